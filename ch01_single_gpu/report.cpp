@@ -1,0 +1,89 @@
+#include "report.h"
+
+#include <fmt/chrono.h>
+
+#include <chrono>
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+#include "machine.h"
+#include "runtime.h"
+
+namespace usp {
+
+RunFacts gather_facts(const TokenFile& file, const Dataset& dataset, const TrainConfig& config) {
+  RunFacts facts;
+  facts.data_path = file.path();
+  facts.data_sha256 = file.sha256();
+  facts.train_tokens = dataset.train_tokens();
+  facts.val_tokens = dataset.val_tokens();
+  facts.unigram_entropy = dataset.unigram_entropy(config.model.vocab_size);
+  facts.dtype = config.dtype;
+  return facts;
+}
+
+std::string headline(const RunFacts& facts, const TrainConfig& config) {
+  return fmt::format(
+      "{:.2f}M parameters in {}, {} tokens a step, {} training tokens; {} threads; {}",
+      double(facts.parameters) * 1e-6, facts.dtype, config.tokens_per_step(), facts.train_tokens,
+      num_threads(), config.run_dir);
+}
+
+void write_record(const RunDir& run_dir, const RunFacts& facts) {
+  nlohmann::ordered_json json;
+  json["chapter"] = USP_CHAPTER;
+  json["command"] = facts.command;
+  json["config"] = nlohmann::ordered_json::parse(facts.config_json);
+  json["data"] = {{"path", facts.data_path},
+                  {"sha256", facts.data_sha256},
+                  {"train_tokens", facts.train_tokens},
+                  {"val_tokens", facts.val_tokens},
+                  {"unigram_entropy", facts.unigram_entropy}};
+  json["machine"] = {{"cpu", cpu_name()},
+                     {"isa", instruction_sets()},
+                     {"cores", available_cores()},
+                     {"threads", num_threads()}};
+  json["build"] = {{"commit", build_commit()},
+                   {"compiler", compiler()},
+                   {"arch", build_architecture()},
+                   {"matmul", matmul_library()}};
+  json["parameters"] = facts.parameters;
+  json["matmul_gflops"] = facts.matmul_gflops;
+  json["started"] = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+  // A path need not be valid UTF-8; whatever is not becomes U+FFFD.
+  run_dir.write("run.json",
+                json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+}
+
+std::string make_report(const RunFacts& facts, const StepMetrics& last,
+                        std::optional<double> val_loss, const std::string& sample) {
+  const Allocator& allocator = Runtime::current().allocator();
+  std::string text = fmt::format("# Run of {}\n\n| | |\n|---|---|\n", USP_CHAPTER);
+  const auto row = [&](const char* what, const std::string& value) {
+    text += fmt::format("| {} | {} |\n", what, value);
+  };
+  row("parameters", fmt::format("{} in {}", facts.parameters, facts.dtype));
+  row("trained", fmt::format("{} steps, {} tokens", last.step + 1, last.tokens));
+  row("training loss of the last step", fmt::format("{:.4f} nats per token", last.loss));
+  if (val_loss) row("validation loss", fmt::format("{:.4f} nats per token", *val_loss));
+  row("entropy of the token frequencies",
+      fmt::format("{:.4f} nats per token", facts.unigram_entropy));
+  row("speed of the last step",
+      fmt::format(
+          "{:.0f} tokens/s, {:.0f} % of the {:.0f} GFLOP/s that matmuls of these shapes reach",
+          last.tokens_per_s, 100 * last.mfu, facts.matmul_gflops));
+  row("peak memory", fmt::format("{:.1f} MiB", double(allocator.peak_bytes()) / (1 << 20)));
+  if (val_loss) {
+    const bool learnt = *val_loss < facts.unigram_entropy;
+    text += fmt::format(
+        "\nThe validation loss is {} the entropy of the token frequencies: the model {} more than "
+        "how "
+        "often each token occurs.\n",
+        learnt ? "below" : "not below", learnt ? "has learnt" : "has not learnt");
+  }
+  if (!sample.empty())
+    text += fmt::format("\n## A sample of what it learnt\n\n```\n{}\n```\n", sample);
+  return text;
+}
+
+}  // namespace usp

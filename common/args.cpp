@@ -1,0 +1,80 @@
+#include "args.h"
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "machine.h"
+
+namespace usp {
+
+namespace {
+
+std::string option_name(const char* flag) { return fmt::format("--{}", flag); }
+
+}  // namespace
+
+Args::Args(std::string description) : app_(std::make_unique<CLI::App>(std::move(description))) {
+  app_->set_version_flag("--version", [] { return build_report(); });
+  app_->get_formatter()->column_width(34);
+}
+
+Args::~Args() = default;
+
+void Args::bind(const char* flag, int64_t& field, const char* help) {
+  app_->add_option(option_name(flag), field, help)->capture_default_str()->group(group_);
+  flags_.push_back({flag, [&field] { return nlohmann::json(field).dump(); }});
+}
+
+void Args::bind(const char* flag, double& field, const char* help) {
+  app_->add_option(option_name(flag), field, help)->capture_default_str()->group(group_);
+  flags_.push_back({flag, [&field] { return nlohmann::json(field).dump(); }});
+}
+
+void Args::bind(const char* flag, std::string& field, const char* help) {
+  app_->add_option(option_name(flag), field, help)->capture_default_str()->group(group_);
+  flags_.push_back({flag, [&field] { return nlohmann::json(field).dump(); }});
+}
+
+void Args::bind(const char* flag, bool& field, const char* help) {
+  app_->add_flag(option_name(flag), field, help)->group(group_);
+  flags_.push_back({flag, [&field] { return nlohmann::json(field).dump(); }});
+}
+
+void Args::bind(const char* flag, std::string& field, std::vector<std::string> choices,
+                const char* help) {
+  app_->add_option(option_name(flag), field, help)
+      ->capture_default_str()
+      ->group(group_)
+      ->check(CLI::IsMember(std::move(choices)));
+  flags_.push_back({flag, [&field] { return nlohmann::json(field).dump(); }});
+}
+
+bool Args::given(const char* flag) const { return app_->count(option_name(flag)) > 0; }
+
+bool Args::parse(int argc, const char* const* argv) {
+  try {
+    app_->parse(argc, argv);
+  } catch (const CLI::Success& success) {  // --help, --version
+    app_->exit(success);
+    return false;
+  } catch (const CLI::ExtrasError&) {
+    usage_error("unknown flag {}; --help lists the flags", fmt::join(app_->remaining(), " "));
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(fmt::format("{}; --help lists the flags", error.what()));
+  }
+  return true;
+}
+
+std::string Args::to_json() const {
+  nlohmann::ordered_json json;
+  for (const Flag& flag : flags_) json[flag.name] = nlohmann::json::parse(flag.to_json());
+  return json.dump();
+}
+
+void check_range(const char* flag, double value, double minimum, double maximum) {
+  if (value >= minimum && value <= maximum) return;
+  if (maximum == HUGE_VAL) usage_error("{}={} must be at least {}", flag, value, minimum);
+  usage_error("{}={} must lie in [{}, {}]", flag, value, minimum, maximum);
+}
+
+}  // namespace usp

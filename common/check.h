@@ -1,0 +1,53 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace usp {
+
+/// The run failed for a reason outside the program's control or inside it: exit code 1.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// The user asked for something impossible: exit code 2. The message names the rule, the value
+/// and a value that works.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Throws Error with a formatted message.
+template <class... Args>
+[[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
+  throw Error(fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// Throws UsageError with a formatted message.
+template <class... Args>
+[[noreturn]] void usage_error(fmt::format_string<Args...> format, Args&&... args) {
+  throw UsageError(fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// The divisors of n that lie in [1, limit], as "1, 2, 4 or 8": the end of many an error message.
+std::string list_divisors(int64_t n, int64_t limit = INT64_MAX);
+
+/// Runs body() as the whole of main: an exception becomes one line `error: ...` on stderr and the
+/// exit code (2 UsageError, 1 anything else); otherwise body's own return value.
+int run_main(int (*body)(int, char**), int argc, char** argv);
+
+}  // namespace usp
+
+/// Throws Error with file, line and a formatted message unless `condition` holds. For what the
+/// program itself must get right; input is refused by usage_error().
+#define USP_CHECK(condition, ...)                                                                \
+  do {                                                                                           \
+    if (!(condition)) {                                                                          \
+      ::usp::fail("{}:{}: {} (violated: {})", __FILE_NAME__, __LINE__, fmt::format(__VA_ARGS__), \
+                  #condition);                                                                   \
+    }                                                                                            \
+  } while (false)

@@ -1,0 +1,59 @@
+#include "backend.h"
+
+namespace usp {
+
+namespace {
+
+/// Computes nothing: on meta a tensor has a shape and no data. The checks and counts of ops.cpp
+/// have already happened when a kernel is called. The composite defaults are replaced as well, so
+/// that estimating a model of any size takes no time.
+class MetaBackend : public Backend {
+ public:
+  void fill(Tensor, double) override {}
+  void copy(Tensor, const Tensor&) override {}
+  void add(Tensor, const Tensor&, const Tensor&) override {}
+  void matmul(Tensor, const Tensor&, const Tensor&, bool) override {}
+  void embedding_forward(Tensor, const Tensor&, const Tensor&, int64_t) override {}
+  void embedding_backward(Tensor, const Tensor&, const Tensor&, int64_t, bool) override {}
+  void rmsnorm_forward(Tensor, Tensor, const Tensor&, const Tensor&, double) override {}
+  void rmsnorm_backward_input(Tensor, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                              const Tensor&) override {}
+  void rmsnorm_backward_weight(Tensor, const Tensor&, const Tensor&, const Tensor&, bool) override {
+  }
+  void rope(Tensor, const Tensor&, const Tensor&, const Positions&, bool) override {}
+  void swiglu_forward(Tensor, const Tensor&) override {}
+  void swiglu_backward(Tensor, const Tensor&, const Tensor&) override {}
+  void causal_softmax_forward(Tensor, Tensor, const Tensor&, double, const Positions&,
+                              const Positions&) override {}
+  void causal_softmax_backward(Tensor, const Tensor&, const Tensor&, const Tensor&,
+                               double) override {}
+  void attention_forward(Tensor, Tensor, const Tensor&, const Tensor&, const Tensor&, double,
+                         const Positions&, const Positions&) override {}
+  void attention_delta(Tensor, const Tensor&, const Tensor&) override {}
+  void attention_backward(Tensor, Tensor, Tensor, const Tensor&, const Tensor&, const Tensor&,
+                          const Tensor&, const Tensor&, const Tensor&, double, const Positions&,
+                          const Positions&) override {}
+  void naive_attention_forward(Tensor, Tensor, Tensor, const Tensor&, const Tensor&, const Tensor&,
+                               double, const Positions&, const Positions&) override {}
+  void naive_attention_backward(Tensor, Tensor, Tensor, const Tensor&, const Tensor& probs,
+                                const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                double) override {
+    Tensor::empty(probs.shape(), probs.dtype());  // the scores' gradient, which counts as memory
+  }
+  void cross_entropy_forward(Tensor, Tensor, Tensor, const Tensor&, const Tensor&,
+                             int64_t) override {}
+  void cross_entropy_loss(Tensor, Tensor, const Tensor&, const Tensor&, const Tensor&,
+                          double) override {}
+  void cross_entropy_backward(Tensor, const Tensor&, const Tensor&, const Tensor&, int64_t,
+                              double) override {}
+  void sum_squares(Tensor, const Tensor&) override {}
+  void clip_coefficient(Tensor, Tensor, const Tensor&, double) override {}
+  void adamw(Tensor, Tensor, Tensor, Tensor, const Tensor&, const Tensor&,
+             const AdamWSettings&) override {}
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_meta_backend() { return std::make_unique<MetaBackend>(); }
+
+}  // namespace usp

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <fstream>
+#include <string>
+
+#include "allocator.h"
+#include "dtype.h"
+
+namespace usp {
+
+/// What is known of a step once it is over.
+struct StepMetrics {
+  int64_t step = 0;      ///< from 0
+  double loss = 0;       ///< mean over the step's target tokens, before its update; nats
+  double grad_norm = 0;  ///< before clipping
+  double lr = 0;
+  int64_t tokens = 0;  ///< trained on since the run began, this step included
+  double step_ms = 0;
+  double tokens_per_s = 0;
+  double mfu = 0;       ///< model FLOPs utilisation, 0 to 1
+  double val_loss = 0;  ///< after the update; where measured
+  bool has_val_loss = false;
+};
+
+/// metrics.jsonl: one JSON object a line and step, on disk before the next step begins. A value
+/// that is not finite becomes a string such as "nan"; losses carry enough digits to compare runs
+/// bit for bit.
+class MetricsWriter {
+ public:
+  /// Throws Error if the file cannot be opened. `dtype` sets the digits: 17 for f64, else 9.
+  MetricsWriter(const std::string& path, DType dtype);
+
+  /// Throws Error if writing fails (a full disk). Peak bytes are the allocator's since it was
+  /// reset.
+  void write(const StepMetrics& metrics, const Allocator& allocator);
+
+ private:
+  std::string path_;
+  std::ofstream stream_;
+  int digits_;
+};
+
+/// memory.json: peaks by category, what was reserved, and every recorded allocation and release as
+/// [nanoseconds, bytes, category].
+std::string memory_json(const Allocator& allocator);
+
+/// A number as a JSON value: `digits` significant digits, or "nan", "inf", "-inf" in quotes.
+std::string json_number(double value, int digits);
+
+}  // namespace usp

@@ -1,0 +1,125 @@
+#include "parameter.h"
+
+#include <algorithm>
+
+#include "rng.h"
+#include "runtime.h"
+
+namespace usp {
+
+namespace {
+
+/// Row-major index in the global tensor of element `local` of the parameter's part of it.
+int64_t global_index(const Parameter& parameter, const Shape& local_shape, int64_t local) {
+  int64_t global = 0, stride = 1;
+  for (int axis = local_shape.rank() - 1; axis >= 0; --axis) {
+    int64_t position = local % local_shape[axis];
+    local /= local_shape[axis];
+    for (const Slice& slice : parameter.slices) {
+      if (slice.axis == axis) position += slice.offset;
+    }
+    global += position * stride;
+    stride *= parameter.global_shape[axis];
+  }
+  return global;
+}
+
+void initialize(Parameter& parameter, uint64_t seed) {
+  constexpr int64_t kChunk = int64_t{1} << 20;
+  std::vector<double> values;
+  const int64_t numel = parameter.value.numel();
+  for (int64_t begin = 0; begin < numel; begin += kChunk) {
+    values.resize(std::min(kChunk, numel - begin));
+    initial_values(parameter, seed, begin, values);
+    for (const Tensor& tensor : {parameter.value, parameter.master}) {
+      tensor.view({numel}).narrow(0, begin, values.size()).assign(values);
+    }
+  }
+}
+
+}  // namespace
+
+Shape Parameter::local_shape() const {
+  Shape shape = global_shape;
+  for (const Slice& slice : slices) shape[slice.axis] = slice.length;
+  return shape;
+}
+
+void initial_values(const Parameter& parameter, uint64_t seed, int64_t begin,
+                    std::span<double> values) {
+  if (parameter.init_std == 0) {
+    std::fill(values.begin(), values.end(), 1.0);
+    return;
+  }
+  const RandomStream stream(seed, parameter.name);
+  const Shape shape = parameter.local_shape();
+#pragma omp parallel for
+  for (int64_t i = 0; i < static_cast<int64_t>(values.size()); ++i) {
+    const int64_t index = global_index(parameter, shape, begin + i);
+    values[i] = parameter.init_std * stream.normal(index);
+  }
+}
+
+Parameter& ParameterList::add(std::string name, const Shape& global_shape, double init_std,
+                              std::vector<Slice> slices) {
+  for (const auto& other : parameters_) {
+    USP_CHECK(other->name != name, "parameter {} is added twice", name);
+  }
+  for (const Slice& slice : slices) {
+    USP_CHECK(slice.axis < global_shape.rank() && slice.offset >= 0 && slice.length >= 0 &&
+                  slice.offset + slice.length <= global_shape[slice.axis],
+              "{}: slice [{}, +{}) of axis {} of {}", name, slice.offset, slice.length, slice.axis,
+              global_shape.to_string());
+  }
+  auto parameter = std::make_unique<Parameter>();
+  parameter->name = std::move(name);
+  parameter->global_shape = global_shape;
+  parameter->init_std = init_std;
+  parameter->slices = std::move(slices);
+  parameter->index = static_cast<int64_t>(parameters_.size());
+  parameters_.push_back(std::move(parameter));
+  return *parameters_.back();
+}
+
+Parameter& ParameterList::find(std::string_view name) {
+  for (const auto& parameter : parameters_) {
+    if (parameter->name == name) return *parameter;
+  }
+  fail("there is no parameter {}", name);
+}
+
+int64_t ParameterList::numel() const {
+  int64_t numel = 0;
+  for (const auto& parameter : parameters_) numel += parameter->local_shape().numel();
+  return numel;
+}
+
+void ParameterList::allocate(DType dtype, uint64_t seed) {
+  const DType acc = accumulate_dtype(dtype);
+  {
+    const CategoryScope scope(Category::weights);
+    values_ = Tensor::empty({numel()}, dtype);
+  }
+  {
+    const CategoryScope scope(Category::optimizer);
+    masters_ = dtype == acc ? values_ : Tensor::empty({numel()}, acc);
+  }
+  {
+    const CategoryScope scope(Category::gradients);
+    grads_ = Tensor::empty({numel()}, acc);  // the first contribution overwrites
+  }
+  int64_t offset = 0;
+  for (const auto& parameter : parameters_) {
+    const Shape shape = parameter->local_shape();
+    const auto part = [&](const Tensor& flat) {
+      return flat.narrow(0, offset, shape.numel()).view(shape);
+    };
+    parameter->value = part(values_);
+    parameter->master = part(masters_);
+    parameter->grad = part(grads_);
+    offset += shape.numel();
+    if (values_.device() != Device::meta) initialize(*parameter, seed);
+  }
+}
+
+}  // namespace usp

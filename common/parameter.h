@@ -1,0 +1,69 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tensor.h"
+
+namespace usp {
+
+/// The part of a global tensor's axis that this rank holds.
+struct Slice {
+  int axis;
+  int64_t offset;
+  int64_t length;
+};
+
+/// A weight: what it is called, which part of it lives here, and the tensors that train it.
+/// Initialisation, the optimizer, checkpoints and export read this and nothing else.
+struct Parameter {
+  std::string name;           ///< Hugging Face name, such as "model.norm.weight"
+  Shape global_shape;         ///< of the whole weight, over all ranks
+  double init_std = 0;        ///< normal(0, init_std); 0: all ones
+  std::vector<Slice> slices;  ///< this rank's part; none: all of it
+
+  int64_t index = 0;  ///< position in its ParameterList
+  int64_t uses = 0;   ///< layers that read it: contributions to its gradient per micro-batch
+
+  Tensor value;   ///< what the matmuls read, in the run's dtype
+  Tensor master;  ///< what the optimizer updates, in acc dtype; `value` itself unless that is bf16
+  Tensor grad;    ///< acc dtype
+
+  Shape local_shape() const;
+};
+
+/// All parameters of a rank, in the order in which they were added. Their tensors are slices of
+/// three flat ones, side by side in that order: parameters added one after the other can be read by
+/// one matmul (adjacent()), and any range of the flat gradients can be reduced as one message.
+class ParameterList {
+ public:
+  /// Throws Error if the name is taken.
+  Parameter& add(std::string name, const Shape& global_shape, double init_std,
+                 std::vector<Slice> slices = {});
+  Parameter& find(std::string_view name);  ///< throws Error if there is none
+
+  /// Gives every parameter its tensors and its initial values: element i of the global tensor is
+  /// init_std * normal(seed, name, i), computed in f64 and rounded once. Call once, after the last
+  /// add().
+  void allocate(DType dtype, uint64_t seed);
+
+  int64_t numel() const;  ///< elements held here
+  size_t size() const { return parameters_.size(); }
+  Parameter& operator[](size_t index) { return *parameters_[index]; }
+  const Parameter& operator[](size_t index) const { return *parameters_[index]; }
+
+  const Tensor& flat_values() const { return values_; }    ///< [numel], run dtype
+  const Tensor& flat_masters() const { return masters_; }  ///< [numel], acc dtype
+  const Tensor& flat_grads() const { return grads_; }      ///< [numel], acc dtype
+
+ private:
+  std::vector<std::unique_ptr<Parameter>> parameters_;
+  Tensor values_, masters_, grads_;
+};
+
+/// The initial values of elements [begin, begin + values.size()) of the parameter's local part.
+void initial_values(const Parameter& parameter, uint64_t seed, int64_t begin,
+                    std::span<double> values);
+
+}  // namespace usp

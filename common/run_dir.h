@@ -1,0 +1,32 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+namespace usp {
+
+/// The directory of a run and the files in it. A run is complete when `done` exists.
+class RunDir {
+ public:
+  /// Creates the directory. Throws UsageError if it holds a run already and `overwrite` is false
+  /// (otherwise that run's files are removed), or if it cannot be written to.
+  RunDir(const std::string& path, bool overwrite);
+
+  std::string file(const std::string& name) const { return (path_ / name).string(); }
+  const std::filesystem::path& path() const { return path_; }
+
+  /// Writes a whole file; throws Error if that fails.
+  void write(const std::string& name, const std::string& text) const;
+  /// Writes `done`, whose one line says how the run ended.
+  void finish(const std::string& how) const { write("done", how + "\n"); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Turns Ctrl-C (SIGINT) and SIGTERM into a request that stop_requested() reports; a second Ctrl-C
+/// ends the process at once.
+void install_stop_handlers();
+bool stop_requested();
+
+}  // namespace usp

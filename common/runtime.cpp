@@ -1,0 +1,29 @@
+#include "runtime.h"
+
+#include "backend.h"
+#include "check.h"
+
+namespace usp {
+
+namespace {
+
+thread_local Runtime* current_runtime = nullptr;
+
+}  // namespace
+
+Runtime::Runtime(Device device)
+    : allocator_(std::make_shared<Allocator>(device)),
+      backend_(device == Device::meta ? make_meta_backend() : make_cpu_backend()) {}
+
+Runtime::~Runtime() = default;
+
+Runtime& Runtime::current() {
+  USP_CHECK(current_runtime != nullptr, "this thread has no Runtime: construct a Runtime::Use");
+  return *current_runtime;
+}
+
+Runtime::Use::Use(Runtime& runtime) : previous_(current_runtime) { current_runtime = &runtime; }
+
+Runtime::Use::~Use() { current_runtime = previous_; }
+
+}  // namespace usp

@@ -1,0 +1,617 @@
+"""Tests of ./book: its modules directly, and the whole launcher in a tree whose tools are fakes.
+
+    python3 tests/course/test_book.py        needs no build, no network and no root
+"""
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tools import bench, chapters, compare, figures, launch, machine, packages, runs  # noqa: E402
+from tools.base import BookError  # noqa: E402
+
+
+def write(path, text, executable=False):
+    """Writes a file with its folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    if executable:
+        path.chmod(0o755)
+    return path
+
+
+def write_run(folder, losses, norms=None, **config):
+    """A finished run with these losses, given as they are to be printed."""
+    norms = norms or ["0.5"] * len(losses)
+    lines = [f'{{"step": {step}, "loss": {loss}, "grad_norm": {norm}, "tokens": {64 * (step + 1)}, '
+             f'"step_ms": {10 + step}, "tokens_per_s": {1000 * (step + 1)}, "mfu": 0.5}}\n'
+             for step, (loss, norm) in enumerate(zip(losses, norms))]
+    write(folder / "metrics.jsonl", "".join(lines))
+    write(folder / "run.json", json.dumps({
+        "chapter": "ch01_single_gpu", "config": {"dtype": "f32", "vocab_size": 256, **config},
+        "data": {"path": "data/corpus.txt", "unigram_entropy": 3.1}, "parameters": 1000,
+        "matmul_gflops": 100.0}))
+    write(folder / "done", "finished\n")
+    return folder
+
+
+class Scratch(unittest.TestCase):
+    """A test with a directory of its own."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="test_book_")
+        self.addCleanup(folder.cleanup)
+        self.scratch = Path(folder.name).resolve()
+
+    def add_chapter(self, name, text='{"title": "A title", "technique": "a technique"}'):
+        write(self.scratch / name / "chapter.json", text)
+
+
+class ChapterNames(Scratch):
+    def test_all_names_of_a_chapter_mean_the_same(self):
+        self.add_chapter("ch01_single_gpu")
+        self.add_chapter("ch02_data_parallel")
+        for name in ("2", "02", "ch02", "ch02_data_parallel", "ch02_data_parallel/"):
+            self.assertEqual(chapters.resolve(name, self.scratch).name, "ch02_data_parallel", name)
+
+    def test_unknown_chapter_names_those_that_exist(self):
+        self.add_chapter("ch01_single_gpu")
+        for name in ("7", "ch10", "single_gpu", "ch01_single", ""):
+            with self.assertRaises(BookError) as caught:
+                chapters.resolve(name, self.scratch)
+            self.assertEqual(caught.exception.code, 2)
+            self.assertIn("ch01_single_gpu", str(caught.exception))
+
+    def test_folder_without_manifest_is_no_chapter(self):
+        self.add_chapter("ch01_single_gpu")
+        (self.scratch / "ch02_data_parallel").mkdir()
+        self.assertEqual([c.short for c in chapters.find_chapters(self.scratch)], ["ch01"])
+
+    def test_broken_manifest_is_named(self):
+        for text in ("{", "[1]"):
+            self.add_chapter("ch01_single_gpu", text)
+            with self.assertRaisesRegex(BookError, "ch01_single_gpu/chapter.json"):
+                chapters.find_chapters(self.scratch)
+
+
+class RunDirectories(Scratch):
+    def setUp(self):
+        super().setUp()
+        self.add_chapter("ch01_single_gpu")
+        self.chapter = chapters.resolve("1", self.scratch)
+
+    def test_numbers_go_up_and_fill_gaps(self):
+        first = runs.reserve_run_dir(self.chapter, self.scratch)
+        second = runs.reserve_run_dir(self.chapter, self.scratch)
+        self.assertEqual(first, self.scratch / "runs/ch01/001")
+        self.assertEqual(second, self.scratch / "runs/ch01/002")
+        first.rmdir()
+        self.assertEqual(runs.next_run_dir(self.chapter, self.scratch), first)
+
+    def test_run_dir_among_the_flags(self):
+        self.assertIsNone(launch.given_run_dir(["--steps", "5"]))
+        self.assertEqual(launch.given_run_dir(["--run_dir", "a", "--steps", "5"]), Path("a"))
+        self.assertEqual(launch.given_run_dir(["--run_dir=a=b"]), Path("a=b"))
+
+
+class Cores(Scratch):
+    def cores(self, own, quotas):
+        """usable_cores() under a cgroup tree of {path: cpu.max}, on a machine of 8 cores."""
+        for path, text in quotas.items():
+            write(self.scratch / "cgroup" / path / "cpu.max", text)
+        proc = write(self.scratch / "self_cgroup", own)
+        with mock.patch.object(os, "sched_getaffinity", return_value=set(range(8))):
+            return machine.usable_cores(self.scratch / "cgroup", proc)
+
+    def test_no_quota_means_the_affinity_mask(self):
+        self.assertEqual(self.cores("0::/\n", {"": "max 100000\n"}), 8)
+        self.assertEqual(self.cores("1:cpu:/x\n", {}), 8)
+
+    def test_the_smallest_quota_of_all_levels_counts(self):
+        self.assertEqual(self.cores("0::/a/b\n", {"a": "350000 100000\n", "a/b": "max 100000\n"}), 3)
+        self.assertEqual(self.cores("0::/c/d\n", {"c": "700000 100000\n", "c/d": "200000 100000\n"}), 2)
+
+    def test_less_than_one_core_is_one(self):
+        self.assertEqual(self.cores("0::/a\n", {"a": "50000 100000\n"}), 1)
+
+    def test_a_set_thread_count_stays(self):
+        self.assertEqual(machine.thread_environment({"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"], "7")
+        self.assertEqual(machine.thread_environment({})["OMP_NUM_THREADS"], str(machine.usable_cores()))
+
+
+class FakeTools(Scratch):
+    """A PATH on which dpkg-query and apt-get are scripts that keep a list of installed packages."""
+
+    def setUp(self):
+        super().setUp()
+        self.bin = self.scratch / "bin"
+        self.log = self.scratch / "log"
+        self.installed_list = self.scratch / "installed"
+        self.set_installed(p.name for p in packages.PACKAGES)
+        write(self.bin / "dpkg-query", f"""\
+            #!/bin/sh
+            while read name; do echo "$name ii "; done < {self.installed_list}
+            grep -q libcli11-dev {self.installed_list} || echo "libcli11-dev rc "
+            exit 1
+            """, executable=True)
+        # While the file `stale` exists, install fails; an update removes it.
+        write(self.bin / "apt-get", f"""\
+            #!/bin/sh
+            echo "apt-get $*" >> {self.log}
+            for word in "$@"; do
+              case "$word" in
+                update) rm -f {self.scratch}/stale;;
+                install) [ -e {self.scratch}/stale ] && exit 100;;
+              esac
+              echo "$word" >> {self.installed_list}
+            done
+            exit 0
+            """, executable=True)
+        for name in ("env", "grep", "rm"):
+            write(self.bin / name, f'#!/bin/sh\nexec {shutil.which(name)} "$@"\n', executable=True)
+        write(self.bin / "sudo", '#!/bin/sh\n[ "$1" = -n ] && shift\nexec "$@"\n', executable=True)
+
+    def set_installed(self, names):
+        write(self.installed_list, "".join(f"{name}\n" for name in names))
+
+    def without(self, *names):
+        self.set_installed(p.name for p in packages.PACKAGES if p.name not in names)
+
+    def logged(self):
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+class Packages(FakeTools):
+    def setUp(self):
+        super().setUp()
+        lists = self.scratch / "lists"
+        write(lists / "host_main_Packages.lz4", "")
+        self.said = []
+        for patch in (mock.patch.dict(os.environ, {"PATH": str(self.bin)}),
+                      mock.patch.object(packages, "APT_LISTS", lists),
+                      mock.patch.object(packages, "say", self.said.append),
+                      mock.patch("tools.process.say", self.said.append)):
+            patch.start()
+            self.addCleanup(patch.stop)
+        packages.installed.cache_clear()
+        self.addCleanup(packages.installed.cache_clear)
+
+    def test_nothing_missing_installs_nothing(self):
+        packages.ensure(packages.TEST)
+        self.assertEqual(self.logged(), [])
+        self.assertEqual(self.said, [])
+
+    def test_a_job_misses_only_what_it_needs(self):
+        self.without("catch2", "ccache", "libfmt-dev")
+        required, wanted = packages.missing(packages.RUN)
+        self.assertEqual([p.name for p in required], ["libfmt-dev"])
+        self.assertEqual([p.name for p in wanted], ["ccache"])
+        self.assertIn("catch2", [p.name for p in packages.missing(packages.TEST)[0]])
+
+    def test_missing_packages_are_named_explained_and_installed(self):
+        self.without("libfmt-dev", "ccache")
+        packages.ensure(packages.RUN)
+        self.assertEqual(len(self.logged()), 1)
+        self.assertRegex(self.logged()[0], "install -y --no-install-recommends libfmt-dev ccache$")
+        self.assertIn("formats text", "\n".join(self.said))
+
+    def test_a_removed_package_is_missing(self):
+        self.without("libcli11-dev")
+        self.assertEqual([p.name for p in packages.missing(packages.RUN)[0]], ["libcli11-dev"])
+
+    def test_empty_package_lists_are_updated_first(self):
+        self.without("libfmt-dev")
+        with mock.patch.object(packages, "APT_LISTS", self.scratch / "no_lists"):
+            packages.ensure(packages.RUN)
+        self.assertEqual([line.split()[3] for line in self.logged()], ["update", "install"])
+
+    def test_stale_package_lists_are_updated_after_a_failure(self):
+        self.without("libfmt-dev")
+        write(self.scratch / "stale", "")
+        packages.ensure(packages.RUN)
+        self.assertEqual([line.split()[3] for line in self.logged()], ["install", "update", "install"])
+
+    def test_only_root_goes_without_sudo(self):
+        self.without("libfmt-dev")
+        package = [p for p in packages.PACKAGES if p.name == "libfmt-dev"]
+        for user, first in ((0, "apt-get"), (1000, "sudo")):
+            with mock.patch.object(os, "geteuid", return_value=user):
+                self.assertEqual(packages.install_command(package)[0], first)
+        with mock.patch.object(os, "geteuid", return_value=1000):
+            packages.ensure(packages.RUN)  # by way of the fake sudo
+            self.assertEqual(len(self.logged()), 1)
+            self.without("libfmt-dev")
+            packages.installed.cache_clear()
+            (self.bin / "sudo").unlink()
+            with self.assertRaisesRegex(BookError, "as root, run"):
+                packages.ensure(packages.RUN)
+
+    def test_no_install_says_what_to_type_and_fails(self):
+        self.without("libfmt-dev", "ccache")
+        with self.assertRaises(BookError) as caught:
+            packages.ensure(packages.RUN, install=False)
+        self.assertEqual(caught.exception.code, 1)
+        self.assertRegex(str(caught.exception), "apt-get install .*libfmt-dev ccache")
+        self.assertEqual(self.logged(), [])
+
+    def test_a_missing_comfort_is_no_error(self):
+        self.without("ccache")
+        packages.ensure(packages.RUN, install=False)
+        self.assertIn("going on without ccache", "\n".join(self.said))
+
+    def test_without_dpkg_headers_and_commands_are_probed(self):
+        (self.bin / "dpkg-query").unlink()
+        write(self.bin / "cmake", "", executable=True)
+        write(self.scratch / "prefix/include/fmt/core.h", "")
+        with mock.patch.object(packages, "_include_directories",
+                               return_value=[self.scratch / "prefix/include"]), \
+                mock.patch.object(figures, "find_python", return_value=None):
+            here = packages.installed()
+        self.assertEqual({name for name, there in here.items() if there}, {"cmake", "libfmt-dev"})
+
+
+class Metrics(Scratch):
+    def read(self, text):
+        write(self.scratch / "metrics.jsonl", text)
+        return runs.read_metrics(self.scratch)
+
+    def test_a_cut_last_line_is_left_out_and_said(self):
+        records, warnings = self.read('{"step": 0, "loss": 5.5}\n{"step": 1, "lo')
+        self.assertEqual(len(records), 1)
+        self.assertIn("metrics.jsonl:2", warnings[0])
+
+    def test_a_complete_last_line_needs_no_newline(self):
+        records, warnings = self.read('{"step": 0, "loss": 5.5}\n{"step": 1, "loss": 5.4}')
+        self.assertEqual((len(records), warnings), (2, []))
+
+    def test_broken_lines_elsewhere_are_errors(self):
+        for text in ('{"step": 0, "lo\n{"step": 1, "loss": 5.4}\n', '{"step": 0}\n', "[1]\n"):
+            with self.assertRaisesRegex(BookError, "metrics.jsonl:1"):
+                self.read(text)
+
+    def test_no_steps_is_bad_input(self):
+        for text in ("", '{"step": 0, "lo'):
+            with self.assertRaises(BookError) as caught:
+                self.read(text)
+            self.assertEqual(caught.exception.code, 2)
+
+    def test_numbers_keep_their_text(self):
+        records, _ = self.read('{"step": 0, "loss": 5.50, "grad_norm": "inf", "val_loss": "nan"}\n')
+        self.assertEqual(records[0]["loss"].text, "5.50")
+        self.assertEqual(records[0]["grad_norm"], math.inf)
+        self.assertTrue(math.isnan(records[0]["val_loss"]))
+
+
+class Compare(Scratch):
+    def compare(self, a, b):
+        """(exit code, what was printed) of comparing two runs, without the figure."""
+        printed = []
+        with mock.patch.object(figures, "draw"), \
+                mock.patch("builtins.print", lambda *words, **_: printed.append(" ".join(words))):
+            code = compare.compare_runs(a, b)
+        return code, "\n".join(printed)
+
+    def test_same_text_is_identical(self):
+        a = write_run(self.scratch / "a", ["5.5", '"nan"', "5.3"])
+        b = write_run(self.scratch / "b", ["5.5", '"nan"', "5.3"])
+        code, text = self.compare(a, b)
+        self.assertEqual(code, 0)
+        self.assertIn("bit-identical", text)
+
+    def test_the_first_step_that_differs_and_the_largest_difference(self):
+        a = write_run(self.scratch / "a", ["5.5", "4.0", "2.0", "1.0"])
+        b = write_run(self.scratch / "b", ["5.5", "4.00000001", "2.1", "1.0"])
+        code, text = self.compare(a, b)
+        self.assertEqual(code, 1)
+        self.assertIn("First step that differs: 1", text)
+        self.assertIn("A: 4.0   B: 4.00000001   relative difference 2.50e-09", text)
+        self.assertIn("loss: 5.00e-02, at step 2", text)
+
+    def test_a_gradient_norm_alone_makes_runs_differ(self):
+        a = write_run(self.scratch / "a", ["5.5", "4.0"], ["0.5", "0.25"])
+        b = write_run(self.scratch / "b", ["5.5", "4.0"], ["0.5", "0.26"])
+        code, text = self.compare(a, b)
+        self.assertEqual(code, 1)
+        self.assertRegex(text, "grad_norm .*0.25 .*0.26")
+
+    def test_a_longer_run_is_not_identical(self):
+        a = write_run(self.scratch / "a", ["5.5", "4.0"])
+        b = write_run(self.scratch / "b", ["5.5"])
+        self.assertEqual(self.compare(a, b)[0], 1)
+        self.assertEqual(self.compare(b, a)[0], 1)
+
+    def test_flags_that_differ_are_shown(self):
+        a = write_run(self.scratch / "a", ["5.5"], lr=0.001, run_dir="a")
+        b = write_run(self.scratch / "b", ["5.5"], lr=0.002, run_dir="b")
+        _, text = self.compare(a, b)
+        self.assertRegex(text, r"--lr +A: 0.001 +B: 0.002")
+        self.assertNotIn("run_dir", text)
+
+    def test_bad_input(self):
+        a = write_run(self.scratch / "a", ["5.5"])
+        (self.scratch / "empty").mkdir()
+        for other in (self.scratch / "nowhere", self.scratch / "empty"):
+            with self.assertRaises(BookError) as caught:
+                self.compare(a, other)
+            self.assertEqual(caught.exception.code, 2)
+
+    def test_not_a_number_is_never_close(self):
+        self.assertEqual(compare.relative_difference(1.0, math.nan), math.inf)
+        self.assertEqual(compare.relative_difference(math.nan, math.nan), 0.0)
+
+
+class Bench(Scratch):
+    def test_flops_of_a_small_model_counted_by_hand(self):
+        config = {"hidden_size": 8, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
+                  "ffn_hidden_size": 16, "vocab_size": 10, "seq_len": 5}
+        # Per layer: q 8x8, k and v 4x8 each, o 8x8, three matrices 16x8; then the head 10x8.
+        parameters = 2 * (64 + 32 + 32 + 64 + 3 * 128) + 80
+        self.assertEqual(bench.flops_per_token(config), 6 * parameters + 12 * 2 * 8 * 5)
+
+    def test_medians_leave_out_the_first_steps(self):
+        run_dir = write_run(self.scratch / "a", ["5"] * 8)
+        records, _ = runs.read_metrics(run_dir)
+        measured = bench.measure(records, runs.read_run(run_dir), bench.CONFIGS["A"])
+        self.assertEqual(measured["steps"], 5)
+        self.assertEqual(measured["tokens_per_s"], 6000)  # of 4000 ... 8000
+        self.assertEqual(measured["step_ms"], 15)
+        gflops = 6000 * bench.flops_per_token(bench.CONFIGS["A"]) / 1e9
+        self.assertAlmostEqual(measured["fraction"], gflops / 100.0)
+
+    def test_a_run_with_too_few_steps_is_refused(self):
+        run_dir = write_run(self.scratch / "a", ["5"] * bench.SKIPPED_STEPS)
+        with self.assertRaises(BookError):
+            bench.measure(runs.read_metrics(run_dir)[0], runs.read_run(run_dir), bench.CONFIGS["A"])
+
+    def test_summary_over_rounds(self):
+        rounds = [{name: value for name in bench.MEASURES} for value in (3.0, 1.0, 2.5)]
+        self.assertEqual(bench.summarise(rounds)["step_ms"], {"median": 2.5, "min": 1.0, "max": 3.0})
+
+    def test_steps_follow_the_time_asked_for(self):
+        self.assertEqual(bench.steps_for(5.0, 100.0), bench.SKIPPED_STEPS + 50)
+        self.assertEqual(bench.steps_for(1.0, 9000.0), bench.SKIPPED_STEPS + bench.MIN_STEPS)
+
+
+class Launcher(FakeTools):
+    """The whole of ./book as a process, in a copy whose cmake, ninja, ctest and chapter are fakes."""
+
+    CHAPTER = """\
+        #!/bin/bash
+        # What it does is told by FAKE_RUN.
+        while [ $# -gt 0 ]; do
+          case "$1" in
+            --version) echo "fake chapter 1.0"; exit 0;;
+            --run_dir) dir="$2";;
+          esac
+          shift
+        done
+        echo "threads $OMP_NUM_THREADS"
+        [ "$FAKE_RUN" = usage ] && exit 2
+        mkdir -p "$dir"
+        echo '{"step": 0, "loss": 5.5}' > "$dir/metrics.jsonl"
+        case "$FAKE_RUN" in
+          killed) kill -KILL $$;;
+          unfinished) exit 0;;
+          failed) exit 1;;
+          wait)
+            stopped() { echo "interrupted after step 1" > "$dir/done"; echo "got $1"; exit 0; }
+            trap 'stopped TERM' TERM
+            trap 'stopped INT' INT
+            echo ready
+            for i in $(seq 200); do sleep 0.05; done
+            exit 1;;
+        esac
+        echo finished > "$dir/done"
+        """
+
+    def setUp(self):
+        super().setUp()
+        self.tree = self.scratch / "tree"
+        shutil.copytree(ROOT / "tools", self.tree / "tools",
+                        ignore=shutil.ignore_patterns("__pycache__", "cmake"))
+        shutil.copy(ROOT / "book", self.tree / "book")
+        write(self.tree / "CMakePresets.json", "{}")
+        write(self.tree / "ch01_single_gpu/chapter.json", '{"title": "One device", "technique": "a Llama"}')
+        fake = write(self.scratch / "fake_chapter", self.CHAPTER, executable=True)
+        write(self.bin / "cmake", f"""\
+            #!/bin/sh
+            echo "cmake $*" >> {self.log}
+            case "$1" in
+              --preset) mkdir -p {self.tree}/build/$2
+                        touch {self.tree}/build/$2/CMakeCache.txt {self.tree}/build/$2/build.ninja;;
+              --build)  mkdir -p $2/bin; cp {fake} $2/bin/ch01_single_gpu;;
+            esac
+            """, executable=True)
+        write(self.bin / "ninja", """\
+            #!/bin/sh
+            [ -e "$2/bin/ch01_single_gpu" ] && echo "ninja: no work to do."
+            exit 0
+            """, executable=True)
+        write(self.bin / "ctest", f"""\
+            #!/bin/sh
+            echo "ctest $* full=$USP_TEST_FULL" >> {self.log}
+            echo "the summary"
+            exit ${{FAKE_CTEST:-0}}
+            """, executable=True)
+
+    def environment(self, **extra):
+        env = {key: value for key, value in os.environ.items()
+               if not key.startswith(("OMP_", "USP_", "CMAKE", "PYTHON"))}
+        return {**env, "PATH": f"{self.bin}:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", **extra}
+
+    def book(self, *arguments, **environment):
+        """Runs ./book; the finished process."""
+        result = subprocess.run([sys.executable, str(self.tree / "book"), *arguments],
+                                cwd=self.tree, env=self.environment(**environment), text=True,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, timeout=60, check=False)
+        self.assertNotIn("Traceback", result.stderr)
+        return result
+
+    def test_no_arguments_and_help_show_every_command(self):
+        for arguments in ((), ("--help",)):
+            result = self.book(*arguments)
+            self.assertEqual(result.returncode, 0)
+            for command in ("run", "test", "bench", "plot", "list", "compare", "doctor"):
+                self.assertIn(f"\n  {command} ", result.stdout)
+
+    def test_wrong_commands_end_with_2_and_say_what_is_right(self):
+        for arguments, hint in ((("fly",), "doctor"), (("run", "ch09"), "ch01_single_gpu"),
+                                (("run", "--steps", "5"), "after `--`"), (("run", "1", "2"), "2"),
+                                (("test", "--", "-j8"), "only `run`"), (("plot",), "RUN_DIR"),
+                                (("bench", "--seconds", "-1"), "-1"), (("plot", "nowhere"), "nowhere")):
+            result = self.book(*arguments)
+            self.assertEqual(result.returncode, 2, arguments)
+            self.assertRegex(result.stderr, "^error: ")
+            self.assertIn(hint, result.stderr)
+
+    def test_list(self):
+        result = self.book("list")
+        for text in ("One device", "a Llama", "./book run ch01"):
+            self.assertIn(text, result.stdout)
+
+    def test_print_prints_one_command_line_and_does_nothing(self):
+        result = self.book("run", "ch01", "--print", "--", "--prompt", "a b", OMP_NUM_THREADS="3")
+        self.assertEqual(result.stdout, "OMP_NUM_THREADS=3 build/release/bin/ch01_single_gpu "
+                                        "--run_dir runs/ch01/001 --prompt 'a b'\n")
+        self.assertEqual(self.logged(), [])
+        self.assertFalse((self.tree / "runs").exists() or (self.tree / "build").exists())
+
+    def test_run_builds_once_and_numbers_its_runs(self):
+        first = self.book("run", "--no-plot")
+        self.assertEqual(first.returncode, 0, first.stderr)
+        self.assertIn(f"threads {machine.usable_cores()}", first.stdout)
+        self.assertIn("runs/ch01/001/metrics.jsonl", first.stdout)
+        second = self.book("run", "1", "--no-plot", OMP_NUM_THREADS="7")
+        self.assertIn("threads 7", second.stdout)
+        self.assertTrue((self.tree / "runs/ch01/002/done").exists())
+        self.assertEqual([line.split()[1] for line in self.logged()], ["--preset", "--build"])
+        self.assertIn("--target ch01_single_gpu", self.logged()[1])
+
+    def test_a_newly_installed_package_configures_again(self):
+        self.without("ccache")
+        self.book("run", "--no-plot", "--no-install")
+        self.set_installed(p.name for p in packages.PACKAGES)
+        self.book("run", "--no-plot", "--no-install")
+        self.assertEqual(sum("--preset" in line for line in self.logged()), 2)
+
+    def test_no_install_with_a_missing_package(self):
+        self.without("libdnnl-dev")
+        result = self.book("run", "--no-install")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("apt-get install", result.stderr)
+        self.assertEqual(self.logged(), [])
+        self.assertEqual(self.book("run", "--no-install", "--skip-packages", "--no-plot").returncode, 0)
+
+    def test_exit_code_0_without_a_done_mark_is_a_failure(self):
+        result = self.book("run", FAKE_RUN="unfinished")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("`done`", result.stderr)
+
+    def test_a_done_mark_of_an_earlier_run_does_not_count(self):
+        flags = ("--", "--run_dir", "mine")
+        self.assertEqual(self.book("run", "--no-plot", *flags).returncode, 0)
+        self.assertEqual(self.book("run", "--no-plot", *flags, FAKE_RUN="unfinished").returncode, 1)
+
+    def test_exit_codes_of_the_chapter(self):
+        self.assertEqual(self.book("run", FAKE_RUN="failed").returncode, 1)
+        self.assertTrue((self.tree / "runs/ch01/001").exists())
+        self.assertEqual(self.book("run", FAKE_RUN="usage").returncode, 2)
+        self.assertFalse((self.tree / "runs/ch01/002").exists(), "an empty run directory was left")
+        killed = self.book("run", FAKE_RUN="killed")
+        self.assertEqual(killed.returncode, 128 + signal.SIGKILL)
+        self.assertIn("SIGKILL", killed.stderr)
+
+    def test_version_makes_no_run(self):
+        result = self.book("run", "--", "--version")
+        self.assertEqual((result.returncode, result.stdout), (0, "fake chapter 1.0\n"))
+        self.assertFalse((self.tree / "runs").exists())
+
+    def test_signals_are_handed_on_and_waited_for(self):
+        for number, name in ((signal.SIGTERM, "TERM"), (signal.SIGINT, "INT")):
+            with subprocess.Popen([sys.executable, str(self.tree / "book"), "run", "--no-plot"],
+                                  cwd=self.tree, env=self.environment(FAKE_RUN="wait"), text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                  start_new_session=True) as process:
+                for line in process.stdout:
+                    if line == "ready\n":
+                        break
+                process.send_signal(number)
+                out, err = process.communicate(timeout=30)
+            self.assertEqual(process.returncode, 0, err)
+            self.assertIn(f"got {name}", out)
+            self.assertIn("interrupted after step 1", err)
+            self.assertNotIn("Traceback", err)
+
+    def test_test_hands_on_what_ctest_says(self):
+        result = self.book("test", "-R", "rope", "--full")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertTrue(result.stdout.endswith("the summary\n"))
+        self.assertRegex(self.logged()[-1], "build/release .*--no-tests=error .*-R rope full=1")
+        self.assertEqual(self.book("test", FAKE_CTEST="8").returncode, 8)
+
+    def test_sanitize_runs_the_unit_tests_of_its_own_build(self):
+        self.assertEqual(self.book("test", "--sanitize").returncode, 0)
+        self.assertRegex(self.logged()[-1], "build/sanitize .*-L unit")
+
+    def test_a_failing_build_ends_the_run(self):
+        write(self.bin / "cmake", "#!/bin/sh\necho 'a.cpp:1: error: no'\nexit 3\n", executable=True)
+        result = self.book("run")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("a.cpp:1: error: no", result.stderr)
+        self.assertIn("exit code 3", result.stderr)
+
+    def test_compare_ends_with_its_verdict(self):
+        a = write_run(self.tree / "a", ["5.5", "4.0"])
+        b = write_run(self.tree / "b", ["5.5", "4.1"])
+        for other, code in ((a, 0), (b, 1), (self.tree / "c", 2)):
+            self.assertEqual(self.book("compare", str(a), str(other)).returncode, code)
+
+
+@unittest.skipIf(figures.find_python() is None, "no Python here imports numpy and matplotlib")
+class Figures(Scratch):
+    def test_the_loss_plot_survives_broken_numbers(self):
+        losses = ["5.5"] * 30 + ['"nan"', '"inf"'] * 10
+        run_dir = write_run(self.scratch / "a", losses, ['"inf"'] * 50)
+        with open(run_dir / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write('{"step": 50, "lo')
+        figures.draw("loss", [run_dir])
+        self.assertTrue((run_dir / "loss.png").read_bytes().startswith(b"\x89PNG"))
+        self.assertIn("<svg", (run_dir / "loss.svg").read_text())
+        never_finite = write_run(self.scratch / "b", ['"nan"'] * 3, ['"nan"'] * 3)
+        figures.draw("loss", [never_finite])
+        self.assertTrue((never_finite / "loss.png").exists())
+
+    def test_the_same_run_gives_the_same_figure(self):
+        run_dir = write_run(self.scratch / "a", [str(5 - 0.01 * step) for step in range(60)])
+        figures.draw("loss", [run_dir])
+        first = (run_dir / "loss.svg").read_bytes()
+        figures.draw("loss", [run_dir])
+        self.assertEqual((run_dir / "loss.svg").read_bytes(), first)
+
+    def test_the_comparison_is_drawn_where_it_was_asked_for(self):
+        a = write_run(self.scratch / "a", ["5.5", "4.0", "3.0"])
+        b = write_run(self.scratch / "b", ["5.5", "4.1", '"nan"'])
+        figures.draw("compare", [a, b, self.scratch / "out.png"])
+        self.assertTrue((self.scratch / "out.png").read_bytes().startswith(b"\x89PNG"))
+
+    def test_a_directory_without_metrics_is_refused(self):
+        with self.assertRaises(BookError) as caught:
+            figures.draw("loss", [self.scratch])
+        self.assertEqual(caught.exception.code, 2)
+        self.assertIn("metrics.jsonl", str(caught.exception))
+
+
+if __name__ == "__main__":
+    unittest.main()

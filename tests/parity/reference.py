@@ -1,0 +1,434 @@
+"""A whole training run in NumPy float64, written from docs/reproducibility.md alone.
+
+It shares no code with the C++ and reads nothing that the C++ writes, so two independent programs
+have to agree. Nothing here is clever: one array per quantity, the backward pass by hand.
+
+  reference.py --self_test          checks this file (known answers, finite differences)
+  reference.py --steps 5 ...        one JSON line per step: step, loss, grad_norm, lr
+
+A run states every flag; their names are the chapter binary's. With --eval_samples N each line also
+holds val_loss, the validation loss after that step's update.
+
+Shapes: B samples of a global batch, S seq_len, H hidden_size, A heads, K kv heads, G = A / K,
+D head_dim = H / A, F ffn_hidden_size, V vocab_size.
+"""
+
+import argparse
+import json
+import math
+import sys
+
+try:
+    import numpy as np
+except ImportError:
+    print("skipped: needs NumPy (on Debian and Ubuntu: apt install python3-numpy)", file=sys.stderr)
+    sys.exit(77)
+
+MASK32, MASK64 = 2**32 - 1, 2**64 - 1
+
+
+def mix64(x):
+    """The splitmix64 finaliser of x + the golden-ratio increment."""
+    x = (x + 0x9E3779B97F4A7C15) & MASK64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
+    return x ^ (x >> 31)
+
+
+def fnv1a64(text):
+    h = 14695981039346656037
+    for byte in text.encode():
+        h = ((h ^ byte) * 1099511628211) & MASK64
+    return h
+
+
+def philox4x32_10(counter, key):
+    """counter: four and key: two 32-bit words. The counter's words are ints or uint64 arrays."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & MASK32, (p0 >> 32) ^ c3 ^ k1, p0 & MASK32
+        k0, k1 = (k0 + 0x9E3779B9) & MASK32, (k1 + 0xBB67AE85) & MASK32
+    return c0, c1, c2, c3
+
+
+def random_words(seed, stream, index0, index1=0):
+    """The 64-bit words (a, b) of (seed, stream, index0, index1); index0 is an int or an array."""
+    key = mix64(seed) ^ fnv1a64(stream)
+    counter = (index0 & MASK32, index0 >> 32, index1 & MASK32, index1 >> 32)
+    w0, w1, w2, w3 = philox4x32_10(counter, (key & MASK32, key >> 32))
+    return w0 + (w1 << 32), w2 + (w3 << 32)
+
+
+def normals(seed, stream, count):
+    """Elements 0 .. count - 1 of a stream of standard normals."""
+    a, b = random_words(seed, stream, np.arange(count, dtype=np.uint64))
+    u1 = ((a >> 11).astype(np.float64) + 1) * 2.0**-53
+    u2 = (b >> 11).astype(np.float64) * 2.0**-53
+    return np.sqrt(-2 * np.log(u1)) * np.cos(2 * np.pi * u2)
+
+
+def parameter_table(c):
+    """[(name, shape, std)] of the model; std None: all ones."""
+    d = c.hidden_size // c.num_heads
+    q, kv = c.num_heads * d, c.num_kv_heads * d
+    residual_std = 0.02 / math.sqrt(2 * c.num_layers)
+    table = [("model.embed_tokens.weight", (c.vocab_size, c.hidden_size), 0.02)]
+    for l in range(c.num_layers):
+        layer = [
+            ("input_layernorm", (c.hidden_size,), None),
+            ("self_attn.q_proj", (q, c.hidden_size), 0.02),
+            ("self_attn.k_proj", (kv, c.hidden_size), 0.02),
+            ("self_attn.v_proj", (kv, c.hidden_size), 0.02),
+            ("self_attn.o_proj", (c.hidden_size, q), residual_std),
+            ("post_attention_layernorm", (c.hidden_size,), None),
+            ("mlp.gate_proj", (c.ffn_hidden_size, c.hidden_size), 0.02),
+            ("mlp.up_proj", (c.ffn_hidden_size, c.hidden_size), 0.02),
+            ("mlp.down_proj", (c.hidden_size, c.ffn_hidden_size), residual_std),
+        ]
+        table += [(f"model.layers.{l}.{n}.weight", shape, std) for n, shape, std in layer]
+    table.append(("model.norm.weight", (c.hidden_size,), None))
+    if not c.tie_word_embeddings:
+        table.append(("lm_head.weight", (c.vocab_size, c.hidden_size), 0.02))
+    return table
+
+
+def initial_weights(c):
+    return {
+        name: np.ones(shape) if std is None
+        else std * normals(c.seed, name, math.prod(shape)).reshape(shape)
+        for name, shape, std in parameter_table(c)
+    }
+
+
+def load_splits(c):
+    """The training and the validation tokens."""
+    if c.data.endswith(".bin"):
+        tokens = np.fromfile(c.data, dtype={"uint16": "<u2", "uint32": "<u4"}[c.token_dtype])
+    else:
+        tokens = np.fromfile(c.data, dtype=np.uint8)
+    if len(tokens) == 0 or tokens.max() >= c.vocab_size:
+        sys.exit(f"error: {c.data} must hold tokens, all below vocab_size={c.vocab_size}")
+    num_val = math.floor(c.val_fraction * len(tokens))
+    return np.split(tokens.astype(np.int64), [len(tokens) - num_val])
+
+
+def permutation(seed, epoch, j, num_windows):
+    """Where position j of an epoch goes: a Feistel network that walks until it is in range."""
+    h = 1
+    while 4**h < num_windows:
+        h += 1
+    half = 2**h - 1
+    while True:
+        left, right = j >> h, j & half
+        for rnd in range(4):
+            f = random_words(seed, "data.order", right, 4 * epoch + rnd)[0]
+            left, right = right, left ^ (f & half)
+        j = (left << h) + right
+        if j < num_windows:
+            return j
+
+
+def sample_start(c, i, n):
+    """Where global sample i begins in the n training tokens."""
+    if c.data_order == "sequential":
+        return i * c.seq_len % n
+    epoch, j = divmod(i, n // c.seq_len)
+    offset = random_words(c.seed, "data.offset", epoch)[0] % n
+    return permutation(c.seed, epoch, j, n // c.seq_len) * c.seq_len + offset
+
+
+def windows(tokens, starts, seq_len):
+    """(inputs, targets) [B, S] of the samples that begin at `starts`, wrapping at the end."""
+    window = tokens[(np.array(starts)[:, None] + np.arange(seq_len + 1)) % len(tokens)]
+    return window[:, :-1], window[:, 1:]
+
+
+def rmsnorm(x, weight, eps):
+    rstd = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    return x * rstd * weight, (x * rstd, rstd)
+
+
+def rmsnorm_backward(dy, weight, saved):
+    """Returns (dx, dweight)."""
+    x_hat, rstd = saved
+    d_hat = dy * weight
+    dx = rstd * (d_hat - x_hat * np.mean(d_hat * x_hat, axis=-1, keepdims=True))
+    return dx, np.sum(dy * x_hat, axis=(0, 1))
+
+
+def weight_grad(dy, x):
+    """dW [O, I] of y [B, S, O] = x [B, S, I] W^T."""
+    return np.tensordot(dy, x, axes=([0, 1], [0, 1]))
+
+
+def rope_angles(c):
+    """[S, D / 2]"""
+    d = c.hidden_size // c.num_heads
+    return np.outer(np.arange(c.seq_len), c.rope_theta ** (-2 * np.arange(d // 2) / d))
+
+
+def rotate(x, angles):
+    """x [..., S, D]; the gradient of a rotation is the rotation by the opposite angles."""
+    x1, x2 = np.split(x, 2, axis=-1)
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1)
+
+
+def split_heads(x, num_heads):
+    """[B, S, heads * D] -> [B, heads, S, D]"""
+    b, s, _ = x.shape
+    return x.reshape(b, s, num_heads, -1).swapaxes(1, 2)
+
+
+def merge_heads(x):
+    """[B, heads, S, D] -> [B, S, heads * D]"""
+    b, _, s, _ = x.shape
+    return x.swapaxes(1, 2).reshape(b, s, -1)
+
+
+def attention(x, p, prefix, c):
+    q = rotate(split_heads(x @ p[prefix + "q_proj.weight"].T, c.num_heads), rope_angles(c))
+    k = rotate(split_heads(x @ p[prefix + "k_proj.weight"].T, c.num_kv_heads), rope_angles(c))
+    v = split_heads(x @ p[prefix + "v_proj.weight"].T, c.num_kv_heads)
+    # Query head j reads kv head j // G: the heads become [K, G], keys and values [K, 1].
+    b, _, s, d = q.shape
+    q = q.reshape(b, c.num_kv_heads, -1, s, d)
+    k, v = k[:, :, None], v[:, :, None]
+    scores = q @ k.swapaxes(-1, -2) / math.sqrt(d)  # [B, K, G, S, S]
+    scores = np.where(np.tril(np.ones((s, s), dtype=bool)), scores, -np.inf)
+    probs = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    probs /= probs.sum(axis=-1, keepdims=True)
+    out = merge_heads((probs @ v).reshape(b, c.num_heads, s, d))
+    return out @ p[prefix + "o_proj.weight"].T, (x, q, k, v, probs, out)
+
+
+def attention_backward(dy, p, prefix, saved, c, grads):
+    x, q, k, v, probs, out = saved
+    b, _, _, s, d = q.shape
+    grads[prefix + "o_proj.weight"] = weight_grad(dy, out)
+    dout = split_heads(dy @ p[prefix + "o_proj.weight"], c.num_heads).reshape(q.shape)
+    dv = (probs.swapaxes(-1, -2) @ dout).sum(axis=2)  # every query head of the group adds to it
+    dprobs = dout @ v.swapaxes(-1, -2)
+    dscores = probs * (dprobs - np.sum(dprobs * probs, axis=-1, keepdims=True)) / math.sqrt(d)
+    dq = rotate((dscores @ k).reshape(b, c.num_heads, s, d), -rope_angles(c))
+    dk = rotate((dscores.swapaxes(-1, -2) @ q).sum(axis=2), -rope_angles(c))
+    dx = 0
+    for name, d_heads in (("q_proj", dq), ("k_proj", dk), ("v_proj", dv)):
+        d_flat = merge_heads(d_heads)
+        grads[prefix + name + ".weight"] = weight_grad(d_flat, x)
+        dx = dx + d_flat @ p[prefix + name + ".weight"]
+    return dx
+
+
+def mlp(x, p, prefix):
+    gate, up = x @ p[prefix + "gate_proj.weight"].T, x @ p[prefix + "up_proj.weight"].T
+    sigmoid = 1 / (1 + np.exp(-gate))
+    act = gate * sigmoid * up
+    return act @ p[prefix + "down_proj.weight"].T, (x, gate, up, sigmoid, act)
+
+
+def mlp_backward(dy, p, prefix, saved, grads):
+    x, gate, up, sigmoid, act = saved
+    grads[prefix + "down_proj.weight"] = weight_grad(dy, act)
+    dact = dy @ p[prefix + "down_proj.weight"]
+    dgate = dact * up * sigmoid * (1 + gate * (1 - sigmoid))
+    dup = dact * gate * sigmoid
+    grads[prefix + "gate_proj.weight"] = weight_grad(dgate, x)
+    grads[prefix + "up_proj.weight"] = weight_grad(dup, x)
+    return dgate @ p[prefix + "gate_proj.weight"] + dup @ p[prefix + "up_proj.weight"]
+
+
+def forward(p, inputs, targets, c):
+    """Returns (loss, what backward() needs)."""
+    saved = []
+    x = p["model.embed_tokens.weight"][inputs]  # [B, S, H]
+    for l in range(c.num_layers):
+        prefix = f"model.layers.{l}."
+        y, norm1 = rmsnorm(x, p[prefix + "input_layernorm.weight"], c.rms_norm_eps)
+        y, attn = attention(y, p, prefix + "self_attn.", c)
+        x = x + y
+        y, norm2 = rmsnorm(x, p[prefix + "post_attention_layernorm.weight"], c.rms_norm_eps)
+        y, ffn = mlp(y, p, prefix + "mlp.")
+        x = x + y
+        saved.append((norm1, attn, norm2, ffn))
+    y, norm = rmsnorm(x, p["model.norm.weight"], c.rms_norm_eps)
+    logits = y @ p[head_name(c)].T  # [B, S, V]
+    logits = logits - logits.max(axis=-1, keepdims=True)
+    log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    loss = -np.mean(np.take_along_axis(log_probs, targets[..., None], axis=-1))
+    return loss, (inputs, targets, saved, y, norm, log_probs)
+
+
+def backward(p, state, c):
+    """Returns {name: gradient of the loss}."""
+    inputs, targets, saved, y, norm, log_probs = state
+    grads = {}
+    dlogits = np.exp(log_probs)
+    dlogits -= np.arange(c.vocab_size) == targets[..., None]
+    dlogits /= targets.size
+    dhead = weight_grad(dlogits, y)
+    dx, grads["model.norm.weight"] = rmsnorm_backward(
+        dlogits @ p[head_name(c)], p["model.norm.weight"], norm)
+    for l in reversed(range(c.num_layers)):
+        prefix = f"model.layers.{l}."
+        norm1, attn, norm2, ffn = saved[l]
+        name = prefix + "post_attention_layernorm.weight"
+        dy = mlp_backward(dx, p, prefix + "mlp.", ffn, grads)
+        dy, grads[name] = rmsnorm_backward(dy, p[name], norm2)
+        dx = dx + dy
+        name = prefix + "input_layernorm.weight"
+        dy = attention_backward(dx, p, prefix + "self_attn.", attn, c, grads)
+        dy, grads[name] = rmsnorm_backward(dy, p[name], norm1)
+        dx = dx + dy
+    dembedding = np.zeros((c.vocab_size, c.hidden_size))
+    np.add.at(dembedding, inputs, dx)
+    grads["model.embed_tokens.weight"] = dembedding
+    grads[head_name(c)] = grads.get(head_name(c), 0) + dhead  # a tied weight gets both terms
+    return grads
+
+
+def head_name(c):
+    return "model.embed_tokens.weight" if c.tie_word_embeddings else "lm_head.weight"
+
+
+def learning_rate(c, step):
+    if step < c.warmup_steps:
+        return c.lr * (step + 1) / c.warmup_steps
+    q = min(1.0, (step - c.warmup_steps) / max(1, c.steps - c.warmup_steps))
+    lr_min = c.min_lr_ratio * c.lr
+    return lr_min + (c.lr - lr_min) * (1 + math.cos(math.pi * q)) / 2
+
+
+def adamw(p, grads, moments, lr, t, c):
+    for name, g in grads.items():
+        m, v = moments[name]
+        m = c.adam_beta1 * m + (1 - c.adam_beta1) * g
+        v = c.adam_beta2 * v + (1 - c.adam_beta2) * g * g
+        moments[name] = (m, v)
+        decay = c.weight_decay if g.ndim >= 2 else 0.0
+        m_hat, v_hat = m / (1 - c.adam_beta1**t), v / (1 - c.adam_beta2**t)
+        p[name] = p[name] * (1 - lr * decay) - lr * m_hat / (np.sqrt(v_hat) + c.adam_eps)
+
+
+def train(c):
+    """Yields one record per step."""
+    train_tokens, val_tokens = load_splits(c)
+    if len(train_tokens) < c.seq_len:
+        sys.exit(f"error: {len(train_tokens)} training tokens; seq_len={c.seq_len} needs as many")
+    p = initial_weights(c)
+    moments = {name: (0.0, 0.0) for name in p}
+    # Micro-batches only cut the global batch into pieces; here it is one piece.
+    batch = c.micro_batch_size * c.grad_acc_steps
+    num_val = min(c.eval_samples, (len(val_tokens) - 1) // c.seq_len)
+    for step in range(c.steps):
+        samples = range(step * batch, (step + 1) * batch)
+        starts = [sample_start(c, i, len(train_tokens)) for i in samples]
+        loss, state = forward(p, *windows(train_tokens, starts, c.seq_len), c)
+        grads = backward(p, state, c)
+        norm = math.sqrt(sum(np.sum(g * g) for g in grads.values()))
+        record = {"step": step, "loss": loss, "grad_norm": norm, "lr": learning_rate(c, step)}
+        if math.isfinite(norm):
+            scale = min(1.0, c.grad_clip / norm) if norm > 0 else 1.0
+            grads = {name: g * scale for name, g in grads.items()}
+            adamw(p, grads, moments, record["lr"], step + 1, c)
+        if num_val > 0:
+            starts = [i * c.seq_len for i in range(num_val)]
+            record["val_loss"] = forward(p, *windows(val_tokens, starts, c.seq_len), c)[0]
+        yield record
+
+
+def check(ok, message):
+    if not ok:
+        sys.exit(f"error: self-test: {message}")
+
+
+def check_random():
+    pi_digits = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0)
+    known = [  # from the Random123 distribution
+        ((0,) * 4, (0,) * 2, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((MASK32,) * 4, (MASK32,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (*pi_digits, (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
+    ]
+    for counter, key, want in known:
+        check(philox4x32_10(counter, key) == want, f"philox4x32_10({counter}, {key})")
+        arrays = tuple(np.array([word], dtype=np.uint64) for word in counter)
+        check(philox4x32_10(arrays, key) == want, f"philox4x32_10 on arrays, {counter}")
+    check(mix64(0) == 0xE220A8397B1DCDAF, "mix64(0) is splitmix64's first output of seed 0")
+    check(fnv1a64("a") == 0xAF63DC4C8601EC8C, 'fnv1a64("a")')
+    check(fnv1a64("foobar") == 0x85944171F73967E8, 'fnv1a64("foobar")')
+    z = normals(7, "test", 100000)  # five standard errors
+    check(abs(z.mean()) < 0.016 and abs(z.var() - 1) < 0.023, f"normals: {z.mean()}, {z.var()}")
+
+
+def check_permutation():
+    for num_windows in (1, 2, 3, 4, 5, 16, 17, 61):
+        orders = [[permutation(5, e, j, num_windows) for j in range(num_windows)] for e in (0, 1)]
+        for order in orders:
+            check(sorted(order) == list(range(num_windows)), f"not a permutation: {order}")
+        check(num_windows < 16 or orders[0] != orders[1], "two epochs in the same order")
+
+
+def check_gradients(tie_word_embeddings, num_kv_heads):
+    """Central differences, error O(eps^2) truncation + O(1e-16 / eps) rounding."""
+    eps, tolerance = 1e-5, 1e-7
+    c = argparse.Namespace(
+        hidden_size=12, num_layers=2, num_heads=3, num_kv_heads=num_kv_heads, ffn_hidden_size=10,
+        vocab_size=11, rope_theta=100.0, rms_norm_eps=1e-3, seq_len=5, seed=3,
+        tie_word_embeddings=tie_word_embeddings)
+    # Weights larger than a run starts with: attention is then far from uniform.
+    p = {name: w + 0.4 * normals(4, name, w.size).reshape(w.shape)
+         for name, w in initial_weights(c).items()}
+    inputs, targets = windows(np.arange(40) * 7 % 11, [0, 13], c.seq_len)
+    grads = backward(p, forward(p, inputs, targets, c)[1], c)
+    check(grads.keys() == p.keys(), "a parameter has no gradient")
+    for name, g in grads.items():
+        for index in random_words(9, name, np.arange(6, dtype=np.uint64))[0] % g.size:
+            weight = p[name].reshape(-1)
+            kept = weight[index]
+            weight[index] = kept + eps
+            plus = forward(p, inputs, targets, c)[0]
+            weight[index] = kept - eps
+            minus = forward(p, inputs, targets, c)[0]
+            weight[index] = kept
+            got, want = g.reshape(-1)[index], (plus - minus) / (2 * eps)
+            error = abs(got - want) / np.abs(g).max()
+            check(error <= tolerance, f"{name}[{index}]: gradient {got}, finite difference {want}")
+
+
+def self_test():
+    check_random()
+    check_permutation()
+    check_gradients(tie_word_embeddings=False, num_kv_heads=3)
+    check_gradients(tie_word_embeddings=True, num_kv_heads=1)
+    print("self-test passed")
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("hidden_size num_layers num_heads num_kv_heads ffn_hidden_size vocab_size steps "
+                 "seq_len micro_batch_size grad_acc_steps warmup_steps seed").split():
+        parser.add_argument("--" + name, type=int, required=True)
+    for name in ("rope_theta rms_norm_eps lr min_lr_ratio adam_beta1 adam_beta2 adam_eps "
+                 "weight_decay grad_clip val_fraction").split():
+        parser.add_argument("--" + name, type=float, required=True)
+    parser.add_argument("--tie_word_embeddings", action="store_true")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--token_dtype", choices=("uint16", "uint32"), default="uint16")
+    parser.add_argument("--data_order", choices=("sequential", "shuffled"), required=True)
+    parser.add_argument("--eval_samples", type=int, default=0)
+    return parser.parse_args()
+
+
+def main():
+    if sys.argv[1:] == ["--self_test"]:
+        return self_test()
+    for record in train(parse_args()):
+        # repr, which json uses, keeps every bit of a float64: 17 digits where they are needed.
+        print(json.dumps({key: x if math.isfinite(x) else str(x) for key, x in record.items()}))
+
+
+if __name__ == "__main__":
+    main()

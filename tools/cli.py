@@ -1,0 +1,176 @@
+"""The command line of ./book: reads the arguments and calls the module that does the work."""
+import argparse
+import os
+import signal
+import sys
+
+from tools import bench, chapters, compare, doctor, figures, launch, testing
+from tools.base import BookError, say
+
+HELP = """\
+ultrascale.cpp: train Llamas, one technique per chapter.
+
+usage: ./book COMMAND [arguments]        ./book COMMAND --help says more
+
+Read and run
+  list                     the chapters, what each adds, how to run it
+  run [CHAPTER]            install what is missing, build, train; alone: chapter 1's demo
+                           chapter flags follow `--`:  ./book run ch01 -- --steps 100 --dtype f32
+Look
+  plot RUN_DIR             draw RUN_DIR/loss.png and loss.svg
+  compare RUN_A RUN_B      the first step that differs, and both losses in one figure
+Check
+  test                     build everything and run the tests
+  bench [CHAPTER]          speed: medians of interleaved runs, as text and JSON
+  doctor                   what is installed and missing, what this machine can do
+
+CHAPTER is a number or a name: 1, ch01 and ch01_single_gpu are the same.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser that fails as the rest of ./book does."""
+
+    def error(self, message):
+        hint = ""
+        if message.startswith("unrecognized arguments") and self.prog.endswith(" run"):
+            hint = "; flags for the chapter go after `--`: ./book run ch01 -- --steps 100"
+        raise BookError(f"{self.prog}: {message}{hint}", 2)
+
+
+def _add_set_up(parser):
+    """The two flags of all commands that install packages."""
+    parser.add_argument("--no-install", action="store_true",
+                        help="install nothing: only say which packages are missing")
+    parser.add_argument("--skip-packages", action="store_true",
+                        help="do not look for packages (they come from modules, conda, ...)")
+
+
+def _run(arguments, flags):
+    """./book run"""
+    parser = _Parser(prog="./book run", usage="./book run [CHAPTER] [options] [-- chapter flags]",
+                     description="Installs what is missing, builds a chapter, runs it, plots its loss.")
+    parser.add_argument("chapter", nargs="?", default="1", help="default: chapter 1, whose demo this is")
+    parser.add_argument("--print", action="store_true", dest="only_print",
+                        help="print the command line that would run, and do nothing")
+    parser.add_argument("--no-plot", action="store_true", help="draw no loss plot afterwards")
+    _add_set_up(parser)
+    args = parser.parse_args(arguments)
+    return launch.run_chapter(chapters.resolve(args.chapter), flags, args.only_print,
+                              not args.no_install, args.skip_packages, not args.no_plot)
+
+
+def _test(arguments, _flags):
+    """./book test"""
+    parser = _Parser(prog="./book test", description="Builds everything and runs the tests with ctest.")
+    parser.add_argument("--sanitize", action="store_true",
+                        help="the unit tests under AddressSanitizer and UBSan")
+    parser.add_argument("--full", action="store_true", help="every combination and every seeded fault")
+    parser.add_argument("-R", metavar="REGEX", dest="regex", help="only the tests whose name matches")
+    _add_set_up(parser)
+    args = parser.parse_args(arguments)
+    return testing.run_tests(args.sanitize, args.full, args.regex, not args.no_install,
+                             args.skip_packages)
+
+
+def _bench(arguments, _flags):
+    """./book bench"""
+    parser = _Parser(prog="./book bench", description="Measures training speed: medians over rounds "
+                     "in which the configurations take turns.")
+    parser.add_argument("chapter", nargs="?", default="1")
+    parser.add_argument("--json", metavar="FILE", help="default: build/bench_chNN.json")
+    parser.add_argument("--seconds", type=_positive(float), default=5.0, metavar="S",
+                        help="time to measure in each run (default 5)")
+    parser.add_argument("--rounds", type=_positive(int), default=3, metavar="N", help="default 3")
+    _add_set_up(parser)
+    args = parser.parse_args(arguments)
+    return bench.run_bench(chapters.resolve(args.chapter), args.seconds, args.rounds, args.json,
+                           not args.no_install, args.skip_packages)
+
+
+def _positive(kind):
+    """An argparse type: a number above zero."""
+    def parse(text):
+        value = kind(text)
+        if not 0 < value < float("inf"):
+            raise ValueError(text)
+        return value
+    parse.__name__ = f"positive {kind.__name__}"
+    return parse
+
+
+def _plot(arguments, _flags):
+    """./book plot"""
+    parser = _Parser(prog="./book plot", description="Draws loss.png and loss.svg into a run directory.")
+    parser.add_argument("run_dir", metavar="RUN_DIR")
+    args = parser.parse_args(arguments)
+    figures.draw("loss", [args.run_dir])
+    print(os.path.join(args.run_dir, "loss.png"))
+    return 0
+
+
+def _compare(arguments, _flags):
+    """./book compare"""
+    parser = _Parser(prog="./book compare", description="Compares two runs step by step. Exit code: 0 = "
+                     "the same bits, 1 = they differ, 2 = bad input.")
+    parser.add_argument("run_a", metavar="RUN_A", help="the reference")
+    parser.add_argument("run_b", metavar="RUN_B")
+    parser.add_argument("--out", metavar="FILE", help="the figure (default: RUN_B/compare.png)")
+    args = parser.parse_args(arguments)
+    return compare.compare_runs(args.run_a, args.run_b, args.out)
+
+
+def _list(arguments, _flags):
+    """./book list"""
+    _Parser(prog="./book list", description="Lists the chapters.").parse_args(arguments)
+    chapters.list_chapters()
+    return 0
+
+
+def _doctor(arguments, _flags):
+    """./book doctor"""
+    _Parser(prog="./book doctor", description="Shows what is installed and missing and what this "
+            "machine can do. Exit code: 0 = everything required is here.").parse_args(arguments)
+    return doctor.examine()
+
+
+COMMANDS = {"run": _run, "test": _test, "bench": _bench, "plot": _plot, "list": _list,
+            "compare": _compare, "doctor": _doctor}
+
+
+def _terminate(number, _frame):
+    """SIGTERM while no child is being waited for: end, and let `with` blocks clean up."""
+    raise SystemExit(128 + number)
+
+
+def _dispatch(argv):
+    """Runs one command; returns the exit code."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0
+    if argv[0] not in COMMANDS:
+        raise BookError(f"there is no command {argv[0]!r}; commands: {', '.join(COMMANDS)}", 2)
+    split = argv.index("--") if "--" in argv else len(argv)
+    arguments, flags = argv[1:split], argv[split + 1:]
+    if flags and argv[0] != "run":
+        raise BookError(f"./book {argv[0]} takes nothing after `--`; only `run` hands flags on", 2)
+    return COMMANDS[argv[0]](arguments, flags)
+
+
+def main(argv):
+    """Runs ./book with these arguments; returns the exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = _dispatch(argv)
+        sys.stdout.flush()
+        return code
+    except BookError as error:
+        say(f"error: {error}")
+        return error.code
+    except KeyboardInterrupt:
+        say("\nbook: interrupted")
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # The reader of a pipe has seen enough; keep Python from flushing into it once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE

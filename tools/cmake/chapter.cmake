@@ -1,0 +1,15 @@
+# usp_add_chapter(): the executable of the chapter in the current folder, named after it, from all sources but
+# main.cpp as an object library that the chapter's tests link too.
+function(usp_add_chapter)
+  get_filename_component(chapter ${CMAKE_CURRENT_SOURCE_DIR} NAME)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/main.cpp)
+  add_library(${chapter}_objects OBJECT ${sources})
+  target_include_directories(${chapter}_objects PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
+  target_compile_definitions(${chapter}_objects PUBLIC
+    USP_CHAPTER="${chapter}" USP_CORPUS="${CMAKE_SOURCE_DIR}/data/corpus.txt")
+  target_link_libraries(${chapter}_objects
+    PUBLIC usp_common PRIVATE nlohmann_json::nlohmann_json)
+  add_executable(${chapter} main.cpp)
+  target_link_libraries(${chapter} PRIVATE ${chapter}_objects)
+endfunction()

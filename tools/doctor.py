@@ -1,0 +1,117 @@
+"""`./book doctor`: what is installed and missing, and what this machine can do."""
+import os
+import re
+import shutil
+from pathlib import Path
+
+from tools import build, chapters, figures, machine, packages
+from tools.base import ROOT, BookError
+from tools.process import output_of
+
+GIB = 2**30
+
+
+def _first_line(command, pattern=r"\S.*"):
+    """The first match of a pattern in what a command prints, None if there is none."""
+    text = output_of(command)
+    match = re.search(pattern, text) if text else None
+    return match.group(0).strip() if match else None
+
+
+def _row(name, value):
+    """One line of a table."""
+    print(f"  {name:<20} {value}")
+
+
+def _packages():
+    """Prints the table of packages; True if all required ones are here."""
+    print("Packages")
+    here = packages.installed()
+    for package in packages.PACKAGES:
+        state = "ok" if here[package.name] else "MISSING" if package.required else "missing"
+        jobs = "" if package.required else "optional: "
+        jobs = "./book test: " if package.required == (packages.TEST,) else jobs
+        print(f"  {package.name:<20} {state:<8} {jobs}{package.why}")
+    absent = [p for p in packages.PACKAGES if not here[p.name]]
+    if absent and shutil.which("apt-get"):
+        print(f"  install them: {' '.join(packages.install_command(absent))}")
+    elif absent and not shutil.which("dpkg-query"):
+        print("  there is no apt here: get what is missing from your own package manager or modules")
+    return not any(p.required for p in absent)
+
+
+def _machine():
+    """Prints cores, memory and instruction sets."""
+    total, available = machine.memory_bytes()
+    print("\nMachine")
+    _row("CPU", machine.cpu_name())
+    _row("cores", f"{machine.usable_cores()} usable of {os.cpu_count()}"
+         + (f" (OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} is set)"
+            if "OMP_NUM_THREADS" in os.environ else ""))
+    _row("memory", f"{total / GIB:.1f} GiB, {available / GIB:.1f} GiB available")
+    isa = machine.instruction_sets()
+    _row("instruction sets", "  ".join(f"{name} {'yes' if there else 'no'}" for name, there in isa.items()))
+    _row("dtype f32, f64", "yes")
+    _row("dtype bf16", machine.bf16_path())
+
+
+def _nccl_header():
+    """The first nccl.h with its version, None if there is none."""
+    roots = [os.environ.get("NCCL_HOME"), os.environ.get("CUDA_HOME"), "/usr/local/cuda", "/usr/local", "/usr"]
+    for header in (Path(root) / "include" / "nccl.h" for root in roots if root):
+        if header.is_file():
+            text = header.read_text(errors="replace")
+            numbers = re.findall(r"#define NCCL_(?:MAJOR|MINOR|PATCH)\s+(\d+)", text)
+            return f"{'.'.join(numbers)} ({header})"
+    return None
+
+
+def _tools():
+    """Prints compilers, MPI, CUDA and the Python that draws."""
+    print("\nTools")
+    version = r"\d+(\.\d+)+"
+    for name in ("g++", "clang++", "cmake", "ninja", "ccache"):
+        path = shutil.which(name)
+        _row(name, f"{_first_line([path, '--version'], version)} ({path})" if path else "not found")
+    mpiexec = shutil.which("mpiexec")
+    library = _first_line(["mpiexec", "--version"], r"HYDRA|Open ?MPI|OpenRTE|Intel\(R\) MPI|slurm")
+    kinds = {"HYDRA": "MPICH", "OpenRTE": "Open MPI", "OpenMPI": "Open MPI"}
+    _row("MPI", f"{kinds.get(library, library or 'unknown library')} ({mpiexec})" if mpiexec
+         else "not found (no chapter here needs it)")
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    _row("nvcc", f"{_first_line([nvcc, '--version'], r'release ' + version)} ({nvcc})" if nvcc
+         else "not found (optional)")
+    gpus = output_of(["nvidia-smi", "-L"])
+    for gpu in (gpus or "").splitlines() or ["none (nvidia-smi finds none)"]:
+        _row("GPU", re.sub(r" \(UUID.*", "", gpu))
+    _row("NCCL", _nccl_header() or "no header found (optional)")
+    _row("Python for plots", figures.find_python() or "none imports numpy and matplotlib")
+
+
+def _binaries():
+    """Prints what the built chapters say about themselves; True if they run here."""
+    fine = True
+    for chapter in chapters.find_chapters():
+        executable = build.binary(build.RELEASE, chapter.name)
+        if not executable.exists():
+            continue
+        print(f"\n{executable.relative_to(ROOT)} --version")
+        text = output_of([str(executable), "--version"])
+        fine = fine and text is not None
+        for line in (text or "it does not run here; remove build/ and try again").strip().splitlines():
+            print(f"  {line}")
+    return fine
+
+
+def examine():
+    """Prints everything; 0 if what is required is here, else 1."""
+    complete = _packages()
+    _machine()
+    _tools()
+    try:
+        runs = _binaries()
+    except BookError as error:
+        print(f"\n{error}")
+        runs = False
+    print("\n" + ("Everything required is here." if complete and runs else "Something required is missing."))
+    return 0 if complete and runs else 1

@@ -1,0 +1,50 @@
+"""Starts the plot scripts under the first Python on this machine that has what they import."""
+import functools
+import os
+import shutil
+import subprocess
+import sys
+
+from tools.base import ROOT, BookError
+
+PLOT_MODULES = ("numpy", "matplotlib")
+
+
+def _candidates():
+    """Pythons to try, best first. The one on PATH may be a pyenv or conda without matplotlib."""
+    names = ["python3", "python"] + [f"python3.{minor}" for minor in range(19, 8, -1)]
+    found = [sys.executable, shutil.which("python3"), "/usr/bin/python3", "/usr/local/bin/python3"]
+    found += [shutil.which(name) for name in names]
+    return list(dict.fromkeys(path for path in found if path and os.access(path, os.X_OK)))
+
+
+@functools.lru_cache(maxsize=None)
+def find_python(modules=PLOT_MODULES):
+    """The first Python >= 3.9 that imports the modules, None if there is none."""
+    test = f"import sys, {', '.join(modules)}; sys.exit(sys.version_info < (3, 9))"
+    for python in _candidates():
+        try:
+            result = subprocess.run([python, "-c", test], stdin=subprocess.DEVNULL,
+                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                    timeout=60, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if result.returncode == 0:
+            return python
+    return None
+
+
+def draw(script, arguments):
+    """Runs tools/plot/<script>.py; BookError if no Python can, or if the script refuses."""
+    python = find_python()
+    if python is None:
+        raise BookError("no Python here imports numpy and matplotlib, which the plots need; try:\n"
+                        "  apt-get install --no-install-recommends python3-numpy python3-matplotlib")
+    command = [python, str(ROOT / "tools" / "plot" / f"{script}.py"), *map(str, arguments)]
+    env = dict(os.environ, MPLBACKEND="Agg")
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env,
+                            text=True, errors="replace", check=False)
+    if result.returncode != 0:
+        last = result.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise BookError(f"{script} plot: {last[0]}", result.returncode if result.returncode == 2 else 1)
+    sys.stderr.write(result.stderr)

@@ -1,0 +1,93 @@
+"""What this machine offers: cores, memory, the CPU and its instruction sets."""
+import os
+import platform
+from pathlib import Path
+
+# What the shipped code and its matmul library make use of, as the kernel names it.
+X86_ISA = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")
+ARM_ISA = ("asimd", "sve", "bf16")
+
+
+def usable_cores(cgroup_root="/sys/fs/cgroup", own_cgroup="/proc/self/cgroup"):
+    """Cores this process may use: its affinity mask, cut by the cgroup-v2 CPU quota above it."""
+    cores = len(os.sched_getaffinity(0))
+    quota = _cgroup_quota(Path(cgroup_root), Path(own_cgroup))
+    return max(1, min(cores, int(quota))) if quota is not None else cores
+
+
+def _cgroup_quota(cgroup_root, own_cgroup):
+    """Smallest quota / period of the cgroups from ours up to the root, None if unlimited."""
+    try:
+        lines = own_cgroup.read_text().splitlines()
+    except OSError:
+        return None
+    path = next((line[3:] for line in lines if line.startswith("0::")), None)
+    if path is None:
+        return None
+    group = cgroup_root / path.lstrip("/")
+    quotas = []
+    for level in (group, *group.parents):
+        try:
+            quota, period = (level / "cpu.max").read_text().split()
+            if quota != "max":
+                quotas.append(int(quota) / int(period))
+        except (OSError, ValueError):
+            pass  # the root has no cpu.max, and a container may hide levels
+        if level == cgroup_root:
+            break
+    return min(quotas) if quotas else None
+
+
+def memory_bytes():
+    """(total, available) memory in bytes, (0, 0) where the kernel does not say."""
+    fields = {}
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            fields[name] = int(value.split()[0]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return fields.get("MemTotal", 0), fields.get("MemAvailable", 0)
+
+
+def _cpuinfo(*keys):
+    """The first value that /proc/cpuinfo gives to any of the keys, "" if none."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in keys:
+                return value.strip()
+    except OSError:
+        pass
+    return ""
+
+
+def cpu_name():
+    """The CPU's marketing name, or its architecture where the kernel gives none (arm64)."""
+    return _cpuinfo("model name", "Model", "Hardware") or platform.machine()
+
+
+def instruction_sets():
+    """{instruction set: does this CPU have it}, of those that matter here."""
+    flags = set(_cpuinfo("flags", "Features").split())
+    names = X86_ISA if platform.machine() in ("x86_64", "AMD64", "i686") else ARM_ISA
+    return {name: name in flags for name in names}
+
+
+def bf16_path():
+    """How `--dtype bf16` multiplies on this CPU, in words."""
+    isa = instruction_sets()
+    if isa.get("amx_bf16"):
+        return "native: AMX tiles"
+    if isa.get("avx512_bf16"):
+        return "native: AVX-512 BF16 instructions"
+    if isa.get("bf16"):
+        return "native: Arm BF16 instructions"
+    return "no bf16 instructions: operands are widened to f32 (same results to tolerance, slower)"
+
+
+def thread_environment(environment=None):
+    """A copy of the environment with OMP_NUM_THREADS = usable cores, unless it is set already."""
+    env = dict(os.environ if environment is None else environment)
+    env.setdefault("OMP_NUM_THREADS", str(usable_cores()))
+    return env

@@ -1,0 +1,182 @@
+"""The packages that the project needs: one table, how to see what is missing, how to install it.
+
+`python3 -m tools.packages` prints the names of all packages on one line, for a Dockerfile or an
+administrator.
+"""
+import functools
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools import figures
+from tools.base import BookError, say
+from tools.process import run_step
+
+RUN, TEST = "run", "test"
+APT_LISTS = Path("/var/lib/apt/lists")
+
+
+@dataclass(frozen=True)
+class Package:
+    """A Debian / Ubuntu package.
+
+    required: the jobs that cannot do without it; wanted: the jobs that lose a comfort without it.
+    probes: where there is no dpkg, the package counts as present if one of these is found:
+    "command:NAME" on PATH, "header:PATH" in an include directory, "python:MODULE" in the Python
+    that draws the plots.
+    """
+
+    name: str
+    why: str
+    required: tuple
+    wanted: tuple
+    probes: tuple
+
+
+PACKAGES = (
+    Package("g++", "compiles the C++20 sources (GCC 12 or newer)", (RUN, TEST), (),
+            ("command:g++", "command:clang++")),
+    Package("cmake", "configures the build", (RUN, TEST), (), ("command:cmake",)),
+    Package("ninja-build", "runs the build", (RUN, TEST), (), ("command:ninja",)),
+    Package("ccache", "keeps compiled objects, so that a rebuild takes seconds", (), (RUN, TEST),
+            ("command:ccache",)),
+    Package("libdnnl-dev", "oneDNN, the library of matrix products", (RUN, TEST), (),
+            ("header:oneapi/dnnl/dnnl.hpp",)),
+    Package("libfmt-dev", "formats text", (RUN, TEST), (), ("header:fmt/core.h",)),
+    Package("libcli11-dev", "reads command line flags", (RUN, TEST), (), ("header:CLI/CLI.hpp",)),
+    Package("nlohmann-json3-dev", "reads and writes JSON", (RUN, TEST), (),
+            ("header:nlohmann/json.hpp",)),
+    Package("libssl-dev", "SHA-256 of the training data, for the run's record", (RUN, TEST), (),
+            ("header:openssl/evp.h",)),
+    Package("catch2", "runs the unit tests", (TEST,), (),
+            ("header:catch2/catch.hpp", "header:catch2/catch_all.hpp")),
+    Package("python3-numpy", "plots, and the independent reference that tests compare with",
+            (TEST,), (RUN,), ("python:numpy",)),
+    Package("python3-matplotlib", "draws the plots", (), (RUN, TEST), ("python:matplotlib",)),
+)
+
+
+def for_job(job):
+    """The packages that a job requires or wants."""
+    return [p for p in PACKAGES if job in p.required or job in p.wanted]
+
+
+@functools.lru_cache(maxsize=None)
+def installed():
+    """{package name: is it here}: what dpkg says where there is a dpkg, else what probes find."""
+    if shutil.which("dpkg-query"):
+        names = [p.name for p in PACKAGES]
+        # An unknown name makes dpkg-query fail and still list the others, so its code says nothing.
+        result = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${db:Status-Abbrev}\n", *names],
+                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+        lines = result.stdout.decode(errors="replace").splitlines()
+        there = {line.split()[0] for line in lines if line.split()[1:2] == ["ii"]}
+        return {name: name in there for name in names}
+    return {p.name: any(_probe(probe) for probe in p.probes) for p in PACKAGES}
+
+
+def _include_directories():
+    """Where a compiler would look for the headers of libraries."""
+    listed = os.environ.get("CPATH", "") + os.pathsep + os.environ.get("CPLUS_INCLUDE_PATH", "")
+    prefixes = os.environ.get("CMAKE_PREFIX_PATH", "").replace(";", os.pathsep).split(os.pathsep)
+    directories = listed.split(os.pathsep) + [os.path.join(p, "include") for p in prefixes if p]
+    return [Path(d) for d in directories if d] + [Path("/usr/local/include"), Path("/usr/include")]
+
+
+def _probe(probe):
+    """Is the thing that one probe names on this machine?"""
+    kind, _, what = probe.partition(":")
+    if kind == "command":
+        return shutil.which(what) is not None
+    if kind == "header":
+        return any((directory / what).is_file() for directory in _include_directories())
+    return figures.find_python((what,)) is not None
+
+
+def missing(job):
+    """The packages of a job that are not installed: (required, wanted)."""
+    here = installed()
+    absent = [p for p in for_job(job) if not here[p.name]]
+    return [p for p in absent if job in p.required], [p for p in absent if job not in p.required]
+
+
+def install_command(packages):
+    """(argv that installs the packages as this user, may it ask a person for a password)."""
+    argv = ["apt-get", "install", "-y", "--no-install-recommends", *[p.name for p in packages]]
+    return argv if os.geteuid() == 0 else ["sudo", *argv]
+
+
+def ensure(job, install=True):
+    """Makes sure that a job's packages are here, installing them with apt-get if it may.
+
+    BookError (1) if a required one is missing in the end; a missing comfort is only mentioned.
+    """
+    required, wanted = missing(job)
+    if not required and not wanted:
+        return
+    _print_missing(job, required, wanted)
+    if install and shutil.which("apt-get"):
+        _apt_install(required + wanted)
+        installed.cache_clear()
+        required, wanted = missing(job)
+    if required:
+        raise BookError(_how_to_get(required + wanted))
+    if wanted:
+        say(f"book: going on without {', '.join(p.name for p in wanted)}")
+
+
+def _print_missing(job, required, wanted):
+    """Says which packages are missing and what each is for."""
+    say(f"book: packages that `./book {job}` needs and that are not installed:")
+    for package in required + wanted:
+        note = "" if package in required else " (optional)"
+        say(f"  {package.name:<20} {package.why}{note}")
+
+
+def _how_to_get(packages):
+    """The error message that says how to install packages by hand."""
+    names = " ".join(p.name for p in packages)
+    if shutil.which("apt-get"):
+        return (f"required packages are missing; install them with:\n"
+                f"  {shlex.join(install_command(packages))}\n"
+                f"(if they come from elsewhere, such as a module system, use --skip-packages)")
+    return (f"required software is missing and there is no apt-get here. Debian calls it: {names}\n"
+            f"(if it is installed where ./book cannot see it, use --skip-packages)")
+
+
+def _as_root(argv):
+    """argv prefixed so that it runs as root without questions from the package configuration."""
+    argv = ["env", "DEBIAN_FRONTEND=noninteractive", *argv]
+    if os.geteuid() == 0:
+        return argv
+    if shutil.which("sudo") is None:
+        raise BookError("packages are missing, this is not root and there is no sudo; as root, run:\n"
+                        f"  {shlex.join(argv[2:])}")
+    return ["sudo", *([] if sys.stdin.isatty() else ["-n"]), *argv]
+
+
+def _apt_install(packages):
+    """apt-get install, with an update first on a machine whose package lists are empty or stale."""
+    apt = ["apt-get", "-o", "DPkg::Lock::Timeout=120"]
+    command = _as_root([*apt, "install", "-y", "--no-install-recommends", *[p.name for p in packages]])
+    update = _as_root([*apt, "update"])
+    live = sys.stdout.isatty()
+    say(f"book: {shlex.join(command)}")
+    if not any(APT_LISTS.glob("*_Packages*")):
+        run_step("apt-get update", update, live)
+        run_step("installing packages", command, live)
+        return
+    try:
+        run_step("installing packages", command, live)
+    except BookError as error:
+        say(f"book: {error}; updating the package lists and trying again")
+        run_step("apt-get update", update, live)
+        run_step("installing packages", command, live)
+
+
+if __name__ == "__main__":
+    print(" ".join(p.name for p in PACKAGES))

@@ -1,0 +1,1 @@
+"""Figures: each script here is started by tools/figures.py under a Python that has matplotlib."""

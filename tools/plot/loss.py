@@ -1,0 +1,163 @@
+"""Draws RUN_DIR/loss.png and loss.svg.    usage: python3 tools/plot/loss.py RUN_DIR"""
+import math
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np  # noqa: E402
+from matplotlib.ticker import MaxNLocator  # noqa: E402
+
+from tools.base import BookError  # noqa: E402
+from tools.plot import style  # noqa: E402
+from tools.runs import read_metrics, read_run  # noqa: E402
+
+SMOOTH_FROM_STEPS = 40  # shorter runs are drawn as they are
+SMOOTH_SHARE = 25       # the window is 1 / SMOOTH_SHARE of the run
+
+
+def smooth(values, window):
+    """Mean over a centred window that shrinks at the ends; values that are not finite are left out."""
+    half = window // 2
+    known = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(known)])
+    index = np.arange(len(values))
+    reach = np.minimum(half, np.minimum(index, len(values) - 1 - index))
+    low, high = index - reach, index + reach + 1
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = (sums[high] - sums[low]) / (counts[high] - counts[low])
+    return np.where(known, means, math.nan)
+
+
+def column(records, key):
+    """One value per record as an array, NaN where a record does not have it."""
+    return np.array([float(record.get(key, math.nan)) for record in records])
+
+
+def draw_series(axes, steps, values, color, label):
+    """The measured line, and in long runs its mean over it; returns the window of the mean."""
+    if len(steps) < SMOOTH_FROM_STEPS:
+        marker = "o" if len(steps) < SMOOTH_FROM_STEPS / 2 else None
+        axes.plot(steps, values, color=color, label=label, marker=marker, markersize=3.5)
+        return 1
+    window = max(5, len(steps) // SMOOTH_SHARE) | 1
+    axes.plot(steps, values, color=color, alpha=0.28, linewidth=0.9)
+    axes.plot(steps, smooth(values, window), color=color, label=f"{label}, mean of {window} steps")
+    return window
+
+
+def loss_range(values, uniform, entropy):
+    """y limits that a spike cannot blow up and that hold the unigram line."""
+    known = style.finite(values)
+    if not known:
+        return 0.0, max(style.finite([uniform, entropy]) or [1.0]) * 1.1
+    low, high = min(known), max(known)
+    if math.isfinite(uniform):
+        high = max(min(high, 1.5 * uniform), low * 1.1)
+    if math.isfinite(entropy):
+        low, high = min(low, entropy), max(high, entropy)
+    margin = 0.06 * (high - low) or 0.5
+    return low - margin, high + 1.4 * margin
+
+
+def draw_loss(axes, records, run):
+    """The upper panel: training loss, validation loss, what a unigram model would reach."""
+    steps, losses = column(records, "step"), column(records, "loss")
+    config = run.get("config") or {}
+    uniform = math.log(float(config["vocab_size"])) if "vocab_size" in config else math.nan
+    entropy = float((run.get("data") or {}).get("unigram_entropy", math.nan))
+    axes.set_ylim(*loss_range(np.concatenate([losses, column(records, "val_loss")]), uniform, entropy))
+    draw_series(axes, steps, losses, style.BLUE, "training loss")
+    validated = [record for record in records if "val_loss" in record]
+    if validated:
+        axes.plot(column(validated, "step"), column(validated, "val_loss"), color=style.ORANGE,
+                  linestyle="none", marker="o", markersize=6, markeredgecolor="white",
+                  markeredgewidth=0.9, label="validation loss", zorder=4)
+    if math.isfinite(entropy):
+        style.reference(axes, entropy, f"byte frequencies alone (unigram entropy) {entropy:.3f}"
+                        if config.get("vocab_size") == 256 else f"unigram entropy {entropy:.3f}")
+    if math.isfinite(uniform) and len(steps) >= SMOOTH_FROM_STEPS:
+        axes.annotate(f"uniform guess: ln {config['vocab_size']} = {uniform:.3f}", (0, uniform),
+                      xytext=(0.055, uniform), textcoords=("axes fraction", "data"), va="center",
+                      color=style.MUTED, fontsize=11, annotation_clip=True,
+                      arrowprops={"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.8})
+    axes.legend(loc="upper right")
+    axes.set_ylabel("loss, nats per token")
+    mark_broken(axes, steps, losses)
+
+
+def mark_broken(axes, steps, losses):
+    """A red line where the loss first is not a finite number."""
+    broken = np.flatnonzero(~np.isfinite(losses))
+    if len(broken):
+        first = steps[broken[0]]
+        right_half = first > (steps[0] + steps[-1]) / 2
+        axes.axvline(first, color=style.RED, linewidth=1.2)
+        axes.annotate(f"not finite at step {first:.0f}, {len(broken)} such steps in all",
+                      (first, 0.62), xycoords=("data", "axes fraction"), color=style.RED,
+                      xytext=(-6 if right_half else 6, 0), textcoords="offset points",
+                      ha="right" if right_half else "left")
+
+
+def draw_norm(axes, records):
+    """The lower panel: the gradient norm before clipping, on a logarithmic axis."""
+    steps, norms = column(records, "step"), column(records, "grad_norm")
+    norms = np.where(norms > 0, norms, math.nan)
+    style.log_axis(axes)
+    draw_series(axes, steps, norms, style.GREEN, "gradient norm")
+    axes.set_ylabel("gradient norm")
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    margin = 0.012 * (steps[-1] - steps[0]) or 1.0
+    axes.set_xlim(steps[0] - margin, steps[-1] + margin)
+
+
+def heading(records, run):
+    """(title, subtitle): model size, dtype and data; steps, tokens and speed."""
+    config, data = run.get("config") or {}, run.get("data") or {}
+    size = f"{style.human(run['parameters'])} parameters" if "parameters" in run else "a model"
+    parts = [size, str(config.get("dtype", "")), Path(str(data.get("path", ""))).name]
+    title = "Training a Llama: " + " · ".join(part for part in parts if part)
+    last = records[-1]
+    facts = [f"{len(records)} steps" if len(records) > 1 else "1 step"]
+    if "tokens" in last:
+        facts.append(f"{style.human(float(last['tokens']))} tokens")
+    speeds = style.finite(column(records, "tokens_per_s"))
+    if speeds:
+        facts.append(f"median {np.median(speeds):,.0f} tokens/s")
+    machine = run.get("machine") or {}
+    if machine.get("cpu"):
+        cpu = re.sub(r"\((R|TM|tm)\)|\b(CPU|Processor)\b|\d+-Core|@.*", "", str(machine["cpu"]))
+        facts.append(f"{machine.get('threads', '?')} threads of {' '.join(cpu.split())}")
+    return title, " · ".join(facts)
+
+
+def main(argv):
+    """Draws the figure of one run; the exit code."""
+    if len(argv) != 2:
+        raise BookError("usage: python3 tools/plot/loss.py RUN_DIR", 2)
+    run_dir = Path(argv[1])
+    records, warnings = read_metrics(run_dir)
+    for warning in warnings:
+        print(f"book: {warning}", file=sys.stderr)
+    run = read_run(run_dir)
+    fig, (upper, lower) = style.figure(rows=2, heights=(3, 1), size=(8.4, 5.6))
+    draw_loss(upper, records, run)
+    draw_norm(lower, records)
+    style.title(upper, *heading(records, run))
+    fig.align_ylabels()
+    try:
+        style.save(fig, run_dir / "loss.png", run_dir / "loss.svg")
+    except OSError as error:
+        raise BookError(f"cannot write into {run_dir}: {error.strerror}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv))
+    except BookError as problem:
+        print(problem, file=sys.stderr)
+        sys.exit(problem.code)

@@ -1,0 +1,124 @@
+"""Child processes: signals handed on, output held back or shown, how they ended in words."""
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+from tools.base import ROOT, BookError, say
+
+HEARTBEAT_S = 15.0
+NINJA_STATUS = re.compile(r"\[\d+/\d+\] ")
+# A second signal of a kind within this time is the same wish: `timeout` and some shells send it
+# both to the launcher and to its process group.
+SAME_SIGNAL_S = 1.0
+
+
+def signal_name(number):
+    """SIGSEGV for 11; a number without a name stays a number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def output_of(command, timeout=20):
+    """Standard output and error of a short command, or None if it cannot run or fails."""
+    try:
+        result = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, timeout=timeout, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.decode(errors="replace") if result.returncode == 0 else None
+
+
+def git_commit():
+    """The commit of the working tree, "-dirty" appended if a tracked file differs from it."""
+    commit = output_of(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
+    if commit is None:
+        return "unknown"
+    changes = output_of(["git", "-C", str(ROOT), "status", "--porcelain", "-uno"])
+    return commit.strip() + ("-dirty" if changes else "")
+
+
+def wait_for(command, env=None, on_line=None):
+    """Runs a command to its end: (exit code, negative if a signal killed it; signals seen here).
+
+    Signals never interrupt this wait. SIGTERM is handed on to the child, and so is SIGINT, except
+    the one that a terminal's Ctrl-C sends: that reaches the whole foreground process group, the
+    child included. on_line: called with every line the child prints, instead of printing it.
+    """
+    child, seen, sent_at = None, [], {}
+
+    def hand_on(number, _frame):
+        seen.append(number)
+        now = time.monotonic()
+        repeated = now - sent_at.get(number, -SAME_SIGNAL_S) < SAME_SIGNAL_S
+        if child is None or repeated or (number == signal.SIGINT and _in_foreground()):
+            return
+        sent_at[number] = now
+        child.send_signal(number)
+
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        sys.stdout.flush()
+        child = _start(command, env, on_line is not None)
+        for early in set(seen):  # came while there was no child to hand it to
+            child.send_signal(early)
+        if on_line is not None:
+            with child.stdout:
+                for line in child.stdout:
+                    on_line(line)
+        return child.wait(), seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _start(command, env, capture):
+    """Popen with a BookError for a program that cannot be started."""
+    captured = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT,
+                "text": True, "errors": "replace"}
+    try:
+        return subprocess.Popen(command, env=env, **(captured if capture else {}))
+    except OSError as error:
+        raise BookError(f"cannot start {command[0]}: {error.strerror}; "
+                        "`./book doctor` shows what is missing")
+
+
+def _in_foreground():
+    """Does this process group own the terminal, so that its Ctrl-C reaches all of it?"""
+    try:
+        with open("/dev/tty", "rb") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def run_step(what, command, live):
+    """Runs one step of the set-up and says how long it took; BookError if it fails.
+
+    live: the step shows its own progress. Otherwise its output is held back: warnings are shown
+    when it has ended, everything when it has failed, and a sign of life every HEARTBEAT_S.
+    """
+    start = spoke = time.monotonic()
+    held = []
+
+    def hold(line):
+        nonlocal spoke
+        held.append(line)
+        if time.monotonic() - spoke > HEARTBEAT_S:
+            say("book: ... " + line.strip()[:90])
+            spoke = time.monotonic()
+
+    code, signals = wait_for(command, on_line=None if live else hold)
+    if code != 0 and signals:
+        raise BookError(f"{what} was interrupted", 128 + signals[0])
+    shown = [line for line in held if "warning:" in line or (code and not NINJA_STATUS.match(line))]
+    sys.stderr.write("".join(shown))
+    if code != 0:
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        raise BookError(f"{what} failed: `{shlex.join(command)}` {how}")
+    say(f"book: {what} took {time.monotonic() - start:.1f} s")
