@@ -97,13 +97,13 @@ int run(int argc, char** argv) {
                       config.seed, stop_requested);
     sample = tokens_to_text(tokens, file.is_text());
   }
-  const std::string report = make_report(facts, last, val_loss, sample);
-  run_dir.write("report.md", report);
+  const Report report = make_report(facts, last, val_loss, std::move(sample));
+  run_dir.write("report.md", report.markdown());
   run_dir.write("memory.json", memory_json(runtime.allocator()));
   runtime.tracer().write(run_dir.file("trace.json"), USP_CHAPTER);
   run_dir.finish(stop_requested() ? fmt::format("interrupted after step {}", last.step + 1)
                                   : "finished");
-  fmt::print("{}{}\n", stop_requested() ? "stopped on request\n" : "\n", report);
+  fmt::print("\n{}{}", stop_requested() ? "Stopped on request.\n\n" : "", report.text());
   return 0;
 }
 

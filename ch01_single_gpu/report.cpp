@@ -55,34 +55,49 @@ void write_record(const RunDir& run_dir, const RunFacts& facts) {
                 json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
-std::string make_report(const RunFacts& facts, const StepMetrics& last,
-                        std::optional<double> val_loss, const std::string& sample) {
-  const Allocator& allocator = Runtime::current().allocator();
-  std::string text = fmt::format("# Run of {}\n\n| | |\n|---|---|\n", USP_CHAPTER);
-  const auto row = [&](const char* what, const std::string& value) {
-    text += fmt::format("| {} | {} |\n", what, value);
+Report make_report(const RunFacts& facts, const StepMetrics& last, std::optional<double> val_loss,
+                   std::string sample) {
+  const double peak_mib = double(Runtime::current().allocator().peak_bytes()) / (1 << 20);
+  Report report;
+  const auto row = [&](const char* what, std::string value) {
+    report.rows.emplace_back(what, std::move(value));
   };
   row("parameters", fmt::format("{} in {}", facts.parameters, facts.dtype));
   row("trained", fmt::format("{} steps, {} tokens", last.step + 1, last.tokens));
-  row("training loss of the last step", fmt::format("{:.4f} nats per token", last.loss));
+  row("training loss", fmt::format("{:.4f} nats per token, last step", last.loss));
   if (val_loss) row("validation loss", fmt::format("{:.4f} nats per token", *val_loss));
-  row("entropy of the token frequencies",
-      fmt::format("{:.4f} nats per token", facts.unigram_entropy));
-  row("speed of the last step",
-      fmt::format(
-          "{:.0f} tokens/s, {:.0f} % of the {:.0f} GFLOP/s that matmuls of these shapes reach",
-          last.tokens_per_s, 100 * last.mfu, facts.matmul_gflops));
-  row("peak memory", fmt::format("{:.1f} MiB", double(allocator.peak_bytes()) / (1 << 20)));
+  row("token frequencies alone", fmt::format("{:.4f} nats per token", facts.unigram_entropy));
+  row("speed", fmt::format("{:.0f} tokens/s, last step", last.tokens_per_s));
+  row("MFU", fmt::format("{:.0f} % of the {:.0f} GFLOP/s of the matmul library", 100 * last.mfu,
+                         facts.matmul_gflops));
+  row("peak memory", fmt::format("{:.1f} MiB", peak_mib));
   if (val_loss) {
-    const bool learnt = *val_loss < facts.unigram_entropy;
-    text += fmt::format(
-        "\nThe validation loss is {} the entropy of the token frequencies: the model {} more than "
-        "how "
-        "often each token occurs.\n",
-        learnt ? "below" : "not below", learnt ? "has learnt" : "has not learnt");
+    report.verdict =
+        *val_loss < facts.unigram_entropy
+            ? "The validation loss is below the entropy of the token frequencies: the model uses "
+              "context."
+            : "The validation loss is not below the entropy of the token frequencies: the model "
+              "has not learnt to use context.";
   }
-  if (!sample.empty())
-    text += fmt::format("\n## A sample of what it learnt\n\n```\n{}\n```\n", sample);
+  report.sample = std::move(sample);
+  return report;
+}
+
+std::string Report::markdown() const {
+  std::string text = fmt::format("# Run of {}\n\n| | |\n|---|---|\n", USP_CHAPTER);
+  for (const auto& [what, value] : rows) text += fmt::format("| {} | {} |\n", what, value);
+  if (!verdict.empty()) text += fmt::format("\n{}\n", verdict);
+  if (!sample.empty()) {
+    text += fmt::format("\n## A sample of what it learnt\n\n~~~~~text\n{}\n~~~~~\n", sample);
+  }
+  return text;
+}
+
+std::string Report::text() const {
+  std::string text;
+  for (const auto& [what, value] : rows) text += fmt::format("{:<25}{}\n", what, value);
+  if (!verdict.empty()) text += fmt::format("\n{}\n", verdict);
+  if (!sample.empty()) text += fmt::format("\nA sample of what it learnt:\n{}\n", sample);
   return text;
 }
 

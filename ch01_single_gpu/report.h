@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config.h"
@@ -34,8 +35,17 @@ std::string headline(const RunFacts& facts, const TrainConfig& config);
 /// Writes run.json.
 void write_record(const RunDir& run_dir, const RunFacts& facts);
 
-/// What happened, for people: the table and the sample that report.md and the terminal show.
-std::string make_report(const RunFacts& facts, const StepMetrics& last,
-                        std::optional<double> val_loss, const std::string& sample);
+/// What happened, for people.
+struct Report {
+  std::vector<std::pair<std::string, std::string>> rows;  ///< what, value
+  std::string verdict;  ///< whether the model has learnt to use context; empty if not validated
+  std::string sample;   ///< text from the trained model; may be empty
+
+  std::string markdown() const;  ///< report.md
+  std::string text() const;      ///< the same for a terminal
+};
+
+Report make_report(const RunFacts& facts, const StepMetrics& last, std::optional<double> val_loss,
+                   std::string sample);
 
 }  // namespace usp

@@ -1,7 +1,9 @@
 #include "progress.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "check.h"
@@ -17,6 +19,15 @@ std::string duration(double seconds) {
   const auto whole = static_cast<int64_t>(seconds + 0.5);
   if (whole < 60) return fmt::format("{} s", whole);
   return fmt::format("{} min {:02} s", whole / 60, whole % 60);
+}
+
+/// `line` cut to the width of the terminal: a line that wraps cannot be rewritten in place.
+std::string fitted(std::string line) {
+  winsize size{};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+    line.resize(std::min<size_t>(line.size(), size.ws_col - 1));
+  }
+  return line;
 }
 
 }  // namespace
@@ -50,7 +61,7 @@ void Progress::show(const StepMetrics& metrics) {
   if (metrics.mfu > 0) line += fmt::format("  MFU {:.0f} %", 100 * metrics.mfu);
   line += fmt::format("  {} left", duration(elapsed * (1 - done) / done));
   clear_line();
-  fmt::print("{}{}", line, terminal_ ? "" : "\n");
+  fmt::print("{}{}", terminal_ ? fitted(line) : line, terminal_ ? "" : "\n");
   std::fflush(stdout);
   line_open_ = terminal_;
 }

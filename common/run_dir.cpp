@@ -2,6 +2,7 @@
 
 #include <csignal>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 
 #include "check.h"
@@ -14,10 +15,19 @@ constexpr const char* kRunFiles[] = {"run.json",    "metrics.jsonl", "trace.json
                                      "ledger.json", "report.md",     "done"};
 
 volatile std::sig_atomic_t stop_signal = 0;
+volatile std::time_t stop_time = 0;
+
+/// `timeout` and some shells send a signal to the process and to its group: the same wish twice.
+constexpr std::time_t kSameWishSeconds = 1;
 
 extern "C" void on_stop_signal(int signal) {
+  const std::time_t now = std::time(nullptr);
+  if (stop_signal != 0 && now - stop_time > kSameWishSeconds) {
+    std::signal(signal, SIG_DFL);
+    std::raise(signal);
+  }
+  if (stop_signal == 0) stop_time = now;
   stop_signal = signal;
-  std::signal(signal, SIG_DFL);
 }
 
 }  // namespace

@@ -24,8 +24,8 @@ class RunDir {
   std::filesystem::path path_;
 };
 
-/// Turns Ctrl-C (SIGINT) and SIGTERM into a request that stop_requested() reports; a second Ctrl-C
-/// ends the process at once.
+/// Turns Ctrl-C (SIGINT) and SIGTERM into a request that stop_requested() reports; asking
+/// again a moment later ends the process at once.
 void install_stop_handlers();
 bool stop_requested();
 

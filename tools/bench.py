@@ -13,10 +13,10 @@ from tools.process import git_commit, wait_for
 
 # Shapes of the two models; flags that are not named keep the chapter's defaults.
 CONFIGS = {
-    "A": {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "num_kv_heads": 4, "ffn_hidden_size": 688,
-          "vocab_size": 256, "seq_len": 256, "micro_batch_size": 8},
-    "B": {"hidden_size": 512, "num_layers": 8, "num_heads": 8, "num_kv_heads": 8, "ffn_hidden_size": 1376,
-          "vocab_size": 4096, "seq_len": 512, "micro_batch_size": 4},
+    "A": {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "num_kv_heads": 4,
+          "ffn_hidden_size": 688, "vocab_size": 256, "seq_len": 256, "micro_batch_size": 8},
+    "B": {"hidden_size": 512, "num_layers": 8, "num_heads": 8, "num_kv_heads": 8,
+          "ffn_hidden_size": 1376, "vocab_size": 4096, "seq_len": 512, "micro_batch_size": 4},
 }
 DTYPES = ("f32", "bf16")
 QUIET_FLAGS = {"eval_interval": 0, "sample_tokens": 0, "trace_steps": 0}
@@ -31,8 +31,9 @@ def flops_per_token(config):
     """Model FLOPs of forward and backward: 6 * matmul parameters (no lookup table) + 12 L h s."""
     hidden, layers = config["hidden_size"], config["num_layers"]
     kv_width = hidden // config["num_heads"] * config["num_kv_heads"]
-    per_layer = 2 * hidden * hidden + 2 * hidden * kv_width + 3 * hidden * config["ffn_hidden_size"]
-    parameters = layers * per_layer + config["vocab_size"] * hidden
+    attention = 2 * hidden * hidden + 2 * hidden * kv_width
+    mlp = 3 * hidden * config["ffn_hidden_size"]
+    parameters = layers * (attention + mlp) + config["vocab_size"] * hidden
     return 6 * parameters + 12 * layers * hidden * config["seq_len"]
 
 
@@ -40,7 +41,8 @@ def measure(records, run, config):
     """Medians of one run over the steps after the first SKIPPED_STEPS, as {measure: value}."""
     timed = [record for record in records if record["step"] >= SKIPPED_STEPS]
     if not timed:
-        raise BookError(f"a run of {len(records)} steps has none left after skipping {SKIPPED_STEPS}")
+        raise BookError(f"a run of {len(records)} steps has none left after the first "
+                        f"{SKIPPED_STEPS}, which are not counted")
     matmul = float(run["matmul_gflops"])
     tokens_per_s = statistics.median(float(record["tokens_per_s"]) for record in timed)
     gflops = tokens_per_s * flops_per_token(config) / 1e9
@@ -124,6 +126,10 @@ def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packa
 def _record(chapter, results):
     """Everything that is needed to read the numbers later."""
     threads = int(machine.thread_environment()["OMP_NUM_THREADS"])
+    measured = [{"config": name, "dtype": dtype, "flags": CONFIGS[name],
+                 "flops_per_token": flops_per_token(CONFIGS[name]),
+                 "summary": summarise(rounds), "rounds": rounds}
+                for (name, dtype), rounds in results.items()]
     return {
         "chapter": chapter.name,
         "commit": git_commit(),
@@ -131,9 +137,7 @@ def _record(chapter, results):
         "command": shlex.join(["./book", *sys.argv[1:]]),
         "machine": {"cpu": machine.cpu_name(), "cores": machine.usable_cores(), "threads": threads,
                     "isa": [name for name, here in machine.instruction_sets().items() if here]},
-        "results": [{"config": name, "dtype": dtype, "flags": CONFIGS[name], "rounds": rounds,
-                     "flops_per_token": flops_per_token(CONFIGS[name]), "summary": summarise(rounds)}
-                    for (name, dtype), rounds in results.items()],
+        "results": measured,
     }
 
 
@@ -152,15 +156,16 @@ def _print_table(record):
         print(f"{result['config']} {result['dtype']:<6} {_cell(s['tokens_per_s'], 0, 24)} "
               f"{_cell(s['step_ms'], 1, 24)} {_cell(s['model_gflops'], 1, 22)} "
               f"{_cell(s['matmul_gflops'], 1, 22)} {_cell(s['fraction'], 3, 19)}")
-    print("fraction = model FLOP/s as a share of the matrix-product rate that the run measured first")
+    print("fraction = model FLOP/s / the matrix-product rate that the run measured at its start")
     for result in record["results"]:
         worst = max(abs(r["mfu_reported"] / r["fraction"] - 1) for r in result["rounds"])
         if not worst <= MFU_TOLERANCE:
-            print(f"note: {result['config']} {result['dtype']}: the run's own mfu differs from this "
-                  f"fraction by up to {worst:.0%}")
+            print(f"note: {result['config']} {result['dtype']}: the run's own mfu differs from "
+                  f"this fraction by up to {worst:.0%}")
 
 
 def _cell(values, digits, width):
     """median (min-max), right-aligned."""
-    text = (f"{values['median']:.{digits}f} ({values['min']:.{digits}f}-{values['max']:.{digits}f})")
+    median, low, high = (f"{values[key]:.{digits}f}" for key in ("median", "min", "max"))
+    text = f"{median} ({low}-{high})"
     return f"{text:>{width}}"

@@ -1,4 +1,4 @@
-"""Configures and builds a preset of CMakePresets.json, and does neither when nothing has changed."""
+"""Configures and builds a preset of CMakePresets.json; does neither when nothing has changed."""
 import contextlib
 import fcntl
 import hashlib
@@ -56,7 +56,8 @@ def _lock(preset):
 def _fingerprint(with_tests):
     """What a configured build rests on: `machine` invalidates its cache, the rest its decisions."""
     presets = (ROOT / "CMakePresets.json").read_bytes()
-    compiler = {name: os.environ.get(name, "") for name in ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS")}
+    variables = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS")
+    compiler = {name: os.environ.get(name, "") for name in variables}
     return {
         "machine": [str(ROOT), machine.cpu_name(), machine.instruction_sets(), compiler],
         "presets": hashlib.sha256(presets).hexdigest(),
@@ -79,9 +80,10 @@ def _configure(preset, with_tests):
     cached = (build_dir(preset) / "CMakeCache.txt").exists()
     if have == wanted and cached and (build_dir(preset) / "build.ninja").exists():
         return
-    command = ["cmake", "--preset", preset, "-S", str(ROOT), f"-DUSP_TESTS={'ON' if with_tests else 'OFF'}"]
+    command = ["cmake", "--preset", preset, "-S", str(ROOT),
+               f"-DUSP_TESTS={'ON' if with_tests else 'OFF'}"]
     if cached and have is not None and have.get("machine") != wanted["machine"]:
-        command.append("--fresh")  # another machine's compiler and instruction sets are in the cache
+        command.append("--fresh")  # the cache holds another machine's compiler and CPU
     run_step(f"configuring {preset}", command, live=False)
     stamp.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
 
@@ -91,7 +93,8 @@ def _is_up_to_date(preset, target):
     command = ["ninja", "-C", str(build_dir(preset)), "-n", *([target] if target else [])]
     try:
         dry_run = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                 stderr=subprocess.DEVNULL, text=True, errors="replace", check=False)
+                                 stderr=subprocess.DEVNULL, text=True, errors="replace",
+                                 check=False)
     except OSError:
         return False
     return dry_run.returncode == 0 and "no work to do" in dry_run.stdout

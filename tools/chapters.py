@@ -38,7 +38,8 @@ def find_chapters(root=ROOT):
         if not isinstance(fields, dict):
             raise BookError(f"cannot read {manifest}: it must hold one JSON object")
         folder = manifest.parent
-        chapters.append(Chapter(int(folder.name[2:4]), folder, str(fields.get("title", folder.name)),
+        chapters.append(Chapter(int(folder.name[2:4]), folder,
+                                str(fields.get("title", folder.name)),
                                 str(fields.get("technique", ""))))
     return chapters
 

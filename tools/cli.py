@@ -4,8 +4,8 @@ import os
 import signal
 import sys
 
-from tools import bench, chapters, compare, doctor, figures, launch, testing
-from tools.base import BookError, say
+from tools import bench, chapters, compare, doctor, figures, launch, showcase, testing, weave
+from tools.base import BookError, say, show_path
 
 HELP = """\
 ultrascale.cpp: train Llamas, one technique per chapter.
@@ -23,6 +23,9 @@ Check
   test                     build everything and run the tests
   bench [CHAPTER]          speed: medians of interleaved runs, as text and JSON
   doctor                   what is installed and missing, what this machine can do
+Write
+  figures [CHAPTER]        run the chapter's demo and remake what its README shows
+  weave [--check]          fill the READMEs' code and outputs from their sources
 
 CHAPTER is a number or a name: 1, ch01 and ch01_single_gpu are the same.
 """
@@ -49,8 +52,9 @@ def _add_set_up(parser):
 def _run(arguments, flags):
     """./book run"""
     parser = _Parser(prog="./book run", usage="./book run [CHAPTER] [options] [-- chapter flags]",
-                     description="Installs what is missing, builds a chapter, runs it, plots its loss.")
-    parser.add_argument("chapter", nargs="?", default="1", help="default: chapter 1, whose demo this is")
+                     description="Installs what is missing, builds a chapter, runs it and draws "
+                     "its loss.")
+    parser.add_argument("chapter", nargs="?", default="1", help="default: chapter 1, its demo")
     parser.add_argument("--print", action="store_true", dest="only_print",
                         help="print the command line that would run, and do nothing")
     parser.add_argument("--no-plot", action="store_true", help="draw no loss plot afterwards")
@@ -62,11 +66,14 @@ def _run(arguments, flags):
 
 def _test(arguments, _flags):
     """./book test"""
-    parser = _Parser(prog="./book test", description="Builds everything and runs the tests with ctest.")
+    parser = _Parser(prog="./book test",
+                     description="Builds everything and runs the tests with ctest.")
     parser.add_argument("--sanitize", action="store_true",
                         help="the unit tests under AddressSanitizer and UBSan")
-    parser.add_argument("--full", action="store_true", help="every combination and every seeded fault")
-    parser.add_argument("-R", metavar="REGEX", dest="regex", help="only the tests whose name matches")
+    parser.add_argument("--full", action="store_true",
+                        help="every combination and every seeded fault")
+    parser.add_argument("-R", metavar="REGEX", dest="regex",
+                        help="only the tests whose name matches")
     _add_set_up(parser)
     args = parser.parse_args(arguments)
     return testing.run_tests(args.sanitize, args.full, args.regex, not args.no_install,
@@ -75,8 +82,9 @@ def _test(arguments, _flags):
 
 def _bench(arguments, _flags):
     """./book bench"""
-    parser = _Parser(prog="./book bench", description="Measures training speed: medians over rounds "
-                     "in which the configurations take turns.")
+    parser = _Parser(prog="./book bench",
+                     description="Measures training speed: medians over rounds in which the "
+                     "configurations take turns.")
     parser.add_argument("chapter", nargs="?", default="1")
     parser.add_argument("--json", metavar="FILE", help="default: build/bench_chNN.json")
     parser.add_argument("--seconds", type=_positive(float), default=5.0, metavar="S",
@@ -101,7 +109,8 @@ def _positive(kind):
 
 def _plot(arguments, _flags):
     """./book plot"""
-    parser = _Parser(prog="./book plot", description="Draws loss.png and loss.svg into a run directory.")
+    parser = _Parser(prog="./book plot",
+                     description="Draws loss.png and loss.svg into a run directory.")
     parser.add_argument("run_dir", metavar="RUN_DIR")
     args = parser.parse_args(arguments)
     figures.draw("loss", [args.run_dir])
@@ -111,8 +120,9 @@ def _plot(arguments, _flags):
 
 def _compare(arguments, _flags):
     """./book compare"""
-    parser = _Parser(prog="./book compare", description="Compares two runs step by step. Exit code: 0 = "
-                     "the same bits, 1 = they differ, 2 = bad input.")
+    parser = _Parser(prog="./book compare",
+                     description="Compares two runs step by step. Exit code: 0 = the same bits, "
+                     "1 = they differ, 2 = bad input.")
     parser.add_argument("run_a", metavar="RUN_A", help="the reference")
     parser.add_argument("run_b", metavar="RUN_B")
     parser.add_argument("--out", metavar="FILE", help="the figure (default: RUN_B/compare.png)")
@@ -134,8 +144,33 @@ def _doctor(arguments, _flags):
     return doctor.examine()
 
 
+def _figures(arguments, _flags):
+    """./book figures"""
+    parser = _Parser(prog="./book figures", description="Runs a chapter's demo on this machine and "
+                     "makes from it what the chapter's README shows.")
+    parser.add_argument("chapter", nargs="?", default="1")
+    _add_set_up(parser)
+    args = parser.parse_args(arguments)
+    return showcase.make_figures(chapters.resolve(args.chapter), not args.no_install,
+                                 args.skip_packages)
+
+
+def _weave(arguments, _flags):
+    """./book weave"""
+    parser = _Parser(prog="./book weave", description="Fills the code and the outputs that the "
+                     "READMEs show from the files they come from.")
+    parser.add_argument("--check", action="store_true",
+                        help="change nothing; exit code 1 if a README no longer agrees")
+    args = parser.parse_args(arguments)
+    stale = weave.weave(args.check)
+    for readme in stale:
+        print(f"{show_path(readme)}: " + ("does not show what the sources say; run ./book weave"
+                                          if args.check else "woven"))
+    return 1 if stale and args.check else 0
+
+
 COMMANDS = {"run": _run, "test": _test, "bench": _bench, "plot": _plot, "list": _list,
-            "compare": _compare, "doctor": _doctor}
+            "compare": _compare, "doctor": _doctor, "figures": _figures, "weave": _weave}
 
 
 def _terminate(number, _frame):

@@ -77,9 +77,10 @@ def compare_runs(dir_a, dir_b, out=None):
     steps_a, steps_b = ([int(r["step"]) for r in records] for records in (records_a, records_b))
     common = sorted(set(steps_a) & set(steps_b))
     if not common:
-        raise BookError(f"the runs have no step in common: A has steps {steps_a[0]} to {steps_a[-1]}, "
-                        f"B has {steps_b[0]} to {steps_b[-1]}", 2)
-    print(f"A  {show_path(dir_a)}  ({len(steps_a)} steps)\nB  {show_path(dir_b)}  ({len(steps_b)} steps)\n")
+        raise BookError(f"the runs have no step in common: A has steps {steps_a[0]} to "
+                        f"{steps_a[-1]}, B has {steps_b[0]} to {steps_b[-1]}", 2)
+    print(f"A  {show_path(dir_a)}  ({len(steps_a)} steps)")
+    print(f"B  {show_path(dir_b)}  ({len(steps_b)} steps)\n")
     _print_config(config_differences(run_a, run_b))
     differences = find_differences(records_a, records_b)
     _print_numbers(differences, records_a, records_b, common)
@@ -106,13 +107,15 @@ def _print_config(differences):
 def _print_numbers(differences, records_a, records_b, common):
     """The first step that differs, and by how much the losses differ at most."""
     if not differences:
-        print(f"All {len(common)} common steps have the same {', '.join(COMPARED)}, to the last digit.")
+        print(f"All {len(common)} common steps have the same {', '.join(COMPARED)}, "
+              "to the last digit.")
         return
     first = differences[0].step
     print(f"First step that differs: {first} (after {common.index(first)} equal ones)")
     for d in differences:
         if d.step == first:
-            print(f"  {d.key:<9}  A: {d.a.text}   B: {d.b.text}   relative difference {d.relative:.2e}")
+            print(f"  {d.key:<9}  A: {d.a.text}   B: {d.b.text}   "
+                  f"relative difference {d.relative:.2e}")
     by_step = {int(r["step"]): r["loss"] for r in records_b}
     worst, step = max((relative_difference(r["loss"], by_step[int(r["step"])]), int(r["step"]))
                       for r in records_a if int(r["step"]) in by_step)

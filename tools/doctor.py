@@ -36,7 +36,7 @@ def _packages():
     if absent and shutil.which("apt-get"):
         print(f"  install them: {' '.join(packages.install_command(absent))}")
     elif absent and not shutil.which("dpkg-query"):
-        print("  there is no apt here: get what is missing from your own package manager or modules")
+        print("  there is no apt here: get them from your own package manager or modules")
     return not any(p.required for p in absent)
 
 
@@ -50,14 +50,16 @@ def _machine():
             if "OMP_NUM_THREADS" in os.environ else ""))
     _row("memory", f"{total / GIB:.1f} GiB, {available / GIB:.1f} GiB available")
     isa = machine.instruction_sets()
-    _row("instruction sets", "  ".join(f"{name} {'yes' if there else 'no'}" for name, there in isa.items()))
+    _row("instruction sets",
+         "  ".join(f"{name} {'yes' if there else 'no'}" for name, there in isa.items()))
     _row("dtype f32, f64", "yes")
     _row("dtype bf16", machine.bf16_path())
 
 
 def _nccl_header():
     """The first nccl.h with its version, None if there is none."""
-    roots = [os.environ.get("NCCL_HOME"), os.environ.get("CUDA_HOME"), "/usr/local/cuda", "/usr/local", "/usr"]
+    roots = [os.environ.get("NCCL_HOME"), os.environ.get("CUDA_HOME"), "/usr/local/cuda",
+             "/usr/local", "/usr"]
     for header in (Path(root) / "include" / "nccl.h" for root in roots if root):
         if header.is_file():
             text = header.read_text(errors="replace")
@@ -72,7 +74,8 @@ def _tools():
     version = r"\d+(\.\d+)+"
     for name in ("g++", "clang++", "cmake", "ninja", "ccache"):
         path = shutil.which(name)
-        _row(name, f"{_first_line([path, '--version'], version)} ({path})" if path else "not found")
+        found = _first_line([path, "--version"], version) if path else None
+        _row(name, f"{found or 'unknown version'} ({path})" if path else "not found")
     mpiexec = shutil.which("mpiexec")
     library = _first_line(["mpiexec", "--version"], r"HYDRA|Open ?MPI|OpenRTE|Intel\(R\) MPI|slurm")
     kinds = {"HYDRA": "MPICH", "OpenRTE": "Open MPI", "OpenMPI": "Open MPI"}
@@ -98,8 +101,8 @@ def _binaries():
         print(f"\n{executable.relative_to(ROOT)} --version")
         text = output_of([str(executable), "--version"])
         fine = fine and text is not None
-        for line in (text or "it does not run here; remove build/ and try again").strip().splitlines():
-            print(f"  {line}")
+        text = text or "it does not run here; remove build/ and try again"
+        print("\n".join(f"  {line}" for line in text.strip().splitlines()))
     return fine
 
 
@@ -113,5 +116,8 @@ def examine():
     except BookError as error:
         print(f"\n{error}")
         runs = False
-    print("\n" + ("Everything required is here." if complete and runs else "Something required is missing."))
-    return 0 if complete and runs else 1
+    if complete and runs:
+        print("\nEverything required is here.")
+        return 0
+    print("\nSomething required is missing.")
+    return 1

@@ -39,12 +39,12 @@ def draw(script, arguments):
     python = find_python()
     if python is None:
         raise BookError("no Python here imports numpy and matplotlib, which the plots need; try:\n"
-                        "  apt-get install --no-install-recommends python3-numpy python3-matplotlib")
+                        "  apt-get install python3-numpy python3-matplotlib")
     command = [python, str(ROOT / "tools" / "plot" / f"{script}.py"), *map(str, arguments)]
     env = dict(os.environ, MPLBACKEND="Agg")
     result = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env,
                             text=True, errors="replace", check=False)
     if result.returncode != 0:
         last = result.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise BookError(f"{script} plot: {last[0]}", result.returncode if result.returncode == 2 else 1)
+        raise BookError(f"{script} plot: {last[0]}", 2 if result.returncode == 2 else 1)
     sys.stderr.write(result.stderr)

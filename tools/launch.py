@@ -42,7 +42,8 @@ def run_chapter(chapter, flags, only_print=False, install=True, skip_packages=Fa
     run_dir = runs.reserve_run_dir(chapter) if own_dir else given_run_dir(flags)
     added = ["--run_dir", show_path(run_dir)] if own_dir else []
     try:
-        return _run_and_judge([show_path(executable), *added, *flags], None if informs else run_dir, plot)
+        return _run_and_judge([show_path(executable), *added, *flags],
+                              None if informs else run_dir, plot)
     finally:
         if own_dir and run_dir.is_dir() and not any(run_dir.iterdir()):
             run_dir.rmdir()  # the chapter refused its flags before it wrote anything

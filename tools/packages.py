@@ -71,8 +71,9 @@ def installed():
     if shutil.which("dpkg-query"):
         names = [p.name for p in PACKAGES]
         # An unknown name makes dpkg-query fail and still list the others, so its code says nothing.
-        result = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${db:Status-Abbrev}\n", *names],
-                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+        query = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Abbrev}\n", *names]
+        result = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                check=False)
         lines = result.stdout.decode(errors="replace").splitlines()
         there = {line.split()[0] for line in lines if line.split()[1:2] == ["ii"]}
         return {name: name in there for name in names}
@@ -154,15 +155,16 @@ def _as_root(argv):
     if os.geteuid() == 0:
         return argv
     if shutil.which("sudo") is None:
-        raise BookError("packages are missing, this is not root and there is no sudo; as root, run:\n"
-                        f"  {shlex.join(argv[2:])}")
+        raise BookError("packages are missing, this is not root and there is no sudo; "
+                        f"as root, run:\n  {shlex.join(argv[2:])}")
     return ["sudo", *([] if sys.stdin.isatty() else ["-n"]), *argv]
 
 
 def _apt_install(packages):
     """apt-get install, with an update first on a machine whose package lists are empty or stale."""
     apt = ["apt-get", "-o", "DPkg::Lock::Timeout=120"]
-    command = _as_root([*apt, "install", "-y", "--no-install-recommends", *[p.name for p in packages]])
+    names = [p.name for p in packages]
+    command = _as_root([*apt, "install", "-y", "--no-install-recommends", *names])
     update = _as_root([*apt, "update"])
     live = sys.stdout.isatty()
     say(f"book: {shlex.join(command)}")

@@ -61,8 +61,8 @@ def read_metrics(run_dir):
             records.append(_parse_record(line))
         except ValueError as error:
             if number == len(lines):  # no newline after it
-                warnings.append(f"{show_path(path)}:{number}: the last line is cut off and left out; "
-                                "was the run killed?")
+                warnings.append(f"{show_path(path)}:{number}: the last line is cut off and left "
+                                "out; was the run killed?")
             else:
                 raise BookError(f"{show_path(path)}:{number}: {error}", 2)
     if not records:

@@ -41,7 +41,7 @@ def woven(text, folder):
         if kind == "snippet":
             body = f"```cpp\n{snippet(reference, folder)}```\n"
         elif kind == "output":
-            body = f"```text\n{_read(folder / reference).rstrip()}\n```\n"
+            body = f"~~~~text\n{_read(folder / reference).rstrip()}\n~~~~\n"
         else:
             body = _read(folder / reference).rstrip() + "\n"
         return opening + body + closing

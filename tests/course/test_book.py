@@ -119,15 +119,18 @@ class Cores(Scratch):
         self.assertEqual(self.cores("1:cpu:/x\n", {}), 8)
 
     def test_the_smallest_quota_of_all_levels_counts(self):
-        self.assertEqual(self.cores("0::/a/b\n", {"a": "350000 100000\n", "a/b": "max 100000\n"}), 3)
-        self.assertEqual(self.cores("0::/c/d\n", {"c": "700000 100000\n", "c/d": "200000 100000\n"}), 2)
+        below = {"a": "350000 100000\n", "a/b": "max 100000\n"}
+        self.assertEqual(self.cores("0::/a/b\n", below), 3)
+        both = {"c": "700000 100000\n", "c/d": "200000 100000\n"}
+        self.assertEqual(self.cores("0::/c/d\n", both), 2)
 
     def test_less_than_one_core_is_one(self):
         self.assertEqual(self.cores("0::/a\n", {"a": "50000 100000\n"}), 1)
 
     def test_a_set_thread_count_stays(self):
-        self.assertEqual(machine.thread_environment({"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"], "7")
-        self.assertEqual(machine.thread_environment({})["OMP_NUM_THREADS"], str(machine.usable_cores()))
+        name = "OMP_NUM_THREADS"
+        self.assertEqual(machine.thread_environment({name: "7"})[name], "7")
+        self.assertEqual(machine.thread_environment({})[name], str(machine.usable_cores()))
 
 
 class FakeTools(Scratch):
@@ -220,7 +223,8 @@ class Packages(FakeTools):
         self.without("libfmt-dev")
         write(self.scratch / "stale", "")
         packages.ensure(packages.RUN)
-        self.assertEqual([line.split()[3] for line in self.logged()], ["install", "update", "install"])
+        self.assertEqual([line.split()[3] for line in self.logged()],
+                         ["install", "update", "install"])
 
     def test_only_root_goes_without_sudo(self):
         self.without("libfmt-dev")
@@ -376,7 +380,8 @@ class Bench(Scratch):
 
     def test_summary_over_rounds(self):
         rounds = [{name: value for name in bench.MEASURES} for value in (3.0, 1.0, 2.5)]
-        self.assertEqual(bench.summarise(rounds)["step_ms"], {"median": 2.5, "min": 1.0, "max": 3.0})
+        self.assertEqual(bench.summarise(rounds)["step_ms"],
+                         {"median": 2.5, "min": 1.0, "max": 3.0})
 
     def test_steps_follow_the_time_asked_for(self):
         self.assertEqual(bench.steps_for(5.0, 100.0), bench.SKIPPED_STEPS + 50)
@@ -384,10 +389,10 @@ class Bench(Scratch):
 
 
 class Launcher(FakeTools):
-    """The whole of ./book as a process, in a copy whose cmake, ninja, ctest and chapter are fakes."""
+    """The whole of ./book in a copy of the tree whose cmake, ninja, ctest and chapter are fakes."""
 
     CHAPTER = """\
-        #!/bin/bash
+        #!/bin/sh
         # What it does is told by FAKE_RUN.
         while [ $# -gt 0 ]; do
           case "$1" in
@@ -404,15 +409,20 @@ class Launcher(FakeTools):
           killed) kill -KILL $$;;
           unfinished) exit 0;;
           failed) exit 1;;
-          wait)
-            stopped() { echo "interrupted after step 1" > "$dir/done"; echo "got $1"; exit 0; }
-            trap 'stopped TERM' TERM
-            trap 'stopped INT' INT
-            echo ready
-            for i in $(seq 200); do sleep 0.05; done
-            exit 1;;
+          wait) exec PYTHON "$(dirname "$0")/../../../wait_for_a_signal.py" "$dir";;
         esac
         echo finished > "$dir/done"
+        """
+
+    WAIT_FOR_A_SIGNAL = """\
+        import signal, sys
+        wanted = {signal.SIGINT, signal.SIGTERM}
+        signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+        signal.alarm(20)
+        print("ready", flush=True)
+        print("got", signal.sigwait(wanted).name, flush=True)
+        with open(sys.argv[1] + "/done", "w") as done:
+            done.write("interrupted after step 1\\n")
         """
 
     def setUp(self):
@@ -422,8 +432,11 @@ class Launcher(FakeTools):
                         ignore=shutil.ignore_patterns("__pycache__", "cmake"))
         shutil.copy(ROOT / "book", self.tree / "book")
         write(self.tree / "CMakePresets.json", "{}")
-        write(self.tree / "ch01_single_gpu/chapter.json", '{"title": "One device", "technique": "a Llama"}')
-        fake = write(self.scratch / "fake_chapter", self.CHAPTER, executable=True)
+        write(self.tree / "ch01_single_gpu/chapter.json",
+              '{"title": "One device", "technique": "a Llama"}')
+        fake = write(self.scratch / "fake_chapter", self.CHAPTER.replace("PYTHON", sys.executable),
+                     executable=True)
+        write(self.tree / "wait_for_a_signal.py", self.WAIT_FOR_A_SIGNAL)
         write(self.bin / "cmake", f"""\
             #!/bin/sh
             echo "cmake $*" >> {self.log}
@@ -470,7 +483,8 @@ class Launcher(FakeTools):
         for arguments, hint in ((("fly",), "doctor"), (("run", "ch09"), "ch01_single_gpu"),
                                 (("run", "--steps", "5"), "after `--`"), (("run", "1", "2"), "2"),
                                 (("test", "--", "-j8"), "only `run`"), (("plot",), "RUN_DIR"),
-                                (("bench", "--seconds", "-1"), "-1"), (("plot", "nowhere"), "nowhere")):
+                                (("bench", "--seconds", "-1"), "-1"),
+                                (("plot", "nowhere"), "nowhere")):
             result = self.book(*arguments)
             self.assertEqual(result.returncode, 2, arguments)
             self.assertRegex(result.stderr, "^error: ")
@@ -512,7 +526,8 @@ class Launcher(FakeTools):
         self.assertEqual(result.returncode, 1)
         self.assertIn("apt-get install", result.stderr)
         self.assertEqual(self.logged(), [])
-        self.assertEqual(self.book("run", "--no-install", "--skip-packages", "--no-plot").returncode, 0)
+        result = self.book("run", "--no-install", "--skip-packages", "--no-plot")
+        self.assertEqual(result.returncode, 0)
 
     def test_exit_code_0_without_a_done_mark_is_a_failure(self):
         result = self.book("run", FAKE_RUN="unfinished")
@@ -539,7 +554,7 @@ class Launcher(FakeTools):
         self.assertFalse((self.tree / "runs").exists())
 
     def test_signals_are_handed_on_and_waited_for(self):
-        for number, name in ((signal.SIGTERM, "TERM"), (signal.SIGINT, "INT")):
+        for number in (signal.SIGTERM, signal.SIGINT):
             with subprocess.Popen([sys.executable, str(self.tree / "book"), "run", "--no-plot"],
                                   cwd=self.tree, env=self.environment(FAKE_RUN="wait"), text=True,
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -550,7 +565,7 @@ class Launcher(FakeTools):
                 process.send_signal(number)
                 out, err = process.communicate(timeout=30)
             self.assertEqual(process.returncode, 0, err)
-            self.assertIn(f"got {name}", out)
+            self.assertIn(f"got {number.name}", out)
             self.assertIn("interrupted after step 1", err)
             self.assertNotIn("Traceback", err)
 

@@ -42,12 +42,12 @@ def draw_difference(axes, a, b):
         return
     axes.set_yscale("log")
     axes.plot(steps, drawn, color=style.GREEN, linewidth=1.1, marker=".", markersize=1.5)
-    low, high = np.nanmin(drawn), np.nanmax(drawn)
-    axes.set_ylim(10.0 ** (math.floor(math.log10(low)) - 0.2), 10.0 ** (math.ceil(math.log10(high)) + 0.2))
+    low, high = math.log10(np.nanmin(drawn)), math.log10(np.nanmax(drawn))
+    axes.set_ylim(10.0 ** (math.floor(low) - 0.2), 10.0 ** (math.ceil(high) + 0.2))
     zeros = int((relative == 0).sum())
     if zeros:
-        axes.annotate(f"{zeros} of {len(steps)} steps are equal", (0.01, 0.9), xycoords="axes fraction",
-                      va="top", color=style.MUTED, fontsize=11)
+        axes.annotate(f"{zeros} of {len(steps)} steps are equal", (0.01, 0.9),
+                      xycoords="axes fraction", va="top", color=style.MUTED, fontsize=11)
 
 
 def main(argv):
@@ -58,8 +58,10 @@ def main(argv):
     a, b = losses(dir_a), losses(dir_b)
     name_a, name_b = names(dir_a, dir_b)
     fig, (upper, lower) = style.figure(rows=2, heights=(2.4, 1), size=(8.4, 5.4))
-    upper.plot(list(a), list(a.values()), color=style.BLUE, linewidth=2.6, alpha=0.55, label=style.plain(f"A  {name_a}"))
-    upper.plot(list(b), list(b.values()), color=style.ORANGE, linewidth=1.1, label=style.plain(f"B  {name_b}"))
+    for run, label, look in (
+            (a, f"A  {name_a}", {"color": style.BLUE, "linewidth": 2.6, "alpha": 0.55}),
+            (b, f"B  {name_b}", {"color": style.ORANGE, "linewidth": 1.1})):
+        upper.plot(list(run), list(run.values()), label=style.plain(label), **look)
     upper.set_ylabel("loss, nats per token")
     upper.legend(loc="upper right")
     style.title(upper, f"Training loss of {name_a} and {name_b}")

@@ -18,7 +18,7 @@ SMOOTH_SHARE = 25       # the window is 1 / SMOOTH_SHARE of the run
 
 
 def smooth(values, window):
-    """Mean over a centred window that shrinks at the ends; values that are not finite are left out."""
+    """Mean over a centred window that shrinks at the ends; only finite values count."""
     half = window // 2
     known = np.isfinite(values)
     sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
@@ -68,7 +68,8 @@ def draw_loss(axes, records, run):
     config = run.get("config") or {}
     uniform = math.log(float(config["vocab_size"])) if "vocab_size" in config else math.nan
     entropy = float((run.get("data") or {}).get("unigram_entropy", math.nan))
-    axes.set_ylim(*loss_range(np.concatenate([losses, column(records, "val_loss")]), uniform, entropy))
+    drawn = np.concatenate([losses, column(records, "val_loss")])
+    axes.set_ylim(*loss_range(drawn, uniform, entropy))
     draw_series(axes, steps, losses, style.BLUE, "training loss")
     validated = [record for record in records if "val_loss" in record]
     if validated:

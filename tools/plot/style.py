@@ -1,4 +1,4 @@
-"""How the project's figures look: one serif face that comes with matplotlib, few inks, thin axes."""
+"""How the project's figures look: a serif face that comes with matplotlib, few inks, thin axes."""
 import math
 
 import matplotlib

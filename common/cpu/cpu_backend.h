@@ -1,0 +1,68 @@
+#pragma once
+
+#include "backend.h"
+
+namespace usp::cpu {
+
+/// Kernels for CPU cores: matrix products of f32 and bf16 by oneDNN, everything else by the loops
+/// here, over OpenMP threads (omp_get_max_threads()) and SIMD lanes. The results of these loops
+/// have the same bits for any number of threads.
+class CpuBackend : public Backend {
+ public:
+  // elementwise.cpp
+  void fill(Tensor y, double value) override;
+  void copy(Tensor y, const Tensor& x) override;
+  void add(Tensor y, const Tensor& a, const Tensor& b) override;
+  void rope(Tensor x, const Tensor& cos, const Tensor& sin, const Positions& positions,
+            bool inverse) override;
+  void swiglu_forward(Tensor y, const Tensor& gate_up) override;
+  void swiglu_backward(Tensor dgate_up, const Tensor& dy, const Tensor& gate_up) override;
+  void embedding_forward(Tensor y, const Tensor& table, const Tensor& tokens,
+                         int64_t vocab_offset) override;
+  void embedding_backward(Tensor dtable, const Tensor& dy, const Tensor& tokens,
+                          int64_t vocab_offset, bool accumulate) override;
+
+  // matmul.cpp
+  void matmul(Tensor c, const Tensor& a, const Tensor& b, bool accumulate) override;
+
+  // rmsnorm.cpp
+  void rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weight,
+                       double eps) override;
+  void rmsnorm_backward_input(Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
+                              const Tensor& rstd, const Tensor& dresidual) override;
+  void rmsnorm_backward_weight(Tensor dweight, const Tensor& dy, const Tensor& x,
+                               const Tensor& rstd, bool accumulate) override;
+
+  // attention.cpp
+  void attention_forward(Tensor out, Tensor lse, const Tensor& q, const Tensor& k, const Tensor& v,
+                         double scale, const Positions& queries, const Positions& keys) override;
+  void attention_delta(Tensor delta, const Tensor& dout, const Tensor& out) override;
+  void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
+                          const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
+                          double scale, const Positions& queries, const Positions& keys) override;
+
+  // softmax.cpp
+  void causal_softmax_forward(Tensor probs, Tensor lse, const Tensor& scores, double scale,
+                              const Positions& queries, const Positions& keys) override;
+  void causal_softmax_backward(Tensor dscores, const Tensor& dprobs, const Tensor& probs,
+                               const Tensor& delta, double scale) override;
+  void cross_entropy_forward(Tensor row_max, Tensor row_sum, Tensor target_logit,
+                             const Tensor& logits, const Tensor& targets,
+                             int64_t vocab_offset) override;
+  void cross_entropy_loss(Tensor loss, Tensor lse, const Tensor& row_max, const Tensor& row_sum,
+                          const Tensor& target_logit, double scale) override;
+  void cross_entropy_backward(Tensor dlogits, const Tensor& logits, const Tensor& targets,
+                              const Tensor& lse, int64_t vocab_offset, double scale) override;
+
+  // optimizer.cpp
+  void sum_squares(Tensor sum, const Tensor& x) override;
+  void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums,
+                        double max_norm) override;
+  void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
+             const Tensor& coefficient, const AdamWSettings& settings) override;
+};
+
+/// The f64 case of matmul, in matmul_f64.cpp: every element of c is one sum in index order.
+void matmul_f64(Tensor c, const Tensor& a, const Tensor& b, bool accumulate);
+
+}  // namespace usp::cpu

@@ -1,0 +1,66 @@
+#include <cmath>
+#include <limits>
+
+#include "cpu_backend.h"
+#include "parallel.h"
+#include "vector_math.h"
+
+namespace usp::cpu {
+
+void CpuBackend::sum_squares(Tensor sum, const Tensor& x) {
+  dispatch(x.dtype(), [&]<class T>(T) {
+    const T* in = x.data<T>();
+    *sum.data<double>() = sum_over_blocks(x.numel(), [=](int64_t begin, int64_t end) {
+      double squares = 0;
+#pragma omp simd reduction(+ : squares)
+      for (int64_t i = begin; i < end; ++i) {
+        squares += static_cast<double>(in[i]) * static_cast<double>(in[i]);
+      }
+      return squares;
+    });
+  });
+}
+
+void CpuBackend::clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums,
+                                  double max_norm) {
+  double sum = 0;
+  for (int64_t i = 0; i < sums.numel(); ++i) sum += sums.data<double>()[i];
+  const double length = std::sqrt(sum);
+  double factor = 1;
+  if (max_norm > 0 && length > max_norm) factor = max_norm / length;
+  if (!std::isfinite(length)) factor = std::numeric_limits<double>::quiet_NaN();
+  *norm.data<double>() = length;
+  *coefficient.data<double>() = factor;
+}
+
+void CpuBackend::adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
+                       const Tensor& coefficient, const AdamWSettings& settings) {
+  const double factor = *coefficient.data<double>();
+  if (std::isnan(factor)) return;
+  dispatch(value.dtype(), [&]<class T>(T) {
+    using A = accumulate_t<T>;
+    T* weight = value.data<T>();
+    A *w = master.data<A>(), *mean = m.data<A>(), *variance = v.data<A>();
+    const A* gradient = grad.data<A>();
+    const double t = static_cast<double>(settings.step);
+    const A clip = A(factor), eps = A(settings.eps);
+    const A beta1 = A(settings.beta1), beta2 = A(settings.beta2);
+    const A fresh1 = A(1 - settings.beta1), fresh2 = A(1 - settings.beta2);
+    // The moments start at 0; dividing by 1 - beta^t makes them weighted means of the gradients.
+    const A unbias1 = A(1 / (1 - std::pow(settings.beta1, t)));
+    const A unbias2 = A(1 / (1 - std::pow(settings.beta2, t)));
+    const A lr = A(settings.lr);
+    const A keep = A(1 - settings.lr * settings.weight_decay);
+    parallel_for_elements(value.numel(), [=](int64_t i) {
+      const A g = gradient[i] * clip;
+      mean[i] = beta1 * mean[i] + fresh1 * g;
+      variance[i] = beta2 * variance[i] + fresh2 * g * g;
+      const A step = mean[i] * unbias1 / (std::sqrt(variance[i] * unbias2) + eps);
+      const A updated = w[i] * keep - lr * step;
+      w[i] = updated;
+      store(weight[i], updated);
+    });
+  });
+}
+
+}  // namespace usp::cpu

@@ -1,0 +1,137 @@
+#include <cmath>
+
+#include "causal_mask.h"
+#include "cpu_backend.h"
+#include "parallel.h"
+#include "vector_math.h"
+
+namespace usp::cpu {
+
+namespace {
+
+/// Writes the softmax of scale * x, restricted to the keys at or before `query`, to y (which may be
+/// x), zeros elsewhere; returns the log of the sum. A row that sees no key: zeros and -inf.
+template <class T>
+accumulate_t<T> causal_softmax_row(T* y, const T* x, int64_t count, accumulate_t<T> scale,
+                                   const int32_t* keys, int32_t query) {
+  using A = accumulate_t<T>;
+  const auto score = [=](int64_t i) {
+    return keys[i] <= query ? load(x[i]) * scale : -kInfinity<A>;
+  };
+  A max = -kInfinity<A>;
+  for (int64_t i = 0; i < count; ++i) max = std::max(max, score(i));
+  const A shift = max == -kInfinity<A> ? 0 : max;  // -inf - -inf would be NaN
+  A sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < count; ++i) sum += exp(score(i) - shift);
+  const A inverse = sum == 0 ? 0 : 1 / sum;
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) store(y[i], exp(score(i) - shift) * inverse);
+  return max + std::log(sum);
+}
+
+}  // namespace
+
+void CpuBackend::causal_softmax_forward(Tensor probs, Tensor lse, const Tensor& scores,
+                                        double scale, const Positions& queries,
+                                        const Positions& keys) {
+  const CausalMask mask(queries, keys);
+  dispatch(probs.dtype(), [&]<class T>(T) {
+    using A = accumulate_t<T>;
+    const int64_t S = probs.size(2), K = probs.size(3);
+    T* out = probs.data<T>();
+    A* log_sums = lse.data<A>();
+    const T* in = scores.data<T>();
+    const int32_t *query = mask.queries(), *key = mask.keys();
+    parallel_for(lse.numel(), 4 * K, [=](int64_t row) {
+      log_sums[row] =
+          causal_softmax_row(out + row * K, in + row * K, K, A(scale), key, query[row % S]);
+    });
+  });
+}
+
+void CpuBackend::causal_softmax_backward(Tensor dscores, const Tensor& dprobs, const Tensor& probs,
+                                         const Tensor& delta, double scale) {
+  dispatch(probs.dtype(), [&]<class T>(T) {
+    using A = accumulate_t<T>;
+    const int64_t K = probs.size(3);
+    T* out = dscores.data<T>();
+    const T *grad = dprobs.data<T>(), *p = probs.data<T>();
+    const A *dot = delta.data<A>(), factor = A(scale);
+    parallel_for(delta.numel(), K, [=](int64_t row) {
+#pragma omp simd
+      for (int64_t i = row * K; i < (row + 1) * K; ++i) {
+        store(out[i], load(p[i]) * (load(grad[i]) - dot[row]) * factor);
+      }
+    });
+  });
+}
+
+void CpuBackend::cross_entropy_forward(Tensor row_max, Tensor row_sum, Tensor target_logit,
+                                       const Tensor& logits, const Tensor& targets,
+                                       int64_t vocab_offset) {
+  dispatch(logits.dtype(), [&]<class T>(T) {
+    using A = accumulate_t<T>;
+    const int64_t V = logits.size(1);
+    A *maxima = row_max.data<A>(), *sums = row_sum.data<A>(), *picked = target_logit.data<A>();
+    const T* in = logits.data<T>();
+    const int32_t* target = targets.data<int32_t>();
+    parallel_for(targets.numel(), 2 * V, [=](int64_t row) {
+      const T* x = in + row * V;
+      const A max = max_of(x, V, -kInfinity<A>);
+      A sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = 0; i < V; ++i) sum += exp(load(x[i]) - max);
+      const int64_t index = target[row] - vocab_offset;
+      maxima[row] = max;
+      sums[row] = sum;
+      picked[row] = index >= 0 && index < V ? load(x[index]) : A{0};
+    });
+  });
+}
+
+void CpuBackend::cross_entropy_loss(Tensor loss, Tensor lse, const Tensor& row_max,
+                                    const Tensor& row_sum, const Tensor& target_logit,
+                                    double scale) {
+  dispatch(lse.dtype(), [&]<class T>(T) {
+    using A = accumulate_t<T>;
+    A* log_sums = lse.data<A>();
+    const A *maxima = row_max.data<A>(), *sums = row_sum.data<A>();
+    const A* picked = target_logit.data<A>();
+    *loss.data<double>() +=
+        scale * sum_over_blocks(lse.numel(), [=](int64_t begin, int64_t end) {
+          double sum = 0;
+          for (int64_t row = begin; row < end; ++row) {
+            log_sums[row] = maxima[row] + std::log(sums[row]);
+            sum += static_cast<double>(log_sums[row]) - static_cast<double>(picked[row]);
+          }
+          return sum;
+        });
+  });
+}
+
+void CpuBackend::cross_entropy_backward(Tensor dlogits, const Tensor& logits, const Tensor& targets,
+                                        const Tensor& lse, int64_t vocab_offset, double scale) {
+  dispatch(logits.dtype(), [&]<class T>(T) {
+    using A = accumulate_t<T>;
+    const int64_t V = logits.size(1);
+    T* out = dlogits.data<T>();
+    const T* in = logits.data<T>();
+    const int32_t* target = targets.data<int32_t>();
+    const A *log_sums = lse.data<A>(), factor = A(scale);
+    parallel_for(targets.numel(), 2 * V, [=](int64_t row) {
+      const T* x = in + row * V;
+      T* dx = out + row * V;
+      const int64_t index = target[row] - vocab_offset;
+      const bool here = index >= 0 && index < V;
+      const A at_target = here ? exp(load(x[index]) - log_sums[row]) : A{0};
+#pragma omp simd
+      for (int64_t i = 0; i < V; ++i) {
+        store(dx[i], factor * exp(load(x[i]) - log_sums[row]));
+      }
+      if (here) store(dx[index], factor * (at_target - 1));
+    });
+  });
+}
+
+}  // namespace usp::cpu
