@@ -15,7 +15,7 @@ def run_tests(sanitize=False, full=False, regex=None, install=True, skip_package
     # --no-tests=error: a -R that matches nothing must not look like a success.
     command = ["ctest", "--test-dir", str(build.build_dir(preset)), "--output-on-failure",
                "--no-tests=error", "-j", str(jobs)]
-    command += ["-L", "unit"] if sanitize else []
+    command += ["-L", "unit|technique"] if sanitize else []
     command += ["-R", regex] if regex else []
     code, _ = wait_for(command, _environment(full))
     return code if code >= 0 else 128 - code

@@ -8,14 +8,14 @@
 #include "cpu_backend.h"
 #include "microkernel.h"
 #include "parallel.h"
-#include "vector_math.h"
+#include "simd.h"
 
-/// Blockwise attention: a block of query rows meets one tile of keys after the other, so that no
-/// more than kQueryRows x kKeyTile scores of a head exist at a time. Dao et al. (2022).
+/// Blockwise attention: a block of queries meets one tile of keys after the other, so that of a
+/// head's scores no more than kQueryRows x kKeyTile exist at a time. Dao et al. (2022).
 ///
-/// Every product is made of multiply_tile(), whose right operand is a panel; the panels of a head
-/// are packed once. Within a block, queries are taken in groups of kTileRows, and of each tile a
-/// group computes the keys up to the last one that it sees.
+/// Every product is made of multiply_tile(), whose right operand is packed in panels, once per
+/// head. Queries are taken in groups of kTileRows, and of each tile a group computes the keys up to
+/// the last one that it sees. All sums are in f32 (f64 for f64 tensors).
 namespace usp::cpu {
 
 namespace {
@@ -23,64 +23,44 @@ namespace {
 constexpr int64_t kGroups = 8;
 constexpr int64_t kQueryRows = kGroups * kTileRows;
 
+/// The rows of one head of a [B, rows, heads, D] tensor.
 template <class T>
 struct HeadRows {
   T* data;
-  int64_t stride;  ///< from one row of the head to the next
+  int64_t stride;
+
+  HeadRows(const Tensor& x, int64_t sample, int64_t head) : data(x.data<T>()), stride(x.stride(1)) {
+    if (x.numel() > 0) data += sample * x.stride(0) + head * x.stride(2);
+  }
   T* operator[](int64_t row) const { return data + row * stride; }
 };
 
-/// The rows of one head of x [B, rows, heads, D].
-template <class T>
-HeadRows<T> rows_of(const Tensor& x, int64_t sample, int64_t head) {
-  return {x.data<T>() + sample * x.stride(0) + head * x.stride(2), x.stride(1)};
-}
+/// Operands and sizes of one call, and who sees whom.
+struct Problem {
+  const Tensor &q, &k, &v;
+  double scale;
+  CausalMask mask;
+  int64_t B = q.size(0), S = q.size(1), N = q.size(2), D = q.size(3);
+  int64_t K = k.size(1), G = k.size(2);
+  int64_t padded_K = mask.num_tiles() * kKeyTile;
+};
 
-/// to [round_up(count, kTileRows), D] = factor * rows, zeros below.
-template <class A, class T>
-void load_rows(A* to, const HeadRows<T>& rows, int64_t first, int64_t count, int64_t D, A factor) {
-  for (int64_t i = 0; i < count; ++i, to += D) {
-    const T* row = rows[first + i];
-#pragma omp simd
-    for (int64_t d = 0; d < D; ++d) to[d] = factor * load(row[d]);
-  }
-  std::fill_n(to, (round_up(count, kTileRows) - count) * D, A{0});
-}
+/// An array of `size` elements for each thread that works on `tasks` tasks.
+template <class A>
+class PerThread {
+ public:
+  PerThread(int64_t tasks, int64_t size)
+      : storage_(workspace({std::min<int64_t>(tasks, omp_get_max_threads()), size}, dtype_of<A>)),
+        size_(size) {}
+  /// The calling thread's.
+  A* mine() const { return static_cast<A*>(storage_.address()) + omp_get_thread_num() * size_; }
 
-/// Packs `count` rows as the columns of a [D, padded] right operand, zeros beyond them. The panel
-/// of columns c.. begins at to + c * D.
-template <class A, class T>
-void pack_as_columns(A* to, const HeadRows<T>& rows, int64_t first, int64_t count, int64_t padded,
-                     int64_t D) {
-  constexpr int64_t kColumns = kTileColumns<A>;
-  for (int64_t c = 0; c < padded; c += kColumns) {
-    const int64_t filled = std::clamp<int64_t>(count - c, 0, kColumns);
-    for (int64_t d = 0; d < D; ++d, to += kColumns) {
-      for (int64_t j = 0; j < filled; ++j) to[j] = load(rows[first + c + j][d]);
-      for (int64_t j = filled; j < kColumns; ++j) to[j] = 0;
-    }
-  }
-}
+ private:
+  Tensor storage_;
+  int64_t size_;
+};
 
-/// Packs `count` rows as the rows of a [padded, D] right operand, zeros beyond them. The panel of
-/// columns c.. begins at to + c * padded.
-template <class A, class T>
-void pack_as_rows(A* to, const HeadRows<T>& rows, int64_t first, int64_t count, int64_t padded,
-                  int64_t D) {
-  constexpr int64_t kColumns = kTileColumns<A>;
-  for (int64_t c = 0; c < D; c += kColumns) {
-    const int64_t filled = std::min(kColumns, D - c);
-    for (int64_t i = 0; i < count; ++i, to += kColumns) {
-      const T* row = rows[first + i] + c;
-      for (int64_t j = 0; j < filled; ++j) to[j] = load(row[j]);
-      for (int64_t j = filled; j < kColumns; ++j) to[j] = 0;
-    }
-    std::fill_n(to, (padded - count) * kColumns, A{0});
-    to += (padded - count) * kColumns;
-  }
-}
-
-/// Up to kQueryRows consecutive queries, and what each group of them sees of a tile of keys.
+/// Up to kQueryRows consecutive queries.
 struct QueryBlock {
   int64_t first, rows, groups;
   std::array<int32_t, kGroups> lowest{}, highest{};  ///< position in each group
@@ -88,7 +68,7 @@ struct QueryBlock {
   QueryBlock(const CausalMask& mask, int64_t first, int64_t num_queries)
       : first(first),
         rows(std::min(kQueryRows, num_queries - first)),
-        groups((rows + kTileRows - 1) / kTileRows) {
+        groups(round_up(rows, kTileRows) / kTileRows) {
     for (int64_t g = 0; g < groups; ++g) {
       const int32_t* query = mask.queries() + first + g * kTileRows;
       const int64_t count = std::min(kTileRows, rows - g * kTileRows);
@@ -98,10 +78,10 @@ struct QueryBlock {
   }
 };
 
-/// How many keys of the tile each group has to look at; `any` is the largest of them.
+/// How many keys of a tile each group of a block has to look at.
 struct Seen {
   std::array<int64_t, kGroups> keys{};
-  int64_t any = 0;
+  int64_t any = 0;  ///< the largest of them
 
   Seen(const QueryBlock& block, const CausalMask& mask, int64_t tile) {
     for (int64_t g = 0; g < block.groups; ++g) {
@@ -110,6 +90,34 @@ struct Seen {
     }
   }
 };
+
+/// to [kQueryRows, D] = factor * the block's rows of x. Rows that only fill up a group are 0.
+template <class A, class T>
+void load_block(A* to, const HeadRows<T>& x, const QueryBlock& block, int64_t D, A factor) {
+  for (int64_t i = 0; i < block.rows; ++i, to += D) {
+    const T* row = x[block.first + i];
+#pragma omp simd
+    for (int64_t d = 0; d < D; ++d) to[d] = factor * load(row[d]);
+  }
+  std::fill_n(to, (block.groups * kTileRows - block.rows) * D, A{0});
+}
+
+/// Packs all keys (or values), tile after tile, as a right operand [D, padded_K].
+template <class A, class T>
+void pack_transposed(A* to, const HeadRows<T>& x, const Problem& p) {
+  for (int64_t first = 0; first < p.K; first += kKeyTile, to += p.D * kKeyTile) {
+    pack_panels(to, x[first], 1, x.stride, p.D, std::min(kKeyTile, p.K - first), p.D);
+  }
+}
+
+/// Packs all keys (or values), tile after tile, as a right operand [padded_K, D].
+template <class A, class T>
+void pack(A* to, const HeadRows<T>& x, const Problem& p) {
+  const int64_t tile_size = kKeyTile * round_up(p.D, kTileColumns<A>);
+  for (int64_t first = 0; first < p.K; first += kKeyTile, to += tile_size) {
+    pack_panels(to, x[first], x.stride, 1, std::min(kKeyTile, p.K - first), p.D, kKeyTile);
+  }
+}
 
 /// scores [kQueryRows, kKeyTile] = queries [kQueryRows, D] keys [D, kKeyTile]
 template <class A>
@@ -124,36 +132,36 @@ void multiply_keys(A* scores, const A* queries, const A* keys, int64_t D, const 
   }
 }
 
-/// out [kQueryRows, padded_D] += weights [kQueryRows, kKeyTile] values [kKeyTile, padded_D]
+/// out [kQueryRows, width] += weights [kQueryRows, kKeyTile] values [kKeyTile, width]
 template <class A>
-void add_over_keys(A* out, const A* weights, const A* values, int64_t padded_D,
+void add_over_keys(A* out, const A* weights, const A* values, int64_t width,
                    const QueryBlock& block, const Seen& seen) {
-  for (int64_t d = 0; d < padded_D; d += kTileColumns<A>) {
+  for (int64_t d = 0; d < width; d += kTileColumns<A>) {
     for (int64_t g = 0; g < block.groups; ++g) {
       multiply_tile(seen.keys[g], weights + g * kTileRows * kKeyTile, kKeyTile, 1,
-                    values + d * kKeyTile, out + g * kTileRows * padded_D + d, padded_D,
+                    values + d * kKeyTile, out + g * kTileRows * width + d, width,
                     /*accumulate=*/true);
     }
   }
 }
 
-/// out [kKeyTile, padded_D] += weights^T [kKeyTile, kQueryRows] values [kQueryRows, padded_D]
+/// out [kKeyTile, width] += weightsᵀ [kKeyTile, kQueryRows] values [kQueryRows, width]
 template <class A>
-void add_over_queries(A* out, const A* weights, const A* values, int64_t padded_D,
+void add_over_queries(A* out, const A* weights, const A* values, int64_t width,
                       const QueryBlock& block, const Seen& seen) {
   for (int64_t t = 0; t < seen.any; t += kTileRows) {
-    int64_t row = 0;  // the first that sees one of these keys
+    int64_t row = 0;  // the first that may see one of these keys
     for (int64_t g = 0; seen.keys[g] <= t; ++g) row += kTileRows;
-    for (int64_t d = 0; d < padded_D; d += kTileColumns<A>) {
+    for (int64_t d = 0; d < width; d += kTileColumns<A>) {
       multiply_tile(block.rows - row, weights + row * kKeyTile + t, 1, kKeyTile,
-                    values + d * kQueryRows + row * kTileColumns<A>, out + t * padded_D + d,
-                    padded_D, /*accumulate=*/true);
+                    values + d * kQueryRows + row * kTileColumns<A>, out + t * width + d, width,
+                    /*accumulate=*/true);
     }
   }
 }
 
 /// Gives keys of the tile that the block's query `row` does not see the score -inf. Returns how
-/// many scores of the row, whole panels, there are to look at.
+/// many scores of the row, in whole panels, there are to look at.
 template <class A>
 int64_t hide_keys(A* scores, int64_t row, const QueryBlock& block, const Seen& seen,
                   const CausalMask& mask, int64_t tile) {
@@ -166,27 +174,16 @@ int64_t hide_keys(A* scores, int64_t row, const QueryBlock& block, const Seen& s
   return count;
 }
 
-/// rows [first, first + count) += factor * sums [count, padded_D]
-template <class A>
-void add_to_rows(const HeadRows<A>& rows, int64_t first, int64_t count, const A* sums, int64_t D,
-                 int64_t padded_D, A factor) {
-  for (int64_t i = 0; i < count; ++i, sums += padded_D) {
-    A* row = rows[first + i];
-#pragma omp simd
-    for (int64_t d = 0; d < D; ++d) row[d] += factor * sums[d];
-  }
-}
-
-/// One row of attention while its keys come in tile by tile: the highest score and the sum of
-/// exp(score - max).
+/// One row of attention while its keys come in tile by tile: the highest score so far and the sum
+/// of exp(score - max).
 template <class A>
 struct RunningSoftmax {
   A max = -kInfinity<A>;
   A sum = 0;
 
-  /// Replaces scores by exp(score - new max) and rescales `out`, the values weighted so far, from
-  /// the old max to the new.
-  void add_tile(A* scores, int64_t count, A* out, int64_t out_size) {
+  /// Replaces scores by exp(score - new max) and rescales `out` [size], the values weighted so far,
+  /// from the old max to the new.
+  void add_tile(A* scores, int64_t count, A* out, int64_t size) {
     const A new_max = max_of(scores, count, max);
     const A shift = new_max == -kInfinity<A> ? 0 : new_max;  // -inf - -inf would be NaN
     A tile_sum = 0;
@@ -199,46 +196,8 @@ struct RunningSoftmax {
     sum = sum * correction + tile_sum;
     max = new_max;
 #pragma omp simd
-    for (int64_t d = 0; d < out_size; ++d) out[d] *= correction;
+    for (int64_t d = 0; d < size; ++d) out[d] *= correction;
   }
-};
-
-/// An array of `size` elements for each of `threads` threads.
-template <class A>
-class PerThread {
- public:
-  PerThread(int64_t threads, int64_t size)
-      : storage_(workspace({threads, size}, dtype_of<A>)), size_(size) {}
-  /// The calling thread's.
-  A* mine() const { return static_cast<A*>(storage_.address()) + omp_get_thread_num() * size_; }
-
- private:
-  Tensor storage_;
-  int64_t size_;
-};
-
-/// What forward and backward have in common: the operands, their sizes, who sees whom.
-struct Problem {
-  const Tensor &q, &k, &v;
-  double scale;
-  CausalMask mask;
-  int64_t B, S, N, D, K, G;
-
-  Problem(const Tensor& q, const Tensor& k, const Tensor& v, double scale, const Positions& queries,
-          const Positions& keys)
-      : q(q),
-        k(k),
-        v(v),
-        scale(scale),
-        mask(queries, keys),
-        B(q.size(0)),
-        S(q.size(1)),
-        N(q.size(2)),
-        D(q.size(3)),
-        K(k.size(1)),
-        G(k.size(2)) {}
-  int64_t tiles() const { return mask.num_tiles(); }
-  int64_t threads(int64_t tasks) const { return std::min<int64_t>(tasks, omp_get_max_threads()); }
 };
 
 /// Each task is one query head of one sample.
@@ -248,172 +207,126 @@ class Forward {
   using A = accumulate_t<T>;
 
   Forward(const Tensor& out, const Tensor& lse, const Problem& problem)
-      : out_(out),
-        lse_(lse.data<A>()),
-        p_(problem),
-        padded_D_(round_up(p_.D, kTileColumns<A>)),
-        tasks_(p_.B * p_.N),
-        keys_(p_.threads(tasks_), p_.tiles() * kKeyTile * p_.D),
-        values_(p_.threads(tasks_), p_.tiles() * kKeyTile * padded_D_),
-        queries_(p_.threads(tasks_), kQueryRows * p_.D),
-        scores_(p_.threads(tasks_), kQueryRows * kKeyTile),
-        sums_(p_.threads(tasks_), kQueryRows * padded_D_) {}
+      : p_(problem), out_(out), lse_(lse.data<A>()) {}
 
   void run() const {
-    parallel_for(tasks_, p_.S * p_.K, [this](int64_t task) { head(task / p_.N, task % p_.N); });
+    parallel_for(tasks_, p_.S * p_.K * p_.D / 8, [this](int64_t task) {
+      const int64_t b = task / p_.N, n = task % p_.N, g = n / (p_.N / p_.G);
+      pack_transposed(keys_.mine(), HeadRows<T>(p_.k, b, g), p_);
+      pack(values_.mine(), HeadRows<T>(p_.v, b, g), p_);
+      for (int64_t first = 0; first < p_.S; first += kQueryRows) {
+        query_block(QueryBlock(p_.mask, first, p_.S), b, n);
+      }
+    });
   }
 
  private:
-  void head(int64_t b, int64_t n) const {
-    const int64_t g = n / (p_.N / p_.G);
-    for (int64_t tile = 0; tile < p_.tiles(); ++tile) {
-      const int64_t first = tile * kKeyTile, count = std::min(kKeyTile, p_.K - first);
-      pack_as_columns(keys_.mine() + first * p_.D, rows_of<T>(p_.k, b, g), first, count, kKeyTile,
-                      p_.D);
-      pack_as_rows(values_.mine() + first * padded_D_, rows_of<T>(p_.v, b, g), first, count,
-                   kKeyTile, p_.D);
-    }
-    for (int64_t first = 0; first < p_.S; first += kQueryRows) {
-      query_block(QueryBlock(p_.mask, first, p_.S), b, n);
-    }
-  }
-
   void query_block(const QueryBlock& block, int64_t b, int64_t n) const {
     A *queries = queries_.mine(), *scores = scores_.mine(), *sums = sums_.mine();
-    load_rows(queries, rows_of<T>(p_.q, b, n), block.first, block.rows, p_.D, A(p_.scale));
-    std::fill_n(sums, kQueryRows * padded_D_, A{0});
+    load_block(queries, HeadRows<T>(p_.q, b, n), block, p_.D, A(p_.scale));
+    std::fill_n(sums, kQueryRows * width_, A{0});
     std::array<RunningSoftmax<A>, kQueryRows> softmax;
-    for (int64_t tile = 0; tile < p_.tiles(); ++tile) {
+    for (int64_t tile = 0; tile < p_.mask.num_tiles(); ++tile) {
       const Seen seen(block, p_.mask, tile);
       if (seen.any == 0) continue;
       multiply_keys(scores, queries, keys_.mine() + tile * kKeyTile * p_.D, p_.D, block, seen);
       for (int64_t row = 0; row < block.rows; ++row) {
         A* row_scores = scores + row * kKeyTile;
         const int64_t count = hide_keys(row_scores, row, block, seen, p_.mask, tile);
-        softmax[row].add_tile(row_scores, count, sums + row * padded_D_, padded_D_);
+        softmax[row].add_tile(row_scores, count, sums + row * width_, width_);
       }
-      add_over_keys(sums, scores, values_.mine() + tile * kKeyTile * padded_D_, padded_D_, block,
-                    seen);
+      add_over_keys(sums, scores, values_.mine() + tile * kKeyTile * width_, width_, block, seen);
     }
-    const HeadRows<T> out = rows_of<T>(out_, b, n);
-    for (int64_t row = 0; row < block.rows; ++row, sums += padded_D_) {
+    const HeadRows<T> out(out_, b, n);
+    for (int64_t row = 0; row < block.rows; ++row, sums += width_) {
+      const auto [max, sum] = softmax[row];
+      const A inverse = sum == 0 ? 0 : 1 / sum;
       T* out_row = out[block.first + row];
-      const A inverse = softmax[row].sum == 0 ? 0 : 1 / softmax[row].sum;
 #pragma omp simd
       for (int64_t d = 0; d < p_.D; ++d) store(out_row[d], sums[d] * inverse);
-      lse_[(b * p_.N + n) * p_.S + block.first + row] =
-          softmax[row].max + std::log(softmax[row].sum);
+      lse_[(b * p_.N + n) * p_.S + block.first + row] = max + std::log(sum);
     }
   }
 
+  const Problem& p_;
   const Tensor& out_;
   A* lse_;
-  const Problem& p_;
-  int64_t padded_D_;  ///< channels in whole panels
-  int64_t tasks_;
-  PerThread<A> keys_;     ///< [D, K] in panels
-  PerThread<A> values_;   ///< [K, D] in panels
-  PerThread<A> queries_;  ///< [kQueryRows, D], times scale
-  PerThread<A> scores_;   ///< [kQueryRows, kKeyTile]
-  PerThread<A> sums_;     ///< [kQueryRows, padded_D]
+  const int64_t tasks_ = p_.B * p_.N;
+  const int64_t width_ = round_up(p_.D, kTileColumns<A>);    ///< channels in whole panels
+  const PerThread<A> keys_{tasks_, p_.D* p_.padded_K};       ///< [D, padded_K] in panels
+  const PerThread<A> values_{tasks_, p_.padded_K* width_};   ///< [padded_K, D] in panels
+  const PerThread<A> queries_{tasks_, kQueryRows* p_.D};     ///< [kQueryRows, D], times scale
+  const PerThread<A> scores_{tasks_, kQueryRows* kKeyTile};  ///< [kQueryRows, kKeyTile]
+  const PerThread<A> sums_{tasks_, kQueryRows* width_};      ///< [kQueryRows, width]
 };
 
-/// Each task is one kv head of one sample with all query heads that read it, so that dk and dv are
-/// summed by one thread in a fixed order.
+/// Each task is one kv head of one sample with all query heads that read it, so that one thread
+/// sums dk and dv in a fixed order.
 template <class T>
 class Backward {
  public:
   using A = accumulate_t<T>;
 
   struct Gradients {
-    const Tensor &dq, &dk, &dv;
+    const Tensor &dq, &dk, &dv, &dout, &lse, &delta;
   };
 
-  Backward(const Gradients& gradients, const Tensor& dout, const Tensor& lse, const Tensor& delta,
-           const Problem& problem)
-      : gradients_(gradients),
-        dout_(dout),
-        lse_(lse.data<A>()),
-        delta_(delta.data<A>()),
-        p_(problem),
-        padded_D_(round_up(p_.D, kTileColumns<A>)),
-        tasks_(p_.B * p_.G),
-        key_columns_(p_.threads(tasks_), p_.tiles() * kKeyTile * p_.D),
-        value_columns_(p_.threads(tasks_), p_.tiles() * kKeyTile * p_.D),
-        key_rows_(p_.threads(tasks_), p_.tiles() * kKeyTile * padded_D_),
-        dkeys_(p_.threads(tasks_), p_.tiles() * kKeyTile * padded_D_),
-        dvalues_(p_.threads(tasks_), p_.tiles() * kKeyTile * padded_D_),
-        queries_(p_.threads(tasks_), kQueryRows * p_.D),
-        douts_(p_.threads(tasks_), kQueryRows * p_.D),
-        query_rows_(p_.threads(tasks_), kQueryRows * padded_D_),
-        dout_rows_(p_.threads(tasks_), kQueryRows * padded_D_),
-        probs_(p_.threads(tasks_), kQueryRows * kKeyTile),
-        dscores_(p_.threads(tasks_), kQueryRows * kKeyTile),
-        dqueries_(p_.threads(tasks_), kQueryRows * padded_D_) {}
+  Backward(const Gradients& gradients, const Problem& problem) : p_(problem), g_(gradients) {}
 
   void run() const {
     const int64_t group = p_.N / p_.G;
-    parallel_for(tasks_, group * p_.S * p_.K, [=, this](int64_t task) {
+    parallel_for(tasks_, group * p_.S * p_.K * p_.D / 8, [=, this](int64_t task) {
       const int64_t b = task / p_.G, g = task % p_.G;
-      load_keys(b, g);
+      const HeadRows<T> keys(p_.k, b, g);
+      pack_transposed(keys_transposed_.mine(), keys, p_);
+      pack_transposed(values_transposed_.mine(), HeadRows<T>(p_.v, b, g), p_);
+      pack(keys_.mine(), keys, p_);
+      std::fill_n(dkeys_.mine(), p_.padded_K * width_, A{0});
+      std::fill_n(dvalues_.mine(), p_.padded_K * width_, A{0});
       for (int64_t n = g * group; n < (g + 1) * group; ++n) {
         for (int64_t first = 0; first < p_.S; first += kQueryRows) {
           query_block(QueryBlock(p_.mask, first, p_.S), b, n);
         }
       }
-      add_to_rows(rows_of<A>(gradients_.dk, b, g), 0, p_.K, dkeys_.mine(), p_.D, padded_D_, A{1});
-      add_to_rows(rows_of<A>(gradients_.dv, b, g), 0, p_.K, dvalues_.mine(), p_.D, padded_D_, A{1});
+      add_to_rows(HeadRows<A>(g_.dk, b, g), 0, p_.K, dkeys_.mine(), 1);
+      add_to_rows(HeadRows<A>(g_.dv, b, g), 0, p_.K, dvalues_.mine(), 1);
     });
   }
 
  private:
-  void load_keys(int64_t b, int64_t g) const {
-    const HeadRows<T> keys = rows_of<T>(p_.k, b, g), values = rows_of<T>(p_.v, b, g);
-    for (int64_t tile = 0; tile < p_.tiles(); ++tile) {
-      const int64_t first = tile * kKeyTile, count = std::min(kKeyTile, p_.K - first);
-      pack_as_columns(key_columns_.mine() + first * p_.D, keys, first, count, kKeyTile, p_.D);
-      pack_as_columns(value_columns_.mine() + first * p_.D, values, first, count, kKeyTile, p_.D);
-      pack_as_rows(key_rows_.mine() + first * padded_D_, keys, first, count, kKeyTile, p_.D);
-    }
-    std::fill_n(dkeys_.mine(), p_.tiles() * kKeyTile * padded_D_, A{0});
-    std::fill_n(dvalues_.mine(), p_.tiles() * kKeyTile * padded_D_, A{0});
-  }
-
   void query_block(const QueryBlock& block, int64_t b, int64_t n) const {
     A *queries = queries_.mine(), *douts = douts_.mine(), *dqueries = dqueries_.mine();
     A *probs = probs_.mine(), *dscores = dscores_.mine();
-    const int64_t D = p_.D, rows = block.rows;
-    load_rows(queries, rows_of<T>(p_.q, b, n), block.first, rows, D, A(p_.scale));
-    load_rows(douts, rows_of<T>(dout_, b, n), block.first, rows, D, A{1});
-    pack_as_rows(query_rows_.mine(), HeadRows<A>{queries, D}, 0, rows, kQueryRows, D);
-    pack_as_rows(dout_rows_.mine(), HeadRows<A>{douts, D}, 0, rows, kQueryRows, D);
-    std::fill_n(dqueries, kQueryRows * padded_D_, A{0});
-    for (int64_t tile = 0; tile < p_.tiles(); ++tile) {
+    const int64_t D = p_.D;
+    load_block(queries, HeadRows<T>(p_.q, b, n), block, D, A(p_.scale));
+    load_block(douts, HeadRows<T>(g_.dout, b, n), block, D, A{1});
+    pack_panels(query_panels_.mine(), queries, D, 1, block.rows, D, kQueryRows);
+    pack_panels(dout_panels_.mine(), douts, D, 1, block.rows, D, kQueryRows);
+    std::fill_n(dqueries, kQueryRows * width_, A{0});
+    for (int64_t tile = 0; tile < p_.mask.num_tiles(); ++tile) {
       const Seen seen(block, p_.mask, tile);
       if (seen.any == 0) continue;
-      const int64_t columns = tile * kKeyTile * D, padded_rows = tile * kKeyTile * padded_D_;
-      multiply_keys(probs, queries, key_columns_.mine() + columns, D, block, seen);
-      multiply_keys(dscores, douts, value_columns_.mine() + columns, D, block, seen);
+      const int64_t columns = tile * kKeyTile * D, rows = tile * kKeyTile * width_;
+      multiply_keys(probs, queries, keys_transposed_.mine() + columns, D, block, seen);
+      multiply_keys(dscores, douts, values_transposed_.mine() + columns, D, block, seen);
       softmax_backward(probs, dscores, block, seen, tile, (b * p_.N + n) * p_.S + block.first);
-      add_over_keys(dqueries, dscores, key_rows_.mine() + padded_rows, padded_D_, block, seen);
-      add_over_queries(dvalues_.mine() + padded_rows, probs, dout_rows_.mine(), padded_D_, block,
-                       seen);
-      add_over_queries(dkeys_.mine() + padded_rows, dscores, query_rows_.mine(), padded_D_, block,
-                       seen);
+      add_over_keys(dqueries, dscores, keys_.mine() + rows, width_, block, seen);
+      add_over_queries(dvalues_.mine() + rows, probs, dout_panels_.mine(), width_, block, seen);
+      add_over_queries(dkeys_.mine() + rows, dscores, query_panels_.mine(), width_, block, seen);
     }
-    add_to_rows(rows_of<A>(gradients_.dq, b, n), block.first, rows, dqueries, D, padded_D_,
-                A(p_.scale));
+    add_to_rows(HeadRows<A>(g_.dq, b, n), block.first, block.rows, dqueries, A(p_.scale));
   }
 
-  /// Scores become probabilities, gradients of probabilities those of scores; zeros beyond what a
-  /// row's group sees. `first` is the block's first row in lse and delta.
+  /// Scores become probabilities, gradients of probabilities those of scores; both are 0 beyond
+  /// what a row's group sees. `first` is the block's first row in lse and delta.
   void softmax_backward(A* probs, A* dscores, const QueryBlock& block, const Seen& seen,
                         int64_t tile, int64_t first) const {
     for (int64_t row = 0; row < block.rows; ++row, probs += kKeyTile, dscores += kKeyTile) {
       const int64_t count = hide_keys(probs, row, block, seen, p_.mask, tile);
-      // A row that sees nothing has lse -inf; -inf - inf is still -inf, -inf - -inf would be NaN.
-      const A lse = lse_[first + row] == -kInfinity<A> ? kInfinity<A> : lse_[first + row];
-      const A delta = delta_[first + row];
+      // A row that sees nothing has lse -inf. Its probabilities are 0 = exp(-inf - inf), where
+      // exp(-inf - -inf) would be NaN.
+      const A saved_lse = lse_[first + row], delta = delta_[first + row];
+      const A lse = saved_lse == -kInfinity<A> ? kInfinity<A> : saved_lse;
 #pragma omp simd
       for (int64_t t = 0; t < count; ++t) {
         probs[t] = exp(probs[t] - lse);
@@ -424,19 +337,33 @@ class Backward {
     }
   }
 
-  Gradients gradients_;
-  const Tensor& dout_;
-  const A *lse_, *delta_;
+  /// Rows [first, first + count) of x += factor * sums [count, width].
+  void add_to_rows(const HeadRows<A>& x, int64_t first, int64_t count, const A* sums,
+                   A factor) const {
+    for (int64_t i = 0; i < count; ++i, sums += width_) {
+      A* row = x[first + i];
+#pragma omp simd
+      for (int64_t d = 0; d < p_.D; ++d) row[d] += factor * sums[d];
+    }
+  }
+
   const Problem& p_;
-  int64_t padded_D_;  ///< channels in whole panels
-  int64_t tasks_;
-  PerThread<A> key_columns_, value_columns_;  ///< [D, K] in panels
-  PerThread<A> key_rows_;                     ///< [K, D] in panels
-  PerThread<A> dkeys_, dvalues_;              ///< [K, padded_D]
-  PerThread<A> queries_, douts_;              ///< [kQueryRows, D], queries times scale
-  PerThread<A> query_rows_, dout_rows_;       ///< the same in panels
-  PerThread<A> probs_, dscores_;              ///< [kQueryRows, kKeyTile]
-  PerThread<A> dqueries_;                     ///< [kQueryRows, padded_D]
+  const Gradients g_;
+  const A *lse_ = g_.lse.template data<A>(), *delta_ = g_.delta.template data<A>();
+  const int64_t tasks_ = p_.B * p_.G;
+  const int64_t width_ = round_up(p_.D, kTileColumns<A>);            ///< channels in whole panels
+  const PerThread<A> keys_transposed_{tasks_, p_.D* p_.padded_K};    ///< [D, padded_K] in panels
+  const PerThread<A> values_transposed_{tasks_, p_.D* p_.padded_K};  ///< the same
+  const PerThread<A> keys_{tasks_, p_.padded_K* width_};             ///< [padded_K, D] in panels
+  const PerThread<A> dkeys_{tasks_, p_.padded_K* width_};            ///< [padded_K, width]
+  const PerThread<A> dvalues_{tasks_, p_.padded_K* width_};          ///< the same
+  const PerThread<A> queries_{tasks_, kQueryRows* p_.D};         ///< [kQueryRows, D], times scale
+  const PerThread<A> douts_{tasks_, kQueryRows* p_.D};           ///< [kQueryRows, D]
+  const PerThread<A> query_panels_{tasks_, kQueryRows* width_};  ///< queries, in panels
+  const PerThread<A> dout_panels_{tasks_, kQueryRows* width_};   ///< douts, in panels
+  const PerThread<A> probs_{tasks_, kQueryRows* kKeyTile};       ///< [kQueryRows, kKeyTile]
+  const PerThread<A> dscores_{tasks_, kQueryRows* kKeyTile};     ///< the same
+  const PerThread<A> dqueries_{tasks_, kQueryRows* width_};      ///< [kQueryRows, width]
 };
 
 }  // namespace
@@ -444,7 +371,7 @@ class Backward {
 void CpuBackend::attention_forward(Tensor out, Tensor lse, const Tensor& q, const Tensor& k,
                                    const Tensor& v, double scale, const Positions& queries,
                                    const Positions& keys) {
-  const Problem problem(q, k, v, scale, queries, keys);
+  const Problem problem{q, k, v, scale, CausalMask(queries, keys)};
   dispatch(q.dtype(), [&]<class T>(T) { Forward<T>(out, lse, problem).run(); });
 }
 
@@ -456,7 +383,7 @@ void CpuBackend::attention_delta(Tensor delta, const Tensor& dout, const Tensor&
     parallel_for(out.size(0) * S, 2 * N * D, [=, &dout, &out](int64_t row) {
       const int64_t b = row / S, s = row % S;
       for (int64_t n = 0; n < N; ++n) {
-        const T *x = rows_of<T>(dout, b, n)[s], *y = rows_of<T>(out, b, n)[s];
+        const T *x = HeadRows<T>(dout, b, n)[s], *y = HeadRows<T>(out, b, n)[s];
         A sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int64_t d = 0; d < D; ++d) sum += load(x[d]) * load(y[d]);
@@ -470,9 +397,10 @@ void CpuBackend::attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tenso
                                     const Tensor& q, const Tensor& k, const Tensor& v,
                                     const Tensor& lse, const Tensor& delta, double scale,
                                     const Positions& queries, const Positions& keys) {
-  const Problem problem(q, k, v, scale, queries, keys);
+  if (q.numel() == 0 || k.numel() == 0) return;  // nothing to add
+  const Problem problem{q, k, v, scale, CausalMask(queries, keys)};
   dispatch(q.dtype(), [&]<class T>(T) {
-    Backward<T>({dq, dk, dv}, dout, lse, delta, problem).run();
+    Backward<T>({dq, dk, dv, dout, lse, delta}, problem).run();
   });
 }
 

@@ -3,7 +3,7 @@
 
 #include "cpu_backend.h"
 #include "parallel.h"
-#include "vector_math.h"
+#include "simd.h"
 
 namespace usp::cpu {
 
@@ -72,7 +72,6 @@ void CpuBackend::copy(Tensor y, const Tensor& x) {
 
 void CpuBackend::add(Tensor y, const Tensor& a, const Tensor& b) {
   dispatch(y.dtype(), [&]<class T>(T) {
-    using A = accumulate_t<T>;
     T* out = y.data<T>();
     const T *left = a.data<T>(), *right = b.data<T>();
     parallel_for_elements(y.numel(),

@@ -29,16 +29,6 @@ struct Matrix {
   }
 };
 
-/// Copies columns [first, first + kColumns) of b to a contiguous [b.rows, kColumns] panel, zeros
-/// beyond the last.
-void pack_panel(double* panel, const Matrix& b, int64_t first) {
-  const int64_t count = std::min(kColumns, b.columns - first);
-  for (int64_t k = 0; k < b.rows; ++k, panel += kColumns) {
-    for (int64_t j = 0; j < count; ++j) panel[j] = b.at(k, first + j);
-    for (int64_t j = count; j < kColumns; ++j) panel[j] = 0;
-  }
-}
-
 /// Copies `rows` rows and `depth` columns of a, from (row, column), in groups of kTileRows rows,
 /// element (i, k) of a group at [k * kTileRows + i]; zeros beyond the last row.
 void pack_rows(double* groups, const Matrix& a, int64_t row, int64_t rows, int64_t column,
@@ -77,11 +67,14 @@ void multiply_into(const Matrix& c, int64_t row, int64_t column, int64_t depth, 
 void matmul_f64(Tensor c_tensor, const Tensor& a_tensor, const Tensor& b_tensor, bool accumulate) {
   const Matrix a(a_tensor), b(b_tensor), c(c_tensor);
   const int64_t depth = a.columns;
-  const int64_t num_panels = (c.columns + kColumns - 1) / kColumns;
+  const int64_t num_panels = round_up(c.columns, kColumns) / kColumns;
   const Tensor packed = workspace({num_panels, depth, kColumns}, DType::f64);
   double* panels = packed.data<double>();
-  parallel_for(num_panels, depth * kColumns,
-               [=](int64_t j) { pack_panel(panels + j * depth * kColumns, b, j * kColumns); });
+  parallel_for(num_panels, depth * kColumns, [=](int64_t j) {
+    const int64_t column = j * kColumns;
+    pack_panels(panels + column * depth, b.data + column * b.column_stride, b.row_stride,
+                b.column_stride, depth, std::min(kColumns, b.columns - column), depth);
+  });
 
   const int64_t row_blocks = (c.rows + kBlockRows - 1) / kBlockRows;
   const int64_t column_blocks = (c.columns + kBlockColumns - 1) / kBlockColumns;

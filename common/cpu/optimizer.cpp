@@ -3,7 +3,7 @@
 
 #include "cpu_backend.h"
 #include "parallel.h"
-#include "vector_math.h"
+#include "simd.h"
 
 namespace usp::cpu {
 

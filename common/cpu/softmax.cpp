@@ -3,7 +3,7 @@
 #include "causal_mask.h"
 #include "cpu_backend.h"
 #include "parallel.h"
-#include "vector_math.h"
+#include "simd.h"
 
 namespace usp::cpu {
 

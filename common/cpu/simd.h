@@ -7,9 +7,17 @@
 #include <limits>
 
 #include "dtype.h"
-#include "microkernel.h"
 
 namespace usp::cpu {
+
+/// Bytes of one SIMD register of the instruction set that the build targets.
+#if defined(__AVX512F__)
+inline constexpr int64_t kVectorBytes = 64;
+#elif defined(__AVX__)
+inline constexpr int64_t kVectorBytes = 32;
+#else
+inline constexpr int64_t kVectorBytes = 16;
+#endif
 
 template <class T>
 inline constexpr T kInfinity = std::numeric_limits<T>::infinity();
@@ -26,8 +34,8 @@ void store(T& element, accumulate_t<T> value) {
   element = static_cast<T>(value);
 }
 
-/// e^x to 1 ulp, without branches or calls, so that loops over it vectorise. NaN stays NaN; results
-/// below 1.8e-38 are 0.
+/// e^x to 1.5 ulp, without branches or calls, so that loops over it vectorise. NaN stays NaN;
+/// results below 1.8e-38 are 0.
 inline float exp(float x) {
   constexpr float kRound = 0x1.8p23F;  // adding it leaves an integer in the low mantissa bits
   constexpr float kLog2e = 0x1.715476p0F;
@@ -42,7 +50,7 @@ inline float exp(float x) {
   p = std::fma(p, r, 4.1665795894e-2F);
   p = std::fma(p, r, 1.6666665459e-1F);
   p = std::fma(p, r, 5.0000001201e-1F);
-  const float e_to_r = std::fma(p * r, r, r) + 1.0F;
+  const float e_to_r = std::fma(std::fma(p, r, 1.0F), r, 1.0F);
   // 2^(n-1), made of its exponent bits, then doubled: n = 128 has no exponent of its own.
   const auto half_scale = std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 126) << 23);
   return x < -86.9F ? 0.0F : e_to_r * half_scale * 2.0F;
@@ -55,7 +63,7 @@ template <class T>
 accumulate_t<T> max_of(const T* x, int64_t count, accumulate_t<T> start) {
   using A = accumulate_t<T>;
   // One maximum per SIMD lane: without -ffast-math the compiler would keep a single one in order.
-  constexpr int64_t kLanes = kTileColumns<A>;
+  constexpr int64_t kLanes = 2 * kVectorBytes / int64_t{sizeof(A)};
   A lanes[kLanes];
   for (A& lane : lanes) lane = start;
   int64_t i = 0;

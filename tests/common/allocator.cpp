@@ -1,0 +1,194 @@
+#include "allocator.h"
+
+#include "testing.h"
+
+namespace usp::test {
+namespace {
+
+constexpr int64_t kKiB = 1024;
+
+TEST_CASE("the allocator counts live and peak bytes by category, as requested") {
+  Allocator allocator(Device::cpu);
+  void* weights = allocator.allocate(1000, Category::weights);
+  void* first = allocator.allocate(300, Category::activations);
+  void* second = allocator.allocate(50, Category::activations);
+  REQUIRE(allocator.live_bytes(Category::weights) == 1000);
+  REQUIRE(allocator.live_bytes(Category::activations) == 350);
+  REQUIRE(allocator.live_bytes(Category::optimizer) == 0);
+  REQUIRE(allocator.live_bytes() == 1350);
+  allocator.release(first, 300, Category::activations);
+  allocator.release(weights, 1000, Category::weights);
+  void* third = allocator.allocate(100, Category::activations);
+  REQUIRE(allocator.live_bytes() == 150);
+  REQUIRE(allocator.peak_bytes(Category::activations) == 350);
+  REQUIRE(allocator.peak_bytes(Category::weights) == 1000);
+  REQUIRE(allocator.peak_bytes() == 1350);
+  allocator.reset_peaks();
+  REQUIRE(allocator.peak_bytes(Category::weights) == 0);
+  REQUIRE(allocator.peak_bytes(Category::activations) == 150);
+  REQUIRE(allocator.peak_bytes() == 150);
+  allocator.release(second, 50, Category::activations);
+  allocator.release(third, 100, Category::activations);
+  REQUIRE(allocator.live_bytes() == 0);
+  REQUIRE(allocator.peak_bytes() == 150);
+}
+
+TEST_CASE("the peak of the sum is not the sum of the peaks") {
+  Allocator allocator(Device::meta);
+  allocator.allocate(100, Category::gradients);
+  allocator.release(nullptr, 100, Category::gradients);
+  allocator.allocate(80, Category::activations);
+  REQUIRE(allocator.peak_bytes() == 100);
+}
+
+TEST_CASE("memory is aligned to a cache line; nothing is allocated for 0 bytes") {
+  Allocator allocator(Device::cpu);
+  for (int64_t bytes : {int64_t{1}, int64_t{63}, 100 * kKiB, 5000 * kKiB}) {
+    void* pointer = allocator.allocate(bytes, Category::workspace);
+    REQUIRE(reinterpret_cast<uintptr_t>(pointer) % 64 == 0);
+    std::memset(pointer, 1, bytes);  // all of it is there
+    allocator.release(pointer, bytes, Category::workspace);
+  }
+  const int64_t allocations = allocator.system_allocations();
+  REQUIRE(allocator.allocate(0, Category::workspace) == nullptr);
+  allocator.release(nullptr, 0, Category::workspace);
+  REQUIRE(allocator.system_allocations() == allocations);
+}
+
+TEST_CASE("a freed block serves a request that wastes at most an eighth of it") {
+  Allocator allocator(Device::cpu);
+  void* block = allocator.allocate(9 * kKiB, Category::weights);
+  allocator.release(block, 9 * kKiB, Category::weights);
+  REQUIRE(allocator.reserved_bytes() == 9 * kKiB);
+
+  void* small = allocator.allocate(7 * kKiB + 512, Category::workspace);  // 9 > 7.5 * 9/8
+  REQUIRE(small != block);
+  REQUIRE(allocator.system_allocations() == 2);
+  void* eighth = allocator.allocate(8 * kKiB, Category::workspace);  // 9 = 8 * 9/8
+  REQUIRE(eighth == block);
+  REQUIRE(allocator.system_allocations() == 2);
+  void* large = allocator.allocate(9 * kKiB, Category::workspace);  // the block is taken
+  REQUIRE(allocator.system_allocations() == 3);
+  REQUIRE(allocator.reserved_bytes() == 25 * kKiB + 512);
+
+  // The block keeps its real size: it serves 9 KiB again after it served 8.
+  allocator.release(eighth, 8 * kKiB, Category::workspace);
+  REQUIRE(allocator.allocate(9 * kKiB, Category::workspace) == block);
+  allocator.release(block, 9 * kKiB, Category::workspace);
+  allocator.release(small, 7 * kKiB + 512, Category::workspace);
+  allocator.release(large, 9 * kKiB, Category::workspace);
+}
+
+TEST_CASE("the smallest freed block that fits is taken, of equal ones the one at the lowest address") {
+  Allocator allocator(Device::cpu);
+  std::vector<void*> blocks;
+  for (int64_t bytes : {72, 70, 70, 70, 66}) {
+    blocks.push_back(allocator.allocate(bytes * kKiB, Category::weights));
+  }
+  void* lowest = std::min({blocks[1], blocks[2], blocks[3]});
+  void* highest = std::max({blocks[1], blocks[2], blocks[3]});
+  for (int i : {0, 2, 4, 1, 3}) {
+    const int64_t sizes[] = {72, 70, 70, 70, 66};
+    allocator.release(blocks[i], sizes[i] * kKiB, Category::weights);
+  }
+  REQUIRE(allocator.allocate(68 * kKiB, Category::weights) == lowest);
+  REQUIRE(allocator.allocate(65 * kKiB, Category::weights) == blocks[4]);
+  void* middle = allocator.allocate(70 * kKiB, Category::weights);
+  REQUIRE(middle != highest);
+  REQUIRE(allocator.allocate(70 * kKiB, Category::weights) == highest);
+  REQUIRE(allocator.allocate(70 * kKiB, Category::weights) == blocks[0]);
+  REQUIRE(allocator.system_allocations() == 5);
+  for (void* block : {lowest, middle, highest}) {
+    allocator.release(block, 70 * kKiB, Category::weights);
+  }
+  allocator.release(blocks[4], 66 * kKiB, Category::weights);
+  allocator.release(blocks[0], 72 * kKiB, Category::weights);
+}
+
+TEST_CASE("the same requests in the same order get the same pointers") {
+  OnDevice cpu;
+  const auto step = [] {
+    std::vector<void*> pointers;
+    Random random(1);
+    std::vector<Tensor> alive;
+    for (int i = 0; i < 200; ++i) {
+      alive.push_back(Tensor::empty({random.integer(1, 50'000)}, DType::f32));
+      pointers.push_back(alive.back().address());
+      if (random.integer(0, 2) == 0) alive.erase(alive.begin() + random.integer(0, 3) % alive.size());
+    }
+    return pointers;
+  };
+  step();
+  const std::vector<void*> second = step();
+  const int64_t allocations = cpu.allocator().system_allocations();
+  const int64_t reserved = cpu.allocator().reserved_bytes();
+  for (int i = 0; i < 3; ++i) REQUIRE(step() == second);
+  REQUIRE(cpu.allocator().system_allocations() == allocations);
+  REQUIRE(cpu.allocator().reserved_bytes() == reserved);
+  REQUIRE(cpu.allocator().live_bytes() == 0);
+}
+
+TEST_CASE("a tensor's bytes count under the category in force when it was made") {
+  OnDevice cpu;
+  Allocator& allocator = cpu.allocator();
+  Tensor view;
+  {
+    const CategoryScope optimizer(Category::optimizer);
+    const Tensor state = Tensor::empty({100}, DType::f64);
+    {
+      const CategoryScope gradients(Category::gradients);
+      const Tensor gradient = Tensor::empty({100}, DType::bf16);
+      REQUIRE(allocator.live_bytes(Category::gradients) == 200);
+      view = gradient.narrow(0, 10, 5);
+    }
+    REQUIRE(cpu.runtime.category() == Category::optimizer);
+    REQUIRE(allocator.live_bytes(Category::optimizer) == 800);
+    REQUIRE(allocator.live_bytes(Category::gradients) == 200);  // the view keeps it all alive
+  }
+  REQUIRE(allocator.live_bytes(Category::optimizer) == 0);
+  const Tensor activation = Tensor::empty({3}, DType::i32);
+  REQUIRE(allocator.live_bytes(Category::activations) == 12);
+  view = {};
+  REQUIRE(allocator.live_bytes() == 12);
+}
+
+TEST_CASE("recorded events are the allocations and releases, in order") {
+  Allocator allocator(Device::meta);
+  allocator.allocate(5, Category::weights);
+  allocator.record_events(true);
+  allocator.allocate(7, Category::gradients);
+  allocator.allocate(0, Category::gradients);
+  allocator.release(nullptr, 5, Category::weights);
+  allocator.record_events(false);
+  allocator.allocate(9, Category::gradients);
+  const auto& events = allocator.events();
+  REQUIRE(events.size() == 2);
+  REQUIRE(events[0].bytes == 7);
+  REQUIRE(events[0].category == Category::gradients);
+  REQUIRE(events[1].bytes == -5);
+  REQUIRE(events[1].category == Category::weights);
+  REQUIRE(events[0].nanoseconds <= events[1].nanoseconds);
+}
+
+TEST_CASE("on meta bytes are counted and none are taken") {
+  OnDevice meta(Device::meta);
+  const Tensor huge = Tensor::zeros({1 << 20, 1 << 20, 1 << 10}, DType::bf16);
+  REQUIRE(huge.device() == Device::meta);
+  REQUIRE(meta.allocator().live_bytes(Category::activations) == int64_t{1} << 51);
+  REQUIRE(meta.allocator().reserved_bytes() == 0);
+  REQUIRE(meta.allocator().system_allocations() == 0);
+}
+
+#ifndef __SANITIZE_ADDRESS__  // which ends the process where the system has no memory left
+TEST_CASE("where memory runs out, freed blocks are given back before an error says what is live") {
+  Allocator allocator(Device::cpu);
+  allocator.release(allocator.allocate(kKiB, Category::weights), kKiB, Category::weights);
+  REQUIRE(allocator.reserved_bytes() == kKiB);
+  check_throws<Error>([&] { allocator.allocate(int64_t{1} << 60, Category::weights); },
+                      {"out of memory", std::to_string(int64_t{1} << 60), "live"});
+  REQUIRE(allocator.reserved_bytes() == 0);
+}
+#endif
+
+}  // namespace
+}  // namespace usp::test

@@ -1,0 +1,103 @@
+#pragma once
+
+#include "ops.h"
+#include "testing.h"
+
+namespace usp::test {
+
+/// One attention problem: q, k and v are slices of fused tensors, as after one projection, and so
+/// are their gradients; the heads around them must stay as they are.
+struct AttentionCase {
+  int64_t B, N, G, D;
+  Positions queries, keys;
+
+  int64_t S() const { return queries.count(); }
+  int64_t K() const { return keys.count(); }
+  Shape q_shape() const { return {B, S(), N, D}; }
+  Shape k_shape() const { return {B, K(), G, D}; }
+  Shape lse_shape() const { return {B, N, S()}; }
+  Shape probs_shape() const { return {B, N, S(), K()}; }
+};
+
+/// What may happen to attention: one kv head for each query head, for several, for all; sizes on
+/// both sides of every block; two position ranges; queries before, after and among the keys.
+inline std::vector<AttentionCase> attention_cases() {
+  return {
+      {2, 3, 3, 8, {0, 7}, {0, 7}},
+      {2, 4, 2, 5, {0, 13}, {0, 13}},
+      {1, 6, 1, 2, {0, 17}, {0, 17}},
+      {1, 2, 1, 20, {0, 101}, {0, 101}},
+      {1, 1, 1, 3, {0, 200}, {0, 200}},
+      {1, 2, 2, 6, {4, 5, 20, 7}, {0, 4, 16, 4}},
+      {2, 2, 1, 4, {0, 50, 150, 49}, {0, 50, 150, 49}},
+      {1, 2, 1, 4, {0, 6}, {3, 9}},     // the first queries see no key
+      {1, 2, 1, 4, {0, 6}, {6, 5}},     // nobody sees anything
+      {1, 2, 1, 4, {30, 6}, {0, 25}},   // everybody sees everything
+      {1, 2, 1, 4, {120, 1}, {0, 121}},  // one new token
+  };
+}
+
+/// Inputs, and what the forward pass makes of them.
+class AttentionRun {
+ public:
+  AttentionRun(const AttentionCase& c, DType dtype, bool naive, uint64_t seed)
+      : c(c),
+        naive(naive),
+        scale(1 / std::sqrt(double(c.D))),
+        fused_q_(Random(seed).tensor({c.B, c.S(), c.N + 2, c.D}, dtype)),
+        fused_kv_(Random(seed + 1).tensor({c.B, c.K(), 2 * c.G + 1, c.D}, dtype)),
+        q(fused_q_.narrow(2, 1, c.N)),
+        k(fused_kv_.narrow(2, 0, c.G)),
+        v(fused_kv_.narrow(2, c.G, c.G)),
+        dout(Random(seed + 2).tensor(c.q_shape(), dtype)),
+        out(Tensor::empty(c.q_shape(), dtype)),
+        lse(Tensor::empty(c.lse_shape(), accumulate_dtype(dtype))),
+        delta(Tensor::empty(c.lse_shape(), accumulate_dtype(dtype))) {
+    if (naive) probs = Tensor::empty(c.probs_shape(), dtype);
+    forward();
+  }
+
+  void forward() {
+    ops::attention_forward(out, lse, probs, q, k, v, scale, c.queries, c.keys);
+  }
+
+  /// Adds the gradients to `gradients` [B, S, N, D], [B, K, G, D], [B, K, G, D].
+  struct Gradients {
+    Tensor dq, dk, dv;
+  };
+  void backward(const Gradients& gradients) {
+    ops::attention_delta(delta, dout, out);
+    ops::attention_backward(gradients.dq, gradients.dk, gradients.dv, dout, probs, q, k, v, lse,
+                            delta, scale, c.queries, c.keys);
+  }
+  Gradients backward() {
+    const DType acc = accumulate_dtype(q.dtype());
+    const Gradients gradients{Tensor::zeros(c.q_shape(), acc), Tensor::zeros(c.k_shape(), acc),
+                              Tensor::zeros(c.k_shape(), acc)};
+    backward(gradients);
+    return gradients;
+  }
+
+  AttentionCase c;
+  bool naive;
+  double scale;
+
+ private:
+  Tensor fused_q_, fused_kv_;
+
+ public:
+  Tensor q, k, v, dout, out, lse, delta, probs;
+};
+
+/// `run` under every case, naive and blockwise.
+template <class Run>
+void for_each_attention(const Run& run) {
+  for (const AttentionCase& c : attention_cases()) {
+    for (bool naive : {true, false}) {
+      CAPTURE(c.B, c.N, c.G, c.D, c.S(), c.K(), c.queries[0], c.keys[0], naive);
+      run(c, naive);
+    }
+  }
+}
+
+}  // namespace usp::test

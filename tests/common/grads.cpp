@@ -1,0 +1,125 @@
+#include "grads.h"
+
+#include "ops.h"
+#include "testing.h"
+
+namespace usp::test {
+namespace {
+
+/// Three parameters of two elements; two layers read the second.
+struct Fixture {
+  Fixture() : grads(list) {
+    for (const char* name : {"first", "tied", "last"}) list.add(name, {2}, 1).uses = 1;
+    list.find("tied").uses = 2;
+    list.allocate(DType::f64, 1);
+    ops::fill(list.flat_grads(), kNaN);  // what an earlier window left behind
+    grads.on_ready([this](Parameter& parameter) { ready.push_back(parameter.name); });
+  }
+
+  /// Hands over a contribution of `value` to one parameter.
+  void contribute(int index, double value) {
+    Parameter* parameter = &list[index];
+    grads.add({{parameter}}, [=](bool accumulate) {
+      const Tensor term = Tensor::from_host(Values(2, value), {2}, DType::f64);
+      if (accumulate) {
+        ops::add(parameter->grad, parameter->grad, term);
+      } else {
+        ops::copy(parameter->grad, term);
+      }
+    });
+  }
+
+  OnDevice cpu;
+  ParameterList list;
+  Grads grads;
+  std::vector<std::string> ready;
+};
+
+using Names = std::vector<std::string>;
+
+TEST_CASE("the first contribution of a window overwrites, every later one adds") {
+  Fixture f;
+  for (int window = 0; window < 2; ++window) {
+    f.grads.begin_window(/*micro_batches=*/2);
+    for (double value : {1.0, 10.0}) {
+      f.contribute(2, value);
+      f.contribute(1, value);
+      f.contribute(1, 100 * value);
+      f.contribute(0, value);
+    }
+    f.grads.end_window();
+    REQUIRE(f.list.flat_grads().items() == Values{11, 11, 1111, 1111, 11, 11});
+  }
+}
+
+TEST_CASE("a parameter is ready once, at its last contribution, in whatever order they come") {
+  Fixture f;
+  f.grads.begin_window(2);
+  f.contribute(1, 1);  // the tied parameter expects two from each micro-batch
+  f.contribute(0, 1);
+  f.contribute(1, 1);
+  f.contribute(1, 1);
+  REQUIRE(f.ready.empty());
+  f.contribute(0, 1);
+  REQUIRE(f.ready == Names{"first"});
+  f.contribute(2, 1);
+  f.contribute(2, 1);
+  REQUIRE(f.ready == Names{"first", "last"});
+  f.contribute(1, 1);
+  REQUIRE(f.ready == Names{"first", "last", "tied"});
+  f.grads.end_window();
+}
+
+TEST_CASE("a gradient is final when its parameter becomes ready") {
+  Fixture f;
+  std::vector<Values> seen;
+  f.grads.on_ready([&](Parameter& parameter) { seen.push_back(parameter.grad.items()); });
+  f.grads.begin_window(1);
+  f.contribute(1, 3);
+  f.contribute(1, 4);
+  f.contribute(0, 5);
+  REQUIRE(seen == std::vector<Values>{{7, 7}, {5, 5}});
+}
+
+TEST_CASE("one matmul may contribute to several parameters at once") {
+  Fixture f;
+  f.grads.begin_window(2);
+  Parameter* both[] = {&f.list[0], &f.list[2]};
+  int calls = 0;
+  for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+    f.grads.add(both, [&](bool accumulate) {
+      ++calls;
+      REQUIRE(accumulate == (micro_batch > 0));
+    });
+  }
+  REQUIRE(calls == 2);
+  REQUIRE(f.ready == Names{"first", "last"});
+}
+
+TEST_CASE("parameters that share a matmul must have had the same number of contributions") {
+  Fixture f;
+  f.grads.begin_window(2);
+  f.contribute(0, 1);
+  Parameter* both[] = {&f.list[0], &f.list[2]};
+  check_throws<Error>([&] { f.grads.add(both, [](bool) {}); }, {"first and last"});
+}
+
+TEST_CASE("a missing contribution is an error that names the parameter and both numbers") {
+  Fixture f;
+  f.grads.begin_window(1);
+  f.contribute(0, 1);
+  f.contribute(1, 1);
+  f.contribute(2, 1);
+  check_throws<Error>([&] { f.grads.end_window(); }, {"tied got 1 of 2"});
+}
+
+TEST_CASE("a surplus contribution is an error that names the parameter, and computes nothing") {
+  Fixture f;
+  f.grads.begin_window(1);
+  f.contribute(2, 1);
+  check_throws<Error>([&] { f.contribute(2, 5); }, {"last", "more than the 1"});
+  REQUIRE(f.list[2].grad.items() == Values{1, 1});
+}
+
+}  // namespace
+}  // namespace usp::test

@@ -1,0 +1,115 @@
+#include "ops.h"
+#include "testing.h"
+
+namespace usp::test {
+namespace {
+
+Tensor f32(const Shape& shape) { return Tensor::zeros(shape, DType::f32); }
+Tensor f64(const Shape& shape) { return Tensor::zeros(shape, DType::f64); }
+Tensor i32(int64_t count) { return Tensor::zeros({count}, DType::i32); }
+
+TEST_CASE("an operation refuses a wrong shape and names the operand, its shape and the right one") {
+  const OnDevice cpu;
+  const auto refuses = [](const std::function<void()>& call, std::vector<std::string> parts) {
+    check_throws<Error>(call, parts);
+  };
+  refuses([] { ops::add(f32({2, 3}), f32({2, 3}), f32({3, 2})); }, {"add: b", "[3, 2]", "[2, 3]"});
+  refuses([] { ops::copy(f32({4}), f32({5})); }, {"copy", "[4]", "[5]"});
+  refuses([] { ops::matmul(f32({2, 2}), f32({2, 3}), f32({4, 2})); }, {"[2, 3]", "[4, 2]"});
+  refuses([] { ops::matmul(f32({2, 5}), f32({2, 3}), f32({3, 2})); }, {"c", "[2, 5]", "[2, 2]"});
+  refuses([] { ops::linear_forward(f32({2, 4}), f32({2, 3}), f32({4, 5})); }, {"[2, 3]"});
+  refuses([] { ops::swiglu_forward(f32({2, 4}), f32({2, 4})); }, {"gate_up", "[2, 4]", "[2, 8]"});
+  refuses([] { ops::embedding_forward(f32({3, 4}), f32({9, 4}), i32(2)); }, {"tokens", "[3]"});
+  refuses([] { ops::rmsnorm_forward(f32({3, 4}), f32({4}), f32({3, 4}), f32({4}), 0); },
+          {"rstd", "[4]", "[3]"});
+  refuses([] { ops::sum_squares(f64({2}), f32({3})); }, {"sum", "[2]", "[1]"});
+  refuses([] { ops::sum_squares({}, f32({3})); }, {"sum", "undefined", "[1]"});
+  const Tensor state = f32({5}), one = f64({1});
+  refuses([&] { ops::adamw(state, state, state, f32({4}), state, one, {}); }, {"adamw: v"});
+}
+
+TEST_CASE("an operation refuses a wrong dtype and names both") {
+  const OnDevice cpu;
+  const Tensor bf = Tensor::zeros({2, 3}, DType::bf16);
+  check_throws<Error>([&] { ops::add(f32({2, 3}), f32({2, 3}), bf); }, {"add: b", "bf16", "f32"});
+  check_throws<Error>([&] { ops::matmul(bf, f32({2, 3}), f32({3, 3})); }, {"f32", "bf16"});
+  check_throws<Error>([&] { ops::matmul(f64({2, 3}), bf, Tensor::zeros({3, 3}, DType::bf16)); },
+                      {"bf16", "f64"});
+  check_throws<Error>([] { ops::embedding_forward(f32({2, 4}), f32({9, 4}), f32({2})); },
+                      {"tokens", "f32", "i32"});
+  check_throws<Error>([&] { ops::sum_squares(f32({1}), bf); }, {"sum", "f32", "f64"});
+  check_throws<Error>([] { ops::add(i32(3), i32(3), i32(3)); }, {"i32"});
+}
+
+TEST_CASE("attention refuses heads and positions that do not fit") {
+  const OnDevice cpu;
+  const auto attend = [](int64_t heads, int64_t kv_heads, const Positions& queries,
+                         const Positions& keys, const Shape& probs) {
+    const Tensor q = f32({1, 4, heads, 8}), kv = f32({1, 6, kv_heads, 8});
+    ops::attention_forward(q, f32({1, heads, 4}), f32(probs), q, kv, kv, 1, queries, keys);
+  };
+  const Positions four(0, 4), six(0, 6);
+  attend(4, 2, four, six, {1, 4, 4, 6});
+  check_throws<Error>([&] { attend(4, 3, four, six, {1, 4, 4, 6}); }, {"4 query heads", "3 kv"});
+  check_throws<Error>([&] { attend(4, 2, six, six, {1, 4, 4, 6}); }, {"6 query", "4 queries"});
+  check_throws<Error>([&] { attend(4, 2, four, four, {1, 4, 4, 6}); }, {"4 key", "6 keys"});
+  check_throws<Error>([&] { attend(4, 2, four, six, {1, 4, 6, 4}); }, {"probs", "[1, 4, 4, 6]"});
+}
+
+TEST_CASE("RoPE refuses odd channels and positions beyond its table") {
+  const OnDevice cpu;
+  const Tensor table = f32({5, 2});
+  check_throws<Error>([] { ops::rope(f32({1, 2, 1, 3}), f32({5, 1}), f32({5, 1}), {0, 2}, false); },
+                      {"rope", "[1, 2, 1, 3]"});
+  check_throws<Error>([&] { ops::rope(f32({1, 2, 1, 4}), table, table, {4, 2}, false); },
+                      {"rope", "2 positions", "6", "table of 5"});
+  check_throws<Error>([&] { ops::rope(f32({1, 2, 1, 4}), table, table, {0, 3}, false); },
+                      {"rope", "3 positions"});
+}
+
+TEST_CASE("matmul refuses an output whose rows are not contiguous") {
+  const OnDevice cpu;
+  check_throws<Error>(
+      [] { ops::matmul(f32({3, 2}).transposed(), f32({2, 4}), f32({4, 3})); }, {"matmul", "c"});
+}
+
+TEST_CASE("operations on strided tensors are refused where the kernel needs contiguous ones") {
+  const OnDevice cpu;
+  const Tensor strided = f32({4, 6}).narrow(1, 0, 3), dense = f32({4, 3});
+  check_throws<Error>([&] { ops::fill(strided, 1); }, {"fill", "contiguous"});
+  check_throws<Error>([&] { ops::add(dense, dense, strided); }, {"add: b", "contiguous"});
+  check_throws<Error>([&] { ops::sum_squares(f64({1}), strided); }, {"sum_squares", "contiguous"});
+}
+
+TEST_CASE("the operations count their floating-point operations") {
+  OnDevice meta(Device::meta);
+  const auto flops_of = [&](const std::function<void()>& run) {
+    const int64_t before = meta.runtime.flops();
+    run();
+    return meta.runtime.flops() - before;
+  };
+  const Tensor x = f32({7, 5}), weight = f32({3, 5}), y = f32({7, 3});
+  REQUIRE(flops_of([&] { ops::linear_forward(y, x, weight); }) == 2 * 7 * 5 * 3);
+  REQUIRE(flops_of([&] { ops::linear_backward_input(x, y, weight); }) == 2 * 7 * 5 * 3);
+  REQUIRE(flops_of([&] { ops::linear_backward_weight(weight, y, x, false); }) == 2 * 7 * 5 * 3);
+  REQUIRE(flops_of([&] { ops::add(x, x, x); }) == 0);
+
+  // 2 samples, 4 heads, 8 channels; 5 queries see 1 + 2 + 3 + 4 + 5 keys.
+  const Tensor q = f32({2, 5, 4, 8}), kv = f32({2, 5, 2, 8}), lse = f32({2, 4, 5});
+  const Positions five(0, 5);
+  const int64_t one_matmul = 2 * 2 * 4 * 8 * 15;
+  for (bool naive : {true, false}) {
+    const Tensor probs = naive ? f32({2, 4, 5, 5}) : Tensor();
+    const auto forward = [&] {
+      ops::attention_forward(q, lse, probs, q, kv, kv, 1, five, five);
+    };
+    const auto backward = [&] {
+      ops::attention_backward(q, kv, kv, q, probs, q, kv, kv, lse, lse, 1, five, five);
+    };
+    REQUIRE(flops_of(forward) == 2 * one_matmul);
+    REQUIRE(flops_of(backward) == (naive ? 4 : 5) * one_matmul);
+  }
+}
+
+}  // namespace
+}  // namespace usp::test

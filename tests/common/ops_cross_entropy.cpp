@@ -1,0 +1,168 @@
+#include <array>
+
+#include "ops.h"
+#include "testing.h"
+
+namespace usp::test {
+namespace {
+
+/// Cross entropy of T rows over V logits, on the whole vocabulary.
+struct CrossEntropy {
+  CrossEntropy(Random& random, int64_t T, int64_t V, DType dtype, double spread = 1)
+      : logits(random.tensor({T, V}, dtype, spread)),
+        targets(random.token_tensor(T, V)),
+        scale(0.37),
+        loss(Tensor::zeros({1}, DType::f64)),
+        row_max(Tensor::empty({T}, accumulate_dtype(dtype))),
+        row_sum(Tensor::empty({T}, accumulate_dtype(dtype))),
+        target_logit(Tensor::empty({T}, accumulate_dtype(dtype))),
+        lse(Tensor::empty({T}, accumulate_dtype(dtype))) {}
+
+  double forward() {
+    ops::fill(loss, 0);
+    ops::cross_entropy_forward(row_max, row_sum, target_logit, logits, targets);
+    ops::cross_entropy_loss(loss, lse, row_max, row_sum, target_logit, scale);
+    return loss.item();
+  }
+  Tensor backward() const {
+    const Tensor dlogits = Tensor::empty(logits.shape(), logits.dtype());
+    ops::cross_entropy_backward(dlogits, logits, targets, lse, 0, scale);
+    return dlogits;
+  }
+
+  Tensor logits, targets;
+  double scale;
+  Tensor loss, row_max, row_sum, target_logit, lse;
+};
+
+TEST_CASE("cross entropy is the scaled sum of -log softmax at the targets") {
+  const OnDevice cpu;
+  Random random(1);
+  for (DType dtype : kFloatDTypes) {
+    for (int64_t V : {2, 13, 301}) {
+      CAPTURE(name(dtype), V);
+      const int64_t T = 9;
+      CrossEntropy entropy(random, T, V, dtype, 4);
+      const Values x = entropy.logits.items();
+      double loss = 0;
+      Values lse, gradient;
+      for (int64_t t = 0; t < T; ++t) {
+        double sum = 0;
+        for (int64_t v = 0; v < V; ++v) sum += std::exp(x[t * V + v]);
+        const auto target = static_cast<int64_t>(entropy.targets.item(t));
+        lse.push_back(std::log(sum));
+        loss += entropy.scale * (lse[t] - x[t * V + target]);
+        for (int64_t v = 0; v < V; ++v) {
+          gradient.push_back(entropy.scale * (std::exp(x[t * V + v]) / sum - (v == target)));
+        }
+      }
+      const double tolerance = tolerance_of(accumulate_dtype(dtype));
+      check_close(Values{entropy.forward()}, Values{loss}, tolerance, "loss");
+      check_close(entropy.lse, lse, tolerance, "lse");
+      check_close(entropy.backward(), gradient, tolerance_of(dtype), "dlogits");
+    }
+  }
+}
+
+TEST_CASE("cross entropy reports each row's maximum, sum of exponentials and target logit") {
+  const OnDevice cpu;
+  const Values logits = {1, 5, 2, -1, -1, -1};
+  const std::vector<int32_t> targets = {2, 0};
+  const Tensor row_max = Tensor::empty({2}, DType::f64), row_sum = Tensor::empty({2}, DType::f64);
+  const Tensor target_logit = Tensor::empty({2}, DType::f64);
+  ops::cross_entropy_forward(row_max, row_sum, target_logit,
+                             Tensor::from_host(logits, {2, 3}, DType::f64),
+                             Tensor::from_host(targets, {2}));
+  check_close(row_max, Values{5, -1}, 0);
+  check_close(row_sum, Values{std::exp(-4) + 1 + std::exp(-3), 3}, 1e-15);
+  check_close(target_logit, Values{2, -1}, 0);
+}
+
+TEST_CASE("cross entropy's gradient agrees with finite differences and may overwrite the logits") {
+  const OnDevice cpu;
+  for (uint64_t seed : {2, 3, 4}) {
+    Random random(seed);
+    CrossEntropy entropy(random, random.integer(1, 6), random.integer(2, 20), DType::f64);
+    entropy.forward();
+    const Tensor dlogits = entropy.backward();
+    check_gradient(dlogits, entropy.logits, [&] { return entropy.forward(); }, "dlogits");
+    entropy.forward();
+    const Tensor in_place = clone(entropy.logits);
+    ops::cross_entropy_backward(in_place, in_place, entropy.targets, entropy.lse, 0,
+                                entropy.scale);
+    REQUIRE(same_bits(in_place, dlogits));
+  }
+}
+
+TEST_CASE("the loss is added to what is there") {
+  const OnDevice cpu;
+  Random random(5);
+  CrossEntropy entropy(random, 4, 7, DType::f64);
+  const double loss = entropy.forward();
+  ops::cross_entropy_loss(entropy.loss, entropy.lse, entropy.row_max, entropy.row_sum,
+                          entropy.target_logit, 2 * entropy.scale);
+  check_close(Values{entropy.loss.item()}, Values{3 * loss}, 1e-14);
+}
+
+TEST_CASE("cross entropy stays exact where the exponentials of the logits would overflow") {
+  const OnDevice cpu;
+  for (DType dtype : kFloatDTypes) {
+    CAPTURE(name(dtype));
+    Random random(6);
+    CrossEntropy entropy(random, 5, 30, dtype);
+    // 1024 more for every logit: softmax does not notice. Whole multiples of 8, so that even bf16
+    // holds the sums exactly.
+    Values values = entropy.logits.items();
+    for (double& value : values) value = std::round(value) * 8;
+    entropy.logits.assign(values);
+    const double loss = entropy.forward();
+    const Tensor dlogits = entropy.backward();
+    for (double& value : values) value += 1024;
+    entropy.logits.assign(values);
+    const double tolerance = dtype == DType::f64 ? 1e-12 : 1e-4;  // of f32: 1024 and a bit
+    check_close(Values{entropy.forward()}, Values{loss}, tolerance, "loss");
+    check_close(entropy.backward(), dlogits, std::max(tolerance, tolerance_of(dtype)), "dlogits");
+  }
+}
+
+TEST_CASE("cross entropy on shards of the vocabulary combines to the whole") {
+  const OnDevice cpu;
+  Random random(7);
+  const int64_t T = 10, V = 23;
+  CrossEntropy whole(random, T, V, DType::f64, 3);
+  const double loss = whole.forward();
+  const Tensor dlogits = whole.backward();
+
+  const std::array<int64_t, 4> bounds = {0, 1, 14, V};
+  Values row_max(T, -kInf), row_sum(T), target_logit(T);
+  const auto shard = [&](int i) {  // dense, as a rank's own logits are
+    return whole.logits.narrow(1, bounds[i], bounds[i + 1] - bounds[i]).to_contiguous();
+  };
+  for (int i = 0; i < 3; ++i) {
+    const Tensor max = Tensor::empty({T}, DType::f64), sum = Tensor::empty({T}, DType::f64);
+    const Tensor target = Tensor::empty({T}, DType::f64);
+    ops::cross_entropy_forward(max, sum, target, shard(i), whole.targets, bounds[i]);
+    for (int64_t t = 0; t < T; ++t) {
+      const double top = std::max(row_max[t], max.item(t));
+      row_sum[t] = row_sum[t] * std::exp(row_max[t] - top) +
+                   sum.item(t) * std::exp(max.item(t) - top);
+      row_max[t] = top;
+      target_logit[t] += target.item(t);
+    }
+  }
+  const auto tensor = [&](const Values& values) {
+    return Tensor::from_host(values, {T}, DType::f64);
+  };
+  const Tensor sum = Tensor::zeros({1}, DType::f64), lse = Tensor::empty({T}, DType::f64);
+  ops::cross_entropy_loss(sum, lse, tensor(row_max), tensor(row_sum), tensor(target_logit),
+                          whole.scale);
+  check_close(Values{sum.item()}, Values{loss}, 1e-14, "loss");
+  for (int i = 0; i < 3; ++i) {
+    const Tensor logits = shard(i), part = Tensor::empty(logits.shape(), DType::f64);
+    ops::cross_entropy_backward(part, logits, whole.targets, lse, bounds[i], whole.scale);
+    check_close(part, dlogits.narrow(1, bounds[i], bounds[i + 1] - bounds[i]), 1e-14, "dlogits");
+  }
+}
+
+}  // namespace
+}  // namespace usp::test

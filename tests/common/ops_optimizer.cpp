@@ -1,0 +1,164 @@
+#include "ops.h"
+#include "testing.h"
+
+namespace usp::test {
+namespace {
+
+/// The state of one AdamW range and its update by the formula, in f64.
+struct Adam {
+  Adam(Random& random, int64_t numel, DType dtype)
+      : acc(accumulate_dtype(dtype)),
+        master(random.tensor({numel}, acc)),
+        value(dtype == acc ? master : Tensor::from_host(master.items(), {numel}, dtype)),
+        m(random.tensor({numel}, acc, 0.1)),
+        v(Tensor::from_host(squares(random, numel), {numel}, acc)),
+        grad(random.tensor({numel}, acc)),
+        coefficient(Tensor::from_host(Values{0.7}, {1}, DType::f64)) {
+    settings.lr = 0.03;
+    settings.beta1 = 0.8;
+    settings.beta2 = 0.9;
+    settings.eps = 1e-3;
+    settings.weight_decay = 0.2;
+    settings.step = 4;
+  }
+
+  static Values squares(Random& random, int64_t numel) {
+    Values values = random.normals(numel);
+    for (double& value : values) value *= value;
+    return values;
+  }
+
+  void update() const { ops::adamw(value, master, m, v, grad, coefficient, settings); }
+
+  struct Expected {
+    Values master, m, v;
+  };
+  Expected formula() const {
+    Expected next{master.items(), m.items(), v.items()};
+    const AdamWSettings& s = settings;
+    for (size_t i = 0; i < next.m.size(); ++i) {
+      const double g = grad.item(i) * coefficient.item();
+      next.m[i] = s.beta1 * next.m[i] + (1 - s.beta1) * g;
+      next.v[i] = s.beta2 * next.v[i] + (1 - s.beta2) * g * g;
+      const double m_hat = next.m[i] / (1 - std::pow(s.beta1, double(s.step)));
+      const double v_hat = next.v[i] / (1 - std::pow(s.beta2, double(s.step)));
+      next.master[i] = next.master[i] * (1 - s.lr * s.weight_decay) -
+                       s.lr * m_hat / (std::sqrt(v_hat) + s.eps);
+    }
+    return next;
+  }
+
+  DType acc;
+  Tensor master, value, m, v, grad, coefficient;
+  AdamWSettings settings;
+};
+
+TEST_CASE("AdamW follows the formula over several steps") {
+  const OnDevice cpu;
+  for (DType dtype : kFloatDTypes) {
+    CAPTURE(name(dtype));
+    Random random(1);
+    Adam adam(random, 1001, dtype);
+    for (adam.settings.step = 1; adam.settings.step <= 5; ++adam.settings.step) {
+      const Adam::Expected expected = adam.formula();
+      adam.update();
+      const double tolerance = dtype == DType::f64 ? 1e-14 : 1e-6;
+      check_close(adam.m, expected.m, tolerance, "m");
+      check_close(adam.v, expected.v, tolerance, "v");
+      check_close(adam.master, expected.master, tolerance, "master");
+      REQUIRE(same_bits(adam.value, Tensor::from_host(adam.master.items(), {1001}, dtype)));
+      adam.grad.assign(random.normals(1001));
+    }
+  }
+}
+
+TEST_CASE("AdamW without decay leaves a weight without gradient where it is") {
+  const OnDevice cpu;
+  Random random(2);
+  Adam adam(random, 50, DType::f32);
+  for (const Tensor& zero : {adam.grad, adam.m, adam.v}) ops::fill(zero, 0);
+  adam.settings.weight_decay = 0;
+  const Tensor before = clone(adam.master);
+  adam.update();
+  REQUIRE(same_bits(adam.master, before));
+}
+
+TEST_CASE("AdamW with a NaN coefficient leaves every bit as it is") {
+  const OnDevice cpu;
+  for (DType dtype : kFloatDTypes) {
+    CAPTURE(name(dtype));
+    Random random(3);
+    Adam adam(random, 77, dtype);
+    ops::fill(adam.coefficient, kNaN);
+    adam.grad.assign(Values(77, kInf));
+    const Tensor before[] = {clone(adam.value), clone(adam.master), clone(adam.m), clone(adam.v)};
+    adam.update();
+    REQUIRE(same_bits(adam.value, before[0]));
+    REQUIRE(same_bits(adam.master, before[1]));
+    REQUIRE(same_bits(adam.m, before[2]));
+    REQUIRE(same_bits(adam.v, before[3]));
+  }
+}
+
+TEST_CASE("sum_squares adds the squares in f64") {
+  const OnDevice cpu;
+  Random random(4);
+  for (DType dtype : kFloatDTypes) {
+    for (int64_t numel : {1, 100, 4096, 20001}) {
+      CAPTURE(name(dtype), numel);
+      const Tensor x = random.tensor({numel}, dtype), sum = Tensor::empty({1}, DType::f64);
+      ops::sum_squares(sum, x);
+      double expected = 0;
+      for (double value : x.items()) expected += value * value;
+      check_close(Values{sum.item()}, Values{expected}, 1e-13);
+    }
+  }
+  const Tensor large = Tensor::from_host(Values(10, 1e30), {10}, DType::f32);
+  const Tensor sum = Tensor::empty({1}, DType::f64);
+  ops::sum_squares(sum, large);  // the squares do not exist in f32
+  check_close(Values{sum.item()}, Values{1e61}, 1e-6);
+}
+
+struct Clipped {
+  double norm, coefficient;
+};
+
+Clipped clip(const Values& sums, double max_norm) {
+  const Tensor coefficient = Tensor::empty({1}, DType::f64), norm = Tensor::empty({1}, DType::f64);
+  ops::clip_coefficient(coefficient, norm, Tensor::from_host(sums, {std::ssize(sums)}, DType::f64),
+                        max_norm);
+  return {norm.item(), coefficient.item()};
+}
+
+TEST_CASE("the clipping coefficient is min(1, max_norm / norm)") {
+  const OnDevice cpu;
+  const Clipped above = clip({9, 16}, 2);
+  REQUIRE(above.norm == 5);
+  REQUIRE(above.coefficient == 0.4);
+  REQUIRE(clip({9, 16}, 5).coefficient == 1);
+  REQUIRE(clip({9, 16}, 50).coefficient == 1);
+  REQUIRE(clip({9, 16}, 50).norm == 5);
+}
+
+TEST_CASE("a norm of 0 and a max_norm of 0 both mean no clipping") {
+  const OnDevice cpu;
+  REQUIRE(clip({0, 0}, 1).norm == 0);
+  REQUIRE(clip({0, 0}, 1).coefficient == 1);
+  REQUIRE(clip({0, 0}, 0).coefficient == 1);
+  REQUIRE(clip({1e6}, 0).coefficient == 1);
+  REQUIRE(clip({1e6}, 0).norm == 1e3);
+}
+
+TEST_CASE("a norm that is not finite is reported and makes the coefficient NaN") {
+  const OnDevice cpu;
+  for (double max_norm : {0.0, 1.0}) {
+    CAPTURE(max_norm);
+    REQUIRE(clip({1, kInf}, max_norm).norm == kInf);
+    REQUIRE(std::isnan(clip({1, kInf}, max_norm).coefficient));
+    REQUIRE(std::isnan(clip({kNaN, 1}, max_norm).norm));
+    REQUIRE(std::isnan(clip({kNaN, 1}, max_norm).coefficient));
+  }
+}
+
+}  // namespace
+}  // namespace usp::test

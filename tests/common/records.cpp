@@ -1,0 +1,177 @@
+#include <nlohmann/json.hpp>
+
+#include "metrics.h"
+#include "ops.h"
+#include "testing.h"
+#include "trace.h"
+
+/// What a run leaves behind: trace, metrics and memory as JSON.
+namespace usp::test {
+namespace {
+
+using Json = nlohmann::json;
+
+TEST_CASE("nothing is recorded until the tracer is told to") {
+  OnDevice cpu;
+  { const TraceScope scope("quiet"); }
+  REQUIRE(cpu.runtime.tracer().spans().empty());
+  cpu.runtime.tracer().record(true);
+  { const TraceScope scope("loud"); }
+  cpu.runtime.tracer().record(false);
+  { const TraceScope scope("quiet again"); }
+  REQUIRE(cpu.runtime.tracer().spans().size() == 1);
+}
+
+TEST_CASE("every operation leaves a span with its name, step, operations and bytes") {
+  OnDevice cpu;
+  Tracer& tracer = cpu.runtime.tracer();
+  const Tensor x = Tensor::zeros({4, 3}, DType::f32), weight = Tensor::zeros({5, 3}, DType::f32);
+  const Tensor y = Tensor::zeros({4, 5}, DType::f32);
+  tracer.record(true);
+  tracer.set_step(17);
+  ops::linear_forward(y, x, weight);
+  REQUIRE(tracer.spans().size() == 1);
+  const Tracer::Span& span = tracer.spans()[0];
+  REQUIRE(span.name == "linear_forward");
+  REQUIRE(span.category == "op");
+  REQUIRE(span.step == 17);
+  REQUIRE(span.flops == 2 * 4 * 5 * 3);
+  REQUIRE(span.bytes == 4 * (4 * 3 + 5 * 3 + 4 * 5));
+  REQUIRE(span.begin_ns <= span.end_ns);
+}
+
+TEST_CASE("the trace file is JSON in which spans nest as their scopes did") {
+  const TempDir dir;
+  OnDevice cpu;
+  cpu.runtime.tracer().record(true);
+  {
+    const TraceScope step("train_step");
+    { const TraceScope forward("forward"); }
+    {
+      const TraceScope backward("backward");
+      ops::fill(Tensor::empty({10}, DType::f32), 1);
+    }
+  }
+  cpu.runtime.tracer().write(dir.file("trace.json"), "the_chapter");
+  const Json json = Json::parse(read_file(dir.file("trace.json")));
+  std::map<std::string, Json> events;
+  for (const Json& event : json.at("traceEvents")) events[event.at("name")] = event;
+  REQUIRE(events.size() == 5);
+  REQUIRE(events.at("process_name").at("ph") == "M");
+  REQUIRE(events.at("process_name").at("args").at("name") == "the_chapter");
+  const auto inside = [&](const char* inner, const char* outer) {
+    const Json &a = events.at(inner), &b = events.at(outer);
+    const double begin = a.at("ts"), end = begin + a.at("dur").get<double>();
+    const double outer_begin = b.at("ts"), outer_end = outer_begin + b.at("dur").get<double>();
+    constexpr double kRounding = 0.002;  // microseconds, of three printed decimals
+    return begin >= outer_begin - kRounding && end <= outer_end + kRounding;
+  };
+  for (const char* span : {"train_step", "forward", "backward", "fill"}) {
+    REQUIRE(events.at(span).at("ph") == "X");
+    REQUIRE(events.at(span).at("dur") >= 0);
+    REQUIRE(events.at(span).at("args").at("step") == -1);
+    REQUIRE(inside(span, "train_step"));
+  }
+  REQUIRE(events.at("train_step").at("ts") == 0);
+  REQUIRE(inside("fill", "backward"));
+  REQUIRE(!inside("backward", "forward"));
+  REQUIRE(events.at("fill").at("args").at("bytes") == 40);
+}
+
+TEST_CASE("a trace of nothing is JSON, too") {
+  const TempDir dir;
+  Tracer().write(dir.file("trace.json"), "p");
+  REQUIRE(Json::parse(read_file(dir.file("trace.json"))).at("traceEvents").size() == 1);
+}
+
+TEST_CASE("a file that cannot be written is an error") {
+  OnDevice cpu;
+  check_throws<Error>([] { Tracer().write("/nonexistent/trace.json", "p"); }, {"/nonexistent"});
+  check_throws<Error>([] { MetricsWriter("/nonexistent/metrics.jsonl", DType::f32); },
+                      {"/nonexistent"});
+}
+
+TEST_CASE("a full disk is an error, not a truncated file") {
+  if (!std::filesystem::exists("/dev/full")) return;
+  OnDevice cpu;
+  MetricsWriter writer("/dev/full", DType::f32);
+  StepMetrics metrics;
+  metrics.step = 3;
+  check_throws<Error>([&] { writer.write(metrics, cpu.allocator()); }, {"/dev/full", "step 3"});
+  check_throws<Error>([] { Tracer().write("/dev/full", "p"); }, {"/dev/full"});
+}
+
+TEST_CASE("a number in JSON keeps the digits asked for, and strings stand for what is not finite") {
+  REQUIRE(json_number(0.1, 17) == "0.10000000000000001");
+  REQUIRE(json_number(1.0 / 3, 9) == "0.333333333");
+  REQUIRE(json_number(0, 9) == "0");
+  REQUIRE(json_number(kNaN, 9) == "\"nan\"");
+  REQUIRE(json_number(kInf, 9) == "\"inf\"");
+  REQUIRE(json_number(-kInf, 9) == "\"-inf\"");
+  Random random(1);
+  for (int i = 0; i < 1000; ++i) {
+    const double value = random.normal() * std::pow(10.0, double(random.integer(-300, 300)));
+    REQUIRE(Json::parse(json_number(value, 17)).get<double>() == value);
+    const auto single = static_cast<float>(random.normal());
+    REQUIRE(Json::parse(json_number(single, 9)).get<float>() == single);
+  }
+}
+
+TEST_CASE("metrics are one JSON object a line, on disk as soon as they are written") {
+  const TempDir dir;
+  OnDevice cpu;
+  const CategoryScope scope(Category::optimizer);
+  const Tensor state = Tensor::empty({100}, DType::f32);
+  StepMetrics metrics;
+  metrics.step = 4;
+  metrics.loss = 1.0 / 3;
+  metrics.grad_norm = kInf;
+  metrics.lr = 1e-3;
+  metrics.tokens = 12'000'000'000;
+  metrics.step_ms = 12.5;
+  metrics.tokens_per_s = 1e4;
+  metrics.mfu = 0.5;
+  metrics.val_loss = kNaN;
+  MetricsWriter writer(dir.file("metrics.jsonl"), DType::f64);
+  writer.write(metrics, cpu.allocator());
+  metrics.has_val_loss = true;
+  writer.write(metrics, cpu.allocator());
+
+  std::ifstream lines(dir.file("metrics.jsonl"));
+  std::string first, second, third;
+  std::getline(lines, first);
+  std::getline(lines, second);
+  REQUIRE(!std::getline(lines, third));
+  const Json json = Json::parse(first);
+  REQUIRE(json.at("step") == 4);
+  REQUIRE(json.at("loss").get<double>() == 1.0 / 3);
+  REQUIRE(json.at("grad_norm") == "inf");
+  REQUIRE(json.at("lr") == 1e-3);
+  REQUIRE(json.at("tokens") == 12'000'000'000);
+  REQUIRE(json.at("step_ms") == 12.5);
+  REQUIRE(json.at("tokens_per_s") == 1e4);
+  REQUIRE(json.at("mfu") == 0.5);
+  REQUIRE(!json.contains("val_loss"));
+  REQUIRE(json.at("peak_bytes").size() == kNumCategories);
+  REQUIRE(json.at("peak_bytes").at("optimizer") == 400);
+  REQUIRE(json.at("peak_bytes").at("weights") == 0);
+  REQUIRE(Json::parse(second).at("val_loss") == "nan");
+}
+
+TEST_CASE("the memory record holds peaks, reservations and every event") {
+  OnDevice cpu;
+  cpu.allocator().record_events(true);
+  { const Tensor x = Tensor::empty({100}, DType::f64); }
+  const Json json = Json::parse(memory_json(cpu.allocator()));
+  REQUIRE(json.at("peak_bytes").at("activations") == 800);
+  REQUIRE(json.at("peak_bytes").at("total") == 800);
+  REQUIRE(json.at("reserved_bytes") == 1024);
+  REQUIRE(json.at("system_allocations") == 1);
+  REQUIRE(json.at("events").size() == 2);
+  REQUIRE(json.at("events")[0][1] == 800);
+  REQUIRE(json.at("events")[1][1] == -800);
+  REQUIRE(json.at("events")[1][2] == "activations");
+}
+
+}  // namespace
+}  // namespace usp::test

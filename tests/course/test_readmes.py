@@ -1,0 +1,83 @@
+"""The READMEs say what the sources say: woven code and output, links, commands, flags."""
+import hashlib
+import re
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tools import weave  # noqa: E402  (the path comes first)
+from tools.base import BookError  # noqa: E402
+from tools.cli import COMMANDS  # noqa: E402
+
+PAGES = [*weave.readmes(), ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+class Readmes(unittest.TestCase):
+    def test_code_and_output_equal_their_sources(self):
+        stale = [str(path) for path in weave.weave(check=True)]
+        self.assertEqual(stale, [], "run ./book weave")
+
+    def test_every_relative_link_leads_somewhere(self):
+        for page in PAGES:
+            for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+                if not re.match(r"https?://", target):
+                    self.assertTrue((page.parent / target).exists(), f"{page}: {target}")
+
+    def test_every_documented_command_exists(self):
+        for page in PAGES:
+            for command in re.findall(r"\./book ([a-z]+)", page.read_text(encoding="utf-8")):
+                self.assertIn(command, COMMANDS, f"{page}: ./book {command}")
+
+    def test_every_flag_that_a_page_names_is_bound_or_taken_by_the_launcher(self):
+        sources = [*ROOT.glob("ch[0-9][0-9]_*/config.cpp")]
+        bound = set(re.findall(r'bind\("(\w+)"', "".join(p.read_text() for p in sources)))
+        launcher = set(re.findall(r'"--([\w-]+)"', "".join(
+            p.read_text() for p in (ROOT / "tools").glob("*.py"))))
+        known = bound | launcher | {"help", "version", "preset", "test-dir", "tags"}
+        for page in PAGES:
+            for flag in re.findall(r"(?<![\w-])--([a-z][\w-]*)", page.read_text(encoding="utf-8")):
+                self.assertIn(flag, known, f"{page}: --{flag}")
+
+    def test_markers_come_in_pairs(self):
+        for source in [*ROOT.glob("ch[0-9][0-9]_*/*.cpp"), *ROOT.glob("ch[0-9][0-9]_*/*.h")]:
+            names = re.findall(r"^\s*// \[([\w-]+)\]\s*$", source.read_text(), re.M)
+            odd = {name for name in names if names.count(name) != 2}
+            self.assertEqual(odd, set(), str(source))
+
+
+class Weaving(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = Path(scratch.name)
+        (self.folder / "a.cpp").write_text("int x;\n  // [part]\n  int y;\n  // [inner]\n  int z;\n"
+                                           "  // [inner]\n  // [part]\n")
+
+    def test_a_snippet_is_cut_dedented_and_freed_of_markers(self):
+        text = "<!-- snippet: a.cpp#part -->\nold\n<!-- /woven -->\n"
+        expected = "<!-- snippet: a.cpp#part -->\n```cpp\nint y;\nint z;\n```\n<!-- /woven -->\n"
+        self.assertEqual(weave.woven(text, self.folder), expected)
+
+    def test_a_marker_that_is_missing_or_unpaired_is_an_error(self):
+        (self.folder / "a.cpp").write_text("// [part]\nint y;\n")
+        for name in ("part", "absent"):
+            with self.assertRaisesRegex(BookError, "exactly twice"):
+                weave.woven(f"<!-- snippet: a.cpp#{name} -->\n<!-- /woven -->\n", self.folder)
+
+    def test_a_missing_file_is_an_error(self):
+        with self.assertRaisesRegex(BookError, "cannot read"):
+            weave.woven("<!-- output: none.txt -->\n<!-- /woven -->\n", self.folder)
+
+
+class Corpus(unittest.TestCase):
+    def test_the_page_about_the_corpus_names_its_hash(self):
+        digest = hashlib.sha256((ROOT / "data" / "corpus.txt").read_bytes()).hexdigest()
+        self.assertIn(digest, (ROOT / "data" / "README.md").read_text())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,308 @@
+"""Proves that the tests can fail: plants one fault after the other in a copy of the sources.
+
+  run.py --source . --work build/release/faults               all faults
+  run.py --source . --work build/release/faults --only NAME   one of them, --list shows the names
+
+For each fault the copy is patched, the target it names rebuilt and the test it names run; that
+test has to fail, with the message the fault announces. README.md says how to write one. A fault
+that was caught is not tried again until a source or its patch changes, unless --force is given.
+
+Exit code: 0 all caught, 1 otherwise, 77 where nothing was missed but a test had to be skipped.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+KEYS = ("What", "Target", "Test", "Message")
+SKIPPED = 77  # a test's exit code
+TIMEOUT = 300  # seconds, for one test
+
+
+class FaultError(Exception):
+    """A fault that cannot be tried: a stale patch, a test that does not pass without it, ..."""
+
+
+class Fault:
+    """NAME.patch: lines `Key: value` for each of KEYS, then a unified diff."""
+
+    def __init__(self, path):
+        self.name = path.stem
+        self.text = path.read_text(encoding="utf-8")
+        header, separator, diff = self.text.partition("\n--- ")
+        fields = dict(re.findall(r"^(\w+): +(.+)$", header, re.M))
+        if sorted(fields) != sorted(KEYS) or not separator:
+            raise FaultError(f"{self.name}: a fault has the lines {', '.join(KEYS)} and a diff, "
+                             f"this one has {', '.join(fields) or 'none'}")
+        self.what, self.target, self.test, self.message = (fields[key] for key in KEYS)
+        self.hunks = parse_diff("--- " + diff, self.name)
+
+    def apply(self, root):
+        """The patched text of every file, by path; nothing is written."""
+        texts = {}
+        for path, before, after in self.hunks:
+            text = texts.get(path)
+            if text is None:
+                if not (root / path).is_file():
+                    raise FaultError(f"{self.name}: stale, there is no {path}")
+                text = (root / path).read_text(encoding="utf-8")
+            count = ("\n" + text).count("\n" + before)
+            if count != 1:
+                raise FaultError(f"{self.name}: stale, {path} holds these lines {count} times "
+                                 f"instead of once:\n{before}")
+            start = ("\n" + text).index("\n" + before)
+            texts[path] = text[:start] + after + text[start + len(before):]
+        return texts
+
+
+def parse_diff(diff, name):
+    """[(path, lines before, lines after)] of each hunk. Line numbers are not read: the lines of a
+    hunk have to occur exactly once in the file."""
+    hunks, path = [], None
+    for line in diff.splitlines():
+        if line.startswith("+++ "):
+            path = line[len("+++ b/"):].split("\t")[0]
+        elif line.startswith("@@"):
+            hunks.append([path, "", ""])
+        elif hunks and not line.startswith("--- "):
+            sign, rest = line[:1], line[1:] + "\n"
+            if sign not in ("", " ", "-", "+"):
+                raise FaultError(f"{name}: no line of a diff: {line}")
+            hunks[-1][1] += rest if sign != "+" else ""
+            hunks[-1][2] += rest if sign != "-" else ""
+    if not hunks or any(before == after for _, before, after in hunks):
+        raise FaultError(f"{name}: its diff changes nothing")
+    return hunks
+
+
+def list_files(source):
+    """Paths of the files that make up the source tree, relative to it."""
+    if (source / ".git").exists():
+        git = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=source,
+                             stdout=subprocess.PIPE, check=True)
+        paths = [Path(os.fsdecode(path)) for path in git.stdout.split(b"\0") if path]
+    else:  # an unpacked archive
+        paths = list_tree(source)
+    return sorted(path for path in paths if (source / path).is_file()
+                  and path.parts[:2] != ("tests", "faults"))
+
+
+def list_tree(root):
+    """Relative paths of the files below, without what is built or run there."""
+    for folder, folders, names in os.walk(root):
+        if Path(folder) == root:
+            folders[:] = [name for name in folders if name not in ("build", "runs", ".git")]
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in names:
+            yield (Path(folder) / name).relative_to(root)
+
+
+def is_input(path):
+    """Whether a build or a test depends on the file."""
+    if path.suffix == ".py":
+        return path.parts[:2] == ("tests", "parity")
+    return path.suffix in (".cpp", ".h", ".txt", ".cmake")
+
+
+def read_if_there(path):
+    return path.read_bytes() if path.is_file() else None
+
+
+class Tree:
+    """A copy of the sources and its build folder, laid out as the original: an object cache that
+    knows the one knows the other. A file is written only where its content differs, so that a
+    build redoes no more than it must."""
+
+    def __init__(self, source, work, jobs):
+        self.root, self.jobs = work / "source", jobs
+        self.build_dir = self.root / "build" / "release"
+        self.log = work / "build.log"
+        files = list_files(source)
+        digest = hashlib.sha256()
+        for path in files:
+            content = (source / path).read_bytes()
+            if read_if_there(self.root / path) != content:
+                (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+                (self.root / path).write_bytes(content)
+                shutil.copymode(source / path, self.root / path)
+            if is_input(path):
+                digest.update(repr((str(path), content)).encode())
+        self.digest = digest.hexdigest()
+        for path in set(list_tree(self.root)) - set(files):
+            (self.root / path).unlink()
+
+    def build(self, targets):
+        """Throws FaultError if it fails. The build system configures itself again as needed."""
+        commands = [["ninja", "-C", self.build_dir, f"-j{self.jobs}", *targets]]
+        if not (self.build_dir / "build.ninja").is_file():
+            commands.insert(0, ["cmake", "-S", self.root, "-B", self.build_dir, "-G", "Ninja",
+                                "-DCMAKE_BUILD_TYPE=Release"])
+        with open(self.log, "w", encoding="utf-8") as log:
+            for command in commands:
+                if subprocess.run(command, stdout=log, stderr=log).returncode != 0:
+                    raise FaultError(f"building {' '.join(targets)} failed:\n{tail(self.log)}")
+
+    @contextlib.contextmanager
+    def patched(self, fault):
+        """The tree with the fault in it. Writing gives a file a new time, so the next build
+        compiles it again: with the fault, and once more without."""
+        changed = fault.apply(self.root)
+        before = {path: (self.root / path).read_bytes() for path in changed}
+        try:
+            for path, text in changed.items():
+                (self.root / path).write_text(text, encoding="utf-8")
+            yield
+        finally:
+            for path, content in before.items():
+                (self.root / path).write_bytes(content)
+
+    def run(self, target, test):
+        """(exit code, output) of a test: `tests/....py NAME`, or the name of a Catch2 test case."""
+        binary = self.build_dir / "bin" / target
+        if test.startswith("tests/"):
+            script, name = test.split()
+            command = [python_for(script), self.root / script, "--binary", binary, name]
+        else:
+            command = [binary, re.sub(r"([\\,\[])", r"\\\1", test)]
+        env = dict(os.environ, OMP_NUM_THREADS=str(self.jobs), OMP_WAIT_POLICY="passive")
+        try:
+            done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, timeout=TIMEOUT,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        except subprocess.TimeoutExpired:
+            raise FaultError(f"{test}: still running after {TIMEOUT} s") from None
+        output = done.stdout.decode(errors="replace")
+        if "No test cases matched" in output or "No tests ran" in output:
+            raise FaultError(f"{target} has no test '{test}'")
+        return done.returncode, output
+
+
+def python_for(script):
+    """A Python for the test: one with NumPy, where there is one and the test compares with it."""
+    if script.endswith("test_reference.py"):
+        for python in (sys.executable, "python3", "/usr/bin/python3"):
+            with contextlib.suppress(OSError):
+                if subprocess.run([python, "-c", "import numpy"], stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL).returncode == 0:
+                    return python
+    return sys.executable
+
+
+def tail(text, lines=25):
+    text = text.read_text(encoding="utf-8", errors="replace") if isinstance(text, Path) else text
+    return "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+def check_unpatched(tree, faults):
+    """Every test has to pass without the fault, and must not print the fault's message anyway.
+    Returns the faults whose tests can run here."""
+    tree.build(sorted({fault.target for fault in faults}))
+    results = {}
+    for fault in faults:
+        key = fault.target, fault.test
+        if key not in results:
+            results[key] = tree.run(*key)
+        code, output = results[key]
+        if code not in (0, SKIPPED):
+            raise FaultError(f"{fault.test}: does not pass without a fault:\n{tail(output)}")
+        if code == 0 and re.search(fault.message, output):
+            raise FaultError(f"{fault.name}: its message '{fault.message}' stands in the output "
+                             f"of the test that passes:\n{tail(output)}")
+    return [fault for fault in faults if results[fault.target, fault.test][0] == 0]
+
+
+def try_fault(tree, fault):
+    """(whether the test caught it, what to show if not)."""
+    try:
+        with tree.patched(fault):
+            tree.build([fault.target])
+            code, output = tree.run(fault.target, fault.test)
+    except FaultError as error:
+        return False, str(error)
+    if code == 0:
+        return False, "the test passes"
+    if not re.search(fault.message, output):
+        return False, f"the test fails without the message '{fault.message}':\n{tail(output)}"
+    return True, ""
+
+
+def run_faults(tree, faults, cache_path, force):
+    """Prints a line per fault; returns the exit code."""
+    cache = {}
+    if cache_path.is_file() and not force:
+        cache = json.loads(cache_path.read_text(encoding="utf-8"))
+    digest = {fault.name: hashlib.sha256((tree.digest + fault.text).encode()).hexdigest()
+              for fault in faults}
+    fresh = [fault for fault in faults if cache.get(fault.name) != digest[fault.name]]
+    for fault in fresh:
+        fault.apply(tree.root)  # a stale patch is found before anything is built
+    begin = time.monotonic()
+    runnable = check_unpatched(tree, fresh) if fresh else []
+    if runnable:
+        print(f"their tests pass without the faults, after {time.monotonic() - begin:.0f} s",
+              flush=True)
+    missed = []
+    for fault in faults:
+        begin = time.monotonic()
+        if fault not in fresh:
+            print(f"caught   {fault.name}  before, and nothing has changed", flush=True)
+            continue
+        if fault not in runnable:
+            print(f"skipped  {fault.name}: {fault.test} cannot run here", flush=True)
+            continue
+        caught, why = try_fault(tree, fault)
+        seconds = f"in {time.monotonic() - begin:.0f} s"
+        if caught:
+            print(f"caught   {fault.name}  by {fault.target}: {fault.test}  {seconds}", flush=True)
+            cache[fault.name] = digest[fault.name]
+            cache_path.write_text(json.dumps(cache, indent=1) + "\n", encoding="utf-8")
+        else:
+            missed.append(fault.name)
+            print(f"MISSED   {fault.name}  by {fault.target}: {fault.test}  {seconds}\n"
+                  f"{fault.what}\n{why}", flush=True)
+    skipped = len(fresh) - len(runnable)
+    print(f"{len(faults)} faults: {len(faults) - len(missed) - skipped} caught, {skipped} skipped, "
+          f"{len(missed)} missed {' '.join(missed)}".rstrip())
+    return 1 if missed else SKIPPED if skipped else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", type=Path, default=HERE.parent.parent, help="the checkout")
+    parser.add_argument("--work", type=Path, help="folder for the copy and its build")
+    parser.add_argument("--only", action="append", metavar="NAME", help="this fault; repeatable")
+    parser.add_argument("--list", action="store_true", help="name the faults and their tests")
+    parser.add_argument("--jobs", type=int, default=2, help="compilers and threads at a time")
+    parser.add_argument("--force", action="store_true", help="also those that were caught before")
+    args = parser.parse_args()
+    try:
+        faults = [Fault(path) for path in sorted(HERE.glob("*.patch"))]
+        unknown = set(args.only or ()) - {fault.name for fault in faults}
+        if unknown:
+            parser.error(f"no fault {', '.join(sorted(unknown))}; --list names them")
+        faults = [fault for fault in faults if not args.only or fault.name in args.only]
+        if args.list:
+            for fault in faults:
+                print(f"{fault.name}: {fault.what}\n    {fault.target}: {fault.test}")
+            return 0
+        if args.work is None:
+            parser.error("--work FOLDER is needed")
+        args.work.mkdir(parents=True, exist_ok=True)
+        tree = Tree(args.source.resolve(), args.work.resolve(), args.jobs)
+        return run_faults(tree, faults, args.work.resolve() / "caught.json", args.force)
+    except FaultError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+#include "sample.h"
+
+#include <algorithm>
+
+#include "tiny_llama.h"
+
+namespace usp::test {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+bool never() { return false; }
+
+/// A model with opinions, and the logits it gives after a prompt.
+struct Sampler {
+  Sampler() : model(tiny_model(), kSeqLen, DType::f64, false, 1) {
+    randomize(model.parameters(), 2);
+    config.sample_tokens = 20;
+    config.temperature = 1;
+    config.top_k = 0;
+  }
+
+  Tokens sample(uint64_t seed, const Tokens& prompt = {3}) {
+    return sample_tokens(model, config, kSeqLen, prompt, seed, never);
+  }
+  Values logits_after(const Tokens& tokens) {
+    Pass pass;
+    pass.num_samples = 1;
+    pass.positions = Positions(0, std::ssize(tokens));
+    pass.tokens = Tensor::from_host(tokens, {std::ssize(tokens)});
+    return model.logits(pass).narrow(0, std::ssize(tokens) - 1, 1).items();
+  }
+
+  static constexpr int64_t kSeqLen = 8;
+  Model model;
+  SampleConfig config;
+};
+
+TEST_CASE("temperature 0 and top_k 1 always take the likeliest token") {
+  const OnDevice cpu;
+  Sampler sampler;
+  Tokens expected = {3};
+  for (int i = 0; i < 20; ++i) {
+    const int64_t length = std::min<int64_t>(std::ssize(expected), Sampler::kSeqLen);
+    const Values logits = sampler.logits_after(Tokens(expected.end() - length, expected.end()));
+    const auto best = std::max_element(logits.begin(), logits.end());
+    expected.push_back(static_cast<int32_t>(best - logits.begin()));
+  }
+  sampler.config.temperature = 0;
+  REQUIRE(sampler.sample(1) == expected);
+  REQUIRE(sampler.sample(2) == expected);
+  sampler.config.temperature = 50;
+  sampler.config.top_k = 1;
+  REQUIRE(sampler.sample(3) == expected);
+}
+
+TEST_CASE("a sample is a function of the seed") {
+  const OnDevice cpu;
+  Sampler sampler;
+  REQUIRE(sampler.sample(1) == sampler.sample(1));
+  REQUIRE(sampler.sample(1) != sampler.sample(2));
+}
+
+/// How often each token followed the prompt, over many seeds.
+Values frequencies(Sampler& sampler, int draws) {
+  sampler.config.sample_tokens = 1;
+  Values counts(tiny_model().vocab_size);
+  for (int seed = 0; seed < draws; ++seed) counts[sampler.sample(seed)[1]] += 1.0 / draws;
+  return counts;
+}
+
+TEST_CASE("tokens are drawn from softmax(logits / temperature), from its top_k alone if asked") {
+  const OnDevice cpu;
+  constexpr int kDraws = 1500;
+  for (double temperature : {0.7, 3.0}) {
+    for (int64_t top_k : {0, 3, 100}) {
+      CAPTURE(temperature, top_k);
+      Sampler sampler;
+      sampler.config.temperature = temperature;
+      sampler.config.top_k = top_k;
+      Values weights = sampler.logits_after({3});
+      Values sorted = weights;
+      std::sort(sorted.rbegin(), sorted.rend());
+      const double least = top_k == 3 ? sorted[2] : -kInf;
+      double total = 0;
+      for (double& w : weights) total += w = w < least ? 0 : std::exp((w - sorted[0]) / temperature);
+      const Values drawn = frequencies(sampler, kDraws);
+      for (size_t token = 0; token < weights.size(); ++token) {
+        const double p = weights[token] / total;
+        CAPTURE(token, p, drawn[token]);
+        REQUIRE(std::abs(drawn[token] - p) <= 5 * std::sqrt(p * (1 - p) / kDraws));
+      }
+    }
+  }
+}
+
+TEST_CASE("the model sees the last seq_len tokens and no more") {
+  const OnDevice cpu;
+  Sampler sampler;
+  const Tokens visible = {1, 2, 3, 4, 5, 6, 7, 8};
+  Tokens longer = {9, 9, 9};
+  longer.insert(longer.end(), visible.begin(), visible.end());
+  Tokens expected = sampler.sample(4, visible);
+  expected.insert(expected.begin(), {9, 9, 9});
+  REQUIRE(sampler.sample(4, longer) == expected);
+}
+
+TEST_CASE("sampling stops when it is asked to") {
+  const OnDevice cpu;
+  Sampler sampler;
+  const auto at_once = [] { return true; };
+  REQUIRE(sample_tokens(sampler.model, sampler.config, 8, {3, 4}, 1, at_once) == Tokens{3, 4});
+}
+
+TEST_CASE("sampled bytes become text, with U+FFFD for what is not UTF-8") {
+  const auto text = [](const std::string& bytes) {
+    Tokens tokens;
+    for (char byte : bytes) tokens.push_back(static_cast<uint8_t>(byte));
+    return tokens_to_text(tokens, /*as_bytes=*/true);
+  };
+  const std::string bad = "\uFFFD";
+  // Whole characters of one to four bytes, the first and last of each length among them.
+  for (const char* valid : {"plain\n", "\x7F", "é", "\u0080\u07FF", "\u0800\uFFFF", "\uD7FF\uE000",
+                            "\U00010000\U0010FFFF", "日本語 🙂"}) {
+    REQUIRE(text(valid) == valid);
+  }
+  REQUIRE(text("a\x80z") == "a" + bad + "z");                // no lead byte
+  REQUIRE(text("\xC3") == bad);                              // cut off at the end
+  REQUIRE(text("\xE2\x82") == bad + bad);                    // the same, of three
+  REQUIRE(text("\xC3(") == bad + "(");                       // no continuation
+  REQUIRE(text("\xE2\x82\x28") == bad + bad + "(");
+  REQUIRE(text("\xC0\xAF") == bad + bad);                    // '/' in two bytes
+  REQUIRE(text("\xE0\x80\xAF") == bad + bad + bad);          // '/' in three
+  REQUIRE(text("\xF0\x8F\xBF\xBF") == bad + bad + bad + bad);  // U+FFFF in four
+  REQUIRE(text("\xED\xA0\x80") == bad + bad + bad);          // a surrogate
+  REQUIRE(text("\xF4\x90\x80\x80") == bad + bad + bad + bad);  // beyond U+10FFFF
+  REQUIRE(text("\xF5\x80\xFF\xFE") == bad + bad + bad + bad);
+  REQUIRE(tokens_to_text({'a', 256, 70000, 'b'}, true) == "a" + bad + bad + "b");
+  REQUIRE(tokens_to_text({}, true).empty());
+  REQUIRE(tokens_to_text({5, 70000, 0}, /*as_bytes=*/false) == "5 70000 0");
+}
+
+}  // namespace
+}  // namespace usp::test

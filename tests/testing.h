@@ -1,0 +1,234 @@
+#pragma once
+
+#include <omp.h>
+#include <stdlib.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "runtime.h"
+#include "tensor.h"
+
+/// What the tests share: random inputs, comparisons that a NaN fails, finite differences.
+namespace usp::test {
+
+using Values = std::vector<double>;
+
+inline constexpr double kInf = std::numeric_limits<double>::infinity();
+inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+/// A runtime in force for the lifetime of the object: the first line of a test that makes tensors.
+struct OnDevice {
+  explicit OnDevice(Device device = Device::cpu) : runtime(device), use(runtime) {}
+  Allocator& allocator() { return runtime.allocator(); }
+
+  Runtime runtime;
+  Runtime::Use use;
+};
+
+/// So many OpenMP threads for the lifetime of the object.
+class Threads {
+ public:
+  explicit Threads(int count) : previous_(omp_get_max_threads()) { omp_set_num_threads(count); }
+  ~Threads() { omp_set_num_threads(previous_); }
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+
+ private:
+  int previous_;
+};
+
+/// Random inputs; shares nothing with the generator of common/rng.h.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : engine_(seed) {}
+
+  /// In [lowest, highest].
+  int64_t integer(int64_t lowest, int64_t highest) {
+    return std::uniform_int_distribution<int64_t>(lowest, highest)(engine_);
+  }
+  double normal() { return std::normal_distribution<double>()(engine_); }
+  Values normals(int64_t count, double std = 1) {
+    Values values(count);
+    for (double& value : values) value = std * normal();
+    return values;
+  }
+  Tensor tensor(const Shape& shape, DType dtype = DType::f64, double std = 1) {
+    return Tensor::from_host(normals(shape.numel(), std), shape, dtype);
+  }
+  std::vector<int32_t> tokens(int64_t count, int64_t vocab_size) {
+    std::vector<int32_t> tokens(count);
+    for (int32_t& token : tokens) token = static_cast<int32_t>(integer(0, vocab_size - 1));
+    return tokens;
+  }
+  Tensor token_tensor(int64_t count, int64_t vocab_size) {
+    return Tensor::from_host(tokens(count, vocab_size), {count});
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+inline Values values_of(const Tensor& tensor) { return tensor.items(); }
+inline const Values& values_of(const Values& values) { return values; }
+
+/// max |a - b| / max |b|. Equal infinities agree. Where b is all zero, a has to be, or the error is
+/// infinite; a NaN anywhere makes the error NaN.
+inline double relative_error(const Values& a, const Values& b) {
+  if (a.size() != b.size()) return kNaN;
+  double difference = 0, scale = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (std::isnan(a[i]) || std::isnan(b[i])) return kNaN;
+    if (a[i] == b[i] && std::isinf(b[i])) continue;
+    difference = std::max(difference, std::abs(a[i] - b[i]));
+    scale = std::max(scale, std::abs(b[i]));
+  }
+  if (difference == 0) return 0;
+  return scale == 0 ? kInf : difference / scale;
+}
+
+/// Fails the test unless relative_error(actual, expected) <= tolerance, naming the worst element.
+template <class Actual, class Expected>
+void check_close(const Actual& actual, const Expected& expected, double tolerance,
+                 std::string_view what = "values") {
+  const Values a = values_of(actual), b = values_of(expected);
+  REQUIRE(a.size() == b.size());
+  size_t worst = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (!(std::abs(a[i] - b[i]) <= std::abs(a[worst] - b[worst])) && a[i] != b[i]) worst = i;
+  }
+  if (!a.empty()) {
+    UNSCOPED_INFO(fmt::format("{}: element {} of {} is {}, expected {}", what, worst, a.size(),
+                              a[worst], b[worst]));
+  }
+  REQUIRE(relative_error(a, b) <= tolerance);
+}
+
+/// Relative rounding that a kernel's result may carry. f32: a few hundred sums of 2^-24; bf16: two
+/// roundings to 8 bits, of 2^-9 each.
+inline double tolerance_of(DType dtype) {
+  return dtype == DType::f64 ? 1e-12 : dtype == DType::f32 ? 1e-5 : 5e-3;
+}
+
+inline constexpr DType kFloatDTypes[] = {DType::f64, DType::f32, DType::bf16};
+
+/// The bytes of all elements in row-major order.
+inline std::vector<char> bits_of(const Tensor& tensor) {
+  const Tensor dense = tensor.to_contiguous();
+  std::vector<char> bits(dense.bytes());
+  if (!bits.empty()) std::memcpy(bits.data(), dense.address(), bits.size());
+  return bits;
+}
+
+/// A tensor of its own with the same elements.
+inline Tensor clone(const Tensor& tensor) {
+  const Tensor copy = Tensor::empty(tensor.shape(), tensor.dtype());
+  const std::vector<char> bits = bits_of(tensor);
+  if (!bits.empty()) std::memcpy(copy.address(), bits.data(), bits.size());
+  return copy;
+}
+
+inline bool same_bits(const Tensor& a, const Tensor& b) {
+  return a.dtype() == b.dtype() && a.shape() == b.shape() && bits_of(a) == bits_of(b);
+}
+
+inline double dot(const Tensor& a, const Tensor& b) {
+  const Values x = a.items(), y = b.items();
+  REQUIRE(x.size() == y.size());
+  double sum = 0;
+  for (size_t i = 0; i < x.size(); ++i) sum += x[i] * y[i];
+  return sum;
+}
+
+/// d loss / d x[index] of a contiguous f64 tensor for each of `indices` (row-major), by central
+/// differences of fourth order: with values near 1, exact to about 1e-10.
+inline Values numeric_gradient(const Tensor& x, const std::vector<int64_t>& indices,
+                               const std::function<double()>& loss) {
+  constexpr double kStep = 3e-4;
+  REQUIRE(x.contiguous());
+  Values gradient;
+  for (int64_t index : indices) {
+    double& element = x.data<double>()[index];
+    const double centre = element;
+    const auto loss_at = [&](double offset) {
+      element = centre + offset;
+      return loss();
+    };
+    const double near = loss_at(kStep) - loss_at(-kStep);
+    const double far = loss_at(2 * kStep) - loss_at(-2 * kStep);
+    element = centre;
+    gradient.push_back((8 * near - far) / (12 * kStep));
+  }
+  return gradient;
+}
+
+/// Compares `gradient` with finite differences of `loss` at `samples` random elements of x, or at
+/// all of them where there are no more.
+inline void check_gradient(const Tensor& gradient, const Tensor& x,
+                           const std::function<double()>& loss, std::string_view what,
+                           int64_t samples = 1000, double tolerance = 1e-9) {
+  REQUIRE(gradient.shape() == x.shape());
+  Random random(x.numel());
+  std::vector<int64_t> indices;
+  for (int64_t i = 0; i < std::min(samples, x.numel()); ++i) {
+    indices.push_back(x.numel() <= samples ? i : random.integer(0, x.numel() - 1));
+  }
+  const Values all = gradient.items();
+  Values analytic;
+  for (int64_t index : indices) analytic.push_back(all[index]);
+  check_close(analytic, numeric_gradient(x, indices, loss), tolerance, what);
+}
+
+/// Fails the test unless body() throws an E whose message holds every one of `parts`.
+template <class E>
+void check_throws(const std::function<void()>& body, const std::vector<std::string>& parts) {
+  std::string message;
+  try {
+    body();
+    FAIL("nothing was thrown, expected a message with: " << fmt::format("{}", parts[0]));
+  } catch (const E& error) {
+    message = error.what();
+  }
+  for (const std::string& part : parts) {
+    INFO("message: " << message << "\nexpected in it: " << part);
+    REQUIRE(message.find(part) != std::string::npos);
+  }
+}
+
+/// A directory that goes with everything in it.
+class TempDir {
+ public:
+  TempDir() {
+    std::string name = (std::filesystem::temp_directory_path() / "usp_test_XXXXXX").string();
+    REQUIRE(mkdtemp(name.data()) != nullptr);
+    path_ = name;
+  }
+  ~TempDir() { std::filesystem::remove_all(path_); }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+
+  std::string file(const std::string& name) const { return (path_ / name).string(); }
+  /// Writes a file and returns its path.
+  std::string write(const std::string& name, const std::string& bytes) const {
+    std::ofstream(path_ / name, std::ios::binary) << bytes;
+    return file(name);
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline std::string read_file(const std::string& path) {
+  std::ifstream stream(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+}  // namespace usp::test
