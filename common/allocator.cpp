@@ -2,6 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstdlib>
 
@@ -11,14 +13,14 @@ namespace usp {
 
 namespace {
 
-constexpr int64_t kSmallGranularity = 512;
-constexpr int64_t kLargeGranularity = int64_t{64} << 10;
-constexpr int64_t kLargeBlock = int64_t{1} << 20;
+constexpr int64_t kAlignment = 64;
 constexpr int64_t kHugePage = int64_t{2} << 20;
 
-int64_t round_up(int64_t bytes) {
-  const int64_t granularity = bytes < kLargeBlock ? kSmallGranularity : kLargeGranularity;
-  return (bytes + granularity - 1) / granularity * granularity;
+/// The size class of a request: the next multiple of an eighth of the power of two below it.
+int64_t size_class(int64_t bytes) {
+  const auto power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(bytes)));
+  const int64_t step = std::max(kAlignment, power / 8);
+  return (bytes + step - 1) / step * step;
 }
 
 }  // namespace
@@ -36,25 +38,14 @@ Allocator::~Allocator() { release_cached_blocks(); }
 void* Allocator::allocate(int64_t bytes, Category category) {
   count(bytes, category);
   if (bytes == 0 || device_ == Device::meta) return nullptr;
-  const int64_t rounded = round_up(bytes);
-  const auto cached = cached_.lower_bound({rounded, nullptr});
-  if (cached != cached_.end() && cached->bytes <= rounded + rounded / 8) {
-    void* pointer = cached->pointer;
-    block_bytes_[pointer] = cached->bytes;
-    cached_.erase(cached);
-    return pointer;
-  }
-  void* pointer = allocate_from_system(rounded);
-  block_bytes_[pointer] = rounded;
-  return pointer;
+  std::set<void*>& free_blocks = cached_[size_class(bytes)];
+  if (free_blocks.empty()) return allocate_from_system(size_class(bytes));
+  return free_blocks.extract(free_blocks.begin()).value();
 }
 
 void Allocator::release(void* pointer, int64_t bytes, Category category) {
   count(-bytes, category);
-  if (pointer == nullptr) return;
-  const auto block = block_bytes_.find(pointer);
-  cached_.insert({block->second, pointer});
-  block_bytes_.erase(block);
+  if (pointer != nullptr) cached_[size_class(bytes)].insert(pointer);
 }
 
 void Allocator::reset_peaks() {
@@ -75,7 +66,7 @@ void Allocator::count(int64_t bytes, Category category) {
 }
 
 void* Allocator::allocate_from_system(int64_t rounded) {
-  const int64_t alignment = rounded >= kHugePage ? kHugePage : 64;
+  const int64_t alignment = rounded >= kHugePage ? kHugePage : kAlignment;
   void* pointer = nullptr;
   if (posix_memalign(&pointer, alignment, rounded) != 0) {
     release_cached_blocks();
@@ -92,9 +83,9 @@ void* Allocator::allocate_from_system(int64_t rounded) {
 }
 
 void Allocator::release_cached_blocks() {
-  for (const Block& block : cached_) {
-    std::free(block.pointer);
-    reserved_ -= block.bytes;
+  for (const auto& [bytes, pointers] : cached_) {
+    for (void* pointer : pointers) std::free(pointer);
+    reserved_ -= bytes * static_cast<int64_t>(pointers.size());
   }
   cached_.clear();
 }

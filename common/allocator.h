@@ -31,10 +31,10 @@ std::string_view name(Category category);
 
 /// Hands out memory, keeps freed blocks for reuse, and counts what is live by category.
 ///
-/// A step of training asks for the same sizes in the same order every time, so from the second
-/// step on every request finds the block it had before: the system is not asked again and
-/// pointers repeat. Which cached block serves a request depends on the set of cached blocks
-/// alone (smallest that fits with at most an eighth wasted, lowest address first).
+/// Requests are rounded up to a size class, eight to each doubling, so that at most an eighth is
+/// wasted, and a freed block serves its own class only. A step of training asks for the same sizes
+/// in the same order every time: whatever the first step needed of a class, the second finds
+/// there. The system is not asked again, and since the lowest address goes first, pointers repeat.
 ///
 /// On the meta device requests are counted and nothing is allocated. Not thread-safe: one
 /// allocator belongs to one rank, whose OpenMP workers never allocate.
@@ -73,14 +73,6 @@ class Allocator {
   const std::vector<Event>& events() const { return events_; }
 
  private:
-  struct Block {
-    int64_t bytes;
-    void* pointer;
-    bool operator<(const Block& other) const {
-      return bytes != other.bytes ? bytes < other.bytes : pointer < other.pointer;
-    }
-  };
-
   void count(int64_t bytes, Category category);
   void* allocate_from_system(int64_t rounded);
   void release_cached_blocks();
@@ -92,8 +84,7 @@ class Allocator {
   int64_t peak_total_ = 0;
   int64_t reserved_ = 0;
   int64_t system_allocations_ = 0;
-  std::set<Block> cached_;
-  std::map<void*, int64_t> block_bytes_;  ///< real size of every block in use
+  std::map<int64_t, std::set<void*>> cached_;  ///< free blocks by size class
   bool recording_ = false;
   std::vector<Event> events_;
 };

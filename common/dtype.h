@@ -21,9 +21,21 @@ struct bf16 {
     const bool is_nan = (word & 0x7FFFFFFF) > 0x7F800000;
     bits = static_cast<uint16_t>(is_nan ? (word >> 16) | 0x40 : rounded);
   }
-  explicit bf16(double value) : bf16(static_cast<float>(value)) {}
+  explicit bf16(double value) : bf16(round_to_odd(value)) {}
   explicit operator float() const { return std::bit_cast<float>(uint32_t{bits} << 16); }
   explicit operator double() const { return static_cast<float>(*this); }
+
+ private:
+  /// The float next to an inexact `value` whose last bit is 1. Rounding that to bfloat16 gives what
+  /// rounding `value` at once would; rounding to the nearest float first could create a tie.
+  static float round_to_odd(double value) {
+    const float nearest = static_cast<float>(value);
+    if (!(nearest != value) || value != value) return nearest;
+    uint32_t word = std::bit_cast<uint32_t>(nearest);
+    const double magnitude = value < 0 ? -value : value;
+    if (static_cast<double>(nearest < 0 ? -nearest : nearest) > magnitude) --word;  // towards 0
+    return std::bit_cast<float>(word | 1);
+  }
 };
 
 enum class DType : uint8_t { f32, bf16, f64, i32 };

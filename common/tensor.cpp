@@ -89,30 +89,26 @@ Tensor Tensor::view(const Shape& shape) const {
             shape.to_string());
   Tensor result = *this;
   result.shape_ = shape;
-  // Walk both shapes from the right. A new axis takes the stride at which the old elements
-  // continue; an old axis can be merged with the one on its left if it continues it seamlessly.
-  int old_axis = rank() - 1;
-  int64_t remaining = 1;
-  int64_t stride = 1;
-  for (int axis = shape.rank() - 1; axis >= 0; --axis) {
-    if (remaining == 1 && shape[axis] != 1) {
-      while (old_axis >= 0 && shape_[old_axis] == 1) --old_axis;
-      if (old_axis < 0) break;
-      stride = strides_[old_axis];
-      remaining = shape_[old_axis--];
+  // From the right, gather old axes into chunks that advance by one stride throughout, and give
+  // each chunk's elements to new axes. A new axis that would reach into two chunks needs a copy.
+  int axis = shape.rank() - 1;
+  int64_t chunk = 1, covered = 1;
+  int64_t base = 1;
+  for (int old_axis = rank() - 1; old_axis >= 0; --old_axis) {
+    if (chunk == 1) base = strides_[old_axis];
+    chunk *= shape_[old_axis];
+    const bool continues = old_axis > 0 && (shape_[old_axis - 1] == 1 || chunk == 1 ||
+                                            strides_[old_axis - 1] == chunk * base);
+    if (continues) continue;
+    for (; axis >= 0 && (covered < chunk || shape[axis] == 1); --axis) {
+      result.strides_[axis] = covered * base;
+      covered *= shape[axis];
     }
-    while (remaining < shape[axis] && old_axis >= 0) {
-      const bool seamless = shape_[old_axis] == 1 || strides_[old_axis] == stride * remaining;
-      USP_CHECK(seamless, "view of a strided {} as {} needs a copy", shape_.to_string(),
-                shape.to_string());
-      remaining *= shape_[old_axis--];
-    }
-    USP_CHECK(shape[axis] == 0 || remaining % shape[axis] == 0,
-              "view of a strided {} as {} needs a copy", shape_.to_string(), shape.to_string());
-    result.strides_[axis] = stride;
-    stride *= shape[axis];
-    remaining = shape[axis] == 0 ? 0 : remaining / shape[axis];
+    USP_CHECK(covered == chunk || numel() == 0, "view of a strided {} as {} needs a copy",
+              shape_.to_string(), shape.to_string());
+    chunk = covered = 1;
   }
+  for (; axis >= 0; --axis) result.strides_[axis] = covered * base;  // sizes of 1
   return result;
 }
 

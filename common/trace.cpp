@@ -37,7 +37,9 @@ void Tracer::write(const std::string& path, std::string_view process_name) const
                (span.end_ns - span.begin_ns) * 1e-3, span.step, span.flops, span.bytes);
   }
   fmt::print(file.get(), "\n]}}\n");
-  if (std::ferror(file.get()) != 0) fail("writing the trace to {} failed", path);
+  if (std::fflush(file.get()) != 0 || std::ferror(file.get()) != 0) {
+    fail("writing the trace to {} failed: is the disk full?", path);
+  }
 }
 
 TraceScope::TraceScope(std::string_view name, std::string_view category, int64_t flops,

@@ -55,8 +55,8 @@ void copy_elements(const Tensor& y, const Tensor& x) {
 void CpuBackend::fill(Tensor y, double value) {
   dispatch(y.dtype(), [&]<class T>(T) {
     T* out = y.data<T>();
-    const T element = static_cast<T>(value);
-    parallel_for_elements(y.numel(), [=](int64_t i) { out[i] = element; });
+    const auto element = static_cast<accumulate_t<T>>(value);
+    parallel_for_elements(y.numel(), [=](int64_t i) { store(out[i], element); });
   });
 }
 
@@ -166,13 +166,13 @@ void CpuBackend::embedding_backward(Tensor dtable, const Tensor& dy, const Tenso
     using A = accumulate_t<T>;
     // A thread owns columns: it adds all tokens to them in order, and no two threads meet.
     constexpr int64_t kColumns = 64;
-    const int64_t V = dtable.size(0), T_rows = dy.size(0), H = dy.size(1);
+    const int64_t V = dtable.size(0), num_tokens = dy.size(0), H = dy.size(1);
     A* sums = dtable.data<A>();
     const T* grad = dy.data<T>();
     const int32_t* token = tokens.data<int32_t>();
-    parallel_for((H + kColumns - 1) / kColumns, T_rows * kColumns, [=](int64_t block) {
+    parallel_for((H + kColumns - 1) / kColumns, num_tokens * kColumns, [=](int64_t block) {
       const int64_t begin = block * kColumns, end = std::min(H, begin + kColumns);
-      for (int64_t t = 0; t < T_rows; ++t) {
+      for (int64_t t = 0; t < num_tokens; ++t) {
         const int64_t row = token[t] - vocab_offset;
         if (row < 0 || row >= V) continue;
 #pragma omp simd

@@ -21,8 +21,7 @@ struct Layout {
 
   explicit Layout(const Tensor& x) {
     const int64_t rows = x.size(0), columns = x.size(1);
-    // The stride of an axis of size 1 means nothing; the library wants a plausible one all the
-    // same.
+    // The stride of an axis of size 1 means nothing, but the library checks it.
     transposed = columns > 1 && x.stride(1) != 1;
     USP_CHECK(!transposed || rows <= 1 || x.stride(0) == 1,
               "matmul of strides [{}, {}]: one axis must be contiguous", x.stride(0), x.stride(1));

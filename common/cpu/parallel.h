@@ -9,6 +9,8 @@ namespace usp::cpu {
 
 /// Work, in elements, below which waking the other threads costs more than it saves.
 inline constexpr int64_t kParallelWork = int64_t{1} << 15;
+/// Elements that one iteration takes where elements are the only thing to iterate over.
+inline constexpr int64_t kBlock = 4096;
 
 /// body(i) for every i in [0, count), `cost` elements of work each. The iterations run on any
 /// thread in any order: body must not allocate, throw, or write what another iteration reads.
@@ -22,10 +24,11 @@ void parallel_for(int64_t count, int64_t cost, Body body) {
 /// The same for one element per iteration, in SIMD lanes.
 template <class Body>
 void parallel_for_elements(int64_t count, Body body) {
-#pragma omp parallel for simd schedule(simd                                      \
-                                       : static) firstprivate(body) if (parallel \
-                                                                        : count >= kParallelWork)
-  for (int64_t i = 0; i < count; ++i) body(i);
+  parallel_for((count + kBlock - 1) / kBlock, kBlock, [=](int64_t block) {
+    const int64_t end = std::min(count, (block + 1) * kBlock);
+#pragma omp simd
+    for (int64_t i = block * kBlock; i < end; ++i) body(i);
+  });
 }
 
 /// A temporary tensor, counted as workspace.
@@ -34,16 +37,15 @@ inline Tensor workspace(const Shape& shape, DType dtype) {
   return Tensor::empty(shape, dtype);
 }
 
-/// The sum of block_sum(begin, end) over [0, count) cut into blocks of kSumBlock, in index order:
+/// The sum of block_sum(begin, end) over [0, count) cut into blocks, in index order:
 /// the same bits for any number of threads.
 template <class BlockSum>
 double sum_over_blocks(int64_t count, BlockSum block_sum) {
-  constexpr int64_t kSumBlock = 4096;
-  const int64_t blocks = (count + kSumBlock - 1) / kSumBlock;
+  const int64_t blocks = (count + kBlock - 1) / kBlock;
   const Tensor partial_sums = workspace({blocks}, DType::f64);
   double* partial = partial_sums.data<double>();
-  parallel_for(blocks, kSumBlock, [=](int64_t block) {
-    partial[block] = block_sum(block * kSumBlock, std::min(count, (block + 1) * kSumBlock));
+  parallel_for(blocks, kBlock, [=](int64_t block) {
+    partial[block] = block_sum(block * kBlock, std::min(count, (block + 1) * kBlock));
   });
   double sum = 0;
   for (int64_t block = 0; block < blocks; ++block) sum += partial[block];

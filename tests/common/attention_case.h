@@ -30,9 +30,9 @@ inline std::vector<AttentionCase> attention_cases() {
       {1, 1, 1, 3, {0, 200}, {0, 200}},
       {1, 2, 2, 6, {4, 5, 20, 7}, {0, 4, 16, 4}},
       {2, 2, 1, 4, {0, 50, 150, 49}, {0, 50, 150, 49}},
-      {1, 2, 1, 4, {0, 6}, {3, 9}},     // the first queries see no key
-      {1, 2, 1, 4, {0, 6}, {6, 5}},     // nobody sees anything
-      {1, 2, 1, 4, {30, 6}, {0, 25}},   // everybody sees everything
+      {1, 2, 1, 4, {0, 6}, {3, 9}},      // the first queries see no key
+      {1, 2, 1, 4, {0, 6}, {6, 5}},      // nobody sees anything
+      {1, 2, 1, 4, {30, 6}, {0, 25}},    // everybody sees everything
       {1, 2, 1, 4, {120, 1}, {0, 121}},  // one new token
   };
 }
@@ -57,9 +57,7 @@ class AttentionRun {
     forward();
   }
 
-  void forward() {
-    ops::attention_forward(out, lse, probs, q, k, v, scale, c.queries, c.keys);
-  }
+  void forward() { ops::attention_forward(out, lse, probs, q, k, v, scale, c.queries, c.keys); }
 
   /// Adds the gradients to `gradients` [B, S, N, D], [B, K, G, D], [B, K, G, D].
   struct Gradients {

@@ -42,9 +42,7 @@ TEST_CASE("flags fill their fields, the others keep their defaults") {
 }
 
 TEST_CASE("an unknown flag or a malformed value is a usage error that names it") {
-  const auto parse = [](std::vector<const char*> words) {
-    return [=] { Flags().parse(words); };
-  };
+  const auto parse = [](std::vector<const char*> words) { return [=] { Flags().parse(words); }; };
   check_throws<UsageError>(parse({"--cuont", "3"}), {"--cuont", "--help"});
   check_throws<UsageError>(parse({"--count", "three"}), {"count", "three"});
   check_throws<UsageError>(parse({"--count", "1.5"}), {"count", "1.5"});

@@ -32,8 +32,8 @@ TEST_CASE("attention's gradients in f32 and bf16 follow those in f64") {
     for (DType dtype : {DType::f32, DType::bf16}) {
       CAPTURE(name(dtype));
       AttentionRun run(c, dtype, naive, 5), exact(c, DType::f64, naive, 5);
-      for (auto input : {&AttentionRun::q, &AttentionRun::k, &AttentionRun::v,
-                         &AttentionRun::dout}) {
+      for (auto input :
+           {&AttentionRun::q, &AttentionRun::k, &AttentionRun::v, &AttentionRun::dout}) {
         ops::copy(exact.*input, run.*input);
       }
       exact.forward();

@@ -85,11 +85,11 @@ TEST_CASE("cross entropy's gradient agrees with finite differences and may overw
     CrossEntropy entropy(random, random.integer(1, 6), random.integer(2, 20), DType::f64);
     entropy.forward();
     const Tensor dlogits = entropy.backward();
-    check_gradient(dlogits, entropy.logits, [&] { return entropy.forward(); }, "dlogits");
+    check_gradient(
+        dlogits, entropy.logits, [&] { return entropy.forward(); }, "dlogits");
     entropy.forward();
     const Tensor in_place = clone(entropy.logits);
-    ops::cross_entropy_backward(in_place, in_place, entropy.targets, entropy.lse, 0,
-                                entropy.scale);
+    ops::cross_entropy_backward(in_place, in_place, entropy.targets, entropy.lse, 0, entropy.scale);
     REQUIRE(same_bits(in_place, dlogits));
   }
 }
@@ -144,8 +144,8 @@ TEST_CASE("cross entropy on shards of the vocabulary combines to the whole") {
     ops::cross_entropy_forward(max, sum, target, shard(i), whole.targets, bounds[i]);
     for (int64_t t = 0; t < T; ++t) {
       const double top = std::max(row_max[t], max.item(t));
-      row_sum[t] = row_sum[t] * std::exp(row_max[t] - top) +
-                   sum.item(t) * std::exp(max.item(t) - top);
+      row_sum[t] =
+          row_sum[t] * std::exp(row_max[t] - top) + sum.item(t) * std::exp(max.item(t) - top);
       row_max[t] = top;
       target_logit[t] += target.item(t);
     }

@@ -54,7 +54,7 @@ TEST_CASE("copy reads and writes tensors of any strides") {
   Random random(2);
   const Tensor x = random.tensor({4, 6, 5, 3});
   const Tensor wide = Tensor::zeros({3, 5, 9, 4}, DType::f32);
-  const Tensor source = x.narrow(0, 1, 3).narrow(1, 0, 5);                // [3, 5, 5, 3]
+  const Tensor source = x.narrow(0, 1, 3).narrow(1, 0, 5);                  // [3, 5, 5, 3]
   const Tensor target = wide.narrow(2, 2, 3).narrow(3, 0, 4).transposed();  // [3, 5, 4, 3]
   ops::copy(target, source.narrow(2, 1, 4));
   check_close(target, source.narrow(2, 1, 4), 1e-7);

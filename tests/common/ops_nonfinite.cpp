@@ -52,11 +52,12 @@ TEST_CASE("a NaN or an infinity passes through the elementwise operations") {
                   "swiglu_backward");
     const Tensor cos = random.tensor({5, 4}, accumulate_dtype(dtype));
     const Tensor x = random.tensor({1, 5, 2, 8}, dtype), rotated = Tensor::empty(x.shape(), dtype);
-    check_reaches({x, cos}, returning(rotated,
-                                      [=] {
-                                        ops::copy(rotated, x);
-                                        ops::rope(rotated, cos, cos, Positions(0, 5), false);
-                                      }),
+    check_reaches({x, cos},
+                  returning(rotated,
+                            [=] {
+                              ops::copy(rotated, x);
+                              ops::rope(rotated, cos, cos, Positions(0, 5), false);
+                            }),
                   "rope");
     ops::fill(y, kInf);
     REQUIRE(!all_finite(y));
@@ -69,13 +70,14 @@ TEST_CASE("a NaN or an infinity passes through matmul") {
     Random random(2);
     const Tensor a = random.tensor({7, 19}, dtype), b = random.tensor({19, 11}, dtype);
     const Tensor start = random.tensor({7, 11}, dtype), c = Tensor::empty({7, 11}, dtype);
-    check_reaches({a, b, start},
-                  [&] {
-                    ops::copy(c, start);
-                    ops::matmul(c, a, b, /*accumulate=*/true);
-                    return c;
-                  },
-                  "matmul");
+    check_reaches(
+        {a, b, start},
+        [&] {
+          ops::copy(c, start);
+          ops::matmul(c, a, b, /*accumulate=*/true);
+          return c;
+        },
+        "matmul");
   }
 }
 
@@ -143,9 +145,8 @@ TEST_CASE("a NaN or an infinity passes through attention, naive and blockwise") 
         ops::attention_delta(delta, dout, out);
         ops::fill(gradients, 0);
         const Tensor dkv = gradients.narrow(1, 1, 50);
-        ops::attention_backward(gradients.narrow(1, 0, 1), dkv.narrow(2, 0, 1),
-                                dkv.narrow(2, 1, 1), dout, probs, q, k, v, lse, delta, 0.5,
-                                queries, keys);
+        ops::attention_backward(gradients.narrow(1, 0, 1), dkv.narrow(2, 0, 1), dkv.narrow(2, 1, 1),
+                                dout, probs, q, k, v, lse, delta, 0.5, queries, keys);
         return gradients;
       };
       INFO((naive ? "naive" : "blockwise"));

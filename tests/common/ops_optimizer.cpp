@@ -42,8 +42,8 @@ struct Adam {
       next.v[i] = s.beta2 * next.v[i] + (1 - s.beta2) * g * g;
       const double m_hat = next.m[i] / (1 - std::pow(s.beta1, double(s.step)));
       const double v_hat = next.v[i] / (1 - std::pow(s.beta2, double(s.step)));
-      next.master[i] = next.master[i] * (1 - s.lr * s.weight_decay) -
-                       s.lr * m_hat / (std::sqrt(v_hat) + s.eps);
+      next.master[i] =
+          next.master[i] * (1 - s.lr * s.weight_decay) - s.lr * m_hat / (std::sqrt(v_hat) + s.eps);
     }
     return next;
   }

@@ -17,8 +17,8 @@ TEST_CASE("element i of a weight is std * normal(seed, name, i), rounded once") 
     Values expected;
     for (int64_t i = 0; i < 37 * 11; ++i) expected.push_back(0.02 * stream.normal(i));
     REQUIRE(same_bits(weight.value, Tensor::from_host(expected, {37, 11}, dtype)));
-    REQUIRE(same_bits(weight.master,
-                      Tensor::from_host(expected, {37, 11}, accumulate_dtype(dtype))));
+    REQUIRE(
+        same_bits(weight.master, Tensor::from_host(expected, {37, 11}, accumulate_dtype(dtype))));
   }
 }
 
@@ -88,8 +88,8 @@ TEST_CASE("parameters lie side by side in three flat tensors, in the order of th
     const DType acc = accumulate_dtype(dtype);
     ParameterList list;
     for (int i = 0; i < 4; ++i) {
-      list.add(fmt::format("w{}", i), {i + 1, 7}, 1, i == 2 ? std::vector<Slice>{{0, 1, 2}}
-                                                            : std::vector<Slice>{});
+      list.add(fmt::format("w{}", i), {i + 1, 7}, 1,
+               i == 2 ? std::vector<Slice>{{0, 1, 2}} : std::vector<Slice>{});
       REQUIRE(list[i].index == i);
     }
     list.allocate(dtype, 1);

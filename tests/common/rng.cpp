@@ -16,7 +16,9 @@ TEST_CASE("Philox gives the known answers of the Random123 distribution") {
   const Known answers[] = {
       {0, 0, 0, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
       {~0ULL, ~0ULL, ~0ULL, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
-      {0x85a308d3'243f6a88, 0x03707344'13198a2e, 0x299f31d0'a4093822,
+      {0x85a308d3'243f6a88,
+       0x03707344'13198a2e,
+       0x299f31d0'a4093822,
        {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
   };
   for (const Known& known : answers) {

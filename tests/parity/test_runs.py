@@ -181,8 +181,9 @@ class Repeatability(Runs):
 
     def test_bfloat16_follows_float32(self):
         # bf16 keeps 8 bits, so a single loss is rounded by a few 1e-3, and the differences of 200
-        # updates add up. Measured over seeds 1 to 3 while the loss falls from 5.55 to 3.2: at most
-        # 0.016 nats at one step, at most 0.0011 in the mean of the last 50.
+        # updates add up. Measured over seeds 1 to 8 while the loss falls from 5.55 to 3.2: at most
+        # 0.016 nats at one step, at most 0.0013 in the mean of the last 50. Updating the rounded
+        # weights instead of float32 masters makes it 0.11 at one step.
         flags = {"hidden_size": 64, "ffn_hidden_size": 96, "seq_len": 64, "steps": 200, "lr": 0.001,
                  "warmup_steps": 10, "eval_interval": 0, "data": None}
         runs = [read_metrics(self.succeed(dict(flags, dtype=dtype))) for dtype in ("f32", "bf16")]
@@ -238,11 +239,12 @@ class Stopping(Runs):
         return len(steps)
 
     def test_a_signal_ends_the_run_after_the_step(self):
-        for stop_signal in (signal.SIGINT, signal.SIGTERM):
-            with self.subTest(signal=stop_signal):
+        for signals in ([signal.SIGINT], [signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM]):
+            with self.subTest(signals=signals):
                 process, run_dir = self.start({})
                 self.wait_until(lambda: self.lines(run_dir) >= 3, process)
-                process.send_signal(stop_signal)
+                for stop_signal in signals:
+                    process.send_signal(stop_signal)
                 self.assertGreaterEqual(self.check_stopped(process, run_dir), 3)
 
     def test_a_signal_before_the_first_step(self):
@@ -262,7 +264,7 @@ class Stopping(Runs):
         record = os.path.join(run_dir, "run.json")
         self.wait_until(lambda: os.path.exists(record) and os.path.getsize(record) > 0, process)
         process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+        time.sleep(2.2)  # within a second or so, a second one is taken for the same wish
         self.assertIsNone(process.poll(), "the first one waits for the step to end")
         process.send_signal(signal.SIGINT)
         self.assertEqual(process.wait(timeout=30), -signal.SIGINT)

@@ -55,8 +55,9 @@ TEST_CASE("the model's gradient agrees with finite differences in every paramete
         window.backward();
         for (size_t i = 0; i < window.parameters().size(); ++i) {
           const Parameter& parameter = window.parameters()[i];
-          check_gradient(parameter.grad, parameter.value, [&] { return window.loss(); },
-                         parameter.name, /*samples=*/6, /*tolerance=*/1e-8);
+          check_gradient(
+              parameter.grad, parameter.value, [&] { return window.loss(); }, parameter.name,
+              /*samples=*/6, /*tolerance=*/1e-8);
         }
       }
     }

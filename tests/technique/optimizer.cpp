@@ -25,7 +25,8 @@ TEST_CASE("the learning rate warms up linearly and falls along half a cosine") {
   for (int64_t step = 4; step < 14; ++step) REQUIRE(lr(step + 1) < lr(step));
 }
 
-TEST_CASE("the learning rate without warm-up begins at its peak, with nothing else never leaves it") {
+TEST_CASE(
+    "without warm-up the learning rate begins at its peak; a longer warm-up never reaches it") {
   OptimizerConfig config;
   config.lr = 3;
   config.warmup_steps = 0;
@@ -43,7 +44,6 @@ struct Setup {
         parameters(model.parameters()),
         optimizer(parameters, config) {
     Random random(3);
-    parameters.flat_grads().narrow(0, 0, parameters.numel());
     for (size_t i = 0; i < parameters.size(); ++i) {
       ops::copy(parameters[i].grad, random.tensor(parameters[i].grad.shape()));
     }
@@ -127,7 +127,8 @@ TEST_CASE("a gradient that is not finite changes neither weights nor moments") {
     const Tensor value = parameters.find("model.layers.1.mlp.up_proj.weight").value;
     const Tensor weights = clone(parameters.flat_values()), kept = clone(value);
     ops::fill(value, kNaN);
-    const Tensor poked = clone(parameters.flat_values()), masters = clone(parameters.flat_masters());
+    const Tensor poked = clone(parameters.flat_values()),
+                 masters = clone(parameters.flat_masters());
     disturbed.train_step(1);
     REQUIRE(std::isnan(disturbed.report(1, 0).grad_norm));
     REQUIRE(std::isnan(disturbed.report(1, 0).loss));

@@ -83,7 +83,8 @@ TEST_CASE("tokens are drawn from softmax(logits / temperature), from its top_k a
       std::sort(sorted.rbegin(), sorted.rend());
       const double least = top_k == 3 ? sorted[2] : -kInf;
       double total = 0;
-      for (double& w : weights) total += w = w < least ? 0 : std::exp((w - sorted[0]) / temperature);
+      for (double& w : weights)
+        total += w = w < least ? 0 : std::exp((w - sorted[0]) / temperature);
       const Values drawn = frequencies(sampler, kDraws);
       for (size_t token = 0; token < weights.size(); ++token) {
         const double p = weights[token] / total;
@@ -124,15 +125,15 @@ TEST_CASE("sampled bytes become text, with U+FFFD for what is not UTF-8") {
                             "\U00010000\U0010FFFF", "日本語 🙂"}) {
     REQUIRE(text(valid) == valid);
   }
-  REQUIRE(text("a\x80z") == "a" + bad + "z");                // no lead byte
-  REQUIRE(text("\xC3") == bad);                              // cut off at the end
-  REQUIRE(text("\xE2\x82") == bad + bad);                    // the same, of three
-  REQUIRE(text("\xC3(") == bad + "(");                       // no continuation
+  REQUIRE(text("a\x80z") == "a" + bad + "z");  // no lead byte
+  REQUIRE(text("\xC3") == bad);                // cut off at the end
+  REQUIRE(text("\xE2\x82") == bad + bad);      // the same, of three
+  REQUIRE(text("\xC3(") == bad + "(");         // no continuation
   REQUIRE(text("\xE2\x82\x28") == bad + bad + "(");
-  REQUIRE(text("\xC0\xAF") == bad + bad);                    // '/' in two bytes
-  REQUIRE(text("\xE0\x80\xAF") == bad + bad + bad);          // '/' in three
+  REQUIRE(text("\xC0\xAF") == bad + bad);                      // '/' in two bytes
+  REQUIRE(text("\xE0\x80\xAF") == bad + bad + bad);            // '/' in three
   REQUIRE(text("\xF0\x8F\xBF\xBF") == bad + bad + bad + bad);  // U+FFFF in four
-  REQUIRE(text("\xED\xA0\x80") == bad + bad + bad);          // a surrogate
+  REQUIRE(text("\xED\xA0\x80") == bad + bad + bad);            // a surrogate
   REQUIRE(text("\xF4\x90\x80\x80") == bad + bad + bad + bad);  // beyond U+10FFFF
   REQUIRE(text("\xF5\x80\xFF\xFE") == bad + bad + bad + bad);
   REQUIRE(tokens_to_text({'a', 256, 70000, 'b'}, true) == "a" + bad + bad + "b");
