@@ -29,7 +29,7 @@ struct ModelConfig {
 };
 
 struct OptimizerConfig {
-  double lr = 1e-3;
+  double lr = 2e-3;
   double min_lr_ratio = 0.1;
   int64_t warmup_steps = 20;
   double adam_beta1 = 0.9;
@@ -46,7 +46,7 @@ struct SampleConfig {
   int64_t sample_tokens = 256;
   double temperature = 0.8;
   int64_t top_k = 40;  ///< 0: all tokens
-  std::string prompt = "\n";
+  std::string prompt = "The ";
 
   void bind(Args& args);
   void validate() const;
@@ -58,7 +58,7 @@ struct TrainConfig {
   OptimizerConfig optimizer;
   SampleConfig sample;
 
-  int64_t steps = 300;
+  int64_t steps = 400;
   int64_t seq_len = 256;         ///< tokens per sample
   int64_t micro_batch_size = 8;  ///< samples per forward
   int64_t grad_acc_steps = 1;    ///< micro-batches per optimizer step

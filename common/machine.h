@@ -25,9 +25,9 @@ std::string matmul_library();      ///< name, version and instruction set in use
 std::string build_report();
 
 /// GFLOP/s of the matmul backend on these products, run one after the other on random data: the
-/// median of several rounds that together take about `seconds`. Model FLOPs utilisation on a CPU is
-/// measured against it.
+/// fastest of several rounds that together take about `seconds`. Model FLOPs utilisation on a CPU
+/// refers to it.
 double measure_matmul_gflops(DType dtype, const std::vector<MatmulShape>& shapes,
-                             double seconds = 0.3);
+                             double seconds = 0.5);
 
 }  // namespace usp

@@ -25,15 +25,19 @@ TEST_CASE("the learning rate warms up linearly and falls along half a cosine") {
   for (int64_t step = 4; step < 14; ++step) REQUIRE(lr(step + 1) < lr(step));
 }
 
-TEST_CASE(
-    "without warm-up the learning rate begins at its peak; a longer warm-up never reaches it") {
+TEST_CASE("without warm-up the learning rate begins at its peak") {
   OptimizerConfig config;
   config.lr = 3;
   config.warmup_steps = 0;
   REQUIRE(learning_rate(config, 0, 10) == 3);
+}
+
+TEST_CASE("a run shorter than its warm-up never reaches the peak learning rate") {
+  OptimizerConfig config;
+  config.lr = 3;
   config.warmup_steps = 8;
-  for (int64_t step = 0; step < 5; ++step) {  // a run shorter than its warm-up
-    REQUIRE(learning_rate(config, step, 5) == 3 * double(step + 1) / 8);
+  for (int64_t step = 0; step < 5; ++step) {
+    REQUIRE(learning_rate(config, step, /*steps=*/5) == 3 * double(step + 1) / 8);
   }
 }
 
