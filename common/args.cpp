@@ -1,6 +1,7 @@
 #include "args.h"
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "machine.h"
@@ -10,6 +11,17 @@ namespace usp {
 namespace {
 
 std::string option_name(const char* flag) { return fmt::format("--{}", flag); }
+
+/// Empty if `text` is a whole number that fits in 64 bits, else what is wrong. The library itself
+/// turns a larger number into the largest one.
+std::string check_integer(const std::string& text) {
+  int64_t value = 0;
+  const char* begin = text.data() + (text.starts_with('+') ? 1 : 0);
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(begin, end, value);
+  if (error == std::errc{} && stop == end) return "";
+  return fmt::format("{} is no whole number below 2^63; try 1", text);
+}
 
 }  // namespace
 
@@ -21,7 +33,10 @@ Args::Args(std::string description) : app_(std::make_unique<CLI::App>(std::move(
 Args::~Args() = default;
 
 void Args::bind(const char* flag, int64_t& field, const char* help) {
-  app_->add_option(option_name(flag), field, help)->capture_default_str()->group(group_);
+  app_->add_option(option_name(flag), field, help)
+      ->capture_default_str()
+      ->group(group_)
+      ->check(CLI::Validator(check_integer, ""));
   flags_.push_back({flag, [&field] { return nlohmann::json(field).dump(); }});
 }
 

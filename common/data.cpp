@@ -16,7 +16,8 @@ namespace usp {
 
 TokenFile::TokenFile(const std::string& path, int token_bytes, int64_t vocab_size)
     : path_(path), token_bytes_(path.ends_with(".bin") ? token_bytes : 1) {
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int descriptor =
+      open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe would block
   if (descriptor < 0) {
     usage_error("data={}: cannot open the file: {}", path, std::strerror(errno));
   }

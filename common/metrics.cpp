@@ -58,7 +58,8 @@ std::string memory_json(const Allocator& allocator) {
 
 std::string json_number(double value, int digits) {
   if (std::isfinite(value)) return fmt::format("{:.{}g}", value, digits);
-  return fmt::format("\"{}\"", value);  // "nan", "inf", "-inf"
+  if (std::isnan(value)) return "\"nan\"";  // whatever its sign
+  return fmt::format("\"{}\"", value);      // "inf", "-inf"
 }
 
 }  // namespace usp

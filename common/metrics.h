@@ -10,7 +10,7 @@ namespace usp {
 
 /// What is known of a step once it is over.
 struct StepMetrics {
-  int64_t step = 0;      ///< from 0
+  int64_t step = -1;     ///< from 0; -1: none yet
   double loss = 0;       ///< mean over the step's target tokens, before its update; nats
   double grad_norm = 0;  ///< before clipping
   double lr = 0;

@@ -43,7 +43,7 @@ RunDir::RunDir(const std::string& path, bool overwrite) : path_(path) {
     std::filesystem::remove(path_ / name, error);
     if (error) usage_error("run_dir={}: cannot remove {}: {}", path, name, error.message());
   }
-  std::ofstream probe(path_ / "run.json");
+  std::ofstream probe(path_ / "metrics.jsonl");  // run.json would claim that there is a run
   if (!probe) {
     usage_error("run_dir={} cannot be written to: {}", path, std::strerror(errno));
   }

@@ -86,14 +86,13 @@ def parse_diff(diff, name):
 
 def list_files(source):
     """Paths of the files that make up the source tree, relative to it."""
-    if (source / ".git").exists():
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
         git = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=source,
-                             stdout=subprocess.PIPE, check=True)
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
         paths = [Path(os.fsdecode(path)) for path in git.stdout.split(b"\0") if path]
-    else:  # an unpacked archive
-        paths = list_tree(source)
-    return sorted(path for path in paths if (source / path).is_file()
-                  and path.parts[:2] != ("tests", "faults"))
+        if paths:
+            return sorted(path for path in paths if (source / path).is_file())
+    return sorted(list_tree(source))  # an unpacked archive, or no git
 
 
 def list_tree(root):

@@ -308,7 +308,8 @@ class RunDirectories(Runs):
         run_dir = self.succeed(flags)
         size = {name: os.path.getsize(os.path.join(run_dir, name)) for name in RUN_FILES}
         self.assertGreater(size["metrics.jsonl"], size["run.json"] + 500)
-        self.assertGreater(size["trace.json"], max(size["memory.json"], size["metrics.jsonl"]) + 500)
+        self.assertGreater(size["trace.json"], size["memory.json"] + 500)
+        self.assertGreater(size["trace.json"], size["metrics.jsonl"] + 500)
         for name, limit in (("run.json", 100), ("metrics.jsonl", size["run.json"] + 200),
                             ("trace.json", size["trace.json"] - 300)):
             with self.subTest(file=name):
@@ -326,7 +327,7 @@ BAD_INPUT = {
     "unknown flag": ({"nun_layers": 3}, ["--nun_layers", "--help"]),
     "no number": ({"lr": "fast"}, ["--lr", "fast"]),
     "no whole number": ({"steps": "1e3"}, ["--steps", "1e3"]),
-    "number beyond 64 bits": ({"steps": 10**30}, ["--?steps"]),
+    "number beyond 64 bits": ({"steps": 10**30}, ["steps"]),
     "value missing": ({"tie_word_embeddings": True, "steps": True}, ["--steps"]),
     "a word of no choice": ({"dtype": "fp8"}, ["--dtype", "fp8", "f32", "bf16", "f64"]),
     "unknown preset": ({"model": "2B"}, ["--model", "2B", "tiny"]),
@@ -386,13 +387,28 @@ class BadInput(Runs):
             with self.subTest(run_dir=run_dir):
                 self.check_refused({"run_dir": run_dir}, ["run_dir"])
 
-    def test_a_read_only_run_directory_is_refused(self):
-        if os.geteuid() == 0:
-            self.skipTest("root may write everywhere")
-        run_dir = self.new_run_dir()
-        os.mkdir(run_dir, 0o555)
-        self.check_refused({"run_dir": run_dir}, [re.escape(run_dir), "ermission"])
-        self.check_refused({"run_dir": os.path.join(run_dir, "below")}, ["ermission"])
+    def test_a_directory_without_permission_is_refused(self):
+        options = {}
+        if os.geteuid() == 0:  # may write everywhere, so the program runs as nobody
+            options = {"user": 65534, "group": 65534, "extra_groups": []}
+            for folder in (FOLDER, self.scratch):
+                os.chmod(folder, 0o755)
+        for mode in (0o555, 0o000):
+            for below in ("", "below"):
+                with self.subTest(mode=oct(mode), below=below):
+                    folder = self.new_run_dir()
+                    os.mkdir(folder)
+                    os.chmod(folder, mode)
+                    try:
+                        done = self.run_chapter({"run_dir": os.path.join(folder, below)}, **options)
+                    except PermissionError:
+                        self.skipTest("the user nobody may not run the program")
+                    finally:
+                        os.chmod(folder, 0o755)
+                    self.assert_one_error(done, {1, 2})
+                    self.assertIn("Permission denied", done.err)
+                    self.assertIn(folder, done.err)
+                    self.assertEqual(os.listdir(folder), [])
 
 
 class Files(Runs):
