@@ -43,10 +43,12 @@ RunDir::RunDir(const std::string& path, bool overwrite) : path_(path) {
     std::filesystem::remove(path_ / name, error);
     if (error) usage_error("run_dir={}: cannot remove {}: {}", path, name, error.message());
   }
-  std::ofstream probe(path_ / "metrics.jsonl");  // run.json would claim that there is a run
-  if (!probe) {
+  // Not run.json: that would claim a run if this start failed further on.
+  const std::filesystem::path probe = path_ / "metrics.jsonl";
+  if (!std::ofstream(probe)) {
     usage_error("run_dir={} cannot be written to: {}", path, std::strerror(errno));
   }
+  std::filesystem::remove(probe, error);
 }
 
 void RunDir::write(const std::string& name, const std::string& text) const {
