@@ -11,7 +11,10 @@ namespace usp {
 namespace {
 
 /// The token that `uniform` in [0, 1) picks from softmax(logits / temperature), top_k kept.
-int32_t draw(const std::vector<double>& logits, const SampleConfig& config, double uniform) {
+int32_t draw(std::vector<double> logits, const SampleConfig& config, double uniform) {
+  for (double& logit : logits) {
+    if (std::isnan(logit)) logit = -HUGE_VAL;  // of a model that has diverged; NaN has no order
+  }
   std::vector<int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   std::ranges::sort(order, [&](int32_t a, int32_t b) {
