@@ -73,17 +73,26 @@ void TokenFile::check_tokens(int64_t vocab_size) const {
   }
 }
 
+namespace {
+
+/// The tokens of the training split; throws UsageError unless val_fraction lies in [0, 1).
+int64_t count_train_tokens(const TokenFile& file, double val_fraction) {
+  if (!(val_fraction >= 0 && val_fraction < 1)) {
+    usage_error("val_fraction={} must lie in [0, 1); try 0.1", val_fraction);
+  }
+  return file.size() - static_cast<int64_t>(val_fraction * double(file.size()));
+}
+
+}  // namespace
+
 Dataset::Dataset(const TokenFile& file, int64_t seq_len, double val_fraction, DataOrder order,
                  uint64_t seed)
     : file_(file),
       seq_len_(seq_len),
-      train_tokens_(file.size() - static_cast<int64_t>(val_fraction * double(file.size()))),
+      train_tokens_(count_train_tokens(file, val_fraction)),
       order_(order),
       order_of_windows_(seed, "data.order", std::max<int64_t>(train_tokens_ / seq_len, 1)),
       offsets_(seed, "data.offset") {
-  if (!(val_fraction >= 0 && val_fraction < 1)) {
-    usage_error("val_fraction={} must lie in [0, 1); try 0.1", val_fraction);
-  }
   if (train_tokens_ < seq_len + 1) {
     usage_error("data={}: {} training tokens are fewer than seq_len+1={}; try seq_len={} or less",
                 file.path(), train_tokens_, seq_len + 1, std::max<int64_t>(train_tokens_ - 1, 1));
