@@ -8,6 +8,7 @@
 
 #include "machine.h"
 #include "runtime.h"
+#include "threads.h"
 
 namespace usp {
 

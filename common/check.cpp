@@ -19,15 +19,21 @@ std::string list_divisors(int64_t n, int64_t limit) {
 }
 
 int run_main(int (*body)(int, char**), int argc, char** argv) {
+  return run_guarded([&] { return body(argc, argv); }, /*speak=*/true);
+}
+
+int run_guarded(const std::function<int()>& body, bool speak) {
+  int code = 0;
   try {
-    return body(argc, argv);
+    return body();
   } catch (const UsageError& error) {
-    fmt::print(stderr, "error: {}\n", error.what());
-    return 2;
+    if (speak) fmt::print(stderr, "error: {}\n", error.what());
+    code = 2;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "error: {}\n", error.what());
-    return 1;
+    if (speak) fmt::print(stderr, "error: {}\n", error.what());
+    code = 1;
   }
+  return code;
 }
 
 }  // namespace usp

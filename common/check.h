@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <functional>
 #include <stdexcept>
 #include <string>
 
@@ -39,6 +40,8 @@ std::string list_divisors(int64_t n, int64_t limit = INT64_MAX);
 /// Runs body() as the whole of main: an exception becomes one line `error: ...` on stderr and the
 /// exit code (2 UsageError, 1 anything else); otherwise body's own return value.
 int run_main(int (*body)(int, char**), int argc, char** argv);
+/// The same for any body; an exception is printed only if `speak`.
+int run_guarded(const std::function<int()>& body, bool speak);
 
 }  // namespace usp
 

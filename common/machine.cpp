@@ -1,6 +1,5 @@
 #include "machine.h"
 
-#include <omp.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -79,10 +78,9 @@ std::string instruction_sets() {
 
 int available_cores() {
   cpu_set_t set;
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : omp_get_num_procs();
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-int num_threads() { return omp_get_max_threads(); }
 
 std::string build_commit() { return USP_COMMIT; }
 

@@ -16,7 +16,6 @@ struct MatmulShape {
 std::string cpu_name();          ///< such as "AMD EPYC 7763"
 std::string instruction_sets();  ///< the vector extensions this CPU has, such as "avx2 fma"
 int available_cores();           ///< cores this process may run on
-int num_threads();               ///< OpenMP threads a kernel uses
 std::string build_commit();      ///< git commit of the sources, "-dirty" appended if edited
 std::string compiler();
 std::string build_architecture();  ///< the compiler's instruction-set flags

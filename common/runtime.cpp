@@ -11,9 +11,10 @@ thread_local Runtime* current_runtime = nullptr;
 
 }  // namespace
 
-Runtime::Runtime(Device device)
+Runtime::Runtime(Device device, int rank)
     : allocator_(std::make_shared<Allocator>(device)),
-      backend_(device == Device::meta ? make_meta_backend() : make_cpu_backend()) {}
+      backend_(device == Device::meta ? make_meta_backend() : make_cpu_backend()),
+      rank_(rank) {}
 
 Runtime::~Runtime() = default;
 

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "allocator.h"
+#include "comm/ledger.h"
 #include "trace.h"
 
 namespace usp {
@@ -14,7 +15,7 @@ class Backend;
 /// rank's threads reach it through one thread-local pointer, so ranks may be processes or threads.
 class Runtime {
  public:
-  explicit Runtime(Device device);
+  explicit Runtime(Device device, int rank = 0);
   ~Runtime();
 
   /// The runtime of this thread; throws Error where no Use is alive.
@@ -33,11 +34,13 @@ class Runtime {
   };
 
   Device device() const { return allocator_->device(); }
+  int rank() const { return rank_; }  ///< in the world; rank 0 speaks and writes for all
   Allocator& allocator() { return *allocator_; }
   /// Shared with every tensor, so that a tensor may outlive the runtime.
   const std::shared_ptr<Allocator>& allocator_handle() const { return allocator_; }
   Backend& backend() { return *backend_; }
   Tracer& tracer() { return tracer_; }
+  Ledger& ledger() { return ledger_; }
 
   Category category() const { return category_; }
   bool host_reads_allowed() const { return host_reads_allowed_; }
@@ -53,7 +56,9 @@ class Runtime {
 
   std::shared_ptr<Allocator> allocator_;
   std::unique_ptr<Backend> backend_;
+  int rank_;
   Tracer tracer_;
+  Ledger ledger_;
   Category category_ = Category::activations;
   bool host_reads_allowed_ = true;
   int64_t flops_ = 0;

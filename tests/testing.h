@@ -1,6 +1,5 @@
 #pragma once
 
-#include <omp.h>
 #include <stdlib.h>
 
 #include <cmath>
@@ -16,6 +15,7 @@
 #include "catch.h"
 #include "runtime.h"
 #include "tensor.h"
+#include "threads.h"
 
 /// What the tests share: random inputs, comparisons that a NaN fails, finite differences.
 namespace usp::test {
@@ -37,8 +37,8 @@ struct OnDevice {
 /// So many OpenMP threads for the lifetime of the object.
 class Threads {
  public:
-  explicit Threads(int count) : previous_(omp_get_max_threads()) { omp_set_num_threads(count); }
-  ~Threads() { omp_set_num_threads(previous_); }
+  explicit Threads(int count) : previous_(num_threads()) { set_num_threads(count); }
+  ~Threads() { set_num_threads(previous_); }
   Threads(const Threads&) = delete;
   Threads& operator=(const Threads&) = delete;
 

@@ -1,4 +1,3 @@
-#include <omp.h>
 
 #include <algorithm>
 #include <array>
@@ -50,10 +49,10 @@ template <class A>
 class PerThread {
  public:
   PerThread(int64_t tasks, int64_t size)
-      : storage_(workspace({std::min<int64_t>(tasks, omp_get_max_threads()), size}, dtype_of<A>)),
+      : storage_(workspace({std::min<int64_t>(tasks, num_threads()), size}, dtype_of<A>)),
         size_(size) {}
   /// The calling thread's.
-  A* mine() const { return static_cast<A*>(storage_.address()) + omp_get_thread_num() * size_; }
+  A* mine() const { return static_cast<A*>(storage_.address()) + thread_index() * size_; }
 
  private:
   Tensor storage_;

@@ -5,7 +5,7 @@
 namespace usp::cpu {
 
 /// Kernels for CPU cores: matrix products of f32 and bf16 by oneDNN, everything else by the loops
-/// here, over OpenMP threads (omp_get_max_threads()) and SIMD lanes. The results of these loops
+/// here, over OpenMP threads (num_threads()) and SIMD lanes. The results of these loops
 /// have the same bits for any number of threads.
 class CpuBackend : public Backend {
  public:

@@ -1,4 +1,3 @@
-#include <omp.h>
 
 #include <algorithm>
 #include <array>
@@ -106,7 +105,7 @@ class Products {
                           8 * (a.dtype() == DType::bf16) + 16 * (c.dtype() == DType::bf16);
     // The library fixes the split over threads when it makes a product.
     const Key key{a.size(0),  a.size(1),  b.size(1), la.leading,
-                  lb.leading, lc.leading, flags,     omp_get_max_threads()};
+                  lb.leading, lc.leading, flags,     num_threads()};
     auto entry = products_.find(key);
     if (entry == products_.end()) {
       entry = products_.try_emplace(key, engine_, c, a, b, accumulate).first;

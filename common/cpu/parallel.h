@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime.h"
+#include "threads.h"
 #include "tensor.h"
 
 namespace usp::cpu {

@@ -1,0 +1,137 @@
+#include "comm/algorithms.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/reduce.h"
+
+namespace usp::algorithms {
+
+namespace {
+
+/// Address of element `index`; nullptr on meta.
+void* at(const Tensor& tensor, int64_t index) {
+  char* base = static_cast<char*>(tensor.address());
+  return base == nullptr ? nullptr : base + index * bytes_of(tensor.dtype());
+}
+
+Message message(int peer, const Tensor& tensor, Slice slice) {
+  return {peer, at(tensor, slice.begin), slice.count * bytes_of(tensor.dtype())};
+}
+
+/// The other ranks, beginning with the next one, so that not all of them call on rank 0 first.
+std::vector<int> others(const Group& group) {
+  std::vector<int> ranks;
+  for (int i = 1; i < group.size(); ++i) ranks.push_back((group.rank + i) % group.size());
+  return ranks;
+}
+
+/// Contributions to every rank's slice of `input` go to that rank; this rank's sum goes to `output`.
+Stage reduce_to_owners(const Group& group, const Tensor& output, Slice at_output,
+                       const Tensor& input, const Tensor& scratch, ReduceOp op) {
+  const int n = group.size(), rank = group.rank;
+  const Slice own = slice(input.numel(), n, rank);
+  Stage stage;
+  std::vector<const void*> parts(n);
+  parts[rank] = at(input, own.begin);
+  for (int peer : others(group)) {
+    stage.sends.push_back(message(peer, input, slice(input.numel(), n, peer)));
+    const int place = peer < rank ? peer : peer - 1;
+    stage.receives.push_back(message(peer, scratch, {place * own.count, own.count}));
+    parts[peer] = stage.receives.back().data;
+  }
+  stage.finish = [to = at(output, at_output.begin), parts, own, dtype = input.dtype(), op] {
+    reduce_in_order(to, parts, own.count, dtype, op);
+  };
+  return stage;
+}
+
+}  // namespace
+
+Slice slice(int64_t numel, int parts, int index) {
+  const int64_t base = numel / parts, rest = numel % parts;
+  return {index * base + std::min<int64_t>(index, rest), base + (index < rest ? 1 : 0)};
+}
+
+int64_t reduction_scratch(const Group& group, int64_t numel) {
+  return (group.size() - 1) * slice(numel, group.size(), group.rank).count;
+}
+
+std::vector<Stage> all_reduce(const Group& group, const Tensor& tensor, const Tensor& scratch,
+                              ReduceOp op) {
+  const int n = group.size();
+  const Slice own = slice(tensor.numel(), n, group.rank);
+  Stage gather;
+  for (int peer : others(group)) {
+    gather.sends.push_back(message(peer, tensor, own));
+    gather.receives.push_back(message(peer, tensor, slice(tensor.numel(), n, peer)));
+  }
+  return {reduce_to_owners(group, tensor, own, tensor, scratch, op), std::move(gather)};
+}
+
+std::vector<Stage> reduce_scatter(const Group& group, const Tensor& output, const Tensor& input,
+                                  const Tensor& scratch, ReduceOp op) {
+  return {reduce_to_owners(group, output, {0, output.numel()}, input, scratch, op)};
+}
+
+std::vector<Stage> all_gather(const Group& group, const Tensor& output, const Tensor& input) {
+  const int64_t count = input.numel();
+  Stage stage;
+  for (int peer : others(group)) {
+    stage.sends.push_back(message(peer, input, {0, count}));
+    stage.receives.push_back(message(peer, output, {peer * count, count}));
+  }
+  void* to = at(output, group.rank * count);
+  if (to != input.address()) {
+    stage.finish = [to, from = input.address(), bytes = input.bytes()] {
+      if (bytes > 0) std::memcpy(to, from, bytes);
+    };
+  }
+  return {std::move(stage)};
+}
+
+std::vector<Stage> broadcast(const Group& group, const Tensor& tensor, int root) {
+  const Slice all{0, tensor.numel()};
+  Stage stage;
+  if (group.rank != root) {
+    stage.receives.push_back(message(root, tensor, all));
+  } else {
+    for (int peer : others(group)) stage.sends.push_back(message(peer, tensor, all));
+  }
+  return {std::move(stage)};
+}
+
+std::vector<Stage> all_to_all(const Group& group, const Tensor& output, const Tensor& input,
+                              std::span<const int64_t> output_counts,
+                              std::span<const int64_t> input_counts) {
+  const int n = group.size(), rank = group.rank;
+  std::vector<Slice> from(n), to(n);
+  int64_t input_at = 0, output_at = 0;
+  for (int r = 0; r < n; ++r) {
+    from[r] = {input_at, input_counts[r]};
+    to[r] = {output_at, output_counts[r]};
+    input_at += input_counts[r];
+    output_at += output_counts[r];
+  }
+  Stage stage;
+  for (int peer : others(group)) {
+    stage.sends.push_back(message(peer, input, from[peer]));
+    stage.receives.push_back(message(peer, output, to[peer]));
+  }
+  stage.finish = [to = at(output, to[rank].begin), from = at(input, from[rank].begin),
+                  bytes = from[rank].count * bytes_of(input.dtype())] {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  };
+  return {std::move(stage)};
+}
+
+std::vector<Stage> barrier(const Group& group) {
+  Stage stage;
+  for (int peer : others(group)) {
+    stage.sends.push_back({peer, nullptr, 0});
+    stage.receives.push_back({peer, nullptr, 0});
+  }
+  return {std::move(stage)};
+}
+
+}  // namespace usp::algorithms

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "comm/operation.h"
+
+/// The collectives as messages between pairs of ranks. Each function returns the stages of one rank;
+/// `n` is the size of the group.
+///
+/// A reduction gives every rank a slice to sum. All contributions to a slice go straight to its
+/// owner, which adds them in the order of the ranks: the bytes of a ring, another order of sums than
+/// a ring's, and the same one wherever the slices begin.
+namespace usp::algorithms {
+
+/// Elements [begin, begin + count) of a tensor cut into `parts` parts as equal as possible.
+struct Slice {
+  int64_t begin, count;
+};
+Slice slice(int64_t numel, int parts, int index);
+
+/// `scratch` holds reduction_scratch() elements.
+std::vector<Stage> all_reduce(const Group& group, const Tensor& tensor, const Tensor& scratch,
+                              ReduceOp op);
+std::vector<Stage> reduce_scatter(const Group& group, const Tensor& output, const Tensor& input,
+                                  const Tensor& scratch, ReduceOp op);
+/// Elements of scratch space for the other ranks' contributions to this rank's slice.
+int64_t reduction_scratch(const Group& group, int64_t numel);
+
+std::vector<Stage> all_gather(const Group& group, const Tensor& output, const Tensor& input);
+std::vector<Stage> broadcast(const Group& group, const Tensor& tensor, int root);
+std::vector<Stage> all_to_all(const Group& group, const Tensor& output, const Tensor& input,
+                              std::span<const int64_t> output_counts,
+                              std::span<const int64_t> input_counts);
+std::vector<Stage> barrier(const Group& group);
+
+}  // namespace usp::algorithms

@@ -1,0 +1,267 @@
+#include "comm/communicator.h"
+
+#include <chrono>
+#include <numeric>
+
+#include "comm/algorithms.h"
+#include "ops.h"
+#include "runtime.h"
+
+namespace usp {
+
+Handle::Handle(Engine& engine, std::vector<std::shared_ptr<Operation>> operations)
+    : engine_(&engine), operations_(std::move(operations)) {}
+
+Handle::~Handle() {
+  try {
+    wait();
+  } catch (const std::exception&) {
+    // The next operation of this engine, or its end, throws the same.
+  }
+}
+
+void Handle::wait() {
+  const std::vector<std::shared_ptr<Operation>> operations = std::move(operations_);
+  operations_.clear();
+  for (const std::shared_ptr<Operation>& operation : operations) {
+    const auto begin = std::chrono::steady_clock::now();
+    engine_->wait(*operation);
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+    operation->tensors.clear();
+    Runtime::current().ledger().add(
+        operation->group->name, operation->kind,
+        {1, operation->payload_bytes, operation->wire_bytes, operation->header_bytes,
+         double(operation->end_ns - operation->begin_ns) * 1e-9, waited.count()});
+  }
+}
+
+Communicator Communicator::world(Engine& engine) {
+  auto group = std::make_shared<Group>();
+  group->name = "world";
+  group->id = engine.next_group_id();
+  engine.take_group_id(group->id);
+  group->rank = engine.rank();
+  group->members.resize(engine.size());
+  std::iota(group->members.begin(), group->members.end(), 0);
+  group->sends.resize(engine.size());
+  group->recvs.resize(engine.size());
+  return {engine, std::move(group)};
+}
+
+void Communicator::all_reduce(Tensor tensor, ReduceOp op) const {
+  all_reduce_async(std::move(tensor), op).wait();
+}
+
+Handle Communicator::all_reduce_async(Tensor tensor, ReduceOp op) const {
+  if (size() == 1) return {};
+  const CategoryScope scope(Category::communication);
+  const Tensor scratch = Tensor::empty(
+      {algorithms::reduction_scratch(*group_, tensor.numel())}, tensor.dtype());
+  auto operation =
+      make(CommKind::all_reduce, {tensor, scratch}, tensor.numel(), tensor.bytes());
+  operation->reduce = op;
+  operation->stages = algorithms::all_reduce(*group_, tensor, scratch, op);
+  return start(std::move(operation));
+}
+
+void Communicator::reduce_scatter(Tensor output, const Tensor& input, ReduceOp op) const {
+  reduce_scatter_async(std::move(output), input, op).wait();
+}
+
+Handle Communicator::reduce_scatter_async(Tensor output, const Tensor& input, ReduceOp op) const {
+  USP_CHECK(input.numel() == output.numel() * size() && input.dtype() == output.dtype(),
+            "reduce_scatter over {} ranks: {} elements of {} into {} of {}", size(), input.numel(),
+            usp::name(input.dtype()), output.numel(), usp::name(output.dtype()));
+  if (size() == 1) {
+    ops::copy(output, input.view(output.shape()));
+    return {};
+  }
+  const CategoryScope scope(Category::communication);
+  const Tensor scratch =
+      Tensor::empty({algorithms::reduction_scratch(*group_, input.numel())}, input.dtype());
+  auto operation = make(CommKind::reduce_scatter, {output, input, scratch}, input.numel(),
+                        input.bytes());
+  operation->reduce = op;
+  operation->stages = algorithms::reduce_scatter(*group_, output, input, scratch, op);
+  return start(std::move(operation));
+}
+
+void Communicator::all_gather(Tensor output, const Tensor& input) const {
+  all_gather_async(std::move(output), input).wait();
+}
+
+Handle Communicator::all_gather_async(Tensor output, const Tensor& input) const {
+  USP_CHECK(output.numel() == input.numel() * size() && input.dtype() == output.dtype(),
+            "all_gather over {} ranks: {} elements of {} into {} of {}", size(), input.numel(),
+            usp::name(input.dtype()), output.numel(), usp::name(output.dtype()));
+  if (size() == 1) {
+    if (output.address() != input.address()) ops::copy(output, input.view(output.shape()));
+    return {};
+  }
+  auto operation =
+      make(CommKind::all_gather, {output, input}, output.numel(), output.bytes());
+  operation->stages = algorithms::all_gather(*group_, output, input);
+  return start(std::move(operation));
+}
+
+void Communicator::broadcast(Tensor tensor, int root) const {
+  broadcast_async(std::move(tensor), root).wait();
+}
+
+Handle Communicator::broadcast_async(Tensor tensor, int root) const {
+  check_rank(root, "root");
+  if (size() == 1) return {};
+  auto operation = make(CommKind::broadcast, {tensor}, tensor.numel(), tensor.bytes());
+  operation->root = root;
+  operation->stages = algorithms::broadcast(*group_, tensor, root);
+  return start(std::move(operation));
+}
+
+void Communicator::all_to_all(Tensor output, const Tensor& input) const {
+  all_to_all_async(std::move(output), input).wait();
+}
+
+Handle Communicator::all_to_all_async(Tensor output, const Tensor& input) const {
+  USP_CHECK(input.numel() == output.numel() && input.numel() % size() == 0,
+            "all_to_all over {} ranks: {} elements into {}", size(), input.numel(), output.numel());
+  const std::vector<int64_t> counts(size(), input.numel() / size());
+  return all_to_all_v_async(std::move(output), input, counts, counts);
+}
+
+Handle Communicator::all_to_all_v_async(Tensor output, const Tensor& input,
+                                        std::span<const int64_t> output_counts,
+                                        std::span<const int64_t> input_counts) const {
+  const auto sum = [](std::span<const int64_t> counts) {
+    return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  };
+  USP_CHECK(std::ssize(output_counts) == size() && std::ssize(input_counts) == size(),
+            "all_to_all over {} ranks: {} and {} counts", size(), output_counts.size(),
+            input_counts.size());
+  USP_CHECK(sum(output_counts) == output.numel() && sum(input_counts) == input.numel() &&
+                input.dtype() == output.dtype(),
+            "all_to_all: counts of {} and {} elements for tensors of {} {} and {} {}",
+            sum(output_counts), sum(input_counts), output.numel(), usp::name(output.dtype()),
+            input.numel(), usp::name(input.dtype()));
+  USP_CHECK(output_counts[rank()] == input_counts[rank()],
+            "all_to_all: rank {} sends itself {} elements and expects {}", rank(),
+            input_counts[rank()], output_counts[rank()]);
+  if (size() == 1) {
+    ops::copy(output, input.view(output.shape()));
+    return {};
+  }
+  auto operation = make(CommKind::all_to_all, {output, input}, /*count=*/0, input.bytes());
+  operation->stages =
+      algorithms::all_to_all(*group_, output, input, output_counts, input_counts);
+  return start(std::move(operation));
+}
+
+void Communicator::send(const Tensor& tensor, int peer) const { send_async(tensor, peer).wait(); }
+
+Handle Communicator::send_async(const Tensor& tensor, int peer) const {
+  return start(point_to_point(CommKind::send, tensor, peer));
+}
+
+void Communicator::recv(Tensor tensor, int peer) const { recv_async(std::move(tensor), peer).wait(); }
+
+Handle Communicator::recv_async(Tensor tensor, int peer) const {
+  return start(point_to_point(CommKind::recv, tensor, peer));
+}
+
+Handle Communicator::send_recv_async(std::span<const SendRecv> batch) const {
+  std::vector<std::shared_ptr<Operation>> operations;
+  for (const SendRecv& message : batch) {
+    const CommKind kind =
+        message.direction == SendRecv::send ? CommKind::send : CommKind::recv;
+    operations.push_back(point_to_point(kind, message.tensor, message.peer));
+    engine_->submit(operations.back());
+  }
+  return {*engine_, std::move(operations)};
+}
+
+void Communicator::barrier() const {
+  if (size() == 1) return;
+  auto operation = make(CommKind::barrier, {}, 0, 0);
+  operation->stages = algorithms::barrier(*group_);
+  start(std::move(operation)).wait();
+}
+
+bool Communicator::any(bool value) const {
+  if (size() == 1 || engine_->dry()) return value;
+  const CategoryScope scope(Category::communication);
+  const Tensor flag = Tensor::from_host(std::vector<int32_t>{value ? 1 : 0}, {1});
+  all_reduce(flag, ReduceOp::max);
+  return flag.data<int32_t>()[0] != 0;
+}
+
+Communicator Communicator::split(std::string name,
+                                 const std::function<int(int)>& colour_of) const {
+  auto group = std::make_shared<Group>();
+  group->name = std::move(name);
+  int32_t fingerprint = 0;  // of the whole colouring
+  for (int r = 0; r < size(); ++r) {
+    fingerprint = static_cast<int32_t>((31 * int64_t{fingerprint} + colour_of(r)) % 1000003);
+    if (colour_of(r) != colour_of(rank())) continue;
+    if (r == rank()) group->rank = group->size();
+    group->members.push_back(group_->members[r]);
+  }
+  group->sends.resize(group->size());
+  group->recvs.resize(group->size());
+  // Ranks with different histories agree on an id that none of them has used.
+  auto id = static_cast<int32_t>(engine_->next_group_id());
+  if (size() > 1 && !engine_->dry()) {
+    const CategoryScope scope(Category::communication);
+    const Tensor agreed = Tensor::from_host(
+        std::vector<int32_t>{id, fingerprint, -fingerprint}, {3});
+    all_reduce(agreed, ReduceOp::max);
+    const int32_t* values = agreed.data<int32_t>();
+    USP_CHECK(values[1] == -values[2], "the ranks of {} split it in different ways for {}",
+              this->name(), group->name);
+    id = values[0];
+  }
+  group->id = id;
+  engine_->take_group_id(id);
+  return {*engine_, std::move(group)};
+}
+
+std::shared_ptr<Operation> Communicator::make(CommKind kind, std::vector<Tensor> tensors,
+                                              int64_t count, int64_t payload_bytes) const {
+  for (const Tensor& tensor : tensors) {
+    USP_CHECK(tensor.contiguous(), "{} needs contiguous tensors", usp::name(kind));
+    USP_CHECK(engine_->dry() || tensor.device() != Device::meta,
+              "{}: a tensor without data can only be sent by the dry engine", usp::name(kind));
+  }
+  auto operation = std::make_shared<Operation>();
+  operation->kind = kind;
+  operation->group = group_;
+  if (!tensors.empty()) operation->dtype = tensors[0].dtype();
+  operation->tensors = std::move(tensors);
+  operation->count = count;
+  operation->payload_bytes = payload_bytes;
+  if (kind != CommKind::send && kind != CommKind::recv) operation->number = ++group_->collectives;
+  return operation;
+}
+
+Handle Communicator::start(std::shared_ptr<Operation> operation) const {
+  engine_->submit(operation);
+  return {*engine_, {std::move(operation)}};
+}
+
+std::shared_ptr<Operation> Communicator::point_to_point(CommKind kind, const Tensor& tensor,
+                                                        int peer) const {
+  check_rank(peer, "peer");
+  USP_CHECK(peer != rank(), "rank {} of {} {}s itself a tensor", peer, name(), usp::name(kind));
+  auto operation = make(kind, {tensor}, tensor.numel(), tensor.bytes());
+  operation->peer = peer;
+  operation->number = ++(kind == CommKind::send ? group_->sends : group_->recvs)[peer];
+  Stage stage;
+  auto& messages = kind == CommKind::send ? stage.sends : stage.receives;
+  messages.push_back({peer, tensor.address(), tensor.bytes()});
+  operation->stages.push_back(std::move(stage));
+  return operation;
+}
+
+void Communicator::check_rank(int rank, const char* what) const {
+  USP_CHECK(rank >= 0 && rank < size(), "{}: {} {} of {} ranks", name(), what, rank, size());
+}
+
+}  // namespace usp

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/engine.h"
+#include "comm/operation.h"
+
+namespace usp {
+
+/// Operations that have been started. They are over when wait() returns; until then the tensors
+/// they were given must neither be written nor, where they are outputs, read.
+class Handle {
+ public:
+  Handle() = default;  ///< nothing to wait for
+  Handle(Engine& engine, std::vector<std::shared_ptr<Operation>> operations);
+  Handle(Handle&&) = default;
+  Handle& operator=(Handle&&) = default;
+  ~Handle();  ///< waits, if nobody has
+
+  /// Returns when all of them are done, lets go of their tensors and enters them in the ledger.
+  /// Throws Error if one failed: ranks that disagree, a rank that is gone, a timeout.
+  void wait();
+
+ private:
+  Engine* engine_ = nullptr;
+  std::vector<std::shared_ptr<Operation>> operations_;
+};
+
+/// One message of a batch.
+struct SendRecv {
+  enum Direction { send, recv } direction;
+  Tensor tensor;
+  int peer;
+};
+
+/// A set of ranks that exchange tensors. Every rank of it must call the same collectives in the
+/// same order; the ranks are numbered 0 to size() - 1.
+///
+/// Each operation comes in two forms: one that returns when it is done, and one that returns a
+/// Handle at once. Tensors are contiguous. Sums are taken in the order of the ranks, so that their
+/// bits do not depend on timing, engine, or the way a tensor is cut into pieces. On a communicator
+/// of one rank nothing is sent and nothing counted.
+class Communicator {
+ public:
+  /// All ranks of the engine.
+  static Communicator world(Engine& engine);
+
+  int rank() const { return group_->rank; }
+  int size() const { return group_->size(); }
+  const std::string& name() const { return group_->name; }
+  Engine& engine() const { return *engine_; }
+
+  /// tensor = the sum (max) of all ranks' tensors. A rank sends 2 (n-1)/n of its bytes.
+  void all_reduce(Tensor tensor, ReduceOp op = ReduceOp::sum) const;
+  Handle all_reduce_async(Tensor tensor, ReduceOp op = ReduceOp::sum) const;
+  /// output = part rank() of the sum over ranks of `input`, which has size() times as many elements.
+  /// Sends (n-1)/n of the input's bytes.
+  void reduce_scatter(Tensor output, const Tensor& input, ReduceOp op = ReduceOp::sum) const;
+  Handle reduce_scatter_async(Tensor output, const Tensor& input,
+                              ReduceOp op = ReduceOp::sum) const;
+  /// output = every rank's input, one after the other; output may contain input at its own place.
+  /// Sends (n-1)/n of the output's bytes.
+  void all_gather(Tensor output, const Tensor& input) const;
+  Handle all_gather_async(Tensor output, const Tensor& input) const;
+  /// tensor = that of rank `root`.
+  void broadcast(Tensor tensor, int root) const;
+  Handle broadcast_async(Tensor tensor, int root) const;
+  /// Part r of output = part rank() of rank r's input; size() parts of equal size.
+  void all_to_all(Tensor output, const Tensor& input) const;
+  Handle all_to_all_async(Tensor output, const Tensor& input) const;
+  /// The same with parts of any number of elements, zero included: input holds
+  /// input_counts[r] for rank r, output gets output_counts[r] from it.
+  Handle all_to_all_v_async(Tensor output, const Tensor& input,
+                            std::span<const int64_t> output_counts,
+                            std::span<const int64_t> input_counts) const;
+  void send(const Tensor& tensor, int peer) const;
+  Handle send_async(const Tensor& tensor, int peer) const;
+  void recv(Tensor tensor, int peer) const;
+  Handle recv_async(Tensor tensor, int peer) const;
+  /// Any number of messages in any order: cannot deadlock as long as every send meets a recv.
+  Handle send_recv_async(std::span<const SendRecv> batch) const;
+  /// Returns when every rank has called it.
+  void barrier() const;
+  /// Whether it is true on any rank.
+  bool any(bool value) const;
+
+  /// Cuts this communicator up: ranks of equal colour share a new one, in their order here. Every
+  /// rank calls it with the same function, which maps a rank of this communicator to its colour.
+  Communicator split(std::string name, const std::function<int(int)>& colour_of) const;
+
+ private:
+  Communicator(Engine& engine, std::shared_ptr<Group> group)
+      : engine_(&engine), group_(std::move(group)) {}
+
+  std::shared_ptr<Operation> make(CommKind kind, std::vector<Tensor> tensors, int64_t count,
+                                  int64_t payload_bytes) const;
+  Handle start(std::shared_ptr<Operation> operation) const;
+  std::shared_ptr<Operation> point_to_point(CommKind kind, const Tensor& tensor, int peer) const;
+  void check_rank(int rank, const char* what) const;
+
+  Engine* engine_;
+  std::shared_ptr<Group> group_;
+};
+
+}  // namespace usp

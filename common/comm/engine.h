@@ -1,0 +1,157 @@
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <map>
+#include <memory>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "check.h"
+#include "comm/flight.h"
+#include "comm/operation.h"
+#include "comm/transport.h"
+
+namespace usp {
+
+/// Another rank failed, and this one with it. Whoever prints errors leaves this one to that rank.
+class PeerFailed : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Carries out operations. A Communicator belongs to one; so do all its children.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  virtual int rank() const = 0;  ///< in the world
+  virtual int size() const = 0;
+  /// Takes the operation and returns at once.
+  virtual void submit(std::shared_ptr<Operation> operation) = 0;
+  /// Returns when the operation is done; throws Error if it failed.
+  virtual void wait(Operation& operation) = 0;
+  /// Whether no message is ever sent: the dry engine.
+  virtual bool dry() const = 0;
+  virtual Flight& flight() = 0;
+  /// An operation under way for longer than this is reported, and the run ended.
+  virtual void set_timeout(std::chrono::duration<double> timeout) = 0;
+
+  /// The smallest number for a communicator that this rank has given to none yet.
+  int64_t next_group_id() const { return next_group_id_; }
+  /// Gives the number to one.
+  void take_group_id(int64_t id) { next_group_id_ = id + 1; }
+
+  /// What travels before every message.
+  static constexpr int64_t kHeaderBytes = 48;
+
+ private:
+  int64_t next_group_id_ = 1;
+};
+
+/// The engine of a rank that exchanges messages: one communication thread advances all its
+/// operations.
+///
+/// Collectives of a communicator are carried out one after the other, and so are the sends to, and
+/// the receives from, each peer; everything else may overtake. Two communicators whose ranks
+/// enqueue in crossing order therefore do not deadlock, nor does a pipeline whose neighbours send
+/// to each other at the same time.
+///
+/// Every message carries a header that says which operation it belongs to. Ranks that disagree
+/// find out from the first message, on both sides.
+class QueueEngine : public Engine {
+ public:
+  /// `transport` must outlive the engine.
+  explicit QueueEngine(Transport& transport);
+  ~QueueEngine() override;
+
+  int rank() const override { return transport_.rank(); }
+  int size() const override { return transport_.size(); }
+  void submit(std::shared_ptr<Operation> operation) override;
+  void wait(Operation& operation) override;
+  bool dry() const override { return false; }
+  Flight& flight() override { return flight_; }
+  void set_timeout(std::chrono::duration<double> timeout) override;
+
+  /// Tells the others that this rank has failed, and fails whatever it has under way.
+  void fail_run(const std::string& message);
+  /// The orderly end: tells the others and waits until all of them have come here too. Returns
+  /// false if one has not within `patience`.
+  bool leave(std::chrono::duration<double> patience);
+  /// Ends every process of the run with this exit code after `grace`, time for other ranks to say what they have to say.
+  void abort_after(std::chrono::milliseconds grace, int code);
+
+ private:
+  struct Transfer;
+  struct Active;
+  using Clock = std::chrono::steady_clock;
+  /// What the ranks are in, gathered when an operation takes too long.
+  struct Report {
+    std::string cause;
+    std::vector<std::string> answers;  ///< by world rank
+    Clock::time_point end;
+  };
+  /// Group, peer (-1: collectives), direction.
+  using ChannelKey = std::tuple<int64_t, int, CommKind>;
+
+  void run();
+  bool poll();
+  void begin_stage(Active& active);
+  bool advance(Active& active);
+  bool advance(Active& active, Transfer& transfer);
+  void check_header(const Active& active, const Transfer& transfer) const;
+  void finish(Active& active);
+  void read_notices();
+  void check_time(const Active& active);
+  void check_departed(const Active& active);
+  void break_down(const std::string& message, bool peer_failed);
+  void fail_operation(Operation& operation) const;
+  void rest(Clock::time_point last_progress, int64_t rung);
+
+  Transport& transport_;
+  Flight flight_;
+
+  std::mutex mutex_;  ///< guards what follows, up to the blank line
+  std::vector<std::shared_ptr<Operation>> submitted_;
+  std::vector<Notice> announcements_;
+  std::string broken_;  ///< why nothing works any more; empty while it does
+  bool broken_by_peer_ = false;
+  std::chrono::duration<double> timeout_{300};
+  bool stopping_ = false;
+  Clock::time_point abort_at_ = Clock::time_point::max();
+  int abort_code_ = 1;
+  std::vector<char> departed_;  ///< by world rank
+  std::condition_variable departed_changed_;
+
+  // Of the communication thread.
+  std::map<ChannelKey, std::deque<std::unique_ptr<Active>>> channels_;
+  std::vector<Clock::time_point> departed_at_;  ///< by world rank; the epoch: still here
+  std::optional<Report> report_;                ///< being gathered
+  bool asked_ = false;                          ///< for a report, ever
+  std::vector<std::vector<char>> spare_buffers_;
+  std::vector<std::vector<Tensor>> lost_;  ///< memory that messages given up may still touch
+
+  std::thread thread_;
+};
+
+/// The engine of a single process that plays one rank of a world of any size: operations complete
+/// at once, nothing is sent, and the ledger counts what would have been.
+class DryEngine : public Engine {
+ public:
+  DryEngine(int rank, int size) : rank_(rank), size_(size), flight_(rank, size) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  void submit(std::shared_ptr<Operation> operation) override;
+  void wait(Operation&) override {}
+  bool dry() const override { return true; }
+  Flight& flight() override { return flight_; }
+  void set_timeout(std::chrono::duration<double>) override {}
+
+ private:
+  int rank_, size_;
+  Flight flight_;
+};
+
+}  // namespace usp

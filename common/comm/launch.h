@@ -1,0 +1,22 @@
+#pragma once
+
+#include <functional>
+
+#include "comm/communicator.h"
+
+namespace usp {
+
+/// Runs body() as the whole of main on every rank of an MPI job, or as a world of one without
+/// mpiexec. As run_main(), an exception becomes one line `error: ...`, printed by the rank that
+/// threw it first (a UsageError by rank 0), and the exit code of every rank. No rank outlives a run
+/// that has failed.
+int run_ranks_main(int (*body)(const Communicator& world, int argc, char** argv), int argc,
+                   char** argv);
+
+/// Runs body() on each of `ranks` threads, every one with a Runtime of its own on the CPU, and
+/// returns when all have ended. Throws what the first rank to fail has thrown; its peers end with
+/// PeerFailed. For tests and exercises: no MPI, one process.
+void run_threads(int ranks, const std::function<void(const Communicator& world)>& body,
+                 double timeout_seconds = 60);
+
+}  // namespace usp

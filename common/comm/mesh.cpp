@@ -1,0 +1,92 @@
+#include "comm/mesh.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "check.h"
+
+namespace usp {
+
+namespace {
+
+constexpr const char* kAxisNames[] = {"dp", "pp", "cp", "tp"};
+
+/// Refuses sizes that do not fill the world.
+MeshSizes checked(const MeshSizes& sizes, int64_t world) {
+  for (int64_t size : {sizes.dp, sizes.pp, sizes.cp, sizes.tp, sizes.ep}) {
+    if (size < 1) usage_error("a parallel size of {} must be at least 1", size);
+  }
+  const int64_t others = sizes.pp * sizes.cp * sizes.tp;
+  if (sizes.dp * others != world) {
+    std::string remedy = fmt::format("start {} ranks", sizes.dp * others);
+    if (world % others == 0) remedy += fmt::format(", or use dp_size={}", world / others);
+    usage_error("dp_size*pp_size*cp_size*tp_size = {}*{}*{}*{} = {} must equal the {} ranks of the "
+                "run; {}",
+                sizes.dp, sizes.pp, sizes.cp, sizes.tp, sizes.dp * others, world, remedy);
+  }
+  if (sizes.dp * sizes.cp % sizes.ep != 0) {
+    usage_error("ep_size={} must divide dp_size*cp_size={}; try {}", sizes.ep, sizes.dp * sizes.cp,
+                list_divisors(sizes.dp * sizes.cp));
+  }
+  return sizes;
+}
+
+}  // namespace
+
+Mesh::Mesh(const Communicator& world, const MeshSizes& sizes, const std::string& order)
+    : sizes_(checked(sizes, world.size())),
+      order_(parse_order(order)),
+      dp_(along(world, "dp", {kDp})),
+      pp_(along(world, "pp", {kPp})),
+      cp_(along(world, "cp", {kCp})),
+      tp_(along(world, "tp", {kTp})),
+      dp_cp_(along(world, "dp_cp", {kDp, kCp})),
+      ep_(dp_cp_.split("ep", [&](int r) { return r / static_cast<int>(sizes_.ep); })),
+      edp_(dp_cp_.split("edp", [&](int r) { return r % static_cast<int>(sizes_.ep); })) {}
+
+std::array<Mesh::Axis, 4> Mesh::parse_order(const std::string& order) {
+  std::array<Axis, 4> axes{};
+  std::stringstream stream(order);
+  std::string word;
+  int found = 0;
+  bool valid = true;
+  std::array<bool, 4> seen{};
+  while (std::getline(stream, word, ',')) {
+    const auto* at = std::find(std::begin(kAxisNames), std::end(kAxisNames), word);
+    valid = valid && at != std::end(kAxisNames) && found < 4 && !seen[at - kAxisNames];
+    if (!valid) break;
+    seen[at - kAxisNames] = true;
+    axes[found++] = static_cast<Axis>(at - kAxisNames);
+  }
+  if (!valid || found != 4) {
+    usage_error("the mesh order '{}' must name dp, pp, cp and tp once each, such as pp,dp,cp,tp",
+                order);
+  }
+  return axes;
+}
+
+int64_t Mesh::size(Axis axis) const {
+  return std::array{sizes_.dp, sizes_.pp, sizes_.cp, sizes_.tp}[axis];
+}
+
+Mesh::Coordinates Mesh::coordinates(int64_t world_rank) const {
+  Coordinates at{};
+  for (auto axis = order_.rbegin(); axis != order_.rend(); ++axis) {
+    at[*axis] = world_rank % size(*axis);
+    world_rank /= size(*axis);
+  }
+  return at;
+}
+
+Communicator Mesh::along(const Communicator& world, const char* name,
+                         std::vector<Axis> axes) const {
+  return world.split(name, [&](int rank) {
+    Coordinates at = coordinates(rank);
+    for (Axis axis : axes) at[axis] = 0;
+    int64_t colour = 0;
+    for (Axis axis : order_) colour = colour * size(axis) + at[axis];
+    return static_cast<int>(colour);
+  });
+}
+
+}  // namespace usp

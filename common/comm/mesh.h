@@ -1,0 +1,56 @@
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace usp {
+
+/// How many ranks each kind of parallelism uses. Their product, without ep, is the world.
+struct MeshSizes {
+  int64_t dp = 1;  ///< data
+  int64_t pp = 1;  ///< pipeline
+  int64_t cp = 1;  ///< context
+  int64_t tp = 1;  ///< tensor
+  int64_t ep = 1;  ///< expert: divides dp * cp and takes its ranks from them
+};
+
+/// The ranks of a run as a grid of pp x dp x cp x tp, and a communicator along each of its axes.
+///
+/// Neighbouring world ranks are neighbours along the fastest axis, which belongs to the kind of
+/// parallelism that communicates most: tp, so that its groups lie within a node.
+class Mesh {
+ public:
+  /// `order` names the axes from the slowest to the fastest. Collective over the world. Throws
+  /// UsageError where the sizes do not multiply to the world's, with sizes that do.
+  Mesh(const Communicator& world, const MeshSizes& sizes, const std::string& order = "pp,dp,cp,tp");
+
+  const Communicator& dp() const { return dp_; }
+  const Communicator& pp() const { return pp_; }
+  const Communicator& cp() const { return cp_; }
+  const Communicator& tp() const { return tp_; }
+  const Communicator& dp_cp() const { return dp_cp_; }  ///< ranks that hold the same dense weights
+  const Communicator& ep() const { return ep_; }        ///< ranks that share out the experts
+  const Communicator& edp() const { return edp_; }      ///< ranks that hold the same experts
+
+  const MeshSizes& sizes() const { return sizes_; }
+
+ private:
+  enum Axis { kDp, kPp, kCp, kTp };
+  using Coordinates = std::array<int64_t, 4>;  ///< by Axis
+
+  static std::array<Axis, 4> parse_order(const std::string& order);
+  int64_t size(Axis axis) const;
+  Coordinates coordinates(int64_t world_rank) const;
+  int64_t dp_cp_index(const Coordinates& at) const { return at[kDp] * sizes_.cp + at[kCp]; }
+  /// The communicator of ranks that differ in no axis but these.
+  Communicator along(const Communicator& world, const char* name, std::vector<Axis> axes) const;
+
+  MeshSizes sizes_;
+  std::array<Axis, 4> order_;  ///< slowest first
+  Communicator dp_, pp_, cp_, tp_, dp_cp_, ep_, edp_;
+};
+
+}  // namespace usp

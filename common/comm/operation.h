@@ -1,0 +1,71 @@
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/ledger.h"
+#include "tensor.h"
+
+namespace usp {
+
+enum class ReduceOp : uint8_t { sum, max };
+
+/// What the ranks of a communicator know of it.
+struct Group {
+  std::string name;          ///< "world", "dp", ...: appears in the ledger and in errors
+  int64_t id = 0;            ///< tells its messages from those of other communicators
+  int rank = 0;              ///< of this rank within the group
+  std::vector<int> members;  ///< world rank of each rank of the group
+
+  int64_t collectives = 0;            ///< started so far
+  std::vector<int64_t> sends, recvs;  ///< to and from each rank, started so far
+
+  int size() const { return static_cast<int>(members.size()); }
+};
+
+/// Bytes that go to, or come from, another rank of the group.
+struct Message {
+  int peer;  ///< rank within the group
+  void* data;
+  int64_t bytes;
+};
+
+/// Messages that may all be under way at once, and what this rank does when they have arrived.
+struct Stage {
+  std::vector<Message> sends, receives;
+  std::function<void()> finish;
+};
+
+/// One call of a Communicator, from the moment it is queued until wait() has returned.
+///
+/// The main thread fills it, the communication thread carries it out, and `done` hands it back.
+/// The tensors belong to the main thread alone: it releases them in wait(), at a fixed point of the
+/// program, so that memory peaks do not depend on the speed of messages.
+struct Operation {
+  CommKind kind;
+  std::shared_ptr<Group> group;
+  int64_t number = 0;  ///< of this collective in the group; of this send or recv with the peer
+  int peer = -1;       ///< send, recv: rank within the group
+  int root = -1;       ///< broadcast
+  ReduceOp reduce = ReduceOp::sum;
+  DType dtype = DType::f32;
+  int64_t count = 0;  ///< elements, as every rank must pass them; 0 where ranks may differ
+  std::vector<Stage> stages;
+  std::vector<Tensor> tensors;  ///< kept alive until wait()
+  int64_t payload_bytes = 0;
+
+  int64_t flight_entry = -1;
+  int64_t wire_bytes = 0, header_bytes = 0;  ///< sent by this rank
+  int64_t begin_ns = 0, end_ns = 0;          ///< steady clock; carried out from, to
+  std::string error;                         ///< why it failed; empty if it did not
+  bool peer_failed = false;                  ///< because another rank failed first
+  std::atomic<int> done{0};
+
+  /// "all_reduce #12 of dp (f32, 1000 elements)"
+  std::string to_string() const;
+};
+
+}  // namespace usp

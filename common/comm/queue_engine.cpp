@@ -1,0 +1,449 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/engine.h"
+
+namespace usp {
+
+namespace {
+
+using std::chrono::microseconds;
+
+/// What precedes every message.
+struct Header {
+  int64_t number, count, bytes;
+  int32_t kind, stage, dtype, reduce, root, sender;
+};
+
+/// Messages up to this size travel in one piece with their header.
+constexpr int64_t kInlineBytes = 16 << 10;
+static_assert(sizeof(Header) == Engine::kHeaderBytes);
+/// MPI counts bytes in an int.
+constexpr int64_t kPieceBytes = int64_t{1} << 30;
+
+constexpr int kPollsBeforeYield = 4;
+constexpr microseconds kWorkingPoll{20};  ///< a poll that took longer has moved bytes
+constexpr microseconds kShortestSleep{20}, kLongestSleep{5000}, kIdleSleep{10000};
+/// How long the ranks have to say what they are in, once one asks.
+constexpr std::chrono::milliseconds kReportTime{700};
+/// A main thread that has not noticed a breakdown by then is stuck: the run ends without it.
+constexpr std::chrono::seconds kBreakdownGrace{10};
+/// A rank's last messages may arrive this much later than the news that it has left.
+constexpr std::chrono::milliseconds kDepartureGrace{1000};
+
+int64_t nanoseconds(std::chrono::steady_clock::time_point time) {
+  return std::chrono::nanoseconds(time.time_since_epoch()).count();
+}
+
+bool is_point_to_point(CommKind kind) { return kind == CommKind::send || kind == CommKind::recv; }
+
+int64_t tag_of(const Operation& operation, bool payload) {
+  return 4 * operation.group->id + 2 * is_point_to_point(operation.kind) + payload;
+}
+
+Header header_of(const Operation& operation, size_t stage, int64_t bytes) {
+  // A receive expects the header of the send that it meets.
+  const CommKind kind = operation.kind == CommKind::recv ? CommKind::send : operation.kind;
+  return {operation.number,
+          operation.count,
+          bytes,
+          static_cast<int32_t>(kind),
+          static_cast<int32_t>(stage),
+          static_cast<int32_t>(operation.dtype),
+          static_cast<int32_t>(operation.reduce),
+          operation.root,
+          operation.group->rank};
+}
+
+std::string describe(const Header& header) {
+  std::string text = fmt::format("{} #{}", name(static_cast<CommKind>(header.kind)), header.number);
+  if (header.root >= 0) text += fmt::format(", root {}", header.root);
+  return text + fmt::format(" ({}, {} elements{})", name(static_cast<DType>(header.dtype)),
+                            header.count,
+                            static_cast<ReduceOp>(header.reduce) == ReduceOp::max ? ", max" : "");
+}
+
+}  // namespace
+
+/// A message under way and its header.
+struct QueueEngine::Transfer {
+  Message message;
+  bool sending;
+  std::vector<char> buffer;  ///< the header, and whatever travels with it
+  Request header;
+  std::vector<Request> pieces;
+  bool header_done = false, done = false;
+};
+
+/// An operation at the head of its channel, or behind it.
+struct QueueEngine::Active {
+  std::shared_ptr<Operation> operation;
+  bool begun = false;
+  size_t stage = 0;
+  std::vector<Transfer> transfers;
+  Clock::time_point since;
+};
+
+QueueEngine::QueueEngine(Transport& transport)
+    : transport_(transport),
+      flight_(transport.rank(), transport.size()),
+      departed_(transport.size()),
+      departed_at_(transport.size()),
+      thread_([this] { run(); }) {}
+
+QueueEngine::~QueueEngine() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  transport_.bell().ring();
+  thread_.join();
+}
+
+void QueueEngine::set_timeout(std::chrono::duration<double> timeout) {
+  const std::lock_guard lock(mutex_);
+  timeout_ = timeout;
+}
+
+void QueueEngine::submit(std::shared_ptr<Operation> operation) {
+  flight_.queued(*operation);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!broken_.empty()) return fail_operation(*operation);
+    submitted_.push_back(std::move(operation));
+  }
+  transport_.bell().ring();
+}
+
+void QueueEngine::wait(Operation& operation) {
+  if (operation.done.load(std::memory_order_acquire) == 0) {
+    flight_.main_waits(operation);
+    operation.done.wait(0, std::memory_order_acquire);
+    flight_.main_computes();
+  }
+  if (operation.error.empty()) return;
+  if (operation.peer_failed) throw PeerFailed(operation.error);
+  throw Error(operation.error);
+}
+
+void QueueEngine::fail_run(const std::string& message) {
+  flight_.failed(message);
+  Notice notice{Notice::failed, rank(), {}};
+  fmt::format_to_n(notice.text, sizeof(notice.text) - 1, "{}", message);
+  const std::lock_guard lock(mutex_);
+  announcements_.push_back(notice);
+  transport_.bell().ring();
+}
+
+bool QueueEngine::leave(std::chrono::duration<double> patience) {
+  std::unique_lock lock(mutex_);
+  announcements_.push_back({Notice::leaving, rank(), {}});
+  departed_[rank()] = 1;
+  transport_.bell().ring();
+  departed_changed_.wait_for(lock, patience, [&] {
+    return !broken_.empty() || std::find(departed_.begin(), departed_.end(), 0) == departed_.end();
+  });
+  const bool together = std::find(departed_.begin(), departed_.end(), 0) == departed_.end();
+  if (together) flight_.left();
+  return together;
+}
+
+void QueueEngine::abort_after(std::chrono::milliseconds grace, int code) {
+  const std::lock_guard lock(mutex_);
+  abort_at_ = std::min(abort_at_, Clock::now() + grace);
+  abort_code_ = code;
+  transport_.bell().ring();
+}
+
+void QueueEngine::run() {
+  int idle_polls = 0;
+  Clock::time_point last_progress = Clock::now();
+  while (true) {
+    const int64_t rung = transport_.bell().count();
+    const Clock::time_point begin = Clock::now();
+    bool progress = false;
+    try {
+      progress = poll();
+    } catch (const std::exception& error) {
+      break_down(error.what(), false);
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopping_ && channels_.empty() && submitted_.empty() && announcements_.empty()) return;
+      if (stopping_ && !broken_.empty()) return;
+      if (Clock::now() > abort_at_) transport_.abort(abort_code_);
+    }
+    if (progress || Clock::now() - begin > kWorkingPoll) {
+      last_progress = Clock::now();
+      idle_polls = 0;
+    } else if (++idle_polls >= kPollsBeforeYield) {
+      try {
+        rest(last_progress, rung);
+      } catch (const std::exception& error) {
+        break_down(error.what(), false);
+      }
+    }
+  }
+}
+
+bool QueueEngine::poll() {
+  std::vector<Notice> announcements;
+  {
+    const std::lock_guard lock(mutex_);
+    announcements.swap(announcements_);
+    for (std::shared_ptr<Operation>& operation : submitted_) {
+      const CommKind direction =
+          is_point_to_point(operation->kind) ? operation->kind : CommKind::barrier;
+      auto& queue = channels_[{operation->group->id, operation->peer, direction}];
+      queue.push_back(std::make_unique<Active>());
+      queue.back()->operation = std::move(operation);
+    }
+    submitted_.clear();
+  }
+  for (const Notice& notice : announcements) transport_.announce(notice);
+  bool progress = !announcements.empty();
+  for (auto channel = channels_.begin(); channel != channels_.end();) {
+    auto& queue = channel->second;
+    while (!queue.empty() && advance(*queue.front())) {
+      queue.pop_front();
+      progress = true;
+    }
+    channel = queue.empty() ? channels_.erase(channel) : std::next(channel);
+  }
+  return progress;
+}
+
+void QueueEngine::begin_stage(Active& active) {
+  Operation& operation = *active.operation;
+  if (!active.begun) {
+    active.begun = true;
+    active.since = Clock::now();
+    operation.begin_ns = nanoseconds(active.since);
+    flight_.started(operation);
+  }
+  const Stage& stage = operation.stages[active.stage];
+  active.transfers.clear();
+  for (const bool sending : {false, true}) {
+    for (const Message& message : sending ? stage.sends : stage.receives) {
+      Transfer& transfer = active.transfers.emplace_back(Transfer{message, sending, {}, {}, {}});
+      const int peer = operation.group->members[message.peer];
+      const bool inlined = message.bytes <= kInlineBytes;
+      if (!spare_buffers_.empty()) {
+        transfer.buffer.swap(spare_buffers_.back());
+        spare_buffers_.pop_back();
+      }
+      transfer.buffer.resize(kHeaderBytes + kInlineBytes);
+      const int64_t tag = tag_of(operation, /*payload=*/false);
+      if (sending) {
+        const Header header = header_of(operation, active.stage, message.bytes);
+        std::memcpy(transfer.buffer.data(), &header, kHeaderBytes);
+        if (inlined && message.bytes > 0) {
+          std::memcpy(transfer.buffer.data() + kHeaderBytes, message.data, message.bytes);
+        }
+        transfer.header = transport_.send(peer, tag, transfer.buffer.data(),
+                                          kHeaderBytes + (inlined ? message.bytes : 0));
+        operation.header_bytes += kHeaderBytes;
+        operation.wire_bytes += message.bytes;
+      } else {
+        transfer.header =
+            transport_.receive(peer, tag, transfer.buffer.data(), std::ssize(transfer.buffer));
+      }
+      for (int64_t at = 0; !inlined && at < message.bytes; at += kPieceBytes) {
+        char* data = static_cast<char*>(message.data) + at;
+        const int64_t bytes = std::min(kPieceBytes, message.bytes - at);
+        const int64_t payload_tag = tag_of(operation, /*payload=*/true);
+        transfer.pieces.push_back(sending ? transport_.send(peer, payload_tag, data, bytes)
+                                          : transport_.receive(peer, payload_tag, data, bytes));
+      }
+    }
+  }
+}
+
+/// Whether the operation is finished.
+bool QueueEngine::advance(Active& active) {
+  if (!active.begun) begin_stage(active);
+  while (true) {
+    bool all_done = true;
+    for (Transfer& transfer : active.transfers) {
+      if (!transfer.done) all_done = advance(active, transfer) && all_done;
+    }
+    if (!all_done) return false;
+    for (Transfer& transfer : active.transfers) spare_buffers_.push_back(std::move(transfer.buffer));
+    Operation& operation = *active.operation;
+    const Stage& stage = operation.stages[active.stage];
+    if (stage.finish) stage.finish();
+    if (++active.stage == operation.stages.size()) break;
+    begin_stage(active);
+  }
+  finish(active);
+  return true;
+}
+
+bool QueueEngine::advance(Active& active, Transfer& transfer) {
+  if (!transfer.header_done) {
+    if (!transport_.test(transfer.header)) return false;
+    transfer.header_done = true;
+    if (!transfer.sending) {
+      check_header(active, transfer);
+      if (transfer.pieces.empty() && transfer.message.bytes > 0) {
+        std::memcpy(transfer.message.data, transfer.buffer.data() + kHeaderBytes,
+                    transfer.message.bytes);
+      }
+    }
+  }
+  for (Request& piece : transfer.pieces) {
+    if (!piece.done && !transport_.test(piece)) return false;
+  }
+  transfer.done = true;
+  return true;
+}
+
+void QueueEngine::check_header(const Active& active, const Transfer& transfer) const {
+  const Operation& operation = *active.operation;
+  const Header expected = header_of(operation, active.stage, transfer.message.bytes);
+  Header came;
+  std::memcpy(&came, transfer.buffer.data(), kHeaderBytes);
+  const bool same = came.number == expected.number && came.kind == expected.kind &&
+                    came.stage == expected.stage && came.dtype == expected.dtype &&
+                    came.count == expected.count && came.reduce == expected.reduce &&
+                    came.root == expected.root && came.bytes == expected.bytes;
+  if (same) return;
+  std::string what = fmt::format(
+      "ranks of {} disagree: rank {} is in {}, rank {} in {}", operation.group->name, came.sender,
+      describe(came), operation.group->rank,
+      operation.kind == CommKind::recv
+          ? fmt::format("recv #{} of {} elements of {}", operation.number, operation.count,
+                        name(operation.dtype))
+          : describe(expected));
+  if (describe(came) == describe(expected)) {
+    what += fmt::format("; {} bytes came, {} were expected", came.bytes, expected.bytes);
+  }
+  throw Error(what);
+}
+
+void QueueEngine::finish(Active& active) {
+  Operation& operation = *active.operation;
+  operation.end_ns = nanoseconds(Clock::now());
+  flight_.finished(operation);
+  operation.done.store(1, std::memory_order_release);
+  operation.done.notify_all();
+}
+
+/// Called when nothing moves: the time for what is not urgent, then for sleep.
+void QueueEngine::rest(Clock::time_point last_progress, int64_t rung) {
+  const auto elapsed = std::chrono::duration_cast<microseconds>(Clock::now() - last_progress);
+  if (!channels_.empty() && elapsed < transport_.patience()) {
+    std::this_thread::yield();
+    return;
+  }
+  flight_.sign_of_life();
+  read_notices();
+  for (const auto& [key, queue] : channels_) {
+    check_departed(*queue.front());
+    check_time(*queue.front());
+  }
+  transport_.bell().wait(rung, channels_.empty()
+                                   ? kIdleSleep
+                                   : std::clamp(elapsed / 16, kShortestSleep, kLongestSleep));
+}
+
+void QueueEngine::read_notices() {
+  while (const std::optional<Notice> notice = transport_.next_notice()) {
+    switch (notice->type) {
+      case Notice::leaving: {
+        const std::lock_guard lock(mutex_);
+        departed_[notice->rank] = 1;
+        departed_at_[notice->rank] = Clock::now();
+        departed_changed_.notify_all();
+        break;
+      }
+      case Notice::failed:
+        break_down(fmt::format("rank {} failed: {}", notice->rank, notice->text), true);
+        break;
+      case Notice::report: {
+        Notice answer{Notice::status, rank(), {}};
+        fmt::format_to_n(answer.text, sizeof(answer.text) - 1, "{}", flight_.status());
+        transport_.announce(answer);
+        if (notice->rank < rank()) report_.reset();  // one report is enough
+        break;
+      }
+      case Notice::status:
+        if (report_) report_->answers[notice->rank] = notice->text;
+        break;
+    }
+  }
+  if (report_ && Clock::now() > report_->end) {
+    std::string text = report_->cause;
+    for (int r = 0; r < size(); ++r) {
+      const std::string& answer = r == rank() ? flight_.status() : report_->answers[r];
+      text += "\n  " + (answer.empty() ? fmt::format("rank {} does not answer", r) : answer);
+    }
+    report_.reset();
+    break_down(text, false);
+  }
+}
+
+void QueueEngine::check_time(const Active& active) {
+  std::chrono::duration<double> timeout;
+  {
+    const std::lock_guard lock(mutex_);
+    timeout = timeout_;
+  }
+  if (asked_ || !active.begun || Clock::now() - active.since < timeout) return;
+  asked_ = true;
+  report_ = Report{fmt::format("{} is not finished after {:.1f} s; what the ranks are in:",
+                               active.operation->to_string(), timeout.count()),
+                   std::vector<std::string>(size()), Clock::now() + kReportTime};
+  transport_.announce({Notice::report, rank(), {}});
+}
+
+void QueueEngine::check_departed(const Active& active) {
+  for (const Transfer& transfer : active.transfers) {
+    if (transfer.done) continue;
+    const int peer = active.operation->group->members[transfer.message.peer];
+    const Clock::time_point left = departed_at_[peer];
+    if (left != Clock::time_point() && Clock::now() - left > kDepartureGrace) {
+      fail("rank {} has left the run, and rank {} waits for it in {}", peer, rank(),
+           active.operation->to_string());
+    }
+  }
+}
+
+/// Nothing works any more: every operation fails with `message`, those still to come included.
+void QueueEngine::break_down(const std::string& message, bool peer_failed) {
+  const bool reusable = transport_.cancel();
+  const std::lock_guard lock(mutex_);
+  if (broken_.empty()) {
+    broken_ = message;
+    broken_by_peer_ = peer_failed;
+    abort_at_ = std::min(abort_at_, Clock::now() + kBreakdownGrace);
+  }
+  const auto give_up = [&](Operation& operation) {
+    // The main thread drops its tensors when it hears of the failure; here they live on.
+    if (!reusable) lost_.push_back(operation.tensors);
+    fail_operation(operation);
+  };
+  for (auto& [key, queue] : channels_) {
+    for (const auto& active : queue) {
+      give_up(*active->operation);
+      for (Transfer& transfer : active->transfers) {
+        if (!reusable) spare_buffers_.push_back(std::move(transfer.buffer));
+      }
+    }
+  }
+  channels_.clear();
+  for (const auto& operation : submitted_) fail_operation(*operation);
+  submitted_.clear();
+  departed_changed_.notify_all();
+}
+
+void QueueEngine::fail_operation(Operation& operation) const {
+  operation.error = broken_;
+  operation.peer_failed = broken_by_peer_;
+  operation.done.store(1, std::memory_order_release);
+  operation.done.notify_all();
+}
+
+}  // namespace usp

@@ -1,0 +1,81 @@
+#include <cstdio>
+#include <cstdlib>
+
+#include "comm/launch.h"
+#include "comm/mpi_transport.h"
+#include "machine.h"
+#include "threads.h"
+
+namespace usp {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+/// For ranks that fail at the same time to say so, before the first of them ends them all.
+constexpr milliseconds kAbortGrace{300};
+/// A peer's abort is on its way: this rank ends the run only if it does not come.
+constexpr milliseconds kPeerGrace{5000};
+/// For every rank to arrive at the same usage error.
+/// Less than the grace after which the others miss this rank.
+constexpr milliseconds kUsageGrace{700};
+
+/// Ends the whole run from a rank that cannot go on.
+[[noreturn]] void end_run(QueueEngine& engine, int code, milliseconds grace) {
+  engine.abort_after(grace, code);
+  while (true) std::this_thread::sleep_for(std::chrono::seconds(1));
+}
+
+/// Ranks that were given the same impossible flags all arrive here: rank 0 speaks, and they end
+/// together. A rank that arrives alone speaks for itself and ends the others.
+int end_with_usage_error(QueueEngine& engine, const std::string& message) {
+  if (engine.rank() == 0) fmt::print(stderr, "error: {}\n", message);
+  engine.flight().failed(message);
+  if (engine.leave(kUsageGrace)) return 2;
+  if (engine.rank() != 0) fmt::print(stderr, "error: rank {}: {}\n", engine.rank(), message);
+  engine.fail_run(message);
+  end_run(engine, 2, kAbortGrace);
+}
+
+int run_rank(QueueEngine& engine, int (*body)(const Communicator&, int, char**), int argc,
+             char** argv) {
+  try {
+    const int code = body(Communicator::world(engine), argc, argv);
+    if (!engine.leave(std::chrono::hours(24))) end_run(engine, 1, kPeerGrace);
+    engine.flight().left();
+    return code;
+  } catch (const UsageError& error) {
+    return end_with_usage_error(engine, error.what());
+  } catch (const PeerFailed& error) {
+    engine.flight().failed(error.what());
+    end_run(engine, 1, kPeerGrace);
+  } catch (const std::exception& error) {
+    const std::string rank = engine.size() > 1 ? fmt::format("rank {}: ", engine.rank()) : "";
+    fmt::print(stderr, "error: {}{}\n", rank, error.what());
+    engine.fail_run(error.what());
+    if (engine.size() == 1) return 1;
+    end_run(engine, 1, kAbortGrace);
+  }
+}
+
+}  // namespace
+
+int run_ranks_main(int (*body)(const Communicator&, int, char**), int argc, char** argv) {
+  std::unique_ptr<MpiProcess> mpi;
+  const int code = run_guarded(
+      [&] {
+        mpi = std::make_unique<MpiProcess>(&argc, &argv);
+        return 0;
+      },
+      MpiProcess::launched_rank() == 0);
+  if (code != 0) return code;
+  // Ranks of one machine share its cores, unless the launcher has said otherwise.
+  if (std::getenv("OMP_NUM_THREADS") == nullptr) {
+    set_num_threads(std::max(1, available_cores() / mpi->local_size()));
+  }
+  const std::unique_ptr<Transport> transport = mpi->make_transport();
+  QueueEngine engine(*transport);
+  return run_rank(engine, body, argc, argv);
+}
+
+}  // namespace usp

@@ -1,0 +1,262 @@
+#include "comm/algorithms.h"
+#include "comm/launch.h"
+#include "ops.h"
+#include "runtime.h"
+#include "testing.h"
+
+namespace usp::test {
+namespace {
+
+/// Results of every rank, for the main thread to look at.
+template <class T>
+std::vector<T> on_ranks(int ranks, const std::function<T(const Communicator&)>& body) {
+  std::vector<T> results(ranks);
+  run_threads(ranks, [&](const Communicator& world) { results[world.rank()] = body(world); }, 10);
+  return results;
+}
+
+/// What rank `rank` contributes in these tests.
+Values contribution(int rank, int64_t count) { return Random(1000 + rank).normals(count); }
+
+/// The sum in the order of the ranks, element by element, in the dtype's accumulator.
+Values rank_order_sum(int ranks, int64_t begin, int64_t count, int64_t total, DType dtype) {
+  Values sum(count);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const OnDevice cpu;
+    const Values part =
+        Tensor::from_host(contribution(rank, total), {total}, dtype).items();
+    for (int64_t i = 0; i < count; ++i) {
+      const double next = rank == 0 ? part[begin + i] : sum[i] + part[begin + i];
+      sum[i] = dtype == DType::f64 ? next : static_cast<float>(next);
+    }
+  }
+  const OnDevice cpu;
+  return Tensor::from_host(sum, {count}, dtype).items();
+}
+
+const int kWorlds[] = {1, 2, 3, 4, 5, 8};
+/// None, fewer than ranks, uneven, in one piece with the header, and beyond that.
+const int64_t kCounts[] = {0, 1, 7, 1000, 4096, 50021};
+
+TEST_CASE("all_reduce adds in the order of the ranks, to the bit, for every size and dtype") {
+  for (int ranks : kWorlds) {
+    for (int64_t count : kCounts) {
+      for (DType dtype : kFloatDTypes) {
+        CAPTURE(ranks, count, name(dtype));
+        const auto results = on_ranks<Values>(ranks, [&](const Communicator& world) {
+          Tensor x = Tensor::from_host(contribution(world.rank(), count), {count}, dtype);
+          world.all_reduce(x);
+          return x.items();
+        });
+        const Values expected = rank_order_sum(ranks, 0, count, count, dtype);
+        for (const Values& result : results) REQUIRE(result == expected);
+      }
+    }
+  }
+}
+
+TEST_CASE("all_reduce of a piece gives the bits of that piece of the whole") {
+  constexpr int64_t kCount = 10007;
+  for (int ranks : {2, 3, 4, 8}) {
+    const auto results = on_ranks<bool>(ranks, [&](const Communicator& world) {
+      const Values values = contribution(world.rank(), kCount);
+      const Tensor whole = Tensor::from_host(values, {kCount}, DType::f32);
+      const Tensor pieces = Tensor::from_host(values, {kCount}, DType::f32);
+      world.all_reduce(whole);
+      for (int64_t begin = 0; begin < kCount; begin += 1237) {
+        world.all_reduce(pieces.narrow(0, begin, std::min<int64_t>(1237, kCount - begin)));
+      }
+      return same_bits(whole, pieces);
+    });
+    for (bool same : results) REQUIRE(same);
+  }
+}
+
+TEST_CASE("reduce_scatter gives each rank its slice of what all_reduce gives") {
+  for (int ranks : kWorlds) {
+    for (DType dtype : kFloatDTypes) {
+      CAPTURE(ranks, name(dtype));
+      constexpr int64_t kOwn = 3001;
+      const auto results = on_ranks<Values>(ranks, [&](const Communicator& world) {
+        const int64_t total = kOwn * world.size();
+        const Tensor in = Tensor::from_host(contribution(world.rank(), total), {total}, dtype);
+        const Tensor out = Tensor::empty({kOwn}, dtype);
+        world.reduce_scatter(out, in);
+        return out.items();
+      });
+      for (int rank = 0; rank < ranks; ++rank) {
+        REQUIRE(results[rank] == rank_order_sum(ranks, rank * kOwn, kOwn, ranks * kOwn, dtype));
+      }
+    }
+  }
+}
+
+TEST_CASE("all_gather, broadcast and all_to_all move every element to its place") {
+  for (int ranks : kWorlds) {
+    for (int64_t count : {0, 1, 5, 20011}) {
+      CAPTURE(ranks, count);
+      run_threads(ranks, [&](const Communicator& world) {
+        const int n = world.size(), me = world.rank();
+        const Tensor own = Tensor::from_host(contribution(me, count), {count}, DType::f64);
+        const Tensor gathered = Tensor::empty({count * n}, DType::f64);
+        world.all_gather(gathered, own);
+        // In place: the input is the rank's own part of the output.
+        const Tensor in_place = Tensor::zeros({count * n}, DType::f64);
+        ops::copy(in_place.narrow(0, me * count, count), own);
+        world.all_gather(in_place, in_place.narrow(0, me * count, count));
+        Values expected;
+        for (int r = 0; r < n; ++r) {
+          const Values part = contribution(r, count);
+          expected.insert(expected.end(), part.begin(), part.end());
+        }
+        USP_CHECK(gathered.items() == expected, "all_gather");
+        USP_CHECK(in_place.items() == expected, "all_gather in place");
+
+        const int root = n / 2;
+        const Tensor sent = Tensor::from_host(contribution(me, count), {count}, DType::f64);
+        world.broadcast(sent, root);
+        USP_CHECK(sent.items() == contribution(root, count), "broadcast");
+
+        const Tensor in = Tensor::from_host(contribution(me, count * n), {count * n}, DType::f64);
+        const Tensor out = Tensor::empty({count * n}, DType::f64);
+        world.all_to_all(out, in);
+        Values parts;
+        for (int r = 0; r < n; ++r) {
+          const Values all = contribution(r, count * n);
+          parts.insert(parts.end(), all.begin() + me * count, all.begin() + (me + 1) * count);
+        }
+        USP_CHECK(out.items() == parts, "all_to_all");
+      });
+    }
+  }
+}
+
+TEST_CASE("all_to_all takes parts of any size, none included") {
+  for (int ranks : {1, 2, 3, 4}) {
+    // Rank a sends rank b (a + 2 b) % 4 * 1500 elements, each a * 100 + b.
+    const auto part = [](int a, int b) { return int64_t{1500} * ((a + 2 * b) % 4); };
+    run_threads(ranks, [&](const Communicator& world) {
+      const int n = world.size(), me = world.rank();
+      std::vector<int64_t> in_counts, out_counts;
+      Values in, expected;
+      for (int r = 0; r < n; ++r) {
+        in_counts.push_back(part(me, r));
+        out_counts.push_back(part(r, me));
+        in.insert(in.end(), part(me, r), me * 100 + r);
+        expected.insert(expected.end(), part(r, me), r * 100 + me);
+      }
+      const Tensor input = Tensor::from_host(in, {std::ssize(in)}, DType::f32);
+      const Tensor output = Tensor::empty({std::ssize(expected)}, DType::f32);
+      world.all_to_all_v_async(output, input, out_counts, in_counts).wait();
+      USP_CHECK(output.items() == expected, "rank {}", me);
+    });
+  }
+}
+
+TEST_CASE("maximum, integers, any() and barrier") {
+  run_threads(3, [](const Communicator& world) {
+    const int me = world.rank();
+    const Tensor x = Tensor::from_host(std::vector<int32_t>{me, -me, 7}, {3});
+    world.all_reduce(x, ReduceOp::max);
+    USP_CHECK(x.items() == Values({2, 0, 7}), "max");
+    world.all_reduce(x);
+    USP_CHECK(x.items() == Values({6, 0, 21}), "sum");
+    USP_CHECK(world.any(me == 1), "any");
+    USP_CHECK(!world.any(false), "none");
+    world.barrier();
+  });
+}
+
+TEST_CASE("a barrier holds every rank until the last has come") {
+  std::atomic<int> arrived{0};
+  run_threads(4, [&](const Communicator& world) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20 * world.rank()));
+    ++arrived;
+    world.barrier();
+    USP_CHECK(arrived == 4, "{} of 4 had arrived", arrived.load());
+  });
+}
+
+TEST_CASE("the ledger counts payload and wire bytes: a ring's") {
+  for (int ranks : {2, 3, 4, 8}) {
+    constexpr int64_t kCount = 10007;
+    std::vector<Ledger> ledgers(ranks);
+    run_threads(ranks, [&](const Communicator& world) {
+      const Tensor x = Tensor::zeros({kCount}, DType::f32);
+      world.all_reduce(x);
+      const Tensor parts = Tensor::zeros({kCount * world.size()}, DType::f32);
+      world.reduce_scatter(x, parts);
+      world.all_gather(parts, x);
+      ledgers[world.rank()] = Runtime::current().ledger();
+    });
+    int64_t wire = 0;
+    for (const Ledger& ledger : ledgers) {
+      const Ledger::Entry entry = ledger.get("world", CommKind::all_reduce);
+      REQUIRE(entry.calls == 1);
+      REQUIRE(entry.payload_bytes == 4 * kCount);
+      REQUIRE(entry.header_bytes == 2 * (ranks - 1) * Engine::kHeaderBytes);
+      wire += entry.wire_bytes;
+      for (CommKind kind : {CommKind::reduce_scatter, CommKind::all_gather}) {
+        REQUIRE(ledger.get("world", kind).payload_bytes == 4 * kCount * ranks);
+        REQUIRE(ledger.get("world", kind).wire_bytes == 4 * kCount * (ranks - 1));
+      }
+    }
+    REQUIRE(wire == 2 * kCount * (ranks - 1) * 4);
+  }
+}
+
+TEST_CASE("on one rank nothing is sent and nothing counted") {
+  run_threads(1, [](const Communicator& world) {
+    const Tensor x = Tensor::from_host(Values{1, 2}, {2}, DType::f64);
+    const Tensor y = Tensor::zeros({2}, DType::f64);
+    world.all_reduce(x);
+    world.reduce_scatter(y, x);
+    USP_CHECK(y.items() == x.items(), "reduce_scatter copies");
+    world.broadcast(x, 0);
+    world.barrier();
+    USP_CHECK(Runtime::current().ledger().entries().empty(), "nothing counted");
+  });
+}
+
+TEST_CASE("split: groups of equal colour, in order, that do not hear each other") {
+  run_threads(6, [](const Communicator& world) {
+    const Communicator row = world.split("row", [](int rank) { return rank / 3; });
+    const Communicator column = world.split("column", [](int rank) { return rank % 3; });
+    USP_CHECK(row.size() == 3 && row.rank() == world.rank() % 3, "row");
+    USP_CHECK(column.size() == 2 && column.rank() == world.rank() / 3, "column");
+    const Tensor x = Tensor::from_host(Values{double(world.rank())}, {1}, DType::f64);
+    const Tensor y = Tensor::from_host(Values{double(world.rank())}, {1}, DType::f64);
+    Handle first = row.all_reduce_async(x);
+    Handle second = column.all_reduce_async(y);
+    second.wait();
+    first.wait();
+    USP_CHECK(x.items()[0] == (world.rank() < 3 ? 3 : 12), "row sum");
+    USP_CHECK(y.items()[0] == 2 * (world.rank() % 3) + 3, "column sum");
+    // A group of a group, made by half of the ranks only: histories differ from here on.
+    if (world.rank() < 3) {
+      const Communicator pair = row.split("pair", [](int rank) { return rank / 2; });
+      pair.barrier();
+    }
+    const Communicator again = world.split("again", [](int) { return 0; });
+    const Tensor z = Tensor::from_host(Values{1}, {1}, DType::f64);
+    again.all_reduce(z);
+    USP_CHECK(z.items()[0] == 6, "again");
+  });
+}
+
+TEST_CASE("memory in flight is released by wait, and used again") {
+  run_threads(2, [](const Communicator& world) {
+    Allocator& allocator = Runtime::current().allocator();
+    for (int step = 0; step < 3; ++step) {
+      const Tensor x = Tensor::zeros({100000}, DType::f32);
+      Handle handle = world.all_reduce_async(x);
+      USP_CHECK(allocator.live_bytes(Category::communication) == 200000, "half of it as scratch");
+      handle.wait();
+      USP_CHECK(allocator.live_bytes(Category::communication) == 0, "released");
+    }
+    USP_CHECK(allocator.system_allocations() == 2, "tensor and scratch, once each");
+  });
+}
+
+}  // namespace
+}  // namespace usp::test
