@@ -40,7 +40,7 @@ void ModelConfig::bind(Args& args) {
   args.bind("tie_word_embeddings", tie_word_embeddings, "lm_head reads the embedding's weight");
 }
 
-void ModelConfig::resolve(const Args& args) {
+void ModelConfig::validate(const Args& args) {
   for (const Preset& preset : kPresets) {
     if (model != preset.name) continue;
     const auto fill = [&](const char* flag, int64_t& field, int64_t value) {
@@ -90,7 +90,7 @@ void OptimizerConfig::bind(Args& args) {
   args.bind("grad_clip", grad_clip, "largest gradient norm; 0: no clipping");
 }
 
-void OptimizerConfig::validate() const {
+void OptimizerConfig::validate(const Args&) const {
   check_range("lr", lr, 0, HUGE_VAL);
   check_range("min_lr_ratio", min_lr_ratio, 0, 1);
   check_range("warmup_steps", double(warmup_steps), 0, HUGE_VAL);
@@ -109,7 +109,7 @@ void SampleConfig::bind(Args& args) {
   args.bind("prompt", prompt, "text that the sample continues (byte vocabularies)");
 }
 
-void SampleConfig::validate() const {
+void SampleConfig::validate(const Args&) const {
   check_range("sample_tokens", double(sample_tokens), 0, HUGE_VAL);
   check_range("temperature", temperature, 0, HUGE_VAL);
   check_range("top_k", double(top_k), 0, HUGE_VAL);
@@ -117,7 +117,6 @@ void SampleConfig::validate() const {
 }
 
 void TrainConfig::bind(Args& args) {
-  model.bind(args);
   args.group("Training");
   args.bind("steps", steps, "optimizer steps");
   args.bind("seq_len", seq_len, "tokens per sample");
@@ -125,7 +124,6 @@ void TrainConfig::bind(Args& args) {
   args.bind("grad_acc_steps", grad_acc_steps, "micro-batches per optimizer step");
   args.bind("seed", seed, "of weights, data order and sampling");
   args.bind("dtype", dtype, {"f32", "bf16", "f64"}, "of weights and activations");
-  optimizer.bind(args);
   args.group("Data");
   args.bind("data", data, "text file, or .bin of tokens; default: this project's own text");
   args.bind("token_dtype", token_dtype, {"uint16", "uint32"}, "of a .bin file");
@@ -137,17 +135,15 @@ void TrainConfig::bind(Args& args) {
   args.bind("device", device, {"auto", "cpu"}, "where tensors live");
   args.bind("attention", attention, {"naive", "blockwise"},
             "store the attention probabilities, or recompute them in backward");
-  sample.bind(args);
   args.group("Output");
   args.bind("run_dir", run_dir, "directory for the run's files");
   args.bind("overwrite", overwrite, "replace the run that run_dir holds");
   args.bind("trace_steps", trace_steps, "steps to record in trace.json; 0: none");
+  each_part([&](auto& part) { part.bind(args); });
 }
 
 void TrainConfig::validate(const Args& args) {
-  model.resolve(args);
-  optimizer.validate();
-  sample.validate();
+  each_part([&](auto& part) { part.validate(args); });
   check_positive("steps", steps);
   check_positive("seq_len", seq_len);
   check_positive("micro_batch_size", micro_batch_size);

@@ -25,7 +25,7 @@ struct ModelConfig {
   void bind(Args& args);
   /// Fills what the command line left open from the preset, and checks the result; throws
   /// UsageError.
-  void resolve(const Args& args);
+  void validate(const Args& args);
 };
 
 struct OptimizerConfig {
@@ -39,7 +39,7 @@ struct OptimizerConfig {
   double grad_clip = 1.0;  ///< largest gradient norm; 0: no clipping
 
   void bind(Args& args);
-  void validate() const;
+  void validate(const Args& args) const;
 };
 
 struct SampleConfig {
@@ -49,7 +49,7 @@ struct SampleConfig {
   std::string prompt = "The ";
 
   void bind(Args& args);
-  void validate() const;
+  void validate(const Args& args) const;
 };
 
 /// Everything a run is a function of. Field = flag = the field's standard name.
@@ -78,8 +78,20 @@ struct TrainConfig {
   bool overwrite = false;
   int64_t trace_steps = 3;
 
+  // [batch_size]
   int64_t global_batch_size() const { return micro_batch_size * grad_acc_steps; }
+  // [batch_size]
   int64_t tokens_per_step() const { return global_batch_size() * seq_len; }
+
+  // [parts]
+  /// The parts that bring flags of their own.
+  template <class Visit>
+  void each_part(Visit visit) {
+    visit(model);
+    visit(optimizer);
+    visit(sample);
+  }
+  // [parts]
 
   void bind(Args& args);
   /// Resolves the model preset and refuses impossible values; throws UsageError.

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <optional>
 
+#include "console.h"
 #include "machine.h"
 #include "progress.h"
 #include "report.h"
@@ -31,6 +32,7 @@ std::vector<int32_t> encode_prompt(const TrainConfig& config, const TokenFile& f
   return tokens;
 }
 
+// [train]
 /// Runs the steps; returns what the last one measured.
 StepMetrics train(const TrainConfig& config, const Dataset& dataset, Trainer& trainer,
                   const RunDir& run_dir, double peak_gflops, std::optional<double>& val_loss) {
@@ -50,7 +52,7 @@ StepMetrics train(const TrainConfig& config, const Dataset& dataset, Trainer& tr
       val_loss = metrics.val_loss = trainer.evaluate();
       metrics.has_val_loss = true;
     }
-    file.write(metrics, runtime.allocator());
+    file.write(metrics, runtime);
     if (!std::isfinite(metrics.grad_norm)) {
       progress.say(fmt::format("step {}: gradient norm is {}; this update is left out", step + 1,
                                metrics.grad_norm));
@@ -61,10 +63,12 @@ StepMetrics train(const TrainConfig& config, const Dataset& dataset, Trainer& tr
   runtime.allocator().record_events(false);
   return metrics;
 }
+// [train]
 
+// [run]
 int run(int argc, char** argv) {
   TrainConfig config;
-  Args args("Trains a Llama on one device.");
+  Args args("Trains a Llama.");
   config.bind(args);
   if (!args.parse(argc, argv)) return 0;
   config.validate(args);
@@ -86,12 +90,13 @@ int run(int argc, char** argv) {
   Trainer trainer(config, &dataset);
   facts.parameters = trainer.model().parameters().numel();
   write_record(run_dir, facts);
-  fmt::print("{}\n", headline(facts, config));
+  print("{}\n", headline(facts, config));
 
   std::optional<double> val_loss;
   const StepMetrics last = train(config, dataset, trainer, run_dir, facts.matmul_gflops, val_loss);
+  const bool stopped = last.step + 1 < config.steps;
   std::string sample;
-  if (config.sample.sample_tokens > 0 && !stop_requested()) {
+  if (config.sample.sample_tokens > 0 && !stopped) {
     const std::vector<int32_t> tokens =
         sample_tokens(trainer.model(), config.sample, config.seq_len, encode_prompt(config, file),
                       config.seed, stop_requested);
@@ -101,13 +106,15 @@ int run(int argc, char** argv) {
   run_dir.write("report.md", report.markdown());
   run_dir.write("memory.json", memory_json(runtime.allocator()));
   runtime.tracer().write(run_dir.file("trace.json"), USP_CHAPTER);
-  run_dir.finish(stop_requested() ? fmt::format("interrupted after step {}", last.step + 1)
-                                  : "finished");
-  fmt::print("\n{}{}", stop_requested() ? "Stopped on request.\n\n" : "", report.text());
+  run_dir.finish(stopped ? fmt::format("interrupted after step {}", last.step + 1) : "finished");
+  print("\n{}{}", stopped ? "Stopped on request.\n\n" : "", report.text());
   return 0;
 }
+// [run]
 
 }  // namespace
 }  // namespace usp
 
+// [main]
 int main(int argc, char** argv) { return usp::run_main(usp::run, argc, argv); }
+// [main]

@@ -24,10 +24,11 @@ RunFacts gather_facts(const TokenFile& file, const Dataset& dataset, const Train
 }
 
 std::string headline(const RunFacts& facts, const TrainConfig& config) {
+  const int ranks = Runtime::current().world_size(), threads = num_threads();
   return fmt::format(
-      "{:.2f}M parameters in {}, {} tokens a step, {} training tokens; {} threads; {}",
+      "{:.2f}M parameters in {}, {} tokens a step, {} training tokens; {} rank{} x {} thread{}; {}",
       double(facts.parameters) * 1e-6, facts.dtype, config.tokens_per_step(), facts.train_tokens,
-      num_threads(), config.run_dir);
+      ranks, ranks == 1 ? "" : "s", threads, threads == 1 ? "" : "s", config.run_dir);
 }
 
 void write_record(const RunDir& run_dir, const RunFacts& facts) {
@@ -43,6 +44,7 @@ void write_record(const RunDir& run_dir, const RunFacts& facts) {
   json["machine"] = {{"cpu", cpu_name()},
                      {"isa", instruction_sets()},
                      {"cores", available_cores()},
+                     {"ranks", Runtime::current().world_size()},
                      {"threads", num_threads()}};
   json["build"] = {{"commit", build_commit()},
                    {"compiler", compiler()},

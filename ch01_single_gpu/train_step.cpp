@@ -6,6 +6,7 @@
 
 namespace usp {
 
+// [trainer]
 Trainer::Trainer(const TrainConfig& config, const Dataset* dataset)
     : config_(config),
       dataset_(dataset),
@@ -16,6 +17,7 @@ Trainer::Trainer(const TrainConfig& config, const Dataset* dataset)
   const CategoryScope scope(Category::workspace);
   loss_ = Tensor::zeros({1}, DType::f64);
 }
+// [trainer]
 
 // [take_batch]
 Pass Trainer::take_batch(Split split, int64_t first_sample, int64_t num_samples) const {
@@ -66,6 +68,7 @@ void Trainer::train_step(int64_t step) {
 }
 // [train_step]
 
+// [report]
 StepMetrics Trainer::report(int64_t step, double peak_gflops) {
   StepMetrics metrics;
   metrics.step = step;
@@ -83,7 +86,9 @@ StepMetrics Trainer::report(int64_t step, double peak_gflops) {
   }
   return metrics;
 }
+// [report]
 
+// [evaluate]
 double Trainer::evaluate() {
   const TraceScope trace("evaluate");
   const int64_t samples = std::min(config_.eval_samples, dataset_->val_samples());
@@ -97,5 +102,6 @@ double Trainer::evaluate() {
   }
   return loss_.item();
 }
+// [evaluate]
 
 }  // namespace usp

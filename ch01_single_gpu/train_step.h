@@ -14,7 +14,9 @@ class Trainer {
  public:
   /// Builds the model on the current runtime's device. On meta, `dataset` may be nullptr: batches
   /// then have a shape and no tokens.
+  // [trainer]
   Trainer(const TrainConfig& config, const Dataset* dataset);
+  // [trainer]
 
   /// Micro-batches forward and backward, then one update. Reads nothing back from the device.
   void train_step(int64_t step);
@@ -37,7 +39,9 @@ class Trainer {
   Model model_;
   Grads grads_;
   Optimizer optimizer_;
+  // [members]
   Tensor loss_;  // [1] f64: the running step's loss
+  // [members]
   int64_t tokens_ = 0;
   std::chrono::steady_clock::time_point step_begin_;
 };

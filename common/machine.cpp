@@ -81,7 +81,6 @@ int available_cores() {
   return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-
 std::string build_commit() { return USP_COMMIT; }
 
 std::string compiler() {

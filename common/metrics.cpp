@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "check.h"
+#include "runtime.h"
 
 namespace usp {
 
@@ -22,18 +23,23 @@ std::string peaks_by_category(const Allocator& allocator) {
 }  // namespace
 
 MetricsWriter::MetricsWriter(const std::string& path, DType dtype)
-    : path_(path), stream_(path), digits_(dtype == DType::f64 ? 17 : 9) {
+    : path_(path), digits_(dtype == DType::f64 ? 17 : 9) {
+  if (!speaks_for_all()) return;
+  stream_.open(path);
   if (!stream_) fail("cannot open {}", path);
 }
 
-void MetricsWriter::write(const StepMetrics& metrics, const Allocator& allocator) {
+void MetricsWriter::write(const StepMetrics& metrics, Runtime& runtime) {
+  if (!stream_.is_open()) return;
   std::string line = fmt::format(
       "{{\"step\": {}, \"loss\": {}, \"grad_norm\": {}, \"lr\": {}, \"tokens\": {}, "
       "\"step_ms\": {:.3f}, \"tokens_per_s\": {:.1f}, \"mfu\": {:.4f}, \"peak_bytes\": {{",
       metrics.step, json_number(metrics.loss, digits_), json_number(metrics.grad_norm, digits_),
       json_number(metrics.lr, 17), metrics.tokens, metrics.step_ms, metrics.tokens_per_s,
       metrics.mfu);
-  line += peaks_by_category(allocator) + "}";
+  line += peaks_by_category(runtime.allocator()) +
+          "}, \"comm_bytes\": " + runtime.ledger().payload_json(written_);
+  written_ = runtime.ledger();
   if (metrics.has_val_loss) {
     line += fmt::format(", \"val_loss\": {}", json_number(metrics.val_loss, digits_));
   }

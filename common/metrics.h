@@ -4,9 +4,12 @@
 #include <string>
 
 #include "allocator.h"
+#include "comm/ledger.h"
 #include "dtype.h"
 
 namespace usp {
+
+class Runtime;
 
 /// What is known of a step once it is over.
 struct StepMetrics {
@@ -30,13 +33,14 @@ class MetricsWriter {
   /// Throws Error if the file cannot be opened. `dtype` sets the digits: 17 for f64, else 9.
   MetricsWriter(const std::string& path, DType dtype);
 
-  /// Throws Error if writing fails (a full disk). Peak bytes are the allocator's since it was
-  /// reset.
-  void write(const StepMetrics& metrics, const Allocator& allocator);
+  /// Throws Error if writing fails (a full disk). Adds the allocator's peaks since they were reset,
+  /// and what the ledger counted since the last call.
+  void write(const StepMetrics& metrics, Runtime& runtime);
 
  private:
   std::string path_;
   std::ofstream stream_;
+  Ledger written_;
   int digits_;
 };
 

@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "check.h"
+#include "runtime.h"
 
 namespace usp {
 
@@ -47,6 +48,7 @@ void Progress::show(const StepMetrics& metrics) {
     val_loss_ = metrics.val_loss;
     has_val_loss_ = true;
   }
+  if (!speaks_for_all()) return;
   const auto now = std::chrono::steady_clock::now();
   const bool last = metrics.step + 1 == steps_;
   if (now - shown_ < (terminal_ ? kTerminalInterval : kLogInterval) && !last) return;
@@ -67,6 +69,7 @@ void Progress::show(const StepMetrics& metrics) {
 }
 
 void Progress::say(const std::string& line) {
+  if (!speaks_for_all()) return;
   clear_line();
   fmt::print("{}\n", line);
   std::fflush(stdout);

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "check.h"
+#include "runtime.h"
 
 namespace usp {
 
@@ -33,6 +34,7 @@ extern "C" void on_stop_signal(int signal) {
 }  // namespace
 
 RunDir::RunDir(const std::string& path, bool overwrite) : path_(path) {
+  if (!speaks_for_all()) return;
   if (std::filesystem::exists(path_ / "run.json") && !overwrite) {
     usage_error("run_dir={} holds a run; give another directory, or --overwrite", path);
   }
@@ -43,6 +45,7 @@ RunDir::RunDir(const std::string& path, bool overwrite) : path_(path) {
     std::filesystem::remove(path_ / name, error);
     if (error) usage_error("run_dir={}: cannot remove {}: {}", path, name, error.message());
   }
+  std::filesystem::remove_all(path_ / "flight", error);
   // Not run.json: that would claim a run if this start failed further on.
   const std::filesystem::path probe = path_ / "metrics.jsonl";
   if (!std::ofstream(probe)) {
@@ -52,6 +55,7 @@ RunDir::RunDir(const std::string& path, bool overwrite) : path_(path) {
 }
 
 void RunDir::write(const std::string& name, const std::string& text) const {
+  if (!speaks_for_all()) return;
   std::ofstream stream(path_ / name, std::ios::binary);
   stream << text;
   stream.close();

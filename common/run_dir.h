@@ -5,7 +5,8 @@
 
 namespace usp {
 
-/// The directory of a run and the files in it. A run is complete when `done` exists.
+/// The directory of a run and the files in it. A run is complete when `done` exists. Ranks other
+/// than 0 leave everything to rank 0.
 class RunDir {
  public:
   /// Creates the directory. Throws UsageError if it holds a run already and `overwrite` is false

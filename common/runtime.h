@@ -15,7 +15,7 @@ class Backend;
 /// rank's threads reach it through one thread-local pointer, so ranks may be processes or threads.
 class Runtime {
  public:
-  explicit Runtime(Device device, int rank = 0);
+  explicit Runtime(Device device, int rank = 0, int world_size = 1);
   ~Runtime();
 
   /// The runtime of this thread; throws Error where no Use is alive.
@@ -34,7 +34,8 @@ class Runtime {
   };
 
   Device device() const { return allocator_->device(); }
-  int rank() const { return rank_; }  ///< in the world; rank 0 speaks and writes for all
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
   Allocator& allocator() { return *allocator_; }
   /// Shared with every tensor, so that a tensor may outlive the runtime.
   const std::shared_ptr<Allocator>& allocator_handle() const { return allocator_; }
@@ -56,13 +57,17 @@ class Runtime {
 
   std::shared_ptr<Allocator> allocator_;
   std::unique_ptr<Backend> backend_;
-  int rank_;
+  int rank_, world_size_;
   Tracer tracer_;
   Ledger ledger_;
   Category category_ = Category::activations;
   bool host_reads_allowed_ = true;
   int64_t flops_ = 0;
 };
+
+/// Whether this thread prints and writes files for the whole run: rank 0 does, and a thread without
+/// a Runtime. The classes that print or write ask for it, so that a program need not.
+bool speaks_for_all();
 
 /// Tensors made while it lives count under `category`.
 class CategoryScope {

@@ -26,7 +26,8 @@ std::vector<int> others(const Group& group) {
   return ranks;
 }
 
-/// Contributions to every rank's slice of `input` go to that rank; this rank's sum goes to `output`.
+/// Contributions to every rank's slice of `input` go to that rank; this rank's sum goes to
+/// `output`.
 Stage reduce_to_owners(const Group& group, const Tensor& output, Slice at_output,
                        const Tensor& input, const Tensor& scratch, ReduceOp op) {
   const int n = group.size(), rank = group.rank;

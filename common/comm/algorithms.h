@@ -5,12 +5,12 @@
 
 #include "comm/operation.h"
 
-/// The collectives as messages between pairs of ranks. Each function returns the stages of one rank;
-/// `n` is the size of the group.
+/// The collectives as messages between pairs of ranks. Each function returns the stages of one
+/// rank; `n` is the size of the group.
 ///
 /// A reduction gives every rank a slice to sum. All contributions to a slice go straight to its
-/// owner, which adds them in the order of the ranks: the bytes of a ring, another order of sums than
-/// a ring's, and the same one wherever the slices begin.
+/// owner, which adds them in the order of the ranks: the bytes of a ring, another order of sums
+/// than a ring's, and the same one wherever the slices begin.
 namespace usp::algorithms {
 
 /// Elements [begin, begin + count) of a tensor cut into `parts` parts as equal as possible.

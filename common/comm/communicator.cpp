@@ -55,10 +55,9 @@ void Communicator::all_reduce(Tensor tensor, ReduceOp op) const {
 Handle Communicator::all_reduce_async(Tensor tensor, ReduceOp op) const {
   if (size() == 1) return {};
   const CategoryScope scope(Category::communication);
-  const Tensor scratch = Tensor::empty(
-      {algorithms::reduction_scratch(*group_, tensor.numel())}, tensor.dtype());
-  auto operation =
-      make(CommKind::all_reduce, {tensor, scratch}, tensor.numel(), tensor.bytes());
+  const Tensor scratch =
+      Tensor::empty({algorithms::reduction_scratch(*group_, tensor.numel())}, tensor.dtype());
+  auto operation = make(CommKind::all_reduce, {tensor, scratch}, tensor.numel(), tensor.bytes());
   operation->reduce = op;
   operation->stages = algorithms::all_reduce(*group_, tensor, scratch, op);
   return start(std::move(operation));
@@ -79,8 +78,8 @@ Handle Communicator::reduce_scatter_async(Tensor output, const Tensor& input, Re
   const CategoryScope scope(Category::communication);
   const Tensor scratch =
       Tensor::empty({algorithms::reduction_scratch(*group_, input.numel())}, input.dtype());
-  auto operation = make(CommKind::reduce_scatter, {output, input, scratch}, input.numel(),
-                        input.bytes());
+  auto operation =
+      make(CommKind::reduce_scatter, {output, input, scratch}, input.numel(), input.bytes());
   operation->reduce = op;
   operation->stages = algorithms::reduce_scatter(*group_, output, input, scratch, op);
   return start(std::move(operation));
@@ -98,8 +97,7 @@ Handle Communicator::all_gather_async(Tensor output, const Tensor& input) const 
     if (output.address() != input.address()) ops::copy(output, input.view(output.shape()));
     return {};
   }
-  auto operation =
-      make(CommKind::all_gather, {output, input}, output.numel(), output.bytes());
+  auto operation = make(CommKind::all_gather, {output, input}, output.numel(), output.bytes());
   operation->stages = algorithms::all_gather(*group_, output, input);
   return start(std::move(operation));
 }
@@ -150,8 +148,7 @@ Handle Communicator::all_to_all_v_async(Tensor output, const Tensor& input,
     return {};
   }
   auto operation = make(CommKind::all_to_all, {output, input}, /*count=*/0, input.bytes());
-  operation->stages =
-      algorithms::all_to_all(*group_, output, input, output_counts, input_counts);
+  operation->stages = algorithms::all_to_all(*group_, output, input, output_counts, input_counts);
   return start(std::move(operation));
 }
 
@@ -161,7 +158,9 @@ Handle Communicator::send_async(const Tensor& tensor, int peer) const {
   return start(point_to_point(CommKind::send, tensor, peer));
 }
 
-void Communicator::recv(Tensor tensor, int peer) const { recv_async(std::move(tensor), peer).wait(); }
+void Communicator::recv(Tensor tensor, int peer) const {
+  recv_async(std::move(tensor), peer).wait();
+}
 
 Handle Communicator::recv_async(Tensor tensor, int peer) const {
   return start(point_to_point(CommKind::recv, tensor, peer));
@@ -170,8 +169,7 @@ Handle Communicator::recv_async(Tensor tensor, int peer) const {
 Handle Communicator::send_recv_async(std::span<const SendRecv> batch) const {
   std::vector<std::shared_ptr<Operation>> operations;
   for (const SendRecv& message : batch) {
-    const CommKind kind =
-        message.direction == SendRecv::send ? CommKind::send : CommKind::recv;
+    const CommKind kind = message.direction == SendRecv::send ? CommKind::send : CommKind::recv;
     operations.push_back(point_to_point(kind, message.tensor, message.peer));
     engine_->submit(operations.back());
   }
@@ -193,8 +191,15 @@ bool Communicator::any(bool value) const {
   return flag.data<int32_t>()[0] != 0;
 }
 
-Communicator Communicator::split(std::string name,
-                                 const std::function<int(int)>& colour_of) const {
+double Communicator::sum(double value) const {
+  if (size() == 1 || engine_->dry()) return value * size();
+  const CategoryScope scope(Category::communication);
+  const Tensor total = Tensor::from_host(std::vector<double>{value}, {1}, DType::f64);
+  all_reduce(total);
+  return total.data<double>()[0];
+}
+
+Communicator Communicator::split(std::string name, const std::function<int(int)>& colour_of) const {
   auto group = std::make_shared<Group>();
   group->name = std::move(name);
   int32_t fingerprint = 0;  // of the whole colouring
@@ -210,8 +215,8 @@ Communicator Communicator::split(std::string name,
   auto id = static_cast<int32_t>(engine_->next_group_id());
   if (size() > 1 && !engine_->dry()) {
     const CategoryScope scope(Category::communication);
-    const Tensor agreed = Tensor::from_host(
-        std::vector<int32_t>{id, fingerprint, -fingerprint}, {3});
+    const Tensor agreed =
+        Tensor::from_host(std::vector<int32_t>{id, fingerprint, -fingerprint}, {3});
     all_reduce(agreed, ReduceOp::max);
     const int32_t* values = agreed.data<int32_t>();
     USP_CHECK(values[1] == -values[2], "the ranks of {} split it in different ways for {}",

@@ -57,8 +57,8 @@ class Communicator {
   /// tensor = the sum (max) of all ranks' tensors. A rank sends 2 (n-1)/n of its bytes.
   void all_reduce(Tensor tensor, ReduceOp op = ReduceOp::sum) const;
   Handle all_reduce_async(Tensor tensor, ReduceOp op = ReduceOp::sum) const;
-  /// output = part rank() of the sum over ranks of `input`, which has size() times as many elements.
-  /// Sends (n-1)/n of the input's bytes.
+  /// output = part rank() of the sum over ranks of `input`, which has size() times as many
+  /// elements. Sends (n-1)/n of the input's bytes.
   void reduce_scatter(Tensor output, const Tensor& input, ReduceOp op = ReduceOp::sum) const;
   Handle reduce_scatter_async(Tensor output, const Tensor& input,
                               ReduceOp op = ReduceOp::sum) const;
@@ -87,6 +87,8 @@ class Communicator {
   void barrier() const;
   /// Whether it is true on any rank.
   bool any(bool value) const;
+  /// The sum over ranks of a number on the host.
+  double sum(double value) const;
 
   /// Cuts this communicator up: ranks of equal colour share a new one, in their order here. Every
   /// rank calls it with the same function, which maps a rank of this communicator to its colour.

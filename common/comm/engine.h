@@ -79,7 +79,8 @@ class QueueEngine : public Engine {
   /// The orderly end: tells the others and waits until all of them have come here too. Returns
   /// false if one has not within `patience`.
   bool leave(std::chrono::duration<double> patience);
-  /// Ends every process of the run with this exit code after `grace`, time for other ranks to say what they have to say.
+  /// Ends every process of the run with this exit code after `grace`, time for other ranks to say
+  /// what they have to say.
   void abort_after(std::chrono::milliseconds grace, int code);
 
  private:

@@ -54,10 +54,10 @@ Flight::Flight(int rank, int size)
   for (int line = 0; line < kFirstEntry + kEntries; ++line) write_line(line, "");
   char host[64] = {};
   gethostname(host, sizeof(host) - 1);
-  write_line(kIdentity,
-             fmt::format(
-                 R"({{"rank": {}, "size": {}, "pid": {}, "host": "{}", "started": {:.6f}}})", rank_,
-                 size_, getpid(), host, started_));
+  write_line(
+      kIdentity,
+      fmt::format(R"({{"rank": {}, "size": {}, "pid": {}, "host": "{}", "started": {:.6f}}})",
+                  rank_, size_, getpid(), host, started_));
   write_state("running", "");
   main_since_ = started_;
   write_main();
@@ -167,10 +167,8 @@ std::string Flight::status() const {
                      entry.text, time - entry.started));
   }
   if (text.empty()) {
-    const auto last = std::max_element(ring_.begin(), ring_.end(), [](const Entry& a,
-                                                                      const Entry& b) {
-      return a.done < b.done;
-    });
+    const auto last = std::max_element(
+        ring_.begin(), ring_.end(), [](const Entry& a, const Entry& b) { return a.done < b.done; });
     line(fmt::format("is outside communication for {:.1f} s; last finished: {}",
                      time - std::max(main_since_, last->done),
                      last->done > 0 ? last->text : "nothing"));
@@ -187,15 +185,16 @@ void Flight::write_line(int line, const std::string& json) {
 }
 
 void Flight::write_entry(const Entry& entry) {
-  write_line(kFirstEntry + static_cast<int>(entry.id % kEntries),
-             entry.json_head + fmt::format(R"("queued": {:.6f}, "started": {:.6f}, "done": {:.6f}}})",
-                                           entry.queued, entry.started, entry.done));
+  write_line(
+      kFirstEntry + static_cast<int>(entry.id % kEntries),
+      entry.json_head + fmt::format(R"("queued": {:.6f}, "started": {:.6f}, "done": {:.6f}}})",
+                                    entry.queued, entry.started, entry.done));
 }
 
 void Flight::write_main() {
-  write_line(kMain, fmt::format(R"({{"main": "{}", "since": {:.6f}, "entry": {}}})",
-                                main_waits_for_ < 0 ? "computes" : "waits", main_since_,
-                                main_waits_for_));
+  write_line(kMain,
+             fmt::format(R"({{"main": "{}", "since": {:.6f}, "entry": {}}})",
+                         main_waits_for_ < 0 ? "computes" : "waits", main_since_, main_waits_for_));
 }
 
 void Flight::write_state(const char* state, const std::string& message) {
@@ -203,8 +202,7 @@ void Flight::write_state(const char* state, const std::string& message) {
   for (size_t keep = 150;; keep -= 10) {
     const nlohmann::ordered_json json = {
         {"state", state}, {"time", now()}, {"message", message.substr(0, keep)}};
-    const std::string text =
-        json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    const std::string text = json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     if (std::ssize(text) < kLineBytes) return write_line(kState, text);
   }
 }

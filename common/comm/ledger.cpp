@@ -24,12 +24,9 @@ Ledger::Entry& Ledger::Entry::operator+=(const Entry& other) {
 }
 
 Ledger::Entry Ledger::Entry::operator-(const Entry& earlier) const {
-  return {calls - earlier.calls,
-          payload_bytes - earlier.payload_bytes,
-          wire_bytes - earlier.wire_bytes,
-          header_bytes - earlier.header_bytes,
-          seconds - earlier.seconds,
-          wait_seconds - earlier.wait_seconds};
+  return {calls - earlier.calls,           payload_bytes - earlier.payload_bytes,
+          wire_bytes - earlier.wire_bytes, header_bytes - earlier.header_bytes,
+          seconds - earlier.seconds,       wait_seconds - earlier.wait_seconds};
 }
 
 void Ledger::add(const std::string& communicator, CommKind kind, const Entry& entry) {

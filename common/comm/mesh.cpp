@@ -20,9 +20,10 @@ MeshSizes checked(const MeshSizes& sizes, int64_t world) {
   if (sizes.dp * others != world) {
     std::string remedy = fmt::format("start {} ranks", sizes.dp * others);
     if (world % others == 0) remedy += fmt::format(", or use dp_size={}", world / others);
-    usage_error("dp_size*pp_size*cp_size*tp_size = {}*{}*{}*{} = {} must equal the {} ranks of the "
-                "run; {}",
-                sizes.dp, sizes.pp, sizes.cp, sizes.tp, sizes.dp * others, world, remedy);
+    usage_error(
+        "dp_size*pp_size*cp_size*tp_size = {}*{}*{}*{} = {} must equal the {} ranks of the "
+        "run; {}",
+        sizes.dp, sizes.pp, sizes.cp, sizes.tp, sizes.dp * others, world, remedy);
   }
   if (sizes.dp * sizes.cp % sizes.ep != 0) {
     usage_error("ep_size={} must divide dp_size*cp_size={}; try {}", sizes.ep, sizes.dp * sizes.cp,
@@ -34,7 +35,8 @@ MeshSizes checked(const MeshSizes& sizes, int64_t world) {
 }  // namespace
 
 Mesh::Mesh(const Communicator& world, const MeshSizes& sizes, const std::string& order)
-    : sizes_(checked(sizes, world.size())),
+    : world_(world),
+      sizes_(checked(sizes, world.size())),
       order_(parse_order(order)),
       dp_(along(world, "dp", {kDp})),
       pp_(along(world, "pp", {kPp})),

@@ -27,6 +27,7 @@ class Mesh {
   /// UsageError where the sizes do not multiply to the world's, with sizes that do.
   Mesh(const Communicator& world, const MeshSizes& sizes, const std::string& order = "pp,dp,cp,tp");
 
+  const Communicator& world() const { return world_; }
   const Communicator& dp() const { return dp_; }
   const Communicator& pp() const { return pp_; }
   const Communicator& cp() const { return cp_; }
@@ -48,6 +49,7 @@ class Mesh {
   /// The communicator of ranks that differ in no axis but these.
   Communicator along(const Communicator& world, const char* name, std::vector<Axis> axes) const;
 
+  Communicator world_;
   MeshSizes sizes_;
   std::array<Axis, 4> order_;  ///< slowest first
   Communicator dp_, pp_, cp_, tp_, dp_cp_, ep_, edp_;

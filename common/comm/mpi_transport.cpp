@@ -71,17 +71,17 @@ class MpiTransport : public Transport {
 
   Request send(int rank, int64_t tag, const void* data, int64_t bytes) override {
     MPI_Request request;
-    check_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, rank, checked(tag), world_,
-                        &request),
-              "MPI_Isend");
+    check_mpi(
+        MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, rank, checked(tag), world_, &request),
+        "MPI_Isend");
     return pack(request);
   }
 
   Request receive(int rank, int64_t tag, void* data, int64_t capacity) override {
     MPI_Request request;
-    check_mpi(MPI_Irecv(data, static_cast<int>(capacity), MPI_BYTE, rank, checked(tag), world_,
-                        &request),
-              "MPI_Irecv");
+    check_mpi(
+        MPI_Irecv(data, static_cast<int>(capacity), MPI_BYTE, rank, checked(tag), world_, &request),
+        "MPI_Irecv");
     return pack(request);
   }
 
@@ -182,14 +182,16 @@ MpiProcess::MpiProcess(int* argc, char*** argv) {
     MPI_Get_library_version(library, &length);
     const int world = size_;
     MPI_Finalize();
-    usage_error("{}={}, but this program's MPI library sees a world of {}: the launcher belongs to "
-                "another MPI; use the mpiexec of {}",
-                launch.variable, launch.size, world,
-                std::string_view(library, std::string_view(library, length).find_first_of("\n,")));
+    usage_error(
+        "{}={}, but this program's MPI library sees a world of {}: the launcher belongs to "
+        "another MPI; use the mpiexec of {}",
+        launch.variable, launch.size, world,
+        std::string_view(library, std::string_view(library, length).find_first_of("\n,")));
   }
   if (provided < MPI_THREAD_SERIALIZED) {
-    fail("this MPI library does not let another thread than main communicate "
-         "(MPI_THREAD_SERIALIZED)");
+    fail(
+        "this MPI library does not let another thread than main communicate "
+        "(MPI_THREAD_SERIALIZED)");
   }
   MPI_Comm local;
   MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &local);
@@ -201,8 +203,6 @@ int MpiProcess::launched_rank() { return launched().rank; }
 
 MpiProcess::~MpiProcess() { MPI_Finalize(); }
 
-std::unique_ptr<Transport> MpiProcess::make_transport() {
-  return std::make_unique<MpiTransport>();
-}
+std::unique_ptr<Transport> MpiProcess::make_transport() { return std::make_unique<MpiTransport>(); }
 
 }  // namespace usp

@@ -270,7 +270,8 @@ bool QueueEngine::advance(Active& active) {
       if (!transfer.done) all_done = advance(active, transfer) && all_done;
     }
     if (!all_done) return false;
-    for (Transfer& transfer : active.transfers) spare_buffers_.push_back(std::move(transfer.buffer));
+    for (Transfer& transfer : active.transfers)
+      spare_buffers_.push_back(std::move(transfer.buffer));
     Operation& operation = *active.operation;
     const Stage& stage = operation.stages[active.stage];
     if (stage.finish) stage.finish();
@@ -310,13 +311,13 @@ void QueueEngine::check_header(const Active& active, const Transfer& transfer) c
                     came.count == expected.count && came.reduce == expected.reduce &&
                     came.root == expected.root && came.bytes == expected.bytes;
   if (same) return;
-  std::string what = fmt::format(
-      "ranks of {} disagree: rank {} is in {}, rank {} in {}", operation.group->name, came.sender,
-      describe(came), operation.group->rank,
-      operation.kind == CommKind::recv
-          ? fmt::format("recv #{} of {} elements of {}", operation.number, operation.count,
-                        name(operation.dtype))
-          : describe(expected));
+  std::string what =
+      fmt::format("ranks of {} disagree: rank {} is in {}, rank {} in {}", operation.group->name,
+                  came.sender, describe(came), operation.group->rank,
+                  operation.kind == CommKind::recv
+                      ? fmt::format("recv #{} of {} elements of {}", operation.number,
+                                    operation.count, name(operation.dtype))
+                      : describe(expected));
   if (describe(came) == describe(expected)) {
     what += fmt::format("; {} bytes came, {} were expected", came.bytes, expected.bytes);
   }

@@ -36,9 +36,8 @@ void reduce_in_order(void* out, std::span<const void* const> parts, int64_t coun
   if (dtype == DType::i32) {
     reduce_typed(static_cast<int32_t*>(out), parts, count, op);
   } else {
-    dispatch(dtype, [&](auto zero) {
-      reduce_typed(static_cast<decltype(zero)*>(out), parts, count, op);
-    });
+    dispatch(dtype,
+             [&](auto zero) { reduce_typed(static_cast<decltype(zero)*>(out), parts, count, op); });
   }
 }
 

@@ -39,9 +39,8 @@ void run_threads(int ranks, const std::function<void(const Communicator&)>& body
   std::vector<std::exception_ptr> failures(ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      run_rank(fabric, rank, timeout_seconds, body, failures[rank]);
-    });
+    threads.emplace_back(
+        [&, rank] { run_rank(fabric, rank, timeout_seconds, body, failures[rank]); });
   }
   for (std::thread& thread : threads) thread.join();
   for (const std::exception_ptr& failure : failures) {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "runtime.h"
-#include "threads.h"
 #include "tensor.h"
+#include "threads.h"
 
 namespace usp::cpu {
 

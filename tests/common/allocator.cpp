@@ -56,7 +56,8 @@ TEST_CASE("memory is aligned to a cache line; nothing is allocated for 0 bytes")
 }
 
 TEST_CASE("requests round up to eight size classes a doubling, and at most an eighth is wasted") {
-  for (int64_t bytes : {1, 63, 64, 65, 511, 513, 4096, 4097, 5000, 9 * 1024, 1'000'000, 3'000'001}) {
+  for (int64_t bytes :
+       {1, 63, 64, 65, 511, 513, 4096, 4097, 5000, 9 * 1024, 1'000'000, 3'000'001}) {
     Allocator allocator(Device::cpu);
     void* block = allocator.allocate(bytes, Category::weights);
     const int64_t reserved = allocator.reserved_bytes();

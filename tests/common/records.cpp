@@ -97,7 +97,7 @@ TEST_CASE("a full disk is an error, not a truncated file") {
   MetricsWriter writer("/dev/full", DType::f32);
   StepMetrics metrics;
   metrics.step = 3;
-  check_throws<Error>([&] { writer.write(metrics, cpu.allocator()); }, {"/dev/full", "step 3"});
+  check_throws<Error>([&] { writer.write(metrics, cpu.runtime); }, {"/dev/full", "step 3"});
   check_throws<Error>([] { Tracer().write("/dev/full", "p"); }, {"/dev/full"});
 }
 
@@ -133,9 +133,9 @@ TEST_CASE("metrics are one JSON object a line, on disk as soon as they are writt
   metrics.mfu = 0.5;
   metrics.val_loss = kNaN;
   MetricsWriter writer(dir.file("metrics.jsonl"), DType::f64);
-  writer.write(metrics, cpu.allocator());
+  writer.write(metrics, cpu.runtime);
   metrics.has_val_loss = true;
-  writer.write(metrics, cpu.allocator());
+  writer.write(metrics, cpu.runtime);
 
   std::ifstream lines(dir.file("metrics.jsonl"));
   std::string first, second, third;

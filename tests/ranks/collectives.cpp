@@ -11,7 +11,8 @@ namespace {
 template <class T>
 std::vector<T> on_ranks(int ranks, const std::function<T(const Communicator&)>& body) {
   std::vector<T> results(ranks);
-  run_threads(ranks, [&](const Communicator& world) { results[world.rank()] = body(world); }, 10);
+  run_threads(
+      ranks, [&](const Communicator& world) { results[world.rank()] = body(world); }, 10);
   return results;
 }
 
@@ -23,8 +24,7 @@ Values rank_order_sum(int ranks, int64_t begin, int64_t count, int64_t total, DT
   Values sum(count);
   for (int rank = 0; rank < ranks; ++rank) {
     const OnDevice cpu;
-    const Values part =
-        Tensor::from_host(contribution(rank, total), {total}, dtype).items();
+    const Values part = Tensor::from_host(contribution(rank, total), {total}, dtype).items();
     for (int64_t i = 0; i < count; ++i) {
       const double next = rank == 0 ? part[begin + i] : sum[i] + part[begin + i];
       sum[i] = dtype == DType::f64 ? next : static_cast<float>(next);

@@ -1,0 +1,97 @@
+#include "data_parallel.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "runtime.h"
+
+namespace usp {
+
+void DataParallelConfig::bind(Args& args) {
+  args.group("Data parallelism");
+  args.bind("dp_size", dp_size, "ranks that share the work of a batch; 0: all there are");
+  args.bind("grad_sync", grad_sync, {"naive", "overlapped", "bucketed"},
+            "all-reduce after the backward pass, per parameter under it, or per bucket");
+  args.bind("bucket_mb", bucket_mb, "MiB of gradients in a bucket");
+}
+
+void DataParallelConfig::validate(const Args&) const {
+  check_range("dp_size", double(dp_size), 0, HUGE_VAL);
+  if (!(bucket_mb > 0)) usage_error("bucket_mb={} must be above 0; try 25", bucket_mb);
+}
+
+// [buckets]
+DataParallel::DataParallel(const DataParallelConfig& config, ParameterList& parameters,
+                           Grads& grads, const Communicator& dp)
+    : parameters_(parameters), dp_(dp) {
+  int64_t offset = 0;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    offsets_.push_back(offset);
+    offset += parameters[i].grad.numel();
+  }
+  cut(config);
+  for (Bucket& bucket : buckets_) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const int64_t begin = offsets_[i], end = begin + parameters[i].grad.numel();
+      if (begin < bucket.end && end > bucket.begin) ++bucket.parameters;
+    }
+    bucket.missing = bucket.parameters;
+  }
+  grads.on_ready([this](Parameter& parameter) { on_ready(parameter); });
+}
+
+/// Backward reaches the last layer first, so the first bucket is the last stretch.
+void DataParallel::cut(const DataParallelConfig& config) {
+  const Tensor& flat = parameters_.flat_grads();
+  std::vector<int64_t> cuts = {flat.numel()};
+  if (config.grad_sync == "overlapped") {
+    cuts.insert(cuts.end(), offsets_.rbegin(), offsets_.rend());
+  } else if (config.grad_sync == "bucketed") {
+    const auto bytes = static_cast<int64_t>(config.bucket_mb * (1 << 20));
+    const int64_t size = std::max<int64_t>(1, bytes / bytes_of(flat.dtype()));
+    while (cuts.back() > 0) cuts.push_back(std::max<int64_t>(0, cuts.back() - size));
+  } else {
+    cuts.push_back(0);  // one bucket: it is full when the backward pass is over
+  }
+  for (size_t i = 1; i < cuts.size(); ++i) {
+    if (cuts[i] < cuts[i - 1]) buckets_.push_back({cuts[i], cuts[i - 1], 0, 0, {}});
+  }
+}
+// [buckets]
+
+// [on_ready]
+void DataParallel::on_ready(const Parameter& parameter) {
+  const int64_t begin = offsets_[parameter.index], end = begin + parameter.grad.numel();
+  for (Bucket& bucket : buckets_) {
+    if (begin >= bucket.end || end <= bucket.begin) continue;
+    if (--bucket.missing > 0) continue;
+    // Final on this rank, and nobody writes it any more: it may travel while backward goes on.
+    const Tensor range =
+        parameters_.flat_grads().narrow(0, bucket.begin, bucket.end - bucket.begin);
+    bucket.handle = dp_.all_reduce_async(range);  // the gradients in it, once per step
+  }
+}
+// [on_ready]
+
+// [finish]
+void DataParallel::finish() {
+  for (Bucket& bucket : buckets_) {
+    USP_CHECK(bucket.missing == 0, "{} parameters of a bucket are not ready", bucket.missing);
+    bucket.handle.wait();
+    bucket.missing = bucket.parameters;
+  }
+}
+// [finish]
+
+std::pair<std::string, std::string> DataParallel::traffic_row(int64_t steps) const {
+  const double ranks = dp_.size();
+  const double predicted = 2 * (ranks - 1) / ranks * double(parameters_.flat_grads().bytes());
+  const Ledger::Entry sent = Runtime::current().ledger().get(dp_.name(), CommKind::all_reduce);
+  const double measured = double(sent.wire_bytes) / double(std::max<int64_t>(1, steps));
+  return {"gradients sent",
+          fmt::format("{:.0f} bytes per step by rank 0 in {} buckets; 2 (dp-1)/dp of all gradients "
+                      "are {:.0f}",
+                      measured, num_buckets(), predicted)};
+}
+
+}  // namespace usp
