@@ -20,6 +20,10 @@ class Optimizer {
 
   /// [1] f64: the norm of all gradients before clipping, as of the last step.
   const Tensor& grad_norm() const { return norm_; }
+  /// [parameters.numel()], acc dtype: running means of gradients and of their squares; undefined
+  /// before the first step.
+  const Tensor& first_moments() const { return m_; }
+  const Tensor& second_moments() const { return v_; }
 
  private:
   void allocate_states();

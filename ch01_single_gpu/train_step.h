@@ -27,6 +27,7 @@ class Trainer {
   double evaluate();
 
   Model& model() { return model_; }
+  const Optimizer& optimizer() const { return optimizer_; }
 
  private:
   enum class Split { train, validation };

@@ -9,14 +9,14 @@ namespace usp {
 
 void DataParallelConfig::bind(Args& args) {
   args.group("Data parallelism");
-  args.bind("dp_size", dp_size, "ranks that share the work of a batch; 0: all there are");
+  args.bind("dp_size", dp_size, "ranks that share the work of a batch; default: all");
   args.bind("grad_sync", grad_sync, {"naive", "overlapped", "bucketed"},
             "all-reduce after the backward pass, per parameter under it, or per bucket");
   args.bind("bucket_mb", bucket_mb, "MiB of gradients in a bucket");
 }
 
 void DataParallelConfig::validate(const Args&) const {
-  check_range("dp_size", double(dp_size), 0, HUGE_VAL);
+  check_range("dp_size", double(dp_size), 1, HUGE_VAL);
   if (!(bucket_mb > 0)) usage_error("bucket_mb={} must be above 0; try 25", bucket_mb);
 }
 

@@ -11,7 +11,7 @@
 namespace usp {
 
 struct DataParallelConfig {
-  int64_t dp_size = 0;  ///< ranks that share the work of a batch; 0: all there are
+  int64_t dp_size = 1;  ///< ranks that share the work of a batch
   std::string grad_sync = "bucketed";
   double bucket_mb = 25;  ///< MiB of gradients in a bucket
 

@@ -75,7 +75,7 @@ int run(const Communicator& world, int argc, char** argv) {
   Args args("Trains a Llama.");
   config.bind(args);
   if (!args.parse(argc, argv)) return 0;
-  if (config.data_parallel.dp_size == 0) config.data_parallel.dp_size = world.size();
+  if (!args.given("dp_size")) config.data_parallel.dp_size = world.size();
   config.validate(args);
 
   install_stop_handlers();

@@ -28,6 +28,7 @@ class Trainer {
   double evaluate();
 
   Model& model() { return model_; }
+  const Optimizer& optimizer() const { return optimizer_; }
   // [accessor]
   const DataParallel& data_parallel() const { return data_parallel_; }
   // [accessor]

@@ -25,7 +25,7 @@ TEST_CASE("from the third step on, no memory is asked of the system and pointers
       config.seq_len = 40;
       config.grad_acc_steps = 2;
       const RandomText text(config, 400);
-      Trainer trainer(config, &text.dataset);
+      SoloTrainer trainer(config, &text.dataset);
       trainer.train_step(0);
       trainer.train_step(1);
       probe();
@@ -51,7 +51,7 @@ TEST_CASE("a layer's gradient may be computed into memory that stays where it is
   OnDevice cpu;
   const TrainConfig config = tiny_training();
   const RandomText text(config, 400);
-  Trainer trainer(config, &text.dataset);
+  SoloTrainer trainer(config, &text.dataset);
   const auto addresses = [&] {
     std::vector<void*> result;
     ParameterList& parameters = trainer.model().parameters();

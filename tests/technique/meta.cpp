@@ -33,7 +33,7 @@ TEST_CASE("a training step of the 405B preset runs on meta and reads nothing") {
   for (const char* attention : {"naive", "blockwise"}) {
     const TrainConfig config = preset({"--model", "405B", "--dtype", "bf16", "--seq_len", "4096",
                                        "--micro_batch_size", "1", "--attention", attention});
-    Trainer trainer(config, nullptr);
+    SoloTrainer trainer(config, nullptr);
     trainer.train_step(0);  // item() throws on meta
     trainer.train_step(1);
     const Allocator& allocator = meta.allocator();
@@ -53,7 +53,7 @@ TEST_CASE("a training step of the 405B preset runs on meta and reads nothing") {
 
 TEST_CASE("in f32 the optimizer holds two moments and the weights are their own masters") {
   OnDevice meta(Device::meta);
-  Trainer trainer(preset({"--model", "1B"}), nullptr);
+  SoloTrainer trainer(preset({"--model", "1B"}), nullptr);
   const int64_t numel = trainer.model().parameters().numel();
   trainer.train_step(0);
   REQUIRE(meta.allocator().live_bytes(Category::weights) == 4 * numel);
@@ -68,7 +68,7 @@ using Events = std::vector<std::pair<int64_t, Category>>;
 Events events_of(const TrainConfig& config, const Dataset& dataset, Device device) {
   OnDevice on(device);
   on.allocator().record_events(true);
-  Trainer trainer(config, &dataset);
+  SoloTrainer trainer(config, &dataset);
   trainer.train_step(0);
   trainer.train_step(1);
   on.allocator().record_events(false);
@@ -102,7 +102,7 @@ TEST_CASE("a step's floating-point operations are 6 per matmul weight and token,
   TrainConfig config = tiny_training();
   config.attention = "naive";  // blockwise multiplies q by k once more in backward
   config.grad_acc_steps = 3;
-  Trainer trainer(config, nullptr);
+  SoloTrainer trainer(config, nullptr);
   const int64_t before = meta.runtime.flops();
   trainer.train_step(0);
   const int64_t flops = meta.runtime.flops() - before;

@@ -123,7 +123,7 @@ TEST_CASE("a gradient that is not finite changes neither weights nor moments") {
     TrainConfig config = tiny_training();
     config.dtype = dtype;
     const RandomText text(config, 400);
-    Trainer disturbed(config, &text.dataset), calm(config, &text.dataset);
+    SoloTrainer disturbed(config, &text.dataset), calm(config, &text.dataset);
     disturbed.train_step(0);
     calm.train_step(0);
 

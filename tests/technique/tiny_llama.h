@@ -1,7 +1,7 @@
 #pragma once
 
+#include "solo_trainer.h"
 #include "testing.h"
-#include "train_step.h"
 
 /// A Llama small enough for finite differences, with batches of random tokens, written against the
 /// headers of whichever chapter the test is compiled for.

@@ -13,7 +13,7 @@ TEST_CASE("gradients do not depend on how a batch is cut into micro-batches") {
     CAPTURE(grad_acc_steps);
     config.grad_acc_steps = grad_acc_steps;
     config.micro_batch_size = 6 / grad_acc_steps;
-    Trainer trainer(config, &text.dataset);
+    SoloTrainer trainer(config, &text.dataset);
     randomize(trainer.model().parameters(), 1);
     trainer.train_step(0);
     const auto gradients = gradients_of(trainer.model().parameters());
@@ -35,7 +35,7 @@ TEST_CASE("each step trains on the samples after those of the step before") {
   config.grad_acc_steps = 3;
   config.optimizer.lr = 0;  // the weights stay, so that losses can be compared
   const RandomText text(config, 400, DataOrder::sequential);
-  Trainer trainer(config, &text.dataset);
+  SoloTrainer trainer(config, &text.dataset);
   randomize(trainer.model().parameters(), 1);
   for (int64_t step : {0, 1, 5}) {
     trainer.train_step(step);
@@ -66,7 +66,7 @@ TEST_CASE("training on one short text learns it by heart") {
     config.steps = 60;
     config.optimizer.lr = 0.02;
     const RandomText text(config, 12);  // 9 training tokens
-    Trainer trainer(config, &text.dataset);
+    SoloTrainer trainer(config, &text.dataset);
     trainer.train_step(0);
     const double first = trainer.report(0, 0).loss;
     for (int64_t step = 1; step < config.steps; ++step) trainer.train_step(step);
@@ -90,7 +90,7 @@ TEST_CASE("two runs give the same bits in every dtype, in f64 on any number of t
     const auto weights_after_two_steps = [&](int count) {
       const Threads threads(count);
       const OnDevice cpu;
-      Trainer trainer(config, &text.dataset);
+      SoloTrainer trainer(config, &text.dataset);
       trainer.train_step(0);
       trainer.train_step(1);
       return bits_of(trainer.model().parameters().flat_values());
@@ -112,24 +112,24 @@ TEST_CASE("validation is the mean over its samples, whatever the micro-batch siz
   std::vector<double> losses;
   for (int64_t micro_batch_size : {1, 4, 14, 50}) {
     config.micro_batch_size = micro_batch_size;
-    Trainer trainer(config, &text.dataset);
+    SoloTrainer trainer(config, &text.dataset);
     randomize(trainer.model().parameters(), 1);
     losses.push_back(trainer.evaluate());
     check_close(Values{losses.back()}, Values{losses[0]}, 1e-13);
   }
   config.eval_samples = 3;
-  Trainer few(config, &text.dataset);
+  SoloTrainer few(config, &text.dataset);
   randomize(few.model().parameters(), 1);
   REQUIRE(few.evaluate() != losses[0]);
   config.eval_samples = 0;
-  REQUIRE(std::isnan(Trainer(config, &text.dataset).evaluate()));
+  REQUIRE(std::isnan(SoloTrainer(config, &text.dataset).evaluate()));
 }
 
 TEST_CASE("validation leaves training as it was") {
   const OnDevice cpu;
   const TrainConfig config = tiny_training();
   const RandomText text(config, 400);
-  Trainer with(config, &text.dataset), without(config, &text.dataset);
+  SoloTrainer with(config, &text.dataset), without(config, &text.dataset);
   for (int64_t step = 0; step < 3; ++step) {
     with.train_step(step);
     without.train_step(step);

@@ -1,0 +1,20 @@
+// The parity test of the rank threads, under mpiexec: one process per rank. Exit code 0: equal.
+
+#include "comm/launch.h"
+#include "technique/data_parallel_parity.h"
+
+namespace usp {
+namespace {
+
+int run(const Communicator& world, int, char**) {
+  Runtime runtime(Device::cpu, world.rank(), world.size());
+  const Runtime::Use use(runtime);
+  test::check_data_parallel_parity(world);
+  if (speaks_for_all()) fmt::print("{} ranks: equal\n", world.size());
+  return 0;
+}
+
+}  // namespace
+}  // namespace usp
+
+int main(int argc, char** argv) { return usp::run_ranks_main(usp::run, argc, argv); }

@@ -1,0 +1,163 @@
+#include "data_parallel_parity.h"
+
+#include "comm/launch.h"
+#include "tiny_llama.h"
+
+namespace usp::test {
+namespace {
+
+TEST_CASE("data-parallel training is training on one rank, whatever the buckets") {
+  for (int ranks : {1, 2, 3, 4, 8}) {
+    CAPTURE(ranks);
+    run_threads(ranks, check_data_parallel_parity);
+  }
+}
+
+/// One step in f32 or bf16; returns the ledger's gradient entry and the gradients' bytes.
+void check_step_traffic(const Communicator& world, const char* dtype, const char* grad_sync,
+                        double bucket_mb, int64_t grad_acc_steps) {
+  TrainConfig config = tiny_training();
+  config.dtype = dtype;
+  config.grad_acc_steps = grad_acc_steps;
+  config.data_parallel = {world.size(), grad_sync, bucket_mb};
+  const RandomText text(config, 400);
+  const Mesh mesh(world, {.dp = world.size()});
+  Trainer trainer(config, &text.dataset, mesh);
+  trainer.train_step(0);
+  const Ledger::Entry entry = Runtime::current().ledger().get("dp", CommKind::all_reduce);
+  const int64_t parameters = trainer.model().parameters().numel();
+  check_traffic(world, entry, 1, 4 * parameters, fmt::format("{} {}", dtype, grad_sync));
+  USP_CHECK(entry.calls == trainer.data_parallel().num_buckets(), "{} calls", entry.calls);
+}
+
+TEST_CASE("a step moves one gradient in f32, whatever the buckets, accumulation and dtype") {
+  for (const char* dtype : {"f32", "bf16"}) {
+    for (int64_t grad_acc_steps : {1, 3}) {
+      for (double bucket_mb : {1e-9, 0.0003, 0.0017, 25.0}) {
+        run_threads(3, [&](const Communicator& world) {
+          check_step_traffic(world, dtype, "bucketed", bucket_mb, grad_acc_steps);
+        });
+      }
+      for (const char* grad_sync : {"naive", "overlapped"}) {
+        run_threads(3, [&](const Communicator& world) {
+          check_step_traffic(world, dtype, grad_sync, 25, grad_acc_steps);
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("buckets leave while the backward pass goes on, the last layers' first") {
+  run_threads(2, [](const Communicator& world) {
+    TrainConfig config = tiny_training();
+    config.data_parallel = {2, "overlapped", 25};
+    const Mesh mesh(world, {.dp = 2});
+    Model model(config.model, config.seq_len, DType::f64, false, 1);
+    Grads grads(model.parameters());
+    DataParallel data_parallel(config.data_parallel, model.parameters(), grads, mesh.dp());
+    const Ledger::Entry none = Runtime::current().ledger().get("dp", CommKind::all_reduce);
+    USP_CHECK(none.calls == 0, "nothing sent");
+    grads.begin_window(1);
+    std::vector<Parameter*> order;
+    for (size_t i = model.parameters().size(); i-- > 0;) order.push_back(&model.parameters()[i]);
+    for (Parameter* parameter : order) {
+      ops::fill(parameter->grad, world.rank() + 1);
+      grads.add({&parameter, 1}, [](bool) {});
+    }
+    grads.end_window();
+    data_parallel.finish();
+    const Ledger::Entry sent = Runtime::current().ledger().get("dp", CommKind::all_reduce);
+    USP_CHECK(sent.calls == std::ssize(order), "{} messages", sent.calls);
+    for (double value : model.parameters().flat_grads().items()) {
+      USP_CHECK(value == 3, "{} is not the sum of 1 and 2", value);
+    }
+  });
+}
+
+TEST_CASE("a tied embedding's gradient is sent once, after its second contribution") {
+  run_threads(2, [](const Communicator& world) {
+    TrainConfig config = tiny_training();
+    config.model.tie_word_embeddings = true;
+    config.data_parallel = {2, "overlapped", 25};
+    const RandomText text(config, 400);
+    const Mesh mesh(world, {.dp = 2});
+    Trainer trainer(config, &text.dataset, mesh);
+    trainer.train_step(0);
+    config.data_parallel.dp_size = 1;
+    config.micro_batch_size *= 2;
+    SoloTrainer solo(config, &text.dataset);
+    solo.train_step(0);
+    expect_close(trainer.model().parameters().flat_grads().items(),
+                 solo.model().parameters().flat_grads().items(), 1e-10, "gradients");
+    const int64_t calls = Runtime::current().ledger().get("dp", CommKind::all_reduce).calls;
+    USP_CHECK(calls == std::ssize(trainer.model().parameters()), "{} calls", calls);
+  });
+}
+
+TEST_CASE("finish() before the backward pass has ended is an error") {
+  run_threads(1, [](const Communicator& world) {
+    TrainConfig config = tiny_training();
+    const Mesh mesh(world, {});
+    Model model(config.model, config.seq_len, DType::f64, false, 1);
+    Grads grads(model.parameters());
+    DataParallel data_parallel(config.data_parallel, model.parameters(), grads, mesh.dp());
+    bool thrown = false;
+    try {
+      data_parallel.finish();
+    } catch (const Error&) {
+      thrown = true;
+    }
+    USP_CHECK(thrown, "an open bucket went unnoticed");
+  });
+}
+
+TEST_CASE("rank 17 of 64 on the dry engine: shapes and bytes without data") {
+  OnDevice meta(Device::meta);
+  TrainConfig config = tiny_training();
+  config.data_parallel = {64, "bucketed", 25};
+  DryEngine engine(17, 64);
+  const Communicator world = Communicator::world(engine);
+  const Mesh mesh(world, {.dp = 64});
+  Trainer trainer(config, nullptr, mesh);
+  trainer.train_step(0);
+  trainer.train_step(1);
+  const int64_t bytes = trainer.model().parameters().flat_grads().bytes();
+  const Ledger::Entry entry = meta.runtime.ledger().get("dp", CommKind::all_reduce);
+  REQUIRE(entry.payload_bytes == 2 * bytes);
+  // The elements do not divide by 64: rank 17 may hold one more or less than its share.
+  const double share = 2 * 2 * 63.0 / 64 * double(bytes);
+  REQUIRE(std::abs(double(entry.wire_bytes) - share) < 0.05 * share);
+}
+
+TEST_CASE("the dry engine's ledger is the real one's") {
+  TrainConfig config = tiny_training();
+  config.grad_acc_steps = 2;
+  config.data_parallel = {4, "bucketed", 0.0017};
+  const RandomText text(config, 400);
+  const auto after_two_steps = [&](const Communicator& world, const Dataset* dataset) {
+    const Mesh mesh(world, {.dp = 4});
+    Trainer trainer(config, dataset, mesh);
+    const Ledger before = Runtime::current().ledger();
+    trainer.train_step(0);
+    trainer.train_step(1);
+    return Runtime::current().ledger().get("dp", CommKind::all_reduce) -
+           before.get("dp", CommKind::all_reduce);
+  };
+  std::vector<Ledger::Entry> real(4);
+  run_threads(4, [&](const Communicator& world) {
+    real[world.rank()] = after_two_steps(world, &text.dataset);
+  });
+  for (int rank = 0; rank < 4; ++rank) {
+    CAPTURE(rank);
+    const OnDevice meta(Device::meta);
+    DryEngine engine(rank, 4);
+    const Ledger::Entry dry = after_two_steps(Communicator::world(engine), nullptr);
+    REQUIRE(dry.calls == real[rank].calls);
+    REQUIRE(dry.payload_bytes == real[rank].payload_bytes);
+    REQUIRE(dry.wire_bytes == real[rank].wire_bytes);
+    REQUIRE(dry.header_bytes == real[rank].header_bytes);
+  }
+}
+
+}  // namespace
+}  // namespace usp::test
