@@ -23,15 +23,14 @@ void check_run_fails(int ranks, const std::function<void(const Communicator&)>& 
 }
 
 TEST_CASE("ranks that call different collectives hear of it, with both names") {
-  check_run_fails(
-      2,
-      [](const Communicator& world) {
-        world.barrier();
-        if (world.rank() == 0) world.all_reduce(zeros(100));
-        if (world.rank() == 1) world.all_gather(zeros(200), zeros(100));
-      },
-      {"ranks of world disagree", "all_reduce #2 (f32, 100 elements)",
-       "all_gather #2 (f32, 200 elements)"});
+  check_run_fails(2,
+                  [](const Communicator& world) {
+                    world.barrier();
+                    if (world.rank() == 0) world.all_reduce(zeros(100));
+                    if (world.rank() == 1) world.all_gather(zeros(200), zeros(100));
+                  },
+                  {"ranks of world disagree", "all_reduce #2 (f32, 100 elements)",
+                   "all_gather #2 (f32, 200 elements)"});
 }
 
 TEST_CASE("a disagreement is an error on both sides") {
@@ -66,46 +65,41 @@ TEST_CASE("shape, dtype, root and reduction must agree") {
       {"not finished", "rank 0 waits in broadcast #1 of world, root 0",
        "rank 1 waits in broadcast #1 of world, root 1"},
       0.3);
-  check_run_fails(
-      3,
-      [](const Communicator& world) {
-        world.broadcast(zeros(8), world.rank() == 2 ? 1 : 0);
-        world.barrier();
-      },
-      {"rank 1 is in barrier #2", "rank 2 in broadcast #1, root 1"});
-  check_run_fails(
-      2,
-      [](const Communicator& world) {
-        world.all_reduce(zeros(8), world.rank() == 0 ? ReduceOp::sum : ReduceOp::max);
-      },
-      {"f32, 8 elements)", "f32, 8 elements, max)"});
-  check_run_fails(
-      2,
-      [](const Communicator& world) {
-        if (world.rank() == 0) world.send(zeros(8), 1);
-        if (world.rank() == 1) world.recv(zeros(9), 0);
-      },
-      {"send #1 (f32, 8 elements)", "recv #1 of 9 elements of f32"});
+  check_run_fails(3,
+                  [](const Communicator& world) {
+                    world.broadcast(zeros(8), world.rank() == 2 ? 1 : 0);
+                    world.barrier();
+                  },
+                  {"rank 1 is in barrier #2", "rank 2 in broadcast #1, root 1"});
+  check_run_fails(2,
+                  [](const Communicator& world) {
+                    world.all_reduce(zeros(8), world.rank() == 0 ? ReduceOp::sum : ReduceOp::max);
+                  },
+                  {"f32, 8 elements)", "f32, 8 elements, max)"});
+  check_run_fails(2,
+                  [](const Communicator& world) {
+                    if (world.rank() == 0) world.send(zeros(8), 1);
+                    if (world.rank() == 1) world.recv(zeros(9), 0);
+                  },
+                  {"send #1 (f32, 8 elements)", "recv #1 of 9 elements of f32"});
 }
 
 TEST_CASE("a rank that throws ends the run with its own message") {
-  check_run_fails(
-      4,
-      [](const Communicator& world) {
-        world.barrier();
-        if (world.rank() == 2) fail("the dog ate the gradients");
-        world.all_reduce(zeros(1000));
-      },
-      {"the dog ate the gradients"});
+  check_run_fails(4,
+                  [](const Communicator& world) {
+                    world.barrier();
+                    if (world.rank() == 2) fail("the dog ate the gradients");
+                    world.all_reduce(zeros(1000));
+                  },
+                  {"the dog ate the gradients"});
 }
 
 TEST_CASE("a rank that leaves early is missed, by name") {
-  check_run_fails(
-      3,
-      [](const Communicator& world) {
-        if (world.rank() != 1) world.all_reduce(zeros(10));
-      },
-      {"rank 1 has left the run", "all_reduce #1 of world"});
+  check_run_fails(3,
+                  [](const Communicator& world) {
+                    if (world.rank() != 1) world.all_reduce(zeros(10));
+                  },
+                  {"rank 1 has left the run", "all_reduce #1 of world"});
 }
 
 TEST_CASE("a deadlock is reported rank by rank") {
@@ -123,7 +117,8 @@ TEST_CASE("a deadlock is reported rank by rank") {
         }
         world.barrier();
       },
-      {"is not finished after 0.5 s", "rank 0 waits in recv #1 of pair from rank 1 (f32, 5 elements)",
+      {"is not finished after 0.5 s",
+       "rank 0 waits in recv #1 of pair from rank 1 (f32, 5 elements)",
        "rank 1 waits in all_reduce #2 of world (f32, 7 elements)",
        "rank 2 is outside communication"},
       0.5);
@@ -159,8 +154,11 @@ TEST_CASE("wrong arguments are refused before anything is sent") {
     refused([&] { world.broadcast(zeros(3), 2); }, "root 2 of 2 ranks");
     refused([&] { world.send(zeros(3), -1); }, "peer -1 of 2 ranks");
     refused([&] { world.send(zeros(3), world.rank()); }, "itself");
-    refused([&] { world.all_reduce(Tensor::zeros({4, 4}, DType::f32).narrow(1, 0, 2)); },
-            "contiguous");
+    refused(
+        [&] {
+          world.all_reduce(Tensor::zeros({4, 4}, DType::f32).narrow(1, 0, 2));
+        },
+        "contiguous");
     refused([&] { world.all_to_all(zeros(3), zeros(3)); }, "3 elements into 3");
     const std::vector<int64_t> two = {1, 2}, three = {1, 1, 1};
     refused([&] { world.all_to_all_v_async(zeros(3), zeros(3), three, two); }, "3 and 2 counts");
@@ -170,17 +168,20 @@ TEST_CASE("wrong arguments are refused before anything is sent") {
 }
 
 TEST_CASE("two communicators enqueued in crossing order do not deadlock") {
-  run_threads(2, [](const Communicator& world) {
-    const Communicator a = world.split("a", [](int) { return 0; });
-    const Communicator b = world.split("b", [](int) { return 0; });
-    for (int i = 0; i < 20; ++i) {
-      const Tensor x = zeros(200000), y = zeros(200000);
-      Handle first = (world.rank() == 0 ? a : b).all_reduce_async(world.rank() == 0 ? x : y);
-      Handle second = (world.rank() == 0 ? b : a).all_reduce_async(world.rank() == 0 ? y : x);
-      first.wait();
-      second.wait();
-    }
-  }, 5);
+  run_threads(
+      2,
+      [](const Communicator& world) {
+        const Communicator a = world.split("a", [](int) { return 0; });
+        const Communicator b = world.split("b", [](int) { return 0; });
+        for (int i = 0; i < 20; ++i) {
+          const Tensor x = zeros(200000), y = zeros(200000);
+          Handle first = (world.rank() == 0 ? a : b).all_reduce_async(world.rank() == 0 ? x : y);
+          Handle second = (world.rank() == 0 ? b : a).all_reduce_async(world.rank() == 0 ? y : x);
+          first.wait();
+          second.wait();
+        }
+      },
+      5);
 }
 
 /// Activations go down a pipeline and gradients up it, in the order of the 1F1B schedule: in its
@@ -225,9 +226,10 @@ void one_forward_one_backward(const Communicator& world, int64_t micro_batches, 
 TEST_CASE("1F1B's sends and receives on one communicator, 4 MB each, do not deadlock") {
   for (int stages : {2, 3, 4}) {
     CAPTURE(stages);
-    run_threads(stages, [](const Communicator& world) {
-      one_forward_one_backward(world, 6, int64_t{1} << 20);
-    }, 20);
+    run_threads(
+        stages,
+        [](const Communicator& world) { one_forward_one_backward(world, 6, int64_t{1} << 20); },
+        20);
   }
 }
 
@@ -251,7 +253,8 @@ TEST_CASE("waiting ranks sleep") {
     if (world.rank() == 0) std::this_thread::sleep_for(milliseconds(500));
     world.barrier();
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
-    const double used = double(after.tv_sec - before.tv_sec) + 1e-9 * double(after.tv_nsec - before.tv_nsec);
+    const double used =
+        double(after.tv_sec - before.tv_sec) + 1e-9 * double(after.tv_nsec - before.tv_nsec);
     // Spinning, the three ranks that wait would use 1.5 s on idle cores.
     USP_CHECK(used < 0.25, "{} s of CPU time in half a second of waiting", used);
   });

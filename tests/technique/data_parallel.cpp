@@ -1,7 +1,10 @@
-#include "data_parallel_parity.h"
-
 #include "comm/launch.h"
+#include "data_parallel_parity.h"
 #include "tiny_llama.h"
+
+#if __has_include("examples/ring.h")
+#include "examples/ring.h"
+#endif
 
 namespace usp::test {
 namespace {
@@ -93,6 +96,46 @@ TEST_CASE("a tied embedding's gradient is sent once, after its second contributi
     USP_CHECK(calls == std::ssize(trainer.model().parameters()), "{} calls", calls);
   });
 }
+
+#if __has_include("examples/ring.h")
+TEST_CASE("the ring by hand: the sum, and the bytes of all_reduce") {
+  for (int ranks : {1, 2, 3, 5, 8}) {
+    CAPTURE(ranks);
+    run_threads(ranks, [](const Communicator& world) {
+      constexpr int64_t kCount = 10007;
+      const Tensor x =
+          Tensor::from_host(Random(world.rank()).normals(kCount), {kCount}, DType::f64);
+      const Tensor y = clone(x);
+      ring_all_reduce(world, x);
+      world.all_reduce(y);
+      expect_close(x.items(), y.items(), 1e-14, "ring");
+      const Ledger& ledger = Runtime::current().ledger();
+      const Ledger::Entry sent = ledger.get("world", CommKind::send);
+      USP_CHECK(sent.calls == 2 * (world.size() - 1), "{} steps", sent.calls);
+      const double wire = double(sent.wire_bytes);
+      const double total = world.sum(wire);
+      USP_CHECK(total == 2.0 * (world.size() - 1) * double(kCount * 8), "{} bytes", total);
+    });
+  }
+}
+
+TEST_CASE("reduce, gather and scatter by hand") {
+  run_threads(3, [](const Communicator& world) {
+    const double mine = world.rank() + 1;
+    const Tensor x = Tensor::from_host(Values{mine, 10 * mine}, {2}, DType::f64);
+    reduce(world, x, 1);
+    USP_CHECK(x.items() == (world.rank() == 1 ? Values{6, 60} : Values{mine, 10 * mine}), "reduce");
+    const Tensor own = Tensor::from_host(Values{mine, -mine}, {2}, DType::f64);
+    const Tensor all = Tensor::zeros({3, 2}, DType::f64);
+    gather(world, all, own, 2);
+    USP_CHECK(all.items() == (world.rank() == 2 ? Values{1, -1, 2, -2, 3, -3} : Values(6)),
+              "gather");
+    const Tensor back = Tensor::zeros({2}, DType::f64);
+    scatter(world, back, all, 2);
+    USP_CHECK(back.items() == own.items(), "scatter");
+  });
+}
+#endif
 
 TEST_CASE("finish() before the backward pass has ended is an error") {
   run_threads(1, [](const Communicator& world) {

@@ -98,8 +98,10 @@ inline bool same_bits(const TrainedState& a, const TrainedState& b) {
 inline void check_traffic(const Communicator& world, const Ledger::Entry& entry, int64_t steps,
                           int64_t gradient_bytes, const std::string& what) {
   if (world.size() == 1) gradient_bytes = 0;
-  USP_CHECK(entry.payload_bytes == steps * gradient_bytes, "{}: {} bytes of payload in {} steps, {}"
-            " expected", what, entry.payload_bytes, steps, steps * gradient_bytes);
+  USP_CHECK(entry.payload_bytes == steps * gradient_bytes,
+            "{}: {} bytes of payload in {} steps, {}"
+            " expected",
+            what, entry.payload_bytes, steps, steps * gradient_bytes);
   const double wire = world.sum(double(entry.wire_bytes));
   const double expected = 2.0 * double(steps * gradient_bytes) * (world.size() - 1);
   USP_CHECK(wire == expected, "{}: {} bytes on the wire, {} expected", what, wire, expected);
@@ -128,8 +130,7 @@ inline void check_data_parallel_parity(const Communicator& world) {
       const std::string what = fmt::format("dp {} {} x{}", world.size(), grad_sync, grad_acc_steps);
       config.data_parallel.grad_sync = grad_sync;
       config.data_parallel.bucket_mb = 137.0 * 8 / (1 << 20);  // cuts inside of parameters
-      const Ledger::Entry before =
-          Runtime::current().ledger().get("dp", CommKind::all_reduce);
+      const Ledger::Entry before = Runtime::current().ledger().get("dp", CommKind::all_reduce);
       Trainer trainer(config, &dataset, mesh);
       USP_CHECK(config.data_parallel.grad_sync != "bucketed" ||
                     trainer.data_parallel().num_buckets() >= 8,

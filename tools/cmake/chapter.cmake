@@ -1,5 +1,6 @@
 # usp_add_chapter(): the executable of the chapter in the current folder, named after it, from all sources but
-# main.cpp as an object library that the chapter's tests link too.
+# main.cpp as an object library that the chapter's tests link too. Each examples/NAME.cpp is an executable
+# <chapter>_NAME.
 function(usp_add_chapter)
   get_filename_component(chapter ${CMAKE_CURRENT_SOURCE_DIR} NAME)
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
@@ -12,4 +13,10 @@ function(usp_add_chapter)
     PUBLIC usp_common PRIVATE nlohmann_json::nlohmann_json)
   add_executable(${chapter} main.cpp)
   target_link_libraries(${chapter} PRIVATE ${chapter}_objects)
+  file(GLOB examples CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/examples/*.cpp)
+  foreach(example IN LISTS examples)
+    get_filename_component(name ${example} NAME_WE)
+    add_executable(${chapter}_${name} ${example})
+    target_link_libraries(${chapter}_${name} PRIVATE ${chapter}_objects)
+  endforeach()
 endfunction()
