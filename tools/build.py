@@ -11,7 +11,7 @@ from tools import machine, packages
 from tools.base import ROOT, BookError, say
 from tools.process import run_step
 
-RELEASE, SANITIZE = "release", "sanitize"
+RELEASE, SANITIZE, TSAN = "release", "sanitize", "tsan"
 
 
 def build_dir(preset):

@@ -1,13 +1,18 @@
 """`./book test`: builds everything and runs the tests with ctest."""
 from tools import build, machine, packages
+from tools.base import ROOT
 from tools.process import wait_for
 
 MAX_PARALLEL_TESTS = 2
+PRESETS = {None: build.RELEASE, "address": build.SANITIZE, "thread": build.TSAN}
 
 
-def run_tests(sanitize=False, full=False, regex=None, install=True, skip_packages=False):
-    """Returns ctest's exit code; its summary is the last thing that is printed."""
-    preset = build.SANITIZE if sanitize else build.RELEASE
+def run_tests(sanitize=None, full=False, regex=None, install=True, skip_packages=False):
+    """Returns ctest's exit code; its summary is the last thing that is printed.
+
+    sanitize: "address", "thread", or None for everything without a sanitizer.
+    """
+    preset = PRESETS[sanitize]
     if not skip_packages:
         packages.ensure(packages.TEST, install)
     build.prepare(preset)
@@ -26,6 +31,7 @@ def _environment(full):
     env = machine.thread_environment()
     env.setdefault("OMP_WAIT_POLICY", "passive")
     env.setdefault("UBSAN_OPTIONS", "print_stacktrace=1:halt_on_error=1")
+    env.setdefault("TSAN_OPTIONS", f"suppressions={ROOT / 'tests' / 'tsan.supp'}")
     if full:
         env["USP_TEST_FULL"] = "1"
     return env

@@ -25,7 +25,13 @@ void Handle::wait() {
   operations_.clear();
   for (const std::shared_ptr<Operation>& operation : operations) {
     const auto begin = std::chrono::steady_clock::now();
-    engine_->wait(*operation);
+    try {
+      engine_->wait(*operation);
+    } catch (...) {
+      // Whatever happens, tensors are let go by the thread that made them.
+      for (const auto& failed : operations) engine_->abandon(*failed);
+      throw;
+    }
     const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
     operation->tensors.clear();
     Runtime::current().ledger().add(

@@ -2,6 +2,14 @@
 
 namespace usp {
 
+void Engine::abandon(Operation& operation) {
+  try {
+    wait(operation);
+  } catch (const Error&) {
+  }
+  operation.tensors.clear();
+}
+
 void DryEngine::submit(std::shared_ptr<Operation> operation) {
   for (const Stage& stage : operation->stages) {
     for (const Message& message : stage.sends) {

@@ -32,6 +32,8 @@ class Engine {
   virtual void submit(std::shared_ptr<Operation> operation) = 0;
   /// Returns when the operation is done; throws Error if it failed.
   virtual void wait(Operation& operation) = 0;
+  /// Waits without an error and lets go of the tensors: for what is left when another one failed.
+  void abandon(Operation& operation);
   /// Whether no message is ever sent: the dry engine.
   virtual bool dry() const = 0;
   virtual Flight& flight() = 0;

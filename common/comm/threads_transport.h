@@ -22,6 +22,7 @@ class ThreadsFabric {
     int64_t tag;
     const void* data;
     int64_t bytes;
+    std::vector<char> copy;  ///< of a small message
     bool taken = false;
   };
   /// What one rank has sent to another and the other has not yet received.
@@ -42,8 +43,8 @@ class ThreadsFabric {
   std::vector<Desk> desks_;  ///< by rank
 };
 
-/// The transport between threads of one process. The receiver copies straight out of the sender's
-/// memory.
+/// The transport between threads of one process. A small message is copied when it is sent, and has
+/// gone; of a large one, the receiver copies straight out of the sender's memory.
 class ThreadsTransport : public Transport {
  public:
   ThreadsTransport(ThreadsFabric& fabric, int rank) : fabric_(fabric), rank_(rank) {}

@@ -1,9 +1,14 @@
 #pragma once
 
+#include <stdlib.h>
+
 #include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
+#include "rng.h"
 #include "runtime.h"
 #include "solo_trainer.h"
 
@@ -21,7 +26,7 @@ struct TrainedState {
   std::vector<Named> tensors;  ///< gradients (unclipped), moments and weights of each parameter
 };
 
-/// Two layers, kv heads shared; no size that a rank count or a bucket divides. ~5,700 parameters.
+/// Two layers, kv heads shared; no size that a rank count or a bucket divides. ~2,500 parameters.
 inline TrainConfig parity_config() {
   TrainConfig config;
   config.model.hidden_size = 12;
@@ -29,7 +34,7 @@ inline TrainConfig parity_config() {
   config.model.num_heads = 2;
   config.model.num_kv_heads = 1;
   config.model.ffn_hidden_size = 10;
-  config.model.vocab_size = 256;
+  config.model.vocab_size = 61;
   config.optimizer.warmup_steps = 2;
   config.optimizer.lr = 0.01;
   config.optimizer.grad_clip = 0.5;  // below the norms that occur, so that clipping is at work
@@ -38,6 +43,30 @@ inline TrainConfig parity_config() {
   config.dtype = "f64";
   return config;
 }
+
+/// A file of random tokens, all of the vocabulary among them: a row of the embedding that no token
+/// reads would have no gradient to compare.
+class RandomTokens {
+ public:
+  explicit RandomTokens(int64_t vocab_size) {
+    std::string name = (std::filesystem::temp_directory_path() / "usp_tokens_XXXXXX").string();
+    USP_CHECK(mkdtemp(name.data()) != nullptr, "no temporary directory");
+    folder_ = name;
+    std::ofstream stream(path());
+    const RandomStream random(7, "tokens");
+    for (uint64_t i = 0; i < 20000; ++i) {
+      stream.put(static_cast<char>(random.bits(i).a % static_cast<uint64_t>(vocab_size)));
+    }
+  }
+  ~RandomTokens() { std::filesystem::remove_all(folder_); }
+  RandomTokens(const RandomTokens&) = delete;
+  RandomTokens& operator=(const RandomTokens&) = delete;
+
+  std::string path() const { return (folder_ / "text").string(); }
+
+ private:
+  std::filesystem::path folder_;
+};
 
 inline TrainedState train(Trainer& trainer, int64_t steps) {
   TrainedState state;
@@ -112,7 +141,8 @@ inline void check_traffic(const Communicator& world, const Ledger::Entry& entry,
 inline void check_data_parallel_parity(const Communicator& world) {
   constexpr int64_t kSteps = 5, kGlobalBatch = 72;
   TrainConfig config = parity_config();
-  const TokenFile file(USP_CORPUS, 2, config.model.vocab_size);
+  const RandomTokens tokens(config.model.vocab_size);
+  const TokenFile file(tokens.path(), 2, config.model.vocab_size);
   const Dataset dataset(file, config.seq_len, 0.1, DataOrder::shuffled, config.seed);
   const Mesh mesh(world, {.dp = world.size()});
   for (int64_t grad_acc_steps : {1, 3}) {
