@@ -26,6 +26,7 @@ std::vector<int> others(const Group& group) {
   return ranks;
 }
 
+// [reduce_to_owners]
 /// Contributions to every rank's slice of `input` go to that rank; this rank's sum goes to
 /// `output`.
 Stage reduce_to_owners(const Group& group, const Tensor& output, Slice at_output,
@@ -46,6 +47,7 @@ Stage reduce_to_owners(const Group& group, const Tensor& output, Slice at_output
   };
   return stage;
 }
+// [reduce_to_owners]
 
 }  // namespace
 
@@ -58,6 +60,7 @@ int64_t reduction_scratch(const Group& group, int64_t numel) {
   return (group.size() - 1) * slice(numel, group.size(), group.rank).count;
 }
 
+// [all_reduce]
 std::vector<Stage> all_reduce(const Group& group, const Tensor& tensor, const Tensor& scratch,
                               ReduceOp op) {
   const int n = group.size();
@@ -69,6 +72,7 @@ std::vector<Stage> all_reduce(const Group& group, const Tensor& tensor, const Te
   }
   return {reduce_to_owners(group, tensor, own, tensor, scratch, op), std::move(gather)};
 }
+// [all_reduce]
 
 std::vector<Stage> reduce_scatter(const Group& group, const Tensor& output, const Tensor& input,
                                   const Tensor& scratch, ReduceOp op) {

@@ -82,12 +82,13 @@ void Flight::open(const std::string& path) {
     fail("cannot write the flight record {}: {}", path, std::strerror(errno));
   }
   lines_ = static_cast<char*>(mapping_);
+  if (on_open_) on_open_(path);
 }
 
 void Flight::set_step(int64_t step) {
   const std::lock_guard lock(mutex_);
   step_ = step;
-  alive_ = 0;  // so that the next sign of life is written whenever it comes
+  write_alive(now());
 }
 
 void Flight::queued(Operation& operation) {
@@ -139,9 +140,7 @@ void Flight::main_computes() {
 void Flight::sign_of_life() {
   const double time = now();
   const std::lock_guard lock(mutex_);
-  if (time - alive_ < kAliveInterval) return;
-  alive_ = time;
-  write_line(kAlive, fmt::format(R"({{"alive": {:.6f}, "step": {}}})", time, step_));
+  if (time - alive_ >= kAliveInterval) write_alive(time);
 }
 
 void Flight::failed(const std::string& message) {
@@ -182,6 +181,11 @@ void Flight::write_line(int line, const std::string& json) {
   std::memcpy(at, json.data(), length);
   std::memset(at + length, ' ', kLineBytes - 1 - length);
   at[kLineBytes - 1] = '\n';
+}
+
+void Flight::write_alive(double time) {
+  alive_ = time;
+  write_line(kAlive, fmt::format(R"({{"alive": {:.6f}, "step": {}}})", time, step_));
 }
 
 void Flight::write_entry(const Entry& entry) {

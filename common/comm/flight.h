@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -26,6 +27,10 @@ class Flight {
 
   /// From here on the record lies in this file. Throws Error if it cannot be made.
   void open(const std::string& path);
+  /// Calls back with the path when that happens.
+  void on_open(std::function<void(const std::string& path)> callback) {
+    on_open_ = std::move(callback);
+  }
 
   void set_step(int64_t step);
   void queued(Operation& operation);  ///< gives it its entry
@@ -50,6 +55,7 @@ class Flight {
   };
 
   void write_line(int line, const std::string& json);
+  void write_alive(double time);
   void write_entry(const Entry& entry);
   void write_main();
   void write_state(const char* state, const std::string& message);
@@ -63,7 +69,7 @@ class Flight {
   int64_t main_waits_for_ = -1;
   double main_since_ = 0;
   double alive_ = 0;
-  std::string state_line_;
+  std::function<void(const std::string&)> on_open_;
   std::vector<char> memory_;  ///< until open()
   char* lines_;
   void* mapping_ = nullptr;

@@ -3,6 +3,7 @@
 #include <mpi.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -128,6 +129,9 @@ class MpiTransport : public Transport {
   std::chrono::microseconds patience() const override { return std::chrono::microseconds(1000); }
   bool cancel() override { return false; }  // the library may still write what it has begun
   [[noreturn]] void abort(int code) override {
+    // Under some launchers MPI_Abort waits for ranks that are gone, forever.
+    signal(SIGALRM, SIG_DFL);
+    alarm(3);
     MPI_Abort(world_, code);
     std::_Exit(code);
   }
@@ -171,9 +175,15 @@ class MpiTransport : public Transport {
 MpiProcess::MpiProcess(int* argc, char*** argv) {
   const Launched launch = launched();
   // Whatever happens to the launcher, its ranks do not live on without it.
-  if (launch.variable != nullptr) prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (launch.variable != nullptr) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    witness_.emplace();
+  }
   int provided = 0;
   MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided);
+  // Libraries below MPI catch crashes and take their time over a report; a crash here ends at once,
+  // so that the first rank to crash is the first to be gone.
+  for (int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) signal(number, SIG_DFL);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
   MPI_Comm_size(MPI_COMM_WORLD, &size_);
   if (launch.size != size_) {
@@ -202,6 +212,10 @@ MpiProcess::MpiProcess(int* argc, char*** argv) {
 int MpiProcess::launched_rank() { return launched().rank; }
 
 MpiProcess::~MpiProcess() { MPI_Finalize(); }
+
+void MpiProcess::testify(const std::string& path) {
+  if (witness_) witness_->testify(rank_, path);
+}
 
 std::unique_ptr<Transport> MpiProcess::make_transport() { return std::make_unique<MpiTransport>(); }
 

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "comm/transport.h"
+#include "comm/witness.h"
 
 namespace usp {
 
@@ -28,7 +30,11 @@ class MpiProcess {
   /// lives.
   std::unique_ptr<Transport> make_transport();
 
+  /// Where to write down that this rank has died: RUN_DIR/flight/deaths.jsonl.
+  void testify(const std::string& path);
+
  private:
+  std::optional<Witness> witness_;  ///< under a launcher
   int rank_ = 0, size_ = 1, local_size_ = 1;
 };
 

@@ -1,5 +1,6 @@
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 
 #include "comm/launch.h"
 #include "comm/mpi_transport.h"
@@ -75,6 +76,9 @@ int run_ranks_main(int (*body)(const Communicator&, int, char**), int argc, char
   }
   const std::unique_ptr<Transport> transport = mpi->make_transport();
   QueueEngine engine(*transport);
+  engine.flight().on_open([&](const std::string& path) {
+    mpi->testify((std::filesystem::path(path).parent_path() / "deaths.jsonl").string());
+  });
   return run_rank(engine, body, argc, argv);
 }
 

@@ -1,0 +1,342 @@
+"""Runs of several ranks under mpiexec: equal to one rank, and how they end when one goes wrong.
+
+  test_ranks.py --bin build/release/bin
+
+Needs the chapters and mpi_scenarios there, and mpiexec on PATH (77: skipped without it).
+"""
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = ROOT / "build" / "release" / "bin"
+SECONDS = 15  # for a run that goes wrong to end, on a machine with other things to do
+TINY = ["--hidden_size", "32", "--num_layers", "2", "--num_heads", "2", "--ffn_hidden_size", "64",
+        "--seq_len", "32", "--sample_tokens", "0", "--trace_steps", "0", "--eval_interval", "0"]
+
+
+def environment(**extra):
+    """What ./book run sets for ranks that share a machine."""
+    return dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", **extra)
+
+
+def ranks_alive(run_dir):
+    """Pids of processes whose command line names the run directory; zombies do not count."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            command = (entry / "cmdline").read_bytes().decode(errors="replace")
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            continue
+        if entry.name.isdigit() and str(run_dir) in command and state != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+def records(run_dir):
+    """Each rank's flight record as a list of JSON objects."""
+    found = {}
+    for path in sorted((Path(run_dir) / "flight").glob("rank_*.txt")):
+        lines = [line.strip() for line in path.read_text().splitlines()]
+        found[int(path.stem[5:])] = [json.loads(line) for line in lines if line]
+    return found
+
+
+def metrics(run_dir):
+    return [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
+
+
+class RankTest(unittest.TestCase):
+    """Starts things under mpiexec in a directory of its own."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="test_ranks_")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.run_dir = self.folder / "run"
+
+    def start(self, ranks, program, *flags, env=None):
+        command = ["mpiexec", "-n", str(ranks), str(BIN / program), *flags,
+                   "--run_dir", str(self.run_dir)]
+        return subprocess.Popen(command, env=env or environment(), stdin=subprocess.DEVNULL,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                errors="replace")
+
+    def finish(self, process, seconds=SECONDS):
+        """(exit code, output), within so many seconds and without orphans."""
+        try:
+            output, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            self.fail(f"still running after {seconds} s:\n{output}")
+        deadline = time.monotonic() + 5
+        while ranks_alive(self.run_dir) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.assertEqual(ranks_alive(self.run_dir), [], "orphans")
+        return process.returncode, output
+
+    def why(self):
+        """What ./book why says of the run."""
+        done = subprocess.run([sys.executable, str(ROOT / "book"), "why", str(self.run_dir)],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              check=False)
+        return done.stdout
+
+
+class Failures(RankTest):
+    """Every way to go wrong ends in seconds, with an exit code other than 0, and is explained."""
+
+    def scenario(self, name, *flags):
+        code, output = self.finish(self.start(4, "mpi_scenarios", "--scenario", name, *flags))
+        self.assertNotEqual(code, 0, output)
+        self.assertFalse((self.run_dir / "done").exists())
+        return output, self.why()
+
+    def test_without_a_fault(self):
+        code, output = self.finish(self.start(4, "mpi_scenarios", "--scenario", "none"))
+        self.assertEqual((code, output), (0, "finished\n"))
+        self.assertIn("nothing is wrong", self.why())
+
+    def test_kill_9(self):
+        _, why = self.scenario("kill")
+        self.assertRegex(why, r"rank 2 .*killed or crashed during step 7")
+        self.assertIn("rank 0  waits in all_reduce #8 of dp (1000 f32)", why)
+
+    def test_segmentation_fault(self):
+        _, why = self.scenario("segv")
+        self.assertRegex(why, r"rank 2 .*killed or crashed during step 7")
+
+    def test_exception(self):
+        output, why = self.scenario("throw")
+        self.assertEqual(output.count("error: "), 1, output)
+        self.assertIn("error: rank 2: the loss of rank 2 is beyond words", output)
+        self.assertRegex(why, r"rank 2 .*failed \(step 7\): the loss of rank 2 is beyond words")
+
+    def test_early_exit_with_code_0(self):
+        for name in ("exit", "_exit"):
+            with self.subTest(name):
+                _, why = self.scenario(name)
+                self.assertRegex(why, r"rank 2 .*(killed|crashed|left)")
+
+    def test_early_return_from_main(self):
+        output, why = self.scenario("leave")
+        self.assertIn("rank 2 has left the run", output)
+        self.assertIn("rank 2", why.splitlines()[0])
+        self.assertIn("all_reduce #8 of dp", why.splitlines()[0])
+
+    def test_ranks_disagree(self):
+        for name, words in (("shape", ("1001 elements", "1000 elements")),
+                            ("dtype", ("f64, 1000", "f32, 1000")),
+                            ("kind", ("all_gather #8", "all_reduce #8"))):
+            with self.subTest(name):
+                output, why = self.scenario(name)
+                for word in words:
+                    self.assertIn(word, output)
+                    self.assertIn(word, why)
+
+    def test_deadlock(self):
+        output, why = self.scenario("deadlock", "--comm_timeout", "1")
+        self.assertEqual(output.count("error: "), 1, output)
+        for rank in (0, 1, 3):
+            self.assertIn(f"rank {rank} waits in all_reduce #8 of dp (f32, 1000 elements)", output)
+        self.assertIn("rank 2 waits in recv #1 of dp from rank 3 (f32, 3 elements)", output)
+        self.assertIn("deadlock", why)
+
+    def test_stuck_outside_communication(self):
+        output, why = self.scenario("stuck", "--comm_timeout", "1")
+        self.assertIn("rank 2 is outside communication", output)
+        self.assertIn("rank 2", why.splitlines()[0])
+
+    def test_flags_that_one_rank_minds(self):
+        output, _ = self.scenario("usage")
+        self.assertEqual(output.count("error: "), 1, output)
+
+    def test_flags_that_all_ranks_mind(self):
+        code, output = self.finish(self.start(4, "mpi_scenarios", "--scenario",
+                                              "usage_everywhere"))
+        self.assertEqual((code, output), (2, "error: flags that every rank minds\n"))
+
+    def test_ranks_that_believe_to_be_alone(self):
+        for variable in ("OMPI_COMM_WORLD", "SLURM"):
+            names = {"SLURM": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")}.get(
+                variable, (f"{variable}_SIZE", f"{variable}_RANK"))
+            outputs = []
+            for rank in range(4):
+                env = environment(**{names[0]: "4", names[1]: str(rank)})
+                done = subprocess.run([str(BIN / "mpi_scenarios")], env=env, timeout=SECONDS,
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                      check=False)
+                self.assertEqual(done.returncode, 2, done.stdout)
+                outputs.append(done.stdout)
+            self.assertIn(f"{names[0]}=4, but this program's MPI library sees a world of 1",
+                          outputs[0])
+            self.assertEqual(outputs[1:], ["", "", ""])
+
+
+class Training(RankTest):
+    """Chapter 2's program itself."""
+
+    def train(self, ranks, *flags, seconds=60):
+        code, output = self.finish(self.start(ranks, "ch02_data_parallel", *TINY, *flags), seconds)
+        self.assertEqual(code, 0, output)
+        return output
+
+    def test_one_rank_prints_the_parent_chapters_losses(self):
+        own = {}
+        for program in ("ch01_single_gpu", "ch02_data_parallel"):
+            for dtype in ("f32", "bf16", "f64"):
+                run_dir = self.folder / program / dtype
+                subprocess.run([str(BIN / program), *TINY, "--steps", "20", "--dtype", dtype,
+                                "--run_dir", str(run_dir)], env=environment(), check=True,
+                               stdout=subprocess.DEVNULL)
+                own[program, dtype] = [line.split(', "lr"')[0] for line in
+                                       (run_dir / "metrics.jsonl").read_text().splitlines()]
+        for dtype in ("f32", "bf16", "f64"):
+            self.assertEqual(own["ch01_single_gpu", dtype], own["ch02_data_parallel", dtype])
+
+    def test_ranks_share_the_batch(self):
+        flags = ["--steps", "5", "--dtype", "f64", "--data_order", "shuffled"]
+        self.train(1, *flags, "--micro_batch_size", "12")
+        expected = metrics(self.run_dir)
+        for ranks, micro_batch, accumulate in ((2, 3, 2), (3, 4, 1), (4, 1, 3)):
+            for grad_sync in ("naive", "overlapped", "bucketed"):
+                with self.subTest(ranks=ranks, grad_sync=grad_sync):
+                    self.train(ranks, *flags, "--micro_batch_size", str(micro_batch),
+                               "--grad_acc_steps", str(accumulate), "--grad_sync", grad_sync,
+                               "--bucket_mb", "0.03", "--overwrite")
+                    for step, reference in zip(metrics(self.run_dir), expected, strict=True):
+                        for key in ("loss", "grad_norm"):
+                            self.assertLessEqual(abs(step[key] - reference[key]),
+                                                 1e-10 * abs(reference[key]))
+                        self.assertEqual(step["tokens"], reference["tokens"])
+
+    def test_the_ledger_is_the_formula(self):
+        self.train(4, "--steps", "3", "--micro_batch_size", "2", "--bucket_mb", "0.02")
+        run = json.loads((self.run_dir / "run.json").read_text())
+        gradients = 4 * run["parameters"]
+        for step in metrics(self.run_dir):
+            self.assertEqual(step["comm_bytes"]["dp.all_reduce"], gradients)
+        entry = json.loads((self.run_dir / "ledger.json").read_text())["dp.all_reduce"]
+        self.assertEqual(entry["payload_bytes"], 3 * gradients)
+        self.assertAlmostEqual(entry["wire_bytes"] / (3 * 2 * 3 / 4 * gradients), 1, delta=0.01)
+
+    def test_the_same_run_gives_the_same_bits(self):
+        texts = []
+        for _ in range(2):
+            self.train(3, "--steps", "5", "--micro_batch_size", "2", "--overwrite")
+            texts.append([(step["loss"], step["grad_norm"]) for step in metrics(self.run_dir)])
+        self.assertEqual(*texts)
+
+    def test_only_rank_0_speaks_and_writes(self):
+        output = self.train(4, "--steps", "2", "--micro_batch_size", "1")
+        self.assertEqual(output.count("parameters  "), 1, output)
+        self.assertEqual(len(metrics(self.run_dir)), 2)
+        self.assertEqual(sorted(records(self.run_dir)), [0, 1, 2, 3])
+        self.assertEqual({record[1]["state"] for record in records(self.run_dir).values()},
+                         {"finished"})
+
+    def test_kill_9_of_a_rank_in_the_middle_of_training(self):
+        process = self.start(4, "ch02_data_parallel", *TINY, "--steps", "100000",
+                             "--micro_batch_size", "1")
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            lines = (self.run_dir / "metrics.jsonl")
+            if lines.exists() and lines.read_text().count("\n") > 5:
+                break
+        victim = records(self.run_dir)[2][0]
+        os.kill(victim["pid"], signal.SIGKILL)
+        code, output = self.finish(process)
+        self.assertNotEqual(code, 0, output)
+        why = self.why()
+        self.assertRegex(why.splitlines()[0], rf"rank 2 \(pid {victim['pid']}\)")
+        self.assertRegex(why, r"rank [013]  .*#\d+ of")
+
+    def test_a_signal_to_one_rank_stops_all_after_the_same_step(self):
+        process = self.start(3, "ch02_data_parallel", *TINY, "--steps", "100000",
+                             "--micro_batch_size", "1")
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            lines = (self.run_dir / "metrics.jsonl")
+            if lines.exists() and lines.read_text().count("\n") > 5:
+                break
+        os.kill(records(self.run_dir)[1][0]["pid"], signal.SIGTERM)
+        code, output = self.finish(process)
+        self.assertEqual(code, 0, output)
+        self.assertIn("Stopped on request", output)
+        self.assertRegex((self.run_dir / "done").read_text(), r"interrupted after step \d+")
+
+    def test_bad_flags_are_refused_once(self):
+        for flags, words in ((["--dp_size", "3"], ("dp_size", "2 ranks", "dp_size=2")),
+                             (["--bucket_mb", "0"], ("bucket_mb=0", "try 25")),
+                             (["--grad_sync", "sometimes"], ("grad_sync", "bucketed")),
+                             (["--comm_timeout", "0"], ("comm_timeout=0",))):
+            with self.subTest(flags=flags):
+                code, output = self.finish(self.start(2, "ch02_data_parallel", *flags))
+                self.assertEqual(code, 2, output)
+                self.assertEqual(output.count("error: "), 1, output)
+                for word in words:
+                    self.assertIn(word, output)
+
+    def test_a_run_directory_in_use_is_refused_once(self):
+        self.train(2, "--steps", "1", "--micro_batch_size", "1")
+        before = (self.run_dir / "metrics.jsonl").read_bytes()
+        code, output = self.finish(self.start(2, "ch02_data_parallel", *TINY))
+        self.assertNotEqual(code, 0)
+        self.assertEqual(output.count("error: "), 1, output)
+        self.assertIn("holds a run", output)
+        self.assertEqual((self.run_dir / "metrics.jsonl").read_bytes(), before)
+
+
+class Examples(unittest.TestCase):
+    """The tour of the collectives gives the book's numbers."""
+
+    def test_collectives(self):
+        output = subprocess.run(["mpiexec", "-n", "3", str(BIN / "ch02_data_parallel_collectives")],
+                                env=environment(), timeout=60, stdout=subprocess.PIPE, text=True,
+                                check=True).stdout
+        blocks = {}
+        for block in output.split("\n\n")[1:]:
+            title, *lines = block.splitlines()
+            blocks[title.split(" (")[0]] = [line.split(" -> ")[-1] for line in lines]
+        fives = ["[1, 1, 1, 1, 1]", "[2, 2, 2, 2, 2]", "[3, 3, 3, 3, 3]"]
+        everyone = "[1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3]"
+        nothing = "[" + ", ".join(["0"] * 15) + "]"
+        self.assertEqual(blocks["broadcast from rank 0"], ["[1, 2, 3, 4, 5]"] * 3)
+        self.assertEqual(blocks["reduce to rank 0"], ["[6, 6, 6, 6, 6]", *fives[1:]])
+        self.assertEqual(blocks["all_reduce"], ["[6, 6, 6, 6, 6]"] * 3)
+        self.assertEqual(output.count("[6, 6, 6, 6, 6]"), 7)  # the ring's, too
+        self.assertEqual(blocks["gather to rank 0"], [everyone, nothing, nothing])
+        self.assertEqual(blocks["all_gather"], [everyone] * 3)
+        self.assertEqual(blocks["scatter from rank 0"], fives)
+        self.assertEqual(blocks["reduce_scatter"], ["[6, 12]", "[14, 56]", "[36, 288]"])
+        barrier = next(lines for title, lines in blocks.items() if title.startswith("barrier"))
+        for seconds in barrier:
+            self.assertAlmostEqual(float(seconds.strip("[]")), 2, delta=0.5)
+
+
+def main():
+    global BIN
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--bin", type=Path, default=BIN)
+    args, rest = parser.parse_known_args()
+    BIN = args.bin.resolve()
+    if shutil.which("mpiexec") is None:
+        print("no mpiexec on PATH")
+        return 77
+    return 0 if unittest.main(argv=[sys.argv[0], *rest], exit=False).result.wasSuccessful() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
