@@ -117,6 +117,7 @@ void SampleConfig::validate(const Args&) const {
 }
 
 void TrainConfig::bind(Args& args) {
+  each_part([&](auto& part) { part.bind(args); });
   args.group("Training");
   args.bind("steps", steps, "optimizer steps");
   args.bind("seq_len", seq_len, "tokens per sample");
@@ -139,7 +140,6 @@ void TrainConfig::bind(Args& args) {
   args.bind("run_dir", run_dir, "directory for the run's files");
   args.bind("overwrite", overwrite, "replace the run that run_dir holds");
   args.bind("trace_steps", trace_steps, "steps to record in trace.json; 0: none");
-  each_part([&](auto& part) { part.bind(args); });
 }
 
 void TrainConfig::validate(const Args& args) {

@@ -103,13 +103,14 @@ int run(const Communicator& world, int argc, char** argv) {
   std::optional<double> val_loss;
   const StepMetrics last =
       train(config, dataset, trainer, run_dir, facts.matmul_gflops, val_loss, world);
-  const bool stopped = last.step + 1 < config.steps;
+  bool stopped = last.step + 1 < config.steps;
   std::string sample;
   if (config.sample.sample_tokens > 0 && !stopped) {
     const std::vector<int32_t> tokens =
         sample_tokens(trainer.model(), config.sample, config.seq_len, encode_prompt(config, file),
                       config.seed, stop_requested);
     sample = tokens_to_text(tokens, file.is_text());
+    stopped = stop_requested();
   }
   Report report = make_report(facts, last, val_loss, std::move(sample));
   report.rows.push_back(trainer.data_parallel().traffic_row(last.step + 1));

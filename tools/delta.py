@@ -222,7 +222,7 @@ def _line_errors(manifest, file, rows):
         where = f"{child if kind == '+' else parent}/{file}:{group[0].line}"
         more = f" and {diff.amount(len(group) - 1, 'line')} after it" if len(group) > 1 else ""
         what = f"not in {parent}" if kind == "+" else f"not in {child}"
-        advice = f'declare "{names[-1]}"' if names else "put `// [name]` lines around and declare it"
+        advice = f'declare "{names[-1]}"' if names else "put it between `// [name]` lines, declared"
         errors.append(f"{where}: undeclared change: `{group[0].text.strip()}`{more}, {what}: take "
                       f'the change back, or {advice} in "edits" of {manifest.file}')
     return errors

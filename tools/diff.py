@@ -18,6 +18,7 @@ FREE = ("README.md", "chapter.json", "exercises", "examples", "figures")  # may 
 CMAKE = "CMakeLists.txt"  # the same bytes in every chapter
 MARKER = re.compile(r"[ \t]*// \[([\w-]+)\][ \t]*")
 SHOWN = re.compile(r"<!-- (?:snippet|delta): (\S+)#(\S+) -->")
+NOTHING_COUNTED = "#include lines, blank lines"  # what differs in a file where nothing counts
 CONTEXT = 3  # unchanged lines around a hunk
 RED, GREEN, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[1m", "\033[0m"
 
@@ -99,10 +100,9 @@ def _align_part(old, new, old_cut, new_cut):
     line lies in that too if that is where it was removed.
     """
     a, b = old.code(old_cut[0] + 1, old_cut[1]), new.code(new_cut[0] + 1, new_cut[1])
-    a_text, b_text = [old.lines[i] for i in a], [new.lines[j] for j in b]
     rows = []
-    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, a_text, b_text, False).get_opcodes():
-        if tag == "equal":
+    for is_same, i1, i2, j1, j2 in _stretches([old.lines[i] for i in a], [new.lines[j] for j in b]):
+        if is_same:
             for i, j in zip(a[i1:i2], b[j1:j2]):
                 gone = [name for name in old.around(i, i) if name not in new.snippets]
                 rows.append(Row(" ", new.lines[j], j + 1, (*new.around(j, j), *gone)))
@@ -112,6 +112,20 @@ def _align_part(old, new, old_cut, new_cut):
         rows += [Row("-", old.lines[i], i + 1, (*old.around(i, i), *here)) for i in a[i1:i2]]
         rows += [Row("+", new.lines[j], j + 1, new.around(j, j)) for j in b[j1:j2]]
     return rows
+
+
+def _stretches(a, b):
+    """What two lists of lines have in common: [(is it the same?, bounds in a, bounds in b)].
+
+    Equal lines at the end are taken off first; before them, a blank line alone makes no two places
+    the same.
+    """
+    ends = zip(reversed(a), reversed(b))
+    tail = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], ends))
+    matcher = difflib.SequenceMatcher(lambda line: not line.strip(), a[:len(a) - tail],
+                                      b[:len(b) - tail], False)
+    return [*((tag == "equal", *bounds) for tag, *bounds in matcher.get_opcodes()),
+            (True, len(a) - tail, len(a), len(b) - tail, len(b))]
 
 
 def is_counted(row):
@@ -220,25 +234,32 @@ def ordered_hunks(changes, order):
                   else len(order))
 
 
+def totals(changes, budget=None):
+    """63 of 120 edited lines in 4 of 4 files; without a budget only what is."""
+    lines, files = sum(changes.counts()), len(changes.edited_files())
+    if budget:
+        return (f"{lines} of {amount(budget[0], 'edited line')} in {files} of "
+                f"{amount(budget[1], 'file')}")
+    return f"{amount(lines, 'edited line')} in {amount(files, 'file')}"
+
+
 def statistics(changes, budget):
-    """The lines of the table; budget: (lines, files) or None."""
+    """How much differs, as lines of text; budget: (lines, files) or None."""
     rows = []
     for file, aligned in changes.edited.items():
         plus, minus = count(aligned)
-        rows.append((file, f"+{plus}", f"-{minus}", ", ".join(changed_snippets(aligned))))
+        what = ", ".join(changed_snippets(aligned)) if plus + minus else NOTHING_COUNTED
+        rows.append((file, f"+{plus}", f"-{minus}", what))
     rows += [(file, f"+{lines}", "", "new file") for file, lines in changes.added.items()]
     rows += [(file, "", f"-{lines}", "removed file") for file, lines in changes.removed.items()]
     width = max((len(row[0]) for row in rows), default=0)
     lines = [f"  {row[0]:<{width}} {row[1]:>6} {row[2]:>6}  {row[3]}".rstrip() for row in rows]
     plus, minus = changes.counts()
-    edited, files = str(plus + minus), len(changes.edited_files())
-    total = (f"{edited} of {budget[0]} edited lines (+{plus} -{minus}) in {files} of "
-             f"{amount(budget[1], 'file')}" if budget else
-             f"{amount(plus + minus, 'edited line')} (+{plus} -{minus}) in {amount(files, 'file')}")
+    total = f"{totals(changes, budget)} (+{plus} -{minus})"
     for name, whole in (("new", changes.added), ("removed", changes.removed)):
         if whole:
             total += f"; {amount(len(whole), f'{name} file')}, {sum(whole.values())} lines"
-    return [*lines, total, "A changed line counts twice, blank lines and #include lines not at all."]
+    return [*lines, total, "A changed line counts twice, blank and #include lines not at all."]
 
 
 def _wants_colour():

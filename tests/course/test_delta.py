@@ -80,10 +80,28 @@ class Toy(unittest.TestCase):
         folder = tempfile.TemporaryDirectory(prefix="test_delta_")
         self.addCleanup(folder.cleanup)
         self.root = Path(folder.name).resolve()
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+        clean.update(GIT_CONFIG_GLOBAL=os.devnull, GIT_CEILING_DIRECTORIES=str(self.root.parent))
+        patch = mock.patch.dict(os.environ, clean, clear=True)
+        patch.start()
+        self.addCleanup(patch.stop)
         self.add("ch01_a", MAIN, CONFIG, "# A\n", parent=None)
         self.add("ch02_b", CHILD_MAIN, CHILD_CONFIG, README, parent="ch01_a", adds=["zero.h"],
                  edits=EDITS)
         write(self.root / "ch02_b/zero.h", "#pragma once\n\nint ranks();\n")
+
+    def git(self, *arguments):
+        """Runs git in the toys' directory."""
+        subprocess.run(["git", "-C", str(self.root), "-c", "user.name=a", "-c", "user.email=a@b",
+                        *arguments], check=True, stdout=subprocess.DEVNULL,
+                       stdin=subprocess.DEVNULL)
+
+    def commit(self):
+        """Commits all that is there, as the state before the change."""
+        if not (self.root / ".git").exists():
+            self.git("init", "-q")
+        self.git("add", "-A")
+        self.git("commit", "-q", "-m", "state")
 
     def add(self, name, main, config, readme, **manifest):
         """Writes a chapter."""
@@ -151,6 +169,8 @@ class WhatIsAllowed(Toy):
                   "\n// [helper]\nint helper() { return 2; }\n// [helper]\n")
         self.manifest(edits={**EDITS, "main.cpp": ["run", "helper"]})
         self.edit("ch02_b/README.md", "#run -->", "#run -->\n<!-- delta: main.cpp#helper -->")
+        self.expect()
+        self.edit("ch02_b/main.cpp", "// [helper]\n\n", "// [helper]\n")
         self.expect()
 
     def test_a_whole_snippet_may_go(self):
@@ -314,8 +334,13 @@ class Markers(Toy):
         text = self.text("ch02_b/main.cpp")
         a, b, c = (text.index(x) for x in ("// [run]", "// [stop]", "int main"))
         write(self.root / "ch02_b/main.cpp", text[:a] + text[b:c] + text[a:b] + text[c:])
-        self.assertIn("ch02_b/main.cpp:6: `// [stop]` stands where ch01_a has `// [run]`: keep the "
-                      "order of the parent", delta.check("ch02_b", self.root))
+        advice = f'take the change back, or declare "stop" in {IN_B}'
+        self.expect("ch02_b/main.cpp:6: `// [stop]` stands where ch01_a has `// [run]`: keep the "
+                    "order of the parent",
+                    "ch02_b/main.cpp:7: undeclared change: `void stop() {` and 2 lines after it, "
+                    f"not in ch01_a: {advice}",
+                    "ch01_a/main.cpp:14: undeclared change: `void stop() {` and 1 line after it, "
+                    f"not in ch02_b: {advice}")
 
 
 class Declarations(Toy):
@@ -540,7 +565,17 @@ main.cpp
 
     def test_a_file_where_nothing_counts(self):
         self.edit("ch02_b/config.h", FLAGS, "#include <x>\n")
-        self.assertIn("  config.h     +0     -0  #include lines, blank lines\n", self.show("2")[1])
+        text = self.show("2")[1]
+        self.assertIn("  config.h     +0     -0  #include lines, blank lines\n", text)
+        self.assertIn("2 of 60 edited lines in 1 of 4 files (+1 -1); 1 new file", text)
+
+    def test_blank_lines_alone_make_no_two_places_the_same(self):
+        old, new = diff.Source("a\n\nb\n\nc\n"), diff.Source("a\nx\n\n\ny\n\nc\n")
+        self.assertEqual([row.kind + row.text for row in diff.align(old, new)],
+                         [" a", "-", "-b", "+x", "+", "+", "+y", " ", " c"])
+        old, new = diff.Source("b\n\n"), diff.Source("x\n\ny\n\n")
+        self.assertEqual([row.kind + row.text for row in diff.align(old, new)],
+                         ["-b", "+x", "+", "+y", " "])
 
     def test_stretches_far_apart_are_hunks_of_their_own(self):
         lines = "".join(f"  int x{i};\n" for i in range(7))
@@ -645,23 +680,7 @@ class Weaving(Toy):
 class Propagate(Toy):
     def setUp(self):
         super().setUp()
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-        patch = mock.patch.dict(os.environ, {**clean, "GIT_CONFIG_GLOBAL": os.devnull}, clear=True)
-        patch.start()
-        self.addCleanup(patch.stop)
         self.add_grandchild()
-
-    def git(self, *arguments):
-        subprocess.run(["git", "-C", str(self.root), "-c", "user.name=a", "-c", "user.email=a@b",
-                        *arguments], check=True, stdout=subprocess.DEVNULL,
-                       stdin=subprocess.DEVNULL)
-
-    def commit(self):
-        """Commits all that is there, as the state before the change."""
-        if not (self.root / ".git").exists():
-            self.git("init", "-q")
-        self.git("add", "-A")
-        self.git("commit", "-q", "-m", "state")
 
     def propagate(self, *arguments, **options):
         return self.printed(propagate.run_propagate, *arguments, **options)
@@ -825,7 +844,8 @@ int run() {
         self.commit()
         self.edit("ch01_a/main.cpp", "return 1;", "return 8;")
         self.edit("ch01_a/config.h", "int steps = 1;", "int steps = 5;")
-        self.assertEqual(self.propagate("1", files=["config.h"])[0], 0)
+        self.assertEqual(self.propagate("1", files=["config.h"]), (
+            0, "ch02_b/config.h: merged\nch03_c/config.h: replaced\n2 files written\n"))
         self.assertEqual(self.text("ch02_b/main.cpp"), CHILD_MAIN)
         self.assertIn("steps = 5", self.text("ch03_c/config.h"))
 
@@ -897,10 +917,15 @@ class Commands(Toy):
         self.assertEqual(self.book("diff", "1")[0], 2)
         self.assertEqual(self.book("diff")[0], 2)
 
+    @unittest.skipIf(shutil.which("git") is None, "there is no git here")
     def test_propagate(self):
+        self.commit()
+        self.edit("ch01_a/main.cpp", "return 1;", "return 8;")
         code, _, error = self.book("propagate", "1", "main.cpp", "--base", "nowhere")
         self.assertEqual(code, 2)
-        self.assertRegex(error, "^error: (propagate compares|there is no commit)")
+        self.assertRegex(error, "^error: there is no commit 'nowhere'")
+        self.assertEqual(self.book("propagate", "1", "main.cpp"),
+                         (0, "ch02_b/main.cpp: merged\n1 file written\n", ""))
 
 
 class RealChapters(unittest.TestCase):

@@ -28,7 +28,7 @@ FOLDER = None  # of the token files, set by setUpModule()
 
 RUN_FILES = {"run.json", "metrics.jsonl", "trace.json", "memory.json", "report.md", "done"}
 CATEGORIES = ["weights", "gradients", "optimizer", "activations", "communication", "workspace"]
-GROUPS = ["Model", "Training", "Optimizer", "Data", "Execution", "Sampling", "Output"]
+GROUPS = ["Model", "Optimizer", "Sampling", "Training", "Data", "Execution", "Output"]
 
 # A step takes a few milliseconds; every kind of parameter and two heads per kv head are there.
 SMALL = {
@@ -466,8 +466,9 @@ class Files(Runs):
             self.assertEqual(record["command"], command(flags))
             for name, value in flags.items():
                 self.assertEqual(record["config"][name], value, name)
-            self.assertEqual(set(record["machine"]), {"cpu", "isa", "cores", "threads"})
+            self.assertEqual(set(record["machine"]), {"cpu", "isa", "cores", "ranks", "threads"})
             self.assertEqual(record["machine"]["threads"], 2)
+            self.assertEqual(record["machine"]["ranks"], 1)
             self.assertGreaterEqual(record["machine"]["cores"], 1)
             self.assertEqual(set(record["build"]), {"commit", "compiler", "arch", "matmul"})
             self.assertNotIn("", record["build"].values())
@@ -496,8 +497,9 @@ class Files(Runs):
                 validated = step + 1 in (2, 4, self.STEPS)
                 self.assertEqual(set(record), {
                     "step", "loss", "grad_norm", "lr", "tokens", "step_ms", "tokens_per_s", "mfu",
-                    "peak_bytes"} | ({"val_loss"} if validated else set()))
+                    "peak_bytes", "comm_bytes"} | ({"val_loss"} if validated else set()))
                 self.assertEqual(record["tokens"], (step + 1) * self.TOKENS)
+                self.assertEqual(record["comm_bytes"], {})  # there is nobody to talk to
                 for key in ("loss", "grad_norm", "step_ms", "tokens_per_s", "mfu"):
                     self.assertGreater(record[key], 0, key)
                 # step_ms is rounded to a microsecond.
