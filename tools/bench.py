@@ -1,4 +1,8 @@
-"""`./book bench`: how fast a chapter trains, next to the matrix products of the same machine."""
+"""`./book bench`: how fast a chapter trains, next to the matrix products of the same machine.
+
+For a chapter of several ranks also: one rank with all threads against as many ranks of one thread
+each, at equal global batch; and the collectives, next to the MPI library's own.
+"""
 import datetime
 import json
 import shlex
@@ -7,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tools import build, machine, packages, runs
+from tools import build, machine, mpi, packages, runs
 from tools.base import ROOT, BookError, say, show_path
 from tools.process import git_commit, wait_for
 
@@ -22,6 +26,8 @@ DTYPES = ("f32", "bf16")
 QUIET_FLAGS = {"eval_interval": 0, "sample_tokens": 0, "trace_steps": 0}
 SKIPPED_STEPS = 3  # primitives are created, blocks allocated and pages touched in them
 MIN_STEPS, MAX_STEPS = 3, 500
+# Ranks and flags of comm_bench: on more ranks than cores MPI_Allreduce spins, so it gets less to do.
+COLLECTIVES = ((2, ()), (8, ("--rounds", "50", "--large", "65536")))
 MEASURES = ("tokens_per_s", "step_ms", "model_gflops", "matmul_gflops", "fraction")
 # Of the fraction computed here and the `mfu` that the run itself reports.
 MFU_TOLERANCE = 0.02
@@ -65,35 +71,45 @@ def steps_for(seconds, step_ms):
     return SKIPPED_STEPS + max(MIN_STEPS, min(MAX_STEPS, round(seconds * 1000 / step_ms)))
 
 
-def _command(chapter, config, dtype, steps, run_dir):
-    """The command line of one run."""
+def _command(chapter, config, dtype, ranks, steps, run_dir):
+    """The command line of one run; the ranks share the samples of the configuration's batch."""
     flags = {**config, "dtype": dtype, "steps": steps, **QUIET_FLAGS, "run_dir": run_dir}
+    flags["micro_batch_size"] = config["micro_batch_size"] // ranks
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    return [str(build.binary(build.RELEASE, chapter.name)), *words]
+    program = [str(build.binary(build.RELEASE, chapter.name)), *words]
+    return mpi.find().command(ranks, program) if ranks > 1 else program
 
 
-def _run_once(chapter, name, dtype, steps):
+def _run_quietly(command, ranks):
+    """What a command prints; BookError with that output if it fails."""
+    held = []
+    code, signals = wait_for(command, machine.thread_environment(ranks=ranks), held.append)
+    if signals:
+        raise BookError("the benchmark was interrupted", 128 + signals[0])
+    if code != 0:
+        sys.stderr.write("".join(held))
+        raise BookError(f"`{shlex.join(command)}` ended with exit code {code}")
+    return "".join(held)
+
+
+def _run_once(chapter, name, dtype, ranks, steps):
     """Trains for so many steps in a temporary directory; what measure() returns."""
     with tempfile.TemporaryDirectory(prefix="book_bench_") as scratch:
         run_dir = Path(scratch) / "run"
-        command = _command(chapter, CONFIGS[name], dtype, steps, run_dir)
-        held = []
-        code, signals = wait_for(command, machine.thread_environment(), held.append)
-        if signals:
-            raise BookError("the benchmark was interrupted", 128 + signals[0])
-        if code != 0:
-            sys.stderr.write("".join(held))
-            raise BookError(f"`{shlex.join(command)}` ended with exit code {code}")
+        _run_quietly(_command(chapter, CONFIGS[name], dtype, ranks, steps, run_dir), ranks)
         records, _ = runs.read_metrics(run_dir)
         return measure(records, runs.read_run(run_dir), CONFIGS[name])
 
 
 def _measure_rounds(chapter, seconds, rounds):
-    """{(config, dtype): [measure() of each round]}; configurations take turns within a round."""
-    cases = [(name, dtype) for name in CONFIGS for dtype in DTYPES]
+    """{(config, dtype, ranks): [measure() of each round]}; cases take turns within a round."""
+    layouts = (1,) if chapter.ranks is None else (1, machine.usable_cores())
+    cases = [(name, dtype, ranks) for name in CONFIGS for dtype in DTYPES
+             for ranks in dict.fromkeys(layouts)
+             if CONFIGS[name]["micro_batch_size"] % ranks == 0]
     steps = {}
     for case in cases:
-        say(f"book: {case[0]} {case[1]}: how long is a step?")
+        say(f"book: {_label(*case)}: how long is a step?")
         first = _run_once(chapter, *case, SKIPPED_STEPS + MIN_STEPS)
         steps[case] = steps_for(seconds, first["step_ms"])
     results = {case: [] for case in cases}
@@ -101,7 +117,7 @@ def _measure_rounds(chapter, seconds, rounds):
         for case in cases:
             result = _run_once(chapter, *case, steps[case])
             results[case].append(result)
-            say(f"book: round {number + 1}/{rounds}  {case[0]} {case[1]:<4}  "
+            say(f"book: round {number + 1}/{rounds}  {_label(*case):<15}  "
                 f"{result['tokens_per_s']:9.0f} tokens/s  ({result['steps']} steps)")
     return results
 
@@ -112,8 +128,13 @@ def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packa
     if not skip_packages:
         packages.ensure(packages.RUN, install)
     build.prepare(build.RELEASE, chapter.name)
+    if chapter.ranks is not None:
+        build.prepare(build.RELEASE, "comm_bench")
     results = _measure_rounds(chapter, seconds, rounds)
     record = _record(chapter, results)
+    if chapter.ranks is not None:
+        record["layouts"] = compare_layouts(record["results"])
+        record["collectives"] = _measure_collectives()
     try:
         out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
@@ -123,13 +144,38 @@ def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packa
     return 0
 
 
+def _label(name, dtype, ranks):
+    """A f32 2 ranks"""
+    return f"{name} {dtype} {ranks} rank{'s' if ranks > 1 else ''}"
+
+
+def compare_layouts(results):
+    """[{config, dtype, ranks, ratio}]: tokens/s of several ranks over those of one, medians."""
+    speed = {(r["config"], r["dtype"], r["ranks"]): r["summary"]["tokens_per_s"]["median"]
+             for r in results}
+    return [{"config": name, "dtype": dtype, "ranks": ranks,
+             "ratio": tokens / speed[name, dtype, 1]}
+            for (name, dtype, ranks), tokens in speed.items() if ranks > 1]
+
+
+def _measure_collectives():
+    """What comm_bench prints for each number of ranks."""
+    program = str(build.binary(build.RELEASE, "comm_bench"))
+    measured = []
+    for ranks, flags in COLLECTIVES:
+        say(f"book: collectives on {ranks} ranks")
+        command = mpi.find().command(ranks, [program, *flags])
+        measured.append(json.loads(_run_quietly(command, ranks).splitlines()[-1]))
+    return measured
+
+
 def _record(chapter, results):
     """Everything that is needed to read the numbers later."""
     threads = int(machine.thread_environment()["OMP_NUM_THREADS"])
-    measured = [{"config": name, "dtype": dtype, "flags": CONFIGS[name],
+    measured = [{"config": name, "dtype": dtype, "ranks": ranks, "flags": CONFIGS[name],
                  "flops_per_token": flops_per_token(CONFIGS[name]),
                  "summary": summarise(rounds), "rounds": rounds}
-                for (name, dtype), rounds in results.items()]
+                for (name, dtype, ranks), rounds in results.items()]
     return {
         "chapter": chapter.name,
         "commit": git_commit(),
@@ -153,9 +199,18 @@ def _print_table(record):
           f"{'fraction':>19}")
     for result in record["results"]:
         s = result["summary"]
-        print(f"{result['config']} {result['dtype']:<6} {_cell(s['tokens_per_s'], 0, 24)} "
+        label = f"{result['config']} {result['dtype']} x{result['ranks']}"
+        print(f"{label:<10} {_cell(s['tokens_per_s'], 0, 22)} "
               f"{_cell(s['step_ms'], 1, 24)} {_cell(s['model_gflops'], 1, 22)} "
               f"{_cell(s['matmul_gflops'], 1, 22)} {_cell(s['fraction'], 3, 19)}")
+    for layout in record.get("layouts", []):
+        print(f"{layout['config']} {layout['dtype']}: {layout['ranks']} ranks of one thread reach "
+              f"{layout['ratio']:.3f} of the tokens/s of one rank with all threads")
+    for entry in record.get("collectives", []):
+        print(f"{entry['ranks']} ranks: all-reduce of {entry['small_bytes']} bytes in "
+              f"{entry['small_us']:.0f} us; of {entry['large_bytes']} bytes in "
+              f"{entry['large_ms']:.2f} ms, MPI_Allreduce {entry['mpi_ms']:.2f} ms: "
+              f"{entry['ratio']:.2f} of its speed")
     print("fraction = model FLOP/s / the matrix-product rate that the run measured at its start")
     for result in record["results"]:
         worst = max(abs(r["mfu_reported"] / r["fraction"] - 1) for r in result["rounds"])

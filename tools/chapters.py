@@ -3,6 +3,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
 from tools.base import ROOT, BookError
 
@@ -15,6 +16,7 @@ class Chapter:
     folder: Path
     title: str
     technique: str
+    ranks: Optional[int] = None  # it runs on by default; None: it knows of no ranks
 
     @property
     def name(self):
@@ -38,9 +40,13 @@ def find_chapters(root=ROOT):
         if not isinstance(fields, dict):
             raise BookError(f"cannot read {manifest}: it must hold one JSON object")
         folder = manifest.parent
+        ranks = fields.get("ranks")
+        if ranks is not None and (type(ranks) is not int or ranks < 1):
+            raise BookError(f"cannot read {manifest}: \"ranks\" must be a positive integer, "
+                            f"not {json.dumps(ranks)}")
         chapters.append(Chapter(int(folder.name[2:4]), folder,
                                 str(fields.get("title", folder.name)),
-                                str(fields.get("technique", ""))))
+                                str(fields.get("technique", "")), ranks))
     return chapters
 
 

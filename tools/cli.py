@@ -4,7 +4,8 @@ import os
 import signal
 import sys
 
-from tools import bench, chapters, compare, doctor, figures, launch, showcase, testing, weave
+from tools import (bench, chapters, compare, delta, diff, doctor, figures, launch, propagate,
+                   showcase, testing, weave, why)
 from tools.base import BookError, say, show_path
 
 HELP = """\
@@ -16,16 +17,21 @@ Read and run
   list                     the chapters, what each adds, how to run it
   run [CHAPTER]            install what is missing, build, train; alone: chapter 1's demo
                            chapter flags follow `--`:  ./book run ch01 -- --steps 100 --dtype f32
+  run CHAPTER --ranks N    the same on N ranks, from chapter 2 on
+  diff CHAPTER [OTHER]     what differs between two chapters; one alone: from its parent
 Look
   plot RUN_DIR             draw RUN_DIR/loss.png and loss.svg
   compare RUN_A RUN_B      the first step that differs, and both losses in one figure
+  why RUN_DIR              what broke a run of several ranks, or holds it up
 Check
   test                     build everything and run the tests
   bench [CHAPTER]          speed: medians of interleaved runs, as text and JSON
+  delta [CHAPTER]          what chapters change of their parents: declared, small, explained?
   doctor                   what is installed and missing, what this machine can do
 Write
   figures [CHAPTER]        run the chapter's demo and remake what its README shows
   weave [--check]          fill the READMEs' code and outputs from their sources
+  propagate CHAPTER        merge what changed in a chapter into all that descend from it
 
 CHAPTER is a number or a name: 1, ch01 and ch01_single_gpu are the same.
 """
@@ -58,18 +64,23 @@ def _run(arguments, flags):
     parser.add_argument("--print", action="store_true", dest="only_print",
                         help="print the command line that would run, and do nothing")
     parser.add_argument("--no-plot", action="store_true", help="draw no loss plot afterwards")
+    parser.add_argument("--ranks", type=int, metavar="N",
+                        help="processes to start (default: what the chapter's chapter.json says)")
+    parser.add_argument("--debug", type=int, metavar="RANK", help="run this rank under gdb")
     _add_set_up(parser)
     args = parser.parse_args(arguments)
-    return launch.run_chapter(chapters.resolve(args.chapter), flags, args.only_print,
-                              not args.no_install, args.skip_packages, not args.no_plot)
+    options = launch.Options(args.only_print, not args.no_install, args.skip_packages,
+                             not args.no_plot, args.ranks, args.debug)
+    return launch.run_chapter(chapters.resolve(args.chapter), flags, options)
 
 
 def _test(arguments, _flags):
     """./book test"""
     parser = _Parser(prog="./book test",
                      description="Builds everything and runs the tests with ctest.")
-    parser.add_argument("--sanitize", action="store_true",
-                        help="the unit tests under AddressSanitizer and UBSan")
+    parser.add_argument("--sanitize", nargs="?", const="address", choices=["address", "thread"],
+                        help="the unit tests under AddressSanitizer and UBSan (the default), or "
+                        "those with several ranks under ThreadSanitizer")
     parser.add_argument("--full", action="store_true",
                         help="every combination and every seeded fault")
     parser.add_argument("-R", metavar="REGEX", dest="regex",
@@ -130,6 +141,15 @@ def _compare(arguments, _flags):
     return compare.compare_runs(args.run_a, args.run_b, args.out)
 
 
+def _why(arguments, _flags):
+    """./book why"""
+    parser = _Parser(prog="./book why", description="Explains from the flight records why a run of "
+                     "several ranks broke, or what it waits for. Exit code: 0 = nothing is wrong "
+                     "or it goes on, 1 = it broke, 2 = there are no records.")
+    parser.add_argument("run_dir", metavar="RUN_DIR")
+    return why.explain(parser.parse_args(arguments).run_dir)
+
+
 def _list(arguments, _flags):
     """./book list"""
     _Parser(prog="./book list", description="Lists the chapters.").parse_args(arguments)
@@ -169,8 +189,43 @@ def _weave(arguments, _flags):
     return 1 if stale and args.check else 0
 
 
-COMMANDS = {"run": _run, "test": _test, "bench": _bench, "plot": _plot, "list": _list,
-            "compare": _compare, "doctor": _doctor, "figures": _figures, "weave": _weave}
+def _delta(arguments, _flags):
+    """./book delta"""
+    parser = _Parser(prog="./book delta", description="Checks that what a chapter changes of its "
+                     "parent is declared in chapter.json, within budget and shown in its README. "
+                     "Exit code: 0 = in order, 1 = something is not.")
+    parser.add_argument("chapter", nargs="?", help="default: all of them")
+    args = parser.parse_args(arguments)
+    return delta.run_delta(args.chapter)
+
+
+def _diff(arguments, _flags):
+    """./book diff"""
+    parser = _Parser(prog="./book diff", description="Shows what differs between the code of two "
+                     "chapters, in the order in which the second one's README explains it.")
+    parser.add_argument("chapter")
+    parser.add_argument("other", nargs="?", help="left out: the chapter and its parent")
+    parser.add_argument("--stat", action="store_true", help="only how much differs in each file")
+    args = parser.parse_args(arguments)
+    return diff.show_diff(*delta.pair(args.chapter, args.other), only_statistics=args.stat)
+
+
+def _propagate(arguments, _flags):
+    """./book propagate"""
+    parser = _Parser(prog="./book propagate", description="Merges what changed in a chapter's code "
+                     "into every chapter that descends from it; writes nothing if there is a "
+                     "conflict. Exit code: 0 = merged, 1 = conflicts, 2 = bad input.")
+    parser.add_argument("chapter")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="default: all that changed")
+    parser.add_argument("--base", default="HEAD", metavar="REV",
+                        help="the commit since which it changed (default HEAD)")
+    args = parser.parse_args(arguments)
+    return propagate.run_propagate(args.chapter, args.files, args.base)
+
+
+COMMANDS = {"run": _run, "test": _test, "bench": _bench, "plot": _plot, "why": _why, "list": _list,
+            "compare": _compare, "doctor": _doctor, "figures": _figures, "weave": _weave,
+            "delta": _delta, "diff": _diff, "propagate": _propagate}
 
 
 def _terminate(number, _frame):

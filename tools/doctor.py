@@ -2,9 +2,10 @@
 import os
 import re
 import shutil
+import tempfile
 from pathlib import Path
 
-from tools import build, chapters, figures, machine, packages
+from tools import build, chapters, figures, machine, mpi, packages
 from tools.base import ROOT, BookError
 from tools.process import output_of
 
@@ -69,18 +70,13 @@ def _nccl_header():
 
 
 def _tools():
-    """Prints compilers, MPI, CUDA and the Python that draws."""
+    """Prints compilers, CUDA and the Python that draws."""
     print("\nTools")
     version = r"\d+(\.\d+)+"
     for name in ("g++", "clang++", "cmake", "ninja", "ccache"):
         path = shutil.which(name)
         found = _first_line([path, "--version"], version) if path else None
         _row(name, f"{found or 'unknown version'} ({path})" if path else "not found")
-    mpiexec = shutil.which("mpiexec")
-    library = _first_line(["mpiexec", "--version"], r"HYDRA|Open ?MPI|OpenRTE|Intel\(R\) MPI|slurm")
-    kinds = {"HYDRA": "MPICH", "OpenRTE": "Open MPI", "OpenMPI": "Open MPI"}
-    _row("MPI", f"{kinds.get(library, library or 'unknown library')} ({mpiexec})" if mpiexec
-         else "not found (no chapter here needs it)")
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     _row("nvcc", f"{_first_line([nvcc, '--version'], r'release ' + version)} ({nvcc})" if nvcc
          else "not found (optional)")
@@ -89,6 +85,47 @@ def _tools():
         _row("GPU", re.sub(r" \(UUID.*", "", gpu))
     _row("NCCL", _nccl_header() or "no header found (optional)")
     _row("Python for plots", figures.find_python() or "none imports numpy and matplotlib")
+
+
+WORLD_OF_TWO = """\
+#include <mpi.h>
+#include <stdio.h>
+int main(int argc, char** argv) {
+  int size;
+  MPI_Init(&argc, &argv);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  printf("size %d\\n", size);
+  return MPI_Finalize();
+}
+"""
+
+
+def _mpi():
+    """Prints which MPI is here; True if `mpiexec -n 2` gives two ranks that know of each other."""
+    print("\nMPI")
+    try:
+        mpiexec = mpi.find()
+    except BookError as error:
+        _row("mpiexec", error)
+        return False
+    _row("mpiexec", f"{mpiexec.kind} ({shutil.which(mpiexec.words[0])})")
+    compiler = shutil.which("mpicc")
+    _row("mpicc", compiler or "not found")
+    if compiler is None:
+        return False
+    with tempfile.TemporaryDirectory(prefix="book_doctor_") as scratch:
+        source, program = Path(scratch) / "world.c", Path(scratch) / "world"
+        source.write_text(WORLD_OF_TWO, encoding="utf-8")
+        if output_of([compiler, "-o", str(program), str(source)]) is None:
+            _row("mpiexec -n 2", "unknown: mpicc cannot compile a small program")
+            return False
+        text = output_of(mpiexec.command(2, [str(program)])) or ""
+    sizes = re.findall(r"^size (\d+)$", text, re.M)
+    verdict = {("2", "2"): "two ranks that know of each other",
+               ("1", "1"): "BROKEN: two ranks that both believe to be alone; mpiexec and the MPI "
+                           "library belong to different MPIs"}
+    _row("mpiexec -n 2", verdict.get(tuple(sizes), "BROKEN: it fails; try `mpiexec -n 2 hostname`"))
+    return sizes == ["2", "2"]
 
 
 def _binaries():
@@ -111,13 +148,14 @@ def examine():
     complete = _packages()
     _machine()
     _tools()
+    launches = _mpi()
     try:
         runs = _binaries()
     except BookError as error:
         print(f"\n{error}")
         runs = False
-    if complete and runs:
+    if complete and launches and runs:
         print("\nEverything required is here.")
         return 0
-    print("\nSomething required is missing.")
+    print("\nSomething required is missing or broken.")
     return 1

@@ -1,15 +1,19 @@
 """`./book run`: starts a chapter's executable, hands signals on, judges how it ended."""
 import os
 import shlex
+import shutil
 import signal
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
-from tools import build, figures, machine, packages, runs
+from tools import build, figures, machine, mpi, packages, runs, why
 from tools.base import BookError, say, show_path
 from tools.process import signal_name, wait_for
 
 # With these a chapter prints something and ends: no run directory, no `done` mark.
 INFORMATION_FLAGS = {"-h", "--help", "--help-all", "--version"}
+USAGE_ERROR = 2  # every rank ends with it when the flags are wrong
 WHY_KILLED = {
     signal.SIGKILL: "the kernel does this when memory runs out; try a smaller --micro_batch_size",
     signal.SIGILL: "it was built for another CPU; remove build/ and try again",
@@ -27,53 +31,148 @@ def given_run_dir(flags):
     return Path(found) if found else None
 
 
-def run_chapter(chapter, flags, only_print=False, install=True, skip_packages=False, plot=True):
+@dataclass(frozen=True)
+class Options:
+    """The options of `./book run` itself."""
+
+    only_print: bool = False
+    install: bool = True
+    skip_packages: bool = False
+    plot: bool = True
+    ranks: Optional[int] = None  # None: what the chapter's manifest says
+    debug: Optional[int] = None  # this rank runs under gdb
+
+
+def rank_count(chapter, options):
+    """How many ranks to start. BookError (2) for a number that cannot be."""
+    ranks = (chapter.ranks or 1) if options.ranks is None else options.ranks
+    if ranks < 1:
+        raise BookError(f"--ranks {ranks}: there must be at least one; try --ranks "
+                        f"{chapter.ranks or 1}", 2)
+    if ranks > 1 and chapter.ranks is None:
+        raise BookError(f"{chapter.short} runs on one rank; --ranks is for the chapters from "
+                        "ch02 on", 2)
+    if options.debug is not None and not 0 <= options.debug < ranks:
+        raise BookError(f"--debug {options.debug}: the ranks are 0 to {ranks - 1}", 2)
+    if options.debug is not None and not options.only_print:
+        if shutil.which("gdb") is None:
+            raise BookError("--debug needs gdb, which is not installed: apt-get install gdb", 2)
+        if not os.isatty(0):
+            raise BookError("--debug needs a terminal to talk to gdb", 2)
+    return ranks
+
+
+def run_chapter(chapter, flags, options):
     """What `./book run` does; returns the exit code."""
     informs = bool(INFORMATION_FLAGS & set(flags))
+    ranks = rank_count(chapter, options)
+    ranks = 1 if informs else ranks
     own_dir = not informs and given_run_dir(flags) is None
     executable = build.binary(build.RELEASE, chapter.name)
-    if only_print:
+    env = machine.thread_environment(ranks=ranks)
+    if options.only_print:
         added = ["--run_dir", show_path(runs.next_run_dir(chapter))] if own_dir else []
-        print(command_line([show_path(executable), *added, *flags], machine.thread_environment()))
+        program = [show_path(executable), *added, *flags]
+        print(command_line(rank_command(program, ranks, options.debug, None), env))
         return 0
-    if not skip_packages:
-        packages.ensure(packages.RUN, install)
+    if not options.skip_packages:
+        packages.ensure(packages.RUN, options.install)
+    if ranks > 1:
+        mpi.find()  # before the work of building
     build.prepare(build.RELEASE, chapter.name)
     run_dir = runs.reserve_run_dir(chapter) if own_dir else given_run_dir(flags)
     added = ["--run_dir", show_path(run_dir)] if own_dir else []
+    program = [show_path(executable), *added, *flags]
+    terminal = os.ttyname(0) if options.debug is not None else None
+    command = rank_command(program, ranks, options.debug, terminal)
     try:
-        return _run_and_judge([show_path(executable), *added, *flags],
-                              None if informs else run_dir, plot)
+        return _run_and_judge(command, env, ranks, None if informs else run_dir, options)
     finally:
         if own_dir and run_dir.is_dir() and not any(run_dir.iterdir()):
             run_dir.rmdir()  # the chapter refused its flags before it wrote anything
 
 
+def rank_command(program, ranks, debug, terminal):
+    """The command line that runs a program on so many ranks, one of them perhaps under gdb."""
+    if "/" not in program[0]:
+        program = [f"./{program[0]}", *program[1:]]  # not looked up on PATH
+    if ranks > 1:
+        return mpi.find().command(ranks, program, debug, terminal)
+    return program if debug is None else ["gdb", "--args", *program]
+
+
 def command_line(command, env):
     """A command as one would type it, with the environment that the launcher adds to it."""
-    return f"OMP_NUM_THREADS={env['OMP_NUM_THREADS']} {shlex.join(command)}"
+    names = ["OMP_NUM_THREADS", *(["OMP_WAIT_POLICY"] if "OMP_WAIT_POLICY" in env else [])]
+    return shlex.join([*(f"{name}={env[name]}" for name in names), *command])
 
 
-def _run_and_judge(command, run_dir, plot):
+def _run_and_judge(command, env, ranks, run_dir, options):
     """Runs a chapter. Success = exit code 0 and a `done` mark that this run has written."""
-    env = machine.thread_environment()
     if run_dir is not None:
         say(f"book: {command_line(command, env)}")
     before = runs.done_stamp(run_dir) if run_dir else None
-    # A bare file name would be looked up on PATH.
-    code, _ = wait_for([os.path.abspath(command[0]), *command[1:]], env)
-    name = os.path.basename(command[0])
-    if code < 0:
-        hint = WHY_KILLED.get(-code)
-        say(f"error: {name} was killed by {signal_name(-code)}" + (f" ({hint})" if hint else ""))
-        return 128 - code
-    if code > 0 or run_dir is None:
+    if ranks == 1:
+        code = _run_alone(command, env)
+        complete = run_dir is None or runs.done_stamp(run_dir) not in (None, before)
+    else:
+        known = why.identities(run_dir)
+        job = mpi.Job(ranks, options.debug)
+        code = job.run(command, env)
+        complete = runs.done_stamp(run_dir) not in (None, before)
+        if options.debug is None and not (code == 0 and complete):
+            code = _explain_failure(job, code, run_dir, known)
+    if code != 0 or run_dir is None or options.debug is not None:
         return code
-    if runs.done_stamp(run_dir) in (None, before):
-        raise BookError(f"{name} ended with exit code 0 but wrote no `done` mark into "
-                        f"{show_path(run_dir)}: the run is not complete")
-    _report(run_dir, plot)
+    if not complete:
+        raise BookError(f"{os.path.basename(command[0])} ended with exit code 0 but wrote no "
+                        f"`done` mark into {show_path(run_dir)}: the run is not complete")
+    _report(run_dir, options.plot)
     return 0
+
+
+def _run_alone(command, env):
+    """Runs a program without mpiexec; returns the exit code, 128 + N where signal N killed it."""
+    code, _ = wait_for(command, env)
+    if code >= 0:
+        return code
+    hint = WHY_KILLED.get(-code)
+    say(f"error: {os.path.basename(command[0])} was killed by {signal_name(-code)}"
+        + (f" ({hint})" if hint else ""))
+    return 128 - code
+
+
+def _explain_failure(job, code, run_dir, known):
+    """Says why a run of several ranks ended badly; returns the exit code of ./book.
+
+    known: the identities of records that an earlier run has left here.
+    """
+    records = {rank: record for rank, record in why.read_records(run_dir).items()
+               if (record.rank, record.pid, record.started) not in known}
+    if job.killed:
+        say("book: everything was ended by the second signal; the run is not complete")
+        return 128 + job.signals[0]
+    failed = any(record.state == "failed" for record in records.values())
+    if job.signals and not failed:
+        say("book: interrupted before the ranks could end in good order; the run is not complete")
+        return 128 + job.signals[0]
+    unfinished = sum(record.state != "finished" for record in records.values())
+    witnessed = why.read_witnessed(run_dir, unfinished) if records else []
+    case = why.examine(records, job.deaths, witnessed, size=job.size)
+    death, _ = why.first_death(case)
+    exited = death is None or death.status in (None, USAGE_ERROR << 8)
+    if code == USAGE_ERROR and not records and exited:
+        return code  # the ranks have said what is wrong with their flags
+    if records:
+        why.write_endings(run_dir, job.deaths)
+    if why.verdict(case):
+        say("\nbook: the run has failed:")
+        say(why.report(case))
+    else:
+        say(f"\nerror: the run has failed: mpiexec ended with exit code {code}")
+        mpi.show_held(job)
+    killed = death is not None and death.status and os.WIFSIGNALED(death.status)
+    return 128 + os.WTERMSIG(death.status) if killed else 1
 
 
 def _report(run_dir, plot):

@@ -86,8 +86,14 @@ def bf16_path():
     return "no bf16 instructions: operands are widened to f32 (same results to tolerance, slower)"
 
 
-def thread_environment(environment=None):
-    """A copy of the environment with OMP_NUM_THREADS = usable cores, unless it is set already."""
+def thread_environment(environment=None, ranks=1):
+    """A copy of the environment in which so many ranks share the usable cores.
+
+    OMP_NUM_THREADS = cores / ranks, and threads that wait sleep where there are several ranks;
+    what is set already stays.
+    """
     env = dict(os.environ if environment is None else environment)
-    env.setdefault("OMP_NUM_THREADS", str(usable_cores()))
+    env.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // ranks)))
+    if ranks > 1:
+        env.setdefault("OMP_WAIT_POLICY", "passive")
     return env

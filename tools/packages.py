@@ -37,6 +37,24 @@ class Package:
     probes: tuple
 
 
+def mpi_packages(os_release="/etc/os-release"):
+    """Starting and linking MPI programs: MPICH, but for Ubuntu 24.04.
+
+    There MPICH's mpiexec starts N ranks that all believe to be alone.
+    """
+    try:
+        lines = Path(os_release).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    fields = {key: value.strip("\"'") for key, _, value in (line.partition("=") for line in lines)}
+    broken = (fields.get("ID"), fields.get("VERSION_ID")) == ("ubuntu", "24.04")
+    program, library = ("openmpi-bin", "libopenmpi-dev") if broken else ("mpich", "libmpich-dev")
+    return (Package(program, "mpiexec, which starts several ranks", (RUN, TEST), (),
+                    ("command:mpiexec",)),
+            Package(library, "MPI, which carries messages between ranks", (RUN, TEST), (),
+                    ("command:mpicc",)))
+
+
 PACKAGES = (
     Package("g++", "compiles the C++20 sources (GCC 12 or newer)", (RUN, TEST), (),
             ("command:g++", "command:clang++")),
@@ -52,6 +70,7 @@ PACKAGES = (
             ("header:nlohmann/json.hpp",)),
     Package("libssl-dev", "SHA-256 of the training data, for the run's record", (RUN, TEST), (),
             ("header:openssl/evp.h",)),
+    *mpi_packages(),
     Package("catch2", "runs the unit tests", (TEST,), (),
             ("header:catch2/catch.hpp", "header:catch2/catch_all.hpp")),
     Package("python3-numpy", "plots, and the independent reference that tests compare with",

@@ -1,11 +1,15 @@
 """Child processes: signals handed on, output held back or shown, how they ended in words."""
+import ctypes
+import fcntl
 import os
 import re
 import shlex
 import signal
+import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from tools.base import ROOT, BookError, say
 
@@ -22,6 +26,13 @@ def signal_name(number):
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def how_ended(status):
+    """A wait status in words: "was killed by SIGKILL", "left with exit code 3"."""
+    if os.WIFSIGNALED(status):
+        return f"was killed by {signal_name(os.WTERMSIG(status))}"
+    return f"left with exit code {os.WEXITSTATUS(status)}"
 
 
 def output_of(command, timeout=20):
@@ -95,6 +106,76 @@ def _in_foreground():
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     except OSError:
         return False
+
+
+def _stat_fields(pid):
+    """The fields of /proc/PID/stat from `state` on, [] if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def descendants(pid):
+    """The processes below this one, parents first."""
+    children = {}
+    for name in os.listdir("/proc"):
+        fields = _stat_fields(name) if name.isdigit() else []
+        if fields:
+            children.setdefault(int(fields[1]), []).append(int(name))
+    found = list(children.get(pid, []))
+    for one in found:  # grows meanwhile
+        found += children.get(one, [])
+    return found
+
+
+def environment_of(pid):
+    """The environment that a process was started with, {} if it cannot be read."""
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+def wait_status_of(pid, pidfd):
+    """How a process ended that is no child of ours; None if that cannot be told.
+
+    Its parent may have collected the status already; then only Linux 6.15 or newer still knows it.
+    """
+    fields = _stat_fields(pid)
+    if len(fields) > 49 and fields[0] in "ZX":
+        return int(fields[49])
+    pidfd_get_info, exit_known = 0xC040FF0B, 8  # ioctl on struct pidfd_info; a bit of its mask
+    info = bytearray(64)
+    struct.pack_into("Q", info, 0, exit_known)
+    try:
+        fcntl.ioctl(pidfd, pidfd_get_info, info)
+    except OSError:
+        return None
+    return struct.unpack_from("i", info, 60)[0] if info[0] & exit_known else None
+
+
+def is_running(pid, since):
+    """Is there a process of this number that was started no later than this Unix time?"""
+    fields = _stat_fields(pid)
+    if not fields or fields[0] in "ZX":
+        return False
+    try:
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError):
+        return True
+    age = uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age <= since + 1.0
+
+
+def die_with_parent():
+    """In a child before it runs its program: the kernel is to end it when its parent ends."""
+    pr_set_pdeathsig = 1
+    try:
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    except (OSError, AttributeError):
+        pass
 
 
 def run_step(what, command, live):

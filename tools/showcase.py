@@ -4,15 +4,22 @@ Everything lands in chNN_*/figures/: the demo's output, its loss plot, the data 
 from, and the tables. The READMEs are woven anew afterwards.
 """
 import json
+import os
 import shlex
 import shutil
+import signal
+import subprocess
 import tempfile
+import time
 from pathlib import Path
 
-from tools import build, figures, machine, packages, runs, weave
+from tools import build, figures, machine, mpi, packages, runs, weave, why
 from tools.base import BookError, say, show_path
 from tools.process import wait_for
 
+DEMO_BATCH = 8  # samples, of the first chapter's demo
+EXAMPLE_RANKS = 3  # the book's
+KILL_RANKS, KILL_STEP, KILL_DEADLINE_S = 4, 5, 120
 HEAD_LINES, TAIL_LINES = 4, 2  # of the progress lines that the excerpt keeps
 BYTES = {"f32": (4, 4, 8), "bf16": (2, 4, 12), "f64": (8, 8, 16)}  # weights, gradients, optimizer
 
@@ -24,6 +31,8 @@ def make_figures(chapter, install=True, skip_packages=False):
     build.prepare(build.RELEASE, chapter.name)
     folder = chapter.folder / "figures"
     folder.mkdir(exist_ok=True)
+    if chapter.ranks is not None:
+        _show_ranks(chapter, folder)
     with tempfile.TemporaryDirectory(prefix="book_figures_") as scratch:
         run_dir = Path(scratch) / chapter.short
         output = _run_demo(chapter, run_dir)
@@ -32,11 +41,14 @@ def make_figures(chapter, install=True, skip_packages=False):
             shutil.copy(run_dir / name, folder / name)
         records, _ = runs.read_metrics(run_dir)
         run = runs.read_run(run_dir)
+        ledger = None if chapter.ranks is None else json.loads((run_dir / "ledger.json").read_text())
     # The run directory of the excerpt is the one that a reader's first run gets.
     output = output.replace(str(run_dir), f"runs/{chapter.short}/001")
     (folder / "demo.txt").write_text(excerpt(output), encoding="utf-8")
     (folder / "demo.json").write_text(_demo_json(run, records), encoding="utf-8")
     (folder / "costs.md").write_text(costs_table(run, records), encoding="utf-8")
+    if ledger is not None:
+        (folder / "traffic.md").write_text(traffic_table(run, records, ledger), encoding="utf-8")
     bench = folder / "bench.json"
     if bench.exists():
         (folder / "bench.md").write_text(bench_table(json.loads(bench.read_text())), encoding="utf-8")
@@ -47,14 +59,57 @@ def make_figures(chapter, install=True, skip_packages=False):
 
 def _run_demo(chapter, run_dir):
     """The demo's output, progress shown meanwhile."""
+    ranks = chapter.ranks or 1
+    flags = ["--run_dir", str(run_dir)]
+    if ranks > 1:  # the parent's batch, shared out
+        flags += ["--micro_batch_size", str(DEMO_BATCH // ranks)]
+    say("book: running the demo")
+    return _output_of(build.binary(build.RELEASE, chapter.name), flags, ranks)
+
+
+def _output_of(program, flags, ranks):
+    """What a program prints on so many ranks; BookError if it fails."""
     held = []
-    command = [str(build.binary(build.RELEASE, chapter.name)), "--run_dir", str(run_dir)]
-    say(f"book: running the demo: {shlex.join(command)}")
-    code, _ = wait_for(command, machine.thread_environment(), held.append)
-    output = "".join(held)
+    command = [str(program), *flags]
+    if ranks > 1:
+        command = mpi.find().command(ranks, command)
+    code, _ = wait_for(command, machine.thread_environment(ranks=ranks), held.append)
     if code != 0:
-        raise BookError(f"the demo ended with exit code {code}:\n{output}")
-    return output
+        raise BookError(f"`{shlex.join(command)}` ended with exit code {code}:\n{''.join(held)}")
+    return "".join(held)
+
+
+def _show_ranks(chapter, folder):
+    """What the examples of a chapter print, and what ./book why says of a rank that was killed."""
+    for source in sorted((chapter.folder / "examples").glob("*.cpp")):
+        name = f"{chapter.name}_{source.stem}"
+        build.prepare(build.RELEASE, name)
+        output = _output_of(build.binary(build.RELEASE, name), [], EXAMPLE_RANKS)
+        (folder / f"{source.stem}.txt").write_text(output, encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="book_figures_") as scratch:
+        run_dir = Path(scratch) / "run"
+        _kill_a_rank(chapter, run_dir)
+        report = why.report(why.examine(why.read_records(run_dir),
+                                        witnessed=why.read_witnessed(run_dir)))
+    (folder / "why.txt").write_text(report + "\n", encoding="utf-8")
+
+
+def _kill_a_rank(chapter, run_dir):
+    """Trains on four ranks and kills rank 2 in the middle of it."""
+    command = mpi.find().command(KILL_RANKS, [str(build.binary(build.RELEASE, chapter.name)),
+                                              "--run_dir", str(run_dir)])
+    training = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.DEVNULL,
+                                env=machine.thread_environment(ranks=KILL_RANKS))
+    record = run_dir / "flight" / "rank_0002.txt"
+    deadline = time.monotonic() + KILL_DEADLINE_S
+    while not (record.exists() and why.read_records(run_dir)[2].step >= KILL_STEP):
+        if training.poll() is not None or time.monotonic() > deadline:
+            training.kill()
+            raise BookError("the run whose rank was to be killed did not get far enough")
+        time.sleep(0.05)
+    os.kill(why.read_records(run_dir)[2].pid, signal.SIGKILL)
+    training.wait()
 
 
 def excerpt(output):
@@ -79,6 +134,25 @@ def _demo_json(run, records):
     lines = ",\n  ".join(json.dumps(step) for step in steps)
     head = json.dumps(facts, indent=1).rstrip().rstrip("}").rstrip()
     return f'{head},\n "steps": [\n  {lines}\n ]\n}}\n'
+
+
+def traffic_table(run, records, ledger):
+    """Gradient bytes per step: the formula, and what was counted where it was sent."""
+    ranks, parameters = int(run["config"]["dp_size"]), int(run["parameters"])
+    gradients = parameters * BYTES[run["config"]["dtype"]][1]
+    entry, steps = ledger["dp.all_reduce"], len(records)
+    rows = [("payload", "4 N", gradients, entry["payload_bytes"] / steps),
+            ("sent by rank 0", "2 (dp-1)/dp 4 N", 2 * (ranks - 1) / ranks * gradients,
+             entry["wire_bytes"] / steps)]
+    lines = [f"| {name} | {formula} | {predicted:,.0f} | {measured:,.0f} | "
+             f"{measured / predicted:.4f} |" for name, formula, predicted, measured in rows]
+    headers = entry["header_bytes"] / steps
+    return (f"N = {parameters:,} parameters, dp = {ranks}; bytes per step.\n\n"
+            "| | formula | predicted | measured | ratio |\n|---|---|---|---|---|\n"
+            + "\n".join(lines)
+            + f"\n| headers of these messages | | | {headers:,.0f} | |\n"
+            f"| scratch space of the all-reduce (peak) | | | "
+            f"{int(records[-1]['peak_bytes']['communication']):,} | |\n")
 
 
 def costs_table(run, records):
@@ -106,11 +180,31 @@ def bench_table(record):
     lines = ["| | tokens/s | step, ms | model GFLOP/s | matmul GFLOP/s | MFU |", "|---|---|---|---|---|---|"]
     for result in record["results"]:
         s = {name: value["median"] for name, value in result["summary"].items()}
-        lines.append(f"| {result['config']} {result['dtype']} | {s['tokens_per_s']:,.0f} | "
+        ranks = f", {result['ranks']} rank{'s' * (result['ranks'] > 1)}" if "layouts" in record else ""
+        lines.append(f"| {result['config']} {result['dtype']}{ranks} | {s['tokens_per_s']:,.0f} | "
                      f"{s['step_ms']:.0f} | {s['model_gflops']:.0f} | {s['matmul_gflops']:.0f} | "
                      f"{100 * s['fraction']:.0f} % |")
     rounds = len(record["results"][0]["rounds"])
+    lines += layout_lines(record)
     lines.append("")
     lines.append(f"Medians of {rounds} interleaved rounds; {host['cpu']}, {host['threads']} threads, "
                  f"{' '.join(host['isa'])}; commit {record['commit'][:12]}, {record['date'][:10]}.")
     return "\n".join(lines) + "\n"
+
+
+def layout_lines(record):
+    """What `./book bench` measured of ranks and collectives, as Markdown; nothing for one rank."""
+    lines = []
+    if "layouts" in record:
+        lines += ["", "| | ranks | tokens/s, relative to one rank with all threads |", "|---|---|---|"]
+        lines += [f"| {entry['config']} {entry['dtype']} | {entry['ranks']} | {entry['ratio']:.2f} |"
+                  for entry in record["layouts"]]
+    if "collectives" in record:
+        lines += ["", "| all-reduce | ranks | ours | MPI_Allreduce | relative speed |",
+                  "|---|---|---|---|---|"]
+    for entry in record.get("collectives", []):
+        lines.append(f"| {entry['small_bytes']:,} bytes | {entry['ranks']} | "
+                     f"{entry['small_us']:.0f} us | | |")
+        lines.append(f"| {entry['large_bytes']:,} bytes | {entry['ranks']} | "
+                     f"{entry['large_ms']:.2f} ms | {entry['mpi_ms']:.2f} ms | {entry['ratio']:.2f} |")
+    return lines

@@ -388,8 +388,8 @@ class Bench(Scratch):
         self.assertEqual(bench.steps_for(1.0, 9000.0), bench.SKIPPED_STEPS + bench.MIN_STEPS)
 
 
-class Launcher(FakeTools):
-    """The whole of ./book in a copy of the tree whose cmake, ninja, ctest and chapter are fakes."""
+class FakeTree(FakeTools):
+    """A copy of the tree in which cmake, ninja, ctest and the chapters' programs are fakes."""
 
     CHAPTER = """\
         #!/bin/sh
@@ -443,12 +443,16 @@ class Launcher(FakeTools):
             case "$1" in
               --preset) mkdir -p {self.tree}/build/$2
                         touch {self.tree}/build/$2/CMakeCache.txt {self.tree}/build/$2/build.ninja;;
-              --build)  mkdir -p $2/bin; cp {fake} $2/bin/ch01_single_gpu;;
+              --build)  mkdir -p $2/bin
+                        for program in ch01_single_gpu ch02_data_parallel; do
+                          case "$*" in *$program*) cp {fake} $2/bin/$program;; esac
+                        done;;
             esac
             """, executable=True)
         write(self.bin / "ninja", """\
             #!/bin/sh
-            [ -e "$2/bin/ch01_single_gpu" ] && echo "ninja: no work to do."
+            for target in "$@"; do :; done
+            [ -e "$2/bin/$target" ] && echo "ninja: no work to do."
             exit 0
             """, executable=True)
         write(self.bin / "ctest", f"""\
@@ -472,11 +476,15 @@ class Launcher(FakeTools):
         self.assertNotIn("Traceback", result.stderr)
         return result
 
+
+class Launcher(FakeTree):
+    """The whole of ./book in such a tree."""
+
     def test_no_arguments_and_help_show_every_command(self):
         for arguments in ((), ("--help",)):
             result = self.book(*arguments)
             self.assertEqual(result.returncode, 0)
-            for command in ("run", "test", "bench", "plot", "list", "compare", "doctor"):
+            for command in ("run", "test", "bench", "plot", "list", "compare", "why", "doctor"):
                 self.assertIn(f"\n  {command} ", result.stdout)
 
     def test_wrong_commands_end_with_2_and_say_what_is_right(self):
