@@ -125,6 +125,8 @@ def _measure_rounds(chapter, seconds, rounds):
 def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packages=False):
     """What `./book bench` does; returns the exit code."""
     out = Path(json_file) if json_file else ROOT / "build" / f"bench_{chapter.short}.json"
+    if not out.parent.is_dir():  # found out before the minutes of measuring, not after
+        raise BookError(f"cannot write {show_path(out)}: there is no such folder", 2)
     if not skip_packages:
         packages.ensure(packages.RUN, install)
     build.prepare(build.RELEASE, chapter.name)

@@ -364,7 +364,7 @@ def verdict(case):
 
 
 def first_death(case):
-    """(the death that led to the others, is that certain), or (None, False).
+    """(the death that led to the others, is that certain), or (None, False) if words came first.
 
     Once a rank has gone, mpiexec kills the others within milliseconds, and on busy cores whoever
     looks, be it the launcher or a witness, may notice the first one late. Another manner of death
@@ -374,7 +374,9 @@ def first_death(case):
     if not ended:
         return None, False
     by_mpiexec = (signal.SIGKILL, signal.SIGTERM, None)
-    odd = [d for d in ended if d.status not in by_mpiexec]
+    odd = [d for d in ended if d.status not in by_mpiexec and case.state_of(d.rank) != "failed"]
+    if any(r.state == "failed" and r.time < (odd or ended)[0].time for r in case.records.values()):
+        return None, False
     if odd:
         return odd[0], len(odd) == 1
     awaited = roots(case.waits)
@@ -387,9 +389,6 @@ def _seen_to_die(case):
     """A rank that ended by itself; not one that had failed in words."""
     death, certain = first_death(case)
     if death is None:
-        return None
-    failed = [r for r in case.records.values() if r.state == "failed"]
-    if any(r.rank == death.rank or r.time < death.time for r in failed):
         return None
     lines = [f"rank {death.rank} (pid {death.pid}) {death.how} {case.doing(death.rank)}"]
     if certain or len(case.deaths) == 1:
