@@ -28,6 +28,10 @@ class Chapter:
         """ch01"""
         return self.name[:4]
 
+    def examples(self):
+        """The names of its small programs beside the trainer: examples/NAME.cpp."""
+        return sorted(source.stem for source in (self.folder / "examples").glob("*.cpp"))
+
 
 def find_chapters(root=ROOT):
     """All chapters in order. BookError if a chapter.json cannot be read."""
@@ -75,4 +79,6 @@ def list_chapters(root=ROOT):
         if chapter.technique:
             print(f"      adds      {chapter.technique}")
         print(f"      run it    ./book run {chapter.short}")
+        for example in chapter.examples():
+            print(f"                ./book run {chapter.short}/{example}")
         print(f"      read it   {chapter.name}/README.md")

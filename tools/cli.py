@@ -60,7 +60,8 @@ def _run(arguments, flags):
     parser = _Parser(prog="./book run", usage="./book run [CHAPTER] [options] [-- chapter flags]",
                      description="Installs what is missing, builds a chapter, runs it and draws "
                      "its loss.")
-    parser.add_argument("chapter", nargs="?", default="1", help="default: chapter 1, its demo")
+    parser.add_argument("chapter", nargs="?", default="1",
+                        help="default: chapter 1, its demo; ch02/NAME runs an example of a chapter")
     parser.add_argument("--print", action="store_true", dest="only_print",
                         help="print the command line that would run, and do nothing")
     parser.add_argument("--no-plot", action="store_true", help="draw no loss plot afterwards")
@@ -71,7 +72,10 @@ def _run(arguments, flags):
     args = parser.parse_args(arguments)
     options = launch.Options(args.only_print, not args.no_install, args.skip_packages,
                              not args.no_plot, args.ranks, args.debug)
-    return launch.run_chapter(chapters.resolve(args.chapter), flags, options)
+    name, _, example = args.chapter.rstrip("/").partition("/")
+    if example:
+        return launch.run_example(chapters.resolve(name), example, flags, options)
+    return launch.run_chapter(chapters.resolve(name), flags, options)
 
 
 def _test(arguments, _flags):

@@ -92,6 +92,32 @@ def run_chapter(chapter, flags, options):
             run_dir.rmdir()  # the chapter refused its flags before it wrote anything
 
 
+def run_example(chapter, name, flags, options):
+    """What `./book run CHAPTER/NAME` does: an example has no run directory; returns its exit code."""
+    names = chapter.examples()
+    if name not in names:
+        raise BookError(f"{chapter.short} has no example {name!r}; examples there: "
+                        f"{', '.join(names) or 'none'}", 2)
+    ranks = rank_count(chapter, options)
+    env = machine.thread_environment(ranks=ranks)
+    program = [show_path(build.binary(build.RELEASE, f"{chapter.name}_{name}")), *flags]
+    terminal = os.ttyname(0) if options.debug is not None and not options.only_print else None
+    command = rank_command(program, ranks, options.debug, terminal)
+    if options.only_print:
+        print(command_line(command, env))
+        return 0
+    if not options.skip_packages:
+        packages.ensure(packages.RUN, options.install)
+    build.prepare(build.RELEASE, f"{chapter.name}_{name}")
+    if ranks == 1:
+        return _run_alone(command, env)
+    job = mpi.Job(ranks, options.debug)
+    code = job.run(command, env)
+    if code != 0:
+        mpi.show_held(job)
+    return code
+
+
 def rank_command(program, ranks, debug, terminal):
     """The command line that runs a program on so many ranks, one of them perhaps under gdb."""
     if "/" not in program[0]:

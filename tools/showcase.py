@@ -81,11 +81,11 @@ def _output_of(program, flags, ranks):
 
 def _show_ranks(chapter, folder):
     """What the examples of a chapter print, and what ./book why says of a rank that was killed."""
-    for source in sorted((chapter.folder / "examples").glob("*.cpp")):
-        name = f"{chapter.name}_{source.stem}"
+    for example in chapter.examples():
+        name = f"{chapter.name}_{example}"
         build.prepare(build.RELEASE, name)
         output = _output_of(build.binary(build.RELEASE, name), [], EXAMPLE_RANKS)
-        (folder / f"{source.stem}.txt").write_text(output, encoding="utf-8")
+        (folder / f"{example}.txt").write_text(output, encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="book_figures_") as scratch:
         run_dir = Path(scratch) / "run"
         _kill_a_rank(chapter, run_dir)

@@ -86,7 +86,6 @@ class QueueEngine : public Engine {
   void abort_after(std::chrono::milliseconds grace, int code);
 
  private:
-  struct Transfer;
   struct Active;
   using Clock = std::chrono::steady_clock;
   /// What the ranks are in, gathered when an operation takes too long.
@@ -102,8 +101,6 @@ class QueueEngine : public Engine {
   bool poll();
   void begin_stage(Active& active);
   bool advance(Active& active);
-  bool advance(Active& active, Transfer& transfer);
-  void check_header(const Active& active, const Transfer& transfer) const;
   void finish(Active& active);
   void read_notices();
   void check_time(const Active& active);

@@ -1,27 +1,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "comm/engine.h"
+#include "comm/transfer.h"
 
 namespace usp {
 
 namespace {
 
 using std::chrono::microseconds;
-
-/// What precedes every message.
-struct Header {
-  int64_t number, count, bytes;
-  int32_t kind, stage, dtype, reduce, root, sender;
-};
-
-/// Messages up to this size travel in one piece with their header.
-constexpr int64_t kInlineBytes = 16 << 10;
-static_assert(sizeof(Header) == Engine::kHeaderBytes);
-/// MPI counts bytes in an int.
-constexpr int64_t kPieceBytes = int64_t{1} << 30;
 
 constexpr int kPollsBeforeYield = 4;
 constexpr microseconds kWorkingPoll{20};  ///< a poll that took longer has moved bytes
@@ -37,52 +25,14 @@ int64_t nanoseconds(std::chrono::steady_clock::time_point time) {
   return std::chrono::nanoseconds(time.time_since_epoch()).count();
 }
 
-bool is_point_to_point(CommKind kind) { return kind == CommKind::send || kind == CommKind::recv; }
-
-int64_t tag_of(const Operation& operation, bool payload) {
-  return 4 * operation.group->id + 2 * is_point_to_point(operation.kind) + payload;
-}
-
-Header header_of(const Operation& operation, size_t stage, int64_t bytes) {
-  // A receive expects the header of the send that it meets.
-  const CommKind kind = operation.kind == CommKind::recv ? CommKind::send : operation.kind;
-  return {operation.number,
-          operation.count,
-          bytes,
-          static_cast<int32_t>(kind),
-          static_cast<int32_t>(stage),
-          static_cast<int32_t>(operation.dtype),
-          static_cast<int32_t>(operation.reduce),
-          operation.root,
-          operation.group->rank};
-}
-
-std::string describe(const Header& header) {
-  std::string text = fmt::format("{} #{}", name(static_cast<CommKind>(header.kind)), header.number);
-  if (header.root >= 0) text += fmt::format(", root {}", header.root);
-  return text + fmt::format(" ({}, {} elements{})", name(static_cast<DType>(header.dtype)),
-                            header.count,
-                            static_cast<ReduceOp>(header.reduce) == ReduceOp::max ? ", max" : "");
-}
-
 }  // namespace
-
-/// A message under way and its header.
-struct QueueEngine::Transfer {
-  Message message;
-  bool sending;
-  std::vector<char> buffer;  ///< the header, and whatever travels with it
-  Request header;
-  std::vector<Request> pieces;
-  bool header_done = false, done = false;
-};
 
 /// An operation at the head of its channel, or behind it.
 struct QueueEngine::Active {
   std::shared_ptr<Operation> operation;
   bool begun = false;
-  size_t stage = 0;
-  std::vector<Transfer> transfers;
+  int stage = 0;
+  std::vector<Transfer> transfers;  ///< of the stage
   Clock::time_point since;
 };
 
@@ -195,7 +145,7 @@ bool QueueEngine::poll() {
     announcements.swap(announcements_);
     for (std::shared_ptr<Operation>& operation : submitted_) {
       const CommKind direction =
-          is_point_to_point(operation->kind) ? operation->kind : CommKind::barrier;
+          Transfer::is_point_to_point(operation->kind) ? operation->kind : CommKind::barrier;
       auto& queue = channels_[{operation->group->id, operation->peer, direction}];
       queue.push_back(std::make_unique<Active>());
       queue.back()->operation = std::move(operation);
@@ -223,42 +173,19 @@ void QueueEngine::begin_stage(Active& active) {
     operation.begin_ns = nanoseconds(active.since);
     flight_.started(operation);
   }
-  const Stage& stage = operation.stages[active.stage];
   active.transfers.clear();
-  for (const bool sending : {false, true}) {
-    for (const Message& message : sending ? stage.sends : stage.receives) {
-      Transfer& transfer = active.transfers.emplace_back(Transfer{message, sending, {}, {}, {}});
-      const int peer = operation.group->members[message.peer];
-      const bool inlined = message.bytes <= kInlineBytes;
-      if (!spare_buffers_.empty()) {
-        transfer.buffer.swap(spare_buffers_.back());
-        spare_buffers_.pop_back();
-      }
-      transfer.buffer.resize(kHeaderBytes + kInlineBytes);
-      const int64_t tag = tag_of(operation, /*payload=*/false);
-      if (sending) {
-        const Header header = header_of(operation, active.stage, message.bytes);
-        std::memcpy(transfer.buffer.data(), &header, kHeaderBytes);
-        if (inlined && message.bytes > 0) {
-          std::memcpy(transfer.buffer.data() + kHeaderBytes, message.data, message.bytes);
-        }
-        transfer.header = transport_.send(peer, tag, transfer.buffer.data(),
-                                          kHeaderBytes + (inlined ? message.bytes : 0));
-        operation.header_bytes += kHeaderBytes;
-        operation.wire_bytes += message.bytes;
-      } else {
-        transfer.header =
-            transport_.receive(peer, tag, transfer.buffer.data(), std::ssize(transfer.buffer));
-      }
-      for (int64_t at = 0; !inlined && at < message.bytes; at += kPieceBytes) {
-        char* data = static_cast<char*>(message.data) + at;
-        const int64_t bytes = std::min(kPieceBytes, message.bytes - at);
-        const int64_t payload_tag = tag_of(operation, /*payload=*/true);
-        transfer.pieces.push_back(sending ? transport_.send(peer, payload_tag, data, bytes)
-                                          : transport_.receive(peer, payload_tag, data, bytes));
-      }
+  const auto post = [&](const Message& message, bool sending) {
+    std::vector<char> buffer;
+    if (!spare_buffers_.empty()) {
+      buffer.swap(spare_buffers_.back());
+      spare_buffers_.pop_back();
     }
-  }
+    active.transfers.emplace_back(transport_, operation, active.stage, message, sending,
+                                  std::move(buffer));
+  };
+  const Stage& stage = operation.stages[active.stage];
+  for (const Message& message : stage.receives) post(message, /*sending=*/false);
+  for (const Message& message : stage.sends) post(message, /*sending=*/true);
 }
 
 /// Whether the operation is finished.
@@ -267,61 +194,19 @@ bool QueueEngine::advance(Active& active) {
   while (true) {
     bool all_done = true;
     for (Transfer& transfer : active.transfers) {
-      if (!transfer.done) all_done = advance(active, transfer) && all_done;
+      if (transfer.done()) continue;
+      all_done = transfer.advance(transport_, *active.operation) && all_done;
     }
     if (!all_done) return false;
-    for (Transfer& transfer : active.transfers)
-      spare_buffers_.push_back(std::move(transfer.buffer));
+    for (Transfer& transfer : active.transfers) spare_buffers_.push_back(transfer.take_buffer());
     Operation& operation = *active.operation;
     const Stage& stage = operation.stages[active.stage];
     if (stage.finish) stage.finish();
-    if (++active.stage == operation.stages.size()) break;
+    if (++active.stage == std::ssize(operation.stages)) break;
     begin_stage(active);
   }
   finish(active);
   return true;
-}
-
-bool QueueEngine::advance(Active& active, Transfer& transfer) {
-  if (!transfer.header_done) {
-    if (!transport_.test(transfer.header)) return false;
-    transfer.header_done = true;
-    if (!transfer.sending) {
-      check_header(active, transfer);
-      if (transfer.pieces.empty() && transfer.message.bytes > 0) {
-        std::memcpy(transfer.message.data, transfer.buffer.data() + kHeaderBytes,
-                    transfer.message.bytes);
-      }
-    }
-  }
-  for (Request& piece : transfer.pieces) {
-    if (!piece.done && !transport_.test(piece)) return false;
-  }
-  transfer.done = true;
-  return true;
-}
-
-void QueueEngine::check_header(const Active& active, const Transfer& transfer) const {
-  const Operation& operation = *active.operation;
-  const Header expected = header_of(operation, active.stage, transfer.message.bytes);
-  Header came;
-  std::memcpy(&came, transfer.buffer.data(), kHeaderBytes);
-  const bool same = came.number == expected.number && came.kind == expected.kind &&
-                    came.stage == expected.stage && came.dtype == expected.dtype &&
-                    came.count == expected.count && came.reduce == expected.reduce &&
-                    came.root == expected.root && came.bytes == expected.bytes;
-  if (same) return;
-  std::string what =
-      fmt::format("ranks of {} disagree: rank {} is in {}, rank {} in {}", operation.group->name,
-                  came.sender, describe(came), operation.group->rank,
-                  operation.kind == CommKind::recv
-                      ? fmt::format("recv #{} of {} elements of {}", operation.number,
-                                    operation.count, name(operation.dtype))
-                      : describe(expected));
-  if (describe(came) == describe(expected)) {
-    what += fmt::format("; {} bytes came, {} were expected", came.bytes, expected.bytes);
-  }
-  throw Error(what);
 }
 
 void QueueEngine::finish(Active& active) {
@@ -402,8 +287,8 @@ void QueueEngine::check_time(const Active& active) {
 
 void QueueEngine::check_departed(const Active& active) {
   for (const Transfer& transfer : active.transfers) {
-    if (transfer.done) continue;
-    const int peer = active.operation->group->members[transfer.message.peer];
+    if (transfer.done()) continue;
+    const int peer = active.operation->group->members[transfer.peer()];
     const Clock::time_point left = departed_at_[peer];
     if (left != Clock::time_point() && Clock::now() - left > kDepartureGrace) {
       fail("rank {} has left the run, and rank {} waits for it in {}", peer, rank(),
@@ -430,7 +315,7 @@ void QueueEngine::break_down(const std::string& message, bool peer_failed) {
     for (const auto& active : queue) {
       give_up(*active->operation);
       for (Transfer& transfer : active->transfers) {
-        if (!reusable) spare_buffers_.push_back(std::move(transfer.buffer));
+        if (!reusable) spare_buffers_.push_back(transfer.take_buffer());
       }
     }
   }

@@ -31,9 +31,8 @@ constexpr char kGoodbye = '.';
     path = text.substr(text.find(' ') + 1);
   }
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  const std::string line =
-      fmt::format("{{\"rank\": {}, \"pid\": {}, \"time\": {:.6f}}}\n", rank, rank_pid,
-                  std::chrono::duration<double>(now).count());
+  const std::string line = fmt::format("{{\"rank\": {}, \"pid\": {}, \"time\": {:.6f}}}\n", rank,
+                                       rank_pid, std::chrono::duration<double>(now).count());
   const int file = path.empty() ? -1 : open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT, 0644);
   if (file >= 0 && write(file, line.data(), line.size()) < 0) _exit(1);
   _exit(0);

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <vector>
+
+#include "comm/operation.h"
+#include "comm/transport.h"
+
+namespace usp {
+
+/// One message of an operation under way, with its header: which operation of which rank it belongs
+/// to. A small message travels in one piece with its header, a large one right behind it.
+class Transfer {
+ public:
+  /// Posts the message of `stage`; `buffer` is reused if it has memory. Counts what is sent in the
+  /// operation.
+  Transfer(Transport& transport, Operation& operation, int stage, const Message& message,
+           bool sending, std::vector<char> buffer);
+
+  /// Whether it is over. Throws Error if what came belongs to another operation.
+  bool advance(Transport& transport, const Operation& operation);
+
+  bool done() const { return done_; }
+  int peer() const { return message_.peer; }
+  /// The memory of its header, for the next one.
+  std::vector<char> take_buffer() { return std::move(buffer_); }
+
+  /// Whether the operation belongs to a queue of its own per peer.
+  static bool is_point_to_point(CommKind kind) {
+    return kind == CommKind::send || kind == CommKind::recv;
+  }
+
+ private:
+  void check_header(const Operation& operation) const;
+
+  Message message_;
+  bool sending_;
+  int stage_;
+  std::vector<char> buffer_;
+  Request header_;
+  std::vector<Request> pieces_;
+  bool header_done_ = false, done_ = false;
+};
+
+}  // namespace usp
