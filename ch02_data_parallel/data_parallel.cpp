@@ -89,9 +89,9 @@ std::pair<std::string, std::string> DataParallel::traffic_row(int64_t steps) con
   const Ledger::Entry sent = Runtime::current().ledger().get(dp_.name(), CommKind::all_reduce);
   const double measured = double(sent.wire_bytes) / double(std::max<int64_t>(1, steps));
   return {"gradients sent",
-          fmt::format("{:.0f} bytes per step by rank 0 in {} buckets; 2 (dp-1)/dp of all gradients "
-                      "are {:.0f}",
-                      measured, num_buckets(), predicted)};
+          fmt::format(
+              "{:.0f} bytes a step by rank 0, buckets: {}; 2 (dp-1)/dp of the gradients: {:.0f}",
+              measured, num_buckets(), predicted)};
 }
 
 }  // namespace usp

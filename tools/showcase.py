@@ -94,20 +94,25 @@ def _show_ranks(chapter, folder):
     (folder / "why.txt").write_text(report + "\n", encoding="utf-8")
 
 
+def _is_the_moment(records):
+    """Is rank 2 in the middle of a step in which the others are ahead of it?"""
+    return len(records) == KILL_RANKS and records[2].step >= KILL_STEP and \
+        records[2].main == "computes" and records[0].main == records[3].main == "waits"
+
+
 def _kill_a_rank(chapter, run_dir):
-    """Trains on four ranks and kills rank 2 in the middle of it."""
+    """Trains on four ranks and kills rank 2 while it computes and another one waits."""
     command = mpi.find().command(KILL_RANKS, [str(build.binary(build.RELEASE, chapter.name)),
                                               "--run_dir", str(run_dir)])
     training = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                 stderr=subprocess.DEVNULL,
                                 env=machine.thread_environment(ranks=KILL_RANKS))
-    record = run_dir / "flight" / "rank_0002.txt"
     deadline = time.monotonic() + KILL_DEADLINE_S
-    while not (record.exists() and why.read_records(run_dir)[2].step >= KILL_STEP):
+    while not _is_the_moment(why.read_records(run_dir)):
         if training.poll() is not None or time.monotonic() > deadline:
             training.kill()
             raise BookError("the run whose rank was to be killed did not get far enough")
-        time.sleep(0.05)
+        time.sleep(0.002)
     os.kill(why.read_records(run_dir)[2].pid, signal.SIGKILL)
     training.wait()
 
