@@ -93,7 +93,7 @@ def run_chapter(chapter, flags, options):
 
 
 def run_example(chapter, name, flags, options):
-    """What `./book run CHAPTER/NAME` does: an example has no run directory; returns its exit code."""
+    """What `./book run CHAPTER/NAME` does; an example has no run directory."""
     names = chapter.examples()
     if name not in names:
         raise BookError(f"{chapter.short} has no example {name!r}; examples there: "

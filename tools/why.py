@@ -203,8 +203,9 @@ def _read_deaths(run_dir, name):
     found = []
     for line in lines:
         try:
-            found.append(Death(**json.loads(line)))
-        except (ValueError, TypeError):
+            value = json.loads(line)
+            found.append(Death(value["rank"], value["pid"], value["time"], value.get("status")))
+        except (ValueError, TypeError, KeyError):
             pass
     return found
 
@@ -283,6 +284,7 @@ class Case:
     running: set
     end: float
     size: int
+    ordered: bool = False  # the deaths, for certain: the kernel has told a witness
 
     def __post_init__(self):
         self.waits = {rank: missing_partners(self.records, rank) for rank in self.records}
@@ -336,14 +338,19 @@ def examine(records, seen=(), witnessed=(), now=None, size=None):
     status = {(d.rank, d.pid): d.status for d in seen}
     deaths = [replace(d, status=status.get((d.rank, d.pid)))
               for d in witnessed if (d.rank, d.pid) in known]
-    if not deaths or len(records) < size:  # a rank has no witness before it keeps a record
+    ordered = bool(deaths) and len(records) == size
+    if not ordered:  # a rank has no witness before it keeps a record
         deaths = list(seen)
+    told = {d.rank for d in deaths}
+    if deaths:  # nobody is known to have seen these end; that they did is certain
+        deaths += [Death(r.rank, r.pid, deaths[-1].time) for r in records.values()
+                   if r.rank not in told and r.state == "running"]
     running = set()
     if now is not None and not deaths:
         running = {r.rank for r in records.values() if r.host == socket.gethostname()
                    and r.state == "running" and process.is_running(r.pid, r.started)}
     end = now if running else max((r.last for r in records.values()), default=0.0)
-    return Case(records, deaths, running, end, size)
+    return Case(records, deaths, running, end, size, ordered)
 
 
 def is_complete(case):
@@ -366,9 +373,9 @@ def verdict(case):
 def first_death(case):
     """(the death that led to the others, is that certain), or (None, False) if words came first.
 
-    Once a rank has gone, mpiexec kills the others within milliseconds, and on busy cores whoever
-    looks, be it the launcher or a witness, may notice the first one late. Another manner of death
-    proves which it was; else the order counts as long as it agrees with who was waited for.
+    Once a rank has gone, mpiexec kills the others within milliseconds, and on busy cores the
+    launcher may notice the first one late; a witness cannot. Another manner of death proves which
+    it was; else the launcher's order counts as long as it agrees with who was waited for.
     """
     ended = [d for d in case.deaths if d.status != 0 or case.state_of(d.rank) != "finished"]
     if not ended:
@@ -379,9 +386,11 @@ def first_death(case):
         return None, False
     if odd:
         return odd[0], len(odd) == 1
+    if case.ordered:
+        return ended[0], True
     awaited = roots(case.waits)
     close = [d for d in ended if d.time - ended[0].time < SAME_TIME_S]
-    death = next((d for d in close if [d.rank] == awaited), ended[0])
+    death = next((d for d in close if d.rank in awaited), ended[0])
     return death, death is ended[0] and death.rank in awaited
 
 
@@ -391,7 +400,7 @@ def _seen_to_die(case):
     if death is None:
         return None
     lines = [f"rank {death.rank} (pid {death.pid}) {death.how} {case.doing(death.rank)}"]
-    if certain or len(case.deaths) == 1:
+    if certain:
         return lines
     first = case.deaths[0].rank
     return [*lines, "probably: " + (

@@ -12,6 +12,13 @@ namespace usp {
 Handle::Handle(Engine& engine, std::vector<std::shared_ptr<Operation>> operations)
     : engine_(&engine), operations_(std::move(operations)) {}
 
+Handle& Handle::operator=(Handle&& other) {
+  const Handle held = std::move(*this);
+  engine_ = other.engine_;
+  operations_ = std::move(other.operations_);
+  return *this;
+}
+
 Handle::~Handle() {
   try {
     wait();

@@ -18,8 +18,8 @@ class Handle {
   Handle() = default;  ///< nothing to wait for
   Handle(Engine& engine, std::vector<std::shared_ptr<Operation>> operations);
   Handle(Handle&&) = default;
-  Handle& operator=(Handle&&) = default;
-  ~Handle();  ///< waits, if nobody has
+  Handle& operator=(Handle&& other);  ///< waits for what it held
+  ~Handle();                          ///< waits, if nobody has
 
   /// Returns when all of them are done, lets go of their tensors and enters them in the ledger.
   /// Throws Error if one failed: ranks that disagree, a rank that is gone, a timeout.

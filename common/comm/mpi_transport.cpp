@@ -203,18 +203,29 @@ MpiProcess::MpiProcess(int* argc, char*** argv) {
         "this MPI library does not let another thread than main communicate "
         "(MPI_THREAD_SERIALIZED)");
   }
+  meet_neighbours();
+}
+
+/// Counts the ranks of this machine and gives them one witness, the first one's.
+void MpiProcess::meet_neighbours() {
   MPI_Comm local;
   MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &local);
   MPI_Comm_size(local, &local_size_);
+  int first = getpid();
+  MPI_Bcast(&first, 1, MPI_INT, 0, local);
   MPI_Comm_free(&local);
+  if (witness_) witness_->join(first, rank_);
 }
 
 int MpiProcess::launched_rank() { return launched().rank; }
 
-MpiProcess::~MpiProcess() { MPI_Finalize(); }
+MpiProcess::~MpiProcess() {
+  witness_.reset();
+  MPI_Finalize();
+}
 
 void MpiProcess::testify(const std::string& path) {
-  if (witness_) witness_->testify(rank_, path);
+  if (witness_) witness_->testify(path);
 }
 
 std::unique_ptr<Transport> MpiProcess::make_transport() { return std::make_unique<MpiTransport>(); }

@@ -30,11 +30,13 @@ class MpiProcess {
   /// lives.
   std::unique_ptr<Transport> make_transport();
 
-  /// Where to write down that this rank has died: RUN_DIR/flight/deaths.jsonl.
+  /// Where the witness writes down in which order ranks died: RUN_DIR/flight/deaths.jsonl.
   void testify(const std::string& path);
 
  private:
-  std::optional<Witness> witness_;  ///< under a launcher
+  void meet_neighbours();
+
+  std::optional<Witness> witness_;  ///< one on each machine, under a launcher
   int rank_ = 0, size_ = 1, local_size_ = 1;
 };
 

@@ -252,7 +252,10 @@ void QueueEngine::read_notices() {
         Notice answer{Notice::status, rank(), {}};
         fmt::format_to_n(answer.text, sizeof(answer.text) - 1, "{}", flight_.status());
         transport_.announce(answer);
-        if (notice->rank < rank()) report_.reset();  // one report is enough
+        if (notice->rank < rank()) {  // one report is enough
+          asked_ = true;
+          report_.reset();
+        }
         break;
       }
       case Notice::status:

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -36,6 +38,20 @@ int end_with_usage_error(QueueEngine& engine, const std::string& message) {
   if (engine.rank() != 0) fmt::print(stderr, "error: rank {}: {}\n", engine.rank(), message);
   engine.fail_run(message);
   end_run(engine, 2, kAbortGrace);
+}
+
+/// The engine while the rank's program runs, nullptr before and after.
+QueueEngine* running = nullptr;
+
+/// What exit() calls. In the middle of a run it would look like success to some launchers. MPI
+/// itself exits too, when the run is aborted, but on the communication thread.
+void on_exit_called() {
+  static const std::thread::id main_thread = std::this_thread::get_id();  // see run_ranks_main()
+  if (running == nullptr || std::this_thread::get_id() != main_thread) return;
+  const char* message = "exit() was called in the middle of the run";
+  fmt::print(stderr, "error: rank {}: {}\n", running->rank(), message);
+  running->fail_run(message);
+  _exit(1);
 }
 
 int run_rank(QueueEngine& engine, int (*body)(const Communicator&, int, char**), int argc,
@@ -79,7 +95,12 @@ int run_ranks_main(int (*body)(const Communicator&, int, char**), int argc, char
   engine.flight().on_open([&](const std::string& path) {
     mpi->testify((std::filesystem::path(path).parent_path() / "deaths.jsonl").string());
   });
-  return run_rank(engine, body, argc, argv);
+  on_exit_called();  // so that it knows the main thread
+  running = &engine;
+  std::atexit(on_exit_called);
+  const int end_code = run_rank(engine, body, argc, argv);
+  running = nullptr;
+  return end_code;
 }
 
 }  // namespace usp

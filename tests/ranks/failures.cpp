@@ -59,13 +59,13 @@ TEST_CASE("shape, dtype, root and reduction must agree") {
         world.all_reduce(Tensor::zeros({8}, world.rank() == 2 ? DType::f64 : DType::f32));
       },
       {"f64, 8 elements", "f32, 8 elements"});
-  check_run_fails(
-      2,
-      [](const Communicator& world) {
-        world.broadcast(zeros(8), world.rank());  // two roots: both send, neither listens
-        world.barrier();
-      },
-      {"is in broadcast #1, root", "in barrier #2"});
+  check_run_fails(2,
+                  [](const Communicator& world) {
+                    world.broadcast(zeros(8),
+                                    world.rank());  // two roots: both send, neither listens
+                    world.barrier();
+                  },
+                  {"is in broadcast #1, root", "in barrier #2"});
   check_run_fails(3,
                   [](const Communicator& world) {
                     world.broadcast(zeros(8), world.rank() == 2 ? 1 : 0);

@@ -1,0 +1,79 @@
+#include "comm/mesh.h"
+
+#include "comm/launch.h"
+#include "runtime.h"
+#include "testing.h"
+
+namespace usp::test {
+namespace {
+
+/// The world ranks that a communicator connects, in its order.
+Values members(const Communicator& comm, int world_rank) {
+  const Tensor own = Tensor::from_host(Values{double(world_rank)}, {1}, DType::f64);
+  const Tensor all = Tensor::zeros({comm.size()}, DType::f64);
+  comm.all_gather(all, own);
+  return all.items();
+}
+
+TEST_CASE("a mesh of 2 x 2 x 2 x 2: tp fastest, then cp, dp, pp") {
+  run_threads(16, [](const Communicator& world) {
+    const Mesh mesh(world, {.dp = 2, .pp = 2, .cp = 2, .tp = 2, .ep = 2});
+    const int me = world.rank();  // 8 pp + 4 dp + 2 cp + tp
+    const auto pair = [&](int bit) { return Values{double(me & ~bit), double(me | bit)}; };
+    USP_CHECK(members(mesh.tp(), me) == pair(1), "tp");
+    USP_CHECK(members(mesh.cp(), me) == pair(2), "cp");
+    USP_CHECK(members(mesh.dp(), me) == pair(4), "dp");
+    USP_CHECK(members(mesh.pp(), me) == pair(8), "pp");
+    const double base = me & ~6;
+    USP_CHECK(members(mesh.dp_cp(), me) == Values({base, base + 2, base + 4, base + 6}), "dp_cp");
+    // Experts are shared out among neighbours of the dp x cp plane; the others hold copies.
+    USP_CHECK(members(mesh.ep(), me) == pair(2), "ep");
+    USP_CHECK(members(mesh.edp(), me) == pair(4), "edp");
+  });
+}
+
+TEST_CASE("uneven sizes, and an order of one's own") {
+  run_threads(12, [](const Communicator& world) {
+    const int me = world.rank();
+    const Mesh mesh(world, {.dp = 3, .pp = 1, .cp = 2, .tp = 2, .ep = 3});
+    USP_CHECK(members(mesh.dp(), me) == Values({me % 4 + 0., me % 4 + 4., me % 4 + 8.}), "dp");
+    USP_CHECK(mesh.pp().size() == 1 && mesh.dp_cp().size() == 6, "sizes");
+    USP_CHECK(mesh.ep().size() == 3 && mesh.edp().size() == 2, "experts");
+
+    const Mesh other(world, {.dp = 3, .pp = 2, .cp = 1, .tp = 2}, "tp,pp,dp,cp");
+    const double first = me / 3 * 3;  // dp is the fastest axis that is longer than 1
+    USP_CHECK(members(other.dp(), me) == Values({first, first + 1, first + 2}), "dp fastest");
+    USP_CHECK(members(other.tp(), me) == Values({double(me % 6), me % 6 + 6.}), "tp slowest");
+  });
+}
+
+TEST_CASE("the dry engine has the mesh of any rank of any world") {
+  const OnDevice meta(Device::meta);
+  DryEngine engine(1337, 4096);
+  const Mesh mesh(Communicator::world(engine), {.dp = 16, .pp = 8, .cp = 4, .tp = 8});
+  REQUIRE(mesh.tp().rank() == 1337 % 8);
+  REQUIRE(mesh.cp().rank() == 1337 / 8 % 4);
+  REQUIRE(mesh.dp().rank() == 1337 / 32 % 16);
+  REQUIRE(mesh.pp().rank() == 1337 / 512);
+}
+
+TEST_CASE("sizes that do not fill the world are refused, with sizes that do") {
+  const OnDevice meta(Device::meta);
+  DryEngine engine(0, 8);
+  const Communicator world = Communicator::world(engine);
+  const auto refused = [&](const MeshSizes& sizes, const std::string& order,
+                           const std::vector<std::string>& parts) {
+    check_throws<UsageError>([&] { const Mesh mesh(world, sizes, order); }, parts);
+  };
+  const std::string order = "pp,dp,cp,tp";
+  refused({.dp = 3}, order, {"= 3", "8 ranks", "start 3 ranks", "dp_size=8"});
+  refused({.dp = 2, .tp = 3}, order, {"= 6", "8 ranks", "start 6 ranks"});
+  refused({.dp = 8, .tp = 0}, order, {"at least 1"});
+  refused({.dp = 8, .ep = 3}, order, {"ep_size=3", "dp_size*cp_size=8", "1, 2, 4 or 8"});
+  for (const char* bad : {"", "dp", "pp,dp,cp,cp", "pp,dp,cp,tp,tp", "pp,dp,cp,xx"}) {
+    refused({.dp = 8}, bad, {"once each", "pp,dp,cp,tp"});
+  }
+}
+
+}  // namespace
+}  // namespace usp::test
