@@ -115,6 +115,15 @@ def draw_norm(axes, records):
     axes.set_xlim(steps[0] - margin, steps[-1] + margin)
 
 
+def _layout(machine):
+    """2 threads / 2 ranks × 1 thread"""
+    def counted(number, word):
+        return f"{number} {word}" + ("" if number == 1 else "s")
+    threads = counted(machine.get("threads", "?"), "thread")
+    ranks = machine.get("ranks", 1)
+    return threads if ranks == 1 else f"{counted(ranks, 'rank')} × {threads}"
+
+
 def heading(records, run):
     """(title, subtitle): model size, dtype and data; steps, tokens and speed."""
     config, data = run.get("config") or {}, run.get("data") or {}
@@ -131,7 +140,7 @@ def heading(records, run):
     machine = run.get("machine") or {}
     if machine.get("cpu"):
         cpu = re.sub(r"\((R|TM|tm)\)|\b(CPU|Processor)\b|\d+-Core|@.*", "", str(machine["cpu"]))
-        facts.append(f"{machine.get('threads', '?')} threads of {' '.join(cpu.split())}")
+        facts.append(f"{_layout(machine)} of {' '.join(cpu.split())}")
     return title, " · ".join(facts)
 
 
