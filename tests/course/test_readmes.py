@@ -38,7 +38,8 @@ class Readmes(unittest.TestCase):
         bound = set(re.findall(r'bind\("(\w+)"', "".join(p.read_text() for p in sources)))
         launcher = set(re.findall(r'"--([\w-]+)"', "".join(
             p.read_text() for p in (ROOT / "tools").glob("*.py"))))
-        known = bound | launcher | {"help", "version", "preset", "test-dir", "tags"}
+        others = {"preset", "test-dir", "tags", "mpi", "signal"}  # of cmake, ctest, srun, scancel
+        known = bound | launcher | others | {"help", "version"}
         for page in PAGES:
             prose = re.sub(r"```(cpp|diff)\n.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
             for flag in re.findall(r"(?<![\w-])--([a-z][\w-]*)", prose):
