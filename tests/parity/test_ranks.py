@@ -248,15 +248,19 @@ class Training(RankTest):
         self.assertEqual({record[1]["state"] for record in records(self.run_dir).values()},
                          {"finished"})
 
-    def test_kill_9_of_a_rank_in_the_middle_of_training(self):
-        process = self.start(4, "ch02_data_parallel", *TINY, "--steps", "100000",
+    def in_the_middle(self, ranks):
+        """A training run that has come past its first steps and would go on for long."""
+        process = self.start(ranks, "ch02_data_parallel", *TINY, "--steps", "100000",
                              "--micro_batch_size", "1")
+        path = self.run_dir / "metrics.jsonl"
         deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
+        while not (path.exists() and path.read_text().count("\n") > 5):
+            self.assertLess(time.monotonic(), deadline, "no step in 30 s")
             time.sleep(0.1)
-            lines = (self.run_dir / "metrics.jsonl")
-            if lines.exists() and lines.read_text().count("\n") > 5:
-                break
+        return process
+
+    def test_kill_9_of_a_rank_in_the_middle_of_training(self):
+        process = self.in_the_middle(4)
         victim = records(self.run_dir)[2][0]
         os.kill(victim["pid"], signal.SIGKILL)
         code, output = self.finish(process)
@@ -266,14 +270,7 @@ class Training(RankTest):
         self.assertRegex(why, r"rank [013]  .*#\d+ of")
 
     def test_a_signal_to_one_rank_stops_all_after_the_same_step(self):
-        process = self.start(3, "ch02_data_parallel", *TINY, "--steps", "100000",
-                             "--micro_batch_size", "1")
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            time.sleep(0.1)
-            lines = (self.run_dir / "metrics.jsonl")
-            if lines.exists() and lines.read_text().count("\n") > 5:
-                break
+        process = self.in_the_middle(3)
         os.kill(records(self.run_dir)[1][0]["pid"], signal.SIGTERM)
         code, output = self.finish(process)
         self.assertEqual(code, 0, output)
