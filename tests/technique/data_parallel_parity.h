@@ -26,7 +26,7 @@ struct TrainedState {
   std::vector<Named> tensors;  ///< gradients (unclipped), moments and weights of each parameter
 };
 
-/// Two layers, kv heads shared; no size that a rank count or a bucket divides. ~2,500 parameters.
+/// Two layers, kv heads shared; no size that a rank count or a bucket divides. ~3,100 parameters.
 inline TrainConfig parity_config() {
   TrainConfig config;
   config.model.hidden_size = 12;
