@@ -95,9 +95,7 @@ bool QueueEngine::leave(std::chrono::duration<double> patience) {
   departed_changed_.wait_for(lock, patience, [&] {
     return !broken_.empty() || std::find(departed_.begin(), departed_.end(), 0) == departed_.end();
   });
-  const bool together = std::find(departed_.begin(), departed_.end(), 0) == departed_.end();
-  if (together) flight_.left();
-  return together;
+  return std::find(departed_.begin(), departed_.end(), 0) == departed_.end();
 }
 
 void QueueEngine::abort_after(std::chrono::milliseconds grace, int code) {
