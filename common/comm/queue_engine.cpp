@@ -119,8 +119,9 @@ void QueueEngine::run() {
     }
     {
       const std::lock_guard lock(mutex_);
-      if (stopping_ && channels_.empty() && submitted_.empty() && announcements_.empty()) return;
-      if (stopping_ && !broken_.empty()) return;
+      const bool idle = channels_.empty() && submitted_.empty();
+      // What this rank has yet to say of its failure goes out first: the others wait for it.
+      if (stopping_ && announcements_.empty() && (idle || !broken_.empty())) return;
       if (Clock::now() > abort_at_) transport_.abort(abort_code_);
     }
     if (progress || Clock::now() - begin > kWorkingPoll) {
