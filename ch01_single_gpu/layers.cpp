@@ -15,18 +15,6 @@ Tensor stacked(const std::vector<Parameter*>& parameters, Tensor Parameter::*mem
   return adjacent(parts);
 }
 
-std::string layer_name(int64_t layer, const char* rest) {
-  return fmt::format("model.layers.{}.{}", layer, rest);
-}
-
-constexpr double kInitStd = 0.02;
-
-/// Each block adds twice to the residual stream; smaller weights there keep its variance from
-/// growing with depth. Radford et al. (2019).
-double residual_init_std(const ModelConfig& config) {
-  return kInitStd / std::sqrt(2.0 * double(config.num_layers));
-}
-
 }  // namespace
 
 Linear::Linear(std::vector<Parameter*> weights) : weights_(std::move(weights)) {
@@ -35,22 +23,40 @@ Linear::Linear(std::vector<Parameter*> weights) : weights_(std::move(weights)) {
 
 // [linear]
 Tensor Linear::forward(const Tensor& x, Saved& saved) const {
-  const Tensor weight = stacked(weights_, &Parameter::value);        // [O, I]
-  saved.x = x;                                                       // [T, I]
-  Tensor y = Tensor::empty({x.size(0), weight.size(0)}, x.dtype());  // [T, O]
-  ops::linear_forward(y, x, weight);
-  return y;
+  saved = keep(x);
+  return output(saved);
 }
 
 Tensor Linear::backward(const Tensor& dy, Saved& saved, Grads& grads) const {
-  const Tensor weight = stacked(weights_, &Parameter::value);
-  Tensor dx = Tensor::empty(saved.x.shape(), dy.dtype());
-  ops::linear_backward_input(dx, dy, weight);
-  // The closure owns what it reads: whoever receives it may run it later.
-  grads.add(weights_, [this, dy, x = saved.x](bool accumulate) {
-    ops::linear_backward_weight(stacked(weights_, &Parameter::grad), dy, x, accumulate);
-  });
+  Tensor dx = input_gradient(dy);
+  add_weight_gradient(dy, saved, grads);
   return dx;
+}
+
+Linear::Saved Linear::keep(const Tensor& x) const { return {x}; }
+
+Tensor Linear::output(const Saved& saved) const {
+  const Tensor weight = stacked(weights_, &Parameter::value);                    // [O, I]
+  Tensor y = Tensor::empty({saved.x.size(0), weight.size(0)}, saved.x.dtype());  // [T, O]
+  ops::linear_forward(y, saved.x, weight);
+  return y;
+}
+
+Tensor Linear::input_gradient(const Tensor& dy) const {
+  const Tensor weight = stacked(weights_, &Parameter::value);           // [O, I]
+  Tensor dx = Tensor::empty({dy.size(0), weight.size(1)}, dy.dtype());  // [T, I]
+  ops::linear_backward_input(dx, dy, weight);
+  return dx;
+}
+
+void Linear::weight_gradient(const Tensor& dy, const Saved& saved, bool accumulate) const {
+  ops::linear_backward_weight(stacked(weights_, &Parameter::grad), dy, saved.x, accumulate);
+}
+
+void Linear::add_weight_gradient(const Tensor& dy, const Saved& saved, Grads& grads) const {
+  // The closure owns what it reads: whoever receives it may run it later.
+  grads.add(weights_,
+            [this, dy, saved](bool accumulate) { weight_gradient(dy, saved, accumulate); });
 }
 // [linear]
 
@@ -68,7 +74,7 @@ Tensor RmsNorm::backward(const Tensor& dy, Saved& saved, Grads& grads,
                          const Tensor& dresidual) const {
   Tensor dx = Tensor::empty(dy.shape(), dy.dtype());
   ops::rmsnorm_backward_input(dx, dy, saved.x, weight_->value, saved.rstd, dresidual);
-  grads.add({{weight_}}, [this, dy, saved](bool accumulate) {
+  grads.add({weight_}, [this, dy, saved](bool accumulate) {
     ops::rmsnorm_backward_weight(weight_->grad, dy, saved.x, saved.rstd, accumulate);
   });
   return dx;
@@ -97,56 +103,70 @@ Embedding::Embedding(Parameter& weight) : weight_(&weight) { ++weight.uses; }
 Tensor Embedding::forward(const Tensor&, Saved&, const Pass& pass) {
   const Tensor& weight = weight_->value;  // [V, H]
   Tensor y = Tensor::empty({pass.tokens.numel(), weight.size(1)}, weight.dtype());
-  ops::embedding_forward(y, weight, pass.tokens);
+  ops::embedding_forward(y, weight, pass.tokens, weight_->offset(0));
   return y;
 }
 
 Tensor Embedding::backward(const Tensor& dy, Saved&, Grads& grads, const Pass& pass) {
-  grads.add({{weight_}}, [this, dy, tokens = pass.tokens](bool accumulate) {
-    ops::embedding_backward(weight_->grad, dy, tokens, /*vocab_offset=*/0, accumulate);
+  grads.add({weight_}, [this, dy, tokens = pass.tokens](bool accumulate) {
+    ops::embedding_backward(weight_->grad, dy, tokens, weight_->offset(0), accumulate);
   });
   return {};
 }
 
-// [attention_init]
-Attention::Attention(ParameterList& parameters, const ModelConfig& config, int64_t layer,
-                     const RopeTable& rope, bool store_probabilities)
-    : heads_(config.num_heads),
-      kv_heads_(config.num_kv_heads),
-      head_dim_(config.head_dim()),
-      scale_(1 / std::sqrt(double(head_dim_))),
+// [core_attention]
+CoreAttention::CoreAttention(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+                             bool store_probabilities)
+    : heads_(num_heads),
+      kv_heads_(num_kv_heads),
+      head_dim_(head_dim),
+      scale_(1 / std::sqrt(double(head_dim))),
+      store_probabilities_(store_probabilities) {}
+
+Tensor CoreAttention::forward(const Tensor& qkv, Saved& saved, const Pass& pass) const {
+  const int64_t B = qkv.size(0), S = qkv.size(1);
+  saved.out = Tensor::empty({B, S, heads_, head_dim_}, qkv.dtype());
+  saved.lse = Tensor::empty({B, heads_, S}, accumulate_dtype(qkv.dtype()));
+  if (store_probabilities_) saved.probs = Tensor::empty({B, heads_, S, S}, qkv.dtype());
+  ops::attention_forward(saved.out, saved.lse, saved.probs, q_of(qkv), k_of(qkv), v_of(qkv), scale_,
+                         pass.positions, pass.positions);
+  return saved.out;
+}
+
+Tensor CoreAttention::backward(const Tensor& dout, const Tensor& qkv, Saved& saved,
+                               const Pass& pass) const {
+  const DType acc = accumulate_dtype(qkv.dtype());
+  Tensor delta = Tensor::empty(saved.lse.shape(), acc);  // [B, N, S]
+  ops::attention_delta(delta, dout, saved.out);
+  Tensor dqkv = Tensor::empty(qkv.shape(), acc);  // [B, S, N + 2G, D]
+  ops::fill(dqkv, 0);
+  ops::attention_backward(q_of(dqkv), k_of(dqkv), v_of(dqkv), dout, saved.probs, q_of(qkv),
+                          k_of(qkv), v_of(qkv), saved.lse, delta, scale_, pass.positions,
+                          pass.positions);
+  return dqkv;
+}
+// [core_attention]
+
+Attention::Attention(RmsNorm norm, std::unique_ptr<Linear> qkv_proj, const RopeTable& rope,
+                     std::unique_ptr<CoreAttention> core, std::unique_ptr<Linear> o_proj)
+    : norm_(norm),
+      qkv_proj_(std::move(qkv_proj)),
       rope_(rope),
-      store_probabilities_(store_probabilities),
-      norm_(parameters.add(layer_name(layer, "input_layernorm.weight"), {config.hidden_size}, 0),
-            config.rms_norm_eps),
-      qkv_proj_({&parameters.add(layer_name(layer, "self_attn.q_proj.weight"),
-                                 {heads_ * head_dim_, config.hidden_size}, kInitStd),
-                 &parameters.add(layer_name(layer, "self_attn.k_proj.weight"),
-                                 {kv_heads_ * head_dim_, config.hidden_size}, kInitStd),
-                 &parameters.add(layer_name(layer, "self_attn.v_proj.weight"),
-                                 {kv_heads_ * head_dim_, config.hidden_size}, kInitStd)}),
-      o_proj_(
-          {&parameters.add(layer_name(layer, "self_attn.o_proj.weight"),
-                           {config.hidden_size, heads_ * head_dim_}, residual_init_std(config))}) {}
-// [attention_init]
+      core_(std::move(core)),
+      o_proj_(std::move(o_proj)) {}
 
 // [attention_forward]
 Tensor Attention::forward(const Tensor& x, Saved& saved, const Pass& pass) {
   Kept& kept = saved.emplace<Kept>();
   const int64_t B = pass.num_samples, S = pass.positions.count();
-  const Tensor normed = norm_.forward(x, kept.norm);            // [T, H]
-  const Tensor qkv = qkv_proj_.forward(normed, kept.qkv_proj);  // [T, (N + 2G) D]
-  kept.qkv = qkv.view({B, S, heads_ + 2 * kv_heads_, head_dim_});
-  const Tensor q_and_k = kept.qkv.narrow(2, 0, heads_ + kv_heads_);
+  const int64_t N = core_->num_heads(), G = core_->num_kv_heads(), D = core_->head_dim();
+  const Tensor normed = norm_.forward(x, kept.norm);             // [T, H]
+  const Tensor qkv = qkv_proj_->forward(normed, kept.qkv_proj);  // [T, (N + 2G) D]
+  kept.qkv = qkv.view({B, S, N + 2 * G, D});
+  const Tensor q_and_k = kept.qkv.narrow(2, 0, N + G);
   ops::rope(q_and_k, rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
-
-  Tensor out = Tensor::empty({B, S, heads_, head_dim_}, x.dtype());
-  kept.lse = Tensor::empty({B, heads_, S}, accumulate_dtype(x.dtype()));
-  if (store_probabilities_) kept.probs = Tensor::empty({B, heads_, S, S}, x.dtype());
-  ops::attention_forward(out, kept.lse, kept.probs, q_of(kept.qkv), k_of(kept.qkv), v_of(kept.qkv),
-                         scale_, pass.positions, pass.positions);
-
-  Tensor y = o_proj_.forward(out.view({B * S, heads_ * head_dim_}), kept.o_proj);  // [T, H]
+  const Tensor out = core_->forward(kept.qkv, kept.core, pass);        // [B, S, N, D]
+  Tensor y = o_proj_->forward(out.view({B * S, N * D}), kept.o_proj);  // [T, H]
   ops::add(y, x, y);
   return y;
 }
@@ -154,101 +174,115 @@ Tensor Attention::forward(const Tensor& x, Saved& saved, const Pass& pass) {
 
 // [attention_backward]
 Tensor Attention::backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) {
-  Kept& kept = saved.get<Kept>();
+  Kept kept = saved.take<Kept>();
   const int64_t B = pass.num_samples, S = pass.positions.count();
-  const Shape out_shape{B, S, heads_, head_dim_};
-  const DType acc = accumulate_dtype(dy.dtype());
-  const Tensor out = kept.o_proj.x.view(out_shape);
-  const Tensor dout = o_proj_.backward(dy, kept.o_proj, grads).view(out_shape);
-  Tensor delta = Tensor::empty(kept.lse.shape(), acc);  // [B, N, S]
-  ops::attention_delta(delta, dout, out);
-
-  Tensor dqkv = Tensor::empty(kept.qkv.shape(), acc);  // [B, S, N + 2G, D]
-  ops::fill(dqkv, 0);
-  ops::attention_backward(q_of(dqkv), k_of(dqkv), v_of(dqkv), dout, kept.probs, q_of(kept.qkv),
-                          k_of(kept.qkv), v_of(kept.qkv), kept.lse, delta, scale_, pass.positions,
-                          pass.positions);
-  const Tensor dq_and_dk = dqkv.narrow(2, 0, heads_ + kv_heads_);
+  const int64_t N = core_->num_heads(), G = core_->num_kv_heads(), D = core_->head_dim();
+  const Tensor dout = o_proj_->backward(dy, kept.o_proj, grads).view({B, S, N, D});
+  Tensor dqkv = core_->backward(dout, kept.qkv, kept.core, pass);  // [B, S, N + 2G, D]
+  const Tensor dq_and_dk = dqkv.narrow(2, 0, N + G);
   ops::rope(dq_and_dk, rope_.cos, rope_.sin, pass.positions, /*inverse=*/true);
-  if (acc != dy.dtype()) {
+  if (dqkv.dtype() != dy.dtype()) {
     Tensor rounded = Tensor::empty(dqkv.shape(), dy.dtype());
     ops::copy(rounded, dqkv);
     dqkv = rounded;
   }
-
-  const Tensor dqkv_2d = dqkv.view({B * S, (heads_ + 2 * kv_heads_) * head_dim_});
-  const Tensor dnormed = qkv_proj_.backward(dqkv_2d, kept.qkv_proj, grads);
+  const Tensor dqkv_2d = dqkv.view({B * S, (N + 2 * G) * D});
+  const Tensor dnormed = qkv_proj_->backward(dqkv_2d, kept.qkv_proj, grads);
   return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/dy);
 }
 // [attention_backward]
 
-// [mlp_init]
-Mlp::Mlp(ParameterList& parameters, const ModelConfig& config, int64_t layer)
-    : ffn_hidden_size_(config.ffn_hidden_size),
-      norm_(parameters.add(layer_name(layer, "post_attention_layernorm.weight"),
-                           {config.hidden_size}, 0),
-            config.rms_norm_eps),
-      gate_up_proj_({&parameters.add(layer_name(layer, "mlp.gate_proj.weight"),
-                                     {ffn_hidden_size_, config.hidden_size}, kInitStd),
-                     &parameters.add(layer_name(layer, "mlp.up_proj.weight"),
-                                     {ffn_hidden_size_, config.hidden_size}, kInitStd)}),
-      down_proj_(
-          {&parameters.add(layer_name(layer, "mlp.down_proj.weight"),
-                           {config.hidden_size, ffn_hidden_size_}, residual_init_std(config))}) {}
-// [mlp_init]
+FeedForward::FeedForward(std::unique_ptr<Linear> gate_up_proj, std::unique_ptr<Linear> down_proj)
+    : gate_up_proj_(std::move(gate_up_proj)), down_proj_(std::move(down_proj)) {}
 
 // [mlp]
+Tensor FeedForward::forward(const Tensor& x, Saved& saved) const {
+  saved.gate_up = gate_up_proj_->forward(x, saved.gate_up_proj);  // [T, 2F]
+  const Tensor& gate_up = saved.gate_up;
+  Tensor hidden = Tensor::empty({gate_up.size(0), gate_up.size(1) / 2}, x.dtype());  // [T, F]
+  ops::swiglu_forward(hidden, gate_up);
+  return down_proj_->forward(hidden, saved.down_proj);  // [T, H]
+}
+
+Tensor FeedForward::backward(const Tensor& dy, Saved& saved, Grads& grads) const {
+  const Tensor dhidden = down_proj_->backward(dy, saved.down_proj, grads);  // [T, F]
+  Tensor dgate_up = saved.gate_up;  // [T, 2F]: read here for the last time, so overwritten
+  ops::swiglu_backward(dgate_up, dhidden, saved.gate_up);
+  return gate_up_proj_->backward(dgate_up, saved.gate_up_proj, grads);  // [T, H]
+}
+
+Mlp::Mlp(RmsNorm norm, FeedForward feed_forward)
+    : norm_(norm), feed_forward_(std::move(feed_forward)) {}
+
 Tensor Mlp::forward(const Tensor& x, Saved& saved, const Pass&) {
   Kept& kept = saved.emplace<Kept>();
-  const Tensor normed = norm_.forward(x, kept.norm);                        // [T, H]
-  kept.gate_up = gate_up_proj_.forward(normed, kept.gate_up_proj);          // [T, 2F]
-  Tensor hidden = Tensor::empty({x.size(0), ffn_hidden_size_}, x.dtype());  // [T, F]
-  ops::swiglu_forward(hidden, kept.gate_up);
-  Tensor y = down_proj_.forward(hidden, kept.down_proj);  // [T, H]
+  Tensor y = feed_forward_.forward(norm_.forward(x, kept.norm), kept.feed_forward);  // [T, H]
   ops::add(y, x, y);
   return y;
 }
 
 Tensor Mlp::backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass&) {
-  Kept& kept = saved.get<Kept>();
-  const Tensor dhidden = down_proj_.backward(dy, kept.down_proj, grads);  // [T, F]
-  Tensor dgate_up = kept.gate_up;  // [T, 2F]: read here for the last time, so overwritten
-  ops::swiglu_backward(dgate_up, dhidden, kept.gate_up);
-  const Tensor dnormed = gate_up_proj_.backward(dgate_up, kept.gate_up_proj, grads);
+  Kept kept = saved.take<Kept>();
+  const Tensor dnormed = feed_forward_.backward(dy, kept.feed_forward, grads);
   return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/dy);
 }
 // [mlp]
 
-Head::Head(RmsNorm norm, Linear lm_head) : norm_(norm), lm_head_(std::move(lm_head)) {}
+CrossEntropy::CrossEntropy(int64_t vocab_offset) : vocab_offset_(vocab_offset) {}
 
 // [loss]
+void CrossEntropy::forward(const Tensor& logits, Saved& saved, const Pass& pass) const {
+  saved.logits = logits;  // [T, V]
+  saved.lse = add_loss(pass.loss, rows_of(logits, pass), pass);
+}
+
+Tensor CrossEntropy::backward(Saved& saved, const Pass& pass) const {
+  Tensor dlogits = saved.logits;  // [T, V]: the largest tensor of all, overwritten
+  ops::cross_entropy_backward(dlogits, saved.logits, pass.targets, saved.lse, vocab_offset_,
+                              pass.loss_scale);
+  return dlogits;
+}
+
+CrossEntropy::Rows CrossEntropy::rows_of(const Tensor& logits, const Pass& pass) const {
+  const Shape shape{logits.size(0)};
+  const DType acc = accumulate_dtype(logits.dtype());
+  Rows rows{Tensor::empty(shape, acc), Tensor::empty(shape, acc), Tensor::empty(shape, acc)};
+  ops::cross_entropy_forward(rows.max, rows.sum, rows.target_logit, logits, pass.targets,
+                             vocab_offset_);
+  return rows;
+}
+
+Tensor CrossEntropy::add_loss(const Tensor& loss, const Rows& rows, const Pass& pass) const {
+  Tensor lse = Tensor::empty(rows.max.shape(), rows.max.dtype());
+  ops::cross_entropy_loss(loss, lse, rows.max, rows.sum, rows.target_logit, pass.loss_scale);
+  return lse;
+}
+// [loss]
+
+Head::Head(RmsNorm norm, std::unique_ptr<Linear> lm_head,
+           std::unique_ptr<CrossEntropy> cross_entropy)
+    : norm_(norm), lm_head_(std::move(lm_head)), cross_entropy_(std::move(cross_entropy)) {}
+
+// [head]
 Tensor Head::forward(const Tensor& x, Saved& saved, const Pass& pass) {
   Kept& kept = saved.emplace<Kept>();
-  kept.logits = lm_head_.forward(norm_.forward(x, kept.norm), kept.lm_head);  // [T, V]
-  const Shape rows{x.size(0)};
-  const DType acc = accumulate_dtype(x.dtype());
-  Tensor row_max = Tensor::empty(rows, acc), row_sum = Tensor::empty(rows, acc);
-  Tensor target_logit = Tensor::empty(rows, acc);
-  kept.lse = Tensor::empty(rows, acc);
-  ops::cross_entropy_forward(row_max, row_sum, target_logit, kept.logits, pass.targets);
-  ops::cross_entropy_loss(pass.loss, kept.lse, row_max, row_sum, target_logit, pass.loss_scale);
+  const Tensor logits = lm_head_->forward(norm_.forward(x, kept.norm), kept.lm_head);
+  cross_entropy_->forward(logits, kept.cross_entropy, pass);
   return {};
 }
 
 Tensor Head::backward(const Tensor&, Saved& saved, Grads& grads, const Pass& pass) {
-  Kept& kept = saved.get<Kept>();
-  Tensor dlogits = kept.logits;  // [T, V]: the largest tensor of all, overwritten
-  ops::cross_entropy_backward(dlogits, kept.logits, pass.targets, kept.lse, /*vocab_offset=*/0,
-                              pass.loss_scale);
-  const Tensor dnormed = lm_head_.backward(dlogits, kept.lm_head, grads);
+  Kept kept = saved.take<Kept>();
+  const Tensor dlogits = cross_entropy_->backward(kept.cross_entropy, pass);
+  const Tensor dnormed = lm_head_->backward(dlogits, kept.lm_head, grads);
   return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/{});
 }
-// [loss]
+// [head]
 
 Tensor Head::logits(const Tensor& x) const {
   RmsNorm::Saved norm;
   Linear::Saved lm_head;
-  return lm_head_.forward(norm_.forward(x, norm), lm_head);
+  return lm_head_->forward(norm_.forward(x, norm), lm_head);
 }
 
 }  // namespace usp

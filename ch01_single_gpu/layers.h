@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "config.h"
@@ -21,28 +22,46 @@ struct Pass {
 };
 
 /// A piece of the model that a schedule runs as a unit: the attention half of a block, its MLP, the
-/// embedding, the head.
+/// embedding, the head. The segments of a block share one Saved for each micro-batch.
 class Segment {
  public:
   virtual ~Segment() = default;
   /// x [T, H] -> y [T, H]; fills `saved`.
   virtual Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) = 0;
-  /// dy [T, H] -> dx [T, H]; hands weight gradients to `grads`. `saved` may be consumed.
+  /// dy [T, H] -> dx [T, H]; hands weight gradients to `grads`. Takes what it kept out of `saved`.
   virtual Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) = 0;
 };
 
 /// y = x Wᵀ, no bias. W [O, I] may be several parameters stacked (q, k and v): one matmul serves
 /// them all. The only place where a weight meets a matmul.
+///
+/// forward() and backward() are made of keep() and the three matmuls of a linear layer.
 class Linear {
  public:
+  /// The input as output() and weight_gradient() read it. What form that has is a matter of the
+  /// class that kept it.
   struct Saved {
     Tensor x;  ///< [T, I]
   };
 
   explicit Linear(std::vector<Parameter*> weights);
+  virtual ~Linear() = default;
+  Linear(const Linear&) = delete;
+  Linear& operator=(const Linear&) = delete;
 
-  Tensor forward(const Tensor& x, Saved& saved) const;                  ///< [T, I] -> [T, O]
-  Tensor backward(const Tensor& dy, Saved& saved, Grads& grads) const;  ///< [T, O] -> [T, I]
+  virtual Tensor forward(const Tensor& x, Saved& saved) const;                  ///< -> [T, O]
+  virtual Tensor backward(const Tensor& dy, Saved& saved, Grads& grads) const;  ///< -> [T, I]
+
+ protected:
+  virtual Saved keep(const Tensor& x) const;
+  virtual Tensor output(const Saved& saved) const;        ///< y = x Wᵀ
+  virtual Tensor input_gradient(const Tensor& dy) const;  ///< dx = dy W
+  virtual void weight_gradient(const Tensor& dy, const Saved& saved,
+                               bool accumulate) const;  ///< dW = or += dyᵀ x
+  /// Hands the weight gradient to `grads`, which may compute it later: dy and saved live on there.
+  void add_weight_gradient(const Tensor& dy, const Saved& saved, Grads& grads) const;
+
+  const std::vector<Parameter*>& weights() const { return weights_; }
 
  private:
   std::vector<Parameter*> weights_;
@@ -85,12 +104,52 @@ class Embedding : public Segment {
   Parameter* weight_;
 };
 
+/// What mixes the tokens of a sample: every query head's softmax(q kᵀ / sqrt(D)) v over the keys at
+/// or before the query's position. No parameters.
+///
+/// It works on the rotated projections qkv [B, S, N + 2G, D]: N query heads, then G key and G value
+/// heads, of which each serves N/G query heads in a row.
+class CoreAttention {
+ public:
+  struct Saved {
+    Tensor out;    ///< [B, S, N, D]
+    Tensor lse;    ///< [B, N, S]
+    Tensor probs;  ///< [B, N, S, S], if stored
+  };
+
+  CoreAttention(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+                bool store_probabilities);
+  virtual ~CoreAttention() = default;
+  CoreAttention(const CoreAttention&) = delete;
+  CoreAttention& operator=(const CoreAttention&) = delete;
+
+  /// -> out [B, S, N, D]
+  virtual Tensor forward(const Tensor& qkv, Saved& saved, const Pass& pass) const;
+  /// dout [B, S, N, D] -> dqkv [B, S, N + 2G, D], acc dtype
+  virtual Tensor backward(const Tensor& dout, const Tensor& qkv, Saved& saved,
+                          const Pass& pass) const;
+
+  int64_t num_heads() const { return heads_; }        ///< N
+  int64_t num_kv_heads() const { return kv_heads_; }  ///< G
+  int64_t head_dim() const { return head_dim_; }      ///< D
+
+ protected:
+  Tensor q_of(const Tensor& qkv) const { return qkv.narrow(2, 0, heads_); }
+  Tensor k_of(const Tensor& qkv) const { return qkv.narrow(2, heads_, kv_heads_); }
+  Tensor v_of(const Tensor& qkv) const { return qkv.narrow(2, heads_ + kv_heads_, kv_heads_); }
+  double scale() const { return scale_; }
+
+ private:
+  int64_t heads_, kv_heads_, head_dim_;
+  double scale_;
+  bool store_probabilities_;
+};
+
 /// The first half of a block: x + o_proj(attention(rope(q), rope(k), v)), q, k, v from norm(x).
 class Attention : public Segment {
  public:
-  /// Adds the parameters of layer `layer` to the list.
-  Attention(ParameterList& parameters, const ModelConfig& config, int64_t layer,
-            const RopeTable& rope, bool store_probabilities);
+  Attention(RmsNorm norm, std::unique_ptr<Linear> qkv_proj, const RopeTable& rope,
+            std::unique_ptr<CoreAttention> core, std::unique_ptr<Linear> o_proj);
   Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override;
 
@@ -98,48 +157,85 @@ class Attention : public Segment {
   struct Kept {
     RmsNorm::Saved norm;
     Linear::Saved qkv_proj, o_proj;
-    Tensor qkv;    ///< [B, S, N + 2G, D], rotated
-    Tensor lse;    ///< [B, N, S]
-    Tensor probs;  ///< [B, N, S, S], if stored
+    Tensor qkv;  ///< [B, S, N + 2G, D], rotated
+    CoreAttention::Saved core;
   };
 
-  Tensor q_of(const Tensor& qkv) const { return qkv.narrow(2, 0, heads_); }
-  Tensor k_of(const Tensor& qkv) const { return qkv.narrow(2, heads_, kv_heads_); }
-  Tensor v_of(const Tensor& qkv) const { return qkv.narrow(2, heads_ + kv_heads_, kv_heads_); }
-
-  int64_t heads_, kv_heads_, head_dim_;
-  double scale_;
-  RopeTable rope_;
-  bool store_probabilities_;
   RmsNorm norm_;
-  Linear qkv_proj_, o_proj_;
+  std::unique_ptr<Linear> qkv_proj_;
+  RopeTable rope_;
+  std::unique_ptr<CoreAttention> core_;
+  std::unique_ptr<Linear> o_proj_;
 };
 
-/// The second half of a block: x + down_proj(silu(gate) * up), gate and up from norm(x). Shazeer
-/// (2020).
+/// SwiGLU: down_proj(silu(gate) * up), gate and up two projections of x. Shazeer (2020).
+class FeedForward {
+ public:
+  struct Saved {
+    Linear::Saved gate_up_proj, down_proj;
+    Tensor gate_up;  ///< [T, 2F]
+  };
+
+  FeedForward(std::unique_ptr<Linear> gate_up_proj, std::unique_ptr<Linear> down_proj);
+  Tensor forward(const Tensor& x, Saved& saved) const;                  ///< [T, H] -> [T, H]
+  Tensor backward(const Tensor& dy, Saved& saved, Grads& grads) const;  ///< [T, H] -> [T, H]
+
+ private:
+  std::unique_ptr<Linear> gate_up_proj_, down_proj_;
+};
+
+/// The second half of a block: x + feed_forward(norm(x)).
 class Mlp : public Segment {
  public:
-  Mlp(ParameterList& parameters, const ModelConfig& config, int64_t layer);
+  Mlp(RmsNorm norm, FeedForward feed_forward);
   Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override;
 
  private:
   struct Kept {
     RmsNorm::Saved norm;
-    Linear::Saved gate_up_proj, down_proj;
-    Tensor gate_up;  ///< [T, 2F]
+    FeedForward::Saved feed_forward;
   };
 
-  int64_t ffn_hidden_size_;
   RmsNorm norm_;
-  Linear gate_up_proj_, down_proj_;
+  FeedForward feed_forward_;
+};
+
+/// Logits to the loss, row by row: -log softmax(logits)[target].
+class CrossEntropy {
+ public:
+  struct Saved {
+    Tensor logits;  ///< [T, V]
+    Tensor lse;     ///< [T]: log of the sum of exp(logits)
+  };
+
+  /// `vocab_offset`: the token that column 0 of the logits stands for.
+  explicit CrossEntropy(int64_t vocab_offset);
+  virtual ~CrossEntropy() = default;
+
+  /// Adds to pass.loss.
+  virtual void forward(const Tensor& logits, Saved& saved, const Pass& pass) const;
+  /// -> dlogits [T, V], in the memory of the logits
+  Tensor backward(Saved& saved, const Pass& pass) const;
+
+ protected:
+  /// What the softmax needs to know of each row of logits, and the target's.
+  struct Rows {
+    Tensor max, sum, target_logit;  ///< [T]
+  };
+  Rows rows_of(const Tensor& logits, const Pass& pass) const;
+  /// loss += the loss of the rows; returns their lse [T].
+  Tensor add_loss(const Tensor& loss, const Rows& rows, const Pass& pass) const;
+
+ private:
+  int64_t vocab_offset_;
 };
 
 /// Vectors to the loss: final norm, logits, cross entropy. forward() adds to pass.loss and returns
 /// an undefined tensor; backward() starts the chain and reads no dy.
 class Head : public Segment {
  public:
-  Head(RmsNorm norm, Linear lm_head);
+  Head(RmsNorm norm, std::unique_ptr<Linear> lm_head, std::unique_ptr<CrossEntropy> cross_entropy);
   Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override;
   Tensor logits(const Tensor& x) const;  ///< [T, H] -> [T, V], nothing saved
@@ -148,12 +244,12 @@ class Head : public Segment {
   struct Kept {
     RmsNorm::Saved norm;
     Linear::Saved lm_head;
-    Tensor logits;  ///< [T, V]
-    Tensor lse;     ///< [T]
+    CrossEntropy::Saved cross_entropy;
   };
 
   RmsNorm norm_;
-  Linear lm_head_;
+  std::unique_ptr<Linear> lm_head_;
+  std::unique_ptr<CrossEntropy> cross_entropy_;
 };
 
 }  // namespace usp

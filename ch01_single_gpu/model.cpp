@@ -1,78 +1,156 @@
 #include "model.h"
 
+#include <cmath>
+
 #include "runtime.h"
 
 namespace usp {
 
-// [model_init]
-Model::Model(const ModelConfig& config, int64_t seq_len, DType dtype, bool store_probabilities,
-             uint64_t seed) {
-  const RopeTable rope(config, seq_len, dtype);
-  Parameter& embedding =
-      parameters_.add("model.embed_tokens.weight", {config.vocab_size, config.hidden_size}, 0.02);
-  blocks_.emplace_back().push_back(std::make_unique<Embedding>(embedding));
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    Block& block = blocks_.emplace_back();
-    block.push_back(
-        std::make_unique<Attention>(parameters_, config, layer, rope, store_probabilities));
-    block.push_back(std::make_unique<Mlp>(parameters_, config, layer));
+namespace {
+
+constexpr double kInitStd = 0.02;
+
+/// Each block adds twice to the residual stream; smaller weights there keep its variance from
+/// growing with depth. Radford et al. (2019).
+double residual_init_std(const ModelConfig& config) {
+  return kInitStd / std::sqrt(2.0 * double(config.num_layers));
+}
+
+std::string layer_name(int64_t layer, const char* rest) {
+  return fmt::format("model.layers.{}.{}", layer, rest);
+}
+
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+
+}  // namespace
+
+Llama::Llama(const ModelConfig& config, int64_t seq_len, DType dtype, bool store_probabilities)
+    : config_(config), store_probabilities_(store_probabilities), rope_(config, seq_len, dtype) {}
+
+Block Llama::build(int64_t block, ParameterList& parameters) const {
+  Block segments;
+  if (block == 0) {
+    segments.push_back(embedding(parameters));
+  } else if (block == num_blocks() - 1) {
+    segments.push_back(head(parameters));
+  } else {
+    segments.push_back(attention(block - 1, parameters));
+    segments.push_back(mlp(block - 1, parameters));
   }
-  const RmsNorm norm(parameters_.add("model.norm.weight", {config.hidden_size}, 0),
-                     config.rms_norm_eps);
+  return segments;
+}
+
+// [llama]
+std::unique_ptr<Segment> Llama::embedding(ParameterList& parameters) const {
+  return std::make_unique<Embedding>(
+      parameters.add(kEmbedding, {config_.vocab_size, config_.hidden_size}, kInitStd));
+}
+
+std::unique_ptr<Segment> Llama::attention(int64_t layer, ParameterList& parameters) const {
+  const int64_t H = config_.hidden_size, D = config_.head_dim();
+  const int64_t N = config_.num_heads, G = config_.num_kv_heads;
+  const auto weight = [&](const char* name, const Shape& shape, double init_std) -> Parameter& {
+    return parameters.add(layer_name(layer, name), shape, init_std);
+  };
+  const RmsNorm norm(weight("input_layernorm.weight", {H}, 0), config_.rms_norm_eps);
+  Parameter& q = weight("self_attn.q_proj.weight", {N * D, H}, kInitStd);
+  Parameter& k = weight("self_attn.k_proj.weight", {G * D, H}, kInitStd);
+  Parameter& v = weight("self_attn.v_proj.weight", {G * D, H}, kInitStd);
+  Parameter& o = weight("self_attn.o_proj.weight", {H, N * D}, residual_init_std(config_));
+  return std::make_unique<Attention>(norm, std::make_unique<Linear>(std::vector{&q, &k, &v}), rope_,
+                                     std::make_unique<CoreAttention>(N, G, D, store_probabilities_),
+                                     std::make_unique<Linear>(std::vector{&o}));
+}
+
+std::unique_ptr<Segment> Llama::mlp(int64_t layer, ParameterList& parameters) const {
+  const int64_t H = config_.hidden_size, F = config_.ffn_hidden_size;
+  const auto weight = [&](const char* name, const Shape& shape, double init_std) -> Parameter& {
+    return parameters.add(layer_name(layer, name), shape, init_std);
+  };
+  const RmsNorm norm(weight("post_attention_layernorm.weight", {H}, 0), config_.rms_norm_eps);
+  Parameter& gate = weight("mlp.gate_proj.weight", {F, H}, kInitStd);
+  Parameter& up = weight("mlp.up_proj.weight", {F, H}, kInitStd);
+  Parameter& down = weight("mlp.down_proj.weight", {H, F}, residual_init_std(config_));
+  return std::make_unique<Mlp>(norm, FeedForward(std::make_unique<Linear>(std::vector{&gate, &up}),
+                                                 std::make_unique<Linear>(std::vector{&down})));
+}
+
+std::unique_ptr<Segment> Llama::head(ParameterList& parameters) const {
+  const RmsNorm norm(parameters.add("model.norm.weight", {config_.hidden_size}, 0),
+                     config_.rms_norm_eps);
   Parameter& lm_head =
-      config.tie_word_embeddings
-          ? embedding
-          : parameters_.add("lm_head.weight", {config.vocab_size, config.hidden_size}, 0.02);
-  blocks_.emplace_back().push_back(std::make_unique<Head>(norm, Linear({&lm_head})));
+      config_.tie_word_embeddings
+          ? parameters.find(kEmbedding)
+          : parameters.add("lm_head.weight", {config_.vocab_size, config_.hidden_size}, kInitStd);
+  return std::make_unique<Head>(norm, std::make_unique<Linear>(std::vector{&lm_head}),
+                                std::make_unique<CrossEntropy>(/*vocab_offset=*/0));
+}
+// [llama]
+
+Model::Model(const ModelConfig& config, int64_t seq_len, DType dtype, bool store_probabilities,
+             uint64_t seed)
+    : Model(
+          [llama = Llama(config, seq_len, dtype, store_probabilities)](
+              int64_t block, ParameterList& parameters) { return llama.build(block, parameters); },
+          {{0, config.num_layers + 2}}) {
   parameters_.allocate(dtype, seed);
 }
-// [model_init]
 
-// [model]
-Model::Activations Model::forward(const Pass& pass) {
-  const TraceScope trace("forward");
-  Activations activations(blocks_.size());
-  Tensor x;
-  for (size_t b = 0; b < blocks_.size(); ++b) {
-    activations[b].resize(blocks_[b].size());
-    for (size_t s = 0; s < blocks_[b].size(); ++s) {
-      x = blocks_[b][s]->forward(x, activations[b][s], pass);
+Model::Model(const BuildBlock& build, const std::vector<BlockRange>& chunks) {
+  for (const BlockRange& range : chunks) {
+    std::vector<Block>& blocks = chunks_.emplace_back();
+    for (int64_t block = range.begin; block < range.end; ++block) {
+      blocks.push_back(build(block, parameters_));
     }
   }
+}
+
+// [model]
+Tensor Model::forward_chunk(int64_t chunk, Tensor x, Activations* activations, const Pass& pass) {
+  const TraceScope trace("forward");
+  for (const Block& block : chunks_[chunk]) {
+    Saved saved;
+    for (const auto& segment : block) x = segment->forward(x, saved, pass);
+    if (activations != nullptr) activations->push_back(std::move(saved));
+  }
+  return x;
+}
+
+Tensor Model::backward_chunk(int64_t chunk, Tensor dy, Activations activations, Grads& grads,
+                             const Pass& pass) {
+  const TraceScope trace("backward");
+  const std::vector<Block>& blocks = chunks_[chunk];
+  USP_CHECK(activations.size() == blocks.size(), "activations of {} blocks, for a chunk of {}",
+            activations.size(), blocks.size());
+  for (size_t b = blocks.size(); b-- > 0;) {
+    for (size_t s = blocks[b].size(); s-- > 0;) {
+      dy = blocks[b][s]->backward(dy, activations[b], grads, pass);
+    }
+  }
+  return dy;
+}
+// [model]
+
+Model::Activations Model::forward(const Pass& pass) {
+  Activations activations;
+  forward_chunk(0, {}, &activations, pass);
   return activations;
 }
 
 void Model::backward(Activations activations, Grads& grads, const Pass& pass) {
-  const TraceScope trace("backward");
-  Tensor dx;
-  for (size_t b = blocks_.size(); b-- > 0;) {
-    for (size_t s = blocks_[b].size(); s-- > 0;) {
-      dx = blocks_[b][s]->backward(dx, activations[b][s], grads, pass);
-      activations[b].pop_back();  // its memory serves the blocks still to come
-    }
-  }
+  backward_chunk(0, {}, std::move(activations), grads, pass);
 }
-// [model]
 
-void Model::evaluate(const Pass& pass) {
-  Tensor x;
-  for (const Block& block : blocks_) {
-    for (const auto& segment : block) {
-      Saved dropped;
-      x = segment->forward(x, dropped, pass);
-    }
-  }
-}
+void Model::evaluate(const Pass& pass) { forward_chunk(0, {}, nullptr, pass); }
 
 Tensor Model::logits(const Pass& pass) {
   Tensor x;
-  for (size_t b = 0; b + 1 < blocks_.size(); ++b) {
-    for (const auto& segment : blocks_[b]) {
-      Saved dropped;
-      x = segment->forward(x, dropped, pass);
-    }
+  const std::vector<Block>& blocks = chunks_[0];
+  for (size_t b = 0; b + 1 < blocks.size(); ++b) {
+    Saved dropped;
+    for (const auto& segment : blocks[b]) x = segment->forward(x, dropped, pass);
   }
-  return dynamic_cast<const Head&>(*blocks_.back().back()).logits(x);
+  return dynamic_cast<const Head&>(*blocks.back().back()).logits(x);
 }
 
 double model_flops_per_token(const ModelConfig& config, int64_t seq_len) {

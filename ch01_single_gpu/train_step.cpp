@@ -63,7 +63,8 @@ void Trainer::train_step(int64_t step) {
     forward_backward(pass);
   }
   grads_.end_window();
-  optimizer_.step(step, learning_rate(config_.optimizer, step, config_.steps));
+  const Tensor squares = optimizer_.grad_squares();
+  optimizer_.step(step, learning_rate(config_.optimizer, step, config_.steps), squares);
   tokens_ += config_.tokens_per_step();
 }
 // [train_step]

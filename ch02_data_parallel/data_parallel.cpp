@@ -22,8 +22,8 @@ void DataParallelConfig::validate(const Args&) const {
 
 // [buckets]
 DataParallel::DataParallel(const DataParallelConfig& config, ParameterList& parameters,
-                           Grads& grads, const Communicator& dp)
-    : parameters_(parameters), dp_(dp) {
+                           Grads& grads, const Mesh& mesh)
+    : parameters_(parameters), mesh_(mesh) {
   int64_t offset = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {
     offsets_.push_back(offset);
@@ -33,7 +33,9 @@ DataParallel::DataParallel(const DataParallelConfig& config, ParameterList& para
   for (Bucket& bucket : buckets_) {
     for (size_t i = 0; i < parameters.size(); ++i) {
       const int64_t begin = offsets_[i], end = begin + parameters[i].grad.numel();
-      if (begin < bucket.end && end > bucket.begin) ++bucket.parameters;
+      if (begin >= bucket.end || end <= bucket.begin) continue;
+      bucket.group = &mesh.group(parameters[i].grad_groups.front());
+      ++bucket.parameters;
     }
     bucket.missing = bucket.parameters;
   }
@@ -53,8 +55,13 @@ void DataParallel::cut(const DataParallelConfig& config) {
   } else {
     cuts.push_back(0);  // one bucket: it is full when the backward pass is over
   }
+  for (size_t i = 1; i < parameters_.size(); ++i) {
+    const bool same = parameters_[i].grad_groups.front() == parameters_[i - 1].grad_groups.front();
+    if (!same) cuts.push_back(offsets_[i]);  // other ranks sum what lies beyond
+  }
+  std::ranges::sort(cuts, std::greater());
   for (size_t i = 1; i < cuts.size(); ++i) {
-    if (cuts[i] < cuts[i - 1]) buckets_.push_back({cuts[i], cuts[i - 1], 0, 0, {}});
+    if (cuts[i] < cuts[i - 1]) buckets_.push_back({cuts[i], cuts[i - 1], nullptr, 0, 0, {}});
   }
 }
 // [buckets]
@@ -68,7 +75,7 @@ void DataParallel::on_ready(const Parameter& parameter) {
     // Final on this rank, and nobody writes it any more: it may travel while backward goes on.
     const Tensor range =
         parameters_.flat_grads().narrow(0, bucket.begin, bucket.end - bucket.begin);
-    bucket.handle = dp_.all_reduce_async(range);  // the gradients in it, once per step
+    bucket.handle = bucket.group->all_reduce_async(range);  // the gradients in it, once per step
   }
 }
 // [on_ready]
@@ -80,13 +87,20 @@ void DataParallel::finish() {
     bucket.handle.wait();
     bucket.missing = bucket.parameters;
   }
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    // Some weights have copies that do other work on the same tokens; from chapter 3 on.
+    for (size_t g = 1; g < parameters_[i].grad_groups.size(); ++g) {
+      mesh_.group(parameters_[i].grad_groups[g]).all_reduce(parameters_[i].grad);
+    }
+  }
 }
 // [finish]
 
 std::pair<std::string, std::string> DataParallel::traffic_row(int64_t steps) const {
-  const double ranks = dp_.size();
+  const Communicator& dp = mesh_.dp();
+  const double ranks = dp.size();
   const double predicted = 2 * (ranks - 1) / ranks * double(parameters_.flat_grads().bytes());
-  const Ledger::Entry sent = Runtime::current().ledger().get(dp_.name(), CommKind::all_reduce);
+  const Ledger::Entry sent = Runtime::current().ledger().get(dp.name(), CommKind::all_reduce);
   const double measured = double(sent.wire_bytes) / double(std::max<int64_t>(1, steps));
   return {"gradients sent",
           fmt::format(

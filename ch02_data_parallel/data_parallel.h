@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "args.h"
-#include "comm/communicator.h"
+#include "comm/mesh.h"
 #include "grads.h"
 
 namespace usp {
@@ -32,13 +32,14 @@ struct DataParallelConfig {
 /// whatever the size of the batch and the number of micro-batches in it.
 ///
 /// The flat gradients are cut into buckets, each a message of its own, which is sent as soon as the
-/// last parameter in it is ready. What the book calls naive, overlapped and bucketed differs in
-/// nothing but where the cuts are.
+/// last parameter in it is ready. A bucket holds parameters that are summed over the same ranks:
+/// all of them over dp, until a later chapter says otherwise. What the book calls naive, overlapped
+/// and bucketed differs in nothing but where the cuts are.
 class DataParallel {
  public:
   /// From here on `grads` reports to this object each parameter that becomes ready.
   DataParallel(const DataParallelConfig& config, ParameterList& parameters, Grads& grads,
-               const Communicator& dp);
+               const Mesh& mesh);
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
@@ -53,8 +54,9 @@ class DataParallel {
   /// A stretch of the flat gradients, which may begin and end inside a parameter.
   struct Bucket {
     int64_t begin, end;
-    int64_t parameters = 0;  ///< that lie in it, wholly or in part
-    int64_t missing = 0;     ///< of those, not ready in this step
+    const Communicator* group;
+    int64_t parameters;  ///< that lie in it, wholly or in part
+    int64_t missing;     ///< of those, not ready in this step
     Handle handle;
   };
 
@@ -62,7 +64,7 @@ class DataParallel {
   void on_ready(const Parameter& parameter);
 
   ParameterList& parameters_;
-  Communicator dp_;
+  const Mesh& mesh_;
   std::vector<int64_t> offsets_;  ///< of each parameter in the flat gradients
   std::vector<Bucket> buckets_;   ///< from the end of the flat gradients to their beginning
 };

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -7,34 +8,73 @@
 
 namespace usp {
 
-/// A Llama as a list of blocks: embedding, num_layers blocks of two segments, head.
+/// The part of the model that a pipeline stage or a recomputation treats as one.
+using Block = std::vector<std::unique_ptr<Segment>>;
+
+/// Consecutive blocks: [begin, end).
+struct BlockRange {
+  int64_t begin;
+  int64_t end;
+};
+
+/// Builds a Llama block by block: block 0 is the embedding, blocks 1 to num_layers are attention
+/// and MLP, the last one is the head. Which weights there are, and what reads them, is decided
+/// here.
+class Llama {
+ public:
+  /// `seq_len` is the longest sequence a pass may have; `store_probabilities` chooses naive
+  /// attention.
+  Llama(const ModelConfig& config, int64_t seq_len, DType dtype, bool store_probabilities);
+
+  int64_t num_blocks() const { return config_.num_layers + 2; }
+  /// Adds the block's parameters to the list.
+  Block build(int64_t block, ParameterList& parameters) const;
+
+ private:
+  std::unique_ptr<Segment> embedding(ParameterList& parameters) const;
+  std::unique_ptr<Segment> attention(int64_t layer, ParameterList& parameters) const;
+  std::unique_ptr<Segment> mlp(int64_t layer, ParameterList& parameters) const;
+  std::unique_ptr<Segment> head(ParameterList& parameters) const;
+
+  ModelConfig config_;
+  bool store_probabilities_;
+  RopeTable rope_;
+};
+
+/// A rank's part of a model: chunks of consecutive blocks, and their parameters.
 class Model {
  public:
-  /// What backward needs of one micro-batch: a Saved for every segment of every block.
-  using Activations = std::vector<std::vector<Saved>>;
+  /// What backward needs of one micro-batch in one chunk: a Saved for every block.
+  using Activations = std::vector<Saved>;
+  using BuildBlock = std::function<Block(int64_t block, ParameterList& parameters)>;
 
-  /// Parameters are allocated and initialised on the current runtime's device. `seq_len` is the
-  /// longest sequence a pass may have; `store_probabilities` chooses naive attention.
+  /// The whole of a Llama as one chunk. Parameters are allocated and initialised on the current
+  /// runtime's device.
   Model(const ModelConfig& config, int64_t seq_len, DType dtype, bool store_probabilities,
         uint64_t seed);
+  /// The blocks in `chunks`. Their parameters have no memory until it is given to them.
+  Model(const BuildBlock& build, const std::vector<BlockRange>& chunks);
 
-  /// Adds the micro-batch's share of the loss to pass.loss and returns what backward needs.
+  /// Runs a micro-batch through one chunk: x [T, H] -> y [T, H], with which the next chunk begins.
+  /// The chunk with the embedding reads no x; the one with the head adds to pass.loss and returns
+  /// an undefined tensor. `activations` nullptr: there will be no backward pass.
+  Tensor forward_chunk(int64_t chunk, Tensor x, Activations* activations, const Pass& pass);
+  /// dy [T, H] -> dx [T, H], block by block from the last. Consumes the activations and hands every
+  /// weight gradient to `grads`.
+  Tensor backward_chunk(int64_t chunk, Tensor dy, Activations activations, Grads& grads,
+                        const Pass& pass);
+
+  // The same where the only chunk is the whole model.
   Activations forward(const Pass& pass);
-  /// Consumes the activations, block by block from the last, and hands every weight gradient to
-  /// `grads`.
   void backward(Activations activations, Grads& grads, const Pass& pass);
-  /// As forward(), keeping nothing for a backward pass.
   void evaluate(const Pass& pass);
-  /// Logits [T, V] of every position.
-  Tensor logits(const Pass& pass);
+  Tensor logits(const Pass& pass);  ///< [T, V], of every position
 
   ParameterList& parameters() { return parameters_; }
 
  private:
-  using Block = std::vector<std::unique_ptr<Segment>>;
-
   ParameterList parameters_;
-  std::vector<Block> blocks_;
+  std::vector<std::vector<Block>> chunks_;
 };
 
 /// Floating-point operations that training on one token needs, as the book counts them: 6 per

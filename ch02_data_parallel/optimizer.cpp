@@ -19,16 +19,27 @@ double learning_rate(const OptimizerConfig& config, int64_t step, int64_t steps)
 Optimizer::Optimizer(ParameterList& parameters, const OptimizerConfig& config)
     : parameters_(parameters), config_(config) {
   const CategoryScope scope(Category::workspace);
-  sums_ = Tensor::empty({static_cast<int64_t>(parameters.size())}, DType::f64);
+  squares_ = Tensor::zeros({1}, DType::f64);
   norm_ = Tensor::zeros({1}, DType::f64);
   coefficient_ = Tensor::zeros({1}, DType::f64);
 }
 
+// [grad_squares]
+Tensor Optimizer::grad_squares() {
+  ops::fill(squares_, 0);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i].counted) continue;
+    ops::sum_squares(squares_, parameters_[i].shard.grad, /*accumulate=*/true);
+  }
+  return squares_;
+}
+// [grad_squares]
+
 // [optimizer_step]
-void Optimizer::step(int64_t step, double lr) {
+void Optimizer::step(int64_t step, double lr, const Tensor& squares) {
   const TraceScope trace("optimizer");
   if (!m_.defined()) allocate_states();
-  clip();
+  ops::clip_coefficient(coefficient_, norm_, squares, config_.grad_clip);
   AdamWSettings settings;
   settings.lr = lr;
   settings.beta1 = config_.adam_beta1;
@@ -38,31 +49,24 @@ void Optimizer::step(int64_t step, double lr) {
   int64_t offset = 0;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
-    const int64_t numel = parameter.value.numel();
-    const auto flat = [&](const Tensor& tensor) { return tensor.view({numel}); };
+    const Shard& shard = parameter.shard;
     // Decay pulls weights that multiply others towards 0; a norm's scale belongs near 1.
     settings.weight_decay = parameter.global_shape.rank() >= 2 ? config_.weight_decay : 0;
-    ops::adamw(flat(parameter.value), flat(parameter.master), m_.narrow(0, offset, numel),
-               v_.narrow(0, offset, numel), flat(parameter.grad), coefficient_, settings);
-    offset += numel;
+    ops::adamw(shard.value, shard.master, m_.narrow(0, offset, shard.numel()),
+               v_.narrow(0, offset, shard.numel()), shard.grad, coefficient_, settings);
+    ++parameter.version;
+    offset += shard.numel();
   }
 }
 // [optimizer_step]
 
 void Optimizer::allocate_states() {
   const CategoryScope scope(Category::optimizer);
-  const Tensor& masters = parameters_.flat_masters();
-  m_ = Tensor::zeros(masters.shape(), masters.dtype());
-  v_ = Tensor::zeros(masters.shape(), masters.dtype());
+  int64_t numel = 0;
+  for (size_t i = 0; i < parameters_.size(); ++i) numel += parameters_[i].shard.numel();
+  const DType dtype = parameters_[0].shard.master.dtype();
+  m_ = Tensor::zeros({numel}, dtype);
+  v_ = Tensor::zeros({numel}, dtype);
 }
-
-// [clip]
-void Optimizer::clip() {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    ops::sum_squares(sums_.narrow(0, static_cast<int64_t>(i), 1), parameters_[i].grad);
-  }
-  ops::clip_coefficient(coefficient_, norm_, sums_, config_.grad_clip);
-}
-// [clip]
 
 }  // namespace usp

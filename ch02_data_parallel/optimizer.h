@@ -14,26 +14,27 @@ class Optimizer {
  public:
   Optimizer(ParameterList& parameters, const OptimizerConfig& config);
 
-  /// One update from the finished gradients; `step` counts from 0. Where the gradient norm is not
-  /// finite, weights and moments stay as they are.
-  void step(int64_t step, double lr);
+  /// [1] f64: the sum of squares of the finished gradients that this rank counts.
+  Tensor grad_squares();
+  /// One update from the finished gradients, clipped by their norm: the root of `squares`, which is
+  /// grad_squares() of all ranks. `step` counts from 0. Where the norm is not finite, weights and
+  /// moments stay as they are.
+  void step(int64_t step, double lr, const Tensor& squares);
 
   /// [1] f64: the norm of all gradients before clipping, as of the last step.
   const Tensor& grad_norm() const { return norm_; }
-  /// [parameters.numel()], acc dtype: running means of gradients and of their squares; undefined
-  /// before the first step.
+  /// The shards of all parameters side by side, acc dtype: running means of gradients and of their
+  /// squares; undefined before the first step.
   const Tensor& first_moments() const { return m_; }
   const Tensor& second_moments() const { return v_; }
 
  private:
   void allocate_states();
-  void clip();
 
   ParameterList& parameters_;
   OptimizerConfig config_;
-  Tensor m_, v_;               // [parameters.numel()], acc dtype
-  Tensor sums_;                // [parameters.size()] f64: sum of squares of each gradient
-  Tensor norm_, coefficient_;  // [1] f64
+  Tensor m_, v_;                         // [elements of all shards], acc dtype
+  Tensor squares_, norm_, coefficient_;  // [1] f64
 };
 
 }  // namespace usp

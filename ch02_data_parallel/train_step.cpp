@@ -15,7 +15,7 @@ Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& 
       grads_(model_.parameters()),
       optimizer_(model_.parameters(), config.optimizer),
       mesh_(mesh),
-      data_parallel_(config.data_parallel, model_.parameters(), grads_, mesh.dp()) {
+      data_parallel_(config.data_parallel, model_.parameters(), grads_, mesh) {
   const CategoryScope scope(Category::workspace);
   loss_ = Tensor::zeros({1}, DType::f64);
 }
@@ -68,7 +68,8 @@ void Trainer::train_step(int64_t step) {
   }
   grads_.end_window();
   data_parallel_.finish();
-  optimizer_.step(step, learning_rate(config_.optimizer, step, config_.steps));
+  const Tensor squares = optimizer_.grad_squares();
+  optimizer_.step(step, learning_rate(config_.optimizer, step, config_.steps), squares);
   tokens_ += config_.tokens_per_step();
 }
 // [train_step]

@@ -79,7 +79,7 @@ class Backend {
   virtual void cross_entropy_backward(Tensor dlogits, const Tensor& logits, const Tensor& targets,
                                       const Tensor& lse, int64_t vocab_offset, double scale) = 0;
 
-  virtual void sum_squares(Tensor sum, const Tensor& x) = 0;
+  virtual void sum_squares(Tensor sum, const Tensor& x, bool accumulate) = 0;
   virtual void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums,
                                 double max_norm) = 0;
   virtual void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,

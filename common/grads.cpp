@@ -10,19 +10,40 @@ void Grads::begin_window(int64_t micro_batches) {
   contributions_.assign(parameters_.size(), 0);
 }
 
-void Grads::add(std::span<Parameter* const> parameters, const Compute& compute) {
-  const int64_t before = contributions_[parameters[0]->index];
-  for (const Parameter* parameter : parameters) {
+void Grads::add(std::vector<Parameter*> parameters, Compute compute) {
+  Contribution contribution{std::move(parameters), std::move(compute)};
+  if (deferred_ != nullptr) {
+    deferred_->push_back(std::move(contribution));
+  } else {
+    this->compute(contribution);
+  }
+}
+
+void Grads::run(Deferred& deferred) {
+  for (Contribution& contribution : deferred) {
+    compute(contribution);
+    contribution.compute = nullptr;  // with the tensors that it owned
+  }
+  deferred.clear();
+}
+
+void Grads::compute(const Contribution& contribution) {
+  const Parameter& first = *contribution.parameters[0];
+  const int64_t before = contributions_[first.index];
+  for (const Parameter* parameter : contribution.parameters) {
     const int64_t expected = parameter->uses * micro_batches_;
     USP_CHECK(contributions_[parameter->index] < expected,
               "{}: more than the {} gradient contributions expected in this window",
               parameter->name, expected);
     USP_CHECK(contributions_[parameter->index] == before,
-              "{} and {} share a matmul but not their number of contributions", parameters[0]->name,
+              "{} and {} share a matmul but not their number of contributions", first.name,
               parameter->name);
   }
-  compute(/*accumulate=*/before > 0);
-  for (Parameter* parameter : parameters) {
+  for (Parameter* parameter : contribution.parameters) {
+    if (before == 0 && on_first_) on_first_(*parameter);
+  }
+  contribution.compute(/*accumulate=*/before > 0);
+  for (Parameter* parameter : contribution.parameters) {
     const int64_t count = ++contributions_[parameter->index];
     if (count == parameter->uses * micro_batches_ && on_ready_) on_ready_(*parameter);
   }

@@ -19,24 +19,43 @@ class Grads {
  public:
   /// Computes one contribution into the parameters' `grad`: overwriting it, or adding to it.
   using Compute = std::function<void(bool accumulate)>;
+  /// A contribution to each of `parameters` (several where one matmul serves them all).
+  struct Contribution {
+    std::vector<Parameter*> parameters;
+    Compute compute;
+  };
+  /// Contributions held back, in the order in which they were handed over.
+  using Deferred = std::vector<Contribution>;
 
   explicit Grads(ParameterList& parameters);
 
   /// Starts a synchronisation window: each parameter expects uses * micro_batches contributions.
   void begin_window(int64_t micro_batches);
-  /// One contribution to each of `parameters` (several where one matmul serves them all). Throws
-  /// Error beyond the expected number.
-  void add(std::span<Parameter* const> parameters, const Compute& compute);
+  /// Computes the contribution, or keeps it where defer_to() says. Throws Error beyond the expected
+  /// number.
+  void add(std::vector<Parameter*> parameters, Compute compute);
+  /// From here on contributions are kept in `deferred`; nullptr: computed at once, as in the
+  /// beginning. A pipeline schedule sends the gradient of a layer's input on its way first, and
+  /// computes the weights' when it has time.
+  void defer_to(Deferred* deferred) { deferred_ = deferred; }
+  /// Computes what was held back and lets go of it.
+  void run(Deferred& deferred);
+  /// Called with each parameter before its first contribution in a window: from here on `grad` is
+  /// written.
+  void on_first(std::function<void(Parameter&)> callback) { on_first_ = std::move(callback); }
   /// Called with each parameter as it becomes ready.
   void on_ready(std::function<void(Parameter&)> callback) { on_ready_ = std::move(callback); }
   /// Throws Error, naming the parameter, unless every one is ready.
   void end_window() const;
 
  private:
+  void compute(const Contribution& contribution);
+
   ParameterList& parameters_;
   int64_t micro_batches_ = 0;
   std::vector<int64_t> contributions_;  ///< per parameter, in this window
-  std::function<void(Parameter&)> on_ready_;
+  Deferred* deferred_ = nullptr;
+  std::function<void(Parameter&)> on_first_, on_ready_;
 };
 
 }  // namespace usp

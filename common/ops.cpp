@@ -284,10 +284,10 @@ void cross_entropy_backward(Tensor dlogits, const Tensor& logits, const Tensor& 
       ->cross_entropy_backward(dlogits, logits, targets, lse, vocab_offset, scale);
 }
 
-void sum_squares(Tensor sum, const Tensor& x) {
+void sum_squares(Tensor sum, const Tensor& x, bool accumulate) {
   check_operand(sum, {1}, DType::f64, "sum_squares: sum");
   USP_CHECK(x.contiguous(), "sum_squares: x must be contiguous");
-  OpScope("sum_squares", 0, x)->sum_squares(sum, x);
+  OpScope("sum_squares", 0, x)->sum_squares(sum, x, accumulate);
 }
 
 void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums, double max_norm) {

@@ -95,8 +95,8 @@ void cross_entropy_loss(Tensor loss, Tensor lse, const Tensor& row_max, const Te
 void cross_entropy_backward(Tensor dlogits, const Tensor& logits, const Tensor& targets,
                             const Tensor& lse, int64_t vocab_offset, double scale);
 
-/// sum [1] (f64) = the sum of x² in f64, over fixed blocks in index order; x contiguous.
-void sum_squares(Tensor sum, const Tensor& x);
+/// sum [1] (f64) = or += the sum of x² in f64, over fixed blocks in index order; x contiguous.
+void sum_squares(Tensor sum, const Tensor& x, bool accumulate = false);
 /// norm [1] (f64) = sqrt(sum of sums [n] (f64)); coefficient [1] (f64) = min(1, max_norm / norm),
 /// or NaN if the norm is not finite, at which adamw() leaves everything as it is. max_norm = 0: no
 /// clipping.

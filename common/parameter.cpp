@@ -13,11 +13,8 @@ namespace {
 int64_t global_index(const Parameter& parameter, const Shape& local_shape, int64_t local) {
   int64_t global = 0, stride = 1;
   for (int axis = local_shape.rank() - 1; axis >= 0; --axis) {
-    int64_t position = local % local_shape[axis];
+    const int64_t position = parameter.offset(axis) + local % local_shape[axis];
     local /= local_shape[axis];
-    for (const Slice& slice : parameter.slices) {
-      if (slice.axis == axis) position += slice.offset;
-    }
     global += position * stride;
     stride *= parameter.global_shape[axis];
   }
@@ -27,12 +24,12 @@ int64_t global_index(const Parameter& parameter, const Shape& local_shape, int64
 void initialize(Parameter& parameter, uint64_t seed) {
   constexpr int64_t kChunk = int64_t{1} << 20;
   std::vector<double> values;
-  const int64_t numel = parameter.value.numel();
-  for (int64_t begin = 0; begin < numel; begin += kChunk) {
-    values.resize(std::min(kChunk, numel - begin));
-    initial_values(parameter, seed, begin, values);
-    for (const Tensor& tensor : {parameter.value, parameter.master}) {
-      tensor.view({numel}).narrow(0, begin, values.size()).assign(values);
+  const Shard& shard = parameter.shard;
+  for (int64_t begin = 0; begin < shard.numel(); begin += kChunk) {
+    values.resize(std::min(kChunk, shard.numel() - begin));
+    initial_values(parameter, seed, shard.begin + begin, values);
+    for (const Tensor& tensor : {shard.value, shard.master}) {
+      tensor.narrow(0, begin, std::ssize(values)).assign(values);
     }
   }
 }
@@ -43,6 +40,14 @@ Shape Parameter::local_shape() const {
   Shape shape = global_shape;
   for (const Slice& slice : slices) shape[slice.axis] = slice.length;
   return shape;
+}
+
+int64_t Parameter::offset(int axis) const {
+  int64_t offset = 0;
+  for (const Slice& slice : slices) {
+    if (slice.axis == axis) offset += slice.offset;
+  }
+  return offset;
 }
 
 void initial_values(const Parameter& parameter, uint64_t seed, int64_t begin,
@@ -111,12 +116,10 @@ void ParameterList::allocate(DType dtype, uint64_t seed) {
   int64_t offset = 0;
   for (const auto& parameter : parameters_) {
     const Shape shape = parameter->local_shape();
-    const auto part = [&](const Tensor& flat) {
-      return flat.narrow(0, offset, shape.numel()).view(shape);
-    };
-    parameter->value = part(values_);
-    parameter->master = part(masters_);
-    parameter->grad = part(grads_);
+    const auto part = [&](const Tensor& flat) { return flat.narrow(0, offset, shape.numel()); };
+    parameter->shard = {0, shape.numel(), part(values_), part(masters_), part(grads_)};
+    parameter->value = parameter->shard.value.view(shape);
+    parameter->grad = parameter->shard.grad.view(shape);
     offset += shape.numel();
     if (values_.device() != Device::meta) initialize(*parameter, seed);
   }

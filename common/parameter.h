@@ -15,22 +15,45 @@ struct Slice {
   int64_t length;
 };
 
+/// What this rank updates of a parameter: elements [begin, end) of its flattened local part. That
+/// is all of it, unless the ranks that hold the same part share out the work.
+struct Shard {
+  int64_t begin = 0;
+  int64_t end = 0;
+  Tensor value;   ///< [end - begin], in the run's dtype
+  Tensor master;  ///< [end - begin], acc dtype: `value` itself unless that is bf16
+  Tensor grad;    ///< [end - begin], acc dtype
+
+  int64_t numel() const { return end - begin; }
+};
+
 /// A weight: what it is called, which part of it lives here, and the tensors that train it.
-/// Initialisation, the optimizer, checkpoints and export read this and nothing else.
+/// Initialisation, gradient sums, the optimizer, checkpoints and export read this and nothing else.
+///
+/// Layers read `value` and write `grad`; the optimizer reads and writes `shard`.
 struct Parameter {
   std::string name;           ///< Hugging Face name, such as "model.norm.weight"
   Shape global_shape;         ///< of the whole weight, over all ranks
   double init_std = 0;        ///< normal(0, init_std); 0: all ones
   std::vector<Slice> slices;  ///< this rank's part; none: all of it
+  /// Groups of ranks over which its gradient is summed, as Mesh names them. The first holds the
+  /// ranks that work on other tokens with the same part.
+  std::vector<std::string> grad_groups = {"dp_cp"};
+  /// Whether this rank enters its shard into the gradient norm. Where ranks hold copies of an
+  /// element and the norm is summed over them, one of them does.
+  bool counted = true;
 
-  int64_t index = 0;  ///< position in its ParameterList
-  int64_t uses = 0;   ///< layers that read it: contributions to its gradient per micro-batch
+  int64_t index = 0;    ///< position in its ParameterList
+  int64_t uses = 0;     ///< layers that read it: contributions to its gradient per micro-batch
+  int64_t version = 0;  ///< grows with every update, for whoever caches what is made of the weight
 
-  Tensor value;   ///< what the matmuls read, in the run's dtype
-  Tensor master;  ///< what the optimizer updates, in acc dtype; `value` itself unless that is bf16
-  Tensor grad;    ///< acc dtype
+  Tensor value;  ///< [local_shape()], the run's dtype
+  Tensor grad;   ///< [local_shape()], acc dtype
+  Shard shard;
 
   Shape local_shape() const;
+  /// Where this rank's part begins along an axis of the whole weight.
+  int64_t offset(int axis) const;
 };
 
 /// All parameters of a rank, in the order in which they were added. Their tensors are slices of

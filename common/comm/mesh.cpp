@@ -44,7 +44,26 @@ Mesh::Mesh(const Communicator& world, const MeshSizes& sizes, const std::string&
       tp_(along(world, "tp", {kTp})),
       dp_cp_(along(world, "dp_cp", {kDp, kCp})),
       ep_(dp_cp_.split("ep", [&](int r) { return r / static_cast<int>(sizes_.ep); })),
-      edp_(dp_cp_.split("edp", [&](int r) { return r % static_cast<int>(sizes_.ep); })) {}
+      edp_(dp_cp_.split("edp", [&](int r) { return r % static_cast<int>(sizes_.ep); })),
+      groups_{{"world", world_},
+              {"dp", dp_},
+              {"pp", pp_},
+              {"cp", cp_},
+              {"tp", tp_},
+              // In the ledger it is called dp where the ranks are the same.
+              {"dp_cp", sizes_.cp == 1 ? dp_ : dp_cp_},
+              {"ep", ep_},
+              {"edp", edp_}} {}
+
+const Communicator& Mesh::group(const std::string& name) const {
+  const auto found = groups_.find(name);
+  USP_CHECK(found != groups_.end(), "the mesh has no group {}", name);
+  return found->second;
+}
+
+void Mesh::add_group(const std::string& name, const Communicator& communicator) {
+  USP_CHECK(groups_.emplace(name, communicator).second, "the mesh has a group {} already", name);
+}
 
 std::array<Mesh::Axis, 4> Mesh::parse_order(const std::string& order) {
   std::array<Axis, 4> axes{};

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,11 @@ class Mesh {
   const Communicator& ep() const { return ep_; }        ///< ranks that share out the experts
   const Communicator& edp() const { return edp_; }      ///< ranks that hold the same experts
 
+  /// Any of these by the name of its function; or one that add_group() has added. Throws Error.
+  const Communicator& group(const std::string& name) const;
+  /// Names a part of an axis, such as the tensor-parallel ranks that share a kv head.
+  void add_group(const std::string& name, const Communicator& communicator);
+
   const MeshSizes& sizes() const { return sizes_; }
 
  private:
@@ -53,6 +59,7 @@ class Mesh {
   MeshSizes sizes_;
   std::array<Axis, 4> order_;  ///< slowest first
   Communicator dp_, pp_, cp_, tp_, dp_cp_, ep_, edp_;
+  std::map<std::string, Communicator> groups_;  ///< by name
 };
 
 }  // namespace usp

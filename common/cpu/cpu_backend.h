@@ -55,7 +55,7 @@ class CpuBackend : public Backend {
                               const Tensor& lse, int64_t vocab_offset, double scale) override;
 
   // optimizer.cpp
-  void sum_squares(Tensor sum, const Tensor& x) override;
+  void sum_squares(Tensor sum, const Tensor& x, bool accumulate) override;
   void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums,
                         double max_norm) override;
   void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,

@@ -7,10 +7,10 @@
 
 namespace usp::cpu {
 
-void CpuBackend::sum_squares(Tensor sum, const Tensor& x) {
+void CpuBackend::sum_squares(Tensor sum, const Tensor& x, bool accumulate) {
   dispatch(x.dtype(), [&]<class T>(T) {
     const T* in = x.data<T>();
-    *sum.data<double>() = sum_over_blocks(x.numel(), [=](int64_t begin, int64_t end) {
+    const double squares_of_x = sum_over_blocks(x.numel(), [=](int64_t begin, int64_t end) {
       double squares = 0;
 #pragma omp simd reduction(+ : squares)
       for (int64_t i = begin; i < end; ++i) {
@@ -18,6 +18,8 @@ void CpuBackend::sum_squares(Tensor sum, const Tensor& x) {
       }
       return squares;
     });
+    double& total = *sum.data<double>();
+    total = accumulate ? total + squares_of_x : squares_of_x;
   });
 }
 

@@ -46,7 +46,7 @@ class MetaBackend : public Backend {
                           double) override {}
   void cross_entropy_backward(Tensor, const Tensor&, const Tensor&, const Tensor&, int64_t,
                               double) override {}
-  void sum_squares(Tensor, const Tensor&) override {}
+  void sum_squares(Tensor, const Tensor&, bool) override {}
   void clip_coefficient(Tensor, Tensor, const Tensor&, double) override {}
   void adamw(Tensor, Tensor, Tensor, Tensor, const Tensor&, const Tensor&,
              const AdamWSettings&) override {}

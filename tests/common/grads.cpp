@@ -19,7 +19,7 @@ struct Fixture {
   /// Hands over a contribution of `value` to one parameter.
   void contribute(int index, double value) {
     Parameter* parameter = &list[index];
-    grads.add({{parameter}}, [=](bool accumulate) {
+    grads.add({parameter}, [=](bool accumulate) {
       const Tensor term = Tensor::from_host(Values(2, value), {2}, DType::f64);
       if (accumulate) {
         ops::add(parameter->grad, parameter->grad, term);
@@ -84,7 +84,7 @@ TEST_CASE("a gradient is final when its parameter becomes ready") {
 TEST_CASE("one matmul may contribute to several parameters at once") {
   Fixture f;
   f.grads.begin_window(2);
-  Parameter* both[] = {&f.list[0], &f.list[2]};
+  const std::vector<Parameter*> both = {&f.list[0], &f.list[2]};
   int calls = 0;
   for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
     f.grads.add(both, [&](bool accumulate) {
@@ -96,11 +96,52 @@ TEST_CASE("one matmul may contribute to several parameters at once") {
   REQUIRE(f.ready == Names{"first", "last"});
 }
 
+TEST_CASE("contributions that are held back count when they are computed, in whatever order") {
+  Fixture f;
+  std::vector<std::string> first;
+  f.grads.on_first([&](Parameter& parameter) { first.push_back(parameter.name); });
+  f.grads.begin_window(2);
+  Grads::Deferred of_0, of_1;
+  f.grads.defer_to(&of_0);
+  f.contribute(0, 1);
+  f.contribute(1, 2);
+  f.contribute(1, 3);
+  f.grads.defer_to(&of_1);
+  f.contribute(0, 10);
+  f.contribute(1, 20);
+  f.grads.defer_to(nullptr);
+  f.contribute(2, 1000);
+  REQUIRE(first == Names{"last"});
+  f.grads.run(of_1);
+  REQUIRE(first == Names{"last", "first", "tied"});
+  REQUIRE(of_1.empty());
+  f.contribute(1, 30);
+  REQUIRE(f.ready.empty());
+  check_throws<Error>([&] { f.grads.end_window(); }, {"first got 1 of 2"});
+  f.grads.run(of_0);
+  f.contribute(2, 1000);
+  f.grads.end_window();
+  REQUIRE(f.ready == Names{"first", "tied", "last"});
+  REQUIRE(f.list.flat_grads().items() == Values{11, 11, 55, 55, 2000, 2000});
+}
+
+TEST_CASE("what a held-back contribution owns is let go of as soon as it is computed") {
+  Fixture f;
+  f.grads.begin_window(1);
+  const auto owned = std::make_shared<int>(1);
+  Grads::Deferred deferred;
+  f.grads.defer_to(&deferred);
+  f.grads.add({&f.list[0]}, [owned](bool) {});
+  f.grads.add({&f.list[2]}, [&](bool) { REQUIRE(owned.use_count() == 1); });
+  REQUIRE(owned.use_count() == 2);
+  f.grads.run(deferred);
+}
+
 TEST_CASE("parameters that share a matmul must have had the same number of contributions") {
   Fixture f;
   f.grads.begin_window(2);
   f.contribute(0, 1);
-  Parameter* both[] = {&f.list[0], &f.list[2]};
+  const std::vector<Parameter*> both = {&f.list[0], &f.list[2]};
   check_throws<Error>([&] { f.grads.add(both, [](bool) {}); }, {"first and last"});
 }
 

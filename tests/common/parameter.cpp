@@ -17,8 +17,8 @@ TEST_CASE("element i of a weight is std * normal(seed, name, i), rounded once") 
     Values expected;
     for (int64_t i = 0; i < 37 * 11; ++i) expected.push_back(0.02 * stream.normal(i));
     REQUIRE(same_bits(weight.value, Tensor::from_host(expected, {37, 11}, dtype)));
-    REQUIRE(
-        same_bits(weight.master, Tensor::from_host(expected, {37, 11}, accumulate_dtype(dtype))));
+    REQUIRE(same_bits(weight.shard.master,
+                      Tensor::from_host(expected, {37 * 11}, accumulate_dtype(dtype))));
   }
 }
 
@@ -40,7 +40,7 @@ TEST_CASE("a standard deviation of 0 stands for a norm: all ones") {
   Parameter& norm = list.add("norm.weight", {6}, 0, {{0, 2, 3}});
   list.allocate(DType::bf16, 1);
   REQUIRE(norm.value.items() == Values(3, 1.0));
-  REQUIRE(norm.master.items() == Values(3, 1.0));
+  REQUIRE(norm.shard.master.items() == Values(3, 1.0));
 }
 
 TEST_CASE("any slice of a weight, on any axes, equals the slice of the whole") {
@@ -61,14 +61,14 @@ TEST_CASE("any slice of a weight, on any axes, equals the slice of the whole") {
     Parameter& part = part_list.add("w", shape, 0.3, slices);
     whole_list.allocate(dtype, 2);
     part_list.allocate(dtype, 2);
-    Tensor expected = whole.value, master = whole.master;
+    Tensor expected = whole.value, master = whole.shard.master.view(shape);
     for (const Slice& slice : slices) {
       expected = expected.narrow(slice.axis, slice.offset, slice.length);
       master = master.narrow(slice.axis, slice.offset, slice.length);
     }
     REQUIRE(part.local_shape() == expected.shape());
     REQUIRE(same_bits(part.value, expected));
-    REQUIRE(same_bits(part.master, master));
+    REQUIRE(same_bits(part.shard.master, clone(master).view({master.numel()})));
   }
 }
 
@@ -99,13 +99,17 @@ TEST_CASE("parameters lie side by side in three flat tensors, in the order of th
     for (size_t i = 0; i < list.size(); ++i) {
       const Parameter& parameter = list[i];
       const int64_t numel = parameter.local_shape().numel();
-      const auto begins_there = [&](const Tensor& tensor, const Tensor& flat) {
-        return tensor.shape() == parameter.local_shape() && tensor.contiguous() &&
+      const auto begins_there = [&](const Tensor& tensor, const Shape& shape, const Tensor& flat) {
+        return tensor.shape() == shape && tensor.contiguous() &&
                tensor.address() == flat.narrow(0, offset, numel).address();
       };
-      REQUIRE(begins_there(parameter.value, list.flat_values()));
-      REQUIRE(begins_there(parameter.master, list.flat_masters()));
-      REQUIRE(begins_there(parameter.grad, list.flat_grads()));
+      REQUIRE(begins_there(parameter.value, parameter.local_shape(), list.flat_values()));
+      REQUIRE(begins_there(parameter.grad, parameter.local_shape(), list.flat_grads()));
+      REQUIRE(parameter.shard.begin == 0);
+      REQUIRE(parameter.shard.end == numel);
+      REQUIRE(begins_there(parameter.shard.value, {numel}, list.flat_values()));
+      REQUIRE(begins_there(parameter.shard.master, {numel}, list.flat_masters()));
+      REQUIRE(begins_there(parameter.shard.grad, {numel}, list.flat_grads()));
       offset += numel;
     }
     REQUIRE(offset == list.flat_grads().numel());

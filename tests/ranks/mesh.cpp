@@ -32,6 +32,25 @@ TEST_CASE("a mesh of 2 x 2 x 2 x 2: tp fastest, then cp, dp, pp") {
   });
 }
 
+TEST_CASE("groups by name, one's own among them") {
+  run_threads(4, [](const Communicator& world) {
+    Mesh mesh(world, {.dp = 2, .tp = 2});
+    const int me = world.rank();  // 2 dp + tp
+    USP_CHECK(members(mesh.group("tp"), me) == members(mesh.tp(), me), "tp");
+    USP_CHECK(members(mesh.group("world"), me).size() == 4, "world");
+    // Without context parallelism dp_cp is dp, for the ledger too.
+    USP_CHECK(mesh.group("dp_cp").name() == "dp", "{}", mesh.group("dp_cp").name());
+    mesh.add_group("corners", world.split("corners", [](int rank) { return rank % 3; }));
+    const Values corners = me % 3 == 0 ? Values{0, 3} : Values{double(me)};
+    USP_CHECK(members(mesh.group("corners"), me) == corners, "corners");
+  });
+  DryEngine engine(0, 4);
+  const Communicator world = Communicator::world(engine);
+  Mesh mesh(world, {.dp = 4});
+  check_throws<Error>([&] { mesh.group("corners"); }, {"corners"});
+  check_throws<Error>([&] { mesh.add_group("tp", world); }, {"tp"});
+}
+
 TEST_CASE("uneven sizes, and an order of one's own") {
   run_threads(12, [](const Communicator& world) {
     const int me = world.rank();

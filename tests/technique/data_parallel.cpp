@@ -59,7 +59,7 @@ void check_slow_backward(const char* grad_sync) {
     const Mesh mesh(world, {.dp = 2});
     Model model(config.model, config.seq_len, DType::f64, false, 1);
     Grads grads(model.parameters());
-    DataParallel data_parallel(config.data_parallel, model.parameters(), grads, mesh.dp());
+    DataParallel data_parallel(config.data_parallel, model.parameters(), grads, mesh);
     const Ledger::Entry none = Runtime::current().ledger().get("dp", CommKind::all_reduce);
     USP_CHECK(none.calls == 0, "nothing sent");
     grads.begin_window(1);
@@ -67,7 +67,7 @@ void check_slow_backward(const char* grad_sync) {
     for (size_t i = model.parameters().size(); i-- > 0;) order.push_back(&model.parameters()[i]);
     ops::fill(model.parameters().flat_grads(), 1000);
     for (Parameter* parameter : order) {
-      grads.add({&parameter, 1}, [&](bool) {
+      grads.add({parameter}, [&](bool) {
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
         ops::fill(parameter->grad, world.rank() + 1);
       });
@@ -152,7 +152,7 @@ TEST_CASE("finish() before the backward pass has ended is an error") {
     const Mesh mesh(world, {});
     Model model(config.model, config.seq_len, DType::f64, false, 1);
     Grads grads(model.parameters());
-    DataParallel data_parallel(config.data_parallel, model.parameters(), grads, mesh.dp());
+    DataParallel data_parallel(config.data_parallel, model.parameters(), grads, mesh);
     bool thrown = false;
     try {
       data_parallel.finish();

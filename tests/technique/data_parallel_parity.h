@@ -85,7 +85,7 @@ inline TrainedState train(Trainer& trainer, int64_t steps) {
     state.tensors.push_back({parameter.name + ".grad", parameter.grad.items()});
     state.tensors.push_back({parameter.name + ".m", part(trainer.optimizer().first_moments())});
     state.tensors.push_back({parameter.name + ".v", part(trainer.optimizer().second_moments())});
-    state.tensors.push_back({parameter.name, parameter.master.items()});
+    state.tensors.push_back({parameter.name, parameter.shard.master.items()});
     offset += numel;
   }
   return state;

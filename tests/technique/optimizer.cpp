@@ -53,6 +53,8 @@ struct Setup {
     }
   }
 
+  void step(int64_t step, double lr) { optimizer.step(step, lr, optimizer.grad_squares()); }
+
   Model model;
   ParameterList& parameters;
   Optimizer optimizer;
@@ -71,16 +73,16 @@ TEST_CASE("weights with two or more axes decay, the embedding included; norms do
   Setup setup(config);
   ops::fill(setup.parameters.flat_grads(), 0);
   const Tensor before = clone(setup.parameters.flat_masters());
-  setup.optimizer.step(0, /*lr=*/0.5);
+  setup.step(0, /*lr=*/0.5);
   int64_t offset = 0;
   for (size_t i = 0; i < setup.parameters.size(); ++i) {
     const Parameter& parameter = setup.parameters[i];
     CAPTURE(parameter.name);
-    const int64_t numel = parameter.master.numel();
+    const int64_t numel = parameter.shard.master.numel();
     const bool norm = parameter.name.find("norm") != std::string::npos;
     Values expected = before.narrow(0, offset, numel).items();
     for (double& value : expected) value *= norm ? 1 : 1 - 0.5 * 0.25;
-    check_close(parameter.master.view({numel}), expected, 1e-15);
+    check_close(parameter.shard.master.view({numel}), expected, 1e-15);
     offset += numel;
   }
 }
@@ -98,18 +100,31 @@ TEST_CASE("the optimizer clips by the norm over all parameters and reports it un
   Values gradients = scaled.parameters.flat_grads().items();
   for (double& value : gradients) value *= 0.5 / norm;
   Tensor(scaled.parameters.flat_grads()).assign(gradients);
-  clipped.optimizer.step(0, 0.1);
-  scaled.optimizer.step(0, 0.1);
+  clipped.step(0, 0.1);
+  scaled.step(0, 0.1);
   check_close(Values{clipped.optimizer.grad_norm().item()}, Values{norm}, 1e-14);
   check_close(Values{scaled.optimizer.grad_norm().item()}, Values{0.5}, 1e-14);
   check_close(clipped.parameters.flat_masters(), scaled.parameters.flat_masters(), 1e-13);
+}
+
+TEST_CASE("what a rank does not count is not in its squares, and is updated all the same") {
+  const OnDevice cpu;
+  Setup all((OptimizerConfig())), fewer((OptimizerConfig()));
+  fewer.parameters[2].counted = false;
+  const double without = std::pow(norm_of(all.parameters[2].grad.items()), 2);
+  const double squares = all.optimizer.grad_squares().item();
+  check_close(Values{fewer.optimizer.grad_squares().item()}, Values{squares - without}, 1e-12);
+  all.step(0, 0.1);
+  fewer.optimizer.step(0, 0.1, Tensor::from_host(Values{squares}, {1}, DType::f64));
+  REQUIRE(same_bits(all.parameters.flat_values(), fewer.parameters.flat_values()));
+  REQUIRE(fewer.parameters[2].version == 1);
 }
 
 TEST_CASE("bf16 weights are the rounded masters after every step") {
   const OnDevice cpu;
   Setup setup(OptimizerConfig(), DType::bf16);
   const Tensor start = clone(setup.parameters.flat_masters());
-  for (int64_t step = 0; step < 3; ++step) setup.optimizer.step(step, 1e-4);
+  for (int64_t step = 0; step < 3; ++step) setup.step(step, 1e-4);
   const Tensor& masters = setup.parameters.flat_masters();
   REQUIRE(!same_bits(masters, start));
   REQUIRE(same_bits(setup.parameters.flat_values(),

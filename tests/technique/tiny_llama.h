@@ -43,7 +43,7 @@ inline void randomize(ParameterList& parameters, uint64_t seed) {
     Values values = random.normals(parameter.value.numel(), norm ? 0.3 : 0.5);
     for (double& value : values) value += norm ? 1 : 0;
     parameter.value.assign(values);
-    parameter.master.assign(values);
+    parameter.shard.master.assign(values);
   }
 }
 
