@@ -30,12 +30,12 @@ class Llama {
   /// Adds the block's parameters to the list.
   Block build(int64_t block, ParameterList& parameters) const;
 
- private:
   std::unique_ptr<Segment> embedding(ParameterList& parameters) const;
   std::unique_ptr<Segment> attention(int64_t layer, ParameterList& parameters) const;
   std::unique_ptr<Segment> mlp(int64_t layer, ParameterList& parameters) const;
   std::unique_ptr<Segment> head(ParameterList& parameters) const;
 
+ private:
   ModelConfig config_;
   bool store_probabilities_;
   RopeTable rope_;

@@ -88,7 +88,7 @@ void DataParallel::finish() {
     bucket.missing = bucket.parameters;
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    // Some weights have copies that do other work on the same tokens; from chapter 3 on.
+    // Copies of one weight may also lie on ranks that do other work for the same tokens.
     for (size_t g = 1; g < parameters_[i].grad_groups.size(); ++g) {
       mesh_.group(parameters_[i].grad_groups[g]).all_reduce(parameters_[i].grad);
     }
