@@ -32,9 +32,9 @@ struct DataParallelConfig {
 /// whatever the size of the batch and the number of micro-batches in it.
 ///
 /// The flat gradients are cut into buckets, each a message of its own, which is sent as soon as the
-/// last parameter in it is ready. A bucket holds parameters that are summed over the same ranks:
-/// all of them over dp, until a later chapter says otherwise. What the book calls naive, overlapped
-/// and bucketed differs in nothing but where the cuts are.
+/// last parameter in it is ready. A bucket holds parameters that are summed over the same ranks
+/// (Parameter::grad_groups). What the book calls naive, overlapped and bucketed differs in nothing
+/// but where the cuts are.
 class DataParallel {
  public:
   /// From here on `grads` reports to this object each parameter that becomes ready.

@@ -36,21 +36,21 @@ Tensor Linear::backward(const Tensor& dy, Saved& saved, Grads& grads) const {
 Linear::Saved Linear::keep(const Tensor& x) const { return {x}; }
 
 Tensor Linear::output(const Saved& saved) const {
-  const Tensor weight = stacked(weights_, &Parameter::value);                    // [O, I]
-  Tensor y = Tensor::empty({saved.x.size(0), weight.size(0)}, saved.x.dtype());  // [T, O]
-  ops::linear_forward(y, saved.x, weight);
+  const Tensor w = weight();
+  Tensor y = Tensor::empty({saved.x.size(0), w.size(0)}, saved.x.dtype());  // [T, O]
+  ops::linear_forward(y, saved.x, w);
   return y;
 }
 
 Tensor Linear::input_gradient(const Tensor& dy) const {
-  const Tensor weight = stacked(weights_, &Parameter::value);           // [O, I]
-  Tensor dx = Tensor::empty({dy.size(0), weight.size(1)}, dy.dtype());  // [T, I]
-  ops::linear_backward_input(dx, dy, weight);
+  const Tensor w = weight();
+  Tensor dx = Tensor::empty({dy.size(0), w.size(1)}, dy.dtype());  // [T, I]
+  ops::linear_backward_input(dx, dy, w);
   return dx;
 }
 
 void Linear::weight_gradient(const Tensor& dy, const Saved& saved, bool accumulate) const {
-  ops::linear_backward_weight(stacked(weights_, &Parameter::grad), dy, saved.x, accumulate);
+  ops::linear_backward_weight(weight_grad(), dy, saved.x, accumulate);
 }
 
 void Linear::add_weight_gradient(const Tensor& dy, const Saved& saved, Grads& grads) const {
@@ -59,6 +59,10 @@ void Linear::add_weight_gradient(const Tensor& dy, const Saved& saved, Grads& gr
             [this, dy, saved](bool accumulate) { weight_gradient(dy, saved, accumulate); });
 }
 // [linear]
+
+Tensor Linear::weight() const { return stacked(weights_, &Parameter::value); }
+
+Tensor Linear::weight_grad() const { return stacked(weights_, &Parameter::grad); }
 
 RmsNorm::RmsNorm(Parameter& weight, double eps) : weight_(&weight), eps_(eps) { ++weight.uses; }
 

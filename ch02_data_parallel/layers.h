@@ -61,7 +61,9 @@ class Linear {
   /// Hands the weight gradient to `grads`, which may compute it later: dy and saved live on there.
   void add_weight_gradient(const Tensor& dy, const Saved& saved, Grads& grads) const;
 
-  const std::vector<Parameter*>& weights() const { return weights_; }
+  virtual Tensor weight() const;  ///< [O, I], as output() and input_gradient() read it
+  Tensor weight_grad() const;     ///< [O, I], acc dtype
+  const std::vector<Parameter*>& parameters() const { return weights_; }
 
  private:
   std::vector<Parameter*> weights_;

@@ -5,8 +5,9 @@ namespace usp {
 Grads::Grads(ParameterList& parameters)
     : parameters_(parameters), contributions_(parameters.size()) {}
 
-void Grads::begin_window(int64_t micro_batches) {
+void Grads::begin_window(int64_t micro_batches, int64_t rounds) {
   micro_batches_ = micro_batches;
+  rounds_ = rounds;
   contributions_.assign(parameters_.size(), 0);
 }
 
@@ -31,7 +32,7 @@ void Grads::compute(const Contribution& contribution) {
   const Parameter& first = *contribution.parameters[0];
   const int64_t before = contributions_[first.index];
   for (const Parameter* parameter : contribution.parameters) {
-    const int64_t expected = parameter->uses * micro_batches_;
+    const int64_t expected = parameter->uses * micro_batches_ * rounds_;
     USP_CHECK(contributions_[parameter->index] < expected,
               "{}: more than the {} gradient contributions expected in this window",
               parameter->name, expected);
@@ -39,19 +40,23 @@ void Grads::compute(const Contribution& contribution) {
               "{} and {} share a matmul but not their number of contributions", first.name,
               parameter->name);
   }
+  const auto at_end_of_round = [&](const Parameter& parameter) {
+    return contributions_[parameter.index] % (parameter.uses * micro_batches_) == 0;
+  };
+  const bool begins = at_end_of_round(first);
   for (Parameter* parameter : contribution.parameters) {
-    if (before == 0 && on_first_) on_first_(*parameter);
+    if (begins && on_first_) on_first_(*parameter);
   }
-  contribution.compute(/*accumulate=*/before > 0);
+  contribution.compute(/*accumulate=*/!begins);
   for (Parameter* parameter : contribution.parameters) {
-    const int64_t count = ++contributions_[parameter->index];
-    if (count == parameter->uses * micro_batches_ && on_ready_) on_ready_(*parameter);
+    ++contributions_[parameter->index];
+    if (at_end_of_round(*parameter) && on_ready_) on_ready_(*parameter);
   }
 }
 
 void Grads::end_window() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const int64_t expected = parameters_[i].uses * micro_batches_;
+    const int64_t expected = parameters_[i].uses * micro_batches_ * rounds_;
     USP_CHECK(contributions_[i] == expected, "{} got {} of {} gradient contributions",
               parameters_[i].name, contributions_[i], expected);
   }

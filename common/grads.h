@@ -30,7 +30,9 @@ class Grads {
   explicit Grads(ParameterList& parameters);
 
   /// Starts a synchronisation window: each parameter expects uses * micro_batches contributions.
-  void begin_window(int64_t micro_batches);
+  /// With `rounds` above 1 that is said of each round: a parameter is ready at the end of every
+  /// one, and the next overwrites its gradient. Parameters go through their rounds independently.
+  void begin_window(int64_t micro_batches, int64_t rounds = 1);
   /// Computes the contribution, or keeps it where defer_to() says. Throws Error beyond the expected
   /// number.
   void add(std::vector<Parameter*> parameters, Compute compute);
@@ -40,7 +42,7 @@ class Grads {
   void defer_to(Deferred* deferred) { deferred_ = deferred; }
   /// Computes what was held back and lets go of it.
   void run(Deferred& deferred);
-  /// Called with each parameter before its first contribution in a window: from here on `grad` is
+  /// Called with each parameter before the first contribution of a round: from here on `grad` is
   /// written.
   void on_first(std::function<void(Parameter&)> callback) { on_first_ = std::move(callback); }
   /// Called with each parameter as it becomes ready.
@@ -52,7 +54,7 @@ class Grads {
   void compute(const Contribution& contribution);
 
   ParameterList& parameters_;
-  int64_t micro_batches_ = 0;
+  int64_t micro_batches_ = 0, rounds_ = 1;
   std::vector<int64_t> contributions_;  ///< per parameter, in this window
   Deferred* deferred_ = nullptr;
   std::function<void(Parameter&)> on_first_, on_ready_;

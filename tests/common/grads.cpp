@@ -96,6 +96,23 @@ TEST_CASE("one matmul may contribute to several parameters at once") {
   REQUIRE(f.ready == Names{"first", "last"});
 }
 
+TEST_CASE("in a window of several rounds a parameter is ready after each, and begins anew") {
+  Fixture f;
+  std::vector<Values> seen;
+  f.grads.on_ready([&](Parameter& parameter) {
+    if (parameter.name == "tied") seen.push_back(parameter.grad.items());
+  });
+  f.grads.begin_window(/*micro_batches=*/1, /*rounds=*/3);
+  for (double value : {1.0, 10.0, 100.0}) {
+    f.contribute(1, value);
+    f.contribute(1, 2 * value);
+  }
+  REQUIRE(seen == std::vector<Values>{{3, 3}, {30, 30}, {300, 300}});
+  check_throws<Error>([&] { f.contribute(1, 1); }, {"tied", "more than the 6"});
+  f.contribute(0, 1);
+  check_throws<Error>([&] { f.grads.end_window(); }, {"first got 1 of 3"});
+}
+
 TEST_CASE("contributions that are held back count when they are computed, in whatever order") {
   Fixture f;
   std::vector<std::string> first;

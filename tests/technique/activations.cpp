@@ -58,6 +58,29 @@ TEST_CASE("two micro-batches in flight give the bits of one after the other") {
   }
 }
 
+TEST_CASE("weight gradients that wait for others to go back first keep their bits") {
+  const OnDevice cpu;
+  for (DType dtype : kFloatDTypes) {
+    for (bool naive : {true, false}) {
+      CAPTURE(name(dtype), naive);
+      TwoMicroBatches both(dtype, naive);
+      const auto expected = both.one_after_the_other();
+      const auto actual = both.window([&] {
+        Grads::Deferred of_a, of_b;
+        both.grads.defer_to(&of_a);
+        both.model.backward(both.model.forward(both.a), both.grads, both.a);
+        both.grads.defer_to(&of_b);
+        both.model.backward(both.model.forward(both.b), both.grads, both.b);
+        both.grads.defer_to(nullptr);
+        both.grads.run(of_a);
+        both.grads.run(of_b);
+      });
+      REQUIRE(same_bits(actual[0], expected[0]));
+      REQUIRE(same_bits(actual[1], expected[1]));
+    }
+  }
+}
+
 TEST_CASE("gradients do not depend on which micro-batch goes back first, up to rounding") {
   const OnDevice cpu;
   TwoMicroBatches both(DType::f64, false);

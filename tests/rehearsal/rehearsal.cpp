@@ -1,0 +1,308 @@
+#include <algorithm>
+
+#include "comm/launch.h"
+#include "state.h"
+#include "testing.h"
+
+/// Chapters 3 to 9 in miniature: every kind of parallelism, put together from the layers of chapter
+/// 1 as they are, equals the model on one process.
+namespace usp::rehearsal {
+namespace {
+
+constexpr int64_t kSteps = 3;
+
+Setting small(bool tied = false) {
+  Setting setting;
+  setting.model.hidden_size = 16;
+  setting.model.num_layers = 4;
+  setting.model.num_heads = 4;
+  setting.model.num_kv_heads = 2;
+  setting.model.ffn_hidden_size = 22;
+  setting.model.vocab_size = 61;
+  setting.model.tie_word_embeddings = tied;
+  return setting;
+}
+
+/// Chapter 1's own model and training step on the batches of a setting with `dp` ranks.
+class WholeTrainer {
+ public:
+  WholeTrainer(const Setting& setting, int64_t dp)
+      : setting_(setting),
+        batches_(batches_of(setting, dp)),
+        engine_(0, 1),
+        batch_source_(batches_, Communicator::world(engine_), {}),
+        model_(setting.model, setting.seq_len, DType::f64, false, 1),
+        grads_(model_.parameters()),
+        optimizer_(model_.parameters(), optimizer_config()),
+        loss_(Tensor::zeros({1}, DType::f64)) {}
+
+  void train_step(int64_t step) {
+    ops::fill(loss_, 0);
+    grads_.begin_window(batches_.micro_batches);
+    for (int64_t i = 0; i < batches_.micro_batches; ++i) {
+      Pass pass = batch_source_.take_batch(step, i);
+      pass.loss = loss_;
+      model_.backward(model_.forward(pass), grads_, pass);
+    }
+    grads_.end_window();
+    optimizer_.step(step, 0.01, optimizer_.grad_squares());
+  }
+
+  double loss() const { return loss_.item(); }
+  double grad_norm() const { return optimizer_.grad_norm().item(); }
+  ParameterList& parameters() { return model_.parameters(); }
+  const Optimizer& optimizer() const { return optimizer_; }
+
+ private:
+  static Setting batches_of(Setting setting, int64_t dp) {
+    setting.micro_batches *= dp;
+    setting.plan = {};
+    setting.zero3 = false;
+    setting.experts.reset();
+    setting.chunks = 1;
+    return setting;
+  }
+
+  Setting setting_, batches_;
+  DryEngine engine_;
+  RehearsalTrainer batch_source_;
+  Model model_;
+  Grads grads_;
+  Optimizer optimizer_;
+  Tensor loss_;
+};
+
+State whole_model(const Setting& setting, int64_t dp = 1) {
+  const test::OnDevice cpu;
+  WholeTrainer trainer(setting, dp);
+  return train_whole(trainer, kSteps);
+}
+
+/// The rehearsal's own trainer, alone: the reference for what chapter 1 does not have.
+State alone(Setting setting, int64_t dp = 1) {
+  const test::OnDevice cpu;
+  DryEngine engine(0, 1);
+  setting.micro_batches *= dp;
+  setting.zero3 = false;
+  RehearsalTrainer trainer(setting, Communicator::world(engine), {});
+  return train_whole(trainer, kSteps);
+}
+
+void check(const Setting& setting, const MeshSizes& sizes, const State& expected,
+           const std::string& what, const std::function<void(RehearsalTrainer&)>& also = nullptr) {
+  INFO(what);
+  const int64_t ranks = sizes.dp * sizes.pp * sizes.cp * sizes.tp;
+  run_threads(static_cast<int>(ranks), [&](const Communicator& world) {
+    RehearsalTrainer trainer(setting, world, sizes);
+    check_same_training(trainer, expected, what);
+    if (also) also(trainer);
+  });
+}
+
+TEST_CASE("one rank of the rehearsal is chapter 1") {
+  for (bool tied : {false, true}) check(small(tied), {}, whole_model(small(tied)), "alone");
+}
+
+TEST_CASE("ring attention over zig-zag position ranges is attention") {
+  for (int cp : {2, 3, 4}) {
+    check(small(), {.cp = cp}, whole_model(small()), fmt::format("cp {}", cp));
+  }
+  check(small(true), {.dp = 2, .cp = 2}, whole_model(small(true), 2), "dp 2 cp 2");
+}
+
+TEST_CASE("tensor parallelism, with kv heads that ranks share and with sequence shards") {
+  for (bool sequence_parallel : {false, true}) {
+    for (int tp : {2, 4}) {
+      for (bool tied : {false, true}) {
+        Setting setting = small(tied);
+        setting.plan.sequence_parallel = sequence_parallel;
+        check(setting, {.tp = tp}, whole_model(setting),
+              fmt::format("tp {} sequence_parallel {} tied {}", tp, sequence_parallel, tied));
+      }
+    }
+  }
+}
+
+TEST_CASE("pipelines: 1F1B, weight gradients held back, several chunks to a stage") {
+  for (int pp : {2, 3, 4}) {
+    for (const char* schedule : {"1f1b", "split", "looping"}) {
+      for (bool tied : {false, true}) {
+        Setting setting = small(tied);
+        setting.schedule = schedule;
+        setting.micro_batches = 5;
+        setting.model.num_layers = 6;
+        setting.chunks = std::string(schedule) == "looping" ? 2 : 1;
+        check(setting, {.pp = pp}, whole_model(setting),
+              fmt::format("pp {} {} tied {}", pp, schedule, tied), [&](RehearsalTrainer& trainer) {
+                const size_t stages_after = size_t(pp - trainer.mesh().pp().rank());
+                USP_CHECK(setting.chunks > 1 || trainer.pipeline().most_in_flight() == stages_after,
+                          "{} micro-batches in flight", trainer.pipeline().most_in_flight());
+              });
+      }
+    }
+  }
+}
+
+TEST_CASE("experts: tokens sent to other ranks, gradients summed over the right ones") {
+  Setting setting = small();
+  setting.experts = ExpertsConfig{.num_experts = 4, .top_k = 2};
+  const State expected = alone(setting, 4);
+  check(setting, {.dp = 4, .ep = 4}, expected, "dp 4 ep 4");
+  check(setting, {.dp = 4, .ep = 2}, expected, "dp 4 ep 2");
+  check(setting, {.dp = 4}, expected, "dp 4 ep 1");
+}
+
+TEST_CASE("ZeRO-3 gathers and frees under a pipeline with several micro-batches in flight") {
+  for (bool tied : {false, true}) {
+    Setting setting = small(tied);
+    setting.zero3 = true;
+    setting.micro_batches = 4;
+    const auto one_segment_at_a_time = [](RehearsalTrainer& trainer) {
+      USP_CHECK(trainer.zero()->most_gathered() <= 2, "units gathered");
+    };
+    if (!tied)
+      check(setting, {.dp = 3}, whole_model(setting, 3), "zero3 dp 3", one_segment_at_a_time);
+    check(setting, {.dp = 2, .pp = 2}, whole_model(setting, 2), "zero3 dp 2 pp 2",
+          one_segment_at_a_time);
+    setting.schedule = "split";
+    check(setting, {.dp = 2, .pp = 2}, whole_model(setting, 2), "zero3 dp 2 pp 2 split",
+          one_segment_at_a_time);
+  }
+}
+
+TEST_CASE("clipping sees every element once, wherever it lies") {
+  Setting setting = small(true);
+  setting.plan.sequence_parallel = true;
+  setting.experts = ExpertsConfig{.num_experts = 4, .top_k = 1};
+  setting.schedule = "split";
+  setting.seq_len = 16;
+  check(setting, {.dp = 2, .pp = 2, .tp = 2, .ep = 2}, alone(setting, 2), "dp 2 pp 2 tp 2 ep 2");
+  check(setting, {.dp = 1, .pp = 2, .cp = 2, .tp = 2, .ep = 2}, alone(setting, 1),
+        "pp 2 cp 2 tp 2 ep 2");
+}
+
+TEST_CASE("linear layers with quantised operands, the weight's cached until the next update") {
+  Setting setting = small();
+  setting.plan.quantisation = Quantisation::uncached;
+  const State expected = alone(setting, 2), exact = whole_model(setting, 2);
+  REQUIRE(std::abs(expected.losses[0] - exact.losses[0]) > 1e-6);
+  setting.plan.quantisation = Quantisation::cached;
+  const State cached = alone(setting, 2);
+  REQUIRE(cached.losses == expected.losses);
+  REQUIRE(cached.grad_norms == expected.grad_norms);
+  check(setting, {.dp = 2}, expected, "quantised dp 2");
+  setting.schedule = "split";
+  check(setting, {.dp = 2, .pp = 2}, expected, "quantised dp 2 pp 2");
+}
+
+TEST_CASE("a weight is quantised once per update") {
+  const test::OnDevice cpu;
+  ParameterList parameters;
+  Parameter& weight = parameters.add("weight", {6, 8}, 0.5);
+  QuantisedLinear linear({&weight}, /*cached=*/true);
+  parameters.allocate(DType::f64, 1);
+  Grads grads(parameters);
+  const Tensor x = test::Random(1).tensor({5, 8}), dy = test::Random(2).tensor({5, 6});
+  Optimizer optimizer(parameters, optimizer_config());
+  for (int64_t step = 0; step < 2; ++step) {
+    grads.begin_window(3);
+    for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
+      Linear::Saved saved;
+      linear.forward(x, saved);
+      linear.backward(dy, saved, grads);
+    }
+    REQUIRE(linear.quantisations() == step + 1);
+    optimizer.step(step, 0.1, optimizer.grad_squares());
+  }
+}
+
+/// Bytes by communicator and kind of operation.
+using Traffic = std::map<std::pair<std::string, CommKind>, std::array<int64_t, 3>>;
+
+Traffic traffic_of_two_steps(RehearsalTrainer& trainer) {
+  const Ledger before = Runtime::current().ledger();  // what building it took
+  trainer.train_step(0);
+  trainer.train_step(1);
+  Traffic traffic;
+  for (const auto& [key, entry] : Runtime::current().ledger().entries()) {
+    const Ledger::Entry sent = entry - before.get(key.first, key.second);
+    if (sent.calls > 0) traffic[key] = {sent.calls, sent.payload_bytes, sent.wire_bytes};
+  }
+  return traffic;
+}
+
+/// The settings whose traffic no data decides.
+std::vector<std::pair<Setting, MeshSizes>> predictable_settings() {
+  Setting all = small(true), zero = small(true);
+  all.plan.sequence_parallel = true;
+  all.schedule = "split";
+  all.seq_len = 16;
+  zero.zero3 = true;
+  return {{all, {.dp = 1, .pp = 2, .cp = 2, .tp = 2}}, {zero, {.dp = 4, .pp = 2}}};
+}
+
+TEST_CASE("on meta with the dry engine a rank's step sends what it sends in truth") {
+  for (const auto& [setting, sizes] : predictable_settings()) {
+    std::vector<Traffic> real(8);
+    run_threads(8, [&, &setting = setting, &sizes = sizes](const Communicator& world) {
+      RehearsalTrainer trainer(setting, world, sizes);
+      real[world.rank()] = traffic_of_two_steps(trainer);
+    });
+    for (int rank = 0; rank < 8; ++rank) {
+      const test::OnDevice meta(Device::meta);
+      DryEngine engine(rank, 8);
+      RehearsalTrainer trainer(setting, Communicator::world(engine), sizes);
+      const Traffic dry = traffic_of_two_steps(trainer);
+      CAPTURE(rank, dry.size(), real[rank].size());
+      REQUIRE(dry.size() >= 4);
+      const bool same = dry == real[rank];
+      REQUIRE(same);
+    }
+  }
+}
+
+TEST_CASE("rank 37 of 64 runs all of it on meta") {
+  test::OnDevice meta(Device::meta);
+  Setting setting = small(true);
+  setting.plan.sequence_parallel = true;
+  setting.experts = ExpertsConfig{.num_experts = 8, .top_k = 2};
+  setting.schedule = "split";
+  setting.seq_len = 64;
+  DryEngine engine(37, 64);
+  RehearsalTrainer trainer(setting, Communicator::world(engine),
+                           {.dp = 2, .pp = 4, .cp = 2, .tp = 4, .ep = 2});
+  const Traffic traffic = traffic_of_two_steps(trainer);
+  // Stage 2 of 4 passes on activations and gradients of 3 micro-batches, twice.
+  REQUIRE(trainer.mesh().pp().rank() == 2);
+  const int64_t rows = setting.micro_batch_size * setting.seq_len / 2 / 4;
+  const int64_t boundary = rows * setting.model.hidden_size * 8;
+  REQUIRE(traffic.at({"pp", CommKind::send}) ==
+          std::array{int64_t{2 * 3 * 2}, 12 * boundary, 12 * boundary});
+  for (const char* name : {"tp", "cp", "dp_cp", "ep", "edp", "world"}) {
+    CAPTURE(name);
+    const bool used =
+        std::ranges::any_of(traffic, [&](const auto& entry) { return entry.first.first == name; });
+    REQUIRE(used);
+  }
+  REQUIRE(meta.allocator().live_bytes(Category::activations) == 0);
+}
+
+TEST_CASE("ZeRO-3 and quantised layers run on meta as rank 37 of 64") {
+  Setting zero = small(true), quantised = small(true);
+  zero.zero3 = true;
+  quantised.plan.quantisation = Quantisation::cached;
+  for (const Setting& setting : {zero, quantised}) {
+    CAPTURE(setting.zero3);
+    test::OnDevice meta(Device::meta);
+    DryEngine engine(37, 64);
+    RehearsalTrainer trainer(setting, Communicator::world(engine), {.dp = 16, .pp = 4});
+    const Traffic traffic = traffic_of_two_steps(trainer);
+    REQUIRE(traffic.contains({"dp", CommKind::all_gather}) == setting.zero3);
+    REQUIRE(traffic.contains({"dp", CommKind::all_reduce}) == !setting.zero3);
+    REQUIRE(traffic.at({"pp", CommKind::send})[0] == 2 * 3 * 2);
+    REQUIRE(meta.allocator().live_bytes(Category::activations) == 0);
+  }
+}
+
+}  // namespace
+}  // namespace usp::rehearsal

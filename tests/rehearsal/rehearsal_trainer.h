@@ -1,0 +1,219 @@
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "data_parallel.h"
+#include "experts.h"
+#include "optimizer.h"
+#include "parallel_llama.h"
+#include "pipeline.h"
+#include "rng.h"
+#include "zero3.h"
+
+/// The smallest trainer that runs every kind of parallelism: what chapters 3 to 7 do to Trainer.
+namespace usp::rehearsal {
+
+struct Setting {
+  ModelConfig model;
+  int64_t seq_len = 24;
+  int64_t micro_batch_size = 2;
+  int64_t micro_batches = 3;  ///< of each data-parallel rank, in a step
+  Plan plan;
+  std::string schedule = "1f1b";  ///< 1f1b, split (weights' gradients held back), looping
+  int64_t chunks = 1;             ///< of each pipeline stage
+  bool zero3 = false;
+  std::optional<ExpertsConfig> experts;
+};
+
+inline OptimizerConfig optimizer_config() {
+  OptimizerConfig config;
+  config.grad_clip = 0.5;  // below the norms that occur
+  // Where a gradient is almost zero, Adam divides its rounding errors by this.
+  config.adam_eps = 1e-4;
+  return config;
+}
+
+class RehearsalTrainer {
+ public:
+  RehearsalTrainer(const Setting& setting, const Communicator& world, const MeshSizes& sizes)
+      : setting_(setting),
+        mesh_(world, sizes),
+        llama_(setting.model, setting.seq_len, setting.plan, mesh_),
+        model_(
+            [this](int64_t block, ParameterList& parameters) { return build(block, parameters); },
+            chunks()),
+        grads_(model_.parameters()),
+        optimizer_(model_.parameters(), optimizer_config()) {
+    {
+      const CategoryScope scope(Category::workspace);
+      loss_ = Tensor::zeros({1}, DType::f64);
+    }
+    ParameterList& parameters = model_.parameters();
+    if (setting.zero3) {
+      zero_.emplace(mesh_.dp_cp(), grads_);
+      for (const auto& [first, end] : units_) zero_->add_unit(parameters, first, end, kSeed);
+    } else {
+      parameters.allocate(DType::f64, kSeed);
+      data_parallel_.emplace(DataParallelConfig{sizes.dp, "bucketed", 0.0007}, parameters, grads_,
+                             mesh_);
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        // Of the ranks that hold the same shard, one counts it. ZeRO's shards are all different.
+        if (mesh_.group(parameters[i].grad_groups.front()).rank() > 0) {
+          parameters[i].counted = false;
+        }
+      }
+    }
+    const int64_t tokens = setting.micro_batch_size * setting.seq_len / sizes.cp;
+    const int64_t rows = setting.plan.sequence_parallel ? tokens / sizes.tp : tokens;
+    pipeline_.emplace(model_, grads_, mesh_.pp(), setting.chunks,
+                      Shape{rows, setting.model.hidden_size});
+  }
+
+  void train_step(int64_t step) {
+    const NoHostReads no_host_reads;
+    ops::fill(loss_, 0);
+    std::vector<Pass> passes;
+    for (int64_t i = 0; i < setting_.micro_batches; ++i) passes.push_back(take_batch(step, i));
+    // ZeRO-3 sums every micro-batch's gradients over the ranks, and keeps a shard of the result.
+    if (zero_) {
+      grads_.begin_window(1, /*rounds=*/setting_.micro_batches);
+    } else {
+      grads_.begin_window(setting_.micro_batches);
+    }
+    if (zero_) zero_->begin_step();
+    if (setting_.schedule == "looping") {
+      pipeline_->all_forward_all_backward(passes);
+    } else {
+      const bool split = setting_.schedule == "split";
+      pipeline_->one_forward_one_backward(passes, split);
+    }
+    grads_.end_window();
+    if (data_parallel_) data_parallel_->finish();
+    if (zero_) zero_->finish(mesh_);
+    squares_ = optimizer_.grad_squares();
+    mesh_.world().all_reduce(squares_);
+    optimizer_.step(step, /*lr=*/0.01, squares_);
+  }
+
+  /// The rank's samples of a step, and of these samples its positions.
+  Pass take_batch(int64_t step, int64_t micro_step) const {
+    const int64_t B = setting_.micro_batch_size, vocab = setting_.model.vocab_size;
+    const int64_t micro_batch = micro_step * mesh_.dp().size() + mesh_.dp().rank();
+    const int64_t global = setting_.micro_batches * mesh_.dp().size() * B;
+    Pass pass;
+    pass.num_samples = B;
+    pass.positions = zigzag(setting_.seq_len, mesh_.cp().rank(), mesh_.cp().size());
+    std::vector<int32_t> tokens, targets;
+    const RandomStream random(kSeed, "tokens");
+    for (int64_t b = 0; b < B; ++b) {
+      const int64_t sample = step * global + micro_batch * B + b;
+      for (int64_t s = 0; s < pass.positions.count(); ++s) {
+        const auto token = [&](int64_t position) {
+          return static_cast<int32_t>(random.bits(sample, position).a % uint64_t(vocab));
+        };
+        tokens.push_back(token(pass.positions[s]));
+        targets.push_back(token(pass.positions[s] + 1));
+      }
+    }
+    pass.tokens = Tensor::from_host(tokens, {std::ssize(tokens)});
+    pass.targets = Tensor::from_host(targets, {std::ssize(targets)});
+    pass.loss = loss_;
+    pass.loss_scale = 1 / double(global * setting_.seq_len);
+    return pass;
+  }
+
+  double loss() const {
+    mesh_.world().all_reduce(loss_);
+    return loss_.item();
+  }
+  double grad_norm() const { return optimizer_.grad_norm().item(); }
+  ParameterList& parameters() { return model_.parameters(); }
+  const Optimizer& optimizer() const { return optimizer_; }
+  const Pipeline& pipeline() const { return *pipeline_; }
+  const Mesh& mesh() const { return mesh_; }
+  const std::optional<Zero3>& zero() const { return zero_; }
+
+ private:
+  static constexpr uint64_t kSeed = 5;
+
+  /// Stage s of p holds stretches s, s + p, ... of chunks * p equal ones.
+  std::vector<BlockRange> chunks() const {
+    const int64_t p = mesh_.pp().size(), pieces = p * setting_.chunks;
+    std::vector<BlockRange> ranges;
+    for (int64_t piece = mesh_.pp().rank(); piece < pieces; piece += p) {
+      const int64_t blocks = llama_.num_blocks();
+      ranges.push_back({blocks * piece / pieces, blocks * (piece + 1) / pieces});
+    }
+    return ranges;
+  }
+
+  Block build(int64_t block, ParameterList& parameters) {
+    Block segments;
+    const auto add = [&](auto make) {
+      const size_t first_unit = units_.size();
+      const size_t first = parameters.size();
+      Block made = make();
+      add_units(first, parameters);
+      for (auto& segment : made) {
+        if (setting_.zero3) {
+          segment = std::make_unique<GatheredSegment>(std::move(segment), zero_, first_unit,
+                                                      units_.size());
+        }
+        segments.push_back(std::move(segment));
+      }
+    };
+    const auto one = [](std::unique_ptr<Segment> segment) {
+      Block made;
+      made.push_back(std::move(segment));
+      return made;
+    };
+    if (block == 0) {
+      add([&] { return one(llama_.embedding(parameters)); });
+    } else if (block == llama_.num_blocks() - 1) {
+      add([&] { return one(llama_.head(parameters)); });
+    } else {
+      add([&] { return one(llama_.attention(block - 1, parameters)); });
+      if (setting_.experts) {
+        add([&] { return experts(block - 1, parameters); });
+      } else {
+        add([&] { return one(llama_.mlp(block - 1, parameters)); });
+      }
+    }
+    return segments;
+  }
+
+  /// Parameters from `first` on as units of ZeRO-3: together, but for those with copies elsewhere,
+  /// beside which other parameters lie. Alone in their units their shards are the same everywhere.
+  void add_units(size_t first, const ParameterList& parameters) {
+    for (size_t i = first; i < parameters.size(); ++i) {
+      const auto has_copies = [&](size_t k) {
+        const auto& groups = parameters[k].grad_groups;
+        return std::ranges::find(groups, "embedding") != groups.end();
+      };
+      if (i == first || has_copies(i) || has_copies(i - 1)) units_.emplace_back(i, i);
+      units_.back().second = i + 1;
+    }
+  }
+
+  Block experts(int64_t layer, ParameterList& parameters) {
+    const size_t first = parameters.size();
+    Block segments = make_experts(*setting_.experts, setting_.model, layer, parameters, mesh_.ep());
+    for (size_t i = first; i < parameters.size(); ++i) llama_.replicate(parameters[i]);
+    return segments;
+  }
+
+  Setting setting_;
+  Mesh mesh_;
+  ParallelLlama llama_;
+  std::optional<Zero3> zero_;
+  std::vector<std::pair<size_t, size_t>> units_;  ///< first and end of each one's parameters
+  Model model_;
+  Grads grads_;
+  Optimizer optimizer_;
+  std::optional<DataParallel> data_parallel_;
+  std::optional<Pipeline> pipeline_;
+  Tensor loss_, squares_;
+};
+
+}  // namespace usp::rehearsal
