@@ -70,6 +70,9 @@ class Model {
   void evaluate(const Pass& pass);
   Tensor logits(const Pass& pass);  ///< [T, V], of every position
 
+  /// For a schedule that runs segment by segment.
+  const std::vector<Block>& chunk(int64_t chunk) const { return chunks_[chunk]; }
+
   ParameterList& parameters() { return parameters_; }
 
  private:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "runtime.h"
 
@@ -24,16 +25,10 @@ void DataParallelConfig::validate(const Args&) const {
 DataParallel::DataParallel(const DataParallelConfig& config, ParameterList& parameters,
                            Grads& grads, const Mesh& mesh)
     : parameters_(parameters), mesh_(mesh) {
-  int64_t offset = 0;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    offsets_.push_back(offset);
-    offset += parameters[i].grad.numel();
-  }
   cut(config);
   for (Bucket& bucket : buckets_) {
     for (size_t i = 0; i < parameters.size(); ++i) {
-      const int64_t begin = offsets_[i], end = begin + parameters[i].grad.numel();
-      if (begin >= bucket.end || end <= bucket.begin) continue;
+      if (!bucket.overlaps(parameters[i])) continue;
       bucket.group = &mesh.group(parameters[i].grad_groups.front());
       ++bucket.parameters;
     }
@@ -47,7 +42,7 @@ void DataParallel::cut(const DataParallelConfig& config) {
   const Tensor& flat = parameters_.flat_grads();
   std::vector<int64_t> cuts = {flat.numel()};
   if (config.grad_sync == "overlapped") {
-    cuts.insert(cuts.end(), offsets_.rbegin(), offsets_.rend());
+    for (size_t i = 0; i < parameters_.size(); ++i) cuts.push_back(parameters_[i].flat_begin);
   } else if (config.grad_sync == "bucketed") {
     const auto bytes = static_cast<int64_t>(config.bucket_mb * (1 << 20));
     const int64_t size = std::max<int64_t>(1, bytes / bytes_of(flat.dtype()));
@@ -55,9 +50,10 @@ void DataParallel::cut(const DataParallelConfig& config) {
   } else {
     cuts.push_back(0);  // one bucket: it is full when the backward pass is over
   }
-  for (size_t i = 1; i < parameters_.size(); ++i) {
-    const bool same = parameters_[i].grad_groups.front() == parameters_[i - 1].grad_groups.front();
-    if (!same) cuts.push_back(offsets_[i]);  // other ranks sum what lies beyond
+  std::set<std::string> groups;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const bool first = groups.insert(parameters_[i].grad_groups.front()).second;
+    if (first) cuts.push_back(parameters_[i].flat_begin);  // other ranks sum what lies before
   }
   std::ranges::sort(cuts, std::greater());
   for (size_t i = 1; i < cuts.size(); ++i) {
@@ -68,10 +64,8 @@ void DataParallel::cut(const DataParallelConfig& config) {
 
 // [on_ready]
 void DataParallel::on_ready(const Parameter& parameter) {
-  const int64_t begin = offsets_[parameter.index], end = begin + parameter.grad.numel();
   for (Bucket& bucket : buckets_) {
-    if (begin >= bucket.end || end <= bucket.begin) continue;
-    if (--bucket.missing > 0) continue;
+    if (!bucket.overlaps(parameter) || --bucket.missing > 0) continue;
     // Final on this rank, and nobody writes it any more: it may travel while backward goes on.
     const Tensor range =
         parameters_.flat_grads().narrow(0, bucket.begin, bucket.end - bucket.begin);

@@ -58,6 +58,10 @@ class DataParallel {
     int64_t parameters;  ///< that lie in it, wholly or in part
     int64_t missing;     ///< of those, not ready in this step
     Handle handle;
+
+    bool overlaps(const Parameter& parameter) const {
+      return parameter.flat_begin < end && parameter.flat_begin + parameter.grad.numel() > begin;
+    }
   };
 
   void cut(const DataParallelConfig& config);
@@ -65,8 +69,7 @@ class DataParallel {
 
   ParameterList& parameters_;
   const Mesh& mesh_;
-  std::vector<int64_t> offsets_;  ///< of each parameter in the flat gradients
-  std::vector<Bucket> buckets_;   ///< from the end of the flat gradients to their beginning
+  std::vector<Bucket> buckets_;  ///< from the end of the flat gradients to their beginning
 };
 
 }  // namespace usp

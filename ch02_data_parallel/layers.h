@@ -22,7 +22,8 @@ struct Pass {
 };
 
 /// A piece of the model that a schedule runs as a unit: the attention half of a block, its MLP, the
-/// embedding, the head. The segments of a block share one Saved for each micro-batch.
+/// embedding, the head. The segments of a block share one Saved for each micro-batch. x and dy run
+/// along the residual stream; whatever else a segment hands to the next one lies in Saved.
 class Segment {
  public:
   virtual ~Segment() = default;

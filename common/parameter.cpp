@@ -113,10 +113,20 @@ void ParameterList::allocate(DType dtype, uint64_t seed) {
     const CategoryScope scope(Category::gradients);
     grads_ = Tensor::empty({numel()}, acc);  // the first contribution overwrites
   }
-  int64_t offset = 0;
+  std::vector<Parameter*> order;
+  std::vector<std::string> groups;  // in the order of their first parameters
   for (const auto& parameter : parameters_) {
+    order.push_back(parameter.get());
+    groups.push_back(parameter->grad_groups.front());
+  }
+  std::ranges::stable_sort(order, {}, [&](const Parameter* parameter) {
+    return std::ranges::find(groups, parameter->grad_groups.front()) - groups.begin();
+  });
+  int64_t offset = 0;
+  for (Parameter* parameter : order) {
     const Shape shape = parameter->local_shape();
     const auto part = [&](const Tensor& flat) { return flat.narrow(0, offset, shape.numel()); };
+    parameter->flat_begin = offset;
     parameter->shard = {0, shape.numel(), part(values_), part(masters_), part(grads_)};
     parameter->value = parameter->shard.value.view(shape);
     parameter->grad = parameter->shard.grad.view(shape);

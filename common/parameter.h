@@ -43,8 +43,9 @@ struct Parameter {
   /// element and the norm is summed over them, one of them does.
   bool counted = true;
 
-  int64_t index = 0;    ///< position in its ParameterList
-  int64_t uses = 0;     ///< layers that read it: contributions to its gradient per micro-batch
+  int64_t index = 0;       ///< position in its ParameterList
+  int64_t flat_begin = 0;  ///< of its first element in the flat tensors
+  int64_t uses = 0;        ///< layers that read it: contributions to its gradient per micro-batch
   int64_t version = 0;  ///< grows with every update, for whoever caches what is made of the weight
 
   Tensor value;  ///< [local_shape()], the run's dtype
@@ -59,6 +60,7 @@ struct Parameter {
 /// All parameters of a rank, in the order in which they were added. Their tensors are slices of
 /// three flat ones, side by side in that order: parameters added one after the other can be read by
 /// one matmul (adjacent()), and any range of the flat gradients can be reduced as one message.
+/// Those with the same first group lie together, so that one message has the same receivers.
 class ParameterList {
  public:
   /// Throws Error if the name is taken.

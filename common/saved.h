@@ -17,6 +17,10 @@ namespace usp {
 /// the type may read it: what combines the outputs of experts needs to know where the tokens went.
 class Saved {
  public:
+  Saved() = default;
+  Saved(Saved&&) = default;
+  Saved& operator=(Saved&&) = default;
+
   /// An empty T to fill. Throws Error if there is one.
   template <class T>
   T& emplace() {

@@ -177,6 +177,15 @@ std::vector<double> Tensor::items() const {
   return values;
 }
 
+std::vector<int64_t> Tensor::counts() const {
+  USP_CHECK(device() != Device::meta && dtype_ == DType::i32, "counts() of a {} tensor on {}",
+            name(dtype_), name(device()));
+  const TraceScope trace("read counts", "op");
+  std::vector<int64_t> values;
+  for_each_offset(*this, [&](int64_t offset) { values.push_back(data<int32_t>()[offset]); });
+  return values;
+}
+
 void Tensor::assign(std::span<const double> values) {
   USP_CHECK(device() != Device::meta, "a meta tensor holds no values");
   USP_CHECK(static_cast<int64_t>(values.size()) == numel(), "{} values for shape {}", values.size(),

@@ -65,6 +65,9 @@ class Tensor {
   double item(int64_t index = 0) const;
   /// All values in row-major order; the same rules.
   std::vector<double> items() const;
+  /// The values of a tensor of counts (i32): the one read that a training step may do, where shapes
+  /// depend on data, as the number of tokens that an expert gets does. Throws Error on meta.
+  std::vector<int64_t> counts() const;
   /// Overwrites all values from the host, in row-major order.
   void assign(std::span<const double> values);
 

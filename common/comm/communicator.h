@@ -13,7 +13,7 @@ namespace usp {
 
 /// Operations that have been started. They are over when wait() returns; until then the tensors
 /// they were given must neither be written nor, where they are outputs, read.
-class Handle {
+class [[nodiscard]] Handle {
  public:
   Handle() = default;  ///< nothing to wait for
   Handle(Engine& engine, std::vector<std::shared_ptr<Operation>> operations);

@@ -15,6 +15,9 @@
 
 namespace usp {
 
+class EmulatedLinks;
+struct Links;
+
 /// Another rank failed, and this one with it. Whoever prints errors leaves this one to that rank.
 class PeerFailed : public Error {
  public:
@@ -40,13 +43,16 @@ class Engine {
   /// An operation under way for longer than this is reported, and the run ended.
   virtual void set_timeout(std::chrono::duration<double> timeout) = 0;
 
+  /// Messages from here on travel by these links. Call it on all ranks, between two operations.
+  virtual void emulate(const Links& links) = 0;
+
   /// The smallest number for a communicator that this rank has given to none yet.
   int64_t next_group_id() const { return next_group_id_; }
   /// Gives the number to one.
   void take_group_id(int64_t id) { next_group_id_ = id + 1; }
 
   /// What travels before every message.
-  static constexpr int64_t kHeaderBytes = 48;
+  static constexpr int64_t kHeaderBytes = 56;
 
  private:
   int64_t next_group_id_ = 1;
@@ -75,6 +81,7 @@ class QueueEngine : public Engine {
   bool dry() const override { return false; }
   Flight& flight() override { return flight_; }
   void set_timeout(std::chrono::duration<double> timeout) override;
+  void emulate(const Links& links) override;
 
   /// Tells the others that this rank has failed, and fails whatever it has under way.
   void fail_run(const std::string& message);
@@ -108,6 +115,8 @@ class QueueEngine : public Engine {
   void break_down(const std::string& message, bool peer_failed);
   void fail_operation(Operation& operation) const;
   void rest(Clock::time_point last_progress, int64_t rung);
+  /// When the first of the messages that only wait for their time is due; nothing if there is none.
+  std::optional<Clock::time_point> next_due() const;
 
   Transport& transport_;
   Flight flight_;
@@ -123,8 +132,10 @@ class QueueEngine : public Engine {
   int abort_code_ = 1;
   std::vector<char> departed_;  ///< by world rank
   std::condition_variable departed_changed_;
+  std::shared_ptr<EmulatedLinks> links_to_be_;  ///< nullptr: as they are
 
   // Of the communication thread.
+  std::shared_ptr<EmulatedLinks> links_;
   std::map<ChannelKey, std::deque<std::unique_ptr<Active>>> channels_;
   std::vector<Clock::time_point> departed_at_;  ///< by world rank; the epoch: still here
   std::optional<Report> report_;                ///< being gathered
@@ -148,6 +159,7 @@ class DryEngine : public Engine {
   bool dry() const override { return true; }
   Flight& flight() override { return flight_; }
   void set_timeout(std::chrono::duration<double>) override {}
+  void emulate(const Links&) override {}
 
  private:
   int rank_, size_;

@@ -45,15 +45,8 @@ Mesh::Mesh(const Communicator& world, const MeshSizes& sizes, const std::string&
       dp_cp_(along(world, "dp_cp", {kDp, kCp})),
       ep_(dp_cp_.split("ep", [&](int r) { return r / static_cast<int>(sizes_.ep); })),
       edp_(dp_cp_.split("edp", [&](int r) { return r % static_cast<int>(sizes_.ep); })),
-      groups_{{"world", world_},
-              {"dp", dp_},
-              {"pp", pp_},
-              {"cp", cp_},
-              {"tp", tp_},
-              // In the ledger it is called dp where the ranks are the same.
-              {"dp_cp", sizes_.cp == 1 ? dp_ : dp_cp_},
-              {"ep", ep_},
-              {"edp", edp_}} {}
+      groups_{{"world", world_}, {"dp", dp_},        {"pp", pp_}, {"cp", cp_},
+              {"tp", tp_},       {"dp_cp", dp_cp()}, {"ep", ep_}, {"edp", edp_}} {}
 
 const Communicator& Mesh::group(const std::string& name) const {
   const auto found = groups_.find(name);

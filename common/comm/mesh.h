@@ -33,9 +33,11 @@ class Mesh {
   const Communicator& pp() const { return pp_; }
   const Communicator& cp() const { return cp_; }
   const Communicator& tp() const { return tp_; }
-  const Communicator& dp_cp() const { return dp_cp_; }  ///< ranks that hold the same dense weights
-  const Communicator& ep() const { return ep_; }        ///< ranks that share out the experts
-  const Communicator& edp() const { return edp_; }      ///< ranks that hold the same experts
+  /// Ranks that hold the same dense weights. Where there is no cp these are dp's, in the ledger
+  /// too.
+  const Communicator& dp_cp() const { return sizes_.cp == 1 ? dp_ : dp_cp_; }
+  const Communicator& ep() const { return ep_; }    ///< ranks that share out the experts
+  const Communicator& edp() const { return edp_; }  ///< ranks that hold the same experts
 
   /// Any of these by the name of its function; or one that add_group() has added. Throws Error.
   const Communicator& group(const std::string& name) const;

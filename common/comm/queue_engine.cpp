@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "comm/engine.h"
+#include "comm/links.h"
 #include "comm/transfer.h"
 
 namespace usp {
@@ -13,6 +14,8 @@ using std::chrono::microseconds;
 
 constexpr int kPollsBeforeYield = 4;
 constexpr microseconds kWorkingPoll{20};  ///< a poll that took longer has moved bytes
+/// A sleep ends this much too late; the rest of a wait for a certain moment is spent awake.
+constexpr microseconds kOversleep{150};
 constexpr microseconds kShortestSleep{20}, kLongestSleep{5000}, kIdleSleep{10000};
 /// How long the ranks have to say what they are in, once one asks.
 constexpr std::chrono::milliseconds kReportTime{700};
@@ -55,6 +58,11 @@ QueueEngine::~QueueEngine() {
 void QueueEngine::set_timeout(std::chrono::duration<double> timeout) {
   const std::lock_guard lock(mutex_);
   timeout_ = timeout;
+}
+
+void QueueEngine::emulate(const Links& links) {
+  const std::lock_guard lock(mutex_);
+  links_to_be_ = std::make_shared<EmulatedLinks>(rank(), links);
 }
 
 void QueueEngine::submit(std::shared_ptr<Operation> operation) {
@@ -150,6 +158,7 @@ bool QueueEngine::poll() {
       queue.back()->operation = std::move(operation);
     }
     submitted_.clear();
+    links_ = links_to_be_;
   }
   for (const Notice& notice : announcements) transport_.announce(notice);
   bool progress = !announcements.empty();
@@ -179,8 +188,8 @@ void QueueEngine::begin_stage(Active& active) {
       buffer.swap(spare_buffers_.back());
       spare_buffers_.pop_back();
     }
-    active.transfers.emplace_back(transport_, operation, active.stage, message, sending,
-                                  std::move(buffer));
+    active.transfers.emplace_back(transport_, links_.get(), operation, active.stage, message,
+                                  sending, std::move(buffer));
   };
   const Stage& stage = operation.stages[active.stage];
   for (const Message& message : stage.receives) post(message, /*sending=*/false);
@@ -218,8 +227,10 @@ void QueueEngine::finish(Active& active) {
 
 /// Called when nothing moves: the time for what is not urgent, then for sleep.
 void QueueEngine::rest(Clock::time_point last_progress, int64_t rung) {
-  const auto elapsed = std::chrono::duration_cast<microseconds>(Clock::now() - last_progress);
-  if (!channels_.empty() && elapsed < transport_.patience()) {
+  const Clock::time_point now = Clock::now();
+  const auto elapsed = std::chrono::duration_cast<microseconds>(now - last_progress);
+  const std::optional<Clock::time_point> due = next_due();
+  if (due ? *due - now < kOversleep : !channels_.empty() && elapsed < transport_.patience()) {
     std::this_thread::yield();
     return;
   }
@@ -229,9 +240,25 @@ void QueueEngine::rest(Clock::time_point last_progress, int64_t rung) {
     check_departed(*queue.front());
     check_time(*queue.front());
   }
-  transport_.bell().wait(rung, channels_.empty()
-                                   ? kIdleSleep
-                                   : std::clamp(elapsed / 16, kShortestSleep, kLongestSleep));
+  microseconds sleep =
+      channels_.empty() ? kIdleSleep : std::clamp(elapsed / 16, kShortestSleep, kLongestSleep);
+  if (due) {
+    sleep = std::min(sleep, std::chrono::duration_cast<microseconds>(*due - now - kOversleep));
+  }
+  transport_.bell().wait(rung, sleep);
+}
+
+std::optional<QueueEngine::Clock::time_point> QueueEngine::next_due() const {
+  std::optional<Clock::time_point> next;
+  if (links_ == nullptr) return next;
+  for (const auto& [key, queue] : channels_) {
+    for (const Transfer& transfer : queue.front()->transfers) {
+      if (!transfer.done() && transfer.delayed()) {
+        next = next ? std::min(*next, transfer.due()) : transfer.due();
+      }
+    }
+  }
+  return next;
 }
 
 void QueueEngine::read_notices() {

@@ -7,6 +7,7 @@
 
 #include "check.h"
 #include "comm/engine.h"
+#include "comm/links.h"
 
 namespace usp {
 
@@ -15,6 +16,7 @@ namespace {
 /// What precedes every message.
 struct Header {
   int64_t number, count, bytes;
+  int64_t due_ns;  ///< steady clock of the machine; 0: at once
   int32_t kind, stage, dtype, reduce, root, sender;
 };
 constexpr int64_t kHeaderBytes = Engine::kHeaderBytes;
@@ -36,6 +38,7 @@ Header header_of(const Operation& operation, int stage, int64_t bytes) {
   return {operation.number,
           operation.count,
           bytes,
+          /*due_ns=*/0,
           static_cast<int32_t>(kind),
           stage,
           static_cast<int32_t>(operation.dtype),
@@ -54,15 +57,20 @@ std::string describe(const Header& header) {
 
 }  // namespace
 
-Transfer::Transfer(Transport& transport, Operation& operation, int stage, const Message& message,
-                   bool sending, std::vector<char> buffer)
+Transfer::Transfer(Transport& transport, EmulatedLinks* links, Operation& operation, int stage,
+                   const Message& message, bool sending, std::vector<char> buffer)
     : message_(message), sending_(sending), stage_(stage), buffer_(std::move(buffer)) {
   const int rank = operation.group->members[message.peer];
   const int64_t tag = tag_of(operation, /*payload=*/false);
   const bool inlined = message.bytes <= kInlineBytes;
   buffer_.resize(kHeaderBytes + kInlineBytes);
   if (sending) {
-    const Header header = header_of(operation, stage, message.bytes);
+    Header header = header_of(operation, stage, message.bytes);
+    if (links != nullptr) {
+      const EmulatedLinks::Times times = links->transmit(rank, message.bytes);
+      header.due_ns = std::chrono::nanoseconds(times.arrives.time_since_epoch()).count();
+      due_ = times.sent;
+    }
     const int64_t along = inlined ? message.bytes : 0;
     std::memcpy(buffer_.data(), &header, kHeaderBytes);
     if (along > 0) std::memcpy(buffer_.data() + kHeaderBytes, message.data, along);
@@ -95,11 +103,12 @@ bool Transfer::advance(Transport& transport, const Operation& operation) {
   for (Request& piece : pieces_) {
     if (!piece.done && !transport.test(piece)) return false;
   }
-  done_ = true;
-  return true;
+  delayed_ = due_ != Clock::time_point() && Clock::now() < due_;
+  done_ = !delayed_;
+  return done_;
 }
 
-void Transfer::check_header(const Operation& operation) const {
+void Transfer::check_header(const Operation& operation) {
   const Header expected = header_of(operation, stage_, message_.bytes);
   Header came;
   std::memcpy(&came, buffer_.data(), kHeaderBytes);
@@ -107,6 +116,7 @@ void Transfer::check_header(const Operation& operation) const {
                     came.stage == expected.stage && came.dtype == expected.dtype &&
                     came.count == expected.count && came.reduce == expected.reduce &&
                     came.root == expected.root && came.bytes == expected.bytes;
+  due_ = Clock::time_point(std::chrono::nanoseconds(came.due_ns));
   if (same) return;
   const std::string own = operation.kind == CommKind::recv
                               ? fmt::format("recv #{} of {} elements of {}", operation.number,

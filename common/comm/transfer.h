@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <vector>
 
 #include "comm/operation.h"
@@ -7,19 +8,26 @@
 
 namespace usp {
 
+class EmulatedLinks;
+
 /// One message of an operation under way, with its header: which operation of which rank it belongs
 /// to. A small message travels in one piece with its header, a large one right behind it.
 class Transfer {
  public:
+  using Clock = std::chrono::steady_clock;
+
   /// Posts the message of `stage`; `buffer` is reused if it has memory. Counts what is sent in the
-  /// operation.
-  Transfer(Transport& transport, Operation& operation, int stage, const Message& message,
-           bool sending, std::vector<char> buffer);
+  /// operation. `links`: those it travels by; nullptr: as fast as it can.
+  Transfer(Transport& transport, EmulatedLinks* links, Operation& operation, int stage,
+           const Message& message, bool sending, std::vector<char> buffer);
 
   /// Whether it is over. Throws Error if what came belongs to another operation.
   bool advance(Transport& transport, const Operation& operation);
 
   bool done() const { return done_; }
+  /// Not done, but nothing is missing except that it be so late.
+  bool delayed() const { return delayed_; }
+  Clock::time_point due() const { return due_; }
   int peer() const { return message_.peer; }
   /// The memory of its header, for the next one.
   std::vector<char> take_buffer() { return std::move(buffer_); }
@@ -30,7 +38,7 @@ class Transfer {
   }
 
  private:
-  void check_header(const Operation& operation) const;
+  void check_header(const Operation& operation);
 
   Message message_;
   bool sending_;
@@ -38,7 +46,8 @@ class Transfer {
   std::vector<char> buffer_;
   Request header_;
   std::vector<Request> pieces_;
-  bool header_done_ = false, done_ = false;
+  bool header_done_ = false, delayed_ = false, done_ = false;
+  Clock::time_point due_;  ///< not over before; the epoch where no link is emulated
 };
 
 }  // namespace usp

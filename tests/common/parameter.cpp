@@ -140,5 +140,22 @@ TEST_CASE("a parameter list refuses a second parameter of a name, a bad slice an
   check_throws<Error>([&] { list.add("e", {4, 6}, 1, {{1, -1, 1}}); }, {"e", "axis 1"});
 }
 
+TEST_CASE("parameters whose gradients other ranks sum lie apart, each kind together") {
+  const OnDevice cpu;
+  ParameterList list;
+  for (const char* name : {"a", "expert.0", "b", "expert.1", "c"}) {
+    Parameter& parameter = list.add(name, {3}, 1);
+    if (name[0] == 'e') parameter.grad_groups = {"edp"};
+  }
+  list.find("b").grad_groups.push_back("tp");
+  list.allocate(DType::f64, 1);
+  std::vector<int64_t> begins;
+  for (size_t i = 0; i < list.size(); ++i) {
+    begins.push_back(list[i].flat_begin);
+    REQUIRE(list[i].grad.address() == list.flat_grads().narrow(0, begins[i], 3).address());
+  }
+  REQUIRE(begins == std::vector<int64_t>{0, 9, 3, 12, 6});
+}
+
 }  // namespace
 }  // namespace usp::test

@@ -263,5 +263,18 @@ TEST_CASE("a shape has at most five axes, none of them negative") {
   check_throws<Error>([] { (void)Shape{2, -1}; }, {"negative", "[2, -1]"});
 }
 
+TEST_CASE("counts are the one thing that a training step may read") {
+  {
+    const OnDevice cpu;
+    const Tensor counts = Tensor::from_host(std::vector<int32_t>{4, 0, 7}, {3});
+    const NoHostReads step;
+    REQUIRE(counts.counts() == std::vector<int64_t>{4, 0, 7});
+    check_throws<Error>([&] { counts.items(); }, {"training step"});
+    check_throws<Error>([&] { Tensor::zeros({2}, DType::f32).counts(); }, {"f32"});
+  }
+  const OnDevice meta(Device::meta);
+  check_throws<Error>([&] { Tensor::zeros({2}, DType::i32).counts(); }, {"meta"});
+}
+
 }  // namespace
 }  // namespace usp::test

@@ -176,8 +176,10 @@ TEST_CASE("wrong arguments are refused before anything is sent") {
         "contiguous");
     refused([&] { world.all_to_all(zeros(3), zeros(3)); }, "3 elements into 3");
     const std::vector<int64_t> two = {1, 2}, three = {1, 1, 1};
-    refused([&] { world.all_to_all_v_async(zeros(3), zeros(3), three, two); }, "3 and 2 counts");
-    refused([&] { world.all_to_all_v_async(zeros(3), zeros(4), two, two); }, "3 and 3 elements");
+    refused([&] { world.all_to_all_v_async(zeros(3), zeros(3), three, two).wait(); },
+            "3 and 2 counts");
+    refused([&] { world.all_to_all_v_async(zeros(3), zeros(4), two, two).wait(); },
+            "3 and 3 elements");
     world.barrier();
   });
 }

@@ -263,9 +263,8 @@ void Dispatch::exchange_counts(Routing& routing, const Tensor& to_experts) const
     }
   } else {
     // The one read to the host that a training step makes: it says how large the buffers must be.
-    const int32_t *to = to_experts.data<int32_t>(), *from = from_ranks.data<int32_t>();
-    routing.to_experts.assign(to, to + E);
-    routing.from_ranks.assign(from, from + E);
+    routing.to_experts = to_experts.counts();
+    routing.from_ranks = from_ranks.counts();
   }
   routing.rows_to_rank = sums_of(routing.to_experts, ep_.size());
   routing.rows_by_rank = sums_of(routing.from_ranks, ep_.size());

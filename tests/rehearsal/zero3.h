@@ -28,8 +28,8 @@ class Zero3 {
       unit.numel += parameters[i].local_shape().numel();
     }
     const int64_t length = (unit.numel + dp_.size() - 1) / dp_.size();  // the last has padding
-    unit.values = Tensor::zeros({length}, DType::f64);
-    unit.grads = Tensor::zeros({length}, DType::f64);
+    unit.values = zeros(length, Category::weights);
+    unit.grads = zeros(length, Category::gradients);
     const int64_t begin = dp_.rank() * length, after = std::min(begin + length, unit.numel);
     int64_t offset = 0;
     for (Parameter* parameter : unit.parameters) {
@@ -55,7 +55,7 @@ class Zero3 {
   void gather(size_t unit_index) {
     Unit& unit = units_[unit_index];
     if (unit.users++ > 0) return;
-    unit.gathered = Tensor::empty({unit.values.numel() * dp_.size()}, DType::f64);
+    unit.gathered = zeros(unit.values.numel() * dp_.size(), Category::weights);
     dp_.all_gather(unit.gathered, unit.values);
     point(unit, unit.gathered, &Parameter::value);
     most_gathered_ = std::max(most_gathered_, ++gathered_);
@@ -96,6 +96,11 @@ class Zero3 {
     size_t ready = 0;
   };
 
+  static Tensor zeros(int64_t numel, Category category) {
+    const CategoryScope scope(category);
+    return Tensor::zeros({numel}, DType::f64);
+  }
+
   Unit& unit_of(const Parameter& parameter) { return units_[unit_of_[parameter.index]]; }
 
   /// Lets a tensor of every parameter be its part of `flat`, or nothing.
@@ -111,7 +116,7 @@ class Zero3 {
 
   void begin_gradient(Unit& unit) {
     if (unit.gradient.defined()) return;
-    unit.gradient = Tensor::zeros({unit.grads.numel() * dp_.size()}, DType::f64);
+    unit.gradient = zeros(unit.grads.numel() * dp_.size(), Category::gradients);
     point(unit, unit.gradient, &Parameter::grad);
   }
 

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <string>
+
+#include "comm/communicator.h"
+
+namespace usp {
+
+/// What a message from one rank to another costs: latency + bytes / bandwidth.
+struct Link {
+  double latency_us = 0;
+  double gb_per_s = 0;  ///< 1e9 bytes per second
+
+  std::chrono::nanoseconds latency() const;
+  std::chrono::nanoseconds transmission(int64_t bytes) const;
+};
+
+/// A machine's links: one kind between ranks of a node, another between nodes.
+struct Links {
+  int64_t node_size = 0;  ///< ranks in a node; 0: all of them
+  Link node, net;
+
+  bool same_node(int rank, int other) const;
+  const Link& between(int rank, int other) const { return same_node(rank, other) ? node : net; }
+};
+
+/// Makes the messages of a rank as slow as links that it does not have.
+///
+/// Its outgoing bytes queue behind one another, separately for messages inside of the node and
+/// beyond it, as they would at an NVLink port and at a network card. A message is there one latency
+/// after its last byte has left.
+class EmulatedLinks {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  EmulatedLinks(int rank, const Links& links) : rank_(rank), links_(links) {}
+
+  struct Times {
+    Clock::time_point sent;     ///< the last byte has left
+    Clock::time_point arrives;  ///< and has come
+  };
+  /// A message of so many bytes that is handed to the link now.
+  Times transmit(int to, int64_t bytes);
+
+ private:
+  int rank_;
+  Links links_;
+  std::array<Clock::time_point, 2> free_{};  ///< when the link to ranks of the node, of others, is
+};
+
+/// Parses "node=100,2", the kind of link with microseconds and GB/s, into `links`. Throws
+/// UsageError.
+void parse_link(const std::string& text, Links& links);
+
+/// What messages between neighbouring ranks take here, all pairs at once: the largest latency and
+/// the smallest bandwidth of any. Collective; takes some ten milliseconds.
+Link measure_host_link(const Communicator& world);
+
+}  // namespace usp
