@@ -2,6 +2,7 @@
 
 #include "host_math.h"
 #include "layers.h"
+#include "runtime.h"
 
 /// Matmuls in a narrower format, imitated in f64.
 namespace usp::rehearsal {
@@ -27,6 +28,7 @@ class QuantisedLinear : public Linear {
   Tensor weight() const override {
     const int64_t version = parameters().front()->version;
     if (!cached_ || !cache_.defined() || version != cache_version_) {
+      const CategoryScope scope(Category::weights);
       cache_ = fake_quantised(Linear::weight());
       cache_version_ = version;
       ++quantisations_;
