@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "comm/launch.h"
+#include "comm/timeline.h"
 #include "console.h"
 #include "machine.h"
 #include "progress.h"
@@ -89,6 +90,7 @@ int run(const Communicator& world, int argc, char** argv) {
       config.data_order == "shuffled" ? DataOrder::shuffled : DataOrder::sequential, config.seed);
   const RunDir run_dir(config.run_dir, config.overwrite);
   watch(world, config.communication, run_dir);
+  const Connection connection = connect(world, config.communication, config.trace_steps > 0);
 
   RunFacts facts = gather_facts(file, dataset, config);
   facts.command.assign(argv, argv + argc);
@@ -114,9 +116,10 @@ int run(const Communicator& world, int argc, char** argv) {
   }
   Report report = make_report(facts, last, val_loss, std::move(sample));
   report.rows.push_back(trainer.data_parallel().traffic_row(last.step + 1));
+  report.rows.push_back(waiting_row(
+      write_timeline(world, connection, run_dir, USP_CHAPTER, config.tokens_per_step())));
   run_dir.write("report.md", report.markdown());
   run_dir.write("memory.json", memory_json(runtime.allocator()));
-  runtime.tracer().write(run_dir.file("trace.json"), USP_CHAPTER);
   run_dir.write("ledger.json", runtime.ledger().to_json());
   world.barrier();  // the run has ended well on every rank
   run_dir.finish(stopped ? fmt::format("interrupted after step {}", last.step + 1) : "finished");

@@ -55,6 +55,15 @@ void Args::bind(const char* flag, bool& field, const char* help) {
   flags_.push_back({flag, [&field] { return nlohmann::json(field).dump(); }});
 }
 
+void Args::bind(const char* flag, std::vector<std::string>& field, const char* help) {
+  app_->add_option(option_name(flag), field, help)
+      ->expected(1)
+      ->take_all()
+      ->allow_extra_args(false)
+      ->group(group_);
+  flags_.push_back({flag, [&field] { return nlohmann::json(field).dump(); }});
+}
+
 void Args::bind(const char* flag, std::string& field, std::vector<std::string> choices,
                 const char* help) {
   app_->add_option(option_name(flag), field, help)

@@ -28,6 +28,8 @@ class Args {
   void bind(const char* flag, double& field, const char* help);
   void bind(const char* flag, std::string& field, const char* help);
   void bind(const char* flag, bool& field, const char* help);  ///< a switch without value
+  /// A flag that may stand several times.
+  void bind(const char* flag, std::vector<std::string>& field, const char* help);
   /// A word out of `choices`.
   void bind(const char* flag, std::string& field, std::vector<std::string> choices,
             const char* help);

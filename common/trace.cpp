@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <memory>
 
 #include "check.h"
@@ -10,32 +11,65 @@
 
 namespace usp {
 
-namespace {
-
-int64_t now_ns() {
+int64_t clock_ns() {
   return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-}  // namespace
+int64_t thread_cpu_ns() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
 
-void Tracer::write(const std::string& path, std::string_view process_name) const {
-  if (!speaks_for_all()) return;
-  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "w"), &std::fclose);
-  if (file == nullptr) fail("cannot write the trace to {}", path);
-  fmt::print(file.get(), "{{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n");
-  fmt::print(file.get(),
-             "{{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": 0, \"tid\": 0, "
-             "\"args\": {{\"name\": \"{}\"}}}}",
-             process_name);
+int64_t Tracer::origin_ns() const {
   int64_t origin = INT64_MAX;
   for (const Span& span : spans_) origin = std::min(origin, span.begin_ns);
+  return origin;
+}
+
+std::string Tracer::span_events(int rank, int64_t origin_ns) const {
+  std::string events;
   for (const Span& span : spans_) {
-    fmt::print(file.get(),
-               ",\n{{\"name\": \"{}\", \"cat\": \"{}\", \"ph\": \"X\", \"pid\": 0, \"tid\": 0, "
-               "\"ts\": {:.3f}, \"dur\": {:.3f}, \"args\": {{\"step\": {}, \"flops\": {}, "
-               "\"bytes\": {}}}}}",
-               span.name, span.category, (span.begin_ns - origin) * 1e-3,
-               (span.end_ns - span.begin_ns) * 1e-3, span.step, span.flops, span.bytes);
+    fmt::format_to(
+        std::back_inserter(events),
+        ",\n{{\"name\": \"{}\", \"cat\": \"{}\", \"ph\": \"X\", \"pid\": {}, \"tid\": 0, "
+        "\"ts\": {:.3f}, \"dur\": {:.3f}, \"tts\": {:.3f}, \"tdur\": {:.3f}, "
+        "\"args\": {{\"step\": {}, \"flops\": {}, \"bytes\": {}}}}}",
+        span.name, span.category, rank, (span.begin_ns - origin_ns) * 1e-3,
+        (span.end_ns - span.begin_ns) * 1e-3, span.cpu_begin_ns * 1e-3,
+        (span.cpu_end_ns - span.cpu_begin_ns) * 1e-3, span.step, span.flops, span.bytes);
+  }
+  return events;
+}
+
+void Tracer::write(const std::string& path, std::string_view chapter) const {
+  if (!speaks_for_all()) return;
+  const std::string facts = fmt::format(
+      "{{\"format\": 1, \"origin\": \"measured\", \"chapter\": \"{}\", \"ranks\": 1, "
+      "\"node_size\": 0, \"links\": null, \"host_link\": null, \"groups\": {{}}}}",
+      chapter);
+  write_trace_file(path, facts, {lane_name_event(0, 0, "main"), span_events(0, origin_ns())});
+}
+
+std::string lane_name_event(int rank, int lane, std::string_view name) {
+  return fmt::format(
+      ",\n{{\"name\": \"thread_name\", \"ph\": \"M\", \"pid\": {}, \"tid\": {}, "
+      "\"args\": {{\"name\": \"{}\"}}}}",
+      rank, lane, name);
+}
+
+void write_trace_file(const std::string& path, const std::string& other_data,
+                      const std::vector<std::string>& events) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "w"), &std::fclose);
+  if (file == nullptr) fail("cannot write the trace to {}", path);
+  fmt::print(file.get(), "{{\"displayTimeUnit\": \"ms\", \"otherData\": {},\n\"traceEvents\": [\n",
+             other_data);
+  std::string_view separator = ",\n";
+  for (std::string_view text : events) {
+    if (text.empty()) continue;
+    if (!separator.empty()) text.remove_prefix(separator.size());
+    fmt::print(file.get(), "{}", text);
+    separator = {};
   }
   fmt::print(file.get(), "\n]}}\n");
   if (std::fflush(file.get()) != 0 || std::ferror(file.get()) != 0) {
@@ -49,12 +83,13 @@ TraceScope::TraceScope(std::string_view name, std::string_view category, int64_t
   Tracer& tracer = Runtime::current().tracer();
   if (!tracer.recording()) return;
   tracer_ = &tracer;
-  span_ = {name, category, now_ns(), 0, flops, bytes, tracer.step()};
+  span_ = {name, category, clock_ns(), 0, thread_cpu_ns(), 0, flops, bytes, tracer.step()};
 }
 
 TraceScope::~TraceScope() {
   if (tracer_ == nullptr) return;
-  span_.end_ns = now_ns();
+  span_.cpu_end_ns = thread_cpu_ns();
+  span_.end_ns = clock_ns();
   tracer_->add(span_);
 }
 

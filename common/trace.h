@@ -7,6 +7,11 @@
 
 namespace usp {
 
+/// Nanoseconds of the steady clock, which all processes of a machine read alike.
+int64_t clock_ns();
+/// Nanoseconds that this thread has spent on a core: what it computes, not what it waits.
+int64_t thread_cpu_ns();
+
 /// Collects timed spans and writes them as Chrome trace events, which https://ui.perfetto.dev
 /// opens. Off until record(true); an unrecorded span costs one branch.
 class Tracer {
@@ -17,9 +22,26 @@ class Tracer {
     std::string_view category;  ///< "phase", "op", ...
     int64_t begin_ns;
     int64_t end_ns;
+    int64_t cpu_begin_ns;
+    int64_t cpu_end_ns;
     int64_t flops;
     int64_t bytes;  ///< read and written, as the op's operands imply
     int64_t step;   ///< training step; -1 for none
+  };
+  /// A call of a Communicator: queued, carried out, waited for.
+  struct Exchange {
+    std::string group;         ///< its communicator's name
+    int64_t group_id;          ///< tells it from others of that name
+    std::vector<int> members;  ///< world rank of each rank of the communicator
+    std::string_view kind;     ///< "all_reduce", ...
+    int64_t number;            ///< of its kind of queue: see Operation
+    int peer;                  ///< send, recv: rank within the group; else -1
+    int64_t payload_bytes, wire_bytes;
+    int64_t step;
+    int64_t submitted_ns, submitted_cpu_ns;
+    int64_t begin_ns, end_ns;            ///< carried out by the communication thread
+    int64_t wait_begin_ns, wait_end_ns;  ///< the main thread waits for it
+    int64_t wait_cpu_ns;                 ///< of the main thread, when it begins to wait
   };
 
   void record(bool on) { recording_ = on; }
@@ -27,16 +49,32 @@ class Tracer {
   void set_step(int64_t step) { step_ = step; }
   int64_t step() const { return step_; }
   void add(const Span& span) { spans_.push_back(span); }
+  void add(Exchange exchange) { exchanges_.push_back(std::move(exchange)); }
   const std::vector<Span>& spans() const { return spans_; }
+  const std::vector<Exchange>& exchanges() const { return exchanges_; }
 
-  /// Writes all spans to `path`; throws Error if it cannot. `process_name` labels the lane.
-  void write(const std::string& path, std::string_view process_name) const;
+  /// When the first span begins; the largest number there is where nothing was recorded.
+  int64_t origin_ns() const;
+  /// The spans as trace events of process `rank`, one a line, with a comma before each; times count
+  /// from `origin_ns`.
+  std::string span_events(int rank, int64_t origin_ns) const;
+
+  /// Writes the trace of a run of one rank to `path`; throws Error if it cannot.
+  void write(const std::string& path, std::string_view chapter) const;
 
  private:
   bool recording_ = false;
   int64_t step_ = -1;
   std::vector<Span> spans_;
+  std::vector<Exchange> exchanges_;
 };
+
+/// Writes a trace file: `other_data` a JSON object of facts about the run, `events` as
+/// Tracer::span_events() gives them. Throws Error if it cannot.
+void write_trace_file(const std::string& path, const std::string& other_data,
+                      const std::vector<std::string>& events);
+/// The event that names a lane: thread `lane` of process `rank`.
+std::string lane_name_event(int rank, int lane, std::string_view name);
 
 /// The span of its own lifetime, on the current runtime's tracer.
 class TraceScope {

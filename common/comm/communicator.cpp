@@ -9,6 +9,41 @@
 
 namespace usp {
 
+namespace {
+
+/// The main thread's clocks, when it hands over an operation that a trace will show.
+void stamp(Operation& operation) {
+  if (!Runtime::current().tracer().recording()) return;
+  operation.submitted_ns = clock_ns();
+  operation.submitted_cpu_ns = thread_cpu_ns();
+}
+
+/// Enters an operation that is over in the trace.
+void record(const Operation& operation, int64_t wait_begin, int64_t wait_end, int64_t wait_cpu) {
+  Tracer& tracer = Runtime::current().tracer();
+  const Group& group = *operation.group;
+  Tracer::Exchange exchange;
+  exchange.group = group.name;
+  exchange.group_id = group.id;
+  exchange.members = group.members;
+  exchange.kind = name(operation.kind);
+  exchange.number = operation.number;
+  exchange.peer = operation.peer;
+  exchange.payload_bytes = operation.payload_bytes;
+  exchange.wire_bytes = operation.wire_bytes;
+  exchange.step = tracer.step();
+  exchange.submitted_ns = operation.submitted_ns;
+  exchange.submitted_cpu_ns = operation.submitted_cpu_ns;
+  exchange.begin_ns = operation.begin_ns;
+  exchange.end_ns = operation.end_ns;
+  exchange.wait_begin_ns = wait_begin;
+  exchange.wait_end_ns = wait_end;
+  exchange.wait_cpu_ns = wait_cpu;
+  tracer.add(std::move(exchange));
+}
+
+}  // namespace
+
 Handle::Handle(Engine& engine, std::vector<std::shared_ptr<Operation>> operations)
     : engine_(&engine), operations_(std::move(operations)) {}
 
@@ -31,7 +66,7 @@ void Handle::wait() {
   const std::vector<std::shared_ptr<Operation>> operations = std::move(operations_);
   operations_.clear();
   for (const std::shared_ptr<Operation>& operation : operations) {
-    const auto begin = std::chrono::steady_clock::now();
+    const int64_t begin = clock_ns(), cpu = operation->submitted_ns > 0 ? thread_cpu_ns() : 0;
     try {
       engine_->wait(*operation);
     } catch (...) {
@@ -39,12 +74,13 @@ void Handle::wait() {
       for (const auto& failed : operations) engine_->abandon(*failed);
       throw;
     }
-    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+    const int64_t end = clock_ns();
     operation->tensors.clear();
+    if (operation->submitted_ns > 0) record(*operation, begin, end, cpu);
     Runtime::current().ledger().add(
         operation->group->name, operation->kind,
         {1, operation->payload_bytes, operation->wire_bytes, operation->header_bytes,
-         double(operation->end_ns - operation->begin_ns) * 1e-9, waited.count()});
+         double(operation->end_ns - operation->begin_ns) * 1e-9, double(end - begin) * 1e-9});
   }
 }
 
@@ -184,6 +220,7 @@ Handle Communicator::send_recv_async(std::span<const SendRecv> batch) const {
   for (const SendRecv& message : batch) {
     const CommKind kind = message.direction == SendRecv::send ? CommKind::send : CommKind::recv;
     operations.push_back(point_to_point(kind, message.tensor, message.peer));
+    stamp(*operations.back());
     engine_->submit(operations.back());
   }
   return {*engine_, std::move(operations)};
@@ -260,6 +297,7 @@ std::shared_ptr<Operation> Communicator::make(CommKind kind, std::vector<Tensor>
 }
 
 Handle Communicator::start(std::shared_ptr<Operation> operation) const {
+  stamp(*operation);
   engine_->submit(operation);
   return {*engine_, {std::move(operation)}};
 }

@@ -57,6 +57,7 @@ bool Links::same_node(int rank, int other) const {
 
 EmulatedLinks::Times EmulatedLinks::transmit(int to, int64_t bytes) {
   const Link& link = links_.between(rank_, to);
+  if (link.gb_per_s == 0) return {};
   Clock::time_point& free = free_[links_.same_node(rank_, to) ? 0 : 1];
   free = std::max(free, Clock::now()) + link.transmission(bytes);
   return {free, free + link.latency()};

@@ -11,7 +11,7 @@ namespace usp {
 /// What a message from one rank to another costs: latency + bytes / bandwidth.
 struct Link {
   double latency_us = 0;
-  double gb_per_s = 0;  ///< 1e9 bytes per second
+  double gb_per_s = 0;  ///< 1e9 bytes per second; 0: the link is what it is
 
   std::chrono::nanoseconds latency() const;
   std::chrono::nanoseconds transmission(int64_t bytes) const;
@@ -41,7 +41,8 @@ class EmulatedLinks {
     Clock::time_point sent;     ///< the last byte has left
     Clock::time_point arrives;  ///< and has come
   };
-  /// A message of so many bytes that is handed to the link now.
+  /// A message of so many bytes that is handed to the link now. The epoch where the link is not
+  /// emulated.
   Times transmit(int to, int64_t bytes);
 
  private:

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "comm/comm_config.h"
+#include "run_dir.h"
+
+namespace usp {
+
+/// What the traced steps have spent waiting for messages, per step: means over ranks and steps.
+struct WaitingTime {
+  double step_ms = 0;
+  /// From the moment when the last participant had called the operation: time for the network.
+  double exposed_ms = 0;
+  double skew_ms = 0;  ///< before that moment: time for a rank that is late
+};
+
+/// Writes trace.json: the spans and the messages of all ranks on one clock, with a lane for the
+/// main thread of every rank and one for each of its communicators. Rank 0 writes. Collective over
+/// the world; `tokens_per_step` is the whole run's. Returns the same on all ranks: how long they
+/// have waited.
+WaitingTime write_timeline(const Communicator& world, const Connection& connection,
+                           const RunDir& run_dir, std::string_view chapter,
+                           int64_t tokens_per_step);
+
+/// Nanoseconds that this rank's clock is ahead of rank 0's, by the fastest of several messages
+/// there and back; `clock` reads this rank's. Collective over the world.
+int64_t measure_clock_offset(const Communicator& world, const std::function<int64_t()>& clock);
+
+/// For the report: the share of a step that communication was not hidden.
+std::pair<std::string, std::string> waiting_row(const WaitingTime& waiting);
+
+}  // namespace usp
