@@ -48,7 +48,15 @@ void Tracer::write(const std::string& path, std::string_view chapter) const {
       "{{\"format\": 1, \"origin\": \"measured\", \"chapter\": \"{}\", \"ranks\": 1, "
       "\"node_size\": 0, \"links\": null, \"host_link\": null, \"groups\": {{}}}}",
       chapter);
-  write_trace_file(path, facts, {lane_name_event(0, 0, "main"), span_events(0, origin_ns())});
+  write_trace_file(path, facts, {process_name_events(0), span_events(0, origin_ns())});
+}
+
+std::string process_name_events(int rank) {
+  return fmt::format(
+             ",\n{{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": {0}, "
+             "\"args\": {{\"name\": \"rank {0}\"}}}}",
+             rank) +
+         lane_name_event(rank, 0, "main");
 }
 
 std::string lane_name_event(int rank, int lane, std::string_view name) {

@@ -73,7 +73,9 @@ class Tracer {
 /// Tracer::span_events() gives them. Throws Error if it cannot.
 void write_trace_file(const std::string& path, const std::string& other_data,
                       const std::vector<std::string>& events);
-/// The event that names a lane: thread `lane` of process `rank`.
+/// The events that name a process and its main thread, lane 0, as all of them with a comma before.
+std::string process_name_events(int rank);
+/// The event that names a lane of process `rank`.
 std::string lane_name_event(int rank, int lane, std::string_view name);
 
 /// The span of its own lifetime, on the current runtime's tracer.

@@ -274,12 +274,13 @@ int64_t measure_clock_offset(const Communicator& world, const std::function<int6
 }
 
 WaitingTime write_timeline(const Communicator& world, const Connection& connection,
-                           const RunDir& run_dir, std::string_view chapter,
-                           int64_t tokens_per_step) {
+                           const RunDir& run_dir, std::string_view chapter, int64_t tokens_per_step,
+                           std::optional<int64_t> clock_offset) {
   const UncountedTraffic uncounted;
   const Tracer& tracer = Runtime::current().tracer();
   // Processes of one machine read the same clock, which no message could tell as precisely.
-  const int64_t offset = on_one_machine(world) ? 0 : measure_clock_offset(world, clock_ns);
+  if (!clock_offset && on_one_machine(world)) clock_offset = 0;
+  const int64_t offset = clock_offset ? *clock_offset : measure_clock_offset(world, clock_ns);
   const double own_origin = tracer.spans().empty() ? HUGE_VAL : double(tracer.origin_ns() - offset);
   const double origin = minimum(world, own_origin);
   const int64_t origin_ns = std::isfinite(origin) ? static_cast<int64_t>(origin) : 0;
@@ -294,12 +295,7 @@ WaitingTime write_timeline(const Communicator& world, const Connection& connecti
     TimelineWriter writer(std::move(exchanges), origin_ns);
     std::vector<std::string> events;
     for (int rank = 0; rank < world.size(); ++rank) {
-      const Json name = {{"name", "process_name"},
-                         {"ph", "M"},
-                         {"pid", rank},
-                         {"args", {{"name", fmt::format("rank {}", rank)}}}};
-      events.push_back(fmt::format(",\n{}", name.dump()));
-      events.push_back(lane_name_event(rank, 0, "main"));
+      events.push_back(process_name_events(rank));
       events.push_back(spans[rank]);
       events.push_back(writer.events(rank));
     }

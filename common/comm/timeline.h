@@ -19,10 +19,11 @@ struct WaitingTime {
 /// Writes trace.json: the spans and the messages of all ranks on one clock, with a lane for the
 /// main thread of every rank and one for each of its communicators. Rank 0 writes. Collective over
 /// the world; `tokens_per_step` is the whole run's. Returns the same on all ranks: how long they
-/// have waited.
+/// have waited. `clock_offset`: nanoseconds that this rank's clock is ahead of rank 0's; found out
+/// where it is not given.
 WaitingTime write_timeline(const Communicator& world, const Connection& connection,
-                           const RunDir& run_dir, std::string_view chapter,
-                           int64_t tokens_per_step);
+                           const RunDir& run_dir, std::string_view chapter, int64_t tokens_per_step,
+                           std::optional<int64_t> clock_offset = {});
 
 /// Nanoseconds that this rank's clock is ahead of rank 0's, by the fastest of several messages
 /// there and back; `clock` reads this rank's. Collective over the world.

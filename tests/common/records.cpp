@@ -56,9 +56,12 @@ TEST_CASE("the trace file is JSON in which spans nest as their scopes did") {
   const Json json = Json::parse(read_file(dir.file("trace.json")));
   std::map<std::string, Json> events;
   for (const Json& event : json.at("traceEvents")) events[event.at("name")] = event;
-  REQUIRE(events.size() == 5);
+  REQUIRE(json.at("otherData").at("chapter") == "the_chapter");
+  REQUIRE(json.at("otherData").at("ranks") == 1);
+  REQUIRE(events.size() == 6);
   REQUIRE(events.at("process_name").at("ph") == "M");
-  REQUIRE(events.at("process_name").at("args").at("name") == "the_chapter");
+  REQUIRE(events.at("process_name").at("args").at("name") == "rank 0");
+  REQUIRE(events.at("thread_name").at("args").at("name") == "main");
   const auto inside = [&](const char* inner, const char* outer) {
     const Json &a = events.at(inner), &b = events.at(outer);
     const double begin = a.at("ts"), end = begin + a.at("dur").get<double>();
@@ -81,7 +84,7 @@ TEST_CASE("the trace file is JSON in which spans nest as their scopes did") {
 TEST_CASE("a trace of nothing is JSON, too") {
   const TempDir dir;
   Tracer().write(dir.file("trace.json"), "p");
-  REQUIRE(Json::parse(read_file(dir.file("trace.json"))).at("traceEvents").size() == 1);
+  REQUIRE(Json::parse(read_file(dir.file("trace.json"))).at("traceEvents").size() == 2);
 }
 
 TEST_CASE("a file that cannot be written is an error") {

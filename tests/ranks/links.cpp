@@ -1,0 +1,155 @@
+#include "comm/links.h"
+
+#include "comm/comm_config.h"
+#include "comm/launch.h"
+#include "runtime.h"
+#include "testing.h"
+
+namespace usp::test {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+/// 100 us and 1 GB/s inside of a node, 500 us and 0.1 GB/s between nodes of two.
+Links two_kinds() { return {2, {100, 1}, {500, 0.1}}; }
+
+TEST_CASE("a message costs its latency and its bytes, and waits for those before it") {
+  EmulatedLinks links(0, two_kinds());
+  const Clock::time_point begin = Clock::now();
+  const auto first = links.transmit(/*to=*/1, 10'000'000);
+  const auto second = links.transmit(1, 1'000'000);
+  REQUIRE(first.arrives - first.sent == microseconds(100));
+  REQUIRE(first.sent - begin >= milliseconds(10));
+  REQUIRE(second.sent - first.sent == milliseconds(1));
+  // The network card is another port than the one to the node's other rank.
+  const auto beyond = links.transmit(2, 1000), further = links.transmit(3, 1'000'000);
+  REQUIRE(beyond.sent < first.sent);
+  REQUIRE(beyond.arrives - beyond.sent == microseconds(500));
+  REQUIRE(further.sent - beyond.sent == milliseconds(10));
+}
+
+TEST_CASE("a link that has been idle starts at once") {
+  EmulatedLinks links(0, {0, {100, 1}, {}});
+  const auto first = links.transmit(1, 1000);
+  std::this_thread::sleep_for(milliseconds(5));
+  const Clock::time_point begin = Clock::now();
+  const auto second = links.transmit(1, 1000);
+  REQUIRE(second.sent - begin >= microseconds(1));
+  REQUIRE(second.sent - first.sent >= milliseconds(5));
+}
+
+TEST_CASE("a kind of link that is not emulated takes no time") {
+  EmulatedLinks links(0, {1, {}, {500, 0.1}});
+  Links same_node = {0, {}, {500, 0.1}};
+  REQUIRE(EmulatedLinks(0, same_node).transmit(1, 1000).sent == Clock::time_point());
+  REQUIRE(links.transmit(1, 1000).sent != Clock::time_point());
+}
+
+TEST_CASE("nothing arrives sooner than its link allows, inside of the node and beyond") {
+  Clock::time_point begin;  // of rank 0's message
+  run_threads(4, [&](const Communicator& world) {
+    world.engine().emulate({2, {1000, 0.5}, {5000, 0.1}});
+    const auto since_begin = [&] {
+      return std::chrono::duration<double>(Clock::now() - begin).count();
+    };
+    for (int64_t count : {1000, 250'000}) {  // with its header, and apart from it
+      const double near = 1e-3 + 4 * double(count) / 0.5e9, gone = 4 * double(count) / 0.1e9;
+      const Tensor x = Tensor::zeros({count}, DType::f32);
+      for (int to : {1, 2}) {
+        world.barrier();
+        if (world.rank() == 0) {
+          begin = Clock::now();
+          world.send(x, to);
+          USP_CHECK(to == 1 || since_begin() >= gone, "sent after {} s", since_begin());
+        }
+        if (world.rank() == to) {
+          world.recv(x, 0);
+          const double limit = to == 1 ? near : 5e-3 + gone;
+          USP_CHECK(since_begin() >= limit, "rank {}: {} s", to, since_begin());
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("links change no value and no entry of the ledger but the times") {
+  std::vector<Values> results(2);
+  std::vector<Ledger::Entry> entries(2);
+  for (int emulated : {0, 1}) {
+    run_threads(3, [&](const Communicator& world) {
+      if (emulated == 1) world.engine().emulate({0, {700, 0.5}, {}});
+      const Tensor x = Tensor::from_host(Random(world.rank()).normals(10007), {10007}, DType::f64);
+      world.all_reduce(x);
+      Handle pending = world.all_reduce_async(x);
+      world.barrier();
+      pending.wait();
+      if (world.rank() == 1) {
+        results[emulated] = x.items();
+        entries[emulated] = Runtime::current().ledger().get("world", CommKind::all_reduce);
+      }
+    });
+  }
+  REQUIRE(results[0] == results[1]);
+  REQUIRE(entries[0].calls == entries[1].calls);
+  REQUIRE(entries[0].payload_bytes == entries[1].payload_bytes);
+  REQUIRE(entries[0].wire_bytes == entries[1].wire_bytes);
+  REQUIRE(entries[0].header_bytes == entries[1].header_bytes);
+}
+
+/// The usage error of connect() on `ranks` ranks; empty if there is none.
+std::string refused(int ranks, const CommConfig& config) {
+  std::string message;
+  run_threads(ranks, [&](const Communicator& world) {
+    try {
+      connect(world, config, /*measure=*/false);
+      world.barrier();
+    } catch (const UsageError& error) {
+      if (world.rank() == 0) message = error.what();
+    }
+  });
+  return message;
+}
+
+TEST_CASE("links that this machine cannot imitate are refused, with what it can do") {
+  CommConfig config;
+  config.link = {"node=0.001,0.001"};
+  REQUIRE(refused(2, config).find("would be faster than this machine") != std::string::npos);
+  config.link = {"node=1e6,1e6"};
+  REQUIRE(refused(2, config).find("would be faster than this machine") != std::string::npos);
+  config.link = {"node=1e6,0.001"};
+  REQUIRE(refused(2, config).empty());
+  config.node_size = 2;
+  REQUIRE(refused(4, config).empty());
+  REQUIRE(refused(3, config).find("node_size=2 must divide the 3 ranks") != std::string::npos);
+}
+
+TEST_CASE("malformed links are refused") {
+  Links links;
+  for (const char* bad : {"", "node", "node=1", "wire=1,2", "node=,", "node=1,2,3", "node=x,1",
+                          "node=1,-2", "node=0,1", "node=nan,1", "node,1=2"}) {
+    CAPTURE(bad);
+    check_throws<UsageError>([&] { parse_link(bad, links); }, {"node=100,2"});
+  }
+  parse_link("net=12.5,0.25", links);
+  REQUIRE(links.net.latency_us == 12.5);
+  REQUIRE(links.net.gb_per_s == 0.25);
+  CommConfig config;
+  config.link = {"net=500,1"};
+  Args args("A test.");
+  config.bind(args);
+  check_throws<UsageError>([&] { config.validate(args); }, {"--node_size"});
+}
+
+TEST_CASE("what it takes to find out about this machine's links is not in the ledger") {
+  run_threads(4, [](const Communicator& world) {
+    const Connection connection = connect(world, {}, /*measure=*/true);
+    USP_CHECK(connection.host.latency_us > 0 && connection.host.gb_per_s > 0, "measured");
+    USP_CHECK(!connection.links, "none is emulated");
+    USP_CHECK(Runtime::current().ledger().entries().empty(), "entries in the ledger");
+  });
+}
+
+}  // namespace
+}  // namespace usp::test

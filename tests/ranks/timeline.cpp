@@ -1,0 +1,175 @@
+#include "comm/timeline.h"
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+
+#include "comm/launch.h"
+#include "runtime.h"
+#include "testing.h"
+
+/// One trace of all ranks.
+namespace usp::test {
+namespace {
+
+using Json = nlohmann::json;
+using std::chrono::milliseconds;
+
+constexpr int64_t kMillisecond = 1'000'000;
+
+/// Runs `body` on so many ranks with their tracers on; returns the trace.
+Json trace_of(int ranks, const std::function<void(const Communicator&)>& body,
+              const std::function<std::optional<int64_t>(int)>& clock_offset = nullptr) {
+  const TempDir dir;
+  run_threads(ranks, [&](const Communicator& world) {
+    const RunDir run_dir(dir.file("run"), /*overwrite=*/false);
+    world.barrier();
+    Tracer& tracer = Runtime::current().tracer();
+    tracer.record(true);
+    body(world);
+    tracer.record(false);
+    Connection connection;
+    connection.ranks = world.size();
+    write_timeline(world, connection, run_dir, "a_chapter", 100,
+                   clock_offset ? clock_offset(world.rank()) : std::nullopt);
+    world.barrier();
+  });
+  return Json::parse(read_file(dir.file("run/trace.json")));
+}
+
+std::vector<Json> events(const Json& trace, const std::string& category, int rank) {
+  std::vector<Json> found;
+  for (const Json& event : trace["traceEvents"]) {
+    if (event.value("cat", "") == category && event["pid"] == rank && event["ph"] == "X") {
+      found.push_back(event);
+    }
+  }
+  return found;
+}
+
+TEST_CASE("the trace has every rank's spans, operations and waits") {
+  const Json trace = trace_of(3, [](const Communicator& world) {
+    const TraceScope step("train_step");
+    const Communicator pair = world.split("pair", [](int rank) { return rank / 2; });
+    Runtime::current().tracer().set_step(4);
+    pair.all_reduce(Tensor::zeros({100}, DType::f32));
+    world.barrier();
+  });
+  const Json& facts = trace["otherData"];
+  REQUIRE(facts["format"] == 1);
+  REQUIRE(facts["ranks"] == 3);
+  REQUIRE(facts["global_batch_tokens"] == 100);
+  std::set<std::string> names;
+  for (const auto& [id, group] : facts["groups"].items()) names.insert(group["name"]);
+  REQUIRE(names == std::set<std::string>{"world", "pair"});
+  for (int rank = 0; rank < 3; ++rank) {
+    CAPTURE(rank);
+    REQUIRE(events(trace, "phase", rank).size() == 1);
+    const std::vector<Json> comm = events(trace, "comm", rank), wait = events(trace, "wait", rank);
+    REQUIRE(comm.size() == wait.size());
+    REQUIRE(comm.size() == (rank < 2 ? 3 : 2));  // split, and the barrier; a group of one is silent
+    for (const Json& event : comm) {
+      REQUIRE(event["tid"] > 0);
+      REQUIRE(event["args"]["submitted"] <= event["ts"].get<double>() + 0.001);
+      if (event["args"]["dimension"] != "pair") continue;
+      REQUIRE(event["args"]["payload_bytes"] == 400);
+      REQUIRE(event["args"]["wire_bytes"] == 400);
+      REQUIRE(event["args"]["step"] == 4);
+    }
+    for (const Json& event : wait) REQUIRE(event["tid"] == 0);
+  }
+}
+
+TEST_CASE("messages are arrows with both ends, and no duration is negative") {
+  const Json trace = trace_of(4, [](const Communicator& world) {
+    const int next = (world.rank() + 1) % 4, previous = (world.rank() + 3) % 4;
+    const Tensor out = Tensor::zeros({50000}, DType::f32), in = Tensor::zeros({50000}, DType::f32);
+    for (int round = 0; round < 5; ++round) {
+      const SendRecv batch[] = {{SendRecv::send, out, next}, {SendRecv::recv, in, previous}};
+      world.send_recv_async(batch).wait();
+    }
+  });
+  std::map<int, std::vector<Json>> flows;
+  for (const Json& event : trace["traceEvents"]) {
+    if (event["ph"] == "X") REQUIRE(event["dur"] >= 0);
+    if (event["ph"] == "s" || event["ph"] == "f") flows[event["id"]].push_back(event);
+  }
+  REQUIRE(flows.size() == 4 * 5);
+  for (const auto& [id, ends] : flows) {
+    REQUIRE(ends.size() == 2);
+    const Json& start = ends[0]["ph"] == "s" ? ends[0] : ends[1];
+    const Json& finish = ends[0]["ph"] == "s" ? ends[1] : ends[0];
+    REQUIRE(start["ph"] == "s");
+    REQUIRE(finish["ph"] == "f");
+    REQUIRE((int(start["pid"]) + 1) % 4 == finish["pid"]);
+    REQUIRE(start["ts"] <= finish["ts"]);
+  }
+}
+
+TEST_CASE("waiting for a rank that is late is not communication") {
+  const Json trace = trace_of(3, [](const Communicator& world) {
+    world.barrier();
+    if (world.rank() == 1) std::this_thread::sleep_for(milliseconds(60));
+    world.all_reduce(Tensor::zeros({4}, DType::f32));
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    CAPTURE(rank);
+    const Json wait = events(trace, "wait", rank).back();
+    const double exposed = wait["args"]["exposed_us"], skew = wait["args"]["skew_us"];
+    REQUIRE(std::abs(exposed + skew - wait["dur"].get<double>()) < 0.01);
+    if (rank == 1) REQUIRE(skew == 0);
+    if (rank != 1) REQUIRE(skew > 40000);
+  }
+}
+
+/// An all-reduce as rank `rank` would record it with a clock that is `ahead`: queued after 1 ms on
+/// rank 0 and after 3 ms on rank 1, over after 5 ms, waited for from the moment it was queued.
+void record_by_clock(const Communicator& world, int64_t ahead) {
+  const int64_t start = 1000 * kMillisecond + ahead;
+  Tracer& tracer = Runtime::current().tracer();
+  Tracer::Exchange exchange;
+  exchange.group = "world";
+  exchange.group_id = 1;
+  exchange.members = {0, 1};
+  exchange.kind = "all_reduce";
+  exchange.number = 1;
+  exchange.peer = -1;
+  exchange.payload_bytes = exchange.wire_bytes = exchange.step = 0;
+  exchange.submitted_ns = start + (world.rank() == 0 ? 1 : 3) * kMillisecond;
+  exchange.submitted_cpu_ns = exchange.wait_cpu_ns = 0;
+  exchange.begin_ns = exchange.wait_begin_ns = exchange.submitted_ns;
+  exchange.end_ns = exchange.wait_end_ns = start + 5 * kMillisecond;
+  tracer.add(exchange);
+  tracer.add(Tracer::Span{"train_step", "phase", start, start + 6 * kMillisecond, 0, 0, 0, 0, 0});
+}
+
+TEST_CASE("what clocks differ by is taken out before ranks are compared") {
+  const auto ahead = [](int rank) { return rank * 700 * kMillisecond; };
+  const Json trace = trace_of(
+      2, [&](const Communicator& world) { record_by_clock(world, ahead(world.rank())); },
+      [&](int rank) { return ahead(rank); });
+  for (int rank = 0; rank < 2; ++rank) {
+    CAPTURE(rank);
+    REQUIRE(events(trace, "phase", rank).back()["ts"] == 0.0);
+    const Json wait = events(trace, "wait", rank).back();
+    REQUIRE(wait["ts"] == (rank == 0 ? 1000.0 : 3000.0));
+    REQUIRE(wait["args"]["exposed_us"] == 2000.0);
+    REQUIRE(wait["args"]["skew_us"] == (rank == 0 ? 2000.0 : 0.0));
+    REQUIRE(events(trace, "comm", rank).back()["args"]["submitted"] == wait["ts"]);
+  }
+}
+
+TEST_CASE("messages there and back tell by how much clocks differ") {
+  std::vector<int64_t> found(3);
+  run_threads(3, [&](const Communicator& world) {
+    const int64_t ahead = world.rank() * 5000 * kMillisecond;
+    found[world.rank()] = measure_clock_offset(world, [=] { return clock_ns() + ahead; });
+  });
+  REQUIRE(found[0] == 0);
+  for (int rank : {1, 2}) {
+    REQUIRE(std::abs(found[rank] - rank * 5000 * kMillisecond) < 500 * kMillisecond);
+  }
+}
+
+}  // namespace
+}  // namespace usp::test
