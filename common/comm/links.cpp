@@ -55,11 +55,11 @@ bool Links::same_node(int rank, int other) const {
   return node_size == 0 || rank / node_size == other / node_size;
 }
 
-EmulatedLinks::Times EmulatedLinks::transmit(int to, int64_t bytes) {
+EmulatedLinks::Times EmulatedLinks::transmit(int to, int64_t bytes, Clock::time_point time) {
   const Link& link = links_.between(rank_, to);
   if (link.gb_per_s == 0) return {};
   Clock::time_point& free = free_[links_.same_node(rank_, to) ? 0 : 1];
-  free = std::max(free, Clock::now()) + link.transmission(bytes);
+  free = std::max(free, time) + link.transmission(bytes);
   return {free, free + link.latency()};
 }
 

@@ -41,9 +41,9 @@ class EmulatedLinks {
     Clock::time_point sent;     ///< the last byte has left
     Clock::time_point arrives;  ///< and has come
   };
-  /// A message of so many bytes that is handed to the link now. The epoch where the link is not
-  /// emulated.
-  Times transmit(int to, int64_t bytes);
+  /// A message of so many bytes that is handed to the link at `time`. The epoch where the link is
+  /// not emulated.
+  Times transmit(int to, int64_t bytes, Clock::time_point time);
 
  private:
   int rank_;

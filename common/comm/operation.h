@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -58,6 +59,7 @@ struct Operation {
   int64_t payload_bytes = 0;
 
   int64_t flight_entry = -1;
+  std::chrono::steady_clock::time_point queued;    ///< by the main thread
   int64_t wire_bytes = 0, header_bytes = 0;        ///< sent by this rank
   int64_t begin_ns = 0, end_ns = 0;                ///< steady clock; carried out from, to
   int64_t submitted_ns = 0, submitted_cpu_ns = 0;  ///< where a trace is recorded

@@ -37,6 +37,7 @@ struct QueueEngine::Active {
   int stage = 0;
   std::vector<Transfer> transfers;  ///< of the stage
   Clock::time_point since;
+  Clock::time_point ready;  ///< when the stage's messages could leave
 };
 
 QueueEngine::QueueEngine(Transport& transport)
@@ -66,6 +67,7 @@ void QueueEngine::emulate(const Links& links) {
 }
 
 void QueueEngine::submit(std::shared_ptr<Operation> operation) {
+  operation->queued = Clock::now();
   flight_.queued(*operation);
   {
     const std::lock_guard lock(mutex_);
@@ -155,6 +157,8 @@ bool QueueEngine::poll() {
           Transfer::is_point_to_point(operation->kind) ? operation->kind : CommKind::barrier;
       auto& queue = channels_[{operation->group->id, operation->peer, direction}];
       queue.push_back(std::make_unique<Active>());
+      // This thread may have had to wake up first, which is no property of a link.
+      if (queue.size() == 1) queue.back()->ready = operation->queued;
       queue.back()->operation = std::move(operation);
     }
     submitted_.clear();
@@ -181,6 +185,7 @@ void QueueEngine::begin_stage(Active& active) {
     operation.begin_ns = nanoseconds(active.since);
     flight_.started(operation);
   }
+  if (active.ready == Clock::time_point() || active.stage > 0) active.ready = Clock::now();
   active.transfers.clear();
   const auto post = [&](const Message& message, bool sending) {
     std::vector<char> buffer;
@@ -188,8 +193,8 @@ void QueueEngine::begin_stage(Active& active) {
       buffer.swap(spare_buffers_.back());
       spare_buffers_.pop_back();
     }
-    active.transfers.emplace_back(transport_, links_.get(), operation, active.stage, message,
-                                  sending, std::move(buffer));
+    active.transfers.emplace_back(transport_, links_.get(), active.ready, operation, active.stage,
+                                  message, sending, std::move(buffer));
   };
   const Stage& stage = operation.stages[active.stage];
   for (const Message& message : stage.receives) post(message, /*sending=*/false);
@@ -220,9 +225,9 @@ bool QueueEngine::advance(Active& active) {
 void QueueEngine::finish(Active& active) {
   Operation& operation = *active.operation;
   operation.end_ns = nanoseconds(Clock::now());
-  flight_.finished(operation);
   operation.done.store(1, std::memory_order_release);
   operation.done.notify_all();
+  flight_.finished(operation);  // while the main thread wakes up
 }
 
 /// Called when nothing moves: the time for what is not urgent, then for sleep.

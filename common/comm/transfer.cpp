@@ -57,8 +57,9 @@ std::string describe(const Header& header) {
 
 }  // namespace
 
-Transfer::Transfer(Transport& transport, EmulatedLinks* links, Operation& operation, int stage,
-                   const Message& message, bool sending, std::vector<char> buffer)
+Transfer::Transfer(Transport& transport, EmulatedLinks* links, Clock::time_point time,
+                   Operation& operation, int stage, const Message& message, bool sending,
+                   std::vector<char> buffer)
     : message_(message), sending_(sending), stage_(stage), buffer_(std::move(buffer)) {
   const int rank = operation.group->members[message.peer];
   const int64_t tag = tag_of(operation, /*payload=*/false);
@@ -67,7 +68,7 @@ Transfer::Transfer(Transport& transport, EmulatedLinks* links, Operation& operat
   if (sending) {
     Header header = header_of(operation, stage, message.bytes);
     if (links != nullptr) {
-      const EmulatedLinks::Times times = links->transmit(rank, message.bytes);
+      const EmulatedLinks::Times times = links->transmit(rank, message.bytes, time);
       header.due_ns = std::chrono::nanoseconds(times.arrives.time_since_epoch()).count();
       due_ = times.sent;
     }

@@ -17,9 +17,9 @@ class Transfer {
   using Clock = std::chrono::steady_clock;
 
   /// Posts the message of `stage`; `buffer` is reused if it has memory. Counts what is sent in the
-  /// operation. `links`: those it travels by; nullptr: as fast as it can.
-  Transfer(Transport& transport, EmulatedLinks* links, Operation& operation, int stage,
-           const Message& message, bool sending, std::vector<char> buffer);
+  /// operation. `links`: those it travels by, from `time` on; nullptr: as fast as it can.
+  Transfer(Transport& transport, EmulatedLinks* links, Clock::time_point time, Operation& operation,
+           int stage, const Message& message, bool sending, std::vector<char> buffer);
 
   /// Whether it is over. Throws Error if what came belongs to another operation.
   bool advance(Transport& transport, const Operation& operation);

@@ -18,13 +18,13 @@ Links two_kinds() { return {2, {100, 1}, {500, 0.1}}; }
 TEST_CASE("a message costs its latency and its bytes, and waits for those before it") {
   EmulatedLinks links(0, two_kinds());
   const Clock::time_point begin = Clock::now();
-  const auto first = links.transmit(/*to=*/1, 10'000'000);
-  const auto second = links.transmit(1, 1'000'000);
+  const auto first = links.transmit(/*to=*/1, 10'000'000, begin);
+  const auto second = links.transmit(1, 1'000'000, begin);
   REQUIRE(first.arrives - first.sent == microseconds(100));
-  REQUIRE(first.sent - begin >= milliseconds(10));
+  REQUIRE(first.sent - begin == milliseconds(10));
   REQUIRE(second.sent - first.sent == milliseconds(1));
   // The network card is another port than the one to the node's other rank.
-  const auto beyond = links.transmit(2, 1000), further = links.transmit(3, 1'000'000);
+  const auto beyond = links.transmit(2, 1000, begin), further = links.transmit(3, 1'000'000, begin);
   REQUIRE(beyond.sent < first.sent);
   REQUIRE(beyond.arrives - beyond.sent == microseconds(500));
   REQUIRE(further.sent - beyond.sent == milliseconds(10));
@@ -32,19 +32,18 @@ TEST_CASE("a message costs its latency and its bytes, and waits for those before
 
 TEST_CASE("a link that has been idle starts at once") {
   EmulatedLinks links(0, {0, {100, 1}, {}});
-  const auto first = links.transmit(1, 1000);
-  std::this_thread::sleep_for(milliseconds(5));
   const Clock::time_point begin = Clock::now();
-  const auto second = links.transmit(1, 1000);
-  REQUIRE(second.sent - begin >= microseconds(1));
-  REQUIRE(second.sent - first.sent >= milliseconds(5));
+  const auto first = links.transmit(1, 1000, begin);
+  const auto second = links.transmit(1, 1000, begin + milliseconds(5));
+  REQUIRE(first.sent == begin + microseconds(1));
+  REQUIRE(second.sent == begin + milliseconds(5) + microseconds(1));
 }
 
 TEST_CASE("a kind of link that is not emulated takes no time") {
   EmulatedLinks links(0, {1, {}, {500, 0.1}});
   Links same_node = {0, {}, {500, 0.1}};
-  REQUIRE(EmulatedLinks(0, same_node).transmit(1, 1000).sent == Clock::time_point());
-  REQUIRE(links.transmit(1, 1000).sent != Clock::time_point());
+  REQUIRE(EmulatedLinks(0, same_node).transmit(1, 1000, Clock::now()).sent == Clock::time_point());
+  REQUIRE(links.transmit(1, 1000, Clock::now()).sent != Clock::time_point());
 }
 
 TEST_CASE("nothing arrives sooner than its link allows, inside of the node and beyond") {

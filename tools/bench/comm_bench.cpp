@@ -8,6 +8,7 @@
 
 #include "args.h"
 #include "comm/communicator.h"
+#include "comm/links.h"
 #include "comm/mpi_transport.h"
 #include "runtime.h"
 
@@ -51,16 +52,60 @@ double time_mpi_all_reduce(int64_t bytes, int rounds) {
   return median(times);
 }
 
+/// What a message of so many bytes takes one way, by its way there and back between ranks 0 and 1.
+double one_way_us(const Communicator& world, int64_t bytes, int rounds) {
+  const Tensor x = Tensor::zeros({bytes / 4}, DType::f32);
+  const int peer = 1 - world.rank();
+  std::vector<double> times;
+  for (int i = 0; i < rounds; ++i) {
+    world.barrier();
+    const Clock::time_point begin = Clock::now();
+    if (world.rank() == 0) world.send(x, peer);
+    world.recv(x, peer);
+    if (world.rank() == 1) world.send(x, peer);
+    times.push_back(1e6 * seconds_since(begin) / 2);
+  }
+  return median(times);
+}
+
+/// Emulated links next to what was asked of them, as a JSON array; on two ranks.
+int measure_links(MpiProcess& mpi) {
+  constexpr Link kLinks[] = {{100, 1}, {500, 1}, {1000, 0.25}};
+  std::string text;
+  for (const Link& link : kLinks) {
+    const std::unique_ptr<Transport> transport = mpi.make_transport();
+    QueueEngine engine(*transport);
+    const Communicator world = Communicator::world(engine);
+    engine.emulate({0, link, {}});
+    for (int64_t bytes = 4 << 10; bytes <= 64 << 20; bytes *= 16) {
+      const double asked = link.latency_us + double(bytes) / link.gb_per_s * 1e-3;
+      const int rounds = std::clamp(static_cast<int>(2e5 / asked), 3, 100);
+      const double measured = one_way_us(world, bytes, rounds);
+      text += fmt::format(
+          "{}{{\"latency_us\": {}, \"gb_per_s\": {}, \"bytes\": {}, \"asked_us\": {:.1f}, "
+          "\"measured_us\": {:.1f}, \"ratio\": {:.4f}}}",
+          text.empty() ? "" : ", ", link.latency_us, link.gb_per_s, bytes, asked, measured,
+          measured / asked);
+    }
+    engine.leave(std::chrono::seconds(10));
+  }
+  if (mpi.rank() == 0) fmt::print("[{}]\n", text);
+  return 0;
+}
+
 int run(int argc, char** argv) {
   MpiProcess mpi(&argc, &argv);
   int64_t small = 4096, large = 16 << 20, rounds = 200;
+  bool links = false;
   Args args("Times collectives.");
+  args.bind("links", links, "instead: how true emulated links are to their figures");
   args.bind("small", small, "bytes of the small all-reduce");
   args.bind("large", large, "bytes of the large all-reduce");
   args.bind("rounds", rounds, "calls of the small one; a tenth of it of the large one");
   if (!args.parse(argc, argv)) return 0;
   Runtime runtime(Device::cpu, mpi.rank());
   const Runtime::Use use(runtime);
+  if (links) return measure_links(mpi);
   std::vector<double> latencies, ours, theirs;
   const int large_rounds = static_cast<int>(std::max<int64_t>(1, rounds / 10));
   for (int turn = 0; turn < 5; ++turn) {
