@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
 
@@ -14,8 +15,10 @@ using std::chrono::microseconds;
 
 constexpr int kPollsBeforeYield = 4;
 constexpr microseconds kWorkingPoll{20};  ///< a poll that took longer has moved bytes
-/// A sleep ends this much too late; the rest of a wait for a certain moment is spent awake.
-constexpr microseconds kOversleep{150};
+/// A sleep that is meant to end at a certain moment ends so much later.
+constexpr microseconds kOversleep{20};
+/// Of the kernel, which may let sleeps take this much longer to end several at once.
+constexpr unsigned long kTimerSlackNs = 1000;
 constexpr microseconds kShortestSleep{20}, kLongestSleep{5000}, kIdleSleep{10000};
 /// How long the ranks have to say what they are in, once one asks.
 constexpr std::chrono::milliseconds kReportTime{700};
@@ -116,6 +119,7 @@ void QueueEngine::abort_after(std::chrono::milliseconds grace, int code) {
 }
 
 void QueueEngine::run() {
+  prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
   int idle_polls = 0;
   Clock::time_point last_progress = Clock::now();
   while (true) {
@@ -235,7 +239,9 @@ void QueueEngine::rest(Clock::time_point last_progress, int64_t rung) {
   const Clock::time_point now = Clock::now();
   const auto elapsed = std::chrono::duration_cast<microseconds>(now - last_progress);
   const std::optional<Clock::time_point> due = next_due();
-  if (due ? *due - now < kOversleep : !channels_.empty() && elapsed < transport_.patience()) {
+  // With links to imitate there is time to sleep: who yields to a thread that computes may not be
+  // asked again for milliseconds.
+  if (links_ == nullptr && !channels_.empty() && elapsed < transport_.patience()) {
     std::this_thread::yield();
     return;
   }
@@ -248,7 +254,9 @@ void QueueEngine::rest(Clock::time_point last_progress, int64_t rung) {
   microseconds sleep =
       channels_.empty() ? kIdleSleep : std::clamp(elapsed / 16, kShortestSleep, kLongestSleep);
   if (due) {
-    sleep = std::min(sleep, std::chrono::duration_cast<microseconds>(*due - now - kOversleep));
+    const auto left = std::chrono::duration_cast<microseconds>(*due - now) - kOversleep;
+    if (left <= microseconds(0)) return;
+    sleep = std::min(sleep, left);
   }
   transport_.bell().wait(rung, sleep);
 }

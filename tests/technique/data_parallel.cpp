@@ -86,6 +86,35 @@ TEST_CASE("a bucket leaves when the last gradient in it is final, not before") {
   for (const char* grad_sync : {"naive", "overlapped", "bucketed"}) check_slow_backward(grad_sync);
 }
 
+TEST_CASE("nothing waits for a bucket until the backward pass is over") {
+  for (const char* grad_sync : {"overlapped", "bucketed"}) {
+    run_threads(2, [&](const Communicator& world) {
+      TrainConfig config = tiny_training();
+      config.data_parallel = {2, grad_sync, 0.0007};
+      const RandomText text(config, 400);
+      const Mesh mesh(world, {.dp = 2});
+      Trainer trainer(config, &text.dataset, mesh);
+      Tracer& tracer = Runtime::current().tracer();
+      tracer.record(true);
+      trainer.train_step(0);
+      tracer.record(false);
+      int64_t backward_ends = 0, under_way = 0;
+      for (const Tracer::Span& span : tracer.spans()) {
+        if (span.name == "backward") backward_ends = span.end_ns;
+      }
+      USP_CHECK(std::ssize(tracer.exchanges()) == trainer.data_parallel().num_buckets(), "traced");
+      for (const Tracer::Exchange& exchange : tracer.exchanges()) {
+        USP_CHECK(exchange.wait_begin_ns >= backward_ends,
+                  "{}: bucket {} is waited for under the backward pass", grad_sync,
+                  exchange.number);
+        if (exchange.submitted_ns < backward_ends) ++under_way;
+      }
+      USP_CHECK(under_way >= 8, "{}: {} buckets leave under the backward pass", grad_sync,
+                under_way);
+    });
+  }
+}
+
 TEST_CASE("a tied embedding's gradient is sent once, after its second contribution") {
   run_threads(2, [](const Communicator& world) {
     TrainConfig config = tiny_training();
