@@ -1,7 +1,9 @@
 """`./book bench`: how fast a chapter trains, next to the matrix products of the same machine.
 
 For a chapter of several ranks also: one rank with all threads against as many ranks of one thread
-each, at equal global batch; and the collectives, next to the MPI library's own.
+each, at equal global batch; the collectives, next to the MPI library's own; emulated links, next to
+what was asked of them; what tracing costs; and how much communication the ways of data parallelism
+hide.
 """
 import datetime
 import json
@@ -11,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tools import build, machine, mpi, packages, runs
+from tools import build, machine, mpi, overlap, packages, runs
 from tools.base import ROOT, BookError, say, show_path
 from tools.process import git_commit, wait_for
 
@@ -71,9 +73,9 @@ def steps_for(seconds, step_ms):
     return SKIPPED_STEPS + max(MIN_STEPS, min(MAX_STEPS, round(seconds * 1000 / step_ms)))
 
 
-def _command(chapter, config, dtype, ranks, steps, run_dir):
+def _command(chapter, config, dtype, ranks, steps, run_dir, **more):
     """The command line of one run; the ranks share the samples of the configuration's batch."""
-    flags = {**config, "dtype": dtype, "steps": steps, **QUIET_FLAGS, "run_dir": run_dir}
+    flags = {**config, "dtype": dtype, "steps": steps, **QUIET_FLAGS, "run_dir": run_dir, **more}
     flags["micro_batch_size"] = config["micro_batch_size"] // ranks
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     program = [str(build.binary(build.RELEASE, chapter.name)), *words]
@@ -92,11 +94,12 @@ def _run_quietly(command, ranks):
     return "".join(held)
 
 
-def _run_once(chapter, name, dtype, ranks, steps):
+def _run_once(chapter, name, dtype, ranks, steps, **more):
     """Trains for so many steps in a temporary directory; what measure() returns."""
     with tempfile.TemporaryDirectory(prefix="book_bench_") as scratch:
         run_dir = Path(scratch) / "run"
-        _run_quietly(_command(chapter, CONFIGS[name], dtype, ranks, steps, run_dir), ranks)
+        _run_quietly(_command(chapter, CONFIGS[name], dtype, ranks, steps, run_dir, **more),
+                     ranks)
         records, _ = runs.read_metrics(run_dir)
         return measure(records, runs.read_run(run_dir), CONFIGS[name])
 
@@ -137,6 +140,9 @@ def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packa
     if chapter.ranks is not None:
         record["layouts"] = compare_layouts(record["results"])
         record["collectives"] = _measure_collectives()
+        record["links"] = _measure_links()
+        record["tracing"] = _measure_tracing(chapter, seconds, rounds)
+        record["overlap"] = overlap.measure(chapter)
     try:
         out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
@@ -169,6 +175,28 @@ def _measure_collectives():
         command = mpi.find().command(ranks, [program, *flags])
         measured.append(json.loads(_run_quietly(command, ranks).splitlines()[-1]))
     return measured
+
+
+def _measure_links():
+    """What comm_bench says of emulated links: asked and measured microseconds of messages."""
+    say("book: emulated links")
+    program = str(build.binary(build.RELEASE, "comm_bench"))
+    return json.loads(_run_quietly(mpi.find().command(2, [program, "--links"]), 2).splitlines()[-1])
+
+
+def _measure_tracing(chapter, seconds, rounds):
+    """{untraced, traced}: medians of tokens/s in configuration A, every step traced or none."""
+    ranks = machine.usable_cores()
+    steps = steps_for(seconds, _run_once(chapter, "A", "f32", ranks, 8)["step_ms"])
+    speeds = {"untraced": [], "traced": []}
+    for number in range(rounds):
+        for name, traced_steps in (("untraced", 0), ("traced", steps)):
+            result = _run_once(chapter, "A", "f32", ranks, steps, trace_steps=traced_steps)
+            speeds[name].append(result["tokens_per_s"])
+            say(f"book: round {number + 1}/{rounds}  {name:<8}  {result['tokens_per_s']:9.0f} "
+                "tokens/s")
+    return {"ranks": ranks, "steps": steps,
+            **{name: statistics.median(values) for name, values in speeds.items()}}
 
 
 def _record(chapter, results):
@@ -213,6 +241,17 @@ def _print_table(record):
               f"{entry['small_us']:.0f} us; of {entry['large_bytes']} bytes in "
               f"{entry['large_ms']:.2f} ms, MPI_Allreduce {entry['mpi_ms']:.2f} ms: "
               f"{entry['ratio']:.2f} of its speed")
+    for entry in record.get("links", []):
+        print(f"link of {entry['latency_us']:g} us and {entry['gb_per_s']:g} GB/s: "
+              f"{entry['bytes']:>8} bytes in {entry['measured_us']:.0f} us, "
+              f"{entry['ratio']:.3f} of what was asked")
+    if "tracing" in record:
+        tracing = record["tracing"]
+        print(f"tracing every step: {tracing['traced'] / tracing['untraced']:.3f} of the tokens/s")
+    for entry in record.get("overlap", {}).get("ways", []):
+        print(f"{entry['grad_sync']:<10} on a link {record['overlap']['link']}: step "
+              f"{entry['step_ms']:.0f} ms, replayed {entry['replayed_step_ms']:.0f} ms; "
+              f"{entry['exposed_ms']:.0f} ms of communication exposed, {entry['messages']} messages")
     print("fraction = model FLOP/s / the matrix-product rate that the run measured at its start")
     for result in record["results"]:
         worst = max(abs(r["mfu_reported"] / r["fraction"] - 1) for r in result["rounds"])
