@@ -6,6 +6,7 @@
 #include "comm/comm_config.h"
 #include "data_parallel.h"
 #include "dtype.h"
+#include "plan.h"
 
 namespace usp {
 
@@ -90,6 +91,7 @@ struct TrainConfig {
   // [parts]
   CommConfig communication;
   DataParallelConfig data_parallel;
+  PlanConfig planning;
 
   /// The parts that bring flags of their own.
   template <class Visit>
@@ -99,6 +101,7 @@ struct TrainConfig {
     visit(sample);
     visit(communication);
     visit(data_parallel);
+    visit(planning);
   }
   // [parts]
 

@@ -82,6 +82,10 @@ int run(const Communicator& world, int argc, char** argv) {
   install_stop_handlers();
   Runtime runtime(Device::cpu, world.rank(), world.size());
   const Runtime::Use use(runtime);
+  if (config.planning.plan > 0) {
+    print("{}", plan_batch(config, args.given("micro_batch_size")));
+    return 0;
+  }
   const Mesh mesh(world, {.dp = config.data_parallel.dp_size});
   const TokenFile file(config.data.empty() ? USP_CORPUS : config.data,
                        config.token_dtype == "uint16" ? 2 : 4, config.model.vocab_size);

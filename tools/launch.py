@@ -12,7 +12,7 @@ from tools.base import BookError, say, show_path
 from tools.process import signal_name, wait_for
 
 # With these a chapter prints something and ends: no run directory, no `done` mark.
-INFORMATION_FLAGS = {"-h", "--help", "--help-all", "--version"}
+INFORMATION_FLAGS = {"-h", "--help", "--help-all", "--version", "--plan"}
 USAGE_ERROR = 2  # every rank ends with it when the flags are wrong
 WHY_KILLED = {
     signal.SIGKILL: "the kernel does this when memory runs out; try a smaller --micro_batch_size",
@@ -64,7 +64,7 @@ def rank_count(chapter, options):
 
 def run_chapter(chapter, flags, options):
     """What `./book run` does; returns the exit code."""
-    informs = bool(INFORMATION_FLAGS & set(flags))
+    informs = bool(INFORMATION_FLAGS & {flag.partition("=")[0] for flag in flags})
     ranks = rank_count(chapter, options)
     ranks = 1 if informs else ranks
     own_dir = not informs and given_run_dir(flags) is None

@@ -1,0 +1,99 @@
+#include "plan.h"
+
+#include <cmath>
+
+#include "runtime.h"
+#include "train_step.h"
+
+namespace usp {
+
+namespace {
+
+constexpr double kGiB = 1 << 30;
+
+/// The largest power of two whose step fits, and of which the batch has one for every rank; 0 where
+/// not even one sample fits.
+int64_t largest_micro_batch(TrainConfig config, int64_t samples) {
+  int64_t fits = 0;
+  for (int64_t size = 1; size == 1 || size * config.data_parallel.dp_size <= samples; size *= 2) {
+    config.micro_batch_size = size;
+    if (double(peak_bytes(config)) > config.planning.plan_memory * kGiB) break;
+    fits = size;
+  }
+  return fits;
+}
+
+/// What to do where the samples do not divide into whole micro-batches of all ranks.
+std::string remedy(int64_t samples, int64_t micro_batch, int64_t ranks) {
+  const int64_t together = micro_batch * ranks;
+  if (samples < together) {
+    return fmt::format(
+        "{} samples are fewer than the {} that {} ranks take at once:\n"
+        "   leave ranks idle (dp_size={}), enlarge the batch to {} samples, or take smaller "
+        "micro-batches",
+        samples, together, ranks, std::max<int64_t>(1, samples / micro_batch), together);
+  }
+  return fmt::format("{} samples are no multiple of {}: try a batch of {} samples", samples,
+                     together, (samples + together / 2) / together * together);
+}
+
+}  // namespace
+
+void PlanConfig::bind(Args& args) {
+  args.group("Planning");
+  args.bind("plan", plan, "plan a global batch of so many tokens instead of training; 0: train");
+  args.bind("plan_memory", plan_memory, "GiB of memory that a rank has, for --plan");
+}
+
+void PlanConfig::validate(const Args&) const {
+  check_range("plan", double(plan), 0, HUGE_VAL);
+  if (!(plan_memory > 0)) usage_error("plan_memory={} must be above 0; try 80", plan_memory);
+}
+
+// [peak_bytes]
+int64_t peak_bytes(const TrainConfig& config) {
+  Runtime runtime(Device::meta);
+  const Runtime::Use use(runtime);
+  DryEngine engine(0, static_cast<int>(config.data_parallel.dp_size));
+  const Mesh mesh(Communicator::world(engine), {.dp = config.data_parallel.dp_size});
+  Trainer trainer(config, /*dataset=*/nullptr, mesh);
+  for (int64_t step = 0; step < 2; ++step)
+    trainer.train_step(step);  // the first has no moments yet
+  return runtime.allocator().peak_bytes();
+}
+// [peak_bytes]
+
+// [plan]
+std::string plan_batch(TrainConfig config, bool micro_batch_fixed) {
+  const int64_t tokens = config.planning.plan, ranks = config.data_parallel.dp_size;
+  const int64_t samples = std::max<int64_t>(1, std::llround(double(tokens) / config.seq_len));
+  config.grad_acc_steps = 1;  // more of them need no more memory
+  const int64_t micro_batch =
+      micro_batch_fixed ? config.micro_batch_size : largest_micro_batch(config, samples);
+  std::string text = fmt::format(
+      "1. global batch      {} tokens\n"
+      "2. sequence length   {} tokens: {} samples\n",
+      tokens, config.seq_len, samples);
+  config.micro_batch_size = std::max<int64_t>(1, micro_batch);
+  const double gib = double(peak_bytes(config)) / kGiB;
+  if (micro_batch == 0) {
+    return text + fmt::format(
+                      "3. micro-batch       not even 1 sample fits: {:.1f} of {:g} GiB\n"
+                      "   more ranks do not help, each holds the whole model: shard it, or take "
+                      "a smaller one\n",
+                      gib, config.planning.plan_memory);
+  }
+  text += fmt::format("3. micro-batch       {} samples, {}; {:.1f} of {:g} GiB\n", micro_batch,
+                      micro_batch_fixed ? "as asked for" : "the largest power of two that fits",
+                      gib, config.planning.plan_memory);
+  const double accumulation = double(samples) / double(micro_batch * ranks);
+  text += fmt::format("4. grad_acc_steps    {} / ({} x {} ranks) = {:g}\n", samples, micro_batch,
+                      ranks, accumulation);
+  if (samples % (micro_batch * ranks) != 0)
+    return text + "   " + remedy(samples, micro_batch, ranks) + "\n";
+  return text + fmt::format("   --dp_size {} --micro_batch_size {} --grad_acc_steps {}\n", ranks,
+                            micro_batch, samples / (micro_batch * ranks));
+}
+// [plan]
+
+}  // namespace usp
