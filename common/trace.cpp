@@ -7,7 +7,9 @@
 #include <memory>
 
 #include "check.h"
+#include "machine.h"
 #include "runtime.h"
+#include "threads.h"
 
 namespace usp {
 
@@ -46,8 +48,9 @@ void Tracer::write(const std::string& path, std::string_view chapter) const {
   if (!speaks_for_all()) return;
   const std::string facts = fmt::format(
       "{{\"format\": 1, \"origin\": \"measured\", \"chapter\": \"{}\", \"ranks\": 1, "
-      "\"node_size\": 0, \"links\": null, \"host_link\": null, \"groups\": {{}}}}",
-      chapter);
+      "\"threads\": {}, \"cores\": {}, \"node_size\": 0, \"links\": null, \"host_link\": null, "
+      "\"groups\": {{}}}}",
+      chapter, num_threads(), available_cores());
   write_trace_file(path, facts, {process_name_events(0), span_events(0, origin_ns())});
 }
 

@@ -73,16 +73,17 @@ double minimum(const Communicator& world, double value) {
   return -negative.item();
 }
 
-/// What the ranks have in common of one operation: group, number, and for a message who sends it to
-/// whom.
-using Key = std::tuple<int64_t, int64_t, int, int>;
+/// What the ranks have in common of one operation: the group, by its id and first member (the parts
+/// of one split share the id), the number, and for a message who sends it to whom.
+using Key = std::tuple<int64_t, int, int64_t, int, int>;
 
 Key key_of(const Json& exchange, int rank) {
   const int64_t id = exchange["id"], number = exchange["number"];
-  const int peer = exchange["peer"];
-  if (peer < 0) return {id, number, -1, -1};
+  const int first = exchange["members"][0], peer = exchange["peer"];
+  if (peer < 0) return {id, first, number, -1, -1};
   const int other = exchange["members"][peer];
-  return exchange["kind"] == "send" ? Key{id, number, rank, other} : Key{id, number, other, rank};
+  const bool sends = exchange["kind"] == "send";
+  return {id, first, number, sends ? rank : other, sends ? other : rank};
 }
 
 struct Participants {
@@ -103,8 +104,12 @@ class TimelineWriter {
         const int64_t submitted = exchange["submitted"];
         participants.last_submitted = std::max(participants.last_submitted, submitted);
         if (++participants.count == 2 && exchange["peer"] >= 0) participants.flow = ++flows;
-        groups_[std::to_string(int64_t(exchange["id"]))] = {{"name", exchange["group"]},
-                                                            {"members", exchange["members"]}};
+        Json& group = groups_[std::to_string(int64_t(exchange["id"]))];
+        group["name"] = exchange["group"];
+        Json& parts = group["members"];  // of the split that made it
+        if (std::find(parts.begin(), parts.end(), exchange["members"]) == parts.end()) {
+          parts.push_back(exchange["members"]);
+        }
       }
     }
   }

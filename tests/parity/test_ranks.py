@@ -17,10 +17,15 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tools import trace  # noqa: E402
+
 BIN = ROOT / "build" / "release" / "bin"
 SECONDS = 15  # for a run that goes wrong to end, on a machine with other things to do
 TINY = ["--hidden_size", "32", "--num_layers", "2", "--num_heads", "2", "--ffn_hidden_size", "64",
-        "--seq_len", "32", "--sample_tokens", "0", "--trace_steps", "0", "--eval_interval", "0"]
+        "--seq_len", "32", "--sample_tokens", "0", "--eval_interval", "0"]
+UNTRACED = ["--trace_steps", "0"]
 
 
 def environment(**extra):
@@ -189,8 +194,9 @@ class Failures(RankTest):
 class Training(RankTest):
     """Chapter 2's program itself."""
 
-    def train(self, ranks, *flags, seconds=60):
-        code, output = self.finish(self.start(ranks, "ch02_data_parallel", *TINY, *flags), seconds)
+    def train(self, ranks, *flags, traced=UNTRACED, seconds=60):
+        code, output = self.finish(
+            self.start(ranks, "ch02_data_parallel", *TINY, *traced, *flags), seconds)
         self.assertEqual(code, 0, output)
         return output
 
@@ -199,7 +205,7 @@ class Training(RankTest):
         for program in ("ch01_single_gpu", "ch02_data_parallel"):
             for dtype in ("f32", "bf16", "f64"):
                 run_dir = self.folder / program / dtype
-                subprocess.run([str(BIN / program), *TINY, "--steps", "20", "--dtype", dtype,
+                subprocess.run([str(BIN / program), *TINY, *UNTRACED, "--steps", "20", "--dtype", dtype,
                                 "--run_dir", str(run_dir)], env=environment(), check=True,
                                stdout=subprocess.DEVNULL)
                 own[program, dtype] = [line.split(', "lr"')[0] for line in
@@ -248,9 +254,44 @@ class Training(RankTest):
         self.assertEqual({record[1]["state"] for record in records(self.run_dir).values()},
                          {"finished"})
 
+    def test_links_change_times_and_nothing_else(self):
+        flags = ["--steps", "4", "--micro_batch_size", "2", "--bucket_mb", "0.02"]
+        results = []
+        for link in ([], ["--link", "node=5000,0.01"],
+                     ["--node_size", "2", "--link", "node=3000,0.05", "--link", "net=9000,0.005"]):
+            self.train(4, *flags, *link, "--overwrite")
+            ledger = json.loads((self.run_dir / "ledger.json").read_text())
+            for entry in ledger.values():
+                del entry["seconds"], entry["wait_seconds"]
+            results.append(([(step["loss"], step["grad_norm"], step["comm_bytes"])
+                             for step in metrics(self.run_dir)], ledger))
+        self.assertEqual(results[0], results[1])
+        self.assertEqual(results[0], results[2])
+
+    def test_the_trace_of_all_ranks(self):
+        self.train(4, "--steps", "10", "--micro_batch_size", "2", "--bucket_mb", "0.02",
+                   traced=["--trace_steps", "10"])
+        path = self.run_dir / "trace.json"
+        self.assertLess(path.stat().st_size, 20e6)
+        recorded = trace.load(path)  # refuses negative durations and operations without partners
+        self.assertEqual(len(recorded.ranks), 4)
+        self.assertEqual(list(trace.steps(recorded)), list(range(10)))
+        run = json.loads((self.run_dir / "run.json").read_text())
+        for rank in recorded.ranks:
+            gradients = sum(item.payload_bytes for item in rank.communications
+                            if item.dimension == "dp")
+            self.assertEqual(gradients, 10 * 4 * run["parameters"])
+            for wait in rank.waits:
+                self.assertAlmostEqual(wait.exposed + wait.skew, wait.duration, delta=0.01)
+
+    def test_no_trace_is_recorded_unless_asked_for(self):
+        self.train(2, "--steps", "2", "--micro_batch_size", "1")
+        recorded = json.loads((self.run_dir / "trace.json").read_text())
+        self.assertEqual([event for event in recorded["traceEvents"] if event["ph"] != "M"], [])
+
     def in_the_middle(self, ranks):
         """A training run that has come past its first steps and would go on for long."""
-        process = self.start(ranks, "ch02_data_parallel", *TINY, "--steps", "100000",
+        process = self.start(ranks, "ch02_data_parallel", *TINY, *UNTRACED, "--steps", "100000",
                              "--micro_batch_size", "1")
         path = self.run_dir / "metrics.jsonl"
         deadline = time.monotonic() + 30
@@ -281,7 +322,11 @@ class Training(RankTest):
         for flags, words in ((["--dp_size", "3"], ("dp_size", "2 ranks", "dp_size=2")),
                              (["--bucket_mb", "0"], ("bucket_mb=0", "try 25")),
                              (["--grad_sync", "sometimes"], ("grad_sync", "bucketed")),
-                             (["--comm_timeout", "0"], ("comm_timeout=0",))):
+                             (["--comm_timeout", "0"], ("comm_timeout=0",)),
+                             (["--node_size", "3"], ("node_size=3", "2 ranks", "1 or 2")),
+                             (["--link", "node=0.001,1"], ("faster than this machine", "try")),
+                             (["--link", "lan=1,1"], ("link lan=1,1", "node=100,2")),
+                             (["--plan", "-1"], ("plan=-1",))):
             with self.subTest(flags=flags):
                 code, output = self.finish(self.start(2, "ch02_data_parallel", *flags))
                 self.assertEqual(code, 2, output)

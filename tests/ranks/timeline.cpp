@@ -80,6 +80,23 @@ TEST_CASE("the trace has every rank's spans, operations and waits") {
   }
 }
 
+TEST_CASE("the parts of a split do not wait for one another") {
+  const Json trace = trace_of(4, [](const Communicator& world) {
+    const Communicator pair = world.split("pair", [](int rank) { return rank / 2; });
+    world.barrier();
+    if (world.rank() >= 2) std::this_thread::sleep_for(milliseconds(60));
+    pair.all_reduce(Tensor::zeros({4}, DType::f32));
+  });
+  for (const auto& [id, group] : trace["otherData"]["groups"].items()) {
+    if (group["name"] == "pair") REQUIRE(group["members"] == Json({{0, 1}, {2, 3}}));
+    if (group["name"] == "world") REQUIRE(group["members"] == Json({{0, 1, 2, 3}}));
+  }
+  for (int rank = 0; rank < 4; ++rank) {
+    CAPTURE(rank);
+    REQUIRE(events(trace, "wait", rank).back()["args"]["skew_us"] < 40000);
+  }
+}
+
 TEST_CASE("messages are arrows with both ends, and no duration is negative") {
   const Json trace = trace_of(4, [](const Communicator& world) {
     const int next = (world.rank() + 1) % 4, previous = (world.rank() + 3) % 4;
