@@ -5,7 +5,7 @@ import signal
 import sys
 
 from tools import (bench, chapters, compare, delta, diff, doctor, figures, launch, propagate,
-                   showcase, testing, weave, why)
+                   replay, showcase, testing, weave, why)
 from tools.base import BookError, say, show_path
 
 HELP = """\
@@ -21,6 +21,8 @@ Read and run
   diff CHAPTER [OTHER]     what differs between two chapters; one alone: from its parent
 Look
   plot RUN_DIR             draw RUN_DIR/loss.png and loss.svg
+  plot RUN_DIR --timeline  who computes, sends and waits when: timeline.png and timeline.svg
+  replay RUN_DIR           the recorded run as if every rank had a core, and on any links
   compare RUN_A RUN_B      the first step that differs, and both losses in one figure
   why RUN_DIR              what broke a run of several ranks, or holds it up
 Check
@@ -124,13 +126,48 @@ def _positive(kind):
 
 def _plot(arguments, _flags):
     """./book plot"""
-    parser = _Parser(prog="./book plot",
-                     description="Draws loss.png and loss.svg into a run directory.")
+    parser = _Parser(prog="./book plot", description="Draws loss.png and loss.svg into a run "
+                     "directory, or with --timeline one recorded step: who computes, sends and "
+                     "waits when.")
     parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser.add_argument("--timeline", action="store_true",
+                        help="draw timeline.png and timeline.svg from trace.json")
+    parser.add_argument("--step", type=int, metavar="K", help="the step (default: the last one)")
+    parser.add_argument("--input", metavar="FILE", help="draw another trace of the run; that of "
+                        "replay.json goes to timeline_replay.png")
     args = parser.parse_args(arguments)
+    if args.timeline:
+        print(figures.draw_timeline(args.run_dir, args.input, args.step))
+        return 0
+    for flag in ("step", "input"):
+        if getattr(args, flag) is not None:
+            parser.error(f"--{flag} belongs to a timeline; add --timeline")
     figures.draw("loss", [args.run_dir])
     print(os.path.join(args.run_dir, "loss.png"))
     return 0
+
+
+def _replay(arguments, _flags):
+    """./book replay"""
+    parser = _Parser(prog="./book replay", description="Lays a recorded run out as if every rank "
+                     "owned a core, on the links that were recorded or on others: a simulation of "
+                     "what trace.json holds. Prints where the time goes and writes a trace.")
+    parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser.add_argument("--cores", type=int, metavar="N", help="the ranks share so many cores "
+                        "(default: each owns as many as it has threads)")
+    parser.add_argument("--node_size", type=int, metavar="N",
+                        help="ranks in a node; 0: all (default: as recorded)")
+    parser.add_argument("--link", action="append", default=[], metavar="KIND=US,GB_S",
+                        help="node=100,2: latency in microseconds and GB/s inside a node; net=...: "
+                        "between nodes (default: the recorded run's, or what its host can do)")
+    parser.add_argument("--ranks", type=int, metavar="N", help="so many ranks that do what the "
+                        "recorded ones did; for data parallelism alone")
+    parser.add_argument("--output", metavar="FILE", help="default: RUN_DIR/replay.json")
+    parser.add_argument("--by-rank", action="store_true",
+                        help="print where the time goes for every rank, measured and replayed")
+    args = parser.parse_args(arguments)
+    return replay.run_replay(args.run_dir, args.cores, args.node_size, args.link, args.ranks,
+                             args.output, args.by_rank)
 
 
 def _compare(arguments, _flags):
@@ -229,7 +266,7 @@ def _propagate(arguments, _flags):
 
 COMMANDS = {"run": _run, "test": _test, "bench": _bench, "plot": _plot, "why": _why, "list": _list,
             "compare": _compare, "doctor": _doctor, "figures": _figures, "weave": _weave,
-            "delta": _delta, "diff": _diff, "propagate": _propagate}
+            "delta": _delta, "diff": _diff, "propagate": _propagate, "replay": _replay}
 
 
 def _terminate(number, _frame):

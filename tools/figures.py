@@ -4,8 +4,10 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 from tools.base import ROOT, BookError
+from tools.trace import RECORDED
 
 PLOT_MODULES = ("numpy", "matplotlib")
 
@@ -48,3 +50,13 @@ def draw(script, arguments):
         last = result.stderr.strip().splitlines()[-1:] or ["no message"]
         raise BookError(f"{script} plot: {last[0]}", 2 if result.returncode == 2 else 1)
     sys.stderr.write(result.stderr)
+
+
+def draw_timeline(run_dir, source=None, step=None):
+    """Draws a step of trace.json, or of another trace, into the run directory; the PNG's path."""
+    path = Path(run_dir) / (source or RECORDED)
+    if source and not path.exists():
+        path = Path(source)
+    stem = Path(run_dir) / ("timeline" if path.name == RECORDED else f"timeline_{path.stem}")
+    draw("timeline", [run_dir, path, stem, *([] if step is None else [step])])
+    return f"{stem}.png"

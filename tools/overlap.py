@@ -1,7 +1,8 @@
-"""How much of data parallelism's communication shows, for naive, overlapped and bucketed gradients.
+"""How much of data parallelism's communication shows, and how far it scales.
 
 The ranks of this machine exchange gradients over an emulated link, so slow that the naive way spends
-a given share of its step on it. Used by `./book bench` and `./book figures`.
+a given share of its step on it. More ranks than there are cores are a matter of replay. Used by
+`./book bench` and `./book figures`.
 """
 import statistics
 import tempfile
@@ -21,12 +22,19 @@ QUIET = {"eval_interval": 0, "sample_tokens": 0, "steps": STEPS, "trace_steps": 
          "micro_batch_size": 4, "bucket_mb": BUCKET_MB}
 
 
-def run(chapter, run_dir, **flags):
-    """Trains for a few traced steps on RANKS ranks; the trace."""
+# The machine on which more ranks are laid out: nodes of 8, as the book's.
+NODE_SIZE, NODE_LINK, NET_LINK = 8, "node=100,2", "net=200,1"
+SCALES = (2, 4, 8, 16, 32, 64)
+
+
+def run(chapter, run_dir, ranks=RANKS, **flags):
+    """Trains for a few traced steps; the trace."""
     words = [word for name, value in {**QUIET, **flags, "run_dir": run_dir}.items()
              for word in (f"--{name}", str(value))]
-    command = mpi.find().command(RANKS, [str(build.binary(build.RELEASE, chapter.name)), *words])
+    program = [str(build.binary(build.RELEASE, chapter.name)), *words]
+    command = mpi.find().command(ranks, program) if ranks > 1 else program
     held = []
+    # Also a rank that is alone has one thread: what a step takes must not depend on their number.
     code, _ = wait_for(command, machine.thread_environment(ranks=RANKS), held.append)
     if code != 0:
         raise BookError(f"a run of {chapter.name} ended with exit code {code}:\n{''.join(held)}")
@@ -72,3 +80,30 @@ def measure(chapter, keep=None):
             if keep is not None:
                 keep(way, run_dir)
     return {"ranks": RANKS, "link": link, "gradient_bytes": size, "ways": ways}
+
+
+def _rate(recorded, ranks):
+    """(tokens/s of a rank, its step in ms, of these exposed) over the later steps."""
+    step, exposed = steady(recorded)
+    tokens = recorded.facts["global_batch_tokens"] / ranks
+    return {"ranks": ranks, "tokens_per_s_per_rank": 1000 * tokens / step, "step_ms": step,
+            "exposed_ms": exposed}
+
+
+def scaling(chapter):
+    """Tokens/s of a rank, its micro-batch held fixed: measured on 1 and 2 ranks, replayed on more."""
+    with tempfile.TemporaryDirectory(prefix="book_scaling_") as scratch:
+        say("book: how far data parallelism scales")
+        alone = run(chapter, Path(scratch) / "alone", ranks=1)
+        pair = run(chapter, Path(scratch) / "pair", link=NODE_LINK)
+        tokens = pair.facts["global_batch_tokens"] // RANKS
+        replayed = []
+        for ranks in SCALES:
+            wide = replay.scale(pair, ranks) if ranks != RANKS else pair
+            links = (NODE_LINK, NET_LINK) if ranks > NODE_SIZE else (NODE_LINK,)
+            layout = replay.choose_machine(wide, node_size=NODE_SIZE, links=links)
+            result = replay.replay(wide, layout)
+            result.facts["global_batch_tokens"] = tokens * ranks
+            replayed.append(_rate(result, ranks))
+        return {"node_size": NODE_SIZE, "links": [NODE_LINK, NET_LINK], "tokens_per_rank": tokens,
+                "measured": [_rate(alone, 1), _rate(pair, RANKS)], "replayed": replayed}

@@ -3,6 +3,7 @@
 Everything lands in chNN_*/figures/: the demo's output, its loss plot, the data that both were drawn
 from, and the tables. The READMEs are woven anew afterwards.
 """
+import datetime
 import json
 import os
 import shlex
@@ -13,9 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tools import build, figures, machine, mpi, packages, runs, weave, why
+from tools import build, figures, machine, mpi, overlap, packages, runs, weave, why
 from tools.base import BookError, say, show_path
-from tools.process import wait_for
+from tools.process import git_commit, wait_for
 
 DEMO_BATCH = 8  # samples, of the first chapter's demo
 EXAMPLE_RANKS = 3  # the book's
@@ -33,6 +34,9 @@ def make_figures(chapter, install=True, skip_packages=False):
     folder.mkdir(exist_ok=True)
     if chapter.ranks is not None:
         _show_ranks(chapter, folder)
+        _show_overlap(chapter, folder)
+        if (chapter.folder / "plan.h").exists():
+            _show_plans(chapter, folder)
     with tempfile.TemporaryDirectory(prefix="book_figures_") as scratch:
         run_dir = Path(scratch) / chapter.short
         output = _run_demo(chapter, run_dir)
@@ -117,6 +121,52 @@ def _kill_a_rank(chapter, run_dir):
     training.wait()
 
 
+def _show_overlap(chapter, folder):
+    """Timelines of the ways of data parallelism on an emulated link, and how far it scales."""
+    def keep(way, run_dir):
+        figures.draw_timeline(run_dir)
+        for ending in ("png", "svg"):
+            shutil.copy(run_dir / f"timeline.{ending}", folder / f"timeline_{way}.{ending}")
+
+    record = {"chapter": chapter.name, "commit": git_commit(),
+              "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+              "command": f"./book figures {chapter.short}",
+              "machine": {"cpu": machine.cpu_name(), "cores": machine.usable_cores(),
+                          "isa": [name for name, here in machine.instruction_sets().items() if here]},
+              "overlap": overlap.measure(chapter, keep), "scaling": overlap.scaling(chapter)}
+    (folder / "overlap.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    (folder / "overlap.md").write_text(overlap_table(record), encoding="utf-8")
+    figures.draw("scaling", [folder / "overlap.json", folder / "scaling"])
+
+
+def _show_plans(chapter, folder):
+    """The book's example of a global batch, on 128 and 512 ranks, and a model that does not fit."""
+    example = ["--plan", "4194304", "--seq_len", "4096", "--dtype", "bf16"]
+    text = ""
+    for flags in (["--model", "1B", "--dp_size", "128", "--micro_batch_size", "2"],
+                  ["--model", "1B", "--dp_size", "512", "--micro_batch_size", "2"],
+                  ["--model", "8B", "--dp_size", "128"]):
+        output = _output_of(build.binary(build.RELEASE, chapter.name), [*example, *flags], 1)
+        text += f"$ ./book run {chapter.short} -- {' '.join(example + flags)}\n{output}\n"
+    (folder / "plan.txt").write_text(text.rstrip() + "\n", encoding="utf-8")
+
+
+def overlap_table(record):
+    """What the ways of data parallelism leave of their communication, measured and replayed."""
+    measured = record["overlap"]
+    ways = measured["ways"]
+    whole = ways[0]["exposed_ms"]  # the naive way hides nothing
+    rows = [f"| {way['grad_sync']} | {way['messages']} | {way['step_ms']:.0f} ms | "
+            f"{way['exposed_ms']:.0f} ms | {100 * way['exposed_ms'] / whole:.0f} % | "
+            f"{way['replayed_step_ms']:.0f} ms | {way['step_ms'] / way['replayed_step_ms']:.2f} |"
+            for way in ways]
+    return ("| gradients | messages a step | step | exposed | of the naive way's | step, replayed | ratio |\n"
+            "|---|---|---|---|---|---|---|\n" + "\n".join(rows)
+            + f"\n\nMedians of the later of {overlap.STEPS} steps on {measured['ranks']} ranks of one thread, on an "
+            f"emulated link of `{measured['link']}` (us, GB/s); {record['machine']['cpu']}, "
+            f"{record['machine']['cores']} cores; {record['date'][:10]}. Replayed: every thread owns a core.\n")
+
+
 def excerpt(output):
     """The output with the middle of its progress lines left out."""
     lines = output.rstrip().splitlines()
@@ -190,11 +240,26 @@ def bench_table(record):
                      f"{s['step_ms']:.0f} | {s['model_gflops']:.0f} | {s['matmul_gflops']:.0f} | "
                      f"{100 * s['fraction']:.0f} % |")
     rounds = len(record["results"][0]["rounds"])
-    lines += layout_lines(record)
+    lines += layout_lines(record) + link_lines(record)
     lines.append("")
     lines.append(f"Medians of {rounds} interleaved rounds; {host['cpu']}, {host['threads']} threads, "
                  f"{' '.join(host['isa'])}; commit {record['commit'][:12]}, {record['date'][:10]}.")
     return "\n".join(lines) + "\n"
+
+
+def link_lines(record):
+    """What `./book bench` measured of emulated links and of tracing, as Markdown."""
+    lines = []
+    if "links" in record:
+        lines += ["", "| emulated link | message | asked | measured | ratio |", "|---|---|---|---|---|"]
+        lines += [f"| {entry['latency_us']:g} us, {entry['gb_per_s']:g} GB/s | {entry['bytes']:,} bytes | "
+                  f"{entry['asked_us']:,.0f} us | {entry['measured_us']:,.0f} us | {entry['ratio']:.3f} |"
+                  for entry in record["links"]]
+    if "tracing" in record:
+        tracing = record["tracing"]
+        lines += ["", f"With every step traced, configuration A runs at "
+                  f"{tracing['traced'] / tracing['untraced']:.3f} of its tokens/s without."]
+    return lines
 
 
 def layout_lines(record):

@@ -1,0 +1,262 @@
+"""Draws one step of a trace.    usage: python3 tools/plot/timeline.py RUN_DIR TRACE STEM [STEP]
+
+Every rank has a lane for what it computes and waits for, and one below it for its messages.
+"""
+import json
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from matplotlib.collections import LineCollection  # noqa: E402
+from matplotlib.patches import Patch  # noqa: E402
+from matplotlib.ticker import MaxNLocator  # noqa: E402
+from matplotlib.transforms import offset_copy  # noqa: E402
+
+from tools import trace as traces  # noqa: E402
+from tools.base import BookError  # noqa: E402
+from tools.plot import style  # noqa: E402
+
+PHASES = {"forward": style.BLUE, "backward": style.GREEN, "optimizer": style.ORANGE,
+          traces.STEP: "#c3c8cf"}
+LABELS = {traces.STEP: "anything else"}
+EXPOSED, SKEW = "#f3c34f", "#e4e7eb"
+WAITS = {"waits for messages": EXPOSED, "waits for a later rank": SKEW}
+DIMENSIONS = {"dp": "#7a5ba6", "tp": "#2a8c95", "cp": "#b07a24", "pp": "#b0487a", "ep": "#66793a",
+              "world": "#6b7280"}
+MORE = ("#4b6fb5", "#95603f", "#54845c", "#8f6f9f")
+COMPUTE_INCHES, MESSAGES_INCHES, GAP_INCHES = 0.30, 0.13, 0.12
+MOST_ROWS = 3          # of operations of one dimension that a rank is in at the same time
+MOST_INCHES = 11.0     # of all lanes
+MOST_MESSAGES = 600    # with a line each
+SEPARATED = 0.004      # of the width: bars from here on are set off against their neighbours
+WRAP = 98              # characters
+
+
+def choose_step(trace, wanted):
+    """(step, shares of the ranks): the wanted one, or the last that was recorded."""
+    found = traces.steps(trace)
+    step = wanted if wanted is not None else list(found)[-1]
+    if step not in found:
+        raise BookError(f"step {step} is not in the trace; steps {', '.join(map(str, found))} are",
+                        2)
+    return step, found[step]
+
+
+def inside(items, begin, end):
+    """Those that last some time between begin and end."""
+    return [item for item in items
+            if item.begin < end and item.begin + item.duration > begin and item.duration > 0]
+
+
+def spread(items):
+    """[(row, communication)]: those that overlap lie in different rows, as far as there are any."""
+    placed, free = [], []
+    for item in items:
+        row = next((i for i, end in enumerate(free) if end <= item.begin + 1e-3), len(free))
+        row = min(row, MOST_ROWS - 1)
+        free[row:row + 1] = [item.begin + item.duration]
+        placed.append((row, item))
+    return placed
+
+
+def count_rows(ranks):
+    return 1 + max([row for placed in ranks for row, _ in placed], default=-1)
+
+
+def lay_rows(ranks, dimensions):
+    """spread() for all ranks; dimensions that overlap each other get rows of their own."""
+    together = [spread(items) for items in ranks]
+    alone = {d: [spread([c for c in items if c.dimension == d]) for items in ranks]
+             for d in dimensions}
+    if count_rows(together) == max(map(count_rows, alone.values()), default=0):
+        return together
+    placed, first = [[] for _ in ranks], 0
+    for of_dimension in alone.values():
+        for own, all_of_rank in zip(of_dimension, placed):
+            all_of_rank += [(first + row, item) for row, item in own]
+        first += count_rows(of_dimension)
+    return placed
+
+
+class Lanes:
+    """Where the lanes of the ranks are, in inches from the top; y grows downwards."""
+
+    def __init__(self, ranks, rows):
+        each = COMPUTE_INCHES + rows * MESSAGES_INCHES + GAP_INCHES
+        shrink = min(1.0, MOST_INCHES / (ranks * each))
+        self.ranks, self.rows = ranks, rows
+        self.compute, self.messages = shrink * COMPUTE_INCHES, shrink * MESSAGES_INCHES
+        self.pitch = shrink * each
+
+    def top(self, rank):
+        return rank * self.pitch
+
+    def row(self, rank, row):
+        return self.top(rank) + self.compute + row * self.messages
+
+    @property
+    def height(self):
+        return self.ranks * self.pitch
+
+
+def bars(axes, spans, y, height, color, name, window):
+    """Bars [(begin, end)] of one colour in a lane, in ms from the step's begin; `name` is their id.
+
+    A thin gap tells long ones from their neighbours of the same colour.
+    """
+    begin, gap = 1e-3 * window[0], SEPARATED * 1e-3 * (window[1] - window[0])
+    boxes = [(1e-3 * a - begin, 1e-3 * (b - a)) for a, b in spans]
+    drawn = axes.broken_barh(boxes, (y, height), facecolors=color, edgecolors="white",
+                             linewidths=[0.7 if width > gap else 0 for _, width in boxes])
+    drawn.set_gid(name)
+
+
+def draw_compute(axes, lanes, number, rank, window):
+    """The main thread of a rank: its phases, and over them its waits; {name: colour} of them."""
+    begin, end = window
+    y, seen = lanes.top(number), {}
+    for span in inside(rank.spans, begin, end):
+        if span.category == "phase" and span.name in PHASES:
+            bars(axes, [(span.begin, span.begin + span.duration)], y, lanes.compute,
+                 PHASES[span.name], f"rank_{number}_{span.name}", window)
+            seen[LABELS.get(span.name, span.name)] = PHASES[span.name]
+    waits = inside(rank.waits, begin, end)
+    parts = {"waits for a later rank": [(w.begin, w.begin + w.skew) for w in waits if w.skew > 0],
+             "waits for messages": [(w.begin + w.duration - w.exposed, w.begin + w.duration)
+                                    for w in waits if w.exposed > 0]}
+    for label, spans in parts.items():
+        if spans:
+            bars(axes, spans, y, lanes.compute, WAITS[label],
+                 f"rank_{number}_{label.replace(' ', '_')}", window)
+            seen[label] = WAITS[label]
+    return seen
+
+
+def draw_messages(axes, lanes, number, placed, colors, window):
+    """The operations of a rank, coloured by dimension."""
+    for dimension, color in colors.items():
+        for row in range(lanes.rows):
+            spans = [(c.begin, c.begin + c.duration) for at, c in placed
+                     if at == row and c.dimension == dimension]
+            if spans:
+                bars(axes, spans, lanes.row(number, row) + 0.12 * lanes.messages,
+                     0.76 * lanes.messages, color, f"rank_{number}_{dimension}", window)
+
+
+def draw_paths(axes, lanes, trace, begin, placed):
+    """A thin line from where a message leaves to where it arrives, behind the bars."""
+    rows = {(number, id(item)): row for number, items in enumerate(placed) for row, item in items}
+    lines = []
+    for key, parts in traces.match(trace).items():
+        ends = [(number, id(item)) for number, item in parts]
+        if key[-1] != "message" or not all(end in rows for end in ends):
+            continue
+        times = (parts[0][1].begin, parts[1][1].begin + parts[1][1].duration)
+        lines.append([(1e-3 * (time - begin), lanes.row(end[0], rows[end]) + lanes.messages / 2)
+                      for time, end in zip(times, ends)])
+    if len(lines) <= MOST_MESSAGES:
+        axes.add_collection(LineCollection(lines, colors=style.INK, linewidths=0.6, zorder=0.9),
+                            autolim=False)
+
+
+def dimension_colors(ranks):
+    """{dimension: colour} of what is drawn, in the order of DIMENSIONS."""
+    names = {item.dimension for items in ranks for item in items}
+    known = [name for name in DIMENSIONS if name in names]
+    others = sorted(names - set(known))
+    return {**{name: DIMENSIONS[name] for name in known},
+            **{name: MORE[i % len(MORE)] for i, name in enumerate(others)}}
+
+
+def label_lanes(axes, lanes, shares):
+    """Names on the left, and on the right how much of the step a rank waited."""
+    axes.set_yticks([lanes.top(rank) + lanes.compute / 2 for rank in range(lanes.ranks)],
+                    [f"rank {rank}" for rank in range(lanes.ranks)])
+    axes.tick_params(axis="y", length=0, labelsize=12 if lanes.pitch > 0.2 else 6)
+    if lanes.messages > 0.09 and lanes.rows:
+        for rank in range(lanes.ranks):
+            axes.annotate("messages", (0, lanes.row(rank, lanes.rows / 2)), xytext=(-4, 0),
+                          xycoords=("axes fraction", "data"), textcoords="offset points",
+                          ha="right", va="center", color=style.MUTED, fontsize=9)
+    for rank, share in enumerate(shares):
+        waited = (share.exposed + share.skew) / max(share.end - share.begin, 1e-9)
+        axes.annotate(f"waits {100 * waited:.0f} %", (1, lanes.top(rank) + lanes.compute / 2),
+                      xytext=(5, 0), xycoords=("axes fraction", "data"), va="center",
+                      textcoords="offset points", color=style.MUTED,
+                      fontsize=11 if lanes.pitch > 0.2 else 6)
+
+
+def add_legend(axes, colors, points):
+    """A row of colours and what they stand for, so many points below the axes."""
+    below = offset_copy(axes.transAxes, axes.figure, y=-points, units="points")
+    axes.figure.legend([Patch(facecolor=color) for color in colors.values()], colors,
+                       ncol=max(1, len(colors)), loc="upper left", bbox_to_anchor=(0, 0),
+                       bbox_transform=below, handlelength=1.1, handleheight=0.8, handletextpad=0.5,
+                       columnspacing=1.2, borderpad=0, fontsize=10.5, frameon=False)
+
+
+def caption(trace, run_dir):
+    """Where the times come from."""
+    text = traces.circumstances(trace)
+    if trace.facts["origin"] == "replayed":
+        return text
+    try:
+        run = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
+        cpu = re.sub(r"\((R|TM|tm)\)|\b(CPU|Processor)\b|\d+-Core|@.*", "", run["machine"]["cpu"])
+        return f"{text} · {' '.join(cpu.split())}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return text
+
+
+def draw(trace, run_dir, wanted):
+    """The figure of one step."""
+    step, shares = choose_step(trace, wanted)
+    window = (min(share.begin for share in shares), max(share.end for share in shares))
+    messages = [inside(rank.communications, *window) for rank in trace.ranks]
+    colors, seen = dimension_colors(messages), {}
+    placed = lay_rows(messages, colors)
+    lanes = Lanes(len(trace.ranks), count_rows(placed))
+    fig, (axes,) = style.figure(size=(8.4, lanes.height + 0.1))
+    for number, rank in enumerate(trace.ranks):
+        seen.update(draw_compute(axes, lanes, number, rank, window))
+        draw_messages(axes, lanes, number, placed[number], colors, window)
+    draw_paths(axes, lanes, trace, window[0], placed)
+    axes.set_xlim(0, 1e-3 * (window[1] - window[0]))
+    axes.set_ylim(lanes.height - GAP_INCHES / 4, -GAP_INCHES / 2)
+    axes.grid(axis="y", visible=False)
+    axes.xaxis.set_major_locator(MaxNLocator(10))
+    axes.set_xlabel(f"ms since step {step} began")
+    label_lanes(axes, lanes, shares)
+    order = [*(LABELS.get(name, name) for name in PHASES), *WAITS]
+    add_legend(axes, {name: seen[name] for name in order if name in seen}, 46)
+    add_legend(axes, colors, 64)
+    facts = trace.facts
+    about = textwrap.wrap(caption(trace, run_dir), WRAP)
+    ranks, duration = traces.counted(len(trace.ranks), "rank"), 1e-3 * (window[1] - window[0])
+    style.title(axes, f"{facts['chapter']}, step {step} on {ranks}: {duration:.1f} ms",
+                "\n".join(about))
+    return fig
+
+
+def main(argv):
+    """Draws the figure of one trace; the exit code."""
+    if len(argv) not in (4, 5):
+        raise BookError("usage: python3 tools/plot/timeline.py RUN_DIR TRACE STEM [STEP]", 2)
+    run_dir, stem = Path(argv[1]), argv[3]
+    fig = draw(traces.load(argv[2]), run_dir, int(argv[4]) if len(argv) == 5 else None)
+    try:
+        style.save(fig, f"{stem}.png", f"{stem}.svg")
+    except OSError as error:
+        raise BookError(f"cannot write {stem}.png: {error.strerror}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv))
+    except BookError as problem:
+        print(problem, file=sys.stderr)
+        sys.exit(problem.code)
