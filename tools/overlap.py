@@ -13,9 +13,9 @@ from tools.base import BookError, say
 from tools.process import wait_for
 
 RANKS = 2
-STEPS, SKIPPED_STEPS = 6, 2  # primitives are created and pages touched in the first ones
+STEPS, SKIPPED_STEPS = 14, 4  # primitives are created and pages touched in the first ones
 WAYS = ("naive", "overlapped", "bucketed")
-LATENCY_US = 500  # of the link
+LATENCY_US = 300  # of the link
 SHARE = 0.4  # of the naive way's step that communication takes
 BUCKET_MB = 0.8  # at least 8 of them
 QUIET = {"eval_interval": 0, "sample_tokens": 0, "steps": STEPS, "trace_steps": STEPS,

@@ -94,6 +94,7 @@ Connection connect(const Communicator& world, const CommConfig& config, bool mea
     if (!on_one_machine(world)) usage_error("links are emulated among ranks of one machine only");
     check_slower("node", links->node, connection.host);
     check_slower("net", links->net, connection.host);
+    links->wake_up = measure_wake_up(world);
     world.engine().emulate(*links);
     connection.links = links;
   }

@@ -60,7 +60,7 @@ EmulatedLinks::Times EmulatedLinks::transmit(int to, int64_t bytes, Clock::time_
   if (link.gb_per_s == 0) return {};
   Clock::time_point& free = free_[links_.same_node(rank_, to) ? 0 : 1];
   free = std::max(free, time) + link.transmission(bytes);
-  return {free, free + link.latency()};
+  return {free, free + std::max(link.latency() - links_.wake_up, std::chrono::nanoseconds(0))};
 }
 
 void parse_link(const std::string& text, Links& links) {
@@ -93,6 +93,19 @@ Link measure_host_link(const Communicator& world) {
   world.all_reduce(worst, ReduceOp::max);
   const std::vector<double> values = worst.items();
   return {1e6 * values[0], double(kLargeBytes) / std::max(values[1], 1e-9) * 1e-9};
+}
+
+std::chrono::nanoseconds measure_wake_up(const Communicator& world) {
+  constexpr Link kProbe{500, 1};
+  world.engine().emulate({0, kProbe, kProbe, {}});
+  const int peer = world.rank() ^ 1;
+  world.barrier();
+  double excess = 0;
+  if (peer < world.size()) {
+    excess = 1e6 * one_way_seconds(world, peer, 1, 40) - kProbe.latency_us;
+  }
+  const double pairs = double(world.size() / 2 * 2);
+  return Link{world.sum(excess) / pairs, 1}.latency();
 }
 
 }  // namespace usp

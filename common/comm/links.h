@@ -21,6 +21,8 @@ struct Link {
 struct Links {
   int64_t node_size = 0;  ///< ranks in a node; 0: all of them
   Link node, net;
+  /// What this machine's threads take to notice that a message has come: part of the latency.
+  std::chrono::nanoseconds wake_up{0};
 
   bool same_node(int rank, int other) const;
   const Link& between(int rank, int other) const { return same_node(rank, other) ? node : net; }
@@ -30,7 +32,7 @@ struct Links {
 ///
 /// Its outgoing bytes queue behind one another, separately for messages inside of the node and
 /// beyond it, as they would at an NVLink port and at a network card. A message is there one latency
-/// after its last byte has left.
+/// after its last byte has left, and whoever waits for it has woken up.
 class EmulatedLinks {
  public:
   using Clock = std::chrono::steady_clock;
@@ -54,6 +56,11 @@ class EmulatedLinks {
 /// Parses "node=100,2", the kind of link with microseconds and GB/s, into `links`. Throws
 /// UsageError.
 void parse_link(const std::string& text, Links& links);
+
+/// How much longer messages take than a link emulated here would have them: the threads' own time,
+/// to be given as Links::wake_up. Collective; takes some ten milliseconds, and leaves a link
+/// emulated.
+std::chrono::nanoseconds measure_wake_up(const Communicator& world);
 
 /// What messages between neighbouring ranks take here, all pairs at once: the largest latency and
 /// the smallest bandwidth of any. Collective; takes some ten milliseconds.

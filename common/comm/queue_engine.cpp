@@ -16,7 +16,7 @@ using std::chrono::microseconds;
 constexpr int kPollsBeforeYield = 4;
 constexpr microseconds kWorkingPoll{20};  ///< a poll that took longer has moved bytes
 /// A sleep that is meant to end at a certain moment ends so much later.
-constexpr microseconds kOversleep{20};
+constexpr microseconds kOversleep{60};
 /// Of the kernel, which may let sleeps take this much longer to end several at once.
 constexpr unsigned long kTimerSlackNs = 1000;
 constexpr microseconds kShortestSleep{20}, kLongestSleep{5000}, kIdleSleep{10000};

@@ -13,7 +13,7 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 /// 100 us and 1 GB/s inside of a node, 500 us and 0.1 GB/s between nodes of two.
-Links two_kinds() { return {2, {100, 1}, {500, 0.1}}; }
+Links two_kinds() { return {2, {100, 1}, {500, 0.1}, {}}; }
 
 TEST_CASE("a message costs its latency and its bytes, and waits for those before it") {
   EmulatedLinks links(0, two_kinds());
@@ -31,7 +31,7 @@ TEST_CASE("a message costs its latency and its bytes, and waits for those before
 }
 
 TEST_CASE("a link that has been idle starts at once") {
-  EmulatedLinks links(0, {0, {100, 1}, {}});
+  EmulatedLinks links(0, {0, {100, 1}, {}, {}});
   const Clock::time_point begin = Clock::now();
   const auto first = links.transmit(1, 1000, begin);
   const auto second = links.transmit(1, 1000, begin + milliseconds(5));
@@ -39,9 +39,19 @@ TEST_CASE("a link that has been idle starts at once") {
   REQUIRE(second.sent == begin + milliseconds(5) + microseconds(1));
 }
 
+TEST_CASE("what threads take to wake up is part of a latency, never more than all of it") {
+  Links two = two_kinds();
+  two.wake_up = microseconds(150);
+  EmulatedLinks links(0, two);
+  const Clock::time_point begin = Clock::now();
+  const auto near = links.transmit(1, 1000, begin), far = links.transmit(2, 1000, begin);
+  REQUIRE(near.arrives == near.sent);
+  REQUIRE(far.arrives - far.sent == microseconds(350));
+}
+
 TEST_CASE("a kind of link that is not emulated takes no time") {
-  EmulatedLinks links(0, {1, {}, {500, 0.1}});
-  Links same_node = {0, {}, {500, 0.1}};
+  EmulatedLinks links(0, {1, {}, {500, 0.1}, {}});
+  Links same_node = {0, {}, {500, 0.1}, {}};
   REQUIRE(EmulatedLinks(0, same_node).transmit(1, 1000, Clock::now()).sent == Clock::time_point());
   REQUIRE(links.transmit(1, 1000, Clock::now()).sent != Clock::time_point());
 }
@@ -49,7 +59,7 @@ TEST_CASE("a kind of link that is not emulated takes no time") {
 TEST_CASE("nothing arrives sooner than its link allows, inside of the node and beyond") {
   Clock::time_point begin;  // of rank 0's message
   run_threads(4, [&](const Communicator& world) {
-    world.engine().emulate({2, {1000, 0.5}, {5000, 0.1}});
+    world.engine().emulate({2, {1000, 0.5}, {5000, 0.1}, {}});
     const auto since_begin = [&] {
       return std::chrono::duration<double>(Clock::now() - begin).count();
     };
@@ -78,7 +88,7 @@ TEST_CASE("links change no value and no entry of the ledger but the times") {
   std::vector<Ledger::Entry> entries(2);
   for (int emulated : {0, 1}) {
     run_threads(3, [&](const Communicator& world) {
-      if (emulated == 1) world.engine().emulate({0, {700, 0.5}, {}});
+      if (emulated == 1) world.engine().emulate({0, {700, 0.5}, {}, {}});
       const Tensor x = Tensor::from_host(Random(world.rank()).normals(10007), {10007}, DType::f64);
       world.all_reduce(x);
       Handle pending = world.all_reduce_async(x);

@@ -76,7 +76,7 @@ int measure_links(MpiProcess& mpi) {
     const std::unique_ptr<Transport> transport = mpi.make_transport();
     QueueEngine engine(*transport);
     const Communicator world = Communicator::world(engine);
-    engine.emulate({0, link, {}});
+    engine.emulate({0, link, {}, measure_wake_up(world)});
     for (int64_t bytes = 4 << 10; bytes <= 64 << 20; bytes *= 16) {
       const double asked = link.latency_us + double(bytes) / link.gb_per_s * 1e-3;
       const int rounds = std::clamp(static_cast<int>(2e5 / asked), 3, 100);
