@@ -28,6 +28,7 @@ DTYPES = ("f32", "bf16")
 QUIET_FLAGS = {"eval_interval": 0, "sample_tokens": 0, "trace_steps": 0}
 SKIPPED_STEPS = 3  # primitives are created, blocks allocated and pages touched in them
 MIN_STEPS, MAX_STEPS = 3, 500
+TRACING_ROUNDS = 7  # at least: it costs less than one round differs from the next
 # Ranks and flags of comm_bench: on more ranks than cores MPI_Allreduce spins, so it gets less to do.
 COLLECTIVES = ((2, ()), (8, ("--rounds", "50", "--large", "65536")))
 MEASURES = ("tokens_per_s", "step_ms", "model_gflops", "matmul_gflops", "fraction")
@@ -143,6 +144,7 @@ def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packa
         record["links"] = _measure_links()
         record["tracing"] = _measure_tracing(chapter, seconds, rounds)
         record["overlap"] = overlap.measure(chapter)
+        record["replay"] = overlap.check_replay(chapter)
     try:
         out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
@@ -189,6 +191,7 @@ def _measure_tracing(chapter, seconds, rounds):
     ranks = machine.usable_cores()
     steps = steps_for(seconds, _run_once(chapter, "A", "f32", ranks, 8)["step_ms"])
     speeds = {"untraced": [], "traced": []}
+    rounds = max(rounds, TRACING_ROUNDS)
     for number in range(rounds):
         for name, traced_steps in (("untraced", 0), ("traced", steps)):
             result = _run_once(chapter, "A", "f32", ranks, steps, trace_steps=traced_steps)
@@ -252,6 +255,10 @@ def _print_table(record):
         print(f"{entry['grad_sync']:<10} on a link {record['overlap']['link']}: step "
               f"{entry['step_ms']:.0f} ms, replayed {entry['replayed_step_ms']:.0f} ms; "
               f"{entry['exposed_ms']:.0f} ms of communication exposed, {entry['messages']} messages")
+    for entry in record.get("replay", []):
+        print(f"replay of {entry['ranks']} rank{'s' * (entry['ranks'] > 1)} on the links and cores "
+              f"that they had: step {entry['replayed_step_ms']:.1f} ms, measured "
+              f"{entry['step_ms']:.1f} ms")
     print("fraction = model FLOP/s / the matrix-product rate that the run measured at its start")
     for result in record["results"]:
         worst = max(abs(r["mfu_reported"] / r["fraction"] - 1) for r in result["rounds"])

@@ -82,6 +82,18 @@ def measure(chapter, keep=None):
     return {"ranks": RANKS, "link": link, "gradient_bytes": size, "ways": ways}
 
 
+def check_replay(chapter):
+    """[{ranks, step_ms, replayed_step_ms}] of runs on this machine's own links and cores."""
+    checks = []
+    with tempfile.TemporaryDirectory(prefix="book_replay_") as scratch:
+        for ranks in (1, RANKS):
+            recorded = run(chapter, Path(scratch) / str(ranks), ranks=ranks)
+            layout = replay.choose_machine(recorded, cores=recorded.facts["cores"])
+            checks.append({"ranks": ranks, "step_ms": steady(recorded)[0],
+                           "replayed_step_ms": steady(replay.replay(recorded, layout))[0]})
+    return checks
+
+
 def _rate(recorded, ranks):
     """(tokens/s of a rank, its step in ms, of these exposed) over the later steps."""
     step, exposed = steady(recorded)
