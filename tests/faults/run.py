@@ -24,6 +24,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 KEYS = ("What", "Target", "Test", "Message")
+NO_TARGET = "none"  # of a fault in what is not compiled
 SKIPPED = 77  # a test's exit code
 TIMEOUT = 300  # seconds, for one test
 
@@ -108,7 +109,7 @@ def list_tree(root):
 def is_input(path):
     """Whether a build or a test depends on the file."""
     if path.suffix == ".py":
-        return path.parts[:2] == ("tests", "parity")
+        return path.parts[0] == "tools" or path.parts[:2] in (("tests", "parity"), ("tests", "course"))
     return path.suffix in (".cpp", ".h", ".txt", ".cmake")
 
 
@@ -141,6 +142,9 @@ class Tree:
 
     def build(self, targets):
         """Throws FaultError if it fails. The build system configures itself again as needed."""
+        targets = [target for target in targets if target != NO_TARGET]
+        if not targets:
+            return
         commands = [["ninja", "-C", self.build_dir, f"-j{self.jobs}", *targets]]
         if not (self.build_dir / "build.ninja").is_file():
             commands.insert(0, ["cmake", "-S", self.root, "-B", self.build_dir, "-G", "Ninja",
@@ -169,7 +173,8 @@ class Tree:
         binary = self.build_dir / "bin" / target
         if test.startswith("tests/"):
             script, name = test.split()
-            command = [python_for(script), self.root / script, "--binary", binary, name]
+            own = [] if target == NO_TARGET else ["--binary", binary]
+            command = [python_for(script), self.root / script, *own, name]
         else:
             command = [binary, re.sub(r"([\\,\[])", r"\\\1", test)]
         env = dict(os.environ, OMP_NUM_THREADS=str(self.jobs), OMP_WAIT_POLICY="passive")

@@ -556,16 +556,19 @@ class Files(Runs):
     def spans(self, run_dir):
         """The trace's spans as (begin, end, name, args) in nanoseconds, outer before inner."""
         trace = read_json(run_dir, "trace.json")
-        self.assertEqual(set(trace), {"displayTimeUnit", "traceEvents"})
+        self.assertEqual(set(trace), {"displayTimeUnit", "otherData", "traceEvents"})
+        self.assertEqual(trace["otherData"]["ranks"], 1)
         names = [e for e in trace["traceEvents"] if e["ph"] == "M"]
-        self.assertEqual([e["name"] for e in names], ["process_name"])
+        self.assertEqual([e["name"] for e in names], ["process_name", "thread_name"])
         spans = []
         for event in trace["traceEvents"]:
             if event["ph"] == "M":
                 continue
-            self.assertEqual(set(event), {"name", "cat", "ph", "pid", "tid", "ts", "dur", "args"})
+            self.assertEqual(set(event), {"name", "cat", "ph", "pid", "tid", "ts", "dur", "tts",
+                                          "tdur", "args"})
             self.assertEqual((event["ph"], set(event["args"])), ("X", {"step", "flops", "bytes"}))
-            for value in (event["ts"], event["dur"], *event["args"].values()):
+            for value in (event["ts"], event["dur"], event["tts"], event["tdur"],
+                          *event["args"].values()):
                 self.assertGreaterEqual(value, 0, event)
             begin, duration = round(event["ts"] * 1e3), round(event["dur"] * 1e3)
             spans.append((begin, begin + duration, event["name"], event["args"]))
