@@ -255,6 +255,11 @@ def link_lines(record):
         lines += [f"| {entry['latency_us']:g} us, {entry['gb_per_s']:g} GB/s | {entry['bytes']:,} bytes | "
                   f"{entry['asked_us']:,.0f} us | {entry['measured_us']:,.0f} us | {entry['ratio']:.3f} |"
                   for entry in record["links"]]
+    if "replay" in record:
+        lines += ["", "| ranks, on their own links and cores | step, measured | step, replayed | ratio |",
+                  "|---|---|---|---|"]
+        lines += [f"| {entry['ranks']} | {entry['step_ms']:.1f} ms | {entry['replayed_step_ms']:.1f} ms | "
+                  f"{entry['replayed_step_ms'] / entry['step_ms']:.3f} |" for entry in record["replay"]]
     if "tracing" in record:
         tracing = record["tracing"]
         lines += ["", f"With every step traced, configuration A runs at "

@@ -77,7 +77,7 @@ int measure_links(MpiProcess& mpi) {
     QueueEngine engine(*transport);
     const Communicator world = Communicator::world(engine);
     engine.emulate({0, link, {}, measure_wake_up(world)});
-    for (int64_t bytes = 4 << 10; bytes <= 64 << 20; bytes *= 16) {
+    for (int64_t bytes : {4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20}) {
       const double asked = link.latency_us + double(bytes) / link.gb_per_s * 1e-3;
       const int rounds = std::clamp(static_cast<int>(2e5 / asked), 3, 100);
       const double measured = one_way_us(world, bytes, rounds);
