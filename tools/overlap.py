@@ -16,7 +16,8 @@ RANKS = 2
 STEPS, SKIPPED_STEPS = 14, 4  # primitives are created and pages touched in the first ones
 WAYS = ("naive", "overlapped", "bucketed")
 LATENCY_US = 300  # of the link
-SHARE = 0.4  # of the naive way's step that communication takes
+SHARE, SHARE_TOLERANCE = 0.4, 0.015  # of the naive way's step that communication takes
+MOST_TRIES = 4  # to find the link on which it does
 BUCKET_MB = 0.8  # at least 8 of them
 QUIET = {"eval_interval": 0, "sample_tokens": 0, "steps": STEPS, "trace_steps": STEPS,
          "micro_batch_size": 4, "bucket_mb": BUCKET_MB}
@@ -30,7 +31,7 @@ SCALES = (2, 4, 8, 16, 32, 64)
 def run(chapter, run_dir, ranks=RANKS, **flags):
     """Trains for a few traced steps; the trace."""
     words = [word for name, value in {**QUIET, **flags, "run_dir": run_dir}.items()
-             for word in (f"--{name}", str(value))]
+             for word in ([f"--{name}"] if value is None else [f"--{name}", str(value)])]
     program = [str(build.binary(build.RELEASE, chapter.name)), *words]
     command = mpi.find().command(ranks, program) if ranks > 1 else program
     held = []
@@ -50,26 +51,42 @@ def steady(recorded):
     return step / 1000, exposed / 1000
 
 
-def link_for(chapter, scratch):
-    """The --link on which communication takes SHARE of the naive way's step, and the bytes of it."""
-    recorded = run(chapter, Path(scratch) / "quiet", grad_sync="naive")
+def link_for(recorded):
+    """The --link on which the all-reduce of a recorded naive run would take SHARE of its step."""
     step, exposed = steady(recorded)
     communication = (step - exposed) * SHARE / (1 - SHARE)  # ms
-    size = max(item.payload_bytes for rank in recorded.ranks for item in rank.communications)
     # The all-reduce of two ranks: two messages of half of it, one after the other.
-    gb_per_s = size / (communication - 2 * LATENCY_US / 1000) / 1e6
-    return f"node={LATENCY_US},{gb_per_s:.4g}", size
+    gb_per_s = gradient_bytes(recorded) / (communication - 2 * LATENCY_US / 1000) / 1e6
+    return f"node={LATENCY_US},{gb_per_s:.4g}"
+
+
+def gradient_bytes(recorded):
+    """The largest message's."""
+    return max(item.payload_bytes for rank in recorded.ranks for item in rank.communications)
+
+
+def naive_on_its_link(chapter, run_dir):
+    """(the link, a naive run on it). A machine computes faster at one time than at another, so the
+    share that communication takes is looked at, and the link chosen again where it is off."""
+    link = link_for(run(chapter, run_dir, grad_sync="naive"))
+    for _ in range(MOST_TRIES):
+        recorded = run(chapter, run_dir, grad_sync="naive", link=link, overwrite=None)
+        step, exposed = steady(recorded)
+        if abs(exposed / step - SHARE) <= SHARE_TOLERANCE:
+            break
+        link = link_for(recorded)
+    return link, recorded
 
 
 def measure(chapter, keep=None):
     """What `./book bench` records; with `keep`, calls keep(way, run_dir) while the runs exist."""
     with tempfile.TemporaryDirectory(prefix="book_overlap_") as scratch:
-        link, size = link_for(chapter, scratch)
-        say(f"book: data parallelism on an emulated link, {link}")
+        say("book: data parallelism on an emulated link")
+        link, naive = naive_on_its_link(chapter, Path(scratch) / "naive")
         ways = []
         for way in WAYS:
             run_dir = Path(scratch) / way
-            recorded = run(chapter, run_dir, grad_sync=way, link=link)
+            recorded = naive if way == "naive" else run(chapter, run_dir, grad_sync=way, link=link)
             step, exposed = steady(recorded)
             messages = sum(item.kind == "all_reduce" and item.payload_bytes > 8
                            for item in recorded.ranks[0].communications) // STEPS
@@ -79,7 +96,7 @@ def measure(chapter, keep=None):
                          "exposed_replayed_ms": steady(replayed)[1]})
             if keep is not None:
                 keep(way, run_dir)
-    return {"ranks": RANKS, "link": link, "gradient_bytes": size, "ways": ways}
+    return {"ranks": RANKS, "link": link, "gradient_bytes": gradient_bytes(naive), "ways": ways}
 
 
 def check_replay(chapter):
