@@ -205,7 +205,8 @@ class Training(RankTest):
         for program in ("ch01_single_gpu", "ch02_data_parallel"):
             for dtype in ("f32", "bf16", "f64"):
                 run_dir = self.folder / program / dtype
-                subprocess.run([str(BIN / program), *TINY, *UNTRACED, "--steps", "20", "--dtype", dtype,
+                subprocess.run([str(BIN / program), *TINY, *UNTRACED, "--steps", "20",
+                                "--dtype", dtype,
                                 "--run_dir", str(run_dir)], env=environment(), check=True,
                                stdout=subprocess.DEVNULL)
                 own[program, dtype] = [line.split(', "lr"')[0] for line in
@@ -257,8 +258,9 @@ class Training(RankTest):
     def test_links_change_times_and_nothing_else(self):
         flags = ["--steps", "4", "--micro_batch_size", "2", "--bucket_mb", "0.02"]
         results = []
-        for link in ([], ["--link", "node=5000,0.01"],
-                     ["--node_size", "2", "--link", "node=3000,0.05", "--link", "net=9000,0.005"]):
+        for link in ([], ["--link", "node=20000,0.01"],
+                     ["--node_size", "2", "--link", "node=15000,0.05",
+                      "--link", "net=30000,0.005"]):
             self.train(4, *flags, *link, "--overwrite")
             ledger = json.loads((self.run_dir / "ledger.json").read_text())
             for entry in ledger.values():
