@@ -84,7 +84,7 @@ TEST_CASE("the parts of a split do not wait for one another") {
   const Json trace = trace_of(4, [](const Communicator& world) {
     const Communicator pair = world.split("pair", [](int rank) { return rank / 2; });
     world.barrier();
-    if (world.rank() >= 2) std::this_thread::sleep_for(milliseconds(60));
+    if (world.rank() >= 2) std::this_thread::sleep_for(milliseconds(500));
     pair.all_reduce(Tensor::zeros({4}, DType::f32));
   });
   for (const auto& [id, group] : trace["otherData"]["groups"].items()) {
@@ -93,7 +93,7 @@ TEST_CASE("the parts of a split do not wait for one another") {
   }
   for (int rank = 0; rank < 4; ++rank) {
     CAPTURE(rank);
-    REQUIRE(events(trace, "wait", rank).back()["args"]["skew_us"] < 40000);
+    REQUIRE(events(trace, "wait", rank).back()["args"]["skew_us"] < 250000);
   }
 }
 
@@ -126,7 +126,7 @@ TEST_CASE("messages are arrows with both ends, and no duration is negative") {
 TEST_CASE("waiting for a rank that is late is not communication") {
   const Json trace = trace_of(3, [](const Communicator& world) {
     world.barrier();
-    if (world.rank() == 1) std::this_thread::sleep_for(milliseconds(60));
+    if (world.rank() == 1) std::this_thread::sleep_for(milliseconds(500));
     world.all_reduce(Tensor::zeros({4}, DType::f32));
   });
   for (int rank = 0; rank < 3; ++rank) {
@@ -135,7 +135,7 @@ TEST_CASE("waiting for a rank that is late is not communication") {
     const double exposed = wait["args"]["exposed_us"], skew = wait["args"]["skew_us"];
     REQUIRE(std::abs(exposed + skew - wait["dur"].get<double>()) < 0.01);
     if (rank == 1) REQUIRE(skew == 0);
-    if (rank != 1) REQUIRE(skew > 40000);
+    if (rank != 1) REQUIRE(skew > 250000);
   }
 }
 
