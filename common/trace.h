@@ -38,10 +38,10 @@ class Tracer {
     int peer;                  ///< send, recv: rank within the group; else -1
     int64_t payload_bytes, wire_bytes;
     int64_t step;
-    int64_t submitted_ns, submitted_cpu_ns;
+    int64_t queued_ns, queued_cpu_ns;    ///< by the main thread, and its CPU clock then
     int64_t begin_ns, end_ns;            ///< carried out by the communication thread
     int64_t wait_begin_ns, wait_end_ns;  ///< the main thread waits for it
-    int64_t wait_cpu_ns;                 ///< of the main thread, when it begins to wait
+    int64_t wait_cpu_begin_ns, wait_cpu_end_ns;
   };
 
   void record(bool on) { recording_ = on; }

@@ -11,15 +11,20 @@ namespace usp {
 
 namespace {
 
-/// The main thread's clocks, when it hands over an operation that a trace will show.
+/// Notes when the main thread hands over an operation.
 void stamp(Operation& operation) {
-  if (!Runtime::current().tracer().recording()) return;
-  operation.submitted_ns = clock_ns();
-  operation.submitted_cpu_ns = thread_cpu_ns();
+  operation.queued = std::chrono::steady_clock::now();
+  if (Runtime::current().tracer().recording()) operation.queued_cpu_ns = thread_cpu_ns();
 }
 
+/// The main thread's clocks before and after it has waited for an operation.
+struct Wait {
+  int64_t begin_ns, end_ns;
+  int64_t cpu_begin_ns, cpu_end_ns;
+};
+
 /// Enters an operation that is over in the trace.
-void record(const Operation& operation, int64_t wait_begin, int64_t wait_end, int64_t wait_cpu) {
+void record(const Operation& operation, const Wait& wait) {
   Tracer& tracer = Runtime::current().tracer();
   const Group& group = *operation.group;
   Tracer::Exchange exchange;
@@ -32,13 +37,14 @@ void record(const Operation& operation, int64_t wait_begin, int64_t wait_end, in
   exchange.payload_bytes = operation.payload_bytes;
   exchange.wire_bytes = operation.wire_bytes;
   exchange.step = tracer.step();
-  exchange.submitted_ns = operation.submitted_ns;
-  exchange.submitted_cpu_ns = operation.submitted_cpu_ns;
+  exchange.queued_ns = std::chrono::nanoseconds(operation.queued.time_since_epoch()).count();
+  exchange.queued_cpu_ns = operation.queued_cpu_ns;
   exchange.begin_ns = operation.begin_ns;
   exchange.end_ns = operation.end_ns;
-  exchange.wait_begin_ns = wait_begin;
-  exchange.wait_end_ns = wait_end;
-  exchange.wait_cpu_ns = wait_cpu;
+  exchange.wait_begin_ns = wait.begin_ns;
+  exchange.wait_end_ns = wait.end_ns;
+  exchange.wait_cpu_begin_ns = wait.cpu_begin_ns;
+  exchange.wait_cpu_end_ns = wait.cpu_end_ns;
   tracer.add(std::move(exchange));
 }
 
@@ -66,7 +72,8 @@ void Handle::wait() {
   const std::vector<std::shared_ptr<Operation>> operations = std::move(operations_);
   operations_.clear();
   for (const std::shared_ptr<Operation>& operation : operations) {
-    const int64_t begin = clock_ns(), cpu = operation->submitted_ns > 0 ? thread_cpu_ns() : 0;
+    const bool traced = operation->queued_cpu_ns >= 0;
+    const int64_t begin = clock_ns(), cpu_begin = traced ? thread_cpu_ns() : 0;
     try {
       engine_->wait(*operation);
     } catch (...) {
@@ -76,7 +83,7 @@ void Handle::wait() {
     }
     const int64_t end = clock_ns();
     operation->tensors.clear();
-    if (operation->submitted_ns > 0) record(*operation, begin, end, cpu);
+    if (traced) record(*operation, {begin, end, cpu_begin, thread_cpu_ns()});
     Runtime::current().ledger().add(
         operation->group->name, operation->kind,
         {1, operation->payload_bytes, operation->wire_bytes, operation->header_bytes,

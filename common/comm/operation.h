@@ -59,12 +59,12 @@ struct Operation {
   int64_t payload_bytes = 0;
 
   int64_t flight_entry = -1;
-  std::chrono::steady_clock::time_point queued;    ///< by the main thread
-  int64_t wire_bytes = 0, header_bytes = 0;        ///< sent by this rank
-  int64_t begin_ns = 0, end_ns = 0;                ///< steady clock; carried out from, to
-  int64_t submitted_ns = 0, submitted_cpu_ns = 0;  ///< where a trace is recorded
-  std::string error;                               ///< why it failed; empty if it did not
-  bool peer_failed = false;                        ///< because another rank failed first
+  std::chrono::steady_clock::time_point queued;  ///< by the main thread
+  int64_t queued_cpu_ns = -1;                    ///< its CPU clock then, where a trace is recorded
+  int64_t wire_bytes = 0, header_bytes = 0;      ///< sent by this rank
+  int64_t begin_ns = 0, end_ns = 0;              ///< steady clock; carried out from, to
+  std::string error;                             ///< why it failed; empty if it did not
+  bool peer_failed = false;                      ///< because another rank failed first
   std::atomic<int> done{0};
 
   /// "all_reduce #12 of dp (f32, 1000 elements)"

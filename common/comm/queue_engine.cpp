@@ -70,7 +70,6 @@ void QueueEngine::emulate(const Links& links) {
 }
 
 void QueueEngine::submit(std::shared_ptr<Operation> operation) {
-  operation->queued = Clock::now();
   flight_.queued(*operation);
   {
     const std::lock_guard lock(mutex_);

@@ -17,6 +17,15 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kClockRounds = 20;
 
+constexpr std::string_view kStep = "train_step";
+
+/// Whether a moment lies in a recorded training step.
+bool in_step(const Tracer& tracer, int64_t time_ns) {
+  return std::any_of(tracer.spans().begin(), tracer.spans().end(), [&](const Tracer::Span& span) {
+    return span.name == kStep && span.begin_ns <= time_ns && time_ns <= span.end_ns;
+  });
+}
+
 /// What every rank sends to rank 0.
 Json exchanges_json(const Tracer& tracer, int64_t clock_offset) {
   Json list = Json::array();
@@ -30,13 +39,15 @@ Json exchanges_json(const Tracer& tracer, int64_t clock_offset) {
                     {"payload", e.payload_bytes},
                     {"wire", e.wire_bytes},
                     {"step", e.step},
-                    {"submitted", e.submitted_ns - clock_offset},
-                    {"submitted_cpu", e.submitted_cpu_ns},
+                    {"in_step", in_step(tracer, e.wait_begin_ns)},
+                    {"queued", e.queued_ns - clock_offset},
+                    {"queued_cpu", e.queued_cpu_ns},
                     {"begin", e.begin_ns - clock_offset},
                     {"end", e.end_ns - clock_offset},
                     {"wait_begin", e.wait_begin_ns - clock_offset},
                     {"wait_end", e.wait_end_ns - clock_offset},
-                    {"wait_cpu", e.wait_cpu_ns}});
+                    {"wait_cpu_begin", e.wait_cpu_begin_ns},
+                    {"wait_cpu_end", e.wait_cpu_end_ns}});
   }
   return list;
 }
@@ -87,7 +98,7 @@ Key key_of(const Json& exchange, int rank) {
 }
 
 struct Participants {
-  int64_t last_submitted = 0;
+  int64_t last_queued = 0;
   int64_t count = 0;
   int64_t flow = 0;  ///< of a message
 };
@@ -101,8 +112,8 @@ class TimelineWriter {
     for (int rank = 0; rank < std::ssize(exchanges_); ++rank) {
       for (const Json& exchange : exchanges_[rank]) {
         Participants& participants = participants_[key_of(exchange, rank)];
-        const int64_t submitted = exchange["submitted"];
-        participants.last_submitted = std::max(participants.last_submitted, submitted);
+        const int64_t queued = exchange["queued"];
+        participants.last_queued = std::max(participants.last_queued, queued);
         if (++participants.count == 2 && exchange["peer"] >= 0) participants.flow = ++flows;
         Json& group = groups_[std::to_string(int64_t(exchange["id"]))];
         group["name"] = exchange["group"];
@@ -115,7 +126,7 @@ class TimelineWriter {
   }
 
   const Json& groups() const { return groups_; }
-  double exposed_ns() const { return exposed_ns_; }  ///< of all ranks and steps together
+  double exposed_ns() const { return exposed_ns_; }  ///< in steps, of all ranks together
   double skew_ns() const { return skew_ns_; }
 
   std::string events(int rank) {
@@ -145,11 +156,26 @@ class TimelineWriter {
 
   static std::string line(const Json& event) { return fmt::format(",\n{}", event.dump()); }
 
+  /// Which operation it is.
+  static Json name_of(const Json& e) {
+    return {{"step", e["step"]},
+            {"group", e["id"]},
+            {"kind", e["kind"]},
+            {"number", e["number"]},
+            {"peer", e["peer"]}};
+  }
+
   std::string wait_event(const Json& e, int rank, const Participants& participants) {
     const int64_t begin = e["wait_begin"], end = e["wait_end"];
-    const int64_t ready = std::clamp(participants.last_submitted, begin, end);
-    exposed_ns_ += double(end - ready);
-    skew_ns_ += double(ready - begin);
+    const int64_t cpu_begin = e["wait_cpu_begin"], cpu_end = e["wait_cpu_end"];
+    const int64_t ready = std::clamp(participants.last_queued, begin, end);
+    if (e["in_step"]) {  // else it was for a validation, or to agree on when to stop
+      exposed_ns_ += double(end - ready);
+      skew_ns_ += double(ready - begin);
+    }
+    Json args = name_of(e);
+    args["exposed_us"] = double(end - ready) * 1e-3;
+    args["skew_us"] = double(ready - begin) * 1e-3;
     return line({{"name", fmt::format("wait {}", std::string(e["kind"]))},
                  {"cat", "wait"},
                  {"ph", "X"},
@@ -157,19 +183,18 @@ class TimelineWriter {
                  {"tid", 0},
                  {"ts", us(e["wait_begin"])},
                  {"dur", double(end - begin) * 1e-3},
-                 {"tts", double(int64_t(e["wait_cpu"])) * 1e-3},
-                 {"tdur", 0},
-                 {"args",
-                  {{"step", e["step"]},
-                   {"group", e["id"]},
-                   {"kind", e["kind"]},
-                   {"number", e["number"]},
-                   {"peer", e["peer"]},
-                   {"exposed_us", double(end - ready) * 1e-3},
-                   {"skew_us", double(ready - begin) * 1e-3}}}});
+                 {"tts", double(cpu_begin) * 1e-3},
+                 {"tdur", double(cpu_end - cpu_begin) * 1e-3},
+                 {"args", args}});
   }
 
   std::string comm_event(const Json& e, int rank, int lane) const {
+    Json args = name_of(e);
+    args["dimension"] = e["group"];
+    args["payload_bytes"] = e["payload"];
+    args["wire_bytes"] = e["wire"];
+    args["submitted"] = us(e["queued"]);
+    args["submitted_cpu"] = double(int64_t(e["queued_cpu"])) * 1e-3;
     return line({{"name", e["kind"]},
                  {"cat", "comm"},
                  {"ph", "X"},
@@ -177,17 +202,7 @@ class TimelineWriter {
                  {"tid", lane},
                  {"ts", us(e["begin"])},
                  {"dur", double(int64_t(e["end"]) - int64_t(e["begin"])) * 1e-3},
-                 {"args",
-                  {{"step", e["step"]},
-                   {"group", e["id"]},
-                   {"dimension", e["group"]},
-                   {"kind", e["kind"]},
-                   {"number", e["number"]},
-                   {"peer", e["peer"]},
-                   {"payload_bytes", e["payload"]},
-                   {"wire_bytes", e["wire"]},
-                   {"submitted", us(e["submitted"])},
-                   {"submitted_cpu", double(int64_t(e["submitted_cpu"])) * 1e-3}}}});
+                 {"args", args}});
   }
 
   /// An arrow from the span that sends to the one that receives.
@@ -244,7 +259,7 @@ std::pair<int64_t, double> steps_of(const Tracer& tracer) {
   int64_t steps = 0;
   double ns = 0;
   for (const Tracer::Span& span : tracer.spans()) {
-    if (span.name != "train_step") continue;
+    if (span.name != kStep) continue;
     ++steps;
     ns += double(span.end_ns - span.begin_ns);
   }

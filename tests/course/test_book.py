@@ -397,6 +397,7 @@ class FakeTree(FakeTools):
         while [ $# -gt 0 ]; do
           case "$1" in
             --version) echo "fake chapter 1.0"; exit 0;;
+            --plan|--plan=*) echo "fake plan"; exit 0;;
             --run_dir) dir="$2";;
           esac
           shift
@@ -560,6 +561,12 @@ class Launcher(FakeTree):
         result = self.book("run", "--", "--version")
         self.assertEqual((result.returncode, result.stdout), (0, "fake chapter 1.0\n"))
         self.assertFalse((self.tree / "runs").exists())
+
+    def test_a_plan_makes_no_run(self):
+        for flags in (["--plan", "4096"], ["--plan=4096"]):
+            result = self.book("run", "--", *flags)
+            self.assertEqual((result.returncode, result.stdout), (0, "fake plan\n"))
+            self.assertFalse((self.tree / "runs").exists())
 
     def test_signals_are_handed_on_and_waited_for(self):
         for number in (signal.SIGTERM, signal.SIGINT):

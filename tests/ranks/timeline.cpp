@@ -19,7 +19,8 @@ constexpr int64_t kMillisecond = 1'000'000;
 
 /// Runs `body` on so many ranks with their tracers on; returns the trace.
 Json trace_of(int ranks, const std::function<void(const Communicator&)>& body,
-              const std::function<std::optional<int64_t>(int)>& clock_offset = nullptr) {
+              const std::function<std::optional<int64_t>(int)>& clock_offset = nullptr,
+              WaitingTime* waiting = nullptr) {
   const TempDir dir;
   run_threads(ranks, [&](const Communicator& world) {
     const RunDir run_dir(dir.file("run"), /*overwrite=*/false);
@@ -30,8 +31,10 @@ Json trace_of(int ranks, const std::function<void(const Communicator&)>& body,
     tracer.record(false);
     Connection connection;
     connection.ranks = world.size();
-    write_timeline(world, connection, run_dir, "a_chapter", 100,
-                   clock_offset ? clock_offset(world.rank()) : std::nullopt);
+    const WaitingTime found =
+        write_timeline(world, connection, run_dir, "a_chapter", 100,
+                       clock_offset ? clock_offset(world.rank()) : std::nullopt);
+    if (waiting != nullptr && world.rank() == 0) *waiting = found;
     world.barrier();
   });
   return Json::parse(read_file(dir.file("run/trace.json")));
@@ -139,6 +142,28 @@ TEST_CASE("waiting for a rank that is late is not communication") {
   }
 }
 
+TEST_CASE("only what is waited for inside of a step is a step's") {
+  WaitingTime waiting;
+  trace_of(
+      2,
+      [](const Communicator& world) {
+        const auto wait_for_rank_1 = [&] {
+          if (world.rank() == 1) std::this_thread::sleep_for(milliseconds(500));
+          world.barrier();
+        };
+        world.barrier();
+        {
+          const TraceScope step("train_step");
+          wait_for_rank_1();
+        }
+        wait_for_rank_1();  // as a validation would
+      },
+      nullptr, &waiting);
+  REQUIRE(waiting.step_ms >= 490);
+  REQUIRE(waiting.skew_ms > 125);  // the mean of half a second and of nothing
+  REQUIRE(waiting.skew_ms < 400);
+}
+
 /// An all-reduce as rank `rank` would record it with a clock that is `ahead`: queued after 1 ms on
 /// rank 0 and after 3 ms on rank 1, over after 5 ms, waited for from the moment it was queued.
 void record_by_clock(const Communicator& world, int64_t ahead) {
@@ -152,9 +177,10 @@ void record_by_clock(const Communicator& world, int64_t ahead) {
   exchange.number = 1;
   exchange.peer = -1;
   exchange.payload_bytes = exchange.wire_bytes = exchange.step = 0;
-  exchange.submitted_ns = start + (world.rank() == 0 ? 1 : 3) * kMillisecond;
-  exchange.submitted_cpu_ns = exchange.wait_cpu_ns = 0;
-  exchange.begin_ns = exchange.wait_begin_ns = exchange.submitted_ns;
+  exchange.queued_ns = start + (world.rank() == 0 ? 1 : 3) * kMillisecond;
+  exchange.queued_cpu_ns = exchange.wait_cpu_begin_ns = 0;
+  exchange.wait_cpu_end_ns = 250'000;
+  exchange.begin_ns = exchange.wait_begin_ns = exchange.queued_ns;
   exchange.end_ns = exchange.wait_end_ns = start + 5 * kMillisecond;
   tracer.add(exchange);
   tracer.add(Tracer::Span{"train_step", "phase", start, start + 6 * kMillisecond, 0, 0, 0, 0, 0});
@@ -170,6 +196,7 @@ TEST_CASE("what clocks differ by is taken out before ranks are compared") {
     REQUIRE(events(trace, "phase", rank).back()["ts"] == 0.0);
     const Json wait = events(trace, "wait", rank).back();
     REQUIRE(wait["ts"] == (rank == 0 ? 1000.0 : 3000.0));
+    REQUIRE(wait["tdur"] == 250.0);
     REQUIRE(wait["args"]["exposed_us"] == 2000.0);
     REQUIRE(wait["args"]["skew_us"] == (rank == 0 ? 2000.0 : 0.0));
     REQUIRE(events(trace, "comm", rank).back()["args"]["submitted"] == wait["ts"]);

@@ -345,10 +345,14 @@ class Layer {
  public:
   explicit Layer(const Communicator& world)
       : mesh_(world, {.dp = world.size(), .ep = world.size()}),
-        segments_(make_experts({}, test::tiny_model(), 0, parameters_, mesh_.ep())),
-        grads_(parameters_) {
-    parameters_.allocate(DType::f64, 1);
-    randomize_by_name(parameters_);
+        model_(
+            [this](int64_t, ParameterList& parameters) {
+              return make_experts({}, test::tiny_model(), 0, parameters, mesh_.ep());
+            },
+            {{0, 1}}),
+        grads_(model_.parameters()) {
+    model_.parameters().allocate(DType::f64, 1);
+    randomize_by_name(model_.parameters());
     test::Random random(10 + world.rank());
     for (Tensor& x : x_) x = random.tensor({9, test::tiny_model().hidden_size});
   }
@@ -362,7 +366,7 @@ class Layer {
       for (int i = 0; i < 6; ++i) {
         const int batch = in_step ? i % 2 : i / 3;
         const int at = in_step ? i / 2 : i % 3;
-        Segment& segment = *segments_[forward ? at : 2 - at];
+        Segment& segment = *model_.chunk(0)[0][forward ? at : 2 - at];
         flow[batch] = forward ? segment.forward(flow[batch], saved_[batch], {})
                               : segment.backward(flow[batch], saved_[batch], grads_, {});
         finished_.push_back(exchanges_finished());
@@ -370,7 +374,7 @@ class Layer {
       for (const Tensor& tensor : flow) results.push_back(tensor.items());
     }
     grads_.end_window();
-    results.push_back(parameters_.flat_grads().items());
+    results.push_back(model_.parameters().flat_grads().items());
     return results;
   }
 
@@ -383,8 +387,7 @@ class Layer {
   }
 
   Mesh mesh_;
-  ParameterList parameters_;
-  std::vector<std::unique_ptr<Segment>> segments_;
+  Model model_;
   Grads grads_;
   Tensor x_[2];
   Saved saved_[2];

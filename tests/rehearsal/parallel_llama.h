@@ -32,19 +32,6 @@ class ParallelLlama {
 
   int64_t num_blocks() const { return config_.num_layers + 2; }
 
-  Block build(int64_t block, ParameterList& parameters) const {
-    Block segments;
-    if (block == 0) {
-      segments.push_back(embedding(parameters));
-    } else if (block == num_blocks() - 1) {
-      segments.push_back(head(parameters));
-    } else {
-      segments.push_back(attention(block - 1, parameters));
-      segments.push_back(mlp(block - 1, parameters));
-    }
-    return segments;
-  }
-
   std::unique_ptr<Segment> embedding(ParameterList& parameters) const {
     Parameter& weight =
         parameters.add("model.embed_tokens.weight", {config_.vocab_size, config_.hidden_size}, 0.02,

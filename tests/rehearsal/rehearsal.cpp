@@ -160,8 +160,7 @@ TEST_CASE("ZeRO-3 gathers and frees under a pipeline with several micro-batches 
     const auto one_segment_at_a_time = [](RehearsalTrainer& trainer) {
       USP_CHECK(trainer.zero()->most_gathered() <= 2, "units gathered");
     };
-    if (!tied)
-      check(setting, {.dp = 3}, whole_model(setting, 3), "zero3 dp 3", one_segment_at_a_time);
+    check(setting, {.dp = 3}, whole_model(setting, 3), "zero3 dp 3", one_segment_at_a_time);
     check(setting, {.dp = 2, .pp = 2}, whole_model(setting, 2), "zero3 dp 2 pp 2",
           one_segment_at_a_time);
     setting.schedule = "split";

@@ -151,14 +151,18 @@ class RehearsalTrainer {
   Block build(int64_t block, ParameterList& parameters) {
     Block segments;
     const auto add = [&](auto make) {
-      const size_t first_unit = units_.size();
-      const size_t first = parameters.size();
+      const size_t first_unit = units_.size(), first = parameters.size();
       Block made = make();
       add_units(first, parameters);
+      std::vector<size_t> read;
+      for (size_t unit = first_unit; unit < units_.size(); ++unit) read.push_back(unit);
+      const bool is_head = block == llama_.num_blocks() - 1;
+      if (is_head && setting_.model.tie_word_embeddings && mesh_.pp().size() == 1) {
+        read.push_back(0);  // the embedding's, whose weight it shares
+      }
       for (auto& segment : made) {
         if (setting_.zero3) {
-          segment = std::make_unique<GatheredSegment>(std::move(segment), zero_, first_unit,
-                                                      units_.size());
+          segment = std::make_unique<GatheredSegment>(std::move(segment), zero_, read);
         }
         segments.push_back(std::move(segment));
       }

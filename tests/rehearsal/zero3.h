@@ -55,7 +55,10 @@ class Zero3 {
   void gather(size_t unit_index) {
     Unit& unit = units_[unit_index];
     if (unit.users++ > 0) return;
-    unit.gathered = zeros(unit.values.numel() * dp_.size(), Category::weights);
+    {
+      const CategoryScope scope(Category::weights);
+      unit.gathered = Tensor::empty({unit.values.numel() * dp_.size()}, DType::f64);
+    }
     dp_.all_gather(unit.gathered, unit.values);
     point(unit, unit.gathered, &Parameter::value);
     most_gathered_ = std::max(most_gathered_, ++gathered_);
@@ -141,28 +144,28 @@ class Zero3 {
 class GatheredSegment : public Segment {
  public:
   /// `zero` comes to life after the model.
-  GatheredSegment(std::unique_ptr<Segment> segment, std::optional<Zero3>& zero, size_t first_unit,
-                  size_t end_unit)
-      : segment_(std::move(segment)), zero_(zero), first_(first_unit), end_(end_unit) {}
+  GatheredSegment(std::unique_ptr<Segment> segment, std::optional<Zero3>& zero,
+                  std::vector<size_t> units)
+      : segment_(std::move(segment)), zero_(zero), units_(std::move(units)) {}
 
   Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override {
-    for (size_t unit = first_; unit < end_; ++unit) zero_->gather(unit);
+    for (size_t unit : units_) zero_->gather(unit);
     Tensor y = segment_->forward(x, saved, pass);
-    for (size_t unit = first_; unit < end_; ++unit) zero_->release(unit);
+    for (size_t unit : units_) zero_->release(unit);
     return y;
   }
 
   Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override {
-    for (size_t unit = first_; unit < end_; ++unit) zero_->gather(unit);
+    for (size_t unit : units_) zero_->gather(unit);
     Tensor dx = segment_->backward(dy, saved, grads, pass);
-    for (size_t unit = first_; unit < end_; ++unit) zero_->release(unit);
+    for (size_t unit : units_) zero_->release(unit);
     return dx;
   }
 
  private:
   std::unique_ptr<Segment> segment_;
   std::optional<Zero3>& zero_;
-  size_t first_, end_;
+  std::vector<size_t> units_;
 };
 
 }  // namespace usp::rehearsal

@@ -107,7 +107,7 @@ TEST_CASE("nothing waits for a bucket until the backward pass is over") {
         USP_CHECK(exchange.wait_begin_ns >= backward_ends,
                   "{}: bucket {} is waited for under the backward pass", grad_sync,
                   exchange.number);
-        if (exchange.submitted_ns < backward_ends) ++under_way;
+        if (exchange.queued_ns < backward_ends) ++under_way;
       }
       USP_CHECK(under_way >= 8, "{}: {} buckets leave under the backward pass", grad_sync,
                 under_way);

@@ -75,8 +75,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv))
-    except BookError as problem:
-        print(problem, file=sys.stderr)
-        sys.exit(problem.code)
+    style.run(main)

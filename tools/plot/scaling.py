@@ -5,6 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tools.base import BookError  # noqa: E402
 from tools.plot import style  # noqa: E402
 
 
@@ -20,8 +21,7 @@ def draw_drops(axes, points):
 def main(argv):
     """Draws the figure; the exit code."""
     if len(argv) != 3:
-        print(__doc__, file=sys.stderr)
-        return 2
+        raise BookError("usage: python3 tools/plot/scaling.py DATA.json STEM", 2)
     data = json.loads(Path(argv[1]).read_text(encoding="utf-8"))["scaling"]
     fig, (axes,) = style.figure(size=(8.4, 4.6))
     replayed, measured = data["replayed"], data["measured"]
@@ -53,4 +53,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    style.run(main)

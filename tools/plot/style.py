@@ -1,11 +1,14 @@
 """How the project's figures look: a serif face that comes with matplotlib, few inks, thin axes."""
 import math
+import sys
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (after the choice of the backend)
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: E402
+
+from tools.base import BookError  # noqa: E402
 
 INK = "#22262b"       # text and axes
 MUTED = "#7b828c"     # what stands behind the data: references, secondary text
@@ -100,6 +103,15 @@ def save(fig, *paths):
         metadata = {"Date": None} if str(path).endswith(".svg") else {"Software": None}
         fig.savefig(path, bbox_inches="tight", pad_inches=0.12, metadata=metadata)
     plt.close(fig)
+
+
+def run(main):
+    """Ends a script with main(argv)'s exit code, or with a BookError's text and code."""
+    try:
+        sys.exit(main(sys.argv))
+    except BookError as problem:
+        print(problem, file=sys.stderr)
+        sys.exit(problem.code)
 
 
 def human(count):
