@@ -30,11 +30,12 @@ def make_figures(chapter, install=True, skip_packages=False):
     if not skip_packages:
         packages.ensure(packages.RUN, install)
     build.prepare(build.RELEASE, chapter.name)
+    commit = git_commit()  # before the first figure changes a file
     folder = chapter.folder / "figures"
     folder.mkdir(exist_ok=True)
     if chapter.ranks is not None:
         _show_ranks(chapter, folder)
-        _show_overlap(chapter, folder)
+        _show_overlap(chapter, folder, commit)
         if (chapter.folder / "plan.h").exists():
             _show_plans(chapter, folder)
     with tempfile.TemporaryDirectory(prefix="book_figures_") as scratch:
@@ -121,14 +122,14 @@ def _kill_a_rank(chapter, run_dir):
     training.wait()
 
 
-def _show_overlap(chapter, folder):
+def _show_overlap(chapter, folder, commit):
     """Timelines of the ways of data parallelism on an emulated link, and how far it scales."""
     def keep(way, run_dir):
         figures.draw_timeline(run_dir)
         for ending in ("png", "svg"):
             shutil.copy(run_dir / f"timeline.{ending}", folder / f"timeline_{way}.{ending}")
 
-    record = {"chapter": chapter.name, "commit": git_commit(),
+    record = {"chapter": chapter.name, "commit": commit,
               "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
               "command": f"./book figures {chapter.short}",
               "machine": {"cpu": machine.cpu_name(), "cores": machine.usable_cores(),
