@@ -3,29 +3,43 @@
 #include <string>
 
 #include "args.h"
+#include "checkpoint.h"
 #include "dtype.h"
+#include "rope_scaling.h"
 
 namespace usp {
 
 /// The shape of a Llama. Playbook: h = hidden_size, L = num_layers, n_heads, v = vocab_size.
 struct ModelConfig {
-  std::string model = "tiny";  ///< a preset; the flags below override it
+  /// A preset, which the flags below override, or a directory in Hugging Face's format, which they
+  /// must leave alone.
+  std::string model = "tiny";
   int64_t hidden_size = 192;
   int64_t num_layers = 4;
   int64_t num_heads = 6;
   int64_t num_kv_heads = 6;  ///< fewer than num_heads: grouped-query attention
   int64_t ffn_hidden_size = 512;
-  int64_t vocab_size = 256;  ///< 256: every token is a byte
+  int64_t vocab_size = 256;    ///< 256: every token is a byte
+  int64_t given_head_dim = 0;  ///< --head_dim; 0: hidden_size / num_heads
   double rope_theta = 10000;
+  RopeScaling rope_scaling{};
   double rms_norm_eps = 1e-5;
   bool tie_word_embeddings = false;  ///< lm_head reads the embedding's weight
 
-  int64_t head_dim() const { return hidden_size / num_heads; }
+  int64_t max_position_embeddings = 0;  ///< longest sequence it is made for; 0: seq_len
+  bool pretrained = false;              ///< model is a directory, which has the weights
+  bool byte_tokens = true;              ///< a text's bytes are tokens of this model
+
+  int64_t head_dim() const { return given_head_dim > 0 ? given_head_dim : hidden_size / num_heads; }
 
   void bind(Args& args);
   /// Fills what the command line left open from the preset, and checks the result; throws
   /// UsageError.
   void validate(const Args& args);
+
+ private:
+  void fill_from_preset(const Args& args);
+  void read_directory(const Args& args);
 };
 
 struct OptimizerConfig {
@@ -47,6 +61,8 @@ struct SampleConfig {
   double temperature = 0.8;
   int64_t top_k = 40;  ///< 0: all tokens
   std::string prompt = "The ";
+  bool no_kv_cache = false;  ///< run all that the model sees again for every token
+  std::string prompt_ids;    ///< the prompt as token ids; empty: the text
 
   void bind(Args& args);
   void validate(const Args& args) const;
@@ -56,6 +72,7 @@ struct SampleConfig {
 struct TrainConfig {
   ModelConfig model;
   OptimizerConfig optimizer;
+  CheckpointConfig checkpoints;
   SampleConfig sample;
 
   int64_t steps = 400;
@@ -66,6 +83,8 @@ struct TrainConfig {
   std::string dtype = "f32";
   std::string device = "auto";
   std::string attention = "blockwise";
+  std::string recompute = "none";
+  std::string grad_accumulation = "f32";  ///< where dtype is bf16
 
   std::string data;  ///< empty: the project's own corpus
   std::string token_dtype = "uint16";
@@ -77,6 +96,8 @@ struct TrainConfig {
   std::string run_dir = "runs/" USP_CHAPTER;
   bool overwrite = false;
   int64_t trace_steps = 3;
+  bool estimate = false;
+  std::string estimate_file;  ///< empty: none
 
   // [batch_size]
   int64_t global_batch_size() const { return micro_batch_size * grad_acc_steps; }
@@ -89,6 +110,7 @@ struct TrainConfig {
   void each_part(Visit visit) {
     visit(model);
     visit(optimizer);
+    visit(checkpoints);
     visit(sample);
   }
   // [parts]

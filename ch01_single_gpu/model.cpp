@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "pretrained.h"
 #include "runtime.h"
 
 namespace usp {
@@ -20,12 +21,18 @@ std::string layer_name(int64_t layer, const char* rest) {
   return fmt::format("model.layers.{}.{}", layer, rest);
 }
 
+/// Of x [T, H], the last row of every sample: [B, H].
+Tensor last_positions(const Tensor& x, const Pass& pass) {
+  const int64_t B = pass.num_samples, S = pass.positions.count(), H = x.size(1);
+  return x.view({B, S, H}).narrow(1, S - 1, 1).to_contiguous().view({B, H});
+}
+
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 
 }  // namespace
 
-Llama::Llama(const ModelConfig& config, int64_t seq_len, DType dtype, bool store_probabilities)
-    : config_(config), store_probabilities_(store_probabilities), rope_(config, seq_len, dtype) {}
+Llama::Llama(const ModelConfig& config, int64_t seq_len, DType dtype, Probabilities probabilities)
+    : config_(config), probabilities_(probabilities), rope_(config, seq_len, dtype) {}
 
 Block Llama::build(int64_t block, ParameterList& parameters) const {
   Block segments;
@@ -57,9 +64,10 @@ std::unique_ptr<Segment> Llama::attention(int64_t layer, ParameterList& paramete
   Parameter& k = weight("self_attn.k_proj.weight", {G * D, H}, kInitStd);
   Parameter& v = weight("self_attn.v_proj.weight", {G * D, H}, kInitStd);
   Parameter& o = weight("self_attn.o_proj.weight", {H, N * D}, residual_init_std(config_));
-  return std::make_unique<Attention>(norm, std::make_unique<Linear>(std::vector{&q, &k, &v}), rope_,
-                                     std::make_unique<CoreAttention>(N, G, D, store_probabilities_),
-                                     std::make_unique<Linear>(std::vector{&o}));
+  return std::make_unique<Attention>(norm, std::make_unique<Linear>(std::vector{&q, &k, &v}, "qkv"),
+                                     rope_,
+                                     std::make_unique<CoreAttention>(N, G, D, probabilities_),
+                                     std::make_unique<Linear>(std::vector{&o}, "residual"));
 }
 
 std::unique_ptr<Segment> Llama::mlp(int64_t layer, ParameterList& parameters) const {
@@ -71,8 +79,9 @@ std::unique_ptr<Segment> Llama::mlp(int64_t layer, ParameterList& parameters) co
   Parameter& gate = weight("mlp.gate_proj.weight", {F, H}, kInitStd);
   Parameter& up = weight("mlp.up_proj.weight", {F, H}, kInitStd);
   Parameter& down = weight("mlp.down_proj.weight", {H, F}, residual_init_std(config_));
-  return std::make_unique<Mlp>(norm, FeedForward(std::make_unique<Linear>(std::vector{&gate, &up}),
-                                                 std::make_unique<Linear>(std::vector{&down})));
+  return std::make_unique<Mlp>(
+      norm, FeedForward(std::make_unique<Linear>(std::vector{&gate, &up}, "gate_up"),
+                        std::make_unique<Linear>(std::vector{&down}, "residual")));
 }
 
 std::unique_ptr<Segment> Llama::head(ParameterList& parameters) const {
@@ -82,54 +91,103 @@ std::unique_ptr<Segment> Llama::head(ParameterList& parameters) const {
       config_.tie_word_embeddings
           ? parameters.find(kEmbedding)
           : parameters.add("lm_head.weight", {config_.vocab_size, config_.hidden_size}, kInitStd);
-  return std::make_unique<Head>(norm, std::make_unique<Linear>(std::vector{&lm_head}),
+  return std::make_unique<Head>(norm, std::make_unique<Linear>(std::vector{&lm_head}, "logits"),
                                 std::make_unique<CrossEntropy>(/*vocab_offset=*/0));
 }
 // [llama]
 
-Model::Model(const ModelConfig& config, int64_t seq_len, DType dtype, bool store_probabilities,
-             uint64_t seed)
-    : Model(
-          [llama = Llama(config, seq_len, dtype, store_probabilities)](
-              int64_t block, ParameterList& parameters) { return llama.build(block, parameters); },
-          {{0, config.num_layers + 2}}) {
-  parameters_.allocate(dtype, seed);
+Model::Model(const ModelConfig& config, int64_t seq_len, DType dtype, Probabilities probabilities,
+             uint64_t seed, GradAccumulation accumulation)
+    : Model(config, seq_len, dtype, probabilities) {
+  parameters_.allocate(dtype, seed, accumulation);
+  if (config.pretrained) load_pretrained(parameters_, config.model);
 }
 
-Model::Model(const BuildBlock& build, const std::vector<BlockRange>& chunks) {
+Model::Model(const ModelConfig& config, int64_t seq_len, DType dtype, Probabilities probabilities)
+    : Model(
+          [llama = Llama(config, seq_len, dtype, probabilities)](
+              int64_t block, ParameterList& parameters) { return llama.build(block, parameters); },
+          {{0, config.num_layers + 2}}) {}
+
+Model::Model(const BuildBlock& build, const std::vector<BlockRange>& chunks) : ranges_(chunks) {
   for (const BlockRange& range : chunks) {
     std::vector<Block>& blocks = chunks_.emplace_back();
     for (int64_t block = range.begin; block < range.end; ++block) {
+      const size_t first = parameters_.size();
       blocks.push_back(build(block, parameters_));
+      for (size_t i = first; i < parameters_.size(); ++i) parameters_[i].block = block;
     }
   }
 }
 
+namespace {
+
+/// What is made and traced while it lives belongs to a block.
+struct BlockAtWork {
+  explicit BlockAtWork(int64_t block) : memory(block), trace("block", {.number = block}) {}
+
+  BlockScope memory;
+  TraceScope trace;
+};
+
+Tensor forward_block(const Block& block, Tensor x, Saved& saved, const Pass& pass) {
+  for (const auto& segment : block) {
+    const TraceScope of_segment(segment->name());
+    x = segment->forward(x, saved, pass);
+  }
+  return x;
+}
+
+}  // namespace
+
 // [model]
 Tensor Model::forward_chunk(int64_t chunk, Tensor x, Activations* activations, const Pass& pass) {
-  const TraceScope trace("forward");
-  for (const Block& block : chunks_[chunk]) {
-    Saved saved;
-    for (const auto& segment : block) x = segment->forward(x, saved, pass);
-    if (activations != nullptr) activations->push_back(std::move(saved));
+  const TraceScope trace("forward", {.micro_batch = pass.micro_batch});
+  const std::vector<Block>& blocks = chunks_[chunk];
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    const int64_t block = ranges_[chunk].begin + int64_t(b);
+    const BlockAtWork at_work(block);
+    const bool input_only = activations != nullptr && recomputes(block);
+    Saved saved, input;
+    if (input_only) input.emplace<BlockInput>().x = x;
+    x = forward_block(blocks[b], x, saved, pass);
+    if (activations != nullptr) activations->push_back(std::move(input_only ? input : saved));
   }
   return x;
 }
 
 Tensor Model::backward_chunk(int64_t chunk, Tensor dy, Activations activations, Grads& grads,
                              const Pass& pass) {
-  const TraceScope trace("backward");
+  const TraceScope trace("backward", {.micro_batch = pass.micro_batch});
   const std::vector<Block>& blocks = chunks_[chunk];
   USP_CHECK(activations.size() == blocks.size(), "activations of {} blocks, for a chunk of {}",
             activations.size(), blocks.size());
   for (size_t b = blocks.size(); b-- > 0;) {
+    const int64_t block = ranges_[chunk].begin + int64_t(b);
+    const BlockAtWork at_work(block);
+    if (recomputes(block)) run_again(blocks[b], activations[b], pass);
     for (size_t s = blocks[b].size(); s-- > 0;) {
+      const TraceScope of_segment(blocks[b][s]->name());
       dy = blocks[b][s]->backward(dy, activations[b], grads, pass);
     }
   }
   return dy;
 }
+
 // [model]
+
+// [recompute]
+bool Model::recomputes(int64_t block) const {
+  return recomputed_.begin <= block && block < recomputed_.end;
+}
+
+void Model::run_again(const Block& block, Saved& saved, Pass pass) {
+  const TraceScope trace("recompute");
+  const RecomputeScope again;
+  pass.mode = Pass::Mode::recompute;
+  forward_block(block, saved.take<BlockInput>().x, saved, pass);
+}
+// [recompute]
 
 Model::Activations Model::forward(const Pass& pass) {
   Activations activations;
@@ -150,16 +208,18 @@ Tensor Model::logits(const Pass& pass) {
     Saved dropped;
     for (const auto& segment : blocks[b]) x = segment->forward(x, dropped, pass);
   }
+  if (pass.mode == Pass::Mode::decode) x = last_positions(x, pass);
   return dynamic_cast<const Head&>(*blocks.back().back()).logits(x);
 }
 
 double model_flops_per_token(const ModelConfig& config, int64_t seq_len) {
   const double h = double(config.hidden_size), layers = double(config.num_layers);
+  const double q = double(config.num_heads * config.head_dim());
   const double kv = double(config.num_kv_heads * config.head_dim());
-  const double attention = 2 * h * h + 2 * h * kv;            // q and o; k and v
+  const double attention = 2 * h * q + 2 * h * kv;            // q and o; k and v
   const double mlp = 3 * h * double(config.ffn_hidden_size);  // gate, up and down
   const double lm_head = h * double(config.vocab_size);
-  return 6 * (layers * (attention + mlp) + lm_head) + 12 * layers * h * double(seq_len);
+  return 6 * (layers * (attention + mlp) + lm_head) + 12 * layers * q * double(seq_len);
 }
 
 }  // namespace usp

@@ -26,6 +26,7 @@ Optimizer::Optimizer(ParameterList& parameters, const OptimizerConfig& config)
 
 // [grad_squares]
 Tensor Optimizer::grad_squares() {
+  const TraceScope trace("grad_squares");
   ops::fill(squares_, 0);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].counted) continue;
@@ -56,9 +57,17 @@ void Optimizer::step(int64_t step, double lr, const Tensor& squares) {
                v_.narrow(0, offset, shard.numel()), shard.grad, coefficient_, settings);
     ++parameter.version;
     offset += shard.numel();
+    if (on_updated_) on_updated_(parameter);
   }
 }
 // [optimizer_step]
+
+// [states]
+std::vector<OptimizerState> Optimizer::states() {
+  if (!m_.defined()) allocate_states();
+  return {{"first_moment", m_}, {"second_moment", v_}};
+}
+// [states]
 
 void Optimizer::allocate_states() {
   const CategoryScope scope(Category::optimizer);

@@ -4,9 +4,12 @@
 
 #include <chrono>
 #include <ctime>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "machine.h"
+#include "memory.h"
+#include "model.h"
 #include "runtime.h"
 #include "threads.h"
 
@@ -31,16 +34,12 @@ std::string headline(const RunFacts& facts, const TrainConfig& config) {
       ranks, ranks == 1 ? "" : "s", threads, threads == 1 ? "" : "s", config.run_dir);
 }
 
-void write_record(const RunDir& run_dir, const RunFacts& facts) {
+namespace {
+
+/// What may be another when a run is resumed.
+nlohmann::ordered_json circumstances(const RunFacts& facts) {
   nlohmann::ordered_json json;
-  json["chapter"] = USP_CHAPTER;
   json["command"] = facts.command;
-  json["config"] = nlohmann::ordered_json::parse(facts.config_json);
-  json["data"] = {{"path", facts.data_path},
-                  {"sha256", facts.data_sha256},
-                  {"train_tokens", facts.train_tokens},
-                  {"val_tokens", facts.val_tokens},
-                  {"unigram_entropy", facts.unigram_entropy}};
   json["machine"] = {{"cpu", cpu_name()},
                      {"isa", instruction_sets()},
                      {"cores", available_cores()},
@@ -50,16 +49,42 @@ void write_record(const RunDir& run_dir, const RunFacts& facts) {
                    {"compiler", compiler()},
                    {"arch", build_architecture()},
                    {"matmul", matmul_library()}};
-  json["parameters"] = facts.parameters;
   json["matmul_gflops"] = facts.matmul_gflops;
   json["started"] = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+  return json;
+}
+
+void write_json(const RunDir& run_dir, const nlohmann::ordered_json& json) {
   // A path need not be valid UTF-8; whatever is not becomes U+FFFD.
   run_dir.write("run.json",
                 json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
-Report make_report(const RunFacts& facts, const StepMetrics& last, std::optional<double> val_loss,
-                   std::string sample) {
+}  // namespace
+
+void write_record(const RunDir& run_dir, const RunFacts& facts) {
+  if (run_dir.resumes()) {
+    std::ifstream file(run_dir.file("run.json"));
+    auto json = nlohmann::ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object()) fail("{} is no JSON object", run_dir.file("run.json"));
+    json["resumed"].push_back(circumstances(facts));
+    write_json(run_dir, json);
+    return;
+  }
+  nlohmann::ordered_json json = circumstances(facts);
+  json["chapter"] = USP_CHAPTER;
+  json["config"] = nlohmann::ordered_json::parse(facts.config_json);
+  json["data"] = {{"path", facts.data_path},
+                  {"sha256", facts.data_sha256},
+                  {"train_tokens", facts.train_tokens},
+                  {"val_tokens", facts.val_tokens},
+                  {"unigram_entropy", facts.unigram_entropy}};
+  json["parameters"] = facts.parameters;
+  write_json(run_dir, json);
+}
+
+Report make_report(const RunFacts& facts, const TrainConfig& config, const StepMetrics& last,
+                   std::optional<double> val_loss, std::string sample) {
   const double peak_mib = double(Runtime::current().allocator().peak_bytes()) / (1 << 20);
   Report report;
   const auto row = [&](const char* what, std::string value) {
@@ -73,7 +98,19 @@ Report make_report(const RunFacts& facts, const StepMetrics& last, std::optional
   row("speed", fmt::format("{:.0f} tokens/s, last step", last.tokens_per_s));
   row("MFU", fmt::format("{:.0f} % of the {:.0f} GFLOP/s of the matmul library", 100 * last.mfu,
                          facts.matmul_gflops));
+  if (last.hfu > last.mfu) {
+    row("HFU", fmt::format("{:.0f} %, with what is computed twice", 100 * last.hfu));
+  }
+  const auto [needed, again] = predict_flops(config);
+  row("FLOPs of a step",
+      fmt::format(
+          "{:.4g} needed, {:.4g} more recomputed; {:.4g} as the book counts them, without a "
+          "causal mask",
+          double(needed), double(again),
+          model_flops_per_token(config.model, config.seq_len) *
+              double(config.micro_batch_size * config.grad_acc_steps * config.seq_len)));
   row("peak memory", fmt::format("{:.1f} MiB", peak_mib));
+  for (auto& [what, value] : memory_rows(config)) row(what.c_str(), std::move(value));
   if (val_loss) {
     report.verdict =
         *val_loss < facts.unigram_entropy

@@ -32,7 +32,7 @@ RunFacts gather_facts(const TokenFile& file, const Dataset& dataset, const Train
 /// The line that opens a run: model, batch, machine, directory.
 std::string headline(const RunFacts& facts, const TrainConfig& config);
 
-/// Writes run.json.
+/// Writes run.json; where a run is resumed, adds under what circumstances.
 void write_record(const RunDir& run_dir, const RunFacts& facts);
 
 /// What happened, for people.
@@ -45,7 +45,7 @@ struct Report {
   std::string text() const;      ///< the same for a terminal
 };
 
-Report make_report(const RunFacts& facts, const StepMetrics& last, std::optional<double> val_loss,
-                   std::string sample);
+Report make_report(const RunFacts& facts, const TrainConfig& config, const StepMetrics& last,
+                   std::optional<double> val_loss, std::string sample);
 
 }  // namespace usp

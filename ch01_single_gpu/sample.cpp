@@ -52,21 +52,32 @@ size_t utf8_length(const std::string& bytes, size_t i) {
 
 }  // namespace
 
+// [sample_tokens]
 std::vector<int32_t> sample_tokens(Model& model, const SampleConfig& config, int64_t seq_len,
-                                   std::vector<int32_t> prompt, uint64_t seed, bool (*stop)()) {
+                                   std::vector<int32_t> prompt, uint64_t seed,
+                                   const std::function<bool()>& stop) {
   const RandomStream stream(seed, "sample");
   std::vector<int32_t> tokens = std::move(prompt);
+  KvCache cache(seq_len);
+  int64_t cached = 0;  // tokens, of those in the window
+  int64_t window = std::min<int64_t>(seq_len, std::ssize(tokens));  // the last tokens: all it sees
   for (int64_t i = 0; i < config.sample_tokens && !stop(); ++i) {
-    const int64_t length = std::min<int64_t>(seq_len, std::ssize(tokens));
     Pass pass;
+    pass.mode = Pass::Mode::decode;
     pass.num_samples = 1;
-    pass.positions = Positions(0, length);
-    pass.tokens = Tensor::from_host(std::span(tokens).last(length), {length});
-    const Tensor last_row = model.logits(pass).narrow(0, length - 1, 1);
-    tokens.push_back(draw(last_row.items(), config, stream.uniform(i)));
+    pass.positions = Positions(cached, window - cached);
+    pass.tokens = Tensor::from_host(std::span(tokens).last(window - cached), {window - cached});
+    if (!config.no_kv_cache) pass.kv_cache = &cache;
+    tokens.push_back(draw(model.logits(pass).items(), config, stream.uniform(i)));
+    if (!config.no_kv_cache) cached = window;
+    if (++window > seq_len) {
+      window = (seq_len + 1) / 2;
+      cached = 0;
+    }
   }
   return tokens;
 }
+// [sample_tokens]
 
 std::string tokens_to_text(const std::vector<int32_t>& tokens, bool as_bytes) {
   if (!as_bytes) return fmt::format("{}", fmt::join(tokens, " "));

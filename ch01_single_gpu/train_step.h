@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "data.h"
+#include "memory.h"
 #include "metrics.h"
 #include "model.h"
 #include "optimizer.h"
@@ -26,6 +27,8 @@ class Trainer {
   /// Mean loss over the first eval_samples validation samples; NaN if there are none.
   double evaluate();
 
+  /// All that train_step() changes, for checkpoints.
+  TrainState state();
   Model& model() { return model_; }
   const Optimizer& optimizer() const { return optimizer_; }
 
@@ -44,7 +47,11 @@ class Trainer {
   Tensor loss_;  // [1] f64: the running step's loss
   // [members]
   int64_t tokens_ = 0;
+  double flops_ = 0, recomputed_flops_ = 0;  // of the last step, on this rank
   std::chrono::steady_clock::time_point step_begin_;
 };
+
+/// Runs two steps on shapes alone, the second because the first has no optimizer states yet.
+Simulation simulate(const TrainConfig& config);
 
 }  // namespace usp

@@ -14,17 +14,50 @@ void DataParallelConfig::bind(Args& args) {
   args.bind("grad_sync", grad_sync, {"naive", "overlapped", "bucketed"},
             "all-reduce after the backward pass, per parameter under it, or per bucket");
   args.bind("bucket_mb", bucket_mb, "MiB of gradients in a bucket");
+  args.bind("zero_stage", zero_stage,
+            "share out nothing (0), optimizer states (1), gradients too (2), weights too (3)");
+  args.bind("shard_size", shard_size, "ranks that share out one copy; 0: all of dp");
+  args.bind("gather_overlap", gather_overlap, {"none", "optimizer", "forward"},
+            "what hides the gathering of updated weights in stages 1 and 2");
 }
 
-void DataParallelConfig::validate(const Args&) const {
+void DataParallelConfig::validate(const Args& args) const {
   check_range("dp_size", double(dp_size), 1, HUGE_VAL);
   if (!(bucket_mb > 0)) usage_error("bucket_mb={} must be above 0; try 25", bucket_mb);
+  check_range("zero_stage", double(zero_stage), 0, 3);
+  check_range("shard_size", double(shard_size), 0, HUGE_VAL);
+  if (shard_size > 0 && dp_size % shard_size != 0) {
+    usage_error("shard_size={} must divide dp_size={}; try {}", shard_size, dp_size,
+                list_divisors(dp_size));
+  }
+  const auto needs_stage = [&](const char* flag, int64_t stages) {
+    if (!args.given(flag) || (zero_stage > 0 && zero_stage <= stages)) return;
+    usage_error("{} is for zero_stage 1 to {}, not {}; leave it out", flag, stages, zero_stage);
+  };
+  needs_stage("shard_size", 3);
+  needs_stage("gather_overlap", 2);
+  for (const char* flag : {"grad_sync", "bucket_mb"}) {
+    if (zero_stage == 0 || !args.given(flag)) continue;
+    usage_error("{} is for zero_stage=0, not {}, which reduces block by block; leave it out", flag,
+                zero_stage);
+  }
+}
+
+void DataParallelStrategy::sum_over_further_groups() {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    for (size_t g = 1; g < parameters_[i].grad_groups.size(); ++g) {
+      mesh_.group(parameters_[i].grad_groups[g]).all_reduce(parameters_[i].shard.grad);
+    }
+  }
 }
 
 // [buckets]
 DataParallel::DataParallel(const DataParallelConfig& config, ParameterList& parameters,
                            Grads& grads, const Mesh& mesh)
-    : parameters_(parameters), mesh_(mesh) {
+    : DataParallelStrategy(parameters, grads, mesh) {
+  for (size_t i = 0; i < parameters.size(); ++i) {  // the same on all of them; one enters the norm
+    if (mesh.group(parameters[i].grad_groups.front()).rank() > 0) parameters[i].counted = false;
+  }
   cut(config);
   for (Bucket& bucket : buckets_) {
     for (size_t i = 0; i < parameters.size(); ++i) {
@@ -81,16 +114,11 @@ void DataParallel::finish() {
     bucket.handle.wait();
     bucket.missing = bucket.parameters;
   }
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    // Copies of one weight may also lie on ranks that do other work for the same tokens.
-    for (size_t g = 1; g < parameters_[i].grad_groups.size(); ++g) {
-      mesh_.group(parameters_[i].grad_groups[g]).all_reduce(parameters_[i].grad);
-    }
-  }
+  sum_over_further_groups();
 }
 // [finish]
 
-std::pair<std::string, std::string> DataParallel::traffic_row(int64_t steps) const {
+std::pair<std::string, std::string> DataParallel::traffic_row(int64_t steps) {
   const Communicator& dp = mesh_.dp();
   const double ranks = dp.size();
   const double predicted = 2 * (ranks - 1) / ranks * double(parameters_.flat_grads().bytes());

@@ -14,10 +14,45 @@ struct DataParallelConfig {
   int64_t dp_size = 1;  ///< ranks that share the work of a batch
   std::string grad_sync = "bucketed";
   double bucket_mb = 25;  ///< MiB of gradients in a bucket
+  int64_t zero_stage = 0;
+  int64_t shard_size = 0;  ///< ranks that share out one copy of the model; 0: all of dp
+  std::string gather_overlap = "forward";
 
   void bind(Args& args);
   void validate(const Args& args) const;
 };
+
+// [strategy]
+/// How ranks that work on other samples divide what they would all hold a copy of.
+class DataParallelStrategy {
+ public:
+  DataParallelStrategy(ParameterList& parameters, Grads& grads, const Mesh& mesh)
+      : parameters_(parameters), grads_(grads), mesh_(mesh) {}
+  virtual ~DataParallelStrategy() = default;
+  DataParallelStrategy(const DataParallelStrategy&) = delete;
+  DataParallelStrategy& operator=(const DataParallelStrategy&) = delete;
+
+  /// Opens the gradients' window of a step of so many micro-batches.
+  virtual void begin_step(int64_t micro_batches) { grads_.begin_window(micro_batches); }
+  /// Returns when the gradient of every shard is the sum over the ranks. Throws Error if one is not
+  /// ready.
+  virtual void finish() = 0;
+  /// The optimizer has updated this rank's shards.
+  virtual void after_update() {}
+
+  virtual int64_t num_buckets() const = 0;  ///< messages in which gradients travel
+  /// For the report: bytes that this rank has sent per step, beside the formula's.
+  virtual std::pair<std::string, std::string> traffic_row(int64_t steps) = 0;
+
+ protected:
+  /// Copies of one weight may also lie on ranks that do other work for the same tokens.
+  void sum_over_further_groups();
+
+  ParameterList& parameters_;
+  Grads& grads_;
+  const Mesh& mesh_;
+};
+// [strategy]
 
 /// Keeps the gradients of the data-parallel ranks equal: after every backward pass each rank holds
 /// the sum over all of them.
@@ -35,20 +70,16 @@ struct DataParallelConfig {
 /// last parameter in it is ready. A bucket holds parameters that are summed over the same ranks
 /// (Parameter::grad_groups). What the book calls naive, overlapped and bucketed differs in nothing
 /// but where the cuts are.
-class DataParallel {
+class DataParallel : public DataParallelStrategy {
  public:
   /// From here on `grads` reports to this object each parameter that becomes ready.
   DataParallel(const DataParallelConfig& config, ParameterList& parameters, Grads& grads,
                const Mesh& mesh);
-  DataParallel(const DataParallel&) = delete;
-  DataParallel& operator=(const DataParallel&) = delete;
 
-  /// Returns when every gradient is the sum over the ranks. Throws Error if a bucket is still open.
-  void finish();
+  void finish() override;
 
-  int64_t num_buckets() const { return std::ssize(buckets_); }
-  /// For the report: gradient bytes that this rank has sent per step, beside 2 (dp-1)/dp of P.
-  std::pair<std::string, std::string> traffic_row(int64_t steps) const;
+  int64_t num_buckets() const override { return std::ssize(buckets_); }
+  std::pair<std::string, std::string> traffic_row(int64_t steps) override;
 
  private:
   /// A stretch of the flat gradients, which may begin and end inside a parameter.
@@ -67,8 +98,6 @@ class DataParallel {
   void cut(const DataParallelConfig& config);
   void on_ready(const Parameter& parameter);
 
-  ParameterList& parameters_;
-  const Mesh& mesh_;
   std::vector<Bucket> buckets_;  ///< from the end of the flat gradients to their beginning
 };
 

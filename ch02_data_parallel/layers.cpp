@@ -17,7 +17,8 @@ Tensor stacked(const std::vector<Parameter*>& parameters, Tensor Parameter::*mem
 
 }  // namespace
 
-Linear::Linear(std::vector<Parameter*> weights) : weights_(std::move(weights)) {
+Linear::Linear(std::vector<Parameter*> weights, std::string_view output_name)
+    : weights_(std::move(weights)), output_name_(output_name) {
   for (Parameter* weight : weights_) ++weight->uses;
 }
 
@@ -37,7 +38,7 @@ Linear::Saved Linear::keep(const Tensor& x) const { return {x}; }
 
 Tensor Linear::output(const Saved& saved) const {
   const Tensor w = weight();
-  Tensor y = Tensor::empty({saved.x.size(0), w.size(0)}, saved.x.dtype());  // [T, O]
+  Tensor y = Tensor::empty({saved.x.size(0), w.size(0)}, saved.x.dtype(), output_name_);  // [T, O]
   ops::linear_forward(y, saved.x, w);
   return y;
 }
@@ -68,8 +69,8 @@ RmsNorm::RmsNorm(Parameter& weight, double eps) : weight_(&weight), eps_(eps) { 
 
 Tensor RmsNorm::forward(const Tensor& x, Saved& saved) const {
   saved.x = x;
-  saved.rstd = Tensor::empty({x.size(0)}, accumulate_dtype(x.dtype()));
-  Tensor y = Tensor::empty(x.shape(), x.dtype());
+  saved.rstd = Tensor::empty({x.size(0)}, accumulate_dtype(x.dtype()), "rstd");
+  Tensor y = Tensor::empty(x.shape(), x.dtype(), "norm");
   ops::rmsnorm_forward(y, saved.rstd, x, weight_->value, eps_);
   return y;
 }
@@ -93,8 +94,9 @@ RopeTable::RopeTable(const ModelConfig& config, int64_t positions, DType dtype) 
     for (int64_t c = 0; c < pairs; ++c) {
       const double frequency =
           std::pow(config.rope_theta, -2.0 * double(c) / double(config.head_dim()));
-      cosines[p * pairs + c] = std::cos(double(p) * frequency);
-      sines[p * pairs + c] = std::sin(double(p) * frequency);
+      const double angle = double(p) * config.rope_scaling.scaled(frequency);
+      cosines[p * pairs + c] = std::cos(angle);
+      sines[p * pairs + c] = std::sin(angle);
     }
   }
   cos = Tensor::from_host(cosines, {positions, pairs}, accumulate_dtype(dtype));
@@ -106,7 +108,7 @@ Embedding::Embedding(Parameter& weight) : weight_(&weight) { ++weight.uses; }
 
 Tensor Embedding::forward(const Tensor&, Saved&, const Pass& pass) {
   const Tensor& weight = weight_->value;  // [V, H]
-  Tensor y = Tensor::empty({pass.tokens.numel(), weight.size(1)}, weight.dtype());
+  Tensor y = Tensor::empty({pass.tokens.numel(), weight.size(1)}, weight.dtype(), "residual");
   ops::embedding_forward(y, weight, pass.tokens, weight_->offset(0));
   return y;
 }
@@ -120,25 +122,46 @@ Tensor Embedding::backward(const Tensor& dy, Saved&, Grads& grads, const Pass& p
 
 // [core_attention]
 CoreAttention::CoreAttention(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                             bool store_probabilities)
+                             Probabilities probabilities)
     : heads_(num_heads),
       kv_heads_(num_kv_heads),
       head_dim_(head_dim),
       scale_(1 / std::sqrt(double(head_dim))),
-      store_probabilities_(store_probabilities) {}
+      probabilities_(probabilities) {}
 
 Tensor CoreAttention::forward(const Tensor& qkv, Saved& saved, const Pass& pass) const {
   const int64_t B = qkv.size(0), S = qkv.size(1);
-  saved.out = Tensor::empty({B, S, heads_, head_dim_}, qkv.dtype());
-  saved.lse = Tensor::empty({B, heads_, S}, accumulate_dtype(qkv.dtype()));
-  if (store_probabilities_) saved.probs = Tensor::empty({B, heads_, S, S}, qkv.dtype());
-  ops::attention_forward(saved.out, saved.lse, saved.probs, q_of(qkv), k_of(qkv), v_of(qkv), scale_,
-                         pass.positions, pass.positions);
+  saved.out = Tensor::empty({B, S, heads_, head_dim_}, qkv.dtype(), "attention");
+  saved.lse = Tensor::empty({B, heads_, S}, accumulate_dtype(qkv.dtype()), "lse");
+  const Tensor probs = attend(saved.out, saved.lse, qkv, pass);
+  if (probabilities_ == Probabilities::stored) saved.probs = probs;
   return saved.out;
+}
+
+Tensor CoreAttention::attend(const Tensor& out, const Tensor& lse, const Tensor& qkv,
+                             const Pass& pass) const {
+  Tensor kv = kv_of(qkv);  // [B, keys, 2G, D]
+  Positions keys = pass.positions;
+  if (pass.kv_cache != nullptr) {
+    kv = pass.kv_cache->append(this, kv, pass.positions);
+    keys = Positions(0, kv.size(1));
+  }
+  Tensor probs;
+  if (probabilities_ != Probabilities::never_whole) {
+    probs = Tensor::empty({qkv.size(0), heads_, qkv.size(1), keys.count()}, qkv.dtype(),
+                          "probabilities");
+  }
+  ops::attention_forward(out, lse, probs, q_of(qkv), kv.narrow(2, 0, kv_heads_),
+                         kv.narrow(2, kv_heads_, kv_heads_), scale_, pass.positions, keys);
+  return probs;
 }
 
 Tensor CoreAttention::backward(const Tensor& dout, const Tensor& qkv, Saved& saved,
                                const Pass& pass) const {
+  if (probabilities_ == Probabilities::recomputed) {
+    const RecomputeScope again;
+    saved.probs = attend(saved.out, saved.lse, qkv, pass);  // the same bits as in forward
+  }
   const DType acc = accumulate_dtype(qkv.dtype());
   Tensor delta = Tensor::empty(saved.lse.shape(), acc);  // [B, N, S]
   ops::attention_delta(delta, dout, saved.out);
@@ -203,7 +226,8 @@ FeedForward::FeedForward(std::unique_ptr<Linear> gate_up_proj, std::unique_ptr<L
 Tensor FeedForward::forward(const Tensor& x, Saved& saved) const {
   saved.gate_up = gate_up_proj_->forward(x, saved.gate_up_proj);  // [T, 2F]
   const Tensor& gate_up = saved.gate_up;
-  Tensor hidden = Tensor::empty({gate_up.size(0), gate_up.size(1) / 2}, x.dtype());  // [T, F]
+  Tensor hidden =
+      Tensor::empty({gate_up.size(0), gate_up.size(1) / 2}, x.dtype(), "swiglu");  // [T, F]
   ops::swiglu_forward(hidden, gate_up);
   return down_proj_->forward(hidden, saved.down_proj);  // [T, H]
 }
@@ -257,7 +281,7 @@ CrossEntropy::Rows CrossEntropy::rows_of(const Tensor& logits, const Pass& pass)
 }
 
 Tensor CrossEntropy::add_loss(const Tensor& loss, const Rows& rows, const Pass& pass) const {
-  Tensor lse = Tensor::empty(rows.max.shape(), rows.max.dtype());
+  Tensor lse = Tensor::empty(rows.max.shape(), rows.max.dtype(), "lse");
   ops::cross_entropy_loss(loss, lse, rows.max, rows.sum, rows.target_logit, pass.loss_scale);
   return lse;
 }

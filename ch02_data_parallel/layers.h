@@ -5,6 +5,7 @@
 
 #include "config.h"
 #include "grads.h"
+#include "kv_cache.h"
 #include "ops.h"
 #include "saved.h"
 
@@ -13,12 +14,19 @@ namespace usp {
 /// What a pass over one micro-batch is about. Dimensions in this file: B samples, S positions each,
 /// T = B S tokens, H hidden_size, N heads, G kv heads, D head_dim, F ffn_hidden_size, V vocab_size.
 struct Pass {
+  /// `recompute`: the same forward again, for what was not kept of it. `eval`: a loss without a
+  /// backward pass. `decode`: logits of a text that grows, from a cache of its earlier positions.
+  enum class Mode { train, recompute, eval, decode };
+
+  Mode mode = Mode::train;
+  int64_t micro_batch = 0;  ///< of its step on this rank
   int64_t num_samples = 0;  ///< B
   Positions positions;      ///< of the S tokens of every sample
   Tensor tokens;            ///< [T] i32
   Tensor targets;           ///< [T] i32; undefined where only logits are wanted
   double loss_scale = 0;  ///< 1 / target tokens of the global batch: the loss is divided here, once
   Tensor loss;            ///< [1] f64, to which the head adds
+  KvCache* kv_cache = nullptr;  ///< decode: holds the earlier positions and takes these ones
 };
 
 /// A piece of the model that a schedule runs as a unit: the attention half of a block, its MLP, the
@@ -27,6 +35,7 @@ struct Pass {
 class Segment {
  public:
   virtual ~Segment() = default;
+  virtual std::string_view name() const = 0;  ///< in traces; a string literal
   /// x [T, H] -> y [T, H]; fills `saved`.
   virtual Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) = 0;
   /// dy [T, H] -> dx [T, H]; hands weight gradients to `grads`. Takes what it kept out of `saved`.
@@ -45,7 +54,8 @@ class Linear {
     Tensor x;  ///< [T, I]
   };
 
-  explicit Linear(std::vector<Parameter*> weights);
+  /// `output_name`: what the memory profile calls y.
+  explicit Linear(std::vector<Parameter*> weights, std::string_view output_name = "linear");
   virtual ~Linear() = default;
   Linear(const Linear&) = delete;
   Linear& operator=(const Linear&) = delete;
@@ -63,11 +73,12 @@ class Linear {
   void add_weight_gradient(const Tensor& dy, const Saved& saved, Grads& grads) const;
 
   virtual Tensor weight() const;  ///< [O, I], as output() and input_gradient() read it
-  Tensor weight_grad() const;     ///< [O, I], acc dtype
+  Tensor weight_grad() const;     ///< [O, I]: the parameters' `grad`
   const std::vector<Parameter*>& parameters() const { return weights_; }
 
  private:
   std::vector<Parameter*> weights_;
+  std::string_view output_name_;
 };
 
 /// y = x / sqrt(mean(x²) + eps) * weight, per token. Zhang & Sennrich (2019).
@@ -100,11 +111,20 @@ struct RopeTable {
 class Embedding : public Segment {
  public:
   explicit Embedding(Parameter& weight);
+  std::string_view name() const override { return "embedding"; }
   Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override;  ///< x is not read
   Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override;
 
  private:
   Parameter* weight_;
+};
+
+/// What becomes of the attention probabilities [B, N, S, S], the largest activation of a long
+/// sequence.
+enum class Probabilities {
+  never_whole,  ///< blockwise attention: a few rows at a time, here and again in backward
+  stored,       ///< naive attention
+  recomputed,   ///< naive attention, selective recomputation: dropped, and made anew in backward
 };
 
 /// What mixes the tokens of a sample: every query head's softmax(q kᵀ / sqrt(D)) v over the keys at
@@ -117,16 +137,16 @@ class CoreAttention {
   struct Saved {
     Tensor out;    ///< [B, S, N, D]
     Tensor lse;    ///< [B, N, S]
-    Tensor probs;  ///< [B, N, S, S], if stored
+    Tensor probs;  ///< [B, N, S, keys], where stored
   };
 
   CoreAttention(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                bool store_probabilities);
+                Probabilities probabilities);
   virtual ~CoreAttention() = default;
   CoreAttention(const CoreAttention&) = delete;
   CoreAttention& operator=(const CoreAttention&) = delete;
 
-  /// -> out [B, S, N, D]
+  /// -> out [B, S, N, D]. With pass.kv_cache, over the positions in the cache as well.
   virtual Tensor forward(const Tensor& qkv, Saved& saved, const Pass& pass) const;
   /// dout [B, S, N, D] -> dqkv [B, S, N + 2G, D], acc dtype
   virtual Tensor backward(const Tensor& dout, const Tensor& qkv, Saved& saved,
@@ -140,12 +160,16 @@ class CoreAttention {
   Tensor q_of(const Tensor& qkv) const { return qkv.narrow(2, 0, heads_); }
   Tensor k_of(const Tensor& qkv) const { return qkv.narrow(2, heads_, kv_heads_); }
   Tensor v_of(const Tensor& qkv) const { return qkv.narrow(2, heads_ + kv_heads_, kv_heads_); }
+  Tensor kv_of(const Tensor& qkv) const { return qkv.narrow(2, heads_, 2 * kv_heads_); }
   double scale() const { return scale_; }
 
  private:
+  /// Fills out and lse; -> probs, undefined in blockwise attention.
+  Tensor attend(const Tensor& out, const Tensor& lse, const Tensor& qkv, const Pass& pass) const;
+
   int64_t heads_, kv_heads_, head_dim_;
   double scale_;
-  bool store_probabilities_;
+  Probabilities probabilities_;
 };
 
 /// The first half of a block: x + o_proj(attention(rope(q), rope(k), v)), q, k, v from norm(x).
@@ -153,6 +177,7 @@ class Attention : public Segment {
  public:
   Attention(RmsNorm norm, std::unique_ptr<Linear> qkv_proj, const RopeTable& rope,
             std::unique_ptr<CoreAttention> core, std::unique_ptr<Linear> o_proj);
+  std::string_view name() const override { return "attention"; }
   Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override;
 
@@ -191,6 +216,7 @@ class FeedForward {
 class Mlp : public Segment {
  public:
   Mlp(RmsNorm norm, FeedForward feed_forward);
+  std::string_view name() const override { return "mlp"; }
   Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override;
 
@@ -239,6 +265,7 @@ class CrossEntropy {
 class Head : public Segment {
  public:
   Head(RmsNorm norm, std::unique_ptr<Linear> lm_head, std::unique_ptr<CrossEntropy> cross_entropy);
+  std::string_view name() const override { return "head"; }
   Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override;
   Tensor logits(const Tensor& x) const;  ///< [T, H] -> [T, V], nothing saved

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+
 #include "config.h"
 #include "parameter.h"
 
@@ -20,6 +22,10 @@ class Optimizer {
   /// grad_squares() of all ranks. `step` counts from 0. Where the norm is not finite, weights and
   /// moments stay as they are.
   void step(int64_t step, double lr, const Tensor& squares);
+  /// Called with each parameter when its shard has been updated.
+  void on_updated(std::function<void(const Parameter&)> callback) {
+    on_updated_ = std::move(callback);
+  }
 
   /// [1] f64: the norm of all gradients before clipping, as of the last step.
   const Tensor& grad_norm() const { return norm_; }
@@ -27,12 +33,15 @@ class Optimizer {
   /// squares; undefined before the first step.
   const Tensor& first_moments() const { return m_; }
   const Tensor& second_moments() const { return v_; }
+  /// Both, by name and ready to be written to.
+  std::vector<OptimizerState> states();
 
  private:
   void allocate_states();
 
   ParameterList& parameters_;
   OptimizerConfig config_;
+  std::function<void(const Parameter&)> on_updated_;
   Tensor m_, v_;                         // [elements of all shards], acc dtype
   Tensor squares_, norm_, coefficient_;  // [1] f64
 };

@@ -17,7 +17,7 @@ int64_t largest_micro_batch(TrainConfig config, int64_t samples) {
   int64_t fits = 0;
   for (int64_t size = 1; size == 1 || size * config.data_parallel.dp_size <= samples; size *= 2) {
     config.micro_batch_size = size;
-    if (double(peak_bytes(config)) > config.planning.plan_memory * kGiB) break;
+    if (double(simulate(config).peak) > config.planning.plan_memory * kGiB) break;
     fits = size;
   }
   return fits;
@@ -50,24 +50,12 @@ void PlanConfig::validate(const Args&) const {
   if (!(plan_memory > 0)) usage_error("plan_memory={} must be above 0; try 80", plan_memory);
 }
 
-// [peak_bytes]
-int64_t peak_bytes(const TrainConfig& config) {
-  Runtime runtime(Device::meta);
-  const Runtime::Use use(runtime);
-  DryEngine engine(0, static_cast<int>(config.data_parallel.dp_size));
-  const Mesh mesh(Communicator::world(engine), {.dp = config.data_parallel.dp_size});
-  Trainer trainer(config, /*dataset=*/nullptr, mesh);
-  for (int64_t step = 0; step < 2; ++step)
-    trainer.train_step(step);  // the first has no moments yet
-  return runtime.allocator().peak_bytes();
-}
-// [peak_bytes]
-
 // [plan]
 std::string plan_batch(TrainConfig config, bool micro_batch_fixed) {
   const int64_t tokens = config.planning.plan, ranks = config.data_parallel.dp_size;
   const int64_t samples = std::max<int64_t>(1, std::llround(double(tokens) / config.seq_len));
-  config.grad_acc_steps = 1;  // more of them need no more memory
+  // How many there will be does not matter; that there are several may (zero_stage 2 and 3).
+  config.grad_acc_steps = 2;
   const int64_t micro_batch =
       micro_batch_fixed ? config.micro_batch_size : largest_micro_batch(config, samples);
   std::string text = fmt::format(
@@ -75,13 +63,14 @@ std::string plan_batch(TrainConfig config, bool micro_batch_fixed) {
       "2. sequence length   {} tokens: {} samples\n",
       tokens, config.seq_len, samples);
   config.micro_batch_size = std::max<int64_t>(1, micro_batch);
-  const double gib = double(peak_bytes(config)) / kGiB;
+  const double gib = double(simulate(config).peak) / kGiB;
   if (micro_batch == 0) {
     return text + fmt::format(
-                      "3. micro-batch       not even 1 sample fits: {:.1f} of {:g} GiB\n"
-                      "   more ranks do not help, each holds the whole model: shard it, or take "
-                      "a smaller one\n",
-                      gib, config.planning.plan_memory);
+                      "3. micro-batch       not even 1 sample fits: {:.1f} of {:g} GiB\n   {}\n",
+                      gib, config.planning.plan_memory,
+                      config.data_parallel.zero_stage < 3
+                          ? "more ranks help little, each holds the whole model: try --zero_stage 3"
+                          : "try more ranks, shorter sequences or --recompute full");
   }
   text += fmt::format("3. micro-batch       {} samples, {}; {:.1f} of {:g} GiB\n", micro_batch,
                       micro_batch_fixed ? "as asked for" : "the largest power of two that fits",

@@ -16,9 +16,6 @@ struct PlanConfig {
   void validate(const Args& args) const;
 };
 
-/// Peak bytes of a rank that trains with this configuration, by running two steps on shapes alone.
-int64_t peak_bytes(const TrainConfig& config);
-
 /// The book's recipe for a global batch over data-parallel ranks, as text: from tokens to samples,
 /// to the largest micro-batch that fits (`micro_batch_fixed`: the configuration's), to the steps of
 /// gradient accumulation. Playbook, section "Our journey up to now".

@@ -2,20 +2,33 @@
 
 #include <cmath>
 
+#include "pretrained.h"
 #include "runtime.h"
+#include "zero_accountant.h"
 
 namespace usp {
+
+namespace {
+
+Probabilities probabilities(const TrainConfig& config) {
+  if (config.attention == "blockwise") return Probabilities::never_whole;
+  return config.recompute == "selective" ? Probabilities::recomputed : Probabilities::stored;
+}
+
+}  // namespace
 
 // [trainer]
 Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& mesh)
     : config_(config),
       dataset_(dataset),
-      model_(config.model, config.seq_len, parse_dtype(config.dtype),
-             /*store_probabilities=*/config.attention == "naive", config.seed),
+      model_(config.model, config.seq_len, parse_dtype(config.dtype), probabilities(config)),
       grads_(model_.parameters()),
       optimizer_(model_.parameters(), config.optimizer),
       mesh_(mesh),
-      data_parallel_(config.data_parallel, model_.parameters(), grads_, mesh) {
+      data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh)) {
+  if (config.model.pretrained) load_pretrained(model_.parameters(), config.model.model);
+  // The embedding keeps nothing but its tokens, and what the head keeps is needed at once.
+  if (config.recompute == "full") model_.recompute({1, config.model.num_layers + 1});
   const CategoryScope scope(Category::workspace);
   loss_ = Tensor::zeros({1}, DType::f64);
 }
@@ -23,6 +36,7 @@ Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& 
 
 // [take_batch]
 Pass Trainer::take_batch(Split split, int64_t first_sample, int64_t num_samples) const {
+  const TraceScope trace("take_batch");
   const int64_t seq_len = config_.seq_len;
   std::vector<int32_t> tokens(num_samples * seq_len), targets(num_samples * seq_len);
   for (int64_t i = 0; i < num_samples && dataset_ != nullptr; ++i) {
@@ -37,8 +51,8 @@ Pass Trainer::take_batch(Split split, int64_t first_sample, int64_t num_samples)
   Pass pass;
   pass.num_samples = num_samples;
   pass.positions = Positions(0, seq_len);
-  pass.tokens = Tensor::from_host(tokens, {num_samples * seq_len});
-  pass.targets = Tensor::from_host(targets, {num_samples * seq_len});
+  pass.tokens = Tensor::from_host(tokens, {num_samples * seq_len}, "tokens");
+  pass.targets = Tensor::from_host(targets, {num_samples * seq_len}, "targets");
   pass.loss = loss_;
   return pass;
 }
@@ -52,27 +66,38 @@ void Trainer::forward_backward(const Pass& pass) {
 // [train_step]
 void Trainer::train_step(int64_t step) {
   step_begin_ = std::chrono::steady_clock::now();
+  const Runtime& runtime = Runtime::current();
+  const double flops_before = runtime.flops(), recomputed_before = runtime.recomputed_flops();
   const NoHostReads no_host_reads;
   const TraceScope trace("train_step");
   ops::fill(loss_, 0);
-  grads_.begin_window(config_.grad_acc_steps);
+  data_parallel_->begin_step(config_.grad_acc_steps);
   for (int64_t micro_step = 0; micro_step < config_.grad_acc_steps; ++micro_step) {
     // Each micro-step, the ranks take the next micro-batches of the global batch, in their order.
     const int64_t micro_batch = micro_step * mesh_.dp().size() + mesh_.dp().rank();
     const int64_t first_sample =
         step * config_.global_batch_size() + micro_batch * config_.micro_batch_size;
     Pass pass = take_batch(Split::train, first_sample, config_.micro_batch_size);
+    pass.micro_batch = micro_step;
     // The mean is over the tokens of all ranks' micro-batches, so the gradients only ever add up.
     pass.loss_scale = 1 / double(config_.tokens_per_step());
     forward_backward(pass);
   }
   grads_.end_window();
-  data_parallel_.finish();
+  data_parallel_->finish();
   const Tensor squares = optimizer_.grad_squares();
+  mesh_.world().all_reduce(squares);  // 8 bytes: of all shards, each counted on one rank
   optimizer_.step(step, learning_rate(config_.optimizer, step, config_.steps), squares);
+  data_parallel_->after_update();
   tokens_ += config_.tokens_per_step();
+  flops_ = runtime.flops() - flops_before;
+  recomputed_flops_ = runtime.recomputed_flops() - recomputed_before;
 }
 // [train_step]
+
+// [state]
+TrainState Trainer::state() { return {model_.parameters(), optimizer_.states(), tokens_}; }
+// [state]
 
 // [report]
 StepMetrics Trainer::report(int64_t step, double peak_gflops) {
@@ -90,7 +115,9 @@ StepMetrics Trainer::report(int64_t step, double peak_gflops) {
   const double flops_per_token = model_flops_per_token(config_.model, config_.seq_len);
   if (peak_gflops > 0) {
     metrics.mfu = flops_per_token * metrics.tokens_per_s / (peak_gflops * 1e9);
+    metrics.hfu = metrics.mfu * (flops_ / (flops_ - recomputed_flops_));
   }
+  metrics.flops = flops_;
   return metrics;
 }
 // [report]
@@ -102,10 +129,13 @@ double Trainer::evaluate() {
   if (samples == 0) return std::nan("");
   ops::fill(loss_, 0);
   const int64_t ranks = mesh_.dp().size(), rank = mesh_.dp().rank();
-  for (int64_t first = rank * config_.micro_batch_size; first < samples;
-       first += ranks * config_.micro_batch_size) {
+  const int64_t at_once = ranks * config_.micro_batch_size;
+  for (int64_t begin = 0; begin < samples; begin += at_once) {
+    // Every rank runs as many passes, the last ones perhaps over nothing: weights may be gathered.
+    const int64_t first = std::min(samples, begin + rank * config_.micro_batch_size);
     const int64_t count = std::min(config_.micro_batch_size, samples - first);
     Pass pass = take_batch(Split::validation, first, count);
+    pass.mode = Pass::Mode::eval;
     pass.loss_scale = 1 / double(samples * config_.seq_len);
     model_.evaluate(pass);
   }
@@ -113,5 +143,29 @@ double Trainer::evaluate() {
   return loss_.item();
 }
 // [evaluate]
+
+// [states_of_a_rank]
+StateBytes predict_states(const TrainConfig& config) { return sharded_states(config); }
+std::vector<LiveBytes> predict_buffers(const TrainConfig& config) { return zero_buffers(config); }
+double book_states(const TrainConfig& config) { return book_sharded_states(config); }
+// [states_of_a_rank]
+
+// [simulate]
+Simulation simulate(const TrainConfig& config) {
+  constexpr int64_t kSteps = 2;
+  Runtime runtime(Device::meta);
+  const Runtime::Use use(runtime);
+  DryEngine engine(0, static_cast<int>(config.data_parallel.dp_size));
+  const Mesh mesh(Communicator::world(engine), {.dp = config.data_parallel.dp_size});
+  Trainer trainer(config, /*dataset=*/nullptr, mesh);
+  runtime.allocator().record_events(true);
+  runtime.tracer().record(true);
+  for (int64_t step = 0; step < kSteps; ++step) {
+    runtime.tracer().set_step(step);
+    trainer.train_step(step);
+  }
+  return make_simulation(kSteps);
+}
+// [simulate]
 
 }  // namespace usp

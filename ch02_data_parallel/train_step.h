@@ -4,9 +4,11 @@
 
 #include "comm/mesh.h"
 #include "data.h"
+#include "memory.h"
 #include "metrics.h"
 #include "model.h"
 #include "optimizer.h"
+#include "zero.h"
 
 namespace usp {
 
@@ -27,10 +29,12 @@ class Trainer {
   /// Mean loss over the first eval_samples validation samples; NaN if there are none.
   double evaluate();
 
+  /// All that train_step() changes, for checkpoints.
+  TrainState state();
   Model& model() { return model_; }
   const Optimizer& optimizer() const { return optimizer_; }
   // [accessor]
-  const DataParallel& data_parallel() const { return data_parallel_; }
+  DataParallelStrategy& data_parallel() { return *data_parallel_; }
   // [accessor]
 
  private:
@@ -46,11 +50,15 @@ class Trainer {
   Optimizer optimizer_;
   // [members]
   const Mesh& mesh_;
-  DataParallel data_parallel_;
+  std::unique_ptr<DataParallelStrategy> data_parallel_;
   Tensor loss_;  // [1] f64: the share of this rank's samples in the running step's loss
   // [members]
   int64_t tokens_ = 0;
+  double flops_ = 0, recomputed_flops_ = 0;  // of the last step, on this rank
   std::chrono::steady_clock::time_point step_begin_;
 };
+
+/// Runs two steps on shapes alone, the second because the first has no optimizer states yet.
+Simulation simulate(const TrainConfig& config);
 
 }  // namespace usp

@@ -35,17 +35,37 @@ std::string_view name(Category category) {
 
 Allocator::~Allocator() { release_cached_blocks(); }
 
-void* Allocator::allocate(int64_t bytes, Category category) {
-  count(bytes, category);
-  if (bytes == 0 || device_ == Device::meta) return nullptr;
-  std::set<void*>& free_blocks = cached_[size_class(bytes)];
-  if (free_blocks.empty()) return allocate_from_system(size_class(bytes));
-  return free_blocks.extract(free_blocks.begin()).value();
+void* Allocator::allocate(int64_t bytes, const MemoryTag& tag) {
+  count(bytes, tag);
+  if (bytes == 0) return nullptr;
+  const ShelfKey key{tag.category == Category::workspace, size_class(bytes)};
+  Shelf& shelf = cached_[key];
+  if (device_ == Device::meta) {
+    if (shelf.pretended == 0) {
+      reserved(key.first) += key.second;
+    } else {
+      --shelf.pretended;
+    }
+    return nullptr;
+  }
+  if (shelf.blocks.empty()) return allocate_from_system(key);
+  return shelf.blocks.extract(shelf.blocks.begin()).value();
 }
 
-void Allocator::release(void* pointer, int64_t bytes, Category category) {
-  count(-bytes, category);
-  if (pointer != nullptr) cached_[size_class(bytes)].insert(pointer);
+void Allocator::release(void* pointer, int64_t bytes, const MemoryTag& tag) {
+  count(-bytes, tag);
+  if (bytes == 0) return;
+  Shelf& shelf = cached_[{tag.category == Category::workspace, size_class(bytes)}];
+  if (device_ == Device::meta) {
+    ++shelf.pretended;
+  } else {
+    shelf.blocks.insert(pointer);
+  }
+}
+
+void Allocator::record_events(bool on) {
+  if (on && !recording_ && events_.empty()) initial_ = live_;
+  recording_ = on;
 }
 
 void Allocator::reset_peaks() {
@@ -53,39 +73,40 @@ void Allocator::reset_peaks() {
   peak_total_ = live_total_;
 }
 
-void Allocator::count(int64_t bytes, Category category) {
-  const int index = static_cast<int>(category);
+void Allocator::count(int64_t bytes, const MemoryTag& tag) {
+  const int index = static_cast<int>(tag.category);
   live_[index] += bytes;
   live_total_ += bytes;
   peak_[index] = std::max(peak_[index], live_[index]);
   peak_total_ = std::max(peak_total_, live_total_);
   if (recording_ && bytes != 0) {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    events_.push_back({std::chrono::nanoseconds(now).count(), bytes, category});
+    events_.push_back({std::chrono::nanoseconds(now).count(), bytes, tag, live_[index]});
   }
 }
 
-void* Allocator::allocate_from_system(int64_t rounded) {
+void* Allocator::allocate_from_system(const ShelfKey& key) {
+  const int64_t rounded = key.second;
   const int64_t alignment = rounded >= kHugePage ? kHugePage : kAlignment;
   void* pointer = nullptr;
   if (posix_memalign(&pointer, alignment, rounded) != 0) {
     release_cached_blocks();
     if (posix_memalign(&pointer, alignment, rounded) != 0) {
       fail("out of memory: {} bytes asked for, {} bytes live, {} bytes reserved", rounded,
-           live_total_, reserved_);
+           live_total_, reserved_bytes());
     }
   }
   // Fewer page faults and TLB misses; where the kernel has no huge pages nothing changes.
   if (rounded >= kHugePage) madvise(pointer, rounded, MADV_HUGEPAGE);
-  reserved_ += rounded;
+  reserved(key.first) += rounded;
   ++system_allocations_;
   return pointer;
 }
 
 void Allocator::release_cached_blocks() {
-  for (const auto& [bytes, pointers] : cached_) {
-    for (void* pointer : pointers) std::free(pointer);
-    reserved_ -= bytes * static_cast<int64_t>(pointers.size());
+  for (const auto& [key, shelf] : cached_) {
+    for (void* pointer : shelf.blocks) std::free(pointer);
+    reserved(key.first) -= key.second * static_cast<int64_t>(shelf.blocks.size());
   }
   cached_.clear();
 }

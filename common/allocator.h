@@ -29,14 +29,28 @@ inline constexpr int kNumCategories = 6;
 
 std::string_view name(Category category);
 
+/// What an allocation is for: its category, and for the memory profile the model's block and the
+/// kind of tensor.
+struct MemoryTag {
+  Category category;
+  int block = -1;         ///< -1: of none
+  std::string_view name;  ///< a literal such as "qkv"; may be empty
+
+  MemoryTag(Category tag_category, int tag_block = -1, std::string_view tag_name = {})  // NOLINT
+      : category(tag_category), block(tag_block), name(tag_name) {}
+};
+
 /// Hands out memory, keeps freed blocks for reuse, and counts what is live by category.
 ///
 /// Requests are rounded up to a size class, eight to each doubling, so that at most an eighth is
 /// wasted, and a freed block serves its own class only. A step of training asks for the same sizes
 /// in the same order every time: whatever the first step needed of a class, the second finds
 /// there. The system is not asked again, and since the lowest address goes first, pointers repeat.
+/// Workspace has blocks of its own: how much of it a kernel wants depends on the device, and what
+/// everything else takes from the system does not.
 ///
-/// On the meta device requests are counted and nothing is allocated. Not thread-safe: one
+/// On the meta device requests are counted, blocks are handed out and taken back as they would be,
+/// and nothing is allocated. Not thread-safe: one
 /// allocator belongs to one rank, whose OpenMP workers never allocate.
 class Allocator {
  public:
@@ -44,7 +58,8 @@ class Allocator {
   struct Event {
     int64_t nanoseconds;  ///< steady clock
     int64_t bytes;
-    Category category;
+    MemoryTag tag;
+    int64_t live_bytes;  ///< of the category, afterwards
   };
 
   explicit Allocator(Device device) : device_(device) {}
@@ -54,27 +69,39 @@ class Allocator {
 
   /// Memory for `bytes` bytes, 64-byte aligned, contents undefined; nullptr for 0 bytes and on
   /// meta. Throws Error when the system has none left, naming what is live.
-  void* allocate(int64_t bytes, Category category);
-  /// Returns what allocate() gave for the same `bytes` and `category`.
-  void release(void* pointer, int64_t bytes, Category category);
+  void* allocate(int64_t bytes, const MemoryTag& tag);
+  /// Returns what allocate() gave for the same `bytes` and `tag`.
+  void release(void* pointer, int64_t bytes, const MemoryTag& tag);
 
   Device device() const { return device_; }
   int64_t live_bytes(Category category) const { return live_[static_cast<int>(category)]; }
   int64_t live_bytes() const { return live_total_; }  ///< as requested, all categories
   int64_t peak_bytes(Category category) const { return peak_[static_cast<int>(category)]; }
-  int64_t peak_bytes() const { return peak_total_; }    ///< of the sum, not sum of peaks
-  int64_t reserved_bytes() const { return reserved_; }  ///< taken from the system
+  int64_t peak_bytes() const { return peak_total_; }  ///< of the sum, not sum of peaks
+  /// Taken from the system; on meta, what would have been.
+  int64_t reserved_bytes() const { return reserved_ + reserved_workspace_; }
+  int64_t reserved_workspace_bytes() const { return reserved_workspace_; }  ///< of these
   int64_t system_allocations() const { return system_allocations_; }  ///< requests to the system
   /// Forgets the peaks: the live bytes are the new ones.
   void reset_peaks();
 
   /// Whether allocations and releases are appended to events().
-  void record_events(bool on) { recording_ = on; }
+  void record_events(bool on);
+  /// Alive when recording began for the first time.
+  int64_t initial_bytes(Category category) const { return initial_[static_cast<int>(category)]; }
   const std::vector<Event>& events() const { return events_; }
 
  private:
-  void count(int64_t bytes, Category category);
-  void* allocate_from_system(int64_t rounded);
+  /// Free blocks of one size class, for workspace or for everything else.
+  struct Shelf {
+    std::set<void*> blocks;
+    int64_t pretended = 0;  ///< how many there are on meta
+  };
+  using ShelfKey = std::pair<bool, int64_t>;  ///< workspace?, size class
+
+  void count(int64_t bytes, const MemoryTag& tag);
+  void* allocate_from_system(const ShelfKey& key);
+  int64_t& reserved(bool workspace) { return workspace ? reserved_workspace_ : reserved_; }
   void release_cached_blocks();
 
   Device device_;
@@ -82,10 +109,11 @@ class Allocator {
   std::array<int64_t, kNumCategories> peak_{};
   int64_t live_total_ = 0;
   int64_t peak_total_ = 0;
-  int64_t reserved_ = 0;
+  int64_t reserved_ = 0, reserved_workspace_ = 0;
   int64_t system_allocations_ = 0;
-  std::map<int64_t, std::set<void*>> cached_;  ///< free blocks by size class
+  std::map<ShelfKey, Shelf> cached_;
   bool recording_ = false;
+  std::array<int64_t, kNumCategories> initial_{};
   std::vector<Event> events_;
 };
 

@@ -29,6 +29,7 @@ class Backend {
   virtual void fill(Tensor y, double value) = 0;
   virtual void copy(Tensor y, const Tensor& x) = 0;
   virtual void add(Tensor y, const Tensor& a, const Tensor& b) = 0;
+  virtual void accumulate(Tensor sum, const Tensor& x) = 0;
   virtual void matmul(Tensor c, const Tensor& a, const Tensor& b, bool accumulate) = 0;
 
   virtual void embedding_forward(Tensor y, const Tensor& table, const Tensor& tokens,

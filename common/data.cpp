@@ -1,64 +1,45 @@
 #include "data.h"
 
-#include <fcntl.h>
-#include <openssl/evp.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 
 #include "check.h"
+#include "sha256.h"
 
 namespace usp {
 
+namespace {
+
+MappedFile map_tokens(const std::string& path) {
+  try {
+    return MappedFile(path);
+  } catch (const Error& error) {
+    usage_error("data={}; give a text file or a .bin of tokens", error.what());
+  }
+}
+
+}  // namespace
+
 TokenFile::TokenFile(const std::string& path, int token_bytes, int64_t vocab_size)
-    : path_(path), token_bytes_(path.ends_with(".bin") ? token_bytes : 1) {
-  const int descriptor =
-      open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe would block
-  if (descriptor < 0) {
-    usage_error("data={}: cannot open the file: {}", path, std::strerror(errno));
-  }
-  struct stat status {};
-  fstat(descriptor, &status);
-  bytes_ = status.st_size;
-  size_ = bytes_ / token_bytes_;
-  const bool regular = S_ISREG(status.st_mode);
-  if (regular && size_ > 0) {
-    void* address = mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, descriptor, 0);
-    if (address != MAP_FAILED) data_ = static_cast<const unsigned char*>(address);
-  }
-  close(descriptor);
-  if (!regular) usage_error("data={} is not a regular file; give a text file or a .bin", path);
+    : path_(path), token_bytes_(path.ends_with(".bin") ? token_bytes : 1), file_(map_tokens(path)) {
+  const int64_t bytes = std::ssize(file_.bytes());
+  size_ = bytes / token_bytes_;
   if (size_ == 0) usage_error("data={} is empty; give a text file or a .bin of tokens", path);
-  if (data_ == nullptr) fail("cannot map {} into memory: {}", path, std::strerror(errno));
-  if (bytes_ % token_bytes_ != 0) {
+  if (bytes % token_bytes_ != 0) {
     usage_error("data={}: {} bytes are no whole number of {}-byte tokens; see --token_dtype", path,
-                bytes_, token_bytes_);
+                bytes, token_bytes_);
   }
   check_tokens(vocab_size);
 }
 
-TokenFile::~TokenFile() {
-  if (data_ != nullptr) munmap(const_cast<unsigned char*>(data_), bytes_);
-}
-
 int32_t TokenFile::operator[](int64_t index) const {
   uint32_t token = 0;
-  std::memcpy(&token, data_ + index * token_bytes_, token_bytes_);  // little-endian
+  std::memcpy(&token, file_.bytes().data() + index * token_bytes_, token_bytes_);  // little-endian
   return static_cast<int32_t>(token);
 }
 
-std::string TokenFile::sha256() const {
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned int length = 0;
-  if (EVP_Digest(data_, bytes_, digest, &length, EVP_sha256(), nullptr) != 1) {
-    fail("SHA-256 of {} failed", path_);
-  }
-  return fmt::format("{:02x}", fmt::join(digest, digest + length, ""));
-}
+std::string TokenFile::sha256() const { return usp::sha256(file_.bytes()); }
 
 void TokenFile::check_tokens(int64_t vocab_size) const {
   if (vocab_size >= int64_t{1} << (8 * token_bytes_)) return;
@@ -71,6 +52,25 @@ void TokenFile::check_tokens(int64_t vocab_size) const {
                   i, vocab_size, remedy);
     }
   }
+}
+
+std::vector<int32_t> parse_token_ids(const char* flag, const std::string& text,
+                                     int64_t vocab_size) {
+  constexpr const char* kSeparators = " ,\t\n";
+  std::vector<int32_t> tokens;
+  for (size_t begin = text.find_first_not_of(kSeparators); begin != std::string::npos;) {
+    const size_t end = std::min(text.find_first_of(kSeparators, begin), text.size());
+    int32_t token = -1;
+    const auto [stop, error] = std::from_chars(text.data() + begin, text.data() + end, token);
+    if (error != std::errc{} || stop != text.data() + end || token < 0 || token >= vocab_size) {
+      usage_error("{}: '{}' is no token id below vocab_size={}; try 0", flag,
+                  text.substr(begin, end - begin), vocab_size);
+    }
+    tokens.push_back(token);
+    begin = text.find_first_not_of(kSeparators, end);
+  }
+  if (tokens.empty()) usage_error("{}='{}' holds no token id; try '0'", flag, text);
+  return tokens;
 }
 
 namespace {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "mapped_file.h"
 #include "rng.h"
 
 namespace usp {
@@ -16,9 +17,6 @@ class TokenFile {
   /// Throws UsageError if the file is missing, unreadable, empty, or holds a token >= vocab_size
   /// (naming the token and where it stands). `token_bytes` (2 or 4) applies to `.bin` files.
   TokenFile(const std::string& path, int token_bytes, int64_t vocab_size);
-  ~TokenFile();
-  TokenFile(const TokenFile&) = delete;
-  TokenFile& operator=(const TokenFile&) = delete;
 
   int64_t size() const { return size_; }  ///< tokens
   int32_t operator[](int64_t index) const;
@@ -32,9 +30,12 @@ class TokenFile {
   std::string path_;
   int token_bytes_ = 1;
   int64_t size_ = 0;
-  int64_t bytes_ = 0;
-  const unsigned char* data_ = nullptr;
+  MappedFile file_;
 };
+
+/// The token ids in a flag's value, separated by blanks or commas: "1 15043" or "1,15043". Throws
+/// UsageError unless there is at least one and each lies in [0, vocab_size).
+std::vector<int32_t> parse_token_ids(const char* flag, const std::string& text, int64_t vocab_size);
 
 enum class DataOrder { sequential, shuffled };
 

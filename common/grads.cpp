@@ -1,5 +1,7 @@
 #include "grads.h"
 
+#include "ops.h"
+
 namespace usp {
 
 Grads::Grads(ParameterList& parameters)
@@ -47,8 +49,12 @@ void Grads::compute(const Contribution& contribution) {
   for (Parameter* parameter : contribution.parameters) {
     if (begins && on_first_) on_first_(*parameter);
   }
-  contribution.compute(/*accumulate=*/!begins);
+  contribution.compute(/*accumulate=*/!begins && !first.main_grad.defined());
   for (Parameter* parameter : contribution.parameters) {
+    if (parameter->main_grad.defined()) {
+      if (begins) ops::fill(parameter->main_grad, 0);
+      ops::accumulate(parameter->main_grad, parameter->grad);
+    }
     ++contributions_[parameter->index];
     if (at_end_of_round(*parameter) && on_ready_) on_ready_(*parameter);
   }

@@ -21,6 +21,8 @@ struct StepMetrics {
   double step_ms = 0;
   double tokens_per_s = 0;
   double mfu = 0;       ///< model FLOPs utilisation, 0 to 1
+  double hfu = 0;       ///< hardware FLOPs utilisation: the same with what was recomputed
+  double flops = 0;     ///< that this rank carried out, recomputation included
   double val_loss = 0;  ///< after the update; where measured
   bool has_val_loss = false;
 };
@@ -30,23 +32,26 @@ struct StepMetrics {
 /// bit for bit.
 class MetricsWriter {
  public:
-  /// Throws Error if the file cannot be opened. `dtype` sets the digits: 17 for f64, else 9.
-  MetricsWriter(const std::string& path, DType dtype);
+  /// Throws Error if the file cannot be opened. `dtype` sets the digits: 17 for f64, else 9. The
+  /// lines of the first `kept_steps` steps stay, of a run that is resumed there.
+  MetricsWriter(const std::string& path, DType dtype, int64_t kept_steps = 0);
+
+  /// What the file says of the last step that was kept; val_loss is that of the last validation.
+  const StepMetrics& last() const { return last_; }
 
   /// Throws Error if writing fails (a full disk). Adds the allocator's peaks since they were reset,
   /// and what the ledger counted since the last call.
   void write(const StepMetrics& metrics, Runtime& runtime);
 
  private:
+  void cut(int64_t kept_steps);
+
   std::string path_;
   std::ofstream stream_;
+  StepMetrics last_;
   Ledger written_;
   int digits_;
 };
-
-/// memory.json: peaks by category, what was reserved, and every recorded allocation and release as
-/// [nanoseconds, bytes, category].
-std::string memory_json(const Allocator& allocator);
 
 /// A number as a JSON value: `digits` significant digits, or "nan", "inf", "-inf" in quotes.
 std::string json_number(double value, int digits);

@@ -16,6 +16,9 @@ class OpScope {
     runtime_.add_flops(flops);
   }
 
+  /// So many of the op's floating-point operations repeat what forward had done.
+  void repeats(int64_t flops) { runtime_.add_flops(0, flops); }
+
   Backend* operator->() { return &runtime_.backend(); }
 
  private:
@@ -45,6 +48,15 @@ void check_heads(const Tensor& tensor, const Shape& shape, DType dtype, std::str
   check_dtype(tensor, dtype, what);
   USP_CHECK(tensor.size(-1) <= 1 || tensor.stride(-1) == 1, "{}: channels must be contiguous",
             what);
+}
+
+/// `dweight` holds gradients of weights that multiply what has `dtype`: in that or wider.
+void check_weight_gradient(const Tensor& dweight, const Shape& shape, DType dtype,
+                           std::string_view what) {
+  USP_CHECK(dweight.dtype() == dtype || dweight.dtype() == accumulate_dtype(dtype),
+            "{} holds {}, expected {} or {}", what, name(dweight.dtype()), name(dtype),
+            name(accumulate_dtype(dtype)));
+  check_operand(dweight, shape, dweight.dtype(), what);
 }
 
 void check_matmul(const Tensor& c, const Tensor& a, const Tensor& b) {
@@ -103,6 +115,12 @@ void add(Tensor y, const Tensor& a, const Tensor& b) {
   OpScope("add", 0, y, a, b)->add(y, a, b);
 }
 
+void accumulate(Tensor sum, const Tensor& x) {
+  check_operand(x, sum.shape(), x.dtype(), "accumulate: x");
+  check_operand(sum, x.shape(), accumulate_dtype(x.dtype()), "accumulate: sum");
+  OpScope("accumulate", 0, sum, sum, x)->accumulate(sum, x);
+}
+
 void matmul(Tensor c, const Tensor& a, const Tensor& b, bool accumulate) {
   check_matmul(c, a, b);
   OpScope("matmul", matmul_flops(c, a), c, a, b)->matmul(c, a, b, accumulate);
@@ -123,7 +141,6 @@ void linear_backward_input(Tensor dx, const Tensor& dy, const Tensor& weight) {
 void linear_backward_weight(Tensor dweight, const Tensor& dy, const Tensor& x, bool accumulate) {
   const Tensor a = dy.transposed();
   check_matmul(dweight, a, x);
-  check_dtype(dweight, accumulate_dtype(x.dtype()), "linear_backward_weight: dweight");
   OpScope("linear_backward_weight", matmul_flops(dweight, a), dweight, dy, x)
       ->matmul(dweight, a, x, accumulate);
 }
@@ -137,8 +154,8 @@ void embedding_forward(Tensor y, const Tensor& table, const Tensor& tokens, int6
 
 void embedding_backward(Tensor dtable, const Tensor& dy, const Tensor& tokens, int64_t vocab_offset,
                         bool accumulate) {
-  check_operand(dtable, {dtable.size(0), dy.size(1)}, accumulate_dtype(dy.dtype()),
-                "embedding_backward: dtable");
+  check_weight_gradient(dtable, {dtable.size(0), dy.size(1)}, dy.dtype(),
+                        "embedding_backward: dtable");
   check_operand(tokens, {dy.size(0)}, DType::i32, "embedding_backward: tokens");
   check_operand(dy, dy.shape(), dy.dtype(), "embedding_backward: dy");
   OpScope("embedding_backward", 0, dtable, dy, tokens)
@@ -172,7 +189,7 @@ void rmsnorm_backward_weight(Tensor dweight, const Tensor& dy, const Tensor& x, 
   const DType acc = accumulate_dtype(x.dtype());
   check_operand(x, {dy.size(0), dy.size(1)}, dy.dtype(), "rmsnorm_backward_weight: x");
   check_operand(dy, x.shape(), x.dtype(), "rmsnorm_backward_weight: dy");
-  check_operand(dweight, {x.size(1)}, acc, "rmsnorm_backward_weight: dweight");
+  check_weight_gradient(dweight, {x.size(1)}, x.dtype(), "rmsnorm_backward_weight: dweight");
   check_operand(rstd, {x.size(0)}, acc, "rmsnorm_backward_weight: rstd");
   OpScope("rmsnorm_backward_weight", 0, dweight, dy, x, rstd)
       ->rmsnorm_backward_weight(dweight, dy, x, rstd, accumulate);
@@ -239,8 +256,10 @@ void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, con
   check_operand(lse, {s.B, s.N, s.S}, acc, "attention_backward: lse");
   check_operand(delta, lse.shape(), acc, "attention_backward: delta");
   // Blockwise attention multiplies q by k once more: it kept the row's lse, not the probabilities.
-  const int64_t flops = attention_flops(s, probs.defined() ? 4 : 5, queries, keys);
+  const int64_t repeated = probs.defined() ? 0 : attention_flops(s, 1, queries, keys);
+  const int64_t flops = attention_flops(s, 4, queries, keys) + repeated;
   OpScope op("attention_backward", flops, dq, dk, dv, dout, probs, q, k, v);
+  op.repeats(repeated);
   if (!probs.defined()) {
     op->attention_backward(dq, dk, dv, dout, q, k, v, lse, delta, scale, queries, keys);
     return;
@@ -304,7 +323,7 @@ void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
   check_operand(master, value.shape(), acc, "adamw: master");
   check_operand(m, value.shape(), acc, "adamw: m");
   check_operand(v, value.shape(), acc, "adamw: v");
-  check_operand(grad, value.shape(), acc, "adamw: grad");
+  check_weight_gradient(grad, value.shape(), value.dtype(), "adamw: grad");
   check_operand(coefficient, {1}, DType::f64, "adamw: coefficient");
   OpScope("adamw", 0, value, master, m, m, v, v, grad)
       ->adamw(value, master, m, v, grad, coefficient, settings);

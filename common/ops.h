@@ -21,6 +21,8 @@ void fill(Tensor y, double value);
 void copy(Tensor y, const Tensor& x);
 /// y = a + b; contiguous, equal shapes and dtypes; y may be a or b.
 void add(Tensor y, const Tensor& a, const Tensor& b);
+/// sum (acc dtype) += x, of the same shape
+void accumulate(Tensor sum, const Tensor& x);
 
 /// c = a b, or c += a b; a [m, k], b [k, n], c [m, n], any strides with one axis of each
 /// contiguous, c row-major. a and b share a dtype, c has it or its acc dtype. k = 0 gives zeros.
@@ -31,14 +33,14 @@ void matmul(Tensor c, const Tensor& a, const Tensor& b, bool accumulate = false)
 void linear_forward(Tensor y, const Tensor& x, const Tensor& weight);
 /// dx [T, I] = dy [T, O] weight
 void linear_backward_input(Tensor dx, const Tensor& dy, const Tensor& weight);
-/// dweight [O, I] (acc dtype) = or += dyᵀ x
+/// dweight [O, I] (acc dtype, or x's) = or += dyᵀ x
 void linear_backward_weight(Tensor dweight, const Tensor& dy, const Tensor& x, bool accumulate);
 
 /// y [T, H]: row t = table row tokens[t] - vocab_offset, or zeros where the table [V, H], a shard
 /// of the vocabulary that begins at vocab_offset, does not hold that token.
 void embedding_forward(Tensor y, const Tensor& table, const Tensor& tokens,
                        int64_t vocab_offset = 0);
-/// dtable [V, H] (acc dtype) = or += the rows of dy [T, H] summed by token.
+/// dtable [V, H] (acc dtype, or dy's) = or += the rows of dy [T, H] summed by token.
 void embedding_backward(Tensor dtable, const Tensor& dy, const Tensor& tokens, int64_t vocab_offset,
                         bool accumulate);
 
@@ -48,7 +50,7 @@ void rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weigh
 /// norm along the residual stream, or undefined where there is none. dx may be dy or dresidual.
 void rmsnorm_backward_input(Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
                             const Tensor& rstd, const Tensor& dresidual);
-/// dweight [H] (acc dtype) = or += the sum over rows of dy * x * rstd
+/// dweight [H] (acc dtype, or x's) = or += the sum over rows of dy * x * rstd
 void rmsnorm_backward_weight(Tensor dweight, const Tensor& dy, const Tensor& x, const Tensor& rstd,
                              bool accumulate);
 
@@ -101,9 +103,10 @@ void sum_squares(Tensor sum, const Tensor& x, bool accumulate = false);
 /// or NaN if the norm is not finite, at which adamw() leaves everything as it is. max_norm = 0: no
 /// clipping.
 void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums, double max_norm);
-/// One AdamW update of a flat range: m, v, master and grad in acc dtype, value in the weights'
-/// dtype (the rounded master; where the weights are in acc dtype, pass the same tensor as value and
-/// master). Loshchilov & Hutter (2019). The gradient is multiplied by coefficient [1] (f64) first.
+/// One AdamW update of a flat range: m, v and master in acc dtype, grad too or in the weights',
+/// value in the weights' dtype (the rounded master; where the weights are in acc dtype, pass the
+/// same tensor as value and master). Loshchilov & Hutter (2019). The gradient is multiplied by
+/// coefficient [1] (f64) first.
 void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
            const Tensor& coefficient, const AdamWSettings& settings);
 

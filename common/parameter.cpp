@@ -9,37 +9,50 @@ namespace usp {
 
 namespace {
 
-/// Row-major index in the global tensor of element `local` of the parameter's part of it.
-int64_t global_index(const Parameter& parameter, const Shape& local_shape, int64_t local) {
-  int64_t global = 0, stride = 1;
-  for (int axis = local_shape.rank() - 1; axis >= 0; --axis) {
-    const int64_t position = parameter.offset(axis) + local % local_shape[axis];
-    local /= local_shape[axis];
-    global += position * stride;
-    stride *= parameter.global_shape[axis];
-  }
-  return global;
-}
-
-void initialize(Parameter& parameter, uint64_t seed) {
+/// Fills `tensor` with the initial values of the local part from element `first` on.
+void draw(const Parameter& parameter, uint64_t seed, int64_t first, const Tensor& tensor) {
   constexpr int64_t kChunk = int64_t{1} << 20;
   std::vector<double> values;
-  const Shard& shard = parameter.shard;
-  for (int64_t begin = 0; begin < shard.numel(); begin += kChunk) {
-    values.resize(std::min(kChunk, shard.numel() - begin));
-    initial_values(parameter, seed, shard.begin + begin, values);
-    for (const Tensor& tensor : {shard.value, shard.master}) {
-      tensor.narrow(0, begin, std::ssize(values)).assign(values);
-    }
+  for (int64_t begin = 0; begin < tensor.numel(); begin += kChunk) {
+    values.resize(std::min(kChunk, tensor.numel() - begin));
+    initial_values(parameter, seed, first + begin, values);
+    tensor.narrow(0, begin, std::ssize(values)).assign(values);
   }
 }
 
 }  // namespace
 
+void initialize(Parameter& parameter, uint64_t seed) {
+  const Shard& shard = parameter.shard;
+  if (parameter.value.defined()) {
+    draw(parameter, seed, 0, parameter.value.view({parameter.value.numel()}));
+  } else {
+    draw(parameter, seed, shard.begin, shard.value);
+  }
+  if (shard.master.dtype() != shard.value.dtype()) {
+    draw(parameter, seed, shard.begin, shard.master);
+  }
+}
+
+GradAccumulation parse_grad_accumulation(std::string_view name) {
+  if (name == "bf16") return GradAccumulation::bf16;
+  return name == "both" ? GradAccumulation::both : GradAccumulation::f32;
+}
+
 Shape Parameter::local_shape() const {
   Shape shape = global_shape;
   for (const Slice& slice : slices) shape[slice.axis] = slice.length;
   return shape;
+}
+
+int64_t Parameter::global_index(int64_t local, const Shape& local_shape) const {
+  int64_t global = 0, stride = 1;
+  for (int axis = local_shape.rank() - 1; axis >= 0; --axis) {
+    global += (offset(axis) + local % local_shape[axis]) * stride;
+    local /= local_shape[axis];
+    stride *= global_shape[axis];
+  }
+  return global;
 }
 
 int64_t Parameter::offset(int axis) const {
@@ -60,8 +73,7 @@ void initial_values(const Parameter& parameter, uint64_t seed, int64_t begin,
   const Shape shape = parameter.local_shape();
 #pragma omp parallel for
   for (int64_t i = 0; i < static_cast<int64_t>(values.size()); ++i) {
-    const int64_t index = global_index(parameter, shape, begin + i);
-    values[i] = parameter.init_std * stream.normal(index);
+    values[i] = parameter.init_std * stream.normal(parameter.global_index(begin + i, shape));
   }
 }
 
@@ -99,7 +111,7 @@ int64_t ParameterList::numel() const {
   return numel;
 }
 
-void ParameterList::allocate(DType dtype, uint64_t seed) {
+void ParameterList::allocate(DType dtype, uint64_t seed, GradAccumulation accumulation) {
   const DType acc = accumulate_dtype(dtype);
   {
     const CategoryScope scope(Category::weights);
@@ -111,7 +123,9 @@ void ParameterList::allocate(DType dtype, uint64_t seed) {
   }
   {
     const CategoryScope scope(Category::gradients);
-    grads_ = Tensor::empty({numel()}, acc);  // the first contribution overwrites
+    // The first contribution overwrites.
+    grads_ = Tensor::empty({numel()}, accumulation == GradAccumulation::f32 ? acc : dtype);
+    main_grads_ = accumulation == GradAccumulation::both ? Tensor::empty({numel()}, acc) : grads_;
   }
   std::vector<Parameter*> order;
   std::vector<std::string> groups;  // in the order of their first parameters
@@ -127,9 +141,12 @@ void ParameterList::allocate(DType dtype, uint64_t seed) {
     const Shape shape = parameter->local_shape();
     const auto part = [&](const Tensor& flat) { return flat.narrow(0, offset, shape.numel()); };
     parameter->flat_begin = offset;
-    parameter->shard = {0, shape.numel(), part(values_), part(masters_), part(grads_)};
+    parameter->shard = {0, shape.numel(), part(values_), part(masters_), part(main_grads_)};
     parameter->value = parameter->shard.value.view(shape);
-    parameter->grad = parameter->shard.grad.view(shape);
+    parameter->grad = part(grads_).view(shape);
+    if (accumulation == GradAccumulation::both) {
+      parameter->main_grad = parameter->shard.grad.view(shape);
+    }
     offset += shape.numel();
     if (values_.device() != Device::meta) initialize(*parameter, seed);
   }

@@ -33,8 +33,9 @@ std::string fitted(std::string line) {
 
 }  // namespace
 
-Progress::Progress(int64_t steps)
+Progress::Progress(int64_t steps, int64_t done)
     : steps_(steps),
+      done_(done),
       terminal_(isatty(STDOUT_FILENO) == 1),
       begin_(std::chrono::steady_clock::now()),
       shown_(begin_ - kLogInterval) {}
@@ -54,7 +55,7 @@ void Progress::show(const StepMetrics& metrics) {
   if (now - shown_ < (terminal_ ? kTerminalInterval : kLogInterval) && !last) return;
   shown_ = now;
   const double elapsed = std::chrono::duration<double>(now - begin_).count();
-  const double done = double(metrics.step + 1) / double(steps_);
+  const double done = double(metrics.step + 1 - done_) / double(steps_ - done_);
   std::string line = fmt::format("step {:>{}}/{}  loss {:.4f}", metrics.step + 1,
                                  fmt::formatted_size("{}", steps_), steps_, metrics.loss);
   if (has_val_loss_) line += fmt::format("  val {:.4f}", val_loss_);

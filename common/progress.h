@@ -11,7 +11,8 @@ namespace usp {
 /// then.
 class Progress {
  public:
-  explicit Progress(int64_t steps);
+  /// A run of so many steps, of which the first `done` were finished before.
+  explicit Progress(int64_t steps, int64_t done = 0);
   ~Progress();
 
   void show(const StepMetrics& metrics);
@@ -21,7 +22,7 @@ class Progress {
  private:
   void clear_line();
 
-  int64_t steps_;
+  int64_t steps_, done_;
   bool terminal_;
   bool line_open_ = false;
   double val_loss_ = 0;

@@ -10,19 +10,28 @@ namespace usp {
 class RunDir {
  public:
   /// Creates the directory. Throws UsageError if it holds a run already and `overwrite` is false
-  /// (otherwise that run's files are removed), or if it cannot be written to.
-  RunDir(const std::string& path, bool overwrite);
+  /// (otherwise that run's files are removed), or if it cannot be written to. With `resume` it has
+  /// to hold a run, whose files stay.
+  RunDir(const std::string& path, bool overwrite, bool resume = false);
 
   std::string file(const std::string& name) const { return (path_ / name).string(); }
   const std::filesystem::path& path() const { return path_; }
+  bool resumes() const { return resumes_; }
 
-  /// Writes a whole file; throws Error if that fails.
+  /// Writes a whole file, which replaces the one that is there in one piece; throws Error if that
+  /// fails.
   void write(const std::string& name, const std::string& text) const;
+  void remove(const std::string& name) const;
+  /// Brings a file, if it is there, to the disk; throws Error if that fails.
+  void sync(const std::string& name) const;
   /// Writes `done`, whose one line says how the run ended.
   void finish(const std::string& how) const { write("done", how + "\n"); }
 
  private:
+  void start(bool overwrite) const;
+
   std::filesystem::path path_;
+  bool resumes_;
 };
 
 /// Turns Ctrl-C (SIGINT) and SIGTERM into a request that stop_requested() reports; asking

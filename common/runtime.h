@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "allocator.h"
 #include "comm/ledger.h"
@@ -44,15 +45,25 @@ class Runtime {
   Ledger& ledger() { return ledger_; }
 
   Category category() const { return category_; }
+  int block() const { return block_; }  ///< of the model, that is at work; -1: none
   bool host_reads_allowed() const { return host_reads_allowed_; }
 
   /// Floating-point operations of all matmuls and attentions executed so far; for attention only
   /// the (query, key) pairs that the causal mask lets through.
-  int64_t flops() const { return flops_; }
-  void add_flops(int64_t flops) { flops_ += flops; }
+  double flops() const { return flops_; }
+  /// Those of them that only repeat what had been computed and was not kept.
+  double recomputed_flops() const { return recomputed_flops_; }
+  /// Counts an op of so many operations, `repeated` of which recompute, and all of them while a
+  /// RecomputeScope lives.
+  void add_flops(double flops, double repeated = 0) {
+    flops_ += flops;
+    recomputed_flops_ += recomputing_ ? flops : repeated;
+  }
 
  private:
   friend class CategoryScope;
+  friend class BlockScope;
+  friend class RecomputeScope;
   friend class NoHostReads;
 
   std::shared_ptr<Allocator> allocator_;
@@ -62,42 +73,53 @@ class Runtime {
   Ledger ledger_;
   Category category_ = Category::activations;
   bool host_reads_allowed_ = true;
-  int64_t flops_ = 0;
+  int block_ = -1;
+  bool recomputing_ = false;
+  double flops_ = 0, recomputed_flops_ = 0;  // a step may have more than 2^63; exact up to 2^53
 };
 
 /// Whether this thread prints and writes files for the whole run: rank 0 does, and a thread without
 /// a Runtime. The classes that print or write ask for it, so that a program need not.
 bool speaks_for_all();
 
-/// Tensors made while it lives count under `category`.
-class CategoryScope {
+/// Gives a variable another value for its own lifetime.
+template <class T>
+class ScopedValue {
  public:
-  explicit CategoryScope(Category category)
-      : runtime_(Runtime::current()), previous_(runtime_.category_) {
-    runtime_.category_ = category;
-  }
-  ~CategoryScope() { runtime_.category_ = previous_; }
-  CategoryScope(const CategoryScope&) = delete;
-  CategoryScope& operator=(const CategoryScope&) = delete;
+  ScopedValue(T& variable, T value)
+      : variable_(variable), previous_(std::exchange(variable, value)) {}
+  ~ScopedValue() { variable_ = previous_; }
+  ScopedValue(const ScopedValue&) = delete;
+  ScopedValue& operator=(const ScopedValue&) = delete;
 
  private:
-  Runtime& runtime_;
-  Category previous_;
+  T& variable_;
+  T previous_;
+};
+
+/// Tensors made while it lives count under `category`.
+class CategoryScope : ScopedValue<Category> {
+ public:
+  explicit CategoryScope(Category category) : ScopedValue(Runtime::current().category_, category) {}
+};
+
+/// Tensors made while it lives belong to a block of the model.
+class BlockScope : ScopedValue<int> {
+ public:
+  explicit BlockScope(int64_t block)
+      : ScopedValue(Runtime::current().block_, static_cast<int>(block)) {}
+};
+
+/// What is computed while it lives has been computed before: its operations count as recomputed.
+class RecomputeScope : ScopedValue<bool> {
+ public:
+  RecomputeScope() : ScopedValue(Runtime::current().recomputing_, true) {}
 };
 
 /// Tensor::item() throws while it lives: the body of a training step.
-class NoHostReads {
+class NoHostReads : ScopedValue<bool> {
  public:
-  NoHostReads() : runtime_(Runtime::current()), previous_(runtime_.host_reads_allowed_) {
-    runtime_.host_reads_allowed_ = false;
-  }
-  ~NoHostReads() { runtime_.host_reads_allowed_ = previous_; }
-  NoHostReads(const NoHostReads&) = delete;
-  NoHostReads& operator=(const NoHostReads&) = delete;
-
- private:
-  Runtime& runtime_;
-  bool previous_;
+  NoHostReads() : ScopedValue(Runtime::current().host_reads_allowed_, false) {}
 };
 
 }  // namespace usp

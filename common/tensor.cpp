@@ -34,7 +34,7 @@ void check_host_read(const Tensor& tensor) {
 
 }  // namespace
 
-Tensor Tensor::empty(const Shape& shape, DType dtype) {
+Tensor Tensor::empty(const Shape& shape, DType dtype, std::string_view name) {
   Runtime& runtime = Runtime::current();
   Tensor tensor;
   tensor.shape_ = shape;
@@ -46,8 +46,9 @@ Tensor Tensor::empty(const Shape& shape, DType dtype) {
   }
   const int64_t bytes = tensor.bytes();
   const std::shared_ptr<Allocator>& allocator = runtime.allocator_handle();
-  void* pointer = allocator->allocate(bytes, runtime.category());
-  tensor.storage_.reset(new Storage{allocator, pointer, bytes, runtime.category()});
+  const MemoryTag tag(runtime.category(), runtime.block(), name);
+  void* pointer = allocator->allocate(bytes, tag);
+  tensor.storage_.reset(new Storage{allocator, pointer, bytes, tag});
   return tensor;
 }
 
@@ -63,8 +64,9 @@ Tensor Tensor::from_host(std::span<const double> values, const Shape& shape, DTy
   return tensor;
 }
 
-Tensor Tensor::from_host(std::span<const int32_t> values, const Shape& shape) {
-  Tensor tensor = empty(shape, DType::i32);
+Tensor Tensor::from_host(std::span<const int32_t> values, const Shape& shape,
+                         std::string_view name) {
+  Tensor tensor = empty(shape, DType::i32, name);
   USP_CHECK(static_cast<int64_t>(values.size()) == shape.numel(), "{} values for shape {}",
             values.size(), shape.to_string());
   if (tensor.address() != nullptr) {

@@ -20,13 +20,14 @@ class Tensor {
  public:
   Tensor() = default;
 
-  /// Contents undefined.
-  static Tensor empty(const Shape& shape, DType dtype);
+  /// Contents undefined. `name` says in the memory profile what kind of tensor it is; a literal.
+  static Tensor empty(const Shape& shape, DType dtype, std::string_view name = {});
   static Tensor zeros(const Shape& shape, DType dtype);
   /// A copy of host values, converted to dtype; values.size() must be shape.numel(). On meta only
   /// the shape is kept.
   static Tensor from_host(std::span<const double> values, const Shape& shape, DType dtype);
-  static Tensor from_host(std::span<const int32_t> values, const Shape& shape);
+  static Tensor from_host(std::span<const int32_t> values, const Shape& shape,
+                          std::string_view name = {});
 
   bool defined() const { return storage_ != nullptr; }
   const Shape& shape() const { return shape_; }
@@ -76,8 +77,8 @@ class Tensor {
     std::shared_ptr<Allocator> allocator;
     void* pointer;
     int64_t bytes;
-    Category category;
-    ~Storage() { allocator->release(pointer, bytes, category); }
+    MemoryTag tag;
+    ~Storage() { allocator->release(pointer, bytes, tag); }
   };
 
   std::shared_ptr<Storage> storage_;

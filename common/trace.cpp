@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <ctime>
+#include <map>
 #include <memory>
 
 #include "check.h"
@@ -23,6 +24,30 @@ int64_t thread_cpu_ns() {
   return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
+namespace {
+
+constexpr std::string_view kPhase = "phase";
+
+/// What a click on the span shows.
+std::string span_args(const Tracer::Span& span) {
+  std::string args = fmt::format("{{\"step\": {}", span.step);
+  const auto amount = [&](const char* what, int64_t count, const char* rate) {
+    if (count == 0) return;
+    fmt::format_to(std::back_inserter(args), ", \"{}\": {}", what, count);
+    const int64_t ns = span.end_ns - span.begin_ns;
+    if (ns <= 0) return;  // 1 per nanosecond is 1 G per second
+    fmt::format_to(std::back_inserter(args), ", \"{}\": {:.3f}", rate, double(count) / double(ns));
+  };
+  if (span.micro_batch >= 0) {
+    fmt::format_to(std::back_inserter(args), ", \"micro_batch\": {}", span.micro_batch);
+  }
+  amount("flops", span.flops, "GFLOP/s");
+  amount("bytes", span.bytes, "GB/s");
+  return args + "}";
+}
+
+}  // namespace
+
 int64_t Tracer::origin_ns() const {
   int64_t origin = INT64_MAX;
   for (const Span& span : spans_) origin = std::min(origin, span.begin_ns);
@@ -34,12 +59,11 @@ std::string Tracer::span_events(int rank, int64_t origin_ns) const {
   for (const Span& span : spans_) {
     fmt::format_to(
         std::back_inserter(events),
-        ",\n{{\"name\": \"{}\", \"cat\": \"{}\", \"ph\": \"X\", \"pid\": {}, \"tid\": 0, "
-        "\"ts\": {:.3f}, \"dur\": {:.3f}, \"tts\": {:.3f}, \"tdur\": {:.3f}, "
-        "\"args\": {{\"step\": {}, \"flops\": {}, \"bytes\": {}}}}}",
-        span.name, span.category, rank, (span.begin_ns - origin_ns) * 1e-3,
-        (span.end_ns - span.begin_ns) * 1e-3, span.cpu_begin_ns * 1e-3,
-        (span.cpu_end_ns - span.cpu_begin_ns) * 1e-3, span.step, span.flops, span.bytes);
+        ",\n{{\"name\": \"{}{}\", \"cat\": \"{}\", \"ph\": \"X\", \"pid\": {}, \"tid\": 0, "
+        "\"ts\": {:.3f}, \"dur\": {:.3f}, \"tts\": {:.3f}, \"tdur\": {:.3f}, \"args\": {}}}",
+        span.name, span.number < 0 ? "" : fmt::format(" {}", span.number), span.category, rank,
+        (span.begin_ns - origin_ns) * 1e-3, (span.end_ns - span.begin_ns) * 1e-3,
+        span.cpu_begin_ns * 1e-3, (span.cpu_end_ns - span.cpu_begin_ns) * 1e-3, span_args(span));
   }
   return events;
 }
@@ -51,7 +75,33 @@ void Tracer::write(const std::string& path, std::string_view chapter) const {
       "\"threads\": {}, \"cores\": {}, \"node_size\": 0, \"links\": null, \"host_link\": null, "
       "\"groups\": {{}}}}",
       chapter, num_threads(), available_cores());
-  write_trace_file(path, facts, {process_name_events(0), span_events(0, origin_ns())});
+  write_trace_file(path, facts,
+                   {process_name_events(0), span_events(0, origin_ns()),
+                    memory_events(Runtime::current().allocator(), 0, origin_ns())});
+}
+
+std::string memory_events(const Allocator& allocator, int rank, int64_t origin_ns) {
+  std::string text;
+  std::map<std::string_view, int64_t> buffers;  // live bytes
+  const auto counter = [&](std::string_view title, std::string_view what, double us,
+                           int64_t bytes) {
+    fmt::format_to(std::back_inserter(text),
+                   ",\n{{\"name\": \"{}\", \"ph\": \"C\", \"pid\": {}, \"ts\": {:.3f}, "
+                   "\"args\": {{\"{}\": {}}}}}",
+                   title, rank, us, what, bytes);
+  };
+  if (allocator.events().empty()) return text;
+  for (int c = 0; c < kNumCategories; ++c) {
+    counter("memory", name(Category(c)), 0, allocator.initial_bytes(Category(c)));
+  }
+  for (const Allocator::Event& event : allocator.events()) {
+    const double us = std::max(0.0, double(event.nanoseconds - origin_ns) * 1e-3);
+    const auto& [category, block, buffer] = event.tag;
+    counter("memory", name(category), us, event.live_bytes);
+    if (category != Category::communication || buffer.empty()) continue;
+    counter("communication buffers", buffer, us, buffers[buffer] += event.bytes);
+  }
+  return text;
 }
 
 std::string process_name_events(int rank) {
@@ -89,19 +139,27 @@ void write_trace_file(const std::string& path, const std::string& other_data,
 }
 
 TraceScope::TraceScope(std::string_view name, std::string_view category, int64_t flops,
-                       int64_t bytes)
-    : tracer_(nullptr) {
-  Tracer& tracer = Runtime::current().tracer();
+                       int64_t bytes) {
+  Runtime& runtime = Runtime::current();
+  const Tracer& tracer = runtime.tracer();
   if (!tracer.recording()) return;
-  tracer_ = &tracer;
-  span_ = {name, category, clock_ns(), 0, thread_cpu_ns(), 0, flops, bytes, tracer.step()};
+  runtime_ = &runtime;
+  span_ = {name, category, clock_ns(), 0, thread_cpu_ns(), 0, double(flops), bytes, tracer.step()};
+}
+
+TraceScope::TraceScope(std::string_view name, Label label) : TraceScope(name, kPhase) {
+  if (runtime_ == nullptr) return;
+  span_.flops = -runtime_->flops();  // the difference remains
+  span_.number = label.number;
+  span_.micro_batch = label.micro_batch;
 }
 
 TraceScope::~TraceScope() {
-  if (tracer_ == nullptr) return;
+  if (runtime_ == nullptr) return;
   span_.cpu_end_ns = thread_cpu_ns();
   span_.end_ns = clock_ns();
-  tracer_->add(span_);
+  if (span_.category == kPhase) span_.flops += runtime_->flops();
+  runtime_->tracer().add(span_);
 }
 
 }  // namespace usp

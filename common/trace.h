@@ -7,6 +7,9 @@
 
 namespace usp {
 
+class Allocator;
+class Runtime;
+
 /// Nanoseconds of the steady clock, which all processes of a machine read alike.
 int64_t clock_ns();
 /// Nanoseconds that this thread has spent on a core: what it computes, not what it waits.
@@ -14,6 +17,12 @@ int64_t thread_cpu_ns();
 
 /// Collects timed spans and writes them as Chrome trace events, which https://ui.perfetto.dev
 /// opens. Off until record(true); an unrecorded span costs one branch.
+///
+/// A rank's lanes are its main thread, which runs all phases and ops, and its communication
+/// threads. OpenMP's workers have none: the matmul library starts parallel regions of its own and
+/// says nothing of them, and a worker's CPU clock runs on while it spins for the next region, so
+/// that a lane made of either would show work where there is none. What an op loses on serial parts
+/// and unequal workers shows in its GFLOP/s.
 class Tracer {
  public:
   /// One finished span. Names are string literals: they are stored as views.
@@ -24,9 +33,11 @@ class Tracer {
     int64_t end_ns;
     int64_t cpu_begin_ns;
     int64_t cpu_end_ns;
-    int64_t flops;
-    int64_t bytes;  ///< read and written, as the op's operands imply
-    int64_t step;   ///< training step; -1 for none
+    double flops;              ///< of a phase: those of the ops inside
+    int64_t bytes;             ///< read and written, as the op's operands imply; 0 for a phase
+    int64_t step;              ///< training step; -1 for none
+    int64_t number = -1;       ///< shown after the name: "block 3"; -1: none
+    int64_t micro_batch = -1;  ///< of its step; -1: none, or that of the phase around
   };
   /// A call of a Communicator: queued, carried out, waited for.
   struct Exchange {
@@ -56,10 +67,12 @@ class Tracer {
   /// When the first span begins; the largest number there is where nothing was recorded.
   int64_t origin_ns() const;
   /// The spans as trace events of process `rank`, one a line, with a comma before each; times count
-  /// from `origin_ns`.
+  /// from `origin_ns`. Besides step, flops and bytes their args are what a click should tell:
+  /// micro_batch, and the achieved GFLOP/s and GB/s.
   std::string span_events(int rank, int64_t origin_ns) const;
 
-  /// Writes the trace of a run of one rank to `path`; throws Error if it cannot.
+  /// Writes the trace of a run of one rank to `path`, with the memory of the current runtime's
+  /// allocator; throws Error if it cannot.
   void write(const std::string& path, std::string_view chapter) const;
 
  private:
@@ -78,17 +91,31 @@ std::string process_name_events(int rank);
 /// The event that names a lane of process `rank`.
 std::string lane_name_event(int rank, int lane, std::string_view name);
 
+/// Live bytes over time as trace events of process `rank`, a counter for each category and for each
+/// named buffer of communication: what the allocator's events say, from `origin_ns` on.
+std::string memory_events(const Allocator& allocator, int rank, int64_t origin_ns);
+
 /// The span of its own lifetime, on the current runtime's tracer.
 class TraceScope {
  public:
-  explicit TraceScope(std::string_view name, std::string_view category = "phase", int64_t flops = 0,
-                      int64_t bytes = 0);
+  /// What tells a phase from others of its name; see Tracer::Span.
+  struct Label {
+    int64_t number = -1;
+    int64_t micro_batch = -1;
+  };
+
+  /// A phase, which counts the operations of the ops inside.
+  explicit TraceScope(std::string_view name, Label label);
+  explicit TraceScope(std::string_view name) : TraceScope(name, Label()) {}
+  /// An op.
+  TraceScope(std::string_view name, std::string_view category, int64_t flops = 0,
+             int64_t bytes = 0);
   ~TraceScope();
   TraceScope(const TraceScope&) = delete;
   TraceScope& operator=(const TraceScope&) = delete;
 
  private:
-  Tracer* tracer_;  ///< nullptr when nothing is recorded
+  Runtime* runtime_ = nullptr;  ///< nullptr when nothing is recorded
   Tracer::Span span_;
 };
 

@@ -1,7 +1,7 @@
 // The parity test of the rank threads, under mpiexec: one process per rank. Exit code 0: equal.
 
 #include "comm/launch.h"
-#include "technique/data_parallel_parity.h"
+#include "technique/zero_parity.h"
 
 namespace usp {
 namespace {
@@ -10,6 +10,7 @@ int run(const Communicator& world, int, char**) {
   Runtime runtime(Device::cpu, world.rank(), world.size());
   const Runtime::Use use(runtime);
   test::check_data_parallel_parity(world);
+  test::check_zero_parity(world);
   if (speaks_for_all()) fmt::print("{} ranks: equal\n", world.size());
   return 0;
 }

@@ -226,6 +226,15 @@ class TempDir {
   std::filesystem::path path_;
 };
 
+/// Changes one bit of a file.
+inline void flip_byte(const std::string& path, int64_t position) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(position);
+  const char byte = static_cast<char>(file.get());
+  file.seekp(position);
+  file.put(static_cast<char>(byte ^ 4));
+}
+
 inline std::string read_file(const std::string& path) {
   std::ifstream stream(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(stream), {}};

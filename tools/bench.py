@@ -1,9 +1,13 @@
-"""`./book bench`: how fast a chapter trains, next to the matrix products of the same machine.
+"""`./book bench`: how fast a chapter trains, next to what limits it on the same machine.
 
-For a chapter of several ranks also: one rank with all threads against as many ranks of one thread
-each, at equal global batch; the collectives, next to the MPI library's own; emulated links, next to
-what was asked of them; what tracing costs; and how much communication the ways of data parallelism
-hide.
+Every round measures, besides each case, its bound: the time of the step's own matrix products
+alone. For a chapter of one rank also: memory-bound operations next to memory, attention next to the
+matmul library, where a step's time goes, and with --peers PyTorch in the same rounds. For a chapter
+of several ranks: one rank with all threads against as many ranks of one thread each, at equal
+global batch; what operators reach on one such rank and on two; the collectives, next to the MPI
+library's own; emulated links, next to what was asked of them; what tracing costs; how much
+communication the ways of data parallelism hide; and the stages of ZeRO next to plain data
+parallelism.
 """
 import datetime
 import json
@@ -13,9 +17,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tools import build, machine, mpi, overlap, packages, runs
+from tools import (bench_report, build, limits, machine, mpi, overlap, packages, peers, runs, weave,
+                   zero)
 from tools.base import ROOT, BookError, say, show_path
 from tools.process import git_commit, wait_for
+from tools.trace import RECORDED
 
 # Shapes of the two models; flags that are not named keep the chapter's defaults.
 CONFIGS = {
@@ -31,7 +37,9 @@ MIN_STEPS, MAX_STEPS = 3, 500
 TRACING_ROUNDS = 7  # at least: it costs less than one round differs from the next
 # Ranks and flags of comm_bench: on more ranks than cores MPI_Allreduce spins, so it gets less to do.
 COLLECTIVES = ((2, ()), (8, ("--rounds", "50", "--large", "65536")))
-MEASURES = ("tokens_per_s", "step_ms", "model_gflops", "matmul_gflops", "fraction")
+MEASURES = ("tokens_per_s", "step_ms", "model_gflops", "matmul_gflops", "fraction",
+            "bound_tokens_per_s", "of_bound")
+PROFILED_STEPS = 8
 # Of the fraction computed here and the `mfu` that the run itself reports.
 MFU_TOLERANCE = 0.02
 
@@ -59,6 +67,8 @@ def measure(records, run, config):
             "step_ms": statistics.median(float(record["step_ms"]) for record in timed),
             "model_gflops": gflops, "matmul_gflops": matmul, "fraction": gflops / matmul,
             "mfu_reported": statistics.median(float(record["mfu"]) for record in timed),
+            "late_allocations": int(records[-1]["system_allocations"]
+                                    - records[1]["system_allocations"]),
             "steps": len(timed)}
 
 
@@ -83,10 +93,16 @@ def _command(chapter, config, dtype, ranks, steps, run_dir, **more):
     return mpi.find().command(ranks, program) if ranks > 1 else program
 
 
-def _run_quietly(command, ranks):
-    """What a command prints; BookError with that output if it fails."""
+def _run_quietly(command, ranks, threads=None):
+    """What a command prints; BookError with that output if it fails.
+
+    threads: of each rank; None shares the cores out.
+    """
     held = []
-    code, signals = wait_for(command, machine.thread_environment(ranks=ranks), held.append)
+    env = machine.thread_environment(ranks=ranks)
+    if threads:
+        env["OMP_NUM_THREADS"] = str(threads)
+    code, signals = wait_for(command, env, held.append)
     if signals:
         raise BookError("the benchmark was interrupted", 128 + signals[0])
     if code != 0:
@@ -102,31 +118,87 @@ def _run_once(chapter, name, dtype, ranks, steps, **more):
         _run_quietly(_command(chapter, CONFIGS[name], dtype, ranks, steps, run_dir, **more),
                      ranks)
         records, _ = runs.read_metrics(run_dir)
-        return measure(records, runs.read_run(run_dir), CONFIGS[name])
+        return {**measure(records, runs.read_run(run_dir), CONFIGS[name]),
+                "peak_bytes": json.loads((run_dir / "memory.json").read_text())["peak_total_bytes"]}
 
 
-def _measure_rounds(chapter, seconds, rounds):
-    """{(config, dtype, ranks): [measure() of each round]}; cases take turns within a round."""
+def _cases(chapter):
+    """[(config, dtype, ranks)] of a chapter: on one rank, and on as many as there are cores."""
     layouts = (1,) if chapter.ranks is None else (1, machine.usable_cores())
-    cases = [(name, dtype, ranks) for name in CONFIGS for dtype in DTYPES
-             for ranks in dict.fromkeys(layouts)
-             if CONFIGS[name]["micro_batch_size"] % ranks == 0]
-    steps = {}
+    return [(name, dtype, ranks) for name in CONFIGS for dtype in DTYPES
+            for ranks in dict.fromkeys(layouts)
+            if CONFIGS[name]["micro_batch_size"] % ranks == 0]
+
+
+def _measure_rounds(chapter, seconds, rounds, peer=None):
+    """{(config, dtype, ranks): [measure() of each round]}, and the same of the peer's modes.
+
+    Within a round cases, their bounds and the peer (a Python with torch) take turns.
+    """
+    cases, steps = _cases(chapter), {}
     for case in cases:
         say(f"book: {_label(*case)}: how long is a step?")
         first = _run_once(chapter, *case, SKIPPED_STEPS + MIN_STEPS)
         steps[case] = steps_for(seconds, first["step_ms"])
-    results = {case: [] for case in cases}
+    results, peer_results = {case: [] for case in cases}, {}
     for number in range(rounds):
+        bounds = {}
         for case in cases:
+            name, dtype, _ = case
             result = _run_once(chapter, *case, steps[case])
+            if (name, dtype) not in bounds:
+                bounds[name, dtype] = limits.op_bench("bound", **CONFIGS[name], dtype=dtype)
+                if peer:
+                    peer_results.setdefault(case, []).append(
+                        _run_peer(peer, name, dtype, seconds))
+            result.update(bounds[name, dtype])
+            result["of_bound"] = result["tokens_per_s"] / result["bound_tokens_per_s"]
             results[case].append(result)
             say(f"book: round {number + 1}/{rounds}  {_label(*case):<15}  "
-                f"{result['tokens_per_s']:9.0f} tokens/s  ({result['steps']} steps)")
-    return results
+                f"{result['tokens_per_s']:9.0f} tokens/s  {result['of_bound']:.2f} of the bound")
+    return results, peer_results
 
 
-def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packages=False):
+def _run_peer(python, name, dtype, seconds):
+    """{mode: what it printed} of the peer's modes."""
+    found = {mode: peers.run(python, CONFIGS[name], dtype, mode, seconds) for mode in peers.MODES}
+    say(f"book: PyTorch {name} {dtype}: " + ", ".join(
+        f"{mode} {result['tokens_per_s']:.0f} tokens/s" for mode, result in found.items()))
+    return found
+
+
+def _profile(chapter, name, dtype, ranks=1, threads=None):
+    """Where the time of rank 0's steps goes, every step of a short run being recorded."""
+    say(f"book: {_label(name, dtype, ranks)}: where the time goes")
+    steps = SKIPPED_STEPS + PROFILED_STEPS
+    with tempfile.TemporaryDirectory(prefix="book_bench_") as scratch:
+        run_dir = Path(scratch) / "run"
+        _run_quietly(_command(chapter, CONFIGS[name], dtype, ranks, steps, run_dir,
+                              trace_steps=steps), ranks, threads)
+        return {"config": name, "dtype": dtype,
+                **limits.profile(run_dir / RECORDED, SKIPPED_STEPS)}
+
+
+def _measure_rates(chapter):
+    """What kinds of operators reach on a rank of one thread, alone and as one of two, which
+    share A's batch: [{dtype, ranks, rates: {kind: GFLOP/s or GB/s}}]."""
+    return [{"dtype": dtype, "ranks": ranks,
+             "rates": {kind: of["rate"] for kind, of in limits.by_kind(
+                 _profile(chapter, "A", dtype, ranks, threads=1)).items()}}
+            for dtype in DTYPES for ranks in (1, 2)]
+
+
+def _measure_operations(chapter):
+    """{memory, attention} by dtype, and the profiles of all configurations."""
+    say("book: memory-bound operations and attention, next to memory and matmul")
+    return {"memory": {dtype: limits.op_bench("memory", dtype=dtype, seconds=0.5)
+                       for dtype in DTYPES},
+            "attention": {dtype: limits.op_bench("attention", dtype=dtype) for dtype in DTYPES},
+            "profiles": [_profile(chapter, name, dtype) for name in CONFIGS for dtype in DTYPES]}
+
+
+def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packages=False,
+              peer=None):
     """What `./book bench` does; returns the exit code."""
     out = Path(json_file) if json_file else ROOT / "build" / f"bench_{chapter.short}.json"
     if not out.parent.is_dir():  # found out before the minutes of measuring, not after
@@ -134,23 +206,41 @@ def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packa
     if not skip_packages:
         packages.ensure(packages.RUN, install)
     build.prepare(build.RELEASE, chapter.name)
+    build.prepare(build.RELEASE, limits.PROGRAM)
     if chapter.ranks is not None:
         build.prepare(build.RELEASE, "comm_bench")
-    results = _measure_rounds(chapter, seconds, rounds)
+    python = peers.prepare(peer) if peer else None
+    results, peer_results = _measure_rounds(chapter, seconds, rounds, python)
     record = _record(chapter, results)
-    if chapter.ranks is not None:
+    record["peers"] = [
+        {"config": case[0], "dtype": case[1], "rounds": of_case,
+         **peers.summarise(of_case, [r["tokens_per_s"] for r in results[case]])}
+        for case, of_case in peer_results.items()]
+    if chapter.ranks is None:
+        record.update(_measure_operations(chapter))
+    else:
         record["layouts"] = compare_layouts(record["results"])
+        record["rates"] = _measure_rates(chapter)
         record["collectives"] = _measure_collectives()
         record["links"] = _measure_links()
         record["tracing"] = _measure_tracing(chapter, seconds, rounds)
         record["overlap"] = overlap.measure(chapter)
         record["replay"] = overlap.check_replay(chapter)
+        if (chapter.folder / "zero.h").exists():
+            record["zero"] = zero.compare(
+                lambda dtype, **flags: _run_once(chapter, "B", dtype, overlap.RANKS,
+                                                 SKIPPED_STEPS + zero.TIMED_STEPS, **flags),
+                DTYPES, rounds)
     try:
         out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise BookError(f"cannot write {show_path(out)}: {error.strerror}")
     _print_table(record)
     print(f"\nJSON: {show_path(out)}")
+    if out.resolve() == chapter.folder / "figures" / bench_report.RECORD:
+        bench_report.write(out.parent)
+        for readme in weave.weave(check=False):
+            say(f"book: wove {show_path(readme)}")
     return 0
 
 
@@ -229,16 +319,64 @@ def _print_table(record):
         print(f"{name} = " + " ".join(f"--{flag} {value}" for flag, value in config.items()))
     print("\nMedian of rounds (lowest to highest)")
     print(f"{'':8} {'tokens/s':>24} {'step ms':>24} {'model GFLOP/s':>22} {'matmul GFLOP/s':>22} "
-          f"{'fraction':>19}")
+          f"{'fraction':>19} {'of the bound':>19}")
     for result in record["results"]:
         s = result["summary"]
         label = f"{result['config']} {result['dtype']} x{result['ranks']}"
         print(f"{label:<10} {_cell(s['tokens_per_s'], 0, 22)} "
               f"{_cell(s['step_ms'], 1, 24)} {_cell(s['model_gflops'], 1, 22)} "
-              f"{_cell(s['matmul_gflops'], 1, 22)} {_cell(s['fraction'], 3, 19)}")
+              f"{_cell(s['matmul_gflops'], 1, 22)} {_cell(s['fraction'], 3, 19)} "
+              f"{_cell(s['of_bound'], 3, 19)}")
+    _print_peers(record)
+    _print_operations(record)
+    _print_ranks(record)
+    print("fraction = model FLOP/s / the matrix-product rate that the run measured at its start\n"
+          "bound = the step's own matrix products alone, attention's causal half among them, at "
+          "the rate of the matmul library on operands from memory")
+    for result in record["results"]:
+        worst = max(abs(r["mfu_reported"] / r["fraction"] - 1) for r in result["rounds"])
+        if not worst <= MFU_TOLERANCE:
+            print(f"note: {result['config']} {result['dtype']}: the run's own mfu differs from "
+                  f"this fraction by up to {worst:.0%}")
+
+
+def _print_peers(record):
+    """How PyTorch did in the same rounds."""
+    for entry in record["peers"]:
+        speeds = ", ".join(f"{mode} {entry['tokens_per_s'][mode]:.0f}" for mode in peers.MODES)
+        print(f"{entry['config']} {entry['dtype']}: {entry['ratio']:.2f} ({entry['ratio_min']:.2f}-"
+              f"{entry['ratio_max']:.2f}) of the tokens/s of PyTorch {entry['torch']}, best mode "
+              f"{entry['best']} ({speeds} tokens/s)")
+
+
+def _print_operations(record):
+    """Operations next to their limits, what calling them costs, and late allocations."""
+    for dtype, entries in record.get("memory", {}).items():
+        for entry in entries:
+            print(f"{dtype:<5} {entry['op']:<24} {entry['gb_per_s']:7.1f} GB/s, "
+                  f"{entry['fraction']:.2f} of triad's {entry['triad_gb_per_s']:.1f}")
+    for dtype, entry in record.get("attention", {}).items():
+        print(f"{dtype:<5} attention, causal half, {entry['gflops']:.0f} GFLOP/s (forward "
+              f"{entry['forward_gflops']:.0f}, backward {entry['backward_gflops']:.0f}), "
+              f"{entry['fraction']:.2f} of the {entry['f32_matmul_gflops']:.0f} of an f32 matmul")
+    for profile in record.get("profiles", []):
+        kinds = ", ".join(f"{kind} {100 * of['ms'] / profile['step_ms']:.0f} %"
+                          for kind, of in limits.by_kind(profile).items())
+        print(f"{profile['config']} {profile['dtype']}: {kinds}, outside of operators "
+              f"{100 * profile['outside_ms'] / profile['step_ms']:.2f} % of a step")
+    late = max(r["late_allocations"] for result in record["results"] for r in result["rounds"])
+    print(f"requests to the system for memory after step 2: {late}")
+
+
+def _print_ranks(record):
+    """What only a chapter of several ranks measures."""
     for layout in record.get("layouts", []):
         print(f"{layout['config']} {layout['dtype']}: {layout['ranks']} ranks of one thread reach "
               f"{layout['ratio']:.3f} of the tokens/s of one rank with all threads")
+    for entry in record.get("rates", []):
+        print(f"{entry['dtype']} on {entry['ranks']} rank{'s' * (entry['ranks'] > 1)} of one thread: "
+              + ", ".join(f"{kind} {rate:.1f} {limits.UNITS[kind]}"
+                          for kind, rate in entry["rates"].items()))
     for entry in record.get("collectives", []):
         print(f"{entry['ranks']} ranks: all-reduce of {entry['small_bytes']} bytes in "
               f"{entry['small_us']:.0f} us; of {entry['large_bytes']} bytes in "
@@ -259,12 +397,7 @@ def _print_table(record):
         print(f"replay of {entry['ranks']} rank{'s' * (entry['ranks'] > 1)} on the links and cores "
               f"that they had: step {entry['replayed_step_ms']:.1f} ms, measured "
               f"{entry['step_ms']:.1f} ms")
-    print("fraction = model FLOP/s / the matrix-product rate that the run measured at its start")
-    for result in record["results"]:
-        worst = max(abs(r["mfu_reported"] / r["fraction"] - 1) for r in result["rounds"])
-        if not worst <= MFU_TOLERANCE:
-            print(f"note: {result['config']} {result['dtype']}: the run's own mfu differs from "
-                  f"this fraction by up to {worst:.0%}")
+    print("\n".join(zero.compared_lines(record["zero"]) if "zero" in record else []))
 
 
 def _cell(values, digits, width):

@@ -4,8 +4,8 @@ import os
 import signal
 import sys
 
-from tools import (bench, chapters, compare, delta, diff, doctor, figures, launch, propagate,
-                   replay, showcase, testing, weave, why)
+from tools import (bench, chapters, compare, delta, diff, doctor, export, figures, launch,
+                   propagate, replay, showcase, testing, tokens, weave, why)
 from tools.base import BookError, say, show_path
 
 HELP = """\
@@ -22,9 +22,14 @@ Read and run
 Look
   plot RUN_DIR             draw RUN_DIR/loss.png and loss.svg
   plot RUN_DIR --timeline  who computes, sends and waits when: timeline.png and timeline.svg
+  plot RUN_DIR --ops       what a step's operators take: ops.png and ops.svg
+  plot RUN_DIR --memory    what memory is spent on in the first steps: memory.png and memory.svg
   replay RUN_DIR           the recorded run as if every rank had a core, and on any links
   compare RUN_A RUN_B      the first step that differs, and both losses in one figure
   why RUN_DIR              what broke a run of several ranks, or holds it up
+Models of Hugging Face's format; --model DIR reads one
+  export RUN_DIR DIR       write the run's newest checkpoint as such a model
+  tokenize MODEL_DIR FILE  a text as token ids of that model; --decode IDS: ids as text
 Check
   test                     build everything and run the tests
   bench [CHAPTER]          speed: medians of interleaved runs, as text and JSON
@@ -107,10 +112,12 @@ def _bench(arguments, _flags):
     parser.add_argument("--seconds", type=_positive(float), default=5.0, metavar="S",
                         help="time to measure in each run (default 5)")
     parser.add_argument("--rounds", type=_positive(int), default=3, metavar="N", help="default 3")
+    parser.add_argument("--peers", metavar="PYTHON", help="PyTorch in the same rounds, under this "
+                        "Python; setup: under one that pip installs into build/peers")
     _add_set_up(parser)
     args = parser.parse_args(arguments)
     return bench.run_bench(chapters.resolve(args.chapter), args.seconds, args.rounds, args.json,
-                           not args.no_install, args.skip_packages)
+                           not args.no_install, args.skip_packages, args.peers)
 
 
 def _positive(kind):
@@ -127,23 +134,31 @@ def _positive(kind):
 def _plot(arguments, _flags):
     """./book plot"""
     parser = _Parser(prog="./book plot", description="Draws loss.png and loss.svg into a run "
-                     "directory, or with --timeline one recorded step: who computes, sends and "
-                     "waits when.")
+                     "directory, or one recorded step: with --timeline who computes, sends and "
+                     "waits when, with --ops what the operators of rank 0 take; or with --memory "
+                     "what memory is spent on in the first steps.")
     parser.add_argument("run_dir", metavar="RUN_DIR")
-    parser.add_argument("--timeline", action="store_true",
-                        help="draw timeline.png and timeline.svg from trace.json")
+    view = parser.add_mutually_exclusive_group()
+    view.add_argument("--timeline", action="store_true",
+                      help="draw timeline.png and timeline.svg from trace.json")
+    view.add_argument("--ops", action="store_true",
+                      help="draw ops.png and ops.svg from trace.json")
+    view.add_argument("--memory", action="store_true",
+                      help="draw memory.png and memory.svg from memory.json")
     parser.add_argument("--step", type=int, metavar="K", help="the step (default: the last one)")
     parser.add_argument("--input", metavar="FILE", help="draw another trace of the run; that of "
                         "replay.json goes to timeline_replay.png")
     args = parser.parse_args(arguments)
-    if args.timeline:
-        print(figures.draw_timeline(args.run_dir, args.input, args.step))
+    if args.timeline or args.ops:
+        print(figures.draw_timeline(args.run_dir, args.input, args.step,
+                                    "ops" if args.ops else "timeline"))
         return 0
     for flag in ("step", "input"):
         if getattr(args, flag) is not None:
-            parser.error(f"--{flag} belongs to a timeline; add --timeline")
-    figures.draw("loss", [args.run_dir])
-    print(os.path.join(args.run_dir, "loss.png"))
+            parser.error(f"--{flag} belongs to a recorded step; add --timeline or --ops")
+    what = "memory" if args.memory else "loss"
+    figures.draw(what, [args.run_dir])
+    print(os.path.join(args.run_dir, f"{what}.png"))
     return 0
 
 
@@ -180,6 +195,41 @@ def _compare(arguments, _flags):
     parser.add_argument("--out", metavar="FILE", help="the figure (default: RUN_B/compare.png)")
     args = parser.parse_args(arguments)
     return compare.compare_runs(args.run_a, args.run_b, args.out)
+
+
+def _export(arguments, _flags):
+    """./book export"""
+    parser = _Parser(prog="./book export", description="Writes a run's newest checkpoint as a "
+                     "model directory: config.json and safetensors, as Hugging Face's tools read "
+                     "them, and as --model DIR does.")
+    parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser.add_argument("output", metavar="DIR", help="a new directory")
+    parser.add_argument("--dtype", choices=list(export.DTYPES),
+                        help="of the weights (default: the run's)")
+    parser.add_argument("--max_shard_gb", type=_positive(float), default=5.0, metavar="GB",
+                        help="larger models go to several files with an index (default 5)")
+    args = parser.parse_args(arguments)
+    return export.export_run(args.run_dir, args.output, args.dtype, args.max_shard_gb)
+
+
+def _tokenize(arguments, _flags):
+    """./book tokenize"""
+    parser = _Parser(prog="./book tokenize", description="Turns a text into token ids by a "
+                     "model's tokenizer.json, or ids into text. Needs the Python package "
+                     "`tokenizers`; ids work without.")
+    parser.add_argument("model_dir", metavar="MODEL_DIR")
+    parser.add_argument("file", nargs="?", metavar="FILE", help="a text in UTF-8")
+    parser.add_argument("--output", metavar="FILE.bin",
+                        help="write the ids for --data (default: print them)")
+    parser.add_argument("--decode", metavar="IDS", help="token ids, such as '1 15043'")
+    parser.add_argument("--no-special", action="store_true",
+                        help="without the tokens that begin and end a text, such as <s>")
+    args = parser.parse_args(arguments)
+    if (args.file is None) == (args.decode is None):
+        parser.error("give either a FILE or --decode IDS")
+    if args.decode is not None:
+        return tokens.detokenize(args.model_dir, args.decode)
+    return tokens.tokenize(args.model_dir, args.file, args.output, not args.no_special)
 
 
 def _why(arguments, _flags):
@@ -266,7 +316,8 @@ def _propagate(arguments, _flags):
 
 COMMANDS = {"run": _run, "test": _test, "bench": _bench, "plot": _plot, "why": _why, "list": _list,
             "compare": _compare, "doctor": _doctor, "figures": _figures, "weave": _weave,
-            "delta": _delta, "diff": _diff, "propagate": _propagate, "replay": _replay}
+            "delta": _delta, "diff": _diff, "propagate": _propagate, "replay": _replay,
+            "export": _export, "tokenize": _tokenize}
 
 
 def _terminate(number, _frame):

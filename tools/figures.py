@@ -52,11 +52,14 @@ def draw(script, arguments):
     sys.stderr.write(result.stderr)
 
 
-def draw_timeline(run_dir, source=None, step=None):
-    """Draws a step of trace.json, or of another trace, into the run directory; the PNG's path."""
+def draw_timeline(run_dir, source=None, step=None, script="timeline"):
+    """Draws a step of trace.json, or of another trace, into the run directory; the PNG's path.
+
+    script: timeline draws ranks and their messages, ops the operators of one rank.
+    """
     path = Path(run_dir) / (source or RECORDED)
     if source and not path.exists():
         path = Path(source)
-    stem = Path(run_dir) / ("timeline" if path.name == RECORDED else f"timeline_{path.stem}")
-    draw("timeline", [run_dir, path, stem, *([] if step is None else [step])])
+    stem = Path(run_dir) / (script if path.name == RECORDED else f"{script}_{path.stem}")
+    draw(script, [run_dir, path, stem, *([] if step is None else [step])])
     return f"{stem}.png"

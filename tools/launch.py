@@ -12,7 +12,7 @@ from tools.base import BookError, say, show_path
 from tools.process import signal_name, wait_for
 
 # With these a chapter prints something and ends: no run directory, no `done` mark.
-INFORMATION_FLAGS = {"-h", "--help", "--help-all", "--version", "--plan"}
+INFORMATION_FLAGS = {"-h", "--help", "--help-all", "--version", "--plan", "--estimate"}
 USAGE_ERROR = 2  # every rank ends with it when the flags are wrong
 WHY_KILLED = {
     signal.SIGKILL: "the kernel does this when memory runs out; try a smaller --micro_batch_size",

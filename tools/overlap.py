@@ -8,7 +8,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from tools import build, machine, mpi, replay, runs, trace
+from tools import build, estimates, machine, mpi, replay, trace
 from tools.base import BookError, say
 from tools.process import wait_for
 
@@ -18,9 +18,13 @@ WAYS = ("naive", "overlapped", "bucketed")
 LATENCY_US = 300  # of the link
 SHARE, SHARE_TOLERANCE = 0.4, 0.015  # of the naive way's step that communication takes
 MOST_TRIES = 4  # to find the link on which it does
-BUCKET_MB = 0.8  # at least 8 of them
 QUIET = {"eval_interval": 0, "sample_tokens": 0, "steps": STEPS, "trace_steps": STEPS,
-         "micro_batch_size": 4, "bucket_mb": BUCKET_MB}
+         "micro_batch_size": 4, "bucket_mb": 0.8}
+# Communication here is as long as the backward pass that is to hide it, unless that recomputes its
+# blocks, as those of large models do. Of a model with many layers, gradients become ready in small
+# portions. 8 buckets, the last almost as full as the others.
+SHAPE = {"num_layers": 12, "seq_len": 1024, "micro_batch_size": 1, "recompute": "full",
+         "bucket_mb": 2.62}
 
 
 # The machine on which more ranks are laid out: nodes of 8, as the book's.
@@ -30,9 +34,10 @@ SCALES = (2, 4, 8, 16, 32, 64)
 
 def run(chapter, run_dir, ranks=RANKS, **flags):
     """Trains for a few traced steps; the trace."""
-    words = [word for name, value in {**QUIET, **flags, "run_dir": run_dir}.items()
-             for word in ([f"--{name}"] if value is None else [f"--{name}", str(value)])]
-    program = [str(build.binary(build.RELEASE, chapter.name)), *words]
+    flags = {**QUIET, **flags, "run_dir": run_dir}
+    if flags.get("zero_stage"):
+        flags.pop("bucket_mb")  # a unit is a bucket
+    program = [str(build.binary(build.RELEASE, chapter.name)), *estimates.words_of(flags)]
     command = mpi.find().command(ranks, program) if ranks > 1 else program
     held = []
     # Also a rank that is alone has one thread: what a step takes must not depend on their number.
@@ -43,12 +48,28 @@ def run(chapter, run_dir, ranks=RANKS, **flags):
 
 
 def steady(recorded):
-    """Median milliseconds over the later steps: (step, exposed communication per rank)."""
-    shares = list(trace.steps(recorded).values())[SKIPPED_STEPS:]
-    step = statistics.median(trace.step_time(ranks) for ranks in shares)
-    exposed = statistics.median(statistics.mean(share.exposed for share in ranks)
-                                for ranks in shares)
-    return step / 1000, exposed / 1000
+    """Median milliseconds over the later steps: (step, exposed communication).
+
+    A step lasts until the next one begins: what it left to be sent may be waited for in between, or
+    delay what is. Exposed on the rank on which the least shows, which is the slowest: that is what
+    communication adds to the step. A rank that was faster also waits for what the slowest sent late.
+    """
+    begins = [[share.begin for share in ranks]
+              for ranks in list(trace.steps(recorded).values())[SKIPPED_STEPS:]]
+    durations, exposed = [], []
+    for now, then in zip(begins, begins[1:]):
+        durations.append(min(then) - min(now))
+        exposed.append(min(
+            sum(wait.exposed for wait in rank.waits if begin <= wait.begin < end)
+            for rank, begin, end in zip(recorded.ranks, now, then)))
+    return statistics.median(durations) / 1000, statistics.median(exposed) / 1000
+
+
+def typical_step(recorded):
+    """The number of the later step that is closest to the median of their times."""
+    later = list(trace.steps(recorded).items())[SKIPPED_STEPS:]
+    median = statistics.median(trace.step_time(ranks) for _, ranks in later)
+    return min(later, key=lambda item: abs(trace.step_time(item[1]) - median))[0]
 
 
 def link_for(recorded):
@@ -68,9 +89,9 @@ def gradient_bytes(recorded):
 def naive_on_its_link(chapter, run_dir):
     """(the link, a naive run on it). A machine computes faster at one time than at another, so the
     share that communication takes is looked at, and the link chosen again where it is off."""
-    link = link_for(run(chapter, run_dir, grad_sync="naive"))
+    link = link_for(run(chapter, run_dir, grad_sync="naive", **SHAPE))
     for _ in range(MOST_TRIES):
-        recorded = run(chapter, run_dir, grad_sync="naive", link=link, overwrite=None)
+        recorded = run(chapter, run_dir, grad_sync="naive", link=link, overwrite=None, **SHAPE)
         step, exposed = steady(recorded)
         if abs(exposed / step - SHARE) <= SHARE_TOLERANCE:
             break
@@ -86,12 +107,14 @@ def measure(chapter, keep=None):
         ways = []
         for way in WAYS:
             run_dir = Path(scratch) / way
-            recorded = naive if way == "naive" else run(chapter, run_dir, grad_sync=way, link=link)
+            recorded = (naive if way == "naive" else
+                        run(chapter, run_dir, grad_sync=way, link=link, **SHAPE))
             step, exposed = steady(recorded)
-            messages = sum(item.kind == "all_reduce" and item.payload_bytes > 8
-                           for item in recorded.ranks[0].communications) // STEPS
+            gradients = [item.payload_bytes for item in recorded.ranks[0].communications
+                         if item.kind == "all_reduce" and item.payload_bytes > 8]
             replayed = replay.replay(recorded, replay.choose_machine(recorded, cores=None))
-            ways.append({"grad_sync": way, "messages": messages, "step_ms": step,
+            ways.append({"grad_sync": way, "messages": len(gradients) // STEPS,
+                         "last_share": gradients[-1] / gradient_bytes(naive), "step_ms": step,
                          "exposed_ms": exposed, "replayed_step_ms": steady(replayed)[0],
                          "exposed_replayed_ms": steady(replayed)[1]})
             if keep is not None:

@@ -17,8 +17,9 @@ SCALABLE = ("dp", "world")
 def scale(trace, ranks):
     """The Trace of a data-parallel run as if so many ranks had run it, the recorded ones in turn.
 
-    Every rank does what a recorded one did, so the global batch grows with the ranks. BookError (2)
-    if the run is not data-parallel alone.
+    Every rank does what a recorded one did, so the global batch grows with the ranks. Messages keep
+    their size: what is gathered or reduced is all of something, however many ranks share it out.
+    BookError (2) if the run is not data-parallel alone.
     """
     _check_scalable(trace, ranks)
     recorded = len(trace.ranks)
@@ -33,6 +34,12 @@ def scale(trace, ranks):
     if "global_batch_tokens" in facts:
         facts["global_batch_tokens"] = facts["global_batch_tokens"] * ranks // recorded
     return Trace(facts, [copies[rank % recorded] for rank in range(ranks)], groups)
+
+
+def shares_out(trace):
+    """Do the ranks of the run share out what they update?"""
+    return any(item.kind == "reduce_scatter" for rank in trace.ranks
+               for item in rank.communications)
 
 
 def _check_scalable(trace, ranks):
@@ -122,6 +129,9 @@ def run_replay(run_dir, cores=None, node_size=None, links=(), ranks=None, output
     recorded = trace
     if ranks is not None and ranks != len(trace.ranks):
         trace = scale(trace, ranks)
+        if shares_out(recorded):
+            say(f"book: the ranks share out the optimizer: messages are those of {ranks}, but each "
+                f"still updates 1/{len(recorded.ranks)} of the parameters, as it was recorded")
     replayed = replay(trace, choose_machine(trace, cores, node_size, links))
     traces.save(replayed, output)
     print(f"{traces.circumstances(recorded)}\n{traces.circumstances(replayed)}\n")

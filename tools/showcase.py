@@ -14,7 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tools import build, figures, machine, mpi, overlap, packages, runs, weave, why
+from tools import (bench_report, build, claims, estimates, figures, machine, mpi, overlap,
+                   packages, recomputation, runs, trace, weave, why, zero, zero_claims)
 from tools.base import BookError, say, show_path
 from tools.process import git_commit, wait_for
 
@@ -35,15 +36,21 @@ def make_figures(chapter, install=True, skip_packages=False):
     folder.mkdir(exist_ok=True)
     if chapter.ranks is not None:
         _show_ranks(chapter, folder)
-        _show_overlap(chapter, folder, commit)
+        overlapped = _show_overlap(chapter, folder, commit)
+        if (chapter.folder / "zero.h").exists():
+            _show_zero(chapter, folder, commit, overlapped)
         if (chapter.folder / "plan.h").exists():
             _show_plans(chapter, folder)
+    elif estimates.is_offered(build.binary(build.RELEASE, chapter.name)):
+        _show_memory(chapter, folder, commit)
     with tempfile.TemporaryDirectory(prefix="book_figures_") as scratch:
         run_dir = Path(scratch) / chapter.short
         output = _run_demo(chapter, run_dir)
         figures.draw("loss", [run_dir])
         for name in ("loss.png", "loss.svg"):
             shutil.copy(run_dir / name, folder / name)
+        if chapter.ranks is None:
+            _show_operators(run_dir, folder)
         records, _ = runs.read_metrics(run_dir)
         run = runs.read_run(run_dir)
         ledger = None if chapter.ranks is None else json.loads((run_dir / "ledger.json").read_text())
@@ -54,9 +61,8 @@ def make_figures(chapter, install=True, skip_packages=False):
     (folder / "costs.md").write_text(costs_table(run, records), encoding="utf-8")
     if ledger is not None:
         (folder / "traffic.md").write_text(traffic_table(run, records, ledger), encoding="utf-8")
-    bench = folder / "bench.json"
-    if bench.exists():
-        (folder / "bench.md").write_text(bench_table(json.loads(bench.read_text())), encoding="utf-8")
+    if (folder / bench_report.RECORD).exists():
+        bench_report.write(folder)
     for readme in weave.weave(check=False):
         say(f"book: wove {show_path(readme)}")
     return 0
@@ -82,6 +88,15 @@ def _output_of(program, flags, ranks):
     if code != 0:
         raise BookError(f"`{shlex.join(command)}` ended with exit code {code}:\n{''.join(held)}")
     return "".join(held)
+
+
+def _show_operators(run_dir, folder):
+    """The operators of the last step that the demo recorded, drawn, and as a trace to open."""
+    figures.draw_timeline(run_dir, script="ops")
+    for ending in ("png", "svg"):
+        shutil.copy(run_dir / f"ops.{ending}", folder / f"trace.{ending}")
+    (folder / trace.RECORDED).write_text(trace.last_step(run_dir / trace.RECORDED),
+                                         encoding="utf-8")
 
 
 def _show_ranks(chapter, folder):
@@ -125,19 +140,76 @@ def _kill_a_rank(chapter, run_dir):
 def _show_overlap(chapter, folder, commit):
     """Timelines of the ways of data parallelism on an emulated link, and how far it scales."""
     def keep(way, run_dir):
-        figures.draw_timeline(run_dir)
-        for ending in ("png", "svg"):
-            shutil.copy(run_dir / f"timeline.{ending}", folder / f"timeline_{way}.{ending}")
+        _keep_timeline(run_dir, folder, way)
 
-    record = {"chapter": chapter.name, "commit": commit,
-              "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-              "command": f"./book figures {chapter.short}",
-              "machine": {"cpu": machine.cpu_name(), "cores": machine.usable_cores(),
-                          "isa": [name for name, here in machine.instruction_sets().items() if here]},
-              "overlap": overlap.measure(chapter, keep), "scaling": overlap.scaling(chapter)}
-    (folder / "overlap.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    record = {**_origin(chapter, commit), "overlap": overlap.measure(chapter, keep),
+              "scaling": overlap.scaling(chapter)}
+    _write_json(folder / "overlap.json", record)
     (folder / "overlap.md").write_text(overlap_table(record), encoding="utf-8")
     figures.draw("scaling", [folder / "overlap.json", folder / "scaling"])
+    return record
+
+
+def _show_zero(chapter, folder, commit, overlapped):
+    """What the stages of ZeRO hold, send and cost, and the claims about them."""
+    def keep(way, run_dir):
+        if way in zero.DRAWN:
+            _keep_timeline(run_dir, folder, way)
+
+    program = build.binary(build.RELEASE, chapter.name)
+    record = {**_origin(chapter, commit),
+              "zero": {"held": zero.measure_held(chapter, program),
+                       "large": zero.estimate_large(program),
+                       "ways": zero.measure_ways(chapter, keep)},
+              "claims": zero_claims.measure(chapter)}
+    _write_json(folder / "zero.json", record)
+    figures.draw("zero", [folder / "zero.json", folder])
+    bench = folder / "bench.json"
+    compared = json.loads(bench.read_text()).get("zero") if bench.exists() else None
+    for name, text in (("zero.md", zero.ways_table(record)),
+                       ("zero_8b.md", zero.large_table(record["zero"]["large"])),
+                       ("claims.md", zero_claims.table(record, overlapped, compared))):
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _keep_timeline(run_dir, folder, way):
+    """Draws a typical step of a run into a chapter's figures."""
+    recorded = trace.load(run_dir / trace.RECORDED)
+    figures.draw_timeline(run_dir, step=overlap.typical_step(recorded))
+    for ending in ("png", "svg"):
+        shutil.copy(run_dir / f"timeline.{ending}", folder / f"timeline_{way}.{ending}")
+
+
+def _origin(chapter, commit):
+    """Where the data of a figure comes from."""
+    return {"chapter": chapter.name, "commit": commit,
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "command": f"./book figures {chapter.short}",
+            "machine": {"cpu": machine.cpu_name(), "cores": machine.usable_cores(),
+                        "threads": int(machine.thread_environment()["OMP_NUM_THREADS"]),
+                        "isa": [name for name, here in machine.instruction_sets().items() if here]}}
+
+
+def _write_json(path, record):
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _show_memory(chapter, folder, commit):
+    """What memory is spent on, by the formulas, on shapes and in runs; what recomputation changes."""
+    def keep_profile(run_dir):
+        figures.draw("memory", [run_dir])
+        for name in ("memory.json", "memory.png", "memory.svg"):
+            shutil.copy(run_dir / name, folder / name)
+
+    program = build.binary(build.RELEASE, chapter.name)
+    cases = estimates.collect(program)
+    _write_json(folder / "estimates.json", {**_origin(chapter, commit), "cases": cases})
+    figures.draw("activations", [folder / "estimates.json", folder])
+    record = {**_origin(chapter, commit), "claims": claims.measure(program, keep_profile),
+              "recomputation": recomputation.measure(program)}
+    _write_json(folder / "recomputation.json", record)
+    (folder / "recomputation.md").write_text(recomputation.table(record), encoding="utf-8")
+    (folder / "claims.md").write_text(claims.table(cases, record), encoding="utf-8")
 
 
 def _show_plans(chapter, folder):
@@ -165,7 +237,8 @@ def overlap_table(record):
             "|---|---|---|---|---|---|---|\n" + "\n".join(rows)
             + f"\n\nMedians of the later of {overlap.STEPS} steps on {measured['ranks']} ranks of one thread, on an "
             f"emulated link of `{measured['link']}` (us, GB/s); {record['machine']['cpu']}, "
-            f"{record['machine']['cores']} cores; {record['date'][:10]}. Replayed: every thread owns a core.\n")
+            f"{record['machine']['cores']} cores; {record['date'][:10]}. Exposed: on the slower rank, "
+            "which is what it adds to the step. Replayed: every thread owns a core.\n")
 
 
 def excerpt(output):
@@ -228,59 +301,3 @@ def costs_table(run, records):
     return (f"N = {parameters:,} parameters in {dtype}; bytes.\n\n"
             "| | formula | predicted | measured | ratio |\n|---|---|---|---|---|\n"
             + "\n".join(rows) + "\n")
-
-
-def bench_table(record):
-    """The medians of a `./book bench` record as Markdown."""
-    host = record["machine"]
-    lines = ["| | tokens/s | step, ms | model GFLOP/s | matmul GFLOP/s | MFU |", "|---|---|---|---|---|---|"]
-    for result in record["results"]:
-        s = {name: value["median"] for name, value in result["summary"].items()}
-        ranks = f", {result['ranks']} rank{'s' * (result['ranks'] > 1)}" if "layouts" in record else ""
-        lines.append(f"| {result['config']} {result['dtype']}{ranks} | {s['tokens_per_s']:,.0f} | "
-                     f"{s['step_ms']:.0f} | {s['model_gflops']:.0f} | {s['matmul_gflops']:.0f} | "
-                     f"{100 * s['fraction']:.0f} % |")
-    rounds = len(record["results"][0]["rounds"])
-    lines += layout_lines(record) + link_lines(record)
-    lines.append("")
-    lines.append(f"Medians of {rounds} interleaved rounds; {host['cpu']}, {host['threads']} threads, "
-                 f"{' '.join(host['isa'])}; commit {record['commit'][:12]}, {record['date'][:10]}.")
-    return "\n".join(lines) + "\n"
-
-
-def link_lines(record):
-    """What `./book bench` measured of emulated links and of tracing, as Markdown."""
-    lines = []
-    if "links" in record:
-        lines += ["", "| emulated link | message | asked | measured | ratio |", "|---|---|---|---|---|"]
-        lines += [f"| {entry['latency_us']:g} us, {entry['gb_per_s']:g} GB/s | {entry['bytes']:,} bytes | "
-                  f"{entry['asked_us']:,.0f} us | {entry['measured_us']:,.0f} us | {entry['ratio']:.3f} |"
-                  for entry in record["links"]]
-    if "replay" in record:
-        lines += ["", "| ranks, on their own links and cores | step, measured | step, replayed | ratio |",
-                  "|---|---|---|---|"]
-        lines += [f"| {entry['ranks']} | {entry['step_ms']:.1f} ms | {entry['replayed_step_ms']:.1f} ms | "
-                  f"{entry['replayed_step_ms'] / entry['step_ms']:.3f} |" for entry in record["replay"]]
-    if "tracing" in record:
-        tracing = record["tracing"]
-        lines += ["", f"With every step traced, configuration A runs at "
-                  f"{tracing['traced'] / tracing['untraced']:.3f} of its tokens/s without."]
-    return lines
-
-
-def layout_lines(record):
-    """What `./book bench` measured of ranks and collectives, as Markdown; nothing for one rank."""
-    lines = []
-    if "layouts" in record:
-        lines += ["", "| | ranks | tokens/s, relative to one rank with all threads |", "|---|---|---|"]
-        lines += [f"| {entry['config']} {entry['dtype']} | {entry['ranks']} | {entry['ratio']:.2f} |"
-                  for entry in record["layouts"]]
-    if "collectives" in record:
-        lines += ["", "| all-reduce | ranks | ours | MPI_Allreduce | relative speed |",
-                  "|---|---|---|---|---|"]
-    for entry in record.get("collectives", []):
-        lines.append(f"| {entry['small_bytes']:,} bytes | {entry['ranks']} | "
-                     f"{entry['small_us']:.0f} us | | |")
-        lines.append(f"| {entry['large_bytes']:,} bytes | {entry['ranks']} | "
-                     f"{entry['large_ms']:.2f} ms | {entry['mpi_ms']:.2f} ms | {entry['ratio']:.2f} |")
-    return lines

@@ -5,13 +5,16 @@ microseconds. A process is a rank. Its thread 0 is the main thread, which beside
 wall (ts, dur) has its own CPU clock (tts, tdur): that stands still while the thread waits or has no
 core. The threads after it are lanes: operations as they are carried out, by communicator.
 
-  cat phase, op   a Span of the main thread; args: step, flops, bytes
+  cat phase, op   a Span of the main thread; args: step, flops, bytes; micro_batch, GFLOP/s and
+                  GB/s are for whoever looks at it
   cat wait        a Wait of the main thread; args: step, group, kind, number, peer, exposed_us,
                   skew_us
   cat comm        a Communication in a lane; args: step, group, dimension (the group's name), kind,
                   number, peer, payload_bytes, wire_bytes (what this rank sent), submitted and
                   submitted_cpu (when the main thread queued it, on its two clocks)
   ph s, f         the two ends of a message
+  ph C            live bytes of the allocator: by category, called memory and not read here; by name,
+                  a Buffer, called communication buffers
 
 An operation is named alike on every rank that takes part: group and number, of a message (send,
 recv) also who sends to whom; `peer` is the other one's rank in the group, -1 of a collective.
@@ -46,6 +49,7 @@ FACTS = {"origin": str, "chapter": str, "ranks": int, "threads": int, "cores": i
          "node_size": int, "groups": dict}
 LEAST = {"ranks": 1, "threads": 1, "cores": 1, "node_size": 0}
 STEP = "train_step"  # the phase that a step is
+BUFFERS = "communication buffers"  # what their counters are called
 LINES_AT_ONCE = 5000  # of a file; more need more memory than they save time
 
 
@@ -123,6 +127,14 @@ class Communication(NamedTuple):
     submitted_cpu: float
 
 
+class Buffer(NamedTuple):
+    """Bytes of communication's buffers of a name that are live from a time on."""
+
+    time: float
+    name: str
+    bytes: int
+
+
 # Span(*values) takes three times as long, which a million of them show.
 new_span = tuple.__new__
 
@@ -135,6 +147,7 @@ class Rank:
     waits: list = field(default_factory=list)
     communications: list = field(default_factory=list)
     lanes: dict = field(default_factory=dict)  # number of the thread: name
+    buffers: list = field(default_factory=list)  # of what was measured, in order of time
 
 
 @dataclass
@@ -345,6 +358,9 @@ def _read_event(ranks, flows, event):
                 args.get("flops", 0), args.get("bytes", 0))))
     elif kind in ("s", "f"):
         flows[event["id"]].append(kind)
+    elif kind == "C" and event["name"] == BUFFERS:
+        ranks[event["pid"]].buffers += [Buffer(event["ts"], name, size)
+                                        for name, size in event["args"].items()]
     elif kind == "M" and event["name"] == "thread_name":
         ranks[event["pid"]].lanes[event["tid"]] = event["args"]["name"]
 
@@ -430,6 +446,17 @@ def _check_parts(trace, expected, parts):
                              f"{item.payload_bytes} on rank {rank}")
     if first.kind == "recv":
         parts.reverse()
+
+
+def last_step(path):
+    """The text of a trace file that holds the last step of another, of one rank, and no more."""
+    shares = list(steps(load(path)).values())[-1]
+    begin, end = min(share.begin for share in shares), max(share.end for share in shares)
+    document = json.loads(_read_text(Path(path)))
+    events = [event for event in document["traceEvents"]
+              if event["ph"] == "M" or begin <= event["ts"] <= end]
+    return (f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(document["otherData"])},\n'
+            '"traceEvents": [\n' + ",\n".join(map(json.dumps, events)) + "\n]}\n")
 
 
 # --- writing --------------------------------------------------------------------------------------

@@ -374,20 +374,22 @@ def first_death(case):
     """(the death that led to the others, is that certain), or (None, False) if words came first.
 
     Once a rank has gone, mpiexec kills the others within milliseconds, and on busy cores the
-    launcher may notice the first one late; a witness cannot. Another manner of death proves which
-    it was; else the launcher's order counts as long as it agrees with who was waited for.
+    launcher may notice the first one late; a witness cannot. Without one, another manner of death
+    proves which it was; else the launcher's order counts as long as it agrees with who was waited
+    for.
     """
     ended = [d for d in case.deaths if d.status != 0 or case.state_of(d.rank) != "finished"]
     if not ended:
         return None, False
     by_mpiexec = (signal.SIGKILL, signal.SIGTERM, None)
-    odd = [d for d in ended if d.status not in by_mpiexec and case.state_of(d.rank) != "failed"]
+    odd = [] if case.ordered else [d for d in ended if d.status not in by_mpiexec
+                                   and case.state_of(d.rank) != "failed"]
     if any(r.state == "failed" and r.time < (odd or ended)[0].time for r in case.records.values()):
         return None, False
-    if odd:
-        return odd[0], len(odd) == 1
     if case.ordered:
         return ended[0], True
+    if odd:
+        return odd[0], len(odd) == 1
     awaited = roots(case.waits)
     close = [d for d in ended if d.time - ended[0].time < SAME_TIME_S]
     death = next((d for d in close if d.rank in awaited), ended[0])

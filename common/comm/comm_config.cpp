@@ -37,7 +37,8 @@ void check_slower(const char* kind, const Link& link, const Link& host) {
 
 void CommConfig::bind(Args& args) {
   args.group("Communication");
-  args.bind("comm_timeout", comm_timeout, "seconds until a stuck operation ends the run");
+  args.bind("comm_timeout", comm_timeout,
+            "seconds until a stuck operation, or a slow checkpoint, ends the run");
   args.bind("node_size", node_size, "ranks in a node of the emulated machine; 0: all of them");
   args.bind("link", link,
             "emulate links: node=MICROSECONDS,GB/S inside of a node, net=... between nodes");

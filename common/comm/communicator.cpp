@@ -1,9 +1,11 @@
 #include "comm/communicator.h"
 
+#include <algorithm>
 #include <chrono>
 #include <numeric>
 
 #include "comm/algorithms.h"
+#include "comm/comm_config.h"
 #include "ops.h"
 #include "runtime.h"
 
@@ -111,8 +113,8 @@ void Communicator::all_reduce(Tensor tensor, ReduceOp op) const {
 Handle Communicator::all_reduce_async(Tensor tensor, ReduceOp op) const {
   if (size() == 1) return {};
   const CategoryScope scope(Category::communication);
-  const Tensor scratch =
-      Tensor::empty({algorithms::reduction_scratch(*group_, tensor.numel())}, tensor.dtype());
+  const Tensor scratch = Tensor::empty({algorithms::reduction_scratch(*group_, tensor.numel())},
+                                       tensor.dtype(), "scratch of reductions");
   auto operation = make(CommKind::all_reduce, {tensor, scratch}, tensor.numel(), tensor.bytes());
   operation->reduce = op;
   operation->stages = algorithms::all_reduce(*group_, tensor, scratch, op);
@@ -132,8 +134,8 @@ Handle Communicator::reduce_scatter_async(Tensor output, const Tensor& input, Re
     return {};
   }
   const CategoryScope scope(Category::communication);
-  const Tensor scratch =
-      Tensor::empty({algorithms::reduction_scratch(*group_, input.numel())}, input.dtype());
+  const Tensor scratch = Tensor::empty({algorithms::reduction_scratch(*group_, input.numel())},
+                                       input.dtype(), "scratch of reductions");
   auto operation =
       make(CommKind::reduce_scatter, {output, input, scratch}, input.numel(), input.bytes());
   operation->reduce = op;
@@ -254,6 +256,25 @@ double Communicator::sum(double value) const {
   const Tensor total = Tensor::from_host(std::vector<double>{value}, {1}, DType::f64);
   all_reduce(total);
   return total.data<double>()[0];
+}
+
+std::vector<std::string> Communicator::all_gather_text(const std::string& text) const {
+  if (size() == 1 || engine_->dry()) return std::vector<std::string>(size(), text);
+  const UncountedTraffic uncounted;
+  const CategoryScope scope(Category::communication);
+  const Tensor lengths = Tensor::empty({size()}, DType::i32);
+  all_gather(lengths, Tensor::from_host(std::vector<int32_t>{int32_t(std::ssize(text))}, {1}));
+  const int32_t* length = lengths.data<int32_t>();
+  const int64_t words = (int64_t{*std::max_element(length, length + size())} + 3) / 4;
+  const Tensor own = Tensor::zeros({words}, DType::i32),
+               all = Tensor::empty({size(), words}, DType::i32);
+  std::ranges::copy(text, static_cast<char*>(own.address()));
+  all_gather(all, own);
+  std::vector<std::string> texts;
+  for (int r = 0; r < size(); ++r) {
+    texts.emplace_back(static_cast<const char*>(all.address()) + r * words * 4, length[r]);
+  }
+  return texts;
 }
 
 Communicator Communicator::split(std::string name, const std::function<int(int)>& colour_of) const {

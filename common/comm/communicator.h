@@ -8,6 +8,7 @@
 
 #include "comm/engine.h"
 #include "comm/operation.h"
+#include "peers.h"
 
 namespace usp {
 
@@ -44,13 +45,13 @@ struct SendRecv {
 /// Handle at once. Tensors are contiguous. Sums are taken in the order of the ranks, so that their
 /// bits do not depend on timing, engine, or the way a tensor is cut into pieces. On a communicator
 /// of one rank nothing is sent and nothing counted.
-class Communicator {
+class Communicator : public Peers {
  public:
   /// All ranks of the engine.
   static Communicator world(Engine& engine);
 
-  int rank() const { return group_->rank; }
-  int size() const { return group_->size(); }
+  int rank() const override { return group_->rank; }
+  int size() const override { return group_->size(); }
   const std::string& name() const { return group_->name; }
   Engine& engine() const { return *engine_; }
 
@@ -89,6 +90,8 @@ class Communicator {
   bool any(bool value) const;
   /// The sum over ranks of a number on the host.
   double sum(double value) const;
+  /// For the records of a run, of less than 2 GiB each; does not enter the ledger.
+  std::vector<std::string> all_gather_text(const std::string& text) const override;
 
   /// Cuts this communicator up: ranks of equal colour share a new one, in their order here. Every
   /// rank calls it with the same function, which maps a rank of this communicator to its colour.

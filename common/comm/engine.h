@@ -8,21 +8,15 @@
 #include <tuple>
 #include <vector>
 
-#include "check.h"
 #include "comm/flight.h"
 #include "comm/operation.h"
 #include "comm/transport.h"
+#include "peers.h"
 
 namespace usp {
 
 class EmulatedLinks;
 struct Links;
-
-/// Another rank failed, and this one with it. Whoever prints errors leaves this one to that rank.
-class PeerFailed : public Error {
- public:
-  using Error::Error;
-};
 
 /// Carries out operations. A Communicator belongs to one; so do all its children.
 class Engine {

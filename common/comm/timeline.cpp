@@ -304,8 +304,9 @@ WaitingTime write_timeline(const Communicator& world, const Connection& connecti
   const double own_origin = tracer.spans().empty() ? HUGE_VAL : double(tracer.origin_ns() - offset);
   const double origin = minimum(world, own_origin);
   const int64_t origin_ns = std::isfinite(origin) ? static_cast<int64_t>(origin) : 0;
-  const std::vector<std::string> spans =
-      gather_text(world, tracer.span_events(world.rank(), origin_ns + offset));
+  const std::vector<std::string> spans = gather_text(
+      world, tracer.span_events(world.rank(), origin_ns + offset) +
+                 memory_events(Runtime::current().allocator(), world.rank(), origin_ns + offset));
   const std::vector<std::string> texts = gather_text(world, exchanges_json(tracer, offset).dump());
   const auto [steps, step_ns] = steps_of(tracer);
   const Tensor totals = Tensor::zeros({4}, DType::f64);

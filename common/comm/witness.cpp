@@ -22,6 +22,12 @@ namespace {
 constexpr char kGoodbye = '.', kIdentity = 'i', kPath = 'p';
 /// A process closes its highest descriptors first. mpiexec's own connection has a low one.
 constexpr int kHighDescriptor = 500;
+/// A rank that aborts waits so long first. MPI's shared memory makes it abort when it reads from a
+/// rank that has gone, which it may find out before the witness does: a dying process gives back
+/// its memory first, closes its connections after, and may have to wait for a core in between.
+constexpr timespec kBeforeAbort{0, 200'000'000};
+
+extern "C" void wait_before_abort(int /*signal*/) { nanosleep(&kBeforeAbort, nullptr); }
 
 /// The address of the witness that process `parent` has made: a name that no file bears.
 socklen_t address_of(pid_t parent, sockaddr_un& address) {
@@ -135,6 +141,7 @@ void Witness::join(pid_t parent, int rank) {
     connection_ = fcntl(low, F_DUPFD_CLOEXEC, kHighDescriptor);
   }
   close(low);
+  signal(SIGABRT, wait_before_abort);  // abort() ends the process when the handler is done
   tell(fmt::format("{}\"rank\": {}, \"pid\": {}", kIdentity, rank, getpid()));
 }
 

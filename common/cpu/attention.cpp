@@ -44,21 +44,6 @@ struct Problem {
   int64_t padded_K = mask.num_tiles() * kKeyTile;
 };
 
-/// An array of `size` elements for each thread that works on `tasks` tasks.
-template <class A>
-class PerThread {
- public:
-  PerThread(int64_t tasks, int64_t size)
-      : storage_(workspace({std::min<int64_t>(tasks, num_threads()), size}, dtype_of<A>)),
-        size_(size) {}
-  /// The calling thread's.
-  A* mine() const { return static_cast<A*>(storage_.address()) + thread_index() * size_; }
-
- private:
-  Tensor storage_;
-  int64_t size_;
-};
-
 /// Up to kQueryRows consecutive queries.
 struct QueryBlock {
   int64_t first, rows, groups;

@@ -50,6 +50,12 @@ class CausalMask {
     while (key[count - 1] > position) --count;
     return count;
   }
+  /// How many keys there are, in whole tiles, up to the last one that a query at `position` sees.
+  int64_t num_seen(int32_t position) const {
+    int64_t tile = num_tiles();
+    while (tile > 0 && tiles_.data<int32_t>()[2 * tile - 2] > position) --tile;
+    return tile * kKeyTile;
+  }
 
  private:
   static constexpr int32_t kNever = std::numeric_limits<int32_t>::max();

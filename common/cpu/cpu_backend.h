@@ -1,6 +1,7 @@
 #pragma once
 
 #include "backend.h"
+#include "runtime.h"
 
 namespace usp::cpu {
 
@@ -13,6 +14,7 @@ class CpuBackend : public Backend {
   void fill(Tensor y, double value) override;
   void copy(Tensor y, const Tensor& x) override;
   void add(Tensor y, const Tensor& a, const Tensor& b) override;
+  void accumulate(Tensor sum, const Tensor& x) override;
   void rope(Tensor x, const Tensor& cos, const Tensor& sin, const Positions& positions,
             bool inverse) override;
   void swiglu_forward(Tensor y, const Tensor& gate_up) override;
@@ -60,7 +62,22 @@ class CpuBackend : public Backend {
                         double max_norm) override;
   void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
              const Tensor& coefficient, const AdamWSettings& settings) override;
+
+ private:
+  /// Has `compute` sum into a workspace in `acc` dtype (which holds the target's values already
+  /// where it is to `accumulate`), and rounds the sums into the target once.
+  template <class Compute>
+  void round_sums(Tensor target, DType acc, bool accumulate, Compute compute);
 };
+
+template <class Compute>
+void CpuBackend::round_sums(Tensor target, DType acc, bool accumulate, Compute compute) {
+  const CategoryScope scope(Category::workspace);
+  const Tensor sums = Tensor::empty(target.shape(), acc);
+  if (accumulate) copy(sums, target);
+  compute(sums);
+  copy(target, sums);
+}
 
 /// The f64 case of matmul, in matmul_f64.cpp: every element of c is one sum in index order.
 void matmul_f64(Tensor c, const Tensor& a, const Tensor& b, bool accumulate);

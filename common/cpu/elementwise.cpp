@@ -79,6 +79,14 @@ void CpuBackend::add(Tensor y, const Tensor& a, const Tensor& b) {
   });
 }
 
+void CpuBackend::accumulate(Tensor sum, const Tensor& x) {
+  dispatch(x.dtype(), [&]<class T>(T) {
+    auto* out = sum.data<accumulate_t<T>>();
+    const T* in = x.data<T>();
+    parallel_for_elements(x.numel(), [=](int64_t i) { out[i] += load(in[i]); });
+  });
+}
+
 void CpuBackend::rope(Tensor x, const Tensor& cos, const Tensor& sin, const Positions& positions,
                       bool inverse) {
   dispatch(x.dtype(), [&]<class T>(T) {
@@ -113,11 +121,12 @@ void CpuBackend::swiglu_forward(Tensor y, const Tensor& gate_up) {
     const T* in = gate_up.data<T>();
     parallel_for(y.size(0), 3 * F, [=](int64_t row) {
       const T *gate = in + row * 2 * F, *up = gate + F;
-#pragma omp simd
-      for (int64_t i = 0; i < F; ++i) {
+      T* y_row = out + row * F;
+      const auto element = [=](int64_t i) {
         const A g = load(gate[i]);
-        store(out[row * F + i], g / (1 + exp(-g)) * load(up[i]));
-      }
+        store(y_row[i], g / (1 + exp(-g)) * load(up[i]));
+      };
+      simd_loop(F, element, gate + 2 * F, up + 2 * F);
     });
   });
 }
@@ -130,15 +139,16 @@ void CpuBackend::swiglu_backward(Tensor dgate_up, const Tensor& dy, const Tensor
     const T *in = gate_up.data<T>(), *grad = dy.data<T>();
     parallel_for(dy.size(0), 5 * F, [=](int64_t row) {
       const T *gate = in + row * 2 * F, *up = gate + F;
+      const T* dy_row = grad + row * F;
       T *dgate = dx + row * 2 * F, *dup = dgate + F;
-#pragma omp simd
-      for (int64_t i = 0; i < F; ++i) {
+      const auto element = [=](int64_t i) {
         const A g = load(gate[i]), u = load(up[i]);
-        const A d = load(grad[row * F + i]);
+        const A d = load(dy_row[i]);
         const A sigmoid = 1 / (1 + exp(-g));
         store(dgate[i], d * u * sigmoid * (1 + g * (1 - sigmoid)));
         store(dup[i], d * g * sigmoid);
-      }
+      };
+      simd_loop(F, element, gate + 2 * F, up + 2 * F, dy_row + F);
     });
   });
 }
@@ -161,6 +171,13 @@ void CpuBackend::embedding_forward(Tensor y, const Tensor& table, const Tensor& 
 
 void CpuBackend::embedding_backward(Tensor dtable, const Tensor& dy, const Tensor& tokens,
                                     int64_t vocab_offset, bool accumulate) {
+  const DType acc = accumulate_dtype(dy.dtype());
+  if (dtable.dtype() != acc) {
+    round_sums(dtable, acc, accumulate, [&](const Tensor& sums) {
+      embedding_backward(sums, dy, tokens, vocab_offset, accumulate);
+    });
+    return;
+  }
   if (!accumulate) fill(dtable, 0);
   dispatch(dy.dtype(), [&]<class T>(T) {
     using A = accumulate_t<T>;

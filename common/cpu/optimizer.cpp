@@ -11,11 +11,16 @@ void CpuBackend::sum_squares(Tensor sum, const Tensor& x, bool accumulate) {
   dispatch(x.dtype(), [&]<class T>(T) {
     const T* in = x.data<T>();
     const double squares_of_x = sum_over_blocks(x.numel(), [=](int64_t begin, int64_t end) {
+      const auto square = [x = in + begin](int64_t i) {
+        const auto element = static_cast<double>(load(x[i]));
+        return element * element;
+      };
+      if constexpr (!std::is_same_v<T, double>) {
+        return simd_sum<double, kStride>(end - begin, square);
+      }
       double squares = 0;
 #pragma omp simd reduction(+ : squares)
-      for (int64_t i = begin; i < end; ++i) {
-        squares += static_cast<double>(in[i]) * static_cast<double>(in[i]);
-      }
+      for (int64_t i = 0; i < end - begin; ++i) squares += square(i);
       return squares;
     });
     double& total = *sum.data<double>();
@@ -39,11 +44,11 @@ void CpuBackend::adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Te
                        const Tensor& coefficient, const AdamWSettings& settings) {
   const double factor = *coefficient.data<double>();
   if (std::isnan(factor)) return;
-  dispatch(value.dtype(), [&]<class T>(T) {
+  const auto update = [&]<class T, class G>(T, G) {
     using A = accumulate_t<T>;
     T* weight = value.data<T>();
     A *w = master.data<A>(), *mean = m.data<A>(), *variance = v.data<A>();
-    const A* gradient = grad.data<A>();
+    const G* gradient = grad.data<G>();
     const double t = static_cast<double>(settings.step);
     const A clip = A(factor), eps = A(settings.eps);
     const A beta1 = A(settings.beta1), beta2 = A(settings.beta2);
@@ -54,7 +59,7 @@ void CpuBackend::adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Te
     const A lr = A(settings.lr);
     const A keep = A(1 - settings.lr * settings.weight_decay);
     parallel_for_elements(value.numel(), [=](int64_t i) {
-      const A g = gradient[i] * clip;
+      const A g = load(gradient[i]) * clip;
       mean[i] = beta1 * mean[i] + fresh1 * g;
       variance[i] = beta2 * variance[i] + fresh2 * g * g;
       const A step = mean[i] * unbias1 / (std::sqrt(variance[i] * unbias2) + eps);
@@ -62,6 +67,9 @@ void CpuBackend::adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Te
       w[i] = updated;
       store(weight[i], updated);
     });
+  };
+  dispatch(value.dtype(), [&]<class T>(T weight) {
+    grad.dtype() == value.dtype() ? update(weight, weight) : update(weight, accumulate_t<T>{});
   });
 }
 

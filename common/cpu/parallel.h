@@ -38,6 +38,21 @@ inline Tensor workspace(const Shape& shape, DType dtype) {
   return Tensor::empty(shape, dtype);
 }
 
+/// An array of `size` elements for each thread that works on `tasks` tasks.
+template <class A>
+class PerThread {
+ public:
+  PerThread(int64_t tasks, int64_t size)
+      : storage_(workspace({std::min<int64_t>(tasks, num_threads()), size}, dtype_of<A>)),
+        size_(size) {}
+  /// The calling thread's.
+  A* mine() const { return static_cast<A*>(storage_.address()) + thread_index() * size_; }
+
+ private:
+  Tensor storage_;
+  int64_t size_;
+};
+
 /// The sum of block_sum(begin, end) over [0, count) cut into blocks, in index order:
 /// the same bits for any number of threads.
 template <class BlockSum>

@@ -25,10 +25,9 @@ void CpuBackend::rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const T
       }
       const A r = 1 / std::sqrt(sum / A(H) + epsilon);
       scale[row] = r;
-#pragma omp simd
-      for (int64_t h = 0; h < H; ++h) {
-        store(out[row * H + h], load(in_row[h]) * r * load(w[h]));
-      }
+      T* out_row = out + row * H;
+      const auto element = [=](int64_t h) { store(out_row[h], load(in_row[h]) * r * load(w[h])); };
+      simd_loop(H, element, in_row + H);
     });
   });
 }
@@ -58,13 +57,13 @@ void CpuBackend::rmsnorm_backward_input(Tensor dx, const Tensor& dy, const Tenso
       };
       if (bypass != nullptr) {
         const T* bypass_row = bypass + row * H;
-#pragma omp simd
-        for (int64_t h = 0; h < H; ++h) {
+        const auto element = [=](int64_t h) {
           store(out_row[h], through_norm(h) + load(bypass_row[h]));
-        }
+        };
+        simd_loop(H, element, g + H, in_row + H, bypass_row + H);
       } else {
-#pragma omp simd
-        for (int64_t h = 0; h < H; ++h) store(out_row[h], through_norm(h));
+        simd_loop(
+            H, [=](int64_t h) { store(out_row[h], through_norm(h)); }, g + H, in_row + H);
       }
     });
   });
@@ -72,6 +71,11 @@ void CpuBackend::rmsnorm_backward_input(Tensor dx, const Tensor& dy, const Tenso
 
 void CpuBackend::rmsnorm_backward_weight(Tensor dweight, const Tensor& dy, const Tensor& x,
                                          const Tensor& rstd, bool accumulate) {
+  if (dweight.dtype() != rstd.dtype()) {
+    round_sums(dweight, rstd.dtype(), accumulate,
+               [&](const Tensor& sums) { rmsnorm_backward_weight(sums, dy, x, rstd, accumulate); });
+    return;
+  }
   dispatch(x.dtype(), [&]<class T>(T) {
     using A = accumulate_t<T>;
     constexpr int64_t kRows = 64;  // one partial sum per block of rows, whoever computes it

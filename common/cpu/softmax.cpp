@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "causal_mask.h"
@@ -9,24 +10,25 @@ namespace usp::cpu {
 
 namespace {
 
-/// Writes the softmax of scale * x, restricted to the keys at or before `query`, to y (which may be
-/// x), zeros elsewhere; returns the log of the sum. A row that sees no key: zeros and -inf.
+/// Writes the softmax of scale * x, restricted to the keys at or before `query`, to y [count]
+/// (which may be x), zeros elsewhere; returns the log of the sum. No such key lies at `seen` or
+/// beyond. A row that sees no key: zeros and -inf. terms [seen] is a workspace.
 template <class T>
 accumulate_t<T> causal_softmax_row(T* y, const T* x, int64_t count, accumulate_t<T> scale,
-                                   const int32_t* keys, int32_t query) {
+                                   const int32_t* keys, int32_t query, int64_t seen,
+                                   accumulate_t<T>* terms) {
   using A = accumulate_t<T>;
   const auto score = [=](int64_t i) {
-    return keys[i] <= query ? load(x[i]) * scale : -kInfinity<A>;
+    terms[i] = keys[i] <= query ? load(x[i]) * scale : -kInfinity<A>;
   };
-  A max = -kInfinity<A>;
-  for (int64_t i = 0; i < count; ++i) max = std::max(max, score(i));
+  simd_loop(seen, score);
+  const A max = max_of(terms, seen, -kInfinity<A>);
   const A shift = max == -kInfinity<A> ? 0 : max;  // -inf - -inf would be NaN
-  A sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < count; ++i) sum += exp(score(i) - shift);
+  const auto term = [=](int64_t i) { return terms[i] = exp(terms[i] - shift); };
+  const A sum = simd_sum<A, kPartialSums<T>>(seen, term, x + count);
   const A inverse = sum == 0 ? 0 : 1 / sum;
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) store(y[i], exp(score(i) - shift) * inverse);
+  simd_loop(seen, [=](int64_t i) { store(y[i], terms[i] * inverse); });
+  std::fill(y + seen, y + count, T{});
   return max + std::log(sum);
 }
 
@@ -43,9 +45,11 @@ void CpuBackend::causal_softmax_forward(Tensor probs, Tensor lse, const Tensor& 
     A* log_sums = lse.data<A>();
     const T* in = scores.data<T>();
     const int32_t *query = mask.queries(), *key = mask.keys();
-    parallel_for(lse.numel(), 4 * K, [=](int64_t row) {
-      log_sums[row] =
-          causal_softmax_row(out + row * K, in + row * K, K, A(scale), key, query[row % S]);
+    const PerThread<A> terms(lse.numel(), K);
+    parallel_for(lse.numel(), 4 * K, [=, &mask, &terms](int64_t row) {
+      const int32_t position = query[row % S];
+      log_sums[row] = causal_softmax_row(out + row * K, in + row * K, K, A(scale), key, position,
+                                         std::min(K, mask.num_seen(position)), terms.mine());
     });
   });
 }
@@ -59,10 +63,13 @@ void CpuBackend::causal_softmax_backward(Tensor dscores, const Tensor& dprobs, c
     const T *grad = dprobs.data<T>(), *p = probs.data<T>();
     const A *dot = delta.data<A>(), factor = A(scale);
     parallel_for(delta.numel(), K, [=](int64_t row) {
-#pragma omp simd
-      for (int64_t i = row * K; i < (row + 1) * K; ++i) {
-        store(out[i], load(p[i]) * (load(grad[i]) - dot[row]) * factor);
-      }
+      const T *grad_row = grad + row * K, *p_row = p + row * K;
+      T* out_row = out + row * K;
+      const A delta_of_row = dot[row];
+      const auto element = [=](int64_t i) {
+        store(out_row[i], load(p_row[i]) * (load(grad_row[i]) - delta_of_row) * factor);
+      };
+      simd_loop(K, element, grad_row + K, p_row + K);
     });
   });
 }
@@ -79,9 +86,8 @@ void CpuBackend::cross_entropy_forward(Tensor row_max, Tensor row_sum, Tensor ta
     parallel_for(targets.numel(), 2 * V, [=](int64_t row) {
       const T* x = in + row * V;
       const A max = max_of(x, V, -kInfinity<A>);
-      A sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < V; ++i) sum += exp(load(x[i]) - max);
+      const auto term = [=](int64_t i) { return exp(load(x[i]) - max); };
+      const A sum = simd_sum<A, kPartialSums<T>>(V, term, x + V);
       const int64_t index = target[row] - vocab_offset;
       maxima[row] = max;
       sums[row] = sum;
@@ -125,10 +131,9 @@ void CpuBackend::cross_entropy_backward(Tensor dlogits, const Tensor& logits, co
       const int64_t index = target[row] - vocab_offset;
       const bool here = index >= 0 && index < V;
       const A at_target = here ? exp(load(x[index]) - log_sums[row]) : A{0};
-#pragma omp simd
-      for (int64_t i = 0; i < V; ++i) {
-        store(dx[i], factor * exp(load(x[i]) - log_sums[row]));
-      }
+      const A log_sum = log_sums[row];
+      simd_loop(
+          V, [=](int64_t i) { store(dx[i], factor * exp(load(x[i]) - log_sum)); }, x + V);
       if (here) store(dx[index], factor * (at_target - 1));
     });
   });

@@ -12,6 +12,7 @@ class MetaBackend : public Backend {
   void fill(Tensor, double) override {}
   void copy(Tensor, const Tensor&) override {}
   void add(Tensor, const Tensor&, const Tensor&) override {}
+  void accumulate(Tensor, const Tensor&) override {}
   void matmul(Tensor, const Tensor&, const Tensor&, bool) override {}
   void embedding_forward(Tensor, const Tensor&, const Tensor&, int64_t) override {}
   void embedding_backward(Tensor, const Tensor&, const Tensor&, int64_t, bool) override {}

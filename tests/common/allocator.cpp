@@ -145,9 +145,9 @@ TEST_CASE("recorded events are the allocations and releases, in order") {
   const auto& events = allocator.events();
   REQUIRE(events.size() == 2);
   REQUIRE(events[0].bytes == 7);
-  REQUIRE(events[0].category == Category::gradients);
+  REQUIRE(events[0].tag.category == Category::gradients);
   REQUIRE(events[1].bytes == -5);
-  REQUIRE(events[1].category == Category::weights);
+  REQUIRE(events[1].tag.category == Category::weights);
   REQUIRE(events[0].nanoseconds <= events[1].nanoseconds);
 }
 
@@ -156,8 +156,50 @@ TEST_CASE("on meta bytes are counted and none are taken") {
   const Tensor huge = Tensor::zeros({1 << 20, 1 << 20, 1 << 10}, DType::bf16);
   REQUIRE(huge.device() == Device::meta);
   REQUIRE(meta.allocator().live_bytes(Category::activations) == int64_t{1} << 51);
-  REQUIRE(meta.allocator().reserved_bytes() == 0);
+  REQUIRE(meta.allocator().reserved_bytes() == int64_t{1} << 51);  // would be
   REQUIRE(meta.allocator().system_allocations() == 0);
+}
+
+TEST_CASE("on meta blocks are reserved and reused as on the CPU") {
+  Allocator cpu(Device::cpu), meta(Device::meta);
+  std::mt19937_64 random(1);
+  struct Live {
+    void *on_cpu, *on_meta;
+    int64_t bytes;
+    Category category;
+  };
+  std::vector<Live> live;
+  for (int i = 0; i < 3000; ++i) {
+    if (live.size() > 20 || (!live.empty() && random() % 3 == 0)) {
+      std::swap(live[random() % live.size()], live.back());
+      const Live last = live.back();
+      cpu.release(last.on_cpu, last.bytes, last.category);
+      meta.release(last.on_meta, last.bytes, last.category);
+      live.pop_back();
+    } else {
+      const auto bytes = static_cast<int64_t>(random() % 5000);
+      const auto category = static_cast<Category>(random() % kNumCategories);
+      live.push_back(
+          {cpu.allocate(bytes, category), meta.allocate(bytes, category), bytes, category});
+    }
+    REQUIRE(meta.reserved_bytes() == cpu.reserved_bytes());
+    REQUIRE(meta.reserved_workspace_bytes() == cpu.reserved_workspace_bytes());
+  }
+  REQUIRE(meta.reserved_bytes() > 0);
+  for (const Live& block : live) cpu.release(block.on_cpu, block.bytes, block.category);
+}
+
+TEST_CASE("workspace takes no blocks of other categories, and gives them none") {
+  Allocator allocator(Device::cpu);
+  void* weights = allocator.allocate(kKiB, Category::weights);
+  allocator.release(weights, kKiB, Category::weights);
+  void* workspace = allocator.allocate(kKiB, Category::workspace);
+  REQUIRE(workspace != weights);
+  REQUIRE(allocator.allocate(kKiB, Category::optimizer) == weights);
+  REQUIRE(allocator.reserved_bytes() == 2 * kKiB);
+  REQUIRE(allocator.reserved_workspace_bytes() == kKiB);
+  allocator.release(weights, kKiB, Category::optimizer);
+  allocator.release(workspace, kKiB, Category::workspace);
 }
 
 #ifndef __SANITIZE_ADDRESS__  // which ends the process where the system has no memory left

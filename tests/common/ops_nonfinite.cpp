@@ -36,9 +36,9 @@ TEST_CASE("a NaN or an infinity passes through the elementwise operations") {
   const OnDevice cpu;
   for (DType dtype : kFloatDTypes) {
     Random random(1);
-    const Tensor a = random.tensor({4, 40}, dtype), b = random.tensor({4, 40}, dtype);
-    const Tensor y = Tensor::empty({4, 40}, dtype), half = Tensor::empty({4, 20}, dtype);
-    const Tensor narrow = random.tensor({4, 20}, dtype);
+    const Tensor a = random.tensor({4, 180}, dtype), b = random.tensor({4, 180}, dtype);
+    const Tensor y = Tensor::empty({4, 180}, dtype), half = Tensor::empty({4, 90}, dtype);
+    const Tensor narrow = random.tensor({4, 90}, dtype);
     const auto returning = [](const Tensor& result, const auto& run) {
       return [=] {
         run();
@@ -86,12 +86,12 @@ TEST_CASE("a NaN or an infinity passes through the embedding and the norm") {
   for (DType dtype : kFloatDTypes) {
     Random random(3);
     const DType acc = accumulate_dtype(dtype);
-    const Tensor x = random.tensor({6, 10}, dtype), dy = random.tensor({6, 10}, dtype);
-    const Tensor weight = random.tensor({10}, dtype), y = Tensor::empty({6, 10}, dtype);
-    const Tensor rstd = Tensor::empty({6}, acc), dweight = Tensor::empty({10}, acc);
+    const Tensor x = random.tensor({6, 100}, dtype), dy = random.tensor({6, 100}, dtype);
+    const Tensor weight = random.tensor({100}, dtype), y = Tensor::empty({6, 100}, dtype);
+    const Tensor rstd = Tensor::empty({6}, acc), dweight = Tensor::empty({100}, acc);
     const std::vector<int32_t> every_row = {3, 1, 0, 5, 4, 2};
     const Tensor tokens = Tensor::from_host(every_row, {6});
-    const Tensor dtable = Tensor::empty({6, 10}, acc);
+    const Tensor dtable = Tensor::empty({6, 100}, acc);
     const auto embed = [&] {
       ops::embedding_forward(y, x, tokens);
       return y;
@@ -129,12 +129,12 @@ TEST_CASE("a NaN or an infinity passes through attention, naive and blockwise") 
       Random random(4);
       const DType acc = accumulate_dtype(dtype);
       // One position sees all keys, so that every element of k and v counts.
-      const Positions queries(60, 1), keys(0, 50);
-      const Tensor q = random.tensor({1, 1, 2, 4}, dtype), k = random.tensor({1, 50, 1, 4}, dtype);
-      const Tensor v = random.tensor({1, 50, 1, 4}, dtype), dout = random.tensor(q.shape(), dtype);
+      const Positions queries(160, 1), keys(0, 150);
+      const Tensor q = random.tensor({1, 1, 2, 4}, dtype), k = random.tensor({1, 150, 1, 4}, dtype);
+      const Tensor v = random.tensor({1, 150, 1, 4}, dtype), dout = random.tensor(q.shape(), dtype);
       const Tensor out = Tensor::empty(q.shape(), dtype), lse = Tensor::empty({1, 2, 1}, acc);
-      const Tensor probs = naive ? Tensor::empty({1, 2, 1, 50}, dtype) : Tensor();
-      const Tensor gradients = Tensor::empty({1, 1 + 50, 2, 4}, acc);
+      const Tensor probs = naive ? Tensor::empty({1, 2, 1, 150}, dtype) : Tensor();
+      const Tensor gradients = Tensor::empty({1, 1 + 150, 2, 4}, acc);
       const auto forward = [&] {
         ops::attention_forward(out, lse, probs, q, k, v, 0.5, queries, keys);
         return out;
@@ -144,7 +144,7 @@ TEST_CASE("a NaN or an infinity passes through attention, naive and blockwise") 
         const Tensor delta = Tensor::empty(lse.shape(), acc);
         ops::attention_delta(delta, dout, out);
         ops::fill(gradients, 0);
-        const Tensor dkv = gradients.narrow(1, 1, 50);
+        const Tensor dkv = gradients.narrow(1, 1, 150);
         ops::attention_backward(gradients.narrow(1, 0, 1), dkv.narrow(2, 0, 1), dkv.narrow(2, 1, 1),
                                 dout, probs, q, k, v, lse, delta, 0.5, queries, keys);
         return gradients;
@@ -171,12 +171,12 @@ TEST_CASE("a NaN or an infinity passes through the loss and its gradient") {
   for (DType dtype : kFloatDTypes) {
     Random random(5);
     const DType acc = accumulate_dtype(dtype);
-    const Tensor logits = random.tensor({5, 33}, dtype), targets = random.token_tensor(5, 33);
+    const Tensor logits = random.tensor({5, 133}, dtype), targets = random.token_tensor(5, 133);
     const Tensor row_max = Tensor::empty({5}, acc), row_sum = Tensor::empty({5}, acc);
     const Tensor target_logit = Tensor::empty({5}, acc), lse = Tensor::empty({5}, acc);
-    const Tensor loss = Tensor::empty({1}, DType::f64), dlogits = Tensor::empty({5, 33}, dtype);
+    const Tensor loss = Tensor::empty({1}, DType::f64), dlogits = Tensor::empty({5, 133}, dtype);
     for (double bad : {kNaN, kInf}) {  // a logit of -inf is a token with probability 0
-      for (int64_t index : {0, 40, 164}) {
+      for (int64_t index : {0, 140, 5 * 133 - 1}) {
         CAPTURE(name(dtype), bad, index);
         Values values = logits.items();
         values[index] = bad;

@@ -1,5 +1,6 @@
 #include <nlohmann/json.hpp>
 
+#include "memory_profile.h"
 #include "metrics.h"
 #include "ops.h"
 #include "testing.h"
@@ -81,7 +82,91 @@ TEST_CASE("the trace file is JSON in which spans nest as their scopes did") {
   REQUIRE(events.at("fill").at("args").at("bytes") == 40);
 }
 
+/// traceEvents of what the tracer in force holds.
+Json trace_events() {
+  const TempDir dir;
+  Runtime::current().tracer().write(dir.file("trace.json"), "the_chapter");
+  return Json::parse(read_file(dir.file("trace.json"))).at("traceEvents");
+}
+
+TEST_CASE("a phase counts the operations of the ops inside, and tells number and micro-batch") {
+  OnDevice cpu;
+  cpu.runtime.tracer().record(true);
+  const Tensor x = Tensor::zeros({4, 3}, DType::f32), weight = Tensor::zeros({5, 3}, DType::f32);
+  const Tensor y = Tensor::zeros({4, 5}, DType::f32);
+  ops::linear_forward(y, x, weight);  // before it
+  {
+    const TraceScope forward("forward", {.micro_batch = 2});
+    const TraceScope block("block", {.number = 0});
+    ops::linear_forward(y, x, weight);
+    ops::linear_forward(y, x, weight);
+  }
+  std::map<std::string, Json> events;
+  for (const Json& event : trace_events()) events[event.at("name")] = event;
+  const Json& forward = events.at("forward").at("args");
+  const Json& block = events.at("block 0").at("args");
+  constexpr int64_t kFlops = 2 * 4 * 5 * 3, kBytes = 4 * (4 * 3 + 5 * 3 + 4 * 5);
+  REQUIRE(forward.at("micro_batch") == 2);
+  REQUIRE(!block.contains("micro_batch"));
+  REQUIRE(forward.at("flops") == 2 * kFlops);
+  REQUIRE(block.at("flops") == 2 * kFlops);
+  REQUIRE(!block.contains("bytes"));
+  const Json& op = events.at("linear_forward");
+  REQUIRE(op.at("args").at("flops") == kFlops);
+  const double ns = 1e3 * op.at("dur").get<double>();
+  // Three decimals are printed.
+  REQUIRE(std::abs(op.at("args").at("GFLOP/s").get<double>() - kFlops / ns) <= 0.001);
+  REQUIRE(std::abs(op.at("args").at("GB/s").get<double>() - kBytes / ns) <= 0.001);
+}
+
+TEST_CASE("a trace counts the live bytes of every category") {
+  OnDevice cpu;
+  Allocator& allocator = cpu.allocator();
+  const CategoryScope weights(Category::weights);
+  const Tensor before = Tensor::empty({10}, DType::f64);
+  cpu.runtime.tracer().record(true);
+  allocator.record_events(true);
+  {
+    const TraceScope step("train_step");
+    const CategoryScope activations(Category::activations);
+    const Tensor x = Tensor::empty({100}, DType::f64), y = Tensor::empty({1}, DType::f64);
+  }
+  {
+    const CategoryScope communication(Category::communication);
+    const Tensor scratch = Tensor::empty({50}, DType::f64);
+    Tensor first = Tensor::empty({4}, DType::f64, "gathered weights");
+    const Tensor second = Tensor::empty({3}, DType::f64, "gathered weights");
+    first = {};
+    const Tensor other = Tensor::empty({1}, DType::f64, "gradients to reduce");
+  }
+  const Tensor after = Tensor::empty({2}, DType::f64);
+  std::map<std::string, std::vector<int64_t>> live, buffers;
+  double last = 0;
+  for (const Json& event : trace_events()) {
+    if (event.at("ph") != "C") continue;
+    REQUIRE(event.at("pid") == 0);
+    REQUIRE(event.at("ts").get<double>() >= last);
+    last = event.at("ts");
+    REQUIRE(event.at("args").size() == 1);
+    const auto bytes = event.at("args").begin();
+    (event.at("name") == "memory" ? live : buffers)[bytes.key()].push_back(bytes.value());
+  }
+  REQUIRE(live.size() == kNumCategories);
+  REQUIRE(live["weights"] == std::vector<int64_t>{80, 96});
+  REQUIRE(live["activations"] == std::vector<int64_t>{0, 800, 808, 800, 0});
+  REQUIRE(live["optimizer"] == std::vector<int64_t>{0});
+  REQUIRE(live["communication"] == std::vector<int64_t>{0, 400, 432, 456, 424, 432, 424, 400, 0});
+  REQUIRE(buffers.size() == 2);
+  REQUIRE(buffers["gathered weights"] == std::vector<int64_t>{32, 56, 24, 0});
+  REQUIRE(buffers["gradients to reduce"] == std::vector<int64_t>{8, 0});
+  const std::vector<LiveBytes> peaks = peaks_by_name(allocator, Category::communication);
+  REQUIRE(peaks.size() == 2);
+  REQUIRE((peaks[0].name == "gathered weights" && peaks[0].bytes == 56));
+  REQUIRE((peaks[1].name == "gradients to reduce" && peaks[1].bytes == 8));
+}
+
 TEST_CASE("a trace of nothing is JSON, too") {
+  const OnDevice cpu;
   const TempDir dir;
   Tracer().write(dir.file("trace.json"), "p");
   REQUIRE(Json::parse(read_file(dir.file("trace.json"))).at("traceEvents").size() == 2);
@@ -134,6 +219,8 @@ TEST_CASE("metrics are one JSON object a line, on disk as soon as they are writt
   metrics.step_ms = 12.5;
   metrics.tokens_per_s = 1e4;
   metrics.mfu = 0.5;
+  metrics.hfu = 0.625;
+  metrics.flops = 1'000'000'000'007;
   metrics.val_loss = kNaN;
   MetricsWriter writer(dir.file("metrics.jsonl"), DType::f64);
   writer.write(metrics, cpu.runtime);
@@ -154,6 +241,8 @@ TEST_CASE("metrics are one JSON object a line, on disk as soon as they are writt
   REQUIRE(json.at("step_ms") == 12.5);
   REQUIRE(json.at("tokens_per_s") == 1e4);
   REQUIRE(json.at("mfu") == 0.5);
+  REQUIRE(json.at("hfu") == 0.625);
+  REQUIRE(json.at("flops") == 1'000'000'000'007);
   REQUIRE(!json.contains("val_loss"));
   REQUIRE(json.at("peak_bytes").size() == kNumCategories);
   REQUIRE(json.at("peak_bytes").at("optimizer") == 400);
@@ -161,20 +250,43 @@ TEST_CASE("metrics are one JSON object a line, on disk as soon as they are writt
   REQUIRE(Json::parse(second).at("val_loss") == "nan");
 }
 
-TEST_CASE("the memory record holds peaks, reservations and every event") {
+TEST_CASE("the memory record holds peaks, reservations, phases and every event") {
   OnDevice cpu;
+  const Tensor before = Tensor::empty({10}, DType::f32);
   cpu.allocator().record_events(true);
-  { const Tensor x = Tensor::empty({100}, DType::f64); }
-  const Json json = Json::parse(memory_json(cpu.allocator()));
-  REQUIRE(json.at("peak_bytes").at("activations") == 800);
-  REQUIRE(json.at("peak_bytes").at("total") == 800);
+  Tracer& tracer = cpu.runtime.tracer();
+  tracer.record(true);
+  tracer.set_step(4);
+  {
+    const TraceScope forward("forward"), op("linear_forward", "op");
+    const BlockScope block(3);
+    const Tensor x = Tensor::empty({100}, DType::f64, "qkv");
+    const Tensor y = Tensor::empty({1}, DType::f64);
+  }
+  const Json json = Json::parse(memory_json(cpu.allocator(), tracer));
+  REQUIRE(json.at("peak_bytes").at("activations") == 848);
+  REQUIRE(json.at("peak_total_bytes") == 848);
+  REQUIRE(json.at("initial_bytes").at("activations") == 40);
+  REQUIRE(json.at("initial_bytes").at("weights") == 0);
   REQUIRE(json.at("reserved_bytes") == cpu.allocator().reserved_bytes());
-  REQUIRE(json.at("reserved_bytes") == 832);
-  REQUIRE(json.at("system_allocations") == 1);
-  REQUIRE(json.at("events").size() == 2);
-  REQUIRE(json.at("events")[0][1] == 800);
-  REQUIRE(json.at("events")[1][1] == -800);
-  REQUIRE(json.at("events")[1][2] == "activations");
+  REQUIRE(json.at("reserved_bytes") == 64 + 832 + 64);
+  REQUIRE(json.at("reserved_workspace_bytes") == 0);
+  REQUIRE(json.at("system_allocations") == 3);
+  REQUIRE(json.at("names") == Json::parse(R"(["qkv", ""])"));
+  REQUIRE(json.at("phases").size() == 1);
+  const Json phase = json.at("phases")[0];
+  REQUIRE(phase[2] == "forward");
+  REQUIRE(phase[3] == 4);
+  REQUIRE(json.at("events").size() == 4);
+  const Json made = json.at("events")[0], freed = json.at("events")[3];
+  REQUIRE((phase[0] <= made[0] && made[0] <= freed[0] && freed[0] <= phase[1]));
+  REQUIRE(made[1] == 800);
+  REQUIRE(freed[1] == -800);
+  for (const Json& event : {made, freed}) {
+    REQUIRE(event[2] == "activations");
+    REQUIRE(event[3] == 3);
+    REQUIRE(event[4] == 0);
+  }
 }
 
 }  // namespace

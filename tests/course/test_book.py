@@ -18,7 +18,8 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import bench, chapters, compare, figures, launch, machine, packages, runs  # noqa: E402
+from tools import (bench, chapters, compare, figures, launch, limits, machine, packages,  # noqa: E402
+                   peers, runs)
 from tools.base import BookError  # noqa: E402
 
 
@@ -35,7 +36,8 @@ def write_run(folder, losses, norms=None, **config):
     """A finished run with these losses, given as they are to be printed."""
     norms = norms or ["0.5"] * len(losses)
     lines = [f'{{"step": {step}, "loss": {loss}, "grad_norm": {norm}, "tokens": {64 * (step + 1)}, '
-             f'"step_ms": {10 + step}, "tokens_per_s": {1000 * (step + 1)}, "mfu": 0.5}}\n'
+             f'"step_ms": {10 + step}, "tokens_per_s": {1000 * (step + 1)}, "mfu": 0.5, '
+             f'"system_allocations": {30 + 2 * min(step, 3)}}}\n'
              for step, (loss, norm) in enumerate(zip(losses, norms))]
     write(folder / "metrics.jsonl", "".join(lines))
     write(folder / "run.json", json.dumps({
@@ -370,6 +372,7 @@ class Bench(Scratch):
         self.assertEqual(measured["steps"], 5)
         self.assertEqual(measured["tokens_per_s"], 6000)  # of 4000 ... 8000
         self.assertEqual(measured["step_ms"], 15)
+        self.assertEqual(measured["late_allocations"], 4)  # two in step 3, two in step 4
         gflops = 6000 * bench.flops_per_token(bench.CONFIGS["A"]) / 1e9
         self.assertAlmostEqual(measured["fraction"], gflops / 100.0)
 
@@ -382,6 +385,55 @@ class Bench(Scratch):
         rounds = [{name: value for name in bench.MEASURES} for value in (3.0, 1.0, 2.5)]
         self.assertEqual(bench.summarise(rounds)["step_ms"],
                          {"median": 2.5, "min": 1.0, "max": 3.0})
+
+    def test_the_peer_counts_with_its_best_mode(self):
+        rounds = [{mode: {"tokens_per_s": speed, "torch": "2", "threads": 2}
+                   for mode, speed in zip(peers.MODES, speeds)}
+                  for speeds in ((100, 150), (100, 200), (300, 100))]
+        found = peers.summarise(rounds, [300, 300, 150])
+        self.assertEqual((found["best"], found["tokens_per_s"]["compile"]), ("compile", 150))
+        # Within a round, of the mode that is best over all of them.
+        self.assertEqual((found["ratio"], found["ratio_min"], found["ratio_max"]), (1.5, 1.5, 2.0))
+
+    def test_the_peer_gets_its_best_environment(self):
+        with mock.patch.dict(os.environ, {"OPENBLAS_CORETYPE": "Haswell", "OMP_NUM_THREADS": "3"}):
+            env = peers.environment()
+        self.assertNotIn("OPENBLAS_CORETYPE", env)
+        self.assertEqual((env["OMP_NUM_THREADS"], env["MALLOC_MMAP_MAX_"]), ("3", "0"))
+
+    def test_a_peer_without_torch_is_refused(self):
+        python = write(self.scratch / "python", "#!/bin/sh\nexit 1\n", executable=True)
+        with self.assertRaises(BookError) as caught:
+            peers.prepare(str(python))
+        self.assertEqual(caught.exception.code, 2)
+        self.assertIn("--peers setup", str(caught.exception))
+
+    def test_a_profile_adds_up_the_steps_that_count(self):
+        events = []
+        for step, length in enumerate((900, 100, 120)):  # us; the first one does not count
+            begin = 1000 * step
+            for name, category, ts, duration, flops in (
+                    ("train_step", "phase", begin, length, 0),
+                    ("linear_forward", "op", begin + 10, length / 2, 5000),
+                    ("linear_forward", "op", begin + 80, 10, 5000),
+                    ("rope", "op", begin + 95, 5, 0)):
+                events.append({"ph": "X", "cat": category, "name": name, "pid": 0, "tid": 0,
+                               "ts": ts, "dur": duration, "tts": ts, "tdur": duration,
+                               "args": {"step": step, "flops": flops, "bytes": 4000}})
+        facts = {"format": 1, "origin": "measured", "chapter": "ch01", "ranks": 1, "threads": 1,
+                 "cores": 1, "node_size": 0, "links": None, "host_link": None, "groups": {}}
+        path = write(self.scratch / "trace.json",
+                     json.dumps({"otherData": facts, "traceEvents": events}))
+        found = limits.profile(path, first_step=1)
+        self.assertAlmostEqual(found["step_ms"], 0.110)
+        self.assertAlmostEqual(found["outside_ms"], 0.110 - 0.055 - 0.010 - 0.005)
+        self.assertEqual([(op["op"], op["calls"]) for op in found["ops"]],
+                         [("linear_forward", 2), ("rope", 1)])
+        kinds = limits.by_kind(found)
+        self.assertAlmostEqual(kinds[limits.MATMUL]["rate"], 20000 / 130 * 1e-3)
+        self.assertAlmostEqual(kinds[limits.MEMORY]["rate"], 8000 / 10 * 1e-3)
+        with self.assertRaises(BookError):
+            limits.profile(path, first_step=3)
 
     def test_steps_follow_the_time_asked_for(self):
         self.assertEqual(bench.steps_for(5.0, 100.0), bench.SKIPPED_STEPS + 50)
@@ -398,6 +450,7 @@ class FakeTree(FakeTools):
           case "$1" in
             --version) echo "fake chapter 1.0"; exit 0;;
             --plan|--plan=*) echo "fake plan"; exit 0;;
+            --estimate) echo "fake estimate"; exit 0;;
             --run_dir) dir="$2";;
           esac
           shift
@@ -567,6 +620,11 @@ class Launcher(FakeTree):
             result = self.book("run", "--", *flags)
             self.assertEqual((result.returncode, result.stdout), (0, "fake plan\n"))
             self.assertFalse((self.tree / "runs").exists())
+
+    def test_an_estimate_makes_no_run(self):
+        result = self.book("run", "--", "--model", "8B", "--estimate")
+        self.assertEqual((result.returncode, result.stdout), (0, "fake estimate\n"))
+        self.assertFalse((self.tree / "runs").exists())
 
     def test_signals_are_handed_on_and_waited_for(self):
         for number in (signal.SIGTERM, signal.SIGINT):

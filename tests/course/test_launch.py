@@ -134,6 +134,8 @@ class Killed(Records):
         self.assertRegex(self.verdict((), witnessed), r"^rank 1 .* was killed or crashed during st")
         seen = deaths((0, 9), (1, 9))
         self.assertRegex(self.verdict(seen, witnessed), "^rank 1 .* was killed by SIGKILL[^\n]*$")
+        aborted = deaths((0, int(signal.SIGABRT)), (1, 9))  # as MPI does when a peer disappears
+        self.assertRegex(self.verdict(aborted, witnessed), "^rank 1 .* was killed by SIGKILL")
         stale = [Death(3, 99, NOW - 9, None), *witnessed]
         self.assertRegex(self.verdict((), stale), "^rank 1 ")
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from test_book import Scratch, write  # noqa: E402
-from tools import figures, replay, trace as traces  # noqa: E402
+from tools import figures, overlap, replay, trace as traces  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.simulation import ring_cost  # noqa: E402
 from tools.trace import Link  # noqa: E402
@@ -517,6 +517,24 @@ class Cores(Traces):
                                                          for i in getattr(one, name)])
 
 
+class StepTimes(Traces):
+    def test_a_step_lasts_until_the_next_and_what_waits_in_between_counts(self):
+        scripts = [Script(rank, world(2)) for rank in range(2)]
+        for script in scripts:
+            script.now = 0.0
+            for number in range(overlap.SKIPPED_STEPS + 5):
+                with script.step(number):
+                    script.compute(10_000 + 100 * number)
+                    gather = script.queue("all_gather", MEGABYTE)
+                script.wait(gather, waited=4_000 if script.rank else 3_000)
+                script.now = 15_000.0 * (number + 1)
+        trace = traces.load(self.put(document(scripts, world(2))))
+        step, exposed = overlap.steady(trace)
+        self.assertAlmostEqual(step, 15, places=3)
+        self.assertAlmostEqual(exposed, 3, places=3)
+        self.assertEqual(overlap.typical_step(trace), overlap.SKIPPED_STEPS + 2)
+
+
 class MoreRanks(Traces):
     @staticmethod
     def program(script):
@@ -537,6 +555,22 @@ class MoreRanks(Traces):
         path = self.put("", "scaled.json")
         traces.save(result, path)
         self.assertEqual(traces.load(path).groups[0].members, (0, 1, 2, 3))
+
+    def test_messages_of_shards_keep_the_size_of_the_whole(self):
+        def program(script):
+            script.compute(100)
+            script.exchange("reduce_scatter", MEGABYTE)
+            script.compute(50, "adamw")
+            script.exchange("all_gather", MEGABYTE // 2)
+        trace = self.record(program)
+        self.assertTrue(replay.shares_out(trace))
+        self.assertFalse(replay.shares_out(self.record(self.program)))
+        for ranks in (2, 4, 8):
+            share = (ranks - 1) / ranks
+            result = self.replay(replay.scale(trace, ranks))
+            self.assert_step(result, 150 + 2 * (ranks - 1) * 10 + share * (1000 + 500))
+            self.assertEqual([c.wire_bytes for c in result.ranks[-1].communications],
+                             [share * MEGABYTE, share * MEGABYTE / 2])
 
     def test_nodes_matter_to_the_ranks_that_were_added(self):
         trace = replay.scale(self.record(self.program), 4)
@@ -565,6 +599,9 @@ class MoreRanks(Traces):
             self.refused(what.format(groups[str(group)]["name"]), program, 4, 8, groups)
         self.refused(what.format("tp").replace("8", "4"), lambda s: s.exchange(
             "all_reduce", 8, group=2), groups=world(2, _2={"name": "tp", "members": [0, 1]}))
+        groups = world(4, _2={"name": "shard", "members": [[0, 1], [2, 3]]})
+        self.refused("reduce_scatter #1 of shard among 2 of 4 ranks; record it on 8",
+                     lambda s: s.exchange("reduce_scatter", 8, group=2), 4, 8, groups)
         self.refused("send #1 of dp to rank 1", lambda s: s.exchange(
             "recv" if s.rank else "send", 8, peer=1 - s.rank))
         self.refused("--ranks 0: .* try --ranks 4", self.program, wish=0)
@@ -612,6 +649,19 @@ class Reading(Traces):
         path = self.put("", "replay.json")
         traces.save(once, path)
         self.assertEqual(replay.replay(traces.load(path), replay.choose_machine(once)), once)
+
+    def test_counters_and_rates_are_passed_over(self):
+        def program(script):
+            script.compute(5, "matmul")
+            script.exchange("all_reduce", 8)
+        expected = self.record(program)
+        told = json.loads((self.scratch / "run" / "trace.json").read_text(encoding="utf-8"))
+        for event in told["traceEvents"]:
+            if event.get("cat") in ("op", "phase"):
+                event["args"].update({"GFLOP/s": 1.5, "GB/s": 0.25, "micro_batch": 1})
+        told["traceEvents"].append({"ph": "C", "pid": 0, "name": "memory", "ts": 1000.5,
+                                    "args": {"activations": 4096}})
+        self.assertEqual(traces.load(self.put(told)).ranks, expected.ranks)
 
     def test_no_trace(self):
         with self.assertRaisesRegex(BookError, "nowhere holds no trace.json: run with "
@@ -816,6 +866,15 @@ class Commands(Traces):
         self.assertIn("replayed: 4 threads share 2 cores, nodes of 2, node 10 us 1 GB/s, net 20 us "
                       "1 GB/s", result.stdout)
         self.assertEqual(len(traces.load(self.scratch / "four.json").ranks), 4)
+        self.assertNotIn("share out", result.stderr)
+
+    def test_a_replay_on_more_ranks_says_what_it_does_not_know_of_shards(self):
+        self.record(lambda script: script.exchange("reduce_scatter", MEGABYTE))
+        alike = self.book("replay", "run", *("--link", "node=10,1"))
+        self.assertNotIn("share out", alike.stderr)
+        more = self.book("replay", "run", *("--link", "node=10,1", "--ranks", "6"))
+        self.assertIn("share out the optimizer: messages are those of 6, but each still updates "
+                      "1/2 of", more.stderr)
 
     def test_wrong_commands(self):
         self.record(Collectives.late)
@@ -873,6 +932,25 @@ class Timeline(Traces):
                            "messages", "measured on 2 ranks of 1 thread, 2 cores, the host's links "
                            "(21 us 4 GB/s)"})
 
+    def test_gathers_differ_from_sums_and_freed_weights_are_marked(self):
+        def program(script):
+            for size in (0, 100):
+                script.events.append({"ph": "C", "pid": script.rank, "name": traces.BUFFERS,
+                                      "ts": script.now, "args": {"gathered weights": 100 - size}})
+                with script.span("phase", "forward"):
+                    script.wait(script.queue("all_gather", 100_000), waited=50)
+                    script.compute(60)
+            script.exchange("reduce_scatter", 100_000)
+        trace = self.record(program)
+        self.assertEqual([buffer.bytes for buffer in trace.ranks[1].buffers], [100, 0])
+        figures.draw_timeline(self.scratch / "run")
+        self.assert_named({"rank_0_dp", "rank_1_dp_gathers", "dp gathers", "rank_0_freed",
+                           "weights freed"})
+        self.pipeline()
+        figures.draw_timeline(self.scratch / "run")
+        found = {text or part for text, part in self.names()}
+        self.assertEqual({name for name in found if "gathers" in name or "freed" in name}, set())
+
     def test_a_replay_says_so(self):
         trace = self.pipeline()
         write(self.scratch / "run" / "run.json", '{"machine": {"cpu": "Fast"}}')  # not of a replay
@@ -910,6 +988,72 @@ class Timeline(Traces):
         self.assert_named({"rank_39_dp"})
         self.record(lambda script: script.compute(5), ranks=1)
         figures.draw_timeline(self.scratch / "run")
+
+
+@unittest.skipIf(figures.find_python() is None, "no Python here imports numpy and matplotlib")
+class Operators(Traces):
+    """./book plot --ops"""
+
+    @staticmethod
+    def one_block(script):
+        """1000 us: 600 of matmul, 200 of attention, 100 memory-bound, 60 waiting, 40 neither."""
+        with script.span("phase", "forward"), script.span("phase", "block 1"):
+            with script.span("phase", "attention"):
+                script.compute(250, "linear_forward")
+                script.compute(200, "attention_forward")
+            with script.span("phase", "mlp"):
+                script.compute(100, "swiglu_forward")
+        script.compute(40)
+        with script.span("phase", "backward"), script.span("phase", "block 1"):
+            script.compute(350, "linear_backward_weight")
+        script.wait(script.queue("all_reduce", 8), 60)
+
+    def texts(self, stem="ops"):
+        svg = (self.scratch / "run" / f"{stem}.svg").read_text()
+        return set(re.findall("<!-- (.*?) -->", svg.replace("\n", " ")))
+
+    def test_the_shares_of_a_step(self):
+        self.record(self.one_block)
+        result = subprocess.run([sys.executable, str(ROOT / "book"), "plot", "run", "--ops"],
+                                cwd=self.scratch, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                text=True, check=False)
+        self.assertEqual((result.returncode, result.stdout), (0, "run/ops.png\n"), result.stderr)
+        self.assertTrue((self.scratch / "run" / "ops.png").read_bytes().startswith(b"\x89PNG"))
+        texts = self.texts()
+        for text in ("matmul 60.0 %, 0 GFLOP/s", "attention 20.0 %, 0 GFLOP/s",
+                     "memory-bound 10.0 %, 0.0 GB/s", "waiting 6.0 %",
+                     "outside of operators 4.0 %"):
+            self.assertIn(text, texts)
+
+    def test_a_block_is_shown_from_near(self):
+        self.record(self.one_block, ranks=1, groups=world(1))
+        figures.draw_timeline(self.scratch / "run", script="ops")
+        texts = self.texts()
+        self.assertLessEqual({"pass", "block", "segment", "operator", "forward", "backward",
+                              "block 1, forward: 0.55 ms", "block 1, backward: 0.35 ms", "mlp",
+                              "swiglu", "ch02_data_parallel, step 0: 1.0 ms"}, texts)
+
+    def test_a_trace_without_blocks(self):
+        self.record(lambda script: script.compute(5, "matmul"), ranks=1)
+        figures.draw_timeline(self.scratch / "run", script="ops")
+        self.assertIn("operator", self.texts())
+        with self.assertRaisesRegex(BookError, "step 7 is not in the trace; steps 0 are"):
+            figures.draw_timeline(self.scratch / "run", step=7, script="ops")
+
+    def test_the_last_step_alone(self):
+        script = Script(0, world(1))
+        for number in (0, 1):
+            with script.step(number):
+                self.one_block(script)
+        told = document([script], world(1))
+        told["traceEvents"] += [{"ph": "C", "pid": 0, "name": "memory", "ts": ts,
+                                 "args": {"weights": 8}} for ts in (500.0, 1500.0)]
+        whole = traces.load(self.put(told))
+        part = traces.load(self.put(traces.last_step(self.put(told)), "part.json"))
+        self.assertEqual(traces.steps(part), {1: traces.steps(whole)[1]})
+        self.assertEqual(part.ranks[0].spans,
+                         [span for span in whole.ranks[0].spans if span.step == 1])
+        self.assertEqual((self.scratch / "run" / "part.json").read_text().count('"C"'), 1)
 
 
 if __name__ == "__main__":

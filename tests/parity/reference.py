@@ -10,7 +10,7 @@ A run states every flag; their names are the chapter binary's. With --eval_sampl
 holds val_loss, the validation loss after that step's update.
 
 Shapes: B samples of a global batch, S seq_len, H hidden_size, A heads, K kv heads, G = A / K,
-D head_dim = H / A, F ffn_hidden_size, V vocab_size.
+D head_dim, F ffn_hidden_size, V vocab_size.
 """
 
 import argparse
@@ -69,9 +69,13 @@ def normals(seed, stream, count):
     return np.sqrt(-2 * np.log(u1)) * np.cos(2 * np.pi * u2)
 
 
+def head_dim(c):
+    return c.head_dim or c.hidden_size // c.num_heads
+
+
 def parameter_table(c):
     """[(name, shape, std)] of the model; std None: all ones."""
-    d = c.hidden_size // c.num_heads
+    d = head_dim(c)
     q, kv = c.num_heads * d, c.num_kv_heads * d
     residual_std = 0.02 / math.sqrt(2 * c.num_layers)
     table = [("model.embed_tokens.weight", (c.vocab_size, c.hidden_size), 0.02)]
@@ -165,8 +169,25 @@ def weight_grad(dy, x):
 
 def rope_angles(c):
     """[S, D / 2]"""
-    d = c.hidden_size // c.num_heads
-    return np.outer(np.arange(c.seq_len), c.rope_theta ** (-2 * np.arange(d // 2) / d))
+    d = head_dim(c)
+    frequencies = c.rope_theta ** (-2 * np.arange(d // 2) / d)
+    return np.outer(np.arange(c.seq_len), scale_frequencies(frequencies, c))
+
+
+def scale_frequencies(frequencies, c):
+    """Waves that a context longer than the original one stretches."""
+    if c.rope_type == "default":
+        return frequencies
+    stretched = frequencies / c.rope_factor
+    if c.rope_type == "linear":
+        return stretched
+    wavelengths = 2 * np.pi / frequencies
+    original = c.rope_original_max_position_embeddings
+    smooth = (original / wavelengths - c.rope_low_freq_factor) / (
+        c.rope_high_freq_factor - c.rope_low_freq_factor)
+    blended = (1 - smooth) * stretched + smooth * frequencies
+    blended = np.where(wavelengths > original / c.rope_low_freq_factor, stretched, blended)
+    return np.where(wavelengths < original / c.rope_high_freq_factor, frequencies, blended)
 
 
 def rotate(x, angles):
@@ -376,6 +397,7 @@ def check_gradients(tie_word_embeddings, num_kv_heads):
     c = argparse.Namespace(
         hidden_size=12, num_layers=2, num_heads=3, num_kv_heads=num_kv_heads, ffn_hidden_size=10,
         vocab_size=11, rope_theta=100.0, rms_norm_eps=1e-3, seq_len=5, seed=3,
+        head_dim=2 * num_kv_heads, rope_type="linear", rope_factor=2.0,
         tie_word_embeddings=tie_word_embeddings)
     # Weights larger than a run starts with: attention is then far from uniform.
     p = {name: w + 0.4 * normals(4, name, w.size).reshape(w.shape)
@@ -414,6 +436,11 @@ def parse_args():
     for name in ("rope_theta rms_norm_eps lr min_lr_ratio adam_beta1 adam_beta2 adam_eps "
                  "weight_decay grad_clip val_fraction").split():
         parser.add_argument("--" + name, type=float, required=True)
+    parser.add_argument("--head_dim", type=int, default=0)
+    parser.add_argument("--rope_type", choices=("default", "linear", "llama3"), default="default")
+    for name in "rope_factor rope_low_freq_factor rope_high_freq_factor".split():
+        parser.add_argument("--" + name, type=float)
+    parser.add_argument("--rope_original_max_position_embeddings", type=int)
     parser.add_argument("--tie_word_embeddings", action="store_true")
     parser.add_argument("--data", required=True)
     parser.add_argument("--token_dtype", choices=("uint16", "uint32"), default="uint16")

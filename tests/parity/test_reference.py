@@ -5,7 +5,6 @@
 Needs a Python with NumPy; without one it exits with 77, which ctest reports as skipped.
 """
 
-import argparse
 import importlib.util
 import json
 import math
@@ -16,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 import unittest
+
+import binary
 
 REFERENCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "reference.py")
 BINARY = None  # set by main()
@@ -56,6 +57,11 @@ CONFIGS = {
         "tie_word_embeddings": True, "vocab_size": 256, "data": "text.txt",
         "data_order": "sequential", "num_heads": 2, "val_fraction": 0.25},
     "one_kv_head": {"num_kv_heads": 1, "rope_theta": 500000, "tie_word_embeddings": True},
+    "wide_heads_linear_rope": {"head_dim": 12, "rope_type": "linear", "rope_factor": 3},
+    # The waves of head_dim 8 and theta 100 are 6, 20, 63 and 199 long: kept, blended, stretched.
+    "llama3_rope": {
+        "rope_theta": 100, "rope_type": "llama3", "rope_factor": 8, "rope_low_freq_factor": 1,
+        "rope_high_freq_factor": 4, "rope_original_max_position_embeddings": 64},
     # Long enough for several key blocks, with a remainder.
     "long_sequence": {
         "hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "seq_len": 150,
@@ -205,17 +211,11 @@ for config_name, config_changes in CONFIGS.items():
 
 def main():
     global BINARY
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--binary", required=True, help="the chapter's executable")
-    args, rest = parser.parse_known_args()
+    BINARY, rest = binary.parse(__doc__)
     if importlib.util.find_spec("numpy") is None:
         print("skipped: the reference needs NumPy (on Debian and Ubuntu: apt install "
               "python3-numpy)", file=sys.stderr)
         sys.exit(77)
-    if not os.access(args.binary, os.X_OK):
-        parser.error(f"--binary {args.binary}: no such executable; build it first")
-    BINARY = os.path.abspath(args.binary)
     unittest.main(argv=[sys.argv[0]] + rest)
 
 

@@ -5,7 +5,6 @@
 Only the standard library is needed. What the numbers should be is test_reference.py's business.
 """
 
-import argparse
 import collections
 import hashlib
 import json
@@ -23,12 +22,15 @@ import tempfile
 import time
 import unittest
 
+import binary
+
 BINARY = None  # set by main()
 FOLDER = None  # of the token files, set by setUpModule()
 
 RUN_FILES = {"run.json", "metrics.jsonl", "trace.json", "memory.json", "report.md", "done"}
 CATEGORIES = ["weights", "gradients", "optimizer", "activations", "communication", "workspace"]
-GROUPS = ["Model", "Optimizer", "Sampling", "Training", "Data", "Execution", "Output"]
+GROUPS = ["Model", "Optimizer", "Checkpoints", "Sampling", "Training", "Data", "Execution",
+          "Output"]
 
 # A step takes a few milliseconds; every kind of parameter and two heads per kv head are there.
 SMALL = {
@@ -134,6 +136,13 @@ class Runs(unittest.TestCase):
         self.assertEqual((done.code, done.err), (0, ""), done.out[-2000:])
         return done.run_dir
 
+    def wait_until(self, condition, process):
+        deadline = time.monotonic() + 60
+        while not condition():
+            self.assertIsNone(process.poll(), "the program ended by itself")
+            self.assertLess(time.monotonic(), deadline, "waited for a minute")
+            time.sleep(0.002)
+
     def assert_one_error(self, done, codes):
         """The program ended by one line that says what is wrong, and by nothing worse."""
         self.assertIn(done.code, codes, done.err)
@@ -207,13 +216,6 @@ class Stopping(Runs):
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
         return process, flags["run_dir"]
-
-    def wait_until(self, condition, process):
-        deadline = time.monotonic() + 60
-        while not condition():
-            self.assertIsNone(process.poll(), "the program ended by itself")
-            self.assertLess(time.monotonic(), deadline, "waited for a minute")
-            time.sleep(0.005)
 
     def lines(self, run_dir):
         path = os.path.join(run_dir, "metrics.jsonl")
@@ -324,18 +326,34 @@ class RunDirectories(Runs):
 # What is refused: flags that differ from SMALL, and what the message must say (the rule, the
 # value, what works).
 BAD_INPUT = {
+    "bf16 gradients of f32 weights": ({"grad_accumulation": "bf16"},
+                                      ["grad_accumulation=bf16", "dtype=bf16"]),
+    "a file for no estimate": ({"estimate_file": "x.json"}, ["estimate_file=x.json", "--estimate"]),
+    "an unknown way to recompute": ({"recompute": "some"}, ["recompute", "selective"]),
     "unknown flag": ({"nun_layers": 3}, ["--nun_layers", "--help"]),
     "no number": ({"lr": "fast"}, ["--lr", "fast"]),
     "no whole number": ({"steps": "1e3"}, ["--steps", "1e3"]),
     "number beyond 64 bits": ({"steps": 10**30}, ["steps"]),
     "value missing": ({"tie_word_embeddings": True, "steps": True}, ["--steps"]),
     "a word of no choice": ({"dtype": "fp8"}, ["--dtype", "fp8", "f32", "bf16", "f64"]),
-    "unknown preset": ({"model": "2B"}, ["--model", "2B", "tiny"]),
+    "unknown preset": ({"model": "2B"}, ["model=2B", "tiny"]),
     "heads that do not divide": (
         {"num_heads": 5}, ["num_heads=5", "divide", "hidden_size=32", r"1, 2, 4 or 8\b"]),
     "kv heads that do not divide": (
         {"num_kv_heads": 3}, ["num_kv_heads=3", "divide", "num_heads=4", r"1, 2 or 4\b"]),
-    "odd head_dim": ({"hidden_size": 30, "num_heads": 10, "num_kv_heads": 10}, ["even", "15"]),
+    "odd head_dim": (
+        {"hidden_size": 30, "num_heads": 10, "num_kv_heads": 10}, ["head_dim=3", "even", "try"]),
+    "odd head_dim, given": ({"head_dim": 7}, ["head_dim=7", "even", "try head_dim=8"]),
+    "negative head_dim": ({"head_dim": -2}, ["head_dim=-2", "at least 0"]),
+    "unknown rope_type": ({"rope_type": "yarn"}, ["rope_type", "yarn", "llama3"]),
+    "rope_factor below 1": ({"rope_factor": 0.5}, ["rope_factor=0.5", "at least 1"]),
+    "no room between rope factors": (
+        {"rope_high_freq_factor": 1}, ["rope_high_freq_factor=1", "rope_low_freq_factor=1"]),
+    "seq_len above its limit": (
+        {"max_position_embeddings": 31}, ["seq_len=32", "max_position_embeddings=31"]),
+    "prompt ids beyond the vocabulary": ({"prompt_ids": "3 256"}, ["prompt_ids", "256"]),
+    "prompt ids that are none": ({"prompt_ids": "3,x"}, ["prompt_ids", "'x'"]),
+    "a directory without a model": ({"model": "."}, ["model=", "config.json"]),
     "no steps": ({"steps": 0}, ["steps=0", "at least 1"]),
     "negative length": ({"seq_len": -1}, ["seq_len=-1", "at least 1"]),
     "negative batch": ({"micro_batch_size": -2}, ["micro_batch_size=-2", "at least 1"]),
@@ -497,11 +515,13 @@ class Files(Runs):
                 validated = step + 1 in (2, 4, self.STEPS)
                 self.assertEqual(set(record), {
                     "step", "loss", "grad_norm", "lr", "tokens", "step_ms", "tokens_per_s", "mfu",
-                    "peak_bytes", "comm_bytes"} | ({"val_loss"} if validated else set()))
+                    "hfu", "flops", "peak_bytes", "system_allocations", "comm_bytes"}
+                    | ({"val_loss"} if validated else set()))
                 self.assertEqual(record["tokens"], (step + 1) * self.TOKENS)
                 self.assertEqual(record["comm_bytes"], {})  # there is nobody to talk to
-                for key in ("loss", "grad_norm", "step_ms", "tokens_per_s", "mfu"):
+                for key in ("loss", "grad_norm", "step_ms", "tokens_per_s", "mfu", "flops"):
                     self.assertGreater(record[key], 0, key)
+                self.assertGreaterEqual(record["hfu"], record["mfu"])  # blockwise attention's backward
                 # step_ms is rounded to a microsecond.
                 self.assertAlmostEqual(record["tokens_per_s"] * record["step_ms"] / 1e3,
                                        self.TOKENS, delta=0.01 * self.TOKENS)
@@ -538,9 +558,10 @@ class Files(Runs):
     def test_memory_json(self):
         for _, run_dir in self.each_dtype():
             memory = read_json(run_dir, "memory.json")
-            self.assertEqual(set(memory), {"peak_bytes", "reserved_bytes", "system_allocations",
-                                           "events"})
-            total = memory["peak_bytes"].pop("total")
+            self.assertEqual(set(memory), {
+                "peak_bytes", "peak_total_bytes", "reserved_bytes", "reserved_workspace_bytes",
+                "system_allocations", "initial_bytes", "names", "phases", "events"})
+            total = memory["peak_total_bytes"]
             self.assertEqual(list(memory["peak_bytes"]), CATEGORIES)
             self.assertLessEqual(total, sum(memory["peak_bytes"].values()))
             self.assertGreaterEqual(total, max(memory["peak_bytes"].values()))
@@ -549,8 +570,15 @@ class Files(Runs):
             self.assertEqual(times, sorted(times))
             self.assertLessEqual({event[2] for event in memory["events"]}, set(CATEGORIES))
             # Whatever a step takes for its activations, it gives back.
-            self.assertEqual(sum(bytes_ for _, bytes_, category in memory["events"]
+            self.assertEqual(sum(bytes_ for _, bytes_, category, _, _ in memory["events"]
                                  if category == "activations"), 0)
+            kinds = {memory["names"][name] for _, _, _, _, name in memory["events"]}
+            self.assertLessEqual({"residual", "qkv", "gate_up", "logits"}, kinds)
+            self.assertEqual({name for _, _, name, _ in memory["phases"]},
+                             {"train_step", "forward", "backward", "optimizer"})
+            for begin, end, _, step in memory["phases"]:
+                self.assertLess(begin, end)
+                self.assertIn(step, range(self.TRACED))
             self.assertGreater(len(times), 50)
 
     def spans(self, run_dir):
@@ -562,11 +590,20 @@ class Files(Runs):
         self.assertEqual([e["name"] for e in names], ["process_name", "thread_name"])
         spans = []
         for event in trace["traceEvents"]:
-            if event["ph"] == "M":
+            if event["ph"] != "X":
+                self.assertIn(event["ph"], ("M", "C"))
                 continue
             self.assertEqual(set(event), {"name", "cat", "ph", "pid", "tid", "ts", "dur", "tts",
                                           "tdur", "args"})
-            self.assertEqual((event["ph"], set(event["args"])), ("X", {"step", "flops", "bytes"}))
+            told = set(event["args"])
+            self.assertLessEqual(told, {"step", "flops", "bytes", "GFLOP/s", "GB/s",
+                                        "micro_batch"})
+            self.assertIn("step", told)
+            for amount, rate in (("flops", "GFLOP/s"), ("bytes", "GB/s")):
+                if rate in told:  # three decimals of both are printed
+                    expected = event["args"][amount] / (1e3 * event["dur"])
+                    self.assertAlmostEqual(event["args"][rate], expected,
+                                           delta=0.001 + 0.001 * expected / event["dur"])
             for value in (event["ts"], event["dur"], event["tts"], event["tdur"],
                           *event["args"].values()):
                 self.assertGreaterEqual(value, 0, event)
@@ -594,6 +631,20 @@ class Files(Runs):
                 self.assertEqual([names[name] for name in ("forward", "backward", "optimizer")],
                                  [2, 2, 1])
 
+    def test_memory_in_the_trace(self):
+        for dtype, run_dir in self.each_dtype():
+            live = collections.defaultdict(list)
+            for event in read_json(run_dir, "trace.json")["traceEvents"]:
+                if event["ph"] == "C":
+                    self.assertEqual(set(event), {"name", "ph", "pid", "ts", "args"})
+                    (category, bytes_), = event["args"].items()
+                    live[category].append(bytes_)
+            self.assertEqual(set(live), set(CATEGORIES))
+            peak = read_metrics(run_dir)[self.TRACED - 1]["peak_bytes"]
+            for category in ("weights", "gradients", "optimizer", "activations"):
+                self.assertEqual(max(live[category]), peak[category], category)
+            self.assertEqual(live["activations"][-1], 0)
+
     def test_operations_in_the_trace(self):
         # The book's 6 N per token: a linear layer is one product forward and two backward.
         for _, run_dir in self.each_dtype():
@@ -601,7 +652,7 @@ class Files(Runs):
             linear = collections.Counter()
             for begin, end, name, args in self.spans(run_dir):
                 if any(s[0] <= begin and end <= s[1] for s in steps):
-                    linear[name] += args["flops"]
+                    linear[name] += args.get("flops", 0)
             product = 2 * self.matmul_parameters * self.TOKENS * self.TRACED
             for name in ("linear_forward", "linear_backward_input", "linear_backward_weight"):
                 self.assertEqual(linear[name], product, name)
@@ -645,7 +696,9 @@ class Text(Runs):
         self.assertEqual(results(runs[0]), results(runs[2]))
 
     def test_sample_of_a_bin_is_its_ids(self):
-        ids = self.sample(data="text.uint16.bin", sample_tokens=12, steps=2).split()
+        sample = self.sample(data="text.uint16.bin", sample_tokens=12, steps=2)
+        self.assertTrue(sample.startswith("token ids: "), sample)
+        ids = sample.removeprefix("token ids: ").split()
         self.assertEqual(len(ids), 13)  # the file's first token, continued by 12
         self.assertLess(max(int(token) for token in ids), 256)
 
@@ -654,6 +707,13 @@ class Text(Runs):
         text = self.sample(prompt=prompt)
         self.assertTrue(text.startswith(prompt), text)
         self.assertGreater(len(text), len(prompt))
+
+    def test_a_sample_is_the_same_without_the_cache_also_beyond_seq_len(self):
+        for attention in ("naive", "blockwise"):
+            flags = {"sample_tokens": 5 * SMALL["seq_len"], "dtype": "f64", "attention": attention}
+            cached = self.sample(**flags)
+            self.assertEqual(self.sample(no_kv_cache=True, **flags), cached)
+            self.assertGreater(len(cached), 2 * SMALL["seq_len"])
 
     def test_temperature_zero_takes_the_likeliest_token(self):
         greedy = self.sample(temperature=0)
@@ -671,6 +731,49 @@ class Text(Runs):
         for key in ("loss", "grad_norm", "val_loss"):
             self.assertIn(records[-1][key], ("nan", "inf", "-inf"), key)
         self.assertEqual(set(os.listdir(done.run_dir)), RUN_FILES)
+
+
+class Estimate(Runs):
+    """--estimate: a step on shapes alone."""
+
+    def estimate(self, **flags):
+        path = os.path.join(self.scratch, "estimate.json")
+        done = self.run_chapter({"estimate": True, "estimate_file": path, **flags}, timeout=30)
+        self.assertEqual((done.code, done.err), (0, ""))
+        self.assertFalse(os.path.exists(done.run_dir))
+        with open(path, encoding="utf-8") as file:
+            return json.load(file), done.out
+
+    def test_a_model_far_larger_than_memory(self):
+        found, text = self.estimate(model="405B", hidden_size=16384, num_layers=126, num_heads=128,
+                                    num_kv_heads=8, ffn_hidden_size=53248, vocab_size=128256,
+                                    seq_len=4096, dtype="bf16", attention="naive")
+        self.assertEqual(found["parameters"], 405_853_388_800)
+        self.assertIn("405853388800 parameters in bf16", text)
+        for key, predicted in found["predicted"].items():
+            tolerance = 1e-12 * predicted if "flops" in key else 0  # sums beyond 2^53
+            self.assertAlmostEqual(found["simulated"][key], predicted, delta=tolerance, msg=key)
+        for part in found["activations"]:
+            self.assertEqual(part["bytes"], part["predicted"], part)
+        self.assertEqual(sum(part["bytes"] for part in found["activations"]),
+                         found["simulated"]["activations"])
+        self.assertEqual(found["book"]["weights_gradients_optimizer"], 16 * 405_853_388_800)
+
+    def test_what_a_run_measures_is_what_was_estimated(self):
+        for recompute in ("none", "selective", "full"):
+            with self.subTest(recompute=recompute):
+                flags = {"recompute": recompute, "attention": "naive"}
+                found, _ = self.estimate(**flags)
+                run_dir = self.succeed(dict(flags, steps=2, trace_steps=2, eval_interval=0,
+                                            sample_tokens=0))
+                with open(os.path.join(run_dir, "report.md"), encoding="utf-8") as file:
+                    report = file.read()
+                for what in ("weights", "gradients", "optimizer states", "saved activations"):
+                    self.assertRegex(report, rf"\| {what} \| .*\(1\.0000\) \|")
+                memory = read_json(run_dir, "memory.json")
+                self.assertEqual(memory["peak_bytes"]["activations"],
+                                 found["simulated"]["peak_activations"])
+                self.assertEqual(read_metrics(run_dir)[-1]["flops"], found["simulated"]["flops"])
 
 
 class CommandLine(Runs):
@@ -695,13 +798,7 @@ class CommandLine(Runs):
 
 def main():
     global BINARY
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--binary", required=True, help="the chapter's executable")
-    args, rest = parser.parse_known_args()
-    if not os.access(args.binary, os.X_OK):
-        parser.error(f"--binary {args.binary}: no such executable; build it first")
-    BINARY = os.path.abspath(args.binary)
+    BINARY, rest = binary.parse(__doc__)
     unittest.main(argv=[sys.argv[0]] + rest)
 
 

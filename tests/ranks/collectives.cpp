@@ -217,6 +217,23 @@ TEST_CASE("on one rank nothing is sent and nothing counted") {
   });
 }
 
+TEST_CASE("texts of any length reach every rank, and no ledger") {
+  const std::vector<std::string> texts = {"", "a", std::string("nul\0, and more", 14), "four",
+                                          std::string(100'003, 'x')};
+  for (const int ranks : {1, 2, 5}) {
+    const auto results = on_ranks<std::vector<std::string>>(ranks, [&](const Communicator& world) {
+      const auto empty = world.all_gather_text("");
+      USP_CHECK(empty == std::vector<std::string>(world.size()), "empty");
+      auto gathered = world.all_gather_text(texts[world.rank()]);
+      USP_CHECK(Runtime::current().ledger().entries().empty(), "counted");
+      return gathered;
+    });
+    for (const auto& result : results) {
+      REQUIRE(result == std::vector<std::string>(texts.begin(), texts.begin() + ranks));
+    }
+  }
+}
+
 TEST_CASE("split: groups of equal colour, in order, that do not hear each other") {
   run_threads(6, [](const Communicator& world) {
     const Communicator row = world.split("row", [](int rank) { return rank / 3; });

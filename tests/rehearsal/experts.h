@@ -57,6 +57,7 @@ class Dispatch : public Segment {
   /// carried out one after the other, and counts must not queue behind another micro-batch's rows.
   Dispatch(const ExpertsConfig& config, RmsNorm norm, std::unique_ptr<Linear> router,
            const Communicator& ep, const Communicator& counts);
+  std::string_view name() const override { return "dispatch"; }
   Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override;
 
@@ -85,6 +86,7 @@ class Dispatch : public Segment {
 class Experts : public Segment {
  public:
   Experts(std::vector<FeedForward> experts, const Communicator& ep);
+  std::string_view name() const override { return "experts"; }
   Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override;
 
@@ -106,6 +108,7 @@ class Experts : public Segment {
 class Combine : public Segment {
  public:
   explicit Combine(const Communicator& ep);
+  std::string_view name() const override { return "combine"; }
   Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override;
   /// Leaves the gradient of the probabilities to Dispatch.
   Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override;

@@ -31,7 +31,7 @@ class WholeTrainer {
         batches_(batches_of(setting, dp)),
         engine_(0, 1),
         batch_source_(batches_, Communicator::world(engine_), {}),
-        model_(setting.model, setting.seq_len, DType::f64, false, 1),
+        model_(setting.model, setting.seq_len, DType::f64, Probabilities::never_whole, 1),
         grads_(model_.parameters()),
         optimizer_(model_.parameters(), optimizer_config()),
         loss_(Tensor::zeros({1}, DType::f64)) {}

@@ -57,12 +57,6 @@ class RehearsalTrainer {
       parameters.allocate(DType::f64, kSeed);
       data_parallel_.emplace(DataParallelConfig{sizes.dp, "bucketed", 0.0007}, parameters, grads_,
                              mesh_);
-      for (size_t i = 0; i < parameters.size(); ++i) {
-        // Of the ranks that hold the same shard, one counts it. ZeRO's shards are all different.
-        if (mesh_.group(parameters[i].grad_groups.front()).rank() > 0) {
-          parameters[i].counted = false;
-        }
-      }
     }
     const int64_t tokens = setting.micro_batch_size * setting.seq_len / sizes.cp;
     const int64_t rows = setting.plan.sequence_parallel ? tokens / sizes.tp : tokens;

@@ -18,7 +18,7 @@ inline Positions zigzag(int64_t seq_len, int64_t rank, int64_t cp) {
 class RingAttention : public CoreAttention {
  public:
   RingAttention(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, const Communicator& cp)
-      : CoreAttention(num_heads, num_kv_heads, head_dim, /*store_probabilities=*/false), cp_(cp) {}
+      : CoreAttention(num_heads, num_kv_heads, head_dim, Probabilities::never_whole), cp_(cp) {}
 
   Tensor forward(const Tensor& qkv, Saved& saved, const Pass& pass) const override {
     Tensor kv = kv_of(qkv);

@@ -147,6 +147,7 @@ class GatheredSegment : public Segment {
   GatheredSegment(std::unique_ptr<Segment> segment, std::optional<Zero3>& zero,
                   std::vector<size_t> units)
       : segment_(std::move(segment)), zero_(zero), units_(std::move(units)) {}
+  std::string_view name() const override { return segment_->name(); }
 
   Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override {
     for (size_t unit : units_) zero_->gather(unit);

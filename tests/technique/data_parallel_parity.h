@@ -68,7 +68,23 @@ class RandomTokens {
   std::filesystem::path folder_;
 };
 
-inline TrainedState train(Trainer& trainer, int64_t steps) {
+/// The local part of the parameter, whose shard holds `values`: those where the shard is all of it,
+/// else the values of all ranks' shards.
+inline std::vector<double> whole(const Parameter& parameter, const std::vector<double>& values,
+                                 const Communicator* world) {
+  const int64_t numel = parameter.local_shape().numel();
+  if (world == nullptr) return values;
+  std::vector<double> all(numel, 0.0);
+  if (parameter.counted) {
+    std::copy(values.begin(), values.end(), all.begin() + parameter.shard.begin);
+  }
+  const Tensor sum = Tensor::from_host(all, {numel}, DType::f64);
+  world->all_reduce(sum);
+  return sum.items();
+}
+
+/// Trains; then collects what the ranks of `world` have shared out. nullptr: nothing is.
+inline TrainedState train(Trainer& trainer, int64_t steps, const Communicator* world = nullptr) {
   TrainedState state;
   for (int64_t step = 0; step < steps; ++step) {
     trainer.train_step(step);
@@ -80,13 +96,16 @@ inline TrainedState train(Trainer& trainer, int64_t steps) {
   int64_t offset = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& parameter = parameters[i];
-    const int64_t numel = parameter.value.numel();
-    const auto part = [&](const Tensor& flat) { return flat.narrow(0, offset, numel).items(); };
-    state.tensors.push_back({parameter.name + ".grad", parameter.grad.items()});
-    state.tensors.push_back({parameter.name + ".m", part(trainer.optimizer().first_moments())});
-    state.tensors.push_back({parameter.name + ".v", part(trainer.optimizer().second_moments())});
-    state.tensors.push_back({parameter.name, parameter.shard.master.items()});
-    offset += numel;
+    const Shard& shard = parameter.shard;
+    const auto add = [&](const char* suffix, const Tensor& values) {
+      state.tensors.push_back({parameter.name + suffix, whole(parameter, values.items(), world)});
+    };
+    const auto part = [&](const Tensor& flat) { return flat.narrow(0, offset, shard.numel()); };
+    add(".grad", shard.grad);
+    add(".m", part(trainer.optimizer().first_moments()));
+    add(".v", part(trainer.optimizer().second_moments()));
+    add("", shard.master);
+    offset += shard.numel();
   }
   return state;
 }

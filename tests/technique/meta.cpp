@@ -16,7 +16,7 @@ TrainConfig preset(std::vector<const char*> words) {
 }
 
 int64_t parameters_of(const TrainConfig& config) {
-  Model model(config.model, 1, DType::bf16, false, 1);
+  Model model(config.model, 1, DType::bf16, Probabilities::never_whole, 1);
   return model.parameters().numel();
 }
 
@@ -74,7 +74,8 @@ Events events_of(const TrainConfig& config, const Dataset& dataset, Device devic
   on.allocator().record_events(false);
   Events events;
   for (const Allocator::Event& event : on.allocator().events()) {
-    if (event.category != Category::workspace) events.emplace_back(event.bytes, event.category);
+    if (event.tag.category != Category::workspace)
+      events.emplace_back(event.bytes, event.tag.category);
   }
   return events;
 }
@@ -102,20 +103,22 @@ TEST_CASE("a step's floating-point operations are 6 per matmul weight and token,
   TrainConfig config = tiny_training();
   config.attention = "naive";  // blockwise multiplies q by k once more in backward
   config.grad_acc_steps = 3;
+  config.model.given_head_dim = 10;
   SoloTrainer trainer(config, nullptr);
   const int64_t before = meta.runtime.flops();
   trainer.train_step(0);
   const int64_t flops = meta.runtime.flops() - before;
   const ModelConfig& m = config.model;
+  const int64_t heads = m.num_heads * m.head_dim();  // wide
   const int64_t S = config.seq_len, samples = config.global_batch_size();
   const int64_t norms = (2 * m.num_layers + 1) * m.hidden_size;
   const int64_t lookup = m.vocab_size * m.hidden_size;
   const int64_t weights = trainer.model().parameters().numel() - norms - lookup;
   // Two matmuls forward and four back, over the pairs that the causal mask lets through.
-  const int64_t attention = 6 * 2 * m.num_layers * samples * m.hidden_size * (S * (S + 1) / 2);
+  const int64_t attention = 6 * 2 * m.num_layers * samples * heads * (S * (S + 1) / 2);
   REQUIRE(flops == 6 * weights * samples * S + attention);
   // The book counts all S * S pairs.
-  const double book = 6 * double(weights) + 12 * double(m.num_layers * m.hidden_size * S);
+  const double book = 6 * double(weights) + 12 * double(m.num_layers * heads * S);
   check_close(Values{model_flops_per_token(m, S)}, Values{book}, 1e-15);
 }
 

@@ -44,7 +44,7 @@ TEST_CASE("a run shorter than its warm-up never reaches the peak learning rate")
 /// A model whose gradients the test sets, and its optimizer.
 struct Setup {
   explicit Setup(const OptimizerConfig& config, DType dtype = DType::f64)
-      : model(tiny_model(), 4, dtype, false, 1),
+      : model(tiny_model(), 4, dtype, Probabilities::never_whole, 1),
         parameters(model.parameters()),
         optimizer(parameters, config) {
     Random random(3);

@@ -20,6 +20,10 @@ inline ModelConfig tiny_model() {
   return config;
 }
 
+inline Probabilities probabilities_of(bool naive) {
+  return naive ? Probabilities::stored : Probabilities::never_whole;
+}
+
 /// Training of the tiny model, in f64 without warm-up.
 inline TrainConfig tiny_training() {
   TrainConfig config;

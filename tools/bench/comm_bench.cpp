@@ -1,9 +1,11 @@
 // Times the collectives that ./book bench reports, under mpiexec: an all-reduce of a few bytes, and
-// a large one next to the MPI library's own, in turns. Prints one JSON object.
+// a large one next to the MPI library's own, in turns; or how true emulated links are; or the parts
+// of an all-reduce. Prints JSON.
 
 #include <mpi.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 
 #include "args.h"
@@ -93,21 +95,62 @@ int measure_links(MpiProcess& mpi) {
   return 0;
 }
 
+/// Median milliseconds of an all-reduce, and of the two collectives that it is made of, in turns.
+std::string time_parts(const Communicator& world, int64_t bytes, int rounds) {
+  const int64_t numel = bytes / 4;
+  const Tensor x = Tensor::zeros({numel}, DType::f32);
+  const Tensor shard = Tensor::zeros({numel / world.size()}, DType::f32);
+  std::array<std::vector<double>, 3> times;
+  for (int i = -1; i < rounds; ++i) {
+    for (int kind = 0; kind < 3; ++kind) {
+      world.barrier();
+      const Clock::time_point begin = Clock::now();
+      if (kind == 0) world.all_reduce(x);
+      if (kind == 1) world.reduce_scatter(shard, x);
+      if (kind == 2) world.all_gather(x, shard);
+      if (i >= 0) times[kind].push_back(1e3 * seconds_since(begin));
+    }
+  }
+  return fmt::format(
+      "\"bytes\": {}, \"all_reduce_ms\": {:.3f}, \"reduce_scatter_ms\": {:.3f}, "
+      "\"all_gather_ms\": {:.3f}",
+      bytes, median(times[0]), median(times[1]), median(times[2]));
+}
+
+/// The parts of an all-reduce next to the whole, as a JSON array: on an emulated link, and on this
+/// machine's own.
+int measure_parts(MpiProcess& mpi, int64_t bytes, int rounds) {
+  std::string text;
+  for (const Link& link : {Link{500, 0.25}, Link{}}) {
+    const std::unique_ptr<Transport> transport = mpi.make_transport();
+    QueueEngine engine(*transport);
+    const Communicator world = Communicator::world(engine);
+    if (link.gb_per_s > 0) engine.emulate({0, link, {}, measure_wake_up(world)});
+    text += fmt::format("{}{{\"link\": [{}, {}], {}}}", text.empty() ? "" : ", ", link.latency_us,
+                        link.gb_per_s, time_parts(world, bytes, rounds));
+    engine.leave(std::chrono::seconds(10));
+  }
+  if (mpi.rank() == 0) fmt::print("[{}]\n", text);
+  return 0;
+}
+
 int run(int argc, char** argv) {
   MpiProcess mpi(&argc, &argv);
   int64_t small = 4096, large = 16 << 20, rounds = 200;
-  bool links = false;
+  bool links = false, parts = false;
   Args args("Times collectives.");
   args.bind("links", links, "instead: how true emulated links are to their figures");
+  args.bind("parts", parts, "instead: a large reduce-scatter and all-gather beside an all-reduce");
   args.bind("small", small, "bytes of the small all-reduce");
   args.bind("large", large, "bytes of the large all-reduce");
   args.bind("rounds", rounds, "calls of the small one; a tenth of it of the large one");
   if (!args.parse(argc, argv)) return 0;
   Runtime runtime(Device::cpu, mpi.rank());
   const Runtime::Use use(runtime);
-  if (links) return measure_links(mpi);
-  std::vector<double> latencies, ours, theirs;
   const int large_rounds = static_cast<int>(std::max<int64_t>(1, rounds / 10));
+  if (links) return measure_links(mpi);
+  if (parts) return measure_parts(mpi, large, large_rounds);
+  std::vector<double> latencies, ours, theirs;
   for (int turn = 0; turn < 5; ++turn) {
     {  // While the engine lives, only its thread may call MPI.
       const std::unique_ptr<Transport> transport = mpi.make_transport();

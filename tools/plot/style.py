@@ -5,6 +5,7 @@ import sys
 import matplotlib
 
 matplotlib.use("Agg")
+import matplotlib.colors  # noqa: E402
 import matplotlib.pyplot as plt  # noqa: E402  (after the choice of the backend)
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: E402
 
@@ -17,6 +18,10 @@ BLUE = "#2a5f9e"      # first series
 ORANGE = "#d1622b"    # second series, and measured points on the first
 GREEN = "#3c8a5c"     # third series
 RED = "#b3272d"       # only for what went wrong
+
+# What memory is spent on, from the bottom of a stack to its top.
+CATEGORIES = {"weights": BLUE, "gradients": GREEN, "optimizer": ORANGE, "activations": "#e3b341",
+              "workspace": "#8d7fb5", "communication": "#7b828c"}
 
 _SETTINGS = {
     "font.family": "serif",
@@ -90,6 +95,12 @@ def log_axis(axes):
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=6))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def tint(color, share=0.5):
+    """A lighter one: so much of the way to white."""
+    return matplotlib.colors.to_hex([1 - (1 - part) * (1 - share)
+                                     for part in matplotlib.colors.to_rgb(color)])
 
 
 def plain(text):

@@ -26,6 +26,8 @@ EXPOSED, SKEW = "#f3c34f", "#e4e7eb"
 WAITS = {"waits for messages": EXPOSED, "waits for a later rank": SKEW}
 DIMENSIONS = {"dp": "#7a5ba6", "tp": "#2a8c95", "cp": "#b07a24", "pp": "#b0487a", "ep": "#66793a",
               "world": "#6b7280"}
+GATHERS = "gathers"    # of a dimension in which there are other collectives, too: a lighter tint
+FREED, FREED_WIDTH = "weights freed", 0.0045  # of the width
 MORE = ("#4b6fb5", "#95603f", "#54845c", "#8f6f9f")
 COMPUTE_INCHES, MESSAGES_INCHES, GAP_INCHES = 0.30, 0.13, 0.12
 MOST_ROWS = 3          # of operations of one dimension that a rank is in at the same time
@@ -132,18 +134,37 @@ def draw_compute(axes, lanes, number, rank, window):
             bars(axes, spans, y, lanes.compute, WAITS[label],
                  f"rank_{number}_{label.replace(' ', '_')}", window)
             seen[label] = WAITS[label]
+    freed = [(time, time + FREED_WIDTH * (end - begin)) for time in times_of_release(rank)
+             if begin <= time < end]
+    if freed:
+        bars(axes, freed, y, lanes.compute, style.INK, f"rank_{number}_freed", window)
+        seen[FREED] = style.INK
     return seen
 
 
+def times_of_release(rank):
+    """When gathered weights became fewer."""
+    gathered = [buffer for buffer in rank.buffers if buffer.name == "gathered weights"]
+    return [after.time for before, after in zip(gathered, gathered[1:])
+            if after.bytes < before.bytes]
+
+
+def label_of(item, colors):
+    """What an operation is called in the legend."""
+    gathers = f"{item.dimension} {GATHERS}"
+    return gathers if item.kind == "all_gather" and gathers in colors else item.dimension
+
+
 def draw_messages(axes, lanes, number, placed, colors, window):
-    """The operations of a rank, coloured by dimension."""
-    for dimension, color in colors.items():
+    """The operations of a rank, each in its colour."""
+    for label, color in colors.items():
         for row in range(lanes.rows):
             spans = [(c.begin, c.begin + c.duration) for at, c in placed
-                     if at == row and c.dimension == dimension]
+                     if at == row and label_of(c, colors) == label]
             if spans:
                 bars(axes, spans, lanes.row(number, row) + 0.12 * lanes.messages,
-                     0.76 * lanes.messages, color, f"rank_{number}_{dimension}", window)
+                     0.76 * lanes.messages, color, f"rank_{number}_{label.replace(' ', '_')}",
+                     window)
 
 
 def draw_paths(axes, lanes, trace, begin, placed):
@@ -163,12 +184,19 @@ def draw_paths(axes, lanes, trace, begin, placed):
 
 
 def dimension_colors(ranks):
-    """{dimension: colour} of what is drawn, in the order of DIMENSIONS."""
+    """{label: colour} of what is drawn, in the order of DIMENSIONS."""
     names = {item.dimension for items in ranks for item in items}
     known = [name for name in DIMENSIONS if name in names]
     others = sorted(names - set(known))
-    return {**{name: DIMENSIONS[name] for name in known},
-            **{name: MORE[i % len(MORE)] for i, name in enumerate(others)}}
+    plain = {**{name: DIMENSIONS[name] for name in known},
+             **{name: MORE[i % len(MORE)] for i, name in enumerate(others)}}
+    colors = {}
+    for name, color in plain.items():
+        colors[name] = color
+        kinds = {item.kind for items in ranks for item in items if item.dimension == name}
+        if "all_gather" in kinds and len(kinds) > 1:
+            colors[f"{name} {GATHERS}"] = style.tint(color)
+    return colors
 
 
 def label_lanes(axes, lanes, shares):
@@ -230,7 +258,7 @@ def draw(trace, run_dir, wanted):
     axes.xaxis.set_major_locator(MaxNLocator(10))
     axes.set_xlabel(f"ms since step {step} began")
     label_lanes(axes, lanes, shares)
-    order = [*(LABELS.get(name, name) for name in PHASES), *WAITS]
+    order = [*(LABELS.get(name, name) for name in PHASES), FREED, *WAITS]
     add_legend(axes, {name: seen[name] for name in order if name in seen}, 46)
     add_legend(axes, colors, 64)
     facts = trace.facts
@@ -241,12 +269,12 @@ def draw(trace, run_dir, wanted):
     return fig
 
 
-def main(argv):
-    """Draws the figure of one trace; the exit code."""
+def main(argv, draw_step=draw):
+    """Draws the figure of one step of a trace; the exit code."""
     if len(argv) not in (4, 5):
-        raise BookError("usage: python3 tools/plot/timeline.py RUN_DIR TRACE STEM [STEP]", 2)
+        raise BookError(f"usage: python3 {argv[0]} RUN_DIR TRACE STEM [STEP]", 2)
     run_dir, stem = Path(argv[1]), argv[3]
-    fig = draw(traces.load(argv[2]), run_dir, int(argv[4]) if len(argv) == 5 else None)
+    fig = draw_step(traces.load(argv[2]), run_dir, int(argv[4]) if len(argv) == 5 else None)
     try:
         style.save(fig, f"{stem}.png", f"{stem}.svg")
     except OSError as error:

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+namespace usp {
+
+/// The SHA-256 of these bytes, in hexadecimal.
+std::string sha256(std::span<const std::byte> bytes);
+
+}  // namespace usp

@@ -1,0 +1,217 @@
+#include "hf_config.h"
+
+#include <nlohmann/json.hpp>
+#include <numbers>
+
+#include "testing.h"
+
+namespace usp::test {
+namespace {
+
+using Json = nlohmann::json;
+
+/// The smallest config.json that says everything that must be said.
+Json minimal() {
+  return {{"model_type", "llama"},  {"architectures", {"LlamaForCausalLM"}},
+          {"hidden_size", 48},      {"num_hidden_layers", 3},
+          {"vocab_size", 100},      {"num_attention_heads", 4},
+          {"intermediate_size", 60}};
+}
+
+HfConfig parse(const Json& json) { return parse_hf_config(json.dump(), "DIR/config.json"); }
+
+HfConfig parse_with(const std::string& key, const Json& value) {
+  Json json = minimal();
+  json[key] = value;
+  return parse(json);
+}
+
+void refused(const std::string& key, const Json& value, std::vector<std::string> parts = {}) {
+  parts.insert(parts.begin(), {"DIR/config.json", key});
+  CAPTURE(key, value.dump());
+  check_throws<UsageError>([&] { parse_with(key, value); }, parts);
+}
+
+TEST_CASE("config.json: where it is silent, what transformers assumes holds") {
+  const HfConfig config = parse(minimal());
+  REQUIRE(config.hidden_size == 48);
+  REQUIRE(config.num_layers == 3);
+  REQUIRE(config.num_heads == 4);
+  REQUIRE(config.num_kv_heads == 4);
+  REQUIRE(config.head_dim == 12);
+  REQUIRE(config.ffn_hidden_size == 60);
+  REQUIRE(config.vocab_size == 100);
+  REQUIRE(config.max_position_embeddings == 2048);
+  REQUIRE(config.rope_theta == 10000);
+  REQUIRE(config.rope_scaling.rope_type == "default");
+  REQUIRE(config.rms_norm_eps == 1e-6);
+  REQUIRE(!config.tie_word_embeddings);
+  REQUIRE(!config.byte_tokens);
+}
+
+TEST_CASE("config.json: what it says holds, null says nothing, unknown keys are passed over") {
+  Json json = minimal();
+  json.update({{"num_key_value_heads", 2},
+               {"head_dim", 16},
+               {"rms_norm_eps", 1e-5},
+               {"max_position_embeddings", 131072},
+               {"tie_word_embeddings", true},
+               {"rope_theta", 500000.0},
+               {"byte_tokens", true},
+               {"hidden_act", "silu"},
+               {"attention_bias", false},
+               {"pretraining_tp", 1},
+               {"sliding_window", nullptr},
+               {"quantization_config", nullptr},
+               {"rope_scaling", nullptr},
+               {"eos_token_id", {1, 2}},
+               {"attention_dropout", 0.0},
+               {"torch_dtype", "bfloat16"},
+               {"use_cache", true}});
+  const HfConfig config = parse(json);
+  REQUIRE(config.num_kv_heads == 2);
+  REQUIRE(config.head_dim == 16);
+  REQUIRE(config.q_size() == 64);
+  REQUIRE(config.kv_size() == 32);
+  REQUIRE(config.rms_norm_eps == 1e-5);
+  REQUIRE(config.max_position_embeddings == 131072);
+  REQUIRE(config.tie_word_embeddings);
+  REQUIRE(config.rope_theta == 500000);
+  REQUIRE(config.byte_tokens);
+  json["num_key_value_heads"] = nullptr;
+  json["head_dim"] = nullptr;
+  REQUIRE(parse(json).num_kv_heads == 4);
+  REQUIRE(parse(json).head_dim == 12);
+}
+
+TEST_CASE("config.json: the RoPE settings under their new and their old name") {
+  const Json llama3 = {{"rope_type", "llama3"},
+                       {"factor", 32.0},
+                       {"low_freq_factor", 1.5},
+                       {"high_freq_factor", 4.0},
+                       {"original_max_position_embeddings", 8192}};
+  for (const char* name : {"rope_parameters", "rope_scaling"}) {
+    Json json = minimal();
+    json["rope_theta"] = 70000;
+    json[name] = llama3;
+    HfConfig config = parse(json);
+    REQUIRE(config.rope_theta == 70000);
+    REQUIRE(config.rope_scaling.rope_type == "llama3");
+    REQUIRE(config.rope_scaling.rope_factor == 32);
+    REQUIRE(config.rope_scaling.rope_low_freq_factor == 1.5);
+    REQUIRE(config.rope_scaling.rope_high_freq_factor == 4);
+    REQUIRE(config.rope_scaling.rope_original_max_position_embeddings == 8192);
+    json[name]["rope_theta"] = 500000;  // the inner one counts
+    REQUIRE(parse(json).rope_theta == 500000);
+    json["original_max_position_embeddings"] = 4096;  // here the outer one
+    REQUIRE(parse(json).rope_scaling.rope_original_max_position_embeddings == 4096);
+  }
+  REQUIRE(
+      parse_with("rope_scaling", {{"type", "linear"}, {"factor", 2}}).rope_scaling.rope_factor ==
+      2);
+  REQUIRE(parse_with("rope_scaling", {{"type", "linear"}, {"factor", 2}}).rope_scaling.rope_type ==
+          "linear");
+  REQUIRE(parse_with("rope_scaling", Json::object()).rope_scaling.rope_type == "default");
+  REQUIRE(
+      parse_with("rope_parameters", {{"rope_type", "default"}, {"rope_theta", 300}}).rope_theta ==
+      300);
+  Json both = minimal();
+  both["rope_scaling"] = both["rope_parameters"] = llama3;
+  check_throws<UsageError>([&] { parse(both); }, {"rope_parameters", "rope_scaling", "keep one"});
+}
+
+TEST_CASE(
+    "config.json: other architectures, and what the model here does not compute, are refused") {
+  refused("architectures", {"MistralForCausalLM"}, {"MistralForCausalLM", "LlamaForCausalLM"});
+  refused("architectures", {"LlamaForCausalLM", "LlamaForCausalLM"});
+  refused("architectures", "LlamaForCausalLM");
+  refused("model_type", "mistral", {"\"mistral\"", "supported: \"llama\""});
+  refused("model_type", nullptr, {"missing"});
+  refused("hidden_act", "gelu", {"\"gelu\"", "\"silu\""});
+  refused("attention_bias", true, {"true", "false"});
+  refused("mlp_bias", true);
+  refused("attention_dropout", 0.1, {"0.1"});
+  refused("pretraining_tp", 2, {"2"});
+  refused("partial_rotary_factor", 0.5, {"0.5"});
+  refused("sliding_window", 4096, {"4096"});
+  refused("use_sliding_window", true);
+  refused("layer_types", {"full_attention"});
+  refused("quantization_config", {{"bits", 4}}, {"{\"bits\":4}"});
+  refused("num_local_experts", 8);
+  for (const char* type : {"dynamic", "yarn", "longrope", "su"}) {
+    for (const char* key : {"rope_type", "type"}) {
+      refused("rope_scaling", {{key, type}, {"factor", 2}}, {type, "llama3"});
+    }
+  }
+  refused("rope_parameters", {{"rope_type", "default"}, {"partial_rotary_factor", 0.5}}, {"0.5"});
+  refused("rope_parameters", {{"rope_type", "linear"}}, {"factor is missing"});
+  refused("rope_parameters", {{"rope_type", "linear"}, {"factor", 0.5}}, {"factor=0.5"});
+  refused("rope_parameters",
+          {{"rope_type", "llama3"}, {"factor", 8}, {"low_freq_factor", 4}, {"high_freq_factor", 4}},
+          {"high_freq_factor=4"});
+  refused("rope_parameters", {{"rope_type", 3}}, {"rope_type=3", "text"});
+  refused("rope_parameters", {1, 2}, {"[1,2]", "no JSON object"});
+}
+
+TEST_CASE("config.json: values that cannot be are refused") {
+  for (const char* key :
+       {"hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+        "head_dim", "intermediate_size", "vocab_size", "max_position_embeddings"}) {
+    const std::vector<Json> values = {
+        0, -4, 2.5, "8", true, Json::array(), Json::object(), 1e30, uint64_t{1} << 63, INT64_MIN};
+    for (const Json& value : values) refused(key, value, {"whole number"});
+  }
+  for (const char* key : {"hidden_size", "num_hidden_layers", "num_attention_heads",
+                          "intermediate_size", "vocab_size"}) {
+    refused(key, nullptr, {"missing"});
+  }
+  refused("hidden_size", int64_t{1} << 40);
+  for (const char* key : {"rms_norm_eps", "rope_theta"}) {
+    for (const Json& value : {Json(-1), Json("1e-5"), Json(true), Json(Json::array())}) {
+      refused(key, value, {"number"});
+    }
+  }
+  refused("tie_word_embeddings", 1, {"true or false"});
+  refused("num_attention_heads", 5, {"divide hidden_size=48"});
+  refused("num_key_value_heads", 3, {"divide num_attention_heads=4"});
+  refused("head_dim", 7, {"head_dim=7", "even"});
+}
+
+TEST_CASE("config.json: what is no JSON object, or says a thing twice, is refused") {
+  const auto refused_text = [](const std::string& text, const std::vector<std::string>& parts) {
+    CAPTURE(text);
+    check_throws<std::exception>([&] { parse_hf_config(text, "DIR/config.json"); }, parts);
+  };
+  refused_text("", {"DIR/config.json"});
+  refused_text("{\"model_type\": \"llama\"", {"DIR/config.json", "byte 22"});
+  refused_text("[]", {"DIR/config.json", "no JSON object"});
+  refused_text("{\"hidden_size\": 8, \"hidden_size\": 16}", {"\"hidden_size\"", "twice"});
+  refused_text("{\"rms_norm_eps\": NaN}", {"DIR/config.json"});
+  refused_text("{\"rms_norm_eps\": 1e999}", {"DIR/config.json"});
+  refused_text(std::string(100000, '['), {"DIR/config.json", "deep"});
+  refused_text(std::string(2 << 20, ' '), {"DIR/config.json", "2097152 bytes"});
+}
+
+TEST_CASE("RoPE scaling: linear stretches all waves, llama3 the long ones") {
+  constexpr double kTurn = 2 * std::numbers::pi;
+  RopeScaling scaling;
+  for (double frequency : {1.0, 1e-3, 1e-6}) REQUIRE(scaling.scaled(frequency) == frequency);
+  scaling.rope_factor = 4;
+  scaling.rope_type = "linear";
+  for (double frequency : {1.0, 1e-3, 1e-6}) REQUIRE(scaling.scaled(frequency) == frequency / 4);
+  scaling.rope_type = "llama3";
+  scaling.rope_original_max_position_embeddings = 1000;
+  scaling.rope_low_freq_factor = 1;
+  scaling.rope_high_freq_factor = 5;
+  const auto stretched = [&](double wavelength) {
+    return kTurn / scaling.scaled(kTurn / wavelength) / wavelength;
+  };
+  check_close(Values{stretched(6), stretched(199)}, Values{1, 1}, 1e-14);
+  check_close(Values{stretched(1001), stretched(1e6)}, Values{4, 4}, 1e-14);
+  // 3 waves in 1000 positions are half-way from 1 to 5: the mean of both frequencies.
+  check_close(Values{stretched(1000.0 / 3)}, Values{1 / (0.5 + 0.5 / 4)}, 1e-14);
+  check_close(Values{stretched(200.001), stretched(999.999)}, Values{1, 4}, 1e-5);
+}
+
+}  // namespace
+}  // namespace usp::test

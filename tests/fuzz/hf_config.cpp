@@ -1,0 +1,22 @@
+#include "hf_config.h"
+
+#include "fuzz.h"
+
+/// Any bytes as a config.json. What is read of them is a shape to compute with.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace usp;
+  return refuses_or([&] {
+    const HfConfig config =
+        parse_hf_config({reinterpret_cast<const char*>(data), size}, "config.json");
+    require(config.hidden_size > 0 && config.num_layers > 0 && config.ffn_hidden_size > 0,
+            "sizes above 0");
+    require(config.head_dim > 0 && config.head_dim % 2 == 0, "an even head_dim");
+    require(config.num_kv_heads > 0 && config.num_heads % config.num_kv_heads == 0,
+            "kv heads that divide the heads");
+    require(config.q_size() > 0 && config.kv_size() > 0, "products below 2^63");
+    require(config.vocab_size > 1 && config.max_position_embeddings > 0, "tokens and positions");
+    require(config.rms_norm_eps >= 0 && config.rope_theta >= 1, "numbers in their ranges");
+    const double frequency = config.rope_scaling.scaled(0.01);
+    require(frequency >= 0 && frequency <= 0.01, "waves that are stretched, if anything");
+  });
+}

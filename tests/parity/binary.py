@@ -1,0 +1,15 @@
+"""What the tests of one program share: its path on the command line."""
+import argparse
+import os
+import textwrap
+
+
+def parse(description):
+    """(absolute path of the executable, the arguments left for unittest)"""
+    parser = argparse.ArgumentParser(description=textwrap.dedent(description), allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", required=True, help="the chapter's executable")
+    args, rest = parser.parse_known_args()
+    if not os.access(args.binary, os.X_OK):
+        parser.error(f"--binary {args.binary}: no such executable; build it first")
+    return os.path.abspath(args.binary), rest

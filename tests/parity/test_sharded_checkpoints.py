@@ -1,0 +1,178 @@
+"""Checkpoints of several ranks under mpiexec: saved by some, resumed by others.
+
+  test_sharded_checkpoints.py --bin build/release/bin
+
+Needs what test_ranks.py needs. That every element arrives where it belongs, for all kinds of
+shards, is tested in tests/ranks/checkpoints.cpp; here whole runs go on.
+"""
+import array
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import time
+
+import test_ranks
+from test_ranks import TINY, UNTRACED, RankTest, metrics, records
+
+from tools.checkpoints import Checkpoint
+
+# 12 samples a step, whoever computes them.
+BATCH = {1: "12", 2: "6", 3: "4", 4: "3"}
+CODES = {"F64": "d", "F32": "f", "BF16": "H"}
+KILLS = 6
+
+
+def layout(ranks, stage, *more):
+    return ["--micro_batch_size", BATCH[ranks], "--zero_stage", str(stage), *more]
+
+
+def results(run_dir):
+    return [(step["loss"], step["grad_norm"], step["tokens"]) for step in metrics(run_dir)]
+
+
+def state_of(folder):
+    """Every tensor of a checkpoint as a list, joined from whichever files hold its parts."""
+    parts = []
+    for tensors, layouts in Checkpoint(folder).files:
+        for name, stored in tensors.items():
+            values = array.array(CODES[stored.type], b"".join(stored.read(1 << 20)))
+            parts.append((name, layouts[name.partition("/")[0]]["range"][0], values))
+    state = {}
+    for name, _, values in sorted(parts, key=lambda part: part[:2]):
+        state.setdefault(name, []).extend(values)
+    return state
+
+
+class ShardedCheckpoints(RankTest):
+    def setUp(self):
+        super().setUp()
+        self.checkpoints = self.run_dir / "checkpoints"
+
+    def checkpoint(self, step):
+        return self.checkpoints / f"step-{step:08}"
+
+    def assert_close(self, found, expected):
+        self.assertEqual(len(found), len(expected))
+        scale = max(map(abs, expected))
+        worst = max(abs(a - b) for a, b in zip(found, expected))
+        self.assertTrue(worst <= 1e-10 * scale, f"{worst / scale} of the largest")
+
+    def test_any_layout_goes_on_in_any_other(self):
+        flags = ["--dtype", "f64", "--checkpoint_interval", "4", "--steps", "8"]
+        for saved, others in (
+                ((4, 1), [(2, 3), (3, 1), (4, 2)]),
+                ((4, 2), [(3, 1), (1, 0)]),
+                ((4, 3), [(2, 3), (4, 1), None]),
+                ((3, 2), [(4, 3, "--shard_size", "2"), (2, 0)]),
+                ((4, 3, "--shard_size", "2"), [(3, 3), None])):
+            self.train(saved[0], *flags, *layout(*saved), "--overwrite")
+            files = list(self.checkpoint(4).glob("state-*.safetensors"))
+            self.assertEqual(len(files), 2 if "--shard_size" in saved else saved[0])
+            expected, state = results(self.run_dir), state_of(self.checkpoint(8))
+            for other in others:  # None: chapter 1
+                with self.subTest(saved=saved, resumed=other):
+                    shutil.rmtree(self.checkpoint(8))
+                    if other:
+                        self.train(other[0], *flags, *layout(*other), "--resume")
+                    else:
+                        code, output = self.finish(self.start(
+                            1, "ch01_single_gpu", *TINY, *UNTRACED, *flags, "--micro_batch_size",
+                            BATCH[1], "--resume"))
+                        self.assertEqual(code, 0, output)
+                    for step, reference in zip(results(self.run_dir), expected, strict=True):
+                        for a, b in zip(step, reference):
+                            self.assert_close([a], [b])
+                    found = state_of(self.checkpoint(8))
+                    self.assertEqual(found.keys(), state.keys())
+                    for name, values in state.items():
+                        self.assert_close(found[name], values)
+
+    def test_an_equal_layout_goes_on_bit_for_bit(self):
+        flags = ["--checkpoint_interval", "4", "--steps", "8"]
+        for dtype, own in (("f32", layout(3, 1)), ("bf16", layout(3, 2)), ("bf16", layout(3, 3)),
+                           ("f32", layout(4, 3, "--shard_size", "2")),
+                           ("bf16", layout(3, 1, "--gather_overlap", "forward"))):
+            with self.subTest(dtype=dtype, flags=own):
+                ranks = 4 if "--shard_size" in own else 3
+                command = [*flags, "--dtype", dtype, *own]
+                self.train(ranks, *command, "--overwrite")
+                expected = results(self.run_dir), self.contents(8)
+                shutil.rmtree(self.checkpoint(8))
+                self.train(ranks, *command, "--resume")
+                self.assertEqual((results(self.run_dir), self.contents(8)), expected)
+
+    def contents(self, step):
+        return {path.name: path.read_bytes()
+                for path in self.checkpoint(step).glob("state-*.safetensors")}
+
+    def test_kill_9_of_a_rank_while_checkpoints_are_written(self):
+        rng = random.Random(4)
+        # Learning rates that do not depend on --steps.
+        flags = ["--dtype", "bf16", "--warmup_steps", "0", "--min_lr_ratio", "1", *layout(4, 2)]
+        for kill in range(KILLS):
+            before = self.newest()
+            process = self.start(4, "ch02_data_parallel", *TINY, *UNTRACED, *flags,
+                                 "--checkpoint_interval", "1", "--steps", "1000000",
+                                 *(["--resume"] if kill else []))
+            self.wait_for_checkpoint(before + 2)
+            time.sleep(rng.uniform(0, 0.03))
+            os.kill(records(self.run_dir)[rng.randrange(4)][0]["pid"], signal.SIGKILL)
+            self.assertNotEqual(self.finish(process)[0], 0)
+        steps = str(self.newest() + 3)
+        self.train(4, *flags, "--steps", steps, "--checkpoint_interval", "1", "--resume")
+        found = results(self.run_dir), self.contents(int(steps))
+        self.assertEqual(sorted(path.name for path in self.checkpoints.iterdir()),
+                         [self.checkpoint(int(steps) - 1).name, self.checkpoint(int(steps)).name])
+        self.train(4, *flags, "--steps", steps, "--checkpoint_interval", "1000000", "--overwrite")
+        self.assertEqual(found, (results(self.run_dir), self.contents(int(steps))))
+
+    def wait_for_checkpoint(self, step):
+        deadline = time.monotonic() + 30
+        while self.newest() < step:
+            self.assertLess(time.monotonic(), deadline, "no checkpoint in 30 s")
+            time.sleep(0.002)
+
+    def newest(self):
+        return max((int(path.name[5:]) for path in self.checkpoints.glob("step-*[0-9]")),
+                   default=0)
+
+    def test_a_full_disk_is_told_once_and_nothing_is_lost(self):
+        # A limit on the size of a file stands in for the disk of one rank.
+        flags = ["--checkpoint_interval", "1", *layout(4, 3)]
+        process = self.start(4, "ch02_data_parallel", *TINY, *UNTRACED, *flags, "--steps",
+                             "1000000", restore_signals=False)
+        self.wait_for_checkpoint(2)
+        resource.prlimit(records(self.run_dir)[2][0]["pid"], resource.RLIMIT_FSIZE, (1000, 1000))
+        code, output = self.finish(process)
+        self.assertNotEqual(code, 0, output)
+        self.assertEqual(output.count("error: "), 1, output)
+        self.assertRegex(output, r"writing .*\.tmp/state-00002-of-00004\.safetensors failed at byte "
+                                 r"\d+: File too large \(on rank 2\)")
+        newest = self.newest()
+        self.assertEqual(sorted(os.listdir(self.checkpoints)),
+                         [f"step-{step:08}" for step in (newest - 1, newest)])
+        before = results(self.run_dir)[:newest]
+        self.train(4, *flags, "--steps", str(newest + 2), "--resume")
+        self.assertEqual(results(self.run_dir)[:newest], before)
+        self.assertEqual(len(results(self.run_dir)), newest + 2)
+
+    def test_damage_is_told_once_and_the_older_one_named(self):
+        flags = ["--checkpoint_interval", "2", *layout(3, 1)]
+        self.train(3, *flags, "--steps", "4")
+        path = self.checkpoint(4) / "state-00001-of-00003.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        for ranks in (2, 3):
+            code, output = self.finish(self.start(
+                ranks, "ch02_data_parallel", *TINY, *UNTRACED, "--checkpoint_interval", "2",
+                *layout(ranks, 3), "--steps", "8", "--resume"))
+            self.assertNotEqual(code, 0, output)
+            self.assertEqual(output.count("error: "), 1, output)
+            self.assertIn("state-00001-of-00003.safetensors: bytes 0 to", output)
+            self.assertIn("step-00000002 is whole, remove step-00000004", output)
+
+
+if __name__ == "__main__":
+    sys.exit(test_ranks.main())

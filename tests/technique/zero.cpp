@@ -1,0 +1,418 @@
+#include <map>
+
+#include "comm/launch.h"
+#include "sample.h"
+#include "tiny_llama.h"
+#include "zero_parity.h"
+
+namespace usp::test {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+const std::vector<int> kRanks = {4};  // ten times as slow there, and memory and races are the same
+#else
+const std::vector<int> kRanks = {2, 3, 4, 8};
+#endif
+
+TEST_CASE("training with shared-out states is training on one rank, and sends what it should") {
+  for (int ranks : kRanks) {
+    CAPTURE(ranks);
+    run_threads(ranks, check_zero_parity, 600);
+  }
+}
+
+TrainConfig zero_training(int64_t ranks, int64_t stage, const char* dtype = "f64") {
+  TrainConfig config = tiny_training();
+  config.dtype = dtype;
+  config.data_parallel.dp_size = ranks;
+  config.data_parallel.zero_stage = stage;
+  return config;
+}
+
+/// The gradients of all parameters after a step, unclipped, as every rank of `world` can see them.
+Values gradients_after_a_step(const Communicator& world, const TrainConfig& config,
+                              const Dataset& dataset) {
+  const Mesh mesh(world, {.dp = world.size()});
+  Trainer trainer(config, &dataset, mesh);
+  trainer.train_step(0);
+  Values all;
+  const ParameterList& parameters = trainer.model().parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Values values = whole(parameters[i], parameters[i].shard.grad.items(), &world);
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
+}
+
+TEST_CASE("with one micro-batch every stage has the gradients of plain data parallelism, in bits") {
+  for (const char* dtype : {"f64", "f32", "bf16"}) {
+    CAPTURE(dtype);
+    const TrainConfig plain = zero_training(3, 0, dtype);
+    const RandomText text(plain, 400);
+    run_threads(3, [&](const Communicator& world) {
+      const Values expected = gradients_after_a_step(world, plain, text.dataset);
+      for (int64_t stage : {1, 2, 3}) {
+        const TrainConfig config = zero_training(3, stage, dtype);
+        USP_CHECK(gradients_after_a_step(world, config, text.dataset) == expected,
+                  "stage {} in {}: other bits", stage, dtype);
+      }
+    });
+  }
+}
+
+TEST_CASE("f32 and bf16 train alike under every stage, and send their own bytes") {
+  struct Case {
+    const char *dtype, *grad_accumulation;
+    double tolerance;  // of max|x|, after three updates
+  };
+  for (const Case& c : {Case{"f32", "f32", 1e-4},
+                        {"bf16", "f32", 0.05},
+                        {"bf16", "both", 0.05},
+                        {"bf16", "bf16", 0.08}}) {
+    CAPTURE(c.dtype, c.grad_accumulation);
+    TrainConfig config = zero_training(4, 0, c.dtype);
+    config.grad_acc_steps = 2;
+    config.grad_accumulation = c.grad_accumulation;
+    config.optimizer.adam_eps = 1e-3;  // else updates of tiny gradients are their rounding errors
+    const RandomText text(config, 800);
+    run_threads(4, [&](const Communicator& world) {
+      TrainConfig mine = config;
+      const Mesh mesh(world, {.dp = 4});
+      Trainer plain(mine, &text.dataset, mesh);
+      const TrainedState expected = train(plain, 3, &world);
+      for (int64_t shard_size : {4, 2}) {
+        for (int64_t stage : {1, 2, 3}) {
+          mine.data_parallel.zero_stage = stage;
+          mine.data_parallel.shard_size = shard_size;
+          const std::string what = fmt::format("stage {} over {}", stage, shard_size);
+          Trainer trainer(mine, &text.dataset, mesh);
+          const ZeroTraffic before = sent_by_all(world);
+          expect_close(train(trainer, 3, &world), expected, c.tolerance, what);
+          trainer.data_parallel().traffic_row(3);
+          check_zero_traffic(world, mine, before, 3, what);
+        }
+      }
+    });
+  }
+}
+
+/// How many tensors with this name were alive at once, at most.
+int64_t most_alive(const Allocator& allocator, std::string_view name) {
+  int64_t count = 0, most = 0;
+  for (const Allocator::Event& event : allocator.events()) {
+    if (event.tag.name != name) continue;
+    count += event.bytes > 0 ? 1 : -1;
+    most = std::max(most, count);
+  }
+  return most;
+}
+
+struct MemoryCase {
+  int64_t stage;
+  const char *dtype, *grad_accumulation, *recompute;
+  int64_t grad_acc_steps;
+  bool tied;
+  int64_t num_layers = 4;
+};
+
+TrainConfig config_of(const MemoryCase& c, int64_t ranks) {
+  TrainConfig config = zero_training(ranks, c.stage, c.dtype);
+  config.model.num_layers = c.num_layers;
+  config.model.tie_word_embeddings = c.tied;
+  config.data_parallel.shard_size = ranks == 4 ? 2 : 0;
+  config.grad_accumulation = c.grad_accumulation;
+  config.recompute = c.recompute;
+  config.grad_acc_steps = c.grad_acc_steps;
+  return config;
+}
+
+/// What two recorded steps on these ranks asked of rank 0's memory.
+Simulation measure(const TrainConfig& config, const MemoryCase& c) {
+  const RandomText text(config, 800);
+  Simulation measured{};
+  run_threads(static_cast<int>(config.data_parallel.dp_size), [&](const Communicator& world) {
+    const Mesh mesh(world, {.dp = world.size()});
+    Trainer trainer(config, &text.dataset, mesh);
+    Runtime& runtime = Runtime::current();
+    runtime.allocator().record_events(true);
+    runtime.tracer().record(true);
+    for (int64_t step = 0; step < 2; ++step) trainer.train_step(step);
+    if (world.rank() > 0) return;
+    measured = make_simulation(2);
+    const int64_t units = 1 + std::min<int64_t>(2, c.num_layers);
+    USP_CHECK(most_alive(runtime.allocator(), "gathered weights") == (c.stage == 3 ? units : 0),
+              "units gathered at once");
+    USP_CHECK(most_alive(runtime.allocator(), "gradients to reduce") == (c.stage > 1 ? units : 0),
+              "units' gradients at once");
+  });
+  return measured;
+}
+
+std::map<std::string_view, int64_t> by_name(const std::vector<LiveBytes>& buffers) {
+  std::map<std::string_view, int64_t> bytes;
+  for (const LiveBytes& buffer : buffers) bytes[buffer.name] = buffer.bytes;
+  return bytes;
+}
+
+const MemoryCase kMemoryCases[] = {
+    {1, "f64", "f32", "none", 1, false},   {1, "bf16", "both", "full", 3, true},
+    {2, "bf16", "f32", "none", 3, false},  {2, "bf16", "bf16", "full", 1, true},
+    {3, "f64", "f32", "full", 3, true},    {3, "bf16", "f32", "none", 1, false},
+    {3, "bf16", "both", "full", 2, false}, {2, "f32", "f32", "none", 1, true, 1},
+    {3, "f32", "f32", "full", 2, true, 1}};
+
+TEST_CASE("every stage keeps what its formula says, and gathers two blocks and the root at most") {
+  for (const MemoryCase& c : kMemoryCases) {
+    for (int ranks : {2, 3, 4, 8}) {
+      CAPTURE(c.stage, c.dtype, c.grad_accumulation, c.recompute, c.num_layers, ranks);
+      const TrainConfig config = config_of(c, ranks);
+      const StateBytes states = predict_states(config);
+      const auto buffers = by_name(predict_buffers(config));
+      const Simulation measured = measure(config, c), simulated = simulate(config);
+      for (const Simulation& found : {measured, simulated}) {
+        REQUIRE(found.states.weights == states.weights);
+        REQUIRE(found.states.gradients == states.gradients);
+        REQUIRE(found.states.optimizer == states.optimizer);
+        REQUIRE(by_name(found.buffers) == buffers);
+      }
+      REQUIRE(simulated.peak_activations == measured.peak_activations);
+      REQUIRE(simulated.reserved == measured.reserved);
+    }
+  }
+}
+
+TEST_CASE("stage 3 gathers every block twice but the last one, and the root once") {
+  for (const char* recompute : {"none", "full"}) {
+    for (int64_t grad_acc_steps : {1, 3}) {
+      run_threads(2, [&](const Communicator& world) {
+        TrainConfig config = zero_training(2, 3);
+        config.model.num_layers = 5;
+        config.recompute = recompute;
+        config.grad_acc_steps = grad_acc_steps;
+        const RandomText text(config, 800);
+        const Mesh mesh(world, {.dp = 2});
+        Trainer trainer(config, &text.dataset, mesh);
+        for (int64_t step = 0; step < 2; ++step) {
+          const auto calls = [] {
+            return Runtime::current().ledger().get("dp", CommKind::all_gather).calls;
+          };
+          const int64_t before = calls();
+          trainer.train_step(step);
+          USP_CHECK(calls() - before == grad_acc_steps * (2 * 5 - 1 + 1), "{} gathers",
+                    calls() - before);
+          trainer.evaluate();  // leaves nothing behind that a step would reuse
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("what a block computes and what the next one gathers go on at the same time") {
+  run_threads(2, [](const Communicator& world) {
+    TrainConfig config = zero_training(2, 3);
+    config.model.num_layers = 4;
+    const RandomText text(config, 400);
+    const Mesh mesh(world, {.dp = 2});
+    Trainer trainer(config, &text.dataset, mesh);
+    Tracer& tracer = Runtime::current().tracer();
+    tracer.record(true);
+    trainer.train_step(0);
+    tracer.record(false);
+    // A gather is under way while an attention segment runs if it was queued before that began and
+    // nobody waited for it until that was over.
+    int64_t hidden = 0, gathers = 0;
+    for (const Tracer::Exchange& exchange : tracer.exchanges()) {
+      if (exchange.kind != "all_gather") continue;
+      ++gathers;
+      for (const Tracer::Span& span : tracer.spans()) {
+        if (span.name == "mlp" && exchange.queued_ns < span.begin_ns &&
+            exchange.wait_begin_ns > span.end_ns) {
+          ++hidden;
+          break;
+        }
+      }
+    }
+    // All eight but the root's, which a pass begins with, and the first block's, which has the
+    // embedding to hide under.
+    USP_CHECK(gathers == 8 && hidden == 6, "{} of {} gathers are prefetched", hidden, gathers);
+  });
+}
+
+TEST_CASE("stages 1 and 2 gather after the update, under it, or under the next forward pass") {
+  for (const char* overlap : {"none", "optimizer", "forward"}) {
+    run_threads(2, [&](const Communicator& world) {
+      TrainConfig config = zero_training(2, 1);
+      config.data_parallel.gather_overlap = overlap;
+      const RandomText text(config, 400);
+      const Mesh mesh(world, {.dp = 2});
+      Trainer trainer(config, &text.dataset, mesh);
+      Tracer& tracer = Runtime::current().tracer();
+      tracer.record(true);
+      trainer.train_step(0);
+      trainer.train_step(1);
+      tracer.record(false);
+      int64_t update_begins = 0, update_ends = 0, second_step = 0;
+      for (const Tracer::Span& span : tracer.spans()) {
+        if (span.name == "optimizer" && update_begins == 0) {
+          update_begins = span.begin_ns, update_ends = span.end_ns;
+        }
+        if (span.name == "train_step") second_step = std::max(second_step, span.begin_ns);
+      }
+      int64_t gathers = 0, under_update = 0, before_forward = 0;
+      for (const Tracer::Exchange& exchange : tracer.exchanges()) {
+        if (exchange.kind != "all_gather" || exchange.queued_ns > second_step) continue;
+        ++gathers;
+        if (exchange.queued_ns < update_ends) ++under_update;
+        if (exchange.wait_end_ns <= second_step) ++before_forward;
+      }
+      const std::string way = overlap;
+      USP_CHECK(gathers == 3, "{}: {} units", way, gathers);
+      USP_CHECK(under_update == (way == "optimizer" ? 3 : 0), "{}: {} under the update", way,
+                under_update);
+      USP_CHECK(before_forward == (way == "forward" ? 0 : 3), "{}: {} over before the next step",
+                way, before_forward);
+    });
+  }
+}
+
+TEST_CASE("validation and samples are the same under every stage, whatever the ranks' share") {
+  TrainConfig config = zero_training(1, 0);
+  config.eval_samples = 7;  // ranks get one pass, part of one, and nothing
+  config.sample.sample_tokens = 5;
+  const RandomText text(config, 800);
+  config.micro_batch_size = 6;
+  SampleConfig greedy = config.sample;
+  greedy.temperature = 0;
+  OnDevice cpu;
+  SoloTrainer solo(config, &text.dataset);
+  for (int64_t step = 0; step < 3; ++step) solo.train_step(step);
+  const double expected = solo.evaluate();
+  const auto sample = [&](Trainer& trainer) {
+    return sample_tokens(trainer.model(), greedy, config.seq_len, {1, 2}, 1, [] { return false; });
+  };
+  const std::vector<int32_t> expected_sample = sample(solo);
+  for (int64_t stage : {1, 2, 3}) {
+    run_threads(3, [&](const Communicator& world) {
+      TrainConfig mine = zero_training(3, stage);
+      mine.eval_samples = 7;
+      const Mesh mesh(world, {.dp = 3});
+      Trainer trainer(mine, &text.dataset, mesh);
+      for (int64_t step = 0; step < 3; ++step) {
+        trainer.train_step(step);
+        if (step == 1) trainer.evaluate();  // leaves no weights behind
+      }
+      expect_close({trainer.evaluate()}, {expected}, 1e-12, "validation");
+      USP_CHECK(sample(trainer) == expected_sample, "stage {}: another sample", stage);
+    });
+  }
+}
+
+TEST_CASE("weights that nobody has gathered are not there to be read") {
+  run_threads(2, [](const Communicator& world) {
+    const TrainConfig config = zero_training(2, 3);
+    const RandomText text(config, 400);
+    const Mesh mesh(world, {.dp = 2});
+    Trainer trainer(config, &text.dataset, mesh);
+    trainer.train_step(0);
+    const ParameterList& parameters = trainer.model().parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      USP_CHECK(!parameters[i].value.defined() && !parameters[i].grad.defined(), "{} is whole",
+                parameters[i].name);
+    }
+    USP_CHECK(Runtime::current().allocator().live_bytes(Category::communication) == 0,
+              "buffers outlive the step");
+  });
+}
+
+TEST_CASE("one layer, or ranks with nothing to update, train like one rank") {
+  TrainConfig config = tiny_training();
+  config.model.num_layers = 1;
+  config.model.vocab_size = 3;
+  config.model.hidden_size = config.model.ffn_hidden_size = 2;
+  config.model.num_heads = 1;
+  config.micro_batch_size = 12;
+  const RandomText text(config, 800);
+  OnDevice cpu;
+  SoloTrainer solo(config, &text.dataset);
+  const TrainedState expected = train(solo, 3);
+  for (int64_t stage : {1, 2, 3}) {
+    run_threads(12, [&](const Communicator& world) {  // 14 elements in the root
+      TrainConfig mine = config;
+      mine.micro_batch_size = 1;
+      mine.data_parallel.dp_size = 12;
+      mine.data_parallel.zero_stage = stage;
+      const Mesh mesh(world, {.dp = 12});
+      Trainer trainer(mine, &text.dataset, mesh);
+      expect_close(train(trainer, 3, &world), expected, 1e-10, fmt::format("stage {}", stage));
+    });
+  }
+}
+
+TEST_CASE("a gradient that is not finite on one rank's shard leaves every shard as it is") {
+  for (int64_t stage : {1, 2, 3}) {
+    run_threads(2, [&](const Communicator& world) {
+      TrainConfig config = zero_training(2, stage, "f32");
+      const RandomText text(config, 400);
+      const Mesh mesh(world, {.dp = 2});
+      Trainer trainer(config, &text.dataset, mesh);
+      trainer.train_step(0);
+      ParameterList& parameters = trainer.model().parameters();
+      Parameter& head = parameters[parameters.size() - 1];  // its end belongs to the last rank
+      USP_CHECK((head.shard.end == head.local_shape().numel()) == (world.rank() == 1), "shards");
+      const auto state = [&] {
+        Values all;
+        for (size_t i = 0; i < parameters.size(); ++i) {
+          const Values values = parameters[i].shard.master.items();
+          all.insert(all.end(), values.begin(), values.end());
+        }
+        return all;
+      };
+      if (world.rank() == 1) head.shard.value.narrow(0, 0, 1).assign(std::vector<double>{kInf});
+      ++head.version;
+      const Values before = state();
+      trainer.train_step(1);
+      const StepMetrics metrics = trainer.report(1, 0);
+      USP_CHECK(!std::isfinite(metrics.grad_norm), "norm {}", metrics.grad_norm);
+      const Values after = state();
+      for (size_t i = 0; i < before.size(); ++i) {
+        USP_CHECK(before[i] == after[i], "stage {}: rank {} has updated", stage, world.rank());
+      }
+    });
+  }
+}
+
+/// What the command line of these flags is refused with; "" if it is not.
+std::string refusal(std::vector<std::string> flags) {
+  DataParallelConfig config;
+  Args args("test");
+  config.bind(args);
+  flags.insert(flags.begin(), "test");
+  std::vector<char*> argv;
+  for (std::string& flag : flags) argv.push_back(flag.data());
+  try {
+    args.parse(static_cast<int>(argv.size()), argv.data());
+    config.validate(args);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST_CASE("flags of ZeRO are refused with what would do") {
+  REQUIRE(refusal({"--dp_size", "6", "--zero_stage", "3", "--shard_size", "3"}).empty());
+  REQUIRE(refusal({"--zero_stage", "4"}).find("zero_stage=4") != std::string::npos);
+  REQUIRE(refusal({"--dp_size", "6", "--zero_stage", "1", "--shard_size", "4"})
+              .find("shard_size=4 must divide dp_size=6; try") == 0);
+  for (const char* flag : {"shard_size", "gather_overlap"}) {
+    const char* value = flag == std::string_view("shard_size") ? "1" : "none";
+    const std::string text = refusal({fmt::format("--{}", flag), value});
+    REQUIRE(text.find(fmt::format("{} is for zero_stage 1 to", flag)) == 0);
+  }
+  REQUIRE(!refusal({"--zero_stage", "3", "--gather_overlap", "none"}).empty());
+  REQUIRE(refusal({"--zero_stage", "2", "--gather_overlap", "none"}).empty());
+  REQUIRE(refusal({"--zero_stage", "1", "--bucket_mb", "3"}).find("bucket_mb is for") == 0);
+  REQUIRE(refusal({"--zero_stage", "1", "--grad_sync", "naive"}).find("grad_sync is for") == 0);
+}
+
+}  // namespace
+}  // namespace usp::test

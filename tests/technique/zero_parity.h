@@ -1,0 +1,156 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+
+#include "data_parallel_parity.h"
+#include "zero_accountant.h"
+
+/// Training with shared-out states next to training on one rank, for any engine.
+namespace usp::test {
+
+struct ZeroCase {
+  int64_t stage, shard_size, grad_acc_steps;
+  const char* recompute;
+  bool tied;
+  const char* gather_overlap = "forward";
+
+  std::string name(int ranks) const {
+    return fmt::format("dp {} stage {} shard_size {} x{} recompute {} tied {} gathers {}", ranks,
+                       stage, shard_size, grad_acc_steps, recompute, tied, gather_overlap);
+  }
+};
+
+/// The case on so many ranks; 72 samples a step, whatever the layout.
+inline TrainConfig zero_config(const ZeroCase& c, int ranks) {
+  TrainConfig config = parity_config();
+  config.model.tie_word_embeddings = c.tied;
+  config.attention = "naive";
+  config.recompute = c.recompute;
+  config.data_parallel.dp_size = ranks;
+  config.grad_acc_steps = c.grad_acc_steps;
+  config.micro_batch_size = 72 / (ranks * c.grad_acc_steps);
+  if (ranks == 1) return config;
+  config.data_parallel.zero_stage = c.stage;
+  config.data_parallel.shard_size = c.shard_size;
+  config.data_parallel.gather_overlap = c.gather_overlap;
+  return config;
+}
+
+/// Every combination of stage, accumulation, recomputation, ties and way of gathering.
+inline std::vector<ZeroCase> all_zero_cases() {
+  std::vector<ZeroCase> cases;
+  for (int64_t stage : {3, 2, 1, 0}) {
+    for (int64_t grad_acc_steps : {1, 3}) {
+      for (const char* recompute : {"none", "selective", "full"}) {
+        for (bool tied : {false, true}) {
+          for (const char* overlap : {"none", "optimizer", "forward"}) {
+            if (stage % 3 == 0 && overlap != std::string_view("none")) continue;  // not for these
+            cases.push_back({stage, 0, grad_acc_steps, recompute, tied, overlap});
+          }
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+/// Cases among which every pair of values that occurs in `all` occurs, each with the most pairs
+/// that were still missing.
+inline std::vector<ZeroCase> pairwise(const std::vector<ZeroCase>& all) {
+  const auto pairs_of = [](const ZeroCase& c) {
+    const std::vector<std::string> values = {
+        fmt::format("stage {}", c.stage), fmt::format("x{}", c.grad_acc_steps), c.recompute,
+        fmt::format("tied {}", c.tied), fmt::format("gathers {}", c.gather_overlap)};
+    std::set<std::pair<std::string, std::string>> pairs;
+    for (size_t i = 0; i < values.size(); ++i) {
+      for (size_t j = i + 1; j < values.size(); ++j) pairs.insert({values[i], values[j]});
+    }
+    return pairs;
+  };
+  std::set<std::pair<std::string, std::string>> missing;
+  for (const ZeroCase& c : all) missing.merge(pairs_of(c));
+  std::vector<ZeroCase> chosen;
+  while (!missing.empty()) {
+    const auto gain = [&](const ZeroCase& c) {
+      const auto pairs = pairs_of(c);
+      return std::ranges::count_if(pairs, [&](const auto& pair) { return missing.contains(pair); });
+    };
+    chosen.push_back(*std::ranges::max_element(all, {}, gain));
+    for (const auto& pair : pairs_of(chosen.back())) missing.erase(pair);
+  }
+  return chosen;
+}
+
+/// Every pair of values, or with USP_TEST_FULL every combination; where pairs of ranks are not all
+/// ranks, hybrid sharding over half of them too.
+inline std::vector<ZeroCase> zero_cases(int ranks) {
+  const std::vector<ZeroCase> all = all_zero_cases();
+  std::vector<ZeroCase> cases = std::getenv("USP_TEST_FULL") != nullptr ? all : pairwise(all);
+  if (ranks % 4 != 0) return cases;
+  const size_t flat = cases.size();
+  for (size_t i = 0; i < flat; ++i) {
+    if (cases[i].stage == 0) continue;
+    cases.push_back(cases[i]);
+    cases.back().shard_size = ranks / 2;
+  }
+  cases.push_back({3, 2, 3, "full", true});
+  for (int64_t stage : {1, 2, 3}) cases.push_back({stage, 1, 3, "none", false});  // all copies
+  return cases;
+}
+
+/// Bytes that all ranks have sent, by the operations of predict_traffic().
+inline ZeroTraffic sent_by_all(const Communicator& world) {
+  const auto sent = [&](const char* group, CommKind kind) {
+    return double(Runtime::current().ledger().get(group, kind).wire_bytes);
+  };
+  const auto all = [&](double value) { return static_cast<int64_t>(world.sum(value)); };
+  return {
+      .reduce_scatter =
+          all(sent("dp", CommKind::reduce_scatter) + sent("shard", CommKind::reduce_scatter)),
+      .all_gather = all(sent("dp", CommKind::all_gather) + sent("shard", CommKind::all_gather)),
+      .all_reduce = all(sent("dp", CommKind::all_reduce) + sent("replica", CommKind::all_reduce))};
+}
+
+/// Throws Error unless the ranks have sent what predict_traffic() says of so many steps.
+inline void check_zero_traffic(const Communicator& world, const TrainConfig& config,
+                               const ZeroTraffic& before, int64_t steps, const std::string& what) {
+  const ZeroTraffic after = sent_by_all(world), predicted = predict_traffic(config);
+  const auto check = [&](int64_t ZeroTraffic::*kind, const char* operation) {
+    const int64_t sent = after.*kind - before.*kind;
+    USP_CHECK(sent == steps * predicted.*kind, "{}: {} bytes in {}, {} predicted", what, sent,
+              operation, steps * predicted.*kind);
+  };
+  check(&ZeroTraffic::reduce_scatter, "reduce_scatter");
+  check(&ZeroTraffic::all_gather, "all_gather");
+  check(&ZeroTraffic::all_reduce, "all_reduce");
+}
+
+/// Trains over all ranks of `world` in every case, and on one rank. Throws Error on the first
+/// difference, and where a step sends other than predict_traffic() bytes.
+inline void check_zero_parity(const Communicator& world) {
+  constexpr int64_t kSteps = 4;
+  const TrainConfig parity = parity_config();
+  const RandomTokens tokens(parity.model.vocab_size);
+  const TokenFile file(tokens.path(), 2, parity.model.vocab_size);
+  const Dataset dataset(file, parity.seq_len, 0.1, DataOrder::shuffled, parity.seed);
+  const Mesh mesh(world, {.dp = world.size()});
+  std::vector<TrainedState> expected;
+  for (bool tied : {false, true}) {
+    SoloTrainer solo(zero_config({0, 0, 1, "none", tied}, 1), &dataset);
+    expected.push_back(train(solo, kSteps));
+  }
+  for (const ZeroCase& c : zero_cases(world.size())) {
+    const std::string what = c.name(world.size());
+    const TrainConfig config = zero_config(c, world.size());
+    Trainer trainer(config, &dataset, mesh);
+    const ZeroTraffic before = sent_by_all(world);
+    const TrainedState state = train(trainer, kSteps, &world);
+    expect_close(state, expected[c.tied], 1e-10, what);
+    trainer.data_parallel().traffic_row(kSteps);  // waits for what is being gathered
+    check_zero_traffic(world, config, before, kSteps, what);
+  }
+}
+
+}  // namespace usp::test

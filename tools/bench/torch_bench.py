@@ -1,0 +1,119 @@
+"""Trains a Llama of given shapes with PyTorch on the CPU and prints its tokens/s as JSON.
+
+Run by `./book bench --peers` under the Python that has torch. Everything that PyTorch offers for
+speed is on: scaled_dot_product_attention, fused AdamW, fused projections of q, k, v and of gate,
+up, and with --compile torch.compile. The batch is fixed and no value is read between the first
+and the last timed step.
+"""
+import argparse
+import json
+import statistics
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+SKIPPED_STEPS = 6  # compiled, allocated and warmed up in them
+
+
+def rotate(x, cos, sin):
+    """RoPE of x [B, N, S, D]."""
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind a norm."""
+
+    def __init__(self, a):
+        super().__init__()
+        self.heads, self.kv_heads = a.num_heads, a.num_kv_heads
+        self.head_dim = a.hidden_size // a.num_heads
+        width = (a.num_heads + 2 * a.num_kv_heads) * self.head_dim
+        self.norm1, self.norm2 = nn.RMSNorm(a.hidden_size, 1e-5), nn.RMSNorm(a.hidden_size, 1e-5)
+        self.qkv = nn.Linear(a.hidden_size, width, bias=False)
+        self.o = nn.Linear(a.num_heads * self.head_dim, a.hidden_size, bias=False)
+        self.gate_up = nn.Linear(a.hidden_size, 2 * a.ffn_hidden_size, bias=False)
+        self.down = nn.Linear(a.ffn_hidden_size, a.hidden_size, bias=False)
+
+    def forward(self, x, cos, sin):
+        B, S, _ = x.shape
+        qkv = self.qkv(self.norm1(x)).view(B, S, -1, self.head_dim).transpose(1, 2)
+        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        y = F.scaled_dot_product_attention(
+            rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype), v, is_causal=True,
+            enable_gqa=self.heads != self.kv_heads)
+        x = x + self.o(y.transpose(1, 2).reshape(B, S, -1))
+        gate, up = self.gate_up(self.norm2(x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Llama(nn.Module):
+    """Tokens and targets to the mean loss."""
+
+    def __init__(self, a):
+        super().__init__()
+        self.embedding = nn.Embedding(a.vocab_size, a.hidden_size)
+        self.blocks = nn.ModuleList(Block(a) for _ in range(a.num_layers))
+        self.norm = nn.RMSNorm(a.hidden_size, 1e-5)
+        self.head = nn.Linear(a.hidden_size, a.vocab_size, bias=False)
+        pairs = a.hidden_size // a.num_heads // 2
+        angle = torch.outer(torch.arange(a.seq_len),
+                            10000.0 ** (-torch.arange(pairs, dtype=torch.float64) / pairs))
+        self.register_buffer("cos", angle.cos().float(), persistent=False)
+        self.register_buffer("sin", angle.sin().float(), persistent=False)
+
+    def forward(self, tokens, targets):
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description="Times training steps of PyTorch.")
+    for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_hidden_size",
+                 "vocab_size", "seq_len", "micro_batch_size"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--dtype", choices=("f32", "bf16"), required=True)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--seconds", type=float, default=5)
+    return parser.parse_args()
+
+
+def main():
+    a = parse_arguments()
+    torch.manual_seed(1)
+    model = Llama(a)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95),
+                                  weight_decay=0.1, fused=True)
+    tokens, targets = (torch.randint(a.vocab_size, (a.micro_batch_size, a.seq_len))
+                       for _ in range(2))
+    run = torch.compile(model) if a.compile else model
+
+    def step():
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=a.dtype == "bf16"):
+            loss = run(tokens, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    first = float(step().detach())
+    times = []
+    while len(times) < SKIPPED_STEPS + 3 or sum(times[SKIPPED_STEPS:]) < a.seconds:
+        begin = time.perf_counter()
+        loss = step()
+        times.append(time.perf_counter() - begin)
+    seconds = statistics.median(times[SKIPPED_STEPS:])
+    print(json.dumps({"tokens_per_s": tokens.numel() / seconds, "step_ms": 1e3 * seconds,
+                      "steps": len(times) - SKIPPED_STEPS, "first_loss": first,
+                      "last_loss": float(loss.detach()), "torch": torch.__version__,
+                      "threads": torch.get_num_threads()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""`./book bench --peers PYTHON`: PyTorch at the same shapes, in the same rounds.
+
+`--peers setup` makes a virtual environment in build/peers, with torch from wherever pip is set to
+look. Its default index has builds with CUDA alone, of several GB, which run on a CPU as well;
+PIP_INDEX_URL chooses another.
+"""
+import json
+import shutil
+import statistics
+import sys
+from pathlib import Path
+
+from tools import machine
+from tools.base import ROOT, BookError, say, show_path
+from tools.estimates import words_of
+from tools.process import output_of, run_step, wait_for
+
+ENVIRONMENT = ROOT / "build" / "peers"
+SCRIPT = ROOT / "tools" / "bench" / "torch_bench.py"
+SET_UP_BYTES = 12 << 30  # the packages unpacked, and downloaded beside them
+MODES = ("eager", "compile")
+# What slows PyTorch down and is none of its doing: a BLAS told to use fewer instructions than the
+# CPU has, and an allocator that gives every step's memory back to the system.
+UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "ATEN_CPU_CAPABILITY")
+SETTINGS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(32 << 30),
+            "MALLOC_TOP_PAD_": str(256 << 20), "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
+
+def prepare(peers):
+    """The Python to run peers under: `peers` itself, or for "setup" that of build/peers.
+
+    BookError (2) where it has no torch.
+    """
+    python = Path(peers) if peers != "setup" else _set_up()
+    version = output_of([str(python), "-c", "import torch; print(torch.__version__)"], timeout=600)
+    if version is None:
+        raise BookError(f"--peers {peers}: this Python cannot import torch; try one that can, or "
+                        "--peers setup", 2)
+    say(f"book: peer: PyTorch {version.strip().splitlines()[-1]} of {show_path(python)}")
+    return python
+
+
+def _set_up():
+    """Creates build/peers, unless it is there, and installs torch; its Python."""
+    python = ENVIRONMENT / "bin" / "python"
+    if output_of([str(python), "-c", "import torch"], timeout=600) is not None:
+        return python
+    ENVIRONMENT.parent.mkdir(exist_ok=True)
+    free = shutil.disk_usage(ENVIRONMENT.parent).free
+    if free < SET_UP_BYTES:
+        raise BookError(f"--peers setup needs {SET_UP_BYTES >> 30} GB of disk, {free >> 30} GB are "
+                        f"free in {show_path(ENVIRONMENT.parent)}; try --peers PYTHON with a "
+                        "Python that has torch", 2)
+    run_step("creating build/peers", [sys.executable, "-m", "venv", str(ENVIRONMENT)], live=False)
+    run_step("installing torch, some GB", [str(python), "-m", "pip", "install", "torch", "numpy"],
+             live=True)
+    return python
+
+
+def environment():
+    """The process environment of a peer: as many threads as we get, and memory kept for reuse."""
+    env = {**machine.thread_environment(), **SETTINGS}
+    for name in UNSET:
+        env.pop(name, None)
+    return env
+
+
+def run(python, config, dtype, mode, seconds):
+    """What torch_bench.py prints for one mode. BookError if it fails."""
+    command = [str(python), str(SCRIPT), *words_of({**config, "dtype": dtype, "seconds": seconds}),
+               *(["--compile"] if mode == "compile" else [])]
+    held = []
+    code, signals = wait_for(command, environment(), held.append)
+    if signals:
+        raise BookError("the benchmark was interrupted", 128 + signals[0])
+    try:
+        if code == 0:
+            return json.loads(held[-1])
+    except (IndexError, ValueError):
+        pass
+    raise BookError(f"PyTorch ({mode}, {dtype}) ended with exit code {code}:\n"
+                    f"{''.join(held[-12:])}")
+
+
+def summarise(rounds, own):
+    """Of the rounds [{mode: result}] of one case, and its own tokens/s in them: medians of every
+    mode, the best mode, and the median over rounds of own / best mode."""
+    modes = {mode: statistics.median(r[mode]["tokens_per_s"] for r in rounds) for mode in MODES}
+    best = max(modes, key=modes.get)
+    ratios = [ours / r[best]["tokens_per_s"] for ours, r in zip(own, rounds)]
+    return {"tokens_per_s": modes, "best": best, "ratio": statistics.median(ratios),
+            "ratio_min": min(ratios), "ratio_max": max(ratios),
+            "torch": rounds[0][best]["torch"], "threads": rounds[0][best]["threads"]}
