@@ -168,19 +168,18 @@ struct RunningSoftmax {
   /// Replaces scores by exp(score - new max) and rescales `out` [size], the values weighted so far,
   /// from the old max to the new.
   void add_tile(A* scores, int64_t count, A* out, int64_t size) {
-    const A new_max = max_of(scores, count, max);
+    const A new_max = simd_max(count, max, [=](auto t) { return load(scores, t); });
     const A shift = new_max == -kInfinity<A> ? 0 : new_max;  // -inf - -inf would be NaN
-    A tile_sum = 0;
-#pragma omp simd reduction(+ : tile_sum)
-    for (int64_t t = 0; t < count; ++t) {
-      scores[t] = exp(scores[t] - shift);
-      tile_sum += scores[t];
-    }
+    const auto term = [=](auto t) {
+      const auto e = exp(load(scores, t) - shift);
+      store(scores, t, e);
+      return e;
+    };
+    const A tile_sum = fast_sum<A>(count, term);
     const A correction = exp(max - shift);
     sum = sum * correction + tile_sum;
     max = new_max;
-#pragma omp simd
-    for (int64_t d = 0; d < size; ++d) out[d] *= correction;
+    simd_map(out, size, [=](auto d) { return load(out, d) * correction; });
   }
 };
 
@@ -226,8 +225,7 @@ class Forward {
       const auto [max, sum] = softmax[row];
       const A inverse = sum == 0 ? 0 : 1 / sum;
       T* out_row = out[block.first + row];
-#pragma omp simd
-      for (int64_t d = 0; d < p_.D; ++d) store(out_row[d], sums[d] * inverse);
+      simd_map(out_row, p_.D, [=](auto d) { return load(sums, d) * inverse; });
       lse_[(b * p_.N + n) * p_.S + block.first + row] = max + std::log(sum);
     }
   }
@@ -311,11 +309,11 @@ class Backward {
       // exp(-inf - -inf) would be NaN.
       const A saved_lse = lse_[first + row], delta = delta_[first + row];
       const A lse = saved_lse == -kInfinity<A> ? kInfinity<A> : saved_lse;
-#pragma omp simd
-      for (int64_t t = 0; t < count; ++t) {
-        probs[t] = exp(probs[t] - lse);
-        dscores[t] = probs[t] * (dscores[t] - delta);
-      }
+      const auto prob_and_dscore = [=](auto t) {
+        const auto p = exp(load(probs, t) - lse);
+        return std::array{p, p * (load(dscores, t) - delta)};
+      };
+      simd_map(std::array{probs, dscores}, count, prob_and_dscore);
       std::fill(probs + count, probs + kKeyTile, A{0});
       std::fill(dscores + count, dscores + kKeyTile, A{0});
     }
@@ -368,10 +366,8 @@ void CpuBackend::attention_delta(Tensor delta, const Tensor& dout, const Tensor&
       const int64_t b = row / S, s = row % S;
       for (int64_t n = 0; n < N; ++n) {
         const T *x = HeadRows<T>(dout, b, n)[s], *y = HeadRows<T>(out, b, n)[s];
-        A sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t d = 0; d < D; ++d) sum += load(x[d]) * load(y[d]);
-        sums[(b * N + n) * S + s] = sum;
+        const auto product = [=](auto d) { return load(x, d) * load(y, d); };
+        sums[(b * N + n) * S + s] = fast_sum<A>(D, product);
       }
     });
   });

@@ -115,25 +115,20 @@ void CpuBackend::rope(Tensor x, const Tensor& cos, const Tensor& sin, const Posi
 
 void CpuBackend::swiglu_forward(Tensor y, const Tensor& gate_up) {
   dispatch(y.dtype(), [&]<class T>(T) {
-    using A = accumulate_t<T>;
     const int64_t F = y.size(1);
     T* out = y.data<T>();
     const T* in = gate_up.data<T>();
     parallel_for(y.size(0), 3 * F, [=](int64_t row) {
       const T *gate = in + row * 2 * F, *up = gate + F;
       T* y_row = out + row * F;
-      const auto element = [=](int64_t i) {
-        const A g = load(gate[i]);
-        store(y_row[i], g / (1 + exp(-g)) * load(up[i]));
-      };
-      simd_loop(F, element, gate + 2 * F, up + 2 * F);
+      const auto element = [=](auto i) { return silu(load(gate, i)) * load(up, i); };
+      simd_map(y_row, F, element, gate + 2 * F, up + 2 * F, y_row + F);
     });
   });
 }
 
 void CpuBackend::swiglu_backward(Tensor dgate_up, const Tensor& dy, const Tensor& gate_up) {
   dispatch(dy.dtype(), [&]<class T>(T) {
-    using A = accumulate_t<T>;
     const int64_t F = dy.size(1);
     T* dx = dgate_up.data<T>();
     const T *in = gate_up.data<T>(), *grad = dy.data<T>();
@@ -141,14 +136,12 @@ void CpuBackend::swiglu_backward(Tensor dgate_up, const Tensor& dy, const Tensor
       const T *gate = in + row * 2 * F, *up = gate + F;
       const T* dy_row = grad + row * F;
       T *dgate = dx + row * 2 * F, *dup = dgate + F;
-      const auto element = [=](int64_t i) {
-        const A g = load(gate[i]), u = load(up[i]);
-        const A d = load(dy_row[i]);
-        const A sigmoid = 1 / (1 + exp(-g));
-        store(dgate[i], d * u * sigmoid * (1 + g * (1 - sigmoid)));
-        store(dup[i], d * g * sigmoid);
+      const auto element = [=](auto i) {
+        const auto g = load(gate, i), u = load(up, i), d = load(dy_row, i), s = sigmoid(g);
+        return std::array{d * u * s * (1 + g * (1 - s)), d * g * s};
       };
-      simd_loop(F, element, gate + 2 * F, up + 2 * F, dy_row + F);
+      simd_map(std::array{dgate, dup}, F, element, gate + 2 * F, up + 2 * F, dy_row + F,
+               dgate + 2 * F, dup + 2 * F);
     });
   });
 }

@@ -13,10 +13,6 @@ inline constexpr int64_t kTileRows = 6;
 template <class A>
 inline constexpr int64_t kTileColumns = 2 * kVectorBytes / int64_t{sizeof(A)};
 
-constexpr int64_t round_up(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
-
 /// c [kTileRows, kTileColumns] = or += a [kTileRows, depth] panel [depth, kTileColumns]. Row i of a
 /// begins at a + i * a_row, its elements are a_column apart; the panel is contiguous; rows of c are
 /// c_row apart. A is float or double. Every element is one sum in index order, so splitting the

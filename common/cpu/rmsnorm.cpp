@@ -18,16 +18,12 @@ void CpuBackend::rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const T
     const A epsilon = A(eps);
     parallel_for(x.size(0), 2 * H, [=](int64_t row) {
       const T* in_row = in + row * H;
-      A sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t h = 0; h < H; ++h) {
-        sum += load(in_row[h]) * load(in_row[h]);
-      }
-      const A r = 1 / std::sqrt(sum / A(H) + epsilon);
+      const auto square = [=](auto h) { return load(in_row, h) * load(in_row, h); };
+      const A r = 1 / std::sqrt(fast_sum<A>(H, square) / A(H) + epsilon);
       scale[row] = r;
       T* out_row = out + row * H;
-      const auto element = [=](int64_t h) { store(out_row[h], load(in_row[h]) * r * load(w[h])); };
-      simd_loop(H, element, in_row + H);
+      const auto element = [=](auto h) { return load(in_row, h) * r * load(w, h); };
+      simd_map(out_row, H, element, in_row + H, out_row + H);
     });
   });
 }
@@ -46,24 +42,18 @@ void CpuBackend::rmsnorm_backward_input(Tensor dx, const Tensor& dy, const Tenso
       const T *g = grad + row * H, *in_row = in + row * H;
       T* out_row = out + row * H;
       const A r = scale[row];
-      A dot = 0;  // dy * weight along x: the part of the gradient that only changes x's length
-#pragma omp simd reduction(+ : dot)
-      for (int64_t h = 0; h < H; ++h) {
-        dot += load(g[h]) * load(w[h]) * load(in_row[h]);
-      }
-      const A along = dot * r * r * r / A(H);
-      const auto through_norm = [=](int64_t h) {
-        return load(g[h]) * load(w[h]) * r - load(in_row[h]) * along;
+      // dy * weight along x: the part of the gradient that only changes x's length
+      const auto product = [=](auto h) { return load(g, h) * load(w, h) * load(in_row, h); };
+      const A along = fast_sum<A>(H, product) * r * r * r / A(H);
+      const auto through_norm = [=](auto h) {
+        return load(g, h) * load(w, h) * r - load(in_row, h) * along;
       };
       if (bypass != nullptr) {
         const T* bypass_row = bypass + row * H;
-        const auto element = [=](int64_t h) {
-          store(out_row[h], through_norm(h) + load(bypass_row[h]));
-        };
-        simd_loop(H, element, g + H, in_row + H, bypass_row + H);
+        const auto element = [=](auto h) { return through_norm(h) + load(bypass_row, h); };
+        simd_map(out_row, H, element, g + H, in_row + H, bypass_row + H, out_row + H);
       } else {
-        simd_loop(
-            H, [=](int64_t h) { store(out_row[h], through_norm(h)); }, g + H, in_row + H);
+        simd_map(out_row, H, through_norm, g + H, in_row + H, out_row + H);
       }
     });
   });

@@ -18,16 +18,21 @@ accumulate_t<T> causal_softmax_row(T* y, const T* x, int64_t count, accumulate_t
                                    const int32_t* keys, int32_t query, int64_t seen,
                                    accumulate_t<T>* terms) {
   using A = accumulate_t<T>;
-  const auto score = [=](int64_t i) {
-    terms[i] = keys[i] <= query ? load(x[i]) * scale : -kInfinity<A>;
+  const auto score = [=](auto i) {
+    const auto value = hide_later(load(x, i) * scale, keys, i, query);
+    store(terms, i, value);
+    return value;
   };
-  simd_loop(seen, score);
-  const A max = max_of(terms, seen, -kInfinity<A>);
+  const A max = simd_max(seen, -kInfinity<A>, score);
   const A shift = max == -kInfinity<A> ? 0 : max;  // -inf - -inf would be NaN
-  const auto term = [=](int64_t i) { return terms[i] = exp(terms[i] - shift); };
-  const A sum = simd_sum<A, kPartialSums<T>>(seen, term, x + count);
+  const auto term = [=](auto i) {
+    const auto e = exp(load(terms, i) - shift);
+    store(terms, i, e);
+    return e;
+  };
+  const A sum = simd_sum<A, kPartials<T>>(seen, term, x + count, y + count);
   const A inverse = sum == 0 ? 0 : 1 / sum;
-  simd_loop(seen, [=](int64_t i) { store(y[i], terms[i] * inverse); });
+  simd_map(y, seen, [=](auto i) { return load(terms, i) * inverse; });
   std::fill(y + seen, y + count, T{});
   return max + std::log(sum);
 }
@@ -66,10 +71,10 @@ void CpuBackend::causal_softmax_backward(Tensor dscores, const Tensor& dprobs, c
       const T *grad_row = grad + row * K, *p_row = p + row * K;
       T* out_row = out + row * K;
       const A delta_of_row = dot[row];
-      const auto element = [=](int64_t i) {
-        store(out_row[i], load(p_row[i]) * (load(grad_row[i]) - delta_of_row) * factor);
+      const auto element = [=](auto i) {
+        return load(p_row, i) * (load(grad_row, i) - delta_of_row) * factor;
       };
-      simd_loop(K, element, grad_row + K, p_row + K);
+      simd_map(out_row, K, element, grad_row + K, p_row + K, out_row + K);
     });
   });
 }
@@ -85,9 +90,9 @@ void CpuBackend::cross_entropy_forward(Tensor row_max, Tensor row_sum, Tensor ta
     const int32_t* target = targets.data<int32_t>();
     parallel_for(targets.numel(), 2 * V, [=](int64_t row) {
       const T* x = in + row * V;
-      const A max = max_of(x, V, -kInfinity<A>);
-      const auto term = [=](int64_t i) { return exp(load(x[i]) - max); };
-      const A sum = simd_sum<A, kPartialSums<T>>(V, term, x + V);
+      const A max = simd_max(V, -kInfinity<A>, [=](auto i) { return load(x, i); });
+      const auto term = [=](auto i) { return exp(load(x, i) - max); };
+      const A sum = simd_sum<A, kPartials<T>>(V, term, x + V);
       const int64_t index = target[row] - vocab_offset;
       maxima[row] = max;
       sums[row] = sum;
@@ -132,8 +137,8 @@ void CpuBackend::cross_entropy_backward(Tensor dlogits, const Tensor& logits, co
       const bool here = index >= 0 && index < V;
       const A at_target = here ? exp(load(x[index]) - log_sums[row]) : A{0};
       const A log_sum = log_sums[row];
-      simd_loop(
-          V, [=](int64_t i) { store(dx[i], factor * exp(load(x[i]) - log_sum)); }, x + V);
+      const auto element = [=](auto i) { return factor * exp(load(x, i) - log_sum); };
+      simd_map(dx, V, element, x + V, dx + V);
       if (here) store(dx[index], factor * (at_target - 1));
     });
   });

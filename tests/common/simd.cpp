@@ -1,59 +1,144 @@
 #include "cpu/simd.h"
 
+#include "rng.h"
 #include "testing.h"
 
-/// The loops that the kernels of a row are made of, at counts on both sides of a whole stride.
+/// The loops that the kernels of a row are made of, at counts on both sides of a whole stride, and
+/// their arithmetic. Compiled for this CPU and for any: see tests/CMakeLists.txt.
 namespace usp::test {
 namespace {
 
-constexpr int64_t kCounts[] = {0, 1, 15, 63, 64, 65, 127, 128, 200};
+using Floats = std::vector<float>;
 
-TEST_CASE("a SIMD loop visits every element of its row once and no other") {
+constexpr int64_t kCounts[] = {0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 200};
+
+/// 0, 1, 2, ... in T.
+template <class T>
+std::vector<T> counting(int64_t count) {
+  std::vector<T> x(count);
+  for (int64_t i = 0; i < count; ++i) x[i] = T(float(i));
+  return x;
+}
+
+/// exp() of all x at once, as a kernel computes it.
+Floats exp_of(const Floats& x) {
+  Floats y(x.size());
+  const float* in = x.data();
+  cpu::simd_map(y.data(), std::ssize(x), [=](auto i) { return cpu::exp(cpu::load(in, i)); });
+  return y;
+}
+
+TEMPLATE_TEST_CASE("a SIMD loop visits every element of its row once and no other", "", float, bf16,
+                   double) {
   for (int64_t count : kCounts) {
     CAPTURE(count);
-    std::vector<int> visits(300);
-    int* visit = visits.data();
-    cpu::simd_loop(
-        count, [=](int64_t i) { ++visit[i]; }, visit + count);
-    std::vector<int> expected(300);
-    std::fill_n(expected.begin(), count, 1);
-    REQUIRE(visits == expected);
+    std::vector<TestType> row = counting<TestType>(count + 70), expected = row;
+    TestType* x = row.data();
+    cpu::simd_loop<TestType>(
+        count, [=](auto i) { cpu::store(x, i, cpu::load(x, i) + 1); }, x + count);
+    for (int64_t i = 0; i < count; ++i) expected[i] = TestType(float(i + 1));
+    for (int64_t i = 0; i < count + 70; ++i) REQUIRE(float(row[i]) == float(expected[i]));
   }
 }
 
 TEST_CASE("a SIMD sum has every term once, in one partial sum or in many") {
+  const Floats row = counting<float>(200);
+  const auto term = [x = row.data()](auto i) { return cpu::load(x, i) + 1; };
   for (int64_t count : kCounts) {
     CAPTURE(count);
-    const auto term = [](int64_t i) { return static_cast<float>(i + 1); };
     const auto expected = static_cast<float>(count * (count + 1) / 2);
     REQUIRE(cpu::simd_sum<float, cpu::kStride>(count, term) == expected);
     REQUIRE(cpu::simd_sum<float, 1>(count, term) == expected);
   }
 }
 
+TEST_CASE("a SIMD sum of floats adds in one order, whatever the instruction set") {
+  Floats row(200);
+  for (size_t i = 0; i < row.size(); ++i) row[i] = float(std::sin(double(i)) * std::exp2(i % 24));
+  const auto term = [x = row.data()](auto i) { return cpu::load(x, i); };
+  for (int64_t count : kCounts) {
+    CAPTURE(count);
+    Floats partial(cpu::kStride);
+    for (int64_t i = 0; i < count; ++i) partial[i % cpu::kStride] += row[i];
+    for (int64_t half = cpu::kStride / 2; half > 0; half /= 2) {
+      for (int64_t i = 0; i < half; ++i) partial[i] += partial[half + i];
+    }
+    REQUIRE(cpu::simd_sum<float, cpu::kStride>(count, term) == partial[0]);
+  }
+}
+
 TEST_CASE("a sum of doubles is in index order") {
   const Values x = {1e16, 1, -1e16, 1};  // 1 is lost in the first sum alone
   const auto term = [&](int64_t i) { return x[i]; };
-  REQUIRE(cpu::simd_sum<double, cpu::kPartialSums<double>>(4, term) == 1);
+  REQUIRE(cpu::simd_sum<double, cpu::kPartials<double>>(4, term) == 1);
 }
 
-TEST_CASE("exp in f32 is within 3 ulp, and 0, infinity or NaN where it should be") {
-  const auto ulps = [](float x) {
-    const double exact = std::exp(static_cast<double>(x));
+TEST_CASE("a SIMD maximum is the largest of all elements, wherever it stands; NaN is passed over") {
+  for (int64_t count : kCounts) {
+    for (int64_t at = 0; at < count; ++at) {
+      Floats row(count, -3);
+      row[at] = -2;
+      if (count > 1) row[(at + 1) % count] = float(kNaN);
+      const auto term = [x = row.data()](auto i) { return cpu::load(x, i); };
+      REQUIRE(cpu::simd_max(count, -HUGE_VALF, term) == -2);
+      REQUIRE(cpu::simd_max(count, -1.0F, term) == -1);
+    }
+  }
+}
+
+TEST_CASE("storing bf16 rounds to nearest even, and keeps infinity and NaN") {
+  Floats row = {1, -1, 0x1.01p0F, 0x1.03p0F, 0x1.010002p0F, 3e38F, HUGE_VALF, -HUGE_VALF, 0, 1e-30F};
+  const RandomStream random(1, "bf16");
+  while (row.size() < 200) row.push_back(float(random.normal(row.size()) * 100));
+  std::vector<bf16> rounded(200);
+  const auto value = [x = row.data()](auto i) { return cpu::load(x, i); };
+  cpu::simd_map(rounded.data(), 200, value);
+  for (size_t i = 0; i < row.size(); ++i) {
+    CAPTURE(row[i]);
+    REQUIRE(rounded[i].bits == bf16(row[i]).bits);
+  }
+  // All kinds of NaN: quiet and signalling, of both signs, with a payload in any half.
+  for (uint32_t bits : {0x7FC00000U, 0xFFC00000U, 0x7F800001U, 0x7FFFFFFFU, 0xFF80FFFFU}) {
+    const auto nan = std::bit_cast<float>(bits);
+    const auto nans = [x = &nan](auto i) { return cpu::load(x, i); };
+    cpu::simd_map(rounded.data(), 1, nans);
+    CAPTURE(bits);
+    REQUIRE(std::isnan(float(rounded[0])));
+  }
+}
+
+TEST_CASE("exp in f32 is within 3 ulp, far from 0 within 6, and 0 or NaN where it should be") {
+  Floats x;
+  for (float value = -86.9F; value <= 88; value += 1e-3F) x.push_back(value);
+  const Floats y = exp_of(x);
+  double worst_near = 0, worst_far = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double exact = std::exp(static_cast<double>(x[i]));
     const auto nearest = static_cast<float>(exact);
     const double ulp = std::nextafter(nearest, HUGE_VALF) - nearest;
-    return std::abs(cpu::exp(x) - exact) / ulp;
-  };
-  double worst = 0;
-  for (float x = -86.8F; x < 88.7F; x += 1e-3F) worst = std::max(worst, ulps(x));
-  REQUIRE(worst <= 3);
-  REQUIRE(worst > 0);
-  REQUIRE(cpu::exp(0.0F) == 1);
-  REQUIRE(cpu::exp(-87.0F) == 0);
-  REQUIRE(cpu::exp(-HUGE_VALF) == 0);
-  REQUIRE(cpu::exp(89.0F) == HUGE_VALF);
-  REQUIRE(cpu::exp(HUGE_VALF) == HUGE_VALF);
-  REQUIRE(std::isnan(cpu::exp(static_cast<float>(kNaN))));
+    double& worst = std::abs(x[i]) <= 20 ? worst_near : worst_far;
+    worst = std::max(worst, std::abs(y[i] - exact) / ulp);
+    REQUIRE(y[i] == cpu::exp(x[i]));  // one element alone or in a row
+  }
+  REQUIRE(worst_near <= 3);
+  REQUIRE(worst_far <= 6);
+  REQUIRE(worst_near > 0);
+  REQUIRE(exp_of({0, -0.0F, -87.5F, -HUGE_VALF}) == Floats{1, 1, 0, 0});
+  for (uint32_t bits : {0x7FC00000U, 0xFFC00000U, 0x7F800001U, 0x7FFFFFFFU, 0xFFC001FFU}) {
+    REQUIRE(std::isnan(exp_of({std::bit_cast<float>(bits)})[0]));
+  }
+}
+
+TEST_CASE("sigmoid stays between 0 and 1, and NaN stays NaN") {
+  const Floats x = {0, 1, -1, 200, -200, HUGE_VALF, -HUGE_VALF, float(kNaN)};
+  Floats y(x.size());
+  const float* in = x.data();
+  cpu::simd_map(y.data(), std::ssize(x), [=](auto i) { return cpu::sigmoid(cpu::load(in, i)); });
+  for (size_t i = 0; i + 1 < x.size(); ++i) {
+    CAPTURE(x[i]);
+    REQUIRE(y[i] == Approx(1 / (1 + std::exp(-double(x[i])))).epsilon(1e-6).margin(1e-37));
+  }
+  REQUIRE(std::isnan(y.back()));
 }
 
 }  // namespace
