@@ -2,7 +2,8 @@
 
 Every round measures, besides each case, its bound: the time of the step's own matrix products
 alone. For a chapter of one rank also: memory-bound operations next to memory, attention next to the
-matmul library, where a step's time goes, and with --peers PyTorch in the same rounds. For a chapter
+matmul library, where a step's time goes and what techniques gained, and with --peers PyTorch in the
+same rounds. For a chapter
 of several ranks: one rank with all threads against as many ranks of one thread each, at equal
 global batch; what operators reach on one such rank and on two; the collectives, next to the MPI
 library's own; emulated links, next to what was asked of them; what tracing costs; how much
@@ -17,8 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tools import (bench_report, build, limits, machine, mpi, overlap, packages, peers, runs, weave,
-                   zero)
+from tools import (bench_report, build, limits, machine, mpi, overlap, packages, peers, runs,
+                   techniques, weave, zero)
 from tools.base import ROOT, BookError, say, show_path
 from tools.process import git_commit, wait_for
 from tools.trace import RECORDED
@@ -175,7 +176,8 @@ def _profile(chapter, name, dtype, ranks=1, threads=None):
         run_dir = Path(scratch) / "run"
         _run_quietly(_command(chapter, CONFIGS[name], dtype, ranks, steps, run_dir,
                               trace_steps=steps), ranks, threads)
-        return {"config": name, "dtype": dtype,
+        peaks = json.loads((run_dir / "memory.json").read_text())["peak_bytes"]
+        return {"config": name, "dtype": dtype, "activation_bytes": peaks["activations"],
                 **limits.profile(run_dir / RECORDED, SKIPPED_STEPS)}
 
 
@@ -188,13 +190,22 @@ def _measure_rates(chapter):
             for dtype in DTYPES for ranks in (1, 2)]
 
 
-def _measure_operations(chapter):
-    """{memory, attention} by dtype, and the profiles of all configurations."""
+def _measure_operations(chapter, rounds):
+    """{memory, attention} by dtype, the profiles of all configurations and what techniques gained."""
     say("book: memory-bound operations and attention, next to memory and matmul")
-    return {"memory": {dtype: limits.op_bench("memory", dtype=dtype, seconds=0.5)
-                       for dtype in DTYPES},
-            "attention": {dtype: limits.op_bench("attention", dtype=dtype) for dtype in DTYPES},
-            "profiles": [_profile(chapter, name, dtype) for name in CONFIGS for dtype in DTYPES]}
+    found = {"memory": {dtype: limits.op_bench("memory", dtype=dtype, seconds=0.5)
+                        for dtype in DTYPES},
+             "attention": {dtype: limits.op_bench("attention", dtype=dtype) for dtype in DTYPES},
+             "profiles": [_profile(chapter, name, dtype) for name in CONFIGS for dtype in DTYPES]}
+
+    def naive_runs(name, dtype):
+        say(f"book: {_label(name, dtype, 1)}: what techniques gained")
+        return [tuple(_run_once(chapter, name, dtype, 1, SKIPPED_STEPS + MIN_STEPS,
+                                attention=attention)["step_ms"]
+                      for attention in ("blockwise", "naive")) for _ in range(rounds)]
+
+    found["techniques"] = techniques.measure(found["profiles"], found["memory"], naive_runs, CONFIGS)
+    return found
 
 
 def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packages=False,
@@ -207,6 +218,8 @@ def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packa
         packages.ensure(packages.RUN, install)
     build.prepare(build.RELEASE, chapter.name)
     build.prepare(build.RELEASE, limits.PROGRAM)
+    if chapter.ranks is None:
+        build.prepare(build.RELEASE, limits.PORTABLE_PROGRAM)
     if chapter.ranks is not None:
         build.prepare(build.RELEASE, "comm_bench")
     python = peers.prepare(peer) if peer else None
@@ -217,7 +230,7 @@ def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packa
          **peers.summarise(of_case, [r["tokens_per_s"] for r in results[case]])}
         for case, of_case in peer_results.items()]
     if chapter.ranks is None:
-        record.update(_measure_operations(chapter))
+        record.update(_measure_operations(chapter, rounds))
     else:
         record["layouts"] = compare_layouts(record["results"])
         record["rates"] = _measure_rates(chapter)
@@ -364,6 +377,11 @@ def _print_operations(record):
                           for kind, of in limits.by_kind(profile).items())
         print(f"{profile['config']} {profile['dtype']}: {kinds}, outside of operators "
               f"{100 * profile['outside_ms'] / profile['step_ms']:.2f} % of a step")
+    for case in record.get("techniques", []):
+        print(f"{case['config']} {case['dtype']}: a step takes, without " + ", ".join(
+            f"{techniques.NAMES[entry['technique']]} "
+            f"x{techniques.longer_without(entry, case['step_ms']):.2f}"
+            for entry in case["techniques"]))
     late = max(r["late_allocations"] for result in record["results"] for r in result["rounds"])
     print(f"requests to the system for memory after step 2: {late}")
 

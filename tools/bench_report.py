@@ -1,7 +1,7 @@
 """A record of `./book bench` as the tables and the figure that READMEs show."""
 import json
 
-from tools import figures, zero
+from tools import figures, techniques, zero
 
 RECORD = "bench.json"
 SLOWEST = 8  # operators that the table names
@@ -96,7 +96,8 @@ def time_tables(record):
     row("matmuls alone (the bound)", [
         sum(r["bound_ms"] for r in bounds[profile["config"], profile["dtype"]])
         / len(bounds[profile["config"], profile["dtype"]]) for profile in profiles])
-    return "\n".join(lines + operation_lines(record) + peer_lines(record)) + "\n"
+    lines += techniques.lines(record["techniques"]) + operation_lines(record) + peer_lines(record)
+    return "\n".join(lines) + "\n"
 
 
 def operation_lines(record):

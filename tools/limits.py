@@ -10,13 +10,14 @@ from tools.base import BookError
 from tools.estimates import output_of, words_of
 
 PROGRAM = "op_bench"
+PORTABLE_PROGRAM = "op_bench_portable"  # with kernels for any CPU
 MATMUL, ATTENTION, MEMORY = "matmul", "attention", "memory-bound"
 UNITS = {MATMUL: "GFLOP/s", ATTENTION: "GFLOP/s", MEMORY: "GB/s"}
 
 
-def op_bench(measure, **flags):
-    """What op_bench prints of one measurement: bound, memory or attention."""
-    command = [str(build.binary(build.RELEASE, PROGRAM)),
+def op_bench(measure, program=PROGRAM, **flags):
+    """What op_bench prints of one measurement: bound, memory, attention or techniques."""
+    command = [str(build.binary(build.RELEASE, program)),
                *words_of({"measure": measure, **flags})]
     printed = output_of(command)
     try:

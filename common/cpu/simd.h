@@ -73,9 +73,7 @@ inline A max(A a, A b) {
   return b > a ? b : a;
 }
 /// 2^(n - 127) of the integer n in the low bits of x's mantissa.
-inline float power_of_2(float x) {
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(x) << 23);
-}
+inline float power_of_2(float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(x) << 23); }
 /// score where keys[i] <= query, else -infinity.
 template <class A>
 inline A hide_later(A score, const int32_t* keys, int64_t i, int32_t query) {
@@ -139,9 +137,10 @@ inline F silu(F x) {
 }
 inline double silu(double x) { return x / (1 + exp(-x)); }
 
-/// body(i) for i in [0, count), where body reads and writes elements of T. Meanwhile, count elements
-/// from each of `next` on are fetched: the rows that come next. While a loop computes, the hardware
-/// asks for little by itself, and at the end of a row it has to find out anew what will be wanted.
+/// body(i) for i in [0, count), where body reads and writes elements of T. Meanwhile, count
+/// elements from each of `next` on are fetched: the rows that come next. While a loop computes, the
+/// hardware asks for little by itself, and at the end of a row it has to find out anew what will be
+/// wanted.
 template <class T, class Body, class... Next>
 void simd_loop(int64_t count, Body body, Next*... next) {
 #if defined(USP_LANES)
@@ -190,7 +189,8 @@ A simd_reduce(int64_t count, A start, Term term, Combine combine, Next*... next)
     return result;
   } else {
 #if defined(USP_LANES)
-    if constexpr (std::is_same_v<A, float>) return lanes_reduce(count, start, term, combine, next...);
+    if constexpr (std::is_same_v<A, float>)
+      return lanes_reduce(count, start, term, combine, next...);
 #endif
     const int64_t whole = count - count % kStride;
     A results[kStride];

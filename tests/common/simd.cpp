@@ -87,7 +87,8 @@ TEST_CASE("a SIMD maximum is the largest of all elements, wherever it stands; Na
 }
 
 TEST_CASE("storing bf16 rounds to nearest even, and keeps infinity and NaN") {
-  Floats row = {1, -1, 0x1.01p0F, 0x1.03p0F, 0x1.010002p0F, 3e38F, HUGE_VALF, -HUGE_VALF, 0, 1e-30F};
+  Floats row = {1,     -1,        0x1.01p0F,  0x1.03p0F, 0x1.010002p0F,
+                3e38F, HUGE_VALF, -HUGE_VALF, 0,         1e-30F};
   const RandomStream random(1, "bf16");
   while (row.size() < 200) row.push_back(float(random.normal(row.size()) * 100));
   std::vector<bf16> rounded(200);

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tools import (bench, chapters, compare, figures, launch, limits, machine, packages,  # noqa: E402
-                   peers, runs)
+                   peers, runs, techniques)
 from tools.base import BookError  # noqa: E402
 
 
@@ -434,6 +434,17 @@ class Bench(Scratch):
         self.assertAlmostEqual(kinds[limits.MEMORY]["rate"], 8000 / 10 * 1e-3)
         with self.assertRaises(BookError):
             limits.profile(path, first_step=3)
+
+    def test_what_a_technique_gained_is_the_step_without_it(self):
+        ops = [{"op": "rope", "ms": 2.0}, {"op": "adamw", "ms": 1.0}, {"op": "matmul", "ms": 90.0}]
+        native = [{"op": "rope", "gb_per_s": 30.0}, {"op": "adamw", "gb_per_s": 10.0}]
+        rows = techniques.rows_in_registers(ops, native, {"rope": 10.0, "adamw": 5.0})
+        self.assertEqual(rows, {"with_ms": 3.0, "without_ms": 8.0})
+        self.assertAlmostEqual(techniques.longer_without(rows, step_ms=100.0), 1.05)
+        case = {"config": "A", "dtype": "f32", "step_ms": 100.0,
+                "techniques": [{"technique": "rows_in_registers", **rows}]}
+        self.assertEqual(techniques.lines([case])[-1],
+                         "| row operations in this CPU's registers | × 1.05 |")
 
     def test_steps_follow_the_time_asked_for(self):
         self.assertEqual(bench.steps_for(5.0, 100.0), bench.SKIPPED_STEPS + 50)

@@ -1,12 +1,17 @@
 // Measures what ./book bench compares a training step with, with the kernels that training uses:
-// the model's matrix products alone, memory-bound operations next to what the memory delivers, and
-// attention next to the matmul library. Prints one JSON object.
+// the model's matrix products alone, memory-bound operations next to what the memory delivers,
+// attention next to the matmul library, and ways of working next to what they replace. Prints JSON.
+
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <fstream>
 #include <functional>
+#include <map>
 
 #include "args.h"
 #include "console.h"
@@ -72,11 +77,13 @@ Tensor random_tokens(int64_t count, int64_t vocab) {
 struct Config {
   int64_t hidden_size = 512, num_layers = 8, num_heads = 8, num_kv_heads = 8;
   int64_t ffn_hidden_size = 1376, vocab_size = 4096, seq_len = 512, micro_batch_size = 4;
+  int64_t activation_bytes = 1 << 28;
   std::string dtype_name = "f32", measure = "bound";
   double seconds = 2;
 
   void bind(Args& args) {
-    args.bind("measure", measure, {"bound", "memory", "attention"}, "what to measure");
+    args.bind("measure", measure, {"bound", "memory", "attention", "techniques"},
+              "what to measure");
     args.bind("hidden_size", hidden_size, "channels of the residual stream");
     args.bind("num_layers", num_layers, "");
     args.bind("num_heads", num_heads, "");
@@ -85,6 +92,7 @@ struct Config {
     args.bind("vocab_size", vocab_size, "");
     args.bind("seq_len", seq_len, "");
     args.bind("micro_batch_size", micro_batch_size, "");
+    args.bind("activation_bytes", activation_bytes, "most that a step keeps at a time");
     args.bind("dtype", dtype_name, {"f32", "bf16"}, "");
     args.bind("seconds", seconds, "to measure, after warming up");
   }
@@ -174,6 +182,104 @@ std::string measure_bound(const Config& config) {
       "\"forward_gflops\": {:.1f}, \"input_gflops\": {:.1f}, \"weight_gflops\": {:.1f}}}",
       double(config.tokens()) / (linear + attention), 1e3 * (linear + attention), 1e-9 * rate,
       each / seconds[0], each / seconds[1], each / seconds[2]);
+}
+
+/// One of several ways to get the same result. What it takes is per step.
+struct Way {
+  std::string technique;
+  bool with;  ///< the technique, or without it
+  std::function<void()> run;
+  double times_per_step = 1;
+  std::vector<double> seconds{};
+
+  double ms() const { return 1e3 * times_per_step * median(seconds); }
+};
+
+/// Several layers that read the same x, as one product over weights that lie side by side and as a
+/// product each, whose input gradients are to be added up.
+void add_fused_products(std::vector<Way>& ways, const std::string& technique, int64_t in,
+                        const std::vector<int64_t>& outs, const Config& config) {
+  const double layers = double(config.num_layers);
+  int64_t all = 0;
+  for (int64_t out : outs) all += out;
+  const LinearBuffers fused(config.tokens(), in, all, config.dtype());
+  const auto forward_and_backward = [](const LinearBuffers& buffers) {
+    for (int product = 0; product < LinearBuffers::kProducts; ++product) buffers.run(product);
+  };
+  ways.push_back({technique, true, [=] { forward_and_backward(fused); }, layers});
+  std::vector<LinearBuffers> parts;
+  for (int64_t out : outs) parts.emplace_back(config.tokens(), in, out, config.dtype());
+  for (LinearBuffers& part : parts) part.x = fused.x;
+  ways.push_back({technique, false,
+                  [=] {
+                    for (const LinearBuffers& part : parts) forward_and_backward(part);
+                    for (size_t i = 1; i < parts.size(); ++i) {
+                      ops::add(parts[0].dx, parts[0].dx, parts[i].dx);
+                    }
+                  },
+                  layers});
+}
+
+/// Gradients of weights that the product writes over what was there, and gradients that begin as 0
+/// and are added to.
+void add_first_gradients(std::vector<Way>& ways, const Config& config) {
+  for (const LinearShape& shape : linear_shapes(config)) {
+    const LinearBuffers buffers(config.tokens(), shape.in, shape.out, config.dtype());
+    for (bool overwrite : {true, false}) {
+      ways.push_back({"first_gradients_overwrite", overwrite,
+                      [=] {
+                        if (!overwrite) ops::fill(buffers.dweight, 0);
+                        ops::linear_backward_weight(buffers.dweight, buffers.y, buffers.x,
+                                                    !overwrite);
+                      },
+                      double(shape.count)});
+    }
+  }
+}
+
+/// A step's activations in memory that is there from the step before, and in memory that the system
+/// has to hand out and clear.
+void add_kept_memory(std::vector<Way>& ways, const Config& config) {
+  const auto touch = [](void* memory, int64_t bytes) { std::memset(memory, 1, bytes); };
+  const int64_t bytes = config.activation_bytes;
+  const Tensor kept = Tensor::zeros({bytes / 4}, DType::f32);
+  ways.push_back({"memory_is_kept", true, [=] { touch(kept.address(), bytes); }});
+  ways.push_back({"memory_is_kept", false, [=] {
+                    void* fresh = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                    if (fresh == MAP_FAILED) fail("the system has no {} bytes", bytes);
+                    touch(fresh, bytes);
+                    munmap(fresh, bytes);
+                  }});
+}
+
+/// What techniques take a step, and what their absence would.
+std::string measure_techniques(const Config& config) {
+  const int64_t q = config.num_heads * config.head_dim();
+  const int64_t kv = config.num_kv_heads * config.head_dim();
+  std::vector<Way> ways;
+  add_fused_products(ways, "one_product_for_qkv", config.hidden_size, {q, kv, kv}, config);
+  add_fused_products(ways, "one_product_for_gate_and_up", config.hidden_size,
+                     {config.ffn_hidden_size, config.ffn_hidden_size}, config);
+  add_first_gradients(ways, config);
+  add_kept_memory(ways, config);
+  double elapsed = 0;
+  for (int round = -2; round < 5 || elapsed < config.seconds; ++round) {
+    for (Way& way : ways) {
+      const double seconds = seconds_of(way.run);
+      if (round < 0) continue;
+      way.seconds.push_back(seconds);
+      elapsed += seconds;
+    }
+  }
+  std::map<std::string, std::array<double, 2>> ms;
+  for (const Way& way : ways) ms[way.technique][way.with] += way.ms();
+  std::string text;
+  for (const auto& [technique, each] : ms) {
+    text += fmt::format("{}{{\"technique\": \"{}\", \"with_ms\": {:.3f}, \"without_ms\": {:.3f}}}",
+                        text.empty() ? "" : ", ", technique, each[1], each[0]);
+  }
+  return fmt::format("[{}]", text);
 }
 
 /// Random tensors out of memory that is asked for once: the first touch of a page takes longer
@@ -384,9 +490,10 @@ int run(int argc, char** argv) {
   if (!args.parse(argc, argv)) return 0;
   Runtime runtime(Device::cpu);
   const Runtime::Use use(runtime);
-  print("{}\n", config.measure == "bound"    ? measure_bound(config)
-                : config.measure == "memory" ? measure_memory(config)
-                                             : measure_attention(config));
+  print("{}\n", config.measure == "bound"       ? measure_bound(config)
+                : config.measure == "memory"    ? measure_memory(config)
+                : config.measure == "attention" ? measure_attention(config)
+                                                : measure_techniques(config));
   return 0;
 }
 
