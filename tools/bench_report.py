@@ -1,7 +1,7 @@
 """A record of `./book bench` as the tables and the figure that READMEs show."""
 import json
 
-from tools import figures, techniques, zero
+from tools import figures, limits, techniques, zero
 
 RECORD = "bench.json"
 SLOWEST = 8  # operators that the table names
@@ -29,7 +29,7 @@ def bench_table(record):
                      f"{s['step_ms']:.0f} | {s['model_gflops']:.0f} | {s['matmul_gflops']:.0f} | "
                      f"{100 * s['fraction']:.0f} % | {100 * s['of_bound']:.0f} % |")
     rounds = len(record["results"][0]["rounds"])
-    lines += layout_lines(record) + link_lines(record)
+    lines += layout_lines(record) + rate_lines(record) + link_lines(record)
     if "zero" in record:
         lines += zero.compared_lines(record["zero"])
     lines.append("")
@@ -73,6 +73,19 @@ def layout_lines(record):
                      f"{entry['small_us']:.0f} us | | |")
         lines.append(f"| {entry['large_bytes']:,} bytes | {entry['ranks']} | "
                      f"{entry['large_ms']:.2f} ms | {entry['mpi_ms']:.2f} ms | {entry['ratio']:.2f} |")
+    return lines
+
+
+def rate_lines(record):
+    """What operators reach on a rank of one thread, alone and as one of two, as Markdown."""
+    if "rates" not in record:
+        return []
+    kinds = list(record["rates"][0]["rates"])
+    lines = ["", "| a rank of one thread, A | " + " | ".join(
+        f"{kind}, {limits.UNITS[kind]}" for kind in kinds) + " |", "|---|" + "---:|" * len(kinds)]
+    lines += [f"| {entry['dtype']}, {'alone' if entry['ranks'] == 1 else 'one of two'} | "
+              + " | ".join(f"{entry['rates'][kind]:.1f}" for kind in kinds) + " |"
+              for entry in record["rates"]]
     return lines
 
 

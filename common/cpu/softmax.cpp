@@ -33,7 +33,8 @@ accumulate_t<T> causal_softmax_row(T* y, const T* x, int64_t count, accumulate_t
   const A sum = simd_sum<A, kPartials<T>>(seen, term, x + count, y + count);
   const A inverse = sum == 0 ? 0 : 1 / sum;
   simd_map(y, seen, [=](auto i) { return load(terms, i) * inverse; });
-  std::fill(y + seen, y + count, T{});
+  const auto zero = [=](auto i) { return decltype(load(y, i)){}; };
+  simd_map(y + seen, count - seen, zero, y + seen + count);
   return max + std::log(sum);
 }
 
