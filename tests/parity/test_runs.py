@@ -305,15 +305,17 @@ class RunDirectories(Runs):
 
     def test_a_full_disk_is_named(self):
         # A limit on the size of a file stands in for the disk. Every file is written to its end
-        # or named; the trace is the largest of those that are written last.
+        # or named; the trace is the largest of those that are written last. Digits of its times make
+        # it longer or shorter by a few percent.
         flags = {"steps": 40, "eval_interval": 0, "trace_steps": 2}
         run_dir = self.succeed(flags)
         size = {name: os.path.getsize(os.path.join(run_dir, name)) for name in RUN_FILES}
         self.assertGreater(size["metrics.jsonl"], size["run.json"] + 500)
-        self.assertGreater(size["trace.json"], size["memory.json"] + 500)
-        self.assertGreater(size["trace.json"], size["metrics.jsonl"] + 500)
+        most_of_trace = size["trace.json"] * 3 // 4
+        self.assertGreater(most_of_trace, size["memory.json"] + 500)
+        self.assertGreater(most_of_trace, size["metrics.jsonl"] + 500)
         for name, limit in (("run.json", 100), ("metrics.jsonl", size["run.json"] + 200),
-                            ("trace.json", size["trace.json"] - 300)):
+                            ("trace.json", most_of_trace)):
             with self.subTest(file=name):
                 done = self.run_chapter(
                     flags, restore_signals=False,  # Python ignores SIGXFSZ, and so does the child
