@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <ctime>
 #include <map>
-#include <memory>
 
 #include "check.h"
+#include "file_writer.h"
 #include "machine.h"
 #include "runtime.h"
 #include "threads.h"
@@ -121,21 +120,18 @@ std::string lane_name_event(int rank, int lane, std::string_view name) {
 
 void write_trace_file(const std::string& path, const std::string& other_data,
                       const std::vector<std::string>& events) {
-  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "w"), &std::fclose);
-  if (file == nullptr) fail("cannot write the trace to {}", path);
-  fmt::print(file.get(), "{{\"displayTimeUnit\": \"ms\", \"otherData\": {},\n\"traceEvents\": [\n",
-             other_data);
+  FileWriter file(path);
+  file.write(fmt::format("{{\"displayTimeUnit\": \"ms\", \"otherData\": {},\n\"traceEvents\": [\n",
+                         other_data));
   std::string_view separator = ",\n";
   for (std::string_view text : events) {
     if (text.empty()) continue;
     if (!separator.empty()) text.remove_prefix(separator.size());
-    fmt::print(file.get(), "{}", text);
+    file.write(text);
     separator = {};
   }
-  fmt::print(file.get(), "\n]}}\n");
-  if (std::fflush(file.get()) != 0 || std::ferror(file.get()) != 0) {
-    fail("writing the trace to {} failed: is the disk full?", path);
-  }
+  file.write(std::string_view("\n]}\n"));
+  file.close();
 }
 
 TraceScope::TraceScope(std::string_view name, std::string_view category, int64_t flops,
