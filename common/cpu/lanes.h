@@ -48,7 +48,8 @@ inline void store(bf16* y, Lanes i, Floats value) {
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 inline Floats abs(Floats x) { return _mm512_abs_ps(x); }
 inline Floats max(Floats a, Floats b) { return _mm512_max_ps(b, a); }
-inline Floats power_of_2(Floats x) { return (Floats)_mm512_slli_epi32((__m512i)x, 23); }
+inline Floats at_most(Floats x, float bound) { return _mm512_min_ps(Floats{} + bound, x); }
+inline Floats times_power_of_2(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
 inline Floats hide_later(Floats score, const int32_t* keys, Lanes i, int32_t query) {
   const __m512i key = _mm512_maskz_loadu_epi32(i.exist, keys + i.first);
   const __mmask16 seen = _mm512_cmple_epi32_mask(key, _mm512_set1_epi32(query));

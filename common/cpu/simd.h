@@ -72,8 +72,13 @@ template <class A>
 inline A max(A a, A b) {
   return b > a ? b : a;
 }
-/// 2^(n - 127) of the integer n in the low bits of x's mantissa.
-inline float power_of_2(float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(x) << 23); }
+/// The smaller of x and bound; NaN stays NaN.
+inline float at_most(float x, float bound) { return x > bound ? bound : x; }
+/// x 2^n of an integer n from -125 to 128. Doubled first: n = 128 has no exponent of its own.
+inline float times_power_of_2(float x, float n) {
+  const auto biased = std::bit_cast<uint32_t>(n + (0x1.8p23F + 126));  // in the low mantissa bits
+  return x * 2.0F * std::bit_cast<float>(biased << 23);
+}
 /// score where keys[i] <= query, else -infinity.
 template <class A>
 inline A hide_later(A score, const int32_t* keys, int64_t i, int32_t query) {
@@ -102,23 +107,23 @@ void prefetch(T* x) {
 namespace usp::cpu {
 inline namespace USP_SIMD {
 
-/// e^x for x <= 88, to 3 ulp where |x| <= 20 and to 6 beyond, without branches or calls, so that
-/// loops over it vectorise. NaN stays NaN; results below 1.6e-38 are 0. F is float or Floats.
+/// e^x to 3 ulp, without branches or calls, so that loops over it vectorise. NaN stays NaN; results
+/// below 1.8e-38 are 0. F is float or Floats.
 template <class F>
 inline F exp(F x) {
-  // Adding it leaves an integer in the low mantissa bits: n + 127, the exponent bits of 2^n.
-  constexpr float kRound = 0x1.8p23F + 127;
-  constexpr float kLog2e = 0x1.715476p0F, kLn2 = 0x1.62e430p-1F;
-  const F shifted = fma(x, F{} + kLog2e, F{} + kRound);
-  const F n = shifted - kRound;
-  const F r = fma(n, F{} - kLn2, x);  // x = n ln 2 + r, |r| <= ln 2 / 2
-  F e_to_r = F{} + 8.2903141e-3F;     // its minimax polynomial, 9e-8 off
+  constexpr float kRound = 0x1.8p23F;  // adding and subtracting it rounds to an integer
+  constexpr float kLog2e = 0x1.715476p0F;
+  constexpr float kLn2High = 0x1.62e400p-1F, kLn2Low = 0x1.7f7d1cp-20F;
+  const F bounded = at_most(x, 89.0F);  // e^89 overflows to infinity, as it should
+  const F n = fma(bounded, F{} + kLog2e, F{} + kRound) - kRound;  // x = n ln 2 + r
+  const F r = fma(n, F{} - kLn2Low, fma(n, F{} - kLn2High, bounded));
+  F e_to_r = F{} + 8.2903141e-3F;  // its minimax polynomial for |r| <= ln 2 / 2, 9e-8 off
   e_to_r = fma(e_to_r, r, F{} + 4.1897930e-2F);
   e_to_r = fma(e_to_r, r, F{} + 1.6667636e-1F);
   e_to_r = fma(e_to_r, r, F{} + 4.9999151e-1F);
   e_to_r = fma(e_to_r, r, F{} + 9.9999970e-1F);
   e_to_r = fma(e_to_r, r, F{} + 1.0F);
-  return x < -87.0F ? F{} : e_to_r * power_of_2(shifted);
+  return x < -86.9F ? F{} : times_power_of_2(e_to_r, n);
 }
 inline double exp(double x) { return std::exp(x); }
 

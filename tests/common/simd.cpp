@@ -108,23 +108,22 @@ TEST_CASE("storing bf16 rounds to nearest even, and keeps infinity and NaN") {
   }
 }
 
-TEST_CASE("exp in f32 is within 3 ulp, far from 0 within 6, and 0 or NaN where it should be") {
+TEST_CASE("exp in f32 is within 3 ulp, and 0, infinity or NaN where it should be") {
   Floats x;
-  for (float value = -86.9F; value <= 88; value += 1e-3F) x.push_back(value);
+  for (float value = -86.8F; value < 88.7F; value += 1e-3F) x.push_back(value);
   const Floats y = exp_of(x);
-  double worst_near = 0, worst_far = 0;
+  double worst = 0;
   for (size_t i = 0; i < x.size(); ++i) {
     const double exact = std::exp(static_cast<double>(x[i]));
     const auto nearest = static_cast<float>(exact);
     const double ulp = std::nextafter(nearest, HUGE_VALF) - nearest;
-    double& worst = std::abs(x[i]) <= 20 ? worst_near : worst_far;
     worst = std::max(worst, std::abs(y[i] - exact) / ulp);
     REQUIRE(y[i] == cpu::exp(x[i]));  // one element alone or in a row
   }
-  REQUIRE(worst_near <= 3);
-  REQUIRE(worst_far <= 6);
-  REQUIRE(worst_near > 0);
-  REQUIRE(exp_of({0, -0.0F, -87.5F, -HUGE_VALF}) == Floats{1, 1, 0, 0});
+  REQUIRE(worst <= 3);
+  REQUIRE(worst > 0);
+  REQUIRE(exp_of({0, -0.0F, -87, -HUGE_VALF}) == Floats{1, 1, 0, 0});
+  REQUIRE(exp_of({89, 1e30F, HUGE_VALF}) == Floats{HUGE_VALF, HUGE_VALF, HUGE_VALF});
   for (uint32_t bits : {0x7FC00000U, 0xFFC00000U, 0x7F800001U, 0x7FFFFFFFU, 0xFFC001FFU}) {
     REQUIRE(std::isnan(exp_of({std::bit_cast<float>(bits)})[0]));
   }

@@ -125,7 +125,7 @@ class Failures(RankTest):
     def test_kill_9(self):
         _, why = self.scenario("kill")
         self.assertRegex(why, r"rank 2 .*killed or crashed during step 7")
-        self.assertRegex(why, r"rank [013]  waits in all_reduce #8 of dp \(1000 f32\)")
+        self.assertIn("rank 0  waits in all_reduce #8 of dp (1000 f32)", why)
 
     def test_segmentation_fault(self):
         _, why = self.scenario("segv")
