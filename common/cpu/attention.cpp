@@ -160,8 +160,9 @@ int64_t hide_keys(A* scores, int64_t row, const QueryBlock& block, const Seen& s
 
 /// One row of attention while its keys come in tile by tile: the highest score so far and the sum
 /// of exp(score - max).
-template <class A>
+template <class T>
 struct RunningSoftmax {
+  using A = accumulate_t<T>;
   A max = -kInfinity<A>;
   A sum = 0;
 
@@ -171,12 +172,12 @@ struct RunningSoftmax {
     const A new_max = simd_max(count, max, [=](auto t) { return load(scores, t); });
     const A shift = new_max == -kInfinity<A> ? 0 : new_max;  // -inf - -inf would be NaN
     const auto term = [=](auto t) {
-      const auto e = exp(load(scores, t) - shift);
+      const auto e = exp<T>(load(scores, t) - shift);
       store(scores, t, e);
       return e;
     };
     const A tile_sum = fast_sum<A>(count, term);
-    const A correction = exp(max - shift);
+    const A correction = exp<T>(max - shift);
     sum = sum * correction + tile_sum;
     max = new_max;
     simd_map(out, size, [=](auto d) { return load(out, d) * correction; });
@@ -208,7 +209,7 @@ class Forward {
     A *queries = queries_.mine(), *scores = scores_.mine(), *sums = sums_.mine();
     load_block(queries, HeadRows<T>(p_.q, b, n), block, p_.D, A(p_.scale));
     std::fill_n(sums, kQueryRows * width_, A{0});
-    std::array<RunningSoftmax<A>, kQueryRows> softmax;
+    std::array<RunningSoftmax<T>, kQueryRows> softmax;
     for (int64_t tile = 0; tile < p_.mask.num_tiles(); ++tile) {
       const Seen seen(block, p_.mask, tile);
       if (seen.any == 0) continue;
@@ -310,7 +311,7 @@ class Backward {
       const A saved_lse = lse_[first + row], delta = delta_[first + row];
       const A lse = saved_lse == -kInfinity<A> ? kInfinity<A> : saved_lse;
       const auto prob_and_dscore = [=](auto t) {
-        const auto p = exp(load(probs, t) - lse);
+        const auto p = exp<T>(load(probs, t) - lse);
         return std::array{p, p * (load(dscores, t) - delta)};
       };
       simd_map(std::array{probs, dscores}, count, prob_and_dscore);

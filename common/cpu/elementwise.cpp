@@ -121,7 +121,7 @@ void CpuBackend::swiglu_forward(Tensor y, const Tensor& gate_up) {
     parallel_for(y.size(0), 3 * F, [=](int64_t row) {
       const T *gate = in + row * 2 * F, *up = gate + F;
       T* y_row = out + row * F;
-      const auto element = [=](auto i) { return silu(load(gate, i)) * load(up, i); };
+      const auto element = [=](auto i) { return silu<T>(load(gate, i)) * load(up, i); };
       simd_map(y_row, F, element, gate + 2 * F, up + 2 * F, y_row + F);
     });
   });
@@ -137,7 +137,7 @@ void CpuBackend::swiglu_backward(Tensor dgate_up, const Tensor& dy, const Tensor
       const T* dy_row = grad + row * F;
       T *dgate = dx + row * 2 * F, *dup = dgate + F;
       const auto element = [=](auto i) {
-        const auto g = load(gate, i), u = load(up, i), d = load(dy_row, i), s = sigmoid(g);
+        const auto g = load(gate, i), u = load(up, i), d = load(dy_row, i), s = sigmoid<T>(g);
         return std::array{d * u * s * (1 + g * (1 - s)), d * g * s};
       };
       simd_map(std::array{dgate, dup}, F, element, gate + 2 * F, up + 2 * F, dy_row + F,

@@ -48,8 +48,8 @@ inline void store(bf16* y, Lanes i, Floats value) {
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 inline Floats abs(Floats x) { return _mm512_abs_ps(x); }
 inline Floats max(Floats a, Floats b) { return _mm512_max_ps(b, a); }
-inline Floats at_most(Floats x, float bound) { return _mm512_min_ps(Floats{} + bound, x); }
-inline Floats times_power_of_2(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
+inline Floats at_least(Floats x, float bound) { return _mm512_max_ps(Floats{} + bound, x); }
+inline Floats from_exponent(Floats x) { return (Floats)_mm512_slli_epi32((__m512i)x, 23); }
 inline Floats hide_later(Floats score, const int32_t* keys, Lanes i, int32_t query) {
   const __m512i key = _mm512_maskz_loadu_epi32(i.exist, keys + i.first);
   const __mmask16 seen = _mm512_cmple_epi32_mask(key, _mm512_set1_epi32(query));
@@ -88,23 +88,27 @@ void lanes_loop(int64_t count, Body body, Next*... next) {
 template <class Term, class Combine, class... Next>
 float lanes_reduce(int64_t count, float start, Term term, Combine combine, Next*... next) {
   constexpr int64_t kRegisters = kStride / kLanes;
+  // All loops over registers are unrolled: GCC would keep the results in memory.
   Floats results[kRegisters];
-  for (Floats& result : results) result = Floats{} + start;
+#pragma GCC unroll 4
+  for (int64_t k = 0; k < kRegisters; ++k) results[k] = Floats{} + start;
   const int64_t whole = count - count % kStride;
   for (int64_t begin = 0; begin < whole; begin += kStride) {
     (prefetch(next + begin), ...);
+#pragma GCC unroll 4
     for (int64_t k = 0; k < kRegisters; ++k) {
       results[k] = combine(results[k], term(Lanes{begin + k * kLanes}));
     }
   }
-  for (int64_t k = 0; whole + k * kLanes < count; ++k) {
+#pragma GCC unroll 4
+  for (int64_t k = 0; k < kRegisters; ++k) {
+    if (whole + k * kLanes >= count) break;
     const Lanes lanes = lanes_before(whole + k * kLanes, count);
     results[k] = select(lanes.exist, combine(results[k], term(lanes)), results[k]);
   }
-  for (int64_t half = kRegisters / 2; half > 0; half /= 2) {
-    for (int64_t k = 0; k < half; ++k) results[k] = combine(results[k], results[half + k]);
-  }
-  return combine_lanes(results[0], combine);
+  static_assert(kRegisters == 4);
+  const Floats low = combine(results[0], results[2]), high = combine(results[1], results[3]);
+  return combine_lanes(combine(low, high), combine);
 }
 
 }  // namespace USP_SIMD

@@ -72,12 +72,11 @@ template <class A>
 inline A max(A a, A b) {
   return b > a ? b : a;
 }
-/// The smaller of x and bound; NaN stays NaN.
-inline float at_most(float x, float bound) { return x > bound ? bound : x; }
-/// x 2^n of an integer n from -125 to 128. Doubled first: n = 128 has no exponent of its own.
-inline float times_power_of_2(float x, float n) {
-  const auto biased = std::bit_cast<uint32_t>(n + (0x1.8p23F + 126));  // in the low mantissa bits
-  return x * 2.0F * std::bit_cast<float>(biased << 23);
+/// The larger of x and bound; NaN stays NaN.
+inline float at_least(float x, float bound) { return x < bound ? bound : x; }
+/// The float of which the low 8 bits of x's mantissa are the exponent, biased as exponents are.
+inline float from_exponent(float x) {
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(x) << 23);
 }
 /// score where keys[i] <= query, else -infinity.
 template <class A>
@@ -107,40 +106,64 @@ void prefetch(T* x) {
 namespace usp::cpu {
 inline namespace USP_SIMD {
 
-/// e^x to 3 ulp, without branches or calls, so that loops over it vectorise. NaN stays NaN; results
-/// below 1.8e-38 are 0. F is float or Floats.
+/// c0 + r (c1 + r (c2 + ...))
 template <class F>
-inline F exp(F x) {
-  constexpr float kRound = 0x1.8p23F;  // adding and subtracting it rounds to an integer
-  constexpr float kLog2e = 0x1.715476p0F;
-  constexpr float kLn2High = 0x1.62e400p-1F, kLn2Low = 0x1.7f7d1cp-20F;
-  const F bounded = at_most(x, 89.0F);  // e^89 overflows to infinity, as it should
-  const F n = fma(bounded, F{} + kLog2e, F{} + kRound) - kRound;  // x = n ln 2 + r
-  const F r = fma(n, F{} - kLn2Low, fma(n, F{} - kLn2High, bounded));
-  F e_to_r = F{} + 8.2903141e-3F;  // its minimax polynomial for |r| <= ln 2 / 2, 9e-8 off
-  e_to_r = fma(e_to_r, r, F{} + 4.1897930e-2F);
-  e_to_r = fma(e_to_r, r, F{} + 1.6667636e-1F);
-  e_to_r = fma(e_to_r, r, F{} + 4.9999151e-1F);
-  e_to_r = fma(e_to_r, r, F{} + 9.9999970e-1F);
-  e_to_r = fma(e_to_r, r, F{} + 1.0F);
-  return x < -86.9F ? F{} : times_power_of_2(e_to_r, n);
+inline F polynomial(F, float c0) {
+  return F{} + c0;
 }
-inline double exp(double x) { return std::exp(x); }
+template <class F, class... Coefficients>
+inline F polynomial(F r, float c0, Coefficients... higher) {
+  return fma(polynomial(r, higher...), r, F{} + c0);
+}
 
-/// 1 / (1 + e^-x), from an exponential that is at most 1.
-template <class F>
+/// e^x of x <= 0, which is all that softmax and sigmoid ask for; without branches or calls, so that
+/// loops over it vectorise. To 3 ulp or, where T = bf16 rounds what comes of it, to 5e-6. NaN stays
+/// NaN, results below 1e-38 are 0. F is float or Floats.
+template <class T, class F>
+inline F exp(F x) {
+  constexpr float kLog2e = 0x1.715476p0F;
+  // Adding it rounds to an integer n and leaves n + 127, the exponent of 2^n, in the low bits. The
+  // least n is -127, of which the power is 0.
+  constexpr float kRound = 0x1.8p23F + 127;
+  const F bounded = at_least(x, -88.0F);
+  const F shifted = fma(bounded, F{} + kLog2e, F{} + kRound), n = shifted - kRound;
+  // x = n ln 2 + r, and a minimax polynomial of e^r for |r| <= ln 2 / 2.
+  F e_to_r;
+  if constexpr (std::is_same_v<T, bf16>) {
+    const F r = fma(n, F{} - 0x1.62e430p-1F, bounded);
+    e_to_r = polynomial(r, 1, 9.9995154e-1F, 4.9995961e-1F, 1.6808661e-1F, 4.2380678e-2F);
+  } else {
+    const F r = fma(n, F{} - 0x1.7f7d1cp-20F, fma(n, F{} - 0x1.62e400p-1F, bounded));
+    e_to_r = polynomial(r, 1, 9.9999970e-1F, 4.9999151e-1F, 1.6667636e-1F, 4.1897930e-2F,
+                        8.2903141e-3F);
+  }
+  return e_to_r * from_exponent(shifted);
+}
+template <class T>
+inline double exp(double x) {
+  return std::exp(x);
+}
+
+/// 1 / (1 + e^-x), from an exponential that is at most 1. T as for exp().
+template <class T, class F>
 inline F sigmoid(F x) {
-  const F e = exp(F(-abs(x)));
+  const F e = exp<T>(F(-abs(x)));
   return (x < 0.0F ? e : F{} + 1.0F) / (1.0F + e);
 }
-inline double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+template <class T>
+inline double sigmoid(double x) {
+  return 1 / (1 + std::exp(-x));
+}
 
 /// x sigmoid(x)
-template <class F>
+template <class T, class F>
 inline F silu(F x) {
-  return x * sigmoid(x);
+  return x * sigmoid<T>(x);
 }
-inline double silu(double x) { return x / (1 + exp(-x)); }
+template <class T>
+inline double silu(double x) {
+  return x / (1 + std::exp(-x));
+}
 
 /// body(i) for i in [0, count), where body reads and writes elements of T. Meanwhile, count
 /// elements from each of `next` on are fetched: the rows that come next. While a loop computes, the

@@ -26,7 +26,7 @@ accumulate_t<T> causal_softmax_row(T* y, const T* x, int64_t count, accumulate_t
   const A max = simd_max(seen, -kInfinity<A>, score);
   const A shift = max == -kInfinity<A> ? 0 : max;  // -inf - -inf would be NaN
   const auto term = [=](auto i) {
-    const auto e = exp(load(terms, i) - shift);
+    const auto e = exp<T>(load(terms, i) - shift);
     store(terms, i, e);
     return e;
   };
@@ -92,7 +92,7 @@ void CpuBackend::cross_entropy_forward(Tensor row_max, Tensor row_sum, Tensor ta
     parallel_for(targets.numel(), 2 * V, [=](int64_t row) {
       const T* x = in + row * V;
       const A max = simd_max(V, -kInfinity<A>, [=](auto i) { return load(x, i); });
-      const auto term = [=](auto i) { return exp(load(x, i) - max); };
+      const auto term = [=](auto i) { return exp<T>(load(x, i) - max); };
       const A sum = simd_sum<A, kPartials<T>>(V, term, x + V);
       const int64_t index = target[row] - vocab_offset;
       maxima[row] = max;
@@ -136,9 +136,9 @@ void CpuBackend::cross_entropy_backward(Tensor dlogits, const Tensor& logits, co
       T* dx = out + row * V;
       const int64_t index = target[row] - vocab_offset;
       const bool here = index >= 0 && index < V;
-      const A at_target = here ? exp(load(x[index]) - log_sums[row]) : A{0};
+      const A at_target = here ? exp<T>(load(x[index]) - log_sums[row]) : A{0};
       const A log_sum = log_sums[row];
-      const auto element = [=](auto i) { return factor * exp(load(x, i) - log_sum); };
+      const auto element = [=](auto i) { return factor * exp<T>(load(x, i) - log_sum); };
       simd_map(dx, V, element, x + V, dx + V);
       if (here) store(dx[index], factor * (at_target - 1));
     });
