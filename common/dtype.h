@@ -17,9 +17,8 @@ struct bf16 {
   bf16() = default;
   explicit bf16(float value) {
     const uint32_t word = std::bit_cast<uint32_t>(value);
-    const uint32_t rounded = (word + 0x7FFF + ((word >> 16) & 1)) >> 16;
-    const bool is_nan = (word & 0x7FFFFFFF) > 0x7F800000;
-    bits = static_cast<uint16_t>(is_nan ? (word >> 16) | 0x40 : rounded);
+    const uint32_t rounded = word + 0x7FFF + ((word >> 16) & 1), quiet_nan = word | 0x400000;
+    bits = static_cast<uint16_t>((value != value ? quiet_nan : rounded) >> 16);
   }
   explicit bf16(double value) : bf16(round_to_odd(value)) {}
   explicit operator float() const { return std::bit_cast<float>(uint32_t{bits} << 16); }

@@ -153,8 +153,7 @@ int64_t hide_keys(A* scores, int64_t row, const QueryBlock& block, const Seen& s
   if (mask.sees_all(block.lowest[row / kTileRows], tile)) return count;
   const int32_t query = mask.queries()[block.first + row];
   const int32_t* keys = mask.keys() + tile * kKeyTile;
-#pragma omp simd
-  for (int64_t t = 0; t < count; ++t) scores[t] = keys[t] <= query ? scores[t] : -kInfinity<A>;
+  simd_map(scores, count, [=](auto t) { return hide_later(load(scores, t), keys, t, query); });
   return count;
 }
 

@@ -79,9 +79,14 @@ inline float from_exponent(float x) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(x) << 23);
 }
 /// score where keys[i] <= query, else -infinity.
-template <class A>
-inline A hide_later(A score, const int32_t* keys, int64_t i, int32_t query) {
-  return keys[i] <= query ? score : -kInfinity<A>;
+inline double hide_later(double score, const int32_t* keys, int64_t i, int32_t query) {
+  return keys[i] <= query ? score : -kInfinity<double>;
+}
+/// In integers: of a condition GCC may make a branch, and then does not vectorise the loop.
+inline float hide_later(float score, const int32_t* keys, int64_t i, int32_t query) {
+  const uint32_t seen = uint32_t{keys[i] > query} - 1;  // all bits or none
+  constexpr auto kHidden = std::bit_cast<uint32_t>(-kInfinity<float>);
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(score) & seen) | (kHidden & ~seen));
 }
 
 /// Elements that a loop takes at a time where it also fetches what comes next.
@@ -134,8 +139,8 @@ inline F exp(F x) {
     e_to_r = polynomial(r, 1, 9.9995154e-1F, 4.9995961e-1F, 1.6808661e-1F, 4.2380678e-2F);
   } else {
     const F r = fma(n, F{} - 0x1.7f7d1cp-20F, fma(n, F{} - 0x1.62e400p-1F, bounded));
-    e_to_r = polynomial(r, 1, 9.9999970e-1F, 4.9999151e-1F, 1.6667636e-1F, 4.1897930e-2F,
-                        8.2903141e-3F);
+    e_to_r =
+        polynomial(r, 1, 9.9999970e-1F, 4.9999151e-1F, 1.6667636e-1F, 4.1897930e-2F, 8.2903141e-3F);
   }
   return e_to_r * from_exponent(shifted);
 }

@@ -139,7 +139,8 @@ TEST_CASE("sigmoid stays between 0 and 1, and NaN stays NaN") {
   const Floats x = {0, 1, -1, 200, -200, HUGE_VALF, -HUGE_VALF, float(kNaN)};
   Floats y(x.size());
   const float* in = x.data();
-  cpu::simd_map(y.data(), std::ssize(x), [=](auto i) { return cpu::sigmoid<float>(cpu::load(in, i)); });
+  cpu::simd_map(y.data(), std::ssize(x),
+                [=](auto i) { return cpu::sigmoid<float>(cpu::load(in, i)); });
   for (size_t i = 0; i + 1 < x.size(); ++i) {
     CAPTURE(x[i]);
     REQUIRE(y[i] == Approx(1 / (1 + std::exp(-double(x[i])))).epsilon(1e-6).margin(1e-37));
