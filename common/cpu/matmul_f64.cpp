@@ -8,8 +8,8 @@ namespace usp::cpu {
 
 namespace {
 
-constexpr int64_t kColumns = kTileColumns<double>;
-constexpr int64_t kBlockRows = 8 * kTileRows;     // with kBlockDepth: 96 KB of a, half of an L2
+constexpr int64_t kRows = kTileRows<double>, kColumns = kTileColumns<double>;
+constexpr int64_t kBlockRows = 8 * kRows;         // with kBlockDepth: 96 KB of a, half of an L2
 constexpr int64_t kBlockDepth = 256;              // one panel of b: 16 KB, half of an L1
 constexpr int64_t kBlockColumns = 16 * kColumns;  // of c, by one task
 
@@ -29,13 +29,13 @@ struct Matrix {
   }
 };
 
-/// Copies `rows` rows and `depth` columns of a, from (row, column), in groups of kTileRows rows,
-/// element (i, k) of a group at [k * kTileRows + i]; zeros beyond the last row.
+/// Copies `rows` rows and `depth` columns of a, from (row, column), in groups of kRows rows,
+/// element (i, k) of a group at [k * kRows + i]; zeros beyond the last row.
 void pack_rows(double* groups, const Matrix& a, int64_t row, int64_t rows, int64_t column,
                int64_t depth) {
-  for (int64_t group = 0; group < rows; group += kTileRows) {
+  for (int64_t group = 0; group < rows; group += kRows) {
     for (int64_t k = 0; k < depth; ++k) {
-      for (int64_t i = group; i < group + kTileRows; ++i) {
+      for (int64_t i = group; i < group + kRows; ++i) {
         *groups++ = i < rows ? a.at(row + i, column + k) : 0;
       }
     }
@@ -46,17 +46,17 @@ void pack_rows(double* groups, const Matrix& a, int64_t row, int64_t rows, int64
 void multiply_into(const Matrix& c, int64_t row, int64_t column, int64_t depth, const double* group,
                    const double* panel, bool accumulate) {
   double* tile = c.data + row * c.row_stride + column;
-  const int64_t rows = std::min(kTileRows, c.rows - row);
+  const int64_t rows = std::min(kRows, c.rows - row);
   const int64_t columns = std::min(kColumns, c.columns - column);
-  if (rows == kTileRows && columns == kColumns) {
-    multiply_tile(depth, group, 1, kTileRows, panel, tile, c.row_stride, accumulate);
+  if (rows == kRows && columns == kColumns) {
+    multiply_tile(depth, group, 1, panel, tile, c.row_stride, accumulate, kRows);
     return;
   }
-  double edge[kTileRows * kColumns] = {};
+  double edge[kRows * kColumns] = {};
   for (int64_t i = 0; accumulate && i < rows; ++i) {
     std::copy_n(tile + i * c.row_stride, columns, edge + i * kColumns);
   }
-  multiply_tile(depth, group, 1, kTileRows, panel, edge, kColumns, accumulate);
+  multiply_tile(depth, group, 1, panel, edge, kColumns, accumulate, kRows);
   for (int64_t i = 0; i < rows; ++i) {
     std::copy_n(edge + i * kColumns, columns, tile + i * c.row_stride);
   }
@@ -91,7 +91,7 @@ void matmul_f64(Tensor c_tensor, const Tensor& a_tensor, const Tensor& b_tensor,
       pack_rows(groups, a, row, rows, k, count);
       for (int64_t j = column; j < column_end; j += kColumns) {
         const double* panel = panels + j * depth + k * kColumns;
-        for (int64_t i = 0; i < rows; i += kTileRows) {
+        for (int64_t i = 0; i < rows; i += kRows) {
           multiply_into(c, row + i, j, count, groups + i * count, panel, accumulate || k > 0);
         }
       }

@@ -4,15 +4,16 @@
 namespace usp::cpu {
 
 template <class A>
-void multiply_tile(int64_t depth, const A* a, int64_t a_row, int64_t a_column, const A* panel, A* c,
-                   int64_t c_row, bool accumulate) {
+void multiply_tile(int64_t depth, const A* a, int64_t a_row, const A* panel, A* c, int64_t c_row,
+                   bool accumulate, int64_t a_column) {
+  constexpr int64_t kRows = kTileRows<A>;
   typedef A Vector __attribute__((vector_size(kVectorBytes), aligned(alignof(A)), may_alias));
   const auto row_of_c = [=](int64_t i) { return reinterpret_cast<Vector*>(c + i * c_row); };
 
-  Vector sum[kTileRows][2] = {};
+  Vector sum[kRows][2] = {};
   if (accumulate) {
 #pragma GCC unroll 6
-    for (int64_t i = 0; i < kTileRows; ++i) {
+    for (int64_t i = 0; i < kRows; ++i) {
       sum[i][0] = row_of_c(i)[0];
       sum[i][1] = row_of_c(i)[1];
     }
@@ -24,7 +25,7 @@ void multiply_tile(int64_t depth, const A* a, int64_t a_row, int64_t a_column, c
   for (int64_t k = 0; k < depth; ++k, b += 2) {
     const Vector b0 = b[0], b1 = b[1];
 #pragma GCC unroll 6
-    for (int64_t i = 0; i < kTileRows; ++i) {
+    for (int64_t i = 0; i < kRows; ++i) {
       const A x = rows[i / 3][i % 3 * a_row];
       sum[i][0] += x * b0;
       sum[i][1] += x * b1;
@@ -33,15 +34,15 @@ void multiply_tile(int64_t depth, const A* a, int64_t a_row, int64_t a_column, c
     rows[1] += a_column;
   }
 #pragma GCC unroll 6
-  for (int64_t i = 0; i < kTileRows; ++i) {
+  for (int64_t i = 0; i < kRows; ++i) {
     row_of_c(i)[0] = sum[i][0];
     row_of_c(i)[1] = sum[i][1];
   }
 }
 
-template void multiply_tile(int64_t, const float*, int64_t, int64_t, const float*, float*, int64_t,
-                            bool);
-template void multiply_tile(int64_t, const double*, int64_t, int64_t, const double*, double*,
-                            int64_t, bool);
+template void multiply_tile(int64_t, const float*, int64_t, const float*, float*, int64_t, bool,
+                            int64_t);
+template void multiply_tile(int64_t, const double*, int64_t, const double*, double*, int64_t, bool,
+                            int64_t);
 
 }  // namespace usp::cpu

@@ -1,0 +1,209 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+
+#include "causal_mask.h"
+#include "microkernel.h"
+
+/// The matrix products of blockwise attention, of a block of queries and a tile of keys. Each is
+/// made of multiply_tile(), whose right operand is packed in panels. Queries are taken in groups of
+/// kTileRows, and of each tile a group computes the keys up to the last one that it sees.
+///
+/// Operands are of type X: f32 or f64, or bf16 where the CPU multiplies it. Results are of type A.
+namespace usp::cpu {
+
+/// Queries of a block: 8 groups of 6, or 2 of 32.
+template <class X>
+inline constexpr int64_t kQueryRows = round_up(48, kTileRows<X>);
+template <class X>
+inline constexpr int64_t kGroups = kQueryRows<X> / kTileRows<X>;
+
+/// The rows of one head of a [B, rows, heads, D] tensor.
+template <class T>
+struct HeadRows {
+  T* data;
+  int64_t stride;
+
+  HeadRows(const Tensor& x, int64_t sample, int64_t head) : data(x.data<T>()), stride(x.stride(1)) {
+    if (x.numel() > 0) data += sample * x.stride(0) + head * x.stride(2);
+  }
+  T* operator[](int64_t row) const { return data + row * stride; }
+};
+
+/// Operands and sizes of one call, and who sees whom.
+struct Problem {
+  const Tensor &q, &k, &v;
+  double scale;
+  CausalMask mask;
+  int64_t B = q.size(0), S = q.size(1), N = q.size(2), D = q.size(3);
+  int64_t K = k.size(1), G = k.size(2);
+  int64_t padded_K = mask.num_tiles() * kKeyTile;
+};
+
+/// Up to kQueryRows consecutive queries.
+template <class X>
+struct QueryBlock {
+  int64_t first, rows, groups;
+  std::array<int32_t, kGroups<X>> lowest{}, highest{};  ///< position in each group
+
+  QueryBlock(const CausalMask& mask, int64_t first, int64_t num_queries)
+      : first(first),
+        rows(std::min(kQueryRows<X>, num_queries - first)),
+        groups(round_up(rows, kTileRows<X>) / kTileRows<X>) {
+    for (int64_t g = 0; g < groups; ++g) {
+      const int32_t* query = mask.queries() + first + g * kTileRows<X>;
+      const int64_t count = std::min(kTileRows<X>, rows - g * kTileRows<X>);
+      lowest[g] = *std::min_element(query, query + count);
+      highest[g] = *std::max_element(query, query + count);
+    }
+  }
+};
+
+/// How many keys of a tile each group of a block has to look at.
+template <class X>
+struct Seen {
+  std::array<int64_t, kGroups<X>> keys{};
+  int64_t any = 0;  ///< the largest of them
+
+  Seen(const QueryBlock<X>& block, const CausalMask& mask, int64_t tile) {
+    for (int64_t g = 0; g < block.groups; ++g) {
+      keys[g] = mask.num_seen(block.highest[g], tile);
+      any = std::max(any, keys[g]);
+    }
+  }
+};
+
+/// to [kQueryRows, depth] = factor * the block's rows of x. What only fills up a group or the depth
+/// is 0.
+template <class X, class T>
+void load_block(X* to, const HeadRows<T>& x, const QueryBlock<X>& block, int64_t D,
+                accumulate_t<T> factor) {
+  const int64_t padding = round_up(D, kTileDepth<X>) - D;
+  for (int64_t i = 0; i < block.rows; ++i, to += D) {
+    const T* row = x[block.first + i];
+#pragma omp simd
+    for (int64_t d = 0; d < D; ++d) store(to[d], factor * load(row[d]));
+    std::fill_n(to + D, padding, X{});
+    to += padding;
+  }
+  std::fill_n(to, (block.groups * kTileRows<X> - block.rows) * (D + padding), X{});
+}
+
+/// Packs all keys (or values), tile after tile, as a right operand [depth, padded_K].
+template <class X, class T>
+void pack_transposed(X* to, const HeadRows<T>& x, const Problem& p) {
+  const int64_t depth = round_up(p.D, kTileDepth<X>);
+  for (int64_t first = 0; first < p.K; first += kKeyTile, to += depth * kKeyTile) {
+    pack_panels(to, x[first], 1, x.stride, p.D, std::min(kKeyTile, p.K - first), depth);
+  }
+}
+
+/// Packs all keys (or values), tile after tile, as a right operand [padded_K, D].
+template <class X, class T>
+void pack(X* to, const HeadRows<T>& x, const Problem& p) {
+  const int64_t tile_size = kKeyTile * round_up(p.D, kTileColumns<X>);
+  for (int64_t first = 0; first < p.K; first += kKeyTile, to += tile_size) {
+    pack_panels(to, x[first], x.stride, 1, std::min(kKeyTile, p.K - first), p.D, kKeyTile);
+  }
+}
+
+/// scores [kQueryRows, kKeyTile] = queries [kQueryRows, depth] keys [depth, kKeyTile]
+template <class A, class X>
+void multiply_keys(A* scores, const X* queries, const X* keys, int64_t depth,
+                   const QueryBlock<X>& block, const Seen<X>& seen) {
+  for (int64_t t = 0; t < seen.any; t += kTileColumns<X>) {
+    for (int64_t g = 0; g < block.groups; ++g) {
+      if (t >= seen.keys[g]) continue;
+      multiply_tile(depth, queries + g * kTileRows<X> * depth, depth, keys + t * depth,
+                    scores + g * kTileRows<X> * kKeyTile + t, kKeyTile, /*accumulate=*/false);
+    }
+  }
+}
+
+/// out [kQueryRows, width] += weights [kQueryRows, kKeyTile] values [kKeyTile, width]
+template <class A, class X>
+void add_over_keys(A* out, const X* weights, const X* values, int64_t width,
+                   const QueryBlock<X>& block, const Seen<X>& seen) {
+  for (int64_t d = 0; d < width; d += kTileColumns<X>) {
+    for (int64_t g = 0; g < block.groups; ++g) {
+      multiply_tile(round_up(seen.keys[g], kTileDepth<X>), weights + g * kTileRows<X> * kKeyTile,
+                    kKeyTile, values + d * kKeyTile, out + g * kTileRows<X> * width + d, width,
+                    /*accumulate=*/true);
+    }
+  }
+}
+
+/// The product over queries: out [kKeyTile, width] += weightsᵀ [kKeyTile, kQueryRows]
+/// values [kQueryRows, width].
+template <class A>
+struct OverQueries {
+  static constexpr int64_t kOutColumn = 1;  ///< from one column of out to the next
+
+  /// to = the right operand for add(), of rows [kQueryRows, D].
+  static void pack(A* to, const A* rows, const QueryBlock<A>& block, int64_t D) {
+    pack_panels(to, rows, D, 1, block.rows, D, kQueryRows<A>);
+  }
+  static void add(A* out, const A* weights, A* /*panels*/, const A* values, int64_t width,
+                  const QueryBlock<A>& block, const Seen<A>& seen) {
+    for (int64_t t = 0; t < seen.any; t += kTileRows<A>) {
+      int64_t row = 0;  // the first that may see one of these keys
+      for (int64_t g = 0; seen.keys[g] <= t; ++g) row += kTileRows<A>;
+      for (int64_t d = 0; d < width; d += kTileColumns<A>) {
+        multiply_tile(block.rows - row, weights + row * kKeyTile + t, 1,
+                      values + d * kQueryRows<A> + row * kTileColumns<A>, out + t * width + d,
+                      width, /*accumulate=*/true, kKeyTile);
+      }
+    }
+  }
+};
+
+/// The same, transposed: outᵀ [width, kKeyTile] += valuesᵀ [width, kQueryRows] weights [kQueryRows,
+/// kKeyTile]. The pairs are of queries here. Weights on the right only have their rows zipped; on
+/// the left they would have to be transposed, tile by tile. So the values are, once per block, and
+/// outᵀ is, once per head.
+template <>
+struct OverQueries<bf16> {
+  static constexpr int64_t kOutColumn = kKeyTile;
+
+  /// to [depth, kQueryRows] = the transpose of rows [kQueryRows, depth]: the left operand for
+  /// add().
+  static void pack(bf16* to, const bf16* rows, const QueryBlock<bf16>& block, int64_t depth) {
+    for (int64_t i = 0; i < block.groups * kTileRows<bf16>; i += 2, rows += 2 * depth) {
+      for (int64_t d = 0; d < depth; ++d) {
+        Pair* row = reinterpret_cast<Pair*>(to + d * kQueryRows<bf16>);
+        row[i / 2] = pair_of(rows[d], rows[depth + d]);
+      }
+    }
+  }
+  static void add(float* out, const bf16* weights, bf16* panels, const bf16* values, int64_t width,
+                  const QueryBlock<bf16>& block, const Seen<bf16>& seen) {
+    const int64_t columns = round_up(seen.any, kTileColumns<bf16>);
+    pack_panels(panels, weights, kKeyTile, 1, block.rows, columns, kQueryRows<bf16>);
+    for (int64_t t = 0; t < columns; t += kTileColumns<bf16>) {
+      int64_t row = 0;  // the first that may see one of these keys
+      for (int64_t g = 0; seen.keys[g] <= t; ++g) row += kTileRows<bf16>;
+      for (int64_t d = 0; d < width; d += kTileRows<bf16>) {
+        multiply_tile(block.groups * kTileRows<bf16> - row, values + d * kQueryRows<bf16> + row,
+                      kQueryRows<bf16>, panels + t * kQueryRows<bf16> + row * kTileColumns<bf16>,
+                      out + d * kKeyTile + t, kKeyTile, /*accumulate=*/true);
+      }
+    }
+  }
+};
+
+/// Multiplies the scores of the block's query `row` by `scale` and gives keys of the tile that it
+/// does not see the score -inf. Returns how many scores, in whole panels, there are to look at.
+template <class A, class X>
+int64_t finish_scores(A* scores, A scale, int64_t row, const QueryBlock<X>& block,
+                      const Seen<X>& seen, const CausalMask& mask, int64_t tile) {
+  const int64_t group = row / kTileRows<X>, count = round_up(seen.keys[group], kTileColumns<X>);
+  if (scale != 1) simd_map(scores, count, [=](auto t) { return load(scores, t) * scale; });
+  if (mask.sees_all(block.lowest[group], tile)) return count;
+  const int32_t query = mask.queries()[block.first + row];
+  const int32_t* keys = mask.keys() + tile * kKeyTile;
+  simd_map(scores, count, [=](auto t) { return hide_later(load(scores, t), keys, t, query); });
+  return count;
+}
+
+}  // namespace usp::cpu
