@@ -3,7 +3,7 @@
 #if defined(USP_EMULATE_AMX)
 #include "amx_emulation.h"  // of the tests
 #define USP_AMX
-#elif defined(__AMX_TILE__) && defined(__AMX_BF16__)
+#elif defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #define USP_AMX
@@ -73,7 +73,7 @@ struct alignas(64) TileConfig {
 };
 constexpr TileConfig kTileConfig;
 
-/// Whether this process may use the registers: Linux wants to be asked first.
+/// Whether there are such registers and this process may use them: Linux wants to be asked first.
 bool has_tiles() {
 #if defined(USP_EMULATE_AMX)
   return true;
