@@ -149,7 +149,7 @@ def _measure_rounds(chapter, seconds, rounds, peer=None):
             result = _run_once(chapter, *case, steps[case])
             if (name, dtype) not in bounds:
                 bounds[name, dtype] = limits.op_bench("bound", **CONFIGS[name], dtype=dtype)
-                if peer:
+                if peer and peers.timed_in(dtype):
                     peer_results.setdefault(case, []).append(
                         _run_peer(peer, name, dtype, seconds))
             result.update(bounds[name, dtype])

@@ -74,6 +74,12 @@ def instruction_sets():
     return {name: name in flags for name in names}
 
 
+def multiplies_bf16():
+    """Whether this CPU has instructions for it."""
+    isa = instruction_sets()
+    return any(isa.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+
+
 def bf16_path():
     """How `--dtype bf16` multiplies on this CPU, in words."""
     isa = instruction_sets()

@@ -37,7 +37,15 @@ def prepare(peers):
         raise BookError(f"--peers {peers}: this Python cannot import torch; try one that can, or "
                         "--peers setup", 2)
     say(f"book: peer: PyTorch {version.strip().splitlines()[-1]} of {show_path(python)}")
+    if not timed_in("bf16"):
+        say("book: the peer is timed in f32 alone: this CPU has no bf16 instructions, and without "
+            "them a step of PyTorch in bf16 takes tens of times as long")
     return python
+
+
+def timed_in(dtype):
+    """Whether PyTorch is to be timed in this dtype; bench would wait for hours otherwise."""
+    return dtype != "bf16" or machine.multiplies_bf16()
 
 
 def _set_up():

@@ -401,6 +401,12 @@ class Bench(Scratch):
         self.assertNotIn("OPENBLAS_CORETYPE", env)
         self.assertEqual((env["OMP_NUM_THREADS"], env["MALLOC_MMAP_MAX_"]), ("3", "0"))
 
+    def test_the_peer_is_timed_in_bf16_where_the_cpu_multiplies_it(self):
+        for flags, timed in (("avx2 fma avx512f", False), ("avx512f avx512_bf16", True)):
+            with (mock.patch.object(machine, "_cpuinfo", return_value=flags),
+                  mock.patch.object(machine.platform, "machine", return_value="x86_64")):
+                self.assertEqual((peers.timed_in("f32"), peers.timed_in("bf16")), (True, timed))
+
     def test_a_peer_without_torch_is_refused(self):
         python = write(self.scratch / "python", "#!/bin/sh\nexit 1\n", executable=True)
         with self.assertRaises(BookError) as caught:
