@@ -123,7 +123,7 @@ inline F polynomial(F r, float c0, Coefficients... higher) {
 
 /// e^x of x <= 0, which is all that softmax and sigmoid ask for; without branches or calls, so that
 /// loops over it vectorise. To 3 ulp or, where T = bf16 rounds what comes of it, to 5e-6. NaN stays
-/// NaN, results below 1e-38 are 0. F is float or Floats.
+/// NaN, results below 8e-39 are 0. F is float or Floats.
 template <class T, class F>
 inline F exp(F x) {
   constexpr float kLog2e = 0x1.715476p0F;
