@@ -6,6 +6,9 @@ from pathlib import Path
 # What the shipped code and its matmul library make use of, as the kernel names it.
 X86_ISA = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")
 ARM_ISA = ("asimd", "sve", "bf16")
+# Those that multiply bf16, the fastest first.
+BF16_ISA = {"amx_bf16": "AMX tiles", "avx512_bf16": "AVX-512 BF16 instructions",
+            "bf16": "Arm BF16 instructions"}
 
 
 def usable_cores(cgroup_root="/sys/fs/cgroup", own_cgroup="/proc/self/cgroup"):
@@ -77,18 +80,15 @@ def instruction_sets():
 def multiplies_bf16():
     """Whether this CPU has instructions for it."""
     isa = instruction_sets()
-    return any(isa.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+    return any(isa.get(name) for name in BF16_ISA)
 
 
 def bf16_path():
     """How `--dtype bf16` multiplies on this CPU, in words."""
     isa = instruction_sets()
-    if isa.get("amx_bf16"):
-        return "native: AMX tiles"
-    if isa.get("avx512_bf16"):
-        return "native: AVX-512 BF16 instructions"
-    if isa.get("bf16"):
-        return "native: Arm BF16 instructions"
+    for name, instructions in BF16_ISA.items():
+        if isa.get(name):
+            return f"native: {instructions}"
     return "no bf16 instructions: operands are widened to f32 (same results to tolerance, slower)"
 
 
