@@ -49,10 +49,8 @@ struct RunningSoftmax {
 /// same type.
 template <class X, class A>
 struct Weights {
-  PerThread<X> own;
+  PerThread<X> own{std::is_same_v<X, A> ? 0 : kQueryRows<X> * kKeyTile};
 
-  explicit Weights(int64_t tasks)
-      : own(std::is_same_v<X, A> ? 0 : tasks, kQueryRows<X> * kKeyTile) {}
   X* mine(A* scores) const {
     if constexpr (std::is_same_v<X, A>)
       return scores;
@@ -128,14 +126,14 @@ class Forward {
   A* lse_;
   const int64_t tasks_ = p_.B * p_.N;
   const Scale<X, A> scale_{p_.scale};
-  const int64_t depth_ = round_up(p_.D, kTileDepth<X>);         ///< channels of a left operand
-  const int64_t width_ = round_up(p_.D, kTileColumns<X>);       ///< channels in whole panels
-  const PerThread<X> keys_{tasks_, depth_* p_.padded_K};        ///< [depth, padded_K] in panels
-  const PerThread<X> values_{tasks_, p_.padded_K* width_};      ///< [padded_K, D] in panels
-  const PerThread<X> queries_{tasks_, kQueryRows<X>* depth_};   ///< [kQueryRows, depth], scaled
-  const PerThread<A> scores_{tasks_, kQueryRows<X>* kKeyTile};  ///< [kQueryRows, kKeyTile]
-  const Weights<X, A> probs_{tasks_};                           ///< the same
-  const PerThread<A> sums_{tasks_, kQueryRows<X>* width_};      ///< [kQueryRows, width]
+  const int64_t depth_ = round_up(p_.D, kTileDepth<X>);    ///< channels of a left operand
+  const int64_t width_ = round_up(p_.D, kTileColumns<X>);  ///< channels in whole panels
+  const PerThread<X> keys_{depth_ * p_.padded_K};          ///< [depth, padded_K] in panels
+  const PerThread<X> values_{p_.padded_K * width_};        ///< [padded_K, D] in panels
+  const PerThread<X> queries_{kQueryRows<X> * depth_};     ///< [kQueryRows, depth], scaled
+  const PerThread<A> scores_{kQueryRows<X> * kKeyTile};    ///< [kQueryRows, kKeyTile]
+  const Weights<X, A> probs_;                              ///< the same
+  const PerThread<A> sums_{kQueryRows<X> * width_};        ///< [kQueryRows, width]
 };
 
 /// Each task is one kv head of one sample with all query heads that read it, so that one thread
@@ -248,23 +246,23 @@ class Backward {
   const int64_t depth_ = round_up(p_.D, kTileDepth<X>);    ///< channels of a left operand
   const int64_t width_ = round_up(p_.D, kTileColumns<X>);  ///< channels in whole panels
   // Packed: [depth, padded_K] twice, [padded_K, D].
-  const PerThread<X> keys_transposed_{tasks_, depth_* p_.padded_K};
-  const PerThread<X> values_transposed_{tasks_, depth_* p_.padded_K};
-  const PerThread<X> keys_{tasks_, p_.padded_K* width_};
+  const PerThread<X> keys_transposed_{depth_ * p_.padded_K};
+  const PerThread<X> values_transposed_{depth_ * p_.padded_K};
+  const PerThread<X> keys_{p_.padded_K * width_};
   // Tile after tile [kKeyTile, width], or its transpose.
-  const PerThread<A> dkeys_{tasks_, p_.padded_K* width_};
-  const PerThread<A> dvalues_{tasks_, p_.padded_K* width_};
+  const PerThread<A> dkeys_{p_.padded_K * width_};
+  const PerThread<A> dvalues_{p_.padded_K * width_};
   // [kQueryRows, depth], and what OverQueries makes of it.
-  const PerThread<X> queries_{tasks_, kQueryRows<X>* depth_};  ///< scaled
-  const PerThread<X> douts_{tasks_, kQueryRows<X>* depth_};
-  const PerThread<X> packed_queries_{tasks_, kQueryRows<X>* width_};
-  const PerThread<X> packed_douts_{tasks_, kQueryRows<X>* width_};
+  const PerThread<X> queries_{kQueryRows<X> * depth_};  ///< scaled
+  const PerThread<X> douts_{kQueryRows<X> * depth_};
+  const PerThread<X> packed_queries_{kQueryRows<X> * width_};
+  const PerThread<X> packed_douts_{kQueryRows<X> * width_};
   // [kQueryRows, kKeyTile]
-  const PerThread<A> scores_{tasks_, kQueryRows<X>* kKeyTile};
-  const PerThread<A> dprobs_{tasks_, kQueryRows<X>* kKeyTile};
-  const Weights<X, A> probs_{tasks_}, dscores_{tasks_};
-  const PerThread<X> panels_{std::is_same_v<X, A> ? 0 : tasks_, kQueryRows<X>* kKeyTile};
-  const PerThread<A> dqueries_{tasks_, kQueryRows<X>* width_};  ///< [kQueryRows, width]
+  const PerThread<A> scores_{kQueryRows<X> * kKeyTile};
+  const PerThread<A> dprobs_{kQueryRows<X> * kKeyTile};
+  const Weights<X, A> probs_, dscores_;
+  const PerThread<X> panels_{std::is_same_v<X, A> ? 0 : kQueryRows<X> * kKeyTile};
+  const PerThread<A> dqueries_{kQueryRows<X> * width_};  ///< [kQueryRows, width]
 };
 
 }  // namespace

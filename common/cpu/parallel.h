@@ -15,10 +15,13 @@ inline constexpr int64_t kBlock = 4096;
 
 /// body(i) for every i in [0, count), `cost` elements of work each. The iterations run on any
 /// thread in any order: body must not allocate, throw, or write what another iteration reads.
+/// Threads take them in small portions: cores differ in speed, by design or by what else they run.
 template <class Body>
 void parallel_for(int64_t count, int64_t cost, Body body) {
   // A private copy of body lets the compiler keep what it captured in registers.
-#pragma omp parallel for schedule(static) firstprivate(body) if (count * cost >= kParallelWork)
+  const int64_t portion = std::max<int64_t>(1, count / (8 * num_threads()));
+#pragma omp parallel for schedule(dynamic, portion) \
+    firstprivate(body) if (count * cost >= kParallelWork)
   for (int64_t i = 0; i < count; ++i) body(i);
 }
 
@@ -38,13 +41,12 @@ inline Tensor workspace(const Shape& shape, DType dtype) {
   return Tensor::empty(shape, dtype);
 }
 
-/// An array of `size` elements for each thread that works on `tasks` tasks.
+/// An array of `size` elements for each thread.
 template <class A>
 class PerThread {
  public:
-  PerThread(int64_t tasks, int64_t size)
-      : storage_(workspace({std::min<int64_t>(tasks, num_threads()), size}, dtype_of<A>)),
-        size_(size) {}
+  explicit PerThread(int64_t size)
+      : storage_(workspace({num_threads(), size}, dtype_of<A>)), size_(size) {}
   /// The calling thread's.
   A* mine() const { return static_cast<A*>(storage_.address()) + thread_index() * size_; }
 

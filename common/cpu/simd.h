@@ -11,19 +11,22 @@
 #include "dtype.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
-#define USP_LANES
+#define USP_LANES "lanes_avx512.h"
 #define USP_SIMD avx512
+#elif defined(__AVX2__) && defined(__FMA__)
+#define USP_LANES "lanes_avx2.h"
+#define USP_SIMD avx2
 #else
 #define USP_SIMD portable
 #endif
 
 /// Loops over the elements of a row. A loop's body is written once, for an index that is either one
-/// element or, where the CPU has AVX-512, the Lanes of a register; on other CPUs the compiler
-/// vectorises it. Both give the same bits: every operation is in IEEE arithmetic, and sums have the
-/// same order.
+/// element or, where the CPU has AVX2 or AVX-512, the Lanes of a register; on other CPUs the
+/// compiler vectorises it. All give the same bits: every operation is in IEEE arithmetic, and sums
+/// have the same order.
 namespace usp::cpu {
 
-/// Names of the two must differ: the tests compile this file for any CPU, the kernels for this one.
+/// Names must differ: the tests compile this file for any CPU, the kernels for this one.
 inline namespace USP_SIMD {
 
 /// Bytes of one SIMD register of the instruction set that the build targets.
@@ -206,6 +209,14 @@ void simd_map(T* y, int64_t count, Value value, Next*... next) {
       count, [=](auto i) { store(y, i, value(i)); }, next...);
 }
 
+/// Combines results [2 kHalf] into the first of them: i with kHalf + i, and on with half as many.
+template <int64_t kHalf, class A, class Combine>
+void fold(A* results, Combine combine) {
+#pragma omp simd
+  for (int64_t i = 0; i < kHalf; ++i) results[i] = combine(results[i], results[kHalf + i]);
+  if constexpr (kHalf > 1) fold<kHalf / 2>(results, combine);
+}
+
 /// How many partial results simd_reduce() is to have for elements T: one for f64, whose sums are in
 /// index order.
 template <class T>
@@ -235,10 +246,7 @@ A simd_reduce(int64_t count, A start, Term term, Combine combine, Next*... next)
     }
 #pragma omp simd
     for (int64_t i = 0; i < count - whole; ++i) results[i] = combine(results[i], term(whole + i));
-    for (int64_t half = kStride / 2; half > 0; half /= 2) {
-#pragma omp simd
-      for (int64_t i = 0; i < half; ++i) results[i] = combine(results[i], results[half + i]);
-    }
+    fold<kStride / 2>(results, combine);
     return results[0];
   }
 }

@@ -51,7 +51,7 @@ void CpuBackend::causal_softmax_forward(Tensor probs, Tensor lse, const Tensor& 
     A* log_sums = lse.data<A>();
     const T* in = scores.data<T>();
     const int32_t *query = mask.queries(), *key = mask.keys();
-    const PerThread<A> terms(lse.numel(), K);
+    const PerThread<A> terms(K);
     parallel_for(lse.numel(), 4 * K, [=, &mask, &terms](int64_t row) {
       const int32_t position = query[row % S];
       log_sums[row] = causal_softmax_row(out + row * K, in + row * K, K, A(scale), key, position,
