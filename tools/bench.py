@@ -2,9 +2,8 @@
 
 Every round measures, besides each case, its bound: the time of the step's own matrix products
 alone. For a chapter of one rank also: memory-bound operations next to memory, attention next to the
-matmul library, where a step's time goes and what techniques gained, and with --peers PyTorch in the
-same rounds. For a chapter
-of several ranks: one rank with all threads against as many ranks of one thread each, at equal
+matmul library, where a step's time goes and what techniques gained, and with --peers PyTorch in
+turns with the chapter. For a chapter of several ranks: one rank with all threads against as many ranks of one thread each, at equal
 global batch; what operators reach on one such rank and on two; the collectives, next to the MPI
 library's own; emulated links, next to what was asked of them; what tracing costs; how much
 communication the ways of data parallelism hide; and the stages of ZeRO next to plain data
@@ -35,6 +34,8 @@ DTYPES = ("f32", "bf16")
 QUIET_FLAGS = {"eval_interval": 0, "sample_tokens": 0, "trace_steps": 0}
 SKIPPED_STEPS = 3  # primitives are created, blocks allocated and pages touched in them
 MIN_STEPS, MAX_STEPS = 3, 500
+TURNS_PER_ROUND = 3  # of the chapter and its peers
+ENDLESS = 10**6  # steps of a run that is killed
 TRACING_ROUNDS = 7  # at least: it costs less than one round differs from the next
 # Ranks and flags of comm_bench: on more ranks than cores MPI_Allreduce spins, so it gets less to do.
 COLLECTIVES = ((2, ()), (8, ("--rounds", "50", "--large", "65536")))
@@ -131,17 +132,17 @@ def _cases(chapter):
             if CONFIGS[name]["micro_batch_size"] % ranks == 0]
 
 
-def _measure_rounds(chapter, seconds, rounds, peer=None):
-    """{(config, dtype, ranks): [measure() of each round]}, and the same of the peer's modes.
+def _measure_rounds(chapter, seconds, rounds):
+    """{(config, dtype, ranks): [measure() of each round]}.
 
-    Within a round cases, their bounds and the peer (a Python with torch) take turns.
+    Within a round cases and their bounds take turns.
     """
     cases, steps = _cases(chapter), {}
     for case in cases:
         say(f"book: {_label(*case)}: how long is a step?")
         first = _run_once(chapter, *case, SKIPPED_STEPS + MIN_STEPS)
         steps[case] = steps_for(seconds, first["step_ms"])
-    results, peer_results = {case: [] for case in cases}, {}
+    results = {case: [] for case in cases}
     for number in range(rounds):
         bounds = {}
         for case in cases:
@@ -149,23 +150,32 @@ def _measure_rounds(chapter, seconds, rounds, peer=None):
             result = _run_once(chapter, *case, steps[case])
             if (name, dtype) not in bounds:
                 bounds[name, dtype] = limits.op_bench("bound", **CONFIGS[name], dtype=dtype)
-                if peer and peers.timed_in(dtype):
-                    peer_results.setdefault(case, []).append(
-                        _run_peer(peer, name, dtype, seconds))
             result.update(bounds[name, dtype])
             result["of_bound"] = result["tokens_per_s"] / result["bound_tokens_per_s"]
             results[case].append(result)
             say(f"book: round {number + 1}/{rounds}  {_label(*case):<15}  "
                 f"{result['tokens_per_s']:9.0f} tokens/s  {result['of_bound']:.2f} of the bound")
-    return results, peer_results
+    return results
 
 
-def _run_peer(python, name, dtype, seconds):
-    """{mode: what it printed} of the peer's modes."""
-    found = {mode: peers.run(python, CONFIGS[name], dtype, mode, seconds) for mode in peers.MODES}
-    say(f"book: PyTorch {name} {dtype}: " + ", ".join(
-        f"{mode} {result['tokens_per_s']:.0f} tokens/s" for mode, result in found.items()))
+def _measure_peers(chapter, python, seconds, rounds):
+    """How PyTorch (under this Python) and our trainer did in turns, case by case."""
+    found = []
+    for name, config in CONFIGS.items():
+        tokens = config["micro_batch_size"] * config["seq_len"]
+        for dtype in filter(peers.timed_in, DTYPES):
+            say(f"book: {_label(name, dtype, 1)}: in turns with PyTorch")
+            entry = peers.summarise(peers.measure(
+                python, lambda run_dir: _command(chapter, config, dtype, 1, ENDLESS, run_dir),
+                config, dtype, seconds / TURNS_PER_ROUND, TURNS_PER_ROUND * rounds), tokens)
+            found.append({"config": name, "dtype": dtype, **entry})
+            say(f"book: {_label(name, dtype, 1)}: {_speeds(entry)} tokens/s")
     return found
+
+
+def _speeds(entry):
+    """Of one of _measure_peers: ours 100, eager 80, compile 90"""
+    return ", ".join(f"{name} {speed:.0f}" for name, speed in entry["tokens_per_s"].items())
 
 
 def _profile(chapter, name, dtype, ranks=1, threads=None):
@@ -223,12 +233,8 @@ def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packa
     if chapter.ranks is not None:
         build.prepare(build.RELEASE, "comm_bench")
     python = peers.prepare(peer) if peer else None
-    results, peer_results = _measure_rounds(chapter, seconds, rounds, python)
-    record = _record(chapter, results)
-    record["peers"] = [
-        {"config": case[0], "dtype": case[1], "rounds": of_case,
-         **peers.summarise(of_case, [r["tokens_per_s"] for r in results[case]])}
-        for case, of_case in peer_results.items()]
+    record = _record(chapter, _measure_rounds(chapter, seconds, rounds))
+    record["peers"] = _measure_peers(chapter, python, seconds, rounds) if python else []
     if chapter.ranks is None:
         record.update(_measure_operations(chapter, rounds))
     else:
@@ -354,12 +360,11 @@ def _print_table(record):
 
 
 def _print_peers(record):
-    """How PyTorch did in the same rounds."""
+    """How PyTorch did in turns with us."""
     for entry in record["peers"]:
-        speeds = ", ".join(f"{mode} {entry['tokens_per_s'][mode]:.0f}" for mode in peers.MODES)
-        print(f"{entry['config']} {entry['dtype']}: {entry['ratio']:.2f} ({entry['ratio_min']:.2f}-"
-              f"{entry['ratio_max']:.2f}) of the tokens/s of PyTorch {entry['torch']}, best mode "
-              f"{entry['best']} ({speeds} tokens/s)")
+        print(f"{entry['config']} {entry['dtype']}: {entry['ratio']:.2f} ({entry['ratio_low']:.2f}-"
+              f"{entry['ratio_high']:.2f}) of the tokens/s of PyTorch {entry['torch']}, best mode "
+              f"{entry['best']} ({_speeds(entry)} tokens/s)")
 
 
 def _print_operations(record):

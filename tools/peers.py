@@ -1,24 +1,26 @@
-"""`./book bench --peers PYTHON`: PyTorch at the same shapes, in the same rounds.
+"""`./book bench --peers PYTHON`: PyTorch at the same shapes, in turns with our trainer.
 
 `--peers setup` makes a virtual environment in build/peers, with torch from wherever pip is set to
 look. Its default index has builds with CUDA alone, of several GB, which run on a CPU as well;
 PIP_INDEX_URL chooses another.
 """
-import json
 import shutil
 import statistics
 import sys
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from tools import machine
 from tools.base import ROOT, BookError, say, show_path
 from tools.estimates import words_of
-from tools.process import output_of, run_step, wait_for
+from tools.process import output_of, run_step
+from tools.turns import Program, take
 
 ENVIRONMENT = ROOT / "build" / "peers"
 SCRIPT = ROOT / "tools" / "bench" / "torch_bench.py"
 SET_UP_BYTES = 12 << 30  # the packages unpacked, and downloaded beside them
-MODES = ("eager", "compile")
+OWN, MODES = "ours", ("eager", "compile")
 # What slows PyTorch down and is none of its doing: a BLAS told to use fewer instructions than the
 # CPU has, and an allocator that gives every step's memory back to the system.
 UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "ATEN_CPU_CAPABILITY")
@@ -73,29 +75,34 @@ def environment():
     return env
 
 
-def run(python, config, dtype, mode, seconds):
-    """What torch_bench.py prints for one mode. BookError if it fails."""
-    command = [str(python), str(SCRIPT), *words_of({**config, "dtype": dtype, "seconds": seconds}),
-               *(["--compile"] if mode == "compile" else [])]
-    held = []
-    code, signals = wait_for(command, environment(), held.append)
-    if signals:
-        raise BookError("the benchmark was interrupted", 128 + signals[0])
-    try:
-        if code == 0:
-            return json.loads(held[-1])
-    except (IndexError, ValueError):
-        pass
-    raise BookError(f"PyTorch ({mode}, {dtype}) ended with exit code {code}:\n"
-                    f"{''.join(held[-12:])}")
+def measure(python, own_command, config, dtype, seconds, turns):
+    """The turns of our training program and of PyTorch's modes: [{name: lines of its steps}].
+
+    own_command: called with a run directory; trains for longer than all turns take.
+    """
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="book_peers_")))
+        run_dir = scratch / "run"
+        programs = {OWN: stack.enter_context(
+            Program(own_command(run_dir), machine.thread_environment(), scratch / OWN,
+                    run_dir / "metrics.jsonl"))}
+        for mode in MODES:
+            command = [str(python), str(SCRIPT), *words_of({**config, "dtype": dtype}),
+                       *(["--compile"] if mode == "compile" else [])]
+            programs[mode] = stack.enter_context(Program(command, environment(), scratch / mode))
+        return take(programs, seconds, turns)
 
 
-def summarise(rounds, own):
-    """Of the rounds [{mode: result}] of one case, and its own tokens/s in them: medians of every
-    mode, the best mode, and the median over rounds of own / best mode."""
-    modes = {mode: statistics.median(r[mode]["tokens_per_s"] for r in rounds) for mode in MODES}
-    best = max(modes, key=modes.get)
-    ratios = [ours / r[best]["tokens_per_s"] for ours, r in zip(own, rounds)]
-    return {"tokens_per_s": modes, "best": best, "ratio": statistics.median(ratios),
-            "ratio_min": min(ratios), "ratio_max": max(ratios),
-            "torch": rounds[0][best]["torch"], "threads": rounds[0][best]["threads"]}
+def summarise(turns, tokens):
+    """Of the turns of one case, whose steps are of so many tokens: medians over the turns of ours
+    and every mode, the mode that is best by them, and of ours / that mode within a turn the median
+    and the middle half."""
+    steps = {name: [statistics.median(line["step_ms"] for line in turn[name]) for turn in turns]
+             for name in (OWN, *MODES)}
+    speeds = {name: 1e3 * tokens / statistics.median(ms) for name, ms in steps.items()}
+    best = max(MODES, key=speeds.get)
+    ratios = [theirs / ours for ours, theirs in zip(steps[OWN], steps[best])]
+    quartiles = statistics.quantiles(ratios, n=4, method="inclusive")
+    return {"tokens_per_s": speeds, "best": best, "ratio": quartiles[1],
+            "ratio_low": quartiles[0], "ratio_high": quartiles[2], "turns": len(turns),
+            "torch": turns[0][best][0]["torch"], "threads": turns[0][best][0]["threads"]}

@@ -19,7 +19,7 @@ inline constexpr int64_t kBlock = 4096;
 template <class Body>
 void parallel_for(int64_t count, int64_t cost, Body body) {
   // A private copy of body lets the compiler keep what it captured in registers.
-  const int64_t portion = std::max<int64_t>(1, count / (8 * num_threads()));
+  const int64_t portion = std::max<int64_t>(1, count / (32 * num_threads()));
 #pragma omp parallel for schedule(dynamic, portion) \
     firstprivate(body) if (count * cost >= kParallelWork)
   for (int64_t i = 0; i < count; ++i) body(i);

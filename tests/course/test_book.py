@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -19,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tools import (bench, chapters, compare, figures, launch, limits, machine, packages,  # noqa: E402
-                   peers, runs, techniques)
+                   peers, runs, techniques, turns)
 from tools.base import BookError  # noqa: E402
 
 
@@ -387,13 +388,50 @@ class Bench(Scratch):
                          {"median": 2.5, "min": 1.0, "max": 3.0})
 
     def test_the_peer_counts_with_its_best_mode(self):
-        rounds = [{mode: {"tokens_per_s": speed, "torch": "2", "threads": 2}
-                   for mode, speed in zip(peers.MODES, speeds)}
-                  for speeds in ((100, 150), (100, 200), (300, 100))]
-        found = peers.summarise(rounds, [300, 300, 150])
-        self.assertEqual((found["best"], found["tokens_per_s"]["compile"]), ("compile", 150))
-        # Within a round, of the mode that is best over all of them.
-        self.assertEqual((found["ratio"], found["ratio_min"], found["ratio_max"]), (1.5, 1.5, 2.0))
+        turns = [{name: [{"step_ms": ms, "torch": "2", "threads": 2} for ms in (one, one, 900)]
+                  for name, one in zip((peers.OWN, *peers.MODES), steps)}
+                 for steps in ((100, 150, 120), (100, 200, 130), (50, 40, 70))]
+        found = peers.summarise(turns, 1000)
+        self.assertEqual(found["tokens_per_s"],
+                         {"ours": 10000, "eager": 1e6 / 150, "compile": 1e6 / 120})
+        # Within a turn, of the mode that is best over all of them.
+        self.assertEqual((found["best"], found["ratio"]), ("compile", 1.3))
+        self.assertEqual((found["ratio_low"], found["ratio_high"]), (1.25, 1.35))
+
+    def test_programs_take_turns(self):
+        endless = write(self.scratch / "endless.py", """
+import json, sys, time
+at = 0
+while True:
+    time.sleep(0.01)
+    at += 1
+    print(json.dumps({"step_ms": at, "time": time.time()}), flush=True)
+""")
+        command = [sys.executable, str(endless)]
+        with (turns.Program(command, None, self.scratch / "a") as a,
+              turns.Program(command, None, self.scratch / "b") as b):
+            taken = turns.take({"a": a, "b": b}, 0.1, 3)
+            still = len(a.lines())
+            time.sleep(0.1)
+            self.assertEqual(len(a.lines()), still)
+        spans = [(name, steps[0]["time"], steps[-1]["time"])
+                 for turn in taken for name, steps in turn.items()]
+        self.assertEqual([name for name, *_ in spans], ["a", "b"] * 3)
+        for (_, _, end), (_, begin, _) in zip(spans, spans[1:]):
+            self.assertLess(end, begin)
+        for turn in taken:
+            for steps in turn.values():
+                self.assertGreaterEqual(len(steps), turns.MIN_STEPS)
+        # The step during which a program was stopped is in no turn.
+        first, second = (turn["a"] for turn in taken[:2])
+        self.assertGreater(second[0]["step_ms"], first[-1]["step_ms"] + 1)
+
+    def test_a_program_that_ends_before_its_turn_is_an_error(self):
+        broken = write(self.scratch / "broken.py", "raise SystemExit('no such model')\n")
+        with self.assertRaises(BookError) as caught:
+            with turns.Program([sys.executable, str(broken)], None, self.scratch / "c"):
+                pass
+        self.assertIn("no such model", str(caught.exception))
 
     def test_the_peer_gets_its_best_environment(self):
         with mock.patch.dict(os.environ, {"OPENBLAS_CORETYPE": "Haswell", "OMP_NUM_THREADS": "3"}):

@@ -1,20 +1,17 @@
-"""Trains a Llama of given shapes with PyTorch on the CPU and prints its tokens/s as JSON.
+"""Trains a Llama of given shapes with PyTorch on the CPU, until it is killed.
 
+After every step a line of JSON tells how long it took: see tools/turns.py.
 Run by `./book bench --peers` under the Python that has torch. Everything that PyTorch offers for
 speed is on: scaled_dot_product_attention, fused AdamW, fused projections of q, k, v and of gate,
-up, and with --compile torch.compile. The batch is fixed and no value is read between the first
-and the last timed step.
+up, and with --compile torch.compile. The batch is fixed and no value is read from any step.
 """
 import argparse
 import json
-import statistics
 import time
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-SKIPPED_STEPS = 6  # compiled, allocated and warmed up in them
 
 
 def rotate(x, cos, sin):
@@ -79,7 +76,6 @@ def parse_arguments():
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--dtype", choices=("f32", "bf16"), required=True)
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--seconds", type=float, default=5)
     return parser.parse_args()
 
 
@@ -100,19 +96,13 @@ def main():
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return loss
 
-    first = float(step().detach())
-    times = []
-    while len(times) < SKIPPED_STEPS + 3 or sum(times[SKIPPED_STEPS:]) < a.seconds:
+    while True:
         begin = time.perf_counter()
-        loss = step()
-        times.append(time.perf_counter() - begin)
-    seconds = statistics.median(times[SKIPPED_STEPS:])
-    print(json.dumps({"tokens_per_s": tokens.numel() / seconds, "step_ms": 1e3 * seconds,
-                      "steps": len(times) - SKIPPED_STEPS, "first_loss": first,
-                      "last_loss": float(loss.detach()), "torch": torch.__version__,
-                      "threads": torch.get_num_threads()}))
+        step()
+        print(json.dumps({"step_ms": 1e3 * (time.perf_counter() - begin),
+                          "torch": torch.__version__, "threads": torch.get_num_threads()}),
+              flush=True)
 
 
 if __name__ == "__main__":
