@@ -167,7 +167,7 @@ def _measure_peers(chapter, python, seconds, rounds):
             say(f"book: {_label(name, dtype, 1)}: in turns with PyTorch")
             entry = peers.summarise(peers.measure(
                 python, lambda run_dir: _command(chapter, config, dtype, 1, ENDLESS, run_dir),
-                config, dtype, seconds / TURNS_PER_ROUND, TURNS_PER_ROUND * rounds), tokens)
+                config, dtype, seconds, TURNS_PER_ROUND * rounds), tokens)
             found.append({"config": name, "dtype": dtype, **entry})
             say(f"book: {_label(name, dtype, 1)}: {_speeds(entry)} tokens/s")
     return found
