@@ -3,11 +3,11 @@
 Every round measures, besides each case, its bound: the time of the step's own matrix products
 alone. For a chapter of one rank also: memory-bound operations next to memory, attention next to the
 matmul library, where a step's time goes and what techniques gained, and with --peers PyTorch in
-turns with the chapter. For a chapter of several ranks: one rank with all threads against as many ranks of one thread each, at equal
-global batch; what operators reach on one such rank and on two; the collectives, next to the MPI
-library's own; emulated links, next to what was asked of them; what tracing costs; how much
-communication the ways of data parallelism hide; and the stages of ZeRO next to plain data
-parallelism.
+turns with the chapter. For a chapter of several ranks: one rank with all threads against as many
+ranks of one thread each, at equal global batch; what operators reach on one such rank and on two;
+the collectives, next to the MPI library's own; emulated links, next to what was asked of them; what
+tracing costs; how much communication the ways of data parallelism hide; and the stages of ZeRO next
+to plain data parallelism.
 """
 import datetime
 import json

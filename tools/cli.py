@@ -112,8 +112,8 @@ def _bench(arguments, _flags):
     parser.add_argument("--seconds", type=_positive(float), default=5.0, metavar="S",
                         help="time to measure in each run (default 5)")
     parser.add_argument("--rounds", type=_positive(int), default=3, metavar="N", help="default 3")
-    parser.add_argument("--peers", metavar="PYTHON", help="PyTorch in turns with the chapter, under this "
-                        "Python; setup: under one that pip installs into build/peers")
+    parser.add_argument("--peers", metavar="PYTHON", help="PyTorch in turns with the chapter, under "
+                        "this Python; setup: under one that pip installs into build/peers")
     _add_set_up(parser)
     args = parser.parse_args(arguments)
     return bench.run_bench(chapters.resolve(args.chapter), args.seconds, args.rounds, args.json,
