@@ -79,7 +79,6 @@ class Program:
         os.killpg(self._child.pid, number)
 
 
-
 def take(programs, seconds, turns):
     """Of every turn: {name: what the steps say}. programs: {name: Program}."""
     return [{name: program.turn(seconds) for name, program in programs.items()}

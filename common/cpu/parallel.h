@@ -18,8 +18,8 @@ inline constexpr int64_t kBlock = 4096;
 /// Threads take them in small portions: cores differ in speed, by design or by what else they run.
 template <class Body>
 void parallel_for(int64_t count, int64_t cost, Body body) {
+  [[maybe_unused]] const int64_t portion = std::max<int64_t>(1, count / (32 * num_threads()));
   // A private copy of body lets the compiler keep what it captured in registers.
-  const int64_t portion = std::max<int64_t>(1, count / (32 * num_threads()));
 #pragma omp parallel for schedule(dynamic, portion) \
     firstprivate(body) if (count * cost >= kParallelWork)
   for (int64_t i = 0; i < count; ++i) body(i);
