@@ -4,52 +4,23 @@
 #include <vector>
 
 #include "config.h"
-#include "grads.h"
-#include "kv_cache.h"
-#include "ops.h"
-#include "saved.h"
+#include "tensor/ops.h"
+#include "train/rope.h"
+#include "train/segment.h"
 
 namespace usp {
 
-/// What a pass over one micro-batch is about. Dimensions in this file: B samples, S positions each,
-/// T = B S tokens, H hidden_size, N heads, G kv heads, D head_dim, F ffn_hidden_size, V vocab_size.
-struct Pass {
-  /// `recompute`: the same forward again, for what was not kept of it. `eval`: a loss without a
-  /// backward pass. `decode`: logits of a text that grows, from a cache of its earlier positions.
-  enum class Mode { train, recompute, eval, decode };
-
-  Mode mode = Mode::train;
-  int64_t micro_batch = 0;  ///< of its step on this rank
-  int64_t num_samples = 0;  ///< B
-  Positions positions;      ///< of the S tokens of every sample
-  Tensor tokens;            ///< [T] i32
-  Tensor targets;           ///< [T] i32; undefined where only logits are wanted
-  double loss_scale = 0;  ///< 1 / target tokens of the global batch: the loss is divided here, once
-  Tensor loss;            ///< [1] f64, to which the head adds
-  KvCache* kv_cache = nullptr;  ///< decode: holds the earlier positions and takes these ones
-};
-
-/// A piece of the model that a schedule runs as a unit: the attention half of a block, its MLP, the
-/// embedding, the head. The segments of a block share one Saved for each micro-batch. x and dy run
-/// along the residual stream; whatever else a segment hands to the next one lies in Saved.
-class Segment {
- public:
-  virtual ~Segment() = default;
-  virtual std::string_view name() const = 0;  ///< in traces; a string literal
-  /// x [T, H] -> y [T, H]; fills `saved`.
-  virtual Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) = 0;
-  /// dy [T, H] -> dx [T, H]; hands weight gradients to `grads`. Takes what it kept out of `saved`.
-  virtual Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) = 0;
-};
+// Dimensions in this file: B samples of S positions, T = B S tokens, H hidden_size, N heads,
+// G kv heads, D head_dim, F ffn_hidden_size, V vocab_size.
 
 /// y = x Wᵀ, no bias. W [O, I] may be several parameters stacked (q, k and v): one matmul serves
-/// them all. The only place where a weight meets a matmul.
+/// them all. No other class multiplies by a matrix of weights.
 ///
-/// forward() and backward() are made of keep() and the three matmuls of a linear layer.
+/// forward() and backward() call keep() and the three matmuls of a linear layer.
 class Linear {
  public:
-  /// The input as output() and weight_gradient() read it. What form that has is a matter of the
-  /// class that kept it.
+  /// The input, in the form in which output() and weight_gradient() read it. keep() chooses the
+  /// form.
   struct Saved {
     Tensor x;  ///< [T, I]
   };
@@ -62,6 +33,7 @@ class Linear {
 
   virtual Tensor forward(const Tensor& x, Saved& saved) const;                  ///< -> [T, O]
   virtual Tensor backward(const Tensor& dy, Saved& saved, Grads& grads) const;  ///< -> [T, I]
+  virtual Footprint footprint(const PassShape& shape) const;
 
  protected:
   virtual Saved keep(const Tensor& x) const;
@@ -69,7 +41,8 @@ class Linear {
   virtual Tensor input_gradient(const Tensor& dy) const;  ///< dx = dy W
   virtual void weight_gradient(const Tensor& dy, const Saved& saved,
                                bool accumulate) const;  ///< dW = or += dyᵀ x
-  /// Hands the weight gradient to `grads`, which may compute it later: dy and saved live on there.
+  /// Hands `grads` a closure that computes the weight gradient, perhaps later. The closure shares
+  /// dy and `saved`.
   void add_weight_gradient(const Tensor& dy, const Saved& saved, Grads& grads) const;
 
   virtual Tensor weight() const;  ///< [O, I], as output() and input_gradient() read it
@@ -92,19 +65,13 @@ class RmsNorm {
   RmsNorm(Parameter& weight, double eps);
 
   Tensor forward(const Tensor& x, Saved& saved) const;
-  /// `dresidual`: the gradient that reaches x past the norm.
+  /// `dresidual`: the gradient that reaches x along the residual stream; may be undefined.
   Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Tensor& dresidual) const;
+  Footprint footprint(const PassShape& shape) const;
 
  private:
   Parameter* weight_;
   double eps_;
-};
-
-/// Cosine and sine of every rotation angle, [positions, D/2]. Su et al. (2021); channel pairs (c, c
-/// + D/2), as in Hugging Face's Llama.
-struct RopeTable {
-  Tensor cos, sin;
-  RopeTable(const ModelConfig& config, int64_t positions, DType dtype);
 };
 
 /// Tokens to vectors: x[t] = weight[tokens[t]].
@@ -112,8 +79,9 @@ class Embedding : public Segment {
  public:
   explicit Embedding(Parameter& weight);
   std::string_view name() const override { return "embedding"; }
-  Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override;  ///< x is not read
-  Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override;
+  Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;  ///< x is not read
+  Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
+  Footprint footprint(const PassShape& shape) const override;
 
  private:
   Parameter* weight_;
@@ -127,11 +95,11 @@ enum class Probabilities {
   recomputed,   ///< naive attention, selective recomputation: dropped, and made anew in backward
 };
 
-/// What mixes the tokens of a sample: every query head's softmax(q kᵀ / sqrt(D)) v over the keys at
-/// or before the query's position. No parameters.
+/// Mixes the tokens of a sample: every query head takes softmax(q kᵀ / sqrt(D)) v over the keys at
+/// or before the query's position. It has no parameters.
 ///
-/// It works on the rotated projections qkv [B, S, N + 2G, D]: N query heads, then G key and G value
-/// heads, of which each serves N/G query heads in a row.
+/// It reads the rotated projections qkv [B, S, N + 2G, D]: N query heads, then G key heads, then G
+/// value heads. A kv head serves N/G query heads in a row.
 class CoreAttention {
  public:
   struct Saved {
@@ -151,6 +119,7 @@ class CoreAttention {
   /// dout [B, S, N, D] -> dqkv [B, S, N + 2G, D], acc dtype
   virtual Tensor backward(const Tensor& dout, const Tensor& qkv, Saved& saved,
                           const Pass& pass) const;
+  virtual Footprint footprint(const PassShape& shape) const;
 
   int64_t num_heads() const { return heads_; }        ///< N
   int64_t num_kv_heads() const { return kv_heads_; }  ///< G
@@ -178,11 +147,12 @@ class Attention : public Segment {
   Attention(RmsNorm norm, std::unique_ptr<Linear> qkv_proj, const RopeTable& rope,
             std::unique_ptr<CoreAttention> core, std::unique_ptr<Linear> o_proj);
   std::string_view name() const override { return "attention"; }
-  Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override;
-  Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override;
+  Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
+  Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
+  Footprint footprint(const PassShape& shape) const override;
 
  private:
-  struct Kept {
+  struct Saved {
     RmsNorm::Saved norm;
     Linear::Saved qkv_proj, o_proj;
     Tensor qkv;  ///< [B, S, N + 2G, D], rotated
@@ -207,6 +177,7 @@ class FeedForward {
   FeedForward(std::unique_ptr<Linear> gate_up_proj, std::unique_ptr<Linear> down_proj);
   Tensor forward(const Tensor& x, Saved& saved) const;                  ///< [T, H] -> [T, H]
   Tensor backward(const Tensor& dy, Saved& saved, Grads& grads) const;  ///< [T, H] -> [T, H]
+  Footprint footprint(const PassShape& shape) const;
 
  private:
   std::unique_ptr<Linear> gate_up_proj_, down_proj_;
@@ -217,11 +188,12 @@ class Mlp : public Segment {
  public:
   Mlp(RmsNorm norm, FeedForward feed_forward);
   std::string_view name() const override { return "mlp"; }
-  Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override;
-  Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override;
+  Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
+  Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
+  Footprint footprint(const PassShape& shape) const override;
 
  private:
-  struct Kept {
+  struct Saved {
     RmsNorm::Saved norm;
     FeedForward::Saved feed_forward;
   };
@@ -246,14 +218,15 @@ class CrossEntropy {
   virtual void forward(const Tensor& logits, Saved& saved, const Pass& pass) const;
   /// -> dlogits [T, V], in the memory of the logits
   Tensor backward(Saved& saved, const Pass& pass) const;
+  virtual Footprint footprint(const PassShape& shape) const;
 
  protected:
-  /// What the softmax needs to know of each row of logits, and the target's.
+  /// Of each row of logits: the largest, the sum of exp(logit - largest), and the target's.
   struct Rows {
     Tensor max, sum, target_logit;  ///< [T]
   };
   Rows rows_of(const Tensor& logits, const Pass& pass) const;
-  /// loss += the loss of the rows; returns their lse [T].
+  /// loss += the loss of the rows; returns the rows' lse [T].
   Tensor add_loss(const Tensor& loss, const Rows& rows, const Pass& pass) const;
 
  private:
@@ -266,12 +239,13 @@ class Head : public Segment {
  public:
   Head(RmsNorm norm, std::unique_ptr<Linear> lm_head, std::unique_ptr<CrossEntropy> cross_entropy);
   std::string_view name() const override { return "head"; }
-  Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override;
-  Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override;
+  Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
+  Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
+  Footprint footprint(const PassShape& shape) const override;
   Tensor logits(const Tensor& x) const;  ///< [T, H] -> [T, V], nothing saved
 
  private:
-  struct Kept {
+  struct Saved {
     RmsNorm::Saved norm;
     Linear::Saved lm_head;
     CrossEntropy::Saved cross_entropy;

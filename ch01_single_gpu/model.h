@@ -8,9 +8,6 @@
 
 namespace usp {
 
-/// The part of the model that a pipeline stage or a recomputation treats as one.
-using Block = std::vector<std::unique_ptr<Segment>>;
-
 /// Consecutive blocks: [begin, end).
 struct BlockRange {
   int64_t begin;
@@ -18,8 +15,7 @@ struct BlockRange {
 };
 
 /// Builds a Llama block by block: block 0 is the embedding, blocks 1 to num_layers are attention
-/// and MLP, the last one is the head. Which weights there are, and what reads them, is decided
-/// here.
+/// and MLP, the last one is the head. Decides which weights there are and which layers read them.
 class Llama {
  public:
   /// `seq_len` is the longest sequence a pass may have.
@@ -43,22 +39,18 @@ class Llama {
 /// A rank's part of a model: chunks of consecutive blocks, and their parameters.
 class Model {
  public:
-  /// What backward needs of one micro-batch in one chunk: a Saved for every block. Of a block that
-  /// is recomputed it holds the input alone.
-  using Activations = std::vector<Saved>;
+  /// What backward needs of one micro-batch in one chunk: a BlockSaved for every block. That of a
+  /// recomputed block holds the block's input alone.
+  using Activations = std::vector<BlockSaved>;
   using BuildBlock = std::function<Block(int64_t block, ParameterList& parameters)>;
 
-  /// The whole of a Llama as one chunk. Parameters are allocated and initialised on the current
-  /// runtime's device.
-  Model(const ModelConfig& config, int64_t seq_len, DType dtype, Probabilities probabilities,
-        uint64_t seed, GradAccumulation accumulation = GradAccumulation::f32);
-  /// The same; the parameters have no memory until it is given to them.
-  Model(const ModelConfig& config, int64_t seq_len, DType dtype, Probabilities probabilities);
-  /// The blocks in `chunks`. Their parameters have no memory until it is given to them.
+  /// The blocks in `chunks`. Their parameters have no memory yet: see ParameterList::allocate().
   Model(const BuildBlock& build, const std::vector<BlockRange>& chunks);
+  /// A run's whole Llama as one chunk, likewise without memory; recomputes what the run asks for.
+  explicit Model(const TrainConfig& config);
 
-  /// From here on forward keeps of these blocks their input alone, and backward runs each of them
-  /// forward again. Full recomputation does so to all with attention and MLP.
+  /// From here on forward keeps only the input of each of these blocks, and backward runs the block
+  /// forward again. Full recomputation does so to all blocks with attention and MLP.
   void recompute(BlockRange blocks) { recomputed_ = blocks; }
 
   /// Runs a micro-batch through one chunk: x [T, H] -> y [T, H], with which the next chunk begins.
@@ -74,13 +66,18 @@ class Model {
   Activations forward(const Pass& pass);
   void backward(Activations activations, Grads& grads, const Pass& pass);
   void evaluate(const Pass& pass);
-  /// [T, V], of every position; decoding, where one is drawn from, [B, V], of the last.
+  /// Logits [T, V] of every position; while decoding, [B, V] of each sample's last one. Where the
+  /// head holds a shard of the vocabulary, its columns of them. Throws Error on a part of a model.
   Tensor logits(const Pass& pass);
 
-  /// For a schedule that runs segment by segment, and for what adds segments of its own.
+  /// For a schedule that runs segment by segment, and for whoever adds segments.
   std::vector<Block>& chunk(int64_t chunk) { return chunks_[chunk]; }
+  /// What every segment of every chunk asks of memory.
+  std::vector<BlockFootprint> footprints(const PassShape& shape) const;
 
   ParameterList& parameters() { return parameters_; }
+  /// The blocks of each chunk.
+  const std::vector<BlockRange>& ranges() const { return ranges_; }
 
  private:
   struct BlockInput {
@@ -88,18 +85,13 @@ class Model {
   };
 
   bool recomputes(int64_t block) const;
-  /// Fills what forward kept of the block's input alone.
-  static void run_again(const Block& block, Saved& saved, Pass pass);
+  /// Exchanges the block's input in `saved` for all that backward needs.
+  static void run_again(const Block& block, BlockSaved& saved, Pass pass);
 
   ParameterList parameters_;
-  std::vector<BlockRange> ranges_;  ///< of each chunk
+  std::vector<BlockRange> ranges_;  ///< the blocks of each chunk
   std::vector<std::vector<Block>> chunks_;
   BlockRange recomputed_{0, 0};
 };
-
-/// Floating-point operations that training on one token needs, as the book counts them: 6 per
-/// weight of a matmul (a lookup is none), and 12 L h s for attention (h: the width of all query
-/// heads) without regard to the causal mask.
-double model_flops_per_token(const ModelConfig& config, int64_t seq_len);
 
 }  // namespace usp

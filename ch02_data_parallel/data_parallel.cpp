@@ -4,21 +4,26 @@
 #include <cmath>
 #include <set>
 
-#include "runtime.h"
+#include "tensor/runtime.h"
 
 namespace usp {
 
 void DataParallelConfig::bind(Args& args) {
   args.group("Data parallelism");
-  args.bind("dp_size", dp_size, "ranks that share the work of a batch; default: all");
+  args.bind("dp_size", dp_size, "ranks that share the work of a batch; default: all")
+      .may_differ_on_resume();
   args.bind("grad_sync", grad_sync, {"naive", "overlapped", "bucketed"},
-            "all-reduce after the backward pass, per parameter under it, or per bucket");
-  args.bind("bucket_mb", bucket_mb, "MiB of gradients in a bucket");
+            "all-reduce after the backward pass, per parameter under it, or per bucket")
+      .may_differ_on_resume();
+  args.bind("bucket_mb", bucket_mb, "MiB of gradients in a bucket").may_differ_on_resume();
   args.bind("zero_stage", zero_stage,
-            "share out nothing (0), optimizer states (1), gradients too (2), weights too (3)");
-  args.bind("shard_size", shard_size, "ranks that share out one copy; 0: all of dp");
+            "share out nothing (0), optimizer states (1), gradients too (2), weights too (3)")
+      .may_differ_on_resume();
+  args.bind("shard_size", shard_size, "ranks that share out one copy; 0: all of dp")
+      .may_differ_on_resume();
   args.bind("gather_overlap", gather_overlap, {"none", "optimizer", "forward"},
-            "what hides the gathering of updated weights in stages 1 and 2");
+            "what hides the gathering of updated weights in stages 1 and 2")
+      .may_differ_on_resume();
 }
 
 void DataParallelConfig::validate(const Args& args) const {
@@ -43,6 +48,14 @@ void DataParallelConfig::validate(const Args& args) const {
   }
 }
 
+int64_t StepTraffic::in_ledger() const {
+  int64_t bytes = 0;
+  for (const auto& [group, kind] : counted_) {
+    bytes += Runtime::current().ledger().get(group, kind).wire_bytes;
+  }
+  return bytes;
+}
+
 void DataParallelStrategy::sum_over_further_groups() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     for (size_t g = 1; g < parameters_[i].grad_groups.size(); ++g) {
@@ -65,6 +78,7 @@ DataParallel::DataParallel(const DataParallelConfig& config, ParameterList& para
       bucket.group = &mesh.group(parameters[i].grad_groups.front());
       ++bucket.parameters;
     }
+    traffic_.count(*bucket.group, CommKind::all_reduce);
     bucket.missing = bucket.parameters;
   }
   grads.on_ready([this](Parameter& parameter) { on_ready(parameter); });
@@ -118,12 +132,10 @@ void DataParallel::finish() {
 }
 // [finish]
 
-std::pair<std::string, std::string> DataParallel::traffic_row(int64_t steps) {
-  const Communicator& dp = mesh_.dp();
-  const double ranks = dp.size();
+std::pair<std::string, std::string> DataParallel::traffic_row(int64_t steps) const {
+  const double ranks = mesh_.dp().size();
   const double predicted = 2 * (ranks - 1) / ranks * double(parameters_.flat_grads().bytes());
-  const Ledger::Entry sent = Runtime::current().ledger().get(dp.name(), CommKind::all_reduce);
-  const double measured = double(sent.wire_bytes) / double(std::max<int64_t>(1, steps));
+  const double measured = double(traffic_.bytes()) / double(std::max<int64_t>(1, steps));
   return {"gradients sent",
           fmt::format(
               "{:.0f} bytes a step by rank 0, buckets: {}; 2 (dp-1)/dp of the gradients: {:.0f}",

@@ -1,12 +1,13 @@
 #pragma once
 
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "args.h"
+#include "base/args.h"
 #include "comm/mesh.h"
-#include "grads.h"
+#include "train/grads.h"
 
 namespace usp {
 
@@ -22,6 +23,25 @@ struct DataParallelConfig {
   void validate(const Args& args) const;
 };
 
+// [traffic]
+/// What this rank sends in training steps, by the ledger: nothing that validation, sampling or
+/// checkpoints send between them.
+class StepTraffic {
+ public:
+  /// From here on these operations of the communicator are counted.
+  void count(const Communicator& group, CommKind kind) { counted_.insert({group.name(), kind}); }
+  void begin_step() { before_ = in_ledger(); }
+  void end_step() { bytes_ += in_ledger() - before_; }
+  int64_t bytes() const { return bytes_; }  ///< of all steps that have ended
+
+ private:
+  int64_t in_ledger() const;
+
+  std::set<std::pair<std::string, CommKind>> counted_;
+  int64_t before_ = 0, bytes_ = 0;
+};
+// [traffic]
+
 // [strategy]
 /// How ranks that work on other samples divide what they would all hold a copy of.
 class DataParallelStrategy {
@@ -33,16 +53,20 @@ class DataParallelStrategy {
   DataParallelStrategy& operator=(const DataParallelStrategy&) = delete;
 
   /// Opens the gradients' window of a step of so many micro-batches.
-  virtual void begin_step(int64_t micro_batches) { grads_.begin_window(micro_batches); }
+  virtual void begin_step(int64_t micro_batches) {
+    traffic_.begin_step();
+    grads_.begin_window(micro_batches);
+  }
   /// Returns when the gradient of every shard is the sum over the ranks. Throws Error if one is not
   /// ready.
   virtual void finish() = 0;
   /// The optimizer has updated this rank's shards.
-  virtual void after_update() {}
+  virtual void after_update() { traffic_.end_step(); }
 
-  virtual int64_t num_buckets() const = 0;  ///< messages in which gradients travel
+  virtual int64_t num_buckets() const = 0;                 ///< messages in which gradients travel
+  const StepTraffic& traffic() const { return traffic_; }  ///< of gradients and weights
   /// For the report: bytes that this rank has sent per step, beside the formula's.
-  virtual std::pair<std::string, std::string> traffic_row(int64_t steps) = 0;
+  virtual std::pair<std::string, std::string> traffic_row(int64_t steps) const = 0;
 
  protected:
   /// Copies of one weight may also lie on ranks that do other work for the same tokens.
@@ -51,6 +75,7 @@ class DataParallelStrategy {
   ParameterList& parameters_;
   Grads& grads_;
   const Mesh& mesh_;
+  StepTraffic traffic_;
 };
 // [strategy]
 
@@ -79,7 +104,7 @@ class DataParallel : public DataParallelStrategy {
   void finish() override;
 
   int64_t num_buckets() const override { return std::ssize(buckets_); }
-  std::pair<std::string, std::string> traffic_row(int64_t steps) override;
+  std::pair<std::string, std::string> traffic_row(int64_t steps) const override;
 
  private:
   /// A stretch of the flat gradients, which may begin and end inside a parameter.

@@ -2,20 +2,9 @@
 
 #include <cmath>
 
-#include "runtime.h"
+#include "tensor/runtime.h"
 
 namespace usp {
-
-namespace {
-
-/// The parameters' tensors as one: they were added one after the other and lie side by side.
-Tensor stacked(const std::vector<Parameter*>& parameters, Tensor Parameter::*member) {
-  std::vector<Tensor> parts;
-  for (const Parameter* parameter : parameters) parts.push_back(parameter->*member);
-  return adjacent(parts);
-}
-
-}  // namespace
 
 Linear::Linear(std::vector<Parameter*> weights, std::string_view output_name)
     : weights_(std::move(weights)), output_name_(output_name) {
@@ -61,6 +50,14 @@ void Linear::add_weight_gradient(const Tensor& dy, const Saved& saved, Grads& gr
 }
 // [linear]
 
+Footprint Linear::footprint(const PassShape& shape) const {
+  int64_t O = 0;
+  for (const Parameter* weight : weights_) O += weight->local_shape()[0];
+  const int64_t I = weights_[0]->local_shape()[1];
+  const int64_t y = shape.tokens() * O * shape.own(), dx = shape.tokens() * I * shape.own();
+  return {.output = {output_name_, y}, .forward_peak = y, .backward_peak = dx};
+}
+
 Tensor Linear::weight() const { return stacked(weights_, &Parameter::value); }
 
 Tensor Linear::weight_grad() const { return stacked(weights_, &Parameter::grad); }
@@ -85,39 +82,33 @@ Tensor RmsNorm::backward(const Tensor& dy, Saved& saved, Grads& grads,
   return dx;
 }
 
-// [rope]
-RopeTable::RopeTable(const ModelConfig& config, int64_t positions, DType dtype) {
-  const CategoryScope scope(Category::workspace);
-  const int64_t pairs = config.head_dim() / 2;
-  std::vector<double> cosines(positions * pairs), sines(positions * pairs);
-  for (int64_t p = 0; p < positions; ++p) {
-    for (int64_t c = 0; c < pairs; ++c) {
-      const double frequency =
-          std::pow(config.rope_theta, -2.0 * double(c) / double(config.head_dim()));
-      const double angle = double(p) * config.rope_scaling.scaled(frequency);
-      cosines[p * pairs + c] = std::cos(angle);
-      sines[p * pairs + c] = std::sin(angle);
-    }
-  }
-  cos = Tensor::from_host(cosines, {positions, pairs}, accumulate_dtype(dtype));
-  sin = Tensor::from_host(sines, {positions, pairs}, accumulate_dtype(dtype));
+Footprint RmsNorm::footprint(const PassShape& shape) const {
+  const int64_t y = shape.tokens() * weight_->local_shape()[0] * shape.own();
+  return {.kept = {{"rstd", shape.tokens() * shape.acc()}},
+          .output = {"norm", y},
+          .forward_peak = y,
+          .backward_peak = y};
 }
-// [rope]
 
 Embedding::Embedding(Parameter& weight) : weight_(&weight) { ++weight.uses; }
 
-Tensor Embedding::forward(const Tensor&, Saved&, const Pass& pass) {
+Tensor Embedding::forward(const Tensor&, BlockSaved&, const Pass& pass) {
   const Tensor& weight = weight_->value;  // [V, H]
   Tensor y = Tensor::empty({pass.tokens.numel(), weight.size(1)}, weight.dtype(), "residual");
   ops::embedding_forward(y, weight, pass.tokens, weight_->offset(0));
   return y;
 }
 
-Tensor Embedding::backward(const Tensor& dy, Saved&, Grads& grads, const Pass& pass) {
+Tensor Embedding::backward(const Tensor& dy, BlockSaved&, Grads& grads, const Pass& pass) {
   grads.add({weight_}, [this, dy, tokens = pass.tokens](bool accumulate) {
     ops::embedding_backward(weight_->grad, dy, tokens, weight_->offset(0), accumulate);
   });
   return {};
+}
+
+Footprint Embedding::footprint(const PassShape& shape) const {
+  const int64_t y = shape.tokens() * weight_->local_shape()[1] * shape.own();
+  return {.output = {"residual", y}, .forward_peak = y};
 }
 
 // [core_attention]
@@ -174,6 +165,21 @@ Tensor CoreAttention::backward(const Tensor& dout, const Tensor& qkv, Saved& sav
 }
 // [core_attention]
 
+// [core_footprint]
+Footprint CoreAttention::footprint(const PassShape& shape) const {
+  const int64_t B = shape.num_samples, S = shape.seq_len, T = shape.tokens();
+  const int64_t out = T * heads_ * head_dim_ * shape.own(), lse = T * heads_ * shape.acc();
+  const int64_t delta = lse, dqkv = T * (heads_ + 2 * kv_heads_) * head_dim_ * shape.acc();
+  const bool whole = probabilities_ != Probabilities::never_whole;
+  const int64_t probs = whole ? B * heads_ * S * S * shape.own() : 0, dscores = probs;
+  Footprint result{.kept = {{"attention", out}, {"lse", lse}}};
+  if (probabilities_ == Probabilities::stored) result.kept.push_back({"probabilities", probs});
+  if (probabilities_ == Probabilities::recomputed) result.recomputed = result.forward_peak = probs;
+  result.backward_peak = delta + dqkv + dscores;
+  return result;
+}
+// [core_footprint]
+
 Attention::Attention(RmsNorm norm, std::unique_ptr<Linear> qkv_proj, const RopeTable& rope,
                      std::unique_ptr<CoreAttention> core, std::unique_ptr<Linear> o_proj)
     : norm_(norm),
@@ -183,8 +189,8 @@ Attention::Attention(RmsNorm norm, std::unique_ptr<Linear> qkv_proj, const RopeT
       o_proj_(std::move(o_proj)) {}
 
 // [attention_forward]
-Tensor Attention::forward(const Tensor& x, Saved& saved, const Pass& pass) {
-  Kept& kept = saved.emplace<Kept>();
+Tensor Attention::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
+  Saved& kept = saved.emplace<Saved>();
   const int64_t B = pass.num_samples, S = pass.positions.count();
   const int64_t N = core_->num_heads(), G = core_->num_kv_heads(), D = core_->head_dim();
   const Tensor normed = norm_.forward(x, kept.norm);             // [T, H]
@@ -200,8 +206,8 @@ Tensor Attention::forward(const Tensor& x, Saved& saved, const Pass& pass) {
 // [attention_forward]
 
 // [attention_backward]
-Tensor Attention::backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) {
-  Kept kept = saved.take<Kept>();
+Tensor Attention::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) {
+  Saved kept = saved.take<Saved>();
   const int64_t B = pass.num_samples, S = pass.positions.count();
   const int64_t N = core_->num_heads(), G = core_->num_kv_heads(), D = core_->head_dim();
   const Tensor dout = o_proj_->backward(dy, kept.o_proj, grads).view({B, S, N, D});
@@ -218,6 +224,24 @@ Tensor Attention::backward(const Tensor& dy, Saved& saved, Grads& grads, const P
   return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/dy);
 }
 // [attention_backward]
+
+// [attention_footprint]
+Footprint Attention::footprint(const PassShape& shape) const {
+  const Footprint norm = norm_.footprint(shape), qkv = qkv_proj_->footprint(shape);
+  const Footprint core = core_->footprint(shape), o = o_proj_->footprint(shape);
+  Footprint result{.output = o.output, .recomputed = core.recomputed};
+  result.keep(norm.kept, norm.output);
+  result.keep(qkv.kept, qkv.output);
+  result.keep(core.kept);
+  result.forward_peak = std::max(core.forward_peak, o.forward_peak);
+  // Beside dout, until the end: the gradients of core, or dqkv and all that follows it.
+  const int64_t dout = o.backward_peak, dqkv = qkv.output.bytes;
+  const int64_t unrounded = shape.own() == shape.acc() ? 0 : dqkv / shape.own() * shape.acc();
+  const int64_t input = unrounded + dqkv + qkv.backward_peak + norm.backward_peak;
+  result.backward_peak = dout + std::max(core.backward_peak, input);
+  return result;
+}
+// [attention_footprint]
 
 FeedForward::FeedForward(std::unique_ptr<Linear> gate_up_proj, std::unique_ptr<Linear> down_proj)
     : gate_up_proj_(std::move(gate_up_proj)), down_proj_(std::move(down_proj)) {}
@@ -242,19 +266,38 @@ Tensor FeedForward::backward(const Tensor& dy, Saved& saved, Grads& grads) const
 Mlp::Mlp(RmsNorm norm, FeedForward feed_forward)
     : norm_(norm), feed_forward_(std::move(feed_forward)) {}
 
-Tensor Mlp::forward(const Tensor& x, Saved& saved, const Pass&) {
-  Kept& kept = saved.emplace<Kept>();
+Tensor Mlp::forward(const Tensor& x, BlockSaved& saved, const Pass&) {
+  Saved& kept = saved.emplace<Saved>();
   Tensor y = feed_forward_.forward(norm_.forward(x, kept.norm), kept.feed_forward);  // [T, H]
   ops::add(y, x, y);
   return y;
 }
 
-Tensor Mlp::backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass&) {
-  Kept kept = saved.take<Kept>();
+Tensor Mlp::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass&) {
+  Saved kept = saved.take<Saved>();
   const Tensor dnormed = feed_forward_.backward(dy, kept.feed_forward, grads);
   return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/dy);
 }
 // [mlp]
+
+Footprint FeedForward::footprint(const PassShape& shape) const {
+  const Footprint gate_up = gate_up_proj_->footprint(shape), down = down_proj_->footprint(shape);
+  Footprint result{.output = down.output, .forward_peak = down.forward_peak};
+  result.keep(gate_up.kept, gate_up.output);
+  result.keep(down.kept, {"swiglu", gate_up.output.bytes / 2});
+  result.backward_peak = down.backward_peak + gate_up.backward_peak;  // dhidden and dx
+  return result;
+}
+
+Footprint Mlp::footprint(const PassShape& shape) const {
+  const Footprint norm = norm_.footprint(shape), inner = feed_forward_.footprint(shape);
+  Footprint result{.output = inner.output, .forward_peak = inner.forward_peak};
+  result.keep(norm.kept, norm.output);
+  result.keep(inner.kept);
+  const int64_t dnormed = norm.output.bytes;
+  result.backward_peak = std::max(inner.backward_peak, dnormed + norm.backward_peak);
+  return result;
+}
 
 CrossEntropy::CrossEntropy(int64_t vocab_offset) : vocab_offset_(vocab_offset) {}
 
@@ -287,25 +330,41 @@ Tensor CrossEntropy::add_loss(const Tensor& loss, const Rows& rows, const Pass& 
 }
 // [loss]
 
+Footprint CrossEntropy::footprint(const PassShape& shape) const {
+  const int64_t of_rows = shape.tokens() * shape.acc();
+  return {.kept = {{"lse", of_rows}}, .forward_peak = 3 * of_rows};  // max, sum, target_logit
+}
+
 Head::Head(RmsNorm norm, std::unique_ptr<Linear> lm_head,
            std::unique_ptr<CrossEntropy> cross_entropy)
     : norm_(norm), lm_head_(std::move(lm_head)), cross_entropy_(std::move(cross_entropy)) {}
 
 // [head]
-Tensor Head::forward(const Tensor& x, Saved& saved, const Pass& pass) {
-  Kept& kept = saved.emplace<Kept>();
+Tensor Head::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
+  Saved& kept = saved.emplace<Saved>();
   const Tensor logits = lm_head_->forward(norm_.forward(x, kept.norm), kept.lm_head);
   cross_entropy_->forward(logits, kept.cross_entropy, pass);
   return {};
 }
 
-Tensor Head::backward(const Tensor&, Saved& saved, Grads& grads, const Pass& pass) {
-  Kept kept = saved.take<Kept>();
+Tensor Head::backward(const Tensor&, BlockSaved& saved, Grads& grads, const Pass& pass) {
+  Saved kept = saved.take<Saved>();
   const Tensor dlogits = cross_entropy_->backward(kept.cross_entropy, pass);
   const Tensor dnormed = lm_head_->backward(dlogits, kept.lm_head, grads);
   return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/{});
 }
 // [head]
+
+Footprint Head::footprint(const PassShape& shape) const {
+  const Footprint norm = norm_.footprint(shape), lm_head = lm_head_->footprint(shape);
+  const Footprint loss = cross_entropy_->footprint(shape);
+  Footprint result{.forward_peak = loss.forward_peak};
+  result.keep(norm.kept, norm.output);
+  result.keep(lm_head.kept, lm_head.output);
+  result.keep(loss.kept);
+  result.backward_peak = lm_head.backward_peak + norm.backward_peak;  // dlogits overwrite
+  return result;
+}
 
 Tensor Head::logits(const Tensor& x) const {
   RmsNorm::Saved norm;

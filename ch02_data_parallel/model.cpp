@@ -1,9 +1,9 @@
 #include "model.h"
 
+#include <algorithm>
 #include <cmath>
 
-#include "pretrained.h"
-#include "runtime.h"
+#include "tensor/runtime.h"
 
 namespace usp {
 
@@ -25,6 +25,11 @@ std::string layer_name(int64_t layer, const char* rest) {
 Tensor last_positions(const Tensor& x, const Pass& pass) {
   const int64_t B = pass.num_samples, S = pass.positions.count(), H = x.size(1);
   return x.view({B, S, H}).narrow(1, S - 1, 1).to_contiguous().view({B, H});
+}
+
+Probabilities probabilities(const TrainConfig& config) {
+  if (config.attention == "blockwise") return Probabilities::never_whole;
+  return config.recompute == "selective" ? Probabilities::recomputed : Probabilities::stored;
 }
 
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
@@ -96,41 +101,28 @@ std::unique_ptr<Segment> Llama::head(ParameterList& parameters) const {
 }
 // [llama]
 
-Model::Model(const ModelConfig& config, int64_t seq_len, DType dtype, Probabilities probabilities,
-             uint64_t seed, GradAccumulation accumulation)
-    : Model(config, seq_len, dtype, probabilities) {
-  parameters_.allocate(dtype, seed, accumulation);
-  if (config.pretrained) load_pretrained(parameters_, config.model);
-}
-
-Model::Model(const ModelConfig& config, int64_t seq_len, DType dtype, Probabilities probabilities)
-    : Model(
-          [llama = Llama(config, seq_len, dtype, probabilities)](
-              int64_t block, ParameterList& parameters) { return llama.build(block, parameters); },
-          {{0, config.num_layers + 2}}) {}
-
 Model::Model(const BuildBlock& build, const std::vector<BlockRange>& chunks) : ranges_(chunks) {
   for (const BlockRange& range : chunks) {
     std::vector<Block>& blocks = chunks_.emplace_back();
     for (int64_t block = range.begin; block < range.end; ++block) {
-      const size_t first = parameters_.size();
       blocks.push_back(build(block, parameters_));
-      for (size_t i = first; i < parameters_.size(); ++i) parameters_[i].block = block;
+      parameters_.end_block(block);
     }
   }
 }
 
+Model::Model(const TrainConfig& config)
+    : Model([llama = Llama(config.model, config.seq_len, parse_dtype(config.dtype),
+                           probabilities(config))](
+                int64_t block, ParameterList& list) { return llama.build(block, list); },
+            {{0, config.model.num_layers + 2}}) {
+  // The embedding keeps nothing but its tokens, and what the head keeps is needed at once.
+  if (config.recompute == "full") recompute({1, config.model.num_layers + 1});
+}
+
 namespace {
 
-/// What is made and traced while it lives belongs to a block.
-struct BlockAtWork {
-  explicit BlockAtWork(int64_t block) : memory(block), trace("block", {.number = block}) {}
-
-  BlockScope memory;
-  TraceScope trace;
-};
-
-Tensor forward_block(const Block& block, Tensor x, Saved& saved, const Pass& pass) {
+Tensor forward_block(const Block& block, Tensor x, BlockSaved& saved, const Pass& pass) {
   for (const auto& segment : block) {
     const TraceScope of_segment(segment->name());
     x = segment->forward(x, saved, pass);
@@ -148,7 +140,7 @@ Tensor Model::forward_chunk(int64_t chunk, Tensor x, Activations* activations, c
     const int64_t block = ranges_[chunk].begin + int64_t(b);
     const BlockAtWork at_work(block);
     const bool input_only = activations != nullptr && recomputes(block);
-    Saved saved, input;
+    BlockSaved saved, input;
     if (input_only) input.emplace<BlockInput>().x = x;
     x = forward_block(blocks[b], x, saved, pass);
     if (activations != nullptr) activations->push_back(std::move(input_only ? input : saved));
@@ -181,7 +173,7 @@ bool Model::recomputes(int64_t block) const {
   return recomputed_.begin <= block && block < recomputed_.end;
 }
 
-void Model::run_again(const Block& block, Saved& saved, Pass pass) {
+void Model::run_again(const Block& block, BlockSaved& saved, Pass pass) {
   const TraceScope trace("recompute");
   const RecomputeScope again;
   pass.mode = Pass::Mode::recompute;
@@ -202,24 +194,35 @@ void Model::backward(Activations activations, Grads& grads, const Pass& pass) {
 void Model::evaluate(const Pass& pass) { forward_chunk(0, {}, nullptr, pass); }
 
 Tensor Model::logits(const Pass& pass) {
+  const auto as_head = [](const auto& s) { return dynamic_cast<const Head*>(s.get()); };
+  USP_CHECK(
+      chunks_.size() == 1 && ranges_[0].begin == 0 &&
+          std::ranges::any_of(chunks_[0].back(), as_head),
+      "logits need one chunk from the embedding to the head; here are {}, the first of blocks "
+      "{} to {}",
+      chunks_.size(), ranges_[0].begin, ranges_[0].end - 1);
   Tensor x;
-  const std::vector<Block>& blocks = chunks_[0];
-  for (size_t b = 0; b + 1 < blocks.size(); ++b) {
-    Saved dropped;
-    for (const auto& segment : blocks[b]) x = segment->forward(x, dropped, pass);
+  for (const Block& block : chunks_[0]) {
+    BlockSaved dropped;
+    for (const auto& segment : block) {  // also those that others put around the model's own
+      const Head* head = as_head(segment);
+      if (head && pass.mode == Pass::Mode::decode) x = last_positions(x, pass);
+      x = head ? head->logits(x) : segment->forward(x, dropped, pass);
+    }
   }
-  if (pass.mode == Pass::Mode::decode) x = last_positions(x, pass);
-  return dynamic_cast<const Head&>(*blocks.back().back()).logits(x);
+  return x;
 }
 
-double model_flops_per_token(const ModelConfig& config, int64_t seq_len) {
-  const double h = double(config.hidden_size), layers = double(config.num_layers);
-  const double q = double(config.num_heads * config.head_dim());
-  const double kv = double(config.num_kv_heads * config.head_dim());
-  const double attention = 2 * h * q + 2 * h * kv;            // q and o; k and v
-  const double mlp = 3 * h * double(config.ffn_hidden_size);  // gate, up and down
-  const double lm_head = h * double(config.vocab_size);
-  return 6 * (layers * (attention + mlp) + lm_head) + 12 * layers * q * double(seq_len);
+std::vector<BlockFootprint> Model::footprints(const PassShape& shape) const {
+  std::vector<BlockFootprint> footprints;
+  for (size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    int64_t number = ranges_[chunk].begin;
+    for (const Block& block : chunks_[chunk]) {
+      footprints.push_back({number, recomputes(number), footprints_of(block, shape)});
+      ++number;
+    }
+  }
+  return footprints;
 }
 
 }  // namespace usp

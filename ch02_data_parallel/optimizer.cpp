@@ -1,20 +1,9 @@
 #include "optimizer.h"
 
-#include <cmath>
-#include <numbers>
-
-#include "ops.h"
-#include "runtime.h"
+#include "tensor/ops.h"
+#include "tensor/runtime.h"
 
 namespace usp {
-
-double learning_rate(const OptimizerConfig& config, int64_t step, int64_t steps) {
-  if (step < config.warmup_steps) return config.lr * double(step + 1) / double(config.warmup_steps);
-  const double span = double(std::max<int64_t>(1, steps - config.warmup_steps));
-  const double progress = std::min(1.0, double(step - config.warmup_steps) / span);
-  const double lr_min = config.min_lr_ratio * config.lr;
-  return lr_min + (config.lr - lr_min) * (1 + std::cos(std::numbers::pi * progress)) / 2;
-}
 
 Optimizer::Optimizer(ParameterList& parameters, const OptimizerConfig& config)
     : parameters_(parameters), config_(config) {
@@ -57,7 +46,7 @@ void Optimizer::step(int64_t step, double lr, const Tensor& squares) {
                v_.narrow(0, offset, shard.numel()), shard.grad, coefficient_, settings);
     ++parameter.version;
     offset += shard.numel();
-    if (on_updated_) on_updated_(parameter);
+    for (const auto& observer : on_updated_) observer(parameter);
   }
 }
 // [optimizer_step]

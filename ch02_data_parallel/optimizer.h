@@ -3,12 +3,9 @@
 #include <functional>
 
 #include "config.h"
-#include "parameter.h"
+#include "train/parameter.h"
 
 namespace usp {
-
-/// Linear warm-up to config.lr, then half a cosine down to min_lr_ratio of it at the last step.
-double learning_rate(const OptimizerConfig& config, int64_t step, int64_t steps);
 
 /// AdamW (Loshchilov & Hutter, 2019) behind global gradient-norm clipping. Nothing is read back:
 /// norm, clipping factor and the check for finite gradients stay on the device.
@@ -16,15 +13,16 @@ class Optimizer {
  public:
   Optimizer(ParameterList& parameters, const OptimizerConfig& config);
 
-  /// [1] f64: the sum of squares of the finished gradients that this rank counts.
+  /// Sums the squares of the finished gradients that this rank counts: [1] f64.
   Tensor grad_squares();
   /// One update from the finished gradients, clipped by their norm: the root of `squares`, which is
   /// grad_squares() of all ranks. `step` counts from 0. Where the norm is not finite, weights and
   /// moments stay as they are.
   void step(int64_t step, double lr, const Tensor& squares);
-  /// Called with each parameter when its shard has been updated.
-  void on_updated(std::function<void(const Parameter&)> callback) {
-    on_updated_ = std::move(callback);
+  /// Adds an observer: step() calls it with each parameter whose shard it has just updated. Several
+  /// are called in the order in which they were added.
+  void on_updated(std::function<void(const Parameter&)> observer) {
+    on_updated_.push_back(std::move(observer));
   }
 
   /// [1] f64: the norm of all gradients before clipping, as of the last step.
@@ -33,7 +31,7 @@ class Optimizer {
   /// squares; undefined before the first step.
   const Tensor& first_moments() const { return m_; }
   const Tensor& second_moments() const { return v_; }
-  /// Both, by name and ready to be written to.
+  /// Both moments by name, allocated where no step has done so yet.
   std::vector<OptimizerState> states();
 
  private:
@@ -41,7 +39,7 @@ class Optimizer {
 
   ParameterList& parameters_;
   OptimizerConfig config_;
-  std::function<void(const Parameter&)> on_updated_;
+  std::vector<std::function<void(const Parameter&)>> on_updated_;
   Tensor m_, v_;                         // [elements of all shards], acc dtype
   Tensor squares_, norm_, coefficient_;  // [1] f64
 };

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "runtime.h"
+#include "tensor/runtime.h"
 #include "train_step.h"
 
 namespace usp {
@@ -41,23 +41,27 @@ std::string remedy(int64_t samples, int64_t micro_batch, int64_t ranks) {
 
 void PlanConfig::bind(Args& args) {
   args.group("Planning");
-  args.bind("plan", plan, "plan a global batch of so many tokens instead of training; 0: train");
-  args.bind("plan_memory", plan_memory, "GiB of memory that a rank has, for --plan");
+  args.bind("plan", plan, "plan a global batch of so many tokens instead of training; 0: train")
+      .may_differ_on_resume();
+  args.bind("plan_memory", plan_memory, "GiB of memory that a rank has, for --plan")
+      .may_differ_on_resume();
 }
 
-void PlanConfig::validate(const Args&) const {
+void PlanConfig::validate(const Args& args) {
+  micro_batch_given = args.given("micro_batch_size");
   check_range("plan", double(plan), 0, HUGE_VAL);
   if (!(plan_memory > 0)) usage_error("plan_memory={} must be above 0; try 80", plan_memory);
 }
 
 // [plan]
-std::string plan_batch(TrainConfig config, bool micro_batch_fixed) {
+std::string plan_batch(TrainConfig config) {
   const int64_t tokens = config.planning.plan, ranks = config.data_parallel.dp_size;
   const int64_t samples = std::max<int64_t>(1, std::llround(double(tokens) / config.seq_len));
-  // How many there will be does not matter; that there are several may (zero_stage 2 and 3).
+  // Stages 2 and 3 need a buffer more where there are several micro-batches, however many.
   config.grad_acc_steps = 2;
-  const int64_t micro_batch =
-      micro_batch_fixed ? config.micro_batch_size : largest_micro_batch(config, samples);
+  const int64_t micro_batch = config.planning.micro_batch_given
+                                  ? config.micro_batch_size
+                                  : largest_micro_batch(config, samples);
   std::string text = fmt::format(
       "1. global batch      {} tokens\n"
       "2. sequence length   {} tokens: {} samples\n",
@@ -72,9 +76,10 @@ std::string plan_batch(TrainConfig config, bool micro_batch_fixed) {
                           ? "more ranks help little, each holds the whole model: try --zero_stage 3"
                           : "try more ranks, shorter sequences or --recompute full");
   }
-  text += fmt::format("3. micro-batch       {} samples, {}; {:.1f} of {:g} GiB\n", micro_batch,
-                      micro_batch_fixed ? "as asked for" : "the largest power of two that fits",
-                      gib, config.planning.plan_memory);
+  text += fmt::format(
+      "3. micro-batch       {} samples, {}; {:.1f} of {:g} GiB\n", micro_batch,
+      config.planning.micro_batch_given ? "as asked for" : "the largest power of two that fits",
+      gib, config.planning.plan_memory);
   const double accumulation = double(samples) / double(micro_batch * ranks);
   text += fmt::format("4. grad_acc_steps    {} / ({} x {} ranks) = {:g}\n", samples, micro_batch,
                       ranks, accumulation);

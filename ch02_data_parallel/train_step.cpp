@@ -2,33 +2,21 @@
 
 #include <cmath>
 
-#include "pretrained.h"
-#include "runtime.h"
-#include "zero_accountant.h"
+#include "tensor/runtime.h"
+#include "train/pretrained.h"
 
 namespace usp {
-
-namespace {
-
-Probabilities probabilities(const TrainConfig& config) {
-  if (config.attention == "blockwise") return Probabilities::never_whole;
-  return config.recompute == "selective" ? Probabilities::recomputed : Probabilities::stored;
-}
-
-}  // namespace
 
 // [trainer]
 Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& mesh)
     : config_(config),
       dataset_(dataset),
-      model_(config.model, config.seq_len, parse_dtype(config.dtype), probabilities(config)),
+      model_(config),
       grads_(model_.parameters()),
       optimizer_(model_.parameters(), config.optimizer),
       mesh_(mesh),
       data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh)) {
   if (config.model.pretrained) load_pretrained(model_.parameters(), config.model.model);
-  // The embedding keeps nothing but its tokens, and what the head keeps is needed at once.
-  if (config.recompute == "full") model_.recompute({1, config.model.num_layers + 1});
   const CategoryScope scope(Category::workspace);
   loss_ = Tensor::zeros({1}, DType::f64);
 }
@@ -39,15 +27,7 @@ Pass Trainer::take_batch(Split split, int64_t first_sample, int64_t num_samples)
   const TraceScope trace("take_batch");
   const int64_t seq_len = config_.seq_len;
   std::vector<int32_t> tokens(num_samples * seq_len), targets(num_samples * seq_len);
-  for (int64_t i = 0; i < num_samples && dataset_ != nullptr; ++i) {
-    const std::span<int32_t> inputs(tokens.data() + i * seq_len, seq_len);
-    const std::span<int32_t> outputs(targets.data() + i * seq_len, seq_len);
-    if (split == Split::train) {
-      dataset_->train_sample(first_sample + i, inputs, outputs);
-    } else {
-      dataset_->val_sample(first_sample + i, inputs, outputs);
-    }
-  }
+  if (dataset_ != nullptr) dataset_->read(split, first_sample, tokens, targets);
   Pass pass;
   pass.num_samples = num_samples;
   pass.positions = Positions(0, seq_len);
@@ -94,6 +74,8 @@ void Trainer::train_step(int64_t step) {
   recomputed_flops_ = runtime.recomputed_flops() - recomputed_before;
 }
 // [train_step]
+
+Tensor Trainer::logits(const Pass& pass) { return model_.logits(pass); }
 
 // [state]
 TrainState Trainer::state() { return {model_.parameters(), optimizer_.states(), tokens_}; }
@@ -144,27 +126,22 @@ double Trainer::evaluate() {
 }
 // [evaluate]
 
-// [states_of_a_rank]
-StateBytes predict_states(const TrainConfig& config) { return sharded_states(config); }
-std::vector<LiveBytes> predict_buffers(const TrainConfig& config) { return zero_buffers(config); }
-double book_states(const TrainConfig& config) { return book_sharded_states(config); }
-// [states_of_a_rank]
+// [report_rows]
+ReportRows Trainer::report_rows(int64_t steps) {
+  ReportRows rows = prediction_rows(predict(config_));
+  rows.push_back(data_parallel_->traffic_row(steps));
+  return rows;
+}
+// [report_rows]
 
 // [simulate]
 Simulation simulate(const TrainConfig& config) {
-  constexpr int64_t kSteps = 2;
   Runtime runtime(Device::meta);
   const Runtime::Use use(runtime);
   DryEngine engine(0, static_cast<int>(config.data_parallel.dp_size));
-  const Mesh mesh(Communicator::world(engine), {.dp = config.data_parallel.dp_size});
+  const Mesh mesh(Communicator::world(engine), config.mesh());
   Trainer trainer(config, /*dataset=*/nullptr, mesh);
-  runtime.allocator().record_events(true);
-  runtime.tracer().record(true);
-  for (int64_t step = 0; step < kSteps; ++step) {
-    runtime.tracer().set_step(step);
-    trainer.train_step(step);
-  }
-  return make_simulation(kSteps);
+  return simulate_steps(trainer);
 }
 // [simulate]
 

@@ -3,17 +3,17 @@
 #include <chrono>
 
 #include "comm/mesh.h"
-#include "data.h"
+#include "files/data.h"
 #include "memory.h"
-#include "metrics.h"
 #include "model.h"
 #include "optimizer.h"
+#include "run/trainer_base.h"
 #include "zero.h"
 
 namespace usp {
 
 /// Trains a model: one call of train_step() per optimizer step, then report() for what it measured.
-class Trainer {
+class Trainer : public TrainerBase {
  public:
   /// Builds the model on the current runtime's device. On meta, `dataset` may be nullptr: batches
   /// then have a shape and no tokens.
@@ -21,16 +21,14 @@ class Trainer {
   Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& mesh);
   // [trainer]
 
-  /// Micro-batches forward and backward, then one update. Reads nothing back from the device.
-  void train_step(int64_t step);
-  /// Loss, norm and speed of the step just run: the one place that waits for the device.
-  /// `peak_gflops` is what the model FLOPs utilisation refers to; 0: leave it out.
-  StepMetrics report(int64_t step, double peak_gflops);
-  /// Mean loss over the first eval_samples validation samples; NaN if there are none.
-  double evaluate();
+  void train_step(int64_t step) override;
+  StepMetrics report(int64_t step, double peak_gflops) override;
+  double evaluate() override;
+  Tensor logits(const Pass& pass) override;
+  ParameterList& parameters() override { return model_.parameters(); }
+  TrainState state() override;
+  ReportRows report_rows(int64_t steps) override;
 
-  /// All that train_step() changes, for checkpoints.
-  TrainState state();
   Model& model() { return model_; }
   const Optimizer& optimizer() const { return optimizer_; }
   // [accessor]
@@ -38,8 +36,6 @@ class Trainer {
   // [accessor]
 
  private:
-  enum class Split { train, validation };
-
   Pass take_batch(Split split, int64_t first_sample, int64_t num_samples) const;
   void forward_backward(const Pass& pass);
 
@@ -58,7 +54,7 @@ class Trainer {
   std::chrono::steady_clock::time_point step_begin_;
 };
 
-/// Runs two steps on shapes alone, the second because the first has no optimizer states yet.
+/// What a training step asks for, found by running it on shapes alone.
 Simulation simulate(const TrainConfig& config);
 
 }  // namespace usp

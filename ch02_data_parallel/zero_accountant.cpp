@@ -2,108 +2,208 @@
 
 #include <algorithm>
 
+#include "comm/algorithms.h"
+#include "model.h"
+#include "tensor/runtime.h"
+
 namespace usp {
 
 namespace {
 
-/// Elements of the model's units, as they are padded to a multiple of S.
-struct UnitSizes {
-  int64_t root, block, blocks;
-
-  explicit UnitSizes(const TrainConfig& config) : blocks(config.model.num_layers) {
-    const ModelConfig& m = config.model;
-    const int64_t S = shard_size(config.data_parallel);
-    const auto padded = [S](int64_t numel) { return (numel + S - 1) / S * S; };
-    const int64_t outside =
-        (m.tie_word_embeddings ? 1 : 2) * m.vocab_size * m.hidden_size + m.hidden_size;
-    root = padded(outside);
-    block = padded((num_parameters(m) - outside) / blocks);
-  }
-
-  int64_t all() const { return root + blocks * block; }
-  int64_t larger() const { return std::max(root, block); }
-  /// The root, and as many blocks as are there at a time.
-  int64_t in_work() const { return root + std::min<int64_t>(2, blocks) * block; }
+/// A unit of the whole model.
+struct UnitShape {
+  int64_t numel;        ///< as padded to a multiple of S
+  int64_t first, last;  ///< of the blocks that read it
 };
 
-/// Scratch of the all-reduces of shards over R copies, which lasts until the end of the step.
-int64_t scratch_of_copies(const TrainConfig& config, int64_t units_numel) {
-  const int64_t S = shard_size(config.data_parallel), R = config.data_parallel.dp_size / S;
-  return (R - 1) * ((units_numel / S + R - 1) / R) * bytes_of(dtype_of_gradient_sum(config));
+/// The units of a model that has no memory.
+struct Shapes {
+  std::vector<UnitShape> units;  ///< from the embedding's to the head's
+  std::vector<int64_t> parameters;
+  int64_t blocks;
+
+  explicit Shapes(const TrainConfig& config) {
+    Runtime runtime(Device::meta);
+    const Runtime::Use use(runtime);
+    const Llama llama(config.model, config.seq_len, parse_dtype(config.dtype),
+                      Probabilities::never_whole);
+    Model model([&](int64_t block, ParameterList& list) { return llama.build(block, list); },
+                {{0, llama.num_blocks()}});
+    blocks = llama.num_blocks();
+    const int64_t S = shard_size(config.data_parallel);
+    for (const Unit& unit : cut_into_units(model.parameters())) {
+      units.push_back({(unit.numel + S - 1) / S * S, blocks, 0});
+      for (const Parameter* parameter : unit.parameters) {
+        units.back().first = std::min(units.back().first, parameter->readers.front());
+        units.back().last = std::max(units.back().last, parameter->readers.back());
+        parameters.push_back(parameter->local_shape().numel());
+      }
+    }
+  }
+
+  int64_t all() const {
+    return sum([](const UnitShape&) { return true; });
+  }
+  int64_t largest() const { return std::ranges::max(units, {}, &UnitShape::numel).numel; }
+
+  template <class Condition>
+  int64_t sum(const Condition& condition) const {
+    int64_t numel = 0;
+    for (const UnitShape& unit : units) numel += condition(unit) ? unit.numel : 0;
+    return numel;
+  }
+};
+
+// [unsharded]
+/// Elements that are unsharded at a time: a block's and the next one's.
+int64_t unsharded(const Shapes& shapes) {
+  int64_t most = 0;
+  for (int64_t block = 0; block + 1 < shapes.blocks; ++block) {
+    const auto read = [block](const UnitShape& unit) {
+      return (unit.first >= block && unit.first <= block + 1) ||
+             (unit.last >= block && unit.last <= block + 1);
+    };
+    most = std::max(most, shapes.sum(read));
+  }
+  return most;
 }
 
-/// Of reductions: the largest of what is there when block 1's gradients are on their way, when the
-/// root's are, and when all are.
-int64_t scratch(const TrainConfig& config, const UnitSizes& sizes) {
-  const int64_t S = shard_size(config.data_parallel);
-  const auto reduce_scatter = [&](int64_t numel) {
-    return (S - 1) * (numel / S) * bytes_of(dtype_of_reduction(config));
-  };
-  const int64_t of_block = scratch_of_copies(config, sizes.block);
-  const int64_t blocks = sizes.blocks * of_block;
-  return std::max({reduce_scatter(sizes.block) + blocks - of_block,
-                   reduce_scatter(sizes.root) + blocks,
-                   blocks + scratch_of_copies(config, sizes.root)});
+/// The backward passes of a step: when gradients of a unit are begun, and when they are complete.
+struct Backward {
+  int64_t most = 0;              ///< elements of gradients that are written or reduced at once
+  std::vector<int64_t> reduced;  ///< elements of each message of a pass, in order
+
+  Backward(const Shapes& shapes, int64_t passes) {
+    const UnitShape* reducing = nullptr;
+    int64_t there = 0;
+    const auto complete = [&] {
+      if (reducing != nullptr) there -= reducing->numel;
+      reducing = nullptr;
+    };
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      reduced.clear();
+      for (int64_t block = shapes.blocks; block-- > 0;) {
+        for (const UnitShape& unit : shapes.units) {
+          if (unit.last != block) continue;
+          if (reducing == &unit) complete();
+          there += unit.numel;
+        }
+        most = std::max(most, there);
+        for (const UnitShape& unit : shapes.units) {
+          if (unit.first != block) continue;
+          complete();  // one is reduced while the next one's are written
+          reducing = &unit;
+          reduced.push_back(unit.numel);
+        }
+      }
+    }
+  }
+};
+// [unsharded]
+
+int64_t scratch_of(int64_t ranks, int64_t numel, DType dtype) {
+  return algorithms::reduction_scratch(static_cast<int>(ranks), /*rank=*/0, numel, dtype,
+                                       Engine::kScratchLimit);
 }
+
+/// Scratch of reductions that are under way at once. They share it: only one that needs more than
+/// all before it has its own.
+class SharedScratch {
+ public:
+  SharedScratch(int64_t ranks, DType dtype) : ranks_(ranks), dtype_(dtype) {}
+  void add(int64_t numel) {
+    const int64_t bytes = scratch_of(ranks_, numel, dtype_);
+    if (bytes > largest_) bytes_ += largest_ = bytes;
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t ranks_;
+  DType dtype_;
+  int64_t bytes_ = 0, largest_ = 0;
+};
+
+/// Elements of each bucket of plain data parallelism, in the order in which they leave.
+std::vector<int64_t> buckets(const TrainConfig& config, const Shapes& shapes) {
+  const DataParallelConfig& dp = config.data_parallel;
+  if (dp.grad_sync == "overlapped") return {shapes.parameters.rbegin(), shapes.parameters.rend()};
+  int64_t rest = num_parameters(config.model), size = rest;
+  if (dp.grad_sync == "bucketed") {
+    const auto bytes = static_cast<int64_t>(dp.bucket_mb * (1 << 20));
+    size = std::max<int64_t>(1, bytes / bytes_of(dtype_of_reduction(config)));
+  }
+  std::vector<int64_t> sizes;
+  for (; rest > 0; rest -= size) sizes.push_back(std::min(rest, size));
+  return sizes;
+}
+
+// [scratch]
+int64_t scratch(const TrainConfig& config, const Shapes& shapes) {
+  const int64_t S = shard_size(config.data_parallel), R = config.data_parallel.dp_size / S;
+  const DType reduced = dtype_of_reduction(config);
+  SharedScratch all(S, reduced), copies(R, dtype_of_gradient_sum(config));
+  if (config.data_parallel.zero_stage == 0) {
+    for (int64_t numel : buckets(config, shapes)) all.add(numel);
+    return all.bytes();
+  }
+  int64_t most = 0;
+  for (int64_t numel : Backward(shapes, 1).reduced) {
+    all.add(numel);
+    // The shards before are on their way to the copies already.
+    most = std::max(most, scratch_of(S, numel, reduced) + copies.bytes());
+    copies.add(numel / S);
+  }
+  // Nothing waits for a reduction before the step's end where no memory and no copy does.
+  if (config.data_parallel.zero_stage == 1 && R == 1) return all.bytes();
+  return std::max(most, copies.bytes());
+}
+// [scratch]
 
 }  // namespace
 
 int64_t shard_size(const DataParallelConfig& config) {
-  return config.shard_size > 0 ? config.shard_size : config.dp_size;
-}
-
-DType dtype_of_reduction(const TrainConfig& config) {
-  const GradAccumulation accumulation = parse_grad_accumulation(config.grad_accumulation);
-  // From stage 2 on a micro-batch's gradients travel before they are added to anything.
-  const bool weights_dtype =
-      accumulation == GradAccumulation::bf16 ||
-      (accumulation == GradAccumulation::both && config.data_parallel.zero_stage >= 2);
-  const DType dtype = parse_dtype(config.dtype);
-  return weights_dtype ? dtype : accumulate_dtype(dtype);
-}
-
-DType dtype_of_gradient_sum(const TrainConfig& config) {
-  const DType dtype = parse_dtype(config.dtype);
-  const bool weights_dtype =
-      parse_grad_accumulation(config.grad_accumulation) == GradAccumulation::bf16;
-  return weights_dtype ? dtype : accumulate_dtype(dtype);
+  return config.shard_size > 0 && config.zero_stage > 0 ? config.shard_size : config.dp_size;
 }
 
 // [accountant]
 StateBytes sharded_states(const TrainConfig& config) {
   const int64_t stage = config.data_parallel.zero_stage;
   if (stage == 0) return whole_states(config);
+  const KeptByStage& kept = kKept[stage];
   const DType dtype = parse_dtype(config.dtype);
   const int64_t weight = bytes_of(dtype), acc = bytes_of(accumulate_dtype(dtype));
-  const int64_t whole = UnitSizes(config).all(), shard = whole / shard_size(config.data_parallel);
+  const int64_t whole = Shapes(config).all(), shard = whole / shard_size(config.data_parallel);
+  const auto elements = [&](Kept part) { return part == Kept::whole ? whole : shard; };
   StateBytes states{};
-  states.weights = (stage == 3 ? shard : whole) * weight;
-  states.gradients = (stage >= 2 ? shard : whole) * bytes_of(dtype_of_gradient_sum(config));
-  if (stage == 1 && config.grad_accumulation == "both") {
+  states.weights = elements(kept.weights) * weight;
+  states.gradients = elements(kept.gradients) * bytes_of(dtype_of_gradient_sum(config));
+  if (kept.gradients == Kept::whole && config.grad_accumulation == "both") {
     states.gradients += num_parameters(config.model) * weight;
   }
-  states.optimizer = shard * ((weight == acc ? 0 : acc) + 2 * acc);
+  states.optimizer = elements(kept.optimizer) * ((weight == acc ? 0 : acc) + 2 * acc);
   return states;
 }
 
 std::vector<LiveBytes> zero_buffers(const TrainConfig& config) {
-  const int64_t stage = config.data_parallel.zero_stage, ranks = config.data_parallel.dp_size;
-  std::vector<LiveBytes> buffers;
-  if (stage == 0) return buffers;
-  const UnitSizes sizes(config);
+  const KeptByStage& kept = kKept[config.data_parallel.zero_stage];
+  const Shapes shapes(config);
   const int64_t gradient = bytes_of(dtype_of_reduction(config));
-  if (stage == 3) {
+  std::vector<LiveBytes> buffers;
+  if (kept.weights == Kept::shard) {
     const int64_t weight = bytes_of(parse_dtype(config.dtype));
-    buffers.push_back({-1, "gathered weights", sizes.in_work() * weight});
+    buffers.push_back({-1, "gathered weights", unsharded(shapes) * weight});
   }
-  if (stage >= 2) buffers.push_back({-1, "gradients to reduce", sizes.in_work() * gradient});
-  const bool added =
-      config.grad_acc_steps > 1 || dtype_of_reduction(config) != dtype_of_gradient_sum(config);
-  if (stage >= 2 && added) {
-    const int64_t length = sizes.larger() / shard_size(config.data_parallel);
-    buffers.push_back({-1, "reduced gradients", length * gradient});
+  if (kept.gradients == Kept::shard) {
+    const Backward backward(shapes, std::min<int64_t>(2, config.grad_acc_steps));
+    buffers.push_back({-1, "gradients to reduce", backward.most * gradient});
+    const bool added =
+        config.grad_acc_steps > 1 || dtype_of_reduction(config) != dtype_of_gradient_sum(config);
+    const int64_t part = shapes.largest() / shard_size(config.data_parallel);
+    if (added) buffers.push_back({-1, "reduced gradients", part * gradient});
   }
-  if (ranks > 1) buffers.push_back({-1, "scratch of reductions", scratch(config, sizes)});
+  if (config.data_parallel.dp_size > 1) {
+    buffers.push_back({-1, "scratch of reductions", scratch(config, shapes)});
+  }
   return buffers;
 }
 // [accountant]
@@ -125,12 +225,19 @@ ZeroTraffic predict_traffic(const TrainConfig& config) {
   if (dp.zero_stage == 0) {
     return {.all_reduce = 2 * (dp.dp_size - 1) * num_parameters(config.model) * gradient};
   }
-  const UnitSizes sizes(config);
+  const Shapes shapes(config);
   const int64_t S = shard_size(dp), R = dp.dp_size / S, G = config.grad_acc_steps;
-  const int64_t P = sizes.all();
-  const int64_t reductions = dp.zero_stage == 1 ? 1 : G;
-  // Forward and backward gather every block, but for the last one, which stays, and the root.
-  const int64_t gathered = dp.zero_stage < 3 ? P : G * (2 * P - sizes.root - sizes.block);
+  const int64_t P = shapes.all();
+  const int64_t reductions = kKept[dp.zero_stage].gradients == Kept::whole ? 1 : G;
+  int64_t gathered = P;
+  if (kKept[dp.zero_stage].weights == Kept::shard) {
+    // A tied embedding is gathered at both ends of forward. Backward gathers neither the last two
+    // blocks, which are still there, nor the embedding: the backward of a lookup reads no weight.
+    const int64_t twice = shapes.sum([](const UnitShape& u) { return u.last - u.first > 2; });
+    const int64_t backward =
+        shapes.sum([&](const UnitShape& u) { return u.first > 0 && u.last + 2 < shapes.blocks; });
+    gathered = G * (P + twice + backward);
+  }
   return {.reduce_scatter = (S - 1) * R * reductions * P * gradient,
           .all_gather = (S - 1) * R * gathered * weight,
           .all_reduce = 2 * (R - 1) * P * bytes_of(dtype_of_gradient_sum(config))};

@@ -3,18 +3,16 @@
 #include <vector>
 
 #include "memory.h"
+#include "zero_layout.h"
 
 namespace usp {
 
 /// Ranks that share out one copy of the model.
 int64_t shard_size(const DataParallelConfig& config);
-/// In what the gradients of a micro-batch travel, and in what they are added up.
-DType dtype_of_reduction(const TrainConfig& config);
-DType dtype_of_gradient_sum(const TrainConfig& config);
 
 /// What lasts from step to step on rank 0, under any stage.
 StateBytes sharded_states(const TrainConfig& config);
-/// What comes and goes within a step on rank 0, kind by kind at its peak, in stages 1 to 3.
+/// What comes and goes within a step on rank 0, kind by kind at its peak, under any stage.
 std::vector<LiveBytes> zero_buffers(const TrainConfig& config);
 /// The book's table: 2, 2 and 12 bytes a parameter, each divided where its stage divides it, and 4
 /// more for sums of gradients in f32.

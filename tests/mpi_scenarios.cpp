@@ -7,10 +7,10 @@
 #include <cstdlib>
 #include <thread>
 
-#include "comm/comm_config.h"
 #include "comm/launch.h"
-#include "console.h"
-#include "runtime.h"
+#include "run/comm_config.h"
+#include "tensor/console.h"
+#include "tensor/runtime.h"
 
 namespace usp {
 namespace {

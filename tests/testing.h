@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "base/threads.h"
 #include "catch.h"
-#include "runtime.h"
-#include "tensor.h"
-#include "threads.h"
+#include "tensor/runtime.h"
+#include "tensor/tensor.h"
 
 /// What the tests share: random inputs, comparisons that a NaN fails, finite differences.
 namespace usp::test {
@@ -46,7 +46,7 @@ class Threads {
   int previous_;
 };
 
-/// Random inputs; shares nothing with the generator of common/rng.h.
+/// Random inputs; shares nothing with the generator of common/base/rng.h.
 class Random {
  public:
   explicit Random(uint64_t seed) : engine_(seed) {}

@@ -24,15 +24,30 @@ def binary(preset, name):
     return build_dir(preset) / "bin" / name
 
 
-def prepare(preset, target=None):
-    """Brings a target (None: everything, tests too) up to date, configuring first where needed."""
+def prepare(preset, targets=None, note=None):
+    """Brings targets (None: everything, tests too) up to date, configuring first where needed.
+
+    note: called with every line of a build that shows nothing itself.
+    """
+    targets = [targets] if isinstance(targets, str) else targets
     with _lock(preset):
-        _configure(preset, with_tests=target is None or packages.installed()["catch2"])
-        if _is_up_to_date(preset, target):
+        _configure(preset, with_tests=targets is None or packages.installed()["catch2"])
+        if _is_up_to_date(preset, targets):
             return
         command = ["cmake", "--build", str(build_dir(preset)), "-j", str(machine.usable_cores())]
-        command += ["--target", target] if target else []
-        run_step(f"building {target or 'everything'}", command, live=sys.stdout.isatty())
+        command += ["--target", *targets] if targets else []
+        run_step(f"building {', '.join(targets or ['everything'])}", command,
+                 live=sys.stdout.isatty(), note=note)
+
+
+def configure(preset, with_tests):
+    """Configures, where that is needed, and builds nothing."""
+    with _lock(preset):
+        _configure(preset, with_tests)
+        # Ninja itself knows whether CMake has to look again, at a test that is new for example.
+        run_step(f"looking for tests in {preset}",
+                 ["cmake", "--build", str(build_dir(preset)), "--target", "build.ninja"],
+                 live=False, is_quiet=True)
 
 
 @contextlib.contextmanager
@@ -88,9 +103,9 @@ def _configure(preset, with_tests):
     stamp.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
 
 
-def _is_up_to_date(preset, target):
+def _is_up_to_date(preset, targets):
     """Asks ninja whether there is anything to do, so that it need not say that there is not."""
-    command = ["ninja", "-C", str(build_dir(preset)), "-n", *([target] if target else [])]
+    command = ["ninja", "-C", str(build_dir(preset)), "-n", *(targets or [])]
     try:
         dry_run = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                  stderr=subprocess.DEVNULL, text=True, errors="replace",

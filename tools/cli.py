@@ -1,17 +1,19 @@
 """The command line of ./book: reads the arguments and calls the module that does the work."""
 import argparse
+import difflib
 import os
+import shlex
 import signal
 import sys
 
-from tools import (bench, chapters, compare, delta, diff, doctor, export, figures, launch,
+from tools import (bench, chapters, compare, delta, diff, doctor, export, figures, launch, new,
                    propagate, replay, showcase, testing, tokens, weave, why)
 from tools.base import BookError, say, show_path
 
 HELP = """\
 ultrascale.cpp: train Llamas, one technique per chapter.
 
-usage: ./book COMMAND [arguments]        ./book COMMAND --help says more
+usage: ./book COMMAND [arguments]        ./book help COMMAND says more
 
 Read and run
   list                     the chapters, what each adds, how to run it
@@ -31,13 +33,16 @@ Models of Hugging Face's format; --model DIR reads one
   export RUN_DIR DIR       write the run's newest checkpoint as such a model
   tokenize MODEL_DIR FILE  a text as token ids of that model; --decode IDS: ids as text
 Check
-  test                     build everything and run the tests
+  test                     build everything and run the tests; --all: what takes long too
+  test NAME                only the tests called so: ./book test rmsnorm
   bench [CHAPTER]          speed: medians of interleaved runs, as text and JSON
   delta [CHAPTER]          what chapters change of their parents: declared, small, explained?
   doctor                   what is installed and missing, what this machine can do
 Write
+  new NAME [--parent CH]   a chapter of your own that begins as a copy of another
   figures [CHAPTER]        run the chapter's demo and remake what its README shows
-  weave [--check]          fill the READMEs' code and outputs from their sources
+  figures --render         the same from the data that are there, without measuring
+  weave [--check]          fill the READMEs' code and outputs from their sources; write CHANGES.md
   propagate CHAPTER        merge what changed in a chapter into all that descend from it
 
 CHAPTER is a number or a name: 1, ch01 and ch01_single_gpu are the same.
@@ -88,18 +93,29 @@ def _run(arguments, flags):
 def _test(arguments, _flags):
     """./book test"""
     parser = _Parser(prog="./book test",
-                     description="Builds everything and runs the tests with ctest.")
+                     usage="./book test [NAME] [options]",
+                     description="Builds what the tests need and runs them: with a NAME only "
+                     "those called so; alone the tests for every day, with the seeded faults of "
+                     "files that have changed; with --all every one.")
+    parser.add_argument("name", nargs="?", help="a part of the name of a test, of a file of tests "
+                        "or of a case; or the whole name of a seeded fault")
+    parser.add_argument("-R", metavar="REGEX", dest="regex", help="the same, by this name")
+    parser.add_argument("--list", action="store_true", dest="only_list",
+                        help="name what would run, and run nothing")
+    parser.add_argument("--all", action="store_true", dest="everything",
+                        help="also the sanitizers, every seeded fault, every kind of kernel, and "
+                        "what --full means")
+    parser.add_argument("--full", action="store_true",
+                        help="every combination in the parity tests, where pairs would do")
     parser.add_argument("--sanitize", nargs="?", const="address", choices=["address", "thread"],
                         help="the unit tests under AddressSanitizer and UBSan (the default), or "
                         "those with several ranks under ThreadSanitizer")
-    parser.add_argument("--full", action="store_true",
-                        help="every combination and every seeded fault")
-    parser.add_argument("-R", metavar="REGEX", dest="regex",
-                        help="only the tests whose name matches")
     _add_set_up(parser)
     args = parser.parse_args(arguments)
-    return testing.run_tests(args.sanitize, args.full, args.regex, not args.no_install,
-                             args.skip_packages)
+    if args.name and args.regex:
+        parser.error("give either a NAME or -R REGEX")
+    return testing.run_tests(args.sanitize, args.everything, args.full, args.name or args.regex,
+                             not args.no_install, args.skip_packages, args.only_list)
 
 
 def _bench(arguments, _flags):
@@ -257,21 +273,28 @@ def _doctor(arguments, _flags):
 
 def _figures(arguments, _flags):
     """./book figures"""
-    parser = _Parser(prog="./book figures", description="Runs a chapter's demo on this machine and "
-                     "makes from it what the chapter's README shows.")
-    parser.add_argument("chapter", nargs="?", default="1")
+    parser = _Parser(prog="./book figures", description="Runs a chapter's demo and its measurements "
+                     "on this machine and makes from them what the chapter's README shows.")
+    parser.add_argument("chapter", nargs="?", help="default: chapter 1; with --render all")
+    parser.add_argument("--render", action="store_true", help="measure no time: run again what says "
+                        "the same on every machine, and make tables and figures from the data that "
+                        "are there")
     _add_set_up(parser)
     args = parser.parse_args(arguments)
-    return showcase.make_figures(chapters.resolve(args.chapter), not args.no_install,
-                                 args.skip_packages)
+    chosen = (chapters.find_chapters() if args.render and args.chapter is None
+              else [chapters.resolve(args.chapter or "1")])
+    for chapter in chosen:
+        showcase.make_figures(chapter, not args.no_install, args.skip_packages, args.render)
+    return 0
 
 
 def _weave(arguments, _flags):
     """./book weave"""
     parser = _Parser(prog="./book weave", description="Fills the code and the outputs that the "
-                     "READMEs show from the files they come from.")
+                     "READMEs show from the files they come from, and writes the chapters' "
+                     "CHANGES.md.")
     parser.add_argument("--check", action="store_true",
-                        help="change nothing; exit code 1 if a README no longer agrees")
+                        help="change nothing; exit code 1 if a page no longer agrees")
     args = parser.parse_args(arguments)
     stale = weave.weave(args.check)
     for readme in stale:
@@ -283,11 +306,22 @@ def _weave(arguments, _flags):
 def _delta(arguments, _flags):
     """./book delta"""
     parser = _Parser(prog="./book delta", description="Checks that what a chapter changes of its "
-                     "parent is declared in chapter.json, within budget and shown in its README. "
+                     "parent is declared in chapter.json, within budget and listed in CHANGES.md. "
                      "Exit code: 0 = in order, 1 = something is not.")
     parser.add_argument("chapter", nargs="?", help="default: all of them")
     args = parser.parse_args(arguments)
     return delta.run_delta(args.chapter)
+
+
+def _new(arguments, _flags):
+    """./book new"""
+    parser = _Parser(prog="./book new", description="Begins a chapter of your own: a copy of "
+                     "another chapter's code, which builds, runs and passes its tests at once.")
+    parser.add_argument("name", metavar="NAME", help="small letters, digits and _: my_idea becomes "
+                        "the folder chNN_my_idea, NN the next free number")
+    parser.add_argument("--parent", metavar="CHAPTER", help="default: the last chapter")
+    args = parser.parse_args(arguments)
+    return new.begin_chapter(args.name, args.parent)
 
 
 def _diff(arguments, _flags):
@@ -317,7 +351,7 @@ def _propagate(arguments, _flags):
 COMMANDS = {"run": _run, "test": _test, "bench": _bench, "plot": _plot, "why": _why, "list": _list,
             "compare": _compare, "doctor": _doctor, "figures": _figures, "weave": _weave,
             "delta": _delta, "diff": _diff, "propagate": _propagate, "replay": _replay,
-            "export": _export, "tokenize": _tokenize}
+            "export": _export, "tokenize": _tokenize, "new": _new}
 
 
 def _terminate(number, _frame):
@@ -327,11 +361,16 @@ def _terminate(number, _frame):
 
 def _dispatch(argv):
     """Runs one command; returns the exit code."""
-    if not argv or argv[0] in ("-h", "--help", "help"):
+    if not argv or argv[0] in ("-h", "--help") or argv == ["help"]:
         print(HELP, end="")
         return 0
+    if argv[0] == "help":
+        argv = [argv[1], "--help"]
     if argv[0] not in COMMANDS:
-        raise BookError(f"there is no command {argv[0]!r}; commands: {', '.join(COMMANDS)}", 2)
+        close = difflib.get_close_matches(argv[0], COMMANDS, 1, 0.5)
+        hint = f"did you mean {shlex.join(['./book', *close, *argv[1:]])}" if close else \
+            f"commands: {', '.join(COMMANDS)}"
+        raise BookError(f"there is no command {argv[0]!r}; {hint}", 2)
     split = argv.index("--") if "--" in argv else len(argv)
     arguments, flags = argv[1:split], argv[split + 1:]
     if flags and argv[0] != "run":

@@ -1,12 +1,13 @@
-"""The delta rule: what a chapter changes is declared, small, and shown in its README.
+"""The delta rule: what a chapter changes is declared, small, and listed in its CHANGES.md.
 
 A chapter is a copy of its parent. Every line that differs lies in a snippet, that is between two
-`// [name]` lines; chapter.json declares the snippet, and a block of the README shows it:
+`// [name]` lines; chapter.json declares the snippet. CHANGES.md, which `./book weave` writes and the
+README links to, shows it as a diff:
 
     "parent": "ch01_a",                        null: it begins a chain
     "adds": ["zero.h"], "removes": [],         whole files
     "edits": {"main.cpp": ["run"]},            snippets of files that both chapters have
-    "max_edited_lines": 60, "max_edited_files": 4
+    "max_edited_lines": 60
 
 Blank lines and #include lines may differ anywhere, and so may what diff.FREE names.
 """
@@ -25,6 +26,7 @@ CHAPTER = re.compile(r"(?<![a-z0-9])(?:ch\d\d(?!\d)\w*|chapters?[ _-]?"
 MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\.?"
 DATE = re.compile(rf"__DATE__|__TIME(?:STAMP)?__|\b(?:19|20)\d\d([-/.])\d\d?\1\d\d?\b|"
                   rf"\b\d\d?([-/.])\d\d?\2(?:19|20)\d\d\b|\b{MONTH} (?:\d\d?,? )?(?:19|20)\d\d\b")
+LISTED = re.compile(r"^### \[.*?\]\((\S+)\)#(\S+)$", re.M)  # edits, in CHANGES.md
 BIGGEST = 5  # snippets that a message about an exceeded budget lists
 
 
@@ -38,17 +40,11 @@ class Manifest:
     removes: list = field(default_factory=list)
     edits: dict = field(default_factory=dict)
     max_edited_lines: int = 60
-    max_edited_files: int = 4
 
     @property
     def file(self):
         """ch02_x/chapter.json"""
         return f"{self.name}/chapter.json"
-
-    @property
-    def budget(self):
-        """(lines, files)"""
-        return self.max_edited_lines, self.max_edited_files
 
 
 def _is_list_of_names(value):
@@ -66,7 +62,6 @@ FIELDS = {  # name: (test, what it must be)
     "edits": (lambda value: isinstance(value, dict) and all(map(_is_list_of_names, value.values())),
               'lists of snippets by file, such as {"main.cpp": ["run"]}'),
     "max_edited_lines": (_is_number, "a number, such as 60"),
-    "max_edited_files": (_is_number, "a number, such as 4"),
 }
 
 
@@ -113,10 +108,10 @@ def pair(name, other=None, root=ROOT):
             raise BookError(f"{first} has no parent; name two chapters: "
                             f"./book diff {first[:4]} OTHER", 2)
         ancestors(first, root)
-        return manifest.parent, first, manifest.budget
+        return manifest.parent, first, manifest.max_edited_lines
     second = chapters.resolve(other, root).name
     manifest = read_manifest(second, root)
-    return first, second, manifest.budget if manifest.parent == first else None
+    return first, second, manifest.max_edited_lines if manifest.parent == first else None
 
 
 def check(child, root=ROOT):
@@ -143,7 +138,7 @@ def examine(child, root=ROOT):
         errors += _line_errors(manifest, file, rows)
     for file in manifest.edits:
         errors += _edits_errors(manifest, file, changes, root)
-    errors += _budget_errors(manifest, changes) + _readme_errors(manifest, root)
+    errors += _budget_errors(manifest, changes) + _page_errors(manifest, root)
     parts = [diff.amount(len(changes.edited_files()), "edited file"),
              f"{sum(changes.counts())} of {manifest.max_edited_lines} edited lines",
              diff.amount(len(changes.added), "new file")]
@@ -283,8 +278,8 @@ def _snippet_errors(where, name, file, parent, changes):
 
 
 def _budget_errors(manifest, changes):
-    """More edited lines or files than chapter.json allows."""
-    errors, files = [], changes.edited_files()
+    """More edited lines than chapter.json allows."""
+    errors = []
     added, removed = changes.counts()
     if added + removed > manifest.max_edited_lines:
         sizes = Counter(file + (f"#{row.names[-1]}" if row.names else "")
@@ -295,20 +290,24 @@ def _budget_errors(manifest, changes):
                       f"{removed} removed (a changed line counts as both), exceed "
                       f'"max_edited_lines" {manifest.max_edited_lines}; biggest: {biggest}: move '
                       "code into a new file, or split the chapter")
-    if len(files) > manifest.max_edited_files:
-        errors.append(f"{manifest.file}: {diff.amount(len(files), 'edited file')} exceed "
-                      f'"max_edited_files" {manifest.max_edited_files}: {", ".join(files)}: leave '
-                      "some as they are in the parent, or split the chapter")
     return errors
 
 
-def _readme_errors(manifest, root):
-    """Declared edits that the README never shows."""
-    shown = diff.reading_order(root / manifest.name / "README.md")
-    return [f"{manifest.name}/README.md: never shows {file}#{name}, which this chapter edits: add "
-            f"the lines `<!-- delta: {file}#{name} -->` and `<!-- /woven -->`, then ./book weave"
-            for file, names in manifest.edits.items() for name in names
-            if (file, name) not in shown]
+def _page_errors(manifest, root):
+    """Declared edits that CHANGES.md does not list, and a README that does not lead to it."""
+    def read(name):
+        path = root / manifest.name / name
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+    listed = LISTED.findall(read("CHANGES.md"))
+    errors = [f"{manifest.name}/CHANGES.md: does not list {file}#{name}, which this chapter edits: "
+              "run ./book weave"
+              for file, names in manifest.edits.items() for name in names
+              if (file, name) not in listed]
+    if "](CHANGES.md)" not in read("README.md"):
+        errors.append(f"{manifest.name}/README.md: does not lead to CHANGES.md: add a link, such as "
+                      "[every change](CHANGES.md)")
+    return errors
 
 
 def run_delta(name=None, root=ROOT):

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from tools.base import ROOT, BookError
 
-FREE = ("README.md", "chapter.json", "exercises", "examples", "figures")  # may always differ
+# May always differ.
+FREE = ("README.md", "CHANGES.md", "chapter.json", "exercises", "examples", "figures")
 CMAKE = "CMakeLists.txt"  # the same bytes in every chapter
 MARKER = re.compile(r"[ \t]*// \[([\w-]+)\][ \t]*")
 SHOWN = re.compile(r"<!-- (?:snippet|delta): (\S+)#(\S+) -->")
@@ -235,16 +236,15 @@ def ordered_hunks(changes, order):
 
 
 def totals(changes, budget=None):
-    """63 of 120 edited lines in 4 of 4 files; without a budget only what is."""
+    """63 of 120 edited lines in 4 files; without a budget only what is."""
     lines, files = sum(changes.counts()), len(changes.edited_files())
-    if budget:
-        return (f"{lines} of {amount(budget[0], 'edited line')} in {files} of "
-                f"{amount(budget[1], 'file')}")
-    return f"{amount(lines, 'edited line')} in {amount(files, 'file')}"
+    edited = f"{lines} of {amount(budget, 'edited line')}" if budget is not None else amount(
+        lines, "edited line")
+    return f"{edited} in {amount(files, 'file')}"
 
 
 def statistics(changes, budget):
-    """How much differs, as lines of text; budget: (lines, files) or None."""
+    """How much differs, as lines of text; budget: lines, or None."""
     rows = []
     for file, aligned in changes.edited.items():
         plus, minus = count(aligned)

@@ -10,6 +10,9 @@ from tools.base import ROOT, BookError
 from tools.trace import RECORDED
 
 PLOT_MODULES = ("numpy", "matplotlib")
+# With the project's folder in place of the working directory, which may hold a `tools` of its own.
+RUN_MODULE = ("import runpy, sys; sys.path[0] = sys.argv.pop(1); "
+              "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)")
 
 
 def _candidates():
@@ -37,18 +40,21 @@ def find_python(modules=PLOT_MODULES):
 
 
 def draw(script, arguments):
-    """Runs tools/plot/<script>.py; BookError if no Python can, or if the script refuses."""
+    """Runs tools/plot/<script>.py, or a chapter's script given as a module, such as
+    chNN_x.figures.plot_y; BookError if no Python can, or if the script refuses."""
     python = find_python()
     if python is None:
         raise BookError("no Python here imports numpy and matplotlib, which the plots need; try:\n"
                         "  apt-get install python3-numpy python3-matplotlib")
-    command = [python, str(ROOT / "tools" / "plot" / f"{script}.py"), *map(str, arguments)]
+    module = script if "." in script else f"tools.plot.{script}"
+    command = [python, "-c", RUN_MODULE, str(ROOT), module, *map(str, arguments)]
     env = dict(os.environ, MPLBACKEND="Agg")
     result = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env,
                             text=True, errors="replace", check=False)
     if result.returncode != 0:
         last = result.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise BookError(f"{script} plot: {last[0]}", 2 if result.returncode == 2 else 1)
+        name = script.rsplit(".", 1)[-1].replace("plot_", "")
+        raise BookError(f"{name} plot: {last[0]}", 2 if result.returncode == 2 else 1)
     sys.stderr.write(result.stderr)
 
 

@@ -178,11 +178,12 @@ def die_with_parent():
         pass
 
 
-def run_step(what, command, live):
+def run_step(what, command, live, note=None, is_quiet=False):
     """Runs one step of the set-up and says how long it took; BookError if it fails.
 
     live: the step shows its own progress. Otherwise its output is held back: warnings are shown
-    when it has ended, everything when it has failed, and a sign of life every HEARTBEAT_S.
+    when it has ended, everything when it has failed, and a sign of life every HEARTBEAT_S; note is
+    called with every line. is_quiet: say nothing of a step that went well.
     """
     start = spoke = time.monotonic()
     held = []
@@ -190,6 +191,8 @@ def run_step(what, command, live):
     def hold(line):
         nonlocal spoke
         held.append(line)
+        if note:
+            note(line)
         if time.monotonic() - spoke > HEARTBEAT_S:
             say("book: ... " + line.strip()[:90])
             spoke = time.monotonic()
@@ -202,4 +205,5 @@ def run_step(what, command, live):
     if code != 0:
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         raise BookError(f"{what} failed: `{shlex.join(command)}` {how}")
-    say(f"book: {what} took {time.monotonic() - start:.1f} s")
+    if not is_quiet:
+        say(f"book: {what} took {time.monotonic() - start:.1f} s")

@@ -8,11 +8,13 @@ A block stands between two comments that no reader sees rendered:
     <!-- delta: layers.cpp#linear -->       the snippet as a diff against the parent chapter
     <!-- changes -->                        the table of all that differs from the parent
     <!-- /woven -->                         ends each of them
+
+Writes every chapter's CHANGES.md with them (tools/changes.py).
 """
 import re
 import textwrap
 
-from tools import delta, diff
+from tools import changes, chapters, delta, diff
 from tools.base import ROOT, BookError
 
 BLOCK = re.compile(r"(<!-- (?:(snippet|output|include|delta): (\S+)|changes) -->\n)(.*?)"
@@ -31,53 +33,21 @@ def snippet(reference, folder):
     return textwrap.dedent(MARKER.sub("", parts[1]))
 
 
-def _manifest(folder):
-    """The Manifest of a chapter that has a parent."""
-    manifest = delta.read_manifest(folder.name, folder.parent)
-    if manifest.parent is None:
-        raise BookError(f"{folder / 'README.md'}: a chapter without a parent has no changes to "
-                        "show")
-    return manifest
-
-
-def snippet_delta(reference, folder):
-    """The snippet file#name as a diff between the parent and the chapter, markers left out."""
-    file, _, name = reference.partition("#")
-    versions = (_manifest(folder).parent, folder.name)
-    sources = [diff.read_source(folder.parent / version / file) for version in versions]
-    rows = [row for row in diff.align(*sources) if name in row.names]
-    changed = [i for i, row in enumerate(rows) if row.kind != " "]
-    if not changed:
-        raise BookError(f"{folder / file}: no line of a snippet [{name}] differs from the parent")
-    near = {i + k for i in changed for k in range(-diff.CONTEXT, diff.CONTEXT + 1)}
-    near |= {-1, 0, len(rows)}  # both ends, and the first line, which names the function
-    kept = [i for i in range(len(rows)) if i in near or {i - 1, i + 1} <= near]
-    code = textwrap.dedent("\n".join(rows[i].text for i in kept)).split("\n")
-    lines, after = [], 0
-    for i, text in [*zip(kept, code), (len(rows), None)]:
-        if i > after:
-            lines.append(f"@@ {i - after} unchanged lines @@")
-        if text is not None:
-            lines.append((rows[i].kind + text).rstrip())
-        after = i + 1
-    return "\n".join(lines) + "\n"
-
-
 def changes_table(folder):
     """What differs from the parent: every edited file, then the new and the removed ones."""
-    manifest = _manifest(folder)
-    changes = diff.compare(manifest.parent, folder.name, folder.parent)
+    manifest = changes.manifest_of(folder)
+    differing = diff.compare(manifest.parent, folder.name, folder.parent)
     lines = ["| file | + | - | snippets |", "|---|---:|---:|---|"]
-    for file, rows in changes.edited.items():
+    for file, rows in differing.edited.items():
         plus, minus = diff.count(rows)
         names = ", ".join(f"`{name}`" for name in diff.changed_snippets(rows))
         what = names if plus + minus else diff.NOTHING_COUNTED
         lines.append(f"| [`{file}`]({file}) | {plus} | {minus} | {what} |")
     lines += [f"| [`{file}`]({file}) | {count} | | new file |"
-              for file, count in changes.added.items()]
-    lines += [f"| `{file}` | | {count} | removed file |" for file, count in changes.removed.items()]
-    plus, minus = changes.counts()
-    total = diff.totals(changes, manifest.budget)
+              for file, count in differing.added.items()]
+    lines += [f"| `{file}` | | {count} | removed file |" for file, count in differing.removed.items()]
+    plus, minus = differing.counts()
+    total = diff.totals(differing, manifest.max_edited_lines)
     lines.append(f"| edited, together | {plus} | {minus} | {total} |")
     return "\n".join(lines) + "\n"
 
@@ -98,7 +68,7 @@ def woven(text, folder):
         elif kind == "output":
             body = f"~~~~text\n{_read(folder / reference).rstrip()}\n~~~~\n"
         elif kind == "delta":
-            body = f"```diff\n{snippet_delta(reference, folder)}```\n"
+            body = f"```diff\n{changes.snippet_delta(reference, folder)}```\n"
         elif kind == "include":
             body = _read(folder / reference).rstrip() + "\n"
         else:
@@ -112,15 +82,25 @@ def readmes(root=ROOT):
     return [root / "README.md", *sorted(root.glob("ch[0-9][0-9]_*/README.md"))]
 
 
-def weave(check, root=ROOT):
-    """Rewrites the READMEs, or with `check` only names those that no longer agree. Returns them."""
-    stale = []
+def pages(root=ROOT):
+    """What weaving writes: (path, its text now or None, its text as the sources have it)."""
     for readme in readmes(root):
         old = _read(readme)
-        new = woven(old, readme.parent)
+        yield readme, old, woven(old, readme.parent)
+    for chapter in chapters.find_chapters(root):
+        if delta.read_manifest(chapter.name, root).parent is not None:
+            path = chapter.folder / changes.FILE
+            yield path, _read(path) if path.exists() else None, changes.page(chapter.folder)
+
+
+def weave(check, root=ROOT):
+    """Rewrites the READMEs and every CHANGES.md, or with `check` only names those that no longer
+    agree with the sources. Returns them."""
+    stale = []
+    for path, old, new in pages(root):
         if new == old:
             continue
-        stale.append(readme)
+        stale.append(path)
         if not check:
-            readme.write_text(new, encoding="utf-8")
+            path.write_text(new, encoding="utf-8")
     return stale

@@ -4,11 +4,11 @@
 #include <cmath>
 #include <thread>
 
-#include "args.h"
+#include "base/args.h"
 #include "comm/launch.h"
-#include "console.h"
 #include "ring.h"
-#include "runtime.h"
+#include "tensor/console.h"
+#include "tensor/runtime.h"
 
 namespace usp {
 namespace {

@@ -2,8 +2,8 @@
 
 #include "comm/algorithms.h"
 #include "comm/communicator.h"
-#include "ops.h"
-#include "runtime.h"
+#include "tensor/ops.h"
+#include "tensor/runtime.h"
 
 namespace usp {
 

@@ -26,26 +26,54 @@ std::vector<int> others(const Group& group) {
   return ranks;
 }
 
+/// How every slice of a message is cut: into `count` pieces of so many elements, the last of fewer.
+/// The same for all ranks, whose slices may differ by an element.
+struct Pieces {
+  int64_t elements, count;
+
+  Pieces(int ranks, int64_t numel, DType dtype, int64_t limit) {
+    const int64_t longest = slice(numel, ranks, 0).count;
+    const int64_t of_an_element = (ranks - 1) * bytes_of(dtype);  // an element of every other rank
+    elements = longest * of_an_element <= limit ? longest
+                                                : std::max<int64_t>(1, limit / 2 / of_an_element);
+    count = elements == longest ? 1 : (longest + elements - 1) / elements;
+  }
+
+  Slice of(Slice whole, int64_t piece) const {
+    const int64_t begin = std::min(piece * elements, whole.count);
+    return {whole.begin + begin, std::min(elements, whole.count - begin)};
+  }
+};
+
 // [reduce_to_owners]
 /// Contributions to every rank's slice of `input` go to that rank; this rank's sum goes to
-/// `output`.
-Stage reduce_to_owners(const Group& group, const Tensor& output, Slice at_output,
-                       const Tensor& input, const Tensor& scratch, ReduceOp op) {
+/// `output`. A stage for each piece; the scratch has room for this one and the next.
+std::vector<Stage> reduce_to_owners(const Group& group, const Tensor& output, Slice at_output,
+                                    const Tensor& input, const Tensor& scratch, ReduceOp op,
+                                    int64_t limit) {
   const int n = group.size(), rank = group.rank;
-  const Slice own = slice(input.numel(), n, rank);
-  Stage stage;
-  std::vector<const void*> parts(n);
-  parts[rank] = at(input, own.begin);
-  for (int peer : others(group)) {
-    stage.sends.push_back(message(peer, input, slice(input.numel(), n, peer)));
-    const int place = peer < rank ? peer : peer - 1;
-    stage.receives.push_back(message(peer, scratch, {place * own.count, own.count}));
-    parts[peer] = stage.receives.back().data;
+  const DType dtype = input.dtype();
+  const Pieces pieces(n, input.numel(), dtype, limit);
+  std::vector<Stage> stages(pieces.count);
+  for (int64_t p = 0; p < pieces.count; ++p) {
+    const Slice own = pieces.of(slice(input.numel(), n, rank), p);
+    std::vector<const void*> parts(n);
+    parts[rank] = at(input, own.begin);
+    char* room = static_cast<char*>(scratch.address());
+    if (room != nullptr) room += p % 2 * (n - 1) * pieces.elements * bytes_of(dtype);
+    for (int peer : others(group)) {
+      stages[p].sends.push_back(message(peer, input, pieces.of(slice(input.numel(), n, peer), p)));
+      stages[p].receives.push_back({peer, room, own.count * bytes_of(dtype)});
+      parts[peer] = room;
+      if (room != nullptr) room += own.count * bytes_of(dtype);
+    }
+    void* to = at(output, at_output.begin + p * pieces.elements);
+    stages[p].finish = [to, parts, own, dtype, op] {
+      reduce_in_order(to, parts, own.count, dtype, op);
+    };
+    stages[p].early = p > 0;
   }
-  stage.finish = [to = at(output, at_output.begin), parts, own, dtype = input.dtype(), op] {
-    reduce_in_order(to, parts, own.count, dtype, op);
-  };
-  return stage;
+  return stages;
 }
 // [reduce_to_owners]
 
@@ -56,27 +84,31 @@ Slice slice(int64_t numel, int parts, int index) {
   return {index * base + std::min<int64_t>(index, rest), base + (index < rest ? 1 : 0)};
 }
 
-int64_t reduction_scratch(const Group& group, int64_t numel) {
-  return (group.size() - 1) * slice(numel, group.size(), group.rank).count;
+int64_t reduction_scratch(int ranks, int rank, int64_t numel, DType dtype, int64_t limit) {
+  const Pieces pieces(ranks, numel, dtype, limit);
+  const int64_t elements =
+      pieces.count == 1 ? slice(numel, ranks, rank).count : 2 * pieces.elements;
+  return (ranks - 1) * elements * bytes_of(dtype);
 }
 
 // [all_reduce]
 std::vector<Stage> all_reduce(const Group& group, const Tensor& tensor, const Tensor& scratch,
-                              ReduceOp op) {
+                              ReduceOp op, int64_t limit) {
   const int n = group.size();
   const Slice own = slice(tensor.numel(), n, group.rank);
-  Stage gather;
+  std::vector<Stage> stages = reduce_to_owners(group, tensor, own, tensor, scratch, op, limit);
+  Stage& gather = stages.emplace_back();
   for (int peer : others(group)) {
     gather.sends.push_back(message(peer, tensor, own));
     gather.receives.push_back(message(peer, tensor, slice(tensor.numel(), n, peer)));
   }
-  return {reduce_to_owners(group, tensor, own, tensor, scratch, op), std::move(gather)};
+  return stages;
 }
 // [all_reduce]
 
 std::vector<Stage> reduce_scatter(const Group& group, const Tensor& output, const Tensor& input,
-                                  const Tensor& scratch, ReduceOp op) {
-  return {reduce_to_owners(group, output, {0, output.numel()}, input, scratch, op)};
+                                  const Tensor& scratch, ReduceOp op, int64_t limit) {
+  return reduce_to_owners(group, output, {0, output.numel()}, input, scratch, op, limit);
 }
 
 std::vector<Stage> all_gather(const Group& group, const Tensor& output, const Tensor& input) {

@@ -11,6 +11,9 @@
 /// A reduction gives every rank a slice to sum. All contributions to a slice go straight to its
 /// owner, which adds them in the order of the ranks: the bytes of a ring, another order of sums
 /// than a ring's, and the same one wherever the slices begin.
+///
+/// Contributions wait in scratch memory to be added. Where those to a whole slice need more than
+/// `limit` bytes, the slice is reduced in pieces: one is added while the next one arrives.
 namespace usp::algorithms {
 
 /// Elements [begin, begin + count) of a tensor cut into `parts` parts as equal as possible.
@@ -19,13 +22,14 @@ struct Slice {
 };
 Slice slice(int64_t numel, int parts, int index);
 
-/// `scratch` holds reduction_scratch() elements.
+/// `scratch` holds at least reduction_scratch() bytes.
 std::vector<Stage> all_reduce(const Group& group, const Tensor& tensor, const Tensor& scratch,
-                              ReduceOp op);
+                              ReduceOp op, int64_t limit);
 std::vector<Stage> reduce_scatter(const Group& group, const Tensor& output, const Tensor& input,
-                                  const Tensor& scratch, ReduceOp op);
-/// Elements of scratch space for the other ranks' contributions to this rank's slice.
-int64_t reduction_scratch(const Group& group, int64_t numel);
+                                  const Tensor& scratch, ReduceOp op, int64_t limit);
+/// Bytes of scratch for the other ranks' contributions to what `rank` of `ranks` sums, of a message
+/// of so many elements. At most `limit`, or two elements of each rank.
+int64_t reduction_scratch(int ranks, int rank, int64_t numel, DType dtype, int64_t limit);
 
 std::vector<Stage> all_gather(const Group& group, const Tensor& output, const Tensor& input);
 std::vector<Stage> broadcast(const Group& group, const Tensor& tensor, int root);

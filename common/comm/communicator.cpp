@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
 #include <numeric>
 
 #include "comm/algorithms.h"
-#include "comm/comm_config.h"
-#include "ops.h"
-#include "runtime.h"
+#include "tensor/ops.h"
+#include "tensor/runtime.h"
 
 namespace usp {
 
@@ -17,6 +17,20 @@ namespace {
 void stamp(Operation& operation) {
   operation.queued = std::chrono::steady_clock::now();
   if (Runtime::current().tracer().recording()) operation.queued_cpu_ns = thread_cpu_ns();
+}
+
+/// Enters an operation that begins, with what this rank is going to send.
+void enter_in_ledger(const Operation& operation) {
+  Ledger::Entry entry;
+  entry.calls = 1;
+  entry.payload_bytes = operation.payload_bytes;
+  for (const Stage& stage : operation.stages) {
+    for (const Message& message : stage.sends) {
+      entry.wire_bytes += message.bytes;
+      entry.header_bytes += Engine::kHeaderBytes;
+    }
+  }
+  Runtime::current().ledger().add(operation.group->name, operation.kind, entry);
 }
 
 /// The main thread's clocks before and after it has waited for an operation.
@@ -85,11 +99,12 @@ void Handle::wait() {
     }
     const int64_t end = clock_ns();
     operation->tensors.clear();
+    operation->scratch.reset();
     if (traced) record(*operation, {begin, end, cpu_begin, thread_cpu_ns()});
-    Runtime::current().ledger().add(
-        operation->group->name, operation->kind,
-        {1, operation->payload_bytes, operation->wire_bytes, operation->header_bytes,
-         double(operation->end_ns - operation->begin_ns) * 1e-9, double(end - begin) * 1e-9});
+    Ledger::Entry time;
+    time.seconds = double(operation->end_ns - operation->begin_ns) * 1e-9;
+    time.wait_seconds = double(end - begin) * 1e-9;
+    Runtime::current().ledger().add(operation->group->name, operation->kind, time);
   }
 }
 
@@ -112,12 +127,12 @@ void Communicator::all_reduce(Tensor tensor, ReduceOp op) const {
 
 Handle Communicator::all_reduce_async(Tensor tensor, ReduceOp op) const {
   if (size() == 1) return {};
-  const CategoryScope scope(Category::communication);
-  const Tensor scratch = Tensor::empty({algorithms::reduction_scratch(*group_, tensor.numel())},
-                                       tensor.dtype(), "scratch of reductions");
-  auto operation = make(CommKind::all_reduce, {tensor, scratch}, tensor.numel(), tensor.bytes());
+  const std::shared_ptr<Tensor> scratch = share_scratch(tensor);
+  auto operation = make(CommKind::all_reduce, {tensor, *scratch}, tensor.numel(), tensor.bytes());
   operation->reduce = op;
-  operation->stages = algorithms::all_reduce(*group_, tensor, scratch, op);
+  operation->scratch = scratch;
+  operation->stages =
+      algorithms::all_reduce(*group_, tensor, *scratch, op, engine_->scratch_limit());
   return start(std::move(operation));
 }
 
@@ -133,13 +148,13 @@ Handle Communicator::reduce_scatter_async(Tensor output, const Tensor& input, Re
     ops::copy(output, input.view(output.shape()));
     return {};
   }
-  const CategoryScope scope(Category::communication);
-  const Tensor scratch = Tensor::empty({algorithms::reduction_scratch(*group_, input.numel())},
-                                       input.dtype(), "scratch of reductions");
+  const std::shared_ptr<Tensor> scratch = share_scratch(input);
   auto operation =
-      make(CommKind::reduce_scatter, {output, input, scratch}, input.numel(), input.bytes());
+      make(CommKind::reduce_scatter, {output, input, *scratch}, input.numel(), input.bytes());
   operation->reduce = op;
-  operation->stages = algorithms::reduce_scatter(*group_, output, input, scratch, op);
+  operation->scratch = scratch;
+  operation->stages =
+      algorithms::reduce_scatter(*group_, output, input, *scratch, op, engine_->scratch_limit());
   return start(std::move(operation));
 }
 
@@ -229,6 +244,7 @@ Handle Communicator::send_recv_async(std::span<const SendRecv> batch) const {
   for (const SendRecv& message : batch) {
     const CommKind kind = message.direction == SendRecv::send ? CommKind::send : CommKind::recv;
     operations.push_back(point_to_point(kind, message.tensor, message.peer));
+    enter_in_ledger(*operations.back());
     stamp(*operations.back());
     engine_->submit(operations.back());
   }
@@ -324,7 +340,22 @@ std::shared_ptr<Operation> Communicator::make(CommKind kind, std::vector<Tensor>
   return operation;
 }
 
+std::shared_ptr<Tensor> Communicator::share_scratch(const Tensor& message) const {
+  const DType dtype = message.dtype();
+  const int64_t bytes = algorithms::reduction_scratch(size(), rank(), message.numel(), dtype,
+                                                      engine_->scratch_limit());
+  std::shared_ptr<Tensor> scratch = group_->scratch.lock();
+  if (scratch == nullptr || scratch->bytes() < bytes) {
+    const CategoryScope scope(Category::communication);
+    scratch = std::make_shared<Tensor>(
+        Tensor::empty({bytes / bytes_of(dtype)}, dtype, "scratch of reductions"));
+    group_->scratch = scratch;
+  }
+  return scratch;
+}
+
 Handle Communicator::start(std::shared_ptr<Operation> operation) const {
+  enter_in_ledger(*operation);
   stamp(*operation);
   engine_->submit(operation);
   return {*engine_, {std::move(operation)}};
@@ -347,5 +378,20 @@ std::shared_ptr<Operation> Communicator::point_to_point(CommKind kind, const Ten
 void Communicator::check_rank(int rank, const char* what) const {
   USP_CHECK(rank >= 0 && rank < size(), "{}: {} {} of {} ranks", name(), what, rank, size());
 }
+
+bool on_one_machine(const Communicator& world) {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string text;
+  std::getline(file, text);
+  // Small enough for doubles to hold both sign and value.
+  const double id = double(std::hash<std::string>()(text) >> 12);
+  const Tensor extremes = Tensor::from_host(std::vector<double>{id, -id}, {2}, DType::f64);
+  world.all_reduce(extremes, ReduceOp::max);
+  return extremes.item(0) == -extremes.item(1);
+}
+
+UncountedTraffic::UncountedTraffic() : before_(Runtime::current().ledger()) {}
+
+UncountedTraffic::~UncountedTraffic() { Runtime::current().ledger() = before_; }
 
 }  // namespace usp

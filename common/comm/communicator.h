@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "base/peers.h"
 #include "comm/engine.h"
 #include "comm/operation.h"
-#include "peers.h"
 
 namespace usp {
 
@@ -22,7 +22,8 @@ class [[nodiscard]] Handle {
   Handle& operator=(Handle&& other);  ///< waits for what it held
   ~Handle();                          ///< waits, if nobody has
 
-  /// Returns when all of them are done, lets go of their tensors and enters them in the ledger.
+  /// Returns when all of them are done, lets go of their tensors and enters their time in the
+  /// ledger, where their bytes are since they were started.
   /// Throws Error if one failed: ranks that disagree, a rank that is gone, a timeout.
   void wait();
 
@@ -103,12 +104,29 @@ class Communicator : public Peers {
 
   std::shared_ptr<Operation> make(CommKind kind, std::vector<Tensor> tensors, int64_t count,
                                   int64_t payload_bytes) const;
+  /// For the other ranks' contributions to this rank's slice of the message.
+  std::shared_ptr<Tensor> share_scratch(const Tensor& message) const;
   Handle start(std::shared_ptr<Operation> operation) const;
   std::shared_ptr<Operation> point_to_point(CommKind kind, const Tensor& tensor, int peer) const;
   void check_rank(int rank, const char* what) const;
 
   Engine* engine_;
   std::shared_ptr<Group> group_;
+};
+
+/// Whether all ranks run on one machine, and so read one clock. Collective over the world.
+bool on_one_machine(const Communicator& world);
+
+/// What is sent while it lives does not enter the ledger: measurements and records of the run.
+class UncountedTraffic {
+ public:
+  UncountedTraffic();
+  ~UncountedTraffic();
+  UncountedTraffic(const UncountedTraffic&) = delete;
+  UncountedTraffic& operator=(const UncountedTraffic&) = delete;
+
+ private:
+  Ledger before_;
 };
 
 }  // namespace usp

@@ -8,6 +8,7 @@ void Engine::abandon(Operation& operation) {
   } catch (const Error&) {
   }
   operation.tensors.clear();
+  operation.scratch.reset();
 }
 
 void DryEngine::submit(std::shared_ptr<Operation> operation) {

@@ -8,14 +8,15 @@
 #include <tuple>
 #include <vector>
 
+#include "base/peers.h"
 #include "comm/flight.h"
 #include "comm/operation.h"
 #include "comm/transport.h"
-#include "peers.h"
 
 namespace usp {
 
 class EmulatedLinks;
+class Transfer;
 struct Links;
 
 /// Carries out operations. A Communicator belongs to one; so do all its children.
@@ -29,9 +30,10 @@ class Engine {
   virtual void submit(std::shared_ptr<Operation> operation) = 0;
   /// Returns when the operation is done; throws Error if it failed.
   virtual void wait(Operation& operation) = 0;
-  /// Waits without an error and lets go of the tensors: for what is left when another one failed.
+  /// Waits for an operation without throwing, and releases its tensors. For the operations that are
+  /// left when another one has failed.
   void abandon(Operation& operation);
-  /// Whether no message is ever sent: the dry engine.
+  /// Whether this engine never sends a message: the dry one does not.
   virtual bool dry() const = 0;
   virtual Flight& flight() = 0;
   /// An operation under way for longer than this is reported, and the run ended.
@@ -40,25 +42,32 @@ class Engine {
   /// Messages from here on travel by these links. Call it on all ranks, between two operations.
   virtual void emulate(const Links& links) = 0;
 
-  /// The smallest number for a communicator that this rank has given to none yet.
+  /// Bytes in which contributions to a reduction wait to be added, at most. Larger reductions go
+  /// piece by piece. Every rank sets the same, between two operations.
+  int64_t scratch_limit() const { return scratch_limit_; }
+  void limit_scratch(int64_t bytes) { scratch_limit_ = bytes; }
+  static constexpr int64_t kScratchLimit = 8 << 20;
+
+  /// The smallest communicator number that this rank has not used yet.
   int64_t next_group_id() const { return next_group_id_; }
-  /// Gives the number to one.
+  /// Marks this number, and all smaller ones, as used.
   void take_group_id(int64_t id) { next_group_id_ = id + 1; }
 
-  /// What travels before every message.
+  /// Bytes of the header that travels before every message.
   static constexpr int64_t kHeaderBytes = 56;
 
  private:
+  int64_t scratch_limit_ = kScratchLimit;
   int64_t next_group_id_ = 1;
 };
 
 /// The engine of a rank that exchanges messages: one communication thread advances all its
 /// operations.
 ///
-/// Collectives of a communicator are carried out one after the other, and so are the sends to, and
-/// the receives from, each peer; everything else may overtake. Two communicators whose ranks
-/// enqueue in crossing order therefore do not deadlock, nor does a pipeline whose neighbours send
-/// to each other at the same time.
+/// The engine carries out a communicator's collectives one after the other. The same holds for the
+/// sends to each peer, and for the receives from it. Everything else may overtake. Two
+/// communicators whose ranks enqueue in crossing order therefore do not deadlock, nor does a
+/// pipeline whose neighbours send to each other at the same time.
 ///
 /// Every message carries a header that says which operation it belongs to. Ranks that disagree
 /// find out from the first message, on both sides.
@@ -82,14 +91,14 @@ class QueueEngine : public Engine {
   /// The orderly end: tells the others and waits until all of them have come here too. Returns
   /// false if one has not within `patience`.
   bool leave(std::chrono::duration<double> patience);
-  /// Ends every process of the run with this exit code after `grace`, time for other ranks to say
-  /// what they have to say.
+  /// Ends every process of the run with this exit code after `grace`, in which other ranks can
+  /// report what they know.
   void abort_after(std::chrono::milliseconds grace, int code);
 
  private:
   struct Active;
   using Clock = std::chrono::steady_clock;
-  /// What the ranks are in, gathered when an operation takes too long.
+  /// What the ranks are doing, gathered when an operation takes too long.
   struct Report {
     std::string cause;
     std::vector<std::string> answers;  ///< by world rank
@@ -101,6 +110,7 @@ class QueueEngine : public Engine {
   void run();
   bool poll();
   void begin_stage(Active& active);
+  std::vector<Transfer> post(const Active& active, int stage);
   bool advance(Active& active);
   void finish(Active& active);
   void read_notices();

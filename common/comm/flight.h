@@ -11,7 +11,7 @@
 namespace usp {
 
 /// A rank's flight record: what it communicates, kept in a memory-mapped file, so that it can be
-/// read after the rank has died of anything. `./book why RUN_DIR` reads it.
+/// read after the rank has died, whatever killed it. `./book why RUN_DIR` reads it.
 ///
 /// The file RUN_DIR/flight/rank_0000.txt consists of lines of 256 bytes, each a JSON object padded
 /// with blanks: who the rank is; its state; its last sign of life; what its main thread does; then
@@ -27,7 +27,7 @@ class Flight {
 
   /// From here on the record lies in this file. Throws Error if it cannot be made.
   void open(const std::string& path);
-  /// Calls back with the path when that happens.
+  /// Registers a function that open() calls with the path.
   void on_open(std::function<void(const std::string& path)> callback) {
     on_open_ = std::move(callback);
   }
@@ -42,7 +42,7 @@ class Flight {
   void failed(const std::string& message);
   void left();  ///< the orderly end
 
-  /// What the rank is in, one sentence a line: "rank 3 waits in all_reduce #2 of dp (f32, 10
+  /// What the rank is doing, one sentence a line: "rank 3 waits in all_reduce #2 of dp (f32, 10
   /// elements) for 2.0 s".
   std::string status() const;
 

@@ -7,10 +7,15 @@
 namespace usp {
 
 /// Runs body() as the whole of main on every rank of an MPI job, or as a world of one without
-/// mpiexec. As run_main(), an exception becomes one line `error: ...`, printed by the rank that
-/// threw it first (a UsageError by rank 0), and the exit code of every rank. No rank outlives a run
-/// that has failed.
+/// mpiexec. An exception becomes the exit code of every rank and, as in run_main(), one line
+/// `error: ...`. The rank that threw first prints it; rank 0 prints a UsageError. No rank outlives
+/// a run that has failed.
 int run_ranks_main(int (*body)(const Communicator& world, int argc, char** argv), int argc,
+                   char** argv);
+
+/// Runs body() as the whole of main in a world of one rank: no MPI, no other process. Exceptions
+/// end it as those of run_main().
+int run_alone_main(int (*body)(const Communicator& world, int argc, char** argv), int argc,
                    char** argv);
 
 /// Runs body() on each of `ranks` threads, every one with a Runtime of its own on the CPU, and

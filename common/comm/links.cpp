@@ -4,7 +4,7 @@
 #include <charconv>
 #include <vector>
 
-#include "check.h"
+#include "base/check.h"
 
 namespace usp {
 

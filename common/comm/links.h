@@ -28,11 +28,11 @@ struct Links {
   const Link& between(int rank, int other) const { return same_node(rank, other) ? node : net; }
 };
 
-/// Makes the messages of a rank as slow as links that it does not have.
+/// Slows the messages of a rank down to the speed of links that it does not have.
 ///
-/// Its outgoing bytes queue behind one another, separately for messages inside of the node and
-/// beyond it, as they would at an NVLink port and at a network card. A message is there one latency
-/// after its last byte has left, and whoever waits for it has woken up.
+/// Outgoing bytes queue behind one another: those for ranks of the node as they would at an NVLink
+/// port, all others as at a network card. A message arrives one latency after its last byte has
+/// left. That latency includes the time in which the waiting thread wakes up.
 class EmulatedLinks {
  public:
   using Clock = std::chrono::steady_clock;
@@ -43,23 +43,23 @@ class EmulatedLinks {
     Clock::time_point sent;     ///< the last byte has left
     Clock::time_point arrives;  ///< and has come
   };
-  /// A message of so many bytes that is handed to the link at `time`. The epoch where the link is
-  /// not emulated.
+  /// When a message of so many bytes, handed to the link at `time`, leaves and arrives. Both are
+  /// the epoch where the link is not emulated.
   Times transmit(int to, int64_t bytes, Clock::time_point time);
 
  private:
   int rank_;
   Links links_;
-  std::array<Clock::time_point, 2> free_{};  ///< when the link to ranks of the node, of others, is
+  std::array<Clock::time_point, 2> free_{};  ///< when each link is free: in the node, beyond
 };
 
 /// Parses "node=100,2", the kind of link with microseconds and GB/s, into `links`. Throws
 /// UsageError.
 void parse_link(const std::string& text, Links& links);
 
-/// How much longer messages take than a link emulated here would have them: the threads' own time,
-/// to be given as Links::wake_up. Collective; takes some ten milliseconds, and leaves a link
-/// emulated.
+/// How much longer a message takes than its emulated link asks for. The excess is the threads' own
+/// time, which Links::wake_up takes into account. Collective; takes some ten milliseconds, and
+/// leaves a link emulated.
 std::chrono::nanoseconds measure_wake_up(const Communicator& world);
 
 /// What messages between neighbouring ranks take here, all pairs at once: the largest latency and

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "check.h"
+#include "base/check.h"
 
 namespace usp {
 

@@ -9,7 +9,8 @@
 
 namespace usp {
 
-/// How many ranks each kind of parallelism uses. Their product, without ep, is the world.
+/// How many ranks each kind of parallelism uses. The product of all but ep is the size of the
+/// world.
 struct MeshSizes {
   int64_t dp = 1;  ///< data
   int64_t pp = 1;  ///< pipeline
@@ -33,13 +34,13 @@ class Mesh {
   const Communicator& pp() const { return pp_; }
   const Communicator& cp() const { return cp_; }
   const Communicator& tp() const { return tp_; }
-  /// Ranks that hold the same dense weights. Where there is no cp these are dp's, in the ledger
-  /// too.
+  /// Ranks that hold the same dense weights. Where cp is 1 this is dp, and the ledger calls it dp.
   const Communicator& dp_cp() const { return sizes_.cp == 1 ? dp_ : dp_cp_; }
   const Communicator& ep() const { return ep_; }    ///< ranks that share out the experts
   const Communicator& edp() const { return edp_; }  ///< ranks that hold the same experts
 
-  /// Any of these by the name of its function; or one that add_group() has added. Throws Error.
+  /// The communicator of this name: that of a function above, or one given to add_group(). Throws
+  /// Error if there is none.
   const Communicator& group(const std::string& name) const;
   /// Names a part of an axis, such as the tensor-parallel ranks that share a kv head.
   void add_group(const std::string& name, const Communicator& communicator);

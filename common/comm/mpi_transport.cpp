@@ -10,7 +10,7 @@
 #include <map>
 #include <vector>
 
-#include "check.h"
+#include "base/check.h"
 
 namespace usp {
 

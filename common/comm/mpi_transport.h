@@ -8,7 +8,8 @@
 
 namespace usp {
 
-/// MPI's life in this process: the first object that main makes, the last that it destroys.
+/// MPI in this process, from its start to its end. main makes this object first and destroys it
+/// last.
 class MpiProcess {
  public:
   /// Initialises MPI. Throws UsageError where the launcher has started more ranks than this

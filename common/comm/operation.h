@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/ledger.h"
-#include "tensor.h"
+#include "tensor/ledger.h"
+#include "tensor/tensor.h"
 
 namespace usp {
 
@@ -23,6 +23,9 @@ struct Group {
 
   int64_t collectives = 0;            ///< started so far
   std::vector<int64_t> sends, recvs;  ///< to and from each rank, started so far
+  /// Where contributions to this rank's slice arrive. Reductions of a group are carried out one
+  /// after the other, so all that are under way share it; it goes with the last of them.
+  std::weak_ptr<Tensor> scratch;
 
   int size() const { return static_cast<int>(members.size()); }
 };
@@ -38,6 +41,7 @@ struct Message {
 struct Stage {
   std::vector<Message> sends, receives;
   std::function<void()> finish;
+  bool early = false;  ///< its messages may be under way together with the stage before's
 };
 
 /// One call of a Communicator, from the moment it is queued until wait() has returned.
@@ -53,9 +57,10 @@ struct Operation {
   int root = -1;       ///< broadcast
   ReduceOp reduce = ReduceOp::sum;
   DType dtype = DType::f32;
-  int64_t count = 0;  ///< elements, as every rank must pass them; 0 where ranks may differ
+  int64_t count = 0;  ///< elements, the same on every rank; 0 where ranks may differ
   std::vector<Stage> stages;
-  std::vector<Tensor> tensors;  ///< kept alive until wait()
+  std::vector<Tensor> tensors;      ///< kept alive until wait()
+  std::shared_ptr<Tensor> scratch;  ///< the group's, until wait(); one of `tensors`, too
   int64_t payload_bytes = 0;
 
   int64_t flight_entry = -1;

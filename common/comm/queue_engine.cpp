@@ -39,6 +39,7 @@ struct QueueEngine::Active {
   bool begun = false;
   int stage = 0;
   std::vector<Transfer> transfers;  ///< of the stage
+  std::vector<Transfer> early;      ///< of the next one, where they may leave early
   Clock::time_point since;
   Clock::time_point ready;  ///< when the stage's messages could leave
 };
@@ -189,19 +190,30 @@ void QueueEngine::begin_stage(Active& active) {
     flight_.started(operation);
   }
   if (active.ready == Clock::time_point() || active.stage > 0) active.ready = Clock::now();
-  active.transfers.clear();
-  const auto post = [&](const Message& message, bool sending) {
+  active.transfers = active.early.empty() ? post(active, active.stage) : std::move(active.early);
+  active.early.clear();
+  const int next = active.stage + 1;
+  if (next < std::ssize(operation.stages) && operation.stages[next].early) {
+    active.early = post(active, next);
+  }
+}
+
+/// Hands the messages of a stage to the transport.
+std::vector<Transfer> QueueEngine::post(const Active& active, int stage) {
+  Operation& operation = *active.operation;
+  std::vector<Transfer> transfers;
+  const auto add = [&](const Message& message, bool sending) {
     std::vector<char> buffer;
     if (!spare_buffers_.empty()) {
       buffer.swap(spare_buffers_.back());
       spare_buffers_.pop_back();
     }
-    active.transfers.emplace_back(transport_, links_.get(), active.ready, operation, active.stage,
-                                  message, sending, std::move(buffer));
+    transfers.emplace_back(transport_, links_.get(), active.ready, operation, stage, message,
+                           sending, std::move(buffer));
   };
-  const Stage& stage = operation.stages[active.stage];
-  for (const Message& message : stage.receives) post(message, /*sending=*/false);
-  for (const Message& message : stage.sends) post(message, /*sending=*/true);
+  for (const Message& message : operation.stages[stage].receives) add(message, /*sending=*/false);
+  for (const Message& message : operation.stages[stage].sends) add(message, /*sending=*/true);
+  return transfers;
 }
 
 /// Whether the operation is finished.
@@ -355,8 +367,10 @@ void QueueEngine::break_down(const std::string& message, bool peer_failed) {
   for (auto& [key, queue] : channels_) {
     for (const auto& active : queue) {
       give_up(*active->operation);
-      for (Transfer& transfer : active->transfers) {
-        if (!reusable) spare_buffers_.push_back(transfer.take_buffer());
+      for (std::vector<Transfer>* transfers : {&active->transfers, &active->early}) {
+        for (Transfer& transfer : *transfers) {
+          if (!reusable) spare_buffers_.push_back(transfer.take_buffer());
+        }
       }
     }
   }

@@ -4,10 +4,10 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "base/machine.h"
+#include "base/threads.h"
 #include "comm/launch.h"
 #include "comm/mpi_transport.h"
-#include "machine.h"
-#include "threads.h"
 
 namespace usp {
 

@@ -1,10 +1,10 @@
 #include <exception>
 #include <thread>
 
+#include "base/threads.h"
 #include "comm/launch.h"
 #include "comm/threads_transport.h"
-#include "runtime.h"
-#include "threads.h"
+#include "tensor/runtime.h"
 
 namespace usp {
 

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "check.h"
+#include "base/check.h"
 
 namespace usp {
 

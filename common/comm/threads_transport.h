@@ -43,8 +43,8 @@ class ThreadsFabric {
   std::vector<Desk> desks_;  ///< by rank
 };
 
-/// The transport between threads of one process. A small message is copied when it is sent, and has
-/// gone; of a large one, the receiver copies straight out of the sender's memory.
+/// The transport between threads of one process. A small message is copied when it is sent, which
+/// completes the send. The receiver copies a large one straight out of the sender's memory.
 class ThreadsTransport : public Transport {
  public:
   ThreadsTransport(ThreadsFabric& fabric, int rank) : fabric_(fabric), rank_(rank) {}

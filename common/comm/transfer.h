@@ -16,8 +16,9 @@ class Transfer {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Posts the message of `stage`; `buffer` is reused if it has memory. Counts what is sent in the
-  /// operation. `links`: those it travels by, from `time` on; nullptr: as fast as it can.
+  /// Posts a message of `stage`, whose header reuses the memory of `buffer`. Adds the bytes that it
+  /// sends to the operation's. The message travels by `links` from `time` on; where that is
+  /// nullptr, as fast as it can.
   Transfer(Transport& transport, EmulatedLinks* links, Clock::time_point time, Operation& operation,
            int stage, const Message& message, bool sending, std::vector<char> buffer);
 
@@ -25,14 +26,14 @@ class Transfer {
   bool advance(Transport& transport, const Operation& operation);
 
   bool done() const { return done_; }
-  /// Not done, but nothing is missing except that it be so late.
+  /// Whether all bytes are there and only their time has not come, on the emulated link.
   bool delayed() const { return delayed_; }
   Clock::time_point due() const { return due_; }
   int peer() const { return message_.peer; }
   /// The memory of its header, for the next one.
   std::vector<char> take_buffer() { return std::move(buffer_); }
 
-  /// Whether the operation belongs to a queue of its own per peer.
+  /// Whether operations of this kind queue separately for each peer.
   static bool is_point_to_point(CommKind kind) {
     return kind == CommKind::send || kind == CommKind::recv;
   }
@@ -47,7 +48,7 @@ class Transfer {
   Request header_;
   std::vector<Request> pieces_;
   bool header_done_ = false, delayed_ = false, done_ = false;
-  Clock::time_point due_;  ///< not over before; the epoch where no link is emulated
+  Clock::time_point due_;  ///< earliest end; the epoch where no link is emulated
 };
 
 }  // namespace usp

@@ -35,7 +35,7 @@ struct Notice {
   enum Type : int32_t {
     leaving,  ///< its program has ended
     failed,   ///< it has failed, and why
-    report,   ///< it asks what every rank is in: an operation has taken too long
+    report,   ///< it asks what every rank is doing: an operation takes too long
     status,   ///< the answer to that
   };
   Type type = leaving;
@@ -63,10 +63,10 @@ class Transport {
   virtual void announce(const Notice& notice) = 0;  ///< to every other rank
   virtual std::optional<Notice> next_notice() = 0;
 
-  /// What the bell of this rank's communication thread is.
+  /// The bell that this rank's communication thread sleeps on.
   virtual Bell& bell() = 0;
-  /// How long a waiting thread polls and yields before it sleeps. Where an arriving message rings
-  /// the bell, hardly at all.
+  /// How long a waiting thread polls and yields before it sleeps: hardly at all where an arriving
+  /// message rings the bell.
   virtual std::chrono::microseconds patience() const = 0;
   /// Gives up every message under way. Returns whether their memory may be used again.
   virtual bool cancel() = 0;

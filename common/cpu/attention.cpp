@@ -3,10 +3,10 @@
 #include <array>
 #include <cmath>
 
-#include "attention_blocks.h"
-#include "cpu_backend.h"
-#include "parallel.h"
-#include "simd.h"
+#include "cpu/attention_blocks.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/parallel.h"
+#include "cpu/simd.h"
 
 /// Blockwise attention: a block of queries meets one tile of keys after the other, so that of a
 /// head's scores no more than kQueryRows x kKeyTile exist at a time. Dao et al. (2022).

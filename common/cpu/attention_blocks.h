@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 
-#include "causal_mask.h"
-#include "microkernel.h"
+#include "cpu/causal_mask.h"
+#include "cpu/microkernel.h"
 
 /// The matrix products of blockwise attention, of a block of queries and a tile of keys. Each is
 /// made of multiply_tile(), whose right operand is packed in panels. Queries are taken in groups of

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <limits>
 
-#include "microkernel.h"
-#include "parallel.h"
-#include "positions.h"
+#include "cpu/microkernel.h"
+#include "cpu/parallel.h"
+#include "tensor/positions.h"
 
 namespace usp::cpu {
 

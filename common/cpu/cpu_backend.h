@@ -1,7 +1,7 @@
 #pragma once
 
-#include "backend.h"
-#include "runtime.h"
+#include "tensor/backend.h"
+#include "tensor/runtime.h"
 
 namespace usp::cpu {
 

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "cpu_backend.h"
-#include "parallel.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/parallel.h"
 
 namespace usp::cpu {
 

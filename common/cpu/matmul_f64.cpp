@@ -1,8 +1,8 @@
 #include <algorithm>
 
-#include "cpu_backend.h"
-#include "microkernel.h"
-#include "parallel.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/microkernel.h"
+#include "cpu/parallel.h"
 
 namespace usp::cpu {
 

@@ -1,4 +1,4 @@
-#include "microkernel.h"
+#include "cpu/microkernel.h"
 
 // Compiled with -ffp-contract=fast: the products and sums below become fused multiply-adds.
 namespace usp::cpu {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "simd.h"
+#include "cpu/simd.h"
 
 namespace usp::cpu {
 

@@ -1,4 +1,4 @@
-#include "microkernel.h"
+#include "cpu/microkernel.h"
 
 #if defined(USP_EMULATE_AMX)
 #include "amx_emulation.h"  // of the tests

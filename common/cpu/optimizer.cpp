@@ -1,9 +1,9 @@
 #include <cmath>
 #include <limits>
 
-#include "cpu_backend.h"
-#include "parallel.h"
-#include "simd.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/parallel.h"
+#include "cpu/simd.h"
 
 namespace usp::cpu {
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "runtime.h"
-#include "tensor.h"
-#include "threads.h"
+#include "base/threads.h"
+#include "tensor/runtime.h"
+#include "tensor/tensor.h"
 
 namespace usp::cpu {
 

@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cpu_backend.h"
-#include "parallel.h"
-#include "simd.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/parallel.h"
+#include "cpu/simd.h"
 
 namespace usp::cpu {
 

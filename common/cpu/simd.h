@@ -8,7 +8,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "dtype.h"
+#include "tensor/dtype.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define USP_LANES "lanes_avx512.h"
@@ -108,7 +108,7 @@ void prefetch(T* x) {
 }  // namespace usp::cpu
 
 #if defined(USP_LANES)
-#include "lanes.h"
+#include "cpu/lanes.h"
 #endif
 
 namespace usp::cpu {

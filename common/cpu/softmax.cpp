@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "causal_mask.h"
-#include "cpu_backend.h"
-#include "parallel.h"
-#include "simd.h"
+#include "cpu/causal_mask.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/parallel.h"
+#include "cpu/simd.h"
 
 namespace usp::cpu {
 

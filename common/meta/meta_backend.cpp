@@ -1,4 +1,4 @@
-#include "backend.h"
+#include "tensor/backend.h"
 
 namespace usp {
 

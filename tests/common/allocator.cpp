@@ -1,4 +1,4 @@
-#include "allocator.h"
+#include "tensor/allocator.h"
 
 #include "testing.h"
 

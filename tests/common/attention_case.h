@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops.h"
+#include "tensor/ops.h"
 #include "testing.h"
 
 namespace usp::test {

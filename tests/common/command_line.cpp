@@ -1,7 +1,7 @@
 #include <nlohmann/json.hpp>
 
-#include "args.h"
-#include "run_dir.h"
+#include "base/args.h"
+#include "files/run_dir.h"
 #include "testing.h"
 
 namespace usp::test {
@@ -61,6 +61,16 @@ TEST_CASE("the configuration's record is a JSON object of every flag") {
   REQUIRE(json.at("name") == "a \"quoted\"\nname");
   REQUIRE(json.at("fast") == true);
   REQUIRE(json.at("mode") == "slow");
+}
+
+TEST_CASE("a flag says whether a resumed run may give it another value") {
+  int64_t steps = 1, seed = 2;
+  std::string order = "a";
+  Args args("A program.");
+  args.bind("steps", steps, "may").may_differ_on_resume();
+  args.bind("seed", seed, "may not");
+  args.bind("order", order, {"a", "b"}, "may").may_differ_on_resume();
+  REQUIRE(args.may_differ_on_resume() == std::set<std::string>{"order", "steps"});
 }
 
 TEST_CASE("a value outside its range is a usage error with flag, value and range") {

@@ -1,10 +1,10 @@
-#include "data.h"
+#include "files/data.h"
 
 #include <algorithm>
 #include <map>
 #include <set>
 
-#include "check.h"
+#include "base/check.h"
 #include "testing.h"
 
 namespace usp::test {

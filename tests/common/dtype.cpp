@@ -1,4 +1,4 @@
-#include "dtype.h"
+#include "tensor/dtype.h"
 
 #include "testing.h"
 

@@ -1,6 +1,6 @@
-#include "grads.h"
+#include "train/grads.h"
 
-#include "ops.h"
+#include "tensor/ops.h"
 #include "testing.h"
 
 namespace usp::test {
@@ -79,6 +79,19 @@ TEST_CASE("a gradient is final when its parameter becomes ready") {
   f.contribute(1, 4);
   f.contribute(0, 5);
   REQUIRE(seen == std::vector<Values>{{7, 7}, {5, 5}});
+}
+
+TEST_CASE("all observers see a parameter, in the order in which they were added") {
+  Fixture f;
+  Names seen;
+  for (const char* name : {"a", "b"}) {
+    f.grads.on_first([&, name](Parameter& parameter) { seen.push_back(name + parameter.name); });
+    f.grads.on_ready([&, name](Parameter& parameter) { seen.push_back(parameter.name + name); });
+  }
+  f.grads.begin_window(1);
+  f.contribute(0, 1);
+  REQUIRE(seen == Names{"afirst", "bfirst", "firsta", "firstb"});
+  REQUIRE(f.ready == Names{"first"});  // the fixture observes too
 }
 
 TEST_CASE("one matmul may contribute to several parameters at once") {

@@ -1,4 +1,4 @@
-#include "hf_config.h"
+#include "files/hf_config.h"
 
 #include <nlohmann/json.hpp>
 #include <numbers>

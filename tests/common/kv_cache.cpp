@@ -1,4 +1,4 @@
-#include "kv_cache.h"
+#include "train/kv_cache.h"
 
 #include "testing.h"
 

@@ -1,4 +1,4 @@
-#include "ops.h"
+#include "tensor/ops.h"
 #include "testing.h"
 
 /// Weight gradients kept in bf16: what the same op sums in f32, rounded once.

@@ -1,4 +1,4 @@
-#include "ops.h"
+#include "tensor/ops.h"
 #include "testing.h"
 
 /// A NaN or an infinity in any input must reach the output, and through it the gradient norm.

@@ -1,4 +1,4 @@
-#include "ops.h"
+#include "tensor/ops.h"
 #include "testing.h"
 
 namespace usp::test {

@@ -1,6 +1,6 @@
-#include "parameter.h"
+#include "train/parameter.h"
 
-#include "rng.h"
+#include "base/rng.h"
 #include "testing.h"
 
 namespace usp::test {

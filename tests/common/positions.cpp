@@ -1,4 +1,4 @@
-#include "positions.h"
+#include "tensor/positions.h"
 
 #include "testing.h"
 

@@ -1,10 +1,10 @@
 #include <nlohmann/json.hpp>
 
-#include "memory_profile.h"
-#include "metrics.h"
-#include "ops.h"
+#include "run/metrics.h"
+#include "tensor/memory_profile.h"
+#include "tensor/ops.h"
+#include "tensor/trace.h"
 #include "testing.h"
-#include "trace.h"
 
 /// What a run leaves behind: trace, metrics and memory as JSON.
 namespace usp::test {

@@ -1,9 +1,9 @@
-#include "safetensors.h"
+#include "files/safetensors.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "json_reader.h"
+#include "base/json_reader.h"
 #include "testing.h"
 
 /// Reads what Hugging Face's library wrote, writes the same bytes, and refuses what is damaged.

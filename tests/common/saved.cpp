@@ -1,4 +1,4 @@
-#include "saved.h"
+#include "train/saved.h"
 
 #include "testing.h"
 
@@ -13,7 +13,7 @@ struct B {
 };
 
 TEST_CASE("every segment of a block keeps one struct, which others may read") {
-  Saved saved;
+  BlockSaved saved;
   saved.emplace<A>().memory = std::make_shared<int>(5);
   saved.emplace<B>().only = std::make_unique<int>(7);
   REQUIRE(*saved.get<A>().memory == 5);
@@ -30,7 +30,7 @@ TEST_CASE("every segment of a block keeps one struct, which others may read") {
 }
 
 TEST_CASE("a block has no two segments of one type, and none that reads what nobody kept") {
-  Saved saved;
+  BlockSaved saved;
   check_throws<Error>([&] { saved.get<A>(); }, {"nothing saved"});
   saved.emplace<A>();
   check_throws<Error>([&] { saved.emplace<A>(); }, {"same type"});

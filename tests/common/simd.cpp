@@ -1,6 +1,6 @@
 #include "cpu/simd.h"
 
-#include "rng.h"
+#include "base/rng.h"
 #include "testing.h"
 
 /// The loops that the kernels of a row are made of, at counts on both sides of a whole stride, and

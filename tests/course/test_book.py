@@ -19,8 +19,9 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from ch01_single_gpu.figures import techniques  # noqa: E402
 from tools import (bench, chapters, compare, figures, launch, limits, machine, packages,  # noqa: E402
-                   peers, runs, techniques, turns)
+                   peers, runs, turns)
 from tools.base import BookError  # noqa: E402
 
 
@@ -541,6 +542,18 @@ class FakeTree(FakeTools):
                         ignore=shutil.ignore_patterns("__pycache__", "cmake"))
         shutil.copy(ROOT / "book", self.tree / "book")
         write(self.tree / "CMakePresets.json", "{}")
+        write(self.tree / "tests.json", json.dumps({
+            "unit.common": {"targets": ["test_common"], "sources": ["common/ops.cpp", "common/rope.cpp"]},
+            "unit.kernels.odd": {"targets": ["test_odd"], "sources": ["common/ops.cpp"],
+                                 "only_in_all": True},
+            "parity.runs": {"targets": ["ch01_single_gpu"], "sources": ["parity/test_runs.py"],
+                            "command": ["echo", "script"]},
+            "faults": {"sources": [], "serial": True, "command": ["echo", "faults", "--chosen"]}}))
+        write(self.tree / "tests/common/ops.cpp",
+              'TEST_CASE("a row, of [1] sums", "[ops]") {}\nTEMPLATE_TEST_CASE("kinds", "", int) {}\n')
+        write(self.tree / "tests/common/rope.cpp", 'TEST_CASE("turns by \\"pairs\\", "\n   "always") {}\n')
+        write(self.tree / "tests/parity/test_runs.py", "class Runs:\n    def test_it_ends(self):\n")
+        write(self.tree / "tests/faults/wrong_sign.patch", "")
         write(self.tree / "ch01_single_gpu/chapter.json",
               '{"title": "One device", "technique": "a Llama"}')
         fake = write(self.scratch / "fake_chapter", self.CHAPTER.replace("PYTHON", sys.executable),
@@ -551,6 +564,7 @@ class FakeTree(FakeTools):
             echo "cmake $*" >> {self.log}
             case "$1" in
               --preset) mkdir -p {self.tree}/build/$2
+                        cp {self.tree}/tests.json {self.tree}/build/$2/
                         touch {self.tree}/build/$2/CMakeCache.txt {self.tree}/build/$2/build.ninja;;
               --build)  mkdir -p $2/bin
                         for program in ch01_single_gpu ch02_data_parallel; do
@@ -566,7 +580,10 @@ class FakeTree(FakeTools):
             """, executable=True)
         write(self.bin / "ctest", f"""\
             #!/bin/sh
-            echo "ctest $* full=$USP_TEST_FULL" >> {self.log}
+            echo "ctest $* full=$USP_TEST_FULL all=$USP_TEST_ALL" >> {self.log}
+            echo "    Start 1: unit.common"
+            [ -n "$FAKE_SLOW" ] && echo "half way" > $USP_PROGRESS/unit.common && sleep 2
+            echo "1/2 Test #1: unit.common .....   Passed    3.25 sec"
             echo "the summary"
             exit ${{FAKE_CTEST:-0}}
             """, executable=True)
@@ -698,11 +715,62 @@ class Launcher(FakeTree):
             self.assertNotIn("Traceback", err)
 
     def test_test_hands_on_what_ctest_says(self):
-        result = self.book("test", "-R", "rope", "--full")
+        result = self.book("test", "-R", "unit.common", "--full")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertTrue(result.stdout.endswith("the summary\n"))
-        self.assertRegex(self.logged()[-1], "build/release .*--no-tests=error .*-R rope full=1")
+        self.assertRegex(self.logged()[-1], r"build/release .*--no-tests=error .*"
+                         r"-R \^\(unit\\\.common\)\$ full=1 all=$")
         self.assertEqual(self.book("test", FAKE_CTEST="8").returncode, 8)
+        self.assertRegex(self.logged()[-1], r"-LE \^all\$ full= all=$")
+        self.book("test", "--all")
+        self.assertRegex(self.logged()[-1], r"-j \d full=1 all=1$")
+        self.assertIn("--target tests_all", self.logged()[-2])
+
+    def test_a_name_finds_tests_files_cases_and_faults_and_builds_what_they_need(self):
+        for pattern, expected in (
+                ("common", "unit.common"), ("ROPE", 'unit.common\n    turns by "pairs", always'),
+                ("of [1] s", "unit.common\n    a row, of [1] sums"),
+                ("^kinds$|kind", "unit.common\n    kinds - *"),
+                ("odd", "unit.kernels.odd"),
+                ("it_ends", "parity.runs\n    Runs.test_it_ends"),
+                ("wrong_sign", "faults\n    wrong_sign")):
+            result = self.book("test", "--list", pattern)
+            self.assertEqual((result.returncode, result.stdout), (0, expected + "\n"), result.stderr)
+        result = self.book("test", "it_ends")
+        self.assertEqual((result.returncode, result.stdout), (0, "script Runs.test_it_ends\n"))
+        self.assertIn("--target ch01_single_gpu", self.logged()[-1])
+        self.assertEqual(self.book("test", "wrong_sign").stdout, "faults --only wrong_sign\n")
+        program = write(self.tree / "build/release/bin/test_common", "#!/bin/sh\necho $#:$1\nexit 42\n",
+                        executable=True)
+        result = self.book("test", "of [1]")
+        self.assertEqual((result.returncode, result.stdout), (42, "1:a row\\, of \\[1] sums\n"))
+        program.unlink()
+
+    def test_a_name_that_nothing_has_is_said_before_building(self):
+        result = self.book("test", "comon")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("did you mean ./book test common?", result.stderr)
+        self.assertFalse([line for line in self.logged() if "--target" in line
+                          and "build.ninja" not in line])
+
+    def test_what_runs_and_what_is_left_is_said_while_it_runs(self):
+        durations = self.tree / "tests/durations.json"
+        write(durations, json.dumps({"unit.common": 4, "parity.runs": 100, "faults": 60}))
+        first = self.book("test")
+        self.assertRegex(first.stdout, r"unit.common .*3\.25 sec, about 2 min left\n")
+        history = self.tree / "build/release/test_durations.json"
+        self.assertEqual(json.loads(history.read_text()), {"unit.common": 3.25})
+        text = (self.tree / "tools/progress.py").read_text()
+        (self.tree / "tools/progress.py").write_text(text.replace("LOG_S = 1.0, 30.0", "LOG_S = 1.0, 0.5"))
+        slow = self.book("test", FAKE_SLOW="1")
+        self.assertRegex(slow.stderr, r"book: 0 of 3; running unit.common \d s \(half way\); "
+                                      r"about \d min left")
+
+    def test_help_of_a_command_and_a_slip_of_the_pen(self):
+        self.assertIn("usage: ./book run [CHAPTER]", self.book("help", "run").stdout)
+        result = self.book("tset", "-R", "a b")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("did you mean ./book test -R 'a b'", result.stderr)
 
     def test_sanitize_runs_the_unit_tests_of_its_own_build(self):
         self.assertEqual(self.book("test", "--sanitize").returncode, 0)

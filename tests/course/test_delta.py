@@ -1,4 +1,5 @@
-"""The delta rule: the real chapters keep it, and its tools say what is wrong in toy chapters.
+"""The delta rule: the real chapters keep it, and its tools say what is wrong in toy chapters; and
+CHANGES.md, which lists what a chapter changes.
 
     python3 tests/course/test_delta.py       needs git, and no build
 """
@@ -6,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import delta, diff, propagate, weave  # noqa: E402
+from tools import changes, delta, diff, propagate, weave  # noqa: E402
 from tools.base import BookError  # noqa: E402
 
 MAIN = """\
@@ -56,6 +58,8 @@ CHILD_CONFIG = CONFIG.replace("  int seed = 2;\n", "  int seed = 2;\n" + FLAGS)
 README = """\
 # B
 
+[All changes](CHANGES.md).
+
 <!-- changes -->
 <!-- /woven -->
 <!-- delta: config.h#flags -->
@@ -89,6 +93,12 @@ class Toy(unittest.TestCase):
         self.add("ch02_b", CHILD_MAIN, CHILD_CONFIG, README, parent="ch01_a", adds=["zero.h"],
                  edits=EDITS)
         write(self.root / "ch02_b/zero.h", "#pragma once\n\nint ranks();\n")
+        self.list_edits("ch02_b", EDITS)
+
+    def list_edits(self, chapter, edits):
+        """A CHANGES.md with the headings that the rule asks for."""
+        write(self.root / chapter / "CHANGES.md", "".join(
+            f"### [{file}]({file})#{name}\n" for file in edits for name in edits[file]))
 
     def git(self, *arguments):
         """Runs git in the toys' directory."""
@@ -117,7 +127,8 @@ class Toy(unittest.TestCase):
         self.edit("ch03_c/main.cpp", "  close();\n", "  close_all();\n")
         self.manifest(name="ch03_c", parent="ch02_b", edits={"main.cpp": ["stop"]}, adds=[])
         write(self.root / "ch03_c/README.md",
-              "<!-- snippet: main.cpp#stop -->\n<!-- /woven -->\n")
+              "[All](CHANGES.md)\n<!-- snippet: main.cpp#stop -->\n<!-- /woven -->\n")
+        self.list_edits("ch03_c", {"main.cpp": ["stop"]})
 
     def text(self, path):
         return (self.root / path).read_text(encoding="utf-8")
@@ -168,7 +179,7 @@ class WhatIsAllowed(Toy):
         self.edit("ch02_b/main.cpp", "int helper() { return 1; }\n",
                   "\n// [helper]\nint helper() { return 2; }\n// [helper]\n")
         self.manifest(edits={**EDITS, "main.cpp": ["run", "helper"]})
-        self.edit("ch02_b/README.md", "#run -->", "#run -->\n<!-- delta: main.cpp#helper -->")
+        self.list_edits("ch02_b", {**EDITS, "main.cpp": ["run", "helper"]})
         self.expect()
         self.edit("ch02_b/main.cpp", "// [helper]\n\n", "// [helper]\n")
         self.expect()
@@ -178,7 +189,7 @@ class WhatIsAllowed(Toy):
         gone = text[text.index("// [stop]"):text.index("int main")]
         self.edit("ch02_b/main.cpp", gone, "")
         self.manifest(edits={**EDITS, "main.cpp": ["run", "stop"]})
-        self.edit("ch02_b/README.md", "#run -->", "#run -->\n<!-- delta: main.cpp#stop -->")
+        self.list_edits("ch02_b", {**EDITS, "main.cpp": ["run", "stop"]})
         self.expect()
         self.assertIn("6 of 60", delta.examine("ch02_b", self.root)[0])
 
@@ -347,11 +358,10 @@ class Declarations(Toy):
     NAMES = 'ch02_b/chapter.json: "edits" names '
 
     def declare(self, **edits):
-        """Declares more edits, all of them shown in the README."""
+        """Declares more edits, all of them listed in CHANGES.md."""
         edits = {**EDITS, **{file.replace("_", "."): names for file, names in edits.items()}}
         self.manifest(edits=edits)
-        write(self.root / "ch02_b/README.md", "".join(
-            f"<!-- delta: {file}#{name} -->\n" for file in edits for name in edits[file]))
+        self.list_edits("ch02_b", edits)
 
     def test_an_identical_file(self):
         self.edit("ch02_b/config.h", FLAGS, "")
@@ -389,12 +399,17 @@ class Declarations(Toy):
         self.expect(self.NAMES + "config.h without a snippet: name those that differ, or take it "
                     "out")
 
-    def test_an_edit_that_the_readme_never_shows(self):
-        self.edit("ch02_b/README.md", "main.cpp#run -->", "main.cpp#r -->")
-        self.expect("ch02_b/README.md: never shows main.cpp#run, which this chapter edits: add the "
-                    "lines `<!-- delta: main.cpp#run -->` and `<!-- /woven -->`, then ./book weave")
-        (self.root / "ch02_b/README.md").unlink()
+    def test_an_edit_that_is_not_listed(self):
+        self.list_edits("ch02_b", {"config.h": ["flags"]})
+        self.expect("ch02_b/CHANGES.md: does not list main.cpp#run, which this chapter edits: run "
+                    "./book weave")
+        (self.root / "ch02_b/CHANGES.md").unlink()
         self.assertEqual(len(delta.check("ch02_b", self.root)), 2)
+
+    def test_a_readme_that_does_not_lead_to_the_list(self):
+        self.edit("ch02_b/README.md", "(CHANGES.md)", "(changes)")
+        self.expect("ch02_b/README.md: does not lead to CHANGES.md: add a link, such as [every "
+                    "change](CHANGES.md)")
 
     def test_too_many_lines(self):
         self.edit("ch02_b/main.cpp", "  int b = 2;\n", "  int c = 3;\n  int d = 4;\n")
@@ -412,18 +427,12 @@ class Declarations(Toy):
         self.edit("ch02_b/config.h", lines, lines + "  int y;\n")
         self.assertIn("61 edited lines", delta.check("ch02_b", self.root)[0])
 
-    def test_too_many_files(self):
-        self.manifest(max_edited_files=1)
-        self.expect('ch02_b/chapter.json: 2 edited files exceed "max_edited_files" 1: config.h, '
-                    "main.cpp: leave some as they are in the parent, or split the chapter")
-
-    def test_four_files_by_default(self):
-        for number in range(3):
+    def test_any_number_of_files(self):
+        for number in range(9):
             for chapter, text in (("ch01_a", "int x;\n"), ("ch02_b", "// [x]\nint y;\n// [x]\n")):
                 write(self.root / chapter / f"f{number}.h", text)
-        self.declare(f0_h=["x"], f1_h=["x"], f2_h=["x"])
-        self.assertEqual([e[:51] for e in delta.check("ch02_b", self.root)],
-                         ['ch02_b/chapter.json: 5 edited files exceed "max_edi'])
+        self.declare(**{f"f{number}_h": ["x"] for number in range(9)})
+        self.expect()
 
     def test_fields_of_the_wrong_kind(self):
         for field, value, wanted in (
@@ -432,8 +441,7 @@ class Declarations(Toy):
                 ("edits", {"main.cpp": "run"}, "lists of snippets by file, such as "
                  '{"main.cpp": ["run"]}'),
                 ("parent", 1, "a chapter's folder or null"),
-                ("max_edited_lines", "60", "a number, such as 60"),
-                ("max_edited_files", True, "a number, such as 4")):
+                ("max_edited_lines", True, "a number, such as 60")):
             before = self.text("ch02_b/chapter.json")
             self.manifest(**{field: value})
             self.expect(f'ch02_b/chapter.json: "{field}" must be {wanted}')
@@ -502,7 +510,7 @@ ch01_a -> ch02_b
   config.h     +1     -0  flags
   main.cpp     +1     -1  run
   zero.h       +3         new file
-3 of 60 edited lines in 2 of 4 files (+2 -1); 1 new file, 3 lines
+3 of 60 edited lines in 2 files (+2 -1); 1 new file, 3 lines
 A changed line counts twice, blank and #include lines not at all.
 """
     HUNKS = """\
@@ -567,7 +575,7 @@ main.cpp
         self.edit("ch02_b/config.h", FLAGS, "#include <x>\n")
         text = self.show("2")[1]
         self.assertIn("  config.h     +0     -0  #include lines, blank lines\n", text)
-        self.assertIn("2 of 60 edited lines in 1 of 4 files (+1 -1); 1 new file", text)
+        self.assertIn("2 of 60 edited lines in 1 file (+1 -1); 1 new file", text)
 
     def test_blank_lines_alone_make_no_two_places_the_same(self):
         old, new = diff.Source("a\n\nb\n\nc\n"), diff.Source("a\nx\n\n\ny\n\nc\n")
@@ -619,7 +627,7 @@ class Weaving(Toy):
 | [`config.h`](config.h) | 1 | 0 | `flags` |
 | [`main.cpp`](main.cpp) | 1 | 1 | `run` |
 | [`zero.h`](zero.h) | 3 | | new file |
-| edited, together | 2 | 1 | 3 of 60 edited lines in 2 of 4 files |
+| edited, together | 2 | 1 | 3 of 60 edited lines in 2 files |
 <!-- /woven -->
 <!-- delta: config.h#flags -->
 ```diff
@@ -627,7 +635,7 @@ class Weaving(Toy):
 ```
 <!-- /woven -->
 """, text)
-        stale = [self.root / "ch02_b/README.md"]
+        stale = [self.root / "ch02_b/README.md", self.root / "ch02_b/CHANGES.md"]
         self.assertEqual(weave.weave(True, self.root), stale)
         self.assertEqual(weave.weave(False, self.root), stale)
         self.assertEqual(weave.weave(True, self.root), [])
@@ -639,7 +647,8 @@ class Weaving(Toy):
         self.edit("ch02_b/README.md", "snippet: main", "delta: main")
         weave.weave(False, self.root)
         self.edit("ch01_a/main.cpp", "int a = 1;", "int a = 7;")
-        self.assertEqual(weave.weave(True, self.root), [self.root / "ch02_b/README.md"])
+        self.assertEqual(weave.weave(True, self.root), [self.root / "ch02_b/README.md",
+                                                        self.root / "ch02_b/CHANGES.md"])
 
     def test_long_snippets_keep_their_first_line_and_the_neighbours(self):
         lines = "".join(f"  int x{i};\n" for i in range(9))
@@ -649,7 +658,7 @@ class Weaving(Toy):
             self.edit(f"{chapter}/main.cpp", "  int b = 2;\n", "  // [b]\n  int b = 2;\n  // [b]\n")
         self.edit("ch02_b/main.cpp", "  return a + b;\n", "  return b;\n")
         self.edit("ch02_b/main.cpp", "int a = ranks();", "int a = 1;")
-        self.assertEqual(weave.snippet_delta("main.cpp#run", self.root / "ch02_b"), """\
+        self.assertEqual(changes.snippet_delta("main.cpp#run", self.root / "ch02_b"), """\
  int run() {
 @@ 8 unchanged lines @@
    int x6;
@@ -665,12 +674,12 @@ class Weaving(Toy):
 
     def test_a_snippet_that_is_gone(self):
         self.edit("ch02_b/main.cpp", "// [stop]\nvoid stop() {\n  close();\n}\n// [stop]\n\n", "")
-        self.assertEqual(weave.snippet_delta("main.cpp#stop", self.root / "ch02_b"),
+        self.assertEqual(changes.snippet_delta("main.cpp#stop", self.root / "ch02_b"),
                          "-void stop() {\n-  close();\n-}\n")
 
     def test_nothing_to_show_is_an_error(self):
         with self.assertRaisesRegex(BookError, r"no line of a snippet \[stop\] differs"):
-            weave.snippet_delta("main.cpp#stop", self.root / "ch02_b")
+            changes.snippet_delta("main.cpp#stop", self.root / "ch02_b")
         for kind in ("changes", "delta: main.cpp#run"):
             with self.assertRaisesRegex(BookError, "a chapter without a parent has no changes"):
                 weave.woven(f"<!-- {kind} -->\n<!-- /woven -->\n", self.root / "ch01_a")
@@ -926,6 +935,80 @@ class Commands(Toy):
         self.assertRegex(error, "^error: there is no commit 'nowhere'")
         self.assertEqual(self.book("propagate", "1", "main.cpp"),
                          (0, "ch02_b/main.cpp: merged\n1 file written\n", ""))
+
+
+HEADER = """\
+#pragma once
+
+namespace usp {
+
+struct Later;
+
+/// What is planned, e.g. a batch. More of it.
+///
+/// | a | table |
+struct Plan {
+  int64_t ranks = 1;  ///< of them
+  Plan() = default;
+  ~Plan();
+
+  /// Whether it fits
+  /// into memory
+  bool fits(int64_t bytes) const { return bytes < limit(); }
+  int64_t limit() const;  ///< bytes
+  void show() override;
+
+ private:
+  /// A part.
+  class Part {
+   public:
+    int size() const;
+  };
+};
+
+enum class Way { kOne, kOther };  // not a `///`
+
+/// Plans for `ranks` ranks. Throws Error.
+template <class Visit>
+std::vector<std::pair<int, int>> make_plans(const Plan& plan, int64_t ranks = 2,
+                                            Visit visit = {});
+void take(Plan plan);
+
+}  // namespace usp
+"""
+
+
+class ChangesPage(Toy):
+    def test_what_a_header_declares(self):
+        self.assertEqual(changes.declarations(HEADER), [
+            ("struct Plan", "What is planned, e.g. a batch."),
+            ("Plan::fits", "Whether it fits into memory"), ("Plan::limit", "bytes"),
+            ("class Plan::Part", "A part."), ("Plan::Part::size", ""), ("enum Way", ""),
+            ("make_plans", "Plans for `ranks` ranks."), ("take", "")])
+
+    def test_edits_as_diffs_and_new_files_in_sentences(self):
+        write(self.root / "ch02_b/zero.h", HEADER)
+        page = changes.page(self.root / "ch02_b")
+        self.assertIn("### [config.h](config.h)#flags\n\n+1 -0\n\n```diff\n+int ranks = 2;\n```\n", page)
+        self.assertIn("### [main.cpp](main.cpp)#run\n\n+1 -1\n", page)
+        self.assertIn("-  int a = 1;\n+  int a = ranks();\n", page)
+        self.assertIn(f"### [zero.h](zero.h)\n\n{HEADER.count(chr(10))} lines.\n\n"
+                      "- `struct Plan`: What is planned, e.g. a batch.\n", page)
+        self.assertIn("\n- without a comment: `Plan::Part::size`, `enum Way`, `take`\n", page)
+        write(self.root / "ch02_b/CHANGES.md", page)
+        self.expect()
+
+    def test_every_declared_edit_of_a_chapter_is_listed_and_every_new_class(self):
+        for folder in sorted(ROOT.glob("ch[0-9][0-9]_*")):
+            manifest = delta.read_manifest(folder.name)
+            if manifest.parent is None:
+                continue
+            page = (folder / "CHANGES.md").read_text(encoding="utf-8")
+            self.assertEqual(page, changes.page(folder), "run ./book weave")
+            for file in filter(lambda name: name.endswith(".h"), manifest.adds):
+                for name in re.findall(r"^(?:class|struct) (\w+) *(?:: .*)?{",
+                                       (folder / file).read_text(), re.M):
+                    self.assertRegex(page, rf"`(class|struct) {name}`")
 
 
 class RealChapters(unittest.TestCase):

@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from test_book import Scratch, write  # noqa: E402
-from tools import (build, claims, estimates, figures, memory, recomputation,  # noqa: E402
-                   showcase)
+from ch01_single_gpu.figures import cases as estimated, claims, make, recomputation  # noqa: E402
+from tools import estimates, figures, memory  # noqa: E402
 from tools.base import BookError  # noqa: E402
 
 DATA = Path(__file__).resolve().parent / "data"
@@ -245,7 +245,7 @@ def fake_estimate(flags):
              "tie_word_embeddings": "tie_word_embeddings" in flags}
     if flags.get("model") in SHAPES:
         shape.update(zip(NAMES, SHAPES[flags["model"]]))
-    count, units = estimates.llama_parameters(shape), estimates.token_channels(shape)
+    count, units = estimated.llama_parameters(shape), estimated.token_channels(shape)
     mode, layers = flags.get("recompute", "none"), shape["num_layers"]
     scores = shape["num_heads"] * shape["seq_len"] // shape["hidden_size"]
     each = {"none": 30 + 2 * scores, "selective": 30, "full": 2}[mode] * units
@@ -255,14 +255,14 @@ def fake_estimate(flags):
     said = {**states, "activations": layers * each, "flops": flops,
             "peak_total": 16 * count + layers * each, "reserved": 17 * count + layers * each}
     return {"config": shape, "parameters": count, "predicted": said, "simulated": said,
-            "book": {"activations": layers * units * estimates.book_per_layer(shape, mode),
+            "book": {"activations": layers * units * estimated.book_per_layer(shape, mode),
                      "weights_gradients_optimizer": 16 * count},
             "activations": [{"layer": layer, "name": "all", "bytes": each, "predicted": each}
                             for layer in range(1, layers + 1)]}
 
 
 def fake_cases():
-    return [estimates.parse(flags, fake_estimate(flags)) for flags in estimates.wanted()]
+    return [estimates.parse(flags, fake_estimate(flags)) for flags in estimated.wanted()]
 
 
 class Estimates(Scratch):
@@ -285,8 +285,8 @@ class Estimates(Scratch):
         self.assertEqual(case["predicted"]["flops"], 5)
         self.assertEqual(case["simulated"]["activations"], 7000)
         self.assertEqual(case["book"], {"activations": 7488, "weights_gradients_optimizer": 27264})
-        self.assertEqual(estimates.llama_parameters(case["shape"]), case["parameters"])
-        self.assertEqual(estimates.token_channels(case["shape"]), 96)
+        self.assertEqual(estimated.llama_parameters(case["shape"]), case["parameters"])
+        self.assertEqual(estimated.token_channels(case["shape"]), 96)
 
     def test_a_program_that_was_told_to_stop_and_ended_well(self):
         program = write(self.scratch / "program", "#!/bin/sh\nexit 0\n", executable=True)
@@ -303,20 +303,15 @@ class Estimates(Scratch):
             with self.assertRaisesRegex(BookError, "--model 8B` wrote no estimate"):
                 estimates.estimate(self.program(answer), {"model": "8B"})
 
-    def test_whether_a_program_estimates(self):
-        self.assertTrue(estimates.is_offered(self.program("")))
-        other = write(self.scratch / "other", "#!/bin/sh\necho no\n", executable=True)
-        self.assertFalse(estimates.is_offered(other))
-
     def test_every_case_once_and_all_that_the_figures_show(self):
-        cases = estimates.wanted()
+        cases = estimated.wanted()
         self.assertEqual(len(cases), len({json.dumps(case, sort_keys=True) for case in cases}))
         # 3 models x 5 and 4 models x 3 modes x 4 sequences, 12 of them in both; the claims' own.
         self.assertEqual(len(cases), 15 + 48 - 12 + 2 + 3 + 1)
 
     def test_a_case_that_was_not_collected(self):
         with self.assertRaisesRegex(BookError, "no estimate for .*'12B'"):
-            estimates.find(fake_cases(), estimates.shape_of("12B", 1024))
+            estimates.find(fake_cases(), estimated.shape_of("12B", 1024))
 
     def test_formulas_against_numbers_known_from_elsewhere(self):
         # Published parameter counts; the book's own charts, which add one byte for each s b h.
@@ -325,13 +320,13 @@ class Estimates(Scratch):
                                    ("405B", False, 405_853_388_800)):
             shape = {**dict(zip(NAMES, SHAPES[model])), "vocab_size": 128256,
                      "tie_word_embeddings": tied}
-            self.assertEqual(estimates.llama_parameters(shape), count)
+            self.assertEqual(estimated.llama_parameters(shape), count)
         for model, seq_len, mode, chart in (
                 ("8B", 1024, "none", 9.254), ("8B", 8192, "none", 354.031),
                 ("1B", 2048, "selective", 2.129), ("405B", 4096, "full", 15.812)):
             shape = {**dict(zip(NAMES, SHAPES[model])), "seq_len": seq_len, "micro_batch_size": 1}
-            found = (estimates.book_per_layer(shape, mode) * shape["num_layers"] + 1) \
-                * estimates.token_channels(shape)
+            found = (estimated.book_per_layer(shape, mode) * shape["num_layers"] + 1) \
+                * estimated.token_channels(shape)
             self.assertAlmostEqual(found / 2**30, chart, delta=6e-4)
 
 
@@ -340,7 +335,7 @@ class EstimateFigures(Scratch):
     def draw(self, text=None):
         path = self.scratch / "estimates.json"
         path.write_text(text or json.dumps({"cases": fake_cases()}), encoding="utf-8")
-        figures.draw("activations", [path, self.scratch])
+        figures.draw("ch01_single_gpu.figures.plot_activations", [path, self.scratch])
         return [(self.scratch / f"{name}.svg").read_text(encoding="utf-8")
                 for name in ("model_memory", "recomputation")]
 
@@ -355,7 +350,7 @@ class EstimateFigures(Scratch):
 
         for model in ("8B", "70B", "405B"):
             for seq_len in (1024, 16384):
-                case = fake_estimate(estimates.shape_of(model, seq_len))
+                case = fake_estimate(estimated.shape_of(model, seq_len))
                 scale = height(f"{model}_{seq_len}_optimizer") / case["simulated"]["optimizer"]
                 total = sum(case["simulated"][part] for part in estimates.PARTS)
                 self.assertAlmostEqual(max(ys(f"{model}_{seq_len}_weights"))
@@ -373,7 +368,7 @@ class EstimateFigures(Scratch):
         _, modes = self.draw()
         for model in ("1B", "8B", "70B", "405B"):
             rises = {}
-            for mode in estimates.MODES:
+            for mode in estimated.MODES:
                 ys = [y for _, y in path_of(modes, f"{model}_{mode}")]
                 self.assertEqual(len(ys), 4)
                 rises[mode] = ys[0] - ys[-1]
@@ -391,7 +386,7 @@ class EstimateFigures(Scratch):
         with self.assertRaisesRegex(BookError, "no estimate for .*'8B'"):
             self.draw('{"cases": []}')
         with self.assertRaisesRegex(BookError, "nowhere.json: No such file"):
-            figures.draw("activations", [self.scratch / "nowhere.json", self.scratch])
+            figures.draw("ch01_single_gpu.figures.plot_activations", [self.scratch / "nowhere.json", self.scratch])
 
 
 def fake_recomputation():
@@ -474,16 +469,16 @@ class Claims(unittest.TestCase):
 
     def test_activations_that_do_not_grow_as_they_should_show(self):
         cases = fake_cases()
-        longest = estimates.find(cases, estimates.shape_of("8B", 16384))
+        longest = estimates.find(cases, estimated.shape_of("8B", 16384))
         longest["simulated"]["activations"] *= 1.5
         self.assertIn("parabola: 1.500", self.rows(cases)["2"][1])
-        twice = estimates.find(cases, estimates.shape_of("8B", 1024, micro_batch_size=2))
+        twice = estimates.find(cases, estimated.shape_of("8B", 1024, micro_batch_size=2))
         twice["simulated"]["activations"] *= 1.5
         self.assertIn("batch × 2: 3.000", self.rows(cases)["2"][1])
 
     def test_a_model_with_other_parameters_is_no_llama_1b(self):
         cases = fake_cases()
-        estimates.find(cases, estimates.LLAMA_1B)["parameters"] += 1
+        estimates.find(cases, estimated.LLAMA_1B)["parameters"] += 1
         with self.assertRaisesRegex(BookError, "Llama 1B has 1235814401"):
             self.rows(cases)
 
@@ -527,17 +522,16 @@ class Showcase(Scratch):
             executable=True)
         folder = self.scratch / "figures"
         folder.mkdir()
-        chapter = types.SimpleNamespace(name="ch01_single_gpu", short="ch01")
-        programs = self.scratch / "release/bin"
-        with mock.patch.object(build, "binary", lambda _, name: programs / name), \
-                mock.patch.object(estimates, "wanted", few(estimates.wanted())), \
+        chapter = types.SimpleNamespace(name="ch01_single_gpu", short="ch01", folder=self.scratch)
+        program = self.scratch / "release/bin/ch01_single_gpu"
+        with mock.patch.object(estimated, "wanted", few(estimated.wanted())), \
                 mock.patch.object(recomputation, "ROUNDS", 2), \
                 mock.patch.object(figures, "draw", drawn := mock.Mock(side_effect=self.pretend)), \
                 contextlib.redirect_stderr(io.StringIO()):
-            with mock.patch.object(claims, "table", lambda cases, record: self.keep(cases, record)):
-                showcase._show_memory(chapter, folder, "abc")
-        self.assertEqual([call.args[0] for call in drawn.call_args_list],
-                         ["activations", "memory"])
+            make.measure(chapter, program, "abc")
+            again = make.rerun(chapter, program)["estimates.json"]
+        self.assertEqual(again, (folder / "estimates.json").read_text())
+        self.assertEqual([call.args[0] for call in drawn.call_args_list], ["memory"])
         record = json.loads((folder / "recomputation.json").read_text())
         self.assertEqual((record["commit"], record["command"]), ("abc", "./book figures ch01"))
         self.assertEqual(record["claims"]["profile"],
@@ -548,13 +542,17 @@ class Showcase(Scratch):
         self.assertEqual((full["kept_bytes"], full["flops"]), (940, 400))
         self.assertAlmostEqual(full["ratio"], 4 / 3)
         self.assertEqual(len(full["rounds"]), 2)
-        self.assertIn("| naive | full |", (folder / "recomputation.md").read_text())
+        (folder / "bench.json").write_text("{}")
+        with mock.patch.object(claims, "table", self.keep), \
+                mock.patch.object(make.operations, "time_tables", lambda _: "times\n"):
+            texts = make.texts(folder)
+        self.assertIn("| naive | full |", texts["recomputation.md"])
+        self.assertEqual((texts["claims.md"], texts["time.md"]), ("3 cases\n", "times\n"))
         self.assertEqual(len(json.loads((folder / "estimates.json").read_text())["cases"]), 3)
 
     def pretend(self, script, arguments):
         if script == "memory":
-            for name in ("memory.png", "memory.svg"):
-                (Path(arguments[0]) / name).write_text("drawn")
+            (Path(arguments[0]) / "memory.svg").write_text("drawn")
 
     def keep(self, cases, record):
         self.assertEqual(set(record["claims"]), {"states", "accumulation", "batches", "profile"})

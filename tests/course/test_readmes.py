@@ -52,6 +52,29 @@ class Readmes(unittest.TestCase):
             self.assertEqual(odd, set(), str(source))
 
 
+class Glossary(unittest.TestCase):
+    TERMS = ("rank", "world", "mesh", "segment", "block", "chunk", "micro-batch", "Pass", "Saved",
+             "BlockSaved", "window", "round", "shard", "unit", "unshard", "reshard", "prefetch",
+             "ledger", "flight record", "meta", "replay")
+
+    def test_every_term_is_defined_in_a_sentence(self):
+        lines = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()
+        rows = {row[0]: row[1:] for row in (
+            [cell.strip() for cell in line.strip("|").split("|")]
+            for line in lines if line.startswith("| "))}
+        for term in self.TERMS:
+            self.assertIn(term, rows, "has no line in docs/glossary.md")
+            here, elsewhere = rows[term]
+            self.assertRegex(here, r"^[A-Z][^|]{10,}\.$", term)
+            self.assertLessEqual(len(here.split()), 32, term)
+            self.assertTrue(elsewhere, f"{term}: what do others call it?")
+
+    def test_every_page_that_uses_its_terms_leads_to_it(self):
+        for page in [*weave.readmes(), ROOT / "CONTRIBUTING.md"]:
+            self.assertRegex(page.read_text(encoding="utf-8"), r"\]\([./]*docs/glossary\.md\)",
+                             f"{page} does not link to docs/glossary.md")
+
+
 class Weaving(unittest.TestCase):
     def setUp(self):
         scratch = tempfile.TemporaryDirectory()

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from test_book import Scratch, write  # noqa: E402
-from tools import figures, overlap, replay, trace as traces  # noqa: E402
+from tools import figures, replay, steady, trace as traces  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.simulation import ring_cost  # noqa: E402
 from tools.trace import Link  # noqa: E402
@@ -522,17 +522,17 @@ class StepTimes(Traces):
         scripts = [Script(rank, world(2)) for rank in range(2)]
         for script in scripts:
             script.now = 0.0
-            for number in range(overlap.SKIPPED_STEPS + 5):
+            for number in range(steady.SKIPPED_STEPS + 5):
                 with script.step(number):
                     script.compute(10_000 + 100 * number)
                     gather = script.queue("all_gather", MEGABYTE)
                 script.wait(gather, waited=4_000 if script.rank else 3_000)
                 script.now = 15_000.0 * (number + 1)
         trace = traces.load(self.put(document(scripts, world(2))))
-        step, exposed = overlap.steady(trace)
+        step, exposed = steady.steady(trace)
         self.assertAlmostEqual(step, 15, places=3)
         self.assertAlmostEqual(exposed, 3, places=3)
-        self.assertEqual(overlap.typical_step(trace), overlap.SKIPPED_STEPS + 2)
+        self.assertEqual(steady.typical_step(trace), steady.SKIPPED_STEPS + 2)
 
 
 class MoreRanks(Traces):

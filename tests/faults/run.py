@@ -2,6 +2,7 @@
 
   run.py --source . --work build/release/faults               all faults
   run.py --source . --work build/release/faults --only NAME   one of them, --list shows the names
+  run.py --source . --work build/release/faults --chosen      those in files that have changed
 
 For each fault the copy is patched, the target it names rebuilt and the test it names run; that
 test has to fail, with the message the fault announces. README.md says how to write one. A fault
@@ -27,6 +28,8 @@ KEYS = ("What", "Target", "Test", "Message")
 NO_TARGET = "none"  # of a fault in what is not compiled
 SKIPPED = 77  # a test's exit code
 TIMEOUT = 300  # seconds, for one test
+# Where nothing has changed, these show that the machinery works: one in compiled code, one not.
+SAMPLE = ("mask_off_by_one", "export_drops_master")
 
 
 class FaultError(Exception):
@@ -106,10 +109,54 @@ def list_tree(root):
             yield (Path(folder) / name).relative_to(root)
 
 
+def changed_files(source):
+    """Paths that differ from where this branch left the main one, or are new; None without git."""
+    def git(*arguments):
+        done = subprocess.run(["git", *arguments], cwd=source, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, check=True)
+        return os.fsdecode(done.stdout)
+    try:
+        base = "HEAD"
+        for main in ("origin/main", "origin/master", "main", "master"):
+            with contextlib.suppress(subprocess.CalledProcessError):
+                base = git("merge-base", "HEAD", main).strip()
+                break
+        return {path for listed in (git("diff", "--name-only", "-z", base),
+                                    git("ls-files", "-o", "--exclude-standard", "-z"))
+                for path in listed.split("\0") if path}
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def choose(faults, source):
+    """Those that the changes at hand touch, by their own file or one that they patch; a sample
+    where there are none. All where the environment asks for all of the tests."""
+    if "USP_TEST_ALL" in os.environ:
+        return faults
+    changed = changed_files(source) or set()
+    chosen = [fault for fault in faults
+              if {f"tests/faults/{fault.name}.patch", *(hunk[0] for hunk in fault.hunks)} & changed]
+    if chosen:
+        print(f"{len(chosen)} of {len(faults)} faults are in files that have changed", flush=True)
+        return chosen
+    print(f"no file of the {len(faults)} faults has changed: a sample of {len(SAMPLE)}; "
+          "./book test --all plants every one", flush=True)
+    return [fault for fault in faults if fault.name in SAMPLE]
+
+
+def note_progress(text):
+    """For the ./book test that waits for this: how far it is."""
+    folder = os.environ.get("USP_PROGRESS")
+    if folder:
+        with contextlib.suppress(OSError):
+            (Path(folder) / "faults").write_text(text + "\n", encoding="utf-8")
+
+
 def is_input(path):
     """Whether a build or a test depends on the file."""
     if path.suffix == ".py":
-        return path.parts[0] == "tools" or path.parts[:2] in (("tests", "parity"), ("tests", "course"))
+        return (path.parts[0] == "tools" or path.parts[1:2] == ("figures",)
+                or path.parts[:2] in (("tests", "parity"), ("tests", "course")))
     return path.suffix in (".cpp", ".h", ".txt", ".cmake")
 
 
@@ -249,11 +296,12 @@ def run_faults(tree, faults, cache_path, force):
     for fault in fresh:
         fault.apply(tree.root)  # a stale patch is found before anything is built
     begin = time.monotonic()
+    note_progress(f"{len(fresh)} faults: first their tests without them")
     runnable = check_unpatched(tree, fresh) if fresh else []
     if runnable:
         print(f"their tests pass without the faults, after {time.monotonic() - begin:.0f} s",
               flush=True)
-    missed = []
+    missed, tried, first = [], 0, time.monotonic()
     for fault in faults:
         begin = time.monotonic()
         if fault not in fresh:
@@ -262,6 +310,9 @@ def run_faults(tree, faults, cache_path, force):
         if fault not in runnable:
             print(f"skipped  {fault.name}: {fault.test} cannot run here", flush=True)
             continue
+        left = f", {(begin - first) / tried * (len(runnable) - tried):.0f} s left" if tried else ""
+        note_progress(f"{tried + 1} of {len(runnable)}, {fault.name}{left}")
+        tried += 1
         caught, why = try_fault(tree, fault)
         seconds = f"in {time.monotonic() - begin:.0f} s"
         if caught:
@@ -284,6 +335,8 @@ def main():
     parser.add_argument("--source", type=Path, default=HERE.parent.parent, help="the checkout")
     parser.add_argument("--work", type=Path, help="folder for the copy and its build")
     parser.add_argument("--only", action="append", metavar="NAME", help="this fault; repeatable")
+    parser.add_argument("--chosen", action="store_true",
+                        help="those in files that have changed, or a few if none has")
     parser.add_argument("--list", action="store_true", help="name the faults and their tests")
     parser.add_argument("--jobs", type=int, default=2, help="compilers and threads at a time")
     parser.add_argument("--force", action="store_true", help="also those that were caught before")
@@ -300,6 +353,8 @@ def main():
             return 0
         if args.work is None:
             parser.error("--work FOLDER is needed")
+        if args.chosen:
+            faults = choose(faults, args.source)
         args.work.mkdir(parents=True, exist_ok=True)
         tree = Tree(args.source.resolve(), args.work.resolve(), args.jobs)
         return run_faults(tree, faults, args.work.resolve() / "caught.json", args.force)

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "check.h"
+#include "base/check.h"
 
 /// What libFuzzer calls, and what replays a corpus: one input, which is used or refused.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);

@@ -1,5 +1,5 @@
+#include "files/safetensors.h"
 #include "fuzz.h"
-#include "safetensors.h"
 
 /// An index of a sharded model: no name leads out of its directory.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

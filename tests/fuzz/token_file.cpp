@@ -2,8 +2,8 @@
 
 #include <filesystem>
 
-#include "data.h"
-#include "file_writer.h"
+#include "base/file_writer.h"
+#include "files/data.h"
 #include "fuzz.h"
 
 /// A text or .bin file of tokens. The input's first two bytes choose how it is read.

@@ -1,8 +1,9 @@
 """Runs of several ranks under mpiexec: equal to one rank, and how they end when one goes wrong.
 
-  test_ranks.py --bin build/release/bin
+  test_ranks.py --bin build/release/bin [--chapter ch02_data_parallel]
 
-Needs the chapters and mpi_scenarios there, and mpiexec on PATH (77: skipped without it).
+Needs the chapters and mpi_scenarios there, and mpiexec on PATH (77: skipped without it). Without
+--chapter, the last one that knows of ranks is tested.
 """
 import argparse
 import json
@@ -19,8 +20,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import trace  # noqa: E402
+from tools import chapters, delta, trace  # noqa: E402
 
+CHAPTERS = chapters.find_chapters()
+FIRST = CHAPTERS[0].name  # knows of no ranks
+CHAPTER = [chapter.name for chapter in CHAPTERS if chapter.ranks][-1]
 BIN = ROOT / "build" / "release" / "bin"
 SECONDS = 15  # for a run that goes wrong to end, on a machine with other things to do
 TINY = ["--hidden_size", "32", "--num_layers", "2", "--num_heads", "2", "--ffn_hidden_size", "64",
@@ -93,9 +97,9 @@ class RankTest(unittest.TestCase):
         return process.returncode, output
 
     def train(self, ranks, *flags, traced=UNTRACED, seconds=60):
-        """Chapter 2's program, which has to end well; returns what it prints."""
+        """The chapter's program, which has to end well; returns what it prints."""
         code, output = self.finish(
-            self.start(ranks, "ch02_data_parallel", *TINY, *traced, *flags), seconds)
+            self.start(ranks, CHAPTER, *TINY, *traced, *flags), seconds)
         self.assertEqual(code, 0, output)
         return output
 
@@ -199,11 +203,11 @@ class Failures(RankTest):
 
 
 class Training(RankTest):
-    """Chapter 2's program itself."""
+    """The chapter's program itself."""
 
-    def test_one_rank_prints_the_parent_chapters_losses(self):
+    def test_every_chapter_on_one_rank_prints_its_parents_losses(self):
         own = {}
-        for program in ("ch01_single_gpu", "ch02_data_parallel"):
+        for program in (chapter.name for chapter in CHAPTERS):
             for dtype in ("f32", "bf16", "f64"):
                 run_dir = self.folder / program / dtype
                 subprocess.run([str(BIN / program), *TINY, *UNTRACED, "--steps", "20",
@@ -212,8 +216,10 @@ class Training(RankTest):
                                stdout=subprocess.DEVNULL)
                 own[program, dtype] = [line.split(', "lr"')[0] for line in
                                        (run_dir / "metrics.jsonl").read_text().splitlines()]
-        for dtype in ("f32", "bf16", "f64"):
-            self.assertEqual(own["ch01_single_gpu", dtype], own["ch02_data_parallel", dtype])
+        for (program, dtype), losses in own.items():
+            parent = delta.read_manifest(program).parent
+            if parent is not None:
+                self.assertEqual(losses, own[parent, dtype], f"{program}, {dtype}")
 
     def test_ranks_share_the_batch(self):
         flags = ["--steps", "5", "--dtype", "f64", "--data_order", "shuffled"]
@@ -262,7 +268,7 @@ class Training(RankTest):
 
         self.train(3, *flags)
         expected = results(), state()
-        process = self.start(3, "ch02_data_parallel", *TINY, *UNTRACED, *flags, "--overwrite")
+        process = self.start(3, CHAPTER, *TINY, *UNTRACED, *flags, "--overwrite")
         deadline = time.monotonic() + 30
         while not (folder / "step-00000010").exists():
             self.assertLess(time.monotonic(), deadline, "no checkpoint in 30 s")
@@ -278,7 +284,7 @@ class Training(RankTest):
         self.train(4, *flags, "8", "--micro_batch_size", "1")
         expected = metrics(self.run_dir)
         shutil.rmtree(self.run_dir / "checkpoints" / "step-00000008")
-        for ranks, chapter in ((2, "ch02_data_parallel"), (1, "ch01_single_gpu")):
+        for ranks, chapter in ((2, CHAPTER), (1, FIRST)):
             code, output = self.finish(self.start(
                 ranks, chapter, *TINY, *UNTRACED, *flags, "8", "--resume", "--micro_batch_size",
                 str(4 // ranks)))
@@ -288,14 +294,13 @@ class Training(RankTest):
                     self.assertLessEqual(abs(step[key] - reference[key]),
                                          1e-10 * abs(reference[key]))
             shutil.rmtree(self.run_dir / "checkpoints" / "step-00000008")
-        code, output = self.finish(self.start(2, "ch02_data_parallel", *TINY, *flags, "8",
-                                              "--resume", "--micro_batch_size", "1"))
+        more = [*TINY, *flags, "8", "--resume", "--micro_batch_size"]
+        code, output = self.finish(self.start(2, CHAPTER, *more, "1"))
         self.assertEqual((code, output.count("error: ")), (2, 1), output)
         self.assertIn("global_batch_size=4, and global_batch_size=2 is given", output)
         path = self.run_dir / "checkpoints" / "step-00000004" / "state.safetensors"
         path.write_bytes(path.read_bytes()[:-1] + b"?")
-        code, output = self.finish(self.start(2, "ch02_data_parallel", *TINY, *flags, "8",
-                                              "--resume", "--micro_batch_size", "2"))
+        code, output = self.finish(self.start(2, CHAPTER, *more, "2"))
         self.assertNotEqual(code, 0, output)  # 1, or what mpiexec makes of ending the other rank
         self.assertEqual(output.count("error: "), 1, output)
         self.assertIn("state.safetensors: bytes 0 to", output)
@@ -346,7 +351,7 @@ class Training(RankTest):
 
     def in_the_middle(self, ranks):
         """A training run that has come past its first steps and would go on for long."""
-        process = self.start(ranks, "ch02_data_parallel", *TINY, *UNTRACED, "--steps", "100000",
+        process = self.start(ranks, CHAPTER, *TINY, *UNTRACED, "--steps", "100000",
                              "--micro_batch_size", "1")
         path = self.run_dir / "metrics.jsonl"
         deadline = time.monotonic() + 30
@@ -383,7 +388,7 @@ class Training(RankTest):
                              (["--link", "lan=1,1"], ("link lan=1,1", "node=100,2")),
                              (["--plan", "-1"], ("plan=-1",))):
             with self.subTest(flags=flags):
-                code, output = self.finish(self.start(2, "ch02_data_parallel", *flags))
+                code, output = self.finish(self.start(2, CHAPTER, *flags))
                 self.assertEqual(code, 2, output)
                 self.assertEqual(output.count("error: "), 1, output)
                 for word in words:
@@ -392,7 +397,7 @@ class Training(RankTest):
     def test_a_run_directory_in_use_is_refused_once(self):
         self.train(2, "--steps", "1", "--micro_batch_size", "1")
         before = (self.run_dir / "metrics.jsonl").read_bytes()
-        code, output = self.finish(self.start(2, "ch02_data_parallel", *TINY))
+        code, output = self.finish(self.start(2, CHAPTER, *TINY))
         self.assertNotEqual(code, 0)
         self.assertEqual(output.count("error: "), 1, output)
         self.assertIn("holds a run", output)
@@ -403,7 +408,9 @@ class Examples(unittest.TestCase):
     """The tour of the collectives gives the book's numbers."""
 
     def test_collectives(self):
-        output = subprocess.run(["mpiexec", "-n", "3", str(BIN / "ch02_data_parallel_collectives")],
+        chapter = next(c for c in CHAPTERS if "collectives" in c.examples())
+        program = str(BIN / f"{chapter.name}_collectives")
+        output = subprocess.run(["mpiexec", "-n", "3", program],
                                 env=environment(), timeout=60, stdout=subprocess.PIPE, text=True,
                                 check=True).stdout
         blocks = {}
@@ -427,11 +434,12 @@ class Examples(unittest.TestCase):
 
 
 def main():
-    global BIN
+    global BIN, CHAPTER
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--bin", type=Path, default=BIN)
+    parser.add_argument("--chapter", default=CHAPTER)
     args, rest = parser.parse_known_args()
-    BIN = args.bin.resolve()
+    BIN, CHAPTER = args.bin.resolve(), args.chapter
     if shutil.which("mpiexec") is None:
         print("no mpiexec on PATH")
         return 77

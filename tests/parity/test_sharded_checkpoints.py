@@ -79,7 +79,7 @@ class ShardedCheckpoints(RankTest):
                         self.train(other[0], *flags, *layout(*other), "--resume")
                     else:
                         code, output = self.finish(self.start(
-                            1, "ch01_single_gpu", *TINY, *UNTRACED, *flags, "--micro_batch_size",
+                            1, test_ranks.FIRST, *TINY, *UNTRACED, *flags, "--micro_batch_size",
                             BATCH[1], "--resume"))
                         self.assertEqual(code, 0, output)
                     for step, reference in zip(results(self.run_dir), expected, strict=True):
@@ -114,7 +114,7 @@ class ShardedCheckpoints(RankTest):
         flags = ["--dtype", "bf16", "--warmup_steps", "0", "--min_lr_ratio", "1", *layout(4, 2)]
         for kill in range(KILLS):
             before = self.newest()
-            process = self.start(4, "ch02_data_parallel", *TINY, *UNTRACED, *flags,
+            process = self.start(4, test_ranks.CHAPTER, *TINY, *UNTRACED, *flags,
                                  "--checkpoint_interval", "1", "--steps", "1000000",
                                  *(["--resume"] if kill else []))
             self.wait_for_checkpoint(before + 2)
@@ -142,7 +142,7 @@ class ShardedCheckpoints(RankTest):
     def test_a_full_disk_is_told_once_and_nothing_is_lost(self):
         # A limit on the size of a file stands in for the disk of one rank.
         flags = ["--checkpoint_interval", "1", *layout(4, 3)]
-        process = self.start(4, "ch02_data_parallel", *TINY, *UNTRACED, *flags, "--steps",
+        process = self.start(4, test_ranks.CHAPTER, *TINY, *UNTRACED, *flags, "--steps",
                              "1000000", restore_signals=False)
         self.wait_for_checkpoint(2)
         resource.prlimit(records(self.run_dir)[2][0]["pid"], resource.RLIMIT_FSIZE, (1000, 1000))
@@ -166,7 +166,7 @@ class ShardedCheckpoints(RankTest):
         path.write_bytes(path.read_bytes()[:-1] + b"?")
         for ranks in (2, 3):
             code, output = self.finish(self.start(
-                ranks, "ch02_data_parallel", *TINY, *UNTRACED, "--checkpoint_interval", "2",
+                ranks, test_ranks.CHAPTER, *TINY, *UNTRACED, "--checkpoint_interval", "2",
                 *layout(ranks, 3), "--steps", "8", "--resume"))
             self.assertNotEqual(code, 0, output)
             self.assertEqual(output.count("error: "), 1, output)

@@ -3,11 +3,11 @@
 #include <csignal>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint.h"
+#include "base/sha256.h"
 #include "comm/launch.h"
-#include "safetensors.h"
-#include "sha256.h"
+#include "files/safetensors.h"
 #include "testing.h"
+#include "train/checkpoint.h"
 
 /// Checkpoints of several ranks: what any layout has written, any other reads; what goes wrong on
 /// one rank is told once, and the checkpoint before stays.
@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-const RunIdentity kIdentity{R"({"lr": 0.01})", 6, "c0ffee"};
+const RunIdentity kIdentity{R"({"lr": 0.01})", 6, "c0ffee", {}};
 
 /// What a rank holds of a parameter.
 struct Part {

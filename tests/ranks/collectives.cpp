@@ -1,7 +1,7 @@
 #include "comm/algorithms.h"
 #include "comm/launch.h"
-#include "ops.h"
-#include "runtime.h"
+#include "tensor/ops.h"
+#include "tensor/runtime.h"
 #include "testing.h"
 
 namespace usp::test {
@@ -87,6 +87,95 @@ TEST_CASE("reduce_scatter gives each rank its slice of what all_reduce gives") {
         REQUIRE(results[rank] == rank_order_sum(ranks, rank * kOwn, kOwn, ranks * kOwn, dtype));
       }
     }
+  }
+}
+
+/// A reduction of `count` elements on every rank, with scratch of at most `limit` bytes.
+void check_in_pieces(const Communicator& world, int64_t count, DType dtype, int64_t limit) {
+  const int n = world.size(), me = world.rank();
+  const Ledger& ledger = Runtime::current().ledger();
+  Allocator& allocator = Runtime::current().allocator();
+  const Tensor x = Tensor::from_host(contribution(me, count * n), {count * n}, dtype);
+  const Tensor scattered = clone(x);
+  const auto sent = [&](CommKind kind) { return ledger.get("world", kind); };
+  const auto run = [&](CommKind kind) {
+    return kind == CommKind::all_reduce
+               ? world.all_reduce_async(x)
+               : world.reduce_scatter_async(scattered.narrow(0, me * count, count), scattered);
+  };
+  world.engine().limit_scratch(limit);
+  const Values expected = rank_order_sum(n, 0, count * n, count * n, dtype);
+  for (CommKind kind : {CommKind::all_reduce, CommKind::reduce_scatter}) {
+    const Ledger::Entry before = sent(kind);
+    Handle handle = run(kind);
+    const int64_t scratch = allocator.live_bytes(Category::communication);
+    const int64_t least = 2 * (n - 1) * bytes_of(dtype);  // two pieces of an element
+    USP_CHECK(scratch <= std::max(limit, least), "{} bytes of scratch", scratch);
+    handle.wait();
+    const Ledger::Entry entry = sent(kind) - before;
+    const int64_t stages = kind == CommKind::all_reduce ? 2 : 1;
+    USP_CHECK(entry.calls == 1, "{} calls", entry.calls);
+    USP_CHECK(entry.wire_bytes == stages * (n - 1) * count * bytes_of(dtype), "{} bytes",
+              entry.wire_bytes);
+  }
+  USP_CHECK(x.items() == expected, "{} ranks, {} of {}, {}: all_reduce", n, count, name(dtype),
+            limit);
+  const Values own(expected.begin() + me * count, expected.begin() + (me + 1) * count);
+  USP_CHECK(scattered.narrow(0, me * count, count).items() == own,
+            "{} ranks, {} of {}, {}: reduce_scatter", n, count, name(dtype), limit);
+}
+
+TEST_CASE("a reduction in pieces has the bits, the bytes and the one call of one in one piece") {
+  for (int ranks : {2, 3, 5}) {
+    run_threads(ranks, [&](const Communicator& world) {
+      for (DType dtype : kFloatDTypes) {
+        for (int64_t count : {0, 1, 2, 117}) check_in_pieces(world, count, dtype, /*limit=*/1);
+        check_in_pieces(world, 9001, dtype, 1000);
+        check_in_pieces(world, 9001, dtype, 60000);
+        check_in_pieces(world, 9001, dtype, Engine::kScratchLimit);
+      }
+    });
+  }
+}
+
+TEST_CASE("pieces that are under way together arrive in different places of the scratch") {
+  const OnDevice cpu;
+  constexpr int64_t kLimit = 1000;
+  for (int ranks : {2, 3, 5}) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      Group group;
+      group.rank = rank;
+      group.members.resize(ranks);
+      const Tensor x = Tensor::zeros({1003}, DType::f64);
+      const int64_t bytes = algorithms::reduction_scratch(ranks, rank, 1003, DType::f64, kLimit);
+      const Tensor scratch = Tensor::empty({bytes / 8}, DType::f64);
+      const auto stages = algorithms::all_reduce(group, x, scratch, ReduceOp::sum, kLimit);
+      REQUIRE(stages.size() > 3);
+      for (size_t stage = 0; stage + 2 < stages.size(); ++stage) {  // the last one gathers
+        std::vector<std::pair<const char*, const char*>> places;
+        for (const Stage& together : {stages[stage], stages[stage + 1]}) {
+          for (const Message& message : together.receives) {
+            const char* begin = static_cast<const char*>(message.data);
+            places.emplace_back(begin, begin + message.bytes);
+          }
+        }
+        std::ranges::sort(places);
+        REQUIRE(places.front().first >= static_cast<const char*>(scratch.address()));
+        REQUIRE(places.back().second <= static_cast<const char*>(scratch.address()) + bytes);
+        for (size_t i = 1; i < places.size(); ++i) REQUIRE(places[i - 1].second <= places[i].first);
+      }
+    }
+  }
+}
+
+TEST_CASE("pieces of slices that differ by an element") {
+  for (int64_t count : {7, 8, 9, 1001}) {
+    run_threads(4, [&](const Communicator& world) {
+      world.engine().limit_scratch(3 * 2 * 2 * 8);  // two elements of every other rank, twice
+      const Tensor x = Tensor::from_host(contribution(world.rank(), count), {count}, DType::f64);
+      world.all_reduce(x);
+      USP_CHECK(x.items() == rank_order_sum(4, 0, count, count, DType::f64), "{}", count);
+    });
   }
 }
 
@@ -257,6 +346,47 @@ TEST_CASE("split: groups of equal colour, in order, that do not hear each other"
     const Tensor z = Tensor::from_host(Values{1}, {1}, DType::f64);
     again.all_reduce(z);
     USP_CHECK(z.items()[0] == 6, "again");
+  });
+}
+
+TEST_CASE("reductions of a communicator that are under way share their scratch") {
+  run_threads(2, [](const Communicator& world) {
+    Allocator& allocator = Runtime::current().allocator();
+    const auto live = [&] { return allocator.live_bytes(Category::communication); };
+    const Communicator other = world.split("other", [](int) { return 0; });
+    std::vector<Tensor> tensors;
+    for (int64_t count : {1000, 1000, 500, 4000, 1000}) {
+      tensors.push_back(Tensor::zeros({count}, DType::f32));
+    }
+    std::vector<Handle> handles;
+    std::vector<int64_t> after;  // bytes of scratch, with each that has begun
+    for (const Tensor& tensor : tensors) {
+      handles.push_back(world.all_reduce_async(tensor));
+      after.push_back(live());
+    }
+    const std::vector<int64_t> expected = {2000, 2000, 2000, 2000 + 8000, 2000 + 8000};
+    USP_CHECK(after == expected, "scratch {}", fmt::join(after, ", "));
+    handles.push_back(other.all_reduce_async(Tensor::zeros({1000}, DType::f32)));
+    USP_CHECK(live() == 12000, "another communicator's is its own");
+    for (size_t i : {0, 1, 2}) handles[i].wait();
+    USP_CHECK(live() == 10000, "the first is gone with the last that used it");
+    for (size_t i : {3, 4, 5}) handles[i].wait();
+    USP_CHECK(live() == 0, "released");
+  });
+}
+
+TEST_CASE("the ledger has the bytes of an operation when it begins, its time when it is over") {
+  run_threads(2, [](const Communicator& world) {
+    const auto entry = [] {
+      return Runtime::current().ledger().get("world", CommKind::all_gather);
+    };
+    const Tensor own = Tensor::zeros({1000}, DType::f32), all = Tensor::zeros({2000}, DType::f32);
+    Handle handle = world.all_gather_async(all, own);
+    const Ledger::Entry begun = entry();
+    USP_CHECK(begun.calls == 1 && begun.wire_bytes == 4000 && begun.seconds == 0, "begun");
+    handle.wait();
+    const Ledger::Entry over = entry() - begun;
+    USP_CHECK(over.calls == 0 && over.wire_bytes == 0 && over.seconds > 0, "over");
   });
 }
 

@@ -2,8 +2,8 @@
 #include <thread>
 
 #include "comm/launch.h"
-#include "ops.h"
-#include "runtime.h"
+#include "tensor/ops.h"
+#include "tensor/runtime.h"
 #include "testing.h"
 
 namespace usp::test {

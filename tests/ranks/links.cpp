@@ -1,8 +1,8 @@
 #include "comm/links.h"
 
-#include "comm/comm_config.h"
 #include "comm/launch.h"
-#include "runtime.h"
+#include "run/comm_config.h"
+#include "tensor/runtime.h"
 #include "testing.h"
 
 namespace usp::test {

@@ -1,7 +1,7 @@
 #include "comm/mesh.h"
 
 #include "comm/launch.h"
-#include "runtime.h"
+#include "tensor/runtime.h"
 #include "testing.h"
 
 namespace usp::test {

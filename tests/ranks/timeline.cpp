@@ -1,11 +1,11 @@
-#include "comm/timeline.h"
+#include "run/timeline.h"
 
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
 
 #include "comm/launch.h"
-#include "runtime.h"
+#include "tensor/runtime.h"
 #include "testing.h"
 
 /// One trace of all ranks.

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "runtime.h"
+#include "tensor/runtime.h"
 
 namespace usp::rehearsal {
 
@@ -223,8 +223,8 @@ Dispatch::Dispatch(const ExpertsConfig& config, RmsNorm norm, std::unique_ptr<Li
                    const Communicator& ep, const Communicator& counts)
     : config_(config), norm_(norm), router_(std::move(router)), ep_(ep), counts_(counts) {}
 
-Tensor Dispatch::forward(const Tensor& x, Saved& saved, const Pass&) {
-  Kept& kept = saved.emplace<Kept>();
+Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass&) {
+  Saved& kept = saved.emplace<Saved>();
   Routing& routing = saved.emplace<Routing>();
   const Tensor normed = norm_.forward(x, kept.norm);         // [T, H]
   routing = route(router_->forward(normed, kept.router));    // of logits [T, E]
@@ -270,8 +270,8 @@ void Dispatch::exchange_counts(Routing& routing, const Tensor& to_experts) const
   routing.rows_by_rank = sums_of(routing.from_ranks, ep_.size());
 }
 
-Tensor Dispatch::backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass&) {
-  Kept kept = saved.take<Kept>();
+Tensor Dispatch::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass&) {
+  Saved kept = saved.take<Saved>();
   const Routing routing = saved.take<Routing>();
   const Tensor dprobs = saved.take<RouterGradient>().dprobs;         // [T, E]
   const Tensor dlogits = Tensor::empty(dprobs.shape(), dy.dtype());  // [T, E]
@@ -301,9 +301,9 @@ Tensor Experts::each_expert(const Tensor& rows, const Routing& routing, const Ru
   return outputs;
 }
 
-Tensor Experts::forward(const Tensor& x, Saved& saved, const Pass&) {
+Tensor Experts::forward(const Tensor& x, BlockSaved& saved, const Pass&) {
   const Routing& routing = saved.get<Routing>();
-  std::vector<FeedForward::Saved>& kept = saved.emplace<Kept>().experts;
+  std::vector<FeedForward::Saved>& kept = saved.emplace<Saved>().experts;
   kept.resize(experts_.size());
   const Tensor arrived = saved.take<ToExperts>().wait();  // [Q, H]
   const Tensor rows = by_expert(arrived, routing, std::ssize(experts_));
@@ -315,9 +315,9 @@ Tensor Experts::forward(const Tensor& x, Saved& saved, const Pass&) {
   return x;
 }
 
-Tensor Experts::backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass&) {
+Tensor Experts::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass&) {
   const Routing& routing = saved.get<Routing>();
-  std::vector<FeedForward::Saved> kept = saved.take<Kept>().experts;
+  std::vector<FeedForward::Saved> kept = saved.take<Saved>().experts;
   const Tensor arrived = saved.take<ToExperts>().wait();  // [Q, H]
   const Tensor doutputs = by_expert(arrived, routing, std::ssize(experts_));
   const Tensor drows = each_expert(doutputs, routing, [&](size_t expert, const Tensor& own) {
@@ -330,18 +330,18 @@ Tensor Experts::backward(const Tensor& dy, Saved& saved, Grads& grads, const Pas
 
 Combine::Combine(const Communicator& ep) : ep_(ep) {}
 
-Tensor Combine::forward(const Tensor& x, Saved& saved, const Pass&) {
+Tensor Combine::forward(const Tensor& x, BlockSaved& saved, const Pass&) {
   const Routing& routing = saved.get<Routing>();
-  Kept& kept = saved.emplace<Kept>();
+  Saved& kept = saved.emplace<Saved>();
   kept.rows = saved.take<FromExperts>().wait();  // [R, H]
   Tensor y = Tensor::empty(x.shape(), x.dtype());
   loops::combine(y, x, kept.rows, routing);
   return y;
 }
 
-Tensor Combine::backward(const Tensor& dy, Saved& saved, Grads&, const Pass&) {
+Tensor Combine::backward(const Tensor& dy, BlockSaved& saved, Grads&, const Pass&) {
   const Routing& routing = saved.get<Routing>();
-  const Tensor rows = saved.take<Kept>().rows;                     // [R, H]
+  const Tensor rows = saved.take<Saved>().rows;                    // [R, H]
   const Tensor drows = Tensor::empty(rows.shape(), rows.dtype());  // [R, H]
   RouterGradient& gradient = saved.emplace<RouterGradient>();
   gradient.dprobs = Tensor::zeros(routing.probs.shape(), routing.probs.dtype());

@@ -58,11 +58,11 @@ class Dispatch : public Segment {
   Dispatch(const ExpertsConfig& config, RmsNorm norm, std::unique_ptr<Linear> router,
            const Communicator& ep, const Communicator& counts);
   std::string_view name() const override { return "dispatch"; }
-  Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override;
-  Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override;
+  Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
+  Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
 
  private:
-  struct Kept {
+  struct Saved {
     RmsNorm::Saved norm;
     Linear::Saved router;
   };
@@ -87,11 +87,11 @@ class Experts : public Segment {
  public:
   Experts(std::vector<FeedForward> experts, const Communicator& ep);
   std::string_view name() const override { return "experts"; }
-  Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override;
-  Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override;
+  Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
+  Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
 
  private:
-  struct Kept {
+  struct Saved {
     std::vector<FeedForward::Saved> experts;
   };
 
@@ -109,12 +109,12 @@ class Combine : public Segment {
  public:
   explicit Combine(const Communicator& ep);
   std::string_view name() const override { return "combine"; }
-  Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override;
+  Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
   /// Leaves the gradient of the probabilities to Dispatch.
-  Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override;
+  Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
 
  private:
-  struct Kept {
+  struct Saved {
     Tensor rows;  ///< [R, H]: expert outputs in the order in which the tokens were sent
   };
 

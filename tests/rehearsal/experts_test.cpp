@@ -3,10 +3,10 @@
 #include <map>
 #include <set>
 
+#include "base/rng.h"
 #include "comm/launch.h"
 #include "data_parallel.h"
 #include "optimizer.h"
-#include "rng.h"
 #include "tiny_llama.h"
 
 namespace usp::rehearsal {
@@ -358,6 +358,7 @@ class Layer {
         grads_(model_.parameters()) {
     model_.parameters().allocate(DType::f64, 1);
     randomize_by_name(model_.parameters());
+    Runtime::current().tracer().record(true);
     test::Random random(10 + world.rank());
     for (Tensor& x : x_) x = random.tensor({9, test::tiny_model().hidden_size});
   }
@@ -388,14 +389,15 @@ class Layer {
 
  private:
   static int64_t exchanges_finished() {
-    return Runtime::current().ledger().get("ep", CommKind::all_to_all).calls;
+    const auto& exchanges = Runtime::current().tracer().exchanges();
+    return std::ranges::count_if(exchanges, [](const auto& e) { return e.group == "ep"; });
   }
 
   Mesh mesh_;
   Model model_;
   Grads grads_;
   Tensor x_[2];
-  Saved saved_[2];
+  BlockSaved saved_[2];
   std::vector<int64_t> finished_;
 };
 

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "tensor.h"
+#include "tensor/tensor.h"
 
 /// Arithmetic that chapters 4 to 9 will make operations of, as plain loops over f64 on the CPU. On
 /// meta there is nothing to compute.

@@ -4,7 +4,7 @@
 
 #include "comm/communicator.h"
 #include "model.h"
-#include "runtime.h"
+#include "tensor/runtime.h"
 
 /// Pipeline schedules over the chunks of a Model.
 namespace usp::rehearsal {

@@ -2,7 +2,7 @@
 
 #include "host_math.h"
 #include "layers.h"
-#include "runtime.h"
+#include "tensor/runtime.h"
 
 /// Matmuls in a narrower format, imitated in f64.
 namespace usp::rehearsal {

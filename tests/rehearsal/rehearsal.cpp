@@ -1,103 +1,9 @@
-#include <algorithm>
-
-#include "comm/launch.h"
-#include "state.h"
-#include "testing.h"
+#include "compare.h"
 
 /// Chapters 3 to 9 in miniature: every kind of parallelism, put together from the layers of chapter
 /// 1 as they are, equals the model on one process.
 namespace usp::rehearsal {
 namespace {
-
-constexpr int64_t kSteps = 3;
-
-Setting small(bool tied = false) {
-  Setting setting;
-  setting.model.hidden_size = 16;
-  setting.model.num_layers = 4;
-  setting.model.num_heads = 4;
-  setting.model.num_kv_heads = 2;
-  setting.model.ffn_hidden_size = 22;
-  setting.model.vocab_size = 61;
-  setting.model.tie_word_embeddings = tied;
-  return setting;
-}
-
-/// Chapter 1's own model and training step on the batches of a setting with `dp` ranks.
-class WholeTrainer {
- public:
-  WholeTrainer(const Setting& setting, int64_t dp)
-      : setting_(setting),
-        batches_(batches_of(setting, dp)),
-        engine_(0, 1),
-        batch_source_(batches_, Communicator::world(engine_), {}),
-        model_(setting.model, setting.seq_len, DType::f64, Probabilities::never_whole, 1),
-        grads_(model_.parameters()),
-        optimizer_(model_.parameters(), optimizer_config()),
-        loss_(Tensor::zeros({1}, DType::f64)) {}
-
-  void train_step(int64_t step) {
-    ops::fill(loss_, 0);
-    grads_.begin_window(batches_.micro_batches);
-    for (int64_t i = 0; i < batches_.micro_batches; ++i) {
-      Pass pass = batch_source_.take_batch(step, i);
-      pass.loss = loss_;
-      model_.backward(model_.forward(pass), grads_, pass);
-    }
-    grads_.end_window();
-    optimizer_.step(step, 0.01, optimizer_.grad_squares());
-  }
-
-  double loss() const { return loss_.item(); }
-  double grad_norm() const { return optimizer_.grad_norm().item(); }
-  ParameterList& parameters() { return model_.parameters(); }
-  const Optimizer& optimizer() const { return optimizer_; }
-
- private:
-  static Setting batches_of(Setting setting, int64_t dp) {
-    setting.micro_batches *= dp;
-    setting.plan = {};
-    setting.zero3 = false;
-    setting.experts.reset();
-    setting.chunks = 1;
-    return setting;
-  }
-
-  Setting setting_, batches_;
-  DryEngine engine_;
-  RehearsalTrainer batch_source_;
-  Model model_;
-  Grads grads_;
-  Optimizer optimizer_;
-  Tensor loss_;
-};
-
-State whole_model(const Setting& setting, int64_t dp = 1) {
-  const test::OnDevice cpu;
-  WholeTrainer trainer(setting, dp);
-  return train_whole(trainer, kSteps);
-}
-
-/// The rehearsal's own trainer, alone: the reference for what chapter 1 does not have.
-State alone(Setting setting, int64_t dp = 1) {
-  const test::OnDevice cpu;
-  DryEngine engine(0, 1);
-  setting.micro_batches *= dp;
-  setting.zero3 = false;
-  RehearsalTrainer trainer(setting, Communicator::world(engine), {});
-  return train_whole(trainer, kSteps);
-}
-
-void check(const Setting& setting, const MeshSizes& sizes, const State& expected,
-           const std::string& what, const std::function<void(RehearsalTrainer&)>& also = nullptr) {
-  INFO(what);
-  const int64_t ranks = sizes.dp * sizes.pp * sizes.cp * sizes.tp;
-  run_threads(static_cast<int>(ranks), [&](const Communicator& world) {
-    RehearsalTrainer trainer(setting, world, sizes);
-    check_same_training(trainer, expected, what);
-    if (also) also(trainer);
-  });
-}
 
 TEST_CASE("one rank of the rehearsal is chapter 1") {
   for (bool tied : {false, true}) check(small(tied), {}, whole_model(small(tied)), "alone");
@@ -150,23 +56,6 @@ TEST_CASE("experts: tokens sent to other ranks, gradients summed over the right 
   check(setting, {.dp = 4, .ep = 4}, expected, "dp 4 ep 4");
   check(setting, {.dp = 4, .ep = 2}, expected, "dp 4 ep 2");
   check(setting, {.dp = 4}, expected, "dp 4 ep 1");
-}
-
-TEST_CASE("ZeRO-3 gathers and frees under a pipeline with several micro-batches in flight") {
-  for (bool tied : {false, true}) {
-    Setting setting = small(tied);
-    setting.zero3 = true;
-    setting.micro_batches = 4;
-    const auto one_segment_at_a_time = [](RehearsalTrainer& trainer) {
-      USP_CHECK(trainer.zero()->most_gathered() <= 2, "units gathered");
-    };
-    check(setting, {.dp = 3}, whole_model(setting, 3), "zero3 dp 3", one_segment_at_a_time);
-    check(setting, {.dp = 2, .pp = 2}, whole_model(setting, 2), "zero3 dp 2 pp 2",
-          one_segment_at_a_time);
-    setting.schedule = "split";
-    check(setting, {.dp = 2, .pp = 2}, whole_model(setting, 2), "zero3 dp 2 pp 2 split",
-          one_segment_at_a_time);
-  }
 }
 
 TEST_CASE("clipping sees every element once, wherever it lies") {
@@ -236,7 +125,7 @@ std::vector<std::pair<Setting, MeshSizes>> predictable_settings() {
   all.plan.sequence_parallel = true;
   all.schedule = "split";
   all.seq_len = 16;
-  zero.zero3 = true;
+  zero.zero_stage = 3;
   return {{all, {.dp = 1, .pp = 2, .cp = 2, .tp = 2}}, {zero, {.dp = 4, .pp = 2}}};
 }
 
@@ -288,16 +177,16 @@ TEST_CASE("rank 37 of 64 runs all of it on meta") {
 
 TEST_CASE("ZeRO-3 and quantised layers run on meta as rank 37 of 64") {
   Setting zero = small(true), quantised = small(true);
-  zero.zero3 = true;
+  zero.zero_stage = 3;
   quantised.plan.quantisation = Quantisation::cached;
   for (const Setting& setting : {zero, quantised}) {
-    CAPTURE(setting.zero3);
+    CAPTURE(setting.zero_stage);
     test::OnDevice meta(Device::meta);
     DryEngine engine(37, 64);
     RehearsalTrainer trainer(setting, Communicator::world(engine), {.dp = 16, .pp = 4});
     const Traffic traffic = traffic_of_two_steps(trainer);
-    REQUIRE(traffic.contains({"dp", CommKind::all_gather}) == setting.zero3);
-    REQUIRE(traffic.contains({"dp", CommKind::all_reduce}) == !setting.zero3);
+    REQUIRE(traffic.contains({"dp", CommKind::all_gather}) == (setting.zero_stage == 3));
+    REQUIRE(traffic.contains({"dp", CommKind::all_reduce}) == (setting.zero_stage == 0));
     REQUIRE(traffic.at({"pp", CommKind::send})[0] == 2 * 3 * 2);
     REQUIRE(meta.allocator().live_bytes(Category::activations) == 0);
   }

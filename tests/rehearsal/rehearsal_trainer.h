@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <optional>
 
-#include "data_parallel.h"
+#include "base/rng.h"
 #include "experts.h"
 #include "optimizer.h"
 #include "parallel_llama.h"
 #include "pipeline.h"
-#include "rng.h"
-#include "zero3.h"
+#include "zero.h"
 
 /// The smallest trainer that runs every kind of parallelism: what chapters 3 to 7 do to Trainer.
 namespace usp::rehearsal {
@@ -22,7 +21,8 @@ struct Setting {
   Plan plan;
   std::string schedule = "1f1b";  ///< 1f1b, split (weights' gradients held back), looping
   int64_t chunks = 1;             ///< of each pipeline stage
-  bool zero3 = false;
+  int64_t zero_stage = 0;
+  int64_t shard_size = 0;
   std::optional<ExpertsConfig> experts;
 };
 
@@ -49,15 +49,11 @@ class RehearsalTrainer {
       const CategoryScope scope(Category::workspace);
       loss_ = Tensor::zeros({1}, DType::f64);
     }
-    ParameterList& parameters = model_.parameters();
-    if (setting.zero3) {
-      zero_.emplace(mesh_.dp_cp(), grads_);
-      for (const auto& [first, end] : units_) zero_->add_unit(parameters, first, end, kSeed);
-    } else {
-      parameters.allocate(DType::f64, kSeed);
-      data_parallel_.emplace(DataParallelConfig{sizes.dp, "bucketed", 0.0007}, parameters, grads_,
-                             mesh_);
-    }
+    TrainConfig config;
+    config.dtype = "f64";
+    config.seed = kSeed;
+    config.data_parallel = {sizes.dp, "bucketed", 0.0007, setting.zero_stage, setting.shard_size};
+    data_parallel_ = make_data_parallel(config, model_, grads_, optimizer_, mesh_);
     const int64_t tokens = setting.micro_batch_size * setting.seq_len / sizes.cp;
     const int64_t rows = setting.plan.sequence_parallel ? tokens / sizes.tp : tokens;
     pipeline_.emplace(model_, grads_, mesh_.pp(), setting.chunks,
@@ -69,13 +65,7 @@ class RehearsalTrainer {
     ops::fill(loss_, 0);
     std::vector<Pass> passes;
     for (int64_t i = 0; i < setting_.micro_batches; ++i) passes.push_back(take_batch(step, i));
-    // ZeRO-3 sums every micro-batch's gradients over the ranks, and keeps a shard of the result.
-    if (zero_) {
-      grads_.begin_window(1, /*rounds=*/setting_.micro_batches);
-    } else {
-      grads_.begin_window(setting_.micro_batches);
-    }
-    if (zero_) zero_->begin_step();
+    data_parallel_->begin_step(setting_.micro_batches);
     if (setting_.schedule == "looping") {
       pipeline_->all_forward_all_backward(passes);
     } else {
@@ -83,11 +73,11 @@ class RehearsalTrainer {
       pipeline_->one_forward_one_backward(passes, split);
     }
     grads_.end_window();
-    if (data_parallel_) data_parallel_->finish();
-    if (zero_) zero_->finish(mesh_);
+    data_parallel_->finish();
     squares_ = optimizer_.grad_squares();
     mesh_.world().all_reduce(squares_);
     optimizer_.step(step, /*lr=*/0.01, squares_);
+    data_parallel_->after_update();
   }
 
   /// The rank's samples of a step, and of these samples its positions.
@@ -125,8 +115,8 @@ class RehearsalTrainer {
   ParameterList& parameters() { return model_.parameters(); }
   const Optimizer& optimizer() const { return optimizer_; }
   const Pipeline& pipeline() const { return *pipeline_; }
+  const DataParallelStrategy& data_parallel() const { return *data_parallel_; }
   const Mesh& mesh() const { return mesh_; }
-  const std::optional<Zero3>& zero() const { return zero_; }
 
  private:
   static constexpr uint64_t kSeed = 5;
@@ -144,54 +134,19 @@ class RehearsalTrainer {
 
   Block build(int64_t block, ParameterList& parameters) {
     Block segments;
-    const auto add = [&](auto make) {
-      const size_t first_unit = units_.size(), first = parameters.size();
-      Block made = make();
-      add_units(first, parameters);
-      std::vector<size_t> read;
-      for (size_t unit = first_unit; unit < units_.size(); ++unit) read.push_back(unit);
-      const bool is_head = block == llama_.num_blocks() - 1;
-      if (is_head && setting_.model.tie_word_embeddings && mesh_.pp().size() == 1) {
-        read.push_back(0);  // the embedding's, whose weight it shares
-      }
-      for (auto& segment : made) {
-        if (setting_.zero3) {
-          segment = std::make_unique<GatheredSegment>(std::move(segment), zero_, read);
-        }
-        segments.push_back(std::move(segment));
-      }
-    };
-    const auto one = [](std::unique_ptr<Segment> segment) {
-      Block made;
-      made.push_back(std::move(segment));
-      return made;
-    };
     if (block == 0) {
-      add([&] { return one(llama_.embedding(parameters)); });
+      segments.push_back(llama_.embedding(parameters));
     } else if (block == llama_.num_blocks() - 1) {
-      add([&] { return one(llama_.head(parameters)); });
+      segments.push_back(llama_.head(parameters));
     } else {
-      add([&] { return one(llama_.attention(block - 1, parameters)); });
+      segments.push_back(llama_.attention(block - 1, parameters));
       if (setting_.experts) {
-        add([&] { return experts(block - 1, parameters); });
+        for (auto& segment : experts(block - 1, parameters)) segments.push_back(std::move(segment));
       } else {
-        add([&] { return one(llama_.mlp(block - 1, parameters)); });
+        segments.push_back(llama_.mlp(block - 1, parameters));
       }
     }
     return segments;
-  }
-
-  /// Parameters from `first` on as units of ZeRO-3: together, but for those with copies elsewhere,
-  /// beside which other parameters lie. Alone in their units their shards are the same everywhere.
-  void add_units(size_t first, const ParameterList& parameters) {
-    for (size_t i = first; i < parameters.size(); ++i) {
-      const auto has_copies = [&](size_t k) {
-        const auto& groups = parameters[k].grad_groups;
-        return std::ranges::find(groups, "embedding") != groups.end();
-      };
-      if (i == first || has_copies(i) || has_copies(i - 1)) units_.emplace_back(i, i);
-      units_.back().second = i + 1;
-    }
   }
 
   Block experts(int64_t layer, ParameterList& parameters) {
@@ -204,12 +159,10 @@ class RehearsalTrainer {
   Setting setting_;
   Mesh mesh_;
   ParallelLlama llama_;
-  std::optional<Zero3> zero_;
-  std::vector<std::pair<size_t, size_t>> units_;  ///< first and end of each one's parameters
   Model model_;
   Grads grads_;
   Optimizer optimizer_;
-  std::optional<DataParallel> data_parallel_;
+  std::unique_ptr<DataParallelStrategy> data_parallel_;
   std::optional<Pipeline> pipeline_;
   Tensor loss_, squares_;
 };

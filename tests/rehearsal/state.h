@@ -34,6 +34,7 @@ inline void spread_weights(ParameterList& parameters) {
     initial_values(wide, /*seed=*/9, wide.shard.begin, values);
     for (double& value : values) value += norm ? 1 : 0;
     wide.shard.value.assign(values);
+    ++parameters[i].version;
   }
 }
 

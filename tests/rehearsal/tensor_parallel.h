@@ -3,7 +3,7 @@
 #include "comm/communicator.h"
 #include "host_math.h"
 #include "layers.h"
-#include "runtime.h"
+#include "tensor/runtime.h"
 
 /// Tensor and sequence parallelism on the layers of chapter 1.
 namespace usp::rehearsal {
@@ -81,14 +81,14 @@ class VocabParallelEmbedding : public Embedding {
   VocabParallelEmbedding(Parameter& weight, const Communicator& tp, bool sequence)
       : Embedding(weight), tp_(tp), sequence_(sequence) {}
 
-  Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) override {
+  Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override {
     Tensor y = Embedding::forward(x, saved, pass);  // zeros for tokens of other ranks
     if (sequence_) return scatter_sum(tp_, y);
     tp_.all_reduce(y);
     return y;
   }
 
-  Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) override {
+  Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override {
     return Embedding::backward(sequence_ ? gather_rows(tp_, dy) : dy, saved, grads, pass);
   }
 

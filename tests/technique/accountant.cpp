@@ -63,8 +63,8 @@ TEST_CASE("bytes of states and saved activations are exactly those of the formul
   for (const Case& c : kCases) {
     CAPTURE(c.dtype, c.attention, c.recompute, c.grad_accumulation, c.tied);
     const TrainConfig config = config_of(c);
-    const StateBytes states = predict_states(config);
-    const Parts activations = parts_of(predict_activations(config));
+    const StateBytes states = predict(config).states;
+    const Parts activations = parts_of(predict(config).saved);
     for (const Simulation& found : {measure(config), simulate(config)}) {
       REQUIRE(found.states.weights == states.weights);
       REQUIRE(found.states.gradients == states.gradients);
@@ -91,6 +91,50 @@ TEST_CASE("peaks and reserved bytes of a run are exactly those of the step on sh
   }
 }
 
+/// Whichever tensors are the largest: of long samples, wide layers, many channels or a vocabulary.
+std::vector<TrainConfig> extremes(const TrainConfig& config) {
+  std::vector<TrainConfig> result(5, config);
+  result[0].seq_len = 2;
+  result[1].seq_len = 150;
+  result[2].model.ffn_hidden_size = 300;
+  result[3].model.hidden_size = 200;
+  result[4].model.vocab_size = 400;
+  return result;
+}
+
+TEST_CASE("the peak of activations is exactly that of the formula, whatever is the largest") {
+  for (const char* dtype : {"f64", "f32", "bf16"}) {
+    for (const char* attention : {"naive", "blockwise"}) {
+      for (const char* recompute : {"none", "selective", "full"}) {
+        for (const int64_t num_kv_heads : {1, 2}) {
+          const bool tied = num_kv_heads == 1;
+          const Case c{dtype, attention, recompute, "f32", num_kv_heads, tied ? 3 : 1, tied};
+          for (const TrainConfig& config : extremes(config_of(c))) {
+            CAPTURE(dtype, attention, recompute, num_kv_heads, config.seq_len,
+                    config.model.hidden_size, config.model.ffn_hidden_size,
+                    config.model.vocab_size);
+            REQUIRE(predict(config).peak_activations == simulate(config).peak_activations);
+          }
+        }
+      }
+    }
+  }
+}
+
+#if __has_include("zero.h")
+TEST_CASE("the peak of activations is the formula's, however ranks share out the model") {
+  for (const Case& c : kCases) {
+    for (const int64_t stage : {0, 1, 2, 3}) {
+      CAPTURE(c.dtype, c.attention, c.recompute, c.grad_accumulation, c.tied, stage);
+      TrainConfig config = config_of(c);
+      config.data_parallel.dp_size = 4;
+      config.data_parallel.zero_stage = stage;
+      REQUIRE(predict(config).peak_activations == simulate(config).peak_activations);
+    }
+  }
+}
+#endif
+
 TEST_CASE("training takes 16, 18 or 20 bytes a parameter, and 16 in f32") {
   TrainConfig config = tiny_training();
   const double numel = double(num_parameters(config.model));
@@ -98,14 +142,14 @@ TEST_CASE("training takes 16, 18 or 20 bytes a parameter, and 16 in f32") {
     config.dtype = dtype;
     config.grad_accumulation = accumulation;
     const int64_t measured = measure(config).states.total();
-    REQUIRE(measured == predict_states(config).total());
+    REQUIRE(measured == predict(config).states.total());
     return double(measured) / numel;
   };
   REQUIRE(bytes("f32", "f32") == 16);
   REQUIRE(bytes("bf16", "bf16") == 16);
   REQUIRE(bytes("bf16", "f32") == 18);
   REQUIRE(bytes("bf16", "both") == 20);
-  REQUIRE(book_states(config) == 20 * numel);
+  REQUIRE(predict(config).book_states == 20 * numel);
 }
 
 TEST_CASE(
@@ -170,7 +214,7 @@ TEST_CASE("the estimate names formulas and simulation, and both are the same num
   TrainConfig config = tiny_training();
   config.attention = "naive";
   const Simulation simulation = simulate(config);
-  const std::string text = estimate_text(config, simulation);
+  const std::string text = estimate_text(config, predict(config), simulation);
   for (const char* word : {"saved activations", "probabilities", "gate_up", "FLOPs of a step"}) {
     CAPTURE(word, text);
     REQUIRE(text.find(word) != std::string::npos);

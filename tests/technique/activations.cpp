@@ -9,7 +9,8 @@ constexpr int64_t kSeqLen = 6;
 
 struct TwoMicroBatches {
   explicit TwoMicroBatches(DType dtype, bool naive)
-      : model(tiny_model(), kSeqLen, dtype, probabilities_of(naive), 1), grads(model.parameters()) {
+      : model(allocated_model(tiny_model(), kSeqLen, dtype, probabilities_of(naive), 1)),
+        grads(model.parameters()) {
     randomize(model.parameters(), 2);
     Random random(3);
     loss = Tensor::zeros({1}, DType::f64);

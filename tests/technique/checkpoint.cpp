@@ -1,9 +1,9 @@
-#include "checkpoint.h"
+#include "train/checkpoint.h"
 
 #include <nlohmann/json.hpp>
 
-#include "ops.h"
-#include "safetensors.h"
+#include "files/safetensors.h"
+#include "tensor/ops.h"
 #include "tiny_llama.h"
 
 /// A run that is continued from a checkpoint computes what the uninterrupted one does, bit for bit;
@@ -14,8 +14,10 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-const RunIdentity kIdentity{R"({"lr": 0.01, "seed": 1, "steps": 20, "prompt": "The "})", 6,
-                            "c0ffee"};
+const RunIdentity kIdentity{R"({"lr": 0.01, "seed": 1, "steps": 20, "prompt": "The "})",
+                            6,
+                            "c0ffee",
+                            {"steps", "prompt", "checkpoint_interval"}};
 
 /// Losses and gradient norms of steps [begin, end).
 Values train(Trainer& trainer, int64_t begin, int64_t end) {
@@ -254,6 +256,36 @@ TEST_CASE("the newest checkpoints are kept, and what was not finished is none") 
                                "step-00000009 is whole, remove step-00000010"});
   fs::remove(dir.file("checkpoints/step-00000009/checkpoint.json"));
   check_throws<Error>(resume, {"step-00000010/state.safetensors", "there is no older one"});
+}
+
+TEST_CASE("a chain of resumed runs goes on saving at the first one's interval") {
+  const OnDevice cpu;
+  const TempDir dir;
+  dir.write("run.json", "{}");
+  ParameterList parameters;
+  parameters.add("w", {3}, 0);
+  parameters.allocate(DType::f32, 1);
+  int64_t tokens = 5;
+  const TrainState state{parameters, {}, tokens};
+  RunIdentity identity = kIdentity;
+  const auto run = [&](int64_t given_interval, int64_t begin, int64_t end) {
+    const bool resume = begin > 0;
+    const RunDir run_dir(dir.file(""), /*overwrite=*/false, /*resume=*/true);
+    identity.config_json = fmt::format(R"({{"checkpoint_interval": {}}})", given_interval);
+    Checkpoints checkpoints(run_dir, {given_interval, /*keep_checkpoints=*/9, resume}, identity);
+    if (resume) REQUIRE(checkpoints.resume(state, /*steps=*/99) == begin);
+    for (int64_t step = begin + 1; step <= end; ++step) checkpoints.after_step(step, state);
+    checkpoints.at_end(end, state);
+  };
+  run(2, 0, 4);
+  run(0, 4, 8);
+  run(0, 8, 12);
+  REQUIRE(fs::exists(dir.file("checkpoints/step-00000010")));
+  run(0, 12, 13);
+  run(5, 13, 15);
+  run(0, 15, 20);
+  REQUIRE(fs::exists(dir.file("checkpoints/step-00000020")));
+  REQUIRE(!fs::exists(dir.file("checkpoints/step-00000018")));
 }
 
 TEST_CASE("a resumed run's metrics begin with the lines of the steps before") {

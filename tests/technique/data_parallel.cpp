@@ -106,7 +106,8 @@ void check_slow_backward(const char* grad_sync) {
     TrainConfig config = tiny_training();
     config.data_parallel = {2, grad_sync, 0.0007};
     const Mesh mesh(world, {.dp = 2});
-    Model model(config.model, config.seq_len, DType::f64, Probabilities::never_whole, 1);
+    Model model =
+        allocated_model(config.model, config.seq_len, DType::f64, Probabilities::never_whole, 1);
     Grads grads(model.parameters());
     DataParallel data_parallel(config.data_parallel, model.parameters(), grads, mesh);
     const Ledger::Entry none = Runtime::current().ledger().get("dp", CommKind::all_reduce);
@@ -230,7 +231,8 @@ TEST_CASE("finish() before the backward pass has ended is an error") {
   run_threads(1, [](const Communicator& world) {
     TrainConfig config = tiny_training();
     const Mesh mesh(world, {});
-    Model model(config.model, config.seq_len, DType::f64, Probabilities::never_whole, 1);
+    Model model =
+        allocated_model(config.model, config.seq_len, DType::f64, Probabilities::never_whole, 1);
     Grads grads(model.parameters());
     DataParallel data_parallel(config.data_parallel, model.parameters(), grads, mesh);
     bool thrown = false;

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "rng.h"
-#include "runtime.h"
+#include "base/rng.h"
 #include "solo_trainer.h"
+#include "tensor/runtime.h"
 
 /// Data-parallel training next to training on one rank, for any engine. No Catch2 here: the same
 /// comparison runs on rank threads under Catch2 and as a program under mpiexec.

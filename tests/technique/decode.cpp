@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "sample.h"
+#include "run/sample.h"
 #include "tiny_llama.h"
 
 /// Decoding: logits of a text that grows, from a cache of its keys and values.
@@ -12,7 +12,7 @@ constexpr int64_t kSamples = 2, kPositions = 9;
 Model tiny_decoder(DType dtype, bool store_probabilities, int64_t num_kv_heads) {
   ModelConfig config = tiny_model();
   config.num_kv_heads = num_kv_heads;
-  return Model(config, kPositions, dtype, probabilities_of(store_probabilities), 1);
+  return allocated_model(config, kPositions, dtype, probabilities_of(store_probabilities), 1);
 }
 
 /// Positions [begin, end) of every sample.
@@ -104,14 +104,15 @@ TEST_CASE("a sample is the same with the cache and without, also where it outgro
     for (int64_t seq_len : {1, 2, 7, 8, 64}) {
       for (double temperature : {0.0, 1.0}) {
         CAPTURE(store_probabilities, seq_len, temperature);
-        Model model(tiny_model(), seq_len, DType::f64, probabilities_of(store_probabilities), 1);
+        Model model = allocated_model(tiny_model(), seq_len, DType::f64,
+                                      probabilities_of(store_probabilities), 1);
         randomize(model.parameters(), 2);
         SampleConfig config;
         config.sample_tokens = 30;
         config.temperature = temperature;
         const auto sample = [&](bool no_kv_cache) {
           config.no_kv_cache = no_kv_cache;
-          return sample_tokens(model, config, seq_len, {3, 1, 4, 1, 5, 9, 2, 6, 5}, 1,
+          return sample_tokens(logits_of(model), config, seq_len, {3, 1, 4, 1, 5, 9, 2, 6, 5}, 1,
                                [] { return false; });
         };
         const std::vector<int32_t> cached = sample(false);

@@ -69,7 +69,8 @@ TEST_CASE("a layer's gradient may be computed into memory that stays where it is
 TEST_CASE("inside a step nothing may be read back from the device") {
   OnDevice cpu;
   const TrainConfig config = tiny_training();
-  Model model(config.model, config.seq_len, DType::f32, Probabilities::never_whole, 1);
+  Model model =
+      allocated_model(config.model, config.seq_len, DType::f32, Probabilities::never_whole, 1);
   Grads grads(model.parameters());
   Optimizer optimizer(model.parameters(), config.optimizer);
   Random random(1);

@@ -16,7 +16,7 @@ TrainConfig preset(std::vector<const char*> words) {
 }
 
 int64_t parameters_of(const TrainConfig& config) {
-  Model model(config.model, 1, DType::bf16, Probabilities::never_whole, 1);
+  Model model = allocated_model(config.model, 1, DType::bf16, Probabilities::never_whole, 1);
   return model.parameters().numel();
 }
 

@@ -9,7 +9,7 @@ constexpr int64_t kSeqLen = 6;
 class Window {
  public:
   Window(const ModelConfig& config, bool naive, int64_t micro_batches)
-      : model_(config, kSeqLen, DType::f64, probabilities_of(naive), /*seed=*/1),
+      : model_(allocated_model(config, kSeqLen, DType::f64, probabilities_of(naive), /*seed=*/1)),
         grads_(model_.parameters()),
         loss_(Tensor::zeros({1}, DType::f64)) {
     randomize(model_.parameters(), 2);
@@ -84,9 +84,9 @@ TEST_CASE("naive and blockwise attention give the model the same loss and gradie
 TEST_CASE("a tied embedding is one parameter with two gradient contributions") {
   const OnDevice cpu;
   ModelConfig config = tiny_model();
-  Model untied(config, kSeqLen, DType::f32, Probabilities::never_whole, 1);
+  Model untied = allocated_model(config, kSeqLen, DType::f32, Probabilities::never_whole, 1);
   config.tie_word_embeddings = true;
-  Model tied(config, kSeqLen, DType::f32, Probabilities::never_whole, 1);
+  Model tied = allocated_model(config, kSeqLen, DType::f32, Probabilities::never_whole, 1);
   REQUIRE(tied.parameters().size() == untied.parameters().size() - 1);
   REQUIRE(tied.parameters().find("model.embed_tokens.weight").uses == 2);
   REQUIRE(untied.parameters().find("model.embed_tokens.weight").uses == 1);
@@ -99,7 +99,7 @@ TEST_CASE("the loss of an untrained model is that of a uniform guess") {
   const ModelConfig config = tiny_model();
   for (DType dtype : kFloatDTypes) {
     CAPTURE(name(dtype));
-    Model model(config, kSeqLen, dtype, Probabilities::never_whole, 1);
+    Model model = allocated_model(config, kSeqLen, dtype, Probabilities::never_whole, 1);
     Random random(4);
     const Tensor loss = Tensor::zeros({1}, DType::f64);
     model.evaluate(random_pass(random, config, 3, kSeqLen, 1 / double(3 * kSeqLen), loss));
@@ -110,7 +110,7 @@ TEST_CASE("the loss of an untrained model is that of a uniform guess") {
 TEST_CASE("a sample's loss does not depend on what is trained on beside it") {
   const OnDevice cpu;
   const ModelConfig config = tiny_model();
-  Model model(config, kSeqLen, DType::f64, Probabilities::never_whole, 1);
+  Model model = allocated_model(config, kSeqLen, DType::f64, Probabilities::never_whole, 1);
   randomize(model.parameters(), 5);
   Random random(6);
   const Tensor together = Tensor::zeros({1}, DType::f64), apart = Tensor::zeros({1}, DType::f64);

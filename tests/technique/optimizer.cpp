@@ -44,7 +44,7 @@ TEST_CASE("a run shorter than its warm-up never reaches the peak learning rate")
 /// A model whose gradients the test sets, and its optimizer.
 struct Setup {
   explicit Setup(const OptimizerConfig& config, DType dtype = DType::f64)
-      : model(tiny_model(), 4, dtype, Probabilities::never_whole, 1),
+      : model(allocated_model(tiny_model(), 4, dtype, Probabilities::never_whole, 1)),
         parameters(model.parameters()),
         optimizer(parameters, config) {
     Random random(3);
@@ -118,6 +118,24 @@ TEST_CASE("what a rank does not count is not in its squares, and is updated all 
   fewer.optimizer.step(0, 0.1, Tensor::from_host(Values{squares}, {1}, DType::f64));
   REQUIRE(same_bits(all.parameters.flat_values(), fewer.parameters.flat_values()));
   REQUIRE(fewer.parameters[2].version == 1);
+}
+
+TEST_CASE("all observers see each parameter as it is updated, in the order they were added") {
+  const OnDevice cpu;
+  Setup setup({});
+  std::vector<std::string> seen, expected;
+  for (const char* name : {"a ", "b "}) {
+    setup.optimizer.on_updated([&, name](const Parameter& parameter) {
+      REQUIRE(parameter.version == 1);
+      seen.push_back(name + parameter.name);
+    });
+  }
+  setup.optimizer.step(0, 0.1, setup.optimizer.grad_squares());
+  for (size_t i = 0; i < setup.parameters.size(); ++i) {
+    expected.push_back("a " + setup.parameters[i].name);
+    expected.push_back("b " + setup.parameters[i].name);
+  }
+  REQUIRE(seen == expected);
 }
 
 TEST_CASE("bf16 weights are the rounded masters after every step") {

@@ -7,15 +7,16 @@ namespace {
 
 /// The book's example: a billion parameters, 4M tokens a step in sequences of 4k.
 TrainConfig books_example(int64_t ranks) {
-  const char* words[] = {"program", "--model", "1B", "--dtype", "bf16", "--seq_len", "4096"};
+  const char* words[] = {"program", "--model",   "1B",   "--dtype",
+                         "bf16",    "--seq_len", "4096", "--micro_batch_size",
+                         "2"};
   TrainConfig config;
   Args args("A test.");
   config.bind(args);
-  REQUIRE(args.parse(7, words));
+  REQUIRE(args.parse(9, words));
   config.validate(args);
   config.data_parallel.dp_size = ranks;
   config.planning.plan = 4 << 20;
-  config.micro_batch_size = 2;
   return config;
 }
 
@@ -24,28 +25,29 @@ bool holds(const std::string& text, const std::string& part) {
 }
 
 TEST_CASE("the book's recipe: 1,024 samples, accumulated 4 times on 128 ranks, once on 512") {
-  const std::string few = plan_batch(books_example(128), /*micro_batch_fixed=*/true);
+  const std::string few = plan_batch(books_example(128));
   CAPTURE(few);
   REQUIRE(holds(few, "4096 tokens: 1024 samples"));
   REQUIRE(holds(few, "1024 / (2 x 128 ranks) = 4\n"));
   REQUIRE(holds(few, "--dp_size 128 --micro_batch_size 2 --grad_acc_steps 4"));
-  const std::string many = plan_batch(books_example(512), true);
+  const std::string many = plan_batch(books_example(512));
   CAPTURE(many);
   REQUIRE(holds(many, "1024 / (2 x 512 ranks) = 1\n"));
 }
 
 TEST_CASE("a plan that does not come out even says what would") {
-  const std::string idle = plan_batch(books_example(768), true);
+  const std::string idle = plan_batch(books_example(768));
   CAPTURE(idle);
   REQUIRE(holds(idle, "1024 samples are fewer than the 1536 that 768 ranks take at once"));
   REQUIRE(holds(idle, "dp_size=512"));
-  const std::string odd = plan_batch(books_example(100), true);
+  const std::string odd = plan_batch(books_example(100));
   CAPTURE(odd);
   REQUIRE(holds(odd, "1024 samples are no multiple of 200: try a batch of 1000 samples"));
 }
 
 TEST_CASE("the micro-batch is the largest that fits, by what a step on meta allocates") {
   TrainConfig config = books_example(8);
+  config.planning.micro_batch_given = false;
   const auto bytes = [&](int64_t micro_batch_size) {
     TrainConfig other = config;
     other.micro_batch_size = micro_batch_size;
@@ -56,14 +58,14 @@ TEST_CASE("the micro-batch is the largest that fits, by what a step on meta allo
   REQUIRE(bytes(1) > 18.0 * double(parameters));
   REQUIRE(bytes(2) > bytes(1));
   config.planning.plan_memory = bytes(4) / kGiB;
-  REQUIRE(holds(plan_batch(config, false), "3. micro-batch       4 samples, the largest"));
+  REQUIRE(holds(plan_batch(config), "3. micro-batch       4 samples, the largest"));
   config.planning.plan_memory = bytes(4) / kGiB - 0.001;
-  REQUIRE(holds(plan_batch(config, false), "3. micro-batch       2 samples, the largest"));
+  REQUIRE(holds(plan_batch(config), "3. micro-batch       2 samples, the largest"));
   config.planning.plan = 64 * 4096;  // of which every rank gets 8 samples
   config.planning.plan_memory = 1000;
-  REQUIRE(holds(plan_batch(config, false), "3. micro-batch       8 samples, the largest"));
+  REQUIRE(holds(plan_batch(config), "3. micro-batch       8 samples, the largest"));
   config.planning.plan_memory = 20;
-  REQUIRE(holds(plan_batch(config, false), "not even 1 sample fits"));
+  REQUIRE(holds(plan_batch(config), "not even 1 sample fits"));
 }
 
 }  // namespace

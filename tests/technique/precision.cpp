@@ -35,7 +35,8 @@ TEST_CASE("gradients in bf16 lose bits with every addition, and sums in f32 do n
 
 TEST_CASE("with both, layers write bf16 gradients and the sum is f32") {
   const OnDevice cpu;
-  Model model(tiny_model(), 6, DType::bf16, Probabilities::never_whole, 1, GradAccumulation::both);
+  Model model = allocated_model(tiny_model(), 6, DType::bf16, Probabilities::never_whole, 1,
+                                GradAccumulation::both);
   Grads grads(model.parameters());
   Random random(2);
   const Tensor loss = Tensor::zeros({1}, DType::f64);

@@ -1,8 +1,8 @@
-#include "pretrained.h"
+#include "train/pretrained.h"
 
 #include <nlohmann/json.hpp>
 
-#include "safetensors.h"
+#include "files/safetensors.h"
 #include "tiny_llama.h"
 
 /// Models of Hugging Face's: tests/data/llama holds tiny ones with the logits that transformers
@@ -36,7 +36,7 @@ TrainConfig import_config(const std::string& directory, std::vector<std::string>
 
 Model import_model(const std::string& directory, DType dtype = DType::f64, bool naive = false) {
   const TrainConfig config = import_config(directory);
-  return Model(config.model, config.seq_len, dtype, probabilities_of(naive), /*seed=*/1);
+  return allocated_model(config.model, config.seq_len, dtype, probabilities_of(naive), /*seed=*/1);
 }
 
 Values stored(const TensorCollection& tensors, const std::string& name) {

@@ -68,7 +68,8 @@ TEST_CASE("a step's operations are what the formula says: needed, and done again
       CAPTURE(way.attention, way.recompute, kv_heads);
       TrainConfig config = config_of(way);
       config.model.num_kv_heads = kv_heads;
-      const auto [needed, again] = predict_flops(config);
+      const Prediction prediction = predict(config);
+      const double needed = prediction.flops, again = prediction.recomputed_flops;
       const Simulation simulation = simulate(config);
       REQUIRE(simulation.recomputed_flops == again);
       REQUIRE(simulation.flops == needed + again);
@@ -106,7 +107,7 @@ TEST_CASE("what recomputation keeps shrinks from none to selective to full") {
   const int64_t seq_len = 40;
   const Pass pass = random_pass(random, tiny_model(), 2, seq_len, 0.1, loss);
   const auto kept_by = [&](Probabilities probabilities, bool blocks) {
-    Model model(tiny_model(), seq_len, DType::f64, probabilities, 1);
+    Model model = allocated_model(tiny_model(), seq_len, DType::f64, probabilities, 1);
     if (blocks) model.recompute({1, tiny_model().num_layers + 1});
     const int64_t before = cpu.allocator().live_bytes(Category::activations);
     const Model::Activations activations = model.forward(pass);

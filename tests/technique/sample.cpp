@@ -1,4 +1,4 @@
-#include "sample.h"
+#include "run/sample.h"
 
 #include <algorithm>
 
@@ -13,7 +13,8 @@ bool never() { return false; }
 
 /// A model with opinions, and the logits it gives after a prompt.
 struct Sampler {
-  Sampler() : model(tiny_model(), kSeqLen, DType::f64, Probabilities::never_whole, 1) {
+  Sampler()
+      : model(allocated_model(tiny_model(), kSeqLen, DType::f64, Probabilities::never_whole, 1)) {
     randomize(model.parameters(), 2);
     config.sample_tokens = 20;
     config.temperature = 1;
@@ -21,7 +22,7 @@ struct Sampler {
   }
 
   Tokens sample(uint64_t seed, const Tokens& prompt = {3}) {
-    return sample_tokens(model, config, kSeqLen, prompt, seed, never);
+    return sample_tokens(logits_of(model), config, kSeqLen, prompt, seed, never);
   }
   Values logits_after(const Tokens& tokens) {
     Pass pass;
@@ -113,7 +114,8 @@ TEST_CASE("sampling stops when it is asked to") {
   const OnDevice cpu;
   Sampler sampler;
   const auto at_once = [] { return true; };
-  REQUIRE(sample_tokens(sampler.model, sampler.config, 8, {3, 4}, 1, at_once) == Tokens{3, 4});
+  REQUIRE(sample_tokens(logits_of(sampler.model), sampler.config, 8, {3, 4}, 1, at_once) ==
+          Tokens{3, 4});
 }
 
 TEST_CASE("sampled bytes become text, with U+FFFD for what is not UTF-8") {

@@ -1,7 +1,9 @@
 #pragma once
 
+#include "run/sample.h"
 #include "solo_trainer.h"
 #include "testing.h"
+#include "train/pretrained.h"
 
 /// A Llama small enough for finite differences, with batches of random tokens, written against the
 /// headers of whichever chapter the test is compiled for.
@@ -22,6 +24,18 @@ inline ModelConfig tiny_model() {
 
 inline Probabilities probabilities_of(bool naive) {
   return naive ? Probabilities::stored : Probabilities::never_whole;
+}
+
+/// A whole Llama whose parameters have their memory and initial values, or a checkpoint's.
+inline Model allocated_model(const ModelConfig& config, int64_t seq_len, DType dtype,
+                             Probabilities probabilities, uint64_t seed,
+                             GradAccumulation accumulation = GradAccumulation::f32) {
+  const Llama llama(config, seq_len, dtype, probabilities);
+  Model model([&](int64_t block, ParameterList& list) { return llama.build(block, list); },
+              {{0, llama.num_blocks()}});
+  model.parameters().allocate(dtype, seed, accumulation);
+  if (config.pretrained) load_pretrained(model.parameters(), config.model);
+  return model;
 }
 
 /// Training of the tiny model, in f64 without warm-up.
@@ -49,6 +63,11 @@ inline void randomize(ParameterList& parameters, uint64_t seed) {
     parameter.value.assign(values);
     parameter.shard.master.assign(values);
   }
+}
+
+/// What sample_tokens() draws from.
+inline Logits logits_of(Model& model) {
+  return [&](const Pass& pass) { return model.logits(pass); };
 }
 
 /// A micro-batch of random samples, every one of `config`'s tokens among them if there is room.

@@ -1,7 +1,7 @@
 #include <map>
 
 #include "comm/launch.h"
-#include "sample.h"
+#include "run/sample.h"
 #include "tiny_llama.h"
 #include "zero_parity.h"
 
@@ -88,7 +88,6 @@ TEST_CASE("f32 and bf16 train alike under every stage, and send their own bytes"
           Trainer trainer(mine, &text.dataset, mesh);
           const ZeroTraffic before = sent_by_all(world);
           expect_close(train(trainer, 3, &world), expected, c.tolerance, what);
-          trainer.data_parallel().traffic_row(3);
           check_zero_traffic(world, mine, before, 3, what);
         }
       }
@@ -139,7 +138,7 @@ Simulation measure(const TrainConfig& config, const MemoryCase& c) {
     for (int64_t step = 0; step < 2; ++step) trainer.train_step(step);
     if (world.rank() > 0) return;
     measured = make_simulation(2);
-    const int64_t units = 1 + std::min<int64_t>(2, c.num_layers);
+    const int64_t units = c.tied ? 3 : 2;  // the head's block reads the embedding's, too
     USP_CHECK(most_alive(runtime.allocator(), "gathered weights") == (c.stage == 3 ? units : 0),
               "units gathered at once");
     USP_CHECK(most_alive(runtime.allocator(), "gradients to reduce") == (c.stage > 1 ? units : 0),
@@ -159,15 +158,16 @@ const MemoryCase kMemoryCases[] = {
     {2, "bf16", "f32", "none", 3, false},  {2, "bf16", "bf16", "full", 1, true},
     {3, "f64", "f32", "full", 3, true},    {3, "bf16", "f32", "none", 1, false},
     {3, "bf16", "both", "full", 2, false}, {2, "f32", "f32", "none", 1, true, 1},
-    {3, "f32", "f32", "full", 2, true, 1}};
+    {3, "f32", "f32", "full", 2, true, 1}, {0, "bf16", "both", "none", 2, false},
+    {0, "f64", "f32", "full", 1, true}};
 
-TEST_CASE("every stage keeps what its formula says, and gathers two blocks and the root at most") {
+TEST_CASE("every stage keeps what its formula says, and unshards two units at a time") {
   for (const MemoryCase& c : kMemoryCases) {
     for (int ranks : {2, 3, 4, 8}) {
       CAPTURE(c.stage, c.dtype, c.grad_accumulation, c.recompute, c.num_layers, ranks);
       const TrainConfig config = config_of(c, ranks);
-      const StateBytes states = predict_states(config);
-      const auto buffers = by_name(predict_buffers(config));
+      const StateBytes states = predict(config).states;
+      const auto buffers = by_name(predict(config).buffers);
       const Simulation measured = measure(config, c), simulated = simulate(config);
       for (const Simulation& found : {measured, simulated}) {
         REQUIRE(found.states.weights == states.weights);
@@ -181,7 +181,31 @@ TEST_CASE("every stage keeps what its formula says, and gathers two blocks and t
   }
 }
 
-TEST_CASE("stage 3 gathers every block twice but the last one, and the root once") {
+/// Simulated memory, where units are far larger than the scratch of reductions.
+TEST_CASE("reductions need 8 MiB of scratch whatever their size, in every stage") {
+  for (int64_t stage : {0, 1, 2, 3}) {
+    for (int64_t shard_size : {0, 4}) {
+      for (const char* grad_sync : {"naive", "overlapped", "bucketed"}) {
+        if (stage == 0 ? shard_size > 0 : grad_sync != std::string_view("naive")) continue;
+        CAPTURE(stage, shard_size, grad_sync);
+        TrainConfig config = zero_training(16, stage, "bf16");
+        config.model.hidden_size = config.model.ffn_hidden_size = 2048;
+        config.model.vocab_size = 20000;
+        config.data_parallel.shard_size = shard_size;
+        config.data_parallel.grad_sync = grad_sync;
+        const Simulation simulated = simulate(config);
+        const auto buffers = by_name(predict(config).buffers);
+        REQUIRE(by_name(simulated.buffers) == buffers);
+        const int64_t groups = shard_size == 0 ? 1 : 2;  // ranks of a copy, and of all copies
+        // Where the pieces of 15 ranks do not divide it, a little is left over.
+        REQUIRE(double(buffers.at("scratch of reductions")) > 0.98 * double(groups * (8 << 20)));
+        REQUIRE(buffers.at("scratch of reductions") <= groups * (8 << 20));
+      }
+    }
+  }
+}
+
+TEST_CASE("stage 3 gathers every block twice but the last one, embedding and head once") {
   for (const char* recompute : {"none", "full"}) {
     for (int64_t grad_acc_steps : {1, 3}) {
       run_threads(2, [&](const Communicator& world) {
@@ -198,13 +222,104 @@ TEST_CASE("stage 3 gathers every block twice but the last one, and the root once
           };
           const int64_t before = calls();
           trainer.train_step(step);
-          USP_CHECK(calls() - before == grad_acc_steps * (2 * 5 - 1 + 1), "{} gathers",
+          USP_CHECK(calls() - before == grad_acc_steps * (2 * 5 - 1 + 2), "{} gathers",
                     calls() - before);
           trainer.evaluate();  // leaves nothing behind that a step would reuse
         }
       });
     }
   }
+}
+
+/// Both numbers of "12 bytes a step by rank 0, ...: 12".
+std::pair<std::string, std::string> numbers_of_row(Trainer& trainer, int64_t steps) {
+  const std::string row = trainer.data_parallel().traffic_row(steps).second;
+  return {row.substr(0, row.find(' ')), row.substr(row.rfind(' ') + 1)};
+}
+
+void check_traffic_row(const Communicator& world, const TrainConfig& config, const Dataset& dataset,
+                       const std::string& what) {
+  constexpr int64_t kSteps = 4;
+  const Mesh mesh(world, {.dp = world.size()});
+  Trainer trainer(config, &dataset, mesh);
+  for (int64_t step = 0; step < kSteps; ++step) {
+    trainer.train_step(step);
+    if (step == 0) trainer.evaluate();
+    if (step == 1) {
+      SampleConfig sample;
+      sample.sample_tokens = 3;
+      sample_tokens(logits_of(trainer.model()), sample, config.seq_len, {1, 2}, 1,
+                    [] { return false; });
+    }
+    ParameterList& parameters = trainer.model().parameters();
+    for (size_t i = 0; i < parameters.size() && step == 2; ++i) ++parameters[i].version;  // loaded
+  }
+  // Before anybody waits for the last gathers; reading changes nothing.
+  const auto numbers = numbers_of_row(trainer, kSteps);
+  const int64_t sent = trainer.data_parallel().traffic().bytes();
+  const int64_t predicted = kSteps * predict_traffic(config).total();
+  USP_CHECK(static_cast<int64_t>(world.sum(double(sent))) == predicted, "{}: {} bytes of {}", what,
+            sent, predicted);
+  USP_CHECK(sent * world.size() == predicted, "{}: {} bytes by this rank, {} by all", what, sent,
+            predicted);
+  USP_CHECK(numbers.first == numbers.second, "{}: {} and {}", what, numbers.first, numbers.second);
+  trainer.evaluate();
+  USP_CHECK(numbers_of_row(trainer, kSteps) == numbers, "{}: validation is counted", what);
+}
+
+TEST_CASE("the report's traffic is that of the steps, whatever validation and samples send") {
+  TrainConfig config = zero_training(4, 0);
+  config.eval_samples = 5;
+  config.model.vocab_size = 64;  // sizes that four ranks divide: every one sends the same
+  config.model.hidden_size = 16;
+  config.model.ffn_hidden_size = 24;
+  const RandomText text(config, 1600);
+  for (int64_t stage : {0, 1, 2, 3}) {
+    for (int64_t shard_size : {0, 2}) {
+      for (const char* overlap : {"none", "optimizer", "forward"}) {
+        for (int64_t grad_acc_steps : {1, 2}) {
+          if (stage == 0 && shard_size > 0) continue;
+          if (stage % 3 == 0 && overlap != std::string_view("none")) continue;
+          const std::string what = fmt::format("stage {} shard_size {} {} x{}", stage, shard_size,
+                                               overlap, grad_acc_steps);
+          TrainConfig mine = config;
+          mine.data_parallel.zero_stage = stage;
+          mine.data_parallel.shard_size = shard_size;
+          mine.data_parallel.gather_overlap = overlap;
+          mine.grad_acc_steps = grad_acc_steps;
+          mine.model.tie_word_embeddings = grad_acc_steps == 2;
+          run_threads(4, [&](const Communicator& world) {
+            check_traffic_row(world, mine, text.dataset, what);
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("stage 1 waits for no gradient before the backward pass is over") {
+  run_threads(2, [](const Communicator& world) {
+    const TrainConfig config = zero_training(2, 1);
+    const RandomText text(config, 400);
+    const Mesh mesh(world, {.dp = 2});
+    Trainer trainer(config, &text.dataset, mesh);
+    Tracer& tracer = Runtime::current().tracer();
+    tracer.record(true);
+    trainer.train_step(0);
+    tracer.record(false);
+    int64_t backward_ends = 0, reductions = 0, under_way = 0;
+    for (const Tracer::Span& span : tracer.spans()) {
+      if (span.name == "backward") backward_ends = span.end_ns;
+    }
+    for (const Tracer::Exchange& exchange : tracer.exchanges()) {
+      if (exchange.kind != "reduce_scatter") continue;
+      ++reductions;
+      USP_CHECK(exchange.wait_begin_ns >= backward_ends, "waits under the backward pass");
+      if (exchange.queued_ns < backward_ends) ++under_way;
+    }
+    USP_CHECK(reductions == 4 && under_way == 4, "{} reductions, {} under way", reductions,
+              under_way);
+  });
 }
 
 TEST_CASE("what a block computes and what the next one gathers go on at the same time") {
@@ -232,9 +347,9 @@ TEST_CASE("what a block computes and what the next one gathers go on at the same
         }
       }
     }
-    // All eight but the root's, which a pass begins with, and the first block's, which has the
+    // All nine but the embedding's, which a pass begins with, and the first block's, which has the
     // embedding to hide under.
-    USP_CHECK(gathers == 8 && hidden == 6, "{} of {} gathers are prefetched", hidden, gathers);
+    USP_CHECK(gathers == 9 && hidden == 7, "{} of {} gathers are prefetched", hidden, gathers);
   });
 }
 
@@ -266,10 +381,10 @@ TEST_CASE("stages 1 and 2 gather after the update, under it, or under the next f
         if (exchange.wait_end_ns <= second_step) ++before_forward;
       }
       const std::string way = overlap;
-      USP_CHECK(gathers == 3, "{}: {} units", way, gathers);
-      USP_CHECK(under_update == (way == "optimizer" ? 3 : 0), "{}: {} under the update", way,
+      USP_CHECK(gathers == 4, "{}: {} units", way, gathers);
+      USP_CHECK(under_update == (way == "optimizer" ? 4 : 0), "{}: {} under the update", way,
                 under_update);
-      USP_CHECK(before_forward == (way == "forward" ? 0 : 3), "{}: {} over before the next step",
+      USP_CHECK(before_forward == (way == "forward" ? 0 : 4), "{}: {} over before the next step",
                 way, before_forward);
     });
   }
@@ -288,7 +403,8 @@ TEST_CASE("validation and samples are the same under every stage, whatever the r
   for (int64_t step = 0; step < 3; ++step) solo.train_step(step);
   const double expected = solo.evaluate();
   const auto sample = [&](Trainer& trainer) {
-    return sample_tokens(trainer.model(), greedy, config.seq_len, {1, 2}, 1, [] { return false; });
+    return sample_tokens(logits_of(trainer.model()), greedy, config.seq_len, {1, 2}, 1,
+                         [] { return false; });
   };
   const std::vector<int32_t> expected_sample = sample(solo);
   for (int64_t stage : {1, 2, 3}) {
@@ -336,7 +452,7 @@ TEST_CASE("one layer, or ranks with nothing to update, train like one rank") {
   SoloTrainer solo(config, &text.dataset);
   const TrainedState expected = train(solo, 3);
   for (int64_t stage : {1, 2, 3}) {
-    run_threads(12, [&](const Communicator& world) {  // 14 elements in the root
+    run_threads(12, [&](const Communicator& world) {  // 6 elements in the embedding
       TrainConfig mine = config;
       mine.micro_batch_size = 1;
       mine.data_parallel.dp_size = 12;

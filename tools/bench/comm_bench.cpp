@@ -8,11 +8,11 @@
 #include <array>
 #include <chrono>
 
-#include "args.h"
+#include "base/args.h"
 #include "comm/communicator.h"
 #include "comm/links.h"
 #include "comm/mpi_transport.h"
-#include "runtime.h"
+#include "tensor/runtime.h"
 
 namespace usp {
 namespace {

@@ -13,12 +13,12 @@
 #include <functional>
 #include <map>
 
-#include "args.h"
-#include "console.h"
+#include "base/args.h"
+#include "base/rng.h"
 #include "cpu/parallel.h"
-#include "ops.h"
-#include "rng.h"
-#include "runtime.h"
+#include "tensor/console.h"
+#include "tensor/ops.h"
+#include "tensor/runtime.h"
 
 namespace usp {
 namespace {

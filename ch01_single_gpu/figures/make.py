@@ -1,0 +1,56 @@
+"""What this chapter's README shows: memory by formulas, on shapes and in runs, and a step's time.
+
+`./book figures` and `./book bench` call it; tools/showcase.py says how.
+"""
+import shutil
+
+from tools import figures, trace
+from tools.bench_report import RECORD
+from tools.showcase import json_text, origin, read_json, write_json
+
+from . import cases, claims, operations, recomputation
+
+BENCH_PROGRAMS = operations.PROGRAMS
+bench, bench_lines, bench_text = operations.bench, operations.no_lines, operations.text
+DRAWINGS = (("plot_activations", "estimates.json", ""), ("plot_step_time", RECORD, "time"))
+
+
+def measure(chapter, program, commit):
+    """Runs of configuration A with every mode of recomputation, and what the claims need."""
+    folder = chapter.folder / "figures"
+
+    def keep_profile(run_dir):
+        figures.draw("memory", [run_dir])
+        for name in ("memory.json", "memory.svg"):
+            shutil.copy(run_dir / name, folder / name)
+
+    write_json(folder / "estimates.json",
+               {**origin(chapter, commit), "cases": cases.collect(program)})
+    write_json(folder / "recomputation.json",
+               {**origin(chapter, commit), "claims": claims.measure(program, keep_profile),
+                "recomputation": recomputation.measure(program)})
+
+
+def demo(chapter, run_dir):
+    """The operators of the last step that the demo recorded, drawn, and as a trace to open."""
+    folder = chapter.folder / "figures"
+    figures.draw_timeline(run_dir, script="ops")
+    shutil.copy(run_dir / "ops.svg", folder / "trace.svg")
+    (folder / trace.RECORDED).write_text(trace.last_step(run_dir / trace.RECORDED),
+                                         encoding="utf-8")
+    return {}
+
+
+def rerun(chapter, program):
+    """The estimates."""
+    record = read_json(chapter.folder / "figures" / "estimates.json")
+    return {"estimates.json": json_text({**record, "cases": cases.collect(program)})}
+
+
+def texts(folder):
+    """Every table."""
+    record = read_json(folder / "recomputation.json")
+    estimated = read_json(folder / "estimates.json")["cases"]
+    return {"recomputation.md": recomputation.table(record),
+            "claims.md": claims.table(estimated, record),
+            "time.md": operations.time_tables(read_json(folder / RECORD))}

@@ -1,0 +1,98 @@
+"""What recomputation costs and saves, measured: memory, operations, time.
+
+Every mode and every kind of attention take turns, in configuration A of `./book bench`.
+"""
+import statistics
+import tempfile
+from pathlib import Path
+
+from tools import estimates, memory, runs
+from tools.base import say
+from tools.bench import CONFIGS, QUIET_FLAGS, SKIPPED_STEPS
+
+from .cases import MODES
+
+ROUNDS, STEPS = 5, 10
+SHAPE = {**CONFIGS["A"], "dtype": "f32"}
+CASES = [(attention, mode) for attention in ("naive", "blockwise") for mode in MODES]
+
+
+def run(program, run_dir, **flags):
+    """Trains quietly; (records of metrics.jsonl, run.json). BookError if it fails."""
+    flags = {**QUIET_FLAGS, **flags, "run_dir": run_dir}
+    estimates.output_of([str(program), *estimates.words_of(flags)])
+    return runs.read_metrics(run_dir)[0], runs.read_run(run_dir)
+
+
+def one_round(program, attention, mode):
+    """What one run of a case measures; its first step is recorded and, with others, not timed."""
+    with tempfile.TemporaryDirectory(prefix="book_recomputation_") as scratch:
+        run_dir = Path(scratch) / "run"
+        records, _ = run(program, run_dir, **SHAPE, attention=attention, recompute=mode,
+                         steps=STEPS, trace_steps=1)
+        recorded = memory.load(run_dir)
+    timed = records[SKIPPED_STEPS:]
+    forward = recorded.first("forward", 0)
+    return {**{name: statistics.median(float(record[name]) for record in timed)
+               for name in ("step_ms", "mfu", "hfu", "flops")},
+            "kept_bytes": recorded.live_at(forward.end)["activations"],
+            "peak_bytes": int(records[-1]["peak_bytes"]["activations"])}
+
+
+def summarise(cases):
+    """Adds to every case the medians over its rounds, and its step relative to that of "none"."""
+    rounds = {(case["attention"], case["recompute"]): case["rounds"] for case in cases}
+    for case in cases:
+        for name in case["rounds"][0]:
+            case[name] = statistics.median(r[name] for r in case["rounds"])
+        # Within a round, for a machine is faster at one time than at another.
+        case["ratio"] = statistics.median(
+            own["step_ms"] / base["step_ms"]
+            for own, base in zip(case["rounds"], rounds[case["attention"], "none"]))
+    return cases
+
+
+def measure(program):
+    """[{attention, recompute, predicted_..., rounds, and medians over them}]"""
+    cases = []
+    for attention, mode in CASES:
+        found = estimates.estimate(program, {**SHAPE, "attention": attention, "recompute": mode})
+        cases.append({"attention": attention, "recompute": mode,
+                      "predicted_bytes": found["predicted"]["activations"],
+                      "predicted_flops": found["predicted"]["flops"], "rounds": []})
+    for number in range(ROUNDS):
+        for case in cases:
+            case["rounds"].append(one_round(program, case["attention"], case["recompute"]))
+            say(f"book: round {number + 1}/{ROUNDS}  {case['attention']} {case['recompute']}  "
+                f"{case['rounds'][-1]['step_ms']:.0f} ms")
+    return summarise(cases)
+
+
+def table(record):
+    """The cases as Markdown."""
+    rows = []
+    without = {case["attention"]: case for case in record["recomputation"]
+               if case["recompute"] == "none"}
+    for case in record["recomputation"]:
+        operations = case["predicted_flops"] / without[case["attention"]]["predicted_flops"]
+        rows.append(
+            f"| {case['attention']} | {case['recompute']} | {mib(case['predicted_bytes'])} | "
+            f"{mib(case['kept_bytes'])} | {case['kept_bytes'] / case['predicted_bytes']:.3f} | "
+            f"{mib(case['peak_bytes'])} | {1e-9 * case['predicted_flops']:.2f} | "
+            f"{1e-9 * case['flops']:.2f} | {case['flops'] / case['predicted_flops']:.4f} | "
+            f"{case['step_ms']:.0f} | {operations:.2f} | {case['ratio']:.2f} | {100 * case['mfu']:.0f} % | "
+            f"{100 * case['hfu']:.0f} % |")
+    host = record["machine"]
+    return ("| attention | recompute | kept, predicted | kept, measured | ratio | peak | "
+            "GFLOP, predicted | GFLOP, executed | ratio | step, ms | time ratio, predicted | measured | MFU | HFU |\n"
+            "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n" + "\n".join(rows)
+            + "\n\nActivations in MiB: kept when forward ends, and the most at any time. "
+            "Operations of a step, and its time beside that without recomputation; predicted to be as "
+            "the operations. Medians of "
+            f"{len(record['recomputation'][0]['rounds'])} interleaved runs of configuration A in "
+            f"f32; {host['cpu']}, {host['threads']} threads, {' '.join(host['isa'])}; commit "
+            f"{record['commit'][:12]}, {record['date'][:10]}.\n")
+
+
+def mib(size):
+    return f"{size / 2**20:,.1f}"

@@ -1,0 +1,227 @@
+"""The book's claims about data parallelism and ZeRO, each beside what was measured here.
+
+measure() trains small models for a few steps; table() sets what they, the other figures and the
+bench say beside the book.
+"""
+import json
+import re
+import tempfile
+from pathlib import Path
+
+from tools import build, estimates, machine, mpi, runs
+from tools.base import BookError, say
+from tools.bench import SMALL
+from tools.process import wait_for
+
+from . import zero
+
+QUIET = {"eval_interval": 0, "sample_tokens": 0, "trace_steps": 0}
+BATCH, STEPS = 4, 20  # samples of a step, shared out by the ranks
+LAYOUTS = [(1, 0), (2, 0), (4, 0), (4, 1), (4, 2), (4, 3)]  # ranks, stage; the first: one rank
+ACCUMULATED = 4       # micro-batches
+RANKS = (1, 2, 4, 8)  # whose memory is compared
+MANY = 1024           # ranks, on which stage 2 is close to its limit
+LIMIT = {"model": "1B", "dtype": "bf16", "grad_accumulation": "bf16", "seq_len": 1024,
+         "micro_batch_size": 1}
+# The book's example: 4 M tokens a step in sequences of 4096, micro-batches of 2.
+EXAMPLE = ("--plan", "4194304", "--seq_len", "4096", "--dtype", "bf16", "--model", "1B",
+           "--micro_batch_size", "2")
+EXAMPLE_RANKS = {128: 4, 512: 1}  # and the book's grad_acc_steps
+
+
+def measure(chapter):
+    """What the claims need beside the other figures."""
+    say("book: what the claims about ranks need of runs")
+    program = build.binary(build.RELEASE, chapter.name)
+    return {**count(program), **estimate(program), "parts": _parts()}
+
+
+def estimate(program):
+    """What is known without training."""
+    states = [sum(estimates.estimate(program, {**LIMIT, "dp_size": MANY, "zero_stage": stage})
+                  ["simulated"][name] for name in zero.STATES) for stage in (0, 2)]
+    return {"limit": states[0] / states[1],
+            "plans": {str(ranks): _planned(program, ranks) for ranks in EXAMPLE_RANKS}}
+
+
+def count(program):
+    """Losses and bytes of small runs: none depends on how fast a machine is."""
+    return {"layouts": _layouts(program), "accumulation": _accumulation(program),
+            "memory": _memory(program)}
+
+
+def _on_ranks(ranks, command):
+    """What a program prints on so many ranks of one thread; BookError if it fails."""
+    held = []
+    command = mpi.find().command(ranks, command) if ranks > 1 else command
+    code, signals = wait_for(command, {**machine.thread_environment(ranks=ranks),
+                                       "OMP_NUM_THREADS": "1"}, held.append)
+    if code != 0 or signals:
+        raise BookError(f"`{' '.join(command)}` ended with exit code {code}:\n{''.join(held)}")
+    return "".join(held)
+
+
+def _run(program, ranks, **flags):
+    """(records of metrics.jsonl, ledger.json) of a run on so many ranks."""
+    with tempfile.TemporaryDirectory(prefix="book_claims_") as scratch:
+        run_dir = Path(scratch) / "run"
+        flags = {**QUIET, **flags, "run_dir": run_dir}
+        _on_ranks(ranks, [str(program), *estimates.words_of(flags)])
+        return (runs.read_metrics(run_dir)[0],
+                json.loads((run_dir / "ledger.json").read_text(encoding="utf-8")))
+
+
+def _layouts(program):
+    """Losses and gradient norms of the same steps in f64, on one rank and on several."""
+    def steps(ranks, stage):
+        flags = {**SMALL, "micro_batch_size": BATCH // ranks, "steps": STEPS}
+        records, _ = _run(program, ranks, **flags, **({"zero_stage": stage} if stage else {}))
+        return [[float(record[name]) for name in ("loss", "grad_norm")] for record in records]
+
+    return [{"ranks": ranks, "stage": stage, "steps": steps(ranks, stage)}
+            for ranks, stage in LAYOUTS]
+
+
+def _accumulation(program):
+    """Bytes of gradients that a step hands over, with one micro-batch and with several."""
+    def handed_over(count):
+        _, ledger = _run(program, 2, **SMALL, micro_batch_size=1, grad_acc_steps=count, steps=2)
+        return ledger["dp.all_reduce"]["payload_bytes"] / 2
+
+    return {"one": handed_over(1), "several": handed_over(ACCUMULATED)}
+
+
+def _memory(program):
+    """[{ranks, own, communication}]: peak bytes of rank 0 under data parallelism."""
+    found = []
+    for ranks in RANKS:
+        records, _ = _run(program, ranks, **SMALL, micro_batch_size=1, steps=2)
+        peaks = {name: int(size) for name, size in records[-1]["peak_bytes"].items()}
+        found.append({"ranks": ranks, "communication": peaks.pop("communication"),
+                      "own": sum(peaks.values())})
+    return found
+
+
+def _parts():
+    """What comm_bench says of an all-reduce and its parts."""
+    build.prepare(build.RELEASE, "comm_bench")
+    program = str(build.binary(build.RELEASE, "comm_bench"))
+    return json.loads(_on_ranks(2, [program, "--parts"]).splitlines()[-1])
+
+
+def _planned(program, ranks):
+    """grad_acc_steps that --plan comes to."""
+    text = _on_ranks(1, [str(program), *EXAMPLE, "--dp_size", str(ranks)])
+    return int(re.search(r"grad_acc_steps .* = (\d+)\n", text).group(1))
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def table(record, overlap, compared=None):
+    """The claims as Markdown, from the record of ./book figures, what overlap.json holds, and what
+    bench.json says of the stages, if it is there."""
+    claims, ways = record["claims"], record["zero"]["ways"]
+    rows = [
+        ("1", "data-parallel gradients are those of one process with the whole batch",
+         *_equal(claims["layouts"], (0,))),
+        ("2", "overlapped gradients beat late ones, buckets beat single tensors; not "
+         "synchronising saves (G-1)/G of the traffic", *_overlap(overlap, claims)),
+        ("3", "memory of a rank does not depend on their number", *_constant(claims["memory"])),
+        ("4", "throughput of a rank falls faster and faster: -6.3, -6.0, -12.0, -15.0, -40.6 % from "
+         "8 to 256 ranks", *_scaling(overlap)),
+        ("5", "a stage holds what the table of formulas says; stage 2 ends at 1/8",
+         *_formula(record["zero"]["held"], claims["limit"])),
+        ("6", "sent in a step: 2Ψ, 2Ψ, 2Ψ, 3Ψ", *_traffic(ways)),
+        ("7", "stage 3 gathers 2 L - 1 times", *_gathers(ways)),
+        ("8", "a reduce-scatter takes half the time of an all-reduce", *_halves(claims["parts"])),
+        ("9", "loss curves of all stages are the same", *_equal(claims["layouts"], (1, 2, 3))),
+        ("10", "stage 2 costs no time over stage 1", *_second_stage(ways, compared)),
+        ("11", "1024 samples = 2 · 4 · 128 = 2 · 1 · 512", *_example(claims["plans"])),
+    ]
+    return ("| | the book | expected | measured | where |\n|---|---|---|---|---|\n"
+            + "".join(f"| Q2.{' | '.join(row)} |\n" for row in rows))
+
+
+def _equal(layouts, stages):
+    reference = layouts[0]["steps"]
+    chosen = [layout for layout in layouts[1:] if layout["stage"] in stages]
+    largest = max(abs(a / b - 1) for layout in chosen
+                  for own, base in zip(layout["steps"], reference) for a, b in zip(own, base))
+    ranks = " and ".join(str(n) for n in sorted({layout["ranks"] for layout in chosen}))
+    return ("0", f"at most {largest:.0e}", f"relative difference of losses and gradient norms over "
+            f"{len(reference)} steps in f64, {ranks} ranks for one")
+
+
+def _overlap(overlap, claims):
+    steps = {way["grad_sync"]: way["step_ms"] for way in overlap["overlap"]["ways"]}
+    accumulation = claims["accumulation"]
+    saved = 1 - accumulation["several"] / (ACCUMULATED * accumulation["one"])
+    return (f"{100 * (1 - 1 / ACCUMULATED):.0f} % for G = {ACCUMULATED}",
+            ", ".join(f"{way} {steps[way]:.0f} ms" for way in steps) + f"; {100 * saved:.0f} %",
+            "runs of 2 ranks, on the emulated link of the table of ways; bytes by the ledger")
+
+
+def _constant(memory):
+    alone = memory[0]["own"]
+    ratios = ", ".join(f"{entry['own'] / alone:.3f}" for entry in memory)
+    more = ", ".join(f"{entry['communication'] / alone:.3f}" for entry in memory)
+    return ("1", f"{ratios}; communication {more}",
+            f"peaks by category of rank 0 of {', '.join(str(e['ranks']) for e in memory)}, beside "
+            "those of one rank; communication: scratch of the all-reduce")
+
+
+def _scaling(overlap):
+    points = overlap["scaling"]["replayed"]
+    drops = [f"{100 * (b['tokens_per_s_per_rank'] / a['tokens_per_s_per_rank'] - 1):+.1f}"
+             for a, b in zip(points, points[1:])]
+    return ("each lower than the one before", f"{', '.join(drops)} %",
+            f"{points[0]['ranks']} to {points[-1]['ranks']} ranks, replayed from 2 on the links "
+            f"`{' '.join(overlap['scaling']['links'])}`, nodes of {overlap['scaling']['node_size']}")
+
+
+def _formula(held, limit):
+    return (f"1; 8 as ranks are added, {16 / (2 + 14 / MANY):.3f} for {MANY}",
+            f"{zero.worst_ratio(held):.4f}; {limit:.3f}",
+            f"bytes beside the formulas, the one farthest off of all stages, categories and "
+            f"{zero.HELD_RANKS} ranks; states of stage 0 over those of stage 2, estimated")
+
+
+def _traffic(ways):
+    names = ("bucketed", "zero1_forward", "zero2", "zero3")
+    found = ", ".join(f"{zero.sent_in_psi(ways, way):.3f}" for way in names)
+    return ("2, 2, 2, below 3", found, f"elements by the ledger of {ways['ranks']} ranks in f32, "
+            "over Ψ (N-1)/N; stage 3 gathers neither the last block nor embedding and head twice")
+
+
+def _gathers(ways):
+    counted = zero.find_way(ways, "zero3")["messages"]["all_gather"]
+    layers = ways["num_layers"]
+    return (f"{2 * layers - 1} of layers, 2 of embedding and head", f"{counted:.4g}",
+            f"all-gathers in a step of {layers} blocks, one micro-batch")
+
+
+def _halves(parts):
+    found = "; ".join(f"{part['reduce_scatter_ms'] / part['all_reduce_ms']:.2f}" for part in parts)
+    link, size = parts[0]["link"], parts[0]["bytes"] / 2**20
+    return ("0.50", found, f"{size:.0f} MiB on 2 ranks: emulated link of {link[0]:g} us and "
+            f"{link[1]:g} GB/s; this machine's memory, where the sum takes time that the gather does "
+            "not")
+
+
+def _second_stage(ways, compared):
+    one, two = (zero.find_way(ways, way)["step_ms"] for way in ("zero1_forward", "zero2"))
+    found, where = f"{two / one:.3f}", "step of stage 2 over that of stage 1: on the emulated link"
+    ratio = {(entry["dtype"], entry["way"]): entry["ratio"] for entry in compared or []}
+    if ratio:
+        more = [ratio[dtype, "zero1_forward"] / ratio[dtype, "zero2"]
+                for dtype in dict.fromkeys(dtype for dtype, _ in ratio)]
+        found += "".join(f"; {value:.3f}" for value in more)
+        where += "; without, in the bench's configuration B in f32 and bf16"
+    return ("1", found, where)
+
+
+def _example(plans):
+    expected = ", ".join(map(str, EXAMPLE_RANKS.values()))
+    return (expected, ", ".join(map(str, plans.values())),
+            "grad_acc_steps of `--plan` on 128 and 512 ranks")

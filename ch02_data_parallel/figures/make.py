@@ -1,0 +1,103 @@
+"""What this chapter's README shows: timelines, scaling, what ZeRO's stages hold and send.
+
+`./book figures` and `./book bench` call it; tools/showcase.py says how.
+"""
+from tools import build
+from tools.bench_report import RECORD
+from tools.showcase import (json_text, keep_timeline, origin, output_of, read_json, write_json)
+
+from . import claims, overlap, ranks, zero
+
+BENCH_PROGRAMS = ("comm_bench",)
+bench, bench_lines, bench_text = ranks.bench, ranks.lines, ranks.text
+DRAWINGS = (("plot_scaling", "overlap.json", "scaling"), ("plot_zero", "zero.json", ""))
+EXAMPLE_RANKS = 3  # the book's
+# The book's example of a global batch, on 128 and 512 ranks, and a model that does not fit.
+PLAN = ["--plan", "4194304", "--seq_len", "4096", "--dtype", "bf16"]
+PLANNED = (["--model", "1B", "--dp_size", "128", "--micro_batch_size", "2"],
+           ["--model", "1B", "--dp_size", "512", "--micro_batch_size", "2"],
+           ["--model", "8B", "--dp_size", "128"])
+GRADIENT_BYTES = {"f32": 4, "bf16": 4, "f64": 8}
+
+
+def measure(chapter, program, commit):
+    """A rank that is killed, the ways of data parallelism and the stages of ZeRO."""
+    folder = chapter.folder / "figures"
+    (folder / "why.txt").write_text(ranks.why_a_rank_was_lost(chapter), encoding="utf-8")
+    record = {**origin(chapter, commit),
+              "overlap": overlap.measure(chapter, lambda way, run: keep_timeline(run, folder, way)),
+              "scaling": overlap.scaling(chapter)}
+    write_json(folder / "overlap.json", record)
+
+    def keep(way, run_dir):
+        if way in zero.DRAWN:
+            keep_timeline(run_dir, folder, way)
+
+    record = {**origin(chapter, commit),
+              "zero": {"held": zero.measure_held(chapter, program),
+                       "large": zero.estimate_large(program),
+                       "ways": zero.measure_ways(chapter, keep)},
+              "claims": claims.measure(chapter)}
+    write_json(folder / "zero.json", record)
+
+
+def demo(_chapter, run_dir):
+    """What the demo sent of gradients."""
+    entry = read_json(run_dir / "ledger.json")["dp.all_reduce"]
+    return {"ledger": {"dp.all_reduce": {name: entry[name] for name in (
+        "calls", "payload_bytes", "wire_bytes", "header_bytes")}}}
+
+
+def rerun(chapter, program):
+    """Plans and estimates."""
+    record = read_json(chapter.folder / "figures" / "zero.json")
+    record["zero"]["large"] = zero.estimate_large(program)
+    record["claims"].update(claims.estimate(program))
+    return {"zero.json": json_text(record), "plan.txt": plans(chapter, program)}
+
+
+def count(chapter, program):
+    """Bytes that ranks hold and send, and losses, in runs of a few steps; and the examples."""
+    record = read_json(chapter.folder / "figures" / "zero.json")
+    record["zero"]["held"] = zero.measure_held(chapter, program)
+    record["claims"].update(claims.count(program))
+    files = {"zero.json": json_text(record)}
+    for example in chapter.examples():
+        binary = build.binary(build.RELEASE, f"{chapter.name}_{example}")
+        files[f"{example}.txt"] = output_of(binary, [], EXAMPLE_RANKS)
+    return files
+
+
+def plans(chapter, program):
+    """What --plan says of the examples."""
+    return "\n".join(f"$ ./book run {chapter.short} -- {' '.join(PLAN + flags)}\n"
+                     f"{output_of(program, [*PLAN, *flags])}" for flags in PLANNED).rstrip() + "\n"
+
+
+def texts(folder):
+    """Every table."""
+    record, overlapped = read_json(folder / "zero.json"), read_json(folder / "overlap.json")
+    compared = read_json(folder / RECORD).get("zero") if (folder / RECORD).exists() else None
+    return {"traffic.md": traffic_table(read_json(folder / "demo.json")),
+            "overlap.md": overlap.table(overlapped), "zero.md": zero.ways_table(record),
+            "zero_8b.md": zero.large_table(record["zero"]["large"]),
+            "claims.md": claims.table(record, overlapped, compared)}
+
+
+def traffic_table(demo_record):
+    """Gradient bytes per step: the formula, and what was counted where it was sent."""
+    config, entry = demo_record["config"], demo_record["ledger"]["dp.all_reduce"]
+    dp, parameters = int(config["dp_size"]), int(demo_record["parameters"])
+    gradients, steps = parameters * GRADIENT_BYTES[config["dtype"]], len(demo_record["steps"])
+    rows = [("payload", "4 N", gradients, entry["payload_bytes"] / steps),
+            ("sent by rank 0", "2 (dp-1)/dp 4 N", 2 * (dp - 1) / dp * gradients,
+             entry["wire_bytes"] / steps)]
+    lines = [f"| {name} | {formula} | {predicted:,.0f} | {measured:,.0f} | "
+             f"{measured / predicted:.4f} |" for name, formula, predicted, measured in rows]
+    headers = entry["header_bytes"] / steps
+    return (f"N = {parameters:,} parameters, dp = {dp}; bytes per step.\n\n"
+            "| | formula | predicted | measured | ratio |\n|---|---|---|---|---|\n"
+            + "\n".join(lines)
+            + f"\n| headers of these messages | | | {headers:,.0f} | |\n"
+            f"| scratch space of the all-reduce (peak) | | | "
+            f"{int(demo_record['peak_bytes']['communication']):,} | |\n")

@@ -1,0 +1,123 @@
+#include "base/args.h"
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "base/machine.h"
+
+namespace usp {
+
+namespace {
+
+std::string option_name(const char* flag) { return fmt::format("--{}", flag); }
+
+/// Empty if `text` is a whole number that fits in 64 bits, else what is wrong. The library itself
+/// turns a larger number into the largest one.
+std::string check_integer(const std::string& text) {
+  int64_t value = 0;
+  const char* begin = text.data() + (text.starts_with('+') ? 1 : 0);
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(begin, end, value);
+  if (error == std::errc{} && stop == end) return "";
+  return fmt::format("{} is no whole number below 2^63; try 1", text);
+}
+
+}  // namespace
+
+Args::Args(std::string description) : app_(std::make_unique<CLI::App>(std::move(description))) {
+  app_->set_version_flag("--version", [] { return build_report(); });
+  app_->get_formatter()->column_width(34);
+}
+
+Args::~Args() = default;
+
+Args::Flag& Args::bind(const char* flag, int64_t& field, const char* help) {
+  app_->add_option(option_name(flag), field, help)
+      ->capture_default_str()
+      ->group(group_)
+      ->check(CLI::Validator(check_integer, ""));
+  return add(flag, [&field] { return nlohmann::json(field).dump(); });
+}
+
+Args::Flag& Args::bind(const char* flag, double& field, const char* help) {
+  app_->add_option(option_name(flag), field, help)->capture_default_str()->group(group_);
+  return add(flag, [&field] { return nlohmann::json(field).dump(); });
+}
+
+Args::Flag& Args::bind(const char* flag, std::string& field, const char* help) {
+  app_->add_option(option_name(flag), field, help)->capture_default_str()->group(group_);
+  return add(flag, [&field] { return nlohmann::json(field).dump(); });
+}
+
+Args::Flag& Args::bind(const char* flag, bool& field, const char* help) {
+  app_->add_flag(option_name(flag), field, help)->group(group_);
+  return add(flag, [&field] { return nlohmann::json(field).dump(); });
+}
+
+Args::Flag& Args::bind(const char* flag, std::vector<std::string>& field, const char* help) {
+  app_->add_option(option_name(flag), field, help)
+      ->expected(1)
+      ->take_all()
+      ->allow_extra_args(false)
+      ->group(group_);
+  return add(flag, [&field] { return nlohmann::json(field).dump(); });
+}
+
+Args::Flag& Args::bind(const char* flag, std::string& field, std::vector<std::string> choices,
+                       const char* help) {
+  app_->add_option(option_name(flag), field, help)
+      ->capture_default_str()
+      ->group(group_)
+      ->check(CLI::IsMember(std::move(choices)));
+  return add(flag, [&field] { return nlohmann::json(field).dump(); });
+}
+
+Args::Flag& Args::add(const char* flag, std::function<std::string()> to_json) {
+  Flag& added = flags_.emplace_back();
+  added.name_ = flag;
+  added.to_json_ = std::move(to_json);
+  return added;
+}
+
+bool Args::given(const char* flag) const { return app_->count(option_name(flag)) > 0; }
+
+bool Args::parse(int argc, const char* const* argv) {
+  try {
+    app_->parse(argc, argv);
+  } catch (const CLI::Success& success) {  // --help, --version
+    app_->exit(success);
+    return false;
+  } catch (const CLI::ExtrasError&) {
+    usage_error("unknown flag {}; --help lists the flags", fmt::join(app_->remaining(), " "));
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(fmt::format("{}; --help lists the flags", error.what()));
+  }
+  return true;
+}
+
+std::string Args::to_json() const {
+  nlohmann::ordered_json json;
+  for (const Flag& flag : flags_) json[flag.name_] = nlohmann::json::parse(flag.to_json_());
+  return json.dump();
+}
+
+std::set<std::string> Args::may_differ_on_resume() const {
+  std::set<std::string> names;
+  for (const Flag& flag : flags_) {
+    if (flag.may_differ_) names.insert(flag.name_);
+  }
+  return names;
+}
+
+void check_range(const char* flag, double value, double minimum, double maximum) {
+  if (value >= minimum && value <= maximum) return;
+  if (maximum == HUGE_VAL) usage_error("{}={} must be at least {}", flag, value, minimum);
+  usage_error("{}={} must lie in [{}, {}]", flag, value, minimum, maximum);
+}
+
+void check_positive(const char* flag, int64_t value) {
+  check_range(flag, double(value), 1, HUGE_VAL);
+}
+
+}  // namespace usp

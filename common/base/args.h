@@ -1,0 +1,79 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+
+namespace CLI {
+class App;
+}
+
+namespace usp {
+
+/// The command line: every flag is bound to the field of the same name in a configuration struct
+/// and knows its group in --help.
+class Args {
+ public:
+  /// A flag that has been bound.
+  class Flag {
+   public:
+    /// A resumed run may give it another value: what a step computes does not depend on it, or
+    /// something else that is compared stands for it.
+    void may_differ_on_resume() { may_differ_ = true; }
+
+   private:
+    friend class Args;
+    std::string name_;
+    std::function<std::string()> to_json_;
+    bool may_differ_ = false;
+  };
+
+  /// `description` heads --help.
+  explicit Args(std::string description);
+  ~Args();
+
+  /// Flags bound from here on stand under this heading in --help.
+  void group(std::string heading) { group_ = std::move(heading); }
+
+  Flag& bind(const char* flag, int64_t& field, const char* help);
+  Flag& bind(const char* flag, double& field, const char* help);
+  Flag& bind(const char* flag, std::string& field, const char* help);
+  Flag& bind(const char* flag, bool& field, const char* help);  ///< a switch without value
+  /// A flag that may stand several times.
+  Flag& bind(const char* flag, std::vector<std::string>& field, const char* help);
+  /// A word out of `choices`.
+  Flag& bind(const char* flag, std::string& field, std::vector<std::string> choices,
+             const char* help);
+
+  /// Whether the command line sets the flag.
+  bool given(const char* flag) const;
+
+  /// Fills the bound fields. Returns false after --help and --version, whose text it has printed:
+  /// the program then ends with success. Throws UsageError for unknown flags and malformed values.
+  bool parse(int argc, const char* const* argv);
+
+  /// Every flag with its current value as a JSON object, for the run's record.
+  std::string to_json() const;
+  /// The flags that a resumed run may give another value.
+  std::set<std::string> may_differ_on_resume() const;
+
+ private:
+  Flag& add(const char* flag, std::function<std::string()> to_json);
+
+  std::unique_ptr<CLI::App> app_;
+  std::string group_;
+  std::deque<Flag> flags_;
+};
+
+/// Throws UsageError, which names flag, value and rule, unless the value lies in [minimum,
+/// maximum].
+void check_range(const char* flag, double value, double minimum, double maximum);
+/// The same unless value is at least 1.
+void check_positive(const char* flag, int64_t value);
+
+}  // namespace usp

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+
+namespace usp {
+
+std::string cpu_name();          ///< such as "AMD EPYC 7763"
+std::string instruction_sets();  ///< the vector extensions this CPU has, such as "avx2 fma"
+int available_cores();           ///< cores this process may run on
+std::string build_commit();      ///< git commit of the sources, "-dirty" appended if edited
+std::string compiler();
+std::string build_architecture();  ///< the compiler's instruction-set flags
+std::string matmul_library();      ///< name, version and instruction set in use
+/// Several lines for --version: commit, compiler, instruction sets of build and CPU, library.
+std::string build_report();
+
+}  // namespace usp

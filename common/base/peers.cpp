@@ -1,0 +1,16 @@
+#include "base/peers.h"
+
+namespace usp {
+
+const Peers& alone() {
+  static const class : public Peers {
+    int rank() const override { return 0; }
+    int size() const override { return 1; }
+    std::vector<std::string> all_gather_text(const std::string& text) const override {
+      return {text};
+    }
+  } one;
+  return one;
+}
+
+}  // namespace usp

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+
+namespace usp {
+
+/// The ranks that carry out a task together. Code that also runs in programs without ranks takes
+/// this interface; a Communicator implements it.
+class Peers {
+ public:
+  virtual ~Peers() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// Every rank's text, by rank. All ranks call this function; it returns when the last one has.
+  virtual std::vector<std::string> all_gather_text(const std::string& text) const = 0;
+};
+
+/// The peers of a rank that is alone: none but itself.
+const Peers& alone();
+
+/// This rank fails because another one has. Nobody prints this error: the rank that failed first
+/// prints its own.
+class PeerFailed : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace usp

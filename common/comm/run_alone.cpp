@@ -1,0 +1,14 @@
+#include "comm/launch.h"
+
+namespace usp {
+
+int run_alone_main(int (*body)(const Communicator&, int, char**), int argc, char** argv) {
+  return run_guarded(
+      [&] {
+        DryEngine engine(/*rank=*/0, /*size=*/1);
+        return body(Communicator::world(engine), argc, argv);
+      },
+      /*speak=*/true);
+}
+
+}  // namespace usp

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+namespace usp {
+
+/// The directory of a run and the files in it. A run is complete when `done` exists. Ranks other
+/// than 0 leave everything to rank 0.
+class RunDir {
+ public:
+  /// Creates the directory. Throws UsageError if it holds a run already and `overwrite` is false
+  /// (otherwise that run's files are removed), or if it cannot be written to. With `resume` it has
+  /// to hold a run, whose files stay.
+  RunDir(const std::string& path, bool overwrite, bool resume = false);
+
+  std::string file(const std::string& name) const { return (path_ / name).string(); }
+  const std::filesystem::path& path() const { return path_; }
+  bool resumes() const { return resumes_; }
+
+  /// Writes a whole file, which replaces an older one of that name in one piece. Throws Error if
+  /// that fails.
+  void write(const std::string& name, const std::string& text) const;
+  void remove(const std::string& name) const;
+  /// Brings a file, if it is there, to the disk; throws Error if that fails.
+  void sync(const std::string& name) const;
+  /// Writes `done`, whose one line says how the run ended.
+  void finish(const std::string& how) const { write("done", how + "\n"); }
+
+ private:
+  void start(bool overwrite) const;
+
+  std::filesystem::path path_;
+  bool resumes_;
+};
+
+/// Turns Ctrl-C (SIGINT) and SIGTERM into a request that stop_requested() reports; asking
+/// again a moment later ends the process at once.
+void install_stop_handlers();
+bool stop_requested();
+
+}  // namespace usp

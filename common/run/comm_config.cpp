@@ -1,0 +1,93 @@
+#include "run/comm_config.h"
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "tensor/runtime.h"
+
+namespace usp {
+
+namespace {
+
+/// Nothing where no link is to be emulated. A kind of link that is not named stays as it is.
+std::optional<Links> parse_links(const CommConfig& config) {
+  if (config.link.empty()) return std::nullopt;
+  Links links;
+  links.node_size = config.node_size;
+  for (const std::string& text : config.link) parse_link(text, links);
+  if (links.net.gb_per_s > 0 && config.node_size == 0) {
+    usage_error("link net=... needs nodes to lie between; try --node_size 1");
+  }
+  return links;
+}
+
+void check_slower(const char* kind, const Link& link, const Link& host) {
+  if (link.gb_per_s == 0) return;  // not asked for
+  if (link.latency_us >= host.latency_us && link.gb_per_s <= host.gb_per_s) return;
+  usage_error(
+      "link {}={},{} would be faster than this machine, whose ranks exchange messages in {:.0f} us "
+      "and at {:.2f} GB/s; try {}={:.0f},{:.2g}",
+      kind, link.latency_us, link.gb_per_s, host.latency_us, host.gb_per_s, kind,
+      std::max(link.latency_us, std::ceil(2 * host.latency_us / 100) * 100),
+      std::min(link.gb_per_s, host.gb_per_s / 2));
+}
+
+}  // namespace
+
+void CommConfig::bind(Args& args) {
+  args.group("Communication");
+  args.bind("comm_timeout", comm_timeout,
+            "seconds until a stuck operation, or a slow checkpoint, ends the run")
+      .may_differ_on_resume();
+  args.bind("node_size", node_size, "ranks in a node of the emulated machine; 0: all of them")
+      .may_differ_on_resume();
+  args.bind("link", link,
+            "emulate links: node=MICROSECONDS,GB/S inside of a node, net=... between nodes")
+      .may_differ_on_resume();
+}
+
+void CommConfig::validate(const Args&) const {
+  check_range("comm_timeout", comm_timeout, 0.1, 1e6);
+  check_range("node_size", double(node_size), 0, HUGE_VAL);
+  parse_links(*this);
+}
+
+void watch(const Communicator& world, const CommConfig& config, const RunDir& run_dir) {
+  world.engine().set_timeout(std::chrono::duration<double>(config.comm_timeout));
+  if (world.size() == 1) return;
+  const std::filesystem::path folder = run_dir.path() / "flight";
+  // Rank 0 first: it is the one that clears away what an earlier run has left there. The others
+  // find the folder, unless their file system is another one.
+  std::error_code error;
+  if (world.rank() == 0) std::filesystem::create_directories(folder, error);
+  world.barrier();
+  if (world.rank() != 0) std::filesystem::create_directories(folder, error);
+  if (error) fail("cannot create {}: {}", folder.string(), error.message());
+  world.engine().flight().open((folder / fmt::format("rank_{:04}.txt", world.rank())).string());
+}
+
+Connection connect(const Communicator& world, const CommConfig& config, bool measure) {
+  Connection connection;
+  connection.ranks = world.size();
+  connection.node_size = config.node_size;
+  if (config.node_size > 0 && world.size() % config.node_size != 0) {
+    usage_error("node_size={} must divide the {} ranks of the run; try {}", config.node_size,
+                world.size(), list_divisors(world.size()));
+  }
+  std::optional<Links> links = parse_links(config);
+  if (world.size() == 1 || (!links && !measure)) return connection;
+  const UncountedTraffic uncounted;
+  connection.host = measure_host_link(world);
+  if (links) {
+    if (!on_one_machine(world)) usage_error("links are emulated among ranks of one machine only");
+    check_slower("node", links->node, connection.host);
+    check_slower("net", links->net, connection.host);
+    links->wake_up = measure_wake_up(world);
+    world.engine().emulate(*links);
+    connection.links = links;
+  }
+  return connection;
+}
+
+}  // namespace usp

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <optional>
+
+#include "base/args.h"
+#include "comm/communicator.h"
+#include "comm/links.h"
+#include "files/run_dir.h"
+
+namespace usp {
+
+struct CommConfig {
+  double comm_timeout = 300;      ///< seconds after which an operation under way counts as stuck
+  int64_t node_size = 0;          ///< ranks in a node; 0: all of them
+  std::vector<std::string> link;  ///< emulated links, such as "net=500,0.25"
+
+  void bind(Args& args);
+  void validate(const Args& args) const;
+};
+
+/// What messages of a run travel by.
+struct Connection {
+  int64_t ranks = 1;
+  int64_t node_size = 0;
+  Link host;                   ///< what the machine itself does
+  std::optional<Links> links;  ///< emulated, if any
+};
+
+/// From here on a stuck operation is reported, and every rank keeps its flight record in the run
+/// directory. Collective over the world; rank 0 must have made the directory.
+void watch(const Communicator& world, const CommConfig& config, const RunDir& run_dir);
+
+/// From here on messages are as slow as the links that the configuration asks for. Collective over
+/// the world. Throws UsageError where node_size does not divide the ranks, or where a link would
+/// have to be faster than this machine. With `measure` it finds out what this machine does even if
+/// no link is asked for.
+Connection connect(const Communicator& world, const CommConfig& config, bool measure);
+
+}  // namespace usp

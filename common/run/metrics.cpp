@@ -1,0 +1,103 @@
+#include "run/metrics.h"
+
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "base/file_writer.h"
+#include "tensor/console.h"
+#include "tensor/memory_profile.h"
+#include "tensor/runtime.h"
+
+namespace usp {
+
+namespace {
+
+/// A number as json_number() writes it.
+double number(const nlohmann::json& json) {
+  return json.is_string() ? std::strtod(json.get_ref<const std::string&>().c_str(), nullptr)
+                          : json.get<double>();
+}
+
+void read_metrics(const nlohmann::json& json, StepMetrics& metrics) {
+  metrics.step = json.at("step");
+  metrics.loss = number(json.at("loss"));
+  metrics.grad_norm = number(json.at("grad_norm"));
+  metrics.lr = number(json.at("lr"));
+  metrics.tokens = json.at("tokens");
+  metrics.step_ms = number(json.at("step_ms"));
+  metrics.tokens_per_s = number(json.at("tokens_per_s"));
+  metrics.mfu = number(json.at("mfu"));
+  metrics.hfu = number(json.at("hfu"));
+  metrics.flops = number(json.at("flops"));
+  if (json.contains("val_loss")) {
+    metrics.val_loss = number(json["val_loss"]);
+    metrics.has_val_loss = true;
+  }
+}
+
+}  // namespace
+
+MetricsWriter::MetricsWriter(const std::string& path, DType dtype, int64_t kept_steps)
+    : path_(path), digits_(dtype == DType::f64 ? 17 : 9) {
+  if (kept_steps > 0) cut(kept_steps);
+  if (!speaks_for_all()) return;
+  stream_.open(path, kept_steps > 0 ? std::ios::app : std::ios::trunc);
+  if (!stream_) fail("cannot open {}", path);
+}
+
+/// Every rank reads; rank 0 replaces the file, by one that is whole at every moment.
+void MetricsWriter::cut(int64_t kept_steps) {
+  std::ifstream input(path_);
+  std::string line, kept;
+  while (std::getline(input, line)) {
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object() || !json.contains("step") || json["step"] >= kept_steps) break;
+    read_metrics(json, last_);
+    kept += line + "\n";
+  }
+  if (last_.step + 1 < kept_steps) {
+    print("{} ends after {} of {} steps; the others are missing there, and nothing else.\n", path_,
+          last_.step + 1, kept_steps);
+  }
+  last_.step = kept_steps - 1;
+  if (!speaks_for_all()) return;
+  FileWriter aside(path_ + ".tmp");
+  aside.write(kept);
+  aside.finish();
+  std::error_code error;
+  std::filesystem::rename(aside.path(), path_, error);
+  if (error) fail("writing {} failed: {}", path_, error.message());
+  sync_directory(std::filesystem::path(path_).parent_path());
+}
+
+void MetricsWriter::write(const StepMetrics& metrics, Runtime& runtime) {
+  if (!stream_.is_open()) return;
+  std::string line = fmt::format(
+      "{{\"step\": {}, \"loss\": {}, \"grad_norm\": {}, \"lr\": {}, \"tokens\": {}, "
+      "\"step_ms\": {:.3f}, \"tokens_per_s\": {:.1f}, \"mfu\": {:.4f}, "
+      "\"hfu\": {:.4f}, \"flops\": {:.0f}, \"peak_bytes\": {{",
+      metrics.step, json_number(metrics.loss, digits_), json_number(metrics.grad_norm, digits_),
+      json_number(metrics.lr, 17), metrics.tokens, metrics.step_ms, metrics.tokens_per_s,
+      metrics.mfu, metrics.hfu, metrics.flops);
+  const Allocator& allocator = runtime.allocator();
+  line += by_category([&](Category category) { return allocator.peak_bytes(category); }) +
+          fmt::format("}}, \"system_allocations\": {}, \"comm_bytes\": ",
+                      allocator.system_allocations()) +
+          runtime.ledger().payload_json(written_);
+  written_ = runtime.ledger();
+  if (metrics.has_val_loss) {
+    line += fmt::format(", \"val_loss\": {}", json_number(metrics.val_loss, digits_));
+  }
+  stream_ << line << "}\n" << std::flush;
+  if (!stream_) fail("writing {} failed at step {}: is the disk full?", path_, metrics.step);
+}
+
+std::string json_number(double value, int digits) {
+  if (std::isfinite(value)) return fmt::format("{:.{}g}", value, digits);
+  if (std::isnan(value)) return "\"nan\"";  // whatever its sign
+  return fmt::format("\"{}\"", value);      // "inf", "-inf"
+}
+
+}  // namespace usp

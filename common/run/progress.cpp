@@ -1,0 +1,84 @@
+#include "run/progress.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/check.h"
+#include "tensor/runtime.h"
+
+namespace usp {
+
+namespace {
+
+constexpr std::chrono::milliseconds kTerminalInterval(100);
+constexpr std::chrono::milliseconds kLogInterval(5000);
+
+std::string duration(double seconds) {
+  const auto whole = static_cast<int64_t>(seconds + 0.5);
+  if (whole < 60) return fmt::format("{} s", whole);
+  return fmt::format("{} min {:02} s", whole / 60, whole % 60);
+}
+
+/// `line` cut to the width of the terminal: a line that wraps cannot be rewritten in place.
+std::string fitted(std::string line) {
+  winsize size{};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+    line.resize(std::min<size_t>(line.size(), size.ws_col - 1));
+  }
+  return line;
+}
+
+}  // namespace
+
+Progress::Progress(int64_t steps, int64_t done)
+    : steps_(steps),
+      done_(done),
+      terminal_(isatty(STDOUT_FILENO) == 1),
+      begin_(std::chrono::steady_clock::now()),
+      shown_(begin_ - kLogInterval) {}
+
+Progress::~Progress() {
+  if (line_open_) fmt::print("\n");
+}
+
+void Progress::show(const StepMetrics& metrics) {
+  if (metrics.has_val_loss) {
+    val_loss_ = metrics.val_loss;
+    has_val_loss_ = true;
+  }
+  if (!speaks_for_all()) return;
+  const auto now = std::chrono::steady_clock::now();
+  const bool last = metrics.step + 1 == steps_;
+  if (now - shown_ < (terminal_ ? kTerminalInterval : kLogInterval) && !last) return;
+  shown_ = now;
+  const double elapsed = std::chrono::duration<double>(now - begin_).count();
+  const double done = double(metrics.step + 1 - done_) / double(steps_ - done_);
+  std::string line = fmt::format("step {:>{}}/{}  loss {:.4f}", metrics.step + 1,
+                                 fmt::formatted_size("{}", steps_), steps_, metrics.loss);
+  if (has_val_loss_) line += fmt::format("  val {:.4f}", val_loss_);
+  line += fmt::format("  grad norm {:.3f}  lr {:.2e}  {:.0f} tokens/s", metrics.grad_norm,
+                      metrics.lr, metrics.tokens_per_s);
+  if (metrics.mfu > 0) line += fmt::format("  MFU {:.0f} %", 100 * metrics.mfu);
+  line += fmt::format("  {} left", duration(elapsed * (1 - done) / done));
+  clear_line();
+  fmt::print("{}{}", terminal_ ? fitted(line) : line, terminal_ ? "" : "\n");
+  std::fflush(stdout);
+  line_open_ = terminal_;
+}
+
+void Progress::say(const std::string& line) {
+  if (!speaks_for_all()) return;
+  clear_line();
+  fmt::print("{}\n", line);
+  std::fflush(stdout);
+}
+
+void Progress::clear_line() {
+  if (line_open_) fmt::print("\r\033[K");
+  line_open_ = false;
+}
+
+}  // namespace usp

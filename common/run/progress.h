@@ -1,0 +1,34 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "run/metrics.h"
+
+namespace usp {
+
+/// Shows a run as it goes: one line rewritten in place on a terminal; elsewhere a line now and
+/// then.
+class Progress {
+ public:
+  /// A run of so many steps, of which the first `done` were finished before.
+  explicit Progress(int64_t steps, int64_t done = 0);
+  ~Progress();
+
+  void show(const StepMetrics& metrics);
+  /// Prints a line of its own, above the live one.
+  void say(const std::string& line);
+
+ private:
+  void clear_line();
+
+  int64_t steps_, done_;
+  bool terminal_;
+  bool line_open_ = false;
+  double val_loss_ = 0;
+  bool has_val_loss_ = false;
+  std::chrono::steady_clock::time_point begin_;
+  std::chrono::steady_clock::time_point shown_;
+};
+
+}  // namespace usp

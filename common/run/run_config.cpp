@@ -1,0 +1,105 @@
+#include "run/run_config.h"
+
+#include <cmath>
+
+#include "files/data.h"
+
+namespace usp {
+
+void SampleConfig::bind(Args& args) {
+  args.group("Sampling");
+  args.bind("sample_tokens", sample_tokens, "tokens to sample from the trained model; 0: none")
+      .may_differ_on_resume();
+  args.bind("temperature", temperature, "0: always the likeliest token").may_differ_on_resume();
+  args.bind("top_k", top_k, "sample among this many likeliest tokens; 0: all")
+      .may_differ_on_resume();
+  args.bind("prompt", prompt, "text that the sample continues (byte vocabularies)")
+      .may_differ_on_resume();
+  args.bind("no_kv_cache", no_kv_cache, "run the whole text again for every token")
+      .may_differ_on_resume();
+  args.bind("prompt_ids", prompt_ids, "token ids instead, such as '1 15043'; the sample is ids too")
+      .may_differ_on_resume();
+}
+
+void SampleConfig::validate(const Args&) const {
+  check_range("sample_tokens", double(sample_tokens), 0, HUGE_VAL);
+  check_range("temperature", temperature, 0, HUGE_VAL);
+  check_range("top_k", double(top_k), 0, HUGE_VAL);
+  if (prompt.empty()) usage_error("prompt is empty; give at least one character, such as 'The '");
+}
+
+void RunConfig::bind_training(Args& args) {
+  args.group("Training");
+  args.bind("steps", steps, "optimizer steps").may_differ_on_resume();
+  args.bind("seq_len", seq_len, "tokens per sample");
+  args.bind("micro_batch_size", micro_batch_size, "samples per forward pass")
+      .may_differ_on_resume();
+  args.bind("grad_acc_steps", grad_acc_steps, "micro-batches per optimizer step")
+      .may_differ_on_resume();
+  args.bind("seed", seed, "of weights, data order and sampling");
+  args.bind("dtype", dtype, {"f32", "bf16", "f64"}, "of weights and activations");
+}
+
+void RunConfig::bind_data(Args& args) {
+  args.group("Data");
+  args.bind("data", data, "text file, or .bin of tokens; default: this project's own text")
+      .may_differ_on_resume();  // its digest may not
+  args.bind("token_dtype", token_dtype, {"uint16", "uint32"}, "of a .bin file");
+  args.bind("data_order", data_order, {"sequential", "shuffled"}, "order of the samples");
+  args.bind("val_fraction", val_fraction, "tail of the data held out for validation");
+  args.bind("eval_interval", eval_interval, "steps between validations; 0: none")
+      .may_differ_on_resume();
+  args.bind("eval_samples", eval_samples, "validation samples each time").may_differ_on_resume();
+}
+
+void RunConfig::bind_execution(Args& args) {
+  args.group("Execution");
+  args.bind("device", device, {"auto", "cpu"}, "where tensors live").may_differ_on_resume();
+}
+
+void RunConfig::bind_output(Args& args) {
+  args.group("Output");
+  args.bind("run_dir", run_dir, "directory for the run's files").may_differ_on_resume();
+  args.bind("overwrite", overwrite, "replace the run that run_dir holds").may_differ_on_resume();
+  args.bind("trace_steps", trace_steps, "steps to record in trace.json; 0: none")
+      .may_differ_on_resume();
+  args.bind("estimate", estimate, "say what a step would need, without data, and stop")
+      .may_differ_on_resume();
+  args.bind("estimate_file", estimate_file, "JSON file for what --estimate finds")
+      .may_differ_on_resume();
+}
+
+void RunConfig::validate_run() const {
+  check_positive("steps", steps);
+  check_positive("seq_len", seq_len);
+  if (model.max_position_embeddings > 0 && seq_len > model.max_position_embeddings) {
+    usage_error("seq_len={} is above max_position_embeddings={}{}; try seq_len={}", seq_len,
+                model.max_position_embeddings,
+                model.pretrained ? " of " + model.model + "/config.json" : "",
+                model.max_position_embeddings);
+  }
+  if (!model.byte_tokens && !data.ends_with(".bin")) {
+    usage_error(
+        "data={} is text, but the tokens of model={} are no bytes; write a .bin of them with "
+        "./book tokenize {} FILE --output FILE.bin, and give that as data",
+        data.empty() ? "the project's own" : data, model.model, model.model);
+  }
+  if (!sample.prompt_ids.empty()) {
+    parse_token_ids("prompt_ids", sample.prompt_ids, model.vocab_size);
+  }
+  check_positive("micro_batch_size", micro_batch_size);
+  check_positive("grad_acc_steps", grad_acc_steps);
+  check_range("seed", double(seed), 0, HUGE_VAL);
+  check_range("eval_interval", double(eval_interval), 0, HUGE_VAL);
+  check_range("eval_samples", double(eval_samples), 0, HUGE_VAL);
+  check_range("trace_steps", double(trace_steps), 0, HUGE_VAL);
+  if (!(val_fraction >= 0 && val_fraction < 1)) {
+    usage_error("val_fraction={} must lie in [0, 1); try 0.1", val_fraction);
+  }
+  if (!estimate && !estimate_file.empty()) {
+    usage_error("estimate_file={} is written by --estimate; add that flag", estimate_file);
+  }
+  if (run_dir.empty()) usage_error("run_dir is empty; try runs/{}", chapter);
+}
+
+}  // namespace usp

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "base/args.h"
+#include "run/comm_config.h"
+#include "train/checkpoint.h"
+#include "train/model_config.h"
+
+namespace usp {
+
+struct SampleConfig {
+  int64_t sample_tokens = 256;
+  double temperature = 0.8;
+  int64_t top_k = 40;  ///< 0: all tokens
+  std::string prompt = "The ";
+  bool no_kv_cache = false;  ///< run all that the model sees again for every token
+  std::string prompt_ids;    ///< the prompt as token ids; empty: the text
+
+  void bind(Args& args);
+  void validate(const Args& args) const;
+};
+
+/// What a Session needs to know of a run. A chapter's TrainConfig adds what the chapter is about.
+/// Field = flag = the field's standard name.
+struct RunConfig {
+  ModelConfig model;
+  CheckpointConfig checkpoints;
+  SampleConfig sample;
+  std::optional<CommConfig> communication;  ///< where there may be several ranks
+
+  int64_t steps = 400;
+  int64_t seq_len = 256;         ///< tokens per sample
+  int64_t micro_batch_size = 8;  ///< samples per forward
+  int64_t grad_acc_steps = 1;    ///< micro-batches per optimizer step
+  int64_t seed = 1;
+  std::string dtype = "f32";
+  std::string device = "auto";
+
+  std::string data;  ///< empty: the project's own corpus
+  std::string token_dtype = "uint16";
+  std::string data_order = "shuffled";
+  double val_fraction = 0.1;
+  int64_t eval_interval = 50;  ///< steps between validations; 0: none
+  int64_t eval_samples = 64;   ///< validation samples each time
+
+  std::string chapter;  ///< the program's name
+  std::string run_dir;
+  bool overwrite = false;
+  int64_t trace_steps = 3;
+  bool estimate = false;
+  std::string estimate_file;  ///< empty: none
+
+  explicit RunConfig(std::string chapter_name)
+      : chapter(std::move(chapter_name)), run_dir("runs/" + chapter) {}
+  virtual ~RunConfig() = default;
+
+  /// Samples of an optimizer step, over all ranks.
+  virtual int64_t global_batch_size() const = 0;
+  int64_t tokens_per_step() const { return global_batch_size() * seq_len; }
+
+  virtual void bind(Args& args) = 0;
+  /// Fills what the command line left open and depends on the number of ranks.
+  virtual void spread_over(int64_t /*world_size*/, const Args&) {}
+  /// Resolves the model preset and refuses impossible values; throws UsageError.
+  virtual void validate(const Args& args) = 0;
+
+ protected:
+  void bind_training(Args& args);
+  void bind_data(Args& args);
+  void bind_execution(Args& args);
+  void bind_output(Args& args);
+  /// Of these fields; the parts validate themselves.
+  void validate_run() const;
+};
+
+}  // namespace usp

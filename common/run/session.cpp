@@ -1,0 +1,177 @@
+#include "run/session.h"
+
+#include <cmath>
+#include <fstream>
+
+#include "run/matmul_rate.h"
+#include "run/progress.h"
+#include "run/sample.h"
+#include "run/timeline.h"
+#include "tensor/console.h"
+#include "tensor/memory_profile.h"
+
+namespace usp {
+
+namespace {
+
+/// The model's own linear layers as matrix products, which set the rate that MFU refers to.
+std::vector<MatmulShape> matmul_shapes(const RunConfig& config) {
+  const ModelConfig& m = config.model;
+  const int64_t tokens = config.micro_batch_size * config.seq_len;
+  const int64_t qkv = (m.num_heads + 2 * m.num_kv_heads) * m.head_dim();
+  return {{tokens, qkv, m.hidden_size},
+          {tokens, m.hidden_size, m.num_heads * m.head_dim()},
+          {tokens, 2 * m.ffn_hidden_size, m.hidden_size},
+          {tokens, m.hidden_size, m.ffn_hidden_size},
+          {tokens, m.vocab_size, m.hidden_size}};
+}
+
+/// What the sample continues: --prompt_ids, the prompt's bytes, or the first token of a
+/// pre-tokenised file.
+std::vector<int32_t> encode_prompt(const RunConfig& config, const TokenFile& file) {
+  if (!config.sample.prompt_ids.empty()) {
+    return parse_token_ids("prompt_ids", config.sample.prompt_ids, config.model.vocab_size);
+  }
+  if (!file.is_text()) return {file[0]};
+  std::vector<int32_t> tokens;
+  for (char character : config.sample.prompt) tokens.push_back(static_cast<uint8_t>(character));
+  return tokens;
+}
+
+}  // namespace
+
+Session::Session(RunConfig& config, const Communicator& world)
+    : config_(config), world_(world), args_("Trains a Llama.") {}
+
+bool Session::parse(int argc, char** argv) {
+  command_.assign(argv, argv + argc);
+  config_.bind(args_);
+  if (!args_.parse(argc, argv)) return false;
+  config_.spread_over(world_.size(), args_);
+  config_.validate(args_);
+  install_stop_handlers();
+  runtime_.emplace(Device::cpu, world_.rank(), world_.size());
+  use_.emplace(*runtime_);
+  return true;
+}
+
+int Session::estimate(const Prediction& prediction, const Simulation& simulation) const {
+  print("{}", estimate_text(config_, prediction, simulation));
+  if (config_.estimate_file.empty() || !speaks_for_all()) return 0;
+  std::ofstream file(config_.estimate_file);
+  file << estimate_json(args_.to_json(), prediction, simulation) << std::flush;
+  if (!file) fail("cannot write {}", config_.estimate_file);
+  return 0;
+}
+
+int Session::answer(const std::string& text) const {
+  print("{}", text);
+  return 0;
+}
+
+void Session::open() {
+  file_.emplace(config_.data.empty() ? USP_CORPUS : config_.data,
+                config_.token_dtype == "uint16" ? 2 : 4, config_.model.vocab_size);
+  dataset_.emplace(*file_, config_.seq_len, config_.val_fraction,
+                   config_.data_order == "shuffled" ? DataOrder::shuffled : DataOrder::sequential,
+                   config_.seed);
+  run_dir_.emplace(config_.run_dir, config_.overwrite, config_.checkpoints.resume);
+  if (config_.communication) {
+    watch(world_, *config_.communication, *run_dir_);
+    connection_ = connect(world_, *config_.communication, config_.trace_steps > 0);
+  }
+  facts_ = gather_facts(*file_, *dataset_, config_);
+  facts_.command = command_;
+  facts_.config_json = args_.to_json();
+  facts_.matmul_gflops =
+      world_.sum(measure_matmul_gflops(parse_dtype(config_.dtype), matmul_shapes(config_)));
+}
+
+int Session::train(TrainerBase& trainer) {
+  facts_.parameters = trainer.parameters().numel();
+  Checkpoints checkpoints(*run_dir_, config_.checkpoints,
+                          {facts_.config_json, config_.global_batch_size(), facts_.data_sha256,
+                           args_.may_differ_on_resume()},
+                          world_);
+  if (run_dir_->resumes()) checkpoints.resume(trainer.state(), config_.steps);
+  write_record(*run_dir_, facts_);
+  print("{}\n", headline(facts_, config_));
+
+  const StepMetrics last = run_steps(trainer, checkpoints);
+  bool stopped = last.step + 1 < config_.steps;
+  std::string text;
+  if (config_.sample.sample_tokens > 0 && !stopped) {
+    text = sample(trainer);
+    stopped = stop_requested_anywhere();
+  }
+  const int64_t steps = last.step + 1 - checkpoints.resumed_at();
+  Report report = make_report(facts_, last, val_loss_, trainer.report_rows(steps), std::move(text));
+  write_files(report);
+  run_dir_->finish(stopped ? fmt::format("interrupted after step {}", last.step + 1) : "finished");
+  print("\n{}{}", stopped ? "Stopped on request.\n\n" : "", report.text());
+  return 0;
+}
+
+bool Session::stop_requested_anywhere() const { return world_.any(stop_requested()); }
+
+/// Returns what the last step measured.
+StepMetrics Session::run_steps(TrainerBase& trainer, Checkpoints& checkpoints) {
+  const int64_t first = checkpoints.resumed_at();
+  MetricsWriter file(run_dir_->file("metrics.jsonl"), parse_dtype(config_.dtype), first);
+  Progress progress(config_.steps, first);
+  StepMetrics metrics = file.last();
+  if (metrics.has_val_loss) val_loss_ = metrics.val_loss;
+  const auto record = [&](bool on) {
+    runtime_->tracer().record(on);
+    runtime_->allocator().record_events(on);
+  };
+  // One rank that was asked to stop stops them all, after the same step.
+  for (int64_t step = first; step < config_.steps && !stop_requested_anywhere(); ++step) {
+    world_.engine().flight().set_step(step);
+    runtime_->tracer().set_step(step);
+    record(step < first + config_.trace_steps);
+    trainer.train_step(step);
+    metrics = trainer.report(step, facts_.matmul_gflops);
+    const bool last = step + 1 == config_.steps;
+    const bool due = config_.eval_interval > 0 && (last || (step + 1) % config_.eval_interval == 0);
+    if (due && dataset_->val_samples() > 0) {
+      val_loss_ = metrics.val_loss = trainer.evaluate();
+      metrics.has_val_loss = true;
+    }
+    file.write(metrics, *runtime_);
+    if (!std::isfinite(metrics.grad_norm)) {
+      progress.say(fmt::format("step {}: gradient norm is {}; this update is left out", step + 1,
+                               metrics.grad_norm));
+    }
+    progress.show(metrics);
+    checkpoints.after_step(step + 1, trainer.state());
+  }
+  checkpoints.at_end(metrics.step + 1, trainer.state());
+  record(false);
+  return metrics;
+}
+
+/// Text for people to read, or token ids where those are what was asked for, or all that there is.
+std::string Session::sample(TrainerBase& trainer) const {
+  const std::vector<int32_t> tokens = sample_tokens(
+      [&](const Pass& pass) { return trainer.logits(pass); }, config_.sample, config_.seq_len,
+      encode_prompt(config_, *file_), config_.seed, [&] { return stop_requested_anywhere(); });
+  if (file_->is_text() && config_.sample.prompt_ids.empty()) return tokens_to_text(tokens, true);
+  return fmt::format("token ids: {}", tokens_to_text(tokens, false));
+}
+
+/// Returns when they are written and the run has ended well on every rank.
+void Session::write_files(Report& report) {
+  if (config_.communication) {
+    report.rows.push_back(waiting_row(write_timeline(world_, connection_, *run_dir_,
+                                                     config_.chapter, config_.tokens_per_step())));
+    run_dir_->write("ledger.json", runtime_->ledger().to_json());
+  } else {
+    runtime_->tracer().write(run_dir_->file("trace.json"), config_.chapter);
+  }
+  run_dir_->write("report.md", report.markdown());
+  run_dir_->write("memory.json", memory_json(runtime_->allocator(), runtime_->tracer()));
+  world_.barrier();
+}
+
+}  // namespace usp

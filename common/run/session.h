@@ -1,0 +1,61 @@
+#pragma once
+
+#include <optional>
+
+#include "files/data.h"
+#include "files/run_dir.h"
+#include "run/estimate.h"
+#include "run/report.h"
+#include "run/run_config.h"
+#include "run/trainer_base.h"
+#include "tensor/runtime.h"
+
+namespace usp {
+
+/// One run of a chapter's program, from the command line to the report: what every chapter does
+/// alike and is no lesson of any. All ranks of `world` call everything here, in this order.
+class Session {
+ public:
+  /// `config` has to outlive the session, which fills it.
+  Session(RunConfig& config, const Communicator& world);
+
+  /// Reads the command line into the configuration and gives this rank its Runtime. Returns false
+  /// where the run ends here with success (--help, --version). Throws UsageError.
+  bool parse(int argc, char** argv);
+
+  /// --estimate: prints what a step would need; with --estimate_file, writes it too. Returns the
+  /// exit code.
+  int estimate(const Prediction& prediction, const Simulation& simulation) const;
+
+  /// Prints the answer to what else the command line asks for instead of training. Returns the exit
+  /// code.
+  int answer(const std::string& text) const;
+
+  /// Opens data, run directory and connections. Throws UsageError where they cannot be had.
+  void open();
+  const Dataset& dataset() const { return *dataset_; }
+
+  /// Trains, validates, saves, resumes, samples and writes the run's files. Returns the exit code.
+  int train(TrainerBase& trainer);
+
+ private:
+  StepMetrics run_steps(TrainerBase& trainer, Checkpoints& checkpoints);
+  std::string sample(TrainerBase& trainer) const;
+  void write_files(Report& report);
+  bool stop_requested_anywhere() const;
+
+  RunConfig& config_;
+  const Communicator world_;
+  Args args_;
+  std::vector<std::string> command_;
+  std::optional<Runtime> runtime_;
+  std::optional<Runtime::Use> use_;
+  std::optional<TokenFile> file_;
+  std::optional<Dataset> dataset_;
+  std::optional<RunDir> run_dir_;
+  Connection connection_;
+  RunFacts facts_;
+  std::optional<double> val_loss_;
+};
+
+}  // namespace usp

@@ -1,0 +1,114 @@
+#include "tensor/allocator.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstdlib>
+
+#include "base/check.h"
+
+namespace usp {
+
+namespace {
+
+constexpr int64_t kAlignment = 64;
+constexpr int64_t kHugePage = int64_t{2} << 20;
+
+/// The size class of a request: the next multiple of an eighth of the power of two below it.
+int64_t size_class(int64_t bytes) {
+  const auto power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(bytes)));
+  const int64_t step = std::max(kAlignment, power / 8);
+  return (bytes + step - 1) / step * step;
+}
+
+}  // namespace
+
+std::string_view name(Device device) { return device == Device::cpu ? "cpu" : "meta"; }
+
+std::string_view name(Category category) {
+  static constexpr std::array<std::string_view, kNumCategories> kNames = {
+      "weights", "gradients", "optimizer", "activations", "communication", "workspace"};
+  return kNames[static_cast<int>(category)];
+}
+
+Allocator::~Allocator() { release_cached_blocks(); }
+
+void* Allocator::allocate(int64_t bytes, const MemoryTag& tag) {
+  count(bytes, tag);
+  if (bytes == 0) return nullptr;
+  const ShelfKey key{tag.category == Category::workspace, size_class(bytes)};
+  Shelf& shelf = cached_[key];
+  if (device_ == Device::meta) {
+    if (shelf.pretended == 0) {
+      reserved(key.first) += key.second;
+    } else {
+      --shelf.pretended;
+    }
+    return nullptr;
+  }
+  if (shelf.blocks.empty()) return allocate_from_system(key);
+  return shelf.blocks.extract(shelf.blocks.begin()).value();
+}
+
+void Allocator::release(void* pointer, int64_t bytes, const MemoryTag& tag) {
+  count(-bytes, tag);
+  if (bytes == 0) return;
+  Shelf& shelf = cached_[{tag.category == Category::workspace, size_class(bytes)}];
+  if (device_ == Device::meta) {
+    ++shelf.pretended;
+  } else {
+    shelf.blocks.insert(pointer);
+  }
+}
+
+void Allocator::record_events(bool on) {
+  if (on && !recording_ && events_.empty()) initial_ = live_;
+  recording_ = on;
+}
+
+void Allocator::reset_peaks() {
+  peak_ = live_;
+  peak_total_ = live_total_;
+}
+
+void Allocator::count(int64_t bytes, const MemoryTag& tag) {
+  const int index = static_cast<int>(tag.category);
+  live_[index] += bytes;
+  live_total_ += bytes;
+  peak_[index] = std::max(peak_[index], live_[index]);
+  peak_total_ = std::max(peak_total_, live_total_);
+  if (recording_ && bytes != 0) {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    events_.push_back({std::chrono::nanoseconds(now).count(), bytes, tag, live_[index]});
+  }
+}
+
+void* Allocator::allocate_from_system(const ShelfKey& key) {
+  const int64_t rounded = key.second;
+  const int64_t alignment = rounded >= kHugePage ? kHugePage : kAlignment;
+  void* pointer = nullptr;
+  if (posix_memalign(&pointer, alignment, rounded) != 0) {
+    release_cached_blocks();
+    if (posix_memalign(&pointer, alignment, rounded) != 0) {
+      fail("out of memory: {} bytes asked for, {} bytes live, {} bytes reserved", rounded,
+           live_total_, reserved_bytes());
+    }
+  }
+  // Fewer page faults and TLB misses; where the kernel has no huge pages nothing changes.
+  if (rounded >= kHugePage) madvise(pointer, rounded, MADV_HUGEPAGE);
+  reserved(key.first) += rounded;
+  ++system_allocations_;
+  return pointer;
+}
+
+void Allocator::release_cached_blocks() {
+  for (const auto& [key, shelf] : cached_) {
+    for (void* pointer : shelf.blocks) std::free(pointer);
+    reserved(key.first) -= key.second * static_cast<int64_t>(shelf.blocks.size());
+  }
+  cached_.clear();
+}
+
+}  // namespace usp

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <memory>
+
+#include "tensor/positions.h"
+#include "tensor/tensor.h"
+
+namespace usp {
+
+/// Hyper-parameters of one AdamW update.
+struct AdamWSettings {
+  double lr = 0;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  int64_t step = 1;  ///< 1 for the first update (bias correction)
+};
+
+/// The kernels of one device. ops.h documents each operation, checks shapes and dtypes, and is
+/// the only caller: an implementation may rely on its checks and must accept zero rows.
+///
+/// Operations that are compositions of others have a default here; a device overrides them
+/// where one fused kernel does better.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual void fill(Tensor y, double value) = 0;
+  virtual void copy(Tensor y, const Tensor& x) = 0;
+  virtual void add(Tensor y, const Tensor& a, const Tensor& b) = 0;
+  virtual void accumulate(Tensor sum, const Tensor& x) = 0;
+  virtual void matmul(Tensor c, const Tensor& a, const Tensor& b, bool accumulate) = 0;
+
+  virtual void embedding_forward(Tensor y, const Tensor& table, const Tensor& tokens,
+                                 int64_t vocab_offset) = 0;
+  virtual void embedding_backward(Tensor dtable, const Tensor& dy, const Tensor& tokens,
+                                  int64_t vocab_offset, bool accumulate) = 0;
+
+  virtual void rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weight,
+                               double eps) = 0;
+  virtual void rmsnorm_backward_input(Tensor dx, const Tensor& dy, const Tensor& x,
+                                      const Tensor& weight, const Tensor& rstd,
+                                      const Tensor& dresidual) = 0;
+  virtual void rmsnorm_backward_weight(Tensor dweight, const Tensor& dy, const Tensor& x,
+                                       const Tensor& rstd, bool accumulate) = 0;
+
+  virtual void rope(Tensor x, const Tensor& cos, const Tensor& sin, const Positions& positions,
+                    bool inverse) = 0;
+
+  virtual void swiglu_forward(Tensor y, const Tensor& gate_up) = 0;
+  virtual void swiglu_backward(Tensor dgate_up, const Tensor& dy, const Tensor& gate_up) = 0;
+
+  virtual void causal_softmax_forward(Tensor probs, Tensor lse, const Tensor& scores, double scale,
+                                      const Positions& queries, const Positions& keys) = 0;
+  virtual void causal_softmax_backward(Tensor dscores, const Tensor& dprobs, const Tensor& probs,
+                                       const Tensor& delta, double scale) = 0;
+  virtual void attention_forward(Tensor out, Tensor lse, const Tensor& q, const Tensor& k,
+                                 const Tensor& v, double scale, const Positions& queries,
+                                 const Positions& keys) = 0;
+  virtual void attention_delta(Tensor delta, const Tensor& dout, const Tensor& out) = 0;
+  virtual void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout,
+                                  const Tensor& q, const Tensor& k, const Tensor& v,
+                                  const Tensor& lse, const Tensor& delta, double scale,
+                                  const Positions& queries, const Positions& keys) = 0;
+  /// Default: one matmul per sample and head, softmax, another matmul.
+  virtual void naive_attention_forward(Tensor out, Tensor lse, Tensor probs, const Tensor& q,
+                                       const Tensor& k, const Tensor& v, double scale,
+                                       const Positions& queries, const Positions& keys);
+  virtual void naive_attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout,
+                                        const Tensor& probs, const Tensor& q, const Tensor& k,
+                                        const Tensor& v, const Tensor& delta, double scale);
+
+  virtual void cross_entropy_forward(Tensor row_max, Tensor row_sum, Tensor target_logit,
+                                     const Tensor& logits, const Tensor& targets,
+                                     int64_t vocab_offset) = 0;
+  virtual void cross_entropy_loss(Tensor loss, Tensor lse, const Tensor& row_max,
+                                  const Tensor& row_sum, const Tensor& target_logit,
+                                  double scale) = 0;
+  virtual void cross_entropy_backward(Tensor dlogits, const Tensor& logits, const Tensor& targets,
+                                      const Tensor& lse, int64_t vocab_offset, double scale) = 0;
+
+  virtual void sum_squares(Tensor sum, const Tensor& x, bool accumulate) = 0;
+  virtual void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums,
+                                double max_norm) = 0;
+  virtual void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
+                     const Tensor& coefficient, const AdamWSettings& settings) = 0;
+};
+
+std::unique_ptr<Backend> make_cpu_backend();
+std::unique_ptr<Backend> make_meta_backend();
+
+}  // namespace usp

@@ -1,0 +1,332 @@
+#include "tensor/ops.h"
+
+#include "tensor/runtime.h"
+
+namespace usp::ops {
+
+namespace {
+
+/// The trace span of one op; counts its floating-point operations and the bytes of its operands.
+class OpScope {
+ public:
+  template <class... Operands>
+  OpScope(std::string_view name, int64_t flops, const Operands&... operands)
+      : runtime_(Runtime::current()),
+        trace_(name, "op", flops, (int64_t{0} + ... + bytes_of_operand(operands))) {
+    runtime_.add_flops(flops);
+  }
+
+  /// So many of the op's floating-point operations repeat what forward had done.
+  void repeats(int64_t flops) { runtime_.add_flops(0, flops); }
+
+  Backend* operator->() { return &runtime_.backend(); }
+
+ private:
+  static int64_t bytes_of_operand(const Tensor& operand) {
+    return operand.defined() ? operand.bytes() : 0;
+  }
+
+  Runtime& runtime_;
+  TraceScope trace_;
+};
+
+void check_dtype(const Tensor& tensor, DType dtype, std::string_view what) {
+  USP_CHECK(tensor.dtype() == dtype, "{} holds {}, expected {}", what, name(tensor.dtype()),
+            name(dtype));
+}
+
+/// `tensor` is contiguous and has this shape and dtype.
+void check_operand(const Tensor& tensor, const Shape& shape, DType dtype, std::string_view what) {
+  check_shape(tensor, shape, what);
+  check_dtype(tensor, dtype, what);
+  USP_CHECK(tensor.contiguous(), "{} must be contiguous", what);
+}
+
+/// `tensor` has this shape and dtype, and its last axis is contiguous.
+void check_heads(const Tensor& tensor, const Shape& shape, DType dtype, std::string_view what) {
+  check_shape(tensor, shape, what);
+  check_dtype(tensor, dtype, what);
+  USP_CHECK(tensor.size(-1) <= 1 || tensor.stride(-1) == 1, "{}: channels must be contiguous",
+            what);
+}
+
+/// `dweight` holds gradients of weights that multiply what has `dtype`: in that or wider.
+void check_weight_gradient(const Tensor& dweight, const Shape& shape, DType dtype,
+                           std::string_view what) {
+  USP_CHECK(dweight.dtype() == dtype || dweight.dtype() == accumulate_dtype(dtype),
+            "{} holds {}, expected {} or {}", what, name(dweight.dtype()), name(dtype),
+            name(accumulate_dtype(dtype)));
+  check_operand(dweight, shape, dweight.dtype(), what);
+}
+
+void check_matmul(const Tensor& c, const Tensor& a, const Tensor& b) {
+  USP_CHECK(a.rank() == 2 && b.rank() == 2 && a.size(1) == b.size(0), "matmul of {} and {}",
+            a.shape().to_string(), b.shape().to_string());
+  check_shape(c, {a.size(0), b.size(1)}, "matmul: c");
+  check_dtype(b, a.dtype(), "matmul: b");
+  USP_CHECK(c.dtype() == a.dtype() || c.dtype() == accumulate_dtype(a.dtype()),
+            "matmul of {} into {}", name(a.dtype()), name(c.dtype()));
+  USP_CHECK(c.size(1) <= 1 || c.stride(1) == 1, "matmul: rows of c must be contiguous");
+}
+
+int64_t matmul_flops(const Tensor& c, const Tensor& a) { return 2 * c.numel() * a.size(1); }
+
+struct AttentionSizes {
+  int64_t B, S, N, D, K, G;
+};
+
+AttentionSizes check_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                               const Positions& queries, const Positions& keys) {
+  USP_CHECK(q.rank() == 4 && k.rank() == 4, "attention of q {} and k {}", q.shape().to_string(),
+            k.shape().to_string());
+  const AttentionSizes s{q.size(0), q.size(1), q.size(2), q.size(3), k.size(1), k.size(2)};
+  check_heads(q, {s.B, s.S, s.N, s.D}, q.dtype(), "attention: q");
+  check_heads(k, {s.B, s.K, s.G, s.D}, q.dtype(), "attention: k");
+  check_heads(v, {s.B, s.K, s.G, s.D}, q.dtype(), "attention: v");
+  USP_CHECK(s.G > 0 && s.N % s.G == 0, "{} query heads over {} kv heads", s.N, s.G);
+  USP_CHECK(queries.count() == s.S && keys.count() == s.K,
+            "{} query and {} key positions for {} queries and {} keys", queries.count(),
+            keys.count(), s.S, s.K);
+  return s;
+}
+
+/// Operations of `matmuls` products of [S, D] by [D, K] shape per head, causal half only.
+int64_t attention_flops(const AttentionSizes& s, int matmuls, const Positions& queries,
+                        const Positions& keys) {
+  return 2 * matmuls * s.B * s.N * s.D * causal_pairs(queries, keys);
+}
+
+}  // namespace
+
+void fill(Tensor y, double value) {
+  USP_CHECK(y.contiguous(), "fill: y must be contiguous");
+  OpScope("fill", 0, y)->fill(y, value);
+}
+
+void copy(Tensor y, const Tensor& x) {
+  check_shape(y, x.shape(), "copy: y");
+  OpScope("copy", 0, y, x)->copy(y, x);
+}
+
+void add(Tensor y, const Tensor& a, const Tensor& b) {
+  check_operand(a, a.shape(), a.dtype(), "add: a");
+  check_operand(b, a.shape(), a.dtype(), "add: b");
+  check_operand(y, a.shape(), a.dtype(), "add: y");
+  OpScope("add", 0, y, a, b)->add(y, a, b);
+}
+
+void accumulate(Tensor sum, const Tensor& x) {
+  check_operand(x, sum.shape(), x.dtype(), "accumulate: x");
+  check_operand(sum, x.shape(), accumulate_dtype(x.dtype()), "accumulate: sum");
+  OpScope("accumulate", 0, sum, sum, x)->accumulate(sum, x);
+}
+
+void matmul(Tensor c, const Tensor& a, const Tensor& b, bool accumulate) {
+  check_matmul(c, a, b);
+  OpScope("matmul", matmul_flops(c, a), c, a, b)->matmul(c, a, b, accumulate);
+}
+
+void linear_forward(Tensor y, const Tensor& x, const Tensor& weight) {
+  const Tensor b = weight.transposed();
+  check_matmul(y, x, b);
+  OpScope("linear_forward", matmul_flops(y, x), y, x, weight)->matmul(y, x, b, false);
+}
+
+void linear_backward_input(Tensor dx, const Tensor& dy, const Tensor& weight) {
+  check_matmul(dx, dy, weight);
+  OpScope("linear_backward_input", matmul_flops(dx, dy), dx, dy, weight)
+      ->matmul(dx, dy, weight, false);
+}
+
+void linear_backward_weight(Tensor dweight, const Tensor& dy, const Tensor& x, bool accumulate) {
+  const Tensor a = dy.transposed();
+  check_matmul(dweight, a, x);
+  OpScope("linear_backward_weight", matmul_flops(dweight, a), dweight, dy, x)
+      ->matmul(dweight, a, x, accumulate);
+}
+
+void embedding_forward(Tensor y, const Tensor& table, const Tensor& tokens, int64_t vocab_offset) {
+  check_operand(table, {table.size(0), y.size(1)}, y.dtype(), "embedding_forward: table");
+  check_operand(tokens, {y.size(0)}, DType::i32, "embedding_forward: tokens");
+  check_operand(y, y.shape(), table.dtype(), "embedding_forward: y");
+  OpScope("embedding_forward", 0, y, y, tokens)->embedding_forward(y, table, tokens, vocab_offset);
+}
+
+void embedding_backward(Tensor dtable, const Tensor& dy, const Tensor& tokens, int64_t vocab_offset,
+                        bool accumulate) {
+  check_weight_gradient(dtable, {dtable.size(0), dy.size(1)}, dy.dtype(),
+                        "embedding_backward: dtable");
+  check_operand(tokens, {dy.size(0)}, DType::i32, "embedding_backward: tokens");
+  check_operand(dy, dy.shape(), dy.dtype(), "embedding_backward: dy");
+  OpScope("embedding_backward", 0, dtable, dy, tokens)
+      ->embedding_backward(dtable, dy, tokens, vocab_offset, accumulate);
+}
+
+void rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weight, double eps) {
+  check_operand(x, {y.size(0), y.size(1)}, y.dtype(), "rmsnorm_forward: x");
+  check_operand(y, x.shape(), x.dtype(), "rmsnorm_forward: y");
+  check_operand(weight, {x.size(1)}, x.dtype(), "rmsnorm_forward: weight");
+  check_operand(rstd, {x.size(0)}, accumulate_dtype(x.dtype()), "rmsnorm_forward: rstd");
+  OpScope("rmsnorm_forward", 0, y, rstd, x, weight)->rmsnorm_forward(y, rstd, x, weight, eps);
+}
+
+void rmsnorm_backward_input(Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
+                            const Tensor& rstd, const Tensor& dresidual) {
+  check_operand(x, {dy.size(0), dy.size(1)}, dy.dtype(), "rmsnorm_backward_input: x");
+  check_operand(dy, x.shape(), x.dtype(), "rmsnorm_backward_input: dy");
+  check_operand(dx, x.shape(), x.dtype(), "rmsnorm_backward_input: dx");
+  check_operand(weight, {x.size(1)}, x.dtype(), "rmsnorm_backward_input: weight");
+  check_operand(rstd, {x.size(0)}, accumulate_dtype(x.dtype()), "rmsnorm_backward_input: rstd");
+  if (dresidual.defined()) {
+    check_operand(dresidual, x.shape(), x.dtype(), "rmsnorm_backward_input: dresidual");
+  }
+  OpScope("rmsnorm_backward_input", 0, dx, dy, x, dresidual)
+      ->rmsnorm_backward_input(dx, dy, x, weight, rstd, dresidual);
+}
+
+void rmsnorm_backward_weight(Tensor dweight, const Tensor& dy, const Tensor& x, const Tensor& rstd,
+                             bool accumulate) {
+  const DType acc = accumulate_dtype(x.dtype());
+  check_operand(x, {dy.size(0), dy.size(1)}, dy.dtype(), "rmsnorm_backward_weight: x");
+  check_operand(dy, x.shape(), x.dtype(), "rmsnorm_backward_weight: dy");
+  check_weight_gradient(dweight, {x.size(1)}, x.dtype(), "rmsnorm_backward_weight: dweight");
+  check_operand(rstd, {x.size(0)}, acc, "rmsnorm_backward_weight: rstd");
+  OpScope("rmsnorm_backward_weight", 0, dweight, dy, x, rstd)
+      ->rmsnorm_backward_weight(dweight, dy, x, rstd, accumulate);
+}
+
+void rope(Tensor x, const Tensor& cos, const Tensor& sin, const Positions& positions,
+          bool inverse) {
+  USP_CHECK(x.rank() == 4 && x.size(3) % 2 == 0, "rope of shape {}", x.shape().to_string());
+  check_heads(x, x.shape(), x.dtype(), "rope: x");
+  check_operand(cos, {cos.size(0), x.size(3) / 2}, accumulate_dtype(x.dtype()), "rope: cos");
+  check_operand(sin, cos.shape(), cos.dtype(), "rope: sin");
+  USP_CHECK(positions.count() == x.size(1) && positions.end() <= cos.size(0),
+            "rope: {} positions up to {} for {} rows and a table of {}", positions.count(),
+            positions.end(), x.size(1), cos.size(0));
+  OpScope("rope", 0, x, x)->rope(x, cos, sin, positions, inverse);
+}
+
+void swiglu_forward(Tensor y, const Tensor& gate_up) {
+  check_operand(y, y.shape(), y.dtype(), "swiglu_forward: y");
+  check_operand(gate_up, {y.size(0), 2 * y.size(1)}, y.dtype(), "swiglu_forward: gate_up");
+  OpScope("swiglu_forward", 0, y, gate_up)->swiglu_forward(y, gate_up);
+}
+
+void swiglu_backward(Tensor dgate_up, const Tensor& dy, const Tensor& gate_up) {
+  check_operand(dy, dy.shape(), dy.dtype(), "swiglu_backward: dy");
+  check_operand(gate_up, {dy.size(0), 2 * dy.size(1)}, dy.dtype(), "swiglu_backward: gate_up");
+  check_operand(dgate_up, gate_up.shape(), dy.dtype(), "swiglu_backward: dgate_up");
+  OpScope("swiglu_backward", 0, dgate_up, dy, gate_up)->swiglu_backward(dgate_up, dy, gate_up);
+}
+
+void attention_forward(Tensor out, Tensor lse, Tensor probs, const Tensor& q, const Tensor& k,
+                       const Tensor& v, double scale, const Positions& queries,
+                       const Positions& keys) {
+  const AttentionSizes s = check_attention(q, k, v, queries, keys);
+  check_heads(out, q.shape(), q.dtype(), "attention_forward: out");
+  check_operand(lse, {s.B, s.N, s.S}, accumulate_dtype(q.dtype()), "attention_forward: lse");
+  const int64_t flops = attention_flops(s, 2, queries, keys);
+  OpScope op("attention_forward", flops, out, lse, probs, q, k, v);
+  if (!probs.defined()) {
+    op->attention_forward(out, lse, q, k, v, scale, queries, keys);
+    return;
+  }
+  check_operand(probs, {s.B, s.N, s.S, s.K}, q.dtype(), "attention_forward: probs");
+  op->naive_attention_forward(out, lse, probs, q, k, v, scale, queries, keys);
+}
+
+void attention_delta(Tensor delta, const Tensor& dout, const Tensor& out) {
+  check_heads(dout, out.shape(), out.dtype(), "attention_delta: dout");
+  check_operand(delta, {out.size(0), out.size(2), out.size(1)}, accumulate_dtype(out.dtype()),
+                "attention_delta: delta");
+  OpScope("attention_delta", 0, delta, dout, out)->attention_delta(delta, dout, out);
+}
+
+void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& probs,
+                        const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
+                        const Tensor& delta, double scale, const Positions& queries,
+                        const Positions& keys) {
+  const AttentionSizes s = check_attention(q, k, v, queries, keys);
+  const DType acc = accumulate_dtype(q.dtype());
+  check_heads(dout, q.shape(), q.dtype(), "attention_backward: dout");
+  check_heads(dq, q.shape(), acc, "attention_backward: dq");
+  check_heads(dk, k.shape(), acc, "attention_backward: dk");
+  check_heads(dv, v.shape(), acc, "attention_backward: dv");
+  check_operand(lse, {s.B, s.N, s.S}, acc, "attention_backward: lse");
+  check_operand(delta, lse.shape(), acc, "attention_backward: delta");
+  // Blockwise attention multiplies q by k once more: it kept the row's lse, not the probabilities.
+  const int64_t repeated = probs.defined() ? 0 : attention_flops(s, 1, queries, keys);
+  const int64_t flops = attention_flops(s, 4, queries, keys) + repeated;
+  OpScope op("attention_backward", flops, dq, dk, dv, dout, probs, q, k, v);
+  op.repeats(repeated);
+  if (!probs.defined()) {
+    op->attention_backward(dq, dk, dv, dout, q, k, v, lse, delta, scale, queries, keys);
+    return;
+  }
+  check_operand(probs, {s.B, s.N, s.S, s.K}, q.dtype(), "attention_backward: probs");
+  op->naive_attention_backward(dq, dk, dv, dout, probs, q, k, v, delta, scale);
+}
+
+void cross_entropy_forward(Tensor row_max, Tensor row_sum, Tensor target_logit,
+                           const Tensor& logits, const Tensor& targets, int64_t vocab_offset) {
+  const DType acc = accumulate_dtype(logits.dtype());
+  check_operand(logits, {targets.numel(), logits.size(1)}, logits.dtype(),
+                "cross_entropy_forward: logits");
+  check_operand(targets, {targets.numel()}, DType::i32, "cross_entropy_forward: targets");
+  check_operand(row_max, targets.shape(), acc, "cross_entropy_forward: row_max");
+  check_operand(row_sum, targets.shape(), acc, "cross_entropy_forward: row_sum");
+  check_operand(target_logit, targets.shape(), acc, "cross_entropy_forward: target_logit");
+  OpScope("cross_entropy_forward", 0, row_max, row_sum, target_logit, logits, targets)
+      ->cross_entropy_forward(row_max, row_sum, target_logit, logits, targets, vocab_offset);
+}
+
+void cross_entropy_loss(Tensor loss, Tensor lse, const Tensor& row_max, const Tensor& row_sum,
+                        const Tensor& target_logit, double scale) {
+  check_operand(loss, {1}, DType::f64, "cross_entropy_loss: loss");
+  check_operand(row_max, lse.shape(), lse.dtype(), "cross_entropy_loss: row_max");
+  check_operand(row_sum, lse.shape(), lse.dtype(), "cross_entropy_loss: row_sum");
+  check_operand(target_logit, lse.shape(), lse.dtype(), "cross_entropy_loss: target_logit");
+  OpScope("cross_entropy_loss", 0, lse, row_max, row_sum, target_logit)
+      ->cross_entropy_loss(loss, lse, row_max, row_sum, target_logit, scale);
+}
+
+void cross_entropy_backward(Tensor dlogits, const Tensor& logits, const Tensor& targets,
+                            const Tensor& lse, int64_t vocab_offset, double scale) {
+  check_operand(logits, {targets.numel(), logits.size(1)}, logits.dtype(),
+                "cross_entropy_backward: logits");
+  check_operand(dlogits, logits.shape(), logits.dtype(), "cross_entropy_backward: dlogits");
+  check_operand(targets, {targets.numel()}, DType::i32, "cross_entropy_backward: targets");
+  check_operand(lse, targets.shape(), accumulate_dtype(logits.dtype()),
+                "cross_entropy_backward: lse");
+  OpScope("cross_entropy_backward", 0, dlogits, logits, targets, lse)
+      ->cross_entropy_backward(dlogits, logits, targets, lse, vocab_offset, scale);
+}
+
+void sum_squares(Tensor sum, const Tensor& x, bool accumulate) {
+  check_operand(sum, {1}, DType::f64, "sum_squares: sum");
+  USP_CHECK(x.contiguous(), "sum_squares: x must be contiguous");
+  OpScope("sum_squares", 0, x)->sum_squares(sum, x, accumulate);
+}
+
+void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums, double max_norm) {
+  check_operand(coefficient, {1}, DType::f64, "clip_coefficient: coefficient");
+  check_operand(norm, {1}, DType::f64, "clip_coefficient: norm");
+  check_operand(sums, {sums.numel()}, DType::f64, "clip_coefficient: sums");
+  OpScope("clip_coefficient", 0, sums)->clip_coefficient(coefficient, norm, sums, max_norm);
+}
+
+void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
+           const Tensor& coefficient, const AdamWSettings& settings) {
+  const DType acc = accumulate_dtype(value.dtype());
+  check_operand(value, value.shape(), value.dtype(), "adamw: value");
+  check_operand(master, value.shape(), acc, "adamw: master");
+  check_operand(m, value.shape(), acc, "adamw: m");
+  check_operand(v, value.shape(), acc, "adamw: v");
+  check_weight_gradient(grad, value.shape(), value.dtype(), "adamw: grad");
+  check_operand(coefficient, {1}, DType::f64, "adamw: coefficient");
+  OpScope("adamw", 0, value, master, m, m, v, v, grad)
+      ->adamw(value, master, m, v, grad, coefficient, settings);
+}
+
+}  // namespace usp::ops

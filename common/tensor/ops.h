@@ -1,0 +1,113 @@
+#pragma once
+
+#include "tensor/backend.h"
+
+/// The operations of the book's model as pure functions: outputs first, written in place; inputs
+/// untouched unless the same tensor is passed as output and the comment allows it. Each checks
+/// shapes and dtypes, opens a trace span, counts floating-point operations, and calls the device's
+/// kernel.
+///
+/// Dimensions: T tokens (rows), H hidden, F feed-forward width, V vocabulary (or this rank's
+/// shard of it), B samples, S query positions, K key positions, N query heads, G kv heads, D
+/// channels per head. "acc dtype": f32 for f32 and bf16 tensors, f64 for f64.
+///
+/// Sums over rows or elements run over fixed blocks in index order, so no result depends on the
+/// number of threads, except through the matmul library (f32 and bf16).
+namespace usp::ops {
+
+/// y = value everywhere.
+void fill(Tensor y, double value);
+/// y = x, converted to y's dtype; equal shapes, any strides.
+void copy(Tensor y, const Tensor& x);
+/// y = a + b; contiguous, equal shapes and dtypes; y may be a or b.
+void add(Tensor y, const Tensor& a, const Tensor& b);
+/// sum (acc dtype) += x, of the same shape
+void accumulate(Tensor sum, const Tensor& x);
+
+/// c = a b, or c += a b; a [m, k], b [k, n], c [m, n], any strides with one axis of each
+/// contiguous, c row-major. a and b share a dtype, c has it or its acc dtype. k = 0 gives zeros.
+void matmul(Tensor c, const Tensor& a, const Tensor& b, bool accumulate = false);
+
+/// The three matmuls of a linear layer, named in traces: y [T, O] = x [T, I] weightᵀ, weight [O,
+/// I].
+void linear_forward(Tensor y, const Tensor& x, const Tensor& weight);
+/// dx [T, I] = dy [T, O] weight
+void linear_backward_input(Tensor dx, const Tensor& dy, const Tensor& weight);
+/// dweight [O, I] (acc dtype, or x's) = or += dyᵀ x
+void linear_backward_weight(Tensor dweight, const Tensor& dy, const Tensor& x, bool accumulate);
+
+/// y [T, H]: row t = table row tokens[t] - vocab_offset, or zeros where the table [V, H], a shard
+/// of the vocabulary that begins at vocab_offset, does not hold that token.
+void embedding_forward(Tensor y, const Tensor& table, const Tensor& tokens,
+                       int64_t vocab_offset = 0);
+/// dtable [V, H] (acc dtype, or dy's) = or += the rows of dy [T, H] summed by token.
+void embedding_backward(Tensor dtable, const Tensor& dy, const Tensor& tokens, int64_t vocab_offset,
+                        bool accumulate);
+
+/// y = x * rstd * weight, rstd [T] (acc dtype) = 1 / sqrt(mean(x²) + eps); x, y [T, H].
+void rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weight, double eps);
+/// dx = dresidual + (gradient through the norm); dresidual [T, H] is the gradient that bypasses the
+/// norm along the residual stream, or undefined where there is none. dx may be dy or dresidual.
+void rmsnorm_backward_input(Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
+                            const Tensor& rstd, const Tensor& dresidual);
+/// dweight [H] (acc dtype, or x's) = or += the sum over rows of dy * x * rstd
+void rmsnorm_backward_weight(Tensor dweight, const Tensor& dy, const Tensor& x, const Tensor& rstd,
+                             bool accumulate);
+
+/// Rotates x [B, S, N, D] (any strides, D contiguous) in place: channels c and c + D/2 of position
+/// p by the angle whose cosine and sine are row p of cos and sin [P, D/2] (acc dtype). `inverse`
+/// rotates back, which is also the gradient.
+void rope(Tensor x, const Tensor& cos, const Tensor& sin, const Positions& positions, bool inverse);
+
+/// y [T, F] = silu(gate) * up, gate_up [T, 2F] = gate columns, then up columns.
+void swiglu_forward(Tensor y, const Tensor& gate_up);
+/// dgate_up [T, 2F] from dy [T, F]; may overwrite gate_up.
+void swiglu_backward(Tensor dgate_up, const Tensor& dy, const Tensor& gate_up);
+
+/// Causal grouped-query attention. q [B, S, N, D], k and v [B, K, G, D] (any strides, D
+/// contiguous), query head n reads kv head n / (N/G); a query sees the keys at or before its
+/// position. out [B, S, N, D] like q; lse [B, N, S] (acc dtype) = log of the sum of exp(scores). A
+/// query that sees no key gives out 0 and lse -inf.
+///
+/// With `probs` [B, N, S, K] (dtype of q) defined, the probabilities are written there and backward
+/// reads them (naive attention); undefined, backward recomputes them from lse, one block of rows at
+/// a time (blockwise).
+void attention_forward(Tensor out, Tensor lse, Tensor probs, const Tensor& q, const Tensor& k,
+                       const Tensor& v, double scale, const Positions& queries,
+                       const Positions& keys);
+/// delta [B, N, S] (acc dtype) = sum over channels of dout * out.
+void attention_delta(Tensor delta, const Tensor& dout, const Tensor& out);
+/// dq, dk, dv (acc dtype, shapes of q, k, v, any strides with D contiguous) += the gradients. `lse`
+/// and `delta` are those of the finished row, over all its keys, so a partial call adds its share.
+void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& probs,
+                        const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
+                        const Tensor& delta, double scale, const Positions& queries,
+                        const Positions& keys);
+
+/// What a shard of the vocabulary contributes to the loss of each row. row_max [T] = max over its
+/// logits [T, V], row_sum = sum of exp(logit - row_max), target_logit = the target's logit, 0 if
+/// the target is in another shard; all in acc dtype.
+void cross_entropy_forward(Tensor row_max, Tensor row_sum, Tensor target_logit,
+                           const Tensor& logits, const Tensor& targets, int64_t vocab_offset = 0);
+/// From the figures over the whole vocabulary: lse [T] = row_max + log(row_sum);
+/// loss [1] (f64) += scale * sum over rows of (lse - target_logit).
+void cross_entropy_loss(Tensor loss, Tensor lse, const Tensor& row_max, const Tensor& row_sum,
+                        const Tensor& target_logit, double scale);
+/// dlogits [T, V] = scale * (exp(logits - lse) - onehot(target)); may overwrite logits.
+void cross_entropy_backward(Tensor dlogits, const Tensor& logits, const Tensor& targets,
+                            const Tensor& lse, int64_t vocab_offset, double scale);
+
+/// sum [1] (f64) = or += the sum of x² in f64, over fixed blocks in index order; x contiguous.
+void sum_squares(Tensor sum, const Tensor& x, bool accumulate = false);
+/// norm [1] (f64) = sqrt(sum of sums [n] (f64)); coefficient [1] (f64) = min(1, max_norm / norm),
+/// or NaN if the norm is not finite, at which adamw() leaves everything as it is. max_norm = 0: no
+/// clipping.
+void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums, double max_norm);
+/// One AdamW update of a flat range: m, v and master in acc dtype, grad too or in the weights',
+/// value in the weights' dtype (the rounded master; where the weights are in acc dtype, pass the
+/// same tensor as value and master). Loshchilov & Hutter (2019). The gradient is multiplied by
+/// coefficient [1] (f64) first.
+void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
+           const Tensor& coefficient, const AdamWSettings& settings);
+
+}  // namespace usp::ops

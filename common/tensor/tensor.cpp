@@ -1,0 +1,226 @@
+#include "tensor/tensor.h"
+
+#include <cstring>
+
+#include "tensor/runtime.h"
+
+namespace usp {
+
+namespace {
+
+/// Calls visit(offset in elements) for every element of a strided tensor in row-major order.
+template <class Visit>
+void for_each_offset(const Tensor& tensor, Visit&& visit) {
+  const int64_t count = tensor.numel();
+  std::array<int64_t, kMaxRank> index{};
+  int64_t offset = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    visit(offset);
+    for (int axis = tensor.rank() - 1; axis >= 0; --axis) {
+      offset += tensor.stride(axis);
+      if (++index[axis] < tensor.size(axis)) break;
+      offset -= tensor.stride(axis) * tensor.size(axis);
+      index[axis] = 0;
+    }
+  }
+}
+
+void check_host_read(const Tensor& tensor) {
+  USP_CHECK(tensor.device() != Device::meta, "a meta tensor {} has no values to read",
+            tensor.shape().to_string());
+  USP_CHECK(Runtime::current().host_reads_allowed(),
+            "item() inside a training step: reading from the device would stall it");
+}
+
+}  // namespace
+
+Tensor Tensor::empty(const Shape& shape, DType dtype, std::string_view name) {
+  Runtime& runtime = Runtime::current();
+  Tensor tensor;
+  tensor.shape_ = shape;
+  tensor.dtype_ = dtype;
+  int64_t stride = 1;
+  for (int axis = shape.rank() - 1; axis >= 0; --axis) {
+    tensor.strides_[axis] = stride;
+    stride *= shape[axis];
+  }
+  const int64_t bytes = tensor.bytes();
+  const std::shared_ptr<Allocator>& allocator = runtime.allocator_handle();
+  const MemoryTag tag(runtime.category(), runtime.block(), name);
+  void* pointer = allocator->allocate(bytes, tag);
+  tensor.storage_.reset(new Storage{allocator, pointer, bytes, tag});
+  return tensor;
+}
+
+Tensor Tensor::zeros(const Shape& shape, DType dtype) {
+  Tensor tensor = empty(shape, dtype);
+  if (tensor.address() != nullptr) std::memset(tensor.address(), 0, tensor.bytes());
+  return tensor;
+}
+
+Tensor Tensor::from_host(std::span<const double> values, const Shape& shape, DType dtype) {
+  Tensor tensor = empty(shape, dtype);
+  if (tensor.device() != Device::meta) tensor.assign(values);
+  return tensor;
+}
+
+Tensor Tensor::from_host(std::span<const int32_t> values, const Shape& shape,
+                         std::string_view name) {
+  Tensor tensor = empty(shape, DType::i32, name);
+  USP_CHECK(static_cast<int64_t>(values.size()) == shape.numel(), "{} values for shape {}",
+            values.size(), shape.to_string());
+  if (tensor.address() != nullptr) {
+    std::memcpy(tensor.address(), values.data(), values.size_bytes());
+  }
+  return tensor;
+}
+
+Device Tensor::device() const { return storage_->allocator->device(); }
+
+bool Tensor::contiguous() const {
+  int64_t stride = 1;
+  for (int axis = rank() - 1; axis >= 0; --axis) {
+    if (shape_[axis] != 1 && strides_[axis] != stride) return false;
+    stride *= shape_[axis];
+  }
+  return true;
+}
+
+Tensor Tensor::view(const Shape& shape) const {
+  USP_CHECK(shape.numel() == numel(), "cannot view {} as {}", shape_.to_string(),
+            shape.to_string());
+  Tensor result = *this;
+  result.shape_ = shape;
+  // From the right, gather old axes into chunks that advance by one stride throughout, and give
+  // each chunk's elements to new axes. A new axis that would reach into two chunks needs a copy.
+  int axis = shape.rank() - 1;
+  int64_t chunk = 1, covered = 1;
+  int64_t base = 1;
+  for (int old_axis = rank() - 1; old_axis >= 0; --old_axis) {
+    if (chunk == 1) base = strides_[old_axis];
+    chunk *= shape_[old_axis];
+    const bool continues = old_axis > 0 && (shape_[old_axis - 1] == 1 || chunk == 1 ||
+                                            strides_[old_axis - 1] == chunk * base);
+    if (continues) continue;
+    for (; axis >= 0 && (covered < chunk || shape[axis] == 1); --axis) {
+      result.strides_[axis] = covered * base;
+      covered *= shape[axis];
+    }
+    USP_CHECK(covered == chunk || numel() == 0, "view of a strided {} as {} needs a copy",
+              shape_.to_string(), shape.to_string());
+    chunk = covered = 1;
+  }
+  for (; axis >= 0; --axis) result.strides_[axis] = covered * base;  // sizes of 1
+  return result;
+}
+
+Tensor Tensor::narrow(int axis, int64_t offset, int64_t length) const {
+  if (axis < 0) axis += rank();
+  USP_CHECK(
+      axis >= 0 && axis < rank() && offset >= 0 && length >= 0 && offset + length <= shape_[axis],
+      "narrow(axis {}, offset {}, length {}) of shape {}", axis, offset, length,
+      shape_.to_string());
+  Tensor result = *this;
+  result.shape_[axis] = length;
+  result.offset_ += offset * strides_[axis];
+  return result;
+}
+
+Tensor Tensor::transposed() const {
+  USP_CHECK(rank() >= 2, "transposed() of shape {}", shape_.to_string());
+  Tensor result = *this;
+  std::swap(result.shape_[rank() - 2], result.shape_[rank() - 1]);
+  std::swap(result.strides_[rank() - 2], result.strides_[rank() - 1]);
+  return result;
+}
+
+Tensor Tensor::to_contiguous() const {
+  if (contiguous()) return *this;
+  Tensor copy = empty(shape_, dtype_);
+  if (address() == nullptr) return copy;
+  const int64_t width = bytes_of(dtype_);
+  const char* source = static_cast<const char*>(address());
+  char* target = static_cast<char*>(copy.address());
+  for_each_offset(*this, [&](int64_t offset) {
+    std::memcpy(target, source + offset * width, width);
+    target += width;
+  });
+  return copy;
+}
+
+void* Tensor::address() const {
+  if (storage_ == nullptr || storage_->pointer == nullptr) return nullptr;
+  return static_cast<char*>(storage_->pointer) + offset_ * bytes_of(dtype_);
+}
+
+double Tensor::item(int64_t index) const {
+  USP_CHECK(index >= 0 && index < numel(), "item({}) of shape {}", index, shape_.to_string());
+  Tensor element = *this;
+  for (int axis = rank() - 1; axis >= 0; --axis) {
+    element = element.narrow(axis, index % shape_[axis], 1);
+    index /= shape_[axis];
+  }
+  return element.items()[0];
+}
+
+std::vector<double> Tensor::items() const {
+  check_host_read(*this);
+  std::vector<double> values;
+  values.reserve(numel());
+  if (dtype_ == DType::i32) {
+    const int32_t* source = data<int32_t>();
+    for_each_offset(*this, [&](int64_t offset) { values.push_back(source[offset]); });
+    return values;
+  }
+  dispatch(dtype_, [&]<class T>(T) {
+    const T* source = data<T>();
+    for_each_offset(*this, [&](int64_t o) { values.push_back(static_cast<double>(source[o])); });
+  });
+  return values;
+}
+
+std::vector<int64_t> Tensor::counts() const {
+  USP_CHECK(device() != Device::meta && dtype_ == DType::i32, "counts() of a {} tensor on {}",
+            name(dtype_), name(device()));
+  const TraceScope trace("read counts", "op");
+  std::vector<int64_t> values;
+  for_each_offset(*this, [&](int64_t offset) { values.push_back(data<int32_t>()[offset]); });
+  return values;
+}
+
+void Tensor::assign(std::span<const double> values) {
+  USP_CHECK(device() != Device::meta, "a meta tensor holds no values");
+  USP_CHECK(static_cast<int64_t>(values.size()) == numel(), "{} values for shape {}", values.size(),
+            shape_.to_string());
+  dispatch(dtype_, [&]<class T>(T) {
+    T* target = data<T>();
+    const double* source = values.data();
+    for_each_offset(*this, [&](int64_t offset) { target[offset] = static_cast<T>(*source++); });
+  });
+}
+
+Tensor adjacent(std::span<const Tensor> parts) {
+  USP_CHECK(!parts.empty(), "adjacent() of no tensors");
+  Tensor result = parts[0];
+  for (const Tensor& part : parts.subspan(1)) {
+    USP_CHECK(part.storage_ == result.storage_ && part.dtype_ == result.dtype_ &&
+                  part.contiguous() && result.contiguous() && part.rank() == result.rank() &&
+                  part.offset_ == result.offset_ + result.numel(),
+              "tensors {} and {} do not lie side by side in one storage", result.shape_.to_string(),
+              part.shape_.to_string());
+    for (int axis = 1; axis < part.rank(); ++axis) {
+      USP_CHECK(part.size(axis) == result.size(axis), "adjacent {} and {} differ beyond axis 0",
+                result.shape_.to_string(), part.shape_.to_string());
+    }
+    result.shape_[0] += part.size(0);
+  }
+  return result;
+}
+
+void check_shape(const Tensor& tensor, const Shape& shape, std::string_view what) {
+  USP_CHECK(tensor.defined(), "{} is undefined, expected shape {}", what, shape.to_string());
+  USP_CHECK(tensor.shape() == shape, "{} has shape {}, expected {}", what,
+            tensor.shape().to_string(), shape.to_string());
+}
+
+}  // namespace usp

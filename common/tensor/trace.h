@@ -1,0 +1,124 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace usp {
+
+class Allocator;
+class Runtime;
+
+/// Nanoseconds of the steady clock, which all processes of a machine read alike.
+int64_t clock_ns();
+/// Nanoseconds that this thread has spent on a core: they count while it computes, not while it
+/// waits.
+int64_t thread_cpu_ns();
+
+/// Collects timed spans and writes them as Chrome trace events, which https://ui.perfetto.dev
+/// opens. Off until record(true); an unrecorded span costs one branch.
+///
+/// A rank's lanes are its main thread, which runs all phases and ops, and its communication
+/// threads. OpenMP's workers have none. The matmul library starts parallel regions of its own and
+/// does not report them, and a worker's CPU clock runs on while the worker spins for the next
+/// region. A lane made from either would show work where there is none. What an op loses on serial
+/// parts and on unequal workers shows in its GFLOP/s.
+class Tracer {
+ public:
+  /// One finished span. Names are string literals: they are stored as views.
+  struct Span {
+    std::string_view name;
+    std::string_view category;  ///< "phase", "op", ...
+    int64_t begin_ns;
+    int64_t end_ns;
+    int64_t cpu_begin_ns;
+    int64_t cpu_end_ns;
+    double flops;              ///< of a phase: those of the ops inside
+    int64_t bytes;             ///< read and written, as the op's operands imply; 0 for a phase
+    int64_t step;              ///< training step; -1 for none
+    int64_t number = -1;       ///< shown after the name: "block 3"; -1: none
+    int64_t micro_batch = -1;  ///< of its step; -1: none, or that of the phase around
+  };
+  /// A call of a Communicator: queued, carried out, waited for.
+  struct Exchange {
+    std::string group;         ///< its communicator's name
+    int64_t group_id;          ///< tells it from others of that name
+    std::vector<int> members;  ///< world rank of each rank of the communicator
+    std::string_view kind;     ///< "all_reduce", ...
+    int64_t number;            ///< of its kind of queue: see Operation
+    int peer;                  ///< send, recv: rank within the group; else -1
+    int64_t payload_bytes, wire_bytes;
+    int64_t step;
+    int64_t queued_ns, queued_cpu_ns;    ///< by the main thread, and its CPU clock then
+    int64_t begin_ns, end_ns;            ///< carried out by the communication thread
+    int64_t wait_begin_ns, wait_end_ns;  ///< the main thread waits for it
+    int64_t wait_cpu_begin_ns, wait_cpu_end_ns;
+  };
+
+  void record(bool on) { recording_ = on; }
+  bool recording() const { return recording_; }
+  void set_step(int64_t step) { step_ = step; }
+  int64_t step() const { return step_; }
+  void add(const Span& span) { spans_.push_back(span); }
+  void add(Exchange exchange) { exchanges_.push_back(std::move(exchange)); }
+  const std::vector<Span>& spans() const { return spans_; }
+  const std::vector<Exchange>& exchanges() const { return exchanges_; }
+
+  /// When the first span begins; INT64_MAX where nothing was recorded.
+  int64_t origin_ns() const;
+  /// The spans as trace events of process `rank`. Each stands on a line of its own, after a comma;
+  /// times count from `origin_ns`. A click on an event shows its args: step, flops, bytes,
+  /// micro_batch, and the achieved GFLOP/s and GB/s.
+  std::string span_events(int rank, int64_t origin_ns) const;
+
+  /// Writes the trace of a run of one rank to `path`, with the memory of the current runtime's
+  /// allocator; throws Error if it cannot.
+  void write(const std::string& path, std::string_view chapter) const;
+
+ private:
+  bool recording_ = false;
+  int64_t step_ = -1;
+  std::vector<Span> spans_;
+  std::vector<Exchange> exchanges_;
+};
+
+/// Writes a trace file. `other_data` is a JSON object of facts about the run; `events` are as
+/// Tracer::span_events() gives them. Throws Error if it cannot.
+void write_trace_file(const std::string& path, const std::string& other_data,
+                      const std::vector<std::string>& events);
+/// The events that name a process and its main thread, lane 0. A comma stands before each, as
+/// before all events.
+std::string process_name_events(int rank);
+/// The event that names a lane of process `rank`.
+std::string lane_name_event(int rank, int lane, std::string_view name);
+
+/// Live bytes over time as trace events of process `rank`, a counter for each category and for each
+/// named buffer of communication: what the allocator's events say, from `origin_ns` on.
+std::string memory_events(const Allocator& allocator, int rank, int64_t origin_ns);
+
+/// Records a span that lasts as long as the object, on the current runtime's tracer.
+class TraceScope {
+ public:
+  /// What tells a phase from others of its name; see Tracer::Span.
+  struct Label {
+    int64_t number = -1;
+    int64_t micro_batch = -1;
+  };
+
+  /// A phase, which counts the operations of the ops inside.
+  explicit TraceScope(std::string_view name, Label label);
+  explicit TraceScope(std::string_view name) : TraceScope(name, Label()) {}
+  /// An op.
+  TraceScope(std::string_view name, std::string_view category, int64_t flops = 0,
+             int64_t bytes = 0);
+  ~TraceScope();
+  TraceScope(const TraceScope&) = delete;
+  TraceScope& operator=(const TraceScope&) = delete;
+
+ private:
+  Runtime* runtime_ = nullptr;  ///< nullptr when nothing is recorded
+  Tracer::Span span_;
+};
+
+}  // namespace usp

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <algorithm>
+#include <string_view>
+#include <vector>
+
+#include "tensor/dtype.h"
+#include "tensor/memory_profile.h"
+
+namespace usp {
+
+/// What a formula of memory reads of a pass over one micro-batch.
+struct PassShape {
+  int64_t num_samples;  ///< B
+  int64_t seq_len;      ///< S
+  DType dtype;
+
+  int64_t tokens() const { return num_samples * seq_len; }  ///< T
+  int64_t own() const { return bytes_of(dtype); }           ///< bytes of a number
+  int64_t acc() const { return bytes_of(accumulate_dtype(dtype)); }
+};
+
+/// Bytes of one kind of tensor, by its name in the memory profile.
+struct NamedBytes {
+  std::string_view name;
+  int64_t bytes = 0;
+};
+
+/// The activations that a piece of the model makes for one micro-batch, as formulas of its own
+/// (local) shapes. A gradient has the bytes of its tensor: dy those of y, dx those of x.
+///
+/// The peaks count what is alive at a time besides `kept`, `recomputed`, x and dy.
+struct Footprint {
+  std::vector<NamedBytes> kept = {};  ///< made in forward, alive until backward returns
+  NamedBytes output = {};     ///< y, unless `kept` lists it: the next piece keeps it, as its x
+  int64_t recomputed = 0;     ///< made anew where backward begins, alive until it returns
+  int64_t forward_peak = 0;   ///< with y
+  int64_t backward_peak = 0;  ///< with dx
+
+  /// For a piece made of others: what `part` keeps, and part's output where backward needs that.
+  void keep(const std::vector<NamedBytes>& part, const NamedBytes& output = {});
+};
+
+/// The segments of a block, in the order of forward.
+struct BlockFootprint {
+  int64_t block;
+  bool recomputed;  ///< as a whole: backward runs forward again
+  std::vector<Footprint> segments;
+};
+
+/// What the forward pass of one micro-batch leaves for backward: by block and name, as
+/// saved_activations() finds it.
+std::vector<LiveBytes> kept_bytes(const std::vector<BlockFootprint>& blocks);
+/// The most that is alive at a time in forward and backward of one micro-batch.
+int64_t peak_bytes(const std::vector<BlockFootprint>& blocks);
+
+}  // namespace usp

@@ -1,0 +1,151 @@
+#include "train/model_config.h"
+
+#include <cmath>
+#include <filesystem>
+#include <vector>
+
+#include "train/pretrained.h"
+
+namespace usp {
+
+namespace {
+
+struct Preset {
+  const char* name;
+  int64_t hidden_size, num_layers, num_heads, num_kv_heads, ffn_hidden_size, vocab_size;
+};
+
+/// Two for a laptop (tiny is ModelConfig's default), and the shapes of Llama 3.
+constexpr Preset kPresets[] = {
+    {"tiny", 192, 4, 6, 6, 512, 256},        {"small", 512, 8, 8, 8, 1376, 4096},
+    {"1B", 2048, 16, 32, 8, 8192, 128256},   {"8B", 4096, 32, 32, 8, 14336, 128256},
+    {"70B", 8192, 80, 64, 8, 28672, 128256}, {"405B", 16384, 126, 128, 8, 53248, 128256},
+};
+
+/// The flags that say what the model is: a directory's config.json says it too.
+constexpr const char* kShapeFlags[] = {
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "ffn_hidden_size",
+    "vocab_size",
+    "rope_theta",
+    "rope_type",
+    "rope_factor",
+    "rope_low_freq_factor",
+    "rope_high_freq_factor",
+    "rope_original_max_position_embeddings",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+    "max_position_embeddings",
+};
+
+std::string preset_names() {
+  std::vector<std::string> names;
+  for (const Preset& preset : kPresets) names.push_back(preset.name);
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+}  // namespace
+
+void ModelConfig::bind(Args& args) {
+  args.group("Model");
+  args.bind("model", model,
+            "preset whose shape the flags below override (tiny, small, 1B, 8B, 70B, 405B), or a "
+            "directory with config.json and safetensors")
+      .may_differ_on_resume();  // its shape may not
+  args.bind("hidden_size", hidden_size, "width of the residual stream");
+  args.bind("num_layers", num_layers, "transformer blocks");
+  args.bind("num_heads", num_heads, "query heads");
+  args.bind("num_kv_heads", num_kv_heads, "key and value heads");
+  args.bind("head_dim", given_head_dim, "width of a head; 0: hidden_size / num_heads");
+  args.bind("ffn_hidden_size", ffn_hidden_size, "width of the MLP");
+  args.bind("vocab_size", vocab_size, "tokens; 256 for bytes");
+  args.bind("rope_theta", rope_theta, "base of the rotary embedding");
+  rope_scaling.bind(args);
+  args.bind("rms_norm_eps", rms_norm_eps, "added to the mean square");
+  args.bind("tie_word_embeddings", tie_word_embeddings, "lm_head reads the embedding's weight");
+  args.bind("max_position_embeddings", max_position_embeddings,
+            "longest sequence the model is made for; 0: seq_len");
+}
+
+void ModelConfig::fill_from_preset(const Args& args) {
+  for (const Preset& preset : kPresets) {
+    if (model != preset.name) continue;
+    const auto fill = [&](const char* flag, int64_t& field, int64_t value) {
+      if (!args.given(flag)) field = value;
+    };
+    fill("hidden_size", hidden_size, preset.hidden_size);
+    fill("num_layers", num_layers, preset.num_layers);
+    fill("num_heads", num_heads, preset.num_heads);
+    // Without a word about kv heads, a changed number of heads means one for each.
+    fill("num_kv_heads", num_kv_heads, args.given("num_heads") ? num_heads : preset.num_kv_heads);
+    fill("ffn_hidden_size", ffn_hidden_size, preset.ffn_hidden_size);
+    fill("vocab_size", vocab_size, preset.vocab_size);
+    return;
+  }
+  std::error_code error;
+  if (!std::filesystem::is_directory(model, error)) {
+    usage_error(
+        "model={} is no preset ({}) and no directory with config.json and model.safetensors, or "
+        "model.safetensors.index.json and the files it names",
+        model, preset_names());
+  }
+  read_directory(args);
+}
+
+void ModelConfig::read_directory(const Args& args) {
+  for (const char* flag : kShapeFlags) {
+    if (!args.given(flag)) continue;
+    usage_error("{} cannot be given with model={}: its config.json decides; leave the flag out",
+                flag, model);
+  }
+  const HfConfig file = read_hf_config(model);
+  check_pretrained(model, file);
+  pretrained = true;
+  byte_tokens = file.byte_tokens || file.vocab_size == 256;
+  hidden_size = file.hidden_size;
+  num_layers = file.num_layers;
+  num_heads = file.num_heads;
+  num_kv_heads = file.num_kv_heads;
+  given_head_dim = file.head_dim;
+  ffn_hidden_size = file.ffn_hidden_size;
+  vocab_size = file.vocab_size;
+  rope_theta = file.rope_theta;
+  rope_scaling = file.rope_scaling;
+  rms_norm_eps = file.rms_norm_eps;
+  tie_word_embeddings = file.tie_word_embeddings;
+  max_position_embeddings = file.max_position_embeddings;
+  model = std::filesystem::canonical(model);  // as the run's record has to say it
+}
+
+void ModelConfig::validate(const Args& args) {
+  fill_from_preset(args);
+  check_positive("hidden_size", hidden_size);
+  check_positive("num_layers", num_layers);
+  check_positive("num_heads", num_heads);
+  check_positive("num_kv_heads", num_kv_heads);
+  check_positive("ffn_hidden_size", ffn_hidden_size);
+  check_range("vocab_size", double(vocab_size), 2, double(INT32_MAX));
+  check_range("head_dim", double(given_head_dim), 0, HUGE_VAL);
+  if (given_head_dim == 0 && hidden_size % num_heads != 0) {
+    usage_error("num_heads={} must divide hidden_size={}, or head_dim be given; try {}", num_heads,
+                hidden_size, list_divisors(hidden_size, 2 * num_heads));
+  }
+  if (num_heads % num_kv_heads != 0) {
+    usage_error("num_kv_heads={} must divide num_heads={}; try {}", num_kv_heads, num_heads,
+                list_divisors(num_heads));
+  }
+  if (head_dim() % 2 != 0) {
+    usage_error("head_dim={} must be even: RoPE turns pairs of channels; try head_dim={}",
+                head_dim(), head_dim() + 1);
+  }
+  check_range("rope_theta", rope_theta, 1, HUGE_VAL);
+  rope_scaling.validate();
+  check_range("max_position_embeddings", double(max_position_embeddings), 0, HUGE_VAL);
+  check_range("rms_norm_eps", rms_norm_eps, 0, 1);
+}
+
+}  // namespace usp

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/args.h"
+#include "files/rope_scaling.h"
+
+namespace usp {
+
+/// The shape of a Llama. Playbook: h = hidden_size, L = num_layers, n_heads, v = vocab_size.
+struct ModelConfig {
+  /// A preset, which the flags below override, or a directory in Hugging Face's format, which they
+  /// must leave alone.
+  std::string model = "tiny";
+  int64_t hidden_size = 192;
+  int64_t num_layers = 4;
+  int64_t num_heads = 6;
+  int64_t num_kv_heads = 6;  ///< fewer than num_heads: grouped-query attention
+  int64_t ffn_hidden_size = 512;
+  int64_t vocab_size = 256;    ///< 256: every token is a byte
+  int64_t given_head_dim = 0;  ///< --head_dim; 0: hidden_size / num_heads
+  double rope_theta = 10000;
+  RopeScaling rope_scaling{};
+  double rms_norm_eps = 1e-5;
+  bool tie_word_embeddings = false;  ///< lm_head reads the embedding's weight
+
+  int64_t max_position_embeddings = 0;  ///< longest sequence it is made for; 0: seq_len
+  bool pretrained = false;              ///< model is a directory, which has the weights
+  bool byte_tokens = true;              ///< a text's bytes are tokens of this model
+
+  int64_t head_dim() const { return given_head_dim > 0 ? given_head_dim : hidden_size / num_heads; }
+
+  void bind(Args& args);
+  /// Fills what the command line left open from the preset, and checks the result; throws
+  /// UsageError.
+  void validate(const Args& args);
+
+ private:
+  void fill_from_preset(const Args& args);
+  void read_directory(const Args& args);
+};
+
+}  // namespace usp

@@ -1,0 +1,172 @@
+#include "train/parameter.h"
+
+#include <algorithm>
+
+#include "base/rng.h"
+#include "tensor/runtime.h"
+
+namespace usp {
+
+namespace {
+
+/// Fills `tensor` with the initial values of the local part from element `first` on.
+void draw(const Parameter& parameter, uint64_t seed, int64_t first, const Tensor& tensor) {
+  constexpr int64_t kChunk = int64_t{1} << 20;
+  std::vector<double> values;
+  for (int64_t begin = 0; begin < tensor.numel(); begin += kChunk) {
+    values.resize(std::min(kChunk, tensor.numel() - begin));
+    initial_values(parameter, seed, first + begin, values);
+    tensor.narrow(0, begin, std::ssize(values)).assign(values);
+  }
+}
+
+}  // namespace
+
+void initialize(Parameter& parameter, uint64_t seed) {
+  const Shard& shard = parameter.shard;
+  if (parameter.value.defined()) {
+    draw(parameter, seed, 0, parameter.value.view({parameter.value.numel()}));
+  } else {
+    draw(parameter, seed, shard.begin, shard.value);
+  }
+  if (shard.master.dtype() != shard.value.dtype()) {
+    draw(parameter, seed, shard.begin, shard.master);
+  }
+}
+
+GradAccumulation parse_grad_accumulation(std::string_view name) {
+  if (name == "bf16") return GradAccumulation::bf16;
+  return name == "both" ? GradAccumulation::both : GradAccumulation::f32;
+}
+
+Shape Parameter::local_shape() const {
+  Shape shape = global_shape;
+  for (const Slice& slice : slices) shape[slice.axis] = slice.length;
+  return shape;
+}
+
+int64_t Parameter::global_index(int64_t local, const Shape& local_shape) const {
+  int64_t global = 0, stride = 1;
+  for (int axis = local_shape.rank() - 1; axis >= 0; --axis) {
+    global += (offset(axis) + local % local_shape[axis]) * stride;
+    local /= local_shape[axis];
+    stride *= global_shape[axis];
+  }
+  return global;
+}
+
+int64_t Parameter::offset(int axis) const {
+  int64_t offset = 0;
+  for (const Slice& slice : slices) {
+    if (slice.axis == axis) offset += slice.offset;
+  }
+  return offset;
+}
+
+void initial_values(const Parameter& parameter, uint64_t seed, int64_t begin,
+                    std::span<double> values) {
+  if (parameter.init_std == 0) {
+    std::fill(values.begin(), values.end(), 1.0);
+    return;
+  }
+  const RandomStream stream(seed, parameter.name);
+  const Shape shape = parameter.local_shape();
+#pragma omp parallel for
+  for (int64_t i = 0; i < static_cast<int64_t>(values.size()); ++i) {
+    values[i] = parameter.init_std * stream.normal(parameter.global_index(begin + i, shape));
+  }
+}
+
+Parameter& ParameterList::add(std::string name, const Shape& global_shape, double init_std,
+                              std::vector<Slice> slices) {
+  for (const auto& other : parameters_) {
+    USP_CHECK(other->name != name, "parameter {} is added twice", name);
+  }
+  for (const Slice& slice : slices) {
+    USP_CHECK(slice.axis < global_shape.rank() && slice.offset >= 0 && slice.length >= 0 &&
+                  slice.offset + slice.length <= global_shape[slice.axis],
+              "{}: slice [{}, +{}) of axis {} of {}", name, slice.offset, slice.length, slice.axis,
+              global_shape.to_string());
+  }
+  auto parameter = std::make_unique<Parameter>();
+  parameter->name = std::move(name);
+  parameter->global_shape = global_shape;
+  parameter->init_std = init_std;
+  parameter->slices = std::move(slices);
+  parameter->index = static_cast<int64_t>(parameters_.size());
+  parameters_.push_back(std::move(parameter));
+  return *parameters_.back();
+}
+
+Parameter& ParameterList::find(std::string_view name) {
+  for (const auto& parameter : parameters_) {
+    if (parameter->name == name) return *parameter;
+  }
+  fail("there is no parameter {}", name);
+}
+
+int64_t ParameterList::numel() const {
+  int64_t numel = 0;
+  for (const auto& parameter : parameters_) numel += parameter->local_shape().numel();
+  return numel;
+}
+
+void ParameterList::allocate(DType dtype, uint64_t seed, GradAccumulation accumulation) {
+  const DType acc = accumulate_dtype(dtype);
+  {
+    const CategoryScope scope(Category::weights);
+    values_ = Tensor::empty({numel()}, dtype);
+  }
+  {
+    const CategoryScope scope(Category::optimizer);
+    masters_ = dtype == acc ? values_ : Tensor::empty({numel()}, acc);
+  }
+  {
+    const CategoryScope scope(Category::gradients);
+    // The first contribution overwrites.
+    grads_ = Tensor::empty({numel()}, accumulation == GradAccumulation::f32 ? acc : dtype);
+    main_grads_ = accumulation == GradAccumulation::both ? Tensor::empty({numel()}, acc) : grads_;
+  }
+  std::vector<Parameter*> order;
+  std::vector<std::string> groups;  // in the order of their first parameters
+  for (const auto& parameter : parameters_) {
+    order.push_back(parameter.get());
+    groups.push_back(parameter->grad_groups.front());
+  }
+  std::ranges::stable_sort(order, {}, [&](const Parameter* parameter) {
+    return std::ranges::find(groups, parameter->grad_groups.front()) - groups.begin();
+  });
+  int64_t offset = 0;
+  for (Parameter* parameter : order) {
+    const Shape shape = parameter->local_shape();
+    const auto part = [&](const Tensor& flat) { return flat.narrow(0, offset, shape.numel()); };
+    parameter->flat_begin = offset;
+    parameter->shard = {0, shape.numel(), part(values_), part(masters_), part(main_grads_)};
+    parameter->value = parameter->shard.value.view(shape);
+    parameter->grad = part(grads_).view(shape);
+    if (accumulation == GradAccumulation::both) {
+      parameter->main_grad = parameter->shard.grad.view(shape);
+    }
+    offset += shape.numel();
+    if (values_.device() != Device::meta) initialize(*parameter, seed);
+  }
+}
+
+void ParameterList::end_block(int64_t block) {
+  const size_t added_before = uses_before_.size();
+  uses_before_.resize(size());
+  for (size_t i = 0; i < size(); ++i) {
+    Parameter& parameter = (*this)[i];
+    if (i >= added_before) parameter.block = block;
+    if (parameter.uses > uses_before_[i]) parameter.readers.push_back(block);
+    uses_before_[i] = parameter.uses;
+  }
+}
+
+Tensor stacked(const std::vector<Parameter*>& parameters, Tensor Parameter::*member) {
+  std::vector<Tensor> parts;
+  for (const Parameter* parameter : parameters) parts.push_back(parameter->*member);
+  return adjacent(parts);
+}
+
+}  // namespace usp

@@ -1,0 +1,194 @@
+#include "train/pretrained.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "base/json_reader.h"
+#include "files/safetensors.h"
+
+namespace usp {
+
+namespace {
+
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr const char* kHead = "lm_head.weight";
+constexpr int64_t kChunk = int64_t{1} << 20;  // elements
+
+/// Names and shapes of a Llama's weights, as LlamaForCausalLM calls them.
+std::map<std::string, Shape> expected_weights(const HfConfig& config) {
+  const int64_t H = config.hidden_size, F = config.ffn_hidden_size, V = config.vocab_size;
+  std::map<std::string, Shape> weights{{kEmbedding, {V, H}}, {"model.norm.weight", {H}}};
+  if (!config.tie_word_embeddings) weights[kHead] = {V, H};
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    const auto add = [&](const char* name, const Shape& shape) {
+      weights[fmt::format("model.layers.{}.{}.weight", layer, name)] = shape;
+    };
+    add("input_layernorm", {H});
+    add("self_attn.q_proj", {config.q_size(), H});
+    add("self_attn.k_proj", {config.kv_size(), H});
+    add("self_attn.v_proj", {config.kv_size(), H});
+    add("self_attn.o_proj", {H, config.q_size()});
+    add("post_attention_layernorm", {H});
+    add("mlp.gate_proj", {F, H});
+    add("mlp.up_proj", {F, H});
+    add("mlp.down_proj", {H, F});
+  }
+  return weights;
+}
+
+/// "a, b, c and 12 more"
+std::string list_names(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 3;
+  std::vector<std::string> shown;
+  for (size_t i = 0; i < std::min(kShown, names.size()); ++i) shown.push_back(in_quotes(names[i]));
+  std::string text = fmt::format("{}", fmt::join(shown, ", "));
+  if (names.size() > kShown) text += fmt::format(" and {} more", names.size() - kShown);
+  return text;
+}
+
+/// "[3, 5]" of a row-major index.
+std::string position(const StoredTensor& tensor, int64_t index) {
+  std::vector<int64_t> position(tensor.shape.size());
+  for (size_t axis = position.size(); axis-- > 0;) {
+    position[axis] = index % tensor.shape[axis];
+    index /= tensor.shape[axis];
+  }
+  return fmt::format("[{}]", fmt::join(position, ", "));
+}
+
+/// Throws unless a head that is stored beside the embedding it is tied to says the same.
+void check_tied(const StoredTensor& embedding, const StoredTensor& head) {
+  std::vector<double> a, b;
+  for (int64_t begin = 0; begin < embedding.numel(); begin += kChunk) {
+    const int64_t count = std::min(kChunk, embedding.numel() - begin);
+    a.resize(count);
+    b.resize(count);
+    embedding.read(begin, a);
+    head.read(begin, b);
+    const auto [x, y] = std::ranges::mismatch(a, b);
+    if (x == a.end()) continue;
+    usage_error(
+        "{}: {} differs from {} at {} ({} and {}), but config.json says "
+        "tie_word_embeddings=true; remove one, or say false",
+        head.file, kHead, kEmbedding, position(head, begin + (x - a.begin())), *y, *x);
+  }
+}
+
+/// Whether the run's dtype holds the value as a finite number.
+bool representable(double value, DType dtype) {
+  const double largest = dtype == DType::f64   ? std::numeric_limits<double>::max()
+                         : dtype == DType::f32 ? std::numeric_limits<float>::max()
+                                               : 0x1.FEp127;
+  return std::abs(value) <= largest;  // false for NaN
+}
+
+/// A parameter's local part, as runs of elements that lie side by side in the whole weight.
+class LocalPart {
+ public:
+  explicit LocalPart(const Parameter& parameter)
+      : parameter_(parameter), shape_(parameter.local_shape()) {
+    for (int axis = shape_.rank() - 1; axis >= 0; --axis) {
+      run_ *= shape_[axis];
+      if (shape_[axis] != parameter.global_shape[axis]) break;
+    }
+  }
+
+  /// Elements [begin, begin + values.size()) of the flattened part.
+  void read(const StoredTensor& tensor, int64_t begin, std::span<double> values,
+            DType dtype) const {
+    while (!values.empty()) {
+      const int64_t count = std::min<int64_t>(std::ssize(values), run_ - begin % run_);
+      const int64_t index = parameter_.global_index(begin, shape_);
+      tensor.read(index, values.first(count));
+      for (int64_t i = 0; i < count; ++i) {
+        if (representable(values[i], dtype)) continue;
+        fail("{}: tensor {}: element {} at {} is {}, which is no finite number in {}", tensor.file,
+             in_quotes(tensor.name), index + i, position(tensor, index + i), values[i],
+             name(dtype));
+      }
+      begin += count;
+      values = values.subspan(count);
+    }
+  }
+
+ private:
+  const Parameter& parameter_;
+  Shape shape_;
+  int64_t run_ = 1;
+};
+
+void load(Parameter& parameter, const StoredTensor& tensor) {
+  const LocalPart part(parameter);
+  const Shard& shard = parameter.shard;
+  const auto fill = [&](Tensor target, int64_t first) {
+    std::vector<double> values;
+    for (int64_t begin = 0; begin < target.numel(); begin += kChunk) {
+      values.resize(std::min(kChunk, target.numel() - begin));
+      part.read(tensor, first + begin, values, shard.value.dtype());
+      target.narrow(0, begin, std::ssize(values)).assign(values);
+    }
+  };
+  if (parameter.value.defined()) {
+    fill(parameter.value.view({parameter.value.numel()}), 0);
+  } else {
+    fill(shard.value, shard.begin);
+  }
+  // Masters keep the digits that bf16 drops.
+  if (shard.value.dtype() != shard.master.dtype()) fill(shard.master, shard.begin);
+  ++parameter.version;
+}
+
+}  // namespace
+
+namespace {
+
+void compare_weights(const std::string& directory, const HfConfig& config) {
+  const TensorCollection weights(directory);
+  const std::map<std::string, Shape> expected = expected_weights(config);
+  std::vector<std::string> missing, surplus;
+  for (const auto& [name, shape] : expected) {
+    if (weights.find(name) == nullptr) missing.push_back(name);
+  }
+  const bool both = config.tie_word_embeddings && weights.find(kHead) != nullptr;
+  for (const auto& [name, tensor] : weights.tensors()) {
+    const bool known = expected.contains(name) || name.ends_with("rotary_emb.inv_freq");
+    if (!known && !(both && name == kHead)) surplus.push_back(name);
+  }
+  if (!missing.empty()) {
+    usage_error("{}: {} of the {} weights that config.json asks for are missing: {}",
+                weights.path(), missing.size(), expected.size(), list_names(missing));
+  }
+  if (!surplus.empty()) {
+    usage_error("{}: {} tensors have no place in the Llama of config.json: {}", weights.path(),
+                surplus.size(), list_names(surplus));
+  }
+  for (const auto& [name, shape] : expected) weights.get(name).check_shape(shape);
+  if (both) {
+    weights.get(kHead).check_shape(expected.at(kEmbedding));
+    check_tied(weights.get(kEmbedding), weights.get(kHead));
+  }
+}
+
+}  // namespace
+
+void check_pretrained(const std::string& directory, const HfConfig& config) {
+  try {
+    compare_weights(directory, config);
+  } catch (const Error& error) {  // of the files: another model has to be given
+    usage_error("model={}: {}", directory, error.what());
+  }
+}
+
+void load_pretrained(ParameterList& parameters, const std::string& directory) {
+  const TensorCollection weights(directory);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    Parameter& parameter = parameters[i];
+    const StoredTensor& tensor = weights.get(parameter.name);
+    tensor.check_shape(parameter.global_shape);
+    if (parameter.shard.value.device() != Device::meta) load(parameter, tensor);
+  }
+}
+
+}  // namespace usp

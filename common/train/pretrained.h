@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+
+#include "files/hf_config.h"
+#include "train/parameter.h"
+
+namespace usp {
+
+/// Compares the names and shapes of a model directory's weights (model.safetensors, or
+/// model.safetensors.index.json and the files it names) with what a Llama of this config has,
+/// before anything is allocated. Throws UsageError that lists the names that are missing or too
+/// many, or gives both shapes, or says where a stored lm_head.weight differs from the embedding
+/// although config.json ties the two. Older models' `rotary_emb.inv_freq`, which RoPE's settings
+/// replace, is passed over.
+void check_pretrained(const std::string& directory, const HfConfig& config);
+
+/// Overwrites the parameters' values, and their master weights, with the weights of a model
+/// directory, converted to the run's dtype. A rank reads its own slices alone. On meta it only
+/// compares names and shapes. Throws Error for a weight that is missing, has another
+/// shape, or holds a value that is not finite in the run's dtype; the message names the element.
+void load_pretrained(ParameterList& parameters, const std::string& directory);
+
+}  // namespace usp

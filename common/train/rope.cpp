@@ -1,0 +1,29 @@
+#include "train/rope.h"
+
+#include <cmath>
+#include <vector>
+
+#include "tensor/runtime.h"
+
+namespace usp {
+
+// [rope]
+RopeTable::RopeTable(const ModelConfig& config, int64_t positions, DType dtype) {
+  const CategoryScope scope(Category::workspace);
+  const int64_t pairs = config.head_dim() / 2;
+  std::vector<double> cosines(positions * pairs), sines(positions * pairs);
+  for (int64_t p = 0; p < positions; ++p) {
+    for (int64_t c = 0; c < pairs; ++c) {
+      const double frequency =
+          std::pow(config.rope_theta, -2.0 * double(c) / double(config.head_dim()));
+      const double angle = double(p) * config.rope_scaling.scaled(frequency);
+      cosines[p * pairs + c] = std::cos(angle);
+      sines[p * pairs + c] = std::sin(angle);
+    }
+  }
+  cos = Tensor::from_host(cosines, {positions, pairs}, accumulate_dtype(dtype));
+  sin = Tensor::from_host(sines, {positions, pairs}, accumulate_dtype(dtype));
+}
+// [rope]
+
+}  // namespace usp

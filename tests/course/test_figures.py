@@ -1,0 +1,162 @@
+"""Derived files against their sources: tables and figures from their .json files, and what programs
+say without training.
+
+    python3 tests/course/test_figures.py [--bin build/release/bin]
+
+Without --bin, or where a program is not built, nothing is run again.
+"""
+import contextlib
+import io
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tools import bench, chapters, figures, showcase  # noqa: E402
+
+CHAPTERS = [c for c in chapters.find_chapters() if (c.folder / "figures").is_dir()]
+BIN = None
+MATPLOTLIB = re.compile(r"<dc:title>Matplotlib v([\d.]+),")
+STALE = "no longer follows from its data: ./book figures {} --render"
+
+
+def first_difference(old, new):
+    """The first line in which two texts differ, of both."""
+    a, b = old.splitlines(), new.splitlines()
+    at = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+    return "\n".join(f"  {sign} {lines[at] if at < len(lines) else '(ends)'}"
+                     for sign, lines in (("-", a), ("+", b)))
+
+
+class Derived(unittest.TestCase):
+    def compare(self, chapter, files):
+        """Each file as it is now against the text that it should have."""
+        wrong = []
+        for name, text in files.items():
+            path = chapter.folder / "figures" / name
+            old = path.read_text(encoding="utf-8") if path.exists() else ""
+            if old != text:
+                wrong.append(f"{path.relative_to(ROOT)} {STALE.format(chapter.short)}\n"
+                             f"{first_difference(old, text)}")
+        if wrong:
+            self.fail("\n".join(wrong))
+
+    def test_tables_follow_from_their_data(self):
+        for chapter in CHAPTERS:
+            folder = chapter.folder / "figures"
+            texts = showcase.texts(chapter, folder)
+            self.compare(chapter, texts)
+            made = {path.name for path in folder.glob("*.md")} - {"README.md"}
+            self.assertEqual(made - set(texts), set(), f"{folder}: nothing makes these")
+
+    def test_what_programs_say_without_training(self):
+        if BIN is None:
+            self.skipTest("no --bin: no program is run")
+        for chapter in CHAPTERS:
+            program = BIN / chapter.name
+            if not program.exists():
+                self.skipTest(f"{program} is not built")
+            with contextlib.redirect_stderr(io.StringIO()):
+                self.compare(chapter, showcase.maker(chapter).rerun(chapter, program))
+
+    @unittest.skipIf(figures.find_python() is None, "no Python here imports numpy and matplotlib")
+    def test_figures_follow_from_their_data(self):
+        code = "import matplotlib; print(matplotlib.__version__)"
+        here = subprocess.run([figures.find_python(), "-c", code], stdout=subprocess.PIPE,
+                              text=True, check=True).stdout.strip()
+        for chapter in CHAPTERS:
+            folder = chapter.folder / "figures"
+            with tempfile.TemporaryDirectory(prefix="test_figures_") as scratch:
+                showcase.draw(chapter, folder, Path(scratch))
+                drawn = {p.name: p.read_text(encoding="utf-8") for p in Path(scratch).iterdir()}
+            same = {}
+            for name, text in drawn.items():
+                self.assertTrue(name.endswith(".svg"), f"{name}: pages show SVG")
+                by = MATPLOTLIB.search((folder / name).read_text(encoding="utf-8"))
+                if by and by[1] == here:  # other versions draw differently
+                    same[name] = text
+            self.compare(chapter, same)
+
+    def test_every_picture_is_shown(self):
+        pages = "".join(path.read_text(encoding="utf-8") for path in
+                        [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("ch*/*.md")])
+        for chapter in CHAPTERS:
+            for path in (chapter.folder / "figures").iterdir():
+                if path.suffix in (".svg", ".png"):
+                    self.assertIn(f"figures/{path.name}", pages, f"no page shows {path}")
+
+    def test_how_a_table_that_was_altered_shows(self):
+        chapter = CHAPTERS[0]
+        text = (chapter.folder / "figures" / "costs.md").read_text(encoding="utf-8")
+        other = text.replace("| 8 N |", "| 9 N |")
+        with self.assertRaisesRegex(AssertionError, rf"costs.md no longer follows from its data: "
+                                    rf"./book figures {chapter.short} --render\n  - .* 8 N .*\n"
+                                    r"  \+ .* 9 N "):
+            self.compare(chapter, {"costs.md": other})
+
+
+class Makers(unittest.TestCase):
+    def test_a_chapter_without_a_maker_has_its_demo_alone(self):
+        with tempfile.TemporaryDirectory() as scratch:
+            chapter = SimpleNamespace(name="ch99_demo", short="ch99", folder=Path(scratch))
+            self.assertEqual(showcase.texts(chapter, chapter.folder), {})
+            self.assertEqual(showcase.maker(chapter).rerun(chapter, None), {})
+            self.assertEqual(showcase.maker(chapter).bench_lines({}), [])
+
+    def test_no_chapter_makes_anothers_figures(self):
+        for chapter in CHAPTERS:
+            for script in (chapter.folder / "figures").glob("*.py"):
+                others = set(re.findall(r"\bch\d\d_\w+", script.read_text())) - {chapter.name}
+                self.assertEqual(others, set(), str(script))
+        tools = "".join(path.read_text() for path in (ROOT / "tools").rglob("*.py"))
+        self.assertNotRegex(tools, r"\b(?:zero|data_parallel|plan)\.h\b.*exists|zero_stage")
+
+    def test_a_bench_is_told_from_its_record(self):
+        for chapter in CHAPTERS:
+            path = chapter.folder / "figures" / "bench.json"
+            if not path.exists():
+                continue
+            record, out = showcase.read_json(path), io.StringIO()
+            more = showcase.maker(chapter).bench_text(record)
+            with contextlib.redirect_stdout(out):
+                bench.print_table(record, more)
+            for result in record["results"]:
+                self.assertRegex(out.getvalue(), rf"\n{result['config']} {result['dtype']} "
+                                 rf"x{result['ranks']} +[\d.]+ ")
+            self.assertGreater(len(more), 5)
+            self.assertIn("\n".join(more), out.getvalue())
+
+    def test_rendering_writes_what_differs_and_measures_nothing(self):
+        chapter = CHAPTERS[0]
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / "figures"
+            folder.mkdir()
+            for path in (chapter.folder / "figures").glob("*.json"):
+                (folder / path.name).write_bytes(path.read_bytes())
+            copy = SimpleNamespace(name=chapter.name, short=chapter.short, folder=Path(scratch))
+            with mock.patch.object(figures, "draw") as drawn, \
+                    contextlib.redirect_stderr(io.StringIO()) as said:
+                showcase.render(copy)
+                first = said.getvalue()
+                showcase.render(copy)
+            self.assertEqual(said.getvalue(), first)  # nothing is new the second time
+            self.assertIn("claims.md is new", first)
+            self.assertIn(f"{chapter.name}.figures.plot_activations",
+                          [call.args[0] for call in drawn.call_args_list])
+            self.assertEqual((folder / "claims.md").read_bytes(),
+                             (chapter.folder / "figures" / "claims.md").read_bytes())
+
+
+if __name__ == "__main__":
+    if "--bin" in sys.argv:
+        at = sys.argv.index("--bin")
+        BIN = Path(sys.argv[at + 1])
+        del sys.argv[at:at + 2]
+    unittest.main()

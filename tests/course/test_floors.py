@@ -1,0 +1,181 @@
+"""The rooms of common/ lie on floors: no room includes one above it. And the layout of the code.
+
+    python3 tests/course/test_floors.py       needs no build; clang-format where it is installed
+"""
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = (".h", ".cpp", ".cuh", ".cu")
+FORMATTER = 14  # the major version whose layout the sources have
+DECLARATION = "common/floors.json"
+
+
+def code_files(folder):
+    return sorted(path for path in folder.rglob("*") if path.suffix in CODE)
+
+
+def includes(path):
+    """(line number, the header) of every include in quotation marks."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [(number, match[1]) for number, line in enumerate(lines, 1)
+            for match in [re.match(r'\s*#\s*include "([^"]+)"', line)] if match]
+
+
+def levels(rooms):
+    """{room: its floor}: one above the highest that it may include. ValueError on a cycle."""
+    found = {}
+    while len(found) < len(rooms):
+        ready = [room for room, below in rooms.items() if room not in found
+                 and all(name in found for name in below)]
+        if not ready:
+            raise ValueError(f"{DECLARATION}: the rooms {', '.join(rooms.keys() - found.keys())} "
+                             "include each other in a circle")
+        found.update({room: 1 + max((found[name] for name in rooms[room]), default=0)
+                      for room in ready})
+    return found
+
+
+def drawing(rooms):
+    """The floors, the highest first, and what a room on each may include."""
+    floor_of, lines = levels(rooms), []
+    for level in sorted(set(floor_of.values()), reverse=True):
+        here = [room for room in rooms if floor_of[room] == level]
+        below = {tuple(rooms[room]) for room in here}
+        if len(below) > 1:
+            raise ValueError(f"{DECLARATION}: the rooms {', '.join(here)} are on one floor and may "
+                             "include different ones")
+        lines.append((" | ".join(here), " ".join(below.pop())))
+    width = max(len(here) for here, _ in lines)
+    return "".join(f"{here:^{width}}   {'includes ' + below if below else ''}".rstrip() + "\n"
+                   for here, below in lines)
+
+
+def errors(root):
+    """Arrows between rooms that are not declared, as messages."""
+    declared = json.loads((root / DECLARATION).read_text(encoding="utf-8"))
+    rooms, found = declared["rooms"], []
+    for path in code_files(root / "common"):
+        room, where = path.relative_to(root / "common").parts[0], path.relative_to(root)
+        if room not in rooms:
+            found.append(f"{where}: {room} is no room; declare it in {DECLARATION}")
+            continue
+        allowed = [room, *rooms[room]]
+        for number, header in includes(path):
+            if header in declared["from_elsewhere"]:
+                continue
+            target = header.split("/")[0] if "/" in header else None
+            if target not in rooms:
+                found.append(f'{where}:{number}: "{header}" is no file of a room: common/ includes '
+                             "neither a chapter nor a test")
+            elif target not in allowed:
+                found.append(f"{where}:{number}: new arrow {room} -> {target}; {room} may include "
+                             f"{', '.join(allowed)}: move the code, or put what both need on a "
+                             "lower floor")
+            elif not (root / "common" / header).is_file():
+                found.append(f'{where}:{number}: there is no common/{header}')
+    return found
+
+
+class Floors(unittest.TestCase):
+    def test_no_room_includes_one_above_it(self):
+        self.assertEqual("\n".join(errors(ROOT)), "")
+
+    def test_the_drawing_shows_what_is_declared(self):
+        rooms = json.loads((ROOT / DECLARATION).read_text(encoding="utf-8"))["rooms"]
+        folders = {path.name for path in (ROOT / "common").iterdir() if path.is_dir()}
+        self.assertEqual(set(rooms), folders - {"__pycache__"})
+        self.assertIn(f"```\n{drawing(rooms)}```", (ROOT / "CONTRIBUTING.md").read_text(),
+                      "CONTRIBUTING.md draws the floors otherwise; they are\n" + drawing(rooms))
+
+    def test_chapters_include_headers_that_are_there(self):
+        for path in [p for folder in ROOT.glob("ch[0-9][0-9]_*") for p in code_files(folder)]:
+            for number, header in includes(path):
+                near = [path.parent / header, ROOT / "common" / header]
+                self.assertTrue(any(p.is_file() for p in near), f"{path}:{number}: {header}")
+
+    def test_common_names_no_flag_that_a_technique_brings(self):
+        def bound(folder):
+            return set(re.findall(r'bind\("(\w+)"', "".join(
+                path.read_text(encoding="utf-8") for path in code_files(folder))))
+
+        first, *others = sorted(ROOT.glob("ch[0-9][0-9]_*"))
+        brought = set().union(*map(bound, others)) - bound(first) - bound(ROOT / "common")
+        for path in code_files(ROOT / "common"):
+            text = path.read_text(encoding="utf-8")
+            text = re.sub(r"kMayDiffer = \{.*?\};", "", text, flags=re.S)
+            named = set(re.findall(r'--(\w+)|"(\w+)"', text))
+            self.assertEqual({a or b for a, b in named} & brought, set(), str(path))
+
+
+class Toy(unittest.TestCase):
+    """Two rooms in a folder of their own."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="test_floors_")
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+        self.write("common/floors.json", json.dumps(
+            {"rooms": {"low": [], "high": ["low"]}, "from_elsewhere": ["commit.h"]}))
+        self.write("common/low/a.h", '#include <map>\n#include "low/b.h"\n#include "commit.h"\n')
+        self.write("common/low/b.h", "")
+        self.write("common/high/c.cpp", '#include "low/a.h"\n')
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def test_what_is_allowed(self):
+        self.assertEqual(errors(self.root), [])
+
+    def test_an_arrow_upwards_is_named(self):
+        self.write("common/high/d.h", "")
+        self.write("common/low/b.h", '\n#include "high/d.h"\n')
+        self.assertEqual(errors(self.root), [
+            "common/low/b.h:2: new arrow low -> high; low may include low: move the code, or put "
+            "what both need on a lower floor"])
+
+    def test_a_chapters_header_and_one_that_is_not_there(self):
+        self.write("common/high/c.cpp", '#include "model.h"\n#include "low/none.h"\n')
+        first, second = errors(self.root)
+        self.assertIn('common/high/c.cpp:1: "model.h" is no file of a room', first)
+        self.assertIn("c.cpp:2: there is no common/low/none.h", second)
+
+    def test_a_room_that_is_not_declared(self):
+        self.write("common/attic/x.h", "")
+        self.assertEqual(errors(self.root), [
+            "common/attic/x.h: attic is no room; declare it in common/floors.json"])
+
+    def test_a_cycle_is_an_error_and_floors_are_drawn_from_above(self):
+        with self.assertRaisesRegex(ValueError, "in a circle"):
+            levels({"a": ["b"], "b": ["a"], "c": []})
+        self.assertEqual(drawing({"a": [], "b": ["a"], "cc": ["a"]}),
+                         "b | cc   includes a\n  a\n")
+
+
+class Layout(unittest.TestCase):
+    def test_sources_are_laid_out_by_clang_format(self):
+        if shutil.which("clang-format") is None:
+            self.skipTest("there is no clang-format here")
+        said = subprocess.run(["clang-format", "--version"], stdout=subprocess.PIPE, text=True,
+                              check=True).stdout
+        version = re.search(r"version (\d+)", said)
+        if version is None or int(version[1]) != FORMATTER:
+            self.skipTest(f"this is {said.strip()}; versions lay out differently, the sources are "
+                          f"as {FORMATTER} has them")
+        folders = [*ROOT.glob("ch[0-9][0-9]_*"), ROOT / "common", ROOT / "tests", ROOT / "tools"]
+        files = [path for folder in folders for path in code_files(folder)]
+        result = subprocess.run(["clang-format", "--dry-run", "--Werror", *files],
+                                stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+        wrong = sorted(set(re.findall(r"^(\S+?):\d+:\d+: error", result.stderr, re.M)))
+        self.assertEqual((wrong, result.returncode), ([], 0), "run clang-format -i on them")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,106 @@
+"""./book new: a chapter of one's own is in order at once, and needs no line elsewhere."""
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tools import chapters, delta, new, weave  # noqa: E402
+from tools.base import BookError  # noqa: E402
+
+
+class New(unittest.TestCase):
+    """In a copy of the tree, without what is built or run there."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="test_new_")
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name).resolve() / "tree"
+        shutil.copytree(ROOT, self.root, symlinks=True, ignore=lambda path, names: [
+            name for name in names if name in ("build", "runs", ".git", "__pycache__")])
+        self.before = chapters.find_chapters(self.root)
+        self.last = self.before[-1]
+        self.ranked = [chapter for chapter in self.before if chapter.ranks][-1]
+
+    def begin(self, *arguments):
+        return subprocess.run([sys.executable, "book", "new", *arguments], cwd=self.root, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+
+    def configure(self):
+        """What CMake makes of the tests: {name: description}."""
+        done = subprocess.run(["cmake", "-S", ".", "-B", "build", "-G", "Ninja"], cwd=self.root,
+                              text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              check=False)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        return json.loads((self.root / "build" / "tests.json").read_text())
+
+    def test_it_is_in_order_at_once(self):
+        done = self.begin("demo", "--parent", self.ranked.short)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        name = f"ch{self.last.number + 1:02d}_demo"
+        self.assertIn(f"{name} is a copy of {self.ranked.name}", done.stdout)
+        self.assertEqual(delta.check(name, self.root), [])
+        chapter = chapters.resolve(name, self.root)
+        self.assertEqual((chapter.ranks, chapter.title), (self.ranked.ranks, "Demo"))
+        self.assertFalse((self.root / name / "figures").exists())
+        self.assertFalse((self.root / name / "examples").exists())
+        readme = self.root / name / "README.md"
+        self.assertEqual(weave.woven(readme.read_text(), readme.parent), readme.read_text())
+        for command in re.findall(r"^\./book (\w+)", readme.read_text(), re.M):
+            self.assertIn(command, ("run", "test", "diff"))
+
+    def test_the_parent_left_out_is_the_last_chapter(self):
+        self.assertEqual(self.begin("demo").returncode, 0)
+        name = f"ch{self.last.number + 1:02d}_demo"
+        self.assertEqual(delta.read_manifest(name, self.root).parent, self.last.name)
+
+    def test_names_that_cannot_be_are_refused_with_one_that_can(self):
+        taken = self.last.name[5:]
+        for name, hint in (("Demo", "./book new demo"), ("a b", "./book new a_b"), ("", "new demo"),
+                           ("9x", "./book new x"), ("../x", "./book new x"), ("a__b", "new a_b"),
+                           ("x" * 41, "40 characters"), (taken, self.last.name),
+                           ("ch07_x", "./book new x")):
+            with self.assertRaises(BookError) as caught:
+                new.begin_chapter(name, None, self.root)
+            self.assertEqual(caught.exception.code, 2)
+            self.assertIn(hint, str(caught.exception))
+        self.assertEqual(self.begin("demo", "--parent", "ch77").returncode, 2)
+        self.assertEqual(chapters.find_chapters(self.root), self.before)
+
+    @unittest.skipIf(shutil.which("cmake") is None, "no cmake here")
+    def test_tests_are_compiled_where_they_say_something_new(self):
+        before = self.configure()
+        self.begin("demo", "--parent", self.ranked.short)
+        name = f"ch{self.last.number + 1:02d}_demo"
+        tests = self.configure()
+
+        def sources(chapter, among):
+            test = among.get(f"technique.{chapter}", {"sources": []})
+            return {source.split("/")[-1][:-4] for source in test["sources"]}
+
+        self.assertEqual(sources(name, tests), sources(self.ranked.name, before))
+        manifest = delta.read_manifest(self.ranked.name, self.root)
+        changed = {Path(file).stem for file in [*manifest.adds, *manifest.edits]}
+        self.assertLessEqual(sources(self.ranked.name, tests), changed)
+        self.assertIn("zero", sources(self.ranked.name, tests))
+        first = self.before[0].name
+        self.assertEqual(sources(first, tests), sources(first, before))
+        self.assertIn(name, tests["parity.ranks"]["targets"])
+        self.assertNotIn("only_in_all", tests["parity.ranks"])
+        self.assertTrue(tests[f"parity.mpi4.{self.ranked.name}"]["only_in_all"])
+        if "USP_TEST_ALL" in os.environ:
+            subprocess.run(["ninja", "-C", "build", "-j2", f"test_{name}", name], cwd=self.root,
+                           check=True, stdout=subprocess.DEVNULL)
+            subprocess.run([self.root / "build" / "bin" / f"test_{name}"], check=True,
+                           stdout=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,48 @@
+"""What the steps of a traced run took once it was under way."""
+import statistics
+from pathlib import Path
+
+from tools import build, estimates, machine, mpi, trace
+from tools.base import BookError
+from tools.process import wait_for
+
+STEPS, SKIPPED_STEPS = 14, 4  # primitives are created and pages touched in the first ones
+QUIET = {"eval_interval": 0, "sample_tokens": 0, "steps": STEPS, "trace_steps": STEPS}
+
+
+def train(chapter, run_dir, ranks, share=None, **flags):
+    """Trains for a few steps, every one traced; the trace. share: ranks that the cores are shared
+    out to, where a step must not depend on how many there are."""
+    program = [str(build.binary(build.RELEASE, chapter.name)),
+               *estimates.words_of({**QUIET, **flags, "run_dir": run_dir})]
+    command = mpi.find().command(ranks, program) if ranks > 1 else program
+    held = []
+    code, _ = wait_for(command, machine.thread_environment(ranks=share or ranks), held.append)
+    if code != 0:
+        raise BookError(f"a run of {chapter.name} ended with exit code {code}:\n{''.join(held)}")
+    return trace.load(Path(run_dir) / trace.RECORDED)
+
+
+def steady(recorded):
+    """Median milliseconds over the later steps: (step, exposed communication).
+
+    A step lasts until the next one begins: what it left to be sent may be waited for in between, or
+    delay what is. Exposed on the rank on which the least shows, which is the slowest: that is what
+    communication adds to the step. A rank that was faster also waits for what the slowest sent late.
+    """
+    begins = [[share.begin for share in ranks]
+              for ranks in list(trace.steps(recorded).values())[SKIPPED_STEPS:]]
+    durations, exposed = [], []
+    for now, then in zip(begins, begins[1:]):
+        durations.append(min(then) - min(now))
+        exposed.append(min(
+            sum(wait.exposed for wait in rank.waits if begin <= wait.begin < end)
+            for rank, begin, end in zip(recorded.ranks, now, then)))
+    return statistics.median(durations) / 1000, statistics.median(exposed) / 1000
+
+
+def typical_step(recorded):
+    """The number of the later step that is closest to the median of their times."""
+    later = list(trace.steps(recorded).items())[SKIPPED_STEPS:]
+    median = statistics.median(trace.step_time(ranks) for _, ranks in later)
+    return min(later, key=lambda item: abs(trace.step_time(item[1]) - median))[0]
