@@ -1,8 +1,9 @@
-"""Fills the blocks of the READMEs from the files they show, and checks that they still agree.
+"""Fills the blocks of the pages from the files they show, and checks that they still agree.
 
 A block stands between two comments that no reader sees rendered:
 
     <!-- snippet: layers.cpp#linear -->     the lines between the two `// [linear]` markers
+    <!-- snippet: layers.cpp#linear mark: keep(x); T w -->   an arrow behind those with such a text
     <!-- output: figures/demo.txt -->       a file as the program printed it
     <!-- include: figures/costs.md -->      a generated piece of Markdown
     <!-- delta: layers.cpp#linear -->       the snippet as a diff against the parent chapter
@@ -17,8 +18,9 @@ import textwrap
 from tools import changes, chapters, delta, diff
 from tools.base import ROOT, BookError
 
-BLOCK = re.compile(r"(<!-- (?:(snippet|output|include|delta): (\S+)|changes) -->\n)(.*?)"
-                   r"(<!-- /woven -->)", re.S)
+BLOCK = re.compile(r"(<!-- (?:(snippet|output|include|delta): (\S+)(?: mark: ([^\n]+?))?|changes)"
+                   r" -->\n)(.*?)(<!-- /woven -->)", re.S)
+ARROW = "  // ◀"  # behind a line that is the lesson
 MARKER = re.compile(r"^[ \t]*// \[[\w-]+\][ \t]*\n", re.M)
 
 
@@ -31,6 +33,18 @@ def snippet(reference, folder):
         raise BookError(f"{folder / file}: the line `// [{name}]` must stand there exactly twice, "
                         f"found {len(parts) - 1}")
     return textwrap.dedent(MARKER.sub("", parts[1]))
+
+
+def marked(code, marks, reference):
+    """The code with an arrow behind each line that holds one of the texts, which `;` separates."""
+    lines = code.splitlines()
+    for mark in filter(None, (mark.strip() for mark in (marks or "").split(";"))):
+        found = [i for i, line in enumerate(lines) if mark in line]
+        if len(found) != 1:
+            raise BookError(f"{reference}: a mark's text must stand in one line, "
+                            f"'{mark}' stands in {len(found)}")
+        lines[found[0]] += ARROW
+    return "\n".join(lines) + "\n"
 
 
 def changes_table(folder):
@@ -60,11 +74,11 @@ def _read(path):
 
 
 def woven(text, folder):
-    """The README text with every block filled anew; `folder` is what its paths are relative to."""
+    """The page's text with every block filled anew; `folder` is what its paths are relative to."""
     def fill(match):
-        opening, kind, reference, _, closing = match.groups()
+        opening, kind, reference, marks, _, closing = match.groups()
         if kind == "snippet":
-            body = f"```cpp\n{snippet(reference, folder)}```\n"
+            body = f"```cpp\n{marked(snippet(reference, folder), marks, reference)}```\n"
         elif kind == "output":
             body = f"~~~~text\n{_read(folder / reference).rstrip()}\n~~~~\n"
         elif kind == "delta":
@@ -78,8 +92,10 @@ def woven(text, folder):
 
 
 def readmes(root=ROOT):
-    """The READMEs that may hold blocks: the front page and the chapters'."""
-    return [root / "README.md", *sorted(root.glob("ch[0-9][0-9]_*/README.md"))]
+    """The pages that may hold blocks: the front page, the chapters' own, those of docs/."""
+    of_chapters = [page for page in sorted(root.glob("ch[0-9][0-9]_*/*.md"))
+                   if page.name != changes.FILE]
+    return [root / "README.md", *of_chapters, *sorted(root.glob("docs/*.md"))]
 
 
 def pages(root=ROOT):
@@ -94,7 +110,7 @@ def pages(root=ROOT):
 
 
 def weave(check, root=ROOT):
-    """Rewrites the READMEs and every CHANGES.md, or with `check` only names those that no longer
+    """Rewrites the pages and every CHANGES.md, or with `check` only names those that no longer
     agree with the sources. Returns them."""
     stale = []
     for path, old, new in pages(root):

@@ -200,6 +200,9 @@ class Tree:
             for command in commands:
                 if subprocess.run(command, stdout=log, stderr=log).returncode != 0:
                     raise FaultError(f"building {' '.join(targets)} failed:\n{tail(self.log)}")
+        if " warning: " in self.log.read_text(encoding="utf-8", errors="replace"):
+            raise FaultError("it compiles with a warning, which is an error where USP_WERROR is "
+                             f"on:\n{tail(self.log)}")
 
     @contextlib.contextmanager
     def patched(self, fault):
