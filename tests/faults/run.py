@@ -4,9 +4,10 @@
   run.py --source . --work build/release/faults --only NAME   one of them, --list shows the names
   run.py --source . --work build/release/faults --chosen      those in files that have changed
 
-For each fault the copy is patched, the target it names rebuilt and the test it names run; that
-test has to fail, with the message the fault announces. README.md says how to write one. A fault
-that was caught is not tried again until a source or its patch changes, unless --force is given.
+For each fault a copy is patched, the target it names rebuilt and the test it names run; that test
+has to fail, with the message the fault announces. Two copies work side by side, since compiling one
+file and linking leave a core idle. README.md says how to write a fault. One that was caught is not
+tried again until a source or its patch changes, unless --force is given.
 
 Exit code: 0 all caught, 1 otherwise, 77 where nothing was missed but a test had to be skipped.
 """
@@ -20,7 +21,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -169,10 +172,10 @@ class Tree:
     knows the one knows the other. A file is written only where its content differs, so that a
     build redoes no more than it must."""
 
-    def __init__(self, source, work, jobs):
-        self.root, self.jobs = work / "source", jobs
+    def __init__(self, source, work, name, jobs):
+        self.root, self.jobs = work / name, jobs
         self.build_dir = self.root / "build" / "release"
-        self.log = work / "build.log"
+        self.log = work / f"{name}.log"
         files = list_files(source)
         digest = hashlib.sha256()
         for path in files:
@@ -255,22 +258,44 @@ def tail(text, lines=25):
     return "\n".join(text.rstrip().splitlines()[-lines:])
 
 
-def check_unpatched(tree, faults):
+def check_unpatched(trees, faults):
     """Every test has to pass without the fault, and must not print the fault's message anyway.
-    Returns the faults whose tests can run here."""
-    tree.build(sorted({fault.target for fault in faults}))
-    results = {}
+    Builds what the faults need in every tree. Returns those whose tests can run here."""
+    for tree in trees:  # one after the other: the later ones find the objects in the cache
+        tree.build(sorted({fault.target for fault in faults}))
+    tests = list(dict.fromkeys((fault.target, fault.test) for fault in faults))
+    results = dict(zip(tests, share_out(trees, lambda tree, test: tree.run(*test), tests)))
     for fault in faults:
-        key = fault.target, fault.test
-        if key not in results:
-            results[key] = tree.run(*key)
-        code, output = results[key]
+        code, output = results[fault.target, fault.test]
         if code not in (0, SKIPPED):
             raise FaultError(f"{fault.test}: does not pass without a fault:\n{tail(output)}")
         if code == 0 and re.search(fault.message, output):
             raise FaultError(f"{fault.name}: its message '{fault.message}' stands in the output "
                              f"of the test that passes:\n{tail(output)}")
     return [fault for fault in faults if results[fault.target, fault.test][0] == 0]
+
+
+def share_out(trees, work, tasks):
+    """[work(tree, task) for each task], a tree at a time for each; the first exception ends it."""
+    free = list(trees)
+    lock = threading.Lock()
+
+    def with_a_tree(task):
+        with lock:
+            tree = free.pop()
+        try:
+            return work(tree, task)
+        finally:
+            with lock:
+                free.append(tree)
+
+    with ThreadPoolExecutor(len(trees)) as pool:
+        results = [pool.submit(with_a_tree, task) for task in tasks]
+        try:
+            return [result.result() for result in results]
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def try_fault(tree, fault):
@@ -288,45 +313,62 @@ def try_fault(tree, fault):
     return True, ""
 
 
-def run_faults(tree, faults, cache_path, force):
+class Report:
+    """A line per fault as it comes in; what was caught is kept in a file for the next time."""
+
+    def __init__(self, runnable, cache, cache_path):
+        self.runnable, self.cache, self.cache_path = runnable, cache, cache_path
+        self.missed, self.tried, self.begin = [], 0, time.monotonic()
+        self.lock = threading.Lock()
+
+    def add(self, fault, digest, seconds, caught, why):
+        with self.lock:
+            self.tried += 1
+            left = len(self.runnable) - self.tried
+            each = (time.monotonic() - self.begin) / self.tried
+            note_progress(f"{self.tried} of {len(self.runnable)}, {each * left:.0f} s left")
+            line = f"{fault.name}  by {fault.target}: {fault.test}  in {seconds:.0f} s"
+            if caught:
+                print(f"caught   {line}", flush=True)
+                self.cache[fault.name] = digest
+                self.cache_path.write_text(json.dumps(self.cache, indent=1) + "\n",
+                                           encoding="utf-8")
+            else:
+                self.missed.append(fault.name)
+                print(f"MISSED   {line}\n{fault.what}\n{why}", flush=True)
+
+
+def run_faults(trees, faults, cache_path, force):
     """Prints a line per fault; returns the exit code."""
     cache = {}
     if cache_path.is_file() and not force:
         cache = json.loads(cache_path.read_text(encoding="utf-8"))
-    digest = {fault.name: hashlib.sha256((tree.digest + fault.text).encode()).hexdigest()
+    digest = {fault.name: hashlib.sha256((trees[0].digest + fault.text).encode()).hexdigest()
               for fault in faults}
     fresh = [fault for fault in faults if cache.get(fault.name) != digest[fault.name]]
     for fault in fresh:
-        fault.apply(tree.root)  # a stale patch is found before anything is built
+        fault.apply(trees[0].root)  # a stale patch is found before anything is built
     begin = time.monotonic()
     note_progress(f"{len(fresh)} faults: first their tests without them")
-    runnable = check_unpatched(tree, fresh) if fresh else []
+    trees = trees[:max(1, len(fresh))]
+    runnable = check_unpatched(trees, fresh) if fresh else []
     if runnable:
         print(f"their tests pass without the faults, after {time.monotonic() - begin:.0f} s",
               flush=True)
-    missed, tried, first = [], 0, time.monotonic()
     for fault in faults:
-        begin = time.monotonic()
         if fault not in fresh:
             print(f"caught   {fault.name}  before, and nothing has changed", flush=True)
-            continue
-        if fault not in runnable:
+        elif fault not in runnable:
             print(f"skipped  {fault.name}: {fault.test} cannot run here", flush=True)
-            continue
-        left = f", {(begin - first) / tried * (len(runnable) - tried):.0f} s left" if tried else ""
-        note_progress(f"{tried + 1} of {len(runnable)}, {fault.name}{left}")
-        tried += 1
+    report = Report(runnable, cache, cache_path)
+
+    def judge(tree, fault):
+        begin = time.monotonic()
         caught, why = try_fault(tree, fault)
-        seconds = f"in {time.monotonic() - begin:.0f} s"
-        if caught:
-            print(f"caught   {fault.name}  by {fault.target}: {fault.test}  {seconds}", flush=True)
-            cache[fault.name] = digest[fault.name]
-            cache_path.write_text(json.dumps(cache, indent=1) + "\n", encoding="utf-8")
-        else:
-            missed.append(fault.name)
-            print(f"MISSED   {fault.name}  by {fault.target}: {fault.test}  {seconds}\n"
-                  f"{fault.what}\n{why}", flush=True)
-    skipped = len(fresh) - len(runnable)
+        report.add(fault, digest[fault.name], time.monotonic() - begin, caught, why)
+
+    share_out(trees, judge, runnable)
+    skipped, missed = len(fresh) - len(runnable), sorted(report.missed)
     print(f"{len(faults)} faults: {len(faults) - len(missed) - skipped} caught, {skipped} skipped, "
           f"{len(missed)} missed {' '.join(missed)}".rstrip())
     return 1 if missed else SKIPPED if skipped else 0
@@ -341,7 +383,8 @@ def main():
     parser.add_argument("--chosen", action="store_true",
                         help="those in files that have changed, or a few if none has")
     parser.add_argument("--list", action="store_true", help="name the faults and their tests")
-    parser.add_argument("--jobs", type=int, default=2, help="compilers and threads at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="compilers and threads of each copy")
+    parser.add_argument("--copies", type=int, default=2, help="faults at a time, each in a copy")
     parser.add_argument("--force", action="store_true", help="also those that were caught before")
     args = parser.parse_args()
     try:
@@ -359,8 +402,9 @@ def main():
         if args.chosen:
             faults = choose(faults, args.source)
         args.work.mkdir(parents=True, exist_ok=True)
-        tree = Tree(args.source.resolve(), args.work.resolve(), args.jobs)
-        return run_faults(tree, faults, args.work.resolve() / "caught.json", args.force)
+        trees = [Tree(args.source.resolve(), args.work.resolve(), f"source{i + 1}", args.jobs)
+                 for i in range(max(1, args.copies))]
+        return run_faults(trees, faults, args.work.resolve() / "caught.json", args.force)
     except FaultError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
