@@ -2,7 +2,7 @@
 
 `./book figures` and `./book bench` call it; tools/showcase.py says how.
 """
-from tools import build
+from tools import build, provenance
 from tools.bench_report import RECORD
 from tools.showcase import (json_text, keep_timeline, origin, output_of, read_json, write_json)
 
@@ -11,6 +11,8 @@ from . import claims, overlap, ranks, zero
 BENCH_PROGRAMS = ("comm_bench",)
 bench, bench_lines, bench_text = ranks.bench, ranks.lines, ranks.text
 DRAWINGS = (("plot_scaling", "overlap.json", "scaling"), ("plot_zero", "zero.json", ""))
+PROVENANCE = {"provenance.md": ("demo", "overlap", "bench"),  # of a page: its data
+              "provenance_zero.md": ("zero", "bench"), "provenance_collectives.md": ("bench",)}
 EXAMPLE_RANKS = 3  # the book's
 # The book's example of a global batch, on 128 and 512 ranks, and a model that does not fit.
 PLAN = ["--plan", "4194304", "--seq_len", "4096", "--dtype", "bf16"]
@@ -81,7 +83,10 @@ def texts(folder):
     return {"traffic.md": traffic_table(read_json(folder / "demo.json")),
             "overlap.md": overlap.table(overlapped), "zero.md": zero.ways_table(record),
             "zero_8b.md": zero.large_table(record["zero"]["large"]),
-            "claims.md": claims.table(record, overlapped, compared)}
+            "claims.md": claims.table(record, overlapped, compared),
+            **{page: provenance.line({name: read_json(folder / f"{name}.json") for name in data
+                                      if (folder / f"{name}.json").exists()})
+               for page, data in PROVENANCE.items()}}
 
 
 def traffic_table(demo_record):

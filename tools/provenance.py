@@ -1,0 +1,26 @@
+"""The line that says where the numbers of a page come from."""
+from tools import machine, trace
+
+
+def line(records):
+    """Markdown for {name: record}, of figures/NAME.json: a run's facts or a measurement's. Data of
+    one machine and commit make one line, with links to them; others a line of their own."""
+    sessions = {}
+    for name, record in records.items():
+        sessions.setdefault(_origin(record), []).append((name, _date(record)))
+    return "\n".join(f"Measured on {origin}, {max(day for _, day in data)}.\n"
+                     f"Data: {', '.join(f'[{n}.json](figures/{n}.json)' for n, _ in data)}.\n"
+                     for origin, data in sessions.items())
+
+
+def _origin(record):
+    host = record["machine"]
+    isa = host["isa"].split() if isinstance(host["isa"], str) else host["isa"]
+    known = [name for name in (*machine.X86_ISA, *machine.ARM_ISA) if name in isa]
+    commit = record.get("commit") or record["build"]["commit"]
+    return (f"{host['cpu']}, {trace.counted(host['cores'], 'core')}, {' '.join(known)}; "
+            f"commit {commit[:12] + commit[40:]}")
+
+
+def _date(record):
+    return (record.get("date") or record["started"])[:10]
