@@ -202,12 +202,12 @@ def costs_table(demo):
     rows = []
     for name, each in zip(("weights", "gradients", "optimizer"), BYTES[dtype]):
         predicted, measured = each * parameters, int(peaks[name])
-        rows.append(f"| {name} | {each} N | {predicted:,} | {measured:,} | {measured / predicted:.4f} |")
+        rows.append(f"| {name} | {each} Ψ | {predicted:,} | {measured:,} | {measured / predicted:.4f} |")
     total, measured = sum(BYTES[dtype]) * parameters, sum(int(peaks[n]) for n in
                                                           ("weights", "gradients", "optimizer"))
-    rows.append(f"| together | {sum(BYTES[dtype])} N | {total:,} | {measured:,} | "
+    rows.append(f"| together | {sum(BYTES[dtype])} Ψ | {total:,} | {measured:,} | "
                 f"{measured / total:.4f} |")
     rows.append(f"| activations (peak) | | | {int(peaks['activations']):,} | |")
-    return (f"N = {parameters:,} parameters in {dtype}; bytes.\n\n"
+    return (f"Ψ = {parameters:,} parameters in {dtype}; bytes.\n\n"
             "| | formula | predicted | measured | ratio |\n|---|---|---|---|---|\n"
             + "\n".join(rows) + "\n")

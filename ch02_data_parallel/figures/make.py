@@ -94,13 +94,13 @@ def traffic_table(demo_record):
     config, entry = demo_record["config"], demo_record["ledger"]["dp.all_reduce"]
     dp, parameters = int(config["dp_size"]), int(demo_record["parameters"])
     gradients, steps = parameters * GRADIENT_BYTES[config["dtype"]], len(demo_record["steps"])
-    rows = [("payload", "4 N", gradients, entry["payload_bytes"] / steps),
-            ("sent by rank 0", "2 (dp-1)/dp 4 N", 2 * (dp - 1) / dp * gradients,
+    rows = [("payload", "4 Ψ", gradients, entry["payload_bytes"] / steps),
+            ("sent by rank 0", "2 (dp-1)/dp 4 Ψ", 2 * (dp - 1) / dp * gradients,
              entry["wire_bytes"] / steps)]
     lines = [f"| {name} | {formula} | {predicted:,.0f} | {measured:,.0f} | "
              f"{measured / predicted:.4f} |" for name, formula, predicted, measured in rows]
     headers = entry["header_bytes"] / steps
-    return (f"N = {parameters:,} parameters, dp = {dp}; bytes per step.\n\n"
+    return (f"Ψ = {parameters:,} parameters, dp = {dp}; bytes per step.\n\n"
             "| | formula | predicted | measured | ratio |\n|---|---|---|---|---|\n"
             + "\n".join(lines)
             + f"\n| headers of these messages | | | {headers:,.0f} | |\n"

@@ -95,10 +95,10 @@ class Derived(unittest.TestCase):
     def test_how_a_table_that_was_altered_shows(self):
         chapter = CHAPTERS[0]
         text = (chapter.folder / "figures" / "costs.md").read_text(encoding="utf-8")
-        other = text.replace("| 8 N |", "| 9 N |")
+        other = text.replace("| 8 Ψ |", "| 9 Ψ |")
         with self.assertRaisesRegex(AssertionError, rf"costs.md no longer follows from its data: "
-                                    rf"./book figures {chapter.short} --render\n  - .* 8 N .*\n"
-                                    r"  \+ .* 9 N "):
+                                    rf"./book figures {chapter.short} --render\n  - .* 8 Ψ .*\n"
+                                    r"  \+ .* 9 Ψ "):
             self.compare(chapter, {"costs.md": other})
 
 

@@ -354,6 +354,15 @@ RULES = (headings_in_order, header_is_whole, few_short_lines, few_short_snippets
          short_sentences, provenance_of_its_data, leads_to_notation)
 
 
+def letters_twice(text):
+    """Of the table of symbols, those that stand in two rows, as a symbol or as a shape in code."""
+    rows = [[re.findall(r"`([^`]+)`", cell) for cell in line.strip("|").split("|")[:3]]
+            for line in text.splitlines() if line.startswith("| `")]
+    own = [{letter for cell in (row[0], row[2]) for letter in cell if " " not in letter}
+           for row in rows]
+    return sorted(letter for letter in set().union(*own) if sum(letter in row for row in own) > 1)
+
+
 def pages(root=ROOT):
     """The pages of all chapters; CHANGES.md is made by a program."""
     return [path for path in sorted(root.glob("ch[0-9][0-9]_*/*.md")) if path.name != "CHANGES.md"]
@@ -383,6 +392,31 @@ class Pages(unittest.TestCase):
             for told in COMMIT.finditer(path.read_text(encoding="utf-8")):
                 with self.subTest(page=str(path.relative_to(ROOT)), commit=told["commit"]):
                     self.assertEqual(git("cat-file", "-e", told["commit"]).returncode, 0)
+
+
+class Notation(unittest.TestCase):
+    def test_no_letter_has_two_meanings(self):
+        text = (ROOT / NOTATION).read_text(encoding="utf-8")
+        self.assertEqual(letters_twice(text), [])
+        for letter in ("k", "N", "S"):  # what the table would be with it once more
+            again = text.replace("| `t` |", f"| `{letter}` | time | | | |\n| `t` |")
+            self.assertEqual(letters_twice(again), [letter])
+
+    def test_every_letter_of_a_tensors_shape_in_code_is_in_the_table(self):
+        text = (ROOT / NOTATION).read_text(encoding="utf-8")
+        rows = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
+        known = {letter for row in rows for letter in re.findall(r"`([A-Z])`", row[3])}
+        for source in ROOT.glob("ch[0-9][0-9]_*/layers.h"):
+            shapes = re.findall(r"\[([^\]\n]+)\]", "".join(re.findall(
+                r"//.*", source.read_text(encoding="utf-8"))))
+            letters = set(re.findall(r"\b[A-Z]\b", " ".join(shapes)))
+            self.assertGreater(len(letters), 6)
+            self.assertEqual(letters - known, set(), str(source))
+
+    def test_no_page_counts_parameters_in_another_letter(self):
+        for path in pages():
+            found = re.findall(r"`[^`\n]*\b\d+ N\b[^`\n]*`", path.read_text(encoding="utf-8"))
+            self.assertEqual(found, [], f"{path}: parameters are Ψ, as in {NOTATION}")
 
 
 # --- a page in the right form, and what breaks it -------------------------------------------------
