@@ -7,6 +7,7 @@ What is a chapter's own lies with it, in chNN_*/figures/make.py. It may define
     rerun(chapter, program)            {file: text} of what no machine changes, in seconds
     count(chapter, program)            the same, of runs of a few steps on several ranks
     texts(folder)                      {file: text} of every table, from the .json files
+    SCHEMATICS                         {file: function} of drawings that no data need, as text
     DRAWINGS                           [(script, .json, what it writes)] of figures from .json files
 
 and, for `./book bench`, BENCH_PROGRAMS, bench(chapter, record, seconds, rounds), bench_lines(record)
@@ -35,7 +36,8 @@ def maker(chapter):
     """What the chapter's figures/make.py defines, and for what it does not something that does
     nothing."""
     found = {"measure": lambda *_: None, "demo": lambda *_: {}, "rerun": lambda *_: {},
-             "count": lambda *_: {}, "texts": lambda _: {}, "DRAWINGS": (), "BENCH_PROGRAMS": (),
+             "count": lambda *_: {}, "texts": lambda _: {}, "DRAWINGS": (), "SCHEMATICS": {},
+             "BENCH_PROGRAMS": (),
              "bench": lambda *_: {}, "bench_lines": lambda _: [], "bench_text": lambda _: []}
     if (ROOT / chapter.name / "figures" / "make.py").exists():
         found.update(vars(importlib.import_module(f"{chapter.name}.figures.make")))
@@ -63,9 +65,9 @@ def make_figures(chapter, install=True, skip_packages=False, only_render=False):
 
 
 def texts(chapter, folder):
-    """{file: text} of every table of a chapter's figures that is made from the .json files in
-    `folder`."""
-    found = {}
+    """{file: text} of every schematic of a chapter's figures, and of every table that is made from
+    the .json files in `folder`."""
+    found = {name: draw_one() for name, draw_one in maker(chapter).SCHEMATICS.items()}
     if (folder / "demo.json").exists():
         found["costs.md"] = costs_table(read_json(folder / "demo.json"))
     if (folder / bench_report.RECORD).exists():

@@ -8,10 +8,11 @@ from tools import figures, trace
 from tools.bench_report import RECORD
 from tools.showcase import json_text, origin, read_json, write_json
 
-from . import cases, claims, operations, recomputation
+from . import cases, claims, draw_accumulation, draw_block, operations, recomputation
 
 BENCH_PROGRAMS = operations.PROGRAMS
 bench, bench_lines, bench_text = operations.bench, operations.no_lines, operations.text
+SCHEMATICS = {**draw_block.FIGURES, **draw_accumulation.FIGURES}
 DRAWINGS = (("plot_activations", "estimates.json", ""), ("plot_step_time", RECORD, "time"))
 
 

@@ -6,10 +6,11 @@ from tools import build, provenance
 from tools.bench_report import RECORD
 from tools.showcase import (json_text, keep_timeline, origin, output_of, read_json, write_json)
 
-from . import claims, overlap, ranks, zero
+from . import claims, draw_collectives, draw_ranks, draw_zero, overlap, ranks, zero
 
 BENCH_PROGRAMS = ("comm_bench",)
 bench, bench_lines, bench_text = ranks.bench, ranks.lines, ranks.text
+SCHEMATICS = {**draw_ranks.FIGURES, **draw_zero.FIGURES, **draw_collectives.FIGURES}
 DRAWINGS = (("plot_scaling", "overlap.json", "scaling"), ("plot_zero", "zero.json", ""))
 PROVENANCE = {"provenance.md": ("demo", "overlap", "bench"),  # of a page: its data
               "provenance_zero.md": ("zero", "bench"), "provenance_collectives.md": ("bench",)}

@@ -1,0 +1,193 @@
+"""The schematics: what they say is true, and they can be read on a phone, in the dark and by
+colour-blind readers."""
+import itertools
+import json
+import re
+import sys
+import unittest
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from ch01_single_gpu.figures import draw_block  # noqa: E402  (the path comes first)
+from ch02_data_parallel.figures import draw_collectives, draw_zero  # noqa: E402
+from tools import chapters, palette, schematic, showcase  # noqa: E402
+from tools.base import BookError  # noqa: E402
+from tools.schematic import FILLS, PHONE, WIDTH, Drawing  # noqa: E402
+
+READABLE = 4.5           # the contrast that WCAG 2 asks of text
+SMALL_PIXELS = 10.5      # of text on a phone
+APART = 15.0             # CIE 1976 difference of colours that stand beside each other
+# How a reader without the cones for red, or for green, sees linear light (Machado et al., 2009).
+BLIND = {"protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216),
+                        (-0.003882, -0.048116, 1.051998)),
+         "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413),
+                          (-0.011820, 0.042940, 0.968881))}
+TOGETHER = (palette.FORWARD, palette.BACKWARD, palette.OPTIMIZER, palette.DP, palette.GATHERS,
+            palette.EXPOSED)
+
+
+def seen(color, matrix):
+    """CIE L*a*b* of a colour as such a reader sees it."""
+    parts = [int(color[at:at + 2], 16) / 255 for at in (1, 3, 5)]
+    light = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    r, g, b = (min(1, max(0, sum(m * c for m, c in zip(row, light)))) for row in matrix)
+    xyz = ((0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.9505, 0.2126 * r + 0.7152 * g + 0.0722 * b,
+           (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.089)
+    x, y, z = (v ** (1 / 3) if v > 0.008856 else 7.787 * v + 16 / 116 for v in xyz)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def apart(a, b, matrix):
+    return sum((p - q) ** 2 for p, q in zip(seen(a, matrix), seen(b, matrix))) ** 0.5
+
+
+def value(formula, **letters):
+    """2 s b h (1 + 2 a_kv/a), with numbers for the letters."""
+    product = re.sub(r"(?<=[\w)])\s+(?=[\w(])", " * ", formula)
+    return eval(product, {"__builtins__": {}}, letters)  # pylint: disable=eval-used
+
+
+def schematics():
+    """{file: function} of all chapters."""
+    return {f"{chapter.short}/{name}": draw for chapter in chapters.find_chapters()
+            for name, draw in showcase.maker(chapter).SCHEMATICS.items()}
+
+
+class Reading(unittest.TestCase):
+    def test_every_schematic_can_be_read(self):
+        drawn = schematics()
+        self.assertGreaterEqual(len(drawn), 9)
+        for name, draw in drawn.items():
+            with self.subTest(figure=name):
+                text = draw()
+                self.assertEqual(draw(), text)
+                root = ElementTree.fromstring(text)
+                kinds = [child.tag.rpartition("}")[2] for child in root]
+                self.assertEqual(kinds[:4], ["title", "desc", "style", "rect"])
+                self.assertEqual(root.get("viewBox").split()[2], str(WIDTH))
+                sizes = [float(node.get("font-size")) for node in root.iter()
+                         if node.tag.endswith("}text")]
+                self.assertGreater(min(sizes) * PHONE / WIDTH, SMALL_PIXELS)
+                self.assertGreater(len(sizes), 3)
+                self.assertIn("prefers-color-scheme: dark", text)
+                ElementTree.fromstring(schematic.dark(text))
+                self.assertIn(f".paper {{ fill: {schematic.PAPER[1]}; }}", schematic.dark(text))
+
+    def test_no_two_texts_lie_on_each_other(self):
+        for name, draw in schematics().items():
+            boxes = []
+            for node in ElementTree.fromstring(draw()).iter():
+                if node.tag.endswith("}text"):
+                    size, x, y = (float(node.get(key)) for key in ("font-size", "x", "y"))
+                    width = 0.9 * schematic.text_width(node.text, size)
+                    left = x - {"start": 0, "middle": width / 2, "end": width}[
+                        node.get("text-anchor")]
+                    boxes.append((node.text, left, left + width, y - 0.7 * size, y))
+            for a, b in itertools.combinations(boxes, 2):
+                lies = a[1] < b[2] and b[1] < a[2] and a[3] < b[4] and b[3] < a[4]
+                self.assertFalse(lies, f"{name}: '{a[0]}' and '{b[0]}'")
+
+    def test_text_stands_out(self):
+        for kind, color in FILLS.items():
+            self.assertGreater(palette.contrast(palette.text_on(color), color), READABLE, kind)
+        for mode in (0, 1):
+            for name in ("INK", "MUTED", "ACCENT"):
+                ink = getattr(schematic, name)[mode]
+                for paper in (schematic.PAPER, schematic.PLAIN):
+                    self.assertGreater(palette.contrast(ink, paper[mode]), READABLE, (name, mode))
+        self.assertLess(palette.contrast("#777777", "#888888"), READABLE)
+
+    def test_colour_blind_readers_tell_the_colours_apart(self):
+        for sight, matrix in BLIND.items():
+            for a, b in itertools.combinations(TOGETHER, 2):
+                self.assertGreater(apart(a, b, matrix), APART, f"{sight}: {a} and {b}")
+        self.assertLess(apart("#2a5f9e", "#7a5ba6", BLIND["protanopia"]), APART)  # these merge
+
+
+class Library(unittest.TestCase):
+    def test_what_does_not_fit_is_an_error(self):
+        drawing = Drawing(100, "a", "b")
+        for wrong, message in (
+                (lambda: drawing.box(10, 10, 40, 30, "forward", "a long label"), "wider than its"),
+                (lambda: drawing.box(700, 10, 40, 30, "forward"), "leaves the drawing"),
+                (lambda: drawing.text(10, 120, "below"), "leaves the drawing"),
+                (lambda: drawing.text(10, 50, "word " * 20), "leaves the drawing"),
+                (lambda: drawing.text(10, 50, "tiny", size=12), "at least 20")):
+            with self.assertRaisesRegex(BookError, message):
+                wrong()
+
+    def test_text_is_text_and_escaped(self):
+        drawing = Drawing(100, "a < b", "c & d")
+        drawing.text(10, 50, "x < y & z")
+        root = ElementTree.fromstring(drawing.svg())
+        self.assertEqual([node.text for node in root.iter() if node.tag.endswith("}text")],
+                         ["x < y & z"])
+        self.assertEqual(root[0].text, "a < b")
+
+
+class Truth(unittest.TestCase):
+    def test_a_block_saves_in_a_run_what_its_schematic_says(self):
+        folder = ROOT / "ch01_single_gpu" / "figures"
+        config = json.loads((folder / "demo.json").read_text())["config"]
+        memory = json.loads((folder / "memory.json").read_text())
+        self.assertEqual((config["dtype"], config["attention"]), ("f32", "blockwise"))
+        letters = {"s": config["seq_len"], "b": config["micro_batch_size"],
+                   "h": config["hidden_size"], "h_ff": config["ffn_hidden_size"],
+                   "a": config["num_heads"], "a_kv": config["num_kv_heads"]}
+        expected = sorted((name, 2 * value(size, **letters)) for i, (_, _, name, size)
+                          in enumerate(draw_block.SAVED) if i != draw_block.PROBABILITIES)
+        _, end, _, _ = next(phase for phase in memory["phases"] if phase[2] == "forward")
+        live = []
+        for moment, size, category, block, name in memory["events"]:
+            if moment < end and category == "activations" and block == 1:
+                sized = (memory["names"][name], abs(size))
+                live.append(sized) if size > 0 else live.remove(sized)
+        # A number for each row of a norm, one for each row and head of attention: too small.
+        small = [each for each in live if each[0] in ("rstd", "lse")]
+        self.assertEqual(len(small), 3)
+        self.assertEqual(sorted(each for each in live if each not in small), expected)
+
+    def test_recomputation_leaves_what_the_book_says(self):
+        record = json.loads((ROOT / "ch01_single_gpu/figures/estimates.json").read_text())
+        formulas = {mode: size for mode, _, size, _ in draw_block.MODES}
+        cases = [case for case in record["cases"] if case["flags"].get("recompute") in formulas]
+        self.assertEqual({case["flags"]["recompute"] for case in cases}, set(formulas))
+        for case in cases:
+            shape = case["shape"]
+            block = value(formulas[case["flags"]["recompute"]], s=case["flags"]["seq_len"],
+                          b=case["flags"]["micro_batch_size"], h=shape["hidden_size"],
+                          a=shape["num_heads"])
+            self.assertAlmostEqual(shape["num_layers"] * block / case["book"]["activations"], 1)
+
+    def test_the_stages_hold_what_the_accountant_says(self):
+        record = json.loads((ROOT / "ch02_data_parallel/figures/zero.json").read_text())["zero"]
+        held = record["held"]
+        self.assertEqual(len(held["stages"]), len(draw_zero.STAGES))
+        for stage in held["stages"]:
+            ranks = len(stage["ranks"])
+            total = sum(stage["predicted"][what] for what in ("weights", "gradients", "optimizer"))
+            per = total / held["parameters"]
+            drawn = draw_zero.bytes_per_parameter(stage["stage"], ranks)
+            self.assertLess(abs(per / drawn - 1), 1e-4)  # shards are padded
+            self.assertAlmostEqual(value(draw_zero.formula(stage["stage"]), dp=ranks), drawn)
+
+    def test_a_ring_of_any_size_ends_with_every_sum(self):
+        for ranks in range(2, 7):
+            steps = draw_collectives.ring_steps(ranks)
+            self.assertEqual(len(steps), 2 * (ranks - 1) + 1)
+            whole = [[len(part) for part in parts].count(ranks) for parts in steps[ranks - 1][0]]
+            self.assertEqual(whole, [1] * ranks)  # after the reduce-scatter
+            self.assertTrue(all(len(part) == ranks for parts in steps[-1][0] for part in parts))
+
+    def test_the_collectives_are_those_of_the_tour(self):
+        tour = (ROOT / "ch02_data_parallel/figures/collectives.txt").read_text()
+        for name, (before, after) in draw_collectives.states().items():
+            self.assertRegex(tour, rf"(?m)^{name.replace('-', '_')}\b")
+            self.assertEqual((len(before), len(after)), (3, 3))
+
+
+if __name__ == "__main__":
+    unittest.main()
