@@ -11,7 +11,6 @@ Linear::Linear(std::vector<Parameter*> weights, std::string_view output_name)
   for (Parameter* weight : weights_) ++weight->uses;
 }
 
-// [linear]
 Tensor Linear::forward(const Tensor& x, Saved& saved) const {
   saved = keep(x);
   return output(saved);
@@ -25,6 +24,7 @@ Tensor Linear::backward(const Tensor& dy, Saved& saved, Grads& grads) const {
 
 Linear::Saved Linear::keep(const Tensor& x) const { return {x}; }
 
+// [linear]
 Tensor Linear::output(const Saved& saved) const {
   const Tensor w = weight();
   Tensor y = Tensor::empty({saved.x.size(0), w.size(0)}, saved.x.dtype(), output_name_);  // [T, O]
@@ -64,6 +64,7 @@ Tensor Linear::weight_grad() const { return stacked(weights_, &Parameter::grad);
 
 RmsNorm::RmsNorm(Parameter& weight, double eps) : weight_(&weight), eps_(eps) { ++weight.uses; }
 
+// [rms_norm]
 Tensor RmsNorm::forward(const Tensor& x, Saved& saved) const {
   saved.x = x;
   saved.rstd = Tensor::empty({x.size(0)}, accumulate_dtype(x.dtype()), "rstd");
@@ -81,6 +82,7 @@ Tensor RmsNorm::backward(const Tensor& dy, Saved& saved, Grads& grads,
   });
   return dx;
 }
+// [rms_norm]
 
 Footprint RmsNorm::footprint(const PassShape& shape) const {
   const int64_t y = shape.tokens() * weight_->local_shape()[0] * shape.own();
@@ -111,7 +113,6 @@ Footprint Embedding::footprint(const PassShape& shape) const {
   return {.output = {"residual", y}, .forward_peak = y};
 }
 
-// [core_attention]
 CoreAttention::CoreAttention(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
                              Probabilities probabilities)
     : heads_(num_heads),
@@ -147,6 +148,7 @@ Tensor CoreAttention::attend(const Tensor& out, const Tensor& lse, const Tensor&
   return probs;
 }
 
+// [core_attention]
 Tensor CoreAttention::backward(const Tensor& dout, const Tensor& qkv, Saved& saved,
                                const Pass& pass) const {
   if (probabilities_ == Probabilities::recomputed) {
@@ -246,7 +248,6 @@ Footprint Attention::footprint(const PassShape& shape) const {
 FeedForward::FeedForward(std::unique_ptr<Linear> gate_up_proj, std::unique_ptr<Linear> down_proj)
     : gate_up_proj_(std::move(gate_up_proj)), down_proj_(std::move(down_proj)) {}
 
-// [mlp]
 Tensor FeedForward::forward(const Tensor& x, Saved& saved) const {
   saved.gate_up = gate_up_proj_->forward(x, saved.gate_up_proj);  // [T, 2F]
   const Tensor& gate_up = saved.gate_up;
@@ -278,7 +279,6 @@ Tensor Mlp::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pa
   const Tensor dnormed = feed_forward_.backward(dy, kept.feed_forward, grads);
   return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/dy);
 }
-// [mlp]
 
 Footprint FeedForward::footprint(const PassShape& shape) const {
   const Footprint gate_up = gate_up_proj_->footprint(shape), down = down_proj_->footprint(shape);
@@ -313,6 +313,7 @@ Tensor CrossEntropy::backward(Saved& saved, const Pass& pass) const {
                               pass.loss_scale);
   return dlogits;
 }
+// [loss]
 
 CrossEntropy::Rows CrossEntropy::rows_of(const Tensor& logits, const Pass& pass) const {
   const Shape shape{logits.size(0)};
@@ -328,7 +329,6 @@ Tensor CrossEntropy::add_loss(const Tensor& loss, const Rows& rows, const Pass& 
   ops::cross_entropy_loss(loss, lse, rows.max, rows.sum, rows.target_logit, pass.loss_scale);
   return lse;
 }
-// [loss]
 
 Footprint CrossEntropy::footprint(const PassShape& shape) const {
   const int64_t of_rows = shape.tokens() * shape.acc();
@@ -339,7 +339,6 @@ Head::Head(RmsNorm norm, std::unique_ptr<Linear> lm_head,
            std::unique_ptr<CrossEntropy> cross_entropy)
     : norm_(norm), lm_head_(std::move(lm_head)), cross_entropy_(std::move(cross_entropy)) {}
 
-// [head]
 Tensor Head::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
   const Tensor logits = lm_head_->forward(norm_.forward(x, kept.norm), kept.lm_head);
@@ -353,7 +352,6 @@ Tensor Head::backward(const Tensor&, BlockSaved& saved, Grads& grads, const Pass
   const Tensor dnormed = lm_head_->backward(dlogits, kept.lm_head, grads);
   return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/{});
 }
-// [head]
 
 Footprint Head::footprint(const PassShape& shape) const {
   const Footprint norm = norm_.footprint(shape), lm_head = lm_head_->footprint(shape);

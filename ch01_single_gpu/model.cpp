@@ -52,7 +52,6 @@ Block Llama::build(int64_t block, ParameterList& parameters) const {
   return segments;
 }
 
-// [llama]
 std::unique_ptr<Segment> Llama::embedding(ParameterList& parameters) const {
   return std::make_unique<Embedding>(
       parameters.add(kEmbedding, {config_.vocab_size, config_.hidden_size}, kInitStd));
@@ -99,7 +98,6 @@ std::unique_ptr<Segment> Llama::head(ParameterList& parameters) const {
   return std::make_unique<Head>(norm, std::make_unique<Linear>(std::vector{&lm_head}, "logits"),
                                 std::make_unique<CrossEntropy>(/*vocab_offset=*/0));
 }
-// [llama]
 
 Model::Model(const BuildBlock& build, const std::vector<BlockRange>& chunks) : ranges_(chunks) {
   for (const BlockRange& range : chunks) {
@@ -132,7 +130,6 @@ Tensor forward_block(const Block& block, Tensor x, BlockSaved& saved, const Pass
 
 }  // namespace
 
-// [model]
 Tensor Model::forward_chunk(int64_t chunk, Tensor x, Activations* activations, const Pass& pass) {
   const TraceScope trace("forward", {.micro_batch = pass.micro_batch});
   const std::vector<Block>& blocks = chunks_[chunk];
@@ -148,6 +145,7 @@ Tensor Model::forward_chunk(int64_t chunk, Tensor x, Activations* activations, c
   return x;
 }
 
+// [recompute]
 Tensor Model::backward_chunk(int64_t chunk, Tensor dy, Activations activations, Grads& grads,
                              const Pass& pass) {
   const TraceScope trace("backward", {.micro_batch = pass.micro_batch});
@@ -166,13 +164,6 @@ Tensor Model::backward_chunk(int64_t chunk, Tensor dy, Activations activations, 
   return dy;
 }
 
-// [model]
-
-// [recompute]
-bool Model::recomputes(int64_t block) const {
-  return recomputed_.begin <= block && block < recomputed_.end;
-}
-
 void Model::run_again(const Block& block, BlockSaved& saved, Pass pass) {
   const TraceScope trace("recompute");
   const RecomputeScope again;
@@ -180,6 +171,10 @@ void Model::run_again(const Block& block, BlockSaved& saved, Pass pass) {
   forward_block(block, saved.take<BlockInput>().x, saved, pass);
 }
 // [recompute]
+
+bool Model::recomputes(int64_t block) const {
+  return recomputed_.begin <= block && block < recomputed_.end;
+}
 
 Model::Activations Model::forward(const Pass& pass) {
   Activations activations;

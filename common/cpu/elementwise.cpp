@@ -87,6 +87,7 @@ void CpuBackend::accumulate(Tensor sum, const Tensor& x) {
   });
 }
 
+// [rope]
 void CpuBackend::rope(Tensor x, const Tensor& cos, const Tensor& sin, const Positions& positions,
                       bool inverse) {
   dispatch(x.dtype(), [&]<class T>(T) {
@@ -112,6 +113,7 @@ void CpuBackend::rope(Tensor x, const Tensor& cos, const Tensor& sin, const Posi
     });
   });
 }
+// [rope]
 
 void CpuBackend::swiglu_forward(Tensor y, const Tensor& gate_up) {
   dispatch(y.dtype(), [&]<class T>(T) {

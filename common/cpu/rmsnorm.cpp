@@ -7,6 +7,7 @@
 
 namespace usp::cpu {
 
+// [forward]
 void CpuBackend::rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weight,
                                  double eps) {
   dispatch(x.dtype(), [&]<class T>(T) {
@@ -27,6 +28,7 @@ void CpuBackend::rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const T
     });
   });
 }
+// [forward]
 
 void CpuBackend::rmsnorm_backward_input(Tensor dx, const Tensor& dy, const Tensor& x,
                                         const Tensor& weight, const Tensor& rstd,

@@ -38,7 +38,7 @@ void Grads::run(Deferred& deferred) {
   deferred.clear();
 }
 
-void Grads::compute(const Contribution& contribution) {
+void Grads::check_expected(const Contribution& contribution) const {
   const Parameter& first = *contribution.parameters[0];
   const int64_t before = contributions_[first.index];
   for (const Parameter* parameter : contribution.parameters) {
@@ -50,10 +50,17 @@ void Grads::compute(const Contribution& contribution) {
               "{} and {} share a matmul but not their number of contributions", first.name,
               parameter->name);
   }
-  const auto at_end_of_round = [&](const Parameter& parameter) {
-    return contributions_[parameter.index] % (parameter.uses * micro_batches_) == 0;
-  };
-  const bool begins = at_end_of_round(first);
+}
+
+bool Grads::between_rounds(const Parameter& parameter) const {
+  return contributions_[parameter.index] % (parameter.uses * micro_batches_) == 0;
+}
+
+// [compute]
+void Grads::compute(const Contribution& contribution) {
+  check_expected(contribution);
+  const Parameter& first = *contribution.parameters[0];
+  const bool begins = between_rounds(first);
   for (Parameter* parameter : contribution.parameters) {
     if (begins) tell(on_first_, *parameter);
   }
@@ -64,9 +71,10 @@ void Grads::compute(const Contribution& contribution) {
       ops::accumulate(parameter->main_grad, parameter->grad);
     }
     ++contributions_[parameter->index];
-    if (at_end_of_round(*parameter)) tell(on_ready_, *parameter);
+    if (between_rounds(*parameter)) tell(on_ready_, *parameter);
   }
 }
+// [compute]
 
 void Grads::end_window() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {

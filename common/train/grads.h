@@ -54,6 +54,10 @@ class Grads {
 
  private:
   void compute(const Contribution& contribution);
+  /// Throws Error beyond the expected number, and where parameters of one matmul differ in it.
+  void check_expected(const Contribution& contribution) const;
+  /// No contribution of the running round has been computed, or all have been.
+  bool between_rounds(const Parameter& parameter) const;
 
   ParameterList& parameters_;
   int64_t micro_batches_ = 0, rounds_ = 1;

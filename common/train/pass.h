@@ -8,6 +8,7 @@
 
 namespace usp {
 
+// [pass]
 /// A pass over one micro-batch of T = B S tokens: what it reads, and what it is for.
 struct Pass {
   /// `recompute`: forward again, for what the first forward did not keep. `eval`: a loss without a
@@ -24,5 +25,6 @@ struct Pass {
   Tensor loss;            ///< [1] f64, to which the head adds
   KvCache* kv_cache = nullptr;  ///< decode: holds the earlier positions and takes these ones
 };
+// [pass]
 
 }  // namespace usp

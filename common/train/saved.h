@@ -21,6 +21,7 @@ class BlockSaved {
   BlockSaved(BlockSaved&&) = default;
   BlockSaved& operator=(BlockSaved&&) = default;
 
+  // [saved]
   /// An empty T to fill. Throws Error if there is one.
   template <class T>
   T& emplace() {
@@ -44,6 +45,7 @@ class BlockSaved {
     entries_.erase(find<T>());
     return content;
   }
+  // [saved]
 
  private:
   using Entry = std::pair<std::type_index, std::shared_ptr<void>>;
