@@ -139,14 +139,18 @@ def _growth(cases):
     batch = activations(short, micro_batch_size=estimated.LARGER_BATCHES[0])[0] / one
     book = [ours / theirs for ours, theirs in map(activations, estimated.BY_MODEL["seq_lens"])]
     return ("batch × 2: 2; parabola: 1", f"batch × 2: {batch:.3f}; parabola: {far / parabola:.3f}",
-            f"estimates of 8B, {short}…{longest} tokens; of the book's formula they are "
-            f"{min(book):.2f} to {max(book):.2f}")
+            f"estimates of 8B, {short}…{longest} tokens: {min(book):.2f} to {max(book):.2f} of the "
+            "book's formula")
 
 
 def _time_of_full(modes):
-    found = "; ".join(f"{100 * (modes[attention, 'full']['ratio'] - 1):+.0f} % ({attention})"
-                      for attention in ("naive", "blockwise"))
-    return "+33 %: 4 units of work for 3", found, "interleaved runs of configuration A"
+    def found(attention):
+        values = recomputation.relative(modes[attention, "full"], modes[attention, "none"])
+        more, low, high = (100 * (value - 1) for value in values)
+        return f"{more:+.0f} % ({low:+.0f} to {high:+.0f}; {attention})"
+
+    return ("+33 %: 4 units of work for 3", "; ".join(map(found, ("naive", "blockwise"))),
+            "interleaved runs of configuration A; in brackets, within one round")
 
 
 def _gpt3(cases):
@@ -202,21 +206,22 @@ def _batch_memory(batches):
 
 def _second_step(profile):
     states, parameters = profile["optimizer_after"], profile["parameters"]
-    return ("0, then 8 N bytes; peak + 8 N",
-            f"{profile['optimizer_before']}, then {states / parameters:.3f} N bytes; peak + "
-            f"{(profile['peak_second'] - profile['peak_first']) / parameters:.3f} N",
-            "the run of the figure above, in f32")
+    return ("0, then 8 Ψ bytes; peak + 8 Ψ",
+            f"{profile['optimizer_before']}, then {states / parameters:.3f} Ψ bytes; peak + "
+            f"{(profile['peak_second'] - profile['peak_first']) / parameters:.3f} Ψ",
+            "the run of the memory profile, in f32")
 
 
 def _utilisation(modes):
+    needed = modes["naive", "none"]["predicted_flops"]
+
     def ratios(attention):
-        cases = (modes[attention, mode] for mode in MODES)
-        return ", ".join(f"{case['hfu'] / case['mfu']:.3f}" for case in cases)
+        return ", ".join(f"{modes[attention, mode]['flops'] / needed:.3f}" for mode in MODES)
 
     return ("naive: 1, > 1, > 1; blockwise: > 1",
             f"naive: {ratios('naive')}; blockwise: {ratios('blockwise')}",
-            f"HFU / MFU in runs of configuration A: {', '.join(MODES)}; blockwise attention always "
-            "computes its scores again")
+            f"HFU / MFU: operations that runs of configuration A counted ({', '.join(MODES)}), over "
+            "those that the formula needs; blockwise attention always computes its scores again")
 
 
 def _llama_1b(cases):

@@ -4,7 +4,7 @@
 """
 import shutil
 
-from tools import figures, trace
+from tools import figures, provenance, trace
 from tools.bench_report import RECORD
 from tools.showcase import json_text, origin, read_json, write_json
 
@@ -52,6 +52,10 @@ def texts(folder):
     """Every table."""
     record = read_json(folder / "recomputation.json")
     estimated = read_json(folder / "estimates.json")["cases"]
-    return {"recomputation.md": recomputation.table(record),
+    measured = {name: read_json(folder / f"{name}.json") for name in ("demo", "estimates", "recomputation")}
+    return {"provenance.md": provenance.line(measured),
+            "states.md": cases.states_table(estimated),
+            "recomputation.md": recomputation.table(record),
+            "recomputation_time.md": recomputation.times_table(record),
             "claims.md": claims.table(estimated, record),
-            "time.md": operations.time_tables(read_json(folder / RECORD))}
+            **operations.tables(read_json(folder / RECORD))}

@@ -59,8 +59,16 @@ def _said(record):
             for entry in case["techniques"]))
 
 
-def time_tables(record):
-    """Where the time of a step goes: by operator, next to memory and matmul, next to PyTorch."""
+def tables(record):
+    """{file: Markdown}: where the time of a step goes, what techniques gained, operators next to
+    their limits, and PyTorch."""
+    found = {"time.md": time_lines(record), "techniques.md": techniques.lines(record["techniques"]),
+             "limits.md": limit_lines(record), "peers.md": peer_lines(record)}
+    return {name: "\n".join(lines) + "\n" for name, lines in found.items() if lines}
+
+
+def time_lines(record):
+    """A recorded step by operator."""
     profiles = record["profiles"]
     labels = [f"{profile['config']} {profile['dtype']}" for profile in profiles]
     lines = ["| ms of a step | " + " | ".join(labels) + " |", "|---|" + "---:|" * len(labels)]
@@ -75,26 +83,26 @@ def time_tables(record):
                                            for of_case in times])
     row("outside of operators", [profile["outside_ms"] for profile in profiles])
     row("**step**", [profile["step_ms"] for profile in profiles])
-    bounds = {(r["config"], r["dtype"]): r["rounds"] for r in record["results"]}
-    row("matmuls alone (the bound)", [
-        sum(r["bound_ms"] for r in bounds[profile["config"], profile["dtype"]])
-        / len(bounds[profile["config"], profile["dtype"]]) for profile in profiles])
-    lines += techniques.lines(record["techniques"]) + operation_lines(record) + peer_lines(record)
-    return "\n".join(lines) + "\n"
+    return lines
 
 
-def operation_lines(record):
-    """Memory-bound operations and attention as fractions of what bounds them."""
+def limit_lines(record):
+    """Memory-bound operations and attention beside what bounds them, measured in turns."""
     dtypes = list(record["memory"])
-    lines = ["", "| | " + " | ".join(f"{dtype}, of the limit" for dtype in dtypes) + " |",
-             "|---|" + "---:|" * len(dtypes)]
+    lines = ["| | " + " | ".join(f"{dtype} | limit | of it" for dtype in dtypes) + " |",
+             "|---|" + "---:|" * 3 * len(dtypes)]
+
+    def row(what, pairs):
+        lines.append(f"| {what} | " + " | ".join(
+            f"{value:.1f} | {limit:.1f} | {100 * value / limit:.0f} %" for value, limit in pairs)
+            + " |")
+
     for entries in zip(*record["memory"].values()):
-        lines.append(f"| `{entries[0]['op']}`, GB/s, of triad's | " + " | ".join(
-            f"{entry['gb_per_s']:.1f}, {100 * entry['fraction']:.0f} %" for entry in entries) + " |")
-    attention = [record["attention"][dtype] for dtype in dtypes]
-    lines.append("| attention, both passes, GFLOP/s of the causal half, of an f32 matmul's | "
-                 + " | ".join(f"{entry['gflops']:.0f}, {100 * entry['fraction']:.0f} %"
-                              for entry in attention) + " |")
+        row(f"`{entries[0]['op']}`, GB/s",
+            [(entry["gb_per_s"], entry["triad_gb_per_s"]) for entry in entries])
+    row("attention, both passes, GFLOP/s", [
+        (record["attention"][dtype]["gflops"], record["attention"][dtype]["f32_matmul_gflops"])
+        for dtype in dtypes])
     return lines
 
 
@@ -103,11 +111,13 @@ def peer_lines(record):
     if not record["peers"]:
         return []
     first = record["peers"][0]
-    lines = ["", f"| tokens/s, {first['turns']} turns | PyTorch {first['torch']}, eager | compile | "
-             "ours | relative to the better, middle half |", "|---|---:|---:|---:|---:|"]
+    lines = [f"| tokens/s, {first['turns']} turns | PyTorch {first['torch']}, eager | compile | "
+             "ours | ours / the better, in the same turn (middle half) |",
+             "|---|---:|---:|---:|---:|"]
     for entry in record["peers"]:
         speeds = entry["tokens_per_s"]
+        noise = ": noise" if entry["ratio_low"] <= 1 <= entry["ratio_high"] else ""
         lines.append(f"| {entry['config']} {entry['dtype']} | {speeds['eager']:,.0f} | "
                      f"{speeds['compile']:,.0f} | {speeds['ours']:,.0f} | {entry['ratio']:.2f} "
-                     f"({entry['ratio_low']:.2f}-{entry['ratio_high']:.2f}) |")
+                     f"({entry['ratio_low']:.2f}–{entry['ratio_high']:.2f}){noise} |")
     return lines

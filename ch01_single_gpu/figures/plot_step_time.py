@@ -6,6 +6,7 @@ A bar per configuration, by kind of operator; marks where the step would end if 
 matrix products, and where PyTorch's best mode ends. A step of ours is 1.
 """
 import json
+import statistics
 from pathlib import Path
 
 from tools import limits
@@ -44,8 +45,8 @@ def main(argv):
 
 def mark_others(axes, record, profiles):
     """The bound, and the peer's best mode, of every row."""
-    bound = {(r["config"], r["dtype"]): r["summary"]["of_bound"]["median"]
-             for r in record["results"]}
+    bound = {(r["config"], r["dtype"]): statistics.median(b["bound_ms"] for b in r["rounds"])
+             / r["summary"]["step_ms"]["median"] for r in record["results"]}
     peer = {(e["config"], e["dtype"]): e["ratio"] for e in record["peers"]}
     rows = [(row, (p["config"], p["dtype"])) for row, p in enumerate(profiles)]
     axes.plot([bound[case] for _, case in rows], [row for row, _ in rows], "|", markersize=26,

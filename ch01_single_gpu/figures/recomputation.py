@@ -40,16 +40,18 @@ def one_round(program, attention, mode):
 
 
 def summarise(cases):
-    """Adds to every case the medians over its rounds, and its step relative to that of "none"."""
-    rounds = {(case["attention"], case["recompute"]): case["rounds"] for case in cases}
+    """Adds to every case the medians over its rounds."""
     for case in cases:
         for name in case["rounds"][0]:
             case[name] = statistics.median(r[name] for r in case["rounds"])
-        # Within a round, for a machine is faster at one time than at another.
-        case["ratio"] = statistics.median(
-            own["step_ms"] / base["step_ms"]
-            for own, base in zip(case["rounds"], rounds[case["attention"], "none"]))
     return cases
+
+
+def relative(case, base):
+    """(ratio, low, high) of two cases' steps: of their medians, and the extremes within a round."""
+    within = [own["step_ms"] / other["step_ms"]
+              for own, other in zip(case["rounds"], base["rounds"])]
+    return case["step_ms"] / base["step_ms"], min(within), max(within)
 
 
 def measure(program):
@@ -68,30 +70,41 @@ def measure(program):
     return summarise(cases)
 
 
+def without(record):
+    """{kind of attention: its case without recomputation}"""
+    return {case["attention"]: case for case in record["recomputation"]
+            if case["recompute"] == "none"}
+
+
 def table(record):
-    """The cases as Markdown."""
-    rows = []
-    without = {case["attention"]: case for case in record["recomputation"]
-               if case["recompute"] == "none"}
-    for case in record["recomputation"]:
-        operations = case["predicted_flops"] / without[case["attention"]]["predicted_flops"]
-        rows.append(
-            f"| {case['attention']} | {case['recompute']} | {mib(case['predicted_bytes'])} | "
+    """What every case keeps and computes, as Markdown: the same on every machine."""
+    rows = [f"| {case['attention']} | {case['recompute']} | {mib(case['predicted_bytes'])} | "
             f"{mib(case['kept_bytes'])} | {case['kept_bytes'] / case['predicted_bytes']:.3f} | "
             f"{mib(case['peak_bytes'])} | {1e-9 * case['predicted_flops']:.2f} | "
-            f"{1e-9 * case['flops']:.2f} | {case['flops'] / case['predicted_flops']:.4f} | "
-            f"{case['step_ms']:.0f} | {operations:.2f} | {case['ratio']:.2f} | {100 * case['mfu']:.0f} % | "
-            f"{100 * case['hfu']:.0f} % |")
-    host = record["machine"]
+            f"{1e-9 * case['flops']:.2f} | {case['flops'] / case['predicted_flops']:.4f} |"
+            for case in record["recomputation"]]
     return ("| attention | recompute | kept, predicted | kept, measured | ratio | peak | "
-            "GFLOP, predicted | GFLOP, executed | ratio | step, ms | time ratio, predicted | measured | MFU | HFU |\n"
-            "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n" + "\n".join(rows)
-            + "\n\nActivations in MiB: kept when forward ends, and the most at any time. "
-            "Operations of a step, and its time beside that without recomputation; predicted to be as "
-            "the operations. Medians of "
-            f"{len(record['recomputation'][0]['rounds'])} interleaved runs of configuration A in "
-            f"f32; {host['cpu']}, {host['threads']} threads, {' '.join(host['isa'])}; commit "
-            f"{record['commit'][:12]}, {record['date'][:10]}.\n")
+            "GFLOP, predicted | GFLOP, executed | ratio |\n|---|---|---|---|---|---|---|---|---|\n"
+            + "\n".join(rows) + "\n\nActivations in MiB: what forward leaves for backward, and the "
+            "most at any time. Operations of one step.\n")
+
+
+def times_table(record):
+    """How long a step of every case takes, as Markdown."""
+    rows, base = [], without(record)
+    needed = base["naive"]["predicted_flops"]  # nothing is computed twice
+    for case in record["recomputation"]:
+        operations = case["predicted_flops"] / base[case["attention"]]["predicted_flops"]
+        ratio, low, high = relative(case, base[case["attention"]])
+        found = "" if case["recompute"] == "none" else f"{ratio:.2f} ({low:.2f}–{high:.2f})"
+        rows.append(f"| {case['attention']} | {case['recompute']} | {operations:.2f} | "
+                    f"{case['step_ms']:.1f} | {found} | {1e-6 * needed / case['step_ms']:.0f} | "
+                    f"{1e-6 * case['flops'] / case['step_ms']:.0f} |")
+    return ("| attention | recompute | operations, × none | step, ms | time, × none (in one round) | "
+            "needed GFLOP/s | executed GFLOP/s |\n|---|---|---|---|---|---|---|\n"
+            + "\n".join(rows) + "\n\nMedians of "
+            f"{len(record['recomputation'][0]['rounds'])} interleaved rounds; in brackets the lowest "
+            "and the highest ratio of two runs of one round.\n")
 
 
 def mib(size):

@@ -58,11 +58,17 @@ def longer_without(entry, step_ms):
 
 def lines(found):
     """What measure() found, as Markdown."""
-    table = ["", "| a step takes, without | " + " | ".join(
+    table = ["| a step takes, without | " + " | ".join(
         f"{case['config']} {case['dtype']}" for case in found) + " |",
         "|---|" + "---:|" * len(found)]
     for index, entry in enumerate(found[0]["techniques"]):
         table.append(f"| {NAMES[entry['technique']]} | " + " | ".join(
-            f"× {longer_without(case['techniques'][index], case['step_ms']):.2f}"
-            for case in found) + " |")
+            _cell(case["techniques"][index], case["step_ms"]) for case in found) + " |")
+    table.append("| a step with all of them, ms | "
+                 + " | ".join(f"{case['step_ms']:.1f}" for case in found) + " |")
     return table
+
+
+def _cell(entry, step_ms):
+    """Milliseconds, and how many times as long the step would take by them."""
+    return f"{entry['without_ms'] - entry['with_ms']:+.1f} ms, × {longer_without(entry, step_ms):.2f}"

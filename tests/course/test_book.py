@@ -19,8 +19,8 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ch01_single_gpu.figures import techniques  # noqa: E402
-from tools import (bench, chapters, compare, figures, launch, limits, machine, packages,  # noqa: E402
+from ch01_single_gpu.figures import operations, techniques  # noqa: E402
+from tools import (bench, bench_report, chapters, compare, figures, launch, limits, machine, packages,  # noqa: E402
                    peers, runs, turns)
 from tools.base import BookError  # noqa: E402
 
@@ -488,8 +488,38 @@ while True:
         self.assertAlmostEqual(techniques.longer_without(rows, step_ms=100.0), 1.05)
         case = {"config": "A", "dtype": "f32", "step_ms": 100.0,
                 "techniques": [{"technique": "rows_in_registers", **rows}]}
-        self.assertEqual(techniques.lines([case])[-1],
-                         "| row operations in this CPU's registers | × 1.05 |")
+        self.assertEqual(techniques.lines([case])[-2:],
+                         ["| row operations in this CPU's registers | +5.0 ms, × 1.05 |",
+                          "| a step with all of them, ms | 100.0 |"])
+
+    def test_percentages_of_the_table_are_quotients_of_its_row(self):
+        rounds = [{name: values[i] for name, values in {
+            "tokens_per_s": (10, 20, 15), "step_ms": (200, 100, 150), "bound_ms": (100, 90, 96),
+            "model_gflops": (60, 120, 80), "matmul_gflops": (100, 125, 160),
+            "fraction": (0.6, 0.96, 0.5), "bound_tokens_per_s": (1, 1, 1),
+            "of_bound": (0.5, 0.9, 0.64)}.items()} for i in range(3)]
+        record = {"machine": {"cpu": "A CPU", "threads": 2, "isa": ["avx2"]}, "commit": "0" * 40,
+                  "date": "2026-01-02", "results": [{"config": "A", "dtype": "f32", "ranks": 1,
+                                                     "rounds": rounds,
+                                                     "summary": bench.summarise(rounds)}]}
+        self.assertEqual(bench_report.bench_table(record, []).splitlines()[2],
+                         "| A f32 | 15 | 150.0 | 80.0 | 125.0 | 64 % (50–96) | 96.0 | "
+                         "64 % (50–90) |")
+
+    def test_a_peer_within_the_spread_is_noise(self):
+        entry = {"config": "A", "dtype": "f32", "turns": 3, "torch": "2", "ratio": 1.02,
+                 "tokens_per_s": {"eager": 1, "compile": 2, "ours": 3}}
+        for low, high, noise in ((0.98, 1.08, True), (1.01, 1.08, False), (0.9, 0.99, False)):
+            lines = operations.peer_lines({"peers": [{**entry, "ratio_low": low,
+                                                      "ratio_high": high}]})
+            self.assertEqual(lines[-1].endswith(": noise |"), noise)
+
+    def test_an_operator_stands_beside_its_limit(self):
+        record = {"memory": {"f32": [{"op": "rope", "gb_per_s": 30.0, "triad_gb_per_s": 40.0}]},
+                  "attention": {"f32": {"gflops": 67.0, "f32_matmul_gflops": 134.0}}}
+        self.assertEqual(operations.limit_lines(record)[2:],
+                         ["| `rope`, GB/s | 30.0 | 40.0 | 75 % |",
+                          "| attention, both passes, GFLOP/s | 67.0 | 134.0 | 50 % |"])
 
     def test_steps_follow_the_time_asked_for(self):
         self.assertEqual(bench.steps_for(5.0, 100.0), bench.SKIPPED_STEPS + 50)
