@@ -5,6 +5,7 @@ A block stands between two comments that no reader sees rendered:
     <!-- snippet: layers.cpp#linear -->     the lines between the two `// [linear]` markers
     <!-- snippet: layers.cpp#linear mark: keep(x); T w -->   an arrow behind those with such a text
     <!-- output: figures/demo.txt -->       a file as the program printed it
+    <!-- output: figures/demo.txt lines: MFU; HFU -->   of it the lines with such a text
     <!-- include: figures/costs.md -->      a generated piece of Markdown
     <!-- delta: layers.cpp#linear -->       the snippet as a diff against the parent chapter
     <!-- changes -->                        the table of all that differs from the parent
@@ -18,7 +19,7 @@ import textwrap
 from tools import changes, chapters, delta, diff
 from tools.base import ROOT, BookError
 
-BLOCK = re.compile(r"(<!-- (?:(snippet|output|include|delta): (\S+)(?: mark: ([^\n]+?))?|changes)"
+BLOCK = re.compile(r"(<!-- (?:(snippet|output|include|delta): (\S+)(?: (?:mark|lines): ([^\n]+?))?|changes)"
                    r" -->\n)(.*?)(<!-- /woven -->)", re.S)
 ARROW = "  // ◀"  # behind a line that is the lesson
 MARKER = re.compile(r"^[ \t]*// \[[\w-]+\][ \t]*\n", re.M)
@@ -38,13 +39,34 @@ def snippet(reference, folder):
 def marked(code, marks, reference):
     """The code with an arrow behind each line that holds one of the texts, which `;` separates."""
     lines = code.splitlines()
-    for mark in filter(None, (mark.strip() for mark in (marks or "").split(";"))):
+    for mark in _texts(marks):
         found = [i for i, line in enumerate(lines) if mark in line]
         if len(found) != 1:
             raise BookError(f"{reference}: a mark's text must stand in one line, "
                             f"'{mark}' stands in {len(found)}")
         lines[found[0]] += ARROW
     return "\n".join(lines) + "\n"
+
+
+def _texts(listed):
+    """The texts that a block's `mark:` or `lines:` lists."""
+    return [text.strip() for text in (listed or "").split(";") if text.strip()]
+
+
+def excerpt(output, wanted, reference):
+    """The lines that hold one of the texts, which `;` separates, and "..." for those in between.
+    All lines where none is asked for."""
+    texts, lines = _texts(wanted), output.rstrip().splitlines()
+    for text in texts:
+        if not any(text in line for line in lines):
+            raise BookError(f"{reference}: no line holds '{text}'")
+    kept = []
+    for line in lines:
+        if not texts or any(text in line for text in texts):
+            kept.append(line)
+        elif kept and kept[-1] != "...":
+            kept.append("...")
+    return "\n".join(kept[:-1] if texts and kept[-1] == "..." else kept) + "\n"
 
 
 def changes_table(folder):
@@ -80,7 +102,8 @@ def woven(text, folder):
         if kind == "snippet":
             body = f"```cpp\n{marked(snippet(reference, folder), marks, reference)}```\n"
         elif kind == "output":
-            body = f"~~~~text\n{_read(folder / reference).rstrip()}\n~~~~\n"
+            shown = excerpt(_read(folder / reference), marks, reference)
+            body = f"~~~~text\n{shown}~~~~\n"
         elif kind == "delta":
             body = f"```diff\n{changes.snippet_delta(reference, folder)}```\n"
         elif kind == "include":

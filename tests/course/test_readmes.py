@@ -102,6 +102,17 @@ class Weaving(unittest.TestCase):
             with self.assertRaisesRegex(BookError, "must stand in one line"):
                 weave.woven(block.format(mark, ""), self.folder)
 
+    def test_of_an_output_the_lines_that_a_page_asks_for(self):
+        (self.folder / "a.txt").write_text("first\nsecond\nthird: 3\n\nlast\nend\n")
+        block = "<!-- output: a.txt{} -->\n{}<!-- /woven -->\n"
+        for wanted, shown in (("", "first\nsecond\nthird: 3\n\nlast\nend\n"),
+                              (" lines: sec; third: ; last", "second\nthird: 3\n...\nlast\n"),
+                              (" lines: first; end", "first\n...\nend\n")):
+            self.assertEqual(weave.woven(block.format(wanted, "old"), self.folder),
+                             block.format(wanted, f"~~~~text\n{shown}~~~~\n"))
+        with self.assertRaisesRegex(BookError, "a.txt: no line holds 'fourth'"):
+            weave.woven(block.format(" lines: last; fourth", ""), self.folder)
+
     def test_a_missing_file_is_an_error(self):
         with self.assertRaisesRegex(BookError, "cannot read"):
             weave.woven("<!-- output: none.txt -->\n<!-- /woven -->\n", self.folder)
