@@ -25,7 +25,6 @@ Tensor Optimizer::grad_squares() {
 }
 // [grad_squares]
 
-// [optimizer_step]
 void Optimizer::step(int64_t step, double lr, const Tensor& squares) {
   const TraceScope trace("optimizer");
   if (!m_.defined()) allocate_states();
@@ -36,6 +35,7 @@ void Optimizer::step(int64_t step, double lr, const Tensor& squares) {
   settings.beta2 = config_.adam_beta2;
   settings.eps = config_.adam_eps;
   settings.step = step + 1;
+  // [optimizer_step]
   int64_t offset = 0;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
@@ -48,8 +48,8 @@ void Optimizer::step(int64_t step, double lr, const Tensor& squares) {
     offset += shard.numel();
     for (const auto& observer : on_updated_) observer(parameter);
   }
+  // [optimizer_step]
 }
-// [optimizer_step]
 
 // [states]
 std::vector<OptimizerState> Optimizer::states() {

@@ -30,15 +30,7 @@ class BlockSaved {
     entries_.emplace_back(typeid(T), entry);
     return *entry;
   }
-  /// What forward kept; throws Error unless there is a T.
-  template <class T>
-  T& get() {
-    const auto entry = find<T>();
-    USP_CHECK(entry != entries_.end(),
-              "backward finds nothing saved by the same segment's forward");
-    return *static_cast<T*>(entry->second.get());
-  }
-  /// The same, taken out: its memory goes with the returned object.
+  /// What forward kept, taken out: its memory goes with the returned object.
   template <class T>
   T take() {
     T content = std::move(get<T>());
@@ -46,6 +38,14 @@ class BlockSaved {
     return content;
   }
   // [saved]
+  /// The same, left there; throws Error unless there is a T.
+  template <class T>
+  T& get() {
+    const auto entry = find<T>();
+    USP_CHECK(entry != entries_.end(),
+              "backward finds nothing saved by the same segment's forward");
+    return *static_cast<T*>(entry->second.get());
+  }
 
  private:
   using Entry = std::pair<std::type_index, std::shared_ptr<void>>;
