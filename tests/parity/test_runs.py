@@ -70,6 +70,13 @@ def write_tokens(name, code, tokens):
     write_file(name, struct.pack("<%d%s" % (len(tokens), code), *tokens))
 
 
+def main_thread_seconds(pid):
+    """The CPU time that a process's first thread has used."""
+    with open(f"/proc/{pid}/task/{pid}/stat", encoding="utf-8") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def command(flags):
     """The command line; a flag whose value is True stands alone, None leaves it out."""
     result = [BINARY]
@@ -263,8 +270,13 @@ class Stopping(Runs):
 
     def test_a_second_signal_ends_it_at_once(self):
         process, run_dir = self.start({"grad_acc_steps": 10**6})  # a step of an hour
-        record = os.path.join(run_dir, "run.json")
-        self.wait_until(lambda: os.path.exists(record) and os.path.getsize(record) > 0, process)
+        for name in ("run.json", "metrics.jsonl"):  # the latter is there for a moment before, too
+            path = os.path.join(run_dir, name)
+            self.wait_until(lambda: os.path.exists(path), process)
+        # A signal just before the first step ends the run in good order. The main thread computes
+        # next to nothing between opening that file and the step, so once it has, the step is on.
+        before = main_thread_seconds(process.pid)
+        self.wait_until(lambda: main_thread_seconds(process.pid) > before + 0.2, process)
         process.send_signal(signal.SIGINT)
         time.sleep(2.2)  # within a second or so, a second one is taken for the same wish
         self.assertIsNone(process.poll(), "the first one waits for the step to end")
