@@ -1,5 +1,7 @@
 """What every module behind ./book shares: where the project lies, how it speaks, how it fails."""
+import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -19,8 +21,67 @@ class BookError(Exception):
 
 def say(message):
     """Says what the launcher itself is doing; stderr, so that a pipe holds results only."""
-    sys.stdout.flush()
-    print(message, file=sys.stderr, flush=True)
+    flush(sys.stdout)
+    try:
+        print(message, file=sys.stderr, flush=True)
+    except OSError as error:
+        drop(sys.stderr, error)
+
+
+_dropped = {}  # {stream: why it could not be written}
+
+
+def drop(stream, error):
+    """What is written to this stream from now on goes nowhere: its reader has gone, its disk is
+    full. The work goes on, and end_output() tells of it."""
+    _dropped.setdefault(stream, error)
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+def is_dropped(stream):
+    return stream in _dropped
+
+
+def has_no_reader(stream):
+    """Is it a pipe that somebody has closed at its other end?"""
+    return isinstance(_dropped.get(stream), BrokenPipeError)
+
+
+def watch(stream):
+    """From now on a stream that cannot be written is dropped; who wrote gets the OSError."""
+    def guarded(method):
+        def call(*arguments):
+            try:
+                return method(*arguments)
+            except OSError as error:
+                drop(stream, error)
+                raise
+        return call
+    stream.write, stream.flush = guarded(stream.write), guarded(stream.flush)
+
+
+def flush(stream):
+    """Writes what is in the stream's buffer, or drops the stream."""
+    try:
+        stream.flush()
+    except OSError as error:
+        drop(stream, error)
+
+
+def end_output(code):
+    """The exit code of a command that would end with this one, once all is written. Who closed the
+    pipe has seen enough; anything else that keeps results from their reader is an error."""
+    flush(sys.stdout)
+    error = _dropped.get(sys.stdout)
+    if error is None:
+        return code
+    if isinstance(error, BrokenPipeError):
+        return code or 128 + signal.SIGPIPE
+    say(f"error: standard output could not be written: {error.strerror}")
+    return code or 1
 
 
 def show_path(path):

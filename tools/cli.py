@@ -8,7 +8,7 @@ import sys
 
 from tools import (bench, chapters, compare, delta, diff, doctor, export, figures, launch, new,
                    propagate, replay, showcase, testing, tokens, weave, why)
-from tools.base import BookError, say, show_path
+from tools.base import BookError, end_output, is_dropped, say, show_path, watch
 
 HELP = """\
 ultrascale.cpp: train Llamas, one technique per chapter.
@@ -378,20 +378,31 @@ def _dispatch(argv):
     return COMMANDS[argv[0]](arguments, flags)
 
 
-def main(argv):
-    """Runs ./book with these arguments; returns the exit code."""
-    signal.signal(signal.SIGTERM, _terminate)
+def _run_command(argv):
+    """Runs one command and says what went wrong, if anything; returns the exit code."""
     try:
-        code = _dispatch(argv)
-        sys.stdout.flush()
-        return code
+        return _dispatch(argv)
     except BookError as error:
         say(f"error: {error}")
         return error.code
     except KeyboardInterrupt:
         say("\nbook: interrupted")
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        # The reader of a pipe has seen enough; keep Python from flushing into it once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+    except SystemExit as end:  # of --help, and of SIGTERM
+        return end.code
+    except OSError as error:
+        if is_dropped(sys.stdout):
+            return 0  # end_output() knows better
+        where = f"{show_path(error.filename)}: " if error.filename else ""
+        say(f"error: {where}{error.strerror or error}")
+        return 1
+
+
+def main(argv):
+    """Runs ./book with these arguments; returns the exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+        watch(getattr(sys, name))
+    return end_output(_run_command(argv))

@@ -46,9 +46,10 @@ def _machine():
     total, available = machine.memory_bytes()
     print("\nMachine")
     _row("CPU", machine.cpu_name())
-    _row("cores", f"{machine.usable_cores()} usable of {os.cpu_count()}"
-         + (f" (OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} is set)"
-            if "OMP_NUM_THREADS" in os.environ else ""))
+    _row("cores", f"{machine.usable_cores()} usable of {os.cpu_count()}")
+    if "OMP_NUM_THREADS" in os.environ:
+        _row("OMP_NUM_THREADS", f"{os.environ['OMP_NUM_THREADS']} is set"
+             if not machine.thread_warning() else machine.thread_warning())
     _row("memory", f"{total / GIB:.1f} GiB, {available / GIB:.1f} GiB available")
     isa = machine.instruction_sets()
     _row("instruction sets",

@@ -137,6 +137,9 @@ def _run_and_judge(command, env, ranks, run_dir, options):
     """Runs a chapter. Success = exit code 0 and a `done` mark that this run has written."""
     if run_dir is not None:
         say(f"book: {command_line(command, env)}")
+        warning = machine.thread_warning(ranks)
+        if warning:
+            say(f"book: {warning}")
     before = runs.done_stamp(run_dir) if run_dir else None
     if ranks == 1:
         code = _run_alone(command, env)
@@ -184,19 +187,23 @@ def _explain_failure(job, code, run_dir, known):
         return 128 + job.signals[0]
     unfinished = sum(record.state != "finished" for record in records.values())
     witnessed = why.read_witnessed(run_dir, unfinished) if records else []
-    case = why.examine(records, job.deaths, witnessed, size=job.size)
+    launcher = (job.pid, job.ended_by) if job.ended_by else None
+    case = why.examine(records, job.deaths, witnessed, size=job.size, stopped=job.stopped,
+                       launcher=launcher)
     death, _ = why.first_death(case)
     exited = death is None or death.status in (None, USAGE_ERROR << 8)
     if code == USAGE_ERROR and not records and exited:
         return code  # the ranks have said what is wrong with their flags
     if records:
-        why.write_endings(run_dir, job.deaths)
+        why.write_endings(run_dir, job.deaths, job.stopped, launcher)
     if why.verdict(case):
         say("\nbook: the run has failed:")
         say(why.report(case))
     else:
         say(f"\nerror: the run has failed: mpiexec ended with exit code {code}")
         mpi.show_held(job)
+    if launcher:
+        return 128 + job.ended_by
     killed = death is not None and death.status and os.WIFSIGNALED(death.status)
     return 128 + os.WTERMSIG(death.status) if killed else 1
 

@@ -103,3 +103,14 @@ def thread_environment(environment=None, ranks=1):
     if ranks > 1:
         env.setdefault("OMP_WAIT_POLICY", "passive")
     return env
+
+
+def thread_warning(ranks=1, environment=None):
+    """What is wrong with a given OMP_NUM_THREADS, "" if nothing is or none is given."""
+    given = (os.environ if environment is None else environment).get("OMP_NUM_THREADS", "")
+    threads, cores = given.partition(",")[0].strip(), usable_cores()
+    if not threads.isdigit() or int(threads) <= max(1, cores // ranks):
+        return ""
+    of_ranks = f" of each of {ranks} ranks" if ranks > 1 else ""
+    return (f"OMP_NUM_THREADS={given}: so many threads{of_ranks} share {cores} "
+            f"core{'s' * (cores > 1)}, which is slow; try {max(1, cores // ranks)}, or unset it")

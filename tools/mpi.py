@@ -1,4 +1,5 @@
 """mpiexec: which one, the command line it wants, the messages of its own, the ranks it starts."""
+import contextlib
 import os
 import re
 import selectors
@@ -10,9 +11,9 @@ import sys
 import time
 from dataclasses import dataclass, replace
 
-from tools.base import BookError, say
-from tools.process import (SAME_SIGNAL_S, descendants, die_with_parent, environment_of, output_of,
-                           wait_status_of)
+from tools.base import BookError, flush, has_no_reader, say
+from tools.process import (SAME_SIGNAL_S, descendants, die_with_parent, environment_of,
+                           is_stopped, output_of, wait_status_of)
 from tools.why import Death
 
 MPICH, OPEN_MPI, OTHER = "MPICH", "Open MPI", "an unknown MPI"
@@ -106,7 +107,7 @@ class Output:
             self._show(self._frame)
         if not data:
             self._show(self._blank)
-        self._target.flush()
+        flush(self._target)
 
     def _take(self, line):
         """Decides what becomes of a line."""
@@ -129,8 +130,9 @@ class Output:
 
     def _show(self, lines):
         self.lines += len(lines)
-        for line in lines:
-            self._target.write(line + "\n")
+        with contextlib.suppress(OSError):  # nobody reads it: the ranks go on without
+            for line in lines:
+                self._target.write(line + "\n")
 
 
 class Job:
@@ -149,8 +151,10 @@ class Job:
         self.killed = False  # by a second signal
         self.deaths = []  # as they were seen, which may be out of order
         self.pids = {}  # {rank: pid} of the ranks of this host
+        self.stopped = set()  # ranks, by SIGSTOP, before the first of them ended
+        self.ended_by = None  # the signal that has ended mpiexec itself
         self._watched = {}  # {rank: pidfd}
-        self._child, self._heeded, self._first_signal = None, 0, 0.0
+        self._child, self._heeded, self._first_signal, self._looked = None, 0, 0.0, 0.0
         self._selector = selectors.DefaultSelector()
 
     def run(self, command, env):
@@ -171,6 +175,8 @@ class Job:
 
     def _heed_signals(self):
         """The first signal is a wish, which the ranks get; a later one is an order."""
+        if not self.signals and has_no_reader(sys.stdout):
+            self.signals.append(signal.SIGPIPE)  # as `| head` would have it
         for number in self.signals[self._heeded:]:
             self._heeded += 1
             now = time.monotonic()
@@ -180,7 +186,7 @@ class Job:
                 self._first_signal = now
                 say("book: the ranks are asked to stop after this step; a second Ctrl-C ends them "
                     "at once")
-                self._deliver(number)
+                self._deliver(signal.SIGTERM if number == signal.SIGPIPE else number)
             elif now - self._first_signal >= SAME_SIGNAL_S:
                 self.killed = True
                 self._kill()
@@ -219,10 +225,29 @@ class Job:
             if self._child.poll() is None:
                 if len(self.pids) < self.size and now - began < SCAN_FOR_S:
                     self._find_ranks()
+                self._look_for_stopped(now)
                 continue
             ended = ended or now
             if not streams or now - ended > LINGER_S:  # else somebody still holds the pipe
-                return self._child.returncode
+                code = self._child.returncode
+                self.ended_by = -code if code < 0 and not self.killed else None
+                return code if code >= 0 else 128 - code
+
+    @property
+    def pid(self):
+        """mpiexec's"""
+        return self._child.pid
+
+    def _look_for_stopped(self, now):
+        """Notes which ranks are stopped; after the first death those that are left do not count."""
+        if now - self._looked < LOOK_INTERVAL_S or self.deaths:
+            return
+        self._looked = now
+        stopped = {rank for rank, pid in self.pids.items() if is_stopped(pid)}
+        for rank in sorted(stopped - self.stopped):
+            say(f"book: rank {rank} is stopped (SIGSTOP), and the others will wait for it; "
+                f"`kill -CONT {self.pids[rank]}` lets it go on")
+        self.stopped = stopped
 
     def _show(self, key):
         """Shows what has come on a stream; False at its end."""

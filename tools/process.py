@@ -169,6 +169,11 @@ def is_running(pid, since):
     return time.time() - age <= since + 1.0
 
 
+def is_stopped(pid):
+    """Has a signal such as SIGSTOP stopped this process?"""
+    return _stat_fields(pid)[:1] == ["T"]
+
+
 def die_with_parent():
     """In a child before it runs its program: the kernel is to end it when its parent ends."""
     pr_set_pdeathsig = 1

@@ -4,7 +4,7 @@ Every rank keeps a file RUN_DIR/flight/rank_0000.txt of lines of 256 bytes, each
 it is, its state, its last sign of life, what its main thread does, its last operations. A record
 outlives its rank, whatever it died of. In deaths.jsonl each rank's witness, a child process, has
 written when its rank was gone. When a run ends badly, `./book run` adds endings.jsonl: how the
-ranks ended.
+ranks ended, which of them were stopped, and whether mpiexec itself was killed.
 """
 import json
 import re
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Optional
 
 from tools import process, runs
-from tools.base import BookError, show_path
+from tools.base import BookError, say, show_path
 
 LINE_BYTES, FIRST_OPERATION = 256, 4
 WITNESSED, ENDINGS = "deaths.jsonl", "endings.jsonl"
@@ -194,8 +194,8 @@ class Death:
         return "was killed or crashed" if self.status is None else process.how_ended(self.status)
 
 
-def _read_deaths(run_dir, name):
-    """The Deaths that a file of JSON lines tells of; torn lines are left out."""
+def _read_facts(run_dir, name):
+    """The objects in a file of JSON lines; torn lines are left out."""
     try:
         lines = (Path(run_dir) / "flight" / name).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
@@ -203,11 +203,16 @@ def _read_deaths(run_dir, name):
     found = []
     for line in lines:
         try:
-            value = json.loads(line)
-            found.append(Death(value["rank"], value["pid"], value["time"], value.get("status")))
-        except (ValueError, TypeError, KeyError):
+            found.append(json.loads(line))
+        except ValueError:
             pass
-    return found
+    return [fact for fact in found if isinstance(fact, dict)]
+
+
+def _read_deaths(run_dir, name):
+    """The Deaths that a file of JSON lines tells of."""
+    return [Death(*(fact[key] for key in ("rank", "pid", "time")), fact.get("status"))
+            for fact in _read_facts(run_dir, name) if {"rank", "pid", "time"} <= fact.keys()]
 
 
 def read_witnessed(run_dir, count=0):
@@ -225,10 +230,28 @@ def read_endings(run_dir):
     return _read_deaths(run_dir, ENDINGS)
 
 
-def write_endings(run_dir, deaths):
-    """Keeps what the launcher saw for a later ./book why."""
-    text = "".join(json.dumps(vars(death)) + "\n" for death in deaths)
-    (Path(run_dir) / "flight" / ENDINGS).write_text(text, encoding="utf-8")
+def write_endings(run_dir, deaths, stopped=(), launcher=None):
+    """Keeps what the launcher saw for a later ./book why, if the disk has room for it."""
+    facts = [*map(vars, deaths), *({"stopped": rank} for rank in stopped)]
+    facts += [{"mpiexec": launcher[0], "signal": launcher[1]}] if launcher else []
+    path = Path(run_dir) / "flight" / ENDINGS
+    try:
+        path.write_text("".join(json.dumps(fact) + "\n" for fact in facts), encoding="utf-8")
+    except OSError as error:
+        say(f"book: how the ranks ended could not be kept for `./book why` in {show_path(path)}: "
+            f"{error.strerror}")
+
+
+def read_circumstances(run_dir):
+    """What the launcher has written down besides: (the ranks that were stopped, (pid, signal) of an
+    mpiexec that was killed, or None)."""
+    stopped, launcher = set(), None
+    for fact in _read_facts(run_dir, ENDINGS):
+        if isinstance(fact.get("stopped"), int):
+            stopped.add(fact["stopped"])
+        if isinstance(fact.get("mpiexec"), int) and isinstance(fact.get("signal"), int):
+            launcher = (fact["mpiexec"], fact["signal"])
+    return stopped, launcher
 
 
 # --- who waits for whom ---------------------------------------------------------------------------
@@ -285,6 +308,8 @@ class Case:
     end: float
     size: int
     ordered: bool = False  # the deaths, for certain: the kernel has told a witness
+    stopped: set = field(default_factory=set)  # ranks, by SIGSTOP
+    launcher: Optional[tuple] = None  # (pid, signal) of an mpiexec that was killed
 
     def __post_init__(self):
         self.waits = {rank: missing_partners(self.records, rank) for rank in self.records}
@@ -327,11 +352,12 @@ def _last_finished(record):
     return record.last_finished.name if record.last_finished else "nothing"
 
 
-def examine(records, seen=(), witnessed=(), now=None, size=None):
+def examine(records, seen=(), witnessed=(), now=None, size=None, stopped=(), launcher=None):
     """The Case of these records.
 
     seen: deaths as the launcher saw them; witnessed: as the witnesses did, who know the order
-    better, but not how. now: for a run of this host that may still be under way.
+    better, but not how. now: for a run of this host that may still be under way. stopped, launcher:
+    see Case.
     """
     size = size or max([*(r.size for r in records.values()), max(records) + 1])
     known = {(r.rank, r.pid) for r in records.values()}
@@ -349,8 +375,9 @@ def examine(records, seen=(), witnessed=(), now=None, size=None):
     if now is not None and not deaths:
         running = {r.rank for r in records.values() if r.host == socket.gethostname()
                    and r.state == "running" and process.is_running(r.pid, r.started)}
+        stopped = {rank for rank in running if process.is_stopped(records[rank].pid)}
     end = now if running else max((r.last for r in records.values()), default=0.0)
-    return Case(records, deaths, running, end, size, ordered)
+    return Case(records, deaths, running, end, size, ordered, set(stopped), launcher)
 
 
 def is_complete(case):
@@ -363,6 +390,10 @@ def verdict(case):
     """What happened, as lines of text, by the best rule that applies; [] if none does."""
     if case.running:
         return _still_running(case)
+    if case.launcher:
+        pid, number = case.launcher
+        return [f"mpiexec (pid {pid}) was killed by {process.signal_name(number)}; what it has "
+                "started ends with it"]
     for rule in (_seen_to_die, _failed, _left, _deadlock, _silent):
         lines = rule(case)
         if lines:
@@ -430,9 +461,10 @@ def _failed(case):
     absent = roots(case.waits)
     waiting = next((r for r in case.records if case.waits[r]), None)
     if len(absent) == 1 and waiting is not None:
-        return [f"{case.who(absent[0])} did not come to {case.records[waiting].awaited.name}, in "
-                f"which {_ranks([r for r in case.records if case.waits[r]])} waited until time ran "
-                f"out", f"it was last seen {case.doing(absent[0])}"]
+        what = "was stopped (SIGSTOP) and did" if absent[0] in case.stopped else "did"
+        return [f"{case.who(absent[0])} {what} not come to {case.records[waiting].awaited.name}, "
+                f"in which {_ranks([r for r in case.records if case.waits[r]])} waited until time "
+                f"ran out", f"it was last seen {case.doing(absent[0])}"]
     return [f"{case.who(first.rank)}: {headline}"]
 
 
@@ -498,6 +530,9 @@ def _still_running(case):
     if gone:
         return [f"{case.who(gone[0])} is gone while others still run; it ended "
                 f"{case.doing(gone[0])}"]
+    if case.stopped:
+        return [f"{case.who(rank)} is stopped (SIGSTOP), and the run waits for it; `kill -CONT "
+                f"{case.records[rank].pid}` lets it go on" for rank in sorted(case.stopped)]
     under_way = "the run is still under way"
     long = {r: partners if case.end - case.records[r].since > STUCK_S else set()
             for r, partners in case.waits.items()}
@@ -552,7 +587,8 @@ def rank_line(case, rank):
             return f"rank {rank}  followed{awaited}{step}"
         return f"rank {rank}  failed {max(0.0, case.end - record.time):.2f} s before the end: " \
                f"{record.headline}{step}"
-    return f"rank {rank}  {_activity(case, record)}{step}"
+    stopped = "stopped (SIGSTOP); " if rank in case.stopped else ""
+    return f"rank {rank}  {stopped}{_activity(case, record)}{step}"
 
 
 def report(case):
@@ -568,7 +604,9 @@ def explain(run_dir):
     if not records:
         raise BookError(f"{show_path(run_dir)} holds no flight records: a run of several ranks "
                         "writes them into flight/, a run of one rank has none", 2)
-    case = examine(records, read_endings(run_dir), read_witnessed(run_dir), now=time.time())
+    stopped, launcher = read_circumstances(run_dir)
+    case = examine(records, read_endings(run_dir), read_witnessed(run_dir), time.time(),
+                   stopped=stopped, launcher=launcher)
     if is_complete(case):
         done = runs.done_stamp(run_dir)
         mark = runs.done_text(run_dir) if done else "but there is no `done` mark"

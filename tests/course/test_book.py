@@ -623,13 +623,13 @@ class FakeTree(FakeTools):
                if not key.startswith(("OMP_", "USP_", "CMAKE", "PYTHON"))}
         return {**env, "PATH": f"{self.bin}:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", **extra}
 
-    def book(self, *arguments, **environment):
+    def book(self, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **environment):
         """Runs ./book; the finished process."""
         result = subprocess.run([sys.executable, str(self.tree / "book"), *arguments],
                                 cwd=self.tree, env=self.environment(**environment), text=True,
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, timeout=60, check=False)
-        self.assertNotIn("Traceback", result.stderr)
+                                stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+                                timeout=60, check=False)
+        self.assertNotIn("Traceback", result.stderr or "")
         return result
 
 
@@ -692,6 +692,28 @@ class Launcher(FakeTree):
         self.assertEqual(self.logged(), [])
         result = self.book("run", "--no-install", "--skip-packages", "--no-plot")
         self.assertEqual(result.returncode, 0)
+
+    def test_output_that_cannot_be_written(self):
+        for buffered in ({}, {"PYTHONUNBUFFERED": "1"}):
+            for arguments in (("list",), ("run", "--help"), ("help",)):
+                with open("/dev/full", "wb") as full:
+                    result = self.book(*arguments, stdout=full, **buffered)
+                self.assertEqual((result.returncode, result.stderr), (
+                    1, "error: standard output could not be written: No space left on device\n"))
+                reader, writer = os.pipe()
+                os.close(reader)
+                with os.fdopen(writer, "wb") as nobody:
+                    result = self.book(*arguments, stdout=nobody, **buffered)
+                self.assertEqual((result.returncode, result.stderr), (128 + signal.SIGPIPE, ""))
+            with open("/dev/full", "wb") as full:
+                self.assertEqual(self.book("fly", stderr=full, **buffered).returncode, 2)
+
+    def test_a_full_disk_is_named_and_no_traceback(self):
+        with open(self.tree / "tools/chapters.py", "a", encoding="utf-8") as source:
+            source.write("\n\ndef list_chapters():\n    Path('/dev/full').write_text('x')\n")
+        result = self.book("list")
+        self.assertEqual((result.returncode, result.stdout, result.stderr),
+                         (1, "", "error: No space left on device\n"))
 
     def test_exit_code_0_without_a_done_mark_is_a_failure(self):
         result = self.book("run", FAKE_RUN="unfinished")

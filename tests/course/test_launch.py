@@ -235,6 +235,13 @@ class Failed(Records):
         self.assertIn("rank 3  followed in all_reduce #8 of dp; step 7", report)
         self.assertNotIn("what the ranks are in", report)
 
+    def test_a_timeout_names_the_rank_that_was_stopped(self):
+        self.write_four(culprit=2, since=3.0)
+        self.write(0, state="failed", message=TIMEOUT, operations=[operation(8)])
+        self.assertRegex(self.verdict(stopped={2}), r"^rank 2 \(pid 4702\) was stopped \(SIGSTOP\) "
+                                                    r"and did not come to all_reduce #8 of dp")
+        self.assertIn("\nrank 2  stopped (SIGSTOP); computes", why.report(self.case(stopped={2})))
+
     def test_a_timeout_may_be_a_deadlock(self):
         for rank in range(4):
             waits = operation(8, "recv", number=1, peer=3) if rank == 2 else operation(8)
@@ -366,6 +373,21 @@ class Reading(Records):
                                             "rank 1 computes for .*")
         self.write(1, size=2, host=here["host"], pid=2 ** 22 + 1)
         self.assertRegex(self.explain()[1], "^rank 1 .* is gone while others still run")
+
+    def test_a_run_that_waits_for_a_stopped_rank(self):
+        with subprocess.Popen(["sleep", "60"]) as sleeper:
+            self.addCleanup(sleeper.kill)
+            here = {"host": socket.gethostname(), "started": NOW - time.time()}
+            self.write(0, size=2, pid=os.getpid(), **here)
+            self.write(1, size=2, pid=sleeper.pid, **here)
+            sleeper.send_signal(signal.SIGSTOP)
+            os.waitpid(sleeper.pid, os.WUNTRACED)
+            code, text = self.explain()
+            self.assertEqual(code, 0)
+            self.assertRegex(text, rf"^rank 1 \(pid {sleeper.pid}\) is stopped \(SIGSTOP\), and the run"
+                                   rf" waits for it; `kill -CONT {sleeper.pid}` lets it go on\n")
+            self.assertIn("\nrank 1  stopped (SIGSTOP); computes", text)
+            sleeper.kill()
 
     def test_another_process_of_that_number_is_not_the_rank(self):
         for rank in range(2):
@@ -556,13 +578,15 @@ class Ranks(FakeTree):
         time.sleep(0.3)
         if mode == "killed" and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        if mode in ("killed", "slow", "deaf"):
+        if mode in ("killed", "slow", "deaf", "chatty"):
             print("ready", os.getpid(), flush=True)
             end = time.monotonic() + 20
             if mode == "slow":
                 time.sleep(0.8)
             while time.monotonic() < end and (mode == "deaf" or not asked):
                 time.sleep(0.01)
+                if mode == "chatty":
+                    print("a step", flush=True)
             print("asked", [n.name for n in map(signal.Signals, asked)], flush=True)
         if mode != "unfinished" and rank <= 0:
             (run_dir / "metrics.jsonl").write_text('{"step": 0, "loss": 5.5}')
@@ -697,6 +721,57 @@ class Ranks(FakeTree):
             self.assertNotIn("hit by a signal", out)
             self.assertIn("the run is complete (interrupted)", err)
             self.assert_gone(pids)
+
+    def test_a_reader_who_has_seen_enough_ends_the_run_in_good_order(self):
+        process, pids = self.start(FAKE_RUN="chatty")
+        process.stdout.close()
+        err = process.stderr.read()
+        # Of a pipe nobody reads, or of a run that was stopped.
+        self.assertIn(process.wait(timeout=30), (128 + signal.SIGPIPE, 128 + signal.SIGTERM), err)
+        self.assertIn("the run is complete (interrupted", err)
+        self.assert_gone(pids)
+
+    def test_a_full_disk_costs_the_note_for_later_and_nothing_else(self):
+        write(self.tree / "mine/flight/note", "")
+        (self.tree / "mine/flight" / why.ENDINGS).symlink_to("/dev/full")
+        result = self.book("run", "ch02", "--", "--run_dir", "mine", FAKE_RUN="killed")
+        self.assertEqual(result.returncode, 128 + signal.SIGKILL, result.stderr)
+        self.assertRegex(result.stderr, r"mine/flight/endings.jsonl: No space left on device")
+        self.assertRegex(result.stderr, r"\nrank 1 \(pid \d+\) was killed by SIGKILL")
+
+    def test_a_killed_mpiexec_is_not_blamed_on_a_rank(self):
+        process, pids = self.start(FAKE_RUN="deaf")
+        mpiexec = int(why.process._stat_fields(pids[0])[1])
+        os.kill(mpiexec, signal.SIGKILL)
+        _, err = process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 128 + signal.SIGKILL, err)
+        verdict = f"mpiexec (pid {mpiexec}) was killed by SIGKILL"
+        self.assertIn(f"the run has failed:\n{verdict}", err)
+        self.assert_gone(pids)
+        self.assertIn(verdict, self.book("why", "runs/ch02/001").stdout)
+
+    def test_a_stopped_rank_is_called_so(self):
+        process, pids = self.start(FAKE_RUN="deaf")
+        time.sleep(0.3)
+        os.kill(pids[1], signal.SIGSTOP)
+        line = process.stderr.readline()
+        while line and "stopped" not in line:
+            line = process.stderr.readline()
+        self.assertRegex(line, rf"^book: rank \d is stopped \(SIGSTOP\).* `kill -CONT {pids[1]}`")
+        rank = line.split()[2]
+        os.kill(pids[0], signal.SIGKILL)
+        _, err = process.communicate(timeout=30)
+        self.assertIn(f"\nrank {rank}  stopped (SIGSTOP); ", err)
+        self.assertIn(f"\nrank {rank}  stopped (SIGSTOP); ", self.book("why", "runs/ch02/001").stdout)
+
+    def test_more_threads_than_cores_are_warned_of(self):
+        many = str(machine.usable_cores() + 1)
+        for chapter in ("ch01", "ch02"):
+            result = self.book("run", chapter, "--no-plot", OMP_NUM_THREADS=many)
+            self.assertRegex(result.stderr, rf"book: OMP_NUM_THREADS={many}: .*; try \d+, or unset")
+            result = self.book("run", chapter, "--no-plot", OMP_NUM_THREADS="1")
+            self.assertNotIn("OMP_NUM_THREADS=1:", result.stderr)
+        self.assertNotIn("share", self.book("run", "ch02", "--ranks", "64", "--print").stderr)
 
     def test_a_second_signal_ends_everything(self):
         process, pids = self.start(FAKE_RUN="deaf")
