@@ -49,14 +49,45 @@ CHAPTER is a number or a name: 1, ch01 and ch01_single_gpu are the same.
 """
 
 
+def correct_flags(words, known):
+    """(the words with each unknown flag that is close to a known one replaced by that, the unknown
+    flags that are close to none)."""
+    corrected, wrong = [], []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and name not in known:
+            close = difflib.get_close_matches(name, known, 1, 0.75)
+            wrong += [] if close else [word]
+            word = (close[0] if close else name) + equals + value
+        corrected.append(word)
+    return tuple(corrected), wrong
+
+
 class _Parser(argparse.ArgumentParser):
     """An argument parser that fails as the rest of ./book does."""
 
+    typed, flags = (), ()  # before and after `--`
+
+    def parse_args(self, args=None, namespace=None):
+        self.typed = tuple(args or ())
+        return super().parse_args(args, namespace)
+
     def error(self, message):
-        hint = ""
-        if message.startswith("unrecognized arguments") and self.prog.endswith(" run"):
-            hint = "; flags for the chapter go after `--`: ./book run ch01 -- --steps 100"
+        hint = self._hint() if message.startswith("unrecognized arguments") else ""
         raise BookError(f"{self.prog}: {message}{hint}", 2)
+
+    def _hint(self):
+        """The corrected command for options that are unknown, as far as that can be guessed."""
+        own = self._option_string_actions
+        corrected, wrong = correct_flags(self.typed, own)
+        if corrected != self.typed:
+            after = ("--", *self.flags) if self.flags else ()
+            return f"; did you mean {shlex.join([*self.prog.split(), *corrected, *after])}"
+        if wrong and self.prog.endswith(" run"):
+            at = self.typed.index(wrong[0])
+            command = [*self.prog.split(), *self.typed[:at], "--", *self.typed[at:], *self.flags]
+            return f"; flags for the chapter go after `--`: {shlex.join(command)}"
+        return f"; {self.prog} --help shows what there is"
 
 
 def _add_set_up(parser):
@@ -81,13 +112,20 @@ def _run(arguments, flags):
                         help="processes to start (default: what the chapter's chapter.json says)")
     parser.add_argument("--debug", type=int, metavar="RANK", help="run this rank under gdb")
     _add_set_up(parser)
+    parser.flags = tuple(flags)
     args = parser.parse_args(arguments)
     options = launch.Options(args.only_print, not args.no_install, args.skip_packages,
                              not args.no_plot, args.ranks, args.debug)
     name, _, example = args.chapter.rstrip("/").partition("/")
     if example:
         return launch.run_example(chapters.resolve(name), example, flags, options)
-    return launch.run_chapter(chapters.resolve(name), flags, options)
+    chapter = chapters.resolve(name)
+    code = launch.run_chapter(chapter, flags, options)
+    if code == launch.USAGE_ERROR:
+        corrected, _ = correct_flags(flags, launch.known_flags(chapter))
+        if corrected != tuple(flags):
+            say(f"book: did you mean {shlex.join(['./book', 'run', *arguments, '--', *corrected])}")
+    return code
 
 
 def _test(arguments, _flags):

@@ -1,5 +1,6 @@
 """`./book run`: starts a chapter's executable, hands signals on, judges how it ended."""
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -9,7 +10,7 @@ from typing import Optional
 
 from tools import build, figures, machine, mpi, packages, runs, why
 from tools.base import BookError, say, show_path
-from tools.process import signal_name, wait_for
+from tools.process import output_of, signal_name, wait_for
 
 # With these a chapter prints something and ends: no run directory, no `done` mark.
 INFORMATION_FLAGS = {"-h", "--help", "--help-all", "--version", "--plan", "--estimate"}
@@ -116,6 +117,12 @@ def run_example(chapter, name, flags, options):
     if code != 0:
         mpi.show_held(job)
     return code
+
+
+def known_flags(chapter):
+    """The flags of a chapter's program, as its --help lists them; [] if it cannot say."""
+    text = output_of([str(build.binary(build.RELEASE, chapter.name)), "--help"])
+    return re.findall(r"^ +(?:-\w,)?(--\w[\w-]*)", text or "", re.M)
 
 
 def rank_command(program, ranks, debug, terminal):

@@ -537,6 +537,7 @@ class FakeTree(FakeTools):
             --version) echo "fake chapter 1.0"; exit 0;;
             --plan|--plan=*) echo "fake plan"; exit 0;;
             --estimate) echo "fake estimate"; exit 0;;
+            --help) echo "  -h,--help  this"; echo "  --steps INT [400]  steps"; exit 0;;
             --run_dir) dir="$2";;
           esac
           shift
@@ -823,6 +824,27 @@ class Launcher(FakeTree):
         result = self.book("tset", "-R", "a b")
         self.assertEqual(result.returncode, 2)
         self.assertIn("did you mean ./book test -R 'a b'", result.stderr)
+
+    def test_a_slip_of_the_pen_in_a_flag(self):
+        for words, better in (
+                ("run ch01 --no-plto -- --steps 5", "./book run ch01 --no-plot -- --steps 5"),
+                ("test common --lsit", "./book test common --list"),
+                ("test --sanitise=thread", "./book test --sanitize=thread")):
+            result = self.book(*words.split())
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(f"; did you mean {better}\n", result.stderr)
+        for words, better in (("run ch01 --steps 5", "./book run ch01 -- --steps 5"),
+                              ("run --lr 1 -- --steps 5", "./book run -- --lr 1 --steps 5")):
+            self.assertTrue(self.book(*words.split()).stderr.endswith(f" after `--`: {better}\n"))
+        self.assertIn("; ./book list --help shows", self.book("list", "--zeppelin").stderr)
+        self.assertEqual(self.logged(), [], "something was built")
+        result = self.book("run", "1", "--no-plot", "--", "--stepz=5", "--prompt", "a b",
+                           FAKE_RUN="usage")
+        self.assertEqual(result.returncode, 2)
+        self.assertTrue(result.stderr.endswith(
+            "\nbook: did you mean ./book run 1 --no-plot -- --steps=5 --prompt 'a b'\n"))
+        self.assertNotIn("did you mean", self.book("run", "1", "--", "--steps", "0",
+                                                   FAKE_RUN="usage").stderr)
 
     def test_sanitize_runs_the_unit_tests_of_its_own_build(self):
         self.assertEqual(self.book("test", "--sanitize").returncode, 0)
