@@ -25,20 +25,32 @@ def _row(name, value):
 
 
 def _packages():
-    """Prints the table of packages; True if all required ones are here."""
+    """Prints the table of packages; True if all required ones are here and work."""
     print("Packages")
     here = packages.installed()
+    absent, broken = [], []
     for package in packages.PACKAGES:
-        state = "ok" if here[package.name] else "MISSING" if package.required else "missing"
+        failure = packages.what_fails(package)
+        state, note = "ok", ""
+        if not here[package.name]:
+            absent.append(package)
+            state = "missing"
+            note = "" if failure else "; there is one from elsewhere, which --skip-packages uses"
+        elif failure:
+            broken.append(package)
+            state, note = "broken", f"; installed, but {failure}"
+        state = state.upper() if package.required and state != "ok" else state
         jobs = "" if package.required else "optional: "
         jobs = "./book test: " if package.required == (packages.TEST,) else jobs
-        print(f"  {package.name:<20} {state:<8} {jobs}{package.why}")
-    absent = [p for p in packages.PACKAGES if not here[p.name]]
-    if absent and shutil.which("apt-get"):
-        print(f"  install them: {' '.join(packages.install_command(absent))}")
+        print(f"  {package.name:<20} {state:<8} {jobs}{package.why}{note}")
+    if shutil.which("apt-get"):
+        who = ", as root" if packages.must_be_root() else ""
+        for what, which, again in (("install", absent, False), ("mend", broken, True)):
+            if which:
+                print(f"  {what} them{who}: {' '.join(packages.install_command(which, again))}")
     elif absent and not shutil.which("dpkg-query"):
         print("  there is no apt here: get them from your own package manager or modules")
-    return not any(p.required for p in absent)
+    return not any(p.required for p in (*absent, *broken))
 
 
 def _machine():

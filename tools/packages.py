@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tools import figures
 from tools.base import BookError, say
-from tools.process import run_step
+from tools.process import output_of, run_step
 
 RUN, TEST = "run", "test"
 APT_LISTS = Path("/var/lib/apt/lists")
@@ -104,7 +104,8 @@ def _include_directories():
     listed = os.environ.get("CPATH", "") + os.pathsep + os.environ.get("CPLUS_INCLUDE_PATH", "")
     prefixes = os.environ.get("CMAKE_PREFIX_PATH", "").replace(";", os.pathsep).split(os.pathsep)
     directories = listed.split(os.pathsep) + [os.path.join(p, "include") for p in prefixes if p]
-    return [Path(d) for d in directories if d] + [Path("/usr/local/include"), Path("/usr/include")]
+    usual = [Path("/usr/local/include"), Path("/usr/include")]
+    return [Path(d) for d in directories if d] + usual + sorted(usual[1].glob("*-linux-gnu*"))
 
 
 def _probe(probe):
@@ -117,6 +118,21 @@ def _probe(probe):
     return figures.find_python((what,)) is not None
 
 
+def what_fails(package):
+    """What a package is for and does not do, "" if it does all: its programs run, its headers and
+    modules are there. dpkg knows nothing of that."""
+    failed = []
+    for probe in package.probes:
+        kind, _, what = probe.partition(":")
+        if kind == "command":
+            path = shutil.which(what)
+            runs = path is not None and output_of([path, "--version"]) is not None
+            failed += [] if runs else [f"{path} --version fails" if path else f"no {what} on PATH"]
+        elif not _probe(probe):
+            failed.append(f"no {kind} {what}")
+    return "" if len(failed) < len(package.probes) else ", ".join(failed)
+
+
 def missing(job):
     """The packages of a job that are not installed: (required, wanted)."""
     here = installed()
@@ -124,10 +140,16 @@ def missing(job):
     return [p for p in absent if job in p.required], [p for p in absent if job not in p.required]
 
 
-def install_command(packages):
-    """(argv that installs the packages as this user, may it ask a person for a password)."""
-    argv = ["apt-get", "install", "-y", "--no-install-recommends", *[p.name for p in packages]]
-    return argv if os.geteuid() == 0 else ["sudo", *argv]
+def install_command(packages, again=False):
+    """argv that installs the packages: by way of sudo where this user needs it and it is there."""
+    argv = ["apt-get", "install", "-y", "--no-install-recommends",
+            *(["--reinstall"] if again else []), *[p.name for p in packages]]
+    return ["sudo", *argv] if os.geteuid() != 0 and shutil.which("sudo") else argv
+
+
+def must_be_root():
+    """Does installing take another user than this one, and no sudo makes one of it?"""
+    return os.geteuid() != 0 and shutil.which("sudo") is None
 
 
 def ensure(job, install=True):
@@ -161,7 +183,8 @@ def _how_to_get(packages):
     """The error message that says how to install packages by hand."""
     names = " ".join(p.name for p in packages)
     if shutil.which("apt-get"):
-        return (f"required packages are missing; install them with:\n"
+        who = " as root" if must_be_root() else ""
+        return (f"required packages are missing; install them{who} with:\n"
                 f"  {shlex.join(install_command(packages))}\n"
                 f"(if they come from elsewhere, such as a module system, use --skip-packages)")
     return (f"required software is missing and there is no apt-get here. Debian calls it: {names}\n"

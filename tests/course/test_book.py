@@ -2,6 +2,8 @@
 
     python3 tests/course/test_book.py        needs no build, no network and no root
 """
+import contextlib
+import io
 import json
 import math
 import os
@@ -20,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from ch01_single_gpu.figures import operations, techniques  # noqa: E402
-from tools import (bench, bench_report, chapters, compare, figures, launch, limits, machine, packages,  # noqa: E402
-                   peers, runs, turns)
+from tools import (bench, bench_report, chapters, compare, doctor, figures, launch,  # noqa: E402
+                   limits, machine, packages, peers, runs, turns)
 from tools.base import BookError  # noqa: E402
 
 
@@ -244,6 +246,46 @@ class Packages(FakeTools):
             (self.bin / "sudo").unlink()
             with self.assertRaisesRegex(BookError, "as root, run"):
                 packages.ensure(packages.RUN)
+
+    def test_without_sudo_none_is_suggested(self):
+        package = packages.PACKAGES[:1]
+        with mock.patch.object(os, "geteuid", return_value=1000):
+            self.assertEqual(packages.install_command(package)[0], "sudo")
+            (self.bin / "sudo").unlink()
+            self.assertEqual(packages.install_command(package)[0], "apt-get")
+            self.assertIn("install them as root with:\n  apt-get", packages._how_to_get(package))
+
+    def examine(self):
+        """(Is all that is required here, the table) as ./book doctor has it."""
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            complete = doctor._packages()
+        return complete, {line.split()[0]: line for line in out.getvalue().splitlines()[1:]}
+
+    def test_doctor_tries_what_dpkg_calls_installed(self):
+        include = self.scratch / "prefix/include"
+        for package in packages.PACKAGES:
+            for kind, _, what in (probe.partition(":") for probe in package.probes):
+                if kind == "command":
+                    write(self.bin / what, "#!/bin/sh\nexit 0\n", executable=True)
+                elif kind == "header":
+                    write(include / what, "")
+        with mock.patch.object(packages, "_include_directories", return_value=[include]), \
+                mock.patch.object(figures, "find_python", return_value="python3"):
+            complete, table = self.examine()
+            self.assertTrue(complete)
+            self.assertRegex(table["cmake"], "cmake +ok +configures the build$")
+            write(self.bin / "cmake", "#!/bin/sh\nexit 127\n", executable=True)
+            (include / "fmt/core.h").unlink()
+            self.without("ninja-build")
+            packages.installed.cache_clear()
+            complete, table = self.examine()
+        self.assertFalse(complete)
+        self.assertRegex(table["cmake"], "BROKEN .*; installed, but .*/cmake --version fails$")
+        self.assertRegex(table["libfmt-dev"], "BROKEN .*; installed, but no header fmt/core.h$")
+        self.assertRegex(table["ninja-build"], "MISSING .*; there is one from elsewhere, which --skip")
+        self.assertRegex(table["g++"], " ok ")
+        self.assertRegex(table["mend"], "--reinstall cmake libfmt-dev$")
+        self.assertRegex(table["install"], "recommends ninja-build$")
 
     def test_no_install_says_what_to_type_and_fails(self):
         self.without("libfmt-dev", "ccache")
