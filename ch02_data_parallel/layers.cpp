@@ -214,12 +214,11 @@ Tensor Attention::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, co
   const int64_t N = core_->num_heads(), G = core_->num_kv_heads(), D = core_->head_dim();
   const Tensor dout = o_proj_->backward(dy, kept.o_proj, grads).view({B, S, N, D});
   Tensor dqkv = core_->backward(dout, kept.qkv, kept.core, pass);  // [B, S, N + 2G, D]
-  const Tensor dq_and_dk = dqkv.narrow(2, 0, N + G);
-  ops::rope(dq_and_dk, rope_.cos, rope_.sin, pass.positions, /*inverse=*/true);
+  ops::rope(dqkv.narrow(2, 0, N + G), rope_.cos, rope_.sin, pass.positions, /*inverse=*/true);
   if (dqkv.dtype() != dy.dtype()) {
-    Tensor rounded = Tensor::empty(dqkv.shape(), dy.dtype());
+    const Tensor rounded = Tensor::empty(dqkv.shape(), dy.dtype());
     ops::copy(rounded, dqkv);
-    dqkv = rounded;
+    dqkv = rounded;  // the last use of the sums, which are let go of
   }
   const Tensor dqkv_2d = dqkv.view({B * S, (N + 2 * G) * D});
   const Tensor dnormed = qkv_proj_->backward(dqkv_2d, kept.qkv_proj, grads);
@@ -236,11 +235,12 @@ Footprint Attention::footprint(const PassShape& shape) const {
   result.keep(qkv.kept, qkv.output);
   result.keep(core.kept);
   result.forward_peak = std::max(core.forward_peak, o.forward_peak);
-  // Beside dout, until the end: the gradients of core, or dqkv and all that follows it.
+  // Beside dout, until the end: the gradients of core; its sums beside dqkv, which is rounded from
+  // them; or dqkv and all that follows it.
   const int64_t dout = o.backward_peak, dqkv = qkv.output.bytes;
-  const int64_t unrounded = shape.own() == shape.acc() ? 0 : dqkv / shape.own() * shape.acc();
-  const int64_t input = unrounded + dqkv + qkv.backward_peak + norm.backward_peak;
-  result.backward_peak = dout + std::max(core.backward_peak, input);
+  const int64_t sums = shape.own() == shape.acc() ? 0 : dqkv / shape.own() * shape.acc();
+  const int64_t rounding = dqkv + sums, input = dqkv + qkv.backward_peak + norm.backward_peak;
+  result.backward_peak = dout + std::max({core.backward_peak, rounding, input});
   return result;
 }
 // [attention_footprint]
