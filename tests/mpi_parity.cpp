@@ -1,6 +1,7 @@
-// The parity test of the rank threads, under mpiexec: one process per rank. Exit code 0: equal.
+// What holds for rank threads, under mpiexec: one process per rank. Exit code 0: it does.
 
 #include "comm/launch.h"
+#include "ranks/memory_in_flight.h"
 #include "technique/zero_parity.h"
 
 namespace usp {
@@ -9,6 +10,8 @@ namespace {
 int run(const Communicator& world, int, char**) {
   Runtime runtime(Device::cpu, world.rank(), world.size());
   const Runtime::Use use(runtime);
+  test::check_overwriting(world);
+  test::check_pieces(world);
   test::check_data_parallel_parity(world);
   test::check_zero_parity(world);
   if (speaks_for_all()) fmt::print("{} ranks: equal\n", world.size());

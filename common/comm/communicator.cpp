@@ -336,6 +336,7 @@ std::shared_ptr<Operation> Communicator::make(CommKind kind, std::vector<Tensor>
   operation->tensors = std::move(tensors);
   operation->count = count;
   operation->payload_bytes = payload_bytes;
+  operation->piece_bytes = engine_->piece_limit();
   if (kind != CommKind::send && kind != CommKind::recv) operation->number = ++group_->collectives;
   return operation;
 }

@@ -48,6 +48,12 @@ class Engine {
   void limit_scratch(int64_t bytes) { scratch_limit_ = bytes; }
   static constexpr int64_t kScratchLimit = 8 << 20;
 
+  /// Bytes of a message that are handed to the transport at a time, at most: MPI counts them in an
+  /// int. Every rank sets the same, between two operations.
+  int64_t piece_limit() const { return piece_limit_; }
+  void limit_pieces(int64_t bytes) { piece_limit_ = bytes; }
+  static constexpr int64_t kPieceLimit = 1 << 30;
+
   /// The smallest communicator number that this rank has not used yet.
   int64_t next_group_id() const { return next_group_id_; }
   /// Marks this number, and all smaller ones, as used.
@@ -57,7 +63,7 @@ class Engine {
   static constexpr int64_t kHeaderBytes = 56;
 
  private:
-  int64_t scratch_limit_ = kScratchLimit;
+  int64_t scratch_limit_ = kScratchLimit, piece_limit_ = kPieceLimit;
   int64_t next_group_id_ = 1;
 };
 

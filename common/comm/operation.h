@@ -62,6 +62,7 @@ struct Operation {
   std::vector<Tensor> tensors;      ///< kept alive until wait()
   std::shared_ptr<Tensor> scratch;  ///< the group's, until wait(); one of `tensors`, too
   int64_t payload_bytes = 0;
+  int64_t piece_bytes = 0;  ///< the engine's piece_limit()
 
   int64_t flight_entry = -1;
   std::chrono::steady_clock::time_point queued;  ///< by the main thread

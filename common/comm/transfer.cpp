@@ -24,8 +24,6 @@ static_assert(sizeof(Header) == kHeaderBytes);
 
 /// Messages up to this size travel in one piece with their header.
 constexpr int64_t kInlineBytes = 16 << 10;
-/// MPI counts bytes in an int.
-constexpr int64_t kPieceBytes = int64_t{1} << 30;
 
 /// Four tags for each group: collectives and point to point, header and payload.
 int64_t tag_of(const Operation& operation, bool payload) {
@@ -82,9 +80,9 @@ Transfer::Transfer(Transport& transport, EmulatedLinks* links, Clock::time_point
     header_ = transport.receive(rank, tag, buffer_.data(), std::ssize(buffer_));
   }
   const int64_t payload_tag = tag_of(operation, /*payload=*/true);
-  for (int64_t at = 0; !inlined && at < message.bytes; at += kPieceBytes) {
+  for (int64_t at = 0; !inlined && at < message.bytes; at += operation.piece_bytes) {
     char* data = static_cast<char*>(message.data) + at;
-    const int64_t bytes = std::min(kPieceBytes, message.bytes - at);
+    const int64_t bytes = std::min(operation.piece_bytes, message.bytes - at);
     pieces_.push_back(sending ? transport.send(rank, payload_tag, data, bytes)
                               : transport.receive(rank, payload_tag, data, bytes));
   }
