@@ -50,6 +50,39 @@ TEST_CASE("a step moves one gradient in f32, whatever the buckets, accumulation 
   }
 }
 
+TEST_CASE("a bucket is bucket_mb of gradients, whatever their dtype") {
+  struct Case {
+    const char *dtype, *grad_accumulation;
+    int64_t bytes;  ///< of a gradient that travels
+  };
+  constexpr int64_t kBucket = 1000;  // bytes, which numbers of 2, 4 and 8 bytes fill
+  for (const Case& c : {Case{"f64", "f32", 8}, Case{"f32", "f32", 4}, Case{"bf16", "f32", 4},
+                        Case{"bf16", "both", 4}, Case{"bf16", "bf16", 2}}) {
+    run_threads(2, [&](const Communicator& world) {
+      TrainConfig config = tiny_training();
+      config.dtype = c.dtype;
+      config.grad_accumulation = c.grad_accumulation;
+      config.data_parallel = {2, "bucketed", double(kBucket) / (1 << 20)};
+      const RandomText text(config, 400);
+      const Mesh mesh(world, {.dp = 2});
+      Trainer trainer(config, &text.dataset, mesh);
+      Tracer& tracer = Runtime::current().tracer();
+      tracer.record(true);
+      trainer.train_step(0);
+      tracer.record(false);
+      int64_t full = 0, rest = 0;
+      for (const Tracer::Exchange& exchange : tracer.exchanges()) {
+        if (exchange.group != "dp") continue;
+        (exchange.payload_bytes == kBucket ? full : rest) += exchange.payload_bytes;
+      }
+      const int64_t total = trainer.model().parameters().numel() * c.bytes;
+      USP_CHECK(full == total / kBucket * kBucket && rest == total % kBucket,
+                "gradients of {} bytes: {} of {} bytes travel in buckets of {}", c.bytes, full,
+                total, kBucket);
+    });
+  }
+}
+
 /// Gradients (main ones where there are two) of a step of six samples over these ranks.
 Values gradients_over(const Communicator& world, TrainConfig config, const Dataset& dataset) {
   config.data_parallel = {world.size(), "bucketed", 0.0007};
