@@ -33,6 +33,25 @@ TEST_CASE("the allocator counts live and peak bytes by category, as requested") 
   REQUIRE(allocator.peak_bytes() == 150);
 }
 
+TEST_CASE("the total is of every category, live and at its peak") {
+  Allocator allocator(Device::meta);
+  const std::vector<std::pair<Category, int64_t>> all = {{Category::weights, 1},
+                                                         {Category::gradients, 10},
+                                                         {Category::optimizer, 100},
+                                                         {Category::activations, 1000},
+                                                         {Category::communication, 10'000},
+                                                         {Category::workspace, 100'000}};
+  REQUIRE(all.size() == kNumCategories);
+  for (const auto& [category, bytes] : all) allocator.allocate(bytes, category);
+  REQUIRE(allocator.live_bytes() == 111'111);
+  REQUIRE(allocator.peak_bytes() == 111'111);
+  for (const auto& [category, bytes] : all) {
+    allocator.release(nullptr, bytes, category);
+    REQUIRE(allocator.live_bytes() == 111'111 / (10 * bytes) * (10 * bytes));
+  }
+  REQUIRE(allocator.peak_bytes() == 111'111);
+}
+
 TEST_CASE("the peak of the sum is not the sum of the peaks") {
   Allocator allocator(Device::meta);
   allocator.allocate(100, Category::gradients);

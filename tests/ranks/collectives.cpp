@@ -390,6 +390,18 @@ TEST_CASE("the ledger has the bytes of an operation when it begins, its time whe
   });
 }
 
+TEST_CASE("the peak of a reduction is that of its tensors and its scratch") {
+  run_threads(4, [](const Communicator& world) {
+    Allocator& allocator = Runtime::current().allocator();
+    USP_CHECK(allocator.live_bytes() == 0, "something else is live");
+    allocator.reset_peaks();
+    const Tensor x = Tensor::zeros({1000}, DType::f64);  // 8000 bytes
+    world.all_reduce(x);                                 // and 250 numbers of 3 other ranks
+    USP_CHECK(allocator.peak_bytes() == 8000 + 6000, "{} bytes at the peak",
+              allocator.peak_bytes());
+  });
+}
+
 TEST_CASE("memory in flight is released by wait, and used again") {
   run_threads(2, [](const Communicator& world) {
     Allocator& allocator = Runtime::current().allocator();

@@ -122,6 +122,35 @@ TEST_CASE("the peak of activations is exactly that of the formula, whatever is t
 }
 
 #if __has_include("zero.h")
+/// The most that allocations and releases leave live, counted from what they are one by one.
+int64_t replayed_peak(const std::vector<Allocator::Event>& events, bool communication) {
+  int64_t live = 0, peak = 0;
+  for (const Allocator::Event& event : events) {
+    if (event.tag.category == Category::communication && !communication) continue;
+    live += event.bytes;
+    peak = std::max(peak, live);
+  }
+  return peak;
+}
+
+TEST_CASE("the peak of all has the buffers of communication in it") {
+  for (const int64_t stage : {1, 2, 3}) {
+    CAPTURE(stage);
+    TrainConfig config = config_of(kCases[6]);
+    config.data_parallel.dp_size = 4;
+    config.data_parallel.zero_stage = stage;
+    const OnDevice meta(Device::meta);
+    Allocator& allocator = Runtime::current().allocator();
+    allocator.record_events(true);
+    DryEngine engine(0, 4);
+    const Mesh mesh(Communicator::world(engine), config.mesh());
+    Trainer trainer(config, nullptr, mesh);
+    const Simulation simulation = simulate_steps(trainer);
+    REQUIRE(simulation.peak == replayed_peak(allocator.events(), true));
+    REQUIRE(simulation.peak > replayed_peak(allocator.events(), false));
+  }
+}
+
 TEST_CASE("the peak of activations is the formula's, however ranks share out the model") {
   for (const Case& c : kCases) {
     for (const int64_t stage : {0, 1, 2, 3}) {
