@@ -1,5 +1,7 @@
 # Parsing what most files include takes longer than compiling many of them: it is done once for all
-# targets that have the same options. Another level of optimization is another set of options.
+# targets that have the same options. Another level of optimization is another set of options. So is
+# an option of one source: GCC would silently undo it, so that source needs SKIP_PRECOMPILE_HEADERS,
+# and tests/course/test_precompiled.py finds it if it has none.
 
 # usp_precompile_headers(target [header...]): the usual headers, and these, for `target` and for
 # those that reuse them.
