@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from ch01_single_gpu.figures import operations, techniques  # noqa: E402
 from tools import (bench, bench_report, chapters, compare, doctor, figures, launch,  # noqa: E402
-                   limits, machine, packages, peers, runs, turns)
+                   limits, machine, packages, peers, progress, runs, turns)
 from tools.base import BookError  # noqa: E402
 
 
@@ -137,6 +137,13 @@ class Cores(Scratch):
         name = "OMP_NUM_THREADS"
         self.assertEqual(machine.thread_environment({name: "7"})[name], "7")
         self.assertEqual(machine.thread_environment({})[name], str(machine.usable_cores()))
+
+
+class Times(unittest.TestCase):
+    def test_above_an_hour_in_hours(self):
+        for seconds, words in ((40, "40 s"), (89, "89 s"), (420, "7 min"), (3500, "58 min"),
+                               (3600, "1 h 0 min"), (4500, "1 h 15 min")):
+            self.assertEqual(progress.in_words(seconds), words)
 
 
 class FakeTools(Scratch):
