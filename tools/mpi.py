@@ -184,8 +184,9 @@ class Job:
                 self._deliver(number)  # gdb's business, every time
             elif not self._first_signal:
                 self._first_signal = now
-                say("book: the ranks are asked to stop after this step; a second Ctrl-C ends them "
-                    "at once")
+                reason = "nobody reads the output any more, so " * (number == signal.SIGPIPE)
+                say(f"book: {reason}the ranks are asked to stop after this step; a second Ctrl-C "
+                    "ends them at once")
                 self._deliver(signal.SIGTERM if number == signal.SIGPIPE else number)
             elif now - self._first_signal >= SAME_SIGNAL_S:
                 self.killed = True

@@ -455,16 +455,18 @@ def _failed(case):
     if TIMED_OUT not in headline:
         where = f" (step {first.step})" if first.step >= 0 else ""
         return [f"{case.who(first.rank)} failed{where}: {headline}"]
+    if case.stopped:
+        return [f"{case.who(rank)} was stopped (SIGSTOP), and others waited for it until time ran "
+                f"out\nit was last seen {case.doing(rank)}" for rank in sorted(case.stopped)]
     found = _deadlock(case)
     if found:
         return found
     absent = roots(case.waits)
     waiting = next((r for r in case.records if case.waits[r]), None)
     if len(absent) == 1 and waiting is not None:
-        what = "was stopped (SIGSTOP) and did" if absent[0] in case.stopped else "did"
-        return [f"{case.who(absent[0])} {what} not come to {case.records[waiting].awaited.name}, "
-                f"in which {_ranks([r for r in case.records if case.waits[r]])} waited until time "
-                f"ran out", f"it was last seen {case.doing(absent[0])}"]
+        return [f"{case.who(absent[0])} did not come to {case.records[waiting].awaited.name}, in "
+                f"which {_ranks([r for r in case.records if case.waits[r]])} waited until time ran "
+                f"out", f"it was last seen {case.doing(absent[0])}"]
     return [f"{case.who(first.rank)}: {headline}"]
 
 
