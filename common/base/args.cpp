@@ -3,6 +3,8 @@
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <utility>
 
 #include "base/machine.h"
 
@@ -11,6 +13,20 @@ namespace usp {
 namespace {
 
 std::string option_name(const char* flag) { return fmt::format("--{}", flag); }
+
+/// How many letters have to be added, left out or replaced to make one word of the other.
+size_t edits_between(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = std::exchange(row[j + 1], std::min({replaced, row[j] + 1, row[j + 1] + 1}));
+    }
+  }
+  return row[b.size()];
+}
 
 /// Empty if `text` is a whole number that fits in 64 bits, else what is wrong. The library itself
 /// turns a larger number into the largest one.
@@ -89,11 +105,27 @@ bool Args::parse(int argc, const char* const* argv) {
     app_->exit(success);
     return false;
   } catch (const CLI::ExtrasError&) {
-    usage_error("unknown flag {}; --help lists the flags", fmt::join(app_->remaining(), " "));
+    usage_error("unknown flag {};{} --help lists the flags", fmt::join(app_->remaining(), " "),
+                suggestion(app_->remaining().front()));
   } catch (const CLI::ParseError& error) {
     throw UsageError(fmt::format("{}; --help lists the flags", error.what()));
   }
   return true;
+}
+
+std::string Args::suggestion(const std::string& unknown) const {
+  const size_t begin = std::min(unknown.find_first_not_of('-'), unknown.size());
+  const std::string word = unknown.substr(begin, unknown.find('=') - begin);
+  std::string best;
+  size_t fewest = word.size() / 3 + 2;  // so many edits make another word
+  for (const Flag& flag : flags_) {
+    const bool begins = word.size() > 1 && flag.name_.starts_with(word);
+    const size_t edits = begins ? 1 : edits_between(word, flag.name_);
+    if (edits >= fewest) continue;
+    best = flag.name_;
+    fewest = edits;
+  }
+  return best.empty() ? "" : fmt::format(" did you mean --{}?", best);
 }
 
 std::string Args::to_json() const {

@@ -64,6 +64,8 @@ class Args {
 
  private:
   Flag& add(const char* flag, std::function<std::string()> to_json);
+  /// " did you mean --steps?", or nothing where no flag is similar.
+  std::string suggestion(const std::string& unknown) const;
 
   std::unique_ptr<CLI::App> app_;
   std::string group_;

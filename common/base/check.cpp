@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <vector>
 
+#include "base/output.h"
+
 namespace usp {
 
 std::string list_divisors(int64_t n, int64_t limit) {
@@ -25,7 +27,9 @@ int run_main(int (*body)(int, char**), int argc, char** argv) {
 int run_guarded(const std::function<int()>& body, bool speak) {
   int code = 0;
   try {
-    return body();
+    code = body();
+    finish_output();
+    return code;
   } catch (const UsageError& error) {
     if (speak) fmt::print(stderr, "error: {}\n", error.what());
     code = 2;

@@ -38,7 +38,8 @@ template <class... Args>
 std::string list_divisors(int64_t n, int64_t limit = INT64_MAX);
 
 /// Runs body() as the whole of main: an exception becomes one line `error: ...` on stderr and the
-/// exit code, 2 for UsageError and 1 for any other. Returns the exit code.
+/// exit code, 2 for UsageError and 1 for any other. So does output that could not be written.
+/// Returns the exit code.
 int run_main(int (*body)(int, char**), int argc, char** argv);
 /// The same for any body; an exception is printed only if `speak`.
 int run_guarded(const std::function<int()>& body, bool speak);

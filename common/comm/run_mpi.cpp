@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "base/machine.h"
+#include "base/output.h"
 #include "base/threads.h"
 #include "comm/launch.h"
 #include "comm/mpi_transport.h"
@@ -58,6 +59,7 @@ int run_rank(QueueEngine& engine, int (*body)(const Communicator&, int, char**),
              char** argv) {
   try {
     const int code = body(Communicator::world(engine), argc, argv);
+    finish_output();
     if (!engine.leave(std::chrono::hours(24))) end_run(engine, 1, kPeerGrace);
     engine.flight().left();
     return code;

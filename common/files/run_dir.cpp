@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "base/check.h"
+#include "base/output.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -114,6 +115,7 @@ void RunDir::write(const std::string& name, const std::string& text) const {
 void install_stop_handlers() {
   std::signal(SIGINT, on_stop_signal);
   std::signal(SIGTERM, on_stop_signal);
+  outlive_reader();
 }
 
 bool stop_requested() { return stop_signal != 0; }

@@ -34,8 +34,8 @@ class RunDir {
   bool resumes_;
 };
 
-/// Turns Ctrl-C (SIGINT) and SIGTERM into a request that stop_requested() reports; asking
-/// again a moment later ends the process at once.
+/// Turns Ctrl-C (SIGINT), SIGTERM and the end of who reads standard output into a request that
+/// stop_requested() reports. Ctrl-C or SIGTERM again a moment later ends the process at once.
 void install_stop_handlers();
 bool stop_requested();
 

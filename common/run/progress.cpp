@@ -16,12 +16,6 @@ namespace {
 constexpr std::chrono::milliseconds kTerminalInterval(100);
 constexpr std::chrono::milliseconds kLogInterval(5000);
 
-std::string duration(double seconds) {
-  const auto whole = static_cast<int64_t>(seconds + 0.5);
-  if (whole < 60) return fmt::format("{} s", whole);
-  return fmt::format("{} min {:02} s", whole / 60, whole % 60);
-}
-
 /// `line` cut to the width of the terminal: a line that wraps cannot be rewritten in place.
 std::string fitted(std::string line) {
   winsize size{};
@@ -32,6 +26,13 @@ std::string fitted(std::string line) {
 }
 
 }  // namespace
+
+std::string duration(double seconds) {
+  const auto whole = static_cast<int64_t>(seconds + 0.5);
+  if (whole < 60) return fmt::format("{} s", whole);
+  if (whole < 3600) return fmt::format("{} min {:02} s", whole / 60, whole % 60);
+  return fmt::format("{} h {:02} min", whole / 3600, whole / 60 % 60);
+}
 
 Progress::Progress(int64_t steps, int64_t done)
     : steps_(steps),

@@ -7,6 +7,9 @@
 
 namespace usp {
 
+/// In words, such as "9 s", "3 min 05 s" or "2 h 07 min".
+std::string duration(double seconds);
+
 /// Shows a run as it goes: one line rewritten in place on a terminal; elsewhere a line now and
 /// then.
 class Progress {

@@ -51,6 +51,15 @@ TEST_CASE("an unknown flag or a malformed value is a usage error that names it")
   check_throws<UsageError>(parse({"stray"}), {"stray"});
 }
 
+TEST_CASE("an unknown flag that is one's slip of the pen names that one") {
+  const auto parse = [](std::vector<const char*> words) { return [=] { Flags().parse(words); }; };
+  check_throws<UsageError>(parse({"--cuont", "3"}), {"--cuont 3; did you mean --count? --help"});
+  check_throws<UsageError>(parse({"--raet=3"}), {"did you mean --rate?"});
+  check_throws<UsageError>(parse({"--fast", "count"}), {"did you mean --count?"});
+  check_throws<UsageError>(parse({"--na", "x"}), {"did you mean --name?"});
+  check_throws<UsageError>(parse({"--zeppelin"}), {"unknown flag --zeppelin; --help lists"});
+}
+
 TEST_CASE("the configuration's record is a JSON object of every flag") {
   Flags flags;
   flags.parse({"--name", "a \"quoted\"\nname", "--fast"});

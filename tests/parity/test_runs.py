@@ -268,6 +268,27 @@ class Stopping(Runs):
         process.send_signal(signal.SIGTERM)
         self.assertEqual(self.check_stopped(process, run_dir), 3)
 
+    def test_a_reader_who_has_seen_enough_ends_the_run_after_the_step(self):
+        process, run_dir = self.start({})
+        process.stdout.close()
+        process.wait(timeout=60)
+        self.assertGreaterEqual(process.returncode, 0, "killed by SIGPIPE")
+        self.assertEqual(process.stderr.read(), b"")
+        self.assertEqual(set(os.listdir(run_dir)), RUN_FILES)
+        steps = len(read_metrics(run_dir))
+        self.assertEqual(read(run_dir, "done"), f"interrupted after step {steps}\n")
+        self.assertIn(f"{steps} steps", read(run_dir, "report.md"))
+
+    def test_output_that_cannot_be_written_is_no_success(self):
+        for flags in ({"version": True}, {"help": True}, {"estimate": True},
+                      dict(SMALL, run_dir=self.new_run_dir())):
+            with open("/dev/full", "wb") as full:
+                done = subprocess.run(command(flags), cwd=FOLDER, env=environment(), stdout=full,
+                                      stderr=subprocess.PIPE, check=False)
+            self.assertEqual(done.returncode, 1, flags)
+            self.assertRegex(done.stderr, rb"\Aerror: standard output could not be written: "
+                             rb"(No space left on device|is its disk full\?)\n\Z")
+
     def test_a_second_signal_ends_it_at_once(self):
         process, run_dir = self.start({"grad_acc_steps": 10**6})  # a step of an hour
         for name in ("run.json", "metrics.jsonl"):  # the latter is there for a moment before, too
@@ -344,7 +365,7 @@ BAD_INPUT = {
                                       ["grad_accumulation=bf16", "dtype=bf16"]),
     "a file for no estimate": ({"estimate_file": "x.json"}, ["estimate_file=x.json", "--estimate"]),
     "an unknown way to recompute": ({"recompute": "some"}, ["recompute", "selective"]),
-    "unknown flag": ({"nun_layers": 3}, ["--nun_layers", "--help"]),
+    "unknown flag": ({"nun_layers": 3}, ["--nun_layers", "did you mean --num_layers?", "--help"]),
     "no number": ({"lr": "fast"}, ["--lr", "fast"]),
     "no whole number": ({"steps": "1e3"}, ["--steps", "1e3"]),
     "number beyond 64 bits": ({"steps": 10**30}, ["steps"]),

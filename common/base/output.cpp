@@ -1,0 +1,48 @@
+#include "base/output.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace usp {
+
+namespace {
+
+volatile std::sig_atomic_t reader_has_gone = 0;
+
+/// Only what a signal handler may call.
+extern "C" void on_closed_pipe(int signal) {
+  pollfd output{STDOUT_FILENO, POLLOUT, 0};
+  const bool closed = poll(&output, 1, 0) == 1 && (output.revents & POLLERR) != 0;
+  const int nowhere = closed ? open("/dev/null", O_WRONLY | O_CLOEXEC) : -1;
+  if (nowhere < 0 || dup2(nowhere, STDOUT_FILENO) < 0) {  // another pipe
+    std::signal(signal, SIG_DFL);
+    std::raise(signal);
+    return;
+  }
+  close(nowhere);
+  reader_has_gone = 1;
+  std::raise(SIGTERM);
+}
+
+}  // namespace
+
+void finish_output() {
+  errno = 0;
+  const bool flushed = std::fflush(stdout) == 0;
+  const int error = errno;
+  if ((flushed && std::ferror(stdout) == 0) || reader_has_gone != 0) return;
+  fail("standard output could not be written: {}",
+       error != 0 ? std::strerror(error) : "is its disk full?");
+}
+
+void outlive_reader() { std::signal(SIGPIPE, on_closed_pipe); }
+
+}  // namespace usp

@@ -1,0 +1,13 @@
+#pragma once
+
+namespace usp {
+
+/// Writes what was printed to standard output and is still in its buffer. Throws Error if that, or
+/// anything printed before, did not arrive: the disk may be full.
+void finish_output();
+
+/// What happens when standard output is a pipe whose reader has gone, as in `program | head`: the
+/// process gets SIGTERM, and what it still prints goes nowhere. Without it, it would be killed.
+void outlive_reader();
+
+}  // namespace usp
