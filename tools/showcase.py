@@ -18,16 +18,16 @@ import datetime
 import importlib
 import json
 import shlex
-import shutil
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-from tools import bench_report, build, figures, machine, mpi, packages, runs, steady, trace, weave
+from tools import bench_report, build, figures, machine, mpi, packages, runs, trace, weave
 from tools.base import ROOT, BookError, say, show_path
 from tools.process import git_commit, wait_for
 
 DEMO_BATCH = 8  # samples, of the first chapter's demo
+LOSS = "loss"     # the demo's figure
 HEAD_LINES, TAIL_LINES = 4, 2  # of the progress lines that the excerpt keeps
 BYTES = {"f32": (4, 4, 8), "bf16": (2, 4, 12), "f64": (8, 8, 16)}  # weights, gradients, optimizer
 
@@ -85,7 +85,10 @@ def render(chapter):
 
 def draw(chapter, source, folder):
     """The figures that come from .json files in `source`, into `folder`."""
-    for script, data, target in maker(chapter).DRAWINGS:
+    drawings = maker(chapter).DRAWINGS
+    if (source / "demo.json").exists() and LOSS not in [target for _, _, target in drawings]:
+        figures.draw("loss", [source / "demo.json", folder / LOSS])
+    for script, data, target in drawings:
         if (source / data).exists():
             figures.draw(f"{chapter.name}.figures.{script}", [source / data, folder / target])
 
@@ -135,24 +138,15 @@ def write_json(path, record):
     path.write_text(json_text(record), encoding="utf-8")
 
 
-def keep_timeline(run_dir, folder, way):
-    """Draws a typical step of a run into a chapter's figures."""
-    recorded = trace.load(run_dir / trace.RECORDED)
-    figures.draw_timeline(run_dir, step=steady.typical_step(recorded))
-    shutil.copy(run_dir / "timeline.svg", folder / f"timeline_{way}.svg")
-
-
 # --- the demo -------------------------------------------------------------------------------------
 
 
 def _demo(chapter):
-    """Runs the demo: demo.txt, demo.json, loss.svg."""
+    """Runs the demo: demo.txt, demo.json."""
     folder = chapter.folder / "figures"
     with tempfile.TemporaryDirectory(prefix="book_figures_") as scratch:
         run_dir = Path(scratch) / chapter.short
         output = _run_demo(chapter, run_dir)
-        figures.draw("loss", [run_dir])
-        shutil.copy(run_dir / "loss.svg", folder / "loss.svg")
         facts = maker(chapter).demo(chapter, run_dir)
         records, _ = runs.read_metrics(run_dir)
         run = runs.read_run(run_dir)
@@ -162,14 +156,22 @@ def _demo(chapter):
     (folder / "demo.json").write_text(_demo_json(run, records, facts), encoding="utf-8")
 
 
-def _run_demo(chapter, run_dir):
+def _run_demo(chapter, run_dir, ranks=None):
     """The demo's output, progress shown meanwhile."""
-    ranks = chapter.ranks or 1
+    ranks = ranks or chapter.ranks or 1
     flags = ["--run_dir", str(run_dir)]
-    if ranks > 1:  # the parent's batch, shared out
+    if chapter.ranks:  # the parent's batch, shared out
         flags += ["--micro_batch_size", str(DEMO_BATCH // ranks)]
-    say("book: running the demo")
+    say("book: running the demo" + (f" on {trace.counted(ranks, 'rank')}" if chapter.ranks else ""))
     return output_of(build.binary(build.RELEASE, chapter.name), flags, ranks)
+
+
+def losses_alone(chapter):
+    """[loss of every step] of the demo on one rank: the same batch, and no message."""
+    with tempfile.TemporaryDirectory(prefix="book_figures_") as scratch:
+        run_dir = Path(scratch) / chapter.short
+        _run_demo(chapter, run_dir, ranks=1)
+        return [float(record["loss"]) for record in runs.read_metrics(run_dir)[0]]
 
 
 def excerpt(output):

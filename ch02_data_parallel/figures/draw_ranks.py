@@ -33,9 +33,9 @@ def replicas():
 def buckets():
     """Gradients become ready from the last layer on; a full bucket leaves under backward."""
     drawing = schematic.Drawing(374, "Buckets under the backward pass",
-                                "Backward makes gradients ready from the last layer to the "
-                                "first. A bucket is all-reduced as soon as its last gradient is "
-                                "ready; only the last bucket's all-reduce outlasts the backward pass.")
+                                "Backward makes gradients ready from the last layer to the first. "
+                                "A bucket is all-reduced as soon as its last gradient is ready; "
+                                "only the last bucket's all-reduce outlasts the backward pass.")
     first, cell, message = 136, 70, 120
     end = first + LAYERS * cell - 4
     drawing.text(MARGIN, 36, "time →", 20, ink="muted")

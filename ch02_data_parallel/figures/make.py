@@ -2,16 +2,20 @@
 
 `./book figures` and `./book bench` call it; tools/showcase.py says how.
 """
-from tools import build, provenance
+from tools import build, provenance, steady, timelines, trace
 from tools.bench_report import RECORD
-from tools.showcase import (json_text, keep_timeline, origin, output_of, read_json, write_json)
+from tools.showcase import (json_text, losses_alone, origin, output_of, read_json, write_json)
 
 from . import claims, draw_collectives, draw_ranks, draw_zero, overlap, ranks, zero
 
 BENCH_PROGRAMS = ("comm_bench",)
 bench, bench_lines, bench_text = ranks.bench, ranks.lines, ranks.text
+TIMELINES = "timelines.json"
+DRAWN = (*overlap.WAYS, *zero.DRAWN)  # as a timeline
 SCHEMATICS = {**draw_ranks.FIGURES, **draw_zero.FIGURES, **draw_collectives.FIGURES}
-DRAWINGS = (("plot_scaling", "overlap.json", "scaling"), ("plot_zero", "zero.json", ""))
+DRAWINGS = (("plot_scaling", "overlap.json", "scaling"), ("plot_zero", "zero.json", ""),
+            ("plot_loss", "demo.json", "loss"),
+            ("plot_timelines", TIMELINES, "timelines"))
 PROVENANCE = {"provenance.md": ("demo", "overlap", "bench"),  # of a page: its data
               "provenance_zero.md": ("zero", "bench"), "provenance_collectives.md": ("bench",)}
 EXAMPLE_RANKS = 3  # the book's
@@ -25,30 +29,33 @@ GRADIENT_BYTES = {"f32": 4, "bf16": 4, "f64": 8}
 
 def measure(chapter, program, commit):
     """A rank that is killed, the ways of data parallelism and the stages of ZeRO."""
-    folder = chapter.folder / "figures"
-    (folder / "why.txt").write_text(ranks.why_a_rank_was_lost(chapter), encoding="utf-8")
-    record = {**origin(chapter, commit),
-              "overlap": overlap.measure(chapter, lambda way, run: keep_timeline(run, folder, way)),
-              "scaling": overlap.scaling(chapter)}
-    write_json(folder / "overlap.json", record)
+    folder, drawn = chapter.folder / "figures", []
 
     def keep(way, run_dir):
-        if way in zero.DRAWN:
-            keep_timeline(run_dir, folder, way)
+        if way in DRAWN and way not in [each["way"] for each in drawn]:
+            recorded = trace.load(run_dir / trace.RECORDED)
+            drawn.append({"way": way, **timelines.cut(recorded, steady.typical_step(recorded))})
 
+    (folder / "why.txt").write_text(ranks.why_a_rank_was_lost(chapter), encoding="utf-8")
+    record = {**origin(chapter, commit), "overlap": overlap.measure(chapter, keep),
+              "scaling": overlap.scaling(chapter)}
+    write_json(folder / "overlap.json", record)
     record = {**origin(chapter, commit),
               "zero": {"held": zero.measure_held(chapter, program),
                        "large": zero.estimate_large(program),
                        "ways": zero.measure_ways(chapter, keep)},
               "claims": claims.measure(chapter)}
     write_json(folder / "zero.json", record)
+    (folder / TIMELINES).write_text(timelines.text({**origin(chapter, commit), "ways": drawn}),
+                                    encoding="utf-8")
 
 
-def demo(_chapter, run_dir):
-    """What the demo sent of gradients."""
+def demo(chapter, run_dir):
+    """What the demo sent of gradients, and the losses of the same batch on one rank."""
     entry = read_json(run_dir / "ledger.json")["dp.all_reduce"]
     return {"ledger": {"dp.all_reduce": {name: entry[name] for name in (
-        "calls", "payload_bytes", "wire_bytes", "header_bytes")}}}
+        "calls", "payload_bytes", "wire_bytes", "header_bytes")}},
+            "losses_alone": losses_alone(chapter)}
 
 
 def rerun(chapter, program):

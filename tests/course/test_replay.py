@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from test_book import Scratch, write  # noqa: E402
-from tools import figures, replay, steady, trace as traces  # noqa: E402
+from tools import figures, replay, steady, timelines, trace as traces  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.simulation import ring_cost  # noqa: E402
 from tools.trace import Link  # noqa: E402
@@ -928,7 +928,8 @@ class Timeline(Traces):
         self.assertTrue(Path(path).read_bytes().startswith(b"\x89PNG"))
         self.assert_named(f"rank_{rank}_{lane}" for rank in (0, 1)
                           for lane in ("forward", "backward", "optimizer", "pp", "dp"))
-        self.assert_named({"rank 0", "rank 1", "forward", "backward", "optimizer", "pp", "dp",
+        self.assert_named({"rank 0", "rank 1", "forward", "backward", "optimizer",
+                           "dp: all-reduce", "pp: send, recv",
                            "messages", "measured on 2 ranks of 1 thread, 2 cores, the host's links "
                            "(21 us 4 GB/s)"})
 
@@ -944,12 +945,59 @@ class Timeline(Traces):
         trace = self.record(program)
         self.assertEqual([buffer.bytes for buffer in trace.ranks[1].buffers], [100, 0])
         figures.draw_timeline(self.scratch / "run")
-        self.assert_named({"rank_0_dp", "rank_1_dp_gathers", "dp gathers", "rank_0_freed",
-                           "weights freed"})
+        self.assert_named({"rank_0_dp", "rank_1_dp_gathers", "dp: reduce-scatter",
+                           "dp: all-gather", "rank_0_freed", "weights freed"})
         self.pipeline()
         figures.draw_timeline(self.scratch / "run")
         found = {text or part for text, part in self.names()}
         self.assertEqual({name for name in found if "gathers" in name or "freed" in name}, set())
+
+    def test_a_record_of_a_step_holds_what_its_timeline_shows(self):
+        def program(script):
+            for size in (0, 100):
+                script.events.append({"ph": "C", "pid": script.rank, "name": traces.BUFFERS,
+                                      "ts": script.now, "args": {"gathered weights": 100 - size}})
+                with script.span("phase", "forward"):
+                    script.wait(script.queue("all_gather", 100_000), waited=50)
+                    script.compute(60)
+            script.exchange("reduce_scatter", 100_000)
+        trace = self.record(program)
+        record = timelines.cut(trace, 0)
+        self.assertEqual(json.loads(json.dumps(record)), record)
+        first, second = record["ranks"]
+        self.assertAlmostEqual(record["ms"], traces.step_time(traces.steps(trace)[0]) / 1000, 3)
+        self.assertEqual(first["freed"], [round(trace.ranks[0].buffers[1].time
+                                                - trace.ranks[0].spans[0].begin)])
+        self.assertEqual([message[2:] for message in second["messages"]],
+                         [["dp", "all_gather"]] * 2 + [["dp", "reduce_scatter"]])
+        restored, shares = timelines.ranks_of(record), traces.steps(trace)[0]
+        begin = min(share.begin for share in shares)
+        for rank, share, was, given in zip(record["ranks"], shares, restored, trace.ranks):
+            waited = (share.exposed + share.skew) / (share.end - share.begin)
+            self.assertAlmostEqual(rank["waited"], waited, 3)
+            for now, then in ((was.waits, given.waits), (was.communications, given.communications),
+                              (was.spans, given.spans)):
+                then = [item for item in then if getattr(item, "category", "phase") == "phase"
+                        and getattr(item, "name", traces.STEP) in timelines.PHASES]
+                self.assertEqual(len(now), len(then))
+                for a, b in zip(now, then):
+                    self.assertLessEqual(abs(a.begin + begin - b.begin), 1)
+                    self.assertLessEqual(abs(a.duration - b.duration), 1)
+
+    def test_timelines_of_several_ways_stand_on_one_axis(self):
+        self.pipeline()
+        record = timelines.cut(traces.load(self.scratch / "run" / "trace.json"), 0)
+        ways = [{"way": "naive", **record}, {"way": "zero2", **record, "ms": 2 * record["ms"]}]
+        whole = {"machine": {"cpu": "Fast(R) CPU X9 @ 2 GHz"}, "ways": ways}
+        path = write(self.scratch / "run" / "timelines.json", timelines.text(whole))
+        self.assertEqual(json.loads(path.read_text()), whole)
+        figures.draw("ch02_data_parallel.figures.plot_timelines",
+                     [path, self.scratch / "run" / "timelines"])
+        self.assert_named({f"naive: one all-reduce after backward: {record['ms']:.0f} ms",
+                           "ZeRO-2: the same, and gradients are freed: "
+                           f"{2 * record['ms']:.0f} ms", "rank_1_forward", "dp: all-reduce",
+                           "measured on 2 ranks of 1 thread, 2 cores, the host's links (21 us "
+                           "4 GB/s) · Fast X9"}, "timelines")
 
     def test_a_replay_says_so(self):
         trace = self.pipeline()

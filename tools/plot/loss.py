@@ -1,4 +1,9 @@
-"""Draws RUN_DIR/loss.png and loss.svg.    usage: python3 tools/plot/loss.py RUN_DIR"""
+"""Draws RUN_DIR/loss.png and loss.svg, or STEM.svg from a record of a run.
+
+usage: python3 tools/plot/loss.py RUN_DIR
+       python3 tools/plot/loss.py RECORD.json STEM
+"""
+import json
 import math
 import re
 import sys
@@ -18,14 +23,17 @@ SMOOTH_SHARE = 25       # the window is 1 / SMOOTH_SHARE of the run
 
 
 def smooth(values, window):
-    """Mean over a centred window that shrinks at the ends; only finite values count."""
+    """Mean over a centred window; only finite values count. At the beginning, where the loss falls
+    fast, the window shrinks. At the end there is no mean where there is no whole window: that of a
+    few steps would show their noise as a trend."""
     half = window // 2
     known = np.isfinite(values)
     sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
     counts = np.concatenate([[0], np.cumsum(known)])
     index = np.arange(len(values))
-    reach = np.minimum(half, np.minimum(index, len(values) - 1 - index))
-    low, high = index - reach, index + reach + 1
+    reach = np.minimum(half, index)
+    low, high = index - reach, np.minimum(index + reach + 1, len(values))
+    known &= index + half < len(values)
     with np.errstate(invalid="ignore", divide="ignore"):
         means = (sums[high] - sums[low]) / (counts[high] - counts[low])
     return np.where(known, means, math.nan)
@@ -43,8 +51,10 @@ def draw_series(axes, steps, values, color, label):
         axes.plot(steps, values, color=color, label=label, marker=marker, markersize=3.5)
         return 1
     window = max(5, len(steps) // SMOOTH_SHARE) | 1
-    axes.plot(steps, values, color=color, alpha=0.28, linewidth=0.9)
-    axes.plot(steps, smooth(values, window), color=color, label=f"{label}, mean of {window} steps")
+    name = label.replace(" ", "_")
+    axes.plot(steps, values, color=color, alpha=0.28, linewidth=0.9, gid=name)
+    axes.plot(steps, smooth(values, window), color=color, gid=f"mean_of_{name}",
+              label=f"{label}, mean of {window} steps")
     return window
 
 
@@ -146,23 +156,32 @@ def heading(records, run):
 
 def main(argv):
     """Draws the figure of one run; the exit code."""
-    if len(argv) != 2:
-        raise BookError("usage: python3 tools/plot/loss.py RUN_DIR", 2)
+    if len(argv) not in (2, 3):
+        raise BookError("usage: python3 tools/plot/loss.py RUN_DIR | RECORD.json STEM", 2)
+    if len(argv) == 3:
+        record = json.loads(Path(argv[1]).read_text(encoding="utf-8"))
+        style.save(draw(record["steps"], record), f"{argv[2]}.svg")
+        return 0
     run_dir = Path(argv[1])
     records, warnings = read_metrics(run_dir)
     for warning in warnings:
         print(f"book: {warning}", file=sys.stderr)
-    run = read_run(run_dir)
-    fig, (upper, lower) = style.figure(rows=2, heights=(3, 1), size=(8.4, 5.6))
-    draw_loss(upper, records, run)
-    draw_norm(lower, records)
-    style.title(upper, *heading(records, run))
-    fig.align_ylabels()
+    fig = draw(records, read_run(run_dir))
     try:
         style.save(fig, run_dir / "loss.png", run_dir / "loss.svg")
     except OSError as error:
         raise BookError(f"cannot write into {run_dir}: {error.strerror}")
     return 0
+
+
+def draw(records, run):
+    """The figure: the loss, and below it the gradient norm."""
+    fig, (upper, lower) = style.figure(rows=2, heights=(3, 1), size=(8.4, 5.6))
+    draw_loss(upper, records, run)
+    draw_norm(lower, records)
+    style.title(upper, *heading(records, run))
+    fig.align_ylabels()
+    return fig
 
 
 if __name__ == "__main__":

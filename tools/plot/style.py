@@ -103,6 +103,12 @@ def tint(color, share=0.5):
                                      for part in matplotlib.colors.to_rgb(color)])
 
 
+def shade(color, share=0.4):
+    """A darker one: so much of the way to black."""
+    return matplotlib.colors.to_hex([part * (1 - share)
+                                     for part in matplotlib.colors.to_rgb(color)])
+
+
 def plain(text):
     """Text in which matplotlib sees no formula, whatever a file is called."""
     return text.replace("$", r"\$")

@@ -15,18 +15,19 @@ from matplotlib.patches import Patch  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 from matplotlib.transforms import offset_copy  # noqa: E402
 
+from tools import palette  # noqa: E402
 from tools import trace as traces  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.plot import style  # noqa: E402
 
-PHASES = {"forward": style.BLUE, "backward": style.GREEN, "optimizer": style.ORANGE,
-          traces.STEP: "#c3c8cf"}
+PHASES = {"forward": palette.FORWARD, "backward": palette.BACKWARD, "optimizer": palette.OPTIMIZER,
+          traces.STEP: palette.OTHER}
 LABELS = {traces.STEP: "anything else"}
-EXPOSED, SKEW = "#f3c34f", "#e4e7eb"
+EXPOSED, SKEW = palette.EXPOSED, palette.SKEW
 WAITS = {"waits for messages": EXPOSED, "waits for a later rank": SKEW}
-DIMENSIONS = {"dp": "#7a5ba6", "tp": "#2a8c95", "cp": "#b07a24", "pp": "#b0487a", "ep": "#66793a",
+DIMENSIONS = {"dp": palette.DP, "tp": "#56b4e9", "cp": "#e69f00", "pp": "#882255", "ep": "#999933",
               "world": "#6b7280"}
-GATHERS = "gathers"    # of a dimension in which there are other collectives, too: a lighter tint
+GATHERS = "gathers"    # of a dimension in which there are other collectives, too: a darker shade
 FREED, FREED_WIDTH = "weights freed", 0.0045  # of the width
 MORE = ("#4b6fb5", "#95603f", "#54845c", "#8f6f9f")
 COMPUTE_INCHES, MESSAGES_INCHES, GAP_INCHES = 0.30, 0.13, 0.12
@@ -195,12 +196,40 @@ def dimension_colors(ranks):
         colors[name] = color
         kinds = {item.kind for items in ranks for item in items if item.dimension == name}
         if "all_gather" in kinds and len(kinds) > 1:
-            colors[f"{name} {GATHERS}"] = style.tint(color)
+            colors[f"{name} {GATHERS}"] = style.shade(color)
     return colors
 
 
-def label_lanes(axes, lanes, shares):
-    """Names on the left, and on the right how much of the step a rank waited."""
+def collectives(messages, colors):
+    """{"dp: all-reduce, reduce-scatter": colour}: what the legend says of messages."""
+    kinds = {label: [] for label in colors}
+    for item in (item for items in messages for item in items):
+        own = kinds[label_of(item, colors)]
+        if item.kind not in own:
+            own.append(item.kind)
+    return {f"{label.split()[0]}: {', '.join(kinds[label]).replace('_', '-')}": color
+            for label, color in colors.items()}
+
+
+def draw_ranks(axes, lanes, ranks, placed, colors, window):
+    """All lanes of a panel; {name: colour} of what the main threads did."""
+    seen = {}
+    for number, rank in enumerate(ranks):
+        seen.update(draw_compute(axes, lanes, number, rank, window))
+        draw_messages(axes, lanes, number, placed[number], colors, window)
+    axes.set_ylim(lanes.height - GAP_INCHES / 4, -GAP_INCHES / 2)
+    axes.grid(axis="y", visible=False)
+    return seen
+
+
+def in_order(seen):
+    """The same, in the order of a legend."""
+    order = [*(LABELS.get(name, name) for name in PHASES), FREED, *WAITS]
+    return {name: seen[name] for name in order if name in seen}
+
+
+def label_lanes(axes, lanes, waited):
+    """Names on the left, and on the right the share of the step for which a rank waited."""
     axes.set_yticks([lanes.top(rank) + lanes.compute / 2 for rank in range(lanes.ranks)],
                     [f"rank {rank}" for rank in range(lanes.ranks)])
     axes.tick_params(axis="y", length=0, labelsize=12 if lanes.pitch > 0.2 else 6)
@@ -209,9 +238,8 @@ def label_lanes(axes, lanes, shares):
             axes.annotate("messages", (0, lanes.row(rank, lanes.rows / 2)), xytext=(-4, 0),
                           xycoords=("axes fraction", "data"), textcoords="offset points",
                           ha="right", va="center", color=style.MUTED, fontsize=9)
-    for rank, share in enumerate(shares):
-        waited = (share.exposed + share.skew) / max(share.end - share.begin, 1e-9)
-        axes.annotate(f"waits {100 * waited:.0f} %", (1, lanes.top(rank) + lanes.compute / 2),
+    for rank, share in enumerate(waited):
+        axes.annotate(f"waits {100 * share:.0f} %", (1, lanes.top(rank) + lanes.compute / 2),
                       xytext=(5, 0), xycoords=("axes fraction", "data"), va="center",
                       textcoords="offset points", color=style.MUTED,
                       fontsize=11 if lanes.pitch > 0.2 else 6)
@@ -226,6 +254,11 @@ def add_legend(axes, colors, points):
                        columnspacing=1.2, borderpad=0, fontsize=10.5, frameon=False)
 
 
+def short_cpu(name):
+    """A CPU's name without what all names have."""
+    return " ".join(re.sub(r"\((R|TM|tm)\)|\b(CPU|Processor)\b|\d+-Core|@.*", "", name).split())
+
+
 def caption(trace, run_dir):
     """Where the times come from."""
     text = traces.circumstances(trace)
@@ -233,8 +266,7 @@ def caption(trace, run_dir):
         return text
     try:
         run = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
-        cpu = re.sub(r"\((R|TM|tm)\)|\b(CPU|Processor)\b|\d+-Core|@.*", "", run["machine"]["cpu"])
-        return f"{text} · {' '.join(cpu.split())}"
+        return f"{text} · {short_cpu(run['machine']['cpu'])}"
     except (OSError, ValueError, KeyError, TypeError):
         return text
 
@@ -244,23 +276,19 @@ def draw(trace, run_dir, wanted):
     step, shares = choose_step(trace, wanted)
     window = (min(share.begin for share in shares), max(share.end for share in shares))
     messages = [inside(rank.communications, *window) for rank in trace.ranks]
-    colors, seen = dimension_colors(messages), {}
+    colors = dimension_colors(messages)
     placed = lay_rows(messages, colors)
     lanes = Lanes(len(trace.ranks), count_rows(placed))
     fig, (axes,) = style.figure(size=(8.4, lanes.height + 0.1))
-    for number, rank in enumerate(trace.ranks):
-        seen.update(draw_compute(axes, lanes, number, rank, window))
-        draw_messages(axes, lanes, number, placed[number], colors, window)
+    seen = draw_ranks(axes, lanes, trace.ranks, placed, colors, window)
     draw_paths(axes, lanes, trace, window[0], placed)
     axes.set_xlim(0, 1e-3 * (window[1] - window[0]))
-    axes.set_ylim(lanes.height - GAP_INCHES / 4, -GAP_INCHES / 2)
-    axes.grid(axis="y", visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(10))
     axes.set_xlabel(f"ms since step {step} began")
-    label_lanes(axes, lanes, shares)
-    order = [*(LABELS.get(name, name) for name in PHASES), FREED, *WAITS]
-    add_legend(axes, {name: seen[name] for name in order if name in seen}, 46)
-    add_legend(axes, colors, 64)
+    label_lanes(axes, lanes, [(share.exposed + share.skew) / max(share.end - share.begin, 1e-9)
+                              for share in shares])
+    add_legend(axes, in_order(seen), 46)
+    add_legend(axes, collectives(messages, colors), 64)
     facts = trace.facts
     about = textwrap.wrap(caption(trace, run_dir), WRAP)
     ranks, duration = traces.counted(len(trace.ranks), "rank"), 1e-3 * (window[1] - window[0])
