@@ -19,7 +19,7 @@ from tools.plot.panels import DEVICE, heading, legend, panels, thousands
 
 from . import cases as estimated
 
-GIB, TIB = 2**30, 2**40
+GIB = 2**30
 MODE_COLORS = {"none": style.ORANGE, "selective": style.BLUE, "full": style.GREEN}
 OURS, BOOK = 0.44, 0.30  # widths of the bars of one sequence
 
@@ -28,18 +28,26 @@ def draw_stack(axes, x, case, name):
     """The stacked bar of one case, and the book's beside it."""
     base = 0.0
     for part in estimates.PARTS:
-        size = case["simulated"][part] / TIB
+        size = case["simulated"][part] / GIB
         bar, = axes.bar(x - OURS / 2, size, OURS, bottom=base, color=style.CATEGORIES[part],
                         linewidth=0)
         bar.set_gid(f"{name}_{part}")
         base += size
+    draw_total(axes, x - OURS / 2, base)
     book = case["book"]
-    states = book["weights_gradients_optimizer"] / TIB
-    for part, bottom, size in (("states", 0, states),
-                               ("activations", states, book["activations"] / TIB)):
+    states, activations = (book[part] / GIB for part in ("weights_gradients_optimizer",
+                                                         "activations"))
+    for part, bottom, size in (("states", 0, states), ("activations", states, activations)):
         bar, = axes.bar(x + BOOK / 2 + 0.03, size, BOOK, bottom=bottom, facecolor="white",
                         edgecolor=style.INK, linewidth=0.7)
         bar.set_gid(f"{name}_book_{part}")
+    draw_total(axes, x + BOOK / 2 + 0.03, states + activations)
+
+
+def draw_total(axes, x, total):
+    """What a bar comes to, upright above it: short bars, too, can be read."""
+    axes.annotate(f"{total:,.0f}", (x, total), xytext=(0, 3), textcoords="offset points",
+                  ha="center", va="bottom", rotation=90, fontsize=9.5)
 
 
 def draw_models(cases):
@@ -54,16 +62,19 @@ def draw_models(cases):
         panel.grid(axis="x", visible=False)
         panel.set_xlim(-0.65, len(seq_lens) - 0.45)
         panel.yaxis.set_major_locator(MaxNLocator(6))
-    axes[0].set_ylabel("TiB")
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        panel.set_ylim(0, 1.12 * panel.get_ylim()[1])
+    axes[0].set_ylabel("GiB")
+    fig.subplots_adjust(wspace=0.36)
     axes[len(axes) // 2].set_xlabel("sequence length")
     heading(fig, "What a training step needs", "micro-batch of one sequence, bf16, no "
             "recomputation, attention scores stored")
     names = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer",
-             "activations": "activations, simulated"}
+             "activations": "activations"}
     legend(fig, [Patch(facecolor=style.CATEGORIES[part], label=label)
                  for part, label in names.items()]
            + [Patch(facecolor="white", edgecolor=style.INK, linewidth=0.7,
-                    label="the book's formulas")], -0.19)
+                    label="the book's formulas, activations above")], -0.19)
     return fig
 
 
