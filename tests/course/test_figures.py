@@ -117,6 +117,68 @@ class Derived(unittest.TestCase):
             self.assertEqual(drawn_alike(svg, svg.replace("59.932813", other)), alike)
 
 
+def rows_of(path):
+    """The first table of a file: [{head: cell}]."""
+    lines = path.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [dict(zip(cells[0], row)) for row in cells[2:]]
+
+
+def number(cell):
+    return float(re.match(r"[^\d-]*(-?[\d.,]+)", cell)[1].replace(",", ""))
+
+
+class Rows(unittest.TestCase):
+    """A reader who divides what stands in a row gets the ratio that stands beside it."""
+
+    def test_percentages_of_speed_tables(self):
+        for chapter in CHAPTERS:
+            path = chapter.folder / "figures" / "bench.md"
+            for row in rows_of(path) if path.exists() else ():
+                for share, part, whole in (
+                        ("MFU (rounds)", "model GFLOP/s", "matmul GFLOP/s"),
+                        ("of the bound (rounds)", "bound, ms", "step, ms")):
+                    expected = 100 * number(row[part]) / number(row[whole])
+                    self.assertAlmostEqual(number(row[share]), expected, delta=0.6, msg=str(row))
+                    self.assertRegex(row[share], r" % \(\d+–\d+\)$")
+
+    def test_recomputation(self):
+        folder = CHAPTERS[0].folder / "figures"
+        base, needed = {}, None
+        kept = {(row["attention"], row["recompute"]): row
+                for row in rows_of(folder / "recomputation.md")}
+        for row in rows_of(folder / "recomputation_time.md"):
+            key, step = row["attention"], number(row["step, ms"])
+            base.setdefault(key, step)
+            needed = needed or number(row["needed GFLOP/s"]) * step
+            if row["recompute"] != "none":
+                found = row["time, × none (in one round)"]
+                self.assertAlmostEqual(number(found), step / base[key], delta=0.006)
+                self.assertRegex(found, r"^\d\.\d\d \(\d+\.\d\d–\d+\.\d\d\)$")
+            self.assertAlmostEqual(number(row["needed GFLOP/s"]), needed / step, delta=1.1)
+            executed = number(kept[key, row["recompute"]]["GFLOP, executed"])
+            self.assertAlmostEqual(number(row["executed GFLOP/s"]), 1e3 * executed / step,
+                                   delta=0.6)
+        for row in kept.values():
+            self.assertAlmostEqual(number(row["ratio"]), number(row["GFLOP, executed"])
+                                   / number(row["GFLOP, predicted"]), delta=0.001)
+
+    def test_limits_and_techniques(self):
+        folder = CHAPTERS[0].folder / "figures"
+        lines = (folder / "limits.md").read_text(encoding="utf-8").splitlines()[2:]
+        for line in lines:
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            for value, limit, share in zip(*(cells[at::3] for at in (1, 2, 3))):
+                self.assertAlmostEqual(number(share), 100 * number(value) / number(limit),
+                                       delta=0.8, msg=line)
+        *rows, steps = rows_of(folder / "techniques.md")
+        for row in rows:
+            for case in list(row)[1:]:
+                ms, factor = row[case].split(" ms, × ")
+                self.assertAlmostEqual(float(factor), 1 + float(ms) / number(steps[case]),
+                                       delta=0.006, msg=str(row))
+
+
 class Makers(unittest.TestCase):
     def test_a_chapter_without_a_maker_has_its_demo_alone(self):
         with tempfile.TemporaryDirectory() as scratch:
