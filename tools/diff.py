@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tools.base import ROOT, BookError
 
 # May always differ.
-FREE = ("README.md", "CHANGES.md", "chapter.json", "exercises", "examples", "figures")
+FREE = ("chapter.json", "exercises", "examples", "figures")  # and a chapter's pages, *.md
 CMAKE = "CMakeLists.txt"  # the same bytes in every chapter
 MARKER = re.compile(r"[ \t]*// \[([\w-]+)\][ \t]*")
 SHOWN = re.compile(r"<!-- (?:snippet|delta): (\S+)#(\S+) -->")
@@ -149,7 +149,7 @@ def is_carried(path):
     """Does the rule apply to this file, named relative to its chapter?"""
     parts = path.split("/")
     hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
-    return parts[0] not in FREE and not hidden and not path.endswith(("~", ".swp", ".orig"))
+    return parts[0] not in FREE and not hidden and not path.endswith((".md", "~", ".swp", ".orig"))
 
 
 def carried_files(folder):
