@@ -24,7 +24,12 @@ def train(chapter, run_dir, ranks, share=None, **flags):
 
 
 def steady(recorded):
-    """Median milliseconds over the later steps: (step, exposed communication).
+    """Median milliseconds over the later steps: (step, exposed communication); see later_steps()."""
+    return tuple(statistics.median(values) for values in later_steps(recorded))
+
+
+def later_steps(recorded):
+    """Milliseconds of the later steps: ([step], [exposed communication]).
 
     A step lasts until the next one begins: what it left to be sent may be waited for in between, or
     delay what is. Exposed on the rank on which the least shows, which is the slowest: that is what
@@ -34,11 +39,11 @@ def steady(recorded):
               for ranks in list(trace.steps(recorded).values())[SKIPPED_STEPS:]]
     durations, exposed = [], []
     for now, then in zip(begins, begins[1:]):
-        durations.append(min(then) - min(now))
+        durations.append((min(then) - min(now)) / 1000)
         exposed.append(min(
             sum(wait.exposed for wait in rank.waits if begin <= wait.begin < end)
-            for rank, begin, end in zip(recorded.ranks, now, then)))
-    return statistics.median(durations) / 1000, statistics.median(exposed) / 1000
+            for rank, begin, end in zip(recorded.ranks, now, then)) / 1000)
+    return durations, exposed
 
 
 def typical_step(recorded):

@@ -2,11 +2,14 @@
 
 `./book figures` and `./book bench` call it; tools/showcase.py says how.
 """
-from tools import build, provenance, steady, timelines, trace
+import re
+import tempfile
+
+from tools import build, estimates, provenance, steady, timelines, trace
 from tools.bench_report import RECORD
 from tools.showcase import (json_text, losses_alone, origin, output_of, read_json, write_json)
 
-from . import claims, draw_collectives, draw_ranks, draw_zero, overlap, ranks, zero
+from . import claims, draw_collectives, draw_ranks, draw_zero, hiding, overlap, ranks, zero
 
 BENCH_PROGRAMS = ("comm_bench",)
 bench, bench_lines, bench_text = ranks.bench, ranks.lines, ranks.text
@@ -24,6 +27,15 @@ PLAN = ["--plan", "4194304", "--seq_len", "4096", "--dtype", "bf16"]
 PLANNED = (["--model", "1B", "--dp_size", "128", "--micro_batch_size", "2"],
            ["--model", "1B", "--dp_size", "512", "--micro_batch_size", "2"],
            ["--model", "8B", "--dp_size", "128"])
+# A run whose report says what a rank holds and sends under stage 3, and these rows of it.
+STAGE_3 = {"zero_stage": 3, "micro_batch_size": 2, "steps": 3, "eval_interval": 0, "sample_tokens": 0}
+STAGE_3_RANKS = 4
+HELD_ROWS = ("weights ", "gradients ", "optimizer states", "gathered weights", "gradients to reduce",
+             "scratch of", "gradients, weights sent")
+DEMO_ROWS = ("validation loss", "peak memory", "gradients sent", "communication not hidden")
+CLAIMS = {"claims.md": (1, 2, 3, 4, 11), "claims_zero.md": (5, 6, 7, 9, 10),  # of each page
+          "claims_collectives.md": (8,)}
+TOUR = ("all_reduce (sum)", "reduce_scatter (sum)")  # two stops of the tour of the collectives
 GRADIENT_BYTES = {"f32": 4, "bf16": 4, "f64": 8}
 
 
@@ -38,7 +50,7 @@ def measure(chapter, program, commit):
 
     (folder / "why.txt").write_text(ranks.why_a_rank_was_lost(chapter), encoding="utf-8")
     record = {**origin(chapter, commit), "overlap": overlap.measure(chapter, keep),
-              "scaling": overlap.scaling(chapter)}
+              "scaling": {**overlap.scaling(chapter), "memory": overlap.memory(program)}}
     write_json(folder / "overlap.json", record)
     record = {**origin(chapter, commit),
               "zero": {"held": zero.measure_held(chapter, program),
@@ -63,7 +75,10 @@ def rerun(chapter, program):
     record = read_json(chapter.folder / "figures" / "zero.json")
     record["zero"]["large"] = zero.estimate_large(program)
     record["claims"].update(claims.estimate(program))
-    return {"zero.json": json_text(record), "plan.txt": plans(chapter, program)}
+    overlapped = read_json(chapter.folder / "figures" / "overlap.json")
+    overlapped["scaling"]["memory"] = overlap.memory(program)
+    return {"zero.json": json_text(record), "overlap.json": json_text(overlapped),
+            "plan.txt": plans(chapter, program)}
 
 
 def count(chapter, program):
@@ -75,7 +90,27 @@ def count(chapter, program):
     for example in chapter.examples():
         binary = build.binary(build.RELEASE, f"{chapter.name}_{example}")
         files[f"{example}.txt"] = output_of(binary, [], EXAMPLE_RANKS)
+    with tempfile.TemporaryDirectory(prefix="book_report_") as scratch:
+        flags = estimates.words_of({**STAGE_3, "run_dir": f"{scratch}/run"})
+        files["zero_report.txt"] = rows_of(output_of(program, flags, STAGE_3_RANKS), HELD_ROWS)
     return files
+
+
+def rows_of(text, beginnings):
+    """The lines of a program's output that begin so."""
+    return "".join(f"{line}\n" for line in text.splitlines() if line.startswith(beginnings))
+
+
+def short_demo(text):
+    """The demo in a few lines: what is trained, the first and last steps, some rows of the report."""
+    steps = re.findall(r"^step .*\n", text, re.M)
+    return text[:text.index("\n") + 1] + steps[0] + steps[-1] + rows_of(text, DEMO_ROWS)
+
+
+def short_tour(text):
+    """Two stops of the tour of the collectives."""
+    stops = text.split("\n\n")
+    return "\n".join(f"{stop}\n" for stop in stops if stop.splitlines()[0] in TOUR)
 
 
 def plans(chapter, program):
@@ -87,11 +122,22 @@ def plans(chapter, program):
 def texts(folder):
     """Every table."""
     record, overlapped = read_json(folder / "zero.json"), read_json(folder / "overlap.json")
-    compared = read_json(folder / RECORD).get("zero") if (folder / RECORD).exists() else None
-    return {"traffic.md": traffic_table(read_json(folder / "demo.json")),
+    timed = read_json(folder / RECORD)
+    said = {name: (folder / f"{name}.txt").read_text(encoding="utf-8")
+            for name in ("demo", "collectives")}
+    compared = timed["zero"]
+    of_bench = {"ranks.md": ranks.layout_lines, "allreduce.md": ranks.collective_lines,
+                "instruments.md": ranks.link_lines}
+    return {"demo_short.txt": short_demo(said["demo"]),
+            "collectives_short.txt": short_tour(said["collectives"]),
+            "traffic.md": traffic_table(read_json(folder / "demo.json")),
+            **{name: "\n".join(lines(timed)[1:]) + "\n" for name, lines in of_bench.items()},
+            "stages.md": "\n".join(zero.compared_lines(compared)[1:]) + "\n",
+            "hiding.md": hiding.table(timed), "latency.md": overlap.latency_table(overlapped),
             "overlap.md": overlap.table(overlapped), "zero.md": zero.ways_table(record),
             "zero_8b.md": zero.large_table(record["zero"]["large"]),
-            "claims.md": claims.table(record, overlapped, compared),
+            **{name: claims.table(record, overlapped, compared, numbers)
+               for name, numbers in CLAIMS.items()},
             **{page: provenance.line({name: read_json(folder / f"{name}.json") for name in data
                                       if (folder / f"{name}.json").exists()})
                for page, data in PROVENANCE.items()}}
@@ -104,13 +150,14 @@ def traffic_table(demo_record):
     gradients, steps = parameters * GRADIENT_BYTES[config["dtype"]], len(demo_record["steps"])
     rows = [("payload", "4 Ψ", gradients, entry["payload_bytes"] / steps),
             ("sent by rank 0", "2 (dp-1)/dp 4 Ψ", 2 * (dp - 1) / dp * gradients,
-             entry["wire_bytes"] / steps)]
+             entry["wire_bytes"] / steps),
+            # One bucket holds them all, and less than 8 MiB are to be received of it at once.
+            ("scratch of the all-reduce", "(dp-1)/dp 4 Ψ", (dp - 1) / dp * gradients,
+             demo_record["peak_bytes"]["communication"])]
     lines = [f"| {name} | {formula} | {predicted:,.0f} | {measured:,.0f} | "
              f"{measured / predicted:.4f} |" for name, formula, predicted, measured in rows]
     headers = entry["header_bytes"] / steps
-    return (f"Ψ = {parameters:,} parameters, dp = {dp}; bytes per step.\n\n"
+    return (f"Ψ = {parameters:,} parameters, dp = {dp}; bytes of a step, of the scratch its peak.\n\n"
             "| | formula | predicted | measured | ratio |\n|---|---|---|---|---|\n"
             + "\n".join(lines)
-            + f"\n| headers of these messages | | | {headers:,.0f} | |\n"
-            f"| scratch space of the all-reduce (peak) | | | "
-            f"{int(demo_record['peak_bytes']['communication']):,} | |\n")
+            + f"\n| headers of these messages | | | {headers:,.0f} | |\n")

@@ -4,15 +4,17 @@ The ranks of this machine exchange gradients over an emulated link, so slow that
 a given share of its step on it. More ranks than there are cores are a matter of replay.
 """
 import tempfile
+import textwrap
 from pathlib import Path
 
-from tools import replay
+from tools import estimates, replay
 from tools.base import say
-from tools.steady import STEPS, steady, train
+from tools.steady import STEPS, later_steps, steady, train
 
 RANKS = 2
 WAYS = ("naive", "overlapped", "bucketed")
-LATENCY_US = 300  # of the link
+LATENCY_US = 5000  # of the link: two ranks then wait as long as a ring of 64 on links of 80 us
+LATENCIES_US = (50, 500, 5000)  # of links on which the same runs are replayed
 SHARE, SHARE_TOLERANCE = 0.4, 0.015  # of the naive way's step that communication takes
 MOST_TRIES = 4  # to find the link on which it does
 FLAGS = {"micro_batch_size": 4, "bucket_mb": 0.8}
@@ -74,17 +76,31 @@ def measure(chapter, keep=None):
             run_dir = Path(scratch) / way
             recorded = (naive if way == "naive" else
                         run(chapter, run_dir, grad_sync=way, link=link, **SHAPE))
-            step, exposed = steady(recorded)
             gradients = [item.payload_bytes for item in recorded.ranks[0].communications
                          if item.kind == "all_reduce" and item.payload_bytes > 8]
-            replayed = replay.replay(recorded, replay.choose_machine(recorded, cores=None))
+            replayed = _replayed(recorded, link)
+            durations = later_steps(recorded)[0]
             ways.append({"grad_sync": way, "messages": len(gradients) // STEPS,
-                         "last_share": gradients[-1] / gradient_bytes(naive), "step_ms": step,
-                         "exposed_ms": exposed, "replayed_step_ms": steady(replayed)[0],
-                         "exposed_replayed_ms": steady(replayed)[1]})
+                         "last_share": gradients[-1] / gradient_bytes(naive),
+                         "step_ms": steady(recorded)[0], "exposed_ms": steady(recorded)[1],
+                         "step_range_ms": [min(durations), max(durations)],
+                         "replayed_step_ms": replayed[0], "exposed_replayed_ms": replayed[1],
+                         "by_latency": [dict(zip(("latency_us", "step_ms", "exposed_ms"), (
+                             latency, *_replayed(recorded, _with_latency(link, latency)))))
+                                        for latency in LATENCIES_US]})
             if keep is not None:
                 keep(way, run_dir)
     return {"ranks": RANKS, "link": link, "gradient_bytes": gradient_bytes(naive), "ways": ways}
+
+
+def _replayed(recorded, link):
+    """(step, exposed communication) in ms of a run laid out on a link, a core for every thread."""
+    return steady(replay.replay(recorded, replay.choose_machine(recorded, links=(link,))))
+
+
+def _with_latency(link, latency_us):
+    """The same link, of another latency."""
+    return f"node={latency_us},{replay.parse_link(link)[1].gb_per_s:g}"
 
 
 def check_replay(chapter):
@@ -126,18 +142,55 @@ def scaling(chapter):
                 "measured": [_rate(alone, 1), _rate(pair, RANKS)], "replayed": replayed}
 
 
+def memory(program):
+    """[{ranks, states, activations, scratch}] in bytes of rank 0, by a step on shapes alone."""
+    found = []
+    for ranks in (1, *SCALES):
+        said = estimates.estimate(program, {**FLAGS, "dp_size": ranks})
+        held, scratch = said["simulated"], said["buffers"].get("scratch of reductions")
+        found.append({"ranks": ranks, "activations": held["activations"],
+                      "states": held["weights"] + held["gradients"] + held["optimizer"],
+                      "scratch": scratch["bytes"] if scratch else 0})
+    return found
+
+
+def on_the_link(measured, way):
+    """Milliseconds for which a way's messages keep the link busy: the formula of a ring."""
+    link, n = replay.parse_link(measured["link"])[1], measured["ranks"]
+    latency = 2 * (n - 1) * link.latency_us / 1000
+    return way["messages"] * latency + 2 * (n - 1) / n * link.transmission(
+        measured["gradient_bytes"]) / 1000
+
+
+def note(text):
+    """A paragraph below a table, in lines that a page may have."""
+    return "\n\n" + textwrap.fill(text, 116, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
 def table(record):
     """What the ways of data parallelism leave of their communication, measured and replayed."""
     measured = record["overlap"]
-    ways = measured["ways"]
-    whole = ways[0]["exposed_ms"]  # the naive way hides nothing
-    rows = [f"| {way['grad_sync']} | {way['messages']} | {way['step_ms']:.0f} ms | "
-            f"{way['exposed_ms']:.0f} ms | {100 * way['exposed_ms'] / whole:.0f} % | "
-            f"{way['replayed_step_ms']:.0f} ms | {way['step_ms'] / way['replayed_step_ms']:.2f} |"
-            for way in ways]
-    return ("| gradients | messages a step | step | exposed | of the naive way's | step, replayed | ratio |\n"
-            "|---|---|---|---|---|---|---|\n" + "\n".join(rows)
-            + f"\n\nMedians of the later of {STEPS} steps on {measured['ranks']} ranks of one thread, on an "
-            f"emulated link of `{measured['link']}` (us, GB/s); {record['machine']['cpu']}, "
-            f"{record['machine']['cores']} cores; {record['date'][:10]}. Exposed: on the slower rank, "
-            "which is what it adds to the step. Replayed: every thread owns a core.\n")
+    rows = [f"| {way['grad_sync']} | {way['messages']} | {on_the_link(measured, way):.0f} | "
+            f"{way['exposed_ms']:.0f} | {way['exposed_replayed_ms']:.0f} | "
+            f"{way['step_ms']:.0f} ({' to '.join(f'{ms:.0f}' for ms in way['step_range_ms'])}) | "
+            f"{way['replayed_step_ms']:.0f} |" for way in measured["ways"]]
+    return ("| `--grad_sync` | messages | on the link, by formula | exposed, measured | "
+            "exposed, replayed | step, measured | step, replayed |\n|---|---|---|---|---|---|---|\n"
+            + "\n".join(rows) + note(f"Milliseconds, medians over the later of {STEPS} steps; in brackets "
+            f"the shortest and the longest. {measured['ranks']} ranks of one thread; emulated link "
+            f"`{measured['link']}` (us, GB/s). Formula: messages · 2 (dp-1) latency + 2 (dp-1)/dp · "
+            "bytes / bandwidth. Exposed: on the slower rank. Replayed: every thread owns a core."))
+
+
+def latency_table(record):
+    """The same runs, replayed on links of other latencies."""
+    measured = record["overlap"]
+    rate = replay.parse_link(measured["link"])[1].gb_per_s
+    latencies = [found["latency_us"] for found in measured["ways"][0]["by_latency"]]
+    head = "".join(f" {latency} us: step | exposed |" for latency in latencies)
+    rows = ["| " + f"{way['grad_sync']} | {way['messages']} | " + " | ".join(
+        f"{found['step_ms']:.0f} | {found['exposed_ms']:.0f}" for found in way["by_latency"]) + " |"
+            for way in measured["ways"]]
+    return (f"| `--grad_sync` | messages |{head}\n" + "|---" * (2 + 2 * len(latencies)) + "|\n"
+            + "\n".join(rows) + note("Milliseconds of a step: the runs of the table above, replayed on a "
+                                     f"link of {rate:g} GB/s and these latencies."))

@@ -1,9 +1,16 @@
-"""Draws how data parallelism scales.    arguments: DATA.json STEM"""
+"""Draws how data parallelism scales: speed and memory of a rank.    arguments: DATA.json STEM"""
 import json
 from pathlib import Path
 
 from tools.base import BookError
 from tools.plot import style
+
+from . import claims
+
+BOOK_RANKS = 8  # of the first point
+MEMORY = (("states", "weights, gradients, optimizer", style.BLUE),
+          ("activations", "activations", style.CATEGORIES["activations"]),
+          ("scratch", "scratch of the all-reduce", style.CATEGORIES["communication"]))
 
 
 def draw_drops(axes, points):
@@ -11,8 +18,30 @@ def draw_drops(axes, points):
     for before, point in zip(points, points[1:]):
         rate, drop = point["tokens_per_s_per_rank"], point["tokens_per_s_per_rank"] / before[
             "tokens_per_s_per_rank"] - 1
-        axes.annotate(f"{100 * drop:+.1f} %", (point["ranks"], rate), xytext=(4, 9),
-                      textcoords="offset points", ha="center", color=style.MUTED, fontsize=11)
+        axes.annotate(f"{100 * drop:+.1f} %", (point["ranks"], rate), xytext=(-4, -15),
+                      textcoords="offset points", ha="right", color=style.MUTED, fontsize=11)
+
+
+def draw_book(axes, points):
+    """The book's curve, in units of ours on as many ranks as its first point has."""
+    here = next(p["tokens_per_s_per_rank"] for p in points if p["ranks"] == BOOK_RANKS)
+    rates = [here * rate / claims.BOOK_SCALING[0] for rate in claims.BOOK_SCALING]
+    axes.plot([BOOK_RANKS * 2**i for i in range(len(rates))], rates, color=style.MUTED, marker="s",
+              markersize=4, linewidth=1.2, dashes=(4, 2), label="the book's 1B on H100s, scaled at 8")
+
+
+def draw_memory(axes, found):
+    """Stacked bytes of a rank."""
+    places, base = range(len(found)), [0.0] * len(found)
+    ranks = [entry["ranks"] for entry in found]
+    for name, label, color in MEMORY:
+        sizes = [entry[name] / 2**20 for entry in found]
+        axes.bar(ranks, sizes, [0.35 * n for n in ranks], bottom=base, color=color, label=label,
+                 linewidth=0)
+        base = [base[i] + sizes[i] for i in places]
+    axes.set_ylabel("MiB of a rank")
+    axes.set_ylim(0, 1.45 * max(base))
+    axes.legend(loc="upper left", ncol=3)
 
 
 def main(argv):
@@ -20,7 +49,7 @@ def main(argv):
     if len(argv) != 3:
         raise BookError("usage: DATA.json STEM", 2)
     data = json.loads(Path(argv[1]).read_text(encoding="utf-8"))["scaling"]
-    fig, (axes,) = style.figure(size=(8.4, 4.6))
+    fig, (axes, below) = style.figure(rows=2, heights=(3, 1.2), size=(8.4, 6.2))
     replayed, measured = data["replayed"], data["measured"]
     axes.plot([p["ranks"] for p in replayed], [p["tokens_per_s_per_rank"] for p in replayed],
               color=style.BLUE, marker="o", markersize=5, label="replayed: every rank owns a core")
@@ -28,19 +57,22 @@ def main(argv):
               color=style.ORANGE, linestyle="none", marker="D", markersize=7,
               label="measured on this machine")
     draw_drops(axes, replayed)
+    draw_book(axes, replayed)
+    draw_memory(below, data["memory"])
     axes.axvline(data["node_size"] * 2**0.5, color=style.MUTED, linewidth=1.0, dashes=(5, 3))
-    axes.annotate(f"one node of {data['node_size']}", (data["node_size"] * 2**0.5, 0.04),
+    axes.annotate(f"one node of {data['node_size']}", (data["node_size"] * 2**0.5, 0.94),
                   xycoords=("data", "axes fraction"), xytext=(-6, 0), textcoords="offset points",
                   ha="right", color=style.MUTED, fontsize=11)
     axes.set_xscale("log", base=2)
-    ranks = sorted({p["ranks"] for p in replayed + measured})
+    ranks = [2**i for i in range(9)]
     axes.set_xticks(ranks, [str(n) for n in ranks])
     axes.minorticks_off()
     highest = max(p["tokens_per_s_per_rank"] for p in replayed + measured)
     axes.set_ylim(0, 1.18 * highest)
-    axes.set_xlabel("data-parallel ranks")
+    axes.set_xlim(0.75, 330)
+    below.set_xlabel("data-parallel ranks")
     axes.set_ylabel("tokens/s of each rank")
-    axes.legend(loc="lower left", bbox_to_anchor=(0.02, 0.06))
+    axes.legend(loc="lower left", bbox_to_anchor=(0.02, 0.04))
     links = [" ".join(link.replace("=", " ").split(",")) for link in data["links"]]
     links = [f"{kind} {latency} us {rate} GB/s" for kind, latency, rate in map(str.split, links)]
     style.title(axes, "Data parallelism: the same micro-batch on more ranks",

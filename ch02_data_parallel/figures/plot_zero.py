@@ -12,13 +12,15 @@ from matplotlib.ticker import MaxNLocator
 
 from tools.base import BookError
 from tools.plot import style
-from tools.plot.panels import DEVICE, heading, legend, panels, thousands
+from tools.plot.panels import heading, legend, panels, thousands
 
 from . import zero
 
 MIB = 2**20
 COLORS = {**style.CATEGORIES, "gathered weights": style.tint(style.BLUE),
-          "gradients to reduce": style.tint(style.GREEN)}
+          "gradients to reduce": style.tint(style.GREEN),
+          "reduced gradients": style.CATEGORIES["workspace"],
+          "scratch of reductions": style.CATEGORIES["communication"]}
 HELD = (*zero.STATES, *zero.BUFFERS)
 LARGE = (*zero.STATES, "activations", *zero.BUFFERS)
 BAR, MARK = 0.62, 0.14   # widths, of a rank's place
@@ -65,8 +67,10 @@ def draw_held(record):
     layers = held["flags"]["num_layers"]
     heading(fig, f"What {ranks} ranks hold", f"{style.human(held['parameters'])} parameters in "
             f"{layers} blocks, bf16 with gradients in f32: 18 bytes each; buffers at their peaks")
-    legend(fig, [Patch(facecolor=COLORS[what], label=what) for what in HELD]
-           + [Line2D([], [], color=style.INK, linewidth=1.3, label="formula")], -0.13)
+    shown = [what for what in HELD if any(rank.get(what) for stage in held["stages"]
+                                          for rank in stage["ranks"])]
+    legend(fig, [Patch(facecolor=COLORS[what], label=what) for what in shown]
+           + [Line2D([], [], color=style.INK, linewidth=1.3, label="formula")], -0.13, columns=4)
     return fig
 
 
@@ -84,31 +88,42 @@ def draw_large(record):
                      **{what: sizes["bytes"] for what, sizes in case["buffers"].items()}}
             draw_bar(panel, stage - OURS / 2 + 0.06, OURS,
                      {what: sizes[what] / zero.GIB for what in LARGE}, f"{seq_len}_{stage}")
-            draw_book(panel, stage + BOOK / 2 + 0.1, stage, seq_len)
-        panel.axhline(DEVICE / zero.GIB, color=style.INK, linewidth=0.9, dashes=(5, 3))
+            draw_total(panel, stage - OURS / 2 + 0.06, sum(sizes.values()) / zero.GIB)
+            draw_total(panel, stage + BOOK / 2 + 0.1, draw_book(
+                panel, stage + BOOK / 2 + 0.1, stage, seq_len))
+        panel.axhline(zero.DEVICE / zero.GIB, color=style.INK, linewidth=0.9, dashes=(5, 3))
         panel.set_xticks(zero.STAGES)
         panel.tick_params(axis="x", length=0)
         panel.grid(axis="x", visible=False)
         panel.set_xlim(-0.6, len(zero.STAGES) - 0.4)
         panel.yaxis.set_major_locator(MaxNLocator(6))
-    axes[0].annotate("80 GB", (1, DEVICE / zero.GIB), xytext=(-2, 3), ha="right",
+    axes[0].annotate("80 GiB", (1, zero.DEVICE / zero.GIB), xytext=(-2, 3), ha="right",
                      textcoords="offset points", xycoords=("axes fraction", "data"), fontsize=10.5)
     axes[0].set_ylabel("GiB of a rank")
     axes[1].set_xlabel("stage of ZeRO")
     heading(fig, "8B on 8 ranks", "bf16 with gradients in f32, one sequence a rank, steps on shapes "
             "alone; buffers at their peaks")
-    legend(fig, [Patch(facecolor=COLORS[what], label=what) for what in LARGE]
-           + [Patch(facecolor="white", edgecolor=style.INK, linewidth=0.7, label="the book")],
-           -0.19)
+    shown = [what for what in LARGE if any(case["simulated"].get(what) or what in case["buffers"]
+                                           for case in cases)]
+    legend(fig, [Patch(facecolor=COLORS[what], label=what) for what in shown]
+           + [Patch(facecolor="white", edgecolor=style.INK, linewidth=0.7,
+                    label="the book, in the same order")], -0.19, columns=4)
     return fig
 
 
 def draw_book(axes, x, stage, seq_len):
-    """The book's bar, without colours: its parts in our order."""
+    """The book's bar, without colours: its parts in our order; its height."""
     base = 0.0
     for size in (*zero.BOOK_STATES[stage], zero.BOOK_ACTIVATIONS[seq_len]):
         axes.bar(x, size, BOOK, bottom=base, facecolor="white", edgecolor=style.INK, linewidth=0.7)
         base += size
+    return base
+
+
+def draw_total(axes, x, total):
+    """The sum above a bar."""
+    axes.annotate(f"{total:.0f}", (x, total), xytext=(0, 2), textcoords="offset points",
+                  ha="center", fontsize=8.5)
 
 
 def main(argv):

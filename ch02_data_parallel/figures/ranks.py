@@ -124,25 +124,42 @@ def _measure_rates(chapter):
 
 def lines(record):
     """All of it as Markdown."""
-    return (layout_lines(record) + rate_lines(record) + link_lines(record)
+    return (layout_lines(record) + collective_lines(record) + rate_lines(record)
+            + link_lines(record)
             + (zero.compared_lines(record["zero"]) if "zero" in record else []))
 
 
 def layout_lines(record):
-    """What `./book bench` measured of ranks and collectives, as Markdown; nothing for one rank."""
+    """Tokens/s of several ranks beside those of one, as Markdown; nothing for one rank."""
+    if "layouts" not in record:
+        return []
+    speeds = {(r["config"], r["dtype"], r["ranks"]): r["summary"]["tokens_per_s"]
+              for r in record["results"]}
+    lines = ["", "| | ranks | tokens/s | with one rank | ratio |", "|---|---:|---:|---:|---:|"]
+    for entry in record["layouts"]:
+        case = entry["config"], entry["dtype"]
+        several, alone = speeds[(*case, entry["ranks"])], speeds[(*case, 1)]
+        lines.append(f"| {' '.join(case)} | {entry['ranks']} | {_with_range(several)} | "
+                     f"{_with_range(alone)} | {entry['ratio']:.2f} |")
+    return lines
+
+
+def _with_range(values):
+    return f"{values['median']:,.0f} ({values['min']:,.0f} to {values['max']:,.0f})"
+
+
+def collective_lines(record):
+    """All-reduces, ours and the MPI library's, as Markdown."""
     lines = []
-    if "layouts" in record:
-        lines += ["", "| | ranks | tokens/s, relative to one rank with all threads |", "|---|---|---|"]
-        lines += [f"| {entry['config']} {entry['dtype']} | {entry['ranks']} | {entry['ratio']:.2f} |"
-                  for entry in record["layouts"]]
     if "collectives" in record:
-        lines += ["", "| all-reduce | ranks | ours | MPI_Allreduce | relative speed |",
+        lines += ["", "| all-reduce | ranks | ours | MPI_Allreduce | its time over ours |",
                   "|---|---|---|---|---|"]
     for entry in record.get("collectives", []):
         lines.append(f"| {entry['small_bytes']:,} bytes | {entry['ranks']} | "
                      f"{entry['small_us']:.0f} us | | |")
         lines.append(f"| {entry['large_bytes']:,} bytes | {entry['ranks']} | "
-                     f"{entry['large_ms']:.2f} ms | {entry['mpi_ms']:.2f} ms | {entry['ratio']:.2f} |")
+                     f"{entry['large_ms']:.2f} ms | {entry['mpi_ms']:.2f} ms | "
+                     f"{entry['mpi_ms'] / entry['large_ms']:.1f} |")
     return lines
 
 

@@ -26,9 +26,9 @@ def heading(fig, text, subtitle):
                       textcoords="offset points", **look)
 
 
-def legend(fig, handles, y):
-    """A row of names below the panels."""
-    fig.legend(handles, [handle.get_label() for handle in handles], ncol=len(handles),
+def legend(fig, handles, y, columns=None):
+    """Names below the panels, in one row or in so many columns."""
+    fig.legend(handles, [handle.get_label() for handle in handles], ncol=columns or len(handles),
                loc="upper left", bbox_to_anchor=(0, y), bbox_transform=fig.axes[0].transAxes,
                handlelength=1.3, handleheight=0.8, handletextpad=0.5, columnspacing=1.2,
                borderpad=0, fontsize=10.5, frameon=False)
