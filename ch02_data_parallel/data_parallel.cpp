@@ -64,7 +64,6 @@ void DataParallelStrategy::sum_over_further_groups() {
   }
 }
 
-// [buckets]
 DataParallel::DataParallel(const DataParallelConfig& config, ParameterList& parameters,
                            Grads& grads, const Mesh& mesh)
     : DataParallelStrategy(parameters, grads, mesh) {
@@ -87,6 +86,7 @@ DataParallel::DataParallel(const DataParallelConfig& config, ParameterList& para
 /// Backward reaches the last layer first, so the first bucket is the last stretch.
 void DataParallel::cut(const DataParallelConfig& config) {
   const Tensor& flat = parameters_.flat_grads();
+  // [cuts]
   std::vector<int64_t> cuts = {flat.numel()};
   if (config.grad_sync == "overlapped") {
     for (size_t i = 0; i < parameters_.size(); ++i) cuts.push_back(parameters_[i].flat_begin);
@@ -97,6 +97,7 @@ void DataParallel::cut(const DataParallelConfig& config) {
   } else {
     cuts.push_back(0);  // one bucket: it is full when the backward pass is over
   }
+  // [cuts]
   std::set<std::string> groups;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const bool first = groups.insert(parameters_[i].grad_groups.front()).second;
@@ -107,7 +108,6 @@ void DataParallel::cut(const DataParallelConfig& config) {
     if (cuts[i] < cuts[i - 1]) buckets_.push_back({cuts[i], cuts[i - 1], nullptr, 0, 0, {}});
   }
 }
-// [buckets]
 
 // [on_ready]
 void DataParallel::on_ready(const Parameter& parameter) {

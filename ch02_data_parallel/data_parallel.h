@@ -42,7 +42,6 @@ class StepTraffic {
 };
 // [traffic]
 
-// [strategy]
 /// How ranks that work on other samples divide what they would all hold a copy of.
 class DataParallelStrategy {
  public:
@@ -52,6 +51,7 @@ class DataParallelStrategy {
   DataParallelStrategy(const DataParallelStrategy&) = delete;
   DataParallelStrategy& operator=(const DataParallelStrategy&) = delete;
 
+  // [strategy]
   /// Opens the gradients' window of a step of so many micro-batches.
   virtual void begin_step(int64_t micro_batches) {
     traffic_.begin_step();
@@ -62,6 +62,7 @@ class DataParallelStrategy {
   virtual void finish() = 0;
   /// The optimizer has updated this rank's shards.
   virtual void after_update() { traffic_.end_step(); }
+  // [strategy]
 
   virtual int64_t num_buckets() const = 0;                 ///< messages in which gradients travel
   const StepTraffic& traffic() const { return traffic_; }  ///< of gradients and weights
@@ -77,7 +78,6 @@ class DataParallelStrategy {
   const Mesh& mesh_;
   StepTraffic traffic_;
 };
-// [strategy]
 
 /// Keeps the gradients of the data-parallel ranks equal: after every backward pass each rank holds
 /// the sum over all of them.

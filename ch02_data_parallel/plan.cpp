@@ -11,6 +11,7 @@ namespace {
 
 constexpr double kGiB = 1 << 30;
 
+// [fits]
 /// The largest power of two whose step fits, and of which the batch has one for every rank; 0 where
 /// not even one sample fits.
 int64_t largest_micro_batch(TrainConfig config, int64_t samples) {
@@ -22,6 +23,7 @@ int64_t largest_micro_batch(TrainConfig config, int64_t samples) {
   }
   return fits;
 }
+// [fits]
 
 /// What to do where the samples do not divide into whole micro-batches of all ranks.
 std::string remedy(int64_t samples, int64_t micro_batch, int64_t ranks) {
@@ -43,7 +45,8 @@ void PlanConfig::bind(Args& args) {
   args.group("Planning");
   args.bind("plan", plan, "plan a global batch of so many tokens instead of training; 0: train")
       .may_differ_on_resume();
-  args.bind("plan_memory", plan_memory, "GiB of memory that a rank has, for --plan")
+  args.bind("plan_memory", plan_memory,
+            "GiB of memory that a rank has, for --plan; what is sold as 80 GB has 80")
       .may_differ_on_resume();
 }
 

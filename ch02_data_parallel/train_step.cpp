@@ -51,6 +51,7 @@ void Trainer::train_step(int64_t step) {
   const NoHostReads no_host_reads;
   const TraceScope trace("train_step");
   ops::fill(loss_, 0);
+  // [samples]
   data_parallel_->begin_step(config_.grad_acc_steps);
   for (int64_t micro_step = 0; micro_step < config_.grad_acc_steps; ++micro_step) {
     // Each micro-step, the ranks take the next micro-batches of the global batch, in their order.
@@ -63,12 +64,15 @@ void Trainer::train_step(int64_t step) {
     pass.loss_scale = 1 / double(config_.tokens_per_step());
     forward_backward(pass);
   }
+  // [samples]
+  // [after_backward]
   grads_.end_window();
   data_parallel_->finish();
   const Tensor squares = optimizer_.grad_squares();
   mesh_.world().all_reduce(squares);  // 8 bytes: of all shards, each counted on one rank
   optimizer_.step(step, learning_rate(config_.optimizer, step, config_.steps), squares);
   data_parallel_->after_update();
+  // [after_backward]
   tokens_ += config_.tokens_per_step();
   flops_ = runtime.flops() - flops_before;
   recomputed_flops_ = runtime.recomputed_flops() - recomputed_before;

@@ -7,7 +7,6 @@
 
 namespace usp {
 
-// [boundary]
 /// The first or the last segment of a block: the block's weights are there when the pass goes on,
 /// and those of the block that runs next are on their way. At the end of a chunk that is the one
 /// before: its backward pass turns around there.
@@ -24,6 +23,7 @@ class Zero::Boundary : public Segment {
         after_(std::move(after)) {}
   std::string_view name() const override { return "unshard"; }
 
+  // [boundary]
   Tensor forward(const Tensor& x, BlockSaved&, const Pass& pass) override {
     if (end_ == last) return x;
     const bool turns = after_.empty() && pass.mode == Pass::Mode::train;
@@ -39,13 +39,13 @@ class Zero::Boundary : public Segment {
     }
     return dy;
   }
+  // [boundary]
 
  private:
   Zero& zero_;
   End end_;
   Units own_, before_, after_;  ///< what this block reads, and its neighbours in the chunk
 };
-// [boundary]
 
 Zero::Zero(const TrainConfig& config, Model& model, Grads& grads, Optimizer& optimizer,
            const Mesh& mesh)
@@ -106,7 +106,7 @@ void Zero::surround_blocks(Model& model) {
 }
 // [surround]
 
-// [weights]
+// [enter]
 void Zero::enter(const std::vector<Moving*>& units, const std::vector<Moving*>& next) {
   for (Moving& other : units_) {
     const auto is_other = [&](const Moving* unit) { return unit == &other; };
@@ -118,7 +118,9 @@ void Zero::enter(const std::vector<Moving*>& units, const std::vector<Moving*>& 
   for (Moving* moving : next) unshard(*moving);  // the prefetch: it arrives while `units` compute
   for (Moving* moving : units) moving->gathering.wait();
 }
+// [enter]
 
+// [unshard]
 /// Begins to make the weights whole, unless they are or soon will be.
 void Zero::unshard(Moving& moving) {
   Unit& unit = moving.unit;
@@ -135,6 +137,7 @@ void Zero::unshard(Moving& moving) {
   moving.gathering = unit.shard_group->all_gather_async(unit.values, unit.value_shard);
   moving.version = version;
 }
+// [unshard]
 
 void Zero::reshard(Moving& moving) {
   if (kept_.weights == Kept::whole || !moving.unit.values.defined()) return;
@@ -151,7 +154,6 @@ void Zero::after_update() {
   if (config_.data_parallel.gather_overlap == "forward") return;  // where a block begins, it waits
   for (Moving& moving : units_) moving.gathering.wait();
 }
-// [weights]
 
 std::pair<std::string, std::string> Zero::traffic_row(int64_t steps) const {
   const double ranks = double(config_.data_parallel.dp_size);

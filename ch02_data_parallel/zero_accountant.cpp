@@ -54,7 +54,6 @@ struct Shapes {
   }
 };
 
-// [unsharded]
 /// Elements that are unsharded at a time: a block's and the next one's.
 int64_t unsharded(const Shapes& shapes) {
   int64_t most = 0;
@@ -99,7 +98,6 @@ struct Backward {
     }
   }
 };
-// [unsharded]
 
 int64_t scratch_of(int64_t ranks, int64_t numel, DType dtype) {
   return algorithms::reduction_scratch(static_cast<int>(ranks), /*rank=*/0, numel, dtype,
@@ -165,10 +163,10 @@ int64_t shard_size(const DataParallelConfig& config) {
   return config.shard_size > 0 && config.zero_stage > 0 ? config.shard_size : config.dp_size;
 }
 
-// [accountant]
 StateBytes sharded_states(const TrainConfig& config) {
   const int64_t stage = config.data_parallel.zero_stage;
   if (stage == 0) return whole_states(config);
+  // [states]
   const KeptByStage& kept = kKept[stage];
   const DType dtype = parse_dtype(config.dtype);
   const int64_t weight = bytes_of(dtype), acc = bytes_of(accumulate_dtype(dtype));
@@ -181,6 +179,7 @@ StateBytes sharded_states(const TrainConfig& config) {
     states.gradients += num_parameters(config.model) * weight;
   }
   states.optimizer = elements(kept.optimizer) * ((weight == acc ? 0 : acc) + 2 * acc);
+  // [states]
   return states;
 }
 
@@ -206,7 +205,6 @@ std::vector<LiveBytes> zero_buffers(const TrainConfig& config) {
   }
   return buffers;
 }
-// [accountant]
 
 double book_sharded_states(const TrainConfig& config) {
   const int64_t stage = config.data_parallel.zero_stage;
@@ -217,7 +215,6 @@ double book_sharded_states(const TrainConfig& config) {
   return bytes * double(num_parameters(config.model));
 }
 
-// [traffic]
 ZeroTraffic predict_traffic(const TrainConfig& config) {
   const DataParallelConfig& dp = config.data_parallel;
   const int64_t weight = bytes_of(parse_dtype(config.dtype));
@@ -227,6 +224,7 @@ ZeroTraffic predict_traffic(const TrainConfig& config) {
   }
   const Shapes shapes(config);
   const int64_t S = shard_size(dp), R = dp.dp_size / S, G = config.grad_acc_steps;
+  // [traffic]
   const int64_t P = shapes.all();
   const int64_t reductions = kKept[dp.zero_stage].gradients == Kept::whole ? 1 : G;
   int64_t gathered = P;
@@ -241,7 +239,7 @@ ZeroTraffic predict_traffic(const TrainConfig& config) {
   return {.reduce_scatter = (S - 1) * R * reductions * P * gradient,
           .all_gather = (S - 1) * R * gathered * weight,
           .all_reduce = 2 * (R - 1) * P * bytes_of(dtype_of_gradient_sum(config))};
+  // [traffic]
 }
-// [traffic]
 
 }  // namespace usp

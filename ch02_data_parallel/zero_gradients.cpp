@@ -18,7 +18,6 @@ Tensor buffer(int64_t numel, DType dtype, std::string_view name) {
 
 }  // namespace
 
-// [gradients]
 void Zero::begin_step(int64_t micro_batches) {
   enter({}, {});  // a pass without a backward has left something
   for (Moving& moving : units_) {
@@ -29,6 +28,7 @@ void Zero::begin_step(int64_t micro_batches) {
   grads_.begin_window(micro_batches / rounds_, rounds_);
 }
 
+// [begin_gradient]
 void Zero::begin_gradient(Moving& moving) {
   if (std::ranges::count(reducing_, &moving) > 0) complete_reductions();  // last micro-batch's
   Unit& unit = moving.unit;
@@ -42,7 +42,9 @@ void Zero::begin_gradient(Moving& moving) {
   ops::fill(unit.gradient.narrow(0, unit.numel, whole - unit.numel), 0);
   unit.slice_into(&Parameter::grad, unit.gradient);
 }
+// [begin_gradient]
 
+// [reduce_gradient]
 void Zero::reduce_gradient(Moving& moving) {
   Unit& unit = moving.unit;
   if (++moving.ready < unit.parameters.size()) return;
@@ -57,6 +59,7 @@ void Zero::reduce_gradient(Moving& moving) {
   moving.reduction = unit.shard_group->reduce_scatter_async(output, unit.gradient);
   reducing_.push_back(&moving);
 }
+// [reduce_gradient]
 
 void Zero::complete_reductions() {
   for (Moving* moving : std::exchange(reducing_, {})) complete(*moving);
@@ -74,6 +77,7 @@ void Zero::complete(Moving& moving) {
     }
     moving.addend = {};
   }
+  // [complete]
   if (kept_.gradients == Kept::shard) {
     unit.slice_into(&Parameter::grad, {});
     unit.gradient = {};
@@ -81,6 +85,7 @@ void Zero::complete(Moving& moving) {
   if (++moving.rounds_done < rounds_) return;
   moving.rounds_done = 0;
   moving.reduction = unit.replicas->all_reduce_async(unit.grad_shard);
+  // [complete]
 }
 
 void Zero::finish() {
@@ -92,6 +97,5 @@ void Zero::finish() {
   }
   sum_over_further_groups();
 }
-// [gradients]
 
 }  // namespace usp

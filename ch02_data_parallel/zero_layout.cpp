@@ -86,7 +86,8 @@ ZeroLayout::ZeroLayout(const TrainConfig& config, ParameterList& parameters, con
     unit.shard_group = &groups.shard;
     unit.replicas = &groups.replicas;
     unit.length = (unit.numel + groups.shard.size() - 1) / groups.shard.size();
-    allocate(unit, config.grad_accumulation == "both");
+    allocate_weights(unit);
+    allocate_gradients(unit, config.grad_accumulation == "both");
     share_out(unit);
     for (Parameter* parameter : unit.parameters) {
       unit_of_[parameter->index] = &unit - units_.data();
@@ -114,8 +115,9 @@ const ZeroLayout::Groups& ZeroLayout::groups_of(const std::string& name,
   return groups_.emplace(name, Groups{shard, replicas}).first->second;
 }
 
-// [allocate]
-void ZeroLayout::allocate(Unit& unit, bool both) {
+// [allocate_weights]
+/// Whole weights, of which the shard is a part; or the shard, and the layers' `value` is undefined.
+void ZeroLayout::allocate_weights(Unit& unit) {
   const int64_t whole = unit.length * unit.shard_group->size();
   const int64_t begin = unit.length * unit.shard_group->rank();
   if (kept_.weights == Kept::whole) {
@@ -128,6 +130,14 @@ void ZeroLayout::allocate(Unit& unit, bool both) {
   const DType acc = accumulate_dtype(dtype_);
   unit.master_shard =
       dtype_ == acc ? unit.value_shard : zeros(Category::optimizer, unit.length, acc);
+}
+// [allocate_weights]
+
+// [allocate_gradients]
+/// The same of gradients. With `both`, each micro-batch's have memory of their own as well.
+void ZeroLayout::allocate_gradients(Unit& unit, bool both) {
+  const int64_t whole = unit.length * unit.shard_group->size();
+  const int64_t begin = unit.length * unit.shard_group->rank();
   if (kept_.gradients == Kept::shard) {
     unit.grad_shard = zeros(Category::gradients, unit.length, sum_);
     return;
@@ -137,7 +147,7 @@ void ZeroLayout::allocate(Unit& unit, bool both) {
   unit.slice_into(both ? &Parameter::main_grad : &Parameter::grad, unit.gradient);
   if (both) unit.slice_into(&Parameter::grad, zeros(Category::gradients, unit.numel, dtype_));
 }
-// [allocate]
+// [allocate_gradients]
 
 // [share_out]
 /// Which elements of each parameter this rank updates, and where they lie in its parts.

@@ -26,7 +26,6 @@ inline constexpr KeptByStage kKept[] = {
 };
 // [kept]
 
-// [unit]
 /// Parameters whose weights are gathered, and whose gradients are reduced, as one message: those of
 /// one block that are summed over the same ranks. They lie side by side, followed by padding up to
 /// a multiple of S, the number of ranks that share out one copy. Rank s owns part s of S equal
@@ -39,12 +38,14 @@ struct Unit {
   const Communicator* shard_group = nullptr;  ///< ranks that share out one copy
   const Communicator* replicas = nullptr;     ///< ranks that hold the same part, of every copy
 
+  // [tensors]
   // What lasts from step to step.
   Tensor values;        ///< [S length]; where weights are kept as shards: only while unsharded
   Tensor value_shard;   ///< [length]: this rank's part of them
   Tensor master_shard;  ///< [length], acc dtype
   Tensor gradient;      ///< [S length]; where gradients are kept as shards: until they are reduced
   Tensor grad_shard;    ///< [length]: this rank's part of the sum
+  // [tensors]
 
   int64_t block() const { return parameters.front()->block; }
   /// Whether a block reads any of its weights.
@@ -52,7 +53,6 @@ struct Unit {
   /// Lets a tensor of each parameter be its part of `flat`, or nothing.
   void slice_into(Tensor Parameter::*member, const Tensor& flat);
 };
-// [unit]
 
 /// The list's parameters as units of S = 1: in order, cut where block or gradient group change. A
 /// weight that several pipeline stages hold is alone in its unit: other neighbours in each stage
@@ -88,7 +88,8 @@ class ZeroLayout {
 
   const Groups& groups_of(const std::string& name, const DataParallelConfig& config,
                           const Mesh& mesh);
-  void allocate(Unit& unit, bool both);
+  void allocate_weights(Unit& unit);
+  void allocate_gradients(Unit& unit, bool both);
   void share_out(Unit& unit);
   void check_copies(const Mesh& mesh) const;
 

@@ -41,6 +41,7 @@ inline void ring_all_reduce(const Communicator& comm, const Tensor& tensor) {
   // [ring]
 }
 
+// [reduce]
 /// On `root`, tensor = the sum over ranks; elsewhere it stays as it is.
 inline void reduce(const Communicator& comm, const Tensor& tensor, int root) {
   if (comm.rank() != root) return comm.send(tensor, root);
@@ -51,6 +52,7 @@ inline void reduce(const Communicator& comm, const Tensor& tensor, int root) {
     ops::add(tensor, tensor, part);
   }
 }
+// [reduce]
 
 /// On `root`, output [n, count] = every rank's input [count].
 inline void gather(const Communicator& comm, const Tensor& output, const Tensor& input, int root) {
