@@ -110,7 +110,6 @@ class Derived(unittest.TestCase):
                                     r"  \+ .* 9 Ψ "):
             self.compare(chapter, {"costs.md": other})
 
-
     def test_pictures_may_differ_in_a_last_digit_alone(self):
         svg = '<path d="M 59.932813 299.225563 L 7.5 8"/>'
         for other, alike in (("59.932812", True), ("59.942813", False), ("60", False)):
