@@ -12,22 +12,22 @@
 namespace usp {
 
 /// ZeRO: ranks that hold copies of one model share out what they would all keep. Rajbhandari et al.
-/// (2020); stage 3 is also known as FSDP, Zhao et al. (2023). P parameters, S ranks that share out
-/// one copy, G micro-batches in a step; a rank sends (S-1)/S times the last column's elements:
+/// (2020); stage 3 is also known as FSDP, Zhao et al. (2023). P parameters, Z ranks that share out
+/// one copy, M micro-batches in a step; a rank sends (Z-1)/Z times the last column's elements:
 ///
 /// | stage | weights           | gradients       | optimizer | sent            |
 /// |-------|-------------------|-----------------|-----------|-----------------|
 /// | 0     | P                 | P               | P         | 2 P             |
-/// | 1     | P                 | P               | P/S       | 2 P             |
-/// | 2     | P                 | P/S + 2 units   | P/S       | (G + 1) P       |
-/// | 3     | P/S + 2 units     | P/S + 2 units   | P/S       | just below 3 GP |
+/// | 1     | P                 | P               | P/Z       | 2 P             |
+/// | 2     | P                 | P/Z + 2 units   | P/Z       | (M + 1) P       |
+/// | 3     | P/Z + 2 units     | P/Z + 2 units   | P/Z       | just below 3 MP |
 ///
 /// ZeroLayout says who holds which elements; this class moves them. Weights that are kept as shards
 /// are unsharded (gathered) for a block and prefetched for the one that runs next; those of every
 /// other block are resharded (freed). A unit's gradients are reduced when backward has written the
 /// last of them.
 ///
-/// Where S is less than dp (`shard_size`: hybrid sharding) there are dp/S copies. A step's sum of
+/// Where Z is less than dp (`shard_size`: hybrid sharding) there are dp/Z copies. A step's sum of
 /// gradients over the ranks that share out one is then summed over the copies.
 class Zero : public DataParallelStrategy {
  public:

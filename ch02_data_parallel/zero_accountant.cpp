@@ -12,7 +12,7 @@ namespace {
 
 /// A unit of the whole model.
 struct UnitShape {
-  int64_t numel;        ///< as padded to a multiple of S
+  int64_t numel;        ///< as padded to a multiple of Z
   int64_t first, last;  ///< of the blocks that read it
 };
 
@@ -30,9 +30,9 @@ struct Shapes {
     Model model([&](int64_t block, ParameterList& list) { return llama.build(block, list); },
                 {{0, llama.num_blocks()}});
     blocks = llama.num_blocks();
-    const int64_t S = shard_size(config.data_parallel);
+    const int64_t Z = shard_size(config.data_parallel);
     for (const Unit& unit : cut_into_units(model.parameters())) {
-      units.push_back({(unit.numel + S - 1) / S * S, blocks, 0});
+      units.push_back({(unit.numel + Z - 1) / Z * Z, blocks, 0});
       for (const Parameter* parameter : unit.parameters) {
         units.back().first = std::min(units.back().first, parameter->readers.front());
         units.back().last = std::max(units.back().last, parameter->readers.back());
@@ -137,9 +137,9 @@ std::vector<int64_t> buckets(const TrainConfig& config, const Shapes& shapes) {
 
 // [scratch]
 int64_t scratch(const TrainConfig& config, const Shapes& shapes) {
-  const int64_t S = shard_size(config.data_parallel), R = config.data_parallel.dp_size / S;
+  const int64_t Z = shard_size(config.data_parallel), R = config.data_parallel.dp_size / Z;
   const DType reduced = dtype_of_reduction(config);
-  SharedScratch all(S, reduced), copies(R, dtype_of_gradient_sum(config));
+  SharedScratch all(Z, reduced), copies(R, dtype_of_gradient_sum(config));
   if (config.data_parallel.zero_stage == 0) {
     for (int64_t numel : buckets(config, shapes)) all.add(numel);
     return all.bytes();
@@ -148,8 +148,8 @@ int64_t scratch(const TrainConfig& config, const Shapes& shapes) {
   for (int64_t numel : Backward(shapes, 1).reduced) {
     all.add(numel);
     // The shards before are on their way to the copies already.
-    most = std::max(most, scratch_of(S, numel, reduced) + copies.bytes());
-    copies.add(numel / S);
+    most = std::max(most, scratch_of(Z, numel, reduced) + copies.bytes());
+    copies.add(numel / Z);
   }
   // Nothing waits for a reduction before the step's end where no memory and no copy does.
   if (config.data_parallel.zero_stage == 1 && R == 1) return all.bytes();
@@ -208,10 +208,10 @@ std::vector<LiveBytes> zero_buffers(const TrainConfig& config) {
 
 double book_sharded_states(const TrainConfig& config) {
   const int64_t stage = config.data_parallel.zero_stage;
-  const double S = double(shard_size(config.data_parallel));
+  const double Z = double(shard_size(config.data_parallel));
   const double gradients = config.grad_accumulation == "both" ? 6 : 2;
   const double bytes =
-      2 / (stage == 3 ? S : 1) + gradients / (stage >= 2 ? S : 1) + 12 / (stage >= 1 ? S : 1);
+      2 / (stage == 3 ? Z : 1) + gradients / (stage >= 2 ? Z : 1) + 12 / (stage >= 1 ? Z : 1);
   return bytes * double(num_parameters(config.model));
 }
 
@@ -223,10 +223,10 @@ ZeroTraffic predict_traffic(const TrainConfig& config) {
     return {.all_reduce = 2 * (dp.dp_size - 1) * num_parameters(config.model) * gradient};
   }
   const Shapes shapes(config);
-  const int64_t S = shard_size(dp), R = dp.dp_size / S, G = config.grad_acc_steps;
+  const int64_t Z = shard_size(dp), R = dp.dp_size / Z, M = config.grad_acc_steps;
   // [traffic]
   const int64_t P = shapes.all();
-  const int64_t reductions = kKept[dp.zero_stage].gradients == Kept::whole ? 1 : G;
+  const int64_t reductions = kKept[dp.zero_stage].gradients == Kept::whole ? 1 : M;
   int64_t gathered = P;
   if (kKept[dp.zero_stage].weights == Kept::shard) {
     // A tied embedding is gathered at both ends of forward. Backward gathers neither the last two
@@ -234,10 +234,10 @@ ZeroTraffic predict_traffic(const TrainConfig& config) {
     const int64_t twice = shapes.sum([](const UnitShape& u) { return u.last - u.first > 2; });
     const int64_t backward =
         shapes.sum([&](const UnitShape& u) { return u.first > 0 && u.last + 2 < shapes.blocks; });
-    gathered = G * (P + twice + backward);
+    gathered = M * (P + twice + backward);
   }
-  return {.reduce_scatter = (S - 1) * R * reductions * P * gradient,
-          .all_gather = (S - 1) * R * gathered * weight,
+  return {.reduce_scatter = (Z - 1) * R * reductions * P * gradient,
+          .all_gather = (Z - 1) * R * gathered * weight,
           .all_reduce = 2 * (R - 1) * P * bytes_of(dtype_of_gradient_sum(config))};
   // [traffic]
 }

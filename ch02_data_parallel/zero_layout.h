@@ -28,7 +28,7 @@ inline constexpr KeptByStage kKept[] = {
 
 /// Parameters whose weights are gathered, and whose gradients are reduced, as one message: those of
 /// one block that are summed over the same ranks. They lie side by side, followed by padding up to
-/// a multiple of S, the number of ranks that share out one copy. Rank s owns part s of S equal
+/// a multiple of Z, the number of ranks that share out one copy. Rank s owns part s of Z equal
 /// ones, wherever in a parameter that begins and ends, and updates nothing else.
 struct Unit {
   std::vector<Parameter*> parameters;
@@ -40,10 +40,10 @@ struct Unit {
 
   // [tensors]
   // What lasts from step to step.
-  Tensor values;        ///< [S length]; where weights are kept as shards: only while unsharded
+  Tensor values;        ///< [Z length]; where weights are kept as shards: only while unsharded
   Tensor value_shard;   ///< [length]: this rank's part of them
   Tensor master_shard;  ///< [length], acc dtype
-  Tensor gradient;      ///< [S length]; where gradients are kept as shards: until they are reduced
+  Tensor gradient;      ///< [Z length]; where gradients are kept as shards: until they are reduced
   Tensor grad_shard;    ///< [length]: this rank's part of the sum
   // [tensors]
 
@@ -54,7 +54,7 @@ struct Unit {
   void slice_into(Tensor Parameter::*member, const Tensor& flat);
 };
 
-/// The list's parameters as units of S = 1: in order, cut where block or gradient group change. A
+/// The list's parameters as units of Z = 1: in order, cut where block or gradient group change. A
 /// weight that several pipeline stages hold is alone in its unit: other neighbours in each stage
 /// would give its shards other bounds.
 std::vector<Unit> cut_into_units(ParameterList& parameters);

@@ -55,7 +55,7 @@ void rmsnorm_backward_weight(Tensor dweight, const Tensor& dy, const Tensor& x, 
                              bool accumulate);
 
 /// Rotates x [B, S, N, D] (any strides, D contiguous) in place: channels c and c + D/2 of position
-/// p by the angle whose cosine and sine are row p of cos and sin [P, D/2] (acc dtype). `inverse`
+/// p by the angle whose cosine and sine are row p of cos and sin [.., D/2] (acc dtype). `inverse`
 /// rotates back, which is also the gradient.
 void rope(Tensor x, const Tensor& cos, const Tensor& sin, const Positions& positions, bool inverse);
 

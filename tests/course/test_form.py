@@ -406,12 +406,16 @@ class Notation(unittest.TestCase):
         text = (ROOT / NOTATION).read_text(encoding="utf-8")
         rows = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
         known = {letter for row in rows for letter in re.findall(r"`([A-Z])`", row[3])}
-        for source in ROOT.glob("ch[0-9][0-9]_*/layers.h"):
-            shapes = re.findall(r"\[([^\]\n]+)\]", "".join(re.findall(
-                r"//.*", source.read_text(encoding="utf-8"))))
-            letters = set(re.findall(r"\b[A-Z]\b", " ".join(shapes)))
-            self.assertGreater(len(letters), 6)
-            self.assertEqual(letters - known, set(), str(source))
+        found = {}
+        for source in [*ROOT.glob("ch[0-9][0-9]_*/*.h"), *ROOT.glob("common/t*/*.h")]:
+            comments = "\n".join(re.findall(r"//.*", source.read_text(encoding="utf-8")))
+            shapes = " ".join(re.findall(r"\[([^\]\n]+)\]", comments))
+            found[source.name] = set(re.findall(r"\b[A-Z]\b", shapes))
+            self.assertEqual(found[source.name] - known, set(), str(source))
+        self.assertGreater(len(found["layers.h"]), 6)
+        # Positions and ranks that share a copy are no longer one letter.
+        self.assertIn("S", found["layers.h"])
+        self.assertNotIn("S", found["zero_layout.h"] | found["zero.h"])
 
     def test_no_page_counts_parameters_in_another_letter(self):
         for path in pages():
