@@ -99,7 +99,7 @@ def draw_modes(cases):
         panel.minorticks_off()
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         panel.axhline(DEVICE / GIB, color=style.INK, linewidth=0.9, dashes=(5, 3))
-    axes[0].annotate("80 GB", (0, DEVICE / GIB), xytext=(3, 3), textcoords="offset points",
+    axes[0].annotate("80 GiB", (0, DEVICE / GIB), xytext=(3, 3), textcoords="offset points",
                      xycoords=("axes fraction", "data"), fontsize=10.5)
     axes[0].set_ylabel("activations, GiB")
     fig.text(0.5, -0.02, "sequence length", ha="center", fontsize=12)

@@ -3,7 +3,7 @@ import matplotlib.pyplot as plt
 
 from tools.plot import style
 
-DEVICE = 80 * 10**9  # bytes of the book's GPU
+DEVICE = 80 * 2**30  # bytes of a GPU that is sold, and called by the book, as one of 80 GB
 
 
 def panels(models, **kwargs):
