@@ -3,6 +3,7 @@
     python3 tests/course/test_replay.py        needs no build
 """
 import contextlib
+import importlib
 import json
 import random
 import re
@@ -10,13 +11,14 @@ import subprocess
 import sys
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from test_book import Scratch, write  # noqa: E402
-from tools import figures, replay, steady, timelines, trace as traces  # noqa: E402
+from tools import chapters, figures, replay, steady, timelines, trace as traces  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.simulation import ring_cost  # noqa: E402
 from tools.trace import Link  # noqa: E402
@@ -997,7 +999,39 @@ class Timeline(Traces):
                            "ZeRO-2: the same, and gradients are freed: "
                            f"{2 * record['ms']:.0f} ms", "rank_1_forward", "dp: all-reduce",
                            "measured on 2 ranks of 1 thread, 2 cores, the host's links (21 us "
-                           "4 GB/s) · Fast X9"}, "timelines")
+                           "4 GB/s)", "· Fast X9"}, "timelines")
+
+    def test_measuring_keeps_a_step_of_each_way_that_is_drawn(self):
+        self.pipeline()
+        chapter, run_dir = chapters.resolve("ch02"), self.scratch / "run"
+        folder = self.scratch / "figures"
+        folder.mkdir()
+        maker = importlib.import_module(f"{chapter.name}.figures.make")
+
+        def ways(*names):
+            return lambda _, keep: [keep(name, run_dir) for name in names] and {}
+        nothing = {maker.ranks: {"why_a_rank_was_lost": ""}, maker.claims: {"measure": {}},
+                   maker.zero: {"measure_held": {}, "estimate_large": []},
+                   maker.overlap: {"scaling": {}, **({"memory": []} if hasattr(
+                       maker.overlap, "memory") else {})}}
+        with contextlib.ExitStack() as stack:
+            for module, functions in nothing.items():
+                for name, result in functions.items():
+                    stack.enter_context(mock.patch.object(module, name, return_value=result))
+            for module, name, given in (
+                    (maker.overlap, "measure", ways("naive", "overlapped", "bucketed")),
+                    (maker.zero, "measure_ways", ways(*maker.zero.WAYS)),
+                    (steady, "typical_step", lambda _: 0)):
+                stack.enter_context(mock.patch.object(module, name, given))
+            maker.measure(SimpleNamespace(name=chapter.name, short=chapter.short,
+                                          folder=self.scratch), None, "0123")
+        record = json.loads((folder / maker.TIMELINES).read_text())
+        self.assertEqual([way["way"] for way in record["ways"]], ["naive", "overlapped", "bucketed",
+                                                                  *maker.zero.DRAWN])
+        self.assertEqual((record["commit"], record["ways"][0]["step"]), ("0123", 0))
+        figures.draw(f"{chapter.name}.figures.plot_timelines",
+                     [folder / maker.TIMELINES, run_dir / "timelines"])
+        self.assert_named({"rank_1_forward"}, "timelines")
 
     def test_a_replay_says_so(self):
         trace = self.pipeline()
