@@ -159,12 +159,14 @@ def _equal(layouts, stages):
 
 
 def _overlap(overlap, claims):
-    steps = {way["grad_sync"]: way["step_ms"] for way in overlap["overlap"]["ways"]}
+    ways = overlap["overlap"]["ways"]
+    steps = ", ".join(f"{way['grad_sync']} {way['step_ms']:.0f} ({way['replayed_step_ms']:.0f})"
+                      for way in ways)
     accumulation = claims["accumulation"]
     saved = 1 - accumulation["several"] / (ACCUMULATED * accumulation["one"])
     return (f"falling; {100 * (1 - 1 / ACCUMULATED):.0f} % for grad_acc = {ACCUMULATED}",
-            ", ".join(f"{way} {steps[way]:.0f} ms" for way in steps) + f"; {100 * saved:.0f} %",
-            "runs of 2 ranks, on the emulated link of the table of ways; bytes by the ledger")
+            f"{steps} ms; {100 * saved:.0f} %",
+            "steps, in brackets replayed, on the link of the table of ways; bytes by the ledger")
 
 
 def _constant(memory):
@@ -178,7 +180,8 @@ def _constant(memory):
 
 def _drops(rates):
     """What each rate is below the one before it, in percent."""
-    return ", ".join(f"{100 * (after / before - 1):+.1f}" for before, after in zip(rates, rates[1:]))
+    return ", ".join(f"{100 * (after / before - 1):+.1f}"
+                     for before, after in zip(rates, rates[1:]))
 
 
 def _scaling(overlap):
@@ -192,8 +195,8 @@ def _scaling(overlap):
 def _formula(held, limit):
     return (f"1; 8 as ranks are added, {16 / (2 + 14 / MANY):.3f} for {MANY}",
             f"{zero.worst_ratio(held):.4f}; {limit:.3f}",
-            f"bytes over the formula's, the worst of all stages, categories and {zero.HELD_RANKS} ranks; "
-            "states of stage 0 over stage 2, estimated")
+            "bytes over the formula's, the worst of all stages, categories and "
+            f"{zero.HELD_RANKS} ranks; states of stage 0 over stage 2, estimated")
 
 
 def _traffic(ways):

@@ -17,11 +17,11 @@ GPUS_OF_A_NODE, BOOK_SEQ_LEN = 8, 4096
 
 
 def ratio(tokens, ranks, flops, bandwidth, of_a_value):
-    """t_comm / t_compute: the all-reduce of all gradients, 2 (dp-1)/dp · bytes · N / bandwidth, over
-    the backward pass, 4 · tokens · N / flops. N, the number of parameters, cancels.
+    """t_comm / t_compute: the all-reduce of all gradients, 2 (dp-1)/dp · bytes · Ψ / bandwidth,
+    over the backward pass, 4 · tokens · Ψ / flops. Ψ, the number of parameters, cancels.
 
-    The same formula holds for a layer of ZeRO-3: (dp-1)/dp · bytes · N / bandwidth to gather it, over
-    2 · tokens · N / flops to run it forward.
+    The same formula holds for a layer of ZeRO-3: (dp-1)/dp · bytes · Ψ / bandwidth to gather it,
+    over 2 · tokens · Ψ / flops to run it forward.
     """
     return (ranks - 1) / ranks * of_a_value * flops / (2 * tokens * bandwidth)
 
@@ -47,16 +47,16 @@ def of_this_machine(record):
 
 def table(record):
     """H100s of the book and the machine of the bench, as Markdown."""
-    lines = ["| | ranks | TFLOP/s of a rank | all-reduce, GB/s | tokens for DP | all-gather, GB/s | "
-             "tokens for ZeRO-3 |", "|---|---:|---:|---:|---:|---:|---:|"]
+    lines = ["| | ranks | TFLOP/s of a rank | all-reduce, GB/s | tokens for DP | "
+             "all-gather, GB/s | tokens for ZeRO-3 |", "|---|---:|---:|---:|---:|---:|---:|"]
     for nodes, (reduce, gather) in BOOK_BANDWIDTHS.items():
         ranks = nodes * GPUS_OF_A_NODE
         needed = [enough_tokens(ranks, H100, 1e9 * rate, 2) for rate in (reduce, gather)]
-        lines.append(f"| H100, bf16, {nodes} node{'s' * (nodes > 1)} | {ranks} | {H100 / 1e12:.0f} | "
-                     f"{reduce:.1f} | {needed[0]:,.0f} | {gather:.1f} | {needed[1]:,.0f} |")
+        lines.append(f"| H100, bf16, {nodes} node{'s' * (nodes > 1)} | {ranks} | "
+                     f"{H100 / 1e12:.0f} | {reduce:.1f} | {needed[0]:,.0f} | {gather:.1f} | {needed[1]:,.0f} |")
     ranks, flops, bandwidth = of_this_machine(record)
-    lines.append(f"| this page's machine, f32 | {ranks} | {flops / 1e12:.3f} | {bandwidth / 1e9:.1f} | "
-                 f"{enough_tokens(ranks, flops, bandwidth, 4):,.0f} | | |")
+    lines.append(f"| this page's machine, f32 | {ranks} | {flops / 1e12:.3f} | "
+                 f"{bandwidth / 1e9:.1f} | {enough_tokens(ranks, flops, bandwidth, 4):,.0f} | | |")
     return "\n".join(lines) + note(
         "Tokens of a rank from which on t_comm / t_compute ≤ 1. Speeds are peaks: of H100s the "
         "data sheet's, of this machine the matmul library's on one thread.")
@@ -69,10 +69,11 @@ def main(arguments):
         if min(tera, giga, size) <= 0 or ranks < 2:
             raise ValueError
     except ValueError:
-        print("usage: TFLOPS GB_PER_S RANKS [BYTES], all above 0 and at least 2 ranks; try 0.1 6.5 2",
-              file=sys.stderr)
+        print("usage: TFLOPS GB_PER_S RANKS [BYTES], all above 0 and at least 2 ranks; "
+              "try 0.1 6.5 2", file=sys.stderr)
         return 2
-    print(f"{enough_tokens(ranks, 1e12 * tera, 1e9 * giga, size):,.0f} tokens of a rank hide its all-reduce")
+    tokens = enough_tokens(ranks, 1e12 * tera, 1e9 * giga, size)
+    print(f"{tokens:,.0f} tokens of a rank hide its all-reduce")
     return 0
 
 

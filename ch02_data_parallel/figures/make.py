@@ -28,10 +28,11 @@ PLANNED = (["--model", "1B", "--dp_size", "128", "--micro_batch_size", "2"],
            ["--model", "1B", "--dp_size", "512", "--micro_batch_size", "2"],
            ["--model", "8B", "--dp_size", "128"])
 # A run whose report says what a rank holds and sends under stage 3, and these rows of it.
-STAGE_3 = {"zero_stage": 3, "micro_batch_size": 2, "steps": 3, "eval_interval": 0, "sample_tokens": 0}
+STAGE_3 = {"zero_stage": 3, "micro_batch_size": 2, "steps": 3, "eval_interval": 0,
+           "sample_tokens": 0}
 STAGE_3_RANKS = 4
-HELD_ROWS = ("weights ", "gradients ", "optimizer states", "gathered weights", "gradients to reduce",
-             "scratch of", "gradients, weights sent")
+HELD_ROWS = ("weights ", "gradients ", "optimizer states", "gathered weights",
+             "gradients to reduce", "scratch of", "gradients, weights sent")
 DEMO_ROWS = ("validation loss", "peak memory", "gradients sent", "communication not hidden")
 CLAIMS = {"claims.md": (1, 2, 3, 4, 11), "claims_zero.md": (5, 6, 7, 9, 10),  # of each page
           "claims_collectives.md": (8,)}
@@ -102,7 +103,7 @@ def rows_of(text, beginnings):
 
 
 def short_demo(text):
-    """The demo in a few lines: what is trained, the first and last steps, some rows of the report."""
+    """The demo in a few lines: what is trained, the first and last steps, rows of the report."""
     steps = re.findall(r"^step .*\n", text, re.M)
     return text[:text.index("\n") + 1] + steps[0] + steps[-1] + rows_of(text, DEMO_ROWS)
 
@@ -157,7 +158,8 @@ def traffic_table(demo_record):
     lines = [f"| {name} | {formula} | {predicted:,.0f} | {measured:,.0f} | "
              f"{measured / predicted:.4f} |" for name, formula, predicted, measured in rows]
     headers = entry["header_bytes"] / steps
-    return (f"Ψ = {parameters:,} parameters, dp = {dp}; bytes of a step, of the scratch its peak.\n\n"
+    return (f"Ψ = {parameters:,} parameters, dp = {dp}; bytes of a step, of the scratch its "
+            "peak.\n\n"
             "| | formula | predicted | measured | ratio |\n|---|---|---|---|---|\n"
             + "\n".join(lines)
             + f"\n| headers of these messages | | | {headers:,.0f} | |\n")

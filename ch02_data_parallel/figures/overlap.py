@@ -13,8 +13,8 @@ from tools.steady import STEPS, later_steps, steady, train
 
 RANKS = 2
 WAYS = ("naive", "overlapped", "bucketed")
-LATENCY_US = 5000  # of the link: two ranks then wait as long as a ring of 64 on links of 80 us
-LATENCIES_US = (50, 500, 5000)  # of links on which the same runs are replayed
+LATENCY_US = 1500  # of the link: two ranks then wait as long as a ring of 16 on links of 100 us
+LATENCIES_US = (15, 150, 1500)  # of links on which the same runs are replayed
 SHARE, SHARE_TOLERANCE = 0.4, 0.015  # of the naive way's step that communication takes
 MOST_TRIES = 4  # to find the link on which it does
 FLAGS = {"micro_batch_size": 4, "bucket_mb": 0.8}
@@ -176,10 +176,12 @@ def table(record):
             f"{way['replayed_step_ms']:.0f} |" for way in measured["ways"]]
     return ("| `--grad_sync` | messages | on the link, by formula | exposed, measured | "
             "exposed, replayed | step, measured | step, replayed |\n|---|---|---|---|---|---|---|\n"
-            + "\n".join(rows) + note(f"Milliseconds, medians over the later of {STEPS} steps; in brackets "
-            f"the shortest and the longest. {measured['ranks']} ranks of one thread; emulated link "
-            f"`{measured['link']}` (us, GB/s). Formula: messages · 2 (dp-1) latency + 2 (dp-1)/dp · "
-            "bytes / bandwidth. Exposed: on the slower rank. Replayed: every thread owns a core."))
+            + "\n".join(rows) + note(
+                f"Milliseconds, medians over the later of {STEPS} steps; in brackets the shortest "
+                f"and the longest. {measured['ranks']} ranks of one thread; emulated link "
+                f"`{measured['link']}` (us, GB/s). Formula: messages · 2 (dp-1) latency + "
+                "2 (dp-1)/dp · bytes / bandwidth. Exposed: on the slower rank. Replayed: every "
+                "thread owns a core."))
 
 
 def latency_table(record):
@@ -192,5 +194,6 @@ def latency_table(record):
         f"{found['step_ms']:.0f} | {found['exposed_ms']:.0f}" for found in way["by_latency"]) + " |"
             for way in measured["ways"]]
     return (f"| `--grad_sync` | messages |{head}\n" + "|---" * (2 + 2 * len(latencies)) + "|\n"
-            + "\n".join(rows) + note("Milliseconds of a step: the runs of the table above, replayed on a "
-                                     f"link of {rate:g} GB/s and these latencies."))
+            + "\n".join(rows) + note(
+                "Milliseconds of a step: the runs of the table above, replayed on a link of "
+                f"{rate:g} GB/s and these latencies."))

@@ -27,7 +27,8 @@ def draw_book(axes, points):
     here = next(p["tokens_per_s_per_rank"] for p in points if p["ranks"] == BOOK_RANKS)
     rates = [here * rate / claims.BOOK_SCALING[0] for rate in claims.BOOK_SCALING]
     axes.plot([BOOK_RANKS * 2**i for i in range(len(rates))], rates, color=style.MUTED, marker="s",
-              markersize=4, linewidth=1.2, dashes=(4, 2), label="the book's 1B on H100s, scaled at 8")
+              markersize=4, linewidth=1.2, dashes=(4, 2),
+              label="the book's 1B on H100s, scaled at 8")
 
 
 def draw_memory(axes, found):

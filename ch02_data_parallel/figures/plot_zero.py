@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tools.base import BookError
 from tools.plot import style
-from tools.plot.panels import heading, legend, panels, thousands
+from tools.plot.panels import DEVICE, heading, legend, panels, thousands
 
 from . import zero
 
@@ -91,13 +91,13 @@ def draw_large(record):
             draw_total(panel, stage - OURS / 2 + 0.06, sum(sizes.values()) / zero.GIB)
             draw_total(panel, stage + BOOK / 2 + 0.1, draw_book(
                 panel, stage + BOOK / 2 + 0.1, stage, seq_len))
-        panel.axhline(zero.DEVICE / zero.GIB, color=style.INK, linewidth=0.9, dashes=(5, 3))
+        panel.axhline(DEVICE / zero.GIB, color=style.INK, linewidth=0.9, dashes=(5, 3))
         panel.set_xticks(zero.STAGES)
         panel.tick_params(axis="x", length=0)
         panel.grid(axis="x", visible=False)
         panel.set_xlim(-0.6, len(zero.STAGES) - 0.4)
         panel.yaxis.set_major_locator(MaxNLocator(6))
-    axes[0].annotate("80 GiB", (1, zero.DEVICE / zero.GIB), xytext=(-2, 3), ha="right",
+    axes[0].annotate("80 GiB", (1, DEVICE / zero.GIB), xytext=(-2, 3), ha="right",
                      textcoords="offset points", xycoords=("axes fraction", "data"), fontsize=10.5)
     axes[0].set_ylabel("GiB of a rank")
     axes[1].set_xlabel("stage of ZeRO")

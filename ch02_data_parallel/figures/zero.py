@@ -18,7 +18,6 @@ STAGES = (0, 1, 2, 3)
 NAMES = ("data parallel", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 STATES = ("weights", "gradients", "optimizer")
 BUFFERS = ("gathered weights", "gradients to reduce", "reduced gradients", "scratch of reductions")
-DEVICE = 80 * GIB  # of a GPU that is sold, and called by the book, as one of 80 GB
 SCALARS = 8  # bytes of messages that only count or measure something
 ROUNDS = 3  # in which the ways take turns
 
@@ -120,8 +119,8 @@ def large_table(cases):
                      f"{case['simulated']['peak_total'] / GIB:.1f} |")
     return "\n".join(lines) + overlap.note(
         "GiB of a rank; in brackets the book's. Buffers: gathered weights, gradients in work and "
-        "the scratch of reductions, each at its own peak. These peaks fall into different moments, so "
-        "a step's peak may be below the sum.")
+        "the scratch of reductions, each at its own peak. These peaks fall into different "
+        "moments, so a step's peak may be below the sum.")
 
 
 # --- what a step sends, and what of it shows ------------------------------------------------------
@@ -202,12 +201,14 @@ def ways_table(record):
                     f"{sent_in_psi(measured, way):.2f} | {step_and_range(found)} | "
                     f"{found['exposed_ms']:.0f} | {found['replayed_step_ms']:.0f} | "
                     f"{found['replayed_exposed_ms']:.0f} |")
-    return ("| | all-reduces | reduce-scatters | all-gathers | sent, MiB | in Ψ (dp-1)/dp | step, ms | "
-            "exposed, ms | step, replayed | exposed, replayed |\n"
+    return ("| | all-reduces | reduce-scatters | all-gathers | sent, MiB | in Ψ (dp-1)/dp | "
+            "step, ms | exposed, ms | step, replayed | exposed, replayed |\n"
             "|---|---|---|---|---|---|---|---|---|---|\n" + "\n".join(rows)
-            + overlap.note(f"A step of rank 0 of {measured['ranks']}, {measured['num_layers']} blocks in f32 with "
-            f"full recomputation; scalars left out. Medians of the later of {STEPS} steps on an emulated "
-            f"link of `{measured['link']}` (us, GB/s). Replayed: every thread owns a core."))
+            + overlap.note(
+                f"A step of rank 0 of {measured['ranks']}, {measured['num_layers']} blocks in f32 "
+                f"with full recomputation; scalars left out. Medians of the later of {STEPS} steps "
+                f"on an emulated link of `{measured['link']}` (us, GB/s). Replayed: every thread "
+                "owns a core."))
 
 
 # --- the bench ------------------------------------------------------------------------------------
