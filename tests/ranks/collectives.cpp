@@ -1,5 +1,6 @@
 #include "comm/algorithms.h"
 #include "comm/launch.h"
+#include "comm/links.h"
 #include "tensor/ops.h"
 #include "tensor/runtime.h"
 #include "testing.h"
@@ -399,6 +400,27 @@ TEST_CASE("the peak of a reduction is that of its tensors and its scratch") {
     world.all_reduce(x);                                 // and 250 numbers of 3 other ranks
     USP_CHECK(allocator.peak_bytes() == 8000 + 6000, "{} bytes at the peak",
               allocator.peak_bytes());
+  });
+}
+
+TEST_CASE("the ledger's seconds are those of the operation, not of its place in the queue") {
+  run_threads(2, [](const Communicator& world) {
+    world.engine().emulate({0, {/*latency_us=*/3000, 10}, {}, {}});  // every message takes 3 ms
+    world.barrier();
+    const Tensor x = Tensor::zeros({1000}, DType::f32);
+    const auto entry = [] {
+      return Runtime::current().ledger().get("world", CommKind::all_reduce);
+    };
+    const Ledger::Entry before = entry();
+    const auto begin = std::chrono::steady_clock::now();
+    std::vector<Handle> handles;
+    for (int i = 0; i < 6; ++i) handles.push_back(world.all_reduce_async(x));
+    for (Handle& handle : handles) handle.wait();
+    const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
+    const double seconds = (entry() - before).seconds;
+    USP_CHECK(seconds >= 6 * 0.003, "{} s in the ledger, six operations of 3 ms", seconds);
+    USP_CHECK(seconds <= wall.count(), "{} s in the ledger, one after the other in {} s", seconds,
+              wall.count());
   });
 }
 
