@@ -15,10 +15,10 @@ double book_whole_states(const TrainConfig& config);
 /// bytes, without the second term under selective and 2 instead of the bracket under full
 /// recomputation. Korthikanti et al. (2022).
 double book_activations(const TrainConfig& config);
-/// Floating-point operations that training on one token needs, as the book counts them: 6 per
-/// weight of a matmul (a lookup is none), and 12 L h s for attention (h: the width of all query
-/// heads) without regard to the causal mask.
-double model_flops_per_token(const ModelConfig& config, int64_t seq_len);
+/// Floating-point operations that training on one token needs: 6 per weight of a matmul (a lookup
+/// is none), and 12 L h keys for attention (h: the width of all query heads). A query meets
+/// (seq_len + 1) / 2 keys on average below the causal mask; the book counts seq_len.
+double model_flops_per_token(const ModelConfig& config, double keys);
 
 /// What a step of this run needs on one of its ranks, by all formulas.
 Prediction predict(const TrainConfig& config);

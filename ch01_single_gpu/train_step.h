@@ -43,7 +43,7 @@ class Trainer : public TrainerBase {
   Tensor loss_;  // [1] f64: the running step's loss
   // [members]
   int64_t tokens_ = 0;
-  double flops_ = 0, recomputed_flops_ = 0;  // of the last step, on this rank
+  double flops_ = 0;  // of the last step, on this rank
   std::chrono::steady_clock::time_point step_begin_;
 };
 

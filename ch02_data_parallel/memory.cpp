@@ -53,23 +53,25 @@ static void add_activations(TrainConfig config, Prediction& prediction) {
 // [activations]
 
 // [flops]
-/// Of attention only the pairs that the causal mask lets through.
+double model_flops_per_token(const ModelConfig& m, double keys) {
+  const double weights =
+      double(m.num_layers * layer_matmul_weights(m) + m.hidden_size * m.vocab_size);
+  return 6 * weights + 12 * double(m.num_layers * m.num_heads * m.head_dim()) * keys;
+}
+
 static void add_flops(const TrainConfig& config, Prediction& prediction) {
   const ModelConfig& m = config.model;
   const double S = double(config.seq_len);
-  const double samples = double(config.micro_batch_size * config.grad_acc_steps);
-  const double layers = 2 * double(m.num_layers * layer_matmul_weights(m)) * samples * S;
-  const double lm_head = 2 * double(m.hidden_size * m.vocab_size) * samples * S;
+  const double tokens = double(config.micro_batch_size * config.grad_acc_steps) * S;
+  prediction.flops = tokens * model_flops_per_token(m, (S + 1) / 2);
+  prediction.book_flops = tokens * model_flops_per_token(m, S);
+  const double layers = 2 * double(m.num_layers * layer_matmul_weights(m)) * tokens;
   // One product of the (query, key) pairs with all heads' channels.
-  const double pairs = double(m.num_layers) * samples * S * (S + 1) / 2;
-  const double product = 2 * pairs * double(m.num_heads * m.head_dim());
-  // Twice as much backward as forward: every product has two gradients.
-  prediction.flops = 3 * (layers + lm_head + 2 * product);
+  const double product = double(m.num_layers * m.num_heads * m.head_dim()) * tokens * (S + 1);
   double& again = prediction.recomputed_flops;
   if (config.attention == "blockwise") again += product;  // q by k, for the rows' probabilities
   if (config.attention == "naive" && config.recompute == "selective") again += 2 * product;
   if (config.recompute == "full") again += layers + 2 * product;
-  prediction.book_flops = model_flops_per_token(m, config.seq_len) * samples * S;
 }
 // [flops]
 
@@ -88,16 +90,6 @@ double book_whole_states(const TrainConfig& config) {
   return (both ? 20 : 16) * double(num_parameters(config.model));
 }
 // [book]
-
-double model_flops_per_token(const ModelConfig& config, int64_t seq_len) {
-  const double h = double(config.hidden_size), layers = double(config.num_layers);
-  const double q = double(config.num_heads * config.head_dim());
-  const double kv = double(config.num_kv_heads * config.head_dim());
-  const double attention = 2 * h * q + 2 * h * kv;            // q and o; k and v
-  const double mlp = 3 * h * double(config.ffn_hidden_size);  // gate, up and down
-  const double lm_head = h * double(config.vocab_size);
-  return 6 * (layers * (attention + mlp) + lm_head) + 12 * layers * q * double(seq_len);
-}
 
 // [predict]
 Prediction predict(const TrainConfig& config) {

@@ -47,7 +47,7 @@ void Trainer::forward_backward(const Pass& pass) {
 void Trainer::train_step(int64_t step) {
   step_begin_ = std::chrono::steady_clock::now();
   const Runtime& runtime = Runtime::current();
-  const double flops_before = runtime.flops(), recomputed_before = runtime.recomputed_flops();
+  const double flops_before = runtime.flops();
   const NoHostReads no_host_reads;
   const TraceScope trace("train_step");
   ops::fill(loss_, 0);
@@ -75,7 +75,6 @@ void Trainer::train_step(int64_t step) {
   // [after_backward]
   tokens_ += config_.tokens_per_step();
   flops_ = runtime.flops() - flops_before;
-  recomputed_flops_ = runtime.recomputed_flops() - recomputed_before;
 }
 // [train_step]
 
@@ -88,7 +87,7 @@ TrainState Trainer::state() { return {model_.parameters(), optimizer_.states(), 
 // [report]
 StepMetrics Trainer::report(int64_t step, double peak_gflops) {
   StepMetrics metrics;
-  metrics.step = step;
+  metrics.step = step + 1;
   mesh_.world().all_reduce(loss_);  // 8 bytes
   metrics.loss = loss_.item();
   metrics.grad_norm = optimizer_.grad_norm().item();
@@ -98,12 +97,11 @@ StepMetrics Trainer::report(int64_t step, double peak_gflops) {
   metrics.tokens = tokens_;
   metrics.step_ms = 1e3 * seconds;
   metrics.tokens_per_s = double(config_.tokens_per_step()) / seconds;
-  const double flops_per_token = model_flops_per_token(config_.model, config_.seq_len);
-  if (peak_gflops > 0) {
-    metrics.mfu = flops_per_token * metrics.tokens_per_s / (peak_gflops * 1e9);
-    metrics.hfu = metrics.mfu * (flops_ / (flops_ - recomputed_flops_));
-  }
-  metrics.flops = flops_;
+  const double S = double(config_.seq_len), tokens = double(config_.tokens_per_step());
+  metrics.needed_flops = tokens * model_flops_per_token(config_.model, (S + 1) / 2);
+  metrics.book_flops = tokens * model_flops_per_token(config_.model, S);
+  metrics.flops = mesh_.world().sum(flops_);
+  metrics.relate_to(peak_gflops);
   return metrics;
 }
 // [report]

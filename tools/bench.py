@@ -38,7 +38,7 @@ ENDLESS = 10**6  # steps of a run that is killed
 MEASURES = ("tokens_per_s", "step_ms", "model_gflops", "matmul_gflops", "fraction",
             "bound_tokens_per_s", "of_bound")
 PROFILED_STEPS = 8
-# Of the fraction computed here and the `mfu` that the run itself reports.
+# Of the fraction computed here and the `book_mfu` that the run itself reports.
 MFU_TOLERANCE = 0.02
 
 
@@ -54,7 +54,7 @@ def flops_per_token(config):
 
 def measure(records, run, config):
     """Medians of one run over the steps after the first SKIPPED_STEPS, as {measure: value}."""
-    timed = [record for record in records if record["step"] >= SKIPPED_STEPS]
+    timed = [record for record in records if record["step"] > SKIPPED_STEPS]
     if not timed:
         raise BookError(f"a run of {len(records)} steps has none left after the first "
                         f"{SKIPPED_STEPS}, which are not counted")
@@ -64,7 +64,7 @@ def measure(records, run, config):
     return {"tokens_per_s": tokens_per_s,
             "step_ms": statistics.median(float(record["step_ms"]) for record in timed),
             "model_gflops": gflops, "matmul_gflops": matmul, "fraction": gflops / matmul,
-            "mfu_reported": statistics.median(float(record["mfu"]) for record in timed),
+            "mfu_reported": statistics.median(float(record["book_mfu"]) for record in timed),
             "late_allocations": int(records[-1]["system_allocations"]
                                     - records[1]["system_allocations"]),
             "steps": len(timed)}
@@ -184,7 +184,7 @@ def profile(chapter, name, dtype, ranks=1, threads=None):
                               trace_steps=steps), ranks, threads)
         peaks = json.loads((run_dir / "memory.json").read_text())["peak_bytes"]
         return {"config": name, "dtype": dtype, "activation_bytes": peaks["activations"],
-                **limits.profile(run_dir / RECORDED, SKIPPED_STEPS)}
+                **limits.profile(run_dir / RECORDED, SKIPPED_STEPS + 1)}
 
 
 def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packages=False,

@@ -199,7 +199,7 @@ def _plot(arguments, _flags):
                       help="draw ops.png and ops.svg from trace.json")
     view.add_argument("--memory", action="store_true",
                       help="draw memory.png and memory.svg from memory.json")
-    parser.add_argument("--step", type=int, metavar="K", help="the step (default: the last one)")
+    parser.add_argument("--step", type=int, metavar="K", help="the step, counted from 1 (default: the last one)")
     parser.add_argument("--input", metavar="FILE", help="draw another trace of the run; that of "
                         "replay.json goes to timeline_replay.png")
     args = parser.parse_args(arguments)

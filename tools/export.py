@@ -27,6 +27,9 @@ def export_run(run_dir, output, dtype=None, max_shard_gb=5.0):
     checkpoint = Checkpoint(newest(run_dir))
     dtype = dtype or checkpoint.config["dtype"]
     output = Path(output)
+    if (Path(run_dir) / "done").exists() and runs.done_text(run_dir).startswith("diverged"):
+        say(f"book: this run has {runs.done_text(run_dir)}; its weights are those of the last "
+            "update that was made")
     _create(output)
     shards = _split(weights_of(checkpoint.config), DTYPES[dtype][0], max_shard_gb * 1e9)
     names = _shard_names(len(shards))

@@ -15,6 +15,8 @@ from tools.process import output_of, signal_name, wait_for
 # With these a chapter prints something and ends: no run directory, no `done` mark.
 INFORMATION_FLAGS = {"-h", "--help", "--help-all", "--version", "--plan", "--estimate"}
 USAGE_ERROR = 2  # every rank ends with it when the flags are wrong
+DIVERGED = 1
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # after a clean end
 WHY_KILLED = {
     signal.SIGKILL: "the kernel does this when memory runs out; try a smaller --micro_batch_size",
     signal.SIGILL: "it was built for another CPU; remove build/ and try again",
@@ -141,7 +143,8 @@ def command_line(command, env):
 
 
 def _run_and_judge(command, env, ranks, run_dir, options):
-    """Runs a chapter. Success = exit code 0 and a `done` mark that this run has written."""
+    """Runs a chapter; the exit code. Success = 0 and a `done` mark that this run has written; a run
+    that was stopped, or has diverged, writes one too and ends with another code."""
     if run_dir is not None:
         say(f"book: {command_line(command, env)}")
         warning = machine.thread_warning(ranks)
@@ -156,15 +159,29 @@ def _run_and_judge(command, env, ranks, run_dir, options):
         job = mpi.Job(ranks, options.debug)
         code = job.run(command, env)
         complete = runs.done_stamp(run_dir) not in (None, before)
-        if options.debug is None and not (code == 0 and complete):
+        if complete:
+            code = _code_of_ranks(code, run_dir, job.signals)
+        if options.debug is None and not (complete and code in (0, DIVERGED, *STOPPED)):
             code = _explain_failure(job, code, run_dir, known)
-    if code != 0 or run_dir is None or options.debug is not None:
+            complete = False
+    if run_dir is None or options.debug is not None or (code != 0 and not complete):
         return code
     if not complete:
         raise BookError(f"{os.path.basename(command[0])} ended with exit code 0 but wrote no "
                         f"`done` mark into {show_path(run_dir)}: the run is not complete")
     _report(run_dir, options.plot)
-    return 0
+    return code
+
+
+def _code_of_ranks(code, run_dir, signals):
+    """The exit code of ranks whose `done` mark says how they ended: mpiexec may have killed some of
+    them while they left, because the first that had left did so with another code than 0."""
+    how = runs.done_text(run_dir).partition(" ")[0]
+    if how == "diverged":
+        return DIVERGED
+    if how == "interrupted" and code not in STOPPED:
+        return 128 + (signals[0] if signals else signal.SIGTERM)
+    return code
 
 
 def _run_alone(command, env):
@@ -217,7 +234,8 @@ def _explain_failure(job, code, run_dir, known):
 
 def _report(run_dir, plot):
     """Draws the loss plot of a finished run and says where everything lies."""
-    say(f"book: the run is complete ({runs.done_text(run_dir)}); its files:")
+    ended = "has failed" if runs.done_text(run_dir).startswith("diverged") else "is complete"
+    say(f"book: the run {ended} ({runs.done_text(run_dir)}); its files:")
     if plot:
         try:
             figures.draw("loss", [run_dir])

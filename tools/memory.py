@@ -21,7 +21,7 @@ PHASES = (STEP, "forward", "backward", "optimizer")
 
 
 class Phase(NamedTuple):
-    """From begin to end, in nanoseconds, of a step (from 0)."""
+    """From begin to end, in nanoseconds, of a step (from 1)."""
 
     begin: int
     end: int

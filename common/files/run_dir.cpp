@@ -120,4 +120,6 @@ void install_stop_handlers() {
 
 bool stop_requested() { return stop_signal != 0; }
 
+int stop_signal_number() { return stop_signal; }
+
 }  // namespace usp

@@ -38,5 +38,7 @@ class RunDir {
 /// stop_requested() reports. Ctrl-C or SIGTERM again a moment later ends the process at once.
 void install_stop_handlers();
 bool stop_requested();
+/// SIGINT or SIGTERM, whichever asked last; 0: neither has.
+int stop_signal_number();
 
 }  // namespace usp

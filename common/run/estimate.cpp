@@ -57,7 +57,7 @@ Simulation simulate_steps(TrainerBase& trainer) {
   runtime.allocator().record_events(true);
   runtime.tracer().record(true);
   for (int64_t step = 0; step < kSteps; ++step) {
-    runtime.tracer().set_step(step);
+    runtime.tracer().set_step(step + 1);
     trainer.train_step(step);
   }
   return make_simulation(kSteps);

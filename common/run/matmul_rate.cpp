@@ -20,34 +20,53 @@ Tensor random_matrix(int64_t rows, int64_t columns, DType dtype, const std::stri
   return Tensor::from_host(values, {rows, columns}, dtype);
 }
 
+struct Product {
+  Tensor a, b, c;
+};
+
+/// A round of several ranks: long beside the time that they need to meet.
+constexpr double kSharedRoundSeconds = 0.02;
+
+/// Seconds from the moment when the first rank begins until the last has ended.
+double time_round(const Communicator& world, std::vector<Product>& products, int64_t repeats) {
+  world.barrier();
+  const auto begin = std::chrono::steady_clock::now();
+  for (int64_t i = 0; i < repeats; ++i) {
+    for (Product& product : products) {
+      ops::matmul(product.c, product.a, product.b.transposed());
+    }
+  }
+  world.barrier();
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+  const Tensor longest = Tensor::from_host(std::vector<double>{elapsed.count()}, {1}, DType::f64);
+  world.all_reduce(longest, ReduceOp::max);
+  return longest.item();
+}
+
 }  // namespace
 
-double measure_matmul_gflops(DType dtype, const std::vector<MatmulShape>& shapes, double seconds) {
+double measure_matmul_gflops(const Communicator& world, DType dtype,
+                             const std::vector<MatmulShape>& shapes, double seconds) {
+  const UncountedTraffic uncounted;
   const CategoryScope scope(Category::workspace);
-  struct Product {
-    Tensor a, b, c;
-  };
   std::vector<Product> products;
   double flops = 0;
   for (const MatmulShape& shape : shapes) {
     products.push_back({random_matrix(shape.m, shape.k, dtype, "a"),
                         random_matrix(shape.n, shape.k, dtype, "b"),
                         Tensor::empty({shape.m, shape.n}, dtype)});
-    flops += 2.0 * shape.m * shape.n * shape.k;
+    flops += 2.0 * double(shape.m * shape.n * shape.k) * world.size();
   }
-  using Clock = std::chrono::steady_clock;
-  const auto elapsed = [](Clock::time_point begin) {
-    return std::chrono::duration<double>(Clock::now() - begin).count();
-  };
-  double best = HUGE_VAL;
-  const auto begin = Clock::now();
   // The first two rounds create the library's kernels and wake the cores; they do not count.
-  for (int round = -2; round < 3 || elapsed(begin) < seconds; ++round) {
-    const auto round_begin = Clock::now();
-    for (Product& product : products) {
-      ops::matmul(product.c, product.a, product.b.transposed());
-    }
-    if (round >= 0) best = std::min(best, elapsed(round_begin));
+  time_round(world, products, 1);
+  const double once = time_round(world, products, 1);
+  const int64_t repeats =
+      world.size() == 1 ? 1 : std::max<int64_t>(1, std::ceil(kSharedRoundSeconds / once));
+  double best = HUGE_VAL, spent = 0;
+  for (int round = 0; round < 3 || spent < seconds; ++round) {
+    const double time = time_round(world, products, repeats);
+    spent += time;
+    best = std::min(best, time / double(repeats));
   }
   return flops / best * 1e-9;
 }

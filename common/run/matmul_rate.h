@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "tensor/dtype.h"
 
 namespace usp {
@@ -12,10 +13,11 @@ struct MatmulShape {
   int64_t m, n, k;
 };
 
-/// GFLOP/s of the matmul backend on these products, run one after the other on random data: the
-/// fastest of several rounds that together take about `seconds`. Model FLOPs utilisation on a CPU
-/// is a fraction of this rate.
-double measure_matmul_gflops(DType dtype, const std::vector<MatmulShape>& shapes,
-                             double seconds = 0.5);
+/// GFLOP/s of the matmul backend on these products, run one after the other on random data, by all
+/// ranks of `world` at the same time: the fastest of several rounds that together take about
+/// `seconds`. A round lasts until the slowest rank is done, so ranks that share cores do not count
+/// them twice. What a CPU reaches of this rate is its model FLOPs utilisation.
+double measure_matmul_gflops(const Communicator& world, DType dtype,
+                             const std::vector<MatmulShape>& shapes, double seconds = 0.25);
 
 }  // namespace usp

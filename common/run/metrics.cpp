@@ -30,6 +30,7 @@ void read_metrics(const nlohmann::json& json, StepMetrics& metrics) {
   metrics.tokens_per_s = number(json.at("tokens_per_s"));
   metrics.mfu = number(json.at("mfu"));
   metrics.hfu = number(json.at("hfu"));
+  metrics.book_mfu = number(json.at("book_mfu"));
   metrics.flops = number(json.at("flops"));
   if (json.contains("val_loss")) {
     metrics.val_loss = number(json["val_loss"]);
@@ -38,6 +39,14 @@ void read_metrics(const nlohmann::json& json, StepMetrics& metrics) {
 }
 
 }  // namespace
+
+void StepMetrics::relate_to(double peak_gflops) {
+  if (peak_gflops <= 0) return;
+  const double possible = peak_gflops * 1e9 * step_ms * 1e-3;  // operations in the step's time
+  mfu = needed_flops / possible;
+  book_mfu = book_flops / possible;
+  hfu = flops / possible;
+}
 
 MetricsWriter::MetricsWriter(const std::string& path, DType dtype, int64_t kept_steps)
     : path_(path), digits_(dtype == DType::f64 ? 17 : 9) {
@@ -53,15 +62,16 @@ void MetricsWriter::cut(int64_t kept_steps) {
   std::string line, kept;
   while (std::getline(input, line)) {
     const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object() || !json.contains("step") || json["step"] >= kept_steps) break;
+    if (!json.is_object() || !json.contains("step") || json["step"] > kept_steps) break;
     read_metrics(json, last_);
+    if (last_.skipped()) skipped_.push_back(last_.step);
     kept += line + "\n";
   }
-  if (last_.step + 1 < kept_steps) {
+  if (last_.step < kept_steps) {
     print("{} ends after {} of {} steps; the others are missing there, and nothing else.\n", path_,
-          last_.step + 1, kept_steps);
+          last_.step, kept_steps);
   }
-  last_.step = kept_steps - 1;
+  last_.step = kept_steps;
   if (!speaks_for_all()) return;
   FileWriter aside(path_ + ".tmp");
   aside.write(kept);
@@ -73,14 +83,16 @@ void MetricsWriter::cut(int64_t kept_steps) {
 }
 
 void MetricsWriter::write(const StepMetrics& metrics, Runtime& runtime) {
+  if (metrics.skipped()) skipped_.push_back(metrics.step);
   if (!stream_.is_open()) return;
   std::string line = fmt::format(
       "{{\"step\": {}, \"loss\": {}, \"grad_norm\": {}, \"lr\": {}, \"tokens\": {}, "
-      "\"step_ms\": {:.3f}, \"tokens_per_s\": {:.1f}, \"mfu\": {:.4f}, "
-      "\"hfu\": {:.4f}, \"flops\": {:.0f}, \"peak_bytes\": {{",
+      "\"step_ms\": {:.3f}, \"tokens_per_s\": {:.6g}, \"mfu\": {:.6g}, "
+      "\"book_mfu\": {:.6g}, \"hfu\": {:.6g}, \"flops\": {:.0f}, \"skipped\": {}, "
+      "\"peak_bytes\": {{",
       metrics.step, json_number(metrics.loss, digits_), json_number(metrics.grad_norm, digits_),
       json_number(metrics.lr, 17), metrics.tokens, metrics.step_ms, metrics.tokens_per_s,
-      metrics.mfu, metrics.hfu, metrics.flops);
+      metrics.mfu, metrics.book_mfu, metrics.hfu, metrics.flops, metrics.skipped());
   const Allocator& allocator = runtime.allocator();
   line += by_category([&](Category category) { return allocator.peak_bytes(category); }) +
           fmt::format("}}, \"system_allocations\": {}, \"comm_bytes\": ",
@@ -92,6 +104,11 @@ void MetricsWriter::write(const StepMetrics& metrics, Runtime& runtime) {
   }
   stream_ << line << "}\n" << std::flush;
   if (!stream_) fail("writing {} failed at step {}: is the disk full?", path_, metrics.step);
+}
+
+std::string utilisation_text(double utilisation) {
+  return fmt::format("{:.0f} %{}", 100 * utilisation,
+                     utilisation > 1 ? " (the peak was underestimated)" : "");
 }
 
 std::string json_number(double value, int digits) {

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cmath>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "tensor/allocator.h"
 #include "tensor/dtype.h"
@@ -13,18 +15,26 @@ class Runtime;
 
 /// What is known of a step once it is over.
 struct StepMetrics {
-  int64_t step = -1;     ///< from 0; -1: none yet
+  int64_t step = 0;      ///< from 1; 0: none yet
   double loss = 0;       ///< mean over the step's target tokens, before its update; nats
   double grad_norm = 0;  ///< before clipping
   double lr = 0;
   int64_t tokens = 0;  ///< trained on since the run began, this step included
   double step_ms = 0;
   double tokens_per_s = 0;
-  double mfu = 0;       ///< model FLOPs utilisation, 0 to 1
-  double hfu = 0;       ///< hardware FLOPs utilisation: the same with what was recomputed
-  double flops = 0;     ///< that this rank carried out, recomputation included
-  double val_loss = 0;  ///< after the update; where measured
+  double needed_flops = 0;  ///< that the model asks for: of attention the pairs below the mask
+  double book_flops = 0;    ///< the same as the book counts it, without a mask
+  double flops = 0;         ///< that all ranks together carried out, recomputation included
+  double mfu = 0;           ///< model FLOPs utilisation: of the peak, what was needed
+  double book_mfu = 0;      ///< as the book counts
+  double hfu = 0;           ///< hardware FLOPs utilisation: of the peak, what was carried out
+  double val_loss = 0;      ///< after the update; where measured
   bool has_val_loss = false;
+
+  /// No update was made, for want of a finite gradient.
+  bool skipped() const { return !std::isfinite(grad_norm); }
+  /// Fills the utilisations: operations / time / peak. 0: leaves them out.
+  void relate_to(double peak_gflops);
 };
 
 /// metrics.jsonl: one JSON object a line and step, on disk before the next step begins. A value
@@ -38,6 +48,8 @@ class MetricsWriter {
 
   /// What the file says of the last step that was kept; val_loss is that of the last validation.
   const StepMetrics& last() const { return last_; }
+  /// Steps of the whole run whose update was left out.
+  const std::vector<int64_t>& skipped() const { return skipped_; }
 
   /// Throws Error if writing fails (a full disk). Adds the allocator's peaks since they were reset,
   /// and what the ledger counted since the last call.
@@ -49,9 +61,13 @@ class MetricsWriter {
   std::string path_;
   std::ofstream stream_;
   StepMetrics last_;
+  std::vector<int64_t> skipped_;
   Ledger written_;
   int digits_;
 };
+
+/// "66 %"; above 100 it says why that can be: the peak was measured too low.
+std::string utilisation_text(double utilisation);
 
 /// A number as a JSON value: `digits` significant digits, or "nan", "inf", "-inf" in quotes.
 std::string json_number(double value, int digits);

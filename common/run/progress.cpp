@@ -52,17 +52,17 @@ void Progress::show(const StepMetrics& metrics) {
   }
   if (!speaks_for_all()) return;
   const auto now = std::chrono::steady_clock::now();
-  const bool last = metrics.step + 1 == steps_;
+  const bool last = metrics.step == steps_;
   if (now - shown_ < (terminal_ ? kTerminalInterval : kLogInterval) && !last) return;
   shown_ = now;
   const double elapsed = std::chrono::duration<double>(now - begin_).count();
-  const double done = double(metrics.step + 1 - done_) / double(steps_ - done_);
-  std::string line = fmt::format("step {:>{}}/{}  loss {:.4f}", metrics.step + 1,
+  const double done = double(metrics.step - done_) / double(steps_ - done_);
+  std::string line = fmt::format("step {:>{}}/{}  loss {:.4f}", metrics.step,
                                  fmt::formatted_size("{}", steps_), steps_, metrics.loss);
   if (has_val_loss_) line += fmt::format("  val {:.4f}", val_loss_);
   line += fmt::format("  grad norm {:.3f}  lr {:.2e}  {:.0f} tokens/s", metrics.grad_norm,
                       metrics.lr, metrics.tokens_per_s);
-  if (metrics.mfu > 0) line += fmt::format("  MFU {:.0f} %", 100 * metrics.mfu);
+  if (metrics.mfu > 0) line += fmt::format("  MFU {}", utilisation_text(metrics.mfu));
   line += fmt::format("  {} left", duration(elapsed * (1 - done) / done));
   clear_line();
   fmt::print("{}{}", terminal_ ? fitted(line) : line, terminal_ ? "" : "\n");

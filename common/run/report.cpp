@@ -2,6 +2,7 @@
 
 #include <fmt/chrono.h>
 
+#include <algorithm>
 #include <chrono>
 #include <ctime>
 #include <fstream>
@@ -82,26 +83,64 @@ void write_record(const RunDir& run_dir, const RunFacts& facts) {
   write_json(run_dir, json);
 }
 
-Report make_report(const RunFacts& facts, const StepMetrics& last, std::optional<double> val_loss,
+ReportRows speed_rows(const RunSummary& summary, double peak_gflops) {
+  if (summary.step_ms.empty()) return {};
+  std::vector<double> sorted = summary.step_ms;
+  const auto middle = sorted.begin() + std::ssize(sorted) / 2;
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  StepMetrics typical = summary.last;
+  typical.tokens_per_s *= typical.step_ms / *middle;
+  typical.step_ms = *middle;
+  typical.relate_to(peak_gflops);
+  const double tokens = typical.tokens_per_s * typical.step_ms * 1e-3;
+  const char* why_above = "; above 100 %, as it counts pairs behind the mask that nobody computes";
+  return {{"speed", fmt::format("{:.0f} tokens/s: {:.3f} ms a step of {:.0f} tokens, median of {}",
+                                typical.tokens_per_s, typical.step_ms, tokens, sorted.size())},
+          {"MFU", fmt::format("{} of the matmul library's {:.1f} GFLOP/s, by what the model needs: "
+                              "attention below the causal mask",
+                              utilisation_text(typical.mfu), peak_gflops)},
+          {"MFU, no mask", fmt::format("{:.0f} %, by the book's count, which has no causal mask{}",
+                                       100 * typical.book_mfu,
+                                       typical.book_mfu > 1 && typical.hfu <= 1 ? why_above : "")},
+          {"HFU", fmt::format("{}, by what was carried out: recomputation counts",
+                              utilisation_text(typical.hfu))}};
+}
+
+std::string skipped_text(const std::vector<int64_t>& skipped, int64_t steps) {
+  std::string text;
+  for (size_t begin = 0, end = 0; begin < skipped.size(); begin = end) {
+    while (end < skipped.size() && skipped[end] - skipped[begin] == int64_t(end - begin)) ++end;
+    const char* separator = begin == 0 ? "" : end == skipped.size() ? " and " : ", ";
+    text += fmt::format("{}{}", separator, skipped[begin]);
+    if (end - begin > 1) text += fmt::format(" to {}", skipped[end - 1]);
+  }
+  return fmt::format("{} of {}, the gradient was not finite: step{} {}", skipped.size(), steps,
+                     skipped.size() == 1 ? "" : "s", text);
+}
+
+Report make_report(const RunFacts& facts, const RunSummary& summary, double peak_gflops,
                    const ReportRows& rows, std::string sample) {
   Report report;
   report.chapter = facts.chapter;
+  const StepMetrics& last = summary.last;
+  const std::optional<double>& val_loss = summary.val_loss;
   const auto row = [&](const char* what, std::string value) {
     report.rows.emplace_back(what, std::move(value));
   };
+  const auto append = [&](const ReportRows& more) {
+    report.rows.insert(report.rows.end(), more.begin(), more.end());
+  };
   row("parameters", fmt::format("{} in {}", facts.parameters, facts.dtype));
-  row("trained", fmt::format("{} steps, {} tokens", last.step + 1, last.tokens));
+  row("trained", fmt::format("{} steps, {} tokens", last.step, last.tokens));
+  if (!summary.skipped.empty()) row("updates left out", skipped_text(summary.skipped, last.step));
   row("training loss", fmt::format("{:.4f} nats per token, last step", last.loss));
   if (val_loss) row("validation loss", fmt::format("{:.4f} nats per token", *val_loss));
   row("token frequencies alone", fmt::format("{:.4f} nats per token", facts.unigram_entropy));
-  row("speed", fmt::format("{:.0f} tokens/s, last step", last.tokens_per_s));
-  row("MFU", fmt::format("{:.0f} % of the {:.0f} GFLOP/s of the matmul library", 100 * last.mfu,
-                         facts.matmul_gflops));
-  if (last.hfu > last.mfu) {
-    row("HFU", fmt::format("{:.0f} %, with what is computed twice", 100 * last.hfu));
-  }
-  report.rows.insert(report.rows.end(), rows.begin(), rows.end());
-  if (val_loss) {
+  append(speed_rows(summary, peak_gflops));
+  append(rows);
+  if (summary.diverged) {
+    report.verdict = "Training has diverged: the run was ended.";
+  } else if (val_loss) {
     report.verdict =
         *val_loss < facts.unigram_entropy
             ? "The validation loss is below the entropy of the token frequencies: the model uses "

@@ -23,7 +23,7 @@ struct RunFacts {
   int64_t val_tokens = 0;
   double unigram_entropy = 0;  ///< nats per token
   int64_t parameters = 0;
-  double matmul_gflops = 0;  ///< measured at start-up
+  double matmul_gflops = 0;  ///< of all ranks together; measured at start-up
   std::string dtype;
   std::string chapter;
 };
@@ -37,6 +37,16 @@ std::string headline(const RunFacts& facts, const RunConfig& config);
 /// Writes run.json; where a run is resumed, adds under what circumstances.
 void write_record(const RunDir& run_dir, const RunFacts& facts);
 
+/// How the steps went.
+struct RunSummary {
+  StepMetrics last;
+  std::vector<double> step_ms;   ///< of each step that this program has run
+  std::vector<int64_t> skipped;  ///< steps whose update was left out
+  std::optional<double> val_loss;
+  int64_t skipped_in_a_row = 0;  ///< the last so many
+  bool diverged = false;         ///< they were enough to end the run
+};
+
 /// What happened, for people.
 struct Report {
   ReportRows rows;
@@ -49,8 +59,14 @@ struct Report {
   std::string text() const;      ///< the same for a terminal
 };
 
+/// Median speed, and utilisation at that speed. `peak_gflops`: the best rate that was measured.
+ReportRows speed_rows(const RunSummary& summary, double peak_gflops);
+
+/// "3 of 40: steps 3 and 7 to 8"
+std::string skipped_text(const std::vector<int64_t>& skipped, int64_t steps);
+
 /// `rows`: the trainer's.
-Report make_report(const RunFacts& facts, const StepMetrics& last, std::optional<double> val_loss,
+Report make_report(const RunFacts& facts, const RunSummary& summary, double peak_gflops,
                    const ReportRows& rows, std::string sample);
 
 }  // namespace usp

@@ -36,6 +36,9 @@ void RunConfig::bind_training(Args& args) {
       .may_differ_on_resume();
   args.bind("grad_acc_steps", grad_acc_steps, "micro-batches per optimizer step")
       .may_differ_on_resume();
+  args.bind("max_skipped_steps", max_skipped_steps,
+            "end the run after so many skipped updates in a row; 0: never")
+      .may_differ_on_resume();
   args.bind("seed", seed, "of weights, data order and sampling");
   args.bind("dtype", dtype, {"f32", "bf16", "f64"}, "of weights and activations");
 }
@@ -89,6 +92,7 @@ void RunConfig::validate_run() const {
   }
   check_positive("micro_batch_size", micro_batch_size);
   check_positive("grad_acc_steps", grad_acc_steps);
+  check_range("max_skipped_steps", double(max_skipped_steps), 0, HUGE_VAL);
   check_range("seed", double(seed), 0, HUGE_VAL);
   check_range("eval_interval", double(eval_interval), 0, HUGE_VAL);
   check_range("eval_samples", double(eval_samples), 0, HUGE_VAL);

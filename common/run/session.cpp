@@ -1,6 +1,7 @@
 #include "run/session.h"
 
 #include <cmath>
+#include <csignal>
 #include <fstream>
 
 #include "run/matmul_rate.h"
@@ -83,8 +84,11 @@ void Session::open() {
   facts_ = gather_facts(*file_, *dataset_, config_);
   facts_.command = command_;
   facts_.config_json = args_.to_json();
-  facts_.matmul_gflops =
-      world_.sum(measure_matmul_gflops(parse_dtype(config_.dtype), matmul_shapes(config_)));
+  facts_.matmul_gflops = matmul_gflops();
+}
+
+double Session::matmul_gflops() const {
+  return measure_matmul_gflops(world_, parse_dtype(config_.dtype), matmul_shapes(config_));
 }
 
 int Session::train(TrainerBase& trainer) {
@@ -97,58 +101,91 @@ int Session::train(TrainerBase& trainer) {
   write_record(*run_dir_, facts_);
   print("{}\n", headline(facts_, config_));
 
-  const StepMetrics last = run_steps(trainer, checkpoints);
-  bool stopped = last.step + 1 < config_.steps;
+  const RunSummary summary = run_steps(trainer, checkpoints);
+  bool stopped = summary.last.step < config_.steps && !summary.diverged;
   std::string text;
-  if (config_.sample.sample_tokens > 0 && !stopped) {
+  if (config_.sample.sample_tokens > 0 && !stopped && !summary.diverged) {
     text = sample(trainer);
     stopped = stop_requested_anywhere();
   }
-  const int64_t steps = last.step + 1 - checkpoints.resumed_at();
-  Report report = make_report(facts_, last, val_loss_, trainer.report_rows(steps), std::move(text));
-  write_files(report);
-  run_dir_->finish(stopped ? fmt::format("interrupted after step {}", last.step + 1) : "finished");
+  ReportRows rows = trainer.report_rows(summary.last.step - checkpoints.resumed_at());
+  write_records(rows);
+  // Once more, as it may have been measured at a busy moment; after the records of memory.
+  const double peak_gflops = std::max(facts_.matmul_gflops, matmul_gflops());
+  const Report report = make_report(facts_, summary, peak_gflops, rows, std::move(text));
+  run_dir_->write("report.md", report.markdown());
+  world_.barrier();
   print("\n{}{}", stopped ? "Stopped on request.\n\n" : "", report.text());
-  return 0;
+  return end(summary, stopped);
+}
+
+/// Marks the run as over when all ranks have ended it well; returns the exit code.
+int Session::end(const RunSummary& summary, bool stopped) {
+  const StepMetrics& last = summary.last;
+  if (summary.diverged) {
+    run_dir_->finish(fmt::format("diverged after step {}", last.step));
+    if (speaks_for_all()) {
+      fmt::print(stderr,
+                 "error: the last {} updates were left out, as no gradient was finite: training "
+                 "has diverged; try a lower --lr (it was {:.3g}), or --max_skipped_steps 0 to go "
+                 "on regardless\n",
+                 summary.skipped_in_a_row, last.lr);
+    }
+    return 1;
+  }
+  run_dir_->finish(stopped ? fmt::format("interrupted after step {}", last.step) : "finished");
+  if (!stopped) return 0;
+  // One rank may have been asked for all of them.
+  return 128 + (world_.any(stop_signal_number() == SIGTERM) ? SIGTERM : SIGINT);
 }
 
 bool Session::stop_requested_anywhere() const { return world_.any(stop_requested()); }
 
-/// Returns what the last step measured.
-StepMetrics Session::run_steps(TrainerBase& trainer, Checkpoints& checkpoints) {
+RunSummary Session::run_steps(TrainerBase& trainer, Checkpoints& checkpoints) {
   const int64_t first = checkpoints.resumed_at();
   MetricsWriter file(run_dir_->file("metrics.jsonl"), parse_dtype(config_.dtype), first);
   Progress progress(config_.steps, first);
-  StepMetrics metrics = file.last();
-  if (metrics.has_val_loss) val_loss_ = metrics.val_loss;
+  RunSummary summary;
+  StepMetrics& metrics = summary.last = file.last();
+  if (metrics.has_val_loss) summary.val_loss = metrics.val_loss;
+  int64_t& skipped_in_a_row = summary.skipped_in_a_row;
   const auto record = [&](bool on) {
     runtime_->tracer().record(on);
     runtime_->allocator().record_events(on);
   };
   // One rank that was asked to stop stops them all, after the same step.
   for (int64_t step = first; step < config_.steps && !stop_requested_anywhere(); ++step) {
-    world_.engine().flight().set_step(step);
-    runtime_->tracer().set_step(step);
+    if (summary.diverged) break;
+    world_.engine().flight().set_step(step + 1);
+    runtime_->tracer().set_step(step + 1);
     record(step < first + config_.trace_steps);
     trainer.train_step(step);
     metrics = trainer.report(step, facts_.matmul_gflops);
     const bool last = step + 1 == config_.steps;
     const bool due = config_.eval_interval > 0 && (last || (step + 1) % config_.eval_interval == 0);
     if (due && dataset_->val_samples() > 0) {
-      val_loss_ = metrics.val_loss = trainer.evaluate();
+      summary.val_loss = metrics.val_loss = trainer.evaluate();
       metrics.has_val_loss = true;
     }
     file.write(metrics, *runtime_);
-    if (!std::isfinite(metrics.grad_norm)) {
-      progress.say(fmt::format("step {}: gradient norm is {}; this update is left out", step + 1,
-                               metrics.grad_norm));
+    summary.step_ms.push_back(metrics.step_ms);
+    skipped_in_a_row = metrics.skipped() ? skipped_in_a_row + 1 : 0;
+    summary.diverged = skipped_in_a_row > 0 && skipped_in_a_row == config_.max_skipped_steps;
+    if (metrics.skipped()) {
+      progress.say(fmt::format("step {}: gradient norm is {}; this update is left out",
+                               metrics.step, metrics.grad_norm));
     }
     progress.show(metrics);
     checkpoints.after_step(step + 1, trainer.state());
   }
-  checkpoints.at_end(metrics.step + 1, trainer.state());
+  // A run that is shorter than that has diverged where it has made no update at all.
+  if (metrics.step == config_.steps && config_.max_skipped_steps > 0) {
+    summary.diverged |= skipped_in_a_row > 0 && skipped_in_a_row == std::ssize(summary.step_ms);
+  }
+  checkpoints.at_end(metrics.step, trainer.state());
   record(false);
-  return metrics;
+  summary.skipped = file.skipped();
+  return summary;
 }
 
 /// Text for people to read, or token ids where those are what was asked for, or all that there is.
@@ -160,18 +197,16 @@ std::string Session::sample(TrainerBase& trainer) const {
   return fmt::format("token ids: {}", tokens_to_text(tokens, false));
 }
 
-/// Returns when they are written and the run has ended well on every rank.
-void Session::write_files(Report& report) {
+/// What was recorded on the way; adds the rows that tell of it.
+void Session::write_records(ReportRows& rows) {
   if (config_.communication) {
-    report.rows.push_back(waiting_row(write_timeline(world_, connection_, *run_dir_,
-                                                     config_.chapter, config_.tokens_per_step())));
+    rows.push_back(waiting_row(write_timeline(world_, connection_, *run_dir_, config_.chapter,
+                                              config_.tokens_per_step())));
     run_dir_->write("ledger.json", runtime_->ledger().to_json());
   } else {
     runtime_->tracer().write(run_dir_->file("trace.json"), config_.chapter);
   }
-  run_dir_->write("report.md", report.markdown());
   run_dir_->write("memory.json", memory_json(runtime_->allocator(), runtime_->tracer()));
-  world_.barrier();
 }
 
 }  // namespace usp

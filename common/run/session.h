@@ -39,10 +39,12 @@ class Session {
   int train(TrainerBase& trainer);
 
  private:
-  StepMetrics run_steps(TrainerBase& trainer, Checkpoints& checkpoints);
+  RunSummary run_steps(TrainerBase& trainer, Checkpoints& checkpoints);
   std::string sample(TrainerBase& trainer) const;
-  void write_files(Report& report);
+  void write_records(ReportRows& rows);
   bool stop_requested_anywhere() const;
+  int end(const RunSummary& summary, bool stopped);
+  double matmul_gflops() const;
 
   RunConfig& config_;
   const Communicator world_;
@@ -55,7 +57,6 @@ class Session {
   std::optional<RunDir> run_dir_;
   Connection connection_;
   RunFacts facts_;
-  std::optional<double> val_loss_;
 };
 
 }  // namespace usp

@@ -219,6 +219,7 @@ TEST_CASE("metrics are one JSON object a line, on disk as soon as they are writt
   metrics.step_ms = 12.5;
   metrics.tokens_per_s = 1e4;
   metrics.mfu = 0.5;
+  metrics.book_mfu = 0.75;
   metrics.hfu = 0.625;
   metrics.flops = 1'000'000'000'007;
   metrics.val_loss = kNaN;
@@ -241,6 +242,8 @@ TEST_CASE("metrics are one JSON object a line, on disk as soon as they are writt
   REQUIRE(json.at("step_ms") == 12.5);
   REQUIRE(json.at("tokens_per_s") == 1e4);
   REQUIRE(json.at("mfu") == 0.5);
+  REQUIRE(json.at("book_mfu") == 0.75);
+  REQUIRE(json.at("skipped") == true);
   REQUIRE(json.at("hfu") == 0.625);
   REQUIRE(json.at("flops") == 1'000'000'000'007);
   REQUIRE(!json.contains("val_loss"));

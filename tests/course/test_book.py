@@ -39,10 +39,10 @@ def write(path, text, executable=False):
 def write_run(folder, losses, norms=None, **config):
     """A finished run with these losses, given as they are to be printed."""
     norms = norms or ["0.5"] * len(losses)
-    lines = [f'{{"step": {step}, "loss": {loss}, "grad_norm": {norm}, "tokens": {64 * (step + 1)}, '
-             f'"step_ms": {10 + step}, "tokens_per_s": {1000 * (step + 1)}, "mfu": 0.5, '
-             f'"system_allocations": {30 + 2 * min(step, 3)}}}\n'
-             for step, (loss, norm) in enumerate(zip(losses, norms))]
+    lines = [f'{{"step": {step}, "loss": {loss}, "grad_norm": {norm}, "tokens": {64 * step}, '
+             f'"step_ms": {9 + step}, "tokens_per_s": {1000 * step}, "mfu": 0.5, '
+             f'"book_mfu": 0.75, "system_allocations": {28 + 2 * min(step, 4)}}}\n'
+             for step, (loss, norm) in enumerate(zip(losses, norms), start=1)]
     write(folder / "metrics.jsonl", "".join(lines))
     write(folder / "run.json", json.dumps({
         "chapter": "ch01_single_gpu", "config": {"dtype": "f32", "vocab_size": 256, **config},
@@ -371,9 +371,9 @@ class Compare(Scratch):
         b = write_run(self.scratch / "b", ["5.5", "4.00000001", "2.1", "1.0"])
         code, text = self.compare(a, b)
         self.assertEqual(code, 1)
-        self.assertIn("First step that differs: 1", text)
+        self.assertIn("First step that differs: 2 (after 1 equal ones)", text)
         self.assertIn("A: 4.0   B: 4.00000001   relative difference 2.50e-09", text)
-        self.assertIn("loss: 5.00e-02, at step 2", text)
+        self.assertIn("loss: 5.00e-02, at step 3", text)
 
     def test_a_gradient_norm_alone_makes_runs_differ(self):
         a = write_run(self.scratch / "a", ["5.5", "4.0"], ["0.5", "0.25"])
@@ -423,6 +423,7 @@ class Bench(Scratch):
         self.assertEqual(measured["steps"], 5)
         self.assertEqual(measured["tokens_per_s"], 6000)  # of 4000 ... 8000
         self.assertEqual(measured["step_ms"], 15)
+        self.assertEqual(measured["mfu_reported"], 0.75)
         self.assertEqual(measured["late_allocations"], 4)  # two in step 3, two in step 4
         gflops = 6000 * bench.flops_per_token(bench.CONFIGS["A"]) / 1e9
         self.assertAlmostEqual(measured["fraction"], gflops / 100.0)
@@ -599,6 +600,7 @@ class FakeTree(FakeTools):
           killed) kill -KILL $$;;
           unfinished) exit 0;;
           failed) exit 1;;
+          diverged) echo "diverged after step 9" > "$dir/done"; exit 1;;
           wait) exec PYTHON "$(dirname "$0")/../../../wait_for_a_signal.py" "$dir";;
         esac
         echo finished > "$dir/done"
@@ -610,9 +612,11 @@ class FakeTree(FakeTools):
         signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
         signal.alarm(20)
         print("ready", flush=True)
-        print("got", signal.sigwait(wanted).name, flush=True)
+        number = signal.sigwait(wanted)
+        print("got", number.name, flush=True)
         with open(sys.argv[1] + "/done", "w") as done:
             done.write("interrupted after step 1\\n")
+        sys.exit(128 + number)
         """
 
     def setUp(self):
@@ -775,6 +779,12 @@ class Launcher(FakeTree):
         self.assertEqual(self.book("run", "--no-plot", *flags).returncode, 0)
         self.assertEqual(self.book("run", "--no-plot", *flags, FAKE_RUN="unfinished").returncode, 1)
 
+    def test_a_run_that_has_diverged_has_failed_and_says_where_its_files_are(self):
+        result = self.book("run", "--no-plot", FAKE_RUN="diverged")
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertIn("the run has failed (diverged after step 9)", result.stderr)
+        self.assertIn("runs/ch01/001/metrics.jsonl", result.stdout)
+
     def test_exit_codes_of_the_chapter(self):
         self.assertEqual(self.book("run", FAKE_RUN="failed").returncode, 1)
         self.assertTrue((self.tree / "runs/ch01/001").exists())
@@ -811,9 +821,10 @@ class Launcher(FakeTree):
                         break
                 process.send_signal(number)
                 out, err = process.communicate(timeout=30)
-            self.assertEqual(process.returncode, 0, err)
+            self.assertEqual(process.returncode, 128 + number, err)
             self.assertIn(f"got {number.name}", out)
-            self.assertIn("interrupted after step 1", err)
+            self.assertIn("the run is complete (interrupted after step 1)", err)
+            self.assertIn("metrics.jsonl", out)
             self.assertNotIn("Traceback", err)
 
     def test_test_hands_on_what_ctest_says(self):
@@ -919,13 +930,24 @@ class Figures(Scratch):
         losses = ["5.5"] * 30 + ['"nan"', '"inf"'] * 10
         run_dir = write_run(self.scratch / "a", losses, ['"inf"'] * 50)
         with open(run_dir / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write('{"step": 50, "lo')
+            file.write('{"step": 51, "lo')
         figures.draw("loss", [run_dir])
         self.assertTrue((run_dir / "loss.png").read_bytes().startswith(b"\x89PNG"))
         self.assertIn("<svg", (run_dir / "loss.svg").read_text())
+        self.assertIn("50 updates left out", (run_dir / "loss.svg").read_text())
         never_finite = write_run(self.scratch / "b", ['"nan"'] * 3, ['"nan"'] * 3)
         figures.draw("loss", [never_finite])
         self.assertTrue((never_finite / "loss.png").exists())
+
+    def test_the_loss_plot_marks_every_update_left_out_and_no_other(self):
+        norms = ["0.5"] * 20
+        norms[6], norms[12] = '"nan"', '"inf"'
+        for found, label in ((norms, "2 updates left out"), (["0.5"] * 20, None)):
+            run_dir = write_run(self.scratch / f"run{label is None}", ["5.5"] * 20, found)
+            figures.draw("loss", [run_dir])
+            svg = (run_dir / "loss.svg").read_text()
+            self.assertEqual("left out" in svg, label is not None)
+            self.assertEqual('id="skipped_7_13"' in svg, label is not None)
 
     def test_the_same_run_gives_the_same_figure(self):
         run_dir = write_run(self.scratch / "a", [str(5 - 0.01 * step) for step in range(60)])

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from test_book import FakeTree, Scratch, write  # noqa: E402
-from tools import chapters, doctor, machine, mpi, packages, why  # noqa: E402
+from tools import chapters, doctor, launch, machine, mpi, packages, why  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.why import Death  # noqa: E402
 
@@ -590,7 +590,12 @@ class Ranks(FakeTree):
             print("asked", [n.name for n in map(signal.Signals, asked)], flush=True)
         if mode != "unfinished" and rank <= 0:
             (run_dir / "metrics.jsonl").write_text('{"step": 0, "loss": 5.5}')
-            (run_dir / "done").write_text("interrupted" if asked else "finished")
+            (run_dir / "done").write_text("diverged after step 3" if mode == "diverged" else
+                                          "interrupted after step 3" if asked else "finished")
+        if mode == "diverged":
+            sys.exit(1)
+        if asked:
+            sys.exit(128 + asked[0])
         """
 
     def setUp(self):
@@ -716,10 +721,11 @@ class Ranks(FakeTree):
             time.sleep(0.3)
             process.send_signal(number)  # the same wish
             out, err = process.communicate(timeout=30)
-            self.assertEqual(process.returncode, 0, err)
+            self.assertEqual(process.returncode, 128 + number, err)
             self.assertEqual(out.count(f"asked ['{number.name}']"), 2, out)
             self.assertNotIn("hit by a signal", out)
-            self.assertIn("the run is complete (interrupted)", err)
+            self.assertIn("the run is complete (interrupted after step 3)", err)
+            self.assertNotIn("the run has failed", err)
             self.assert_gone(pids)
 
     def test_a_reader_who_has_seen_enough_ends_the_run_in_good_order(self):
@@ -774,6 +780,20 @@ class Ranks(FakeTree):
             result = self.book("run", chapter, "--no-plot", OMP_NUM_THREADS="1")
             self.assertNotIn("OMP_NUM_THREADS=1:", result.stderr)
         self.assertNotIn("share", self.book("run", "ch02", "--ranks", "64", "--print").stderr)
+
+    def test_ranks_that_have_diverged_have_failed_in_good_order(self):
+        result = self.book("run", "ch02", "--no-plot", FAKE_RUN="diverged")
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertIn("the run has failed (diverged after step 3); its files:", result.stderr)
+        self.assertIn("runs/ch02/001/metrics.jsonl", result.stdout)
+
+    def test_ranks_that_mpiexec_kills_while_they_leave_were_stopped_all_the_same(self):
+        for how, signals, code, expected in (
+                ("interrupted after step 3", [signal.SIGINT], 139, 130),
+                ("interrupted after step 3", [], 143, 143), ("finished", [], 0, 0),
+                ("finished", [], 9, 9), ("diverged after step 3", [], 137, 1)):
+            write(self.scratch / "done", how + "\n")
+            self.assertEqual(launch._code_of_ranks(code, self.scratch, signals), expected, how)
 
     def test_a_second_signal_ends_everything(self):
         process, pids = self.start(FAKE_RUN="deaf")

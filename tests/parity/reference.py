@@ -349,7 +349,7 @@ def train(c):
         loss, state = forward(p, *windows(train_tokens, starts, c.seq_len), c)
         grads = backward(p, state, c)
         norm = math.sqrt(sum(np.sum(g * g) for g in grads.values()))
-        record = {"step": step, "loss": loss, "grad_norm": norm, "lr": learning_rate(c, step)}
+        record = {"step": step + 1, "loss": loss, "grad_norm": norm, "lr": learning_rate(c, step)}
         if math.isfinite(norm):
             scale = min(1.0, c.grad_clip / norm) if norm > 0 else 1.0
             grads = {name: g * scale for name, g in grads.items()}

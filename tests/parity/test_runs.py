@@ -228,15 +228,15 @@ class Stopping(Runs):
         path = os.path.join(run_dir, "metrics.jsonl")
         return read(run_dir, "metrics.jsonl").count("\n") if os.path.exists(path) else 0
 
-    def check_stopped(self, process, run_dir):
-        """It ended on request: a whole number of steps, and every file complete."""
+    def check_stopped(self, process, run_dir, signals=(signal.SIGINT,)):
+        """It ended on request, and says so: a whole number of steps, and every file complete."""
         out, err = process.communicate(timeout=60)
-        self.assertEqual((process.returncode, err), (0, b""), out[-2000:])
+        self.assertEqual((process.returncode, err), (128 + signals[-1], b""), out[-2000:])
         self.assertEqual(set(os.listdir(run_dir)), RUN_FILES)
         metrics = read(run_dir, "metrics.jsonl")
         self.assertTrue(metrics == "" or metrics.endswith("}\n"), metrics[-200:])
         steps = [record["step"] for record in read_metrics(run_dir)]
-        self.assertEqual(steps, list(range(len(steps))))
+        self.assertEqual(steps, list(range(1, len(steps) + 1)))
         self.assertEqual(read(run_dir, "done"), f"interrupted after step {len(steps)}\n")
         tokens = len(steps) * SMALL["micro_batch_size"] * SMALL["seq_len"]
         self.assertIn(f"{len(steps)} steps, {tokens} tokens", read(run_dir, "report.md"))
@@ -254,7 +254,7 @@ class Stopping(Runs):
                 self.wait_until(lambda: self.lines(run_dir) >= 3, process)
                 for stop_signal in signals:
                     process.send_signal(stop_signal)
-                self.assertGreaterEqual(self.check_stopped(process, run_dir), 3)
+                self.assertGreaterEqual(self.check_stopped(process, run_dir, signals), 3)
 
     def test_a_signal_before_the_first_step(self):
         process, run_dir = self.start({})
@@ -266,7 +266,7 @@ class Stopping(Runs):
         process, run_dir = self.start({"steps": 3, "sample_tokens": 10**7})
         self.wait_until(lambda: self.lines(run_dir) >= 3, process)
         process.send_signal(signal.SIGTERM)
-        self.assertEqual(self.check_stopped(process, run_dir), 3)
+        self.assertEqual(self.check_stopped(process, run_dir, [signal.SIGTERM]), 3)
 
     def test_a_reader_who_has_seen_enough_ends_the_run_after_the_step(self):
         process, run_dir = self.start({})
@@ -545,21 +545,59 @@ class Files(Runs):
     def test_metrics_jsonl(self):
         for _, run_dir in self.each_dtype():
             records = read_metrics(run_dir)
-            self.assertEqual([r["step"] for r in records], list(range(self.STEPS)))
-            for step, record in enumerate(records):
-                validated = step + 1 in (2, 4, self.STEPS)
+            self.assertEqual([r["step"] for r in records], list(range(1, self.STEPS + 1)))
+            for step, record in enumerate(records, start=1):
+                validated = step in (2, 4, self.STEPS)
                 self.assertEqual(set(record), {
                     "step", "loss", "grad_norm", "lr", "tokens", "step_ms", "tokens_per_s", "mfu",
-                    "hfu", "flops", "peak_bytes", "system_allocations", "comm_bytes"}
+                    "book_mfu", "hfu", "flops", "skipped", "peak_bytes", "system_allocations",
+                    "comm_bytes"}
                     | ({"val_loss"} if validated else set()))
-                self.assertEqual(record["tokens"], (step + 1) * self.TOKENS)
+                self.assertEqual(record["tokens"], step * self.TOKENS)
+                self.assertIs(record["skipped"], False)
                 self.assertEqual(record["comm_bytes"], {})  # there is nobody to talk to
                 for key in ("loss", "grad_norm", "step_ms", "tokens_per_s", "mfu", "flops"):
                     self.assertGreater(record[key], 0, key)
-                self.assertGreaterEqual(record["hfu"], record["mfu"])  # blockwise attention's backward
                 # step_ms is rounded to a microsecond.
                 self.assertAlmostEqual(record["tokens_per_s"] * record["step_ms"] / 1e3,
                                        self.TOKENS, delta=0.01 * self.TOKENS)
+
+    def test_utilisation_is_operations_over_time_and_peak(self):
+        f = self.FLAGS
+        S, heads = f["seq_len"], f["num_layers"] * f["hidden_size"]
+        linear = 6 * self.matmul_parameters * self.TOKENS
+        needed = linear + 12 * heads * self.TOKENS * (S + 1) / 2  # (query, key) pairs, causal
+        book = linear + 12 * heads * self.TOKENS * S
+        executed = needed + 2 * heads * self.TOKENS * (S + 1) / 2  # blockwise: scores once more
+        for dtype, run_dir in self.each_dtype():
+            peak = read_json(run_dir, "run.json")["matmul_gflops"] * 1e9
+            for record in read_metrics(run_dir):
+                self.assertEqual(record["flops"], executed)
+                for key, operations in (("mfu", needed), ("book_mfu", book), ("hfu", executed)):
+                    found = record[key] * peak * record["step_ms"] * 1e-3
+                    self.assertAlmostEqual(found / operations, 1, delta=0.01, msg=(dtype, key))
+
+    def test_the_report_s_speed_is_the_median_step_s(self):
+        f = self.FLAGS
+        S, heads = f["seq_len"], f["num_layers"] * f["hidden_size"]
+        executed = (6 * self.matmul_parameters + 14 * heads * (S + 1) / 2) * self.TOKENS
+        for _, run_dir in self.each_dtype():
+            rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", read(run_dir, "report.md"), re.M))
+            speed, ms, tokens, steps = map(float, re.fullmatch(
+                r"(\d+) tokens/s: ([\d.]+) ms a step of (\d+) tokens, median of (\d+)",
+                rows["speed"]).groups())
+            self.assertEqual((tokens, steps), (self.TOKENS, self.STEPS))
+            self.assertAlmostEqual(speed * ms * 1e-3 / tokens, 1, delta=0.001)
+            times = sorted(record["step_ms"] for record in read_metrics(run_dir))
+            self.assertAlmostEqual(ms, times[len(times) // 2], delta=0.001)
+            peak = float(re.search(r"library's ([\d.]+) GFLOP/s", rows["MFU"])[1])
+            # Measured twice, and the better one counts.
+            measured = read_json(run_dir, "run.json")["matmul_gflops"]
+            self.assertGreaterEqual(peak, measured - 0.05)
+            hfu = 100 * executed / (ms * 1e-3) / (peak * 1e9)
+            self.assertAlmostEqual(float(rows["HFU"].split(" %")[0]), hfu, delta=0.51 + 0.01 * hfu)
+            self.assertIn("below the causal mask", rows["MFU"])
+            self.assertIn("the book's count", rows["MFU, no mask"])
 
     def test_metrics_jsonl_has_the_digits_to_tell_bits_apart(self):
         for dtype, run_dir in self.each_dtype():
@@ -613,7 +651,7 @@ class Files(Runs):
                              {"train_step", "forward", "backward", "optimizer"})
             for begin, end, _, step in memory["phases"]:
                 self.assertLess(begin, end)
-                self.assertIn(step, range(self.TRACED))
+                self.assertIn(step, range(1, self.TRACED + 1))
             self.assertGreater(len(times), 50)
 
     def spans(self, run_dir):
@@ -661,7 +699,7 @@ class Files(Runs):
                     top.append(span[2])
                 stack.append(span)
             self.assertEqual(top, outer)
-            for step in range(self.TRACED):
+            for step in range(1, self.TRACED + 1):
                 names = collections.Counter(span[2] for span in inside["train_step", step])
                 self.assertEqual([names[name] for name in ("forward", "backward", "optimizer")],
                                  [2, 2, 1])
@@ -760,12 +798,41 @@ class Text(Runs):
         # Beyond what a float32 holds, so the first update makes every weight infinite.
         done = self.run_chapter({"lr": 1e39, "warmup_steps": 0, "steps": 6, "sample_tokens": 8})
         self.assertEqual((done.code, done.err), (0, ""))
+        self.assertIn("step 2: gradient norm is", done.out)
         self.assertIn("update is left out", done.out)
+        self.assertIn("| updates left out | 5 of 6, the gradient was not finite: steps 2 to 6 |",
+                      read(done.run_dir, "report.md"))
         records = read_metrics(done.run_dir)  # refuses bare NaN and Infinity
         self.assertIsInstance(records[0]["loss"], float)
         for key in ("loss", "grad_norm", "val_loss"):
             self.assertIn(records[-1][key], ("nan", "inf", "-inf"), key)
+        self.assertEqual([record["skipped"] for record in records], [False] + 5 * [True])
         self.assertEqual(set(os.listdir(done.run_dir)), RUN_FILES)
+
+    def test_so_many_skipped_updates_in_a_row_end_the_run(self):
+        flags = {"lr": 1e39, "warmup_steps": 0, "steps": 40, "sample_tokens": 8,
+                 "checkpoint_interval": 100}
+        for limit, steps in ((None, 11), (3, 4)):
+            with self.subTest(limit=limit):
+                done = self.run_chapter(dict(flags, max_skipped_steps=limit))
+                self.assert_one_error(done, {1})
+                self.assertIn(f"the last {limit or 10} updates were left out", done.err)
+                self.assertIn("try a lower --lr", done.err)
+                self.assertEqual(read(done.run_dir, "done"), f"diverged after step {steps}\n")
+                self.assertEqual(len(read_metrics(done.run_dir)), steps)
+                report = read(done.run_dir, "report.md")
+                self.assertIn(f"steps 2 to {steps} |", report)
+                self.assertIn("Training has diverged", report)
+                self.assertNotIn("A sample", report)
+                self.assertEqual(set(os.listdir(done.run_dir)), RUN_FILES | {"checkpoints"})
+        self.assertEqual(self.run_chapter(dict(flags, max_skipped_steps=0)).code, 0)
+
+    def test_a_short_run_without_any_update_has_diverged(self):
+        run_dir = self.succeed({"checkpoint_interval": 1, "steps": 1, "lr": 1e39, "warmup_steps": 0})
+        done = self.run_chapter({"checkpoint_interval": 1, "steps": 3, "lr": 1e39,
+                                 "warmup_steps": 0, "resume": True, "run_dir": run_dir})
+        self.assert_one_error(done, {1})
+        self.assertEqual(read(run_dir, "done"), "diverged after step 3\n")
 
 
 class Estimate(Runs):

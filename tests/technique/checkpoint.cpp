@@ -292,12 +292,13 @@ TEST_CASE("a resumed run's metrics begin with the lines of the steps before") {
   const OnDevice cpu;
   const TempDir dir;
   const auto write = [&](MetricsWriter& file, int64_t begin, int64_t end) {
-    for (int64_t step = begin; step < end; ++step) {
+    for (int64_t step = begin + 1; step <= end; ++step) {
       StepMetrics metrics;
       metrics.step = step;
-      metrics.loss = step == 1 ? kNaN : 5.0 - double(step);
-      metrics.tokens = 10 * (step + 1);
-      metrics.has_val_loss = step == 1;
+      metrics.loss = step == 2 ? kNaN : 5.0 - double(step);
+      metrics.grad_norm = step == 1 || step == 4 ? kInf : 1;
+      metrics.tokens = 10 * step;
+      metrics.has_val_loss = step == 2;
       metrics.val_loss = 0.25;
       file.write(metrics, Runtime::current());
     }
@@ -308,14 +309,15 @@ TEST_CASE("a resumed run's metrics begin with the lines of the steps before") {
     write(file, 0, 5);
   }
   const std::string text = read_file(path);
-  std::ofstream(path, std::ios::app) << "{\"step\": 5, \"lo";  // what a kill leaves
+  std::ofstream(path, std::ios::app) << "{\"step\": 6, \"lo";  // what a kill leaves
   for (int64_t kept : {5, 2}) {
     const MetricsWriter file(path, DType::f64, kept);
-    REQUIRE(file.last().step == kept - 1);
+    REQUIRE(file.last().step == kept);
     REQUIRE(file.last().tokens == 10 * kept);
     REQUIRE(file.last().has_val_loss);
     REQUIRE(file.last().val_loss == 0.25);
-    REQUIRE((kept == 2 ? std::isnan(file.last().loss) : file.last().loss == 1));
+    REQUIRE((kept == 2 ? std::isnan(file.last().loss) : file.last().loss == 0));
+    REQUIRE(file.skipped() == (kept == 2 ? std::vector<int64_t>{1} : std::vector<int64_t>{1, 4}));
     REQUIRE(text.starts_with(read_file(path)));
     REQUIRE(std::ranges::count(read_file(path), '\n') == kept);
   }

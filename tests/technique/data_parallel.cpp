@@ -83,6 +83,31 @@ TEST_CASE("a bucket is bucket_mb of gradients, whatever their dtype") {
   }
 }
 
+TEST_CASE("speed and utilisation are of all ranks together") {
+  TrainConfig config = tiny_training();
+  config.grad_acc_steps = 3;
+  const RandomText text(config, 400);
+  for (int ranks : {1, 2, 3}) {
+    run_threads(ranks, [&](const Communicator& world) {
+      TrainConfig own = config;
+      own.data_parallel = {world.size(), "bucketed", 25};
+      const Mesh mesh(world, {.dp = world.size()});
+      Trainer trainer(own, &text.dataset, mesh);
+      const double before = Runtime::current().flops();
+      trainer.train_step(0);
+      const double carried_out = world.sum(Runtime::current().flops() - before);
+      const StepMetrics metrics = trainer.report(0, /*peak_gflops=*/2.5);
+      const double possible = 2.5e9 * metrics.step_ms * 1e-3;
+      const double tokens = double(world.size() * 2 * 3 * own.seq_len);
+      const double needed = world.size() * predict(own).flops;
+      expect_close({metrics.tokens_per_s * metrics.step_ms * 1e-3, double(metrics.tokens)},
+                   {tokens, tokens}, 1e-12, "tokens of all ranks");
+      expect_close({metrics.mfu * possible, metrics.hfu * possible, metrics.flops},
+                   {needed, carried_out, carried_out}, 1e-12, "operations of all ranks");
+    });
+  }
+}
+
 /// Gradients (main ones where there are two) of a step of six samples over these ranks.
 Values gradients_over(const Communicator& world, TrainConfig config, const Dataset& dataset) {
   config.data_parallel = {world.size(), "bucketed", 0.0007};

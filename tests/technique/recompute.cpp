@@ -88,15 +88,51 @@ TEST_CASE("the operations of a step on the CPU are those of the simulation") {
     const RandomText text(config, 400);
     SoloTrainer trainer(config, &text.dataset);
     trainer.train_step(0);
-    const Simulation simulation = simulate(config);
-    const StepMetrics metrics = trainer.report(0, /*peak_gflops=*/1);
-    REQUIRE(metrics.flops == simulation.flops);
-    // MFU counts what the model needs, HFU what the machine did: equal if nothing is done twice.
-    const double needed = double(simulation.flops - simulation.recomputed_flops);
-    check_close(Values{metrics.hfu / metrics.mfu}, Values{double(simulation.flops) / needed},
-                1e-12);
-    REQUIRE(metrics.mfu > 0);
-    REQUIRE((metrics.hfu == metrics.mfu) == (simulation.recomputed_flops == 0));
+    REQUIRE(trainer.report(0, 0).flops == simulate(config).flops);
+  }
+}
+
+/// Operations of the operators that a tracer has recorded, phases and blocks left out.
+double traced_flops(const Tracer& tracer) {
+  double flops = 0;
+  for (const Tracer::Span& span : tracer.spans()) {
+    if (span.category == "op") flops += span.flops;
+  }
+  return flops;
+}
+
+TEST_CASE("HFU is what the operators carried out, MFU what the model needs, by their definitions") {
+  for (const Way& way : kWays) {
+    CAPTURE(way.attention, way.recompute);
+    OnDevice cpu;
+    const TrainConfig config = config_of(way);
+    const RandomText text(config, 400);
+    SoloTrainer trainer(config, &text.dataset);
+    trainer.train_step(0);  // another one, which does not count
+    cpu.runtime.tracer().record(true);
+    trainer.train_step(1);
+    const StepMetrics metrics = trainer.report(1, /*peak_gflops=*/2.5);
+    REQUIRE(metrics.step == 2);
+    const double possible = 2.5e9 * metrics.step_ms * 1e-3;
+    // Counted here, weight by weight and pair by pair: 2 forward and 4 backward.
+    const ModelConfig& m = config.model;
+    const double samples = double(config.global_batch_size()), S = double(config.seq_len);
+    const double heads = double(m.num_layers * m.num_heads * m.head_dim());
+    const double weights = double(trainer.model().parameters().numel() -
+                                  (2 * m.num_layers + 1 + m.vocab_size) * m.hidden_size);
+    double pairs = 0;
+    for (int64_t query = 0; query < config.seq_len; ++query) pairs += double(query + 1);
+    const double linear = 6 * weights * samples * S;
+    const Values expected = {traced_flops(cpu.runtime.tracer()),
+                             linear + 12 * heads * samples * pairs,
+                             linear + 12 * heads * samples * S * S};
+    check_close(Values{metrics.hfu * possible, metrics.mfu * possible, metrics.book_mfu * possible},
+                expected, 1e-12);
+    const bool nothing_again =
+        std::string(way.attention) == "naive" && std::string(way.recompute) == "none";
+    REQUIRE((metrics.hfu == metrics.mfu) == nothing_again);
+    REQUIRE(metrics.hfu >= metrics.mfu);
+    check_close(Values{metrics.tokens_per_s * metrics.step_ms * 1e-3}, Values{samples * S}, 1e-12);
   }
 }
 

@@ -112,12 +112,27 @@ def mark_broken(axes, steps, losses):
                       ha="right" if right_half else "left")
 
 
+def skipped_steps(records):
+    """The steps whose update was left out, for want of a finite gradient."""
+    steps, norms = column(records, "step"), column(records, "grad_norm")
+    return steps[~np.isfinite(norms)]
+
+
 def draw_norm(axes, records):
-    """The lower panel: the gradient norm before clipping, on a logarithmic axis."""
+    """The lower panel: the gradient norm before clipping, on a logarithmic axis; where there was
+    none, and so no update, a mark above the axis."""
     steps, norms = column(records, "step"), column(records, "grad_norm")
     norms = np.where(norms > 0, norms, math.nan)
     style.log_axis(axes)
     draw_series(axes, steps, norms, style.GREEN, "gradient norm")
+    skipped = skipped_steps(records)
+    if len(skipped):
+        marks = axes.plot(skipped, np.full(len(skipped), 0.06), color=style.RED, linestyle="none",
+                          marker="x", markersize=4.5, transform=axes.get_xaxis_transform(),
+                          label=f"{len(skipped)} updates left out" if len(skipped) > 1 else
+                          "1 update left out", zorder=4)
+        marks[0].set_gid("skipped_" + "_".join(f"{step:.0f}" for step in skipped))
+        axes.legend(handles=marks, loc="upper right")
     axes.set_ylabel("gradient norm")
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
