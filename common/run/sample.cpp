@@ -32,6 +32,13 @@ int32_t draw(std::vector<double> logits, const SampleConfig& config, double unif
   return order[std::min<size_t>(chosen - cumulative.begin(), order.size() - 1)];
 }
 
+/// Whether a terminal may obey it: C0 but newline and tab, DEL, and C1, of two bytes in UTF-8.
+bool is_control(std::string_view character) {
+  const auto first = static_cast<uint8_t>(character[0]);
+  if (character.size() == 2) return first == 0xC2 && static_cast<uint8_t>(character[1]) < 0xA0;
+  return character.size() == 1 && (first < 0x20 || first == 0x7F) && first != '\n' && first != '\t';
+}
+
 /// Length of the valid UTF-8 sequence that begins at `bytes[i]`; 0 if there is none.
 size_t utf8_length(const std::string& bytes, size_t i) {
   const auto at = [&](size_t k) { return k < bytes.size() ? uint8_t(bytes[k]) : 0; };
@@ -48,6 +55,23 @@ size_t utf8_length(const std::string& bytes, size_t i) {
   const bool surrogate_or_beyond =
       (lead == 0xED && at(i + 1) >= 0xA0) || (lead == 0xF4 && at(i + 1) >= 0x90);
   return overlong || surrogate_or_beyond ? 0 : length;
+}
+
+/// Bytes as text that can be shown: those of control characters and those that are no UTF-8 as
+/// \xNN.
+std::string printable(const std::string& bytes) {
+  std::string text;
+  for (size_t i = 0; i < bytes.size();) {
+    const size_t length = utf8_length(bytes, i);
+    const std::string character = bytes.substr(i, std::max<size_t>(length, 1));
+    i += character.size();
+    if (length > 0 && !is_control(character)) {
+      text += character;
+      continue;
+    }
+    for (char byte : character) text += fmt::format("\\x{:02X}", static_cast<uint8_t>(byte));
+  }
+  return text;
 }
 
 }  // namespace
@@ -81,14 +105,20 @@ std::vector<int32_t> sample_tokens(const Logits& logits, const SampleConfig& con
 
 std::string tokens_to_text(const std::vector<int32_t>& tokens, bool as_bytes) {
   if (!as_bytes) return fmt::format("{}", fmt::join(tokens, " "));
-  std::string bytes;
-  for (int32_t token : tokens) bytes += token < 256 ? static_cast<char>(token) : '\xFF';
-  std::string text;
-  for (size_t i = 0; i < bytes.size();) {
-    const size_t length = utf8_length(bytes, i);
-    text += length > 0 ? bytes.substr(i, length) : "\uFFFD";
-    i += std::max<size_t>(length, 1);
+  std::string text, bytes;
+  const auto flush = [&] {
+    text += printable(bytes);
+    bytes.clear();
+  };
+  for (int32_t token : tokens) {
+    if (token < 256) {
+      bytes += static_cast<char>(token);
+    } else {
+      flush();
+      text += "\uFFFD";
+    }
   }
+  flush();
   return text;
 }
 

@@ -21,8 +21,9 @@ std::vector<int32_t> sample_tokens(const Logits& logits, const SampleConfig& con
                                    int64_t seq_len, std::vector<int32_t> prompt, uint64_t seed,
                                    const std::function<bool()>& stop);
 
-/// Tokens as text: bytes where they are valid UTF-8, U+FFFD where they are not; with
-/// `as_bytes` false, the ids.
+/// Tokens as text that a terminal can be shown: valid UTF-8 as it is, with newlines and tabs; other
+/// control characters and other bytes as \xNN; U+FFFD for a token that is no byte. With `as_bytes`
+/// false, the ids.
 std::string tokens_to_text(const std::vector<int32_t>& tokens, bool as_bytes);
 
 }  // namespace usp

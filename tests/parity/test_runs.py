@@ -781,6 +781,21 @@ class Text(Runs):
         self.assertTrue(text.startswith(prompt), text)
         self.assertGreater(len(text), len(prompt))
 
+    def test_a_sample_shows_no_raw_control_characters(self):
+        flags = {"prompt": "\x1b[2J\a\u00e9\tz\n", "sample_tokens": 3, "steps": 1}
+        done = self.run_chapter(flags)
+        self.assertEqual((done.code, done.err), (0, ""))
+        for text in (done.out, read(done.run_dir, "report.md")):
+            self.assertIn("\\x1B[2J\\x07\u00e9\tz\n", text)
+            self.assertEqual([c for c in text if ord(c) < 32 and c not in "\n\t"], [])
+
+    def test_no_validation_without_samples_for_it(self):
+        run_dir = self.succeed({"eval_samples": 0})
+        self.assertEqual([record for record in read_metrics(run_dir) if "val_loss" in record], [])
+        report = read(run_dir, "report.md")
+        self.assertNotIn("validation loss", report)
+        self.assertNotIn("nan", report)
+
     def test_a_sample_is_the_same_without_the_cache_also_beyond_seq_len(self):
         for attention in ("naive", "blockwise"):
             flags = {"sample_tokens": 5 * SMALL["seq_len"], "dtype": "f64", "attention": attention}

@@ -1,7 +1,9 @@
 #include "run/sample.h"
 
 #include <algorithm>
+#include <set>
 
+#include "base/rng.h"
 #include "tiny_llama.h"
 
 namespace usp::test {
@@ -99,6 +101,25 @@ TEST_CASE("tokens are drawn from softmax(logits / temperature), from its top_k a
   }
 }
 
+TEST_CASE("every token is drawn with a random number of its own") {
+  // Of a model to which all tokens are equally likely, the i-th token tells the i-th number.
+  const OnDevice cpu;
+  constexpr int64_t kVocab = 64, kTokens = 400;
+  const Logits even = [&](const Pass&) { return Tensor::zeros({1, kVocab}, DType::f64); };
+  SampleConfig config;
+  config.sample_tokens = kTokens;
+  config.temperature = 1;
+  config.top_k = 0;
+  const RandomStream stream(7, "sample");
+  Tokens expected = {0};
+  for (int64_t i = 0; i < kTokens; ++i) {
+    expected.push_back(static_cast<int32_t>(stream.uniform(i) * kVocab));
+  }
+  const Tokens drawn = sample_tokens(even, config, /*seq_len=*/16, {0}, 7, never);
+  REQUIRE(drawn == expected);
+  REQUIRE(std::set<int32_t>(drawn.begin(), drawn.end()).size() > kVocab / 2);
+}
+
 TEST_CASE("the model sees the last seq_len tokens of a prompt and no more") {
   const OnDevice cpu;
   Sampler sampler;
@@ -118,30 +139,39 @@ TEST_CASE("sampling stops when it is asked to") {
           Tokens{3, 4});
 }
 
-TEST_CASE("sampled bytes become text, with U+FFFD for what is not UTF-8") {
+TEST_CASE("sampled bytes become text that a terminal can be shown") {
   const auto text = [](const std::string& bytes) {
     Tokens tokens;
     for (char byte : bytes) tokens.push_back(static_cast<uint8_t>(byte));
     return tokens_to_text(tokens, /*as_bytes=*/true);
   };
-  const std::string bad = "\uFFFD";
   // Whole characters of one to four bytes, the first and last of each length among them.
-  for (const char* valid : {"plain\n", "\x7F", "é", "\u0080\u07FF", "\u0800\uFFFF", "\uD7FF\uE000",
-                            "\U00010000\U0010FFFF", "日本語 🙂"}) {
+  for (const char* valid : {"plain\n", "a\ttab", " ~", "é", "\u00A0\u07FF", "\u0800\uFFFF",
+                            "\uD7FF\uE000", "\U00010000\U0010FFFF", "日本語 🙂"}) {
     REQUIRE(text(valid) == valid);
   }
-  REQUIRE(text("a\x80z") == "a" + bad + "z");  // no lead byte
-  REQUIRE(text("\xC3") == bad);                // cut off at the end
-  REQUIRE(text("\xE2\x82") == bad + bad);      // the same, of three
-  REQUIRE(text("\xC3(") == bad + "(");         // no continuation
-  REQUIRE(text("\xE2\x82\x28") == bad + bad + "(");
-  REQUIRE(text("\xC0\xAF") == bad + bad);                      // '/' in two bytes
-  REQUIRE(text("\xE0\x80\xAF") == bad + bad + bad);            // '/' in three
-  REQUIRE(text("\xF0\x8F\xBF\xBF") == bad + bad + bad + bad);  // U+FFFF in four
-  REQUIRE(text("\xED\xA0\x80") == bad + bad + bad);            // a surrogate
-  REQUIRE(text("\xF4\x90\x80\x80") == bad + bad + bad + bad);  // beyond U+10FFFF
-  REQUIRE(text("\xF5\x80\xFF\xFE") == bad + bad + bad + bad);
-  REQUIRE(tokens_to_text({'a', 256, 70000, 'b'}, true) == "a" + bad + bad + "b");
+  // No other control character, of either kind, gets through.
+  for (int byte = 0; byte < 0xA0; ++byte) {
+    if (byte == '\n' || byte == '\t' || (byte >= 0x20 && byte < 0x7F)) continue;
+    const std::string raw =
+        byte < 0x80 ? std::string(1, char(byte)) : "\xC2" + std::string(1, char(byte));
+    const std::string shown = fmt::format("{}\\x{:02X}", byte < 0x80 ? "" : "\\xC2", byte);
+    REQUIRE(text("a" + raw + "z") == "a" + shown + "z");
+  }
+  REQUIRE(text("\x1B[2J") == R"(\x1B[2J)");
+  REQUIRE(text("a\x80z") == R"(a\x80z)");      // no lead byte
+  REQUIRE(text("\xC3") == R"(\xC3)");          // cut off at the end
+  REQUIRE(text("\xE2\x82") == R"(\xE2\x82)");  // the same, of three
+  REQUIRE(text("\xC3(") == R"(\xC3()");        // no continuation
+  REQUIRE(text("\xE2\x82\x28") == R"(\xE2\x82()");
+  REQUIRE(text("\xC0\xAF") == R"(\xC0\xAF)");                  // '/' in two bytes
+  REQUIRE(text("\xE0\x80\xAF") == R"(\xE0\x80\xAF)");          // '/' in three
+  REQUIRE(text("\xF0\x8F\xBF\xBF") == R"(\xF0\x8F\xBF\xBF)");  // U+FFFF in four
+  REQUIRE(text("\xED\xA0\x80") == R"(\xED\xA0\x80)");          // a surrogate
+  REQUIRE(text("\xF4\x90\x80\x80") == R"(\xF4\x90\x80\x80)");  // beyond U+10FFFF
+  REQUIRE(text("\xF5\x80\xFF\xFE") == R"(\xF5\x80\xFF\xFE)");
+  REQUIRE(tokens_to_text({'a', 256, 70000, 'b'}, true) == "a\uFFFD\uFFFDb");
+  REQUIRE(tokens_to_text({0xC3, 256, 0xA9}, true) == "\\xC3\uFFFD\\xA9");  // not one character
   REQUIRE(tokens_to_text({}, true).empty());
   REQUIRE(tokens_to_text({5, 70000, 0}, /*as_bytes=*/false) == "5 70000 0");
 }
