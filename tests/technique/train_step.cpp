@@ -125,6 +125,32 @@ TEST_CASE("validation is the mean over its samples, whatever the micro-batch siz
   REQUIRE(std::isnan(SoloTrainer(config, &text.dataset).evaluate()));
 }
 
+TEST_CASE("validation is the mean of what there is where the split has fewer samples than asked") {
+  const OnDevice cpu;
+  TrainConfig config = tiny_training();
+  const RandomText text(config, 400);
+  const int64_t samples = text.dataset.val_samples();
+  config.eval_samples = 3 * samples;
+  SoloTrainer trainer(config, &text.dataset);
+  randomize(trainer.model().parameters(), 1);
+  // A sample at a time, without the trainer.
+  double sum = 0;
+  for (int64_t i = 0; i < samples; ++i) {
+    std::vector<int32_t> inputs(config.seq_len), targets(config.seq_len);
+    text.dataset.val_sample(i, inputs, targets);
+    Pass pass;
+    pass.num_samples = 1;
+    pass.positions = Positions(0, config.seq_len);
+    pass.tokens = Tensor::from_host(inputs, {config.seq_len});
+    pass.targets = Tensor::from_host(targets, {config.seq_len});
+    pass.loss_scale = 1 / double(config.seq_len);
+    pass.loss = Tensor::zeros({1}, DType::f64);
+    trainer.model().evaluate(pass);
+    sum += pass.loss.item();
+  }
+  check_close(Values{trainer.evaluate()}, Values{sum / double(samples)}, 1e-13, "validation loss");
+}
+
 TEST_CASE("validation leaves training as it was") {
   const OnDevice cpu;
   const TrainConfig config = tiny_training();
