@@ -39,6 +39,11 @@ std::string check_integer(const std::string& text) {
   return fmt::format("{} is no whole number below 2^63; try 1", text);
 }
 
+/// A path or a prompt need not be valid UTF-8; whatever is not becomes U+FFFD.
+std::string to_text(const nlohmann::json& json) {
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 }  // namespace
 
 Args::Args(std::string description) : app_(std::make_unique<CLI::App>(std::move(description))) {
@@ -53,22 +58,22 @@ Args::Flag& Args::bind(const char* flag, int64_t& field, const char* help) {
       ->capture_default_str()
       ->group(group_)
       ->check(CLI::Validator(check_integer, ""));
-  return add(flag, [&field] { return nlohmann::json(field).dump(); });
+  return add(flag, [&field] { return to_text(field); });
 }
 
 Args::Flag& Args::bind(const char* flag, double& field, const char* help) {
   app_->add_option(option_name(flag), field, help)->capture_default_str()->group(group_);
-  return add(flag, [&field] { return nlohmann::json(field).dump(); });
+  return add(flag, [&field] { return to_text(field); });
 }
 
 Args::Flag& Args::bind(const char* flag, std::string& field, const char* help) {
   app_->add_option(option_name(flag), field, help)->capture_default_str()->group(group_);
-  return add(flag, [&field] { return nlohmann::json(field).dump(); });
+  return add(flag, [&field] { return to_text(field); });
 }
 
 Args::Flag& Args::bind(const char* flag, bool& field, const char* help) {
   app_->add_flag(option_name(flag), field, help)->group(group_);
-  return add(flag, [&field] { return nlohmann::json(field).dump(); });
+  return add(flag, [&field] { return to_text(field); });
 }
 
 Args::Flag& Args::bind(const char* flag, std::vector<std::string>& field, const char* help) {
@@ -77,7 +82,7 @@ Args::Flag& Args::bind(const char* flag, std::vector<std::string>& field, const 
       ->take_all()
       ->allow_extra_args(false)
       ->group(group_);
-  return add(flag, [&field] { return nlohmann::json(field).dump(); });
+  return add(flag, [&field] { return to_text(field); });
 }
 
 Args::Flag& Args::bind(const char* flag, std::string& field, std::vector<std::string> choices,
@@ -86,7 +91,7 @@ Args::Flag& Args::bind(const char* flag, std::string& field, std::vector<std::st
       ->capture_default_str()
       ->group(group_)
       ->check(CLI::IsMember(std::move(choices)));
-  return add(flag, [&field] { return nlohmann::json(field).dump(); });
+  return add(flag, [&field] { return to_text(field); });
 }
 
 Args::Flag& Args::add(const char* flag, std::function<std::string()> to_json) {

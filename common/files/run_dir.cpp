@@ -43,33 +43,35 @@ RunDir::RunDir(const std::string& path, bool overwrite, bool resume)
   if (!speaks_for_all()) return;
   std::error_code error;
   if (resume && overwrite) usage_error("resume and overwrite exclude each other; give one");
-  if (resume && !std::filesystem::exists(path_ / "run.json")) {
+  if (resume && !std::filesystem::exists(path_ / "run.json", error)) {
     usage_error("resume: run_dir={} holds no run; start one without --resume", path);
   }
+  if (!resume) std::filesystem::create_directories(path_, error);
+  if (error) usage_error("run_dir={} cannot be created: {}", path, error.message());
+  lock_ = std::make_unique<RunLock>(path);
   if (!resume) start(overwrite);
   std::filesystem::remove_all(path_ / "flight", error);
 }
 
 void RunDir::start(bool overwrite) const {
   const std::string path = path_.string();
-  if (std::filesystem::exists(path_ / "run.json") && !overwrite) {
+  std::error_code error;
+  if (std::filesystem::exists(path_ / "run.json", error) && !overwrite) {
     usage_error("run_dir={} holds a run; give another directory, or --overwrite", path);
   }
   const std::filesystem::path checkpoints = path_ / kCheckpoints;
-  if (std::filesystem::exists(checkpoints) && !overwrite) {
+  if (std::filesystem::exists(checkpoints, error) && !overwrite) {
     usage_error("run_dir={} holds {} and no run; give another directory, or --overwrite", path,
                 kCheckpoints);
   }
-  std::error_code error;
-  std::filesystem::create_directories(path_, error);
-  if (error) usage_error("run_dir={} cannot be created: {}", path, error.message());
   for (const char* name : kRunFiles) {
     std::filesystem::remove_all(path_ / name, error);
     if (error) usage_error("run_dir={}: cannot remove {}: {}", path, name, error.message());
   }
   // What lies there and is none of ours stays.
   for (const auto& entry : std::filesystem::directory_iterator(checkpoints, error)) {
-    if (entry.path().filename().string().starts_with("step-")) {
+    const std::string name = entry.path().filename().string();
+    if (is_checkpoint_name(name) || is_unfinished_checkpoint_name(name)) {
       std::filesystem::remove_all(entry.path(), error);
     }
     if (error) usage_error("run_dir={}: cannot remove {}", path, entry.path().string());
@@ -110,6 +112,22 @@ void RunDir::write(const std::string& name, const std::string& text) const {
   std::error_code error;
   std::filesystem::rename(aside, path_ / name, error);
   if (error) fail("writing {} failed: {}", file(name), error.message());
+}
+
+bool is_checkpoint_name(std::string_view name) {
+  constexpr std::string_view kPrefix = "step-";
+  if (!name.starts_with(kPrefix)) return false;
+  const std::string_view digits = name.substr(kPrefix.size());
+  return digits.size() >= 8 && digits.size() <= 18 &&
+         digits.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+bool is_unfinished_checkpoint_name(std::string_view name) {
+  for (const std::string_view ending : {".old.tmp", ".tmp"}) {
+    if (!name.ends_with(ending)) continue;
+    return is_checkpoint_name(name.substr(0, name.size() - ending.size()));
+  }
+  return false;
 }
 
 void install_stop_handlers() {

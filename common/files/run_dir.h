@@ -1,17 +1,22 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <string>
+#include <string_view>
+
+#include "files/run_lock.h"
 
 namespace usp {
 
-/// The directory of a run and the files in it. A run is complete when `done` exists. Ranks other
-/// than 0 leave everything to rank 0.
+/// The directory of a run and the files in it. A run is complete when `done` exists. As long as the
+/// object lives, no other run may use the directory. Ranks other than 0 leave everything to rank
+/// 0.
 class RunDir {
  public:
   /// Creates the directory. Throws UsageError if it holds a run already and `overwrite` is false
-  /// (otherwise that run's files are removed), or if it cannot be written to. With `resume` it has
-  /// to hold a run, whose files stay.
+  /// (otherwise that run's files are removed), if it cannot be written to, or if another run is at
+  /// work in it. With `resume` it has to hold a run, whose files stay.
   RunDir(const std::string& path, bool overwrite, bool resume = false);
 
   std::string file(const std::string& name) const { return (path_ / name).string(); }
@@ -32,7 +37,13 @@ class RunDir {
 
   std::filesystem::path path_;
   bool resumes_;
+  std::unique_ptr<RunLock> lock_;
 };
+
+/// Whether a directory in `checkpoints` bears the name that checkpoints have: step-NNNNNNNN.
+bool is_checkpoint_name(std::string_view name);
+/// The same of one that is being written or removed: .tmp or .old.tmp follows.
+bool is_unfinished_checkpoint_name(std::string_view name);
 
 /// Turns Ctrl-C (SIGINT), SIGTERM and the end of who reads standard output into a request that
 /// stop_requested() reports. Ctrl-C or SIGTERM again a moment later ends the process at once.

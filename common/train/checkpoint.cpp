@@ -39,13 +39,8 @@ std::vector<fs::path> list_checkpoints(const std::string& run_dir) {
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory_of(run_dir), error)) {
     const std::string name = entry.path().filename();
-    if (!name.starts_with(kDirectoryPrefix) || !entry.is_directory(error)) continue;
-    const std::string digits = name.substr(kDirectoryPrefix.size());
-    if (digits.size() < 8 || digits.size() > 18 ||
-        digits.find_first_not_of("0123456789") != std::string::npos) {
-      continue;
-    }
-    found.emplace_back(std::stoll(digits), entry.path());
+    if (!is_checkpoint_name(name) || !entry.is_directory(error)) continue;
+    found.emplace_back(std::stoll(name.substr(kDirectoryPrefix.size())), entry.path());
   }
   std::ranges::sort(found, std::greater<>{});
   std::vector<fs::path> paths;
@@ -61,12 +56,14 @@ void create_empty(const fs::path& directory) {
   }
 }
 
-/// Removes what an interrupted write, or an interrupted removal, has left behind.
+/// Removes what an interrupted write, or an interrupted removal, has left behind, and nothing else.
 void remove_unfinished(const std::string& run_dir) {
   std::error_code error;
   std::vector<fs::path> left;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory_of(run_dir), error)) {
-    if (entry.path().extension() == kUnfinished) left.push_back(entry.path());
+    if (is_unfinished_checkpoint_name(entry.path().filename().string())) {
+      left.push_back(entry.path());
+    }
   }
   for (const fs::path& path : left) fs::remove_all(path, error);
 }

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <nlohmann/json.hpp>
 
 #include "base/args.h"
@@ -72,6 +74,13 @@ TEST_CASE("the configuration's record is a JSON object of every flag") {
   REQUIRE(json.at("mode") == "slow");
 }
 
+TEST_CASE("a value that is not UTF-8 stands in the record with U+FFFD for what is none") {
+  Flags flags;
+  flags.parse({"--name", "a\xFFz"});
+  REQUIRE(flags.name == "a\xFFz");
+  REQUIRE(nlohmann::json::parse(flags.args.to_json()).at("name") == "a\uFFFDz");
+}
+
 TEST_CASE("a flag says whether a resumed run may give it another value") {
   int64_t steps = 1, seed = 2;
   std::string order = "a";
@@ -121,6 +130,71 @@ TEST_CASE("a directory that holds a run is refused unless it may be overwritten"
   REQUIRE(!std::filesystem::exists(again.file("done")));
   REQUIRE(!std::filesystem::exists(again.file("metrics.jsonl")));
   REQUIRE(read_file(again.file("notes.txt")) == "the user's own");
+}
+
+TEST_CASE("a directory in which a run is at work is refused to any other, by pid and host") {
+  const TempDir dir;
+  const std::string path = dir.file("run");
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  const std::vector<std::string> words = {path, "in use by process " + std::to_string(getpid()),
+                                          host, "give another directory"};
+  {
+    const RunDir run(path, false);
+    run.write("run.json", "{}");
+    check_throws<UsageError>([&] { RunDir(path, false); }, words);
+    check_throws<UsageError>([&] { RunDir(path, /*overwrite=*/true); }, words);
+    check_throws<UsageError>([&] { RunDir(path, false, /*resume=*/true); }, words);
+    REQUIRE(read_file(run.file("run.json")) == "{}");
+  }
+  REQUIRE(!std::filesystem::exists(path + "/lock"));
+  check_throws<UsageError>([&] { RunDir(path, false); }, {"holds a run"});
+  REQUIRE(!std::filesystem::exists(path + "/lock"));  // a refused run leaves none
+  const RunDir again(path, false, /*resume=*/true);
+}
+
+TEST_CASE("the lock of a dead process is taken over, one of another machine is not") {
+  const TempDir dir;
+  std::string machine;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> machine;
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  const std::string dead = "999999999 ";
+  dir.write("lock", dead + host + " of-an-earlier-boot\n");
+  { const RunDir run(dir.file("."), false); }
+  dir.write("lock", dead + "another-container " + machine + "\n");
+  { const RunDir run(dir.file("."), false); }
+  dir.write("lock", "");  // killed before it could write
+  { const RunDir run(dir.file("."), false); }
+  dir.write("lock", "17 elsewhere another-machine\n");
+  check_throws<UsageError>([&] { RunDir(dir.file("."), false); },
+                           {"process 17 on elsewhere", "remove " + dir.file("./lock")});
+  REQUIRE(read_file(dir.file("lock")) == "17 elsewhere another-machine\n");
+}
+
+TEST_CASE("a name that is too long for the file system is a usage error") {
+  const TempDir dir;
+  const std::string path = dir.file(std::string(300, 'x'));
+  check_throws<UsageError>([&] { RunDir(path, false); }, {path, "File name too long"});
+  check_throws<UsageError>([&] { RunDir(path, true); }, {path, "File name too long"});
+  check_throws<UsageError>([&] { RunDir(path, false, true); }, {path, "holds no run"});
+}
+
+TEST_CASE("only what bears the name of a checkpoint is one") {
+  for (const char* name : {"step-00000001", "step-123456789012345678"}) {
+    CAPTURE(name);
+    const std::string checkpoint = name;
+    REQUIRE(is_checkpoint_name(checkpoint));
+    REQUIRE(!is_unfinished_checkpoint_name(checkpoint));
+    REQUIRE(is_unfinished_checkpoint_name(checkpoint + ".tmp"));
+    REQUIRE(is_unfinished_checkpoint_name(checkpoint + ".old.tmp"));
+    REQUIRE(!is_checkpoint_name(checkpoint + ".tmp"));
+  }
+  for (const char* name : {"step-1", "step-0000000x", "Step-00000001", "notes", ""}) {
+    CAPTURE(name);
+    REQUIRE(!is_checkpoint_name(name));
+    REQUIRE(!is_unfinished_checkpoint_name(std::string(name) + ".tmp"));
+  }
 }
 
 TEST_CASE("a directory that cannot be made or a file that cannot be written is an error") {

@@ -272,6 +272,18 @@ class Refusals(CheckpointRuns):
         self.succeed({"run_dir": self.run_dir, "overwrite": True, "steps": 2})
         self.assertEqual(set(os.listdir(self.run_dir)), RUN_FILES)
 
+    def test_only_unfinished_checkpoints_are_removed(self):
+        folder = os.path.join(self.run_dir, "checkpoints")
+        foreign = {"notes.tmp", "step-by-step.tmp", "step-7.tmp", "epoch-00000003.tmp"}
+        for name in foreign | {"step-00000003.tmp", "step-00000001.old.tmp"}:
+            os.mkdir(os.path.join(folder, name))
+            with open(os.path.join(folder, name, "file"), "w", encoding="utf-8") as f:
+                f.write("mine\n")
+        self.succeed(self.flags)
+        self.assertEqual(set(os.listdir(folder)), foreign | {"step-00000006", "step-00000008"})
+        self.succeed({"run_dir": self.run_dir, "overwrite": True, "steps": 2})
+        self.assertEqual(set(os.listdir(folder)), foreign)
+
     def test_checkpoints_of_somebody_else_stay(self):
         foreign = os.path.join(self.new_run_dir(), "checkpoints", "epoch-3")
         os.makedirs(foreign)

@@ -15,6 +15,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -134,8 +135,8 @@ class Runs(unittest.TestCase):
         done = subprocess.run(command(flags), cwd=FOLDER, env=environment(threads),
                               timeout=timeout, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
-        return Finished(done.returncode, done.stdout.decode(), done.stderr.decode(),
-                        flags["run_dir"])
+        out, err = os.fsdecode(done.stdout), os.fsdecode(done.stderr)  # they may name any path
+        return Finished(done.returncode, out, err, flags["run_dir"])
 
     def succeed(self, changes=(), **options):
         """Runs it, demands success, returns the run directory."""
@@ -323,6 +324,43 @@ class RunDirectories(Runs):
         self.assertEqual(len(read_metrics(run_dir)), 2)
         self.assertEqual(read(run_dir, "notes.txt"), "mine\n")
 
+    def test_a_directory_in_use_is_refused_and_a_dead_run_s_taken_over(self):
+        flags = dict(SMALL, steps=10**6, run_dir=self.new_run_dir(), checkpoint_interval=1)
+        run_dir = flags["run_dir"]
+        process = subprocess.Popen(command(flags), cwd=FOLDER, env=environment(1),
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        folder = os.path.join(run_dir, "checkpoints")
+        self.wait_until(lambda: os.path.isdir(folder)
+                        and any(name[-1].isdigit() for name in os.listdir(folder)), process)
+        for more in ({}, {"overwrite": True}, {"resume": True}):
+            with self.subTest(more=more):
+                done = self.run_chapter(dict(flags, steps=1, **more))
+                self.assert_one_error(done, {2})
+                self.assertIn(f"in use by process {process.pid} on {socket.gethostname()}",
+                              done.err)
+        self.assertIsNone(process.poll())
+        process.kill()
+        process.wait(60)
+        self.assertTrue(os.path.exists(os.path.join(run_dir, "lock")))
+        steps = [record["step"] for record in read_metrics(run_dir)]
+        self.assertEqual(steps, list(range(len(steps))), "the refused runs have written there")
+        self.succeed(dict(flags, steps=len(steps) + 2, resume=True))
+        self.assertEqual(set(os.listdir(run_dir)), RUN_FILES | {"checkpoints"})
+
+    def test_names_and_prompts_that_are_not_utf_8(self):
+        run_dir = os.path.join(self.scratch, os.fsdecode(b"caf\xe9"))
+        flags = {"run_dir": run_dir, "prompt": os.fsdecode(b"a\xffz"), "sample_tokens": 5,
+                 "steps": 2, "checkpoint_interval": 1}
+        self.succeed(flags)
+        self.assertIn("a\\xFFz", read(run_dir, "report.md"))
+        self.assertEqual(read_json(run_dir, "run.json")["config"]["prompt"], "a\ufffdz")
+        self.succeed(dict(flags, steps=3, resume=True))
+        done = self.run_chapter({"estimate": True, "estimate_file": run_dir + "/estimate.json",
+                                 "prompt": flags["prompt"]})
+        self.assertEqual((done.code, done.err), (0, ""))
+
     def test_directories_are_created_on_the_way(self):
         run_dir = os.path.join(self.scratch, "a", "b c", "\u00e9")
         self.succeed({"run_dir": run_dir, "steps": 1})
@@ -436,7 +474,7 @@ class BadInput(Runs):
                 self.assertFalse(os.path.exists(done.run_dir), "a run directory is left behind")
 
     def test_bad_run_directories_are_refused(self):
-        for run_dir in ("text.txt", "text.txt/run", "/proc/no/run", ""):
+        for run_dir in ("text.txt", "text.txt/run", "/proc/no/run", "", "x" * 300):
             with self.subTest(run_dir=run_dir):
                 self.check_refused({"run_dir": run_dir}, ["run_dir"])
 
