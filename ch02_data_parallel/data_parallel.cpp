@@ -27,8 +27,10 @@ void DataParallelConfig::bind(Args& args) {
 }
 
 void DataParallelConfig::validate(const Args& args) const {
-  check_range("dp_size", double(dp_size), 1, HUGE_VAL);
-  if (!(bucket_mb > 0)) usage_error("bucket_mb={} must be above 0; try 25", bucket_mb);
+  check_range("dp_size", double(dp_size), 1, 1 << 16);
+  if (!(bucket_mb > 0 && bucket_mb <= 1e6)) {
+    usage_error("bucket_mb={} must lie above 0 and be at most 1e6; try 25", bucket_mb);
+  }
   check_range("zero_stage", double(zero_stage), 0, 3);
   check_range("shard_size", double(shard_size), 0, HUGE_VAL);
   if (shard_size > 0 && dp_size % shard_size != 0) {

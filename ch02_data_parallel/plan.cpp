@@ -1,5 +1,6 @@
 #include "plan.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "tensor/runtime.h"
@@ -17,6 +18,7 @@ constexpr double kGiB = 1 << 30;
 int64_t largest_micro_batch(TrainConfig config, int64_t samples) {
   int64_t fits = 0;
   for (int64_t size = 1; size == 1 || size * config.data_parallel.dp_size <= samples; size *= 2) {
+    if (size * config.seq_len > RunConfig::kMaxTokensAtOnce) break;
     config.micro_batch_size = size;
     if (double(simulate(config).peak) > config.planning.plan_memory * kGiB) break;
     fits = size;
@@ -25,18 +27,33 @@ int64_t largest_micro_batch(TrainConfig config, int64_t samples) {
 }
 // [fits]
 
-/// What to do where the samples do not divide into whole micro-batches of all ranks.
+int64_t largest_divisor(int64_t n, int64_t limit) {
+  int64_t divisor = std::min(n, limit);
+  while (n % divisor != 0) --divisor;
+  return divisor;
+}
+
+/// What to do where the samples do not divide into whole micro-batches of all ranks. Everything it
+/// names makes them divide.
 std::string remedy(int64_t samples, int64_t micro_batch, int64_t ranks) {
   const int64_t together = micro_batch * ranks;
-  if (samples < together) {
-    return fmt::format(
-        "{} samples are fewer than the {} that {} ranks take at once:\n"
-        "   leave ranks idle (dp_size={}), enlarge the batch to {} samples, or take smaller "
-        "micro-batches",
-        samples, together, ranks, std::max<int64_t>(1, samples / micro_batch), together);
+  if (samples >= together) {
+    return fmt::format("{} samples are no multiple of {}: try a batch of {} samples", samples,
+                       together, (samples + together / 2) / together * together);
   }
-  return fmt::format("{} samples are no multiple of {}: try a batch of {} samples", samples,
-                     together, (samples + together / 2) / together * together);
+  std::string text = fmt::format(
+      "{} samples are fewer than the {} that {} rank{} at once:\n   enlarge the batch to {} "
+      "samples",
+      samples, together, ranks, ranks == 1 ? " takes" : "s take", together);
+  if (samples % micro_batch == 0) {
+    text += fmt::format(", leave ranks idle (dp_size={})",
+                        largest_divisor(samples / micro_batch, ranks));
+  }
+  if (samples % ranks == 0) {
+    text += fmt::format(", take smaller micro-batches (micro_batch_size={})",
+                        largest_divisor(samples / ranks, micro_batch));
+  }
+  return text;
 }
 
 }  // namespace
@@ -52,7 +69,7 @@ void PlanConfig::bind(Args& args) {
 
 void PlanConfig::validate(const Args& args) {
   micro_batch_given = args.given("micro_batch_size");
-  check_range("plan", double(plan), 0, HUGE_VAL);
+  check_range("plan", double(plan), 0, double(int64_t{1} << 53));
   if (!(plan_memory > 0)) usage_error("plan_memory={} must be above 0; try 80", plan_memory);
 }
 

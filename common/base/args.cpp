@@ -148,7 +148,8 @@ std::set<std::string> Args::may_differ_on_resume() const {
 }
 
 void check_range(const char* flag, double value, double minimum, double maximum) {
-  if (value >= minimum && value <= maximum) return;
+  if (value >= minimum && value <= maximum && value < HUGE_VAL) return;
+  if (value == HUGE_VAL) usage_error("{}={} must be finite; try {}", flag, value, minimum);
   if (maximum == HUGE_VAL) usage_error("{}={} must be at least {}", flag, value, minimum);
   usage_error("{}={} must lie in [{}, {}]", flag, value, minimum, maximum);
 }

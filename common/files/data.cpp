@@ -93,9 +93,16 @@ Dataset::Dataset(const TokenFile& file, int64_t seq_len, double val_fraction, Da
       order_(order),
       order_of_windows_(seed, "data.order", std::max<int64_t>(train_tokens_ / seq_len, 1)),
       offsets_(seed, "data.offset") {
+  if (train_tokens_ < 2) {
+    usage_error(
+        "data={}: of {} tokens {} are for training, and a sample needs 2 or more: one to read, one "
+        "to predict; {}",
+        file.path(), file.size(), train_tokens_,
+        file.size() < 2 ? "give a longer file" : "try val_fraction=0 and seq_len=1");
+  }
   if (train_tokens_ < seq_len + 1) {
     usage_error("data={}: {} training tokens are fewer than seq_len+1={}; try seq_len={} or less",
-                file.path(), train_tokens_, seq_len + 1, std::max<int64_t>(train_tokens_ - 1, 1));
+                file.path(), train_tokens_, seq_len + 1, train_tokens_ - 1);
   }
 }
 

@@ -52,7 +52,8 @@ void RunConfig::bind_data(Args& args) {
   args.bind("val_fraction", val_fraction, "tail of the data held out for validation");
   args.bind("eval_interval", eval_interval, "steps between validations; 0: none")
       .may_differ_on_resume();
-  args.bind("eval_samples", eval_samples, "validation samples each time").may_differ_on_resume();
+  args.bind("eval_samples", eval_samples, "validation samples each time; 0: none")
+      .may_differ_on_resume();
 }
 
 void RunConfig::bind_execution(Args& args) {
@@ -72,6 +73,49 @@ void RunConfig::bind_output(Args& args) {
       .may_differ_on_resume();
 }
 
+/// Of what a sample begins with: ids, or the bytes of a text.
+void RunConfig::validate_prompt() const {
+  if (!sample.prompt_ids.empty()) {
+    parse_token_ids("prompt_ids", sample.prompt_ids, model.vocab_size);
+    return;
+  }
+  if (sample.sample_tokens == 0 || data.ends_with(".bin")) return;
+  for (char character : sample.prompt) {
+    const auto byte = static_cast<uint8_t>(character);
+    if (byte < model.vocab_size) continue;
+    usage_error(
+        "prompt holds the byte {}, which is no token below vocab_size={}; try --prompt_ids 0", byte,
+        model.vocab_size);
+  }
+}
+
+/// Refuses what could not even be counted.
+void RunConfig::validate_sizes() const {
+  check_positive("micro_batch_size", micro_batch_size);
+  check_range("grad_acc_steps", double(grad_acc_steps), 1, 1e6);
+  const double tokens = double(micro_batch_size) * double(seq_len);
+  if (tokens > double(kMaxTokensAtOnce)) {
+    usage_error("micro_batch_size={} times seq_len={} must be at most {} tokens; try {}={}",
+                micro_batch_size, seq_len, kMaxTokensAtOnce,
+                seq_len > kMaxTokensAtOnce ? "seq_len" : "micro_batch_size",
+                seq_len > kMaxTokensAtOnce ? 4096 : kMaxTokensAtOnce / seq_len);
+  }
+  // At most 64 bytes for each channel of a layer, at most 32 for each attention probability.
+  const double heads = double(model.num_heads) * double(model.head_dim());
+  const double channels = 4.0 * double(model.hidden_size) + 3 * heads +
+                          3.0 * double(model.ffn_hidden_size) +
+                          double(model.num_heads) * double(seq_len) / 2;
+  const double bytes =
+      64 * tokens * (double(model.num_layers) * channels + double(model.vocab_size));
+  constexpr double kMaxBytes = 0x1p62;
+  if (bytes > kMaxBytes) {
+    usage_error(
+        "micro_batch_size={} times seq_len={} tokens have activations of {:.1g} bytes, more than "
+        "can be counted; try micro_batch_size=1 with seq_len=256",
+        micro_batch_size, seq_len, bytes);
+  }
+}
+
 void RunConfig::validate_run() const {
   check_positive("steps", steps);
   check_positive("seq_len", seq_len);
@@ -87,11 +131,8 @@ void RunConfig::validate_run() const {
         "./book tokenize {} FILE --output FILE.bin, and give that as data",
         data.empty() ? "the project's own" : data, model.model, model.model);
   }
-  if (!sample.prompt_ids.empty()) {
-    parse_token_ids("prompt_ids", sample.prompt_ids, model.vocab_size);
-  }
-  check_positive("micro_batch_size", micro_batch_size);
-  check_positive("grad_acc_steps", grad_acc_steps);
+  validate_prompt();
+  validate_sizes();
   check_range("max_skipped_steps", double(max_skipped_steps), 0, HUGE_VAL);
   check_range("seed", double(seed), 0, HUGE_VAL);
   check_range("eval_interval", double(eval_interval), 0, HUGE_VAL);

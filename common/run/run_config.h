@@ -25,6 +25,10 @@ struct SampleConfig {
 /// What a Session needs to know of a run. A chapter's TrainConfig adds what the chapter is about.
 /// Field = flag = the field's standard name.
 struct RunConfig {
+  /// The largest a micro-batch can be; with the limits of the other sizes, what is counted in a
+  /// step stays below 2^63.
+  static constexpr int64_t kMaxTokensAtOnce = int64_t{1} << 27;
+
   ModelConfig model;
   CheckpointConfig checkpoints;
   SampleConfig sample;
@@ -44,7 +48,7 @@ struct RunConfig {
   std::string data_order = "shuffled";
   double val_fraction = 0.1;
   int64_t eval_interval = 50;  ///< steps between validations; 0: none
-  int64_t eval_samples = 64;   ///< validation samples each time
+  int64_t eval_samples = 64;   ///< validation samples each time; 0: no validation
 
   std::string chapter;  ///< the program's name
   std::string run_dir;
@@ -74,6 +78,10 @@ struct RunConfig {
   void bind_output(Args& args);
   /// Of these fields; the parts validate themselves.
   void validate_run() const;
+
+ private:
+  void validate_sizes() const;
+  void validate_prompt() const;
 };
 
 }  // namespace usp

@@ -163,7 +163,7 @@ RunSummary Session::run_steps(TrainerBase& trainer, Checkpoints& checkpoints) {
     metrics = trainer.report(step, facts_.matmul_gflops);
     const bool last = step + 1 == config_.steps;
     const bool due = config_.eval_interval > 0 && (last || (step + 1) % config_.eval_interval == 0);
-    if (due && dataset_->val_samples() > 0) {
+    if (due && std::min(config_.eval_samples, dataset_->val_samples()) > 0) {
       summary.val_loss = metrics.val_loss = trainer.evaluate();
       metrics.has_val_loss = true;
     }

@@ -123,13 +123,14 @@ void ModelConfig::read_directory(const Args& args) {
 
 void ModelConfig::validate(const Args& args) {
   fill_from_preset(args);
-  check_positive("hidden_size", hidden_size);
-  check_positive("num_layers", num_layers);
-  check_positive("num_heads", num_heads);
-  check_positive("num_kv_heads", num_kv_heads);
-  check_positive("ffn_hidden_size", ffn_hidden_size);
+  constexpr double kMaxWidth = 1 << 24, kMaxLayers = 1 << 12;
+  check_range("hidden_size", double(hidden_size), 1, kMaxWidth);
+  check_range("num_layers", double(num_layers), 1, kMaxLayers);
+  check_range("num_heads", double(num_heads), 1, kMaxWidth);
+  check_range("num_kv_heads", double(num_kv_heads), 1, kMaxWidth);
+  check_range("ffn_hidden_size", double(ffn_hidden_size), 1, kMaxWidth);
   check_range("vocab_size", double(vocab_size), 2, double(INT32_MAX));
-  check_range("head_dim", double(given_head_dim), 0, HUGE_VAL);
+  check_range("head_dim", double(given_head_dim), 0, kMaxWidth);
   if (given_head_dim == 0 && hidden_size % num_heads != 0) {
     usage_error("num_heads={} must divide hidden_size={}, or head_dim be given; try {}", num_heads,
                 hidden_size, list_divisors(hidden_size, 2 * num_heads));
@@ -141,6 +142,19 @@ void ModelConfig::validate(const Args& args) {
   if (head_dim() % 2 != 0) {
     usage_error("head_dim={} must be even: RoPE turns pairs of channels; try head_dim={}",
                 head_dim(), head_dim() + 1);
+  }
+  // Of all weights that multiply: their bytes, sixteen times as many and more, have to be counted.
+  constexpr double kMaxWeights = 0x1p52;
+  const double widths =
+      4.0 * double(num_heads) * double(head_dim()) + 3.0 * double(ffn_hidden_size);
+  const double weights =
+      double(hidden_size) * (double(num_layers) * widths + 2 * double(vocab_size));
+  if (weights > kMaxWeights) {
+    usage_error(
+        "num_layers={} of hidden_size={} make {:.1g} weights, and at most {:.1g} can be counted; "
+        "try "
+        "model=405B",
+        num_layers, hidden_size, weights, kMaxWeights);
   }
   check_range("rope_theta", rope_theta, 1, HUGE_VAL);
   rope_scaling.validate();

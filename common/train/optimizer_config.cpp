@@ -1,6 +1,7 @@
 #include "train/optimizer_config.h"
 
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 namespace usp {
@@ -23,7 +24,12 @@ void OptimizerConfig::validate(const Args&) const {
   check_range("warmup_steps", double(warmup_steps), 0, HUGE_VAL);
   check_range("adam_beta1", adam_beta1, 0, std::nextafter(1.0, 0.0));
   check_range("adam_beta2", adam_beta2, 0, std::nextafter(1.0, 0.0));
-  check_range("adam_eps", adam_eps, 0, HUGE_VAL);
+  if (!(adam_eps >= std::numeric_limits<float>::min() && adam_eps < HUGE_VAL)) {
+    usage_error(
+        "adam_eps={} must be at least {:.2g}, the least normal f32: without it, the update of a "
+        "weight that has no gradient is 0/0; try 1e-8",
+        adam_eps, std::numeric_limits<float>::min());
+  }
   check_range("weight_decay", weight_decay, 0, HUGE_VAL);
   check_range("grad_clip", grad_clip, 0, HUGE_VAL);
 }

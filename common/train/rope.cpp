@@ -11,6 +11,11 @@ namespace usp {
 RopeTable::RopeTable(const ModelConfig& config, int64_t positions, DType dtype) {
   const CategoryScope scope(Category::workspace);
   const int64_t pairs = config.head_dim() / 2;
+  if (Runtime::current().device() == Device::meta) {  // nobody reads it, however long it may be
+    cos = Tensor::empty({positions, pairs}, accumulate_dtype(dtype));
+    sin = Tensor::empty({positions, pairs}, accumulate_dtype(dtype));
+    return;
+  }
   std::vector<double> cosines(positions * pairs), sines(positions * pairs);
   for (int64_t p = 0; p < positions; ++p) {
     for (int64_t c = 0; c < pairs; ++c) {

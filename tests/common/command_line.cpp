@@ -97,6 +97,7 @@ TEST_CASE("a value outside its range is a usage error with flag, value and range
   check_throws<UsageError>([] { check_range("lr", 1.5, 0, 1); }, {"lr=1.5", "[0, 1]"});
   check_throws<UsageError>([] { check_range("lr", kNaN, 0, 1); }, {"lr=nan"});
   check_throws<UsageError>([] { check_range("steps", 0, 1, kInf); }, {"steps=0", "at least 1"});
+  check_throws<UsageError>([] { check_range("lr", kInf, 0, kInf); }, {"lr=inf", "finite", "try 0"});
 }
 
 TEST_CASE("divisors are listed for an error message up to a limit") {

@@ -194,6 +194,18 @@ TEST_CASE("a training split shorter than a sample is refused with a length that 
   }
 }
 
+TEST_CASE("a training split of one token is refused with what works, if anything does") {
+  const TempDir dir;
+  const auto make = [&](const std::string& text, int64_t seq_len, double val_fraction) {
+    const TokenFile file(dir.write("text", text), 2, 256);
+    Dataset(file, seq_len, val_fraction, DataOrder::sequential, 1);
+  };
+  check_throws<UsageError>([&] { make("a", 1, 0); }, {"of 1 tokens 1 are", "give a longer file"});
+  check_throws<UsageError>([&] { make("ab", 7, 0.5); },
+                           {"of 2 tokens 1 are", "try val_fraction=0 and seq_len=1"});
+  make("ab", 1, 0);  // it works
+}
+
 TEST_CASE("the unigram entropy is that of the training split's token frequencies") {
   const TempDir dir;
   // Training split: 4 a, 2 b, 2 c; the validation split would change it.

@@ -57,6 +57,9 @@ def setUpModule():
     write_tokens("text.uint32.bin", "I", tokens)
     write_file("empty.txt", b"")
     write_file("short.txt", text[:30])
+    write_file("digits.txt", b"0123456789" * 50)
+    write_file("one.txt", b"a")
+    write_file("two.txt", b"ab")
     write_file("odd.bin", struct.pack("<100H", *tokens[:100]) + b"\0")
     write_tokens("vocab61.uint16.bin", "H", [i % 61 for i in range(137)] + [61] + [0] * 200)
     write_tokens("vocab70000.uint32.bin", "I", [i % 61 for i in range(138)] + [2**31 + 5] * 200)
@@ -417,7 +420,7 @@ BAD_INPUT = {
     "odd head_dim": (
         {"hidden_size": 30, "num_heads": 10, "num_kv_heads": 10}, ["head_dim=3", "even", "try"]),
     "odd head_dim, given": ({"head_dim": 7}, ["head_dim=7", "even", "try head_dim=8"]),
-    "negative head_dim": ({"head_dim": -2}, ["head_dim=-2", "at least 0"]),
+    "negative head_dim": ({"head_dim": -2}, ["head_dim=-2", r"\[0, 16777216\]"]),
     "unknown rope_type": ({"rope_type": "yarn"}, ["rope_type", "yarn", "llama3"]),
     "rope_factor below 1": ({"rope_factor": 0.5}, ["rope_factor=0.5", "at least 1"]),
     "no room between rope factors": (
@@ -450,6 +453,31 @@ BAD_INPUT = {
     "uint32 token beyond the vocabulary": (
         {"data": "vocab70000.uint32.bin", "token_dtype": "uint32", "vocab_size": 70000},
         ["token 2147483653 ", "position 138 ", "vocab_size=70000"]),
+    "a prompt beyond the vocabulary": (
+        {"data": "digits.txt", "vocab_size": 100, "prompt": "12z", "sample_tokens": 5,
+         "prompt_ids": None}, ["prompt", "byte 122", "vocab_size=100", "--prompt_ids 0"]),
+    "adam_eps of 0": ({"adam_eps": 0}, ["adam_eps=0 ", "0/0", "try 1e-8"]),
+    "adam_eps that is 0 in f32": ({"adam_eps": 1e-50}, ["adam_eps=1e-50", "try 1e-8"]),
+    "lr infinite": ({"lr": "inf"}, ["lr=inf", "finite"]),
+    "one training token": (
+        {"data": "one.txt", "seq_len": 1}, ["one.txt", "of 1 tokens", "2 or more", "longer file"]),
+    "one training token by the split": (
+        {"data": "two.txt", "seq_len": 1, "val_fraction": 0.5},
+        ["of 2 tokens 1 are", "val_fraction=0 and seq_len=1"]),
+    "a name of 300 characters for the data": (
+        {"data": "x" * 300}, ["x" * 300, "File name too long"]),
+    "a width of 2^62": ({"hidden_size": 2**62}, ["hidden_size=", r"\[1, 16777216\]"]),
+    "2^62 layers": ({"num_layers": 2**62}, ["num_layers=", r"\[1, 4096\]"]),
+    "too many weights to count": (
+        {"hidden_size": 2**24, "num_layers": 2**12}, ["num_layers=4096", "model=405B"]),
+    "a batch of 2^62": ({"micro_batch_size": 2**62}, ["micro_batch_size=", "at most 134217728",
+                                                      "try micro_batch_size=4194304"]),
+    "a sequence of 2^62": ({"seq_len": 2**62}, ["seq_len=", "134217728 tokens; try seq_len=4096"]),
+    "2^62 micro-batches": ({"grad_acc_steps": 2**62}, ["grad_acc_steps=", r"\[1, 1000000\]"]),
+    "activations beyond 2^62 bytes": (
+        {"num_heads": 2**14, "num_kv_heads": 2**14, "hidden_size": 2**15, "num_layers": 2**12,
+         "seq_len": 2**27, "micro_batch_size": 1, "ffn_hidden_size": 1},
+        ["seq_len=134217728", "can be counted", "seq_len=256"]),
     "text with a small vocabulary": ({"vocab_size": 100}, ["vocab_size=100", "256"]),
 }
 

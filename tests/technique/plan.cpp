@@ -45,6 +45,38 @@ TEST_CASE("a plan that does not come out even says what would") {
   REQUIRE(holds(odd, "1024 samples are no multiple of 200: try a batch of 1000 samples"));
 }
 
+TEST_CASE("what is said to make a plan come out even does") {
+  struct Case {
+    int64_t samples, micro_batch, ranks;
+    bool idle, smaller;
+  };
+  for (const auto& [samples, micro_batch, ranks, idle, smaller] :
+       {Case{4, 8, 1, false, true}, Case{7, 2, 8, false, false}, Case{6, 2, 8, true, false},
+        Case{6, 4, 2, false, true}, Case{12, 6, 4, true, true}}) {
+    CAPTURE(samples, micro_batch, ranks);
+    TrainConfig config = books_example(ranks);
+    config.micro_batch_size = micro_batch;
+    config.planning.plan = samples * config.seq_len;
+    const std::string text = plan_batch(config);
+    CAPTURE(text);
+    REQUIRE(holds(text, "leave ranks idle") == idle);
+    REQUIRE(holds(text, "smaller micro-batches") == smaller);
+    const auto comes_out = [](const TrainConfig& changed) {
+      return holds(plan_batch(changed), "--grad_acc_steps ");
+    };
+    const auto number_after = [&](const std::string& words) {
+      return std::stoll(text.substr(text.find(words) + words.size()));
+    };
+    TrainConfig larger = config, few = config, small = config;
+    larger.planning.plan = number_after("enlarge the batch to ") * config.seq_len;
+    REQUIRE(comes_out(larger));
+    if (idle) few.data_parallel.dp_size = number_after("(dp_size=");
+    REQUIRE(comes_out(few) == idle);
+    if (smaller) small.micro_batch_size = number_after("(micro_batch_size=");
+    REQUIRE(comes_out(small) == smaller);
+  }
+}
+
 TEST_CASE("the micro-batch is the largest that fits, by what a step on meta allocates") {
   TrainConfig config = books_example(8);
   config.planning.micro_batch_given = false;
