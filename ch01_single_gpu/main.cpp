@@ -12,7 +12,7 @@ int run(const Communicator& world, int argc, char** argv) {
   Session session(config, world);
   if (!session.parse(argc, argv)) return 0;  // --help
   if (config.estimate) return session.estimate(predict(config), simulate(config));
-  session.open();
+  session.open([&] { return predict(config); });
   Trainer trainer(config, &session.dataset());
   return session.train(trainer);
 }

@@ -14,7 +14,7 @@ int run(const Communicator& world, int argc, char** argv) {
   if (config.estimate) return session.estimate(predict(config), simulate(config));
   if (config.planning.plan > 0) return session.answer(plan_batch(config));
   const Mesh mesh(world, config.mesh());
-  session.open();
+  session.open([&] { return predict(config); });
   Trainer trainer(config, &session.dataset(), mesh);
   return session.train(trainer);
 }

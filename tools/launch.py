@@ -216,8 +216,8 @@ def _explain_failure(job, code, run_dir, known):
                        launcher=launcher)
     death, _ = why.first_death(case)
     exited = death is None or death.status in (None, USAGE_ERROR << 8)
-    if code == USAGE_ERROR and not records and exited:
-        return code  # the ranks have said what is wrong with their flags
+    if code == USAGE_ERROR and exited:
+        return code  # rank 0 has said what is wrong with the flags
     if records:
         why.write_endings(run_dir, job.deaths, job.stopped, launcher)
     if why.verdict(case):

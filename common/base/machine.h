@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace usp {
@@ -7,7 +8,11 @@ namespace usp {
 std::string cpu_name();          ///< such as "AMD EPYC 7763"
 std::string instruction_sets();  ///< the vector extensions this CPU has, such as "avx2 fma"
 int available_cores();           ///< cores this process may run on
-std::string build_commit();      ///< git commit of the sources, "-dirty" appended if edited
+/// Bytes that new processes here can use without swapping: what the kernel calls available, or less
+/// where a control group (of a container, a batch job) has less left. Pages of files, which the
+/// kernel gives up on demand, count as left. `root` is where /proc and /sys lie.
+int64_t available_memory(const std::string& root = "");
+std::string build_commit();  ///< git commit of the sources, "-dirty" appended if edited
 std::string compiler();
 std::string build_architecture();  ///< the compiler's instruction-set flags
 std::string matmul_library();      ///< name, version and instruction set in use

@@ -13,4 +13,16 @@ const Peers& alone() {
   return one;
 }
 
+void refuse_together(const Peers& peers, const std::function<void()>& check) {
+  std::string refusal;
+  try {
+    check();
+  } catch (const UsageError& error) {
+    refusal = error.what();
+  }
+  for (const std::string& text : peers.all_gather_text(refusal)) {
+    if (!text.empty()) throw RefusedTogether(text);
+  }
+}
+
 }  // namespace usp

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -28,5 +29,16 @@ class PeerFailed : public Error {
  public:
   using Error::Error;
 };
+
+/// A usage error that every rank throws at the same time: rank 0 alone prints it.
+class RefusedTogether : public UsageError {
+ public:
+  using UsageError::UsageError;
+};
+
+/// Runs check() on every rank. Where it throws UsageError on any, all ranks throw the one of the
+/// lowest such rank, as RefusedTogether: a rank that is refused leaves none behind. All ranks call
+/// it.
+void refuse_together(const Peers& peers, const std::function<void()>& check);
 
 }  // namespace usp

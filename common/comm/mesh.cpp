@@ -11,6 +11,23 @@ namespace {
 
 constexpr const char* kAxisNames[] = {"dp", "pp", "cp", "tp"};
 
+/// As "dp_size=3", or "dp_size*tp_size = 2*2 = 4": of the flags a program may have, those that
+/// say something.
+std::string product_of(const MeshSizes& sizes) {
+  std::vector<std::string> names, values;
+  const auto add = [&](const char* axis, int64_t size) {
+    names.push_back(fmt::format("{}_size", axis));
+    values.push_back(fmt::format("{}", size));
+  };
+  add("dp", sizes.dp);
+  if (sizes.pp > 1) add("pp", sizes.pp);
+  if (sizes.cp > 1) add("cp", sizes.cp);
+  if (sizes.tp > 1) add("tp", sizes.tp);
+  if (names.size() == 1) return names[0] + "=" + values[0];
+  return fmt::format("{} = {} = {}", fmt::join(names, "*"), fmt::join(values, "*"),
+                     sizes.dp * sizes.pp * sizes.cp * sizes.tp);
+}
+
 /// Refuses sizes that do not fill the world.
 MeshSizes checked(const MeshSizes& sizes, int64_t world) {
   for (int64_t size : {sizes.dp, sizes.pp, sizes.cp, sizes.tp, sizes.ep}) {
@@ -18,12 +35,11 @@ MeshSizes checked(const MeshSizes& sizes, int64_t world) {
   }
   const int64_t others = sizes.pp * sizes.cp * sizes.tp;
   if (sizes.dp * others != world) {
-    std::string remedy = fmt::format("start {} ranks", sizes.dp * others);
+    std::string remedy =
+        fmt::format("start {} rank{}", sizes.dp * others, sizes.dp * others == 1 ? "" : "s");
     if (world % others == 0) remedy += fmt::format(", or use dp_size={}", world / others);
-    usage_error(
-        "dp_size*pp_size*cp_size*tp_size = {}*{}*{}*{} = {} must equal the {} ranks of the "
-        "run; {}",
-        sizes.dp, sizes.pp, sizes.cp, sizes.tp, sizes.dp * others, world, remedy);
+    usage_error("{} must equal the {} rank{} of the run; {}", product_of(sizes), world,
+                world == 1 ? "" : "s", remedy);
   }
   if (sizes.dp * sizes.cp % sizes.ep != 0) {
     usage_error("ep_size={} must divide dp_size*cp_size={}; try {}", sizes.ep, sizes.dp * sizes.cp,

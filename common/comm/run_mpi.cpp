@@ -30,6 +30,14 @@ constexpr milliseconds kUsageGrace{700};
   while (true) std::this_thread::sleep_for(std::chrono::seconds(1));
 }
 
+/// The end that all ranks have agreed upon, however far apart a busy machine lets them arrive.
+int end_together(QueueEngine& engine, const std::string& message) {
+  if (engine.rank() == 0) fmt::print(stderr, "error: {}\n", message);
+  engine.flight().failed(message);
+  if (!engine.leave(kPeerGrace)) end_run(engine, 2, kAbortGrace);
+  return 2;
+}
+
 /// Ranks that were given the same impossible flags all arrive here: rank 0 speaks, and they end
 /// together. A rank that arrives alone speaks for itself and ends the others.
 int end_with_usage_error(QueueEngine& engine, const std::string& message) {
@@ -63,6 +71,8 @@ int run_rank(QueueEngine& engine, int (*body)(const Communicator&, int, char**),
     if (!engine.leave(std::chrono::hours(24))) end_run(engine, 1, kPeerGrace);
     engine.flight().left();
     return code;
+  } catch (const RefusedTogether& error) {
+    return end_together(engine, error.what());
   } catch (const UsageError& error) {
     return end_with_usage_error(engine, error.what());
   } catch (const PeerFailed& error) {

@@ -42,6 +42,7 @@ struct RunConfig {
   int64_t max_skipped_steps = 10;  ///< so many updates left out in a row end the run; 0: none do
   std::string dtype = "f32";
   std::string device = "auto";
+  bool allow_oversize = false;  ///< start a run that needs more memory than there is
 
   std::string data;  ///< empty: the project's own corpus
   std::string token_dtype = "uint16";

@@ -46,14 +46,18 @@ Session::Session(RunConfig& config, const Communicator& world)
 
 bool Session::parse(int argc, char** argv) {
   command_.assign(argv, argv + argc);
-  config_.bind(args_);
-  if (!args_.parse(argc, argv)) return false;
-  config_.spread_over(world_.size(), args_);
-  config_.validate(args_);
-  install_stop_handlers();
   runtime_.emplace(Device::cpu, world_.rank(), world_.size());
   use_.emplace(*runtime_);
-  return true;
+  config_.bind(args_);
+  bool goes_on = true;
+  refuse_together(world_, [&] {
+    goes_on = args_.parse(argc, argv);
+    if (!goes_on) return;
+    config_.spread_over(world_.size(), args_);
+    config_.validate(args_);
+  });
+  if (goes_on) install_stop_handlers();
+  return goes_on;
 }
 
 int Session::estimate(const Prediction& prediction, const Simulation& simulation) const {
@@ -70,13 +74,18 @@ int Session::answer(const std::string& text) const {
   return 0;
 }
 
-void Session::open() {
-  file_.emplace(config_.data.empty() ? USP_CORPUS : config_.data,
-                config_.token_dtype == "uint16" ? 2 : 4, config_.model.vocab_size);
-  dataset_.emplace(*file_, config_.seq_len, config_.val_fraction,
-                   config_.data_order == "shuffled" ? DataOrder::shuffled : DataOrder::sequential,
-                   config_.seed);
-  run_dir_.emplace(config_.run_dir, config_.overwrite, config_.checkpoints.resume);
+void Session::open(const Predict& predict) {
+  refuse_together(world_, [&] {
+    file_.emplace(config_.data.empty() ? USP_CORPUS : config_.data,
+                  config_.token_dtype == "uint16" ? 2 : 4, config_.model.vocab_size);
+    dataset_.emplace(*file_, config_.seq_len, config_.val_fraction,
+                     config_.data_order == "shuffled" ? DataOrder::shuffled : DataOrder::sequential,
+                     config_.seed);
+  });
+  check_memory(config_, predict, world_);
+  refuse_together(world_, [&] {
+    run_dir_.emplace(config_.run_dir, config_.overwrite, config_.checkpoints.resume);
+  });
   if (config_.communication) {
     watch(world_, *config_.communication, *run_dir_);
     connection_ = connect(world_, *config_.communication, config_.trace_steps > 0);

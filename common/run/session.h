@@ -5,6 +5,7 @@
 #include "files/data.h"
 #include "files/run_dir.h"
 #include "run/estimate.h"
+#include "run/memory_check.h"
 #include "run/report.h"
 #include "run/run_config.h"
 #include "run/trainer_base.h"
@@ -31,8 +32,9 @@ class Session {
   /// code.
   int answer(const std::string& text) const;
 
-  /// Opens data, run directory and connections. Throws UsageError where they cannot be had.
-  void open();
+  /// Opens data, run directory and connections. Throws UsageError, on all ranks, where any rank
+  /// cannot have them, or where a step needs, as `predict` says, more memory than there is.
+  void open(const Predict& predict);
   const Dataset& dataset() const { return *dataset_; }
 
   /// Trains, validates, saves, resumes, samples and writes the run's files. Returns the exit code.

@@ -81,14 +81,15 @@ void remove_checkpoint(const fs::path& path) {
 // ---- What ranks do together --------------------------------------------------------------------
 
 /// Does this rank's share of something and returns what every rank's has returned, by rank. Where
-/// one fails none goes on, and the error is told once, by rank 0.
+/// one fails none goes on, and the error is told once, by rank 0. A UsageError of any rank is
+/// thrown by all.
 std::vector<std::string> together(const Peers& peers, const std::function<std::string()>& share) {
-  constexpr char kDone = '+', kFailed = '-';
+  constexpr char kDone = '+', kFailed = '-', kRefused = '!';
   std::string own;
   try {
     own = kDone + share();
-  } catch (const UsageError&) {
-    throw;  // the same on every rank
+  } catch (const UsageError& error) {
+    own = kRefused + std::string(error.what());
   } catch (const std::exception& error) {
     own = kFailed + std::string(error.what());
   }
@@ -97,6 +98,7 @@ std::vector<std::string> together(const Peers& peers, const std::function<std::s
     const char mark = texts[rank].front();
     texts[rank].erase(0, 1);
     if (mark == kDone) continue;
+    if (mark == kRefused) throw RefusedTogether(texts[rank]);
     if (peers.rank() != 0) peers.all_gather_text("");  // until rank 0 has ended it: PeerFailed
     fail("{}{}", texts[rank], rank == 0 ? "" : fmt::format(" (on rank {})", rank));
   }
@@ -342,12 +344,13 @@ Checkpoints::Checkpoints(const RunDir& run_dir, CheckpointConfig config, RunIden
 
 int64_t Checkpoints::resume(const TrainState& state, int64_t steps) {
   const std::vector<fs::path> all = list_checkpoints(run_dir_.path());
-  if (all.empty()) {
+  refuse_together(peers_, [&] {
+    if (!all.empty()) return;
     usage_error(
         "resume: run_dir={} holds no checkpoint; start again with --overwrite and "
         "--checkpoint_interval 50",
         run_dir_.path().string());
-  }
+  });
   try {
     last_ = resumed_at_ = load_checkpoint(all.front(), state, identity_, peers_);
   } catch (const PeerFailed&) {

@@ -563,7 +563,8 @@ class Ranks(FakeTree):
             sys.exit(2)
         flight = run_dir / "flight"
         flight.mkdir(parents=True, exist_ok=True)
-        record = pathlib.Path("TREE/record.txt").read_text()
+        kind = "failed" if mode == "refused" else "record"
+        record = pathlib.Path(f"TREE/{kind}.txt").read_text()
         record = record.replace('"rank": 0', f'"rank": {rank}')
         record = record.replace("99999999", f"{os.getpid():8}")  # lines keep their length
         (flight / f"rank_{rank:04d}.part").write_text(record)
@@ -576,6 +577,10 @@ class Ranks(FakeTree):
                 break
             time.sleep(0.01)
         time.sleep(0.3)
+        if mode == "refused":
+            if rank == 0:
+                print("error: resume: lr differs", file=sys.stderr)
+            sys.exit(2)
         if mode == "killed" and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         if mode in ("killed", "slow", "deaf", "chatty"):
@@ -602,6 +607,8 @@ class Ranks(FakeTree):
         super().setUp()
         write(self.tree / "ch02_data_parallel/chapter.json", '{"title": "Ranks", "ranks": 2}')
         write(self.tree / "record.txt", record_text(0, size=2, pid=99999999))
+        write(self.tree / "failed.txt", record_text(0, size=2, pid=99999999, state="failed",
+                                                    message="resume: lr differs"))
         write(self.tree / "banner.txt", BANNER)
         for path, text in ((self.scratch / "fake_chapter", self.CHAPTER),
                            (self.bin / "mpiexec", self.MPIEXEC)):
@@ -702,6 +709,12 @@ class Ranks(FakeTree):
         self.assertEqual(result.returncode, 2)
         self.assertTrue(result.stderr.endswith("\nerror: lr=-1 must be positive\n"), result.stderr)
         self.assertFalse((self.tree / "runs/ch02/001").exists())
+
+    def test_flags_that_the_ranks_refuse_in_the_middle_of_the_start(self):
+        # When they keep records already, as where a checkpoint is of another run.
+        result = self.book("run", "ch02", FAKE_RUN="refused")
+        self.assertEqual(result.returncode, 2)
+        self.assertTrue(result.stderr.endswith("\nerror: resume: lr differs\n"), result.stderr)
 
     def test_exit_code_0_without_a_done_mark(self):
         result = self.book("run", "ch02", FAKE_RUN="unfinished")

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -414,22 +415,85 @@ class Training(RankTest):
                              (["--node_size", "3"], ("node_size=3", "2 ranks", "1 or 2")),
                              (["--link", "node=0.001,1"], ("faster than this machine", "try")),
                              (["--link", "lan=1,1"], ("link lan=1,1", "node=100,2")),
-                             (["--plan", "-1"], ("plan=-1",))):
+                             (["--plan", "-1"], ("plan=-1",)),
+                             (["--bucket_mb", "1e13"], ("bucket_mb=10000000000000 ", "try 25")),
+                             (["--dp_size", "3000000000", "--estimate"],
+                              ("dp_size=3000000000", "[1, 65536]")),
+                             (["--data", "nowhere.txt"], ("nowhere.txt", "No such file")),
+                             (["--resume"], ("holds no run",)),
+                             (["--resume", "--overwrite"], ("exclude each other",))):
             with self.subTest(flags=flags):
                 code, output = self.finish(self.start(2, CHAPTER, *flags))
                 self.assertEqual(code, 2, output)
                 self.assertEqual(output.count("error: "), 1, output)
                 for word in words:
                     self.assertIn(word, output)
+                # Only flags that were given, or that the remedy needs.
+                self.assertNotIn("pp_size", output)
 
-    def test_a_run_directory_in_use_is_refused_once(self):
+    def test_a_bad_resume_is_refused_once(self):
+        flags = ["--micro_batch_size", "1", "--steps"]
+        self.train(4, *flags, "2", "--checkpoint_interval", "2")
+        for more, words in ((["8", "--lr", "0.5"], "lr=0.5 is given"),
+                            (["1"], "steps=1 must be at least the 2")):
+            code, output = self.finish(self.start(4, CHAPTER, *TINY, *UNTRACED, *flags, *more,
+                                                  "--resume"))
+            self.assertEqual((code, len(output.splitlines())), (2, 1), output)
+            self.assertIn(words, output)
+        shutil.rmtree(self.run_dir / "checkpoints")
+        code, output = self.finish(self.start(4, CHAPTER, *TINY, *flags, "8", "--resume"))
+        self.assertEqual((code, len(output.splitlines())), (2, 1), output)
+        self.assertIn("holds no checkpoint", output)
+
+    def test_a_run_directory_with_a_run_is_refused_once(self):
         self.train(2, "--steps", "1", "--micro_batch_size", "1")
         before = (self.run_dir / "metrics.jsonl").read_bytes()
         code, output = self.finish(self.start(2, CHAPTER, *TINY))
-        self.assertNotEqual(code, 0)
-        self.assertEqual(output.count("error: "), 1, output)
+        self.assertEqual((code, len(output.splitlines())), (2, 1), output)
         self.assertIn("holds a run", output)
         self.assertEqual((self.run_dir / "metrics.jsonl").read_bytes(), before)
+
+    def test_a_run_directory_in_use_is_refused_once_and_a_dead_run_s_taken_over(self):
+        process = self.in_the_middle(2)
+        pid = records(self.run_dir)[0][0]["pid"]
+        done = subprocess.run(["mpiexec", "-n", "2", str(BIN / CHAPTER), *TINY, "--overwrite",
+                               "--run_dir", str(self.run_dir)], env=environment(), timeout=SECONDS,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, check=False)
+        self.assertEqual((done.returncode, len(done.stdout.splitlines())), (2, 1), done.stdout)
+        self.assertIn(f"in use by process {pid} on {socket.gethostname()}", done.stdout)
+        self.assertIsNone(process.poll())
+        self.assertEqual(len(records(self.run_dir)), 2)  # the flight records are still there
+        os.kill(pid, signal.SIGKILL)
+        self.finish(process)
+        self.train(2, "--steps", "1", "--micro_batch_size", "1", "--overwrite")
+        self.assertFalse((self.run_dir / "lock").exists())
+
+    def test_of_programs_that_know_of_no_ranks_one_alone_gets_the_directory(self):
+        processes = [subprocess.Popen([str(BIN / FIRST), *TINY, *UNTRACED, "--steps", "100",
+                                       "--run_dir", str(self.run_dir)], env=environment(),
+                                      stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                     for _ in range(4)]
+        errors = [process.communicate(timeout=60)[1] for process in processes]
+        self.assertEqual(sorted(process.returncode for process in processes), [0, 2, 2, 2], errors)
+        self.assertEqual([step["step"] for step in metrics(self.run_dir)], list(range(100)))
+
+    def test_ranks_that_do_not_fit_together_are_refused_once(self):
+        def run(mib, *more):
+            env = environment(USP_AVAILABLE_MEMORY=str(int(mib * 2**20)))
+            return self.finish(self.start(2, CHAPTER, *TINY, *UNTRACED, "--steps", "1", *more,
+                                          env=env))
+
+        code, output = run(0.001)
+        self.assertEqual((code, len(output.splitlines())), (2, 1), output)
+        need, each = map(float, re.search(r"needs ([\d.]+) MiB .*\(([\d.]+) MiB on each of 2 ranks",
+                                          output).groups())
+        self.assertGreater(each, 1)
+        self.assertAlmostEqual(need, 2 * each, delta=0.2)
+        self.assertFalse(self.run_dir.exists())
+        self.assertEqual(run(need - 0.1)[0], 2)
+        self.assertEqual(run(need + 0.1)[0], 0)
+        self.assertEqual(run(need - 0.1, "--allow_oversize", "--overwrite")[0], 0)
 
 
 class Examples(unittest.TestCase):

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 import unittest
+from unittest import mock
 
 import binary
 
@@ -528,6 +529,44 @@ class BadInput(Runs):
                     self.assertIn("Permission denied", done.err)
                     self.assertIn(folder, done.err)
                     self.assertEqual(os.listdir(folder), [])
+
+
+class Memory(Runs):
+    """A run that needs more memory than there is does not start."""
+
+    def refused(self, available, changes=(), **options):
+        with mock.patch.dict(os.environ, USP_AVAILABLE_MEMORY=str(available)):
+            done = self.run_chapter(changes, timeout=15, **options)
+        self.assert_one_error(done, {2})
+        self.assertFalse(os.path.exists(done.run_dir))
+        self.assertIn("--allow_oversize", done.err)
+        return done.err
+
+    def test_it_is_refused_by_what_the_estimate_says(self):
+        path = os.path.join(self.scratch, "estimate.json")
+        with mock.patch.dict(os.environ, USP_AVAILABLE_MEMORY="1"):  # which asks for no memory
+            done = self.run_chapter({"estimate": True, "estimate_file": path})
+        self.assertEqual((done.code, done.err), (0, ""))
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)["simulated"]
+        need = sum(found[key] for key in ("weights", "gradients", "optimizer", "peak_activations"))
+        self.assertGreater(need, 10**5)
+        error = self.refused(need - 1)
+        self.assertIn(f"the run needs {need / 2**20:.1f} MiB of memory here, ", error)
+        remedy = re.search(r"; try ((?:--\w+ \d+ ?)+), or --allow", error).group(1).split()
+        self.assertEqual(remedy, ["--micro_batch_size", "2", "--grad_acc_steps", "2"])
+        with mock.patch.dict(os.environ, USP_AVAILABLE_MEMORY=str(need - 1)):
+            run_dir = self.succeed({"micro_batch_size": 2, "grad_acc_steps": 2, "steps": 1})
+            self.assertEqual(read_json(run_dir, "run.json")["config"]["micro_batch_size"], 2)
+            self.succeed({"allow_oversize": True, "steps": 1})
+        with mock.patch.dict(os.environ, USP_AVAILABLE_MEMORY=str(need)):
+            self.succeed({"steps": 1})
+
+    def test_a_model_for_a_thousand_gpus(self):
+        done = self.run_chapter(timeout=15, base={"model": "405B", "data": "text.txt",
+                                                  "seq_len": 128})
+        self.assert_one_error(done, {2})
+        self.assertRegex(done.err, r"needs \d+\.\d GiB .* [GM]iB are available; try --model tiny")
 
 
 class Files(Runs):

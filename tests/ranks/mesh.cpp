@@ -85,7 +85,10 @@ TEST_CASE("sizes that do not fill the world are refused, with sizes that do") {
     check_throws<UsageError>([&] { const Mesh mesh(world, sizes, order); }, parts);
   };
   const std::string order = "pp,dp,cp,tp";
-  refused({.dp = 3}, order, {"= 3", "8 ranks", "start 3 ranks", "dp_size=8"});
+  // Of flags, only those that take part.
+  refused({.dp = 3}, order, {"dp_size=3 must equal the 8 ranks", "start 3 ranks", "dp_size=8"});
+  refused({.dp = 3, .tp = 2}, order,
+          {"dp_size*tp_size = 3*2 = 6 must equal the 8 ranks", "start 6 ranks", "dp_size=4"});
   refused({.dp = 2, .tp = 3}, order, {"= 6", "8 ranks", "start 6 ranks"});
   refused({.dp = 8, .tp = 0}, order, {"at least 1"});
   refused({.dp = 8, .ep = 3}, order, {"ep_size=3", "dp_size*cp_size=8", "1, 2, 4 or 8"});
