@@ -24,7 +24,7 @@ def train(chapter, run_dir, ranks, share=None, **flags):
 
 
 def steady(recorded):
-    """Median milliseconds over the later steps: (step, exposed communication); see later_steps()."""
+    """Medians of later_steps(): (step, exposed communication)."""
     return tuple(statistics.median(values) for values in later_steps(recorded))
 
 
