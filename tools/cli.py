@@ -2,6 +2,7 @@
 import argparse
 import difflib
 import os
+import re
 import shlex
 import signal
 import sys
@@ -19,25 +20,26 @@ Read and run
   list                     the chapters, what each adds, how to run it
   run [CHAPTER]            install what is missing, build, train; alone: chapter 1's demo
                            chapter flags follow `--`:  ./book run ch01 -- --steps 100 --dtype f32
-  run CHAPTER --ranks N    the same on N ranks, from chapter 2 on
+                           all of them:                ./book run ch01 -- --help
+  run CHAPTER --ranks N    the same on N ranks (processes), from chapter 2 on
   diff CHAPTER [OTHER]     what differs between two chapters; one alone: from its parent
-Look
-  plot RUN_DIR             draw RUN_DIR/loss.png and loss.svg
+Look at what a run has recorded
+  plot RUN_DIR             the loss: RUN_DIR/loss.png and loss.svg
   plot RUN_DIR --timeline  who computes, sends and waits when: timeline.png and timeline.svg
   plot RUN_DIR --ops       what a step's operators take: ops.png and ops.svg
   plot RUN_DIR --memory    what memory is spent on in the first steps: memory.png and memory.svg
-  replay RUN_DIR           the recorded run as if every rank had a core, and on any links
+  replay RUN_DIR           a simulation: the same run with a core for every rank, on any links
   compare RUN_A RUN_B      the first step that differs, and both losses in one figure
   why RUN_DIR              what broke a run of several ranks, or holds it up
-Models of Hugging Face's format; --model DIR reads one
+Models in Hugging Face's format; `./book run ch01 -- --model DIR` trains one
   export RUN_DIR DIR       write the run's newest checkpoint as such a model
   tokenize MODEL_DIR FILE  a text as token ids of that model; --decode IDS: ids as text
 Check
-  test                     build everything and run the tests; --all: what takes long too
-  test NAME                only the tests called so: ./book test rmsnorm
+  doctor                   what is installed and missing, what this machine can do
+  test                     build and run the tests for every day; --all: also what takes long
+  test NAME                only the tests called so, in part: ./book test rmsnorm
   bench [CHAPTER]          speed: medians of interleaved runs, as text and JSON
   delta [CHAPTER]          what chapters change of their parents: declared, small, explained?
-  doctor                   what is installed and missing, what this machine can do
 Write
   new NAME [--parent CH]   a chapter of your own that begins as a copy of another
   figures [CHAPTER]        run the chapter's demo and remake what its README shows
@@ -46,6 +48,7 @@ Write
   propagate CHAPTER        merge what changed in a chapter into all that descend from it
 
 CHAPTER is a number or a name: 1, ch01 and ch01_single_gpu are the same.
+RUN_DIR is where a run has written its files, such as runs/ch01/001; `./book run` names it.
 """
 
 
@@ -67,6 +70,16 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser that fails as the rest of ./book does."""
 
     typed, flags = (), ()  # before and after `--`
+
+    def __init__(self, *arguments, examples=(), **options):
+        """examples: commands, each with what it does."""
+        super().__init__(*arguments, **options)
+        self.examples = examples
+
+    def format_help(self):
+        width = max((len(command) for command, _ in self.examples), default=0)
+        lines = [f"  {command:<{width}}  {what}\n" for command, what in self.examples]
+        return super().format_help() + "".join(["\nexamples:\n"] * bool(lines) + lines)
 
     def parse_args(self, args=None, namespace=None):
         self.typed = tuple(args or ())
@@ -90,6 +103,9 @@ class _Parser(argparse.ArgumentParser):
         return f"; {self.prog} --help shows what there is"
 
 
+RUN_DIR_HELP = "what a run has written, such as runs/ch01/001"
+
+
 def _add_set_up(parser):
     """The two flags of all commands that install packages."""
     parser.add_argument("--no-install", action="store_true",
@@ -102,15 +118,25 @@ def _run(arguments, flags):
     """./book run"""
     parser = _Parser(prog="./book run", usage="./book run [CHAPTER] [options] [-- chapter flags]",
                      description="Installs what is missing, builds a chapter, runs it and draws "
-                     "its loss.")
+                     "its loss. The run writes its files into a new folder, runs/chNN/001 and so "
+                     "on. Ctrl-C ends it after the step, with its files complete.",
+                     examples=(
+                         ("./book run", "chapter 1's demo"),
+                         ("./book run ch01 -- --help", "the flags of chapter 1"),
+                         ("./book run ch01 -- --data my.txt --steps 1000", "train on your text"),
+                         ("./book run ch02 --ranks 4", "four processes on this machine"),
+                         ("./book run ch02/collectives", "a small program of chapter 2")))
     parser.add_argument("chapter", nargs="?", default="1",
-                        help="default: chapter 1, its demo; ch02/NAME runs an example of a chapter")
+                        help="default: chapter 1; ch02/NAME runs an example of a chapter, which "
+                        "./book list names")
     parser.add_argument("--print", action="store_true", dest="only_print",
                         help="print the command line that would run, and do nothing")
     parser.add_argument("--no-plot", action="store_true", help="draw no loss plot afterwards")
     parser.add_argument("--ranks", type=int, metavar="N",
-                        help="processes to start (default: what the chapter's chapter.json says)")
-    parser.add_argument("--debug", type=int, metavar="RANK", help="run this rank under gdb")
+                        help="processes to start, from chapter 2 on (default: as many as the "
+                        "chapter's chapter.json says)")
+    parser.add_argument("--debug", type=int, metavar="RANK",
+                        help="run this rank under gdb, the others beside it")
     _add_set_up(parser)
     parser.flags = tuple(flags)
     args = parser.parse_args(arguments)
@@ -134,10 +160,17 @@ def _test(arguments, _flags):
                      usage="./book test [NAME] [options]",
                      description="Builds what the tests need and runs them: with a NAME only "
                      "those called so; alone the tests for every day, with the seeded faults of "
-                     "files that have changed; with --all every one.")
-    parser.add_argument("name", nargs="?", help="a part of the name of a test, of a file of tests "
-                        "or of a case; or the whole name of a seeded fault")
-    parser.add_argument("-R", metavar="REGEX", dest="regex", help="the same, by this name")
+                     "files that have changed; with --all every one. A seeded fault is a mistake "
+                     "planted in a copy of the sources, which a test has to notice.",
+                     examples=(
+                         ("./book test", "after any change, before a commit"),
+                         ("./book test layers", "after a change in layers.cpp"),
+                         ("./book test --list zero", "what ./book test zero would run"),
+                         ("./book test rope_sign", "one seeded fault")))
+    parser.add_argument("name", nargs="?", metavar="NAME", help="a part of the name of a test, of "
+                        "a file of tests or of a case, or a regular expression; or the whole name "
+                        "of a seeded fault")
+    parser.add_argument("-R", metavar="NAME", dest="regex", help="the same, as ctest has it")
     parser.add_argument("--list", action="store_true", dest="only_list",
                         help="name what would run, and run nothing")
     parser.add_argument("--all", action="store_true", dest="everything",
@@ -161,13 +194,14 @@ def _bench(arguments, _flags):
     parser = _Parser(prog="./book bench",
                      description="Measures training speed: medians over rounds in which the "
                      "configurations take turns.")
-    parser.add_argument("chapter", nargs="?", default="1")
+    parser.add_argument("chapter", nargs="?", default="1", metavar="CHAPTER",
+                        help="default: chapter 1")
     parser.add_argument("--json", metavar="FILE", help="default: build/bench_chNN.json")
     parser.add_argument("--seconds", type=_positive(float), default=5.0, metavar="S",
                         help="time to measure in each run (default 5)")
     parser.add_argument("--rounds", type=_positive(int), default=3, metavar="N", help="default 3")
-    parser.add_argument("--peers", metavar="PYTHON", help="PyTorch in turns with the chapter, under "
-                        "this Python; setup: under one that pip installs into build/peers")
+    parser.add_argument("--peers", metavar="PYTHON", help="PyTorch in turns with the chapter, "
+                        "under this Python; setup: under one that pip installs into build/peers")
     _add_set_up(parser)
     args = parser.parse_args(arguments)
     return bench.run_bench(chapters.resolve(args.chapter), args.seconds, args.rounds, args.json,
@@ -191,7 +225,7 @@ def _plot(arguments, _flags):
                      "directory, or one recorded step: with --timeline who computes, sends and "
                      "waits when, with --ops what the operators of rank 0 take; or with --memory "
                      "what memory is spent on in the first steps.")
-    parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help=RUN_DIR_HELP)
     view = parser.add_mutually_exclusive_group()
     view.add_argument("--timeline", action="store_true",
                       help="draw timeline.png and timeline.svg from trace.json")
@@ -221,7 +255,7 @@ def _replay(arguments, _flags):
     parser = _Parser(prog="./book replay", description="Lays a recorded run out as if every rank "
                      "owned a core, on the links that were recorded or on others: a simulation of "
                      "what trace.json holds. Prints where the time goes and writes a trace.")
-    parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help=RUN_DIR_HELP)
     parser.add_argument("--cores", type=int, metavar="N", help="the ranks share so many cores "
                         "(default: each owns as many as it has threads)")
     parser.add_argument("--node_size", type=int, metavar="N",
@@ -244,8 +278,8 @@ def _compare(arguments, _flags):
     parser = _Parser(prog="./book compare",
                      description="Compares two runs step by step. Exit code: 0 = the same bits, "
                      "1 = they differ, 2 = bad input.")
-    parser.add_argument("run_a", metavar="RUN_A", help="the reference")
-    parser.add_argument("run_b", metavar="RUN_B")
+    parser.add_argument("run_a", metavar="RUN_A", help="the reference, such as runs/ch01/001")
+    parser.add_argument("run_b", metavar="RUN_B", help="the run that is held against it")
     parser.add_argument("--out", metavar="FILE", help="the figure (default: RUN_B/compare.png)")
     args = parser.parse_args(arguments)
     return compare.compare_runs(args.run_a, args.run_b, args.out)
@@ -256,7 +290,7 @@ def _export(arguments, _flags):
     parser = _Parser(prog="./book export", description="Writes a run's newest checkpoint as a "
                      "model directory: config.json and safetensors, as Hugging Face's tools read "
                      "them, and as --model DIR does.")
-    parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help=RUN_DIR_HELP)
     parser.add_argument("output", metavar="DIR", help="a new directory")
     parser.add_argument("--dtype", choices=list(export.DTYPES),
                         help="of the weights (default: the run's)")
@@ -271,7 +305,7 @@ def _tokenize(arguments, _flags):
     parser = _Parser(prog="./book tokenize", description="Turns a text into token ids by a "
                      "model's tokenizer.json, or ids into text. Needs the Python package "
                      "`tokenizers`; ids work without.")
-    parser.add_argument("model_dir", metavar="MODEL_DIR")
+    parser.add_argument("model_dir", metavar="MODEL_DIR", help="a folder with tokenizer.json")
     parser.add_argument("file", nargs="?", metavar="FILE", help="a text in UTF-8")
     parser.add_argument("--output", metavar="FILE.bin",
                         help="write the ids for --data (default: print them)")
@@ -291,7 +325,7 @@ def _why(arguments, _flags):
     parser = _Parser(prog="./book why", description="Explains from the flight records why a run of "
                      "several ranks broke, or what it waits for. Exit code: 0 = nothing is wrong "
                      "or it goes on, 1 = it broke, 2 = there are no records.")
-    parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help=RUN_DIR_HELP)
     return why.explain(parser.parse_args(arguments).run_dir)
 
 
@@ -311,12 +345,14 @@ def _doctor(arguments, _flags):
 
 def _figures(arguments, _flags):
     """./book figures"""
-    parser = _Parser(prog="./book figures", description="Runs a chapter's demo and its measurements "
-                     "on this machine and makes from them what the chapter's README shows.")
-    parser.add_argument("chapter", nargs="?", help="default: chapter 1; with --render all")
-    parser.add_argument("--render", action="store_true", help="measure no time: run again what says "
-                        "the same on every machine, and make tables and figures from the data that "
-                        "are there")
+    parser = _Parser(prog="./book figures", description="Runs a chapter's demo and its "
+                     "measurements on this machine and makes from them what the chapter's README "
+                     "shows.")
+    parser.add_argument("chapter", metavar="CHAPTER", nargs="?",
+                        help="default: chapter 1; with --render all")
+    parser.add_argument("--render", action="store_true",
+                        help="measure no time: run again what says the same on every machine, and "
+                        "make tables and figures from the data that are there")
     _add_set_up(parser)
     args = parser.parse_args(arguments)
     chosen = (chapters.find_chapters() if args.render and args.chapter is None
@@ -346,7 +382,7 @@ def _delta(arguments, _flags):
     parser = _Parser(prog="./book delta", description="Checks that what a chapter changes of its "
                      "parent is declared in chapter.json, within budget and listed in CHANGES.md. "
                      "Exit code: 0 = in order, 1 = something is not.")
-    parser.add_argument("chapter", nargs="?", help="default: all of them")
+    parser.add_argument("chapter", metavar="CHAPTER", nargs="?", help="default: all of them")
     args = parser.parse_args(arguments)
     return delta.run_delta(args.chapter)
 
@@ -366,8 +402,9 @@ def _diff(arguments, _flags):
     """./book diff"""
     parser = _Parser(prog="./book diff", description="Shows what differs between the code of two "
                      "chapters, in the order in which the second one's README explains it.")
-    parser.add_argument("chapter")
-    parser.add_argument("other", nargs="?", help="left out: the chapter and its parent")
+    parser.add_argument("chapter", metavar="CHAPTER", help="such as ch02")
+    parser.add_argument("other", metavar="OTHER", nargs="?",
+                        help="the one to compare it with (default: its parent)")
     parser.add_argument("--stat", action="store_true", help="only how much differs in each file")
     args = parser.parse_args(arguments)
     return diff.show_diff(*delta.pair(args.chapter, args.other), only_statistics=args.stat)
@@ -378,7 +415,7 @@ def _propagate(arguments, _flags):
     parser = _Parser(prog="./book propagate", description="Merges what changed in a chapter's code "
                      "into every chapter that descends from it; writes nothing if there is a "
                      "conflict. Exit code: 0 = merged, 1 = conflicts, 2 = bad input.")
-    parser.add_argument("chapter")
+    parser.add_argument("chapter", metavar="CHAPTER", help="the one that you have edited")
     parser.add_argument("files", nargs="*", metavar="FILE", help="default: all that changed")
     parser.add_argument("--base", default="HEAD", metavar="REV",
                         help="the commit since which it changed (default HEAD)")
@@ -404,11 +441,14 @@ def _dispatch(argv):
         return 0
     if argv[0] == "help":
         argv = [argv[1], "--help"]
-    if argv[0] not in COMMANDS:
+    name = argv[0]
+    if name not in COMMANDS:
         close = difflib.get_close_matches(argv[0], COMMANDS, 1, 0.5)
+        if not close and re.match(r"(ch)?\d", argv[0]):
+            close, argv = ["run"], ["", *argv]  # a chapter
         hint = f"did you mean {shlex.join(['./book', *close, *argv[1:]])}" if close else \
-            f"commands: {', '.join(COMMANDS)}"
-        raise BookError(f"there is no command {argv[0]!r}; {hint}", 2)
+            f"commands: {', '.join(COMMANDS)}; ./book help explains them"
+        raise BookError(f"there is no command {name!r}; {hint}", 2)
     split = argv.index("--") if "--" in argv else len(argv)
     arguments, flags = argv[1:split], argv[split + 1:]
     if flags and argv[0] != "run":

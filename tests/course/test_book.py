@@ -880,7 +880,12 @@ class Launcher(FakeTree):
                                       r"about \d min left")
 
     def test_help_of_a_command_and_a_slip_of_the_pen(self):
-        self.assertIn("usage: ./book run [CHAPTER]", self.book("help", "run").stdout)
+        text = self.book("help", "run").stdout
+        self.assertIn("usage: ./book run [CHAPTER]", text)
+        self.assertRegex(text, r"\nexamples:\n  ./book run +chapter 1's demo\n")
+        self.assertEqual(self.book("run", "ch01", "--help").stdout, text)
+        self.assertIn("did you mean ./book run ch01 -- --lr 1\n",
+                      self.book("ch01", "--", "--lr", "1").stderr)
         result = self.book("tset", "-R", "a b")
         self.assertEqual(result.returncode, 2)
         self.assertIn("did you mean ./book test -R 'a b'", result.stderr)
