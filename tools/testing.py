@@ -125,6 +125,8 @@ def _near(pattern, tests):
     words = {word for name, test in tests.items()
              for text in (name, *(source.stem for source in test.sources))
              for word in (text, *re.split(r"[._]", text))}
+    words |= {word.lower() for test in tests.values() for cases in test.cases().values()
+              for case in cases for word in re.findall(r"[A-Za-z]\w{3,}", case)}
     close = difflib.get_close_matches(pattern, sorted(words), 3)
     return f"; did you mean ./book test {close[0]}?" if close else ""
 

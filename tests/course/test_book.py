@@ -863,6 +863,7 @@ class Launcher(FakeTree):
         result = self.book("test", "comon")
         self.assertEqual(result.returncode, 2)
         self.assertIn("did you mean ./book test common?", result.stderr)
+        self.assertIn("did you mean ./book test always?", self.book("test", "alwasy").stderr)
         self.assertFalse([line for line in self.logged() if "--target" in line
                           and "build.ninja" not in line])
 
