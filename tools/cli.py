@@ -164,7 +164,7 @@ def _test(arguments, _flags):
                      "planted in a copy of the sources, which a test has to notice.",
                      examples=(
                          ("./book test", "after any change, before a commit"),
-                         ("./book test layers", "after a change in layers.cpp"),
+                         ("./book test model_gradient", "after a change in a layer"),
                          ("./book test --list zero", "what ./book test zero would run"),
                          ("./book test rope_sign", "one seeded fault")))
     parser.add_argument("name", nargs="?", metavar="NAME", help="a part of the name of a test, of "
