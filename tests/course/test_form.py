@@ -382,17 +382,6 @@ class Pages(unittest.TestCase):
                 found = problems(path)
                 self.assertEqual(found, [], "\n" + "\n".join(found))
 
-    def test_a_commit_that_a_page_names_exists(self):
-        def git(*arguments):
-            return subprocess.run(["git", "-C", str(ROOT), *arguments], stdout=subprocess.PIPE,
-                                  stderr=subprocess.DEVNULL, text=True, check=False)
-        if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
-            self.skipTest("no whole repository")
-        for path in pages():
-            for told in COMMIT.finditer(path.read_text(encoding="utf-8")):
-                with self.subTest(page=str(path.relative_to(ROOT)), commit=told["commit"]):
-                    self.assertEqual(git("cat-file", "-e", told["commit"]).returncode, 0)
-
 
 class Notation(unittest.TestCase):
     def test_no_letter_has_two_meanings(self):

@@ -266,7 +266,7 @@ class Refusals(CheckpointRuns):
         self.succeed(self.flags)
         self.assertEqual(comparable(self.run_dir)[:4], comparable(self.succeed(self.FLAGS)))
         self.assertEqual([record["step"] for record in read_metrics(self.run_dir)],
-                         list(range(8)))
+                         list(range(1, 9)))
 
     def test_overwrite_removes_the_checkpoints_too(self):
         self.succeed({"run_dir": self.run_dir, "overwrite": True, "steps": 2})

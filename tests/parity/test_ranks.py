@@ -476,7 +476,7 @@ class Training(RankTest):
                      for _ in range(4)]
         errors = [process.communicate(timeout=60)[1] for process in processes]
         self.assertEqual(sorted(process.returncode for process in processes), [0, 2, 2, 2], errors)
-        self.assertEqual([step["step"] for step in metrics(self.run_dir)], list(range(100)))
+        self.assertEqual([step["step"] for step in metrics(self.run_dir)], list(range(1, 101)))
 
     def test_ranks_that_do_not_fit_together_are_refused_once(self):
         def run(mib, *more):

@@ -349,7 +349,7 @@ class RunDirectories(Runs):
         process.wait(60)
         self.assertTrue(os.path.exists(os.path.join(run_dir, "lock")))
         steps = [record["step"] for record in read_metrics(run_dir)]
-        self.assertEqual(steps, list(range(len(steps))), "the refused runs have written there")
+        self.assertEqual(steps, list(range(1, len(steps) + 1)), "the refused runs have written there")
         self.succeed(dict(flags, steps=len(steps) + 2, resume=True))
         self.assertEqual(set(os.listdir(run_dir)), RUN_FILES | {"checkpoints"})
 
