@@ -32,7 +32,7 @@ def one_round(program, attention, mode):
                          steps=STEPS, trace_steps=1)
         recorded = memory.load(run_dir)
     timed = records[SKIPPED_STEPS:]
-    forward = recorded.first("forward", 0)
+    forward = recorded.first("forward", 1)
     return {**{name: statistics.median(float(record[name]) for record in timed)
                for name in ("step_ms", "mfu", "hfu", "flops")},
             "kept_bytes": recorded.live_at(forward.end)["activations"],
