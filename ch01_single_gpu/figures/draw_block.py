@@ -21,7 +21,7 @@ ADDED_AFTER = (4, 8)      # the residual connections
 # (mode, what of SAVED is kept, the book's bytes of a block, what is computed again)
 MODES = (("none", range(len(SAVED)), "s b h (34 + 5 a s/h)", ""),
          ("selective", [i for i in range(len(SAVED)) if i != PROBABILITIES], "34 s b h", "scores"),
-         ("full", [0], "2 s b h", "forward again"))
+         ("full", [0], "2 s b h", "again"))
 
 
 def block_saved():
@@ -52,7 +52,7 @@ def block_saved():
                           (middle - 16, y + 8))
             begin, y = y + 30, y + plus
     drawing.text(left, y + 24, "Every layer keeps what it reads.", 20)
-    drawing.text(left, y + 54, "Dashed: kept only by attention that stores its scores.", 20)
+    drawing.text(left, y + 54, "Dashed: kept only by attention that stores them whole.", 20)
     return drawing.svg()
 
 
@@ -61,7 +61,7 @@ def recompute():
     drawing = schematic.Drawing(622, "What recomputation keeps, and what it computes again",
                                 "; ".join(f"{mode}: {size} bytes by the book" for mode, _, size, _
                                           in MODES))
-    cell, top = 44, 24
+    cell, top, unit = 44, 24, 128  # of work: one forward pass
     for number, (mode, kept, size, again) in enumerate(MODES):
         y = top + number * 182
         drawing.text(MARGIN, y + 26, mode, bold=True)
@@ -72,13 +72,13 @@ def recompute():
                         "activations" if index in kept else "ghost")
         drawing.text(MARGIN, y + 130, "works", 20, ink="muted")
         x = 150
-        drawing.box(x, y + 102, 156, 44, "forward", "forward")
-        x += 162
-        extra = {"": 0, "scores": 90, "forward again": 156}[again]
+        drawing.box(x, y + 102, unit, 44, "forward", "forward")
+        x += unit + 6
+        extra = {"": 0, "scores": 90, "again": unit}[again]  # the scores are less; their name is not
         if again:
             drawing.box(x, y + 102, extra, 44, "forward", again, 20)
             x += extra + 6
-        drawing.box(x, y + 102, 220, 44, "backward", "backward")
+        drawing.box(x, y + 102, 2 * unit, 44, "backward", "backward")
     drawing.legend(582, {"activations": "kept", "ghost": "dropped, computed again"})
     return drawing.svg()
 
