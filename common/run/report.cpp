@@ -96,8 +96,8 @@ ReportRows speed_rows(const RunSummary& summary, double peak_gflops) {
   const char* why_above = "; above 100 %, as it counts pairs behind the mask that nobody computes";
   return {{"speed", fmt::format("{:.0f} tokens/s: {:.3f} ms a step of {:.0f} tokens, median of {}",
                                 typical.tokens_per_s, typical.step_ms, tokens, sorted.size())},
-          {"MFU", fmt::format("{} of the matmul library's {:.1f} GFLOP/s, by what the model needs: "
-                              "attention below the causal mask",
+          {"MFU", fmt::format("{} of the matmul library's {:.1f} GFLOP/s, "
+                              "by what is needed below the causal mask",
                               utilisation_text(typical.mfu), peak_gflops)},
           {"MFU, no mask", fmt::format("{:.0f} %, by the book's count, which has no causal mask{}",
                                        100 * typical.book_mfu,
