@@ -86,7 +86,7 @@ class Forward {
       pack_transposed(keys_.mine(), HeadRows<T>(p_.k, b, g), p_);
       pack(values_.mine(), HeadRows<T>(p_.v, b, g), p_);
       for (int64_t first = 0; first < p_.S; first += kQueryRows<X>) {
-        query_block(QueryBlock<X>(p_.mask, first, p_.S), b, n);
+        query_block(QueryBlock<X>(p_.mask, b, first, p_.S), b, n);
       }
     });
   }
@@ -111,14 +111,22 @@ class Forward {
       }
       add_over_keys(sums, probs, values_.mine() + tile * kKeyTile * width_, width_, block, seen);
     }
-    const HeadRows<T> out(out_, b, n);
     for (int64_t row = 0; row < block.rows; ++row, sums += width_) {
       const auto [max, sum] = softmax[row];
       const A inverse = sum == 0 ? 0 : 1 / sum;
-      T* out_row = out[block.first + row];
-      simd_map(out_row, p_.D, [=](auto d) { return load(sums, d) * inverse; });
-      lse_[(b * p_.N + n) * p_.S + block.first + row] = max + std::log(sum);
+      const int64_t s = block.first + row;
+      if (out_.dtype() == dtype_of<T>) {
+        write_row(HeadRows<T>(out_, b, n)[s], sums, inverse);
+      } else {
+        write_row(HeadRows<A>(out_, b, n)[s], sums, inverse);
+      }
+      lse_[(b * p_.N + n) * p_.S + s] = max + std::log(sum);
     }
+  }
+
+  template <class O>
+  void write_row(O* out, const A* sums, A inverse) const {
+    simd_map(out, p_.D, [=](auto d) { return load(sums, d) * inverse; });
   }
 
   const Problem& p_;
@@ -163,7 +171,7 @@ class Backward {
       std::fill_n(dvalues_.mine(), p_.padded_K * width_, A{0});
       for (int64_t n = g * group; n < (g + 1) * group; ++n) {
         for (int64_t first = 0; first < p_.S; first += kQueryRows<X>) {
-          query_block(QueryBlock<X>(p_.mask, first, p_.S), b, n);
+          query_block(QueryBlock<X>(p_.mask, b, first, p_.S), b, n);
         }
       }
       add_tiles(HeadRows<A>(g_.dk, b, g), dkeys_.mine(), scale_.of_scores);
@@ -269,9 +277,37 @@ class Backward {
 
 void CpuBackend::attention_forward(Tensor out, Tensor lse, const Tensor& q, const Tensor& k,
                                    const Tensor& v, double scale, const Positions& queries,
-                                   const Positions& keys) {
-  const Problem problem{q, k, v, scale, CausalMask(queries, keys)};
+                                   const Positions& keys, const Tensor& begins) {
+  const Problem problem{q, k, v, scale, CausalMask(queries, keys, begins)};
   dispatch(q.dtype(), [&]<class T>(T) { Forward<T>(out, lse, problem).run(); });
+}
+
+void CpuBackend::attention_merge(Tensor out, Tensor lse, const Tensor& part_out,
+                                 const Tensor& part_lse) {
+  dispatch(out.dtype(), [&]<class T>(T) {
+    using A = accumulate_t<T>;
+    const int64_t S = out.size(1), N = out.size(2), D = out.size(3);
+    A* log_sums = lse.data<A>();
+    const A* part_log_sums = part_lse.data<A>();
+    parallel_for(out.size(0) * S, 2 * N * D, [=, &out, &part_out](int64_t row) {
+      const int64_t b = row / S, s = row % S;
+      for (int64_t n = 0; n < N; ++n) {
+        A& log_sum = log_sums[(b * N + n) * S + s];
+        const A part_log_sum = part_log_sums[(b * N + n) * S + s];
+        // [merge]
+        const A max = cpu::max(log_sum, part_log_sum);
+        const A shift = max == -kInfinity<A> ? 0 : max;  // -inf - -inf would be NaN
+        A own = std::exp(log_sum - shift), other = std::exp(part_log_sum - shift);
+        const A sum = own + other, inverse = sum == 0 ? 0 : 1 / sum;
+        own *= inverse, other *= inverse;
+        A* x = HeadRows<A>(out, b, n)[s];
+        const A* y = HeadRows<A>(part_out, b, n)[s];
+        simd_map(x, D, [=](auto d) { return load(x, d) * own + load(y, d) * other; });
+        log_sum = max + std::log(sum);
+        // [merge]
+      }
+    });
+  });
 }
 
 void CpuBackend::attention_delta(Tensor delta, const Tensor& dout, const Tensor& out) {
@@ -293,9 +329,10 @@ void CpuBackend::attention_delta(Tensor delta, const Tensor& dout, const Tensor&
 void CpuBackend::attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout,
                                     const Tensor& q, const Tensor& k, const Tensor& v,
                                     const Tensor& lse, const Tensor& delta, double scale,
-                                    const Positions& queries, const Positions& keys) {
+                                    const Positions& queries, const Positions& keys,
+                                    const Tensor& begins) {
   if (q.numel() == 0 || k.numel() == 0) return;  // nothing to add
-  const Problem problem{q, k, v, scale, CausalMask(queries, keys)};
+  const Problem problem{q, k, v, scale, CausalMask(queries, keys, begins)};
   dispatch(q.dtype(), [&]<class T>(T) {
     Backward<T>({dq, dk, dv, dout, lse, delta}, problem).run();
   });

@@ -41,21 +41,25 @@ struct Problem {
   int64_t padded_K = mask.num_tiles() * kKeyTile;
 };
 
-/// Up to kQueryRows consecutive queries.
+/// Up to kQueryRows consecutive queries of a sample.
 template <class X>
 struct QueryBlock {
-  int64_t first, rows, groups;
-  std::array<int32_t, kGroups<X>> lowest{}, highest{};  ///< position in each group
+  int64_t sample, first, rows, groups;
+  std::array<Window, kGroups<X>> all{}, any{};  ///< what all of a group see, and what any may see
 
-  QueryBlock(const CausalMask& mask, int64_t first, int64_t num_queries)
-      : first(first),
+  QueryBlock(const CausalMask& mask, int64_t sample, int64_t first, int64_t num_queries)
+      : sample(sample),
+        first(first),
         rows(std::min(kQueryRows<X>, num_queries - first)),
         groups(round_up(rows, kTileRows<X>) / kTileRows<X>) {
     for (int64_t g = 0; g < groups; ++g) {
-      const int32_t* query = mask.queries() + first + g * kTileRows<X>;
-      const int64_t count = std::min(kTileRows<X>, rows - g * kTileRows<X>);
-      lowest[g] = *std::min_element(query, query + count);
-      highest[g] = *std::max_element(query, query + count);
+      const int64_t begin = g * kTileRows<X>, end = std::min(begin + kTileRows<X>, rows);
+      all[g] = any[g] = mask.window(sample, first + begin);
+      for (int64_t row = begin + 1; row < end; ++row) {
+        const auto [from, to] = mask.window(sample, first + row);
+        all[g] = {std::max(all[g].from, from), std::min(all[g].to, to)};
+        any[g] = {std::min(any[g].from, from), std::max(any[g].to, to)};
+      }
     }
   }
 };
@@ -68,7 +72,7 @@ struct Seen {
 
   Seen(const QueryBlock<X>& block, const CausalMask& mask, int64_t tile) {
     for (int64_t g = 0; g < block.groups; ++g) {
-      keys[g] = mask.num_seen(block.highest[g], tile);
+      keys[g] = mask.num_seen(block.any[g], tile);
       any = std::max(any, keys[g]);
     }
   }
@@ -199,10 +203,10 @@ int64_t finish_scores(A* scores, A scale, int64_t row, const QueryBlock<X>& bloc
                       const Seen<X>& seen, const CausalMask& mask, int64_t tile) {
   const int64_t group = row / kTileRows<X>, count = round_up(seen.keys[group], kTileColumns<X>);
   if (scale != 1) simd_map(scores, count, [=](auto t) { return load(scores, t) * scale; });
-  if (mask.sees_all(block.lowest[group], tile)) return count;
-  const int32_t query = mask.queries()[block.first + row];
+  if (mask.sees_all(block.all[group], tile)) return count;
+  const Window window = mask.window(block.sample, block.first + row);
   const int32_t* keys = mask.keys() + tile * kKeyTile;
-  simd_map(scores, count, [=](auto t) { return hide_later(load(scores, t), keys, t, query); });
+  simd_map(scores, count, [=](auto t) { return hide_unseen(load(scores, t), keys, t, window); });
   return count;
 }
 

@@ -14,13 +14,15 @@ namespace usp::cpu {
 inline constexpr int64_t kKeyTile = 96;
 
 /// Who sees whom in causal attention: positions of all queries and keys, the keys padded to whole
-/// tiles with a position that no query sees.
+/// tiles with a position that no query sees. With documents, begins [B, S], each query's window
+/// begins with its document.
 class CausalMask {
  public:
-  CausalMask(const Positions& queries, const Positions& keys)
+  CausalMask(const Positions& queries, const Positions& keys, const Tensor& begins)
       : queries_(workspace({queries.count()}, DType::i32)),
         keys_(workspace({round_up(keys.count(), kKeyTile)}, DType::i32)),
-        tiles_(workspace({keys_.numel() / kKeyTile, 2}, DType::i32)) {
+        tiles_(workspace({keys_.numel() / kKeyTile, 2}, DType::i32)),
+        begins_(begins.defined() ? begins.data<int32_t>() : nullptr) {
     int32_t* query = queries_.data<int32_t>();
     for (int64_t i = 0; i < queries.count(); ++i) query[i] = static_cast<int32_t>(queries[i]);
     int32_t* key = keys_.data<int32_t>();
@@ -33,36 +35,44 @@ class CausalMask {
     }
   }
 
-  const int32_t* queries() const { return queries_.data<int32_t>(); }
   const int32_t* keys() const { return keys_.data<int32_t>(); }
   int64_t num_tiles() const { return tiles_.size(0); }
 
-  /// Whether a query at `position` sees all keys of a tile.
-  bool sees_all(int32_t position, int64_t tile) const {
-    return tiles_.data<int32_t>()[2 * tile + 1] <= position;
+  /// What query `row` of a sample sees.
+  Window window(int64_t sample, int64_t row) const {
+    const int32_t from = begins_ == nullptr ? 0 : begins_[sample * queries_.numel() + row];
+    return {from, queries_.data<int32_t>()[row]};
   }
-  /// How many keys of a tile there are up to the last one that a query at `position` sees.
-  int64_t num_seen(int32_t position, int64_t tile) const {
-    if (sees_all(position, tile)) return kKeyTile;
-    if (tiles_.data<int32_t>()[2 * tile] > position) return 0;
+  /// Whether all keys of a tile lie in the window.
+  bool sees_all(Window window, int64_t tile) const {
+    return window.from <= lowest(tile) && highest(tile) <= window.to;
+  }
+  /// How many keys of a tile there are up to the last one in the window.
+  int64_t num_seen(Window window, int64_t tile) const {
+    if (sees_all(window, tile)) return kKeyTile;
+    if (lowest(tile) > window.to || highest(tile) < window.from) return 0;
     const int32_t* key = keys() + tile * kKeyTile;
     int64_t count = kKeyTile;
-    while (key[count - 1] > position) --count;
+    while (count > 0 && (key[count - 1] > window.to || key[count - 1] < window.from)) --count;
     return count;
   }
-  /// How many keys there are, in whole tiles, up to the last one that a query at `position` sees.
-  int64_t num_seen(int32_t position) const {
+  /// How many keys there are, in whole tiles, up to the last one in the window.
+  int64_t num_seen(Window window) const {
     int64_t tile = num_tiles();
-    while (tile > 0 && tiles_.data<int32_t>()[2 * tile - 2] > position) --tile;
+    while (tile > 0 && lowest(tile - 1) > window.to) --tile;
     return tile * kKeyTile;
   }
 
  private:
+  int32_t lowest(int64_t tile) const { return tiles_.data<int32_t>()[2 * tile]; }
+  int32_t highest(int64_t tile) const { return tiles_.data<int32_t>()[2 * tile + 1]; }
+
   static constexpr int32_t kNever = std::numeric_limits<int32_t>::max();
 
-  Tensor queries_;  ///< [queries]
-  Tensor keys_;     ///< [tiles * kKeyTile]
-  Tensor tiles_;    ///< [tiles, 2]: lowest and highest position
+  Tensor queries_;         ///< [queries]
+  Tensor keys_;            ///< [tiles * kKeyTile]
+  Tensor tiles_;           ///< [tiles, 2]: lowest and highest position
+  const int32_t* begins_;  ///< [B, queries] or nullptr
 };
 
 }  // namespace usp::cpu

@@ -15,6 +15,8 @@ class CpuBackend : public Backend {
   void copy(Tensor y, const Tensor& x) override;
   void add(Tensor y, const Tensor& a, const Tensor& b) override;
   void accumulate(Tensor sum, const Tensor& x) override;
+  void dropout(Tensor y, const Tensor& x, double rate, const RandomStream& random,
+               int64_t first_row) override;
   void rope(Tensor x, const Tensor& cos, const Tensor& sin, const Positions& positions,
             bool inverse) override;
   void swiglu_forward(Tensor y, const Tensor& gate_up) override;
@@ -37,20 +39,27 @@ class CpuBackend : public Backend {
 
   // attention.cpp
   void attention_forward(Tensor out, Tensor lse, const Tensor& q, const Tensor& k, const Tensor& v,
-                         double scale, const Positions& queries, const Positions& keys) override;
+                         double scale, const Positions& queries, const Positions& keys,
+                         const Tensor& begins) override;
+  void attention_merge(Tensor out, Tensor lse, const Tensor& part_out,
+                       const Tensor& part_lse) override;
   void attention_delta(Tensor delta, const Tensor& dout, const Tensor& out) override;
   void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
                           const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
-                          double scale, const Positions& queries, const Positions& keys) override;
+                          double scale, const Positions& queries, const Positions& keys,
+                          const Tensor& begins) override;
 
   // softmax.cpp
   void causal_softmax_forward(Tensor probs, Tensor lse, const Tensor& scores, double scale,
-                              const Positions& queries, const Positions& keys) override;
+                              const Positions& queries, const Positions& keys,
+                              const Tensor& begins) override;
   void causal_softmax_backward(Tensor dscores, const Tensor& dprobs, const Tensor& probs,
                                const Tensor& delta, double scale) override;
+  void attention_rescale(Tensor probs, const Tensor& part_lse, const Tensor& lse) override;
   void cross_entropy_forward(Tensor row_max, Tensor row_sum, Tensor target_logit,
                              const Tensor& logits, const Tensor& targets,
                              int64_t vocab_offset) override;
+  void cross_entropy_rescale(Tensor row_sum, const Tensor& row_max, const Tensor& max) override;
   void cross_entropy_loss(Tensor loss, Tensor lse, const Tensor& row_max, const Tensor& row_sum,
                           const Tensor& target_logit, double scale) override;
   void cross_entropy_backward(Tensor dlogits, const Tensor& logits, const Tensor& targets,

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/rng.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/parallel.h"
 #include "cpu/simd.h"
@@ -191,6 +192,23 @@ void CpuBackend::embedding_backward(Tensor dtable, const Tensor& dy, const Tenso
         for (int64_t h = begin; h < end; ++h) {
           sums[row * H + h] += load(grad[t * H + h]);
         }
+      }
+    });
+  });
+}
+
+void CpuBackend::dropout(Tensor y, const Tensor& x, double rate, const RandomStream& random,
+                         int64_t first_row) {
+  dispatch(x.dtype(), [&]<class T>(T) {
+    using A = accumulate_t<T>;
+    const int64_t H = x.size(1);
+    const A scale = A(1 / (1 - rate));
+    T* out = y.data<T>();
+    const T* in = x.data<T>();
+    parallel_for(x.size(0), 32 * H, [=, &random](int64_t row) {
+      for (int64_t h = 0; h < H; ++h) {
+        const bool kept = random.uniform(uint64_t(first_row + row), uint64_t(h)) >= rate;
+        store(out[row * H + h], kept ? scale * load(in[row * H + h]) : A{0});
       }
     });
   });

@@ -64,12 +64,14 @@ inline Floats abs(Floats x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0F), x);
 inline Floats max(Floats a, Floats b) { return _mm256_max_ps(b, a); }
 inline Floats at_least(Floats x, float bound) { return _mm256_max_ps(Floats{} + bound, x); }
 inline Floats from_exponent(Floats x) { return (Floats)_mm256_slli_epi32((__m256i)x, 23); }
-inline Floats hide_later(Floats score, const int32_t* keys, Lanes i, int32_t query) {
+inline Floats hide_unseen(Floats score, const int32_t* keys, Lanes i, Window window) {
   const __m256i key = all_exist(i)
                           ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys + i.first))
                           : _mm256_maskload_epi32(keys + i.first, bits_of(i));
-  const __m256i later = _mm256_cmpgt_epi32(key, _mm256_set1_epi32(query));
-  return _mm256_blendv_ps(score, Floats{} - kInfinity<float>, (Floats)later);
+  const __m256i earlier = _mm256_cmpgt_epi32(_mm256_set1_epi32(window.from), key);
+  const __m256i later = _mm256_cmpgt_epi32(key, _mm256_set1_epi32(window.to));
+  const Floats unseen = (Floats)_mm256_or_si256(earlier, later);
+  return _mm256_blendv_ps(score, Floats{} - kInfinity<float>, unseen);
 }
 
 /// a in the lanes that exist, b in the others.

@@ -49,9 +49,10 @@ inline Floats abs(Floats x) { return _mm512_abs_ps(x); }
 inline Floats max(Floats a, Floats b) { return _mm512_max_ps(b, a); }
 inline Floats at_least(Floats x, float bound) { return _mm512_max_ps(Floats{} + bound, x); }
 inline Floats from_exponent(Floats x) { return (Floats)_mm512_slli_epi32((__m512i)x, 23); }
-inline Floats hide_later(Floats score, const int32_t* keys, Lanes i, int32_t query) {
+inline Floats hide_unseen(Floats score, const int32_t* keys, Lanes i, Window window) {
   const __m512i key = _mm512_maskz_loadu_epi32(bits_of(i), keys + i.first);
-  const __mmask16 seen = _mm512_cmple_epi32_mask(key, _mm512_set1_epi32(query));
+  const __mmask16 begun = _mm512_cmpge_epi32_mask(key, _mm512_set1_epi32(window.from));
+  const __mmask16 seen = _mm512_mask_cmple_epi32_mask(begun, key, _mm512_set1_epi32(window.to));
   return _mm512_mask_mov_ps(Floats{} - kInfinity<float>, seen, score);
 }
 

@@ -81,13 +81,18 @@ inline float at_least(float x, float bound) { return x < bound ? bound : x; }
 inline float from_exponent(float x) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(x) << 23);
 }
-/// score where keys[i] <= query, else -infinity.
-inline double hide_later(double score, const int32_t* keys, int64_t i, int32_t query) {
-  return keys[i] <= query ? score : -kInfinity<double>;
+/// The positions from `from` to `to`, both included: of the keys that a query sees.
+struct Window {
+  int32_t from = 0, to = 0;
+};
+/// score where keys[i] lies in the window, else -infinity.
+inline double hide_unseen(double score, const int32_t* keys, int64_t i, Window window) {
+  return window.from <= keys[i] && keys[i] <= window.to ? score : -kInfinity<double>;
 }
 /// In integers: of a condition GCC may make a branch, and then does not vectorise the loop.
-inline float hide_later(float score, const int32_t* keys, int64_t i, int32_t query) {
-  const uint32_t seen = uint32_t{keys[i] > query} - 1;  // all bits or none
+inline float hide_unseen(float score, const int32_t* keys, int64_t i, Window window) {
+  const uint32_t unseen = uint32_t{keys[i] < window.from} | uint32_t{keys[i] > window.to};
+  const uint32_t seen = unseen - 1;  // all bits or none
   constexpr auto kHidden = std::bit_cast<uint32_t>(-kInfinity<float>);
   return std::bit_cast<float>((std::bit_cast<uint32_t>(score) & seen) | (kHidden & ~seen));
 }

@@ -10,16 +10,16 @@ namespace usp::cpu {
 
 namespace {
 
-/// Writes the softmax of scale * x, restricted to the keys at or before `query`, to y [count]
-/// (which may be x), zeros elsewhere; returns the log of the sum. No such key lies at `seen` or
+/// Writes the softmax of scale * x, restricted to the keys in the window, to y [count] (which
+/// may be x), zeros elsewhere; returns the log of the sum. No such key lies at `seen` or
 /// beyond. A row that sees no key: zeros and -inf. terms [seen] is a workspace.
 template <class T>
 accumulate_t<T> causal_softmax_row(T* y, const T* x, int64_t count, accumulate_t<T> scale,
-                                   const int32_t* keys, int32_t query, int64_t seen,
+                                   const int32_t* keys, Window window, int64_t seen,
                                    accumulate_t<T>* terms) {
   using A = accumulate_t<T>;
   const auto score = [=](auto i) {
-    const auto value = hide_later(load(x, i) * scale, keys, i, query);
+    const auto value = hide_unseen(load(x, i) * scale, keys, i, window);
     store(terms, i, value);
     return value;
   };
@@ -42,20 +42,20 @@ accumulate_t<T> causal_softmax_row(T* y, const T* x, int64_t count, accumulate_t
 
 void CpuBackend::causal_softmax_forward(Tensor probs, Tensor lse, const Tensor& scores,
                                         double scale, const Positions& queries,
-                                        const Positions& keys) {
-  const CausalMask mask(queries, keys);
+                                        const Positions& keys, const Tensor& begins) {
+  const CausalMask mask(queries, keys, begins);
   dispatch(probs.dtype(), [&]<class T>(T) {
     using A = accumulate_t<T>;
-    const int64_t S = probs.size(2), K = probs.size(3);
+    const int64_t N = probs.size(1), S = probs.size(2), K = probs.size(3);
     T* out = probs.data<T>();
     A* log_sums = lse.data<A>();
     const T* in = scores.data<T>();
-    const int32_t *query = mask.queries(), *key = mask.keys();
+    const int32_t* key = mask.keys();
     const PerThread<A> terms(K);
     parallel_for(lse.numel(), 4 * K, [=, &mask, &terms](int64_t row) {
-      const int32_t position = query[row % S];
-      log_sums[row] = causal_softmax_row(out + row * K, in + row * K, K, A(scale), key, position,
-                                         std::min(K, mask.num_seen(position)), terms.mine());
+      const Window window = mask.window(row / (N * S), row % S);
+      log_sums[row] = causal_softmax_row(out + row * K, in + row * K, K, A(scale), key, window,
+                                         std::min(K, mask.num_seen(window)), terms.mine());
     });
   });
 }
@@ -80,6 +80,22 @@ void CpuBackend::causal_softmax_backward(Tensor dscores, const Tensor& dprobs, c
   });
 }
 
+void CpuBackend::attention_rescale(Tensor probs, const Tensor& part_lse, const Tensor& lse) {
+  dispatch(probs.dtype(), [&]<class T>(T) {
+    using A = accumulate_t<T>;
+    const int64_t K = probs.size(3);
+    T* p = probs.data<T>();
+    const A *of_part = part_lse.data<A>(), *of_all = lse.data<A>();
+    parallel_for(lse.numel(), K, [=](int64_t row) {
+      // Where all keys are unseen, too, -inf - -inf would be NaN.
+      const A factor = of_part[row] == -kInfinity<A> ? 0 : std::exp(of_part[row] - of_all[row]);
+      T* p_row = p + row * K;
+      simd_map(
+          p_row, K, [=](auto i) { return load(p_row, i) * factor; }, p_row + K);
+    });
+  });
+}
+
 void CpuBackend::cross_entropy_forward(Tensor row_max, Tensor row_sum, Tensor target_logit,
                                        const Tensor& logits, const Tensor& targets,
                                        int64_t vocab_offset) {
@@ -98,6 +114,18 @@ void CpuBackend::cross_entropy_forward(Tensor row_max, Tensor row_sum, Tensor ta
       maxima[row] = max;
       sums[row] = sum;
       picked[row] = index >= 0 && index < V ? load(x[index]) : A{0};
+    });
+  });
+}
+
+void CpuBackend::cross_entropy_rescale(Tensor row_sum, const Tensor& row_max, const Tensor& max) {
+  dispatch(row_sum.dtype(), [&]<class T>(T) {
+    using A = accumulate_t<T>;
+    A* sums = row_sum.data<A>();
+    const A *from = row_max.data<A>(), *to = max.data<A>();
+    parallel_for(row_sum.numel(), 1, [=](int64_t row) {
+      // A shard of none but impossible tokens adds nothing, whatever the others hold.
+      if (sums[row] != 0) sums[row] *= std::exp(from[row] - to[row]);
     });
   });
 }

@@ -25,7 +25,10 @@ int64_t size_class(int64_t bytes) {
 
 }  // namespace
 
-std::string_view name(Device device) { return device == Device::cpu ? "cpu" : "meta"; }
+std::string_view name(Device device) {
+  static constexpr std::array<std::string_view, 3> kNames = {"cpu", "cuda", "meta"};
+  return kNames[static_cast<int>(device)];
+}
 
 std::string_view name(Category category) {
   static constexpr std::array<std::string_view, kNumCategories> kNames = {
@@ -48,7 +51,7 @@ void* Allocator::allocate(int64_t bytes, const MemoryTag& tag) {
     }
     return nullptr;
   }
-  if (shelf.blocks.empty()) return allocate_from_system(key);
+  if (shelf.blocks.empty()) return allocate_from_system(key, tag);
   return shelf.blocks.extract(shelf.blocks.begin()).value();
 }
 
@@ -85,27 +88,56 @@ void Allocator::count(int64_t bytes, const MemoryTag& tag) {
   }
 }
 
-void* Allocator::allocate_from_system(const ShelfKey& key) {
+void* Allocator::allocate_from_system(const ShelfKey& key, const MemoryTag& tag) {
   const int64_t rounded = key.second;
-  const int64_t alignment = rounded >= kHugePage ? kHugePage : kAlignment;
-  void* pointer = nullptr;
-  if (posix_memalign(&pointer, alignment, rounded) != 0) {
+  void* pointer = take(rounded);
+  if (pointer == nullptr) {
     release_cached_blocks();
-    if (posix_memalign(&pointer, alignment, rounded) != 0) {
-      fail("out of memory: {} bytes asked for, {} bytes live, {} bytes reserved", rounded,
-           live_total_, reserved_bytes());
-    }
+    pointer = take(rounded);
+    if (pointer == nullptr) fail_for_memory(rounded, tag);
   }
-  // Fewer page faults and TLB misses; where the kernel has no huge pages nothing changes.
-  if (rounded >= kHugePage) madvise(pointer, rounded, MADV_HUGEPAGE);
   reserved(key.first) += rounded;
   ++system_allocations_;
   return pointer;
 }
 
+/// nullptr where there is none left.
+void* Allocator::take(int64_t bytes) {
+  if (accelerator_ != nullptr) return accelerator_->take(device_, bytes);
+  void* pointer = nullptr;
+  if (posix_memalign(&pointer, bytes >= kHugePage ? kHugePage : kAlignment, bytes) != 0) {
+    return nullptr;
+  }
+  // Fewer page faults and TLB misses; where the kernel has no huge pages nothing changes.
+  if (bytes >= kHugePage) madvise(pointer, bytes, MADV_HUGEPAGE);
+  return pointer;
+}
+
+void Allocator::give_back(void* pointer) {
+  if (accelerator_ != nullptr) return accelerator_->give_back(device_, pointer);
+  std::free(pointer);
+}
+
+void Allocator::fail_for_memory(int64_t bytes, const MemoryTag& tag) const {
+  std::string live;
+  for (int i = 0; i < kNumCategories; ++i) {
+    if (live_[i] == 0) continue;
+    live += fmt::format("{}{} of {}", live.empty() ? "" : ", ", live_[i], name(Category(i)));
+  }
+  const std::string left = device_ == Device::cuda ? fmt::format(", {} bytes left on the device",
+                                                                 accelerator_->available_memory())
+                                                   : "";
+  fail(
+      "out of memory on {}: {} bytes asked for {}{}{}, {} bytes live ({}), {} bytes reserved{}; "
+      "try "
+      "a smaller --micro_batch_size, or --recompute full",
+      name(device_), bytes, name(tag.category), tag.name.empty() ? "" : ", ", tag.name, live_total_,
+      live, reserved_bytes(), left);
+}
+
 void Allocator::release_cached_blocks() {
   for (const auto& [key, shelf] : cached_) {
-    for (void* pointer : shelf.blocks) std::free(pointer);
+    for (void* pointer : shelf.blocks) give_back(pointer);
     reserved(key.first) -= key.second * static_cast<int64_t>(shelf.blocks.size());
   }
   cached_.clear();

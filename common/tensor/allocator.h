@@ -3,18 +3,14 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <string_view>
 #include <vector>
 
+#include "tensor/device.h"
+
 namespace usp {
-
-enum class Device : uint8_t {
-  cpu,
-  meta,  ///< shapes without data: every op checks and counts, none computes
-};
-
-std::string_view name(Device device);
 
 /// What a tensor's bytes are spent on. The order is that of the memory tables and plots.
 enum class Category : uint8_t {
@@ -27,6 +23,7 @@ enum class Category : uint8_t {
 };
 inline constexpr int kNumCategories = 6;
 
+/// As the records have it, such as "activations".
 std::string_view name(Category category);
 
 /// What an allocation is for: its category and, for the memory profile, the model's block and the
@@ -56,13 +53,16 @@ class Allocator {
  public:
   /// One allocation (bytes > 0) or release (bytes < 0), for the memory timeline.
   struct Event {
-    int64_t nanoseconds;  ///< steady clock
+    int64_t nanoseconds;  ///< steady clock of the host, which may be ahead of a device
     int64_t bytes;
     MemoryTag tag;
     int64_t live_bytes;  ///< of the category, afterwards
   };
 
-  explicit Allocator(Device device) : device_(device) {}
+  /// `accelerator`: whose memory it is; for Device::cpu, pinned memory of the host that goes with
+  /// it, or nullptr for memory of the system.
+  explicit Allocator(Device device, std::shared_ptr<Accelerator> accelerator = nullptr)
+      : device_(device), accelerator_(std::move(accelerator)) {}
   ~Allocator();
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
@@ -74,6 +74,7 @@ class Allocator {
   void release(void* pointer, int64_t bytes, const MemoryTag& tag);
 
   Device device() const { return device_; }
+  Accelerator* accelerator() const { return accelerator_.get(); }
   int64_t live_bytes(Category category) const { return live_[static_cast<int>(category)]; }
   int64_t live_bytes() const { return live_total_; }  ///< as requested, all categories
   int64_t peak_bytes(Category category) const { return peak_[static_cast<int>(category)]; }
@@ -100,11 +101,15 @@ class Allocator {
   using ShelfKey = std::pair<bool, int64_t>;  ///< workspace?, size class
 
   void count(int64_t bytes, const MemoryTag& tag);
-  void* allocate_from_system(const ShelfKey& key);
+  void* allocate_from_system(const ShelfKey& key, const MemoryTag& tag);
+  void* take(int64_t bytes);
+  void give_back(void* pointer);
+  [[noreturn]] void fail_for_memory(int64_t bytes, const MemoryTag& tag) const;
   int64_t& reserved(bool workspace) { return workspace ? reserved_workspace_ : reserved_; }
   void release_cached_blocks();
 
   Device device_;
+  std::shared_ptr<Accelerator> accelerator_;
   std::array<int64_t, kNumCategories> live_{};
   std::array<int64_t, kNumCategories> peak_{};
   int64_t live_total_ = 0;

@@ -18,7 +18,8 @@ Tensor matrix_of(const Tensor& x, int64_t sample, int64_t head) {
 
 void Backend::naive_attention_forward(Tensor out, Tensor lse, Tensor probs, const Tensor& q,
                                       const Tensor& k, const Tensor& v, double scale,
-                                      const Positions& queries, const Positions& keys) {
+                                      const Positions& queries, const Positions& keys,
+                                      const Tensor& begins) {
   const int64_t group = q.size(2) / k.size(2);
   for (int64_t b = 0; b < q.size(0); ++b) {
     for (int64_t n = 0; n < q.size(2); ++n) {
@@ -26,7 +27,7 @@ void Backend::naive_attention_forward(Tensor out, Tensor lse, Tensor probs, cons
              /*accumulate=*/false);  // scores, soon overwritten by probabilities
     }
   }
-  causal_softmax_forward(probs, lse, probs, scale, queries, keys);
+  causal_softmax_forward(probs, lse, probs, scale, queries, keys, begins);
   for (int64_t b = 0; b < q.size(0); ++b) {
     for (int64_t n = 0; n < q.size(2); ++n) {
       matmul(head_of(out, b, n), matrix_of(probs, b, n), head_of(v, b, n / group), false);

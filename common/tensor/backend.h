@@ -7,6 +7,8 @@
 
 namespace usp {
 
+class RandomStream;
+
 /// Hyper-parameters of one AdamW update.
 struct AdamWSettings {
   double lr = 0;
@@ -26,6 +28,8 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
+  ///@{
+  /// The operation of this name in ops.h. `begins` are those of its documents, or undefined.
   virtual void fill(Tensor y, double value) = 0;
   virtual void copy(Tensor y, const Tensor& x) = 0;
   virtual void add(Tensor y, const Tensor& a, const Tensor& b) = 0;
@@ -52,28 +56,38 @@ class Backend {
   virtual void swiglu_backward(Tensor dgate_up, const Tensor& dy, const Tensor& gate_up) = 0;
 
   virtual void causal_softmax_forward(Tensor probs, Tensor lse, const Tensor& scores, double scale,
-                                      const Positions& queries, const Positions& keys) = 0;
+                                      const Positions& queries, const Positions& keys,
+                                      const Tensor& begins) = 0;
   virtual void causal_softmax_backward(Tensor dscores, const Tensor& dprobs, const Tensor& probs,
                                        const Tensor& delta, double scale) = 0;
   virtual void attention_forward(Tensor out, Tensor lse, const Tensor& q, const Tensor& k,
                                  const Tensor& v, double scale, const Positions& queries,
-                                 const Positions& keys) = 0;
+                                 const Positions& keys, const Tensor& begins) = 0;
+  virtual void attention_merge(Tensor out, Tensor lse, const Tensor& part_out,
+                               const Tensor& part_lse) = 0;
+  virtual void attention_rescale(Tensor probs, const Tensor& part_lse, const Tensor& lse) = 0;
   virtual void attention_delta(Tensor delta, const Tensor& dout, const Tensor& out) = 0;
   virtual void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout,
                                   const Tensor& q, const Tensor& k, const Tensor& v,
                                   const Tensor& lse, const Tensor& delta, double scale,
-                                  const Positions& queries, const Positions& keys) = 0;
+                                  const Positions& queries, const Positions& keys,
+                                  const Tensor& begins) = 0;
   /// Default: one matmul per sample and head, softmax, another matmul.
   virtual void naive_attention_forward(Tensor out, Tensor lse, Tensor probs, const Tensor& q,
                                        const Tensor& k, const Tensor& v, double scale,
-                                       const Positions& queries, const Positions& keys);
+                                       const Positions& queries, const Positions& keys,
+                                       const Tensor& begins);
   virtual void naive_attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout,
                                         const Tensor& probs, const Tensor& q, const Tensor& k,
                                         const Tensor& v, const Tensor& delta, double scale);
 
+  virtual void dropout(Tensor y, const Tensor& x, double rate, const RandomStream& random,
+                       int64_t first_row) = 0;
+
   virtual void cross_entropy_forward(Tensor row_max, Tensor row_sum, Tensor target_logit,
                                      const Tensor& logits, const Tensor& targets,
                                      int64_t vocab_offset) = 0;
+  virtual void cross_entropy_rescale(Tensor row_sum, const Tensor& row_max, const Tensor& max) = 0;
   virtual void cross_entropy_loss(Tensor loss, Tensor lse, const Tensor& row_max,
                                   const Tensor& row_sum, const Tensor& target_logit,
                                   double scale) = 0;
@@ -85,9 +99,12 @@ class Backend {
                                 double max_norm) = 0;
   virtual void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
                      const Tensor& coefficient, const AdamWSettings& settings) = 0;
+  ///@}
 };
 
+/// The kernels for CPUs: oneDNN for matrix products, OpenMP and SIMD for the rest.
 std::unique_ptr<Backend> make_cpu_backend();
+/// Kernels that compute nothing, for tensors that have shapes alone.
 std::unique_ptr<Backend> make_meta_backend();
 
 }  // namespace usp

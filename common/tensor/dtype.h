@@ -37,6 +37,7 @@ struct bf16 {
   }
 };
 
+/// What an element of a tensor is.
 enum class DType : uint8_t { f32, bf16, f64, i32 };
 
 /// One row per dtype; adding a dtype adds a row here and a case to dispatch().
@@ -75,13 +76,15 @@ inline constexpr DType dtype_of<int32_t> = DType::i32;
 /// The C++ type in which elements of T are summed: float for float and bf16, double for double.
 template <class T>
 struct Accumulate {
-  using type = T;
+  using type = T;  ///< of a sum
 };
 template <>
+/// 8 bits of precision are too few for a sum.
 struct Accumulate<bf16> {
-  using type = float;
+  using type = float;  ///< of a sum
 };
 template <class T>
+/// The same, shorter.
 using accumulate_t = typename Accumulate<T>::type;
 
 /// Calls body(T{}) with the C++ type of a floating-point dtype; throws Error for i32.

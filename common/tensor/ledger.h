@@ -19,6 +19,7 @@ enum class CommKind : uint8_t {
   barrier,
 };
 
+/// As the records have it, such as "all_reduce".
 std::string_view name(CommKind kind);
 
 /// What a rank has communicated, by communicator ("dp", "tp", ...) and kind of operation. An
@@ -26,6 +27,7 @@ std::string_view name(CommKind kind);
 /// for: what a stretch of the program sends is the difference between its ends.
 class Ledger {
  public:
+  /// The sums over the operations of one kind on one communicator.
   struct Entry {
     int64_t calls = 0;
     /// What the caller handed over: the tensor of an all-reduce, the larger of the two tensors of a
@@ -39,13 +41,16 @@ class Ledger {
     Entry& operator+=(const Entry& other);
     Entry operator-(const Entry& earlier) const;
   };
+  /// By communicator and kind.
   using Entries = std::map<std::pair<std::string, CommKind>, Entry>;
 
+  /// Adds to one entry.
   void add(const std::string& communicator, CommKind kind, const Entry& entry);
 
   const Entries& entries() const { return entries_; }
   /// One entry; all zero where nothing was communicated.
   Entry get(const std::string& communicator, CommKind kind) const;
+  /// The sum of all entries.
   Entry total() const;
 
   /// The payload of each entry since `earlier`, as a JSON object {"dp.all_reduce": bytes, ...}.

@@ -32,7 +32,8 @@ std::vector<LiveBytes> peaks_by_name(const Allocator& allocator, Category catego
 
 /// The text of memory.json. It holds the peaks by category, the reserved bytes and what was live
 /// when recording began; the phases of the recorded steps as [begin ns, end ns, name, step]; and
-/// every recorded allocation and release as [ns, bytes, category, block, index in "names"].
+/// every recorded allocation and release as [ns, bytes, category, block, index in "names"]. Times
+/// are the host's: where an accelerator works, those of queueing the work.
 std::string memory_json(const Allocator& allocator, const Tracer& tracer);
 
 }  // namespace usp

@@ -6,12 +6,19 @@ namespace usp::ops {
 
 namespace {
 
-/// The trace span of one op; counts its floating-point operations and the bytes of its operands.
+/// An operand that the bytes of an op leave out: small, or read once more from a cache.
+struct Uncounted {
+  const Tensor& tensor;
+};
+
+/// The trace span of one op; counts its floating-point operations and the bytes of its operands,
+/// and demands that they lie in one place, whose kernels it gives.
 class OpScope {
  public:
   template <class... Operands>
   OpScope(std::string_view name, int64_t flops, const Operands&... operands)
       : runtime_(Runtime::current()),
+        backend_(runtime_.backend(check_devices(name, {&tensor_of(operands)...}))),
         trace_(name, "op", flops, (int64_t{0} + ... + bytes_of_operand(operands))) {
     runtime_.add_flops(flops);
   }
@@ -19,14 +26,36 @@ class OpScope {
   /// So many of the op's floating-point operations repeat what forward had done.
   void repeats(int64_t flops) { runtime_.add_flops(0, flops); }
 
-  Backend* operator->() { return &runtime_.backend(); }
+  Backend* operator->() { return &backend_; }
 
  private:
+  static const Tensor& tensor_of(const Tensor& operand) { return operand; }
+  static const Tensor& tensor_of(const Uncounted& operand) { return operand.tensor; }
   static int64_t bytes_of_operand(const Tensor& operand) {
     return operand.defined() ? operand.bytes() : 0;
   }
+  static int64_t bytes_of_operand(const Uncounted&) { return 0; }
+
+  /// The device of all operands: the runtime's or, beside an accelerator, the host.
+  Device check_devices(std::string_view op, std::initializer_list<const Tensor*> operands) const {
+    const Device here = runtime_.device();
+    Device device = here;
+    for (const Tensor* operand : operands) {
+      if (operand->defined() && operand->device() != here) device = operand->device();
+    }
+    if (device == here) return here;
+    USP_CHECK(device == Device::cpu && runtime_.accelerator() != nullptr,
+              "{}: an operand lies on {}, and the runtime's device is {}", op, name(device),
+              name(here));
+    for (const Tensor* operand : operands) {
+      USP_CHECK(!operand->defined() || operand->device() == device,
+                "{}: its operands lie on {} and on {}", op, name(here), name(device));
+    }
+    return device;
+  }
 
   Runtime& runtime_;
+  Backend& backend_;
   TraceScope trace_;
 };
 
@@ -50,12 +79,17 @@ void check_heads(const Tensor& tensor, const Shape& shape, DType dtype, std::str
             what);
 }
 
+/// `tensor` holds sums of what has `dtype`: in that or wider.
+void check_sums_dtype(const Tensor& tensor, DType dtype, std::string_view what) {
+  USP_CHECK(tensor.dtype() == dtype || tensor.dtype() == accumulate_dtype(dtype),
+            "{} holds {}, expected {} or {}", what, name(tensor.dtype()), name(dtype),
+            name(accumulate_dtype(dtype)));
+}
+
 /// `dweight` holds gradients of weights that multiply what has `dtype`: in that or wider.
 void check_weight_gradient(const Tensor& dweight, const Shape& shape, DType dtype,
                            std::string_view what) {
-  USP_CHECK(dweight.dtype() == dtype || dweight.dtype() == accumulate_dtype(dtype),
-            "{} holds {}, expected {} or {}", what, name(dweight.dtype()), name(dtype),
-            name(accumulate_dtype(dtype)));
+  check_sums_dtype(dweight, dtype, what);
   check_operand(dweight, shape, dweight.dtype(), what);
 }
 
@@ -76,7 +110,8 @@ struct AttentionSizes {
 };
 
 AttentionSizes check_attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                               const Positions& queries, const Positions& keys) {
+                               const Positions& queries, const Positions& keys,
+                               const Documents& documents) {
   USP_CHECK(q.rank() == 4 && k.rank() == 4, "attention of q {} and k {}", q.shape().to_string(),
             k.shape().to_string());
   const AttentionSizes s{q.size(0), q.size(1), q.size(2), q.size(3), k.size(1), k.size(2)};
@@ -87,13 +122,18 @@ AttentionSizes check_attention(const Tensor& q, const Tensor& k, const Tensor& v
   USP_CHECK(queries.count() == s.S && keys.count() == s.K,
             "{} query and {} key positions for {} queries and {} keys", queries.count(),
             keys.count(), s.S, s.K);
+  if (documents.defined()) {
+    check_operand(documents.begins(), {s.B, s.S}, DType::i32, "attention: documents");
+  }
   return s;
 }
 
-/// Operations of `matmuls` products of [S, D] by [D, K] shape per head, causal half only.
+/// Operations of `matmuls` products of [S, D] by [D, K] shape per head, of what is seen only.
 int64_t attention_flops(const AttentionSizes& s, int matmuls, const Positions& queries,
-                        const Positions& keys) {
-  return 2 * matmuls * s.B * s.N * s.D * causal_pairs(queries, keys);
+                        const Positions& keys, const Documents& documents) {
+  const int64_t pairs = documents.defined() ? causal_pairs(queries, keys, documents.on_host())
+                                            : s.B * causal_pairs(queries, keys);
+  return 2 * matmuls * s.N * s.D * pairs;
 }
 
 }  // namespace
@@ -119,6 +159,15 @@ void accumulate(Tensor sum, const Tensor& x) {
   check_operand(x, sum.shape(), x.dtype(), "accumulate: x");
   check_operand(sum, x.shape(), accumulate_dtype(x.dtype()), "accumulate: sum");
   OpScope("accumulate", 0, sum, sum, x)->accumulate(sum, x);
+}
+
+void dropout(Tensor y, const Tensor& x, double rate, const RandomStream& random,
+             int64_t first_row) {
+  USP_CHECK(x.rank() == 2 && rate >= 0 && rate < 1, "dropout: rate {} of {}", rate,
+            x.shape().to_string());
+  check_operand(x, x.shape(), x.dtype(), "dropout: x");
+  check_operand(y, x.shape(), x.dtype(), "dropout: y");
+  OpScope("drop_elements", 0, y, x)->dropout(y, x, rate, random, first_row);
 }
 
 void matmul(Tensor c, const Tensor& a, const Tensor& b, bool accumulate) {
@@ -149,7 +198,8 @@ void embedding_forward(Tensor y, const Tensor& table, const Tensor& tokens, int6
   check_operand(table, {table.size(0), y.size(1)}, y.dtype(), "embedding_forward: table");
   check_operand(tokens, {y.size(0)}, DType::i32, "embedding_forward: tokens");
   check_operand(y, y.shape(), table.dtype(), "embedding_forward: y");
-  OpScope("embedding_forward", 0, y, y, tokens)->embedding_forward(y, table, tokens, vocab_offset);
+  OpScope("embedding_forward", 0, y, y, tokens, Uncounted{table})
+      ->embedding_forward(y, table, tokens, vocab_offset);
 }
 
 void embedding_backward(Tensor dtable, const Tensor& dy, const Tensor& tokens, int64_t vocab_offset,
@@ -180,7 +230,7 @@ void rmsnorm_backward_input(Tensor dx, const Tensor& dy, const Tensor& x, const 
   if (dresidual.defined()) {
     check_operand(dresidual, x.shape(), x.dtype(), "rmsnorm_backward_input: dresidual");
   }
-  OpScope("rmsnorm_backward_input", 0, dx, dy, x, dresidual)
+  OpScope("rmsnorm_backward_input", 0, dx, dy, x, dresidual, Uncounted{weight}, Uncounted{rstd})
       ->rmsnorm_backward_input(dx, dy, x, weight, rstd, dresidual);
 }
 
@@ -204,7 +254,7 @@ void rope(Tensor x, const Tensor& cos, const Tensor& sin, const Positions& posit
   USP_CHECK(positions.count() == x.size(1) && positions.end() <= cos.size(0),
             "rope: {} positions up to {} for {} rows and a table of {}", positions.count(),
             positions.end(), x.size(1), cos.size(0));
-  OpScope("rope", 0, x, x)->rope(x, cos, sin, positions, inverse);
+  OpScope("rope", 0, x, x, Uncounted{cos}, Uncounted{sin})->rope(x, cos, sin, positions, inverse);
 }
 
 void swiglu_forward(Tensor y, const Tensor& gate_up) {
@@ -222,18 +272,41 @@ void swiglu_backward(Tensor dgate_up, const Tensor& dy, const Tensor& gate_up) {
 
 void attention_forward(Tensor out, Tensor lse, Tensor probs, const Tensor& q, const Tensor& k,
                        const Tensor& v, double scale, const Positions& queries,
-                       const Positions& keys) {
-  const AttentionSizes s = check_attention(q, k, v, queries, keys);
-  check_heads(out, q.shape(), q.dtype(), "attention_forward: out");
+                       const Positions& keys, const Documents& documents) {
+  const AttentionSizes s = check_attention(q, k, v, queries, keys, documents);
+  check_sums_dtype(out, q.dtype(), "attention_forward: out");
+  check_heads(out, q.shape(), out.dtype(), "attention_forward: out");
   check_operand(lse, {s.B, s.N, s.S}, accumulate_dtype(q.dtype()), "attention_forward: lse");
-  const int64_t flops = attention_flops(s, 2, queries, keys);
-  OpScope op("attention_forward", flops, out, lse, probs, q, k, v);
+  const int64_t flops = attention_flops(s, 2, queries, keys, documents);
+  const Tensor& begins = documents.begins();
+  OpScope op("attention_forward", flops, out, lse, probs, q, k, v, Uncounted{begins});
   if (!probs.defined()) {
-    op->attention_forward(out, lse, q, k, v, scale, queries, keys);
+    op->attention_forward(out, lse, q, k, v, scale, queries, keys, begins);
     return;
   }
   check_operand(probs, {s.B, s.N, s.S, s.K}, q.dtype(), "attention_forward: probs");
-  op->naive_attention_forward(out, lse, probs, q, k, v, scale, queries, keys);
+  op->naive_attention_forward(out, lse, probs, q, k, v, scale, queries, keys, begins);
+}
+
+void attention_merge(Tensor out, Tensor lse, const Tensor& part_out, const Tensor& part_lse) {
+  USP_CHECK(out.rank() == 4, "attention_merge: out {}", out.shape().to_string());
+  const DType acc = accumulate_dtype(out.dtype());
+  check_heads(out, out.shape(), acc, "attention_merge: out");
+  check_heads(part_out, out.shape(), acc, "attention_merge: part_out");
+  check_operand(lse, {out.size(0), out.size(2), out.size(1)}, acc, "attention_merge: lse");
+  check_operand(part_lse, lse.shape(), acc, "attention_merge: part_lse");
+  OpScope("attention_merge", 0, out, out, part_out, lse, lse, part_lse)
+      ->attention_merge(out, lse, part_out, part_lse);
+}
+
+void attention_rescale(Tensor probs, const Tensor& part_lse, const Tensor& lse) {
+  USP_CHECK(probs.rank() == 4, "attention_rescale: probs {}", probs.shape().to_string());
+  const DType acc = accumulate_dtype(probs.dtype());
+  check_operand(probs, probs.shape(), probs.dtype(), "attention_rescale: probs");
+  check_operand(lse, {probs.size(0), probs.size(1), probs.size(2)}, acc, "attention_rescale: lse");
+  check_operand(part_lse, lse.shape(), acc, "attention_rescale: part_lse");
+  OpScope("attention_rescale", 0, probs, probs, part_lse, lse)
+      ->attention_rescale(probs, part_lse, lse);
 }
 
 void attention_delta(Tensor delta, const Tensor& dout, const Tensor& out) {
@@ -246,8 +319,8 @@ void attention_delta(Tensor delta, const Tensor& dout, const Tensor& out) {
 void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& probs,
                         const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
                         const Tensor& delta, double scale, const Positions& queries,
-                        const Positions& keys) {
-  const AttentionSizes s = check_attention(q, k, v, queries, keys);
+                        const Positions& keys, const Documents& documents) {
+  const AttentionSizes s = check_attention(q, k, v, queries, keys, documents);
   const DType acc = accumulate_dtype(q.dtype());
   check_heads(dout, q.shape(), q.dtype(), "attention_backward: dout");
   check_heads(dq, q.shape(), acc, "attention_backward: dq");
@@ -256,12 +329,14 @@ void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, con
   check_operand(lse, {s.B, s.N, s.S}, acc, "attention_backward: lse");
   check_operand(delta, lse.shape(), acc, "attention_backward: delta");
   // Blockwise attention multiplies q by k once more: it kept the row's lse, not the probabilities.
-  const int64_t repeated = probs.defined() ? 0 : attention_flops(s, 1, queries, keys);
-  const int64_t flops = attention_flops(s, 4, queries, keys) + repeated;
-  OpScope op("attention_backward", flops, dq, dk, dv, dout, probs, q, k, v);
+  const int64_t repeated = probs.defined() ? 0 : attention_flops(s, 1, queries, keys, documents);
+  const int64_t flops = attention_flops(s, 4, queries, keys, documents) + repeated;
+  const Tensor& begins = documents.begins();
+  OpScope op("attention_backward", flops, dq, dk, dv, dout, probs, q, k, v, Uncounted{lse},
+             Uncounted{delta}, Uncounted{begins});
   op.repeats(repeated);
   if (!probs.defined()) {
-    op->attention_backward(dq, dk, dv, dout, q, k, v, lse, delta, scale, queries, keys);
+    op->attention_backward(dq, dk, dv, dout, q, k, v, lse, delta, scale, queries, keys, begins);
     return;
   }
   check_operand(probs, {s.B, s.N, s.S, s.K}, q.dtype(), "attention_backward: probs");
@@ -281,13 +356,20 @@ void cross_entropy_forward(Tensor row_max, Tensor row_sum, Tensor target_logit,
       ->cross_entropy_forward(row_max, row_sum, target_logit, logits, targets, vocab_offset);
 }
 
+void cross_entropy_rescale(Tensor row_sum, const Tensor& row_max, const Tensor& max) {
+  check_operand(row_max, row_sum.shape(), row_sum.dtype(), "cross_entropy_rescale: row_max");
+  check_operand(max, row_sum.shape(), row_sum.dtype(), "cross_entropy_rescale: max");
+  OpScope("cross_entropy_rescale", 0, row_sum, row_sum, row_max, max)
+      ->cross_entropy_rescale(row_sum, row_max, max);
+}
+
 void cross_entropy_loss(Tensor loss, Tensor lse, const Tensor& row_max, const Tensor& row_sum,
                         const Tensor& target_logit, double scale) {
   check_operand(loss, {1}, DType::f64, "cross_entropy_loss: loss");
   check_operand(row_max, lse.shape(), lse.dtype(), "cross_entropy_loss: row_max");
   check_operand(row_sum, lse.shape(), lse.dtype(), "cross_entropy_loss: row_sum");
   check_operand(target_logit, lse.shape(), lse.dtype(), "cross_entropy_loss: target_logit");
-  OpScope("cross_entropy_loss", 0, lse, row_max, row_sum, target_logit)
+  OpScope("cross_entropy_loss", 0, Uncounted{loss}, lse, row_max, row_sum, target_logit)
       ->cross_entropy_loss(loss, lse, row_max, row_sum, target_logit, scale);
 }
 
@@ -306,14 +388,15 @@ void cross_entropy_backward(Tensor dlogits, const Tensor& logits, const Tensor& 
 void sum_squares(Tensor sum, const Tensor& x, bool accumulate) {
   check_operand(sum, {1}, DType::f64, "sum_squares: sum");
   USP_CHECK(x.contiguous(), "sum_squares: x must be contiguous");
-  OpScope("sum_squares", 0, x)->sum_squares(sum, x, accumulate);
+  OpScope("sum_squares", 0, x, Uncounted{sum})->sum_squares(sum, x, accumulate);
 }
 
 void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums, double max_norm) {
   check_operand(coefficient, {1}, DType::f64, "clip_coefficient: coefficient");
   check_operand(norm, {1}, DType::f64, "clip_coefficient: norm");
   check_operand(sums, {sums.numel()}, DType::f64, "clip_coefficient: sums");
-  OpScope("clip_coefficient", 0, sums)->clip_coefficient(coefficient, norm, sums, max_norm);
+  OpScope("clip_coefficient", 0, sums, Uncounted{coefficient}, Uncounted{norm})
+      ->clip_coefficient(coefficient, norm, sums, max_norm);
 }
 
 void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
@@ -325,7 +408,7 @@ void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
   check_operand(v, value.shape(), acc, "adamw: v");
   check_weight_gradient(grad, value.shape(), value.dtype(), "adamw: grad");
   check_operand(coefficient, {1}, DType::f64, "adamw: coefficient");
-  OpScope("adamw", 0, value, master, m, m, v, v, grad)
+  OpScope("adamw", 0, value, master, m, m, v, v, grad, Uncounted{coefficient})
       ->adamw(value, master, m, v, grad, coefficient, settings);
 }
 

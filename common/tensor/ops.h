@@ -1,6 +1,7 @@
 #pragma once
 
 #include "tensor/backend.h"
+#include "tensor/documents.h"
 
 /// The operations of the book's model as pure functions: outputs first, written in place; inputs
 /// untouched unless the same tensor is passed as output and the comment allows it. Each checks
@@ -12,7 +13,9 @@
 /// channels per head. "acc dtype": f32 for f32 and bf16 tensors, f64 for f64.
 ///
 /// Sums over rows or elements run over fixed blocks in index order, so no result depends on the
-/// number of threads, except through the matmul library (f32 and bf16).
+/// number of threads, except through the matmul library (f32 and bf16). On a GPU, too, two runs
+/// give the same bits. They are not the CPU's: sums there have blocks of their own, and a
+/// multiplication and an addition are rounded once.
 namespace usp::ops {
 
 /// y = value everywhere.
@@ -23,6 +26,10 @@ void copy(Tensor y, const Tensor& x);
 void add(Tensor y, const Tensor& a, const Tensor& b);
 /// sum (acc dtype) += x, of the same shape
 void accumulate(Tensor sum, const Tensor& x);
+
+/// y = x / (1 - rate) where `random` draws at least `rate`, else 0: element (row, column) of x [T,
+/// H] by the draw of index (first_row + row, column). y may be x. Srivastava et al. (2014).
+void dropout(Tensor y, const Tensor& x, double rate, const RandomStream& random, int64_t first_row);
 
 /// c = a b, or c += a b; a [m, k], b [k, n], c [m, n], any strides with one axis of each
 /// contiguous, c row-major. a and b share a dtype, c has it or its acc dtype. k = 0 gives zeros.
@@ -65,16 +72,25 @@ void swiglu_forward(Tensor y, const Tensor& gate_up);
 void swiglu_backward(Tensor dgate_up, const Tensor& dy, const Tensor& gate_up);
 
 /// Causal grouped-query attention. q [B, S, N, D], k and v [B, K, G, D] (any strides, D
-/// contiguous), query head n reads kv head n / (N/G); a query sees the keys at or before its
-/// position. out [B, S, N, D] like q; lse [B, N, S] (acc dtype) = log of the sum of exp(scores). A
-/// query that sees no key gives out 0 and lse -inf.
+/// contiguous), query head n reads kv head n / (N/G); a query sees the keys of its document at or
+/// before its position. out [B, S, N, D] in q's dtype, or in its acc dtype to be merged with other
+/// parts; lse [B, N, S] (acc dtype) = log of the sum of exp(scores). A query that sees no key gives
+/// out 0 and lse -inf.
 ///
 /// With `probs` [B, N, S, K] (dtype of q) defined, the probabilities are written there and backward
 /// reads them (naive attention); undefined, backward recomputes them from lse, one block of rows at
 /// a time (blockwise).
 void attention_forward(Tensor out, Tensor lse, Tensor probs, const Tensor& q, const Tensor& k,
                        const Tensor& v, double scale, const Positions& queries,
-                       const Positions& keys);
+                       const Positions& keys, const Documents& documents = {});
+/// (out, lse), attention over some keys, becomes attention over those of (part_out, part_lse) too:
+/// both outputs weighted by exp(their lse - the merged lse). out and part_out [B, S, N, D], lse and
+/// part_lse [B, N, S], all in acc dtype, so that however many parts there are, out is rounded once,
+/// by whoever copies it. A row that neither has seen keeps out 0 and lse -inf.
+void attention_merge(Tensor out, Tensor lse, const Tensor& part_out, const Tensor& part_lse);
+/// probs [B, N, S, K] *= exp(part_lse - lse): the probabilities of a part's keys become their share
+/// of those of all keys. lse and part_lse [B, N, S] (acc dtype); a part_lse of -inf gives 0.
+void attention_rescale(Tensor probs, const Tensor& part_lse, const Tensor& lse);
 /// delta [B, N, S] (acc dtype) = sum over channels of dout * out.
 void attention_delta(Tensor delta, const Tensor& dout, const Tensor& out);
 /// dq, dk, dv (acc dtype, shapes of q, k, v, any strides with D contiguous) += the gradients. `lse`
@@ -82,13 +98,16 @@ void attention_delta(Tensor delta, const Tensor& dout, const Tensor& out);
 void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& probs,
                         const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
                         const Tensor& delta, double scale, const Positions& queries,
-                        const Positions& keys);
+                        const Positions& keys, const Documents& documents = {});
 
 /// What a shard of the vocabulary contributes to the loss of each row. row_max [T] = max over its
 /// logits [T, V], row_sum = sum of exp(logit - row_max), target_logit = the target's logit, 0 if
 /// the target is in another shard; all in acc dtype.
 void cross_entropy_forward(Tensor row_max, Tensor row_sum, Tensor target_logit,
                            const Tensor& logits, const Tensor& targets, int64_t vocab_offset = 0);
+/// row_sum [T] *= exp(row_max - max): the sums of a shard refer to the largest logit of all shards
+/// afterwards. All in acc dtype.
+void cross_entropy_rescale(Tensor row_sum, const Tensor& row_max, const Tensor& max);
 /// From the figures over the whole vocabulary: lse [T] = row_max + log(row_sum);
 /// loss [1] (f64) += scale * sum over rows of (lse - target_logit).
 void cross_entropy_loss(Tensor loss, Tensor lse, const Tensor& row_max, const Tensor& row_sum,

@@ -26,4 +26,15 @@ int64_t causal_pairs(const Positions& queries, const Positions& keys) {
   return pairs;
 }
 
+int64_t causal_pairs(const Positions& queries, const Positions& keys,
+                     std::span<const int32_t> begins) {
+  int64_t pairs = 0, row = 0;
+  for (int32_t begin : begins) {
+    const int64_t hidden = keys.count_up_to(begin - 1);
+    pairs += std::max<int64_t>(0, keys.count_up_to(queries[row]) - hidden);
+    if (++row == queries.count()) row = 0;
+  }
+  return pairs;
+}
+
 }  // namespace usp

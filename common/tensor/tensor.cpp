@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "tensor/ops.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -45,7 +46,7 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, std::string_view name) {
     stride *= shape[axis];
   }
   const int64_t bytes = tensor.bytes();
-  const std::shared_ptr<Allocator>& allocator = runtime.allocator_handle();
+  const std::shared_ptr<Allocator>& allocator = runtime.allocator_in_force();
   const MemoryTag tag(runtime.category(), runtime.block(), name);
   void* pointer = allocator->allocate(bytes, tag);
   tensor.storage_.reset(new Storage{allocator, pointer, bytes, tag});
@@ -54,7 +55,12 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, std::string_view name) {
 
 Tensor Tensor::zeros(const Shape& shape, DType dtype) {
   Tensor tensor = empty(shape, dtype);
-  if (tensor.address() != nullptr) std::memset(tensor.address(), 0, tensor.bytes());
+  if (tensor.address() == nullptr) return tensor;
+  if (tensor.device() == Device::cpu) {
+    std::memset(tensor.address(), 0, tensor.bytes());
+  } else {
+    tensor.storage_->allocator->accelerator()->clear(tensor.address(), tensor.bytes());
+  }
   return tensor;
 }
 
@@ -69,9 +75,7 @@ Tensor Tensor::from_host(std::span<const int32_t> values, const Shape& shape,
   Tensor tensor = empty(shape, DType::i32, name);
   USP_CHECK(static_cast<int64_t>(values.size()) == shape.numel(), "{} values for shape {}",
             values.size(), shape.to_string());
-  if (tensor.address() != nullptr) {
-    std::memcpy(tensor.address(), values.data(), values.size_bytes());
-  }
+  if (tensor.device() != Device::meta) tensor.assign_bytes(std::as_bytes(values));
   return tensor;
 }
 
@@ -136,8 +140,13 @@ Tensor Tensor::transposed() const {
 
 Tensor Tensor::to_contiguous() const {
   if (contiguous()) return *this;
+  const HostScope beside_it(device() == Device::cpu);
   Tensor copy = empty(shape_, dtype_);
   if (address() == nullptr) return copy;
+  if (device() != Device::cpu) {
+    ops::copy(copy, *this);
+    return copy;
+  }
   const int64_t width = bytes_of(dtype_);
   const char* source = static_cast<const char*>(address());
   char* target = static_cast<char*>(copy.address());
@@ -145,6 +154,24 @@ Tensor Tensor::to_contiguous() const {
     std::memcpy(target, source + offset * width, width);
     target += width;
   });
+  return copy;
+}
+
+Tensor Tensor::to_host() const {
+  check_host_read(*this);
+  return fetch();
+}
+
+/// to_host() at any time.
+Tensor Tensor::fetch() const {
+  if (device() == Device::cpu) return *this;
+  const CategoryScope scope(Category::workspace);
+  const Tensor dense = to_contiguous();
+  const HostScope on_host;
+  const Tensor copy = empty(shape_, dtype_);
+  if (numel() > 0) {
+    storage_->allocator->accelerator()->download(copy.address(), dense.address(), bytes());
+  }
   return copy;
 }
 
@@ -164,17 +191,17 @@ double Tensor::item(int64_t index) const {
 }
 
 std::vector<double> Tensor::items() const {
-  check_host_read(*this);
+  const Tensor host = to_host();
   std::vector<double> values;
   values.reserve(numel());
   if (dtype_ == DType::i32) {
-    const int32_t* source = data<int32_t>();
-    for_each_offset(*this, [&](int64_t offset) { values.push_back(source[offset]); });
+    const int32_t* source = host.data<int32_t>();
+    for_each_offset(host, [&](int64_t offset) { values.push_back(source[offset]); });
     return values;
   }
   dispatch(dtype_, [&]<class T>(T) {
-    const T* source = data<T>();
-    for_each_offset(*this, [&](int64_t o) { values.push_back(static_cast<double>(source[o])); });
+    const T* source = host.data<T>();
+    for_each_offset(host, [&](int64_t o) { values.push_back(static_cast<double>(source[o])); });
   });
   return values;
 }
@@ -183,8 +210,9 @@ std::vector<int64_t> Tensor::counts() const {
   USP_CHECK(device() != Device::meta && dtype_ == DType::i32, "counts() of a {} tensor on {}",
             name(dtype_), name(device()));
   const TraceScope trace("read counts", "op");
+  const Tensor host = fetch();
   std::vector<int64_t> values;
-  for_each_offset(*this, [&](int64_t offset) { values.push_back(data<int32_t>()[offset]); });
+  for_each_offset(host, [&](int64_t offset) { values.push_back(host.data<int32_t>()[offset]); });
   return values;
 }
 
@@ -193,10 +221,40 @@ void Tensor::assign(std::span<const double> values) {
   USP_CHECK(static_cast<int64_t>(values.size()) == numel(), "{} values for shape {}", values.size(),
             shape_.to_string());
   dispatch(dtype_, [&]<class T>(T) {
+    if (device() != Device::cpu) {
+      std::vector<T> converted;
+      converted.reserve(values.size());
+      for (double value : values) converted.push_back(static_cast<T>(value));
+      return assign_bytes(std::as_bytes(std::span(converted)));
+    }
     T* target = data<T>();
     const double* source = values.data();
     for_each_offset(*this, [&](int64_t offset) { target[offset] = static_cast<T>(*source++); });
   });
+}
+
+void Tensor::assign_bytes(std::span<const std::byte> values) {
+  USP_CHECK(device() != Device::meta, "a meta tensor holds no values");
+  USP_CHECK(std::ssize(values) == bytes(), "{} bytes for {} of {}", values.size(),
+            shape_.to_string(), name(dtype_));
+  if (values.empty()) return;
+  if (device() == Device::cpu && contiguous()) {
+    std::memcpy(address(), values.data(), values.size());
+  } else if (device() == Device::cpu) {
+    const int64_t width = bytes_of(dtype_);
+    const std::byte* source = values.data();
+    for_each_offset(*this, [&](int64_t offset) {
+      std::memcpy(static_cast<char*>(address()) + offset * width, source, width);
+      source += width;
+    });
+  } else if (contiguous()) {
+    storage_->allocator->accelerator()->upload(address(), values.data(), bytes());
+  } else {
+    const CategoryScope scope(Category::workspace);
+    Tensor dense = empty(shape_, dtype_);
+    dense.assign_bytes(values);
+    ops::copy(*this, dense);
+  }
 }
 
 Tensor adjacent(std::span<const Tensor> parts) {

@@ -23,6 +23,7 @@ class Tensor {
   /// The contents are undefined. `name`, a literal, says in the memory profile what kind of tensor
   /// it is.
   static Tensor empty(const Shape& shape, DType dtype, std::string_view name = {});
+  /// Every element is 0.
   static Tensor zeros(const Shape& shape, DType dtype);
   /// A copy of host values, converted to dtype; values.size() must be shape.numel(). On meta only
   /// the shape is kept.
@@ -38,8 +39,8 @@ class Tensor {
   int64_t numel() const { return shape_.numel(); }
   int64_t bytes() const { return numel() * bytes_of(dtype_); }
   DType dtype() const { return dtype_; }
-  Device device() const;
-  bool contiguous() const;
+  Device device() const;    ///< where its storage lies
+  bool contiguous() const;  ///< elements side by side, in row-major order
 
   /// The same elements under another shape. Axes may be split or merged as long as that needs no
   /// copy; throws Error otherwise.
@@ -50,8 +51,12 @@ class Tensor {
   Tensor transposed() const;
   /// A contiguous copy, or the tensor itself where it is contiguous already.
   Tensor to_contiguous() const;
+  /// The tensor itself where the host can read it, else a contiguous copy in memory of the host,
+  /// for which it waits. The same rules as for item().
+  Tensor to_host() const;
 
-  /// Pointer to the first element; T must be the dtype's C++ type. nullptr on meta.
+  /// Pointer to the first element; T must be the dtype's C++ type. nullptr on meta. What it points
+  /// to is for kernels of the tensor's device alone.
   template <class T>
   T* data() const {
     USP_CHECK(dtype_of<T> == dtype_, "tensor holds {}, asked for {}", name(dtype_),
@@ -61,9 +66,9 @@ class Tensor {
   /// Pointer to the first element, whatever its dtype.
   void* address() const;
 
-  /// The value of element `index` (row-major). Only this function, items() and counts() read from
-  /// the device to the host. Throws Error on meta, and inside a training step, which would stall
-  /// while the host waits for the device.
+  /// The value of element `index` (row-major). Only this function, items(), to_host() and counts()
+  /// read from the device to the host. Throws Error on meta, and inside a training step, which
+  /// would stall while the host waits for the device.
   double item(int64_t index = 0) const;
   /// All values in row-major order; the same rules.
   std::vector<double> items() const;
@@ -72,8 +77,12 @@ class Tensor {
   std::vector<int64_t> counts() const;
   /// Overwrites all values from the host, in row-major order.
   void assign(std::span<const double> values);
+  /// The same with elements of this dtype as they lie in memory.
+  void assign_bytes(std::span<const std::byte> values);
 
  private:
+  Tensor fetch() const;
+
   struct Storage {
     std::shared_ptr<Allocator> allocator;
     void* pointer;

@@ -17,23 +17,41 @@ int64_t clock_ns() {
   return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+namespace {
+
+thread_local int64_t cpu_ns_before = 0;  ///< of the threads whose clock this one carries on
+
+}  // namespace
+
 int64_t thread_cpu_ns() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+  return cpu_ns_before + int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
+
+void continue_thread_cpu_ns(int64_t ns) { cpu_ns_before += ns - thread_cpu_ns(); }
 
 namespace {
 
 constexpr std::string_view kPhase = "phase";
 
-/// What a click on the span shows.
-std::string span_args(const Tracer::Span& span) {
+/// When its work was done.
+struct Interval {
+  int64_t begin_ns, end_ns;
+};
+
+Interval interval_of(const Tracer::Span& span) {
+  if (span.device_begin < 0) return {span.begin_ns, span.end_ns};
+  return {span.device_begin, span.device_end};
+}
+
+/// What a click on the span shows; times count from `origin_ns`.
+std::string span_args(const Tracer::Span& span, int64_t origin_ns) {
   std::string args = fmt::format("{{\"step\": {}", span.step);
   const auto amount = [&](const char* what, int64_t count, const char* rate) {
     if (count == 0) return;
     fmt::format_to(std::back_inserter(args), ", \"{}\": {}", what, count);
-    const int64_t ns = span.end_ns - span.begin_ns;
+    const int64_t ns = interval_of(span).end_ns - interval_of(span).begin_ns;
     if (ns <= 0) return;  // 1 per nanosecond is 1 G per second
     fmt::format_to(std::back_inserter(args), ", \"{}\": {:.3f}", rate, double(count) / double(ns));
   };
@@ -42,10 +60,25 @@ std::string span_args(const Tracer::Span& span) {
   }
   amount("flops", span.flops, "GFLOP/s");
   amount("bytes", span.bytes, "GB/s");
+  if (span.device_begin >= 0) {  // from when on the device could do all of it
+    fmt::format_to(std::back_inserter(args), ", \"queued\": {:.3f}",
+                   double(span.end_ns - origin_ns) * 1e-3);
+  }
   return args + "}";
 }
 
 }  // namespace
+
+void Tracer::record(bool on) {
+  if (on == std::exchange(recording_, on) || accelerator_ == nullptr) return;
+  if (on) return accelerator_->begin_marks();
+  const std::vector<int64_t> times = accelerator_->end_marks();
+  for (; timed_spans_ < spans_.size(); ++timed_spans_) {
+    Span& span = spans_[timed_spans_];
+    span.device_begin = times[span.device_begin];
+    span.device_end = times[span.device_end];
+  }
+}
 
 int64_t Tracer::origin_ns() const {
   int64_t origin = INT64_MAX;
@@ -56,13 +89,14 @@ int64_t Tracer::origin_ns() const {
 std::string Tracer::span_events(int rank, int64_t origin_ns) const {
   std::string events;
   for (const Span& span : spans_) {
+    const auto [begin_ns, end_ns] = interval_of(span);
     fmt::format_to(
         std::back_inserter(events),
         ",\n{{\"name\": \"{}{}\", \"cat\": \"{}\", \"ph\": \"X\", \"pid\": {}, \"tid\": 0, "
         "\"ts\": {:.3f}, \"dur\": {:.3f}, \"tts\": {:.3f}, \"tdur\": {:.3f}, \"args\": {}}}",
         span.name, span.number < 0 ? "" : fmt::format(" {}", span.number), span.category, rank,
-        (span.begin_ns - origin_ns) * 1e-3, (span.end_ns - span.begin_ns) * 1e-3,
-        span.cpu_begin_ns * 1e-3, (span.cpu_end_ns - span.cpu_begin_ns) * 1e-3, span_args(span));
+        (begin_ns - origin_ns) * 1e-3, (end_ns - begin_ns) * 1e-3, span.cpu_begin_ns * 1e-3,
+        (span.cpu_end_ns - span.cpu_begin_ns) * 1e-3, span_args(span, origin_ns));
   }
   return events;
 }
@@ -137,10 +171,13 @@ void write_trace_file(const std::string& path, const std::string& other_data,
 TraceScope::TraceScope(std::string_view name, std::string_view category, int64_t flops,
                        int64_t bytes) {
   Runtime& runtime = Runtime::current();
+  accelerator_ = runtime.accelerator();
+  if (accelerator_ != nullptr) accelerator_->begin_range(name.data());
   const Tracer& tracer = runtime.tracer();
   if (!tracer.recording()) return;
   runtime_ = &runtime;
   span_ = {name, category, clock_ns(), 0, thread_cpu_ns(), 0, double(flops), bytes, tracer.step()};
+  if (accelerator_ != nullptr) span_.device_begin = accelerator_->mark();
 }
 
 TraceScope::TraceScope(std::string_view name, Label label) : TraceScope(name, kPhase) {
@@ -151,7 +188,12 @@ TraceScope::TraceScope(std::string_view name, Label label) : TraceScope(name, kP
 }
 
 TraceScope::~TraceScope() {
+  if (accelerator_ != nullptr) accelerator_->end_range();
   if (runtime_ == nullptr) return;
+  if (accelerator_ != nullptr) {
+    if (!runtime_->tracer().recording()) return;  // its first mark is gone
+    span_.device_end = accelerator_->mark();
+  }
   span_.cpu_end_ns = thread_cpu_ns();
   span_.end_ns = clock_ns();
   if (span_.category == kPhase) span_.flops += runtime_->flops();

@@ -7,6 +7,7 @@
 
 namespace usp {
 
+class Accelerator;
 class Allocator;
 class Runtime;
 
@@ -15,6 +16,8 @@ int64_t clock_ns();
 /// Nanoseconds that this thread has spent on a core: they count while it computes, not while it
 /// waits.
 int64_t thread_cpu_ns();
+/// From here on this thread's clock goes on from `ns`, that of a thread whose work it takes over.
+void continue_thread_cpu_ns(int64_t ns);
 
 /// Collects timed spans and writes them as Chrome trace events, which https://ui.perfetto.dev
 /// opens. Off until record(true); an unrecorded span costs one branch.
@@ -30,7 +33,7 @@ class Tracer {
   struct Span {
     std::string_view name;
     std::string_view category;  ///< "phase", "op", ...
-    int64_t begin_ns;
+    int64_t begin_ns;           ///< of the host: when the work was done or, for a device, queued
     int64_t end_ns;
     int64_t cpu_begin_ns;
     int64_t cpu_end_ns;
@@ -39,6 +42,8 @@ class Tracer {
     int64_t step;              ///< training step; -1 for none
     int64_t number = -1;       ///< shown after the name: "block 3"; -1: none
     int64_t micro_batch = -1;  ///< of its step; -1: none, or that of the phase around
+    /// When an accelerator did the work, by the host's clock; its marks while recording is on.
+    int64_t device_begin = -1, device_end = -1;
   };
   /// A call of a Communicator: queued, carried out, waited for.
   struct Exchange {
@@ -56,7 +61,11 @@ class Tracer {
     int64_t wait_cpu_begin_ns, wait_cpu_end_ns;
   };
 
-  void record(bool on) { recording_ = on; }
+  /// On an accelerator the beginning and the end wait for it: spans last from mark to mark of its
+  /// queue, and those get their times when recording ends.
+  void record(bool on);
+  /// nullptr: the host's clock tells when work is done.
+  void take_times_from(Accelerator* accelerator) { accelerator_ = accelerator; }
   bool recording() const { return recording_; }
   void set_step(int64_t step) { step_ = step; }
   int64_t step() const { return step_; }
@@ -69,7 +78,7 @@ class Tracer {
   int64_t origin_ns() const;
   /// The spans as trace events of process `rank`. Each stands on a line of its own, after a comma;
   /// times count from `origin_ns`. A click on an event shows its args: step, flops, bytes,
-  /// micro_batch, and the achieved GFLOP/s and GB/s.
+  /// micro_batch, the achieved GFLOP/s and GB/s, and on a device when the host had queued it.
   std::string span_events(int rank, int64_t origin_ns) const;
 
   /// Writes the trace of a run of one rank to `path`, with the memory of the current runtime's
@@ -79,7 +88,9 @@ class Tracer {
  private:
   bool recording_ = false;
   int64_t step_ = -1;
+  Accelerator* accelerator_ = nullptr;
   std::vector<Span> spans_;
+  size_t timed_spans_ = 0;  ///< the others hold marks
   std::vector<Exchange> exchanges_;
 };
 
@@ -97,7 +108,8 @@ std::string lane_name_event(int rank, int lane, std::string_view name);
 /// named buffer of communication: what the allocator's events say, from `origin_ns` on.
 std::string memory_events(const Allocator& allocator, int rank, int64_t origin_ns);
 
-/// Records a span that lasts as long as the object, on the current runtime's tracer.
+/// Records a span that lasts as long as the object, on the current runtime's tracer. An
+/// accelerator's profiler sees it as a range, recorded or not.
 class TraceScope {
  public:
   /// What tells a phase from others of its name; see Tracer::Span.
@@ -117,7 +129,8 @@ class TraceScope {
   TraceScope& operator=(const TraceScope&) = delete;
 
  private:
-  Runtime* runtime_ = nullptr;  ///< nullptr when nothing is recorded
+  Accelerator* accelerator_ = nullptr;  ///< nullptr where there is none
+  Runtime* runtime_ = nullptr;          ///< nullptr when nothing is recorded
   Tracer::Span span_;
 };
 

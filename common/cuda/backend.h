@@ -1,0 +1,83 @@
+#pragma once
+
+#include "cuda/cuda_backend.h"
+#include "cuda/matmul.h"
+
+namespace usp::cuda {
+
+/// Hands the operands of every operation to its kernels.
+class CudaBackend : public Backend {
+ public:
+  explicit CudaBackend(cudaStream_t stream);
+
+  // backend.cpp
+  void fill(Tensor y, double value) override;
+  void copy(Tensor y, const Tensor& x) override;
+  void add(Tensor y, const Tensor& a, const Tensor& b) override;
+  void accumulate(Tensor sum, const Tensor& x) override;
+  void matmul(Tensor c, const Tensor& a, const Tensor& b, bool accumulate) override;
+  void embedding_forward(Tensor y, const Tensor& table, const Tensor& tokens,
+                         int64_t vocab_offset) override;
+  void embedding_backward(Tensor dtable, const Tensor& dy, const Tensor& tokens,
+                          int64_t vocab_offset, bool accumulate) override;
+  void rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weight,
+                       double eps) override;
+  void rmsnorm_backward_input(Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& weight,
+                              const Tensor& rstd, const Tensor& dresidual) override;
+  void rmsnorm_backward_weight(Tensor dweight, const Tensor& dy, const Tensor& x,
+                               const Tensor& rstd, bool accumulate) override;
+  void swiglu_forward(Tensor y, const Tensor& gate_up) override;
+  void swiglu_backward(Tensor dgate_up, const Tensor& dy, const Tensor& gate_up) override;
+  void dropout(Tensor y, const Tensor& x, double rate, const RandomStream& random,
+               int64_t first_row) override;
+  void cross_entropy_forward(Tensor row_max, Tensor row_sum, Tensor target_logit,
+                             const Tensor& logits, const Tensor& targets,
+                             int64_t vocab_offset) override;
+  void cross_entropy_rescale(Tensor row_sum, const Tensor& row_max, const Tensor& max) override;
+  void cross_entropy_loss(Tensor loss, Tensor lse, const Tensor& row_max, const Tensor& row_sum,
+                          const Tensor& target_logit, double scale) override;
+  void cross_entropy_backward(Tensor dlogits, const Tensor& logits, const Tensor& targets,
+                              const Tensor& lse, int64_t vocab_offset, double scale) override;
+  void sum_squares(Tensor sum, const Tensor& x, bool accumulate) override;
+  void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums,
+                        double max_norm) override;
+  void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
+             const Tensor& coefficient, const AdamWSettings& settings) override;
+
+  // backend_attention.cpp
+  void rope(Tensor x, const Tensor& cos, const Tensor& sin, const Positions& positions,
+            bool inverse) override;
+  void causal_softmax_forward(Tensor probs, Tensor lse, const Tensor& scores, double scale,
+                              const Positions& queries, const Positions& keys,
+                              const Tensor& begins) override;
+  void causal_softmax_backward(Tensor dscores, const Tensor& dprobs, const Tensor& probs,
+                               const Tensor& delta, double scale) override;
+  void attention_forward(Tensor out, Tensor lse, const Tensor& q, const Tensor& k, const Tensor& v,
+                         double scale, const Positions& queries, const Positions& keys,
+                         const Tensor& begins) override;
+  void attention_merge(Tensor out, Tensor lse, const Tensor& part_out,
+                       const Tensor& part_lse) override;
+  void attention_rescale(Tensor probs, const Tensor& part_lse, const Tensor& lse) override;
+  void attention_delta(Tensor delta, const Tensor& dout, const Tensor& out) override;
+  void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
+                          const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
+                          double scale, const Positions& queries, const Positions& keys,
+                          const Tensor& begins) override;
+  void naive_attention_forward(Tensor out, Tensor lse, Tensor probs, const Tensor& q,
+                               const Tensor& k, const Tensor& v, double scale,
+                               const Positions& queries, const Positions& keys,
+                               const Tensor& begins) override;
+  void naive_attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout,
+                                const Tensor& probs, const Tensor& q, const Tensor& k,
+                                const Tensor& v, const Tensor& delta, double scale) override;
+
+ private:
+  template <class T>
+  void check_head_dim(int64_t D) const;
+
+  cudaStream_t stream_;
+  MatmulLibrary library_;
+  int max_shared_bytes_ = 0;  ///< of a block that asks for more than the default
+};
+
+}  // namespace usp::cuda

@@ -1,0 +1,208 @@
+#include "cuda/cuda_device.h"
+
+#include <fmt/format.h>
+#include <nvtx3/nvToolsExt.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+#include "cuda/cuda_backend.h"
+#include "cuda/errors.h"
+#include "tensor/backend.h"
+#include "tensor/trace.h"
+
+namespace usp {
+
+namespace cuda {
+
+namespace {
+
+/// CUDA writes 12040 for 12.4.
+std::string version_text(int version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+/// How many GPUs there are; throws UsageError where there is none, or none for this program.
+int count_devices() {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess && count > 0) return count;
+  int driver = 0, runtime = 0;
+  static_cast<void>(cudaDriverGetVersion(&driver));
+  static_cast<void>(cudaRuntimeGetVersion(&runtime));
+  if (status == cudaErrorInsufficientDriver && driver > 0) {
+    usage_error(
+        "device=cuda: the driver knows CUDA up to {}, and this program was built with {}; try a "
+        "newer "
+        "driver, or --device cpu",
+        version_text(driver), version_text(runtime));
+  }
+  if (status == cudaErrorInsufficientDriver) {
+    usage_error("device=cuda: there is no NVIDIA driver here; try --device cpu");
+  }
+  if (status == cudaErrorNoDevice || status == cudaSuccess) {
+    usage_error(
+        "device=cuda: the driver shows no GPU; is CUDA_VISIBLE_DEVICES empty? Try --device cpu");
+  }
+  usage_error("device=cuda: CUDA does not start: {}; try --device cpu", cudaGetErrorString(status));
+}
+
+cudaEvent_t make_event(unsigned flags) {
+  cudaEvent_t event = nullptr;
+  USP_CUDA(cudaEventCreateWithFlags(&event, flags));
+  return event;
+}
+
+}  // namespace
+
+UploadRing::~UploadRing() {
+  for (const Buffer& buffer : buffers_) {
+    static_cast<void>(cudaEventDestroy(buffer.copied));
+    static_cast<void>(cudaFreeHost(buffer.memory));
+  }
+}
+
+bool UploadRing::upload(void* to, const void* from, int64_t bytes, cudaStream_t stream) {
+  const bool waited = make_room();
+  const Buffer buffer = buffers_.front();
+  std::memcpy(buffer.memory, from, bytes);
+  USP_CUDA(cudaMemcpyAsync(to, buffer.memory, bytes, cudaMemcpyHostToDevice, stream));
+  USP_CUDA(cudaEventRecord(buffer.copied, stream));
+  buffers_.pop_front();
+  buffers_.push_back(buffer);
+  return waited;
+}
+
+/// Sees to it that the first buffer is free. Returns whether the host had to wait.
+bool UploadRing::make_room() {
+  if (!buffers_.empty()) {
+    const cudaError_t status = cudaEventQuery(buffers_.front().copied);
+    if (status == cudaSuccess) return false;
+    if (status != cudaErrorNotReady) check(status, "cudaEventQuery", __FILE__, __LINE__);
+    if (buffers_.size() == kMaxBuffers) {
+      USP_CUDA(cudaEventSynchronize(buffers_.front().copied));
+      return true;
+    }
+  }
+  Buffer buffer{nullptr, make_event(cudaEventDisableTiming)};
+  USP_CUDA(cudaMallocHost(&buffer.memory, kBufferBytes));
+  buffers_.push_front(buffer);
+  return false;
+}
+
+CudaDevice::CudaDevice(int index) : index_(index) {
+  USP_CUDA(cudaSetDevice(index_));
+  USP_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  anchor_ = make_event(cudaEventDefault);
+}
+
+CudaDevice::~CudaDevice() {
+  static_cast<void>(cudaStreamSynchronize(stream_));
+  for (cudaEvent_t event : marks_) static_cast<void>(cudaEventDestroy(event));
+  static_cast<void>(cudaEventDestroy(anchor_));
+  static_cast<void>(cudaStreamDestroy(stream_));
+}
+
+std::string CudaDevice::description() const {
+  cudaDeviceProp properties{};
+  USP_CUDA(cudaGetDeviceProperties(&properties, index_));
+  int driver = 0;
+  USP_CUDA(cudaDriverGetVersion(&driver));
+  return fmt::format("{}, compute capability {}.{}, driver for CUDA {}", properties.name,
+                     properties.major, properties.minor, version_text(driver));
+}
+
+std::string CudaDevice::matmul_library() const {
+  int runtime = 0;
+  USP_CUDA(cudaRuntimeGetVersion(&runtime));
+  return fmt::format("cuBLASLt of CUDA {}", version_text(runtime));
+}
+
+std::unique_ptr<Backend> CudaDevice::make_backend() { return make_cuda_backend(stream_); }
+
+void* CudaDevice::take(Device where, int64_t bytes) {
+  void* pointer = nullptr;
+  const cudaError_t status =
+      where == Device::cpu ? cudaMallocHost(&pointer, bytes) : cudaMalloc(&pointer, bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());  // or the next call would report it
+    return nullptr;
+  }
+  USP_CUDA(status);
+  return pointer;
+}
+
+void CudaDevice::give_back(Device where, void* pointer) {
+  // Destructors come here, also after an error, which every call repeats.
+  static_cast<void>(where == Device::cpu ? cudaFreeHost(pointer) : cudaFree(pointer));
+}
+
+int64_t CudaDevice::available_memory() {
+  size_t available = 0, all = 0;
+  USP_CUDA(cudaMemGetInfo(&available, &all));
+  return static_cast<int64_t>(available);
+}
+
+void CudaDevice::upload(void* to, const void* from, int64_t bytes) {
+  for (int64_t done = 0; done < bytes; done += UploadRing::kBufferBytes) {
+    const int64_t piece = std::min(UploadRing::kBufferBytes, bytes - done);
+    if (ring_.upload(static_cast<char*>(to) + done, static_cast<const char*>(from) + done, piece,
+                     stream_)) {
+      count_wait();
+    }
+  }
+}
+
+void CudaDevice::download(void* to, const void* from, int64_t bytes) {
+  USP_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_));
+  wait();
+}
+
+void CudaDevice::clear(void* to, int64_t bytes) {
+  USP_CUDA(cudaMemsetAsync(to, 0, bytes, stream_));
+}
+
+void CudaDevice::wait() {
+  count_wait();
+  USP_CUDA(cudaStreamSynchronize(stream_));
+}
+
+// Calls that do nothing until a profiler such as Nsight Systems has loaded the program.
+void CudaDevice::begin_range(const char* name) { nvtxRangePushA(name); }
+
+void CudaDevice::end_range() { nvtxRangePop(); }
+
+void CudaDevice::begin_marks() {
+  USP_CUDA(cudaEventRecord(anchor_, stream_));
+  wait();
+  anchor_ns_ = clock_ns();
+}
+
+int64_t CudaDevice::mark() {
+  marks_.push_back(make_event(cudaEventDefault));
+  USP_CUDA(cudaEventRecord(marks_.back(), stream_));
+  return std::ssize(marks_) - 1;
+}
+
+std::vector<int64_t> CudaDevice::end_marks() {
+  wait();
+  std::vector<int64_t> times;
+  for (cudaEvent_t event : marks_) {
+    float ms = 0;
+    USP_CUDA(cudaEventElapsedTime(&ms, anchor_, event));
+    times.push_back(anchor_ns_ + std::llround(1e6 * double(ms)));
+    USP_CUDA(cudaEventDestroy(event));
+  }
+  marks_.clear();
+  return times;
+}
+
+}  // namespace cuda
+
+std::shared_ptr<Accelerator> make_cuda_device(int rank) {
+  return std::make_shared<cuda::CudaDevice>(rank % cuda::count_devices());
+}
+
+}  // namespace usp

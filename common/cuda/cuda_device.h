@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "tensor/device.h"
+
+namespace usp::cuda {
+
+/// Pinned buffers from which small pieces go to the device while the host goes on.
+///
+/// A buffer serves again when its copy is over. Where none is free the ring takes one more, up to a
+/// limit; only beyond that does the host wait, for the oldest.
+class UploadRing {
+ public:
+  static constexpr int64_t kBufferBytes = 256 << 10;
+  static constexpr size_t kMaxBuffers = 256;
+
+  UploadRing() = default;
+  ~UploadRing();
+  UploadRing(const UploadRing&) = delete;
+  UploadRing& operator=(const UploadRing&) = delete;
+
+  /// Queues a copy of up to kBufferBytes. Returns whether the host had to wait.
+  bool upload(void* to, const void* from, int64_t bytes, cudaStream_t stream);
+
+ private:
+  struct Buffer {
+    void* memory;
+    cudaEvent_t copied;
+  };
+  bool make_room();
+
+  std::deque<Buffer> buffers_;  ///< in the order of their last use, the longest ago first
+};
+
+/// A GPU by CUDA's runtime: one stream, on which everything of a rank happens.
+class CudaDevice : public Accelerator {
+ public:
+  /// `index` as CUDA numbers the GPUs. Throws UsageError where there is none to use.
+  explicit CudaDevice(int index);
+  ~CudaDevice() override;
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  std::string description() const override;
+  std::string matmul_library() const override;
+  std::unique_ptr<Backend> make_backend() override;
+
+  void* take(Device where, int64_t bytes) override;
+  void give_back(Device where, void* pointer) override;
+  int64_t available_memory() override;
+
+  void upload(void* to, const void* from, int64_t bytes) override;
+  void download(void* to, const void* from, int64_t bytes) override;
+  void clear(void* to, int64_t bytes) override;
+  void wait() override;
+
+  void begin_range(const char* name) override;
+  void end_range() override;
+
+  void begin_marks() override;
+  int64_t mark() override;
+  std::vector<int64_t> end_marks() override;
+
+  cudaStream_t stream() const { return stream_; }
+
+ private:
+  int index_;
+  cudaStream_t stream_ = nullptr;
+  UploadRing ring_;
+  cudaEvent_t anchor_ = nullptr;  ///< where marks count from
+  int64_t anchor_ns_ = 0;         ///< the host's clock there
+  std::vector<cudaEvent_t> marks_;
+};
+
+}  // namespace usp::cuda

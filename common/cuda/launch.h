@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/errors.h"
+
+/// How a kernel is started and where a thread finds itself: the words that kernel files need beyond
+/// CUDA's own. Two compilers read those files: nvcc, for GPUs, and a C++ compiler that finds the
+/// tests' cuda_runtime.h instead of CUDA's and runs every thread on the CPU.
+namespace usp::cuda {
+
+inline constexpr int kWarp = 32;      ///< threads that run in step
+inline constexpr int kThreads = 256;  ///< of a block, unless a kernel says otherwise
+/// Dynamic shared memory that a block gets without asking for more.
+inline constexpr int64_t kDefaultSharedBytes = 48 << 10;
+
+/// The smallest number of groups of `size` that hold `count`.
+constexpr int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+/// Enqueues kernel(arguments...) for `blocks` blocks of `threads` threads. No blocks: nothing to
+/// do, where CUDA would report an error. A function, because C++ cannot parse CUDA's <<<>>>.
+template <class... Parameters>
+void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, int64_t shared_bytes,
+            cudaStream_t stream, std::type_identity_t<Parameters>... arguments) {
+  if (blocks == 0) return;
+  if (shared_bytes > kDefaultSharedBytes) {
+    USP_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(shared_bytes)));
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  USP_CUDA(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
+/// The number of this thread in the whole grid.
+__device__ inline int64_t thread_of_grid() {
+  return int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+}
+/// The number of this thread's warp in the whole grid, of blocks that are whole warps.
+__device__ inline int64_t warp_of_grid() { return thread_of_grid() / kWarp; }
+/// The number of this thread in its warp.
+__device__ inline int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+/// The number of this thread's warp in its block.
+__device__ inline int warp() { return static_cast<int>(threadIdx.x) / kWarp; }
+
+/// The dynamic shared memory of the block, 16-byte aligned. Its size is launch()'s shared_bytes.
+template <class T>
+__device__ T* dynamic_shared() {
+#ifdef __CUDACC__
+  extern __shared__ __align__(16) unsigned char shared_memory[];
+  return reinterpret_cast<T*>(shared_memory);
+#else
+  return static_cast<T*>(emulator::dynamic_shared_memory());
+#endif
+}
+
+}  // namespace usp::cuda

@@ -1,0 +1,115 @@
+#include <cmath>
+
+#include "cuda/kernels.h"
+#include "cuda/reduce.h"
+
+/// The norm of all gradients, and AdamW. What the norm decides stays on the GPU: the host never
+/// waits for it.
+namespace usp::cuda {
+
+namespace {
+
+constexpr int64_t kElementsPerSum = 16384;  ///< of one partial sum of squares
+
+/// A block has kElementsPerSum elements, a thread every 256th of them: sizeof(T) bytes an element.
+template <class T>
+__global__ void partial_squares_kernel(double* partial, const T* x, int64_t count) {
+  const int64_t begin = blockIdx.x * kElementsPerSum;
+  const int64_t end = begin + kElementsPerSum < count ? begin + kElementsPerSum : count;
+  double sum = 0;
+  for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
+    const auto element = static_cast<double>(load(x[i]));
+    sum += element * element;
+  }
+  __shared__ double of_warps[kWarp];
+  sum = block_sum(sum, of_warps);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+/// One block adds up the partial sums.
+__global__ void add_squares_kernel(double* sum, const double* partial, int64_t count,
+                                   bool accumulate) {
+  double mine = 0;
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) mine += partial[i];
+  __shared__ double of_warps[kWarp];
+  mine = block_sum(mine, of_warps);
+  if (threadIdx.x == 0) *sum = accumulate ? *sum + mine : mine;
+}
+
+/// One thread: there are a few sums.
+__global__ void clip_kernel(double* coefficient, double* norm, const double* sums, int64_t count,
+                            double max_norm) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += sums[i];
+  const double length = std::sqrt(sum);
+  double factor = 1;
+  if (max_norm > 0 && length > max_norm) factor = max_norm / length;
+  if (!(length < kInfinity<double>)) factor = std::numeric_limits<double>::quiet_NaN();
+  *norm = length;
+  *coefficient = factor;
+}
+
+/// W elements a thread. Of bf16 weights with gradients in f32, an element costs 30 bytes: it reads
+/// gradient, m, v and master, 16 bytes, and writes m, v, master and value, 14. A coefficient of NaN
+/// says that the gradients are not finite: then nothing is written.
+template <class T, class G, int W>
+__global__ void adamw_kernel(T* value, accumulate_t<T>* master, accumulate_t<T>* m,
+                             accumulate_t<T>* v, const G* grad, const double* coefficient,
+                             AdamWFactors<accumulate_t<T>> f, int64_t count) {
+  using A = accumulate_t<T>;
+  const int64_t i = thread_of_grid() * W;
+  const double factor = *coefficient;
+  if (i >= count || factor != factor) return;
+  const A clip = static_cast<A>(factor);
+  const auto gradient = load_pack<W>(grad + i);
+  auto mean = load_pack<W>(m + i), variance = load_pack<W>(v + i);
+  auto weight = load_pack<W>(master + i);
+  for (int w = 0; w < W; ++w) {
+    const A g = gradient[w] * clip;
+    mean[w] = f.beta1 * mean[w] + f.fresh1 * g;
+    variance[w] = f.beta2 * variance[w] + f.fresh2 * g * g;
+    const A step = mean[w] * f.unbias1 / (std::sqrt(variance[w] * f.unbias2) + f.eps);
+    weight[w] = weight[w] * f.keep - f.lr * step;
+  }
+  store_pack(m + i, mean);
+  store_pack(v + i, variance);
+  store_pack(master + i, weight);
+  if constexpr (!std::is_same_v<T, A>) store_pack(value + i, weight);
+}
+
+}  // namespace
+
+int64_t sum_squares_partial_sums(int64_t count) { return ceil_div(count, kElementsPerSum); }
+
+template <class T>
+void SumSquares<T>::run(cudaStream_t stream, double* sum, double* partial, const T* x,
+                        int64_t count, bool accumulate) {
+  const int64_t blocks = sum_squares_partial_sums(count);
+  launch(partial_squares_kernel<T>, blocks, kThreads, 0, stream, partial, x, count);
+  launch(add_squares_kernel, 1, kThreads, 0, stream, sum, partial, blocks, accumulate);
+}
+
+void clip_coefficient(cudaStream_t stream, double* coefficient, double* norm, const double* sums,
+                      int64_t count, double max_norm) {
+  launch(clip_kernel, 1, 1, 0, stream, coefficient, norm, sums, count, max_norm);
+}
+
+template <class T, class G>
+void AdamW<T, G>::run(cudaStream_t stream, T* value, A* master, A* m, A* v, const G* grad,
+                      const double* coefficient, const AdamWFactors<A>& factors, int64_t count) {
+  with_width<A>(count, {value, master, m, v, grad}, [&](auto width) {
+    constexpr int W = width;
+    launch(adamw_kernel<T, G, W>, ceil_div(count, int64_t{kThreads} * W), kThreads, 0, stream,
+           value, master, m, v, grad, coefficient, factors, count);
+  });
+}
+
+template struct SumSquares<float>;
+template struct SumSquares<double>;
+template struct SumSquares<bf16>;
+template struct AdamW<float, float>;
+template struct AdamW<double, double>;
+template struct AdamW<bf16, float>;
+template struct AdamW<bf16, bf16>;
+
+}  // namespace usp::cuda

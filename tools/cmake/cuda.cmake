@@ -1,0 +1,39 @@
+# Whether the kernels for NVIDIA GPUs are built: AUTO where there is a compiler for them, ON (an error
+# without one), OFF. Sets USP_WITH_CUDA. Sanitizers watch host code alone. Under AUTO programs have
+# the kernels where there is a GPU too: elsewhere a first build need not wait for them.
+set(USP_CUDA AUTO CACHE STRING "Build for NVIDIA GPUs as well: AUTO (where nvcc is found), ON or OFF")
+set_property(CACHE USP_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(USP_WITH_CUDA OFF)
+if(USP_CUDA STREQUAL "OFF" OR USP_SANITIZE OR USP_FUZZ)
+  return()
+endif()
+
+find_program(USP_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
+mark_as_advanced(USP_NVCC)
+if(NOT USP_NVCC)
+  if(USP_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "USP_CUDA=ON needs nvcc, which is not on the PATH nor in /usr/local/cuda/bin; "
+      "try -DUSP_NVCC=/path/to/nvcc, or -DUSP_CUDA=AUTO")
+  endif()
+  message(STATUS "No kernels for NVIDIA GPUs: there is no nvcc; programs run on the CPU")
+  return()
+endif()
+set(CMAKE_CUDA_COMPILER ${USP_NVCC} CACHE FILEPATH "CUDA's compiler")
+# The data-center GPUs since 2020, and as PTX what comes after them.
+set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 100 CACHE STRING "GPUs that kernels are compiled for")
+set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER} CACHE FILEPATH "Compiles the host's part of .cu files")
+enable_language(CUDA)
+foreach(kind IN ITEMS STANDARD EXTENSION)  # which CMake does not know before 3.26
+  set(CMAKE_CUDA20_${kind}_COMPILE_OPTION -std=c++20)
+endforeach()
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+find_package(CUDAToolkit REQUIRED)
+set(USP_WITH_CUDA ON)
+set(USP_PROGRAMS_WITH_CUDA OFF)
+if(USP_CUDA STREQUAL "ON" OR EXISTS /dev/nvidiactl OR EXISTS /dev/dxg)
+  set(USP_PROGRAMS_WITH_CUDA ON)
+else()
+  message(STATUS "Kernels for NVIDIA GPUs are compiled, but there is no GPU here: programs run on the "
+    "CPU; try -DUSP_CUDA=ON to have both in them")
+endif()
