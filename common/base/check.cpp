@@ -1,6 +1,7 @@
 #include "base/check.h"
 
 #include <cstdio>
+#include <system_error>
 #include <vector>
 
 #include "base/output.h"
@@ -34,7 +35,11 @@ int run_guarded(const std::function<int()>& body, bool speak) {
     if (speak) fmt::print(stderr, "error: {}\n", error.what());
     code = 2;
   } catch (const std::exception& error) {
-    if (speak) fmt::print(stderr, "error: {}\n", error.what());
+    // Printing throws where its buffer is full and does not reach the file.
+    const auto* of_system = dynamic_cast<const std::system_error*>(&error);
+    const bool printing = of_system != nullptr && std::ferror(stdout) != 0;
+    const std::string why = printing ? output_error(of_system->code().value()) : error.what();
+    if (speak) fmt::print(stderr, "error: {}\n", why);
     code = 1;
   }
   return code;

@@ -20,7 +20,9 @@ class FileWriter {
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
 
+  /// Appends bytes. They may reach the file later, at the latest in finish() or close().
   void write(std::span<const std::byte> bytes);
+  /// Appends a text, likewise.
   void write(std::string_view text);
   /// Brings the bytes to the disk (fsync) and closes the file.
   void finish();

@@ -12,8 +12,8 @@ int available_cores();           ///< cores this process may run on
 /// where a control group (of a container, a batch job) has less left. Pages of files, which the
 /// kernel gives up on demand, count as left. `root` is where /proc and /sys lie.
 int64_t available_memory(const std::string& root = "");
-std::string build_commit();  ///< git commit of the sources, "-dirty" appended if edited
-std::string compiler();
+std::string build_commit();        ///< git commit of the sources, "-dirty" appended if edited
+std::string compiler();            ///< name and version
 std::string build_architecture();  ///< the compiler's instruction-set flags
 std::string matmul_library();      ///< name, version and instruction set in use
 /// Several lines for --version: commit, compiler, instruction sets of build and CPU, library.

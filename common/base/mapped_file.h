@@ -18,7 +18,7 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   std::span<const std::byte> bytes() const { return bytes_; }
-  std::string_view text() const;
+  std::string_view text() const;  ///< the same bytes
 
  private:
   std::span<const std::byte> bytes_;

@@ -36,11 +36,14 @@ extern "C" void on_closed_pipe(int signal) {
 
 void finish_output() {
   errno = 0;
-  const bool flushed = std::fflush(stdout) == 0;
-  const int error = errno;
-  if ((flushed && std::ferror(stdout) == 0) || reader_has_gone != 0) return;
-  fail("standard output could not be written: {}",
-       error != 0 ? std::strerror(error) : "is its disk full?");
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return;
+  const int number = errno;
+  if (reader_has_gone == 0) throw Error(output_error(number));
+}
+
+std::string output_error(int number) {
+  return fmt::format("standard output could not be written: {}",
+                     number != 0 ? std::strerror(number) : "is its disk full?");
 }
 
 void outlive_reader() { std::signal(SIGPIPE, on_closed_pipe); }

@@ -14,8 +14,8 @@ class Peers {
  public:
   virtual ~Peers() = default;
 
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
+  virtual int rank() const = 0;  ///< this rank's number, from 0
+  virtual int size() const = 0;  ///< how many they are
   /// Every rank's text, by rank. All ranks call this function; it returns when the last one has.
   virtual std::vector<std::string> all_gather_text(const std::string& text) const = 0;
 };

@@ -23,33 +23,8 @@ uint64_t fnv1a64(std::string_view text) {
 
 }  // namespace
 
-Philox::Philox(uint64_t counter0, uint64_t counter1, uint64_t key)
-    : words{uint32_t(counter0), uint32_t(counter0 >> 32), uint32_t(counter1),
-            uint32_t(counter1 >> 32)} {
-  uint32_t key0 = uint32_t(key), key1 = uint32_t(key >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t product0 = uint64_t{0xD2511F53} * words[0];
-    const uint64_t product1 = uint64_t{0xCD9E8D57} * words[2];
-    words[0] = uint32_t(product1 >> 32) ^ words[1] ^ key0;
-    words[1] = uint32_t(product1);
-    words[2] = uint32_t(product0 >> 32) ^ words[3] ^ key1;
-    words[3] = uint32_t(product0);
-    key0 += 0x9E3779B9;
-    key1 += 0xBB67AE85;
-  }
-}
-
 RandomStream::RandomStream(uint64_t seed, std::string_view name)
     : key_(mix64(seed) ^ fnv1a64(name)) {}
-
-RandomStream::Bits RandomStream::bits(uint64_t index0, uint64_t index1) const {
-  const Philox w(index0, index1, key_);
-  return {w.words[0] | uint64_t{w.words[1]} << 32, w.words[2] | uint64_t{w.words[3]} << 32};
-}
-
-double RandomStream::uniform(uint64_t index0, uint64_t index1) const {
-  return double(bits(index0, index1).a >> 11) * 0x1p-53;
-}
 
 double RandomStream::normal(uint64_t index0, uint64_t index1) const {
   const auto [a, b] = bits(index0, index1);

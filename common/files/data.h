@@ -37,7 +37,9 @@ class TokenFile {
 /// UsageError unless there is at least one and each lies in [0, vocab_size).
 std::vector<int32_t> parse_token_ids(const char* flag, const std::string& text, int64_t vocab_size);
 
+/// Which samples follow each other: --data_order.
 enum class DataOrder { sequential, shuffled };
+/// Which part of the text samples come from.
 enum class Split { train, validation };
 
 /// Training and validation samples of a token file. Sample i is a function of (seed, i) alone,

@@ -26,6 +26,7 @@ class RunDir {
   /// Writes a whole file, which replaces an older one of that name in one piece. Throws Error if
   /// that fails.
   void write(const std::string& name, const std::string& text) const;
+  /// A file, if it is there; throws Error if that fails.
   void remove(const std::string& name) const;
   /// Brings a file, if it is there, to the disk; throws Error if that fails.
   void sync(const std::string& name) const;
@@ -48,7 +49,7 @@ bool is_unfinished_checkpoint_name(std::string_view name);
 /// Turns Ctrl-C (SIGINT), SIGTERM and the end of who reads standard output into a request that
 /// stop_requested() reports. Ctrl-C or SIGTERM again a moment later ends the process at once.
 void install_stop_handlers();
-bool stop_requested();
+bool stop_requested();  ///< whether any of these has come
 /// SIGINT or SIGTERM, whichever asked last; 0: neither has.
 int stop_signal_number();
 

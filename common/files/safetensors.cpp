@@ -20,6 +20,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kLengthBytes = 8;
+constexpr int64_t kPieceOfDevice = 1 << 20;        // elements
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
 constexpr const char* kMetadata = "__metadata__";
 
@@ -400,11 +401,16 @@ TensorToStore to_store(std::string name, const Tensor& tensor) {
 }
 
 TensorToStore to_store(std::string name, const Tensor& tensor, std::vector<int64_t> shape) {
-  USP_CHECK(tensor.device() == Device::cpu, "{} lies on {}, and files are written from the host",
-            name, usp::name(tensor.device()));
+  USP_CHECK(tensor.device() != Device::meta, "{} has no data to write to a file", name);
   const auto produce = [tensor](const TensorToStore::Sink& sink) {
-    const Tensor dense = tensor.to_contiguous();
-    sink({static_cast<const std::byte*>(dense.address()), static_cast<size_t>(dense.bytes())});
+    const Tensor all = tensor.to_contiguous().view({tensor.numel()});
+    // A device's tensor passes through memory of the host, which need not hold all of it.
+    const int64_t piece =
+        all.device() == Device::cpu ? all.numel() : std::min(all.numel(), kPieceOfDevice);
+    for (int64_t begin = 0; begin < all.numel(); begin += piece) {
+      const Tensor host = all.narrow(0, begin, std::min(piece, all.numel() - begin)).to_host();
+      sink({static_cast<const std::byte*>(host.address()), static_cast<size_t>(host.bytes())});
+    }
   };
   return {std::move(name), element_type(tensor.dtype()), std::move(shape), produce};
 }

@@ -35,9 +35,9 @@ enum class ElementType : uint8_t {
   U8,
   BOOL
 };
-std::string_view name(ElementType type);
-int64_t bytes_of(ElementType type);
-ElementType element_type(DType dtype);
+std::string_view name(ElementType type);  ///< such as "BF16"
+int64_t bytes_of(ElementType type);       ///< of one element
+ElementType element_type(DType dtype);    ///< that stores it exactly
 
 /// A tensor in a file. Lives as long as the SafetensorsFile or TensorCollection it comes from.
 struct StoredTensor {
@@ -102,6 +102,7 @@ class TensorCollection {
 
   /// By name.
   const std::map<std::string, const StoredTensor*, std::less<>>& tensors() const { return all_; }
+  /// nullptr if there is none of that name.
   const StoredTensor* find(std::string_view name) const;
   const StoredTensor& get(std::string_view name) const;  ///< throws Error if there is none
   const std::string& path() const { return path_; }      ///< of the file, or of the index
@@ -124,11 +125,12 @@ struct TensorToStore {
   std::vector<int64_t> shape;
   std::function<void(const Sink&)> produce;  ///< hands all bytes to the sink, in any pieces
 
-  int64_t bytes() const;
+  int64_t bytes() const;  ///< of all elements
 };
 
-/// The tensor as it is, or under another shape of as many elements.
+/// The tensor as it is.
 TensorToStore to_store(std::string name, const Tensor& tensor);
+/// The tensor under another shape of as many elements.
 TensorToStore to_store(std::string name, const Tensor& tensor, std::vector<int64_t> shape);
 
 /// Writes a file and brings it to the disk. Tensors go in the order of Hugging Face's own library:

@@ -12,6 +12,7 @@
 
 namespace usp {
 
+/// When checkpoints are written, and whether a run begins from one.
 struct CheckpointConfig {
   int64_t checkpoint_interval = 0;  ///< steps from one to the next; 0: none
   int64_t keep_checkpoints = 2;     ///< older ones are removed

@@ -219,13 +219,13 @@ void StoredState::find(const std::string& name, const Tensor& target,
            usp::name(stored.type), stored.shape_text(), transfer.source,
            transfer.source + transfer.length - 1, usp::name(type));
     }
-    copies_.push_back({static_cast<std::byte*>(target.address()) + transfer.target * width,
+    copies_.push_back({target.view({target.numel()}).narrow(0, transfer.target, transfer.length),
                        stored.bytes.subspan(transfer.source * width, transfer.length * width)});
   }
 }
 
 void StoredState::copy() const {
-  for (const Copy& copy : copies_) std::ranges::copy(copy.source, copy.target);
+  for (const Copy& copy : copies_) Tensor(copy.target).assign_bytes(copy.source);
 }
 
 }  // namespace usp

@@ -55,7 +55,7 @@ class StoredState {
     int64_t length;
   };
   struct Copy {
-    std::byte* target;
+    Tensor target;
     std::span<const std::byte> source;
   };
 

@@ -20,6 +20,12 @@ NamedBytes output_of(const BlockFootprint& block) {
   return output;
 }
 
+int64_t kept_through_recompute(const BlockFootprint& block) {
+  int64_t bytes = 0;
+  for (const Footprint& segment : block.segments) bytes += sum_of(segment.kept_through_recompute);
+  return bytes;
+}
+
 /// Adds to the part with the same block and name; the first of them decides the order.
 void add(std::vector<LiveBytes>& parts, int64_t block, const NamedBytes& tensor) {
   if (tensor.bytes == 0) return;
@@ -45,6 +51,11 @@ std::vector<LiveBytes> kept_bytes(const std::vector<BlockFootprint>& blocks) {
   for (const BlockFootprint& block : blocks) {
     if (block.recomputed) {
       add(parts, block.block, output_of(block));
+      for (const Footprint& segment : block.segments) {
+        for (const NamedBytes& tensor : segment.kept_through_recompute) {
+          add(parts, block.block, tensor);
+        }
+      }
       continue;
     }
     for (const Footprint& segment : block.segments) {
@@ -67,12 +78,13 @@ int64_t peak_bytes(const std::vector<BlockFootprint>& blocks) {
   for (const BlockFootprint& block : blocks) {
     const int64_t before = live;
     forward(block);
-    if (block.recomputed) live = before + output_of(block).bytes;
+    if (block.recomputed) live = before + output_of(block).bytes + kept_through_recompute(block);
   }
   // Going back, each output has been let go of by the segment that kept it, and in its place, with
   // as many bytes, there is its gradient.
   for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) {
     if (block->recomputed) {
+      live -= kept_through_recompute(*block);  // forward counts them
       forward(*block);
       live -= output_of(*block).bytes;  // nobody needs it again
     }

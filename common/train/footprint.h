@@ -14,7 +14,10 @@ struct PassShape {
   int64_t num_samples;  ///< B
   int64_t seq_len;      ///< S
   DType dtype;
+  int64_t row_shares = 1;  ///< ranks that share out the rows of the residual stream
 
+  /// Of the T rows of the residual stream, those that lie here.
+  int64_t rows() const { return tokens() / row_shares; }
   int64_t tokens() const { return num_samples * seq_len; }  ///< T
   int64_t own() const { return bytes_of(dtype); }           ///< bytes of a number
   int64_t acc() const { return bytes_of(accumulate_dtype(dtype)); }
@@ -32,7 +35,9 @@ struct NamedBytes {
 /// The peaks count what is alive at a time besides `kept`, `recomputed`, x and dy.
 struct Footprint {
   std::vector<NamedBytes> kept = {};  ///< made in forward, alive until backward returns
+  std::vector<NamedBytes> kept_through_recompute = {};  ///< of `kept`, even where the block is
   NamedBytes output = {};     ///< y, unless `kept` lists it: the next piece keeps it, as its x
+  bool keeps_x = true;        ///< backward reads x; else `kept` lists what it reads instead
   int64_t recomputed = 0;     ///< made anew where backward begins, alive until it returns
   int64_t forward_peak = 0;   ///< with y
   int64_t backward_peak = 0;  ///< with dx

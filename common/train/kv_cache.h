@@ -15,6 +15,12 @@ namespace usp {
 /// again. 2 · layers · samples · capacity · G · D numbers, taken at the first append.
 class KvCache {
  public:
+  /// Which of several caches this is, each of which holds as many positions of the same text.
+  struct Share {
+    int64_t rank = 0;
+    int64_t ranks = 1;
+  };
+
   /// `capacity`: the largest number of positions.
   explicit KvCache(int64_t capacity) : capacity_(capacity) {}
 
@@ -22,12 +28,21 @@ class KvCache {
   /// what `layer` had from there on. Returns [B, positions.end(), 2G, D], a view: all that the
   /// queries at these positions may see. Throws Error beyond the capacity, and where positions in
   /// between were never written.
-  Tensor append(const void* layer, const Tensor& kv, const Positions& positions);
+  ///
+  /// With a share, writes and returns those at first_position(share) and behind it alone.
+  Tensor append(const void* layer, const Tensor& kv, const Positions& positions,
+                const Share& share);
+  Tensor append(const void* layer, const Tensor& kv, const Positions& positions) {
+    return append(layer, kv, positions, {});
+  }
+  int64_t first_position(const Share& share) const { return share.rank * room(share); }
 
  private:
+  int64_t room(const Share& share) const { return (capacity_ + share.ranks - 1) / share.ranks; }
+
   struct Entry {
-    Tensor kv;           ///< [B, capacity, 2G, D]
-    int64_t length = 0;  ///< positions written
+    Tensor kv;           ///< [B, room for the share, 2G, D]
+    int64_t length = 0;  ///< positions written, in this cache or in others
   };
 
   int64_t capacity_;

@@ -111,6 +111,14 @@ int64_t ParameterList::numel() const {
   return numel;
 }
 
+int64_t ParameterList::counted() const {
+  int64_t counted = 0;
+  for (const auto& parameter : parameters_) {
+    if (parameter->counted) counted += parameter->shard.numel();
+  }
+  return counted;
+}
+
 void ParameterList::allocate(DType dtype, uint64_t seed, GradAccumulation accumulation) {
   const DType acc = accumulate_dtype(dtype);
   {

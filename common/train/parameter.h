@@ -58,7 +58,7 @@ struct Parameter {
   Tensor main_grad;
   Shard shard;
 
-  Shape local_shape() const;
+  Shape local_shape() const;  ///< of this rank's part
   /// Row-major index in the whole weight of element `local` of this rank's part, which has
   /// `local_shape`.
   int64_t global_index(int64_t local, const Shape& local_shape) const;
@@ -94,6 +94,8 @@ class ParameterList {
   void allocate(DType dtype, uint64_t seed, GradAccumulation accumulation = GradAccumulation::f32);
 
   int64_t numel() const;  ///< elements held here
+  /// Of the shards that this rank counts: over all ranks, every element of the model once.
+  int64_t counted() const;
   size_t size() const { return parameters_.size(); }
   Parameter& operator[](size_t index) { return *parameters_[index]; }
   const Parameter& operator[](size_t index) const { return *parameters_[index]; }

@@ -38,6 +38,10 @@ class BlockSaved {
     return content;
   }
   // [saved]
+  template <class T>
+  bool has() {
+    return find<T>() != entries_.end();
+  }
   /// The same, left there; throws Error unless there is a T.
   template <class T>
   T& get() {

@@ -23,12 +23,21 @@ class Segment {
   /// dy [T, H] -> dx [T, H]; hands weight gradients to `grads`. Takes out of `saved` what this
   /// segment's forward put there.
   virtual Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) = 0;
+  /// The block will be recomputed: takes out of `saved` what shall not be made again, and keeps it
+  /// in `kept`, where forward finds it.
+  virtual void keep_through_recompute(BlockSaved& /*saved*/, BlockSaved& /*kept*/) const {}
   /// The activations that forward and backward make. A segment that makes none need not say so.
   virtual Footprint footprint(const PassShape&) const { return {}; }
 };
 
 /// The segments that a pipeline stage or a recomputation treats as one.
 using Block = std::vector<std::unique_ptr<Segment>>;
+
+/// Consecutive blocks: [begin, end).
+struct BlockRange {
+  int64_t begin;
+  int64_t end;
+};
 
 /// Of each of them.
 inline std::vector<Footprint> footprints_of(const Block& block, const PassShape& shape) {
