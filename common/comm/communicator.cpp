@@ -260,6 +260,7 @@ void Communicator::barrier() const {
 
 bool Communicator::any(bool value) const {
   if (size() == 1 || engine_->dry()) return value;
+  const HostScope on_host;
   const CategoryScope scope(Category::communication);
   const Tensor flag = Tensor::from_host(std::vector<int32_t>{value ? 1 : 0}, {1});
   all_reduce(flag, ReduceOp::max);
@@ -268,6 +269,7 @@ bool Communicator::any(bool value) const {
 
 double Communicator::sum(double value) const {
   if (size() == 1 || engine_->dry()) return value * size();
+  const HostScope on_host;
   const CategoryScope scope(Category::communication);
   const Tensor total = Tensor::from_host(std::vector<double>{value}, {1}, DType::f64);
   all_reduce(total);
@@ -277,6 +279,7 @@ double Communicator::sum(double value) const {
 std::vector<std::string> Communicator::all_gather_text(const std::string& text) const {
   if (size() == 1 || engine_->dry()) return std::vector<std::string>(size(), text);
   const UncountedTraffic uncounted;
+  const HostScope on_host;
   const CategoryScope scope(Category::communication);
   const Tensor lengths = Tensor::empty({size()}, DType::i32);
   all_gather(lengths, Tensor::from_host(std::vector<int32_t>{int32_t(std::ssize(text))}, {1}));
@@ -308,6 +311,7 @@ Communicator Communicator::split(std::string name, const std::function<int(int)>
   // Ranks with different histories agree on an id that none of them has used.
   auto id = static_cast<int32_t>(engine_->next_group_id());
   if (size() > 1 && !engine_->dry()) {
+    const HostScope on_host;
     const CategoryScope scope(Category::communication);
     const Tensor agreed =
         Tensor::from_host(std::vector<int32_t>{id, fingerprint, -fingerprint}, {3});
@@ -328,6 +332,9 @@ std::shared_ptr<Operation> Communicator::make(CommKind kind, std::vector<Tensor>
     USP_CHECK(tensor.contiguous(), "{} needs contiguous tensors", usp::name(kind));
     USP_CHECK(engine_->dry() || tensor.device() != Device::meta,
               "{}: a tensor without data can only be sent by the dry engine", usp::name(kind));
+    USP_CHECK(tensor.device() != Device::cuda,
+              "{}: tensors on a GPU cannot be sent yet; try one rank, or --device cpu",
+              usp::name(kind));
   }
   auto operation = std::make_shared<Operation>();
   operation->kind = kind;
@@ -347,6 +354,7 @@ std::shared_ptr<Tensor> Communicator::share_scratch(const Tensor& message) const
                                                       engine_->scratch_limit());
   std::shared_ptr<Tensor> scratch = group_->scratch.lock();
   if (scratch == nullptr || scratch->bytes() < bytes) {
+    const HostScope on_host;
     const CategoryScope scope(Category::communication);
     scratch = std::make_shared<Tensor>(
         Tensor::empty({bytes / bytes_of(dtype)}, dtype, "scratch of reductions"));
@@ -381,6 +389,7 @@ void Communicator::check_rank(int rank, const char* what) const {
 }
 
 bool on_one_machine(const Communicator& world) {
+  const HostScope on_host;
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string text;
   std::getline(file, text);

@@ -34,6 +34,7 @@ class [[nodiscard]] Handle {
 
 /// One message of a batch.
 struct SendRecv {
+  /// Seen from this rank.
   enum Direction { send, recv } direction;
   Tensor tensor;
   int peer;
@@ -79,8 +80,10 @@ class Communicator : public Peers {
   Handle all_to_all_v_async(Tensor output, const Tensor& input,
                             std::span<const int64_t> output_counts,
                             std::span<const int64_t> input_counts) const;
+  /// To one rank, which receives as many elements of the same dtype.
   void send(const Tensor& tensor, int peer) const;
   Handle send_async(const Tensor& tensor, int peer) const;
+  /// From one rank, which sends as many elements of the same dtype.
   void recv(Tensor tensor, int peer) const;
   Handle recv_async(Tensor tensor, int peer) const;
   /// Any number of messages in any order: cannot deadlock as long as every send meets a recv.

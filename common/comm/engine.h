@@ -25,7 +25,7 @@ class Engine {
   virtual ~Engine() = default;
 
   virtual int rank() const = 0;  ///< in the world
-  virtual int size() const = 0;
+  virtual int size() const = 0;  ///< ranks of the world
   /// Takes the operation and returns at once.
   virtual void submit(std::shared_ptr<Operation> operation) = 0;
   /// Returns when the operation is done; throws Error if it failed.
@@ -35,7 +35,7 @@ class Engine {
   void abandon(Operation& operation);
   /// Whether this engine never sends a message: the dry one does not.
   virtual bool dry() const = 0;
-  virtual Flight& flight() = 0;
+  virtual Flight& flight() = 0;  ///< the record of this rank
   /// An operation under way for longer than this is reported, and the run ended.
   virtual void set_timeout(std::chrono::duration<double> timeout) = 0;
 

@@ -32,15 +32,16 @@ class Flight {
     on_open_ = std::move(callback);
   }
 
+  /// The step that the operations from here on belong to.
   void set_step(int64_t step);
-  void queued(Operation& operation);  ///< gives it its entry
-  void started(const Operation& operation);
-  void finished(const Operation& operation);
-  void main_waits(const Operation& operation);
-  void main_computes();
-  void sign_of_life();  ///< by the communication thread, at least every 20 ms
-  void failed(const std::string& message);
-  void left();  ///< the orderly end
+  void queued(Operation& operation);            ///< gives it its entry
+  void started(const Operation& operation);     ///< the communication thread carries it out
+  void finished(const Operation& operation);    ///< it is done
+  void main_waits(const Operation& operation);  ///< the main thread is in wait()
+  void main_computes();                         ///< it has left wait()
+  void sign_of_life();                      ///< by the communication thread, at least every 20 ms
+  void failed(const std::string& message);  ///< this rank, and why
+  void left();                              ///< the orderly end
 
   /// What the rank is doing, one sentence a line: "rank 3 waits in all_reduce #2 of dp (f32, 10
   /// elements) for 2.0 s".

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "tensor/runtime.h"
 
 namespace usp {
 
@@ -15,6 +16,7 @@ using Nanoseconds = std::chrono::duration<double, std::nano>;
 
 /// Median seconds of sending a message of so many elements there and back, halved.
 double one_way_seconds(const Communicator& world, int peer, int64_t count, int rounds) {
+  const HostScope on_host;
   const Tensor tensor = Tensor::zeros({count}, DType::f32);
   const bool first = world.rank() < peer;
   std::vector<double> times;
@@ -89,6 +91,7 @@ Link measure_host_link(const Communicator& world) {
     latency = one_way_seconds(world, peer, 1, 50);
     seconds = one_way_seconds(world, peer, kLargeBytes / 4, 7) - latency;
   }
+  const HostScope on_host;
   const Tensor worst = Tensor::from_host(std::vector<double>{latency, seconds}, {2}, DType::f64);
   world.all_reduce(worst, ReduceOp::max);
   const std::vector<double> values = worst.items();

@@ -13,7 +13,9 @@ struct Link {
   double latency_us = 0;
   double gb_per_s = 0;  ///< 1e9 bytes per second; 0: the link is what it is
 
+  /// latency_us, in the unit of the clocks.
   std::chrono::nanoseconds latency() const;
+  /// bytes / bandwidth, which must not be 0.
   std::chrono::nanoseconds transmission(int64_t bytes) const;
 };
 
@@ -24,7 +26,7 @@ struct Links {
   /// What this machine's threads take to notice that a message has come: part of the latency.
   std::chrono::nanoseconds wake_up{0};
 
-  bool same_node(int rank, int other) const;
+  bool same_node(int rank, int other) const;  ///< by their numbers in the world
   const Link& between(int rank, int other) const { return same_node(rank, other) ? node : net; }
 };
 
@@ -35,10 +37,12 @@ struct Links {
 /// left. That latency includes the time in which the waiting thread wakes up.
 class EmulatedLinks {
  public:
+  /// The clock of every time here.
   using Clock = std::chrono::steady_clock;
 
   EmulatedLinks(int rank, const Links& links) : rank_(rank), links_(links) {}
 
+  /// When a message leaves and arrives.
   struct Times {
     Clock::time_point sent;     ///< the last byte has left
     Clock::time_point arrives;  ///< and has come

@@ -45,6 +45,10 @@ MeshSizes checked(const MeshSizes& sizes, int64_t world) {
     usage_error("ep_size={} must divide dp_size*cp_size={}; try {}", sizes.ep, sizes.dp * sizes.cp,
                 list_divisors(sizes.dp * sizes.cp));
   }
+  if (sizes.tp_kv < 1 || sizes.tp % sizes.tp_kv != 0) {
+    usage_error("{} ranks to a kv head must divide tp_size={}; try {}", sizes.tp_kv, sizes.tp,
+                list_divisors(sizes.tp));
+  }
   return sizes;
 }
 
@@ -58,11 +62,12 @@ Mesh::Mesh(const Communicator& world, const MeshSizes& sizes, const std::string&
       pp_(along(world, "pp", {kPp})),
       cp_(along(world, "cp", {kCp})),
       tp_(along(world, "tp", {kTp})),
+      tp_kv_(tp_.split("tp_kv", [&](int r) { return r / static_cast<int>(sizes_.tp_kv); })),
       dp_cp_(along(world, "dp_cp", {kDp, kCp})),
       ep_(dp_cp_.split("ep", [&](int r) { return r / static_cast<int>(sizes_.ep); })),
       edp_(dp_cp_.split("edp", [&](int r) { return r % static_cast<int>(sizes_.ep); })),
-      groups_{{"world", world_}, {"dp", dp_},        {"pp", pp_}, {"cp", cp_},
-              {"tp", tp_},       {"dp_cp", dp_cp()}, {"ep", ep_}, {"edp", edp_}} {}
+      groups_{{"world", world_}, {"dp", dp_},        {"pp", pp_}, {"cp", cp_},  {"tp", tp_},
+              {"tp_kv", tp_kv_}, {"dp_cp", dp_cp()}, {"ep", ep_}, {"edp", edp_}} {}
 
 const Communicator& Mesh::group(const std::string& name) const {
   const auto found = groups_.find(name);

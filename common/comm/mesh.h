@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <string>
@@ -9,14 +10,21 @@
 
 namespace usp {
 
-/// How many ranks each kind of parallelism uses. The product of all but ep is the size of the
-/// world.
+/// How many ranks each kind of parallelism uses. The product of dp, pp, cp and tp is the size of
+/// the world.
 struct MeshSizes {
   int64_t dp = 1;  ///< data
   int64_t pp = 1;  ///< pipeline
   int64_t cp = 1;  ///< context
   int64_t tp = 1;  ///< tensor
   int64_t ep = 1;  ///< expert: divides dp * cp and takes its ranks from them
+  /// Ranks of tp that hold the same kv heads, and so sum the gradients of these: divides tp.
+  int64_t tp_kv = 1;
+
+  /// Ranks that hold the same dense weights.
+  int64_t dp_cp() const { return dp * cp; }
+  /// Ranks on which one copy of the model lies.
+  int64_t ranks_of_a_copy() const { return std::max<int64_t>(1, pp * cp * tp); }
 };
 
 /// The ranks of a run as a grid of pp x dp x cp x tp, and a communicator along each of its axes.
@@ -34,6 +42,7 @@ class Mesh {
   const Communicator& pp() const { return pp_; }
   const Communicator& cp() const { return cp_; }
   const Communicator& tp() const { return tp_; }
+  const Communicator& tp_kv() const { return tp_kv_; }  ///< ranks of tp that hold the same kv heads
   /// Ranks that hold the same dense weights. Where cp is 1 this is dp, and the ledger calls it dp.
   const Communicator& dp_cp() const { return sizes_.cp == 1 ? dp_ : dp_cp_; }
   const Communicator& ep() const { return ep_; }    ///< ranks that share out the experts
@@ -61,8 +70,18 @@ class Mesh {
   Communicator world_;
   MeshSizes sizes_;
   std::array<Axis, 4> order_;  ///< slowest first
-  Communicator dp_, pp_, cp_, tp_, dp_cp_, ep_, edp_;
+  Communicator dp_, pp_, cp_, tp_, tp_kv_, dp_cp_, ep_, edp_;
   std::map<std::string, Communicator> groups_;  ///< by name
+};
+
+/// Rank 0's view of a mesh of any size, of which it is the only rank: nothing is sent.
+struct DryMesh {
+  explicit DryMesh(const MeshSizes& sizes)
+      : engine(0, static_cast<int>(sizes.dp * sizes.pp * sizes.cp * sizes.tp)),
+        mesh(Communicator::world(engine), sizes) {}
+
+  DryEngine engine;
+  Mesh mesh;
 };
 
 }  // namespace usp

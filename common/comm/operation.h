@@ -12,6 +12,7 @@
 
 namespace usp {
 
+/// How a reduction combines the values of the ranks.
 enum class ReduceOp : uint8_t { sum, max };
 
 /// What the ranks of a communicator know of it.

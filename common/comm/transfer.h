@@ -14,6 +14,7 @@ class EmulatedLinks;
 /// to. A small message travels in one piece with its header, a large one right behind it.
 class Transfer {
  public:
+  /// The clock of every time here.
   using Clock = std::chrono::steady_clock;
 
   /// Posts a message of `stage`, whose header reuses the memory of `buffer`. Adds the bytes that it

@@ -11,7 +11,7 @@ namespace usp {
 /// What a communication thread sleeps on: whoever has something for it rings.
 class Bell {
  public:
-  void ring();
+  void ring();  ///< wakes who waits
   /// How often it was rung; hand it to wait() to miss nothing.
   int64_t count();
   /// Sleeps until it has been rung more often than `seen`, or the time is over.
@@ -32,6 +32,7 @@ struct Request {
 
 /// What a rank tells every other one beside its messages.
 struct Notice {
+  /// What it is about.
   enum Type : int32_t {
     leaving,  ///< its program has ended
     failed,   ///< it has failed, and why
@@ -51,9 +52,10 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
+  virtual int rank() const = 0;  ///< in the world
+  virtual int size() const = 0;  ///< ranks of the world
 
+  /// Begins to send; `data` must stay as it is until test() says that it has gone.
   virtual Request send(int rank, int64_t tag, const void* data, int64_t bytes) = 0;
   /// Throws Error, at the latest in test(), if more than `capacity` bytes come.
   virtual Request receive(int rank, int64_t tag, void* data, int64_t capacity) = 0;
@@ -61,7 +63,7 @@ class Transport {
   virtual bool test(Request& request) = 0;
 
   virtual void announce(const Notice& notice) = 0;  ///< to every other rank
-  virtual std::optional<Notice> next_notice() = 0;
+  virtual std::optional<Notice> next_notice() = 0;  ///< that has come, the oldest first
 
   /// The bell that this rank's communication thread sleeps on.
   virtual Bell& bell() = 0;
