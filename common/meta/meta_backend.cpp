@@ -25,24 +25,29 @@ class MetaBackend : public Backend {
   void swiglu_forward(Tensor, const Tensor&) override {}
   void swiglu_backward(Tensor, const Tensor&, const Tensor&) override {}
   void causal_softmax_forward(Tensor, Tensor, const Tensor&, double, const Positions&,
-                              const Positions&) override {}
+                              const Positions&, const Tensor&) override {}
   void causal_softmax_backward(Tensor, const Tensor&, const Tensor&, const Tensor&,
                                double) override {}
   void attention_forward(Tensor, Tensor, const Tensor&, const Tensor&, const Tensor&, double,
-                         const Positions&, const Positions&) override {}
+                         const Positions&, const Positions&, const Tensor&) override {}
+  void attention_merge(Tensor, Tensor, const Tensor&, const Tensor&) override {}
+  void attention_rescale(Tensor, const Tensor&, const Tensor&) override {}
   void attention_delta(Tensor, const Tensor&, const Tensor&) override {}
   void attention_backward(Tensor, Tensor, Tensor, const Tensor&, const Tensor&, const Tensor&,
                           const Tensor&, const Tensor&, const Tensor&, double, const Positions&,
-                          const Positions&) override {}
+                          const Positions&, const Tensor&) override {}
   void naive_attention_forward(Tensor, Tensor, Tensor, const Tensor&, const Tensor&, const Tensor&,
-                               double, const Positions&, const Positions&) override {}
+                               double, const Positions&, const Positions&, const Tensor&) override {
+  }
   void naive_attention_backward(Tensor, Tensor, Tensor, const Tensor&, const Tensor& probs,
                                 const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                 double) override {
     Tensor::empty(probs.shape(), probs.dtype());  // the scores' gradient, which counts as memory
   }
+  void dropout(Tensor, const Tensor&, double, const RandomStream&, int64_t) override {}
   void cross_entropy_forward(Tensor, Tensor, Tensor, const Tensor&, const Tensor&,
                              int64_t) override {}
+  void cross_entropy_rescale(Tensor, const Tensor&, const Tensor&) override {}
   void cross_entropy_loss(Tensor, Tensor, const Tensor&, const Tensor&, const Tensor&,
                           double) override {}
   void cross_entropy_backward(Tensor, const Tensor&, const Tensor&, const Tensor&, int64_t,

@@ -9,6 +9,7 @@
 
 namespace usp {
 
+/// The flags of runs with several ranks.
 struct CommConfig {
   double comm_timeout = 300;      ///< seconds after which an operation under way counts as stuck
   int64_t node_size = 0;          ///< ranks in a node; 0: all of them

@@ -48,6 +48,8 @@ Simulation make_simulation(int64_t steps) {
   simulation.reserved = allocator.reserved_bytes() - allocator.reserved_workspace_bytes();
   simulation.flops = runtime.flops() / double(steps);
   simulation.recomputed_flops = runtime.recomputed_flops() / double(steps);
+  simulation.sent = runtime.ledger();
+  simulation.steps = steps;
   return simulation;
 }
 
@@ -125,6 +127,7 @@ std::string estimate_json(const std::string& config_json, const Prediction& pred
                        {"gradients", prediction.states.gradients},
                        {"optimizer", prediction.states.optimizer},
                        {"activations", prediction.saved_bytes()},
+                       {"peak_activations", prediction.peak_activations},
                        {"flops", prediction.flops + prediction.recomputed_flops},
                        {"recomputed_flops", prediction.recomputed_flops}};
   json["simulated"] = {{"weights", simulation.states.weights},
@@ -142,6 +145,8 @@ std::string estimate_json(const std::string& config_json, const Prediction& pred
                                {"bytes", bytes_of(simulation.buffers, buffer)},
                                {"predicted", buffer.bytes}});
   }
+  json["sent"] = {{"steps", simulation.steps},
+                  {"ledger", nlohmann::ordered_json::parse(simulation.sent.to_json())}};
   json["book"] = {{"activations", prediction.book_activations},
                   {"weights_gradients_optimizer", prediction.book_states}};
   for (const LiveBytes& part : prediction.saved) {
@@ -160,9 +165,8 @@ ReportRows prediction_rows(const Prediction& prediction) {
   ReportRows rows;
   rows.emplace_back(
       "FLOPs of a step",
-      fmt::format("{:.4g} needed, {:.4g} more recomputed; {:.4g} as the book counts "
-                  "them, without a causal mask",
-                  prediction.flops, prediction.recomputed_flops, prediction.book_flops));
+      fmt::format("{:.4g} needed, {:.4g} recomputed; by the book's count {:.4g}", prediction.flops,
+                  prediction.recomputed_flops, prediction.book_flops));
   rows.emplace_back("peak memory",
                     fmt::format("{:.1f} MiB", double(allocator.peak_bytes()) / (1 << 20)));
   const auto row = [&](std::string_view what, int64_t measured, int64_t predicted) {

@@ -5,6 +5,7 @@
 
 #include "run/run_config.h"
 #include "run/trainer_base.h"
+#include "tensor/ledger.h"
 #include "tensor/memory_profile.h"
 
 namespace usp {
@@ -32,7 +33,7 @@ struct Prediction {
   double book_states = 0, book_activations = 0;
   std::string execution;  ///< the flags that decide what is kept, for the heading
 
-  int64_t saved_bytes() const;
+  int64_t saved_bytes() const;  ///< of all that is saved
 };
 
 /// What two training steps asked of memory.
@@ -43,8 +44,10 @@ struct Simulation {
   int64_t peak_activations;
   int64_t peak, reserved;          ///< without the workspace that a device's kernels want
   double flops, recomputed_flops;  ///< of a step
+  Ledger sent;                     ///< in all of the steps
+  int64_t steps;                   ///< of them
 
-  int64_t saved_bytes() const;
+  int64_t saved_bytes() const;  ///< of all that is saved
 };
 /// What the current runtime counted in so many steps, which it recorded.
 Simulation make_simulation(int64_t steps);
@@ -52,9 +55,10 @@ Simulation make_simulation(int64_t steps);
 /// The same of a trainer on meta, which takes two steps: the first has no optimizer states yet.
 Simulation simulate_steps(TrainerBase& trainer);
 
-/// Formulas beside what a simulated step asked for; as a table, and as JSON.
+/// Formulas beside what a simulated step asked for, as a table.
 std::string estimate_text(const RunConfig& config, const Prediction& prediction,
                           const Simulation& simulation);
+/// The same as JSON.
 std::string estimate_json(const std::string& config_json, const Prediction& prediction,
                           const Simulation& simulation);
 

@@ -27,8 +27,9 @@ struct Product {
 /// A round of several ranks: long beside the time that they need to meet.
 constexpr double kSharedRoundSeconds = 0.02;
 
-/// Seconds from the moment when the first rank begins until the last has ended.
+/// Seconds that the slowest rank takes; all begin at the same time.
 double time_round(const Communicator& world, std::vector<Product>& products, int64_t repeats) {
+  Runtime::current().wait();
   world.barrier();
   const auto begin = std::chrono::steady_clock::now();
   for (int64_t i = 0; i < repeats; ++i) {
@@ -36,8 +37,9 @@ double time_round(const Communicator& world, std::vector<Product>& products, int
       ops::matmul(product.c, product.a, product.b.transposed());
     }
   }
-  world.barrier();
+  Runtime::current().wait();
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+  const HostScope on_host;
   const Tensor longest = Tensor::from_host(std::vector<double>{elapsed.count()}, {1}, DType::f64);
   world.all_reduce(longest, ReduceOp::max);
   return longest.item();

@@ -18,6 +18,6 @@ struct MatmulShape {
 /// `seconds`. A round lasts until the slowest rank is done, so ranks that share cores do not count
 /// them twice. What a CPU reaches of this rate is its model FLOPs utilisation.
 double measure_matmul_gflops(const Communicator& world, DType dtype,
-                             const std::vector<MatmulShape>& shapes, double seconds = 0.25);
+                             const std::vector<MatmulShape>& shapes, double seconds);
 
 }  // namespace usp

@@ -21,7 +21,9 @@ int64_t ranks_here(const Peers& peers) {
 
 int64_t available_here() {
   const char* given = std::getenv("USP_AVAILABLE_MEMORY");
-  return given != nullptr ? std::atoll(given) : available_memory();
+  if (given != nullptr) return std::atoll(given);
+  Accelerator* accelerator = Runtime::current().accelerator();
+  return accelerator != nullptr ? accelerator->available_memory() : available_memory();
 }
 
 std::string in_units(double bytes) {

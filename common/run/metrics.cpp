@@ -40,6 +40,12 @@ void read_metrics(const nlohmann::json& json, StepMetrics& metrics) {
 
 }  // namespace
 
+void StepMetrics::took(std::chrono::steady_clock::time_point begin, int64_t tokens_of_step) {
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+  step_ms = 1e3 * elapsed.count();
+  tokens_per_s = double(tokens_of_step) / elapsed.count();
+}
+
 void StepMetrics::relate_to(double peak_gflops) {
   if (peak_gflops <= 0) return;
   const double possible = peak_gflops * 1e9 * step_ms * 1e-3;  // operations in the step's time
@@ -99,6 +105,9 @@ void MetricsWriter::write(const StepMetrics& metrics, Runtime& runtime) {
                       allocator.system_allocations()) +
           runtime.ledger().payload_json(written_);
   written_ = runtime.ledger();
+  if (const Accelerator* accelerator = runtime.accelerator()) {
+    line += fmt::format(", \"host_waits\": {}", accelerator->waits());
+  }
   if (metrics.has_val_loss) {
     line += fmt::format(", \"val_loss\": {}", json_number(metrics.val_loss, digits_));
   }

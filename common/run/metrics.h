@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <string>
@@ -33,6 +34,8 @@ struct StepMetrics {
 
   /// No update was made, for want of a finite gradient.
   bool skipped() const { return !std::isfinite(grad_norm); }
+  /// Fills time and speed of a step of so many tokens, which began then and ends now.
+  void took(std::chrono::steady_clock::time_point begin, int64_t tokens_of_step);
   /// Fills the utilisations: operations / time / peak. 0: leaves them out.
   void relate_to(double peak_gflops);
 };

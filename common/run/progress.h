@@ -18,7 +18,7 @@ class Progress {
   explicit Progress(int64_t steps, int64_t done = 0);
   ~Progress();
 
-  void show(const StepMetrics& metrics);
+  void show(const StepMetrics& metrics);  ///< a step that has just ended
   /// Prints a line of its own, above the live one.
   void say(const std::string& line);
 

@@ -38,6 +38,7 @@ namespace {
 
 /// What may be another when a run is resumed.
 nlohmann::ordered_json circumstances(const RunFacts& facts) {
+  const Accelerator* accelerator = Runtime::current().accelerator();
   nlohmann::ordered_json json;
   json["command"] = facts.command;
   json["machine"] = {{"cpu", cpu_name()},
@@ -45,10 +46,12 @@ nlohmann::ordered_json circumstances(const RunFacts& facts) {
                      {"cores", available_cores()},
                      {"ranks", Runtime::current().world_size()},
                      {"threads", num_threads()}};
-  json["build"] = {{"commit", build_commit()},
-                   {"compiler", compiler()},
-                   {"arch", build_architecture()},
-                   {"matmul", matmul_library()}};
+  if (accelerator != nullptr) json["machine"]["gpu"] = accelerator->description();
+  json["build"] = {
+      {"commit", build_commit()},
+      {"compiler", compiler()},
+      {"arch", build_architecture()},
+      {"matmul", accelerator != nullptr ? accelerator->matmul_library() : matmul_library()}};
   json["matmul_gflops"] = facts.matmul_gflops;
   json["started"] = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
   return json;
@@ -97,7 +100,7 @@ ReportRows speed_rows(const RunSummary& summary, double peak_gflops) {
   return {{"speed", fmt::format("{:.0f} tokens/s: {:.3f} ms a step of {:.0f} tokens, median of {}",
                                 typical.tokens_per_s, typical.step_ms, tokens, sorted.size())},
           {"MFU", fmt::format("{} of the matmul library's {:.1f} GFLOP/s, "
-                              "by what is needed below the causal mask",
+                              "needed below the causal mask",
                               utilisation_text(typical.mfu), peak_gflops)},
           {"MFU, no mask", fmt::format("{:.0f} %, by the book's count, which has no causal mask{}",
                                        100 * typical.book_mfu,

@@ -58,7 +58,8 @@ void RunConfig::bind_data(Args& args) {
 
 void RunConfig::bind_execution(Args& args) {
   args.group("Execution");
-  args.bind("device", device, {"auto", "cpu"}, "where tensors live").may_differ_on_resume();
+  args.bind("device", device, {"auto", "cpu", "cuda"}, "where tensors live; auto: cpu")
+      .may_differ_on_resume();
   args.bind("allow_oversize", allow_oversize,
             "start even where the estimate exceeds the memory that is available")
       .may_differ_on_resume();

@@ -10,6 +10,7 @@
 
 namespace usp {
 
+/// The text that a trained model writes at the end of a run.
 struct SampleConfig {
   int64_t sample_tokens = 256;
   double temperature = 0.8;
@@ -73,10 +74,13 @@ struct RunConfig {
   virtual void validate(const Args& args) = 0;
 
  protected:
+  ///@{
+  /// Binds some of these fields, under a heading of their own in --help.
   void bind_training(Args& args);
   void bind_data(Args& args);
   void bind_execution(Args& args);
   void bind_output(Args& args);
+  ///@}
   /// Of these fields; the parts validate themselves.
   void validate_run() const;
 

@@ -22,8 +22,8 @@ std::vector<int32_t> sample_tokens(const Logits& logits, const SampleConfig& con
                                    const std::function<bool()>& stop);
 
 /// Tokens as text that a terminal can be shown: valid UTF-8 as it is, with newlines and tabs; other
-/// control characters and other bytes as \xNN; U+FFFD for a token that is no byte. With `as_bytes`
-/// false, the ids.
+/// control characters and other bytes as `\xNN`; U+FFFD for a token that is no byte. With
+/// `as_bytes` false, the ids.
 std::string tokens_to_text(const std::vector<int32_t>& tokens, bool as_bytes);
 
 }  // namespace usp

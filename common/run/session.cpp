@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
 
 #include "run/matmul_rate.h"
@@ -74,8 +75,21 @@ int Session::answer(const std::string& text) const {
   return 0;
 }
 
+/// From here on tensors lie where --device says.
+void Session::move_to_device() {
+  if (config_.device != name(Device::cuda)) return;
+  if (world_.size() > 1) {
+    usage_error(
+        "device=cuda: {} ranks cannot send each other what lies on GPUs yet; try one rank, or "
+        "--device cpu",
+        world_.size());
+  }
+  runtime_->move_to(Device::cuda);
+}
+
 void Session::open(const Predict& predict) {
   refuse_together(world_, [&] {
+    move_to_device();
     file_.emplace(config_.data.empty() ? USP_CORPUS : config_.data,
                   config_.token_dtype == "uint16" ? 2 : 4, config_.model.vocab_size);
     dataset_.emplace(*file_, config_.seq_len, config_.val_fraction,
@@ -96,12 +110,16 @@ void Session::open(const Predict& predict) {
   facts_.matmul_gflops = matmul_gflops();
 }
 
+/// The environment variable USP_MATMUL_SECONDS is for tests of many short runs: to measure for so
+/// long, and no longer.
 double Session::matmul_gflops() const {
-  return measure_matmul_gflops(world_, parse_dtype(config_.dtype), matmul_shapes(config_));
+  const char* given = std::getenv("USP_MATMUL_SECONDS");
+  const double seconds = given != nullptr ? std::atof(given) : 0.25;
+  return measure_matmul_gflops(world_, parse_dtype(config_.dtype), matmul_shapes(config_), seconds);
 }
 
 int Session::train(TrainerBase& trainer) {
-  facts_.parameters = trainer.parameters().numel();
+  facts_.parameters = static_cast<int64_t>(world_.sum(double(trainer.parameters().counted())));
   Checkpoints checkpoints(*run_dir_, config_.checkpoints,
                           {facts_.config_json, config_.global_batch_size(), facts_.data_sha256,
                            args_.may_differ_on_resume()},

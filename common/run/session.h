@@ -41,6 +41,7 @@ class Session {
   int train(TrainerBase& trainer);
 
  private:
+  void move_to_device();
   RunSummary run_steps(TrainerBase& trainer, Checkpoints& checkpoints);
   std::string sample(TrainerBase& trainer) const;
   void write_records(ReportRows& rows);

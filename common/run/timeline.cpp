@@ -269,6 +269,7 @@ std::pair<int64_t, double> steps_of(const Tracer& tracer) {
 }  // namespace
 
 int64_t measure_clock_offset(const Communicator& world, const std::function<int64_t()>& clock) {
+  const HostScope on_host;
   int64_t offset = 0;
   for (int rank = 1; rank < world.size(); ++rank) {
     if (world.rank() != 0 && world.rank() != rank) continue;
@@ -297,6 +298,7 @@ WaitingTime write_timeline(const Communicator& world, const Connection& connecti
                            const RunDir& run_dir, std::string_view chapter, int64_t tokens_per_step,
                            std::optional<int64_t> clock_offset) {
   const UncountedTraffic uncounted;
+  const HostScope on_host;
   const Tracer& tracer = Runtime::current().tracer();
   // Processes of one machine read the same clock, which no message could tell as precisely.
   if (!clock_offset && on_one_machine(world)) clock_offset = 0;
@@ -334,8 +336,7 @@ WaitingTime write_timeline(const Communicator& world, const Connection& connecti
 std::pair<std::string, std::string> waiting_row(const WaitingTime& waiting) {
   if (waiting.step_ms == 0) return {"communication not hidden", "no step was traced"};
   return {"communication not hidden",
-          fmt::format("{:.2f} ms of a traced step's {:.2f} ms; waiting for a rank that is late: "
-                      "{:.2f} ms",
+          fmt::format("{:.2f} of a traced step's {:.2f} ms; waiting for a late rank: {:.2f} ms",
                       waiting.exposed_ms, waiting.step_ms, waiting.skew_ms)};
 }
 

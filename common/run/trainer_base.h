@@ -28,7 +28,7 @@ class TrainerBase {
   /// The logits that a sample is drawn from.
   virtual Tensor logits(const Pass& pass) = 0;
 
-  virtual ParameterList& parameters() = 0;
+  virtual ParameterList& parameters() = 0;  ///< those of this rank
   /// All that train_step() changes, for checkpoints.
   virtual TrainState state() = 0;
   /// What the run of so many steps used, beside what the formulas say.
