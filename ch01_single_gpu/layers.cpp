@@ -11,12 +11,12 @@ Linear::Linear(std::vector<Parameter*> weights, std::string_view output_name)
   for (Parameter* weight : weights_) ++weight->uses;
 }
 
-Tensor Linear::forward(const Tensor& x, Saved& saved) const {
+Tensor Linear::forward(const Tensor& x, Saved& saved, const Pass&) const {
   saved = keep(x);
   return output(saved);
 }
 
-Tensor Linear::backward(const Tensor& dy, Saved& saved, Grads& grads) const {
+Tensor Linear::backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass&) const {
   Tensor dx = input_gradient(dy);
   add_weight_gradient(dy, saved, grads);
   return dx;
@@ -85,8 +85,8 @@ Tensor RmsNorm::backward(const Tensor& dy, Saved& saved, Grads& grads,
 // [rms_norm]
 
 Footprint RmsNorm::footprint(const PassShape& shape) const {
-  const int64_t y = shape.tokens() * weight_->local_shape()[0] * shape.own();
-  return {.kept = {{"rstd", shape.tokens() * shape.acc()}},
+  const int64_t y = shape.rows() * weight_->local_shape()[0] * shape.own();
+  return {.kept = {{"rstd", shape.rows() * shape.acc()}},
           .output = {"norm", y},
           .forward_peak = y,
           .backward_peak = y};
@@ -121,8 +121,9 @@ CoreAttention::CoreAttention(int64_t num_heads, int64_t num_kv_heads, int64_t he
       scale_(1 / std::sqrt(double(head_dim))),
       probabilities_(probabilities) {}
 
-Tensor CoreAttention::forward(const Tensor& qkv, Saved& saved, const Pass& pass) const {
+Tensor CoreAttention::forward(Tensor qkv, Saved& saved, const Pass& pass) const {
   const int64_t B = qkv.size(0), S = qkv.size(1);
+  saved.qkv = qkv;
   saved.out = Tensor::empty({B, S, heads_, head_dim_}, qkv.dtype(), "attention");
   saved.lse = Tensor::empty({B, heads_, S}, accumulate_dtype(qkv.dtype()), "lse");
   const Tensor probs = attend(saved.out, saved.lse, qkv, pass);
@@ -144,13 +145,14 @@ Tensor CoreAttention::attend(const Tensor& out, const Tensor& lse, const Tensor&
                           "probabilities");
   }
   ops::attention_forward(out, lse, probs, q_of(qkv), kv.narrow(2, 0, kv_heads_),
-                         kv.narrow(2, kv_heads_, kv_heads_), scale_, pass.positions, keys);
+                         kv.narrow(2, kv_heads_, kv_heads_), scale_, pass.positions, keys,
+                         pass.documents);
   return probs;
 }
 
 // [core_attention]
-Tensor CoreAttention::backward(const Tensor& dout, const Tensor& qkv, Saved& saved,
-                               const Pass& pass) const {
+Tensor CoreAttention::backward(const Tensor& dout, Saved& saved, const Pass& pass) const {
+  const Tensor& qkv = saved.qkv;
   if (probabilities_ == Probabilities::recomputed) {
     const RecomputeScope again;
     saved.probs = attend(saved.out, saved.lse, qkv, pass);  // the same bits as in forward
@@ -162,7 +164,7 @@ Tensor CoreAttention::backward(const Tensor& dout, const Tensor& qkv, Saved& sav
   ops::fill(dqkv, 0);
   ops::attention_backward(q_of(dqkv), k_of(dqkv), v_of(dqkv), dout, saved.probs, q_of(qkv),
                           k_of(qkv), v_of(qkv), saved.lse, delta, scale_, pass.positions,
-                          pass.positions);
+                          pass.positions, pass.documents);
   return dqkv;
 }
 // [core_attention]
@@ -171,10 +173,11 @@ Tensor CoreAttention::backward(const Tensor& dout, const Tensor& qkv, Saved& sav
 Footprint CoreAttention::footprint(const PassShape& shape) const {
   const int64_t B = shape.num_samples, S = shape.seq_len, T = shape.tokens();
   const int64_t out = T * heads_ * head_dim_ * shape.own(), lse = T * heads_ * shape.acc();
-  const int64_t delta = lse, dqkv = T * (heads_ + 2 * kv_heads_) * head_dim_ * shape.acc();
+  const int64_t numel = T * (heads_ + 2 * kv_heads_) * head_dim_;
+  const int64_t qkv = numel * shape.own(), dqkv = numel * shape.acc(), delta = lse;
   const bool whole = probabilities_ != Probabilities::never_whole;
   const int64_t probs = whole ? B * heads_ * S * S * shape.own() : 0, dscores = probs;
-  Footprint result{.kept = {{"attention", out}, {"lse", lse}}};
+  Footprint result{.kept = {{"qkv", qkv}, {"attention", out}, {"lse", lse}}};
   if (probabilities_ == Probabilities::stored) result.kept.push_back({"probabilities", probs});
   if (probabilities_ == Probabilities::recomputed) result.recomputed = result.forward_peak = probs;
   result.backward_peak = delta + dqkv + dscores;
@@ -195,13 +198,11 @@ Tensor Attention::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) 
   Saved& kept = saved.emplace<Saved>();
   const int64_t B = pass.num_samples, S = pass.positions.count();
   const int64_t N = core_->num_heads(), G = core_->num_kv_heads(), D = core_->head_dim();
-  const Tensor normed = norm_.forward(x, kept.norm);             // [T, H]
-  const Tensor qkv = qkv_proj_->forward(normed, kept.qkv_proj);  // [T, (N + 2G) D]
-  kept.qkv = qkv.view({B, S, N + 2 * G, D});
-  const Tensor q_and_k = kept.qkv.narrow(2, 0, N + G);
-  ops::rope(q_and_k, rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
-  const Tensor out = core_->forward(kept.qkv, kept.core, pass);        // [B, S, N, D]
-  Tensor y = o_proj_->forward(out.view({B * S, N * D}), kept.o_proj);  // [T, H]
+  const Tensor normed = norm_.forward(x, kept.norm);  // [T, H]
+  Tensor qkv = qkv_proj_->forward(normed, kept.qkv_proj, pass).view({B, S, N + 2 * G, D});
+  ops::rope(qkv.narrow(2, 0, N + G), rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
+  const Tensor out = core_->forward(std::move(qkv), kept.core, pass);        // [B, S, N, D]
+  Tensor y = o_proj_->forward(out.view({B * S, N * D}), kept.o_proj, pass);  // [T, H]
   ops::add(y, x, y);
   return y;
 }
@@ -212,8 +213,8 @@ Tensor Attention::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, co
   Saved kept = saved.take<Saved>();
   const int64_t B = pass.num_samples, S = pass.positions.count();
   const int64_t N = core_->num_heads(), G = core_->num_kv_heads(), D = core_->head_dim();
-  const Tensor dout = o_proj_->backward(dy, kept.o_proj, grads).view({B, S, N, D});
-  Tensor dqkv = core_->backward(dout, kept.qkv, kept.core, pass);  // [B, S, N + 2G, D]
+  const Tensor dout = o_proj_->backward(dy, kept.o_proj, grads, pass).view({B, S, N, D});
+  Tensor dqkv = core_->backward(dout, kept.core, pass);  // [B, S, N + 2G, D]
   ops::rope(dqkv.narrow(2, 0, N + G), rope_.cos, rope_.sin, pass.positions, /*inverse=*/true);
   if (dqkv.dtype() != dy.dtype()) {
     const Tensor rounded = Tensor::empty(dqkv.shape(), dy.dtype());
@@ -221,7 +222,7 @@ Tensor Attention::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, co
     dqkv = rounded;  // the last use of the sums, which are let go of
   }
   const Tensor dqkv_2d = dqkv.view({B * S, (N + 2 * G) * D});
-  const Tensor dnormed = qkv_proj_->backward(dqkv_2d, kept.qkv_proj, grads);
+  const Tensor dnormed = qkv_proj_->backward(dqkv_2d, kept.qkv_proj, grads, pass);
   return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/dy);
 }
 // [attention_backward]
@@ -231,16 +232,19 @@ Footprint Attention::footprint(const PassShape& shape) const {
   const Footprint norm = norm_.footprint(shape), qkv = qkv_proj_->footprint(shape);
   const Footprint core = core_->footprint(shape), o = o_proj_->footprint(shape);
   Footprint result{.output = o.output, .recomputed = core.recomputed};
-  result.keep(norm.kept, norm.output);
-  result.keep(qkv.kept, qkv.output);
+  result.keep(norm.kept, qkv.keeps_x ? norm.output : NamedBytes{});
+  result.keep(qkv.kept);
   result.keep(core.kept);
   result.forward_peak = std::max(core.forward_peak, o.forward_peak);
   // Beside dout, until the end: the gradients of core; its sums beside dqkv, which is rounded from
   // them; or dqkv and all that follows it.
-  const int64_t dout = o.backward_peak, dqkv = qkv.output.bytes;
+  const int64_t heads = core_->num_heads(), all_heads = heads + 2 * core_->num_kv_heads();
+  const int64_t dqkv = qkv.output.bytes, dout = dqkv / all_heads * heads;
   const int64_t sums = shape.own() == shape.acc() ? 0 : dqkv / shape.own() * shape.acc();
-  const int64_t rounding = dqkv + sums, input = dqkv + qkv.backward_peak + norm.backward_peak;
-  result.backward_peak = dout + std::max({core.backward_peak, rounding, input});
+  const int64_t dnormed = norm.output.bytes, rounding = dqkv + sums;
+  const int64_t input = dqkv + std::max(qkv.backward_peak, dnormed + norm.backward_peak);
+  result.backward_peak =
+      std::max(o.backward_peak, dout + std::max({core.backward_peak, rounding, input}));
   return result;
 }
 // [attention_footprint]
@@ -248,51 +252,54 @@ Footprint Attention::footprint(const PassShape& shape) const {
 FeedForward::FeedForward(std::unique_ptr<Linear> gate_up_proj, std::unique_ptr<Linear> down_proj)
     : gate_up_proj_(std::move(gate_up_proj)), down_proj_(std::move(down_proj)) {}
 
-Tensor FeedForward::forward(const Tensor& x, Saved& saved) const {
-  saved.gate_up = gate_up_proj_->forward(x, saved.gate_up_proj);  // [T, 2F]
+Tensor FeedForward::forward(const Tensor& x, Saved& saved, const Pass& pass) const {
+  saved.gate_up = gate_up_proj_->forward(x, saved.gate_up_proj, pass);  // [T, 2F]
   const Tensor& gate_up = saved.gate_up;
   Tensor hidden =
       Tensor::empty({gate_up.size(0), gate_up.size(1) / 2}, x.dtype(), "swiglu");  // [T, F]
   ops::swiglu_forward(hidden, gate_up);
-  return down_proj_->forward(hidden, saved.down_proj);  // [T, H]
+  return down_proj_->forward(hidden, saved.down_proj, pass);  // [T, H]
 }
 
-Tensor FeedForward::backward(const Tensor& dy, Saved& saved, Grads& grads) const {
-  const Tensor dhidden = down_proj_->backward(dy, saved.down_proj, grads);  // [T, F]
+Tensor FeedForward::backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) const {
+  const Tensor dhidden = down_proj_->backward(dy, saved.down_proj, grads, pass);  // [T, F]
   Tensor dgate_up = saved.gate_up;  // [T, 2F]: read here for the last time, so overwritten
   ops::swiglu_backward(dgate_up, dhidden, saved.gate_up);
-  return gate_up_proj_->backward(dgate_up, saved.gate_up_proj, grads);  // [T, H]
+  return gate_up_proj_->backward(dgate_up, saved.gate_up_proj, grads, pass);  // [T, H]
 }
 
 Mlp::Mlp(RmsNorm norm, FeedForward feed_forward)
     : norm_(norm), feed_forward_(std::move(feed_forward)) {}
 
-Tensor Mlp::forward(const Tensor& x, BlockSaved& saved, const Pass&) {
+Tensor Mlp::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
-  Tensor y = feed_forward_.forward(norm_.forward(x, kept.norm), kept.feed_forward);  // [T, H]
+  const Tensor normed = norm_.forward(x, kept.norm);                  // [T, H]
+  Tensor y = feed_forward_.forward(normed, kept.feed_forward, pass);  // [T, H]
   ops::add(y, x, y);
   return y;
 }
 
-Tensor Mlp::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass&) {
+Tensor Mlp::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) {
   Saved kept = saved.take<Saved>();
-  const Tensor dnormed = feed_forward_.backward(dy, kept.feed_forward, grads);
+  const Tensor dnormed = feed_forward_.backward(dy, kept.feed_forward, grads, pass);
   return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/dy);
 }
 
 Footprint FeedForward::footprint(const PassShape& shape) const {
   const Footprint gate_up = gate_up_proj_->footprint(shape), down = down_proj_->footprint(shape);
-  Footprint result{.output = down.output, .forward_peak = down.forward_peak};
+  const int64_t hidden = gate_up.output.bytes / 2, dhidden = hidden;
+  Footprint result{
+      .output = down.output, .keeps_x = gate_up.keeps_x, .forward_peak = down.forward_peak};
   result.keep(gate_up.kept, gate_up.output);
-  result.keep(down.kept, {"swiglu", gate_up.output.bytes / 2});
-  result.backward_peak = down.backward_peak + gate_up.backward_peak;  // dhidden and dx
+  result.keep(down.kept, {"swiglu", hidden});
+  result.backward_peak = std::max(down.backward_peak, dhidden + gate_up.backward_peak);
   return result;
 }
 
 Footprint Mlp::footprint(const PassShape& shape) const {
   const Footprint norm = norm_.footprint(shape), inner = feed_forward_.footprint(shape);
   Footprint result{.output = inner.output, .forward_peak = inner.forward_peak};
-  result.keep(norm.kept, norm.output);
+  result.keep(norm.kept, inner.keeps_x ? norm.output : NamedBytes{});
   result.keep(inner.kept);
   const int64_t dnormed = norm.output.bytes;
   result.backward_peak = std::max(inner.backward_peak, dnormed + norm.backward_peak);
@@ -341,7 +348,7 @@ Head::Head(RmsNorm norm, std::unique_ptr<Linear> lm_head,
 
 Tensor Head::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
-  const Tensor logits = lm_head_->forward(norm_.forward(x, kept.norm), kept.lm_head);
+  const Tensor logits = lm_head_->forward(norm_.forward(x, kept.norm), kept.lm_head, pass);
   cross_entropy_->forward(logits, kept.cross_entropy, pass);
   return {};
 }
@@ -349,25 +356,28 @@ Tensor Head::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
 Tensor Head::backward(const Tensor&, BlockSaved& saved, Grads& grads, const Pass& pass) {
   Saved kept = saved.take<Saved>();
   const Tensor dlogits = cross_entropy_->backward(kept.cross_entropy, pass);
-  const Tensor dnormed = lm_head_->backward(dlogits, kept.lm_head, grads);
+  const Tensor dnormed = lm_head_->backward(dlogits, kept.lm_head, grads, pass);
   return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/{});
 }
 
 Footprint Head::footprint(const PassShape& shape) const {
   const Footprint norm = norm_.footprint(shape), lm_head = lm_head_->footprint(shape);
   const Footprint loss = cross_entropy_->footprint(shape);
-  Footprint result{.forward_peak = loss.forward_peak};
-  result.keep(norm.kept, norm.output);
+  // What the matmul needs besides the logits is gone when the rows of the loss are made.
+  const int64_t beside_logits = lm_head.forward_peak - lm_head.output.bytes;
+  const int64_t lse = loss.kept.front().bytes, dnormed = norm.output.bytes;
+  Footprint result{.forward_peak = std::max(loss.forward_peak, beside_logits - lse)};
+  result.keep(norm.kept, lm_head.keeps_x ? norm.output : NamedBytes{});
   result.keep(lm_head.kept, lm_head.output);
   result.keep(loss.kept);
-  result.backward_peak = lm_head.backward_peak + norm.backward_peak;  // dlogits overwrite
+  result.backward_peak = std::max(lm_head.backward_peak, dnormed + norm.backward_peak);
   return result;
 }
 
-Tensor Head::logits(const Tensor& x) const {
+Tensor Head::logits(const Tensor& x, const Pass& pass) const {
   RmsNorm::Saved norm;
   Linear::Saved lm_head;
-  return lm_head_->forward(norm_.forward(x, norm), lm_head);
+  return lm_head_->forward(norm_.forward(x, norm), lm_head, pass);
 }
 
 }  // namespace usp

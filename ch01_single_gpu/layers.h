@@ -31,12 +31,13 @@ class Linear {
   Linear(const Linear&) = delete;
   Linear& operator=(const Linear&) = delete;
 
-  virtual Tensor forward(const Tensor& x, Saved& saved) const;                  ///< -> [T, O]
-  virtual Tensor backward(const Tensor& dy, Saved& saved, Grads& grads) const;  ///< -> [T, I]
+  virtual Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) const;  ///< -> [T, O]
+  virtual Tensor backward(const Tensor& dy, Saved& saved, Grads& grads,
+                          const Pass& pass) const;  ///< -> [T, I]
   virtual Footprint footprint(const PassShape& shape) const;
 
  protected:
-  virtual Saved keep(const Tensor& x) const;
+  virtual Saved keep(const Tensor& x) const;              ///< what backward reads of x
   virtual Tensor output(const Saved& saved) const;        ///< y = x Wᵀ
   virtual Tensor input_gradient(const Tensor& dy) const;  ///< dx = dy W
   virtual void weight_gradient(const Tensor& dy, const Saved& saved,
@@ -48,6 +49,7 @@ class Linear {
   virtual Tensor weight() const;  ///< [O, I], as output() and input_gradient() read it
   Tensor weight_grad() const;     ///< [O, I]: the parameters' `grad`
   const std::vector<Parameter*>& parameters() const { return weights_; }
+  std::string_view output_name() const { return output_name_; }
 
  private:
   std::vector<Parameter*> weights_;
@@ -64,7 +66,7 @@ class RmsNorm {
 
   RmsNorm(Parameter& weight, double eps);
 
-  Tensor forward(const Tensor& x, Saved& saved) const;
+  Tensor forward(const Tensor& x, Saved& saved) const;  ///< [T, H] -> [T, H]
   /// `dresidual`: the gradient that reaches x along the residual stream; may be undefined.
   Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Tensor& dresidual) const;
   Footprint footprint(const PassShape& shape) const;
@@ -103,6 +105,7 @@ enum class Probabilities {
 class CoreAttention {
  public:
   struct Saved {
+    Tensor qkv;    ///< [B, S, N + 2G, D]
     Tensor out;    ///< [B, S, N, D]
     Tensor lse;    ///< [B, N, S]
     Tensor probs;  ///< [B, N, S, keys], where stored
@@ -115,10 +118,9 @@ class CoreAttention {
   CoreAttention& operator=(const CoreAttention&) = delete;
 
   /// -> out [B, S, N, D]. With pass.kv_cache, over the positions in the cache as well.
-  virtual Tensor forward(const Tensor& qkv, Saved& saved, const Pass& pass) const;
+  virtual Tensor forward(Tensor qkv, Saved& saved, const Pass& pass) const;
   /// dout [B, S, N, D] -> dqkv [B, S, N + 2G, D], acc dtype
-  virtual Tensor backward(const Tensor& dout, const Tensor& qkv, Saved& saved,
-                          const Pass& pass) const;
+  virtual Tensor backward(const Tensor& dout, Saved& saved, const Pass& pass) const;
   virtual Footprint footprint(const PassShape& shape) const;
 
   int64_t num_heads() const { return heads_; }        ///< N
@@ -131,6 +133,7 @@ class CoreAttention {
   Tensor v_of(const Tensor& qkv) const { return qkv.narrow(2, heads_ + kv_heads_, kv_heads_); }
   Tensor kv_of(const Tensor& qkv) const { return qkv.narrow(2, heads_, 2 * kv_heads_); }
   double scale() const { return scale_; }
+  Probabilities probabilities() const { return probabilities_; }
 
  private:
   /// Fills out and lse; -> probs, undefined in blockwise attention.
@@ -155,7 +158,6 @@ class Attention : public Segment {
   struct Saved {
     RmsNorm::Saved norm;
     Linear::Saved qkv_proj, o_proj;
-    Tensor qkv;  ///< [B, S, N + 2G, D], rotated
     CoreAttention::Saved core;
   };
 
@@ -175,8 +177,9 @@ class FeedForward {
   };
 
   FeedForward(std::unique_ptr<Linear> gate_up_proj, std::unique_ptr<Linear> down_proj);
-  Tensor forward(const Tensor& x, Saved& saved) const;                  ///< [T, H] -> [T, H]
-  Tensor backward(const Tensor& dy, Saved& saved, Grads& grads) const;  ///< [T, H] -> [T, H]
+  Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) const;  ///< [T, H] -> [T, H]
+  Tensor backward(const Tensor& dy, Saved& saved, Grads& grads,
+                  const Pass& pass) const;  ///< [T, H] -> [T, H]
   Footprint footprint(const PassShape& shape) const;
 
  private:
@@ -225,7 +228,7 @@ class CrossEntropy {
   struct Rows {
     Tensor max, sum, target_logit;  ///< [T]
   };
-  Rows rows_of(const Tensor& logits, const Pass& pass) const;
+  Rows rows_of(const Tensor& logits, const Pass& pass) const;  ///< logits [T, V]
   /// loss += the loss of the rows; returns the rows' lse [T].
   Tensor add_loss(const Tensor& loss, const Rows& rows, const Pass& pass) const;
 
@@ -242,7 +245,7 @@ class Head : public Segment {
   Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
   Footprint footprint(const PassShape& shape) const override;
-  Tensor logits(const Tensor& x) const;  ///< [T, H] -> [T, V], nothing saved
+  Tensor logits(const Tensor& x, const Pass& pass) const;  ///< [T, H] -> [T, V], nothing saved
 
  private:
   struct Saved {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "model.h"
+#include "run/book_formulas.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -24,10 +25,9 @@ int64_t num_parameters(const ModelConfig& m) {
   return embeddings + norms + m.num_layers * layer_matmul_weights(m);
 }
 
-StateBytes whole_states(const TrainConfig& config) {
+StateBytes whole_states(int64_t parameters, const TrainConfig& config) {
   const DType dtype = parse_dtype(config.dtype);
-  const int64_t n = num_parameters(config.model);
-  const int64_t own = bytes_of(dtype), acc = bytes_of(accumulate_dtype(dtype));
+  const int64_t n = parameters, own = bytes_of(dtype), acc = bytes_of(accumulate_dtype(dtype));
   int64_t gradient = acc;
   if (config.grad_accumulation == "bf16") gradient = own;
   if (config.grad_accumulation == "both") gradient = own + acc;
@@ -41,7 +41,10 @@ StateBytes whole_states(const TrainConfig& config) {
 static void add_activations(TrainConfig config, Prediction& prediction) {
   Runtime meta(Device::meta);
   const Runtime::Use use(meta);
-  const PassShape shape{config.micro_batch_size, config.seq_len, parse_dtype(config.dtype)};
+  const DType dtype = parse_dtype(config.dtype);
+  // [shape]
+  const PassShape shape{config.micro_batch_size, config.seq_len, dtype};
+  // [shape]
   config.seq_len = 1;  // a short table of rotations will do
   const std::vector<BlockFootprint> blocks = Model(config).footprints(shape);
   const int64_t ids = shape.tokens() * bytes_of(DType::i32);
@@ -61,45 +64,35 @@ double model_flops_per_token(const ModelConfig& m, double keys) {
 static void add_flops(const TrainConfig& config, Prediction& prediction) {
   const ModelConfig& m = config.model;
   const double S = double(config.seq_len);
+  // [share]
+  const double keys = (S + 1) / 2;  // that a query sees, on average
   const double tokens = double(config.micro_batch_size * config.grad_acc_steps) * S;
-  prediction.flops = tokens * model_flops_per_token(m, (S + 1) / 2);
+  // [share]
+  prediction.flops = tokens * model_flops_per_token(m, keys);
   prediction.book_flops = tokens * model_flops_per_token(m, S);
   const double layers = 2 * double(m.num_layers * layer_matmul_weights(m)) * tokens;
   // One product of the (query, key) pairs with all heads' channels.
-  const double product = double(m.num_layers * m.num_heads * m.head_dim()) * tokens * (S + 1);
+  const double product = double(m.num_layers * m.num_heads * m.head_dim()) * tokens * 2 * keys;
   double& again = prediction.recomputed_flops;
   if (config.attention == "blockwise") again += product;  // q by k, for the rows' probabilities
   if (config.attention == "naive" && config.recompute == "selective") again += 2 * product;
+  // [again]
   if (config.recompute == "full") again += layers + 2 * product;
+  // [again]
 }
 // [flops]
-
-// [book]
-double book_activations(const TrainConfig& config) {
-  const double h = double(config.model.hidden_size), s = double(config.seq_len);
-  const double heads = double(config.model.num_heads);
-  double bytes = 34 + 5 * heads * s / h;
-  if (config.recompute == "selective") bytes = 34;
-  if (config.recompute == "full") bytes = 2;
-  return double(config.model.num_layers * config.micro_batch_size) * s * h * bytes;
-}
-
-double book_whole_states(const TrainConfig& config) {
-  const bool both = config.grad_accumulation == "both";
-  return (both ? 20 : 16) * double(num_parameters(config.model));
-}
-// [book]
 
 // [predict]
 Prediction predict(const TrainConfig& config) {
   Prediction prediction;
   prediction.parameters = num_parameters(config.model);
   // [states_of_a_rank]
-  prediction.states = whole_states(config);
-  prediction.book_states = book_whole_states(config);
+  prediction.states = whole_states(prediction.parameters, config);
+  prediction.book_states =
+      book_whole_states(prediction.parameters, config.grad_accumulation == "both");
+  prediction.book_activations = book_activations(config, config.recompute);
   // [states_of_a_rank]
   add_activations(config, prediction);
-  prediction.book_activations = book_activations(config);
   add_flops(config, prediction);
   prediction.execution =
       fmt::format("{} attention, recompute {}", config.attention, config.recompute);

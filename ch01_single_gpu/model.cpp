@@ -21,12 +21,6 @@ std::string layer_name(int64_t layer, const char* rest) {
   return fmt::format("model.layers.{}.{}", layer, rest);
 }
 
-/// Of x [T, H], the last row of every sample: [B, H].
-Tensor last_positions(const Tensor& x, const Pass& pass) {
-  const int64_t B = pass.num_samples, S = pass.positions.count(), H = x.size(1);
-  return x.view({B, S, H}).narrow(1, S - 1, 1).to_contiguous().view({B, H});
-}
-
 Probabilities probabilities(const TrainConfig& config) {
   if (config.attention == "blockwise") return Probabilities::never_whole;
   return config.recompute == "selective" ? Probabilities::recomputed : Probabilities::stored;
@@ -36,8 +30,8 @@ constexpr const char* kEmbedding = "model.embed_tokens.weight";
 
 }  // namespace
 
-Llama::Llama(const ModelConfig& config, int64_t seq_len, DType dtype, Probabilities probabilities)
-    : config_(config), probabilities_(probabilities), rope_(config, seq_len, dtype) {}
+Llama::Llama(const ModelConfig& config, const LlamaOptions& options)
+    : config_(config), options_(options), rope_(config, options.seq_len, options.dtype) {}
 
 Block Llama::build(int64_t block, ParameterList& parameters) const {
   Block segments;
@@ -52,52 +46,64 @@ Block Llama::build(int64_t block, ParameterList& parameters) const {
   return segments;
 }
 
+// [embedding]
 std::unique_ptr<Segment> Llama::embedding(ParameterList& parameters) const {
-  return std::make_unique<Embedding>(
-      parameters.add(kEmbedding, {config_.vocab_size, config_.hidden_size}, kInitStd));
+  Parameter& table =
+      parameters.add(kEmbedding, {config_.vocab_size, config_.hidden_size}, kInitStd);
+  return std::make_unique<Embedding>(table);
 }
+// [embedding]
 
+// [attention]
 std::unique_ptr<Segment> Llama::attention(int64_t layer, ParameterList& parameters) const {
   const int64_t H = config_.hidden_size, D = config_.head_dim();
   const int64_t N = config_.num_heads, G = config_.num_kv_heads;
   const auto weight = [&](const char* name, const Shape& shape, double init_std) -> Parameter& {
     return parameters.add(layer_name(layer, name), shape, init_std);
   };
-  const RmsNorm norm(weight("input_layernorm.weight", {H}, 0), config_.rms_norm_eps);
+  Parameter& norm = weight("input_layernorm.weight", {H}, 0);
   Parameter& q = weight("self_attn.q_proj.weight", {N * D, H}, kInitStd);
   Parameter& k = weight("self_attn.k_proj.weight", {G * D, H}, kInitStd);
   Parameter& v = weight("self_attn.v_proj.weight", {G * D, H}, kInitStd);
   Parameter& o = weight("self_attn.o_proj.weight", {H, N * D}, residual_init_std(config_));
-  return std::make_unique<Attention>(norm, std::make_unique<Linear>(std::vector{&q, &k, &v}, "qkv"),
-                                     rope_,
-                                     std::make_unique<CoreAttention>(N, G, D, probabilities_),
-                                     std::make_unique<Linear>(std::vector{&o}, "residual"));
+  auto qkv_proj = std::make_unique<Linear>(std::vector{&q, &k, &v}, "qkv");
+  auto core = std::make_unique<CoreAttention>(N, G, D, options_.probabilities);
+  auto o_proj = std::make_unique<Linear>(std::vector{&o}, "residual");
+  return std::make_unique<Attention>(RmsNorm(norm, config_.rms_norm_eps), std::move(qkv_proj),
+                                     rope_, std::move(core), std::move(o_proj));
 }
+// [attention]
 
+// [mlp]
 std::unique_ptr<Segment> Llama::mlp(int64_t layer, ParameterList& parameters) const {
   const int64_t H = config_.hidden_size, F = config_.ffn_hidden_size;
   const auto weight = [&](const char* name, const Shape& shape, double init_std) -> Parameter& {
     return parameters.add(layer_name(layer, name), shape, init_std);
   };
-  const RmsNorm norm(weight("post_attention_layernorm.weight", {H}, 0), config_.rms_norm_eps);
+  Parameter& norm = weight("post_attention_layernorm.weight", {H}, 0);
   Parameter& gate = weight("mlp.gate_proj.weight", {F, H}, kInitStd);
   Parameter& up = weight("mlp.up_proj.weight", {F, H}, kInitStd);
   Parameter& down = weight("mlp.down_proj.weight", {H, F}, residual_init_std(config_));
-  return std::make_unique<Mlp>(
-      norm, FeedForward(std::make_unique<Linear>(std::vector{&gate, &up}, "gate_up"),
-                        std::make_unique<Linear>(std::vector{&down}, "residual")));
+  auto gate_up_proj = std::make_unique<Linear>(std::vector{&gate, &up}, "gate_up");
+  auto down_proj = std::make_unique<Linear>(std::vector{&down}, "residual");
+  return std::make_unique<Mlp>(RmsNorm(norm, config_.rms_norm_eps),
+                               FeedForward(std::move(gate_up_proj), std::move(down_proj)));
 }
+// [mlp]
 
+// [head]
 std::unique_ptr<Segment> Llama::head(ParameterList& parameters) const {
-  const RmsNorm norm(parameters.add("model.norm.weight", {config_.hidden_size}, 0),
-                     config_.rms_norm_eps);
-  Parameter& lm_head =
-      config_.tie_word_embeddings
-          ? parameters.find(kEmbedding)
-          : parameters.add("lm_head.weight", {config_.vocab_size, config_.hidden_size}, kInitStd);
-  return std::make_unique<Head>(norm, std::make_unique<Linear>(std::vector{&lm_head}, "logits"),
-                                std::make_unique<CrossEntropy>(/*vocab_offset=*/0));
+  const int64_t V = config_.vocab_size, H = config_.hidden_size;
+  Parameter& norm = parameters.add("model.norm.weight", {H}, 0);
+  Parameter& table = config_.tie_word_embeddings
+                         ? parameters.find(kEmbedding)
+                         : parameters.add("lm_head.weight", {V, H}, kInitStd);
+  auto lm_head = std::make_unique<Linear>(std::vector{&table}, "logits");
+  auto loss = std::make_unique<CrossEntropy>(/*vocab_offset=*/0);
+  return std::make_unique<Head>(RmsNorm(norm, config_.rms_norm_eps), std::move(lm_head),
+                                std::move(loss));
 }
+// [head]
 
 Model::Model(const BuildBlock& build, const std::vector<BlockRange>& chunks) : ranges_(chunks) {
   for (const BlockRange& range : chunks) {
@@ -109,11 +115,13 @@ Model::Model(const BuildBlock& build, const std::vector<BlockRange>& chunks) : r
   }
 }
 
+// [model]
 Model::Model(const TrainConfig& config)
-    : Model([llama = Llama(config.model, config.seq_len, parse_dtype(config.dtype),
-                           probabilities(config))](
+    : Model([llama = Llama(config.model,
+                           {config.seq_len, parse_dtype(config.dtype), probabilities(config)})](
                 int64_t block, ParameterList& list) { return llama.build(block, list); },
             {{0, config.model.num_layers + 2}}) {
+  // [model]
   // The embedding keeps nothing but its tokens, and what the head keeps is needed at once.
   if (config.recompute == "full") recompute({1, config.model.num_layers + 1});
 }
@@ -172,10 +180,6 @@ void Model::run_again(const Block& block, BlockSaved& saved, Pass pass) {
 }
 // [recompute]
 
-bool Model::recomputes(int64_t block) const {
-  return recomputed_.begin <= block && block < recomputed_.end;
-}
-
 Model::Activations Model::forward(const Pass& pass) {
   Activations activations;
   forward_chunk(0, {}, &activations, pass);
@@ -202,7 +206,7 @@ Tensor Model::logits(const Pass& pass) {
     for (const auto& segment : block) {  // also those that others put around the model's own
       const Head* head = as_head(segment);
       if (head && pass.mode == Pass::Mode::decode) x = last_positions(x, pass);
-      x = head ? head->logits(x) : segment->forward(x, dropped, pass);
+      x = head ? head->logits(x, pass) : segment->forward(x, dropped, pass);
     }
   }
   return x;

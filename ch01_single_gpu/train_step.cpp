@@ -29,10 +29,15 @@ Pass Trainer::take_batch(Split split, int64_t first_sample, int64_t num_samples)
   std::vector<int32_t> tokens(num_samples * seq_len), targets(num_samples * seq_len);
   if (dataset_ != nullptr) dataset_->read(split, first_sample, tokens, targets);
   Pass pass;
+  pass.seed = uint64_t(config_.seed);
+  pass.first_sample = first_sample;
   pass.num_samples = num_samples;
+  pass.seq_len = seq_len;
+  // [rows]
   pass.positions = Positions(0, seq_len);
   pass.tokens = Tensor::from_host(tokens, {num_samples * seq_len}, "tokens");
   pass.targets = Tensor::from_host(targets, {num_samples * seq_len}, "targets");
+  // [rows]
   pass.loss = loss_;
   return pass;
 }
@@ -69,7 +74,9 @@ void Trainer::train_step(int64_t step) {
 }
 // [train_step]
 
+// [logits]
 Tensor Trainer::logits(const Pass& pass) { return model_.logits(pass); }
+// [logits]
 
 // [state]
 TrainState Trainer::state() { return {model_.parameters(), optimizer_.states(), tokens_}; }
@@ -81,12 +88,9 @@ StepMetrics Trainer::report(int64_t step, double peak_gflops) {
   metrics.step = step + 1;
   metrics.loss = loss_.item();
   metrics.grad_norm = optimizer_.grad_norm().item();
-  const auto elapsed = std::chrono::steady_clock::now() - step_begin_;
-  const double seconds = std::chrono::duration<double>(elapsed).count();
+  metrics.took(step_begin_, config_.tokens_per_step());
   metrics.lr = learning_rate(config_.optimizer, step, config_.steps);
   metrics.tokens = tokens_;
-  metrics.step_ms = 1e3 * seconds;
-  metrics.tokens_per_s = double(config_.tokens_per_step()) / seconds;
   const double S = double(config_.seq_len), tokens = double(config_.tokens_per_step());
   metrics.needed_flops = tokens * model_flops_per_token(config_.model, (S + 1) / 2);
   metrics.book_flops = tokens * model_flops_per_token(config_.model, S);

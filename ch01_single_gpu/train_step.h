@@ -36,6 +36,8 @@ class Trainer : public TrainerBase {
 
   TrainConfig config_;
   const Dataset* dataset_;
+  // [region]
+  // [region]
   Model model_;
   Grads grads_;
   Optimizer optimizer_;

@@ -20,6 +20,8 @@ void TrainConfig::bind(Args& args) {
 void TrainConfig::validate(const Args& args) {
   each_part([&](auto& part) { part.validate(args); });
   validate_run();
+  // [validate]
+  // [validate]
   if (grad_accumulation != "f32" && dtype != "bf16") {
     usage_error("grad_accumulation={} needs dtype=bf16, not {}; leave it out", grad_accumulation,
                 dtype);

@@ -42,10 +42,13 @@ struct TrainConfig : RunConfig {
   }
   /// All ranks share the work of a batch, unless the command line says otherwise.
   void spread_over(int64_t world_size, const Args& args) override {
-    if (!args.given("dp_size")) data_parallel.dp_size = world_size;
+    if (args.given("dp_size")) return;
+    data_parallel.dp_size = std::max<int64_t>(1, world_size / mesh().ranks_of_a_copy());
   }
-  MeshSizes mesh() const { return {.dp = data_parallel.dp_size}; }
   // [batch_size]
+  // [mesh]
+  MeshSizes mesh() const { return {.dp = data_parallel.dp_size}; }
+  // [mesh]
 
   void bind(Args& args) override;
   void validate(const Args& args) override;

@@ -135,13 +135,12 @@ void DataParallel::finish() {
 // [finish]
 
 std::pair<std::string, std::string> DataParallel::traffic_row(int64_t steps) const {
-  const double ranks = mesh_.dp().size();
+  const double ranks = mesh_.dp_cp().size();
   const double predicted = 2 * (ranks - 1) / ranks * double(parameters_.flat_grads().bytes());
   const double measured = double(traffic_.bytes()) / double(std::max<int64_t>(1, steps));
   return {"gradients sent",
-          fmt::format(
-              "{:.0f} bytes a step by rank 0, buckets: {}; 2 (dp-1)/dp of the gradients: {:.0f}",
-              measured, num_buckets(), predicted)};
+          fmt::format("{:.0f} bytes a step by rank 0, buckets: {}; by formula {:.0f}", measured,
+                      num_buckets(), predicted)};
 }
 
 }  // namespace usp

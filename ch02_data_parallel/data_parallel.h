@@ -11,6 +11,7 @@
 
 namespace usp {
 
+/// Who shares the work of a batch, and how their gradients travel.
 struct DataParallelConfig {
   int64_t dp_size = 1;  ///< ranks that share the work of a batch
   std::string grad_sync = "bucketed";
@@ -52,10 +53,11 @@ class DataParallelStrategy {
   DataParallelStrategy& operator=(const DataParallelStrategy&) = delete;
 
   // [strategy]
-  /// Opens the gradients' window of a step of so many micro-batches.
-  virtual void begin_step(int64_t micro_batches) {
+  /// Opens the gradients' window of a step of so many micro-batches, each of which runs in so many
+  /// parts.
+  virtual void begin_step(int64_t micro_batches, int64_t parts = 1) {
     traffic_.begin_step();
-    grads_.begin_window(micro_batches);
+    grads_.begin_window(micro_batches * parts);
   }
   /// Returns when the gradient of every shard is the sum over the ranks. Throws Error if one is not
   /// ready.

@@ -5,16 +5,10 @@
 
 namespace usp {
 
+/// The numbers that a model of this shape learns: matrices, norms and the embedding.
 int64_t num_parameters(const ModelConfig& config);
-/// Of a rank that holds all of the model.
-StateBytes whole_states(const TrainConfig& config);
-/// The book's formula for weights, gradients and optimizer states of such a rank: 16 bytes a
-/// parameter, 20 with gradients summed in f32.
-double book_whole_states(const TrainConfig& config);
-/// The book's formula for activations, of a GPT in mixed precision: L s b h (34 + 5 n_heads s / h)
-/// bytes, without the second term under selective and 2 instead of the bracket under full
-/// recomputation. Korthikanti et al. (2022).
-double book_activations(const TrainConfig& config);
+/// Of a rank that holds so many parameters, and shares them out to nobody.
+StateBytes whole_states(int64_t parameters, const TrainConfig& config);
 /// Floating-point operations that training on one token needs: 6 per weight of a matmul (a lookup
 /// is none), and 12 L h keys for attention (h: the width of all query heads). A query meets
 /// (seq_len + 1) / 2 keys on average below the causal mask; the book counts seq_len.

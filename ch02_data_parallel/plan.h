@@ -8,6 +8,7 @@ namespace usp {
 
 struct TrainConfig;
 
+/// The flags of --plan.
 struct PlanConfig {
   int64_t plan = 0;                ///< tokens of a global batch to be planned; 0: train
   double plan_memory = 80;         ///< GiB of a rank

@@ -41,6 +41,8 @@ class Trainer : public TrainerBase {
 
   TrainConfig config_;
   const Dataset* dataset_;
+  // [region]
+  // [region]
   Model model_;
   Grads grads_;
   Optimizer optimizer_;

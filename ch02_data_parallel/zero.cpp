@@ -13,7 +13,6 @@ namespace usp {
 class Zero::Boundary : public Segment {
  public:
   enum End { first, last };
-  using Units = std::vector<Moving*>;
 
   Boundary(Zero& zero, End end, Units own, Units before, Units after)
       : zero_(zero),
@@ -27,15 +26,15 @@ class Zero::Boundary : public Segment {
   Tensor forward(const Tensor& x, BlockSaved&, const Pass& pass) override {
     if (end_ == last) return x;
     const bool turns = after_.empty() && pass.mode == Pass::Mode::train;
-    zero_.enter(own_, turns || pass.mode == Pass::Mode::recompute ? before_ : after_);
+    zero_.enter(pass.part, own_, turns || pass.mode == Pass::Mode::recompute ? before_ : after_);
     return x;
   }
 
-  Tensor backward(const Tensor& dy, BlockSaved&, Grads&, const Pass&) override {
+  Tensor backward(const Tensor& dy, BlockSaved&, Grads&, const Pass& pass) override {
     if (end_ == last) {
-      zero_.enter(own_, before_);
+      zero_.enter(pass.part, own_, before_);
     } else if (before_.empty()) {
-      zero_.enter({}, {});  // no block is left in the chunk whose backward reads weights
+      zero_.enter(pass.part, {}, {});  // no block is left whose backward reads weights
     }
     return dy;
   }
@@ -76,8 +75,8 @@ Zero::Moving& Zero::moving(const Parameter& parameter) {
   return units_[&layout_.unit_of(parameter) - layout_.units().data()];
 }
 
-std::vector<Zero::Moving*> Zero::read_by(int64_t block) {
-  std::vector<Moving*> read;
+Zero::Units Zero::read_by(int64_t block) {
+  Units read;
   for (Moving& moving : units_) {
     if (moving.unit.serves(block)) read.push_back(&moving);
   }
@@ -88,17 +87,17 @@ std::vector<Zero::Moving*> Zero::read_by(int64_t block) {
 void Zero::surround_blocks(Model& model) {
   for (size_t chunk = 0; chunk < model.ranges().size(); ++chunk) {
     const auto [begin, end] = model.ranges()[chunk];
-    Boundary::Units before;  // what the backward pass of the block before reads
+    Units before;  // what the backward pass of the block before reads
     for (int64_t number = begin; number < end; ++number) {
       Block& block = model.chunk(chunk)[number - begin];
       const bool lookup = dynamic_cast<const Embedding*>(block.front().get()) != nullptr;
-      const Boundary::Units own = read_by(number);
-      const Boundary::Units after = number + 1 < end ? read_by(number + 1) : Boundary::Units();
-      const auto boundary = [&](Boundary::End at, const Boundary::Units& units) {
+      const Units own = read_by(number);
+      const Units after = number + 1 < end ? read_by(number + 1) : Units();
+      const auto boundary = [&](Boundary::End at, const Units& units) {
         return std::make_unique<Boundary>(*this, at, units, before, after);
       };
       block.insert(block.begin(), boundary(Boundary::first, own));
-      const Boundary::Units in_backward = lookup ? Boundary::Units() : own;
+      const Units in_backward = lookup ? Units() : own;
       if (kept_.weights == Kept::shard) block.push_back(boundary(Boundary::last, in_backward));
       before = in_backward;
     }
@@ -107,15 +106,19 @@ void Zero::surround_blocks(Model& model) {
 // [surround]
 
 // [enter]
-void Zero::enter(const std::vector<Moving*>& units, const std::vector<Moving*>& next) {
+void Zero::enter(int64_t part, const Units& units, const Units& next) {
+  reads_[part] = units;
+  bool together = true;
   for (Moving& other : units_) {
-    const auto is_other = [&](const Moving* unit) { return unit == &other; };
-    if (std::ranges::none_of(units, is_other) && std::ranges::none_of(next, is_other)) {
-      reshard(other);
-    }
+    const auto has_it = [&](const Units& some) { return std::ranges::count(some, &other) > 0; };
+    if (has_it(units) || has_it(next)) continue;
+    const bool is_read = std::ranges::any_of(reads_, has_it);  // by a part that is a block behind
+    together = together && !is_read;
+    if (!is_read) reshard(other);
   }
   for (Moving* moving : units) unshard(*moving);
-  for (Moving* moving : next) unshard(*moving);  // the prefetch: it arrives while `units` compute
+  // The prefetch, by the last part to come: it arrives while `units` compute.
+  for (Moving* moving : together ? next : Units()) unshard(*moving);
   for (Moving* moving : units) moving->gathering.wait();
 }
 // [enter]
@@ -156,7 +159,7 @@ void Zero::after_update() {
 }
 
 std::pair<std::string, std::string> Zero::traffic_row(int64_t steps) const {
-  const double ranks = double(config_.data_parallel.dp_size);
+  const double ranks = double(config_.mesh().dp_cp());
   return {"gradients, weights sent",
           fmt::format("{:.0f} bytes a step by rank 0, by formula {:.0f}",
                       double(traffic_.bytes()) / double(std::max<int64_t>(1, steps)),

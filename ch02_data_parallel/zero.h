@@ -37,7 +37,7 @@ class Zero : public DataParallelStrategy {
   Zero(const TrainConfig& config, Model& model, Grads& grads, Optimizer& optimizer,
        const Mesh& mesh);
 
-  void begin_step(int64_t micro_batches) override;
+  void begin_step(int64_t micro_batches, int64_t parts = 1) override;
   void finish() override;
   void after_update() override;
 
@@ -60,12 +60,13 @@ class Zero : public DataParallelStrategy {
     int64_t rounds_done = 0;      ///< in this step
   };
   // [moving]
+  using Units = std::vector<Moving*>;
   class Boundary;
 
-  std::vector<Moving*> read_by(int64_t block);
+  Units read_by(int64_t block);
   void surround_blocks(Model& model);
 
-  void enter(const std::vector<Moving*>& units, const std::vector<Moving*>& next);
+  void enter(int64_t part, const Units& units, const Units& next);
   void unshard(Moving& unit);
   void reshard(Moving& unit);
 
@@ -79,9 +80,10 @@ class Zero : public DataParallelStrategy {
   const TrainConfig config_;
   ZeroLayout layout_;
   const KeptByStage kept_;
-  std::vector<Moving> units_;      ///< one for each of the layout's
-  std::vector<Moving*> reducing_;  ///< whose gradients are on their way, the oldest first
-  int64_t rounds_ = 0;             ///< reductions of each unit in this step
+  std::vector<Moving> units_;          ///< one for each of the layout's
+  std::vector<Units> reads_{Units()};  ///< what each part of a micro-batch reads
+  Units reducing_;                     ///< whose gradients are on their way, the oldest first
+  int64_t rounds_ = 0;                 ///< reductions of each unit in this step
 };
 
 /// DataParallel or Zero, whichever the configuration asks for. The parameters have memory and their

@@ -16,27 +16,26 @@ struct UnitShape {
   int64_t first, last;  ///< of the blocks that read it
 };
 
-/// The units of a model that has no memory.
+/// The units of a rank's model that has no memory.
 struct Shapes {
   std::vector<UnitShape> units;  ///< from the embedding's to the head's
   std::vector<int64_t> parameters;
+  int64_t held = 0;  ///< elements of all parameters
   int64_t blocks;
 
   explicit Shapes(const TrainConfig& config) {
     Runtime runtime(Device::meta);
     const Runtime::Use use(runtime);
-    const Llama llama(config.model, config.seq_len, parse_dtype(config.dtype),
-                      Probabilities::never_whole);
-    Model model([&](int64_t block, ParameterList& list) { return llama.build(block, list); },
-                {{0, llama.num_blocks()}});
-    blocks = llama.num_blocks();
-    const int64_t Z = shard_size(config.data_parallel);
+    Model model(config);
+    blocks = config.model.num_layers + 2;
+    const int64_t Z = shard_size(config);
     for (const Unit& unit : cut_into_units(model.parameters())) {
       units.push_back({(unit.numel + Z - 1) / Z * Z, blocks, 0});
       for (const Parameter* parameter : unit.parameters) {
         units.back().first = std::min(units.back().first, parameter->readers.front());
         units.back().last = std::max(units.back().last, parameter->readers.back());
         parameters.push_back(parameter->local_shape().numel());
+        held += parameters.back();
       }
     }
   }
@@ -125,7 +124,7 @@ class SharedScratch {
 std::vector<int64_t> buckets(const TrainConfig& config, const Shapes& shapes) {
   const DataParallelConfig& dp = config.data_parallel;
   if (dp.grad_sync == "overlapped") return {shapes.parameters.rbegin(), shapes.parameters.rend()};
-  int64_t rest = num_parameters(config.model), size = rest;
+  int64_t rest = shapes.held, size = rest;
   if (dp.grad_sync == "bucketed") {
     const auto bytes = static_cast<int64_t>(dp.bucket_mb * (1 << 20));
     size = std::max<int64_t>(1, bytes / bytes_of(dtype_of_reduction(config)));
@@ -137,7 +136,7 @@ std::vector<int64_t> buckets(const TrainConfig& config, const Shapes& shapes) {
 
 // [scratch]
 int64_t scratch(const TrainConfig& config, const Shapes& shapes) {
-  const int64_t Z = shard_size(config.data_parallel), R = config.data_parallel.dp_size / Z;
+  const int64_t Z = shard_size(config), R = config.mesh().dp_cp() / Z;
   const DType reduced = dtype_of_reduction(config);
   SharedScratch all(Z, reduced), copies(R, dtype_of_gradient_sum(config));
   if (config.data_parallel.zero_stage == 0) {
@@ -159,24 +158,26 @@ int64_t scratch(const TrainConfig& config, const Shapes& shapes) {
 
 }  // namespace
 
-int64_t shard_size(const DataParallelConfig& config) {
-  return config.shard_size > 0 && config.zero_stage > 0 ? config.shard_size : config.dp_size;
+int64_t shard_size(const TrainConfig& config) {
+  const DataParallelConfig& dp = config.data_parallel;
+  return dp.shard_size > 0 && dp.zero_stage > 0 ? dp.shard_size : config.mesh().dp_cp();
 }
 
 StateBytes sharded_states(const TrainConfig& config) {
   const int64_t stage = config.data_parallel.zero_stage;
-  if (stage == 0) return whole_states(config);
+  const Shapes shapes(config);
+  if (stage == 0) return whole_states(shapes.held, config);
   // [states]
   const KeptByStage& kept = kKept[stage];
   const DType dtype = parse_dtype(config.dtype);
   const int64_t weight = bytes_of(dtype), acc = bytes_of(accumulate_dtype(dtype));
-  const int64_t whole = Shapes(config).all(), shard = whole / shard_size(config.data_parallel);
+  const int64_t whole = shapes.all(), shard = whole / shard_size(config);
   const auto elements = [&](Kept part) { return part == Kept::whole ? whole : shard; };
   StateBytes states{};
   states.weights = elements(kept.weights) * weight;
   states.gradients = elements(kept.gradients) * bytes_of(dtype_of_gradient_sum(config));
   if (kept.gradients == Kept::whole && config.grad_accumulation == "both") {
-    states.gradients += num_parameters(config.model) * weight;
+    states.gradients += shapes.held * weight;
   }
   states.optimizer = elements(kept.optimizer) * ((weight == acc ? 0 : acc) + 2 * acc);
   // [states]
@@ -197,10 +198,10 @@ std::vector<LiveBytes> zero_buffers(const TrainConfig& config) {
     buffers.push_back({-1, "gradients to reduce", backward.most * gradient});
     const bool added =
         config.grad_acc_steps > 1 || dtype_of_reduction(config) != dtype_of_gradient_sum(config);
-    const int64_t part = shapes.largest() / shard_size(config.data_parallel);
+    const int64_t part = shapes.largest() / shard_size(config);
     if (added) buffers.push_back({-1, "reduced gradients", part * gradient});
   }
-  if (config.data_parallel.dp_size > 1) {
+  if (config.mesh().dp_cp() > 1) {
     buffers.push_back({-1, "scratch of reductions", scratch(config, shapes)});
   }
   return buffers;
@@ -208,22 +209,23 @@ std::vector<LiveBytes> zero_buffers(const TrainConfig& config) {
 
 double book_sharded_states(const TrainConfig& config) {
   const int64_t stage = config.data_parallel.zero_stage;
-  const double Z = double(shard_size(config.data_parallel));
+  const double Z = double(shard_size(config));
   const double gradients = config.grad_accumulation == "both" ? 6 : 2;
   const double bytes =
       2 / (stage == 3 ? Z : 1) + gradients / (stage >= 2 ? Z : 1) + 12 / (stage >= 1 ? Z : 1);
+  // [book_states]
   return bytes * double(num_parameters(config.model));
+  // [book_states]
 }
 
 ZeroTraffic predict_traffic(const TrainConfig& config) {
   const DataParallelConfig& dp = config.data_parallel;
   const int64_t weight = bytes_of(parse_dtype(config.dtype));
   const int64_t gradient = bytes_of(dtype_of_reduction(config));
-  if (dp.zero_stage == 0) {
-    return {.all_reduce = 2 * (dp.dp_size - 1) * num_parameters(config.model) * gradient};
-  }
   const Shapes shapes(config);
-  const int64_t Z = shard_size(dp), R = dp.dp_size / Z, M = config.grad_acc_steps;
+  const int64_t copies = config.mesh().dp_cp();
+  if (dp.zero_stage == 0) return {.all_reduce = 2 * (copies - 1) * shapes.held * gradient};
+  const int64_t Z = shard_size(config), R = copies / Z, M = config.grad_acc_steps;
   // [traffic]
   const int64_t P = shapes.all();
   const int64_t reductions = kKept[dp.zero_stage].gradients == Kept::whole ? 1 : M;

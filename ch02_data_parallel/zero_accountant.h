@@ -8,7 +8,7 @@
 namespace usp {
 
 /// Ranks that share out one copy of the model.
-int64_t shard_size(const DataParallelConfig& config);
+int64_t shard_size(const TrainConfig& config);
 
 /// What lasts from step to step on rank 0, under any stage.
 StateBytes sharded_states(const TrainConfig& config);
@@ -26,6 +26,7 @@ struct ZeroTraffic {
 
   int64_t total() const { return reduce_scatter + all_gather + all_reduce; }
 };
+/// What a step of this run sends, by the formulas of its stage.
 ZeroTraffic predict_traffic(const TrainConfig& config);
 
 }  // namespace usp

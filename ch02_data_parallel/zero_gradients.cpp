@@ -18,14 +18,15 @@ Tensor buffer(int64_t numel, DType dtype, std::string_view name) {
 
 }  // namespace
 
-void Zero::begin_step(int64_t micro_batches) {
-  enter({}, {});  // a pass without a backward has left something
+void Zero::begin_step(int64_t micro_batches, int64_t parts) {
+  reads_.assign(parts, {});
+  enter(0, {}, {});  // a pass without a backward has left something
   for (Moving& moving : units_) {
     if (kept_.weights == Kept::whole) unshard(moving);  // what was loaded since the last step
   }
   traffic_.begin_step();
   rounds_ = kept_.gradients == Kept::whole ? 1 : micro_batches;
-  grads_.begin_window(micro_batches / rounds_, rounds_);
+  grads_.begin_window(micro_batches * parts / rounds_, rounds_);
 }
 
 // [begin_gradient]
@@ -36,6 +37,9 @@ void Zero::begin_gradient(Moving& moving) {
   USP_CHECK(moving.begun <= unit.parameters.size(), "block {}: a round begins before the last ends",
             unit.block());
   if (unit.gradient.defined()) return;
+  // Where parts of a micro-batch take turns, another one may still write the last block's.
+  const auto is_written = [](const Moving& other) { return other.ready > 0; };
+  if (std::ranges::any_of(units_, is_written)) complete_reductions();
   const BlockScope block(unit.block());
   const int64_t whole = unit.length * unit.shard_group->size();
   unit.gradient = buffer(whole, layout_.reduced(), "gradients to reduce");

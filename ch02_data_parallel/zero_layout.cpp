@@ -178,6 +178,7 @@ void ZeroLayout::check_copies(const Mesh& mesh) const {
         const Communicator& copies = mesh.group(parameter->grad_groups[g]);
         if (copies.size() == 1 || copies.engine().dry()) continue;
         const auto begin = double(parameter->shard.begin), end = double(parameter->shard.end);
+        const HostScope on_host;
         const CategoryScope scope(Category::communication);
         const Tensor bounds =
             Tensor::from_host(std::vector<double>{begin, -begin, end, -end}, {4}, DType::f64);

@@ -13,7 +13,7 @@ namespace usp {
 // [kept]
 /// What a rank keeps from step to step, of all that it would hold alone.
 enum class Kept { whole, shard };
-
+/// What a stage keeps of each.
 struct KeptByStage {
   Kept weights, gradients, optimizer;
 };
@@ -59,8 +59,9 @@ struct Unit {
 /// would give its shards other bounds.
 std::vector<Unit> cut_into_units(ParameterList& parameters);
 
-/// In what the gradients of a micro-batch travel, and in what they are added up.
+/// In what the gradients of a micro-batch travel.
 DType dtype_of_reduction(const TrainConfig& config);
+/// In what the gradients of several micro-batches are added up.
 DType dtype_of_gradient_sum(const TrainConfig& config);
 
 /// Who holds which elements: the units of a rank's parameters, with memory and initial values.

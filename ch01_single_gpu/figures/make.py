@@ -4,7 +4,7 @@
 """
 import shutil
 
-from tools import figures, provenance, trace
+from tools import figures, gpu_report, provenance, trace
 from tools.bench_report import RECORD
 from tools.showcase import json_text, origin, read_json, write_json
 
@@ -54,6 +54,7 @@ def texts(folder):
     estimated = read_json(folder / "estimates.json")["cases"]
     measured = {name: read_json(folder / f"{name}.json") for name in ("demo", "estimates", "recomputation")}
     return {"provenance.md": provenance.line(measured),
+            "gpu.md": gpu_report.text(folder),
             "states.md": cases.states_table(estimated),
             "recomputation.md": recomputation.table(record),
             "recomputation_time.md": recomputation.times_table(record),

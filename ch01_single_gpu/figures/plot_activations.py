@@ -21,7 +21,7 @@ from . import cases as estimated
 
 GIB = 2**30
 MODE_COLORS = {"none": style.ORANGE, "selective": style.BLUE, "full": style.GREEN}
-OURS, BOOK = 0.44, 0.30  # widths of the bars of one sequence
+OURS, BOOK = 0.46, 0.36  # widths of the bars of one sequence
 
 
 def draw_stack(axes, x, case, name):
@@ -29,11 +29,11 @@ def draw_stack(axes, x, case, name):
     base = 0.0
     for part in estimates.PARTS:
         size = case["simulated"][part] / GIB
-        bar, = axes.bar(x - OURS / 2, size, OURS, bottom=base, color=style.CATEGORIES[part],
+        bar, = axes.bar(x - OURS / 2 - 0.02, size, OURS, bottom=base, color=style.CATEGORIES[part],
                         linewidth=0)
         bar.set_gid(f"{name}_{part}")
         base += size
-    draw_total(axes, x - OURS / 2, base)
+    draw_total(axes, x - OURS / 2 - 0.03, base)
     book = case["book"]
     states, activations = (book[part] / GIB for part in ("weights_gradients_optimizer",
                                                          "activations"))
@@ -47,7 +47,7 @@ def draw_stack(axes, x, case, name):
 def draw_total(axes, x, total):
     """What a bar comes to, upright above it: short bars, too, can be read."""
     axes.annotate(f"{total:,.0f}", (x, total), xytext=(0, 3), textcoords="offset points",
-                  ha="center", va="bottom", rotation=90, fontsize=9.5)
+                  ha="center", va="bottom", fontsize=style.SMALL)
 
 
 def draw_models(cases):
@@ -61,12 +61,11 @@ def draw_models(cases):
         panel.set_xticks(range(len(seq_lens)), [thousands(s) for s in seq_lens])
         panel.grid(axis="x", visible=False)
         panel.set_xlim(-0.65, len(seq_lens) - 0.45)
-        panel.yaxis.set_major_locator(MaxNLocator(6))
+        panel.yaxis.set_major_locator(MaxNLocator(5))
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         panel.set_ylim(0, 1.12 * panel.get_ylim()[1])
-    axes[0].set_ylabel("GiB")
-    fig.subplots_adjust(wspace=0.36)
-    axes[len(axes) // 2].set_xlabel("sequence length")
+        panel.set_ylabel("GiB")
+    axes[-1].set_xlabel("sequence length")
     heading(fig, "What a training step needs", "micro-batch of one sequence, bf16, no "
             "recomputation, attention scores stored")
     names = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer",
@@ -74,14 +73,14 @@ def draw_models(cases):
     legend(fig, [Patch(facecolor=style.CATEGORIES[part], label=label)
                  for part, label in names.items()]
            + [Patch(facecolor="white", edgecolor=style.INK, linewidth=0.7,
-                    label="the book's formulas, activations above")], -0.19)
+                    label="the book's formulas, activations above")], 42)
     return fig
 
 
 def draw_modes(cases):
     """The activations, by model, sequence and mode of recomputation."""
     models, seq_lens = estimated.BY_MODE["models"], estimated.BY_MODE["seq_lens"]
-    fig, axes = panels(models, sharey=True)
+    fig, axes = panels(models, columns=2, sharey=True, sharex=True)
     for panel, model in zip(axes, models):
         for mode, color in MODE_COLORS.items():
             found = [estimates.find(cases, estimated.shape_of(model, seq_len, mode))
@@ -100,9 +99,10 @@ def draw_modes(cases):
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         panel.axhline(DEVICE / GIB, color=style.INK, linewidth=0.9, dashes=(5, 3))
     axes[0].annotate("80 GiB", (0, DEVICE / GIB), xytext=(3, 3), textcoords="offset points",
-                     xycoords=("axes fraction", "data"), fontsize=10.5)
-    axes[0].set_ylabel("activations, GiB")
-    fig.text(0.5, -0.02, "sequence length", ha="center", fontsize=12)
+                     xycoords=("axes fraction", "data"), fontsize=style.SMALL)
+    fig.supylabel("activations, GiB", x=-0.01, fontsize=11.5)
+    for panel in axes[-2:]:
+        panel.set_xlabel("sequence length")
     heading(fig, "What recomputation leaves of the activations",
             "micro-batch of one sequence, bf16, attention scores stored where there is no "
             "recomputation")
@@ -110,7 +110,7 @@ def draw_modes(cases):
                  for mode, color in MODE_COLORS.items()]
            + [Line2D([], [], color=style.MUTED, linestyle="none", marker="o", markersize=9,
                      markerfacecolor="none", markeredgewidth=1.1, label="the book's formulas")],
-           -0.21)
+           42)
     return fig
 
 

@@ -17,7 +17,7 @@ LABELLED = 0.06  # of a step: shares from here on are written into the bar
 
 def main(argv):
     record, stem = json.loads(Path(argv[1]).read_text(encoding="utf-8")), argv[2]
-    fig, (axes,) = style.figure(size=(8.0, 3.2))
+    fig, (axes,) = style.figure(size=(5.0, 3.4))
     profiles = record["profiles"]
     for row, profile in enumerate(profiles):
         draw_bar(axes, row, profile)
@@ -26,7 +26,7 @@ def main(argv):
     axes.set_xlim(0, 100)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("% of a step")
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.22), ncol=4, columnspacing=1.2)
+    style.legend(axes, axes.get_legend_handles_labels()[0], 42)
     host = record["machine"]
     style.title(axes, f"{record['chapter']}: where a step's time goes",
                 f"{host['cpu']}, {host['threads']} threads, {' '.join(host['isa'])}")
@@ -45,7 +45,7 @@ def draw_bar(axes, row, profile):
                   label=kind if row == 0 else None)
         if share >= LABELLED:
             axes.annotate(f"{100 * share:.0f} %", (left + 50 * share, row), ha="center",
-                          va="center", color="white", fontsize=11)
+                          va="center", color="white", fontsize=style.SMALL)
         left += 100 * share
     axes.annotate(f"{profile['step_ms']:,.0f} ms", (100, row), xytext=(6, 0), va="center",
                   textcoords="offset points", annotation_clip=False)

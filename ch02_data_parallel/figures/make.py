@@ -2,12 +2,12 @@
 
 `./book figures` and `./book bench` call it; tools/showcase.py says how.
 """
-import re
 import tempfile
 
-from tools import build, estimates, provenance, steady, timelines, trace
+from tools import build, estimates, gpu_report, layouts, provenance, steady, timelines, trace
 from tools.bench_report import RECORD
-from tools.showcase import (json_text, losses_alone, origin, output_of, read_json, write_json)
+from tools.showcase import (json_text, losses_alone, origin, output_of, read_json, rows_of, short_demo,
+                            write_json)
 
 from . import claims, draw_collectives, draw_ranks, draw_zero, hiding, overlap, ranks, zero
 
@@ -97,17 +97,6 @@ def count(chapter, program):
     return files
 
 
-def rows_of(text, beginnings):
-    """The lines of a program's output that begin so."""
-    return "".join(f"{line}\n" for line in text.splitlines() if line.startswith(beginnings))
-
-
-def short_demo(text):
-    """The demo in a few lines: what is trained, the first and last steps, rows of the report."""
-    steps = re.findall(r"^step .*\n", text, re.M)
-    return text[:text.index("\n") + 1] + steps[0] + steps[-1] + rows_of(text, DEMO_ROWS)
-
-
 def short_tour(text):
     """Two stops of the tour of the collectives."""
     stops = text.split("\n\n")
@@ -127,9 +116,10 @@ def texts(folder):
     said = {name: (folder / f"{name}.txt").read_text(encoding="utf-8")
             for name in ("demo", "collectives")}
     compared = timed["zero"]
-    of_bench = {"ranks.md": ranks.layout_lines, "allreduce.md": ranks.collective_lines,
+    of_bench = {"ranks.md": layouts.lines, "allreduce.md": ranks.collective_lines,
                 "instruments.md": ranks.link_lines}
-    return {"demo_short.txt": short_demo(said["demo"]),
+    return {"demo_short.txt": short_demo(said["demo"], DEMO_ROWS),
+            "gpu.md": gpu_report.text(folder),
             "collectives_short.txt": short_tour(said["collectives"]),
             "traffic.md": traffic_table(read_json(folder / "demo.json")),
             **{name: "\n".join(lines(timed)[1:]) + "\n" for name, lines in of_bench.items()},

@@ -17,7 +17,7 @@ def draw(record):
     steps = record["steps"]
     if "losses_alone" not in record:
         return loss.draw(steps, record)
-    fig, (upper, lower) = style.figure(rows=2, heights=(2.2, 1), size=(8.4, 5.6))
+    fig, (upper, lower) = style.figure(rows=2, heights=(2.2, 1), size=(style.WIDTH, 5.4))
     ranks = record["machine"]["ranks"]
     loss.draw_loss(upper, steps, record)
     alone = dict(zip((int(each["step"]) for each in steps), record["losses_alone"]))

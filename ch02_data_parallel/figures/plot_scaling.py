@@ -18,8 +18,10 @@ def draw_drops(axes, points):
     for before, point in zip(points, points[1:]):
         rate, drop = point["tokens_per_s_per_rank"], point["tokens_per_s_per_rank"] / before[
             "tokens_per_s_per_rank"] - 1
-        axes.annotate(f"{100 * drop:+.1f} %", (point["ranks"], rate), xytext=(-4, -15),
-                      textcoords="offset points", ha="right", color=style.MUTED, fontsize=11)
+        axes.annotate(f"{100 * drop:+.1f} %", (point["ranks"], rate), xytext=(-5, -13),
+                      textcoords="offset points", ha="right", color=style.MUTED,
+                      fontsize=style.SMALL,
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0})
 
 
 def draw_book(axes, points):
@@ -41,8 +43,8 @@ def draw_memory(axes, found):
                  linewidth=0)
         base = [base[i] + sizes[i] for i in places]
     axes.set_ylabel("MiB of a rank")
-    axes.set_ylim(0, 1.45 * max(base))
-    axes.legend(loc="upper left", ncol=3)
+    axes.set_ylim(0, 1.1 * max(base))
+    style.legend(axes, axes.get_legend_handles_labels()[0], 42)
 
 
 def main(argv):
@@ -50,7 +52,7 @@ def main(argv):
     if len(argv) != 3:
         raise BookError("usage: DATA.json STEM", 2)
     data = json.loads(Path(argv[1]).read_text(encoding="utf-8"))["scaling"]
-    fig, (axes, below) = style.figure(rows=2, heights=(3, 1.2), size=(8.4, 6.2))
+    fig, (axes, below) = style.figure(rows=2, heights=(3, 1.2), size=(style.WIDTH, 6.6))
     replayed, measured = data["replayed"], data["measured"]
     axes.plot([p["ranks"] for p in replayed], [p["tokens_per_s_per_rank"] for p in replayed],
               color=style.BLUE, marker="o", markersize=5, label="replayed: every rank owns a core")
@@ -61,9 +63,9 @@ def main(argv):
     draw_book(axes, replayed)
     draw_memory(below, data["memory"])
     axes.axvline(data["node_size"] * 2**0.5, color=style.MUTED, linewidth=1.0, dashes=(5, 3))
-    axes.annotate(f"one node of {data['node_size']}", (data["node_size"] * 2**0.5, 0.94),
+    axes.annotate(f"one node of {data['node_size']}", (data["node_size"] * 2**0.5, 0.03),
                   xycoords=("data", "axes fraction"), xytext=(-6, 0), textcoords="offset points",
-                  ha="right", color=style.MUTED, fontsize=11)
+                  ha="right", color=style.MUTED, fontsize=style.SMALL)
     axes.set_xscale("log", base=2)
     ranks = [2**i for i in range(9)]
     axes.set_xticks(ranks, [str(n) for n in ranks])
@@ -73,7 +75,7 @@ def main(argv):
     axes.set_xlim(0.75, 330)
     below.set_xlabel("data-parallel ranks")
     axes.set_ylabel("tokens/s of each rank")
-    axes.legend(loc="lower left", bbox_to_anchor=(0.02, 0.04))
+    axes.legend(loc="upper right")
     links = [" ".join(link.replace("=", " ").split(",")) for link in data["links"]]
     links = [f"{kind} {latency} us {rate} GB/s" for kind, latency, rate in map(str.split, links)]
     style.title(axes, "Data parallelism: the same micro-batch on more ranks",

@@ -51,7 +51,8 @@ def draw_formula(axes, x, parts, name):
 def draw_held(record):
     """Every rank of every stage, measured, with the formulas' values as marks."""
     held = record["zero"]["held"]
-    fig, axes = panels([zero.NAMES[stage["stage"]] for stage in held["stages"]], sharey=True)
+    fig, axes = panels([zero.NAMES[stage["stage"]] for stage in held["stages"]],
+                       columns=2, height=1.9, sharey=True)
     for panel, stage in zip(axes, held["stages"]):
         for number, rank in enumerate(stage["ranks"]):
             name = f"stage_{stage['stage']}_rank_{number}"
@@ -60,17 +61,18 @@ def draw_held(record):
                                          for what in HELD}, name)
         ranks = len(stage["ranks"])
         panel.set_xticks(range(ranks), [f"rank {number}" for number in range(ranks)])
-        panel.tick_params(axis="x", length=0, labelsize=10.5)
+        panel.tick_params(axis="x", length=0, labelsize=style.SMALL)
         panel.grid(axis="x", visible=False)
         panel.set_xlim(-0.55, ranks - 0.35)
-    axes[0].set_ylabel("MiB")
+    for panel in axes[::2]:
+        panel.set_ylabel("MiB")
     layers = held["flags"]["num_layers"]
     heading(fig, f"What {ranks} ranks hold", f"{style.human(held['parameters'])} parameters in "
             f"{layers} blocks, bf16 with gradients in f32: 18 bytes each; buffers at their peaks")
     shown = [what for what in HELD if any(rank.get(what) for stage in held["stages"]
                                           for rank in stage["ranks"])]
     legend(fig, [Patch(facecolor=COLORS[what], label=what) for what in shown]
-           + [Line2D([], [], color=style.INK, linewidth=1.3, label="formula")], -0.13, columns=4)
+           + [Line2D([], [], color=style.INK, linewidth=1.3, label="formula")], 27)
     return fig
 
 
@@ -79,8 +81,6 @@ def draw_large(record):
     cases = record["zero"]["large"]
     fig, axes = panels([f"{thousands(seq_len)} tokens" for seq_len in zero.LARGE_SEQ_LENS],
                        sharey=True)
-    fig.set_figwidth(9.9)
-    fig.subplots_adjust(wspace=0.08)
     for panel, seq_len in zip(axes, zero.LARGE_SEQ_LENS):
         for case in (case for case in cases if case["seq_len"] == seq_len):
             stage = case["stage"]
@@ -96,18 +96,20 @@ def draw_large(record):
         panel.tick_params(axis="x", length=0)
         panel.grid(axis="x", visible=False)
         panel.set_xlim(-0.6, len(zero.STAGES) - 0.4)
-        panel.yaxis.set_major_locator(MaxNLocator(6))
+        panel.yaxis.set_major_locator(MaxNLocator(5))
+        panel.margins(y=0.14)
     axes[0].annotate("80 GiB", (1, DEVICE / zero.GIB), xytext=(-2, 3), ha="right",
-                     textcoords="offset points", xycoords=("axes fraction", "data"), fontsize=10.5)
-    axes[0].set_ylabel("GiB of a rank")
-    axes[1].set_xlabel("stage of ZeRO")
+                     textcoords="offset points", xycoords=("axes fraction", "data"),
+                     fontsize=style.SMALL)
+    axes[1].set_ylabel("GiB of a rank")
+    axes[-1].set_xlabel("stage of ZeRO")
     heading(fig, "8B on 8 ranks", "bf16 with gradients in f32, one sequence a rank, steps on shapes "
             "alone; buffers at their peaks")
     shown = [what for what in LARGE if any(case["simulated"].get(what) or what in case["buffers"]
                                            for case in cases)]
     legend(fig, [Patch(facecolor=COLORS[what], label=what) for what in shown]
            + [Patch(facecolor="white", edgecolor=style.INK, linewidth=0.7,
-                    label="the book, in the same order")], -0.19, columns=4)
+                    label="the book, in the same order")], 42)
     return fig
 
 
@@ -123,7 +125,8 @@ def draw_book(axes, x, stage, seq_len):
 def draw_total(axes, x, total):
     """The sum above a bar."""
     axes.annotate(f"{total:.0f}", (x, total), xytext=(0, 2), textcoords="offset points",
-                  ha="center", fontsize=8.5)
+                  ha="center", va="bottom", fontsize=style.SMALL,
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0})
 
 
 def main(argv):

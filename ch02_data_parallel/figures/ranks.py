@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tools import build, limits, machine, mpi, why
+from tools import build, layouts, limits, machine, mpi, why
 from tools.base import BookError, say
 from tools.bench import (DTYPES, SKIPPED_STEPS, profile, run_once, run_quietly, steps_for)
 
@@ -60,7 +60,7 @@ def _kill_a_rank(chapter, run_dir):
 
 def bench(chapter, record, seconds, rounds):
     """What goes into the record beside what every chapter measures."""
-    return {"layouts": compare_layouts(record["results"]), "rates": _measure_rates(chapter),
+    return {"layouts": layouts.compare(record["results"]), "rates": _measure_rates(chapter),
             "collectives": _measure_collectives(), "links": _measure_links(),
             "tracing": _measure_tracing(chapter, seconds, rounds),
             "overlap": overlap.measure(chapter), "replay": overlap.check_replay(chapter),
@@ -68,15 +68,6 @@ def bench(chapter, record, seconds, rounds):
                 lambda dtype, **flags: run_once(chapter, "B", dtype, overlap.RANKS,
                                                 SKIPPED_STEPS + zero.TIMED_STEPS, **flags),
                 DTYPES, rounds)}
-
-
-def compare_layouts(results):
-    """[{config, dtype, ranks, ratio}]: tokens/s of several ranks over those of one, medians."""
-    speed = {(r["config"], r["dtype"], r["ranks"]): r["summary"]["tokens_per_s"]["median"]
-             for r in results}
-    return [{"config": name, "dtype": dtype, "ranks": ranks,
-             "ratio": tokens / speed[name, dtype, 1]}
-            for (name, dtype, ranks), tokens in speed.items() if ranks > 1]
 
 
 def _measure_collectives():
@@ -124,28 +115,9 @@ def _measure_rates(chapter):
 
 def lines(record):
     """All of it as Markdown."""
-    return (layout_lines(record) + collective_lines(record) + rate_lines(record)
+    return (layouts.lines(record) + collective_lines(record) + rate_lines(record)
             + link_lines(record)
             + (zero.compared_lines(record["zero"]) if "zero" in record else []))
-
-
-def layout_lines(record):
-    """Tokens/s of several ranks beside those of one, as Markdown; nothing for one rank."""
-    if "layouts" not in record:
-        return []
-    speeds = {(r["config"], r["dtype"], r["ranks"]): r["summary"]["tokens_per_s"]
-              for r in record["results"]}
-    lines = ["", "| | ranks | tokens/s | with one rank | ratio |", "|---|---:|---:|---:|---:|"]
-    for entry in record["layouts"]:
-        case = entry["config"], entry["dtype"]
-        several, alone = speeds[(*case, entry["ranks"])], speeds[(*case, 1)]
-        lines.append(f"| {' '.join(case)} | {entry['ranks']} | {_with_range(several)} | "
-                     f"{_with_range(alone)} | {entry['ratio']:.2f} |")
-    return lines
-
-
-def _with_range(values):
-    return f"{values['median']:,.0f} ({values['min']:,.0f} to {values['max']:,.0f})"
 
 
 def collective_lines(record):
@@ -202,9 +174,7 @@ def text(record):
 
 
 def _said(record):
-    for layout in record.get("layouts", []):
-        yield (f"{layout['config']} {layout['dtype']}: {layout['ranks']} ranks of one thread reach "
-               f"{layout['ratio']:.3f} of the tokens/s of one rank with all threads")
+    yield from layouts.text(record)
     for entry in record.get("rates", []):
         yield (f"{entry['dtype']} on {entry['ranks']} rank{'s' * (entry['ranks'] > 1)} of one thread: "
                + ", ".join(f"{kind} {rate:.1f} {limits.UNITS[kind]}"

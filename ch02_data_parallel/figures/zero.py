@@ -33,7 +33,8 @@ WAYS = {"bucketed": {"grad_sync": "bucketed"},
         "zero1_forward": {"zero_stage": 1, "gather_overlap": "forward"},
         "zero2": {"zero_stage": 2}, "zero3": {"zero_stage": 3}}
 DRAWN = ("zero1_forward", "zero2", "zero3")
-WAY_NAMES = {"bucketed": "data parallel, bucketed", "zero1_none": "ZeRO-1, `--gather_overlap none`",
+# In tables, with the value of --gather_overlap.
+WAY_NAMES = {"bucketed": "bucketed", "zero1_none": "ZeRO-1, `none`",
              "zero1_optimizer": "ZeRO-1, `optimizer`", "zero1_forward": "ZeRO-1, `forward`",
              "zero2": "ZeRO-2, `forward`", "zero3": "ZeRO-3"}
 
@@ -171,7 +172,7 @@ def step_and_range(found):
     """The step of a way as text, with its range where it was measured in several rounds."""
     text = f"{found['step_ms']:.0f}"
     if "step_range_ms" in found:
-        text += " ({:.0f} to {:.0f})".format(*found["step_range_ms"])
+        text += " ({:.0f}–{:.0f})".format(*found["step_range_ms"])
     return text
 
 
@@ -190,25 +191,26 @@ def sent_in_psi(measured, way):
 
 
 def ways_table(record):
-    """Messages, bytes, steps and what shows of communication, as Markdown."""
+    """Messages and bytes, then steps and what shows of communication: two tables as Markdown, each
+    as wide as a phone."""
     measured = record["zero"]["ways"]
-    rows = []
+    sent = ["| | messages | MiB | in Ψ (dp-1)/dp |", "|---|---|---|---|"]
+    took = ["| | step, ms | exposed | replayed | exposed |", "|---|---|---|---|---|"]
     for way, name in WAY_NAMES.items():
         found = find_way(measured, way)
-        counts = [f"{found['messages'][kind]:.4g}"
-                  for kind in ("all_reduce", "reduce_scatter", "all_gather")]
-        rows.append(f"| {name} | {' | '.join(counts)} | {found['sent_bytes'] / 2**20:.1f} | "
-                    f"{sent_in_psi(measured, way):.2f} | {step_and_range(found)} | "
-                    f"{found['exposed_ms']:.0f} | {found['replayed_step_ms']:.0f} | "
-                    f"{found['replayed_exposed_ms']:.0f} |")
-    return ("| | all-reduces | reduce-scatters | all-gathers | sent, MiB | in Ψ (dp-1)/dp | "
-            "step, ms | exposed, ms | step, replayed | exposed, replayed |\n"
-            "|---|---|---|---|---|---|---|---|---|---|\n" + "\n".join(rows)
+        counts = ", ".join(f"{count:.4g} {kind.replace('_', '-')}s"
+                           for kind, count in found["messages"].items() if count)
+        sent.append(f"| {name} | {counts} | {found['sent_bytes'] / 2**20:.1f} | "
+                    f"{sent_in_psi(measured, way):.2f} |")
+        took.append(f"| {name} | {step_and_range(found)} | {found['exposed_ms']:.0f} | "
+                    f"{found['replayed_step_ms']:.0f} | {found['replayed_exposed_ms']:.0f} |")
+    return ("\n".join([*sent, "", *took])
             + overlap.note(
                 f"A step of rank 0 of {measured['ranks']}, {measured['num_layers']} blocks in f32 "
-                f"with full recomputation; scalars left out. Medians of the later of {STEPS} steps "
-                f"on an emulated link of `{measured['link']}` (us, GB/s). Replayed: every thread "
-                "owns a core."))
+                "with full recomputation; scalars left out. `bucketed` is data parallelism; `none`, "
+                "`optimizer` and `forward` are values of `--gather_overlap`. Medians of the later of "
+                f"{STEPS} steps on an emulated link of `{measured['link']}` (us, GB/s). The last two "
+                "columns are replayed: every thread owns a core."))
 
 
 # --- the bench ------------------------------------------------------------------------------------
