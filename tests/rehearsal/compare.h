@@ -24,6 +24,15 @@ inline Setting small(bool tied = false) {
   return setting;
 }
 
+/// The setting with every technique in it; the mesh's sizes say on how many ranks.
+inline Setting with_all_techniques(Setting setting) {
+  setting.plan.sequence_parallel = true;
+  setting.experts = ExpertsConfig{.num_experts = 4, .top_k = 1};
+  setting.schedule = "split";
+  setting.seq_len = 16;
+  return setting;
+}
+
 /// Chapter 1's own model and training step on the batches of a setting with `dp` ranks.
 class WholeTrainer {
  public:

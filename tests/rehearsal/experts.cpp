@@ -223,12 +223,12 @@ Dispatch::Dispatch(const ExpertsConfig& config, RmsNorm norm, std::unique_ptr<Li
                    const Communicator& ep, const Communicator& counts)
     : config_(config), norm_(norm), router_(std::move(router)), ep_(ep), counts_(counts) {}
 
-Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass&) {
+Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
   Routing& routing = saved.emplace<Routing>();
-  const Tensor normed = norm_.forward(x, kept.norm);         // [T, H]
-  routing = route(router_->forward(normed, kept.router));    // of logits [T, E]
-  const Shape rows_shape{routing.slots.numel(), x.size(1)};  // [R, H]
+  const Tensor normed = norm_.forward(x, kept.norm);             // [T, H]
+  routing = route(router_->forward(normed, kept.router, pass));  // of logits [T, E]
+  const Shape rows_shape{routing.slots.numel(), x.size(1)};      // [R, H]
   const Tensor rows = Tensor::empty(rows_shape, x.dtype());
   loops::scatter(rows, normed, routing.slots);
   saved.emplace<ToExperts>().start(ep_, rows, routing.rows_to_rank, routing.rows_by_rank);
@@ -270,14 +270,14 @@ void Dispatch::exchange_counts(Routing& routing, const Tensor& to_experts) const
   routing.rows_by_rank = sums_of(routing.from_ranks, ep_.size());
 }
 
-Tensor Dispatch::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass&) {
+Tensor Dispatch::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) {
   Saved kept = saved.take<Saved>();
   const Routing routing = saved.take<Routing>();
   const Tensor dprobs = saved.take<RouterGradient>().dprobs;         // [T, E]
   const Tensor dlogits = Tensor::empty(dprobs.shape(), dy.dtype());  // [T, E]
   loops::softmax_backward(dlogits, dprobs, routing.probs);
-  const Tensor dnormed = router_->backward(dlogits, kept.router, grads);  // [T, H]
-  const Tensor drows = saved.take<FromExperts>().wait();                  // [R, H]
+  const Tensor dnormed = router_->backward(dlogits, kept.router, grads, pass);  // [T, H]
+  const Tensor drows = saved.take<FromExperts>().wait();                        // [R, H]
   loops::gather_add(dnormed, drows, routing.slots);
   return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/dy);
 }
@@ -301,27 +301,27 @@ Tensor Experts::each_expert(const Tensor& rows, const Routing& routing, const Ru
   return outputs;
 }
 
-Tensor Experts::forward(const Tensor& x, BlockSaved& saved, const Pass&) {
+Tensor Experts::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   const Routing& routing = saved.get<Routing>();
   std::vector<FeedForward::Saved>& kept = saved.emplace<Saved>().experts;
   kept.resize(experts_.size());
   const Tensor arrived = saved.take<ToExperts>().wait();  // [Q, H]
   const Tensor rows = by_expert(arrived, routing, std::ssize(experts_));
   const Tensor outputs = each_expert(rows, routing, [&](size_t expert, const Tensor& own) {
-    return experts_[expert].forward(own, kept[expert]);
+    return experts_[expert].forward(own, kept[expert], pass);
   });
   saved.emplace<FromExperts>().start(ep_, by_rank(outputs, routing, std::ssize(experts_)),
                                      routing.rows_by_rank, routing.rows_to_rank);
   return x;
 }
 
-Tensor Experts::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass&) {
+Tensor Experts::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) {
   const Routing& routing = saved.get<Routing>();
   std::vector<FeedForward::Saved> kept = saved.take<Saved>().experts;
   const Tensor arrived = saved.take<ToExperts>().wait();  // [Q, H]
   const Tensor doutputs = by_expert(arrived, routing, std::ssize(experts_));
   const Tensor drows = each_expert(doutputs, routing, [&](size_t expert, const Tensor& own) {
-    return experts_[expert].backward(own, kept[expert], grads);
+    return experts_[expert].backward(own, kept[expert], grads, pass);
   });
   saved.emplace<FromExperts>().start(ep_, by_rank(drows, routing, std::ssize(experts_)),
                                      routing.rows_by_rank, routing.rows_to_rank);

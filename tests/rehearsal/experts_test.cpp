@@ -24,7 +24,7 @@ constexpr int64_t kSeqLen = 6, kSamples = 8;  // of the global batch
 Model experts_model(const ExpertsConfig& experts, int64_t seq_len, DType dtype,
                     const Communicator& ep) {
   const ModelConfig config = test::tiny_model();
-  const Llama llama(config, seq_len, dtype, Probabilities::never_whole);
+  const Llama llama(config, {seq_len, dtype, Probabilities::never_whole});
   const auto build = [&](int64_t block, ParameterList& parameters) {
     if (block == 0 || block == llama.num_blocks() - 1) return llama.build(block, parameters);
     Block segments = make_experts(experts, config, block - 1, parameters, ep);
@@ -108,6 +108,7 @@ std::vector<Pass> passes_of(const Case& scenario, const Mesh& mesh, const Tensor
     passes.push_back({.micro_batch = i,
                       .num_samples = length / kSeqLen,
                       .positions = Positions(0, kSeqLen),
+                      .documents = {},
                       .tokens = inputs.narrow(0, begin, length),
                       .targets = targets.narrow(0, begin, length),
                       .loss_scale = 1 / double(tokens),

@@ -1,6 +1,6 @@
 #include "compare.h"
 
-/// Chapters 3 to 9 in miniature: every kind of parallelism, put together from the layers of chapter
+/// Chapters 5 to 9 in miniature: every kind of parallelism, put together from the layers of chapter
 /// 1 as they are, equals the model on one process.
 namespace usp::rehearsal {
 namespace {
@@ -59,11 +59,7 @@ TEST_CASE("experts: tokens sent to other ranks, gradients summed over the right 
 }
 
 TEST_CASE("clipping sees every element once, wherever it lies") {
-  Setting setting = small(true);
-  setting.plan.sequence_parallel = true;
-  setting.experts = ExpertsConfig{.num_experts = 4, .top_k = 1};
-  setting.schedule = "split";
-  setting.seq_len = 16;
+  const Setting setting = with_all_techniques(small(true));
   check(setting, {.dp = 2, .pp = 2, .tp = 2, .ep = 2}, alone(setting, 2), "dp 2 pp 2 tp 2 ep 2");
   check(setting, {.dp = 1, .pp = 2, .cp = 2, .tp = 2, .ep = 2}, alone(setting, 1),
         "pp 2 cp 2 tp 2 ep 2");
@@ -96,8 +92,8 @@ TEST_CASE("a weight is quantised once per update") {
     grads.begin_window(3);
     for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
       Linear::Saved saved;
-      linear.forward(x, saved);
-      linear.backward(dy, saved, grads);
+      linear.forward(x, saved, {});
+      linear.backward(dy, saved, grads, {});
     }
     REQUIRE(linear.quantisations() == step + 1);
     optimizer.step(step, 0.1, optimizer.grad_squares());
@@ -166,7 +162,7 @@ TEST_CASE("rank 37 of 64 runs all of it on meta") {
   const int64_t boundary = rows * setting.model.hidden_size * 8;
   REQUIRE(traffic.at({"pp", CommKind::send}) ==
           std::array{int64_t{2 * 3 * 2}, 12 * boundary, 12 * boundary});
-  for (const char* name : {"tp", "cp", "dp_cp", "ep", "edp", "world"}) {
+  for (const char* name : {"tp", "cp_ring", "dp_cp", "ep", "edp", "world"}) {
     CAPTURE(name);
     const bool used =
         std::ranges::any_of(traffic, [&](const auto& entry) { return entry.first.first == name; });

@@ -10,7 +10,7 @@
 #include "pipeline.h"
 #include "zero.h"
 
-/// The smallest trainer that runs every kind of parallelism: what chapters 3 to 7 do to Trainer.
+/// The smallest trainer that runs every kind of parallelism: what chapters 5 to 7 do to Trainer.
 namespace usp::rehearsal {
 
 struct Setting {
@@ -38,7 +38,7 @@ class RehearsalTrainer {
  public:
   RehearsalTrainer(const Setting& setting, const Communicator& world, const MeshSizes& sizes)
       : setting_(setting),
-        mesh_(world, sizes),
+        mesh_(world, with_kv_copies(sizes, setting.model)),
         llama_(setting.model, setting.seq_len, setting.plan, mesh_),
         model_(
             [this](int64_t block, ParameterList& parameters) { return build(block, parameters); },
@@ -52,6 +52,7 @@ class RehearsalTrainer {
     TrainConfig config;
     config.dtype = "f64";
     config.seed = kSeed;
+    config.context_parallel.cp_size = sizes.cp;
     config.data_parallel = {sizes.dp, "bucketed", 0.0007, setting.zero_stage, setting.shard_size};
     data_parallel_ = make_data_parallel(config, model_, grads_, optimizer_, mesh_);
     const int64_t tokens = setting.micro_batch_size * setting.seq_len / sizes.cp;
@@ -87,7 +88,8 @@ class RehearsalTrainer {
     const int64_t global = setting_.micro_batches * mesh_.dp().size() * B;
     Pass pass;
     pass.num_samples = B;
-    pass.positions = zigzag(setting_.seq_len, mesh_.cp().rank(), mesh_.cp().size());
+    pass.seq_len = setting_.seq_len;
+    pass.positions = llama_.context().positions(setting_.seq_len);
     std::vector<int32_t> tokens, targets;
     const RandomStream random(kSeed, "tokens");
     for (int64_t b = 0; b < B; ++b) {
@@ -120,6 +122,11 @@ class RehearsalTrainer {
 
  private:
   static constexpr uint64_t kSeed = 5;
+
+  static MeshSizes with_kv_copies(MeshSizes sizes, const ModelConfig& model) {
+    sizes.tp_kv = std::max<int64_t>(1, sizes.tp / model.num_kv_heads);
+    return sizes;
+  }
 
   /// Stage s of p holds stretches s, s + p, ... of chunks * p equal ones.
   std::vector<BlockRange> chunks() const {

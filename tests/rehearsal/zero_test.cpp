@@ -117,11 +117,7 @@ TEST_CASE("ZeRO and experts: their weights are shared out over the ranks that ho
 }
 
 TEST_CASE("ZeRO and all of it at once") {
-  Setting setting = even(true);
-  setting.plan.sequence_parallel = true;
-  setting.experts = ExpertsConfig{.num_experts = 4, .top_k = 1};
-  setting.schedule = "split";
-  setting.seq_len = 16;
+  const Setting setting = with_all_techniques(even(true));
   check_stages(setting, {.dp = 2, .pp = 2, .tp = 2, .ep = 2}, alone(setting, 2),
                "dp 2 pp 2 tp 2 ep 2", 4);
   check_stages(setting, {.dp = 1, .pp = 2, .cp = 2, .tp = 2, .ep = 2}, alone(setting, 1),

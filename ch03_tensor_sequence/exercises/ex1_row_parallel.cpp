@@ -1,0 +1,16 @@
+#include "comm/communicator.h"
+#include "judge/todo.h"
+#include "tensor/ops.h"
+
+namespace usp {
+
+/// y [T, O] = residual + x Wᵀ, whole on every rank of `tp`, for x [T, I] and W [O, I] of which a
+/// rank has the same columns: x [T, I/t] and weight [O, I/t], t = number of ranks. The residual
+/// [T, O] is whole and the same on every rank.
+Tensor row_parallel_forward(const Communicator& tp, const Tensor& x, const Tensor& weight,
+                            const Tensor& residual) {
+  // TODO (about 4 lines): this rank's term of y, the residual once, then the sum
+  USP_TODO("ch03.ex1");
+}
+
+}  // namespace usp
