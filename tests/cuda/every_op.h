@@ -1,0 +1,138 @@
+#pragma once
+
+#include <map>
+
+#include "base/rng.h"
+#include "common/attention_case.h"
+
+/// Every operation once, on the device of the current Runtime.
+namespace usp::test {
+
+using Results = std::map<std::string, Tensor>;
+
+inline Tensor zeros_of(int64_t count, DType dtype) { return Tensor::zeros({count}, dtype); }
+
+inline Results run_elementwise(DType dtype, int64_t T, int64_t H) {
+  Random random(1);
+  Results results;
+  const Tensor gate_up = random.tensor({T, 2 * H}, dtype), dy = random.tensor({T, H}, dtype);
+  const Tensor y = Tensor::empty({T, H}, dtype), dgate_up = Tensor::empty({T, 2 * H}, dtype);
+  ops::swiglu_forward(y, gate_up);
+  ops::swiglu_backward(dgate_up, dy, gate_up);
+  const Tensor sum = Tensor::empty({T, H}, dtype), filled = Tensor::empty({T, H}, dtype);
+  ops::add(sum, y, dy);
+  ops::fill(filled, 0.3);
+  const Tensor total = random.tensor({T, H}, accumulate_dtype(dtype));
+  ops::accumulate(total, dy);
+  const Tensor dropped = Tensor::empty({T, H}, dtype);
+  ops::dropout(dropped, dy, 0.3, RandomStream(7, "mask"), 5);
+  const Tensor turned = Tensor::empty({H, T}, dtype), wide = Tensor::empty({T, H}, DType::f64);
+  ops::copy(turned, dy.transposed());
+  ops::copy(wide, dy);
+  const Tensor narrow = Tensor::empty({T, H}, dtype);
+  ops::copy(narrow, random.tensor({T, H}));
+  return {{"swiglu_forward", y}, {"swiglu_backward", dgate_up}, {"add", sum},
+          {"fill", filled},      {"accumulate", total},         {"dropout", dropped},
+          {"copy", turned},      {"copy to f64", wide},         {"copy from f64", narrow}};
+}
+
+inline Results run_rows(DType dtype, int64_t T, int64_t H) {
+  Random random(2);
+  const DType acc = accumulate_dtype(dtype);
+  const int64_t V = 11;
+  const Tensor x = random.tensor({T, H}, dtype), dy = random.tensor({T, H}, dtype);
+  const Tensor weight = random.tensor({H}, dtype), y = Tensor::empty({T, H}, dtype);
+  const Tensor rstd = zeros_of(T, acc), dx = Tensor::empty({T, H}, dtype);
+  const Tensor dweight = random.tensor({H}, acc), rounded = random.tensor({H}, dtype);
+  ops::rmsnorm_forward(y, rstd, x, weight, 1e-5);
+  ops::rmsnorm_backward_input(dx, dy, x, weight, rstd, dy);
+  ops::rmsnorm_backward_weight(dweight, dy, x, rstd, true);
+  ops::rmsnorm_backward_weight(rounded, dy, x, rstd, false);
+  const Tensor tokens = random.token_tensor(T, V + 2), table = random.tensor({V, H}, dtype);
+  const Tensor looked_up = Tensor::empty({T, H}, dtype), dtable = random.tensor({V, H}, acc);
+  const Tensor rounded_dtable = Tensor::empty({V, H}, dtype);
+  ops::embedding_forward(looked_up, table, tokens, 1);
+  ops::embedding_backward(dtable, dy, tokens, 1, true);
+  ops::embedding_backward(rounded_dtable, dy, tokens, 1, false);
+  const Tensor angles = random.tensor({3 * T, H / 2}, acc);
+  const Tensor heads = random.tensor({2, T, 4, H / 2 * 2}, dtype).narrow(2, 1, 2);
+  ops::rope(heads, angles, angles, Positions(1, 1, T + 2, T - 1), true);
+  return {{"rmsnorm_forward", y},
+          {"rstd", rstd},
+          {"rmsnorm_backward_input", dx},
+          {"rmsnorm_backward_weight", dweight},
+          {"dweight, rounded", rounded},
+          {"embedding_forward", looked_up},
+          {"embedding_backward", dtable},
+          {"dtable, rounded", rounded_dtable},
+          {"rope", heads}};
+}
+
+inline Results run_loss(DType dtype, int64_t T, int64_t V) {
+  Random random(3);
+  const DType acc = accumulate_dtype(dtype);
+  const Tensor logits = random.tensor({T, V}, dtype), targets = random.token_tensor(T, V + 3);
+  const Tensor loss = Tensor::zeros({1}, DType::f64), dlogits = Tensor::empty({T, V}, dtype);
+  const Tensor row_max = zeros_of(T, acc), row_sum = zeros_of(T, acc), lse = zeros_of(T, acc);
+  const Tensor target_logit = zeros_of(T, acc), max = Tensor::empty({T}, acc);
+  ops::cross_entropy_forward(row_max, row_sum, target_logit, logits, targets, 2);
+  ops::fill(max, 9);
+  ops::cross_entropy_rescale(row_sum, row_max, max);
+  ops::cross_entropy_loss(loss, lse, max, row_sum, target_logit, 0.4);
+  ops::cross_entropy_backward(dlogits, logits, targets, lse, 2, 0.4);
+  return {{"row_max", row_max}, {"row_sum", row_sum}, {"target_logit", target_logit},
+          {"loss", loss},       {"lse", lse},         {"dlogits", dlogits}};
+}
+
+inline Results run_optimizer(DType dtype, int64_t numel) {
+  Random random(4);
+  const DType acc = accumulate_dtype(dtype);
+  const Tensor master = random.tensor({numel}, acc), grad = random.tensor({numel}, dtype);
+  const Tensor value = dtype == acc ? master : Tensor::zeros({numel}, dtype);
+  const Tensor m = Tensor::zeros({numel}, acc), v = Tensor::zeros({numel}, acc);
+  const Tensor sum = random.tensor({1}, DType::f64, 0.1), norm = Tensor::zeros({1}, DType::f64);
+  const Tensor coefficient = Tensor::zeros({1}, DType::f64);
+  ops::sum_squares(sum, grad, true);
+  ops::sum_squares(sum, master, true);
+  ops::clip_coefficient(coefficient, norm, sum, 1);
+  AdamWSettings settings;
+  settings.lr = 0.1;
+  ops::adamw(value, master, m, v, grad, coefficient, settings);
+  return {{"value", value}, {"master", master},           {"m", m},
+          {"v", v},         {"coefficient", coefficient}, {"norm", norm}};
+}
+
+inline Results run_attention(DType dtype, bool naive, const AttentionCase& c) {
+  AttentionRun run(c, dtype, naive, 5);
+  const auto [dq, dk, dv] = run.backward();
+  return {{"out", run.out}, {"lse", run.lse}, {"delta", run.delta},
+          {"dq", dq},       {"dk", dk},       {"dv", dv}};
+}
+
+inline Results run_parts(DType dtype, bool naive, const AttentionCase& c) {
+  const AttentionRun run(c, dtype, naive, 5);
+  Random random(8);
+  const DType acc = accumulate_dtype(dtype);
+  const Tensor out = Tensor::empty(c.q_shape(), acc), lse = Tensor::empty(c.lse_shape(), acc);
+  const Tensor part = random.tensor(c.q_shape(), acc), part_lse = random.tensor(lse.shape(), acc);
+  ops::attention_forward(out, lse, run.probs, run.q, run.k, run.v, run.scale, c.queries, c.keys);
+  ops::attention_merge(out, lse, part, part_lse);
+  if (!naive) return {{"merged out", out}, {"merged lse", lse}};
+  ops::attention_rescale(run.probs, run.lse, lse);
+  return {{"merged out", out}, {"merged lse", lse}, {"rescaled probs", run.probs}};
+}
+
+inline Results run_matmuls(DType dtype, int64_t m, int64_t k, int64_t n) {
+  Random random(6);
+  const Tensor a = random.tensor({m, k}, dtype), b = random.tensor({k, n}, dtype);
+  const Tensor c = random.tensor({m, n}, dtype), wide = random.tensor({n, m + 3}, dtype);
+  ops::matmul(c, a, b, true);
+  const Tensor turned = wide.narrow(1, 2, m);
+  ops::matmul(turned, b.transposed(), a.transposed());
+  const Tensor of_nothing = random.tensor({m, n}, dtype), kept = random.tensor({m, n}, dtype);
+  ops::matmul(of_nothing, a.narrow(1, 0, 0), b.narrow(0, 0, 0));
+  ops::matmul(kept, a.narrow(1, 0, 0), b.narrow(0, 0, 0), true);
+  return {{"c", c}, {"cT", wide}, {"sum of nothing", of_nothing}, {"plus nothing", kept}};
+}
+
+}  // namespace usp::test

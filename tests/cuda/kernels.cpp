@@ -1,0 +1,113 @@
+#include "cuda/every_op.h"
+#include "emulator/emulator.h"
+
+/// The kernels for GPUs against those for CPUs, each access checked, for three orders of threads.
+namespace usp::test {
+namespace {
+
+using emulator::Order;
+
+/// `run()` here and there, compared; the emulator found no race, nothing out of bounds, nothing
+/// read that nobody had written.
+void check_against_cpu(const std::function<Results()>& run, double tolerance) {
+  std::map<std::string, Values> expected;
+  {
+    const OnDevice cpu(Device::cpu);
+    for (const auto& [name, tensor] : run()) expected[name] = tensor.items();
+  }
+  const OnDevice gpu(Device::cuda);
+  Results results;
+  try {
+    results = run();
+    Runtime::current().wait();
+  } catch (const Error&) {  // a wait says that something is wrong; the report says what
+  }
+  const emulator::Report report = emulator::take_report();
+  INFO(report.text());
+  REQUIRE(report.problems.empty());
+  REQUIRE(results.size() == expected.size());
+  for (const auto& [name, tensor] : results) {
+    check_close(tensor, expected.at(name), tolerance, name);
+  }
+}
+
+/// body(dtype) for every dtype and every order of threads.
+void for_each_order(const std::function<void(DType)>& body) {
+  for (Order order : {Order::forward, Order::reverse, Order::shuffled}) {
+    emulator::Options options;
+    options.threads = order;
+    const emulator::Use use(options);
+    for (DType dtype : kFloatDTypes) {
+      INFO(name(dtype) << ", order of threads " << static_cast<int>(order));
+      body(dtype);
+    }
+  }
+}
+
+TEST_CASE("elementwise kernels agree with the CPU's and touch only what is theirs") {
+  for_each_order([](DType dtype) {
+    for (int64_t H : {8, 33, 600}) {
+      INFO("H = " << H);
+      check_against_cpu([=] { return run_elementwise(dtype, 5, H); }, tolerance_of(dtype));
+    }
+  });
+}
+
+TEST_CASE("kernels of rows agree with the CPU's and touch only what is theirs") {
+  for_each_order([](DType dtype) {
+    for (int64_t H : {8, 34, 296}) {
+      INFO("H = " << H);
+      check_against_cpu([=] { return run_rows(dtype, 67, H); }, tolerance_of(dtype));
+    }
+  });
+}
+
+TEST_CASE("the loss's kernels agree with the CPU's and touch only what is theirs") {
+  for_each_order([](DType dtype) {
+    for (int64_t V : {5, 304, 2301}) {
+      INFO("V = " << V);
+      check_against_cpu([=] { return run_loss(dtype, 9, V); }, tolerance_of(dtype));
+    }
+  });
+}
+
+TEST_CASE("the optimizer's kernels agree with the CPU's and touch only what is theirs") {
+  for_each_order([](DType dtype) {
+    for (int64_t numel : {3, 1000, 17001}) {
+      INFO("elements: " << numel);
+      check_against_cpu([=] { return run_optimizer(dtype, numel); }, tolerance_of(dtype));
+    }
+  });
+}
+
+TEST_CASE("attention's kernels agree with the CPU's and touch only what is theirs") {
+  const AttentionCase cases[] = {
+      {2, 6, 3, 20, {0, 20, 50, 17}, {0, 20, 50, 17}},
+      {1, 2, 1, 70, {0, 9}, {3, 9}},
+      {1, 2, 2, 130, {30, 18}, {0, 40}},
+      {1, 2, 1, 4, {0, 6}, {0, 0}},  // no keys
+      with_documents({2, 2, 1, 20, {0, 20, 90, 30}, {0, 20, 90, 30}}, {{5, 95}, {50, 118}}),
+  };
+  for_each_order([&](DType dtype) {
+    for (const AttentionCase& c : cases) {
+      for (bool naive : {true, false}) {
+        INFO("D = " << c.D << (naive ? ", naive" : ", blockwise"));
+        check_against_cpu([&] { return run_attention(dtype, naive, c); }, 3 * tolerance_of(dtype));
+        check_against_cpu([&] { return run_parts(dtype, naive, c); }, 3 * tolerance_of(dtype));
+      }
+    }
+  });
+}
+
+TEST_CASE("cuBLASLt multiplies what lies in memory in any order, and is asked for nothing else") {
+  for_each_order([](DType dtype) {
+    for (int64_t size : {1, 7, 24}) {
+      INFO("size = " << size);
+      check_against_cpu([=] { return run_matmuls(dtype, size, 2 * size + 1, size + 8); },
+                        tolerance_of(dtype));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace usp::test

@@ -1,0 +1,242 @@
+#include <map>
+
+#include "emulator/emulator.h"
+#include "tensor/ops.h"
+#include "train/checkpoint.h"
+#include "window.h"
+
+/// The chapter's trainer on a GPU, held against the same on the CPU.
+namespace usp::test {
+namespace {
+
+constexpr int64_t kSteps = 5;
+const RunIdentity kIdentity{R"({"seed": 1})", 1, "c0ffee", {}};
+
+struct Case {
+  std::string_view name;
+  std::function<void(TrainConfig&)> change;
+};
+
+const std::vector<Case> kCases = {
+    {"blockwise", [](TrainConfig&) {}},
+    {"naive", [](TrainConfig& c) { c.attention = "naive"; }},
+    {"selective", [](TrainConfig& c) { c.attention = "naive", c.recompute = "selective"; }},
+    {"full", [](TrainConfig& c) { c.recompute = "full"; }},
+    {"tied", [](TrainConfig& c) { c.model.tie_word_embeddings = true; }},
+    {"accumulation", [](TrainConfig& c) { c.grad_acc_steps = 3; }},
+};
+
+TrainConfig training(const Case& test_case, const char* dtype) {
+  TrainConfig config = tiny_training();
+  config.dtype = dtype;
+  test_case.change(config);
+  return config;
+}
+
+/// What training leaves: by step losses and norms, then weights and moments by name.
+using Trace = std::map<std::string, Values>;
+
+Trace trace_of(Trainer& trainer, int64_t steps) {
+  Trace trace;
+  for (int64_t step = 0; step < steps; ++step) {
+    trainer.train_step(step);
+    const StepMetrics metrics = trainer.report(step, 0);
+    trace["losses"].push_back(metrics.loss);
+    trace["norms"].push_back(metrics.grad_norm);
+  }
+  const TrainState state = trainer.state();
+  trace["weights"] = state.parameters.flat_masters().items();
+  for (const OptimizerState& moment : state.optimizer) trace[moment.name] = moment.values.items();
+  return trace;
+}
+
+Trace train(const TrainConfig& config, const Dataset& dataset, Device device) {
+  OnDevice on(device);
+  SoloTrainer trainer(config, &dataset);
+  return trace_of(trainer, kSteps);
+}
+
+/// Relative, by dtype and quantity. Losses and norms as in tests/parity/test_reference.py; what is
+/// left out there is held in f64 alone.
+double tolerance(std::string_view dtype, std::string_view what) {
+  if (dtype == "f64") return 1e-10;
+  if (what == "losses") return dtype == "f32" ? 2e-6 : 2e-3;
+  if (what == "norms") return dtype == "f32" ? 2e-5 : 2e-2;
+  return kInf;
+}
+
+void check_same(const Trace& cuda, const Trace& cpu, std::string_view dtype) {
+  REQUIRE(cuda.size() == cpu.size());
+  for (const auto& [what, values] : cpu) {
+    check_close(cuda.at(what), values, tolerance(dtype, what), what);
+  }
+}
+
+TEST_CASE("a GPU trains as the CPU does") {
+  for (const char* dtype : {"f64", "f32", "bf16"}) {
+    for (const Case& test_case : kCases) {
+      CAPTURE(dtype, test_case.name);
+      const TrainConfig config = training(test_case, dtype);
+      const RandomText text(config, 400);
+      check_same(train(config, text.dataset, Device::cuda),
+                 train(config, text.dataset, Device::cpu), dtype);
+    }
+  }
+}
+
+TEST_CASE("on a GPU, too, the gradient agrees with finite differences in every parameter") {
+  emulator::Options options = emulator::options;
+  options.checks = options.protect = false;  // hundreds of passes
+  const emulator::Use use(options);
+  OnDevice gpu(Device::cuda);
+  for (bool naive : {true, false}) {
+    CAPTURE(naive);
+    Window window(tiny_model(), naive, /*micro_batches=*/2);
+    window.backward();
+    for (size_t i = 0; i < window.parameters().size(); ++i) {
+      const Parameter& parameter = window.parameters()[i];
+      check_gradient(
+          parameter.grad, parameter.value, [&] { return window.loss(); }, parameter.name,
+          /*samples=*/2, /*tolerance=*/1e-8);
+    }
+  }
+}
+
+TEST_CASE("whatever queue goes on first, and whatever thread of a block") {
+  using emulator::Order;
+  emulator::Options options = emulator::options;
+  options.threads = options.streams = GENERATE(Order::forward, Order::reverse, Order::shuffled);
+  const emulator::Use use(options);
+  const TrainConfig config = training(kCases[0], "f64");
+  const RandomText text(config, 400);
+  check_same(train(config, text.dataset, Device::cuda), train(config, text.dataset, Device::cpu),
+             "f64");
+}
+
+TEST_CASE("a gradient that is not finite changes nothing on a GPU, and the next step goes on") {
+  TrainConfig config = training(kCases[0], "f64");
+  const RandomText text(config, 400);
+  const auto disturbed = [&](Device device) {
+    OnDevice on(device);
+    SoloTrainer trainer(config, &text.dataset);
+    Trace trace = trace_of(trainer, 2);
+    ParameterList& parameters = trainer.model().parameters();
+    const Tensor value = parameters.find("model.layers.1.mlp.up_proj.weight").value;
+    const Tensor kept = clone(value);
+    ops::fill(value, kNaN);
+    const std::vector<char> poked = bits_of(parameters.flat_masters());
+    trainer.train_step(2);
+    REQUIRE(std::isnan(trainer.report(2, 0).grad_norm));
+    REQUIRE(bits_of(parameters.flat_masters()) == poked);
+    ops::copy(value, kept);
+    trainer.train_step(3);
+    trace["losses"].push_back(trainer.report(3, 0).loss);
+    trace["weights"] = parameters.flat_masters().items();
+    for (const OptimizerState& moment : trainer.state().optimizer) {
+      trace[moment.name] = moment.values.items();
+    }
+    return trace;
+  };
+  check_same(disturbed(Device::cuda), disturbed(Device::cpu), "f64");
+}
+
+TEST_CASE("on one rank the host waits for the GPU only at the end of a step") {
+  OnDevice gpu(Device::cuda);
+  const TrainConfig config = training(kCases[5], "f32");
+  const RandomText text(config, 400);
+  SoloTrainer trainer(config, &text.dataset);
+  const Accelerator& accelerator = *gpu.runtime.accelerator();
+  for (int64_t step = 0; step < 3; ++step) {
+    const int64_t before = accelerator.waits();
+    trainer.train_step(step);
+    REQUIRE(accelerator.waits() == before);
+    trainer.report(step, 0);
+    REQUIRE(accelerator.waits() == before + 2);  // for the loss and for the norm
+  }
+}
+
+TEST_CASE("a GPU's tensors take the bytes that the CPU's and the estimate's take, in their order") {
+  for (const char* dtype : {"f64", "bf16"}) {
+    for (const Case& test_case : kCases) {
+      CAPTURE(dtype, test_case.name);
+      const TrainConfig config = training(test_case, dtype);
+      const RandomText text(config, 400);
+      const Events cuda = events_of(config, text.dataset, Device::cuda);
+      REQUIRE(cuda.size() > 100);
+      const bool as_on_cpu = cuda == events_of(config, text.dataset, Device::cpu);
+      const bool as_estimated = cuda == events_of(config, text.dataset, Device::meta);
+      REQUIRE(as_on_cpu);
+      REQUIRE(as_estimated);
+    }
+  }
+}
+
+TEST_CASE("from the third step on a GPU is asked for no memory") {
+  for (const Case& test_case : kCases) {
+    CAPTURE(test_case.name);
+    OnDevice gpu(Device::cuda);
+    const TrainConfig config = training(test_case, "bf16");
+    const RandomText text(config, 400);
+    SoloTrainer trainer(config, &text.dataset);
+    trainer.train_step(0);
+    trainer.train_step(1);
+    const int64_t asked = gpu.allocator().system_allocations();
+    const int64_t live = gpu.allocator().live_bytes();
+    for (int64_t step = 2; step < 5; ++step) {
+      trainer.train_step(step);
+      trainer.report(step, 0);
+      REQUIRE(gpu.allocator().system_allocations() == asked);
+      REQUIRE(gpu.allocator().live_bytes() == live);
+    }
+  }
+}
+
+/// The file with a checkpoint's tensors.
+std::string state_of(const TempDir& dir) {
+  return read_file(newest_checkpoint(dir.file("")) + "/state.safetensors");
+}
+
+TEST_CASE("a checkpoint of either device is read on the other, bit for bit") {
+  for (const char* dtype : {"f64", "f32", "bf16"}) {
+    for (const auto& [from, to] :
+         {std::pair(Device::cpu, Device::cuda), std::pair(Device::cuda, Device::cpu)}) {
+      CAPTURE(dtype, name(from));
+      const TrainConfig config = training(kCases[0], dtype);
+      const RandomText text(config, 400);
+      const TempDir written, copied;
+      {
+        OnDevice on(from);
+        SoloTrainer trainer(config, &text.dataset);
+        trace_of(trainer, 3);
+        write_checkpoint(written.file(""), 3, trainer.state(), kIdentity);
+      }
+      OnDevice on(to);
+      SoloTrainer trainer(config, &text.dataset);
+      REQUIRE(load_checkpoint(newest_checkpoint(written.file("")), trainer.state(), kIdentity) ==
+              3);
+      write_checkpoint(copied.file(""), 3, trainer.state(), kIdentity);
+      const bool same = state_of(copied) == state_of(written);
+      REQUIRE(same);
+      trainer.train_step(3);
+      REQUIRE(std::isfinite(trainer.report(3, 0).loss));
+    }
+  }
+}
+
+TEST_CASE("a text is sampled on a GPU as on the CPU") {
+  const TrainConfig config = training(kCases[0], "f64");
+  const RandomText text(config, 400);
+  const auto sampled = [&](Device device) {
+    OnDevice on(device);
+    SoloTrainer trainer(config, &text.dataset);
+    trace_of(trainer, 3);
+    SampleConfig sample;
+    sample.sample_tokens = 10;
+    return sample_tokens(logits_of(trainer.model()), sample, config.seq_len, {1, 2}, 1,
+                         [] { return false; });
+  };
+  REQUIRE(sampled(Device::cuda) == sampled(Device::cpu));
+}
+
+}  // namespace
+}  // namespace usp::test

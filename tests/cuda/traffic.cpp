@@ -1,0 +1,254 @@
+#include "cuda/every_op.h"
+#include "emulator/emulator.h"
+
+/// What the kernels move, counted by the emulator in sectors of 32 bytes: the bytes an element that
+/// their comments state, and whole sectors in every request of a warp. A read that a cache would
+/// serve counts here.
+namespace usp::test {
+namespace {
+
+struct Traffic {
+  double loaded, stored;       ///< bytes an element
+  double per_load, per_store;  ///< sectors a request
+};
+
+/// Of `run()`, for `elements` elements.
+Traffic traffic_of(const std::function<void()>& run, int64_t elements) {
+  Runtime::current().wait();
+  emulator::take_report();
+  run();
+  Runtime::current().wait();
+  const emulator::Counters total = emulator::take_report().total;
+  return {32.0 * double(total.load_sectors) / double(elements),
+          32.0 * double(total.store_sectors) / double(elements), total.sectors_per_load(),
+          total.sectors_per_store()};
+}
+
+/// Within 5 % and a twentieth of a byte, for the numbers of which there is one a row.
+void check_traffic(std::string_view what, const Traffic& traffic, double loaded, double stored) {
+  INFO(what << ": " << traffic.loaded << " bytes loaded and " << traffic.stored
+            << " stored an element, " << traffic.per_load << " sectors a load, "
+            << traffic.per_store << " a store");
+  CHECK(traffic.loaded >= loaded);
+  CHECK(traffic.loaded <= 1.05 * loaded + 0.05);
+  CHECK(traffic.stored >= stored);
+  CHECK(traffic.stored <= 1.05 * stored + 0.05);
+}
+
+class CountedGpu {
+ public:
+  CountedGpu() : use_(options()) {}
+
+ private:
+  static emulator::Options options() {
+    emulator::Options options;
+    options.checks = false;
+    options.counters = true;
+    return options;
+  }
+  emulator::Use use_;
+  OnDevice gpu_{Device::cuda};
+};
+
+TEST_CASE("what elementwise kernels move is what their comments say") {
+  const CountedGpu gpu;
+  Random random(1);
+  const int64_t T = 4, H = 8192, n = T * H;
+  for (DType dtype : kFloatDTypes) {
+    INFO(name(dtype));
+    const auto size = static_cast<double>(bytes_of(dtype));
+    const auto wide = static_cast<double>(bytes_of(accumulate_dtype(dtype)));
+    const Tensor a = random.tensor({T, H}, dtype), b = random.tensor({T, H}, dtype);
+    const Tensor sum = random.tensor({T, H}, accumulate_dtype(dtype));
+    const Tensor gate_up = random.tensor({T, 2 * H}, dtype);
+    const Traffic added = traffic_of([&] { ops::add(b, a, b); }, n);
+    check_traffic("add", added, 2 * size, size);
+    CHECK(added.per_load == 16);
+    CHECK(added.per_store == 16);
+    check_traffic("fill", traffic_of([&] { ops::fill(a, 1); }, n), 0, size);
+    check_traffic("accumulate", traffic_of([&] { ops::accumulate(sum, a); }, n), size + wide, wide);
+    check_traffic("swiglu_forward", traffic_of([&] { ops::swiglu_forward(a, gate_up); }, n),
+                  2 * size, size);
+    check_traffic("swiglu_backward",
+                  traffic_of([&] { ops::swiglu_backward(gate_up, a, gate_up); }, n), 3 * size,
+                  2 * size);
+    check_traffic("dropout",
+                  traffic_of([&] { ops::dropout(a, b, 0.0, RandomStream(1, ""), 0); }, n), size,
+                  size);
+    check_traffic("copy", traffic_of([&] { ops::copy(a, b); }, n), size, size);
+  }
+}
+
+TEST_CASE("rows that do not begin on 16 bytes are read element by element, coalesced") {
+  const CountedGpu gpu;
+  Random random(2);
+  const Tensor x = random.tensor({32 * 31 + 1}, DType::f32),
+               y = Tensor::zeros(x.shape(), DType::f32);
+  const Traffic traffic = traffic_of([&] { ops::add(y, x, x); }, x.numel());
+  CHECK(traffic.per_load >= 3.9);
+  CHECK(traffic.per_load <= 4);
+}
+
+TEST_CASE("what kernels of rows move is what their comments say") {
+  const CountedGpu gpu;
+  Random random(3);
+  const int64_t T = 4, H = 8192, n = T * H;
+  for (DType dtype : kFloatDTypes) {
+    INFO(name(dtype));
+    const DType acc = accumulate_dtype(dtype);
+    const auto size = static_cast<double>(bytes_of(dtype));
+    const Tensor x = random.tensor({T, H}, dtype), dy = random.tensor({T, H}, dtype);
+    const Tensor weight = random.tensor({H}, dtype), rstd = zeros_of(T, acc);
+    const Tensor tokens = random.token_tensor(T, T), lse = zeros_of(T, acc);
+    // The weight, and the row's second reading, come from caches.
+    check_traffic("rmsnorm_forward",
+                  traffic_of([&] { ops::rmsnorm_forward(dy, rstd, x, weight, 1e-5); }, n), 3 * size,
+                  size);
+    check_traffic("rmsnorm_backward_input",
+                  traffic_of([&] { ops::rmsnorm_backward_input(dy, dy, x, weight, rstd, dy); }, n),
+                  7 * size, size);
+    check_traffic("embedding_forward",
+                  traffic_of([&] { ops::embedding_forward(dy, x, tokens); }, n), size, size);
+    const Tensor max = zeros_of(T, acc), sum = zeros_of(T, acc), target = zeros_of(T, acc);
+    check_traffic("cross_entropy_forward",
+                  traffic_of([&] { ops::cross_entropy_forward(max, sum, target, x, tokens); }, n),
+                  size, 0);
+    check_traffic("cross_entropy_backward",
+                  traffic_of([&] { ops::cross_entropy_backward(x, x, tokens, lse, 0, 1); }, n),
+                  size, size);
+    const Tensor squares = Tensor::zeros({1}, DType::f64);
+    check_traffic("sum_squares", traffic_of([&] { ops::sum_squares(squares, x); }, n), size, 0);
+    const Tensor scores = x.view({1, 1, T, H}), delta = lse.view({1, 1, T});
+    Backend& backend = Runtime::current().backend();
+    check_traffic(
+        "causal_softmax_backward",
+        traffic_of([&] { backend.causal_softmax_backward(scores, scores, scores, delta, 1); }, n),
+        2 * size, size);
+    check_traffic("attention_rescale",
+                  traffic_of([&] { ops::attention_rescale(scores, delta, delta); }, n), size, size);
+    // cos and sin are read once for each pair of channels, from a cache for all heads but one.
+    const Tensor table = Tensor::zeros({T, 32}, acc), heads = x.view({1, T, H / 64, 64});
+    const auto wide = static_cast<double>(bytes_of(acc));
+    check_traffic("rope",
+                  traffic_of(
+                      [&] {
+                        ops::rope(heads, table, table, {0, T}, false);
+                      },
+                      n),
+                  size + wide, size);
+  }
+}
+
+TEST_CASE("what gradients of weights and tables move is what their comments say") {
+  const CountedGpu gpu;
+  Random random(5);
+  const int64_t T = 128, H = 1024, V = 16, n = T * H;
+  for (DType dtype : kFloatDTypes) {
+    INFO(name(dtype));
+    const DType acc = accumulate_dtype(dtype);
+    const auto size = static_cast<double>(bytes_of(dtype));
+    const auto wide = static_cast<double>(bytes_of(acc));
+    const Tensor x = random.tensor({T, H}, dtype), dy = random.tensor({T, H}, dtype);
+    const Tensor rstd = zeros_of(T, acc), dweight = zeros_of(H, acc);
+    const Tensor tokens = random.token_tensor(T, V), dtable = Tensor::zeros({V, H}, acc);
+    for (bool accumulate : {false, true}) {
+      // A warp's 32 elements take a sector of rstd, from a cache: one byte an element. Partial sums
+      // are written and read again.
+      const double partial = wide / 64, in_and_out = wide / double(T);
+      check_traffic(
+          "rmsnorm_backward_weight",
+          traffic_of([&] { ops::rmsnorm_backward_weight(dweight, dy, x, rstd, accumulate); }, n),
+          2 * size + 1 + partial + (accumulate ? in_and_out : 0), partial + in_and_out);
+      // For each row of the table, a warp for 512 bytes of it reads all tokens.
+      const double table = double(V) / double(T) * wide, searched = double(V) * 4 * wide / 512;
+      check_traffic(
+          "embedding_backward",
+          traffic_of([&] { ops::embedding_backward(dtable, dy, tokens, 0, accumulate); }, n),
+          size + searched + (accumulate ? table : 0), table);
+    }
+  }
+}
+
+TEST_CASE("what naive attention's softmax moves is what its comment says") {
+  const CountedGpu gpu;
+  Random random(6);
+  const int64_t K = 4096;
+  Backend& backend = Runtime::current().backend();
+  for (DType dtype : kFloatDTypes) {
+    INFO(name(dtype));
+    const auto size = static_cast<double>(bytes_of(dtype));
+    const Tensor scores = random.tensor({1, 1, 1, K}, dtype);
+    const Tensor lse = Tensor::zeros({1, 1, 1}, accumulate_dtype(dtype));
+    // Of the keys from 0 or K / 2 on, or from beyond, the query sees all, half, none, and a warp
+    // sees alike.
+    for (int64_t first : {int64_t{0}, K / 2, 2 * K}) {
+      INFO("keys from " << first);
+      const double seen = first == 0 ? 1 : first == K / 2 ? 0.5 : 0;
+      const auto run = [&] {
+        backend.causal_softmax_forward(scores, lse, scores, 1, {K - 1, 1}, {first, K}, {});
+      };
+      check_traffic("causal_softmax_forward", traffic_of(run, K), 2 * seen * size, size);
+    }
+  }
+}
+
+TEST_CASE("what blockwise attention moves is what its comments say") {
+  const CountedGpu gpu;
+  // All see all; and causal, where 16 queries leave out the tiles of 32 keys that none of them
+  // sees: of 4 blocks with 2 tiles each, 6 of 8 remain. Of a document that begins at the second
+  // tile, half.
+  const AttentionCase all{1, 4, 2, 64, {64, 64}, {0, 64}};
+  const AttentionCase cases[] = {all, {1, 4, 2, 64, {0, 64}, {0, 64}}, with_documents(all, {{32}})};
+  for (const AttentionCase& c : cases) {
+    for (DType dtype : kFloatDTypes) {
+      INFO(name(dtype) << ", queries from " << c.queries[0]);
+      AttentionRun run(c, dtype, /*naive=*/false, 7);
+      const AttentionRun::Gradients gradients = run.backward();
+      const auto size = static_cast<double>(bytes_of(dtype));
+      const auto wide = static_cast<double>(bytes_of(accumulate_dtype(dtype)));
+      const int64_t n = c.S() * c.N * c.D;
+      const auto D = static_cast<double>(c.D), K = static_cast<double>(c.K());
+      const bool documents = !c.begins.empty();
+      const double seen = documents ? 0.5 : c.queries[0] == 0 ? 0.75 : 1;  // of the tiles
+      const double tiles = seen * K / 16 * 2 * size;  // keys and values, S / 16 times in all
+      const double a_row = 32 / D;                    // a sector for one number a row
+      // Of each four rows, a warp reads the begins one by one, and those of its block's 16 at once.
+      const double begins = documents ? 1.5 * a_row : 0;
+      check_traffic("attention_forward", traffic_of([&] { run.forward(); }, n),
+                    size + tiles + begins, size + a_row);
+      check_traffic("attention_delta",
+                    traffic_of([&] { ops::attention_delta(run.delta, run.dout, run.out); }, n),
+                    2 * size, a_row);
+      const Tensor merged = Tensor::zeros(c.q_shape(), accumulate_dtype(dtype));
+      const auto merge = [&] { ops::attention_merge(merged, run.lse, merged, run.lse); };
+      check_traffic("attention_merge", traffic_of(merge, n), 2 * (wide + a_row), wide + a_row);
+      // dq: each of a tile's scores needs two numbers of its row, from a cache.
+      const double numbers = documents ? 3 : 2, of_block = documents ? a_row / 2 : 0;
+      const double dq = 2 * size + tiles + of_block + seen * K / 32 * numbers * a_row + wide;
+      // dk and dv: queries and douts K / 16 times, their two numbers for each of 4 warps.
+      const double keys = double(c.G) / double(c.N);
+      // Whether it skips a tile of queries, each warp finds out from 32 begins.
+      const double of_tiles = documents ? K / 16 * 4 * 4 / D : 0;
+      const double dkv =
+          2 * keys * (size + wide) + of_tiles + seen * K / 16 * (2 * size + 4 * 2 * wide / D);
+      check_traffic("attention_backward, with its delta",
+                    traffic_of([&] { run.backward(gradients); }, n), 2 * size + dq + dkv,
+                    a_row + wide + 2 * keys * wide);
+    }
+  }
+}
+
+TEST_CASE("AdamW moves 30 bytes an element of bf16 weights with gradients in f32") {
+  const CountedGpu gpu;
+  Random random(4);
+  const int64_t n = 8192;
+  const Tensor value = Tensor::zeros({n}, DType::bf16), grad = random.tensor({n}, DType::f32);
+  const Tensor master = random.tensor({n}, DType::f32), m = Tensor::zeros({n}, DType::f32);
+  const Tensor v = Tensor::zeros({n}, DType::f32), one = Tensor::zeros({1}, DType::f64);
+  const auto update = [&] { ops::adamw(value, master, m, v, grad, one, {}); };
+  const Traffic traffic = traffic_of(update, n);
+  check_traffic("adamw", traffic, 16, 14);
+}
+
+}  // namespace
+}  // namespace usp::test

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+/// What a test sets and asks of the emulated device.
+namespace usp::emulator {
+
+/// Of threads, warps and blocks; and of streams: the oldest first, the newest first, a shuffled
+/// one.
+enum class Order { forward, reverse, shuffled };
+
+/// May change where nothing is queued.
+struct Options {
+  Order threads = Order::forward;
+  Order streams = Order::forward;
+  uint64_t seed = 1;      // of the shuffled orders
+  bool checks = true;     // races, bounds, uninitialised reads, in instrumented kernels
+  bool counters = false;  // sectors, bank conflicts, divergence, in instrumented kernels
+  bool protect = true;    // a host that touches device memory dies
+  /// What is left to cudaMalloc, at most 1 GiB, for each device.
+  size_t device_memory = size_t{1} << 30;
+  int device_count = 1;
+  int driver_version = CUDART_VERSION;  // 0: none installed
+  int compute_capability = 90;
+  int shared_bytes = 227 << 10;      // of a block that asks for more than 48 KiB; at most this much
+  int kernels_need_capability = 80;  // what they are compiled for
+};
+extern Options options;
+
+/// Sets the options for the lifetime of the object.
+class Use {
+ public:
+  explicit Use(const Options& now) : before_(options) { options = now; }
+  ~Use() { options = before_; }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+ private:
+  Options before_;
+};
+
+/// Of one source line, or of all.
+struct Counters {
+  int64_t load_requests = 0, load_sectors = 0;  // a warp's accesses; 32 bytes of global memory
+  int64_t store_requests = 0, store_sectors = 0;
+  int64_t shared_requests = 0, bank_conflicts = 0;  // wavefronts beyond the ideal
+  int64_t atomic_requests = 0, atomic_steps = 0;    // steps: the most lanes at one address
+  int64_t divergent_branches = 0;                   // where lanes of a warp part
+
+  double sectors_per_load() const { return ratio(load_sectors, load_requests); }
+  double sectors_per_store() const { return ratio(store_sectors, store_requests); }
+  int64_t sector_bytes() const { return 32 * (load_sectors + store_sectors); }
+  Counters& operator+=(const Counters& other);
+
+ private:
+  static double ratio(int64_t a, int64_t b) { return b == 0 ? 0 : static_cast<double>(a) / b; }
+};
+
+/// A mistake of a kernel or of host code, once for each place.
+struct Problem {
+  /// race, out of bounds, misaligned, uninitialised, divergent barrier, deadlock, host memory, mask
+  std::string kind;
+  std::string detail;
+  uint3 thread{}, block{};
+  std::string file;  // "" where there is no debug information
+  int line = 0;
+
+  std::string text() const;
+};
+
+struct Report {
+  std::vector<Problem> problems;
+  Counters total;
+  std::map<std::string, Counters> lines;  // by "file.cu:line", no folders
+
+  bool has(const std::string& kind) const;
+  /// All problems, one a line.
+  std::string text() const;
+};
+
+/// What happened since the last call, after all queues have run. Until it is called, a problem
+/// makes every later wait fail with cudaErrorLaunchFailure; one that nobody asked for ends the
+/// process.
+Report take_report();
+
+}  // namespace usp::emulator

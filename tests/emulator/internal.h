@@ -1,0 +1,156 @@
+#pragma once
+
+#include <functional>
+#include <mutex>
+
+#include "emulator.h"
+
+/// What the parts of the emulator know of each other. All of it under lock(), but for the hooks.
+namespace usp::emulator {
+
+std::recursive_mutex& lock();
+/// Holds the lock, once for each call that is under way.
+class Locked {
+ public:
+  explicit Locked(std::recursive_mutex& mutex) : held_(mutex) { ++depth; }
+  ~Locked() { --depth; }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+  static thread_local int depth;
+
+ private:
+  std::lock_guard<std::recursive_mutex> held_;
+};
+
+// ---- memory.cpp
+
+/// The last accesses to one byte. An epoch is a number that grows with every launch, block and
+/// barrier; a clock grows with every operation of a warp within an epoch.
+struct Access {
+  uint32_t epoch = 0;
+  uint16_t thread = 0, clock = 0;
+};
+struct Cell {
+  Access writer, reader;
+};
+
+/// A block of device memory; shared memory while a kernel runs.
+struct Allocation {
+  char* base = nullptr;
+  size_t bytes = 0;
+  int device = 0;
+  char* initialised = nullptr;  // one for each byte
+  Cell* cells = nullptr;        // one for each byte, made when a kernel first touches it
+
+  bool holds(const void* address, size_t count) const {
+    const size_t offset = static_cast<const char*>(address) - base;
+    return address >= base && offset <= bytes && count <= bytes - offset;
+  }
+  Cell& cell(const void* address);
+  void set_initialised(const void* address, size_t count, bool value);
+};
+
+inline constexpr size_t kReserved = size_t{1} << 30, kGranule = 256;
+extern char* device_begin;          // null before the first cudaMalloc
+extern Allocation** device_blocks;  // of each granule
+
+/// Is the address device memory, allocated or not?
+inline bool is_device(const void* address) {
+  return static_cast<size_t>(static_cast<const char*>(address) - device_begin) < kReserved &&
+         device_begin != nullptr;
+}
+/// The block that the device address lies in, or in the red zone behind; nullptr if there is none.
+inline Allocation* allocation_at(const void* address) {
+  return device_blocks[(static_cast<const char*>(address) - device_begin) / kGranule];
+}
+/// Device memory that a call names: all `bytes` in one live block.
+bool is_allocated(const void* address, size_t bytes);
+void* allocate(size_t bytes, int device);
+bool release(void* address);
+size_t allocated_bytes(int device);
+/// Makes device memory accessible while it lives.
+class Window {
+ public:
+  Window();
+  ~Window();
+  Window(const Window&) = delete;
+  Window& operator=(const Window&) = delete;
+};
+
+// ---- copies.cpp: pinned blocks
+
+bool is_pinned(const void* address);
+
+// ---- threads.cpp
+
+/// The thread that runs, for messages; nullptr outside kernels. One for each thread of the system.
+struct KernelThread;
+extern thread_local KernelThread* current;
+bool kernel_is_running();
+
+struct Launch {
+  dim3 grid, block;
+  size_t dynamic_bytes;
+  void (*call)(const void*);
+  std::vector<char> parameters;
+  bool instrumented;
+};
+void run(const Launch& launch);
+/// Called by a thread, which never goes on.
+void end_kernel();
+
+// ---- checks.cpp
+
+/// Of the running kernel.
+bool is_shared(const void* address);
+void check_access(const void* address, size_t bytes, bool write, bool atomic, const void* pc);
+/// Shared memory is undefined again.
+void begin_block();
+/// What comes is ordered after all accesses of the block.
+void begin_epoch();
+void begin_launch(size_t dynamic_bytes);
+/// `current` is not used: an operation of a library reads or writes device memory.
+void check_read(const void* address, size_t bytes, const char* who);
+/// A kernel without instrumentation ran: nobody knows what it has written.
+void forget_initialised();
+
+// ---- counters.cpp
+
+struct Event {
+  const void* pc;
+  const void* address;  // nullptr: a basic block begins
+  uint32_t bytes;
+  bool write, shared, atomic;
+};
+/// Reissues what the lanes of a warp did as one that executes in lock step would.
+void replay(std::vector<Event>* logs, int lanes);
+
+// ---- report.cpp
+
+void problem(const std::string& kind, const std::string& detail, const void* pc);
+bool has_problems();
+Counters& counters_of(const void* pc);
+
+// ---- streams.cpp
+
+/// Queues work of about `bytes` in a stream.
+void enqueue(cudaStream_t stream, size_t bytes, std::function<void()> work);
+bool is_stream(cudaStream_t stream);
+/// Runs queued work, in the order that the options say, until the stream is empty.
+cudaError_t wait_for(cudaStream_t stream);
+cudaError_t wait_for_all();
+/// Waits are over: success unless a problem was found.
+cudaError_t outcome();
+/// May not call the runtime.
+extern thread_local bool in_host_function;
+
+// ---- devices.cpp
+
+/// What every call of the runtime begins with: is there a device that this driver can use?
+cudaError_t ready();
+int current_device();
+/// Remembers an error for cudaGetLastError.
+cudaError_t remember(cudaError_t error);
+
+}  // namespace usp::emulator

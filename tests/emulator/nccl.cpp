@@ -1,0 +1,317 @@
+/// NCCL: ranks meet where all their streams have come to a call; then the last one does the work.
+
+#include <cuda_bf16.h>
+#include <nccl.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+
+#include "streams.h"
+
+namespace usp::emulator {
+namespace {
+
+/// What one rank brings to a meeting.
+struct Part {
+  const void* send = nullptr;
+  void* receive = nullptr;
+  bool here = false;
+};
+
+struct Meeting {
+  std::vector<Part> parts;
+  std::shared_ptr<Moment> over = std::make_shared<Moment>();
+};
+
+/// The kind of call, root or peers, and how many of the kind the rank has made.
+using Key = std::array<int64_t, 4>;
+
+struct Group {
+  int ranks;
+  std::map<Key, std::shared_ptr<Meeting>> meetings;
+};
+
+std::map<std::string, std::shared_ptr<Group>>& groups() {
+  static auto* groups = new std::map<std::string, std::shared_ptr<Group>>;
+  return *groups;
+}
+
+struct Wait {
+  cudaStream_t stream;
+  std::shared_ptr<Moment> until;
+};
+thread_local int open_groups = 0;
+thread_local std::vector<Wait> waits;  // of the calls of a group: all begin before one must end
+
+size_t bytes_of(ncclDataType_t type) {
+  switch (type) {
+    case ncclInt8:
+    case ncclUint8:
+      return 1;
+    case ncclBfloat16:
+      return 2;
+    case ncclInt32:
+    case ncclFloat32:
+      return 4;
+    case ncclInt64:
+    case ncclFloat64:
+      return 8;
+  }
+  return 0;
+}
+
+template <class T, class Sum>
+void reduce(const Meeting& meeting, size_t first, size_t count, ncclRedOp_t op, void* to) {
+  for (size_t i = 0; i < count; ++i) {
+    Sum result{};
+    for (size_t rank = 0; rank < meeting.parts.size(); ++rank) {
+      const Sum value =
+          static_cast<Sum>(static_cast<const T*>(meeting.parts[rank].send)[first + i]);
+      if (rank == 0)
+        result = value;
+      else if (op == ncclMax)
+        result = std::max(result, value);
+      else if (op == ncclMin)
+        result = std::min(result, value);
+      else if (op == ncclProd)
+        result = result * value;
+      else
+        result = result + value;
+    }
+    if (op == ncclAvg) result = result / static_cast<Sum>(meeting.parts.size());
+    static_cast<T*>(to)[i] = static_cast<T>(result);
+  }
+}
+
+std::vector<char> reduced(const Meeting& meeting, size_t first, size_t count, ncclDataType_t type,
+                          ncclRedOp_t op) {
+  std::vector<char> result(count * bytes_of(type));
+  switch (type) {
+    case ncclInt8:
+      reduce<int8_t, int8_t>(meeting, first, count, op, result.data());
+      break;
+    case ncclUint8:
+      reduce<uint8_t, uint8_t>(meeting, first, count, op, result.data());
+      break;
+    case ncclInt32:
+      reduce<int32_t, int32_t>(meeting, first, count, op, result.data());
+      break;
+    case ncclInt64:
+      reduce<int64_t, int64_t>(meeting, first, count, op, result.data());
+      break;
+    case ncclFloat32:
+      reduce<float, float>(meeting, first, count, op, result.data());
+      break;
+    case ncclFloat64:
+      reduce<double, double>(meeting, first, count, op, result.data());
+      break;
+    case ncclBfloat16:
+      reduce<__nv_bfloat16, float>(meeting, first, count, op, result.data());
+      break;
+  }
+  return result;
+}
+
+void store(void* to, const void* from, size_t bytes) {
+  if (!is_allocated(to, bytes)) {
+    problem("out of bounds", "NCCL writes what is not one block of device memory", nullptr);
+    return;
+  }
+  std::memmove(to, from, bytes);
+  allocation_at(to)->set_initialised(to, bytes, true);
+}
+
+}  // namespace
+}  // namespace usp::emulator
+
+using namespace usp::emulator;
+
+struct ncclComm {
+  std::shared_ptr<Group> group;
+  int rank;
+  std::map<Key, int64_t> calls;  // of each kind so far
+};
+
+namespace {
+
+/// Queues a call: the stream waits until all `parts` are there and `finish` has run, once.
+template <class F>
+ncclResult_t meet(ncclComm_t comm, Key key, int parts, int mine, const Part& part,
+                  size_t bytes_read, cudaStream_t stream, F finish) {
+  const Locked locked(lock());
+  if (!is_stream(stream)) return ncclInvalidArgument;
+  key[3] = comm->calls[key]++;
+  std::shared_ptr<Meeting>& meeting = comm->group->meetings[key];
+  if (meeting == nullptr) meeting = std::make_shared<Meeting>();
+  meeting->parts.resize(parts);
+  enqueue(stream, bytes_read,
+          [group = comm->group, meeting = meeting, key, mine, part, bytes_read, finish] {
+            if (part.send != nullptr) check_read(part.send, bytes_read, "NCCL");
+            meeting->parts[mine] = part;
+            meeting->parts[mine].here = true;
+            const auto here = [](const Part& other) { return other.here; };
+            if (!std::all_of(meeting->parts.begin(), meeting->parts.end(), here)) return;
+            finish(*meeting);
+            meeting->over->passed = true;
+            group->meetings.erase(key);
+          });
+  waits.push_back({stream, meeting->over});
+  return open_groups > 0 ? ncclSuccess : ncclGroupEnd();
+}
+
+enum Kind { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kPair };
+
+}  // namespace
+
+const char* ncclGetErrorString(ncclResult_t result) {
+  switch (result) {
+    case ncclSuccess:
+      return "no error";
+    case ncclUnhandledCudaError:
+      return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+    case ncclSystemError:
+      return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
+    case ncclInternalError:
+      return "internal error - please report this issue to the NCCL developers";
+    case ncclInvalidArgument:
+      return "invalid argument (run with NCCL_DEBUG=WARN for details)";
+    case ncclInvalidUsage:
+      return "invalid usage (run with NCCL_DEBUG=WARN for details)";
+    case ncclRemoteError:
+      return "remote process exited or there was a network error";
+    case ncclInProgress:
+      return "NCCL operation in progress";
+  }
+  return "unknown result code";
+}
+
+const char* ncclGetLastError(ncclComm_t) { return ""; }
+
+ncclResult_t ncclGetVersion(int* version) {
+  *version = NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  const Locked locked(lock());
+  static int count = 0;
+  *id = {};
+  std::snprintf(id->internal, sizeof(id->internal), "emulated %d", ++count);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank) {
+  const Locked locked(lock());
+  if (ready() != cudaSuccess) return ncclUnhandledCudaError;
+  if (ranks < 1 || rank < 0 || rank >= ranks) return ncclInvalidArgument;
+  std::shared_ptr<Group>& group = groups()[id.internal];
+  if (group == nullptr) group = std::make_shared<Group>(Group{ranks, {}});
+  if (group->ranks != ranks) return ncclInvalidUsage;
+  *comm = new ncclComm{group, rank, {}};
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  const Locked locked(lock());
+  delete comm;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
+  *count = comm->group->ranks;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
+  *rank = comm->rank;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* error) {
+  *error = ncclSuccess;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type,
+                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+  return meet(comm, {kAllReduce}, comm->group->ranks, comm->rank, {send, receive},
+              count * bytes_of(type), stream, [=](const Meeting& meeting) {
+                const std::vector<char> result = reduced(meeting, 0, count, type, op);
+                for (const Part& part : meeting.parts)
+                  store(part.receive, result.data(), result.size());
+              });
+}
+
+ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type,
+                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+  const size_t ranks = comm->group->ranks;
+  return meet(comm, {kReduceScatter}, comm->group->ranks, comm->rank, {send, receive},
+              ranks * count * bytes_of(type), stream, [=](const Meeting& meeting) {
+                const std::vector<char> result = reduced(meeting, 0, ranks * count, type, op);
+                const size_t bytes = count * bytes_of(type);
+                for (size_t rank = 0; rank < ranks; ++rank) {
+                  store(meeting.parts[rank].receive, result.data() + rank * bytes, bytes);
+                }
+              });
+}
+
+ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type,
+                           ncclComm_t comm, cudaStream_t stream) {
+  const size_t bytes = count * bytes_of(type);
+  return meet(comm, {kAllGather}, comm->group->ranks, comm->rank, {send, receive}, bytes, stream,
+              [=](const Meeting& meeting) {
+                std::vector<char> all;
+                for (const Part& part : meeting.parts) {
+                  const char* from = static_cast<const char*>(part.send);
+                  all.insert(all.end(), from, from + bytes);
+                }
+                for (const Part& part : meeting.parts) store(part.receive, all.data(), all.size());
+              });
+}
+
+ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type,
+                           int root, ncclComm_t comm, cudaStream_t stream) {
+  const size_t bytes = count * bytes_of(type);
+  const void* from = comm->rank == root ? send : nullptr;
+  return meet(comm, {kBroadcast, root}, comm->group->ranks, comm->rank, {from, receive}, bytes,
+              stream, [=](const Meeting& meeting) {
+                for (const Part& part : meeting.parts)
+                  store(part.receive, meeting.parts[root].send, bytes);
+              });
+}
+
+namespace {
+
+ncclResult_t pair(const void* send, void* receive, size_t bytes, int from, int to, ncclComm_t comm,
+                  cudaStream_t stream) {
+  return meet(comm, {kPair, from, to}, 2, receive != nullptr, {send, receive}, bytes, stream,
+              [=](const Meeting& meeting) {
+                store(meeting.parts[1].receive, meeting.parts[0].send, bytes);
+              });
+}
+
+}  // namespace
+
+ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t comm, cudaStream_t stream) {
+  return pair(send, nullptr, count * bytes_of(type), comm->rank, peer, comm, stream);
+}
+
+ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return pair(nullptr, receive, count * bytes_of(type), peer, comm->rank, comm, stream);
+}
+
+ncclResult_t ncclGroupStart() {
+  ++open_groups;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd() {
+  const Locked locked(lock());
+  if (open_groups > 0 && --open_groups > 0) return ncclSuccess;
+  for (const Wait& wait : waits) enqueue_wait(wait.stream, wait.until);
+  waits.clear();
+  return ncclSuccess;
+}

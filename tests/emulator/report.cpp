@@ -1,0 +1,156 @@
+/// Problems and counters by place, and the source lines of the places.
+
+#include <link.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <unordered_map>
+
+#include "threads.h"
+
+namespace usp::emulator {
+
+Options options;
+
+namespace {
+
+struct Found {
+  Problem problem;
+  const void* pc;
+};
+
+struct State {
+  std::vector<Found> problems;
+  std::unordered_map<const void*, Counters> counters;
+  ~State() {
+    if (problems.empty()) return;
+    const Report report = take_report();
+    std::fprintf(stderr, "emulator: problems that no test asked for:\n%s", report.text().c_str());
+    std::fflush(stderr);
+    _exit(EXIT_FAILURE);
+  }
+};
+
+State& state() {
+  static State state;
+  return state;
+}
+
+struct Line {
+  std::string file;
+  int number = 0;
+};
+
+int find_base(dl_phdr_info* info, size_t, void* base) {
+  *static_cast<uintptr_t*>(base) = info->dlpi_addr;
+  return 1;  // the executable comes first
+}
+
+/// Where each place is in the source: the innermost function that is none of the emulator's own.
+std::unordered_map<const void*, Line> lines_of(const std::vector<const void*>& places) {
+  std::unordered_map<const void*, Line> lines;
+  uintptr_t base = 0;
+  dl_iterate_phdr(find_base, &base);
+  std::string command = "addr2line -a -i -e /proc/" + std::to_string(getpid()) + "/exe";
+  for (const void* place : places) {
+    char text[32];  // the address returned to is behind the call
+    std::snprintf(text, sizeof(text), " %#zx", reinterpret_cast<uintptr_t>(place) - base - 1);
+    command += text;
+  }
+  FILE* pipe = places.empty() ? nullptr : popen((command + " 2>/dev/null").c_str(), "r");
+  if (pipe == nullptr) return lines;
+  char text[4096];
+  size_t place = 0;
+  while (std::fgets(text, sizeof(text), pipe) != nullptr) {
+    const std::string line = text;
+    if (line.starts_with("0x")) {
+      ++place;
+    } else if (place > 0 && line.find("/emulator/include/") == std::string::npos) {
+      Line& found = lines[places[place - 1]];
+      const size_t colon = line.rfind(':');
+      if (!found.file.empty() || colon == std::string::npos || line[0] == '?') continue;
+      const size_t slash = line.rfind('/', colon);
+      found.file = line.substr(slash + 1, colon - slash - 1);  // npos + 1 is 0
+      found.number = std::atoi(line.c_str() + colon + 1);
+    }
+  }
+  pclose(pipe);
+  return lines;
+}
+
+}  // namespace
+
+void problem(const std::string& kind, const std::string& detail, const void* pc) {
+  std::vector<Found>& problems = state().problems;
+  for (const Found& found : problems) {
+    if (found.pc == pc && found.problem.kind == kind &&
+        (pc != nullptr || found.problem.detail == detail)) {
+      return;
+    }
+  }
+  Problem now;
+  now.kind = kind;
+  now.detail = detail;
+  if (current != nullptr) {
+    now.thread = current->index;
+    now.block = blockIdx;
+  }
+  problems.push_back({now, pc});
+}
+
+bool has_problems() { return !state().problems.empty(); }
+
+Counters& counters_of(const void* pc) { return state().counters[pc]; }
+
+Report take_report() {
+  const Locked locked(lock());
+  wait_for_all();
+  std::vector<const void*> places;
+  for (const Found& found : state().problems) {
+    if (found.pc != nullptr) places.push_back(found.pc);
+  }
+  for (const auto& [pc, counters] : state().counters) places.push_back(pc);
+  const auto lines = lines_of(places);
+
+  Report report;
+  for (const auto& [pc, counters] : state().counters) {
+    report.total += counters;
+    const auto line = lines.find(pc);
+    if (line == lines.end()) continue;
+    report.lines[line->second.file + ":" + std::to_string(line->second.number)] += counters;
+  }
+  for (Found& found : state().problems) {
+    if (const auto line = lines.find(found.pc); line != lines.end()) {
+      found.problem.file = line->second.file;
+      found.problem.line = line->second.number;
+    }
+    report.problems.push_back(found.problem);
+  }
+  state().problems.clear();
+  state().counters.clear();
+  return report;
+}
+
+std::string Problem::text() const {
+  const auto index = [](const uint3& at) {
+    return "(" + std::to_string(at.x) + "," + std::to_string(at.y) + "," + std::to_string(at.z) +
+           ")";
+  };
+  return kind + " at " + (file.empty() ? "?" : file + ":" + std::to_string(line)) + ", thread " +
+         index(thread) + " of block " + index(block) + ": " + detail;
+}
+
+bool Report::has(const std::string& kind) const {
+  return std::any_of(problems.begin(), problems.end(),
+                     [&](const Problem& problem) { return problem.kind == kind; });
+}
+
+std::string Report::text() const {
+  std::string text;
+  for (const Problem& problem : problems) text += problem.text() + "\n";
+  return text;
+}
+
+}  // namespace usp::emulator

@@ -1,0 +1,253 @@
+/// Streams: queues that run only when something waits for them, so that a missing wait shows.
+
+#include "streams.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <random>
+#include <thread>
+
+namespace usp::emulator {
+namespace {
+
+constexpr std::chrono::seconds kPatience{10};  // with ranks that queue nothing
+
+struct Queues {
+  std::vector<std::unique_ptr<CUstream_st>> streams;  // oldest first
+  std::map<int, CUstream_st*> legacy;                 // by device
+  uint64_t operations = 0;
+  double microseconds = 0;  // the device's clock
+  uint64_t seed = 0;
+  std::mt19937_64 random;
+};
+
+Queues& queues() {
+  static Queues* queues = new Queues;
+  return *queues;
+}
+
+CUstream_st* new_stream(unsigned flags, bool legacy) {
+  auto& streams = queues().streams;
+  streams.push_back(
+      std::make_unique<CUstream_st>(CUstream_st{current_device(), flags, legacy, {}}));
+  return streams.back().get();
+}
+
+/// The stream that a handle names; nullptr if there is none.
+CUstream_st* stream_of(cudaStream_t handle) {
+  if (handle == nullptr || handle == cudaStreamLegacy) {
+    CUstream_st*& legacy = queues().legacy[current_device()];
+    if (legacy == nullptr) legacy = new_stream(cudaStreamDefault, true);
+    return legacy;
+  }
+  for (const auto& stream : queues().streams) {
+    if (stream.get() == handle) return handle;
+  }
+  return nullptr;
+}
+
+bool may_run(const CUstream_st& stream) {
+  if (stream.queue.empty()) return false;
+  const CUstream_st::Operation& next = stream.queue.front();
+  if (next.after != nullptr && !next.after->passed) return false;
+  if (stream.flags & cudaStreamNonBlocking) return true;
+  return std::none_of(queues().streams.begin(), queues().streams.end(), [&](const auto& other) {
+    return other->device == stream.device && other->legacy != stream.legacy &&
+           !(other->flags & cudaStreamNonBlocking) && !other->queue.empty() &&
+           other->queue.front().number < next.number;
+  });
+}
+
+CUstream_st* choose() {
+  std::vector<CUstream_st*> candidates;
+  for (const auto& stream : queues().streams) {
+    if (may_run(*stream)) candidates.push_back(stream.get());
+  }
+  if (candidates.empty()) return nullptr;
+  if (options.streams == Order::forward) return candidates.front();
+  if (options.streams == Order::reverse) return candidates.back();
+  if (queues().seed != options.seed) queues().random.seed(queues().seed = options.seed);
+  return candidates[queues().random() % candidates.size()];
+}
+
+/// Runs one operation. False if none can run.
+bool run_one() {
+  CUstream_st* stream = choose();
+  if (stream == nullptr) return false;
+  const CUstream_st::Operation next = std::move(stream->queue.front());
+  stream->queue.pop_front();
+  queues().microseconds += 1 + static_cast<double>(next.bytes) * 1e-6;  // 1 us, and 1 TB/s
+  next.work();
+  return true;
+}
+
+/// Lets other ranks, which are threads, queue what the streams wait for.
+void let_others_queue() {
+  const int depth = Locked::depth;
+  for (int i = 0; i < depth; ++i) lock().unlock();
+  std::this_thread::sleep_for(std::chrono::microseconds(100));
+  for (int i = 0; i < depth; ++i) lock().lock();
+}
+
+template <class F>
+void run_until(F done) {
+  if (done()) return;
+  const Window window;
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (!done()) {
+    if (run_one()) continue;
+    if (std::chrono::steady_clock::now() > deadline) {
+      problem("deadlock", "streams wait for what no rank queues", nullptr);
+      return;
+    }
+    let_others_queue();
+  }
+}
+
+bool passed(const CUevent_st& event) { return event.last == nullptr || event.last->passed; }
+
+}  // namespace
+
+thread_local int Locked::depth = 0;
+thread_local bool in_host_function = false;
+
+void enqueue_wait(cudaStream_t stream, std::shared_ptr<Moment> after) {
+  stream_of(stream)->queue.push_back({++queues().operations, 0, std::move(after), [] {}});
+}
+
+bool is_stream(cudaStream_t stream) { return stream_of(stream) != nullptr; }
+
+void enqueue(cudaStream_t stream, size_t bytes, std::function<void()> work) {
+  stream_of(stream)->queue.push_back({++queues().operations, bytes, nullptr, std::move(work)});
+}
+
+cudaError_t outcome() { return has_problems() ? cudaErrorLaunchFailure : cudaSuccess; }
+
+cudaError_t wait_for(cudaStream_t stream) {
+  run_until([queue = &stream_of(stream)->queue] { return queue->empty(); });
+  return outcome();
+}
+
+cudaError_t wait_for_all() {
+  run_until([] {
+    return std::all_of(queues().streams.begin(), queues().streams.end(),
+                       [](const auto& stream) { return stream->queue.empty(); });
+  });
+  return outcome();
+}
+
+}  // namespace usp::emulator
+
+using namespace usp::emulator;
+
+// What each call of the runtime begins with.
+#define USP_CALL(...)                                                                  \
+  const Locked locked(lock());                                                         \
+  if (const cudaError_t error = ready(); error != cudaSuccess) return remember(error); \
+  if (!(__VA_ARGS__)) return remember(cudaErrorInvalidResourceHandle)
+
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  USP_CALL(true);
+  if (flags > cudaStreamNonBlocking) return remember(cudaErrorInvalidValue);
+  stream_of(nullptr);  // so that the default stream is the oldest
+  *stream = new_stream(flags, false);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  USP_CALL(stream != nullptr && is_stream(stream));
+  wait_for(stream);  // a GPU goes on with what is queued, too
+  std::erase_if(queues().streams, [&](const auto& other) { return other.get() == stream; });
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  USP_CALL(is_stream(stream));
+  return remember(wait_for(stream));
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  USP_CALL(is_stream(stream));
+  if (stream_of(stream)->queue.empty()) return remember(outcome());
+  const Window window;
+  run_one();  // who asks again and again gets on
+  return cudaErrorNotReady;
+}
+
+cudaError_t cudaDeviceSynchronize() {
+  USP_CALL(true);
+  return remember(wait_for_all());
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  USP_CALL(is_stream(stream));
+  enqueue(stream, 0, [function, data] {
+    in_host_function = true;
+    function(data);
+    in_host_function = false;
+  });
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  return cudaEventCreateWithFlags(event, cudaEventDefault);
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  USP_CALL(true);
+  *event = new CUevent_st{flags, nullptr};
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  USP_CALL(event != nullptr);
+  delete event;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  USP_CALL(event != nullptr && is_stream(stream));
+  event->last = std::make_shared<Moment>();
+  enqueue(stream, 0, [moment = event->last] {
+    moment->passed = true;
+    moment->microseconds = queues().microseconds;
+  });
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  USP_CALL(event != nullptr && is_stream(stream));
+  enqueue_wait(stream, event->last);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  USP_CALL(event != nullptr);
+  run_until([event] { return passed(*event); });
+  return remember(outcome());
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  USP_CALL(event != nullptr);
+  if (passed(*event)) return remember(outcome());
+  const Window window;
+  run_one();
+  return cudaErrorNotReady;
+}
+
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+  USP_CALL(start != nullptr && end != nullptr && start->last != nullptr && end->last != nullptr &&
+           !((start->flags | end->flags) & cudaEventDisableTiming));
+  if (!passed(*start) || !passed(*end)) return remember(cudaErrorNotReady);
+  *milliseconds = static_cast<float>((end->last->microseconds - start->last->microseconds) * 1e-3);
+  return cudaSuccess;
+}

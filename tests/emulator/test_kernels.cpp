@@ -1,0 +1,138 @@
+#include <fstream>
+#include <set>
+
+#include "catch.h"
+#include "emulator/emulator.h"
+#include "emulator/kernels.h"
+
+using namespace usp::emulator;
+using test::Array;
+
+namespace {
+
+constexpr Order kOrders[] = {Order::forward, Order::reverse, Order::shuffled};
+
+/// Lines of planted.cu that end in a comment with "bug: NAME".
+std::set<int> lines_of(const std::string& name) {
+  std::ifstream source(USP_PLANTED);
+  std::set<int> lines;
+  std::string line;
+  for (int number = 1; std::getline(source, line); ++number) {
+    const size_t at = line.find("bug: " + name);
+    const size_t end = at + 5 + name.size();
+    if (at != std::string::npos && (end == line.size() || line[end] == ',')) lines.insert(number);
+  }
+  REQUIRE(!lines.empty());
+  return lines;
+}
+
+Report count(const std::function<void()>& run) {
+  Options now;
+  now.counters = true;
+  const Use use(now);
+  take_report();
+  run();
+  const Report report = take_report();
+  INFO(report.text());
+  REQUIRE(report.problems.empty());
+  return report;
+}
+
+}  // namespace
+
+TEST_CASE("every planted bug is reported with its kind and line, whatever the order of threads") {
+  for (const Order order : kOrders) {
+    Options now;
+    now.threads = order;
+    const Use use(now);
+    for (const test::Case& bug : test::planted_bugs()) {
+      bug.run();
+      REQUIRE(cudaDeviceSynchronize() == cudaErrorLaunchFailure);
+      const Report report = take_report();
+      INFO(bug.name << " in order " << static_cast<int>(order) << "\n" << report.text());
+      REQUIRE(report.has(bug.kind));
+      const std::set<int> lines = lines_of(bug.name);
+      for (const Problem& problem : report.problems) {
+        REQUIRE(problem.file == "planted.cu");
+        REQUIRE(lines.count(problem.line) == 1);
+      }
+      REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+    }
+  }
+}
+
+TEST_CASE("correct kernels are not suspected") {
+  for (const Order order : kOrders) {
+    Options now;
+    now.threads = order;
+    const Use use(now);
+    for (const test::Case& correct : test::correct_kernels()) {
+      correct.run();
+      const Report report = take_report();
+      INFO(correct.name << "\n" << report.text());
+      REQUIRE(report.problems.empty());
+    }
+  }
+}
+
+TEST_CASE("a problem names the thread and the block") {
+  const Array<float> x(std::vector<float>(100, 1)), y(70);
+  REQUIRE(test::add(nullptr, 71, x, 1, y) == cudaSuccess);
+  const Report report = take_report();
+  REQUIRE(report.problems.size() == 1);
+  REQUIRE(report.problems[0].text().find(
+              "thread (70,0,0) of block (0,0,0): writes 4 bytes of global memory, byte 280 of a "
+              "block of 280 bytes") != std::string::npos);
+}
+
+TEST_CASE("counters of copies are those of the textbook") {
+  std::vector<float> values(256 * 256);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 1000);
+  const Array<float> x(values), y(values.size());
+  struct Expected {
+    test::Copy how;
+    double per_load, per_store;
+    int64_t conflicts;
+  };
+  for (const Expected& expected :
+       {Expected{test::Copy::by_column, 4, 4, 0}, Expected{test::Copy::by_row, 32, 32, 0},
+        Expected{test::Copy::float4s, 16, 16, 0}, Expected{test::Copy::changed_float4s, 16, 16, 0},
+        Expected{test::Copy::transpose_32, 4, 4, 2048 * 31},
+        Expected{test::Copy::transpose_33, 4, 4, 0}}) {
+    const Report report = count([&] { test::copy(expected.how, x, y); });
+    INFO("copy " << static_cast<int>(expected.how));
+    REQUIRE(report.total.sectors_per_load() == expected.per_load);
+    REQUIRE(report.total.sectors_per_store() == expected.per_store);
+    REQUIRE(report.total.bank_conflicts == expected.conflicts);
+    REQUIRE(report.total.divergent_branches == 0);
+    if (expected.how == test::Copy::by_column) {
+      REQUIRE(y.host() == values);
+      REQUIRE(report.total.sector_bytes() == 2 * 256 * 256 * 4);
+    }
+  }
+}
+
+TEST_CASE("a tiled product reads each operand n / 32 times, from shared memory without conflicts") {
+  const int n = 64;
+  const Array<float> a(std::vector<float>(n * n, 1)), b(std::vector<float>(n * n, 2)), c(n * n);
+  const Report report = count([&] { test::matmul(n, a, b, c); });
+  REQUIRE(c.host() == std::vector<float>(n * n, 2 * n));
+  REQUIRE(report.total.sectors_per_load() == 4);
+  REQUIRE(report.total.load_sectors * 32 == 2 * n * n * (n / 32) * 4);
+  REQUIRE(report.total.bank_conflicts == 0);
+  int64_t loads = 0;
+  for (const auto& [line, counters] : report.lines) loads += counters.load_sectors;
+  REQUIRE(loads == report.total.load_sectors);
+  REQUIRE(report.lines.begin()->first.starts_with("simple.cu:"));
+}
+
+TEST_CASE("lanes that part and lanes that update one word are counted") {
+  const Array<float> y(64);
+  REQUIRE(count([&] { test::branch(true, y); }).total.divergent_branches == 2);
+  REQUIRE(count([&] { test::branch(false, y); }).total.divergent_branches == 0);
+  const Array<int> bins(std::vector<int>(4, 0));
+  const Report report = count([&] { test::histogram(bins); });
+  REQUIRE(report.total.atomic_requests == 1);
+  REQUIRE(report.total.atomic_steps == 8);
+  REQUIRE(bins.host() == std::vector<int>(4, 8));
+}

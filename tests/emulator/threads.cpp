@@ -1,0 +1,302 @@
+/// Kernels: a fiber for each thread of a block. Blocks run one after another, threads take turns
+/// wherever they wait for each other.
+
+#include "threads.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <boost/context/fiber.hpp>
+#include <memory>
+#include <numeric>
+#include <random>
+
+#include "internal.h"
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+namespace usp::emulator {
+
+thread_local KernelThread* current = nullptr;
+
+namespace {
+
+namespace context = boost::context;
+constexpr size_t kStackBytes = size_t{64} << 10, kGuardBytes = 4096;
+constexpr int kWarp = 32;
+
+/// Stacks with an inaccessible page below each, so that one that overflows dies.
+struct GuardedStacks {
+  context::stack_context allocate() {
+    void* memory = mmap(nullptr, kGuardBytes + kStackBytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    mprotect(memory, kGuardBytes, PROT_NONE);
+    context::stack_context stack;
+    stack.size = kStackBytes;
+    stack.sp = static_cast<char*>(memory) + kGuardBytes + kStackBytes;
+    return stack;
+  }
+  void deallocate(context::stack_context& stack) {
+    munmap(static_cast<char*>(stack.sp) - kStackBytes - kGuardBytes, kGuardBytes + kStackBytes);
+  }
+};
+
+enum class State { ready, barrier, exchange, finished, faulted };
+
+struct Fiber : KernelThread {
+  State state = State::finished;
+  unsigned mask = 0;         // of the lanes it waits for
+  uint64_t value = 0;        // what it gives them
+  const void* pc = nullptr;  // where it waits
+  context::fiber context;
+};
+
+struct Warp {
+  std::vector<Fiber*> lanes;
+  std::vector<int> order;
+  std::vector<Event> logs[kWarp];
+  uint64_t exchanged[kWarp];
+};
+
+struct Block {
+  std::vector<std::unique_ptr<Fiber>> fibers;  // reused by later blocks and launches
+  std::vector<Warp> warps;
+  context::fiber scheduler;
+  void (*call)(const void*);
+  bool faulted;
+};
+
+Block& block() {
+  static Block* block = new Block;  // never unwinds a fiber that is stuck
+  return *block;
+}
+
+alignas(16) char parameters[4096];  // of the launch, not on the heap, which a device cannot reach
+alignas(1024) char dynamic_memory[kMaxDynamicBytes];
+
+std::vector<int> ordered(int count, std::mt19937_64& random) {
+  std::vector<int> order(count);
+  std::iota(order.begin(), order.end(), 0);
+  if (options.threads == Order::reverse) std::reverse(order.begin(), order.end());
+  if (options.threads == Order::shuffled) std::shuffle(order.begin(), order.end(), random);
+  return order;
+}
+
+void make_fiber(std::unique_ptr<Fiber>& slot) {
+  slot = std::make_unique<Fiber>();
+  Fiber* self = slot.get();
+  self->context =
+      context::fiber(std::allocator_arg, GuardedStacks{}, [self](context::fiber&& from) {
+        block().scheduler = std::move(from);
+        for (;;) {
+          block().call(parameters);
+          self->state = State::finished;
+          block().scheduler = std::move(block().scheduler).resume();
+        }
+        return context::fiber{};
+      });
+}
+
+/// Runs a thread until it waits or ends.
+void resume(Fiber& fiber) {
+  current = &fiber;
+  threadIdx = fiber.index;
+  fiber.context = std::move(fiber.context).resume();
+  current = nullptr;
+}
+
+/// Called by a thread: lets others run until someone makes it ready again.
+void wait(State state, const void* pc) {
+  Fiber& self = static_cast<Fiber&>(*current);
+  self.state = state;
+  self.pc = pc;
+  block().scheduler = std::move(block().scheduler).resume();
+}
+
+/// Lets those lanes go on whose groups are complete.
+bool release_groups(Warp& warp) {
+  bool released = false;
+  for (Fiber* lane : warp.lanes) {
+    if (lane->state != State::exchange) continue;
+    unsigned there = 0;
+    for (const Fiber* other : warp.lanes) {
+      if (other->state == State::exchange && other->mask == lane->mask) there |= 1u << other->lane;
+    }
+    if (lane->mask & ~there) continue;
+    const unsigned mask = lane->mask;
+    uint16_t clock = 0;
+    for (Fiber* other : warp.lanes) {
+      if (mask >> other->lane & 1) clock = std::max(clock, other->clock);
+    }
+    for (Fiber* other : warp.lanes) {
+      if (!(mask >> other->lane & 1)) continue;
+      warp.exchanged[other->lane] = other->value;
+      other->clock = clock + 1;
+      other->state = State::ready;
+    }
+    released = true;
+  }
+  return released;
+}
+
+/// Runs the lanes of a warp until each of them ended or waits for another warp.
+void run(Warp& warp) {
+  do {
+    for (int lane : warp.order) {
+      if (warp.lanes[lane]->state != State::ready) continue;
+      resume(*warp.lanes[lane]);
+      if (block().faulted) return;
+    }
+    if (options.counters) replay(warp.logs, static_cast<int>(warp.lanes.size()));
+  } while (release_groups(warp));
+}
+
+void problem_of(Fiber& fiber, const std::string& kind, const std::string& detail) {
+  current = &fiber;
+  threadIdx = fiber.index;
+  problem(kind, detail, fiber.pc);
+  current = nullptr;
+}
+
+/// All threads wait or have ended. Lets those at a barrier go on, and says if they cannot.
+/// False if the block is over.
+bool release_barrier(std::vector<Fiber*>& threads) {
+  Fiber *waiting = nullptr, *elsewhere = nullptr, *stuck = nullptr;
+  size_t finished = 0;
+  for (Fiber* thread : threads) {
+    if (thread->state == State::finished) ++finished;
+    if (thread->state == State::exchange) stuck = thread;
+    if (thread->state != State::barrier) continue;
+    if (waiting == nullptr) waiting = thread;
+    if (thread->pc != waiting->pc) elsewhere = thread;
+  }
+  if (finished == threads.size()) return false;
+  if (stuck != nullptr) {
+    char mask[16];
+    std::snprintf(mask, sizeof(mask), "%08x", stuck->mask);
+    problem_of(*stuck, "deadlock", std::string("waits for lanes that never come, mask ") + mask);
+    return false;
+  }
+  if (finished > 0) {
+    problem_of(*waiting, "divergent barrier",
+               std::to_string(finished) + " threads of the block have ended");
+  } else if (elsewhere != nullptr) {
+    problem_of(*elsewhere, "divergent barrier", "other threads wait at another one");
+  }
+  begin_epoch();
+  for (Fiber* thread : threads) {
+    thread->clock = 0;
+    if (thread->state == State::barrier) thread->state = State::ready;
+  }
+  return true;
+}
+
+void run_block(std::vector<Fiber*>& threads, std::mt19937_64& random) {
+  std::vector<Warp>& warps = block().warps;
+  for (Fiber* thread : threads) {
+    thread->state = State::ready;
+    thread->clock = 0;
+  }
+  for (Warp& warp : warps) {
+    warp.order = ordered(static_cast<int>(warp.lanes.size()), random);
+    for (std::vector<Event>& log : warp.logs) log.clear();
+  }
+  const std::vector<int> order = ordered(static_cast<int>(warps.size()), random);
+  begin_block();
+  do {
+    for (int warp : order) {
+      run(warps[warp]);
+      if (block().faulted) return;
+    }
+  } while (release_barrier(threads));
+}
+
+}  // namespace
+
+void end_kernel() {
+  block().faulted = true;
+  wait(State::faulted, nullptr);
+}
+
+bool kernel_is_running() { return current != nullptr; }
+
+void run(const Launch& launch) {
+  Block& state = block();
+  const int count = launch.block.x * launch.block.y * launch.block.z;
+  state.fibers.resize(std::max<size_t>(state.fibers.size(), count));
+  state.call = launch.call;
+  state.faulted = false;
+  std::copy(launch.parameters.begin(), launch.parameters.end(), parameters);
+  blockDim = launch.block;
+  gridDim = launch.grid;
+
+  std::mt19937_64 random(options.seed);
+  const int blocks = launch.grid.x * launch.grid.y * launch.grid.z;
+  if (!launch.instrumented) forget_initialised();
+  begin_launch(launch.dynamic_bytes);
+  for (int number : ordered(blocks, random)) {
+    blockIdx.x = number % gridDim.x;
+    blockIdx.y = number / gridDim.x % gridDim.y;
+    blockIdx.z = number / gridDim.x / gridDim.y;
+    std::vector<Fiber*> threads;
+    state.warps.resize((count + kWarp - 1) / kWarp);
+    for (Warp& warp : state.warps) warp.lanes.clear();
+    for (int i = 0; i < count; ++i) {
+      std::unique_ptr<Fiber>& slot = state.fibers[i];
+      if (slot != nullptr && slot->state != State::finished) slot.release();  // stuck: abandoned
+      if (slot == nullptr) make_fiber(slot);
+      Warp& warp = state.warps[i / kWarp];
+      warp.lanes.push_back(slot.get());
+      slot->number = i;
+      slot->lane = i % kWarp;
+      slot->log = &warp.logs[i % kWarp];
+      slot->index.x = i % blockDim.x;
+      slot->index.y = i / blockDim.x % blockDim.y;
+      slot->index.z = i / blockDim.x / blockDim.y;
+      threads.push_back(slot.get());
+    }
+    run_block(threads, random);
+    if (state.faulted) return;
+  }
+}
+
+void* dynamic_shared_memory() { return dynamic_memory; }
+
+int lane() { return current->lane; }
+
+namespace {
+
+const uint64_t* exchange(unsigned mask, uint64_t mine, const void* pc) {
+  Fiber& self = static_cast<Fiber&>(*current);
+  if (!(mask >> self.lane & 1)) problem("mask", "names other lanes than the one that calls", pc);
+  self.mask = mask | 1u << self.lane;
+  self.value = mine;
+  wait(State::exchange, pc);
+  return block().warps[self.number / kWarp].exchanged;
+}
+
+}  // namespace
+
+uint64_t shuffle_bits(unsigned mask, uint64_t mine, int source) {
+  const void* pc = __builtin_return_address(0);
+  if (!(mask >> source & 1)) problem("mask", "does not name the lane that is read", pc);
+  return exchange(mask, mine, pc)[source];
+}
+
+unsigned ballot(unsigned mask, bool predicate) {
+  const uint64_t* given = exchange(mask, predicate, __builtin_return_address(0));
+  unsigned votes = 0;
+  for (int lane = 0; lane < kWarp; ++lane) {
+    if (mask >> lane & 1) votes |= static_cast<unsigned>(given[lane]) << lane;
+  }
+  return votes;
+}
+
+}  // namespace usp::emulator
+
+void __syncthreads() {
+  usp::emulator::wait(usp::emulator::State::barrier, __builtin_return_address(0));
+}
+
+void __syncwarp(unsigned mask) { usp::emulator::exchange(mask, 0, __builtin_return_address(0)); }
