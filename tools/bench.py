@@ -2,8 +2,9 @@
 
 Every round measures, besides each case, its bound: the time of the step's own matrix products
 alone; with --peers PyTorch in turns with the chapter. What else a chapter measures, its
-figures/make.py says: BENCH_PROGRAMS to build, bench(chapter, record, seconds, rounds) for what goes
-into the record, bench_lines(record) of it for bench.md, bench_text(record) for the terminal.
+figures/make.py says: BENCH_PROGRAMS to build, BENCH_CONFIGS to train beside CONFIGS,
+bench(chapter, record, seconds, rounds) for what goes into the record, bench_lines(record) of it for
+bench.md, bench_text(record) for the terminal.
 """
 import datetime
 import json
@@ -40,6 +41,11 @@ MEASURES = ("tokens_per_s", "step_ms", "model_gflops", "matmul_gflops", "fractio
 PROFILED_STEPS = 8
 # Of the fraction computed here and the `book_mfu` that the run itself reports.
 MFU_TOLERANCE = 0.02
+
+
+def configs(chapter):
+    """{name: flags} of the models that a chapter trains."""
+    return {**CONFIGS, **showcase.maker(chapter).BENCH_CONFIGS}
 
 
 def flops_per_token(config):
@@ -83,9 +89,14 @@ def steps_for(seconds, step_ms):
 
 
 def _command(chapter, config, dtype, ranks, steps, run_dir, **more):
-    """The command line of one run; the ranks share the samples of the configuration's batch."""
+    """The command line of one run; the ranks share the samples of the configuration's batch, or
+    what the chapter's flag says that they share."""
     flags = {**config, "dtype": dtype, "steps": steps, **QUIET_FLAGS, "run_dir": run_dir, **more}
-    flags["micro_batch_size"] = config["micro_batch_size"] // ranks
+    shared = showcase.maker(chapter).BENCH_SHARED
+    if shared and ranks > 1:
+        flags[shared] = ranks
+    else:
+        flags["micro_batch_size"] = config["micro_batch_size"] // ranks
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     program = [str(build.binary(build.RELEASE, chapter.name)), *words]
     return mpi.find().command(ranks, program) if ranks > 1 else program
@@ -113,19 +124,20 @@ def run_once(chapter, name, dtype, ranks, steps, **more):
     """Trains for so many steps in a temporary directory; what measure() returns."""
     with tempfile.TemporaryDirectory(prefix="book_bench_") as scratch:
         run_dir = Path(scratch) / "run"
-        run_quietly(_command(chapter, CONFIGS[name], dtype, ranks, steps, run_dir, **more),
-                     ranks)
+        config = configs(chapter)[name]
+        run_quietly(_command(chapter, config, dtype, ranks, steps, run_dir, **more), ranks)
         records, _ = runs.read_metrics(run_dir)
-        return {**measure(records, runs.read_run(run_dir), CONFIGS[name]),
+        return {**measure(records, runs.read_run(run_dir), config),
                 "peak_bytes": json.loads((run_dir / "memory.json").read_text())["peak_total_bytes"]}
 
 
 def _cases(chapter):
     """[(config, dtype, ranks)] of a chapter: on one rank, and on as many as there are cores."""
     layouts = (1,) if chapter.ranks is None else (1, machine.usable_cores())
-    return [(name, dtype, ranks) for name in CONFIGS for dtype in DTYPES
+    shared = showcase.maker(chapter).BENCH_SHARED
+    return [(name, dtype, ranks) for name, config in configs(chapter).items() for dtype in DTYPES
             for ranks in dict.fromkeys(layouts)
-            if CONFIGS[name]["micro_batch_size"] % ranks == 0]
+            if shared or config["micro_batch_size"] % ranks == 0]
 
 
 def _measure_rounds(chapter, seconds, rounds):
@@ -145,7 +157,8 @@ def _measure_rounds(chapter, seconds, rounds):
             name, dtype, _ = case
             result = run_once(chapter, *case, steps[case])
             if (name, dtype) not in bounds:
-                bounds[name, dtype] = limits.op_bench("bound", **CONFIGS[name], dtype=dtype)
+                bounds[name, dtype] = limits.op_bench("bound", **configs(chapter)[name],
+                                                      dtype=dtype)
             result.update(bounds[name, dtype])
             result["of_bound"] = result["tokens_per_s"] / result["bound_tokens_per_s"]
             results[case].append(result)
@@ -180,7 +193,7 @@ def profile(chapter, name, dtype, ranks=1, threads=None):
     steps = SKIPPED_STEPS + PROFILED_STEPS
     with tempfile.TemporaryDirectory(prefix="book_bench_") as scratch:
         run_dir = Path(scratch) / "run"
-        run_quietly(_command(chapter, CONFIGS[name], dtype, ranks, steps, run_dir,
+        run_quietly(_command(chapter, configs(chapter)[name], dtype, ranks, steps, run_dir,
                               trace_steps=steps), ranks, threads)
         peaks = json.loads((run_dir / "memory.json").read_text())["peak_bytes"]
         return {"config": name, "dtype": dtype, "activation_bytes": peaks["activations"],
@@ -225,8 +238,9 @@ def label(name, dtype, ranks):
 def _record(chapter, results):
     """Everything that is needed to read the numbers later."""
     threads = int(machine.thread_environment()["OMP_NUM_THREADS"])
-    measured = [{"config": name, "dtype": dtype, "ranks": ranks, "flags": CONFIGS[name],
-                 "flops_per_token": flops_per_token(CONFIGS[name]),
+    models = configs(chapter)
+    measured = [{"config": name, "dtype": dtype, "ranks": ranks, "flags": models[name],
+                 "flops_per_token": flops_per_token(models[name]),
                  "summary": summarise(rounds), "rounds": rounds}
                 for (name, dtype, ranks), rounds in results.items()]
     return {
@@ -246,7 +260,7 @@ def print_table(record, more):
     host = record["machine"]
     print(f"{record['chapter']}  commit {record['commit'][:12]}  {record['date']}")
     print(f"{host['cpu']}, {host['threads']} threads, {' '.join(host['isa'])}")
-    for name, config in CONFIGS.items():
+    for name, config in {r["config"]: r["flags"] for r in record["results"]}.items():
         print(f"{name} = " + " ".join(f"--{flag} {value}" for flag, value in config.items()))
     print("\nMedian of rounds (lowest to highest)")
     print(f"{'':8} {'tokens/s':>24} {'step ms':>24} {'model GFLOP/s':>22} {'matmul GFLOP/s':>22} "

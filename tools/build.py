@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from tools import machine, packages
+from tools import gpu, machine, packages
 from tools.base import ROOT, BookError, say
 from tools.process import run_step
 
@@ -24,10 +24,11 @@ def binary(preset, name):
     return build_dir(preset) / "bin" / name
 
 
-def prepare(preset, targets=None, note=None):
+def prepare(preset, targets=None, note=None, live=None):
     """Brings targets (None: everything, tests too) up to date, configuring first where needed.
 
-    note: called with every line of a build that shows nothing itself.
+    note: called with every line of a build that shows nothing itself. live: whether the build does
+    (default: on a terminal).
     """
     targets = [targets] if isinstance(targets, str) else targets
     with _lock(preset):
@@ -37,7 +38,7 @@ def prepare(preset, targets=None, note=None):
         command = ["cmake", "--build", str(build_dir(preset)), "-j", str(machine.usable_cores())]
         command += ["--target", *targets] if targets else []
         run_step(f"building {', '.join(targets or ['everything'])}", command,
-                 live=sys.stdout.isatty(), note=note)
+                 live=sys.stdout.isatty() if live is None else live, note=note)
 
 
 def configure(preset, with_tests):
@@ -78,6 +79,7 @@ def _fingerprint(with_tests):
         "presets": hashlib.sha256(presets).hexdigest(),
         "packages": sorted(name for name, here in packages.installed().items() if here),
         "tests": with_tests,
+        "nvcc": gpu.find_tool("nvcc"),
     }
 
 

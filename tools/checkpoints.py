@@ -30,6 +30,10 @@ class Stored:
         """How many there are."""
         return math.prod(self.shape) * BYTES[self.type]
 
+    def part(self, begin, length):
+        """So many of its elements, one after the other, from the one numbered `begin` on."""
+        return Stored(self.path, self.type, (length,), self.begin + begin * BYTES[self.type])
+
     def read(self, count):
         """Its bytes, in pieces of at most so many elements."""
         with open(self.path, "rb") as file:
@@ -58,24 +62,55 @@ class Checkpoint:
     def weight(self, name, shape, wide):
         """The Stored whose elements, one after the other, are a whole weight; `wide`: of the
         master copy, where there is one."""
-        parts = sorted(((layouts[name], tensors) for tensors, layouts in self.files
-                        if name in layouts), key=lambda part: part[0]["range"])
-        end = 0
-        for layout, _ in parts:
-            if layout["slices"]:
-                raise BookError(f"{show_path(self.folder)}: {name} was cut along an axis among "
-                                "ranks; only weights that were not can be exported")
+        names = [f"{name}/master", name] if wide else [name]
+        runs = []
+        for tensors, layouts in self.files:
+            layout = layouts.get(name)
+            if layout is None:
+                continue
             if layout["global_shape"] != list(shape):
                 raise BookError(f"{show_path(self.folder)}: {name} is stored as "
                                 f"{layout['global_shape']}, and the model's is {list(shape)}")
-            if layout["range"][0] != end:
+            stored = next(tensors[key] for key in names if key in tensors)
+            runs += [(start, stored, local, length)
+                     for start, local, length in runs_of(layout)]
+        end, parts = 0, []
+        for start, stored, local, length in sorted(runs, key=lambda run: run[0]):
+            if start != end:
                 break
-            end = layout["range"][1]
+            parts.append(stored.part(local, length))
+            end += length
         if end != math.prod(shape):
             raise BookError(f"{show_path(self.folder)}: none of its files holds element {end} of "
                             f"{name} {list(shape)}")
-        names = [f"{name}/master", name] if wide else [name]
-        return [next(tensors[key] for key in names if key in tensors) for _, tensors in parts]
+        return parts
+
+
+def runs_of(layout):
+    """[(index in the whole weight, index in the file's part, elements)]: what lies side by side in
+    both, of the part that a file holds: slices along axes, and of what they leave a range."""
+    shape = layout["global_shape"]
+    offsets, lengths = [0] * len(shape), list(shape)
+    for axis, offset, length in layout["slices"]:
+        offsets[axis] += offset
+        lengths[axis] = length
+    side_by_side = 1  # up to the last axis that is cut
+    for axis in reversed(range(len(shape))):
+        side_by_side *= lengths[axis]
+        if lengths[axis] != shape[axis]:
+            break
+    runs, (at, end) = [], layout["range"]
+    begin = at
+    while at < end:
+        following = min(end, (at // side_by_side + 1) * side_by_side)
+        start, rest, stride = 0, at, 1
+        for axis in reversed(range(len(shape))):
+            start += (rest % lengths[axis] + offsets[axis]) * stride
+            rest //= lengths[axis]
+            stride *= shape[axis]
+        runs.append((start, at - begin, following - at))
+        at = following
+    return runs
 
 
 def newest(run_dir):

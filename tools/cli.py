@@ -7,8 +7,10 @@ import shlex
 import signal
 import sys
 
-from tools import (bench, chapters, compare, delta, diff, doctor, export, figures, launch, new,
-                   propagate, replay, showcase, testing, tokens, weave, why)
+from tools import (bench, build, chapters, check, compare, delta, diff, doctor, exercises, export,
+                   figures, gpu, gpu_bundle, gpu_check, launch, new, own_code, packages, propagate,
+                   replay, showcase, testing, tokens, weave, why)
+from tools.site import main as site
 from tools.base import BookError, end_output, is_dropped, say, show_path, watch
 
 HELP = """\
@@ -23,6 +25,13 @@ Read and run
                            all of them:                ./book run ch01 -- --help
   run CHAPTER --ranks N    the same on N ranks (processes), from chapter 2 on
   diff CHAPTER [OTHER]     what differs between two chapters; one alone: from its parent
+Do the exercises
+  exercise [CHAPTER]       list them: state, size, what one learns; exercise ch02.ex1 shows one
+  check ch02.ex1 [ANSWER]  judge an answer; check CHAPTER: all that are begun
+  watch ch02.ex1           check again whenever the file is saved
+  hint ch02.ex1            three steps, each says more
+  solution ch02.ex1        the solution, and why
+  test|run CHAPTER --with exercises   the chapter's tests, or its demo, on your code
 Look at what a run has recorded
   plot RUN_DIR             the loss: RUN_DIR/loss.png and loss.svg
   plot RUN_DIR --timeline  who computes, sends and waits when: timeline.png and timeline.svg
@@ -39,11 +48,14 @@ Check
   test                     build and run the tests for every day; --all: also what takes long
   test NAME                only the tests called so, in part: ./book test rmsnorm
   bench [CHAPTER]          speed: medians of interleaved runs, as text and JSON
+  gpu-check                a GPU: its results beside the CPU's, its speed; --emulated: without one
+  gpu-bundle FILE.tar.xz   what gpu-check needs, for a machine with a GPU and nothing else
   delta [CHAPTER]          what chapters change of their parents: declared, small, explained?
 Write
   new NAME [--parent CH]   a chapter of your own that begins as a copy of another
   figures [CHAPTER]        run the chapter's demo and remake what its README shows
   figures --render         the same from the data that are there, without measuring
+  docs [--serve]           the tutorial as a static site in build/site, with its reference
   weave [--check]          fill the READMEs' code and outputs from their sources; write CHANGES.md
   propagate CHAPTER        merge what changed in a chapter into all that descend from it
 
@@ -114,6 +126,20 @@ def _add_set_up(parser):
                         help="do not look for packages (they come from modules, conda, ...)")
 
 
+def _add_with(parser):
+    """The flag of the commands that can work on a reader's code."""
+    parser.add_argument("--with", choices=["exercises"], dest="own_code",
+                        help="the chapters call what you have written in their exercises: works in "
+                        "a copy of the sources, build/exercises/copy")
+
+
+def _in_copy(arguments, flags=()):
+    """Runs this command line of ./book in the copy with the reader's code."""
+    kept = [word for index, word in enumerate(arguments)
+            if word not in ("--with", "--with=exercises") and arguments[index - 1] != "--with"]
+    return own_code.run_in_copy([*kept, *(("--", *flags) if flags else ())])
+
+
 def _run(arguments, flags):
     """./book run"""
     parser = _Parser(prog="./book run", usage="./book run [CHAPTER] [options] [-- chapter flags]",
@@ -137,9 +163,12 @@ def _run(arguments, flags):
                         "chapter's chapter.json says)")
     parser.add_argument("--debug", type=int, metavar="RANK",
                         help="run this rank under gdb, the others beside it")
+    _add_with(parser)
     _add_set_up(parser)
     parser.flags = tuple(flags)
     args = parser.parse_args(arguments)
+    if args.own_code:
+        return _in_copy(["run", *arguments], flags)
     options = launch.Options(args.only_print, not args.no_install, args.skip_packages,
                              not args.no_plot, args.ranks, args.debug)
     name, _, example = args.chapter.rstrip("/").partition("/")
@@ -181,10 +210,13 @@ def _test(arguments, _flags):
     parser.add_argument("--sanitize", nargs="?", const="address", choices=["address", "thread"],
                         help="the unit tests under AddressSanitizer and UBSan (the default), or "
                         "those with several ranks under ThreadSanitizer")
+    _add_with(parser)
     _add_set_up(parser)
     args = parser.parse_args(arguments)
     if args.name and args.regex:
         parser.error("give either a NAME or -R REGEX")
+    if args.own_code:
+        return _in_copy(["test", *arguments])
     return testing.run_tests(args.sanitize, args.everything, args.full, args.name or args.regex,
                              not args.no_install, args.skip_packages, args.only_list)
 
@@ -206,6 +238,38 @@ def _bench(arguments, _flags):
     args = parser.parse_args(arguments)
     return bench.run_bench(chapters.resolve(args.chapter), args.seconds, args.rounds, args.json,
                            not args.no_install, args.skip_packages, args.peers)
+
+
+def _gpu_check(arguments, _flags):
+    """./book gpu-check"""
+    parser = _Parser(prog="./book gpu-check", description="Tests and measures what the programs do "
+                     "on this machine's GPU, in less than 9 minutes, and writes a report after "
+                     "every part. Exit code: 0 = all that could run passed, 1 = something failed, "
+                     "2 = there is no GPU.")
+    gpu_check.add_arguments(parser)
+    _add_set_up(parser)
+    args = parser.parse_args(arguments)
+    gpus = gpu_check.require_gpu(args.emulated)
+    if not args.emulated and gpu.find_tool("nvcc") is None:
+        parser.error("there is no nvcc to compile kernels with; install CUDA's toolkit, or bring "
+                     "a bundle: ./book gpu-bundle --help")
+    if not args.skip_packages:
+        packages.ensure(packages.TEST, not args.no_install)
+    build.prepare(build.RELEASE, "gpu_emulated" if args.emulated else "gpu_tests")
+    place = gpu_check.checkout_place(build.build_dir(build.RELEASE))
+    return gpu_check.run_check(place, gpus, args.emulated,
+                               args.report or build.ROOT / "build" / "gpu-check")
+
+
+def _gpu_bundle(arguments, _flags):
+    """./book gpu-bundle"""
+    parser = _Parser(prog="./book gpu-bundle", description="Packs chapters, tests and benches with "
+                     "all their libraries but glibc's and CUDA's, for a machine with an NVIDIA GPU "
+                     "on which nothing is installed. Needs nvcc. Unpacked there, ./gpu-check runs.")
+    parser.add_argument("file", metavar="FILE.tar.xz", help="at most 50 MB")
+    _add_set_up(parser)
+    args = parser.parse_args(arguments)
+    return gpu_bundle.make_bundle(args.file, not args.no_install, args.skip_packages)
 
 
 def _positive(kind):
@@ -377,6 +441,27 @@ def _weave(arguments, _flags):
     return 1 if stale and args.check else 0
 
 
+def _docs(arguments, _flags):
+    """./book docs"""
+    parser = _Parser(prog="./book docs", description="Makes the tutorial as a static site in "
+                     "build/site: every page, every source with its comments beside the code, what "
+                     "each chapter changes side by side, and with Doxygen the reference. Plain "
+                     "files: open build/site/index.html. Exit code: 1 = a link leads nowhere, or "
+                     "a public member has no comment.",
+                     examples=(
+                         ("./book docs", "make it"),
+                         ("./book docs --serve", "make it, show it to this machine alone")))
+    parser.add_argument("--serve", action="store_true", help="then serve it to this machine alone")
+    parser.add_argument("--port", type=int, default=8000, metavar="N",
+                        help="where to serve it (default 8000; 0: a free one)")
+    parser.add_argument("--no-reference", action="store_true",
+                        help="leave out what Doxygen writes")
+    _add_set_up(parser)
+    args = parser.parse_args(arguments)
+    return site.make_site(args.serve, args.port, not args.no_reference, not args.no_install,
+                          args.skip_packages)
+
+
 def _delta(arguments, _flags):
     """./book delta"""
     parser = _Parser(prog="./book delta", description="Checks that what a chapter changes of its "
@@ -423,10 +508,86 @@ def _propagate(arguments, _flags):
     return propagate.run_propagate(args.chapter, args.files, args.base)
 
 
+def _exercise(arguments, _flags):
+    """./book exercise"""
+    parser = _Parser(prog="./book exercise", description="Lists the exercises, or shows one.")
+    parser.add_argument("what", nargs="?", metavar="CHAPTER|EXERCISE",
+                        help="such as ch02 or ch02.ex1 (default: every chapter)")
+    parser.add_argument("--write", action="store_true",
+                        help="for authors: write the starters anew from the solutions, except "
+                        "those that hold an answer")
+    args = parser.parse_args(arguments)
+    if args.what and exercises.NAME.fullmatch(args.what):
+        exercises.show_exercise(exercises.resolve(args.what))
+        return 0
+    chapter = chapters.resolve(args.what) if args.what else None
+    if args.write:
+        exercises.write_starters(chapter=chapter)
+    else:
+        exercises.list_exercises(chapter)
+    return 0
+
+
+def _check(arguments, _flags):
+    """./book check"""
+    parser = _Parser(prog="./book check", description="Judges an answer: what is wrong in words, "
+                     "then in numbers. Exit code: 0 = right, or not begun; 1 = not yet; 2 = bad "
+                     "input.",
+                     examples=(("./book check ch02.ex1", "the code in the exercise's file"),
+                               ('./book check ch01.ex1 "24 MB"', "a number, with its unit"),
+                               ("./book check ch02", "all that are begun in a chapter")))
+    parser.add_argument("what", metavar="EXERCISE|CHAPTER", help="such as ch02.ex1 or ch02")
+    parser.add_argument("answer", nargs="?", metavar="ANSWER",
+                        help="where the answer is no code; default: what stands in its file")
+    _add_set_up(parser)
+    args = parser.parse_args(arguments)
+    if exercises.NAME.fullmatch(args.what):
+        return check.check_exercise(exercises.resolve(args.what), args.answer,
+                                    not args.no_install, args.skip_packages)
+    if args.answer is not None:
+        parser.error(f"{args.what!r} is no exercise; one is called like ch02.ex1")
+    return check.check_chapter(chapters.resolve(args.what), not args.no_install,
+                               args.skip_packages)
+
+
+def _watch(arguments, _flags):
+    """./book watch"""
+    parser = _Parser(prog="./book watch", description="Judges the answer in the exercise's file, "
+                     "and again whenever it is saved, until it is right.")
+    parser.add_argument("exercise", metavar="EXERCISE", help="such as ch02.ex1")
+    _add_set_up(parser)
+    args = parser.parse_args(arguments)
+    return check.watch(exercises.resolve(args.exercise), not args.no_install, args.skip_packages)
+
+
+def _hint(arguments, _flags):
+    """./book hint"""
+    parser = _Parser(prog="./book hint", description="Shows one hint more than the last time.")
+    parser.add_argument("exercise", metavar="EXERCISE", help="such as ch02.ex1")
+    parser.add_argument("number", nargs="?", type=int, choices=[1, 2, 3],
+                        help="show the hints up to this one")
+    args = parser.parse_args(arguments)
+    exercises.show_hint(exercises.resolve(args.exercise), args.number)
+    return 0
+
+
+def _solution(arguments, _flags):
+    """./book solution"""
+    parser = _Parser(prog="./book solution", description="Shows the solution and why it is one; "
+                     "asks once if the exercise is not solved.")
+    parser.add_argument("exercise", metavar="EXERCISE", help="such as ch02.ex1")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    args = parser.parse_args(arguments)
+    return exercises.show_solution(exercises.resolve(args.exercise), args.yes)
+
+
 COMMANDS = {"run": _run, "test": _test, "bench": _bench, "plot": _plot, "why": _why, "list": _list,
             "compare": _compare, "doctor": _doctor, "figures": _figures, "weave": _weave,
             "delta": _delta, "diff": _diff, "propagate": _propagate, "replay": _replay,
-            "export": _export, "tokenize": _tokenize, "new": _new}
+            "export": _export, "tokenize": _tokenize, "new": _new, "docs": _docs,
+             "gpu-check": _gpu_check, "gpu-bundle": _gpu_bundle,
+             "exercise": _exercise, "check": _check, "watch": _watch, "hint": _hint,
+             "solution": _solution}
 
 
 def _terminate(number, _frame):

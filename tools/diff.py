@@ -18,7 +18,7 @@ from tools.base import ROOT, BookError
 FREE = ("chapter.json", "exercises", "examples", "figures")  # and a chapter's pages, *.md
 CMAKE = "CMakeLists.txt"  # the same bytes in every chapter
 MARKER = re.compile(r"[ \t]*// \[([\w-]+)\][ \t]*")
-SHOWN = re.compile(r"<!-- (?:snippet|delta): (\S+)#(\S+) -->")
+SHOWN = re.compile(r"<!-- (?:snippet|delta): (\S+)#(\S+)(?: mark: [^\n]*?)? -->")
 NOTHING_COUNTED = "#include lines, blank lines"  # what differs in a file where nothing counts
 CONTEXT = 3  # unchanged lines around a hunk
 RED, GREEN, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[1m", "\033[0m"

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tools import build, chapters, figures, machine, mpi, packages
+from tools import build, chapters, figures, gpu, machine, mpi, packages
 from tools.base import ROOT, BookError
 from tools.process import output_of
 
@@ -70,34 +70,31 @@ def _machine():
     _row("dtype bf16", machine.bf16_path())
 
 
-def _nccl_header():
-    """The first nccl.h with its version, None if there is none."""
-    roots = [os.environ.get("NCCL_HOME"), os.environ.get("CUDA_HOME"), "/usr/local/cuda",
-             "/usr/local", "/usr"]
-    for header in (Path(root) / "include" / "nccl.h" for root in roots if root):
-        if header.is_file():
-            text = header.read_text(errors="replace")
-            numbers = re.findall(r"#define NCCL_(?:MAJOR|MINOR|PATCH)\s+(\d+)", text)
-            return f"{'.'.join(numbers)} ({header})"
-    return None
-
-
 def _tools():
-    """Prints compilers, CUDA and the Python that draws."""
+    """Prints compilers and the Python that draws."""
     print("\nTools")
     version = r"\d+(\.\d+)+"
     for name in ("g++", "clang++", "cmake", "ninja", "ccache"):
         path = shutil.which(name)
         found = _first_line([path, "--version"], version) if path else None
         _row(name, f"{found or 'unknown version'} ({path})" if path else "not found")
-    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-    _row("nvcc", f"{_first_line([nvcc, '--version'], r'release ' + version)} ({nvcc})" if nvcc
-         else "not found (optional)")
-    gpus = output_of(["nvidia-smi", "-L"])
-    for gpu in (gpus or "").splitlines() or ["none (nvidia-smi finds none)"]:
-        _row("GPU", re.sub(r" \(UUID.*", "", gpu))
-    _row("NCCL", _nccl_header() or "no header found (optional)")
     _row("Python for plots", figures.find_python() or "none imports numpy and matplotlib")
+
+
+def _gpus():
+    """Prints what there is for GPUs; a chapter runs without any of it."""
+    print("\nGPUs (optional: chapters run on CPUs)")
+    nvcc = gpu.find_tool("nvcc")
+    _row("nvcc", f"{gpu.nvcc_version(nvcc) or 'unknown version'} ({nvcc})" if nvcc
+         else "not found: programs are built for CPUs alone")
+    gpus = gpu.find_gpus()
+    _row("driver", gpus[0].driver if gpus else "not found: nvidia-smi shows no GPU")
+    for each in gpus:
+        _row("GPU", f"{each.name}, {each.memory_mib / 1024:.0f} GiB")
+    for name, library in (("cuBLASLt", gpu.CUBLAS), ("NCCL", gpu.NCCL)):
+        path = gpu.find_library(library)
+        _row(name, path.resolve() if path
+             else "not found, neither in a toolkit nor in a Python's packages")
 
 
 WORLD_OF_TWO = """\
@@ -161,6 +158,7 @@ def examine():
     complete = _packages()
     _machine()
     _tools()
+    _gpus()
     launches = _mpi()
     try:
         runs = _binaries()

@@ -43,12 +43,17 @@ def words_of(flags):
 
 def estimate(program, flags):
     """One case: its flags, and of what the program says of it what the figures and tables use."""
+    return read(program, flags, lambda found: parse(flags, found))
+
+
+def read(program, flags, parse_all):
+    """parse_all(what the program says of these flags)."""
     with tempfile.TemporaryDirectory(prefix="book_estimate_") as scratch:
         path = Path(scratch) / "estimate.json"
         command = [str(program), "--estimate", "--estimate_file", str(path), *words_of(flags)]
         output_of(command)
         try:
-            return parse(flags, json.loads(path.read_text(encoding="utf-8")))
+            return parse_all(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BookError(f"`{shlex.join(command)}` wrote no estimate: "
                             f"{type(error).__name__}: {error}")
@@ -76,9 +81,35 @@ def parse(flags, found):
             "layer": of_layer}
 
 
+def sent(found):
+    """{communicator.kind: (operations, bytes sent)} of rank 0 in a step, as an estimate has them."""
+    steps = found["sent"]["steps"]
+    return {name: (entry["calls"] / steps, entry["wire_bytes"] / steps)
+            for name, entry in found["sent"]["ledger"].items()}
+
+
 def find(cases, flags):
     """The case with exactly these flags; BookError if it was not collected."""
     for case in cases:
         if case["flags"] == flags:
             return case
     raise BookError(f"no estimate for {flags}; remake them with ./book figures")
+
+
+def largest(peak, limit):
+    """The largest size whose peak(size) is within the limit, 0 if that of 1 is not. From some size
+    on the peak grows by as much with each; it is asked for again where that line leads."""
+    if peak(1) > limit:
+        return 0
+
+    def where(low, high):
+        rise = peak(high) - peak(low)
+        return int(low + (limit - peak(low)) * (high - low) / rise) if rise > 0 else 2 * high
+
+    low, high = 1, 2
+    while peak(high) <= limit:
+        low, high = high, max(high, where(low, high)) + 1
+    while high - low > 1:
+        middle = min(max(where(low, high), low + 1), high - 1)
+        low, high = (middle, high) if peak(middle) <= limit else (low, middle)
+    return low

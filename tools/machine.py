@@ -4,7 +4,7 @@ import platform
 from pathlib import Path
 
 # What the shipped code and its matmul library make use of, as the kernel names it.
-X86_ISA = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")
+X86_ISA = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16")
 ARM_ISA = ("asimd", "sve", "bf16")
 # Those that multiply bf16, the fastest first.
 BF16_ISA = {"amx_bf16": "AMX tiles", "avx512_bf16": "AVX-512 BF16 instructions",

@@ -16,7 +16,7 @@ from tools import figures
 from tools.base import BookError, say
 from tools.process import output_of, run_step
 
-RUN, TEST = "run", "test"
+RUN, TEST, DOCS, BROWSER = "run", "test", "docs", "test --all"
 APT_LISTS = Path("/var/lib/apt/lists")
 
 
@@ -26,8 +26,8 @@ class Package:
 
     required: the jobs that cannot do without it; wanted: the jobs that lose a comfort without it.
     probes: where there is no dpkg, the package counts as present if one of these is found:
-    "command:NAME" on PATH, "header:PATH" in an include directory, "python:MODULE" in the Python
-    that draws the plots.
+    "command:NAME" on PATH, "header:PATH" in an include directory, "file:PATH", "python:MODULE" in
+    the Python that draws the plots.
     """
 
     name: str
@@ -73,22 +73,36 @@ PACKAGES = (
     *mpi_packages(),
     Package("catch2", "runs the unit tests", (TEST,), (),
             ("header:catch2/catch.hpp", "header:catch2/catch_all.hpp")),
+    Package("libboost-context-dev", "switches between threads of the emulated GPU", (TEST,), (),
+            ("header:boost/context/fiber.hpp",)),
     Package("python3-numpy", "plots, and the independent reference that tests compare with",
             (TEST,), (RUN,), ("python:numpy",)),
     Package("python3-matplotlib", "draws the plots", (), (RUN, TEST), ("python:matplotlib",)),
 )
 
+# Of `./book docs` and of what looks at its pages, which nobody needs to run a chapter or the tests
+# for every day.
+FOR_DOCS = (
+    Package("doxygen", "writes the reference from the headers", (), (DOCS,), ("command:doxygen",)),
+    Package("doxygen-awesome-css", "lays the reference out", (), (DOCS,),
+            ("file:/usr/share/doxygen-awesome-css/doxygen-awesome.css",)),
+)
+FOR_BROWSER = (
+    Package("chromium", "shows every page to the tests", (), (BROWSER,), ("command:chromium",)),
+)
+TABLES = {DOCS: FOR_DOCS, BROWSER: FOR_BROWSER}
+
 
 def for_job(job):
     """The packages that a job requires or wants."""
-    return [p for p in PACKAGES if job in p.required or job in p.wanted]
+    return [p for p in TABLES.get(job, PACKAGES) if job in p.required or job in p.wanted]
 
 
 @functools.lru_cache(maxsize=None)
-def installed():
+def installed(table=PACKAGES):
     """{package name: is it here}: what dpkg says where there is a dpkg, else what probes find."""
     if shutil.which("dpkg-query"):
-        names = [p.name for p in PACKAGES]
+        names = [p.name for p in table]
         # An unknown name makes dpkg-query fail and still list the others, so its code says nothing.
         query = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Abbrev}\n", *names]
         result = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -96,7 +110,7 @@ def installed():
         lines = result.stdout.decode(errors="replace").splitlines()
         there = {line.split()[0] for line in lines if line.split()[1:2] == ["ii"]}
         return {name: name in there for name in names}
-    return {p.name: any(_probe(probe) for probe in p.probes) for p in PACKAGES}
+    return {p.name: any(_probe(probe) for probe in p.probes) for p in table}
 
 
 def _include_directories():
@@ -113,6 +127,8 @@ def _probe(probe):
     kind, _, what = probe.partition(":")
     if kind == "command":
         return shutil.which(what) is not None
+    if kind == "file":
+        return Path(what).is_file()
     if kind == "header":
         return any((directory / what).is_file() for directory in _include_directories())
     return figures.find_python((what,)) is not None
@@ -135,7 +151,7 @@ def what_fails(package):
 
 def missing(job):
     """The packages of a job that are not installed: (required, wanted)."""
-    here = installed()
+    here = installed(TABLES.get(job, PACKAGES))
     absent = [p for p in for_job(job) if not here[p.name]]
     return [p for p in absent if job in p.required], [p for p in absent if job not in p.required]
 
@@ -155,14 +171,20 @@ def must_be_root():
 def ensure(job, install=True):
     """Makes sure that a job's packages are here, installing them with apt-get if it may.
 
-    BookError (1) if a required one is missing in the end; a missing comfort is only mentioned.
+    BookError (1) if a required one is missing in the end; a missing comfort, even one that cannot
+    be installed, is only mentioned.
     """
     required, wanted = missing(job)
     if not required and not wanted:
         return
     _print_missing(job, required, wanted)
     if install and shutil.which("apt-get"):
-        _apt_install(required + wanted)
+        try:
+            _apt_install(required + wanted)
+        except BookError as error:
+            if required:
+                raise
+            say(f"book: {error}")
         installed.cache_clear()
         required, wanted = missing(job)
     if required:

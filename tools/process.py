@@ -46,11 +46,13 @@ def output_of(command, timeout=20):
 
 
 def git_commit():
-    """The commit of the working tree, "-dirty" appended if a tracked file differs from it."""
+    """The commit of the working tree, "-dirty" appended if a tracked file differs from it. What a
+    measurement writes, and the pages that show it, change nothing that is measured."""
     commit = output_of(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
     if commit is None:
         return "unknown"
-    changes = output_of(["git", "-C", str(ROOT), "status", "--porcelain", "-uno"])
+    changes = output_of(["git", "-C", str(ROOT), "status", "--porcelain", "-uno", "--", ".",
+                         ":!*/figures/*.json", ":!*/figures/*.txt", ":!*/figures/*.svg", ":!*.md"])
     return commit.strip() + ("-dirty" if changes else "")
 
 

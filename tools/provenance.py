@@ -1,16 +1,25 @@
-"""The line that says where the numbers of a page come from."""
+"""The lines that say where the numbers of a page come from, and what makes them."""
 from tools import machine, trace
 
 
 def line(records):
     """Markdown for {name: record}, of figures/NAME.json: a run's facts or a measurement's. Data of
-    one machine and commit make one line, with links to them; others a line of their own."""
+    one machine and commit make one line, with links to them; others a line of their own. Below them
+    stand the commands that make it all."""
     sessions = {}
     for name, record in records.items():
         sessions.setdefault(_origin(record), []).append((name, _date(record)))
-    return "\n".join(f"Measured on {origin}, {max(day for _, day in data)}.\n"
-                     f"Data: {', '.join(f'[{n}.json](figures/{n}.json)' for n, _ in data)}.\n"
-                     for origin, data in sessions.items())
+    measured = "\n".join(f"Measured on {origin}, {max(day for _, day in data)}.\n"
+                         f"Data: {', '.join(f'[{n}.json](figures/{n}.json)' for n, _ in data)}.\n"
+                         for origin, data in sessions.items())
+    return measured + _commands(records)
+
+
+def _commands(records):
+    chapter = next(iter(records.values()))["chapter"].split("_")[0]
+    figures = f"`./book figures {chapter}` makes every figure and table of numbers on this page"
+    return figures + (f"; `./book bench {chapter}` measures `bench.json`.\n" if "bench" in records
+                      else ".\n")
 
 
 def _origin(record):

@@ -26,13 +26,13 @@ FONT = "-apple-system, 'Segoe UI', 'DejaVu Sans', Verdana, Helvetica, Arial, san
 # Of a box: what it is about. Its text is white or ink, which the reader's mode does not change.
 FILLS = {"forward": palette.FORWARD, "backward": palette.BACKWARD, "optimizer": palette.OPTIMIZER,
          "message": palette.DP, "gather": palette.GATHERS, "wait": palette.EXPOSED,
+         "tp": palette.TP, "tp_gather": palette.TP_GATHERS,
          "weights": palette.FORWARD, "gradients": palette.BACKWARD, "states": palette.OPTIMIZER,
          "activations": palette.EXPOSED}
 # (light, dark) of what the mode changes. `plain` is a box with an outline, `ghost` one that is
 # dashed: what is not there.
-PAPER = ("#ffffff", "#0d1117")
-INK = (palette.INK, "#e6edf3")
-MUTED = (palette.MUTED, "#9ba5b1")
+PAPER = palette.PAPER
+INK, MUTED = palette.INKS["ink"], palette.INKS["muted"]
 PLAIN = ("#f3f4f6", "#1c232c")
 ACCENT = ("#b3272d", "#ff9b8e")
 CLASSES = {"paper": ("fill", PAPER), "ink": ("fill", INK), "muted": ("fill", MUTED),

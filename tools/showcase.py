@@ -4,25 +4,30 @@ What is a chapter's own lies with it, in chNN_*/figures/make.py. It may define
 
     measure(chapter, program, commit)  runs that take time: .json files, and what is drawn of the runs
     demo(chapter, run_dir)             of the demo's run: keeps files, returns facts for demo.json
+    DEMO                               {flag: value} with which ranks share the parent's batch;
+                                       without it each takes its part of the samples
     rerun(chapter, program)            {file: text} of what no machine changes, in seconds
     count(chapter, program)            the same, of runs of a few steps on several ranks
     texts(folder)                      {file: text} of every table, from the .json files
     SCHEMATICS                         {file: function} of drawings that no data need, as text
     DRAWINGS                           [(script, .json, what it writes)] of figures from .json files
 
-and, for `./book bench`, BENCH_PROGRAMS, bench(chapter, record, seconds, rounds), bench_lines(record)
-and bench_text(record) (tools/bench.py). `./book figures --render` does all but measure() and the
+and, for `./book bench`, BENCH_PROGRAMS, BENCH_CONFIGS ({name: flags} of models beside those of every
+chapter), BENCH_SHARED (a flag that gets the number of ranks, which then share no samples),
+bench(chapter, record, seconds, rounds), bench_lines(record) and bench_text(record) (tools/bench.py).
+`./book figures --render` does all but measure() and the
 demo. The READMEs are woven anew afterwards.
 """
 import datetime
 import importlib
 import json
+import re
 import shlex
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-from tools import bench_report, build, figures, machine, mpi, packages, runs, trace, weave
+from tools import bench_report, build, estimates, figures, machine, mpi, packages, runs, trace, weave
 from tools.base import ROOT, BookError, say, show_path
 from tools.process import git_commit, wait_for
 
@@ -37,7 +42,7 @@ def maker(chapter):
     nothing."""
     found = {"measure": lambda *_: None, "demo": lambda *_: {}, "rerun": lambda *_: {},
              "count": lambda *_: {}, "texts": lambda _: {}, "DRAWINGS": (), "SCHEMATICS": {},
-             "BENCH_PROGRAMS": (),
+             "DEMO": {}, "BENCH_PROGRAMS": (), "BENCH_CONFIGS": {}, "BENCH_SHARED": None,
              "bench": lambda *_: {}, "bench_lines": lambda _: [], "bench_text": lambda _: []}
     if (ROOT / chapter.name / "figures" / "make.py").exists():
         found.update(vars(importlib.import_module(f"{chapter.name}.figures.make")))
@@ -116,6 +121,18 @@ def output_of(program, flags, ranks=1):
     return "".join(held)
 
 
+def rows_of(text, beginnings):
+    """The lines of a program's output that begin so."""
+    return "".join(f"{line}\n" for line in text.splitlines() if line.startswith(beginnings))
+
+
+def short_demo(text, beginnings):
+    """The demo in a few lines that a page has room for: what is trained, the first and last steps
+    without a remark in brackets, rows of the report."""
+    steps = [re.sub(r" \([^)]*\)", "", step) for step in re.findall(r"^step .*\n", text, re.M)]
+    return text[:text.index("\n") + 1] + steps[0] + steps[-1] + rows_of(text, beginnings)
+
+
 def origin(chapter, commit):
     """Where the data of a figure comes from."""
     return {"chapter": chapter.name, "commit": commit,
@@ -160,7 +177,9 @@ def _run_demo(chapter, run_dir, ranks=None):
     """The demo's output, progress shown meanwhile."""
     ranks = ranks or chapter.ranks or 1
     flags = ["--run_dir", str(run_dir)]
-    if chapter.ranks:  # the parent's batch, shared out
+    if ranks > 1 and maker(chapter).DEMO:
+        flags += estimates.words_of(maker(chapter).DEMO)
+    elif chapter.ranks:  # the parent's batch, shared out
         flags += ["--micro_batch_size", str(DEMO_BATCH // ranks)]
     say("book: running the demo" + (f" on {trace.counted(ranks, 'rank')}" if chapter.ranks else ""))
     return output_of(build.binary(build.RELEASE, chapter.name), flags, ranks)

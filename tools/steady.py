@@ -2,11 +2,12 @@
 import statistics
 from pathlib import Path
 
-from tools import build, estimates, machine, mpi, trace
+from tools import build, estimates, machine, mpi, replay, trace
 from tools.base import BookError
 from tools.process import wait_for
 
 STEPS, SKIPPED_STEPS = 14, 4  # primitives are created and pages touched in the first ones
+SCALARS = 8  # bytes of messages that only count or measure something
 QUIET = {"eval_interval": 0, "sample_tokens": 0, "steps": STEPS, "trace_steps": STEPS}
 
 
@@ -21,6 +22,19 @@ def train(chapter, run_dir, ranks, share=None, **flags):
     if code != 0:
         raise BookError(f"a run of {chapter.name} ended with exit code {code}:\n{''.join(held)}")
     return trace.load(Path(run_dir) / trace.RECORDED)
+
+
+def on_links(recorded, *links, node_size=None):
+    """The run laid out on such links, and with a core for every thread."""
+    return replay.replay(recorded, replay.choose_machine(recorded, node_size=node_size,
+                                                         links=links))
+
+
+def sent_in_a_step(recorded):
+    """(messages, bytes sent) of rank 0 in a step, without those that only count something."""
+    items = [item for item in recorded.ranks[0].communications if item.payload_bytes > SCALARS]
+    steps = len(trace.steps(recorded))
+    return len(items) / steps, sum(item.wire_bytes for item in items) / steps
 
 
 def steady(recorded):

@@ -561,6 +561,21 @@ def _share(span, waits):
                  max(0.0, span.duration - waited - compute))
 
 
+def exposed_by_group(trace):
+    """{step: {name of a group: microseconds of exposed communication of every rank}}; together
+    they are each rank's Share.exposed."""
+    found = {}
+    for step, shares in steps(trace).items():
+        groups = found[step] = {}
+        for number, (rank, share) in enumerate(zip(trace.ranks, shares)):
+            for wait in rank.waits:
+                if share.begin <= wait.begin < share.end:
+                    name = trace.group(number, wait.group).name
+                    of_ranks = groups.setdefault(name, [0.0] * len(trace.ranks))
+                    of_ranks[number] += wait.exposed
+    return found
+
+
 def step_time(shares):
     """Microseconds from the moment the first rank begins the step until the last one ends it."""
     return max(share.end for share in shares) - min(share.begin for share in shares)

@@ -365,10 +365,11 @@ std::vector<Stream> softmax_streams(const Config& config, Pools& pools) {
                probs = pools.values.take(scores.shape()), lse = pools.sums.take({samples, N, S});
   const Positions positions(0, S);
   Backend* backend = &Runtime::current().backend();
-  return {{"causal_softmax_forward", 2 * probs.bytes(),
-           [=] { backend->causal_softmax_forward(probs, lse, scores, 0.1, positions, positions); }},
-          {"causal_softmax_backward", 3 * probs.bytes(),
-           [=] { backend->causal_softmax_backward(scores, scores, probs, lse, 0.1); }}};
+  return {
+      {"causal_softmax_forward", 2 * probs.bytes(),
+       [=] { backend->causal_softmax_forward(probs, lse, scores, 0.1, positions, positions, {}); }},
+      {"causal_softmax_backward", 3 * probs.bytes(),
+       [=] { backend->causal_softmax_backward(scores, scores, probs, lse, 0.1); }}};
 }
 
 std::vector<Stream> swiglu_streams(const Config& config, Pools& pools) {

@@ -1,11 +1,13 @@
-"""Trains a Llama of given shapes with PyTorch on the CPU, until it is killed.
+"""Trains a Llama of given shapes with PyTorch, for so many steps or until it is killed.
 
 After every step a line of JSON tells how long it took: see tools/turns.py.
-Run by `./book bench --peers` under the Python that has torch. Everything that PyTorch offers for
-speed is on: scaled_dot_product_attention, fused AdamW, fused projections of q, k, v and of gate,
-up, and with --compile torch.compile. The batch is fixed and no value is read from any step.
+Run under a Python that has torch, by `./book bench --peers` on the CPU and by `./book gpu-check` on
+a GPU. Everything that PyTorch offers for speed is on: scaled_dot_product_attention, fused AdamW,
+fused projections of q, k, v and of gate, up, and with --compile torch.compile. The batch is fixed
+and no value is read from any step.
 """
 import argparse
+import itertools
 import json
 import time
 
@@ -75,6 +77,8 @@ def parse_arguments():
                  "vocab_size", "seq_len", "micro_batch_size"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--dtype", choices=("f32", "bf16"), required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--steps", type=int, help="default: until it is killed")
     parser.add_argument("--compile", action="store_true")
     return parser.parse_args()
 
@@ -82,22 +86,25 @@ def parse_arguments():
 def main():
     a = parse_arguments()
     torch.manual_seed(1)
-    model = Llama(a)
+    with torch.device(a.device):
+        model = Llama(a)
+        tokens, targets = (torch.randint(a.vocab_size, (a.micro_batch_size, a.seq_len))
+                           for _ in range(2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95),
                                   weight_decay=0.1, fused=True)
-    tokens, targets = (torch.randint(a.vocab_size, (a.micro_batch_size, a.seq_len))
-                       for _ in range(2))
     run = torch.compile(model) if a.compile else model
 
     def step():
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=a.dtype == "bf16"):
+        with torch.autocast(a.device, dtype=torch.bfloat16, enabled=a.dtype == "bf16"):
             loss = run(tokens, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if a.device == "cuda":
+            torch.cuda.synchronize()  # a step is over when the GPU has done it
 
-    while True:
+    for _ in itertools.count() if a.steps is None else range(a.steps):
         begin = time.perf_counter()
         step()
         print(json.dumps({"step_ms": 1e3 * (time.perf_counter() - begin),

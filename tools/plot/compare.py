@@ -47,7 +47,7 @@ def draw_difference(axes, a, b):
     zeros = int((relative == 0).sum())
     if zeros:
         axes.annotate(f"{zeros} of {len(steps)} steps are equal", (0.01, 0.9),
-                      xycoords="axes fraction", va="top", color=style.MUTED, fontsize=11)
+                      xycoords="axes fraction", va="top", color=style.MUTED, fontsize=style.SMALL)
 
 
 def main(argv):
@@ -57,7 +57,7 @@ def main(argv):
     dir_a, dir_b, out = argv[1:]
     a, b = losses(dir_a), losses(dir_b)
     name_a, name_b = names(dir_a, dir_b)
-    fig, (upper, lower) = style.figure(rows=2, heights=(2.4, 1), size=(8.4, 5.4))
+    fig, (upper, lower) = style.figure(rows=2, heights=(2.4, 1), size=(style.WIDTH, 5.2))
     for run, label, look in (
             (a, f"A  {name_a}", {"color": style.BLUE, "linewidth": 2.6, "alpha": 0.55}),
             (b, f"B  {name_b}", {"color": style.ORANGE, "linewidth": 1.1})):

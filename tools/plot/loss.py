@@ -92,7 +92,7 @@ def draw_loss(axes, records, run):
     if math.isfinite(uniform) and len(steps) >= SMOOTH_FROM_STEPS:
         axes.annotate(f"uniform guess: ln {config['vocab_size']} = {uniform:.3f}", (0, uniform),
                       xytext=(0.055, uniform), textcoords=("axes fraction", "data"), va="center",
-                      color=style.MUTED, fontsize=11, annotation_clip=True,
+                      color=style.MUTED, fontsize=style.SMALL, annotation_clip=True,
                       arrowprops={"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.8})
     axes.legend(loc="upper right")
     axes.set_ylabel("loss, nats per token")
@@ -191,7 +191,7 @@ def main(argv):
 
 def draw(records, run):
     """The figure: the loss, and below it the gradient norm."""
-    fig, (upper, lower) = style.figure(rows=2, heights=(3, 1), size=(8.4, 5.6))
+    fig, (upper, lower) = style.figure(rows=2, heights=(3, 1), size=(style.WIDTH, 5.4))
     draw_loss(upper, records, run)
     draw_norm(lower, records)
     style.title(upper, *heading(records, run))

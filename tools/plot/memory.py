@@ -9,8 +9,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np  # noqa: E402
-from matplotlib.patches import Patch  # noqa: E402
 
+from tools import palette  # noqa: E402
 from tools import memory as memories  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.plot import style  # noqa: E402
@@ -18,10 +18,10 @@ from tools.runs import read_run  # noqa: E402
 
 # The phases, in greys: the colours are the categories'.
 SHORT = {"forward": "FWD", "backward": "BWD", "optimizer": "OPT"}
-GREYS = {"forward": "#aab1ba", "backward": "#6d7580", "optimizer": style.INK}
+GREYS = {"forward": palette.GREYS["forward"][0], "backward": style.MUTED, "optimizer": style.INK}
 MOST_STEPS = 10       # drawn; later ones look alike
 MOST_MOMENTS = 1200   # drawn: the figure is some 800 pixels wide where it is read
-FITS = 0.045          # of the width, that a label in a phase needs
+FITS = 0.09           # of the width, that a label in a phase needs
 UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 
 
@@ -109,14 +109,15 @@ def draw_phases(axes, memory, span):
         middle = left + width / 2
         if phase.name == memories.STEP:
             axes.annotate(f"step {phase.step}", (middle, 1.2), ha="center", va="bottom",
-                          fontsize=11, annotation_clip=False)
+                          fontsize=style.SMALL, annotation_clip=False)
             continue
         drawn = axes.broken_barh([(left, width)], (0, 1), facecolors=GREYS[phase.name],
                                  linewidths=0)
         drawn.set_gid(f"step_{phase.step}_{phase.name}")
         if width > FITS * 1e-6 * (end - begin):
             axes.annotate(SHORT[phase.name], (middle, 0.46), ha="center", va="center",
-                          color=style.INK if phase.name == "forward" else "white", fontsize=9.5)
+                          color=style.INK if phase.name == "forward" else "white",
+                          fontsize=style.SMALL)
     axes.set_xlim(0, 1e-6 * (end - begin))
     axes.set_ylim(0, 1)
     axes.axis("off")
@@ -135,7 +136,8 @@ def draw_limits(axes, memory, unit):
                      gid=label.replace(" ", "_"))
         side = "center" if not close else "bottom" if label == highest else "top"
         axes.annotate(f"{label}\n{value:,.1f} {name}", (1, value), xytext=(6, 0), va=side,
-                      xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=11)
+                      xycoords=("axes fraction", "data"), textcoords="offset points",
+                      fontsize=style.SMALL)
     axes.set_ylim(0, top)
 
 
@@ -156,36 +158,25 @@ def heading(memory, run, left_out):
     return f"Memory {first}", " · ".join(fact for fact in facts if fact)
 
 
-def add_legend(axes, colors, y):
-    """A row of colours and what they stand for, below the axes."""
-    axes.figure.legend([Patch(facecolor=color) for color in colors.values()], colors,
-                       ncol=len(colors), loc="upper left", bbox_to_anchor=(0, y),
-                       bbox_transform=axes.transAxes, handlelength=1.1, handleheight=0.8,
-                       handletextpad=0.5, columnspacing=1.1, borderpad=0, fontsize=10.5,
-                       frameon=False)
-
-
 def draw(memory, run):
     """The figure of one run."""
     begin, end, left_out = window(memory)
     unit = unit_for(memory.peak_total)
-    fig, (axes,) = style.figure(size=(8.0, 4.4))
+    fig, (axes,) = style.figure(size=(5.0, 4.6))
     drawn = draw_live(axes, memory, (begin, end), unit[0])
     draw_limits(axes, memory, unit)
     draw_phases(axes.inset_axes([0, 1.025, 1, 0.055]), memory, (begin, end))
     for step in memory.steps()[1:MOST_STEPS]:
         axes.axvline(1e-6 * (step.begin - begin), color="white", linewidth=0.8)
-    axes.set_xlabel("ms since recording began")
+    axes.set_xlabel(memories.clock(run))
     axes.set_ylabel(unit[1])
-    add_legend(axes, drawn, -0.155)
+    below = style.legend(axes, style.patches(drawn), 42)
     marked = {phase.name for phase in memory.phases} & set(GREYS)
     if marked:
-        add_legend(axes, {f"{SHORT[name]}: {name}": grey for name, grey in GREYS.items()
-                          if name in marked}, -0.22)
+        style.legend(axes, style.patches({f"{SHORT[name]}: {name}": grey for name, grey
+                                          in GREYS.items() if name in marked}), below)
     title, subtitle = heading(memory, run, left_out)
-    axes.set_title(style.plain(title), loc="left", pad=70)
-    axes.annotate(style.plain(subtitle), (0, 1), xytext=(0, 51), xycoords="axes fraction",
-                  textcoords="offset points", color=style.MUTED, fontsize=11.5)
+    style.heading(axes, title, subtitle, 46)
     return fig
 
 

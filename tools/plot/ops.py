@@ -13,10 +13,9 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.patches import Patch  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
-from matplotlib.transforms import offset_copy  # noqa: E402
 
+from tools import palette  # noqa: E402
 from tools import trace as traces  # noqa: E402
 from tools.limits import ATTENTION, MATMUL, MEMORY, kind_of  # noqa: E402
 from tools.plot import style  # noqa: E402
@@ -25,13 +24,13 @@ from tools.plot.timeline import EXPOSED, caption, choose_step, inside, main  # n
 RANK = 0
 WAIT, OUTSIDE = "waiting", "outside of operators"
 COLORS = {MATMUL: style.BLUE, ATTENTION: style.ORANGE, MEMORY: style.GREEN, WAIT: EXPOSED,
-          OUTSIDE: "#d9dde2"}
-LANE, DARK_LANE = "#eef0f3", "#e0e4e9"  # phases, in turns
+          OUTSIDE: palette.GREYS["outside"][0]}
+LANE, DARK_LANE = palette.GREYS["lane"][0], palette.GREYS["dark lane"][0]  # phases, in turns
 NAMES = ("pass", "block", "segment", "operator")
 SHORT = {"attention": "attn", "embedding": "emb"}
 LANE_INCHES, BAR = 0.3, 0.88  # and the part of it that a bar fills
-CHARACTER = 0.062  # inches, of a label in a bar
-INCHES = 8.0       # of the axes, about
+CHARACTER = 0.072  # inches, of a label in a bar
+INCHES = 4.6       # of the axes, about
 SHORTENED = {"linear_forward": "$y = xW^T$", "linear_backward_input": "$dx = dy\\,W$",
              "linear_backward_weight": "$dW = dy^T x$", "attention_forward": "attention",
              "attention_backward": "attention", "attention_delta": "delta",
@@ -87,7 +86,7 @@ def label(axes, texts, begin, duration, y, color):
     room = duration / (right - left) * INCHES / CHARACTER
     for text in texts:
         if len(re.sub(r"[$^\\]", "", text)) < room:
-            axes.text(begin + duration / 2, y, text, ha="center", va="center", fontsize=9,
+            axes.text(begin + duration / 2, y, text, ha="center", va="center", fontsize=style.SMALL,
                       color=color, clip_on=True)
             return
 
@@ -134,7 +133,7 @@ def draw_panel(axes, placed, operators, waits, window, lanes):
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False)
     axes.spines["left"].set_visible(False)
-    axes.xaxis.set_major_locator(MaxNLocator(10))
+    axes.xaxis.set_major_locator(MaxNLocator(7))
 
 
 def middle_block(placed):
@@ -179,14 +178,11 @@ def draw(trace, run_dir, wanted):
     for axes, window, lanes in zip(panels, windows, [len(NAMES)] + [2] * len(zooms)):
         draw_panel(axes, placed, operators, waits, window, lanes)
     for axes, (which, zoom) in zip(panels[1:], zooms.items()):
-        axes.set_title(f"{zoom.name}, {which}: {zoom.duration:.2f} ms", loc="left", fontsize=12,
+        axes.set_title(f"{zoom.name}, {which}: {zoom.duration:.2f} ms", loc="left", fontsize=11.5,
                        pad=4)
     panels[-1].set_xlabel(f"ms since step {step} began")
     texts = [describe(kind, total, duration) for kind, total in totals.items()]
-    fig.legend([Patch(facecolor=COLORS[kind]) for kind in totals], texts, ncol=(len(texts) + 1) // 2,
-               loc="upper left", bbox_to_anchor=(0, 0), handlelength=1.1, handleheight=0.8,
-               bbox_transform=offset_copy(panels[-1].transAxes, fig, y=-46, units="points"),
-               handletextpad=0.5, columnspacing=1.6, borderpad=0, fontsize=11, frameon=False)
+    style.legend(panels[-1], style.patches(dict(zip(texts, map(COLORS.get, totals)))), 44)
     ranks = "" if len(trace.ranks) == 1 else f", rank {RANK}"
     style.title(panels[0], f"{trace.facts['chapter']}, step {step}{ranks}: "
                 f"{1e-3 * duration:.1f} ms", caption(trace, run_dir))
@@ -199,7 +195,7 @@ def make_panels(lanes):
     heights = [LANE_INCHES * count for count in lanes]
     gaps = 0.62  # inches
     fig, axes = plt.subplots(
-        len(lanes), 1, figsize=(9.2, sum(heights) + gaps * len(lanes)), squeeze=False,
+        len(lanes), 1, figsize=(style.WIDTH, sum(heights) + gaps * len(lanes)), squeeze=False,
         gridspec_kw={"height_ratios": heights, "hspace": gaps * len(lanes) / sum(heights)})
     return fig, list(axes[:, 0])
 

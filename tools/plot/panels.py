@@ -1,4 +1,4 @@
-"""Figures of several panels side by side, with one title over and one legend below them."""
+"""Figures of several panels, with one title over and one legend below them."""
 import matplotlib.pyplot as plt
 
 from tools.plot import style
@@ -6,32 +6,31 @@ from tools.plot import style
 DEVICE = 80 * 2**30  # bytes of a GPU that is sold, and called by the book, as one of 80 GB
 
 
-def panels(models, **kwargs):
-    """A figure with one panel for each model, side by side."""
+def panels(models, columns=1, height=1.6, **kwargs):
+    """A figure with one panel for each model, in rows of so many, each so many inches high."""
     style.apply()
-    fig, axes = plt.subplots(1, len(models), figsize=(8.6, 3.9), squeeze=False, **kwargs)
-    fig.subplots_adjust(wspace=0.24 if len(models) < 4 else 0.08)
-    for panel, model in zip(axes[0], models):
-        panel.annotate(model, (0.5, 1), xytext=(0, 5), xycoords="axes fraction", ha="center",
-                       textcoords="offset points", fontsize=12.5)
-    return fig, list(axes[0])
+    rows = -(-len(models) // columns)
+    fig, axes = plt.subplots(rows, columns, figsize=(style.WIDTH, height * rows / 0.77),
+                             squeeze=False, **kwargs)
+    fig.subplots_adjust(wspace=0.08, hspace=0.44)
+    for panel, model in zip(axes.flat, models):
+        panel.annotate(model, (0.5, 1), xytext=(0, 4), xycoords="axes fraction", ha="center",
+                       textcoords="offset points", fontsize=12)
+    for spare in axes.flat[len(models):]:
+        spare.set_axis_off()
+        axes[-2, -1].tick_params(axis="x", labelbottom=True)  # nothing is below it
+    return fig, list(axes.flat[:len(models)])
 
 
 def heading(fig, text, subtitle):
-    """The title and its quieter second line, over all panels."""
-    axes = fig.axes[0]
-    for line, above, look in ((text, 50, {"fontsize": 14}),
-                              (subtitle, 31, {"fontsize": 11.5, "color": style.MUTED})):
-        axes.annotate(style.plain(line), (0, 1), xytext=(0, above), xycoords="axes fraction",
-                      textcoords="offset points", **look)
+    """The title and its quieter lines, over all panels."""
+    style.heading(fig.axes[0], text, subtitle, 25)
 
 
-def legend(fig, handles, y, columns=None):
-    """Names below the panels, in one row or in so many columns."""
-    fig.legend(handles, [handle.get_label() for handle in handles], ncol=columns or len(handles),
-               loc="upper left", bbox_to_anchor=(0, y), bbox_transform=fig.axes[0].transAxes,
-               handlelength=1.3, handleheight=0.8, handletextpad=0.5, columnspacing=1.2,
-               borderpad=0, fontsize=10.5, frameon=False)
+def legend(fig, handles, below):
+    """Names so many points below the panels."""
+    last = fig.axes[-1].get_gridspec()
+    style.legend(fig.axes[(last.nrows - 1) * last.ncols], handles, below)
 
 
 def thousands(seq_len):

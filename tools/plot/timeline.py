@@ -5,15 +5,12 @@ Every rank has a lane for what it computes and waits for, and one below it for i
 import json
 import re
 import sys
-import textwrap
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from matplotlib.collections import LineCollection  # noqa: E402
-from matplotlib.patches import Patch  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
-from matplotlib.transforms import offset_copy  # noqa: E402
 
 from tools import palette  # noqa: E402
 from tools import trace as traces  # noqa: E402
@@ -25,17 +22,16 @@ PHASES = {"forward": palette.FORWARD, "backward": palette.BACKWARD, "optimizer":
 LABELS = {traces.STEP: "anything else"}
 EXPOSED, SKEW = palette.EXPOSED, palette.SKEW
 WAITS = {"waits for messages": EXPOSED, "waits for a later rank": SKEW}
-DIMENSIONS = {"dp": palette.DP, "tp": "#56b4e9", "cp": "#e69f00", "pp": "#882255", "ep": "#999933",
+DIMENSIONS = {"dp": palette.DP, "tp": palette.TP, "cp": "#e69f00", "pp": "#882255", "ep": "#999933",
               "world": "#6b7280"}
 GATHERS = "gathers"    # of a dimension in which there are other collectives, too: a darker shade
 FREED, FREED_WIDTH = "weights freed", 0.0045  # of the width
 MORE = ("#4b6fb5", "#95603f", "#54845c", "#8f6f9f")
-COMPUTE_INCHES, MESSAGES_INCHES, GAP_INCHES = 0.30, 0.13, 0.12
+COMPUTE_INCHES, MESSAGES_INCHES, GAP_INCHES = 0.28, 0.14, 0.12
 MOST_ROWS = 3          # of operations of one dimension that a rank is in at the same time
 MOST_INCHES = 11.0     # of all lanes
 MOST_MESSAGES = 600    # with a line each
 SEPARATED = 0.004      # of the width: bars from here on are set off against their neighbours
-WRAP = 98              # characters
 
 
 def choose_step(trace, wanted):
@@ -232,26 +228,17 @@ def label_lanes(axes, lanes, waited):
     """Names on the left, and on the right the share of the step for which a rank waited."""
     axes.set_yticks([lanes.top(rank) + lanes.compute / 2 for rank in range(lanes.ranks)],
                     [f"rank {rank}" for rank in range(lanes.ranks)])
-    axes.tick_params(axis="y", length=0, labelsize=12 if lanes.pitch > 0.2 else 6)
+    axes.tick_params(axis="y", length=0, labelsize=11 if lanes.pitch > 0.2 else 6)
     if lanes.messages > 0.09 and lanes.rows:
         for rank in range(lanes.ranks):
             axes.annotate("messages", (0, lanes.row(rank, lanes.rows / 2)), xytext=(-4, 0),
                           xycoords=("axes fraction", "data"), textcoords="offset points",
-                          ha="right", va="center", color=style.MUTED, fontsize=9)
+                          ha="right", va="center", color=style.MUTED, fontsize=style.SMALL)
     for rank, share in enumerate(waited):
         axes.annotate(f"waits {100 * share:.0f} %", (1, lanes.top(rank) + lanes.compute / 2),
                       xytext=(5, 0), xycoords=("axes fraction", "data"), va="center",
                       textcoords="offset points", color=style.MUTED,
-                      fontsize=11 if lanes.pitch > 0.2 else 6)
-
-
-def add_legend(axes, colors, points):
-    """A row of colours and what they stand for, so many points below the axes."""
-    below = offset_copy(axes.transAxes, axes.figure, y=-points, units="points")
-    axes.figure.legend([Patch(facecolor=color) for color in colors.values()], colors,
-                       ncol=max(1, len(colors)), loc="upper left", bbox_to_anchor=(0, 0),
-                       bbox_transform=below, handlelength=1.1, handleheight=0.8, handletextpad=0.5,
-                       columnspacing=1.2, borderpad=0, fontsize=10.5, frameon=False)
+                      fontsize=style.SMALL if lanes.pitch > 0.2 else 6)
 
 
 def short_cpu(name):
@@ -279,21 +266,20 @@ def draw(trace, run_dir, wanted):
     colors = dimension_colors(messages)
     placed = lay_rows(messages, colors)
     lanes = Lanes(len(trace.ranks), count_rows(placed))
-    fig, (axes,) = style.figure(size=(8.4, lanes.height + 0.1))
+    fig, (axes,) = style.figure(size=(5.3, lanes.height + 0.1))
     seen = draw_ranks(axes, lanes, trace.ranks, placed, colors, window)
     draw_paths(axes, lanes, trace, window[0], placed)
     axes.set_xlim(0, 1e-3 * (window[1] - window[0]))
-    axes.xaxis.set_major_locator(MaxNLocator(10))
+    axes.xaxis.set_major_locator(MaxNLocator(7))
     axes.set_xlabel(f"ms since step {step} began")
     label_lanes(axes, lanes, [(share.exposed + share.skew) / max(share.end - share.begin, 1e-9)
                               for share in shares])
-    add_legend(axes, in_order(seen), 46)
-    add_legend(axes, collectives(messages, colors), 64)
+    below = style.legend(axes, style.patches(in_order(seen)), 44)
+    style.legend(axes, style.patches(collectives(messages, colors)), below)
     facts = trace.facts
-    about = textwrap.wrap(caption(trace, run_dir), WRAP)
     ranks, duration = traces.counted(len(trace.ranks), "rank"), 1e-3 * (window[1] - window[0])
     style.title(axes, f"{facts['chapter']}, step {step} on {ranks}: {duration:.1f} ms",
-                "\n".join(about))
+                caption(trace, run_dir))
     return fig
 
 
