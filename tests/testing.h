@@ -25,9 +25,16 @@ using Values = std::vector<double>;
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
 inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
+/// The device that the variable USP_TEST_DEVICE names, so that the same executable tests either;
+/// without it, the CPU.
+inline Device default_device() {
+  const char* given = std::getenv("USP_TEST_DEVICE");
+  return given != nullptr && given == name(Device::cuda) ? Device::cuda : Device::cpu;
+}
+
 /// A runtime in force for the lifetime of the object: the first line of a test that makes tensors.
 struct OnDevice {
-  explicit OnDevice(Device device = Device::cpu) : runtime(device), use(runtime) {}
+  explicit OnDevice(Device device = default_device()) : runtime(device), use(runtime) {}
   Allocator& allocator() { return runtime.allocator(); }
 
   Runtime runtime;
@@ -122,7 +129,7 @@ inline constexpr DType kFloatDTypes[] = {DType::f64, DType::f32, DType::bf16};
 
 /// The bytes of all elements in row-major order.
 inline std::vector<char> bits_of(const Tensor& tensor) {
-  const Tensor dense = tensor.to_contiguous();
+  const Tensor dense = tensor.to_host().to_contiguous();
   std::vector<char> bits(dense.bytes());
   if (!bits.empty()) std::memcpy(bits.data(), dense.address(), bits.size());
   return bits;
@@ -130,9 +137,9 @@ inline std::vector<char> bits_of(const Tensor& tensor) {
 
 /// A tensor of its own with the same elements.
 inline Tensor clone(const Tensor& tensor) {
-  const Tensor copy = Tensor::empty(tensor.shape(), tensor.dtype());
+  Tensor copy = Tensor::empty(tensor.shape(), tensor.dtype());
   const std::vector<char> bits = bits_of(tensor);
-  if (!bits.empty()) std::memcpy(copy.address(), bits.data(), bits.size());
+  copy.assign_bytes(std::as_bytes(std::span(bits)));
   return copy;
 }
 
@@ -154,17 +161,18 @@ inline Values numeric_gradient(const Tensor& x, const std::vector<int64_t>& indi
                                const std::function<double()>& loss) {
   constexpr double kStep = 3e-4;
   REQUIRE(x.contiguous());
+  const Values centres = x.items();
   Values gradient;
   for (int64_t index : indices) {
-    double& element = x.data<double>()[index];
-    const double centre = element;
+    Tensor element = x.view({x.numel()}).narrow(0, index, 1);
+    const double centre = centres[index];
     const auto loss_at = [&](double offset) {
-      element = centre + offset;
+      element.assign(Values{centre + offset});
       return loss();
     };
     const double near = loss_at(kStep) - loss_at(-kStep);
     const double far = loss_at(2 * kStep) - loss_at(-2 * kStep);
-    element = centre;
+    element.assign(Values{centre});
     gradient.push_back((8 * near - far) / (12 * kStep));
   }
   return gradient;

@@ -10,6 +10,7 @@ namespace usp::test {
 struct AttentionCase {
   int64_t B, N, G, D;
   Positions queries, keys;
+  std::vector<int32_t> begins{};  ///< [B, S] of documents, or none
 
   int64_t S() const { return queries.count(); }
   int64_t K() const { return keys.count(); }
@@ -19,8 +20,22 @@ struct AttentionCase {
   Shape probs_shape() const { return {B, N, S(), K()}; }
 };
 
+/// The same case where in sample b documents begin at the positions starts[b], besides at 0.
+inline AttentionCase with_documents(AttentionCase c,
+                                    const std::vector<std::vector<int32_t>>& starts) {
+  for (int64_t i = 0; i < c.B * c.S(); ++i) {
+    int32_t begin = 0;
+    for (int32_t start : starts[i / c.S()]) {
+      if (start <= c.queries[i % c.S()]) begin = std::max(begin, start);
+    }
+    c.begins.push_back(begin);
+  }
+  return c;
+}
+
 /// What may happen to attention: one kv head for each query head, for several, for all; sizes on
-/// both sides of every block; two position ranges; queries before, after and among the keys.
+/// both sides of every block; two position ranges; queries before, after and among the keys;
+/// documents.
 inline std::vector<AttentionCase> attention_cases() {
   return {
       {2, 3, 3, 8, {0, 7}, {0, 7}},
@@ -35,6 +50,15 @@ inline std::vector<AttentionCase> attention_cases() {
       {1, 2, 1, 4, {0, 6}, {6, 5}},      // nobody sees anything
       {1, 2, 1, 4, {30, 6}, {0, 25}},    // everybody sees everything
       {1, 2, 1, 4, {120, 1}, {0, 121}},  // one new token
+      // Documents of one token, at both ends too; a sample that is one.
+      with_documents({2, 4, 2, 5, {0, 13}, {0, 13}}, {{1, 2, 12}, {}}),
+      // On the bounds of tiles, and next to them; over several.
+      with_documents({2, 2, 1, 20, {0, 200}, {0, 200}}, {{96, 192}, {95, 97, 191}}),
+      with_documents({1, 2, 1, 4, {0, 300}, {0, 300}}, {{5, 290}}),
+      // In the gap between two ranges, at its ends, and within each.
+      with_documents({2, 2, 1, 4, {0, 50, 150, 49}, {0, 50, 150, 49}}, {{25, 50, 160}, {100, 150}}),
+      with_documents({1, 2, 2, 6, {4, 5, 20, 7}, {0, 4, 16, 4}}, {{2, 19, 22}}),  // no key from 22
+      with_documents({1, 2, 1, 4, {120, 1}, {0, 121}}, {{100}}),
   };
 }
 
@@ -45,6 +69,7 @@ class AttentionRun {
       : c(c),
         naive(naive),
         scale(1 / std::sqrt(double(c.D))),
+        documents(c.begins.empty() ? Documents() : Documents(c.begins, {c.B, c.S()})),
         fused_q_(Random(seed).tensor({c.B, c.S(), c.N + 2, c.D}, dtype)),
         fused_kv_(Random(seed + 1).tensor({c.B, c.K(), 2 * c.G + 1, c.D}, dtype)),
         q(fused_q_.narrow(2, 1, c.N)),
@@ -58,7 +83,9 @@ class AttentionRun {
     forward();
   }
 
-  void forward() { ops::attention_forward(out, lse, probs, q, k, v, scale, c.queries, c.keys); }
+  void forward() {
+    ops::attention_forward(out, lse, probs, q, k, v, scale, c.queries, c.keys, documents);
+  }
 
   /// Adds the gradients to `gradients` [B, S, N, D], [B, K, G, D], [B, K, G, D].
   struct Gradients {
@@ -67,7 +94,7 @@ class AttentionRun {
   void backward(const Gradients& gradients) {
     ops::attention_delta(delta, dout, out);
     ops::attention_backward(gradients.dq, gradients.dk, gradients.dv, dout, probs, q, k, v, lse,
-                            delta, scale, c.queries, c.keys);
+                            delta, scale, c.queries, c.keys, documents);
   }
   Gradients backward() {
     const DType acc = accumulate_dtype(q.dtype());
@@ -80,6 +107,7 @@ class AttentionRun {
   AttentionCase c;
   bool naive;
   double scale;
+  Documents documents;
 
  private:
   Tensor fused_q_, fused_kv_;
@@ -93,7 +121,7 @@ template <class Run>
 void for_each_attention(const Run& run) {
   for (const AttentionCase& c : attention_cases()) {
     for (bool naive : {true, false}) {
-      CAPTURE(c.B, c.N, c.G, c.D, c.S(), c.K(), c.queries[0], c.keys[0], naive);
+      CAPTURE(c.B, c.N, c.G, c.D, c.S(), c.K(), c.queries[0], c.keys[0], c.begins.size(), naive);
       run(c, naive);
     }
   }

@@ -58,5 +58,31 @@ TEST_CASE("a cache refuses positions beyond its capacity, gaps, and two ranges")
                       {"consecutive"});
 }
 
+TEST_CASE("caches that share out a text hold every position once, each its own stretch") {
+  OnDevice cpu;
+  const int layer = 0;
+  for (int64_t ranks : {1, 2, 3, 4, 7}) {  // 7: more than there are positions
+    std::vector<KvCache> caches(ranks, KvCache(5));
+    const int64_t before = cpu.allocator().live_bytes(Category::activations);
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 2}, {2, 3}, {3, 5}, {0, 4}}) {
+      CAPTURE(ranks, begin, end);
+      int64_t next = 0;
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        const KvCache::Share share{rank, ranks};
+        const Tensor held = caches[rank].append(&layer, numbered(begin, end - begin),
+                                                Positions(begin, end - begin), share);
+        if (held.size(1) == 0) continue;
+        REQUIRE(caches[rank].first_position(share) == next);
+        check_close(held.to_contiguous(), numbered(next, held.size(1)), 0);
+        next += held.size(1);
+      }
+      REQUIRE(next == end);
+    }
+    const int64_t room = (5 + ranks - 1) / ranks;
+    REQUIRE(cpu.allocator().live_bytes(Category::activations) - before ==
+            ranks * 2 * room * 2 * 3 * 8);
+  }
+}
+
 }  // namespace
 }  // namespace usp::test

@@ -18,8 +18,8 @@ struct Definition {
         const int64_t g = n / (c.N / c.G);
         for (int64_t s = 0; s < c.S(); ++s) {
           const double* query = &q[((b * c.S() + s) * c.N + n) * c.D];
-          row(c, c.queries[s], run.scale, query, b, g, k, v,
-              &out[((b * c.S() + s) * c.N + n) * c.D], lse[(b * c.N + n) * c.S() + s],
+          row(c, c.begins.empty() ? 0 : c.begins[b * c.S() + s], c.queries[s], run.scale, query, b,
+              g, k, v, &out[((b * c.S() + s) * c.N + n) * c.D], lse[(b * c.N + n) * c.S() + s],
               &probs[((b * c.N + n) * c.S() + s) * c.K()]);
         }
       }
@@ -27,12 +27,12 @@ struct Definition {
   }
 
  private:
-  static void row(const AttentionCase& c, int64_t position, double scale, const double* query,
-                  int64_t b, int64_t g, const Values& k, const Values& v, double* out, double& lse,
-                  double* probs) {
+  static void row(const AttentionCase& c, int64_t begin, int64_t position, double scale,
+                  const double* query, int64_t b, int64_t g, const Values& k, const Values& v,
+                  double* out, double& lse, double* probs) {
     double sum = 0;
     for (int64_t j = 0; j < c.K(); ++j) {
-      if (c.keys[j] > position) continue;
+      if (c.keys[j] < begin || c.keys[j] > position) continue;
       double score = 0;
       for (int64_t d = 0; d < c.D; ++d) {
         score += query[d] * k[((b * c.K() + j) * c.G + g) * c.D + d];
@@ -152,6 +152,50 @@ TEST_CASE("changing a later token changes no earlier output") {
     for (int64_t row = 60; row < 110; ++row) {
       REQUIRE(!same_bits(run.out.narrow(1, row, 1), before.narrow(1, row, 1)));
     }
+  }
+}
+
+TEST_CASE("changing a token changes no output of a later document") {
+  const OnDevice cpu;
+  for (bool naive : {true, false}) {
+    for (int32_t start : {7, 60, 96}) {
+      CAPTURE(naive, start);
+      const AttentionCase c = with_documents({1, 2, 1, 8, {0, 110}, {0, 110}}, {{start}});
+      AttentionRun run(c, DType::f32, naive, 8);
+      const Tensor before = clone(run.out);
+      const int64_t last = start - 1;  // of the document before
+      ops::copy(run.k.narrow(1, last, 1), Random(9).tensor({1, 1, 1, 8}, DType::f32));
+      ops::copy(run.v.narrow(1, last, 1), Random(10).tensor({1, 1, 1, 8}, DType::f32));
+      run.forward();
+      REQUIRE(!same_bits(run.out.narrow(1, last, 1), before.narrow(1, last, 1)));
+      REQUIRE(
+          same_bits(run.out.narrow(1, start, 110 - start), before.narrow(1, start, 110 - start)));
+    }
+  }
+}
+
+TEST_CASE("blockwise attention computes no tile of an earlier document") {
+  const OnDevice cpu;
+  for (DType dtype : kFloatDTypes) {
+    CAPTURE(name(dtype));
+    // All queries are of the document that begins at 288, as do tiles of 96 keys and of 32.
+    const AttentionCase c = with_documents({1, 2, 1, 8, {320, 90}, {0, 410}}, {{288}});
+    AttentionRun run(c, dtype, /*naive=*/false, 11);
+    const auto finite = [](const Tensor& tensor) {
+      for (double value : tensor.items()) {
+        if (!std::isfinite(value)) return false;
+      }
+      return true;
+    };
+    ops::copy(run.k.narrow(1, 0, 288),
+              Tensor::from_host(Values(288 * 8, kNaN), {1, 288, 1, 8}, dtype));
+    ops::copy(run.v.narrow(1, 0, 288),
+              Tensor::from_host(Values(288 * 8, kNaN), {1, 288, 1, 8}, dtype));
+    run.forward();
+    const auto [dq, dk, dv] = run.backward();
+    for (const Tensor& tensor : {run.out, run.lse, dq, dk, dv}) REQUIRE(finite(tensor));
+    check_close(dk.narrow(1, 0, 288), Values(288 * 8, 0.0), 0, "dk");
+    check_close(dv.narrow(1, 0, 288), Values(288 * 8, 0.0), 0, "dv");
   }
 }
 

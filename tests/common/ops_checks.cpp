@@ -38,6 +38,9 @@ TEST_CASE("an operation refuses a wrong dtype and names both") {
   check_throws<Error>([&] { ops::embedding_forward(y, table, tokens); }, {"tokens", "f32", "i32"});
   check_throws<Error>([&] { ops::sum_squares(f32({1}), bf); }, {"sum", "f32", "f64"});
   check_throws<Error>([] { ops::add(i32(3), i32(3), i32(3)); }, {"i32"});
+  const Tensor out = Tensor::zeros({1, 2, 3, 4}, DType::bf16), lse = f32({1, 3, 2});
+  check_throws<Error>([&] { ops::attention_merge(out, lse, out, lse); }, {"out", "bf16", "f32"});
+  check_throws<Error>([&] { ops::attention_rescale(out, lse, lse); }, {"[1, 3, 2]", "[1, 2, 3]"});
 }
 
 TEST_CASE("attention refuses heads and positions that do not fit") {
@@ -53,6 +56,13 @@ TEST_CASE("attention refuses heads and positions that do not fit") {
   check_throws<Error>([&] { attend(4, 2, six, six, {1, 4, 4, 6}); }, {"6 query", "4 queries"});
   check_throws<Error>([&] { attend(4, 2, four, four, {1, 4, 4, 6}); }, {"4 key", "6 keys"});
   check_throws<Error>([&] { attend(4, 2, four, six, {1, 4, 6, 4}); }, {"probs", "[1, 4, 4, 6]"});
+  const Tensor q = f32({1, 4, 2, 8}), lse = f32({1, 2, 4});
+  check_throws<Error>(
+      [&] { ops::attention_forward(f64(q.shape()), lse, {}, q, q, q, 1, four, four); },
+      {"attention_forward: out", "f64", "f32"});
+  const Documents three({0, 0, 0}, {1, 3});
+  check_throws<Error>([&] { ops::attention_forward(q, lse, {}, q, q, q, 1, four, four, three); },
+                      {"documents", "[1, 3]", "[1, 4]"});
 }
 
 TEST_CASE("RoPE refuses odd channels and positions beyond its table") {
@@ -106,6 +116,16 @@ TEST_CASE("the operations count their floating-point operations") {
     };
     REQUIRE(flops_of(forward) == 2 * one_matmul);
     REQUIRE(flops_of(backward) == (naive ? 4 : 5) * one_matmul);
+    // Documents of 2 and 3 tokens, and of 4 and 1: 1 + 2 and 1 + 2 + 3, 1 + 2 + 3 + 4 and 1.
+    const Documents documents({0, 0, 2, 2, 2, 0, 0, 0, 0, 4}, {2, 5});
+    const int64_t fewer = 2 * 4 * 8 * (9 + 11);
+    REQUIRE(flops_of([&] {
+              ops::attention_forward(q, lse, probs, q, kv, kv, 1, five, five, documents);
+            }) == 2 * fewer);
+    REQUIRE(flops_of([&] {
+              ops::attention_backward(q, kv, kv, q, probs, q, kv, kv, lse, lse, 1, five, five,
+                                      documents);
+            }) == (naive ? 4 : 5) * fewer);
   }
 }
 

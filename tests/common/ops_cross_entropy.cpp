@@ -134,8 +134,9 @@ TEST_CASE("cross entropy on shards of the vocabulary combines to the whole") {
   const Tensor dlogits = whole.backward();
 
   const std::array<int64_t, 4> bounds = {0, 1, 14, V};
-  Values row_max(T, -kInf), row_sum(T), target_logit(T);
-  const auto shard = [&](int i) {  // dense, as a rank's own logits are
+  Values row_max(T, -kInf), target_logit(T);
+  std::vector<Tensor> maxima, sums;  // of each shard
+  const auto shard = [&](int i) {    // dense, as a rank's own logits are
     return whole.logits.narrow(1, bounds[i], bounds[i + 1] - bounds[i]).to_contiguous();
   };
   for (int i = 0; i < 3; ++i) {
@@ -143,24 +144,37 @@ TEST_CASE("cross entropy on shards of the vocabulary combines to the whole") {
     const Tensor target = Tensor::empty({T}, DType::f64);
     ops::cross_entropy_forward(max, sum, target, shard(i), whole.targets, bounds[i]);
     for (int64_t t = 0; t < T; ++t) {
-      const double top = std::max(row_max[t], max.item(t));
-      row_sum[t] =
-          row_sum[t] * std::exp(row_max[t] - top) + sum.item(t) * std::exp(max.item(t) - top);
-      row_max[t] = top;
+      row_max[t] = std::max(row_max[t], max.item(t));
       target_logit[t] += target.item(t);
     }
+    maxima.push_back(max);
+    sums.push_back(sum);
   }
   const auto tensor = [&](const Values& values) {
     return Tensor::from_host(values, {T}, DType::f64);
   };
+  const Tensor row_sum = Tensor::zeros({T}, DType::f64);
+  for (int i = 0; i < 3; ++i) {
+    ops::cross_entropy_rescale(sums[i], maxima[i], tensor(row_max));
+    ops::accumulate(row_sum, sums[i]);
+  }
   const Tensor sum = Tensor::zeros({1}, DType::f64), lse = Tensor::empty({T}, DType::f64);
-  ops::cross_entropy_loss(sum, lse, tensor(row_max), tensor(row_sum), tensor(target_logit),
-                          whole.scale);
+  ops::cross_entropy_loss(sum, lse, tensor(row_max), row_sum, tensor(target_logit), whole.scale);
   check_close(Values{sum.item()}, Values{loss}, 1e-14, "loss");
   for (int i = 0; i < 3; ++i) {
     const Tensor logits = shard(i), part = Tensor::empty(logits.shape(), DType::f64);
     ops::cross_entropy_backward(part, logits, whole.targets, lse, bounds[i], whole.scale);
     check_close(part, dlogits.narrow(1, bounds[i], bounds[i + 1] - bounds[i]), 1e-14, "dlogits");
+  }
+}
+
+TEST_CASE("a shard whose logits are all impossible adds nothing to the sums of the others") {
+  const OnDevice cpu;
+  for (DType dtype : {DType::f32, DType::f64}) {
+    const Tensor sum = Tensor::from_host(Values{0, 2}, {2}, dtype);
+    ops::cross_entropy_rescale(sum, Tensor::from_host(Values{-kInf, 1}, {2}, dtype),
+                               Tensor::from_host(Values{-kInf, 3}, {2}, dtype));
+    check_close(sum, Values{0, 2 * std::exp(-2)}, tolerance_of(dtype));
   }
 }
 

@@ -166,6 +166,34 @@ TEST_CASE("a NaN or an infinity passes through attention, naive and blockwise") 
   }
 }
 
+TEST_CASE("a NaN or an infinity passes through merged attention") {
+  const OnDevice cpu;
+  for (DType dtype : {DType::f64, DType::f32}) {
+    Random random(7);
+    const Tensor x = random.tensor({1, 5, 2, 40}, dtype), y = random.tensor(x.shape(), dtype);
+    const Tensor x_lse = random.tensor({1, 2, 5}, dtype), y_lse = random.tensor({1, 2, 5}, dtype);
+    const Tensor out = Tensor::empty(x.shape(), dtype), lse = Tensor::empty(x_lse.shape(), dtype);
+    const auto merge = [&] {
+      ops::copy(out, x);
+      ops::copy(lse, x_lse);
+      ops::attention_merge(out, lse, y, y_lse);
+      return out;
+    };
+    check_reaches({x, y}, merge, "attention_merge");
+    for (double bad : {kNaN, kInf}) {  // -inf is a row that saw no key
+      for (Tensor poked : {x_lse, y_lse}) {
+        const Values clean = poked.items();
+        Values values = clean;
+        values[3] = bad;
+        poked.assign(values);
+        REQUIRE(!all_finite(merge()));
+        REQUIRE(!all_finite(lse));
+        poked.assign(clean);
+      }
+    }
+  }
+}
+
 TEST_CASE("a NaN or an infinity passes through the loss and its gradient") {
   const OnDevice cpu;
   for (DType dtype : kFloatDTypes) {

@@ -91,6 +91,18 @@ void run_attention(DType dtype, bool naive, Outputs& outputs) {
   outputs[kind + "dv"] = bits_of(gradients.dv);
 }
 
+void run_merge(Random& random, DType dtype, Outputs& outputs) {
+  const DType acc = accumulate_dtype(dtype);
+  const Tensor out = random.tensor({3, 101, 4, 40}, acc), lse = random.tensor({3, 4, 101}, acc);
+  const Tensor part = random.tensor(out.shape(), acc), part_lse = random.tensor(lse.shape(), acc);
+  ops::attention_merge(out, lse, part, part_lse);
+  outputs["attention_merge: out"] = bits_of(out);
+  outputs["attention_merge: lse"] = bits_of(lse);
+  const Tensor probs = random.tensor({3, 4, 101, 99}, dtype);
+  ops::attention_rescale(probs, part_lse, lse);
+  outputs["attention_rescale"] = bits_of(probs);
+}
+
 /// The softmax of naive attention alone: its matmuls belong to a library that promises less.
 void run_causal_softmax(Random& random, DType dtype, Outputs& outputs) {
   const DType acc = accumulate_dtype(dtype);
@@ -99,7 +111,7 @@ void run_causal_softmax(Random& random, DType dtype, Outputs& outputs) {
   const Tensor probs = Tensor::empty(shape, dtype), lse = Tensor::empty({2, 3, 101}, acc);
   Backend& backend = Runtime::current().backend();
   const Positions positions(0, 101);
-  backend.causal_softmax_forward(probs, lse, scores, 0.2, positions, positions);
+  backend.causal_softmax_forward(probs, lse, scores, 0.2, positions, positions, {});
   outputs["causal_softmax_forward"] = bits_of(probs);
   backend.causal_softmax_backward(dprobs, dprobs, probs, lse, 0.2);
   outputs["causal_softmax_backward"] = bits_of(dprobs);
@@ -122,6 +134,7 @@ Outputs run_everything(DType dtype, int threads) {
   run_rows(random, dtype, outputs);
   run_optimizer(random, dtype, outputs);
   run_attention(dtype, /*naive=*/false, outputs);
+  run_merge(random, dtype, outputs);
   run_causal_softmax(random, dtype, outputs);
   if (dtype == DType::f64) {
     run_attention(dtype, /*naive=*/true, outputs);

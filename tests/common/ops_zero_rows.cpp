@@ -105,6 +105,11 @@ TEST_CASE("attention accepts no sample, no query and no key") {
       check_close(no_keys.out, Values(2 * 5 * 2 * 4, 0.0), 0, "out");
       check_close(no_keys.lse, Values(2 * 2 * 5, -kInf), 0, "lse");
       check_close(no_keys.backward().dq, Values(2 * 5 * 2 * 4, 0.0), 0, "dq");
+      const DType acc = accumulate_dtype(dtype);
+      const Tensor none = Tensor::empty({2, 0, 2, 4}, acc), lse = Tensor::empty({2, 2, 0}, acc);
+      ops::attention_merge(none, lse, none, lse);
+      ops::attention_rescale(Tensor::empty({2, 2, 0, 5}, dtype), lse, lse);
+      ops::attention_rescale(Tensor::empty({2, 2, 5, 0}, dtype), no_keys.lse, no_keys.lse);
     }
   }
 }

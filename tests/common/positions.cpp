@@ -42,6 +42,15 @@ TEST_CASE("the causal pairs are those whose key stands at or before the query") 
       pairs += seen;
     }
     REQUIRE(causal_pairs(queries, keys) == pairs);
+    std::vector<int32_t> begins;  // of two samples, also where no key is, and beyond the query
+    int64_t of_documents = 0;
+    for (int sample = 0; sample < 2; ++sample) {
+      for (int64_t query : list_of(queries)) {
+        begins.push_back(static_cast<int32_t>(random.integer(0, 26)));
+        for (int64_t key : list_of(keys)) of_documents += begins.back() <= key && key <= query;
+      }
+    }
+    REQUIRE(causal_pairs(queries, keys, begins) == of_documents);
   }
 }
 

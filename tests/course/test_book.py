@@ -161,7 +161,8 @@ class FakeTools(Scratch):
             grep -q libcli11-dev {self.installed_list} || echo "libcli11-dev rc "
             exit 1
             """, executable=True)
-        # While the file `stale` exists, install fails; an update removes it.
+        # While the file `stale` exists, install fails; an update removes it. What stands in `unknown`
+        # cannot be installed.
         write(self.bin / "apt-get", f"""\
             #!/bin/sh
             echo "apt-get $*" >> {self.log}
@@ -170,6 +171,7 @@ class FakeTools(Scratch):
                 update) rm -f {self.scratch}/stale;;
                 install) [ -e {self.scratch}/stale ] && exit 100;;
               esac
+              grep -qsx -- "$word" {self.scratch}/unknown && exit 100
               echo "$word" >> {self.installed_list}
             done
             exit 0
@@ -221,6 +223,32 @@ class Packages(FakeTools):
         self.assertEqual(len(self.logged()), 1)
         self.assertRegex(self.logged()[0], "install -y --no-install-recommends libfmt-dev ccache$")
         self.assertIn("formats text", "\n".join(self.said))
+
+    def test_the_site_wants_doxygen_and_nothing_else_does(self):
+        names = [p.name for p in packages.FOR_DOCS]
+        self.assertEqual([p.name for p in packages.missing(packages.DOCS)[1]], names)
+        self.assertEqual(packages.missing(packages.TEST), ([], []))
+        packages.ensure(packages.DOCS)
+        self.assertRegex(self.logged()[0], f"install -y --no-install-recommends {' '.join(names)}$")
+        self.assertEqual(packages.missing(packages.DOCS), ([], []))
+
+    def test_the_pages_are_looked_at_where_there_is_a_browser_and_no_other_job_wants_one(self):
+        self.assertEqual([p.name for p in packages.missing(packages.BROWSER)[1]], ["chromium"])
+        for job in (packages.RUN, packages.TEST, packages.DOCS):
+            self.assertNotIn("chromium", [p.name for p in packages.for_job(job)])
+        write(self.scratch / "unknown", "chromium\n")
+        packages.ensure(packages.BROWSER)
+        self.assertIn("install", self.logged()[0])
+        self.assertIn("going on without chromium", self.said[-1])
+        (self.scratch / "unknown").unlink()
+        packages.ensure(packages.BROWSER)
+        self.assertEqual(packages.missing(packages.BROWSER), ([], []))
+
+    def test_a_required_package_that_cannot_be_installed_is_an_error(self):
+        self.without("libfmt-dev")
+        write(self.scratch / "unknown", "libfmt-dev\n")
+        with self.assertRaisesRegex(BookError, "installing packages"):
+            packages.ensure(packages.RUN)
 
     def test_a_removed_package_is_missing(self):
         self.without("libcli11-dev")
@@ -838,6 +866,23 @@ class Launcher(FakeTree):
         self.book("test", "--all")
         self.assertRegex(self.logged()[-1], r"-j \d full=1 all=1$")
         self.assertIn("--target tests_all", self.logged()[-2])
+
+    def test_only_all_installs_what_looks_at_the_pages(self):
+        wanted = [p.name for p in (*packages.FOR_DOCS, *packages.FOR_BROWSER)]
+        self.book("test")
+        self.book("test", "--all", "--list")
+        self.book("test", "--all", "--no-install")
+        self.assertFalse([line for line in self.logged() if line.startswith("apt-get")])
+        self.assertEqual(self.book("test", "--all").returncode, 0)
+        installed = [line.rpartition("recommends ")[2].split() for line in self.logged()
+                     if line.startswith("apt-get") and "install" in line]
+        self.assertEqual(sum(installed, []), wanted)
+        self.set_installed(p.name for p in packages.PACKAGES)
+        write(self.scratch / "unknown", "chromium\n")
+        result = self.book("test", "--all")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("going on without chromium\n", result.stderr)
+        self.assertIn("doxygen\n", self.installed_list.read_text())
 
     def test_a_name_finds_tests_files_cases_and_faults_and_builds_what_they_need(self):
         for pattern, expected in (

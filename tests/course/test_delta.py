@@ -556,8 +556,10 @@ main.cpp
         shown = "<!-- snippet: main.cpp#run -->\n<!-- /woven -->\n"
         self.edit("ch02_b/README.md", shown, "")
         self.edit("ch02_b/README.md", "# B\n", "# B\n" + shown)
-        text = self.show("2")[1]
-        self.assertLess(text.index("main.cpp  [run]"), text.index("config.h  [flags]"))
+        for block in (shown, shown.replace(" -->\n<", " mark: return; { -->\n<")):
+            self.edit("ch02_b/README.md", shown, block)
+            text = self.show("2")[1]
+            self.assertLess(text.index("main.cpp  [run]"), text.index("config.h  [flags]"))
 
     def test_chapters_that_are_not_neighbours_and_the_way_back(self):
         self.add_grandchild()

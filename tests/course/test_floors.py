@@ -94,10 +94,11 @@ class Floors(unittest.TestCase):
                       "CONTRIBUTING.md draws the floors otherwise; they are\n" + drawing(rooms))
 
     def test_chapters_include_headers_that_are_there(self):
-        for path in [p for folder in ROOT.glob("ch[0-9][0-9]_*") for p in code_files(folder)]:
-            for number, header in includes(path):
-                near = [path.parent / header, ROOT / "common" / header]
-                self.assertTrue(any(p.is_file() for p in near), f"{path}:{number}: {header}")
+        for chapter in ROOT.glob("ch[0-9][0-9]_*"):
+            for path in code_files(chapter):
+                for number, header in includes(path):
+                    near = [folder / header for folder in (path.parent, chapter, ROOT / "common")]
+                    self.assertTrue(any(p.is_file() for p in near), f"{path}:{number}: {header}")
 
     def test_common_names_no_flag_that_a_technique_brings(self):
         def bound(folder):
@@ -169,7 +170,8 @@ class Layout(unittest.TestCase):
         if version is None or int(version[1]) != FORMATTER:
             self.skipTest(f"this is {said.strip()}; versions lay out differently, the sources are "
                           f"as {FORMATTER} has them")
-        folders = [*ROOT.glob("ch[0-9][0-9]_*"), ROOT / "common", ROOT / "tests", ROOT / "tools"]
+        folders = [*ROOT.glob("ch[0-9][0-9]_*"), ROOT / "common", ROOT / "solutions", ROOT / "tests",
+                   ROOT / "tools"]
         files = [path for folder in folders for path in code_files(folder)]
         result = subprocess.run(["clang-format", "--dry-run", "--Werror", *files],
                                 stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)

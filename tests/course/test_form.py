@@ -25,6 +25,9 @@ IDEA, RUN, MEASURE, MAP, EXERCISES, FRAMEWORKS, RECAP = (
 BOOK = "https://huggingface.co/spaces/nanotron/ultrascale-playbook"
 PEERS = ("nanotron", "picotron", "Megatron-LM", "torchtitan", "DeepSpeed")
 NOTATION = "docs/notation.md"
+CLUB = "club.md"  # a chapter's page for whoever leads a session on it: a form of its own
+CLUB_PARTS = ("Sixty minutes", "A demo of five minutes", "Three questions", "Misconceptions",
+              "Further reading")
 MOST_LINES, MOST_COLUMNS = 500, 120
 MOST_SNIPPETS, MOST_SNIPPET_LINES, MOST_OUTPUT_LINES = 12, 25, 10
 LEAST_DRAWINGS = 2     # in the idea
@@ -39,6 +42,7 @@ ITEM = re.compile(r"^\s*(?:[-*+]|\d+[.)])\s+")
 IMAGE = re.compile(r"!\[[^\]]*\]\([^)]*\)|<img\b[^>]*>")
 PROVENANCE = re.compile(r"^[*_]*Measured on (?P<cpu>.+?), \d+ (?:core|thread)s?, (?P<isa>[^;]*); "
                         r"commit (?P<commit>[0-9a-f]{12}), \d{4}-\d\d-\d\d\b")
+MAKES = re.compile(r"`\./book figures ch\d\d` makes every figure and table of numbers on this page")
 COMMIT = re.compile(r"\bcommit (?P<commit>[0-9a-f]{7,40}(?:-dirty)?)")
 SENTENCE_END = re.compile(r"""(?<=[.!?])["'”’)*_]*\s+""")
 HINT = re.compile(r"\s*</?(details|summary)")
@@ -119,7 +123,11 @@ def shown(text):
 
 def headings_in_order(page):
     """The ten parts, numbered, in their order, and no other heading of that level."""
-    expected = [f"## {number}. {name}" for number, name in enumerate(PARTS, 1)]
+    return numbered_headings(page, PARTS)
+
+
+def numbered_headings(page, parts):
+    expected = [f"## {number}. {name}" for number, name in enumerate(parts, 1)]
     found = [line for line in page.of("heading") if line.text.startswith("## ")]
     for line, wanted in zip(found, expected):
         if line.text.strip() != wanted:
@@ -155,7 +163,9 @@ def few_short_lines(page):
     for line in page.lines:
         width = len(shown(line.text))
         count += -(-width // MOST_COLUMNS) if line.kind == "table" else 1
-        if width > MOST_COLUMNS and line.kind != "table":
+        # A line of provenance is as long as the names of the machine's instruction sets.
+        one_line = line.kind == "table" or PROVENANCE.match(line.text)
+        if width > MOST_COLUMNS and not one_line:
             wrong.append((line.number, f"{width} columns, at most {MOST_COLUMNS}"))
     if count > MOST_LINES:
         wrong.append((len(page.lines), f"{count} lines, at most {MOST_LINES}"))
@@ -195,15 +205,19 @@ def next_shown(page, line):
                  if other.kind not in ("blank", "comment")), None)
 
 
-def figures_with_commands(page):
-    """Under every figure of a measurement, the command that makes it."""
-    wrong = []
-    for line in page.of("image"):
-        after = next_shown(page, line)
-        command = after and after.kind in ("prose", "image") and re.search(r"`[^`]*\./book [^`]+`",
-                                                                          after.text)
-        if line.part >= MEASURE and not command:
-            wrong.append((line.number, "no line with `./book ...` follows, which makes the figure"))
+def figures_with_their_command(page):
+    """Once, below the provenance: the command that makes every figure and table of numbers. Under a
+    figure at most a command that shows the same of a reader's own run."""
+    told = [line for line in page.of("prose") if "`./book figures " in line.text]
+    whole = [line for line in told if MAKES.match(line.text)]
+    if not whole:
+        return [(1, "no line '`./book figures chNN` makes every figure and table of numbers on this "
+                    "page' below the provenance")]
+    line, before = whole[0], page.lines[whole[0].number - 2]
+    wrong = [(other.number, "`./book figures` once more: the page has said what makes its figures")
+             for other in told if other is not line]
+    if not before.text.startswith("Data: "):
+        wrong.append((line.number, "what makes the figures does not stand below the provenance"))
     return wrong
 
 
@@ -348,9 +362,65 @@ def leads_to_notation(page):
 
 
 RULES = (headings_in_order, header_is_whole, few_short_lines, few_short_snippets, little_output,
-         drawings_in_the_idea, figures_with_commands, tables_with_their_lesson,
+         drawings_in_the_idea, figures_with_their_command, tables_with_their_lesson,
          exercises_with_hints, map_with_errata, frameworks_named, recap_in_sentences,
          short_sentences, provenance_of_its_data, leads_to_notation)
+
+
+# --- a club's page --------------------------------------------------------------------------------
+
+
+def club_parts_in_order(page):
+    return numbered_headings(page, CLUB_PARTS)
+
+
+def an_hour(page):
+    """The first column of the plan adds up to 60 minutes."""
+    cells = [line.text.strip("| ").split("|")[0].strip() for line in page.of("table", part=1)]
+    minutes = [int(cell) for cell in cells if cell.isdigit()]
+    return [] if sum(minutes) == 60 else [(1, f"the plan takes {sum(minutes)} minutes and not 60")]
+
+
+def demo_that_points(page):
+    """Commands, and before them at what to point; output that a test compares."""
+    wrong = []
+    for block in page.blocks(SHELL, part=2):
+        before = [line.text for line in page.of("prose", part=2) if line.number < block[0].number]
+        paragraph = " ".join(before[-4:])
+        if not re.search(r"\bpoint at\b", paragraph, re.I):
+            wrong.append((block[0].number, "nothing before these commands says at what to point"))
+        if not any(line.text.startswith("./book ") for line in block):
+            wrong.append((block[0].number, "a block without a ./book command"))
+    if not page.blocks(("text",), part=2):
+        wrong.append((1, "the demo quotes no output"))
+    return wrong
+
+
+def questions_with_answers(page):
+    text = "\n".join(line.text for line in page.lines if line.part == 3)
+    asked = len(re.findall(r"^\d+\. ", text, re.M))
+    answers = re.findall(r"<details><summary>A good answer</summary>.+?</details>", text, re.S)
+    return [] if asked == len(answers) == 3 else [
+        (1, f"{asked} questions and {len(answers)} good answers, not 3 of each")]
+
+
+def misconceptions_listed(page):
+    count = len([line for line in page.of("prose", part=4) if ITEM.match(line.text)])
+    return [] if count >= 3 else [(1, f"{count} misconceptions, at least 3")]
+
+
+def reading_of_three_kinds(page):
+    """A section of the book, papers, and files of frameworks."""
+    text = "\n".join(line.text for line in page.lines if line.part == 5)
+    wrong = [] if f"]({BOOK}#" in text else [(1, "no section of the book to read on")]
+    papers = text.count("](https://arxiv.org/abs/")
+    wrong += [] if papers >= 2 else [(1, f"{papers} papers to read on, at least 2")]
+    paths = re.findall(r"`[\w-]+(?:/[\w.-]+)+\.py`", text)
+    return wrong + ([] if len(paths) >= 3 else [(1, f"{len(paths)} files of frameworks, at least 3")])
+
+
+CLUB_RULES = (club_parts_in_order, an_hour, demo_that_points, questions_with_answers,
+              misconceptions_listed, reading_of_three_kinds, few_short_lines, short_sentences)
 
 
 def letters_twice(text):
@@ -363,34 +433,69 @@ def letters_twice(text):
 
 
 def pages(root=ROOT):
-    """The pages of all chapters; CHANGES.md is made by a program."""
-    return [path for path in sorted(root.glob("ch[0-9][0-9]_*/*.md")) if path.name != "CHANGES.md"]
+    """The pages of all chapters; CHANGES.md is made by a program, CLUB has a form of its own."""
+    return [path for path in sorted(root.glob("ch[0-9][0-9]_*/*.md"))
+            if path.name not in ("CHANGES.md", CLUB)]
 
 
-def problems(path, rules=RULES):
+def problems(path, rules=None):
     """PAGE:LINE: what is wrong, by the page's lines."""
     page = Page(path.read_text(encoding="utf-8"), path)
+    rules = rules or (CLUB_RULES if path.name == CLUB else RULES)
     found = [problem for rule in rules for problem in rule(page)]
     return [f"{path}:{number}: {text}" for number, text in sorted(found)]
 
 
 class Pages(unittest.TestCase):
-    # Tables from bench.json were measured before the rest of their page. Whoever measures them again
-    # takes these away.
-    EARLIER = {"ch02_data_parallel/README.md": "commit 852d4c184aff-dirty on the page of",
-               "ch02_data_parallel/collectives.md": "0 lines 'Measured on CPU",
-               "ch02_data_parallel/zero.md": "commit 852d4c184aff-dirty on the page of"}
-
     def test_every_page_has_the_form(self):
         for path in pages():
-            name = str(path.relative_to(ROOT))
-            with self.subTest(page=name):
+            with self.subTest(page=str(path.relative_to(ROOT))):
                 found = problems(path)
-                if name in self.EARLIER:
-                    known = [each for each in found if self.EARLIER[name] in each]
-                    self.assertEqual(len(known), 1, f"take {name} out of EARLIER")
-                    found = [each for each in found if each not in known]
                 self.assertEqual(found, [], "\n" + "\n".join(found))
+
+
+class Clubs(unittest.TestCase):
+    def test_every_page_for_clubs_has_the_form(self):
+        found = sorted(ROOT.glob(f"ch[0-9][0-9]_*/{CLUB}"))
+        self.assertGreaterEqual(len(found), 2)
+        for path in found:
+            with self.subTest(page=path.parent.name):
+                wrong = problems(path)
+                self.assertEqual(wrong, [], "\n" + "\n".join(wrong))
+
+    def test_both_series_have_their_sessions_and_lead_to_every_club_page(self):
+        text = (ROOT / "docs" / CLUB).read_text(encoding="utf-8")
+        for heading, least in (("Along the book", 10), ("Along EleutherAI's reading group", 10)):
+            _, _, after = text.partition(f". {heading}\n")
+            rows = re.findall(r"^\| (\d+) \|.*", after.partition("\n## ")[0], re.M)
+            self.assertEqual(rows, [str(number) for number in range(1, len(rows) + 1)], heading)
+            self.assertGreaterEqual(len(rows), least, heading)
+        for path in ROOT.glob(f"ch[0-9][0-9]_*/{CLUB}"):
+            self.assertIn(f"](../{path.parent.name}/{CLUB})", text)
+        for name in (CLUB, "faq.md"):
+            found = problems(ROOT / "docs" / name, [few_short_lines, short_sentences])
+            self.assertEqual(found, [], "\n" + "\n".join(found))
+
+    def test_every_rule_of_a_club_page_sees_what_breaks_it(self):
+        page = ROOT / "ch02_data_parallel" / CLUB
+        good = page.read_text(encoding="utf-8")
+        for rule, old, new, message in (
+                (club_parts_in_order, "## 4. Misconceptions", "## 4. Mistakes", "should be '## 4."),
+                (an_hour, "| 5 | the demo |", "| 15 | the demo |", "70 minutes and not 60"),
+                (demo_that_points, "Point at `reduce_scatter`", "See it", "at what to point"),
+                (demo_that_points, "./book run ch02/collectives", "collectives", "without a ./book"),
+                (demo_that_points, "~~~~text", "~~~~", "quotes no output"),
+                (questions_with_answers, "A good answer<", "An answer<", "2 good answers"),
+                (misconceptions_listed, "- *", "*", "0 misconceptions"),
+                (reading_of_three_kinds, f"]({BOOK}#", "](x#", "no section of the book"),
+                (reading_of_three_kinds, "https://arxiv.org/abs/", "", "0 papers"),
+                (reading_of_three_kinds, "bucket.py`", "bucket`", "2 files of frameworks")):
+            with self.subTest(message=message), tempfile.TemporaryDirectory() as scratch:
+                self.assertIn(old, good)
+                once = rule is questions_with_answers
+                (Path(scratch) / CLUB).write_text(good.replace(old, new, 1 if once else -1),
+                                                  encoding="utf-8")
+                self.assertIn(message, "\n".join(problems(Path(scratch) / CLUB, [rule])))
 
 
 class Notation(unittest.TestCase):
@@ -398,7 +503,7 @@ class Notation(unittest.TestCase):
         text = (ROOT / NOTATION).read_text(encoding="utf-8")
         self.assertEqual(letters_twice(text), [])
         for letter in ("k", "N", "S"):  # what the table would be with it once more
-            again = text.replace("| `t` |", f"| `{letter}` | time | | | |\n| `t` |")
+            again = text.replace("| `latency` |", f"| `{letter}` | time | | | |\n| `latency` |")
             self.assertEqual(letters_twice(again), [letter])
 
     def test_every_letter_of_a_tensors_shape_in_code_is_in_the_table(self):
@@ -470,6 +575,7 @@ int x;
 
 Measured on AMD EPYC, 2 cores, avx2 fma; commit 0123456789ab, 2026-01-01.
 Data: [bench.json](figures/bench.json).
+`./book figures ch09` makes every figure and table of numbers on this page.
 
 | formula | measured |
 |---|---|
@@ -479,7 +585,7 @@ Both are 1.
 
 ![Memory](figures/memory.svg)
 
-`./book figures ch09` makes it.
+`./book plot RUN_DIR --memory` draws yours.
 
 ## 6. Where it stops helping
 
@@ -517,7 +623,6 @@ One. Two. Three. Four, e.g. this. Five.
 **Misconceptions.** That it is free.
 """
 LONG = " ".join(["word"] * (MOST_WORDS + 1)) + "."
-FIGURE = "\n\n`./book figures ch09` makes it."
 # {rule: [(what stands there, what is put in its place, the message)]}
 BREAKS = {
     headings_in_order: [
@@ -542,9 +647,11 @@ BREAKS = {
     little_output: [("loss 1.0\n", "loss 1.0\n" * 11, "11 lines of output")],
     drawings_in_the_idea: [("![Two ranks](figures/two.svg)", "", "1 drawings in 'The idea'"),
                            ("![Two ranks](figures/two.svg)", "`![Two](two.svg)`", "1 drawings")],
-    figures_with_commands: [(FIGURE, "", "no line with `./book ...`"),
-                            ("`./book figures ch09` makes it", "It is made", "no line with `./b"),
-                            ("It stops.", "![More](figures/more.svg)", "no line with `./book")],
+    figures_with_their_command: [
+        ("`./book figures ch09` makes every", "It makes every", "no line '`./book figures chNN`"),
+        ("table of numbers on", "table on", "no line '`./book figures chNN` makes every figure"),
+        ("`./book plot RUN_DIR --memory` draws yours.", "`./book figures ch09` makes it.", "once more"),
+        ("Data: [bench.json](figures/bench.json).\n", "", "does not stand below the provenance")],
     tables_with_their_lesson: [("Both are 1.", "", "no sentence to take away")],
     exercises_with_hints: [
         ("<details><summary>Hint</summary>Count.</details>", "Count.", "no hint"),
@@ -603,7 +710,7 @@ class Rules(unittest.TestCase):
                     self.assertIn(message, "\n".join(problems(self.path, [rule])))
 
     def test_the_line_that_figures_make_is_the_one_that_a_page_needs(self):
-        demo = {"build": {"commit": "0123456789ab"}, "started": "2026-01-02T00:00:00Z",
+        demo = {"chapter": "ch09_idea", "build": {"commit": "0123456789ab"}, "started": "2026-01-02T00:00:00Z",
                 "machine": {"cpu": "AMD EPYC", "cores": 2, "isa": "fma avx2 avx512_vnni"}}
         bench = {**demo, "commit": "0123456789ab" + 28 * "c", "date": "2026-01-01",
                  "machine": {**demo["machine"], "isa": ["avx2", "fma"]}}

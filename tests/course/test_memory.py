@@ -169,6 +169,11 @@ class Profile(Memory):
                      "Memory of the first 2 steps"):
             self.assertIn(text, svg)
 
+    def test_on_a_gpu_the_axis_says_whose_time_it_counts(self):
+        self.assertEqual(memory.clock({"config": {"device": "cpu"}}), "ms since recording began")
+        self.assertEqual(memory.clock({}), "ms since recording began")
+        self.assertIn("when the host queued it", memory.clock({"config": {"device": "cuda"}}))
+
     def test_optimizer_states_begin_in_the_first_update(self):
         svg = self.draw()
         grown = [x for (x, _), height in zip(path_of(svg, "live_optimizer"), self.at(svg))

@@ -39,7 +39,8 @@ def differences(compile_commands):
                if HEADER.match(file)}
     found = []
     for file, words in commands:
-        included = [words[i + 1] for i, word in enumerate(words[:-1]) if word == "-include"]
+        included = [words[i + 1] for i, word in enumerate(words[:-1])
+                    if word == "-include" and words[i + 1] in headers]
         for header in included if not HEADER.match(file) else ():
             own, its = options(words), headers[header]
             changed = [f"{name} {own.get(name, 'not given')}, precompiled "
@@ -67,6 +68,7 @@ class Precompiled(unittest.TestCase):
             self.assertEqual(differences([header, command("a.cpp", f"{words} {include}")]),
                              [f"a.cpp: {message}"])
             self.assertEqual(differences([header, command("a.cpp", words)]), [])
+            self.assertEqual(differences([header, command("a.cpp", f"{words} -include b.h")]), [])
 
     def test_no_header_undoes_the_options_of_a_source(self):
         if shutil.which("cmake") is None:

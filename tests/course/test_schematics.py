@@ -2,6 +2,7 @@
 colour-blind readers."""
 import itertools
 import json
+import math
 import re
 import sys
 import unittest
@@ -13,6 +14,8 @@ sys.path.insert(0, str(ROOT))
 
 from ch01_single_gpu.figures import draw_block  # noqa: E402  (the path comes first)
 from ch02_data_parallel.figures import draw_collectives, draw_zero  # noqa: E402
+from ch03_tensor_sequence.figures import draw_tensor_2d  # noqa: E402
+from ch04_context.figures import draw_heads, draw_masks, draw_ring  # noqa: E402
 from tools import chapters, palette, schematic, showcase  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.schematic import FILLS, PHONE, WIDTH, Drawing  # noqa: E402
@@ -27,6 +30,7 @@ BLIND = {"protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.
                           (-0.011820, 0.042940, 0.968881))}
 TOGETHER = (palette.FORWARD, palette.BACKWARD, palette.OPTIMIZER, palette.DP, palette.GATHERS,
             palette.EXPOSED)
+OF_TP = (*TOGETHER[:3], palette.TP, palette.TP_GATHERS, palette.EXPOSED)
 
 
 def seen(color, matrix):
@@ -102,7 +106,8 @@ class Reading(unittest.TestCase):
 
     def test_colour_blind_readers_tell_the_colours_apart(self):
         for sight, matrix in BLIND.items():
-            for a, b in itertools.combinations(TOGETHER, 2):
+            for a, b in itertools.chain(itertools.combinations(TOGETHER, 2),
+                                        itertools.combinations(OF_TP, 2)):
                 self.assertGreater(apart(a, b, matrix), APART, f"{sight}: {a} and {b}")
         self.assertLess(apart("#2a5f9e", "#7a5ba6", BLIND["protanopia"]), APART)  # these merge
 
@@ -187,6 +192,64 @@ class Truth(unittest.TestCase):
         for name, (before, after) in draw_collectives.states().items():
             self.assertRegex(tour, rf"(?m)^{name.replace('-', '_')}\b")
             self.assertEqual((len(before), len(after)), (3, 3))
+
+    def test_the_steps_of_summa_add_every_product_once(self):
+        side = range(draw_tensor_2d.SIDE)
+        for moves in (draw_tensor_2d.INPUT, draw_tensor_2d.OUTPUT):
+            terms = {}
+            for of_x, of_w, of_y in draw_tensor_2d.steps(moves).values():
+                terms.setdefault(of_y, []).append((of_x, of_w))
+            self.assertEqual({of_y: sorted(found) for of_y, found in terms.items()},
+                             {(i, j): [((i, k), (j, k)) for k in side]
+                              for i, j in itertools.product(side, side)})
+
+    def test_a_ring_computes_every_cell_of_the_mask_once(self):
+        ranks, tokens = draw_masks.RANKS, draw_masks.TOKENS
+        whole = {(query, key) for query in range(tokens) for key in range(query + 1)}
+        for layout, counts in (("contiguous", [10, 26, 42, 58]), ("zigzag", [34] * ranks),
+                               ("striped", [28, 32, 36, 40])):
+            blocks = {(rank, step): draw_masks.cells(layout, rank, draw_ring.owner(rank, step))
+                      for rank in range(ranks) for step in range(ranks)}
+            self.assertEqual(sorted(itertools.chain(*blocks.values())), sorted(whole))
+            self.assertEqual(draw_masks.work(layout), counts)
+            if layout == "zigzag":  # half of a block in every step after the first
+                later = {len(cells) for (_, step), cells in blocks.items() if step > 0}
+                self.assertEqual(later, {(tokens // ranks) ** 2 // 2})
+
+    def test_the_keys_of_a_step_are_those_that_the_rank_before_had(self):
+        for rank, step in itertools.product(range(4), range(3)):
+            self.assertEqual(draw_ring.owner((rank + 1) % 4, step + 1), draw_ring.owner(rank, step))
+
+    def test_a_gradient_comes_home_with_every_share_once(self):
+        for ranks, of in itertools.product(range(2, 6), range(2)):
+            way = draw_ring.journey(of, ranks)
+            self.assertEqual([rank for rank, _ in way[:-1]],
+                             [next(rank for rank in range(ranks)
+                                   if draw_ring.owner(rank, step, ranks) == of)
+                              for step in range(ranks)])
+            home, shares = way[-1]
+            self.assertEqual((home, sorted(shares)), (of, list(range(ranks))))
+
+    def test_merged_parts_are_one_softmax(self):
+        parts = [draw_ring.partial(*part) for part in zip(draw_ring.SCORES, draw_ring.VALUES)]
+        total, out = draw_ring.merged(*((draw_ring.lse(part), part[2]) for part in parts))
+        whole = draw_ring.partial(sum(draw_ring.SCORES, ()), sum(draw_ring.VALUES, ()))
+        self.assertTrue(math.isclose(total, draw_ring.lse(whole), rel_tol=1e-14))
+        self.assertTrue(math.isclose(out, whole[2], rel_tol=1e-14))
+
+    def test_an_exchange_of_heads_moves_every_head_of_every_token_once(self):
+        ranks = range(draw_masks.RANKS)
+        sent = [draw_heads.message(a, b) for a, b in itertools.product(ranks, ranks)]
+        self.assertEqual(sorted(itertools.chain(*sent)), sorted(
+            itertools.product(range(draw_heads.ROWS), range(draw_heads.HEADS))))
+        self.assertEqual(len({len(message) for message in sent}), 1)
+
+    def test_members_of_a_place_hold_its_pieces(self):
+        held = [draw_heads.of_rank(rank) for rank in range(draw_masks.RANKS)]
+        self.assertEqual(sorted(itertools.chain(*held)), list(range(draw_masks.TOKENS)))
+        for place in range(draw_masks.RANKS // draw_heads.GROUP):
+            members = held[place * draw_heads.GROUP:(place + 1) * draw_heads.GROUP]
+            self.assertEqual(sorted(itertools.chain(*members)), draw_heads.of_place(place))
 
 
 if __name__ == "__main__":

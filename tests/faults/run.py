@@ -5,14 +5,17 @@
   run.py --source . --work build/release/faults --chosen      those in files that have changed
 
 For each fault a copy is patched, the target it names rebuilt and the test it names run; that test
-has to fail, with the message the fault announces. Two copies work side by side, since compiling one
-file and linking leave a core idle. README.md says how to write a fault. One that was caught is not
-tried again until a source or its patch changes, unless --force is given.
+has to fail, with the message the fault announces. First it has to pass without the fault; where
+./book test --all runs every test anyway, it is not run for that once more. Copies work side by side,
+two of them even on one core: compiling a file and linking leave it idle at times. README.md says
+how to write a fault. One that was caught is not tried again until a source or its patch changes,
+unless --force is given.
 
 Exit code: 0 all caught, 1 otherwise, 77 where nothing was missed but a test had to be skipped.
 """
 
 import argparse
+import collections
 import contextlib
 import hashlib
 import json
@@ -30,6 +33,7 @@ HERE = Path(__file__).resolve().parent
 KEYS = ("What", "Target", "Test", "Message")
 NO_TARGET = "none"  # of a fault in what is not compiled
 SKIPPED = 77  # a test's exit code
+CAUGHT, CANNOT_RUN, MISSED = "caught", "skipped", "MISSED"
 TIMEOUT = 300  # seconds, for one test
 # Where nothing has changed, these show that the machinery works: one in compiled code, one not.
 SAMPLE = ("mask_off_by_one", "export_drops_master")
@@ -160,7 +164,7 @@ def is_input(path):
     if path.suffix == ".py":
         return (path.parts[0] == "tools" or path.parts[1:2] == ("figures",)
                 or path.parts[:2] in (("tests", "parity"), ("tests", "course")))
-    return path.suffix in (".cpp", ".h", ".txt", ".cmake")
+    return path.suffix in (".cpp", ".h", ".cu", ".txt", ".cmake")
 
 
 def read_if_there(path):
@@ -173,7 +177,7 @@ class Tree:
     build redoes no more than it must."""
 
     def __init__(self, source, work, name, jobs):
-        self.root, self.jobs = work / name, jobs
+        self.root, self.jobs, self.built = work / name, jobs, set()
         self.build_dir = self.root / "build" / "release"
         self.log = work / f"{name}.log"
         files = list_files(source)
@@ -193,12 +197,13 @@ class Tree:
     def build(self, targets):
         """Throws FaultError if it fails. The build system configures itself again as needed."""
         targets = [target for target in targets if target != NO_TARGET]
+        self.built.update(targets)
         if not targets:
             return
         commands = [["ninja", "-C", self.build_dir, f"-j{self.jobs}", *targets]]
         if not (self.build_dir / "build.ninja").is_file():
             commands.insert(0, ["cmake", "-S", self.root, "-B", self.build_dir, "-G", "Ninja",
-                                "-DCMAKE_BUILD_TYPE=Release"])
+                                "-DCMAKE_BUILD_TYPE=Release", "-DUSP_CUDA=OFF"])
         with open(self.log, "w", encoding="utf-8") as log:
             for command in commands:
                 if subprocess.run(command, stdout=log, stderr=log).returncode != 0:
@@ -260,11 +265,14 @@ def tail(text, lines=25):
 
 def check_unpatched(trees, faults):
     """Every test has to pass without the fault, and must not print the fault's message anyway.
-    Builds what the faults need in every tree. Returns those whose tests can run here."""
-    for tree in trees:  # one after the other: the later ones find the objects in the cache
-        tree.build(sorted({fault.target for fault in faults}))
-    tests = list(dict.fromkeys((fault.target, fault.test) for fault in faults))
-    results = dict(zip(tests, share_out(trees, lambda tree, test: tree.run(*test), tests)))
+    Returns those faults whose tests can run here."""
+    def run(tree, fault):
+        tree.build([fault.target])
+        return tree.run(fault.target, fault.test)
+
+    tests = {(fault.target, fault.test): fault for fault in faults}
+    outcomes = share_out(trees, run, tests.values())
+    results = {test: outcomes[fault] for test, fault in tests.items()}
     for fault in faults:
         code, output = results[fault.target, fault.test]
         if code not in (0, SKIPPED):
@@ -275,71 +283,88 @@ def check_unpatched(trees, faults):
     return [fault for fault in faults if results[fault.target, fault.test][0] == 0]
 
 
-def share_out(trees, work, tasks):
-    """[work(tree, task) for each task], a tree at a time for each; the first exception ends it."""
-    free = list(trees)
-    lock = threading.Lock()
+def share_out(trees, work, faults):
+    """{fault: work(tree, fault)}, one at a time in each tree; the first exception ends it. A tree
+    stays with its target, then takes one that it has built or that no other tree works on: so most
+    targets are built in one tree alone."""
+    left, at, results, lock = list(faults), {}, {}, threading.Lock()
 
-    def with_a_tree(task):
+    def take(tree):
         with lock:
-            tree = free.pop()
-        try:
-            return work(tree, task)
-        finally:
-            with lock:
-                free.append(tree)
+            elsewhere = {target for other, target in at.items() if other is not tree}
+            waiting = collections.Counter(fault.target for fault in left)
+            best = max(left, default=None, key=lambda fault: (
+                fault.target == at.get(tree), fault.target in tree.built,
+                fault.target not in elsewhere, waiting[fault.target]))
+            if best is not None:
+                left.remove(best)
+                at[tree] = best.target
+            return best
+
+    def work_through(tree):
+        fault = take(tree)
+        while fault is not None:
+            try:
+                results[fault] = work(tree, fault)
+            except BaseException:
+                with lock:
+                    left.clear()
+                raise
+            fault = take(tree)
 
     with ThreadPoolExecutor(len(trees)) as pool:
-        results = [pool.submit(with_a_tree, task) for task in tasks]
-        try:
-            return [result.result() for result in results]
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        for done in [pool.submit(work_through, tree) for tree in trees]:
+            done.result()
+    return results
 
 
 def try_fault(tree, fault):
-    """(whether the test caught it, what to show if not)."""
+    """(CAUGHT, CANNOT_RUN or MISSED, what to show)."""
     try:
         with tree.patched(fault):
             tree.build([fault.target])
             code, output = tree.run(fault.target, fault.test)
     except FaultError as error:
-        return False, str(error)
+        return MISSED, str(error)
+    if code == SKIPPED:
+        return CANNOT_RUN, tail(output)
     if code == 0:
-        return False, "the test passes"
+        return MISSED, "the test passes"
     if not re.search(fault.message, output):
-        return False, f"the test fails without the message '{fault.message}':\n{tail(output)}"
-    return True, ""
+        return MISSED, f"the test fails without the message '{fault.message}':\n{tail(output)}"
+    return CAUGHT, ""
 
 
 class Report:
     """A line per fault as it comes in; what was caught is kept in a file for the next time."""
 
-    def __init__(self, runnable, cache, cache_path):
-        self.runnable, self.cache, self.cache_path = runnable, cache, cache_path
-        self.missed, self.tried, self.begin = [], 0, time.monotonic()
+    def __init__(self, count, cache, cache_path):
+        self.count, self.cache, self.cache_path = count, cache, cache_path
+        self.outcomes, self.begin = {}, time.monotonic()
         self.lock = threading.Lock()
 
-    def add(self, fault, digest, seconds, caught, why):
+    def add(self, fault, digest, seconds, outcome, why):
         with self.lock:
-            self.tried += 1
-            left = len(self.runnable) - self.tried
-            each = (time.monotonic() - self.begin) / self.tried
-            note_progress(f"{self.tried} of {len(self.runnable)}, {each * left:.0f} s left")
-            line = f"{fault.name}  by {fault.target}: {fault.test}  in {seconds:.0f} s"
-            if caught:
-                print(f"caught   {line}", flush=True)
+            self.outcomes[fault.name] = outcome
+            tried = len(self.outcomes)
+            each = (time.monotonic() - self.begin) / tried
+            note_progress(f"{tried} of {self.count}, {each * (self.count - tried):.0f} s left")
+            print(f"{outcome:8} {fault.name}  by {fault.target}: {fault.test}  in {seconds:.0f} s",
+                  flush=True)
+            if outcome == CAUGHT:
                 self.cache[fault.name] = digest
                 self.cache_path.write_text(json.dumps(self.cache, indent=1) + "\n",
                                            encoding="utf-8")
             else:
-                self.missed.append(fault.name)
-                print(f"MISSED   {line}\n{fault.what}\n{why}", flush=True)
+                print(f"{fault.what}\n{why}", flush=True)
+
+    def names(self, outcome):
+        return sorted(name for name, own in self.outcomes.items() if own == outcome)
 
 
-def run_faults(trees, faults, cache_path, force):
-    """Prints a line per fault; returns the exit code."""
+def run_faults(trees, faults, cache_path, force, are_tests_run):
+    """Prints a line per fault; returns the exit code. are_tests_run: who started this runs the tests
+    without the faults, too."""
     cache = {}
     if cache_path.is_file() and not force:
         cache = json.loads(cache_path.read_text(encoding="utf-8"))
@@ -348,29 +373,30 @@ def run_faults(trees, faults, cache_path, force):
     fresh = [fault for fault in faults if cache.get(fault.name) != digest[fault.name]]
     for fault in fresh:
         fault.apply(trees[0].root)  # a stale patch is found before anything is built
-    begin = time.monotonic()
-    note_progress(f"{len(fresh)} faults: first their tests without them")
-    trees = trees[:max(1, len(fresh))]
-    runnable = check_unpatched(trees, fresh) if fresh else []
-    if runnable:
-        print(f"their tests pass without the faults, after {time.monotonic() - begin:.0f} s",
-              flush=True)
     for fault in faults:
         if fault not in fresh:
             print(f"caught   {fault.name}  before, and nothing has changed", flush=True)
-        elif fault not in runnable:
-            print(f"skipped  {fault.name}: {fault.test} cannot run here", flush=True)
-    report = Report(runnable, cache, cache_path)
+    report = Report(len(fresh), cache, cache_path)
+    trees = trees[:max(1, len(fresh))]
+    runnable = fresh
+    if fresh and not are_tests_run:
+        note_progress(f"{len(fresh)} faults: first their tests without them")
+        runnable = check_unpatched(trees, fresh)
+        print(f"their tests pass without the faults, after {time.monotonic() - report.begin:.0f} s",
+              flush=True)
+    for fault in fresh:
+        if fault not in runnable:
+            report.add(fault, "", 0, CANNOT_RUN, "")
 
     def judge(tree, fault):
         begin = time.monotonic()
-        caught, why = try_fault(tree, fault)
-        report.add(fault, digest[fault.name], time.monotonic() - begin, caught, why)
+        outcome, why = try_fault(tree, fault)
+        report.add(fault, digest[fault.name], time.monotonic() - begin, outcome, why)
 
     share_out(trees, judge, runnable)
-    skipped, missed = len(fresh) - len(runnable), sorted(report.missed)
-    print(f"{len(faults)} faults: {len(faults) - len(missed) - skipped} caught, {skipped} skipped, "
-          f"{len(missed)} missed {' '.join(missed)}".rstrip())
+    skipped, missed = report.names(CANNOT_RUN), report.names(MISSED)
+    print(f"{len(faults)} faults: {len(faults) - len(missed) - len(skipped)} caught, "
+          f"{len(skipped)} skipped, {len(missed)} missed {' '.join(missed)}".rstrip())
     return 1 if missed else SKIPPED if skipped else 0
 
 
@@ -384,7 +410,8 @@ def main():
                         help="those in files that have changed, or a few if none has")
     parser.add_argument("--list", action="store_true", help="name the faults and their tests")
     parser.add_argument("--jobs", type=int, default=2, help="compilers and threads of each copy")
-    parser.add_argument("--copies", type=int, default=2, help="faults at a time, each in a copy")
+    parser.add_argument("--copies", type=int, default=min(4, max(2, len(os.sched_getaffinity(0)))),
+                        help="faults at a time, each in a copy")
     parser.add_argument("--force", action="store_true", help="also those that were caught before")
     args = parser.parse_args()
     try:
@@ -404,7 +431,8 @@ def main():
         args.work.mkdir(parents=True, exist_ok=True)
         trees = [Tree(args.source.resolve(), args.work.resolve(), f"source{i + 1}", args.jobs)
                  for i in range(max(1, args.copies))]
-        return run_faults(trees, faults, args.work.resolve() / "caught.json", args.force)
+        return run_faults(trees, faults, args.work.resolve() / "caught.json", args.force,
+                          "USP_EVERY_TEST_RUNS" in os.environ)
     except FaultError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -6,6 +6,7 @@ Needs the chapters and mpi_scenarios there, and mpiexec on PATH (77: skipped wit
 --chapter, the last one that knows of ranks is tested.
 """
 import argparse
+import functools
 import json
 import os
 import re
@@ -32,6 +33,27 @@ SECONDS = 15  # for a run that goes wrong to end, on a machine with other things
 TINY = ["--hidden_size", "32", "--num_layers", "2", "--num_heads", "2", "--ffn_hidden_size", "64",
         "--seq_len", "32", "--sample_tokens", "0", "--eval_interval", "0"]
 UNTRACED = ["--trace_steps", "0"]
+
+
+def needs(technique):
+    """Skips a test where the chapter that is tested does not have the technique."""
+    def decorate(test):
+        @functools.wraps(test)
+        def run(self):
+            if not (ROOT / CHAPTER / f"{technique}.h").exists():
+                self.skipTest(f"{CHAPTER} has no {technique}.h")
+            test(self)
+        return run
+    return decorate
+
+
+def tiny(flags):
+    """TINY but for what the flags say themselves; a model that they name has its own sizes."""
+    own = set(flags)
+    if "--model" in own:
+        own |= {"--hidden_size", "--num_layers", "--num_heads", "--ffn_hidden_size"}
+    pairs = zip(TINY[::2], TINY[1::2])
+    return [word for name, value in pairs if name not in own for word in (name, value)]
 
 
 def environment(**extra):
@@ -101,7 +123,7 @@ class RankTest(unittest.TestCase):
     def train(self, ranks, *flags, traced=UNTRACED, seconds=60):
         """The chapter's program, which has to end well; returns what it prints."""
         code, output = self.finish(
-            self.start(ranks, CHAPTER, *TINY, *traced, *flags), seconds)
+            self.start(ranks, CHAPTER, *tiny(flags), *traced, *flags), seconds)
         self.assertEqual(code, 0, output)
         return output
 
@@ -274,6 +296,116 @@ class Training(RankTest):
         row = re.search(r"\| gradients sent \| (\d+) bytes a step by rank 0",
                         (self.run_dir / "report.md").read_text())
         self.assertEqual(3 * int(row[1]), entry["wire_bytes"])
+
+    def test_a_step_on_shapes_would_send_what_a_run_sends(self):
+        flags = ["--micro_batch_size", "2", "--bucket_mb", "0.02"]
+        self.train(4, "--steps", "2", *flags)
+        ledger = json.loads((self.run_dir / "ledger.json").read_text())
+        path = self.run_dir.with_name("estimate.json")
+        subprocess.run([str(BIN / CHAPTER), *tiny(flags), *flags, "--dp_size", "4", "--estimate",
+                        "--estimate_file", str(path)], stdout=subprocess.DEVNULL, check=True)
+        found = json.loads(path.read_text())["sent"]
+        self.assertEqual(found["steps"], 2)
+        for what in ("calls", "payload_bytes", "wire_bytes"):
+            self.assertEqual(found["ledger"]["dp.all_reduce"][what], ledger["dp.all_reduce"][what],
+                             what)
+
+    @needs("tensor_parallel")
+    def test_ranks_share_the_weights(self):
+        flags = ["--steps", "4", "--dtype", "f64", "--num_heads", "4", "--num_kv_heads", "2"]
+        self.train(1, *flags, "--micro_batch_size", "8", "--eval_interval", "4")
+        expected = metrics(self.run_dir)
+        for ranks, more in ((2, ["--tp_size", "2"]),
+                            (4, ["--tp_size", "4", "--sequence_parallel"]),
+                            (4, ["--tp_size", "2", "--sequence_parallel", "--zero_stage", "3"]),
+                            (8, ["--tp_size", "2", "--zero_stage", "3", "--shard_size", "2"]),
+                            (8, ["--tp_size", "2", "--sequence_parallel", "--zero_stage", "2",
+                                 "--shard_size", "2"]),
+                            (4, ["--tp_size", "2", "--tp_overlap", "chunks"]),
+                            (2, ["--tp_size", "2", "--tp_overlap", "batch_halves"]),
+                            (4, ["--tp_size", "2", "--tp_overlap", "batch_halves",
+                                 "--zero_stage", "3"])):
+            with self.subTest(ranks=ranks, flags=more):
+                self.check_training(ranks, [*flags, *more], ranks // int(more[1]), expected,
+                                    "activations sent over tp")
+                run = json.loads((self.run_dir / "run.json").read_text())
+                self.assertEqual(run["parameters"], self.parameters(run["config"]))
+
+    @needs("context_parallel")
+    def test_ranks_share_the_tokens_of_a_sample(self):
+        flags = ["--steps", "4", "--dtype", "f64", "--num_heads", "4", "--num_kv_heads", "2"]
+        self.train(1, *flags, "--micro_batch_size", "8", "--eval_interval", "4")
+        expected = metrics(self.run_dir)
+        for ranks, more in ((2, ["--cp_size", "2"]),
+                            (4, ["--cp_size", "2", "--cp_method", "all_gather", "--tp_size", "2",
+                                 "--sequence_parallel", "--zero_stage", "3"]),
+                            (8, ["--cp_size", "4", "--cp_method", "ulysses", "--zero_stage", "2",
+                                 "--shard_size", "2"]),
+                            (8, ["--cp_size", "8", "--cp_layout", "contiguous", "--recompute",
+                                 "full", "--cp_recompute", "keep"]),
+                            (8, ["--cp_size", "4", "--cp_method", "ring_ulysses", "--ulysses_size",
+                                 "2", "--zero_stage", "1"])):
+            with self.subTest(ranks=ranks, flags=more):
+                size = int(more[1]) * (2 if "--tp_size" in more else 1)
+                self.check_training(ranks, [*flags, *more], ranks // size, expected,
+                                    "attention sent over cp")
+
+    def check_training(self, ranks, flags, dp, expected, traffic):
+        """The run has the losses of `expected`, and its report's row of traffic two equal numbers.
+        """
+        self.train(ranks, *flags, "--micro_batch_size", str(8 // dp), "--eval_interval", "4",
+                   "--overwrite")
+        for step, reference in zip(metrics(self.run_dir), expected, strict=True):
+            for key in ("loss", "grad_norm", "val_loss"):
+                if key in reference:
+                    self.assertLessEqual(abs(step[key] - reference[key]),
+                                         1e-10 * abs(reference[key]), key)
+            self.assertEqual(step["tokens"], reference["tokens"])
+        row = re.search(rf"\| {traffic} \| (\d+) bytes a step by rank 0, by formula (\d+)",
+                        (self.run_dir / "report.md").read_text())
+        self.assertLessEqual(abs(int(row[1]) / int(row[2]) - 1), 0.01, row[0])
+
+    @staticmethod
+    def parameters(config):
+        """Of a model of these sizes."""
+        hidden, heads = config["hidden_size"], config["num_heads"]
+        width = hidden // heads * (config["num_kv_heads"] or heads)
+        layer = 2 * hidden * hidden + 2 * hidden * width \
+            + 3 * hidden * config["ffn_hidden_size"] + 2 * hidden
+        tables = 1 if config["tie_word_embeddings"] else 2
+        return tables * config["vocab_size"] * hidden + hidden + config["num_layers"] * layer
+
+    @needs("tensor_parallel")
+    def test_a_mesh_that_cannot_be_is_refused_once(self):
+        self.check_refused((
+            (2, ["--tp_size", "3"], "tp_size=3 must divide num_heads=2; try 1 or 2"),
+            (3, ["--tp_size", "2"], "dp_size*tp_size = 1*2 = 2 must equal the 3 ranks"),
+            (2, ["--tp_size", "2", "--seq_len", "31", "--sequence_parallel"],
+             "tp_size=2 must divide seq_len=31"),
+            (2, ["--tp_size", "2", "--gathered_input", "kept"],
+             "gathered_input is for sequence_parallel; leave it out"),
+            (2, ["--tp_size", "2", "--tp_overlap", "batch_halves", "--micro_batch_size", "3"],
+             "tp_overlap=batch_halves needs an even micro_batch_size, not 3; try 4"),
+            (2, ["--tp_size", "-1"], "tp_size=-1")))
+
+    @needs("context_parallel")
+    def test_tokens_that_cannot_be_shared_out_are_refused_once(self):
+        self.check_refused((
+            (3, ["--cp_size", "3"], "seq_len=32 must divide into the 6 pieces"),
+            (3, ["--cp_size", "2"], "dp_size*cp_size = 1*2 = 2 must equal the 3 ranks"),
+            (4, ["--cp_size", "4", "--cp_method", "ulysses"],
+             "cp_size=4 must divide the 2 heads of a rank"),
+            (2, ["--cp_size", "2", "--ulysses_size", "2"], "ulysses_size is for"),
+            (2, ["--cp_size", "2", "--cp_recompute", "keep"], "cp_recompute=keep is for"),
+            (2, ["--cp_size", "-1"], "cp_size=-1")))
+
+    def check_refused(self, cases):
+        """Every (ranks, flags, words): ends with 2 after one line that has the words."""
+        for ranks, flags, words in cases:
+            with self.subTest(flags=flags):
+                code, output = self.finish(self.start(ranks, CHAPTER, *tiny(flags), *flags))
+                self.assertEqual((code, output.count("error: ")), (2, 1), output)
+                self.assertIn(words, output)
 
     def test_the_same_run_gives_the_same_bits(self):
         texts = []
@@ -497,7 +629,7 @@ class Training(RankTest):
 
 
 class Examples(unittest.TestCase):
-    """The tour of the collectives gives the book's numbers."""
+    """The chapters' examples print what they should."""
 
     def test_collectives(self):
         chapter = next(c for c in CHAPTERS if "collectives" in c.examples())
@@ -523,6 +655,65 @@ class Examples(unittest.TestCase):
         barrier = next(lines for title, lines in blocks.items() if title.startswith("barrier"))
         for seconds in barrier:
             self.assertAlmostEqual(float(seconds.strip("[]")), 2, delta=0.5)
+
+    def test_tensor_2d(self):
+        chapter = next(c for c in CHAPTERS if "tensor_2d" in c.examples())
+
+        def run(ranks, *flags):
+            program = str(BIN / f"{chapter.name}_tensor_2d")
+            return subprocess.run(["mpiexec", "-n", str(ranks), program, *flags],
+                                  env=environment(), timeout=60, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True, check=False)
+
+        # Of a small model that the squares share out; the ledger's bytes are the formula's.
+        done = run(4, "--hidden_size", "64", "--ffn_hidden_size", "192", "--seq_len", "65536")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(done.stdout.startswith("2 x 2 ranks: an MLP's output and gradients are"))
+        rows = [line.replace(" x ", "x").replace("> ", "").split()
+                for line in done.stdout.splitlines() if re.match(r" *\d+  \d x \d ", line)]
+        self.assertEqual([row[:2] for row in rows], 2 * [["4", "2x2"], ["16", "4x4"],
+                                                         ["64", "8x8"]])
+        for row in rows[:3]:
+            self.assertEqual(len(row), 8)
+            self.assertEqual(row[2::2], row[3::2], row)
+        for row in rows[3:]:
+            side = int(row[1][0])
+            for found, more_than in (row[2:4], row[4:6]):
+                self.assertEqual(found == "never", more_than == "never", row)
+                if found != "never":
+                    self.assertIn(int(found) - int(more_than), range(1, side + 1), row)
+        refused = run(3)
+        self.assertEqual((refused.returncode, refused.stdout), (2, ""))
+        self.assertIn("error: tp_size=3 must be a square; try 4 or 9", refused.stderr)
+
+    def test_ring_self_attention(self):
+        chapter = next(c for c in CHAPTERS if "ring_self_attention" in c.examples())
+
+        def run(ranks, *flags):
+            program = str(BIN / f"{chapter.name}_ring_self_attention")
+            return subprocess.run(["mpiexec", "-n", str(ranks), program, *flags],
+                                  env=environment(), timeout=60, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True, check=False)
+
+        done = run(3)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(done.stdout.startswith("3 ranks: outputs and gradients are those of"))
+        rows = re.findall(r"^ +(\d+)  (ring [\w-]+) +(\S.*)$", done.stdout, re.M)
+        kept = {}
+        for ranks, way, cells in rows:
+            numbers = cells.split()
+            self.assertEqual(numbers[0:6:2], numbers[1:6:2], (ranks, way))  # the formulas'
+            kept[way, int(ranks)] = float(numbers[0])
+        self.assertEqual(len(rows), 8)
+        for ranks in (2, 4, 8):  # scores of s²/cp, and nothing that does not shrink
+            for way in ("ring self-attention", "ring attention"):
+                self.assertAlmostEqual(kept[way, ranks], 2 * kept[way, 2 * ranks], delta=0.2)
+        doubled = run(1, "--seq_len", "16384")
+        found = re.search(r"^ +2  ring self-attention +(\S+)", doubled.stdout, re.M)
+        self.assertGreater(float(found[1]), 3.8 * kept["ring self-attention", 2])
+        refused = run(2, "--seq_len", "33")
+        self.assertEqual((refused.returncode, refused.stdout), (2, ""))
+        self.assertIn("error: seq_len=33 must be a multiple of 32", refused.stderr)
 
 
 def main():

@@ -92,7 +92,9 @@ def command(flags):
 
 
 def environment(threads=2):
-    return dict(os.environ, OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="passive")
+    # No GPU is shown, so that every machine refuses --device cuda.
+    return dict(os.environ, OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="passive",
+                CUDA_VISIBLE_DEVICES="")
 
 
 def read(run_dir, name):
@@ -286,7 +288,8 @@ class Stopping(Runs):
 
     def test_output_that_cannot_be_written_is_no_success(self):
         for flags in ({"version": True}, {"help": True}, {"estimate": True},
-                      dict(SMALL, run_dir=self.new_run_dir())):
+                      dict(SMALL, run_dir=self.new_run_dir()),
+                      dict(SMALL, run_dir=self.new_run_dir(), sample_tokens=6000)):  # fills a buffer
             with open("/dev/full", "wb") as full:
                 done = subprocess.run(command(flags), cwd=FOLDER, env=environment(), stdout=full,
                                       stderr=subprocess.PIPE, check=False)
@@ -479,6 +482,8 @@ BAD_INPUT = {
         {"num_heads": 2**14, "num_kv_heads": 2**14, "hidden_size": 2**15, "num_layers": 2**12,
          "seq_len": 2**27, "micro_batch_size": 1, "ffn_hidden_size": 1},
         ["seq_len=134217728", "can be counted", "seq_len=256"]),
+    "a device that is not there": ({"device": "cuda"}, ["device=cuda", "--device cpu"]),
+    "a device of no known kind": ({"device": "gpu"}, ["--device", "gpu", "auto", "cpu", "cuda"]),
     "text with a small vocabulary": ({"vocab_size": 100}, ["vocab_size=100", "256"]),
 }
 

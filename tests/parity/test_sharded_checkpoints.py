@@ -11,6 +11,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import time
 
@@ -103,6 +104,89 @@ class ShardedCheckpoints(RankTest):
                 shutil.rmtree(self.checkpoint(8))
                 self.train(ranks, *command, "--resume")
                 self.assertEqual((results(self.run_dir), self.contents(8)), expected)
+
+    @test_ranks.needs("tensor_parallel")
+    def test_any_mesh_goes_on_in_any_other(self):
+        flags = ["--dtype", "f64", "--checkpoint_interval", "4", "--steps", "8"]
+
+        def mesh(dp, tp, stage, *more):
+            return dp * tp, [*layout(dp, stage), "--tp_size", str(tp), *more]
+
+        sequence = ["--sequence_parallel"]
+        for saved, others in (
+                (mesh(2, 2, 1), [mesh(1, 2, 0), mesh(3, 1, 3), None]),
+                (mesh(1, 2, 0, *sequence), [mesh(2, 2, 3, *sequence), mesh(4, 1, 0)]),
+                (mesh(2, 2, 3, *sequence), [mesh(2, 2, 2), mesh(1, 2, 0), None])):
+            self.check_going_on(flags, saved, others)
+
+    @test_ranks.needs("context_parallel")
+    def test_tokens_shared_out_in_any_way_go_on_in_any_other(self):
+        flags = ["--dtype", "f64", "--checkpoint_interval", "4", "--steps", "8"]
+
+        def mesh(dp, cp, tp, stage, *more):
+            return dp * cp * tp, [*layout(dp, stage), "--cp_size", str(cp), "--tp_size", str(tp),
+                                  *more]
+
+        contiguous, ulysses = ["--cp_layout", "contiguous"], ["--cp_method", "ulysses"]
+        gathered = ["--cp_method", "all_gather", "--shard_size", "2"]
+        both = ["--cp_method", "ring_ulysses", "--ulysses_size", "2"]
+        for saved, others in (
+                (mesh(2, 2, 1, 3), [mesh(1, 4, 1, 0, *contiguous),
+                                    mesh(1, 2, 2, 1, "--sequence_parallel"), None]),
+                (mesh(1, 2, 1, 2, *ulysses), [mesh(2, 1, 1, 1), mesh(1, 4, 1, 3, *both)]),
+                (mesh(1, 2, 2, 0), [mesh(3, 1, 1, 2), mesh(2, 2, 1, 3, *gathered)])):
+            self.check_going_on(flags, saved, others)
+
+    def check_going_on(self, flags, saved, others):
+        """A run of 8 steps, saved after 4 of them, goes on as it did; None: with chapter 1."""
+        self.train(saved[0], *flags, *saved[1], "--overwrite")
+        expected = results(self.run_dir)
+        for other in others:
+            with self.subTest(saved=saved, resumed=other):
+                shutil.rmtree(self.checkpoint(8))
+                if other:
+                    self.train(other[0], *flags, *other[1], "--resume")
+                else:
+                    code, output = self.finish(self.start(
+                        1, test_ranks.FIRST, *TINY, *UNTRACED, *flags, "--micro_batch_size",
+                        BATCH[1], "--resume"))
+                    self.assertEqual(code, 0, output)
+                for step, reference in zip(results(self.run_dir), expected, strict=True):
+                    for a, b in zip(step, reference):
+                        self.assert_close([a], [b])
+
+    @test_ranks.needs("tensor_parallel")
+    def test_a_model_goes_out_of_any_mesh_and_into_any_other(self):
+        def mesh(tp, stage):
+            return ["--tp_size", str(tp), "--zero_stage", str(stage)]
+
+        self.check_export([*mesh(2, 3), "--sequence_parallel"],
+                          [(1, mesh(1, 0)), (2, mesh(2, 1)), (4, mesh(4, 0)), (4, mesh(2, 3))])
+
+    @test_ranks.needs("context_parallel")
+    def test_a_model_goes_from_ranks_that_share_out_tokens_to_others(self):
+        def mesh(cp, stage, *more):
+            return ["--cp_size", str(cp), "--zero_stage", str(stage), *more]
+
+        self.check_export(mesh(4, 3), [(1, mesh(1, 0)), (4, mesh(2, 3, "--tp_size", "2")),
+                                       (4, mesh(4, 1, "--cp_method", "ulysses"))])
+
+    def check_export(self, saved, others):
+        """A model of 4 ranks, exported, has the same validation loss on so many others."""
+        flags = ["--dtype", "f64", "--num_heads", "4", "--num_kv_heads", "2", "--vocab_size", "257",
+                 "--eval_interval", "4"]
+        self.train(4, *flags, *saved, "--steps", "4", "--checkpoint_interval", "4")
+        expected = metrics(self.run_dir)[-1]["val_loss"]
+        model = self.folder / "model"
+        done = subprocess.run([sys.executable, str(test_ranks.ROOT / "book"), "export",
+                               str(self.run_dir), str(model)], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        for ranks, own in others:
+            with self.subTest(ranks=ranks, flags=own):
+                self.train(ranks, "--model", str(model), "--dtype", "f64", *own, "--steps", "1",
+                           "--lr", "0", "--eval_interval", "1", "--overwrite")
+                self.assert_close([metrics(self.run_dir)[-1]["val_loss"]], [expected])
 
     def contents(self, step):
         return {path.name: path.read_bytes()

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "run/book_formulas.h"
 #include "tiny_llama.h"
 
 /// The memory accountant: formulas, the step on shapes alone, and the allocator of a real run.
@@ -223,7 +224,7 @@ TEST_CASE("the book's formulas give the book's numbers") {
   const auto gib = [&](int64_t seq_len, const char* recompute) {
     config.seq_len = seq_len;
     config.recompute = recompute;
-    return book_activations(config) / double(1 << 30);
+    return book_activations(config, recompute) / double(1 << 30);
   };
   // Its charts of an 8B model add the input's dropout, s b h bytes.
   const auto chart = [&](int64_t seq_len) { return double(seq_len * 4096) / double(1 << 30); };

@@ -66,10 +66,7 @@ TEST_CASE("a bucket is bucket_mb of gradients, whatever their dtype") {
       const RandomText text(config, 400);
       const Mesh mesh(world, {.dp = 2});
       Trainer trainer(config, &text.dataset, mesh);
-      Tracer& tracer = Runtime::current().tracer();
-      tracer.record(true);
-      trainer.train_step(0);
-      tracer.record(false);
+      const Tracer& tracer = traced_steps(trainer);
       int64_t full = 0, rest = 0;
       for (const Tracer::Exchange& exchange : tracer.exchanges()) {
         if (exchange.group != "dp") continue;
@@ -202,10 +199,7 @@ TEST_CASE("nothing waits for a bucket until the backward pass is over") {
       const RandomText text(config, 400);
       const Mesh mesh(world, {.dp = 2});
       Trainer trainer(config, &text.dataset, mesh);
-      Tracer& tracer = Runtime::current().tracer();
-      tracer.record(true);
-      trainer.train_step(0);
-      tracer.record(false);
+      const Tracer& tracer = traced_steps(trainer);
       int64_t backward_ends = 0, under_way = 0;
       for (const Tracer::Span& span : tracer.spans()) {
         if (span.name == "backward") backward_ends = span.end_ns;

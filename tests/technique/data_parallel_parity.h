@@ -26,6 +26,15 @@ struct TrainedState {
   std::vector<Named> tensors;  ///< gradients (unclipped), moments and weights of each parameter
 };
 
+/// The trace of so many steps, from the first one on.
+inline const Tracer& traced_steps(Trainer& trainer, int64_t steps = 1) {
+  Tracer& tracer = Runtime::current().tracer();
+  tracer.record(true);
+  for (int64_t step = 0; step < steps; ++step) trainer.train_step(step);
+  tracer.record(false);
+  return tracer;
+}
+
 /// Two layers, kv heads shared; no size that a rank count or a bucket divides. ~3,100 parameters.
 inline TrainConfig parity_config() {
   TrainConfig config;
@@ -68,15 +77,17 @@ class RandomTokens {
   std::filesystem::path folder_;
 };
 
-/// The local part of the parameter, whose shard holds `values`: those where the shard is all of it,
-/// else the values of all ranks' shards.
+/// The whole tensor of the parameter, whose shard holds `values`: those where the shard is all of
+/// it, else the values of all ranks' shards.
 inline std::vector<double> whole(const Parameter& parameter, const std::vector<double>& values,
                                  const Communicator* world) {
-  const int64_t numel = parameter.local_shape().numel();
+  const int64_t numel = parameter.global_shape.numel();
   if (world == nullptr) return values;
   std::vector<double> all(numel, 0.0);
-  if (parameter.counted) {
-    std::copy(values.begin(), values.end(), all.begin() + parameter.shard.begin);
+  const Shape local_shape = parameter.local_shape();
+  for (size_t i = 0; parameter.counted && i < values.size(); ++i) {
+    const int64_t local = parameter.shard.begin + static_cast<int64_t>(i);
+    all[parameter.global_index(local, local_shape)] = values[i];
   }
   const Tensor sum = Tensor::from_host(all, {numel}, DType::f64);
   world->all_reduce(sum);

@@ -68,7 +68,7 @@ TEST_CASE("a segment asks for the bytes that its footprint says, and at a time f
           CAPTURE(name(dtype), int(probabilities), m.head_dim(), m.ffn_hidden_size, m.num_kv_heads,
                   seq_len);
           const auto build = [&](int64_t block, ParameterList& list) {
-            return Llama(m, seq_len, dtype, probabilities).build(block, list);
+            return Llama(m, {seq_len, dtype, probabilities}).build(block, list);
           };
           for (int64_t block : {int64_t{0}, int64_t{1}, m.num_layers + 1}) {
             check_block(build, block, {3, seq_len, dtype}, m.hidden_size);

@@ -54,7 +54,7 @@ TEST_CASE("a shard of the vocabulary gives its columns of the logits") {
   const Pass pass = random_text(2);
   Model whole = allocated_model(m, kSeqLen, DType::f64, Probabilities::never_whole, 1);
   const Tensor expected = whole.logits(pass);
-  const Llama llama(m, kSeqLen, DType::f64, Probabilities::never_whole);
+  const Llama llama(m, {kSeqLen, DType::f64, Probabilities::never_whole});
   for (const Slice& columns : {Slice{0, 0, 4}, Slice{0, 4, 7}}) {
     const auto build = [&](int64_t block, ParameterList& list) {
       if (block <= m.num_layers) return llama.build(block, list);
@@ -75,7 +75,7 @@ TEST_CASE("a shard of the vocabulary gives its columns of the logits") {
 
 TEST_CASE("a part of a model has no logits, and says so before it computes anything") {
   const OnDevice cpu;
-  const Llama llama(tiny_model(), kSeqLen, DType::f64, Probabilities::never_whole);
+  const Llama llama(tiny_model(), {kSeqLen, DType::f64, Probabilities::never_whole});
   using Chunks = std::vector<BlockRange>;
   for (const Chunks& chunks : {Chunks{{0, 3}}, Chunks{{2, 4}}, Chunks{{0, 2}, {2, 4}}}) {
     CAPTURE(chunks.size(), chunks[0].begin);

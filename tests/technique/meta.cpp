@@ -61,25 +61,6 @@ TEST_CASE("in f32 the optimizer holds two moments and the weights are their own 
   REQUIRE(meta.allocator().live_bytes(Category::optimizer) == 8 * numel);
 }
 
-using Events = std::vector<std::pair<int64_t, Category>>;
-
-/// Allocations and releases of a trainer's construction and first steps, workspace aside: what a
-/// kernel needs for itself is the device's own business.
-Events events_of(const TrainConfig& config, const Dataset& dataset, Device device) {
-  OnDevice on(device);
-  on.allocator().record_events(true);
-  SoloTrainer trainer(config, &dataset);
-  trainer.train_step(0);
-  trainer.train_step(1);
-  on.allocator().record_events(false);
-  Events events;
-  for (const Allocator::Event& event : on.allocator().events()) {
-    if (event.tag.category != Category::workspace)
-      events.emplace_back(event.bytes, event.tag.category);
-  }
-  return events;
-}
-
 TEST_CASE("a step allocates the same bytes in the same order on meta and on the CPU") {
   for (const char* dtype : {"f64", "bf16"}) {
     for (const char* attention : {"naive", "blockwise"}) {

@@ -85,7 +85,7 @@ TEST_CASE(
 
 TEST_CASE("blocks keep the numbers that they have in the whole model") {
   OnDevice meta(Device::meta);
-  const Llama llama(tiny_model(), 7, DType::f64, Probabilities::never_whole);
+  const Llama llama(tiny_model(), {7, DType::f64, Probabilities::never_whole});
   Model model([&](int64_t block, ParameterList& list) { return llama.build(block, list); },
               {{0, 1}, {2, 4}});
   model.parameters().allocate(DType::f64, 1);

@@ -30,7 +30,7 @@ inline Probabilities probabilities_of(bool naive) {
 inline Model allocated_model(const ModelConfig& config, int64_t seq_len, DType dtype,
                              Probabilities probabilities, uint64_t seed,
                              GradAccumulation accumulation = GradAccumulation::f32) {
-  const Llama llama(config, seq_len, dtype, probabilities);
+  const Llama llama(config, {seq_len, dtype, probabilities});
   Model model([&](int64_t block, ParameterList& list) { return llama.build(block, list); },
               {{0, llama.num_blocks()}});
   model.parameters().allocate(dtype, seed, accumulation);

@@ -1,5 +1,3 @@
-#include <map>
-
 #include "comm/launch.h"
 #include "run/sample.h"
 #include "tiny_llama.h"
@@ -168,12 +166,6 @@ Simulation measure(const TrainConfig& config, const MemoryCase& c) {
   return measured;
 }
 
-std::map<std::string_view, int64_t> by_name(const std::vector<LiveBytes>& buffers) {
-  std::map<std::string_view, int64_t> bytes;
-  for (const LiveBytes& buffer : buffers) bytes[buffer.name] = buffer.bytes;
-  return bytes;
-}
-
 const MemoryCase kMemoryCases[] = {
     {1, "f64", "f32", "none", 1, false},   {1, "bf16", "both", "full", 3, true},
     {2, "bf16", "f32", "none", 3, false},  {2, "bf16", "bf16", "full", 1, true},
@@ -324,10 +316,7 @@ TEST_CASE("stage 1 waits for no gradient before the backward pass is over") {
     const RandomText text(config, 400);
     const Mesh mesh(world, {.dp = 2});
     Trainer trainer(config, &text.dataset, mesh);
-    Tracer& tracer = Runtime::current().tracer();
-    tracer.record(true);
-    trainer.train_step(0);
-    tracer.record(false);
+    const Tracer& tracer = traced_steps(trainer);
     int64_t backward_ends = 0, reductions = 0, under_way = 0;
     for (const Tracer::Span& span : tracer.spans()) {
       if (span.name == "backward") backward_ends = span.end_ns;
@@ -350,10 +339,7 @@ TEST_CASE("what a block computes and what the next one gathers go on at the same
     const RandomText text(config, 400);
     const Mesh mesh(world, {.dp = 2});
     Trainer trainer(config, &text.dataset, mesh);
-    Tracer& tracer = Runtime::current().tracer();
-    tracer.record(true);
-    trainer.train_step(0);
-    tracer.record(false);
+    const Tracer& tracer = traced_steps(trainer);
     // A gather is under way while an attention segment runs if it was queued before that began and
     // nobody waited for it until that was over.
     int64_t hidden = 0, gathers = 0;
@@ -382,11 +368,7 @@ TEST_CASE("stages 1 and 2 gather after the update, under it, or under the next f
       const RandomText text(config, 400);
       const Mesh mesh(world, {.dp = 2});
       Trainer trainer(config, &text.dataset, mesh);
-      Tracer& tracer = Runtime::current().tracer();
-      tracer.record(true);
-      trainer.train_step(0);
-      trainer.train_step(1);
-      tracer.record(false);
+      const Tracer& tracer = traced_steps(trainer, 2);
       int64_t update_begins = 0, update_ends = 0, second_step = 0;
       for (const Tracer::Span& span : tracer.spans()) {
         if (span.name == "optimizer" && update_begins == 0) {

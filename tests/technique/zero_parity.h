@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <set>
 
 #include "data_parallel_parity.h"
@@ -36,6 +37,13 @@ inline TrainConfig zero_config(const ZeroCase& c, int ranks) {
   config.data_parallel.shard_size = c.shard_size;
   config.data_parallel.gather_overlap = c.gather_overlap;
   return config;
+}
+
+/// Bytes of each kind of buffer.
+inline std::map<std::string, int64_t> by_name(const std::vector<LiveBytes>& buffers) {
+  std::map<std::string, int64_t> bytes;
+  for (const LiveBytes& buffer : buffers) bytes[std::string(buffer.name)] = buffer.bytes;
+  return bytes;
 }
 
 /// Every combination of stage, accumulation, recomputation, ties and way of gathering.
@@ -100,23 +108,25 @@ inline std::vector<ZeroCase> zero_cases(int ranks) {
   return cases;
 }
 
-/// Bytes that all ranks have sent, by the operations of predict_traffic().
-inline ZeroTraffic sent_by_all(const Communicator& world) {
-  const auto sent = [&](const char* group, CommKind kind) {
-    return double(Runtime::current().ledger().get(group, kind).wire_bytes);
+/// Bytes that all ranks that count have sent, by the operations of predict_traffic().
+inline ZeroTraffic sent_by_all(const Communicator& world, bool counts = true) {
+  const auto all = [&](CommKind kind) {
+    double bytes = 0;
+    for (const char* group : {"dp", "dp_cp", "shard", "replica"}) {
+      bytes += double(Runtime::current().ledger().get(group, kind).wire_bytes);
+    }
+    return static_cast<int64_t>(world.sum(counts ? bytes : 0));
   };
-  const auto all = [&](double value) { return static_cast<int64_t>(world.sum(value)); };
-  return {
-      .reduce_scatter =
-          all(sent("dp", CommKind::reduce_scatter) + sent("shard", CommKind::reduce_scatter)),
-      .all_gather = all(sent("dp", CommKind::all_gather) + sent("shard", CommKind::all_gather)),
-      .all_reduce = all(sent("dp", CommKind::all_reduce) + sent("replica", CommKind::all_reduce))};
+  return {.reduce_scatter = all(CommKind::reduce_scatter),
+          .all_gather = all(CommKind::all_gather),
+          .all_reduce = all(CommKind::all_reduce)};
 }
 
-/// Throws Error unless the ranks have sent what predict_traffic() says of so many steps.
+/// Throws Error unless the ranks that count have sent what predict_traffic() says of so many steps.
 inline void check_zero_traffic(const Communicator& world, const TrainConfig& config,
-                               const ZeroTraffic& before, int64_t steps, const std::string& what) {
-  const ZeroTraffic after = sent_by_all(world), predicted = predict_traffic(config);
+                               const ZeroTraffic& before, int64_t steps, const std::string& what,
+                               bool counts = true) {
+  const ZeroTraffic after = sent_by_all(world, counts), predicted = predict_traffic(config);
   const auto check = [&](int64_t ZeroTraffic::*kind, const char* operation) {
     const int64_t sent = after.*kind - before.*kind;
     USP_CHECK(sent == steps * predicted.*kind, "{}: {} bytes in {}, {} predicted", what, sent,

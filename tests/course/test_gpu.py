@@ -1,0 +1,568 @@
+"""Tests of ./book gpu-check and gpu-bundle with programs, drivers and toolkits that are fakes.
+
+    python3 tests/course/test_gpu.py        needs no build and no GPU
+"""
+import json
+import lzma
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import textwrap
+import time
+import unittest
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+
+from test_book import Scratch, write  # noqa: E402
+from tools import cli, gpu, gpu_bundle, gpu_check, gpu_report  # noqa: E402
+from tools.base import BookError  # noqa: E402
+from tools.gpu_check import Check, Fail, Part, Place, Skip  # noqa: E402
+
+H100 = gpu.Gpu("NVIDIA H100 80GB HBM3", "580.65", 81559)
+ORIGINAL_PATH = os.environ.get("PATH", "")
+PROFILE = textwrap.dedent("""\
+    ==PROF== Connected to process 1
+    "ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
+    "0","1","void usp::add_kernel<float>(T1 *)","{load}","sector","16"
+    "0","1","void usp::add_kernel<float>(T1 *)","{store}","sector","1,016.5"
+    """.format(load=gpu_check.SECTORS["per_load"], store=gpu_check.SECTORS["per_store"]))
+
+
+class FakeMachine(Scratch):
+    """A machine on which nothing is installed but what a test writes."""
+
+    def setUp(self):
+        super().setUp()
+        self.bin = self.scratch / "path"
+        self.bin.mkdir()
+        gpu._module_folders.cache_clear()
+        self.addCleanup(gpu._module_folders.cache_clear)
+        for patch in (mock.patch.dict(os.environ, {"PATH": str(self.bin)}, clear=True),
+                      mock.patch.object(gpu, "TOOLKITS", (str(self.scratch / "cuda*"),)),
+                      mock.patch.object(sys, "executable", ""),
+                      mock.patch("tools.gpu_check.say")):
+            patch.start()
+            self.addCleanup(patch.stop)
+        self.script(self.bin / "ldconfig", "exit 0")
+
+    def script(self, path, text):
+        return write(path, f"#!/bin/sh\n{text}\n", executable=True)
+
+
+class Libraries(FakeMachine):
+    def find(self, major=None):
+        found = gpu.find_library(gpu.CUBLAS, major)
+        return found and str(found.relative_to(self.scratch))
+
+    def test_none(self):
+        self.assertIsNone(self.find())
+
+    def test_of_a_toolkit_then_of_a_python_and_first_where_the_loader_looks(self):
+        packages = self.scratch / "site-packages"
+        for folder in ("cu13", "nccl"):
+            write(packages / "nvidia" / folder / "lib" / "README", "")
+        write(packages / "nvidia/cu13/lib/libcublasLt.so.13", "")
+        self.script(self.bin / "python3", f"echo; echo {packages}")
+        self.assertEqual(self.find("13"), "site-packages/nvidia/cu13/lib/libcublasLt.so.13")
+        write(self.scratch / "cuda-13.0/lib64/libcublasLt.so.13", "")
+        self.assertEqual(self.find("13"), "cuda-13.0/lib64/libcublasLt.so.13")
+        write(self.scratch / "mine/libcublasLt.so.13", "")
+        with mock.patch.dict(os.environ, {"LD_LIBRARY_PATH": f":{self.scratch / 'mine'}"}):
+            self.assertEqual(self.find("13"), "mine/libcublasLt.so.13")
+
+    def test_another_version_does_not_do(self):
+        write(self.scratch / "cuda/lib64/libcublasLt.so.12", "")
+        self.assertEqual(self.find(), "cuda/lib64/libcublasLt.so.12")
+        self.assertIsNone(self.find("13"))
+
+    def test_gpus_and_drivers(self):
+        self.assertEqual(gpu.find_gpus(self.scratch / "proc"), [])
+        write(self.scratch / "proc/0/information", "Model: \t NVIDIA H100 PCIe\nIRQ: 3\n")
+        self.assertEqual([each.name for each in gpu.find_gpus(self.scratch / "proc")],
+                         ["NVIDIA H100 PCIe"])
+        self.script(self.bin / "nvidia-smi", "echo 'NVIDIA H100 80GB HBM3, 580.65, 81559'")
+        self.assertEqual(gpu.find_gpus(), [H100])
+        self.script(self.bin / "nvidia-smi", "echo No devices were found")
+        self.assertEqual(gpu.find_gpus(), [])
+
+    def test_data_sheets_are_those_of_the_gpu(self):
+        self.assertEqual(gpu.data_sheet("NVIDIA H100 PCIe")["bf16"], 756)
+        self.assertEqual(gpu.data_sheet(H100.name)["bf16"], 989)
+        self.assertEqual(gpu.data_sheet("NVIDIA GeForce RTX 4090"), {})
+
+
+class FakeCheck(FakeMachine):
+    """A check in a folder of its own, and what its report says."""
+
+    def setUp(self):
+        super().setUp()
+        self.folder = self.scratch / "report"
+        self.place = Place(self.scratch / "bin", self.scratch / "corpus.txt", "0123456789abcdef")
+        self.check = Check(self.place, self.folder, gpus=[H100], libraries={"cuBLASLt": Path("/x/y")})
+
+    def states(self):
+        record = json.loads((self.folder / "report.json").read_text())
+        return {part["name"]: part["state"] for part in record["parts"]}
+
+    def entry(self, name):
+        record = json.loads((self.folder / "report.json").read_text())
+        return next(part for part in record["parts"] if part["name"] == name)
+
+
+class Parts(FakeCheck):
+    """How parts run and what is written of them."""
+
+    def test_the_report_is_whole_after_every_part(self):
+        seen = []
+
+        def look(_check):
+            seen.append((self.states(), (self.folder / "report.md").read_text()))
+            return {"speeds": [{"kernel": "add", "GB/s": 7}]}
+
+        def skip(_check):
+            raise Skip("no such tool")
+
+        parts = [Part("a", "first", 9, look), Part("b", "second", 9, skip), Part("c", "third", 9, look)]
+        self.assertTrue(gpu_check.run_parts(self.check, parts))
+        self.assertEqual(seen[0][0], {"a": "not run", "b": "not run", "c": "not run"})
+        self.assertEqual(seen[1][0], {"a": "passed", "b": "skipped", "c": "not run"})
+        self.assertIn("| third | not run |  | the check ended before |", seen[1][1])
+        self.assertIn("The check has not ended.", seen[1][1])
+        page = (self.folder / "report.md").read_text()
+        self.assertIn("NVIDIA H100 80GB HBM3, 80 GiB, driver 580.65", page)
+        self.assertIn("commit 0123456789ab", page)
+        self.assertIn("## first (speeds)\n\n| kernel | GB/s |\n| --- | --- |\n| add | 7 |\n", page)
+        self.assertNotIn("has not ended", page)
+        self.assertRegex(page, r"\| second \| skipped \| 0.0 \| no such tool \|")
+
+    def test_a_failure_keeps_its_figures_and_the_rest_goes_on(self):
+        def fail(_check):
+            raise Fail("too far", {"": [{"dtype": "f64"}]})
+
+        def break_down(_check):
+            raise ValueError("no JSON")
+
+        parts = [Part("a", "first", 9, fail), Part("b", "second", 9, break_down),
+                 Part("c", "third", 9, lambda check: {})]
+        self.assertFalse(gpu_check.run_parts(self.check, parts))
+        self.assertEqual(self.states(), {"a": "failed", "b": "failed", "c": "passed"})
+        self.assertEqual(self.entry("a")["figures"], {"": [{"dtype": "f64"}]})
+        self.assertEqual(self.entry("b")["why"], "ValueError: no JSON")
+
+    def test_a_part_ends_with_its_time_and_so_does_all_that_it_started(self):
+        pid = self.scratch / "pid"
+        slow = self.script(self.scratch / "bin/slow",
+                           f"/bin/sleep 60 & echo $! > {pid}; echo before; /bin/sleep 60")
+        parts = [Part("a", "first", 0.5, lambda check: check.output([str(slow)])),
+                 Part("b", "second", 9, lambda check: {})]
+        begin = time.monotonic()
+        with mock.patch.object(gpu_check, "GRACE_S", 0.2):
+            self.assertFalse(gpu_check.run_parts(self.check, parts))
+        self.assertLess(time.monotonic() - begin, 20)
+        self.assertEqual(self.states(), {"a": "failed", "b": "passed"})
+        self.assertEqual(self.entry("a")["why"], "slow took longer than the part's time")
+        self.assertIn("before\n", (self.folder / "a.txt").read_text())
+        self.assertFalse(is_alive(int(pid.read_text())))
+
+    def test_no_part_begins_when_the_time_of_all_is_over(self):
+        parts = [Part("a", "first", 9, lambda check: time.sleep(0.05) or {}),
+                 Part("b", "second", 9, lambda check: {})]
+        self.assertTrue(gpu_check.run_parts(self.check, parts, whole_limit_s=0.02))
+        self.assertEqual(self.states(), {"a": "passed", "b": "skipped"})
+        self.assertEqual(self.entry("b")["why"], "no time is left")
+
+    def test_all_parts_together_stay_below_nine_minutes(self):
+        self.assertLessEqual(sum(part.limit_s for part in gpu_check.PARTS), gpu_check.WHOLE_LIMIT_S)
+        self.assertLess(gpu_check.WHOLE_LIMIT_S, 9 * 60)
+
+    def test_a_program_that_fails_is_quoted(self):
+        bad = self.script(self.scratch / "bin/bad", "echo out of memory; echo; exit 3")
+        with self.assertRaisesRegex(Fail, "bad left with exit code 3: out of memory"):
+            self.folder.mkdir()
+            self.check.output([str(bad)])
+
+    def test_libraries_that_are_elsewhere_are_found_by_the_programs(self):
+        self.assertEqual(self.check.environment()["LD_LIBRARY_PATH"], "/x")
+
+    def test_ctrl_c_leaves_a_report_and_no_process(self):
+        pid = self.scratch / "pid"
+        slow = self.script(self.scratch / "bin/slow", f"echo $$ > {pid}; exec /bin/sleep 60")
+        program = textwrap.dedent(f"""\
+            import sys
+            sys.path.insert(0, {str(ROOT)!r})
+            from pathlib import Path
+            from tools import gpu, gpu_check
+            from tools.gpu_check import Part
+            gpu_check.PARTS = (Part("a", "first", 9, lambda check: {{}}),
+                               Part("b", "second", 90, lambda check: check.output([{str(slow)!r}])),
+                               Part("c", "third", 9, lambda check: {{}}))
+            gpu_check.require_gpu = lambda emulated: [gpu.Gpu("a GPU", "1", 1)]
+            gpu_check.bundle_place = lambda: gpu_check.Place(Path("/"), Path("/"), "0")
+            sys.exit(gpu_check.main(["gpu-check", "--report", {str(self.folder)!r}]))
+            """)
+        python = shutil.which("python3", path=ORIGINAL_PATH)
+        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+            pid.unlink(missing_ok=True)
+            child = subprocess.Popen([python, "-c", program], stderr=subprocess.DEVNULL)
+            self.assertTrue(wait_until(lambda: pid.exists() and pid.read_text().strip()))
+            child.send_signal(number)
+            self.assertEqual(child.wait(30), code)
+            self.assertEqual(self.states(), {"a": "passed", "b": "not run", "c": "not run"})
+            self.assertEqual(self.entry("b")["why"], "interrupted")
+            self.assertFalse(is_alive(int(pid.read_text())))
+
+
+def is_alive(pid):
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+def wait_until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+class WholeCheck(FakeCheck):
+    """The parts, with programs that only print."""
+
+    def setUp(self):
+        super().setUp()
+        self.emulated = Check(self.place, self.folder, True, [], {"cuBLASLt": None, "NCCL": None})
+        for name in ("test_ops_emulated", "test_cuda_kernels", "test_ops_gpu", "test_kernels_gpu"):
+            self.program(name, "echo 'All tests passed (12 assertions in 3 test cases)'")
+        self.program("gpu_counts_emulated",
+                     'echo \'{"kernel": "add_kernel", "per_load": 16, "per_store": 1016.5}\'')
+        for name in ("ch01_single_gpu", "ch01_single_gpu_emulated"):
+            self.program(name, self.trainer("5.5"))
+
+    def program(self, name, text):
+        self.script(self.scratch / "bin" / name, text)
+
+    @staticmethod
+    def trainer(loss, waits=2, most_steps=999):
+        shape = json.dumps(dict.fromkeys(gpu_check.SHAPE, 1))
+        op = {"cat": "op", "ts": 0, "dur": 60, "args": {"step": 5, "queued": 5}}
+        trace = json.dumps({"traceEvents": [
+            {"name": "process_name"}, op, {**op, "ts": 62, "dur": 38},
+            {**op, "ts": -500, "args": {"step": 4, "queued": -600}}]})
+        return textwrap.dedent(f"""\
+            case "$*" in *--help*) echo "tiny, small, 1B"; exit;; esac
+            while [ $# -gt 0 ]; do
+              case "$1" in --run_dir) folder=$2;; --steps) steps=$2;; esac
+              shift
+            done
+            /bin/mkdir -p "$folder"
+            i=0
+            while [ $i -lt $steps ] && [ $i -lt {most_steps} ]; do
+              i=$((i + 1))
+              echo '{{"loss": {loss}, "grad_norm": 0.5, "tokens_per_s": 2e4, "step_ms": 9, "mfu": 0.4,' \
+                   '"host_waits": '$((40 + {waits} * i))'}}'
+            done > "$folder/metrics.jsonl"
+            echo '{{"matmul_gflops": 800000, "config": {shape}}}' > "$folder/run.json"
+            echo '{trace}' > "$folder/trace.json"
+            """)
+
+    def python(self, of_torch):
+        """A Python whose torch sees the GPU; what a training of it says."""
+        self.script(self.bin / "python3", textwrap.dedent(f"""\
+            case "$*" in
+              *is_available*) echo 2.9;;
+              *torch_bench*) {of_torch};;
+              *) echo '{{"products": [{{"dtype": "bf16", "tflops": 800}}]}}';;
+            esac"""))
+
+    @staticmethod
+    def steps(ms):
+        """Steps of PyTorch, the first of them slower."""
+        return (f"for i in 500 400 300 {ms} {ms} {ms} {ms} {ms}; do "
+                "echo '{\"step_ms\": '$i'}'; done")
+
+    def failed(self, check):
+        check.folder.mkdir(exist_ok=True)
+        passed = gpu_check.run_parts(check, gpu_check.PARTS)
+        failed = [name for name, state in self.states().items() if state == "failed"]
+        self.assertEqual(passed, not failed)
+        return failed
+
+    def test_emulated(self):
+        self.assertEqual(self.failed(self.emulated), [])
+        self.assertEqual([name for name, state in self.states().items() if state == "passed"],
+                         ["libraries", "tests", "parity", "learning", "counts", "steps"])
+        self.assertEqual(self.entry("memcheck")["why"], "the emulated device has none of this")
+
+    def test_a_loss_that_differs_or_is_nan_fails(self):
+        for loss, failed in (("5.52", ["parity"]), ("5.56", ["parity", "learning"]),
+                             ("NaN", ["parity", "learning"])):
+            self.program("ch01_single_gpu_emulated", self.trainer(loss))
+            self.assertEqual(self.failed(self.emulated), failed)
+            self.assertEqual(self.entry("parity")["why"],
+                             f"too far from the CPU: {'f64, f32' if loss == '5.52' else 'f64, f32, bf16'}")
+        self.assertEqual(self.entry("learning")["why"],
+                         "the losses differ by more than 1% from the CPU's")
+
+    def test_a_run_that_ends_early_has_not_learned(self):
+        for name in ("ch01_single_gpu", "ch01_single_gpu_emulated"):
+            self.program(name, self.trainer("5.5", most_steps=199))
+        self.assertEqual(self.failed(self.emulated), ["learning"])
+
+    def test_a_host_that_waits_within_a_step_fails(self):
+        self.program("ch01_single_gpu_emulated", self.trainer("5.5", waits=3))
+        self.assertEqual(self.failed(self.emulated), ["steps"])
+        row, = self.entry("steps")["figures"][""]
+        self.assertEqual((row["asked"], row["found"], row["reached"]), ("at most 2", "3", "no"))
+
+    def test_a_device_is_idle_between_kernels_and_where_the_host_is_late(self):
+        def share(*spans):
+            return gpu_check.idle_share([{"ts": begin, "dur": end - begin, "args": {"queued": queued}}
+                                         for begin, end, queued in spans])
+
+        self.assertEqual(share((0, 60, 0), (60, 100, 1)), 0)
+        self.assertEqual(share((0, 60, 0), (70, 100, 1)), 0.1)
+        self.assertEqual(share((0, 60, 0), (60, 100, 85)), 0.25)  # its first mark came at once
+        self.assertEqual(share((0, 60, 0), (60, 100, 150)), 0.4)  # the last mark was late
+        self.assertEqual(share((0, 100, 0), (10, 20, 1), (30, 90, 1)), 0)  # one op within another
+        self.assertEqual(share((50, 60, 90), (60, 100, 1)), 0)  # before the first there is no time
+        with self.assertRaisesRegex(Fail, "no operations"):
+            share()
+
+    def test_what_is_not_finite_is_infinitely_far(self):
+        for a, b in (("nan", 1), (1, "nan"), ("inf", "inf"), ("inf", 1)):
+            self.assertEqual(gpu_check.difference(a, b), float("inf"))
+        self.assertEqual(gpu_check.difference(3, 2), 0.5)
+
+    def test_tests_that_fail_or_say_nothing_fail(self):
+        for text in ("echo 'test cases: 3 | 1 failed'; exit 1", "echo"):
+            self.program("test_cuda_kernels", text)
+            self.assertEqual(self.failed(self.emulated), ["tests"])
+
+    def test_on_a_gpu_with_every_tool(self):
+        self.program("gpu_bench", 'case "$*" in *memory*) echo \'[{"kernel": "copy", "gb_per_s": '
+                     '2900, "of_copy": 1}]\';; *) echo \'[{"dtype": "bf16", "n": 8192, "tflops": '
+                     '700.0}]\';; esac')
+        self.program("gpu_counts", "")
+        self.script(self.scratch / "cuda/bin/ncu", f"cat <<'X'\n{PROFILE}X")
+        os.symlink("/bin/cat", self.bin / "cat")
+        self.script(self.scratch / "cuda/bin/compute-sanitizer", "exit 0")
+        self.python(self.steps(7.2))
+        self.assertEqual(self.failed(self.check), [])
+        self.assertEqual(set(self.states().values()), {"passed"})
+        figures = self.entry("products")["figures"]["products; torch 2.9"][0]
+        self.assertEqual((figures["fraction"], figures["of torch"]), ("0.71", "0.88"))
+        training = self.entry("training")["figures"]["the median step; torch 2.9"][0]
+        self.assertEqual(training["MFU, of the data sheet"], f"{0.4 * 800 / 989:.3f}")
+        self.assertEqual((training["attention"], training["micro_batch_size"]), ("naive", 4))  # 80 GiB
+        self.assertEqual((training["rounds"], training["step ms, PyTorch"]), (3, 7.2))
+        self.assertEqual(self.found("training"), [("at least 0.75", "0.8", "yes"),
+                                                  ("at least 0.3", "0.324", "yes")])
+        self.assertEqual(self.found("steps"), [("at most 2", "2", "yes"),
+                                               ("at most 0.05", "0.02", "yes")])
+        self.assertIn("# GPU check", (self.folder / "report.md").read_text())
+        self.script(self.scratch / "cuda/bin/compute-sanitizer", "exit 9")
+        self.script(self.scratch / "cuda/bin/ncu", f"cat <<'X'\n{PROFILE.replace('16', '8')}X")
+        self.assertEqual(self.failed(self.check), ["memcheck", "racecheck", "initcheck", "counts"])
+        self.script(self.scratch / "cuda/bin/ncu", "echo ERR_NVGPUCTRPERM; exit 1")
+        self.failed(self.check)
+        self.assertEqual(self.entry("counts")["state"], "skipped")
+
+    def found(self, name):
+        """What a part says of what is asked."""
+        return [(row["asked"], row["found"], row["reached"])
+                for rows in self.entry(name)["figures"].values() for row in rows if "asked" in row]
+
+    def train(self):
+        """The training part alone; the title of its table."""
+        part = next(part for part in gpu_check.PARTS if part.name == "training")
+        self.folder.mkdir(exist_ok=True)
+        self.assertTrue(gpu_check.run_parts(self.check, [part]))
+        return next(iter(self.entry("training")["figures"]))
+
+    def test_our_training_and_pytorch_take_turns(self):
+        turns = self.scratch / "turns"
+        self.program("ch01_single_gpu", f"case \"$*\" in *--help*) ;; *) echo ours >> {turns};; esac\n"
+                     + self.trainer("5.5"))
+        self.python(f"echo torch \"$*\" >> {turns}; {self.steps(6)}")
+        self.train()
+        said = turns.read_text().splitlines()
+        self.assertEqual([line.split()[0] for line in said], 3 * ["ours", "torch"])
+        self.assertIn("--micro_batch_size 1 --dtype 1 --device cuda --steps 8", said[1])
+        self.assertEqual(self.found("training")[0], ("at least 0.75", "0.667", "no"))
+
+    def test_a_round_that_there_is_no_time_for_is_left_out(self):
+        def slow(check, *_):
+            check.deadline = time.monotonic()
+            return 9.0
+
+        self.python("")
+        with mock.patch.object(gpu_check, "_train_torch", slow):
+            self.train()
+        self.assertEqual(self.entry("training")["figures"]["the median step; torch 2.9"][0]["rounds"], 1)
+        self.assertEqual(self.found("training")[0], ("at least 0.75", "1", "yes"))
+
+    def test_without_pytorch_the_report_says_so(self):
+        self.assertEqual(self.train(),
+                         "the median step; no Python here has a torch that sees the GPU")
+        self.assertEqual(self.found("training")[0], ("at least 0.75", "unknown", "unknown"))
+        self.python("echo CUDA out of memory; exit 1")
+        self.assertEqual(self.train(), "the median step; torch 2.9: python3 left with exit code 1: "
+                                       "CUDA out of memory")
+        self.assertEqual(self.found("training"), [("at least 0.75", "unknown", "unknown"),
+                                                  ("at least 0.3", "0.324", "yes")])
+
+    def test_without_cublas_nothing_runs_on_the_gpu(self):
+        check = Check(self.place, self.folder, gpus=[H100], libraries={"cuBLASLt": None, "NCCL": None})
+        self.assertEqual(self.failed(check), ["libraries"])
+        self.assertEqual(self.entry("tests")["why"], "there is no cuBLASLt")
+
+    def test_exit_codes(self):
+        for emulated, gpus, loss, code in ((True, [], "5.5", 0), (True, [], "9", 1)):
+            self.program("ch01_single_gpu_emulated", self.trainer(loss))
+            self.assertEqual(gpu_check.run_check(self.place, gpus, emulated, self.folder), code)
+        with self.assertRaisesRegex(BookError, "no GPU here.*--emulated") as caught:
+            gpu_check.require_gpu(emulated=False)
+        self.assertEqual(caught.exception.code, 2)
+        self.assertEqual(gpu_check.require_gpu(emulated=True), [])
+
+    def test_a_profile_is_read(self):
+        self.assertEqual(gpu_check.read_profile(PROFILE),
+                         {"add_kernel": {"per_load": 16, "per_store": 1016.5}})
+        self.assertEqual(gpu_check.read_profile("==ERROR== no kernel\n"), {})
+
+
+class Bundle(FakeMachine):
+    def tree(self):
+        root = self.scratch / "tree"
+        write(root / "bin/small", "x" * 100)
+        (root / "lib").mkdir()
+        (root / "lib/large.so").write_bytes(os.urandom(60_000))
+        return root
+
+    def test_what_is_too_large_is_refused_with_its_largest_parts(self):
+        target = self.scratch / "out.tar.xz"
+        with self.assertRaises(BookError) as caught:
+            gpu_bundle.pack(self.tree(), target, limit_mb=0.05)
+        self.assertRegex(str(caught.exception), r"has 0\.1 MB, at most 0\.05.*\n +0\.1 MB  lib/large.so\n"
+                                                r" +0\.0 MB  bin/small$")
+        self.assertEqual([path.name for path in self.scratch.glob("*out*")], [])
+
+    def test_what_is_packed_can_be_unpacked(self):
+        target = self.scratch / "out.tar.xz"
+        size = gpu_bundle.pack(self.tree(), target, limit_mb=1)
+        self.assertEqual(size, target.stat().st_size)
+        with lzma.open(target) as stream, tarfile.open(fileobj=stream) as archive:
+            self.assertEqual(archive.getnames(), ["tree/bin/small", "tree/lib/large.so"])
+            self.assertEqual({entry.uid for entry in archive}, {0})
+
+    def test_libraries_travel_but_those_of_glibc_and_cuda(self):
+        self.script(self.bin / "ldd", textwrap.dedent("""\
+            echo '	linux-vdso.so.1 (0x7f)'
+            echo '	libmpich.so.12 => /lib/libmpich.so.12 (0x7f)'
+            echo '	libm.so.6 => /lib/libm.so.6 (0x7f)'
+            echo '	libcublasLt.so.13 => not found'
+            echo '	/lib64/ld-linux-x86-64.so.2 (0x7f)'
+            """))
+        self.assertEqual(gpu_bundle.libraries_of(["a"]),
+                         {"libmpich.so.12": Path("/lib/libmpich.so.12")})
+        self.script(self.bin / "ldd", "echo '	libfmt.so.9 => not found'")
+        with self.assertRaisesRegex(BookError, "a needs libfmt.so.9, which is not here"):
+            gpu_bundle.libraries_of(["a"])
+
+    def test_what_gpu_check_starts_travels_with_it(self):
+        self.script(self.bin / "ldd", "exit 0")
+        self.script(self.bin / "strip", '/bin/cp "$4" "$3"')
+        self.script(self.bin / "objdump", "echo 0x1 0x00 04 GLIBC_2.34")
+        self.script(self.bin / "nvcc", "echo Cuda compilation tools, release 13.0, V13.0.88")
+        root = self.scratch / "bundle"
+        gpu_bundle.stage(root, self.scratch, [], {"a": write(self.scratch / "a", "")})
+        for file in ("tools/gpu_check.py", gpu_check.TORCH_TRAINING.relative_to(ROOT)):
+            self.assertEqual((root / file).read_text(), (ROOT / file).read_text())
+
+    def test_the_newest_glibc_counts_as_a_number(self):
+        self.script(self.bin / "objdump", "echo 0x1 0x00 04 GLIBC_2.9; echo 0x2 0x00 03 GLIBC_2.34")
+        self.assertEqual(gpu_bundle.newest_glibc(["a"]), "2.34")
+
+    def test_what_cannot_be_bundled_is_refused_in_one_line(self):
+        for file, message in (("x.zip", "a bundle is a .tar.xz"), ("none/x.tar.xz", "no folder"),
+                              (str(self.scratch / "x.tar.xz"), "there is no nvcc")):
+            with self.assertRaisesRegex(BookError, message) as caught:
+                gpu_bundle.make_bundle(file)
+            self.assertEqual(caught.exception.code, 2)
+
+    def test_the_version_of_cuda_is_the_compilers(self):
+        self.script(self.bin / "nvcc", "echo Cuda compilation tools, release 13.0, V13.0.88")
+        self.assertEqual(gpu_bundle.cuda_major(), "13")
+        self.script(self.bin / "nvcc", "exit 1")
+        with self.assertRaisesRegex(BookError, "nvcc does not say"):
+            gpu_bundle.cuda_major()
+
+    def test_a_program_of_the_bundle_gets_what_it_needs(self):
+        with mock.patch.object(os, "execvpe") as become:
+            gpu_check.launch(Place(self.scratch, self.scratch, ""), ["a", "b"])
+        name, words, env = become.call_args[0]
+        self.assertEqual((name, words, env["UCX_TLS"]), ("a", ["a", "b"], "sm,self"))
+        self.assertEqual(env["LD_LIBRARY_PATH"].split(":"), [str(ROOT / "lib")])
+        self.assertEqual(env["PATH"].split(":")[0], str(ROOT / "bin"))
+
+    def test_a_bundle_refuses_an_old_system_and_an_unknown_program(self):
+        manifest = write(self.scratch / "manifest.json", json.dumps(
+            {"glibc": "99.1", "commit": "0", "cuda_major": "13"}))
+        with mock.patch.object(gpu_check, "MANIFEST", manifest):
+            with self.assertRaisesRegex(BookError, "need glibc 99.1 or newer") as caught:
+                gpu_check.bundle_place()
+        self.assertEqual(caught.exception.code, 2)
+        (self.scratch / "bin").mkdir()
+        with mock.patch.object(gpu_check, "ROOT", self.scratch):
+            with self.assertRaisesRegex(BookError, "cannot start nonsense"):
+                gpu_check.launch(Place(self.scratch, self.scratch, ""), ["nonsense"])
+
+
+class Pages(Scratch):
+    """What a chapter says of a report."""
+
+    def test_without_a_report_nothing_is_claimed(self):
+        self.assertEqual(gpu_report.text(self.scratch), gpu_report.NONE + "\n")
+
+    def report(self, gpus, figures):
+        write(self.scratch / "gpu.json", json.dumps({
+            "gpus": gpus, "date": "2030-01-02T03:04:05+00:00", "parts": [
+                {"name": "parity", "state": "passed"},
+                {"name": "training", "state": "skipped", "why": "no preset", "figures": figures}]}))
+        return gpu_report.text(self.scratch)
+
+    def test_a_report_makes_one_line(self):
+        row = {"model": "1B", "dtype": "bf16", "tokens/s": 23456.7, "MFU, of the data sheet": "0.449"}
+        self.assertEqual(self.report([{"name": "NVIDIA H100 PCIe"}],
+                                     {"x": [row], "asked": [{"what": "MFU", "found": "0.449"}]}),
+                         "1B in bf16: 23,457 tokens/s, 45 % MFU; parity with the CPU passed "
+                         "([H100 PCIe](figures/gpu.json), 2030-01-02).\n")
+        self.assertEqual(self.report([{"name": "B200"}], {}),
+                         "no speed (no preset); parity with the CPU passed "
+                         "([B200](figures/gpu.json), 2030-01-02).\n")
+
+    def test_an_emulated_device_is_no_gpu(self):
+        with self.assertRaises(ValueError):
+            self.report([], {})
+
+
+class Commands(FakeMachine):
+    def test_without_a_gpu_one_line_and_code_2(self):
+        for arguments in (["gpu-check"], ["gpu-bundle", str(self.scratch / "x.tar.xz")]):
+            with mock.patch.object(cli, "say") as said:
+                self.assertEqual(cli._run_command(arguments), 2)
+            self.assertEqual(said.call_count, 1)
+            self.assertNotIn("\n", said.call_args[0][0])
+
+
+if __name__ == "__main__":
+    unittest.main()

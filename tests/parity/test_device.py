@@ -1,0 +1,161 @@
+"""The chapter's program on an emulated GPU: what it writes, resumes, prints and refuses.
+
+  test_device.py --binary build/release/bin/ch01_single_gpu_emulated
+                 --plain build/release/bin/ch01_single_gpu [unittest arguments]
+
+The plain program has CUDA where the build found nvcc, and sees no GPU here. Only the standard
+library is needed.
+"""
+
+import argparse
+import array
+import json
+import os
+import re
+import struct
+import sys
+import unittest
+from unittest import mock
+
+import binary
+import test_runs
+from test_runs import Runs, read, read_json, read_metrics
+
+PLAIN = None  # set by main()
+
+GPU = {"device": "cuda", "dtype": "f64", "eval_interval": 0, "trace_steps": 1}
+
+
+def setUpModule():
+    test_runs.setUpModule()
+
+
+def tensors(run_dir, step):
+    """{name: values} of a checkpoint in f64."""
+    path = os.path.join(run_dir, "checkpoints", f"step-{step:08}", "state.safetensors")
+    with open(path, "rb") as file:
+        length, = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        data = file.read()
+    found = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            found[name] = array.array({"F64": "d", "I64": "q"}[entry["dtype"]], data[begin:end])
+    return found
+
+
+class Records(Runs):
+    def test_they_name_the_device_and_the_gpu(self):
+        record = read_json(self.succeed(dict(GPU, steps=1)), "run.json")
+        self.assertEqual(record["config"]["device"], "cuda")
+        self.assertRegex(record["machine"]["gpu"],
+                         r"\Aemulated device, compute capability 9\.0, driver for CUDA \d+\.\d\Z")
+        self.assertRegex(record["build"]["matmul"], r"\AcuBLASLt of CUDA \d+\.\d\Z")
+        record = read_json(self.succeed(dict(GPU, steps=1, device="cpu")), "run.json")
+        self.assertEqual(record["config"]["device"], "cpu")
+        self.assertNotIn("gpu", record["machine"])
+        self.assertNotIn("cuBLASLt", record["build"]["matmul"])
+
+    def test_the_report_is_that_of_the_cpu_but_for_speed_and_workspace(self):
+        reports = []
+        for device in ("cuda", "cpu"):
+            run_dir = self.succeed(dict(GPU, eval_interval=2, device=device, sample_tokens=20))
+            rows = read(run_dir, "report.md").splitlines()
+            self.assertTrue(any(row.startswith("| speed |") for row in rows))
+            reports.append([row for row in rows
+                            if not re.match(r"\| (speed|MFU|HFU|peak memory|reserved memory)", row)])
+        self.assertEqual(*reports)
+        for what in ("weights", "gradients", "optimizer states", "saved activations"):
+            self.assertRegex("\n".join(reports[0]), rf"\| {what} \| .*\(1\.0000\) \|")
+
+    def test_a_gpu_is_asked_for_no_memory_after_the_second_step(self):
+        for more in ({}, {"dtype": "bf16", "attention": "naive"}, {"recompute": "full"}):
+            with self.subTest(more=more):
+                records = read_metrics(self.succeed(dict(GPU, steps=6, **more)))
+                asked = [record["system_allocations"] for record in records]
+                self.assertEqual(asked[1:], 5 * [asked[1]])
+
+    def test_the_host_waits_twice_a_step_for_the_loss_and_the_norm(self):
+        records = read_metrics(self.succeed(dict(GPU, steps=4, trace_steps=0)))
+        waits = [record["host_waits"] for record in records]
+        self.assertEqual([after - before for before, after in zip(waits, waits[1:])], [2, 2, 2])
+        self.assertNotIn("host_waits", read_metrics(self.succeed(dict(GPU, device="cpu")))[0])
+
+    def test_the_trace_has_the_device_s_times(self):
+        run_dir = self.succeed(dict(GPU, steps=1))
+        spans = [event for event in read_json(run_dir, "trace.json")["traceEvents"]
+                 if event["ph"] == "X" and event["cat"] == "op"]
+        self.assertGreater(len(spans), 50)
+        for before, after in zip(spans, spans[1:]):  # one after the other, as the queue runs them
+            self.assertGreater(before["dur"], 0)
+            self.assertGreaterEqual(after["ts"], before["ts"] + before["dur"] - 0.002)
+            self.assertGreater(after["args"]["queued"], before["args"]["queued"])
+
+
+class Resume(Runs):
+    def test_a_run_goes_on_where_another_device_left_it(self):
+        flags = dict(GPU, steps=6, checkpoint_interval=3, warmup_steps=0, min_lr_ratio=1)
+        whole = {device: self.succeed(dict(flags, device=device)) for device in ("cpu", "cuda")}
+        for before, after in (("cpu", "cuda"), ("cuda", "cpu")):
+            with self.subTest(before=before):
+                run_dir = self.succeed(dict(flags, device=before, steps=3))
+                kept = tensors(run_dir, 3)
+                self.assertEqual(kept, tensors(whole[before], 3))
+                self.succeed(dict(flags, device=after, run_dir=run_dir, resume=True))
+                self.assertEqual(tensors(run_dir, 3), kept)
+                record = read_json(run_dir, "run.json")
+                [resumed] = record["resumed"]
+                self.assertEqual("gpu" in record["machine"], before == "cuda")
+                self.assertEqual("gpu" in resumed["machine"], after == "cuda")
+                losses = [[record["loss"] for record in read_metrics(run)]
+                          for run in (run_dir, whole[before], whole[after])]
+                self.assertEqual(losses[0][:3], losses[1][:3])
+                for loss, expected in zip(losses[0], losses[2]):
+                    self.assertLessEqual(abs(loss - expected), 1e-12 * expected)
+                found, expected = tensors(run_dir, 6), tensors(whole[after], 6)
+                self.assertEqual(sorted(found), sorted(expected))
+                for name, values in expected.items():
+                    scale = max(map(abs, values))
+                    for x, y in zip(found[name], values):
+                        self.assertTrue(abs(x - y) <= 1e-9 * scale, name)
+
+
+class CommandLine(Runs):
+    def test_an_estimate_needs_no_gpu(self):
+        found = []
+        for executable in (test_runs.BINARY, PLAIN):
+            with mock.patch.object(test_runs, "BINARY", executable):
+                done = self.run_chapter({"device": "cuda", "estimate": True})
+            self.assertEqual((done.code, done.err), (0, ""))
+            found.append(done.out)
+        self.assertIn("a step without data", found[0])
+        self.assertEqual(*found)
+
+    def test_a_machine_without_a_gpu_says_so(self):
+        with mock.patch.object(test_runs, "BINARY", PLAIN):
+            done = self.run_chapter({"device": "cuda"})
+        self.assert_one_error(done, {2})
+        self.assertRegex(done.err, r"device=cuda: .*--device cpu")
+        self.assertEqual(done.out, "")
+        self.assertFalse(os.path.exists(done.run_dir))
+
+    def test_a_model_that_the_gpu_s_memory_does_not_hold_does_not_start(self):
+        done = self.run_chapter(dict(GPU, micro_batch_size=4096, data="text.txt"))  # it has 1 GiB
+        self.assert_one_error(done, {2})
+        self.assertRegex(done.err, r"needs .* GiB of memory here, .*; try --micro_batch_size \d+")
+        self.assertFalse(os.path.exists(done.run_dir))
+
+
+def main():
+    global PLAIN
+    test_runs.BINARY, rest = binary.parse(__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--plain", required=True)
+    args, rest = parser.parse_known_args(rest)
+    PLAIN = os.path.abspath(args.plain)
+    unittest.main(argv=[sys.argv[0]] + rest)
+
+
+if __name__ == "__main__":
+    main()
