@@ -50,7 +50,7 @@ def palette_text():
 
 def table_text(folder):
     """What the program memory_table prints. BookError if it is not there, or fails."""
-    text = output_of([str(Path(folder) / "memory_table")])
+    text = output_of([str(Path(folder) / "memory_table")], timeout=600)
     if text is None:
         raise BookError(f"{folder}/memory_table does not run: ninja -C build/release memory_table")
     return json.dumps(json.loads(text), separators=(",", ":")).replace('{"block"', '\n{"block"') \
