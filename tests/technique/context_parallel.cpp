@@ -49,7 +49,7 @@ TEST_CASE("training with shared-out tokens is training on one rank, and sends wh
   const size_t step = 6;
 #else
   const std::vector<ContextCase> cases =
-      context_cases(std::getenv("USP_TEST_FULL") != nullptr ? 400 : 10);
+      context_cases(std::getenv("USP_TEST_FULL") != nullptr ? 100 : 10);
   const size_t step = 1;
 #endif
   for (size_t i = 0; i < cases.size(); i += step) {

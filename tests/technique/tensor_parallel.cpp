@@ -26,7 +26,7 @@ TEST_CASE("training with shared-out weights is training on one rank, and sends w
   const size_t step = 5;
 #else
   const std::vector<TensorCase> cases =
-      std::getenv("USP_TEST_FULL") != nullptr ? tensor_cases(400) : tensor_cases(20);
+      std::getenv("USP_TEST_FULL") != nullptr ? tensor_cases(100) : tensor_cases(20);
   const size_t step = 1;
 #endif
   for (size_t i = 0; i < cases.size(); i += step) {
