@@ -32,6 +32,7 @@ MOST_POINTS = 408     # of a figure's width, about
 SMALL = 10.5          # points, the smallest text
 WIDTH = 5.9           # inches of a figure; its axes take three quarters
 TITLE_WRAP, WRAP = 58, 74  # characters of a line: the title, and the quieter lines below it
+SEEN = 2.5            # contrast of an area with the paper: the least
 ROW = 15              # points from one row of a legend to the next
 
 # What memory is spent on, from the bottom of a stack to its top.
@@ -157,6 +158,12 @@ def shade(color, share=0.4):
     """A darker one: so much of the way to black."""
     return matplotlib.colors.to_hex([part * (1 - share)
                                      for part in matplotlib.colors.to_rgb(color)])
+
+
+def other_shade(color):
+    """A darker one; a lighter one of a colour whose darker one is lost on the dark paper."""
+    darker = shade(color)
+    return darker if palette.contrast(darker, palette.PAPER[1]) >= SEEN else tint(color)
 
 
 def plain(text):

@@ -24,7 +24,7 @@ EXPOSED, SKEW = palette.EXPOSED, palette.SKEW
 WAITS = {"waits for messages": EXPOSED, "waits for a later rank": SKEW}
 DIMENSIONS = {"dp": palette.DP, "tp": palette.TP, "cp": "#e69f00", "pp": "#882255", "ep": "#999933",
               "world": "#6b7280"}
-GATHERS = "gathers"    # of a dimension in which there are other collectives, too: a darker shade
+GATHERS = "gathers"    # of a dimension in which there are other collectives, too: another shade
 FREED, FREED_WIDTH = "weights freed", 0.0045  # of the width
 MORE = ("#4b6fb5", "#95603f", "#54845c", "#8f6f9f")
 COMPUTE_INCHES, MESSAGES_INCHES, GAP_INCHES = 0.28, 0.14, 0.12
@@ -65,19 +65,31 @@ def count_rows(ranks):
     return 1 + max([row for placed in ranks for row, _ in placed], default=-1)
 
 
+def is_free(row, items):
+    """Whether items fit among those that lie in a row."""
+    both = sorted([*row, *items], key=lambda item: item.begin)
+    return all(a.begin + a.duration <= b.begin + 1e-3 for a, b in zip(both, both[1:]))
+
+
 def lay_rows(ranks, dimensions):
-    """spread() for all ranks; dimensions that overlap each other get rows of their own."""
+    """spread() for all ranks; dimensions that overlap each other lie in different rows."""
     together = [spread(items) for items in ranks]
-    alone = {d: [spread([c for c in items if c.dimension == d]) for items in ranks]
-             for d in dimensions}
-    if count_rows(together) == max(map(count_rows, alone.values()), default=0):
+    alone = [[spread([c for c in items if c.dimension == d]) for items in ranks]
+             for d in dimensions]
+    if count_rows(together) == max(map(count_rows, alone), default=0):
         return together
-    placed, first = [[] for _ in ranks], 0
-    for of_dimension in alone.values():
-        for own, all_of_rank in zip(of_dimension, placed):
-            all_of_rank += [(first + row, item) for row, item in own]
-        first += count_rows(of_dimension)
-    return placed
+    rows = []  # of each, what every rank has in it
+    for of_dimension in alone:
+        for number in range(count_rows(of_dimension)):
+            own = [[item for at, item in placed if at == number] for placed in of_dimension]
+            row = next((row for row in rows if all(map(is_free, row, own))), None)
+            if row is None:
+                row = [[] for _ in ranks]
+                rows.append(row)
+            for items, more in zip(row, own):
+                items += more
+    return [[(number, item) for number, row in enumerate(rows) for item in row[rank]]
+            for rank in range(len(ranks))]
 
 
 class Lanes:
@@ -192,7 +204,7 @@ def dimension_colors(ranks):
         colors[name] = color
         kinds = {item.kind for items in ranks for item in items if item.dimension == name}
         if "all_gather" in kinds and len(kinds) > 1:
-            colors[f"{name} {GATHERS}"] = style.shade(color)
+            colors[f"{name} {GATHERS}"] = style.other_shade(color)
     return colors
 
 
