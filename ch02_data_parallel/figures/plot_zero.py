@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tools.base import BookError
 from tools.plot import style
-from tools.plot.panels import DEVICE, heading, legend, panels, thousands
+from tools.plot.panels import DEVICE, heading, legend, limit, panels, thousands, total
 
 from . import zero
 
@@ -88,16 +88,17 @@ def draw_large(record):
                      **{what: sizes["bytes"] for what, sizes in case["buffers"].items()}}
             draw_bar(panel, stage - OURS / 2 + 0.06, OURS,
                      {what: sizes[what] / zero.GIB for what in LARGE}, f"{seq_len}_{stage}")
-            draw_total(panel, stage - OURS / 2 + 0.06, sum(sizes.values()) / zero.GIB)
-            draw_total(panel, stage + BOOK / 2 + 0.1, draw_book(
+            total(panel, stage - OURS / 2 + 0.06, sum(sizes.values()) / zero.GIB)
+            total(panel, stage + BOOK / 2 + 0.1, draw_book(
                 panel, stage + BOOK / 2 + 0.1, stage, seq_len))
-        panel.axhline(DEVICE / zero.GIB, color=style.INK, linewidth=0.9, dashes=(5, 3))
         panel.set_xticks(zero.STAGES)
         panel.tick_params(axis="x", length=0)
         panel.grid(axis="x", visible=False)
         panel.set_xlim(-0.6, len(zero.STAGES) - 0.4)
         panel.yaxis.set_major_locator(MaxNLocator(5))
         panel.margins(y=0.14)
+    for panel in axes:
+        limit(panel, DEVICE / zero.GIB)
     axes[0].annotate("80 GiB", (1, DEVICE / zero.GIB), xytext=(-2, 3), ha="right",
                      textcoords="offset points", xycoords=("axes fraction", "data"),
                      fontsize=style.SMALL)
@@ -120,13 +121,6 @@ def draw_book(axes, x, stage, seq_len):
         axes.bar(x, size, BOOK, bottom=base, facecolor="white", edgecolor=style.INK, linewidth=0.7)
         base += size
     return base
-
-
-def draw_total(axes, x, total):
-    """The sum above a bar."""
-    axes.annotate(f"{total:.0f}", (x, total), xytext=(0, 2), textcoords="offset points",
-                  ha="center", va="bottom", fontsize=style.SMALL,
-                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0})
 
 
 def main(argv):

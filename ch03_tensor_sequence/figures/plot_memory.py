@@ -11,15 +11,15 @@ from matplotlib.ticker import MaxNLocator
 
 from tools.base import BookError
 from tools.plot import style
-from tools.plot.panels import heading, legend, panels, thousands
+from tools.plot.panels import heading, legend, limit, panels, thousands, total
 
 from . import memory
 
 PARTS = (*memory.STATES, "activations")
 OURS, BOOK = 0.44, 0.3  # widths, of a layout's place
-# Colour, marker, name, and where a point's number stands.
-LOOKS = {"tensor": (style.BLUE, "o", "tensor parallelism", (2, -15)),
-         "again": (style.ORANGE, "D", "and sequence parallelism", (-2, 7))}
+# Colour, marker, name.
+LOOKS = {"tensor": (style.BLUE, "o", "tensor parallelism"),
+         "again": (style.ORANGE, "D", "and sequence parallelism")}
 
 
 def draw_large(record):
@@ -36,15 +36,14 @@ def draw_large(record):
                                  color=style.CATEGORIES[part])
                 bar.set_gid(f"{seq_len}_{tp}_{way}_{part}")
                 base += size
-            draw_total(panel, place - BOOK / 2, base)
+            total(panel, place - BOOK / 2, base)
             theirs = [*memory.BOOK_STATES[tp], memory.BOOK_ACTIVATIONS[tp, way][number]]
             base = 0.0
             for size in theirs:
                 panel.bar(place + OURS / 2, size, BOOK, bottom=base, facecolor="white",
                           edgecolor=style.INK, linewidth=0.7)
                 base += size
-            draw_total(panel, place + OURS / 2, base)
-        panel.axhline(memory.DEVICE / memory.GIB, color=style.INK, linewidth=0.9, dashes=(5, 3))
+            total(panel, place + OURS / 2, base)
         panel.set_xticks(range(len(layouts)),
                          [f"{tp}{chr(10) + 'SP' if way != 'tensor' else ''}" for tp, way in layouts])
         panel.tick_params(axis="x", length=0)
@@ -53,6 +52,8 @@ def draw_large(record):
         panel.yaxis.set_major_locator(MaxNLocator(5))
         panel.margins(y=0.14)
         panel.tick_params(axis="x", labelbottom=panel is axes[-1])
+    for panel in axes:
+        limit(panel, memory.DEVICE / memory.GIB)
     axes[-1].annotate("80 GiB", (1, memory.DEVICE / memory.GIB), xytext=(3, 0), va="center",
                       textcoords="offset points", xycoords=("axes fraction", "data"),
                       fontsize=style.SMALL)
@@ -66,23 +67,26 @@ def draw_large(record):
     return fig
 
 
-def draw_total(axes, x, total):
-    """The sum above a bar."""
-    axes.annotate(f"{total:.0f}", (x, total), xytext=(0, 2), textcoords="offset points",
-                  ha="center", va="bottom", fontsize=style.SMALL,
-                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0})
+def below(batch, others):
+    """Whether a number has more room below its point than above it, on a logarithmic axis."""
+    lower = max([other / batch for other in others if other < batch], default=0)
+    upper = max([batch / other for other in others if other > batch], default=0)
+    return lower < upper
 
 
 def draw_batches(found):
     """Largest micro-batches over tp, ours and the book's."""
     fig, (axes,) = style.figure(size=(style.WIDTH, 4.2))
-    for way, (color, marker, label, above) in LOOKS.items():
-        ours = [case["batch"] for case in found if case["way"] == way]
+    batches = {way: [case["batch"] for case in found if case["way"] == way] for way in LOOKS}
+    all_points = list(zip(*batches.values(), *memory.BOOK_BATCHES.values()))
+    for way, (color, marker, label) in LOOKS.items():
+        ours = batches[way]
         axes.plot(memory.BATCH_TP, ours, color=color, marker=marker, markersize=5, label=label)
         axes.plot(memory.BATCH_TP, memory.BOOK_BATCHES[way], color=color, marker="s", markersize=3.5,
                   linewidth=1.0, dashes=(4, 2), alpha=0.7, label="the book's, measured on H100s")
-        for tp, batch in zip(memory.BATCH_TP, ours):
-            axes.annotate(str(batch), (tp, batch), xytext=above, textcoords="offset points",
+        for tp, batch, points in zip(memory.BATCH_TP, ours, all_points):
+            axes.annotate(str(batch), (tp, batch), textcoords="offset points",
+                          xytext=(2, -15) if below(batch, points) else (-2, 7),
                           ha="center", fontsize=style.SMALL, color=color,
                           bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})
     axes.set_xscale("log", base=2)
@@ -92,7 +96,7 @@ def draw_batches(found):
     style.log_axis(axes)
     axes.set_xlabel("tensor-parallel ranks")
     axes.set_ylabel("sequences in a micro-batch")
-    axes.legend(loc="upper left")
+    axes.legend(loc="upper left", bbox_to_anchor=(0.02, 1))  # the axis stays in sight
     style.title(axes, "The largest micro-batch that fits into 80 GiB",
                 "3B, sequences of 4,096 tokens, bf16; steps on shapes alone")
     return fig

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from tools.base import BookError
 from tools.plot import style
-from tools.plot.panels import heading, legend, panels, thousands
+from tools.plot.panels import heading, legend, limit, panels, thousands, total
 
 from . import memory
 
@@ -31,7 +31,6 @@ def draw(record):
             theirs = [*memory.BOOK_STATES[tp], memory.BOOK_ACTIVATIONS[tp, cp][place]]
             draw_stack(panel, place + OURS / 2, theirs, [
                 {"facecolor": "white", "edgecolor": style.INK, "linewidth": 0.7}] * len(theirs), BOOK)
-        panel.axhline(memory.DEVICE / memory.GIB, color=style.INK, linewidth=0.9, dashes=(5, 3))
         panel.annotate("80 GiB", (1, memory.DEVICE / memory.GIB), xytext=(3, 0), va="center",
                        textcoords="offset points", xycoords=("axes fraction", "data"),
                        fontsize=style.SMALL)
@@ -41,6 +40,7 @@ def draw(record):
         panel.set_xlim(-0.6, len(memory.SEQ_LENS) - 0.3)
         panel.yaxis.set_major_locator(MaxNLocator(5))
         panel.margins(y=0.14)
+        limit(panel, memory.DEVICE / memory.GIB)
     axes[1].set_ylabel("GiB of a rank")
     axes[-1].set_xlabel("tokens of the sample")
     heading(fig, "8B on ranks that share its samples", "bf16 with gradients in f32, one sample, "
@@ -57,9 +57,7 @@ def draw_stack(axes, x, sizes, looks, width):
     for size, look in zip(sizes, looks):
         axes.bar(x, size, width, bottom=base, **look)
         base += size
-    axes.annotate(f"{base:.0f}", (x, base), xytext=(0, 2), textcoords="offset points", ha="center",
-                  va="bottom", fontsize=style.SMALL,
-                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0})
+    total(axes, x, base)
 
 
 def main(argv):

@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from test_book import Scratch, write  # noqa: E402
-from tools import chapters, figures, replay, steady, timelines, trace as traces  # noqa: E402
+from tools import chapters, figures, palette, replay, steady, timelines  # noqa: E402
+from tools import trace as traces  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.simulation import ring_cost  # noqa: E402
 from tools.trace import Link  # noqa: E402
@@ -956,6 +957,62 @@ class Timeline(Traces):
         figures.draw_timeline(self.scratch / "run")
         found = {text or part for text, part in self.names()}
         self.assertEqual({name for name in found if "gathers" in name or "freed" in name}, set())
+
+    def plotting(self, code):
+        """What `found` is after statements under a Python that has matplotlib."""
+        before = """
+import json
+from types import SimpleNamespace
+from tools import palette
+from tools.plot import panels, style, timeline
+def item(dimension, begin, duration):
+    return SimpleNamespace(dimension=dimension, begin=begin, duration=duration)
+"""
+        result = subprocess.run([figures.find_python(), "-c",
+                                 f"{before}{code}\nprint(json.dumps(found))"],
+                                cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                check=False)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)
+
+    def test_messages_that_overlap_lie_in_different_rows(self):
+        found = self.plotting("""
+ranks = [[item("world", 90, 5), item("keys", 0, 30), item("keys", 10, 30), item("sums", 20, 40),
+          item("dp", 70, 10)],
+         [item("keys", 0, 30), item("sums", 50, 10), item("dp", 70, 10)]]
+found = [sorted((row, c.dimension, c.begin) for row, c in rank)
+         for rank in timeline.lay_rows(ranks, ["world", "keys", "sums", "dp"])]
+""")
+        # Keys are sent while others come. Sums overlap them on the first rank, and dp overlaps none.
+        self.assertEqual(found, [
+            [[0, "dp", 70], [0, "keys", 0], [0, "world", 90], [1, "keys", 10], [2, "sums", 20]],
+            [[0, "dp", 70], [0, "keys", 0], [2, "sums", 50]]])
+
+    def test_the_second_shade_of_a_colour_stands_out_on_either_paper(self):
+        found = self.plotting("""
+found = [[palette.contrast(style.other_shade(color), paper) for paper in palette.PAPER]
+         for color in (palette.DP, palette.TP, *timeline.MORE)]
+""")
+        for light, dark in found:
+            self.assertGreater(light, 1.5)
+            self.assertGreaterEqual(dark, 2.5)
+        self.assertEqual(self.plotting("found = [style.other_shade(palette.DP), "
+                                       "style.other_shade(palette.TP)]"),
+                         [palette.GATHERS, palette.TP_GATHERS])
+
+    def test_a_limit_strikes_no_number_out(self):
+        found = self.plotting("""
+fig, (axes,) = panels.panels(["8B"])
+for place, size in enumerate((20, 73, 79, 81, 200)):
+    axes.bar(place, size)
+    panels.total(axes, place, size)
+panels.limit(axes, 80)
+line = axes.transData.transform((0, 80))[1]
+boxes = [text.get_window_extent(fig.canvas.get_renderer()) for text in axes.texts[1:]]
+found = [[box.y0 - line, box.y1 - line] for box in boxes]
+""")
+        self.assertEqual(len(found), 5)
+        self.assertTrue(all(low > 0 or high < 0 for low, high in found), found)
 
     def test_a_record_of_a_step_holds_what_its_timeline_shows(self):
         trace = self.record(gathers_and_frees)
