@@ -96,6 +96,7 @@ def draw_modes(cases):
         panel.set_xlim(seq_lens[0] / 1.3, 1.3 * seq_lens[-1])
         panel.set_xticks(seq_lens, [thousands(s) for s in seq_lens])
         panel.minorticks_off()
+        panel.margins(y=0.08)  # the book's circles are whole
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         panel.axhline(DEVICE / GIB, color=style.INK, linewidth=0.9, dashes=(5, 3))
     axes[0].annotate("80 GiB", (0, DEVICE / GIB), xytext=(3, 3), textcoords="offset points",

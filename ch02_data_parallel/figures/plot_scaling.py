@@ -14,7 +14,7 @@ MEMORY = (("states", "weights, gradients, optimizer", style.BLUE),
 
 
 def draw_drops(axes, points):
-    """What each doubling costs, above its point."""
+    """What each doubling costs, below its point."""
     for before, point in zip(points, points[1:]):
         rate, drop = point["tokens_per_s_per_rank"], point["tokens_per_s_per_rank"] / before[
             "tokens_per_s_per_rank"] - 1

@@ -25,11 +25,11 @@ def draw_way(axes, measured, way):
 
 
 def draw_drops(axes, points):
-    """What each doubling costs, above its point."""
+    """What each doubling costs, below its point."""
     lost = scaling.drops([rate for _, rate in points])
     for (tp, rate), drop in zip(points[1:], lost):
-        axes.annotate(f"{drop:+.1f} %", (tp, rate), xytext=(8, 5), textcoords="offset points",
-                      ha="left", color=style.BLUE, fontsize=style.SMALL,
+        axes.annotate(f"{drop:+.1f} %", (tp, rate), xytext=(-7, -13), textcoords="offset points",
+                      ha="right", color=style.BLUE, fontsize=style.SMALL,
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})
 
 
