@@ -124,10 +124,12 @@ def table(measured):
              f"{way['exposed_ms']:.0f}", f"{way['replayed_exposed_ms']:.0f}",
              "{:.0f} ({:.0f} to {:.0f})".format(way["step_ms"], *way["step_range_ms"]),
              f"{way['replayed_step_ms']:.0f}"] for way in measured["ways"]]
+    none = measured["ways"][0]
+    share = none["exposed_ms"] / none["step_ms"]
     return runs.table(
         ["", "messages", "sent, MiB", "exposed, ms", "exposed, replayed", "step, ms",
          "step, replayed"], rows,
         f"A step of rank 0 of {measured['ranks']}, {measured['num_layers']} layers in f32; scalars "
-        f"left out. Medians of {ROUNDS} rounds, in brackets the shortest and the longest, on an "
-        f"emulated link of `{measured['link']}` (us, GB/s). Exposed: on the slower rank. Replayed: "
-        "every thread owns a core.")
+        f"left out. Medians of {ROUNDS} rounds, in brackets the shortest and the longest. The "
+        f"emulated link is `{measured['link']}` (us, GB/s): messages take {100 * share:.0f} % of the "
+        "step of `none`. Exposed: on the slower rank. Replayed: every thread owns a core.")
