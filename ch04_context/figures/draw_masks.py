@@ -70,7 +70,10 @@ def _two(title, panels):
     described = "; ".join(f"{heading}: " + ", ".join(
         f"rank {rank} {count}" for rank, count in enumerate(work(layout, starts)))
         for heading, layout, starts in panels)
-    drawing = schematic.Drawing(530, title, f"Rows are queries, columns keys. Cells of the mask "
+    named = {kind: f"rank {rank}" for rank, kind in enumerate(OWN)}
+    if any(starts for _, _, starts in panels):
+        named["plain"] = "the key is of another document"
+    drawing = schematic.Drawing(530 if len(named) == RANKS else 562, title, f"Rows are queries, columns keys. Cells of the mask "
                                 f"that each rank computes. {described}.")
     for number, (heading, layout, starts) in enumerate(panels):
         left, top = MARGIN + number * 360, 54
@@ -82,7 +85,7 @@ def _two(title, panels):
         for rank, count in enumerate(work(layout, starts)):
             drawing.box(left + rank * 80, y, 74, 40, OWN[rank], str(count), bold=True)
         drawing.text(left, y + 68, "cells of each rank", 20)
-    drawing.legend(490, {kind: f"rank {rank}" for rank, kind in enumerate(OWN)})
+    drawing.legend(490, named)
     return drawing.svg()
 
 

@@ -22,7 +22,7 @@ def draw(measured):
     axes.plot(tokens, found, color=style.ORANGE, linestyle="none", marker="o", markersize=6,
               label="found by replays on other links")
     axes.axhline(measured["gb_per_s"], color=style.MUTED, linewidth=1.0, dashes=(5, 3))
-    axes.annotate(f"{measured['gb_per_s']:.2g} GB/s: the link of the table",
+    axes.annotate(f"{measured['gb_per_s']:.3g} GB/s: the link of the table",
                   (1, measured["gb_per_s"]), xytext=(-2, 4), xycoords=("axes fraction", "data"),
                   textcoords="offset points", ha="right", color=style.MUTED, fontsize=style.SMALL)
     axes.annotate("more is hidden", (0.62, 0.68), xycoords="axes fraction", color=style.MUTED)
