@@ -63,7 +63,7 @@ int run(const Communicator& world, int argc, char** argv) {
   Args args("Computes the playbook's example of tensor parallelism on two ranks.");
   if (!args.parse(argc, argv)) return 0;
   if (world.size() != kRanks)
-    usage_error("the example is for {} ranks, not {}", kRanks, world.size());
+    usage_error("the example is for {0} ranks, not {1}; try --ranks {0}", kRanks, world.size());
   Runtime runtime(Device::cpu, world.rank(), world.size());
   const Runtime::Use use(runtime);
   TensorParallelConfig config;

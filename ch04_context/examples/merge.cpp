@@ -84,7 +84,9 @@ void show_random(DType dtype, int64_t block) {
 int run(const Communicator& world, int argc, char** argv) {
   Args args("Merges partial results of a softmax.");
   if (!args.parse(argc, argv)) return 0;
-  if (world.size() != 1) usage_error("the example is for one rank, not {}", world.size());
+  if (world.size() != 1) {
+    usage_error("the example is for one rank, not {}; try --ranks 1", world.size());
+  }
   Runtime runtime(Device::cpu, world.rank(), world.size());
   const Runtime::Use use(runtime);
   show_drawing();
