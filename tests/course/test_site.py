@@ -225,6 +225,16 @@ class Whole(unittest.TestCase):
         prose = terms.in_prose("Two ranks, a rank, one shard.", set(), lambda term: "x")
         self.assertEqual(re.findall(r">(\w+)</a>", prose), ["ranks", "shard"])
 
+    def test_words_in_another_sense_are_not_explained(self):
+        for said, text in (*((0, text) for text in (
+                "Keys go round a ring.", "keys go\nround again", "medians of 3 rounds",
+                "bf16 rounds to even", "in units of ", "shapes, units and errors", "in place of 2",
+                "takes the place of it", "a sliding window")), *((1, text) for text in (
+                    "A round is what goes in.", "units of Z = 1", "one place of a ring",
+                    "A window begins."))):
+            found = SITE.terms.in_prose(text, {"ring"}, lambda term: "x")
+            self.assertEqual(found.count('class="term"'), said, found)
+
     def test_every_difference_is_on_the_page_of_differences(self):
         for chapter in SITE.chapters[1:]:
             address = f"{chapter.name}/{diffs.NAME}"

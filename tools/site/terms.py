@@ -8,6 +8,19 @@ from tools.site.markdown import DELIMITER, cells_of, plain, slug
 
 GLOSSARY, NOTATION = "docs/glossary.md", "docs/notation.md"
 WORD_BEFORE, WORD_BEHIND = re.compile(r"[a-z]{2,} $"), re.compile(r" [a-z]{2,}")
+# English in which a word is none of the glossary's.
+OTHERWISE = re.compile("|".join((
+    r"\b(?:go|goes|come|keys|way) round\b",
+    r"\b(?:medians of \w+|interleaved|slowest|fastest|highest|in one|of one|ratio of a|within a|"
+    r"within one|of all|ten|four) rounds?\b",
+    r"\bround (?:numbers|sizes)\b", r"\brounds? (?:every|it|the|to|what)\b",
+    r"\bin (?:its |the |their |the same )?place\b", r"\btakes? the place\b",
+    r"\b(?:at its own|breaks?(?: each)? one|element's|fixed|shape and|such a|the one) places?\b",
+    r"\b(?:a dashed box is a|code in one|once for each) place\b",
+    r"\b(?:as a|device's|have a|how many|in the|sends 10|with|with its) units?\b",
+    r"\bunits of (?:$|[\d(]|work)", r"\bunit: ", r"\bunits? (?:and errors|tests?)\b",
+    r"\b(?:for the next|mark the|named|parallel|snippet \(a) regions?\b",
+    r"\b(?:each query's|in the|sliding) window\b")).replace(" ", r"\s"), re.IGNORECASE)
 SHAPE = re.compile(r"\[([^\[\]]*)\]")
 
 
@@ -83,9 +96,12 @@ class Terms:
     def in_prose(self, escaped, seen, link):
         """Text with the words linked that are not in `seen` yet; link: makes the address of a
         Term."""
+        others = [found.span() for found in OTHERWISE.finditer(escaped)]
+
         def mark(match):
             term = self.word(match[0])
-            if term is None or term.name in seen:
+            if term is None or term.name in seen or any(
+                    begin <= match.start() < end for begin, end in others):
                 return match[0]
             seen.add(term.name)
             return tip(term, match[0], link)
