@@ -1052,6 +1052,9 @@ found = [[box.y0 - line, box.y1 - line] for box in boxes]
                            f"{2 * record['ms']:.0f} ms", "rank_1_forward", "dp: all-reduce",
                            "measured on 2 ranks of 1 thread, 2 cores, the host's links (21 us "
                            "4 GB/s)"}, "timelines")
+        svg = (self.scratch / "run" / "timelines.svg").read_text()
+        shown = {float(width) for width in re.findall(r'<clipPath.*?width="([\d.]+)"', svg, re.S)}
+        self.assertTrue(any(abs(2 * a - b) < 0.5 for a in shown for b in shown), shown)
 
     def test_measuring_keeps_a_step_of_each_way_that_is_drawn(self):
         self.pipeline()

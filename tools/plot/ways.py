@@ -1,6 +1,7 @@
 """A figure of one step of each way of doing something, on one time axis: what the chapters'
 plot_timelines.py draw, from a file that tools/timelines.py describes."""
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox, TransformedBbox
 
 from tools import timelines
 from tools.plot import style, timeline
@@ -40,6 +41,11 @@ def draw(record, titles):
         panel.annotate(f"{titles[way['way']]}: {way['ms']:.0f} ms", (0, 1), xytext=(0, 5),
                        xycoords="axes fraction", textcoords="offset points", fontsize=11)
         panel.set_xlim(0, 1.01 * longest)
+        # What was begun in the step and ended in the next one is cut off where the step ends.
+        step = TransformedBbox(Bbox(list(zip((0, way["ms"]), sorted(panel.get_ylim())))),
+                               panel.transData)
+        for drawn in panel.collections:
+            drawn.set_clip_box(step)
         if panel is not axes[-1]:
             panel.spines["bottom"].set_visible(False)
             panel.tick_params(axis="x", labelbottom=False, length=0)
