@@ -16,6 +16,10 @@
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
+// No processor foresees where a call returns to that began on another stack: so between a kernel
+// and the jump there are as few as can be.
+#define USP_INLINE [[gnu::always_inline]] inline
+
 namespace usp::emulator {
 
 thread_local KernelThread* current = nullptr;
@@ -23,22 +27,27 @@ thread_local KernelThread* current = nullptr;
 namespace {
 
 namespace context = boost::context;
-constexpr size_t kStackBytes = size_t{64} << 10, kGuardBytes = 4096;
+constexpr size_t kStackBytes = size_t{64} << 10, kPageBytes = 4096;
 constexpr int kWarp = 32;
 
-/// Stacks with an inaccessible page below each, so that one that overflows dies.
+/// Stacks with an inaccessible page below each, so that one that overflows dies. The lanes of a
+/// warp take turns: were their stacks whole pages apart, they would share a few sets of the cache.
 struct GuardedStacks {
+  size_t unused;  // at the top
+
+  explicit GuardedStacks(int lane) : unused(lane * kPageBytes / kWarp) {}
+
   context::stack_context allocate() {
-    void* memory = mmap(nullptr, kGuardBytes + kStackBytes, PROT_READ | PROT_WRITE,
+    void* memory = mmap(nullptr, kPageBytes + kStackBytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    mprotect(memory, kGuardBytes, PROT_NONE);
+    mprotect(memory, kPageBytes, PROT_NONE);
     context::stack_context stack;
-    stack.size = kStackBytes;
-    stack.sp = static_cast<char*>(memory) + kGuardBytes + kStackBytes;
+    stack.size = kStackBytes - unused;
+    stack.sp = static_cast<char*>(memory) + kPageBytes + stack.size;
     return stack;
   }
   void deallocate(context::stack_context& stack) {
-    munmap(static_cast<char*>(stack.sp) - kStackBytes - kGuardBytes, kGuardBytes + kStackBytes);
+    munmap(static_cast<char*>(stack.sp) - stack.size - kPageBytes, kPageBytes + kStackBytes);
   }
 };
 
@@ -49,12 +58,13 @@ struct Fiber : KernelThread {
   unsigned mask = 0;         // of the lanes it waits for
   uint64_t value = 0;        // what it gives them
   const void* pc = nullptr;  // where it waits
+  Fiber* next = nullptr;     // of its warp, in the order in which they take turns
   context::fiber context;
 };
 
 struct Warp {
   std::vector<Fiber*> lanes;
-  std::vector<int> order;
+  Fiber* first = nullptr;  // to take its turn
   std::vector<Event> logs[kWarp];
   uint64_t exchanged[kWarp];
 };
@@ -63,6 +73,7 @@ struct Block {
   std::vector<std::unique_ptr<Fiber>> fibers;  // reused by later blocks and launches
   std::vector<Warp> warps;
   context::fiber scheduler;
+  context::fiber* left;  // where who gave up its turn last will go on
   void (*call)(const void*);
   bool faulted;
 };
@@ -83,35 +94,53 @@ std::vector<int> ordered(int count, std::mt19937_64& random) {
   return order;
 }
 
-void make_fiber(std::unique_ptr<Fiber>& slot) {
-  slot = std::make_unique<Fiber>();
-  Fiber* self = slot.get();
-  self->context =
-      context::fiber(std::allocator_arg, GuardedStacks{}, [self](context::fiber&& from) {
-        block().scheduler = std::move(from);
-        for (;;) {
-          block().call(parameters);
-          self->state = State::finished;
-          block().scheduler = std::move(block().scheduler).resume();
-        }
-        return context::fiber{};
-      });
+/// Goes on at `to`; returns when someone goes on at `here`.
+USP_INLINE void jump(context::fiber& here, context::fiber& to) {
+  block().left = &here;
+  context::fiber from = std::move(to).resume();
+  *block().left = std::move(from);
 }
 
-/// Runs a thread until it waits or ends.
-void resume(Fiber& fiber) {
+void take_turn(Fiber& fiber) {
   current = &fiber;
   threadIdx = fiber.index;
-  fiber.context = std::move(fiber.context).resume();
-  current = nullptr;
+}
+
+/// The first that is ready of a lane and those after it; nullptr if none is.
+Fiber* find_ready(Fiber* lane) {
+  while (lane != nullptr && lane->state != State::ready) lane = lane->next;
+  return lane;
+}
+
+/// Ends the turn of a thread that waits or is over. The next lane goes on without the scheduler
+/// between, since turns are most of what a kernel's run takes.
+USP_INLINE void give_turn(Fiber& self) {
+  Fiber* next = block().faulted ? nullptr : find_ready(self.next);
+  if (next != nullptr) take_turn(*next);
+  jump(self.context, next != nullptr ? next->context : block().scheduler);
 }
 
 /// Called by a thread: lets others run until someone makes it ready again.
-void wait(State state, const void* pc) {
+USP_INLINE void wait(State state, const void* pc) {
   Fiber& self = static_cast<Fiber&>(*current);
   self.state = state;
   self.pc = pc;
-  block().scheduler = std::move(block().scheduler).resume();
+  give_turn(self);
+}
+
+void make_fiber(std::unique_ptr<Fiber>& slot, int lane) {
+  slot = std::make_unique<Fiber>();
+  Fiber* self = slot.get();
+  self->context =
+      context::fiber(std::allocator_arg, GuardedStacks(lane), [self](context::fiber&& from) {
+        *block().left = std::move(from);
+        for (;;) {
+          block().call(parameters);
+          self->state = State::finished;
+          give_turn(*self);
+        }
+        return context::fiber{};
+      });
 }
 
 /// Lets those lanes go on whose groups are complete.
@@ -143,9 +172,10 @@ bool release_groups(Warp& warp) {
 /// Runs the lanes of a warp until each of them ended or waits for another warp.
 void run(Warp& warp) {
   do {
-    for (int lane : warp.order) {
-      if (warp.lanes[lane]->state != State::ready) continue;
-      resume(*warp.lanes[lane]);
+    if (Fiber* lane = find_ready(warp.first)) {
+      take_turn(*lane);
+      jump(block().scheduler, lane->context);
+      current = nullptr;
       if (block().faulted) return;
     }
     if (options.counters) replay(warp.logs, static_cast<int>(warp.lanes.size()));
@@ -199,7 +229,12 @@ void run_block(std::vector<Fiber*>& threads, std::mt19937_64& random) {
     thread->clock = 0;
   }
   for (Warp& warp : warps) {
-    warp.order = ordered(static_cast<int>(warp.lanes.size()), random);
+    Fiber** next = &warp.first;
+    for (int lane : ordered(static_cast<int>(warp.lanes.size()), random)) {
+      *next = warp.lanes[lane];
+      next = &warp.lanes[lane]->next;
+    }
+    *next = nullptr;
     for (std::vector<Event>& log : warp.logs) log.clear();
   }
   const std::vector<int> order = ordered(static_cast<int>(warps.size()), random);
@@ -245,7 +280,7 @@ void run(const Launch& launch) {
     for (int i = 0; i < count; ++i) {
       std::unique_ptr<Fiber>& slot = state.fibers[i];
       if (slot != nullptr && slot->state != State::finished) slot.release();  // stuck: abandoned
-      if (slot == nullptr) make_fiber(slot);
+      if (slot == nullptr) make_fiber(slot, i % kWarp);
       Warp& warp = state.warps[i / kWarp];
       warp.lanes.push_back(slot.get());
       slot->number = i;
@@ -267,7 +302,7 @@ int lane() { return current->lane; }
 
 namespace {
 
-const uint64_t* exchange(unsigned mask, uint64_t mine, const void* pc) {
+USP_INLINE const uint64_t* exchange(unsigned mask, uint64_t mine, const void* pc) {
   Fiber& self = static_cast<Fiber&>(*current);
   if (!(mask >> self.lane & 1)) problem("mask", "names other lanes than the one that calls", pc);
   self.mask = mask | 1u << self.lane;
