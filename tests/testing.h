@@ -155,25 +155,28 @@ inline double dot(const Tensor& a, const Tensor& b) {
   return sum;
 }
 
-/// d loss / d x[index] of a contiguous f64 tensor for each of `indices` (row-major), by central
-/// differences of fourth order: with values near 1, exact to about 1e-10.
+/// f'(0) by central differences of fourth order: with values near 1, exact to about 1e-10.
+inline double numeric_derivative(const std::function<double(double)>& f) {
+  constexpr double kStep = 3e-4;
+  const double near = f(kStep) - f(-kStep), far = f(2 * kStep) - f(-2 * kStep);
+  return (8 * near - far) / (12 * kStep);
+}
+
+/// d loss / d x[index] of a contiguous f64 tensor for each of `indices` (row-major), as exact as
+/// numeric_derivative().
 inline Values numeric_gradient(const Tensor& x, const std::vector<int64_t>& indices,
                                const std::function<double()>& loss) {
-  constexpr double kStep = 3e-4;
   REQUIRE(x.contiguous());
   const Values centres = x.items();
   Values gradient;
   for (int64_t index : indices) {
     Tensor element = x.view({x.numel()}).narrow(0, index, 1);
     const double centre = centres[index];
-    const auto loss_at = [&](double offset) {
+    gradient.push_back(numeric_derivative([&](double offset) {
       element.assign(Values{centre + offset});
       return loss();
-    };
-    const double near = loss_at(kStep) - loss_at(-kStep);
-    const double far = loss_at(2 * kStep) - loss_at(-2 * kStep);
+    }));
     element.assign(Values{centre});
-    gradient.push_back((8 * near - far) / (12 * kStep));
   }
   return gradient;
 }
@@ -193,6 +196,32 @@ inline void check_gradient(const Tensor& gradient, const Tensor& x,
   Values analytic;
   for (int64_t index : indices) analytic.push_back(all[index]);
   check_close(analytic, numeric_gradient(x, indices, loss), tolerance, what);
+}
+
+/// Compares `gradient` with finite differences of `loss` in a random direction, in which all
+/// elements of the f64 tensor x move at once: four evaluations, however many elements. A wrong one
+/// shows wherever it lies, but not which it is. The tolerance is of the whole gradient's length.
+inline void check_gradient_along(const Tensor& gradient, Tensor x,
+                                 const std::function<double()>& loss, std::string_view what,
+                                 double tolerance = 1e-9) {
+  REQUIRE(gradient.shape() == x.shape());
+  const Values centres = x.items(), slopes = gradient.items();
+  const Values direction = Random(x.numel()).normals(x.numel());
+  double analytic = 0, squares = 0;
+  for (size_t i = 0; i < slopes.size(); ++i) {
+    analytic += slopes[i] * direction[i];
+    squares += slopes[i] * slopes[i];
+  }
+  const double numeric = numeric_derivative([&](double offset) {
+    Values moved = centres;
+    for (size_t i = 0; i < moved.size(); ++i) moved[i] += offset * direction[i];
+    x.assign(moved);
+    return loss();
+  });
+  x.assign(centres);
+  INFO(fmt::format("{}: the slope in a direction is {}, by finite differences {}", what, analytic,
+                   numeric));
+  REQUIRE(std::abs(analytic - numeric) <= tolerance * std::sqrt(squares));
 }
 
 /// Fails the test unless body() throws an E whose message holds every one of `parts`.

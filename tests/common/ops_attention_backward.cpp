@@ -10,14 +10,14 @@ TEST_CASE("attention's gradients agree with finite differences, naive and blockw
     AttentionRun run(c, DType::f64, naive, seed += 3);
     const auto gradients = run.backward();
     const auto check = [&](const Tensor& gradient, Tensor AttentionRun::*input, const char* what) {
-      // The inputs are slices; the finite differences move elements of a dense copy.
+      // The inputs are slices; the finite differences move a dense copy.
       const Tensor slice = run.*input, dense = clone(slice);
       const auto loss = [&] {
         ops::copy(slice, dense);
         run.forward();
         return dot(run.out, run.dout);
       };
-      check_gradient(gradient, dense, loss, what, /*samples=*/25);
+      check_gradient_along(gradient, dense, loss, what);
       loss();
     };
     check(gradients.dq, &AttentionRun::q, "dq");
