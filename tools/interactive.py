@@ -53,8 +53,8 @@ def table_text(folder):
     text = output_of([str(Path(folder) / "memory_table")], timeout=600)
     if text is None:
         raise BookError(f"{folder}/memory_table does not run: ninja -C build/release memory_table")
-    return json.dumps(json.loads(text), separators=(",", ":")).replace('{"block"', '\n{"block"') \
-        .replace('{"dtype"', '\n{"dtype"') + "\n"
+    rows = re.compile(r'(?=\{"(?:block|dtype|attends|name)":)')
+    return rows.sub("\n", json.dumps(json.loads(text), separators=(",", ":"))) + "\n"
 
 
 def sample_text(run_dir):

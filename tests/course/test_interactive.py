@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +33,16 @@ SETTINGS = 50
 AA, AA_LARGE = 4.5, 3.0  # WCAG 2: contrast of text, and of text from 24 pixels on
 PURE = {interactive.MEMORY: "// --- the form", interactive.TIMELINE: "// --- what is drawn"}
 GIB = 2**30
+METHODS = ("ring", "all_gather", "ulysses", "ring_ulysses")
+WITHOUT = {"cp_size": 1, "cp_method": "ring", "cp_layout": "zigzag", "ulysses_size": 1,
+           "cp_recompute": "exchange"}  # context parallelism
+CONTEXTS = (  # method, ranks of cp, and those of them that exchange heads
+    ("ring", 2, 1), ("all_gather", 2, 1), ("ulysses", 2, 2), ("ring_ulysses", 4, 2),
+    ("ring", 3, 1), ("all_gather", 3, 1), ("ulysses", 3, 3), ("ring_ulysses", 8, 2),
+    ("ring", 4, 1), ("all_gather", 8, 1), ("ulysses", 4, 4), ("ring_ulysses", 6, 2),
+    ("ring", 8, 1), ("ulysses", 8, 8), ("ring_ulysses", 12, 3), ("ring_ulysses", 8, 4),
+    ("ring", 5, 1), ("ulysses", 6, 6), ("ring_ulysses", 4, 4), ("ring_ulysses", 2, 1),
+    ("ring_ulysses", 12, 2))
 BROWSER = None  # a chromium.Page, where there is a Chromium
 
 
@@ -58,6 +69,20 @@ def opened(page, width=1280, scheme="light"):
     return BROWSER
 
 
+# The memory page with every control that this Llama's count has.
+WHOLE = {"recompute": "full", "tp_size": "2", "cp_size": "4", "cp_method": "ring_ulysses"}
+
+
+def whole(page, width=1280, scheme="light"):
+    """The same page with all that it can show."""
+    browser = opened(page, width, scheme)
+    if page == interactive.MEMORY:
+        browser.run("form.elements.sequence_parallel.click()")
+        browser.run(f"for (const [name, value] of Object.entries({json.dumps(WHOLE)})) "
+                    "form.elements[name].value = value; show()")
+    return browser
+
+
 def evaluate(page, expression):
     """The value of an expression of JSON, with what the page's script defines."""
     if BROWSER:
@@ -79,23 +104,40 @@ def evaluate(page, expression):
 # --- the memory page ------------------------------------------------------------------------------
 
 
-def random_settings(count):
-    """Settings of the page: small shapes with odd sizes, and some of the presets."""
-    draw = random.Random(7)
+def random_context(draw, number):
+    """Context parallelism of a setting: cp_size, the ranks u that exchange heads, and the flags."""
+    method, cp, u = CONTEXTS[number % len(CONTEXTS)]
+    return cp, u, {"cp_size": cp, "cp_method": method,
+                   "cp_layout": draw.choice(("zigzag", "zigzag", "contiguous")),
+                   "ulysses_size": u if method == "ring_ulysses" else 1,
+                   "cp_recompute": draw.choice(("exchange", "keep"))}
+
+
+def random_settings(count, context=False):
+    """Settings of the page: small shapes with odd sizes, and some of the presets; with context
+    parallelism, or without."""
+    draw = random.Random(16 if context else 7)
     for number in range(count):
         tp, dtype = draw.choice((1, 1, 2, 3, 4)), draw.choice(("bf16", "bf16", "f32", "f64"))
-        kv = draw.choice([heads for heads in range(1, 9) if heads % tp == 0 or tp % heads == 0])
-        heads = max(kv, tp) * draw.randint(1, 3)  # of which kv and tp are divisors
+        cp, u, flags = random_context(draw, number) if context else (1, 1, WITHOUT)
+        pieces = cp * 2 if cp > 1 and flags["cp_layout"] == "zigzag" else cp
+        kv = draw.choice([heads for heads in range(1, 13)
+                          if (heads % tp == 0 or tp % heads == 0)
+                          and (max(1, heads // tp) % u == 0 or u % max(1, heads // tp) == 0)])
+        heads = max(kv, tp) * draw.randint(1, 3) * u  # of which kv, tp and tp u are divisors
         chosen = {"hidden_size": heads * 2 * draw.randint(1, 40), "num_layers": draw.randint(1, 6),
                   "num_heads": heads, "num_kv_heads": kv,
                   "ffn_hidden_size": tp * draw.randint(1, 200),
                   "vocab_size": draw.randint(256, 4000),
-                  "seq_len": tp * draw.randint(1, 100), "micro_batch_size": draw.randint(1, 6)}
-        if number % 5 == 0:
+                  "seq_len": tp * pieces * draw.randint(1, 100),
+                  "micro_batch_size": draw.randint(1, 6)}
+        if number % 5 == 0 and u in (1, 2, 4, 8):
             name, tp = draw.choice(("1B", "8B", "70B", "405B")), draw.choice((1, 2, 8, 16))
             sizes = {"1B": (2048, 16, 32, 8, 8192), "8B": (4096, 32, 32, 8, 14336),
                      "70B": (8192, 80, 64, 8, 28672), "405B": (16384, 126, 128, 8, 53248)}[name]
-            chosen = dict(zip(chosen, (*sizes, 128256, draw.choice((1024, 4096, 8192)), 1)))
+            tp = min(tp, sizes[2] // u)
+            chosen = dict(zip(chosen, (*sizes, 128256,
+                                       draw.choice((1024, 4096, 8192)) * pieces, 1)))
         yield {**chosen, "grad_acc_steps": draw.randint(1, 3), "dtype": dtype,
                "grad_accumulation": draw.choice(("f32", "bf16", "both")) if dtype == "bf16"
                else "f32",
@@ -104,28 +146,35 @@ def random_settings(count):
                "dp_size": draw.choice((1, 1, 2, 3, 4, 7, 8, 64)),
                "zero_stage": draw.choice((0, 0, 1, 2, 3)), "tp_size": tp,
                "sequence_parallel": tp > 1 and draw.random() < 0.6,
-               "gathered_input": draw.choice(("again", "kept")),
+               "gathered_input": draw.choice(("again", "kept")), **flags,
                "tie_word_embeddings": draw.random() < 0.3}
 
 
 # The first chapter that has the flag, where the setting is not the one without it.
 CHAPTERS = {"dp_size": ("ch02_data_parallel", 1), "zero_stage": ("ch02_data_parallel", 0),
             "tp_size": ("ch03_tensor_sequence", 1),
-            "sequence_parallel": ("ch03_tensor_sequence", False)}
+            "sequence_parallel": ("ch03_tensor_sequence", False),
+            "cp_size": ("ch04_context", 1)}
 
 
 def command_of(settings):
     """The words for --estimate: the first program that knows all of the settings, and its flags."""
     needed = {name: chapter for name, (chapter, without) in CHAPTERS.items()
               if settings[name] != without}
-    if "tp_size" in needed or "zero_stage" in needed:
+    if {"tp_size", "cp_size", "zero_stage"} & set(needed):
         needed.setdefault("dp_size", "ch02_data_parallel")  # else: all ranks of one
     flags = {name: value for name, value in settings.items()
-             if name not in (*CHAPTERS, "gathered_input", "model")
+             if name not in (*CHAPTERS, *WITHOUT, "gathered_input", "model")
              and not isinstance(value, bool)}
     flags.update((name, None if settings[name] is True else settings[name]) for name in needed)
     if settings["sequence_parallel"]:
         flags["gathered_input"] = settings["gathered_input"]
+    if settings["cp_size"] > 1:
+        flags["cp_method"], flags["cp_layout"] = settings["cp_method"], settings["cp_layout"]
+        if settings["cp_method"] == "ring_ulysses":
+            flags["ulysses_size"] = settings["ulysses_size"]
+        if settings["recompute"] == "full" and settings["attention"] == "blockwise":
+            flags["cp_recompute"] = settings["cp_recompute"]
     if settings["tie_word_embeddings"]:
         flags["tie_word_embeddings"] = None
     return [BIN / max(needed.values(), default="ch01_single_gpu"), "--estimate", *words_of(flags)]
@@ -171,21 +220,44 @@ class Memory(unittest.TestCase):
                          interactive.table_text(BIN),
                          "run python3 tools/interactive.py --bin build/release/bin")
 
+    def check(self, cases):
+        """The page's numbers, which are those of the programs; and the programs' names."""
+        computed = evaluate(interactive.MEMORY, OURS.replace("CASES", json.dumps(cases)))
+        self.assertEqual(len(computed), SETTINGS)
+        with ThreadPoolExecutor(2) as pool:
+            told = pool.map(ask, cases)
+            for settings, result, estimate in zip(cases, computed, told):
+                with self.subTest(settings=settings):
+                    wanted = json.loads(json.dumps(expected(settings, estimate)), parse_int=str)
+                    self.assertEqual(result, wanted)
+        return computed, {command_of(settings)[0].name for settings in cases}
+
     def test_fifty_settings_to_the_byte(self):
         cases = list(random_settings(SETTINGS))
-        computed = evaluate(interactive.MEMORY, OURS.replace("CASES", json.dumps(cases)))
-        stages, buffers, programs = set(), set(), set()
-        for settings, result in zip(cases, computed):
-            with self.subTest(settings=settings):
-                wanted = json.loads(json.dumps(expected(settings, ask(settings))), parse_int=str)
-                self.assertEqual(result, wanted)
-            stages.add((settings["zero_stage"], settings["grad_accumulation"]))
-            buffers |= set(result["buffers"])
-            programs.add(command_of(settings)[0].name)
-        self.assertEqual(len(computed), SETTINGS)
-        self.assertGreaterEqual(len(stages), 10)
-        self.assertEqual(len(buffers), 4)
+        computed, programs = self.check(cases)
+        self.assertGreaterEqual(len({(settings["zero_stage"], settings["grad_accumulation"])
+                                     for settings in cases}), 10)
+        self.assertEqual(len({name for result in computed for name in result["buffers"]}), 4)
         self.assertEqual(len(programs), 3)
+
+    def test_fifty_settings_with_context_parallelism_to_the_byte(self):
+        cases = list(random_settings(SETTINGS, context=True))
+        _, programs = self.check(cases)
+        self.assertEqual(programs, {"ch04_context"})
+        for name, least in (("cp_method", 4), ("cp_layout", 2), ("zero_stage", 4), ("tp_size", 4)):
+            self.assertGreaterEqual(len({settings[name] for settings in cases}), least, name)
+        # Heads of which ranks have copies, and rings of every length, where heads are exchanged
+        # too, and where probabilities are kept.
+        seen = set()
+        for case in cases:
+            groups = {"ulysses": case["cp_size"], "ring_ulysses": case["ulysses_size"]}
+            u = groups.get(case["cp_method"], 1)
+            kept = case["attention"] == "naive" and case["recompute"] != "selective"
+            seen.add((u > max(1, case["num_kv_heads"] // case["tp_size"]), ""))
+            seen.add((min(4, case["cp_size"] // u), "by head" if u > 1 else "", kept))
+        self.assertLessEqual({(True, ""), *itertools.product(range(2, 5), ("",), (False, True)),
+                              *itertools.product(range(1, 5), ("by head",), (False, True))}, seen)
+        self.assertGreater(sum(command_of(case).count("--cp_recompute") for case in cases), 2)
 
     def test_the_presets_are_the_programs(self):
         presets = evaluate(interactive.MEMORY, "JSON.stringify({SHAPE, PRESETS})")
@@ -199,7 +271,8 @@ class Memory(unittest.TestCase):
 
     @unittest.skipIf(chromium.why_not(), chromium.why_not())
     def test_the_command_that_the_page_shows_gives_its_numbers(self):
-        cases = [{**settings, "model": "own"} for settings in random_settings(8)]
+        cases = [{**settings, "model": "own"} for settings in
+                 (*random_settings(4), *random_settings(5, context=True))]
         shown = evaluate(interactive.MEMORY, "JSON.stringify({newest: TABLE.chapter, commands: "
                          f"{json.dumps(cases)}.map(commandOf), first: commandOf(settings())}})")
         newest = shown["newest"]
@@ -303,8 +376,8 @@ class Book(unittest.TestCase):
                       for schedule, micro in (("1f1b", 32), ("1f1b", 4), ("afab", 32))])
         self.assertEqual([each["inFlight"] for each in found], [8, 4, 32])
 
-    def test_without_tp_cp_and_pp_it_is_the_programs_formula(self):
-        cases = list(random_settings(10))
+    def test_without_pp_it_is_the_programs_formula(self):
+        cases = [*random_settings(10), *random_settings(10, context=True)]
         for settings, found in zip(cases, book([{**book_settings("8B"), **settings,
                                                  "dtype": "bf16"} for settings in cases])):
             wanted = ask(settings)["book"]
@@ -395,7 +468,7 @@ class Looks(unittest.TestCase):
         least = json.dumps({"text": AA, "large": AA_LARGE})
         for page, width, scheme in itertools.product(PAGES, WIDTHS, SCHEMES):
             with self.subTest(page=page.name, width=width, scheme=scheme):
-                browser = opened(page, width, scheme)
+                browser = whole(page, width, scheme)
                 seen = browser.run(f"(() => {{ {look}\nreturn look({least}); }})()")
                 self.assertEqual(browser.errors, [])
                 self.assertGreater(seen.pop("letters"), 500)
@@ -404,7 +477,7 @@ class Looks(unittest.TestCase):
 
     def test_the_tab_key_reaches_every_control(self):
         for page in PAGES:
-            browser = opened(page)
+            browser = whole(page)
             wanted = browser.run("[...document.querySelectorAll('a[href], button, input, select, "
                                  "[tabindex]')].filter((each) => each.getClientRects().length && "
                                  "!each.disabled).map((each, i) => { each.dataset.control = i; "
@@ -430,18 +503,67 @@ class Looks(unittest.TestCase):
                 ("num_kv_heads", "5", "num_kv_heads=5 must divide num_heads=32; try"),
                 ("tp_size", "3", "tp_size=3 must divide num_heads=32; try 1, 2, 4"),
                 ("seq_len", "0", "seq_len=0 must be a whole number; try 1")):
-            text, hidden, after = page.run(f"""(() => {{
-              const control = form.elements.{name}, old = control.value, told = [];
-              for (const value of ["{value}", old]) {{
-                control.value = value;
-                control.dispatchEvent(new Event("input", {{bubbles: true}}));
-                told.push(byId("error").textContent, byId("result").hidden);
-              }}
-              return [told[0], told[1], told.slice(2)];
-            }})()""")
-            self.assertIn(words, text)
-            self.assertTrue(hidden)
-            self.assertEqual(after, ["", False])
+            self.refused(page, name, value, words)
+        page = whole(interactive.MEMORY)  # cp_size 4, ulysses_size 2, tp_size 2
+        for name, value, words in (
+                ("seq_len", "4094", "seq_len=4094 must divide into the 8 pieces of cp_size=4, "
+                 "cp_layout=zigzag; try 4088 or 4096"),
+                ("cp_size", "3", "ulysses_size=2 must divide cp_size=3; try 1, 3"),
+                ("ulysses_size", "0", "ulysses_size=0 must be a whole number; try 1"),
+                ("seq_len", "4", "seq_len=4 must divide into the 8 pieces of cp_size=4, "
+                 "cp_layout=zigzag; try 8"),
+                ("hidden_size", "32", "hidden_size/num_heads=1 must be even")):
+            self.refused(page, name, value, words)
+        page.run("form.elements.cp_layout.value = 'contiguous'")
+        self.refused(page, "seq_len", "4", "tp_size=2 must divide the seq_len/cp_size=1 tokens")
+        page.run("form.elements.cp_method.value = 'ulysses'")
+        self.refused(page, "cp_size", "64", "cp_size=64 must divide the 16 heads of a rank")
+        shape = {"hidden_size": 6144, "num_heads": 96, "num_kv_heads": 24}
+        page.run(f"for (const [name, value] of Object.entries({json.dumps(shape)})) "
+                 "form.elements[name].value = value")
+        self.refused(page, "cp_size", "8", "cp_size=8 must divide the 12 kv heads of a rank")
+        self.assertEqual(page.errors, [])
+
+    def refused(self, page, name, value, words):
+        """The page says so where a control has the value, and nothing where it has the old one."""
+        text, hidden, after = page.run(f"""(() => {{
+          const control = form.elements.{name}, old = control.value, told = [];
+          for (const value of ["{value}", old]) {{
+            control.value = value;
+            control.dispatchEvent(new Event("input", {{bubbles: true}}));
+            told.push(byId("error").textContent, byId("result").hidden);
+          }}
+          return [told[0], told[1], told.slice(2)];
+        }})()""")
+        self.assertIn(words, text)
+        self.assertTrue(hidden)
+        self.assertEqual(after, ["", False])
+
+    def test_context_parallelism_with_the_keyboard_alone(self):
+        page = opened(interactive.MEMORY)
+        hidden = "form.elements.{}.closest('[hidden]') !== null"
+
+        def go_to(name):
+            for _ in range(40):
+                page.press("Tab")
+                if page.run("document.activeElement.name") == name:
+                    return
+            self.fail(f"the Tab key does not reach {name}")
+
+        before = page.run("byId('total').textContent")
+        self.assertTrue(page.run(hidden.format("cp_method")))
+        go_to("cp_size")
+        page.type("4")  # what is there is selected
+        self.assertFalse(page.run(hidden.format("cp_method")))
+        self.assertTrue(page.run(hidden.format("ulysses_size")))
+        self.assertNotEqual(page.run("byId('total').textContent"), before)
+        go_to("cp_method")
+        for value in METHODS[1:]:
+            page.press("ArrowDown")
+            self.assertEqual(page.run("form.elements.cp_method.value"), value)
+        go_to("ulysses_size")
+        self.assertIn("--cp_size 4 --cp_method ring_ulysses --cp_layout zigzag --ulysses_size 2",
+                      page.run("byId('command').textContent"))
         self.assertEqual(page.errors, [])
 
 
@@ -455,9 +577,11 @@ class Blocks(unittest.TestCase):
 def main():
     global BIN
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--bin", type=Path, required=True, help="folder of the programs")
+    folder = parser.add_mutually_exclusive_group(required=True)
+    folder.add_argument("--bin", type=Path, help="folder of the programs")
+    folder.add_argument("--binary", type=Path, help="one of them, such as memory_table")
     args, rest = parser.parse_known_args()
-    BIN = args.bin.resolve()
+    BIN = (args.bin or args.binary.parent).resolve()
     if chromium.why_not() and shutil.which("node") is None:
         sys.stdout.write(f"{chromium.why_not()}, and no node on PATH\n")
         return 77

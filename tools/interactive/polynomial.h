@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -9,14 +8,17 @@
 
 namespace usp {
 
-/// The sizes that a formula of memory may read, in the notation's letters: a rank's heads, channels
-/// of the MLP and tokens of the vocabulary, and the part s/tp of a sequence.
-inline constexpr std::array<const char*, 9> kLetters = {"b",   "s/tp", "h", "a", "a_kv",
-                                                        "h/a", "h_ff", "v", "tp"};
-inline constexpr size_t kSizes = kLetters.size();
-inline constexpr size_t kSequence = 1, kRanks = 8;  // those of s/tp and tp, which may be squared
+/// A size that a formula may read, and the values at which a function of it is asked: multiples of
+/// the step. Half of them begin at the usual one. At `lowest` the function has a value as well,
+/// though the size is none.
+struct Letter {
+  std::string name;
+  int64_t step = 2, least = 2, usual = 16, largest = 2048, lowest = least;
+  int64_t power = 1;  ///< the highest in a formula
+};
+using Letters = std::vector<Letter>;
 /// A value, or an exponent, for each of the letters.
-using Sizes = std::array<int64_t, kSizes>;
+using Sizes = std::vector<int64_t>;
 
 /// A polynomial in the sizes, with whole coefficients: {exponents: coefficient}, none of them 0.
 using Polynomial = std::map<Sizes, int64_t>;
@@ -29,9 +31,12 @@ int64_t value_of(const Maximum& maximum, const Sizes& at);
 using Named = std::map<std::string, int64_t>;
 using Function = std::function<Named(const Sizes&)>;
 
-/// What a function computes, from its values: exact where it is the largest of polynomials that
-/// are quadratic in s/tp and tp and linear in every other size. Throws Error where those found do
-/// not give its values at a thousand points.
-std::map<std::string, Maximum> interpolate(const Function& function);
+/// Sizes of all magnitudes, the same for the same number.
+Sizes random_sizes(const Letters& letters, uint64_t number);
+
+/// What a function computes, from its values: exact where it is the largest of polynomials with no
+/// higher powers than the letters'. Throws Error where those found do not give its values at
+/// hundreds of points.
+std::map<std::string, Maximum> interpolate(const Letters& letters, const Function& function);
 
 }  // namespace usp
