@@ -95,7 +95,9 @@ class Forward {
   void query_block(const QueryBlock<X>& block, int64_t b, int64_t n) const {
     A *scores = scores_.mine(), *sums = sums_.mine();
     X *queries = queries_.mine(), *probs = probs_.mine(scores);
-    load_block(queries, HeadRows<T>(p_.q, b, n), block, p_.D, scale_.of_queries);
+    if (block.sees_any(p_.mask)) {
+      load_block(queries, HeadRows<T>(p_.q, b, n), block, p_.D, scale_.of_queries);
+    }
     std::fill_n(sums, kQueryRows<X> * width_, A{0});
     std::array<RunningSoftmax<T>, kQueryRows<X>> softmax;
     for (int64_t tile = 0; tile < p_.mask.num_tiles(); ++tile) {
@@ -181,6 +183,7 @@ class Backward {
 
  private:
   void query_block(const QueryBlock<X>& block, int64_t b, int64_t n) const {
+    if (!block.sees_any(p_.mask)) return;  // nothing to add
     X *queries = queries_.mine(), *douts = douts_.mine(), *panels = panels_.mine();
     A *scores = scores_.mine(), *dprobs = dprobs_.mine(), *dqueries = dqueries_.mine();
     X *probs = probs_.mine(scores), *dscores = dscores_.mine(dprobs);
@@ -205,6 +208,7 @@ class Backward {
     }
     const HeadRows<A> dq(g_.dq, b, n);
     for (int64_t i = 0; i < block.rows; ++i, dqueries += width_) {
+      dq.fetch_after(block.first + i);
       add_row(dq[block.first + i], dqueries, 1, A(p_.scale));
     }
   }
@@ -241,6 +245,7 @@ class Backward {
   void add_tiles(const HeadRows<A>& x, const A* sums, A factor) const {
     constexpr int64_t kColumn = OverQueries<X>::kOutColumn;
     for (int64_t i = 0; i < p_.K; ++i) {
+      x.fetch_after(i);
       const A* tile = sums + i / kKeyTile * kKeyTile * width_;
       add_row(x[i], tile + i % kKeyTile * (kColumn == 1 ? width_ : 1), kColumn, factor);
     }

@@ -29,6 +29,12 @@ struct HeadRows {
     if (x.numel() > 0) data += sample * x.stride(0) + head * x.stride(2);
   }
   T* operator[](int64_t row) const { return data + row * stride; }
+  /// Asks for the row that will be wanted soon after this one; it need not exist. A head's rows lie
+  /// too far apart for the hardware to guess.
+  void fetch_after(int64_t row) const {
+    constexpr int64_t kAhead = 8;
+    prefetch((*this)[row + kAhead]);
+  }
 };
 
 /// Operands and sizes of one call, and who sees whom.
@@ -37,8 +43,10 @@ struct Problem {
   double scale;
   CausalMask mask;
   int64_t B = q.size(0), S = q.size(1), N = q.size(2), D = q.size(3);
-  int64_t K = k.size(1), G = k.size(2);
-  int64_t padded_K = mask.num_tiles() * kKeyTile;
+  int64_t G = k.size(2);
+  /// Keys up to the last one that any query may see, in whole tiles: nothing is done with others.
+  int64_t padded_K = mask.num_seen({0, mask.last_query()});
+  int64_t K = std::min(k.size(1), padded_K);
 };
 
 /// Up to kQueryRows consecutive queries of a sample.
@@ -62,6 +70,16 @@ struct QueryBlock {
       }
     }
   }
+
+  /// Whether there is a key that one of them may see.
+  bool sees_any(const CausalMask& mask) const {
+    for (int64_t tile = 0; tile < mask.num_tiles(); ++tile) {
+      for (int64_t g = 0; g < groups; ++g) {
+        if (mask.num_seen(any[g], tile) > 0) return true;
+      }
+    }
+    return false;
+  }
 };
 
 /// How many keys of a tile each group of a block has to look at.
@@ -78,6 +96,19 @@ struct Seen {
   }
 };
 
+/// to [D] = factor * row, rounded.
+template <class X, class T>
+void load_row(X* to, const T* row, int64_t D, accumulate_t<T> factor) {
+  if constexpr (std::is_same_v<X, T>) {
+    if (factor == 1) {
+      std::copy_n(row, D, to);
+      return;
+    }
+  }
+#pragma omp simd
+  for (int64_t d = 0; d < D; ++d) store(to[d], factor * load(row[d]));
+}
+
 /// to [kQueryRows, depth] = factor * the block's rows of x. What only fills up a group or the depth
 /// is 0.
 template <class X, class T>
@@ -85,9 +116,8 @@ void load_block(X* to, const HeadRows<T>& x, const QueryBlock<X>& block, int64_t
                 accumulate_t<T> factor) {
   const int64_t padding = round_up(D, kTileDepth<X>) - D;
   for (int64_t i = 0; i < block.rows; ++i, to += D) {
-    const T* row = x[block.first + i];
-#pragma omp simd
-    for (int64_t d = 0; d < D; ++d) store(to[d], factor * load(row[d]));
+    x.fetch_after(block.first + i);
+    load_row(to, x[block.first + i], D, factor);
     std::fill_n(to + D, padding, X{});
     to += padding;
   }

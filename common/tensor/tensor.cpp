@@ -147,12 +147,18 @@ Tensor Tensor::to_contiguous() const {
     ops::copy(copy, *this);
     return copy;
   }
-  const int64_t width = bytes_of(dtype_);
+  if (numel() == 0) return copy;
+  Tensor runs = *this;  // the first elements of what lies side by side
+  int64_t bytes = bytes_of(dtype_);
+  for (int axis = rank() - 1; axis >= 0 && stride(axis) * bytes_of(dtype_) == bytes; --axis) {
+    bytes *= size(axis);
+    runs = runs.narrow(axis, 0, 1);
+  }
   const char* source = static_cast<const char*>(address());
   char* target = static_cast<char*>(copy.address());
-  for_each_offset(*this, [&](int64_t offset) {
-    std::memcpy(target, source + offset * width, width);
-    target += width;
+  for_each_offset(runs, [&](int64_t offset) {
+    std::memcpy(target, source + offset * bytes_of(dtype_), bytes);
+    target += bytes;
   });
   return copy;
 }
