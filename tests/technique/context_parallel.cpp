@@ -116,6 +116,42 @@ TEST_CASE("in bf16 attention over eight ranks errs no more than attention on one
   }
 }
 
+TEST_CASE("blocks that positions or documents empty are not computed") {
+  constexpr int64_t B = AttentionInput::B, S = AttentionInput::S, kRanks = 4;
+  for (int64_t length : {int64_t{3}, S / 4, S / 2, S}) {  // of a document
+    AttentionInput input(8, 2, /*documents=*/false);
+    for (int64_t i = 0; i < B * S; ++i) {
+      // Those of the second sample begin elsewhere.
+      const int64_t position = i % S, shift = i < S ? 0 : length / 2;
+      const int64_t begin = (position + shift) / length * length - shift;
+      input.begins.push_back(static_cast<int32_t>(std::max<int64_t>(0, begin)));
+    }
+    for (const char* layout : kLayouts) {
+      CAPTURE(length, layout);
+      const ContextParallelConfig config = over(kRanks, kMethods[0], layout);
+      std::vector<int64_t> expected(kRanks);
+      for (int64_t rank = 0; rank < kRanks; ++rank) {
+        for (int64_t place = 0; place < kRanks; ++place) {
+          const Positions queries = config.of_rank(S, rank), keys = config.of_rank(S, place);
+          bool seen = false;
+          for (int64_t i = 0; i < B * queries.count(); ++i) {
+            const int64_t query = queries[i % queries.count()];
+            const int64_t begin = input.begins[i / queries.count() * S + query];
+            for (int64_t j = 0; j < keys.count(); ++j) {
+              seen = seen || (begin <= keys[j] && keys[j] <= query);
+            }
+          }
+          expected[rank] += seen;
+        }
+      }
+      const AttentionResult found =
+          attention_over(config, input, Probabilities::never_whole, DType::f64);
+      CHECK(found.forwards == expected);
+      CHECK(found.backwards == expected);
+    }
+  }
+}
+
 /// Of a bf16 model's first step: how far its gradients are from those of f64 with the same weights.
 double gradient_error(const TrainConfig& config, const Dataset& dataset,
                       const std::vector<std::pair<std::string, Values>>& exact) {

@@ -215,6 +215,7 @@ struct AttentionInput {
 /// Of all positions: the output, and the gradients of q, k and v as the layer before reads them.
 struct AttentionResult {
   Values out, dqkv;
+  std::vector<int64_t> forwards, backwards;  ///< of each rank: blocks that it computed
 };
 
 /// Attention over the ranks of the config, each with its own positions; `links`: slow ones.
@@ -223,7 +224,9 @@ inline AttentionResult attention_over(const ContextParallelConfig& config,
                                       DType dtype, const Links& links = {}) {
   constexpr int64_t B = AttentionInput::B, S = AttentionInput::S, D = AttentionInput::D;
   const int64_t N = input.N, G = input.G;
-  AttentionResult result{Values(input.dout.size(), kNaN), Values(input.qkv.size(), kNaN)};
+  const auto ranks = static_cast<size_t>(config.cp_size);
+  AttentionResult result{Values(input.dout.size(), kNaN), Values(input.qkv.size(), kNaN),
+                         std::vector<int64_t>(ranks), std::vector<int64_t>(ranks)};
   run_threads(static_cast<int>(config.cp_size), [&](const Communicator& cp) {
     cp.engine().emulate(links);
     const ContextGroup group(config, cp);
@@ -259,10 +262,17 @@ inline AttentionResult attention_over(const ContextParallelConfig& config,
         std::copy_n(own.begin() + from, heads * D, all.begin() + to);
       });
     };
+    Tracer& tracer = Runtime::current().tracer();
+    tracer.record(true);
     CoreAttention::Saved saved;
     const Tensor out = core->forward(take(input.qkv, N + 2 * G), saved, pass);
     put(result.out, out, N);
     put(result.dqkv, core->backward(take(input.dout, N), saved, pass), N + 2 * G);
+    tracer.record(false);
+    for (const Tracer::Span& span : tracer.spans()) {
+      result.forwards[cp.rank()] += span.name == "attention_forward";
+      result.backwards[cp.rank()] += span.name == "attention_backward";
+    }
   });
   return result;
 }
