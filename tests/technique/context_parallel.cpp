@@ -94,25 +94,39 @@ double rms_error(const Values& a, const Values& b) {
 }
 
 TEST_CASE("in bf16 attention over eight ranks errs no more than attention on one") {
-  AttentionInput input(8, 2, /*documents=*/false);
-  for (Values* values : {&input.qkv, &input.dout}) {
-    const OnDevice cpu;
-    *values = Tensor::from_host(*values, {std::ssize(*values)}, DType::bf16).items();
-  }
-  for (Probabilities probabilities : kProbabilities) {
-    const AttentionResult exact = attention_over(over(1), input, probabilities, DType::f64);
-    const AttentionResult one = attention_over(over(1), input, probabilities, DType::bf16);
-    for (const Method& method : kMethods) {
-      for (const char* layout : kLayouts) {
-        CAPTURE(int(probabilities), method.method, layout);
-        const AttentionResult eight =
-            attention_over(over(8, method, layout), input, probabilities, DType::bf16);
-        CHECK(rms_error(eight.out, exact.out) <= 1.1 * rms_error(one.out, exact.out));
-        // Whole probabilities are rounded twice: of a block's keys, and of all keys. Found: 1.101.
-        const double limit = probabilities == Probabilities::never_whole ? 1.1 : 1.15;
-        CHECK(rms_error(eight.dqkv, exact.dqkv) <= limit * rms_error(one.dqkv, exact.dqkv));
+  // Blockwise attention rounds as on one rank. Whole probabilities are rounded twice, of a block's
+  // keys and of all keys, which adds a few percent; how many depends on the numbers. So the limit
+  // is for the mean over seeds.
+  constexpr uint64_t kSeeds = 8;
+  struct Errors {
+    double out = 0, dqkv = 0;  // over those on one rank
+  };
+  std::map<std::tuple<int, std::string, std::string>, Errors> sums;
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    AttentionInput input(8, 2, /*documents=*/false, seed);
+    for (Values* values : {&input.qkv, &input.dout}) {
+      const OnDevice cpu;
+      *values = Tensor::from_host(*values, {std::ssize(*values)}, DType::bf16).items();
+    }
+    for (Probabilities probabilities : kProbabilities) {
+      const AttentionResult exact = attention_over(over(1), input, probabilities, DType::f64);
+      const AttentionResult one = attention_over(over(1), input, probabilities, DType::bf16);
+      for (const Method& method : kMethods) {
+        for (const char* layout : kLayouts) {
+          const AttentionResult eight =
+              attention_over(over(8, method, layout), input, probabilities, DType::bf16);
+          Errors& sum = sums[{int(probabilities), method.method, layout}];
+          sum.out += rms_error(eight.out, exact.out) / rms_error(one.out, exact.out);
+          sum.dqkv += rms_error(eight.dqkv, exact.dqkv) / rms_error(one.dqkv, exact.dqkv);
+        }
       }
     }
+  }
+  for (const auto& [way, sum] : sums) {
+    const auto& [probabilities, method, layout] = way;
+    CAPTURE(probabilities, method, layout);
+    CHECK(sum.out / kSeeds <= 1.1);
+    CHECK(sum.dqkv / kSeeds <= 1.1);
   }
 }
 

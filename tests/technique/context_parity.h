@@ -201,8 +201,9 @@ struct AttentionInput {
   Values qkv, dout;             ///< [B, S, N + 2G, D], [B, S, N, D]
   std::vector<int32_t> begins;  ///< [B, S], where the documents begin; empty: no mask
 
-  AttentionInput(int64_t heads, int64_t kv_heads, bool documents) : N(heads), G(kv_heads) {
-    Random random(3);
+  AttentionInput(int64_t heads, int64_t kv_heads, bool documents, uint64_t seed = 3)
+      : N(heads), G(kv_heads) {
+    Random random(seed);
     qkv = random.normals(B * S * (N + 2 * G) * D);
     dout = random.normals(B * S * N * D);
     if (!documents) return;
