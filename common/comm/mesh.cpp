@@ -67,7 +67,12 @@ Mesh::Mesh(const Communicator& world, const MeshSizes& sizes, const std::string&
       ep_(dp_cp_.split("ep", [&](int r) { return r / static_cast<int>(sizes_.ep); })),
       edp_(dp_cp_.split("edp", [&](int r) { return r % static_cast<int>(sizes_.ep); })),
       groups_{{"world", world_}, {"dp", dp_},        {"pp", pp_}, {"cp", cp_},  {"tp", tp_},
-              {"tp_kv", tp_kv_}, {"dp_cp", dp_cp()}, {"ep", ep_}, {"edp", edp_}} {}
+              {"tp_kv", tp_kv_}, {"dp_cp", dp_cp()}, {"ep", ep_}, {"edp", edp_}} {
+  const int last = static_cast<int>(sizes_.pp) - 1;
+  if (last == 0) return;
+  add_group("embedding", pp_.split("embedding", [=](int r) { return r == last ? 0 : r; }));
+  add_group("mirror", pp_.split("mirror", [=](int r) { return std::min(r, last - r); }));
+}
 
 const Communicator& Mesh::group(const std::string& name) const {
   const auto found = groups_.find(name);

@@ -48,8 +48,9 @@ class Mesh {
   const Communicator& ep() const { return ep_; }    ///< ranks that share out the experts
   const Communicator& edp() const { return edp_; }  ///< ranks that hold the same experts
 
-  /// The communicator of this name: that of a function above, or one given to add_group(). Throws
-  /// Error if there is none.
+  /// The communicator of this name: that of a function above, or one given to add_group(). With
+  /// several pipeline stages there are two more: "embedding", the first and the last of them, and
+  /// "mirror", two that lie as far from the two ends. Throws Error if there is none.
   const Communicator& group(const std::string& name) const;
   /// Names a part of an axis, such as the tensor-parallel ranks that share a kv head.
   void add_group(const std::string& name, const Communicator& communicator);

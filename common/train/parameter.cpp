@@ -105,6 +105,10 @@ Parameter& ParameterList::find(std::string_view name) {
   fail("there is no parameter {}", name);
 }
 
+bool ParameterList::has(std::string_view name) const {
+  return std::ranges::any_of(parameters_, [&](const auto& p) { return p->name == name; });
+}
+
 int64_t ParameterList::numel() const {
   int64_t numel = 0;
   for (const auto& parameter : parameters_) numel += parameter->local_shape().numel();

@@ -87,6 +87,7 @@ class ParameterList {
   Parameter& add(std::string name, const Shape& global_shape, double init_std,
                  std::vector<Slice> slices = {});
   Parameter& find(std::string_view name);  ///< throws Error if there is none
+  bool has(std::string_view name) const;
 
   /// Gives every parameter its tensors and its initial values: element i of the global tensor is
   /// init_std * normal(seed, name, i), computed in f64 and rounded once. Call once, after the last

@@ -18,20 +18,14 @@ struct Plan {
 /// ranks its gradient is summed.
 class ParallelLlama {
  public:
-  /// Adds a group to the mesh: embedding, the first and the last stage.
-  ParallelLlama(const ModelConfig& config, int64_t seq_len, const Plan& plan, Mesh& mesh)
+  ParallelLlama(const ModelConfig& config, int64_t seq_len, const Plan& plan, const Mesh& mesh)
       : config_(config),
         plan_(plan),
         mesh_(mesh),
         region_({.tp_size = mesh.tp().size(), .sequence_parallel = plan.sequence_parallel},
                 mesh.tp()),
         context_({.cp_size = mesh.cp().size()}, mesh.cp()),
-        rope_(config, seq_len, DType::f64) {
-    const int last = mesh.pp().size() - 1;
-    mesh.add_group("embedding", mesh.pp().split("embedding", [=](int r) {
-      return r == 0 || r == last ? 0 : r;
-    }));
-  }
+        rope_(config, seq_len, DType::f64) {}
 
   int64_t num_blocks() const { return config_.num_layers + 2; }
 

@@ -1,0 +1,143 @@
+#include "pipeline.h"
+
+#include "tensor/runtime.h"
+
+namespace usp {
+
+Mail::Mail(const Schedule& schedule, const Communicator& pp, Shape boundary, DType dtype)
+    : pp_(pp), boundary_(std::move(boundary)), dtype_(dtype) {
+  for (const StageMessage& message : messages(schedule)) {
+    if (message.from == pp.rank()) to_send_.emplace(message.sent_by, message);
+    if (message.to != pp.rank() || message.from == pp.rank()) continue;
+    expected_[message.used_by] = message.from;
+    to_receive_[message.from].push_back(message);
+  }
+}
+
+// [post]
+void Mail::post(int64_t action) {
+  const auto sender = expected_.find(action);
+  if (sender == expected_.end() || receiving_.contains(action)) return;
+  std::deque<StageMessage>& from = to_receive_[sender->second];
+  while (!receiving_.contains(action)) {
+    const StageMessage message = from.front();
+    from.pop_front();
+    const CategoryScope scope(Category::activations);
+    Tensor tensor = Tensor::empty(boundary_, dtype_, "from another stage");
+    Handle handle = pp_.recv_async(tensor, message.from);
+    receiving_.emplace(message.used_by, Receiving{message, std::move(tensor), std::move(handle)});
+  }
+}
+// [post]
+
+// [take]
+Tensor Mail::take(int64_t action) {
+  if (const auto own = handed_over_.extract(action)) return own.mapped();
+  post(action);
+  const auto found = receiving_.find(action);
+  if (found == receiving_.end()) return {};
+  Receiving arrived = std::move(found->second);
+  receiving_.erase(found);
+  arrived.handle.wait();
+  std::deque<Sending>& sent = sending_[arrived.message.from];
+  while (!sent.empty() && sent.front().used_by <= arrived.message.sent_by) {
+    sent.front().handle.wait();  // it has been used: this returns at once
+    sent.pop_front();
+  }
+  return arrived.tensor;
+}
+
+void Mail::send(int64_t action, Tensor tensor) {
+  const auto found = to_send_.find(action);
+  if (found == to_send_.end()) return;
+  const auto& [from, to, sent_by, used_by] = found->second;
+  if (to == from) {
+    handed_over_.emplace(used_by, std::move(tensor));
+  } else {
+    sending_[to].push_back({used_by, pp_.send_async(tensor, to)});
+  }
+}
+// [take]
+
+/// A micro-batch in a chunk of this rank, from its forward pass to its last gradient.
+struct Pipeline::InFlight {
+  Pass pass;
+  Model::Activations activations;
+  Grads::Deferred weights;  ///< their gradients, where they wait
+};
+
+Tensor Pipeline::forward(const Action& action, Tensor x, InFlight& own, bool with_backward) {
+  return model_.forward_chunk(action.chunk, std::move(x),
+                              with_backward ? &own.activations : nullptr, own.pass);
+}
+
+// [backward]
+Tensor Pipeline::backward(const Action& action, Tensor dy, InFlight& own) {
+  if (action.work == Work::B) grads_.defer_to(&own.weights);
+  Tensor dx = model_.backward_chunk(action.chunk, std::move(dy), std::move(own.activations), grads_,
+                                    own.pass);
+  grads_.defer_to(nullptr);
+  return dx;
+}
+// [backward]
+
+// [run]
+void Pipeline::run(const Schedule& schedule, const TakeBatch& take_batch, bool with_backward) {
+  const std::vector<Action>& actions = schedule.actions[pp_.rank()];
+  Mail mail(schedule, pp_, boundary_, dtype_);
+  Running running;
+  for (int64_t i = 0; i < std::ssize(actions); ++i) {
+    const Action& action = actions[i];
+    InFlight& own = running[{action.chunk, action.micro_batch}];
+    if (action.work == Work::F) own.pass = take_batch(action.micro_batch);
+    Tensor in = mail.take(i);
+    mail.post(i + 1);
+    Tensor out;
+    if (action.work == Work::F) out = forward(action, std::move(in), own, with_backward);
+    if (action.work == Work::B || action.work == Work::BW) out = backward(action, std::move(in), own);
+    if (action.work == Work::W) grads_.run(own.weights);
+    mail.send(i, std::move(out));
+    if (action.work == Work::W || action.work == Work::BW || !with_backward) {
+      running.erase({action.chunk, action.micro_batch});
+    }
+  }
+}
+// [run]
+
+void Pipeline::train(const TakeBatch& take_batch) { run(schedule_, take_batch, true); }
+
+void Pipeline::evaluate(int64_t micro_batches, const TakeBatch& take_batch) {
+  run(forward_only(schedule_.stages, micro_batches), take_batch, false);
+}
+
+// [logits]
+Tensor Pipeline::logits(const Pass& pass, int64_t columns) {
+  const Stages& stages = schedule_.stages;
+  Tensor x;
+  int at = 0;
+  for (int64_t stage = 0; stage < stages.count(); ++stage) {
+    const Place place = stages.place_of(stage, 0, 2);
+    const bool here = place.rank == pp_.rank(), from_here = at == pp_.rank();
+    if (here && place.rank != at) {
+      const CategoryScope scope(Category::activations);
+      x = Tensor::empty({pass.tokens.numel(), boundary_[1]}, dtype_);
+      pp_.recv(x, at);
+    } else if (from_here && place.rank != at) {
+      pp_.send(x, place.rank);
+    }
+    at = place.rank;
+    if (!here) continue;
+    const bool ends = stage == stages.count() - 1;
+    x = ends ? model_.logits_of_chunk(place.chunk, std::move(x), pass)
+             : model_.forward_chunk(place.chunk, std::move(x), nullptr, pass);
+  }
+  if (at != pp_.rank()) {
+    const int64_t rows = pass.mode == Pass::Mode::decode ? pass.num_samples : pass.tokens.numel();
+    x = Tensor::empty({rows, columns}, dtype_);
+  }
+  pp_.broadcast(x, at);
+  return x;
+}
+// [logits]
+
+}  // namespace usp

@@ -1,0 +1,155 @@
+#include "pipeline_parallel.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "schedules.h"
+
+namespace usp {
+
+void PipelineConfig::bind(Args& args) {
+  args.group("Pipeline parallelism");
+  args.bind("pp_size", pp_size, "ranks that share out the layers").may_differ_on_resume();
+  args.bind("pp_schedule", pp_schedule, "order of work: a name, or a file with a table of it")
+      .may_differ_on_resume();
+  args.bind("pp_chunks", pp_chunks, "stages of each rank").may_differ_on_resume();
+  args.bind("pp_run_length", pp_run_length, "llama3: micro-batches in a row; 0: pp_size")
+      .may_differ_on_resume();
+  args.bind("pp_layers", pp_layers, "layers of each stage, such as 3,5,4; default: evenly")
+      .may_differ_on_resume();
+}
+
+void PipelineConfig::validate(const Args& args) const {
+  check_range("pp_size", double(pp_size), 1, 1 << 12);
+  check_range("pp_chunks", double(pp_chunks), 1, 1 << 12);
+  check_range("pp_run_length", double(pp_run_length), 0, 1 << 20);
+  if (args.given("pp_run_length") && pp_schedule != "llama3") {
+    usage_error("pp_run_length is for pp_schedule=llama3, not {}; leave it out", pp_schedule);
+  }
+}
+
+namespace {
+
+bool is_file(const std::string& name) {
+  return name.find('/') != std::string::npos || name.find('.') != std::string::npos;
+}
+
+Schedule read_schedule(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  if (!file) usage_error("pp_schedule={}: cannot read this file", path);
+  return parse_schedule(text.str(), path);
+}
+
+}  // namespace
+
+Schedule PipelineConfig::schedule(int64_t micro_batches) const {
+  if (!is_file(pp_schedule)) {
+    return make_schedule(pp_schedule, {.ranks = pp_size,
+                                       .micro_batches = micro_batches,
+                                       .chunks = pp_chunks,
+                                       .run_length = pp_run_length});
+  }
+  Schedule schedule = read_schedule(pp_schedule);
+  if (schedule.stages.ranks != pp_size) {
+    usage_error("{} is for {} ranks, pp_size is {}; try --pp_size {}", pp_schedule,
+                schedule.stages.ranks, pp_size, schedule.stages.ranks);
+  }
+  if (schedule.micro_batches != micro_batches) {
+    usage_error("{} is for {} micro-batches, grad_acc_steps is {}; try --grad_acc_steps {}",
+                pp_schedule, schedule.micro_batches, micro_batches, schedule.micro_batches);
+  }
+  return schedule;
+}
+
+void PipelineConfig::check(const RunConfig& run, const TensorParallelConfig& tensor) const {
+  if (pp_size > 1 && tensor.halves() > 1) {
+    usage_error("tp_overlap=batch_halves runs forward and backward in turns, which a schedule "
+                "over pp_size={} orders; try tp_overlap=chunks", pp_size);
+  }
+  const Schedule checked = schedule(run.grad_acc_steps);
+  check_schedule(checked, "pp_schedule=" + pp_schedule);
+  blocks_of_stages(*this, run.model, checked.stages.count());
+}
+
+namespace {
+
+std::vector<int64_t> parse_layers(const std::string& text) {
+  std::vector<int64_t> layers;
+  std::istringstream words(text);
+  for (std::string word; std::getline(words, word, ',');) {
+    int64_t count = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), count);
+    if (error != std::errc() || end != word.data() + word.size() || count < 0) {
+      usage_error("pp_layers={}: \"{}\" is no number of layers; try such as 3,5,4", text, word);
+    }
+    layers.push_back(count);
+  }
+  return layers;
+}
+
+// [balance]
+/// Layers of each stage. The head multiplies as much as several layers of a small model, and the
+/// embedding nothing; a layer goes to the stage that has least to multiply.
+std::vector<int64_t> share_out_layers(const ModelConfig& model, int64_t stages) {
+  const int64_t qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim();
+  const int64_t layer = model.hidden_size * (qkv + model.num_heads * model.head_dim() +
+                                             3 * model.ffn_hidden_size);
+  std::vector<int64_t> layers(stages, 1), work(stages, layer);
+  work.back() += model.hidden_size * model.vocab_size;
+  for (int64_t left = model.num_layers - stages; left > 0; --left) {
+    const auto least = std::ranges::min_element(work) - work.begin();
+    ++layers[least];
+    work[least] += layer;
+  }
+  return layers;
+}
+// [balance]
+
+}  // namespace
+
+std::vector<BlockRange> blocks_of_stages(const PipelineConfig& config, const ModelConfig& model,
+                                         int64_t stages) {
+  if (model.num_layers < stages && config.pp_layers.empty()) {
+    usage_error("pp_size={} needs a layer for each of {} stages, num_layers is {}; try pp_size {}",
+                config.pp_size, stages, model.num_layers,
+                std::max<int64_t>(1, model.num_layers * config.pp_size / stages));
+  }
+  const std::vector<int64_t> layers =
+      config.pp_layers.empty() ? share_out_layers(model, stages) : parse_layers(config.pp_layers);
+  int64_t sum = 0;
+  for (int64_t count : layers) sum += count;
+  if (std::ssize(layers) != stages || sum != model.num_layers) {
+    usage_error("pp_layers={} has {} layers in {} stages, the model {} in {}; try {}",
+                config.pp_layers, sum, layers.size(), model.num_layers, stages,
+                model.num_layers < stages
+                    ? "fewer stages"
+                    : fmt::format("{}", fmt::join(share_out_layers(model, stages), ",")));
+  }
+  std::vector<BlockRange> blocks;
+  int64_t next = 0;
+  for (int64_t stage = 0; stage < stages; ++stage) {
+    const int64_t ends = (stage == 0) + (stage == stages - 1);  // embedding, head
+    blocks.push_back({next, next + layers[stage] + ends});
+    next = blocks.back().end;
+  }
+  return blocks;
+}
+
+std::vector<BlockRange> blocks_of_rank(const PipelineConfig& config, const ModelConfig& model,
+                                       const Stages& stages, int rank) {
+  const std::vector<BlockRange> all = blocks_of_stages(config, model, stages.count());
+  std::vector<BlockRange> own;
+  for (int64_t chunk = 0; chunk < stages.chunks; ++chunk) {
+    own.push_back(all[stages.stage_of({rank, chunk})]);
+  }
+  return own;
+}
+
+}  // namespace usp

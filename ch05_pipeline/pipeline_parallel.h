@@ -1,0 +1,44 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/args.h"
+#include "comm/mesh.h"
+#include "run/run_config.h"
+#include "simulate_schedule.h"
+#include "tensor_region.h"
+#include "train/segment.h"
+
+namespace usp {
+
+/// Who holds which layers, and in which order they work.
+struct PipelineConfig {
+  int64_t pp_size = 1;  ///< ranks that share out the layers
+  std::string pp_schedule = "1f1b";
+  int64_t pp_chunks = 1;      ///< stages of each rank
+  int64_t pp_run_length = 0;  ///< of llama3: micro-batches in a row; 0: pp_size
+  std::string pp_layers;      ///< of each stage, such as "3,5,4"; empty: shared out evenly
+
+  void bind(Args& args);
+  void validate(const Args& args) const;
+  /// Throws UsageError where the schedule cannot take the run's micro-batches, or there are fewer
+  /// layers than stages.
+  void check(const RunConfig& run, const TensorParallelConfig& tensor) const;
+
+  /// The schedule of a step of so many micro-batches.
+  Schedule schedule(int64_t micro_batches) const;
+};
+
+// [stages]
+/// Of each stage, its blocks: the embedding in the first, the head in the last, and the layers
+/// shared out so that no stage has much more to compute than another.
+std::vector<BlockRange> blocks_of_stages(const PipelineConfig& config, const ModelConfig& model,
+                                         int64_t stages);
+// [stages]
+
+/// The blocks of every chunk of a rank.
+std::vector<BlockRange> blocks_of_rank(const PipelineConfig& config, const ModelConfig& model,
+                                       const Stages& stages, int rank);
+
+}  // namespace usp

@@ -1,0 +1,228 @@
+#include "simulate_schedule.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <tuple>
+
+#include "base/check.h"
+
+namespace usp {
+
+double WorkTimes::of(Work work) const {
+  switch (work) {
+    case Work::F: return forward;
+    case Work::B: return input_gradient;
+    case Work::W: return weight_gradient;
+    case Work::BW: return input_gradient + weight_gradient;
+  }
+  return 0;
+}
+
+double SimulatedSchedule::bubble() const {
+  const double work = std::accumulate(busy.begin(), busy.end(), 0.0);
+  return makespan * double(busy.size()) / work - 1;
+}
+
+double SimulatedSchedule::inner_bubble() const {
+  double span = 0;
+  for (const auto& of_rank : intervals) span += of_rank.back().end - of_rank.front().begin;
+  return span / std::accumulate(busy.begin(), busy.end(), 0.0) - 1;
+}
+
+namespace {
+
+/// A schedule while its ranks go through it.
+class Walk {
+ public:
+  Walk(const Schedule& schedule, const WorkTimes& times)
+      : schedule_(schedule), times_(times), next_(schedule.actions.size()), free_(next_.size()), in_flight_(next_.size()) {
+    result_.intervals.resize(next_.size());
+    result_.busy.resize(next_.size());
+    result_.most_in_flight.resize(next_.size());
+  }
+
+  // [walk]
+  /// Whether every rank gets to its end.
+  bool run() {
+    bool moves = true;
+    while (moves) {
+      moves = false;
+      for (size_t rank = 0; rank < next_.size(); ++rank) {
+        while (const auto ready = ready_at(rank)) {
+          take(rank, *ready);
+          moves = true;
+        }
+      }
+    }
+    return !stuck();
+  }
+  // [walk]
+
+  /// A rank that has actions left.
+  std::optional<size_t> stuck() const {
+    for (size_t rank = 0; rank < next_.size(); ++rank) {
+      if (next_[rank] < schedule_.actions[rank].size()) return rank;
+    }
+    return std::nullopt;
+  }
+
+  /// Who waits for whom, from one that is stuck on, until somebody comes twice.
+  std::string who_waits() const {
+    std::string text;
+    std::vector<bool> seen(next_.size());
+    for (size_t rank = *stuck(); !seen[rank];) {
+      seen[rank] = true;
+      const Action& action = next_action(rank);
+      const Place from = need(rank, action)->place;
+      text += fmt::format("{}rank {} waits, in its action {}, {}, for the {} of micro-batch {} from "
+                          "rank {}",
+                          text.empty() ? "" : "; ", rank, next_[rank], to_text(action),
+                          action.work == Work::F ? "output" : "gradient", action.micro_batch,
+                          from.rank);
+      rank = from.rank;
+    }
+    return text;
+  }
+
+  const SimulatedSchedule& result() const { return result_; }
+
+ private:
+  /// A forward pass, or the gradient of an input.
+  struct Step {
+    Place place;
+    int64_t micro_batch;
+    bool backward;
+
+    auto operator<=>(const Step& other) const {
+      return std::tuple(place.rank, place.chunk, micro_batch, backward) <=>
+             std::tuple(other.place.rank, other.place.chunk, other.micro_batch, other.backward);
+    }
+  };
+
+  const Action& next_action(size_t rank) const { return schedule_.actions[rank][next_[rank]]; }
+
+  // [need]
+  /// What an action reads that another stage makes.
+  std::optional<Step> need(size_t rank, const Action& action) const {
+    const bool backward = action.work != Work::F;
+    const Stages& stages = schedule_.stages;
+    const int64_t stage = stages.stage_of({int(rank), action.chunk});
+    const int64_t from = backward ? stage + 1 : stage - 1;
+    if (action.work == Work::W || from < 0 || from == stages.count()) return std::nullopt;
+    const Place place = stages.place_of(from, action.micro_batch, schedule_.micro_batches);
+    return Step{place, action.micro_batch, backward};
+  }
+  // [need]
+
+  std::optional<double> ready_at(size_t rank) const {
+    if (next_[rank] == schedule_.actions[rank].size()) return std::nullopt;
+    const std::optional<Step> needed = need(rank, next_action(rank));
+    if (!needed) return free_[rank];
+    const auto made = made_.find(*needed);
+    if (made == made_.end()) return std::nullopt;
+    const double travels = needed->place.rank == int(rank) ? 0 : times_.message;
+    return std::max(free_[rank], made->second + travels);
+  }
+
+  void take(size_t rank, double begin) {
+    const Action& action = next_action(rank);
+    const double end = begin + times_.of(action.work);
+    result_.intervals[rank].push_back({begin, end});
+    result_.busy[rank] += end - begin;
+    result_.makespan = std::max(result_.makespan, end);
+    free_[rank] = end;
+    ++next_[rank];
+    if (action.work != Work::W) {
+      made_[{{int(rank), action.chunk}, action.micro_batch, action.work != Work::F}] = end;
+    }
+    if (action.work == Work::F) {
+      result_.most_in_flight[rank] = std::max(result_.most_in_flight[rank], ++in_flight_[rank]);
+    }
+    if (action.work == Work::W || action.work == Work::BW) --in_flight_[rank];
+  }
+
+  const Schedule& schedule_;
+  const WorkTimes& times_;
+  std::vector<size_t> next_;   ///< action of each rank
+  std::vector<double> free_;   ///< when each rank is
+  std::vector<int64_t> in_flight_;
+  std::map<Step, double> made_;
+  SimulatedSchedule result_;
+};
+
+}  // namespace
+
+// [check]
+void check_schedule(const Schedule& schedule, std::string_view name) {
+  const Stages& stages = schedule.stages;
+  const int64_t m = schedule.micro_batches;
+  const bool halves = stages.placement != Placement::loop;
+  if (halves && stages.chunks != 2) {
+    usage_error("{}: a folded or mirrored pipeline has chunks 0 and 1 on every rank, not {}", name,
+                stages.chunks);
+  }
+  if (stages.placement == Placement::mirror && (stages.ranks % 2 != 0 || m % 2 != 0)) {
+    usage_error("{}: a mirrored pipeline needs an even number of ranks and of micro-batches, not "
+                "{} and {}; try {} and {}",
+                name, stages.ranks, m, stages.ranks + stages.ranks % 2, m + m % 2);
+  }
+  for (int rank = 0; rank < stages.ranks; ++rank) {
+    std::map<std::pair<int64_t, int64_t>, std::vector<int>> times;  // of chunk, micro-batch
+    const auto refuse = [&](size_t index, const Action& action, std::string_view why) {
+      usage_error("{}: rank {}, action {}, {}: {}", name, rank, index, to_text(action), why);
+    };
+    for (size_t i = 0; i < schedule.actions[rank].size(); ++i) {
+      const Action& action = schedule.actions[rank][i];
+      const auto& [work, micro_batch, chunk] = action;
+      const int64_t stage = stages.stage_of({rank, chunk});
+      if (stages.place_of(stage, micro_batch, m) != Place{rank, chunk}) {
+        refuse(i, action, "this micro-batch passes the stage on the other rank that holds it");
+      }
+      std::vector<int>& done = times[{chunk, micro_batch}];
+      done.resize(3);  // forward, gradient of the input, of the weights
+      const bool b = work == Work::B || work == Work::BW, w = work == Work::W || work == Work::BW;
+      if ((work == Work::F && done[0] > 0) || (b && done[1] > 0) || (w && done[2] > 0)) {
+        refuse(i, action, "a second time");
+      }
+      if (b && done[0] == 0) refuse(i, action, "before the forward pass, F");
+      if (work == Work::W && done[1] == 0) refuse(i, action, "before the gradient of its input, B");
+      done[0] += work == Work::F;
+      done[1] += b;
+      done[2] += w;
+    }
+    for (int64_t chunk = 0; chunk < stages.chunks; ++chunk) {
+      const int64_t stage = stages.stage_of({rank, chunk});
+      for (int64_t i = 0; i < m; ++i) {
+        if (stages.place_of(stage, i, m) != Place{rank, chunk}) continue;
+        std::vector<int>& done = times[{chunk, i}];
+        done.resize(3);
+        for (const auto& [which, work] : {std::pair{0, Work::F}, {1, Work::B}, {2, Work::W}}) {
+          if (done[which] == 0) {
+            usage_error("{}: rank {}: {} is missing", name, rank, to_text({work, i, chunk}));
+          }
+        }
+      }
+    }
+  }
+  const WorkTimes unit;
+  Walk walk(schedule, unit);
+  if (!walk.run()) usage_error("{}: deadlock: {}", name, walk.who_waits());
+}
+// [check]
+
+bool deadlocks(const Schedule& schedule) {
+  const WorkTimes unit;
+  return !Walk(schedule, unit).run();
+}
+
+SimulatedSchedule simulate_schedule(const Schedule& schedule, const WorkTimes& times) {
+  Walk walk(schedule, times);
+  USP_CHECK(walk.run(), "deadlock: {}", walk.who_waits());
+  return walk.result();
+}
+
+}  // namespace usp
