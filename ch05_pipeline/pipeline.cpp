@@ -4,8 +4,9 @@
 
 namespace usp {
 
-Mail::Mail(const Schedule& schedule, const Communicator& pp, Shape boundary, DType dtype)
-    : pp_(pp), boundary_(std::move(boundary)), dtype_(dtype) {
+Mail::Mail(const Schedule& schedule, const Communicator& pp, const Boundary& boundary,
+           std::vector<int64_t> tokens)
+    : pp_(pp), boundary_(boundary), tokens_(std::move(tokens)) {
   for (const StageMessage& message : messages(schedule)) {
     if (message.from == pp.rank()) to_send_.emplace(message.sent_by, message);
     if (message.to != pp.rank() || message.from == pp.rank()) continue;
@@ -23,7 +24,8 @@ void Mail::post(int64_t action) {
     const StageMessage message = from.front();
     from.pop_front();
     const CategoryScope scope(Category::activations);
-    Tensor tensor = Tensor::empty(boundary_, dtype_, "from another stage");
+    Tensor tensor = Tensor::empty(boundary_.shape(tokens_[message.micro_batch]), boundary_.dtype,
+                                  "from another stage");
     Handle handle = pp_.recv_async(tensor, message.from);
     receiving_.emplace(message.used_by, Receiving{message, std::move(tensor), std::move(handle)});
   }
@@ -50,7 +52,7 @@ Tensor Mail::take(int64_t action) {
 void Mail::send(int64_t action, Tensor tensor) {
   const auto found = to_send_.find(action);
   if (found == to_send_.end()) return;
-  const auto& [from, to, sent_by, used_by] = found->second;
+  const auto& [from, to, micro_batch, sent_by, used_by] = found->second;
   if (to == from) {
     handed_over_.emplace(used_by, std::move(tensor));
   } else {
@@ -82,9 +84,10 @@ Tensor Pipeline::backward(const Action& action, Tensor dy, InFlight& own) {
 // [backward]
 
 // [run]
-void Pipeline::run(const Schedule& schedule, const TakeBatch& take_batch, bool with_backward) {
+void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
+                   const TakeBatch& take_batch, bool with_backward) {
   const std::vector<Action>& actions = schedule.actions[pp_.rank()];
-  Mail mail(schedule, pp_, boundary_, dtype_);
+  Mail mail(schedule, pp_, boundary_, std::move(tokens));
   Running running;
   for (int64_t i = 0; i < std::ssize(actions); ++i) {
     const Action& action = actions[i];
@@ -104,10 +107,15 @@ void Pipeline::run(const Schedule& schedule, const TakeBatch& take_batch, bool w
 }
 // [run]
 
-void Pipeline::train(const TakeBatch& take_batch) { run(schedule_, take_batch, true); }
+void Pipeline::train(int64_t tokens, const TakeBatch& take_batch) {
+  run(schedule_, std::vector<int64_t>(schedule_.micro_batches, tokens), take_batch, true);
+}
 
-void Pipeline::evaluate(int64_t micro_batches, const TakeBatch& take_batch) {
-  run(forward_only(schedule_.stages, micro_batches), take_batch, false);
+void Pipeline::evaluate(const std::vector<Pass>& passes) {
+  std::vector<int64_t> tokens;
+  for (const Pass& pass : passes) tokens.push_back(pass.tokens.numel());
+  run(forward_only(schedule_.stages, std::ssize(passes)), std::move(tokens),
+      [&](int64_t i) { return passes[i]; }, false);
 }
 
 // [logits]
@@ -120,7 +128,7 @@ Tensor Pipeline::logits(const Pass& pass, int64_t columns) {
     const bool here = place.rank == pp_.rank(), from_here = at == pp_.rank();
     if (here && place.rank != at) {
       const CategoryScope scope(Category::activations);
-      x = Tensor::empty({pass.tokens.numel(), boundary_[1]}, dtype_);
+      x = Tensor::empty({pass.tokens.numel(), boundary_.hidden_size}, boundary_.dtype);
       pp_.recv(x, at);
     } else if (from_here && place.rank != at) {
       pp_.send(x, place.rank);
@@ -133,7 +141,7 @@ Tensor Pipeline::logits(const Pass& pass, int64_t columns) {
   }
   if (at != pp_.rank()) {
     const int64_t rows = pass.mode == Pass::Mode::decode ? pass.num_samples : pass.tokens.numel();
-    x = Tensor::empty({rows, columns}, dtype_);
+    x = Tensor::empty({rows, columns}, boundary_.dtype);
   }
   pp_.broadcast(x, at);
   return x;

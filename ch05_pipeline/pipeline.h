@@ -11,6 +11,15 @@
 
 namespace usp {
 
+/// What one stage hands to the next: rows of the residual stream.
+struct Boundary {
+  int64_t hidden_size;
+  int64_t row_shares;  ///< ranks beside this one that share out the rows
+  DType dtype;
+
+  Shape shape(int64_t tokens) const { return {tokens / row_shares, hidden_size}; }
+};
+
 // [mail]
 /// What a rank sends and receives while it goes through a schedule: activations to the next stage,
 /// gradients to the one before.
@@ -21,8 +30,9 @@ namespace usp {
 /// is free does not depend on timing.
 class Mail {
  public:
-  /// `boundary`: the shape of what one stage hands to the next.
-  Mail(const Schedule& schedule, const Communicator& pp, Shape boundary, DType dtype);
+  /// `tokens`: of each micro-batch.
+  Mail(const Schedule& schedule, const Communicator& pp, const Boundary& boundary,
+       std::vector<int64_t> tokens);
 
   void post(int64_t action);      ///< receives for this action, and all that come before it
   Tensor take(int64_t action);      ///< what it needs, complete; undefined: nothing
@@ -40,8 +50,8 @@ class Mail {
   };
 
   const Communicator& pp_;
-  Shape boundary_;
-  DType dtype_;
+  Boundary boundary_;
+  std::vector<int64_t> tokens_;
   std::map<int64_t, StageMessage> to_send_;             // by action
   std::map<int64_t, int> expected_;                // by action: from which rank
   std::map<int, std::deque<StageMessage>> to_receive_;  // by sender, in its order
@@ -58,20 +68,21 @@ class Pipeline {
   /// The micro-batch of this number.
   using TakeBatch = std::function<Pass(int64_t micro_batch)>;
 
-  /// `pp`: the ranks of the pipeline. `boundary`: the shape of what one stage hands to the next.
-  Pipeline(Model& model, Grads& grads, const Communicator& pp, Schedule schedule, Shape boundary,
-           DType dtype)
+  /// `pp`: the ranks of the pipeline.
+  Pipeline(Model& model, Grads& grads, const Communicator& pp, Schedule schedule,
+           const Boundary& boundary)
       : model_(model),
         grads_(grads),
         pp_(pp),
         schedule_(std::move(schedule)),
-        boundary_(std::move(boundary)),
-        dtype_(dtype) {}
+        boundary_(boundary) {}
 
-  /// A step: every micro-batch forward and backward, in the order of the schedule.
-  void train(const TakeBatch& take_batch);
-  /// The forward passes alone, of so many micro-batches, for the loss.
-  void evaluate(int64_t micro_batches, const TakeBatch& take_batch);
+  /// A step: every micro-batch, of so many tokens, forward and backward, in the order of the
+  /// schedule.
+  void train(int64_t tokens, const TakeBatch& take_batch);
+  /// The forward passes alone, for the loss. On every rank of the pipeline the passes are over the
+  /// same samples.
+  void evaluate(const std::vector<Pass>& passes);
   /// The logits of a pass, of which the head holds so many columns, on every rank of the pipeline.
   Tensor logits(const Pass& pass, int64_t columns);
 
@@ -81,7 +92,8 @@ class Pipeline {
   struct InFlight;
   using Running = std::map<std::pair<int64_t, int64_t>, InFlight>;  // by chunk, micro-batch
 
-  void run(const Schedule& schedule, const TakeBatch& take_batch, bool with_backward);
+  void run(const Schedule& schedule, std::vector<int64_t> tokens, const TakeBatch& take_batch,
+           bool with_backward);
   /// The action's work on what another stage made; what the next one needs of it.
   Tensor forward(const Action& action, Tensor x, InFlight& own, bool with_backward);
   Tensor backward(const Action& action, Tensor dy, InFlight& own);
@@ -90,8 +102,7 @@ class Pipeline {
   Grads& grads_;
   const Communicator& pp_;
   Schedule schedule_;
-  Shape boundary_;
-  DType dtype_;
+  Boundary boundary_;
 };
 // [pipeline]
 

@@ -49,7 +49,7 @@ std::vector<StageMessage> messages(const Schedule& schedule) {
       const Place to = stages.place_of(next, micro_batch, m);
       const auto use = done_by.find({to.rank, to.chunk, micro_batch, work != Work::F});
       USP_CHECK(use != done_by.end(), "nobody uses what {} of rank {} sends", to_text({work, micro_batch, chunk}), rank);
-      found.push_back({rank, to.rank, int64_t(i), use->second});
+      found.push_back({rank, to.rank, micro_batch, int64_t(i), use->second});
     }
   }
   return found;

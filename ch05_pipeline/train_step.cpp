@@ -7,16 +7,6 @@
 
 namespace usp {
 
-namespace {
-
-/// Of what one stage hands to the next: the rows of the residual stream that lie on a rank.
-Shape boundary_of(const TrainConfig& config) {
-  const int64_t tokens = config.micro_batch_size * config.seq_len / config.context_parallel.cp_size;
-  return {tokens / config.tensor_parallel.row_shares(), config.model.hidden_size};
-}
-
-}  // namespace
-
 // [trainer]
 Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& mesh)
     : config_(config),
@@ -31,7 +21,8 @@ Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& 
       context_traffic_(traffic_of(context_)),
       data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh)),
       pipeline_(model_, grads_, mesh.pp(), config.pipeline.schedule(config.grad_acc_steps),
-                boundary_of(config), parse_dtype(config.dtype)) {
+                {config.model.hidden_size, config.tensor_parallel.row_shares(),
+                 parse_dtype(config.dtype)}) {
   count_copies_once();
   if (config.model.pretrained) load_pretrained(model_.parameters(), config.model.model);
   const CategoryScope scope(Category::workspace);
@@ -104,7 +95,8 @@ void Trainer::train_step(int64_t step) {
   tensor_traffic_.begin_step();
   context_traffic_.begin_step();
   const auto take = [&](int64_t micro_step) { return take_micro_batch(step, micro_step); };
-  if (halves == 1) pipeline_.train(take);
+  const int64_t tokens = config_.micro_batch_size * config_.seq_len / context_.size();
+  if (halves == 1) pipeline_.train(tokens, take);
   for (int64_t micro_step = 0; halves > 1 && micro_step < config_.grad_acc_steps; ++micro_step) {
     region_.each_half(take(micro_step), [this](const Pass& half) { forward_backward(half); });
   }
@@ -165,16 +157,16 @@ double Trainer::evaluate() {
   const int64_t at_once = ranks * config_.micro_batch_size;
   const int64_t passes = (samples + at_once - 1) / at_once;
   for (int64_t begin = 0; begin < passes; begin += mesh_.pp().size()) {
-    // Every rank runs as many passes, the last ones perhaps over nothing: weights may be gathered.
-    pipeline_.evaluate(std::min<int64_t>(mesh_.pp().size(), passes - begin), [&](int64_t i) {
-      const int64_t first =
-          std::min(samples, (begin + i) * at_once + rank * config_.micro_batch_size);
+    std::vector<Pass> together;
+    for (int64_t i = begin; i < std::min<int64_t>(begin + mesh_.pp().size(), passes); ++i) {
+      // Every rank runs as many passes, the last ones perhaps over nothing: weights may be gathered.
+      const int64_t first = std::min(samples, i * at_once + rank * config_.micro_batch_size);
       const int64_t count = std::min(config_.micro_batch_size, samples - first);
-      Pass pass = take_batch(Split::validation, first, count);
+      Pass& pass = together.emplace_back(take_batch(Split::validation, first, count));
       pass.mode = Pass::Mode::eval;
       pass.loss_scale = 1 / double(samples * config_.seq_len);
-      return pass;
-    });
+    }
+    pipeline_.evaluate(together);
   }
   mesh_.world().all_reduce(loss_);
   return loss_.item();
