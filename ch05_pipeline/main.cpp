@@ -13,6 +13,10 @@ int run(const Communicator& world, int argc, char** argv) {
   if (!session.parse(argc, argv)) return 0;  // --help
   if (config.estimate) return session.estimate(predict(config), simulate(config));
   if (config.planning.plan > 0) return session.answer(plan_batch(config));
+  // [show]
+  const PipelineConfig& pipeline = config.pipeline;
+  if (!pipeline.pp_show.empty()) return session.answer(pipeline.show(config.grad_acc_steps));
+  // [show]
   const Mesh mesh(world, config.mesh());
   session.open([&] { return predict(config); });
   Trainer trainer(config, &session.dataset(), mesh);

@@ -22,12 +22,23 @@ void PipelineConfig::bind(Args& args) {
       .may_differ_on_resume();
   args.bind("pp_layers", pp_layers, "layers of each stage, such as 3,5,4; default: evenly")
       .may_differ_on_resume();
+  args.bind("pp_in_flight", pp_in_flight, "auto: micro-batches on a rank at most; 0: pp_size")
+      .may_differ_on_resume();
+  args.bind("pp_times", pp_times, "of F, B, W and a message, for auto and pp_show, in any unit")
+      .may_differ_on_resume();
+  args.bind("pp_show", pp_show, {"", "table", "json"}, "print the schedule and end")
+      .may_differ_on_resume();
 }
 
 void PipelineConfig::validate(const Args& args) const {
   check_range("pp_size", double(pp_size), 1, 1 << 12);
   check_range("pp_chunks", double(pp_chunks), 1, 1 << 12);
   check_range("pp_run_length", double(pp_run_length), 0, 1 << 20);
+  check_range("pp_in_flight", double(pp_in_flight), 0, 1 << 20);
+  times();
+  if (args.given("pp_in_flight") && pp_schedule != "auto") {
+    usage_error("pp_in_flight is for pp_schedule=auto, not {}; leave it out", pp_schedule);
+  }
   if (args.given("pp_run_length") && pp_schedule != "llama3") {
     usage_error("pp_run_length is for pp_schedule=llama3, not {}; leave it out", pp_schedule);
   }
@@ -49,12 +60,32 @@ Schedule read_schedule(const std::string& path) {
 
 }  // namespace
 
+WorkTimes PipelineConfig::times() const {
+  WorkTimes times;
+  char rest = 0;
+  const int found = std::sscanf(pp_times.c_str(), "%lf,%lf,%lf,%lf%c", &times.forward,
+                                &times.input_gradient, &times.weight_gradient, &times.message, &rest);
+  const auto is_time = [](double time) { return time >= 0 && time < 1e12; };
+  if (found != 4 || !is_time(times.forward) || !is_time(times.input_gradient) ||
+      !is_time(times.weight_gradient) || !is_time(times.message) || times.forward == 0) {
+    usage_error("pp_times={} must be the times of F, B, W and a message; try 1,1,1,0", pp_times);
+  }
+  return times;
+}
+
+std::string PipelineConfig::show(int64_t micro_batches) const {
+  const Schedule shown = schedule(micro_batches);
+  return pp_show == "json" ? to_json(shown, times()) : to_report(shown, times());
+}
+
 Schedule PipelineConfig::schedule(int64_t micro_batches) const {
   if (!is_file(pp_schedule)) {
     return make_schedule(pp_schedule, {.ranks = pp_size,
                                        .micro_batches = micro_batches,
                                        .chunks = pp_chunks,
-                                       .run_length = pp_run_length});
+                                       .run_length = pp_run_length,
+                                       .times = times(),
+                                       .most_in_flight = pp_in_flight});
   }
   Schedule schedule = read_schedule(pp_schedule);
   if (schedule.stages.ranks != pp_size) {

@@ -19,6 +19,9 @@ struct PipelineConfig {
   int64_t pp_chunks = 1;      ///< stages of each rank
   int64_t pp_run_length = 0;  ///< of llama3: micro-batches in a row; 0: pp_size
   std::string pp_layers;      ///< of each stage, such as "3,5,4"; empty: shared out evenly
+  int64_t pp_in_flight = 0;   ///< of auto: micro-batches on a rank at most; 0: pp_size
+  std::string pp_times = "1,1,1,0";  ///< of F, B, W and a message, for auto and pp_show
+  std::string pp_show;               ///< print the schedule instead of training
 
   void bind(Args& args);
   void validate(const Args& args) const;
@@ -26,6 +29,9 @@ struct PipelineConfig {
   /// layers than stages.
   void check(const RunConfig& run, const TensorParallelConfig& tensor) const;
 
+  WorkTimes times() const;  ///< pp_times
+  /// The schedule, laid out in time: as lines for a reader, or as JSON.
+  std::string show(int64_t micro_batches) const;
   /// The schedule of a step of so many micro-batches.
   Schedule schedule(int64_t micro_batches) const;
 };

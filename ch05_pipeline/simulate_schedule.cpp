@@ -1,6 +1,7 @@
 #include "simulate_schedule.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -223,6 +224,45 @@ SimulatedSchedule simulate_schedule(const Schedule& schedule, const WorkTimes& t
   Walk walk(schedule, times);
   USP_CHECK(walk.run(), "deadlock: {}", walk.who_waits());
   return walk.result();
+}
+
+std::string to_report(const Schedule& schedule, const WorkTimes& times) {
+  const SimulatedSchedule simulated = simulate_schedule(schedule, times);
+  const auto& [placement, ranks, chunks] = schedule.stages;
+  return fmt::format(
+      "{}# {} stages on {} ranks, {} micro-batches\n"
+      "# a step takes {:g}; a rank works {:g} of it on average: bubble {:.4g}\n"
+      "# from its own first action to its own last: bubble {:.4g}\n"
+      "# chunks in flight at most, by rank: {}\n",
+      to_text(schedule), schedule.stages.count(), ranks, schedule.micro_batches,
+      simulated.makespan, simulated.makespan / (1 + simulated.bubble()), simulated.bubble(),
+      simulated.inner_bubble(), fmt::join(simulated.most_in_flight, " "));
+}
+
+std::string to_json(const Schedule& schedule, const WorkTimes& times) {
+  const SimulatedSchedule simulated = simulate_schedule(schedule, times);
+  const Stages& stages = schedule.stages;
+  std::string ranks;
+  for (size_t rank = 0; rank < schedule.actions.size(); ++rank) {
+    std::string actions;
+    for (size_t i = 0; i < schedule.actions[rank].size(); ++i) {
+      const Action& action = schedule.actions[rank][i];
+      const auto [begin, end] = simulated.intervals[rank][i];
+      actions += fmt::format("{}\n  {{\"action\": \"{}\", \"micro_batch\": {}, \"chunk\": {}, "
+                             "\"stage\": {}, \"begin\": {:.9g}, \"end\": {:.9g}}}",
+                             actions.empty() ? "" : ",", to_text(action), action.micro_batch,
+                             action.chunk, stages.stage_of({int(rank), action.chunk}), begin, end);
+    }
+    ranks += fmt::format("{} [{}]", ranks.empty() ? "" : ",", actions);
+  }
+  return fmt::format(
+      "{{\"ranks\": {}, \"stages\": {}, \"micro_batches\": {}, \"makespan\": {:.9g}, "
+      "\"bubble\": {:.9g}, \"inner_bubble\": {:.9g}, \"most_in_flight\": [{}], "
+      "\"messages\": {},\n\"actions\": [{}]}}\n",
+      stages.ranks, stages.count(), schedule.micro_batches, simulated.makespan,
+      simulated.bubble(), simulated.inner_bubble(), fmt::join(simulated.most_in_flight, ", "),
+      std::ranges::count_if(messages(schedule), [](const auto& m) { return m.from != m.to; }),
+      ranks);
 }
 
 }  // namespace usp

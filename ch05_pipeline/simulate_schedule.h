@@ -37,6 +37,11 @@ struct SimulatedSchedule {
   double inner_bubble() const;
 };
 
+/// What pp_show prints: the table, its bubble, and who holds how many activations.
+std::string to_report(const Schedule& schedule, const WorkTimes& times);
+/// The same for plots: every action with its stage, its begin and its end.
+std::string to_json(const Schedule& schedule, const WorkTimes& times);
+
 /// Throws UsageError, which names rank, action and reason, unless in this schedule every micro-batch
 /// passes every stage once, forward and backward, in an order that cannot wait for itself.
 void check_schedule(const Schedule& schedule, std::string_view name);
