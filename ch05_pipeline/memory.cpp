@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "context_accountant.h"
+#include "pipeline_accountant.h"
 #include "model.h"
 #include "tensor/runtime.h"
 #include "tensor_accountant.h"
@@ -40,7 +41,7 @@ StateBytes whole_states(int64_t parameters, const TrainConfig& config) {
 
 // [activations]
 /// What the segments of the model that the run would build say of themselves.
-static void add_activations(TrainConfig config, Prediction& prediction) {
+static void add_activations(TrainConfig config, int stage_rank, Prediction& prediction) {
   Runtime meta(Device::meta);
   const Runtime::Use use(meta);
   const DType dtype = parse_dtype(config.dtype);
@@ -49,7 +50,18 @@ static void add_activations(TrainConfig config, Prediction& prediction) {
                         dtype, config.tensor_parallel.row_shares()};
   // [shape]
   config.seq_len = 1;  // a short table of rotations will do
-  const std::vector<BlockFootprint> blocks = Model(config).footprints(shape);
+  // [stage]
+  const Schedule schedule = config.pipeline.schedule(config.grad_acc_steps);
+  const Model model(config, {}, {}, stage_rank);
+  std::vector<std::vector<BlockFootprint>> chunks;
+  for (const BlockRange& range : model.ranges()) {
+    std::vector<BlockFootprint>& own = chunks.emplace_back();
+    std::ranges::copy_if(
+        model.footprints(shape), std::back_inserter(own),
+        [&](const BlockFootprint& b) { return range.begin <= b.block && b.block < range.end; });
+  }
+  const std::vector<BlockFootprint>& blocks = chunks.front();  // of the first forward pass
+  // [stage]
   const int64_t ids = shape.tokens() * bytes_of(DType::i32);
   prediction.saved = {{-1, "tokens", ids}, {-1, "targets", ids}};
   // [documents]
@@ -59,7 +71,9 @@ static void add_activations(TrainConfig config, Prediction& prediction) {
   // [documents]
   for (const LiveBytes& part : kept_bytes(blocks)) prediction.saved.push_back(part);
   // [peak]
-  prediction.peak_activations = 2 * ids + begins + peak_bytes(blocks);
+  const int64_t boundary = shape.rows() * config.model.hidden_size * shape.own();
+  prediction.peak_activations =
+      peak_bytes_of_schedule(schedule, stage_rank, chunks, {2 * ids + begins, boundary});
   // [peak]
 }
 // [activations]
@@ -71,19 +85,24 @@ double model_flops_per_token(const ModelConfig& m, double keys) {
   return 6 * weights + 12 * double(m.num_layers * m.num_heads * m.head_dim()) * keys;
 }
 
-static void add_flops(const TrainConfig& config, Prediction& prediction) {
-  const ModelConfig& m = config.model;
+// [stage_flops]
+/// `model`: the layers of a chunk, and the vocabulary if it has the head.
+static void add_flops(const TrainConfig& config, const ModelConfig& m, double share,
+                      Prediction& prediction) {
+  // [stage_flops]
   const double S = double(config.seq_len);
   // [share]
   const ContextParallelConfig& cp = config.context_parallel;
-  const double tokens = double(config.micro_batch_size * config.grad_acc_steps) * S /
+  const double tokens = share * double(config.micro_batch_size * config.grad_acc_steps) * S /
                         double(cp.cp_size * config.tensor_parallel.tp_size);
   const Positions attended = cp.of_ring_place(config.seq_len, 0);
   const double keys =
       double(causal_pairs(attended, {0, config.seq_len})) / double(attended.count());
   // [share]
-  prediction.flops = tokens * model_flops_per_token(m, keys);
-  prediction.book_flops = tokens * model_flops_per_token(m, S);
+  // [sums]
+  prediction.flops += tokens * model_flops_per_token(m, keys);
+  prediction.book_flops += tokens * model_flops_per_token(m, S);
+  // [sums]
   const double layers = 2 * double(m.num_layers * layer_matmul_weights(m)) * tokens;
   // One product of the (query, key) pairs with all heads' channels.
   const double product = double(m.num_layers * m.num_heads * m.head_dim()) * tokens * 2 * keys;
@@ -98,7 +117,7 @@ static void add_flops(const TrainConfig& config, Prediction& prediction) {
 // [flops]
 
 // [predict]
-Prediction predict(const TrainConfig& config) {
+Prediction predict(const TrainConfig& config, int stage_rank) {
   Prediction prediction;
   prediction.parameters = num_parameters(config.model);
   // [states_of_a_rank]
@@ -108,8 +127,18 @@ Prediction predict(const TrainConfig& config) {
   add_tensor_scratch(config, prediction.buffers);
   prediction.book_activations = book_sharded_activations(config);
   // [states_of_a_rank]
-  add_activations(config, prediction);
-  add_flops(config, prediction);
+  // [of_stage]
+  add_activations(config, stage_rank, prediction);
+  const Stages stages = config.pipeline.schedule(config.grad_acc_steps).stages;
+  const double share = double(stages.share_of(config.grad_acc_steps)) / double(config.grad_acc_steps);
+  for (const BlockRange& range : blocks_of_rank(config.pipeline, config.model, stages, stage_rank)) {
+    const int64_t end = config.model.num_layers + 2;
+    ModelConfig own = config.model;
+    own.num_layers = range.end - range.begin - (range.begin == 0) - (range.end == end);
+    if (range.end != end) own.vocab_size = 0;
+    add_flops(config, own, share, prediction);
+  }
+  // [of_stage]
   prediction.execution =
       fmt::format("{} attention, recompute {}", config.attention, config.recompute);
   return prediction;

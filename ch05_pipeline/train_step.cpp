@@ -19,6 +19,7 @@ Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& 
       mesh_(mesh),
       tensor_traffic_(traffic_of(mesh.tp())),
       context_traffic_(traffic_of(context_)),
+      stage_traffic_(traffic_of_stages(mesh.pp())),
       data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh)),
       pipeline_(model_, grads_, mesh.pp(), config.pipeline.schedule(config.grad_acc_steps),
                 {config.model.hidden_size, config.tensor_parallel.row_shares(),
@@ -94,6 +95,7 @@ void Trainer::train_step(int64_t step) {
   data_parallel_->begin_step(pipeline_.schedule().stages.share_of(config_.grad_acc_steps), halves);
   tensor_traffic_.begin_step();
   context_traffic_.begin_step();
+  stage_traffic_.begin_step();
   const auto take = [&](int64_t micro_step) { return take_micro_batch(step, micro_step); };
   const int64_t tokens = config_.micro_batch_size * config_.seq_len / context_.size();
   if (halves == 1) pipeline_.train(tokens, take);
@@ -110,6 +112,7 @@ void Trainer::train_step(int64_t step) {
   data_parallel_->after_update();
   tensor_traffic_.end_step();
   context_traffic_.end_step();
+  stage_traffic_.end_step();
   // [after_backward]
   tokens_ += config_.tokens_per_step();
   flops_ = runtime.flops() - flops_before;
@@ -179,15 +182,18 @@ ReportRows Trainer::report_rows(int64_t steps) {
   rows.push_back(data_parallel_->traffic_row(steps));
   rows.push_back(tensor_traffic_row(config_, tensor_traffic_.bytes(), steps));
   rows.push_back(context_traffic_row(config_, context_traffic_.bytes(), steps));
+  rows.push_back(pipeline_traffic_row(config_, stage_traffic_.bytes(), steps));
   return rows;
 }
 // [report_rows]
 
 // [simulate]
-Simulation simulate(const TrainConfig& config) {
+// [dry]
+Simulation simulate(const TrainConfig& config, int stage_rank) {
   Runtime runtime(Device::meta);
   const Runtime::Use use(runtime);
-  const DryMesh dry(config.mesh());
+  const DryMesh dry(config.mesh(), stage_rank);
+  // [dry]
   Trainer trainer(config, /*dataset=*/nullptr, dry.mesh);
   return simulate_steps(trainer);
 }

@@ -9,6 +9,7 @@
 #include "model.h"
 #include "optimizer.h"
 #include "pipeline.h"
+#include "pipeline_accountant.h"
 #include "run/trainer_base.h"
 #include "tensor_accountant.h"
 #include "zero.h"
@@ -59,6 +60,7 @@ class Trainer : public TrainerBase {
   const Mesh& mesh_;
   StepTraffic tensor_traffic_;   // of tp
   StepTraffic context_traffic_;  // of cp
+  StepTraffic stage_traffic_;    // of pp
   std::unique_ptr<DataParallelStrategy> data_parallel_;
   Pipeline pipeline_;
   Tensor loss_;  // [1] f64: the share of this rank's samples in the running step's loss
@@ -68,7 +70,9 @@ class Trainer : public TrainerBase {
   std::chrono::steady_clock::time_point step_begin_;
 };
 
-/// What a training step asks for, found by running it on shapes alone.
-Simulation simulate(const TrainConfig& config);
+// [simulate]
+/// What a training step asks for on a rank of the pipeline, found by running it on shapes alone.
+Simulation simulate(const TrainConfig& config, int stage_rank = 0);
+// [simulate]
 
 }  // namespace usp

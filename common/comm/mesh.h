@@ -75,10 +75,12 @@ class Mesh {
   std::map<std::string, Communicator> groups_;  ///< by name
 };
 
-/// Rank 0's view of a mesh of any size, of which it is the only rank: nothing is sent.
+/// One rank's view of a mesh of any size, of which it is the only rank: nothing is sent.
 struct DryMesh {
-  explicit DryMesh(const MeshSizes& sizes)
-      : engine(0, static_cast<int>(sizes.dp * sizes.pp * sizes.cp * sizes.tp)),
+  /// Of the first rank of a pipeline stage.
+  explicit DryMesh(const MeshSizes& sizes, int stage_rank = 0)
+      : engine(stage_rank * static_cast<int>(sizes.dp_cp() * sizes.tp),
+               static_cast<int>(sizes.pp * sizes.dp_cp() * sizes.tp)),
         mesh(Communicator::world(engine), sizes) {}
 
   DryEngine engine;

@@ -1,6 +1,7 @@
 #include "train/footprint.h"
 
 #include <numeric>
+#include <utility>
 
 namespace usp {
 
@@ -67,6 +68,12 @@ std::vector<LiveBytes> kept_bytes(const std::vector<BlockFootprint>& blocks) {
 }
 
 int64_t peak_bytes(const std::vector<BlockFootprint>& blocks) {
+  const PassBytes bytes = pass_bytes(blocks);
+  return std::max(bytes.forward_peak, bytes.backward_peak);
+}
+
+PassBytes pass_bytes(const std::vector<BlockFootprint>& blocks) {
+  PassBytes result;
   int64_t live = 0, peak = 0;
   const auto forward = [&](const BlockFootprint& block) {
     for (const Footprint& segment : block.segments) {
@@ -80,6 +87,8 @@ int64_t peak_bytes(const std::vector<BlockFootprint>& blocks) {
     forward(block);
     if (block.recomputed) live = before + output_of(block).bytes + kept_through_recompute(block);
   }
+  result.forward_peak = std::exchange(peak, 0);
+  result.kept = live;
   // Going back, each output has been let go of by the segment that kept it, and in its place, with
   // as many bytes, there is its gradient.
   for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) {
@@ -93,7 +102,8 @@ int64_t peak_bytes(const std::vector<BlockFootprint>& blocks) {
       live -= sum_of(segment->kept) + segment->output.bytes;
     }
   }
-  return peak;
+  result.backward_peak = peak;
+  return result;
 }
 
 }  // namespace usp

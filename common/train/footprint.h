@@ -56,6 +56,14 @@ struct BlockFootprint {
 /// What the forward pass of one micro-batch leaves for backward: by block and name, as
 /// saved_activations() finds it.
 std::vector<LiveBytes> kept_bytes(const std::vector<BlockFootprint>& blocks);
+/// What one micro-batch asks of memory on its way through consecutive blocks, besides the x that
+/// the first of them reads.
+struct PassBytes {
+  int64_t forward_peak = 0;
+  int64_t kept = 0;           ///< between forward and backward, with the last block's output
+  int64_t backward_peak = 0;  ///< with what is kept, and the gradients of x and of the output
+};
+PassBytes pass_bytes(const std::vector<BlockFootprint>& blocks);
 /// The most that is alive at a time in forward and backward of one micro-batch.
 int64_t peak_bytes(const std::vector<BlockFootprint>& blocks);
 

@@ -1,0 +1,122 @@
+#include "pipeline_accountant.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+namespace usp {
+
+namespace {
+
+/// Who sends a rank's messages and whom it sends to, action by action.
+struct Letters {
+  std::map<int64_t, StageMessage> sent, used;  ///< by this rank's action
+  std::map<int, std::vector<StageMessage>> from;  ///< by sender, in its order
+
+  Letters(const Schedule& schedule, int rank) {
+    for (const StageMessage& message : messages(schedule)) {
+      if (message.from == rank) sent.emplace(message.sent_by, message);
+      if (message.to != rank) continue;
+      used.emplace(message.used_by, message);
+      if (message.from != rank) from[message.from].push_back(message);
+    }
+  }
+};
+
+bool splits(const Schedule& schedule, int rank) {
+  return std::ranges::any_of(schedule.actions[rank],
+                             [](const Action& action) { return action.work == Work::B; });
+}
+
+}  // namespace
+
+// [peak]
+int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
+                               const std::vector<std::vector<BlockFootprint>>& chunks,
+                               const StageBytes& bytes) {
+  if (splits(schedule, rank)) return 0;
+  const std::vector<Action>& actions = schedule.actions[rank];
+  Letters letters(schedule, rank);
+  std::vector<PassBytes> of_chunk;
+  for (const auto& blocks : chunks) of_chunk.push_back(pass_bytes(blocks));
+  std::map<int, std::vector<int64_t>> under_way;  // by receiver: its actions that use what was sent
+  std::map<int, size_t> posted;                   // by sender: receives
+  int64_t live = 0, peak = 0;
+  const auto post = [&](int64_t action) {
+    const auto needed = letters.used.find(action);
+    if (needed == letters.used.end() || needed->second.from == rank) return;
+    const std::vector<StageMessage>& from = letters.from[needed->second.from];
+    size_t& next = posted[needed->second.from];
+    while (next < from.size() && from[next].sent_by <= needed->second.sent_by) {
+      live += bytes.boundary;
+      ++next;
+    }
+  };
+  for (int64_t i = 0; i < std::ssize(actions); ++i) {
+    const Action& action = actions[i];
+    const PassBytes& chunk = of_chunk[action.chunk];
+    if (action.work == Work::F) live += bytes.pass;
+    post(i);
+    if (const auto arrived = letters.used.find(i); arrived != letters.used.end()) {
+      std::erase_if(under_way[arrived->second.from], [&](int64_t used_by) {
+        const bool over = arrived->second.from != rank && used_by <= arrived->second.sent_by;
+        live -= over ? bytes.boundary : 0;
+        return over;
+      });
+    }
+    post(i + 1);
+    if (action.work == Work::F) {
+      peak = std::max(peak, live + chunk.forward_peak);
+      live += chunk.kept;  // with y
+    } else {
+      live -= chunk.kept;  // in which dy, which has arrived, is counted at y's place
+      peak = std::max(peak, live + chunk.backward_peak);
+      live -= bytes.pass;  // and x, in whose place there is dx now
+    }
+    if (const auto sent = letters.sent.find(i); sent != letters.sent.end()) {
+      if (sent->second.to != rank) under_way[sent->second.to].push_back(sent->second.used_by);
+    }
+    peak = std::max(peak, live);
+  }
+  return peak;
+}
+// [peak]
+
+// [traffic]
+int64_t predict_pipeline_traffic(const TrainConfig& config) {
+  const Schedule schedule = config.pipeline.schedule(config.grad_acc_steps);
+  const int64_t between_ranks = std::ranges::count_if(
+      messages(schedule), [](const StageMessage& message) { return message.from != message.to; });
+  const int64_t rows = config.micro_batch_size * config.seq_len /
+                       (config.context_parallel.cp_size * config.tensor_parallel.row_shares());
+  const int64_t pipelines = config.mesh().dp_cp() * config.tensor_parallel.tp_size;
+  const int64_t boundary = rows * config.model.hidden_size * bytes_of(parse_dtype(config.dtype));
+  return pipelines * between_ranks * boundary;
+}
+// [traffic]
+
+StepTraffic traffic_of_stages(const Communicator& pp) {
+  StepTraffic traffic;
+  traffic.count(pp, CommKind::send);
+  return traffic;
+}
+
+std::pair<std::string, std::string> pipeline_traffic_row(const TrainConfig& config, int64_t bytes,
+                                                         int64_t steps) {
+  const Schedule schedule = config.pipeline.schedule(config.grad_acc_steps);
+  const auto of_first = [](const StageMessage& message) {
+    return message.from == 0 && message.to != 0;
+  };
+  const std::vector<StageMessage> sent = messages(schedule);
+  const int64_t all = std::ranges::count_if(
+      sent, [](const StageMessage& message) { return message.from != message.to; });
+  const double pipelines = double(config.mesh().dp_cp() * config.tensor_parallel.tp_size);
+  const double a_message =
+      all == 0 ? 0 : double(predict_pipeline_traffic(config)) / pipelines / double(all);
+  return {"activations sent over pp",
+          fmt::format("{:.0f} bytes a step by rank 0, by formula {:.0f}",
+                      double(bytes) / double(std::max<int64_t>(1, steps)),
+                      a_message * double(std::ranges::count_if(sent, of_first)))};
+}
+
+}  // namespace usp

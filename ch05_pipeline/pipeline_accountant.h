@@ -1,0 +1,34 @@
+#pragma once
+
+#include "config.h"
+#include "data_parallel.h"
+#include "run/estimate.h"
+#include "train/footprint.h"
+
+namespace usp {
+
+/// What is alive on a rank for each micro-batch in flight, besides what its blocks keep.
+struct StageBytes {
+  int64_t pass = 0;      ///< tokens, targets, documents
+  int64_t boundary = 0;  ///< what one stage hands to the next
+};
+
+/// The most activations that are alive on a rank at a time: the schedule, walked through. `chunks`:
+/// what the blocks of each of its chunks ask for. 0 where gradients of weights wait, for which
+/// there is no formula here.
+int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
+                               const std::vector<std::vector<BlockFootprint>>& chunks,
+                               const StageBytes& bytes);
+
+/// Bytes that all ranks send to other stages in a step of training: activations one way, their
+/// gradients the other, for each micro-batch and boundary.
+int64_t predict_pipeline_traffic(const TrainConfig& config);
+
+/// Counts what the ranks of a pipeline send each other.
+StepTraffic traffic_of_stages(const Communicator& pp);
+
+/// For the report: bytes that this rank has sent per step, beside the formula's.
+std::pair<std::string, std::string> pipeline_traffic_row(const TrainConfig& config, int64_t bytes,
+                                                         int64_t steps);
+
+}  // namespace usp
