@@ -15,8 +15,12 @@ Tensor zeros(Category category, int64_t numel, DType dtype) {
   return Tensor::zeros({numel}, dtype);
 }
 
+/// Whether stages hold it that have other parameters beside it: a tied embedding.
 bool on_several_stages(const Parameter& parameter) {
-  return std::ranges::find(parameter.grad_groups, "embedding") != parameter.grad_groups.end();
+  const auto has = [&](const char* group) {
+    return std::ranges::find(parameter.grad_groups, group) != parameter.grad_groups.end();
+  };
+  return has("embedding") || (has("mirror") && parameter.uses > 1);
 }
 
 bool of_one_unit(const Parameter& a, const Parameter& b) {
@@ -94,7 +98,7 @@ ZeroLayout::ZeroLayout(const TrainConfig& config, ParameterList& parameters, con
       if (unit.value_shard.device() != Device::meta) initialize(*parameter, config.seed);
     }
   }
-  check_copies(mesh);
+  check_copies(parameters, mesh);
 }
 
 /// Neighbouring ranks share out a copy: they lie within a node.
@@ -171,23 +175,21 @@ void ZeroLayout::share_out(Unit& unit) {
 // [share_out]
 
 /// Ranks that add up the shards of a weight must hold the same elements of it.
-void ZeroLayout::check_copies(const Mesh& mesh) const {
-  for (const Unit& unit : units_) {
-    for (const Parameter* parameter : unit.parameters) {
-      for (size_t g = 1; g < parameter->grad_groups.size(); ++g) {
-        const Communicator& copies = mesh.group(parameter->grad_groups[g]);
-        if (copies.size() == 1 || copies.engine().dry()) continue;
-        const auto begin = double(parameter->shard.begin), end = double(parameter->shard.end);
-        const HostScope on_host;
-        const CategoryScope scope(Category::communication);
-        const Tensor bounds =
-            Tensor::from_host(std::vector<double>{begin, -begin, end, -end}, {4}, DType::f64);
-        copies.all_reduce(bounds, ReduceOp::max);
-        USP_CHECK(bounds.item(0) == -bounds.item(1) && bounds.item(2) == -bounds.item(3),
-                  "{}: the ranks of {} would share it out in different ways, for the parameters "
-                  "beside it are not cut evenly",
-                  parameter->name, parameter->grad_groups[g]);
-      }
+void ZeroLayout::check_copies(const ParameterList& parameters, const Mesh& mesh) {
+  for (const Parameter* parameter : parameters.by_name()) {
+    for (size_t g = 1; g < parameter->grad_groups.size(); ++g) {
+      const Communicator& copies = mesh.group(parameter->grad_groups[g]);
+      if (copies.size() == 1 || copies.engine().dry()) continue;
+      const auto begin = double(parameter->shard.begin), end = double(parameter->shard.end);
+      const HostScope on_host;
+      const CategoryScope scope(Category::communication);
+      const Tensor bounds =
+          Tensor::from_host(std::vector<double>{begin, -begin, end, -end}, {4}, DType::f64);
+      copies.all_reduce(bounds, ReduceOp::max);
+      USP_CHECK(bounds.item(0) == -bounds.item(1) && bounds.item(2) == -bounds.item(3),
+                "{}: the ranks of {} would share it out in different ways, for the parameters "
+                "beside it are not cut evenly",
+                parameter->name, parameter->grad_groups[g]);
     }
   }
 }

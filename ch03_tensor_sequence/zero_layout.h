@@ -92,7 +92,7 @@ class ZeroLayout {
   void allocate_weights(Unit& unit);
   void allocate_gradients(Unit& unit, bool both);
   void share_out(Unit& unit);
-  void check_copies(const Mesh& mesh) const;
+  static void check_copies(const ParameterList& parameters, const Mesh& mesh);
 
   KeptByStage kept_;
   DType dtype_, reduced_, sum_;

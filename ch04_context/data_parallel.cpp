@@ -59,9 +59,9 @@ int64_t StepTraffic::in_ledger() const {
 }
 
 void DataParallelStrategy::sum_over_further_groups() {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    for (size_t g = 1; g < parameters_[i].grad_groups.size(); ++g) {
-      mesh_.group(parameters_[i].grad_groups[g]).all_reduce(parameters_[i].shard.grad);
+  for (const Parameter* parameter : parameters_.by_name()) {
+    for (size_t g = 1; g < parameter->grad_groups.size(); ++g) {
+      mesh_.group(parameter->grad_groups[g]).all_reduce(parameter->shard.grad);
     }
   }
 }

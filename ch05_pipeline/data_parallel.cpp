@@ -59,10 +59,7 @@ int64_t StepTraffic::in_ledger() const {
 }
 
 void DataParallelStrategy::sum_over_further_groups() {
-  std::vector<const Parameter*> by_name;  // ranks with the same stages may have them in any order
-  for (size_t i = 0; i < parameters_.size(); ++i) by_name.push_back(&parameters_[i]);
-  std::ranges::sort(by_name, {}, &Parameter::name);
-  for (const Parameter* parameter : by_name) {
+  for (const Parameter* parameter : parameters_.by_name()) {
     for (size_t g = 1; g < parameter->grad_groups.size(); ++g) {
       mesh_.group(parameter->grad_groups[g]).all_reduce(parameter->shard.grad);
     }

@@ -109,6 +109,13 @@ bool ParameterList::has(std::string_view name) const {
   return std::ranges::any_of(parameters_, [&](const auto& p) { return p->name == name; });
 }
 
+std::vector<Parameter*> ParameterList::by_name() const {
+  std::vector<Parameter*> sorted;
+  for (const auto& parameter : parameters_) sorted.push_back(parameter.get());
+  std::ranges::sort(sorted, {}, &Parameter::name);
+  return sorted;
+}
+
 int64_t ParameterList::numel() const {
   int64_t numel = 0;
   for (const auto& parameter : parameters_) numel += parameter->local_shape().numel();

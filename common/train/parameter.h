@@ -88,6 +88,9 @@ class ParameterList {
                  std::vector<Slice> slices = {});
   Parameter& find(std::string_view name);  ///< throws Error if there is none
   bool has(std::string_view name) const;
+  /// In an order that does not depend on which other parameters a rank holds: ranks that sum the
+  /// gradients of several do so in this order.
+  std::vector<Parameter*> by_name() const;
 
   /// Gives every parameter its tensors and its initial values: element i of the global tensor is
   /// init_std * normal(seed, name, i), computed in f64 and rounded once. Call once, after the last
