@@ -38,7 +38,9 @@ class Trainer : public TrainerBase {
 
  private:
   Pass take_batch(Split split, int64_t first_sample, int64_t num_samples) const;
+  // [forward_backward]
   void forward_backward(const Pass& pass);
+  // [forward_backward]
 
   TrainConfig config_;
   const Dataset* dataset_;

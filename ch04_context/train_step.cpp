@@ -45,10 +45,12 @@ Pass Trainer::take_batch(Split split, int64_t first_sample, int64_t num_samples)
 }
 // [take_batch]
 
+// [forward_backward]
 void Trainer::forward_backward(const Pass& pass) {
   Model::Activations activations = model_.forward(pass);
   model_.backward(std::move(activations), grads_, pass);
 }
+// [forward_backward]
 
 // [train_step]
 void Trainer::train_step(int64_t step) {

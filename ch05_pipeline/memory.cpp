@@ -51,15 +51,8 @@ static void add_activations(TrainConfig config, int stage_rank, Prediction& pred
   // [shape]
   config.seq_len = 1;  // a short table of rotations will do
   // [stage]
-  const Schedule schedule = config.pipeline.schedule(config.grad_acc_steps);
-  const Model model(config, {}, {}, stage_rank);
-  std::vector<std::vector<BlockFootprint>> chunks;
-  for (const BlockRange& range : model.ranges()) {
-    std::vector<BlockFootprint>& own = chunks.emplace_back();
-    std::ranges::copy_if(
-        model.footprints(shape), std::back_inserter(own),
-        [&](const BlockFootprint& b) { return range.begin <= b.block && b.block < range.end; });
-  }
+  const Model model(config, {}, {}, blocks_of_rank(config, stage_rank));
+  const auto chunks = by_chunk(model.footprints(shape), model.ranges());
   const std::vector<BlockFootprint>& blocks = chunks.front();  // of the first forward pass
   // [stage]
   const int64_t ids = shape.tokens() * bytes_of(DType::i32);
@@ -73,7 +66,8 @@ static void add_activations(TrainConfig config, int stage_rank, Prediction& pred
   // [peak]
   const int64_t boundary = shape.rows() * config.model.hidden_size * shape.own();
   prediction.peak_activations =
-      peak_bytes_of_schedule(schedule, stage_rank, chunks, {2 * ids + begins, boundary});
+      peak_bytes_of_schedule(config.pipeline.schedule(config.grad_acc_steps), stage_rank, chunks,
+                             {2 * ids + begins, boundary});
   // [peak]
 }
 // [activations]
@@ -86,14 +80,14 @@ double model_flops_per_token(const ModelConfig& m, double keys) {
 }
 
 // [stage_flops]
-/// `model`: the layers of a chunk, and the vocabulary if it has the head.
-static void add_flops(const TrainConfig& config, const ModelConfig& m, double share,
-                      Prediction& prediction) {
+static void add_flops(const TrainConfig& config, const ModelConfig& m, Prediction& prediction) {
   // [stage_flops]
   const double S = double(config.seq_len);
   // [share]
   const ContextParallelConfig& cp = config.context_parallel;
-  const double tokens = share * double(config.micro_batch_size * config.grad_acc_steps) * S /
+  const Stages stages = config.pipeline.schedule(config.grad_acc_steps).stages;
+  const int64_t passes = stages.share_of(config.grad_acc_steps);
+  const double tokens = double(config.micro_batch_size * passes) * S /
                         double(cp.cp_size * config.tensor_parallel.tp_size);
   const Positions attended = cp.of_ring_place(config.seq_len, 0);
   const double keys =
@@ -129,14 +123,8 @@ Prediction predict(const TrainConfig& config, int stage_rank) {
   // [states_of_a_rank]
   // [of_stage]
   add_activations(config, stage_rank, prediction);
-  const Stages stages = config.pipeline.schedule(config.grad_acc_steps).stages;
-  const double share = double(stages.share_of(config.grad_acc_steps)) / double(config.grad_acc_steps);
-  for (const BlockRange& range : blocks_of_rank(config.pipeline, config.model, stages, stage_rank)) {
-    const int64_t end = config.model.num_layers + 2;
-    ModelConfig own = config.model;
-    own.num_layers = range.end - range.begin - (range.begin == 0) - (range.end == end);
-    if (range.end != end) own.vocab_size = 0;
-    add_flops(config, own, share, prediction);
+  for (const ModelConfig& chunk : chunk_models(config, stage_rank)) {
+    add_flops(config, chunk, prediction);
   }
   // [of_stage]
   prediction.execution =

@@ -15,6 +15,8 @@ StateBytes whole_states(int64_t parameters, const TrainConfig& config);
 double model_flops_per_token(const ModelConfig& config, double keys);
 
 /// What a step of this run needs on one of its ranks, by all formulas.
+// [predict]
 Prediction predict(const TrainConfig& config, int stage_rank = 0);
+// [predict]
 
 }  // namespace usp

@@ -64,7 +64,7 @@ Parameter& Llama::tied_table(ParameterList& parameters) const {
   if (parameters.has(kEmbedding)) return parameters.find(kEmbedding);
   Parameter& table =
       parameters.add(kEmbedding, {config_.vocab_size, config_.hidden_size}, kInitStd);
-  if (options_.ends_apart) table.grad_groups.push_back("embedding");  // each end has a term of it
+  if (options_.blocks.ends_apart) table.grad_groups.push_back("embedding");
   return table;
 }
 // [tied]
@@ -137,39 +137,14 @@ Model::Model(const BuildBlock& build, const std::vector<BlockRange>& chunks) : r
 }
 
 // [model]
-namespace {
-
-/// Of a rank of the pipeline.
-std::vector<BlockRange> chunks_of(const TrainConfig& config, int stage_rank) {
-  const PipelineConfig& pipeline = config.pipeline;
-  const Stages stages = pipeline.schedule(config.grad_acc_steps).stages;
-  return blocks_of_rank(pipeline, config.model, stages, stage_rank);
-}
-
-Llama part_of_llama(const TrainConfig& config, const std::optional<TensorRegion>& region,
-                    const std::optional<ContextGroup>& context,
-                    const std::vector<BlockRange>& chunks) {
-  const int64_t end = config.model.num_layers + 2;
-  const bool has_both = std::ranges::any_of(chunks, [](BlockRange r) { return r.begin == 0; }) &&
-                        std::ranges::any_of(chunks, [=](BlockRange r) { return r.end == end; });
-  return {config.model,
-          {config.seq_len, parse_dtype(config.dtype), probabilities(config),
-           region.value_or(TensorRegion(config.tensor_parallel)),
-           context.value_or(ContextGroup(config.context_parallel)), !has_both}};
-}
-
-}  // namespace
-
 Model::Model(const TrainConfig& config, const std::optional<TensorRegion>& region,
-             const std::optional<ContextGroup>& context, int stage_rank)
-    : Model([llama = part_of_llama(config, region, context, chunks_of(config, stage_rank))](
+             const std::optional<ContextGroup>& context, const RankBlocks& blocks)
+    : Model([llama = Llama(config.model,
+                           {config.seq_len, parse_dtype(config.dtype), probabilities(config),
+                            region.value_or(TensorRegion(config.tensor_parallel)),
+                            context.value_or(ContextGroup(config.context_parallel)), blocks})](
                 int64_t block, ParameterList& list) { return llama.build(block, list); },
-            chunks_of(config, stage_rank)) {
-  const Schedule schedule = config.pipeline.schedule(config.grad_acc_steps);
-  const bool mirrored = schedule.stages.placement == Placement::mirror;
-  for (size_t i = 0; mirrored && i < parameters_.size(); ++i) {
-    parameters_[i].grad_groups.push_back("mirror");  // another rank has the same stages
-  }
+            blocks.chunks) {
   // [model]
   // The embedding keeps nothing but its tokens, and what the head keeps is needed at once.
   if (config.recompute == "full") recompute({1, config.model.num_layers + 1});
@@ -247,11 +222,10 @@ void Model::backward(Activations activations, Grads& grads, const Pass& pass) {
 void Model::evaluate(const Pass& pass) { forward_chunk(0, {}, nullptr, pass); }
 
 Tensor Model::logits(const Pass& pass) {
-  USP_CHECK(
-      chunks_.size() == 1 && ranges_[0].begin == 0,
-      "logits need one chunk from the embedding to the head; here are {}, the first of blocks "
-      "{} to {}",
-      chunks_.size(), ranges_[0].begin, ranges_[0].end - 1);
+  USP_CHECK(chunks_.size() == 1 && ranges_[0].begin == 0,
+            "logits need one chunk from the embedding to the head; here are {}, the first of "
+            "blocks {} to {}",
+            chunks_.size(), ranges_[0].begin, ranges_[0].end - 1);
   return logits_of_chunk(0, {}, pass);
 }
 

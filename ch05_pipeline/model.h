@@ -18,8 +18,7 @@ struct LlamaOptions {
   // [options]
   TensorRegion region = {};   ///< shares out its layers
   ContextGroup context = {};  ///< shares out the tokens of a sample
-  /// Embedding and head lie on different ranks; where they are tied, each has a copy of the table.
-  bool ends_apart = false;
+  RankBlocks blocks;          ///< of the pipeline
   // [options]
 };
 
@@ -63,11 +62,14 @@ class Model {
 
   /// The blocks in `chunks`. Their parameters have no memory yet: see ParameterList::allocate().
   Model(const BuildBlock& build, const std::vector<BlockRange>& chunks);
-  /// A run's Llama, likewise without memory; recomputes what the run asks for.
+  /// A run's whole Llama as one chunk, likewise without memory; recomputes what the run asks for.
   // [model]
-  /// Of it, the chunks of a rank of the pipeline.
+  /// Of it, the blocks of a rank of the pipeline.
   explicit Model(const TrainConfig& config, const std::optional<TensorRegion>& region = {},
-                 const std::optional<ContextGroup>& context = {}, int stage_rank = 0);
+                 const std::optional<ContextGroup>& context = {})
+      : Model(config, region, context, blocks_of_rank(config, 0)) {}
+  Model(const TrainConfig& config, const std::optional<TensorRegion>& region,
+        const std::optional<ContextGroup>& context, const RankBlocks& blocks);
   // [model]
 
   /// From here on forward keeps only the input of each of these blocks, and backward runs the block
@@ -92,10 +94,8 @@ class Model {
   /// Logits [T, V] of every position; while decoding, [B, V] of each sample's last one. Where the
   /// head holds a shard of the vocabulary, its columns of them. Throws Error on a part of a model.
   Tensor logits(const Pass& pass);
-  // [logits]
-  /// logits() of the chunk with the head, whose first block reads x.
+  /// Those that the chunk with the head makes of x [T, H]; undefined where it has the embedding.
   Tensor logits_of_chunk(int64_t chunk, Tensor x, const Pass& pass);
-  // [logits]
 
   /// For a schedule that runs segment by segment, and for whoever adds segments.
   std::vector<Block>& chunk(int64_t chunk) { return chunks_[chunk]; }

@@ -61,6 +61,18 @@ void Mail::send(int64_t action, Tensor tensor) {
 }
 // [take]
 
+Pipeline::Pipeline(const TrainConfig& config, Model& model, Grads& grads, const Mesh& mesh)
+    : model_(model),
+      grads_(grads),
+      pp_(mesh.pp()),
+      schedule_(config.pipeline.schedule(config.grad_acc_steps)),
+      boundary_{config.model.hidden_size, config.tensor_parallel.row_shares(),
+                parse_dtype(config.dtype)},
+      tokens_(config.micro_batch_size * config.seq_len / config.context_parallel.cp_size),
+      columns_(cut(config.model.vocab_size, mesh.tp().rank(), mesh.tp().size()).count) {
+  share_copies(model.parameters(), schedule_.stages, mesh);
+}
+
 /// A micro-batch in a chunk of this rank, from its forward pass to its last gradient.
 struct Pipeline::InFlight {
   Pass pass;
@@ -107,19 +119,27 @@ void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
 }
 // [run]
 
-void Pipeline::train(int64_t tokens, const TakeBatch& take_batch) {
-  run(schedule_, std::vector<int64_t>(schedule_.micro_batches, tokens), take_batch, true);
+void Pipeline::train(const TakeBatch& take_batch, const TensorRegion& region) {
+  if (region.config().halves() == 1) {
+    const std::vector<int64_t> tokens(schedule_.micro_batches, tokens_);
+    return run(schedule_, tokens, take_batch, /*with_backward=*/true);
+  }
+  for (int64_t i = 0; i < schedule_.micro_batches; ++i) {
+    region.each_half(take_batch(i), [this](const Pass& half) {
+      model_.backward(model_.forward(half), grads_, half);
+    });
+  }
 }
 
 void Pipeline::evaluate(const std::vector<Pass>& passes) {
   std::vector<int64_t> tokens;
   for (const Pass& pass : passes) tokens.push_back(pass.tokens.numel());
-  run(forward_only(schedule_.stages, std::ssize(passes)), std::move(tokens),
-      [&](int64_t i) { return passes[i]; }, false);
+  run(forward_only(schedule_.stages, std::ssize(passes)), tokens,
+      [&](int64_t i) { return passes[i]; }, /*with_backward=*/false);
 }
 
 // [logits]
-Tensor Pipeline::logits(const Pass& pass, int64_t columns) {
+Tensor Pipeline::logits(const Pass& pass) {
   const Stages& stages = schedule_.stages;
   Tensor x;
   int at = 0;
@@ -141,7 +161,7 @@ Tensor Pipeline::logits(const Pass& pass, int64_t columns) {
   }
   if (at != pp_.rank()) {
     const int64_t rows = pass.mode == Pass::Mode::decode ? pass.num_samples : pass.tokens.numel();
-    x = Tensor::empty({rows, columns}, boundary_.dtype);
+    x = Tensor::empty({rows, columns_}, boundary_.dtype);
   }
   pp_.broadcast(x, at);
   return x;

@@ -68,23 +68,19 @@ class Pipeline {
   /// The micro-batch of this number.
   using TakeBatch = std::function<Pass(int64_t micro_batch)>;
 
-  /// `pp`: the ranks of the pipeline.
-  Pipeline(Model& model, Grads& grads, const Communicator& pp, Schedule schedule,
-           const Boundary& boundary)
-      : model_(model),
-        grads_(grads),
-        pp_(pp),
-        schedule_(std::move(schedule)),
-        boundary_(boundary) {}
+  /// Says of the model's parameters which of them other stages hold, too: they have no memory yet.
+  Pipeline(const TrainConfig& config, Model& model, Grads& grads, const Mesh& mesh);
 
-  /// A step: every micro-batch, of so many tokens, forward and backward, in the order of the
-  /// schedule.
-  void train(int64_t tokens, const TakeBatch& take_batch);
+  /// A step: every micro-batch forward and backward, in the order of the schedule. Halves of them,
+  /// where those run in turns on a pipeline of one rank.
+  void train(const TakeBatch& take_batch, const TensorRegion& region);
   /// The forward passes alone, for the loss. On every rank of the pipeline the passes are over the
   /// same samples.
   void evaluate(const std::vector<Pass>& passes);
-  /// The logits of a pass, of which the head holds so many columns, on every rank of the pipeline.
-  Tensor logits(const Pass& pass, int64_t columns);
+  /// The logits of a pass, on every rank of the pipeline.
+  Tensor logits(const Pass& pass);
+  /// Those of a step that each chunk of this rank sees.
+  int64_t micro_batches() const { return schedule_.stages.share_of(schedule_.micro_batches); }
 
   const Schedule& schedule() const { return schedule_; }
 
@@ -103,6 +99,8 @@ class Pipeline {
   const Communicator& pp_;
   Schedule schedule_;
   Boundary boundary_;
+  int64_t tokens_;   ///< of a micro-batch
+  int64_t columns_;  ///< of the logits that the head makes
 };
 // [pipeline]
 

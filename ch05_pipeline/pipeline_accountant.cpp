@@ -82,6 +82,28 @@ int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
 }
 // [peak]
 
+std::vector<std::vector<BlockFootprint>> by_chunk(const std::vector<BlockFootprint>& blocks,
+                                                  const std::vector<BlockRange>& chunks) {
+  std::vector<std::vector<BlockFootprint>> of_chunks;
+  auto next = blocks.begin();
+  for (const BlockRange& chunk : chunks) {
+    of_chunks.emplace_back(next, next + (chunk.end - chunk.begin));
+    next += chunk.end - chunk.begin;
+  }
+  return of_chunks;
+}
+
+std::vector<ModelConfig> chunk_models(const TrainConfig& config, int stage_rank) {
+  std::vector<ModelConfig> models;
+  const int64_t head = config.model.num_layers + 1;
+  for (const auto& [begin, end] : blocks_of_rank(config, stage_rank).chunks) {
+    ModelConfig& model = models.emplace_back(config.model);
+    model.num_layers = end - begin - (begin == 0) - (end == head + 1);
+    if (end != head + 1) model.vocab_size = 0;
+  }
+  return models;
+}
+
 // [traffic]
 int64_t predict_pipeline_traffic(const TrainConfig& config) {
   const Schedule schedule = config.pipeline.schedule(config.grad_acc_steps);

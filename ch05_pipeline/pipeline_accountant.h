@@ -20,6 +20,13 @@ int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
                                const std::vector<std::vector<BlockFootprint>>& chunks,
                                const StageBytes& bytes);
 
+/// Footprints of a rank's blocks, by the chunk that they are in.
+std::vector<std::vector<BlockFootprint>> by_chunk(const std::vector<BlockFootprint>& blocks,
+                                                  const std::vector<BlockRange>& chunks);
+/// For counts of operations, each chunk of a rank as a model: its layers, and the vocabulary if it
+/// has the head.
+std::vector<ModelConfig> chunk_models(const TrainConfig& config, int stage_rank);
+
 /// Bytes that all ranks send to other stages in a step of training: activations one way, their
 /// gradients the other, for each micro-batch and boundary.
 int64_t predict_pipeline_traffic(const TrainConfig& config);

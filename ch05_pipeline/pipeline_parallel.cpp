@@ -8,6 +8,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "config.h"
 #include "schedules.h"
 
 namespace usp {
@@ -173,14 +174,32 @@ std::vector<BlockRange> blocks_of_stages(const PipelineConfig& config, const Mod
   return blocks;
 }
 
-std::vector<BlockRange> blocks_of_rank(const PipelineConfig& config, const ModelConfig& model,
-                                       const Stages& stages, int rank) {
-  const std::vector<BlockRange> all = blocks_of_stages(config, model, stages.count());
-  std::vector<BlockRange> own;
+RankBlocks blocks_of_rank(const TrainConfig& config, int stage_rank) {
+  const Stages stages = config.pipeline.schedule(config.grad_acc_steps).stages;
+  const auto all = blocks_of_stages(config.pipeline, config.model, stages.count());
+  RankBlocks own;
+  bool has_first = false, has_last = false;
   for (int64_t chunk = 0; chunk < stages.chunks; ++chunk) {
-    own.push_back(all[stages.stage_of({rank, chunk})]);
+    const int64_t stage = stages.stage_of({stage_rank, chunk});
+    own.chunks.push_back(all[stage]);
+    has_first = has_first || stage == 0;
+    has_last = has_last || stage == stages.count() - 1;
   }
+  own.ends_apart = !(has_first && has_last);
   return own;
 }
+
+// [copies]
+void share_copies(ParameterList& parameters, const Stages& stages, const Mesh& mesh) {
+  for (Parameter* parameter : parameters.by_name()) {
+    std::vector<std::string>& groups = parameter->grad_groups;
+    if (stages.placement == Placement::mirror) groups.push_back("mirror");
+    for (const char* group : {"embedding", "mirror"}) {
+      const bool has_copies = std::ranges::find(groups, group) != groups.end();
+      if (has_copies && mesh.group(group).rank() > 0) parameter->counted = false;
+    }
+  }
+}
+// [copies]
 
 }  // namespace usp

@@ -8,6 +8,7 @@
 #include "run/run_config.h"
 #include "simulate_schedule.h"
 #include "tensor_region.h"
+#include "train/parameter.h"
 #include "train/segment.h"
 
 namespace usp {
@@ -43,8 +44,20 @@ std::vector<BlockRange> blocks_of_stages(const PipelineConfig& config, const Mod
                                          int64_t stages);
 // [stages]
 
-/// The blocks of every chunk of a rank.
-std::vector<BlockRange> blocks_of_rank(const PipelineConfig& config, const ModelConfig& model,
-                                       const Stages& stages, int rank);
+// [rank_blocks]
+/// What a rank holds of the model.
+struct RankBlocks {
+  std::vector<BlockRange> chunks;
+  /// Embedding and head lie on different ranks: if they are tied, each has a copy of their table.
+  bool ends_apart = false;
+};
+// [rank_blocks]
+
+struct TrainConfig;
+RankBlocks blocks_of_rank(const TrainConfig& config, int stage_rank);
+
+/// Of each parameter that several stages hold: its gradients are summed over them, and it enters
+/// the gradient norm, and checkpoints, on the first of them.
+void share_copies(ParameterList& parameters, const Stages& stages, const Mesh& mesh);
 
 }  // namespace usp

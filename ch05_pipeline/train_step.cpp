@@ -13,18 +13,15 @@ Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& 
       dataset_(dataset),
       region_(config.tensor_parallel, mesh.tp()),
       context_(config.context_parallel, mesh.cp()),
-      model_(config, region_, context_, mesh.pp().rank()),
+      model_(config, region_, context_, blocks_of_rank(config, mesh.pp().rank())),
       grads_(model_.parameters()),
       optimizer_(model_.parameters(), config.optimizer),
       mesh_(mesh),
       tensor_traffic_(traffic_of(mesh.tp())),
       context_traffic_(traffic_of(context_)),
       stage_traffic_(traffic_of_stages(mesh.pp())),
-      data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh)),
-      pipeline_(model_, grads_, mesh.pp(), config.pipeline.schedule(config.grad_acc_steps),
-                {config.model.hidden_size, config.tensor_parallel.row_shares(),
-                 parse_dtype(config.dtype)}) {
-  count_copies_once();
+      pipeline_(config, model_, grads_, mesh),
+      data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh)) {
   if (config.model.pretrained) load_pretrained(model_.parameters(), config.model.model);
   const CategoryScope scope(Category::workspace);
   loss_ = Tensor::zeros({1}, DType::f64);
@@ -50,37 +47,8 @@ Pass Trainer::take_batch(Split split, int64_t first_sample, int64_t num_samples)
 }
 // [take_batch]
 
-// [copies]
-/// What several stages hold enters the gradient norm, and checkpoints, on the first of them.
-void Trainer::count_copies_once() {
-  for (size_t i = 0; i < parameters().size(); ++i) {
-    for (const char* group : {"embedding", "mirror"}) {
-      const bool has_copies = std::ranges::count(parameters()[i].grad_groups, group) > 0;
-      if (has_copies && mesh_.group(group).rank() > 0) parameters()[i].counted = false;
-    }
-  }
-}
-// [copies]
-
-void Trainer::forward_backward(const Pass& pass) {
-  Model::Activations activations = model_.forward(pass);
-  model_.backward(std::move(activations), grads_, pass);
-}
-
-// [take_micro_batch]
-/// Each micro-step, the data-parallel ranks take the next micro-batches of the global batch, in
-/// their order.
-Pass Trainer::take_micro_batch(int64_t step, int64_t micro_step) const {
-  const int64_t micro_batch = micro_step * mesh_.dp().size() + mesh_.dp().rank();
-  const int64_t first_sample =
-      step * config_.global_batch_size() + micro_batch * config_.micro_batch_size;
-  Pass pass = take_batch(Split::train, first_sample, config_.micro_batch_size);
-  pass.micro_batch = micro_step;
-  // The mean is over the tokens of all ranks' micro-batches, so the gradients only ever add up.
-  pass.loss_scale = 1 / double(config_.tokens_per_step());
-  return pass;
-}
-// [take_micro_batch]
+// [forward_backward]
+// [forward_backward]
 
 // [train_step]
 void Trainer::train_step(int64_t step) {
@@ -91,17 +59,22 @@ void Trainer::train_step(int64_t step) {
   const TraceScope trace("train_step");
   ops::fill(loss_, 0);
   // [samples]
-  const int64_t halves = config_.tensor_parallel.halves();
-  data_parallel_->begin_step(pipeline_.schedule().stages.share_of(config_.grad_acc_steps), halves);
+  data_parallel_->begin_step(pipeline_.micro_batches(), config_.tensor_parallel.halves());
   tensor_traffic_.begin_step();
   context_traffic_.begin_step();
   stage_traffic_.begin_step();
-  const auto take = [&](int64_t micro_step) { return take_micro_batch(step, micro_step); };
-  const int64_t tokens = config_.micro_batch_size * config_.seq_len / context_.size();
-  if (halves == 1) pipeline_.train(tokens, take);
-  for (int64_t micro_step = 0; halves > 1 && micro_step < config_.grad_acc_steps; ++micro_step) {
-    region_.each_half(take(micro_step), [this](const Pass& half) { forward_backward(half); });
-  }
+  const auto take = [&](int64_t micro_step) {
+    // Each micro-step, the ranks take the next micro-batches of the global batch, in their order.
+    const int64_t micro_batch = micro_step * mesh_.dp().size() + mesh_.dp().rank();
+    const int64_t first_sample =
+        step * config_.global_batch_size() + micro_batch * config_.micro_batch_size;
+    Pass pass = take_batch(Split::train, first_sample, config_.micro_batch_size);
+    pass.micro_batch = micro_step;
+    // The mean is over the tokens of all ranks' micro-batches, so the gradients only ever add up.
+    pass.loss_scale = 1 / double(config_.tokens_per_step());
+    return pass;
+  };
+  pipeline_.train(take, region_);
   // [samples]
   // [after_backward]
   grads_.end_window();
@@ -121,9 +94,7 @@ void Trainer::train_step(int64_t step) {
 
 // [logits]
 Tensor Trainer::logits(const Pass& pass) {
-  const int64_t V = config_.model.vocab_size;
-  const int64_t columns = cut(V, region_.rank(), region_.size()).count;
-  return gather_vocabulary(pipeline_.logits(pass, columns), V, mesh_.tp());
+  return gather_vocabulary(pipeline_.logits(pass), config_.model.vocab_size, mesh_.tp());
 }
 // [logits]
 
@@ -158,19 +129,17 @@ double Trainer::evaluate() {
   ops::fill(loss_, 0);
   const int64_t ranks = mesh_.dp().size(), rank = mesh_.dp().rank();
   const int64_t at_once = ranks * config_.micro_batch_size;
-  const int64_t passes = (samples + at_once - 1) / at_once;
-  for (int64_t begin = 0; begin < passes; begin += mesh_.pp().size()) {
-    std::vector<Pass> together;
-    for (int64_t i = begin; i < std::min<int64_t>(begin + mesh_.pp().size(), passes); ++i) {
-      // Every rank runs as many passes, the last ones perhaps over nothing: weights may be gathered.
-      const int64_t first = std::min(samples, i * at_once + rank * config_.micro_batch_size);
-      const int64_t count = std::min(config_.micro_batch_size, samples - first);
-      Pass& pass = together.emplace_back(take_batch(Split::validation, first, count));
-      pass.mode = Pass::Mode::eval;
-      pass.loss_scale = 1 / double(samples * config_.seq_len);
-    }
-    pipeline_.evaluate(together);
+  std::vector<Pass> passes;
+  for (int64_t begin = 0; begin < samples; begin += at_once) {
+    // Every rank runs as many passes, the last ones perhaps over nothing: weights may be gathered.
+    const int64_t first = std::min(samples, begin + rank * config_.micro_batch_size);
+    const int64_t count = std::min(config_.micro_batch_size, samples - first);
+    Pass pass = take_batch(Split::validation, first, count);
+    pass.mode = Pass::Mode::eval;
+    pass.loss_scale = 1 / double(samples * config_.seq_len);
+    passes.push_back(std::move(pass));
   }
+  pipeline_.evaluate(passes);
   mesh_.world().all_reduce(loss_);
   return loss_.item();
 }

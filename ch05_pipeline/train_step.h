@@ -41,11 +41,8 @@ class Trainer : public TrainerBase {
 
  private:
   Pass take_batch(Split split, int64_t first_sample, int64_t num_samples) const;
-  // [private]
-  Pass take_micro_batch(int64_t step, int64_t micro_step) const;
-  void count_copies_once();
-  // [private]
-  void forward_backward(const Pass& pass);
+  // [forward_backward]
+  // [forward_backward]
 
   TrainConfig config_;
   const Dataset* dataset_;
@@ -61,8 +58,8 @@ class Trainer : public TrainerBase {
   StepTraffic tensor_traffic_;   // of tp
   StepTraffic context_traffic_;  // of cp
   StepTraffic stage_traffic_;    // of pp
-  std::unique_ptr<DataParallelStrategy> data_parallel_;
   Pipeline pipeline_;
+  std::unique_ptr<DataParallelStrategy> data_parallel_;
   Tensor loss_;  // [1] f64: the share of this rank's samples in the running step's loss
   // [members]
   int64_t tokens_ = 0;
