@@ -55,7 +55,9 @@ Footprint Linear::footprint(const PassShape& shape) const {
   for (const Parameter* weight : weights_) O += weight->local_shape()[0];
   const int64_t I = weights_[0]->local_shape()[1];
   const int64_t y = shape.tokens() * O * shape.own(), dx = shape.tokens() * I * shape.own();
-  return {.output = {output_name_, y}, .forward_peak = y, .backward_peak = dx};
+  // [held_by_linear]
+  return {.output = {output_name_, y}, .forward_peak = y, .backward_peak = dx, .held = dx + y};
+  // [held_by_linear]
 }
 
 Tensor Linear::weight() const { return stacked(weights_, &Parameter::value); }
@@ -89,7 +91,10 @@ Footprint RmsNorm::footprint(const PassShape& shape) const {
   return {.kept = {{"rstd", shape.rows() * shape.acc()}},
           .output = {"norm", y},
           .forward_peak = y,
-          .backward_peak = y};
+          // [held_by_norm]
+          .backward_peak = y,
+          .held = 2 * y + shape.rows() * shape.acc()};
+  // [held_by_norm]
 }
 
 Embedding::Embedding(Parameter& weight) : weight_(&weight) { ++weight.uses; }
@@ -110,7 +115,9 @@ Tensor Embedding::backward(const Tensor& dy, BlockSaved&, Grads& grads, const Pa
 
 Footprint Embedding::footprint(const PassShape& shape) const {
   const int64_t y = shape.tokens() * weight_->local_shape()[1] * shape.own();
-  return {.output = {"residual", y}, .forward_peak = y};
+  // [held_by_embedding]
+  return {.output = {"residual", y}, .forward_peak = y, .held = y};
+  // [held_by_embedding]
 }
 
 CoreAttention::CoreAttention(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
@@ -263,6 +270,10 @@ Footprint Attention::footprint(const PassShape& shape) const {
   const int64_t input = dqkv + std::max(qkv.backward_peak, dnormed + norm.backward_peak);
   result.backward_peak =
       std::max(o.backward_peak, dout + std::max({core.backward_peak, rounding, input}));
+  // [held_by_attention]
+  result.held = norm.held + qkv.held + o.held;
+  result.split_peak = o.held_dy + dout + std::max({core.backward_peak, rounding, input});
+  // [held_by_attention]
   return result;
 }
 // [attention_footprint]
@@ -311,6 +322,11 @@ Footprint FeedForward::footprint(const PassShape& shape) const {
   result.keep(gate_up.kept, gate_up.output);
   result.keep(down.kept, {"swiglu", hidden});
   result.backward_peak = std::max(down.backward_peak, dhidden + gate_up.backward_peak);
+  // [held_by_feed_forward]
+  result.held = gate_up.held + down.held;
+  result.split_peak = down.held_dy + dhidden + gate_up.backward_peak;
+  result.held_dy = down.held_dy;
+  // [held_by_feed_forward]
   return result;
 }
 
@@ -321,6 +337,10 @@ Footprint Mlp::footprint(const PassShape& shape) const {
   result.keep(inner.kept);
   const int64_t dnormed = norm.output.bytes;
   result.backward_peak = std::max(inner.backward_peak, dnormed + norm.backward_peak);
+  // [held_by_mlp]
+  result.held = norm.held + inner.held;
+  result.split_peak = std::max(inner.split_peak, inner.held_dy + dnormed + norm.backward_peak);
+  // [held_by_mlp]
   return result;
 }
 
@@ -389,6 +409,9 @@ Footprint Head::footprint(const PassShape& shape) const {
   result.keep(lm_head.kept, lm_head.output);
   result.keep(loss.kept);
   result.backward_peak = std::max(lm_head.backward_peak, dnormed + norm.backward_peak);
+  // [held_by_head]
+  result.held = norm.held + lm_head.held;
+  // [held_by_head]
   return result;
 }
 

@@ -23,18 +23,12 @@ struct Letters {
   }
 };
 
-bool splits(const Schedule& schedule, int rank) {
-  return std::ranges::any_of(schedule.actions[rank],
-                             [](const Action& action) { return action.work == Work::B; });
-}
-
 }  // namespace
 
 // [peak]
 int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
                                const std::vector<std::vector<BlockFootprint>>& chunks,
                                const StageBytes& bytes) {
-  if (splits(schedule, rank)) return 0;
   const std::vector<Action>& actions = schedule.actions[rank];
   Letters letters(schedule, rank);
   std::vector<PassBytes> of_chunk;
@@ -68,10 +62,13 @@ int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
     if (action.work == Work::F) {
       peak = std::max(peak, live + chunk.forward_peak);
       live += chunk.kept;  // with y
+    } else if (action.work == Work::W) {
+      live -= chunk.held + bytes.pass;
     } else {
+      const bool split = action.work == Work::B;
       live -= chunk.kept;  // in which dy, which has arrived, is counted at y's place
-      peak = std::max(peak, live + chunk.backward_peak);
-      live -= bytes.pass;  // and x, in whose place there is dx now
+      peak = std::max(peak, live + (split ? chunk.split_peak : chunk.backward_peak));
+      live += split ? chunk.held : -bytes.pass;  // in x's place there is dx now
     }
     if (const auto sent = letters.sent.find(i); sent != letters.sent.end()) {
       if (sent->second.to != rank) under_way[sent->second.to].push_back(sent->second.used_by);

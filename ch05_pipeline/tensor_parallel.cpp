@@ -208,12 +208,18 @@ Footprint RowParallelLinear::footprint(const PassShape& shape) const {
   if (region_.config().dropout > 0) {  // y, dy beside what is left of them
     result.forward_peak += own_rows;
     result.backward_peak += own_rows;
+    // [held_beside]
+    result.held_dy = own_rows;
+    // [held_beside]
   }
   if (!region_.shares_rows()) return result;
   result.output.bytes = own_rows;
   result.forward_peak += own_rows;
   // dy of all rows; in chunks, which are copied as they arrive, twice.
   result.backward_peak += region_.in_chunks() ? 2 * y : y;
+  // [held]
+  result.held_dy = y;
+  // [held]
   return result;
 }
 

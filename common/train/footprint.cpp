@@ -89,20 +89,27 @@ PassBytes pass_bytes(const std::vector<BlockFootprint>& blocks) {
   }
   result.forward_peak = std::exchange(peak, 0);
   result.kept = live;
-  // Going back, each output has been let go of by the segment that kept it, and in its place, with
-  // as many bytes, there is its gradient.
-  for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) {
-    if (block->recomputed) {
-      live -= kept_through_recompute(*block);  // forward counts them
-      forward(*block);
-      live -= output_of(*block).bytes;  // nobody needs it again
+  for (const bool split : {false, true}) {
+    live = result.kept;
+    peak = 0;
+    // Going back, each output has been let go of by the segment that kept it, and in its place,
+    // with as many bytes, there is its gradient.
+    for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) {
+      if (block->recomputed) {
+        live -= kept_through_recompute(*block);  // forward counts them
+        forward(*block);
+        live -= output_of(*block).bytes;  // nobody needs it again
+      }
+      for (auto segment = block->segments.rbegin(); segment != block->segments.rend(); ++segment) {
+        const int64_t most = std::max(segment->backward_peak, split ? segment->split_peak : 0);
+        peak = std::max(peak, live + segment->recomputed + most);
+        live -= sum_of(segment->kept) + segment->output.bytes;
+        if (split) live += segment->held;
+      }
     }
-    for (auto segment = block->segments.rbegin(); segment != block->segments.rend(); ++segment) {
-      peak = std::max(peak, live + segment->recomputed + segment->backward_peak);
-      live -= sum_of(segment->kept) + segment->output.bytes;
-    }
+    (split ? result.split_peak : result.backward_peak) = peak;
+    if (split) result.held = live;
   }
-  result.backward_peak = peak;
   return result;
 }
 

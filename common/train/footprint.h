@@ -41,6 +41,10 @@ struct Footprint {
   int64_t recomputed = 0;     ///< made anew where backward begins, alive until it returns
   int64_t forward_peak = 0;   ///< with y
   int64_t backward_peak = 0;  ///< with dx
+  /// x and dy of its weights' gradients, where those wait: alive after backward has returned.
+  int64_t held = 0;
+  /// Of these, a dy that backward made itself; and the peak where it stays.
+  int64_t held_dy = 0, split_peak = 0;
 
   /// For a piece made of others: what `part` keeps, and part's output where backward needs that.
   void keep(const std::vector<NamedBytes>& part, const NamedBytes& output = {});
@@ -62,6 +66,8 @@ struct PassBytes {
   int64_t forward_peak = 0;
   int64_t kept = 0;           ///< between forward and backward, with the last block's output
   int64_t backward_peak = 0;  ///< with what is kept, and the gradients of x and of the output
+  int64_t split_peak = 0;     ///< the same where the gradients of weights wait
+  int64_t held = 0;           ///< for them, from then on
 };
 PassBytes pass_bytes(const std::vector<BlockFootprint>& blocks);
 /// The most that is alive at a time in forward and backward of one micro-batch.
