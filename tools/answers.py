@@ -34,11 +34,14 @@ class Mistake:
 
     name: str
     says: str      # how the verdict on it begins
-    language: str  # of its code: diff, to the solution; cpp, in the place of the hole; "" if none
+    # Of its code: diff, to the solution; cpp, in the place of the hole; text, all of it; "" if none.
+    language: str
     code: str
 
     def text(self, solution, where):
         """The solution with this mistake. BookError if it does not fit."""
+        if self.language == "text":
+            return self.code
         if self.language == "cpp":
             return exercises.HOLE.sub(lambda _: self.code, solution, count=1)
         for hunk in re.split(r"^@@.*\n", self.code, flags=re.M):

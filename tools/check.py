@@ -1,7 +1,7 @@
 """`./book check` and `./book watch`: judge answers to exercises.
 
-A C++ answer is compiled with its judge, a small program. A number or a setting is judged by
-exN_name.judge.py, which measures with tools/lab.py. A test that is named for a seeded fault is run
+A C++ answer is compiled with its judge, a small program. A number, a setting or a table is judged
+by exN_name.judge.py, which measures with tools/lab.py. A test that is named for a seeded fault is run
 in a copy of the sources, with the fault and without.
 """
 import contextlib
@@ -28,8 +28,9 @@ WIDTH = 78       # where a verdict ends
 def check_exercise(exercise, answer=None, install=True, skip_packages=False):
     """Judges the reader's answer, prints the verdict, and keeps what was right; returns the exit
     code: 0 for right and for unsolved, 1 for wrong."""
-    if answer is not None and exercise.kind == "fill":
-        raise BookError(f"the answer to {exercise.name} is code: edit "
+    if answer is not None and exercise.kind in ("fill", "table"):
+        form = "code" if exercise.kind == "fill" else "a table"
+        raise BookError(f"the answer to {exercise.name} is {form}: edit "
                         f"{show_path(exercise.answer_file)}", 2)
     if answer is None and exercise.is_unsolved():
         _head(exercise, "skipped: not solved yet")
@@ -61,7 +62,7 @@ def check_exercise(exercise, answer=None, install=True, skip_packages=False):
 def verdict(exercise, answer):
     """Judges an answer: returns lines that a right one deserves, NotYet for a wrong one."""
     judge = {"fill": _judge_code, "predict": _judge_number, "decide": _judge_setting,
-             "break": _judge_test}[exercise.kind]
+             "table": _judge_setting, "break": _judge_test}[exercise.kind]
     return judge(exercise, answer)
 
 
@@ -142,7 +143,7 @@ def _limit_memory():
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
 
-# --- a number, a setting --------------------------------------------------------------------------
+# --- a number, a setting, a table -----------------------------------------------------------------
 
 
 def load_judge(exercise):

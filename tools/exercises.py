@@ -13,10 +13,11 @@ from tools import chapters
 from tools.base import ROOT, BookError, show_path
 
 KINDS = {"fill": "fill the hole", "predict": "predict the number",
-         "break": "name the test that sees it", "decide": "measure and decide"}
+         "break": "name the test that sees it", "decide": "measure and decide",
+         "table": "write the table"}
 FIELDS = ("kind", "size", "learn")  # which every exercise has
 STATE = ROOT / "build" / "exercises" / "state.json"
-UNANSWERED = "?"  # the line of an answer's file that nobody has answered
+UNANSWERED = "?"  # the line of an answer's file that nobody has answered; of a table, one line
 HINTS = 3
 TODO = "USP_TODO("
 HOLE = re.compile(r"^( *)// SOLUTION BEGIN ([^\n]*)\n.*?^ *// SOLUTION END\n", re.S | re.M)
@@ -82,6 +83,8 @@ class Exercise:
     def is_unsolved(self):
         """Is the answer still the one that a fresh clone has?"""
         answer = self.answer()
+        if self.kind == "table":
+            return UNANSWERED in (line.strip() for line in answer.splitlines())
         return TODO in answer if self.kind == "fill" else answer.strip() in ("", UNANSWERED)
 
 
@@ -141,8 +144,8 @@ def write_starters(root=ROOT, chapter=None):
     """Writes the starters anew from the solutions, except where a reader has begun."""
     for exercise in find_exercises(root, chapter):
         path = exercise.answer_file
-        if path.exists() and not exercise.is_unsolved():
-            continue
+        if path.exists() and (exercise.kind == "table" or not exercise.is_unsolved()):
+            continue  # the table that a reader begins with follows from nothing
         text = f"{UNANSWERED}\n"
         if exercise.kind == "fill":
             text = starter(exercise.solution(".cpp").read_text(encoding="utf-8"), exercise.name)
@@ -214,6 +217,9 @@ def how_to_answer(exercise):
     if exercise.kind == "fill":
         return (f"edit {show_path(exercise.answer_file)}, then ./book check {exercise.name}, or "
                 f"./book watch {exercise.name} meanwhile")
+    if exercise.kind == "table":
+        return (f"edit {show_path(exercise.answer_file)}, take out its line {UNANSWERED}, then "
+                f"./book check {exercise.name}")
     return f"./book check {exercise.name} \"{exercise.fields.get('example', 'ANSWER')}\""
 
 
@@ -245,7 +251,7 @@ def show_solution(exercise, sure=False):
             return 1
     entry["shown"] = True
     progress.save()
-    for suffix in (".cpp", ".md"):
+    for suffix in (".cpp", ".txt", ".md"):
         path = exercise.solution(suffix)
         if path.is_file():
             print(f"{show_path(path)}\n\n{path.read_text(encoding='utf-8').rstrip()}\n")

@@ -28,7 +28,7 @@ from tools.lab import Lab, NotYet, RecordedLab  # noqa: E402
 
 faults = own_code.fault_runner()
 
-LEAST_MISTAKES = {"fill": 3, "predict": 2, "decide": 1, "break": 1}
+LEAST_MISTAKES = {"fill": 3, "table": 3, "predict": 2, "decide": 1, "break": 1}
 LEAST_MUTANTS = 50    # over all exercises
 OBSERVATIONS = "30"   # of a mutant that a judge lets pass, beside the solution
 JUDGES_AT_A_TIME = 4  # most of them wait for ranks that wait for each other
@@ -69,6 +69,7 @@ def needed_files(exercise):
     """What an exercise of its kind consists of."""
     judge = {"fill": [exercise.beside(".judge.cpp"), exercise.solution(".cpp")],
              "predict": [exercise.beside(".judge.py")], "decide": [exercise.beside(".judge.py")],
+             "table": [exercise.beside(".judge.py"), exercise.solution(".txt")],
              "break": [ROOT / "tests" / "faults" / f"{exercise.fields.get('fault')}.patch"]}
     return [exercise.answer_file, exercise.solution(".md"), exercise.solution(".wrong.md"),
             *judge[exercise.kind]]
@@ -239,6 +240,33 @@ class CachedLab(Lab):
 
     def run(self, chapter, **flags):
         return self._once(super().run, chapter, flags)
+
+
+class Tables(unittest.TestCase):
+    """Tables, judged by what the programs make of them."""
+
+    def test_solutions_pass_and_wrong_answers_fail_with_their_words(self):
+        for exercise in exercises.find_exercises():
+            if exercise.kind != "table":
+                continue
+            solution = exercise.solution(".txt").read_text(encoding="utf-8")
+            with self.subTest(exercise.name), lab_for(exercise):
+                check.verdict(exercise, solution)
+                for mistake in answers.mistakes(exercise):
+                    with self.assertRaises(NotYet, msg=mistake.name) as caught:
+                        check.verdict(exercise, mistake.text(solution, exercise.name))
+                    self.assertTrue(caught.exception.lines[0].startswith(mistake.says),
+                                    f"{mistake.name}: {caught.exception.lines}")
+
+    def test_what_a_reader_begins_with_is_not_right_without_its_mark(self):
+        for exercise in exercises.find_exercises():
+            if exercise.kind != "table" or begun_by_a_reader(exercise):
+                continue
+            lines = exercise.answer().splitlines(keepends=True)
+            marked = [line for line in lines if line.strip() != exercises.UNANSWERED]
+            self.assertEqual(len(lines) - len(marked), 1, exercise.name)
+            with self.subTest(exercise.name), lab_for(exercise), self.assertRaises(NotYet):
+                check.verdict(exercise, "".join(marked))
 
 
 @contextlib.contextmanager

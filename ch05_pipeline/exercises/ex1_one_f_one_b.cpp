@@ -1,0 +1,20 @@
+#include <algorithm>
+#include <vector>
+
+#include "judge/todo.h"
+#include "schedule.h"
+
+namespace usp {
+
+/// What one of p ranks does under 1F1B in a step of m micro-batches, in order: the actions F and BW
+/// of each micro-batch. First come the forward passes that fill the pipeline, so many that the
+/// first gradient is never waited for longer than it takes; then forward and backward in turns;
+/// then the backward passes that are left.
+std::vector<Action> one_f_one_b_of_rank(int64_t rank, int64_t p, int64_t m) {
+  std::vector<Action> actions;
+  // TODO (about 7 lines): forward passes ahead, F and BW in turns, the rest
+  USP_TODO("ch05.ex1");
+  return actions;
+}
+
+}  // namespace usp
