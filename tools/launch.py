@@ -13,7 +13,8 @@ from tools.base import BookError, say, show_path
 from tools.process import output_of, signal_name, wait_for
 
 # With these a chapter prints something and ends: no run directory, no `done` mark.
-INFORMATION_FLAGS = {"-h", "--help", "--help-all", "--version", "--plan", "--estimate"}
+INFORMATION_FLAGS = {"-h", "--help", "--help-all", "--version", "--plan", "--estimate",
+                     "--pp_show"}
 USAGE_ERROR = 2  # every rank ends with it when the flags are wrong
 DIVERGED = 1
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # after a clean end
