@@ -517,6 +517,18 @@ class Reader(unittest.TestCase):
             self.assertIn("skipped", said)
             self.assertEqual("still stands in it" in said, named)
 
+    def test_a_table_is_judged_when_its_mark_is_gone_and_only_as_a_file(self):
+        table = next(one for one in exercises.find_exercises() if one.kind == "table")
+        text = table.solution(".txt").read_text(encoding="utf-8")
+        for answer, unsolved in ((f"# begin here\n {exercises.UNANSWERED}\n{text}", True),
+                                 (text, False)):
+            with mock.patch.object(exercises.Exercise, "answer", lambda _, answer=answer: answer):
+                self.assertEqual(table.is_unsolved(), unsolved)
+        with self.assertRaisesRegex(BookError, "is a table: edit") as caught:
+            check.check_exercise(table, text)
+        self.assertEqual(caught.exception.code, 2)
+        self.assertIn(f"take out its line {exercises.UNANSWERED}", exercises.how_to_answer(table))
+
     def test_a_compilers_messages_are_those_about_the_answer(self):
         code = next(one for one in exercises.find_exercises() if one.kind == "fill")
         file = f"ch01/exercises/{code.answer_file.name}"
