@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "context_accountant.h"
-#include "pipeline_accountant.h"
 #include "model.h"
+#include "pipeline_accountant.h"
 #include "tensor/runtime.h"
 #include "tensor_accountant.h"
 #include "zero_accountant.h"

@@ -1,8 +1,25 @@
 #include "pipeline.h"
 
+#include <chrono>
+
 #include "tensor/runtime.h"
 
 namespace usp {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+}  // namespace
+
+void MeasuredWork::add(Work work, double took) {
+  seconds[static_cast<int>(work)] += took;
+  ++actions[static_cast<int>(work)];
+}
 
 Mail::Mail(const Schedule& schedule, const Communicator& pp, const Boundary& boundary,
            std::vector<int64_t> tokens)
@@ -101,21 +118,26 @@ void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
   const std::vector<Action>& actions = schedule.actions[pp_.rank()];
   Mail mail(schedule, pp_, boundary_, std::move(tokens));
   Running running;
+  const Clock::time_point first = Clock::now();
   for (int64_t i = 0; i < std::ssize(actions); ++i) {
     const Action& action = actions[i];
     InFlight& own = running[{action.chunk, action.micro_batch}];
     if (action.work == Work::F) own.pass = take_batch(action.micro_batch);
     Tensor in = mail.take(i);
     mail.post(i + 1);
+    const Clock::time_point begin = Clock::now();
     Tensor out;
     if (action.work == Work::F) out = forward(action, std::move(in), own, with_backward);
-    if (action.work == Work::B || action.work == Work::BW) out = backward(action, std::move(in), own);
+    if (action.work == Work::B || action.work == Work::BW)
+      out = backward(action, std::move(in), own);
     if (action.work == Work::W) grads_.run(own.weights);
+    if (with_backward) measured_.add(action.work, seconds_since(begin));
     mail.send(i, std::move(out));
     if (action.work == Work::W || action.work == Work::BW || !with_backward) {
       running.erase({action.chunk, action.micro_batch});
     }
   }
+  if (with_backward) measured_.span += seconds_since(first);
 }
 // [run]
 
@@ -134,7 +156,8 @@ void Pipeline::train(const TakeBatch& take_batch, const TensorRegion& region) {
 void Pipeline::evaluate(const std::vector<Pass>& passes) {
   std::vector<int64_t> tokens;
   for (const Pass& pass : passes) tokens.push_back(pass.tokens.numel());
-  run(forward_only(schedule_.stages, std::ssize(passes)), tokens,
+  run(
+      forward_only(schedule_.stages, std::ssize(passes)), tokens,
       [&](int64_t i) { return passes[i]; }, /*with_backward=*/false);
 }
 

@@ -34,8 +34,8 @@ class Mail {
   Mail(const Schedule& schedule, const Communicator& pp, const Boundary& boundary,
        std::vector<int64_t> tokens);
 
-  void post(int64_t action);      ///< receives for this action, and all that come before it
-  Tensor take(int64_t action);      ///< what it needs, complete; undefined: nothing
+  void post(int64_t action);    ///< receives for this action, and all that come before it
+  Tensor take(int64_t action);  ///< what it needs, complete; undefined: nothing
   void send(int64_t action, Tensor tensor);  ///< its output, if another rank uses it
 
  private:
@@ -53,13 +53,30 @@ class Mail {
   Boundary boundary_;
   std::vector<int64_t> tokens_;
   std::map<int64_t, StageMessage> to_send_;             // by action
-  std::map<int64_t, int> expected_;                // by action: from which rank
+  std::map<int64_t, int> expected_;                     // by action: from which rank
   std::map<int, std::deque<StageMessage>> to_receive_;  // by sender, in its order
-  std::map<int64_t, Receiving> receiving_;         // by action
-  std::map<int64_t, Tensor> handed_over_;          // by action: from another chunk of this rank
-  std::map<int, std::deque<Sending>> sending_;     // by receiver
+  std::map<int64_t, Receiving> receiving_;              // by action
+  std::map<int64_t, Tensor> handed_over_;       // by action: from another chunk of this rank
+  std::map<int, std::deque<Sending>> sending_;  // by receiver
 };
 // [mail]
+
+/// What a rank's work in training steps has taken, by the clock.
+struct MeasuredWork {
+  double seconds[4] = {};   ///< by Work: of all actions together
+  int64_t actions[4] = {};  ///< by Work
+  double span = 0;          ///< seconds from the first action of each step to the end of the last
+
+  void add(Work work, double took);
+  double mean(Work work) const {
+    const auto i = static_cast<int>(work);
+    return actions[i] == 0 ? 0 : seconds[i] / double(actions[i]);
+  }
+  /// The share of the span in which it worked on nothing.
+  double idle() const {
+    return span == 0 ? 0 : 1 - (seconds[0] + seconds[1] + seconds[2] + seconds[3]) / span;
+  }
+};
 
 // [pipeline]
 /// A rank's stages of a model, and the one loop that runs any schedule.
@@ -80,6 +97,7 @@ class Pipeline {
   /// The logits of a pass, on every rank of the pipeline.
   Tensor logits(const Pass& pass);
   /// Those of a step that each chunk of this rank sees.
+  const MeasuredWork& measured() const { return measured_; }
   int64_t micro_batches() const { return schedule_.stages.share_of(schedule_.micro_batches); }
 
   const Schedule& schedule() const { return schedule_; }
@@ -101,6 +119,7 @@ class Pipeline {
   Boundary boundary_;
   int64_t tokens_;   ///< of a micro-batch
   int64_t columns_;  ///< of the logits that the head makes
+  MeasuredWork measured_;
 };
 // [pipeline]
 

@@ -4,13 +4,15 @@
 #include <map>
 #include <numeric>
 
+#include "simulate_schedule.h"
+
 namespace usp {
 
 namespace {
 
 /// Who sends a rank's messages and whom it sends to, action by action.
 struct Letters {
-  std::map<int64_t, StageMessage> sent, used;  ///< by this rank's action
+  std::map<int64_t, StageMessage> sent, used;     ///< by this rank's action
   std::map<int, std::vector<StageMessage>> from;  ///< by sender, in its order
 
   Letters(const Schedule& schedule, int rank) {
@@ -136,6 +138,22 @@ std::pair<std::string, std::string> pipeline_traffic_row(const TrainConfig& conf
           fmt::format("{:.0f} bytes a step by rank 0, by formula {:.0f}",
                       double(bytes) / double(std::max<int64_t>(1, steps)),
                       a_message * double(std::ranges::count_if(sent, of_first)))};
+}
+
+std::pair<std::string, std::string> measured_work_row(const TrainConfig& config,
+                                                      const MeasuredWork& measured) {
+  const Schedule schedule = config.pipeline.schedule(config.grad_acc_steps);
+  const double both = measured.mean(Work::BW);
+  // Where a backward pass is in one piece, half of it is for the weights.
+  const double b = measured.mean(Work::B) > 0 ? measured.mean(Work::B) : both / 2;
+  const double w = measured.mean(Work::W) > 0 ? measured.mean(Work::W) : both / 2;
+  const WorkTimes times{1e3 * measured.mean(Work::F), 1e3 * b, 1e3 * w, 0};
+  const SimulatedSchedule simulated = simulate_schedule(schedule, times);
+  return {"work of a stage",
+          fmt::format("F {:.3g}, B {:.3g}, W {:.3g} ms; rank 0 idles {:.0f} % of its step, with "
+                      "these times everywhere {:.0f} %",
+                      times.forward, times.input_gradient, times.weight_gradient,
+                      100 * measured.idle(), 100 * (1 - simulated.busy[0] / simulated.makespan))};
 }
 
 }  // namespace usp

@@ -2,6 +2,7 @@
 
 #include "config.h"
 #include "data_parallel.h"
+#include "pipeline.h"
 #include "run/estimate.h"
 #include "train/footprint.h"
 
@@ -33,6 +34,11 @@ int64_t predict_pipeline_traffic(const TrainConfig& config);
 
 /// Counts what the ranks of a pipeline send each other.
 StepTraffic traffic_of_stages(const Communicator& pp);
+
+/// For the report: what a stage's work took on this rank, as --pp_times wants it, and how much of
+/// a step it idled, beside what the schedule says with these times.
+std::pair<std::string, std::string> measured_work_row(const TrainConfig& config,
+                                                      const MeasuredWork& measured);
 
 /// For the report: bytes that this rank has sent per step, beside the formula's.
 std::pair<std::string, std::string> pipeline_traffic_row(const TrainConfig& config, int64_t bytes,

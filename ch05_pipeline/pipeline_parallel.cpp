@@ -64,8 +64,9 @@ Schedule read_schedule(const std::string& path) {
 WorkTimes PipelineConfig::times() const {
   WorkTimes times;
   char rest = 0;
-  const int found = std::sscanf(pp_times.c_str(), "%lf,%lf,%lf,%lf%c", &times.forward,
-                                &times.input_gradient, &times.weight_gradient, &times.message, &rest);
+  const int found =
+      std::sscanf(pp_times.c_str(), "%lf,%lf,%lf,%lf%c", &times.forward, &times.input_gradient,
+                  &times.weight_gradient, &times.message, &rest);
   const auto is_time = [](double time) { return time >= 0 && time < 1e12; };
   if (found != 4 || !is_time(times.forward) || !is_time(times.input_gradient) ||
       !is_time(times.weight_gradient) || !is_time(times.message) || times.forward == 0) {
@@ -102,8 +103,10 @@ Schedule PipelineConfig::schedule(int64_t micro_batches) const {
 
 void PipelineConfig::check(const RunConfig& run, const TensorParallelConfig& tensor) const {
   if (pp_size > 1 && tensor.halves() > 1) {
-    usage_error("tp_overlap=batch_halves runs forward and backward in turns, which a schedule "
-                "over pp_size={} orders; try tp_overlap=chunks", pp_size);
+    usage_error(
+        "tp_overlap=batch_halves runs forward and backward in turns, which a schedule "
+        "over pp_size={} orders; try tp_overlap=chunks",
+        pp_size);
   }
   const Schedule checked = schedule(run.grad_acc_steps);
   check_schedule(checked, "pp_schedule=" + pp_schedule);
@@ -131,8 +134,8 @@ std::vector<int64_t> parse_layers(const std::string& text) {
 /// embedding nothing; a layer goes to the stage that has least to multiply.
 std::vector<int64_t> share_out_layers(const ModelConfig& model, int64_t stages) {
   const int64_t qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim();
-  const int64_t layer = model.hidden_size * (qkv + model.num_heads * model.head_dim() +
-                                             3 * model.ffn_hidden_size);
+  const int64_t layer =
+      model.hidden_size * (qkv + model.num_heads * model.head_dim() + 3 * model.ffn_hidden_size);
   std::vector<int64_t> layers(stages, 1), work(stages, layer);
   work.back() += model.hidden_size * model.vocab_size;
   for (int64_t left = model.num_layers - stages; left > 0; --left) {

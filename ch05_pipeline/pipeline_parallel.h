@@ -17,10 +17,10 @@ namespace usp {
 struct PipelineConfig {
   int64_t pp_size = 1;  ///< ranks that share out the layers
   std::string pp_schedule = "1f1b";
-  int64_t pp_chunks = 1;      ///< stages of each rank
-  int64_t pp_run_length = 0;  ///< of llama3: micro-batches in a row; 0: pp_size
-  std::string pp_layers;      ///< of each stage, such as "3,5,4"; empty: shared out evenly
-  int64_t pp_in_flight = 0;   ///< of auto: micro-batches on a rank at most; 0: pp_size
+  int64_t pp_chunks = 1;             ///< stages of each rank
+  int64_t pp_run_length = 0;         ///< of llama3: micro-batches in a row; 0: pp_size
+  std::string pp_layers;             ///< of each stage, such as "3,5,4"; empty: shared out evenly
+  int64_t pp_in_flight = 0;          ///< of auto: micro-batches on a rank at most; 0: pp_size
   std::string pp_times = "1,1,1,0";  ///< of F, B, W and a message, for auto and pp_show
   std::string pp_show;               ///< print the schedule instead of training
 

@@ -48,7 +48,8 @@ std::vector<StageMessage> messages(const Schedule& schedule) {
       if (next < 0 || next == stages.count()) continue;
       const Place to = stages.place_of(next, micro_batch, m);
       const auto use = done_by.find({to.rank, to.chunk, micro_batch, work != Work::F});
-      USP_CHECK(use != done_by.end(), "nobody uses what {} of rank {} sends", to_text({work, micro_batch, chunk}), rank);
+      USP_CHECK(use != done_by.end(), "nobody uses what {} of rank {} sends",
+                to_text({work, micro_batch, chunk}), rank);
       found.push_back({rank, to.rank, micro_batch, int64_t(i), use->second});
     }
   }
@@ -145,8 +146,7 @@ std::string to_text(const Action& action) {
 }
 
 std::string to_text(const Schedule& schedule) {
-  std::string text =
-      fmt::format("placement {}\n", name_of(kPlacements, schedule.stages.placement));
+  std::string text = fmt::format("placement {}\n", name_of(kPlacements, schedule.stages.placement));
   for (size_t rank = 0; rank < schedule.actions.size(); ++rank) {
     text += fmt::format("{}:", rank);
     for (const Action& action : schedule.actions[rank]) text += " " + to_text(action);
@@ -188,7 +188,8 @@ Schedule parse_schedule(std::string_view text, std::string_view name) {
     }
   } while (reader.next_line());
   schedule.stages.ranks = std::ssize(schedule.actions);
-  if (schedule.actions.empty()) usage_error("{} has no ranks; a line is such as \"0: F0 BW0\"", name);
+  if (schedule.actions.empty())
+    usage_error("{} has no ranks; a line is such as \"0: F0 BW0\"", name);
   return schedule;
 }
 

@@ -71,7 +71,7 @@ struct Schedule {
 
 /// An activation or its gradient, on its way from one stage to the next.
 struct StageMessage {
-  int from, to;              ///< ranks
+  int from, to;  ///< ranks
   int64_t micro_batch;
   int64_t sent_by, used_by;  ///< actions of theirs
 };

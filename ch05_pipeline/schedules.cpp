@@ -103,9 +103,9 @@ Schedule in_runs(const Request& request, int64_t run, int64_t further) {
   return schedule;
 }
 
-/// With run = p that is Megatron's order, depth first. Runs that are shorter than p, as the last one
-/// may be, need more forward passes ahead: else the last rank waits for a gradient of the first,
-/// which waits for an output of the last.
+/// With run = p that is Megatron's order, depth first. Runs that are shorter than p, as the last
+/// one may be, need more forward passes ahead: else the last rank waits for a gradient of the
+/// first, which waits for an output of the last.
 Schedule in_runs(const Request& request, int64_t run) {
   Schedule schedule = in_runs(request, run, 0);
   for (int64_t further = 1; deadlocks(schedule); ++further) {
@@ -139,8 +139,9 @@ Schedule zero_bubble(const Request& request, int64_t patience) {
 // [zero_bubble]
 
 // [dualpipe]
-/// Micro-batches enter at both ends: here each rank has a near chunk, close to where its micro-batches
-/// come in, and a far one, close to where they turn. `depth`: ranks between the end and the middle.
+/// Micro-batches enter at both ends: here each rank has a near chunk, close to where its
+/// micro-batches come in, and a far one, close to where they turn. `depth`: ranks between the end
+/// and the middle.
 Schedule dualpipe(const Request& request, Placement placement) {
   Schedule schedule = empty_schedule(request, placement);
   const int64_t p = request.ranks, m = request.micro_batches;
@@ -215,11 +216,13 @@ Schedule list_schedule(const Request& request, Placement placement, int64_t limi
       const auto arrival = [&](double made, int64_t from) {
         return made + (stages.place_of(from, 0, m).rank == at.rank ? 0 : request.times.message);
       };
-      if (b < f) offer(s == S - 1 ? made_f[s * m + b] : arrival(made_b[(s + 1) * m + b], s + 1), 0, Work::B);
+      if (b < f)
+        offer(s == S - 1 ? made_f[s * m + b] : arrival(made_b[(s + 1) * m + b], s + 1), 0, Work::B);
       // A micro-batch that enters a rank's first chunk needs room in its last one, too.
       const int64_t last = stages.stage_of({at.rank, v - 1});
       const bool fits = s != home || f - std::min(next_w[home], next_w[last]) < limit;
-      if (f < m && fits) offer(s == 0 ? 0 : arrival(made_f[(s - 1) * m + f], s - 1), v - at.chunk, Work::F);
+      if (f < m && fits)
+        offer(s == 0 ? 0 : arrival(made_f[(s - 1) * m + f], s - 1), v - at.chunk, Work::F);
       if (next_w[s] < b) offer(0, m + v + next_w[s], Work::W);  // the oldest first
     }
     const auto& [begin, priority, rank, s, work] = best;
@@ -244,14 +247,16 @@ void check_request(const std::string& name, const Request& request) {
                 request.chunks);
   }
   if (name == "dualpipe" && (p % 2 != 0 || m % 2 != 0 || m < 2 * p)) {
-    usage_error("pp_schedule=dualpipe needs an even pp_size and an even number of micro-batches, "
-                "at least 2 pp_size, not pp_size={} and grad_acc_steps={}; try {} and {}",
-                p, m, p + p % 2, std::max(m + m % 2, 2 * (p + p % 2)));
+    usage_error(
+        "pp_schedule=dualpipe needs an even pp_size and an even number of micro-batches, "
+        "at least 2 pp_size, not pp_size={} and grad_acc_steps={}; try {} and {}",
+        p, m, p + p % 2, std::max(m + m % 2, 2 * (p + p % 2)));
   }
   if (name == "dualpipe_v" && m < 2 * p) {
-    usage_error("pp_schedule=dualpipe_v needs at least 2 pp_size micro-batches, not "
-                "grad_acc_steps={} with pp_size={}; try {}",
-                m, p, 2 * p);
+    usage_error(
+        "pp_schedule=dualpipe_v needs at least 2 pp_size micro-batches, not "
+        "grad_acc_steps={} with pp_size={}; try {}",
+        m, p, 2 * p);
   }
 }
 

@@ -10,11 +10,11 @@ namespace usp {
 
 /// What a generator is asked for.
 struct ScheduleRequest {
-  int64_t ranks = 1;          ///< p
-  int64_t micro_batches = 1;  ///< m
-  int64_t chunks = 1;         ///< v
-  int64_t run_length = 0;     ///< N of `llama3`: micro-batches in a row; 0: p
-  WorkTimes times = {};       ///< of `auto`
+  int64_t ranks = 1;           ///< p
+  int64_t micro_batches = 1;   ///< m
+  int64_t chunks = 1;          ///< v
+  int64_t run_length = 0;      ///< N of `llama3`: micro-batches in a row; 0: p
+  WorkTimes times = {};        ///< of `auto`
   int64_t most_in_flight = 0;  ///< of `auto`: micro-batches on a rank; 0: p
 };
 

@@ -15,10 +15,14 @@ namespace usp {
 
 double WorkTimes::of(Work work) const {
   switch (work) {
-    case Work::F: return forward;
-    case Work::B: return input_gradient;
-    case Work::W: return weight_gradient;
-    case Work::BW: return input_gradient + weight_gradient;
+    case Work::F:
+      return forward;
+    case Work::B:
+      return input_gradient;
+    case Work::W:
+      return weight_gradient;
+    case Work::BW:
+      return input_gradient + weight_gradient;
   }
   return 0;
 }
@@ -40,7 +44,11 @@ namespace {
 class Walk {
  public:
   Walk(const Schedule& schedule, const WorkTimes& times)
-      : schedule_(schedule), times_(times), next_(schedule.actions.size()), free_(next_.size()), in_flight_(next_.size()) {
+      : schedule_(schedule),
+        times_(times),
+        next_(schedule.actions.size()),
+        free_(next_.size()),
+        in_flight_(next_.size()) {
     result_.intervals.resize(next_.size());
     result_.busy.resize(next_.size());
     result_.most_in_flight.resize(next_.size());
@@ -79,11 +87,11 @@ class Walk {
       seen[rank] = true;
       const Action& action = next_action(rank);
       const Place from = need(rank, action)->place;
-      text += fmt::format("{}rank {} waits, in its action {}, {}, for the {} of micro-batch {} from "
-                          "rank {}",
-                          text.empty() ? "" : "; ", rank, next_[rank], to_text(action),
-                          action.work == Work::F ? "output" : "gradient", action.micro_batch,
-                          from.rank);
+      text += fmt::format(
+          "{}rank {} waits, in its action {}, {}, for the {} of micro-batch {} from "
+          "rank {}",
+          text.empty() ? "" : "; ", rank, next_[rank], to_text(action),
+          action.work == Work::F ? "output" : "gradient", action.micro_batch, from.rank);
       rank = from.rank;
     }
     return text;
@@ -148,8 +156,8 @@ class Walk {
 
   const Schedule& schedule_;
   const WorkTimes& times_;
-  std::vector<size_t> next_;   ///< action of each rank
-  std::vector<double> free_;   ///< when each rank is
+  std::vector<size_t> next_;  ///< action of each rank
+  std::vector<double> free_;  ///< when each rank is
   std::vector<int64_t> in_flight_;
   std::map<Step, double> made_;
   SimulatedSchedule result_;
@@ -167,9 +175,10 @@ void check_schedule(const Schedule& schedule, std::string_view name) {
                 stages.chunks);
   }
   if (stages.placement == Placement::mirror && (stages.ranks % 2 != 0 || m % 2 != 0)) {
-    usage_error("{}: a mirrored pipeline needs an even number of ranks and of micro-batches, not "
-                "{} and {}; try {} and {}",
-                name, stages.ranks, m, stages.ranks + stages.ranks % 2, m + m % 2);
+    usage_error(
+        "{}: a mirrored pipeline needs an even number of ranks and of micro-batches, not "
+        "{} and {}; try {} and {}",
+        name, stages.ranks, m, stages.ranks + stages.ranks % 2, m + m % 2);
   }
   for (int rank = 0; rank < stages.ranks; ++rank) {
     std::map<std::pair<int64_t, int64_t>, std::vector<int>> times;  // of chunk, micro-batch
@@ -234,9 +243,9 @@ std::string to_report(const Schedule& schedule, const WorkTimes& times) {
       "# a step takes {:g}; a rank works {:g} of it on average: bubble {:.4g}\n"
       "# from its own first action to its own last: bubble {:.4g}\n"
       "# chunks in flight at most, by rank: {}\n",
-      to_text(schedule), schedule.stages.count(), ranks, schedule.micro_batches,
-      simulated.makespan, simulated.makespan / (1 + simulated.bubble()), simulated.bubble(),
-      simulated.inner_bubble(), fmt::join(simulated.most_in_flight, " "));
+      to_text(schedule), schedule.stages.count(), ranks, schedule.micro_batches, simulated.makespan,
+      simulated.makespan / (1 + simulated.bubble()), simulated.bubble(), simulated.inner_bubble(),
+      fmt::join(simulated.most_in_flight, " "));
 }
 
 std::string to_json(const Schedule& schedule, const WorkTimes& times) {
@@ -248,10 +257,11 @@ std::string to_json(const Schedule& schedule, const WorkTimes& times) {
     for (size_t i = 0; i < schedule.actions[rank].size(); ++i) {
       const Action& action = schedule.actions[rank][i];
       const auto [begin, end] = simulated.intervals[rank][i];
-      actions += fmt::format("{}\n  {{\"action\": \"{}\", \"micro_batch\": {}, \"chunk\": {}, "
-                             "\"stage\": {}, \"begin\": {:.9g}, \"end\": {:.9g}}}",
-                             actions.empty() ? "" : ",", to_text(action), action.micro_batch,
-                             action.chunk, stages.stage_of({int(rank), action.chunk}), begin, end);
+      actions += fmt::format(
+          "{}\n  {{\"action\": \"{}\", \"micro_batch\": {}, \"chunk\": {}, "
+          "\"stage\": {}, \"begin\": {:.9g}, \"end\": {:.9g}}}",
+          actions.empty() ? "" : ",", to_text(action), action.micro_batch, action.chunk,
+          stages.stage_of({int(rank), action.chunk}), begin, end);
     }
     ranks += fmt::format("{} [{}]", ranks.empty() ? "" : ",", actions);
   }
@@ -259,8 +269,8 @@ std::string to_json(const Schedule& schedule, const WorkTimes& times) {
       "{{\"ranks\": {}, \"stages\": {}, \"micro_batches\": {}, \"makespan\": {:.9g}, "
       "\"bubble\": {:.9g}, \"inner_bubble\": {:.9g}, \"most_in_flight\": [{}], "
       "\"messages\": {},\n\"actions\": [{}]}}\n",
-      stages.ranks, stages.count(), schedule.micro_batches, simulated.makespan,
-      simulated.bubble(), simulated.inner_bubble(), fmt::join(simulated.most_in_flight, ", "),
+      stages.ranks, stages.count(), schedule.micro_batches, simulated.makespan, simulated.bubble(),
+      simulated.inner_bubble(), fmt::join(simulated.most_in_flight, ", "),
       std::ranges::count_if(messages(schedule), [](const auto& m) { return m.from != m.to; }),
       ranks);
 }

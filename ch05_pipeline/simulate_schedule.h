@@ -42,8 +42,9 @@ std::string to_report(const Schedule& schedule, const WorkTimes& times);
 /// The same for plots: every action with its stage, its begin and its end.
 std::string to_json(const Schedule& schedule, const WorkTimes& times);
 
-/// Throws UsageError, which names rank, action and reason, unless in this schedule every micro-batch
-/// passes every stage once, forward and backward, in an order that cannot wait for itself.
+/// Throws UsageError, which names rank, action and reason, unless in this schedule every
+/// micro-batch passes every stage once, forward and backward, in an order that cannot wait for
+/// itself.
 void check_schedule(const Schedule& schedule, std::string_view name);
 
 /// Whether ranks would wait for each other for ever.

@@ -152,6 +152,7 @@ ReportRows Trainer::report_rows(int64_t steps) {
   rows.push_back(tensor_traffic_row(config_, tensor_traffic_.bytes(), steps));
   rows.push_back(context_traffic_row(config_, context_traffic_.bytes(), steps));
   rows.push_back(pipeline_traffic_row(config_, stage_traffic_.bytes(), steps));
+  rows.push_back(measured_work_row(config_, pipeline_.measured()));
   return rows;
 }
 // [report_rows]
