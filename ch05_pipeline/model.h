@@ -18,7 +18,7 @@ struct LlamaOptions {
   // [options]
   TensorRegion region = {};   ///< shares out its layers
   ContextGroup context = {};  ///< shares out the tokens of a sample
-  RankBlocks blocks;          ///< of the pipeline
+  RankBlocks blocks = {};     ///< of the pipeline
   // [options]
 };
 
