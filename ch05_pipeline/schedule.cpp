@@ -170,6 +170,8 @@ Schedule parse_schedule(std::string_view text, std::string_view name) {
         has_placement = true;
       }
       if (!has_placement) reader.refuse(word, "is no placement; try loop, fold or mirror");
+      const std::string_view more = reader.word();
+      if (!more.empty()) reader.refuse(more, "stands behind the placement; begin a line with it");
       continue;
     }
     constexpr std::string_view rule =
