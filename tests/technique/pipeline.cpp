@@ -1,0 +1,225 @@
+#include "pipeline.h"
+
+#include "pipeline_parity.h"
+#include "random_schedule.h"
+#include "tiny_llama.h"
+
+namespace usp::test {
+namespace {
+
+constexpr int64_t kSteps = 2;
+
+/// Nothing but the pipeline.
+PipelineCase plain_case(int64_t ranks, const char* schedule, int64_t micro_batches) {
+  PipelineCase c{{1, 1, 2, "off", false, 0, "none", "blockwise", "weight_grad", micro_batches}};
+  c.pp = ranks;
+  c.schedule = schedule;
+  return c;
+}
+
+/// Random tokens, cut into samples of eight.
+struct Text {
+  Text() : tokens(parity_config().model.vocab_size), file(tokens.path(), 2, 61) {}
+
+  RandomTokens tokens;
+  TokenFile file;
+  Dataset dataset{file, 8, 0.1, DataOrder::shuffled, 0};
+};
+
+void check_parity(const PipelineCase& c, const Text& text, PipelineReferences& references) {
+  CAPTURE(c.name());
+  const PipelineResult& expected = references.of(c);
+  run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
+    check_pipeline_parity(world, c, text.dataset, expected);
+  });
+}
+
+TEST_CASE("training over stages is training on one rank, in every order of work") {
+  const Text text;
+  PipelineReferences references(text.dataset, kSteps);
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  const std::vector<PipelineCase> cases = pipeline_cases(0);
+  const size_t step = 6;
+#else
+  const std::vector<PipelineCase> cases =
+      pipeline_cases(std::getenv("USP_TEST_FULL") != nullptr ? 400 : 5);
+  const size_t step = 1;
+#endif
+  for (size_t i = 0; i < cases.size(); i += step) check_parity(cases[i], text, references);
+}
+
+TEST_CASE("whatever order the check accepts ends, with the gradients of one rank") {
+  const Text text;
+  PipelineReferences references(text.dataset, 1);
+  Random random(12);
+  const TempDir folder;
+  const int count = std::getenv("USP_TEST_FULL") != nullptr ? 200 : 20;
+  for (int i = 0; i < count; ++i) {
+    const int64_t p = random.integer(2, 4);
+    const Schedule schedule = random_schedule(random, p, random.integer(1, 6), 2);
+    PipelineCase c = plain_case(p, "", schedule.micro_batches);
+    c.schedule = folder.write(fmt::format("{}.txt", i), to_text(schedule));
+    c.stages = schedule.stages.count();
+    c.tied = i % 2 == 0;
+    CAPTURE(to_text(schedule));
+    check_parity(c, text, references);
+  }
+}
+
+TEST_CASE("on one rank a schedule is gradient accumulation, to the bit") {
+  const OnDevice cpu;
+  for (const char* dtype : {"f64", "f32", "bf16"}) {
+    PipelineCase c = plain_case(1, "1f1b", 3);
+    TrainConfig config = pipeline_config(c);
+    config.dtype = dtype;
+    const Text text;
+    SoloTrainer expected(config, &text.dataset);
+    // The loop that has no schedule: forward, backward, for each micro-batch.
+    Grads grads(expected.model().parameters());
+    grads.begin_window(3);
+    const Tensor loss = Tensor::zeros({1}, DType::f64);
+    for (int64_t i = 0; i < 3; ++i) {
+      std::vector<int32_t> tokens(8), targets(8);
+      text.dataset.read(Split::train, i, tokens, targets);
+      Pass pass;
+      pass.seed = uint64_t(config.seed);
+      pass.micro_batch = pass.first_sample = i;
+      pass.num_samples = 1;
+      pass.seq_len = 8;
+      pass.positions = Positions(0, 8);
+      pass.tokens = Tensor::from_host(tokens, {8});
+      pass.targets = Tensor::from_host(targets, {8});
+      pass.loss_scale = 1 / double(config.tokens_per_step());
+      pass.loss = loss;
+      expected.model().backward(expected.model().forward(pass), grads, pass);
+    }
+    grads.end_window();
+    std::vector<std::vector<char>> bits;
+    const ParameterList& parameters = expected.model().parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) bits.push_back(bits_of(parameters[i].grad));
+    for (const char* schedule : {"naive", "1f1b", "afab", "zb_h1", "zb_h2", "zb_v", "auto"}) {
+      CAPTURE(dtype, schedule);
+      config.pipeline.pp_schedule = schedule;
+      SoloTrainer trainer(config, &text.dataset);
+      trainer.train_step(0);
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        REQUIRE(bits_of(trainer.model().parameters().find(parameters[i].name).grad) == bits[i]);
+      }
+      REQUIRE(trainer.report(0, 0).loss == loss.item());
+    }
+  }
+}
+
+/// Bytes that each rank has sent to other stages in a step.
+std::vector<double> sent_in_a_step(const TrainConfig& config, const Dataset& dataset) {
+  std::vector<double> sent(config.pipeline.pp_size);
+  run_threads(static_cast<int>(config.pipeline.pp_size), [&](const Communicator& world) {
+    const Mesh mesh(world, config.mesh());
+    Trainer trainer(config, &dataset, mesh);
+    trainer.train_step(0);
+    sent[world.rank()] =
+        double(Runtime::current().ledger().get("pp", CommKind::send).wire_bytes);
+  });
+  return sent;
+}
+
+TEST_CASE("a boundary sends the tokens' activations one way and as much back, v chunks v times") {
+  const Text text;
+  constexpr int64_t p = 4, m = 4;
+  for (const char* dtype : {"f64", "f32", "bf16"}) {
+    const int64_t message = 8 * 16 * bytes_of(parse_dtype(dtype));  // tokens, hidden size
+    for (int64_t layers : {8, 9}) {  // whatever the number of layers between the boundaries
+      for (int64_t v : {1, 2}) {
+        CAPTURE(dtype, layers, v);
+        TrainConfig config = pipeline_config(plain_case(p, v == 1 ? "1f1b" : "interleaved", m));
+        config.dtype = dtype;
+        config.model.num_layers = layers;
+        config.pipeline.pp_chunks = v;
+        const std::vector<double> sent = sent_in_a_step(config, text.dataset);
+        for (int64_t rank = 0; rank < p; ++rank) {
+          const int64_t boundaries = 2 * v - (rank == 0) - (rank == p - 1);  // of its stages
+          CHECK(sent[rank] == double(boundaries * m * message));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("the next tokens are those of one rank, however the layers are shared out") {
+  const Text text;
+  SampleConfig sample;
+  sample.sample_tokens = 12;
+  for (const char* schedule : {"1f1b", "interleaved", "zb_v", "dualpipe"}) {
+    for (int64_t tp : {1, 2}) {
+      for (bool tied : {false, true}) {
+        PipelineCase c = plain_case(2, schedule, 4);
+        c.tied = tied;
+        c.tp = tp;
+        c.sequence = tp == 2 ? "again" : "off";
+        if (c.schedule == "interleaved") c.chunks = 2;
+        CAPTURE(c.name());
+        const std::vector<int32_t> prompt = {3, 1, 4, 1, 5};
+        const auto sampled = [&](Trainer& trainer, Values& last) {
+          trainer.train_step(0);
+          const Logits logits = [&](const Pass& pass) {
+            const Tensor of_pass = trainer.logits(pass);
+            last = of_pass.items();
+            return of_pass;
+          };
+          return sample_tokens(logits, sample, 8, prompt, 1, [] { return false; });
+        };
+        std::vector<int32_t> expected;
+        Values last;
+        {
+          const OnDevice cpu;
+          SoloTrainer solo(alone_config(c), &text.dataset);
+          expected = sampled(solo, last);
+        }
+        const TrainConfig config = pipeline_config(c);
+        run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
+          const Mesh mesh(world, config.mesh());
+          Trainer trainer(config, &text.dataset, mesh);
+          Values own;
+          USP_CHECK(sampled(trainer, own) == expected, "{}: other tokens", c.name());
+          expect_close(own, last, 1e-10, "logits");
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("layers go to the stage that has least to do, or where the command line says") {
+  ModelConfig model = tiny_model();
+  model.num_layers = 9;
+  PipelineConfig config;
+  config.pp_size = 4;
+  const auto sizes = [&](int64_t stages) {
+    std::vector<int64_t> found;
+    int64_t next = 0;
+    for (const BlockRange& range : blocks_of_stages(config, model, stages)) {
+      REQUIRE(range.begin == next);
+      next = range.end;
+      found.push_back(range.end - range.begin);
+    }
+    REQUIRE(next == model.num_layers + 2);
+    return found;
+  };
+  // With the embedding in the first and the head in the last, which multiplies as a third of a layer.
+  REQUIRE(sizes(4) == std::vector<int64_t>{4, 2, 2, 3});
+  model.vocab_size = 4000;  // a head that multiplies more than nine layers
+  REQUIRE(sizes(4) == std::vector<int64_t>{4, 3, 2, 2});
+  config.pp_layers = "0,5,4,0";
+  REQUIRE(sizes(4) == std::vector<int64_t>{1, 5, 4, 1});
+  const auto refuses = [&](const char* layers, const std::vector<std::string>& parts) {
+    config.pp_layers = layers;
+    check_throws<UsageError>([&] { blocks_of_stages(config, model, 4); }, parts);
+  };
+  refuses("3,3,3", {"pp_layers=3,3,3 has 9 layers in 3 stages, the model 9 in 4; try 3,3,2,1"});
+  refuses("3,3,3,1", {"has 10 layers in 4 stages, the model 9 in 4"});
+  refuses("3,3,x,1", {"\"x\" is no number of layers; try such as 3,5,4"});
+  model.num_layers = 3;
+  refuses("", {"needs a layer for each of 4 stages, num_layers is 3; try pp_size 3"});
+}
+
+}  // namespace
+}  // namespace usp::test
