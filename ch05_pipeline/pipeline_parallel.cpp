@@ -173,6 +173,12 @@ std::vector<BlockRange> blocks_of_stages(const PipelineConfig& config, const Mod
     const int64_t ends = (stage == 0) + (stage == stages - 1);  // embedding, head
     blocks.push_back({next, next + layers[stage] + ends});
     next = blocks.back().end;
+    if (layers[stage] + ends == 0) {
+      usage_error("pp_layers={} leaves nothing to stage {}; try {}", config.pp_layers, stage,
+                  model.num_layers < stages
+                      ? "fewer stages"
+                      : fmt::format("{}", fmt::join(share_out_layers(model, stages), ",")));
+    }
   }
   return blocks;
 }
