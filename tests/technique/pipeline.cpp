@@ -217,6 +217,7 @@ TEST_CASE("layers go to the stage that has least to do, or where the command lin
   refuses("3,3,3", {"pp_layers=3,3,3 has 9 layers in 3 stages, the model 9 in 4; try 3,3,2,1"});
   refuses("3,3,3,1", {"has 10 layers in 4 stages, the model 9 in 4"});
   refuses("3,3,x,1", {"\"x\" is no number of layers; try such as 3,5,4"});
+  refuses("5,0,3,1", {"pp_layers=5,0,3,1 leaves nothing to stage 1; try 3,3,2,1"});
   model.num_layers = 3;
   refuses("", {"needs a layer for each of 4 stages, num_layers is 3; try pp_size 3"});
 }

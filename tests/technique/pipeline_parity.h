@@ -15,7 +15,7 @@ namespace usp::test {
 struct PipelineCase : TensorCase {
   int64_t pp = 1, chunks = 1;
   std::string schedule = "1f1b";  ///< or a file
-  bool uneven = false;            ///< the first stage has two layers, one of the others none
+  bool uneven = false;            ///< of first and last stage one has two layers, the other none
   int64_t cp = 1;
   int64_t stages = 0;  ///< of a file; 0: what the schedule has
 
@@ -30,10 +30,8 @@ struct PipelineCase : TensorCase {
   /// For pp_layers.
   std::string layers() const {
     std::vector<int64_t> of_stages(count_stages(), 1);
-    if (of_stages.size() > 1) {
-      of_stages.front() = 2;
-      of_stages[of_stages.size() == 2 ? 1 : of_stages.size() - 2] = 0;
-    }
+    of_stages.front() = pp % 2 == 0 ? 2 : 0;
+    of_stages.back() = pp % 2 == 0 ? 0 : 2;
     return fmt::format("{}", fmt::join(of_stages, ","));
   }
   std::string name() const {
