@@ -78,7 +78,7 @@ inline TrainConfig alone_config(const PipelineCase& c) {
 inline bool has_meaning(const PipelineCase& c) {
   const bool loops = c.schedule == "naive" || c.schedule == "afab" || c.schedule == "interleaved" ||
                      c.schedule == "llama3";
-  if (c.ranks() > 16 || (c.chunks > 1 && !loops)) return false;
+  if (c.ranks() > std::max<int64_t>(8, 2 * c.pp) || (c.chunks > 1 && !loops)) return false;
   if (c.schedule == "interleaved" && c.chunks == 1) return false;  // 1f1b
   if (c.schedule == "dualpipe" && (c.pp % 2 != 0 || c.grad_acc_steps % 2 != 0)) return false;
   if (c.schedule.starts_with("dualpipe") && c.grad_acc_steps < 2 * c.pp) return false;
