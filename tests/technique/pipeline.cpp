@@ -9,6 +9,14 @@ namespace {
 
 constexpr int64_t kSteps = 2;
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
+bool full() { return std::getenv("USP_TEST_FULL") != nullptr && !kSanitized; }
+
 /// Nothing but the pipeline.
 PipelineCase plain_case(int64_t ranks, const char* schedule, int64_t micro_batches) {
   PipelineCase c{{1, 1, 2, "off", false, 0, "none", "blockwise", "weight_grad", micro_batches}};
@@ -37,14 +45,8 @@ void check_parity(const PipelineCase& c, const Text& text, PipelineReferences& r
 TEST_CASE("training over stages is training on one rank, in every order of work") {
   const Text text;
   PipelineReferences references(text.dataset, kSteps);
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  const std::vector<PipelineCase> cases = pipeline_cases(0);
-  const size_t step = 6;
-#else
-  const std::vector<PipelineCase> cases =
-      pipeline_cases(std::getenv("USP_TEST_FULL") != nullptr ? 400 : 5);
-  const size_t step = 1;
-#endif
+  const std::vector<PipelineCase> cases = pipeline_cases(full() ? 400 : 0);
+  const size_t step = kSanitized ? 6 : 1;
   for (size_t i = 0; i < cases.size(); i += step) check_parity(cases[i], text, references);
 }
 
@@ -53,7 +55,7 @@ TEST_CASE("whatever order the check accepts ends, with the gradients of one rank
   PipelineReferences references(text.dataset, 1);
   Random random(12);
   const TempDir folder;
-  const int count = std::getenv("USP_TEST_FULL") != nullptr ? 200 : 20;
+  const int count = full() ? 200 : kSanitized ? 5 : 20;
   for (int i = 0; i < count; ++i) {
     const int64_t p = random.integer(2, 4);
     const Schedule schedule = random_schedule(random, p, random.integer(1, 6), 2);
@@ -200,6 +202,42 @@ TEST_CASE("the next tokens are those of one rank, however the layers are shared 
         });
       }
     }
+  }
+}
+
+TEST_CASE("a schedule that cannot be run is refused before a rank starts, with one that can") {
+  const TempDir folder;
+  const auto refuses = [](PipelineCase c, const std::vector<std::string>& parts,
+                          int64_t layers = 8) {
+    TrainConfig config = pipeline_config(c);
+    config.model.num_layers = layers;
+    CAPTURE(c.name());
+    check_throws<UsageError>(
+        [&] { config.pipeline.check(config, config.tensor_parallel); }, parts);
+  };
+  const auto table = [&](int64_t ranks, int64_t micro_batches, const std::string& text) {
+    PipelineCase c = plain_case(ranks, "", micro_batches);
+    c.stages = ranks;
+    c.schedule = folder.write("own.txt", "placement loop\n" + text);
+    return c;
+  };
+  refuses(plain_case(8, "1f1b", 4), {"pp_size=8 needs a layer for each of 8 stages, num_layers is "
+                                     "5; try pp_size 5"}, 5);
+  refuses(plain_case(4, "dualpipe", 6), {"grad_acc_steps=6; try 4 and 8"});
+  refuses(table(2, 1, "0: F0 BW0\n1: F0 BW0 BW0"), {"own.txt: rank 1, action 2, BW0: a second time"});
+  refuses(table(2, 2, "0: F0 BW0 F1 BW1\n1: F0 F1 BW0 BW1"), {"own.txt: deadlock: rank 0 waits"});
+  refuses(table(2, 1, "0: F0 BW0"), {"own.txt is for 1 ranks, pp_size is 2; try --pp_size 1"});
+  refuses(table(2, 1, "1: F0 BW0"), {"own.txt, line 2: \"1:\" is not the next rank; try 0:"});
+  refuses(table(1, 1, "0: F0 BW0 F1 BW1"), {"own.txt is for 2 micro-batches, grad_acc_steps is 1; "
+                                            "try --grad_acc_steps 2"});
+  PipelineCase c = table(1, 1, "");
+  c.schedule = folder.file("none.txt");
+  refuses(c, {"none.txt: cannot read this file"});
+  PipelineConfig config;
+  for (const char* times : {"1,1,1", "1,1,1,0,2", "0,1,1,0", "1,-1,1,0", "1,nan,1,0", "one"}) {
+    config.pp_times = times;
+    check_throws<UsageError>([&] { config.times(); },
+                             {fmt::format("pp_times={} must be", times), "try 1,1,1,0"});
   }
 }
 
