@@ -1,0 +1,111 @@
+"""The book's claims about pipeline parallelism, each beside what was found here."""
+from tools.short_runs import table
+
+from . import counts, memory, planned
+
+EXACT = 1e-12  # relative difference of what is equal but for rounding in f64
+CLOSE = 1e-5   # of a simulated bubble from a formula's
+
+
+def verdict(holds):
+    return "yes" if holds else "**no**"
+
+
+def claims_table(simulated, counted, estimated):
+    """The claims; simulated: schedules.json, counted: counts.json, estimated: memory.json."""
+    rows = [_row("Q5.1", "bubble: `p-1` naive, `(p-1)/m`, interleaved `(p-1)/(v m)`",
+                 _bubbles(simulated)),
+            _row("Q5.2", "the 24 bubbles of the figure", _all_bubbles(simulated)),
+            _row("Q5.3", "AFAB keeps activations of `m` micro-batches, 1F1B of `p`", _kept(counted)),
+            _row("Q5.4", "states fall by `p`, activations stay", _memory(estimated)),
+            _row("Q5.5", "every schedule has the gradients of one rank", _same(counted)),
+            _row("Q5.8", "`v` stages on a rank send `v` times as much", _sent(simulated)),
+            _row("Q5.10", "W may wait; ZB-H1 idles less than 1F1B, ZB-H2 not at all", _waits(simulated)),
+            _row("Q5.11", "a message has `s b h` values, however many layers", _values(counted))]
+    return table(["", "the book", "expected", "found", "holds", "where"], rows)
+
+
+def _row(name, claim, cells):
+    return [name, claim, *cells]
+
+
+def _plane(simulated, name):
+    return next(own for own in simulated["plane"] if own["name"] == name)
+
+
+def _bubbles(simulated):
+    p, m = planned.PLANE_RANKS, planned.PLANE_MICRO_BATCHES
+    expected = (p - 1, *(planned.book_bubble(p, m, v) for v in (1, 1, 2)))
+    found = [_plane(simulated, name)["bubble"]
+             for name in ("naive", "afab", "1f1b", "interleaved, v = 2")]
+    return (", ".join(f"{value:.3g}" for value in expected),
+            ", ".join(f"{value:.3g}" for value in found),
+            verdict(max(abs(a - b) for a, b in zip(expected, found)) < CLOSE),
+            f"simulated: naive, AFAB, 1F1B, interleaved with `v` = 2; `p` = {p}, `m` = {m}")
+
+
+def _all_bubbles(simulated):
+    p = planned.BOOK_RANKS
+    same = [case for case in simulated["bubbles"]
+            if abs(case["bubble"] - planned.book_bubble(p, case["m"], case["v"])) < CLOSE]
+    others = [case for case in simulated["bubbles"] if case not in same]
+    by_ours = all(abs(case["bubble"] - planned.bubble(p, case["m"], case["v"])) < CLOSE
+                  for case in simulated["bubbles"])
+    few = all(case["m"] < p and case["v"] > 1 for case in others)
+    return (str(len(simulated["bubbles"])), str(len(same)), verdict(not others),
+            f"simulated. The other {len(others)} have fewer micro-batches than ranks, and `v` above 1"
+            if few and by_ours else "simulated")
+
+
+def _kept(counted):
+    def peak(name, m):
+        return next(own["peak"] for own in counted["peaks"]
+                    if (own["schedule"], own["m"]) == (name, m))
+    p, m = memory.SMALL_RANKS, memory.MICRO_BATCHES[-1]
+    grows, stays = peak("afab", m) / peak("afab", p), peak("1f1b", m) / peak("1f1b", p)
+    return (f"{m / p:g}; 1", f"{grows:.2f}; {stays:.2f}",
+            verdict(abs(grows / (m / p) - 1) < 0.05 and abs(stays - 1) < 0.01),
+            f"peak of rank 0 with `m` = {m} over that with `m` = {p}, on {p} ranks")
+
+
+def _memory(estimated):
+    one, many = (next(own for own in estimated["book"] if (own["pp"], own["seq_len"]) == (pp, 4096))
+                 for pp in (1, 8))
+    states = sum(one[name] for name in memory.STATES) / sum(many[name] for name in memory.STATES)
+    activations = many["peak_activations"] / one["peak_activations"]
+    return ("8; 1", f"{states:.1f}; {activations:.2f}",
+            verdict(4 < states <= 8 and 0.75 < activations < 1.34),
+            "8B on one rank and on rank 0 of 8: states, over; activations, under. That rank has the "
+            "embedding, and 5 of 32 layers. Holds: within a layer's share")
+
+
+def _same(counted):
+    largest = counts.largest_difference(counted["losses"])
+    return ("0", f"at most {largest:.0e}", verdict(largest <= EXACT),
+            f"relative difference of losses and gradient norms over {counts.STEPS} steps in f64, of "
+            f"{len(counted['losses']) - 1} layouts from one rank: all schedules, also beside `dp`, "
+            "`tp`, `cp`")
+
+
+def _sent(simulated):
+    p, v = planned.PLANE_RANKS, 2
+    found = (_plane(simulated, f"interleaved, v = {v}")["messages"]
+             / _plane(simulated, "1f1b")["messages"])
+    exact = (v * p - 1) / (p - 1)
+    return (str(v), f"{found:.2f}", verdict(abs(found / v - 1) < 0.1),
+            f"messages of all ranks, `p` = {p}. Exactly `(v p - 1)/(p - 1)` = {exact:.2f}: the last "
+            "rank sends to the first, too")
+
+
+def _waits(simulated):
+    found = [_plane(simulated, name) for name in ("1f1b", "zb_h1", "zb_h2")]
+    one, h1, h2 = (own["inner_bubble"] for own in found)
+    return ("less; 0", f"{h1:.3f} and {h2:.3f}, 1F1B {one:.3f}", verdict(h1 < one and abs(h2) < CLOSE),
+            "simulated, F = B = W, each rank from its own first action to its own last; gradients: Q5.5")
+
+
+def _values(counted):
+    found = {own["bytes"] / own["calls"] / counts.VALUE_BYTES for own in counted["messages"]}
+    return (f"{counts.message_values():,}", ", ".join(f"{size:,.0f}" for size in sorted(found)),
+            verdict(found == {float(counts.message_values())}),
+            "values in a message, of models of 8 and of 16 layers")

@@ -1,0 +1,75 @@
+"""What this chapter's page shows: schematics, simulated schedules, estimates, messages, losses, and
+measured pipelines.
+
+`./book figures` calls it; tools/showcase.py says how.
+"""
+from tools import provenance
+from tools.showcase import json_text, origin, read_json, short_demo, write_json
+
+from . import claims, counts, draw_measured, draw_schedules, draw_stages, memory, pace, planned
+
+SCHEMATICS = draw_stages.FIGURES
+DRAWINGS = (("plot_bubble", "schedules.json", "bubble"),
+            ("plot_in_flight", "schedules.json", "in_flight"),
+            ("plot_plane", "schedules.json", "plane"))
+DATA = ("demo", "schedules", "memory", "counts", "pace")  # that the page's line names
+DEMO = {"pp_size": 2, "micro_batch_size": 1, "grad_acc_steps": 8}  # the batch of one rank
+DEMO_ROWS = ("validation loss", "peak memory", "communication not hidden")
+
+
+def measure(chapter, program, commit):
+    """Steps of pipelines, to be laid out with a core for every rank."""
+    folder = chapter.folder / "figures"
+    head = origin(chapter, commit)
+    write_json(folder / "pace.json", {**head, **pace.measure(chapter, program)})
+    for name in ("schedules", "memory", "counts"):  # rerun() and count(), which come next, fill them
+        write_json(folder / f"{name}.json", head)
+
+
+def rerun(chapter, program):
+    """Schedules laid out in time, and estimates."""
+    folder = chapter.folder / "figures"
+    if not (folder / "schedules.json").exists():
+        return {}
+    simulated = {**read_json(folder / "schedules.json"), **planned.simulate(program)}
+    estimated = {**read_json(folder / "memory.json"), **memory.estimate_all(program)}
+    return {"schedules.json": planned.text(simulated), "memory.json": json_text(estimated)}
+
+
+def count(chapter, program):
+    """Messages, peaks and losses of runs of a few steps."""
+    path = chapter.folder / "figures" / "counts.json"
+    if not path.exists():
+        return {}
+    return {"counts.json": json_text({**read_json(path), **counts.count(program),
+                                      "peaks": memory.count(program)})}
+
+
+def texts(folder):
+    """Every table and every drawing of boxes of which the data are there."""
+    data = {path.stem: read_json(path) for path in folder.glob("*.json")}
+    found = {"provenance.md": provenance.line({name: data[name] for name in DATA if name in data})}
+    simulated, counted = data.get("schedules", {}), data.get("counts", {})
+    estimated, measured = data.get("memory", {}), data.get("pace", {})
+    if "bubbles" in simulated:
+        found.update({"bubbles.md": planned.bubbles_table(simulated["bubbles"]),
+                      "formulas.md": planned.formulas_table(simulated["formulas"]),
+                      "plane.md": planned.plane_table(simulated["plane"]),
+                      "runs.md": planned.runs_table(simulated["runs"]),
+                      **draw_schedules.figures(simulated)})
+    if "problem" in estimated:
+        found.update({"problem.md": memory.problem_table(estimated["problem"]),
+                      "book.md": memory.book_table(estimated["book"])})
+    if "messages" in counted:
+        found["messages.md"] = counts.messages_table(counted["messages"])
+    if "peaks" in counted and "peaks" in estimated:
+        found["peaks.md"] = memory.peaks_table(counted["peaks"], estimated["peaks"])
+        found["claims.md"] = claims.claims_table(simulated, counted, estimated)
+    if "pace" in measured:
+        found.update({"pace.md": pace.pace_table(measured["pace"]),
+                      "steps.md": pace.drawn_table(measured["drawn"]),
+                      **draw_measured.figures(measured)})
+    if (folder / "demo.txt").exists():
+        found["demo_short.txt"] = short_demo(
+            (folder / "demo.txt").read_text(encoding="utf-8"), DEMO_ROWS)
+    return found
