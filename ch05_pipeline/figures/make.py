@@ -3,8 +3,8 @@ measured pipelines.
 
 `./book figures` calls it; tools/showcase.py says how.
 """
-from tools import provenance
-from tools.showcase import json_text, origin, read_json, short_demo, write_json
+from tools import estimates, provenance
+from tools.showcase import json_text, origin, output_of, read_json, short_demo, write_json
 
 from . import claims, counts, draw_measured, draw_schedules, draw_stages, memory, pace, planned
 
@@ -12,8 +12,13 @@ SCHEMATICS = draw_stages.FIGURES
 DRAWINGS = (("plot_bubble", "schedules.json", "bubble"),
             ("plot_in_flight", "schedules.json", "in_flight"),
             ("plot_plane", "schedules.json", "plane"))
-DATA = ("demo", "schedules", "memory", "counts", "pace")  # that the page's line names
+PROVENANCE = {"provenance.md": ("demo", "schedules", "memory", "counts", "pace"),
+              "provenance_filling.md": ("schedules", "counts", "pace")}  # {page's line: its data}
+CLAIMS = {"claims.md": ("Q5.1", "Q5.2", "Q5.3", "Q5.4", "Q5.5", "Q5.8", "Q5.11"),
+          "claims_filling.md": ("Q5.10",)}
 DEMO = {"pp_size": 2, "micro_batch_size": 1, "grad_acc_steps": 8}  # the batch of one rank
+SHOWN = {"show.txt": {"pp_size": 2, "grad_acc_steps": 4, "pp_show": "table"},
+         "show_zb.txt": {"pp_size": 4, "grad_acc_steps": 8, "pp_schedule": "zb_h2", "pp_show": "table"}}
 DEMO_ROWS = ("validation loss", "peak memory", "communication not hidden")
 
 
@@ -33,7 +38,8 @@ def rerun(chapter, program):
         return {}
     simulated = {**read_json(folder / "schedules.json"), **planned.simulate(program)}
     estimated = {**read_json(folder / "memory.json"), **memory.estimate_all(program)}
-    return {"schedules.json": planned.text(simulated), "memory.json": json_text(estimated)}
+    return {"schedules.json": planned.text(simulated), "memory.json": json_text(estimated),
+            **{name: output_of(program, estimates.words_of(flags)) for name, flags in SHOWN.items()}}
 
 
 def count(chapter, program):
@@ -48,7 +54,8 @@ def count(chapter, program):
 def texts(folder):
     """Every table and every drawing of boxes of which the data are there."""
     data = {path.stem: read_json(path) for path in folder.glob("*.json")}
-    found = {"provenance.md": provenance.line({name: data[name] for name in DATA if name in data})}
+    found = {page: provenance.line({name: data[name] for name in names if name in data})
+             for page, names in PROVENANCE.items()}
     simulated, counted = data.get("schedules", {}), data.get("counts", {})
     estimated, measured = data.get("memory", {}), data.get("pace", {})
     if "bubbles" in simulated:
@@ -64,7 +71,8 @@ def texts(folder):
         found["messages.md"] = counts.messages_table(counted["messages"])
     if "peaks" in counted and "peaks" in estimated:
         found["peaks.md"] = memory.peaks_table(counted["peaks"], estimated["peaks"])
-        found["claims.md"] = claims.claims_table(simulated, counted, estimated)
+        found.update({name: claims.claims_table(simulated, counted, estimated, numbers)
+                      for name, numbers in CLAIMS.items()})
     if "pace" in measured:
         found.update({"pace.md": pace.pace_table(measured["pace"]),
                       "steps.md": pace.drawn_table(measured["drawn"]),

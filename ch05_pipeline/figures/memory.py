@@ -15,6 +15,9 @@ PROBLEM_PP = (1, 4, 8, 16)
 SEQ_LENS = (1024, 4096, 16384)
 BOOK_STATES = {1: (14.957, 14.957, 59.828), 8: (2.604, 2.604, 10.414)}
 BOOK_ACTIVATIONS = (4.25, 17, 68)
+# Of our layouts, {what it is: (pp, flags)}: as the book has it, and with the head counted as layers.
+BOOK_CASES = {"1": (1, {}), "8, 4 layers each": (8, {"pp_layers": ",".join("4" * 8)}),
+              "8, by default": (8, {})}
 # A small model, whose stages all have as many layers.
 SMALL = {"num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size": 192,
          "num_layers": 8, "seq_len": 64, "micro_batch_size": 1, "dp_size": 1}
@@ -38,9 +41,9 @@ def estimate_all(program):
     say("book: estimating pipelines of 70B and 8B")
     problem = [{"pp": pp, **estimate(program, **PROBLEM, pp_size=pp, grad_acc_steps=max(pp, 1))}
                for pp in PROBLEM_PP]
-    book = [{"pp": pp, "seq_len": seq_len, **estimate(
-        program, **LARGE, model="8B", pp_size=pp, grad_acc_steps=pp, seq_len=seq_len)}
-            for pp in BOOK_STATES for seq_len in SEQ_LENS]
+    book = [{"case": case, "pp": pp, "seq_len": seq_len, **estimate(
+        program, **LARGE, model="8B", pp_size=pp, grad_acc_steps=pp, seq_len=seq_len, **flags)}
+            for case, (pp, flags) in BOOK_CASES.items() for seq_len in SEQ_LENS]
     peaks = [{"schedule": name, "m": m, **estimate(program, **_small(name, m))}
              for name in SCHEDULES for m in MICRO_BATCHES]
     return {"problem": problem, "book": book, "peaks": peaks}
@@ -54,7 +57,7 @@ def _small(name, m):
 def count(program):
     """Peaks of rank 0 in runs of the small model."""
     return [{"schedule": name, "m": m, "peak": look_into(
-        program, SMALL_RANKS, _peak_of_step, **_small(name, m), steps=2)}
+        program, SMALL_RANKS, _peak_of_step, **_small(name, m), steps=2, trace_steps=2)}
             for name in SCHEDULES for m in MICRO_BATCHES]
 
 
@@ -81,14 +84,18 @@ def problem_table(found):
                  "micro-batch, `m` = `p`, 1F1B. By steps on shapes.")
 
 
+def find_book(found, case, seq_len):
+    """The case of 8B and a sequence."""
+    return next(own for own in found if (own["case"], own["seq_len"]) == (case, seq_len))
+
+
 def book_table(found):
     """8B beside the book's figure."""
     rows = []
-    for pp, states in BOOK_STATES.items():
-        own = [next(case for case in found if (case["pp"], case["seq_len"]) == (pp, seq_len))
-               for seq_len in SEQ_LENS]
-        rows.append([str(pp), *(f"{own[0][name] / GIB:.1f} ({theirs:g})"
-                                for name, theirs in zip(STATES, states)),
+    for name, (pp, _) in BOOK_CASES.items():
+        own, states = [find_book(found, name, seq_len) for seq_len in SEQ_LENS], BOOK_STATES[pp]
+        rows.append([name, *(f"{own[0][part] / GIB:.1f} ({theirs:g})"
+                             for part, theirs in zip(STATES, states)),
                      *(f"{case['peak_activations'] / GIB:.1f} ({theirs:g})"
                        for case, theirs in zip(own, BOOK_ACTIVATIONS))])
     return table(["`p`", *STATES, *(f"activations, {seq_len // 1024}k" for seq_len in SEQ_LENS)],
