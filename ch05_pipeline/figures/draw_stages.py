@@ -91,7 +91,8 @@ def split():
         drawing.arrow((x, 206), (x, 240))
         drawing.box(x - 40, 242, 80, 46, "plain", name)
         drawing.text(x, 318, who, 20, "middle")
-        drawing.text(x, 342, "waits" if name != "dW" else "", 20, "middle")
+        if name != "dW":
+            drawing.text(x, 342, "waits", 20, "middle")
     drawing.text(WIDTH - MARGIN, 416, "Nobody waits for W before the update.", 20, "end")
     return drawing.svg()
 

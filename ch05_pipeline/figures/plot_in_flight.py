@@ -16,7 +16,7 @@ DRAWN = {"afab": (style.INK, "s", 0), "zb_h2": (style.GREEN, "^", 0),
 
 def draw(found):
     """A line for each schedule."""
-    fig, (axes,) = style.figure(size=(style.WIDTH * 0.86, 4.2))
+    fig, (axes,) = style.figure(size=(style.WIDTH * 0.82, 4.2))
     ranks = range(planned.PLANE_RANKS)
     for name, (color, marker, moved) in DRAWN.items():
         own = next(case["held"] for case in found if case["name"] == name)
