@@ -26,7 +26,7 @@ def measured(record):
     until = max(max(own["measured_ms"], own["simulated_ms"]) for own in drawn)
     unit = (WIDTH - MARGIN - LEFT) / until
     lanes = drawn[0]["ranks"] * (LANE + GAP)
-    height = len(drawn) * (TITLE + 2 * lanes + BETWEEN) + 134
+    height = len(drawn) * (TITLE + 2 * lanes + BETWEEN) + 100
     drawing = schematic.Drawing(height, "Planned and measured", "; ".join(
         f"{own['name']}: planned {own['simulated_ms']:.1f} ms, measured {own['measured_ms']:.1f} ms"
         for own in drawn))

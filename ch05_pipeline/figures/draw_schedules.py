@@ -83,7 +83,7 @@ def legend(drawing, y, second, split, unit="F = B = W = 1"):
         box(drawing, MARGIN, y + 30, 20, 20, tint(FORWARD))
         box(drawing, MARGIN + 24, y + 30, 20, 20, tint(BACKWARD))
         drawing.text(MARGIN + 52, y + 47, second, SMALLEST)
-    drawing.text(WIDTH - MARGIN, y + 47, unit, SMALLEST, "end", "muted")
+    drawing.text(WIDTH - MARGIN, y + (47 if second else 17), unit, SMALLEST, "end", "muted")
 
 
 def draw(schedules, title, second, of_each=None):
