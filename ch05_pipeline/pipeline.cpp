@@ -119,6 +119,7 @@ void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
   Mail mail(schedule, pp_, boundary_, std::move(tokens));
   Running running;
   const Clock::time_point first = Clock::now();
+  // [loop]
   for (int64_t i = 0; i < std::ssize(actions); ++i) {
     const Action& action = actions[i];
     InFlight& own = running[{action.chunk, action.micro_batch}];
@@ -137,6 +138,7 @@ void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
       running.erase({action.chunk, action.micro_batch});
     }
   }
+  // [loop]
   if (with_backward) measured_.span += seconds_since(first);
 }
 // [run]
