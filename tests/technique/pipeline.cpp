@@ -119,8 +119,7 @@ std::vector<double> sent_in_a_step(const TrainConfig& config, const Dataset& dat
     const Mesh mesh(world, config.mesh());
     Trainer trainer(config, &dataset, mesh);
     trainer.train_step(0);
-    sent[world.rank()] =
-        double(Runtime::current().ledger().get("pp", CommKind::send).wire_bytes);
+    sent[world.rank()] = double(Runtime::current().ledger().get("pp", CommKind::send).wire_bytes);
   });
   return sent;
 }
@@ -212,8 +211,7 @@ TEST_CASE("a schedule that cannot be run is refused before a rank starts, with o
     TrainConfig config = pipeline_config(c);
     config.model.num_layers = layers;
     CAPTURE(c.name());
-    check_throws<UsageError>(
-        [&] { config.pipeline.check(config, config.tensor_parallel); }, parts);
+    check_throws<UsageError>([&] { config.pipeline.check(config, config.tensor_parallel); }, parts);
   };
   const auto table = [&](int64_t ranks, int64_t micro_batches, const std::string& text) {
     PipelineCase c = plain_case(ranks, "", micro_batches);
@@ -221,10 +219,13 @@ TEST_CASE("a schedule that cannot be run is refused before a rank starts, with o
     c.schedule = folder.write("own.txt", "placement loop\n" + text);
     return c;
   };
-  refuses(plain_case(8, "1f1b", 4), {"pp_size=8 needs a layer for each of 8 stages, num_layers is "
-                                     "5; try pp_size 5"}, 5);
+  refuses(plain_case(8, "1f1b", 4),
+          {"pp_size=8 needs a layer for each of 8 stages, num_layers is "
+           "5; try pp_size 5"},
+          5);
   refuses(plain_case(4, "dualpipe", 6), {"grad_acc_steps=6; try 4 and 8"});
-  refuses(table(2, 1, "0: F0 BW0\n1: F0 BW0 BW0"), {"own.txt: rank 1, action 2, BW0: a second time"});
+  refuses(table(2, 1, "0: F0 BW0\n1: F0 BW0 BW0"),
+          {"own.txt: rank 1, action 2, BW0: a second time"});
   refuses(table(2, 2, "0: F0 BW0 F1 BW1\n1: F0 F1 BW0 BW1"), {"own.txt: deadlock: rank 0 waits"});
   refuses(table(2, 1, "0: F0 BW0"), {"own.txt is for 1 ranks, pp_size is 2; try --pp_size 1"});
   refuses(table(2, 1, "1: F0 BW0"), {"own.txt, line 2: \"1:\" is not the next rank; try 0:"});
@@ -257,7 +258,8 @@ TEST_CASE("layers go to the stage that has least to do, or where the command lin
     REQUIRE(next == model.num_layers + 2);
     return found;
   };
-  // With the embedding in the first and the head in the last, which multiplies as a third of a layer.
+  // With the embedding in the first and the head in the last, which multiplies as a third of a
+  // layer.
   REQUIRE(sizes(4) == std::vector<int64_t>{4, 2, 2, 3});
   model.vocab_size = 4000;  // a head that multiplies more than nine layers
   REQUIRE(sizes(4) == std::vector<int64_t>{4, 3, 2, 2});

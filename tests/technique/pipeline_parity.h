@@ -89,9 +89,9 @@ inline bool has_meaning(const PipelineCase& c) {
 /// Cases among which every pair of values occurs, then so many at random.
 inline std::vector<PipelineCase> pipeline_cases(size_t random) {
   const std::vector<int64_t> pp = {2, 3, 4, 8};
-  const std::vector<const char*> schedule = {"naive", "afab",  "1f1b", "interleaved", "llama3",
-                                             "zb_h1", "zb_h2", "zb_v", "dualpipe",    "dualpipe_v",
-                                             "auto"};
+  const std::vector<const char*> schedule = {"naive",    "afab",       "1f1b",  "interleaved",
+                                             "llama3",   "zb_h1",      "zb_h2", "zb_v",
+                                             "dualpipe", "dualpipe_v", "auto"};
   const std::vector<const char*> sequence = {"off", "again", "kept"};
   const std::vector<const char*> recompute = {"none", "selective", "full"};
   const std::vector<const char*> overlap = {"none", "weight_grad", "chunks"};
@@ -146,8 +146,8 @@ class PipelineReferences {
 };
 
 /// Throws Error at the first difference between a rank's parameters and those of the same names.
-inline void expect_same_parameters(Trainer& trainer, const TrainedState& expected,
-                                   double tolerance, const std::string& what) {
+inline void expect_same_parameters(Trainer& trainer, const TrainedState& expected, double tolerance,
+                                   const std::string& what) {
   std::map<std::string, const std::vector<double>*> by_name;
   for (const TrainedState::Named& tensor : expected.tensors) by_name[tensor.name] = &tensor.values;
   const ParameterList& parameters = trainer.model().parameters();

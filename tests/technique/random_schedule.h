@@ -122,7 +122,8 @@ inline Schedule random_schedule(Random& random, int64_t ranks, int64_t micro_bat
   return schedule;
 }
 
-/// Fails the test unless every action begins as soon as its rank is free and what it needs is there.
+/// Fails the test unless every action begins as soon as its rank is free and what it needs is
+/// there.
 inline void check_times(const Schedule& schedule, const SimulatedSchedule& simulated,
                         const WorkTimes& times) {
   const std::map<At, At> waits_for = needs(schedule);

@@ -119,7 +119,8 @@ TEST_CASE("stages are where the placements put them, and a micro-batch meets eac
   }
 }
 
-TEST_CASE("the simulated bubble is the formula's: p-1, (p-1)/m, and (p-1)/(v m) where p divides m") {
+TEST_CASE(
+    "the simulated bubble is the formula's: p-1, (p-1)/m, and (p-1)/(v m) where p divides m") {
   each_schedule([](const std::string& name, const ScheduleRequest& r) {
     const double p = double(r.ranks), m = double(r.micro_batches), v = double(r.chunks);
     for (const WorkTimes& times : some_times(5)) {
@@ -155,9 +156,9 @@ TEST_CASE("a message costs a rank that waits for it twice its time") {
 }
 
 TEST_CASE("of the book's 24 bubbles of 8 ranks, 15 are reached and 9 lie below any schedule's") {
-  const double printed[][4] = {{7.00, 3.50, 1.75, 0.875},      {3.50, 1.75, 0.875, 0.438},
-                               {1.75, 0.875, 0.438, 0.219},    {0.875, 0.438, 0.219, 0.109},
-                               {0.438, 0.219, 0.109, 0.055},   {0.219, 0.109, 0.055, 0.027}};
+  const double printed[][4] = {{7.00, 3.50, 1.75, 0.875},    {3.50, 1.75, 0.875, 0.438},
+                               {1.75, 0.875, 0.438, 0.219},  {0.875, 0.438, 0.219, 0.109},
+                               {0.438, 0.219, 0.109, 0.055}, {0.219, 0.109, 0.055, 0.027}};
   constexpr int64_t p = 8;
   int reached = 0, out_of_reach = 0;
   for (int row = 0; row < 6; ++row) {
@@ -188,8 +189,10 @@ TEST_CASE("zero bubble: H1 idles (p-1)(F+B-W), H2 (p-1)F, none of it between its
         const auto [F, B, W, message] = times;
         CAPTURE(p, m, F, B, W);
         const double work = double(m) * (F + B + W), others = double(p - 1);
-        const SimulatedSchedule h1 = simulate_schedule(make_schedule("zb_h1", request(p, m)), times);
-        const SimulatedSchedule h2 = simulate_schedule(make_schedule("zb_h2", request(p, m)), times);
+        const SimulatedSchedule h1 =
+            simulate_schedule(make_schedule("zb_h1", request(p, m)), times);
+        const SimulatedSchedule h2 =
+            simulate_schedule(make_schedule("zb_h2", request(p, m)), times);
         // The second and third terms: where the gradients of weights are too short to fill a gap.
         const double first = others * std::max({F, B, F + B - W});
         const double second = others * std::max({F, B - F, F + B - 2 * W});
@@ -275,7 +278,8 @@ TEST_CASE("v chunks multiply the messages: 2 (p v - 1) m between ranks") {
   each_schedule([](const std::string& name, const ScheduleRequest& r) {
     const Schedule schedule = make_schedule(name, r);
     const std::vector<StageMessage> all = messages(schedule);
-    const int64_t between = std::ranges::count_if(all, [](const auto& x) { return x.from != x.to; });
+    const int64_t between =
+        std::ranges::count_if(all, [](const auto& x) { return x.from != x.to; });
     const int64_t p = r.ranks, m = r.micro_batches, v = r.chunks;
     const Placement placement = schedule.stages.placement;
     if (p == 1) CHECK(between == 0);
@@ -379,13 +383,13 @@ TEST_CASE("a text that is no schedule is refused, with line and word") {
   refuses("placement loop 0: F0 BW0", {"line 1: \"0:\""});
   refuses("placement loop\nplacement fold\n", {"line 2: \"placement\" begins no line"});
   refuses("placement loop\n0: F0 BW0\n2: F0 BW0", {"line 3: \"2:\" is not the next rank; try 1:"});
-  refuses("placement loop # as usual\n\n0: F0 BW0\nrank 1",
-          {"line 4: \"rank\" begins no line"});
+  refuses("placement loop # as usual\n\n0: F0 BW0\nrank 1", {"line 4: \"rank\" begins no line"});
   for (const char* word : {"X1", "F", "F-1", "F0.", "F.1", "B1.2.3", "W1000000", "BWx", "f0"}) {
     refuses(fmt::format("placement loop\n\n0: F0 {} BW0", word),
             {fmt::format("own.txt, line 3: \"{}\" is no action", word), "such as F3 or BW0.1"});
   }
-  const Schedule read = parse_schedule("# own\nplacement fold # a V\r\n\n0:  F0\tF0.1 # more\n", "");
+  const Schedule read =
+      parse_schedule("# own\nplacement fold # a V\r\n\n0:  F0\tF0.1 # more\n", "");
   REQUIRE(read.actions == std::vector<std::vector<Action>>{{{Work::F, 0, 0}, {Work::F, 0, 1}}});
   REQUIRE(read.stages.placement == Placement::fold);
 }
