@@ -205,19 +205,25 @@ void Model::backward(Activations activations, Grads& grads, const Pass& pass) {
 
 void Model::evaluate(const Pass& pass) { forward_chunk(0, {}, nullptr, pass); }
 
+namespace {
+
+const Head* as_head(const std::unique_ptr<Segment>& segment) {
+  return dynamic_cast<const Head*>(segment.get());
+}
+
+}  // namespace
+
 Tensor Model::logits(const Pass& pass) {
-  USP_CHECK(chunks_.size() == 1 && ranges_[0].begin == 0,
-            "logits need one chunk from the embedding to the head; here are {}, the first of "
-            "blocks {} to {}",
-            chunks_.size(), ranges_[0].begin, ranges_[0].end - 1);
+  USP_CHECK(
+      chunks_.size() == 1 && ranges_[0].begin == 0 &&
+          std::ranges::any_of(chunks_[0].back(), as_head),
+      "logits need one chunk from the embedding to the head; here are {}, the first of blocks "
+      "{} to {}",
+      chunks_.size(), ranges_[0].begin, ranges_[0].end - 1);
   return logits_of_chunk(0, {}, pass);
 }
 
 Tensor Model::logits_of_chunk(int64_t chunk, Tensor x, const Pass& pass) {
-  const auto as_head = [](const auto& s) { return dynamic_cast<const Head*>(s.get()); };
-  USP_CHECK(std::ranges::any_of(chunks_[chunk].back(), as_head),
-            "logits need a chunk that ends with the head, not with block {}",
-            ranges_[chunk].end - 1);
   for (const Block& block : chunks_[chunk]) {
     BlockSaved dropped;
     for (const auto& segment : block) {  // also those that others put around the model's own
