@@ -25,6 +25,9 @@ class UlyssesAttention : public ContextAttention {
   Tensor backward(const Tensor& dout, Saved& saved, const Pass& pass) const override;
   Footprint footprint(const PassShape& shape) const override;
 
+ protected:
+  std::unique_ptr<CoreAttention> inner_;  ///< of the rank's own heads
+
  private:
   Tensor forward_rows(Tensor qkv, Saved& saved, const Pass& pass) const override;
 
@@ -47,8 +50,6 @@ class UlyssesAttention : public ContextAttention {
   int64_t members() const { return group().config().head_ranks(); }  ///< u
   /// u/G where a kv head has several copies, else 1.
   int64_t copies() const { return std::max<int64_t>(1, members() / num_kv_heads()); }
-
-  std::unique_ptr<CoreAttention> inner_;
 };
 
 }  // namespace usp
