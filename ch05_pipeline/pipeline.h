@@ -67,7 +67,7 @@ struct MeasuredWork {
   int64_t actions[4] = {};  ///< by Work
   double span = 0;          ///< seconds from the first action of each step to the end of the last
 
-  void add(Work work, double took);
+  void add(Work work, double took);  ///< an action, of so many seconds
   double mean(Work work) const {
     const auto i = static_cast<int>(work);
     return actions[i] == 0 ? 0 : seconds[i] / double(actions[i]);

@@ -54,6 +54,7 @@ struct RankBlocks {
 // [rank_blocks]
 
 struct TrainConfig;
+/// Those of a rank of the pipeline.
 RankBlocks blocks_of_rank(const TrainConfig& config, int stage_rank);
 
 /// Of each parameter that several stages hold: its gradients are summed over them, and it enters

@@ -16,6 +16,7 @@ enum class Work {
   BW,  ///< backward, both
 };
 
+/// A piece of work, and on what.
 struct Action {
   Work work;
   int64_t micro_batch;
@@ -50,7 +51,7 @@ struct Stages {
   int64_t chunks = 1;  ///< v
 
   int64_t count() const { return placement == Placement::mirror ? ranks : ranks * chunks; }
-  int64_t stage_of(const Place& place) const;
+  int64_t stage_of(const Place& place) const;  ///< the stage that lies there
   /// Where a micro-batch meets a stage. Of m micro-batches the second half runs through a mirrored
   /// pipeline from its other end.
   Place place_of(int64_t stage, int64_t micro_batch, int64_t m) const;
@@ -84,7 +85,7 @@ std::vector<StageMessage> messages(const Schedule& schedule);
 /// As a table that a reader can edit: a line with the placement, then one line for each rank, such
 /// as "1: F0 F1 BW0 F2 BW1 BW2"; "F3.1" is micro-batch 3 in chunk 1.
 std::string to_text(const Schedule& schedule);
-std::string to_text(const Action& action);
+std::string to_text(const Action& action);  ///< such as "F3.1"
 /// Reads that. Throws UsageError, with line and word, where it is not of this form. `name`: in
 /// errors.
 Schedule parse_schedule(std::string_view text, std::string_view name);

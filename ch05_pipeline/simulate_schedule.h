@@ -12,7 +12,7 @@ struct WorkTimes {
   double forward = 1, input_gradient = 1, weight_gradient = 1;
   double message = 0;  ///< from the end of an action to where another rank can use its output
 
-  double of(Work work) const;
+  double of(Work work) const;  ///< an action's
 };
 
 /// When an action runs.

@@ -69,6 +69,7 @@ struct PassBytes {
   int64_t split_peak = 0;     ///< the same where the gradients of weights wait
   int64_t held = 0;           ///< for them, from then on
 };
+/// Of a chunk of a model, for example.
 PassBytes pass_bytes(const std::vector<BlockFootprint>& blocks);
 /// The most that is alive at a time in forward and backward of one micro-batch.
 int64_t peak_bytes(const std::vector<BlockFootprint>& blocks);

@@ -87,7 +87,7 @@ class ParameterList {
   Parameter& add(std::string name, const Shape& global_shape, double init_std,
                  std::vector<Slice> slices = {});
   Parameter& find(std::string_view name);  ///< throws Error if there is none
-  bool has(std::string_view name) const;
+  bool has(std::string_view name) const;   ///< whether there is one of this name
   /// In an order that does not depend on which other parameters a rank holds: ranks that sum the
   /// gradients of several do so in this order.
   std::vector<Parameter*> by_name() const;
