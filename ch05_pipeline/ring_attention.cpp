@@ -134,6 +134,7 @@ Footprint RingAttention::footprint(const PassShape& shape) const {
   const bool ring = group().config().by_ring(), overlaps = group().config().overlaps();
   Pass pass;
   pass.positions = group().attended(n * S);
+  // Without documents: those may empty more blocks, which then take no memory.
   const auto computes = [&](int step) { return sees(pass, keys_of_step(step, pass)); };
   const auto next_keys = [&](Alive& alive, int64_t step) {
     if (ring && step > 0) alive.release(kv);

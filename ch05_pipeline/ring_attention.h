@@ -38,8 +38,12 @@ class RingAttention : public ContextAttention {
   /// The positions of the keys that are here in a step.
   Positions keys_of_step(int step, const Pass& pass) const;
   // [sees]
-  /// Whether a query of this rank sees any of them. A block that the mask empties is skipped.
+  /// Whether a query of this rank sees any of them: keys that are not behind it, of its document.
+  /// Other blocks are skipped. They travel nevertheless: a rank knows the documents of its own
+  /// queries alone, and places further on may see what this one does not.
   static bool sees(const Pass& pass, const Positions& keys) {
+    const std::span<const int32_t> begins = pass.documents.on_host();
+    if (!begins.empty()) return causal_pairs(pass.positions, keys, begins) > 0;
     return pass.positions.end() > keys[0];
   }
   // [sees]
