@@ -34,7 +34,7 @@ class Mistake:
 
     name: str
     says: str      # how the verdict on it begins
-    # Of its code: diff, to the solution; cpp, in the place of the hole; text, all of it; "" if none.
+    # Of its code: diff, to the solution; cpp, in place of the hole; text, all of it; "" if none.
     language: str
     code: str
 

@@ -1,8 +1,8 @@
 """`./book check` and `./book watch`: judge answers to exercises.
 
 A C++ answer is compiled with its judge, a small program. A number, a setting or a table is judged
-by exN_name.judge.py, which measures with tools/lab.py. A test that is named for a seeded fault is run
-in a copy of the sources, with the fault and without.
+by exN_name.judge.py, which measures with tools/lab.py. A test that is named for a seeded fault is
+run in a copy of the sources, with the fault and without.
 """
 import contextlib
 import io
