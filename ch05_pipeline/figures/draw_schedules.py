@@ -10,7 +10,7 @@ FORWARD, BACKWARD, WEIGHTS = palette.FORWARD, palette.BACKWARD, palette.DP
 TINT = 0.5                  # of the second chunk of a rank: so much of the way to white
 NAMES = {"naive": "naive: one at a time", "afab": "afab: all forward, all backward",
          "1f1b": "1f1b: one forward, one backward", "interleaved": "interleaved: v = 2",
-         "llama3": "llama3: v = 2, runs of N = {pp_run_length}", "zb_h1": "zb_h1: W fills the end",
+         "llama3": "llama3: v = 2, runs of {pp_run_length}", "zb_h1": "zb_h1: W fills the end",
          "zb_h2": "zb_h2: and more forward first", "zb_v": "zb_v: folded, v = 2",
          "dualpipe": "dualpipe: micro-batches from both ends"}
 

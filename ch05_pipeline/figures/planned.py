@@ -172,7 +172,7 @@ def runs_table(found):
                for message in MESSAGES]
         rows.append([str(length), *(f"{case['bubble']:.3f}" for case in own),
                      f"{own[0]['held'][0]:.2f}"])
-    return table(["`N`", *(f"bubble, message {message:g}" for message in MESSAGES),
+    return table(["micro-batches in a run", *(f"bubble, message {message:g}" for message in MESSAGES),
                   "activations of rank 0"], rows,
                  f"`--pp_schedule llama3`, `p` = {RUN_RANKS}, `v` = 2, `m` = {RUN_MICRO_BATCHES}. A "
                  "message takes so many units; a chunk's forward takes 0.5.")
