@@ -115,7 +115,7 @@ struct Reader {
   int64_t number(std::string_view digits, std::string_view word, std::string_view rule) const {
     int64_t value = -1;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (error != std::errc() || end != digits.data() + digits.size() || value < 0 ||
+    if (error != std::errc() || end != digits.data() + digits.size() || digits.starts_with("-") ||
         value > 999'999) {
       refuse(word, rule);
     }
