@@ -145,7 +145,7 @@ Footprint UlyssesAttention::footprint(const PassShape& shape) const {
   const int64_t out = kept_numel * shape.own(), qkv = shape.tokens() * (N + 2 * G) * D;
   const int64_t by_head_numel =
       by_head.tokens() * (inner_->num_heads() + 2 * inner_->num_kv_heads()) * D;
-  Footprint result{.kept = inner.kept};
+  Footprint result{.kept = inner.kept, .recomputed = inner.recomputed};
   if (keeps_through_recompute()) {
     result.kept_through_recompute = {{"attention", out},
                                      {"lse", by_head.tokens() * inner_->num_heads() * shape.acc()}};
@@ -164,9 +164,9 @@ Footprint UlyssesAttention::footprint(const PassShape& shape) const {
   const bool rounds = copies() == 1 && shape.own() != shape.acc();
   const int64_t dtype = copies() == 1 ? shape.own() : shape.acc();
   const int64_t sums = by_head_numel * shape.acc(), dmessage = by_head_numel * dtype;
-  result.backward_peak = std::max(
-      {3 * dout, dout + inner.recomputed + inner.backward_peak, rounds ? dout + sums + dmessage : 0,
-       dout + dmessage + 2 * dmessage, dout + dmessage + dmessage + qkv * dtype});
+  result.backward_peak =
+      std::max({3 * dout, dout + inner.backward_peak, rounds ? dout + sums + dmessage : 0,
+                dout + dmessage + 2 * dmessage, dout + dmessage + dmessage + qkv * dtype});
   return result;
 }
 // [ulysses_footprint]
