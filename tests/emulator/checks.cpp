@@ -73,10 +73,17 @@ void remember_reader(Access& reader, bool shared) {
   }
 }
 
+/// How many of the bytes' cells to look at: the first alone if the others are equal, as those of a
+/// number mostly are.
+size_t distinct(const Cell* cells, size_t bytes) {
+  return std::memcmp(cells, cells + 1, (bytes - 1) * sizeof(Cell)) == 0 ? 1 : bytes;
+}
+
 /// Notes the access in the cells of its bytes. Says whether it races with an earlier one.
 bool races(Cell* cells, size_t bytes, bool write, bool atomic, bool shared) {
   bool race = false;
-  for (Cell* cell = cells; cell < cells + bytes; ++cell) {
+  Cell* const end = cells + distinct(cells, bytes);
+  for (Cell* cell = cells; cell < end; ++cell) {
     const bool both_atomic = atomic && (cell->writer.thread & kAtomic);
     race |= !both_atomic && unordered(cell->writer, shared);
     if (write) {
@@ -86,6 +93,7 @@ bool races(Cell* cells, size_t bytes, bool write, bool atomic, bool shared) {
       remember_reader(cell->reader, shared);
     }
   }
+  std::fill(end, cells + bytes, *cells);
   return race;
 }
 
@@ -139,7 +147,7 @@ void check_shared(Range& range, const void* address, size_t bytes, bool write, b
   }
   Cell* cells = range.cells.data() + offset;
   const auto undefined = [](const Cell& cell) { return cell.writer.epoch < block_epoch; };
-  if ((!write || atomic) && std::any_of(cells, cells + bytes, undefined)) {
+  if ((!write || atomic) && std::any_of(cells, cells + distinct(cells, bytes), undefined)) {
     problem("uninitialised", "reads shared memory that nothing has written", pc);
   }
   if (races(cells, bytes, write, atomic, true)) report_race(write, "shared", pc);
@@ -163,17 +171,18 @@ bool is_shared(const void* address) { return statics.holds(address) || dynamic.h
 void check_access(const void* address, size_t bytes, bool write, bool atomic, const void* pc) {
   const bool vector = bytes <= 16 && (bytes & (bytes - 1)) == 0;
   const bool device = is_device(address);
-  if (vector && (device || is_shared(address)) &&
+  Range* const shared = statics.holds(address)   ? &statics
+                        : dynamic.holds(address) ? &dynamic
+                                                 : nullptr;
+  if (vector && (device || shared != nullptr) &&
       reinterpret_cast<uintptr_t>(address) % bytes != 0) {
     fault("misaligned", std::to_string(bytes) + " bytes at an address that is no multiple of them",
           pc);
   }
   if (device) {
     check_global(address, bytes, write, atomic, pc);
-  } else if (statics.holds(address)) {
-    check_shared(statics, address, bytes, write, atomic, pc);
-  } else if (dynamic.holds(address)) {
-    check_shared(dynamic, address, bytes, write, atomic, pc);
+  } else if (shared != nullptr) {
+    check_shared(*shared, address, bytes, write, atomic, pc);
   } else {
     check_other(address, write, pc);
   }
