@@ -258,6 +258,11 @@ def python_for(script):
     return sys.executable
 
 
+def says(output, message):
+    """Whether a program's output holds the message, wherever its lines were broken."""
+    return any(re.search(message, text) for text in (output, " ".join(output.split())))
+
+
 def tail(text, lines=25):
     text = text.read_text(encoding="utf-8", errors="replace") if isinstance(text, Path) else text
     return "\n".join(text.rstrip().splitlines()[-lines:])
@@ -277,7 +282,7 @@ def check_unpatched(trees, faults):
         code, output = results[fault.target, fault.test]
         if code not in (0, SKIPPED):
             raise FaultError(f"{fault.test}: does not pass without a fault:\n{tail(output)}")
-        if code == 0 and re.search(fault.message, output):
+        if code == 0 and says(output, fault.message):
             raise FaultError(f"{fault.name}: its message '{fault.message}' stands in the output "
                              f"of the test that passes:\n{tail(output)}")
     return [fault for fault in faults if results[fault.target, fault.test][0] == 0]
@@ -330,7 +335,7 @@ def try_fault(tree, fault):
         return CANNOT_RUN, tail(output)
     if code == 0:
         return MISSED, "the test passes"
-    if not re.search(fault.message, output):
+    if not says(output, fault.message):
         return MISSED, f"the test fails without the message '{fault.message}':\n{tail(output)}"
     return CAUGHT, ""
 
