@@ -15,8 +15,7 @@ struct StageBytes {
 };
 
 /// The most activations that are alive on a rank at a time: the schedule, walked through. `chunks`:
-/// what the blocks of each of its chunks ask for. 0 where gradients of weights wait, for which
-/// there is no formula here.
+/// what the blocks of each of its chunks ask for.
 int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
                                const std::vector<std::vector<BlockFootprint>>& chunks,
                                const StageBytes& bytes);

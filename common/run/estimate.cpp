@@ -98,9 +98,8 @@ std::string estimate_text(const RunConfig& config, const Prediction& prediction,
   for (const LiveBytes& buffer : prediction.buffers) {
     row(buffer.name, double(buffer.bytes), double(bytes_of(simulation.buffers, buffer)), none);
   }
-  const bool has_peak = prediction.peak_activations > 0;
-  row("peak activations", has_peak ? double(prediction.peak_activations) : none,
-      double(simulation.peak_activations), none);
+  row("peak activations", double(prediction.peak_activations), double(simulation.peak_activations),
+      none);
   row("peak of all", none, double(simulation.peak), none);
   row("reserved", none, double(simulation.reserved), none);
   const int block = static_cast<int>(config.model.num_layers);  // one of the layers
