@@ -130,6 +130,8 @@ class TensorRegion {
   // [halves]
   /// body(pass), or with batch_halves body of each half of its samples, in turns.
   void each_half(const Pass& pass, const std::function<void(const Pass&)>& body) const;
+  /// Runs both: where one waits for what crosses the ranks, the other one computes.
+  void in_turns(const std::function<void()>& first, const std::function<void()>& second) const;
   // [halves]
   /// The rows of x [T, ...] that are this rank's outside: all of them without sequence parallelism.
   Tensor own_rows(const Tensor& x) const;
@@ -155,7 +157,7 @@ class TensorRegion {
 
   std::optional<Communicator> tp_;
   TensorParallelConfig config_;
-  std::shared_ptr<Turns> turns_;
+  std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
 };
 // [region]
 

@@ -78,9 +78,11 @@ void Mail::send(int64_t action, Tensor tensor) {
 }
 // [take]
 
-Pipeline::Pipeline(const TrainConfig& config, Model& model, Grads& grads, const Mesh& mesh)
+Pipeline::Pipeline(const TrainConfig& config, Model& model, Grads& grads,
+                   const TensorRegion& region, const Mesh& mesh)
     : model_(model),
       grads_(grads),
+      region_(region),
       pp_(mesh.pp()),
       schedule_(config.pipeline.schedule(config.grad_acc_steps)),
       boundary_{config.model.hidden_size, config.tensor_parallel.row_shares(),
@@ -97,20 +99,23 @@ struct Pipeline::InFlight {
   Grads::Deferred weights;  ///< their gradients, where they wait
 };
 
-Tensor Pipeline::forward(const Action& action, Tensor x, InFlight& own, bool with_backward) {
-  return model_.forward_chunk(action.chunk, std::move(x),
-                              with_backward ? &own.activations : nullptr, own.pass);
-}
-
-// [backward]
-Tensor Pipeline::backward(const Action& action, Tensor dy, InFlight& own) {
+// [work_on]
+Tensor Pipeline::work_on(const Action& action, Tensor in, InFlight& own, bool with_backward) {
+  if (action.work == Work::F) {
+    return model_.forward_chunk(action.chunk, std::move(in),
+                                with_backward ? &own.activations : nullptr, own.pass);
+  }
+  if (action.work == Work::W) {
+    grads_.run(own.weights);
+    return {};
+  }
   if (action.work == Work::B) grads_.defer_to(&own.weights);
-  Tensor dx = model_.backward_chunk(action.chunk, std::move(dy), std::move(own.activations), grads_,
+  Tensor dx = model_.backward_chunk(action.chunk, std::move(in), std::move(own.activations), grads_,
                                     own.pass);
   grads_.defer_to(nullptr);
   return dx;
 }
-// [backward]
+// [work_on]
 
 // [run]
 void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
@@ -118,24 +123,34 @@ void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
   const std::vector<Action>& actions = schedule.actions[pp_.rank()];
   Mail mail(schedule, pp_, boundary_, std::move(tokens));
   Running running;
+  Tensor in[2], out[2];  // of an action, or of two that run in turns
   const Clock::time_point first = Clock::now();
   // [loop]
-  for (int64_t i = 0; i < std::ssize(actions); ++i) {
-    const Action& action = actions[i];
-    InFlight& own = running[{action.chunk, action.micro_batch}];
-    if (action.work == Work::F) own.pass = take_batch(action.micro_batch);
-    Tensor in = mail.take(i);
-    mail.post(i + 1);
+  for (int64_t i = 0, count = 0; i < std::ssize(actions); i += count) {
+    count = actions[i].with_next ? 2 : 1;
+    for (int64_t part = 0; part < count; ++part) {
+      const Action& action = actions[i + part];
+      InFlight& own = running[{action.chunk, action.micro_batch}];
+      if (action.work == Work::F) own.pass = take_batch(action.micro_batch);
+      own.pass.part = part;
+      in[part] = mail.take(i + part);
+    }
+    mail.post(i + count);
+    const auto work_on_part = [&](int64_t part) {
+      const Action& action = actions[i + part];
+      out[part] = work_on(action, std::move(in[part]), running[{action.chunk, action.micro_batch}],
+                          with_backward);
+    };
     const Clock::time_point begin = Clock::now();
-    Tensor out;
-    if (action.work == Work::F) out = forward(action, std::move(in), own, with_backward);
-    if (action.work == Work::B || action.work == Work::BW)
-      out = backward(action, std::move(in), own);
-    if (action.work == Work::W) grads_.run(own.weights);
-    if (with_backward) measured_.add(action.work, seconds_since(begin));
-    mail.send(i, std::move(out));
-    if (action.work == Work::W || action.work == Work::BW || !with_backward) {
-      running.erase({action.chunk, action.micro_batch});
+    if (count == 1) work_on_part(0);
+    if (count == 2) region_.in_turns([&] { work_on_part(0); }, [&] { work_on_part(1); });
+    if (with_backward && count == 1) measured_.add(actions[i].work, seconds_since(begin));
+    if (with_backward && count == 2) measured_.in_turns += seconds_since(begin);
+    for (int64_t part = 0; part < count; ++part) {
+      const auto& [work, micro_batch, chunk, with_next] = actions[i + part];
+      mail.send(i + part, std::move(out[part]));
+      const bool ends = work == Work::W || work == Work::BW || !with_backward;
+      if (ends) running.erase({chunk, micro_batch});
     }
   }
   // [loop]
@@ -143,13 +158,13 @@ void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
 }
 // [run]
 
-void Pipeline::train(const TakeBatch& take_batch, const TensorRegion& region) {
-  if (region.config().halves() == 1) {
+void Pipeline::train(const TakeBatch& take_batch) {
+  if (region_.config().halves() == 1) {
     const std::vector<int64_t> tokens(schedule_.micro_batches, tokens_);
     return run(schedule_, tokens, take_batch, /*with_backward=*/true);
   }
   for (int64_t i = 0; i < schedule_.micro_batches; ++i) {
-    region.each_half(take_batch(i), [this](const Pass& half) {
+    region_.each_half(take_batch(i), [this](const Pass& half) {
       model_.backward(model_.forward(half), grads_, half);
     });
   }

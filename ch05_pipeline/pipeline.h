@@ -63,8 +63,9 @@ class Mail {
 
 /// What a rank's work in training steps has taken, by the clock.
 struct MeasuredWork {
-  double seconds[4] = {};   ///< by Work: of all actions together
+  double seconds[4] = {};   ///< by Work: of all actions that ran alone
   int64_t actions[4] = {};  ///< by Work
+  double in_turns = 0;      ///< seconds of those that did not
   double span = 0;          ///< seconds from the first action of each step to the end of the last
 
   void add(Work work, double took);  ///< an action, of so many seconds
@@ -74,7 +75,8 @@ struct MeasuredWork {
   }
   /// The share of the span in which it worked on nothing.
   double idle() const {
-    return span == 0 ? 0 : 1 - (seconds[0] + seconds[1] + seconds[2] + seconds[3]) / span;
+    const double worked = seconds[0] + seconds[1] + seconds[2] + seconds[3] + in_turns;
+    return span == 0 ? 0 : 1 - worked / span;
   }
 };
 
@@ -86,11 +88,12 @@ class Pipeline {
   using TakeBatch = std::function<Pass(int64_t micro_batch)>;
 
   /// Says of the model's parameters which of them other stages hold, too: they have no memory yet.
-  Pipeline(const TrainConfig& config, Model& model, Grads& grads, const Mesh& mesh);
+  Pipeline(const TrainConfig& config, Model& model, Grads& grads, const TensorRegion& region,
+           const Mesh& mesh);
 
   /// A step: every micro-batch forward and backward, in the order of the schedule. Halves of them,
   /// where those run in turns on a pipeline of one rank.
-  void train(const TakeBatch& take_batch, const TensorRegion& region);
+  void train(const TakeBatch& take_batch);
   /// The forward passes alone, for the loss. On every rank of the pipeline the passes are over the
   /// same samples.
   void evaluate(const std::vector<Pass>& passes);
@@ -109,11 +112,11 @@ class Pipeline {
   void run(const Schedule& schedule, std::vector<int64_t> tokens, const TakeBatch& take_batch,
            bool with_backward);
   /// The action's work on what another stage made; what the next one needs of it.
-  Tensor forward(const Action& action, Tensor x, InFlight& own, bool with_backward);
-  Tensor backward(const Action& action, Tensor dy, InFlight& own);
+  Tensor work_on(const Action& action, Tensor in, InFlight& own, bool with_backward);
 
   Model& model_;
   Grads& grads_;
+  const TensorRegion& region_;
   const Communicator& pp_;
   Schedule schedule_;
   Boundary boundary_;

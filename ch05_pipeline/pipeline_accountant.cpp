@@ -48,6 +48,12 @@ int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
       ++next;
     }
   };
+  // What an action adds to those that are alive, if both passes of a turn are at their worst.
+  const auto at_most = [&](const Action& action) {
+    const PassBytes& chunk = of_chunk[action.chunk];
+    if (action.work == Work::F) return bytes.pass + chunk.forward_peak;
+    return (action.work == Work::B ? chunk.split_peak : chunk.backward_peak) - chunk.kept;
+  };
   for (int64_t i = 0; i < std::ssize(actions); ++i) {
     const Action& action = actions[i];
     const PassBytes& chunk = of_chunk[action.chunk];
@@ -61,15 +67,17 @@ int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
       });
     }
     post(i + 1);
+    if (action.with_next) post(i + 2);
+    const int64_t beside = action.with_next ? at_most(actions[i + 1]) : 0;
     if (action.work == Work::F) {
-      peak = std::max(peak, live + chunk.forward_peak);
+      peak = std::max(peak, live + chunk.forward_peak + beside);
       live += chunk.kept;  // with y
     } else if (action.work == Work::W) {
       live -= chunk.held + bytes.pass;
     } else {
       const bool split = action.work == Work::B;
       live -= chunk.kept;  // in which dy, which has arrived, is counted at y's place
-      peak = std::max(peak, live + (split ? chunk.split_peak : chunk.backward_peak));
+      peak = std::max(peak, live + (split ? chunk.split_peak : chunk.backward_peak) + beside);
       live += split ? chunk.held : -bytes.pass;  // in x's place there is dx now
     }
     if (const auto sent = letters.sent.find(i); sent != letters.sent.end()) {

@@ -15,7 +15,8 @@ struct StageBytes {
 };
 
 /// The most activations that are alive on a rank at a time: the schedule, walked through. `chunks`:
-/// what the blocks of each of its chunks ask for.
+/// what the blocks of each of its chunks ask for. Where passes run in turns it is a bound: both may
+/// need the most at once.
 int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
                                const std::vector<std::vector<BlockFootprint>>& chunks,
                                const StageBytes& bytes);

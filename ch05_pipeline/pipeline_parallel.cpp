@@ -27,6 +27,11 @@ void PipelineConfig::bind(Args& args) {
       .may_differ_on_resume();
   args.bind("pp_times", pp_times, "of F, B, W and a message, for auto and pp_show, in any unit")
       .may_differ_on_resume();
+  args.bind(
+          "overlap_dispatch", overlap_dispatch,
+          "run a forward and a backward pass in turns where that delays nobody: one computes while "
+          "the other waits for its messages")
+      .may_differ_on_resume();
   args.bind("pp_show", pp_show, {"", "table", "json"}, "print the schedule and end")
       .may_differ_on_resume();
 }
@@ -81,6 +86,11 @@ std::string PipelineConfig::show(int64_t micro_batches) const {
 }
 
 Schedule PipelineConfig::schedule(int64_t micro_batches) const {
+  Schedule schedule = one_after_the_other(micro_batches);
+  return overlap_dispatch ? in_turns(std::move(schedule), times()) : schedule;
+}
+
+Schedule PipelineConfig::one_after_the_other(int64_t micro_batches) const {
   if (!is_file(pp_schedule)) {
     return make_schedule(pp_schedule, {.ranks = pp_size,
                                        .micro_batches = micro_batches,

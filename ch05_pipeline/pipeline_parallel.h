@@ -22,6 +22,7 @@ struct PipelineConfig {
   std::string pp_layers;             ///< of each stage, such as "3,5,4"; empty: shared out evenly
   int64_t pp_in_flight = 0;          ///< of auto: micro-batches on a rank at most; 0: pp_size
   std::string pp_times = "1,1,1,0";  ///< of F, B, W and a message, for auto and pp_show
+  bool overlap_dispatch = false;     ///< forward and backward passes run in turns
   std::string pp_show;               ///< print the schedule instead of training
 
   void bind(Args& args);
@@ -35,6 +36,9 @@ struct PipelineConfig {
   std::string show(int64_t micro_batches) const;
   /// The schedule of a step of so many micro-batches.
   Schedule schedule(int64_t micro_batches) const;
+
+ private:
+  Schedule one_after_the_other(int64_t micro_batches) const;
 };
 
 // [stages]

@@ -35,14 +35,14 @@ std::vector<StageMessage> messages(const Schedule& schedule) {
   std::map<Step, int64_t> done_by;
   for (int rank = 0; rank < stages.ranks; ++rank) {
     for (size_t i = 0; i < schedule.actions[rank].size(); ++i) {
-      const auto& [work, micro_batch, chunk] = schedule.actions[rank][i];
+      const auto& [work, micro_batch, chunk, with_next] = schedule.actions[rank][i];
       if (work != Work::W) done_by[{rank, chunk, micro_batch, work != Work::F}] = int64_t(i);
     }
   }
   std::vector<StageMessage> found;
   for (int rank = 0; rank < stages.ranks; ++rank) {
     for (size_t i = 0; i < schedule.actions[rank].size(); ++i) {
-      const auto& [work, micro_batch, chunk] = schedule.actions[rank][i];
+      const auto& [work, micro_batch, chunk, with_next] = schedule.actions[rank][i];
       if (work == Work::W) continue;
       const int64_t next = stages.stage_of({rank, chunk}) + (work == Work::F ? 1 : -1);
       if (next < 0 || next == stages.count()) continue;
@@ -149,7 +149,11 @@ std::string to_text(const Schedule& schedule) {
   std::string text = fmt::format("placement {}\n", name_of(kPlacements, schedule.stages.placement));
   for (size_t rank = 0; rank < schedule.actions.size(); ++rank) {
     text += fmt::format("{}:", rank);
-    for (const Action& action : schedule.actions[rank]) text += " " + to_text(action);
+    bool in_turns = false;
+    for (const Action& action : schedule.actions[rank]) {
+      text += (in_turns ? "&" : " ") + to_text(action);
+      in_turns = action.with_next;
+    }
     text += '\n';
   }
   return text;
@@ -184,9 +188,15 @@ Schedule parse_schedule(std::string_view text, std::string_view name) {
     }
     std::vector<Action>& actions = schedule.actions.emplace_back();
     for (std::string_view word = reader.word(); !word.empty(); word = reader.word()) {
-      actions.push_back(parse_action(reader, word));
-      schedule.micro_batches = std::max(schedule.micro_batches, actions.back().micro_batch + 1);
-      schedule.stages.chunks = std::max(schedule.stages.chunks, actions.back().chunk + 1);
+      while (!word.empty()) {
+        const size_t length = std::min(word.find('&'), word.size());
+        Action& action = actions.emplace_back(parse_action(reader, word.substr(0, length)));
+        action.with_next = length < word.size();
+        word.remove_prefix(std::min(length + 1, word.size()));
+        if (action.with_next && word.empty()) reader.refuse("&", "ends a word; try such as F3&BW1");
+        schedule.micro_batches = std::max(schedule.micro_batches, action.micro_batch + 1);
+        schedule.stages.chunks = std::max(schedule.stages.chunks, action.chunk + 1);
+      }
     }
   } while (reader.next_line());
   schedule.stages.ranks = std::ssize(schedule.actions);

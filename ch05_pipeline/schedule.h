@@ -21,6 +21,8 @@ struct Action {
   Work work;
   int64_t micro_batch;
   int64_t chunk = 0;  ///< of this rank
+  /// In turns with the action after it: both begin when both can, and both are over at once.
+  bool with_next = false;
 
   bool operator==(const Action&) const = default;
 };
@@ -83,7 +85,8 @@ std::vector<StageMessage> messages(const Schedule& schedule);
 
 // [text]
 /// As a table that a reader can edit: a line with the placement, then one line for each rank, such
-/// as "1: F0 F1 BW0 F2 BW1 BW2"; "F3.1" is micro-batch 3 in chunk 1.
+/// as "1: F0 F1 BW0 F2&BW1 BW2"; "F3.1" is micro-batch 3 in chunk 1, "&" puts two actions that run
+/// in turns together.
 std::string to_text(const Schedule& schedule);
 std::string to_text(const Action& action);  ///< such as "F3.1"
 /// Reads that. Throws UsageError, with line and word, where it is not of this form. `name`: in

@@ -7,6 +7,7 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <tuple>
 
 #include "base/check.h"
@@ -57,11 +58,18 @@ class Walk {
   // [walk]
   /// Whether every rank gets to its end.
   bool run() {
+    return run([](size_t, size_t, double) {});
+  }
+
+  /// The same; calls begins(rank, action, time) before each.
+  template <class Begins>
+  bool run(const Begins& begins) {
     bool moves = true;
     while (moves) {
       moves = false;
       for (size_t rank = 0; rank < next_.size(); ++rank) {
         while (const auto ready = ready_at(rank)) {
+          begins(rank, next_[rank], *ready);
           take(rank, *ready);
           moves = true;
         }
@@ -85,12 +93,13 @@ class Walk {
     std::vector<bool> seen(next_.size());
     for (size_t rank = *stuck(); !seen[rank];) {
       seen[rank] = true;
-      const Action& action = next_action(rank);
+      const size_t index = waiting(rank);
+      const Action& action = schedule_.actions[rank][index];
       const Place from = need(rank, action)->place;
       text += fmt::format(
           "{}rank {} waits, in its action {}, {}, for the {} of micro-batch {} from "
           "rank {}",
-          text.empty() ? "" : "; ", rank, next_[rank], to_text(action),
+          text.empty() ? "" : "; ", rank, index, to_text(action),
           action.work == Work::F ? "output" : "gradient", action.micro_batch, from.rank);
       rank = from.rank;
     }
@@ -98,6 +107,15 @@ class Walk {
   }
 
   const SimulatedSchedule& result() const { return result_; }
+
+  /// When what an action needs is there, if anybody has made it.
+  std::optional<double> there_at(size_t rank, const Action& action) const {
+    const std::optional<Step> needed = need(rank, action);
+    if (!needed) return 0;
+    const auto made = made_.find(*needed);
+    if (made == made_.end()) return std::nullopt;
+    return made->second + (needed->place.rank == int(rank) ? 0 : times_.message);
+  }
 
  private:
   /// A forward pass, or the gradient of an input.
@@ -112,7 +130,10 @@ class Walk {
     }
   };
 
-  const Action& next_action(size_t rank) const { return schedule_.actions[rank][next_[rank]]; }
+  /// Of the next actions, the one for which nothing has come.
+  size_t waiting(size_t rank) const {
+    return next_[rank] + (there_at(rank, next_actions(rank)[0]) ? 1 : 0);
+  }
 
   // [need]
   /// What an action reads that another stage makes.
@@ -127,31 +148,42 @@ class Walk {
   }
   // [need]
 
+  /// The next action, or those that run in turns.
+  std::span<const Action> next_actions(size_t rank) const {
+    const std::span<const Action> left = std::span(schedule_.actions[rank]).subspan(next_[rank]);
+    return left.first(std::min<size_t>(left.size(), !left.empty() && left[0].with_next ? 2 : 1));
+  }
+
+  /// When they can begin.
   std::optional<double> ready_at(size_t rank) const {
     if (next_[rank] == schedule_.actions[rank].size()) return std::nullopt;
-    const std::optional<Step> needed = need(rank, next_action(rank));
-    if (!needed) return free_[rank];
-    const auto made = made_.find(*needed);
-    if (made == made_.end()) return std::nullopt;
-    const double travels = needed->place.rank == int(rank) ? 0 : times_.message;
-    return std::max(free_[rank], made->second + travels);
+    double ready = free_[rank];
+    for (const Action& action : next_actions(rank)) {
+      const std::optional<double> there = there_at(rank, action);
+      if (!there) return std::nullopt;
+      ready = std::max(ready, *there);
+    }
+    return ready;
   }
 
   void take(size_t rank, double begin) {
-    const Action& action = next_action(rank);
-    const double end = begin + times_.of(action.work);
-    result_.intervals[rank].push_back({begin, end});
-    result_.busy[rank] += end - begin;
-    result_.makespan = std::max(result_.makespan, end);
-    free_[rank] = end;
-    ++next_[rank];
-    if (action.work != Work::W) {
-      made_[{{int(rank), action.chunk}, action.micro_batch, action.work != Work::F}] = end;
+    const std::span<const Action> actions = next_actions(rank);
+    for (const Action& action : actions) {
+      result_.intervals[rank].push_back({begin, begin + times_.of(action.work)});
+      result_.busy[rank] += times_.of(action.work);
+      begin += times_.of(action.work);
+      in_flight_[rank] += action.work == Work::F;
     }
-    if (action.work == Work::F) {
-      result_.most_in_flight[rank] = std::max(result_.most_in_flight[rank], ++in_flight_[rank]);
+    result_.most_in_flight[rank] = std::max(result_.most_in_flight[rank], in_flight_[rank]);
+    for (const Action& action : actions) {
+      if (action.work != Work::W) {
+        made_[{{int(rank), action.chunk}, action.micro_batch, action.work != Work::F}] = begin;
+      }
+      in_flight_[rank] -= action.work == Work::W || action.work == Work::BW;
     }
-    if (action.work == Work::W || action.work == Work::BW) --in_flight_[rank];
+    result_.makespan = std::max(result_.makespan, begin);
+    free_[rank] = begin;
+    next_[rank] += actions.size();
   }
 
   const Schedule& schedule_;
@@ -164,6 +196,29 @@ class Walk {
 };
 
 }  // namespace
+
+// [in_turns]
+namespace {
+
+bool can_take_turns(const Action& one, const Action& other) {
+  const bool weights = one.work == Work::W || other.work == Work::W;
+  return !weights && (one.work == Work::F) != (other.work == Work::F) && !other.with_next &&
+         one.micro_batch != other.micro_batch;
+}
+
+}  // namespace
+
+Schedule in_turns(Schedule schedule, const WorkTimes& times) {
+  Walk walk(schedule, times);  // of the schedule as it becomes
+  walk.run([&](size_t rank, size_t i, double begin) {
+    std::vector<Action>& actions = schedule.actions[rank];
+    if (i + 1 == actions.size() || !can_take_turns(actions[i], actions[i + 1])) return;
+    const std::optional<double> there = walk.there_at(rank, actions[i + 1]);
+    if (there && *there <= begin) actions[i].with_next = true;
+  });
+  return schedule;
+}
+// [in_turns]
 
 // [check]
 void check_schedule(const Schedule& schedule, std::string_view name) {
@@ -187,7 +242,7 @@ void check_schedule(const Schedule& schedule, std::string_view name) {
     };
     for (size_t i = 0; i < schedule.actions[rank].size(); ++i) {
       const Action& action = schedule.actions[rank][i];
-      const auto& [work, micro_batch, chunk] = action;
+      const auto& [work, micro_batch, chunk, with_next] = action;
       const int64_t stage = stages.stage_of({rank, chunk});
       if (stages.place_of(stage, micro_batch, m) != Place{rank, chunk}) {
         refuse(i, action, "this micro-batch passes the stage on the other rank that holds it");
@@ -203,6 +258,12 @@ void check_schedule(const Schedule& schedule, std::string_view name) {
       done[0] += work == Work::F;
       done[1] += b;
       done[2] += w;
+      if (!with_next) continue;
+      const auto& actions = schedule.actions[rank];
+      if (i + 1 == actions.size() || !can_take_turns(action, actions[i + 1])) {
+        refuse(i, action,
+               "in turns run two actions, a forward and a backward pass, of two micro-batches");
+      }
     }
     for (int64_t chunk = 0; chunk < stages.chunks; ++chunk) {
       const int64_t stage = stages.stage_of({rank, chunk});

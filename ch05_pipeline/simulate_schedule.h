@@ -50,6 +50,10 @@ void check_schedule(const Schedule& schedule, std::string_view name);
 /// Whether ranks would wait for each other for ever.
 bool deadlocks(const Schedule& schedule);
 
+/// The schedule with a forward and a backward pass that follow one another in turns, wherever, when
+/// the first of them begins, what the other one needs is there, too.
+Schedule in_turns(Schedule schedule, const WorkTimes& times);
+
 /// Throws Error where a schedule deadlocks.
 SimulatedSchedule simulate_schedule(const Schedule& schedule, const WorkTimes& times);
 

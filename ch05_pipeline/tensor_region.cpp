@@ -59,9 +59,7 @@ void TensorParallelConfig::check(const RunConfig& run) const {
 }
 
 TensorRegion::TensorRegion(const TensorParallelConfig& config, const Communicator& tp)
-    : tp_(tp), config_(config) {
-  if (config.halves() > 1) turns_ = std::make_shared<Turns>();
-}
+    : tp_(tp), config_(config) {}
 
 // [collectives]
 Pending TensorRegion::all_reduce(const Tensor& x) const {
@@ -158,7 +156,7 @@ void TensorRegion::gather_in_chunks(const Tensor& x, const ComputeRows& use) con
 
 // [halves]
 void TensorRegion::each_half(const Pass& pass, const std::function<void(const Pass&)>& body) const {
-  if (!turns_) return body(pass);
+  if (config_.halves() == 1) return body(pass);
   const auto half = [&](int64_t which) {
     Pass part = pass;
     part.part = which;
@@ -169,9 +167,14 @@ void TensorRegion::each_half(const Pass& pass, const std::function<void(const Pa
     part.targets = pass.targets.narrow(0, which * tokens, tokens);
     return part;
   };
-  turns_->run([&] { body(half(0)); }, [&] { body(half(1)); });
+  in_turns([&] { body(half(0)); }, [&] { body(half(1)); });
 }
 // [halves]
+
+void TensorRegion::in_turns(const std::function<void()>& first,
+                            const std::function<void()>& second) const {
+  turns_->run(first, second);
+}
 
 void TensorRegion::reduce(const Tensor& x, ReduceOp op) const {
   if (size() > 1) tp_->all_reduce(x, op);

@@ -20,7 +20,7 @@ Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& 
       tensor_traffic_(traffic_of(mesh.tp())),
       context_traffic_(traffic_of(context_)),
       stage_traffic_(traffic_of_stages(mesh.pp())),
-      pipeline_(config, model_, grads_, mesh),
+      pipeline_(config, model_, grads_, region_, mesh),
       data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh)) {
   if (config.model.pretrained) load_pretrained(model_.parameters(), config.model.model);
   const CategoryScope scope(Category::workspace);
@@ -74,7 +74,7 @@ void Trainer::train_step(int64_t step) {
     pass.loss_scale = 1 / double(config_.tokens_per_step());
     return pass;
   };
-  pipeline_.train(take, region_);
+  pipeline_.train(take);
   // [samples]
   // [after_backward]
   grads_.end_window();

@@ -226,7 +226,7 @@ Values observe(const Answer& answer, uint64_t seed) {
   const int64_t value = static_cast<int64_t>(seed);
   Values all;
   for (const Actions& actions : run(answer, {1 + value % 7, 1 + value * 5 % 13}).actions) {
-    for (const auto& [work, micro_batch, chunk] : actions) {
+    for (const auto& [work, micro_batch, chunk, with_next] : actions) {
       all.push_back(double(work));
       all.push_back(double(micro_batch));
       all.push_back(double(chunk));

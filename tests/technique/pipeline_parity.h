@@ -17,7 +17,8 @@ struct PipelineCase : TensorCase {
   std::string schedule = "1f1b";  ///< or a file
   bool uneven = false;            ///< of first and last stage one has two layers, the other none
   int64_t cp = 1;
-  int64_t stages = 0;  ///< of a file; 0: what the schedule has
+  int64_t stages = 0;     ///< of a file; 0: what the schedule has
+  bool in_turns = false;  ///< overlap_dispatch
 
   int64_t ranks() const { return pp * cp * tp * dp; }
   /// As many as there are stages, and one more where nothing else decides that.
@@ -35,8 +36,8 @@ struct PipelineCase : TensorCase {
     return fmt::format("{}", fmt::join(of_stages, ","));
   }
   std::string name() const {
-    return fmt::format("pp {} {} v {} uneven {} cp {} {}", pp, schedule, chunks, uneven, cp,
-                       TensorCase::name());
+    return fmt::format("pp {} {} v {} uneven {} cp {} in turns {} {}", pp, schedule, chunks, uneven,
+                       cp, in_turns, TensorCase::name());
   }
 };
 
@@ -54,6 +55,7 @@ inline TrainConfig pipeline_config(const PipelineCase& c) {
   config.pipeline.pp_size = c.pp;
   config.pipeline.pp_schedule = c.schedule;
   config.pipeline.pp_chunks = c.chunks;
+  config.pipeline.overlap_dispatch = c.in_turns;
   if (c.uneven) config.pipeline.pp_layers = c.layers();
   return config;
 }
@@ -63,7 +65,7 @@ inline TrainConfig alone_config(const PipelineCase& c) {
   PipelineCase one = c;
   one.pp = one.chunks = one.cp = one.tp = one.dp = one.grad_acc_steps = 1;
   one.schedule = "1f1b";
-  one.uneven = false;
+  one.uneven = one.in_turns = false;
   one.sequence = "off";
   one.zero_stage = 0;
   one.recompute = "none";
@@ -106,11 +108,13 @@ inline std::vector<PipelineCase> pipeline_cases(size_t random) {
     c.chunks = int64_t(1 + p[13]);
     c.uneven = p[14] == 1;
     c.cp = int64_t(1 + p[15]);
+    c.in_turns = p[16] == 1;
     return c;
   };
   std::vector<PipelineCase> cases;
-  for (const Point& point : cover_pairs({4, 2, 2, 2, 3, 2, 4, 3, 2, 3, 5, 2, 11, 2, 2, 2}, random,
-                                        [&](const Point& p) { return has_meaning(at(p)); })) {
+  for (const Point& point :
+       cover_pairs({4, 2, 2, 2, 3, 2, 4, 3, 2, 3, 5, 2, 11, 2, 2, 2, 2}, random,
+                   [&](const Point& p) { return has_meaning(at(p)); })) {
     cases.push_back(at(point));
   }
   return cases;

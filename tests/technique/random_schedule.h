@@ -52,7 +52,7 @@ inline std::map<At, At> needs(const Schedule& schedule) {
 inline bool in_order(const Schedule& schedule) {
   for (const auto& actions : schedule.actions) {
     std::map<std::pair<int64_t, int64_t>, int> done;  // 1: forward, 2: the input's gradient
-    for (const auto& [work, micro_batch, chunk] : actions) {
+    for (const auto& [work, micro_batch, chunk, with_next] : actions) {
       int& stage = done[{micro_batch, chunk}];
       const int before = work == Work::F ? 0 : work == Work::W ? 2 : 1;
       if (stage != before) return false;

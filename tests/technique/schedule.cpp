@@ -370,6 +370,66 @@ TEST_CASE("a schedule that nobody can run is refused, with rank, action and reas
           {"rank 0, action 3, F1: this micro-batch passes the stage on the other rank"}, "mirror");
 }
 
+TEST_CASE("two passes in turns begin when both can, and are over at once") {
+  const auto simulated = [](const char* ranks) {
+    const Schedule schedule = parse_schedule(fmt::format("placement loop\n{}", ranks), "own");
+    check_schedule(schedule, "own");
+    REQUIRE(parse_schedule(to_text(schedule), "own").actions == schedule.actions);
+    return simulate_schedule(schedule, {1, 1, 1, 0.5});
+  };
+  // Rank 1 has micro-batch 1 at 2.5, and is over with both passes three later.
+  const auto in_turns = simulated("0: F0 F1 BW0 BW1\n1: F0 BW0&F1 BW1");
+  CHECK(in_turns.intervals[1][1].begin == 2.5);
+  CHECK(in_turns.intervals[1][2].end == 5.5);
+  CHECK(in_turns.intervals[0][2].begin == 6);  // the gradient that both of them made
+  CHECK(in_turns.most_in_flight[1] == 2);
+  const auto one_by_one = simulated("0: F0 F1 BW0 BW1\n1: F0 BW0 F1 BW1");
+  CHECK(one_by_one.intervals[0][2].begin == 5);
+  CHECK(one_by_one.most_in_flight[1] == 1);
+
+  const auto refuses = [](const char* ranks, const std::vector<std::string>& parts) {
+    CAPTURE(ranks);
+    check_throws<UsageError>(
+        [&] {
+          const std::string text = fmt::format("placement loop\n{}", ranks);
+          check_schedule(parse_schedule(text, "own.txt"), "own.txt");
+        },
+        parts);
+  };
+  const std::string rule = "a forward and a backward pass, of two micro-batches";
+  refuses("0: F0&F1 BW0 BW1", {"own.txt: rank 0, action 0, F0: in turns run two actions, " + rule});
+  refuses("0: F0 F1 BW0&BW1", {"rank 0, action 2, BW0", rule});
+  refuses("0: F0 B0 F1 W0&B1 W1", {"rank 0, action 3, W0", rule});
+  refuses("0: F0&BW0", {"rank 0, action 0, F0", rule});
+  refuses("0: F0 F1&BW0&F2 BW1 BW2", {"rank 0, action 1, F1", rule});
+  refuses("0: F0 BW0&", {"own.txt, line 2: \"&\" ends a word; try such as F3&BW1"});
+  refuses("0: F0 F1&BW0 BW1\n1: F0 BW0&F1 BW1",
+          {"own.txt: deadlock: rank 0 waits, in its action 2, BW0, for the gradient of micro-batch "
+           "0 from rank 1; rank 1 waits, in its action 2, F1, for the output of micro-batch 1"});
+}
+
+TEST_CASE("passes take turns where both can begin, which few schedules can afford") {
+  int64_t pairs = 0;
+  each_schedule([&](const std::string& name, const ScheduleRequest& r) {
+    const Schedule schedule = in_turns(make_schedule(name, r), {});
+    check_schedule(schedule, name);
+    for (const auto& actions : schedule.actions) {
+      pairs += std::ranges::count_if(actions, &Action::with_next);
+    }
+  });
+  REQUIRE(pairs > 1000);
+  const auto times = [](const std::string& name, int64_t v) {
+    const Schedule schedule = make_schedule(name, request(4, 8, v));
+    return std::pair(simulate_schedule(schedule, {}).makespan,
+                     simulate_schedule(in_turns(schedule, {}), {}).makespan);
+  };
+  CHECK(times("1f1b", 1) == std::pair(33.0, 44.0));
+  CHECK(times("zb_h1", 1) == std::pair(27.0, 33.0));
+  CHECK(times("dualpipe", 1) == std::pair(25.0, 26.0));
+  CHECK(times("interleaved", 2) == std::pair(57.0, 57.0));
+  CHECK(times("afab", 1) == std::pair(33.0, 33.0));  // none that could
+}
+
 TEST_CASE("a text that is no schedule is refused, with line and word") {
   const auto refuses = [](const std::string& text, const std::vector<std::string>& parts) {
     CAPTURE(text);
