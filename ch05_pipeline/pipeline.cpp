@@ -16,9 +16,13 @@ double seconds_since(Clock::time_point begin) {
 
 }  // namespace
 
-void MeasuredWork::add(Work work, double took) {
-  seconds[static_cast<int>(work)] += took;
-  ++actions[static_cast<int>(work)];
+void MeasuredWork::add(const Action& action, double took) {
+  if (action.with_next) {
+    in_turns += took;
+    return;
+  }
+  seconds[static_cast<int>(action.work)] += took;
+  ++actions[static_cast<int>(action.work)];
 }
 
 Mail::Mail(const Schedule& schedule, const Communicator& pp, const Boundary& boundary,
@@ -122,35 +126,35 @@ void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
                    const TakeBatch& take_batch, bool with_backward) {
   const std::vector<Action>& actions = schedule.actions[pp_.rank()];
   Mail mail(schedule, pp_, boundary_, std::move(tokens));
-  Running running;
-  Tensor in[2], out[2];  // of an action, or of two that run in turns
+  std::map<std::pair<int64_t, int64_t>, InFlight> running;  // by chunk, micro-batch
+  const auto own = [&](int64_t i) -> InFlight& {
+    return running[{actions[i].chunk, actions[i].micro_batch}];
+  };
+  Tensor in[2], out[2];
+  const auto work = [&](int64_t i, int64_t part) {
+    out[part] = work_on(actions[i], std::move(in[part]), own(i), with_backward);
+  };
   const Clock::time_point first = Clock::now();
   // [loop]
   for (int64_t i = 0, count = 0; i < std::ssize(actions); i += count) {
-    count = actions[i].with_next ? 2 : 1;
+    count = actions[i].with_next ? 2 : 1;  // that run in turns
     for (int64_t part = 0; part < count; ++part) {
       const Action& action = actions[i + part];
-      InFlight& own = running[{action.chunk, action.micro_batch}];
-      if (action.work == Work::F) own.pass = take_batch(action.micro_batch);
-      own.pass.part = part;
+      if (action.work == Work::F) own(i + part).pass = take_batch(action.micro_batch);
+      own(i + part).pass.part = part;
       in[part] = mail.take(i + part);
     }
     mail.post(i + count);
-    const auto work_on_part = [&](int64_t part) {
-      const Action& action = actions[i + part];
-      out[part] = work_on(action, std::move(in[part]), running[{action.chunk, action.micro_batch}],
-                          with_backward);
-    };
     const Clock::time_point begin = Clock::now();
-    if (count == 1) work_on_part(0);
-    if (count == 2) region_.in_turns([&] { work_on_part(0); }, [&] { work_on_part(1); });
-    if (with_backward && count == 1) measured_.add(actions[i].work, seconds_since(begin));
-    if (with_backward && count == 2) measured_.in_turns += seconds_since(begin);
+    if (count == 1) work(i, 0);
+    if (count == 2) region_.in_turns([&] { work(i, 0); }, [&] { work(i + 1, 1); });
+    if (with_backward) measured_.add(actions[i], seconds_since(begin));
     for (int64_t part = 0; part < count; ++part) {
-      const auto& [work, micro_batch, chunk, with_next] = actions[i + part];
+      const Action& action = actions[i + part];
       mail.send(i + part, std::move(out[part]));
-      const bool ends = work == Work::W || work == Work::BW || !with_backward;
-      if (ends) running.erase({chunk, micro_batch});
+      if (action.work == Work::W || action.work == Work::BW || !with_backward) {
+        running.erase({action.chunk, action.micro_batch});
+      }
     }
   }
   // [loop]

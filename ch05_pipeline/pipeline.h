@@ -68,7 +68,8 @@ struct MeasuredWork {
   double in_turns = 0;      ///< seconds of those that did not
   double span = 0;          ///< seconds from the first action of each step to the end of the last
 
-  void add(Work work, double took);  ///< an action, of so many seconds
+  /// An action that took so many seconds; or two, in turns, of which this is the first.
+  void add(const Action& action, double took);
   double mean(Work work) const {
     const auto i = static_cast<int>(work);
     return actions[i] == 0 ? 0 : seconds[i] / double(actions[i]);
@@ -107,7 +108,6 @@ class Pipeline {
 
  private:
   struct InFlight;
-  using Running = std::map<std::pair<int64_t, int64_t>, InFlight>;  // by chunk, micro-batch
 
   void run(const Schedule& schedule, std::vector<int64_t> tokens, const TakeBatch& take_batch,
            bool with_backward);

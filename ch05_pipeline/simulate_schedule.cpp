@@ -296,6 +296,18 @@ SimulatedSchedule simulate_schedule(const Schedule& schedule, const WorkTimes& t
   return walk.result();
 }
 
+namespace {
+
+int64_t passes_in_turns(const Schedule& schedule) {
+  int64_t passes = 0;
+  for (const auto& actions : schedule.actions) {
+    passes += 2 * std::ranges::count_if(actions, &Action::with_next);
+  }
+  return passes;
+}
+
+}  // namespace
+
 std::string to_report(const Schedule& schedule, const WorkTimes& times) {
   const SimulatedSchedule simulated = simulate_schedule(schedule, times);
   const auto& [placement, ranks, chunks] = schedule.stages;
@@ -329,11 +341,11 @@ std::string to_json(const Schedule& schedule, const WorkTimes& times) {
   return fmt::format(
       "{{\"ranks\": {}, \"stages\": {}, \"micro_batches\": {}, \"makespan\": {:.9g}, "
       "\"bubble\": {:.9g}, \"inner_bubble\": {:.9g}, \"most_in_flight\": [{}], "
-      "\"messages\": {},\n\"actions\": [{}]}}\n",
+      "\"messages\": {}, \"in_turns\": {},\n\"actions\": [{}]}}\n",
       stages.ranks, stages.count(), schedule.micro_batches, simulated.makespan, simulated.bubble(),
       simulated.inner_bubble(), fmt::join(simulated.most_in_flight, ", "),
       std::ranges::count_if(messages(schedule), [](const auto& m) { return m.from != m.to; }),
-      ranks);
+      passes_in_turns(schedule), ranks);
 }
 
 }  // namespace usp

@@ -63,6 +63,7 @@ def texts(folder):
                       "formulas.md": planned.formulas_table(simulated["formulas"]),
                       "plane.md": planned.plane_table(simulated["plane"]),
                       "runs.md": planned.runs_table(simulated["runs"]),
+                      "turns.md": planned.turns_table(simulated["turns"]),
                       **draw_schedules.figures(simulated)})
     if "problem" in estimated:
         found.update({"problem.md": memory.problem_table(estimated["problem"]),

@@ -32,7 +32,12 @@ ZB_RANKS, ZB_MICRO_BATCHES = (2, 4, 8, 16), 32
 # Of runs of micro-batches as in Llama 3, v = 2: lengths, and times of a message.
 RUN_RANKS, RUN_MICRO_BATCHES, RUN_LENGTHS, MESSAGES = 4, 24, (4, 6, 8, 12, 24), (0, 0.25, 0.5)
 
-LISTS = ("bubbles", "plane", "formulas", "runs")  # of schedules.json, with a line for each entry
+# Of passes in turns.
+TURNS_RANKS, TURNS_MICRO_BATCHES = 4, 8
+TURNS = {name: PLANE[name] for name in ("1f1b", "zb_h1", "zb_v", "interleaved, v = 2", "dualpipe",
+                                        "dualpipe_v")}
+
+LISTS = ("bubbles", "plane", "formulas", "runs", "turns")  # of schedules.json, with a line for each entry
 
 
 def parts_of(schedule, flags):
@@ -76,7 +81,19 @@ def simulate(program):
     runs = [{"length": length, "message": message, **summary(ask(
         program, "llama3", RUN_RANKS, RUN_MICRO_BATCHES, message, pp_chunks=2,
         pp_run_length=length))} for length in RUN_LENGTHS for message in MESSAGES]
-    return {"bubbles": bubbles, "plane": plane, "formulas": formulas, "runs": runs, "drawn": drawn}
+    turns = [{"name": label, **_turns(program, name, flags)} for label, (name, flags) in TURNS.items()]
+    return {"bubbles": bubbles, "plane": plane, "formulas": formulas, "runs": runs, "turns": turns,
+            "drawn": drawn}
+
+
+def _turns(program, name, flags):
+    """A schedule whose passes run one after the other, and in turns where both can begin."""
+    alone, paired = (ask(program, name, TURNS_RANKS, TURNS_MICRO_BATCHES, **flags, **more)
+                     for more in ({}, {"overlap_dispatch": None}))
+    passes = sum(own["action"][0] != "W" for of_rank in alone["actions"] for own in of_rank)
+    return {"passes": passes, "in_turns": paired["in_turns"],
+            "step": [alone["makespan"], paired["makespan"]],
+            "held": [max(held(found)) for found in (alone, paired)]}
 
 
 def _drawn(program, name, ranks, micro_batches, flags):
@@ -162,6 +179,19 @@ def plane_table(found):
                   "least", "messages"], rows,
                  f"`p` = {PLANE_RANKS}, `m` = {PLANE_MICRO_BATCHES}, F = B = W. Activations in units "
                  "of what the whole model keeps of one micro-batch.")
+
+
+def turns_table(found):
+    """What it costs a schedule to run two passes in turns."""
+    rows = [[f"`{own['name'].split(',')[0]}`" + "".join(own["name"].partition(",")[1:]).replace(
+        "v = ", "`v` = "), f"{own['in_turns']} of {own['passes']}", f"{own['step'][0]:g}",
+             f"{own['step'][1]:g}", f"{own['step'][1] / own['step'][0]:.3f}",
+             f"{own['held'][0]:.2f}", f"{own['held'][1]:.2f}"] for own in found]
+    return table(["schedule", "passes in turns", "step, one by one", "in turns", "ratio",
+                  "activations, one by one", "in turns"], rows,
+                 f"`--overlap_dispatch`, `p` = {TURNS_RANKS}, `m` = {TURNS_MICRO_BATCHES}, F = B = W, no "
+                 "time for messages. Activations of the fullest rank, in units of what the whole model "
+                 "keeps of one micro-batch.")
 
 
 def runs_table(found):
