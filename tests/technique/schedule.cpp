@@ -138,6 +138,11 @@ TEST_CASE(
       if (in_runs) CHECK(found >= looping - 1e-12);
     }
   });
+  // A last run that is shorter than p leaves gaps; one run of all leaves none.
+  ScheduleRequest uneven = request(8, 12, 2);
+  CHECK(bubble("interleaved", uneven) == Approx(35.0 / 72));
+  uneven.run_length = 12;
+  CHECK(bubble("llama3", uneven) == Approx(7.0 / 24));
 }
 
 TEST_CASE("a message costs a rank that waits for it twice its time") {
