@@ -116,6 +116,7 @@ Prediction predict(const TrainConfig& config, int stage_rank) {
   prediction.parameters = num_parameters(config.model);
   // [states_of_a_rank]
   prediction.states = sharded_states(config);
+  prediction.states.weights += stashed_bytes(config, 0, prediction.states.weights);
   prediction.book_states = book_sharded_states(config);
   prediction.buffers = zero_buffers(config);
   add_tensor_scratch(config, prediction.buffers);

@@ -3,11 +3,13 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "comm/communicator.h"
 #include "model.h"
 #include "schedule.h"
+#include "weight_stash.h"
 
 namespace usp {
 
@@ -87,32 +89,45 @@ class Pipeline {
  public:
   /// The micro-batch of this number.
   using TakeBatch = std::function<Pass(int64_t micro_batch)>;
+  /// Updates the weights with a micro-batch's gradients. `stage`: the ranks that hold this stage.
+  using Update = std::function<void(int64_t micro_batch, const Communicator& stage)>;
 
   /// Says of the model's parameters which of them other stages hold, too: they have no memory yet.
   Pipeline(const TrainConfig& config, Model& model, Grads& grads, const TensorRegion& region,
            const Mesh& mesh);
 
   /// A step: every micro-batch forward and backward, in the order of the schedule. Halves of them,
-  /// where those run in turns on a pipeline of one rank.
-  void train(const TakeBatch& take_batch);
+  /// where those run in turns on a pipeline of one rank. Of several updates of a step, `update`
+  /// makes all but the last.
+  void train(const TakeBatch& take_batch, const Update& update);
   /// The forward passes alone, for the loss. On every rank of the pipeline the passes are over the
   /// same samples.
   void evaluate(const std::vector<Pass>& passes);
   /// The logits of a pass, on every rank of the pipeline.
   Tensor logits(const Pass& pass);
-  /// Those of a step that each chunk of this rank sees.
+  /// What its actions have taken.
   const MeasuredWork& measured() const { return measured_; }
-  int64_t micro_batches() const { return schedule_.stages.share_of(schedule_.micro_batches); }
+  /// Of the weights in a step: one, unless every micro-batch makes its own.
+  int64_t updates() const { return stash_ ? schedule_.micro_batches : 1; }
+  /// Those of an update that each chunk of this rank sees.
+  int64_t micro_batches_of_update() const {
+    return schedule_.stages.share_of(schedule_.micro_batches) / updates();
+  }
 
   const Schedule& schedule() const { return schedule_; }
 
  private:
   struct InFlight;
 
+  /// `update` is nullptr where there is no backward pass.
   void run(const Schedule& schedule, std::vector<int64_t> tokens, const TakeBatch& take_batch,
-           bool with_backward);
+           const Update& update);
   /// The action's work on what another stage made; what the next one needs of it.
   Tensor work_on(const Action& action, Tensor in, InFlight& own, bool with_backward);
+  /// A backward pass with the weights of the forward pass, where an update has come in between.
+  Tensor stale_backward(const Action& action, Tensor dy, InFlight& own);
+  /// Where the action was a backward pass, unless it was the step's last.
+  void update_after(const Action& action, const Update& update);
 
   Model& model_;
   Grads& grads_;
@@ -123,6 +138,8 @@ class Pipeline {
   int64_t tokens_;   ///< of a micro-batch
   int64_t columns_;  ///< of the logits that the head makes
   MeasuredWork measured_;
+  Communicator stage_;                ///< ranks that hold the same stages as this one
+  std::optional<WeightStash> stash_;  ///< where every micro-batch makes an update
 };
 // [pipeline]
 

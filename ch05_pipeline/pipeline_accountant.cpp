@@ -89,6 +89,20 @@ int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
 }
 // [peak]
 
+// [most_stashed]
+int64_t most_stashed(int64_t ranks, int64_t rank, int64_t m) {
+  const int64_t ahead = std::min(ranks - 1 - rank, m - 1);
+  // While a micro-batch is in flight for each of them, versions 0 and on; with few micro-batches
+  // all have read version 0.
+  return ahead == 0 ? 0 : std::clamp<int64_t>(m - ahead, 1, ahead);
+}
+
+int64_t stashed_bytes(const TrainConfig& config, int stage_rank, int64_t weights) {
+  if (!config.pipeline.updates_each_micro_batch()) return 0;
+  return most_stashed(config.pipeline.pp_size, stage_rank, config.grad_acc_steps) * weights;
+}
+// [most_stashed]
+
 std::vector<std::vector<BlockFootprint>> by_chunk(const std::vector<BlockFootprint>& blocks,
                                                   const std::vector<BlockRange>& chunks) {
   std::vector<std::vector<BlockFootprint>> of_chunks;
@@ -146,6 +160,16 @@ std::pair<std::string, std::string> pipeline_traffic_row(const TrainConfig& conf
           fmt::format("{:.0f} bytes a step by rank 0, by formula {:.0f}",
                       double(bytes) / double(std::max<int64_t>(1, steps)),
                       a_message * double(std::ranges::count_if(sent, of_first)))};
+}
+
+std::pair<std::string, std::string> traffic_row_of_updates(const DataParallelStrategy& strategy,
+                                                           int64_t steps, int64_t updates) {
+  auto row = strategy.traffic_row(steps * updates);
+  const std::string_view step = " a step";
+  if (const size_t at = row.second.find(step); updates > 1 && at != std::string::npos) {
+    row.second.replace(at, step.size(), fmt::format(" an update, of {} in a step,", updates));
+  }
+  return row;
 }
 
 std::pair<std::string, std::string> measured_work_row(const TrainConfig& config,

@@ -21,6 +21,11 @@ int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
                                const std::vector<std::vector<BlockFootprint>>& chunks,
                                const StageBytes& bytes);
 
+/// The versions besides the newest one that a rank keeps at most, of m micro-batches.
+int64_t most_stashed(int64_t ranks, int64_t rank, int64_t m);
+/// Bytes of them on a rank of the run whose weights have so many; 0 where no version is kept.
+int64_t stashed_bytes(const TrainConfig& config, int stage_rank, int64_t weights);
+
 /// Footprints of a rank's blocks, by the chunk that they are in.
 std::vector<std::vector<BlockFootprint>> by_chunk(const std::vector<BlockFootprint>& blocks,
                                                   const std::vector<BlockRange>& chunks);
@@ -39,6 +44,10 @@ StepTraffic traffic_of_stages(const Communicator& pp);
 /// a step it idled, beside what the schedule says with these times.
 std::pair<std::string, std::string> measured_work_row(const TrainConfig& config,
                                                       const MeasuredWork& measured);
+
+/// For the report: what data-parallel ranks send for each of so many updates of a step.
+std::pair<std::string, std::string> traffic_row_of_updates(const DataParallelStrategy& strategy,
+                                                           int64_t steps, int64_t updates);
 
 /// For the report: bytes that this rank has sent per step, beside the formula's.
 std::pair<std::string, std::string> pipeline_traffic_row(const TrainConfig& config, int64_t bytes,

@@ -111,7 +111,44 @@ Schedule PipelineConfig::one_after_the_other(int64_t micro_batches) const {
   return schedule;
 }
 
-void PipelineConfig::check(const RunConfig& run, const TensorParallelConfig& tensor) const {
+namespace {
+
+/// Refuses what a stage that updates its weights alone cannot do.
+void check_stale_updates(const TrainConfig& run) {
+  constexpr std::string_view why = "pp_schedule=pipedream updates each stage by itself, ";
+  if (run.data_parallel.zero_stage > 0) {
+    usage_error("{}with whole weights, which zero_stage={} shares out; try --zero_stage 0", why,
+                run.data_parallel.zero_stage);
+  }
+  if (run.model.tie_word_embeddings && run.pipeline.pp_size > 1) {
+    usage_error(
+        "{}but tie_word_embeddings has one weight on two stages; leave it out, or try "
+        "--pp_size 1",
+        why);
+  }
+  if (run.tensor_parallel.halves() > 1) {
+    usage_error(
+        "{}after a whole micro-batch, which tp_overlap=batch_halves cuts; try "
+        "--tp_overlap chunks",
+        why);
+  }
+  if (run.pipeline.overlap_dispatch) {
+    usage_error(
+        "{}and its passes read different versions, which overlap_dispatch would run in turns; "
+        "leave "
+        "it out",
+        why);
+  }
+  if (run.optimizer.grad_clip > 0 && run.pipeline.pp_show.empty()) {
+    usage_error("{}so nobody has the norm of all gradients for grad_clip={}; try --grad_clip 0",
+                why, run.optimizer.grad_clip);
+  }
+}
+
+}  // namespace
+
+void PipelineConfig::check(const TrainConfig& run, const TensorParallelConfig& tensor) const {
+  if (updates_each_micro_batch()) check_stale_updates(run);
   if (pp_size > 1 && tensor.halves() > 1) {
     usage_error(
         "tp_overlap=batch_halves runs forward and backward in turns, which a schedule "

@@ -13,6 +13,8 @@
 
 namespace usp {
 
+struct TrainConfig;
+
 /// Who holds which layers, and in which order they work.
 struct PipelineConfig {
   int64_t pp_size = 1;  ///< ranks that share out the layers
@@ -29,7 +31,11 @@ struct PipelineConfig {
   void validate(const Args& args) const;
   /// Throws UsageError where the schedule cannot take the run's micro-batches, or there are fewer
   /// layers than stages.
-  void check(const RunConfig& run, const TensorParallelConfig& tensor) const;
+  void check(const TrainConfig& run, const TensorParallelConfig& tensor) const;
+  /// PipeDream: each stage updates its weights after each backward pass, with nothing between
+  /// stages but activations and their gradients. What needs all gradients of a step, such as
+  /// their norm for clipping, it cannot have.
+  bool updates_each_micro_batch() const { return pp_schedule == "pipedream"; }
 
   WorkTimes times() const;  ///< pp_times
   /// The schedule, laid out in time: as lines for a reader, or as JSON.
@@ -57,7 +63,6 @@ struct RankBlocks {
 };
 // [rank_blocks]
 
-struct TrainConfig;
 /// Those of a rank of the pipeline.
 RankBlocks blocks_of_rank(const TrainConfig& config, int stage_rank);
 

@@ -266,6 +266,7 @@ const std::map<std::string, std::function<Schedule(const Request&)>>& generators
       {"afab", afab},
       {"breadth_first", afab},
       {"1f1b", one_f_one_b},
+      {"pipedream", one_f_one_b},
       {"interleaved", [](const Request& r) { return in_runs(r, r.ranks); }},
       {"llama3",
        [](const Request& r) { return in_runs(r, r.run_length > 0 ? r.run_length : r.ranks); }},

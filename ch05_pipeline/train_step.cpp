@@ -59,7 +59,7 @@ void Trainer::train_step(int64_t step) {
   const TraceScope trace("train_step");
   ops::fill(loss_, 0);
   // [samples]
-  data_parallel_->begin_step(pipeline_.micro_batches(), config_.tensor_parallel.halves());
+  data_parallel_->begin_step(pipeline_.micro_batches_of_update(), config_.tensor_parallel.halves());
   tensor_traffic_.begin_step();
   context_traffic_.begin_step();
   stage_traffic_.begin_step();
@@ -74,14 +74,16 @@ void Trainer::train_step(int64_t step) {
     pass.loss_scale = 1 / double(config_.tokens_per_step());
     return pass;
   };
-  pipeline_.train(take);
+  const double lr = learning_rate(config_.optimizer, step, config_.steps);
+  const StageUpdate update{step * pipeline_.updates(), lr, grads_, *data_parallel_, optimizer_};
+  pipeline_.train(take, update);
   // [samples]
   // [after_backward]
   grads_.end_window();
   data_parallel_->finish();
   const Tensor squares = optimizer_.grad_squares();
   mesh_.world().all_reduce(squares);  // 8 bytes: of all shards, each counted on one rank
-  optimizer_.step(step, learning_rate(config_.optimizer, step, config_.steps), squares);
+  optimizer_.step((step + 1) * pipeline_.updates() - 1, lr, squares);
   data_parallel_->after_update();
   tensor_traffic_.end_step();
   context_traffic_.end_step();
@@ -148,7 +150,7 @@ double Trainer::evaluate() {
 // [report_rows]
 ReportRows Trainer::report_rows(int64_t steps) {
   ReportRows rows = prediction_rows(predict(config_));
-  rows.push_back(data_parallel_->traffic_row(steps));
+  rows.push_back(traffic_row_of_updates(*data_parallel_, steps, pipeline_.updates()));
   rows.push_back(tensor_traffic_row(config_, tensor_traffic_.bytes(), steps));
   rows.push_back(context_traffic_row(config_, context_traffic_.bytes(), steps));
   rows.push_back(pipeline_traffic_row(config_, stage_traffic_.bytes(), steps));

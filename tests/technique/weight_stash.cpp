@@ -1,0 +1,304 @@
+#include "weight_stash.h"
+
+#include "pipeline_parity.h"
+#include "tiny_llama.h"
+
+namespace usp::test {
+namespace {
+
+constexpr int64_t kSteps = 3;
+
+PipelineCase stale_case(int64_t p, int64_t m, int64_t dp = 1) {
+  PipelineCase c{{1, dp, 2, "off", false, 0, "none", "blockwise", "weight_grad", m}};
+  c.pp = p;
+  c.schedule = "pipedream";
+  return c;
+}
+
+TrainConfig stale_config(const PipelineCase& c) {
+  TrainConfig config = pipeline_config(c);
+  config.optimizer.grad_clip = 0;
+  return config;
+}
+
+/// Random tokens, cut into samples of eight.
+struct Text {
+  Text() : tokens(parity_config().model.vocab_size), file(tokens.path(), 2, 61) {}
+
+  RandomTokens tokens;
+  TokenFile file;
+  Dataset dataset{file, 8, 0.1, DataOrder::shuffled, 0};
+};
+
+/// What PipeDream's updates come to, one micro-batch after the other on one rank. It knows neither
+/// a schedule nor a stash: micro-batch i of a step meets, on the stage of rank r, the weights that
+/// the first max(0, i - (p-1-r)) micro-batches of the step have made.
+class SerialPipeDream {
+ public:
+  SerialPipeDream(const TrainConfig& config, const Dataset& dataset)
+      : config_(config),
+        dataset_(dataset),
+        stages_(blocks_of_stages(config.pipeline, config.model, config.pipeline.pp_size)),
+        model_(alone(config)) {
+    model_.parameters().allocate(DType::f64, uint64_t(config.seed));
+    for (size_t i = 0; i < model_.parameters().size(); ++i) {
+      const Parameter& parameter = model_.parameters()[i];
+      Weight& weight = weights_.emplace_back();
+      weight.versions = {parameter.value.items()};
+      weight.m = weight.v = std::vector<double>(weight.versions[0].size());
+      weight.stage =
+          std::ranges::find_if(
+              stages_, [&](const BlockRange& stage) { return parameter.block < stage.end; }) -
+          stages_.begin();
+    }
+  }
+
+  /// The mean loss of a step's micro-batches, each before its own update.
+  double step(int64_t step) {
+    const int64_t p = config_.pipeline.pp_size, m = config_.grad_acc_steps;
+    for (Weight& weight : weights_) weight.versions = {weight.versions.back()};
+    const Tensor loss = Tensor::zeros({1}, DType::f64);
+    for (int64_t i = 0; i < m; ++i) {
+      for (size_t w = 0; w < weights_.size(); ++w) {
+        const int64_t version = std::max<int64_t>(0, i - (p - 1 - weights_[w].stage));
+        model_.parameters()[w].value.assign(weights_[w].versions[version]);
+      }
+      run(step * m + i, loss);
+      for (size_t w = 0; w < weights_.size(); ++w) update(w, step, step * m + i + 1);
+    }
+    return loss.item() / double(m);
+  }
+
+  /// As train() gathers it.
+  TrainedState state() {
+    TrainedState state;
+    for (size_t w = 0; w < weights_.size(); ++w) {
+      const std::string& name = model_.parameters()[w].name;
+      state.tensors.push_back({name + ".grad", weights_[w].gradient});
+      state.tensors.push_back({name + ".m", weights_[w].m});
+      state.tensors.push_back({name + ".v", weights_[w].v});
+      state.tensors.push_back({name, weights_[w].versions.back()});
+    }
+    return state;
+  }
+
+ private:
+  struct Weight {
+    int64_t stage;
+    std::vector<std::vector<double>> versions;  ///< of this step
+    std::vector<double> m, v, gradient;
+  };
+
+  static TrainConfig alone(TrainConfig config) {
+    config.pipeline = {};
+    config.tensor_parallel = {};
+    config.context_parallel = {};
+    config.recompute = "none";
+    return config;
+  }
+
+  /// Forward and backward of a micro-batch, of the samples of all data-parallel ranks.
+  void run(int64_t number, const Tensor& loss) {
+    const int64_t samples = config_.micro_batch_size * config_.data_parallel.dp_size;
+    const int64_t tokens = samples * config_.seq_len;
+    std::vector<int32_t> inputs(tokens), targets(tokens);
+    dataset_.read(Split::train, number * samples, inputs, targets);
+    Pass pass;
+    pass.seed = uint64_t(config_.seed);
+    pass.first_sample = number * samples;
+    pass.num_samples = samples;
+    pass.seq_len = config_.seq_len;
+    pass.positions = Positions(0, config_.seq_len);
+    pass.tokens = Tensor::from_host(inputs, {tokens});
+    pass.targets = Tensor::from_host(targets, {tokens});
+    pass.loss_scale = 1 / double(tokens);
+    pass.loss = loss;
+    Grads grads(model_.parameters());
+    grads.begin_window(1);
+    model_.backward(model_.forward(pass), grads, pass);
+    grads.end_window();
+  }
+
+  /// AdamW, Loshchilov & Hutter (2019), to the newest version.
+  void update(size_t w, int64_t step, int64_t count) {
+    const OptimizerConfig& adam = config_.optimizer;
+    const double lr = learning_rate(adam, step, config_.steps);
+    const Parameter& parameter = model_.parameters()[w];
+    const double decay = parameter.global_shape.rank() >= 2 ? adam.weight_decay : 0;
+    Weight& weight = weights_[w];
+    weight.gradient = parameter.grad.items();
+    std::vector<double> next = weight.versions.back();
+    for (size_t i = 0; i < next.size(); ++i) {
+      const double g = weight.gradient[i];
+      weight.m[i] += (1 - adam.adam_beta1) * (g - weight.m[i]);
+      weight.v[i] += (1 - adam.adam_beta2) * (g * g - weight.v[i]);
+      const double mean = weight.m[i] / (1 - std::pow(adam.adam_beta1, double(count)));
+      const double square = weight.v[i] / (1 - std::pow(adam.adam_beta2, double(count)));
+      next[i] -= lr * (mean / (std::sqrt(square) + adam.adam_eps) + decay * next[i]);
+    }
+    weight.versions.push_back(std::move(next));
+  }
+
+  TrainConfig config_;
+  const Dataset& dataset_;
+  std::vector<BlockRange> stages_;
+  Model model_;
+  std::vector<Weight> weights_;
+};
+
+/// Trains the case over its ranks and compares every step with the serial program.
+void check_against_serial(const TrainConfig& config, int64_t ranks, const Text& text,
+                          const std::string& what) {
+  std::vector<double> losses;
+  TrainedState expected;
+  {
+    const OnDevice cpu;
+    SerialPipeDream serial(config, text.dataset);
+    for (int64_t step = 0; step < kSteps; ++step) losses.push_back(serial.step(step));
+    expected = serial.state();
+  }
+  run_threads(static_cast<int>(ranks), [&](const Communicator& world) {
+    const Mesh mesh(world, config.mesh());
+    Trainer trainer(config, &text.dataset, mesh);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      trainer.train_step(step);
+      expect_close({trainer.report(step, 0).loss}, {losses[step]}, 1e-10, what + ": loss");
+    }
+    expect_same_parameters(trainer, expected, 1e-10, what);
+  });
+}
+
+TEST_CASE("PipeDream is training one by one with the weights that its stages have by then") {
+  const Text text;
+  for (int64_t p : {2, 3, 4}) {
+    for (int64_t m : {1, 2, 4, 9}) {
+      for (int64_t dp : {1, 2}) {
+        const PipelineCase c = stale_case(p, m, dp);
+        CAPTURE(c.name());
+        check_against_serial(stale_config(c), c.ranks(), text, c.name());
+      }
+    }
+  }
+}
+
+TEST_CASE("PipeDream keeps its versions under recomputation, shards of layers and of samples") {
+  const Text text;
+  for (const char* recompute : {"none", "selective", "full"}) {
+    for (int64_t tp : {1, 2}) {
+      for (int64_t cp : {1, 2}) {
+        PipelineCase c = stale_case(2, 4);
+        c.recompute = recompute;
+        c.tp = tp;
+        c.cp = cp;
+        c.num_kv_heads = 1;  // of which both ranks of tp have a copy
+        c.sequence = tp == 2 ? "again" : "off";
+        CAPTURE(c.name());
+        check_against_serial(stale_config(c), c.ranks(), text, c.name());
+      }
+    }
+  }
+}
+
+/// Training with updates of one micro-batch, without a schedule.
+TrainedState one_by_one(TrainConfig config, const Text& text, int64_t updates) {
+  const OnDevice cpu;
+  config.pipeline = {};
+  config.grad_acc_steps = 1;
+  SoloTrainer solo(config, &text.dataset);
+  return train(solo, updates);
+}
+
+TEST_CASE("without a version in between, PipeDream is training with batches of a micro-batch") {
+  const Text text;
+  for (const auto& [p, m] : {std::pair<int64_t, int64_t>{1, 1}, {1, 4}, {1, 9}, {2, 1}, {4, 1}}) {
+    TrainConfig config = stale_config(stale_case(p, m));
+    config.optimizer.min_lr_ratio = 1;  // one rate, however many updates a step has
+    CAPTURE(p, m);
+    const TrainedState expected = one_by_one(config, text, kSteps * m);
+    run_threads(static_cast<int>(p), [&, m = m](const Communicator& world) {
+      const Mesh mesh(world, config.mesh());
+      Trainer trainer(config, &text.dataset, mesh);
+      for (int64_t step = 0; step < kSteps; ++step) {
+        trainer.train_step(step);
+        const StepMetrics metrics = trainer.report(step, 0);
+        double mean = 0;
+        for (int64_t i = 0; i < m; ++i) mean += expected.losses[step * m + i] / double(m);
+        expect_close({metrics.loss}, {mean}, 1e-10, "loss");
+        expect_close({metrics.grad_norm}, {expected.grad_norms[step * m + m - 1]}, 1e-10,
+                     "norm of the last micro-batch's gradient");
+      }
+      expect_same_parameters(trainer, expected, 1e-10, fmt::format("p {} m {}", world.size(), m));
+    });
+  }
+}
+
+TEST_CASE("with a version in between, PipeDream is other training than one by one") {
+  const Text text;
+  const TrainConfig config = stale_config(stale_case(2, 4));
+  const OnDevice cpu;
+  SerialPipeDream serial(config, text.dataset);
+  const double first = serial.step(0);
+  TrainConfig other = config;
+  other.pipeline.pp_size = 1;
+  SerialPipeDream fresh(other, text.dataset);
+  CHECK(std::abs(first - fresh.step(0)) > 1e-6);
+}
+
+TEST_CASE("a rank keeps the versions that the formula says, and as many micro-batches as in 1F1B") {
+  for (int64_t p : {1, 2, 3, 4}) {
+    for (int64_t m : {1, 2, 3, 4, 5, 9}) {
+      for (const char* dtype : {"f64", "bf16"}) {
+        TrainConfig config = stale_config(stale_case(p, m));
+        config.dtype = dtype;
+        for (int rank = 0; rank < p; ++rank) {
+          CAPTURE(p, m, dtype, rank);
+          config.pipeline.pp_schedule = "1f1b";
+          const Simulation plain = simulate(config, rank);
+          config.pipeline.pp_schedule = "pipedream";
+          const Simulation stale = simulate(config, rank);
+          const int64_t stash = stashed_bytes(config, rank, plain.states.weights);
+          CHECK(stale.states.weights == plain.states.weights + stash);
+          CHECK(stale.peak == plain.peak + stash);
+          CHECK(stale.peak_activations == plain.peak_activations);
+          CHECK(stale.peak_activations == predict(config, rank).peak_activations);
+          CHECK(most_stashed(p, rank, m) <= p - rank - 1);
+          if (m >= 2 * p) CHECK(most_stashed(p, rank, m) == p - rank - 1);
+          if (rank == 0) CHECK(predict(config).states.weights == stale.states.weights);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("what PipeDream cannot do is refused with what can") {
+  const auto refuses = [](const std::function<void(TrainConfig&)>& change,
+                          const std::vector<std::string>& parts) {
+    TrainConfig config = stale_config(stale_case(2, 4));
+    config.pipeline.check(config, config.tensor_parallel);  // as it is, it trains
+    change(config);
+    check_throws<UsageError>([&] { config.pipeline.check(config, config.tensor_parallel); }, parts);
+  };
+  refuses([](TrainConfig& c) { c.optimizer.grad_clip = 0.5; }, {"grad_clip=0.5", "--grad_clip 0"});
+  refuses([](TrainConfig& c) { c.pipeline.overlap_dispatch = true; },
+          {"overlap_dispatch", "leave it out"});
+  refuses([](TrainConfig& c) { c.data_parallel.zero_stage = 1; },
+          {"zero_stage=1", "--zero_stage 0"});
+  refuses([](TrainConfig& c) { c.model.tie_word_embeddings = true; },
+          {"tie_word_embeddings", "--pp_size 1"});
+  refuses(
+      [](TrainConfig& c) {
+        c.tensor_parallel.tp_size = 2;
+        c.tensor_parallel.tp_overlap = "batch_halves";
+      },
+      {"tp_overlap=batch_halves", "--tp_overlap chunks"});
+  refuses([](TrainConfig& c) { c.pipeline.pp_chunks = 2; }, {"leave out pp_chunks=2"});
+  TrainConfig config = stale_config(stale_case(1, 4));
+  config.model.tie_word_embeddings = true;  // on one stage
+  config.pipeline.check(config, config.tensor_parallel);
+  config.optimizer.grad_clip = 1;
+  config.pipeline.pp_show = "table";  // trains nothing
+  config.pipeline.check(config, config.tensor_parallel);
+}
+
+}  // namespace
+}  // namespace usp::test
