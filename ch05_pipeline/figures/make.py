@@ -6,14 +6,15 @@ measured pipelines.
 from tools import estimates, provenance
 from tools.showcase import json_text, origin, output_of, read_json, short_demo, write_json
 
-from . import claims, counts, draw_measured, draw_schedules, draw_stages, memory, pace, planned
+from . import (claims, counts, draw_measured, draw_schedules, draw_stages, draw_versions, memory, pace,
+               planned, stale)
 
 SCHEMATICS = draw_stages.FIGURES
 DRAWINGS = (("plot_bubble", "schedules.json", "bubble"),
             ("plot_in_flight", "schedules.json", "in_flight"),
-            ("plot_plane", "schedules.json", "plane"))
+            ("plot_plane", "schedules.json", "plane"), ("plot_stale", "stale.json", "stale"))
 PROVENANCE = {"provenance.md": ("demo", "schedules", "memory", "counts", "pace"),
-              "provenance_filling.md": ("schedules", "counts", "pace")}  # {page's line: its data}
+              "provenance_filling.md": ("schedules", "counts", "pace", "stale")}  # {page's line: its data}
 CLAIMS = {"claims.md": ("Q5.1", "Q5.2", "Q5.3", "Q5.4", "Q5.5", "Q5.8", "Q5.11"),
           "claims_filling.md": ("Q5.10",)}
 DEMO = {"pp_size": 2, "micro_batch_size": 1, "grad_acc_steps": 8}  # the batch of one rank
@@ -27,6 +28,7 @@ def measure(chapter, program, commit):
     folder = chapter.folder / "figures"
     head = origin(chapter, commit)
     write_json(folder / "pace.json", {**head, **pace.measure(chapter, program)})
+    write_json(folder / "stale.json", {**head, **stale.measure(program)})
     for name in ("schedules", "memory", "counts"):  # rerun() and count(), which come next, fill them
         write_json(folder / f"{name}.json", head)
 
@@ -64,7 +66,8 @@ def texts(folder):
                       "plane.md": planned.plane_table(simulated["plane"]),
                       "runs.md": planned.runs_table(simulated["runs"]),
                       "turns.md": planned.turns_table(simulated["turns"]),
-                      **draw_schedules.figures(simulated)})
+                      "versions.md": stale.versions_table(simulated),
+                      **draw_versions.figures(simulated), **draw_schedules.figures(simulated)})
     if "problem" in estimated:
         found.update({"problem.md": memory.problem_table(estimated["problem"]),
                       "book.md": memory.book_table(estimated["book"])})
@@ -78,6 +81,8 @@ def texts(folder):
         found.update({"pace.md": pace.pace_table(measured["pace"]),
                       "steps.md": pace.drawn_table(measured["drawn"]),
                       **draw_measured.figures(measured)})
+    if "runs" in data.get("stale", {}):
+        found["stale.md"] = stale.losses_table(data["stale"])
     if (folder / "demo.txt").exists():
         found["demo_short.txt"] = short_demo(
             (folder / "demo.txt").read_text(encoding="utf-8"), DEMO_ROWS)
