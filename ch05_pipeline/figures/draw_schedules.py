@@ -80,9 +80,10 @@ def legend(drawing, y, second, split, unit="F = B = W = 1"):
         drawing.text(x + 28, y + 17, name, SMALLEST)
         x += 52 + schematic.text_width(name, SMALLEST)
     if second:
-        box(drawing, MARGIN, y + 30, 20, 20, tint(FORWARD))
-        box(drawing, MARGIN + 24, y + 30, 20, 20, tint(BACKWARD))
-        drawing.text(MARGIN + 52, y + 47, second, SMALLEST)
+        lighter = [color for color, _ in entries[:3 if split else 2]]
+        for i, color in enumerate(lighter):
+            box(drawing, MARGIN + 24 * i, y + 30, 20, 20, tint(color))
+        drawing.text(MARGIN + 24 * len(lighter) + 4, y + 47, second, SMALLEST)
     drawing.text(WIDTH - MARGIN, y + (47 if second else 17), unit, SMALLEST, "end", "muted")
 
 

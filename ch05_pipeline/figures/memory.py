@@ -81,7 +81,7 @@ def problem_table(found):
     return table(["`p`", "weights", "gradients", "optimizer", "these together",
                   "activations, at most"], rows,
                  f"GiB of rank 0, 70B in bf16 with gradients in f32, {PROBLEM['seq_len']:,} tokens a "
-                 "micro-batch, `m` = `p`, 1F1B. By steps on shapes.")
+                 "micro-batch, `m` = `p`, in the order 1F1B of [the idea](#2-the-idea). By steps on shapes.")
 
 
 def find_book(found, case, seq_len):

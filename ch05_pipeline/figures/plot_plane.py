@@ -14,8 +14,8 @@ from . import planned
 
 BOTH = ("zb_h1", "zb_h2", "auto", "zb_v", "dualpipe", "dualpipe_v")  # B and W apart
 # {schedule: (points to the right, points up, where its name is anchored)}
-MOVED = {"afab": (-8, 0, "right"), "breadth_first, v = 2": (2, 10, "right"),
-         "zb_h2": (-8, 0, "right"), "interleaved, v = 2": (2, -12, "center"),
+MOVED = {"afab": (-8, 0, "right"), "breadth_first, v = 2": (12, 11, "right"),
+         "zb_h2": (-8, 0, "right"), "interleaved, v = 2": (-2, 11, "right"),
          "auto": (-8, 4, "right"), "zb_h1": (-8, -1, "right"), "zb_v": (-8, -3, "right"),
          "dualpipe": (8, -4, "left"), "dualpipe_v": (8, 4, "left"), "1f1b": (-8, 0, "right")}
 
