@@ -1,5 +1,6 @@
 #include "pipeline.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "tensor/runtime.h"
@@ -14,6 +15,12 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
+double median_of(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::ranges::nth_element(values, values.begin() + std::ssize(values) / 2);
+  return values[values.size() / 2];
+}
+
 }  // namespace
 
 void MeasuredWork::add(const Action& action, double took) {
@@ -23,7 +30,10 @@ void MeasuredWork::add(const Action& action, double took) {
   }
   seconds[static_cast<int>(action.work)] += took;
   ++actions[static_cast<int>(action.work)];
+  if (keeps_all) all[static_cast<int>(action.work)].push_back(took);
 }
+
+double MeasuredWork::median(Work work) const { return median_of(all[static_cast<int>(work)]); }
 
 Mail::Mail(const Schedule& schedule, const Communicator& pp, const Boundary& boundary,
            std::vector<int64_t> tokens)
@@ -87,6 +97,8 @@ Pipeline::Pipeline(const TrainConfig& config, Model& model, Grads& grads,
     : model_(model),
       grads_(grads),
       region_(region),
+      config_(config.pipeline),
+      world_(mesh.world()),
       pp_(mesh.pp()),
       schedule_(config.pipeline.schedule(config.grad_acc_steps)),
       boundary_{config.model.hidden_size, config.tensor_parallel.row_shares(),
@@ -98,6 +110,8 @@ Pipeline::Pipeline(const TrainConfig& config, Model& model, Grads& grads,
       })) {
   if (config.pipeline.updates_each_micro_batch()) stash_.emplace(model.parameters());
   share_copies(model.parameters(), schedule_.stages, mesh);
+  // Shapes take no time.
+  measured_.keeps_all = config_.measures_times() && Runtime::current().device() != Device::meta;
 }
 
 /// A micro-batch in a chunk of this rank, from its forward pass to its last gradient.
@@ -191,13 +205,54 @@ void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
 void Pipeline::train(const TakeBatch& take_batch, const Update& update) {
   if (region_.config().halves() == 1) {
     const std::vector<int64_t> tokens(schedule_.micro_batches, tokens_);
-    return run(schedule_, tokens, take_batch, update);
+    run(schedule_, tokens, take_batch, update);
+    return learn_times();
   }
   for (int64_t i = 0; i < schedule_.micro_batches; ++i) {
     region_.each_half(take_batch(i), [this](const Pass& half) {
       model_.backward(model_.forward(half), grads_, half);
     });
   }
+}
+
+// [learn_times]
+void Pipeline::learn_times() {
+  if (!measured_.keeps_all || ++steps_ < PipelineConfig::kWarmUpSteps) return;
+  if (steps_ == PipelineConfig::kWarmUpSteps) {  // pages were touched in these, and buffers made
+    for (std::vector<double>& seconds : measured_.all) seconds.clear();
+  }
+  if (steps_ < PipelineConfig::kMeasuredUntil) return;
+  // The mean over ranks, whose medians differ: every rank has to make the same table.
+  const auto agreed = [&](double seconds, int64_t ranks) {
+    return std::max(1e3 * world_.sum(seconds) / double(ranks), 1e-6);
+  };
+  const int64_t ranks = world_.size();
+  const double f = agreed(measured_.median(Work::F), ranks);
+  const double b = agreed(measured_.median(Work::B), ranks);
+  const double w = agreed(measured_.median(Work::W), ranks);
+  const double message = agreed(message_seconds(), 2 * ranks / pp_.size());
+  measured_.times = fmt::format("{:.3g},{:.3g},{:.3g},{:.3g}", f, b, w, message);
+  measured_.keeps_all = false;
+  config_.pp_times = measured_.times;
+  schedule_ = config_.schedule(schedule_.micro_batches);
+}
+// [learn_times]
+
+double Pipeline::message_seconds() const {
+  if (pp_.size() == 1 || pp_.rank() > 1) return 0;
+  const UncountedTraffic uncounted;
+  const CategoryScope scope(Category::communication);
+  const Tensor tensor = Tensor::zeros(boundary_.shape(tokens_), boundary_.dtype);
+  const int peer = 1 - pp_.rank();
+  std::vector<double> times;
+  for (int i = 0; i < 9; ++i) {
+    const Clock::time_point begin = Clock::now();
+    if (pp_.rank() == 0) pp_.send(tensor, peer);
+    pp_.recv(tensor, peer);
+    if (pp_.rank() == 1) pp_.send(tensor, peer);
+    times.push_back(seconds_since(begin) / 2);
+  }
+  return median_of(times);
 }
 
 void Pipeline::evaluate(const std::vector<Pass>& passes) {

@@ -69,6 +69,9 @@ struct MeasuredWork {
   int64_t actions[4] = {};  ///< by Work
   double in_turns = 0;      ///< seconds of those that did not
   double span = 0;          ///< seconds from the first action of each step to the end of the last
+  bool keeps_all = false;   ///< of every action, too
+  std::vector<double> all[4] = {};  ///< seconds of each action, by Work
+  std::string times = {};           ///< what the ranks have agreed on, as pp_times has it
 
   /// An action that took so many seconds; or two, in turns, of which this is the first.
   void add(const Action& action, double took);
@@ -76,6 +79,7 @@ struct MeasuredWork {
     const auto i = static_cast<int>(work);
     return actions[i] == 0 ? 0 : seconds[i] / double(actions[i]);
   }
+  double median(Work work) const;  ///< of those in `all`
   /// The share of the span in which it worked on nothing.
   double idle() const {
     const double worked = seconds[0] + seconds[1] + seconds[2] + seconds[3] + in_turns;
@@ -129,12 +133,20 @@ class Pipeline {
   /// Where the action was a backward pass, unless it was the step's last.
   void update_after(const Action& action, const Update& update);
 
+  /// With pp_times=measured, after a step: once there are enough, the ranks agree on what work and
+  /// messages take, and their schedule is made anew. Collective.
+  void learn_times();
+  double message_seconds() const;  ///< median, between the first two stages; 0 on the others
+
   Model& model_;
   Grads& grads_;
   const TensorRegion& region_;
+  PipelineConfig config_;
+  const Communicator& world_;
   const Communicator& pp_;
   Schedule schedule_;
   Boundary boundary_;
+  int64_t steps_ = 0;
   int64_t tokens_;   ///< of a micro-batch
   int64_t columns_;  ///< of the logits that the head makes
   MeasuredWork measured_;

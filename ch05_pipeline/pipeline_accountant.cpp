@@ -174,18 +174,26 @@ std::pair<std::string, std::string> traffic_row_of_updates(const DataParallelStr
 
 std::pair<std::string, std::string> measured_work_row(const TrainConfig& config,
                                                       const MeasuredWork& measured) {
-  const Schedule schedule = config.pipeline.schedule(config.grad_acc_steps);
+  PipelineConfig pipeline = config.pipeline;
+  if (!measured.times.empty()) pipeline.pp_times = measured.times;
+  const Schedule schedule = pipeline.schedule(config.grad_acc_steps);
   const double both = measured.mean(Work::BW);
   // Where a backward pass is in one piece, half of it is for the weights.
   const double b = measured.mean(Work::B) > 0 ? measured.mean(Work::B) : both / 2;
   const double w = measured.mean(Work::W) > 0 ? measured.mean(Work::W) : both / 2;
   const WorkTimes times{1e3 * measured.mean(Work::F), 1e3 * b, 1e3 * w, 0};
   const SimulatedSchedule simulated = simulate_schedule(schedule, times);
-  return {"work of a stage",
-          fmt::format("F {:.3g}, B {:.3g}, W {:.3g} ms; rank 0 idles {:.0f} % of its step, with "
-                      "these times everywhere {:.0f} %",
-                      times.forward, times.input_gradient, times.weight_gradient,
-                      100 * measured.idle(), 100 * (1 - simulated.busy[0] / simulated.makespan))};
+  const std::string learned =
+      !config.pipeline.measures_times() ? ""
+      : measured.times.empty()
+          ? fmt::format("; pp_times takes {} steps", PipelineConfig::kMeasuredUntil)
+          : fmt::format("; scheduled with --pp_times {}", measured.times);
+  return {
+      "work of a stage",
+      fmt::format("F {:.3g}, B {:.3g}, W {:.3g} ms; rank 0 idles {:.0f} % of its step, with "
+                  "these times everywhere {:.0f} %{}",
+                  times.forward, times.input_gradient, times.weight_gradient, 100 * measured.idle(),
+                  100 * (1 - simulated.busy[0] / simulated.makespan), learned)};
 }
 
 }  // namespace usp

@@ -25,7 +25,9 @@ void PipelineConfig::bind(Args& args) {
       .may_differ_on_resume();
   args.bind("pp_in_flight", pp_in_flight, "auto: micro-batches on a rank at most; 0: pp_size")
       .may_differ_on_resume();
-  args.bind("pp_times", pp_times, "of F, B, W and a message, for auto and pp_show, in any unit")
+  args.bind("pp_times", pp_times,
+            "of F, B, W and a message, for auto and pp_show, in any unit; measured: by the first "
+            "steps, for auto")
       .may_differ_on_resume();
   args.bind(
           "overlap_dispatch", overlap_dispatch,
@@ -67,6 +69,7 @@ Schedule read_schedule(const std::string& path) {
 }  // namespace
 
 WorkTimes PipelineConfig::times() const {
+  if (measures_times()) return {};
   WorkTimes times;
   char rest = 0;
   const int found =
@@ -75,7 +78,8 @@ WorkTimes PipelineConfig::times() const {
   const auto is_time = [](double time) { return time >= 0 && time < 1e12; };
   if (found != 4 || !is_time(times.forward) || !is_time(times.input_gradient) ||
       !is_time(times.weight_gradient) || !is_time(times.message) || times.forward == 0) {
-    usage_error("pp_times={} must be the times of F, B, W and a message; try 1,1,1,0", pp_times);
+    usage_error("pp_times={} must be the times of F, B, W and a message; try 1,1,1,0 or measured",
+                pp_times);
   }
   return times;
 }
@@ -154,6 +158,14 @@ void PipelineConfig::check(const TrainConfig& run, const TensorParallelConfig& t
         "tp_overlap=batch_halves runs forward and backward in turns, which a schedule "
         "over pp_size={} orders; try tp_overlap=chunks",
         pp_size);
+  }
+  if (measures_times() && pp_schedule != "auto") {
+    usage_error("pp_times=measured is for pp_schedule=auto, not {}; leave it out", pp_schedule);
+  }
+  if (measures_times() && !pp_show.empty()) {
+    usage_error(
+        "pp_show={} prints a schedule before pp_times=measured has any; try pp_times 1,1,1,0",
+        pp_show);
   }
   const Schedule checked = schedule(run.grad_acc_steps);
   check_schedule(checked, "pp_schedule=" + pp_schedule);

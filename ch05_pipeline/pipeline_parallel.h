@@ -19,13 +19,14 @@ struct TrainConfig;
 struct PipelineConfig {
   int64_t pp_size = 1;  ///< ranks that share out the layers
   std::string pp_schedule = "1f1b";
-  int64_t pp_chunks = 1;             ///< stages of each rank
-  int64_t pp_run_length = 0;         ///< of llama3: micro-batches in a row; 0: pp_size
-  std::string pp_layers;             ///< of each stage, such as "3,5,4"; empty: shared out evenly
-  int64_t pp_in_flight = 0;          ///< of auto: micro-batches on a rank at most; 0: pp_size
-  std::string pp_times = "1,1,1,0";  ///< of F, B, W and a message, for auto and pp_show
-  bool overlap_dispatch = false;     ///< forward and backward passes run in turns
-  std::string pp_show;               ///< print the schedule instead of training
+  int64_t pp_chunks = 1;      ///< stages of each rank
+  int64_t pp_run_length = 0;  ///< of llama3: micro-batches in a row; 0: pp_size
+  std::string pp_layers;      ///< of each stage, such as "3,5,4"; empty: shared out evenly
+  int64_t pp_in_flight = 0;   ///< of auto: micro-batches on a rank at most; 0: pp_size
+  /// Of F, B, W and a message, for auto and pp_show; "measured": by the first steps of the run.
+  std::string pp_times = "1,1,1,0";
+  bool overlap_dispatch = false;  ///< forward and backward passes run in turns
+  std::string pp_show;            ///< print the schedule instead of training
 
   void bind(Args& args);
   void validate(const Args& args) const;
@@ -37,7 +38,10 @@ struct PipelineConfig {
   /// their norm for clipping, it cannot have.
   bool updates_each_micro_batch() const { return pp_schedule == "pipedream"; }
 
-  WorkTimes times() const;  ///< pp_times
+  /// With pp_times=measured: steps that do not count, and until when those that do last.
+  static constexpr int64_t kWarmUpSteps = 1, kMeasuredUntil = 3;
+  bool measures_times() const { return pp_times == "measured"; }  ///< as pp_times asks for
+  WorkTimes times() const;  ///< pp_times; where they are yet to be measured, 1,1,1,0
   /// The schedule, laid out in time: as lines for a reader, or as JSON.
   std::string show(int64_t micro_batches) const;
   /// The schedule of a step of so many micro-batches.

@@ -37,6 +37,7 @@ class Trainer : public TrainerBase {
   const Optimizer& optimizer() const { return optimizer_; }
   // [accessor]
   DataParallelStrategy& data_parallel() { return *data_parallel_; }
+  const Pipeline& pipeline() const { return pipeline_; }
   // [accessor]
 
  private:

@@ -1,5 +1,7 @@
 #include "pipeline.h"
 
+#include <mutex>
+
 #include "pipeline_parity.h"
 #include "random_schedule.h"
 #include "tiny_llama.h"
@@ -238,6 +240,49 @@ TEST_CASE("the next tokens are those of one rank, however the layers are shared 
   }
 }
 
+TEST_CASE("measured times give every rank the same table, and change no bit of the training") {
+  const Text text;
+  for (const auto& [dp, tp, zero] : {std::tuple(1, 1, 0), {2, 1, 3}, {1, 2, 0}}) {
+    PipelineCase c = plain_case(2, "auto", 4);
+    c.dp = dp;
+    c.tp = tp;
+    c.zero_stage = zero;
+    CAPTURE(c.name());
+    TrainConfig config = pipeline_config(c);
+    std::map<int, std::vector<Values>> expected;
+    std::mutex mutex;
+    for (const char* asked : {"1,1,1,0", "3,1,2,1", "measured"}) {
+      config.pipeline.pp_times = asked;
+      run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
+        const Mesh mesh(world, config.mesh());
+        Trainer trainer(config, &text.dataset, mesh);
+        const std::string& times = trainer.pipeline().measured().times;
+        for (int64_t step = 0; step < PipelineConfig::kMeasuredUntil; ++step) {
+          USP_CHECK(times.empty(), "step {} has times: {}", step, times);
+          trainer.train_step(step);
+        }
+        for (const std::string& other : world.all_gather_text(times)) {
+          USP_CHECK(other == times, "ranks have times of their own: {} and {}", times, other);
+        }
+        USP_CHECK(times.empty() != config.pipeline.measures_times(), "times are {}", times);
+        PipelineConfig given = config.pipeline;
+        if (!times.empty()) given.pp_times = times;
+        USP_CHECK(to_text(given.schedule(4)) == to_text(trainer.pipeline().schedule()),
+                  "a schedule of other times than {}", times);
+        for (int64_t step : {0, 1}) trainer.train_step(PipelineConfig::kMeasuredUntil + step);
+        std::vector<Values> own;
+        const ParameterList& parameters = trainer.model().parameters();
+        for (size_t i = 0; i < parameters.size(); ++i) {
+          own.push_back(parameters[i].shard.master.items());
+        }
+        const std::lock_guard lock(mutex);
+        const auto& first = expected.emplace(world.rank(), own).first->second;
+        USP_CHECK(own == first, "rank {}: other weights", world.rank());
+      });
+    }
+  }
+}
+
 TEST_CASE("a schedule that cannot be run is refused before a rank starts, with one that can") {
   const TempDir folder;
   const auto refuses = [](PipelineCase c, const std::vector<std::string>& parts,
@@ -268,6 +313,16 @@ TEST_CASE("a schedule that cannot be run is refused before a rank starts, with o
   PipelineCase c = table(1, 1, "");
   c.schedule = folder.file("none.txt");
   refuses(c, {"none.txt: cannot read this file"});
+  c = plain_case(2, "1f1b", 2);
+  const auto refuses_measured = [&](const char* show, const std::vector<std::string>& parts) {
+    TrainConfig config = pipeline_config(c);
+    config.pipeline.pp_times = "measured";
+    config.pipeline.pp_show = show;
+    check_throws<UsageError>([&] { config.pipeline.check(config, config.tensor_parallel); }, parts);
+  };
+  refuses_measured("", {"pp_times=measured is for pp_schedule=auto, not 1f1b; leave it out"});
+  c.schedule = "auto";
+  refuses_measured("table", {"pp_show=table prints", "try pp_times 1,1,1,0"});
   PipelineConfig config;
   for (const char* times : {"1,1,1", "1,1,1,0,2", "0,1,1,0", "1,-1,1,0", "1,nan,1,0", "one"}) {
     config.pp_times = times;
