@@ -157,14 +157,21 @@ def _measure_rounds(chapter, seconds, rounds):
             name, dtype, _ = case
             result = run_once(chapter, *case, steps[case])
             if (name, dtype) not in bounds:
-                bounds[name, dtype] = limits.op_bench("bound", **configs(chapter)[name],
-                                                      dtype=dtype)
+                bounds[name, dtype] = _bound(configs(chapter)[name], dtype)
             result.update(bounds[name, dtype])
             result["of_bound"] = result["tokens_per_s"] / result["bound_tokens_per_s"]
             results[case].append(result)
             say(f"book: round {number + 1}/{rounds}  {label(*case):<15}  "
                 f"{result['tokens_per_s']:9.0f} tokens/s  {result['of_bound']:.2f} of the bound")
     return results
+
+
+def _bound(config, dtype):
+    """What op_bench says of a micro-batch's products, and their time in a step of several."""
+    flags = dict(config)
+    micro_batches = flags.pop("grad_acc_steps", 1)
+    found = limits.op_bench("bound", **flags, dtype=dtype)
+    return {**found, "bound_ms": micro_batches * found["bound_ms"]}
 
 
 def _measure_peers(chapter, python, seconds, rounds):

@@ -1,7 +1,7 @@
 """The book's claims about pipeline parallelism, each beside what was found here."""
 from tools.short_runs import table
 
-from . import counts, memory, planned
+from . import counts, memory, nodes, planned, scaling
 
 EXACT = 1e-12  # relative difference of what is equal but for rounding in f64
 CLOSE = 1e-5   # of a simulated bubble from a formula's
@@ -11,19 +11,26 @@ def verdict(holds):
     return "yes" if holds else "**no**"
 
 
-def claims_table(simulated, counted, estimated, numbers):
-    """The claims of these numbers; simulated: schedules.json, counted: counts.json, estimated: memory.json."""
+def claims_table(simulated, counted, estimated, numbers, data):
+    """The claims of these numbers; simulated: schedules.json, counted: counts.json, estimated:
+    memory.json, data: all of them by name. One whose data are not there yet is left out."""
     rows = [_row("Q5.1", "bubble: `p-1` naive, `(p-1)/m`, interleaved `(p-1)/(v m)`",
                  _bubbles(simulated)),
             _row("Q5.2", "the 24 bubbles of the figure", _all_bubbles(simulated)),
             _row("Q5.3", "AFAB keeps activations of `m` micro-batches, 1F1B of `p`", _kept(counted)),
             _row("Q5.4", "states fall by `p`, activations stay", _memory(estimated)),
             _row("Q5.5", "every schedule has the gradients of one rank", _same(counted)),
+            _row("Q5.6", "from 8 to 16 ranks, beyond a node, a pipeline loses 14.9 %, `tp` 42.7 %",
+                 _boundary(data.get("scaling"))),
+            _row("Q5.7", "`m` = `p-1` gives about half of the tokens/s of `m` = 32 with `p` = 2",
+                 _few(data.get("scaling"))),
             _row("Q5.8", "`v` stages on a rank send `v` times as much", _sent(simulated)),
+            _row("Q5.9", "bandwidth of an all-reduce halves from 2 to 4 nodes; that of an all-gather "
+                 "falls with every doubling", _nodes(data.get("nodes"))),
             _row("Q5.10", "W may wait; ZB-H1 idles less than 1F1B, ZB-H2 not at all", _waits(simulated)),
             _row("Q5.11", "a message has `s b h` values, however many layers", _values(counted))]
     return table(["", "the book", "expected", "found", "holds", "where"],
-                 [row for row in rows if row[0] in numbers])
+                 [row for row in rows if row[0] in numbers and row[2:]])
 
 
 def _row(name, claim, cells):
@@ -87,6 +94,47 @@ def _same(counted):
             f"relative difference of losses and gradient norms over {counts.STEPS} steps in f64, of "
             f"{len(counted['losses']) - 1} layouts from one rank: all schedules, also beside `dp`, "
             "`tp`, `cp`")
+
+
+def _boundary(record):
+    if record is None:
+        return ()
+    measured = record["scaling"]
+    ours = {way: scaling.loss(scaling.rates(measured, way)) for way in ("few", "many", "tp")}
+    book = scaling.BOOK_LOSS
+    by_bubble = scaling.loss({p: scaling.expected("many", p) for p in (8, 16)})
+    return (f"{book} %; {scaling.BOOK_TP_LOSS} %", f"{ours['few']:.1f} %; {ours['tp']:.1f} %",
+            verdict(ours["few"] / ours["tp"] <= 1.2 * book / scaling.BOOK_TP_LOSS),
+            f"replayed on emulated nodes of {measured['node_size']}, `m` = `p-1`; it holds where `pp` "
+            f"loses as little beside `tp`. With `m` = {scaling.MANY} the bubble alone costs "
+            f"{by_bubble:.1f} %, found {ours['many']:.1f} %")
+
+
+def _few(record):
+    if record is None:
+        return ()
+    measured = record["scaling"]
+    book = scaling.BOOK["few"][2] / scaling.BOOK["many"][2]
+    found = scaling.rates(measured, "few")[2] / scaling.rates(measured, "many")[2]
+    formula = scaling.expected("few", 2) / scaling.expected("many", 2)
+    return (f"{book:.2f}", f"{found:.2f}", verdict(abs(found / book - 1) < 0.15),
+            f"replayed with a core for each rank; by `(p-1)/m`: {formula:.2f}")
+
+
+def _nodes(record):
+    if record is None:
+        return ()
+    measured, last = record["nodes"], nodes.NODES[-1]
+    book, gathered = nodes.BOOK["all_reduce"], nodes.BOOK["all_gather"]
+    found = nodes.change(measured, "all_reduce", 2, 4), nodes.change(measured, "all_gather", 1, last)
+    expected = book[4] / book[2], gathered[last] / gathered[1]
+    falls = all(nodes.change(measured, "all_gather", before, after) < 1
+                for before, after in zip(nodes.NODES, nodes.NODES[1:]))
+    return (f"{expected[0]:.2f}; falls, {expected[1]:.2f} from 1 to {last} nodes",
+            f"{found[0]:.2f}; {'falls' if falls else 'does not'}, {found[1]:.2f}",
+            verdict(abs(found[0] / expected[0] - 1) < 0.15 and falls),
+            f"emulated nodes of {measured['node_size']}: links that nobody else uses. More than the "
+            "share of bytes that leaves the node, the book's lose to what no link of ours has")
 
 
 def _sent(simulated):

@@ -3,30 +3,42 @@ measured pipelines.
 
 `./book figures` calls it; tools/showcase.py says how.
 """
-from tools import estimates, provenance
+from tools import build, estimates, provenance
 from tools.showcase import json_text, origin, output_of, read_json, short_demo, write_json
 
-from . import (claims, counts, draw_measured, draw_schedules, draw_stages, draw_versions, memory, pace,
-               planned, stale)
+from . import (claims, counts, draw_measured, draw_schedules, draw_stages, draw_versions, memory, nodes,
+               pace, planned, scaling, speed, stale)
 
 SCHEMATICS = draw_stages.FIGURES
 DRAWINGS = (("plot_bubble", "schedules.json", "bubble"),
             ("plot_in_flight", "schedules.json", "in_flight"),
-            ("plot_plane", "schedules.json", "plane"), ("plot_stale", "stale.json", "stale"))
-PROVENANCE = {"provenance.md": ("demo", "schedules", "memory", "counts", "pace"),
-              "provenance_filling.md": ("schedules", "counts", "pace", "stale")}  # {page's line: its data}
-CLAIMS = {"claims.md": ("Q5.1", "Q5.2", "Q5.3", "Q5.4", "Q5.5", "Q5.8", "Q5.11"),
-          "claims_filling.md": ("Q5.10",)}
+            ("plot_plane", "schedules.json", "plane"), ("plot_nodes", "nodes.json", "nodes"),
+            ("plot_stale", "stale.json", "stale"))
+PROVENANCE = {"provenance.md": ("demo", "schedules", "memory", "counts", "pace", "nodes"),
+              "provenance_filling.md": ("schedules", "counts", "pace", "scaling", "nodes", "bench",
+                                        "stale")}  # {page's line: its data}
+CLAIMS = {"claims.md": ("Q5.1", "Q5.2", "Q5.3", "Q5.4", "Q5.5", "Q5.8", "Q5.9", "Q5.11"),
+          "claims_filling.md": ("Q5.6", "Q5.7", "Q5.10")}
 DEMO = {"pp_size": 2, "micro_batch_size": 1, "grad_acc_steps": 8}  # the batch of one rank
 SHOWN = {"show.txt": {"pp_size": 2, "grad_acc_steps": 4, "pp_show": "table"},
          "show_zb.txt": {"pp_size": 4, "grad_acc_steps": 8, "pp_schedule": "zb_h2", "pp_show": "table"}}
+BENCH_SHARED, BENCH_CONFIGS = "pp_size", speed.MODELS
+bench_lines, bench_text = speed.lines, speed.text
 DEMO_ROWS = ("validation loss", "work of a stage", "communication not hidden")
 
 
+def bench(chapter, record, _seconds, _rounds):
+    """What goes into the record beside what every chapter measures."""
+    return speed.measure(chapter, record)
+
+
 def measure(chapter, program, commit):
-    """Steps of pipelines, to be laid out with a core for every rank."""
+    """Steps of pipelines, to be laid out with a core for every rank; collectives over nodes."""
     folder = chapter.folder / "figures"
     head = origin(chapter, commit)
+    build.prepare(build.RELEASE, nodes.PROGRAM)
+    write_json(folder / "nodes.json", {**head, "nodes": nodes.measure()})
+    write_json(folder / "scaling.json", {**head, "scaling": scaling.measure(chapter)})
     write_json(folder / "pace.json", {**head, **pace.measure(chapter, program)})
     write_json(folder / "stale.json", {**head, **stale.measure(program)})
     for name in ("schedules", "memory", "counts"):  # rerun() and count(), which come next, fill them
@@ -60,6 +72,10 @@ def texts(folder):
              for page, names in PROVENANCE.items()}
     simulated, counted = data.get("schedules", {}), data.get("counts", {})
     estimated, measured = data.get("memory", {}), data.get("pace", {})
+    if "scaling" in data:
+        found["scaling.md"] = scaling.scaling_table(data["scaling"]["scaling"])
+    if "nodes" in data:
+        found["nodes.md"] = nodes.nodes_table(data["nodes"]["nodes"])
     if "bubbles" in simulated:
         found.update({"bubbles.md": planned.bubbles_table(simulated["bubbles"]),
                       "formulas.md": planned.formulas_table(simulated["formulas"]),
@@ -75,7 +91,7 @@ def texts(folder):
         found["messages.md"] = counts.messages_table(counted["messages"])
     if "peaks" in counted and "peaks" in estimated:
         found["peaks.md"] = memory.peaks_table(counted["peaks"], estimated["peaks"])
-        found.update({name: claims.claims_table(simulated, counted, estimated, numbers)
+        found.update({name: claims.claims_table(simulated, counted, estimated, numbers, data)
                       for name, numbers in CLAIMS.items()})
     if "pace" in measured:
         found.update({"pace.md": pace.pace_table(measured["pace"]),

@@ -1,6 +1,6 @@
 // Times the collectives that ./book bench reports, under mpiexec: an all-reduce of a few bytes, and
 // a large one next to the MPI library's own, in turns; or how true emulated links are; or the parts
-// of an all-reduce. Prints JSON.
+// of an all-reduce; or large collectives on emulated nodes. Prints JSON.
 
 #include <mpi.h>
 
@@ -134,13 +134,53 @@ int measure_parts(MpiProcess& mpi, int64_t bytes, int rounds) {
   return 0;
 }
 
+/// Milliseconds of every call, the mean over the ranks, of three collectives in turns on emulated
+/// links, as JSON. Every one has a message of so many bytes: what is reduced, or what is gathered.
+int measure_nodes(MpiProcess& mpi, Links links, int64_t bytes, int rounds) {
+  const std::unique_ptr<Transport> transport = mpi.make_transport();
+  QueueEngine engine(*transport);
+  const Communicator world = Communicator::world(engine);
+  if (world.size() > 1) links.wake_up = measure_wake_up(world);
+  engine.emulate(links);
+  const int64_t numel = bytes / 4 / world.size() * world.size();
+  const Tensor x = Tensor::zeros({numel}, DType::f32);
+  const Tensor shard = Tensor::zeros({numel / world.size()}, DType::f32);
+  constexpr std::array kNames = {"all_reduce", "all_gather", "reduce_scatter"};
+  std::array<std::string, kNames.size()> times;
+  for (int i = -2; i < rounds; ++i) {
+    for (size_t kind = 0; kind < kNames.size(); ++kind) {
+      world.barrier();
+      const Clock::time_point begin = Clock::now();
+      if (kind == 0) world.all_reduce(x);
+      if (kind == 1) world.all_gather(x, shard);
+      if (kind == 2) world.reduce_scatter(shard, x);
+      const double ms = 1e3 * world.sum(seconds_since(begin)) / world.size();
+      if (i >= 0) times[kind] += fmt::format("{}{:.4f}", times[kind].empty() ? "" : ", ", ms);
+    }
+  }
+  if (mpi.rank() == 0) {
+    fmt::print("{{\"ranks\": {}, \"bytes\": {}", world.size(), numel * 4);
+    for (size_t kind = 0; kind < kNames.size(); ++kind) {
+      fmt::print(", \"{}\": [{}]", kNames[kind], times[kind]);
+    }
+    fmt::print("}}\n");
+  }
+  engine.leave(std::chrono::seconds(10));
+  return 0;
+}
+
 int run(int argc, char** argv) {
   MpiProcess mpi(&argc, &argv);
   int64_t small = 4096, large = 16 << 20, rounds = 200;
   bool links = false, parts = false;
+  int64_t node_size = 0;
+  std::string node_link = "node=20,0.16", net_link = "net=40,0.02";
   Args args("Times collectives.");
   args.bind("links", links, "instead: how true emulated links are to their figures");
   args.bind("parts", parts, "instead: a large reduce-scatter and all-gather beside an all-reduce");
+  args.bind("node_size", node_size, "instead: large collectives on nodes of so many ranks");
+  args.bind("node_link", node_link, "of ranks of a node: microseconds, GB/s");
+  args.bind("net_link", net_link, "of ranks of two nodes");
   args.bind("small", small, "bytes of the small all-reduce");
   args.bind("large", large, "bytes of the large all-reduce");
   args.bind("rounds", rounds, "calls of the small one; a tenth of it of the large one");
@@ -150,6 +190,13 @@ int run(int argc, char** argv) {
   const int large_rounds = static_cast<int>(std::max<int64_t>(1, rounds / 10));
   if (links) return measure_links(mpi);
   if (parts) return measure_parts(mpi, large, large_rounds);
+  if (node_size > 0) {
+    Links nodes;
+    nodes.node_size = node_size;
+    parse_link(node_link, nodes);
+    parse_link(net_link, nodes);
+    return measure_nodes(mpi, nodes, large, large_rounds);
+  }
   std::vector<double> latencies, ours, theirs;
   for (int turn = 0; turn < 5; ++turn) {
     {  // While the engine lives, only its thread may call MPI.
