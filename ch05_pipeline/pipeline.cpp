@@ -132,7 +132,7 @@ Tensor Pipeline::work_on(const Action& action, Tensor in, InFlight& own, bool wi
     grads_.run(own.weights);
     return {};
   }
-  if (stash_) return stale_backward(action, std::move(in), own);
+  if (stash_) return stale_backward(action, std::move(in), own);  // PipeDream alone
   if (action.work == Work::B) grads_.defer_to(&own.weights);
   Tensor dx = model_.backward_chunk(action.chunk, std::move(in), std::move(own.activations), grads_,
                                     own.pass);
@@ -154,8 +154,10 @@ Tensor Pipeline::stale_backward(const Action& action, Tensor dy, InFlight& own) 
 
 void Pipeline::update_after(const Action& action, const Update& update) {
   if (action.work != Work::BW || action.micro_batch + 1 == schedule_.micro_batches) return;
+  const Clock::time_point begin = Clock::now();
   stash_->begin_update();
   update(action.micro_batch, stage_);
+  measured_.span -= seconds_since(begin);  // which are no idle time
 }
 // [stale]
 
@@ -195,7 +197,7 @@ void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
         running.erase({action.chunk, action.micro_batch});
       }
     }
-    if (stash_) update_after(actions[i], update);
+    if (stash_) update_after(actions[i], update);  // PipeDream alone
   }
   // [loop]
   if (with_backward) measured_.span += seconds_since(first);

@@ -68,8 +68,9 @@ struct MeasuredWork {
   double seconds[4] = {};   ///< by Work: of all actions that ran alone
   int64_t actions[4] = {};  ///< by Work
   double in_turns = 0;      ///< seconds of those that did not
-  double span = 0;          ///< seconds from the first action of each step to the end of the last
-  bool keeps_all = false;   ///< of every action, too
+  /// Seconds from the first action of each step to the end of the last, without updates in between.
+  double span = 0;
+  bool keeps_all = false;           ///< of every action, too
   std::vector<double> all[4] = {};  ///< seconds of each action, by Work
   std::string times = {};           ///< what the ranks have agreed on, as pp_times has it
 

@@ -7,20 +7,23 @@
 
 namespace usp {
 
-// [versions]
+// [read]
 void WeightStash::begin_backward(int64_t micro_batch) {
   const int64_t version = read_by_.at(micro_batch);
   if (version != newest_) read_from(older_.at(version));
 }
 
-void WeightStash::end_backward(int64_t micro_batch) {
-  read_from(parameters_.flat_values());
-  const int64_t version = read_by_.extract(micro_batch).mapped();
-  const auto reads = [version](const auto& other) { return other.second == version; };
-  if (version == newest_ || std::ranges::any_of(read_by_, reads)) return;
-  free_.push_back(older_.extract(version).mapped());
+/// Layers read Parameter::value, the optimizer its shard: only the first moves.
+void WeightStash::read_from(const Tensor& flat) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    const Shape shape = parameter.local_shape();
+    parameter.value = flat.narrow(0, parameter.flat_begin, shape.numel()).view(shape);
+  }
 }
+// [read]
 
+// [keep]
 void WeightStash::begin_update() {
   const TraceScope trace("stash");
   const Tensor& newest = parameters_.flat_values();
@@ -36,16 +39,15 @@ void WeightStash::begin_update() {
   }
   ++newest_;
 }
+// [keep]
 
-/// Layers read Parameter::value, the optimizer its shard: only the first moves.
-void WeightStash::read_from(const Tensor& flat) {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    Parameter& parameter = parameters_[i];
-    const Shape shape = parameter.local_shape();
-    parameter.value = flat.narrow(0, parameter.flat_begin, shape.numel()).view(shape);
-  }
+void WeightStash::end_backward(int64_t micro_batch) {
+  read_from(parameters_.flat_values());
+  const int64_t version = read_by_.extract(micro_batch).mapped();
+  const auto reads = [version](const auto& other) { return other.second == version; };
+  if (version == newest_ || std::ranges::any_of(read_by_, reads)) return;
+  free_.push_back(older_.extract(version).mapped());
 }
-// [versions]
 
 // [update]
 void StageUpdate::operator()(int64_t micro_batch, const Communicator& stage) const {

@@ -15,8 +15,8 @@ DRAWINGS = (("plot_bubble", "schedules.json", "bubble"),
             ("plot_plane", "schedules.json", "plane"), ("plot_nodes", "nodes.json", "nodes"),
             ("plot_stale", "stale.json", "stale"))
 PROVENANCE = {"provenance.md": ("demo", "schedules", "memory", "counts", "pace", "nodes"),
-              "provenance_filling.md": ("schedules", "counts", "pace", "scaling", "nodes", "bench",
-                                        "stale")}  # {page's line: its data}
+              "provenance_filling.md": ("schedules", "counts", "pace", "scaling", "nodes", "bench"),
+              "provenance_pipedream.md": ("stale",)}  # {page's line: its data}
 CLAIMS = {"claims.md": ("Q5.1", "Q5.2", "Q5.3", "Q5.4", "Q5.5", "Q5.8", "Q5.9", "Q5.11"),
           "claims_filling.md": ("Q5.6", "Q5.7", "Q5.10")}
 DEMO = {"pp_size": 2, "micro_batch_size": 1, "grad_acc_steps": 8}  # the batch of one rank
@@ -52,8 +52,9 @@ def rerun(chapter, program):
         return {}
     simulated = {**read_json(folder / "schedules.json"), **planned.simulate(program)}
     estimated = {**read_json(folder / "memory.json"), **memory.estimate_all(program)}
+    late = {**read_json(folder / "stale.json"), **stale.simulate(program)}
     return {"schedules.json": planned.text(simulated), "memory.json": json_text(estimated),
-            **{name: output_of(program, estimates.words_of(flags)) for name, flags in SHOWN.items()}}
+            "stale.json": stale.text(late), **{name: output_of(program, estimates.words_of(flags)) for name, flags in SHOWN.items()}}
 
 
 def count(chapter, program):
@@ -71,7 +72,7 @@ def texts(folder):
     found = {page: provenance.line({name: data[name] for name in names if name in data})
              for page, names in PROVENANCE.items()}
     simulated, counted = data.get("schedules", {}), data.get("counts", {})
-    estimated, measured = data.get("memory", {}), data.get("pace", {})
+    estimated, measured, late = (data.get(name, {}) for name in ("memory", "pace", "stale"))
     if "scaling" in data:
         found["scaling.md"] = scaling.scaling_table(data["scaling"]["scaling"])
     if "nodes" in data:
@@ -82,8 +83,7 @@ def texts(folder):
                       "plane.md": planned.plane_table(simulated["plane"]),
                       "runs.md": planned.runs_table(simulated["runs"]),
                       "turns.md": planned.turns_table(simulated["turns"]),
-                      "versions.md": stale.versions_table(simulated),
-                      **draw_versions.figures(simulated), **draw_schedules.figures(simulated)})
+                      **draw_schedules.figures(simulated)})
     if "problem" in estimated:
         found.update({"problem.md": memory.problem_table(estimated["problem"]),
                       "book.md": memory.book_table(estimated["book"])})
@@ -97,8 +97,10 @@ def texts(folder):
         found.update({"pace.md": pace.pace_table(measured["pace"]),
                       "steps.md": pace.drawn_table(measured["drawn"]),
                       **draw_measured.figures(measured)})
-    if "runs" in data.get("stale", {}):
-        found["stale.md"] = stale.losses_table(data["stale"])
+    if "drawn" in late:
+        found.update({"versions.md": stale.versions_table(late["drawn"]),
+                      "emptied.md": stale.bubbles_table(late), "stash.md": stale.weights_table(late),
+                      "stale.md": stale.losses_table(late), **draw_versions.figures(late["drawn"])})
     if (folder / "demo.txt").exists():
         found["demo_short.txt"] = short_demo(
             (folder / "demo.txt").read_text(encoding="utf-8"), DEMO_ROWS)
