@@ -24,6 +24,12 @@ void DataParallelConfig::bind(Args& args) {
   args.bind("gather_overlap", gather_overlap, {"none", "optimizer", "forward"},
             "what hides the gathering of updated weights in stages 1 and 2")
       .may_differ_on_resume();
+  args.bind("reduce_after", reduce_after, {"micro_batch", "step"},
+            "when stages 2 and 3 reduce gradients and free them")
+      .may_differ_on_resume();
+  args.bind("reshard_after", reshard_after, {"block", "chunk", "step"},
+            "when stage 3 frees gathered weights; chunk: before a pass of another one")
+      .may_differ_on_resume();
 }
 
 void DataParallelConfig::validate(const Args& args) const {
@@ -37,12 +43,16 @@ void DataParallelConfig::validate(const Args& args) const {
     usage_error("shard_size={} must divide dp_size={}; try {}", shard_size, dp_size,
                 list_divisors(dp_size));
   }
-  const auto needs_stage = [&](const char* flag, int64_t stages) {
-    if (!args.given(flag) || (zero_stage > 0 && zero_stage <= stages)) return;
-    usage_error("{} is for zero_stage 1 to {}, not {}; leave it out", flag, stages, zero_stage);
+  const auto needs_stage = [&](const char* flag, int64_t first, int64_t last) {
+    if (!args.given(flag) || (zero_stage >= first && zero_stage <= last)) return;
+    usage_error("{} is for zero_stage {}, not {}; leave it out", flag,
+                first == last ? fmt::format("{}", last) : fmt::format("{} to {}", first, last),
+                zero_stage);
   };
-  needs_stage("shard_size", 3);
-  needs_stage("gather_overlap", 2);
+  needs_stage("shard_size", 1, 3);
+  needs_stage("gather_overlap", 1, 2);
+  needs_stage("reduce_after", 2, 3);
+  needs_stage("reshard_after", 3, 3);
   for (const char* flag : {"grad_sync", "bucket_mb"}) {
     if (zero_stage == 0 || !args.given(flag)) continue;
     usage_error("{} is for zero_stage=0, not {}, which reduces block by block; leave it out", flag,

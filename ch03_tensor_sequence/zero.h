@@ -24,8 +24,9 @@ namespace usp {
 ///
 /// ZeroLayout says who holds which elements; this class moves them. Weights that are kept as shards
 /// are unsharded (gathered) for a block and prefetched for the one that runs next; those of every
-/// other block are resharded (freed). A unit's gradients are reduced when backward has written the
-/// last of them.
+/// other block are resharded (freed), or stay through more passes (`reshard_after`). A unit's
+/// gradients are reduced when backward has written the last of them in a micro-batch, or in the
+/// step (`reduce_after`).
 ///
 /// Where Z is less than dp (`shard_size`: hybrid sharding) there are dp/Z copies. A step's sum of
 /// gradients over the ranks that share out one is then summed over the copies.
@@ -64,9 +65,10 @@ class Zero : public DataParallelStrategy {
   class Boundary;
 
   Units read_by(int64_t block);
+  Units stay_through(const BlockRange& chunk);
   void surround_blocks(Model& model);
 
-  void enter(int64_t part, const Units& units, const Units& next);
+  void enter(int64_t part, const Units& units, const Units& next, const Units& stay = {});
   void unshard(Moving& unit);
   void reshard(Moving& unit);
 

@@ -14,36 +14,42 @@ class Zero::Boundary : public Segment {
  public:
   enum End { first, last };
 
-  Boundary(Zero& zero, End end, Units own, Units before, Units after)
+  Boundary(Zero& zero, End end, Units own, Units before, Units after, Units stay)
       : zero_(zero),
         end_(end),
         own_(std::move(own)),
         before_(std::move(before)),
-        after_(std::move(after)) {}
+        after_(std::move(after)),
+        stay_(std::move(stay)) {}
   std::string_view name() const override { return "unshard"; }
 
   // [boundary]
   Tensor forward(const Tensor& x, BlockSaved&, const Pass& pass) override {
-    if (end_ == last) return x;
-    const bool turns = after_.empty() && pass.mode == Pass::Mode::train;
-    zero_.enter(pass.part, own_, turns || pass.mode == Pass::Mode::recompute ? before_ : after_);
+    if (end_ == first) zero_.enter(pass.part, own_, turns(pass) ? before_ : after_, stay_);
     return x;
   }
 
   Tensor backward(const Tensor& dy, BlockSaved&, Grads&, const Pass& pass) override {
     if (end_ == last) {
-      zero_.enter(pass.part, own_, before_);
+      zero_.enter(pass.part, own_, before_, stay_);
     } else if (before_.empty()) {
-      zero_.enter(pass.part, {}, {});  // no block is left whose backward reads weights
+      zero_.enter(pass.part, {}, {}, stay_);  // no block is left whose backward reads weights
     }
     return dy;
   }
   // [boundary]
 
  private:
+  /// Whether backward runs next: at the end of a chunk, or where this is its own forward once more.
+  bool turns(const Pass& pass) const {
+    if (pass.mode == Pass::Mode::recompute) return true;
+    return after_.empty() && pass.mode == Pass::Mode::train;
+  }
+
   Zero& zero_;
   End end_;
   Units own_, before_, after_;  ///< what this block reads, and its neighbours in the chunk
+  Units stay_;                  ///< through this pass and those that follow it in the chunk
 };
 
 Zero::Zero(const TrainConfig& config, Model& model, Grads& grads, Optimizer& optimizer,
@@ -83,10 +89,26 @@ Zero::Units Zero::read_by(int64_t block) {
   return read;
 }
 
+// [stay]
+Zero::Units Zero::stay_through(const BlockRange& chunk) {
+  const std::string& after = config_.data_parallel.reshard_after;
+  Units stay;
+  for (Moving& moving : units_) {
+    bool stays = after == "step";
+    for (int64_t block = chunk.begin; after == "chunk" && block < chunk.end; ++block) {
+      stays = stays || moving.unit.serves(block);
+    }
+    if (stays) stay.push_back(&moving);
+  }
+  return stay;
+}
+// [stay]
+
 // [surround]
 void Zero::surround_blocks(Model& model) {
   for (size_t chunk = 0; chunk < model.ranges().size(); ++chunk) {
     const auto [begin, end] = model.ranges()[chunk];
+    const Units stay = stay_through({begin, end});
     Units before;  // what the backward pass of the block before reads
     for (int64_t number = begin; number < end; ++number) {
       Block& block = model.chunk(chunk)[number - begin];
@@ -94,7 +116,7 @@ void Zero::surround_blocks(Model& model) {
       const Units own = read_by(number);
       const Units after = number + 1 < end ? read_by(number + 1) : Units();
       const auto boundary = [&](Boundary::End at, const Units& units) {
-        return std::make_unique<Boundary>(*this, at, units, before, after);
+        return std::make_unique<Boundary>(*this, at, units, before, after, stay);
       };
       block.insert(block.begin(), boundary(Boundary::first, own));
       const Units in_backward = lookup ? Units() : own;
@@ -106,12 +128,12 @@ void Zero::surround_blocks(Model& model) {
 // [surround]
 
 // [enter]
-void Zero::enter(int64_t part, const Units& units, const Units& next) {
+void Zero::enter(int64_t part, const Units& units, const Units& next, const Units& stay) {
   reads_[part] = units;
   bool together = true;
   for (Moving& other : units_) {
     const auto has_it = [&](const Units& some) { return std::ranges::count(some, &other) > 0; };
-    if (has_it(units) || has_it(next)) continue;
+    if (has_it(units) || has_it(next) || has_it(stay)) continue;
     const bool is_read = std::ranges::any_of(reads_, has_it);  // by a part that is a block behind
     together = together && !is_read;
     if (!is_read) reshard(other);

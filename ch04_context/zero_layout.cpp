@@ -60,12 +60,23 @@ std::vector<Unit> cut_into_units(ParameterList& parameters) {
 }
 // [cut]
 
+int64_t rounds_of_step(const DataParallelConfig& config, int64_t micro_batches) {
+  const bool once = kKept[config.zero_stage].gradients == Kept::whole;
+  return once || config.reduce_after == "step" ? 1 : micro_batches;
+}
+
+bool adds_up_before_reduction(const TrainConfig& config) {
+  return kKept[config.data_parallel.zero_stage].gradients == Kept::shard &&
+         config.data_parallel.reduce_after == "step" && config.grad_accumulation == "both";
+}
+
 DType dtype_of_reduction(const TrainConfig& config) {
   const GradAccumulation accumulation = parse_grad_accumulation(config.grad_accumulation);
-  // Kept as shards, a micro-batch's gradients travel before they are added to anything.
-  const bool shards = kKept[config.data_parallel.zero_stage].gradients == Kept::shard;
-  const bool weights_dtype =
-      accumulation == GradAccumulation::bf16 || (accumulation == GradAccumulation::both && shards);
+  // Reduced micro-batch by micro-batch, gradients travel before they are added to anything.
+  const bool not_added = kKept[config.data_parallel.zero_stage].gradients == Kept::shard &&
+                         config.data_parallel.reduce_after == "micro_batch";
+  const bool weights_dtype = accumulation == GradAccumulation::bf16 ||
+                             (accumulation == GradAccumulation::both && not_added);
   const DType dtype = parse_dtype(config.dtype);
   return weights_dtype ? dtype : accumulate_dtype(dtype);
 }

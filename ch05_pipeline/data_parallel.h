@@ -19,6 +19,8 @@ struct DataParallelConfig {
   int64_t zero_stage = 0;
   int64_t shard_size = 0;  ///< ranks that share out one copy of the model; 0: all of dp
   std::string gather_overlap = "forward";
+  std::string reduce_after = "micro_batch";
+  std::string reshard_after = "block";
 
   void bind(Args& args);
   void validate(const Args& args) const;

@@ -5,6 +5,7 @@
 #include "pipeline.h"
 #include "run/estimate.h"
 #include "train/footprint.h"
+#include "zero_walk.h"
 
 namespace usp {
 
@@ -29,6 +30,8 @@ int64_t stashed_bytes(const TrainConfig& config, int stage_rank, int64_t weights
 /// Footprints of a rank's blocks, by the chunk that they are in.
 std::vector<std::vector<BlockFootprint>> by_chunk(const std::vector<BlockFootprint>& blocks,
                                                   const std::vector<BlockRange>& chunks);
+/// A step's work of a rank of the pipeline, as the formulas of ZeRO read it.
+std::vector<ChunkPass> passes_of_schedule(const TrainConfig& config, int stage_rank);
 /// For counts of operations, each chunk of a rank as a model: its layers, and the vocabulary if it
 /// has the head.
 std::vector<ModelConfig> chunk_models(const TrainConfig& config, int stage_rank);

@@ -18,7 +18,8 @@ std::vector<LiveBytes> zero_buffers(const TrainConfig& config);
 /// more for sums of gradients in f32.
 double book_sharded_states(const TrainConfig& config);
 
-/// Bytes that all ranks together send in a step, by operation. Scalars are not in it.
+/// Bytes that rank 0 and all that sum gradients with it send together in a step, by operation.
+/// Scalars are not in it.
 struct ZeroTraffic {
   int64_t reduce_scatter = 0;  ///< gradients
   int64_t all_gather = 0;      ///< weights

@@ -25,7 +25,7 @@ void Zero::begin_step(int64_t micro_batches, int64_t parts) {
     if (kept_.weights == Kept::whole) unshard(moving);  // what was loaded since the last step
   }
   traffic_.begin_step();
-  rounds_ = kept_.gradients == Kept::whole ? 1 : micro_batches;
+  rounds_ = rounds_of_step(config_.data_parallel, micro_batches);
   grads_.begin_window(micro_batches * parts / rounds_, rounds_);
 }
 
@@ -44,7 +44,10 @@ void Zero::begin_gradient(Moving& moving) {
   const int64_t whole = unit.length * unit.shard_group->size();
   unit.gradient = buffer(whole, layout_.reduced(), "gradients to reduce");
   ops::fill(unit.gradient.narrow(0, unit.numel, whole - unit.numel), 0);
-  unit.slice_into(&Parameter::grad, unit.gradient);
+  const bool adds_up = adds_up_before_reduction(config_);
+  unit.slice_into(adds_up ? &Parameter::main_grad : &Parameter::grad, unit.gradient);
+  if (!adds_up) return;
+  unit.slice_into(&Parameter::grad, buffer(unit.numel, layout_.weights(), "gradients to add up"));
 }
 // [begin_gradient]
 
@@ -83,7 +86,7 @@ void Zero::complete(Moving& moving) {
   }
   // [complete]
   if (kept_.gradients == Kept::shard) {
-    unit.slice_into(&Parameter::grad, {});
+    for (auto member : {&Parameter::grad, &Parameter::main_grad}) unit.slice_into(member, {});
     unit.gradient = {};
   }
   if (++moving.rounds_done < rounds_) return;
@@ -98,6 +101,7 @@ void Zero::finish() {
     USP_CHECK(moving.ready == 0 && moving.rounds_done == 0, "gradients of block {} are not reduced",
               moving.unit.block());
     moving.reduction.wait();
+    reshard(moving);  // what was to stay until here
   }
   sum_over_further_groups();
 }

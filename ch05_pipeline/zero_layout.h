@@ -59,7 +59,11 @@ struct Unit {
 /// would give its shards other bounds.
 std::vector<Unit> cut_into_units(ParameterList& parameters);
 
-/// In what the gradients of a micro-batch travel.
+/// How often a step reduces each unit's gradients.
+int64_t rounds_of_step(const DataParallelConfig& config, int64_t micro_batches);
+/// Whether a micro-batch's gradients are added to whole ones in another dtype that do not last.
+bool adds_up_before_reduction(const TrainConfig& config);
+/// In what gradients travel.
 DType dtype_of_reduction(const TrainConfig& config);
 /// In what the gradients of several micro-batches are added up.
 DType dtype_of_gradient_sum(const TrainConfig& config);

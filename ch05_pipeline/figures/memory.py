@@ -24,6 +24,14 @@ SMALL = {"num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size"
 SMALL_RANKS, SMALL_LAYERS = 4, "2,2,2,2"
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 SCHEDULES = ("afab", "1f1b", "zb_h1", "zb_h2")
+# What ZeRO keeps whole of 8B: on 8 copies of each layout, whose step has 8 micro-batches of a copy.
+ZERO = {"dtype": "bf16", "micro_batch_size": 1, "dp_size": 8, "model": "8B", "seq_len": 4096,
+        "grad_acc_steps": 8, "recompute": "full"}
+ZERO_LAYOUTS = {"accumulation": {}, "`1f1b`, `p` = 4": {"pp_size": 4},
+                "`interleaved`, `p` = 4, `v` = 2": {
+                    "pp_size": 4, "pp_schedule": "interleaved", "pp_chunks": 2}}
+ZERO_SETTINGS = ((2, "micro_batch", None), (2, "step", None), (3, "micro_batch", "block"),
+                 (3, "step", "block"), (3, "step", "chunk"), (3, "step", "step"))
 
 
 def _parse(found):
@@ -46,7 +54,26 @@ def estimate_all(program):
             for case, (pp, flags) in BOOK_CASES.items() for seq_len in SEQ_LENS]
     peaks = [{"schedule": name, "m": m, **estimate(program, **_small(name, m))}
              for name in SCHEDULES for m in MICRO_BATCHES]
-    return {"problem": problem, "book": book, "peaks": peaks}
+    return {"problem": problem, "book": book, "peaks": peaks,
+            "zero": [_estimate_zero(program, layout, *setting)
+                     for layout in ZERO_LAYOUTS for setting in ZERO_SETTINGS]}
+
+
+def _estimate_zero(program, layout, stage, reduce_after, reshard_after):
+    """One setting: buffers of rank 0, and what it sends over the copies."""
+    flags = {**ZERO, **ZERO_LAYOUTS[layout], "zero_stage": stage, "reduce_after": reduce_after}
+    if reshard_after:
+        flags["reshard_after"] = reshard_after
+
+    def parse(found):
+        buffers = {entry["name"]: entry["bytes"] for entry in found["buffers"]}
+        return {"gathered": buffers.get("gathered weights", 0),
+                "to_reduce": buffers["gradients to reduce"],
+                "sent": sum(size for name, (_, size) in estimates.sent(found).items()
+                            if name.split(".")[0] in ("dp", "dp_cp"))}
+
+    return {"layout": layout, "stage": stage, "reduce_after": reduce_after,
+            "reshard_after": reshard_after, **estimates.read(program, flags, parse)}
 
 
 def _small(name, m):
@@ -116,3 +143,15 @@ def peaks_table(counted, estimated):
     return table(["`m`", *(f"`{name}`" for name in SCHEDULES)], rows,
                  f"MiB of activations on rank 0 of {SMALL_RANKS} at most, in a run of a small model; in "
                  "brackets by steps on shapes.")
+
+
+def zero_table(found):
+    """What stays whole, and what is sent for it."""
+    rows = [[own["layout"], str(own["stage"]), f"`{own['reduce_after']}`",
+             f"`{own['reshard_after']}`" if own["reshard_after"] else "",
+             *(f"{own[name] / GIB:.2f}" for name in ("gathered", "to_reduce", "sent"))]
+            for own in found]
+    return table(["8 micro-batches, 8 copies", "stage", "`--reduce_after`", "`--reshard_after`",
+                  "gathered weights", "gradients to reduce", "sent in a step"], rows,
+                 "GiB of rank 0, 8B in bf16 with gradients in f32. Buffers are at their peaks; sent are "
+                 "weights and gradients, to the other copies. By steps on shapes.")

@@ -17,8 +17,9 @@ struct PipelineCase : TensorCase {
   std::string schedule = "1f1b";  ///< or a file
   bool uneven = false;            ///< of first and last stage one has two layers, the other none
   int64_t cp = 1;
-  int64_t stages = 0;     ///< of a file; 0: what the schedule has
-  bool in_turns = false;  ///< overlap_dispatch
+  int64_t stages = 0;  ///< of a file; 0: what the schedule has
+  const char *reduce_after = "micro_batch", *reshard_after = "block";  ///< of ZeRO
+  bool in_turns = false;                                               ///< overlap_dispatch
 
   int64_t ranks() const { return pp * cp * tp * dp; }
   /// As many as there are stages, and one more where nothing else decides that.
@@ -36,8 +37,9 @@ struct PipelineCase : TensorCase {
     return fmt::format("{}", fmt::join(of_stages, ","));
   }
   std::string name() const {
-    return fmt::format("pp {} {} v {} uneven {} cp {} in turns {} {}", pp, schedule, chunks, uneven,
-                       cp, in_turns, TensorCase::name());
+    return fmt::format(
+        "pp {} {} v {} uneven {} cp {} in turns {} reduces after {} reshards after {} {}", pp,
+        schedule, chunks, uneven, cp, in_turns, reduce_after, reshard_after, TensorCase::name());
   }
 };
 
@@ -57,6 +59,8 @@ inline TrainConfig pipeline_config(const PipelineCase& c) {
   config.pipeline.pp_chunks = c.chunks;
   config.pipeline.overlap_dispatch = c.in_turns;
   if (c.uneven) config.pipeline.pp_layers = c.layers();
+  config.data_parallel.reduce_after = c.reduce_after;
+  config.data_parallel.reshard_after = c.reshard_after;
   return config;
 }
 
@@ -68,6 +72,8 @@ inline TrainConfig alone_config(const PipelineCase& c) {
   one.uneven = one.in_turns = false;
   one.sequence = "off";
   one.zero_stage = 0;
+  one.reduce_after = "micro_batch";
+  one.reshard_after = "block";
   one.recompute = "none";
   one.overlap = "none";
   TrainConfig config = pipeline_config(one);
@@ -84,6 +90,8 @@ inline bool has_meaning(const PipelineCase& c) {
   if (c.schedule == "interleaved" && c.chunks == 1) return false;  // 1f1b
   if (c.schedule == "dualpipe" && (c.pp % 2 != 0 || c.grad_acc_steps % 2 != 0)) return false;
   if (c.schedule.starts_with("dualpipe") && c.grad_acc_steps < 2 * c.pp) return false;
+  if (c.zero_stage < 2 && c.reduce_after != std::string_view("micro_batch")) return false;
+  if (c.zero_stage < 3 && c.reshard_after != std::string_view("block")) return false;
   const bool shares_rows = c.sequence != std::string_view("off");
   return c.tp > 1 || (!shares_rows && c.overlap == std::string_view("weight_grad"));
 }
@@ -97,6 +105,7 @@ inline std::vector<PipelineCase> pipeline_cases(size_t random) {
   const std::vector<const char*> sequence = {"off", "again", "kept"};
   const std::vector<const char*> recompute = {"none", "selective", "full"};
   const std::vector<const char*> overlap = {"none", "weight_grad", "chunks"};
+  const std::vector<const char*> reshard = {"block", "chunk", "step"};
   const auto at = [&](const Point& p) {
     const int64_t ranks = pp[p[0]];
     const std::array<int64_t, 5> m = {1, 2, ranks - 1, 2 * ranks + 1, 2 * ranks};
@@ -108,12 +117,14 @@ inline std::vector<PipelineCase> pipeline_cases(size_t random) {
     c.chunks = int64_t(1 + p[13]);
     c.uneven = p[14] == 1;
     c.cp = int64_t(1 + p[15]);
-    c.in_turns = p[16] == 1;
+    c.reduce_after = p[16] == 0 ? "micro_batch" : "step";
+    c.reshard_after = reshard[p[17]];
+    c.in_turns = p[18] == 1;
     return c;
   };
   std::vector<PipelineCase> cases;
   for (const Point& point :
-       cover_pairs({4, 2, 2, 2, 3, 2, 4, 3, 2, 3, 5, 2, 11, 2, 2, 2, 2}, random,
+       cover_pairs({4, 2, 2, 2, 3, 2, 4, 3, 2, 3, 5, 2, 11, 2, 2, 2, 2, 3, 2}, random,
                    [&](const Point& p) { return has_meaning(at(p)); })) {
     cases.push_back(at(point));
   }
@@ -189,6 +200,9 @@ inline void check_pipeline_parity(const Communicator& world, const PipelineCase&
   Trainer trainer(config, &dataset, mesh);
   const TrainedState& state = expected.trained;
   const int64_t before = sent_over_pp(world), steps = std::ssize(state.losses);
+  // The formula is of the ranks that hold the same weights as rank 0.
+  const bool counts = mesh.pp().rank() == 0 && mesh.tp().rank() == 0;
+  const ZeroTraffic sent_before = sent_by_all(world, counts);
   for (int64_t step = 0; step < steps; ++step) {
     trainer.train_step(step);
     const StepMetrics metrics = trainer.report(step, 0);
@@ -201,6 +215,7 @@ inline void check_pipeline_parity(const Communicator& world, const PipelineCase&
   USP_CHECK(sent == steps * predict_pipeline_traffic(config),
             "{}: {} bytes sent to other stages, {} predicted", c.name(), sent,
             steps * predict_pipeline_traffic(config));
+  check_zero_traffic(world, config, sent_before, steps, c.name(), counts);
   const double counted = world.sum(double(trainer.model().parameters().counted()));
   USP_CHECK(counted == double(num_parameters(config.model)),
             "{}: {} elements counted, the model has {}", c.name(), counted,

@@ -103,11 +103,16 @@ TEST_CASE("f32 and bf16 train alike under every stage, and send their own bytes"
         for (int64_t stage : {1, 2, 3}) {
           mine.data_parallel.zero_stage = stage;
           mine.data_parallel.shard_size = shard_size;
-          const std::string what = fmt::format("stage {} over {}", stage, shard_size);
-          Trainer trainer(mine, &text.dataset, mesh);
-          const ZeroTraffic before = sent_by_all(world);
-          expect_close(train(trainer, 3, &world), expected, c.tolerance, what);
-          check_zero_traffic(world, mine, before, 3, what);
+          for (const char* reduces : {"micro_batch", "step"}) {
+            if (stage == 1 && reduces == std::string_view("step")) continue;
+            mine.data_parallel.reduce_after = reduces;
+            const std::string what =
+                fmt::format("stage {} over {}, reduces after {}", stage, shard_size, reduces);
+            Trainer trainer(mine, &text.dataset, mesh);
+            const ZeroTraffic before = sent_by_all(world);
+            expect_close(train(trainer, 3, &world), expected, c.tolerance, what);
+            check_zero_traffic(world, mine, before, 3, what);
+          }
         }
       }
     });
@@ -131,6 +136,7 @@ struct MemoryCase {
   int64_t grad_acc_steps;
   bool tied;
   int64_t num_layers = 4;
+  const char *reduce_after = "micro_batch", *reshard_after = "block";
 };
 
 TrainConfig config_of(const MemoryCase& c, int64_t ranks) {
@@ -141,6 +147,8 @@ TrainConfig config_of(const MemoryCase& c, int64_t ranks) {
   config.grad_accumulation = c.grad_accumulation;
   config.recompute = c.recompute;
   config.grad_acc_steps = c.grad_acc_steps;
+  config.data_parallel.reduce_after = c.reduce_after;
+  config.data_parallel.reshard_after = c.reshard_after;
   return config;
 }
 
@@ -158,26 +166,41 @@ Simulation measure(const TrainConfig& config, const MemoryCase& c) {
     if (world.rank() > 0) return;
     measured = make_simulation(2);
     const int64_t units = c.tied ? 3 : 2;  // the head's block reads the embedding's, too
-    USP_CHECK(most_alive(runtime.allocator(), "gathered weights") == (c.stage == 3 ? units : 0),
+    const bool stay = c.reshard_after != std::string_view("block");
+    const bool add_up = c.reduce_after == std::string_view("step") && c.grad_acc_steps > 1;
+    const auto count = [&](bool all) { return all ? c.num_layers + 2 : units; };
+    const Allocator& allocator = runtime.allocator();
+    USP_CHECK(most_alive(allocator, "gathered weights") == (c.stage == 3 ? count(stay) : 0),
               "units gathered at once");
-    USP_CHECK(most_alive(runtime.allocator(), "gradients to reduce") == (c.stage > 1 ? units : 0),
+    USP_CHECK(most_alive(allocator, "gradients to reduce") == (c.stage > 1 ? count(add_up) : 0),
               "units' gradients at once");
   });
   return measured;
 }
 
-const MemoryCase kMemoryCases[] = {
-    {1, "f64", "f32", "none", 1, false},   {1, "bf16", "both", "full", 3, true},
-    {2, "bf16", "f32", "none", 3, false},  {2, "bf16", "bf16", "full", 1, true},
-    {3, "f64", "f32", "full", 3, true},    {3, "bf16", "f32", "none", 1, false},
-    {3, "bf16", "both", "full", 2, false}, {2, "f32", "f32", "none", 1, true, 1},
-    {3, "f32", "f32", "full", 2, true, 1}, {0, "bf16", "both", "none", 2, false},
-    {0, "f64", "f32", "full", 1, true}};
+const MemoryCase kMemoryCases[] = {{1, "f64", "f32", "none", 1, false},
+                                   {1, "bf16", "both", "full", 3, true},
+                                   {2, "bf16", "f32", "none", 3, false},
+                                   {2, "bf16", "bf16", "full", 1, true},
+                                   {3, "f64", "f32", "full", 3, true},
+                                   {3, "bf16", "f32", "none", 1, false},
+                                   {3, "bf16", "both", "full", 2, false},
+                                   {2, "f32", "f32", "none", 1, true, 1},
+                                   {3, "f32", "f32", "full", 2, true, 1},
+                                   {0, "bf16", "both", "none", 2, false},
+                                   {0, "f64", "f32", "full", 1, true},
+                                   {2, "f64", "f32", "none", 3, false, 4, "step"},
+                                   {2, "bf16", "both", "none", 3, true, 4, "step"},
+                                   {2, "bf16", "both", "full", 1, false, 4, "step"},
+                                   {3, "bf16", "bf16", "none", 2, false, 4, "step", "chunk"},
+                                   {3, "bf16", "both", "full", 2, true, 4, "step", "step"},
+                                   {3, "f32", "f32", "none", 3, true, 1, "micro_batch", "chunk"}};
 
-TEST_CASE("every stage keeps what its formula says, and unshards two units at a time") {
+TEST_CASE("every stage keeps what its formula says, and unshards two units unless they stay") {
   for (const MemoryCase& c : kMemoryCases) {
     for (int ranks : {2, 3, 4, 8}) {
-      CAPTURE(c.stage, c.dtype, c.grad_accumulation, c.recompute, c.num_layers, ranks);
+      CAPTURE(c.stage, c.dtype, c.grad_accumulation, c.recompute, c.num_layers, ranks,
+              c.reduce_after, c.reshard_after);
       const TrainConfig config = config_of(c, ranks);
       const StateBytes states = predict(config).states;
       const auto buffers = by_name(predict(config).buffers);
@@ -241,6 +264,35 @@ TEST_CASE("stage 3 gathers every block twice but the last one, embedding and hea
         }
       });
     }
+  }
+}
+
+TEST_CASE("what stays whole is gathered and reduced once a step, whatever the micro-batches") {
+  for (const char* reshard_after : {"chunk", "step"}) {
+    run_threads(2, [&](const Communicator& world) {
+      TrainConfig config = zero_training(2, 3);
+      config.grad_acc_steps = 3;
+      config.data_parallel.reduce_after = "step";
+      config.data_parallel.reshard_after = reshard_after;
+      const RandomText text(config, 800);
+      const Mesh mesh(world, {.dp = 2});
+      Trainer trainer(config, &text.dataset, mesh);
+      Runtime& runtime = Runtime::current();
+      for (int64_t step = 0; step < 2; ++step) {
+        const auto calls = [&](CommKind kind) { return runtime.ledger().get("dp", kind).calls; };
+        const int64_t gathers = calls(CommKind::all_gather);
+        const int64_t reductions = calls(CommKind::reduce_scatter);
+        trainer.train_step(step);
+        const int64_t units = config.model.num_layers + 2;
+        USP_CHECK(calls(CommKind::all_gather) - gathers == units, "{} gathers",
+                  calls(CommKind::all_gather) - gathers);
+        USP_CHECK(calls(CommKind::reduce_scatter) - reductions == units, "{} reductions",
+                  calls(CommKind::reduce_scatter) - reductions);
+        USP_CHECK(runtime.allocator().live_bytes(Category::communication) == 0,
+                  "buffers outlive the step");
+        trainer.evaluate();
+      }
+    });
   }
 }
 
@@ -530,6 +582,14 @@ TEST_CASE("flags of ZeRO are refused with what would do") {
   }
   REQUIRE(!refusal({"--zero_stage", "3", "--gather_overlap", "none"}).empty());
   REQUIRE(refusal({"--zero_stage", "2", "--gather_overlap", "none"}).empty());
+  REQUIRE(refusal({"--zero_stage", "2", "--reduce_after", "step"}).empty());
+  REQUIRE(
+      refusal({"--zero_stage", "3", "--reduce_after", "step", "--reshard_after", "chunk"}).empty());
+  REQUIRE(refusal({"--zero_stage", "1", "--reduce_after", "step"}) ==
+          "reduce_after is for zero_stage 2 to 3, not 1; leave it out");
+  REQUIRE(refusal({"--zero_stage", "2", "--reshard_after", "step"}) ==
+          "reshard_after is for zero_stage 3, not 2; leave it out");
+  REQUIRE(!refusal({"--zero_stage", "2", "--reduce_after", "window"}).empty());
   REQUIRE(refusal({"--zero_stage", "1", "--bucket_mb", "3"}).find("bucket_mb is for") == 0);
   REQUIRE(refusal({"--zero_stage", "1", "--grad_sync", "naive"}).find("grad_sync is for") == 0);
 }

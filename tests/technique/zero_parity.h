@@ -16,10 +16,15 @@ struct ZeroCase {
   const char* recompute;
   bool tied;
   const char* gather_overlap = "forward";
+  const char *reduce_after = "micro_batch", *reshard_after = "block";
 
   std::string name(int ranks) const {
-    return fmt::format("dp {} stage {} shard_size {} x{} recompute {} tied {} gathers {}", ranks,
-                       stage, shard_size, grad_acc_steps, recompute, tied, gather_overlap);
+    return fmt::format(
+        "dp {} stage {} shard_size {} x{} recompute {} tied {} gathers {} reduces after {} "
+        "reshards "
+        "after {}",
+        ranks, stage, shard_size, grad_acc_steps, recompute, tied, gather_overlap, reduce_after,
+        reshard_after);
   }
 };
 
@@ -36,6 +41,8 @@ inline TrainConfig zero_config(const ZeroCase& c, int ranks) {
   config.data_parallel.zero_stage = c.stage;
   config.data_parallel.shard_size = c.shard_size;
   config.data_parallel.gather_overlap = c.gather_overlap;
+  config.data_parallel.reduce_after = c.reduce_after;
+  config.data_parallel.reshard_after = c.reshard_after;
   return config;
 }
 
@@ -46,7 +53,8 @@ inline std::map<std::string, int64_t> by_name(const std::vector<LiveBytes>& buff
   return bytes;
 }
 
-/// Every combination of stage, accumulation, recomputation, ties and way of gathering.
+/// Every combination of stage, accumulation, recomputation, ties, way of gathering, and of how long
+/// gradients and weights stay whole.
 inline std::vector<ZeroCase> all_zero_cases() {
   std::vector<ZeroCase> cases;
   for (int64_t stage : {3, 2, 1, 0}) {
@@ -55,7 +63,14 @@ inline std::vector<ZeroCase> all_zero_cases() {
         for (bool tied : {false, true}) {
           for (const char* overlap : {"none", "optimizer", "forward"}) {
             if (stage % 3 == 0 && overlap != std::string_view("none")) continue;  // not for these
-            cases.push_back({stage, 0, grad_acc_steps, recompute, tied, overlap});
+            for (const char* reduces : {"micro_batch", "step"}) {
+              for (const char* reshards : {"block", "chunk", "step"}) {
+                if (stage < 2 && reduces == std::string_view("step")) continue;
+                if (stage < 3 && reshards != std::string_view("block")) continue;
+                cases.push_back(
+                    {stage, 0, grad_acc_steps, recompute, tied, overlap, reduces, reshards});
+              }
+            }
           }
         }
       }
@@ -68,9 +83,13 @@ inline std::vector<ZeroCase> all_zero_cases() {
 /// that were still missing.
 inline std::vector<ZeroCase> pairwise(const std::vector<ZeroCase>& all) {
   const auto pairs_of = [](const ZeroCase& c) {
-    const std::vector<std::string> values = {
-        fmt::format("stage {}", c.stage), fmt::format("x{}", c.grad_acc_steps), c.recompute,
-        fmt::format("tied {}", c.tied), fmt::format("gathers {}", c.gather_overlap)};
+    const std::vector<std::string> values = {fmt::format("stage {}", c.stage),
+                                             fmt::format("x{}", c.grad_acc_steps),
+                                             c.recompute,
+                                             fmt::format("tied {}", c.tied),
+                                             fmt::format("gathers {}", c.gather_overlap),
+                                             fmt::format("reduces {}", c.reduce_after),
+                                             fmt::format("reshards {}", c.reshard_after)};
     std::set<std::pair<std::string, std::string>> pairs;
     for (size_t i = 0; i < values.size(); ++i) {
       for (size_t j = i + 1; j < values.size(); ++j) pairs.insert({values[i], values[j]});
