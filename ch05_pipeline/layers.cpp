@@ -260,7 +260,8 @@ Footprint Attention::footprint(const PassShape& shape) const {
   result.keep(norm.kept, qkv.keeps_x ? norm.output : NamedBytes{});
   result.keep(qkv.kept);
   result.keep(core.kept);
-  result.forward_peak = std::max(core.forward_peak, o.forward_peak);
+  const int64_t normed = qkv.keeps_x ? 0 : norm.output.bytes;  // let go of where forward returns
+  result.forward_peak = normed + std::max(core.forward_peak, o.forward_peak);
   // Beside dout, until the end: the gradients of core; its sums beside dqkv, which is rounded from
   // them; or dqkv and all that follows it.
   const int64_t heads = core_->num_heads(), all_heads = heads + 2 * core_->num_kv_heads();
@@ -321,6 +322,7 @@ Footprint FeedForward::footprint(const PassShape& shape) const {
       .output = down.output, .keeps_x = gate_up.keeps_x, .forward_peak = down.forward_peak};
   result.keep(gate_up.kept, gate_up.output);
   result.keep(down.kept, {"swiglu", hidden});
+  result.unread = down.unread;
   result.backward_peak = std::max(down.backward_peak, dhidden + gate_up.backward_peak);
   // [held_by_feed_forward]
   result.held = gate_up.held + down.held;
@@ -332,7 +334,8 @@ Footprint FeedForward::footprint(const PassShape& shape) const {
 
 Footprint Mlp::footprint(const PassShape& shape) const {
   const Footprint norm = norm_.footprint(shape), inner = feed_forward_.footprint(shape);
-  Footprint result{.output = inner.output, .forward_peak = inner.forward_peak};
+  Footprint result{.output = inner.output, .unread = inner.unread};
+  result.forward_peak = inner.forward_peak + (inner.keeps_x ? 0 : norm.output.bytes);
   result.keep(norm.kept, inner.keeps_x ? norm.output : NamedBytes{});
   result.keep(inner.kept);
   const int64_t dnormed = norm.output.bytes;
@@ -402,7 +405,8 @@ Footprint Head::footprint(const PassShape& shape) const {
   const Footprint norm = norm_.footprint(shape), lm_head = lm_head_->footprint(shape);
   const Footprint loss = cross_entropy_->footprint(shape);
   // What the matmul needs besides the logits is gone when the rows of the loss are made.
-  const int64_t beside_logits = lm_head.forward_peak - lm_head.output.bytes;
+  const int64_t normed = lm_head.keeps_x ? 0 : norm.output.bytes;
+  const int64_t beside_logits = normed + lm_head.forward_peak - lm_head.output.bytes;
   const int64_t lse = loss.kept.front().bytes, dnormed = norm.output.bytes;
   Footprint result{.forward_peak = std::max(loss.forward_peak, beside_logits - lse)};
   result.keep(norm.kept, lm_head.keeps_x ? norm.output : NamedBytes{});

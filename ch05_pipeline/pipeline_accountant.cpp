@@ -1,6 +1,7 @@
 #include "pipeline_accountant.h"
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <numeric>
 
@@ -35,8 +36,8 @@ int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
   Letters letters(schedule, rank);
   std::vector<PassBytes> of_chunk;
   for (const auto& blocks : chunks) of_chunk.push_back(pass_bytes(blocks));
-  std::map<int, std::vector<int64_t>> under_way;  // by receiver: its actions that use what was sent
-  std::map<int, size_t> posted;                   // by sender: receives
+  std::map<int, std::deque<int64_t>> under_way;  // by receiver: its actions that use what was sent
+  std::map<int, size_t> posted;                  // by sender: receives
   int64_t live = 0, peak = 0;
   const auto post = [&](int64_t action) {
     const auto needed = letters.used.find(action);
@@ -60,11 +61,11 @@ int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
     if (action.work == Work::F) live += bytes.pass;
     post(i);
     if (const auto arrived = letters.used.find(i); arrived != letters.used.end()) {
-      std::erase_if(under_way[arrived->second.from], [&](int64_t used_by) {
-        const bool over = arrived->second.from != rank && used_by <= arrived->second.sent_by;
-        live -= over ? bytes.boundary : 0;
-        return over;
-      });
+      std::deque<int64_t>& sent = under_way[arrived->second.from];
+      while (!sent.empty() && sent.front() <= arrived->second.sent_by) {
+        live -= bytes.boundary;
+        sent.pop_front();
+      }
     }
     post(i + 1);
     if (action.with_next) post(i + 2);

@@ -196,6 +196,7 @@ Footprint ColumnParallelLinear::footprint(const PassShape& shape) const {
   } else {
     result.kept = {gathered};
     result.keeps_x = false;
+    if (region_.in_chunks()) result.forward_peak += x;  // the chunks that it is copied from
     result.backward_peak = x + own_rows;
   }
   return result;
@@ -206,15 +207,17 @@ Footprint RowParallelLinear::footprint(const PassShape& shape) const {
   const int64_t y = result.output.bytes;
   const int64_t own_rows = region_.shares_rows() ? y / region_.size() : y;
   if (region_.config().dropout > 0) {  // y, dy beside what is left of them
-    result.forward_peak += own_rows;
+    // Where chunks are summed, the terms are gone by then.
+    if (!region_.shares_rows() || !region_.in_chunks()) result.forward_peak += own_rows;
     result.backward_peak += own_rows;
     // [held_beside]
     result.held_dy = own_rows;
     // [held_beside]
   }
+  if (region_.shares_rows()) result.forward_peak += own_rows;
+  if (ends_block_) result.unread = result.forward_peak - y;
   if (!region_.shares_rows()) return result;
   result.output.bytes = own_rows;
-  result.forward_peak += own_rows;
   // dy of all rows; in chunks, which are copied as they arrive, twice.
   result.backward_peak += region_.in_chunks() ? 2 * y : y;
   // [held]

@@ -75,16 +75,16 @@ int64_t peak_bytes(const std::vector<BlockFootprint>& blocks) {
 PassBytes pass_bytes(const std::vector<BlockFootprint>& blocks) {
   PassBytes result;
   int64_t live = 0, peak = 0;
-  const auto forward = [&](const BlockFootprint& block) {
+  const auto forward = [&](const BlockFootprint& block, bool again) {
     for (const Footprint& segment : block.segments) {
       live += sum_of(segment.kept);
-      peak = std::max(peak, live + segment.forward_peak);
+      peak = std::max(peak, live + segment.forward_peak - (again ? segment.unread : 0));
       live += segment.output.bytes;
     }
   };
   for (const BlockFootprint& block : blocks) {
     const int64_t before = live;
-    forward(block);
+    forward(block, /*again=*/false);
     if (block.recomputed) live = before + output_of(block).bytes + kept_through_recompute(block);
   }
   result.forward_peak = std::exchange(peak, 0);
@@ -97,7 +97,7 @@ PassBytes pass_bytes(const std::vector<BlockFootprint>& blocks) {
     for (auto block = blocks.rbegin(); block != blocks.rend(); ++block) {
       if (block->recomputed) {
         live -= kept_through_recompute(*block);  // forward counts them
-        forward(*block);
+        forward(*block, /*again=*/true);
         live -= output_of(*block).bytes;  // nobody needs it again
       }
       for (auto segment = block->segments.rbegin(); segment != block->segments.rend(); ++segment) {

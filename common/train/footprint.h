@@ -40,6 +40,7 @@ struct Footprint {
   bool keeps_x = true;        ///< backward reads x; else `kept` lists what it reads instead
   int64_t recomputed = 0;     ///< made anew where backward begins, alive until it returns
   int64_t forward_peak = 0;   ///< with y
+  int64_t unread = 0;         ///< of that, what a block that runs again need not make at its end
   int64_t backward_peak = 0;  ///< with dx
   /// x and dy of its weights' gradients, where those wait: alive after backward has returned.
   int64_t held = 0;

@@ -151,9 +151,6 @@ TEST_CASE("a boundary sends the tokens' activations one way and as much back, v 
 TEST_CASE("the activations of every stage are those of the formula, to the byte") {
   int compared = 0;
   for (const PipelineCase& c : pipeline_cases(60)) {
-    // Where rows of the residual stream are shared out the formula is a few rows off; and where a
-    // head alone, without a layer, lets the gradients of its weights wait.
-    if (c.sequence != std::string_view("off") || (c.uneven && c.pp % 2 == 0)) continue;
     const TrainConfig config = pipeline_config(c);
     for (int rank = 0; rank < c.pp; ++rank) {
       CAPTURE(c.name(), rank);
@@ -167,7 +164,7 @@ TEST_CASE("the activations of every stage are those of the formula, to the byte"
       ++compared;
     }
   }
-  REQUIRE(compared > 50);
+  REQUIRE(compared > 200);
 }
 
 TEST_CASE("in turns, a pass computes while the messages of the other one cross the ranks of tp") {
