@@ -118,7 +118,7 @@ std::vector<std::vector<BlockFootprint>> by_chunk(const std::vector<BlockFootpri
 std::vector<ChunkPass> passes_of_schedule(const TrainConfig& config, int stage_rank) {
   const Schedule schedule = config.pipeline.schedule(config.grad_acc_steps);
   std::vector<ChunkPass> passes;
-  for (const auto& [work, micro_batch, chunk] : schedule.actions[stage_rank]) {
+  for (const auto& [work, micro_batch, chunk, with_next] : schedule.actions[stage_rank]) {
     const bool both = work == Work::BW;
     passes.push_back({chunk, work == Work::F, work == Work::B || both, work == Work::W || both});
   }
