@@ -100,13 +100,22 @@ class New(unittest.TestCase):
         self.assertNotIn("only_in_all", tests["parity.ranks"])
         older = [test for test in tests if re.match(rf"parity\.mpi4\.(?!{name}$)", test)]
         self.assertTrue(older and all(tests[test]["only_in_all"] for test in older), older)
-        if "USP_TEST_ALL" in os.environ:
-            subprocess.run(["ninja", "-C", BUILD, "-j2", f"test_{name}", name], cwd=self.root,
-                           check=True, stdout=subprocess.DEVNULL)
-            # It is a copy: pairs of settings will do, where its parent's tests run all of them.
-            everyday = {key: value for key, value in os.environ.items() if key != "USP_TEST_FULL"}
-            subprocess.run([self.root / BUILD / "bin" / f"test_{name}"], check=True,
-                           stdout=subprocess.DEVNULL, env=everyday)
+
+    @unittest.skipUnless("USP_TEST_ALL" in os.environ, "builds a chapter: --all")
+    def test_it_passes_its_tests(self):
+        """A copy of the first chapter with ranks, which takes as long however many chapters follow."""
+        parent = next(chapter for chapter in self.before if chapter.ranks)
+        self.assertEqual(self.begin("demo", "--parent", parent.short).returncode, 0)
+        name = f"ch{self.last.number + 1:02d}_demo"
+        tests = self.configure()
+        self.assertTrue({f"{technique}.cpp" for technique in ("train_step", "data_parallel")} <=
+                        {Path(source).name for source in tests[f"technique.{name}"]["sources"]})
+        subprocess.run(["ninja", "-C", BUILD, "-j2", f"test_{name}", name], cwd=self.root, check=True,
+                       stdout=subprocess.DEVNULL)
+        # It is a copy: pairs of settings will do, where its parent's tests run all of them.
+        everyday = {key: value for key, value in os.environ.items() if key != "USP_TEST_FULL"}
+        subprocess.run([self.root / BUILD / "bin" / f"test_{name}"], check=True,
+                       stdout=subprocess.DEVNULL, env=everyday)
 
 
 if __name__ == "__main__":
