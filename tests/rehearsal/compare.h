@@ -28,7 +28,7 @@ inline Setting small(bool tied = false) {
 inline Setting with_all_techniques(Setting setting) {
   setting.plan.sequence_parallel = true;
   setting.experts = ExpertsConfig{.num_experts = 4, .top_k = 1};
-  setting.schedule = "split";
+  setting.schedule = "zb_h1";
   setting.seq_len = 16;
   return setting;
 }
@@ -70,6 +70,7 @@ class WholeTrainer {
     setting.plan = {};
     setting.zero_stage = 0;
     setting.experts.reset();
+    setting.schedule = "1f1b";
     setting.chunks = 1;
     return setting;
   }

@@ -14,8 +14,8 @@ struct Plan {
   Quantisation quantisation = Quantisation::none;  ///< others: no tensor parallelism
 };
 
-/// What chapter 5 will make of Llama: which rank holds which part of which weight, and over which
-/// ranks its gradient is summed.
+/// A Llama with exchanged layers: which rank holds which part of which weight, and over which ranks
+/// its gradient is summed.
 class ParallelLlama {
  public:
   ParallelLlama(const ModelConfig& config, int64_t seq_len, const Plan& plan, const Mesh& mesh)
@@ -69,10 +69,7 @@ class ParallelLlama {
     Parameter& table =
         shared ? parameters.find(kTable)
                : parameters.add(tied() ? kTable : "lm_head.weight", table_shape(), 0.02);
-    if (tied() && !shared) {
-      table.grad_groups.push_back("embedding");
-      table.counted = false;  // the first stage's is
-    }
+    if (tied() && !shared) table.grad_groups.push_back("embedding");
     auto lm_head = column({&table});
     return std::make_unique<Head>(
         norm, std::move(lm_head),
@@ -80,6 +77,7 @@ class ParallelLlama {
   }
 
   const ContextGroup& context() const { return context_; }
+  const TensorRegion& region() const { return region_; }
   /// A weight that every rank of tp has.
   void replicate(Parameter& parameter) const { region_.replicate(parameter); }
 

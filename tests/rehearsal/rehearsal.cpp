@@ -1,6 +1,6 @@
 #include "compare.h"
 
-/// Chapters 5 to 9 in miniature: every kind of parallelism, put together from the layers of chapter
+/// Chapters 6 to 9 in miniature: every kind of parallelism, put together from the layers of chapter
 /// 1 as they are, equals the model on one process.
 namespace usp::rehearsal {
 namespace {
@@ -31,19 +31,15 @@ TEST_CASE("tensor parallelism, with kv heads that ranks share and with sequence 
 
 TEST_CASE("pipelines: 1F1B, weight gradients held back, several chunks to a stage") {
   for (int pp : {2, 3, 4}) {
-    for (const char* schedule : {"1f1b", "split", "looping"}) {
+    for (const char* schedule : {"1f1b", "zb_h1", "breadth_first"}) {
       for (bool tied : {false, true}) {
         Setting setting = small(tied);
         setting.schedule = schedule;
         setting.micro_batches = 5;
-        setting.model.num_layers = 6;
-        setting.chunks = std::string(schedule) == "looping" ? 2 : 1;
+        setting.model.num_layers = 8;
+        setting.chunks = std::string(schedule) == "breadth_first" ? 2 : 1;
         check(setting, {.pp = pp}, whole_model(setting),
-              fmt::format("pp {} {} tied {}", pp, schedule, tied), [&](RehearsalTrainer& trainer) {
-                const size_t stages_after = size_t(pp - trainer.mesh().pp().rank());
-                USP_CHECK(setting.chunks > 1 || trainer.pipeline().most_in_flight() == stages_after,
-                          "{} micro-batches in flight", trainer.pipeline().most_in_flight());
-              });
+              fmt::format("pp {} {} tied {}", pp, schedule, tied));
       }
     }
   }
@@ -75,7 +71,7 @@ TEST_CASE("linear layers with quantised operands, the weight's cached until the 
   REQUIRE(cached.losses == expected.losses);
   REQUIRE(cached.grad_norms == expected.grad_norms);
   check(setting, {.dp = 2}, expected, "quantised dp 2");
-  setting.schedule = "split";
+  setting.schedule = "zb_h1";
   check(setting, {.dp = 2, .pp = 2}, expected, "quantised dp 2 pp 2");
 }
 
@@ -119,7 +115,7 @@ Traffic traffic_of_two_steps(RehearsalTrainer& trainer) {
 std::vector<std::pair<Setting, MeshSizes>> predictable_settings() {
   Setting all = small(true), zero = small(true);
   all.plan.sequence_parallel = true;
-  all.schedule = "split";
+  all.schedule = "zb_h1";
   all.seq_len = 16;
   zero.zero_stage = 3;
   return {{all, {.dp = 1, .pp = 2, .cp = 2, .tp = 2}}, {zero, {.dp = 4, .pp = 2}}};
@@ -150,7 +146,7 @@ TEST_CASE("rank 37 of 64 runs all of it on meta") {
   Setting setting = small(true);
   setting.plan.sequence_parallel = true;
   setting.experts = ExpertsConfig{.num_experts = 8, .top_k = 2};
-  setting.schedule = "split";
+  setting.schedule = "zb_h1";
   setting.seq_len = 64;
   DryEngine engine(37, 64);
   RehearsalTrainer trainer(setting, Communicator::world(engine),

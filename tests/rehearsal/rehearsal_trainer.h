@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
 
 #include "base/rng.h"
 #include "experts.h"
@@ -10,7 +11,8 @@
 #include "pipeline.h"
 #include "zero.h"
 
-/// The smallest trainer that runs every kind of parallelism: what chapters 5 to 7 do to Trainer.
+/// The smallest trainer that runs every kind of parallelism: what chapters 6 and 7 do to Trainer,
+/// over chapter 5's pipeline as it is.
 namespace usp::rehearsal {
 
 struct Setting {
@@ -19,8 +21,8 @@ struct Setting {
   int64_t micro_batch_size = 2;
   int64_t micro_batches = 3;  ///< of each data-parallel rank, in a step
   Plan plan;
-  std::string schedule = "1f1b";  ///< 1f1b, split (weights' gradients held back), looping
-  int64_t chunks = 1;             ///< of each pipeline stage
+  std::string schedule = "1f1b";  ///< of the pipeline, by its name
+  int64_t chunks = 1;             ///< of each rank of the pipeline
   int64_t zero_stage = 0;
   int64_t shard_size = 0;
   std::optional<ExpertsConfig> experts;
@@ -39,40 +41,26 @@ class RehearsalTrainer {
   RehearsalTrainer(const Setting& setting, const Communicator& world, const MeshSizes& sizes)
       : setting_(setting),
         mesh_(world, with_kv_copies(sizes, setting.model)),
+        config_(train_config(setting, sizes)),
         llama_(setting.model, setting.seq_len, setting.plan, mesh_),
         model_(
             [this](int64_t block, ParameterList& parameters) { return build(block, parameters); },
-            chunks()),
+            blocks_of_rank(config_, mesh_.pp().rank()).chunks),
         grads_(model_.parameters()),
-        optimizer_(model_.parameters(), optimizer_config()) {
+        optimizer_(model_.parameters(), optimizer_config()),
+        pipeline_(config_, model_, grads_, mesh_) {
     {
       const CategoryScope scope(Category::workspace);
       loss_ = Tensor::zeros({1}, DType::f64);
     }
-    TrainConfig config;
-    config.dtype = "f64";
-    config.seed = kSeed;
-    config.context_parallel.cp_size = sizes.cp;
-    config.data_parallel = {sizes.dp, "bucketed", 0.0007, setting.zero_stage, setting.shard_size};
-    data_parallel_ = make_data_parallel(config, model_, grads_, optimizer_, mesh_);
-    const int64_t tokens = setting.micro_batch_size * setting.seq_len / sizes.cp;
-    const int64_t rows = setting.plan.sequence_parallel ? tokens / sizes.tp : tokens;
-    pipeline_.emplace(model_, grads_, mesh_.pp(), setting.chunks,
-                      Shape{rows, setting.model.hidden_size});
+    data_parallel_ = make_data_parallel(config_, model_, grads_, optimizer_, mesh_);
   }
 
   void train_step(int64_t step) {
     const NoHostReads no_host_reads;
     ops::fill(loss_, 0);
-    std::vector<Pass> passes;
-    for (int64_t i = 0; i < setting_.micro_batches; ++i) passes.push_back(take_batch(step, i));
     data_parallel_->begin_step(setting_.micro_batches);
-    if (setting_.schedule == "looping") {
-      pipeline_->all_forward_all_backward(passes);
-    } else {
-      const bool split = setting_.schedule == "split";
-      pipeline_->one_forward_one_backward(passes, split);
-    }
+    pipeline_.train([&](int64_t i) { return take_batch(step, i); }, llama_.region());
     grads_.end_window();
     data_parallel_->finish();
     squares_ = optimizer_.grad_squares();
@@ -116,7 +104,6 @@ class RehearsalTrainer {
   double grad_norm() const { return optimizer_.grad_norm().item(); }
   ParameterList& parameters() { return model_.parameters(); }
   const Optimizer& optimizer() const { return optimizer_; }
-  const Pipeline& pipeline() const { return *pipeline_; }
   const DataParallelStrategy& data_parallel() const { return *data_parallel_; }
   const Mesh& mesh() const { return mesh_; }
 
@@ -128,15 +115,22 @@ class RehearsalTrainer {
     return sizes;
   }
 
-  /// Stage s of p holds stretches s, s + p, ... of chunks * p equal ones.
-  std::vector<BlockRange> chunks() const {
-    const int64_t p = mesh_.pp().size(), pieces = p * setting_.chunks;
-    std::vector<BlockRange> ranges;
-    for (int64_t piece = mesh_.pp().rank(); piece < pieces; piece += p) {
-      const int64_t blocks = llama_.num_blocks();
-      ranges.push_back({blocks * piece / pieces, blocks * (piece + 1) / pieces});
-    }
-    return ranges;
+  static TrainConfig train_config(const Setting& setting, const MeshSizes& sizes) {
+    TrainConfig config;
+    config.model = setting.model;
+    config.dtype = "f64";
+    config.seed = kSeed;
+    config.seq_len = setting.seq_len;
+    config.micro_batch_size = setting.micro_batch_size;
+    config.grad_acc_steps = setting.micro_batches;
+    config.data_parallel = {sizes.dp, "bucketed", 0.0007, setting.zero_stage, setting.shard_size};
+    config.tensor_parallel.tp_size = sizes.tp;
+    config.tensor_parallel.sequence_parallel = setting.plan.sequence_parallel;
+    config.context_parallel.cp_size = sizes.cp;
+    config.pipeline.pp_size = sizes.pp;
+    config.pipeline.pp_schedule = setting.schedule;
+    config.pipeline.pp_chunks = setting.chunks;
+    return config;
   }
 
   Block build(int64_t block, ParameterList& parameters) {
@@ -165,12 +159,13 @@ class RehearsalTrainer {
 
   Setting setting_;
   Mesh mesh_;
+  TrainConfig config_;
   ParallelLlama llama_;
   Model model_;
   Grads grads_;
   Optimizer optimizer_;
+  Pipeline pipeline_;
   std::unique_ptr<DataParallelStrategy> data_parallel_;
-  std::optional<Pipeline> pipeline_;
   Tensor loss_, squares_;
 };
 

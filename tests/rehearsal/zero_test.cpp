@@ -88,12 +88,12 @@ TEST_CASE("ZeRO and weights that tensor parallelism cuts unevenly: refused, not 
 }
 
 TEST_CASE("ZeRO and pipelines: 1F1B, weight gradients held back, several chunks to a stage") {
-  for (const char* schedule : {"1f1b", "split", "looping"}) {
+  for (const char* schedule : {"1f1b", "zb_h1", "breadth_first"}) {
     for (bool tied : {false, true}) {
       Setting setting = small(tied);
       setting.schedule = schedule;
       setting.micro_batches = 4;
-      setting.chunks = std::string(schedule) == "looping" ? 2 : 1;
+      setting.chunks = std::string(schedule) == "breadth_first" ? 2 : 1;
       const State expected = whole_model(setting, 2);
       const int64_t units = tied ? 3 : 2;
       check_stages(setting, {.dp = 2, .pp = 2}, expected,
