@@ -15,9 +15,9 @@ from tools.short_runs import table
 
 PROGRAM = "comm_bench"
 KINDS = {"all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter"}
-NODE_SIZE, NODES = 4, (1, 2, 4, 8)
-NODE_LINK, NET_LINK = "node=20,0.16", "net=40,0.02"
-BYTES, CALLS = 4 << 20, 20
+NODE_SIZE, NODES = 2, (1, 2, 4, 8)
+NODE_LINK, NET_LINK = "node=20,0.04", "net=40,0.005"
+BYTES, CALLS = 1 << 20, 20
 LOW, HIGH = 0.05, 0.95  # of the band
 # The book's medians in GB/s, 256 MB on nodes of 8 H100, by nodes.
 BOOK = {"all_reduce": {1: 436.0, 2: 361.7, 4: 160.1, 8: 99.6, 16: 84.7, 32: 64.9, 64: 32.9},

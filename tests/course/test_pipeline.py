@@ -41,12 +41,13 @@ class Nodes(unittest.TestCase):
 
     def test_a_bandwidth_is_what_a_rank_sends_over_the_time(self):
         case = {**over_nodes(1, 2), "all_gather": [1, 2, 4, 8]}
-        self.assertAlmostEqual(nodes.bandwidths(case, "all_gather")[-1], 0.75 * (1 << 20) / 1e6)
+        sent = (1 - 1 / nodes.NODE_SIZE) * (1 << 20) / 1e6  # in a millisecond, of an all-gather
+        self.assertAlmostEqual(nodes.bandwidths(case, "all_gather")[-1], sent)
         low, median, high = nodes.spread(case, "all_gather")
         self.assertEqual((low, high), tuple(nodes.bandwidths(case, "all_gather")[at]
                                             for at in (0, -1)))
         self.assertTrue(low < median < high)
-        self.assertAlmostEqual(nodes.bandwidths(case, "all_reduce")[0], 0.75 * (1 << 20) / 1e6)
+        self.assertAlmostEqual(nodes.bandwidths(case, "all_reduce")[0], sent)
 
     def test_the_claim_holds_where_bandwidth_halves_and_only_there(self):
         def row(times):

@@ -174,7 +174,7 @@ int run(int argc, char** argv) {
   int64_t small = 4096, large = 16 << 20, rounds = 200;
   bool links = false, parts = false;
   int64_t node_size = 0;
-  std::string node_link = "node=20,0.16", net_link = "net=40,0.02";
+  std::string node_link = "node=20,0.04", net_link = "net=40,0.005";
   Args args("Times collectives.");
   args.bind("links", links, "instead: how true emulated links are to their figures");
   args.bind("parts", parts, "instead: a large reduce-scatter and all-gather beside an all-reduce");
