@@ -196,7 +196,7 @@ const MemoryCase kMemoryCases[] = {{1, "f64", "f32", "none", 1, false},
                                    {3, "bf16", "both", "full", 2, true, 4, "step", "step"},
                                    {3, "f32", "f32", "none", 3, true, 1, "micro_batch", "chunk"}};
 
-TEST_CASE("every stage keeps what its formula says, and unshards two units unless they stay") {
+TEST_CASE("every stage keeps what its formula says, and unshards two units at a time") {
   for (const MemoryCase& c : kMemoryCases) {
     for (int ranks : {2, 3, 4, 8}) {
       CAPTURE(c.stage, c.dtype, c.grad_accumulation, c.recompute, c.num_layers, ranks,
