@@ -37,7 +37,7 @@ METHODS = ("ring", "all_gather", "ulysses", "ring_ulysses")
 WITHOUT = {"cp_size": 1, "cp_method": "ring", "cp_layout": "zigzag", "ulysses_size": 1,
            "cp_recompute": "exchange"}  # context parallelism
 ALONE = {"pp_size": 1, "pp_schedule": "1f1b", "pp_chunks": 1}  # without a pipeline
-SCHEDULES = ("1f1b", "afab", "interleaved")
+SCHEDULES = ("1f1b", "afab", "interleaved", "zb_h1", "zb_h2")
 CONTEXTS = (  # method, ranks of cp, and those of them that exchange heads
     ("ring", 2, 1), ("all_gather", 2, 1), ("ulysses", 2, 2), ("ring_ulysses", 4, 2),
     ("ring", 3, 1), ("all_gather", 3, 1), ("ulysses", 3, 3), ("ring_ulysses", 8, 2),

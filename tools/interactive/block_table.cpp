@@ -137,6 +137,8 @@ Named bytes_of(const std::vector<BlockFootprint>& blocks) {
       bytes[name + "recomputed"] = footprint.recomputed;
       bytes[name + "forward_peak"] = footprint.forward_peak;
       bytes[name + "backward_peak"] = footprint.backward_peak;
+      bytes[name + "split_peak"] = footprint.split_peak;
+      bytes[name + "held"] = footprint.held;
     }
   }
   return bytes;
