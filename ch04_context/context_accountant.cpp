@@ -53,7 +53,7 @@ std::pair<std::string, std::string> context_traffic_row(const TrainConfig& confi
   return {"attention sent over cp", fmt::format("{:.0f} bytes a step by rank 0, by formula {:.0f}",
                                                 double(bytes) / double(std::max<int64_t>(1, steps)),
                                                 double(predict_context_traffic(config).total()) /
-                                                    double(sizes.dp_cp() * sizes.tp))};
+                                                    double(sizes.dp_cp() * sizes.tp * sizes.pp))};
 }
 
 }  // namespace usp

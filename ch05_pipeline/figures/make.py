@@ -18,8 +18,8 @@ PROVENANCE = {"provenance.md": ("demo", "schedules", "memory", "counts", "pace",
               "provenance_filling.md": ("schedules", "memory", "counts", "pace", "scaling", "nodes",
                                         "bench"),
               "provenance_pipedream.md": ("stale",)}  # {page's line: its data}
-CLAIMS = {"claims.md": ("Q5.1", "Q5.2", "Q5.3", "Q5.4", "Q5.5", "Q5.8", "Q5.9", "Q5.11"),
-          "claims_filling.md": ("Q5.6", "Q5.7", "Q5.10")}
+CLAIMS = {"claims.md": ("Q5.1", "Q5.2", "Q5.3", "Q5.4", "Q5.5", "Q5.8", "Q5.11"),
+          "claims_filling.md": ("Q5.6", "Q5.7", "Q5.9", "Q5.10")}
 DEMO = {"pp_size": 2, "micro_batch_size": 1, "grad_acc_steps": 8}  # the batch of one rank
 SHOWN = {"show.txt": {"pp_size": 2, "grad_acc_steps": 4, "pp_show": "table"},
          "show_zb.txt": {"pp_size": 4, "grad_acc_steps": 8, "pp_schedule": "zb_h2", "pp_show": "table"}}

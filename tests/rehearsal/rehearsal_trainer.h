@@ -48,7 +48,7 @@ class RehearsalTrainer {
             blocks_of_rank(config_, mesh_.pp().rank()).chunks),
         grads_(model_.parameters()),
         optimizer_(model_.parameters(), optimizer_config()),
-        pipeline_(config_, model_, grads_, mesh_) {
+        pipeline_(config_, model_, grads_, llama_.region(), mesh_) {
     {
       const CategoryScope scope(Category::workspace);
       loss_ = Tensor::zeros({1}, DType::f64);
@@ -60,7 +60,8 @@ class RehearsalTrainer {
     const NoHostReads no_host_reads;
     ops::fill(loss_, 0);
     data_parallel_->begin_step(setting_.micro_batches);
-    pipeline_.train([&](int64_t i) { return take_batch(step, i); }, llama_.region());
+    pipeline_.train([&](int64_t i) { return take_batch(step, i); },
+                    /*update=*/[](int64_t, const Communicator&) {});
     grads_.end_window();
     data_parallel_->finish();
     squares_ = optimizer_.grad_squares();
