@@ -29,10 +29,8 @@ void PipelineConfig::bind(Args& args) {
             "of F, B, W and a message, for auto and pp_show, in any unit; measured: by the first "
             "steps, for auto")
       .may_differ_on_resume();
-  args.bind(
-          "overlap_dispatch", overlap_dispatch,
-          "run a forward and a backward pass in turns where that delays nobody: one computes while "
-          "the other waits for its messages")
+  args.bind("overlap_dispatch", overlap_dispatch,
+            "run a forward and a backward pass in turns: one computes while the other waits")
       .may_differ_on_resume();
   args.bind("pp_show", pp_show, {"", "table", "json"}, "print the schedule and end")
       .may_differ_on_resume();
