@@ -19,7 +19,7 @@ Tensor buffer(int64_t numel, DType dtype, std::string_view name) {
 }  // namespace
 
 void Zero::begin_step(int64_t micro_batches, int64_t parts) {
-  reads_.assign(2, {});
+  reads_.assign(parts, {});
   enter(0, {}, {});  // a pass without a backward has left something
   for (Moving& moving : units_) {
     if (kept_.weights == Kept::whole) unshard(moving);  // what was loaded since the last step

@@ -182,7 +182,6 @@ void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
     for (int64_t part = 0; part < count; ++part) {
       const Action& action = actions[i + part];
       if (action.work == Work::F) own(i + part).pass = take_batch(action.micro_batch);
-      own(i + part).pass.part = part;
       in[part] = mail.take(i + part);
     }
     mail.post(i + count);

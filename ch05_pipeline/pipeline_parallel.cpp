@@ -151,6 +151,11 @@ void check_stale_updates(const TrainConfig& run) {
 
 void PipelineConfig::check(const TrainConfig& run, const TensorParallelConfig& tensor) const {
   if (updates_each_micro_batch()) check_stale_updates(run);
+  if (overlap_dispatch && run.data_parallel.zero_stage == 3) {
+    usage_error(
+        "overlap_dispatch runs two blocks at a time, and zero_stage=3 gathers the weights of one "
+        "after the other; try --zero_stage 2");
+  }
   if (pp_size > 1 && tensor.halves() > 1) {
     usage_error(
         "tp_overlap=batch_halves runs forward and backward in turns, which a schedule "

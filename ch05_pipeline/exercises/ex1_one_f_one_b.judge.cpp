@@ -58,7 +58,7 @@ void check_row(const Step& step, int64_t rank, const Actions& actions) {
   std::vector<int64_t> forward(step.m), backward(step.m);
   int64_t last_forward = -1, last_backward = -1;
   for (const Action& action : actions) {
-    const auto& [work, i, chunk] = action;
+    const auto& [work, i, chunk, with_next] = action;
     if (work == Work::B || work == Work::W) {
       refuse("B and W stand alone: 1F1B computes both gradients at once, in BW");
     }

@@ -92,6 +92,7 @@ inline bool has_meaning(const PipelineCase& c) {
   if (c.schedule.starts_with("dualpipe") && c.grad_acc_steps < 2 * c.pp) return false;
   if (c.zero_stage < 2 && c.reduce_after != std::string_view("micro_batch")) return false;
   if (c.zero_stage < 3 && c.reshard_after != std::string_view("block")) return false;
+  if (c.in_turns && c.zero_stage == 3) return false;
   const bool shares_rows = c.sequence != std::string_view("off");
   return c.tp > 1 || (!shares_rows && c.overlap == std::string_view("weight_grad"));
 }

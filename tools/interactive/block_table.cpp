@@ -138,6 +138,7 @@ Named bytes_of(const std::vector<BlockFootprint>& blocks) {
       bytes[name + "forward_peak"] = footprint.forward_peak;
       bytes[name + "backward_peak"] = footprint.backward_peak;
       bytes[name + "split_peak"] = footprint.split_peak;
+      bytes[name + "unread"] = footprint.unread;
       bytes[name + "held"] = footprint.held;
     }
   }
