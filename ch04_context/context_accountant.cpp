@@ -50,10 +50,12 @@ StepTraffic traffic_of(const ContextGroup& group) {
 std::pair<std::string, std::string> context_traffic_row(const TrainConfig& config, int64_t bytes,
                                                         int64_t steps) {
   const MeshSizes sizes = config.mesh();
-  return {"attention sent over cp", fmt::format("{:.0f} bytes a step by rank 0, by formula {:.0f}",
-                                                double(bytes) / double(std::max<int64_t>(1, steps)),
-                                                double(predict_context_traffic(config).total()) /
-                                                    double(sizes.dp_cp() * sizes.tp * sizes.pp))};
+  return {"attention sent over cp",
+          fmt::format("{:.0f} bytes a step by rank 0, by formula {:.0f}{}",
+                      double(bytes) / double(std::max<int64_t>(1, steps)),
+                      double(predict_context_traffic(config).total()) /
+                          double(sizes.dp_cp() * sizes.tp * sizes.pp),
+                      sizes.pp > 1 ? ", mean of all stages" : "")};
 }
 
 }  // namespace usp

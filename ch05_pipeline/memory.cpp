@@ -64,10 +64,9 @@ static void add_activations(TrainConfig config, int stage_rank, Prediction& pred
   // [documents]
   for (const LiveBytes& part : kept_bytes(blocks)) prediction.saved.push_back(part);
   // [peak]
-  const int64_t boundary = shape.rows() * config.model.hidden_size * shape.own();
-  prediction.peak_activations =
-      peak_bytes_of_schedule(config.pipeline.schedule(config.grad_acc_steps), stage_rank, chunks,
-                             {2 * ids + begins, boundary});
+  prediction.peak_activations = peak_bytes_of_schedule(
+      config.pipeline.schedule(config.grad_acc_steps), stage_rank, chunks,
+      {2 * ids + begins, shape.rows() * config.model.hidden_size * shape.own()});
   // [peak]
 }
 // [activations]

@@ -69,6 +69,7 @@ int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
     }
     post(i + 1);
     if (action.with_next) post(i + 2);
+    peak = std::max(peak, live);  // where W follows, all that it reads is still there
     const int64_t beside = action.with_next ? at_most(actions[i + 1]) : 0;
     if (action.work == Work::F) {
       peak = std::max(peak, live + chunk.forward_peak + beside);

@@ -49,10 +49,11 @@ std::pair<std::string, std::string> tensor_traffic_row(const TrainConfig& config
                                                        int64_t steps) {
   const MeshSizes sizes = config.mesh();
   return {"activations sent over tp",
-          fmt::format("{:.0f} bytes a step by rank 0, by formula {:.0f}",
+          fmt::format("{:.0f} bytes a step by rank 0, by formula {:.0f}{}",
                       double(bytes) / double(std::max<int64_t>(1, steps)),
                       double(predict_tensor_traffic(config).total()) /
-                          double(sizes.dp_cp() * sizes.tp * sizes.pp))};
+                          double(sizes.dp_cp() * sizes.tp * sizes.pp),
+                      sizes.pp > 1 ? ", mean of all stages" : "")};
 }
 
 void add_tensor_scratch(const TrainConfig& config, std::vector<LiveBytes>& buffers) {

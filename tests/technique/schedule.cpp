@@ -211,7 +211,7 @@ TEST_CASE("zero bubble: H1 idles (p-1)(F+B-W), H2 (p-1)F, none of it between its
   }
 }
 
-TEST_CASE("pipelines from both ends idle (p/2-1)(F+B-W), folded ones (p-1)(F+B-W)") {
+TEST_CASE("pipelines from both ends idle (p/2-1) max(F, F+B-W), folded ones (p-1) max(F, F+B-W)") {
   for (int64_t p : {2, 4, 6, 8}) {
     for (int64_t m : {2 * p, 2 * p + 2, 5 * p}) {
       for (const WorkTimes& times : some_times(60)) {
