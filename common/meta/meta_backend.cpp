@@ -4,9 +4,9 @@ namespace usp {
 
 namespace {
 
-/// Computes nothing: on meta a tensor has a shape and no data. The checks and counts of ops.cpp
-/// have already happened when a kernel is called. The composite defaults are replaced as well, so
-/// that estimating a model of any size takes no time.
+/// Computes nothing: on meta a tensor has a shape and no data. The checks and counts of the
+/// operations have already happened when a kernel is called. The composite defaults are replaced as
+/// well, so that estimating a model of any size takes no time.
 class MetaBackend : public Backend {
  public:
   void fill(Tensor, double) override {}
@@ -56,6 +56,31 @@ class MetaBackend : public Backend {
   void clip_coefficient(Tensor, Tensor, const Tensor&, double) override {}
   void adamw(Tensor, Tensor, Tensor, Tensor, const Tensor&, const Tensor&,
              const AdamWSettings&) override {}
+  void router_scores(Tensor, const Tensor&, RouterScore) override {}
+  void router_scores_backward(Tensor, const Tensor&, const Tensor&, RouterScore) override {}
+  void choose_experts(Tensor, const Tensor&, const Tensor&, int64_t, int64_t) override {}
+  void count_choices(Tensor, const Tensor&) override {}
+  void drop_choices(Tensor, const Tensor&, int64_t) override {}
+  void gates_forward(Tensor, const Tensor&, const Tensor&, bool, double) override {}
+  void gates_backward(Tensor, const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool,
+                      double) override {}
+  void assign_slots(Tensor, const Tensor&, std::span<const int64_t>) override {}
+  void permute(Tensor, const Tensor&, const Tensor&) override {}
+  void unpermute(Tensor, const Tensor&, const Tensor&, const Tensor&, bool) override {}
+  void unpermute_backward(Tensor, Tensor, const Tensor&, const Tensor&, const Tensor&,
+                          const Tensor&) override {}
+  void grouped_linear_forward(Tensor, const Tensor&, const Tensor&,
+                              std::span<const int64_t>) override {}
+  void grouped_linear_backward_input(Tensor, const Tensor&, const Tensor&,
+                                     std::span<const int64_t>) override {}
+  void grouped_linear_backward_weight(Tensor, const Tensor&, const Tensor&,
+                                      std::span<const int64_t>, bool) override {}
+  void balance_loss_forward(Tensor, const Tensor&, const Tensor&, double, bool) override {}
+  void balance_loss_backward(Tensor, const Tensor&, const Tensor&, double, bool) override {}
+  void z_loss_forward(Tensor, const Tensor&, double) override {}
+  void z_loss_backward(Tensor, const Tensor&, double) override {}
+  void router_entropy(Tensor, const Tensor&) override {}
+  void balance_bias(Tensor, const Tensor&, double) override {}
 };
 
 }  // namespace

@@ -14,6 +14,21 @@ Tensor matrix_of(const Tensor& x, int64_t sample, int64_t head) {
   return x.narrow(0, sample, 1).narrow(1, head, 1).view({x.size(2), x.size(3)});
 }
 
+/// The matrix [O, I] of one expert of x [E, O, I].
+Tensor expert_of(const Tensor& x, int64_t expert) {
+  return x.narrow(0, expert, 1).view({x.size(1), x.size(2)});
+}
+
+/// body(expert, first row, number of rows) for each expert, whose rows lie one after the other.
+template <class Body>
+void for_each_expert(std::span<const int64_t> counts, const Body& body) {
+  int64_t begin = 0;
+  for (size_t expert = 0; expert < counts.size(); ++expert) {
+    body(static_cast<int64_t>(expert), begin, counts[expert]);
+    begin += counts[expert];
+  }
+}
+
 }  // namespace
 
 void Backend::naive_attention_forward(Tensor out, Tensor lse, Tensor probs, const Tensor& q,
@@ -56,6 +71,34 @@ void Backend::naive_attention_backward(Tensor dq, Tensor dk, Tensor dv, const Te
              true);
     }
   }
+}
+
+void Backend::grouped_linear_forward(Tensor y, const Tensor& x, const Tensor& weights,
+                                     std::span<const int64_t> counts) {
+  for_each_expert(counts, [&](int64_t expert, int64_t begin, int64_t count) {
+    matmul(y.narrow(0, begin, count), x.narrow(0, begin, count),
+           expert_of(weights, expert).transposed(), /*accumulate=*/false);
+  });
+}
+
+void Backend::grouped_linear_backward_input(Tensor dx, const Tensor& dy, const Tensor& weights,
+                                            std::span<const int64_t> counts) {
+  for_each_expert(counts, [&](int64_t expert, int64_t begin, int64_t count) {
+    matmul(dx.narrow(0, begin, count), dy.narrow(0, begin, count), expert_of(weights, expert),
+           /*accumulate=*/false);
+  });
+}
+
+void Backend::grouped_linear_backward_weight(Tensor dweights, const Tensor& dy, const Tensor& x,
+                                             std::span<const int64_t> counts, bool accumulate) {
+  for_each_expert(counts, [&](int64_t expert, int64_t begin, int64_t count) {
+    const Tensor dweight = expert_of(dweights, expert);
+    if (count == 0) {  // an idle expert: not the gradient of an earlier pass
+      if (!accumulate) fill(dweight, 0);
+      return;
+    }
+    matmul(dweight, dy.narrow(0, begin, count).transposed(), x.narrow(0, begin, count), accumulate);
+  });
 }
 
 }  // namespace usp

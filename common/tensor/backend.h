@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
 #include "tensor/positions.h"
 #include "tensor/tensor.h"
@@ -8,6 +9,7 @@
 namespace usp {
 
 class RandomStream;
+enum class RouterScore;
 
 /// Hyper-parameters of one AdamW update.
 struct AdamWSettings {
@@ -19,8 +21,9 @@ struct AdamWSettings {
   int64_t step = 1;  ///< 1 for the first update (bias correction)
 };
 
-/// The kernels of one device. ops.h documents each operation, checks shapes and dtypes, and is
-/// the only caller: an implementation may rely on its checks and must accept zero rows.
+/// The kernels of one device. ops.h and expert_ops.h document each operation, check shapes and
+/// dtypes, and are the only callers: an implementation may rely on its checks and must accept zero
+/// rows.
 ///
 /// Operations that are compositions of others have a default here; a device overrides them
 /// where one fused kernel does better.
@@ -99,6 +102,47 @@ class Backend {
                                 double max_norm) = 0;
   virtual void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
                      const Tensor& coefficient, const AdamWSettings& settings) = 0;
+  ///@}
+
+  ///@{
+  /// The operation of this name in expert_ops.h.
+  virtual void router_scores(Tensor scores, const Tensor& logits, RouterScore kind) = 0;
+  virtual void router_scores_backward(Tensor dlogits, const Tensor& dscores, const Tensor& scores,
+                                      RouterScore kind) = 0;
+  virtual void choose_experts(Tensor choices, const Tensor& scores, const Tensor& bias,
+                              int64_t groups, int64_t allowed) = 0;
+  virtual void count_choices(Tensor counts, const Tensor& choices) = 0;
+  virtual void drop_choices(Tensor choices, const Tensor& before, int64_t capacity) = 0;
+  virtual void gates_forward(Tensor gates, const Tensor& scores, const Tensor& choices,
+                             bool normalised, double scale) = 0;
+  virtual void gates_backward(Tensor dscores, const Tensor& dgates, const Tensor& gates,
+                              const Tensor& scores, const Tensor& choices, bool normalised,
+                              double scale) = 0;
+
+  virtual void assign_slots(Tensor slots, const Tensor& choices,
+                            std::span<const int64_t> counts) = 0;
+  virtual void permute(Tensor rows, const Tensor& x, const Tensor& slots) = 0;
+  virtual void unpermute(Tensor y, const Tensor& rows, const Tensor& slots, const Tensor& gates,
+                         bool accumulate) = 0;
+  virtual void unpermute_backward(Tensor drows, Tensor dgates, const Tensor& dy, const Tensor& rows,
+                                  const Tensor& slots, const Tensor& gates) = 0;
+
+  /// Default: one matmul per expert.
+  virtual void grouped_linear_forward(Tensor y, const Tensor& x, const Tensor& weights,
+                                      std::span<const int64_t> counts);
+  virtual void grouped_linear_backward_input(Tensor dx, const Tensor& dy, const Tensor& weights,
+                                             std::span<const int64_t> counts);
+  virtual void grouped_linear_backward_weight(Tensor dweights, const Tensor& dy, const Tensor& x,
+                                              std::span<const int64_t> counts, bool accumulate);
+
+  virtual void balance_loss_forward(Tensor loss, const Tensor& scores, const Tensor& load,
+                                    double scale, bool normalised) = 0;
+  virtual void balance_loss_backward(Tensor dscores, const Tensor& scores, const Tensor& load,
+                                     double scale, bool normalised) = 0;
+  virtual void z_loss_forward(Tensor loss, const Tensor& logits, double scale) = 0;
+  virtual void z_loss_backward(Tensor dlogits, const Tensor& logits, double scale) = 0;
+  virtual void router_entropy(Tensor sum, const Tensor& scores) = 0;
+  virtual void balance_bias(Tensor bias, const Tensor& load, double rate) = 0;
   ///@}
 };
 

@@ -1,0 +1,92 @@
+#pragma once
+
+#include "tensor/backend.h"
+#include "tensor/runtime.h"
+
+/// What every operation does before its kernel: the span of the trace, the counts, the checks of
+/// operands. For the files that define operations.
+namespace usp::ops {
+
+/// An operand that the bytes of an op leave out: small, or read once more from a cache.
+struct Uncounted {
+  const Tensor& tensor;
+};
+
+/// The trace span of one op; counts its floating-point operations and the bytes of its operands,
+/// and demands that they lie in one place, whose kernels it gives.
+class OpScope {
+ public:
+  template <class... Operands>
+  OpScope(std::string_view name, int64_t flops, const Operands&... operands)
+      : runtime_(Runtime::current()),
+        backend_(runtime_.backend(check_devices(name, {&tensor_of(operands)...}))),
+        trace_(name, "op", flops, (int64_t{0} + ... + bytes_of_operand(operands))) {
+    runtime_.add_flops(flops);
+  }
+
+  /// So many of the op's floating-point operations repeat what forward had done.
+  void repeats(int64_t flops) { runtime_.add_flops(0, flops); }
+
+  /// The kernels of the device where the operands lie.
+  Backend* operator->() { return &backend_; }
+
+ private:
+  static const Tensor& tensor_of(const Tensor& operand) { return operand; }
+  static const Tensor& tensor_of(const Uncounted& operand) { return operand.tensor; }
+  static int64_t bytes_of_operand(const Tensor& operand) {
+    return operand.defined() ? operand.bytes() : 0;
+  }
+  static int64_t bytes_of_operand(const Uncounted&) { return 0; }
+
+  /// The device of all operands: the runtime's or, beside an accelerator, the host.
+  Device check_devices(std::string_view op, std::initializer_list<const Tensor*> operands) const {
+    const Device here = runtime_.device();
+    Device device = here;
+    for (const Tensor* operand : operands) {
+      if (operand->defined() && operand->device() != here) device = operand->device();
+    }
+    if (device == here) return here;
+    USP_CHECK(device == Device::cpu && runtime_.accelerator() != nullptr,
+              "{}: an operand lies on {}, and the runtime's device is {}", op, name(device),
+              name(here));
+    for (const Tensor* operand : operands) {
+      USP_CHECK(!operand->defined() || operand->device() == device,
+                "{}: its operands lie on {} and on {}", op, name(here), name(device));
+    }
+    return device;
+  }
+
+  Runtime& runtime_;
+  Backend& backend_;
+  TraceScope trace_;
+};
+
+/// `tensor` holds this dtype.
+inline void check_dtype(const Tensor& tensor, DType dtype, std::string_view what) {
+  USP_CHECK(tensor.dtype() == dtype, "{} holds {}, expected {}", what, name(tensor.dtype()),
+            name(dtype));
+}
+
+/// `tensor` is contiguous and has this shape and dtype.
+inline void check_operand(const Tensor& tensor, const Shape& shape, DType dtype,
+                          std::string_view what) {
+  check_shape(tensor, shape, what);
+  check_dtype(tensor, dtype, what);
+  USP_CHECK(tensor.contiguous(), "{} must be contiguous", what);
+}
+
+/// `tensor` holds sums of what has `dtype`: in that or wider.
+inline void check_sums_dtype(const Tensor& tensor, DType dtype, std::string_view what) {
+  USP_CHECK(tensor.dtype() == dtype || tensor.dtype() == accumulate_dtype(dtype),
+            "{} holds {}, expected {} or {}", what, name(tensor.dtype()), name(dtype),
+            name(accumulate_dtype(dtype)));
+}
+
+/// `dweight` holds gradients of weights that multiply what has `dtype`: in that or wider.
+inline void check_weight_gradient(const Tensor& dweight, const Shape& shape, DType dtype,
+                                  std::string_view what) {
+  check_sums_dtype(dweight, dtype, what);
+  check_operand(dweight, shape, dweight.dtype(), what);
+}
+
+}  // namespace usp::ops
