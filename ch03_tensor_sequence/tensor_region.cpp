@@ -63,21 +63,21 @@ TensorRegion::TensorRegion(const TensorParallelConfig& config, const Communicato
 
 // [collectives]
 Pending TensorRegion::all_reduce(const Tensor& x) const {
-  Pending sum(x, turns_.get());
+  Pending sum = on_its_way(x);
   if (size() > 1) sum.add(tp_->all_reduce_async(x));
   return sum;
 }
 
 Pending TensorRegion::gather(const Tensor& x) const {
   const Tensor whole = Tensor::empty({x.size(0) * size(), x.size(1)}, x.dtype(), "gathered");
-  Pending gathered(whole, turns_.get());
+  Pending gathered = on_its_way(whole);
   gathered.add(tp_->all_gather_async(whole, x));
   return gathered;
 }
 
 Pending TensorRegion::reduce_scatter(const Tensor& x) const {
   const Tensor shard = Tensor::empty({x.size(0) / size(), x.size(1)}, x.dtype(), "residual");
-  Pending sum(shard, turns_.get());
+  Pending sum = on_its_way(shard);
   sum.add(tp_->reduce_scatter_async(shard, x));
   return sum;
 }

@@ -95,6 +95,8 @@ class TensorRegion {
   Pending leave_backward(const Tensor& dy) const;          ///< -> dy [T, H]
 
   Pending gather(const Tensor& x) const;  ///< [T/t, ...] -> [T, ...]
+  /// A tensor to which messages may be added; who waits for it lets the other half compute.
+  Pending on_its_way(Tensor tensor) const { return Pending(std::move(tensor), turns_.get()); }
 
   // [chunks]
   /// Computes rows [begin, begin + count) of a tensor into `rows`.

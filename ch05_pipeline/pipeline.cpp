@@ -105,9 +105,7 @@ Pipeline::Pipeline(const TrainConfig& config, Model& model, Grads& grads,
                 parse_dtype(config.dtype)},
       tokens_(config.micro_batch_size * config.seq_len / config.context_parallel.cp_size),
       columns_(cut(config.model.vocab_size, mesh.tp().rank(), mesh.tp().size()).count),
-      stage_(mesh.world().split("stage", [&](int rank) {
-        return rank / static_cast<int>(mesh.world().size() / mesh.sizes().pp);
-      })) {
+      stage_(mesh.stage()) {
   if (config.pipeline.updates_each_micro_batch()) stash_.emplace(model.parameters());
   share_copies(model.parameters(), schedule_.stages, mesh);
   // Shapes take no time.

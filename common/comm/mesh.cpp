@@ -41,9 +41,10 @@ MeshSizes checked(const MeshSizes& sizes, int64_t world) {
     usage_error("{} must equal the {} rank{} of the run; {}", product_of(sizes), world,
                 world == 1 ? "" : "s", remedy);
   }
-  if (sizes.dp * sizes.cp % sizes.ep != 0) {
-    usage_error("ep_size={} must divide dp_size*cp_size={}; try {}", sizes.ep, sizes.dp * sizes.cp,
-                list_divisors(sizes.dp * sizes.cp));
+  if (sizes.expert_ranks() % sizes.ep != 0) {
+    usage_error("ep_size={} must divide dp_size*cp_size{}={}; try {}", sizes.ep,
+                sizes.ep_over_tp ? "*tp_size" : "", sizes.expert_ranks(),
+                list_divisors(sizes.expert_ranks()));
   }
   if (sizes.tp_kv < 1 || sizes.tp % sizes.tp_kv != 0) {
     usage_error("{} ranks to a kv head must divide tp_size={}; try {}", sizes.tp_kv, sizes.tp,
@@ -64,10 +65,14 @@ Mesh::Mesh(const Communicator& world, const MeshSizes& sizes, const std::string&
       tp_(along(world, "tp", {kTp})),
       tp_kv_(tp_.split("tp_kv", [&](int r) { return r / static_cast<int>(sizes_.tp_kv); })),
       dp_cp_(along(world, "dp_cp", {kDp, kCp})),
-      ep_(dp_cp_.split("ep", [&](int r) { return r / static_cast<int>(sizes_.ep); })),
-      edp_(dp_cp_.split("edp", [&](int r) { return r % static_cast<int>(sizes_.ep); })),
-      groups_{{"world", world_}, {"dp", dp_},        {"pp", pp_}, {"cp", cp_},  {"tp", tp_},
-              {"tp_kv", tp_kv_}, {"dp_cp", dp_cp()}, {"ep", ep_}, {"edp", edp_}} {
+      stage_(along(world, "stage", {kDp, kCp, kTp})),
+      ep_((sizes_.ep_over_tp ? stage_ : dp_cp_)
+              .split("ep", [&](int r) { return r / static_cast<int>(sizes_.ep); })),
+      edp_((sizes_.ep_over_tp ? stage_ : dp_cp_)
+               .split("edp", [&](int r) { return r % static_cast<int>(sizes_.ep); })),
+      groups_{{"world", world_}, {"dp", dp_},       {"pp", pp_},        {"cp", cp_},
+              {"tp", tp_},       {"tp_kv", tp_kv_}, {"dp_cp", dp_cp()}, {"stage", stage_},
+              {"ep", ep_},       {"edp", edp_}} {
   const int last = static_cast<int>(sizes_.pp) - 1;
   if (last == 0) return;
   add_group("embedding", pp_.split("embedding", [=](int r) { return r == last ? 0 : r; }));

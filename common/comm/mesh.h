@@ -18,11 +18,15 @@ struct MeshSizes {
   int64_t cp = 1;  ///< context
   int64_t tp = 1;  ///< tensor
   int64_t ep = 1;  ///< expert: divides dp * cp and takes its ranks from them
+  /// Whether ep takes its ranks from tp, too, and divides dp * cp * tp: whole experts lie on each.
+  bool ep_over_tp = false;
   /// Ranks of tp that hold the same kv heads, and so sum the gradients of these: divides tp.
   int64_t tp_kv = 1;
 
   /// Ranks that hold the same dense weights.
   int64_t dp_cp() const { return dp * cp; }
+  /// Ranks among which a layer's experts lie, once or several times.
+  int64_t expert_ranks() const { return ep_over_tp ? dp_cp() * tp : dp_cp(); }
   /// Ranks on which one copy of the model lies.
   int64_t ranks_of_a_copy() const { return std::max<int64_t>(1, pp * cp * tp); }
 };
@@ -45,8 +49,9 @@ class Mesh {
   const Communicator& tp_kv() const { return tp_kv_; }  ///< ranks of tp that hold the same kv heads
   /// Ranks that hold the same dense weights. Where cp is 1 this is dp, and the ledger calls it dp.
   const Communicator& dp_cp() const { return sizes_.cp == 1 ? dp_ : dp_cp_; }
-  const Communicator& ep() const { return ep_; }    ///< ranks that share out the experts
-  const Communicator& edp() const { return edp_; }  ///< ranks that hold the same experts
+  const Communicator& ep() const { return ep_; }        ///< ranks that share out the experts
+  const Communicator& edp() const { return edp_; }      ///< ranks that hold the same experts
+  const Communicator& stage() const { return stage_; }  ///< ranks that work on the same layers
 
   /// The communicator of this name: that of a function above, or one given to add_group(). With
   /// several pipeline stages there are two more: "embedding", the first and the last of them, and
@@ -71,7 +76,7 @@ class Mesh {
   Communicator world_;
   MeshSizes sizes_;
   std::array<Axis, 4> order_;  ///< slowest first
-  Communicator dp_, pp_, cp_, tp_, tp_kv_, dp_cp_, ep_, edp_;
+  Communicator dp_, pp_, cp_, tp_, tp_kv_, dp_cp_, stage_, ep_, edp_;
   std::map<std::string, Communicator> groups_;  ///< by name
 };
 

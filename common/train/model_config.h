@@ -5,6 +5,7 @@
 
 #include "base/args.h"
 #include "files/rope_scaling.h"
+#include "train/expert_shape.h"
 
 namespace usp {
 
@@ -24,6 +25,7 @@ struct ModelConfig {
   RopeScaling rope_scaling{};
   double rms_norm_eps = 1e-5;
   bool tie_word_embeddings = false;  ///< lm_head reads the embedding's weight
+  ExpertShape experts{};             ///< in the place of dense MLPs
 
   int64_t max_position_embeddings = 0;  ///< longest sequence it is made for; 0: seq_len
   bool pretrained = false;              ///< model is a directory, which has the weights

@@ -1,0 +1,39 @@
+#include "config.h"
+
+namespace usp {
+
+void TrainConfig::bind(Args& args) {
+  each_part([&](auto& part) { part.bind(args); });
+  // [bind]
+  model.experts.bind(args);
+  // [bind]
+  bind_training(args);
+  bind_data(args);
+  bind_execution(args);
+  args.bind("attention", attention, {"naive", "blockwise"},
+            "store the attention probabilities, or recompute them in backward");
+  args.bind("recompute", recompute, {"none", "selective", "full"},
+            "drop the attention probabilities, or all of a block but its input, until backward")
+      .may_differ_on_resume();
+  args.bind("grad_accumulation", grad_accumulation, {"bf16", "f32", "both"},
+            "in what dtype bf16 runs keep and sum gradients; both: one for each");
+  bind_output(args);
+}
+
+void TrainConfig::validate(const Args& args) {
+  each_part([&](auto& part) { part.validate(args); });
+  validate_run();
+  // [validate]
+  tensor_parallel.check(*this);
+  context_parallel.check(*this, tensor_parallel, recompute == "full", attention == "blockwise");
+  pipeline.check(*this, tensor_parallel);
+  model.experts.validate(args, model.num_layers);
+  expert_parallel.check(*this, tensor_parallel);
+  // [validate]
+  if (grad_accumulation != "f32" && dtype != "bf16") {
+    usage_error("grad_accumulation={} needs dtype=bf16, not {}; leave it out", grad_accumulation,
+                dtype);
+  }
+}
+
+}  // namespace usp

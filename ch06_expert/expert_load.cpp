@@ -1,0 +1,99 @@
+#include "expert_load.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "tensor/expert_ops.h"
+#include "tensor/ops.h"
+#include "tensor/runtime.h"
+
+namespace usp {
+
+double SeenLoad::max_over_mean() const {
+  const double sum = std::accumulate(counts.begin(), counts.end(), 0.0);
+  return sum == 0 ? 0 : *std::ranges::max_element(counts) * double(counts.size()) / sum;
+}
+
+const LayerLoad& ExpertLoad::add_layer(int64_t layer) {
+  layers_.push_back(std::make_unique<LayerLoad>());
+  layers_.back()->layer = layer;
+  return *layers_.back();
+}
+
+void ExpertLoad::allocate(int64_t num_experts, DType dtype) {
+  if (layers_.empty()) return;
+  const CategoryScope scope(Category::workspace);
+  const DType acc = accumulate_dtype(dtype);
+  const int64_t L = std::ssize(layers_), E = num_experts;
+  counts_ = Tensor::zeros({L, E + 1}, acc);
+  before_ = Tensor::zeros({L, E + 1}, acc);
+  if (config_.has_bias()) biases_ = Tensor::zeros({L, E}, acc);
+  loss_ = Tensor::zeros({1}, DType::f64);
+  entropies_ = Tensor::zeros({L}, DType::f64);
+  const auto buffer = [&](const LayerLoad& layer, const char* name, const Tensor& value) {
+    Parameter& parameter = *buffers_.emplace_back(std::make_unique<Parameter>());
+    parameter.name = fmt::format("model.layers.{}.mlp.gate.{}", layer.layer, name);
+    parameter.global_shape = {value.numel()};
+    parameter.value = value;
+    parameter.shard = {0, value.numel(), value, value, {}};
+  };
+  for (int64_t i = 0; i < L; ++i) {
+    LayerLoad& layer = *layers_[i];
+    const auto part = [&](const Tensor& all, int64_t begin, int64_t length) {
+      return all.narrow(0, i, 1).narrow(1, begin, length).view({length});
+    };
+    layer.counts = part(counts_, 0, E);
+    layer.dropped = part(counts_, E, 1);
+    layer.before = part(before_, 0, E);
+    layer.loss = loss_;
+    layer.entropy = entropies_.narrow(0, i, 1);
+    if (config_.balance == "batch") buffer(layer, "load", layer.before);
+    if (!config_.has_bias()) continue;
+    layer.bias = part(biases_, 0, E);
+    buffer(layer, "e_score_correction_bias", layer.bias);
+  }
+}
+
+void ExpertLoad::begin_step() {
+  if (layers_.empty()) return;
+  ops::fill(counts_, 0);
+  ops::fill(loss_, 0);
+  ops::fill(entropies_, 0);
+}
+
+// [end_step]
+void ExpertLoad::end_step(const Communicator& stage) {
+  if (layers_.empty()) return;
+  ops::copy(before_, counts_);
+  stage.all_reduce(before_);  // E + 1 numbers a layer
+  for (const auto& layer : layers_) {
+    if (layer->bias.defined()) {
+      ops::balance_bias(layer->bias, layer->before, config_.bias_update_rate);
+    }
+  }
+}
+// [end_step]
+
+std::vector<SeenLoad> ExpertLoad::seen(const Communicator& stage, int64_t tokens) const {
+  std::vector<SeenLoad> seen;
+  if (layers_.empty()) return seen;
+  stage.all_reduce(entropies_);
+  const std::vector<double> entropies = entropies_.items(), numbers = before_.items();
+  const auto row = std::ssize(numbers) / std::ssize(layers_);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const auto begin = numbers.begin() + std::ssize(seen) * row;
+    seen.push_back({layers_[i]->layer,
+                    {begin, begin + row - 1},
+                    begin[row - 1],
+                    entropies[i] / double(tokens)});
+  }
+  return seen;
+}
+
+std::vector<Parameter*> ExpertLoad::buffers() {
+  std::vector<Parameter*> buffers;
+  for (const auto& buffer : buffers_) buffers.push_back(buffer.get());
+  return buffers;
+}
+
+}  // namespace usp

@@ -1,0 +1,182 @@
+#include "expert_parallel.h"
+
+#include <numeric>
+
+#include "tensor/ops.h"
+#include "tensor/runtime.h"
+
+namespace usp {
+
+void ExpertConfig::bind(Args& args) {
+  args.group("Expert parallelism");
+  args.bind("ep_size", ep_size, "ranks that share out the experts of a layer")
+      .may_differ_on_resume();
+  args.bind("expert_tp", expert_tp,
+            "the ranks of tp share out each expert, rather than hold whole ones")
+      .may_differ_on_resume();
+  args.bind(
+      "balance", balance, {"none", "sample", "batch", "bias"},
+      "what evens out the experts' load: a loss for every sample, one for the global batch, or "
+      "a bias of the choice");
+  args.bind("balance_coef", balance_coef, "factor of the balance loss");
+  args.bind("router_z_loss_coef", router_z_loss_coef,
+            "factor of the mean of log(sum of exp(router logits)) squared; 0: none");
+  args.bind("bias_update_rate", bias_update_rate, "what a step adds to, or takes from, a bias");
+  args.bind(
+      "capacity_factor", capacity_factor,
+      "choices of a sample that an expert takes, over their mean; 0: all, nothing is dropped");
+}
+
+void ExpertConfig::validate(const Args& args) const {
+  check_range("ep_size", double(ep_size), 1, 1 << 16);
+  check_range("balance_coef", balance_coef, 0, 1e6);
+  check_range("router_z_loss_coef", router_z_loss_coef, 0, 1e6);
+  check_range("bias_update_rate", bias_update_rate, 0, 1e6);
+  if (args.given("capacity_factor") && !(capacity_factor > 0 && capacity_factor <= 1 << 16)) {
+    usage_error("capacity_factor={} must be above 0 and at most {}; try 1.25, or leave it out",
+                capacity_factor, 1 << 16);
+  }
+  if (args.given("balance_coef") && !has_loss()) {
+    usage_error("balance_coef is for balance=sample or batch, not {}; leave it out", balance);
+  }
+  if (args.given("bias_update_rate") && !has_bias()) {
+    usage_error("bias_update_rate is for balance=bias, not {}; leave it out", balance);
+  }
+}
+
+void ExpertConfig::check(const RunConfig& run, const TensorParallelConfig& tensor) const {
+  const ExpertShape& experts = run.model.experts;
+  if (experts.num_experts == 0) {
+    if (ep_size > 1) usage_error("ep_size={} shares out experts; try --num_experts 8", ep_size);
+    return;
+  }
+  if (experts.num_experts % ep_size != 0) {
+    usage_error("ep_size={} must divide num_experts={}; try {}", ep_size, experts.num_experts,
+                list_divisors(experts.num_experts));
+  }
+  if (tensor.tp_size > 1 && !tensor.sequence_parallel) {
+    usage_error(
+        "experts with tp_size={} need each token on one rank of tp; add --sequence_parallel",
+        tensor.tp_size);
+  }
+  const int64_t width = experts.width(run.model.ffn_hidden_size);
+  if (expert_tp && width % tensor.tp_size != 0) {
+    usage_error("expert_tp: tp_size={} must divide the experts' width of {}; try {}",
+                tensor.tp_size, width, list_divisors(width));
+  }
+}
+
+int64_t RowCounts::sent() const {
+  return std::accumulate(rows_to_rank.begin(), rows_to_rank.end(), int64_t{0});
+}
+
+int64_t RowCounts::received() const {
+  return std::accumulate(rows_by_rank.begin(), rows_by_rank.end(), int64_t{0});
+}
+
+namespace {
+
+/// The sums of so many equal stretches of counts.
+std::vector<int64_t> sums_of(const std::vector<int64_t>& counts, int64_t stretches) {
+  std::vector<int64_t> sums(stretches);
+  const int64_t length = std::ssize(counts) / stretches;
+  for (int64_t i = 0; i < std::ssize(counts); ++i) sums[i / length] += counts[i];
+  return sums;
+}
+
+}  // namespace
+
+std::vector<int64_t> even_counts(int64_t choices, int64_t experts) {
+  std::vector<int64_t> counts(experts, choices / experts);
+  for (int64_t expert = 0; expert < choices % experts; ++expert) ++counts[expert];
+  return counts;
+}
+
+ExpertGroup::ExpertGroup(const ExpertConfig& config, const Mesh& mesh)
+    : config_(config),
+      ep_(mesh.ep()),
+      counts_(mesh.ep().split("ep_counts", [](int) { return 0; })) {}
+
+// [exchange_counts]
+RowCounts ExpertGroup::exchange_counts(const Tensor& counts, int64_t choices) const {
+  const int64_t E = counts.numel(), ep = size(), here = E / ep;
+  RowCounts rows;
+  const Tensor from_ranks = ep > 1 ? Tensor::empty({E}, DType::i32) : counts;
+  if (ep > 1) counts_->all_to_all(from_ranks, counts);  // E numbers
+  if (counts.device() == Device::meta) {
+    rows.to_experts = even_counts(choices, E);
+    const auto own = rows.to_experts.begin() + rank() * here;
+    for (int64_t r = 0; r < ep; ++r) {
+      rows.from_ranks.insert(rows.from_ranks.end(), own, own + here);
+    }
+  } else {
+    // The one read to the host that a training step makes: it says how large the buffers must be.
+    rows.to_experts = counts.counts();
+    rows.from_ranks = from_ranks.counts();
+  }
+  rows.rows_to_rank = sums_of(rows.to_experts, ep);
+  rows.rows_by_rank = sums_of(rows.from_ranks, ep);
+  rows.of_expert.resize(here);
+  for (int64_t i = 0; i < E; ++i) rows.of_expert[i % here] += rows.from_ranks[i];
+  return rows;
+}
+// [exchange_counts]
+
+// [exchange]
+Pending ExpertGroup::exchange(const Tensor& rows, const std::vector<int64_t>& to,
+                              const std::vector<int64_t>& from, const TensorRegion& region) const {
+  if (size() == 1) return region.on_its_way(rows);
+  const int64_t H = rows.size(1);
+  const auto elements = [H](std::vector<int64_t> counts) {
+    for (int64_t& count : counts) count *= H;
+    return counts;
+  };
+  const int64_t arriving = std::accumulate(from.begin(), from.end(), int64_t{0});
+  const Tensor arrived = Tensor::empty({arriving, H}, rows.dtype(), "exchanged");
+  Pending pending = region.on_its_way(arrived);
+  pending.add(ep_->all_to_all_v_async(arrived, rows, elements(from), elements(to)));
+  return pending;
+}
+
+Pending ExpertGroup::to_experts(const Tensor& rows, const RowCounts& counts,
+                                const TensorRegion& region) const {
+  return exchange(rows, counts.rows_to_rank, counts.rows_by_rank, region);
+}
+
+Pending ExpertGroup::from_experts(const Tensor& rows, const RowCounts& counts,
+                                  const TensorRegion& region) const {
+  return exchange(rows, counts.rows_by_rank, counts.rows_to_rank, region);
+}
+// [exchange]
+
+Tensor ExpertGroup::by_expert(const Tensor& rows, const RowCounts& counts) const {
+  return regroup(rows, counts, /*by_expert=*/true);
+}
+
+Tensor ExpertGroup::by_rank(const Tensor& rows, const RowCounts& counts) const {
+  return regroup(rows, counts, /*by_expert=*/false);
+}
+
+// [regroup]
+Tensor ExpertGroup::regroup(const Tensor& rows, const RowCounts& counts, bool by_expert) const {
+  if (size() == 1) return rows;  // one source: both orders are the same
+  const int64_t ep = size(), here = std::ssize(counts.of_expert);
+  const Tensor regrouped = Tensor::empty(rows.shape(), rows.dtype(), "regrouped");
+  std::vector<int64_t> begin(counts.from_ranks.size());  // of each part where ranks come first
+  std::exclusive_scan(counts.from_ranks.begin(), counts.from_ranks.end(), begin.begin(),
+                      int64_t{0});
+  int64_t at = 0;  // where experts do
+  for (int64_t expert = 0; expert < here; ++expert) {
+    for (int64_t r = 0; r < ep; ++r) {
+      const int64_t count = counts.from_ranks[r * here + expert];
+      const int64_t by_source = begin[r * here + expert];
+      ops::copy(regrouped.narrow(0, by_expert ? at : by_source, count),
+                rows.narrow(0, by_expert ? by_source : at, count));
+      at += count;
+    }
+  }
+  return regrouped;
+}
+// [regroup]
+
+}  // namespace usp

@@ -1,0 +1,136 @@
+#include "memory.h"
+
+#include <fmt/format.h>
+
+#include "context_accountant.h"
+#include "model.h"
+#include "pipeline_accountant.h"
+#include "tensor/runtime.h"
+#include "tensor_accountant.h"
+#include "zero_accountant.h"
+
+namespace usp {
+
+namespace {
+
+/// Weights of one layer that multiply activations.
+int64_t layer_matmul_weights(const ModelConfig& m) {
+  const int64_t qkv = (m.num_heads + 2 * m.num_kv_heads) * m.head_dim();
+  return m.hidden_size * (qkv + m.num_heads * m.head_dim() + 3 * m.ffn_hidden_size);
+}
+
+}  // namespace
+
+// [states]
+int64_t num_parameters(const ModelConfig& m) {
+  const int64_t embeddings = (m.tie_word_embeddings ? 1 : 2) * m.vocab_size * m.hidden_size;
+  const int64_t norms = (2 * m.num_layers + 1) * m.hidden_size;
+  return embeddings + norms + m.num_layers * layer_matmul_weights(m);
+}
+
+StateBytes whole_states(int64_t parameters, const TrainConfig& config) {
+  const DType dtype = parse_dtype(config.dtype);
+  const int64_t n = parameters, own = bytes_of(dtype), acc = bytes_of(accumulate_dtype(dtype));
+  int64_t gradient = acc;
+  if (config.grad_accumulation == "bf16") gradient = own;
+  if (config.grad_accumulation == "both") gradient = own + acc;
+  const int64_t master = own == acc ? 0 : acc;
+  return {n * own, n * gradient, n * (master + 2 * acc)};
+}
+// [states]
+
+// [activations]
+/// What the segments of the model that the run would build say of themselves.
+static void add_activations(TrainConfig config, int stage_rank, Prediction& prediction) {
+  Runtime meta(Device::meta);
+  const Runtime::Use use(meta);
+  const DType dtype = parse_dtype(config.dtype);
+  // [shape]
+  const PassShape shape{config.micro_batch_size, config.seq_len / config.context_parallel.cp_size,
+                        dtype, config.tensor_parallel.row_shares()};
+  // [shape]
+  config.seq_len = 1;  // a short table of rotations will do
+  // [stage]
+  const Model model(config, {}, {}, blocks_of_rank(config, stage_rank));
+  const auto chunks = by_chunk(model.footprints(shape), model.ranges());
+  const std::vector<BlockFootprint>& blocks = chunks.front();  // of the first forward pass
+  // [stage]
+  const int64_t ids = shape.tokens() * bytes_of(DType::i32);
+  prediction.saved = {{-1, "tokens", ids}, {-1, "targets", ids}};
+  // [documents]
+  const ContextParallelConfig& cp = config.context_parallel;
+  const int64_t begins = cp.document_mask ? ids * cp.head_ranks() : 0;  // of all rows that meet
+  if (cp.document_mask) prediction.saved.push_back({-1, "documents", begins});
+  // [documents]
+  for (const LiveBytes& part : kept_bytes(blocks)) prediction.saved.push_back(part);
+  // [peak]
+  prediction.peak_activations = peak_bytes_of_schedule(
+      config.pipeline.schedule(config.grad_acc_steps), stage_rank, chunks,
+      {2 * ids + begins, shape.rows() * config.model.hidden_size * shape.own()});
+  // [peak]
+}
+// [activations]
+
+// [flops]
+double model_flops_per_token(const ModelConfig& m, double keys) {
+  const double weights =
+      double(m.num_layers * layer_matmul_weights(m) + m.hidden_size * m.vocab_size);
+  return 6 * weights + 12 * double(m.num_layers * m.num_heads * m.head_dim()) * keys;
+}
+
+// [stage_flops]
+static void add_flops(const TrainConfig& config, const ModelConfig& m, Prediction& prediction) {
+  // [stage_flops]
+  const double S = double(config.seq_len);
+  // [share]
+  const ContextParallelConfig& cp = config.context_parallel;
+  const Stages stages = config.pipeline.schedule(config.grad_acc_steps).stages;
+  const int64_t passes = stages.share_of(config.grad_acc_steps);
+  const double tokens = double(config.micro_batch_size * passes) * S /
+                        double(cp.cp_size * config.tensor_parallel.tp_size);
+  const Positions attended = cp.of_ring_place(config.seq_len, 0);
+  const double keys =
+      double(causal_pairs(attended, {0, config.seq_len})) / double(attended.count());
+  // [share]
+  // [sums]
+  prediction.flops += tokens * model_flops_per_token(m, keys);
+  prediction.book_flops += tokens * model_flops_per_token(m, S);
+  // [sums]
+  const double layers = 2 * double(m.num_layers * layer_matmul_weights(m)) * tokens;
+  // One product of the (query, key) pairs with all heads' channels.
+  const double product = double(m.num_layers * m.num_heads * m.head_dim()) * tokens * 2 * keys;
+  double& again = prediction.recomputed_flops;
+  if (config.attention == "blockwise") again += product;  // q by k, for the rows' probabilities
+  if (config.attention == "naive" && config.recompute == "selective") again += 2 * product;
+  // [again]
+  const bool keeps = cp.cp_recompute == "keep" && cp.cp_size > 1;
+  if (config.recompute == "full") again += layers + (keeps ? 0 : 2 * product);
+  // [again]
+}
+// [flops]
+
+// [predict]
+Prediction predict(const TrainConfig& config, int stage_rank) {
+  Prediction prediction;
+  prediction.parameters = num_parameters(config.model);
+  // [states_of_a_rank]
+  prediction.states = sharded_states(config);
+  prediction.states.weights += stashed_bytes(config, 0, prediction.states.weights);
+  prediction.book_states = book_sharded_states(config);
+  prediction.buffers = zero_buffers(config);
+  add_tensor_scratch(config, prediction.buffers);
+  prediction.book_activations = book_sharded_activations(config);
+  // [states_of_a_rank]
+  // [of_stage]
+  add_activations(config, stage_rank, prediction);
+  for (const ModelConfig& chunk : chunk_models(config, stage_rank)) {
+    add_flops(config, chunk, prediction);
+  }
+  // [of_stage]
+  prediction.execution =
+      fmt::format("{} attention, recompute {}", config.attention, config.recompute);
+  return prediction;
+}
+// [predict]
+
+}  // namespace usp

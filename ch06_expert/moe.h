@@ -1,0 +1,115 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "router.h"
+
+/// A mixture of experts in the place of a block's MLP, as three segments of the block: between the
+/// one that starts an exchange and the one that waits for it, anything else may run.
+///
+/// Dimensions: T tokens of this rank, H hidden_size, F the width of an expert, E num_experts, k
+/// num_experts_per_tok, R = T k rows that this rank sends away, Q rows that arrive for its experts.
+namespace usp {
+
+// [grouped_linear]
+/// y = x Wᵀ with another W for the rows of each expert: one operation for all of them.
+class GroupedLinear {
+ public:
+  struct Saved {
+    Tensor x;  ///< [Q, I]
+  };
+
+  /// `weights`: each expert's [O, I] rows, side by side, the experts one after the other.
+  GroupedLinear(std::vector<Parameter*> weights, int64_t experts, std::string_view output_name);
+
+  /// Rows sorted by expert, counts[e] for expert e: [Q, I] -> [Q, O]
+  Tensor forward(const Tensor& x, const std::vector<int64_t>& counts, Saved& saved) const;
+  Tensor backward(const Tensor& dy, const std::vector<int64_t>& counts, Saved& saved,
+                  Grads& grads) const;  ///< [Q, O] -> [Q, I]
+
+ private:
+  Tensor of_experts(Tensor Parameter::*member) const;  ///< [experts, O, I]
+
+  std::vector<Parameter*> weights_;
+  int64_t experts_;
+  std::string_view output_name_;
+};
+// [grouped_linear]
+
+/// What travels between two segments.
+struct ToExperts {
+  Pending rows = Pending({});  ///< tokens in forward, gradients of expert outputs in backward
+};
+struct FromExperts {
+  Pending rows = Pending({});  ///< expert outputs in forward, gradients of tokens in backward
+};
+
+/// norm(x), the router's choice, and the rows on their way to the experts. x passes through.
+class Dispatch : public Segment {
+ public:
+  Dispatch(RmsNorm norm, Router router, const ExpertGroup& experts, const TensorRegion& region);
+  std::string_view name() const override { return "dispatch"; }
+  Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
+  Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
+  void keep_through_recompute(BlockSaved& saved, BlockSaved& kept) const override;
+
+ private:
+  struct Saved {
+    RmsNorm::Saved norm;
+    Router::Saved router;
+  };
+  /// So that a block that runs again sends every token where it went before.
+  struct Decided {
+    Tensor choices, slots, load;
+    RowCounts rows;
+  };
+
+  RmsNorm norm_;
+  Router router_;
+  ExpertGroup experts_;
+  TensorRegion region_;
+};
+
+/// This rank's experts on the rows that have come for them; meanwhile, what every token goes
+/// through. x and dy pass through.
+class Experts : public Segment {
+ public:
+  /// `shared`: may be empty.
+  Experts(GroupedLinear gate_up_proj, GroupedLinear down_proj, std::optional<FeedForward> shared,
+          const ExpertGroup& experts, const TensorRegion& region);
+  std::string_view name() const override { return "experts"; }
+  Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
+  Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
+
+ private:
+  struct Saved {
+    GroupedLinear::Saved gate_up_proj, down_proj;
+    Tensor gate_up;  ///< [Q, 2F]
+    FeedForward::Saved shared;
+  };
+
+  GroupedLinear gate_up_proj_, down_proj_;
+  std::optional<FeedForward> shared_;
+  ExpertGroup experts_;
+  TensorRegion region_;
+};
+
+/// y = x + the sum over each token's choices of gate * expert output, + what is shared.
+class Combine : public Segment {
+ public:
+  Combine(const ExpertGroup& experts, const TensorRegion& region);
+  std::string_view name() const override { return "combine"; }
+  Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
+  Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
+
+ private:
+  struct Saved {
+    Tensor rows;  ///< [R, H]: expert outputs in the order in which the tokens were sent
+  };
+
+  ExpertGroup experts_;
+  TensorRegion region_;
+};
+
+}  // namespace usp

@@ -1,0 +1,59 @@
+#pragma once
+
+#include "config.h"
+#include "data_parallel.h"
+#include "pipeline.h"
+#include "run/estimate.h"
+#include "train/footprint.h"
+#include "zero_walk.h"
+
+namespace usp {
+
+/// What is alive on a rank for each micro-batch in flight, besides what its blocks keep.
+struct StageBytes {
+  int64_t pass = 0;      ///< tokens, targets, documents
+  int64_t boundary = 0;  ///< what one stage hands to the next
+};
+
+/// The most activations that are alive on a rank at a time: the schedule, walked through. `chunks`:
+/// what the blocks of each of its chunks ask for. Where passes run in turns it is a bound: both may
+/// need the most at once.
+int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
+                               const std::vector<std::vector<BlockFootprint>>& chunks,
+                               const StageBytes& bytes);
+
+/// The versions besides the newest one that a rank keeps at most, of m micro-batches.
+int64_t most_stashed(int64_t ranks, int64_t rank, int64_t m);
+/// Bytes of them on a rank of the run whose weights have so many; 0 where no version is kept.
+int64_t stashed_bytes(const TrainConfig& config, int stage_rank, int64_t weights);
+
+/// Footprints of a rank's blocks, by the chunk that they are in.
+std::vector<std::vector<BlockFootprint>> by_chunk(const std::vector<BlockFootprint>& blocks,
+                                                  const std::vector<BlockRange>& chunks);
+/// A step's work of a rank of the pipeline, as the formulas of ZeRO read it.
+std::vector<ChunkPass> passes_of_schedule(const TrainConfig& config, int stage_rank);
+/// For counts of operations, each chunk of a rank as a model: its layers, and the vocabulary if it
+/// has the head.
+std::vector<ModelConfig> chunk_models(const TrainConfig& config, int stage_rank);
+
+/// Bytes that all ranks send to other stages in a step of training: activations one way, their
+/// gradients the other, for each micro-batch and boundary.
+int64_t predict_pipeline_traffic(const TrainConfig& config);
+
+/// Counts what the ranks of a pipeline send each other.
+StepTraffic traffic_of_stages(const Communicator& pp);
+
+/// For the report: what a stage's work took on this rank, as --pp_times wants it, and how much of
+/// a step it idled, beside what the schedule says with these times.
+std::pair<std::string, std::string> measured_work_row(const TrainConfig& config,
+                                                      const MeasuredWork& measured);
+
+/// For the report: what data-parallel ranks send for each of so many updates of a step.
+std::pair<std::string, std::string> traffic_row_of_updates(const DataParallelStrategy& strategy,
+                                                           int64_t steps, int64_t updates);
+
+/// For the report: bytes that this rank has sent per step, beside the formula's.
+std::pair<std::string, std::string> pipeline_traffic_row(const TrainConfig& config, int64_t bytes,
+                                                         int64_t steps);
+
+}  // namespace usp

@@ -1,0 +1,178 @@
+#include "ring_attention.h"
+
+#include "tensor/runtime.h"
+
+namespace usp {
+
+namespace {
+
+/// The part of a step in what has n of them side by side.
+Tensor of_step(const Tensor& all, int step, int places) {
+  const int64_t B = all.size(0) / places;
+  return all.narrow(0, step * B, B);
+}
+
+/// Bytes that are alive, and the most that were.
+class Alive {
+ public:
+  explicit Alive(int64_t bytes) : bytes_(bytes) {}
+  void take(int64_t bytes) { most_ = std::max(most_, bytes_ += bytes); }
+  void release(int64_t bytes) { bytes_ -= bytes; }
+  int64_t most() const { return most_; }
+
+ private:
+  int64_t bytes_, most_ = 0;
+};
+
+}  // namespace
+
+// [ring_forward]
+Tensor RingAttention::forward_rows(Tensor qkv, Saved& saved, const Pass& pass) const {
+  saved.qkv = qkv;
+  if (saved.out.defined()) return saved.out;  // kept while the rest of the block is recomputed
+  const int64_t B = qkv.size(0), S = qkv.size(1), N = num_heads(), n = places();
+  const bool stored = probabilities() == Probabilities::stored;
+  const bool whole_blocks = probabilities() != Probabilities::never_whole;
+  const DType acc = accumulate_dtype(qkv.dtype());
+  if (stored) saved.probs = Tensor::empty({n * B, N, S, S}, qkv.dtype(), "probabilities");
+  const Tensor part_lses = stored ? Tensor::empty({n * B, N, S}, acc) : Tensor();
+  // [ring_steps]
+  const auto exchange = exchange_keys(group(), kv_of(qkv).to_contiguous());
+  Part sum;
+  for (int step = 0; step < n; ++step) {
+    const Tensor kv = exchange->next();  // and the next ones set off
+    const Positions keys = keys_of_step(step, pass);
+    if (!sees(pass, keys)) continue;
+    Tensor probs = stored ? of_step(saved.probs, step, places()) : Tensor();
+    if (whole_blocks && !stored) probs = Tensor::empty({B, N, S, S}, qkv.dtype());
+    const Part part = attend(qkv, kv, keys, probs, pass);
+    if (stored) ops::copy(of_step(part_lses, step, places()), part.lse);
+    if (step == 0) {
+      sum = part;
+    } else {
+      ops::attention_merge(sum.out, sum.lse, part.out, part.lse);
+    }
+  }
+  // [ring_steps]
+  if (stored) normalise(saved.probs, part_lses, sum.lse, pass);
+  saved.out = sum.out;
+  saved.lse = sum.lse;
+  if (acc != qkv.dtype()) {  // rounded once, however many places there are
+    saved.out = Tensor::empty(sum.out.shape(), qkv.dtype(), "attention");
+    ops::copy(saved.out, sum.out);
+  }
+  return saved.out;
+}
+// [ring_forward]
+
+void RingAttention::normalise(const Tensor& probs, const Tensor& part_lses, const Tensor& lse,
+                              const Pass& pass) const {
+  for (int step = 0; step < places(); ++step) {
+    if (!sees(pass, keys_of_step(step, pass))) continue;
+    ops::attention_rescale(of_step(probs, step, places()), of_step(part_lses, step, places()), lse);
+  }
+}
+
+// [ring_backward]
+Tensor RingAttention::backward(const Tensor& dout, Saved& saved, const Pass& pass) const {
+  const Tensor& qkv = saved.qkv;
+  const DType acc = accumulate_dtype(qkv.dtype());
+  const Tensor delta = Tensor::empty(saved.lse.shape(), acc);  // [B, N, S']
+  ops::attention_delta(delta, dout, saved.out);
+  const Tensor dqkv = Tensor::zeros(qkv.shape(), acc);
+  auto exchange = exchange_keys(group(), kv_of(qkv).to_contiguous());
+  const auto gradients = exchange_gradients(group(), kv_of(qkv).shape(), acc);
+  for (int step = 0; step < places(); ++step) {
+    const Tensor kv = exchange->next();
+    const Positions keys = keys_of_step(step, pass);
+    const Tensor dkv = gradients->share();
+    if (sees(pass, keys)) {
+      const Tensor probs = probabilities_of(saved, kv, step, pass);
+      ops::attention_backward(q_of(dqkv), keys_of(dkv), values_of(dkv), dout, probs, q_of(qkv),
+                              keys_of(kv), values_of(kv), saved.lse, delta, scale(), pass.positions,
+                              keys, pass.documents);
+    }
+    gradients->pass_on(dkv);
+  }
+  exchange.reset();
+  ops::copy(kv_of(dqkv), gradients->own());
+  return dqkv;
+}
+// [ring_backward]
+
+Tensor RingAttention::probabilities_of(Saved& saved, const Tensor& kv, int step,
+                                       const Pass& pass) const {
+  if (probabilities() == Probabilities::never_whole) return {};
+  if (probabilities() == Probabilities::stored) return of_step(saved.probs, step, places());
+  const RecomputeScope again;
+  const int64_t B = kv.size(0), S = kv.size(1);
+  const Tensor probs = Tensor::empty({B, num_heads(), S, S}, kv.dtype());
+  const Part part = attend(saved.qkv, kv, keys_of_step(step, pass), probs, pass);
+  ops::attention_rescale(probs, part.lse, saved.lse);
+  return probs;
+}
+
+Positions RingAttention::keys_of_step(int step, const Pass& pass) const {
+  const int64_t n = places(), S = pass.positions.count() * n;
+  return group().config().of_ring_place(S, (group().ring_place() - step + n) % n);
+}
+
+// [ring_footprint]
+Footprint RingAttention::footprint(const PassShape& shape) const {
+  const int64_t B = shape.num_samples, S = shape.seq_len, T = shape.tokens(), n = places();
+  const int64_t N = num_heads(), D = head_dim(), kv_numel = T * 2 * num_kv_heads() * D;
+  const int64_t kv = kv_numel * shape.own(), dkv = kv_numel * shape.acc();
+  const int64_t qkv = T * N * D * shape.own() + kv, dqkv = T * N * D * shape.acc() + dkv;
+  const int64_t out = T * N * D * shape.own(), sum = T * N * D * shape.acc();
+  const int64_t lse = T * N * shape.acc(), delta = lse, probs = B * N * S * S * shape.own();
+  const bool stored = probabilities() == Probabilities::stored;
+  const bool again = probabilities() == Probabilities::recomputed;
+  Footprint result{.kept = {{"qkv", qkv}, {"attention", out}, {"lse", lse}}};
+  if (stored) result.kept.push_back({"probabilities", n * probs});
+  if (keeps_through_recompute()) result.kept_through_recompute = {{"attention", out}, {"lse", lse}};
+
+  const bool ring = group().config().by_ring(), overlaps = group().config().overlaps();
+  Pass pass;
+  pass.positions = group().attended(n * S);
+  // Without documents: those may empty more blocks, which then take no memory.
+  const auto computes = [&](int step) { return sees(pass, keys_of_step(step, pass)); };
+  const auto next_keys = [&](Alive& alive, int64_t step) {
+    if (ring && step > 0) alive.release(kv);
+    if (ring && step + 1 < n) alive.take(kv);
+  };
+  Alive forward(-out - lse);  // which `kept` counts before they are there
+  forward.take(ring ? kv : (n + 1) * kv);
+  if (stored) forward.take(n * lse);
+  for (int step = 0; step < n; ++step) {
+    next_keys(forward, step);
+    if (!computes(step)) continue;
+    const int64_t block = again ? probs : 0;
+    forward.take(block + sum + lse);
+    forward.release(block + (step > 0 ? sum + lse : 0));
+  }
+  if (sum != out) forward.take(out);  // rounded
+  result.forward_peak = forward.most();
+
+  Alive backward(delta + dqkv);
+  backward.take(ring ? kv : (n + 1) * kv + n * dkv);
+  for (int step = 0; step < n; ++step) {
+    next_keys(backward, step);
+    if (ring) backward.take(dkv);  // the step's share
+    if (computes(step) && (stored || again)) {
+      const int64_t dscores = probs, most = again ? probs + std::max(sum + lse, dscores) : dscores;
+      backward.take(most);
+      backward.release(most);
+    }
+    if (!ring || step == 0) continue;
+    if (step > 1) backward.release(dkv + (overlaps ? dkv : 0));  // arrived, and sent before
+    backward.take(dkv);
+    if (!overlaps) backward.release(dkv);  // sent
+  }
+  backward.release(ring ? kv : (n + 1) * kv);
+  if (!ring) backward.take(dkv);
+  result.backward_peak = backward.most();
+  return result;
+}
+// [ring_footprint]
+
+}  // namespace usp

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <chrono>
+
+#include "comm/mesh.h"
+#include "context_accountant.h"
+#include "files/data.h"
+#include "memory.h"
+#include "model.h"
+#include "optimizer.h"
+#include "pipeline.h"
+#include "pipeline_accountant.h"
+#include "run/trainer_base.h"
+#include "tensor_accountant.h"
+#include "zero.h"
+
+namespace usp {
+
+/// Trains a model: one call of train_step() per optimizer step, then report() for what it measured.
+class Trainer : public TrainerBase {
+ public:
+  /// Builds the model on the current runtime's device. On meta, `dataset` may be nullptr: batches
+  /// then have a shape and no tokens.
+  // [trainer]
+  Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& mesh);
+  // [trainer]
+
+  void train_step(int64_t step) override;
+  StepMetrics report(int64_t step, double peak_gflops) override;
+  double evaluate() override;
+  Tensor logits(const Pass& pass) override;
+  ParameterList& parameters() override { return model_.parameters(); }
+  TrainState state() override;
+  ReportRows report_rows(int64_t steps) override;
+
+  Model& model() { return model_; }
+  const Optimizer& optimizer() const { return optimizer_; }
+  // [accessor]
+  DataParallelStrategy& data_parallel() { return *data_parallel_; }
+  const Pipeline& pipeline() const { return pipeline_; }
+  const ExpertLoad& expert_load() const { return *load_; }
+  // [accessor]
+
+ private:
+  Pass take_batch(Split split, int64_t first_sample, int64_t num_samples) const;
+  // [forward_backward]
+  // [forward_backward]
+
+  TrainConfig config_;
+  const Dataset* dataset_;
+  // [region]
+  TensorRegion region_;
+  ContextGroup context_;
+  ExpertGroup experts_;
+  std::shared_ptr<ExpertLoad> load_;
+  // [region]
+  Model model_;
+  Grads grads_;
+  Optimizer optimizer_;
+  // [members]
+  const Mesh& mesh_;
+  StepTraffic tensor_traffic_;   // of tp
+  StepTraffic context_traffic_;  // of cp
+  StepTraffic stage_traffic_;    // of pp
+  Pipeline pipeline_;
+  std::unique_ptr<DataParallelStrategy> data_parallel_;
+  Tensor loss_;  // [1] f64: the share of this rank's samples in the running step's loss
+  // [members]
+  int64_t tokens_ = 0;
+  double flops_ = 0;  // of the last step, on this rank
+  std::chrono::steady_clock::time_point step_begin_;
+};
+
+// [simulate]
+/// What a training step asks for on a rank of the pipeline, found by running it on shapes alone.
+Simulation simulate(const TrainConfig& config, int stage_rank = 0);
+// [simulate]
+
+}  // namespace usp

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <vector>
+
+#include "memory.h"
+#include "zero_layout.h"
+
+namespace usp {
+
+/// Ranks that share out one copy of the model.
+int64_t shard_size(const TrainConfig& config);
+
+/// What lasts from step to step on rank 0, under any stage.
+StateBytes sharded_states(const TrainConfig& config);
+/// What comes and goes within a step on rank 0, kind by kind at its peak, under any stage.
+std::vector<LiveBytes> zero_buffers(const TrainConfig& config);
+/// The book's table: 2, 2 and 12 bytes a parameter, each divided where its stage divides it, and 4
+/// more for sums of gradients in f32.
+double book_sharded_states(const TrainConfig& config);
+
+/// Bytes that rank 0 and all that sum gradients with it send together in a step, by operation.
+/// Scalars are not in it.
+struct ZeroTraffic {
+  int64_t reduce_scatter = 0;  ///< gradients
+  int64_t all_gather = 0;      ///< weights
+  int64_t all_reduce = 0;      ///< gradients: of all (stage 0), or of shards over copies
+
+  int64_t total() const { return reduce_scatter + all_gather + all_reduce; }
+};
+/// What a step of this run sends, by the formulas of its stage.
+ZeroTraffic predict_traffic(const TrainConfig& config);
+
+}  // namespace usp

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <vector>
+
+#include "model.h"
+#include "zero_layout.h"
+
+namespace usp {
+
+/// What is done in a row for one micro-batch in a chunk of this rank's blocks.
+struct ChunkPass {
+  int64_t chunk = 0;
+  bool forward = true, backward = true;
+  bool gradients = true;  ///< of weights, where the backward pass leaves off
+};
+
+/// A unit on paper.
+struct UnitShape {
+  int64_t numel;                ///< as padded to a multiple of Z
+  int64_t held;                 ///< as it is
+  std::vector<int64_t> blocks;  ///< that read it, in order
+};
+
+/// The units of a rank's model that has no memory.
+struct ZeroShapes {
+  explicit ZeroShapes(const TrainConfig& config);
+  int64_t all() const;  ///< elements of all units
+
+  std::vector<UnitShape> units;  ///< in the order of the parameters
+  std::vector<BlockRange> chunks;
+  std::vector<int64_t> parameters;  ///< elements of each
+  int64_t held = 0;                 ///< elements of all parameters
+  int64_t ranks;                    ///< Z
+};
+
+/// A step of ZeRO walked through with sizes alone: which units class Zero would gather, write and
+/// reduce, in its order. Elements, of this rank.
+class ZeroWalk {
+ public:
+  ZeroWalk(const TrainConfig& config, const ZeroShapes& shapes);
+
+  int64_t gathered = 0, most_gathered = 0;  ///< in the step, and at a time
+  int64_t reduced = 0;                      ///< in the step
+  int64_t most_written = 0;                 ///< gradients before they are reduced, at a time
+  int64_t most_written_unpadded = 0;        ///< the same without what fills up units
+  int64_t most_added = 0;                   ///< of a reduction that is added to the sum
+  int64_t scratch = 0;                      ///< bytes, of all reductions that are under way
+
+ private:
+  /// Scratch of one group's reductions that are under way at once. They share it: only one that
+  /// needs more than all before it has its own.
+  struct Scratch {
+    int64_t bytes = 0, largest = 0;
+
+    void add(int64_t needed);
+  };
+  using Units = std::vector<size_t>;  ///< indices, in order
+
+  void enter(const Units& units, const Units& next, const std::vector<bool>& stays);
+  void gather(size_t unit);
+  void run(const ChunkPass& pass);
+  void add_gradients(int64_t chunk);
+  void contribute(size_t unit);
+  void begin(size_t unit);
+  void reduce(size_t unit);
+  void complete();
+
+  const TrainConfig& config_;
+  const ZeroShapes& shapes_;
+  const KeptByStage kept_;
+  int64_t rounds_, in_round_;   ///< reductions of a unit; micro-batches in one
+  std::vector<Units> read_by_;  ///< of each block
+  std::vector<bool> whole_;     ///< of each unit: its weights
+  std::vector<int64_t> contributions_, rounds_done_;
+  int64_t live_ = 0, written_ = 0, written_unpadded_ = 0;
+  Units reducing_;
+  Scratch shards_, copies_;
+};
+
+}  // namespace usp
