@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "config.h"
 #include "tensor/expert_ops.h"
 #include "tensor/ops.h"
 #include "tensor/runtime.h"
@@ -22,6 +23,8 @@ const LayerLoad& ExpertLoad::add_layer(int64_t layer) {
 
 void ExpertLoad::allocate(int64_t num_experts, DType dtype) {
   if (layers_.empty()) return;
+  // Of two ranks that hold the same layers, one may have built them in another order.
+  std::ranges::sort(layers_, {}, [](const auto& layer) { return layer->layer; });
   const CategoryScope scope(Category::workspace);
   const DType acc = accumulate_dtype(dtype);
   const int64_t L = std::ssize(layers_), E = num_experts;
@@ -61,11 +64,15 @@ void ExpertLoad::begin_step() {
   ops::fill(entropies_, 0);
 }
 
+void ExpertLoad::sum(const Tensor& numbers) const {
+  for (const Communicator& group : summed_over_) group.all_reduce(numbers);
+}
+
 // [end_step]
-void ExpertLoad::end_step(const Communicator& stage) {
+void ExpertLoad::end_step() {
   if (layers_.empty()) return;
   ops::copy(before_, counts_);
-  stage.all_reduce(before_);  // E + 1 numbers a layer
+  sum(before_);  // E + 1 numbers a layer
   for (const auto& layer : layers_) {
     if (layer->bias.defined()) {
       ops::balance_bias(layer->bias, layer->before, config_.bias_update_rate);
@@ -74,10 +81,10 @@ void ExpertLoad::end_step(const Communicator& stage) {
 }
 // [end_step]
 
-std::vector<SeenLoad> ExpertLoad::seen(const Communicator& stage, int64_t tokens) const {
+std::vector<SeenLoad> ExpertLoad::seen(int64_t tokens) const {
   std::vector<SeenLoad> seen;
   if (layers_.empty()) return seen;
-  stage.all_reduce(entropies_);
+  sum(entropies_);
   const std::vector<double> entropies = entropies_.items(), numbers = before_.items();
   const auto row = std::ssize(numbers) / std::ssize(layers_);
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -88,6 +95,13 @@ std::vector<SeenLoad> ExpertLoad::seen(const Communicator& stage, int64_t tokens
                     entropies[i] / double(tokens)});
   }
   return seen;
+}
+
+std::vector<Communicator> workers_of_stages(const TrainConfig& config, const Mesh& mesh) {
+  std::vector<Communicator> groups = {mesh.stage()};
+  const Stages stages = config.pipeline.schedule(config.grad_acc_steps).stages;
+  if (stages.placement == Placement::mirror) groups.push_back(mesh.group("mirror"));
+  return groups;
 }
 
 std::vector<Parameter*> ExpertLoad::buffers() {

@@ -9,6 +9,8 @@
 
 namespace usp {
 
+struct TrainConfig;
+
 // [layer_load]
 /// Where the tokens of one layer go.
 struct LayerLoad {
@@ -37,7 +39,10 @@ struct SeenLoad {
 /// a layer, once a step, so that neither layout nor accumulation changes anything.
 class ExpertLoad {
  public:
-  explicit ExpertLoad(const ExpertConfig& config) : config_(config) {}
+  /// `summed_over`: groups over which counts are summed, one after the other, to be those of all
+  /// ranks that work on these layers.
+  explicit ExpertLoad(const ExpertConfig& config, std::vector<Communicator> summed_over = {})
+      : config_(config), summed_over_(std::move(summed_over)) {}
 
   /// The numbers of a layer, for its router; without memory.
   const LayerLoad& add_layer(int64_t layer);
@@ -45,25 +50,32 @@ class ExpertLoad {
   void allocate(int64_t num_experts, DType dtype);
 
   void begin_step();
-  /// Sums the counts over the ranks that hold these layers, and moves the biases. The step's
+  /// Sums the counts over the ranks that work on these layers, and moves the biases. The step's
   /// choices are `before` of the next one.
-  void end_step(const Communicator& stage);
+  void end_step();
 
-  /// Of the last step; reads from the device. Losses are those of this rank.
-  std::vector<SeenLoad> seen(const Communicator& stage, int64_t tokens) const;
+  /// Of the last step, which was over so many tokens; reads from the device. Collective.
+  std::vector<SeenLoad> seen(int64_t tokens) const;
   /// What routers have added in the last step, on this rank.
   double loss() const { return layers_.empty() ? 0 : loss_.item(); }
   /// What a checkpoint has to hold of it: the same on all ranks of a stage.
   std::vector<Parameter*> buffers();
 
  private:
+  void sum(const Tensor& numbers) const;
+
   ExpertConfig config_;
-  std::vector<std::unique_ptr<LayerLoad>> layers_;
+  std::vector<Communicator> summed_over_;
+  std::vector<std::unique_ptr<LayerLoad>> layers_;  ///< by number, once they have memory
   std::vector<std::unique_ptr<Parameter>> buffers_;
   Tensor counts_, before_;  ///< [layers, E + 1] acc dtype: behind the counts, what was dropped
   Tensor biases_;           ///< [layers, E] acc dtype
   Tensor loss_;             ///< [1] f64
   Tensor entropies_;        ///< [layers] f64
 };
+
+/// Groups over which a sum is one over all ranks that work on a rank's layers: those of its stages,
+/// and of their copies where a pipeline has two.
+std::vector<Communicator> workers_of_stages(const TrainConfig& config, const Mesh& mesh);
 
 }  // namespace usp

@@ -14,7 +14,7 @@ Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& 
       region_(config.tensor_parallel, mesh.tp()),
       context_(config.context_parallel, mesh.cp()),
       experts_(config.expert_parallel, mesh),
-      load_(std::make_shared<ExpertLoad>(config.expert_parallel)),
+      load_(std::make_shared<ExpertLoad>(config.expert_parallel, workers_of_stages(config, mesh))),
       model_(config, region_, context_, blocks_of_rank(config, mesh.pp().rank()), experts_, load_),
       grads_(model_.parameters()),
       optimizer_(model_.parameters(), config.optimizer),
@@ -89,7 +89,7 @@ void Trainer::train_step(int64_t step) {
   mesh_.world().all_reduce(squares);  // 8 bytes: of all shards, each counted on one rank
   optimizer_.step((step + 1) * pipeline_.updates() - 1, lr, squares);
   data_parallel_->after_update();
-  load_->end_step(mesh_.stage());
+  load_->end_step();
   tensor_traffic_.end_step();
   context_traffic_.end_step();
   stage_traffic_.end_step();
