@@ -86,14 +86,12 @@ Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
 Tensor Dispatch::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) {
   Saved kept = saved.take<Saved>();
   const Routing routing = saved.take<Routing>();
-  const Tensor dgates = saved.take<GateGradient>().dgates;
-  Tensor dnormed = router_.backward(dgates, kept.router, routing, grads, pass);  // [T, H]
-  const Tensor drows = saved.take<FromExperts>().rows.wait();                    // [R, H]
-  ops::unpermute(dnormed, drows, routing.slots, /*gates=*/{}, /*accumulate=*/true);
+  Tensor dnormed = router_.backward(saved.take<GateGradient>().dgates, kept.router, routing, grads,
+                                    pass);  // [T, H]
+  ops::unpermute(dnormed, saved.take<FromExperts>().rows.wait(), routing.slots, /*gates=*/{},
+                 /*accumulate=*/true);  // + each row's gradient at its token
   if (splits_experts(experts_, region_)) dnormed = region_.enter_backward(dnormed).wait();
-  if (const Tensor shared = saved.take<SharedInput>().x; shared.defined()) {
-    ops::add(dnormed, dnormed, shared);
-  }
+  if (saved.has<SharedInput>()) ops::add(dnormed, dnormed, saved.take<SharedInput>().x);
   return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/dy);
 }
 // [dispatch]
@@ -119,35 +117,36 @@ Experts::Experts(GroupedLinear gate_up_proj, GroupedLinear down_proj,
 Tensor Experts::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
   const RowCounts& counts = saved.get<Routing>().rows;
-  const Tensor shared = saved.take<SharedInput>().x;
+  const SharedInput shared = saved.take<SharedInput>();
   if (shared_) {  // while tokens travel
-    saved.emplace<SharedOutput>().y = shared_->forward(shared, kept.shared, pass);
+    saved.emplace<SharedOutput>().y = shared_->forward(shared.x, kept.shared, pass);
   }
-  const Tensor arrived = saved.take<ToExperts>().rows.wait();  // [Q, H]
-  const Tensor rows = experts_.by_expert(arrived, counts);
+  Tensor rows = saved.take<ToExperts>().rows.wait();  // [Q, H]
+  rows = experts_.by_expert(rows, counts);
   kept.gate_up = gate_up_proj_.forward(rows, counts.of_expert, kept.gate_up_proj);  // [Q, 2F]
   const Shape hidden_shape{kept.gate_up.size(0), kept.gate_up.size(1) / 2};
   const Tensor hidden = Tensor::empty(hidden_shape, x.dtype(), "swiglu");  // [Q, F]
   ops::swiglu_forward(hidden, kept.gate_up);
-  const Tensor outputs = down_proj_.forward(hidden, counts.of_expert, kept.down_proj);  // [Q, H]
-  saved.emplace<FromExperts>().rows =
-      experts_.from_experts(experts_.by_rank(outputs, counts), counts, region_);
+  rows = down_proj_.forward(hidden, counts.of_expert, kept.down_proj);  // [Q, H]
+  rows = experts_.by_rank(rows, counts);
+  saved.emplace<FromExperts>().rows = experts_.from_experts(rows, counts, region_);
   return x;
 }
 
 Tensor Experts::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) {
   Saved kept = saved.take<Saved>();
   const RowCounts& counts = saved.get<Routing>().rows;
-  Tensor& dshared = saved.emplace<SharedInput>().x;
-  if (shared_) dshared = shared_->backward(dy, kept.shared, grads, pass);
-  const Tensor arrived = saved.take<ToExperts>().rows.wait();  // [Q, H]
-  const Tensor doutputs = experts_.by_expert(arrived, counts);
-  const Tensor dhidden = down_proj_.backward(doutputs, counts.of_expert, kept.down_proj, grads);
+  if (shared_) {
+    saved.emplace<SharedInput>().x = shared_->backward(dy, kept.shared, grads, pass);
+  }
+  Tensor drows = saved.take<ToExperts>().rows.wait();  // [Q, H]
+  drows = experts_.by_expert(drows, counts);
+  const Tensor dhidden = down_proj_.backward(drows, counts.of_expert, kept.down_proj, grads);
   const Tensor dgate_up = kept.gate_up;  // read here for the last time, so overwritten
   ops::swiglu_backward(dgate_up, dhidden, kept.gate_up);
-  const Tensor drows = gate_up_proj_.backward(dgate_up, counts.of_expert, kept.gate_up_proj, grads);
-  saved.emplace<FromExperts>().rows =
-      experts_.from_experts(experts_.by_rank(drows, counts), counts, region_);
+  drows = gate_up_proj_.backward(dgate_up, counts.of_expert, kept.gate_up_proj, grads);
+  drows = experts_.by_rank(drows, counts);
+  saved.emplace<FromExperts>().rows = experts_.from_experts(drows, counts, region_);
   return dy;
 }
 // [experts]
@@ -160,11 +159,14 @@ Tensor Combine::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   const Routing& routing = saved.get<Routing>();
   Tensor& rows = saved.emplace<Saved>().rows;
   rows = saved.take<FromExperts>().rows.wait();  // [R, H]
+  const SharedOutput shared =
+      saved.has<SharedOutput>() ? saved.take<SharedOutput>() : SharedOutput{};
+  if (pass.mode == Pass::Mode::recompute) return {};  // the block ends here, and nobody reads y
   Tensor y = Tensor::empty({routing.choices.size(0), x.size(1)}, x.dtype(), "residual");
   ops::unpermute(y, rows, routing.slots, routing.gates);
   if (splits_experts(experts_, region_)) y = region_.leave(y, pass).wait();
   ops::add(y, x, y);
-  if (saved.has<SharedOutput>()) ops::add(y, y, saved.take<SharedOutput>().y);
+  if (shared.y.defined()) ops::add(y, y, shared.y);
   return y;
 }
 
