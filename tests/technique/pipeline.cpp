@@ -27,15 +27,6 @@ PipelineCase plain_case(int64_t ranks, const char* schedule, int64_t micro_batch
   return c;
 }
 
-/// Random tokens, cut into samples of eight.
-struct Text {
-  Text() : tokens(parity_config().model.vocab_size), file(tokens.path(), 2, 61) {}
-
-  RandomTokens tokens;
-  TokenFile file;
-  Dataset dataset{file, 8, 0.1, DataOrder::shuffled, 0};
-};
-
 void check_parity(const PipelineCase& c, const Text& text, PipelineReferences& references) {
   CAPTURE(c.name());
   const PipelineResult& expected = references.of(c);

@@ -21,15 +21,6 @@ TrainConfig stale_config(const PipelineCase& c) {
   return config;
 }
 
-/// Random tokens, cut into samples of eight.
-struct Text {
-  Text() : tokens(parity_config().model.vocab_size), file(tokens.path(), 2, 61) {}
-
-  RandomTokens tokens;
-  TokenFile file;
-  Dataset dataset{file, 8, 0.1, DataOrder::shuffled, 0};
-};
-
 /// What PipeDream's updates come to, one micro-batch after the other on one rank. It knows neither
 /// a schedule nor a stash: micro-batch i of a step meets, on the stage of rank r, the weights that
 /// the first max(0, i - (p-1-r)) micro-batches of the step have made.
