@@ -286,6 +286,19 @@ TEST_CASE("PipeDream goes on from a checkpoint with the bits of a run that nobod
   }
 }
 
+TEST_CASE(
+    "to resume PipeDream takes the same stages and updates, to resume another order does not") {
+  TrainConfig config;
+  Args args("A program.");
+  config.bind(args);
+  REQUIRE(args.decisive().empty());
+  config.pipeline.pp_schedule = "pipedream";
+  const std::vector<std::string> decisive = args.decisive();
+  REQUIRE(decisive ==
+          std::vector<std::string>{"pp_schedule", "pp_size", "pp_layers", "grad_acc_steps"});
+  for (const std::string& flag : decisive) args.given(flag.c_str());  // throws where there is none
+}
+
 TEST_CASE("a rank keeps the versions that the formula says, and as many micro-batches as in 1F1B") {
   for (int64_t p : {1, 2, 3, 4}) {
     for (int64_t m : {1, 2, 3, 4, 5, 9}) {
