@@ -282,6 +282,7 @@ class Loads:
         self.bias = np.zeros(c.num_experts)
         self.before = np.zeros(c.num_experts)  # choices of the step before
         self.now = np.zeros(c.num_experts)
+        self.dropped = 0
 
     def end_step(self, c):
         self.before = self.now
@@ -329,6 +330,7 @@ def mixture(x, p, prefix, c, loads):
     kept = keep_to_capacity(choices, c)
     chosen = choices[..., None] == np.arange(c.num_experts)  # [B, S, T, E]
     loads.now = chosen.sum(axis=(0, 1, 2)).astype(float)
+    loads.dropped = int((~kept).sum())
     gates = np.take_along_axis(scores, choices, axis=-1)
     total = gates.sum(axis=-1, keepdims=True) if c.norm_topk_prob else 1.0
     gates = c.routed_scaling_factor * gates / total
@@ -494,6 +496,7 @@ def train(c):
             adamw(p, grads, moments, record["lr"], step + 1, c)
         if c.num_experts > 0:
             record["expert_loss"] = balance
+            record["dropped"] = sum(of_layer.dropped for of_layer in loads)
         for of_layer in loads:
             of_layer.end_step(c)
         if num_val > 0:
@@ -533,31 +536,43 @@ def check_permutation():
         check(num_windows < 16 or orders[0] != orders[1], "two epochs in the same order")
 
 
-def check_gradients(tie_word_embeddings, num_kv_heads):
+def check_gradients(tie_word_embeddings, num_kv_heads, **experts):
     """Central differences, error O(eps^2) truncation + O(1e-16 / eps) rounding."""
     eps, tolerance = 1e-5, 1e-7
     c = argparse.Namespace(
         hidden_size=12, num_layers=2, num_heads=3, num_kv_heads=num_kv_heads, ffn_hidden_size=10,
         vocab_size=11, rope_theta=100.0, rms_norm_eps=1e-3, seq_len=5, seed=3,
         head_dim=2 * num_kv_heads, rope_type="linear", rope_factor=2.0,
-        tie_word_embeddings=tie_word_embeddings)
+        tie_word_embeddings=tie_word_embeddings,
+        **{**dict(num_experts=0, num_experts_per_tok=2, moe_ffn_hidden_size=6,
+                  num_shared_experts=1, first_dense_layers=0, router_score="softmax",
+                  norm_topk_prob=False, routed_scaling_factor=1.5, expert_nodes=1, route_nodes=0,
+                  balance="none", balance_coef=0.3, router_z_loss_coef=0.2, capacity_factor=0),
+           **experts})
     # Weights larger than a run starts with: attention is then far from uniform.
     p = {name: w + 0.4 * normals(4, name, w.size).reshape(w.shape)
          for name, w in initial_weights(c).items()}
     inputs, targets = windows(np.arange(40) * 7 % 11, [0, 13], c.seq_len)
-    grads = backward(p, forward(p, inputs, targets, c)[1], c)
+    loads = [Loads(c) for _ in range(c.num_layers)]
+    for l, of_layer in enumerate(loads):
+        of_layer.before = np.arange(c.num_experts) + float(l)
+
+    def loss():
+        return sum(forward(p, inputs, targets, c, loads)[:2])
+
+    grads = backward(p, forward(p, inputs, targets, c, loads)[2], c)
     check(grads.keys() == p.keys(), "a parameter has no gradient")
     for name, g in grads.items():
         for index in random_words(9, name, np.arange(6, dtype=np.uint64))[0] % g.size:
             weight = p[name].reshape(-1)
             kept = weight[index]
             weight[index] = kept + eps
-            plus = forward(p, inputs, targets, c)[0]
+            plus = loss()
             weight[index] = kept - eps
-            minus = forward(p, inputs, targets, c)[0]
+            minus = loss()
             weight[index] = kept
             got, want = g.reshape(-1)[index], (plus - minus) / (2 * eps)
-            error = abs(got - want) / np.abs(g).max()
+            error = abs(got - want) / (np.abs(g).max() or 1)  # all 0: an expert nobody has chosen
             check(error <= tolerance, f"{name}[{index}]: gradient {got}, finite difference {want}")
 
 
@@ -566,6 +581,12 @@ def self_test():
     check_permutation()
     check_gradients(tie_word_embeddings=False, num_kv_heads=3)
     check_gradients(tie_word_embeddings=True, num_kv_heads=1)
+    check_gradients(False, 1, num_experts=4, balance="sample", capacity_factor=0.8)
+    check_gradients(False, 1, num_experts=8, balance="batch", norm_topk_prob=True,
+                    first_dense_layers=1, expert_nodes=4, route_nodes=2)
+    check_gradients(False, 1, num_experts=4, balance="sample", router_score="sigmoid")
+    check_gradients(False, 1, num_experts=4, norm_topk_prob=True, router_score="sigmoid",
+                    balance="bias", router_z_loss_coef=0)
     print("self-test passed")
 
 
@@ -588,6 +609,17 @@ def parse_args():
     parser.add_argument("--token_dtype", choices=("uint16", "uint32"), default="uint16")
     parser.add_argument("--data_order", choices=("sequential", "shuffled"), required=True)
     parser.add_argument("--eval_samples", type=int, default=0)
+    for name, default in (("num_experts", 0), ("num_experts_per_tok", 2),
+                          ("moe_ffn_hidden_size", 0), ("num_shared_experts", 0),
+                          ("first_dense_layers", 0), ("expert_nodes", 1), ("route_nodes", 0)):
+        parser.add_argument("--" + name, type=int, default=default)
+    for name, default in (("routed_scaling_factor", 1), ("balance_coef", 0.01),
+                          ("router_z_loss_coef", 0), ("bias_update_rate", 0.001),
+                          ("capacity_factor", 0)):
+        parser.add_argument("--" + name, type=float, default=default)
+    parser.add_argument("--router_score", choices=("softmax", "sigmoid"), default="softmax")
+    parser.add_argument("--norm_topk_prob", action="store_true")
+    parser.add_argument("--balance", choices=("none", "sample", "batch", "bias"), default="none")
     return parser.parse_args()
 
 
