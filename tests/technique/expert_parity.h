@@ -1,6 +1,7 @@
 #pragma once
 
 #include "pipeline_parity.h"
+#include "router.h"
 
 /// Training of a mixture of experts on a mesh of pp x dp x cp x tp ranks, of which ep share out the
 /// experts, next to training on one rank.
@@ -17,21 +18,23 @@ struct ExpertCase : PipelineCase {
   int64_t shared = 0, nodes = 1, route_nodes = 0, dense_layers = 0;
   bool expert_tp = false;
   int64_t micro_batch_size = 1;
+  /// Of the first step's choices, by expert, in every layer; with balance bias.
+  std::vector<double> biases = {};
 
   std::string name() const {
     return fmt::format(
         "ep {} experts {} k {} {} norm {} scale {} z {} balance {} capacity {} shared {} nodes "
-        "{}/{} dense {} expert_tp {} b {} {}",
+        "{}/{} dense {} expert_tp {} b {} biases {} {}",
         ep, experts, top_k, router, norm_topk_prob, scaling, z_loss, balance, capacity, shared,
-        route_nodes, nodes, dense_layers, expert_tp, micro_batch_size, PipelineCase::name());
+        route_nodes, nodes, dense_layers, expert_tp, micro_batch_size, biases,
+        PipelineCase::name());
   }
   int64_t samples() const { return micro_batch_size * grad_acc_steps * dp; }  ///< of a step
 };
 
-/// Nothing but experts, on so many ranks of dp; `kind`: also another kind of case.
-template <class Case = ExpertCase>
-Case plain_experts(int64_t dp, int64_t ep) {
-  Case c{{{1, dp, 2, "off", false, 0, "none", "blockwise", "weight_grad", 1}}};
+/// Nothing but experts, on so many ranks of dp.
+inline ExpertCase plain_experts(int64_t dp, int64_t ep) {
+  ExpertCase c{{{1, dp, 2, "off", false, 0, "none", "blockwise", "weight_grad", 1}}};
   c.ep = ep;
   return c;
 }
@@ -147,7 +150,13 @@ struct ExpertResult {
   std::map<std::string, std::vector<double>> buffers;  ///< biases and the like, after the last one
 };
 
-/// Calls of what a step has shown: once after each, on all ranks.
+/// Lets the routers begin with the biases of the case.
+inline void set_biases(Trainer& trainer, const ExpertCase& c) {
+  if (c.biases.empty()) return;
+  for (Parameter* buffer : trainer.expert_load().buffers()) buffer->value.assign(c.biases);
+}
+
+/// Of the last step; collective, once a step.
 inline std::map<int64_t, SeenLoad> seen_by_layer(Trainer& trainer, const TrainConfig& config) {
   std::map<int64_t, SeenLoad> loads;
   for (const SeenLoad& load : trainer.expert_load().seen(config.tokens_per_step())) {
@@ -162,6 +171,7 @@ inline ExpertResult expert_reference(const ExpertCase& c, const Dataset& dataset
   const OnDevice cpu;
   const TrainConfig config = alone_config(c);
   SoloTrainer solo(config, &dataset);
+  set_biases(solo, c);
   ExpertResult result;
   for (int64_t step = 0; step < steps; ++step) {
     solo.train_step(step);
@@ -199,6 +209,7 @@ inline void check_expert_parity(const Communicator& world, const ExpertCase& c,
   const TrainConfig config = expert_config(c);
   const Mesh mesh(world, config.mesh());
   Trainer trainer(config, &dataset, mesh);
+  set_biases(trainer, c);
   const TrainedState& state = expected.trained;
   for (size_t i = 0; i < state.losses.size(); ++i) {
     const auto step = static_cast<int64_t>(i);
@@ -222,6 +233,80 @@ inline void check_expert_parity(const Communicator& world, const ExpertCase& c,
   USP_CHECK(counted == elements / 4, "{}: {} elements counted, the model has {}", c.name(), counted,
             elements / 4);
   expect_close({trainer.evaluate()}, {expected.evaluation}, 1e-10, c.name() + ": evaluation");
+}
+
+/// A model with experts and what its routers count, outside of a Trainer: one forward and backward
+/// pass after the other, of which a test sees what is kept in between.
+class ExpertModel {
+ public:
+  ExpertModel(const TrainConfig& config, const Mesh& mesh)
+      : config_(config),
+        mesh_(mesh),
+        context_(config.context_parallel, mesh.cp()),
+        experts_(config.expert_parallel, mesh),
+        load_(std::make_shared<ExpertLoad>(config.expert_parallel, std::vector{mesh.stage()})),
+        model_(config, TensorRegion(config.tensor_parallel, mesh.tp()), context_,
+               blocks_of_rank(config, 0), experts_, load_),
+        grads_(model_.parameters()),
+        loss_(Tensor::zeros({1}, DType::f64)) {
+    model_.parameters().allocate(parse_dtype(config.dtype), /*seed=*/1);
+    load_->allocate(config.model.experts.num_experts, parse_dtype(config.dtype));
+    load_->begin_step();
+  }
+
+  /// This rank's micro-batches of a global batch of random tokens.
+  std::vector<Pass> passes(uint64_t seed = 3) const {
+    Random random(seed);
+    const int64_t S = config_.seq_len, B = config_.micro_batch_size;
+    const int64_t vocab_size = config_.model.vocab_size;
+    const std::vector<int32_t> tokens = random.tokens(config_.tokens_per_step(), vocab_size);
+    const std::vector<int32_t> targets = random.tokens(config_.tokens_per_step(), vocab_size);
+    std::vector<Pass> passes;
+    for (int64_t i = 0; i < config_.grad_acc_steps; ++i) {
+      Pass pass;
+      pass.micro_batch = i;
+      pass.num_samples = B;
+      pass.seq_len = S;
+      pass.first_sample = (i * mesh_.dp().size() + mesh_.dp().rank()) * B;
+      pass.loss_scale = 1 / double(config_.tokens_per_step());
+      pass.loss = loss_;
+      const auto begin = pass.first_sample * S, end = begin + B * S;
+      context_.take_rows({tokens.begin() + begin, tokens.begin() + end},
+                         {targets.begin() + begin, targets.begin() + end}, pass);
+      passes.push_back(std::move(pass));
+    }
+    return passes;
+  }
+
+  Model& model() { return model_; }
+  Grads& grads() { return grads_; }
+  ParameterList& parameters() { return model_.parameters(); }
+  ExpertLoad& load() { return *load_; }
+  /// Cross entropy and what the routers add, on this rank.
+  double loss() const { return loss_.item() + load_->loss(); }
+  void forget_losses() {
+    ops::fill(loss_, 0);
+    load_->begin_step();
+  }
+
+ private:
+  TrainConfig config_;
+  const Mesh& mesh_;
+  ContextGroup context_;
+  ExpertGroup experts_;
+  std::shared_ptr<ExpertLoad> load_;
+  Model model_;
+  Grads grads_;
+  Tensor loss_;
+};
+
+/// Where the tokens of a forward pass have gone, layer by layer.
+inline std::vector<Routing> routings_of(Model::Activations& activations) {
+  std::vector<Routing> routings;
+  for (BlockSaved& saved : activations) {
+    if (saved.has<Routing>()) routings.push_back(saved.get<Routing>());
+  }
+  return routings;
 }
 
 }  // namespace usp::test
