@@ -149,6 +149,32 @@ TEST_CASE("a block that runs again sends every token where it went, whatever the
   }
 }
 
+TEST_CASE("a token reaches no more nodes than route_nodes, and as many as it may without") {
+  const OnDevice cpu;
+  const OneRank one;
+  for (int64_t route_nodes : {0, 1, 2, 3}) {
+    ExpertCase c = small_case(1);
+    c.experts = 16;
+    c.top_k = 4;
+    c.nodes = 4;
+    c.route_nodes = route_nodes;
+    ExpertModel experts(expert_config(c), one.mesh);
+    randomize(experts.parameters(), 2);
+    Model::Activations activations = experts.model().forward(experts.passes()[0]);
+    size_t most = 0;
+    for (const Routing& routing : routings_of(activations)) {
+      const Values choices = routing.choices.items();
+      for (size_t token = 0; token < choices.size(); token += 4) {
+        std::set<int64_t> nodes;
+        for (size_t j = 0; j < 4; ++j) nodes.insert(int64_t(choices[token + j]) / 4);
+        most = std::max(most, nodes.size());
+      }
+    }
+    CAPTURE(route_nodes);
+    REQUIRE(most == size_t(route_nodes > 0 ? route_nodes : 4));
+  }
+}
+
 /// The segments of one layer on two micro-batches, in step or one micro-batch after the other.
 class TwoMicroBatches {
  public:
