@@ -92,7 +92,69 @@ TEST_CASE("the gradient of an expert under ep x dp is that of one process, whate
   }
 }
 
-/// Of four experts, what no token chooses.
+TEST_CASE("ZeRO-3 shares out an expert over the ranks that hold it, apart from dense weights") {
+  const ExpertText text;
+  for (int64_t ep : {1, 2, 4}) {
+    ExpertCase c = plain_experts(4, ep);
+    c.zero_stage = 3;
+    c.grad_acc_steps = 2;
+    const TrainConfig config = expert_config(c);
+    run_threads(4, [&](const Communicator& world) {
+      const Mesh mesh(world, config.mesh());
+      Trainer trainer(config, &text.dataset, mesh);
+      Runtime::current().allocator().record_events(true);
+      trainer.train_step(0);
+      int64_t held = 0, all = 0, units = 0, most = 0;
+      const ParameterList& parameters = trainer.model().parameters();
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        if (parameters[i].name.find(".experts.") == std::string::npos) continue;
+        USP_CHECK(!parameters[i].value.defined(), "{} is whole", parameters[i].name);
+        held += parameters[i].shard.numel();
+        all += parameters[i].global_shape.numel();
+      }
+      USP_CHECK(held == all * ep / 4, "{} of {} elements of {} experts", held, all, c.experts / ep);
+      for (const Allocator::Event& event : Runtime::current().allocator().events()) {
+        if (event.tag.name != std::string_view("gathered weights")) continue;
+        units += event.bytes > 0 ? 1 : -1;
+        most = std::max(most, units);
+      }
+      // A block has two units, its experts and all the rest, and the next one's are on their way.
+      USP_CHECK(most == 4, "{} units are gathered at once", most);
+    });
+  }
+}
+
+TEST_CASE("in f32 and bf16, experts over ranks begin as experts on one rank") {
+  const ExpertText text;
+  for (const auto& [dtype, tolerance] : {std::pair("f32", 1e-5), {"bf16", 1e-2}}) {
+    ExpertCase c = plain_experts(4, 4);
+    c.shared = 1;
+    c.balance = "sample";
+    c.router = "sigmoid";
+    CAPTURE(dtype);
+    TrainConfig one = alone_config(c), config = expert_config(c);
+    one.dtype = config.dtype = dtype;
+    const auto first_step = [](Trainer& trainer) {
+      trainer.train_step(0);
+      const StepMetrics metrics = trainer.report(0, 0);
+      return Values{metrics.loss, metrics.grad_norm};
+    };
+    Values expected;
+    {
+      const OnDevice cpu;
+      SoloTrainer solo(one, &text.dataset);
+      expected = first_step(solo);
+    }
+    run_threads(4, [&, dtype = dtype, tolerance = tolerance](const Communicator& world) {
+      const Mesh mesh(world, config.mesh());
+      Trainer trainer(config, &text.dataset, mesh);
+      const Values found = first_step(trainer);
+      for (size_t i = 0; i < 2; ++i) expect_close({found[i]}, {expected[i]}, tolerance, dtype);
+    });
+  }
+}
+
+/// The case with these biases of the choice.
 ExpertCase with_biases(ExpertCase c, std::vector<double> biases) {
   c.balance = "bias";
   c.biases = std::move(biases);
