@@ -15,8 +15,9 @@ namespace {
 
 /// Weights of one layer that multiply activations.
 int64_t layer_matmul_weights(const ModelConfig& m) {
-  const int64_t qkv = (m.num_heads + 2 * m.num_kv_heads) * m.head_dim();
-  return m.hidden_size * (qkv + m.num_heads * m.head_dim() + 3 * m.ffn_hidden_size);
+  // [attention_weights]
+  return m.attention_weights() + 3 * m.hidden_size * m.ffn_hidden_size;
+  // [attention_weights]
 }
 
 }  // namespace
@@ -24,7 +25,10 @@ int64_t layer_matmul_weights(const ModelConfig& m) {
 // [states]
 int64_t num_parameters(const ModelConfig& m) {
   const int64_t embeddings = (m.tie_word_embeddings ? 1 : 2) * m.vocab_size * m.hidden_size;
-  const int64_t norms = (2 * m.num_layers + 1) * m.hidden_size;
+  // [norms]
+  const int64_t of_latents = m.mla.on() ? m.mla.norm_weights() : 0;
+  const int64_t norms = (2 * m.num_layers + 1) * m.hidden_size + m.num_layers * of_latents;
+  // [norms]
   return embeddings + norms + m.num_layers * layer_matmul_weights(m);
 }
 

@@ -1,0 +1,206 @@
+#include "mla.h"
+
+#include "tensor/runtime.h"
+
+namespace usp {
+
+LatentQuery::LatentQuery(std::unique_ptr<Linear> q_a_proj, std::optional<RmsNorm> norm,
+                         std::unique_ptr<Linear> q_b_proj)
+    : q_a_proj_(std::move(q_a_proj)), norm_(norm), q_b_proj_(std::move(q_b_proj)) {}
+
+// [query]
+Tensor LatentQuery::forward(const Tensor& x, Saved& saved, const Pass& pass) const {
+  if (!q_a_proj_) return q_b_proj_->forward(x, saved.q_b_proj, pass);
+  const Tensor c_q = norm_->forward(q_a_proj_->forward(x, saved.q_a_proj, pass), saved.norm);
+  return q_b_proj_->forward(c_q, saved.q_b_proj, pass);
+}
+
+Tensor LatentQuery::backward(const Tensor& dq, Saved& saved, Grads& grads, const Pass& pass) const {
+  const Tensor dc_q = q_b_proj_->backward(dq, saved.q_b_proj, grads, pass);
+  if (!q_a_proj_) return dc_q;
+  const Tensor dc = norm_->backward(dc_q, saved.norm, grads, /*dresidual=*/{});
+  return q_a_proj_->backward(dc, saved.q_a_proj, grads, pass);
+}
+// [query]
+
+LatentKeys::LatentKeys(const MlaShape& shape, std::unique_ptr<Linear> kv_a_proj, RmsNorm norm,
+                       std::unique_ptr<Linear> kv_b_proj, const Parameter& kv_b)
+    : shape_(shape),
+      kv_a_proj_(std::move(kv_a_proj)),
+      norm_(norm),
+      kv_b_proj_(std::move(kv_b_proj)),
+      kv_b_(&kv_b) {}
+
+// [keys]
+LatentKeys::Latent LatentKeys::compress(const Tensor& x, Saved& saved, const Pass& pass) const {
+  const int64_t R = x.size(0), C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
+  const Tensor both = kv_a_proj_->forward(x, saved.kv_a_proj, pass);  // [R, C + rope]
+  const Tensor c = Tensor::empty({R, C}, x.dtype(), "latent");
+  const Tensor k_rope = Tensor::empty({R, rope}, x.dtype());
+  ops::copy(c, both.narrow(1, 0, C));
+  ops::copy(k_rope, both.narrow(1, C, rope));
+  return {norm_.forward(c, saved.norm), k_rope};
+}
+
+Tensor LatentKeys::expand(const Tensor& c_kv, Saved& saved, const Pass& pass) const {
+  return kv_b_proj_->forward(c_kv, saved.kv_b_proj, pass);
+}
+
+Tensor LatentKeys::expand_backward(const Tensor& dkv, Saved& saved, Grads& grads,
+                                   const Pass& pass) const {
+  const Tensor dc_kv = kv_b_proj_->backward(dkv, saved.kv_b_proj, grads, pass);
+  return norm_.backward(dc_kv, saved.norm, grads, /*dresidual=*/{});
+}
+
+Tensor LatentKeys::compress_backward(const Tensor& dc, Saved& saved, Grads& grads,
+                                     const Pass& pass) const {
+  return kv_a_proj_->backward(dc, saved.kv_a_proj, grads, pass);
+}
+// [keys]
+
+Tensor LatentKeys::key_weight(int64_t head) const {
+  const int64_t rows = shape_.qk_nope_head_dim + shape_.v_head_dim;
+  return kv_b_->value.narrow(0, head * rows, shape_.qk_nope_head_dim);
+}
+
+Tensor LatentKeys::value_weight(int64_t head) const {
+  const int64_t nope = shape_.qk_nope_head_dim, rows = nope + shape_.v_head_dim;
+  return kv_b_->value.narrow(0, head * rows + nope, shape_.v_head_dim);
+}
+
+LatentAttention::LatentAttention(const MlaShape& shape, RmsNorm norm, LatentQuery query,
+                                 LatentKeys keys, const RopeTable& rope,
+                                 std::unique_ptr<CoreAttention> core,
+                                 std::unique_ptr<Linear> o_proj, const TensorRegion& region)
+    : shape_(shape),
+      norm_(norm),
+      query_(std::move(query)),
+      keys_(std::move(keys)),
+      rope_(rope),
+      core_(std::move(core)),
+      o_proj_(std::move(o_proj)),
+      region_(region) {}
+
+Tensor LatentAttention::rotated(const Tensor& qkv) const {
+  return qkv.narrow(2, 0, core_->num_heads())
+      .narrow(3, shape_.qk_nope_head_dim, shape_.qk_rope_head_dim);
+}
+
+// [forward]
+Tensor LatentAttention::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
+  Saved& kept = saved.emplace<Saved>();
+  if (saved.has<Attended>()) {
+    const Attended attended = saved.take<Attended>();
+    kept.core.out = attended.out;
+    kept.core.lse = attended.lse;
+  }
+  const Tensor normed = norm_.forward(x, kept.norm);                           // [R, H]
+  Tensor y = o_proj_->forward(attend(normed, kept, pass), kept.o_proj, pass);  // [R, H]
+  ops::add(y, x, y);
+  return y;
+}
+
+Tensor LatentAttention::attend(const Tensor& normed, Saved& kept, const Pass& pass) const {
+  const int64_t B = pass.num_samples, S = pass.positions.count();
+  const int64_t N = core_->num_heads(), D = core_->head_dim(), V = shape_.v_head_dim;
+  Tensor qkv = Tensor::empty({B, S, 3 * N, D}, normed.dtype(), "qkv");
+  ops::fill(qkv, 0);  // for the values' padding
+  fill_queries(qkv, normed, kept, pass);
+  fill_keys(qkv, normed, kept, pass);
+  kept.out = core_->forward(std::move(qkv), kept.core, pass);  // [B, S, N, D]
+  const Tensor heads = Tensor::empty({B, S, N, V}, normed.dtype(), "attention");
+  ops::copy(heads, kept.out.narrow(3, 0, V));
+  return heads.view({B * S, N * V});
+}
+
+void LatentAttention::fill_queries(const Tensor& qkv, const Tensor& normed, Saved& kept,
+                                   const Pass& pass) const {
+  const int64_t B = qkv.size(0), S = qkv.size(1), N = core_->num_heads(), D = core_->head_dim();
+  const Tensor q = query_.forward(normed, kept.query, pass);
+  ops::copy(qkv.narrow(2, 0, N), q.view({B, S, N, D}));
+  ops::rope(rotated(qkv), rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
+}
+
+void LatentAttention::fill_keys(const Tensor& qkv, const Tensor& normed, Saved& kept,
+                                const Pass& pass) const {
+  const int64_t B = qkv.size(0), S = qkv.size(1), N = core_->num_heads();
+  const int64_t nope = shape_.qk_nope_head_dim, rope = shape_.qk_rope_head_dim;
+  const int64_t V = shape_.v_head_dim;
+  const LatentKeys::Latent latent = keys_.compress(normed, kept.keys, pass);
+  Pending arriving = region_.enter(latent.k_rope, pass);  // while the latent is expanded
+  if (!region_.overlaps()) arriving.wait();
+  const Tensor kv = keys_.expand(latent.c_kv, kept.keys, pass).view({B, S, N, nope + V});
+  ops::copy(qkv.narrow(2, N, N).narrow(3, 0, nope), kv.narrow(3, 0, nope));
+  ops::copy(qkv.narrow(2, 2 * N, N).narrow(3, 0, V), kv.narrow(3, nope, V));
+  const Tensor k_rope = arriving.wait().view({B, S, 1, rope});
+  ops::rope(k_rope, rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
+  for (int64_t head = 0; head < N; ++head) {
+    ops::copy(qkv.narrow(2, N + head, 1).narrow(3, nope, rope), k_rope);
+  }
+}
+// [forward]
+
+// [keep]
+void LatentAttention::keep_through_recompute(BlockSaved& saved, BlockSaved& kept) const {
+  if (!core_->keeps_through_recompute()) return;
+  const CoreAttention::Saved& core = saved.get<Saved>().core;
+  kept.emplace<Attended>() = {core.out, core.lse};
+}
+// [keep]
+
+// [backward]
+Tensor LatentAttention::backward(const Tensor& dy, BlockSaved& saved, Grads& grads,
+                                 const Pass& pass) {
+  Saved kept = saved.take<Saved>();
+  const int64_t C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
+  const Projected d = attend_backward(o_proj_->backward(dy, kept.o_proj, grads, pass), kept, pass);
+  // Every rank has the gradient through its own heads; what all heads share gets the sum.
+  Pending dk_rope = region_.enter_backward(d.dk_rope);  // [R, rope]
+  if (!region_.overlaps()) dk_rope.wait();
+  const Tensor dnormed = query_.backward(d.dq, kept.query, grads, pass);        // [R, H]
+  const Tensor dlatent = keys_.expand_backward(d.dkv, kept.keys, grads, pass);  // [R, C]
+  const Tensor dc = Tensor::empty({dlatent.size(0), C + rope}, dy.dtype());
+  ops::copy(dc.narrow(1, 0, C), dlatent);
+  ops::copy(dc.narrow(1, C, rope), dk_rope.wait());
+  ops::add(dnormed, dnormed, keys_.compress_backward(dc, kept.keys, grads, pass));
+  return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/dy);
+}
+
+LatentAttention::Projected LatentAttention::attend_backward(const Tensor& dheads, Saved& kept,
+                                                            const Pass& pass) const {
+  const int64_t B = pass.num_samples, S = pass.positions.count();
+  const int64_t N = core_->num_heads(), D = core_->head_dim();
+  const int64_t nope = shape_.qk_nope_head_dim, V = shape_.v_head_dim;
+  const DType dtype = dheads.dtype();
+  Tensor dout = Tensor::zeros({B, S, N, D}, dtype);
+  ops::copy(dout.narrow(3, 0, V), dheads.view({B, S, N, V}));
+  const Tensor dqkv = core_->backward(dout, kept.core, pass);  // [B, S, 3N, D], maybe acc dtype
+  dout = {};
+  ops::rope(rotated(dqkv), rope_.cos, rope_.sin, pass.positions, /*inverse=*/true);
+  const Tensor dq = Tensor::empty({B, S, N, D}, dtype);
+  ops::copy(dq, dqkv.narrow(2, 0, N));
+  const Tensor dkv = Tensor::empty({B, S, N, nope + V}, dtype);
+  ops::copy(dkv.narrow(3, 0, nope), dqkv.narrow(2, N, N).narrow(3, 0, nope));
+  ops::copy(dkv.narrow(3, nope, V), dqkv.narrow(2, 2 * N, N).narrow(3, 0, V));
+  return {dq.view({B * S, N * D}), dkv.view({B * S, N * (nope + V)}),
+          shared_key_gradient(dqkv, dtype, pass)};
+}
+
+Tensor LatentAttention::shared_key_gradient(const Tensor& dqkv, DType dtype,
+                                            const Pass& pass) const {
+  const int64_t B = dqkv.size(0), S = dqkv.size(1), N = core_->num_heads();
+  const int64_t rope = shape_.qk_rope_head_dim;
+  const DType acc = accumulate_dtype(dtype);
+  const Tensor sum = Tensor::zeros({B, S, 1, rope}, acc), of_head = Tensor::empty(sum.shape(), acc);
+  for (int64_t head = 0; head < N; ++head) {
+    ops::copy(of_head, dqkv.narrow(2, N + head, 1).narrow(3, shape_.qk_nope_head_dim, rope));
+    ops::accumulate(sum, of_head);
+  }
+  ops::rope(sum, rope_.cos, rope_.sin, pass.positions, /*inverse=*/true);
+  const Tensor rounded = Tensor::empty({B * S, rope}, dtype);
+  ops::copy(rounded, sum.view(rounded.shape()));
+  return rounded;
+}
+// [backward]
+
+}  // namespace usp
