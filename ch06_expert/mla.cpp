@@ -1,5 +1,8 @@
 #include "mla.h"
 
+#include <cmath>
+
+#include "context_attention.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -71,7 +74,8 @@ Tensor LatentKeys::value_weight(int64_t head) const {
 LatentAttention::LatentAttention(const MlaShape& shape, RmsNorm norm, LatentQuery query,
                                  LatentKeys keys, const RopeTable& rope,
                                  std::unique_ptr<CoreAttention> core,
-                                 std::unique_ptr<Linear> o_proj, const TensorRegion& region)
+                                 std::unique_ptr<Linear> o_proj, const TensorRegion& region,
+                                 const ContextGroup& context)
     : shape_(shape),
       norm_(norm),
       query_(std::move(query)),
@@ -79,7 +83,8 @@ LatentAttention::LatentAttention(const MlaShape& shape, RmsNorm norm, LatentQuer
       rope_(rope),
       core_(std::move(core)),
       o_proj_(std::move(o_proj)),
-      region_(region) {}
+      region_(region),
+      context_(context) {}
 
 Tensor LatentAttention::rotated(const Tensor& qkv) const {
   return qkv.narrow(2, 0, core_->num_heads())
@@ -94,8 +99,10 @@ Tensor LatentAttention::forward(const Tensor& x, BlockSaved& saved, const Pass& 
     kept.core.out = attended.out;
     kept.core.lse = attended.lse;
   }
-  const Tensor normed = norm_.forward(x, kept.norm);                           // [R, H]
-  Tensor y = o_proj_->forward(attend(normed, kept, pass), kept.o_proj, pass);  // [R, H]
+  const Tensor normed = norm_.forward(x, kept.norm);  // [R, H]
+  const bool cached = pass.kv_cache != nullptr;
+  const Tensor heads = cached ? attend_cached(normed, pass) : attend(normed, kept, pass);
+  Tensor y = o_proj_->forward(heads, kept.o_proj, pass);  // [R, H]
   ops::add(y, x, y);
   return y;
 }
@@ -139,6 +146,64 @@ void LatentAttention::fill_keys(const Tensor& qkv, const Tensor& normed, Saved& 
   }
 }
 // [forward]
+
+// [cached]
+Tensor LatentAttention::attend_cached(const Tensor& normed, const Pass& pass) const {
+  const int64_t N = core_->num_heads(), C = shape_.kv_lora_rank, W = shape_.cached();
+  const int64_t V = shape_.v_head_dim;
+  const Tensor q = absorbed_queries(normed, pass);
+  const int64_t B = q.size(0), S = q.size(1);
+  const bool shares = context_.size() > 1;
+  const KvCache::Share share{context_.rank(), context_.size()};
+  const Tensor k = pass.kv_cache->append(this, latents(normed, pass), pass.positions, share);
+  const Positions keys(pass.kv_cache->first_position(share), k.size(1));
+  const DType acc = accumulate_dtype(q.dtype());
+  Tensor out = Tensor::empty({B, S, N, W}, shares ? acc : q.dtype());
+  const Tensor lse = Tensor::empty({B, N, S}, acc);
+  // Naive: latents are wider than heads, and than what blockwise attention takes on a GPU.
+  const Tensor probs = Tensor::empty({B, N, S, keys.count()}, q.dtype());
+  const double scale = 1 / std::sqrt(double(shape_.head_dim()));
+  ops::attention_forward(out, lse, probs, q, k, /*v=*/k, scale, pass.positions, keys,
+                         pass.documents);
+  if (shares) out = merge_shares(out, lse, q.dtype(), context_.cp());
+  const Tensor heads = Tensor::empty({B * S, N * V}, q.dtype());
+  out = out.view({B * S, N * W});  // of each head's W channels, C are a mean of latents
+  for (int64_t head = 0; head < N; ++head) {
+    ops::matmul(heads.narrow(1, head * V, V), out.narrow(1, head * W, C),
+                keys_.value_weight(head).transposed());
+  }
+  return heads;
+}
+
+Tensor LatentAttention::absorbed_queries(const Tensor& normed, const Pass& pass) const {
+  const int64_t B = pass.num_samples, S = pass.positions.count(), T = B * S;
+  const int64_t N = core_->num_heads(), D = core_->head_dim(), C = shape_.kv_lora_rank;
+  const int64_t nope = shape_.qk_nope_head_dim, rope = shape_.qk_rope_head_dim, W = C + rope;
+  LatentQuery::Saved dropped;
+  const Tensor q = query_.forward(normed, dropped, pass);  // [T, N D]
+  const Tensor absorbed = Tensor::empty({B, S, N, W}, q.dtype());
+  const Tensor rows = absorbed.view({T, N * W});
+  for (int64_t head = 0; head < N; ++head) {
+    ops::matmul(rows.narrow(1, head * W, C), q.narrow(1, head * D, nope), keys_.key_weight(head));
+  }
+  const Tensor turned = absorbed.narrow(3, C, rope);
+  ops::copy(turned, q.view({B, S, N, D}).narrow(3, nope, rope));
+  ops::rope(turned, rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
+  return absorbed;
+}
+
+Tensor LatentAttention::latents(const Tensor& normed, const Pass& pass) const {
+  const int64_t B = pass.num_samples, S = pass.positions.count();
+  const int64_t C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
+  LatentKeys::Saved dropped;
+  const LatentKeys::Latent latent = keys_.compress(normed, dropped, pass);
+  const Tensor both = Tensor::empty({B, S, 1, C + rope}, normed.dtype());
+  ops::copy(both.narrow(3, 0, C), latent.c_kv.view({B, S, 1, C}));
+  ops::copy(both.narrow(3, C, rope), latent.k_rope.view({B, S, 1, rope}));
+  ops::rope(both.narrow(3, C, rope), rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
+  return both;
+}
+// [cached]
 
 // [keep]
 void LatentAttention::keep_through_recompute(BlockSaved& saved, BlockSaved& kept) const {

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 
+#include "context_parallel.h"
 #include "layers.h"
 #include "tensor_region.h"
 #include "train/mla_shape.h"
@@ -88,7 +89,8 @@ class LatentAttention : public Segment {
  public:
   LatentAttention(const MlaShape& shape, RmsNorm norm, LatentQuery query, LatentKeys keys,
                   const RopeTable& rope, std::unique_ptr<CoreAttention> core,
-                  std::unique_ptr<Linear> o_proj, const TensorRegion& region);
+                  std::unique_ptr<Linear> o_proj, const TensorRegion& region,
+                  const ContextGroup& context);
   std::string_view name() const override { return "attention"; }
   Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
@@ -109,6 +111,12 @@ class LatentAttention : public Segment {
   };
 
   Tensor attend(const Tensor& normed, Saved& kept, const Pass& pass) const;  ///< -> [T, N V]
+  /// The same of a text that grows. The cache holds [latent | rotated key], C + rope numbers of a
+  /// position for all heads. A head's score q · (W_k c) is (W_kᵀ q) · c: the query goes to the
+  /// space of latents, and what it finds there comes out through the weight of the values, once.
+  Tensor attend_cached(const Tensor& normed, const Pass& pass) const;
+  Tensor absorbed_queries(const Tensor& normed, const Pass& pass) const;  ///< [B, S, N, C + rope]
+  Tensor latents(const Tensor& normed, const Pass& pass) const;           ///< [B, S, 1, C + rope]
   void fill_queries(const Tensor& qkv, const Tensor& normed, Saved& kept, const Pass& pass) const;
   void fill_keys(const Tensor& qkv, const Tensor& normed, Saved& kept, const Pass& pass) const;
 
@@ -132,6 +140,7 @@ class LatentAttention : public Segment {
   std::unique_ptr<CoreAttention> core_;
   std::unique_ptr<Linear> o_proj_;
   TensorRegion region_;
+  ContextGroup context_;
 };
 // [latent_attention]
 

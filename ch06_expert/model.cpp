@@ -140,7 +140,8 @@ std::unique_ptr<Segment> Llama::latent_attention(int64_t layer, ParameterList& p
   auto core = make_core_attention(region.heads(N), region.heads(N), D, options_.probabilities,
                                   options_.context);
   return std::make_unique<LatentAttention>(mla, input, std::move(query), std::move(keys), rope_,
-                                           std::move(core), make_row_parallel(o, region), region);
+                                           std::move(core), make_row_parallel(o, region), region,
+                                           options_.context);
 }
 // [latent]
 
