@@ -1,5 +1,6 @@
 #include "mla.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "context_attention.h"
@@ -19,9 +20,9 @@ Tensor LatentQuery::forward(const Tensor& x, Saved& saved, const Pass& pass) con
 }
 
 Tensor LatentQuery::backward(const Tensor& dq, Saved& saved, Grads& grads, const Pass& pass) const {
-  const Tensor dc_q = q_b_proj_->backward(dq, saved.q_b_proj, grads, pass);
-  if (!q_a_proj_) return dc_q;
-  const Tensor dc = norm_->backward(dc_q, saved.norm, grads, /*dresidual=*/{});
+  Tensor dc = q_b_proj_->backward(dq, saved.q_b_proj, grads, pass);
+  if (!q_a_proj_) return dc;
+  dc = norm_->backward(dc, saved.norm, grads, /*dresidual=*/{});
   return q_a_proj_->backward(dc, saved.q_a_proj, grads, pass);
 }
 // [query]
@@ -218,12 +219,14 @@ Tensor LatentAttention::backward(const Tensor& dy, BlockSaved& saved, Grads& gra
                                  const Pass& pass) {
   Saved kept = saved.take<Saved>();
   const int64_t C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
-  const Projected d = attend_backward(o_proj_->backward(dy, kept.o_proj, grads, pass), kept, pass);
+  Projected d = attend_backward(o_proj_->backward(dy, kept.o_proj, grads, pass), kept, pass);
   // Every rank has the gradient through its own heads; what all heads share gets the sum.
   Pending dk_rope = region_.enter_backward(d.dk_rope);  // [R, rope]
   if (!region_.overlaps()) dk_rope.wait();
-  const Tensor dnormed = query_.backward(d.dq, kept.query, grads, pass);        // [R, H]
+  const Tensor dnormed = query_.backward(d.dq, kept.query, grads, pass);  // [R, H]
+  d.dq = {};
   const Tensor dlatent = keys_.expand_backward(d.dkv, kept.keys, grads, pass);  // [R, C]
+  d.dkv = {};
   const Tensor dc = Tensor::empty({dlatent.size(0), C + rope}, dy.dtype());
   ops::copy(dc.narrow(1, 0, C), dlatent);
   ops::copy(dc.narrow(1, C, rope), dk_rope.wait());
@@ -267,5 +270,164 @@ Tensor LatentAttention::shared_key_gradient(const Tensor& dqkv, DType dtype,
   return rounded;
 }
 // [backward]
+
+namespace {
+
+int64_t sum_of(const std::vector<NamedBytes>& tensors) {
+  int64_t bytes = 0;
+  for (const NamedBytes& tensor : tensors) bytes += tensor.bytes;
+  return bytes;
+}
+
+/// Of a linear layer, or norm, that works on a rank's own rows.
+PassShape own_rows(const PassShape& shape) { return {1, shape.rows(), shape.dtype}; }
+
+/// The rows of x that a linear layer gathered for its weight's gradient.
+int64_t gathered_again(const Footprint& linear, const PassShape& shape) {
+  const bool again = linear.keeps_x && shape.row_shares > 1;
+  return again ? linear.held - linear.output.bytes : 0;
+}
+
+/// What is alive while pieces run one after the other, and the most that was.
+class Alive {
+ public:
+  void take(int64_t bytes) { at_most(bytes), bytes_ += bytes; }
+  void release(int64_t bytes) { bytes_ -= bytes; }
+  void at_most(int64_t more) { most_ = std::max(most_, bytes_ + more); }
+  /// A piece's forward pass; what it keeps and returns stays.
+  void run(const Footprint& piece) {
+    const int64_t kept = sum_of(piece.kept);
+    at_most(kept + piece.forward_peak);
+    bytes_ += kept + piece.output.bytes;
+  }
+  int64_t most() const { return most_; }
+
+ private:
+  int64_t bytes_ = 0, most_ = 0;
+};
+
+}  // namespace
+
+// [footprint]
+Footprint LatentQuery::footprint(const PassShape& shape) const {
+  const Footprint q_b = q_b_proj_->footprint(shape);
+  const int64_t again = gathered_again(q_b, shape);
+  if (!q_a_proj_) {
+    Footprint result = q_b;
+    result.held_dy = again;
+    result.split_peak = q_b.backward_peak;
+    return result;
+  }
+  const Footprint q_a = q_a_proj_->footprint(own_rows(shape)), norm = norm_->footprint(shape);
+  const int64_t c_q = norm.output.bytes, dc = c_q;  // normed; before the norm it has as many
+  Footprint result{.output = q_b.output};
+  result.keep(norm.kept, q_a.output);
+  result.keep(q_b.kept, q_b.keeps_x ? norm.output : NamedBytes{});
+  result.forward_peak = q_b.forward_peak + (q_b.keeps_x ? 0 : c_q);
+  result.backward_peak =
+      std::max({q_b.backward_peak, dc + norm.backward_peak, dc + q_a.backward_peak});
+  result.held = q_a.held + norm.held + q_b.held;
+  result.held_dy = 2 * dc + again;
+  result.split_peak = std::max(q_b.backward_peak, result.held_dy + q_a.backward_peak);
+  return result;
+}
+
+LatentKeys::Footprints LatentKeys::footprints(const PassShape& shape) const {
+  return {kv_a_proj_->footprint(own_rows(shape)), norm_.footprint(shape),
+          kv_b_proj_->footprint(shape)};
+}
+
+LatentAttention::Parts LatentAttention::parts(const PassShape& shape) const {
+  const int64_t T = shape.tokens(), N = core_->num_heads(), D = core_->head_dim();
+  const int64_t rope = shape_.qk_rope_head_dim, gathered = shape.row_shares > 1 ? 1 : 0;
+  const LatentKeys::Footprints keys = keys_.footprints(shape);
+  return {.norm = norm_.footprint(shape),
+          .query = query_.footprint(shape),
+          .keys = keys,
+          .core = core_->footprint(shape),
+          .o_proj = o_proj_->footprint(shape),
+          .heads = T * N * shape_.v_head_dim * shape.own(),
+          .qkv = T * 3 * N * D * shape.own(),
+          .dqkv = T * 3 * N * D * shape.acc(),
+          .k_rope = T * rope * shape.own(),
+          .own_k_rope = gathered * shape.rows() * rope * shape.own(),
+          .sum_k_rope = T * rope * shape.acc(),
+          .gathered_latent = gathered_again(keys.kv_b_proj, shape)};
+}
+
+int64_t LatentAttention::forward_most(const Parts& parts) const {
+  const auto& [kv_a, kv_norm, kv_b] = parts.keys;
+  Alive alive;
+  alive.take(sum_of(parts.norm.kept) + parts.norm.output.bytes);
+  alive.take(parts.qkv);
+  alive.run(parts.query);
+  alive.release(parts.query.output.bytes);
+  alive.take(kv_a.output.bytes);
+  const int64_t c = kv_norm.output.bytes;
+  const int64_t k_rope = kv_a.output.bytes - c;  // of this rank's rows
+  alive.take(c + k_rope + sum_of(kv_norm.kept) + c);
+  alive.release(kv_a.output.bytes);
+  const int64_t gathered = parts.own_k_rope > 0 ? parts.k_rope : 0;
+  alive.take(gathered);
+  alive.run(kv_b);
+  alive.release(kv_b.output.bytes + gathered + k_rope + (kv_b.keeps_x ? 0 : c));
+  alive.release(parts.qkv);  // which core's own footprint has
+  alive.run(parts.core);
+  alive.take(parts.heads);
+  alive.run(parts.o_proj);
+  return alive.most();
+}
+
+int64_t LatentAttention::backward_most(const Parts& parts, bool split) const {
+  const auto& [kv_a, kv_norm, kv_b] = parts.keys;
+  const int64_t dout = parts.qkv / 3, dq = parts.query.output.bytes, dkv = kv_b.output.bytes;
+  const int64_t dnormed = parts.norm.output.bytes, dlatent = kv_norm.output.bytes;
+  const auto unless_split = [&](int64_t bytes) { return split ? 0 : bytes; };
+  Alive alive;
+  alive.at_most(parts.o_proj.backward_peak);
+  if (split) alive.take(parts.o_proj.held_dy);
+  alive.take(parts.heads);  // their gradient, like those that follow
+  alive.take(dout);
+  alive.at_most(parts.core.backward_peak);
+  alive.release(dout);
+  alive.take(parts.dqkv);
+  alive.take(dq + dkv + 2 * parts.sum_k_rope + parts.k_rope);
+  alive.release(2 * parts.sum_k_rope + parts.dqkv + parts.heads);
+  alive.take(parts.own_k_rope);
+  alive.at_most(split ? parts.query.split_peak : parts.query.backward_peak);
+  if (split) alive.take(parts.query.held_dy);
+  alive.take(dnormed);
+  alive.release(unless_split(dq));
+  alive.at_most(kv_b.backward_peak);
+  if (split) alive.take(parts.gathered_latent);
+  alive.take(2 * dlatent);
+  alive.release(unless_split(dlatent + dkv));
+  alive.take(kv_a.output.bytes);
+  alive.at_most(std::max(kv_a.backward_peak, parts.norm.backward_peak));
+  return alive.most();
+}
+
+Footprint LatentAttention::footprint(const PassShape& shape) const {
+  const Parts parts = this->parts(shape);
+  const auto& [kv_a, kv_norm, kv_b] = parts.keys;
+  Footprint result{.kept_through_recompute = parts.core.kept_through_recompute,
+                   .output = parts.o_proj.output,
+                   .recomputed = parts.core.recomputed};
+  result.keep(parts.norm.kept, parts.norm.output);
+  result.keep(parts.query.kept);
+  result.keep(kv_norm.kept, {"latent", kv_norm.output.bytes});
+  result.keep(kv_b.kept, kv_b.keeps_x ? kv_norm.output : NamedBytes{});
+  result.keep(parts.core.kept, {"attention", parts.heads});
+  result.keep(parts.o_proj.kept);
+  result.forward_peak = forward_most(parts) - sum_of(result.kept);
+  result.backward_peak = backward_most(parts, /*split=*/false);
+  // The projections to both latents read the same rows of x.
+  const bool same_x = shape_.q_lora_rank > 0 || shape.row_shares == 1;
+  result.held = parts.norm.held + parts.query.held + kv_a.held + kv_norm.held + kv_b.held +
+                parts.o_proj.held - (same_x ? parts.norm.output.bytes : 0);
+  result.split_peak = backward_most(parts, /*split=*/true);
+  return result;
+}
+// [footprint]
 
 }  // namespace usp

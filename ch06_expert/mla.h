@@ -32,9 +32,9 @@ class LatentQuery {
   Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) const;  ///< [R, H] -> [T, N D]
   Tensor backward(const Tensor& dq, Saved& saved, Grads& grads,
                   const Pass& pass) const;  ///< [T, N D] -> [R, H]
+  Footprint footprint(const PassShape& shape) const;
 
  private:
-  friend class LatentFootprint;
   std::unique_ptr<Linear> q_a_proj_;
   std::optional<RmsNorm> norm_;
   std::unique_ptr<Linear> q_b_proj_;
@@ -69,8 +69,12 @@ class LatentKeys {
   Tensor key_weight(int64_t head) const;    ///< [nope, C]
   Tensor value_weight(int64_t head) const;  ///< [V, C]
 
+  struct Footprints {
+    Footprint kv_a_proj, norm, kv_b_proj;
+  };
+  Footprints footprints(const PassShape& shape) const;
+
  private:
-  friend class LatentFootprint;
   MlaShape shape_;
   std::unique_ptr<Linear> kv_a_proj_;
   RmsNorm norm_;
@@ -95,6 +99,7 @@ class LatentAttention : public Segment {
   Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
   void keep_through_recompute(BlockSaved& saved, BlockSaved& kept) const override;
+  Footprint footprint(const PassShape& shape) const override;
 
  private:
   struct Saved {
@@ -131,6 +136,18 @@ class LatentAttention : public Segment {
   Tensor shared_key_gradient(const Tensor& dqkv, DType dtype, const Pass& pass) const;
 
   Tensor rotated(const Tensor& qkv) const;  ///< the queries' channels that RoPE turns
+
+  /// Footprints of the pieces, and bytes of the tensors between them.
+  struct Parts {
+    Footprint norm, query;
+    LatentKeys::Footprints keys;
+    Footprint core, o_proj;
+    int64_t heads, qkv, dqkv, k_rope, own_k_rope, sum_k_rope, gathered_latent;
+  };
+  Parts parts(const PassShape& shape) const;
+  int64_t forward_most(const Parts& parts) const;
+  /// `split`: what weights' gradients read stays.
+  int64_t backward_most(const Parts& parts, bool split) const;
 
   MlaShape shape_;
   RmsNorm norm_;

@@ -396,6 +396,88 @@ TEST_CASE("a text is continued from cached latents that ranks share out, or from
   }
 }
 
+// ---- memory and operations
+
+/// Runs a block forward and backward on meta.
+void check_footprint(const ModelConfig& config, const PassShape& shape,
+                     Probabilities probabilities) {
+  OnDevice meta(Device::meta);
+  const Llama llama(config, {shape.seq_len, shape.dtype, probabilities});
+  Model model([&](int64_t block, ParameterList& list) { return llama.build(block, list); },
+              {{1, 2}});
+  model.parameters().allocate(shape.dtype, 1);
+  Grads grads(model.parameters());
+  grads.begin_window(1);
+  Pass pass;
+  pass.num_samples = shape.num_samples;
+  pass.positions = Positions(0, shape.seq_len);
+  Segment& attention = *model.chunk(0)[0][0];
+  const Footprint expected = attention.footprint(shape);
+  const int64_t kept =
+      std::accumulate(expected.kept.begin(), expected.kept.end(), int64_t{0},
+                      [](int64_t sum, const NamedBytes& part) { return sum + part.bytes; });
+  Allocator& allocator = meta.allocator();
+  const Tensor x = Tensor::empty({shape.tokens(), config.hidden_size}, shape.dtype);
+  int64_t live = allocator.live_bytes(Category::activations);
+  allocator.reset_peaks();
+  BlockSaved saved;
+  Tensor y = attention.forward(x, saved, pass);
+  REQUIRE(y.bytes() == expected.output.bytes);
+  REQUIRE(allocator.live_bytes(Category::activations) - live == kept + y.bytes());
+  REQUIRE(allocator.peak_bytes(Category::activations) - live == kept + expected.forward_peak);
+  live = allocator.live_bytes(Category::activations);
+  allocator.reset_peaks();
+  Grads::Deferred weights;
+  for (bool split : {false, true}) {
+    if (split) attention.forward(x, saved, pass), grads.begin_window(1), grads.defer_to(&weights);
+    allocator.reset_peaks();
+    attention.backward(y, saved, grads, pass);
+    const int64_t most =
+        split ? std::max(expected.split_peak, expected.backward_peak) : expected.backward_peak;
+    REQUIRE(allocator.peak_bytes(Category::activations) - live == expected.recomputed + most);
+  }
+  const int64_t own = x.bytes() + y.bytes();  // alive anyway, and of what is held
+  REQUIRE(allocator.live_bytes(Category::activations) + kept - live - expected.held == -own);
+}
+
+TEST_CASE("latent attention asks for the bytes that its footprint says, and for no more") {
+  ModelConfig whole_values = tiny_latent(9), wide = tiny_latent(9), wide_latent = tiny_latent(60);
+  whole_values.mla.v_head_dim = whole_values.mla.head_dim();
+  wide.mla.qk_nope_head_dim = 30;
+  wide_latent.mla.kv_lora_rank = 90;
+  for (DType dtype : kFloatDTypes) {
+    for (Probabilities probabilities :
+         {Probabilities::never_whole, Probabilities::stored, Probabilities::recomputed}) {
+      for (const ModelConfig& m :
+           {tiny_latent(0), tiny_latent(9), whole_values, wide, wide_latent}) {
+        for (int64_t seq_len : {1, 5, 40}) {
+          CAPTURE(name(dtype), int(probabilities), m.mla.q_lora_rank, m.mla.kv_lora_rank,
+                  m.mla.qk_nope_head_dim, m.mla.v_head_dim, seq_len);
+          check_footprint(m, {3, seq_len, dtype}, probabilities);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("states, activations and operations of a rank are those of the formulas") {
+  for (const LatentCase& c : latent_cases(20)) {
+    for (const char* dtype : {"f64", "bf16"}) {
+      CAPTURE(c.name(), dtype);
+      TrainConfig config = latent_config(c);
+      config.dtype = dtype;
+      const Prediction prediction = predict(config);
+      const Simulation simulation = simulate(config);
+      CHECK(prediction.parameters == num_parameters(config.model));
+      CHECK(prediction.states.weights == simulation.states.weights);
+      CHECK(prediction.states.gradients == simulation.states.gradients);
+      CHECK(prediction.states.optimizer == simulation.states.optimizer);
+      CHECK(prediction.saved_bytes() == simulation.saved_bytes());
+      CHECK(prediction.peak_activations == simulation.peak_activations);
+    }
+  }
+}
+
 // ---- what is refused
 
 /// Parses and checks the flags, for a model of four heads of 8 channels.
