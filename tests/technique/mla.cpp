@@ -462,10 +462,17 @@ TEST_CASE("latent attention asks for the bytes that its footprint says, and for 
 
 TEST_CASE("states, activations and operations of a rank are those of the formulas") {
   for (const LatentCase& c : latent_cases(20)) {
-    for (const char* dtype : {"f64", "bf16"}) {
-      CAPTURE(c.name(), dtype);
+    // Where heads or latents are wide, attention asks for most.
+    for (const auto& [dtype, heads, latents] :
+         {std::tuple{"f64", 1, 1}, {"f64", 8, 1}, {"bf16", 8, 1}, {"bf16", 1, 16}}) {
+      CAPTURE(c.name(), dtype, heads, latents);
       TrainConfig config = latent_config(c);
       config.dtype = dtype;
+      MlaShape& mla = config.model.mla;
+      for (int64_t* width : {&mla.qk_nope_head_dim, &mla.qk_rope_head_dim, &mla.v_head_dim}) {
+        *width *= heads;
+      }
+      for (int64_t* width : {&mla.q_lora_rank, &mla.kv_lora_rank}) *width *= latents;
       const Prediction prediction = predict(config);
       const Simulation simulation = simulate(config);
       CHECK(prediction.parameters == num_parameters(config.model));
@@ -474,6 +481,27 @@ TEST_CASE("states, activations and operations of a rank are those of the formula
       CHECK(prediction.states.optimizer == simulation.states.optimizer);
       CHECK(prediction.saved_bytes() == simulation.saved_bytes());
       CHECK(prediction.peak_activations == simulation.peak_activations);
+    }
+  }
+}
+
+TEST_CASE("the operations of a rank with latent attention are its share of the model's") {
+  for (const auto& [attention, recompute] :
+       {std::pair{"naive", "none"}, {"naive", "selective"}, {"blockwise", "full"}}) {
+    for (const auto& [tp, cp] : {std::pair{1, 1}, {1, 2}, {2, 1}, {2, 2}}) {
+      LatentCase c{
+          {{tp, 1, 4, tp > 1 ? "again" : "off", false, 0, recompute, attention, "none", 2}}};
+      c.cp = cp;
+      CAPTURE(c.name());
+      TrainConfig config = latent_config(c);
+      config.model.vocab_size = 64;  // equal shards
+      const Prediction prediction = predict(config);
+      const Simulation simulation = simulate(config);
+      CHECK(simulation.flops == Approx(prediction.flops + prediction.recomputed_flops));
+      CHECK(simulation.recomputed_flops == Approx(prediction.recomputed_flops));
+      if (tp == 1) continue;
+      config.tensor_parallel.sequence_parallel = false;  // every rank makes the latents of all rows
+      CHECK(simulate(config).flops > prediction.flops + prediction.recomputed_flops);
     }
   }
 }
