@@ -5,6 +5,7 @@
 
 #include "context_attention.h"
 #include "tensor/runtime.h"
+#include "tensor_parallel.h"
 
 namespace usp {
 
@@ -429,5 +430,82 @@ Footprint LatentAttention::footprint(const PassShape& shape) const {
   return result;
 }
 // [footprint]
+
+namespace {
+
+/// Adds a layer's weights to the list.
+class LatentWeights {
+ public:
+  LatentWeights(const ModelConfig& config, const LatentOptions& options, ParameterList& parameters)
+      : config_(config), options_(options), parameters_(parameters) {}
+
+  Parameter& add(const char* name, const Shape& shape, double init_std) {
+    return parameters_.add(options_.prefix + name + ".weight", shape, init_std);
+  }
+  Parameter& add(const char* name, const Shape& shape) {
+    return add(name, shape, options_.init_std);
+  }
+  RmsNorm norm(const char* name, int64_t width) {
+    Parameter& weight = add(name, {width}, 0);
+    options_.region.replicate(weight);
+    return RmsNorm(weight, config_.rms_norm_eps);
+  }
+  /// A rank's own rows of x, with all of W.
+  std::unique_ptr<Linear> on_own_rows(const char* name, int64_t width) {
+    Parameter& weight = add(name, {width, config_.hidden_size});
+    options_.region.replicate(weight);
+    return std::make_unique<Linear>(std::vector<Parameter*>{&weight}, "latent");
+  }
+  LatentQuery query();
+  LatentKeys keys();
+
+ private:
+  const ModelConfig& config_;
+  const LatentOptions& options_;
+  ParameterList& parameters_;
+};
+
+LatentQuery LatentWeights::query() {
+  const int64_t Q = config_.mla.q_lora_rank, width = config_.num_heads * config_.mla.head_dim();
+  const auto heads = [&](const char* name, int64_t input) {
+    return make_column_parallel({&add(name, {width, input})}, "q", options_.region);
+  };
+  if (Q == 0) return {nullptr, std::nullopt, heads("self_attn.q_proj", config_.hidden_size)};
+  auto q_a = on_own_rows("self_attn.q_a_proj", Q);
+  const RmsNorm normed = norm("self_attn.q_a_layernorm", Q);
+  return {std::move(q_a), normed, heads("self_attn.q_b_proj", Q)};
+}
+
+LatentKeys LatentWeights::keys() {
+  const MlaShape& mla = config_.mla;
+  auto kv_a = on_own_rows("self_attn.kv_a_proj_with_mqa", mla.cached());
+  const RmsNorm normed = norm("self_attn.kv_a_layernorm", mla.kv_lora_rank);
+  const int64_t width = config_.num_heads * (mla.qk_nope_head_dim + mla.v_head_dim);
+  Parameter& kv_b = add("self_attn.kv_b_proj", {width, mla.kv_lora_rank});
+  auto kv_b_proj = make_column_parallel({&kv_b}, "kv", options_.region);
+  return {mla, std::move(kv_a), normed, std::move(kv_b_proj), kv_b};
+}
+
+}  // namespace
+
+// [make]
+std::unique_ptr<Segment> make_latent_attention(const ModelConfig& config,
+                                               const LatentOptions& options,
+                                               ParameterList& parameters) {
+  const int64_t heads = options.region.heads(config.num_heads);
+  LatentWeights weights(config, options, parameters);
+  const RmsNorm norm = weights.norm("input_layernorm", config.hidden_size);
+  LatentQuery query = weights.query();
+  LatentKeys keys = weights.keys();
+  Parameter& o = weights.add("self_attn.o_proj",
+                             {config.hidden_size, config.num_heads * config.mla.v_head_dim},
+                             options.output_init_std);
+  auto core = make_core_attention(heads, heads, config.mla.head_dim(), options.probabilities,
+                                  options.context);
+  return std::make_unique<LatentAttention>(
+      config.mla, norm, std::move(query), std::move(keys), options.rope, std::move(core),
+      make_row_parallel(o, options.region), options.region, options.context);
+}
+// [make]
 
 }  // namespace usp

@@ -2,11 +2,12 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "context_parallel.h"
 #include "layers.h"
 #include "tensor_region.h"
-#include "train/mla_shape.h"
+#include "train/model_config.h"
 
 /// Multi-head latent attention: keys and values of all heads are made of one narrow vector of each
 /// position, and a cache holds that vector. DeepSeek-AI, DeepSeek-V2 (2024).
@@ -160,5 +161,19 @@ class LatentAttention : public Segment {
   ContextGroup context_;
 };
 // [latent_attention]
+
+/// How a layer's latent attention is run.
+struct LatentOptions {
+  std::string prefix;                ///< of the names of its weights, such as "model.layers.0."
+  double init_std, output_init_std;  ///< of its weights; of o_proj's
+  Probabilities probabilities;
+  RopeTable rope;        ///< of qk_rope_head_dim channels
+  TensorRegion region;   ///< shares out its heads
+  ContextGroup context;  ///< shares out the tokens of a sample
+};
+/// The first half of a layer, whose weights it adds to the list.
+std::unique_ptr<Segment> make_latent_attention(const ModelConfig& config,
+                                               const LatentOptions& options,
+                                               ParameterList& parameters);
 
 }  // namespace usp

@@ -80,7 +80,12 @@ Parameter& Llama::tied_table(ParameterList& parameters) const {
 // [attention]
 std::unique_ptr<Segment> Llama::attention(int64_t layer, ParameterList& parameters) const {
   // [attention_kind]
-  if (config_.mla.on()) return latent_attention(layer, parameters);
+  if (config_.mla.on()) {
+    return make_latent_attention(config_,
+                                 {layer_name(layer, ""), kInitStd, residual_init_std(config_),
+                                  options_.probabilities, rope_, options_.region, options_.context},
+                                 parameters);
+  }
   // [attention_kind]
   const int64_t H = config_.hidden_size, D = config_.head_dim();
   const int64_t N = config_.num_heads, G = config_.num_kv_heads;
@@ -101,49 +106,6 @@ std::unique_ptr<Segment> Llama::attention(int64_t layer, ParameterList& paramete
                                      rope_, std::move(core), std::move(o_proj));
 }
 // [attention]
-
-// [latent]
-std::unique_ptr<Segment> Llama::latent_attention(int64_t layer, ParameterList& parameters) const {
-  const MlaShape& mla = config_.mla;
-  const TensorRegion& region = options_.region;
-  const int64_t H = config_.hidden_size, N = config_.num_heads, D = mla.head_dim();
-  const int64_t Q = mla.q_lora_rank, C = mla.kv_lora_rank, V = mla.v_head_dim;
-  const auto weight = [&](const char* name, const Shape& shape, double init_std) -> Parameter& {
-    return parameters.add(layer_name(layer, name), shape, init_std);
-  };
-  const auto norm = [&](const char* name, int64_t width) {
-    Parameter& added = weight(name, {width}, 0);
-    region.replicate(added);
-    return RmsNorm(added, config_.rms_norm_eps);
-  };
-  const auto on_own_rows = [&](const char* name, int64_t width) {
-    Parameter& added = weight(name, {width, H}, kInitStd);
-    region.replicate(added);
-    return std::make_unique<Linear>(std::vector<Parameter*>{&added}, "latent");
-  };
-  const RmsNorm input = norm("input_layernorm.weight", H);
-  std::unique_ptr<Linear> q_a;
-  std::optional<RmsNorm> q_norm;
-  if (Q > 0) {
-    q_a = on_own_rows("self_attn.q_a_proj.weight", Q);
-    q_norm = norm("self_attn.q_a_layernorm.weight", Q);
-  }
-  const char* q_name = Q > 0 ? "self_attn.q_b_proj.weight" : "self_attn.q_proj.weight";
-  Parameter& q_b = weight(q_name, {N * D, Q > 0 ? Q : H}, kInitStd);
-  auto kv_a = on_own_rows("self_attn.kv_a_proj_with_mqa.weight", mla.cached());
-  const RmsNorm kv_norm = norm("self_attn.kv_a_layernorm.weight", C);
-  Parameter& kv_b =
-      weight("self_attn.kv_b_proj.weight", {N * (mla.qk_nope_head_dim + V), C}, kInitStd);
-  Parameter& o = weight("self_attn.o_proj.weight", {H, N * V}, residual_init_std(config_));
-  LatentQuery query(std::move(q_a), q_norm, make_column_parallel({&q_b}, "q", region));
-  LatentKeys keys(mla, std::move(kv_a), kv_norm, make_column_parallel({&kv_b}, "kv", region), kv_b);
-  auto core = make_core_attention(region.heads(N), region.heads(N), D, options_.probabilities,
-                                  options_.context);
-  return std::make_unique<LatentAttention>(mla, input, std::move(query), std::move(keys), rope_,
-                                           std::move(core), make_row_parallel(o, region), region,
-                                           options_.context);
-}
-// [latent]
 
 // [mlp]
 std::unique_ptr<Segment> Llama::mlp(int64_t layer, ParameterList& parameters) const {

@@ -40,10 +40,6 @@ class Llama {
   std::unique_ptr<Segment> embedding(ParameterList& parameters) const;
   /// The first half of a transformer layer; layers count from 0.
   std::unique_ptr<Segment> attention(int64_t layer, ParameterList& parameters) const;
-  // [latent]
-  /// The same as multi-head latent attention.
-  std::unique_ptr<Segment> latent_attention(int64_t layer, ParameterList& parameters) const;
-  // [latent]
   /// The second half.
   std::unique_ptr<Segment> mlp(int64_t layer, ParameterList& parameters) const;
   // [experts]

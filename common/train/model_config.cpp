@@ -126,6 +126,16 @@ int64_t ModelConfig::attention_weights() const {
   return hidden_size * 2 * (num_heads + num_kv_heads) * head_dim();
 }
 
+int64_t ModelConfig::attention_inputs() const {
+  if (!mla.on()) return hidden_size;
+  return (mla.q_lora_rank > 0 ? mla.q_lora_rank : hidden_size) + mla.cached();
+}
+
+int64_t ModelConfig::latent_weights() const {
+  if (!mla.on()) return 0;
+  return mla.norm_weights() + hidden_size * (mla.q_lora_rank + mla.cached());
+}
+
 /// Of latent attention, which not every program offers.
 void ModelConfig::validate_latent(const Args& args) {
   if (!mla.on()) return;

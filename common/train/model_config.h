@@ -42,6 +42,10 @@ struct ModelConfig {
   int64_t rotary_dim() const { return mla.on() ? mla.qk_rope_head_dim : head_dim(); }
   /// Weights of one layer's attention that multiply activations.
   int64_t attention_weights() const;
+  /// Numbers of a token that one layer's attention reads where its heads are shared out.
+  int64_t attention_inputs() const;
+  /// Weights of one layer's attention that are not any head's: those that make latents.
+  int64_t latent_weights() const;
 
   void bind(Args& args);
   /// Fills what the command line left open from the preset, and checks the result; throws

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "context_parity.h"
 #include "memory.h"
 #include "pipeline_parity.h"
 #include "run/sample.h"
@@ -263,7 +264,13 @@ TEST_CASE("latent attention over tp, cp and pp is training on one rank") {
     run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
       const Mesh mesh(world, config.mesh());
       Trainer trainer(config, &dataset, mesh);
+      const ContextTraffic over_cp = sent_over_cp(world);
+      const TensorTraffic over_tp = sent_over_tp(world);
       const TrainedState found = train(trainer, kSteps, nullptr);
+      if (c.pp == 1) {  // the formulas are of a whole model
+        check_tensor_traffic(world, config, over_tp, kSteps, c.name());
+        check_context_traffic(world, config, over_cp, kSteps, c.name());
+      }
       expect_close(found.losses, expected.losses, 1e-10, c.name() + ": loss");
       expect_close(found.grad_norms, expected.grad_norms, 1e-10, c.name() + ": gradient norm");
       expect_same_parameters(trainer, expected, 1e-10, c.name());
