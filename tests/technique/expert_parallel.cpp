@@ -42,8 +42,8 @@ TEST_CASE("experts over ranks are experts on one rank, in every layout") {
   for (size_t i = 0; i < cases.size(); i += step) check_parity(cases[i], text);
 }
 
-/// As StepMetrics' gradient of one step: experts alone, each on whichever rank has it.
-void check_expert_gradients(const ExpertCase& c, const ExpertText& text) {
+/// After one step, each expert's gradient on whichever rank has the expert.
+void check_expert_gradients(const ExpertCase& c, const ExpertText& text, double tolerance = 1e-10) {
   CAPTURE(c.name());
   const ExpertResult expected = expert_reference(c, text.dataset, /*steps=*/1);
   std::map<std::string, Values> gradients;
@@ -60,8 +60,8 @@ void check_expert_gradients(const ExpertCase& c, const ExpertText& text) {
     for (size_t i = 0; i < parameters.size(); ++i) {
       const Parameter& parameter = parameters[i];
       if (parameter.name.find(".experts.") == std::string::npos) continue;
-      expect_part(parameter.shard.grad, gradients.at(parameter.name + ".grad"), parameter, 1e-10,
-                  c.name() + ": gradient of " + parameter.name);
+      expect_part(parameter.shard.grad, gradients.at(parameter.name + ".grad"), parameter,
+                  tolerance, c.name() + ": gradient of " + parameter.name);
       ++compared;
     }
     USP_CHECK(compared == 3 * c.num_layers() * c.experts / c.ep, "{} weights", compared);
@@ -124,33 +124,16 @@ TEST_CASE("ZeRO-3 shares out an expert over the ranks that hold it, apart from d
   }
 }
 
-TEST_CASE("in f32 and bf16, experts over ranks begin as experts on one rank") {
+TEST_CASE("in f32 and bf16 experts over ranks have the gradients of one rank") {
   const ExpertText text;
-  for (const auto& [dtype, tolerance] : {std::pair("f32", 1e-5), {"bf16", 1e-2}}) {
+  for (const auto& [dtype, tolerance] : {std::pair("f32", 1e-4), {"bf16", 5e-2}}) {
     ExpertCase c = plain_experts(4, 4);
+    c.experts = 8;
+    c.dtype = dtype;
     c.shared = 1;
     c.balance = "sample";
     c.router = "sigmoid";
-    CAPTURE(dtype);
-    TrainConfig one = alone_config(c), config = expert_config(c);
-    one.dtype = config.dtype = dtype;
-    const auto first_step = [](Trainer& trainer) {
-      trainer.train_step(0);
-      const StepMetrics metrics = trainer.report(0, 0);
-      return Values{metrics.loss, metrics.grad_norm};
-    };
-    Values expected;
-    {
-      const OnDevice cpu;
-      SoloTrainer solo(one, &text.dataset);
-      expected = first_step(solo);
-    }
-    run_threads(4, [&, dtype = dtype, tolerance = tolerance](const Communicator& world) {
-      const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &text.dataset, mesh);
-      const Values found = first_step(trainer);
-      for (size_t i = 0; i < 2; ++i) expect_close({found[i]}, {expected[i]}, tolerance, dtype);
-    });
+    check_expert_gradients(c, text, tolerance);
   }
 }
 

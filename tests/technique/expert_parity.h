@@ -18,15 +18,16 @@ struct ExpertCase : PipelineCase {
   int64_t shared = 0, nodes = 1, route_nodes = 0, dense_layers = 0;
   bool expert_tp = false;
   int64_t micro_batch_size = 1;
+  const char* dtype = "f64";
   /// Of the first step's choices, by expert, in every layer; with balance bias.
   std::vector<double> biases = {};
 
   std::string name() const {
     return fmt::format(
         "ep {} experts {} k {} {} norm {} scale {} z {} balance {} capacity {} shared {} nodes "
-        "{}/{} dense {} expert_tp {} b {} biases {} {}",
+        "{}/{} dense {} expert_tp {} b {} biases {} {} {}",
         ep, experts, top_k, router, norm_topk_prob, scaling, z_loss, balance, capacity, shared,
-        route_nodes, nodes, dense_layers, expert_tp, micro_batch_size, biases,
+        route_nodes, nodes, dense_layers, expert_tp, micro_batch_size, biases, dtype,
         PipelineCase::name());
   }
   int64_t samples() const { return micro_batch_size * grad_acc_steps * dp; }  ///< of a step
@@ -43,6 +44,7 @@ inline ExpertCase plain_experts(int64_t dp, int64_t ep) {
 /// are large enough for three steps to show them.
 inline TrainConfig expert_config(const ExpertCase& c) {
   TrainConfig config = pipeline_config(c);
+  config.dtype = c.dtype;
   config.micro_batch_size = c.micro_batch_size;
   config.model.experts = {.num_experts = c.experts,
                           .num_experts_per_tok = c.top_k,
