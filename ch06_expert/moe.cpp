@@ -64,6 +64,7 @@ Dispatch::Dispatch(RmsNorm norm, Router router, const ExpertGroup& experts,
     : norm_(norm), router_(std::move(router)), experts_(experts), region_(region) {}
 
 // [dispatch]
+// [dispatch_forward]
 Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
   Routing& routing = saved.emplace<Routing>();
@@ -82,6 +83,7 @@ Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   saved.emplace<SharedInput>().x = normed;
   return x;
 }
+// [dispatch_forward]
 
 Tensor Dispatch::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) {
   Saved kept = saved.take<Saved>();
@@ -114,6 +116,7 @@ Experts::Experts(GroupedLinear gate_up_proj, GroupedLinear down_proj,
       region_(region) {}
 
 // [experts]
+// [experts_forward]
 Tensor Experts::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
   const RowCounts& counts = saved.get<Routing>().rows;
@@ -132,6 +135,7 @@ Tensor Experts::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   saved.emplace<FromExperts>().rows = experts_.from_experts(rows, counts, region_);
   return x;
 }
+// [experts_forward]
 
 Tensor Experts::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) {
   Saved kept = saved.take<Saved>();
