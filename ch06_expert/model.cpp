@@ -160,13 +160,14 @@ Block Llama::experts(int64_t layer, ParameterList& parameters) const {
   }
   Router router(shape, std::make_unique<RouterLinear>(gate), options_.experts, region,
                 options_.context, options_.load->add_layer(layer));
+  const Mixture mixture{shape, H, options_.experts, region};
   Block segments;
-  segments.push_back(std::make_unique<Dispatch>(RmsNorm(norm, config_.rms_norm_eps),
-                                                std::move(router), options_.experts, region));
+  segments.push_back(
+      std::make_unique<Dispatch>(RmsNorm(norm, config_.rms_norm_eps), std::move(router), mixture));
   segments.push_back(std::make_unique<Experts>(GroupedLinear(gate_up, here, "gate_up"),
                                                GroupedLinear(down, here, "expert output"),
-                                               std::move(shared), options_.experts, region));
-  segments.push_back(std::make_unique<Combine>(options_.experts, region));
+                                               std::move(shared), mixture));
+  segments.push_back(std::make_unique<Combine>(mixture));
   return segments;
 }
 // [experts]

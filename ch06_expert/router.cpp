@@ -50,8 +50,11 @@ void Router::choose(const Tensor& scores, Routing& routing, Saved& saved, const 
   const bool balances = config.balance == "sample" && pass.mode == Pass::Mode::train;
   SampleCounts samples;
   if (T > 0 && (drops || balances)) samples = count_samples(routing.choices, pass);
-  if (samples.runs > 0 && balances)
-    saved.load = as_tensor(samples.all, samples.runs, scores.dtype());
+  if (samples.runs > 0 && balances) {
+    saved.load = Tensor::empty({samples.runs, E}, scores.dtype(), "load");
+    const CategoryScope small(Category::workspace);
+    ops::copy(saved.load, as_tensor(samples.all, samples.runs, scores.dtype()));
+  }
   const CategoryScope small(Category::workspace);
   if (samples.runs > 0 && drops) kept = drop(routing.choices, samples, pass);
   const Tensor counts = Tensor::empty({1, E}, DType::i32);
@@ -202,5 +205,28 @@ Tensor Router::backward(const Tensor& dgates, Saved& saved, const Routing& routi
   return linear_->backward(rounded, saved.linear, grads, pass);
 }
 // [router_backward]
+
+// [router_footprint]
+Footprint Router::footprint(const PassShape& shape) const {
+  const ExpertConfig& config = experts_.config();
+  const int64_t T = config.expert_tp ? shape.tokens() : shape.rows();
+  const int64_t scores = T * shape_.num_experts * shape.acc();
+  const int64_t choices = T * shape_.num_experts_per_tok * bytes_of(DType::i32);
+  const int64_t gates = T * shape_.num_experts_per_tok * shape.acc();
+  Footprint result{.kept = {{"router", scores}, {"scores", scores}, {"gates", gates}},
+                   .kept_through_recompute = {{"choices", choices}, {"slots", choices}}};
+  if (config.balance == "sample") {
+    const int64_t S = shape.seq_len * context_.size();
+    const int64_t runs = T / run_length(T, S);
+    result.kept_through_recompute.push_back({"load", runs * shape_.num_experts * shape.acc()});
+  }
+  result.keep(result.kept_through_recompute);
+  // dlogits, in the dtype of its sums and in the weights'.
+  const int64_t rounded = T * shape_.num_experts * shape.own();
+  result.backward_peak = scores + (shape.own() == shape.acc() ? 0 : rounded);
+  result.held_dy = rounded;
+  return result;
+}
+// [router_footprint]
 
 }  // namespace usp
