@@ -95,7 +95,7 @@ def count(program):
     for ep in (1, 2, 4):
         records, _ = run(program, SMALL_RANKS, **SMALL, dtype="f32", micro_batch_size=2, ep_size=ep,
                          steps=2)
-        found.append({"ep": ep, **{name: records[-1]["peak_bytes"][name] for name in STATES}})
+        found.append({"ep": ep, **{name: int(records[-1]["peak_bytes"][name]) for name in STATES}})
     return found
 
 
@@ -138,7 +138,7 @@ def ep_table(found):
 
 def small_table(counted, estimated):
     """The small model: counted in runs, and by steps on shapes."""
-    rows = [[str(own["ep"]), *(f"{own[name]:,} ({on_shapes[name]:,})" for name in STATES)]
+    rows = [[str(own["ep"]), *(f"{int(own[name]):,} ({on_shapes[name]:,})" for name in STATES)]
             for own, on_shapes in zip(counted, estimated)]
     return table(["`ep`", *STATES], rows, f"Bytes of rank 0 of {SMALL_RANKS} in runs of a small model in "
                  "f32, 8 experts; in brackets by steps on shapes.")
