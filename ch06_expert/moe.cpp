@@ -279,11 +279,12 @@ Footprint Experts::footprint(const PassShape& shape) const {
   result.handed = b.received + (travels ? b.sent : 0) + y_shared;
 
   const int64_t taken_back = b.gates + b.own + b.sent + (travels ? b.received : 0);
-  // Of what the shared experts' weights wait with, what is neither kept nor dy.
-  const int64_t new_held = shared_
-                               ? shared.held - sum_of(shared.kept) - (shared.keeps_x ? b.own : 0) -
-                                     (shared.held_dy > 0 ? 0 : b.own)
-                               : 0;
+  // Where they gather their input again, the shared experts' weights wait with what was gathered.
+  const bool holds_x = shared.keeps_x && !mixture_.region.gathers_again();
+  // Of what they wait with, what is neither kept nor dy.
+  int64_t new_held = shared.held - sum_of(shared.kept);
+  if (holds_x) new_held -= b.own;
+  if (shared.held_dy == 0) new_held -= y_shared;
   for (const bool split : {false, true}) {
     Tally tally;
     tally.make(taken_back);
@@ -301,7 +302,7 @@ Footprint Experts::footprint(const PassShape& shape) const {
   }
   result.handed_back = b.gates + b.own + y_shared + b.received + (travels ? b.sent : 0);
   result.held = shared.held + b.received + gate_up + hidden + b.received;
-  if (shared.keeps_x && !splits) result.held -= b.own;  // the router's x, too
+  if (holds_x && !splits) result.held -= b.own;  // the router's x, too
   return result;
 }
 // [experts_footprint]
