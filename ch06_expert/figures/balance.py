@@ -10,12 +10,14 @@ MODEL = {"hidden_size": 128, "num_layers": 3, "num_heads": 4, "num_kv_heads": 4,
          "ffn_hidden_size": 384, "micro_batch_size": 8}
 STEPS, EVERY, LATE = 400, 5, 100  # and over how many of the last steps means are taken
 EVAL_SAMPLES = 256
-MIXTURE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_ffn_hidden_size": 192}
-# {name: flags}. The dense model has the MLP that a token of the mixture goes through.
+MIXTURE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_ffn_hidden_size": 192,
+           "norm_topk_prob": None}
 BALANCES = {name: {**MIXTURE, "balance": name} for name in ("none", "sample", "batch", "bias")}
-RUNS = {"dense": {}, **BALANCES, "capacity": {**MIXTURE, "balance": "none", "capacity_factor": 1.25},
-        "shared": {**MIXTURE, "balance": "bias", "num_experts_per_tok": 1, "num_shared_experts": 1}}
-SEEDS = {"dense": (1, 2, 3), "bias": (1, 2, 3)}
+RUNS = {**BALANCES, "capacity": {**MIXTURE, "balance": "none", "capacity_factor": 1.25}}
+SEEDS = {"bias": (1, 2, 3)}
+# The dense model has the MLP that a token of the mixture goes through.
+BESIDE = {"dense": {}, "mixture": BALANCES["bias"]}
+BESIDE_STEPS, BESIDE_EVERY, BESIDE_SEEDS = 1000, 100, (1, 2, 3)
 
 
 def measure(program):
@@ -31,16 +33,29 @@ def measure(program):
                           "val_loss": round(float(records[-1]["val_loss"]), 5),
                           "load": [_load(record) for record in records[EVERY - 1::EVERY]],
                           "dropped": round(statistics.fmean(
-                              sum(layer["dropped"] for layer in record.get("experts", []))
+                              sum(layer["dropped"] for layer in record["experts"])
                               for record in records[-LATE:]), 2)})
     return {"steps": STEPS, "every": EVERY, "runs": found}
 
 
+def measure_beside(program):
+    """{steps, runs: [a run]}: validation losses of mixtures and of dense models."""
+    found = []
+    for name, flags in BESIDE.items():
+        for seed in BESIDE_SEEDS:
+            say(f"book: training longer: {name}, seed {seed}")
+            records, _ = run(program, 1, **MODEL, **flags, steps=BESIDE_STEPS, seed=seed,
+                             eval_interval=BESIDE_EVERY, eval_samples=EVAL_SAMPLES)
+            found.append({"name": name, "seed": seed, "flops": float(records[-1]["flops"]),
+                          "val_loss": [[int(record["step"]), round(float(record["val_loss"]), 5)]
+                                       for record in records if "val_loss" in record]})
+    return {"steps": BESIDE_STEPS, "runs": found}
+
+
 def _load(record):
-    """The fullest expert's load over the mean, the mean of the layers; 0 without experts."""
-    layers = record.get("experts", [])
+    """The fullest expert's load over the mean, the mean of the layers."""
     return round(statistics.fmean(max(layer["tokens"]) * len(layer["tokens"]) / sum(layer["tokens"])
-                                  for layer in layers), 4) if layers else 0
+                                  for layer in record["experts"]), 4)
 
 
 def text(record):
@@ -60,32 +75,39 @@ def late_load(own):
     return statistics.fmean(own["load"][-LATE // EVERY:])
 
 
+def spread(values):
+    """Of several: the median, the lowest and the highest."""
+    text = f"{statistics.median(values):.3f}"
+    return f"{text} ({min(values):.3f}–{max(values):.3f})" if len(values) > 1 else text
+
+
 def balance_table(found):
     """Load and loss by balance."""
     choices = MODEL["micro_batch_size"] * MODEL["seq_len"] * MIXTURE["num_experts_per_tok"]
     rows = []
-    for name in (*BALANCES, "capacity"):
-        own = runs_of(found, name)[0]
+    for name in RUNS:
+        own = runs_of(found, name)
         rows.append([f"`{name}`" if name in BALANCES else "`none`, capacity 1.25",
-                     f"{max(own['load']):.2f}", f"{late_load(own):.2f}",
-                     f"{100 * own['dropped'] / choices / MODEL['num_layers']:.1f} %",
-                     f"{own['val_loss']:.3f}"])
+                     f"{max(own[0]['load']):.2f}", f"{late_load(own[0]):.2f}",
+                     f"{100 * own[0]['dropped'] / choices / MODEL['num_layers']:.1f} %",
+                     spread([one["val_loss"] for one in own])])
     return table(["`--balance`", "fullest expert, at most", f"in the last {LATE} steps", "dropped",
                   "validation loss"], rows,
                  f"Load over the mean, the mean of {MODEL['num_layers']} layers, "
                  f"{MIXTURE['num_experts']} experts, `k` = {MIXTURE['num_experts_per_tok']}, "
-                 f"{STEPS} steps; choices dropped of the last {LATE} steps.")
+                 f"{STEPS} steps; choices dropped of the last {LATE} steps. Of {len(SEEDS['bias'])} "
+                 "seeds: the median, in brackets the lowest and the highest.")
 
 
-def dense_table(found):
-    """The mixture beside dense models, by seed."""
+def beside_table(found):
+    """The mixture beside dense models, by the number of steps."""
     rows = []
-    for name, told in (("dense", "dense"), ("bias", "8 experts, `k` = 2"),
-                       ("shared", "8 experts, `k` = 1, and a shared one")):
-        losses = [own["val_loss"] for own in runs_of(found, name)]
-        spread = f" ({min(losses):.3f}–{max(losses):.3f})" if len(losses) > 1 else ""
-        rows.append([told, f"{statistics.median(losses):.3f}{spread}", str(len(losses))])
-    return table(["", "validation loss", "seeds"], rows,
-                 f"After {STEPS} steps. A token meets an MLP of width {MODEL['ffn_hidden_size']} in each "
-                 f"model, in mixtures as two experts of {MIXTURE['moe_ffn_hidden_size']}. Medians, in "
-                 "brackets the lowest and the highest.")
+    for step in sorted({step for own in found["runs"] for step, _ in own["val_loss"]}):
+        if step % (2 * BESIDE_EVERY) == 0:
+            rows.append([f"{step:,}", *(spread([dict(map(tuple, own["val_loss"]))[step]
+                                                for own in runs_of(found, name)])
+                                        for name in BESIDE)])
+    return table(["steps", "dense", "8 experts, `k` = 2"], rows,
+                 f"Validation loss; of {len(BESIDE_SEEDS)} seeds the median, in brackets the lowest and "
+                 f"the highest. A token meets an MLP of width {MODEL['ffn_hidden_size']}, or two "
+                 f"experts of {MIXTURE['moe_ffn_hidden_size']}.")

@@ -9,8 +9,8 @@ from tools.showcase import json_text, origin, read_json, short_demo, write_json
 from . import balance, claims, counts, draw_experts, memory
 
 SCHEMATICS = draw_experts.FIGURES
-DRAWINGS = (("plot_balance", "balance.json", "balance"),)
-PROVENANCE = {"provenance.md": ("demo", "memory", "counts", "balance")}  # {page's line: its data}
+DRAWINGS = (("plot_balance", "balance.json", "balance"), ("plot_beside", "beside.json", "beside"))
+PROVENANCE = {"provenance.md": ("demo", "memory", "counts", "balance", "beside")}  # {page's line: its data}
 CLAIMS = {"claims.md": ("Q6.1", "Q6.2", "Q6.3", "Q6.4", "Q6.5")}
 DEMO = {"num_experts": 8, "moe_ffn_hidden_size": 256, "ep_size": 2, "balance": "bias",
         "micro_batch_size": 4}
@@ -21,8 +21,9 @@ def measure(chapter, program, commit):
     """Runs of the small model."""
     folder = chapter.folder / "figures"
     head = origin(chapter, commit)
-    (folder / "balance.json").write_text(balance.text({**head, **balance.measure(program)}),
-                                         encoding="utf-8")
+    for name, found in (("balance", balance.measure(program)),
+                        ("beside", balance.measure_beside(program))):
+        (folder / f"{name}.json").write_text(balance.text({**head, **found}), encoding="utf-8")
     for name in ("memory", "counts"):  # rerun() and count(), which come next, fill them
         write_json(folder / f"{name}.json", head)
 
@@ -62,8 +63,9 @@ def texts(folder):
         found.update({name: claims.claims_table(counted, estimated, numbers)
                       for name, numbers in CLAIMS.items()})
     if "balance" in data:
-        found.update({"load.md": balance.balance_table(data["balance"]),
-                      "dense.md": balance.dense_table(data["balance"])})
+        found["load.md"] = balance.balance_table(data["balance"])
+    if "beside" in data:
+        found["beside.md"] = balance.beside_table(data["beside"])
     if (folder / "demo.txt").exists():
         found["demo_short.txt"] = short_demo(
             (folder / "demo.txt").read_text(encoding="utf-8"), DEMO_ROWS)
