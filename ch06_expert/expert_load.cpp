@@ -132,7 +132,7 @@ std::vector<Communicator> workers_of_stages(const TrainConfig& config, const Mes
   return groups;
 }
 
-std::vector<Parameter*> ExpertLoad::buffers() {
+std::vector<Parameter*> ExpertLoad::buffers() const {
   std::vector<Parameter*> buffers;
   for (const auto& buffer : buffers_) buffers.push_back(buffer.get());
   return buffers;

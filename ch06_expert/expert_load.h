@@ -60,7 +60,7 @@ class ExpertLoad {
   /// What routers have added in the last step, on this rank.
   double loss() const { return layers_.empty() ? 0 : loss_.item(); }
   /// What a checkpoint has to hold of it: the same on all ranks of a stage.
-  std::vector<Parameter*> buffers();
+  std::vector<Parameter*> buffers() const;
 
  private:
   void sum(const Tensor& numbers) const;

@@ -245,9 +245,9 @@ Footprint Dispatch::footprint(const PassShape& shape) const {
     tally.make(norm.backward_peak);
     (split ? result.split_peak : result.backward_peak) = tally.peak;
   }
-  // The shared experts' weights wait with dy, which is on its way here, too.
-  if (shared && !mixture_.region.shares_rows()) result.split_peak -= b.own;
   result.held = norm.held + b.tokens + router.held_dy;
+  // The shared experts' weights wait with dy, which has been on its way here, too.
+  if (shared && !mixture_.region.shares_rows()) result.held += b.own;
   return result;
 }
 // [dispatch_footprint]
@@ -302,7 +302,8 @@ Footprint Experts::footprint(const PassShape& shape) const {
   }
   result.handed_back = b.gates + b.own + y_shared + b.received + (travels ? b.sent : 0);
   result.held = shared.held + b.received + gate_up + hidden + b.received;
-  if (holds_x && !splits) result.held -= b.own;  // the router's x, too
+  if (holds_x && !splits) result.held -= b.own;      // the router's x, too
+  if (shared.held_dy == 0) result.held -= y_shared;  // dy, which is handed on
   return result;
 }
 // [experts_footprint]
