@@ -28,8 +28,7 @@ MESHES = {"Mixtral 8x7B": (MIXTRAL, ({"dp_size": 8, "ep_size": 1}, {"dp_size": 8
                                      {"dp_size": 32, "tp_size": 2, "ep_size": 8})),
           "DeepSeek-V3": (DEEPSEEK, ({"dp_size": 256, "ep_size": 64},
                                      {"dp_size": 2048, "ep_size": 64},
-                                     {"dp_size": 128, "pp_size": 16, "ep_size": 64},
-                                     {"dp_size": 128, "pp_size": 16, "ep_size": 8}))}
+                                     {"dp_size": 128, "pp_size": 16, "ep_size": 64}))}
 # A small model, whose runs are counted.
 SMALL = {"num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size": 192,
          "num_layers": 2, "seq_len": 64, "num_experts": 8, "moe_ffn_hidden_size": 96}
@@ -153,10 +152,11 @@ def ranks_of(mesh):
 
 
 def meshes_table(found):
-    """What a rank of a large mesh needs."""
+    """What rank 0 of a large mesh needs."""
     rows = [[own["model"], f"{ranks_of(own['mesh']):,}", mesh_name(own["mesh"]),
              *(f"{own[name] / GIB:,.1f}" for name in (*STATES, "peak_activations")),
              f"{own['peak_total'] / GIB:,.1f}"] for own in found]
     return table(["", "ranks", "mesh", *STATES, "activations, at most", "peak"], rows,
                  "GiB of rank 0, bf16, one sample of 4,096 tokens a micro-batch, ZeRO-1, every layer "
-                 "recomputed; with stages 1F1B, `m` = `p`. Experts evenly loaded. By steps on shapes.")
+                 "recomputed; with stages 1F1B, `m` = `p`, where rank 0 has the embedding and DeepSeek-V3's 3 "
+                 "dense layers. Experts evenly loaded. By steps on shapes.")

@@ -31,7 +31,9 @@ def draw(found):
         above.plot(steps, own["load"], color=color, linewidth=1.4)
         below.plot(range(FIRST, found["steps"] + 1), smoothed(own["loss"]), color=color,
                    linewidth=1.4)
-    style.reference(above, 1, "all experts alike")
+    above.axhline(1, color=style.MUTED, linewidth=1.0, dashes=(5, 3))
+    above.annotate("all experts alike", (0, 1), xytext=(4, 4), xycoords=("axes fraction", "data"),
+                   textcoords="offset points", va="bottom", color=style.MUTED, fontsize=style.SMALL)
     above.set_ylim(bottom=0.8)
     above.set_ylabel("fullest expert over the mean")
     below.set_ylabel(f"loss, mean of {SMOOTH} steps")
