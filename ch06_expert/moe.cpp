@@ -61,7 +61,6 @@ Dispatch::Dispatch(RmsNorm norm, Router router, const Mixture& mixture)
     : norm_(norm), router_(std::move(router)), mixture_(mixture) {}
 
 // [dispatch]
-// [dispatch_forward]
 Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
   Routing& routing = saved.emplace<Routing>();
@@ -70,6 +69,7 @@ Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
     routing = {decided.choices, /*gates=*/{}, decided.slots, decided.rows};
     kept.router.load = decided.load;
   }
+  // [rows_leave]
   const Tensor normed = norm_.forward(x, kept.norm);
   const bool splits = mixture_.splits();
   const Tensor tokens = splits ? mixture_.region.enter(normed, pass).wait() : normed;  // [T, H]
@@ -79,9 +79,9 @@ Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   saved.emplace<ToExperts>().rows =
       mixture_.experts.to_experts(rows, routing.rows, mixture_.region);
   saved.emplace<SharedInput>().x = normed;
+  // [rows_leave]
   return x;
 }
-// [dispatch_forward]
 
 Tensor Dispatch::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) {
   Saved kept = saved.take<Saved>();
@@ -152,6 +152,7 @@ Tensor Experts::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, cons
 // [experts]
 
 // [combine]
+// [combine_forward]
 Tensor Combine::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   const Routing& routing = saved.get<Routing>();
   Tensor& rows = saved.emplace<Saved>().rows;
@@ -166,6 +167,7 @@ Tensor Combine::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   if (shared.y.defined()) ops::add(y, y, shared.y);
   return y;
 }
+// [combine_forward]
 
 Tensor Combine::backward(const Tensor& dy, BlockSaved& saved, Grads&, const Pass&) {
   const Routing& routing = saved.get<Routing>();

@@ -93,21 +93,5 @@ def balance_table(found):
                      spread([one["val_loss"] for one in own])])
     return table(["`--balance`", "fullest expert, at most", f"in the last {LATE} steps", "dropped",
                   "validation loss"], rows,
-                 f"Load over the mean, the mean of {MODEL['num_layers']} layers, "
-                 f"{MIXTURE['num_experts']} experts, `k` = {MIXTURE['num_experts_per_tok']}, "
-                 f"{STEPS} steps; choices dropped of the last {LATE} steps. Of {len(SEEDS['bias'])} "
-                 "seeds: the median, in brackets the lowest and the highest.")
-
-
-def beside_table(found):
-    """The mixture beside dense models, by the number of steps."""
-    rows = []
-    for step in sorted({step for own in found["runs"] for step, _ in own["val_loss"]}):
-        if step % (2 * BESIDE_EVERY) == 0:
-            rows.append([f"{step:,}", *(spread([dict(map(tuple, own["val_loss"]))[step]
-                                                for own in runs_of(found, name)])
-                                        for name in BESIDE)])
-    return table(["steps", "dense", "8 experts, `k` = 2"], rows,
-                 f"Validation loss; of {len(BESIDE_SEEDS)} seeds the median, in brackets the lowest and "
-                 f"the highest. A token meets an MLP of width {MODEL['ffn_hidden_size']}, or two "
-                 f"experts of {MIXTURE['moe_ffn_hidden_size']}.")
+                 f"Load over the mean, in the mean of layers; dropped in the last {LATE} steps. In brackets the "
+                 f"lowest and the highest of {len(SEEDS['bias'])} seeds.")

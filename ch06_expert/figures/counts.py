@@ -11,7 +11,7 @@ STEPS = 5
 VALUE_BYTES = 4
 MESSAGE_STEPS = 3
 # (ranks, ep, k): with k = E every token goes to every expert, so that all experts are equally loaded.
-MESSAGES = ((2, 2, 8), (4, 4, 8), (4, 2, 8), (4, 4, 2), (4, 4, 1))
+MESSAGES = ((2, 2, 8), (4, 4, 8), (4, 4, 2), (4, 4, 1))
 MESSAGE_BATCH = 4  # samples of a rank
 # Flags of the runs in f64, the ranks and the samples of a micro-batch; the first: one rank.
 BATCH = 8
@@ -103,8 +103,7 @@ def messages_table(found):
                      f"{own['counts']:g}"])
     return table(["ranks", "`ep`", "`k` of 8", "all-to-alls", "sent, bytes", "by formula", "ratio",
                   "sent as counts"], rows,
-                 f"What rank 0 sends over `ep` in a step of training, counted by the ledger; a model of "
-                 f"{SMALL['num_layers']} layers.")
+                 f"What rank 0 sends over `ep` in a step, by the ledger; {SMALL['num_layers']} layers.")
 
 
 def nodes_table(found):

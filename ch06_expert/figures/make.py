@@ -59,13 +59,10 @@ def texts(folder):
         found.update({"messages.md": counts.messages_table(counted["messages"]),
                       "nodes.md": counts.nodes_table(counted["nodes"])})
     if "messages" in counted and "problem" in estimated:
-        found["small.md"] = memory.small_table(counted["small"], estimated["small"])
         found.update({name: claims.claims_table(counted, estimated, numbers)
                       for name, numbers in CLAIMS.items()})
     if "balance" in data:
         found["load.md"] = balance.balance_table(data["balance"])
-    if "beside" in data:
-        found["beside.md"] = balance.beside_table(data["beside"])
     if (folder / "demo.txt").exists():
         found["demo_short.txt"] = short_demo(
             (folder / "demo.txt").read_text(encoding="utf-8"), DEMO_ROWS)

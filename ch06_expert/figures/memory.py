@@ -27,7 +27,6 @@ MESHES = {"Mixtral 8x7B": (MIXTRAL, ({"dp_size": 8, "ep_size": 1}, {"dp_size": 8
                                      {"dp_size": 64, "ep_size": 8},
                                      {"dp_size": 32, "tp_size": 2, "ep_size": 8})),
           "DeepSeek-V3": (DEEPSEEK, ({"dp_size": 256, "ep_size": 64},
-                                     {"dp_size": 2048, "ep_size": 64},
                                      {"dp_size": 128, "pp_size": 16, "ep_size": 64}))}
 # A small model, whose runs are counted.
 SMALL = {"num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size": 192,
@@ -114,10 +113,8 @@ def problem_table(found):
                      f"{own['flops'] / LARGE['seq_len'] / 1e9:,.0f}",
                      f"{sum(own[name] for name in STATES) / GIB:,.0f}"])
     return table(["", "parameters", "of these in a token's way", "GFLOP a token", "GiB of states"],
-                 rows, "Billions of parameters, in brackets the authors'. Work of a step, forward and "
-                 "backward, 4,096 tokens; weights in bf16, gradients and optimizer states in f32. By "
-                 "steps on shapes. DeepSeek-V3 here has grouped-query attention, with more parameters "
-                 "than its own.")
+                 rows, "Billions of parameters, in brackets the authors'; by steps on shapes of 4,096 tokens, in bf16 "
+                 "with gradients in f32. DeepSeek-V3 has grouped-query attention here, which is larger.")
 
 
 def ep_table(found):
@@ -135,14 +132,6 @@ def ep_table(found):
                  "on shapes; in brackets by formula: `rest + 3 h h_ff E L / ep`, 2 bytes each.")
 
 
-def small_table(counted, estimated):
-    """The small model: counted in runs, and by steps on shapes."""
-    rows = [[str(own["ep"]), *(f"{int(own[name]):,} ({on_shapes[name]:,})" for name in STATES)]
-            for own, on_shapes in zip(counted, estimated)]
-    return table(["`ep`", *STATES], rows, f"Bytes of rank 0 of {SMALL_RANKS} in runs of a small model in "
-                 "f32, 8 experts; in brackets by steps on shapes.")
-
-
 def mesh_name(mesh):
     return " ".join(f"`{name.removesuffix('_size')}` {size}" for name, size in mesh.items())
 
@@ -157,6 +146,6 @@ def meshes_table(found):
              *(f"{own[name] / GIB:,.1f}" for name in (*STATES, "peak_activations")),
              f"{own['peak_total'] / GIB:,.1f}"] for own in found]
     return table(["", "ranks", "mesh", *STATES, "activations, at most", "peak"], rows,
-                 "GiB of rank 0, bf16, one sample of 4,096 tokens a micro-batch, ZeRO-1, every layer "
-                 "recomputed; with stages 1F1B, `m` = `p`, where rank 0 has the embedding and DeepSeek-V3's 3 "
-                 "dense layers. Experts evenly loaded. By steps on shapes.")
+                 "GiB of rank 0 by steps on shapes: bf16, 4,096 tokens a micro-batch, ZeRO-1, every layer "
+                 "recomputed, experts evenly loaded. With stages 1F1B, `m` = `p`; rank 0 has the "
+                 "embedding and DeepSeek-V3's 3 dense layers.")
