@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "context_attention.h"
+#include "mla.h"
 #include "moe.h"
 #include "tensor/runtime.h"
 
@@ -78,6 +79,14 @@ Parameter& Llama::tied_table(ParameterList& parameters) const {
 
 // [attention]
 std::unique_ptr<Segment> Llama::attention(int64_t layer, ParameterList& parameters) const {
+  // [attention_kind]
+  if (config_.mla.on()) {
+    return make_latent_attention(config_,
+                                 {layer_name(layer, ""), kInitStd, residual_init_std(config_),
+                                  options_.probabilities, rope_, options_.region, options_.context},
+                                 parameters);
+  }
+  // [attention_kind]
   const int64_t H = config_.hidden_size, D = config_.head_dim();
   const int64_t N = config_.num_heads, G = config_.num_kv_heads;
   const auto weight = [&](const char* name, const Shape& shape, double init_std) -> Parameter& {

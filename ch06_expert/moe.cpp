@@ -248,8 +248,9 @@ Footprint Dispatch::footprint(const PassShape& shape) const {
     (split ? result.split_peak : result.backward_peak) = tally.peak;
   }
   result.held = norm.held + b.tokens + router.held_dy;
-  // The shared experts' weights wait with dy, which has been on its way here, too.
-  if (shared && !mixture_.region.shares_rows()) result.held += b.own;
+  // The shared experts' weights wait with dy itself, which has been on its way here, too.
+  const TensorRegion& region = mixture_.region;
+  if (shared && !region.shares_rows() && region.config().dropout == 0) result.held += b.own;
   return result;
 }
 // [dispatch_footprint]
