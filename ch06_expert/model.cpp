@@ -147,6 +147,7 @@ Block Llama::experts(int64_t layer, ParameterList& parameters) const {
     auto gate_up = make_column_parallel({&gate_proj, &up}, "gate_up", region);
     shared.emplace(std::move(gate_up), make_row_parallel(down, region));
   }
+  // [expert_groups]
   const int64_t here = shape.num_experts / options_.experts.size();
   const int64_t first = options_.experts.rank() * here;
   std::vector<Parameter*> gate_up, down;
@@ -158,6 +159,7 @@ Block Llama::experts(int64_t layer, ParameterList& parameters) const {
     if (options_.experts.config().expert_tp) region.share(added, cut_axis);
     return &added;
   };
+  // [expert_groups]
   for (int64_t e = first; e < first + here; ++e) {
     gate_up.push_back(of_expert(e, "gate_proj", {F, H}, kInitStd, 0));
     gate_up.push_back(of_expert(e, "up_proj", {F, H}, kInitStd, 0));

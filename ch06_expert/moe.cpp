@@ -69,6 +69,7 @@ Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
     routing = {decided.choices, /*gates=*/{}, decided.slots, decided.rows};
     kept.router.load = decided.load;
   }
+  // [rows_leave]
   const Tensor normed = norm_.forward(x, kept.norm);
   const bool splits = mixture_.splits();
   const Tensor tokens = splits ? mixture_.region.enter(normed, pass).wait() : normed;  // [T, H]
@@ -78,6 +79,7 @@ Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   saved.emplace<ToExperts>().rows =
       mixture_.experts.to_experts(rows, routing.rows, mixture_.region);
   saved.emplace<SharedInput>().x = normed;
+  // [rows_leave]
   return x;
 }
 
@@ -110,6 +112,7 @@ Experts::Experts(GroupedLinear gate_up_proj, GroupedLinear down_proj,
       mixture_(mixture) {}
 
 // [experts]
+// [experts_forward]
 Tensor Experts::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
   const RowCounts& counts = saved.get<Routing>().rows;
@@ -128,6 +131,7 @@ Tensor Experts::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   saved.emplace<FromExperts>().rows = mixture_.experts.from_experts(rows, counts, mixture_.region);
   return x;
 }
+// [experts_forward]
 
 Tensor Experts::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) {
   Saved kept = saved.take<Saved>();
@@ -148,6 +152,7 @@ Tensor Experts::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, cons
 // [experts]
 
 // [combine]
+// [combine_forward]
 Tensor Combine::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   const Routing& routing = saved.get<Routing>();
   Tensor& rows = saved.emplace<Saved>().rows;
@@ -162,6 +167,7 @@ Tensor Combine::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   if (shared.y.defined()) ops::add(y, y, shared.y);
   return y;
 }
+// [combine_forward]
 
 Tensor Combine::backward(const Tensor& dy, BlockSaved& saved, Grads&, const Pass&) {
   const Routing& routing = saved.get<Routing>();
