@@ -344,20 +344,28 @@ TEST_CASE("logits from cached latents are those of a pass over the whole text") 
   }
 }
 
-TEST_CASE("the cache has C + rope numbers of a position, whatever the heads") {
+/// Bytes of a cache for `capacity` positions, of which a few are there.
+int64_t cache_bytes(const ModelConfig& config, DType dtype, int64_t capacity) {
   OnDevice meta(Device::meta);
-  const int64_t layers = 2, capacity = 100;
+  Model model = allocated_model(config, kPositions, dtype, Probabilities::never_whole, 1);
+  const int64_t before = meta.allocator().live_bytes(Category::activations);
+  KvCache cache(capacity);
+  decode(model, cache, 0, 5);
+  return meta.allocator().live_bytes(Category::activations) - before;
+}
+
+TEST_CASE("the cache has C + rope numbers of a position, whatever the heads, and not 2 G D") {
+  const int64_t capacity = 100;
   for (DType dtype : {DType::bf16, DType::f64}) {
     for (int64_t num_heads : {2, 6}) {
-      ModelConfig config = tiny_latent(9);
-      config.num_heads = config.num_kv_heads = num_heads;
-      Model model = allocated_model(config, kPositions, dtype, Probabilities::never_whole, 1);
-      const int64_t before = meta.allocator().live_bytes(Category::activations);
-      KvCache cache(capacity);
-      decode(model, cache, 0, 5);
-      const int64_t found = meta.allocator().live_bytes(Category::activations) - before;
-      REQUIRE(found == layers * kSamples * capacity * (7 + 4) * bytes_of(dtype));
-      REQUIRE(config.mla.cached() == 7 + 4);
+      ModelConfig latent = tiny_latent(9), grouped = tiny_model();
+      latent.num_heads = latent.num_kv_heads = num_heads;
+      grouped.num_heads = grouped.num_kv_heads = num_heads;
+      grouped.given_head_dim = 8;
+      const int64_t of_number = latent.num_layers * kSamples * capacity * bytes_of(dtype);
+      REQUIRE(latent.mla.cached() == 7 + 4);
+      REQUIRE(cache_bytes(latent, dtype, capacity) == of_number * (7 + 4));
+      REQUIRE(cache_bytes(grouped, dtype, capacity) == of_number * 2 * num_heads * 8);
     }
   }
 }
