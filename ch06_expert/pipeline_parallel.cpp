@@ -34,6 +34,11 @@ void PipelineConfig::bind(Args& args) {
       .may_differ_on_resume();
   args.bind("pp_show", pp_show, {"", "table", "json"}, "print the schedule and end")
       .may_differ_on_resume();
+  // PipeDream's weights depend on who holds which layers and on how many updates a step has.
+  args.decide_result([this]() -> std::vector<std::string> {
+    if (!updates_each_micro_batch()) return {};
+    return {"pp_schedule", "pp_size", "pp_layers", "grad_acc_steps"};
+  });
 }
 
 void PipelineConfig::validate(const Args& args) const {
