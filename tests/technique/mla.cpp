@@ -475,7 +475,7 @@ TEST_CASE("latent attention asks for the bytes that its footprint says, and for 
   }
 }
 
-TEST_CASE("states, activations and operations of a rank are those of the formulas") {
+TEST_CASE("states and activations of a rank with latent attention are those of the formulas") {
   for (const LatentCase& c : latent_cases(20)) {
     // Where heads or latents are wide, attention asks for most.
     for (const auto& [dtype, heads, latents] :
