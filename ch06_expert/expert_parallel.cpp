@@ -48,6 +48,13 @@ void ExpertConfig::check(const RunConfig& run, const TensorParallelConfig& tenso
   const ExpertShape& experts = run.model.experts;
   if (experts.num_experts == 0) {
     if (ep_size > 1) usage_error("ep_size={} shares out experts; try --num_experts 8", ep_size);
+    const auto needs_experts = [](const char* flag, bool asked) {
+      if (asked) usage_error("{} needs experts; try --num_experts 8", flag);
+    };
+    needs_experts("expert_tp", expert_tp);
+    needs_experts("balance", balance != "none");
+    needs_experts("router_z_loss_coef", router_z_loss_coef > 0);
+    needs_experts("capacity_factor", capacity_factor > 0);
     return;
   }
   if (experts.num_experts % ep_size != 0) {

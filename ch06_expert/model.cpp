@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "context_attention.h"
+#include "mla.h"
 #include "moe.h"
 #include "tensor/runtime.h"
 
@@ -78,6 +79,14 @@ Parameter& Llama::tied_table(ParameterList& parameters) const {
 
 // [attention]
 std::unique_ptr<Segment> Llama::attention(int64_t layer, ParameterList& parameters) const {
+  // [attention_kind]
+  if (config_.mla.on()) {
+    return make_latent_attention(config_,
+                                 {layer_name(layer, ""), kInitStd, residual_init_std(config_),
+                                  options_.probabilities, rope_, options_.region, options_.context},
+                                 parameters);
+  }
+  // [attention_kind]
   const int64_t H = config_.hidden_size, D = config_.head_dim();
   const int64_t N = config_.num_heads, G = config_.num_kv_heads;
   const auto weight = [&](const char* name, const Shape& shape, double init_std) -> Parameter& {
@@ -158,13 +167,14 @@ Block Llama::experts(int64_t layer, ParameterList& parameters) const {
   }
   Router router(shape, std::make_unique<RouterLinear>(gate), options_.experts, region,
                 options_.context, options_.load->add_layer(layer));
+  const Mixture mixture{shape, H, options_.experts, region};
   Block segments;
-  segments.push_back(std::make_unique<Dispatch>(RmsNorm(norm, config_.rms_norm_eps),
-                                                std::move(router), options_.experts, region));
+  segments.push_back(
+      std::make_unique<Dispatch>(RmsNorm(norm, config_.rms_norm_eps), std::move(router), mixture));
   segments.push_back(std::make_unique<Experts>(GroupedLinear(gate_up, here, "gate_up"),
                                                GroupedLinear(down, here, "expert output"),
-                                               std::move(shared), options_.experts, region));
-  segments.push_back(std::make_unique<Combine>(options_.experts, region));
+                                               std::move(shared), mixture));
+  segments.push_back(std::make_unique<Combine>(mixture));
   return segments;
 }
 // [experts]

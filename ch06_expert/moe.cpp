@@ -1,5 +1,8 @@
 #include "moe.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -52,16 +55,10 @@ struct GateGradient {
   Tensor dgates;  ///< [T, k]
 };
 
-/// Whether the ranks of tp share out each expert, and so work on the same tokens.
-bool splits_experts(const ExpertGroup& experts, const TensorRegion& region) {
-  return experts.config().expert_tp && region.size() > 1;
-}
-
 }  // namespace
 
-Dispatch::Dispatch(RmsNorm norm, Router router, const ExpertGroup& experts,
-                   const TensorRegion& region)
-    : norm_(norm), router_(std::move(router)), experts_(experts), region_(region) {}
+Dispatch::Dispatch(RmsNorm norm, Router router, const Mixture& mixture)
+    : norm_(norm), router_(std::move(router)), mixture_(mixture) {}
 
 // [dispatch]
 Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
@@ -73,12 +70,13 @@ Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
     kept.router.load = decided.load;
   }
   const Tensor normed = norm_.forward(x, kept.norm);
-  const bool splits = splits_experts(experts_, region_);
-  const Tensor tokens = splits ? region_.enter(normed, pass).wait() : normed;  // [T, H]
+  const bool splits = mixture_.splits();
+  const Tensor tokens = splits ? mixture_.region.enter(normed, pass).wait() : normed;  // [T, H]
   router_.forward(tokens, kept.router, routing, pass);
   const Tensor rows = Tensor::empty({routing.rows.sent(), x.size(1)}, x.dtype(), "dispatched");
   ops::permute(rows, tokens, routing.slots);  // [R, H]
-  saved.emplace<ToExperts>().rows = experts_.to_experts(rows, routing.rows, region_);
+  saved.emplace<ToExperts>().rows =
+      mixture_.experts.to_experts(rows, routing.rows, mixture_.region);
   saved.emplace<SharedInput>().x = normed;
   return x;
 }
@@ -86,14 +84,12 @@ Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
 Tensor Dispatch::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) {
   Saved kept = saved.take<Saved>();
   const Routing routing = saved.take<Routing>();
-  const Tensor dgates = saved.take<GateGradient>().dgates;
-  Tensor dnormed = router_.backward(dgates, kept.router, routing, grads, pass);  // [T, H]
-  const Tensor drows = saved.take<FromExperts>().rows.wait();                    // [R, H]
-  ops::unpermute(dnormed, drows, routing.slots, /*gates=*/{}, /*accumulate=*/true);
-  if (splits_experts(experts_, region_)) dnormed = region_.enter_backward(dnormed).wait();
-  if (const Tensor shared = saved.take<SharedInput>().x; shared.defined()) {
-    ops::add(dnormed, dnormed, shared);
-  }
+  Tensor dnormed = router_.backward(saved.take<GateGradient>().dgates, kept.router, routing, grads,
+                                    pass);  // [T, H]
+  ops::unpermute(dnormed, saved.take<FromExperts>().rows.wait(), routing.slots, /*gates=*/{},
+                 /*accumulate=*/true);  // + each row's gradient at its token
+  if (mixture_.splits()) dnormed = mixture_.region.enter_backward(dnormed).wait();
+  if (saved.has<SharedInput>()) ops::add(dnormed, dnormed, saved.take<SharedInput>().x);
   return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/dy);
 }
 // [dispatch]
@@ -107,79 +103,227 @@ void Dispatch::keep_through_recompute(BlockSaved& saved, BlockSaved& kept) const
 // [keep]
 
 Experts::Experts(GroupedLinear gate_up_proj, GroupedLinear down_proj,
-                 std::optional<FeedForward> shared, const ExpertGroup& experts,
-                 const TensorRegion& region)
+                 std::optional<FeedForward> shared, const Mixture& mixture)
     : gate_up_proj_(std::move(gate_up_proj)),
       down_proj_(std::move(down_proj)),
       shared_(std::move(shared)),
-      experts_(experts),
-      region_(region) {}
+      mixture_(mixture) {}
 
 // [experts]
 Tensor Experts::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
   const RowCounts& counts = saved.get<Routing>().rows;
-  const Tensor shared = saved.take<SharedInput>().x;
+  const SharedInput shared = saved.take<SharedInput>();
   if (shared_) {  // while tokens travel
-    saved.emplace<SharedOutput>().y = shared_->forward(shared, kept.shared, pass);
+    saved.emplace<SharedOutput>().y = shared_->forward(shared.x, kept.shared, pass);
   }
-  const Tensor arrived = saved.take<ToExperts>().rows.wait();  // [Q, H]
-  const Tensor rows = experts_.by_expert(arrived, counts);
+  Tensor rows = saved.take<ToExperts>().rows.wait();  // [Q, H]
+  rows = mixture_.experts.by_expert(rows, counts);
   kept.gate_up = gate_up_proj_.forward(rows, counts.of_expert, kept.gate_up_proj);  // [Q, 2F]
   const Shape hidden_shape{kept.gate_up.size(0), kept.gate_up.size(1) / 2};
   const Tensor hidden = Tensor::empty(hidden_shape, x.dtype(), "swiglu");  // [Q, F]
   ops::swiglu_forward(hidden, kept.gate_up);
-  const Tensor outputs = down_proj_.forward(hidden, counts.of_expert, kept.down_proj);  // [Q, H]
-  saved.emplace<FromExperts>().rows =
-      experts_.from_experts(experts_.by_rank(outputs, counts), counts, region_);
+  rows = down_proj_.forward(hidden, counts.of_expert, kept.down_proj);  // [Q, H]
+  rows = mixture_.experts.by_rank(rows, counts);
+  saved.emplace<FromExperts>().rows = mixture_.experts.from_experts(rows, counts, mixture_.region);
   return x;
 }
 
 Tensor Experts::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) {
   Saved kept = saved.take<Saved>();
   const RowCounts& counts = saved.get<Routing>().rows;
-  Tensor& dshared = saved.emplace<SharedInput>().x;
-  if (shared_) dshared = shared_->backward(dy, kept.shared, grads, pass);
-  const Tensor arrived = saved.take<ToExperts>().rows.wait();  // [Q, H]
-  const Tensor doutputs = experts_.by_expert(arrived, counts);
-  const Tensor dhidden = down_proj_.backward(doutputs, counts.of_expert, kept.down_proj, grads);
+  if (shared_) {
+    saved.emplace<SharedInput>().x = shared_->backward(dy, kept.shared, grads, pass);
+  }
+  Tensor drows = saved.take<ToExperts>().rows.wait();  // [Q, H]
+  drows = mixture_.experts.by_expert(drows, counts);
+  const Tensor dhidden = down_proj_.backward(drows, counts.of_expert, kept.down_proj, grads);
   const Tensor dgate_up = kept.gate_up;  // read here for the last time, so overwritten
   ops::swiglu_backward(dgate_up, dhidden, kept.gate_up);
-  const Tensor drows = gate_up_proj_.backward(dgate_up, counts.of_expert, kept.gate_up_proj, grads);
-  saved.emplace<FromExperts>().rows =
-      experts_.from_experts(experts_.by_rank(drows, counts), counts, region_);
+  drows = gate_up_proj_.backward(dgate_up, counts.of_expert, kept.gate_up_proj, grads);
+  drows = mixture_.experts.by_rank(drows, counts);
+  saved.emplace<FromExperts>().rows = mixture_.experts.from_experts(drows, counts, mixture_.region);
   return dy;
 }
 // [experts]
-
-Combine::Combine(const ExpertGroup& experts, const TensorRegion& region)
-    : experts_(experts), region_(region) {}
 
 // [combine]
 Tensor Combine::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   const Routing& routing = saved.get<Routing>();
   Tensor& rows = saved.emplace<Saved>().rows;
   rows = saved.take<FromExperts>().rows.wait();  // [R, H]
+  const SharedOutput shared =
+      saved.has<SharedOutput>() ? saved.take<SharedOutput>() : SharedOutput{};
+  if (pass.mode == Pass::Mode::recompute) return {};  // the block ends here, and nobody reads y
   Tensor y = Tensor::empty({routing.choices.size(0), x.size(1)}, x.dtype(), "residual");
   ops::unpermute(y, rows, routing.slots, routing.gates);
-  if (splits_experts(experts_, region_)) y = region_.leave(y, pass).wait();
+  if (mixture_.splits()) y = mixture_.region.leave(y, pass).wait();
   ops::add(y, x, y);
-  if (saved.has<SharedOutput>()) ops::add(y, y, saved.take<SharedOutput>().y);
+  if (shared.y.defined()) ops::add(y, y, shared.y);
   return y;
 }
 
 Tensor Combine::backward(const Tensor& dy, BlockSaved& saved, Grads&, const Pass&) {
   const Routing& routing = saved.get<Routing>();
   const Tensor rows = saved.take<Saved>().rows;
-  const bool splits = splits_experts(experts_, region_);
-  const Tensor dtokens = splits ? region_.leave_backward(dy).wait() : dy;  // [T, H]
+  const bool splits = mixture_.splits();
+  const Tensor dtokens = splits ? mixture_.region.leave_backward(dy).wait() : dy;  // [T, H]
   Tensor& dgates = saved.emplace<GateGradient>().dgates;
   dgates = Tensor::empty(routing.gates.shape(), routing.gates.dtype());
   const Tensor& drows = rows;  // read here for the last time, so overwritten
   ops::unpermute_backward(drows, dgates, dtokens, rows, routing.slots, routing.gates);
-  saved.emplace<ToExperts>().rows = experts_.to_experts(drows, routing.rows, region_);
+  saved.emplace<ToExperts>().rows =
+      mixture_.experts.to_experts(drows, routing.rows, mixture_.region);
   return dy;
 }
 // [combine]
+
+int64_t GroupedLinear::outputs() const {
+  int64_t rows = 0;
+  for (const Parameter* weight : weights_) rows += weight->local_shape()[0];
+  return rows / experts_;
+}
+
+// [bytes]
+MixtureBytes::MixtureBytes(const Mixture& mixture, const PassShape& shape) {
+  const ExpertShape& experts = mixture.shape;
+  const int64_t T = mixture.splits() ? shape.tokens() : shape.rows();
+  const int64_t R = T * experts.num_experts_per_tok, H = mixture.hidden_size;
+  const int64_t ep = mixture.experts.size(), here = experts.num_experts / ep;
+  const std::vector<int64_t> counts = even_counts(R, experts.num_experts);
+  const auto first = counts.begin() + mixture.experts.rank() * here;
+  const int64_t Q = ep * std::accumulate(first, first + here, int64_t{0});
+  own = shape.rows() * H * shape.own();
+  tokens = T * H * shape.own();
+  sent = R * H * shape.own();
+  received = Q * H * shape.own();
+  gates = R * shape.acc();
+}
+// [bytes]
+
+namespace {
+
+/// Bytes that are alive, and the most so far.
+struct Tally {
+  int64_t live = 0, peak = 0;
+
+  void make(int64_t bytes) { peak = std::max(peak, live += bytes); }
+  void drop(int64_t bytes) { live -= bytes; }
+};
+
+int64_t sum_of(const std::vector<NamedBytes>& tensors) {
+  int64_t sum = 0;
+  for (const NamedBytes& tensor : tensors) sum += tensor.bytes;
+  return sum;
+}
+
+}  // namespace
+
+// [dispatch_footprint]
+Footprint Dispatch::footprint(const PassShape& shape) const {
+  const MixtureBytes b(mixture_, shape);
+  const Footprint norm = norm_.footprint(shape), router = router_.footprint(shape);
+  const bool splits = mixture_.splits(), travels = mixture_.travels();
+  const bool shared = mixture_.shape.num_shared_experts > 0;
+  Footprint result{.kept_through_recompute = router.kept_through_recompute};
+  result.keep(norm.kept, splits ? NamedBytes{"gathered", b.tokens} : norm.output);
+  result.keep(router.kept);
+  result.handed = b.sent + (travels ? b.received : 0) + (splits ? b.own : 0);
+  result.forward_peak = result.handed;
+  for (const bool split : {false, true}) {
+    Tally tally;
+    tally.make(router.backward_peak + b.tokens);
+    tally.drop(router.backward_peak - (split ? router.held_dy : 0) + b.gates);
+    tally.drop(travels ? b.received + b.sent : b.received);  // rows that have been sent, used
+    if (splits) tally.make(b.own);
+    if (splits) tally.drop(b.tokens);
+    if (shared) tally.drop(b.own);
+    tally.make(norm.backward_peak);
+    (split ? result.split_peak : result.backward_peak) = tally.peak;
+  }
+  result.held = norm.held + b.tokens + router.held_dy;
+  // The shared experts' weights wait with dy itself, which has been on its way here, too.
+  const TensorRegion& region = mixture_.region;
+  if (shared && !region.shares_rows() && region.config().dropout == 0) result.held += b.own;
+  return result;
+}
+// [dispatch_footprint]
+
+// [experts_footprint]
+Footprint Experts::footprint(const PassShape& shape) const {
+  const MixtureBytes b(mixture_, shape);
+  const bool splits = mixture_.splits(), travels = mixture_.travels();
+  const Footprint shared = shared_ ? shared_->footprint(shape) : Footprint{.keeps_x = false};
+  const int64_t gate_up = b.received / mixture_.hidden_size * gate_up_proj_.outputs();
+  const int64_t hidden = gate_up / 2, y_shared = shared.output.bytes;
+  Footprint result;
+  result.keep(shared.kept, splits && shared.keeps_x ? NamedBytes{"norm", b.own} : NamedBytes{});
+  result.keep({{travels ? "regrouped" : "dispatched", b.received}, {"gate_up", gate_up}},
+              {"swiglu", hidden});
+  Tally forward;
+  const int64_t taken = b.sent + (travels ? b.received : 0) + (splits ? b.own : 0);
+  forward.make(taken);
+  forward.make(sum_of(shared.kept) + shared.forward_peak);
+  forward.drop(shared.forward_peak - y_shared);
+  if (travels) forward.drop(b.sent);
+  if (travels) forward.make(b.received);
+  if (travels) forward.drop(b.received);
+  forward.make(gate_up + hidden + b.received);
+  if (travels) forward.make(b.received);
+  if (travels) forward.drop(b.received);
+  if (travels) forward.make(b.sent);
+  result.forward_peak = forward.peak - taken - sum_of(result.kept);
+  result.handed = b.received + (travels ? b.sent : 0) + y_shared;
+
+  const int64_t taken_back = b.gates + b.own + b.sent + (travels ? b.received : 0);
+  // Where they gather their input again, the shared experts' weights wait with what was gathered.
+  const bool holds_x = shared.keeps_x && !mixture_.region.gathers_again();
+  // Of what they wait with, what is neither kept nor dy.
+  int64_t new_held = shared.held - sum_of(shared.kept);
+  if (holds_x) new_held -= b.own;
+  if (shared.held_dy == 0) new_held -= y_shared;
+  for (const bool split : {false, true}) {
+    Tally tally;
+    tally.make(taken_back);
+    tally.make(split ? std::max(shared.split_peak, shared.backward_peak) : shared.backward_peak);
+    tally.live = taken_back + y_shared + (split ? new_held : 0);  // dshared, as large as y
+    if (travels) tally.drop(b.sent);
+    if (travels) tally.make(b.received);
+    if (travels) tally.drop(b.received);
+    tally.make(hidden + b.received);
+    if (!split) tally.drop(b.received);
+    if (travels) tally.make(b.received);
+    if (travels) tally.drop(b.received);
+    if (travels) tally.make(b.sent);
+    (split ? result.split_peak : result.backward_peak) = tally.peak - taken_back;
+  }
+  result.handed_back = b.gates + b.own + y_shared + b.received + (travels ? b.sent : 0);
+  result.held = shared.held + b.received + gate_up + hidden + b.received;
+  if (holds_x && !splits) result.held -= b.own;      // the router's x, too
+  if (shared.held_dy == 0) result.held -= y_shared;  // dy, which is handed on
+  return result;
+}
+// [experts_footprint]
+
+// [combine_footprint]
+Footprint Combine::footprint(const PassShape& shape) const {
+  const MixtureBytes b(mixture_, shape);
+  const bool splits = mixture_.splits(), travels = mixture_.travels();
+  const int64_t y_shared = mixture_.shape.num_shared_experts > 0 ? b.own : 0;
+  Footprint result{.kept = {{travels ? "exchanged" : "expert output", b.sent}},
+                   .output = {"residual", b.own}};
+  const int64_t taken = b.received + (travels ? b.sent : 0) + y_shared;
+  Tally forward;
+  forward.make(taken);
+  if (travels) forward.drop(b.received);
+  forward.make(b.tokens);
+  if (splits) forward.make(b.own);
+  result.forward_peak = forward.peak - taken - b.sent;
+  result.unread = forward.peak - taken;
+  result.backward_peak = (splits ? b.tokens : 0) + b.gates + (travels ? b.received : 0);
+  result.handed_back = b.gates + b.own + b.sent + (travels ? b.received : 0);
+  return result;
+}
+// [combine_footprint]
 
 }  // namespace usp

@@ -12,6 +12,31 @@
 /// num_experts_per_tok, R = T k rows that this rank sends away, Q rows that arrive for its experts.
 namespace usp {
 
+// [mixture]
+/// What the three segments of a layer know of it.
+struct Mixture {
+  ExpertShape shape;
+  int64_t hidden_size;  ///< H
+  ExpertGroup experts;
+  TensorRegion region;
+
+  /// Whether the ranks of tp share out each expert, and so work on the same tokens.
+  bool splits() const { return experts.config().expert_tp && region.size() > 1; }
+  bool travels() const { return experts.size() > 1; }
+};
+// [mixture]
+
+/// Bytes of a pass on paper, where every expert is chosen as often as any other.
+struct MixtureBytes {
+  MixtureBytes(const Mixture& mixture, const PassShape& shape);
+
+  int64_t own;       ///< [.., H]: this rank's rows of the residual stream
+  int64_t tokens;    ///< [T, H]: what is routed here
+  int64_t sent;      ///< [R, H]
+  int64_t received;  ///< [Q, H]
+  int64_t gates;     ///< [T, k] acc dtype
+};
+
 // [grouped_linear]
 /// y = x Wᵀ with another W for the rows of each expert: one operation for all of them.
 class GroupedLinear {
@@ -27,6 +52,7 @@ class GroupedLinear {
   Tensor forward(const Tensor& x, const std::vector<int64_t>& counts, Saved& saved) const;
   Tensor backward(const Tensor& dy, const std::vector<int64_t>& counts, Saved& saved,
                   Grads& grads) const;  ///< [Q, O] -> [Q, I]
+  int64_t outputs() const;              ///< O, of this rank
 
  private:
   Tensor of_experts(Tensor Parameter::*member) const;  ///< [experts, O, I]
@@ -48,11 +74,12 @@ struct FromExperts {
 /// norm(x), the router's choice, and the rows on their way to the experts. x passes through.
 class Dispatch : public Segment {
  public:
-  Dispatch(RmsNorm norm, Router router, const ExpertGroup& experts, const TensorRegion& region);
+  Dispatch(RmsNorm norm, Router router, const Mixture& mixture);
   std::string_view name() const override { return "dispatch"; }
   Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
   void keep_through_recompute(BlockSaved& saved, BlockSaved& kept) const override;
+  Footprint footprint(const PassShape& shape) const override;
 
  private:
   struct Saved {
@@ -67,8 +94,7 @@ class Dispatch : public Segment {
 
   RmsNorm norm_;
   Router router_;
-  ExpertGroup experts_;
-  TensorRegion region_;
+  Mixture mixture_;
 };
 
 /// This rank's experts on the rows that have come for them; meanwhile, what every token goes
@@ -77,10 +103,11 @@ class Experts : public Segment {
  public:
   /// `shared`: may be empty.
   Experts(GroupedLinear gate_up_proj, GroupedLinear down_proj, std::optional<FeedForward> shared,
-          const ExpertGroup& experts, const TensorRegion& region);
+          const Mixture& mixture);
   std::string_view name() const override { return "experts"; }
   Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
+  Footprint footprint(const PassShape& shape) const override;
 
  private:
   struct Saved {
@@ -91,25 +118,24 @@ class Experts : public Segment {
 
   GroupedLinear gate_up_proj_, down_proj_;
   std::optional<FeedForward> shared_;
-  ExpertGroup experts_;
-  TensorRegion region_;
+  Mixture mixture_;
 };
 
 /// y = x + the sum over each token's choices of gate * expert output, + what is shared.
 class Combine : public Segment {
  public:
-  Combine(const ExpertGroup& experts, const TensorRegion& region);
+  explicit Combine(const Mixture& mixture) : mixture_(mixture) {}
   std::string_view name() const override { return "combine"; }
   Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
+  Footprint footprint(const PassShape& shape) const override;
 
  private:
   struct Saved {
     Tensor rows;  ///< [R, H]: expert outputs in the order in which the tokens were sent
   };
 
-  ExpertGroup experts_;
-  TensorRegion region_;
+  Mixture mixture_;
 };
 
 }  // namespace usp

@@ -44,18 +44,22 @@ void Router::choose(const Tensor& scores, Routing& routing, Saved& saved, const 
   routing.choices = Tensor::empty({T, k}, DType::i32, "choices");
   ops::choose_experts(routing.choices, scores, load_->bias, shape_.expert_nodes,
                       shape_.nodes_of_token());
+  routing.slots = Tensor::empty({T, k}, DType::i32, "slots");
   Tensor kept = routing.choices;
   const bool drops = config.capacity_factor > 0 && pass.mode != Pass::Mode::decode;
   const bool balances = config.balance == "sample" && pass.mode == Pass::Mode::train;
-  if (T > 0 && (drops || balances)) {
-    const SampleCounts samples = count_samples(routing.choices, pass);
-    if (balances) saved.load = as_tensor(samples.all, samples.runs, scores.dtype());
-    if (drops) kept = drop(routing.choices, samples, pass);
+  SampleCounts samples;
+  if (T > 0 && (drops || balances)) samples = count_samples(routing.choices, pass);
+  if (samples.runs > 0 && balances) {
+    saved.load = Tensor::empty({samples.runs, E}, scores.dtype(), "load");
+    const CategoryScope small(Category::workspace);
+    ops::copy(saved.load, as_tensor(samples.all, samples.runs, scores.dtype()));
   }
+  const CategoryScope small(Category::workspace);
+  if (samples.runs > 0 && drops) kept = drop(routing.choices, samples, pass);
   const Tensor counts = Tensor::empty({1, E}, DType::i32);
   ops::count_choices(counts, kept);
   routing.rows = experts_.exchange_counts(counts.view({E}), kept.numel());
-  routing.slots = Tensor::empty({T, k}, DType::i32, "slots");
   ops::assign_slots(routing.slots, kept, routing.rows.to_experts);
   if (pass.mode == Pass::Mode::train && enters_losses()) record(routing, scores);
 }
@@ -95,13 +99,21 @@ Tensor Router::as_tensor(const std::vector<int64_t>& counts, int64_t runs, DType
                            {runs, shape_.num_experts}, dtype);
 }
 
+int64_t Router::run_length(int64_t rows, int64_t seq_len) const {
+  int64_t length = rows;
+  for (int64_t rank = 0; rank < context_.size(); ++rank) {
+    const Positions positions = context_.config().of_rank(seq_len, rank);
+    length = std::gcd(length, std::gcd(positions.run_from(0), positions.count()));
+  }
+  return length;
+}
+
 // [count_samples]
 Router::SampleCounts Router::count_samples(const Tensor& choices, const Pass& pass) const {
+  const CategoryScope small(Category::workspace);
   const int64_t T = choices.size(0), E = shape_.num_experts;
   const int64_t first = experts_.config().expert_tp ? 0 : region_.first_row(T, pass);
-  int64_t length = 0;  // of a run: as long as it may be, so that all are of one sample
-  each_run(pass, first, T,
-           [&](int64_t, int64_t count, int64_t) { length = std::gcd(length, count); });
+  const int64_t length = run_length(T, pass.seq_len);
   std::vector<int32_t> begins;  // of the runs, counted in the micro-batch's samples
   each_run(pass, first, T, [&](int64_t, int64_t count, int64_t token) {
     for (int64_t i = 0; i < count; i += length) {
@@ -193,5 +205,28 @@ Tensor Router::backward(const Tensor& dgates, Saved& saved, const Routing& routi
   return linear_->backward(rounded, saved.linear, grads, pass);
 }
 // [router_backward]
+
+// [router_footprint]
+Footprint Router::footprint(const PassShape& shape) const {
+  const ExpertConfig& config = experts_.config();
+  const int64_t T = config.expert_tp ? shape.tokens() : shape.rows();
+  const int64_t scores = T * shape_.num_experts * shape.acc();
+  const int64_t choices = T * shape_.num_experts_per_tok * bytes_of(DType::i32);
+  const int64_t gates = T * shape_.num_experts_per_tok * shape.acc();
+  Footprint result{.kept = {{"router", scores}, {"scores", scores}, {"gates", gates}},
+                   .kept_through_recompute = {{"choices", choices}, {"slots", choices}}};
+  if (config.balance == "sample") {
+    const int64_t S = shape.seq_len * context_.size();
+    const int64_t runs = T / run_length(T, S);
+    result.kept_through_recompute.push_back({"load", runs * shape_.num_experts * shape.acc()});
+  }
+  result.keep(result.kept_through_recompute);
+  // dlogits, in the dtype of its sums and in the weights'.
+  const int64_t rounded = T * shape_.num_experts * shape.own();
+  result.backward_peak = scores + (shape.own() == shape.acc() ? 0 : rounded);
+  result.held_dy = rounded;
+  return result;
+}
+// [router_footprint]
 
 }  // namespace usp

@@ -57,11 +57,13 @@ class Router {
  private:
   /// How the choices of each sample fall on the experts, over all ranks that hold its tokens.
   struct SampleCounts {
-    int64_t runs;                 ///< stretches of this rank's rows, of one sample each
+    int64_t runs = 0;             ///< stretches of this rank's rows, of one sample each
     std::vector<int64_t> before;  ///< [runs, E]: of tokens ahead of the run
     std::vector<int64_t> all;     ///< [runs, E]: of the run's whole sample
   };
   SampleCounts count_samples(const Tensor& choices, const Pass& pass) const;
+  /// Of a run: on all ranks the same, and so short that each run is of one sample.
+  int64_t run_length(int64_t rows, int64_t seq_len) const;
   /// The same numbers of all ranks with which this one shares out a sample.
   Tensor gather_from_sample(Tensor numbers, const Pass& pass) const;
 

@@ -126,6 +126,9 @@ StepMetrics Trainer::report(int64_t step, double peak_gflops) {
   metrics.book_flops = tokens * model_flops_per_token(config_.model, S);
   metrics.flops = mesh_.world().sum(flops_);
   metrics.relate_to(peak_gflops);
+  // [load]
+  metrics.further = expert_metrics(*load_, config_, mesh_.world());
+  // [load]
   return metrics;
 }
 // [report]
