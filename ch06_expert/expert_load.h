@@ -59,7 +59,7 @@ class ExpertLoad {
   std::vector<SeenLoad> seen(int64_t tokens) const;
   /// What routers have added in the last step, on this rank.
   double loss() const { return layers_.empty() ? 0 : loss_.item(); }
-  /// What a checkpoint has to hold of it: the same on all ranks of a stage.
+  /// What a checkpoint has to hold of it: the same on all ranks of a stage, one of which counts it.
   std::vector<Parameter*> buffers() const;
 
  private:

@@ -109,7 +109,9 @@ Tensor Trainer::logits(const Pass& pass) {
 // [logits]
 
 // [state]
-TrainState Trainer::state() { return {model_.parameters(), optimizer_.states(), tokens_}; }
+TrainState Trainer::state() {
+  return {model_.parameters(), optimizer_.states(), tokens_, load_->buffers()};
+}
 // [state]
 
 // [report]

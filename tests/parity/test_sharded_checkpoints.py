@@ -55,11 +55,11 @@ class ShardedCheckpoints(RankTest):
     def checkpoint(self, step):
         return self.checkpoints / f"step-{step:08}"
 
-    def assert_close(self, found, expected):
+    def assert_close(self, found, expected, tolerance=1e-10):
         self.assertEqual(len(found), len(expected))
         scale = max(map(abs, expected))
         worst = max(abs(a - b) for a, b in zip(found, expected))
-        self.assertTrue(worst <= 1e-10 * scale, f"{worst / scale} of the largest")
+        self.assertTrue(worst <= tolerance * scale, f"{worst} off, where the largest is {scale}")
 
     def test_any_layout_goes_on_in_any_other(self):
         flags = ["--dtype", "f64", "--checkpoint_interval", "4", "--steps", "8"]
@@ -137,6 +137,48 @@ class ShardedCheckpoints(RankTest):
                 (mesh(1, 2, 2, 0), [mesh(3, 1, 1, 2), mesh(2, 2, 1, 3, *gathered)])):
             self.check_going_on(flags, saved, others)
 
+    @test_ranks.needs("expert_parallel")
+    def test_experts_go_on_wherever_they_lie(self):
+        flags = ["--dtype", "f64", "--checkpoint_interval", "4", "--steps", "8",
+                 "--num_heads", "4", "--num_experts", "8"]
+
+        def ep(ranks, size, *more):
+            return ranks, [*layout(ranks, 0), "--ep_size", str(size), *more]
+
+        def tp(dp, *more):
+            return 2 * dp, [*layout(dp, 0), "--tp_size", "2", "--sequence_parallel", *more]
+
+        def stages(ranks, acc, *more):
+            return ranks, ["--pp_size", "2", "--micro_batch_size", "3", "--grad_acc_steps",
+                           str(acc), *more]
+
+        # Each has something else that no gradient trains: biases, and the load of the step before.
+        bias = ["--balance", "bias", "--bias_update_rate", "0.02"]
+        batch = ["--balance", "batch", "--balance_coef", "1"]
+        dualpipe = ["--pp_schedule", "dualpipe"]  # has two copies of each
+        for own, saved, others in (
+                (bias, ep(2, 2), [ep(4, 4), ep(1, 1), tp(1, "--expert_tp"), stages(2, 4)]),
+                (bias, tp(2, "--ep_size", "4"), [ep(3, 1), stages(2, 4, *dualpipe)]),
+                (batch, stages(4, 2, "--ep_size", "2"), [ep(4, 2), tp(1)]),
+                (batch, stages(4, 4, *dualpipe, "--cp_size", "2", "--ep_size", "2"),
+                 [ep(2, 1), stages(2, 4)])):
+            self.check_going_on([*flags, *own], saved, others, tolerance=1e-12)
+
+    @test_ranks.needs("expert_parallel")
+    def test_experts_in_an_equal_layout_go_on_bit_for_bit(self):
+        flags = ["--checkpoint_interval", "4", "--steps", "8", "--num_experts", "8",
+                 "--ep_size", "2", "--router_score", "sigmoid"]
+        for own in (["--balance", "bias", "--bias_update_rate", "0.02"], ["--balance", "batch"]):
+            for dtype, stage in (("f32", 0), ("bf16", 1), ("bf16", 3)):
+                with self.subTest(dtype=dtype, stage=stage, flags=own):
+                    command = [*flags, "--dtype", dtype, *layout(2, stage), *own]
+                    self.train(2, *command, "--overwrite")
+                    expected, files = results(self.run_dir), self.contents(8)
+                    shutil.rmtree(self.checkpoint(8))
+                    self.train(2, *command, "--resume")
+                    self.assertEqual(results(self.run_dir), expected)
+                    self.assertTrue(self.contents(8) == files, "other bytes in the files")
+
     @test_ranks.needs("weight_stash")
     def test_pipedream_goes_on_bit_for_bit_and_in_no_other_way(self):
         flags = ["--checkpoint_interval", "4", "--steps", "8", "--grad_clip", "0"]
@@ -174,10 +216,10 @@ class ShardedCheckpoints(RankTest):
                 self.assertEqual((code, output.count("error: ")), (2, 1), output)
                 self.assertIn(message, output)
 
-    def check_going_on(self, flags, saved, others):
+    def check_going_on(self, flags, saved, others, tolerance=1e-10):
         """A run of 8 steps, saved after 4 of them, goes on as it did; None: with chapter 1."""
         self.train(saved[0], *flags, *saved[1], "--overwrite")
-        expected = results(self.run_dir)
+        expected, names = results(self.run_dir), state_of(self.checkpoint(8)).keys()
         for other in others:
             with self.subTest(saved=saved, resumed=other):
                 shutil.rmtree(self.checkpoint(8))
@@ -190,7 +232,8 @@ class ShardedCheckpoints(RankTest):
                     self.assertEqual(code, 0, output)
                 for step, reference in zip(results(self.run_dir), expected, strict=True):
                     for a, b in zip(step, reference):
-                        self.assert_close([a], [b])
+                        self.assert_close([a], [b], tolerance)
+                self.assertEqual(state_of(self.checkpoint(8)).keys(), names)
 
     @test_ranks.needs("tensor_parallel")
     def test_a_model_goes_out_of_any_mesh_and_into_any_other(self):
