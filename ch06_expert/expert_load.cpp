@@ -87,8 +87,10 @@ void ExpertLoad::end_step() {
 std::vector<SeenLoad> ExpertLoad::seen(int64_t tokens) const {
   std::vector<SeenLoad> seen;
   if (layers_.empty()) return seen;
-  sum(entropies_);
-  const std::vector<double> entropies = entropies_.items(), numbers = before_.items();
+  const Tensor of_all = Tensor::empty(entropies_.shape(), entropies_.dtype());
+  ops::copy(of_all, entropies_);
+  sum(of_all);
+  const std::vector<double> entropies = of_all.items(), numbers = before_.items();
   const auto row = std::ssize(numbers) / std::ssize(layers_);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const auto begin = numbers.begin() + std::ssize(seen) * row;

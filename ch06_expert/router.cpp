@@ -99,10 +99,10 @@ Tensor Router::as_tensor(const std::vector<int64_t>& counts, int64_t runs, DType
                            {runs, shape_.num_experts}, dtype);
 }
 
-int64_t Router::run_length(int64_t rows, int64_t seq_len) const {
+int64_t run_length(const ContextParallelConfig& context, int64_t rows, int64_t seq_len) {
   int64_t length = rows;
-  for (int64_t rank = 0; rank < context_.size(); ++rank) {
-    const Positions positions = context_.config().of_rank(seq_len, rank);
+  for (int64_t rank = 0; rank < context.cp_size; ++rank) {
+    const Positions positions = context.of_rank(seq_len, rank);
     length = std::gcd(length, std::gcd(positions.run_from(0), positions.count()));
   }
   return length;
@@ -113,7 +113,7 @@ Router::SampleCounts Router::count_samples(const Tensor& choices, const Pass& pa
   const CategoryScope small(Category::workspace);
   const int64_t T = choices.size(0), E = shape_.num_experts;
   const int64_t first = experts_.config().expert_tp ? 0 : region_.first_row(T, pass);
-  const int64_t length = run_length(T, pass.seq_len);
+  const int64_t length = run_length(context_.config(), T, pass.seq_len);
   std::vector<int32_t> begins;  // of the runs, counted in the micro-batch's samples
   each_run(pass, first, T, [&](int64_t, int64_t count, int64_t token) {
     for (int64_t i = 0; i < count; i += length) {
@@ -217,7 +217,7 @@ Footprint Router::footprint(const PassShape& shape) const {
                    .kept_through_recompute = {{"choices", choices}, {"slots", choices}}};
   if (config.balance == "sample") {
     const int64_t S = shape.seq_len * context_.size();
-    const int64_t runs = T / run_length(T, S);
+    const int64_t runs = T / run_length(context_.config(), T, S);
     result.kept_through_recompute.push_back({"load", runs * shape_.num_experts * shape.acc()});
   }
   result.keep(result.kept_through_recompute);

@@ -18,6 +18,10 @@ struct Routing {
   RowCounts rows;
 };
 
+/// Of the stretches into which each rank cuts its rows to count choices by sample: on all ranks of
+/// cp and tp the same, and so short that each is of one sample.
+int64_t run_length(const ContextParallelConfig& context, int64_t rows, int64_t seq_len);
+
 /// The logits of the experts [T, E], in acc dtype: rounded ones would make ties.
 class RouterLinear : public Linear {
  public:
@@ -62,8 +66,6 @@ class Router {
     std::vector<int64_t> all;     ///< [runs, E]: of the run's whole sample
   };
   SampleCounts count_samples(const Tensor& choices, const Pass& pass) const;
-  /// Of a run: on all ranks the same, and so short that each run is of one sample.
-  int64_t run_length(int64_t rows, int64_t seq_len) const;
   /// The same numbers of all ranks with which this one shares out a sample.
   Tensor gather_from_sample(Tensor numbers, const Pass& pass) const;
 

@@ -1,6 +1,7 @@
 #include "tensor_accountant.h"
 
 #include "comm/algorithms.h"
+#include "expert_accountant.h"
 #include "zero_accountant.h"
 
 namespace usp {
@@ -37,12 +38,17 @@ TensorTraffic predict_tensor_traffic(const TrainConfig& config) {
   sent.all_gather += passes * (L + again) * instead;
   if (tp.gathered_input == "again") sent.all_gather += passes * L * instead_again;
   sent.reduce_scatter += passes * L * instead;
+  const TensorTraffic of_experts = expert_traffic_over_tp(config);
+  sent.all_gather += of_experts.all_gather;
+  sent.reduce_scatter += of_experts.reduce_scatter;
   // [sent]
   // The norms' gradients, of which each copy of the model has one.
   const int64_t ranks = config.mesh().dp_cp();
   const int64_t copies = config.data_parallel.zero_stage == 0 ? ranks : ranks / shard_size(config);
   // [replicated]
-  const int64_t numel = (2 * L + 1) * H + L * config.model.latent_weights();
+  const ExpertShape& shape = config.model.experts;
+  const int64_t numel = (2 * L + 1) * H + L * config.model.latent_weights() +
+                        shape.layers(0, L) * shape.num_experts * H;  // routers
   const int64_t norms = numel * bytes_of(dtype_of_gradient_sum(config));
   // [replicated]
   sent.all_reduce += copies * 2 * (t - 1) * norms;

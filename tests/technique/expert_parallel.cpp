@@ -42,8 +42,8 @@ TEST_CASE("experts over ranks are experts on one rank, in every layout") {
   for (size_t i = 0; i < cases.size(); i += step) check_parity(cases[i], text);
 }
 
-/// As StepMetrics' gradient of one step: experts alone, each on whichever rank has it.
-void check_expert_gradients(const ExpertCase& c, const ExpertText& text) {
+/// After one step, each expert's gradient on whichever rank has the expert.
+void check_expert_gradients(const ExpertCase& c, const ExpertText& text, double tolerance = 1e-10) {
   CAPTURE(c.name());
   const ExpertResult expected = expert_reference(c, text.dataset, /*steps=*/1);
   std::map<std::string, Values> gradients;
@@ -60,8 +60,8 @@ void check_expert_gradients(const ExpertCase& c, const ExpertText& text) {
     for (size_t i = 0; i < parameters.size(); ++i) {
       const Parameter& parameter = parameters[i];
       if (parameter.name.find(".experts.") == std::string::npos) continue;
-      expect_part(parameter.shard.grad, gradients.at(parameter.name + ".grad"), parameter, 1e-10,
-                  c.name() + ": gradient of " + parameter.name);
+      expect_part(parameter.shard.grad, gradients.at(parameter.name + ".grad"), parameter,
+                  tolerance, c.name() + ": gradient of " + parameter.name);
       ++compared;
     }
     USP_CHECK(compared == 3 * c.num_layers() * c.experts / c.ep, "{} weights", compared);
@@ -78,6 +78,9 @@ TEST_CASE("the gradient of an expert under ep x dp is that of one process, whate
       c.experts = 8;
       c.zero_stage = zero_stage;
       c.grad_acc_steps = ep == 2 ? 2 : 1;
+      check_expert_gradients(c, text);
+      if (zero_stage == 0 || ep == 8) continue;
+      c.shard_size = 2;  // of edp, too
       check_expert_gradients(c, text);
     }
   }
@@ -124,33 +127,16 @@ TEST_CASE("ZeRO-3 shares out an expert over the ranks that hold it, apart from d
   }
 }
 
-TEST_CASE("in f32 and bf16, experts over ranks begin as experts on one rank") {
+TEST_CASE("in f32 and bf16 experts over ranks have the gradients of one rank") {
   const ExpertText text;
-  for (const auto& [dtype, tolerance] : {std::pair("f32", 1e-5), {"bf16", 1e-2}}) {
+  for (const auto& [dtype, tolerance] : {std::pair("f32", 1e-4), {"bf16", 5e-2}}) {
     ExpertCase c = plain_experts(4, 4);
+    c.experts = 8;
+    c.dtype = dtype;
     c.shared = 1;
     c.balance = "sample";
     c.router = "sigmoid";
-    CAPTURE(dtype);
-    TrainConfig one = alone_config(c), config = expert_config(c);
-    one.dtype = config.dtype = dtype;
-    const auto first_step = [](Trainer& trainer) {
-      trainer.train_step(0);
-      const StepMetrics metrics = trainer.report(0, 0);
-      return Values{metrics.loss, metrics.grad_norm};
-    };
-    Values expected;
-    {
-      const OnDevice cpu;
-      SoloTrainer solo(one, &text.dataset);
-      expected = first_step(solo);
-    }
-    run_threads(4, [&, dtype = dtype, tolerance = tolerance](const Communicator& world) {
-      const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &text.dataset, mesh);
-      const Values found = first_step(trainer);
-      for (size_t i = 0; i < 2; ++i) expect_close({found[i]}, {expected[i]}, tolerance, dtype);
-    });
+    check_expert_gradients(c, text, tolerance);
   }
 }
 
@@ -260,72 +246,62 @@ TEST_CASE("the next tokens are those of one rank, whoever holds the experts") {
   }
 }
 
-/// What one forward and backward pass over a layer sends, in rows: there and back, twice. What the
-/// rank sends to its own experts crosses no wire.
-struct RowTraffic {
-  int64_t payload = 0, wire = 0;
-
-  void add(const RowCounts& rows, int64_t rank, int64_t passes) {
-    const int64_t own = rows.rows_to_rank[rank];
-    payload += passes * (rows.sent() + rows.received());
-    wire += passes * (rows.sent() + rows.received() - 2 * own);
+/// Runs the passes of a step on a model of its own, forward and perhaps backward; returns where
+/// each one's tokens have gone, layer by layer, but for blocks that will run again.
+std::vector<Routing> run_passes(const TrainConfig& config, const Mesh& mesh, bool backward) {
+  ExpertModel experts(config, mesh);
+  std::vector<Routing> routings;
+  experts.grads().begin_window(config.grad_acc_steps);
+  for (const Pass& pass : experts.passes()) {
+    Model::Activations activations = experts.model().forward(pass);
+    for (Routing& routing : routings_of(activations)) routings.push_back(std::move(routing));
+    if (backward) experts.model().backward(std::move(activations), experts.grads(), pass);
   }
-};
+  return routings;
+}
 
-TEST_CASE("the ledger of ep is the rows that the routers count, those that stay aside") {
+void check_ledger(const Communicator& world, const ExpertCase& c) {
+  TrainConfig config = expert_config(c);
+  const Mesh mesh(world, config.mesh());
+  const Ledger& ledger = Runtime::current().ledger();
+  run_passes(config, mesh, /*backward=*/true);
+  const Ledger::Entry rows = ledger.get("ep", CommKind::all_to_all);
+  const Ledger::Entry counts = ledger.get("ep_counts", CommKind::all_to_all);
+  // There and back in forward, there and back in backward, and once more where blocks run again.
+  const bool again = config.recompute == "full";
+  const int64_t exchanges = again ? 6 : 4;
+  config.recompute = "none";  // the same passes show where tokens go
+  int64_t payload = 0, wire = 0, passes = 0;
+  for (const Routing& routing : run_passes(config, mesh, /*backward=*/false)) {
+    const int64_t all = routing.rows.sent() + routing.rows.received();
+    payload += exchanges / 2 * all;
+    wire += exchanges / 2 * (all - 2 * routing.rows.rows_to_rank[mesh.ep().rank()]);  // its own
+    ++passes;
+  }
+  const int64_t row = config.model.hidden_size * 8, numbers = passes * c.experts * 4;
+  USP_CHECK(rows.calls == passes * exchanges, "{} exchanges of rows", rows.calls);
+  USP_CHECK(rows.payload_bytes == payload * row, "{}: {} bytes of rows, not {}", c.name(),
+            rows.payload_bytes, payload * row);
+  USP_CHECK(rows.wire_bytes == wire * row, "{}: {} bytes on the wire, not {}", c.name(),
+            rows.wire_bytes, wire * row);
+  USP_CHECK(counts.calls == passes, "{} exchanges of counts in {} passes", counts.calls, passes);
+  USP_CHECK(counts.payload_bytes == numbers, "{} bytes of counts, not {}", counts.payload_bytes,
+            numbers);
+  USP_CHECK(counts.wire_bytes == numbers * (c.ep - 1) / c.ep, "{} bytes of counts on the wire",
+            counts.wire_bytes);
+}
+
+TEST_CASE("the ledger of ep is the rows that the routers count, without those that stay") {
   for (const auto& [dp, tp, ep] : {std::tuple(2, 1, 2), {4, 1, 4}, {4, 1, 2}, {2, 2, 4}}) {
-    for (const bool again : {false, true}) {
+    for (const char* recompute : {"none", "full"}) {
       ExpertCase c = plain_experts(dp, ep);
       c.tp = tp;
       if (tp > 1) c.sequence = "again";
       c.capacity = 1;
       c.grad_acc_steps = 2;
-      c.recompute = again ? "full" : "none";
-      run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
-        const TrainConfig config = expert_config(c);
-        const Mesh mesh(world, config.mesh());
-        ExpertModel experts(config, mesh);
-        const Ledger before = Runtime::current().ledger();
-        RowTraffic rows;
-        experts.grads().begin_window(2);
-        for (const Pass& pass : experts.passes()) {
-          Model::Activations activations;
-          Runtime& runtime = Runtime::current();
-          const Ledger::Entry counts = runtime.ledger().get("ep_counts", CommKind::all_to_all);
-          activations = experts.model().forward(pass);
-          const Ledger::Entry added =
-              runtime.ledger().get("ep_counts", CommKind::all_to_all) - counts;
-          USP_CHECK(added.calls == config.model.num_layers, "{} exchanges of counts", added.calls);
-          experts.model().backward(std::move(activations), experts.grads(), pass);
-        }
-        experts.grads().end_window();
-        // Where blocks run again their routings are dropped: the same passes show them.
-        TrainConfig kept = config;
-        kept.recompute = "none";
-        ExpertModel same(kept, mesh);
-        const Ledger after = Runtime::current().ledger();
-        for (const Pass& pass : same.passes()) {
-          Model::Activations activations = same.model().forward(pass);
-          for (const Routing& routing : routings_of(activations)) {
-            rows.add(routing.rows, mesh.ep().rank(), again ? 3 : 2);
-          }
-        }
-        const auto sent = [&](const char* group) {
-          return after.get(group, CommKind::all_to_all) - before.get(group, CommKind::all_to_all);
-        };
-        const int64_t layers = config.model.num_layers, row = config.model.hidden_size * 8;
-        USP_CHECK(sent("ep").calls == 2 * layers * (again ? 6 : 4), "{} exchanges of rows",
-                  sent("ep").calls);
-        USP_CHECK(sent("ep").payload_bytes == rows.payload * row, "{}: {} bytes of rows, not {}",
-                  c.name(), sent("ep").payload_bytes, rows.payload * row);
-        USP_CHECK(sent("ep").wire_bytes == rows.wire * row, "{}: {} bytes on the wire, not {}",
-                  c.name(), sent("ep").wire_bytes, rows.wire * row);
-        const int64_t counts = 2 * layers * c.experts * 4;
-        USP_CHECK(sent("ep_counts").payload_bytes == counts, "{} bytes of counts, not {}",
-                  sent("ep_counts").payload_bytes, counts);
-        USP_CHECK(sent("ep_counts").wire_bytes == counts * (c.ep - 1) / c.ep,
-                  "{} bytes of counts on the wire", sent("ep_counts").wire_bytes);
-      });
+      c.recompute = recompute;
+      run_threads(static_cast<int>(c.ranks()),
+                  [&](const Communicator& world) { check_ledger(world, c); });
     }
   }
 }

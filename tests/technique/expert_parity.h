@@ -17,16 +17,17 @@ struct ExpertCase : PipelineCase {
   double capacity = 0;
   int64_t shared = 0, nodes = 1, route_nodes = 0, dense_layers = 0;
   bool expert_tp = false;
-  int64_t micro_batch_size = 1;
+  int64_t micro_batch_size = 1, shard_size = 0;
+  const char* dtype = "f64";
   /// Of the first step's choices, by expert, in every layer; with balance bias.
   std::vector<double> biases = {};
 
   std::string name() const {
     return fmt::format(
         "ep {} experts {} k {} {} norm {} scale {} z {} balance {} capacity {} shared {} nodes "
-        "{}/{} dense {} expert_tp {} b {} biases {} {}",
+        "{}/{} dense {} expert_tp {} b {} biases {} {} shards {} {}",
         ep, experts, top_k, router, norm_topk_prob, scaling, z_loss, balance, capacity, shared,
-        route_nodes, nodes, dense_layers, expert_tp, micro_batch_size, biases,
+        route_nodes, nodes, dense_layers, expert_tp, micro_batch_size, biases, dtype, shard_size,
         PipelineCase::name());
   }
   int64_t samples() const { return micro_batch_size * grad_acc_steps * dp; }  ///< of a step
@@ -43,6 +44,8 @@ inline ExpertCase plain_experts(int64_t dp, int64_t ep) {
 /// are large enough for three steps to show them.
 inline TrainConfig expert_config(const ExpertCase& c) {
   TrainConfig config = pipeline_config(c);
+  config.dtype = c.dtype;
+  config.data_parallel.shard_size = c.shard_size;
   config.micro_batch_size = c.micro_batch_size;
   config.model.experts = {.num_experts = c.experts,
                           .num_experts_per_tok = c.top_k,
@@ -69,6 +72,7 @@ inline TrainConfig alone_config(const ExpertCase& c) {
   ExpertCase one = c;
   one.ep = one.pp = one.chunks = one.cp = one.tp = one.dp = one.grad_acc_steps = 1;
   one.micro_batch_size = c.samples();
+  one.shard_size = 0;
   one.schedule = "1f1b";
   one.in_turns = one.expert_tp = false;
   one.sequence = "off";
@@ -105,7 +109,8 @@ inline std::vector<ExpertCase> expert_cases(size_t random) {
   const std::vector<std::pair<int64_t, int64_t>> nodes = {{1, 0}, {2, 1}, {4, 2}};
   const std::vector<const char*> sequence = {"off", "again", "kept"};
   const std::vector<std::pair<int64_t, const char*>> stages = {
-      {1, "1f1b"}, {2, "1f1b"}, {2, "zb_h1"}, {2, "dualpipe"}, {2, "interleaved"}};
+      {1, "1f1b"},     {2, "1f1b"},        {2, "zb_h1"},
+      {2, "dualpipe"}, {2, "interleaved"}, {2, "dualpipe_v"}};
   const std::vector<const char*> recompute = {"none", "selective", "full"};
   const std::vector<const char*> overlap = {"none", "weight_grad", "chunks", "batch_halves"};
   const auto at = [&](const Point& p) {
@@ -134,7 +139,7 @@ inline std::vector<ExpertCase> expert_cases(size_t random) {
   };
   std::vector<ExpertCase> cases;
   for (const Point& point :
-       cover_pairs({3, 4, 3, 2, 4, 3, 4, 3, 2, 5, 2, 4, 3, 3, 2, 2, 2, 4, 3, 2, 3, 2, 2, 2, 2},
+       cover_pairs({3, 4, 3, 2, 4, 3, 4, 3, 2, 6, 2, 4, 3, 3, 2, 2, 2, 4, 3, 2, 3, 2, 2, 2, 2},
                    random, [&](const Point& p) { return has_meaning(at(p)); })) {
     cases.push_back(at(point));
   }

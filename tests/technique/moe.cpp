@@ -109,6 +109,28 @@ TEST_CASE("the gradient of both losses agrees with finite differences in every w
   }
 }
 
+TEST_CASE("the gradient of an expert that nobody chooses is 0, not what an earlier pass has left") {
+  const OnDevice cpu;
+  const OneRank one;
+  ExpertCase c = small_case(2);
+  c.balance = "bias";
+  ExpertModel experts(expert_config(c), one.mesh);
+  randomize(experts.parameters(), 2);
+  for (Parameter* buffer : experts.load().buffers()) buffer->value.assign(Values{0, 0, -9, 0});
+  ops::fill(experts.parameters().flat_grads(), kNaN);
+  experts.grads().begin_window(2);
+  for (const Pass& pass : experts.passes()) {
+    experts.model().backward(experts.model().forward(pass), experts.grads(), pass);
+  }
+  experts.grads().end_window();
+  for (const auto& [name, gradient] : gradients_of(experts.parameters())) {
+    CAPTURE(name);
+    const bool idle = name.find(".experts.2.") != std::string::npos;
+    REQUIRE((gradient == Values(gradient.size())) == idle);
+    for (double element : gradient) REQUIRE(std::isfinite(element));
+  }
+}
+
 TEST_CASE("a block that runs again sends every token where it went, whatever the bias is then") {
   const OnDevice cpu;
   const OneRank one;
