@@ -112,9 +112,11 @@ std::string expert_metrics(const ExpertLoad& load, const TrainConfig& config,
   const UncountedTraffic uncounted;
   std::string own;
   for (const SeenLoad& seen : load.seen(config.tokens_per_step())) {
-    own += fmt::format("{} {{\"layer\": {}, \"tokens\": [{}], \"dropped\": {}, \"entropy\": {}}}\n",
-                       seen.layer, seen.layer, fmt::join(seen.counts, ", "), seen.dropped,
-                       json_number(seen.entropy, 9));
+    own += fmt::format(
+        "{0} {{\"layer\": {0}, \"tokens\": [{1}], \"max_over_mean\": {2}, \"dropped\": {3}, "
+        "\"entropy\": {4}}}\n",
+        seen.layer, fmt::join(seen.counts, ", "), json_number(seen.max_over_mean(), 6),
+        seen.dropped, json_number(seen.entropy, 9));
   }
   for (const std::string& of_rank : world.all_gather_text(own)) {
     std::istringstream lines(of_rank);
