@@ -267,6 +267,22 @@ void read_rope(const Fields& fields, HfConfig& config, const Family& family) {
       source.integer(kOriginal, config.max_position_embeddings, 1, int64_t{1} << 40);
 }
 
+/// Throws UsageError where the numbers of heads do not go together.
+void check_heads(const Fields& fields, const HfConfig& config) {
+  if (fields.find("head_dim") == nullptr && config.hidden_size % config.num_heads != 0) {
+    usage_error("{}: num_attention_heads={} must divide hidden_size={}, or head_dim be given",
+                fields.where(), config.num_heads, config.hidden_size);
+  }
+  if (config.head_dim % 2 != 0) {
+    usage_error("{}: head_dim={} must be even: RoPE turns pairs of channels", fields.where(),
+                config.head_dim);
+  }
+  if (config.num_heads % config.num_kv_heads != 0) {
+    usage_error("{}: num_key_value_heads={} must divide num_attention_heads={}", fields.where(),
+                config.num_kv_heads, config.num_heads);
+  }
+}
+
 }  // namespace
 
 HfConfig parse_hf_config(std::string_view text, const std::string& file) {
@@ -299,18 +315,7 @@ HfConfig parse_hf_config(std::string_view text, const std::string& file) {
     config.latent = read_latent_attention(fields);
   }
   read_rope(fields, config, family);
-  if (fields.find("head_dim") == nullptr && config.hidden_size % config.num_heads != 0) {
-    usage_error("{}: num_attention_heads={} must divide hidden_size={}, or head_dim be given", file,
-                config.num_heads, config.hidden_size);
-  }
-  if (config.head_dim % 2 != 0) {
-    usage_error("{}: head_dim={} must be even: RoPE turns pairs of channels", file,
-                config.head_dim);
-  }
-  if (config.num_heads % config.num_kv_heads != 0) {
-    usage_error("{}: num_key_value_heads={} must divide num_attention_heads={}", file,
-                config.num_kv_heads, config.num_heads);
-  }
+  check_heads(fields, config);
   return config;
 }
 

@@ -1,6 +1,7 @@
 #include "expert_load.h"
 
 #include "expert_parity.h"
+#include "train/checkpoint.h"
 
 namespace usp::test {
 namespace {
@@ -71,6 +72,59 @@ TEST_CASE("a bias moves by the rate towards the mean, after the step that showed
   for (const Parameter* buffer : load.buffers()) names.push_back(buffer->name);
   REQUIRE(names == std::vector<std::string>{"model.layers.2.mlp.gate.e_score_correction_bias",
                                             "model.layers.4.mlp.gate.e_score_correction_bias"});
+}
+
+/// Two steps on this rank, an interruption if `stopped` names a directory for it, and two more.
+std::vector<double> train_with_break(const Communicator& world, const ExpertCase& c,
+                                     const Dataset& dataset, const std::string& stopped) {
+  const TrainConfig config = expert_config(c);
+  const RunIdentity identity{"{}", config.global_batch_size(), "c0ffee", {}};
+  std::vector<double> results;
+  const auto train = [&](Trainer& trainer, int64_t begin) {
+    for (int64_t step = begin; step < begin + 2; ++step) {
+      trainer.train_step(step);
+      const StepMetrics metrics = trainer.report(step, 0);
+      results.insert(results.end(), {metrics.loss, metrics.grad_norm});
+    }
+  };
+  const Mesh mesh(world, config.mesh());
+  Trainer first(config, &dataset, mesh);
+  train(first, 0);
+  if (stopped.empty()) {
+    train(first, 2);
+    return results;
+  }
+  write_checkpoint(stopped, 2, first.state(), identity, world);
+  world.barrier();
+  const Mesh again(world, config.mesh());
+  Trainer second(config, &dataset, again);
+  load_checkpoint(newest_checkpoint(stopped), second.state(), identity, world);
+  train(second, 2);
+  return results;
+}
+
+TEST_CASE("a resumed run has the biases and the loads of one that was never interrupted") {
+  const RandomTokens tokens(parity_config().model.vocab_size);
+  const TokenFile file(tokens.path(), 2, 61);
+  const Dataset dataset(file, 8, 0.1, DataOrder::shuffled, 0);
+  for (const char* balance : {"batch", "bias"}) {
+    for (const Share& share : {Share{1, 1, 2, 1, 1}, Share{2, 2, 2, 1, 1}, Share{1, 1, 4, 2, 1}}) {
+      ExpertCase c = plain_experts(share.dp, share.ep);
+      c.experts = 8;
+      c.balance = balance;
+      c.pp = share.pp;
+      c.schedule = share.pp > 1 ? "dualpipe" : "1f1b";
+      c.grad_acc_steps = share.grad_acc_steps;
+      CAPTURE(c.name());
+      const TempDir dir;
+      run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
+        const auto whole = train_with_break(world, c, dataset, "");
+        const auto resumed = train_with_break(world, c, dataset, dir.file(""));
+        USP_CHECK(resumed == whole, "{}: {} instead of {}", c.name(), fmt::join(resumed, " "),
+                  fmt::join(whole, " "));
+      });
+    }
+  }
 }
 
 }  // namespace
