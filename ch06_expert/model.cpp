@@ -5,6 +5,7 @@
 
 #include "context_attention.h"
 #include "moe.h"
+#include "node_dispatch.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -158,13 +159,18 @@ Block Llama::experts(int64_t layer, ParameterList& parameters) const {
   }
   Router router(shape, std::make_unique<RouterLinear>(gate), options_.experts, region,
                 options_.context, options_.load->add_layer(layer));
+  const NodeGroups* nodes = options_.experts.nodes();
+  const ExpertGroup& away = nodes != nullptr ? nodes->between : options_.experts;
+  const ExpertGroup& at_experts = nodes != nullptr ? nodes->within : options_.experts;
   Block segments;
   segments.push_back(std::make_unique<Dispatch>(RmsNorm(norm, config_.rms_norm_eps),
-                                                std::move(router), options_.experts, region));
+                                                std::move(router), away, region));
+  if (nodes != nullptr) segments.push_back(std::make_unique<FanOut>(*nodes, region));
   segments.push_back(std::make_unique<Experts>(GroupedLinear(gate_up, here, "gate_up"),
                                                GroupedLinear(down, here, "expert output"),
-                                               std::move(shared), options_.experts, region));
-  segments.push_back(std::make_unique<Combine>(options_.experts, region));
+                                               std::move(shared), at_experts, region));
+  if (nodes != nullptr) segments.push_back(std::make_unique<FanIn>(*nodes, region));
+  segments.push_back(std::make_unique<Combine>(away, region));
   return segments;
 }
 // [experts]

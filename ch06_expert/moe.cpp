@@ -47,10 +47,6 @@ struct SharedInput {
 struct SharedOutput {
   Tensor y;  ///< [T, H]
 };
-/// Left by Combine's backward for Dispatch's.
-struct GateGradient {
-  Tensor dgates;  ///< [T, k]
-};
 
 /// Whether the ranks of tp share out each expert, and so work on the same tokens.
 bool splits_experts(const ExpertGroup& experts, const TensorRegion& region) {
@@ -69,7 +65,7 @@ Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Routing& routing = saved.emplace<Routing>();
   if (saved.has<Decided>()) {
     Decided decided = saved.take<Decided>();
-    routing = {decided.choices, /*gates=*/{}, decided.slots, decided.rows};
+    routing = decided.routing;
     kept.router.load = decided.load;
   }
   const Tensor normed = norm_.forward(x, kept.norm);
@@ -100,9 +96,15 @@ Tensor Dispatch::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, con
 
 // [keep]
 void Dispatch::keep_through_recompute(BlockSaved& saved, BlockSaved& kept) const {
-  const Routing& routing = saved.get<Routing>();
-  kept.emplace<Decided>() = {routing.choices, routing.slots, saved.get<Saved>().router.load,
-                             routing.rows};
+  const auto without_gates = [](Routing routing) {
+    routing.gates = {};
+    return routing;
+  };
+  Routing routing = without_gates(saved.get<Routing>());
+  if (routing.in_node) {
+    routing.in_node = std::make_shared<Routing>(without_gates(*routing.in_node));
+  }
+  kept.emplace<Decided>() = {routing, saved.get<Saved>().router.load};
 }
 // [keep]
 
@@ -118,7 +120,7 @@ Experts::Experts(GroupedLinear gate_up_proj, GroupedLinear down_proj,
 // [experts]
 Tensor Experts::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
-  const RowCounts& counts = saved.get<Routing>().rows;
+  const RowCounts& counts = saved.get<Routing>().at_experts();
   const Tensor shared = saved.take<SharedInput>().x;
   if (shared_) {  // while tokens travel
     saved.emplace<SharedOutput>().y = shared_->forward(shared, kept.shared, pass);
@@ -137,7 +139,7 @@ Tensor Experts::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
 
 Tensor Experts::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) {
   Saved kept = saved.take<Saved>();
-  const RowCounts& counts = saved.get<Routing>().rows;
+  const RowCounts& counts = saved.get<Routing>().at_experts();
   Tensor& dshared = saved.emplace<SharedInput>().x;
   if (shared_) dshared = shared_->backward(dy, kept.shared, grads, pass);
   const Tensor arrived = saved.take<ToExperts>().rows.wait();  // [Q, H]
@@ -158,10 +160,10 @@ Combine::Combine(const ExpertGroup& experts, const TensorRegion& region)
 // [combine]
 Tensor Combine::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   const Routing& routing = saved.get<Routing>();
-  Tensor& rows = saved.emplace<Saved>().rows;
-  rows = saved.take<FromExperts>().rows.wait();  // [R, H]
+  const Tensor rows = saved.take<FromExperts>().rows.wait();  // [R, H]
   Tensor y = Tensor::empty({routing.choices.size(0), x.size(1)}, x.dtype(), "residual");
-  ops::unpermute(y, rows, routing.slots, routing.gates);
+  ops::unpermute(y, rows, routing.slots, routing.in_node ? Tensor() : routing.gates);
+  if (!routing.in_node) saved.emplace<Saved>().rows = rows;
   if (splits_experts(experts_, region_)) y = region_.leave(y, pass).wait();
   ops::add(y, x, y);
   if (saved.has<SharedOutput>()) ops::add(y, y, saved.take<SharedOutput>().y);
@@ -170,13 +172,19 @@ Tensor Combine::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
 
 Tensor Combine::backward(const Tensor& dy, BlockSaved& saved, Grads&, const Pass&) {
   const Routing& routing = saved.get<Routing>();
-  const Tensor rows = saved.take<Saved>().rows;
   const bool splits = splits_experts(experts_, region_);
   const Tensor dtokens = splits ? region_.leave_backward(dy).wait() : dy;  // [T, H]
-  Tensor& dgates = saved.emplace<GateGradient>().dgates;
-  dgates = Tensor::empty(routing.gates.shape(), routing.gates.dtype());
-  const Tensor& drows = rows;  // read here for the last time, so overwritten
-  ops::unpermute_backward(drows, dgates, dtokens, rows, routing.slots, routing.gates);
+  Tensor drows;
+  if (routing.in_node) {
+    drows = Tensor::empty({routing.rows.sent(), dy.size(1)}, dy.dtype());
+    ops::permute(drows, dtokens, routing.slots);
+  } else {
+    const Tensor rows = saved.take<Saved>().rows;
+    drows = rows;  // read here for the last time, so overwritten
+    Tensor& dgates = saved.emplace<GateGradient>().dgates;
+    dgates = Tensor::empty(routing.gates.shape(), routing.gates.dtype());
+    ops::unpermute_backward(drows, dgates, dtokens, rows, routing.slots, routing.gates);
+  }
   saved.emplace<ToExperts>().rows = experts_.to_experts(drows, routing.rows, region_);
   return dy;
 }

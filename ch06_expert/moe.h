@@ -45,6 +45,11 @@ struct FromExperts {
   Pending rows = Pending({});  ///< expert outputs in forward, gradients of tokens in backward
 };
 
+/// Left for Dispatch's backward by whoever applied the gates.
+struct GateGradient {
+  Tensor dgates;  ///< [T, k]
+};
+
 /// norm(x), the router's choice, and the rows on their way to the experts. x passes through.
 class Dispatch : public Segment {
  public:
@@ -61,8 +66,8 @@ class Dispatch : public Segment {
   };
   /// So that a block that runs again sends every token where it went before.
   struct Decided {
-    Tensor choices, slots, load;
-    RowCounts rows;
+    Routing routing;
+    Tensor load;
   };
 
   RmsNorm norm_;
@@ -95,7 +100,8 @@ class Experts : public Segment {
   TensorRegion region_;
 };
 
-/// y = x + the sum over each token's choices of gate * expert output, + what is shared.
+/// y = x + the sum over each token's choices of gate * expert output, + what is shared. Of rows
+/// that nodes have summed, gates are part.
 class Combine : public Segment {
  public:
   Combine(const ExpertGroup& experts, const TensorRegion& region);

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "node_dispatch.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -52,12 +53,21 @@ void Router::choose(const Tensor& scores, Routing& routing, Saved& saved, const 
     if (balances) saved.load = as_tensor(samples.all, samples.runs, scores.dtype());
     if (drops) kept = drop(routing.choices, samples, pass);
   }
-  const Tensor counts = Tensor::empty({1, E}, DType::i32);
-  ops::count_choices(counts, kept);
-  routing.rows = experts_.exchange_counts(counts.view({E}), kept.numel());
-  routing.slots = Tensor::empty({T, k}, DType::i32, "slots");
-  ops::assign_slots(routing.slots, kept, routing.rows.to_experts);
-  if (pass.mode == Pass::Mode::train && enters_losses()) record(routing, scores);
+  if (experts_.nodes() != nullptr) {
+    route_by_node(routing, kept, E, *experts_.nodes());
+  } else {
+    assign_rows(routing, kept, E, /*expected=*/T * k, experts_);
+  }
+  if (pass.mode == Pass::Mode::train && enters_losses()) record(routing.choices, kept, scores);
+}
+
+void assign_rows(Routing& routing, const Tensor& destinations, int64_t number, int64_t expected,
+                 const ExpertGroup& ranks) {
+  const Tensor counts = Tensor::empty({1, number}, DType::i32);
+  ops::count_choices(counts, destinations);
+  routing.rows = ranks.exchange_counts(counts.view({number}), expected);
+  routing.slots = Tensor::empty(destinations.shape(), DType::i32, "slots");
+  ops::assign_slots(routing.slots, destinations, routing.rows.to_experts);
 }
 // [choose]
 
@@ -74,16 +84,18 @@ Tensor Router::drop(const Tensor& choices, const SampleCounts& samples, const Pa
 }
 // [drop]
 
-void Router::record(const Routing& routing, const Tensor& scores) const {
+void Router::record(const Tensor& choices, const Tensor& kept, const Tensor& scores) const {
   const int64_t E = shape_.num_experts;
-  const Tensor chosen = Tensor::empty({1, E}, DType::i32);
-  ops::count_choices(chosen, routing.choices);
+  const Tensor chosen = Tensor::empty({1, E}, DType::i32),
+               taken = Tensor::empty({1, E}, DType::i32);
+  ops::count_choices(chosen, choices);
+  ops::count_choices(taken, kept);
   std::vector<double> counts(E);
   double dropped = 0;
   if (chosen.device() != Device::meta) {
-    const std::vector<int64_t> all = chosen.counts();
+    const std::vector<int64_t> all = chosen.counts(), some = taken.counts();
     std::ranges::copy(all, counts.begin());
-    dropped = double(routing.choices.numel() - routing.rows.sent());
+    for (int64_t e = 0; e < E; ++e) dropped += double(all[e] - some[e]);
   }
   ops::accumulate(load_->counts, Tensor::from_host(counts, {E}, scores.dtype()));
   ops::accumulate(load_->dropped, Tensor::from_host(std::vector{dropped}, {1}, scores.dtype()));

@@ -171,6 +171,9 @@ Simulation simulate(const TrainConfig& config, int stage_rank) {
   const Runtime::Use use(runtime);
   const DryMesh dry(config.mesh(), stage_rank);
   // [dry]
+  // [nodes]
+  dry.mesh.world().engine().set_node_size(config.communication->node_size);
+  // [nodes]
   Trainer trainer(config, /*dataset=*/nullptr, dry.mesh);
   return simulate_steps(trainer);
 }
