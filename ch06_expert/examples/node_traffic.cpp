@@ -69,6 +69,23 @@ struct Sent {
   std::atomic<int64_t> net{0}, node{0}, formula_net{0}, formula_node{0};
 };
 
+/// What one rank's tokens cause, and the counts that it sends before them.
+void add_formula(const Setting& s, bool by_node, int64_t rank, const std::vector<int64_t>& choices,
+                 Sent& sent) {
+  const int64_t k = s.num_experts_per_tok, of_rank = s.num_experts / s.ranks;
+  const DispatchRows rows =
+      rows_on_their_way(choices, k, s.num_experts, rank, s.ranks, s.node_size, by_node);
+  // Rows there and back, and so do the gradients.
+  sent.formula_net += rows.between_nodes * 4 * 4 * kHidden;
+  sent.formula_node += rows.in_nodes * 4 * 4 * kHidden;
+  sent.formula_node += (s.node_size - 1) * of_rank * 4;
+  if (by_node) {  // with a copy go its choices and gates; the gates' gradients come back
+    sent.formula_net += rows.between_nodes * 3 * 4 * k + (s.nodes() - 1) * 4;
+  } else {
+    sent.formula_net += (s.ranks - s.node_size) * of_rank * 4;
+  }
+}
+
 /// Forward and backward of the layer on one rank.
 void run_layer(const Setting& s, const ModelConfig& model, const ExpertConfig& parallel,
                const Communicator& world, Sent& sent) {
@@ -94,18 +111,13 @@ void run_layer(const Setting& s, const ModelConfig& model, const ExpertConfig& p
   for (const auto& segment : layer) {
     x = segment->forward(x, saved, pass);
     if (segment->name() != "dispatch") continue;
-    const DispatchRows rows =
-        rows_on_their_way(saved.get<Routing>().choices.counts(), s.num_experts_per_tok,
-                          s.num_experts, world.rank(), s.ranks, s.node_size, parallel.by_node());
-    // There and back, and so do the gradients; gates go along once, and their gradients.
-    sent.formula_net += rows.between_nodes * 4 *
-                        (4 * kHidden + (parallel.by_node() ? 2 * s.num_experts_per_tok : 0));
-    sent.formula_node += rows.in_nodes * 4 * 4 * kHidden;
+    add_formula(s, parallel.by_node(), world.rank(), saved.get<Routing>().choices.counts(), sent);
   }
   for (auto segment = layer.rbegin(); segment != layer.rend(); ++segment) {
     x = (*segment)->backward(x, saved, grads, pass);
   }
-  for (const char* group : {"ep", "ep_rail", "ep_node"}) {
+  for (const char* group :
+       {"ep", "ep_rail", "ep_node", "ep_counts", "ep_rail_counts", "ep_node_counts"}) {
     const Ledger::Entry entry = Runtime::current().ledger().get(group, CommKind::all_to_all) -
                                 before.get(group, CommKind::all_to_all);
     sent.net += entry.net_bytes;

@@ -3,11 +3,18 @@ may go to, and by the way of dispatch. Ledgers of ranks that are threads count; 
 """
 import re
 
+from tools import build
 from tools.short_runs import table
+from tools.showcase import output_of
 
 EXAMPLE = "node_traffic"  # prints what is read here
 WAYS = {"direct": "a copy for each expert", "by_node": "a copy for each node"}
 COLUMNS = ("between", "between_formula", "inside", "inside_formula")  # KiB
+
+
+def count(chapter):
+    """read() of what the example of this chapter prints; it has to be built."""
+    return read(output_of(build.binary(build.RELEASE, f"{chapter.name}_{EXAMPLE}"), [], 1))
 
 
 def read(text):
@@ -39,5 +46,5 @@ def nodes_table(measured):
     return table(["nodes of a token", "`dispatch`", "between nodes, KiB", "inside nodes, KiB"], rows,
                  f"A layer, forward and backward, on {measured['nodes']} nodes of "
                  f"{measured['node_size']} ranks; {measured['experts']} experts, {measured['k']} of a "
-                 "token. Sums over all ranks, of what ledgers count; the formula in brackets where it "
-                 "differs.")
+                 "token. Sums over all ranks of what ledgers count: rows, gates, choices and counts; the "
+                 "formula in brackets where it differs.")

@@ -24,10 +24,10 @@ def draw(measured):
         axes.plot(places, [case["inside"] for case in cases], color=color, linewidth=1.0,
                   dashes=(5, 3), label=f"inside, {nodes.WAYS[dispatch]}")
     axes.set_xticks(places)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.6 * max(case["between"] for case in measured["found"]))  # below the legend
     axes.set_xlabel("nodes that a token may go to")
     axes.set_ylabel("KiB of a layer")
-    axes.legend(loc="upper left", bbox_to_anchor=(0, 0.92), fontsize=style.SMALL)
+    axes.legend(loc="upper left", fontsize=style.SMALL)
     style.title(axes, "A token's experts share its way between nodes",
                 f"{measured['nodes']} nodes of {measured['node_size']} ranks, {measured['k']} of "
                 f"{measured['experts']} experts")
