@@ -151,7 +151,7 @@ RowCounts ExpertGroup::exchange_counts(const Tensor& counts, int64_t choices) co
       rows.from_ranks.insert(rows.from_ranks.end(), own, own + here);
     }
   } else {
-    // The one read to the host that a training step makes: it says how large the buffers must be.
+    // A read to the host, which even a training step makes: it says how large buffers must be.
     rows.to_experts = counts.counts();
     rows.from_ranks = from_ranks.counts();
   }

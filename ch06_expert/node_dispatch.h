@@ -41,7 +41,7 @@ struct GatesOnTheirWay {
 class FanOut : public Segment {
  public:
   FanOut(const NodeGroups& nodes, const TensorRegion& region) : nodes_(nodes), region_(region) {}
-  std::string_view name() const override { return "fan out"; }
+  std::string_view name() const override { return "fan_out"; }
   Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
 
@@ -55,7 +55,7 @@ class FanOut : public Segment {
 class FanIn : public Segment {
  public:
   FanIn(const NodeGroups& nodes, const TensorRegion& region) : nodes_(nodes), region_(region) {}
-  std::string_view name() const override { return "fan in"; }
+  std::string_view name() const override { return "fan_in"; }
   Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
 

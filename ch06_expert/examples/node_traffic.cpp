@@ -21,18 +21,18 @@ struct Setting {
 
   int64_t nodes() const { return ranks / node_size; }
   void bind(Args& args) {
-    args.bind("threads", ranks, "ranks of ep, as threads");
+    args.bind("ep_size", ranks, "ranks, as threads");
     args.bind("node_size", node_size, "of them in a node");
     args.bind("num_experts", num_experts, "experts, whose nodes are groups of experts");
     args.bind("num_experts_per_tok", num_experts_per_tok, "experts of a token");
-    args.bind("tokens", tokens, "tokens of a rank");
+    args.bind("tokens_of_rank", tokens, "tokens of a rank");
   }
   void validate() const {
-    check_range("threads", double(ranks), 2, 64);
-    check_range("tokens", double(tokens), 1, 1 << 16);
+    check_range("ep_size", double(ranks), 2, 64);
+    check_range("tokens_of_rank", double(tokens), 1, 1 << 16);
     for (const auto& [divisor, of, text] :
-         {std::tuple(node_size, ranks, "node_size of threads"),
-          std::tuple(ranks, num_experts, "threads of num_experts")}) {
+         {std::tuple(node_size, ranks, "node_size of ep_size"),
+          std::tuple(ranks, num_experts, "ep_size of num_experts")}) {
       if (divisor < 1 || of % divisor != 0) {
         usage_error("{}: {} must divide {}; try {}", text, divisor, of, list_divisors(of));
       }
