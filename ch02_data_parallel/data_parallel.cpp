@@ -145,8 +145,12 @@ void DataParallel::finish() {
 // [finish]
 
 std::pair<std::string, std::string> DataParallel::traffic_row(int64_t steps) const {
-  const double ranks = mesh_.dp_cp().size();
-  const double predicted = 2 * (ranks - 1) / ranks * double(parameters_.flat_grads().bytes());
+  double predicted = 0;
+  for (const Bucket& bucket : buckets_) {
+    const double ranks = bucket.group->size();
+    predicted += 2 * (ranks - 1) / ranks *
+                 double((bucket.end - bucket.begin) * bytes_of(parameters_.flat_grads().dtype()));
+  }
   const double measured = double(traffic_.bytes()) / double(std::max<int64_t>(1, steps));
   return {"gradients sent",
           fmt::format("{:.0f} bytes a step by rank 0, buckets: {}; by formula {:.0f}", measured,

@@ -1,6 +1,8 @@
 #include "zero_accountant.h"
 
 #include <algorithm>
+#include <map>
+#include <string>
 
 #include "comm/algorithms.h"
 #include "tensor/runtime.h"
@@ -10,39 +12,55 @@ namespace usp {
 
 namespace {
 
-/// Scratch of all-reductions of so many elements that are under way at once. They share it: only
-/// one that needs more than all before it has its own.
-int64_t scratch_of_buckets(const TrainConfig& config, const std::vector<int64_t>& buckets) {
-  int64_t bytes = 0, largest = 0;
-  for (int64_t numel : buckets) {
-    const int64_t needed =
-        algorithms::reduction_scratch(static_cast<int>(config.mesh().dp_cp()), /*rank=*/0, numel,
-                                      dtype_of_reduction(config), Engine::kScratchLimit);
-    if (needed > largest) bytes += largest = needed;
+/// Scratch of all-reductions that are under way at once. Those of a group share it: only one that
+/// needs more than all before it has its own.
+int64_t scratch_of_buckets(const TrainConfig& config, const std::vector<GradientShape>& buckets) {
+  int64_t bytes = 0;
+  std::map<std::string, int64_t> largest;
+  for (const auto& [group, numel] : buckets) {
+    const auto ranks = static_cast<int>(config.mesh().ranks_of(group));
+    const int64_t needed = algorithms::reduction_scratch(
+        ranks, /*rank=*/0, numel, dtype_of_reduction(config), Engine::kScratchLimit);
+    if (needed > largest[group]) bytes += largest[group] = needed;
   }
   return bytes;
 }
 
-/// Elements of each bucket of plain data parallelism, in the order in which they leave.
-std::vector<int64_t> buckets(const TrainConfig& config, const ZeroShapes& shapes) {
+/// The buckets of plain data parallelism, in the order in which they leave. They are cut from the
+/// end of the flat gradients, and where other ranks sum what lies before.
+std::vector<GradientShape> buckets(const TrainConfig& config, const ZeroShapes& shapes) {
   const DataParallelConfig& dp = config.data_parallel;
-  if (dp.grad_sync == "overlapped") return {shapes.parameters.rbegin(), shapes.parameters.rend()};
-  int64_t rest = shapes.held, size = rest;
+  int64_t size = shapes.held;
   if (dp.grad_sync == "bucketed") {
     const auto bytes = static_cast<int64_t>(dp.bucket_mb * (1 << 20));
     size = std::max<int64_t>(1, bytes / bytes_of(dtype_of_reduction(config)));
   }
-  std::vector<int64_t> sizes;
-  for (; rest > 0; rest -= size) sizes.push_back(std::min(rest, size));
-  return sizes;
+  std::vector<GradientShape> buckets;
+  int64_t room = 0;  // before the next cut
+  for (auto last = shapes.parameters.rbegin(); last != shapes.parameters.rend(); ++last) {
+    bool begins =
+        dp.grad_sync == "overlapped" || buckets.empty() || buckets.back().group != last->group;
+    for (int64_t rest = last->numel; rest > 0; begins = false) {
+      begins = begins || room == 0;
+      if (room == 0) room = size;
+      if (begins) buckets.push_back({last->group, 0});
+      const int64_t taken = std::min(rest, room);
+      buckets.back().numel += taken;
+      rest -= taken;
+      room -= taken;
+    }
+  }
+  return buckets;
 }
 
 }  // namespace
 
-int64_t shard_size(const TrainConfig& config) {
+int64_t shard_size(const TrainConfig& config, int64_t copies) {
   const DataParallelConfig& dp = config.data_parallel;
-  return dp.shard_size > 0 && dp.zero_stage > 0 ? dp.shard_size : config.mesh().dp_cp();
+  return dp.shard_size > 0 && dp.zero_stage > 0 ? dp.shard_size : copies;
 }
+
+int64_t shard_size(const TrainConfig& config) { return shard_size(config, config.mesh().dp_cp()); }
 
 StateBytes sharded_states(const TrainConfig& config) {
   const int64_t stage = config.data_parallel.zero_stage;
@@ -52,7 +70,7 @@ StateBytes sharded_states(const TrainConfig& config) {
   const KeptByStage& kept = kKept[stage];
   const DType dtype = parse_dtype(config.dtype);
   const int64_t weight = bytes_of(dtype), acc = bytes_of(accumulate_dtype(dtype));
-  const int64_t whole = shapes.all(), shard = whole / shard_size(config);
+  const int64_t whole = shapes.all(), shard = shapes.shards();
   const auto elements = [&](Kept part) { return part == Kept::whole ? whole : shard; };
   StateBytes states{};
   states.weights = elements(kept.weights) * weight;
@@ -111,13 +129,24 @@ ZeroTraffic predict_traffic(const TrainConfig& config) {
   const int64_t gradient = bytes_of(dtype_of_reduction(config));
   const ZeroShapes shapes(config);
   const int64_t copies = config.mesh().dp_cp();
-  if (dp.zero_stage == 0) return {.all_reduce = 2 * (copies - 1) * shapes.held * gradient};
-  const int64_t Z = shard_size(config), R = copies / Z;
+  // What one of n ranks sends to have a sum on all of them.
+  const auto sent_to_sum = [&](int64_t numel, int64_t n) {
+    return 2 * (n - 1) * numel * copies / n;
+  };
+  ZeroTraffic traffic;
+  for (const auto& [group, numel] : shapes.parameters) {
+    traffic.all_reduce += sent_to_sum(numel, config.mesh().ranks_of(group)) * gradient;
+  }
+  if (dp.zero_stage == 0) return traffic;
   // [traffic]
   const ZeroWalk walk(config, shapes);
-  return {.reduce_scatter = (Z - 1) * R * walk.reduced * gradient,
-          .all_gather = (Z - 1) * R * walk.gathered * weight,
-          .all_reduce = 2 * (R - 1) * shapes.all() * bytes_of(dtype_of_gradient_sum(config))};
+  traffic = {.reduce_scatter = copies * walk.sent_to_reduce * gradient,
+             .all_gather = copies * walk.sent_to_gather * weight};
+  for (const UnitShape& unit : shapes.units) {
+    traffic.all_reduce += sent_to_sum(unit.shard(), unit.copies / unit.ranks) *
+                          bytes_of(dtype_of_gradient_sum(config));
+  }
+  return traffic;
   // [traffic]
 }
 

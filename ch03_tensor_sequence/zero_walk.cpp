@@ -22,22 +22,35 @@ int64_t scratch_of(int64_t ranks, int64_t numel, DType dtype) {
 
 }  // namespace
 
-ZeroShapes::ZeroShapes(const TrainConfig& config) : ranks(shard_size(config)) {
+ZeroShapes::ZeroShapes(const TrainConfig& config) {
   Runtime runtime(Device::meta);
   const Runtime::Use use(runtime);
   Model model(config);
   chunks = model.ranges();
   for (const Unit& unit : cut_into_units(model.parameters())) {
-    UnitShape& shape =
-        units.emplace_back(UnitShape{(unit.numel + ranks - 1) / ranks * ranks, unit.numel, {}});
+    const std::string& group = unit.parameters.front()->grad_groups.front();
+    const int64_t copies = config.mesh().ranks_of(group), Z = shard_size(config, copies);
+    UnitShape& shape = units.emplace_back(
+        UnitShape{(unit.numel + Z - 1) / Z * Z, unit.numel, {}, group, copies, Z});
     for (const Parameter* parameter : unit.parameters) {
       for (int64_t block : parameter->readers) {
         if (!contains(shape.blocks, block)) shape.blocks.push_back(block);
       }
-      parameters.push_back(parameter->local_shape().numel());
-      held += parameters.back();
+      parameters.push_back({group, parameter->local_shape().numel()});
+      held += parameters.back().numel;
     }
   }
+  std::vector<std::string> groups;
+  for (const GradientShape& gradient : parameters) groups.push_back(gradient.group);
+  std::ranges::stable_sort(parameters, {}, [&](const GradientShape& gradient) {
+    return std::ranges::find(groups, gradient.group) - groups.begin();
+  });
+}
+
+int64_t ZeroShapes::shards() const {
+  int64_t numel = 0;
+  for (const UnitShape& unit : units) numel += unit.shard();
+  return numel;
 }
 
 int64_t ZeroShapes::all() const {
@@ -68,7 +81,9 @@ ZeroWalk::ZeroWalk(const TrainConfig& config, const ZeroShapes& shapes)
   }
   for (const ChunkPass& pass : passes) run(pass);
   complete();
-  if (kept_.weights == Kept::whole) gathered = shapes.all();  // once, after the update
+  if (kept_.weights == Kept::shard) return;
+  gathered = shapes.all();  // once, after the update
+  for (const UnitShape& unit : shapes.units) sent_to_gather += unit.sent();
 }
 
 // [run]
@@ -110,6 +125,7 @@ void ZeroWalk::gather(size_t unit) {
   if (whole_[unit]) return;
   whole_[unit] = true;
   gathered += shapes_.units[unit].numel;
+  sent_to_gather += shapes_.units[unit].sent();
   most_gathered = std::max(most_gathered, live_ += shapes_.units[unit].numel);
 }
 
@@ -140,20 +156,20 @@ void ZeroWalk::begin(size_t unit) {
 }
 
 void ZeroWalk::reduce(size_t unit) {
-  const int64_t numel = shapes_.units[unit].numel, Z = shapes_.ranks;
-  const int64_t R = config_.mesh().dp_cp() / Z;
+  const UnitShape& shape = shapes_.units[unit];
+  const int64_t numel = shape.numel, Z = shape.ranks, R = shape.copies / Z;
   const DType dtype = dtype_of_reduction(config_);
   if (kept_.gradients == Kept::shard || R > 1) complete();
   const bool adds = rounds_done_[unit] > 0 || dtype != dtype_of_gradient_sum(config_);
   if (kept_.gradients == Kept::shard && adds) most_added = std::max(most_added, numel / Z);
   reduced += numel;
-  shards_.add(scratch_of(Z, numel, dtype));
-  scratch = std::max(scratch, shards_.bytes + copies_.bytes);
+  sent_to_reduce += shape.sent();
+  shards_[shape.group].add(scratch_of(Z, numel, dtype));
+  count_scratch();
   reducing_.push_back(unit);
 }
 
 void ZeroWalk::complete() {
-  const int64_t R = config_.mesh().dp_cp() / shapes_.ranks;
   for (size_t unit : std::exchange(reducing_, {})) {
     if (kept_.gradients == Kept::shard) {
       written_ -= shapes_.units[unit].numel;
@@ -161,11 +177,19 @@ void ZeroWalk::complete() {
     }
     if (++rounds_done_[unit] < rounds_) continue;
     // The sum of the shards is on its way to the copies until the step ends.
-    copies_.add(
-        scratch_of(R, shapes_.units[unit].numel / shapes_.ranks, dtype_of_gradient_sum(config_)));
+    const UnitShape& shape = shapes_.units[unit];
+    copies_[shape.group].add(
+        scratch_of(shape.copies / shape.ranks, shape.shard(), dtype_of_gradient_sum(config_)));
   }
   shards_ = {};
-  scratch = std::max(scratch, copies_.bytes);
+  count_scratch();
+}
+
+void ZeroWalk::count_scratch() {
+  int64_t bytes = 0;
+  for (const auto& [group, of_group] : shards_) bytes += of_group.bytes;
+  for (const auto& [group, of_group] : copies_) bytes += of_group.bytes;
+  scratch = std::max(scratch, bytes);
 }
 
 }  // namespace usp

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <map>
+#include <string>
 #include <vector>
 
 #include "model.h"
@@ -19,18 +21,31 @@ struct UnitShape {
   int64_t numel;                ///< as padded to a multiple of Z
   int64_t held;                 ///< as it is
   std::vector<int64_t> blocks;  ///< that read it, in order
+  std::string group;            ///< over which its gradients are summed
+  int64_t copies;               ///< ranks of the group
+  int64_t ranks;                ///< Z of them share out one copy
+
+  int64_t shard() const { return numel / ranks; }
+  /// Elements that a rank sends when it is gathered, or its gradients are reduced.
+  int64_t sent() const { return (ranks - 1) * shard(); }
+};
+
+/// A parameter's gradient on paper.
+struct GradientShape {
+  std::string group;  ///< over which it is summed
+  int64_t numel;
 };
 
 /// The units of a rank's model that has no memory.
 struct ZeroShapes {
   explicit ZeroShapes(const TrainConfig& config);
-  int64_t all() const;  ///< elements of all units
+  int64_t all() const;     ///< elements of all units
+  int64_t shards() const;  ///< of a rank's shards of them
 
   std::vector<UnitShape> units;  ///< in the order of the parameters
   std::vector<BlockRange> chunks;
-  std::vector<int64_t> parameters;  ///< elements of each
-  int64_t held = 0;                 ///< elements of all parameters
-  int64_t ranks;                    ///< Z
+  std::vector<GradientShape> parameters;  ///< in the order of the flat tensors
+  int64_t held = 0;                       ///< elements of all parameters
 };
 
 /// A step of ZeRO walked through with sizes alone: which units class Zero would gather, write and
@@ -39,12 +54,13 @@ class ZeroWalk {
  public:
   ZeroWalk(const TrainConfig& config, const ZeroShapes& shapes);
 
-  int64_t gathered = 0, most_gathered = 0;  ///< in the step, and at a time
-  int64_t reduced = 0;                      ///< in the step
-  int64_t most_written = 0;                 ///< gradients before they are reduced, at a time
-  int64_t most_written_unpadded = 0;        ///< the same without what fills up units
-  int64_t most_added = 0;                   ///< of a reduction that is added to the sum
-  int64_t scratch = 0;                      ///< bytes, of all reductions that are under way
+  int64_t gathered = 0, most_gathered = 0;         ///< in the step, and at a time
+  int64_t reduced = 0;                             ///< in the step
+  int64_t sent_to_gather = 0, sent_to_reduce = 0;  ///< by this rank, in the step
+  int64_t most_written = 0;                        ///< gradients before they are reduced, at a time
+  int64_t most_written_unpadded = 0;               ///< the same without what fills up units
+  int64_t most_added = 0;                          ///< of a reduction that is added to the sum
+  int64_t scratch = 0;                             ///< bytes, of all reductions that are under way
 
  private:
   /// Scratch of one group's reductions that are under way at once. They share it: only one that
@@ -64,6 +80,7 @@ class ZeroWalk {
   void begin(size_t unit);
   void reduce(size_t unit);
   void complete();
+  void count_scratch();
 
   const TrainConfig& config_;
   const ZeroShapes& shapes_;
@@ -74,7 +91,7 @@ class ZeroWalk {
   std::vector<int64_t> contributions_, rounds_done_;
   int64_t live_ = 0, written_ = 0, written_unpadded_ = 0;
   Units reducing_;
-  Scratch shards_, copies_;
+  std::map<std::string, Scratch> shards_, copies_;  ///< by group
 };
 
 }  // namespace usp

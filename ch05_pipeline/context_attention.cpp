@@ -31,18 +31,22 @@ Tensor ContextAttention::decode(const Tensor& qkv, const Pass& pass) const {
   const Tensor kv = pass.kv_cache->append(this, kv_of(qkv), pass.positions, share);
   const Positions keys(pass.kv_cache->first_position(share), kv.size(1));
   const Part part = attend(qkv, kv, keys, /*probs=*/{}, pass);
-  const int64_t B = qkv.size(0), S = qkv.size(1), N = num_heads();
-  const Tensor outs = Tensor::empty({cp.size() * B, S, N, head_dim()}, part.out.dtype());
-  const Tensor lses = Tensor::empty({cp.size() * B, N, S}, part.lse.dtype());
-  cp.all_gather(outs, part.out);
-  cp.all_gather(lses, part.lse);
+  return merge_shares(part.out, part.lse, qkv.dtype(), cp);
+}
+
+Tensor merge_shares(const Tensor& out, const Tensor& lse, DType dtype, const Communicator& cp) {
+  const int64_t B = out.size(0), S = out.size(1), N = out.size(2), D = out.size(3);
+  const Tensor outs = Tensor::empty({cp.size() * B, S, N, D}, out.dtype());
+  const Tensor lses = Tensor::empty({cp.size() * B, N, S}, lse.dtype());
+  cp.all_gather(outs, out);
+  cp.all_gather(lses, lse);
   for (int64_t rank = 1; rank < cp.size(); ++rank) {  // the same order on every rank
     ops::attention_merge(outs.narrow(0, 0, B), lses.narrow(0, 0, B), outs.narrow(0, rank * B, B),
                          lses.narrow(0, rank * B, B));
   }
-  const Tensor out = Tensor::empty(part.out.shape(), qkv.dtype());
-  ops::copy(out, outs.narrow(0, 0, B));
-  return out;
+  const Tensor merged = Tensor::empty(out.shape(), dtype);
+  ops::copy(merged, outs.narrow(0, 0, B));
+  return merged;
 }
 // [decode]
 

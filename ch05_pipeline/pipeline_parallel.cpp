@@ -34,6 +34,11 @@ void PipelineConfig::bind(Args& args) {
       .may_differ_on_resume();
   args.bind("pp_show", pp_show, {"", "table", "json"}, "print the schedule and end")
       .may_differ_on_resume();
+  // PipeDream's weights depend on who holds which layers and on how many updates a step has.
+  args.decide_result([this]() -> std::vector<std::string> {
+    if (!updates_each_micro_batch()) return {};
+    return {"pp_schedule", "pp_size", "pp_layers", "grad_acc_steps"};
+  });
 }
 
 void PipelineConfig::validate(const Args& args) const {
@@ -195,9 +200,7 @@ std::vector<int64_t> parse_layers(const std::string& text) {
 /// Layers of each stage. The head multiplies as much as several layers of a small model, and the
 /// embedding nothing; a layer goes to the stage that has least to multiply.
 std::vector<int64_t> share_out_layers(const ModelConfig& model, int64_t stages) {
-  const int64_t qkv = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim();
-  const int64_t layer =
-      model.hidden_size * (qkv + model.num_heads * model.head_dim() + 3 * model.ffn_hidden_size);
+  const int64_t layer = model.layer_weights(model.num_layers - 1, /*active=*/true);
   std::vector<int64_t> layers(stages, 1), work(stages, layer);
   work.back() += model.hidden_size * model.vocab_size;
   for (int64_t left = model.num_layers - stages; left > 0; --left) {

@@ -5,6 +5,7 @@ namespace usp {
 void TrainConfig::bind(Args& args) {
   each_part([&](auto& part) { part.bind(args); });
   // [bind]
+  model.mla.bind(args);
   model.experts.bind(args);
   // [bind]
   bind_training(args);
@@ -27,6 +28,7 @@ void TrainConfig::validate(const Args& args) {
   tensor_parallel.check(*this);
   context_parallel.check(*this, tensor_parallel, recompute == "full", attention == "blockwise");
   pipeline.check(*this, tensor_parallel);
+  model.mla.refuse_without(args);
   model.experts.validate(args, model.num_layers);
   expert_parallel.check(*this, tensor_parallel);
   // [validate]

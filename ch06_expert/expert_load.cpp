@@ -1,9 +1,12 @@
 #include "expert_load.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <sstream>
 
 #include "config.h"
+#include "run/metrics.h"
 #include "tensor/expert_ops.h"
 #include "tensor/ops.h"
 #include "tensor/runtime.h"
@@ -84,8 +87,10 @@ void ExpertLoad::end_step() {
 std::vector<SeenLoad> ExpertLoad::seen(int64_t tokens) const {
   std::vector<SeenLoad> seen;
   if (layers_.empty()) return seen;
-  sum(entropies_);
-  const std::vector<double> entropies = entropies_.items(), numbers = before_.items();
+  const Tensor of_all = Tensor::empty(entropies_.shape(), entropies_.dtype());
+  ops::copy(of_all, entropies_);
+  sum(of_all);
+  const std::vector<double> entropies = of_all.items(), numbers = before_.items();
   const auto row = std::ssize(numbers) / std::ssize(layers_);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const auto begin = numbers.begin() + std::ssize(seen) * row;
@@ -97,6 +102,31 @@ std::vector<SeenLoad> ExpertLoad::seen(int64_t tokens) const {
   return seen;
 }
 
+std::string expert_metrics(const ExpertLoad& load, const TrainConfig& config,
+                           const Communicator& world) {
+  if (config.model.experts.num_experts == 0) return "";
+  std::map<int64_t, std::string> layers;  // as every rank that holds one says the same of it
+  const UncountedTraffic uncounted;
+  std::string own;
+  for (const SeenLoad& seen : load.seen(config.tokens_per_step())) {
+    own += fmt::format("{} {{\"layer\": {}, \"tokens\": [{}], \"dropped\": {}, \"entropy\": {}}}\n",
+                       seen.layer, seen.layer, fmt::join(seen.counts, ", "), seen.dropped,
+                       json_number(seen.entropy, 9));
+  }
+  for (const std::string& of_rank : world.all_gather_text(own)) {
+    std::istringstream lines(of_rank);
+    for (std::string line; std::getline(lines, line);) {
+      const size_t space = line.find(' ');
+      layers[std::stoll(line)] = line.substr(space + 1);
+    }
+  }
+  std::vector<std::string> in_order;
+  for (const auto& [number, text] : layers) in_order.push_back(text);
+  return fmt::format("\"expert_loss\": {}, \"experts\": [{}]",
+                     json_number(world.sum(load.loss()), config.dtype == "f64" ? 17 : 9),
+                     fmt::join(in_order, ", "));
+}
+
 std::vector<Communicator> workers_of_stages(const TrainConfig& config, const Mesh& mesh) {
   std::vector<Communicator> groups = {mesh.stage()};
   const Stages stages = config.pipeline.schedule(config.grad_acc_steps).stages;
@@ -104,7 +134,7 @@ std::vector<Communicator> workers_of_stages(const TrainConfig& config, const Mes
   return groups;
 }
 
-std::vector<Parameter*> ExpertLoad::buffers() {
+std::vector<Parameter*> ExpertLoad::buffers() const {
   std::vector<Parameter*> buffers;
   for (const auto& buffer : buffers_) buffers.push_back(buffer.get());
   return buffers;

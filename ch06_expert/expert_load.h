@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -59,7 +60,7 @@ class ExpertLoad {
   /// What routers have added in the last step, on this rank.
   double loss() const { return layers_.empty() ? 0 : loss_.item(); }
   /// What a checkpoint has to hold of it: the same on all ranks of a stage.
-  std::vector<Parameter*> buffers();
+  std::vector<Parameter*> buffers() const;
 
  private:
   void sum(const Tensor& numbers) const;
@@ -73,6 +74,12 @@ class ExpertLoad {
   Tensor loss_;             ///< [1] f64
   Tensor entropies_;        ///< [layers] f64
 };
+
+/// What a step has shown of all layers with experts, as members of its line in metrics.jsonl:
+/// `expert_loss`, and `experts`, a list with tokens, drops and entropy of each layer. Empty where
+/// there are none. Collective over `world`.
+std::string expert_metrics(const ExpertLoad& load, const TrainConfig& config,
+                           const Communicator& world);
 
 /// Groups over which a sum is one over all ranks that work on a rank's layers: those of its stages,
 /// and of their copies where a pipeline has two.

@@ -77,6 +77,13 @@ void ExpertConfig::check(const RunConfig& run, const TensorParallelConfig& tenso
   const ExpertShape& experts = run.model.experts;
   if (experts.num_experts == 0) {
     if (ep_size > 1) usage_error("ep_size={} shares out experts; try --num_experts 8", ep_size);
+    const auto needs_experts = [](const char* flag, bool asked) {
+      if (asked) usage_error("{} needs experts; try --num_experts 8", flag);
+    };
+    needs_experts("expert_tp", expert_tp);
+    needs_experts("balance", balance != "none");
+    needs_experts("router_z_loss_coef", router_z_loss_coef > 0);
+    needs_experts("capacity_factor", capacity_factor > 0);
     return;
   }
   if (experts.num_experts % ep_size != 0) {
@@ -96,6 +103,13 @@ void ExpertConfig::check(const RunConfig& run, const TensorParallelConfig& tenso
   if (by_node()) {
     check_nodes(ep_size, run.communication->node_size, expert_tp ? tensor.tp_size : 1);
   }
+}
+
+int64_t ExpertConfig::ranks_in_node(const RunConfig& run,
+                                    const TensorParallelConfig& tensor) const {
+  const int64_t node_size = run.communication ? run.communication->node_size : 0;
+  if (node_size == 0) return ep_size;
+  return std::clamp<int64_t>(node_size / (expert_tp ? tensor.tp_size : 1), 1, ep_size);
 }
 
 int64_t RowCounts::sent() const {
@@ -124,8 +138,16 @@ std::vector<int64_t> even_counts(int64_t choices, int64_t experts) {
   return counts;
 }
 
-ExpertGroup::ExpertGroup(const ExpertConfig& config) : config_(config) {
-  if (config.by_node()) nodes_ = std::make_shared<NodeGroups>(config);
+EvenRows even_rows(int64_t choices, int64_t experts, const ExpertGroup& ranks) {
+  const int64_t here = experts / ranks.size();
+  const std::vector<int64_t> counts = even_counts(choices, experts);
+  const auto first = counts.begin() + ranks.rank() * here;
+  return {choices, ranks.size() * std::accumulate(first, first + here, int64_t{0})};
+}
+
+ExpertGroup::ExpertGroup(const ExpertConfig& config, int64_t in_node) : config_(config) {
+  if (!config.by_node()) return;
+  nodes_ = std::make_shared<NodeGroups>(config, in_node == 0 ? config.ep_size : in_node);
 }
 
 ExpertGroup::ExpertGroup(const ExpertConfig& config, const Mesh& mesh)
@@ -199,7 +221,7 @@ Pending ExpertGroup::from_experts(const Tensor& rows, const RowCounts& counts,
 Tensor ExpertGroup::numbers_to_experts(const Tensor& numbers, const RowCounts& counts) const {
   if (size() == 1) return numbers;
   const int64_t N = numbers.size(1);
-  const Tensor arrived = Tensor::empty({counts.received(), N}, numbers.dtype());
+  const Tensor arrived = Tensor::empty({counts.received(), N}, numbers.dtype(), "choices");
   counts_
       ->all_to_all_v_async(arrived, numbers, elements(counts.rows_by_rank, N),
                            elements(counts.rows_to_rank, N))

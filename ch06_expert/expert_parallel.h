@@ -29,6 +29,8 @@ struct ExpertConfig {
   void check(const RunConfig& run, const TensorParallelConfig& tensor) const;
 
   bool by_node() const { return dispatch == "by_node"; }
+  /// Ranks of ep on each node.
+  int64_t ranks_in_node(const RunConfig& run, const TensorParallelConfig& tensor) const;
   bool has_bias() const { return balance == "bias"; }  ///< loss-free balancing
   bool has_loss() const { return balance == "sample" || balance == "batch"; }
 };
@@ -61,8 +63,9 @@ struct NodeGroups;
 class ExpertGroup {
  public:
   ExpertGroup() = default;  ///< of a single rank, where nothing is sent
-  /// On paper, for formulas alone: the first rank's.
-  explicit ExpertGroup(const ExpertConfig& config);
+  /// On paper, for formulas alone: the first rank's. `in_node`: how many of the ranks lie on each
+  /// node; 0: all.
+  explicit ExpertGroup(const ExpertConfig& config, int64_t in_node = 0);
   ExpertGroup(const ExpertConfig& config, const Mesh& mesh);
   /// Of ranks that send each other rows directly.
   ExpertGroup(const ExpertConfig& config, const Communicator& ranks);
@@ -70,6 +73,8 @@ class ExpertGroup {
   const ExpertConfig& config() const { return config_; }
   int64_t size() const { return config_.ep_size; }
   int64_t rank() const { return ep_ ? ep_->rank() : 0; }
+  /// By which rows travel; none on paper and where there is a single rank.
+  const std::optional<Communicator>& ranks() const { return ep_; }
   /// By which rows travel with dispatch=by_node; nullptr: directly.
   const NodeGroups* nodes() const { return nodes_.get(); }
 
@@ -102,5 +107,11 @@ class ExpertGroup {
 
 /// Of so many choices, those that fall on each of E experts where all are equally popular.
 std::vector<int64_t> even_counts(int64_t choices, int64_t experts);
+
+/// What a rank sends and receives then.
+struct EvenRows {
+  int64_t sent, received;
+};
+EvenRows even_rows(int64_t choices, int64_t experts, const ExpertGroup& ranks);
 
 }  // namespace usp

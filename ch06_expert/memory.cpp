@@ -13,19 +13,27 @@ namespace usp {
 
 namespace {
 
-/// Weights of one layer that multiply activations.
-int64_t layer_matmul_weights(const ModelConfig& m) {
-  const int64_t qkv = (m.num_heads + 2 * m.num_kv_heads) * m.head_dim();
-  return m.hidden_size * (qkv + m.num_heads * m.head_dim() + 3 * m.ffn_hidden_size);
+// [layers]
+/// Weights of all layers that multiply activations; of experts all, or those that one token meets.
+int64_t layer_weights(const ModelConfig& m, bool active) {
+  int64_t weights = 0;
+  for (int64_t layer = 0; layer < m.num_layers; ++layer) weights += m.layer_weights(layer, active);
+  return weights;
 }
+// [layers]
 
 }  // namespace
 
 // [states]
 int64_t num_parameters(const ModelConfig& m) {
   const int64_t embeddings = (m.tie_word_embeddings ? 1 : 2) * m.vocab_size * m.hidden_size;
-  const int64_t norms = (2 * m.num_layers + 1) * m.hidden_size;
-  return embeddings + norms + m.num_layers * layer_matmul_weights(m);
+  // [norms]
+  const int64_t of_latents = m.mla.on() ? m.mla.norm_weights() : 0;
+  const int64_t norms = (2 * m.num_layers + 1) * m.hidden_size + m.num_layers * of_latents;
+  // [norms]
+  // [parameters]
+  return embeddings + norms + layer_weights(m, /*active=*/false);
+  // [parameters]
 }
 
 StateBytes whole_states(int64_t parameters, const TrainConfig& config) {
@@ -73,8 +81,9 @@ static void add_activations(TrainConfig config, int stage_rank, Prediction& pred
 
 // [flops]
 double model_flops_per_token(const ModelConfig& m, double keys) {
-  const double weights =
-      double(m.num_layers * layer_matmul_weights(m) + m.hidden_size * m.vocab_size);
+  // [active]
+  const double weights = double(layer_weights(m, /*active=*/true) + m.hidden_size * m.vocab_size);
+  // [active]
   return 6 * weights + 12 * double(m.num_layers * m.num_heads * m.head_dim()) * keys;
 }
 
@@ -96,7 +105,9 @@ static void add_flops(const TrainConfig& config, const ModelConfig& m, Predictio
   prediction.flops += tokens * model_flops_per_token(m, keys);
   prediction.book_flops += tokens * model_flops_per_token(m, S);
   // [sums]
-  const double layers = 2 * double(m.num_layers * layer_matmul_weights(m)) * tokens;
+  // [recomputed]
+  const double layers = 2 * double(layer_weights(m, /*active=*/true)) * tokens;
+  // [recomputed]
   // One product of the (query, key) pairs with all heads' channels.
   const double product = double(m.num_layers * m.num_heads * m.head_dim()) * tokens * 2 * keys;
   double& again = prediction.recomputed_flops;

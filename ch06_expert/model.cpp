@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "context_attention.h"
+#include "mla.h"
 #include "moe.h"
 #include "node_dispatch.h"
 #include "tensor/runtime.h"
@@ -79,6 +80,14 @@ Parameter& Llama::tied_table(ParameterList& parameters) const {
 
 // [attention]
 std::unique_ptr<Segment> Llama::attention(int64_t layer, ParameterList& parameters) const {
+  // [attention_kind]
+  if (config_.mla.on()) {
+    return make_latent_attention(config_,
+                                 {layer_name(layer, ""), kInitStd, residual_init_std(config_),
+                                  options_.probabilities, rope_, options_.region, options_.context},
+                                 parameters);
+  }
+  // [attention_kind]
   const int64_t H = config_.hidden_size, D = config_.head_dim();
   const int64_t N = config_.num_heads, G = config_.num_kv_heads;
   const auto weight = [&](const char* name, const Shape& shape, double init_std) -> Parameter& {
@@ -139,6 +148,7 @@ Block Llama::experts(int64_t layer, ParameterList& parameters) const {
     auto gate_up = make_column_parallel({&gate_proj, &up}, "gate_up", region);
     shared.emplace(std::move(gate_up), make_row_parallel(down, region));
   }
+  // [expert_groups]
   const int64_t here = shape.num_experts / options_.experts.size();
   const int64_t first = options_.experts.rank() * here;
   std::vector<Parameter*> gate_up, down;
@@ -150,6 +160,7 @@ Block Llama::experts(int64_t layer, ParameterList& parameters) const {
     if (options_.experts.config().expert_tp) region.share(added, cut_axis);
     return &added;
   };
+  // [expert_groups]
   for (int64_t e = first; e < first + here; ++e) {
     gate_up.push_back(of_expert(e, "gate_proj", {F, H}, kInitStd, 0));
     gate_up.push_back(of_expert(e, "up_proj", {F, H}, kInitStd, 0));
@@ -159,18 +170,17 @@ Block Llama::experts(int64_t layer, ParameterList& parameters) const {
   }
   Router router(shape, std::make_unique<RouterLinear>(gate), options_.experts, region,
                 options_.context, options_.load->add_layer(layer));
-  const NodeGroups* nodes = options_.experts.nodes();
-  const ExpertGroup& away = nodes != nullptr ? nodes->between : options_.experts;
-  const ExpertGroup& at_experts = nodes != nullptr ? nodes->within : options_.experts;
+  const Mixture mixture{shape, H, options_.experts, region};
+  const bool by_node = mixture.nodes() != nullptr;
   Block segments;
-  segments.push_back(std::make_unique<Dispatch>(RmsNorm(norm, config_.rms_norm_eps),
-                                                std::move(router), away, region));
-  if (nodes != nullptr) segments.push_back(std::make_unique<FanOut>(*nodes, region));
+  segments.push_back(
+      std::make_unique<Dispatch>(RmsNorm(norm, config_.rms_norm_eps), std::move(router), mixture));
+  if (by_node) segments.push_back(std::make_unique<FanOut>(mixture));
   segments.push_back(std::make_unique<Experts>(GroupedLinear(gate_up, here, "gate_up"),
                                                GroupedLinear(down, here, "expert output"),
-                                               std::move(shared), at_experts, region));
-  if (nodes != nullptr) segments.push_back(std::make_unique<FanIn>(*nodes, region));
-  segments.push_back(std::make_unique<Combine>(away, region));
+                                               std::move(shared), mixture));
+  if (by_node) segments.push_back(std::make_unique<FanIn>(mixture));
+  segments.push_back(std::make_unique<Combine>(mixture));
   return segments;
 }
 // [experts]
@@ -210,7 +220,9 @@ Model::Model(const TrainConfig& config, const std::optional<TensorRegion>& regio
                            {config.seq_len, parse_dtype(config.dtype), probabilities(config),
                             region.value_or(TensorRegion(config.tensor_parallel)),
                             context.value_or(ContextGroup(config.context_parallel)), blocks,
-                            experts.value_or(ExpertGroup(config.expert_parallel)),
+                            experts.value_or(ExpertGroup(config.expert_parallel,
+                                                         config.expert_parallel.ranks_in_node(
+                                                             config, config.tensor_parallel))),
                             load ? load : std::make_shared<ExpertLoad>(config.expert_parallel)})](
                 int64_t block, ParameterList& list) { return llama.build(block, list); },
             blocks.chunks) {

@@ -1,8 +1,18 @@
 #include "moe.h"
 
+#include <algorithm>
+#include <numeric>
+
+#include "node_dispatch.h"
 #include "tensor/runtime.h"
 
 namespace usp {
+
+const ExpertGroup& Mixture::away() const { return nodes() != nullptr ? nodes()->between : experts; }
+
+const ExpertGroup& Mixture::at_experts() const {
+  return nodes() != nullptr ? nodes()->within : experts;
+}
 
 GroupedLinear::GroupedLinear(std::vector<Parameter*> weights, int64_t experts,
                              std::string_view output_name)
@@ -48,16 +58,10 @@ struct SharedOutput {
   Tensor y;  ///< [T, H]
 };
 
-/// Whether the ranks of tp share out each expert, and so work on the same tokens.
-bool splits_experts(const ExpertGroup& experts, const TensorRegion& region) {
-  return experts.config().expert_tp && region.size() > 1;
-}
-
 }  // namespace
 
-Dispatch::Dispatch(RmsNorm norm, Router router, const ExpertGroup& experts,
-                   const TensorRegion& region)
-    : norm_(norm), router_(std::move(router)), experts_(experts), region_(region) {}
+Dispatch::Dispatch(RmsNorm norm, Router router, const Mixture& mixture)
+    : norm_(norm), router_(std::move(router)), mixture_(mixture) {}
 
 // [dispatch]
 Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
@@ -68,28 +72,28 @@ Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
     routing = decided.routing;
     kept.router.load = decided.load;
   }
+  // [rows_leave]
   const Tensor normed = norm_.forward(x, kept.norm);
-  const bool splits = splits_experts(experts_, region_);
-  const Tensor tokens = splits ? region_.enter(normed, pass).wait() : normed;  // [T, H]
+  const bool splits = mixture_.splits();
+  const Tensor tokens = splits ? mixture_.region.enter(normed, pass).wait() : normed;  // [T, H]
   router_.forward(tokens, kept.router, routing, pass);
   const Tensor rows = Tensor::empty({routing.rows.sent(), x.size(1)}, x.dtype(), "dispatched");
   ops::permute(rows, tokens, routing.slots);  // [R, H]
-  saved.emplace<ToExperts>().rows = experts_.to_experts(rows, routing.rows, region_);
+  saved.emplace<ToExperts>().rows = mixture_.away().to_experts(rows, routing.rows, mixture_.region);
   saved.emplace<SharedInput>().x = normed;
+  // [rows_leave]
   return x;
 }
 
 Tensor Dispatch::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) {
   Saved kept = saved.take<Saved>();
   const Routing routing = saved.take<Routing>();
-  const Tensor dgates = saved.take<GateGradient>().dgates;
-  Tensor dnormed = router_.backward(dgates, kept.router, routing, grads, pass);  // [T, H]
-  const Tensor drows = saved.take<FromExperts>().rows.wait();                    // [R, H]
-  ops::unpermute(dnormed, drows, routing.slots, /*gates=*/{}, /*accumulate=*/true);
-  if (splits_experts(experts_, region_)) dnormed = region_.enter_backward(dnormed).wait();
-  if (const Tensor shared = saved.take<SharedInput>().x; shared.defined()) {
-    ops::add(dnormed, dnormed, shared);
-  }
+  Tensor dnormed = router_.backward(saved.take<GateGradient>().dgates, kept.router, routing, grads,
+                                    pass);  // [T, H]
+  ops::unpermute(dnormed, saved.take<FromExperts>().rows.wait(), routing.slots, /*gates=*/{},
+                 /*accumulate=*/true);  // + each row's gradient at its token
+  if (mixture_.splits()) dnormed = mixture_.region.enter_backward(dnormed).wait();
+  if (saved.has<SharedInput>()) ops::add(dnormed, dnormed, saved.take<SharedInput>().x);
   return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/dy);
 }
 // [dispatch]
@@ -109,71 +113,76 @@ void Dispatch::keep_through_recompute(BlockSaved& saved, BlockSaved& kept) const
 // [keep]
 
 Experts::Experts(GroupedLinear gate_up_proj, GroupedLinear down_proj,
-                 std::optional<FeedForward> shared, const ExpertGroup& experts,
-                 const TensorRegion& region)
+                 std::optional<FeedForward> shared, const Mixture& mixture)
     : gate_up_proj_(std::move(gate_up_proj)),
       down_proj_(std::move(down_proj)),
       shared_(std::move(shared)),
-      experts_(experts),
-      region_(region) {}
+      mixture_(mixture) {}
 
 // [experts]
+// [experts_forward]
 Tensor Experts::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
   const RowCounts& counts = saved.get<Routing>().at_experts();
-  const Tensor shared = saved.take<SharedInput>().x;
+  const SharedInput shared = saved.take<SharedInput>();
   if (shared_) {  // while tokens travel
-    saved.emplace<SharedOutput>().y = shared_->forward(shared, kept.shared, pass);
+    saved.emplace<SharedOutput>().y = shared_->forward(shared.x, kept.shared, pass);
   }
-  const Tensor arrived = saved.take<ToExperts>().rows.wait();  // [Q, H]
-  const Tensor rows = experts_.by_expert(arrived, counts);
+  Tensor rows = saved.take<ToExperts>().rows.wait();  // [Q, H]
+  rows = mixture_.at_experts().by_expert(rows, counts);
   kept.gate_up = gate_up_proj_.forward(rows, counts.of_expert, kept.gate_up_proj);  // [Q, 2F]
   const Shape hidden_shape{kept.gate_up.size(0), kept.gate_up.size(1) / 2};
   const Tensor hidden = Tensor::empty(hidden_shape, x.dtype(), "swiglu");  // [Q, F]
   ops::swiglu_forward(hidden, kept.gate_up);
-  const Tensor outputs = down_proj_.forward(hidden, counts.of_expert, kept.down_proj);  // [Q, H]
+  rows = down_proj_.forward(hidden, counts.of_expert, kept.down_proj);  // [Q, H]
+  rows = mixture_.at_experts().by_rank(rows, counts);
   saved.emplace<FromExperts>().rows =
-      experts_.from_experts(experts_.by_rank(outputs, counts), counts, region_);
+      mixture_.at_experts().from_experts(rows, counts, mixture_.region);
   return x;
 }
+// [experts_forward]
 
 Tensor Experts::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) {
   Saved kept = saved.take<Saved>();
   const RowCounts& counts = saved.get<Routing>().at_experts();
-  Tensor& dshared = saved.emplace<SharedInput>().x;
-  if (shared_) dshared = shared_->backward(dy, kept.shared, grads, pass);
-  const Tensor arrived = saved.take<ToExperts>().rows.wait();  // [Q, H]
-  const Tensor doutputs = experts_.by_expert(arrived, counts);
-  const Tensor dhidden = down_proj_.backward(doutputs, counts.of_expert, kept.down_proj, grads);
+  if (shared_) {
+    saved.emplace<SharedInput>().x = shared_->backward(dy, kept.shared, grads, pass);
+  }
+  Tensor drows = saved.take<ToExperts>().rows.wait();  // [Q, H]
+  drows = mixture_.at_experts().by_expert(drows, counts);
+  const Tensor dhidden = down_proj_.backward(drows, counts.of_expert, kept.down_proj, grads);
   const Tensor dgate_up = kept.gate_up;  // read here for the last time, so overwritten
   ops::swiglu_backward(dgate_up, dhidden, kept.gate_up);
-  const Tensor drows = gate_up_proj_.backward(dgate_up, counts.of_expert, kept.gate_up_proj, grads);
+  drows = gate_up_proj_.backward(dgate_up, counts.of_expert, kept.gate_up_proj, grads);
+  drows = mixture_.at_experts().by_rank(drows, counts);
   saved.emplace<FromExperts>().rows =
-      experts_.from_experts(experts_.by_rank(drows, counts), counts, region_);
+      mixture_.at_experts().from_experts(drows, counts, mixture_.region);
   return dy;
 }
 // [experts]
 
-Combine::Combine(const ExpertGroup& experts, const TensorRegion& region)
-    : experts_(experts), region_(region) {}
-
 // [combine]
+// [combine_forward]
 Tensor Combine::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   const Routing& routing = saved.get<Routing>();
   const Tensor rows = saved.take<FromExperts>().rows.wait();  // [R, H]
+  if (!routing.in_node) saved.emplace<Saved>().rows = rows;
+  const SharedOutput shared =
+      saved.has<SharedOutput>() ? saved.take<SharedOutput>() : SharedOutput{};
+  if (pass.mode == Pass::Mode::recompute) return {};  // the block ends here, and nobody reads y
   Tensor y = Tensor::empty({routing.choices.size(0), x.size(1)}, x.dtype(), "residual");
   ops::unpermute(y, rows, routing.slots, routing.in_node ? Tensor() : routing.gates);
-  if (!routing.in_node) saved.emplace<Saved>().rows = rows;
-  if (splits_experts(experts_, region_)) y = region_.leave(y, pass).wait();
+  if (mixture_.splits()) y = mixture_.region.leave(y, pass).wait();
   ops::add(y, x, y);
-  if (saved.has<SharedOutput>()) ops::add(y, y, saved.take<SharedOutput>().y);
+  if (shared.y.defined()) ops::add(y, y, shared.y);
   return y;
 }
+// [combine_forward]
 
 Tensor Combine::backward(const Tensor& dy, BlockSaved& saved, Grads&, const Pass&) {
   const Routing& routing = saved.get<Routing>();
-  const bool splits = splits_experts(experts_, region_);
-  const Tensor dtokens = splits ? region_.leave_backward(dy).wait() : dy;  // [T, H]
+  const bool splits = mixture_.splits();
+  const Tensor dtokens = splits ? mixture_.region.leave_backward(dy).wait() : dy;  // [T, H]
   Tensor drows;
   if (routing.in_node) {
     drows = Tensor::empty({routing.rows.sent(), dy.size(1)}, dy.dtype());
@@ -185,9 +194,166 @@ Tensor Combine::backward(const Tensor& dy, BlockSaved& saved, Grads&, const Pass
     dgates = Tensor::empty(routing.gates.shape(), routing.gates.dtype());
     ops::unpermute_backward(drows, dgates, dtokens, rows, routing.slots, routing.gates);
   }
-  saved.emplace<ToExperts>().rows = experts_.to_experts(drows, routing.rows, region_);
+  saved.emplace<ToExperts>().rows =
+      mixture_.away().to_experts(drows, routing.rows, mixture_.region);
   return dy;
 }
 // [combine]
+
+int64_t GroupedLinear::outputs() const {
+  int64_t rows = 0;
+  for (const Parameter* weight : weights_) rows += weight->local_shape()[0];
+  return rows / experts_;
+}
+
+// [bytes]
+MixtureBytes::MixtureBytes(const Mixture& mixture, const PassShape& shape) {
+  const ExpertShape& experts = mixture.shape;
+  const int64_t T = mixture.splits() ? shape.tokens() : shape.rows();
+  const int64_t k = experts.num_experts_per_tok, H = mixture.hidden_size;
+  const auto of_width = [](const EvenRows& rows, int64_t bytes, const ExpertGroup& ranks) {
+    return Exchange{rows.sent * bytes, rows.received * bytes, ranks.size() > 1};
+  };
+  own = shape.rows() * H * shape.own();
+  tokens = T * H * shape.own();
+  gates = T * k * shape.acc();
+  gates_by_node = {};
+  if (mixture.nodes() == nullptr) {
+    const EvenRows rows = even_rows(T * k, experts.num_experts, mixture.experts);
+    away = at_experts = of_width(rows, H * shape.own(), mixture.experts);
+    return;
+  }
+  const EvenRows copies = even_copies(T, k, *mixture.nodes());
+  const int64_t of_node = experts.num_experts / mixture.away().size();
+  away = of_width(copies, H * shape.own(), mixture.away());
+  gates_by_node = of_width(copies, k * shape.acc(), mixture.away());
+  at_experts = of_width(even_rows(T * k, of_node, mixture.at_experts()), H * shape.own(),
+                        mixture.at_experts());
+}
+// [bytes]
+
+namespace {
+
+int64_t sum_of(const std::vector<NamedBytes>& tensors) {
+  int64_t sum = 0;
+  for (const NamedBytes& tensor : tensors) sum += tensor.bytes;
+  return sum;
+}
+
+}  // namespace
+
+// [dispatch_footprint]
+Footprint Dispatch::footprint(const PassShape& shape) const {
+  const MixtureBytes b(mixture_, shape);
+  const Footprint norm = norm_.footprint(shape), router = router_.footprint(shape);
+  const bool splits = mixture_.splits();
+  const bool shared = mixture_.shape.num_shared_experts > 0;
+  Footprint result{.kept_through_recompute = router.kept_through_recompute};
+  result.keep(norm.kept, splits ? NamedBytes{"gathered", b.tokens} : norm.output);
+  result.keep(router.kept);
+  result.handed = b.away.made() + (splits ? b.own : 0);
+  result.forward_peak = result.handed;
+  for (const bool split : {false, true}) {
+    Tally tally;
+    tally.make(router.backward_peak + b.tokens);
+    tally.drop(router.backward_peak - (split ? router.held_dy : 0) + b.gates);
+    tally.drop(b.away.made());  // rows that have been sent, used
+    if (splits) tally.make(b.own);
+    if (splits) tally.drop(b.tokens);
+    if (shared) tally.drop(b.own);
+    tally.make(norm.backward_peak);
+    (split ? result.split_peak : result.backward_peak) = tally.peak;
+  }
+  result.held = norm.held + b.tokens + router.held_dy;
+  // The shared experts' weights wait with dy itself, which has been on its way here, too.
+  const TensorRegion& region = mixture_.region;
+  if (shared && !region.shares_rows() && region.config().dropout == 0) result.held += b.own;
+  return result;
+}
+// [dispatch_footprint]
+
+// [experts_footprint]
+Footprint Experts::footprint(const PassShape& shape) const {
+  const MixtureBytes b(mixture_, shape);
+  const auto [sent, received, travels] = b.at_experts;
+  const bool splits = mixture_.splits();
+  const Footprint shared = shared_ ? shared_->footprint(shape) : Footprint{.keeps_x = false};
+  const int64_t gate_up = received / mixture_.hidden_size * gate_up_proj_.outputs();
+  const int64_t hidden = gate_up / 2, y_shared = shared.output.bytes;
+  Footprint result;
+  result.keep(shared.kept, splits && shared.keeps_x ? NamedBytes{"norm", b.own} : NamedBytes{});
+  result.keep({{travels ? "regrouped" : "dispatched", received}, {"gate_up", gate_up}},
+              {"swiglu", hidden});
+  Tally forward;
+  const int64_t taken = b.at_experts.made() + (splits ? b.own : 0);
+  forward.make(taken);
+  forward.make(sum_of(shared.kept) + shared.forward_peak);
+  forward.drop(shared.forward_peak - y_shared);
+  if (travels) forward.drop(sent);
+  if (travels) forward.make(received);
+  if (travels) forward.drop(received);
+  forward.make(gate_up + hidden + received);
+  if (travels) forward.make(received);
+  if (travels) forward.drop(received);
+  if (travels) forward.make(sent);
+  result.forward_peak = forward.peak - taken - sum_of(result.kept);
+  result.handed = b.at_experts.made() + y_shared;
+
+  const int64_t taken_back = b.own + b.at_experts.made();
+  // Where they gather their input again, the shared experts' weights wait with what was gathered.
+  const bool holds_x = shared.keeps_x && !mixture_.region.gathers_again();
+  // Of what they wait with, what is neither kept nor dy.
+  int64_t new_held = shared.held - sum_of(shared.kept);
+  if (holds_x) new_held -= b.own;
+  if (shared.held_dy == 0) new_held -= y_shared;
+  for (const bool split : {false, true}) {
+    Tally tally;
+    tally.make(taken_back);
+    tally.make(split ? std::max(shared.split_peak, shared.backward_peak) : shared.backward_peak);
+    tally.live = taken_back + y_shared + (split ? new_held : 0);  // dshared, as large as y
+    if (travels) tally.drop(sent);
+    if (travels) tally.make(received);
+    if (travels) tally.drop(received);
+    tally.make(hidden + received);
+    if (!split) tally.drop(received);
+    if (travels) tally.make(received);
+    if (travels) tally.drop(received);
+    if (travels) tally.make(sent);
+    (split ? result.split_peak : result.backward_peak) = tally.peak - taken_back;
+  }
+  const bool by_node = mixture_.nodes() != nullptr;
+  if (by_node) result.handed += b.gates_by_node.made();  // on their way all the while
+  result.handed_back = b.own + y_shared + b.at_experts.made();
+  result.handed_back += by_node ? b.gates_by_node.made() : b.gates;
+  result.held = shared.held + received + gate_up + hidden + received;
+  if (holds_x && !splits) result.held -= b.own;      // the router's x, too
+  if (shared.held_dy == 0) result.held -= y_shared;  // dy, which is handed on
+  return result;
+}
+// [experts_footprint]
+
+// [combine_footprint]
+Footprint Combine::footprint(const PassShape& shape) const {
+  const MixtureBytes b(mixture_, shape);
+  const auto [sent, received, travels] = b.away;
+  const bool splits = mixture_.splits(), by_node = mixture_.nodes() != nullptr;
+  const int64_t y_shared = mixture_.shape.num_shared_experts > 0 ? b.own : 0;
+  Footprint result{.output = {"residual", b.own}};
+  if (!by_node) result.keep({{travels ? "exchanged" : "expert output", sent}});
+  const int64_t kept = by_node ? 0 : sent;
+  const int64_t taken = b.away.made() + y_shared;
+  Tally forward;
+  forward.make(taken);
+  if (travels) forward.drop(received);
+  forward.make(b.tokens);
+  if (splits) forward.make(b.own);
+  result.forward_peak = forward.peak - taken - kept;
+  result.unread = forward.peak - taken;
+  const int64_t dgates = by_node ? 0 : b.gates;
+  result.backward_peak = (splits ? b.tokens : 0) + dgates + b.away.made() - kept;
+  result.handed_back = dgates + b.own + b.away.made();
+  return result;
+}
+// [combine_footprint]
 
 }  // namespace usp

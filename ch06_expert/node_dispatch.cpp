@@ -1,6 +1,8 @@
 #include "node_dispatch.h"
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "tensor/runtime.h"
 
@@ -38,8 +40,9 @@ ExpertGroup split(const ExpertConfig& config, const Communicator& ep, const char
 }  // namespace
 
 // [groups]
-NodeGroups::NodeGroups(const ExpertConfig& config)
-    : between(direct_among(config, 1)), within(direct_among(config, config.ep_size)) {}
+NodeGroups::NodeGroups(const ExpertConfig& config, int64_t in_node)
+    : between(direct_among(config, config.ep_size / in_node)),
+      within(direct_among(config, in_node)) {}
 
 NodeGroups::NodeGroups(const ExpertConfig& config, const Communicator& ep) {
   const int in_node = static_cast<int>(ranks_in_node(ep));
@@ -88,12 +91,16 @@ void route_by_node(Routing& routing, const Tensor& kept, int64_t E, const NodeGr
   const int64_t T = kept.size(0), k = kept.size(1), n = nodes.between.size(), of_node = E / n;
   const bool known = kept.device() != Device::meta;
   const Copies copies = known ? copies_of(kept.counts(), k, n, of_node) : Copies();
-  const Tensor to_nodes =
-      known ? Tensor::from_host(copies.nodes, {T, k}) : Tensor::empty({T, k}, DType::i32);
-  assign_rows(routing, to_nodes, n, /*expected=*/T * std::min(k, n), nodes.between);
-  const Shape asked{routing.rows.sent(), k};
-  const Tensor choices =
-      known ? Tensor::from_host(copies.choices, asked) : Tensor::empty(asked, DType::i32);
+  const auto as_tensor = [known](const std::vector<int32_t>& numbers, const Shape& shape) {
+    return known ? Tensor::from_host(numbers, shape) : Tensor::empty(shape, DType::i32);
+  };
+  Tensor to_nodes;
+  {
+    const CategoryScope small(Category::workspace);
+    to_nodes = as_tensor(copies.nodes, {T, k});
+  }
+  assign_rows(routing, to_nodes, n, /*expected=*/even_copies(T, k, nodes).sent, nodes.between);
+  const Tensor choices = as_tensor(copies.choices, {routing.rows.sent(), k});
   routing.in_node = std::make_shared<Routing>();
   Routing& here = *routing.in_node;
   here.choices = nodes.between.numbers_to_experts(choices, routing.rows);  // [C, k]
@@ -106,13 +113,15 @@ Tensor FanOut::forward(const Tensor& x, BlockSaved& saved, const Pass&) {
   const Routing& routing = saved.get<Routing>();
   const Routing& here = *routing.in_node;
   const Tensor gates =
-      Tensor::empty({routing.rows.sent(), routing.gates.size(1)}, routing.gates.dtype());
+      Tensor::empty({routing.rows.sent(), routing.gates.size(1)}, routing.gates.dtype(), "gates");
   ops::permute(gates, routing.gates, routing.slots);
-  saved.emplace<GatesOnTheirWay>().gates = nodes_.between.to_experts(gates, routing.rows, region_);
+  saved.emplace<GatesOnTheirWay>().gates =
+      mixture_.away().to_experts(gates, routing.rows, mixture_.region);
   const Tensor copies = saved.take<ToExperts>().rows.wait();  // [C, H]
   const Tensor rows = Tensor::empty({here.rows.sent(), x.size(1)}, x.dtype(), "dispatched");
   ops::permute(rows, copies, here.slots);
-  saved.emplace<ToExperts>().rows = nodes_.within.to_experts(rows, here.rows, region_);
+  saved.emplace<ToExperts>().rows =
+      mixture_.at_experts().to_experts(rows, here.rows, mixture_.region);
   return x;
 }
 
@@ -122,7 +131,8 @@ Tensor FanOut::backward(const Tensor& dy, BlockSaved& saved, Grads&, const Pass&
   const Tensor drows = saved.take<FromExperts>().rows.wait();
   const Tensor dcopies = Tensor::empty({here.choices.size(0), dy.size(1)}, dy.dtype());  // [C, H]
   ops::unpermute(dcopies, drows, here.slots, /*gates=*/{});
-  saved.emplace<FromExperts>().rows = nodes_.between.from_experts(dcopies, routing.rows, region_);
+  saved.emplace<FromExperts>().rows =
+      mixture_.away().from_experts(dcopies, routing.rows, mixture_.region);
   const Tensor of_copies = saved.take<GatesOnTheirWay>().gates.wait();  // [R, k]
   Tensor& dgates = saved.emplace<GateGradient>().dgates;
   dgates = Tensor::empty(routing.gates.shape(), routing.gates.dtype());
@@ -140,24 +150,87 @@ Tensor FanIn::forward(const Tensor& x, BlockSaved& saved, const Pass&) {
   here.gates = saved.take<GatesOnTheirWay>().gates.wait();  // [C, k]
   const Tensor sums = Tensor::empty({here.choices.size(0), x.size(1)}, x.dtype());
   ops::unpermute(sums, rows, here.slots, here.gates);  // [C, H]
-  saved.emplace<FromExperts>().rows = nodes_.between.from_experts(sums, routing.rows, region_);
+  saved.emplace<FromExperts>().rows =
+      mixture_.away().from_experts(sums, routing.rows, mixture_.region);
   return x;
 }
 
 Tensor FanIn::backward(const Tensor& dy, BlockSaved& saved, Grads&, const Pass&) {
   const Routing& routing = saved.get<Routing>();
-  const Routing& here = *routing.in_node;
+  Routing& here = *routing.in_node;
+  const Tensor gates = std::exchange(here.gates, {});
   const Tensor rows = saved.take<Saved>().rows;
   const Tensor dsums = saved.take<ToExperts>().rows.wait();  // [C, H]
-  const Tensor dgates = Tensor::empty(here.gates.shape(), here.gates.dtype());
+  const Tensor dgates = Tensor::empty(gates.shape(), gates.dtype());
   const Tensor& drows = rows;  // read here for the last time, so overwritten
-  ops::unpermute_backward(drows, dgates, dsums, rows, here.slots, here.gates);
-  saved.emplace<ToExperts>().rows = nodes_.within.to_experts(drows, here.rows, region_);
+  ops::unpermute_backward(drows, dgates, dsums, rows, here.slots, gates);
+  saved.emplace<ToExperts>().rows =
+      mixture_.at_experts().to_experts(drows, here.rows, mixture_.region);
   saved.emplace<GatesOnTheirWay>().gates =
-      nodes_.between.from_experts(dgates, routing.rows, region_);
+      mixture_.away().from_experts(dgates, routing.rows, mixture_.region);
   return dy;
 }
 // [fan_in]
+
+EvenRows even_copies(int64_t tokens, int64_t k, const NodeGroups& nodes) {
+  const int64_t n = nodes.between.size();
+  return even_rows(tokens * std::min(k, n), n, nodes.between);
+}
+
+// [fan_out_footprint]
+Footprint FanOut::footprint(const PassShape& shape) const {
+  const MixtureBytes b(mixture_, shape);
+  const auto& [away, in_node, gates] = std::tie(b.away, b.at_experts, b.gates_by_node);
+  const int64_t shared = mixture_.shape.num_shared_experts > 0 ? b.own : 0;
+  const int64_t normed = mixture_.splits() ? b.own : 0;  // passes by
+  Footprint result;
+  Tally forward;
+  forward.make(away.made());
+  forward.make(gates.made());
+  if (away.travels) forward.drop(away.sent);
+  forward.make(in_node.made());
+  result.forward_peak = forward.peak - away.made();
+  result.handed = gates.made() + in_node.made() + normed;
+
+  Tally backward;
+  backward.make(in_node.made() + gates.made());
+  if (in_node.travels) backward.drop(in_node.received);
+  backward.make(away.made());
+  if (gates.travels) backward.drop(gates.received);
+  backward.make(b.gates);
+  result.backward_peak = backward.peak - in_node.made() - gates.made();
+  result.handed_back = b.own + shared + away.made() + b.gates;
+  return result;
+}
+// [fan_out_footprint]
+
+// [fan_in_footprint]
+Footprint FanIn::footprint(const PassShape& shape) const {
+  const MixtureBytes b(mixture_, shape);
+  const auto& [away, in_node, gates] = std::tie(b.away, b.at_experts, b.gates_by_node);
+  const int64_t shared = mixture_.shape.num_shared_experts > 0 ? b.own : 0;
+  Footprint result{.kept = {{in_node.travels ? "exchanged" : "expert output", in_node.sent},
+                            {gates.travels ? "exchanged" : "gates", gates.received}}};
+  const int64_t taken = in_node.made() + gates.made();
+  Tally forward;
+  forward.make(taken);
+  if (in_node.travels) forward.drop(in_node.received);
+  if (gates.travels) forward.drop(gates.sent);
+  forward.make(away.made());
+  result.forward_peak = forward.peak - taken - in_node.sent - gates.received;
+  result.handed = away.made() + shared;
+
+  Tally backward;
+  backward.make(away.made());
+  if (away.travels) backward.drop(away.sent);
+  backward.make(gates.received);  // as gradients
+  if (in_node.travels) backward.make(in_node.received);
+  if (gates.travels) backward.make(gates.sent);
+  result.backward_peak = backward.peak - away.made();
+  result.handed_back = b.own + in_node.made() + gates.made();
+  return result;
+}
+// [fan_in_footprint]
 
 DispatchRows& DispatchRows::operator+=(const DispatchRows& other) {
   between_nodes += other.between_nodes;

@@ -19,8 +19,8 @@ struct NodeGroups {
   ExpertGroup between;  ///< "ep_rail": n ranks, each the one at this rank's place in its node
   ExpertGroup within;   ///< "ep_node": those of this rank's node, which share out its experts
 
-  /// On paper: one node has them all.
-  explicit NodeGroups(const ExpertConfig& config);
+  /// On paper, with so many of the ranks on each node: the first rank's.
+  NodeGroups(const ExpertConfig& config, int64_t in_node);
   /// Throws Error where the ranks of a node, by Engine::node_size(), do not lie in a row, or where
   /// one has more of them than another. Collective over ep.
   NodeGroups(const ExpertConfig& config, const Communicator& ep);
@@ -31,6 +31,9 @@ struct NodeGroups {
 /// those that come here. kept [T, k] i32: the choices that are not dropped, of E experts.
 void route_by_node(Routing& routing, const Tensor& kept, int64_t E, const NodeGroups& nodes);
 
+/// What so many tokens make a rank send and receive of copies where nodes are equally popular.
+EvenRows even_copies(int64_t tokens, int64_t k, const NodeGroups& nodes);
+
 /// What travels between FanOut and FanIn, from node to node.
 struct GatesOnTheirWay {
   Pending gates = Pending({});  ///< [C, k] in forward; their gradients [R, k] in backward
@@ -40,32 +43,32 @@ struct GatesOnTheirWay {
 /// x and dy pass through.
 class FanOut : public Segment {
  public:
-  FanOut(const NodeGroups& nodes, const TensorRegion& region) : nodes_(nodes), region_(region) {}
+  explicit FanOut(const Mixture& mixture) : mixture_(mixture) {}
   std::string_view name() const override { return "fan_out"; }
   Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
+  Footprint footprint(const PassShape& shape) const override;
 
  private:
-  NodeGroups nodes_;
-  TensorRegion region_;
+  Mixture mixture_;
 };
 
 /// Of each copy, the sum over its experts in this node of gate * output goes back to the token's
 /// node. x and dy pass through.
 class FanIn : public Segment {
  public:
-  FanIn(const NodeGroups& nodes, const TensorRegion& region) : nodes_(nodes), region_(region) {}
+  explicit FanIn(const Mixture& mixture) : mixture_(mixture) {}
   std::string_view name() const override { return "fan_in"; }
   Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
+  Footprint footprint(const PassShape& shape) const override;
 
  private:
   struct Saved {
     Tensor rows;  ///< [rows of this rank's copies, H]: expert outputs
   };
 
-  NodeGroups nodes_;
-  TensorRegion region_;
+  Mixture mixture_;
 };
 
 // [traffic]

@@ -133,6 +133,11 @@ std::vector<ModelConfig> chunk_models(const TrainConfig& config, int stage_rank)
     ModelConfig& model = models.emplace_back(config.model);
     model.num_layers = end - begin - (begin == 0) - (end == head + 1);
     if (end != head + 1) model.vocab_size = 0;
+    // [dense]
+    const int64_t first = std::max<int64_t>(0, begin - 1);  // layer
+    model.experts.first_dense_layers =
+        std::clamp<int64_t>(config.model.experts.first_dense_layers - first, 0, model.num_layers);
+    // [dense]
   }
   return models;
 }

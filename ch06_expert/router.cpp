@@ -48,11 +48,14 @@ void Router::choose(const Tensor& scores, Routing& routing, Saved& saved, const 
   Tensor kept = routing.choices;
   const bool drops = config.capacity_factor > 0 && pass.mode != Pass::Mode::decode;
   const bool balances = config.balance == "sample" && pass.mode == Pass::Mode::train;
-  if (T > 0 && (drops || balances)) {
-    const SampleCounts samples = count_samples(routing.choices, pass);
-    if (balances) saved.load = as_tensor(samples.all, samples.runs, scores.dtype());
-    if (drops) kept = drop(routing.choices, samples, pass);
+  SampleCounts samples;
+  if (T > 0 && (drops || balances)) samples = count_samples(routing.choices, pass);
+  if (samples.runs > 0 && balances) {
+    saved.load = Tensor::empty({samples.runs, E}, scores.dtype(), "load");
+    const CategoryScope small(Category::workspace);
+    ops::copy(saved.load, as_tensor(samples.all, samples.runs, scores.dtype()));
   }
+  if (samples.runs > 0 && drops) kept = drop(routing.choices, samples, pass);
   if (experts_.nodes() != nullptr) {
     route_by_node(routing, kept, E, *experts_.nodes());
   } else {
@@ -63,16 +66,18 @@ void Router::choose(const Tensor& scores, Routing& routing, Saved& saved, const 
 
 void assign_rows(Routing& routing, const Tensor& destinations, int64_t number, int64_t expected,
                  const ExpertGroup& ranks) {
+  routing.slots = Tensor::empty(destinations.shape(), DType::i32, "slots");
+  const CategoryScope small(Category::workspace);
   const Tensor counts = Tensor::empty({1, number}, DType::i32);
   ops::count_choices(counts, destinations);
   routing.rows = ranks.exchange_counts(counts.view({number}), expected);
-  routing.slots = Tensor::empty(destinations.shape(), DType::i32, "slots");
   ops::assign_slots(routing.slots, destinations, routing.rows.to_experts);
 }
 // [choose]
 
 // [drop]
 Tensor Router::drop(const Tensor& choices, const SampleCounts& samples, const Pass& pass) const {
+  const CategoryScope small(Category::workspace);
   const double mean =
       double(shape_.num_experts_per_tok * pass.seq_len) / double(shape_.num_experts);
   const auto capacity = static_cast<int64_t>(std::ceil(experts_.config().capacity_factor * mean));
@@ -85,6 +90,7 @@ Tensor Router::drop(const Tensor& choices, const SampleCounts& samples, const Pa
 // [drop]
 
 void Router::record(const Tensor& choices, const Tensor& kept, const Tensor& scores) const {
+  const CategoryScope small(Category::workspace);
   const int64_t E = shape_.num_experts;
   const Tensor chosen = Tensor::empty({1, E}, DType::i32),
                taken = Tensor::empty({1, E}, DType::i32);
@@ -107,13 +113,21 @@ Tensor Router::as_tensor(const std::vector<int64_t>& counts, int64_t runs, DType
                            {runs, shape_.num_experts}, dtype);
 }
 
+int64_t run_length(const ContextParallelConfig& context, int64_t rows, int64_t seq_len) {
+  int64_t length = rows;
+  for (int64_t rank = 0; rank < context.cp_size; ++rank) {
+    const Positions positions = context.of_rank(seq_len, rank);
+    length = std::gcd(length, std::gcd(positions.run_from(0), positions.count()));
+  }
+  return length;
+}
+
 // [count_samples]
 Router::SampleCounts Router::count_samples(const Tensor& choices, const Pass& pass) const {
+  const CategoryScope small(Category::workspace);
   const int64_t T = choices.size(0), E = shape_.num_experts;
   const int64_t first = experts_.config().expert_tp ? 0 : region_.first_row(T, pass);
-  int64_t length = 0;  // of a run: as long as it may be, so that all are of one sample
-  each_run(pass, first, T,
-           [&](int64_t, int64_t count, int64_t) { length = std::gcd(length, count); });
+  const int64_t length = run_length(context_.config(), T, pass.seq_len);
   std::vector<int32_t> begins;  // of the runs, counted in the micro-batch's samples
   each_run(pass, first, T, [&](int64_t, int64_t count, int64_t token) {
     for (int64_t i = 0; i < count; i += length) {
@@ -205,5 +219,34 @@ Tensor Router::backward(const Tensor& dgates, Saved& saved, const Routing& routi
   return linear_->backward(rounded, saved.linear, grads, pass);
 }
 // [router_backward]
+
+// [router_footprint]
+Footprint Router::footprint(const PassShape& shape) const {
+  const ExpertConfig& config = experts_.config();
+  const int64_t T = config.expert_tp ? shape.tokens() : shape.rows();
+  const int64_t scores = T * shape_.num_experts * shape.acc();
+  const int64_t choices = T * shape_.num_experts_per_tok * bytes_of(DType::i32);
+  const int64_t gates = T * shape_.num_experts_per_tok * shape.acc();
+  Footprint result{.kept = {{"router", scores}, {"scores", scores}, {"gates", gates}},
+                   .kept_through_recompute = {{"choices", choices}, {"slots", choices}}};
+  if (const NodeGroups* nodes = experts_.nodes()) {
+    const int64_t k = shape_.num_experts_per_tok;
+    const int64_t numbers = even_copies(T, k, *nodes).received * k * bytes_of(DType::i32);
+    result.kept_through_recompute.push_back({"choices", numbers});
+    result.kept_through_recompute.push_back({"slots", numbers});
+  }
+  if (config.balance == "sample") {
+    const int64_t S = shape.seq_len * context_.size();
+    const int64_t runs = T / run_length(context_.config(), T, S);
+    result.kept_through_recompute.push_back({"load", runs * shape_.num_experts * shape.acc()});
+  }
+  result.keep(result.kept_through_recompute);
+  // dlogits, in the dtype of its sums and in the weights'.
+  const int64_t rounded = T * shape_.num_experts * shape.own();
+  result.backward_peak = scores + (shape.own() == shape.acc() ? 0 : rounded);
+  result.held_dy = rounded;
+  return result;
+}
+// [router_footprint]
 
 }  // namespace usp

@@ -29,6 +29,10 @@ struct Routing {
 void assign_rows(Routing& routing, const Tensor& destinations, int64_t number, int64_t expected,
                  const ExpertGroup& ranks);
 
+/// Of the stretches into which each rank cuts its rows to count choices by sample: on all ranks of
+/// cp and tp the same, and so short that each is of one sample.
+int64_t run_length(const ContextParallelConfig& context, int64_t rows, int64_t seq_len);
+
 /// The logits of the experts [T, E], in acc dtype: rounded ones would make ties.
 class RouterLinear : public Linear {
  public:
@@ -68,7 +72,7 @@ class Router {
  private:
   /// How the choices of each sample fall on the experts, over all ranks that hold its tokens.
   struct SampleCounts {
-    int64_t runs;                 ///< stretches of this rank's rows, of one sample each
+    int64_t runs = 0;             ///< stretches of this rank's rows, of one sample each
     std::vector<int64_t> before;  ///< [runs, E]: of tokens ahead of the run
     std::vector<int64_t> all;     ///< [runs, E]: of the run's whole sample
   };

@@ -1,6 +1,7 @@
 #include "tensor_accountant.h"
 
 #include "comm/algorithms.h"
+#include "expert_accountant.h"
 #include "zero_accountant.h"
 
 namespace usp {
@@ -17,21 +18,39 @@ TensorTraffic predict_tensor_traffic(const TrainConfig& config) {
   const int64_t again = config.recompute == "full" ? L : 0;  // blocks that run forward once more
   const int64_t passes = dp * config.grad_acc_steps;
   TensorTraffic sent{.all_reduce = passes * 3 * rows};
+  // [latent_entries]
+  // Into latent attention go latents and the shared part of keys, that part never again.
+  const int64_t number = (t - 1) * T * bytes_of(dtype);
+  const int64_t rope = config.model.mla.on() ? config.model.mla.qk_rope_head_dim : 0;
+  const int64_t instead = number * config.model.attention_inputs() - x;
+  const int64_t instead_again = instead - number * rope;
+  // [latent_entries]
   // [sent]
   if (!tp.sequence_parallel) {
     const int64_t edges = 4 * L + 2 + again;  // two exits and two entries; embedding and head
-    sent.all_reduce += passes * edges * 2 * x;
+    sent.all_reduce += passes * (edges * 2 * x + L * 2 * instead);
     return sent;
   }
   const int64_t entries = 2 * L + 1, exits = 2 * L + 1;
   const int64_t gathered_again = tp.gathered_input == "again" ? entries : 0;
   sent.all_gather = passes * (entries + exits + gathered_again + 2 * again) * x;
   sent.reduce_scatter = passes * (entries + exits + again) * x;
+  sent.all_gather += passes * (L + again) * instead;
+  if (tp.gathered_input == "again") sent.all_gather += passes * L * instead_again;
+  sent.reduce_scatter += passes * L * instead;
+  const TensorTraffic of_experts = expert_traffic_over_tp(config);
+  sent.all_gather += of_experts.all_gather;
+  sent.reduce_scatter += of_experts.reduce_scatter;
   // [sent]
   // The norms' gradients, of which each copy of the model has one.
   const int64_t ranks = config.mesh().dp_cp();
   const int64_t copies = config.data_parallel.zero_stage == 0 ? ranks : ranks / shard_size(config);
-  const int64_t norms = (2 * L + 1) * H * bytes_of(dtype_of_gradient_sum(config));
+  // [replicated]
+  const ExpertShape& shape = config.model.experts;
+  const int64_t numel = (2 * L + 1) * H + L * config.model.latent_weights() +
+                        shape.layers(0, L) * shape.num_experts * H;  // routers
+  const int64_t norms = numel * bytes_of(dtype_of_gradient_sum(config));
+  // [replicated]
   sent.all_reduce += copies * 2 * (t - 1) * norms;
   return sent;
 }
@@ -62,7 +81,11 @@ void add_tensor_scratch(const TrainConfig& config, std::vector<LiveBytes>& buffe
   // [rows]
   const int64_t rows = samples * config.seq_len / config.context_parallel.cp_size;
   // [rows]
-  const int64_t numel = rows * config.model.hidden_size;
+  // [widest]
+  const MlaShape& mla = config.model.mla;
+  const int64_t latent = mla.on() ? std::max(mla.q_lora_rank, mla.kv_lora_rank) : 0;
+  const int64_t numel = rows * std::max(config.model.hidden_size, latent);
+  // [widest]
   const int64_t bytes =
       algorithms::reduction_scratch(static_cast<int>(config.tensor_parallel.tp_size), /*rank=*/0,
                                     numel, parse_dtype(config.dtype), Engine::kScratchLimit);

@@ -22,6 +22,7 @@ Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& 
       tensor_traffic_(traffic_of(mesh.tp())),
       context_traffic_(traffic_of(context_)),
       stage_traffic_(traffic_of_stages(mesh.pp())),
+      expert_traffic_(traffic_of_experts(mesh.ep(), experts_)),
       pipeline_(config, model_, grads_, region_, mesh),
       data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh)) {
   load_->allocate(config.model.experts.num_experts, parse_dtype(config.dtype));
@@ -66,6 +67,7 @@ void Trainer::train_step(int64_t step) {
   tensor_traffic_.begin_step();
   context_traffic_.begin_step();
   stage_traffic_.begin_step();
+  expert_traffic_.begin_step();
   load_->begin_step();
   const auto take = [&](int64_t micro_step) {
     // Each micro-step, the ranks take the next micro-batches of the global batch, in their order.
@@ -93,6 +95,7 @@ void Trainer::train_step(int64_t step) {
   tensor_traffic_.end_step();
   context_traffic_.end_step();
   stage_traffic_.end_step();
+  expert_traffic_.end_step();
   // [after_backward]
   tokens_ += config_.tokens_per_step();
   flops_ = runtime.flops() - flops_before;
@@ -124,6 +127,9 @@ StepMetrics Trainer::report(int64_t step, double peak_gflops) {
   metrics.book_flops = tokens * model_flops_per_token(config_.model, S);
   metrics.flops = mesh_.world().sum(flops_);
   metrics.relate_to(peak_gflops);
+  // [load]
+  metrics.further = expert_metrics(*load_, config_, mesh_.world());
+  // [load]
   return metrics;
 }
 // [report]
@@ -159,6 +165,7 @@ ReportRows Trainer::report_rows(int64_t steps) {
   rows.push_back(tensor_traffic_row(config_, tensor_traffic_.bytes(), steps));
   rows.push_back(context_traffic_row(config_, context_traffic_.bytes(), steps));
   rows.push_back(pipeline_traffic_row(config_, stage_traffic_.bytes(), steps));
+  rows.push_back(expert_traffic_row(config_, expert_traffic_.bytes(), steps));
   rows.push_back(measured_work_row(config_, pipeline_.measured()));
   return rows;
 }

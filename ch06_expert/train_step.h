@@ -4,6 +4,7 @@
 
 #include "comm/mesh.h"
 #include "context_accountant.h"
+#include "expert_accountant.h"
 #include "files/data.h"
 #include "memory.h"
 #include "model.h"
@@ -62,6 +63,7 @@ class Trainer : public TrainerBase {
   StepTraffic tensor_traffic_;   // of tp
   StepTraffic context_traffic_;  // of cp
   StepTraffic stage_traffic_;    // of pp
+  StepTraffic expert_traffic_;   // of ep
   Pipeline pipeline_;
   std::unique_ptr<DataParallelStrategy> data_parallel_;
   Tensor loss_;  // [1] f64: the share of this rank's samples in the running step's loss

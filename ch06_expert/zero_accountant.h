@@ -9,6 +9,8 @@ namespace usp {
 
 /// Ranks that share out one copy of the model.
 int64_t shard_size(const TrainConfig& config);
+/// Of those that hold `copies` of some weights, the ranks that share out one.
+int64_t shard_size(const TrainConfig& config, int64_t copies);
 
 /// What lasts from step to step on rank 0, under any stage.
 StateBytes sharded_states(const TrainConfig& config);

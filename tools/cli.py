@@ -36,6 +36,7 @@ Look at what a run has recorded
   plot RUN_DIR             the loss: RUN_DIR/loss.png and loss.svg
   plot RUN_DIR --timeline  who computes, sends and waits when: timeline.png and timeline.svg
   plot RUN_DIR --ops       what a step's operators take: ops.png and ops.svg
+  plot RUN_DIR --experts   how many tokens each expert got, over steps: experts.png and experts.svg
   plot RUN_DIR --memory    what memory is spent on in the first steps: memory.png and memory.svg
   replay RUN_DIR           a simulation: the same run with a core for every rank, on any links
   compare RUN_A RUN_B      the first step that differs, and both losses in one figure
@@ -288,7 +289,8 @@ def _plot(arguments, _flags):
     parser = _Parser(prog="./book plot", description="Draws loss.png and loss.svg into a run "
                      "directory, or one recorded step: with --timeline who computes, sends and "
                      "waits when, with --ops what the operators of rank 0 take; or with --memory "
-                     "what memory is spent on in the first steps.")
+                     "what memory is spent on in the first steps; with --experts how many tokens "
+                     "each expert got.")
     parser.add_argument("run_dir", metavar="RUN_DIR", help=RUN_DIR_HELP)
     view = parser.add_mutually_exclusive_group()
     view.add_argument("--timeline", action="store_true",
@@ -297,6 +299,8 @@ def _plot(arguments, _flags):
                       help="draw ops.png and ops.svg from trace.json")
     view.add_argument("--memory", action="store_true",
                       help="draw memory.png and memory.svg from memory.json")
+    view.add_argument("--experts", action="store_true",
+                      help="draw experts.png and experts.svg from metrics.jsonl")
     parser.add_argument("--step", type=int, metavar="K", help="the step, counted from 1 (default: the last one)")
     parser.add_argument("--input", metavar="FILE", help="draw another trace of the run; that of "
                         "replay.json goes to timeline_replay.png")
@@ -308,7 +312,7 @@ def _plot(arguments, _flags):
     for flag in ("step", "input"):
         if getattr(args, flag) is not None:
             parser.error(f"--{flag} belongs to a recorded step; add --timeline or --ops")
-    what = "memory" if args.memory else "loss"
+    what = "memory" if args.memory else "experts" if args.experts else "loss"
     figures.draw(what, [args.run_dir])
     print(os.path.join(args.run_dir, f"{what}.png"))
     return 0

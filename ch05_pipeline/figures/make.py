@@ -76,6 +76,8 @@ def texts(folder):
     estimated, measured, late = (data.get(name, {}) for name in ("memory", "pace", "stale"))
     if "scaling" in data:
         found["scaling.md"] = scaling.scaling_table(data["scaling"]["scaling"])
+    if "bench" in data:
+        found["ranks.md"] = "\n".join(speed.lines(data["bench"])[1:]) + "\n"
     if "nodes" in data:
         found["nodes.md"] = nodes.nodes_table(data["nodes"]["nodes"])
     if "bubbles" in simulated:

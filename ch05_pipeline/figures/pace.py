@@ -4,6 +4,7 @@ Ranks run on this machine whatever its cores are, and the recording is laid out 
 every rank: tools/replay.py.
 """
 import bisect
+import collections
 import statistics
 import tempfile
 from pathlib import Path
@@ -22,8 +23,13 @@ RANKS, LAYERS = 2, 8    # of the table
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 SCHEDULES = ("afab", "1f1b")
 DRAWN_RANKS, DRAWN_LAYERS, DRAWN_MICRO_BATCHES = 4, 8, 8
-DRAWN = ("afab", "1f1b", "zb_h1", "zb_h2")
+# Every schedule, with its flags: in a figure of their own each four.
+DRAWN = {"afab": {}, "1f1b": {}, "zb_h1": {}, "zb_h2": {}}
+TWO_STAGES = {"interleaved": {"pp_chunks": 2}, "breadth_first": {"pp_chunks": 2},
+              "llama3": {"pp_chunks": 2, "pp_run_length": 8}, "zb_v": {}}
+OTHERS = {"naive": {}, "auto": {}, "dualpipe": {}, "dualpipe_v": {}}
 STEPS = 9               # traced ones
+CLEAR = 0.05            # a difference between two bubbles that noise should not turn round
 
 
 def measure(chapter, program):
@@ -36,17 +42,17 @@ def measure(chapter, program):
                 recorded = _run(chapter, Path(scratch) / f"{name}_{m}", name, RANKS, m, LAYERS)
                 pace.append({"schedule": name, "m": m, **_typical(recorded),
                              "replayed": _typical(on_links(recorded, FAST))})
-        for name in DRAWN:
+        for name, flags in {**DRAWN, **TWO_STAGES, **OTHERS}.items():
             say(f"book: a pipeline of {DRAWN_RANKS} ranks, {name}, to be replayed")
             recorded = _run(chapter, Path(scratch) / name, name, DRAWN_RANKS, DRAWN_MICRO_BATCHES,
-                            DRAWN_LAYERS)
-            drawn.append(_drawn(program, name, on_links(recorded, FAST)))
+                            DRAWN_LAYERS, **flags)
+            drawn.append(_drawn(program, name, flags, on_links(recorded, FAST), Path(scratch)))
     return {"pace": pace, "drawn": drawn}
 
 
-def _run(chapter, run_dir, name, ranks, m, layers):
+def _run(chapter, run_dir, name, ranks, m, layers, **flags):
     return train(chapter, run_dir, ranks, pp_size=ranks, pp_schedule=name, grad_acc_steps=m,
-                 num_layers=layers, steps=STEPS, trace_steps=STEPS, **SHAPE)
+                 num_layers=layers, steps=STEPS, trace_steps=STEPS, **flags, **SHAPE)
 
 
 # --- what the ranks do in a step ------------------------------------------------------------------
@@ -94,22 +100,25 @@ def _typical(recorded):
 # --- one step, drawn ------------------------------------------------------------------------------
 
 
-def _drawn(program, name, laid_out):
+def _drawn(program, name, flags, laid_out, folder):
     """The step of a median bubble: what its ranks did, and what the simulator makes of its own
     times."""
     later = list(traces.steps(laid_out))[SKIPPED_STEPS:]
     by_length = sorted(later, key=lambda step: shares(laid_out, step)[0])
     step = by_length[len(by_length) // 2]
-    plan = planned.ask(program, name, DRAWN_RANKS, DRAWN_MICRO_BATCHES)
+    plan = planned.ask(program, name, DRAWN_RANKS, DRAWN_MICRO_BATCHES, **flags)
     ranks = [passes(rank, step) for rank in laid_out.ranks]
     first = min(own[0][1] for own in ranks)
-    measured = [_label(own, [action["action"] for action in of_rank], first)
-                for own, of_rank in zip(ranks, plan["actions"])]
-    times = _times(ranks)
-    simulated = planned.ask(program, name, DRAWN_RANKS, DRAWN_MICRO_BATCHES,
+    actions = [[action["action"] for action in of_rank] for of_rank in plan["actions"]]
+    measured = [_label(own, of_rank, first) for own, of_rank in zip(ranks, actions)]
+    times = _times(measured, actions)
+    table = folder / f"{name}.txt"  # other times would make another one of auto
+    table.write_text(planned.table_of(program, name, DRAWN_RANKS, DRAWN_MICRO_BATCHES, **flags),
+                     encoding="utf-8")
+    simulated = planned.ask(program, table, DRAWN_RANKS, DRAWN_MICRO_BATCHES,
                             times=",".join(f"{time:g}" for time in (*times, 0)))
     span, bubble = shares(laid_out, step)
-    return {"name": name, "ranks": DRAWN_RANKS, "micro_batches": DRAWN_MICRO_BATCHES,
+    return {"name": name, "ranks": DRAWN_RANKS, "micro_batches": DRAWN_MICRO_BATCHES, **flags,
             "times": times, "measured_ms": round(span, 3), "measured_bubble": round(bubble, 4),
             "simulated_ms": simulated["makespan"], "simulated_bubble": round(simulated["bubble"], 4),
             "measured": measured,
@@ -117,15 +126,22 @@ def _drawn(program, name, laid_out):
                            for own in of_rank] for of_rank in simulated["actions"]]}
 
 
-def _times(ranks):
-    """Mean ms of F, B and W; of B alone half of BW where no W waits."""
-    total = {}
-    for own in ranks:
-        for name, begin, end in own:
-            total[name] = total.get(name, 0) + end - begin
-    count = 1000 * DRAWN_RANKS * DRAWN_MICRO_BATCHES
-    f, backward, w = (total.get(name, 0) / count for name in ("forward", "backward", "W"))
-    return [round(time, 4) for time in ((f, backward, w) if w else (f, backward / 2, backward / 2))]
+def _times(measured, actions):
+    """Mean ms of F, B and W of a stage; where no W waits, B and W are halves of BW. actions: by name,
+    what the measured passes are; a box of W may be several of them."""
+    count = collections.Counter(_work(name) for of_rank in actions for name in of_rank)
+    total = collections.Counter()
+    for of_rank in measured:
+        for name, begin, end in of_rank:
+            total[_work(name)] += end - begin
+    mean = {work: total[work] / count[work] for work in count}
+    half = mean.get("BW", 0) / 2
+    return [round(time, 4) for time in (mean["F"], mean.get("B", half), mean.get("W", half))]
+
+
+def _work(action):
+    """F, B, W or BW."""
+    return action.rstrip(".0123456789")
 
 
 def _label(own, actions, first):
@@ -172,5 +188,15 @@ def drawn_table(measured):
     return table(["", "F, ms", "B", "W", "simulated, ms", "measured", "ratio", "bubble, simulated",
                   "measured"], rows,
                  f"A step of {DRAWN_RANKS} ranks, {DRAWN_MICRO_BATCHES} micro-batches, from the first "
-                 "forward to the last gradient, replayed with a core for each rank. Simulated with "
-                 "the step's own mean times; where no W waits, B and W are halves of BW.")
+                 "forward to the last gradient, replayed with a core for each rank. F, B and W are "
+                 "means of this step, for a stage, and what it was simulated with. Where no W waits, "
+                 f"B and W are halves of BW. {_order(measured)}")
+
+
+def _order(measured):
+    """Whether who idles more in the plan does so when measured."""
+    pairs = [(more, less) for more in measured for less in measured
+             if more["simulated_bubble"] - less["simulated_bubble"] >= CLEAR]
+    kept = sum(more["measured_bubble"] > less["measured_bubble"] for more, less in pairs)
+    return (f"In {len(pairs)} pairs the simulated bubbles differ by {CLEAR:g} or more; measured, {kept} "
+            "of them have the same order.")

@@ -54,6 +54,13 @@ def ask(program, schedule, ranks, micro_batches, message=0, times=None, **flags)
     return json.loads(output_of(program, estimates.words_of(flags)))
 
 
+def table_of(program, schedule, ranks, micro_batches, **flags):
+    """The schedule as --pp_schedule reads it from a file."""
+    return output_of(program, estimates.words_of(
+        {"pp_size": ranks, "num_layers": LAYERS, "grad_acc_steps": micro_batches,
+         "pp_schedule": schedule, **flags, "pp_show": "table"}))
+
+
 def held(found):
     """Of each rank, the most activations, in units of a micro-batch's in the whole model."""
     return [most / found["stages"] for most in found["most_in_flight"]]

@@ -147,6 +147,14 @@ std::set<std::string> Args::may_differ_on_resume() const {
   return names;
 }
 
+std::vector<std::string> Args::decisive() const {
+  std::vector<std::string> names;
+  for (const auto& flags : decide_result_) {
+    for (std::string& name : flags()) names.push_back(std::move(name));
+  }
+  return names;
+}
+
 void check_range(const char* flag, double value, double minimum, double maximum) {
   if (value >= minimum && value <= maximum && value < HUGE_VAL) return;
   if (value == HUGE_VAL) usage_error("{}={} must be finite; try {}", flag, value, minimum);

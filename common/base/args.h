@@ -61,6 +61,13 @@ class Args {
   std::string to_json() const;
   /// The flags that a resumed run may give another value.
   std::set<std::string> may_differ_on_resume() const;
+  /// Asks `flags` for those that decide what this very run computes, though they are marked as free
+  /// to differ: they depend on values that are read later.
+  void decide_result(std::function<std::vector<std::string>()> flags) {
+    decide_result_.push_back(std::move(flags));
+  }
+  /// All of these, by the values as they are now.
+  std::vector<std::string> decisive() const;
 
  private:
   Flag& add(const char* flag, std::function<std::string()> to_json);
@@ -70,6 +77,7 @@ class Args {
   std::unique_ptr<CLI::App> app_;
   std::string group_;
   std::deque<Flag> flags_;
+  std::vector<std::function<std::vector<std::string>()>> decide_result_;
 };
 
 /// Throws UsageError, which names flag, value and rule, unless the value lies in [minimum,

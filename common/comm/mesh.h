@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -27,6 +28,10 @@ struct MeshSizes {
   int64_t dp_cp() const { return dp * cp; }
   /// Ranks among which a layer's experts lie, once or several times.
   int64_t expert_ranks() const { return ep_over_tp ? dp_cp() * tp : dp_cp(); }
+  /// Ranks over which gradients are summed whose group has this name: "edp", or "dp_cp".
+  int64_t ranks_of(std::string_view group) const {
+    return group == "edp" ? expert_ranks() / ep : dp_cp();
+  }
   /// Ranks on which one copy of the model lies.
   int64_t ranks_of_a_copy() const { return std::max<int64_t>(1, pp * cp * tp); }
 };

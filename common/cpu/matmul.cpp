@@ -108,6 +108,8 @@ class Products {
                   lb.leading, lc.leading, flags,     num_threads()};
     auto entry = products_.find(key);
     if (entry == products_.end()) {
+      // Where shapes depend on data, as the rows of an expert do, most never come again.
+      if (products_.size() == kMostProducts) products_.clear();
       entry = products_.try_emplace(key, engine_, c, a, b, accumulate).first;
     }
     entry->second.run(stream_, c, a, b);
@@ -115,6 +117,7 @@ class Products {
 
  private:
   using Key = std::array<int64_t, 8>;
+  static constexpr size_t kMostProducts = 1024;  ///< of some 50 KiB each
 
   dnnl::engine engine_{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream_{engine_};

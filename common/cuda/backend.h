@@ -71,6 +71,34 @@ class CudaBackend : public Backend {
                                 const Tensor& probs, const Tensor& q, const Tensor& k,
                                 const Tensor& v, const Tensor& delta, double scale) override;
 
+  // backend_experts.cpp
+  void router_scores(Tensor scores, const Tensor& logits, RouterScore kind) override;
+  void router_scores_backward(Tensor dlogits, const Tensor& dscores, const Tensor& scores,
+                              RouterScore kind) override;
+  void choose_experts(Tensor choices, const Tensor& scores, const Tensor& bias, int64_t groups,
+                      int64_t allowed) override;
+  void count_choices(Tensor counts, const Tensor& choices) override;
+  void drop_choices(Tensor choices, const Tensor& before, int64_t capacity) override;
+  void gates_forward(Tensor gates, const Tensor& scores, const Tensor& choices, bool normalised,
+                     double scale) override;
+  void gates_backward(Tensor dscores, const Tensor& dgates, const Tensor& gates,
+                      const Tensor& scores, const Tensor& choices, bool normalised,
+                      double scale) override;
+  void assign_slots(Tensor slots, const Tensor& choices, std::span<const int64_t> counts) override;
+  void permute(Tensor rows, const Tensor& x, const Tensor& slots) override;
+  void unpermute(Tensor y, const Tensor& rows, const Tensor& slots, const Tensor& gates,
+                 bool accumulate) override;
+  void unpermute_backward(Tensor drows, Tensor dgates, const Tensor& dy, const Tensor& rows,
+                          const Tensor& slots, const Tensor& gates) override;
+  void balance_loss_forward(Tensor loss, const Tensor& scores, const Tensor& load, double scale,
+                            bool normalised) override;
+  void balance_loss_backward(Tensor dscores, const Tensor& scores, const Tensor& load, double scale,
+                             bool normalised) override;
+  void z_loss_forward(Tensor loss, const Tensor& logits, double scale) override;
+  void z_loss_backward(Tensor dlogits, const Tensor& logits, double scale) override;
+  void router_entropy(Tensor sum, const Tensor& scores) override;
+  void balance_bias(Tensor bias, const Tensor& load, double rate) override;
+
  private:
   template <class T>
   void check_head_dim(int64_t D) const;

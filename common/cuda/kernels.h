@@ -10,9 +10,9 @@
 #include "tensor/positions.h"
 
 /// The kernels as the host starts them: pointers into the GPU's memory, sizes, strides in elements.
-/// tensor/ops.h says what each computes. Nothing here waits; `stream` keeps the order. T is float,
-/// double or bf16, A the type of its sums; rows of matrices lie side by side. A .cu file has each
-/// struct's kernels.
+/// tensor/ops.h and tensor/expert_ops.h say what each computes. Nothing here waits; `stream` keeps
+/// the order. T is float, double or bf16, A the type of its sums; rows of matrices lie side by
+/// side. A .cu file has each struct's kernels.
 ///
 /// Positions and random streams go to the GPU by value, with the code that reads them.
 namespace usp::cuda {
@@ -171,6 +171,58 @@ struct AttentionGradients {
   static int64_t shared_bytes(int64_t D);
   /// Adds to dq, dk and dv.
   void backward(cudaStream_t stream, const AttentionProblem<T>& problem) const;
+};
+
+/// router.cu; T tokens, E experts, k choices, A float or double. terms [T] is a workspace.
+template <class A>
+struct Router {
+  static void scores(cudaStream_t stream, A* scores, const A* logits, int64_t T, int64_t E,
+                     bool sigmoid);
+  static void scores_backward(cudaStream_t stream, A* dlogits, const A* dscores, const A* scores,
+                              int64_t T, int64_t E, bool sigmoid);
+  /// bias may be nullptr
+  static void choose(cudaStream_t stream, int32_t* choices, const A* scores, const A* bias,
+                     int64_t T, int64_t E, int64_t k, int64_t groups, int64_t allowed);
+  static void gates(cudaStream_t stream, A* gates, const A* scores, const int32_t* choices,
+                    int64_t T, int64_t E, int64_t k, bool normalised, double scale);
+  static void gates_backward(cudaStream_t stream, A* dscores, const A* dgates, const A* gates,
+                             const A* scores, const int32_t* choices, int64_t T, int64_t E,
+                             int64_t k, bool normalised, double scale);
+  static void balance_loss(cudaStream_t stream, double* loss, double* terms, const A* scores,
+                           const A* load, int64_t T, int64_t E, int64_t tokens_per_run,
+                           double scale, bool normalised);
+  static void balance_loss_backward(cudaStream_t stream, A* dscores, const A* scores, const A* load,
+                                    int64_t T, int64_t E, int64_t tokens_per_run, double scale,
+                                    bool normalised);
+  static void z_loss(cudaStream_t stream, double* loss, double* terms, const A* logits, int64_t T,
+                     int64_t E, double scale);
+  static void z_loss_backward(cudaStream_t stream, A* dlogits, const A* logits, int64_t T,
+                              int64_t E, double scale);
+  static void entropy(cudaStream_t stream, double* sum, double* terms, const A* scores, int64_t T,
+                      int64_t E);
+  static void balance_bias(cudaStream_t stream, A* bias, const A* load, int64_t E, double rate);
+};
+
+/// experts.cu; choices of `runs` runs, one after the other
+void count_choices(cudaStream_t stream, int32_t* counts, const int32_t* choices, int64_t runs,
+                   int64_t choices_per_run, int64_t E);
+/// experts.cu; kept holds what `choices` does, of which some become -1
+void drop_choices(cudaStream_t stream, int32_t* kept, const int32_t* choices, const int32_t* before,
+                  int64_t runs, int64_t choices_per_run, int64_t E, int64_t capacity);
+/// experts.cu; of `count` choices
+void assign_slots(cudaStream_t stream, int32_t* slots, const int32_t* choices, int64_t count,
+                  int64_t E);
+/// experts.cu; k slots a token. gates of unpermute may be nullptr.
+template <class T>
+struct ExpertRows {
+  using A = accumulate_t<T>;
+  static void permute(cudaStream_t stream, T* rows, const T* x, const int32_t* slots,
+                      int64_t tokens, int64_t H, int64_t k);
+  static void unpermute(cudaStream_t stream, T* y, const T* rows, const int32_t* slots,
+                        const A* gates, int64_t tokens, int64_t H, int64_t k, bool accumulate);
+  static void unpermute_backward(cudaStream_t stream, T* drows, A* dgates, const T* dy,
+                                 const T* rows, const int32_t* slots, const A* gates,
+                                 int64_t tokens, int64_t H, int64_t k);
 };
 
 /// The numbers of an AdamW update that are the same for all elements.

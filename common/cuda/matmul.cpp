@@ -154,6 +154,9 @@ void MatmulLibrary::multiply(const Matrices& c, const Matrices& a, const Matrice
   const Problem problem{a.first.size(0), b.first.size(1), a.first.size(1),
                         c.count,         a.first.dtype(), c.first.dtype(),
                         Layout(a),       Layout(b),       Layout(c)};
+  // Where shapes depend on data, as the rows of an expert do, most never come again.
+  constexpr size_t kMostPlans = 1024;
+  if (plans_.size() == kMostPlans) plans_.clear();
   std::unique_ptr<Plan>& plan = plans_[problem];
   if (!plan) plan = std::make_unique<Plan>(library_, problem);
   plan->run(library_, stream_, c.first, a.first, b.first, accumulate);

@@ -111,6 +111,7 @@ void MetricsWriter::write(const StepMetrics& metrics, Runtime& runtime) {
   if (metrics.has_val_loss) {
     line += fmt::format(", \"val_loss\": {}", json_number(metrics.val_loss, digits_));
   }
+  if (!metrics.further.empty()) line += ", " + metrics.further;
   stream_ << line << "}\n" << std::flush;
   if (!stream_) fail("writing {} failed at step {}: is the disk full?", path_, metrics.step);
 }

@@ -31,6 +31,7 @@ struct StepMetrics {
   double hfu = 0;           ///< hardware FLOPs utilisation: of the peak, what was carried out
   double val_loss = 0;      ///< after the update; where measured
   bool has_val_loss = false;
+  std::string further;  ///< more members of its JSON object, such as "\"depth\": 3"
 
   /// No update was made, for want of a finite gradient.
   bool skipped() const { return !std::isfinite(grad_norm); }

@@ -106,7 +106,8 @@ void RunConfig::validate_sizes() const {
   }
   // At most 64 bytes for each channel of a layer, at most 32 for each attention probability.
   const double heads = double(model.num_heads) * double(model.head_dim());
-  const double channels = 4.0 * double(model.hidden_size) + 3 * heads +
+  const double latents = model.mla.on() ? double(model.mla.norm_weights()) : 0;
+  const double channels = 4.0 * double(model.hidden_size) + 3 * heads + 2 * latents +
                           3.0 * double(model.ffn_hidden_size) +
                           double(model.num_heads) * double(seq_len) / 2;
   const double bytes =

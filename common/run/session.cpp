@@ -122,7 +122,7 @@ int Session::train(TrainerBase& trainer) {
   facts_.parameters = static_cast<int64_t>(world_.sum(double(trainer.parameters().counted())));
   Checkpoints checkpoints(*run_dir_, config_.checkpoints,
                           {facts_.config_json, config_.global_batch_size(), facts_.data_sha256,
-                           args_.may_differ_on_resume()},
+                           args_.may_differ_on_resume(), args_.decisive()},
                           world_);
   if (run_dir_->resumes()) checkpoints.resume(trainer.state(), config_.steps);
   write_record(*run_dir_, facts_);

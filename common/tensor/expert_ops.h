@@ -34,18 +34,20 @@ void router_scores_backward(Tensor dlogits, const Tensor& dscores, const Tensor&
 /// 0), the highest first; of equals the lower number. With `groups` > 1, experts lie in so many
 /// groups of E / groups in a row, and a token chooses within its `allowed` best ones: those of the
 /// highest sum over their best ceil(k / allowed) experts; of equals the lower number.
-/// DeepSeek-AI (2024), section 2.1.2: a group is a node.
+/// DeepSeek-AI (2024), section 2.1.2: a group is a node. bias is in the scores' dtype; NaN counts
+/// as -infinity, so that a token's k always differ.
 void choose_experts(Tensor choices, const Tensor& scores, const Tensor& bias, int64_t groups = 1,
                     int64_t allowed = 1);
 /// counts [runs, E] i32 = how many choices of each run's tokens fell on each expert.
 void count_choices(Tensor counts, const Tensor& choices);
 /// Drops what an expert has no room for: a choice [T, k] becomes -1 where `capacity` choices of the
 /// same sample have fallen on the expert before it, by token and then by choice. Of these, before
-/// [runs, E] i32 lie ahead of the run; the others are counted here.
+/// [runs, E] i32 lie ahead of the run; the others are counted here. A -1 fell on no expert.
 void drop_choices(Tensor choices, const Tensor& before, int64_t capacity);
 
 /// gates [T, k] (acc dtype) = scale * scores at choices; `normalised`: over the sum of a token's k
-/// first. The choices are those before any was dropped: gates depend on nothing but the scores.
+/// first, and 0 where that sum is 0. The choices are those before any was dropped, none of them -1:
+/// gates depend on nothing but the scores.
 void gates_forward(Tensor gates, const Tensor& scores, const Tensor& choices, bool normalised,
                    double scale);
 /// dscores [T, E] (acc dtype) += the gradient; gates as gates_forward made them.
@@ -62,6 +64,8 @@ void permute(Tensor rows, const Tensor& x, const Tensor& slots);
 void unpermute(Tensor y, const Tensor& rows, const Tensor& slots, const Tensor& gates,
                bool accumulate = false);
 /// drows [R, H] (may be rows) and dgates [T, k] (acc dtype; 0 where the slot is -1) from dy [T, H].
+/// Without gates the gradient is permute(drows, dy, slots), as permute's is unpermute without
+/// gates.
 void unpermute_backward(Tensor drows, Tensor dgates, const Tensor& dy, const Tensor& rows,
                         const Tensor& slots, const Tensor& gates);
 

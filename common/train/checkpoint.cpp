@@ -192,12 +192,21 @@ void check_identity(const std::string& path, const nlohmann::json& record,
   const auto check = [&](const std::string& what, const nlohmann::json& there,
                          const nlohmann::json& here) {
     if (there == here) return;
+    const auto value = [&](const nlohmann::json& of) {
+      return of.is_null() ? "no " + what : fmt::format("{}={}", what, of.dump());
+    };
     usage_error(
-        "resume: {0} was trained with {1}={2}, and {1}={3} is given; give the same, or another "
-        "run_dir",
-        path, what, there.dump(), here.dump());
+        "resume: {} was trained with {}, and {} is given; give the same, or another run_dir", path,
+        value(there), value(here));
   };
   const nlohmann::json config = nlohmann::json::parse(identity.config_json);
+  const std::vector<std::string> decisive = record.value("decisive", std::vector<std::string>());
+  for (const auto& flags : {decisive, identity.decisive}) {
+    for (const std::string& flag : flags) {  // one of the programs may not have it
+      check(flag, record.at("config").value(flag, nlohmann::json()),
+            config.value(flag, nlohmann::json()));
+    }
+  }
   for (const auto& [flag, there] : record.at("config").items()) {
     if (identity.may_differ.contains(flag) || !config.contains(flag)) continue;
     check(flag, there, config[flag]);
@@ -215,6 +224,7 @@ void write_record(const std::string& directory, int64_t step, const TrainState& 
   record["global_batch_size"] = identity.global_batch_size;
   record["data_sha256"] = identity.data_sha256;
   record["config"] = Json::parse(identity.config_json);
+  if (!identity.decisive.empty()) record["decisive"] = identity.decisive;
   record["files"] = files;
   FileWriter file(fs::path(directory) / kRecord);
   file.write(sealed(record));

@@ -46,6 +46,9 @@ struct RunIdentity {
   std::string data_sha256;
   /// Flags that are no input, or that another field stands for; Args::may_differ_on_resume().
   std::set<std::string> may_differ;
+  /// Flags of may_differ that decide what this run computes after all; Args::decisive(). A run that
+  /// resumes another one has to agree with it about those of either.
+  std::vector<std::string> decisive = {};
 };
 
 /// Where the newest checkpoint of a run lies: its directory, with the files described at

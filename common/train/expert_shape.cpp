@@ -9,6 +9,11 @@ int64_t ExpertShape::layers(int64_t first, int64_t count) const {
                           : first + count - std::clamp(first_dense_layers, first, first + count);
 }
 
+int64_t ExpertShape::weights(int64_t hidden_size, int64_t ffn_hidden_size, bool active) const {
+  const int64_t experts = num_shared_experts + (active ? num_experts_per_tok : num_experts);
+  return hidden_size * (num_experts + 3 * width(ffn_hidden_size) * experts);
+}
+
 void ExpertShape::bind(Args& args) {
   args.group("Experts");
   args.bind("num_experts", num_experts, "experts of a layer; 0: every MLP is dense");

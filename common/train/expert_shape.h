@@ -29,6 +29,8 @@ struct ExpertShape {
   int64_t width(int64_t ffn_hidden_size) const {
     return moe_ffn_hidden_size > 0 ? moe_ffn_hidden_size : ffn_hidden_size;
   }
+  /// Weights of a layer's router and experts: all of them, or those that one token meets.
+  int64_t weights(int64_t hidden_size, int64_t ffn_hidden_size, bool active) const;
   int64_t nodes_of_token() const { return route_nodes > 0 ? route_nodes : expert_nodes; }
 
   void bind(Args& args);

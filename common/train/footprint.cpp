@@ -75,11 +75,13 @@ int64_t peak_bytes(const std::vector<BlockFootprint>& blocks) {
 PassBytes pass_bytes(const std::vector<BlockFootprint>& blocks) {
   PassBytes result;
   int64_t live = 0, peak = 0;
+  int64_t handed = 0;  // of `live`, what the next segment takes over
   const auto forward = [&](const BlockFootprint& block, bool again) {
     for (const Footprint& segment : block.segments) {
       live += sum_of(segment.kept);
       peak = std::max(peak, live + segment.forward_peak - (again ? segment.unread : 0));
-      live += segment.output.bytes;
+      live += segment.output.bytes + segment.handed - handed;
+      handed = segment.handed;
     }
   };
   for (const BlockFootprint& block : blocks) {
@@ -104,6 +106,8 @@ PassBytes pass_bytes(const std::vector<BlockFootprint>& blocks) {
         const int64_t most = std::max(segment->backward_peak, split ? segment->split_peak : 0);
         peak = std::max(peak, live + segment->recomputed + most);
         live -= sum_of(segment->kept) + segment->output.bytes;
+        live += segment->handed_back - handed;
+        handed = segment->handed_back;
         if (split) live += segment->held;
       }
     }

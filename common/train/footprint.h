@@ -42,6 +42,9 @@ struct Footprint {
   int64_t forward_peak = 0;   ///< with y
   int64_t unread = 0;         ///< of that, what a block that runs again need not make at its end
   int64_t backward_peak = 0;  ///< with dx
+  /// Made in forward for the next piece, which takes it over, and in backward for the one before,
+  /// with dy where that is passed on. The peaks are besides what this piece was handed.
+  int64_t handed = 0, handed_back = 0;
   /// x and dy of its weights' gradients, where those wait: alive after backward has returned.
   int64_t held = 0;
   /// Of these, a dy that backward made itself; and the peak where it stays.

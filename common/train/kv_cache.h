@@ -12,7 +12,9 @@ namespace usp {
 /// cache is cut, and starts again at position 0.
 ///
 /// The memory counts as activations: what attention computed for a position and a later pass reads
-/// again. 2 · layers · samples · capacity · G · D numbers, taken at the first append.
+/// again. 2 · layers · samples · capacity · G · D numbers, taken at the first append. Who caches
+/// something else of a position, such as a latent vector, appends that as one head: layers ·
+/// samples · capacity · width numbers.
 class KvCache {
  public:
   /// Which of several caches this is, each of which holds as many positions of the same text.
@@ -24,10 +26,10 @@ class KvCache {
   /// `capacity`: the largest number of positions.
   explicit KvCache(int64_t capacity) : capacity_(capacity) {}
 
-  /// Writes kv [B, S, 2G, D], G key then G value heads, of S consecutive positions, and forgets
-  /// what `layer` had from there on. Returns [B, positions.end(), 2G, D], a view: all that the
-  /// queries at these positions may see. Throws Error beyond the capacity, and where positions in
-  /// between were never written.
+  /// Writes kv [B, S, 2G, D], G key then G value heads (or [B, S, 1, width]), of S consecutive
+  /// positions, and forgets what `layer` had from there on. Returns [B, positions.end(), 2G, D], a
+  /// view: all that the queries at these positions may see. Throws Error beyond the capacity, and
+  /// where positions in between were never written.
   ///
   /// With a share, writes and returns those at first_position(share) and behind it alone.
   Tensor append(const void* layer, const Tensor& kv, const Positions& positions,

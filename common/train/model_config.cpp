@@ -121,6 +121,38 @@ void ModelConfig::read_directory(const Args& args) {
   model = std::filesystem::canonical(model);  // as the run's record has to say it
 }
 
+int64_t ModelConfig::layer_weights(int64_t layer, bool active) const {
+  const int64_t dense = 3 * hidden_size * ffn_hidden_size;
+  return attention_weights() +
+         (experts.at(layer) ? experts.weights(hidden_size, ffn_hidden_size, active) : dense);
+}
+
+int64_t ModelConfig::attention_weights() const {
+  if (mla.on()) return mla.matmul_weights(hidden_size, num_heads);
+  return hidden_size * 2 * (num_heads + num_kv_heads) * head_dim();
+}
+
+int64_t ModelConfig::attention_inputs() const {
+  if (!mla.on()) return hidden_size;
+  return (mla.q_lora_rank > 0 ? mla.q_lora_rank : hidden_size) + mla.cached();
+}
+
+int64_t ModelConfig::latent_weights() const {
+  if (!mla.on()) return 0;
+  return mla.norm_weights() + hidden_size * (mla.q_lora_rank + mla.cached());
+}
+
+/// Of latent attention, which not every program offers.
+void ModelConfig::validate_latent(const Args& args) {
+  if (!mla.on()) return;
+  if (pretrained) {
+    usage_error("attention_kind=mla cannot be given with model={}; leave the flag out", model);
+  }
+  mla.fill(hidden_size / num_heads);
+  if (!args.given("num_kv_heads")) num_kv_heads = num_heads;
+  mla.validate(args, num_heads, num_kv_heads);
+}
+
 void ModelConfig::validate(const Args& args) {
   fill_from_preset(args);
   constexpr double kMaxWidth = 1 << 24, kMaxLayers = 1 << 12;
@@ -131,7 +163,8 @@ void ModelConfig::validate(const Args& args) {
   check_range("ffn_hidden_size", double(ffn_hidden_size), 1, kMaxWidth);
   check_range("vocab_size", double(vocab_size), 2, double(INT32_MAX));
   check_range("head_dim", double(given_head_dim), 0, kMaxWidth);
-  if (given_head_dim == 0 && hidden_size % num_heads != 0) {
+  validate_latent(args);
+  if (given_head_dim == 0 && !mla.on() && hidden_size % num_heads != 0) {
     usage_error("num_heads={} must divide hidden_size={}, or head_dim be given; try {}", num_heads,
                 hidden_size, list_divisors(hidden_size, 2 * num_heads));
   }
@@ -139,7 +172,7 @@ void ModelConfig::validate(const Args& args) {
     usage_error("num_kv_heads={} must divide num_heads={}; try {}", num_kv_heads, num_heads,
                 list_divisors(num_heads));
   }
-  if (head_dim() % 2 != 0) {
+  if (rotary_dim() % 2 != 0) {
     usage_error("head_dim={} must be even: RoPE turns pairs of channels; try head_dim={}",
                 head_dim(), head_dim() + 1);
   }
@@ -147,8 +180,12 @@ void ModelConfig::validate(const Args& args) {
   constexpr double kMaxWeights = 0x1p52;
   const double widths =
       4.0 * double(num_heads) * double(head_dim()) + 3.0 * double(ffn_hidden_size);
+  const double latents = mla.on() ? double(mla.q_lora_rank + mla.kv_lora_rank) : 0;
+  const double of_latents =
+      latents * (double(hidden_size) + 2 * double(num_heads) * double(head_dim()));
   const double weights =
-      double(hidden_size) * (double(num_layers) * widths + 2 * double(vocab_size));
+      double(hidden_size) * (double(num_layers) * widths + 2 * double(vocab_size)) +
+      double(num_layers) * of_latents;
   if (weights > kMaxWeights) {
     usage_error(
         "num_layers={} of hidden_size={} make {:.1g} weights, and at most {:.1g} can be counted; "

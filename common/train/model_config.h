@@ -6,6 +6,7 @@
 #include "base/args.h"
 #include "files/rope_scaling.h"
 #include "train/expert_shape.h"
+#include "train/mla_shape.h"
 
 namespace usp {
 
@@ -26,12 +27,27 @@ struct ModelConfig {
   double rms_norm_eps = 1e-5;
   bool tie_word_embeddings = false;  ///< lm_head reads the embedding's weight
   ExpertShape experts{};             ///< in the place of dense MLPs
+  MlaShape mla{};                    ///< in the place of grouped-query attention
 
   int64_t max_position_embeddings = 0;  ///< longest sequence it is made for; 0: seq_len
   bool pretrained = false;              ///< model is a directory, which has the weights
   bool byte_tokens = true;              ///< a text's bytes are tokens of this model
 
-  int64_t head_dim() const { return given_head_dim > 0 ? given_head_dim : hidden_size / num_heads; }
+  /// Channels of a head's query and key.
+  int64_t head_dim() const {
+    if (mla.on()) return mla.head_dim();
+    return given_head_dim > 0 ? given_head_dim : hidden_size / num_heads;
+  }
+  /// Of these, the ones that RoPE turns.
+  int64_t rotary_dim() const { return mla.on() ? mla.qk_rope_head_dim : head_dim(); }
+  /// Weights of one layer's attention that multiply activations.
+  int64_t attention_weights() const;
+  /// Weights of a layer that multiply activations; of experts all, or those that one token meets.
+  int64_t layer_weights(int64_t layer, bool active) const;
+  /// Numbers of a token that one layer's attention reads where its heads are shared out.
+  int64_t attention_inputs() const;
+  /// Weights of one layer's attention that are not any head's: those that make latents.
+  int64_t latent_weights() const;
 
   void bind(Args& args);
   /// Fills what the command line left open from the preset, and checks the result; throws
@@ -41,6 +57,7 @@ struct ModelConfig {
  private:
   void fill_from_preset(const Args& args);
   void read_directory(const Args& args);
+  void validate_latent(const Args& args);
 };
 
 }  // namespace usp

@@ -10,7 +10,7 @@ namespace usp {
 // [rope]
 RopeTable::RopeTable(const ModelConfig& config, int64_t positions, DType dtype) {
   const CategoryScope scope(Category::workspace);
-  const int64_t pairs = config.head_dim() / 2;
+  const int64_t pairs = config.rotary_dim() / 2;
   if (Runtime::current().device() == Device::meta) {  // nobody reads it, however long it may be
     cos = Tensor::empty({positions, pairs}, accumulate_dtype(dtype));
     sin = Tensor::empty({positions, pairs}, accumulate_dtype(dtype));
@@ -20,7 +20,7 @@ RopeTable::RopeTable(const ModelConfig& config, int64_t positions, DType dtype) 
   for (int64_t p = 0; p < positions; ++p) {
     for (int64_t c = 0; c < pairs; ++c) {
       const double frequency =
-          std::pow(config.rope_theta, -2.0 * double(c) / double(config.head_dim()));
+          std::pow(config.rope_theta, -2.0 * double(c) / double(config.rotary_dim()));
       const double angle = double(p) * config.rope_scaling.scaled(frequency);
       cosines[p * pairs + c] = std::cos(angle);
       sines[p * pairs + c] = std::sin(angle);

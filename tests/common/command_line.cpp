@@ -89,6 +89,13 @@ TEST_CASE("a flag says whether a resumed run may give it another value") {
   args.bind("seed", seed, "may not");
   args.bind("order", order, {"a", "b"}, "may").may_differ_on_resume();
   REQUIRE(args.may_differ_on_resume() == std::set<std::string>{"order", "steps"});
+  REQUIRE(args.decisive().empty());
+  args.decide_result([&] {
+    return std::vector<std::string>{order, "seed"};
+  });  // as it is when asked for
+  args.decide_result([] { return std::vector<std::string>{"parts"}; });
+  order = "later";
+  REQUIRE(args.decisive() == std::vector<std::string>{"later", "seed", "parts"});
 }
 
 TEST_CASE("a value outside its range is a usage error with flag, value and range") {

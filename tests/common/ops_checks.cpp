@@ -1,3 +1,4 @@
+#include "tensor/expert_ops.h"
 #include "tensor/ops.h"
 #include "testing.h"
 
@@ -89,6 +90,113 @@ TEST_CASE("operations on strided tensors are refused where the kernel needs cont
   check_throws<Error>([&] { ops::fill(strided, 1); }, {"fill", "contiguous"});
   check_throws<Error>([&] { ops::add(dense, dense, strided); }, {"add: b", "contiguous"});
   check_throws<Error>([&] { ops::sum_squares(f64({1}), strided); }, {"sum_squares", "contiguous"});
+}
+
+TEST_CASE("the operations of a router refuse what does not fit") {
+  const OnDevice cpu;
+  const auto choices = [](int64_t T, int64_t k) { return Tensor::zeros({T, k}, DType::i32); };
+  const auto refuses = [](const std::function<void()>& call, std::vector<std::string> parts) {
+    check_throws<Error>(call, parts);
+  };
+  const Tensor scores = f32({4, 6}), gates = f32({4, 2}), bf = Tensor::zeros({4, 6}, DType::bf16);
+  const auto choose = [&](int64_t k, const Tensor& bias, int64_t groups, int64_t allowed) {
+    return [=] { ops::choose_experts(choices(4, k), scores, bias, groups, allowed); };
+  };
+  refuses([&] { ops::router_scores(bf, bf, {}); }, {"logits", "bf16", "f32 or f64"});
+  refuses([&] { ops::router_scores(f32({4, 5}), scores, {}); }, {"scores", "[4, 5]", "[4, 6]"});
+  refuses([&] { ops::router_scores_backward(scores, f64({4, 6}), scores, {}); }, {"dscores"});
+  refuses(choose(2, f32({5}), 1, 1), {"bias", "[5]", "[6]"});
+  refuses(choose(2, {}, 4, 1), {"4 groups must divide 6 experts", "1, 2, 3 or 6"});
+  refuses(choose(2, {}, 3, 4), {"4 of 3 groups", "from 1 to 3"});
+  refuses(choose(2, {}, 3, 0), {"0 of 3 groups"});
+  refuses(choose(5, {}, 3, 2), {"5 choices of 6 experts in 2 of 3 groups", "from 1 to 4"});
+  refuses(choose(0, {}, 1, 1), {"0 choices", "from 1 to 6"});
+  refuses([&] { ops::choose_experts(choices(3, 2), scores, {}); }, {"choices", "[3, 2]", "[4, 2]"});
+  refuses([&] { ops::choose_experts(gates, scores, {}); }, {"choices", "f32", "i32"});
+  refuses([&] { ops::count_choices(choices(3, 6), choices(4, 2)); }, {"4 tokens", "3 runs"});
+  refuses([&] { ops::count_choices(choices(0, 6), choices(4, 2)); }, {"0 runs"});
+  refuses([&] { ops::count_choices(f32({1, 6}), choices(4, 2)); }, {"counts", "f32", "i32"});
+  refuses([&] { ops::drop_choices(choices(4, 2), choices(3, 6), 1); }, {"before", "3 runs"});
+  refuses([&] { ops::drop_choices(choices(4, 2), choices(2, 6), -1); }, {"-1 choices", "try 1"});
+  refuses([&] { ops::gates_forward(f32({4, 3}), scores, choices(4, 2), true, 1); }, {"gates"});
+  refuses(
+      [&] {
+        ops::gates_backward(scores, gates, f64({4, 2}), scores, choices(4, 2), true, 1);
+      },
+      {"gates", "f64", "f32"});
+}
+
+TEST_CASE("what balances the experts refuses what does not fit") {
+  const OnDevice cpu;
+  const auto refuses = [](const std::function<void()>& call, std::vector<std::string> parts) {
+    check_throws<Error>(call, parts);
+  };
+  const Tensor loss = f64({1}), scores = f32({4, 6}), gates = f32({4, 2});
+  refuses(
+      [&] {
+        ops::balance_loss_forward(loss, scores, f32({2, 5}), 1, true);
+      },
+      {"load", "[2, 6]"});
+  refuses([&] { ops::balance_loss_backward(scores, scores, f32({3, 6}), 1, true); }, {"3 runs"});
+  refuses([&] { ops::z_loss_forward(f32({1}), scores, 1); }, {"loss", "f32", "f64"});
+  refuses([&] { ops::z_loss_backward(gates, scores, 1); }, {"dlogits", "[4, 2]"});
+  refuses([&] { ops::router_entropy(loss, {}); }, {"scores", "tokens, experts"});
+  refuses([&] { ops::balance_bias(f32({6}), f32({4}), 1); }, {"load", "[4]", "[6]"});
+  refuses([&] { ops::balance_bias(i32(6), i32(6), 1); }, {"bias", "i32", "f32 or f64"});
+}
+
+TEST_CASE("the operations on rows of experts refuse what does not fit") {
+  const OnDevice cpu;
+  using Counts = std::vector<int64_t>;
+  const auto refuses = [](const std::function<void()>& call, std::vector<std::string> parts) {
+    check_throws<Error>(call, parts);
+  };
+  const Tensor slots = Tensor::zeros({4, 2}, DType::i32), x = f32({4, 3}), rows = f32({8, 3});
+  const Tensor gates = f32({4, 2});
+  refuses([&] { ops::assign_slots(slots, slots, Counts{5, 4}); }, {"add up to 9", "8 choices"});
+  refuses([&] { ops::assign_slots(slots, slots, Counts{5, -1}); }, {"-1 choices"});
+  refuses([&] { ops::assign_slots(slots, gates, Counts{8}); }, {"choices", "f32", "i32"});
+  refuses([&] { ops::permute(f32({8, 2}), x, slots); }, {"permute", "[8, 2]", "[8, 3]"});
+  refuses([&] { ops::permute(rows, f32({3, 3}), slots); }, {"slots", "[4, 2]", "[3, 2]"});
+  refuses([&] { ops::permute(f64({8, 3}), x, slots); }, {"permute", "f64", "f32"});
+  refuses([&] { ops::unpermute(x, rows, slots, f64({4, 2})); }, {"gates", "f64", "f32"});
+  refuses([&] { ops::unpermute(x, rows, slots, f32({4, 1})); }, {"gates", "[4, 1]", "[4, 2]"});
+  refuses(
+      [&] {
+        ops::unpermute_backward(f32({7, 3}), gates, x, rows, slots, gates);
+      },
+      {"drows", "[7, 3]", "[8, 3]"});
+  refuses([&] { ops::unpermute_backward(rows, {}, x, rows, slots, gates); }, {"dgates"});
+  const Tensor weights = f32({2, 5, 3}), y = f32({8, 5});
+  const auto forward = [&](const Tensor& out, const Tensor& in, const Counts& counts) {
+    return [=] { ops::grouped_linear_forward(out, in, weights, counts); };
+  };
+  refuses(forward(y, rows, {5, 4}), {"add up to 9", "8 rows"});
+  refuses(forward(y, rows, {9, -1}), {"an expert with -1 rows"});
+  refuses(forward(y, rows, {3, 3, 2}), {"3 counts", "2 experts"});
+  refuses(forward(f32({8, 3}), rows, {5, 3}), {"[8, 3]", "[8, 5]"});
+  refuses(forward(y, f32({8, 5}), {5, 3}), {"[8, 5]", "[8, 3]"});
+  refuses(forward(f64({8, 5}), f64({8, 3}), {5, 3}), {"weights", "f32", "f64"});
+  refuses([&] { ops::grouped_linear_backward_input(rows, y, f32({5, 3}), Counts{8}); }, {"[5, 3]"});
+  const Tensor wide = f64({2, 5, 3});
+  refuses(
+      [&] {
+        ops::grouped_linear_backward_weight(wide, y, rows, Counts{5, 3}, false);
+      },
+      {"dweights", "f64", "f32"});
+}
+
+TEST_CASE("the experts' linear layers count an operation pair for each row, input and output") {
+  OnDevice meta(Device::meta);
+  const Tensor x = f32({7, 5}), weights = f32({2, 3, 5}), y = f32({7, 3});
+  const std::vector<int64_t> counts = {7, 0};
+  const int64_t once = 2 * 7 * 5 * 3;  // whatever the number of experts
+  ops::grouped_linear_forward(y, x, weights, counts);
+  REQUIRE(meta.runtime.flops() == once);
+  ops::grouped_linear_backward_input(x, y, weights, counts);
+  REQUIRE(meta.runtime.flops() == 2 * once);
+  ops::grouped_linear_backward_weight(weights, y, x, counts, true);
+  REQUIRE(meta.runtime.flops() == 3 * once);
 }
 
 TEST_CASE("the operations count their floating-point operations") {

@@ -1,6 +1,7 @@
 #include <map>
 
 #include "attention_case.h"
+#include "expert_case.h"
 
 /// Every loop of ours gives the same bits whatever the number of threads; so does all of f64. The
 /// sizes are odd, and large enough for the work to be shared out.
@@ -59,6 +60,48 @@ void run_rows(Random& random, DType dtype, Outputs& outputs) {
   outputs["cross_entropy_loss"] = bits_of(loss);
   ops::cross_entropy_backward(y, x, targets, lse, 0, 0.1);
   outputs["cross_entropy_backward"] = bits_of(y);
+}
+
+void run_router(Random& random, DType acc, Outputs& outputs) {
+  const int64_t T = 904, E = 97, k = 5, runs = 4;
+  const Tensor logits = random.tensor({T, E}, acc), scores = Tensor::empty({T, E}, acc);
+  const Tensor gradient = random.tensor({T, E}, acc), load = random.tensor({runs, E}, acc);
+  const Tensor choices = Tensor::empty({T, k}, DType::i32), gates = random.tensor({T, k}, acc);
+  ops::router_scores(scores, logits, RouterScore::softmax);
+  ops::router_scores_backward(gradient, gradient, scores, RouterScore::softmax);
+  ops::balance_loss_backward(gradient, scores, load, 0.1, true);
+  ops::z_loss_backward(gradient, logits, 0.1);
+  const Tensor dgates = clone(gates), loss = Tensor::zeros({1}, DType::f64);
+  ops::choose_experts(choices, scores, {});
+  outputs["choose_experts"] = bits_of(choices);
+  ops::gates_forward(gates, scores, choices, true, 2);
+  ops::gates_backward(gradient, dgates, gates, scores, choices, true, 2);
+  outputs["the router's gradient"] = bits_of(gradient);
+  outputs["gates_forward"] = bits_of(gates);
+  ops::balance_loss_forward(loss, scores, load, 0.1, true);
+  ops::z_loss_forward(loss, logits, 0.1);
+  ops::router_entropy(loss, scores);
+  outputs["the router's losses"] = bits_of(loss);
+  const Tensor counts = Tensor::empty({runs, E}, DType::i32);
+  ops::count_choices(counts, choices);
+  outputs["count_choices"] = bits_of(counts);
+  ops::drop_choices(choices, counts, 40);
+  outputs["drop_choices"] = bits_of(choices);
+}
+
+void run_experts(Random& random, DType dtype, Outputs& outputs) {
+  const DType acc = accumulate_dtype(dtype);
+  const int64_t T = 403, H = 193;
+  const Routes routes(random, T, 9, 3, 0.1);
+  const Tensor x = random.tensor({T, H}, dtype), rows = Tensor::empty({routes.R, H}, dtype);
+  const Tensor gates = random.tensor({T, 3}, acc), y = random.tensor({T, H}, dtype);
+  ops::permute(rows, x, routes.slots);
+  outputs["permute"] = bits_of(rows);
+  ops::unpermute(y, rows, routes.slots, gates, true);
+  outputs["unpermute"] = bits_of(y);
+  ops::unpermute_backward(rows, gates, y, rows, routes.slots, gates);
+  outputs["unpermute_backward: drows"] = bits_of(rows);
+  outputs["unpermute_backward: dgates"] = bits_of(gates);
 }
 
 void run_optimizer(Random& random, DType dtype, Outputs& outputs) {
@@ -132,6 +175,8 @@ Outputs run_everything(DType dtype, int threads) {
   Outputs outputs;
   run_elementwise(random, dtype, outputs);
   run_rows(random, dtype, outputs);
+  run_router(random, accumulate_dtype(dtype), outputs);
+  run_experts(random, dtype, outputs);
   run_optimizer(random, dtype, outputs);
   run_attention(dtype, /*naive=*/false, outputs);
   run_merge(random, dtype, outputs);

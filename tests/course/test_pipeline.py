@@ -2,7 +2,9 @@
 
     python3 tests/course/test_pipeline.py        needs no build
 """
+import json
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,8 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ch05_pipeline.figures import claims, make, nodes, scaling, speed  # noqa: E402
+from ch05_pipeline.figures import (claims, draw_measured, make, nodes, pace, planned, scaling,  # noqa: E402
+                                   speed)
 from tools import bench, trace  # noqa: E402
 from tools.trace import Span  # noqa: E402
 
@@ -80,7 +83,69 @@ class Scaling(unittest.TestCase):
         self.assertIn("no", claims._few(other)[2])
 
 
+def drawn(name, milliseconds, bubbles=(0.5, 0.5), action="F0"):
+    """A step of one rank, simulated and measured alike."""
+    ranks = [[[action, 0, milliseconds]]]
+    return {"name": name, "ranks": 1, "micro_batches": 1, "times": [1, 1, 1],
+            "simulated_ms": milliseconds, "measured_ms": milliseconds, "simulated": ranks,
+            "measured": ranks, "simulated_bubble": bubbles[0], "measured_bubble": bubbles[1]}
+
+
+class Drawn(unittest.TestCase):
+    def test_every_schedule_is_drawn_once(self):
+        names = [name for own in (pace.DRAWN, pace.TWO_STAGES, pace.OTHERS) for name in own]
+        own = {name.partition(",")[0] for name in planned.PLANE} | {*planned.DRAWN, *planned.TWO_WAYS}
+        self.assertEqual(sorted(names), sorted(own))
+        found = draw_measured.figures({"drawn": [drawn(name, 5) for name in names]})
+        for (file, text), own in zip(found.items(), (pace.DRAWN, pace.TWO_STAGES, pace.OTHERS),
+                                     strict=True):
+            for name in own:
+                self.assertIn(f">{name}", text, file)
+
+    def test_what_was_not_measured_is_not_drawn(self):
+        found = draw_measured.figures({"drawn": [drawn(name, 5) for name in pace.DRAWN]})
+        self.assertEqual(list(found), ["measured.svg"])
+
+    def test_naive_is_cut_off_where_the_others_end(self):
+        naive = draw_measured.draw([drawn("naive", 90), drawn("auto", 30)], "Two")
+        self.assertIn("naive, planned. Bubble 0.50; it takes 90", naive)
+        self.assertIn(">auto, planned. Bubble 0.50<", naive)
+
+    def test_a_backward_pass_has_its_own_time_beside_one_with_weights(self):
+        actions = [["F0", "B0", "F1.1", "BW1.1", "W0"], ["F0", "BW0", "F1", "B1", "W1"]]
+        measured = [[("F0", 0, 1), ("B0", 1, 4), ("F1.1", 4, 7), ("BW1.1", 7, 99), ("W", 99, 100)],
+                    [("F0", 0, 1), ("BW0", 1, 90), ("F1", 90, 93), ("B1", 93, 98), ("W", 98, 103)]]
+        self.assertEqual(pace._times(measured, actions), [2, 4, 3])
+
+    def test_two_W_in_one_box_are_two(self):
+        measured = [[("F0", 0, 1), ("F1", 1, 2), ("B0", 2, 3), ("B1", 3, 4), ("W", 4, 10)]]
+        self.assertEqual(pace._times(measured, [["F0", "F1", "B0", "B1", "W0", "W1"]]), [1, 1, 3])
+
+    def test_halves_where_no_W_waits(self):
+        self.assertEqual(pace._times([[("F0", 0, 1), ("BW0", 1, 5)]], [["F0", "BW0"]]), [1, 2, 2])
+
+    def test_an_order_that_is_not_the_planned_one_is_counted(self):
+        found = pace.drawn_table([drawn("afab", 9, (0.5, 0.4)), drawn("zb_h1", 8, (0.3, 0.45)),
+                                  drawn("zb_h2", 8, (0.2, 0.1)),
+                                  drawn("zb_v", 8, (0.21, 0.05))])
+        self.assertIn("In 5 pairs", found)
+        self.assertIn("4 of them", found.replace("\n", " "))
+
+
 class Bench(unittest.TestCase):
+    def test_the_page_has_the_speeds_beside_one_rank(self):
+        def result(ranks, tokens):
+            return {"config": "A", "dtype": "f32", "ranks": ranks,
+                    "summary": {"tokens_per_s": {"median": tokens}}}
+        record = {"results": [result(1, 1000), result(2, 800)], "loop": [], "layouts": [
+            {"config": "A", "dtype": "f32", "ranks": 2, "ratio": 0.8, "left_by_bubble": 0.8889}]}
+        with tempfile.TemporaryDirectory() as folder, \
+                mock.patch.object(make.provenance, "line", lambda _: ""):
+            (Path(folder) / "bench.json").write_text(json.dumps(record), encoding="utf-8")
+            found = make.texts(Path(folder))["ranks.md"]
+        self.assertTrue(found.startswith("| | ranks | tokens/s | with one rank |"), found)
+        self.assertIn("| A f32 | 2 | 800 | 1,000 | 0.800 | 0.889 | 0.900 |\n", found)
+
     def test_the_bubble_leaves_eight_ninths_to_two_ranks(self):
         self.assertAlmostEqual(speed.left_by_the_bubble(2), 8 / 9)
         self.assertEqual(speed.left_by_the_bubble(1), 1)

@@ -11,6 +11,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from test_book import Scratch, write_run  # noqa: E402
 from tools import figures  # noqa: E402
+from tools.base import BookError  # noqa: E402
 
 
 def points(svg, name):
@@ -62,6 +63,45 @@ class Loss(Scratch):
             self.assertEqual("<!-- |2 ranks − 1| / 1 -->" in svg, said)
             self.assertEqual("<!-- 10 of 60 steps are equal -->" in svg, said)
             self.assertEqual("<!-- gradient norm -->" in svg, not said)
+
+
+@unittest.skipIf(figures.find_python() is None, "no Python here imports numpy and matplotlib")
+class Experts(Scratch):
+    def write(self, tokens, dropped=0, layers=(3, 4)):
+        """A run with these tokens of each expert, step by step, alike in its layers."""
+        run_dir = write_run(self.scratch / "a", ["2.0"] * len(tokens))
+        path = run_dir / "metrics.jsonl"
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        for record, counts in zip(records, tokens):
+            record["experts"] = [{"layer": layer, "tokens": counts, "dropped": dropped, "entropy": 1}
+                                 for layer in layers]
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        return run_dir
+
+    def texts(self, run_dir):
+        """All that the figure says, in one line."""
+        figures.draw("experts", [run_dir])
+        self.assertTrue((run_dir / "experts.png").exists())
+        return " ".join(re.findall(r"<!-- (.*?) -->", (run_dir / "experts.svg").read_text(), re.S))
+
+    def test_layers_and_the_fullest_expert_of_the_run_and_of_its_end(self):
+        # 8 of 16 choices on one of 4 experts: twice the mean; in the last tenth 5 of 16.
+        texts = self.texts(self.write([[8, 4, 4, 0]] * 18 + [[5, 5, 4, 2]] * 2))
+        self.assertIn("4 experts", texts)
+        self.assertRegex(texts, r"at most 2\.00, in the last tenth 1\.25")
+        self.assertEqual(re.findall(r"layer (\d+)", texts), ["3", "4"])
+        self.assertNotIn("dropped", texts)
+
+    def test_choices_that_were_dropped_and_few_of_many_layers(self):
+        run_dir = self.write([[4, 4, 4, 4]] * 5, dropped=2, layers=range(61))
+        texts = self.texts(run_dir)
+        self.assertIn("12.5 % dropped", texts)
+        self.assertEqual(re.findall(r"layer (\d+)", texts), ["0", "12", "24", "36", "48", "60"])
+
+    def test_a_run_without_experts_is_refused(self):
+        with self.assertRaisesRegex(BookError, "its model has no experts") as caught:
+            figures.draw("experts", [write_run(self.scratch / "b", ["2.0"])])
+        self.assertEqual(caught.exception.code, 2)
 
 
 if __name__ == "__main__":

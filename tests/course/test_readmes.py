@@ -35,7 +35,7 @@ class Readmes(unittest.TestCase):
 
     def test_every_flag_that_a_page_names_is_bound_or_taken_by_the_launcher(self):
         sources = [*ROOT.glob("ch[0-9][0-9]_*/*.cpp"), *ROOT.glob("common/**/*.cpp")]
-        bound = set(re.findall(r'bind\("(\w+)"', "".join(p.read_text() for p in sources)))
+        bound = set(re.findall(r'bind\(\s*"(\w+)"', "".join(p.read_text() for p in sources)))
         launcher = set(re.findall(r'"--([\w-]+)"', "".join(
             p.read_text() for p in (ROOT / "tools").glob("*.py"))))
         others = {"preset", "test-dir", "tags", "mpi", "signal"}  # of cmake, ctest, srun, scancel

@@ -21,6 +21,7 @@ void run_all() {
   run_loss(DType::f32, 2, 301);
   run_optimizer(DType::f32, 17000);
   run_attention(DType::f32, /*naive=*/false, {1, 2, 1, 20, {0, 70}, {0, 70}});
+  run_router(DType::f32, 1, 12, 4, 4, 2);
   run_parts(DType::f32, /*naive=*/false, {1, 2, 1, 20, {0, 5}, {0, 5}});
   Runtime::current().wait();
 }

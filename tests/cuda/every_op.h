@@ -4,6 +4,7 @@
 
 #include "base/rng.h"
 #include "common/attention_case.h"
+#include "common/expert_case.h"
 
 /// Every operation once, on the device of the current Runtime.
 namespace usp::test {
@@ -120,6 +121,80 @@ inline Results run_parts(DType dtype, bool naive, const AttentionCase& c) {
   if (!naive) return {{"merged out", out}, {"merged lse", lse}};
   ops::attention_rescale(run.probs, run.lse, lse);
   return {{"merged out", out}, {"merged lse", lse}, {"rescaled probs", run.probs}};
+}
+
+/// What a router does of `runs` runs of 8 tokens each, in the dtype in which it computes.
+inline Results run_router(DType dtype, int64_t runs, int64_t E, int64_t k, int64_t groups,
+                          int64_t allowed) {
+  Random random(9);
+  const int64_t T = 8 * runs;
+  const Tensor logits = random.tensor({T, E}, dtype), softmax = Tensor::empty({T, E}, dtype);
+  const Tensor sigmoid = Tensor::empty({T, E}, dtype), load = random.tensor({runs, E}, dtype);
+  ops::router_scores(softmax, logits, RouterScore::softmax);
+  ops::router_scores(sigmoid, logits, RouterScore::sigmoid);
+  // Of other numbers, because where those of two devices differ they could choose differently.
+  const Tensor bias = random.tensor({E}, dtype), choices = Tensor::empty({T, k}, DType::i32);
+  const Tensor biased = Tensor::empty({T, k}, DType::i32);
+  ops::choose_experts(choices, logits, {});
+  ops::choose_experts(biased, logits, bias, groups, allowed);
+  const Tensor gates = Tensor::empty({T, k}, dtype), shares = Tensor::empty({T, k}, dtype);
+  const Tensor dgates = random.tensor({T, k}, dtype), dlogits = random.tensor({T, E}, dtype);
+  const Tensor by_softmax = random.tensor({T, E}, dtype), by_sigmoid = clone(dlogits);
+  ops::gates_forward(gates, softmax, choices, false, 2);
+  ops::gates_forward(shares, sigmoid, biased, true, 2);
+  ops::gates_backward(by_softmax, dgates, gates, softmax, choices, false, 2);
+  ops::gates_backward(by_sigmoid, dgates, shares, sigmoid, biased, true, 2);
+  const Tensor loss = random.tensor({1}), entropy = random.tensor({1}), z = random.tensor({1});
+  for (bool normalised : {false, true}) {
+    ops::balance_loss_forward(loss, sigmoid, load, 0.3, normalised);
+    ops::balance_loss_backward(by_sigmoid, sigmoid, load, 0.3, normalised);
+  }
+  ops::router_scores_backward(by_softmax, by_softmax, softmax, RouterScore::softmax);
+  ops::router_scores_backward(by_sigmoid, by_sigmoid, sigmoid, RouterScore::sigmoid);
+  ops::z_loss_forward(z, logits, 0.2);
+  ops::z_loss_backward(dlogits, logits, 0.2);
+  ops::router_entropy(entropy, sigmoid);
+  ops::balance_bias(bias, load.narrow(0, 0, 1).view({E}), 0.5);
+  return {{"softmax", softmax},
+          {"sigmoid", sigmoid},
+          {"choices", choices},
+          {"biased choices", biased},
+          {"gates", gates},
+          {"shares", shares},
+          {"by softmax", by_softmax},
+          {"by sigmoid", by_sigmoid},
+          {"balance loss", loss},
+          {"z-loss", z},
+          {"dlogits", dlogits},
+          {"entropy", entropy},
+          {"bias", bias}};
+}
+
+/// What 40 tokens go through on their way to 5 experts, of which one is idle, and back.
+inline Results run_experts(DType dtype, int64_t H) {
+  Random random(10);
+  const int64_t T = 40, E = 5, k = 3, F = 9;
+  const DType acc = accumulate_dtype(dtype);
+  const Routes routes(random, T, E, k, 0.1, 2);
+  const Tensor counts = Tensor::empty({2, E}, DType::i32), kept = clone(routes.choices);
+  ops::count_choices(counts, kept);
+  ops::drop_choices(kept, counts, 20);
+  const Tensor x = random.tensor({T, H}, dtype), rows = Tensor::empty({routes.R, H}, dtype);
+  ops::permute(rows, x, routes.slots);
+  const Tensor weights = random.tensor({E, F, H}, dtype), dweights = random.tensor({E, F, H}, acc);
+  const Tensor hidden = Tensor::empty({routes.R, F}, dtype),
+               dx = Tensor::empty(rows.shape(), dtype);
+  ops::grouped_linear_forward(hidden, rows, weights, routes.counts);
+  ops::grouped_linear_backward_input(dx, hidden, weights, routes.counts);
+  ops::grouped_linear_backward_weight(dweights, hidden, rows, routes.counts, false);
+  const Tensor gates = random.tensor({T, k}, acc), dgates = clone(gates), drows = clone(rows);
+  const Tensor y = Tensor::empty({T, H}, dtype), added = random.tensor({T, H}, dtype);
+  ops::unpermute(y, rows, routes.slots, gates);
+  ops::unpermute(added, rows, routes.slots, {}, true);
+  ops::unpermute_backward(drows, dgates, x, drows, routes.slots, gates);
+  return {{"slots", routes.slots}, {"counts", counts}, {"kept", kept},         {"rows", rows},
+          {"hidden", hidden},      {"dx", dx},         {"dweights", dweights}, {"y", y},
+          {"added", added},        {"drows", drows},   {"dgates", dgates}};
 }
 
 inline Results run_matmuls(DType dtype, int64_t m, int64_t k, int64_t n) {

@@ -85,6 +85,23 @@ TEST_CASE("the optimizer's kernels agree with the CPU's and touch only what is t
   });
 }
 
+TEST_CASE("the router's kernels agree with the CPU's and touch only what is theirs") {
+  for_each_order([](DType dtype) {
+    if (dtype == DType::bf16) return;  // a router computes in f32 or f64
+    check_against_cpu([=] { return run_router(dtype, 1, 5, 5, 1, 1); }, tolerance_of(dtype));
+    check_against_cpu([=] { return run_router(dtype, 3, 72, 6, 8, 3); }, tolerance_of(dtype));
+  });
+}
+
+TEST_CASE("the kernels of experts' rows agree with the CPU's and touch only what is theirs") {
+  for_each_order([](DType dtype) {
+    for (int64_t H : {8, 33, 296}) {
+      INFO("H = " << H);
+      check_against_cpu([=] { return run_experts(dtype, H); }, 3 * tolerance_of(dtype));
+    }
+  });
+}
+
 TEST_CASE("attention's kernels agree with the CPU's and touch only what is theirs") {
   const AttentionCase cases[] = {
       {2, 6, 3, 20, {0, 20, 50, 17}, {0, 20, 50, 17}},

@@ -55,6 +55,19 @@ TEST_CASE("a GPU's kernels of the optimizer agree with the CPU's") {
   }
 }
 
+TEST_CASE("a GPU's kernels of routers and of experts' rows agree with the CPU's") {
+  for (DType dtype : kFloatDTypes) {
+    INFO(name(dtype));
+    if (dtype != DType::bf16) {
+      check_against_cpu([=] { return run_router(dtype, 100, 256, 8, 8, 4); },
+                        3 * tolerance_of(dtype));
+    }
+    for (int64_t H : {34, 2048}) {
+      check_against_cpu([=] { return run_experts(dtype, H); }, 5 * tolerance_of(dtype));
+    }
+  }
+}
+
 TEST_CASE("a GPU's attention agrees with the CPU's") {
   for (DType dtype : kFloatDTypes) {
     INFO(name(dtype));

@@ -171,6 +171,33 @@ TEST_CASE("what gradients of weights and tables move is what their comments say"
   }
 }
 
+TEST_CASE("what the kernels of experts' rows move is what their comments say") {
+  const UncheckedGpu gpu;
+  Random random(7);
+  const int64_t T = 4, H = 8192, k = 3, n = T * H;
+  const Routes routes(random, T, 6, k);  // three rows of each token
+  for (DType dtype : kFloatDTypes) {
+    INFO(name(dtype));
+    const auto size = static_cast<double>(bytes_of(dtype));
+    const Tensor x = random.tensor({T, H}, dtype), rows = Tensor::zeros({routes.R, H}, dtype);
+    const Tensor gates = random.tensor({T, k}, accumulate_dtype(dtype)), dgates = clone(gates);
+    // A warp's 512 bytes of a row take a sector of slots, and one of gates, from a cache.
+    const double sector = 32 * size / 512;
+    check_traffic("permute", traffic_of([&] { ops::permute(rows, x, routes.slots); }, n),
+                  size + k * sector, k * size);
+    for (bool accumulate : {false, true}) {
+      check_traffic(
+          "unpermute",
+          traffic_of([&] { ops::unpermute(x, rows, routes.slots, gates, accumulate); }, n),
+          (accumulate ? k + 1 : k) * size + 2 * k * sector, size);
+    }
+    check_traffic(
+        "unpermute_backward",
+        traffic_of([&] { ops::unpermute_backward(rows, dgates, x, rows, routes.slots, gates); }, n),
+        2 * k * size, k * size);
+  }
+}
+
 TEST_CASE("what naive attention's softmax moves is what its comment says") {
   const UncheckedGpu gpu;
   Random random(6);

@@ -249,7 +249,7 @@ class Tree:
 
 def python_for(script):
     """A Python for the test: one with NumPy, where there is one and the test compares with it."""
-    if script.endswith("test_reference.py"):
+    if script.endswith(("test_reference.py", "test_experts.py")):
         for python in (sys.executable, "python3", "/usr/bin/python3"):
             with contextlib.suppress(OSError):
                 if subprocess.run([python, "-c", "import numpy"], stdout=subprocess.DEVNULL,

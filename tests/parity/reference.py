@@ -10,7 +10,8 @@ A run states every flag; their names are the chapter binary's. With --eval_sampl
 holds val_loss, the validation loss after that step's update.
 
 Shapes: B samples of a global batch, S seq_len, H hidden_size, A heads, K kv heads, G = A / K,
-D head_dim, F ffn_hidden_size, V vocab_size.
+D head_dim, F ffn_hidden_size, V vocab_size. With a mixture of experts, E num_experts and
+T num_experts_per_tok; every expert is computed for every token, and most times nothing.
 """
 
 import argparse
@@ -87,10 +88,19 @@ def parameter_table(c):
             ("self_attn.v_proj", (kv, c.hidden_size), 0.02),
             ("self_attn.o_proj", (c.hidden_size, q), residual_std),
             ("post_attention_layernorm", (c.hidden_size,), None),
-            ("mlp.gate_proj", (c.ffn_hidden_size, c.hidden_size), 0.02),
-            ("mlp.up_proj", (c.ffn_hidden_size, c.hidden_size), 0.02),
-            ("mlp.down_proj", (c.hidden_size, c.ffn_hidden_size), residual_std),
         ]
+        if has_experts(c, l):
+            width = c.moe_ffn_hidden_size or c.ffn_hidden_size
+            layer.append(("mlp.gate", (c.num_experts, c.hidden_size), 0.02))
+            mlps = [(f"mlp.experts.{e}.", width) for e in range(c.num_experts)]
+            if c.num_shared_experts > 0:
+                mlps.append(("mlp.shared_experts.", c.num_shared_experts * width))
+        else:
+            mlps = [("mlp.", c.ffn_hidden_size)]
+        for prefix, width in mlps:
+            layer += [(prefix + "gate_proj", (width, c.hidden_size), 0.02),
+                      (prefix + "up_proj", (width, c.hidden_size), 0.02),
+                      (prefix + "down_proj", (c.hidden_size, width), residual_std)]
         table += [(f"model.layers.{l}.{n}.weight", shape, std) for n, shape, std in layer]
     table.append(("model.norm.weight", (c.hidden_size,), None))
     if not c.tie_word_embeddings:
@@ -261,9 +271,133 @@ def mlp_backward(dy, p, prefix, saved, grads):
     return dgate @ p[prefix + "gate_proj.weight"] + dup @ p[prefix + "up_proj.weight"]
 
 
-def forward(p, inputs, targets, c):
-    """Returns (loss, what backward() needs)."""
-    saved = []
+def has_experts(c, layer):
+    return c.num_experts > 0 and layer >= c.first_dense_layers
+
+
+class Loads:
+    """What a layer's router knows of the steps before."""
+
+    def __init__(self, c):
+        self.bias = np.zeros(c.num_experts)
+        self.before = np.zeros(c.num_experts)  # choices of the step before
+        self.now = np.zeros(c.num_experts)
+        self.dropped = 0
+
+    def end_step(self, c):
+        self.before = self.now
+        if c.balance == "bias":
+            self.bias += c.bias_update_rate * np.sign(self.now.mean() - self.now)
+
+
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def choose(scores, c):
+    """The experts of each token [B, S, T], by scores [B, S, E]."""
+    if c.route_nodes > 0:
+        nodes = scores.reshape(scores.shape[:2] + (c.expert_nodes, -1))
+        counted = math.ceil(c.num_experts_per_tok / c.route_nodes)
+        of_nodes = -np.sort(-nodes, axis=-1)[..., :counted].sum(axis=-1)
+        best = np.argsort(-of_nodes, axis=-1, kind="stable")[..., :c.route_nodes]
+        allowed = np.zeros(of_nodes.shape, dtype=bool)
+        np.put_along_axis(allowed, best, True, axis=-1)
+        scores = np.where(allowed[..., None], nodes, -np.inf).reshape(scores.shape)
+    return np.argsort(-scores, axis=-1, kind="stable")[..., :c.num_experts_per_tok]
+
+
+def keep_to_capacity(choices, c):
+    """Which choices [B, S, T] an expert has room for: in each sample, the first ones."""
+    kept = np.ones(choices.shape, dtype=bool)
+    if c.capacity_factor == 0:
+        return kept
+    capacity = math.ceil(c.capacity_factor * (choices[0].size / c.num_experts))
+    for sample, keep in zip(choices, kept):
+        taken = [0] * c.num_experts
+        for s, t in np.ndindex(*sample.shape):
+            keep[s, t] = taken[sample[s, t]] < capacity
+            taken[sample[s, t]] += 1
+    return kept
+
+
+def mixture(x, p, prefix, c, loads):
+    """Returns (y, loss of the balance, saved)."""
+    logits = x @ p[prefix + "gate.weight"].T  # [B, S, E]
+    scores = softmax(logits) if c.router_score == "softmax" else 1 / (1 + np.exp(-logits))
+    choices = choose(scores + loads.bias, c)
+    kept = keep_to_capacity(choices, c)
+    chosen = choices[..., None] == np.arange(c.num_experts)  # [B, S, T, E]
+    loads.now = chosen.sum(axis=(0, 1, 2)).astype(float)
+    loads.dropped = int((~kept).sum())
+    gates = np.take_along_axis(scores, choices, axis=-1)
+    total = gates.sum(axis=-1, keepdims=True) if c.norm_topk_prob else 1.0
+    gates = c.routed_scaling_factor * gates / total
+    factors = ((gates * kept)[..., None] * chosen).sum(axis=2)  # [B, S, E]
+    y, experts = 0, []
+    for e in range(c.num_experts):
+        out, saved = mlp(x, p, f"{prefix}experts.{e}.")
+        y = y + factors[..., e, None] * out
+        experts.append((out, saved))
+    shared = None
+    if c.num_shared_experts > 0:
+        out, shared = mlp(x, p, prefix + "shared_experts.")
+        y = y + out
+    loss, dscores, dlogits = balance_losses(scores, logits, chosen, c, loads)
+    return y, loss, (x, scores, chosen, kept, gates, total, factors, experts, shared, dscores,
+                     dlogits)
+
+
+def balance_losses(scores, logits, chosen, c, loads):
+    """Returns (loss, its gradients through the scores and directly through the logits)."""
+    b, s, _ = scores.shape
+    loss, dscores, dlogits = 0.0, np.zeros(scores.shape), np.zeros(scores.shape)
+    if c.balance in ("sample", "batch"):
+        # The share of the choices: of each sample, or of the batch before.
+        f = (chosen.sum(axis=(1, 2)) / (s * c.num_experts_per_tok) if c.balance == "sample"
+             else loads.before / (b * s * c.num_experts_per_tok) * np.ones((b, 1)))
+        sums = scores.sum(axis=-1, keepdims=True)
+        probs = scores / sums
+        dprobs = c.balance_coef * c.num_experts / (b * s) * f[:, None, :] * np.ones(scores.shape)
+        loss += np.sum(dprobs * probs)
+        dscores += dprobs / sums - np.sum(dprobs * probs, axis=-1, keepdims=True) / sums
+        if c.router_score == "softmax":
+            dscores = dprobs  # which add up to 1 already
+    if c.router_z_loss_coef > 0:
+        top = logits.max(axis=-1, keepdims=True)
+        z = top + np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+        loss += c.router_z_loss_coef * np.mean(z * z)
+        dlogits += c.router_z_loss_coef * 2 * z / (b * s) * softmax(logits)
+    return loss, dscores, dlogits
+
+
+def mixture_backward(dy, p, prefix, saved, c, grads):
+    x, scores, chosen, kept, gates, total, factors, experts, shared, dscores, dlogits = saved
+    dx, dfactors = 0, []
+    for e, (out, of_expert) in enumerate(experts):
+        dx = dx + mlp_backward(dy * factors[..., e, None], p, f"{prefix}experts.{e}.", of_expert,
+                               grads)
+        dfactors.append(np.sum(dy * out, axis=-1))
+    if shared is not None:
+        dx = dx + mlp_backward(dy, p, prefix + "shared_experts.", shared, grads)
+    dgates = kept * (chosen * np.stack(dfactors, axis=-1)[:, :, None, :]).sum(axis=-1)
+    dpicked = c.routed_scaling_factor * dgates
+    if c.norm_topk_prob:
+        dpicked = (dpicked - np.sum(dgates * gates, axis=-1, keepdims=True)) / total
+    dscores = dscores + (dpicked[..., None] * chosen).sum(axis=2)
+    if c.router_score == "softmax":
+        through = scores * (dscores - np.sum(dscores * scores, axis=-1, keepdims=True))
+    else:
+        through = dscores * scores * (1 - scores)
+    dlogits = dlogits + through
+    grads[prefix + "gate.weight"] = weight_grad(dlogits, x)
+    return dx + dlogits @ p[prefix + "gate.weight"]
+
+
+def forward(p, inputs, targets, c, loads):
+    """Returns (loss, loss of the routers' balance, what backward() needs)."""
+    saved, balance = [], 0.0
     x = p["model.embed_tokens.weight"][inputs]  # [B, S, H]
     for l in range(c.num_layers):
         prefix = f"model.layers.{l}."
@@ -271,7 +405,11 @@ def forward(p, inputs, targets, c):
         y, attn = attention(y, p, prefix + "self_attn.", c)
         x = x + y
         y, norm2 = rmsnorm(x, p[prefix + "post_attention_layernorm.weight"], c.rms_norm_eps)
-        y, ffn = mlp(y, p, prefix + "mlp.")
+        if has_experts(c, l):
+            y, of_layer, ffn = mixture(y, p, prefix + "mlp.", c, loads[l])
+            balance += of_layer
+        else:
+            y, ffn = mlp(y, p, prefix + "mlp.")
         x = x + y
         saved.append((norm1, attn, norm2, ffn))
     y, norm = rmsnorm(x, p["model.norm.weight"], c.rms_norm_eps)
@@ -279,11 +417,11 @@ def forward(p, inputs, targets, c):
     logits = logits - logits.max(axis=-1, keepdims=True)
     log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     loss = -np.mean(np.take_along_axis(log_probs, targets[..., None], axis=-1))
-    return loss, (inputs, targets, saved, y, norm, log_probs)
+    return loss, balance, (inputs, targets, saved, y, norm, log_probs)
 
 
 def backward(p, state, c):
-    """Returns {name: gradient of the loss}."""
+    """Returns {name: gradient of both losses}."""
     inputs, targets, saved, y, norm, log_probs = state
     grads = {}
     dlogits = np.exp(log_probs)
@@ -296,7 +434,8 @@ def backward(p, state, c):
         prefix = f"model.layers.{l}."
         norm1, attn, norm2, ffn = saved[l]
         name = prefix + "post_attention_layernorm.weight"
-        dy = mlp_backward(dx, p, prefix + "mlp.", ffn, grads)
+        dy = (mixture_backward(dx, p, prefix + "mlp.", ffn, c, grads) if has_experts(c, l)
+              else mlp_backward(dx, p, prefix + "mlp.", ffn, grads))
         dy, grads[name] = rmsnorm_backward(dy, p[name], norm2)
         dx = dx + dy
         name = prefix + "input_layernorm.weight"
@@ -340,13 +479,14 @@ def train(c):
         sys.exit(f"error: {len(train_tokens)} training tokens; seq_len={c.seq_len} needs as many")
     p = initial_weights(c)
     moments = {name: (0.0, 0.0) for name in p}
+    loads = [Loads(c) for _ in range(c.num_layers)]
     # Micro-batches only cut the global batch into pieces; here it is one piece.
     batch = c.micro_batch_size * c.grad_acc_steps
     num_val = min(c.eval_samples, (len(val_tokens) - 1) // c.seq_len)
     for step in range(c.steps):
         samples = range(step * batch, (step + 1) * batch)
         starts = [sample_start(c, i, len(train_tokens)) for i in samples]
-        loss, state = forward(p, *windows(train_tokens, starts, c.seq_len), c)
+        loss, balance, state = forward(p, *windows(train_tokens, starts, c.seq_len), c, loads)
         grads = backward(p, state, c)
         norm = math.sqrt(sum(np.sum(g * g) for g in grads.values()))
         record = {"step": step + 1, "loss": loss, "grad_norm": norm, "lr": learning_rate(c, step)}
@@ -354,9 +494,14 @@ def train(c):
             scale = min(1.0, c.grad_clip / norm) if norm > 0 else 1.0
             grads = {name: g * scale for name, g in grads.items()}
             adamw(p, grads, moments, record["lr"], step + 1, c)
+        if c.num_experts > 0:
+            record["expert_loss"] = balance
+            record["dropped"] = sum(of_layer.dropped for of_layer in loads)
+        for of_layer in loads:
+            of_layer.end_step(c)
         if num_val > 0:
             starts = [i * c.seq_len for i in range(num_val)]
-            record["val_loss"] = forward(p, *windows(val_tokens, starts, c.seq_len), c)[0]
+            record["val_loss"] = forward(p, *windows(val_tokens, starts, c.seq_len), c, loads)[0]
         yield record
 
 
@@ -391,31 +536,43 @@ def check_permutation():
         check(num_windows < 16 or orders[0] != orders[1], "two epochs in the same order")
 
 
-def check_gradients(tie_word_embeddings, num_kv_heads):
+def check_gradients(tie_word_embeddings, num_kv_heads, **experts):
     """Central differences, error O(eps^2) truncation + O(1e-16 / eps) rounding."""
     eps, tolerance = 1e-5, 1e-7
     c = argparse.Namespace(
         hidden_size=12, num_layers=2, num_heads=3, num_kv_heads=num_kv_heads, ffn_hidden_size=10,
         vocab_size=11, rope_theta=100.0, rms_norm_eps=1e-3, seq_len=5, seed=3,
         head_dim=2 * num_kv_heads, rope_type="linear", rope_factor=2.0,
-        tie_word_embeddings=tie_word_embeddings)
+        tie_word_embeddings=tie_word_embeddings,
+        **{**dict(num_experts=0, num_experts_per_tok=2, moe_ffn_hidden_size=6,
+                  num_shared_experts=1, first_dense_layers=0, router_score="softmax",
+                  norm_topk_prob=False, routed_scaling_factor=1.5, expert_nodes=1, route_nodes=0,
+                  balance="none", balance_coef=0.3, router_z_loss_coef=0.2, capacity_factor=0),
+           **experts})
     # Weights larger than a run starts with: attention is then far from uniform.
     p = {name: w + 0.4 * normals(4, name, w.size).reshape(w.shape)
          for name, w in initial_weights(c).items()}
     inputs, targets = windows(np.arange(40) * 7 % 11, [0, 13], c.seq_len)
-    grads = backward(p, forward(p, inputs, targets, c)[1], c)
+    loads = [Loads(c) for _ in range(c.num_layers)]
+    for l, of_layer in enumerate(loads):
+        of_layer.before = np.arange(c.num_experts) + float(l)
+
+    def loss():
+        return sum(forward(p, inputs, targets, c, loads)[:2])
+
+    grads = backward(p, forward(p, inputs, targets, c, loads)[2], c)
     check(grads.keys() == p.keys(), "a parameter has no gradient")
     for name, g in grads.items():
         for index in random_words(9, name, np.arange(6, dtype=np.uint64))[0] % g.size:
             weight = p[name].reshape(-1)
             kept = weight[index]
             weight[index] = kept + eps
-            plus = forward(p, inputs, targets, c)[0]
+            plus = loss()
             weight[index] = kept - eps
-            minus = forward(p, inputs, targets, c)[0]
+            minus = loss()
             weight[index] = kept
             got, want = g.reshape(-1)[index], (plus - minus) / (2 * eps)
-            error = abs(got - want) / np.abs(g).max()
+            error = abs(got - want) / (np.abs(g).max() or 1)  # all 0: an expert nobody has chosen
             check(error <= tolerance, f"{name}[{index}]: gradient {got}, finite difference {want}")
 
 
@@ -424,6 +581,12 @@ def self_test():
     check_permutation()
     check_gradients(tie_word_embeddings=False, num_kv_heads=3)
     check_gradients(tie_word_embeddings=True, num_kv_heads=1)
+    check_gradients(False, 1, num_experts=4, balance="sample", capacity_factor=0.8)
+    check_gradients(False, 1, num_experts=8, balance="batch", norm_topk_prob=True,
+                    first_dense_layers=1, expert_nodes=4, route_nodes=2)
+    check_gradients(False, 1, num_experts=4, balance="sample", router_score="sigmoid")
+    check_gradients(False, 1, num_experts=4, norm_topk_prob=True, router_score="sigmoid",
+                    balance="bias", router_z_loss_coef=0)
     print("self-test passed")
 
 
@@ -446,6 +609,17 @@ def parse_args():
     parser.add_argument("--token_dtype", choices=("uint16", "uint32"), default="uint16")
     parser.add_argument("--data_order", choices=("sequential", "shuffled"), required=True)
     parser.add_argument("--eval_samples", type=int, default=0)
+    for name, default in (("num_experts", 0), ("num_experts_per_tok", 2),
+                          ("moe_ffn_hidden_size", 0), ("num_shared_experts", 0),
+                          ("first_dense_layers", 0), ("expert_nodes", 1), ("route_nodes", 0)):
+        parser.add_argument("--" + name, type=int, default=default)
+    for name, default in (("routed_scaling_factor", 1), ("balance_coef", 0.01),
+                          ("router_z_loss_coef", 0), ("bias_update_rate", 0.001),
+                          ("capacity_factor", 0)):
+        parser.add_argument("--" + name, type=float, default=default)
+    parser.add_argument("--router_score", choices=("softmax", "sigmoid"), default="softmax")
+    parser.add_argument("--norm_topk_prob", action="store_true")
+    parser.add_argument("--balance", choices=("none", "sample", "batch", "bias"), default="none")
     return parser.parse_args()
 
 

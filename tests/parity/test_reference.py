@@ -140,7 +140,7 @@ def differences(got, want, tolerance):
     return lines
 
 
-class Parity(unittest.TestCase):
+class Comparison(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
@@ -167,8 +167,8 @@ class Parity(unittest.TestCase):
             with open(os.path.join(run_dir, "metrics.jsonl")) as f:
                 return [json.loads(line) for line in f]
 
-    def compare(self, flags, want, dtype):
-        for attention in ("naive", "blockwise"):
+    def compare(self, flags, want, dtype, attentions=("naive", "blockwise")):
+        for attention in attentions:
             with self.subTest(dtype=dtype, attention=attention):
                 lines = differences(self.binary(flags, dtype, attention), want, TOLERANCE[dtype])
                 if lines:
@@ -189,6 +189,8 @@ class Parity(unittest.TestCase):
         self.assertGreaterEqual(abs(want[-1]["loss"] - want[0]["loss"]), min_loss_change)
         self.compare(flags, want, "f64")
 
+
+class Parity(Comparison):
     def test_the_reference_passes_its_own_test(self):
         run([sys.executable, REFERENCE, "--self_test"])
 

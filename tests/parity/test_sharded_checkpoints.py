@@ -137,6 +137,43 @@ class ShardedCheckpoints(RankTest):
                 (mesh(1, 2, 2, 0), [mesh(3, 1, 1, 2), mesh(2, 2, 1, 3, *gathered)])):
             self.check_going_on(flags, saved, others)
 
+    @test_ranks.needs("weight_stash")
+    def test_pipedream_goes_on_bit_for_bit_and_in_no_other_way(self):
+        flags = ["--checkpoint_interval", "4", "--steps", "8", "--grad_clip", "0"]
+        step = ["--micro_batch_size", "2", "--grad_acc_steps", "3"]
+        stages = ["--pp_size", "2"]
+        schedule = ["--pp_schedule", "pipedream"]
+        late = [*step, *stages, *schedule]
+        for dtype in ("f64", "f32"):
+            with self.subTest(dtype=dtype):
+                command = [*flags, "--dtype", dtype, *late]
+                self.train(2, *command, "--overwrite")
+                expected = results(self.run_dir), self.contents(8)
+                shutil.rmtree(self.checkpoint(8))
+                self.train(2, *command, "--resume")
+                self.assertEqual((results(self.run_dir), self.contents(8)), expected)
+        # What other schedules leave free decides what PipeDream computes.
+        self.refuse_to_resume(flags, [
+            (2, [*step, *stages], 'pp_schedule="pipedream", and pp_schedule="1f1b" is given'),
+            (1, [*step, *schedule], "pp_size=2, and pp_size=1 is given"),
+            (2, [*late, "--pp_layers", "2,0"], 'pp_layers="", and pp_layers="2,0" is given'),
+            (2, ["--micro_batch_size", "3", "--grad_acc_steps", "2", *stages, *schedule],
+             "grad_acc_steps=3, and grad_acc_steps=2 is given"),
+            (1, step, 'pp_schedule="pipedream", and no pp_schedule is given', test_ranks.FIRST)])
+        self.train(2, *flags, *step, *stages, "--overwrite")
+        self.refuse_to_resume(flags, [
+            (2, late, 'pp_schedule="1f1b", and pp_schedule="pipedream" is given')])
+
+    def refuse_to_resume(self, flags, cases):
+        """Each a number of ranks, its flags, the error, and maybe another chapter."""
+        for ranks, own, message, *chapter in cases:
+            with self.subTest(flags=own):
+                code, output = self.finish(self.start(
+                    ranks, *(chapter or [test_ranks.CHAPTER]), *TINY, *UNTRACED, *flags, *own,
+                    "--resume"))
+                self.assertEqual((code, output.count("error: ")), (2, 1), output)
+                self.assertIn(message, output)
+
     def check_going_on(self, flags, saved, others):
         """A run of 8 steps, saved after 4 of them, goes on as it did; None: with chapter 1."""
         self.train(saved[0], *flags, *saved[1], "--overwrite")

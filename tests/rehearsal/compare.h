@@ -27,7 +27,6 @@ inline Setting small(bool tied = false) {
 /// The setting with every technique in it; the mesh's sizes say on how many ranks.
 inline Setting with_all_techniques(Setting setting) {
   setting.plan.sequence_parallel = true;
-  setting.experts = ExpertsConfig{.num_experts = 4, .top_k = 1};
   setting.schedule = "zb_h1";
   setting.seq_len = 16;
   return setting;
@@ -69,7 +68,6 @@ class WholeTrainer {
     setting.micro_batches *= dp;
     setting.plan = {};
     setting.zero_stage = 0;
-    setting.experts.reset();
     setting.schedule = "1f1b";
     setting.chunks = 1;
     return setting;

@@ -1,6 +1,6 @@
 #include "compare.h"
 
-/// Chapters 6 to 9 in miniature: every kind of parallelism, put together from the layers of chapter
+/// Chapters 7 to 9 in miniature: every kind of parallelism, put together from the layers of chapter
 /// 1 as they are, equals the model on one process.
 namespace usp::rehearsal {
 namespace {
@@ -45,20 +45,10 @@ TEST_CASE("pipelines: 1F1B, weight gradients held back, several chunks to a stag
   }
 }
 
-TEST_CASE("experts: tokens sent to other ranks, gradients summed over the right ones") {
-  Setting setting = small();
-  setting.experts = ExpertsConfig{.num_experts = 4, .top_k = 2};
-  const State expected = alone(setting, 4);
-  check(setting, {.dp = 4, .ep = 4}, expected, "dp 4 ep 4");
-  check(setting, {.dp = 4, .ep = 2}, expected, "dp 4 ep 2");
-  check(setting, {.dp = 4}, expected, "dp 4 ep 1");
-}
-
 TEST_CASE("clipping sees every element once, wherever it lies") {
   const Setting setting = with_all_techniques(small(true));
-  check(setting, {.dp = 2, .pp = 2, .tp = 2, .ep = 2}, alone(setting, 2), "dp 2 pp 2 tp 2 ep 2");
-  check(setting, {.dp = 1, .pp = 2, .cp = 2, .tp = 2, .ep = 2}, alone(setting, 1),
-        "pp 2 cp 2 tp 2 ep 2");
+  check(setting, {.dp = 2, .pp = 2, .tp = 2}, alone(setting, 2), "dp 2 pp 2 tp 2");
+  check(setting, {.dp = 1, .pp = 2, .cp = 2, .tp = 2}, alone(setting, 1), "pp 2 cp 2 tp 2");
 }
 
 TEST_CASE("linear layers with quantised operands, the weight's cached until the next update") {
@@ -145,12 +135,11 @@ TEST_CASE("rank 37 of 64 runs all of it on meta") {
   test::OnDevice meta(Device::meta);
   Setting setting = small(true);
   setting.plan.sequence_parallel = true;
-  setting.experts = ExpertsConfig{.num_experts = 8, .top_k = 2};
   setting.schedule = "zb_h1";
   setting.seq_len = 64;
   DryEngine engine(37, 64);
   RehearsalTrainer trainer(setting, Communicator::world(engine),
-                           {.dp = 2, .pp = 4, .cp = 2, .tp = 4, .ep = 2});
+                           {.dp = 2, .pp = 4, .cp = 2, .tp = 4});
   const Traffic traffic = traffic_of_two_steps(trainer);
   // Stage 2 of 4 passes on activations and gradients of 3 micro-batches, twice.
   REQUIRE(trainer.mesh().pp().rank() == 2);
@@ -158,7 +147,7 @@ TEST_CASE("rank 37 of 64 runs all of it on meta") {
   const int64_t boundary = rows * setting.model.hidden_size * 8;
   REQUIRE(traffic.at({"pp", CommKind::send}) ==
           std::array{int64_t{2 * 3 * 2}, 12 * boundary, 12 * boundary});
-  for (const char* name : {"tp", "cp_ring", "dp_cp", "ep", "edp", "world"}) {
+  for (const char* name : {"tp", "cp_ring", "dp_cp", "world"}) {
     CAPTURE(name);
     const bool used =
         std::ranges::any_of(traffic, [&](const auto& entry) { return entry.first.first == name; });

@@ -1,18 +1,16 @@
 #pragma once
 
 #include <algorithm>
-#include <optional>
 #include <string>
 
 #include "base/rng.h"
-#include "experts.h"
 #include "optimizer.h"
 #include "parallel_llama.h"
 #include "pipeline.h"
 #include "zero.h"
 
-/// The smallest trainer that runs every kind of parallelism: what chapters 6 and 7 do to Trainer,
-/// over chapter 5's pipeline as it is.
+/// The smallest trainer that runs every kind of parallelism for which a layer takes the place of
+/// another: what a chapter does to Trainer, over chapter 5's pipeline as it is.
 namespace usp::rehearsal {
 
 struct Setting {
@@ -25,7 +23,6 @@ struct Setting {
   int64_t chunks = 1;             ///< of each rank of the pipeline
   int64_t zero_stage = 0;
   int64_t shard_size = 0;
-  std::optional<ExpertsConfig> experts;
 };
 
 inline OptimizerConfig optimizer_config() {
@@ -142,19 +139,8 @@ class RehearsalTrainer {
       segments.push_back(llama_.head(parameters));
     } else {
       segments.push_back(llama_.attention(block - 1, parameters));
-      if (setting_.experts) {
-        for (auto& segment : experts(block - 1, parameters)) segments.push_back(std::move(segment));
-      } else {
-        segments.push_back(llama_.mlp(block - 1, parameters));
-      }
+      segments.push_back(llama_.mlp(block - 1, parameters));
     }
-    return segments;
-  }
-
-  Block experts(int64_t layer, ParameterList& parameters) {
-    const size_t first = parameters.size();
-    Block segments = make_experts(*setting_.experts, setting_.model, layer, parameters, mesh_.ep());
-    for (size_t i = first; i < parameters.size(); ++i) llama_.replicate(parameters[i]);
     return segments;
   }
 

@@ -106,22 +106,11 @@ TEST_CASE("ZeRO and pipelines: 1F1B, weight gradients held back, several chunks 
   check_stages(copies, {.dp = 4, .pp = 2}, whole_model(copies, 4), "shard 2 of dp 4 pp 2", 3);
 }
 
-TEST_CASE("ZeRO and experts: their weights are shared out over the ranks that hold them") {
-  Setting setting = small();
-  setting.experts = ExpertsConfig{.num_experts = 4, .top_k = 2};
-  const State expected = alone(setting, 4);
-  for (int64_t ep : {1, 2, 4}) {
-    // A block has two units: its experts, and all the rest.
-    check_stages(setting, {.dp = 4, .ep = ep}, expected, fmt::format("dp 4 ep {}", ep), 4);
-  }
-}
-
 TEST_CASE("ZeRO and all of it at once") {
   const Setting setting = with_all_techniques(even(true));
-  check_stages(setting, {.dp = 2, .pp = 2, .tp = 2, .ep = 2}, alone(setting, 2),
-               "dp 2 pp 2 tp 2 ep 2", 4);
-  check_stages(setting, {.dp = 1, .pp = 2, .cp = 2, .tp = 2, .ep = 2}, alone(setting, 1),
-               "pp 2 cp 2 tp 2 ep 2", 4);
+  check_stages(setting, {.dp = 2, .pp = 2, .tp = 2}, alone(setting, 2), "dp 2 pp 2 tp 2", 3);
+  check_stages(setting, {.dp = 1, .pp = 2, .cp = 2, .tp = 2}, alone(setting, 1), "pp 2 cp 2 tp 2",
+               3);
 }
 
 }  // namespace

@@ -213,6 +213,32 @@ TEST_CASE("a checkpoint of another run is refused with both values") {
   load(other)();
 }
 
+TEST_CASE("flags that decide one run's result must agree, whichever of the two runs says so") {
+  const OnDevice cpu;
+  const TempDir dir;
+  Large saved;
+  const auto identity = [](const char* flags, const std::vector<std::string>& decisive) {
+    return RunIdentity{flags, 6, "c0ffee", {"order", "parts"}, decisive};
+  };
+  const char *late = R"({"order": "late", "parts": 4})",
+             *plain = R"({"order": "plain", "parts": 4})";
+  const std::vector<std::string> both = {"order", "parts"};
+  const auto load = [&](const RunIdentity& own) {
+    return [&, own] { load_checkpoint(newest_checkpoint(dir.file("")), saved.state(), own); };
+  };
+  write_checkpoint(dir.file(""), 2, saved.state(), identity(late, both));
+  load(identity(late, both))();
+  check_throws<UsageError>(load(identity(plain, {})), {R"(order="late", and order="plain" is)"});
+  check_throws<UsageError>(load(identity(R"({"order": "late", "parts": 2})", both)),
+                           {"parts=4, and parts=2 is given"});
+  check_throws<UsageError>(load(identity("{}", {})), {R"(order="late", and no order is given)"});
+  write_checkpoint(dir.file(""), 3, saved.state(), identity(plain, {}));
+  load(identity(R"({"order": "other", "parts": 2})", {}))();
+  check_throws<UsageError>(load(identity(late, both)), {R"(order="plain", and order="late" is)"});
+  write_checkpoint(dir.file(""), 4, saved.state(), identity("{}", {}));
+  check_throws<UsageError>(load(identity(late, both)), {R"(with no order, and order="late" is)"});
+}
+
 TEST_CASE("the newest checkpoints are kept, and what was not finished is none") {
   const OnDevice cpu;
   const TempDir dir;

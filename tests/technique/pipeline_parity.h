@@ -11,6 +11,15 @@
 /// Training on a mesh of pp x dp x cp x tp ranks next to training on one rank.
 namespace usp::test {
 
+/// Random tokens, cut into samples of eight.
+struct Text {
+  Text() : tokens(parity_config().model.vocab_size), file(tokens.path(), 2, 61) {}
+
+  RandomTokens tokens;
+  TokenFile file;
+  Dataset dataset{file, 8, 0.1, DataOrder::shuffled, 0};
+};
+
 /// A point in the space of layouts; strings and numbers as the flags have them.
 struct PipelineCase : TensorCase {
   int64_t pp = 1, chunks = 1;

@@ -2,6 +2,7 @@
 
 #include "pipeline_parity.h"
 #include "tiny_llama.h"
+#include "train/checkpoint.h"
 
 namespace usp::test {
 namespace {
@@ -20,15 +21,6 @@ TrainConfig stale_config(const PipelineCase& c) {
   config.optimizer.grad_clip = 0;
   return config;
 }
-
-/// Random tokens, cut into samples of eight.
-struct Text {
-  Text() : tokens(parity_config().model.vocab_size), file(tokens.path(), 2, 61) {}
-
-  RandomTokens tokens;
-  TokenFile file;
-  Dataset dataset{file, 8, 0.1, DataOrder::shuffled, 0};
-};
 
 /// What PipeDream's updates come to, one micro-batch after the other on one rank. It knows neither
 /// a schedule nor a stash: micro-batch i of a step meets, on the stage of rank r, the weights that
@@ -242,6 +234,69 @@ TEST_CASE("with a version in between, PipeDream is other training than one by on
   other.pipeline.pp_size = 1;
   SerialPipeDream fresh(other, text.dataset);
   CHECK(std::abs(first - fresh.step(0)) > 1e-6);
+}
+
+/// The bits of everything that a step changes on this rank, and of what it reports.
+struct StepBits {
+  std::vector<std::vector<char>> state;
+  std::vector<double> reported;
+  bool operator==(const StepBits&) const = default;
+};
+
+StepBits train_to(Trainer& trainer, int64_t begin, int64_t end) {
+  StepBits bits;
+  for (int64_t step = begin; step < end; ++step) {
+    trainer.train_step(step);
+    const StepMetrics metrics = trainer.report(step, 0);
+    bits.reported = {metrics.loss, metrics.grad_norm, double(metrics.tokens)};
+  }
+  const TrainState state = trainer.state();
+  bits.state = {bits_of(state.parameters.flat_values()), bits_of(state.parameters.flat_masters())};
+  for (const OptimizerState& moment : state.optimizer) bits.state.push_back(bits_of(moment.values));
+  return bits;
+}
+
+TEST_CASE("PipeDream goes on from a checkpoint with the bits of a run that nobody interrupted") {
+  const Text text;
+  const RunIdentity identity{"{}", 1, "text", {}};
+  for (const auto& [p, m, dp] : {std::tuple<int64_t, int64_t, int64_t>{1, 3, 1},
+                                 {2, 4, 1},
+                                 {3, 5, 1},
+                                 {4, 2, 1},
+                                 {2, 3, 2}}) {
+    for (const char* dtype : {"f64", "f32", "bf16"}) {
+      TrainConfig config = stale_config(stale_case(p, m, dp));
+      config.dtype = dtype;
+      config.steps = 5;
+      CAPTURE(p, m, dp, dtype);
+      const TempDir folder;
+      run_threads(static_cast<int>(p * dp), [&](const Communicator& world) {
+        const Mesh mesh(world, config.mesh());
+        Trainer whole(config, &text.dataset, mesh), resumed(config, &text.dataset, mesh);
+        const StepBits saved = train_to(whole, 0, 2);
+        write_checkpoint(folder.file(""), 2, whole.state(), identity, world);
+        const StepBits expected = train_to(whole, 2, 4);
+        const int64_t step =
+            load_checkpoint(newest_checkpoint(folder.file("")), resumed.state(), identity, world);
+        USP_CHECK(step == 2, "{} steps are done", step);
+        USP_CHECK(train_to(resumed, step, step).state == saved.state, "what was saved is not back");
+        USP_CHECK(train_to(resumed, step, 4) == expected, "resumed, it is another run");
+      });
+    }
+  }
+}
+
+TEST_CASE(
+    "to resume PipeDream takes the same stages and updates, to resume another order does not") {
+  TrainConfig config;
+  Args args("A program.");
+  config.bind(args);
+  REQUIRE(args.decisive().empty());
+  config.pipeline.pp_schedule = "pipedream";
+  const std::vector<std::string> decisive = args.decisive();
+  REQUIRE(decisive ==
+          std::vector<std::string>{"pp_schedule", "pp_size", "pp_layers", "grad_acc_steps"});
+  for (const std::string& flag : decisive) args.given(flag.c_str());  // throws where there is none
 }
 
 TEST_CASE("a rank keeps the versions that the formula says, and as many micro-batches as in 1F1B") {

@@ -1,0 +1,75 @@
+"""The book's claims about expert parallelism, each beside what was found here."""
+from tools.short_runs import table
+
+from . import counts, memory
+
+EXACT = 1e-12  # relative difference of what is equal but for rounding in f64
+
+
+def verdict(holds):
+    return "yes" if holds else "**no**"
+
+
+def claims_table(counted, estimated, numbers):
+    """The claims of these numbers; counted: counts.json, estimated: memory.json."""
+    rows = [["Q6.1", "experts on several ranks compute what one device does", *_same(counted)],
+            ["Q6.2", "memory and work of the experts are divided by `ep`", *_divided(counted, estimated)],
+            ["Q6.3", "two all-to-alls of a layer forward, two backward: routed tokens times `h`",
+             *_messages(counted)],
+            ["Q6.4", "a token goes to at most `M` nodes, and less leaves a node", *_nodes(counted)],
+            ["Q6.5", "without data parallelism, `ep` ranks would repeat attention", *_repeated(estimated)]]
+    return table(["", "the book", "expected", "found", "holds", "where"],
+                 [row for row in rows if row[0] in numbers])
+
+
+def _same(counted):
+    largest = max(max(counts.differences(counted["losses"], name)) for name in counts.BALANCES)
+    return ("0", f"at most {largest:.0e}", verdict(largest <= EXACT),
+            f"losses and gradient norms of {counts.STEPS} steps in f64, of {len(counts.AGREEING) - 1} "
+            "layouts from one rank, with each `--balance`")
+
+
+def _case(found, ep):
+    return next(own for own in found if own["ep"] == ep)
+
+
+def _divided(counted, estimated):
+    ep = memory.EP[-1]
+    one, many = (_case(estimated["ep"], size)["weights"] for size in (1, ep))
+    rest = one - 2 * memory.expert_parameters(memory.MIXTRAL)
+    weights = (one - rest) / (many - rest)
+    as_counted = all(int(_case(counted["small"], own["ep"])[name]) == own[name]
+                     for own in estimated["small"] for name in memory.STATES)
+    work = _case(estimated["ep"], 1)["flops"] / _case(estimated["ep"], ep)["flops"]
+    return (f"{ep}; {ep}", f"{weights:.2f}; {work:.2f}",
+            f"memory {verdict(abs(weights / ep - 1) < 0.01 and as_counted)}, work "
+            f"{verdict(abs(work / ep - 1) < 0.01)}",
+            f"Mixtral's shape on {ep} data-parallel ranks, which share out the batch already, `ep` = 1 over "
+            f"{ep}. In runs of a small model to the byte"
+            + ("" if as_counted else ": **no**"))
+
+
+def _messages(counted):
+    own = next(case for case in counted["messages"] if case["k"] == 8 and case["ep"] == 4)
+    layers, expected = memory.layers_with_experts(memory.SMALL), counts.message_bytes(4, 8)
+    found = own["calls"] / layers
+    return (f"4; {expected:,.0f}", f"{found:g}; {own['bytes']:,.0f}",
+            verdict(found == 4 and own["bytes"] == expected),
+            "operations of a layer, bytes of rank 0 in a step; `ep` = 4, each token to every expert")
+
+
+def _nodes(counted):
+    limited, free = (next(own for own in counted["nodes"] if own["allowed"] == allowed)
+                     for allowed in (4, 8))
+    once = limited["once"] / free["once"]
+    rows = limited["rows"] / free["rows"]
+    return ("4; below 1", f"{limited['most']}; {once:.2f}", verdict(limited["most"] <= 4 and once < 1),
+            f"random scores, 4 of {counts.NODES} nodes; copies that leave a node, if each gets one, over "
+            f"those without `M`. With a copy for each choice: {rows:.2f}")
+
+
+def _repeated(estimated):
+    ep = memory.EP[-1]
+    one, many = (_case(estimated["ep"], size)["flops"] for size in (1, ep))
+    return (f"{ep}; 1", f"{ep}; {many / one:.2f}", verdict(abs(many / one - 1) < 0.01),
+            f"attention of {ep} ranks with the same tokens; work of a rank here, over that without `ep`")

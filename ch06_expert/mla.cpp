@@ -1,0 +1,511 @@
+#include "mla.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "context_attention.h"
+#include "tensor/runtime.h"
+#include "tensor_parallel.h"
+
+namespace usp {
+
+LatentQuery::LatentQuery(std::unique_ptr<Linear> q_a_proj, std::optional<RmsNorm> norm,
+                         std::unique_ptr<Linear> q_b_proj)
+    : q_a_proj_(std::move(q_a_proj)), norm_(norm), q_b_proj_(std::move(q_b_proj)) {}
+
+// [query]
+Tensor LatentQuery::forward(const Tensor& x, Saved& saved, const Pass& pass) const {
+  if (!q_a_proj_) return q_b_proj_->forward(x, saved.q_b_proj, pass);
+  const Tensor c_q = norm_->forward(q_a_proj_->forward(x, saved.q_a_proj, pass), saved.norm);
+  return q_b_proj_->forward(c_q, saved.q_b_proj, pass);
+}
+
+Tensor LatentQuery::backward(const Tensor& dq, Saved& saved, Grads& grads, const Pass& pass) const {
+  Tensor dc = q_b_proj_->backward(dq, saved.q_b_proj, grads, pass);
+  if (!q_a_proj_) return dc;
+  dc = norm_->backward(dc, saved.norm, grads, /*dresidual=*/{});
+  return q_a_proj_->backward(dc, saved.q_a_proj, grads, pass);
+}
+// [query]
+
+LatentKeys::LatentKeys(const MlaShape& shape, std::unique_ptr<Linear> kv_a_proj, RmsNorm norm,
+                       std::unique_ptr<Linear> kv_b_proj, const Parameter& kv_b)
+    : shape_(shape),
+      kv_a_proj_(std::move(kv_a_proj)),
+      norm_(norm),
+      kv_b_proj_(std::move(kv_b_proj)),
+      kv_b_(&kv_b) {}
+
+// [keys]
+LatentKeys::Latent LatentKeys::compress(const Tensor& x, Saved& saved, const Pass& pass) const {
+  const int64_t R = x.size(0), C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
+  const Tensor both = kv_a_proj_->forward(x, saved.kv_a_proj, pass);  // [R, C + rope]
+  const Tensor c = Tensor::empty({R, C}, x.dtype(), "latent");
+  const Tensor k_rope = Tensor::empty({R, rope}, x.dtype());
+  ops::copy(c, both.narrow(1, 0, C));
+  ops::copy(k_rope, both.narrow(1, C, rope));
+  return {norm_.forward(c, saved.norm), k_rope};
+}
+
+Tensor LatentKeys::expand(const Tensor& c_kv, Saved& saved, const Pass& pass) const {
+  return kv_b_proj_->forward(c_kv, saved.kv_b_proj, pass);
+}
+
+Tensor LatentKeys::expand_backward(const Tensor& dkv, Saved& saved, Grads& grads,
+                                   const Pass& pass) const {
+  const Tensor dc_kv = kv_b_proj_->backward(dkv, saved.kv_b_proj, grads, pass);
+  return norm_.backward(dc_kv, saved.norm, grads, /*dresidual=*/{});
+}
+
+Tensor LatentKeys::compress_backward(const Tensor& dc, Saved& saved, Grads& grads,
+                                     const Pass& pass) const {
+  return kv_a_proj_->backward(dc, saved.kv_a_proj, grads, pass);
+}
+// [keys]
+
+Tensor LatentKeys::key_weight(int64_t head) const {
+  const int64_t rows = shape_.qk_nope_head_dim + shape_.v_head_dim;
+  return kv_b_->value.narrow(0, head * rows, shape_.qk_nope_head_dim);
+}
+
+Tensor LatentKeys::value_weight(int64_t head) const {
+  const int64_t nope = shape_.qk_nope_head_dim, rows = nope + shape_.v_head_dim;
+  return kv_b_->value.narrow(0, head * rows + nope, shape_.v_head_dim);
+}
+
+LatentAttention::LatentAttention(const MlaShape& shape, RmsNorm norm, LatentQuery query,
+                                 LatentKeys keys, const RopeTable& rope,
+                                 std::unique_ptr<CoreAttention> core,
+                                 std::unique_ptr<Linear> o_proj, const TensorRegion& region,
+                                 const ContextGroup& context)
+    : shape_(shape),
+      norm_(norm),
+      query_(std::move(query)),
+      keys_(std::move(keys)),
+      rope_(rope),
+      core_(std::move(core)),
+      o_proj_(std::move(o_proj)),
+      region_(region),
+      context_(context) {}
+
+Tensor LatentAttention::rotated(const Tensor& qkv) const {
+  return qkv.narrow(2, 0, core_->num_heads())
+      .narrow(3, shape_.qk_nope_head_dim, shape_.qk_rope_head_dim);
+}
+
+// [forward]
+Tensor LatentAttention::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
+  Saved& kept = saved.emplace<Saved>();
+  if (saved.has<Attended>()) {
+    const Attended attended = saved.take<Attended>();
+    kept.core.out = attended.out;
+    kept.core.lse = attended.lse;
+  }
+  const Tensor normed = norm_.forward(x, kept.norm);  // [R, H]
+  const bool cached = pass.kv_cache != nullptr;
+  const Tensor heads = cached ? attend_cached(normed, pass) : attend(normed, kept, pass);
+  Tensor y = o_proj_->forward(heads, kept.o_proj, pass);  // [R, H]
+  ops::add(y, x, y);
+  return y;
+}
+
+Tensor LatentAttention::attend(const Tensor& normed, Saved& kept, const Pass& pass) const {
+  const int64_t B = pass.num_samples, S = pass.positions.count();
+  const int64_t N = core_->num_heads(), D = core_->head_dim(), V = shape_.v_head_dim;
+  Tensor qkv = Tensor::empty({B, S, 3 * N, D}, normed.dtype(), "qkv");
+  ops::fill(qkv, 0);  // for the values' padding
+  fill_queries(qkv, normed, kept, pass);
+  fill_keys(qkv, normed, kept, pass);
+  kept.out = core_->forward(std::move(qkv), kept.core, pass);  // [B, S, N, D]
+  const Tensor heads = Tensor::empty({B, S, N, V}, normed.dtype(), "attention");
+  ops::copy(heads, kept.out.narrow(3, 0, V));
+  return heads.view({B * S, N * V});
+}
+
+void LatentAttention::fill_queries(const Tensor& qkv, const Tensor& normed, Saved& kept,
+                                   const Pass& pass) const {
+  const int64_t B = qkv.size(0), S = qkv.size(1), N = core_->num_heads(), D = core_->head_dim();
+  const Tensor q = query_.forward(normed, kept.query, pass);
+  ops::copy(qkv.narrow(2, 0, N), q.view({B, S, N, D}));
+  ops::rope(rotated(qkv), rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
+}
+
+void LatentAttention::fill_keys(const Tensor& qkv, const Tensor& normed, Saved& kept,
+                                const Pass& pass) const {
+  const int64_t B = qkv.size(0), S = qkv.size(1), N = core_->num_heads();
+  const int64_t nope = shape_.qk_nope_head_dim, rope = shape_.qk_rope_head_dim;
+  const int64_t V = shape_.v_head_dim;
+  const LatentKeys::Latent latent = keys_.compress(normed, kept.keys, pass);
+  Pending arriving = region_.enter(latent.k_rope, pass);  // while the latent is expanded
+  if (!region_.overlaps()) arriving.wait();
+  const Tensor kv = keys_.expand(latent.c_kv, kept.keys, pass).view({B, S, N, nope + V});
+  ops::copy(qkv.narrow(2, N, N).narrow(3, 0, nope), kv.narrow(3, 0, nope));
+  ops::copy(qkv.narrow(2, 2 * N, N).narrow(3, 0, V), kv.narrow(3, nope, V));
+  const Tensor k_rope = arriving.wait().view({B, S, 1, rope});
+  ops::rope(k_rope, rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
+  for (int64_t head = 0; head < N; ++head) {
+    ops::copy(qkv.narrow(2, N + head, 1).narrow(3, nope, rope), k_rope);
+  }
+}
+// [forward]
+
+// [cached]
+Tensor LatentAttention::attend_cached(const Tensor& normed, const Pass& pass) const {
+  const int64_t N = core_->num_heads(), C = shape_.kv_lora_rank, W = shape_.cached();
+  const int64_t V = shape_.v_head_dim;
+  const Tensor q = absorbed_queries(normed, pass);
+  const int64_t B = q.size(0), S = q.size(1);
+  const bool shares = context_.size() > 1;
+  const KvCache::Share share{context_.rank(), context_.size()};
+  const Tensor k = pass.kv_cache->append(this, latents(normed, pass), pass.positions, share);
+  const Positions keys(pass.kv_cache->first_position(share), k.size(1));
+  const DType acc = accumulate_dtype(q.dtype());
+  Tensor out = Tensor::empty({B, S, N, W}, shares ? acc : q.dtype());
+  const Tensor lse = Tensor::empty({B, N, S}, acc);
+  // Naive: latents are wider than heads, and than what blockwise attention takes on a GPU.
+  const Tensor probs = Tensor::empty({B, N, S, keys.count()}, q.dtype());
+  const double scale = 1 / std::sqrt(double(shape_.head_dim()));
+  ops::attention_forward(out, lse, probs, q, k, /*v=*/k, scale, pass.positions, keys,
+                         pass.documents);
+  if (shares) out = merge_shares(out, lse, q.dtype(), context_.cp());
+  const Tensor heads = Tensor::empty({B * S, N * V}, q.dtype());
+  out = out.view({B * S, N * W});  // of each head's W channels, C are a mean of latents
+  for (int64_t head = 0; head < N; ++head) {
+    ops::matmul(heads.narrow(1, head * V, V), out.narrow(1, head * W, C),
+                keys_.value_weight(head).transposed());
+  }
+  return heads;
+}
+
+Tensor LatentAttention::absorbed_queries(const Tensor& normed, const Pass& pass) const {
+  const int64_t B = pass.num_samples, S = pass.positions.count(), T = B * S;
+  const int64_t N = core_->num_heads(), D = core_->head_dim(), C = shape_.kv_lora_rank;
+  const int64_t nope = shape_.qk_nope_head_dim, rope = shape_.qk_rope_head_dim, W = C + rope;
+  LatentQuery::Saved dropped;
+  const Tensor q = query_.forward(normed, dropped, pass);  // [T, N D]
+  const Tensor absorbed = Tensor::empty({B, S, N, W}, q.dtype());
+  const Tensor rows = absorbed.view({T, N * W});
+  for (int64_t head = 0; head < N; ++head) {
+    ops::matmul(rows.narrow(1, head * W, C), q.narrow(1, head * D, nope), keys_.key_weight(head));
+  }
+  const Tensor turned = absorbed.narrow(3, C, rope);
+  ops::copy(turned, q.view({B, S, N, D}).narrow(3, nope, rope));
+  ops::rope(turned, rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
+  return absorbed;
+}
+
+Tensor LatentAttention::latents(const Tensor& normed, const Pass& pass) const {
+  const int64_t B = pass.num_samples, S = pass.positions.count();
+  const int64_t C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
+  LatentKeys::Saved dropped;
+  const LatentKeys::Latent latent = keys_.compress(normed, dropped, pass);
+  const Tensor both = Tensor::empty({B, S, 1, C + rope}, normed.dtype());
+  ops::copy(both.narrow(3, 0, C), latent.c_kv.view({B, S, 1, C}));
+  ops::copy(both.narrow(3, C, rope), latent.k_rope.view({B, S, 1, rope}));
+  ops::rope(both.narrow(3, C, rope), rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
+  return both;
+}
+// [cached]
+
+// [keep]
+void LatentAttention::keep_through_recompute(BlockSaved& saved, BlockSaved& kept) const {
+  if (!core_->keeps_through_recompute()) return;
+  const CoreAttention::Saved& core = saved.get<Saved>().core;
+  kept.emplace<Attended>() = {core.out, core.lse};
+}
+// [keep]
+
+// [backward]
+Tensor LatentAttention::backward(const Tensor& dy, BlockSaved& saved, Grads& grads,
+                                 const Pass& pass) {
+  Saved kept = saved.take<Saved>();
+  const int64_t C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
+  Projected d = attend_backward(o_proj_->backward(dy, kept.o_proj, grads, pass), kept, pass);
+  // Every rank has the gradient through its own heads; what all heads share gets the sum.
+  Pending dk_rope = region_.enter_backward(d.dk_rope);  // [R, rope]
+  if (!region_.overlaps()) dk_rope.wait();
+  const Tensor dnormed = query_.backward(d.dq, kept.query, grads, pass);  // [R, H]
+  d.dq = {};
+  const Tensor dlatent = keys_.expand_backward(d.dkv, kept.keys, grads, pass);  // [R, C]
+  d.dkv = {};
+  const Tensor dc = Tensor::empty({dlatent.size(0), C + rope}, dy.dtype());
+  ops::copy(dc.narrow(1, 0, C), dlatent);
+  ops::copy(dc.narrow(1, C, rope), dk_rope.wait());
+  ops::add(dnormed, dnormed, keys_.compress_backward(dc, kept.keys, grads, pass));
+  return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/dy);
+}
+
+LatentAttention::Projected LatentAttention::attend_backward(const Tensor& dheads, Saved& kept,
+                                                            const Pass& pass) const {
+  const int64_t B = pass.num_samples, S = pass.positions.count();
+  const int64_t N = core_->num_heads(), D = core_->head_dim();
+  const int64_t nope = shape_.qk_nope_head_dim, V = shape_.v_head_dim;
+  const DType dtype = dheads.dtype();
+  Tensor dout = Tensor::zeros({B, S, N, D}, dtype);
+  ops::copy(dout.narrow(3, 0, V), dheads.view({B, S, N, V}));
+  const Tensor dqkv = core_->backward(dout, kept.core, pass);  // [B, S, 3N, D], maybe acc dtype
+  dout = {};
+  ops::rope(rotated(dqkv), rope_.cos, rope_.sin, pass.positions, /*inverse=*/true);
+  const Tensor dq = Tensor::empty({B, S, N, D}, dtype);
+  ops::copy(dq, dqkv.narrow(2, 0, N));
+  const Tensor dkv = Tensor::empty({B, S, N, nope + V}, dtype);
+  ops::copy(dkv.narrow(3, 0, nope), dqkv.narrow(2, N, N).narrow(3, 0, nope));
+  ops::copy(dkv.narrow(3, nope, V), dqkv.narrow(2, 2 * N, N).narrow(3, 0, V));
+  return {dq.view({B * S, N * D}), dkv.view({B * S, N * (nope + V)}),
+          shared_key_gradient(dqkv, dtype, pass)};
+}
+
+Tensor LatentAttention::shared_key_gradient(const Tensor& dqkv, DType dtype,
+                                            const Pass& pass) const {
+  const int64_t B = dqkv.size(0), S = dqkv.size(1), N = core_->num_heads();
+  const int64_t rope = shape_.qk_rope_head_dim;
+  const DType acc = accumulate_dtype(dtype);
+  const Tensor sum = Tensor::zeros({B, S, 1, rope}, acc), of_head = Tensor::empty(sum.shape(), acc);
+  for (int64_t head = 0; head < N; ++head) {
+    ops::copy(of_head, dqkv.narrow(2, N + head, 1).narrow(3, shape_.qk_nope_head_dim, rope));
+    ops::accumulate(sum, of_head);
+  }
+  ops::rope(sum, rope_.cos, rope_.sin, pass.positions, /*inverse=*/true);
+  const Tensor rounded = Tensor::empty({B * S, rope}, dtype);
+  ops::copy(rounded, sum.view(rounded.shape()));
+  return rounded;
+}
+// [backward]
+
+namespace {
+
+int64_t sum_of(const std::vector<NamedBytes>& tensors) {
+  int64_t bytes = 0;
+  for (const NamedBytes& tensor : tensors) bytes += tensor.bytes;
+  return bytes;
+}
+
+/// Of a linear layer, or norm, that works on a rank's own rows.
+PassShape own_rows(const PassShape& shape) { return {1, shape.rows(), shape.dtype}; }
+
+/// The rows of x that a linear layer gathered for its weight's gradient.
+int64_t gathered_again(const Footprint& linear, const PassShape& shape) {
+  const bool again = linear.keeps_x && shape.row_shares > 1;
+  return again ? linear.held - linear.output.bytes : 0;
+}
+
+/// What is alive while pieces run one after the other, and the most that was.
+class Alive {
+ public:
+  void take(int64_t bytes) { at_most(bytes), bytes_ += bytes; }
+  void release(int64_t bytes) { bytes_ -= bytes; }
+  void at_most(int64_t more) { most_ = std::max(most_, bytes_ + more); }
+  /// A piece's forward pass; what it keeps and returns stays.
+  void run(const Footprint& piece) {
+    const int64_t kept = sum_of(piece.kept);
+    at_most(kept + piece.forward_peak);
+    bytes_ += kept + piece.output.bytes;
+  }
+  int64_t most() const { return most_; }
+
+ private:
+  int64_t bytes_ = 0, most_ = 0;
+};
+
+}  // namespace
+
+// [footprint]
+Footprint LatentQuery::footprint(const PassShape& shape) const {
+  const Footprint q_b = q_b_proj_->footprint(shape);
+  const int64_t again = gathered_again(q_b, shape);
+  if (!q_a_proj_) {
+    Footprint result = q_b;
+    result.held_dy = again;
+    result.split_peak = q_b.backward_peak;
+    return result;
+  }
+  const Footprint q_a = q_a_proj_->footprint(own_rows(shape)), norm = norm_->footprint(shape);
+  const int64_t c_q = norm.output.bytes, dc = c_q;  // normed; before the norm it has as many
+  Footprint result{.output = q_b.output};
+  result.keep(norm.kept, q_a.output);
+  result.keep(q_b.kept, q_b.keeps_x ? norm.output : NamedBytes{});
+  result.forward_peak = q_b.forward_peak + (q_b.keeps_x ? 0 : c_q);
+  result.backward_peak =
+      std::max({q_b.backward_peak, dc + norm.backward_peak, dc + q_a.backward_peak});
+  result.held = q_a.held + norm.held + q_b.held;
+  result.held_dy = 2 * dc + again;
+  result.split_peak = std::max(q_b.backward_peak, result.held_dy + q_a.backward_peak);
+  return result;
+}
+
+LatentKeys::Footprints LatentKeys::footprints(const PassShape& shape) const {
+  return {kv_a_proj_->footprint(own_rows(shape)), norm_.footprint(shape),
+          kv_b_proj_->footprint(shape)};
+}
+
+LatentAttention::Parts LatentAttention::parts(const PassShape& shape) const {
+  const int64_t T = shape.tokens(), N = core_->num_heads(), D = core_->head_dim();
+  const int64_t rope = shape_.qk_rope_head_dim, gathered = shape.row_shares > 1 ? 1 : 0;
+  const LatentKeys::Footprints keys = keys_.footprints(shape);
+  return {.norm = norm_.footprint(shape),
+          .query = query_.footprint(shape),
+          .keys = keys,
+          .core = core_->footprint(shape),
+          .o_proj = o_proj_->footprint(shape),
+          .heads = T * N * shape_.v_head_dim * shape.own(),
+          .qkv = T * 3 * N * D * shape.own(),
+          .dqkv = T * 3 * N * D * shape.acc(),
+          .k_rope = T * rope * shape.own(),
+          .own_k_rope = gathered * shape.rows() * rope * shape.own(),
+          .sum_k_rope = T * rope * shape.acc(),
+          .gathered_latent = gathered_again(keys.kv_b_proj, shape)};
+}
+
+int64_t LatentAttention::forward_most(const Parts& parts) const {
+  const auto& [kv_a, kv_norm, kv_b] = parts.keys;
+  Alive alive;
+  alive.take(sum_of(parts.norm.kept) + parts.norm.output.bytes);
+  alive.take(parts.qkv);
+  alive.run(parts.query);
+  alive.release(parts.query.output.bytes);
+  alive.take(kv_a.output.bytes);
+  const int64_t c = kv_norm.output.bytes;
+  const int64_t k_rope = kv_a.output.bytes - c;  // of this rank's rows
+  alive.take(c + k_rope + sum_of(kv_norm.kept) + c);
+  alive.release(kv_a.output.bytes);
+  const int64_t gathered = parts.own_k_rope > 0 ? parts.k_rope : 0;
+  alive.take(gathered);
+  alive.run(kv_b);
+  alive.release(kv_b.output.bytes + gathered + k_rope + (kv_b.keeps_x ? 0 : c));
+  alive.release(parts.qkv);  // which core's own footprint has
+  alive.run(parts.core);
+  alive.take(parts.heads);
+  alive.run(parts.o_proj);
+  return alive.most();
+}
+
+int64_t LatentAttention::backward_most(const Parts& parts, bool split) const {
+  const auto& [kv_a, kv_norm, kv_b] = parts.keys;
+  const int64_t dout = parts.qkv / 3, dq = parts.query.output.bytes, dkv = kv_b.output.bytes;
+  const int64_t dnormed = parts.norm.output.bytes, dlatent = kv_norm.output.bytes;
+  const auto unless_split = [&](int64_t bytes) { return split ? 0 : bytes; };
+  Alive alive;
+  alive.at_most(parts.o_proj.backward_peak);
+  if (split) alive.take(parts.o_proj.held_dy);
+  alive.take(parts.heads);  // their gradient, like those that follow
+  alive.take(dout);
+  alive.at_most(parts.core.backward_peak);
+  alive.release(dout);
+  alive.take(parts.dqkv);
+  alive.take(dq + dkv + 2 * parts.sum_k_rope + parts.k_rope);
+  alive.release(2 * parts.sum_k_rope + parts.dqkv + parts.heads);
+  alive.take(parts.own_k_rope);
+  alive.at_most(split ? parts.query.split_peak : parts.query.backward_peak);
+  if (split) alive.take(parts.query.held_dy);
+  alive.take(dnormed);
+  alive.release(unless_split(dq));
+  alive.at_most(kv_b.backward_peak);
+  if (split) alive.take(parts.gathered_latent);
+  alive.take(2 * dlatent);
+  alive.release(unless_split(dlatent + dkv));
+  alive.take(kv_a.output.bytes);
+  alive.at_most(std::max(kv_a.backward_peak, parts.norm.backward_peak));
+  return alive.most();
+}
+
+Footprint LatentAttention::footprint(const PassShape& shape) const {
+  const Parts parts = this->parts(shape);
+  const auto& [kv_a, kv_norm, kv_b] = parts.keys;
+  Footprint result{.kept_through_recompute = parts.core.kept_through_recompute,
+                   .output = parts.o_proj.output,
+                   .recomputed = parts.core.recomputed};
+  result.keep(parts.norm.kept, parts.norm.output);
+  result.keep(parts.query.kept);
+  result.keep(kv_norm.kept, {"latent", kv_norm.output.bytes});
+  result.keep(kv_b.kept, kv_b.keeps_x ? kv_norm.output : NamedBytes{});
+  result.keep(parts.core.kept, {"attention", parts.heads});
+  result.keep(parts.o_proj.kept);
+  result.forward_peak = forward_most(parts) - sum_of(result.kept);
+  result.backward_peak = backward_most(parts, /*split=*/false);
+  // The projections to both latents read the same rows of x.
+  const bool same_x = shape_.q_lora_rank > 0 || shape.row_shares == 1;
+  result.held = parts.norm.held + parts.query.held + kv_a.held + kv_norm.held + kv_b.held +
+                parts.o_proj.held - (same_x ? parts.norm.output.bytes : 0);
+  result.split_peak = backward_most(parts, /*split=*/true);
+  return result;
+}
+// [footprint]
+
+namespace {
+
+/// Adds a layer's weights to the list.
+class LatentWeights {
+ public:
+  LatentWeights(const ModelConfig& config, const LatentOptions& options, ParameterList& parameters)
+      : config_(config), options_(options), parameters_(parameters) {}
+
+  Parameter& add(const char* name, const Shape& shape, double init_std) {
+    return parameters_.add(options_.prefix + name + ".weight", shape, init_std);
+  }
+  Parameter& add(const char* name, const Shape& shape) {
+    return add(name, shape, options_.init_std);
+  }
+  RmsNorm norm(const char* name, int64_t width) {
+    Parameter& weight = add(name, {width}, 0);
+    options_.region.replicate(weight);
+    return RmsNorm(weight, config_.rms_norm_eps);
+  }
+  /// A rank's own rows of x, with all of W.
+  std::unique_ptr<Linear> on_own_rows(const char* name, int64_t width) {
+    Parameter& weight = add(name, {width, config_.hidden_size});
+    options_.region.replicate(weight);
+    return std::make_unique<Linear>(std::vector<Parameter*>{&weight}, "latent");
+  }
+  LatentQuery query();
+  LatentKeys keys();
+
+ private:
+  const ModelConfig& config_;
+  const LatentOptions& options_;
+  ParameterList& parameters_;
+};
+
+LatentQuery LatentWeights::query() {
+  const int64_t Q = config_.mla.q_lora_rank, width = config_.num_heads * config_.mla.head_dim();
+  const auto heads = [&](const char* name, int64_t input) {
+    return make_column_parallel({&add(name, {width, input})}, "q", options_.region);
+  };
+  if (Q == 0) return {nullptr, std::nullopt, heads("self_attn.q_proj", config_.hidden_size)};
+  auto q_a = on_own_rows("self_attn.q_a_proj", Q);
+  const RmsNorm normed = norm("self_attn.q_a_layernorm", Q);
+  return {std::move(q_a), normed, heads("self_attn.q_b_proj", Q)};
+}
+
+LatentKeys LatentWeights::keys() {
+  const MlaShape& mla = config_.mla;
+  auto kv_a = on_own_rows("self_attn.kv_a_proj_with_mqa", mla.cached());
+  const RmsNorm normed = norm("self_attn.kv_a_layernorm", mla.kv_lora_rank);
+  const int64_t width = config_.num_heads * (mla.qk_nope_head_dim + mla.v_head_dim);
+  Parameter& kv_b = add("self_attn.kv_b_proj", {width, mla.kv_lora_rank});
+  auto kv_b_proj = make_column_parallel({&kv_b}, "kv", options_.region);
+  return {mla, std::move(kv_a), normed, std::move(kv_b_proj), kv_b};
+}
+
+}  // namespace
+
+// [make]
+std::unique_ptr<Segment> make_latent_attention(const ModelConfig& config,
+                                               const LatentOptions& options,
+                                               ParameterList& parameters) {
+  const int64_t heads = options.region.heads(config.num_heads);
+  LatentWeights weights(config, options, parameters);
+  const RmsNorm norm = weights.norm("input_layernorm", config.hidden_size);
+  LatentQuery query = weights.query();
+  LatentKeys keys = weights.keys();
+  Parameter& o = weights.add("self_attn.o_proj",
+                             {config.hidden_size, config.num_heads * config.mla.v_head_dim},
+                             options.output_init_std);
+  auto core = make_core_attention(heads, heads, config.mla.head_dim(), options.probabilities,
+                                  options.context);
+  return std::make_unique<LatentAttention>(
+      config.mla, norm, std::move(query), std::move(keys), options.rope, std::move(core),
+      make_row_parallel(o, options.region), options.region, options.context);
+}
+// [make]
+
+}  // namespace usp

@@ -1,0 +1,77 @@
+#include "expert_load.h"
+
+#include "expert_parity.h"
+
+namespace usp::test {
+namespace {
+
+/// Eight samples a step, shared out in other ways.
+struct Share {
+  int64_t dp, ep, grad_acc_steps, pp, tp;
+};
+
+constexpr Share kShares[] = {{1, 1, 1, 1, 1}, {1, 1, 2, 1, 1}, {1, 1, 4, 1, 1}, {2, 2, 2, 1, 1},
+                             {2, 1, 4, 1, 1}, {4, 4, 1, 1, 1}, {1, 1, 4, 2, 1}, {2, 4, 2, 1, 2}};
+
+TEST_CASE("losses and biases of the balance are the global batch's, however it is cut") {
+  const RandomTokens tokens(parity_config().model.vocab_size);
+  const TokenFile file(tokens.path(), 2, 61);
+  const Dataset dataset(file, 8, 0.1, DataOrder::shuffled, 0);
+  for (const char* balance : {"none", "sample", "batch", "bias"}) {
+    for (const Share& share : kShares) {
+      ExpertCase c = plain_experts(share.dp, share.ep);
+      c.experts = 8;
+      c.balance = balance;
+      c.z_loss = 0.01;
+      c.capacity = 1;
+      c.tp = share.tp;
+      if (c.tp > 1) c.sequence = "again";
+      c.pp = share.pp;
+      c.grad_acc_steps = share.grad_acc_steps;
+      c.micro_batch_size = 8 / share.dp / share.grad_acc_steps;
+      CAPTURE(c.name());
+      const ExpertResult expected = expert_reference(c, dataset);
+      REQUIRE(expected.loads[0].at(0).dropped > 0);
+      REQUIRE((expected.buffers.empty()) == (*balance == 'n' || *balance == 's'));
+      run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
+        check_expert_parity(world, c, dataset, expected);
+      });
+    }
+  }
+}
+
+TEST_CASE("a bias moves by the rate towards the mean, after the step that showed the load") {
+  const OnDevice cpu;
+  ExpertLoad load({.balance = "bias", .bias_update_rate = 0.5});
+  const LayerLoad& second = load.add_layer(4);
+  const LayerLoad& first = load.add_layer(2);
+  load.allocate(4, DType::f32);
+  const auto count = [](Tensor numbers, const Values& values) { numbers.assign(values); };
+  load.begin_step();
+  count(second.counts, {1, 2, 3, 10});  // the mean is 4
+  count(second.dropped, {3});
+  count(first.counts, {4, 4, 4, 4});
+  REQUIRE(second.bias.items() == Values(4));
+  load.end_step();
+  REQUIRE(second.bias.items() == Values{0.5, 0.5, 0.5, -0.5});
+  REQUIRE(first.bias.items() == Values(4));
+  const std::vector<SeenLoad> seen = load.seen(8);
+  REQUIRE((seen.size() == 2 && seen[0].layer == 2 && seen[1].layer == 4));
+  REQUIRE(seen[1].counts == Values{1, 2, 3, 10});
+  REQUIRE(seen[1].dropped == 3);
+  REQUIRE(seen[1].max_over_mean() == 2.5);
+  REQUIRE(seen[0].max_over_mean() == 1);
+  load.begin_step();
+  REQUIRE(second.before.items() == Values{1, 2, 3, 10});
+  REQUIRE(second.counts.items() == Values(4));
+  count(second.counts, {8, 4, 0, 4});
+  load.end_step();
+  REQUIRE(second.bias.items() == Values{0, 0.5, 1, -0.5});
+  std::vector<std::string> names;
+  for (const Parameter* buffer : load.buffers()) names.push_back(buffer->name);
+  REQUIRE(names == std::vector<std::string>{"model.layers.2.mlp.gate.e_score_correction_bias",
+                                            "model.layers.4.mlp.gate.e_score_correction_bias"});
+}
+
+}  // namespace
+}  // namespace usp::test

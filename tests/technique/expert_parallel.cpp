@@ -1,0 +1,401 @@
+#include "expert_parallel.h"
+
+#include <iterator>
+#include <sstream>
+
+#include "expert_parity.h"
+#include "tiny_llama.h"
+
+namespace usp::test {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitizedExperts = true;
+#else
+constexpr bool kSanitizedExperts = false;
+#endif
+
+bool all_expert_cases() { return std::getenv("USP_TEST_FULL") != nullptr && !kSanitizedExperts; }
+
+/// Random tokens, cut into samples of eight.
+struct ExpertText {
+  ExpertText() : tokens(parity_config().model.vocab_size), file(tokens.path(), 2, 61) {}
+
+  RandomTokens tokens;
+  TokenFile file;
+  Dataset dataset{file, 8, 0.1, DataOrder::shuffled, 0};
+};
+
+void check_parity(const ExpertCase& c, const ExpertText& text) {
+  CAPTURE(c.name());
+  const ExpertResult expected = expert_reference(c, text.dataset);
+  run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
+    check_expert_parity(world, c, text.dataset, expected);
+  });
+}
+
+TEST_CASE("experts over ranks are experts on one rank, in every layout") {
+  const ExpertText text;
+  const std::vector<ExpertCase> cases = expert_cases(all_expert_cases() ? 300 : 0);
+  REQUIRE(cases.size() > 30);
+  const size_t step = kSanitizedExperts ? 6 : 1;
+  for (size_t i = 0; i < cases.size(); i += step) check_parity(cases[i], text);
+}
+
+/// After one step, each expert's gradient on whichever rank has the expert.
+void check_expert_gradients(const ExpertCase& c, const ExpertText& text, double tolerance = 1e-10) {
+  CAPTURE(c.name());
+  const ExpertResult expected = expert_reference(c, text.dataset, /*steps=*/1);
+  std::map<std::string, Values> gradients;
+  for (const auto& [name, values] : expected.trained.tensors) gradients[name] = values;
+  run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
+    const TrainConfig config = expert_config(c);
+    const Mesh mesh(world, config.mesh());
+    const int64_t copies = c.dp * c.cp * (c.expert_tp ? 1 : c.tp) / c.ep;
+    USP_CHECK(mesh.edp().size() == copies, "{} copies of an expert", mesh.edp().size());
+    Trainer trainer(config, &text.dataset, mesh);
+    trainer.train_step(0);
+    const ParameterList& parameters = trainer.model().parameters();
+    int64_t compared = 0;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const Parameter& parameter = parameters[i];
+      if (parameter.name.find(".experts.") == std::string::npos) continue;
+      expect_part(parameter.shard.grad, gradients.at(parameter.name + ".grad"), parameter,
+                  tolerance, c.name() + ": gradient of " + parameter.name);
+      ++compared;
+    }
+    USP_CHECK(compared == 3 * c.num_layers() * c.experts / c.ep, "{} weights", compared);
+  });
+}
+
+// Groups that sum, or factors that scale, an expert's gradient as if it were a dense weight's are a
+// mistake that large libraries have made: DeepSpeed, issue 6545; Megatron-LM, issue 1628.
+TEST_CASE("the gradient of an expert under ep x dp is that of one process, whatever edp") {
+  const ExpertText text;
+  for (int64_t ep : {1, 2, 4, 8}) {
+    for (int64_t zero_stage : {0, 1, 2, 3}) {
+      ExpertCase c = plain_experts(8, ep);
+      c.experts = 8;
+      c.zero_stage = zero_stage;
+      c.grad_acc_steps = ep == 2 ? 2 : 1;
+      check_expert_gradients(c, text);
+      if (zero_stage == 0 || ep == 8) continue;
+      c.shard_size = 2;  // of edp, too
+      check_expert_gradients(c, text);
+    }
+  }
+  for (const bool expert_tp : {false, true}) {
+    for (int64_t ep : {1, 2, 4}) {
+      ExpertCase c = plain_experts(2, ep);
+      c.tp = c.cp = 2;
+      c.sequence = "again";
+      c.expert_tp = expert_tp;
+      check_expert_gradients(c, text);
+    }
+  }
+}
+
+TEST_CASE("ZeRO-3 shares out an expert over the ranks that hold it, apart from dense weights") {
+  const ExpertText text;
+  for (int64_t ep : {1, 2, 4}) {
+    ExpertCase c = plain_experts(4, ep);
+    c.zero_stage = 3;
+    c.grad_acc_steps = 2;
+    const TrainConfig config = expert_config(c);
+    run_threads(4, [&](const Communicator& world) {
+      const Mesh mesh(world, config.mesh());
+      Trainer trainer(config, &text.dataset, mesh);
+      Runtime::current().allocator().record_events(true);
+      trainer.train_step(0);
+      int64_t held = 0, all = 0, units = 0, most = 0;
+      const ParameterList& parameters = trainer.model().parameters();
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        if (parameters[i].name.find(".experts.") == std::string::npos) continue;
+        USP_CHECK(!parameters[i].value.defined(), "{} is whole", parameters[i].name);
+        held += parameters[i].shard.numel();
+        all += parameters[i].global_shape.numel();
+      }
+      USP_CHECK(held == all * ep / 4, "{} of {} elements of {} experts", held, all, c.experts / ep);
+      for (const Allocator::Event& event : Runtime::current().allocator().events()) {
+        if (event.tag.name != std::string_view("gathered weights")) continue;
+        units += event.bytes > 0 ? 1 : -1;
+        most = std::max(most, units);
+      }
+      // A block has two units, its experts and all the rest, and the next one's are on their way.
+      USP_CHECK(most == 4, "{} units are gathered at once", most);
+    });
+  }
+}
+
+TEST_CASE("in f32 and bf16 experts over ranks have the gradients of one rank") {
+  const ExpertText text;
+  for (const auto& [dtype, tolerance] : {std::pair("f32", 1e-4), {"bf16", 5e-2}}) {
+    ExpertCase c = plain_experts(4, 4);
+    c.experts = 8;
+    c.dtype = dtype;
+    c.shared = 1;
+    c.balance = "sample";
+    c.router = "sigmoid";
+    check_expert_gradients(c, text, tolerance);
+  }
+}
+
+/// The case with these biases of the choice.
+ExpertCase with_biases(ExpertCase c, std::vector<double> biases) {
+  c.balance = "bias";
+  c.biases = std::move(biases);
+  return c;
+}
+
+TEST_CASE("experts that no token chooses, ranks of them, and one that all tokens choose") {
+  const ExpertText text;
+  const std::vector<std::pair<int64_t, std::vector<double>>> biases = {
+      {2, {0, 0, 0, -9}}, {2, {0, 0, -9, -9}}, {1, {-9, 0, 0, -9}}, {1, {-9, -9, -9, 0}}};
+  for (const auto& [top_k, of_experts] : biases) {
+    for (int variant = 0; variant < 5; ++variant) {
+      ExpertCase c = with_biases(plain_experts(4, variant == 1 ? 2 : 4), of_experts);
+      c.top_k = top_k;
+      c.zero_stage = variant == 2 ? 3 : 0;
+      c.shared = variant % 2;
+      c.capacity = variant == 3 ? 1 : 0;
+      c.recompute = variant == 3 ? "full" : "none";
+      if (variant == 4) {
+        c.pp = 2;
+        c.schedule = "dualpipe";
+        c.grad_acc_steps = 4;
+      }
+      const ExpertResult expected = expert_reference(c, text.dataset);
+      for (const SeenLoad& load : {expected.loads[0].at(0), expected.loads[2].at(1)}) {
+        for (int64_t expert = 0; expert < 4; ++expert) {
+          CAPTURE(of_experts, expert);
+          REQUIRE((load.counts[expert] == 0) == (of_experts[expert] < 0));
+        }
+        if (c.capacity > 0) REQUIRE(load.dropped > 0);
+      }
+      check_parity(c, text);
+    }
+  }
+}
+
+TEST_CASE("a rank without a sample takes part in the evaluation of the others'") {
+  const ExpertText text;
+  for (const auto& [cp, tp, ep] : {std::tuple(1, 1, 8), {1, 1, 2}, {2, 1, 4}, {1, 2, 8}}) {
+    for (const double capacity : {0.0, 1.0}) {
+      ExpertCase c = plain_experts(8 / cp / tp, ep);
+      c.experts = 8;
+      c.cp = cp;
+      c.tp = tp;
+      if (tp > 1) c.sequence = "again";
+      c.capacity = capacity;
+      c.balance = "sample";
+      TrainConfig one = alone_config(c), config = expert_config(c);
+      one.eval_samples = config.eval_samples = 1;
+      double expected = 0;
+      {
+        const OnDevice cpu;
+        expected = SoloTrainer(one, &text.dataset).evaluate();
+      }
+      run_threads(8, [&](const Communicator& world) {
+        const Mesh mesh(world, config.mesh());
+        expect_close({Trainer(config, &text.dataset, mesh).evaluate()}, {expected}, 1e-10,
+                     c.name());
+      });
+    }
+  }
+}
+
+TEST_CASE("the next tokens are those of one rank, whoever holds the experts") {
+  const ExpertText text;
+  SampleConfig sample;
+  sample.sample_tokens = 8;
+  for (const auto& [pp, tp, ep] : {std::tuple(1, 1, 4), {1, 2, 4}, {2, 1, 2}, {2, 2, 2}}) {
+    ExpertCase c = plain_experts(4 / pp / tp, ep / pp);
+    c.ep = c.dp * c.tp;
+    c.pp = pp;
+    c.tp = tp;
+    if (tp > 1) c.sequence = "kept";
+    c.grad_acc_steps = 2;
+    c.capacity = 1;
+    c.balance = "sample";
+    c.shared = 1;
+    CAPTURE(c.name());
+    const auto sampled = [&](Trainer& trainer, Values& last) {
+      trainer.train_step(0);
+      const Logits logits = [&](const Pass& pass) {
+        const Tensor of_pass = trainer.logits(pass);
+        last = of_pass.items();
+        return of_pass;
+      };
+      return sample_tokens(logits, sample, 8, {3, 1, 4, 1, 5}, 1, [] { return false; });
+    };
+    std::vector<int32_t> expected;
+    Values last;
+    {
+      const OnDevice cpu;
+      SoloTrainer solo(alone_config(c), &text.dataset);
+      expected = sampled(solo, last);
+    }
+    const TrainConfig config = expert_config(c);
+    run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
+      const Mesh mesh(world, config.mesh());
+      Trainer trainer(config, &text.dataset, mesh);
+      Values own;
+      USP_CHECK(sampled(trainer, own) == expected, "{}: other tokens", c.name());
+      expect_close(own, last, 1e-10, "logits");
+    });
+  }
+}
+
+/// Runs the passes of a step on a model of its own, forward and perhaps backward; returns where
+/// each one's tokens have gone, layer by layer, but for blocks that will run again.
+std::vector<Routing> run_passes(const TrainConfig& config, const Mesh& mesh, bool backward) {
+  ExpertModel experts(config, mesh);
+  std::vector<Routing> routings;
+  experts.grads().begin_window(config.grad_acc_steps);
+  for (const Pass& pass : experts.passes()) {
+    Model::Activations activations = experts.model().forward(pass);
+    for (Routing& routing : routings_of(activations)) routings.push_back(std::move(routing));
+    if (backward) experts.model().backward(std::move(activations), experts.grads(), pass);
+  }
+  return routings;
+}
+
+void check_ledger(const Communicator& world, const ExpertCase& c) {
+  TrainConfig config = expert_config(c);
+  const Mesh mesh(world, config.mesh());
+  const Ledger& ledger = Runtime::current().ledger();
+  run_passes(config, mesh, /*backward=*/true);
+  const Ledger::Entry rows = ledger.get("ep", CommKind::all_to_all);
+  const Ledger::Entry counts = ledger.get("ep_counts", CommKind::all_to_all);
+  // There and back in forward, there and back in backward, and once more where blocks run again.
+  const bool again = config.recompute == "full";
+  const int64_t exchanges = again ? 6 : 4;
+  config.recompute = "none";  // the same passes show where tokens go
+  int64_t payload = 0, wire = 0, passes = 0;
+  for (const Routing& routing : run_passes(config, mesh, /*backward=*/false)) {
+    const int64_t all = routing.rows.sent() + routing.rows.received();
+    payload += exchanges / 2 * all;
+    wire += exchanges / 2 * (all - 2 * routing.rows.rows_to_rank[mesh.ep().rank()]);  // its own
+    ++passes;
+  }
+  const int64_t row = config.model.hidden_size * 8, numbers = passes * c.experts * 4;
+  USP_CHECK(rows.calls == passes * exchanges, "{} exchanges of rows", rows.calls);
+  USP_CHECK(rows.payload_bytes == payload * row, "{}: {} bytes of rows, not {}", c.name(),
+            rows.payload_bytes, payload * row);
+  USP_CHECK(rows.wire_bytes == wire * row, "{}: {} bytes on the wire, not {}", c.name(),
+            rows.wire_bytes, wire * row);
+  USP_CHECK(counts.calls == passes, "{} exchanges of counts in {} passes", counts.calls, passes);
+  USP_CHECK(counts.payload_bytes == numbers, "{} bytes of counts, not {}", counts.payload_bytes,
+            numbers);
+  USP_CHECK(counts.wire_bytes == numbers * (c.ep - 1) / c.ep, "{} bytes of counts on the wire",
+            counts.wire_bytes);
+}
+
+TEST_CASE("the ledger of ep is the rows that the routers count, without those that stay") {
+  for (const auto& [dp, tp, ep] : {std::tuple(2, 1, 2), {4, 1, 4}, {4, 1, 2}, {2, 2, 4}}) {
+    for (const char* recompute : {"none", "full"}) {
+      ExpertCase c = plain_experts(dp, ep);
+      c.tp = tp;
+      if (tp > 1) c.sequence = "again";
+      c.capacity = 1;
+      c.grad_acc_steps = 2;
+      c.recompute = recompute;
+      run_threads(static_cast<int>(c.ranks()),
+                  [&](const Communicator& world) { check_ledger(world, c); });
+    }
+  }
+}
+
+TEST_CASE("experts on paper: rank 37 of 64 sends what even popularity makes it send") {
+  OnDevice meta(Device::meta);
+  ExpertCase c = plain_experts(64, 8);
+  c.experts = 16;
+  c.top_k = 3;
+  c.micro_batch_size = 5;
+  TrainConfig config = expert_config(c);
+  config.seq_len = 5;
+  config.dtype = "bf16";
+  DryEngine engine(37, 64);
+  const Mesh mesh(Communicator::world(engine), config.mesh());
+  Trainer trainer(config, nullptr, mesh);
+  trainer.train_step(0);
+  // 25 tokens make 75 choices: 5 for experts 0 to 10, 4 for the others. Rank 37 is the sixth of its
+  // group and holds experts 10 and 11; each of 8 ranks sends it 5 + 4 rows, also it itself.
+  const int64_t layers = config.model.num_layers, row = config.model.hidden_size * 2;
+  const Ledger& ledger = meta.runtime.ledger();
+  const Ledger::Entry rows = ledger.get("ep", CommKind::all_to_all);
+  REQUIRE(rows.calls == 4 * layers);
+  REQUIRE(rows.payload_bytes == layers * 2 * (75 + 8 * 9) * row);
+  REQUIRE(rows.wire_bytes == layers * 2 * (75 - 9 + 7 * 9) * row);
+  REQUIRE(ledger.get("ep_counts", CommKind::all_to_all).payload_bytes == layers * 16 * 4);
+  REQUIRE(meta.allocator().live_bytes(Category::activations) == 0);
+}
+
+/// The refusal of a command line, "" if there is none.
+std::string refusal_of(std::vector<std::string> flags) {
+  flags.insert(flags.begin(), {"program", "--hidden_size", "32", "--num_heads", "4",
+                               "--num_kv_heads", "4", "--num_layers", "3", "--seq_len", "16"});
+  std::vector<const char*> words;
+  for (const std::string& flag : flags) words.push_back(flag.c_str());
+  TrainConfig config;
+  Args args("A test.");
+  config.bind(args);
+  try {
+    args.parse(static_cast<int>(words.size()), words.data());
+    config.validate(args);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST_CASE("flags of experts are refused with what would do") {
+  const auto refuses = [](const std::string& flags, const std::string& message) {
+    std::istringstream stream(flags);
+    const std::vector<std::string> words{std::istream_iterator<std::string>(stream), {}};
+    CAPTURE(flags);
+    REQUIRE(refusal_of(words).find(message) == 0);
+    REQUIRE(message.empty() == refusal_of(words).empty());
+  };
+  refuses("--num_experts 6 --ep_size 4", "ep_size=4 must divide num_experts=6; try 1, 2, 3 or 6");
+  refuses("--num_experts 6 --ep_size 3", "");
+  refuses("--num_experts 4 --num_experts_per_tok 5", "num_experts_per_tok=5 must");
+  refuses("--num_experts 4 --num_experts_per_tok 4", "");
+  refuses("--num_experts 8 --expert_nodes 3",
+          "expert_nodes=3 must divide num_experts=8; try 1, 2,");
+  refuses(
+      "--num_experts 8 --num_experts_per_tok 3 --expert_nodes 4 --route_nodes 1",
+      "route_nodes=1 nodes of 2 experts are fewer than num_experts_per_tok=3; try route_nodes 2");
+  refuses("--num_experts 8 --num_experts_per_tok 3 --expert_nodes 4 --route_nodes 2", "");
+  refuses("--num_experts 8 --capacity_factor 0",
+          "capacity_factor=0 must be above 0 and at most 65536; try 1.25, or leave it out");
+  refuses("--num_experts 8 --capacity_factor nan", "capacity_factor=nan must be above 0");
+  refuses("--num_experts 8 --capacity_factor 1.25", "");
+  refuses("--num_experts 8 --tp_size 2",
+          "experts with tp_size=2 need each token on one rank of tp; add --sequence_parallel");
+  refuses("--num_experts 8 --tp_size 2 --sequence_parallel", "");
+  refuses("--num_experts 8 --moe_ffn_hidden_size 9 --tp_size 2 --sequence_parallel --expert_tp",
+          "expert_tp: tp_size=2 must divide the experts' width of 9; try 1, 3 or 9");
+  refuses("--num_experts 8 --first_dense_layers 4", "first_dense_layers=4 must");
+  refuses("--num_experts 8 --balance_coef 0.1", "balance_coef is for balance=sample or batch");
+  refuses("--num_experts 8 --balance sample --balance_coef 0.1", "");
+  refuses("--num_experts 8 --balance sample --bias_update_rate 0.1", "bias_update_rate is for");
+  refuses("--num_experts 8 --balance bias --bias_update_rate 0.1", "");
+  refuses("--ep_size 2", "ep_size=2 shares out experts; try --num_experts 8");
+  for (const char* flag : {"num_experts_per_tok 2", "num_shared_experts 1", "router_score sigmoid",
+                           "norm_topk_prob", "route_nodes 0", "expert_tp", "balance bias",
+                           "capacity_factor 1.25", "router_z_loss_coef 0.001"}) {
+    const std::string words = flag, name = words.substr(0, words.find(' '));
+    refuses("--" + words, name + " needs experts; try --num_experts 8");
+    if (name != "expert_tp") refuses("--num_experts 8 --" + words, "");
+  }
+  DryEngine engine(0, 4);
+  check_throws<UsageError>(
+      [&] { Mesh(Communicator::world(engine), {.dp = 2, .tp = 2, .ep = 3, .ep_over_tp = true}); },
+      {"ep_size=3 must divide dp_size*cp_size*tp_size=4; try 1, 2 or 4"});
+  check_throws<UsageError>([&] { Mesh(Communicator::world(engine), {.dp = 2, .tp = 2, .ep = 4}); },
+                           {"ep_size=4 must divide dp_size*cp_size=2; try 1 or 2"});
+}
+
+}  // namespace
+}  // namespace usp::test

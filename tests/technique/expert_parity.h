@@ -1,0 +1,317 @@
+#pragma once
+
+#include "pipeline_parity.h"
+#include "router.h"
+
+/// Training of a mixture of experts on a mesh of pp x dp x cp x tp ranks, of which ep share out the
+/// experts, next to training on one rank.
+namespace usp::test {
+
+/// A point in the space of layouts and routers; strings and numbers as the flags have them.
+struct ExpertCase : PipelineCase {
+  int64_t ep = 1, experts = 4, top_k = 2;
+  const char* router = "softmax";
+  bool norm_topk_prob = false;
+  double scaling = 1, z_loss = 0;
+  const char* balance = "none";
+  double capacity = 0;
+  int64_t shared = 0, nodes = 1, route_nodes = 0, dense_layers = 0;
+  bool expert_tp = false;
+  int64_t micro_batch_size = 1, shard_size = 0;
+  const char* dtype = "f64";
+  /// Of the first step's choices, by expert, in every layer; with balance bias.
+  std::vector<double> biases = {};
+
+  std::string name() const {
+    return fmt::format(
+        "ep {} experts {} k {} {} norm {} scale {} z {} balance {} capacity {} shared {} nodes "
+        "{}/{} dense {} expert_tp {} b {} biases {} {} shards {} {}",
+        ep, experts, top_k, router, norm_topk_prob, scaling, z_loss, balance, capacity, shared,
+        route_nodes, nodes, dense_layers, expert_tp, micro_batch_size, biases, dtype, shard_size,
+        PipelineCase::name());
+  }
+  int64_t samples() const { return micro_batch_size * grad_acc_steps * dp; }  ///< of a step
+};
+
+/// Nothing but experts, on so many ranks of dp.
+inline ExpertCase plain_experts(int64_t dp, int64_t ep) {
+  ExpertCase c{{{1, dp, 2, "off", false, 0, "none", "blockwise", "weight_grad", 1}}};
+  c.ep = ep;
+  return c;
+}
+
+/// Samples of eight tokens; an expert is narrower than a dense MLP. Factors of losses and biases
+/// are large enough for three steps to show them.
+inline TrainConfig expert_config(const ExpertCase& c) {
+  TrainConfig config = pipeline_config(c);
+  config.dtype = c.dtype;
+  config.data_parallel.shard_size = c.shard_size;
+  config.micro_batch_size = c.micro_batch_size;
+  config.model.experts = {.num_experts = c.experts,
+                          .num_experts_per_tok = c.top_k,
+                          .moe_ffn_hidden_size = 8,
+                          .num_shared_experts = c.shared,
+                          .first_dense_layers = c.dense_layers,
+                          .router_score = c.router,
+                          .norm_topk_prob = c.norm_topk_prob,
+                          .routed_scaling_factor = c.scaling,
+                          .expert_nodes = c.nodes,
+                          .route_nodes = c.route_nodes};
+  config.expert_parallel = {.ep_size = c.ep,
+                            .expert_tp = c.expert_tp,
+                            .balance = c.balance,
+                            .balance_coef = 0.1,
+                            .router_z_loss_coef = c.z_loss,
+                            .bias_update_rate = 0.02,
+                            .capacity_factor = c.capacity};
+  return config;
+}
+
+/// The case on one rank, with all samples at once.
+inline TrainConfig alone_config(const ExpertCase& c) {
+  ExpertCase one = c;
+  one.ep = one.pp = one.chunks = one.cp = one.tp = one.dp = one.grad_acc_steps = 1;
+  one.micro_batch_size = c.samples();
+  one.shard_size = 0;
+  one.schedule = "1f1b";
+  one.in_turns = one.expert_tp = false;
+  one.sequence = "off";
+  one.zero_stage = 0;
+  one.recompute = "none";
+  one.overlap = "none";
+  TrainConfig config = expert_config(one);
+  config.model.num_layers = c.num_layers();
+  return config;
+}
+
+/// Whether the layout and the router exist, and every setting of them asks for something.
+inline bool has_meaning(const ExpertCase& c) {
+  const int64_t expert_ranks = c.dp * c.cp * (c.expert_tp ? 1 : c.tp);
+  if (c.ranks() > 16 || expert_ranks % c.ep != 0 || c.experts % c.ep != 0) return false;
+  if ((c.tp > 1) != (c.sequence != std::string_view("off"))) return false;
+  if (c.tp == 1 && (c.expert_tp || c.overlap != std::string_view("weight_grad"))) return false;
+  const bool halves = c.overlap == std::string_view("batch_halves");
+  if (halves && (c.pp > 1 || c.micro_batch_size % 2 != 0)) return false;
+  if (c.pp == 1 && (c.in_turns || c.schedule != "1f1b")) return false;
+  const int64_t reach = (c.route_nodes > 0 ? c.route_nodes : c.nodes) * (c.experts / c.nodes);
+  if (reach < c.top_k) return false;
+  // The gate of a single choice is 1 and has no gradient but noise.
+  if (c.top_k == 1 && c.norm_topk_prob) return false;
+  PipelineCase pipeline = c;
+  if (halves) pipeline.overlap = "none";
+  return has_meaning(pipeline) || (halves && c.tp > 1);
+}
+
+/// Cases among which every pair of values occurs, then so many at random.
+inline std::vector<ExpertCase> expert_cases(size_t random) {
+  const std::vector<const char*> balance = {"none", "sample", "batch", "bias"};
+  const std::vector<double> capacity = {0, 1, 0.5};
+  const std::vector<std::pair<int64_t, int64_t>> nodes = {{1, 0}, {2, 1}, {4, 2}};
+  const std::vector<const char*> sequence = {"off", "again", "kept"};
+  const std::vector<std::pair<int64_t, const char*>> stages = {
+      {1, "1f1b"},     {2, "1f1b"},        {2, "zb_h1"},
+      {2, "dualpipe"}, {2, "interleaved"}, {2, "dualpipe_v"}};
+  const std::vector<const char*> recompute = {"none", "selective", "full"};
+  const std::vector<const char*> overlap = {"none", "weight_grad", "chunks", "batch_halves"};
+  const auto at = [&](const Point& p) {
+    ExpertCase c{
+        {{int64_t{1} << p[0], int64_t{1} << p[1], 2, sequence[p[2]], p[3] == 1, int64_t(p[4]),
+          recompute[p[5]], "blockwise", overlap[p[6]], int64_t{1} << p[7]}}};
+    c.cp = int64_t(1 + p[8]);
+    std::tie(c.pp, c.schedule) = stages[p[9]];
+    if (c.schedule == "interleaved") c.chunks = 2;
+    c.in_turns = p[10] == 1;
+    c.ep = int64_t{1} << p[11];
+    c.experts = int64_t{4} << p[12];
+    c.top_k = int64_t{1} << p[13];
+    c.router = p[14] == 0 ? "softmax" : "sigmoid";
+    c.norm_topk_prob = p[15] == 1;
+    c.scaling = p[16] == 0 ? 1 : 2.5;
+    c.balance = balance[p[17]];
+    c.capacity = capacity[p[18]];
+    c.shared = int64_t(p[19]);
+    std::tie(c.nodes, c.route_nodes) = nodes[p[20]];
+    c.dense_layers = int64_t(p[21]);
+    c.expert_tp = p[22] == 1;
+    c.z_loss = p[23] == 0 ? 0 : 0.01;
+    c.micro_batch_size = int64_t(1 + p[24]);
+    return c;
+  };
+  std::vector<ExpertCase> cases;
+  for (const Point& point :
+       cover_pairs({3, 4, 3, 2, 4, 3, 4, 3, 2, 6, 2, 4, 3, 3, 2, 2, 2, 4, 3, 2, 3, 2, 2, 2, 2},
+                   random, [&](const Point& p) { return has_meaning(at(p)); })) {
+    cases.push_back(at(point));
+  }
+  return cases;
+}
+
+/// What a run has come to, whatever its layout: also where its tokens have gone.
+struct ExpertResult {
+  TrainedState trained;
+  double evaluation = 0;
+  std::vector<double> expert_losses;                   ///< of each step
+  std::vector<std::map<int64_t, SeenLoad>> loads;      ///< of each step, by layer
+  std::map<std::string, std::vector<double>> buffers;  ///< biases and the like, after the last one
+};
+
+/// Lets the routers begin with the biases of the case.
+inline void set_biases(Trainer& trainer, const ExpertCase& c) {
+  if (c.biases.empty()) return;
+  for (Parameter* buffer : trainer.expert_load().buffers()) buffer->value.assign(c.biases);
+}
+
+/// Of the last step; collective, once a step.
+inline std::map<int64_t, SeenLoad> seen_by_layer(Trainer& trainer, const TrainConfig& config) {
+  std::map<int64_t, SeenLoad> loads;
+  for (const SeenLoad& load : trainer.expert_load().seen(config.tokens_per_step())) {
+    loads.emplace(load.layer, load);
+  }
+  return loads;
+}
+
+/// Trains the case on one rank; the steps are those of an everyday test.
+inline ExpertResult expert_reference(const ExpertCase& c, const Dataset& dataset,
+                                     int64_t steps = 3) {
+  const OnDevice cpu;
+  const TrainConfig config = alone_config(c);
+  SoloTrainer solo(config, &dataset);
+  set_biases(solo, c);
+  ExpertResult result;
+  for (int64_t step = 0; step < steps; ++step) {
+    solo.train_step(step);
+    const StepMetrics metrics = solo.report(step, 0);
+    result.trained.losses.push_back(metrics.loss);
+    result.trained.grad_norms.push_back(metrics.grad_norm);
+    result.expert_losses.push_back(solo.expert_load().loss());
+    result.loads.push_back(seen_by_layer(solo, config));
+  }
+  result.trained.tensors = train(solo, 0).tensors;
+  for (const Parameter* buffer : solo.expert_load().buffers()) {
+    result.buffers[buffer->name] = buffer->value.items();
+  }
+  result.evaluation = solo.evaluate();
+  return result;
+}
+
+/// Throws Error where a layer of this rank has other counts, drops or entropy.
+inline void expect_same_loads(const std::map<int64_t, SeenLoad>& found,
+                              const std::map<int64_t, SeenLoad>& expected,
+                              const std::string& what) {
+  for (const auto& [layer, load] : found) {
+    const SeenLoad& other = expected.at(layer);
+    USP_CHECK(load.counts == other.counts, "{}: layer {} has counts {}, one rank {}", what, layer,
+              load.counts, other.counts);
+    USP_CHECK(load.dropped == other.dropped, "{}: layer {} drops {}, one rank {}", what, layer,
+              load.dropped, other.dropped);
+    expect_close({load.entropy}, {other.entropy}, 1e-10, what + ": entropy");
+  }
+}
+
+/// Trains the case over all ranks of `world`. Throws Error on the first difference from one rank.
+inline void check_expert_parity(const Communicator& world, const ExpertCase& c,
+                                const Dataset& dataset, const ExpertResult& expected) {
+  const TrainConfig config = expert_config(c);
+  const Mesh mesh(world, config.mesh());
+  Trainer trainer(config, &dataset, mesh);
+  set_biases(trainer, c);
+  const TrainedState& state = expected.trained;
+  for (size_t i = 0; i < state.losses.size(); ++i) {
+    const auto step = static_cast<int64_t>(i);
+    trainer.train_step(step);
+    const StepMetrics metrics = trainer.report(step, 0);
+    expect_close({metrics.loss}, {state.losses[i]}, 1e-10, c.name() + ": loss");
+    expect_close({metrics.grad_norm}, {state.grad_norms[i]}, 1e-10, c.name() + ": gradient norm");
+    expect_close({world.sum(trainer.expert_load().loss())}, {expected.expert_losses[i]}, 1e-10,
+                 c.name() + ": expert loss");
+    expect_same_loads(seen_by_layer(trainer, config), expected.loads[i],
+                      fmt::format("{}: step {}", c.name(), step));
+  }
+  expect_same_parameters(trainer, state, 1e-10, c.name());
+  for (const Parameter* buffer : trainer.expert_load().buffers()) {
+    expect_close(buffer->value.items(), expected.buffers.at(buffer->name), 1e-10,
+                 c.name() + ": " + buffer->name);
+  }
+  double elements = 0;
+  for (const TrainedState::Named& tensor : state.tensors) elements += double(tensor.values.size());
+  const double counted = world.sum(double(trainer.model().parameters().counted()));
+  USP_CHECK(counted == elements / 4, "{}: {} elements counted, the model has {}", c.name(), counted,
+            elements / 4);
+  expect_close({trainer.evaluate()}, {expected.evaluation}, 1e-10, c.name() + ": evaluation");
+}
+
+/// A model with experts and what its routers count, outside of a Trainer: one forward and backward
+/// pass after the other, of which a test sees what is kept in between.
+class ExpertModel {
+ public:
+  ExpertModel(const TrainConfig& config, const Mesh& mesh)
+      : config_(config),
+        mesh_(mesh),
+        context_(config.context_parallel, mesh.cp()),
+        experts_(config.expert_parallel, mesh),
+        load_(std::make_shared<ExpertLoad>(config.expert_parallel, std::vector{mesh.stage()})),
+        model_(config, TensorRegion(config.tensor_parallel, mesh.tp()), context_,
+               blocks_of_rank(config, 0), experts_, load_),
+        grads_(model_.parameters()),
+        loss_(Tensor::zeros({1}, DType::f64)) {
+    model_.parameters().allocate(parse_dtype(config.dtype), /*seed=*/1);
+    load_->allocate(config.model.experts.num_experts, parse_dtype(config.dtype));
+    load_->begin_step();
+  }
+
+  /// This rank's micro-batches of a global batch of random tokens.
+  std::vector<Pass> passes(uint64_t seed = 3) const {
+    Random random(seed);
+    const int64_t S = config_.seq_len, B = config_.micro_batch_size;
+    const int64_t vocab_size = config_.model.vocab_size;
+    const std::vector<int32_t> tokens = random.tokens(config_.tokens_per_step(), vocab_size);
+    const std::vector<int32_t> targets = random.tokens(config_.tokens_per_step(), vocab_size);
+    std::vector<Pass> passes;
+    for (int64_t i = 0; i < config_.grad_acc_steps; ++i) {
+      Pass pass;
+      pass.micro_batch = i;
+      pass.num_samples = B;
+      pass.seq_len = S;
+      pass.first_sample = (i * mesh_.dp().size() + mesh_.dp().rank()) * B;
+      pass.loss_scale = 1 / double(config_.tokens_per_step());
+      pass.loss = loss_;
+      const auto begin = pass.first_sample * S, end = begin + B * S;
+      context_.take_rows({tokens.begin() + begin, tokens.begin() + end},
+                         {targets.begin() + begin, targets.begin() + end}, pass);
+      passes.push_back(std::move(pass));
+    }
+    return passes;
+  }
+
+  Model& model() { return model_; }
+  Grads& grads() { return grads_; }
+  ParameterList& parameters() { return model_.parameters(); }
+  ExpertLoad& load() { return *load_; }
+  /// Cross entropy and what the routers add, on this rank.
+  double loss() const { return loss_.item() + load_->loss(); }
+  void forget_losses() {
+    ops::fill(loss_, 0);
+    load_->begin_step();
+  }
+
+ private:
+  TrainConfig config_;
+  const Mesh& mesh_;
+  ContextGroup context_;
+  ExpertGroup experts_;
+  std::shared_ptr<ExpertLoad> load_;
+  Model model_;
+  Grads grads_;
+  Tensor loss_;
+};
+
+/// Where the tokens of a forward pass have gone, layer by layer.
+inline std::vector<Routing> routings_of(Model::Activations& activations) {
+  std::vector<Routing> routings;
+  for (BlockSaved& saved : activations) {
+    if (saved.has<Routing>()) routings.push_back(saved.get<Routing>());
+  }
+  return routings;
+}
+
+}  // namespace usp::test

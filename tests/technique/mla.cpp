@@ -1,0 +1,576 @@
+#include "mla.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "context_parity.h"
+#include "memory.h"
+#include "pipeline_parity.h"
+#include "run/sample.h"
+#include "window.h"
+
+/// Multi-head latent attention: its gradient, its layouts over ranks, its cache, its memory.
+namespace usp::test {
+namespace {
+
+constexpr int64_t kSteps = 2;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
+/// Of widths that differ from each other, so that none stands in for another.
+MlaShape latent_shape(int64_t q_lora_rank) {
+  MlaShape mla;
+  mla.attention_kind = "mla";
+  mla.q_lora_rank = q_lora_rank;
+  mla.kv_lora_rank = 7;
+  mla.qk_nope_head_dim = 3;
+  mla.qk_rope_head_dim = 4;
+  mla.v_head_dim = 5;
+  return mla;
+}
+
+ModelConfig tiny_latent(int64_t q_lora_rank) {
+  ModelConfig config = tiny_model();
+  config.num_kv_heads = config.num_heads;
+  config.mla = latent_shape(q_lora_rank);
+  return config;
+}
+
+TEST_CASE("latent attention: the gradient agrees with finite differences in every parameter") {
+  const OnDevice cpu;
+  ModelConfig whole_values = tiny_latent(9), no_query_latent = tiny_latent(0);
+  whole_values.mla.v_head_dim = whole_values.mla.head_dim();
+  for (const ModelConfig& config : {tiny_latent(9), whole_values, no_query_latent}) {
+    for (bool naive : {true, false}) {
+      for (int64_t micro_batches : {1, 2}) {
+        CAPTURE(config.mla.q_lora_rank, config.mla.v_head_dim, naive, micro_batches);
+        Window window(config, naive, micro_batches);
+        window.backward();
+        for (size_t i = 0; i < window.parameters().size(); ++i) {
+          const Parameter& parameter = window.parameters()[i];
+          check_gradient(
+              parameter.grad, parameter.value, [&] { return window.loss(); }, parameter.name,
+              /*samples=*/6, /*tolerance=*/1e-8);
+        }
+      }
+    }
+  }
+}
+
+/// softmax(q k / sqrt(nope + rope)) v of one sample, from the weights of layer 0 and the input of
+/// the block, by the formulas of the paper and by nothing else: sums over indices.
+class ByHand {
+ public:
+  ByHand(Model& model, const ModelConfig& config) : model_(model), config_(config) {}
+
+  /// x [S][H] -> x + attention
+  std::vector<Values> attention(const std::vector<Values>& x) const {
+    const MlaShape& m = config_.mla;
+    const int64_t S = std::ssize(x), N = config_.num_heads, C = m.kv_lora_rank;
+    const int64_t nope = m.qk_nope_head_dim, rope = m.qk_rope_head_dim, V = m.v_head_dim;
+    std::vector<Values> q, kv, k_rope, y;
+    for (int64_t s = 0; s < S; ++s) {
+      const Values h = norm(x[s], "input_layernorm");
+      q.push_back(m.q_lora_rank == 0
+                      ? times("self_attn.q_proj", h)
+                      : times("self_attn.q_b_proj",
+                              norm(times("self_attn.q_a_proj", h), "self_attn.q_a_layernorm")));
+      const Values both = times("self_attn.kv_a_proj_with_mqa", h);
+      const Values c(both.begin(), both.begin() + C);
+      kv.push_back(times("self_attn.kv_b_proj", norm(c, "self_attn.kv_a_layernorm")));
+      k_rope.push_back(turn({both.begin() + C, both.end()}, s));
+    }
+    for (int64_t s = 0; s < S; ++s) {
+      Values heads;
+      for (int64_t n = 0; n < N; ++n) {
+        const auto first = q[s].begin() + n * (nope + rope);
+        const Values q_rope = turn({first + nope, first + nope + rope}, s);
+        Values weights;
+        for (int64_t key = 0; key <= s; ++key) {
+          const auto k = kv[key].begin() + n * (nope + V);
+          const double score =
+              std::inner_product(first, first + nope, k, 0.0) +
+              std::inner_product(q_rope.begin(), q_rope.end(), k_rope[key].begin(), 0.0);
+          weights.push_back(std::exp(score / std::sqrt(double(nope + rope))));
+        }
+        const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+        for (int64_t v = 0; v < V; ++v) {
+          double value = 0;
+          for (int64_t key = 0; key <= s; ++key) {
+            value += weights[key] / sum * kv[key][n * (nope + V) + nope + v];
+          }
+          heads.push_back(value);
+        }
+      }
+      y.push_back(times("self_attn.o_proj", heads));
+      for (size_t h = 0; h < y[s].size(); ++h) y[s][h] += x[s][h];
+    }
+    return y;
+  }
+
+ private:
+  Tensor weight(const std::string& name) const {
+    return model_.parameters().find("model.layers.0." + name + ".weight").value;
+  }
+  Values times(const std::string& name, const Values& x) const {
+    const Tensor w = weight(name);
+    const Values values = w.items();
+    Values y(w.size(0));
+    for (size_t o = 0; o < y.size(); ++o) {
+      y[o] = std::inner_product(x.begin(), x.end(), values.begin() + o * x.size(), 0.0);
+    }
+    return y;
+  }
+  Values norm(Values x, const std::string& name) const {
+    const Values w = weight(name).items();
+    const double square = std::inner_product(x.begin(), x.end(), x.begin(), 0.0);
+    for (size_t i = 0; i < x.size(); ++i) {
+      x[i] *= w[i] / std::sqrt(square / double(w.size()) + config_.rms_norm_eps);
+    }
+    return x;
+  }
+  Values turn(Values x, int64_t position) const {
+    const size_t pairs = x.size() / 2;
+    for (size_t c = 0; c < pairs; ++c) {
+      const double angle =
+          double(position) * std::pow(config_.rope_theta, -double(c) / double(pairs));
+      const double a = x[c], b = x[c + pairs];
+      x[c] = a * std::cos(angle) - b * std::sin(angle);
+      x[c + pairs] = a * std::sin(angle) + b * std::cos(angle);
+    }
+    return x;
+  }
+
+  Model& model_;
+  ModelConfig config_;
+};
+
+TEST_CASE("latent attention is what the formulas of the paper say") {
+  const OnDevice cpu;
+  for (int64_t q_lora_rank : {0, 9}) {
+    for (bool naive : {true, false}) {
+      CAPTURE(q_lora_rank, naive);
+      const ModelConfig config = tiny_latent(q_lora_rank);
+      Model model = allocated_model(config, kSeqLen, DType::f64, probabilities_of(naive), 1);
+      randomize(model.parameters(), 2);
+      Random random(3);
+      std::vector<Values> x;
+      Values all;
+      for (int64_t s = 0; s < kSeqLen; ++s) {
+        x.push_back(random.normals(config.hidden_size, 1));
+        all.insert(all.end(), x[s].begin(), x[s].end());
+      }
+      Pass pass;
+      pass.num_samples = 1;
+      pass.positions = Positions(0, kSeqLen);
+      BlockSaved saved;
+      const Tensor y = model.chunk(0)[1][0]->forward(
+          Tensor::from_host(all, {kSeqLen, config.hidden_size}, DType::f64), saved, pass);
+      Values expected;
+      for (const Values& row : ByHand(model, config).attention(x)) {
+        expected.insert(expected.end(), row.begin(), row.end());
+      }
+      check_close(y, expected, 1e-12);
+    }
+  }
+}
+
+// ---- layouts
+
+/// A layout of the pipeline's kind, and how tokens are shared out over cp.
+struct LatentCase : PipelineCase {
+  int64_t q_lora_rank = 9;
+  const char* method = "ring";
+  const char* cp_recompute = "exchange";
+
+  std::string name() const {
+    return fmt::format("q_lora_rank {} {} {} {}", q_lora_rank, method, cp_recompute,
+                       PipelineCase::name());
+  }
+};
+
+TrainConfig latent_config(const LatentCase& c) {
+  TrainConfig config = pipeline_config(c);
+  config.model.num_kv_heads = config.model.num_heads;
+  config.model.mla = latent_shape(c.q_lora_rank);
+  config.context_parallel.cp_method = c.method;
+  config.context_parallel.cp_recompute = c.cp_recompute;
+  return config;
+}
+
+TrainConfig latent_alone(const LatentCase& c) {
+  TrainConfig config = alone_config(c);
+  config.model.num_kv_heads = config.model.num_heads;
+  config.model.mla = latent_shape(c.q_lora_rank);
+  return config;
+}
+
+bool has_meaning(const LatentCase& c) {
+  const auto is = [](const char* value, std::string_view name) { return value == name; };
+  if (c.ranks() > 8 || (c.cp == 1 && !is(c.method, "ring"))) return false;
+  if (c.tp == 1 && (!is(c.sequence, "off") || !is(c.overlap, "weight_grad"))) return false;
+  if (is(c.method, "ulysses") && 4 / c.tp % c.cp != 0) return false;
+  return !is(c.cp_recompute, "keep") ||
+         (c.cp > 1 && is(c.recompute, "full") && is(c.attention, "blockwise"));
+}
+
+std::vector<LatentCase> latent_cases(size_t random) {
+  const std::vector<const char*> sequence = {"off", "again", "kept"};
+  const std::vector<const char*> recompute = {"none", "selective", "full"};
+  const std::vector<const char*> overlap = {"none", "weight_grad", "chunks"};
+  const std::vector<const char*> method = {"ring", "all_gather", "ulysses"};
+  const auto at = [&](const Point& p) {
+    LatentCase c{
+        {{int64_t(1) << p[0], int64_t(1 + p[1]), 4, sequence[p[2]], false, int64_t(p[3]),
+          recompute[p[4]], p[5] == 0 ? "naive" : "blockwise", overlap[p[6]], p[7] == 0 ? 2 : 4}}};
+    c.pp = int64_t(1 + p[8]);
+    c.cp = int64_t(1 + p[9]);
+    c.method = method[p[10]];
+    c.cp_recompute = p[11] == 0 ? "exchange" : "keep";
+    c.q_lora_rank = p[12] == 0 ? 0 : 9;
+    c.schedule = p[13] == 0 ? "1f1b" : "zb_h1";
+    return c;
+  };
+  std::vector<LatentCase> cases;
+  for (const Point& point : cover_pairs({3, 2, 3, 4, 3, 2, 3, 2, 2, 2, 3, 2, 2, 2}, random,
+                                        [&](const Point& p) { return has_meaning(at(p)); })) {
+    cases.push_back(at(point));
+  }
+  return cases;
+}
+
+TEST_CASE("latent attention over tp, cp and pp is training on one rank") {
+  const RandomTokens tokens(61);
+  const TokenFile file(tokens.path(), 2, 61);
+  const Dataset dataset(file, 8, 0.1, DataOrder::shuffled, 0);
+  std::map<std::tuple<int64_t, int64_t, int64_t>, TrainedState> references;
+  const std::vector<LatentCase> cases = latent_cases(kSanitized ? 0 : 6);
+  for (size_t i = 0; i < cases.size(); i += kSanitized ? 6 : 1) {
+    const LatentCase& c = cases[i];
+    CAPTURE(c.name());
+    TrainedState& expected = references[{c.num_layers(), c.grad_acc_steps * c.dp, c.q_lora_rank}];
+    if (expected.losses.empty()) {
+      const OnDevice cpu;
+      SoloTrainer solo(latent_alone(c), &dataset);
+      expected = train(solo, kSteps);
+    }
+    const TrainConfig config = latent_config(c);
+    run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
+      const Mesh mesh(world, config.mesh());
+      Trainer trainer(config, &dataset, mesh);
+      const ContextTraffic over_cp = sent_over_cp(world);
+      const TensorTraffic over_tp = sent_over_tp(world);
+      const TrainedState found = train(trainer, kSteps, nullptr);
+      if (c.pp == 1) {  // the formulas are of a whole model
+        check_tensor_traffic(world, config, over_tp, kSteps, c.name());
+        check_context_traffic(world, config, over_cp, kSteps, c.name());
+      }
+      expect_close(found.losses, expected.losses, 1e-10, c.name() + ": loss");
+      expect_close(found.grad_norms, expected.grad_norms, 1e-10, c.name() + ": gradient norm");
+      expect_same_parameters(trainer, expected, 1e-10, c.name());
+      const double counted = world.sum(double(trainer.model().parameters().counted()));
+      USP_CHECK(counted == double(num_parameters(config.model)),
+                "{}: {} elements counted, the model has {}", c.name(), counted,
+                num_parameters(config.model));
+    });
+  }
+}
+
+// ---- decoding
+
+constexpr int64_t kSamples = 2, kPositions = 9;
+
+/// Positions [begin, end) of every sample.
+Pass pass_over(const std::vector<Values>& samples, int64_t begin, int64_t end) {
+  std::vector<int32_t> tokens;
+  for (const Values& sample : samples) {
+    tokens.insert(tokens.end(), sample.begin() + begin, sample.begin() + end);
+  }
+  Pass pass;
+  pass.num_samples = std::ssize(samples);
+  pass.positions = Positions(begin, end - begin);
+  pass.tokens = Tensor::from_host(tokens, {std::ssize(tokens)});
+  return pass;
+}
+
+std::vector<Values> random_samples() {
+  Random random(3);
+  std::vector<Values> samples;
+  for (int64_t i = 0; i < kSamples; ++i) {
+    const std::vector<int32_t> tokens = random.tokens(kPositions, tiny_model().vocab_size);
+    samples.emplace_back(tokens.begin(), tokens.end());
+  }
+  return samples;
+}
+
+Tensor decode(Model& model, KvCache& cache, int64_t begin, int64_t end) {
+  Pass pass = pass_over(random_samples(), begin, end);
+  pass.mode = Pass::Mode::decode;
+  pass.kv_cache = &cache;
+  return model.logits(pass);
+}
+
+TEST_CASE("logits from cached latents are those of a pass over the whole text") {
+  const OnDevice cpu;
+  struct Case {
+    DType dtype;
+    double tolerance;
+  };
+  for (const Case& c : {Case{DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::bf16, 0.1}}) {
+    for (int64_t q_lora_rank : {0, 9}) {
+      for (int64_t prompt : {1, 4}) {
+        CAPTURE(name(c.dtype), q_lora_rank, prompt);
+        Model model = allocated_model(tiny_latent(q_lora_rank), kPositions, c.dtype,
+                                      Probabilities::never_whole, 1);
+        randomize(model.parameters(), 2);
+        KvCache cache(kPositions);
+        for (int64_t begin = 0, end = prompt; end <= kPositions; begin = end, ++end) {
+          CAPTURE(begin, end);
+          const Tensor logits = decode(model, cache, begin, end);
+          const Tensor all = model.logits(pass_over(random_samples(), 0, end));
+          for (int64_t i = 0; i < kSamples; ++i) {
+            check_close(logits.narrow(0, i, 1), all.narrow(0, (i + 1) * end - 1, 1).items(),
+                        c.tolerance);
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Bytes of a cache for `capacity` positions, of which a few are there.
+int64_t cache_bytes(const ModelConfig& config, DType dtype, int64_t capacity) {
+  OnDevice meta(Device::meta);
+  Model model = allocated_model(config, kPositions, dtype, Probabilities::never_whole, 1);
+  const int64_t before = meta.allocator().live_bytes(Category::activations);
+  KvCache cache(capacity);
+  decode(model, cache, 0, 5);
+  return meta.allocator().live_bytes(Category::activations) - before;
+}
+
+TEST_CASE("the cache has C + rope numbers of a position, whatever the heads, and not 2 G D") {
+  const int64_t capacity = 100;
+  for (DType dtype : {DType::bf16, DType::f64}) {
+    for (int64_t num_heads : {2, 6}) {
+      ModelConfig latent = tiny_latent(9), grouped = tiny_model();
+      latent.num_heads = latent.num_kv_heads = num_heads;
+      grouped.num_heads = grouped.num_kv_heads = num_heads;
+      grouped.given_head_dim = 8;
+      const int64_t of_number = latent.num_layers * kSamples * capacity * bytes_of(dtype);
+      REQUIRE(latent.mla.cached() == 7 + 4);
+      REQUIRE(cache_bytes(latent, dtype, capacity) == of_number * (7 + 4));
+      REQUIRE(cache_bytes(grouped, dtype, capacity) == of_number * 2 * num_heads * 8);
+    }
+  }
+}
+
+TEST_CASE("a text is continued from cached latents that ranks share out, or from none") {
+  for (const auto& [tp, cp, zero] : {std::tuple{1, 4, 0}, {2, 2, 0}, {4, 1, 0}, {2, 1, 3}}) {
+    LatentCase c{{{tp, zero > 0 ? 2 : 1, 4, tp > 1 ? "again" : "off", false, zero, "none",
+                   "blockwise", "weight_grad", 1}}};
+    c.cp = cp;
+    CAPTURE(c.name());
+    TrainConfig config = latent_config(c), alone = latent_alone(c);
+    config.seq_len = alone.seq_len = 16;  // which the text outgrows
+    const RandomText text(config, 2000);
+    const auto continue_text = [&](Trainer& trainer, bool no_cache) {
+      Values logits;
+      SampleConfig sample;
+      sample.sample_tokens = 20;
+      sample.no_kv_cache = no_cache;
+      const auto keep = [&](const Pass& pass) {
+        const Tensor found = trainer.logits(pass);
+        const Values values = found.items();
+        logits.insert(logits.end(), values.begin(), values.end());
+        return found;
+      };
+      sample_tokens(keep, sample, config.seq_len, {1, 2, 3}, 5, [] { return false; });
+      return logits;
+    };
+    Values expected;
+    {
+      const OnDevice cpu;
+      SoloTrainer solo(alone, &text.dataset);
+      train(solo, kSteps);
+      expected = continue_text(solo, /*no_cache=*/true);
+    }
+    for (bool no_cache : {false, true}) {
+      run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
+        const Mesh mesh(world, config.mesh());
+        Trainer trainer(config, &text.dataset, mesh);
+        train(trainer, kSteps, &world);
+        expect_close(continue_text(trainer, no_cache), expected, 1e-10, c.name() + ": logits");
+      });
+    }
+  }
+}
+
+// ---- memory and operations
+
+/// Runs a block forward and backward on meta.
+void check_footprint(const ModelConfig& config, const PassShape& shape,
+                     Probabilities probabilities) {
+  OnDevice meta(Device::meta);
+  const Llama llama(config, {shape.seq_len, shape.dtype, probabilities});
+  Model model([&](int64_t block, ParameterList& list) { return llama.build(block, list); },
+              {{1, 2}});
+  model.parameters().allocate(shape.dtype, 1);
+  Grads grads(model.parameters());
+  grads.begin_window(1);
+  Pass pass;
+  pass.num_samples = shape.num_samples;
+  pass.positions = Positions(0, shape.seq_len);
+  Segment& attention = *model.chunk(0)[0][0];
+  const Footprint expected = attention.footprint(shape);
+  const int64_t kept =
+      std::accumulate(expected.kept.begin(), expected.kept.end(), int64_t{0},
+                      [](int64_t sum, const NamedBytes& part) { return sum + part.bytes; });
+  Allocator& allocator = meta.allocator();
+  const Tensor x = Tensor::empty({shape.tokens(), config.hidden_size}, shape.dtype);
+  int64_t live = allocator.live_bytes(Category::activations);
+  allocator.reset_peaks();
+  BlockSaved saved;
+  Tensor y = attention.forward(x, saved, pass);
+  REQUIRE(y.bytes() == expected.output.bytes);
+  REQUIRE(allocator.live_bytes(Category::activations) - live == kept + y.bytes());
+  REQUIRE(allocator.peak_bytes(Category::activations) - live == kept + expected.forward_peak);
+  live = allocator.live_bytes(Category::activations);
+  allocator.reset_peaks();
+  Grads::Deferred weights;
+  for (bool split : {false, true}) {
+    if (split) attention.forward(x, saved, pass), grads.begin_window(1), grads.defer_to(&weights);
+    allocator.reset_peaks();
+    attention.backward(y, saved, grads, pass);
+    const int64_t most =
+        split ? std::max(expected.split_peak, expected.backward_peak) : expected.backward_peak;
+    REQUIRE(allocator.peak_bytes(Category::activations) - live == expected.recomputed + most);
+  }
+  const int64_t own = x.bytes() + y.bytes();  // alive anyway, and of what is held
+  REQUIRE(allocator.live_bytes(Category::activations) + kept - live - expected.held == -own);
+}
+
+TEST_CASE("latent attention asks for the bytes that its footprint says, and for no more") {
+  ModelConfig whole_values = tiny_latent(9), wide = tiny_latent(9), wide_latent = tiny_latent(60);
+  whole_values.mla.v_head_dim = whole_values.mla.head_dim();
+  wide.mla.qk_nope_head_dim = 30;
+  wide_latent.mla.kv_lora_rank = 90;
+  for (DType dtype : kFloatDTypes) {
+    for (Probabilities probabilities :
+         {Probabilities::never_whole, Probabilities::stored, Probabilities::recomputed}) {
+      for (const ModelConfig& m :
+           {tiny_latent(0), tiny_latent(9), whole_values, wide, wide_latent}) {
+        for (int64_t seq_len : {1, 5, 40}) {
+          CAPTURE(name(dtype), int(probabilities), m.mla.q_lora_rank, m.mla.kv_lora_rank,
+                  m.mla.qk_nope_head_dim, m.mla.v_head_dim, seq_len);
+          check_footprint(m, {3, seq_len, dtype}, probabilities);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("states, activations and operations of a rank are those of the formulas") {
+  for (const LatentCase& c : latent_cases(20)) {
+    // Where heads or latents are wide, attention asks for most.
+    for (const auto& [dtype, heads, latents] :
+         {std::tuple{"f64", 1, 1}, {"f64", 8, 1}, {"bf16", 8, 1}, {"bf16", 1, 16}}) {
+      CAPTURE(c.name(), dtype, heads, latents);
+      TrainConfig config = latent_config(c);
+      config.dtype = dtype;
+      MlaShape& mla = config.model.mla;
+      for (int64_t* width : {&mla.qk_nope_head_dim, &mla.qk_rope_head_dim, &mla.v_head_dim}) {
+        *width *= heads;
+      }
+      for (int64_t* width : {&mla.q_lora_rank, &mla.kv_lora_rank}) *width *= latents;
+      const Prediction prediction = predict(config);
+      const Simulation simulation = simulate(config);
+      CHECK(prediction.parameters == num_parameters(config.model));
+      CHECK(prediction.states.weights == simulation.states.weights);
+      CHECK(prediction.states.gradients == simulation.states.gradients);
+      CHECK(prediction.states.optimizer == simulation.states.optimizer);
+      CHECK(prediction.saved_bytes() == simulation.saved_bytes());
+      CHECK(prediction.peak_activations == simulation.peak_activations);
+    }
+  }
+}
+
+TEST_CASE("the operations of a rank with latent attention are its share of the model's") {
+  for (const auto& [attention, recompute] :
+       {std::pair{"naive", "none"}, {"naive", "selective"}, {"blockwise", "full"}}) {
+    for (const auto& [tp, cp] : {std::pair{1, 1}, {1, 2}, {2, 1}, {2, 2}}) {
+      LatentCase c{
+          {{tp, 1, 4, tp > 1 ? "again" : "off", false, 0, recompute, attention, "none", 2}}};
+      c.cp = cp;
+      CAPTURE(c.name());
+      TrainConfig config = latent_config(c);
+      config.model.vocab_size = 64;  // equal shards
+      const Prediction prediction = predict(config);
+      const Simulation simulation = simulate(config);
+      CHECK(simulation.flops == Approx(prediction.flops + prediction.recomputed_flops));
+      CHECK(simulation.recomputed_flops == Approx(prediction.recomputed_flops));
+      if (tp == 1) continue;
+      config.tensor_parallel.sequence_parallel = false;  // every rank makes the latents of all rows
+      CHECK(simulate(config).flops > prediction.flops + prediction.recomputed_flops);
+    }
+  }
+}
+
+// ---- what is refused
+
+/// Parses and checks the flags, for a model of four heads of 8 channels.
+TrainConfig parsed(std::vector<std::string> flags) {
+  flags.insert(flags.begin(),
+               {"program", "--hidden_size", "32", "--num_heads", "4", "--attention_kind"});
+  std::vector<const char*> words;
+  for (const std::string& flag : flags) words.push_back(flag.c_str());
+  TrainConfig config;
+  Args args("A test.");
+  config.bind(args);
+  REQUIRE(args.parse(static_cast<int>(words.size()), words.data()));
+  config.validate(args);
+  return config;
+}
+
+TEST_CASE("widths that are left out have DeepSeek-V2's ratios to hidden_size / num_heads") {
+  const ModelConfig model = parsed({"mla"}).model;
+  REQUIRE(model.mla.q_lora_rank == 0);
+  REQUIRE(model.mla.kv_lora_rank == 32);
+  REQUIRE(model.mla.qk_nope_head_dim == 8);
+  REQUIRE(model.mla.qk_rope_head_dim == 4);
+  REQUIRE(model.mla.v_head_dim == 8);
+  REQUIRE(model.num_kv_heads == 4);
+  REQUIRE(model.head_dim() == 12);
+  REQUIRE(parsed({"mla", "--model", "8B", "--kv_lora_rank", "512"}).model.mla.kv_lora_rank == 512);
+}
+
+TEST_CASE("latent attention refuses widths that do not go together, with what does") {
+  const auto refused = [](const std::vector<std::string>& flags,
+                          const std::vector<std::string>& parts) {
+    CAPTURE(flags);
+    check_throws<UsageError>([&] { parsed(flags); }, parts);
+  };
+  refused({"mla", "--v_head_dim", "13"}, {"v_head_dim=13", "12", "pads"});
+  refused({"mla", "--qk_rope_head_dim", "5"}, {"qk_rope_head_dim=5", "even", "try 6"});
+  refused({"mla", "--qk_rope_head_dim", "-2"}, {"qk_rope_head_dim=-2"});
+  refused({"mla", "--kv_lora_rank", "-1"}, {"kv_lora_rank=-1"});
+  refused({"mla", "--num_kv_heads", "2"}, {"num_heads=4", "num_kv_heads=2", "leave it out"});
+  refused({"mla", "--head_dim", "8"}, {"head_dim", "qk_nope_head_dim"});
+  refused({"mla", "--q_lora_rank", "99999999"}, {"q_lora_rank"});
+  refused({"mla", "--tp_size", "3"}, {"tp_size=3", "num_heads=4"});
+  refused({"mla", "--kv_lora_rank", "16777216", "--qk_nope_head_dim", "16777216", "--num_layers",
+           "4096"},
+          {"can be counted"});
+  for (const char* flag : {"--q_lora_rank", "--kv_lora_rank", "--qk_nope_head_dim",
+                           "--qk_rope_head_dim", "--v_head_dim"}) {
+    refused({"gqa", flag, "4"}, {std::string(flag).substr(2), "--attention_kind mla"});
+  }
+}
+
+}  // namespace
+}  // namespace usp::test
