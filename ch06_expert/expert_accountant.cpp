@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "node_dispatch.h"
 #include "pipeline_accountant.h"
 #include "router.h"
 
@@ -13,15 +14,24 @@ int64_t predict_expert_traffic(const TrainConfig& config) {
   const int64_t shares = config.expert_parallel.expert_tp ? 1 : config.tensor_parallel.row_shares();
   const int64_t T =
       config.micro_batch_size * config.seq_len / (config.context_parallel.cp_size * shares);
-  const int64_t rows = T * config.model.experts.num_experts_per_tok * (ep - 1) / ep;
-  const int64_t exchanges = config.recompute == "full" ? 6 : 4;
+  const int64_t k = config.model.experts.num_experts_per_tok;
+  const int64_t row = H * bytes_of(parse_dtype(config.dtype)), again = config.recompute == "full";
+  const int64_t exchanges = 4 + 2 * again;
+  int64_t bytes = T * k * (ep - 1) / ep * exchanges * row;
+  if (config.expert_parallel.by_node()) {
+    const int64_t here = config.expert_parallel.ranks_in_node(config, config.tensor_parallel);
+    const int64_t n = ep / here, copies = T * std::min(k, n) * (n - 1) / n;
+    const int64_t gates = k * bytes_of(accumulate_dtype(parse_dtype(config.dtype)));
+    bytes = copies * (exchanges * row + (2 + again) * gates) +
+            T * k * (here - 1) / here * exchanges * row;
+  }
   int64_t layer_passes = 0;  // of this rank's chunks, over the step's micro-batches
   const Stages stages = config.pipeline.schedule(config.grad_acc_steps).stages;
   for (const ModelConfig& chunk : chunk_models(config, /*stage_rank=*/0)) {
     layer_passes +=
         chunk.experts.layers(0, chunk.num_layers) * stages.share_of(config.grad_acc_steps);
   }
-  return layer_passes * exchanges * rows * H * bytes_of(parse_dtype(config.dtype));
+  return layer_passes * bytes;
 }
 // [traffic]
 
@@ -55,9 +65,13 @@ TensorTraffic expert_traffic_over_tp(const TrainConfig& config) {
 }
 // [over_tp]
 
-StepTraffic traffic_of_experts(const Communicator& ep) {
+StepTraffic traffic_of_experts(const Communicator& ep, const ExpertGroup& experts) {
   StepTraffic traffic;
   traffic.count(ep, CommKind::all_to_all);
+  if (const NodeGroups* nodes = experts.nodes()) {
+    traffic.count(*nodes->between.ranks(), CommKind::all_to_all);
+    traffic.count(*nodes->within.ranks(), CommKind::all_to_all);
+  }
   return traffic;
 }
 

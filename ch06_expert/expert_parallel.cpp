@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "node_dispatch.h"
 #include "tensor/ops.h"
 #include "tensor/runtime.h"
 
@@ -10,6 +11,10 @@ namespace usp {
 void ExpertConfig::bind(Args& args) {
   args.group("Expert parallelism");
   args.bind("ep_size", ep_size, "ranks that share out the experts of a layer")
+      .may_differ_on_resume();
+  args.bind("dispatch", dispatch, {"direct", "by_node"},
+            "how tokens reach their experts: a copy for each, or one for each node (of node_size "
+            "ranks) that hands it on")
       .may_differ_on_resume();
   args.bind("expert_tp", expert_tp,
             "the ranks of tp share out each expert, rather than hold whole ones")
@@ -32,6 +37,9 @@ void ExpertConfig::validate(const Args& args) const {
   check_range("balance_coef", balance_coef, 0, 1e6);
   check_range("router_z_loss_coef", router_z_loss_coef, 0, 1e6);
   check_range("bias_update_rate", bias_update_rate, 0, 1e6);
+  if (by_node() && ep_size == 1) {
+    usage_error("dispatch=by_node is for ep_size above 1; leave it out");
+  }
   if (args.given("capacity_factor") && !(capacity_factor > 0 && capacity_factor <= 1 << 16)) {
     usage_error("capacity_factor={} must be above 0 and at most {}; try 1.25, or leave it out",
                 capacity_factor, 1 << 16);
@@ -43,6 +51,27 @@ void ExpertConfig::validate(const Args& args) const {
     usage_error("bias_update_rate is for balance=bias, not {}; leave it out", balance);
   }
 }
+
+namespace {
+
+/// Refuses nodes of which some would have more of the experts' ranks than others. These ranks lie
+/// `apart` in the numbering of the world.
+void check_nodes(int64_t ep_size, int64_t node_size, int64_t apart) {
+  if (node_size == 0) {
+    usage_error("dispatch=by_node needs nodes between which tokens travel; try --node_size {}",
+                apart);
+  }
+  const int64_t in_node = std::max<int64_t>(1, node_size / apart);
+  if (std::max(node_size, apart) % std::min(node_size, apart) != 0 ||
+      std::max(ep_size, in_node) % std::min(ep_size, in_node) != 0) {
+    usage_error(
+        "dispatch=by_node: node_size={} must give every node as many of the {} ranks of ep, which "
+        "lie {} apart; try --node_size {}",
+        node_size, ep_size, apart, apart);
+  }
+}
+
+}  // namespace
 
 void ExpertConfig::check(const RunConfig& run, const TensorParallelConfig& tensor) const {
   const ExpertShape& experts = run.model.experts;
@@ -77,6 +106,16 @@ void ExpertConfig::check(const RunConfig& run, const TensorParallelConfig& tenso
     usage_error("expert_tp: tp_size={} must divide the experts' width of {}; try {}",
                 tensor.tp_size, width, list_divisors(width));
   }
+  if (by_node()) {
+    check_nodes(ep_size, run.communication->node_size, expert_tp ? tensor.tp_size : 1);
+  }
+}
+
+int64_t ExpertConfig::ranks_in_node(const RunConfig& run,
+                                    const TensorParallelConfig& tensor) const {
+  const int64_t node_size = run.communication ? run.communication->node_size : 0;
+  if (node_size == 0) return ep_size;
+  return std::clamp<int64_t>(node_size / (expert_tp ? tensor.tp_size : 1), 1, ep_size);
 }
 
 int64_t RowCounts::sent() const {
@@ -105,10 +144,27 @@ std::vector<int64_t> even_counts(int64_t choices, int64_t experts) {
   return counts;
 }
 
+EvenRows even_rows(int64_t choices, int64_t experts, const ExpertGroup& ranks) {
+  const int64_t here = experts / ranks.size();
+  const std::vector<int64_t> counts = even_counts(choices, experts);
+  const auto first = counts.begin() + ranks.rank() * here;
+  return {choices, ranks.size() * std::accumulate(first, first + here, int64_t{0})};
+}
+
+ExpertGroup::ExpertGroup(const ExpertConfig& config, int64_t in_node) : config_(config) {
+  if (!config.by_node()) return;
+  nodes_ = std::make_shared<NodeGroups>(config, in_node == 0 ? config.ep_size : in_node);
+}
+
 ExpertGroup::ExpertGroup(const ExpertConfig& config, const Mesh& mesh)
+    : ExpertGroup(config, mesh.ep()) {
+  if (config.by_node()) nodes_ = std::make_shared<NodeGroups>(config, mesh.ep());
+}
+
+ExpertGroup::ExpertGroup(const ExpertConfig& config, const Communicator& ranks)
     : config_(config),
-      ep_(mesh.ep()),
-      counts_(mesh.ep().split("ep_counts", [](int) { return 0; })) {}
+      ep_(ranks),
+      counts_(ranks.split(ranks.name() + "_counts", [](int) { return 0; })) {}
 
 // [exchange_counts]
 RowCounts ExpertGroup::exchange_counts(const Tensor& counts, int64_t choices) const {
@@ -123,7 +179,7 @@ RowCounts ExpertGroup::exchange_counts(const Tensor& counts, int64_t choices) co
       rows.from_ranks.insert(rows.from_ranks.end(), own, own + here);
     }
   } else {
-    // The one read to the host that a training step makes: it says how large the buffers must be.
+    // A read to the host, which even a training step makes: it says how large buffers must be.
     rows.to_experts = counts.counts();
     rows.from_ranks = from_ranks.counts();
   }
@@ -135,19 +191,25 @@ RowCounts ExpertGroup::exchange_counts(const Tensor& counts, int64_t choices) co
 }
 // [exchange_counts]
 
+namespace {
+
+/// Of so many rows for each rank, the elements.
+std::vector<int64_t> elements(std::vector<int64_t> rows, int64_t width) {
+  for (int64_t& count : rows) count *= width;
+  return rows;
+}
+
+}  // namespace
+
 // [exchange]
 Pending ExpertGroup::exchange(const Tensor& rows, const std::vector<int64_t>& to,
                               const std::vector<int64_t>& from, const TensorRegion& region) const {
   if (size() == 1) return region.on_its_way(rows);
   const int64_t H = rows.size(1);
-  const auto elements = [H](std::vector<int64_t> counts) {
-    for (int64_t& count : counts) count *= H;
-    return counts;
-  };
   const int64_t arriving = std::accumulate(from.begin(), from.end(), int64_t{0});
   const Tensor arrived = Tensor::empty({arriving, H}, rows.dtype(), "exchanged");
   Pending pending = region.on_its_way(arrived);
-  pending.add(ep_->all_to_all_v_async(arrived, rows, elements(from), elements(to)));
+  pending.add(ep_->all_to_all_v_async(arrived, rows, elements(from, H), elements(to, H)));
   return pending;
 }
 
@@ -161,6 +223,17 @@ Pending ExpertGroup::from_experts(const Tensor& rows, const RowCounts& counts,
   return exchange(rows, counts.rows_by_rank, counts.rows_to_rank, region);
 }
 // [exchange]
+
+Tensor ExpertGroup::numbers_to_experts(const Tensor& numbers, const RowCounts& counts) const {
+  if (size() == 1) return numbers;
+  const int64_t N = numbers.size(1);
+  const Tensor arrived = Tensor::empty({counts.received(), N}, numbers.dtype(), "choices");
+  counts_
+      ->all_to_all_v_async(arrived, numbers, elements(counts.rows_by_rank, N),
+                           elements(counts.rows_to_rank, N))
+      .wait();
+  return arrived;
+}
 
 Tensor ExpertGroup::by_expert(const Tensor& rows, const RowCounts& counts) const {
   return regroup(rows, counts, /*by_expert=*/true);

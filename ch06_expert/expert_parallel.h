@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,7 +14,8 @@ namespace usp {
 
 /// Who holds which experts, and what keeps them evenly loaded.
 struct ExpertConfig {
-  int64_t ep_size = 1;     ///< ranks that share out the experts of a layer
+  int64_t ep_size = 1;  ///< ranks that share out the experts of a layer
+  std::string dispatch = "direct";
   bool expert_tp = false;  ///< the ranks of tp share out each expert; else they hold whole ones
   std::string balance = "none";
   double balance_coef = 0.01;
@@ -26,6 +28,9 @@ struct ExpertConfig {
   /// Throws UsageError where the experts or the ranks do not divide.
   void check(const RunConfig& run, const TensorParallelConfig& tensor) const;
 
+  bool by_node() const { return dispatch == "by_node"; }
+  /// Ranks of ep on each node.
+  int64_t ranks_in_node(const RunConfig& run, const TensorParallelConfig& tensor) const;
   bool has_bias() const { return balance == "bias"; }  ///< loss-free balancing
   bool has_loss() const { return balance == "sample" || balance == "batch"; }
 };
@@ -45,6 +50,8 @@ struct RowCounts {
 };
 // [counts]
 
+struct NodeGroups;
+
 /// A rank's view of those with which it shares out the experts: ep ranks, each with E/ep of them in
 /// a row. Lepikhin et al., GShard (2021).
 ///
@@ -56,13 +63,20 @@ struct RowCounts {
 class ExpertGroup {
  public:
   ExpertGroup() = default;  ///< of a single rank, where nothing is sent
-  /// On paper, for formulas alone: the first rank's.
-  explicit ExpertGroup(const ExpertConfig& config) : config_(config) {}
+  /// On paper, for formulas alone: the first rank's. `in_node`: how many of the ranks lie on each
+  /// node; 0: all.
+  explicit ExpertGroup(const ExpertConfig& config, int64_t in_node = 0);
   ExpertGroup(const ExpertConfig& config, const Mesh& mesh);
+  /// Of ranks that send each other rows directly.
+  ExpertGroup(const ExpertConfig& config, const Communicator& ranks);
 
   const ExpertConfig& config() const { return config_; }
   int64_t size() const { return config_.ep_size; }
   int64_t rank() const { return ep_ ? ep_->rank() : 0; }
+  /// By which rows travel; none on paper and where there is a single rank.
+  const std::optional<Communicator>& ranks() const { return ep_; }
+  /// By which rows travel with dispatch=by_node; nullptr: directly.
+  const NodeGroups* nodes() const { return nodes_.get(); }
 
   /// From the choices that fell on each expert, counts [E] i32, what each rank sends and receives.
   /// On meta, where nobody has chosen, all experts are equally popular: see even_counts().
@@ -72,6 +86,8 @@ class ExpertGroup {
   /// Rows [Q, H] in the order of their sources -> [R, H] on their way back.
   Pending from_experts(const Tensor& rows, const RowCounts& counts,
                        const TensorRegion& region) const;
+  /// What to_experts() would send, of small numbers [R, N] for which the host waits: [Q, N].
+  Tensor numbers_to_experts(const Tensor& numbers, const RowCounts& counts) const;
   /// Rows by source rank, expert and token -> by expert, source rank and token.
   Tensor by_expert(const Tensor& rows, const RowCounts& counts) const;
   /// Back to the order in which they arrived.
@@ -86,9 +102,16 @@ class ExpertGroup {
   std::optional<Communicator> ep_;
   /// The same ranks: counts must not queue behind another micro-batch's rows.
   std::optional<Communicator> counts_;
+  std::shared_ptr<const NodeGroups> nodes_;
 };
 
 /// Of so many choices, those that fall on each of E experts where all are equally popular.
 std::vector<int64_t> even_counts(int64_t choices, int64_t experts);
+
+/// What a rank sends and receives then.
+struct EvenRows {
+  int64_t sent, received;
+};
+EvenRows even_rows(int64_t choices, int64_t experts, const ExpertGroup& ranks);
 
 }  // namespace usp

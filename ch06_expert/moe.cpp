@@ -3,9 +3,16 @@
 #include <algorithm>
 #include <numeric>
 
+#include "node_dispatch.h"
 #include "tensor/runtime.h"
 
 namespace usp {
+
+const ExpertGroup& Mixture::away() const { return nodes() != nullptr ? nodes()->between : experts; }
+
+const ExpertGroup& Mixture::at_experts() const {
+  return nodes() != nullptr ? nodes()->within : experts;
+}
 
 GroupedLinear::GroupedLinear(std::vector<Parameter*> weights, int64_t experts,
                              std::string_view output_name)
@@ -50,10 +57,6 @@ struct SharedInput {
 struct SharedOutput {
   Tensor y;  ///< [T, H]
 };
-/// Left by Combine's backward for Dispatch's.
-struct GateGradient {
-  Tensor dgates;  ///< [T, k]
-};
 
 }  // namespace
 
@@ -66,7 +69,7 @@ Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Routing& routing = saved.emplace<Routing>();
   if (saved.has<Decided>()) {
     Decided decided = saved.take<Decided>();
-    routing = {decided.choices, /*gates=*/{}, decided.slots, decided.rows};
+    routing = decided.routing;
     kept.router.load = decided.load;
   }
   // [rows_leave]
@@ -76,8 +79,7 @@ Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   router_.forward(tokens, kept.router, routing, pass);
   const Tensor rows = Tensor::empty({routing.rows.sent(), x.size(1)}, x.dtype(), "dispatched");
   ops::permute(rows, tokens, routing.slots);  // [R, H]
-  saved.emplace<ToExperts>().rows =
-      mixture_.experts.to_experts(rows, routing.rows, mixture_.region);
+  saved.emplace<ToExperts>().rows = mixture_.away().to_experts(rows, routing.rows, mixture_.region);
   saved.emplace<SharedInput>().x = normed;
   // [rows_leave]
   return x;
@@ -98,9 +100,15 @@ Tensor Dispatch::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, con
 
 // [keep]
 void Dispatch::keep_through_recompute(BlockSaved& saved, BlockSaved& kept) const {
-  const Routing& routing = saved.get<Routing>();
-  kept.emplace<Decided>() = {routing.choices, routing.slots, saved.get<Saved>().router.load,
-                             routing.rows};
+  const auto without_gates = [](Routing routing) {
+    routing.gates = {};
+    return routing;
+  };
+  Routing routing = without_gates(saved.get<Routing>());
+  if (routing.in_node) {
+    routing.in_node = std::make_shared<Routing>(without_gates(*routing.in_node));
+  }
+  kept.emplace<Decided>() = {routing, saved.get<Saved>().router.load};
 }
 // [keep]
 
@@ -115,38 +123,40 @@ Experts::Experts(GroupedLinear gate_up_proj, GroupedLinear down_proj,
 // [experts_forward]
 Tensor Experts::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
-  const RowCounts& counts = saved.get<Routing>().rows;
+  const RowCounts& counts = saved.get<Routing>().at_experts();
   const SharedInput shared = saved.take<SharedInput>();
   if (shared_) {  // while tokens travel
     saved.emplace<SharedOutput>().y = shared_->forward(shared.x, kept.shared, pass);
   }
   Tensor rows = saved.take<ToExperts>().rows.wait();  // [Q, H]
-  rows = mixture_.experts.by_expert(rows, counts);
+  rows = mixture_.at_experts().by_expert(rows, counts);
   kept.gate_up = gate_up_proj_.forward(rows, counts.of_expert, kept.gate_up_proj);  // [Q, 2F]
   const Shape hidden_shape{kept.gate_up.size(0), kept.gate_up.size(1) / 2};
   const Tensor hidden = Tensor::empty(hidden_shape, x.dtype(), "swiglu");  // [Q, F]
   ops::swiglu_forward(hidden, kept.gate_up);
   rows = down_proj_.forward(hidden, counts.of_expert, kept.down_proj);  // [Q, H]
-  rows = mixture_.experts.by_rank(rows, counts);
-  saved.emplace<FromExperts>().rows = mixture_.experts.from_experts(rows, counts, mixture_.region);
+  rows = mixture_.at_experts().by_rank(rows, counts);
+  saved.emplace<FromExperts>().rows =
+      mixture_.at_experts().from_experts(rows, counts, mixture_.region);
   return x;
 }
 // [experts_forward]
 
 Tensor Experts::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) {
   Saved kept = saved.take<Saved>();
-  const RowCounts& counts = saved.get<Routing>().rows;
+  const RowCounts& counts = saved.get<Routing>().at_experts();
   if (shared_) {
     saved.emplace<SharedInput>().x = shared_->backward(dy, kept.shared, grads, pass);
   }
   Tensor drows = saved.take<ToExperts>().rows.wait();  // [Q, H]
-  drows = mixture_.experts.by_expert(drows, counts);
+  drows = mixture_.at_experts().by_expert(drows, counts);
   const Tensor dhidden = down_proj_.backward(drows, counts.of_expert, kept.down_proj, grads);
   const Tensor dgate_up = kept.gate_up;  // read here for the last time, so overwritten
   ops::swiglu_backward(dgate_up, dhidden, kept.gate_up);
   drows = gate_up_proj_.backward(dgate_up, counts.of_expert, kept.gate_up_proj, grads);
-  drows = mixture_.experts.by_rank(drows, counts);
-  saved.emplace<FromExperts>().rows = mixture_.experts.from_experts(drows, counts, mixture_.region);
+  drows = mixture_.at_experts().by_rank(drows, counts);
+  saved.emplace<FromExperts>().rows =
+      mixture_.at_experts().from_experts(drows, counts, mixture_.region);
   return dy;
 }
 // [experts]
@@ -155,13 +165,13 @@ Tensor Experts::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, cons
 // [combine_forward]
 Tensor Combine::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   const Routing& routing = saved.get<Routing>();
-  Tensor& rows = saved.emplace<Saved>().rows;
-  rows = saved.take<FromExperts>().rows.wait();  // [R, H]
+  const Tensor rows = saved.take<FromExperts>().rows.wait();  // [R, H]
+  if (!routing.in_node) saved.emplace<Saved>().rows = rows;
   const SharedOutput shared =
       saved.has<SharedOutput>() ? saved.take<SharedOutput>() : SharedOutput{};
   if (pass.mode == Pass::Mode::recompute) return {};  // the block ends here, and nobody reads y
   Tensor y = Tensor::empty({routing.choices.size(0), x.size(1)}, x.dtype(), "residual");
-  ops::unpermute(y, rows, routing.slots, routing.gates);
+  ops::unpermute(y, rows, routing.slots, routing.in_node ? Tensor() : routing.gates);
   if (mixture_.splits()) y = mixture_.region.leave(y, pass).wait();
   ops::add(y, x, y);
   if (shared.y.defined()) ops::add(y, y, shared.y);
@@ -171,15 +181,21 @@ Tensor Combine::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
 
 Tensor Combine::backward(const Tensor& dy, BlockSaved& saved, Grads&, const Pass&) {
   const Routing& routing = saved.get<Routing>();
-  const Tensor rows = saved.take<Saved>().rows;
   const bool splits = mixture_.splits();
   const Tensor dtokens = splits ? mixture_.region.leave_backward(dy).wait() : dy;  // [T, H]
-  Tensor& dgates = saved.emplace<GateGradient>().dgates;
-  dgates = Tensor::empty(routing.gates.shape(), routing.gates.dtype());
-  const Tensor& drows = rows;  // read here for the last time, so overwritten
-  ops::unpermute_backward(drows, dgates, dtokens, rows, routing.slots, routing.gates);
+  Tensor drows;
+  if (routing.in_node) {
+    drows = Tensor::empty({routing.rows.sent(), dy.size(1)}, dy.dtype());
+    ops::permute(drows, dtokens, routing.slots);
+  } else {
+    const Tensor rows = saved.take<Saved>().rows;
+    drows = rows;  // read here for the last time, so overwritten
+    Tensor& dgates = saved.emplace<GateGradient>().dgates;
+    dgates = Tensor::empty(routing.gates.shape(), routing.gates.dtype());
+    ops::unpermute_backward(drows, dgates, dtokens, rows, routing.slots, routing.gates);
+  }
   saved.emplace<ToExperts>().rows =
-      mixture_.experts.to_experts(drows, routing.rows, mixture_.region);
+      mixture_.away().to_experts(drows, routing.rows, mixture_.region);
   return dy;
 }
 // [combine]
@@ -194,28 +210,29 @@ int64_t GroupedLinear::outputs() const {
 MixtureBytes::MixtureBytes(const Mixture& mixture, const PassShape& shape) {
   const ExpertShape& experts = mixture.shape;
   const int64_t T = mixture.splits() ? shape.tokens() : shape.rows();
-  const int64_t R = T * experts.num_experts_per_tok, H = mixture.hidden_size;
-  const int64_t ep = mixture.experts.size(), here = experts.num_experts / ep;
-  const std::vector<int64_t> counts = even_counts(R, experts.num_experts);
-  const auto first = counts.begin() + mixture.experts.rank() * here;
-  const int64_t Q = ep * std::accumulate(first, first + here, int64_t{0});
+  const int64_t k = experts.num_experts_per_tok, H = mixture.hidden_size;
+  const auto of_width = [](const EvenRows& rows, int64_t bytes, const ExpertGroup& ranks) {
+    return Exchange{rows.sent * bytes, rows.received * bytes, ranks.size() > 1};
+  };
   own = shape.rows() * H * shape.own();
   tokens = T * H * shape.own();
-  sent = R * H * shape.own();
-  received = Q * H * shape.own();
-  gates = R * shape.acc();
+  gates = T * k * shape.acc();
+  gates_by_node = {};
+  if (mixture.nodes() == nullptr) {
+    const EvenRows rows = even_rows(T * k, experts.num_experts, mixture.experts);
+    away = at_experts = of_width(rows, H * shape.own(), mixture.experts);
+    return;
+  }
+  const EvenRows copies = even_copies(T, k, *mixture.nodes());
+  const int64_t of_node = experts.num_experts / mixture.away().size();
+  away = of_width(copies, H * shape.own(), mixture.away());
+  gates_by_node = of_width(copies, k * shape.acc(), mixture.away());
+  at_experts = of_width(even_rows(T * k, of_node, mixture.at_experts()), H * shape.own(),
+                        mixture.at_experts());
 }
 // [bytes]
 
 namespace {
-
-/// Bytes that are alive, and the most so far.
-struct Tally {
-  int64_t live = 0, peak = 0;
-
-  void make(int64_t bytes) { peak = std::max(peak, live += bytes); }
-  void drop(int64_t bytes) { live -= bytes; }
-};
 
 int64_t sum_of(const std::vector<NamedBytes>& tensors) {
   int64_t sum = 0;
@@ -229,18 +246,18 @@ int64_t sum_of(const std::vector<NamedBytes>& tensors) {
 Footprint Dispatch::footprint(const PassShape& shape) const {
   const MixtureBytes b(mixture_, shape);
   const Footprint norm = norm_.footprint(shape), router = router_.footprint(shape);
-  const bool splits = mixture_.splits(), travels = mixture_.travels();
+  const bool splits = mixture_.splits();
   const bool shared = mixture_.shape.num_shared_experts > 0;
   Footprint result{.kept_through_recompute = router.kept_through_recompute};
   result.keep(norm.kept, splits ? NamedBytes{"gathered", b.tokens} : norm.output);
   result.keep(router.kept);
-  result.handed = b.sent + (travels ? b.received : 0) + (splits ? b.own : 0);
+  result.handed = b.away.made() + (splits ? b.own : 0);
   result.forward_peak = result.handed;
   for (const bool split : {false, true}) {
     Tally tally;
     tally.make(router.backward_peak + b.tokens);
     tally.drop(router.backward_peak - (split ? router.held_dy : 0) + b.gates);
-    tally.drop(travels ? b.received + b.sent : b.received);  // rows that have been sent, used
+    tally.drop(b.away.made());  // rows that have been sent, used
     if (splits) tally.make(b.own);
     if (splits) tally.drop(b.tokens);
     if (shared) tally.drop(b.own);
@@ -258,30 +275,31 @@ Footprint Dispatch::footprint(const PassShape& shape) const {
 // [experts_footprint]
 Footprint Experts::footprint(const PassShape& shape) const {
   const MixtureBytes b(mixture_, shape);
-  const bool splits = mixture_.splits(), travels = mixture_.travels();
+  const auto [sent, received, travels] = b.at_experts;
+  const bool splits = mixture_.splits();
   const Footprint shared = shared_ ? shared_->footprint(shape) : Footprint{.keeps_x = false};
-  const int64_t gate_up = b.received / mixture_.hidden_size * gate_up_proj_.outputs();
+  const int64_t gate_up = received / mixture_.hidden_size * gate_up_proj_.outputs();
   const int64_t hidden = gate_up / 2, y_shared = shared.output.bytes;
   Footprint result;
   result.keep(shared.kept, splits && shared.keeps_x ? NamedBytes{"norm", b.own} : NamedBytes{});
-  result.keep({{travels ? "regrouped" : "dispatched", b.received}, {"gate_up", gate_up}},
+  result.keep({{travels ? "regrouped" : "dispatched", received}, {"gate_up", gate_up}},
               {"swiglu", hidden});
   Tally forward;
-  const int64_t taken = b.sent + (travels ? b.received : 0) + (splits ? b.own : 0);
+  const int64_t taken = b.at_experts.made() + (splits ? b.own : 0);
   forward.make(taken);
   forward.make(sum_of(shared.kept) + shared.forward_peak);
   forward.drop(shared.forward_peak - y_shared);
-  if (travels) forward.drop(b.sent);
-  if (travels) forward.make(b.received);
-  if (travels) forward.drop(b.received);
-  forward.make(gate_up + hidden + b.received);
-  if (travels) forward.make(b.received);
-  if (travels) forward.drop(b.received);
-  if (travels) forward.make(b.sent);
+  if (travels) forward.drop(sent);
+  if (travels) forward.make(received);
+  if (travels) forward.drop(received);
+  forward.make(gate_up + hidden + received);
+  if (travels) forward.make(received);
+  if (travels) forward.drop(received);
+  if (travels) forward.make(sent);
   result.forward_peak = forward.peak - taken - sum_of(result.kept);
-  result.handed = b.received + (travels ? b.sent : 0) + y_shared;
+  result.handed = b.at_experts.made() + y_shared;
 
-  const int64_t taken_back = b.gates + b.own + b.sent + (travels ? b.received : 0);
+  const int64_t taken_back = b.own + b.at_experts.made();
   // Where they gather their input again, the shared experts' weights wait with what was gathered.
   const bool holds_x = shared.keeps_x && !mixture_.region.gathers_again();
   // Of what they wait with, what is neither kept nor dy.
@@ -293,18 +311,21 @@ Footprint Experts::footprint(const PassShape& shape) const {
     tally.make(taken_back);
     tally.make(split ? std::max(shared.split_peak, shared.backward_peak) : shared.backward_peak);
     tally.live = taken_back + y_shared + (split ? new_held : 0);  // dshared, as large as y
-    if (travels) tally.drop(b.sent);
-    if (travels) tally.make(b.received);
-    if (travels) tally.drop(b.received);
-    tally.make(hidden + b.received);
-    if (!split) tally.drop(b.received);
-    if (travels) tally.make(b.received);
-    if (travels) tally.drop(b.received);
-    if (travels) tally.make(b.sent);
+    if (travels) tally.drop(sent);
+    if (travels) tally.make(received);
+    if (travels) tally.drop(received);
+    tally.make(hidden + received);
+    if (!split) tally.drop(received);
+    if (travels) tally.make(received);
+    if (travels) tally.drop(received);
+    if (travels) tally.make(sent);
     (split ? result.split_peak : result.backward_peak) = tally.peak - taken_back;
   }
-  result.handed_back = b.gates + b.own + y_shared + b.received + (travels ? b.sent : 0);
-  result.held = shared.held + b.received + gate_up + hidden + b.received;
+  const bool by_node = mixture_.nodes() != nullptr;
+  if (by_node) result.handed += b.gates_by_node.made();  // on their way all the while
+  result.handed_back = b.own + y_shared + b.at_experts.made();
+  result.handed_back += by_node ? b.gates_by_node.made() : b.gates;
+  result.held = shared.held + received + gate_up + hidden + received;
   if (holds_x && !splits) result.held -= b.own;      // the router's x, too
   if (shared.held_dy == 0) result.held -= y_shared;  // dy, which is handed on
   return result;
@@ -314,20 +335,23 @@ Footprint Experts::footprint(const PassShape& shape) const {
 // [combine_footprint]
 Footprint Combine::footprint(const PassShape& shape) const {
   const MixtureBytes b(mixture_, shape);
-  const bool splits = mixture_.splits(), travels = mixture_.travels();
+  const auto [sent, received, travels] = b.away;
+  const bool splits = mixture_.splits(), by_node = mixture_.nodes() != nullptr;
   const int64_t y_shared = mixture_.shape.num_shared_experts > 0 ? b.own : 0;
-  Footprint result{.kept = {{travels ? "exchanged" : "expert output", b.sent}},
-                   .output = {"residual", b.own}};
-  const int64_t taken = b.received + (travels ? b.sent : 0) + y_shared;
+  Footprint result{.output = {"residual", b.own}};
+  if (!by_node) result.keep({{travels ? "exchanged" : "expert output", sent}});
+  const int64_t kept = by_node ? 0 : sent;
+  const int64_t taken = b.away.made() + y_shared;
   Tally forward;
   forward.make(taken);
-  if (travels) forward.drop(b.received);
+  if (travels) forward.drop(received);
   forward.make(b.tokens);
   if (splits) forward.make(b.own);
-  result.forward_peak = forward.peak - taken - b.sent;
+  result.forward_peak = forward.peak - taken - kept;
   result.unread = forward.peak - taken;
-  result.backward_peak = (splits ? b.tokens : 0) + b.gates + (travels ? b.received : 0);
-  result.handed_back = b.gates + b.own + b.sent + (travels ? b.received : 0);
+  const int64_t dgates = by_node ? 0 : b.gates;
+  result.backward_peak = (splits ? b.tokens : 0) + dgates + b.away.made() - kept;
+  result.handed_back = dgates + b.own + b.away.made();
   return result;
 }
 // [combine_footprint]

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -23,6 +24,12 @@ struct Mixture {
   /// Whether the ranks of tp share out each expert, and so work on the same tokens.
   bool splits() const { return experts.config().expert_tp && region.size() > 1; }
   bool travels() const { return experts.size() > 1; }
+  /// By which rows travel with dispatch=by_node; nullptr: directly.
+  const NodeGroups* nodes() const { return experts.nodes(); }
+  /// Those to whom Dispatch sends rows, and from whom Combine has them back.
+  const ExpertGroup& away() const;
+  /// Those from whom Experts have their rows.
+  const ExpertGroup& at_experts() const;
 };
 // [mixture]
 
@@ -30,11 +37,29 @@ struct Mixture {
 struct MixtureBytes {
   MixtureBytes(const Mixture& mixture, const PassShape& shape);
 
-  int64_t own;       ///< [.., H]: this rank's rows of the residual stream
-  int64_t tokens;    ///< [T, H]: what is routed here
-  int64_t sent;      ///< [R, H]
-  int64_t received;  ///< [Q, H]
-  int64_t gates;     ///< [T, k] acc dtype
+  /// Rows [.., H] that a group of ranks exchanges; where it is one rank, both are the same tensor.
+  struct Exchange {
+    int64_t sent, received;
+    bool travels;
+
+    int64_t made() const { return sent + (travels ? received : 0); }  ///< what both ends ask for
+  };
+
+  int64_t own;          ///< [.., H]: this rank's rows of the residual stream
+  int64_t tokens;       ///< [T, H]: what is routed here
+  int64_t gates;        ///< [T, k] acc dtype
+  Exchange away;        ///< what Dispatch sends and Combine gets back
+  Exchange at_experts;  ///< what comes to Experts; the same, unless rows go by node
+  /// With dispatch=by_node: [R, k] of the copies that leave, [C, k] of those that come; else none.
+  Exchange gates_by_node;
+};
+
+/// Bytes that are alive, and the most so far.
+struct Tally {
+  int64_t live = 0, peak = 0;
+
+  void make(int64_t bytes) { peak = std::max(peak, live += bytes); }
+  void drop(int64_t bytes) { live -= bytes; }
 };
 
 // [grouped_linear]
@@ -72,6 +97,11 @@ struct FromExperts {
   Pending rows = Pending({});  ///< expert outputs in forward, gradients of tokens in backward
 };
 
+/// Left for Dispatch's backward by whoever applied the gates.
+struct GateGradient {
+  Tensor dgates;  ///< [T, k]
+};
+
 /// norm(x), the router's choice, and the rows on their way to the experts. x passes through.
 class Dispatch : public Segment {
  public:
@@ -89,8 +119,8 @@ class Dispatch : public Segment {
   };
   /// So that a block that runs again sends every token where it went before.
   struct Decided {
-    Tensor choices, slots, load;
-    RowCounts rows;
+    Routing routing;
+    Tensor load;
   };
 
   RmsNorm norm_;
@@ -122,7 +152,8 @@ class Experts : public Segment {
   Mixture mixture_;
 };
 
-/// y = x + the sum over each token's choices of gate * expert output, + what is shared.
+/// y = x + the sum over each token's choices of gate * expert output, + what is shared. Of rows
+/// that nodes have summed, gates are part.
 class Combine : public Segment {
  public:
   explicit Combine(const Mixture& mixture) : mixture_(mixture) {}

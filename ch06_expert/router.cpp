@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "node_dispatch.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -44,7 +45,6 @@ void Router::choose(const Tensor& scores, Routing& routing, Saved& saved, const 
   routing.choices = Tensor::empty({T, k}, DType::i32, "choices");
   ops::choose_experts(routing.choices, scores, load_->bias, shape_.expert_nodes,
                       shape_.nodes_of_token());
-  routing.slots = Tensor::empty({T, k}, DType::i32, "slots");
   Tensor kept = routing.choices;
   const bool drops = config.capacity_factor > 0 && pass.mode != Pass::Mode::decode;
   const bool balances = config.balance == "sample" && pass.mode == Pass::Mode::train;
@@ -55,18 +55,29 @@ void Router::choose(const Tensor& scores, Routing& routing, Saved& saved, const 
     const CategoryScope small(Category::workspace);
     ops::copy(saved.load, as_tensor(samples.all, samples.runs, scores.dtype()));
   }
-  const CategoryScope small(Category::workspace);
   if (samples.runs > 0 && drops) kept = drop(routing.choices, samples, pass);
-  const Tensor counts = Tensor::empty({1, E}, DType::i32);
-  ops::count_choices(counts, kept);
-  routing.rows = experts_.exchange_counts(counts.view({E}), kept.numel());
-  ops::assign_slots(routing.slots, kept, routing.rows.to_experts);
-  if (pass.mode == Pass::Mode::train && enters_losses()) record(routing, scores);
+  if (experts_.nodes() != nullptr) {
+    route_by_node(routing, kept, E, *experts_.nodes());
+  } else {
+    assign_rows(routing, kept, E, /*expected=*/T * k, experts_);
+  }
+  if (pass.mode == Pass::Mode::train && enters_losses()) record(routing.choices, kept, scores);
+}
+
+void assign_rows(Routing& routing, const Tensor& destinations, int64_t number, int64_t expected,
+                 const ExpertGroup& ranks) {
+  routing.slots = Tensor::empty(destinations.shape(), DType::i32, "slots");
+  const CategoryScope small(Category::workspace);
+  const Tensor counts = Tensor::empty({1, number}, DType::i32);
+  ops::count_choices(counts, destinations);
+  routing.rows = ranks.exchange_counts(counts.view({number}), expected);
+  ops::assign_slots(routing.slots, destinations, routing.rows.to_experts);
 }
 // [choose]
 
 // [drop]
 Tensor Router::drop(const Tensor& choices, const SampleCounts& samples, const Pass& pass) const {
+  const CategoryScope small(Category::workspace);
   const double mean =
       double(shape_.num_experts_per_tok * pass.seq_len) / double(shape_.num_experts);
   const auto capacity = static_cast<int64_t>(std::ceil(experts_.config().capacity_factor * mean));
@@ -78,16 +89,19 @@ Tensor Router::drop(const Tensor& choices, const SampleCounts& samples, const Pa
 }
 // [drop]
 
-void Router::record(const Routing& routing, const Tensor& scores) const {
+void Router::record(const Tensor& choices, const Tensor& kept, const Tensor& scores) const {
+  const CategoryScope small(Category::workspace);
   const int64_t E = shape_.num_experts;
-  const Tensor chosen = Tensor::empty({1, E}, DType::i32);
-  ops::count_choices(chosen, routing.choices);
+  const Tensor chosen = Tensor::empty({1, E}, DType::i32),
+               taken = Tensor::empty({1, E}, DType::i32);
+  ops::count_choices(chosen, choices);
+  ops::count_choices(taken, kept);
   std::vector<double> counts(E);
   double dropped = 0;
   if (chosen.device() != Device::meta) {
-    const std::vector<int64_t> all = chosen.counts();
+    const std::vector<int64_t> all = chosen.counts(), some = taken.counts();
     std::ranges::copy(all, counts.begin());
-    dropped = double(routing.choices.numel() - routing.rows.sent());
+    for (int64_t e = 0; e < E; ++e) dropped += double(all[e] - some[e]);
   }
   ops::accumulate(load_->counts, Tensor::from_host(counts, {E}, scores.dtype()));
   ops::accumulate(load_->dropped, Tensor::from_host(std::vector{dropped}, {1}, scores.dtype()));
@@ -215,6 +229,12 @@ Footprint Router::footprint(const PassShape& shape) const {
   const int64_t gates = T * shape_.num_experts_per_tok * shape.acc();
   Footprint result{.kept = {{"router", scores}, {"scores", scores}, {"gates", gates}},
                    .kept_through_recompute = {{"choices", choices}, {"slots", choices}}};
+  if (const NodeGroups* nodes = experts_.nodes()) {
+    const int64_t k = shape_.num_experts_per_tok;
+    const int64_t numbers = even_copies(T, k, *nodes).received * k * bytes_of(DType::i32);
+    result.kept_through_recompute.push_back({"choices", numbers});
+    result.kept_through_recompute.push_back({"slots", numbers});
+  }
   if (config.balance == "sample") {
     const int64_t S = shape.seq_len * context_.size();
     const int64_t runs = T / run_length(context_.config(), T, S);

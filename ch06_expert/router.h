@@ -16,7 +16,18 @@ struct Routing {
   Tensor gates;    ///< [T, k] acc dtype: factors of the experts' outputs
   Tensor slots;    ///< [T, k] i32: the row of each choice among those that are sent; -1: dropped
   RowCounts rows;
+  /// With dispatch=by_node: of the copies that have come to this rank, which it sends on within
+  /// its node. The slots and rows above are then of the copies that go from node to node.
+  std::shared_ptr<Routing> in_node;
+
+  /// Of the rows that reach experts.
+  const RowCounts& at_experts() const { return in_node ? in_node->rows : rows; }
 };
+
+/// Fills slots and rows. destinations [T, k] i32: of each choice, one of the `number` places that
+/// the ranks share out; -1: none. `expected`: choices that go somewhere, where nobody has chosen.
+void assign_rows(Routing& routing, const Tensor& destinations, int64_t number, int64_t expected,
+                 const ExpertGroup& ranks);
 
 /// Of the stretches into which each rank cuts its rows to count choices by sample: on all ranks of
 /// cp and tp the same, and so short that each is of one sample.
@@ -73,7 +84,7 @@ class Router {
   void choose(const Tensor& scores, Routing& routing, Saved& saved, const Pass& pass) const;
   /// The choices without those for which an expert has no room.
   Tensor drop(const Tensor& choices, const SampleCounts& samples, const Pass& pass) const;
-  void record(const Routing& routing, const Tensor& scores) const;
+  void record(const Tensor& choices, const Tensor& kept, const Tensor& scores) const;
   Tensor as_tensor(const std::vector<int64_t>& counts, int64_t runs, DType dtype) const;
 
   void add_losses(const Saved& saved, const Pass& pass) const;

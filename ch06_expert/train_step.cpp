@@ -22,7 +22,7 @@ Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& 
       tensor_traffic_(traffic_of(mesh.tp())),
       context_traffic_(traffic_of(context_)),
       stage_traffic_(traffic_of_stages(mesh.pp())),
-      expert_traffic_(traffic_of_experts(mesh.ep())),
+      expert_traffic_(traffic_of_experts(mesh.ep(), experts_)),
       pipeline_(config, model_, grads_, region_, mesh),
       data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh)) {
   load_->allocate(config.model.experts.num_experts, parse_dtype(config.dtype));
@@ -182,6 +182,9 @@ Simulation simulate(const TrainConfig& config, int stage_rank) {
   const Runtime::Use use(runtime);
   const DryMesh dry(config.mesh(), stage_rank);
   // [dry]
+  // [nodes]
+  dry.mesh.world().engine().set_node_size(config.communication->node_size);
+  // [nodes]
   Trainer trainer(config, /*dataset=*/nullptr, dry.mesh);
   return simulate_steps(trainer);
 }

@@ -19,18 +19,26 @@ void stamp(Operation& operation) {
   if (Runtime::current().tracer().recording()) operation.queued_cpu_ns = thread_cpu_ns();
 }
 
+/// The node of a rank of the group, where so many ranks of the world make one.
+int64_t node_of(const Group& group, int rank, int64_t node_size) {
+  return node_size == 0 ? 0 : group.members[rank] / node_size;
+}
+
 /// Enters an operation that begins, with what this rank is going to send.
-void enter_in_ledger(const Operation& operation) {
+void enter_in_ledger(const Operation& operation, int64_t node_size) {
+  const Group& group = *operation.group;
+  const int64_t node = node_of(group, group.rank, node_size);
   Ledger::Entry entry;
   entry.calls = 1;
   entry.payload_bytes = operation.payload_bytes;
   for (const Stage& stage : operation.stages) {
     for (const Message& message : stage.sends) {
       entry.wire_bytes += message.bytes;
+      if (node_of(group, message.peer, node_size) != node) entry.net_bytes += message.bytes;
       entry.header_bytes += Engine::kHeaderBytes;
     }
   }
-  Runtime::current().ledger().add(operation.group->name, operation.kind, entry);
+  Runtime::current().ledger().add(group.name, operation.kind, entry);
 }
 
 /// The main thread's clocks before and after it has waited for an operation.
@@ -119,6 +127,11 @@ Communicator Communicator::world(Engine& engine) {
   group->sends.resize(engine.size());
   group->recvs.resize(engine.size());
   return {engine, std::move(group)};
+}
+
+int64_t Communicator::node_of(int rank) const {
+  check_rank(rank, "node of");
+  return usp::node_of(*group_, rank, engine_->node_size());
 }
 
 void Communicator::all_reduce(Tensor tensor, ReduceOp op) const {
@@ -244,7 +257,7 @@ Handle Communicator::send_recv_async(std::span<const SendRecv> batch) const {
   for (const SendRecv& message : batch) {
     const CommKind kind = message.direction == SendRecv::send ? CommKind::send : CommKind::recv;
     operations.push_back(point_to_point(kind, message.tensor, message.peer));
-    enter_in_ledger(*operations.back());
+    enter_in_ledger(*operations.back(), engine_->node_size());
     stamp(*operations.back());
     engine_->submit(operations.back());
   }
@@ -364,7 +377,7 @@ std::shared_ptr<Tensor> Communicator::share_scratch(const Tensor& message) const
 }
 
 Handle Communicator::start(std::shared_ptr<Operation> operation) const {
-  enter_in_ledger(*operation);
+  enter_in_ledger(*operation, engine_->node_size());
   stamp(*operation);
   engine_->submit(operation);
   return {*engine_, {std::move(operation)}};

@@ -56,6 +56,8 @@ class Communicator : public Peers {
   int size() const override { return group_->size(); }
   const std::string& name() const { return group_->name; }
   Engine& engine() const { return *engine_; }
+  /// The node in which a rank of these lies, by Engine::node_size(); nodes count from 0.
+  int64_t node_of(int rank) const;
 
   /// tensor = the sum (max) of all ranks' tensors. A rank sends 2 (n-1)/n of its bytes.
   void all_reduce(Tensor tensor, ReduceOp op = ReduceOp::sum) const;

@@ -54,6 +54,11 @@ class Engine {
   void limit_pieces(int64_t bytes) { piece_limit_ = bytes; }
   static constexpr int64_t kPieceLimit = 1 << 30;
 
+  /// Ranks of the world in a node of the machine, in a row; 0: all of them. The ledger tells what
+  /// crosses nodes by it. Every rank sets the same, between two operations.
+  int64_t node_size() const { return node_size_; }
+  void set_node_size(int64_t ranks) { node_size_ = ranks; }
+
   /// The smallest communicator number that this rank has not used yet.
   int64_t next_group_id() const { return next_group_id_; }
   /// Marks this number, and all smaller ones, as used.
@@ -64,6 +69,7 @@ class Engine {
 
  private:
   int64_t scratch_limit_ = kScratchLimit, piece_limit_ = kPieceLimit;
+  int64_t node_size_ = 0;
   int64_t next_group_id_ = 1;
 };
 

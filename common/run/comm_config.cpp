@@ -75,6 +75,7 @@ Connection connect(const Communicator& world, const CommConfig& config, bool mea
     usage_error("node_size={} must divide the {} ranks of the run; try {}", config.node_size,
                 world.size(), list_divisors(world.size()));
   }
+  world.engine().set_node_size(config.node_size);
   std::optional<Links> links = parse_links(config);
   if (world.size() == 1 || (!links && !measure)) return connection;
   const UncountedTraffic uncounted;

@@ -31,10 +31,10 @@ struct Connection {
 /// directory. Collective over the world; rank 0 must have made the directory.
 void watch(const Communicator& world, const CommConfig& config, const RunDir& run_dir);
 
-/// From here on messages are as slow as the links that the configuration asks for. Collective over
-/// the world. Throws UsageError where node_size does not divide the ranks, or where a link would
-/// have to be faster than this machine. With `measure` it finds out what this machine does even if
-/// no link is asked for.
+/// From here on messages are as slow as the links that the configuration asks for, and the ledger
+/// knows nodes of node_size ranks. Collective over the world. Throws UsageError where node_size
+/// does not divide the ranks, or where a link would have to be faster than this machine. With
+/// `measure` it finds out what this machine does even if no link is asked for.
 Connection connect(const Communicator& world, const CommConfig& config, bool measure);
 
 }  // namespace usp

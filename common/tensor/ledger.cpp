@@ -17,6 +17,7 @@ Ledger::Entry& Ledger::Entry::operator+=(const Entry& other) {
   calls += other.calls;
   payload_bytes += other.payload_bytes;
   wire_bytes += other.wire_bytes;
+  net_bytes += other.net_bytes;
   header_bytes += other.header_bytes;
   seconds += other.seconds;
   wait_seconds += other.wait_seconds;
@@ -24,9 +25,13 @@ Ledger::Entry& Ledger::Entry::operator+=(const Entry& other) {
 }
 
 Ledger::Entry Ledger::Entry::operator-(const Entry& earlier) const {
-  return {calls - earlier.calls,           payload_bytes - earlier.payload_bytes,
-          wire_bytes - earlier.wire_bytes, header_bytes - earlier.header_bytes,
-          seconds - earlier.seconds,       wait_seconds - earlier.wait_seconds};
+  return {calls - earlier.calls,
+          payload_bytes - earlier.payload_bytes,
+          wire_bytes - earlier.wire_bytes,
+          net_bytes - earlier.net_bytes,
+          header_bytes - earlier.header_bytes,
+          seconds - earlier.seconds,
+          wait_seconds - earlier.wait_seconds};
 }
 
 void Ledger::add(const std::string& communicator, CommKind kind, const Entry& entry) {
@@ -60,9 +65,10 @@ std::string Ledger::to_json() const {
   for (const auto& [key, entry] : entries_) {
     text += fmt::format(
         "{}  \"{}.{}\": {{\"calls\": {}, \"payload_bytes\": {}, \"wire_bytes\": {}, "
-        "\"header_bytes\": {}, \"seconds\": {:.6f}, \"wait_seconds\": {:.6f}}}",
+        "\"net_bytes\": {}, \"header_bytes\": {}, \"seconds\": {:.6f}, "
+        "\"wait_seconds\": {:.6f}}}",
         text.empty() ? "" : ",\n", key.first, name(key.second), entry.calls, entry.payload_bytes,
-        entry.wire_bytes, entry.header_bytes, entry.seconds, entry.wait_seconds);
+        entry.wire_bytes, entry.net_bytes, entry.header_bytes, entry.seconds, entry.wait_seconds);
   }
   return "{\n" + text + "\n}\n";
 }

@@ -34,6 +34,7 @@ class Ledger {
     /// reduce-scatter or all-gather.
     int64_t payload_bytes = 0;
     int64_t wire_bytes = 0;    ///< what this rank sends of tensors, message by message
+    int64_t net_bytes = 0;     ///< of those, what goes to other nodes
     int64_t header_bytes = 0;  ///< what it sent beside them
     double seconds = 0;        ///< from the operation's start to its end
     double wait_seconds = 0;   ///< of those, the main thread's waiting

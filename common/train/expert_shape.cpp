@@ -27,7 +27,9 @@ void ExpertShape::bind(Args& args) {
             "how the router's logits become scores: they add up to 1, or each stands for itself");
   args.bind("norm_topk_prob", norm_topk_prob, "divide a token's gates by their sum");
   args.bind("routed_scaling_factor", routed_scaling_factor, "factor of all gates");
-  args.bind("expert_nodes", expert_nodes, "nodes that a layer's experts lie on, for route_nodes");
+  args.bind("expert_nodes", expert_nodes,
+            "nodes that a layer's experts lie on, for route_nodes; where a run has others, the "
+            "results are the same and less is saved");
   args.bind("route_nodes", route_nodes, "nodes that a token is sent to at most; 0: any number");
 }
 

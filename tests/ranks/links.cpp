@@ -134,6 +134,36 @@ TEST_CASE("links that this machine cannot imitate are refused, with what it can 
   REQUIRE(refused(3, config).find("node_size=2 must divide the 3 ranks") != std::string::npos);
 }
 
+TEST_CASE("the ledger tells what goes to other nodes from what stays in one") {
+  CommConfig config;
+  config.node_size = 2;
+  std::vector<Ledger> ledgers(4);
+  run_threads(4, [&](const Communicator& world) {
+    connect(world, config, /*measure=*/false);
+    const Communicator pairs = world.split("pairs", [](int r) { return r % 2; });
+    USP_CHECK(world.node_of(3) == 1 && pairs.node_of(0) == 0 && pairs.node_of(1) == 1, "nodes");
+    const Tensor from = Tensor::zeros({20}, DType::f32), to = Tensor::zeros({20}, DType::f32);
+    world.all_to_all(to, from);  // 5 elements to each rank, 2 of which lie in the other node
+    pairs.all_to_all(to, from);  // 10 to the other node
+    world
+        .send_recv_async(std::vector<SendRecv>{{SendRecv::send, from, world.rank() ^ 1},
+                                               {SendRecv::recv, to, world.rank() ^ 1}})
+        .wait();
+    ledgers[world.rank()] = Runtime::current().ledger();
+  });
+  for (const Ledger& ledger : ledgers) {
+    REQUIRE(ledger.get("world", CommKind::all_to_all).wire_bytes == 3 * 5 * 4);
+    REQUIRE(ledger.get("world", CommKind::all_to_all).net_bytes == 2 * 5 * 4);
+    REQUIRE(ledger.get("pairs", CommKind::all_to_all).net_bytes == 10 * 4);
+    REQUIRE(ledger.get("world", CommKind::send).net_bytes == 0);
+    Ledger::Entry both = ledger.get("world", CommKind::all_to_all);
+    both += ledger.get("pairs", CommKind::all_to_all);
+    REQUIRE(both.net_bytes == (2 * 5 + 10) * 4);
+    REQUIRE((both - ledger.get("pairs", CommKind::all_to_all)).net_bytes == 2 * 5 * 4);
+    REQUIRE(ledger.to_json().find("\"net_bytes\": 40") != std::string::npos);
+  }
+}
+
 TEST_CASE("malformed links are refused") {
   Links links;
   for (const char* bad : {"", "node", "node=1", "wire=1,2", "node=,", "node=1,2,3", "node=x,1",

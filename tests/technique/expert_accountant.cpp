@@ -27,6 +27,16 @@ TrainConfig with_experts(const PipelineCase& c, int64_t n) {
   return config;
 }
 
+/// The same experts, whose tokens go by node.
+TrainConfig with_nodes(TrainConfig config, int64_t node_size) {
+  ExpertConfig& experts = config.expert_parallel;
+  experts.ep_size = std::gcd(config.mesh().expert_ranks(), int64_t{8});
+  config.model.experts.num_experts = 8;
+  experts.dispatch = "by_node";
+  config.communication->node_size = node_size * (experts.expert_tp ? config.mesh().tp : 1);
+  return config;
+}
+
 TEST_CASE("the activations of a stage with experts are those of the formula, to the byte") {
   int compared = 0;
   int64_t n = 0;
@@ -50,6 +60,34 @@ TEST_CASE("the activations of a stage with experts are those of the formula, to 
     }
   }
   REQUIRE(compared > 200);
+}
+
+TEST_CASE("the activations of tokens that go by node are those of the formula, to the byte") {
+  int compared = 0, between_nodes = 0;
+  int64_t n = 0;
+  for (PipelineCase c : pipeline_cases(100)) {
+    ++n;
+    if (c.tp > 1 && c.sequence == std::string_view("off")) c.sequence = "again";
+    const TrainConfig config = with_nodes(with_experts(c, n), 1 << n % 3);
+    const ExpertConfig& experts = config.expert_parallel;
+    if (experts.ep_size == 1) continue;
+    const int64_t in_node = experts.ranks_in_node(config, config.tensor_parallel);
+    between_nodes += in_node < experts.ep_size;
+    for (int rank = 0; rank < c.pp; ++rank) {
+      CAPTURE(n, c.name(), rank, experts.ep_size, in_node, experts.expert_tp, experts.balance,
+              config.model.experts.num_shared_experts, config.model.experts.num_experts_per_tok);
+      const int64_t predicted = predict(config, rank).peak_activations;
+      const int64_t made = simulate(config, rank).peak_activations;
+      if (c.in_turns) {
+        CHECK(made <= predicted);
+      } else {
+        CHECK(made == predicted);
+      }
+      ++compared;
+    }
+  }
+  REQUIRE(compared > 60);
+  REQUIRE(between_nodes > 20);
 }
 
 int64_t sum_of(const std::vector<NamedBytes>& parts) {
@@ -80,6 +118,7 @@ void check_segments(const TrainConfig& config, bool split) {
   Runtime runtime(Device::meta);
   const Runtime::Use use(runtime);
   const DryMesh dry(config.mesh());
+  dry.mesh.world().engine().set_node_size(config.communication->node_size);
   Trainer trainer(config, nullptr, dry.mesh);
   const PassShape shape{config.micro_batch_size, config.seq_len, DType::f64,
                         config.tensor_parallel.row_shares()};
@@ -143,6 +182,13 @@ TEST_CASE("a segment of a mixture of experts asks for the bytes that its footpri
       CAPTURE(n, c.tp, c.sequence, config.expert_parallel.ep_size, config.expert_parallel.expert_tp,
               config.expert_parallel.balance, config.model.experts.num_shared_experts);
       check_segments(config, split);
+      if (n % 4 != 3 || config.mesh().expert_ranks() == 1) continue;
+      for (int64_t node_size : {1, 2, 4}) {
+        const TrainConfig by_node = with_nodes(config, node_size);
+        if (by_node.expert_parallel.ep_size == 1) continue;
+        CAPTURE(node_size, by_node.expert_parallel.ep_size);
+        check_segments(by_node, split);
+      }
     }
   }
 }
