@@ -36,12 +36,15 @@ void ExpertLoad::allocate(int64_t num_experts, DType dtype) {
   if (config_.has_bias()) biases_ = Tensor::zeros({L, E}, acc);
   loss_ = Tensor::zeros({1}, DType::f64);
   entropies_ = Tensor::zeros({L}, DType::f64);
+  const bool counted = std::ranges::all_of(
+      summed_over_, [](const Communicator& group) { return group.rank() == 0; });
   const auto buffer = [&](const LayerLoad& layer, const char* name, const Tensor& value) {
     Parameter& parameter = *buffers_.emplace_back(std::make_unique<Parameter>());
     parameter.name = fmt::format("model.layers.{}.mlp.gate.{}", layer.layer, name);
     parameter.global_shape = {value.numel()};
     parameter.value = value;
     parameter.shard = {0, value.numel(), value, value, {}};
+    parameter.counted = counted;
   };
   for (int64_t i = 0; i < L; ++i) {
     LayerLoad& layer = *layers_[i];
@@ -109,9 +112,11 @@ std::string expert_metrics(const ExpertLoad& load, const TrainConfig& config,
   const UncountedTraffic uncounted;
   std::string own;
   for (const SeenLoad& seen : load.seen(config.tokens_per_step())) {
-    own += fmt::format("{} {{\"layer\": {}, \"tokens\": [{}], \"dropped\": {}, \"entropy\": {}}}\n",
-                       seen.layer, seen.layer, fmt::join(seen.counts, ", "), seen.dropped,
-                       json_number(seen.entropy, 9));
+    own += fmt::format(
+        "{0} {{\"layer\": {0}, \"tokens\": [{1}], \"max_over_mean\": {2}, \"dropped\": {3}, "
+        "\"entropy\": {4}}}\n",
+        seen.layer, fmt::join(seen.counts, ", "), json_number(seen.max_over_mean(), 6),
+        seen.dropped, json_number(seen.entropy, 9));
   }
   for (const std::string& of_rank : world.all_gather_text(own)) {
     std::istringstream lines(of_rank);

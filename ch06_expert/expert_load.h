@@ -32,6 +32,7 @@ struct SeenLoad {
   double dropped;
   double entropy;  ///< nats; the mean over tokens
 
+  /// The fullest expert's load over the mean; 0 where nothing was chosen.
   double max_over_mean() const;
 };
 
@@ -50,6 +51,7 @@ class ExpertLoad {
   /// Gives the layers their memory.
   void allocate(int64_t num_experts, DType dtype);
 
+  /// Sets the counts and what routers add up to 0.
   void begin_step();
   /// Sums the counts over the ranks that work on these layers, and moves the biases. The step's
   /// choices are `before` of the next one.
@@ -59,7 +61,7 @@ class ExpertLoad {
   std::vector<SeenLoad> seen(int64_t tokens) const;
   /// What routers have added in the last step, on this rank.
   double loss() const { return layers_.empty() ? 0 : loss_.item(); }
-  /// What a checkpoint has to hold of it: the same on all ranks of a stage.
+  /// What a checkpoint has to hold of it: the same on all ranks of a stage, one of which counts it.
   std::vector<Parameter*> buffers() const;
 
  private:

@@ -86,6 +86,12 @@ void ExpertConfig::check(const RunConfig& run, const TensorParallelConfig& tenso
     needs_experts("capacity_factor", capacity_factor > 0);
     return;
   }
+  if (experts.choice_bias && !has_bias()) {
+    usage_error(
+        "balance={}: the routers of model={} choose with biases; try --balance bias, and "
+        "--bias_update_rate 0 to leave them as they are",
+        balance, run.model.model);
+  }
   if (experts.num_experts % ep_size != 0) {
     usage_error("ep_size={} must divide num_experts={}; try {}", ep_size, experts.num_experts,
                 list_divisors(experts.num_experts));

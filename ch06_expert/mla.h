@@ -51,6 +51,7 @@ class LatentKeys {
     Linear::Saved kv_a_proj, kv_b_proj;
     RmsNorm::Saved norm;
   };
+  /// What keys and values are made of.
   struct Latent {
     Tensor c_kv;    ///< [R, C], normed
     Tensor k_rope;  ///< [R, rope], not rotated
@@ -70,10 +71,11 @@ class LatentKeys {
   Tensor key_weight(int64_t head) const;    ///< [nope, C]
   Tensor value_weight(int64_t head) const;  ///< [V, C]
 
+  /// Of its three layers.
   struct Footprints {
     Footprint kv_a_proj, norm, kv_b_proj;
   };
-  Footprints footprints(const PassShape& shape) const;
+  Footprints footprints(const PassShape& shape) const;  ///< of a pass of this shape
 
  private:
   MlaShape shape_;

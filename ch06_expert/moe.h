@@ -88,10 +88,11 @@ class GroupedLinear {
 };
 // [grouped_linear]
 
-/// What travels between two segments.
+/// Rows on their way to the segment that computes.
 struct ToExperts {
   Pending rows = Pending({});  ///< tokens in forward, gradients of expert outputs in backward
 };
+/// Rows on their way back.
 struct FromExperts {
   Pending rows = Pending({});  ///< expert outputs in forward, gradients of tokens in backward
 };

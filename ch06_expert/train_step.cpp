@@ -26,7 +26,9 @@ Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& 
       pipeline_(config, model_, grads_, region_, mesh),
       data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh)) {
   load_->allocate(config.model.experts.num_experts, parse_dtype(config.dtype));
-  if (config.model.pretrained) load_pretrained(model_.parameters(), config.model.model);
+  if (config.model.pretrained) {
+    load_pretrained(model_.parameters(), config.model.model, load_->buffers());
+  }
   const CategoryScope scope(Category::workspace);
   loss_ = Tensor::zeros({1}, DType::f64);
 }
@@ -109,7 +111,9 @@ Tensor Trainer::logits(const Pass& pass) {
 // [logits]
 
 // [state]
-TrainState Trainer::state() { return {model_.parameters(), optimizer_.states(), tokens_}; }
+TrainState Trainer::state() {
+  return {model_.parameters(), optimizer_.states(), tokens_, load_->buffers()};
+}
 // [state]
 
 // [report]

@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from tools import runs
+from tools import chapters, runs
 from tools.base import BookError, say, show_path
 from tools.checkpoints import BYTES, Checkpoint, newest, write_header
 
@@ -19,12 +19,16 @@ INDEX = "model.safetensors.index.json"
 COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
               "tokenizer.model", "generation_config.json")
 TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+# What Mixtral calls parts of our names; of its experts, that is: its MLPs have nothing else.
+MIXTRAL = {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".down_proj.": ".w2.",
+           ".up_proj.": ".w3."}
 
 
 def export_run(run_dir, output, dtype=None, max_shard_gb=5.0):
     """Writes config.json and the weights of RUN_DIR's newest checkpoint to `output`."""
     run = runs.read_run(run_dir)
     checkpoint = Checkpoint(newest(run_dir))
+    refuse_unsayable(checkpoint.config)
     dtype = dtype or checkpoint.config["dtype"]
     output = Path(output)
     if (Path(run_dir) / "done").exists() and runs.done_text(run_dir).startswith("diverged"):
@@ -39,7 +43,7 @@ def export_run(run_dir, output, dtype=None, max_shard_gb=5.0):
         for name, shard in zip(names, shards):
             _write_shard(output / (name + ".tmp"), checkpoint, shard, dtype)
         if len(shards) > 1:
-            _write_index(output, names, shards, DTYPES[dtype][0])
+            _write_index(output, names, shards, checkpoint.config, DTYPES[dtype][0])
         for name in names:
             os.replace(output / (name + ".tmp"), output / name)
         companions = _copy_companions(checkpoint.config["model"], output)
@@ -56,9 +60,43 @@ def export_run(run_dir, output, dtype=None, max_shard_gb=5.0):
     return 0
 
 
+def has_experts(config):
+    """Whether a run with these flags has a mixture of experts."""
+    return config.get("num_experts", 0) > 0
+
+
+def refuse_unsayable(config):
+    """BookError (2) where neither Llama's format nor Mixtral's says what the run computes."""
+    if config.get("attention_kind", "gqa") != "gqa":
+        raise BookError(f"attention_kind={config['attention_kind']} cannot be exported: the formats "
+                        "of Llama and Mixtral say gqa alone", 2)
+    if not has_experts(config):
+        return
+    said = {"router_score": "softmax", "norm_topk_prob": True, "routed_scaling_factor": 1,
+            "num_shared_experts": 0, "first_dense_layers": 0}
+    unsaid = [f"{key}={json.dumps(config[key])}" for key, value in said.items()
+              if config[key] != value]
+    if config["route_nodes"] not in (0, config["expert_nodes"]):
+        unsaid.append(f"route_nodes={config['route_nodes']}")
+    if config["balance"] == "bias":
+        unsaid.append("balance=bias")
+    if unsaid:
+        raise BookError(f"Mixtral's format does not say {', '.join(unsaid)}, and DeepSeek-V3's, "
+                        "which says such things, says attention_kind=mla too, which is not "
+                        "exported; what can be exported was trained with --norm_topk_prob and "
+                        "without these", 2)
+
+
+def stored_name(config, name):
+    """What the model's directory calls a parameter."""
+    for here, there in MIXTRAL.items() if has_experts(config) else ():
+        name = name.replace(here, there)
+    return name
+
+
 def weights_of(config):
     """{name: shape} of the run's model, in the order of its layers."""
-    hidden, ffn, vocab = (config[k] for k in ("hidden_size", "ffn_hidden_size", "vocab_size"))
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
     width = head_dim(config)
     q, kv = config["num_heads"] * width, config["num_kv_heads"] * width
     weights = {"model.embed_tokens.weight": (vocab, hidden)}
@@ -67,12 +105,30 @@ def weights_of(config):
             "input_layernorm": (hidden,), "self_attn.q_proj": (q, hidden),
             "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
             "self_attn.o_proj": (hidden, q), "post_attention_layernorm": (hidden,),
-            "mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden),
-            "mlp.down_proj": (hidden, ffn)}.items()})
+            **_mlp_of(config)}.items()})
     weights["model.norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:
         weights["lm_head.weight"] = (vocab, hidden)
     return weights
+
+
+def _mlp_of(config):
+    """{name: shape} of a layer's MLP, or of its router and experts."""
+    hidden, ffn = config["hidden_size"], mlp_width(config)
+    if not has_experts(config):
+        return {"mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden),
+                "mlp.down_proj": (hidden, ffn)}
+    weights = {"mlp.gate": (config["num_experts"], hidden)}
+    for expert in range(config["num_experts"]):
+        weights.update({f"mlp.experts.{expert}.gate_proj": (ffn, hidden),
+                        f"mlp.experts.{expert}.up_proj": (ffn, hidden),
+                        f"mlp.experts.{expert}.down_proj": (hidden, ffn)})
+    return weights
+
+
+def mlp_width(config):
+    """Of the MLP, or of each expert."""
+    return has_experts(config) and config["moe_ffn_hidden_size"] or config["ffn_hidden_size"]
 
 
 def head_dim(config):
@@ -89,9 +145,9 @@ def config_of(config, dtype, byte_tokens, companions):
         rope.update({key: config[f"rope_{key}"] for key in (
             "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")})
     result = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+        **_family_of(config),
         "torch_dtype": DTYPES[dtype][1], "hidden_size": config["hidden_size"],
-        "intermediate_size": config["ffn_hidden_size"],
+        "intermediate_size": mlp_width(config),
         "num_hidden_layers": config["num_layers"], "num_attention_heads": config["num_heads"],
         "num_key_value_heads": config["num_kv_heads"], "head_dim": head_dim(config),
         "vocab_size": config["vocab_size"],
@@ -99,13 +155,23 @@ def config_of(config, dtype, byte_tokens, companions):
         "rope_theta": config["rope_theta"], "rope_scaling": rope,
         "rms_norm_eps": config["rms_norm_eps"],
         "tie_word_embeddings": config["tie_word_embeddings"], "hidden_act": "silu",
-        "attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False,
-        "initializer_range": 0.02, "use_cache": True,
+        "attention_dropout": 0.0, "initializer_range": 0.02, "use_cache": True,
         # Without these, tokens 1 and 2 would begin and end what transformers generates.
         **{key: companions.get(key) for key in TOKEN_KEYS}}
     if byte_tokens:
         result["byte_tokens"] = True
     return result
+
+
+def _family_of(config):
+    """The keys by which the formats differ."""
+    if not has_experts(config):
+        return {"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+                "attention_bias": False, "mlp_bias": False}
+    return {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+            "num_local_experts": config["num_experts"],
+            "num_experts_per_tok": config["num_experts_per_tok"], "router_jitter_noise": 0.0,
+            "output_router_logits": False, "sliding_window": None}
 
 
 def _create(output):
@@ -140,7 +206,8 @@ def _shard_names(count):
 def _write_shard(path, checkpoint, shard, dtype):
     kind = DTYPES[dtype][0]
     with open(path, "wb") as file:
-        write_header(file, {name: (kind, shape) for name, shape in shard.items()}, {"format": "pt"})
+        write_header(file, {stored_name(checkpoint.config, name): (kind, shape)
+                            for name, shape in shard.items()}, {"format": "pt"})
         for name, shape in shard.items():
             # A master copy has the digits that the run's own dtype drops.
             for stored in checkpoint.weight(name, shape, wide=dtype != checkpoint.config["dtype"]):
@@ -195,10 +262,11 @@ def _pack(values):
     return values.tobytes()
 
 
-def _write_index(output, names, shards, kind):
+def _write_index(output, names, shards, config, kind):
     total = sum(math.prod(shape) * BYTES[kind] for shard in shards for shape in shard.values())
     index = {"metadata": {"total_size": total},
-             "weight_map": {weight: name for name, shard in zip(names, shards) for weight in shard}}
+             "weight_map": {stored_name(config, weight): name
+                            for name, shard in zip(names, shards) for weight in shard}}
     (output / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
@@ -222,6 +290,13 @@ def _copy_companions(model, output):
     return {key: config.get(key) for key in TOKEN_KEYS}
 
 
+def _program(config):
+    """The first one that computes such a model."""
+    header = "expert_parallel.h" if "num_local_experts" in config else "model.h"
+    return next(chapter.short for chapter in chapters.find_chapters()
+                if (chapter.folder / header).exists())
+
+
 def _tell(output, checkpoint, names, dtype, config):
     """What was written, and how it is used."""
     files = names[0] if len(names) == 1 else f"{len(names)} files and their index"
@@ -232,5 +307,5 @@ def _tell(output, checkpoint, names, dtype, config):
         say("book: no tokenizer is written, for the run had none; ids are as in its .bin file")
     data = "" if config.get("byte_tokens") or config["vocab_size"] == 256 else \
         f" --data FILE.bin --token_dtype {checkpoint.config['token_dtype']}"
-    print(f"./book run ch01 -- --model {show_path(output)}{data} --seq_len "
+    print(f"./book run {_program(config)} -- --model {show_path(output)}{data} --seq_len "
           f"{min(config['max_position_embeddings'], checkpoint.config['seq_len'])}")

@@ -107,17 +107,42 @@ class Fields {
   std::string where_;
 };
 
-/// What transformers can do and the model here does not.
-void refuse_unsupported(const Fields& fields) {
-  const Json* architectures = fields.find("architectures");
-  if (architectures != nullptr && *architectures != Json({"LlamaForCausalLM"})) {
-    fields.refuse("architectures", *architectures,
-                  "is not supported; supported: [\"LlamaForCausalLM\"]");
-  }
+/// A kind of model, with what transformers assumes where its config.json is silent.
+struct Family {
+  const char* model_type;
+  const char* architecture;
+  int64_t num_kv_heads;  ///< 0: as many as heads
+  int64_t max_position_embeddings;
+  double rope_theta, rms_norm_eps;
+};
+
+constexpr Family kFamilies[] = {
+    {"llama", "LlamaForCausalLM", 0, 2048, 1e4, 1e-6},
+    {"mixtral", "MixtralForCausalLM", 8, 131072, 1e6, 1e-5},
+    {"deepseek_v3", "DeepseekV3ForCausalLM", 128, 4096, 1e4, 1e-6},
+};
+
+const Family& family_of(const Fields& fields) {
+  constexpr const char* kSupported = "supported: \"llama\", \"mixtral\" and \"deepseek_v3\"";
   if (fields.find("model_type") == nullptr) {
-    usage_error("{}: model_type is missing; supported: \"llama\"", fields.where());
+    usage_error("{}: model_type is missing; {}", fields.where(), kSupported);
   }
-  fields.only("model_type", "llama", "is not supported");
+  const std::string model_type = fields.text("model_type");
+  for (const Family& family : kFamilies) {
+    if (family.model_type == model_type) return family;
+  }
+  fields.refuse("model_type", *fields.find("model_type"),
+                fmt::format("is not supported; {}", kSupported));
+}
+
+/// What transformers can do and the model here does not.
+void refuse_unsupported(const Fields& fields, const Family& family) {
+  const Json* architectures = fields.find("architectures");
+  const Json supported = Json::array({family.architecture});
+  if (architectures != nullptr && *architectures != supported) {
+    fields.refuse("architectures", *architectures,
+                  fmt::format("is not supported; supported: {}", shown(supported)));
+  }
   fields.only("hidden_act", "silu", "is not supported: the MLP is SwiGLU");
   fields.only("attention_bias", false, "is not supported: projections have no biases");
   fields.only("mlp_bias", false, "is not supported: projections have no biases");
@@ -130,7 +155,72 @@ void refuse_unsupported(const Fields& fields) {
   fields.absent("sliding_window", "is not supported: attention reaches back to the start");
   fields.absent("layer_types", "is not supported: all layers are alike");
   fields.absent("quantization_config", "is not supported: weights must be F32, BF16, F16 or F64");
-  fields.absent("num_local_experts", "is not supported: the MLP is dense");
+  fields.only("router_jitter_noise", 0, "is not supported: routers add no noise");
+  fields.only("scoring_func", "sigmoid", "is not supported");
+  fields.only("topk_method", "noaux_tc", "is not supported: a bias balances the experts");
+  fields.only("moe_layer_freq", 1,
+              "is not supported: from the first layer with experts on, all have");
+  if (std::string_view(family.model_type) != "llama") return;
+  for (const char* key : {"num_local_experts", "n_routed_experts"}) {
+    fields.absent(key, "is not supported: the MLP of a \"llama\" is dense");
+  }
+}
+
+constexpr int64_t kMaxExperts = 1 << 16;
+
+/// Of "mixtral".
+HfExperts read_mixtral_experts(const Fields& fields) {
+  HfExperts experts;
+  experts.num_experts = fields.integer("num_local_experts", 8, 1, kMaxExperts);
+  experts.num_experts_per_tok = fields.integer("num_experts_per_tok", 2, 1, experts.num_experts);
+  experts.moe_ffn_hidden_size = fields.integer("intermediate_size", {}, 1, kMaxWidth);
+  experts.norm_topk_prob = true;
+  return experts;
+}
+
+/// Of "deepseek_v3".
+HfExperts read_deepseek_experts(const Fields& fields, int64_t num_layers) {
+  HfExperts experts;
+  experts.num_experts = fields.integer("n_routed_experts", 256, 1, kMaxExperts);
+  experts.num_experts_per_tok = fields.integer("num_experts_per_tok", 8, 1, experts.num_experts);
+  experts.moe_ffn_hidden_size = fields.integer("moe_intermediate_size", 2048, 1, kMaxWidth);
+  experts.num_shared_experts = fields.integer("n_shared_experts", 1, 0, 1 << 10);
+  experts.first_dense_layers = fields.integer("first_k_dense_replace", 3, 0, num_layers);
+  experts.router_score = "sigmoid";
+  experts.norm_topk_prob = fields.boolean("norm_topk_prob", true);
+  experts.routed_scaling_factor = fields.number("routed_scaling_factor", 2.5, 1e-6, 1e6);
+  experts.expert_nodes = fields.integer("n_group", 8, 1, experts.num_experts);
+  experts.route_nodes = fields.integer("topk_group", 4, 1, experts.expert_nodes);
+  experts.choice_bias = true;
+  const int64_t size = experts.num_experts / experts.expert_nodes;
+  if (experts.num_experts % experts.expert_nodes != 0) {
+    usage_error("{}: n_group={} must divide n_routed_experts={}", fields.where(),
+                experts.expert_nodes, experts.num_experts);
+  }
+  if (experts.route_nodes * size < experts.num_experts_per_tok) {
+    usage_error("{}: topk_group={} groups of {} experts are fewer than num_experts_per_tok={}",
+                fields.where(), experts.route_nodes, size, experts.num_experts_per_tok);
+  }
+  // transformers adds up the best two experts of a group, whatever k is.
+  const int64_t counted =
+      (experts.num_experts_per_tok + experts.route_nodes - 1) / experts.route_nodes;
+  if (experts.expert_nodes > 1 && counted != 2) {
+    usage_error(
+        "{}: num_experts_per_tok={} over topk_group={} must be 2, rounded up: so many experts "
+        "say how good a group is; supported otherwise: n_group=1",
+        fields.where(), experts.num_experts_per_tok, experts.route_nodes);
+  }
+  return experts;
+}
+
+HfLatentAttention read_latent_attention(const Fields& fields) {
+  HfLatentAttention latent;
+  latent.q_lora_rank = fields.integer("q_lora_rank", 0, 0, kMaxWidth);  // null: none
+  latent.kv_lora_rank = fields.integer("kv_lora_rank", 512, 1, kMaxWidth);
+  latent.qk_nope_head_dim = fields.integer("qk_nope_head_dim", 128, 1, kMaxWidth);
+  latent.qk_rope_head_dim = fields.integer("qk_rope_head_dim", 64, 1, kMaxWidth);
+  latent.v_head_dim = fields.integer("v_head_dim", 128, 1, kMaxWidth);
+  return latent;
 }
 
 /// The RoPE settings under their new name, rope_parameters, or the old one, rope_scaling. An empty
@@ -149,10 +239,10 @@ const Json* rope_settings(const Fields& fields, const char** name) {
   return found;
 }
 
-void read_rope(const Fields& fields, HfConfig& config) {
+void read_rope(const Fields& fields, HfConfig& config, const Family& family) {
   const char* name = nullptr;
   const Json* settings = rope_settings(fields, &name);
-  config.rope_theta = fields.number("rope_theta", 10000, 1, HUGE_VAL);
+  config.rope_theta = fields.number("rope_theta", family.rope_theta, 1, HUGE_VAL);
   if (settings == nullptr) return;
   const Fields rope(*settings, fmt::format("{}: {}", fields.where(), name));
   config.rope_theta = rope.number("rope_theta", config.rope_theta, 1, HUGE_VAL);
@@ -185,22 +275,30 @@ HfConfig parse_hf_config(std::string_view text, const std::string& file) {
   }
   const Json json = parse_json(text, file);
   const Fields fields(json, file);
-  refuse_unsupported(fields);
+  const Family& family = family_of(fields);
+  refuse_unsupported(fields, family);
   HfConfig config;
+  config.model_type = family.model_type;
   config.hidden_size = fields.integer("hidden_size", {}, 1, kMaxWidth);
   config.num_layers = fields.integer("num_hidden_layers", {}, 1, 10'000);
   config.num_heads = fields.integer("num_attention_heads", {}, 1, kMaxWidth);
-  config.num_kv_heads = fields.integer("num_key_value_heads", config.num_heads, 1, kMaxWidth);
+  const int64_t kv_heads = family.num_kv_heads > 0 ? family.num_kv_heads : config.num_heads;
+  config.num_kv_heads = fields.integer("num_key_value_heads", kv_heads, 1, kMaxWidth);
   config.head_dim = fields.integer(
       "head_dim", std::max<int64_t>(1, config.hidden_size / config.num_heads), 1, kMaxWidth);
   config.ffn_hidden_size = fields.integer("intermediate_size", {}, 1, kMaxWidth);
   config.vocab_size = fields.integer("vocab_size", {}, 2, INT32_MAX);
-  config.max_position_embeddings =
-      fields.integer("max_position_embeddings", 2048, 1, int64_t{1} << 40);
-  config.rms_norm_eps = fields.number("rms_norm_eps", 1e-6, 0, 1);
+  config.max_position_embeddings = fields.integer(
+      "max_position_embeddings", family.max_position_embeddings, 1, int64_t{1} << 40);
+  config.rms_norm_eps = fields.number("rms_norm_eps", family.rms_norm_eps, 0, 1);
   config.tie_word_embeddings = fields.boolean("tie_word_embeddings", false);
   config.byte_tokens = fields.boolean("byte_tokens", false);
-  read_rope(fields, config);
+  if (config.model_type == "mixtral") config.experts = read_mixtral_experts(fields);
+  if (config.model_type == "deepseek_v3") {
+    config.experts = read_deepseek_experts(fields, config.num_layers);
+    config.latent = read_latent_attention(fields);
+  }
+  read_rope(fields, config, family);
   if (fields.find("head_dim") == nullptr && config.hidden_size % config.num_heads != 0) {
     usage_error("{}: num_attention_heads={} must divide hidden_size={}, or head_dim be given", file,
                 config.num_heads, config.hidden_size);

@@ -8,8 +8,32 @@
 
 namespace usp {
 
-/// What the config.json of a Hugging Face model directory says of a Llama.
+/// What a config.json says of the experts in the place of MLPs.
+struct HfExperts {
+  int64_t num_experts = 0;  ///< beside the shared ones; 0: every MLP is dense
+  int64_t num_experts_per_tok = 1;
+  int64_t moe_ffn_hidden_size = 0;  ///< width of an expert
+  int64_t num_shared_experts = 0;
+  int64_t first_dense_layers = 0;
+  std::string router_score = "softmax";  ///< or "sigmoid"
+  bool norm_topk_prob = false;
+  double routed_scaling_factor = 1;
+  int64_t expert_nodes = 1;  ///< groups of experts in a row
+  int64_t route_nodes = 1;   ///< groups in which a token chooses
+  bool choice_bias = false;  ///< each layer has an e_score_correction_bias [num_experts]
+};
+
+/// What a config.json says of attention with a latent vector for keys and values.
+struct HfLatentAttention {
+  int64_t q_lora_rank = 0;   ///< 0: queries are made of x
+  int64_t kv_lora_rank = 0;  ///< 0: the attention is another one
+  int64_t qk_nope_head_dim = 0, qk_rope_head_dim = 0, v_head_dim = 0;
+};
+
+/// What the config.json of a Hugging Face model directory says of a Llama, or of a model that
+/// differs from one in its MLPs, its attention and the names of its weights.
 struct HfConfig {
+  std::string model_type = "llama";  ///< or "mixtral", "deepseek_v3"
   int64_t hidden_size = 0;
   int64_t num_layers = 0;
   int64_t num_heads = 0;
@@ -22,6 +46,8 @@ struct HfConfig {
   RopeScaling rope_scaling;
   double rms_norm_eps = 0;
   bool tie_word_embeddings = false;
+  HfExperts experts;
+  HfLatentAttention latent;
   bool byte_tokens = false;  ///< not Hugging Face's: the tokens below 256 are bytes, there is no
                              ///< tokenizer
 

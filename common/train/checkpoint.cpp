@@ -251,7 +251,7 @@ std::vector<std::string> state_file_names(const std::vector<std::string>& writes
 Json write_files(const fs::path& directory, const TrainState& state, const Peers& peers) {
   const std::vector<std::string> answers = together(peers, [&] {
     if (peers.rank() == 0) create_empty(directory);
-    return writes_any(state.parameters) ? "yes" : "no";
+    return writes_any(state) ? "yes" : "no";
   });
   const std::vector<std::string> names = state_file_names(answers);
   const std::string& name = names[peers.rank()];
@@ -298,7 +298,7 @@ void write_checkpoint(const std::string& run_dir, int64_t step, const TrainState
   try {
     const Json files = write_files(aside, state, peers);
     if (peers.rank() != 0) return;
-    StoredState(aside, files).check_cover(state.parameters);
+    StoredState(aside, files).check_cover(state);
     write_record(aside, step, state, identity, files);
     sync_directory(aside);
   } catch (...) {
@@ -327,6 +327,7 @@ int64_t load_checkpoint(const std::string& directory, const TrainState& state,
   });
   stored->copy();
   for (size_t i = 0; i < state.parameters.size(); ++i) ++state.parameters[i].version;
+  for (Parameter* buffer : state.buffers) ++buffer->version;
   state.tokens = record.at("tokens").get<int64_t>();
   return record.at("step").get<int64_t>();
 }

@@ -35,6 +35,9 @@ struct TrainState {
   ParameterList& parameters;
   std::vector<OptimizerState> optimizer;
   int64_t& tokens;  ///< trained on so far
+  /// What steps change though no gradient does, and the optimizer knows nothing of; with a shard
+  /// whose master is its value.
+  std::vector<Parameter*> buffers = {};
 };
 
 /// The inputs that determine what a run computes. A checkpoint may be resumed by a run with the
@@ -63,7 +66,8 @@ std::string newest_checkpoint(const std::string& run_dir);
 ///
 /// `state-00000-of-00004.safetensors`, or `state.safetensors` where one rank writes all, holds four
 /// tensors for each parameter: under its own name the weight; NAME/master where the optimizer
-/// updates a wider copy; and NAME/ with the names of the optimizer's states. A rank's part of a
+/// updates a wider copy; and NAME/ with the names of the optimizer's states. For a buffer, which
+/// stands among the parameters, it holds one. A rank's part of a
 /// parameter that is not its whole local tensor has one axis. The metadata entry `parameters` is a
 /// JSON object that says for each name the global shape, the rank's slices of it ([axis, offset,
 /// length]) and the range of their flattened elements that the file holds. `checkpoint.json` says

@@ -43,6 +43,7 @@ void each_tensor(const TrainState& state, Visit visit) {
     }
     offset += shard.numel();
   }
+  for (const Parameter* buffer : state.buffers) visit(*buffer, buffer->name, buffer->shard.value);
 }
 
 std::vector<int64_t> stored_shape(const Parameter& parameter) {
@@ -95,11 +96,12 @@ Parameter shard_of(const nlohmann::json& layout, const Shape& global_shape) {
 
 }  // namespace
 
-bool writes_any(const ParameterList& parameters) {
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    if (writes(parameters[i])) return true;
-  }
-  return false;
+bool writes_any(const TrainState& state) {
+  bool any = false;
+  each_tensor(state, [&](const Parameter& parameter, const std::string&, const Tensor&) {
+    any = any || writes(parameter);
+  });
+  return any;
 }
 
 void write_state(const std::string& path, const TrainState& state) {
@@ -125,10 +127,13 @@ StoredState::StoredState(const fs::path& directory, const nlohmann::json& files)
   for (const auto& [name, record] : files.items()) files_.emplace_back(directory / name);
 }
 
-void StoredState::check_cover(const ParameterList& parameters) const {
+void StoredState::check_cover(const TrainState& state) const {
   std::map<std::string, int64_t> missing;  // elements
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    missing[parameters[i].name] = parameters[i].global_shape.numel();
+  for (size_t i = 0; i < state.parameters.size(); ++i) {
+    missing[state.parameters[i].name] = state.parameters[i].global_shape.numel();
+  }
+  for (const Parameter* buffer : state.buffers) {
+    missing[buffer->name] = buffer->global_shape.numel();
   }
   for (const File& file : files_) {
     for (const auto& [name, layout] : file.layouts.items()) {

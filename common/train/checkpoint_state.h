@@ -13,8 +13,8 @@
 /// checkpoint.cpp alone.
 namespace usp {
 
-/// Whether a rank with these parameters has anything to save.
-bool writes_any(const ParameterList& parameters);
+/// Whether a rank with this state has anything to save.
+bool writes_any(const TrainState& state);
 /// Writes a rank's file; throws Error.
 void write_state(const std::string& path, const TrainState& state);
 
@@ -25,9 +25,9 @@ class StoredState {
   /// `files`: an object with their names. Throws Error.
   StoredState(const std::filesystem::path& directory, const nlohmann::json& files);
 
-  /// Throws Error unless every element of `parameters`, and of all that the files name, is there
-  /// once.
-  void check_cover(const ParameterList& parameters) const;
+  /// Throws Error unless every element of the parameters and buffers of `state`, and of all that
+  /// the files name, is there once.
+  void check_cover(const TrainState& state) const;
   /// Looks up all that `state` needs, which may be other parts of the weights than those in the
   /// files. Throws Error with the elements that are not there, or not in this dtype.
   void find(const TrainState& state);

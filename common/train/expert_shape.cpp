@@ -15,6 +15,7 @@ int64_t ExpertShape::weights(int64_t hidden_size, int64_t ffn_hidden_size, bool 
 }
 
 void ExpertShape::bind(Args& args) {
+  offered = true;
   args.group("Experts");
   args.bind("num_experts", num_experts, "experts of a layer; 0: every MLP is dense");
   args.bind("num_experts_per_tok", num_experts_per_tok, "experts that each token is sent to");

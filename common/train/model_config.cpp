@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <span>
 #include <vector>
 
 #include "train/pretrained.h"
@@ -40,6 +41,13 @@ constexpr const char* kShapeFlags[] = {
     "rms_norm_eps",
     "tie_word_embeddings",
     "max_position_embeddings",
+};
+
+/// The same, where a program has them.
+constexpr const char* kExpertFlags[] = {
+    "num_experts",        "num_experts_per_tok", "moe_ffn_hidden_size", "num_shared_experts",
+    "first_dense_layers", "router_score",        "norm_topk_prob",      "routed_scaling_factor",
+    "expert_nodes",       "route_nodes",
 };
 
 std::string preset_names() {
@@ -97,12 +105,23 @@ void ModelConfig::fill_from_preset(const Args& args) {
 }
 
 void ModelConfig::read_directory(const Args& args) {
-  for (const char* flag : kShapeFlags) {
-    if (!args.given(flag)) continue;
-    usage_error("{} cannot be given with model={}: its config.json decides; leave the flag out",
-                flag, model);
-  }
+  const auto refuse = [&](std::span<const char* const> flags) {
+    for (const char* flag : flags) {
+      if (!args.given(flag)) continue;
+      usage_error("{} cannot be given with model={}: its config.json decides; leave the flag out",
+                  flag, model);
+    }
+  };
+  refuse(kShapeFlags);
+  if (experts.offered) refuse(kExpertFlags);
   const HfConfig file = read_hf_config(model);
+  if (file.latent.kv_lora_rank > 0) {
+    usage_error(
+        "model={}: kv_lora_rank={} is of multi-head latent attention, which is not read from a "
+        "directory; try one whose model_type is llama or mixtral",
+        model, file.latent.kv_lora_rank);
+  }
+  read_experts(file);
   check_pretrained(model, file);
   pretrained = true;
   byte_tokens = file.byte_tokens || file.vocab_size == 256;
@@ -119,6 +138,28 @@ void ModelConfig::read_directory(const Args& args) {
   tie_word_embeddings = file.tie_word_embeddings;
   max_position_embeddings = file.max_position_embeddings;
   model = std::filesystem::canonical(model);  // as the run's record has to say it
+}
+
+void ModelConfig::read_experts(const HfConfig& file) {
+  const HfExperts& from = file.experts;
+  if (from.num_experts == 0) return;
+  if (!experts.offered) {
+    usage_error(
+        "model={}: its MLPs are mixtures of {} experts, and this program computes dense ones; a "
+        "program that has the flag num_experts computes both",
+        model, from.num_experts);
+  }
+  experts.num_experts = from.num_experts;
+  experts.num_experts_per_tok = from.num_experts_per_tok;
+  experts.moe_ffn_hidden_size = from.moe_ffn_hidden_size;
+  experts.num_shared_experts = from.num_shared_experts;
+  experts.first_dense_layers = from.first_dense_layers;
+  experts.router_score = from.router_score;
+  experts.norm_topk_prob = from.norm_topk_prob;
+  experts.routed_scaling_factor = from.routed_scaling_factor;
+  experts.expert_nodes = from.expert_nodes;
+  experts.route_nodes = from.route_nodes;
+  experts.choice_bias = from.choice_bias;
 }
 
 int64_t ModelConfig::layer_weights(int64_t layer, bool active) const {

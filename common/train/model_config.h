@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/args.h"
+#include "files/hf_config.h"
 #include "files/rope_scaling.h"
 #include "train/expert_shape.h"
 #include "train/mla_shape.h"
@@ -57,6 +58,7 @@ struct ModelConfig {
  private:
   void fill_from_preset(const Args& args);
   void read_directory(const Args& args);
+  void read_experts(const HfConfig& file);
   void validate_latent(const Args& args);
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 
@@ -16,24 +17,62 @@ constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kHead = "lm_head.weight";
 constexpr int64_t kChunk = int64_t{1} << 20;  // elements
 
-/// Names and shapes of a Llama's weights, as LlamaForCausalLM calls them.
+/// Parts of names by which a kind of model differs from LlamaForCausalLM and, where these have
+/// experts, from DeepseekV3ForCausalLM: these two have the names of parameters here.
+struct OtherName {
+  std::string_view model_type, here, there;
+};
+
+constexpr OtherName kOtherNames[] = {
+    {"mixtral", ".mlp.", ".block_sparse_moe."},
+    {"mixtral", ".gate_proj.", ".w1."},
+    {"mixtral", ".down_proj.", ".w2."},
+    {"mixtral", ".up_proj.", ".w3."},
+};
+
+/// Calls add(name, shape) for the weights of a layer's experts, with a bias of the choice that ends
+/// the name itself.
+void add_experts(const HfConfig& config,
+                 const std::function<void(const std::string&, const Shape&)>& add) {
+  const HfExperts& experts = config.experts;
+  const int64_t H = config.hidden_size, E = experts.num_experts;
+  const auto add_expert = [&](const std::string& name, int64_t width) {
+    add(name + ".gate_proj.weight", {width, H});
+    add(name + ".up_proj.weight", {width, H});
+    add(name + ".down_proj.weight", {H, width});
+  };
+  add("mlp.gate.weight", {E, H});
+  if (experts.choice_bias) add("mlp.gate.e_score_correction_bias", {E});
+  for (int64_t expert = 0; expert < E; ++expert) {
+    add_expert(fmt::format("mlp.experts.{}", expert), experts.moe_ffn_hidden_size);
+  }
+  const int64_t shared = experts.num_shared_experts * experts.moe_ffn_hidden_size;
+  if (shared > 0) add_expert("mlp.shared_experts", shared);
+}
+
+/// Names and shapes of a model's weights, as its directory calls them.
 std::map<std::string, Shape> expected_weights(const HfConfig& config) {
   const int64_t H = config.hidden_size, F = config.ffn_hidden_size, V = config.vocab_size;
   std::map<std::string, Shape> weights{{kEmbedding, {V, H}}, {"model.norm.weight", {H}}};
   if (!config.tie_word_embeddings) weights[kHead] = {V, H};
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    const auto add = [&](const char* name, const Shape& shape) {
-      weights[fmt::format("model.layers.{}.{}.weight", layer, name)] = shape;
+    const auto add = [&](const std::string& name, const Shape& shape) {
+      const std::string whole = fmt::format("model.layers.{}.{}", layer, name);
+      weights[stored_name(config.model_type, whole)] = shape;
     };
-    add("input_layernorm", {H});
-    add("self_attn.q_proj", {config.q_size(), H});
-    add("self_attn.k_proj", {config.kv_size(), H});
-    add("self_attn.v_proj", {config.kv_size(), H});
-    add("self_attn.o_proj", {H, config.q_size()});
-    add("post_attention_layernorm", {H});
-    add("mlp.gate_proj", {F, H});
-    add("mlp.up_proj", {F, H});
-    add("mlp.down_proj", {H, F});
+    add("input_layernorm.weight", {H});
+    add("self_attn.q_proj.weight", {config.q_size(), H});
+    add("self_attn.k_proj.weight", {config.kv_size(), H});
+    add("self_attn.v_proj.weight", {config.kv_size(), H});
+    add("self_attn.o_proj.weight", {H, config.q_size()});
+    add("post_attention_layernorm.weight", {H});
+    if (config.experts.num_experts > 0 && layer >= config.experts.first_dense_layers) {
+      add_experts(config, add);
+      continue;
+    }
+    add("mlp.gate_proj.weight", {F, H});
+    add("mlp.up_proj.weight", {F, H});
+    add("mlp.down_proj.weight", {H, F});
   }
   return weights;
 }
@@ -161,7 +200,7 @@ void compare_weights(const std::string& directory, const HfConfig& config) {
                 weights.path(), missing.size(), expected.size(), list_names(missing));
   }
   if (!surplus.empty()) {
-    usage_error("{}: {} tensors have no place in the Llama of config.json: {}", weights.path(),
+    usage_error("{}: {} tensors have no place in the model of config.json: {}", weights.path(),
                 surplus.size(), list_names(surplus));
   }
   for (const auto& [name, shape] : expected) weights.get(name).check_shape(shape);
@@ -173,6 +212,16 @@ void compare_weights(const std::string& directory, const HfConfig& config) {
 
 }  // namespace
 
+std::string stored_name(std::string_view model_type, const std::string& name) {
+  std::string stored = name;
+  for (const OtherName& other : kOtherNames) {
+    const size_t at = stored.find(other.here);
+    if (other.model_type != model_type || at == std::string::npos) continue;
+    stored.replace(at, other.here.size(), other.there);
+  }
+  return stored;
+}
+
 void check_pretrained(const std::string& directory, const HfConfig& config) {
   try {
     compare_weights(directory, config);
@@ -181,13 +230,20 @@ void check_pretrained(const std::string& directory, const HfConfig& config) {
   }
 }
 
-void load_pretrained(ParameterList& parameters, const std::string& directory) {
+void load_pretrained(ParameterList& parameters, const std::string& directory,
+                     const std::vector<Parameter*>& buffers) {
+  const std::string model_type = read_hf_config(directory).model_type;
   const TensorCollection weights(directory);
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    Parameter& parameter = parameters[i];
-    const StoredTensor& tensor = weights.get(parameter.name);
+  const auto read = [&](Parameter& parameter, const StoredTensor& tensor) {
     tensor.check_shape(parameter.global_shape);
     if (parameter.shard.value.device() != Device::meta) load(parameter, tensor);
+  };
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    read(parameters[i], weights.get(stored_name(model_type, parameters[i].name)));
+  }
+  for (Parameter* buffer : buffers) {
+    const StoredTensor* tensor = weights.find(stored_name(model_type, buffer->name));
+    if (tensor != nullptr) read(*buffer, *tensor);
   }
 }
 

@@ -125,7 +125,7 @@ TEST_CASE(
   refused("architectures", {"MistralForCausalLM"}, {"MistralForCausalLM", "LlamaForCausalLM"});
   refused("architectures", {"LlamaForCausalLM", "LlamaForCausalLM"});
   refused("architectures", "LlamaForCausalLM");
-  refused("model_type", "mistral", {"\"mistral\"", "supported: \"llama\""});
+  refused("model_type", "mistral", {"\"mistral\"", "supported: \"llama\"", "\"mixtral\""});
   refused("model_type", nullptr, {"missing"});
   refused("hidden_act", "gelu", {"\"gelu\"", "\"silu\""});
   refused("attention_bias", true, {"true", "false"});
@@ -137,7 +137,8 @@ TEST_CASE(
   refused("use_sliding_window", true);
   refused("layer_types", {"full_attention"});
   refused("quantization_config", {{"bits", 4}}, {"{\"bits\":4}"});
-  refused("num_local_experts", 8);
+  refused("num_local_experts", 8, {"the MLP of a \"llama\" is dense"});
+  refused("n_routed_experts", 8);
   for (const char* type : {"dynamic", "yarn", "longrope", "su"}) {
     for (const char* key : {"rope_type", "type"}) {
       refused("rope_scaling", {{key, type}, {"factor", 2}}, {type, "llama3"});
@@ -190,6 +191,125 @@ TEST_CASE("config.json: what is no JSON object, or says a thing twice, is refuse
   refused_text("{\"rms_norm_eps\": 1e999}", {"DIR/config.json"});
   refused_text(std::string(100000, '['), {"DIR/config.json", "deep"});
   refused_text(std::string(2 << 20, ' '), {"DIR/config.json", "2097152 bytes"});
+}
+
+/// Of a kind of model that is no Llama.
+Json minimal_of(const char* model_type) {
+  Json json = minimal();
+  json["model_type"] = model_type;
+  json.erase("architectures");
+  return json;
+}
+
+TEST_CASE("config.json of a Mixtral") {
+  Json json = minimal_of("mixtral");
+  json["num_attention_heads"] = 8;
+  const HfConfig silent = parse(json);
+  REQUIRE(silent.model_type == "mixtral");
+  REQUIRE(silent.num_kv_heads == 8);
+  REQUIRE(silent.rms_norm_eps == 1e-5);
+  REQUIRE(silent.rope_theta == 1e6);
+  REQUIRE(silent.max_position_embeddings == 131072);
+  REQUIRE(silent.experts.num_experts == 8);
+  REQUIRE(silent.experts.num_experts_per_tok == 2);
+  json.update({{"architectures", {"MixtralForCausalLM"}},
+               {"num_local_experts", 6},
+               {"num_experts_per_tok", 3},
+               {"router_jitter_noise", 0.0},
+               {"router_aux_loss_coef", 0.02}});
+  const HfConfig config = parse(json);
+  const HfExperts& experts = config.experts;
+  REQUIRE(experts.num_experts == 6);
+  REQUIRE(experts.num_experts_per_tok == 3);
+  REQUIRE(experts.moe_ffn_hidden_size == 60);
+  REQUIRE(experts.num_shared_experts == 0);
+  REQUIRE(experts.first_dense_layers == 0);
+  REQUIRE(experts.router_score == "softmax");
+  REQUIRE(experts.norm_topk_prob);
+  REQUIRE(experts.routed_scaling_factor == 1);
+  REQUIRE(!experts.choice_bias);
+  REQUIRE(config.latent.kv_lora_rank == 0);
+  for (const auto& [key, value] :
+       std::map<std::string, Json>{{"architectures", {"LlamaForCausalLM"}},
+                                   {"num_local_experts", 0},
+                                   {"num_experts_per_tok", 7},
+                                   {"router_jitter_noise", 0.1},
+                                   {"sliding_window", 4096}}) {
+    Json other = json;
+    other[key] = value;
+    check_throws<UsageError>([&] { parse(other); }, {"DIR/config.json", key});
+  }
+}
+
+TEST_CASE("config.json of a DeepSeek-V3: its experts, and the widths of its attention") {
+  Json json = minimal_of("deepseek_v3");
+  json["num_attention_heads"] = 128;
+  json["head_dim"] = 64;
+  const HfExperts silent = parse(json).experts;
+  REQUIRE(silent.num_experts == 256);
+  REQUIRE(silent.num_experts_per_tok == 8);
+  REQUIRE(silent.moe_ffn_hidden_size == 2048);
+  REQUIRE(silent.num_shared_experts == 1);
+  REQUIRE(silent.first_dense_layers == 3);
+  REQUIRE(silent.norm_topk_prob);
+  REQUIRE(silent.routed_scaling_factor == 2.5);
+  REQUIRE(silent.expert_nodes == 8);
+  REQUIRE(silent.route_nodes == 4);
+  REQUIRE(parse(json).latent.q_lora_rank == 0);
+  json.update({{"n_routed_experts", 12},
+               {"num_experts_per_tok", 3},
+               {"moe_intermediate_size", 20},
+               {"n_shared_experts", 2},
+               {"first_k_dense_replace", 1},
+               {"scoring_func", "sigmoid"},
+               {"topk_method", "noaux_tc"},
+               {"norm_topk_prob", false},
+               {"routed_scaling_factor", 1.5},
+               {"n_group", 4},
+               {"topk_group", 2},
+               {"q_lora_rank", 24},
+               {"kv_lora_rank", 32},
+               {"qk_nope_head_dim", 10},
+               {"qk_rope_head_dim", 6},
+               {"v_head_dim", 14}});
+  const HfConfig config = parse(json);
+  const HfExperts& experts = config.experts;
+  REQUIRE(experts.num_experts == 12);
+  REQUIRE(experts.num_experts_per_tok == 3);
+  REQUIRE(experts.moe_ffn_hidden_size == 20);
+  REQUIRE(config.ffn_hidden_size == 60);
+  REQUIRE(experts.num_shared_experts == 2);
+  REQUIRE(experts.first_dense_layers == 1);
+  REQUIRE(experts.router_score == "sigmoid");
+  REQUIRE(!experts.norm_topk_prob);
+  REQUIRE(experts.routed_scaling_factor == 1.5);
+  REQUIRE(experts.expert_nodes == 4);
+  REQUIRE(experts.route_nodes == 2);
+  REQUIRE(experts.choice_bias);
+  REQUIRE(config.latent.q_lora_rank == 24);
+  REQUIRE(config.latent.kv_lora_rank == 32);
+  REQUIRE(config.latent.qk_nope_head_dim == 10);
+  REQUIRE(config.latent.qk_rope_head_dim == 6);
+  REQUIRE(config.latent.v_head_dim == 14);
+  json["n_group"] = 1;  // nothing to rank: any k
+  json["topk_group"] = 1;
+  REQUIRE(parse(json).experts.route_nodes == 1);
+  for (const auto& [key, value] : std::map<std::string, Json>{{"scoring_func", "softmax"},
+                                                              {"topk_method", "greedy"},
+                                                              {"moe_layer_freq", 2},
+                                                              {"n_group", 5},
+                                                              {"topk_group", 2},
+                                                              {"first_k_dense_replace", 4},
+                                                              {"n_routed_experts", 0}}) {
+    Json other = json;
+    other[key] = value;
+    check_throws<UsageError>([&] { parse(other); }, {"DIR/config.json", key});
+  }
+  json["n_group"] = 4;
+  for (int64_t allowed : {1, 3, 4}) {  // 3 experts of a group would count, or 1
+    json["topk_group"] = allowed;
+    check_throws<UsageError>([&] { parse(json); }, {"num_experts_per_tok=3", "must be 2"});
+  }
 }
 
 TEST_CASE("RoPE scaling: linear stretches all waves, llama3 the long ones") {

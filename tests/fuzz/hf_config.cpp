@@ -16,6 +16,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     require(config.q_size() > 0 && config.kv_size() > 0, "products below 2^63");
     require(config.vocab_size > 1 && config.max_position_embeddings > 0, "tokens and positions");
     require(config.rms_norm_eps >= 0 && config.rope_theta >= 1, "numbers in their ranges");
+    const HfExperts& experts = config.experts;
+    require(experts.num_experts >= 0 && experts.num_experts_per_tok > 0, "numbers of experts");
+    if (experts.num_experts > 0) {
+      require(experts.num_experts_per_tok <= experts.num_experts, "choices among the experts");
+      require(experts.moe_ffn_hidden_size > 0, "a width of experts");
+      require(experts.num_experts % experts.expert_nodes == 0, "groups of equal size");
+      require(experts.route_nodes * (experts.num_experts / experts.expert_nodes) >=
+                  experts.num_experts_per_tok,
+              "enough experts in the groups that a token chooses in");
+      require(experts.first_dense_layers <= config.num_layers, "dense layers that there are");
+    }
     const double frequency = config.rope_scaling.scaled(0.01);
     require(frequency >= 0 && frequency <= 0.01, "waves that are stretched, if anything");
   });

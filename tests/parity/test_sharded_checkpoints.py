@@ -6,6 +6,7 @@ Needs what test_ranks.py needs. That every element arrives where it belongs, for
 shards, is tested in tests/ranks/checkpoints.cpp; here whole runs go on.
 """
 import array
+import json
 import os
 import random
 import resource
@@ -55,11 +56,11 @@ class ShardedCheckpoints(RankTest):
     def checkpoint(self, step):
         return self.checkpoints / f"step-{step:08}"
 
-    def assert_close(self, found, expected):
+    def assert_close(self, found, expected, tolerance=1e-10):
         self.assertEqual(len(found), len(expected))
         scale = max(map(abs, expected))
         worst = max(abs(a - b) for a, b in zip(found, expected))
-        self.assertTrue(worst <= 1e-10 * scale, f"{worst / scale} of the largest")
+        self.assertTrue(worst <= tolerance * scale, f"{worst} off, where the largest is {scale}")
 
     def test_any_layout_goes_on_in_any_other(self):
         flags = ["--dtype", "f64", "--checkpoint_interval", "4", "--steps", "8"]
@@ -137,6 +138,48 @@ class ShardedCheckpoints(RankTest):
                 (mesh(1, 2, 2, 0), [mesh(3, 1, 1, 2), mesh(2, 2, 1, 3, *gathered)])):
             self.check_going_on(flags, saved, others)
 
+    @test_ranks.needs("expert_parallel")
+    def test_experts_go_on_wherever_they_lie(self):
+        flags = ["--dtype", "f64", "--checkpoint_interval", "4", "--steps", "8",
+                 "--num_heads", "4", "--num_experts", "8"]
+
+        def ep(ranks, size, *more):
+            return ranks, [*layout(ranks, 0), "--ep_size", str(size), *more]
+
+        def tp(dp, *more):
+            return 2 * dp, [*layout(dp, 0), "--tp_size", "2", "--sequence_parallel", *more]
+
+        def stages(ranks, acc, *more):
+            return ranks, ["--pp_size", "2", "--micro_batch_size", "3", "--grad_acc_steps",
+                           str(acc), *more]
+
+        # Each has something else that no gradient trains: biases, and the load of the step before.
+        bias = ["--balance", "bias", "--bias_update_rate", "0.02"]
+        batch = ["--balance", "batch", "--balance_coef", "1"]
+        dualpipe = ["--pp_schedule", "dualpipe"]  # has two copies of each
+        for own, saved, others in (
+                (bias, ep(2, 2), [ep(4, 4), ep(1, 1), tp(1, "--expert_tp"), stages(2, 4)]),
+                (bias, tp(2, "--ep_size", "4"), [ep(3, 1), stages(2, 4, *dualpipe)]),
+                (batch, stages(4, 2, "--ep_size", "2"), [ep(4, 2), tp(1)]),
+                (batch, stages(4, 4, *dualpipe, "--cp_size", "2", "--ep_size", "2"),
+                 [ep(2, 1), stages(2, 4)])):
+            self.check_going_on([*flags, *own], saved, others, tolerance=1e-12)
+
+    @test_ranks.needs("expert_parallel")
+    def test_experts_in_an_equal_layout_go_on_bit_for_bit(self):
+        flags = ["--checkpoint_interval", "4", "--steps", "8", "--num_experts", "8",
+                 "--ep_size", "2", "--router_score", "sigmoid"]
+        for own in (["--balance", "bias", "--bias_update_rate", "0.02"], ["--balance", "batch"]):
+            for dtype, stage in (("f32", 0), ("bf16", 1), ("bf16", 3)):
+                with self.subTest(dtype=dtype, stage=stage, flags=own):
+                    command = [*flags, "--dtype", dtype, *layout(2, stage), *own]
+                    self.train(2, *command, "--overwrite")
+                    expected, files = results(self.run_dir), self.contents(8)
+                    shutil.rmtree(self.checkpoint(8))
+                    self.train(2, *command, "--resume")
+                    self.assertEqual(results(self.run_dir), expected)
+                    self.assertTrue(self.contents(8) == files, "other bytes in the files")
+
     @test_ranks.needs("weight_stash")
     def test_pipedream_goes_on_bit_for_bit_and_in_no_other_way(self):
         flags = ["--checkpoint_interval", "4", "--steps", "8", "--grad_clip", "0"]
@@ -174,10 +217,10 @@ class ShardedCheckpoints(RankTest):
                 self.assertEqual((code, output.count("error: ")), (2, 1), output)
                 self.assertIn(message, output)
 
-    def check_going_on(self, flags, saved, others):
+    def check_going_on(self, flags, saved, others, tolerance=1e-10):
         """A run of 8 steps, saved after 4 of them, goes on as it did; None: with chapter 1."""
         self.train(saved[0], *flags, *saved[1], "--overwrite")
-        expected = results(self.run_dir)
+        expected, names = results(self.run_dir), state_of(self.checkpoint(8)).keys()
         for other in others:
             with self.subTest(saved=saved, resumed=other):
                 shutil.rmtree(self.checkpoint(8))
@@ -190,7 +233,8 @@ class ShardedCheckpoints(RankTest):
                     self.assertEqual(code, 0, output)
                 for step, reference in zip(results(self.run_dir), expected, strict=True):
                     for a, b in zip(step, reference):
-                        self.assert_close([a], [b])
+                        self.assert_close([a], [b], tolerance)
+                self.assertEqual(state_of(self.checkpoint(8)).keys(), names)
 
     @test_ranks.needs("tensor_parallel")
     def test_a_model_goes_out_of_any_mesh_and_into_any_other(self):
@@ -208,22 +252,75 @@ class ShardedCheckpoints(RankTest):
         self.check_export(mesh(4, 3), [(1, mesh(1, 0)), (4, mesh(2, 3, "--tp_size", "2")),
                                        (4, mesh(4, 1, "--cp_method", "ulysses"))])
 
+    @test_ranks.needs("expert_parallel")
+    def test_experts_go_from_any_ranks_to_any_others_as_a_mixtral(self):
+        def ep(size, *more):
+            return ["--ep_size", str(size), *more]
+
+        tensor = ["--tp_size", "2", "--sequence_parallel"]
+        experts = ["--num_experts", "8", "--num_experts_per_tok", "3", "--moe_ffn_hidden_size", "20",
+                   "--norm_topk_prob"]
+        others = [(1, ep(1)), (2, ep(2)), (4, ep(4, "--zero_stage", "1")),
+                  (4, ep(2, *tensor, "--expert_tp")), (4, ep(2, "--pp_size", "2"))]
+        self.check_export([*experts, *ep(4)], others)
+        shutil.rmtree(self.folder / "model")
+        self.check_export([*experts, *ep(2, *tensor, "--expert_tp", "--overwrite")], others[:1])
+        config = json.loads((self.folder / "model" / "config.json").read_text())
+        self.assertEqual(
+            {key: config.get(key) for key in ("architectures", "model_type", "num_local_experts",
+                                              "num_experts_per_tok", "intermediate_size")},
+            {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+             "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 20})
+
+    @test_ranks.needs("expert_parallel")
+    def test_what_mixtral_has_no_word_for_is_not_exported(self):
+        common = ["--steps", "1", "--checkpoint_interval", "1", "--micro_batch_size", "2",
+                  "--num_experts", "4", "--overwrite"]
+        for own, *said in (
+                ([], "norm_topk_prob=false"),
+                (["--router_score", "sigmoid", "--norm_topk_prob", "--num_shared_experts", "1",
+                  "--routed_scaling_factor", "2.5", "--first_dense_layers", "1"],
+                 'router_score="sigmoid", routed_scaling_factor=2.5, num_shared_experts=1, '
+                 "first_dense_layers=1,"),
+                (["--norm_topk_prob", "--expert_nodes", "2", "--route_nodes", "1", "--balance",
+                  "bias"], "route_nodes=1, balance=bias,"),
+                (["--attention_kind", "mla"], "attention_kind=mla cannot be exported")):
+            with self.subTest(flags=own):
+                self.train(1, *common, *own)
+                code, output = self.export("refused")
+                self.assertEqual(code, 2, output)
+                self.assertIn(said[0], output)
+                self.assertFalse((self.folder / "refused").exists())
+
+    def export(self, name):
+        """(exit code, output) of ./book export to a folder of this name."""
+        done = subprocess.run([sys.executable, str(test_ranks.ROOT / "book"), "export",
+                               str(self.run_dir), str(self.folder / name)], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, check=False)
+        return done.returncode, done.stdout
+
     def check_export(self, saved, others):
-        """A model of 4 ranks, exported, has the same validation loss on so many others."""
+        """A model of 4 ranks, exported, has the same validation loss on so many others; what these
+        export has its bits."""
         flags = ["--dtype", "f64", "--num_heads", "4", "--num_kv_heads", "2", "--vocab_size", "257",
                  "--eval_interval", "4"]
         self.train(4, *flags, *saved, "--steps", "4", "--checkpoint_interval", "4")
         expected = metrics(self.run_dir)[-1]["val_loss"]
         model = self.folder / "model"
-        done = subprocess.run([sys.executable, str(test_ranks.ROOT / "book"), "export",
-                               str(self.run_dir), str(model)], stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, check=False)
-        self.assertEqual(done.returncode, 0, done.stdout)
+        code, output = self.export("model")
+        self.assertEqual(code, 0, output)
         for ranks, own in others:
             with self.subTest(ranks=ranks, flags=own):
                 self.train(ranks, "--model", str(model), "--dtype", "f64", *own, "--steps", "1",
-                           "--lr", "0", "--eval_interval", "1", "--overwrite")
+                           "--lr", "0", "--eval_interval", "1", "--checkpoint_interval", "1",
+                           "--overwrite")
                 self.assert_close([metrics(self.run_dir)[-1]["val_loss"]], [expected])
+                code, output = self.export("again")
+                self.assertEqual(code, 0, output)
+                again = self.folder / "again" / "model.safetensors"
+                self.assertTrue(again.read_bytes() == (model / "model.safetensors").read_bytes(),
+                                "other weights")
+                shutil.rmtree(again.parent)
 
     def contents(self, step):
         return {path.name: path.read_bytes()

@@ -262,6 +262,89 @@ TEST_CASE("what any layout has saved, any other resumes, element by element") {
   }
 }
 
+/// What every rank holds whole beside its parameters, in the dtype of sums.
+class Buffered : public RankState {
+ public:
+  Buffered(const Layout& layout, int rank, DType dtype, bool counted)
+      : RankState(layout, rank, dtype) {
+    buffer.name = "bias";
+    buffer.global_shape = {4};
+    buffer.value = Tensor::zeros({4}, accumulate_dtype(dtype));
+    buffer.shard = {0, 4, buffer.value, buffer.value, {}};
+    buffer.counted = counted;
+  }
+
+  TrainState state() {
+    TrainState state = RankState::state();
+    state.buffers = {&buffer};
+    return state;
+  }
+
+  Parameter buffer;
+};
+
+const Values kBias = {0.25, -3, 7, 1e-3 / 1024};
+
+/// Of a checkpoint in `run_dir` that one layout has saved, with a buffer that rank `counting`
+/// counts; -1: all do.
+void save_buffered(const Layout& layout, DType dtype, const std::string& run_dir, int counting) {
+  run_threads(layout.ranks, [&](const Communicator& world) {
+    Buffered rank(layout, world.rank(), dtype, counting < 0 || world.rank() == counting);
+    rank.train();
+    rank.buffer.value.assign(kBias);
+    write_checkpoint(run_dir, 4, rank.state(), kIdentity, world);
+  });
+}
+
+TEST_CASE("a buffer is saved by the rank that counts it, and resumed by all") {
+  for (const DType dtype : {DType::f64, DType::bf16}) {
+    for (const Layout& saved : kLayouts) {
+      const TempDir dir;
+      save_buffered(saved, dtype, dir.file(""), saved.ranks - 1);
+      for (const Layout& loaded : kLayouts) {
+        run_threads(loaded.ranks, [&](const Communicator& world) {
+          Buffered rank(loaded, world.rank(), dtype, false);
+          load_checkpoint(newest_checkpoint(dir.file("")), rank.state(), kIdentity, world);
+          const std::string what = fmt::format("from {} to {}", saved.name, loaded.name);
+          rank.check(what);
+          const Tensor expected = Tensor::from_host(kBias, {4}, accumulate_dtype(dtype));
+          USP_CHECK(same_bits(rank.buffer.value, expected), "{}: bias {}", what,
+                    fmt::join(rank.buffer.value.items(), " "));
+          USP_CHECK(rank.buffer.version == 1, "{}: version {}", what, rank.buffer.version);
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("a rank may write a file for a buffer alone") {
+  const TempDir dir;
+  const Layout& layout = kLayouts[4];  // nothing for ranks 0 and 2
+  save_buffered(layout, DType::f64, dir.file(""), 2);
+  REQUIRE(files_in(newest_checkpoint(dir.file(""))).size() == 1 + 3);
+  const SafetensorsFile file(newest_checkpoint(dir.file("")) + "/state-00001-of-00003.safetensors");
+  REQUIRE(file.tensors().size() == 1);
+  file.get("bias").check_shape({4});
+}
+
+TEST_CASE(
+    "a buffer that no rank counts, or each, makes no checkpoint; one that is none's is told") {
+  const TempDir dir;
+  const OnDevice cpu;
+  const Layout& two = kLayouts[2];
+  check_throws<Error>([&] { save_buffered(two, DType::f64, dir.file(""), 7); },
+                      {"every element of bias is to be counted by one rank; 4 by none"});
+  check_throws<Error>([&] { save_buffered(two, DType::f64, dir.file(""), -1); },
+                      {"of bias is to be counted by one rank; 4 by too many"});
+  save(two, DType::f64, dir.file(""), 4);
+  const std::string path = newest_checkpoint(dir.file(""));
+  run_threads(1, [&](const Communicator& world) {
+    Buffered rank(kLayouts[0], 0, DType::f64, true);
+    check_throws<Error>([&] { load_checkpoint(path, rank.state(), kIdentity, world); },
+                        {path, "elements 0 to 3 of bias [4] are in none of its files"});
+  });
+}
+
 TEST_CASE("a file says which part of a weight it holds") {
   const TempDir dir;
   save(kLayouts.back(), DType::f64, dir.file(""), 4);

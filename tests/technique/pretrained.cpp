@@ -5,14 +5,15 @@
 #include "files/safetensors.h"
 #include "tiny_llama.h"
 
-/// Models of Hugging Face's: tests/data/llama holds tiny ones with the logits that transformers
-/// computes (tests/fixtures/make_llama.py).
+/// Models of Hugging Face's: tests/data/llama and tests/data/mixtral hold tiny ones with what
+/// transformers computes (tests/fixtures/make_llama.py, make_mixtral.py).
 namespace usp::test {
 namespace {
 
 using Json = nlohmann::json;
 
 std::string llama(const std::string& name) { return USP_TEST_DATA "/llama/" + name; }
+std::string mixtral(const std::string& name) { return USP_TEST_DATA "/mixtral/" + name; }
 
 constexpr const char* kModels[] = {"gqa",  "linear",   "llama3", "llama3_old_spelling",
                                    "tied", "head_dim", "eps",    "bf16",
@@ -46,15 +47,24 @@ Values stored(const TensorCollection& tensors, const std::string& name) {
   return values;
 }
 
-/// Of the model for the tokens of `name`'s fixture.
-Values logits_of(Model& model, const std::string& name) {
-  const Values tokens = stored(TensorCollection(llama(name) + "/expected.safetensors"), "tokens");
-  const std::vector<int32_t> ids(tokens.begin(), tokens.end());
+/// One sample: what a fixture's file calls `tokens` and, if it has them, `targets`.
+Pass sample_of(const TensorCollection& expected) {
+  const auto ids = [&](const char* name) {
+    const Values values = stored(expected, name);
+    return Tensor::from_host(std::vector<int32_t>(values.begin(), values.end()),
+                             {std::ssize(values)});
+  };
   Pass pass;
   pass.num_samples = 1;
-  pass.positions = Positions(0, std::ssize(ids));
-  pass.tokens = Tensor::from_host(ids, {std::ssize(ids)});
-  return model.logits(pass).items();
+  pass.tokens = ids("tokens");
+  pass.positions = Positions(0, pass.tokens.numel());
+  if (expected.find("targets") != nullptr) pass.targets = ids("targets");
+  return pass;
+}
+
+/// Of the model for the tokens of `name`'s fixture.
+Values logits_of(Model& model, const std::string& name) {
+  return model.logits(sample_of(TensorCollection(llama(name) + "/expected.safetensors"))).items();
 }
 
 TEST_CASE("imported models give the logits of transformers") {
@@ -126,8 +136,8 @@ TEST_CASE("a directory's model trains on meta by its shapes alone") {
 /// A copy of a fixture that may be altered.
 class Copy {
  public:
-  explicit Copy(const std::string& name) {
-    for (const auto& entry : std::filesystem::directory_iterator(llama(name))) {
+  explicit Copy(const std::string& name, std::string (*fixture)(const std::string&) = llama) {
+    for (const auto& entry : std::filesystem::directory_iterator(fixture(name))) {
       std::filesystem::copy(entry.path(), path());
     }
   }
@@ -271,6 +281,101 @@ TEST_CASE("a directory without weights is refused") {
   check_throws<std::exception>([&] { import_config(copy.path()); },
                                {copy.path(), "model.safetensors"});
 }
+
+#if __has_include("moe.h")
+
+constexpr const char* kMixtrals[] = {"experts", "old_spelling", "sharded"};
+
+TEST_CASE("imported experts give the logits and the gradients of transformers") {
+  const OnDevice cpu;
+  for (const char* name : kMixtrals) {
+    CAPTURE(name);
+    const TensorCollection expected(mixtral(name) + "/expected.safetensors");
+    SoloTrainer trainer(import_config(mixtral(name)), nullptr);
+    Model& model = trainer.model();
+    Pass pass = sample_of(expected);
+    check_close(model.logits(pass).items(), stored(expected, "logits_f64"), 1e-13, "logits");
+    pass.loss = Tensor::zeros({1}, DType::f64);
+    pass.loss_scale = 1 / double(pass.tokens.numel());
+    Grads grads(model.parameters());
+    grads.begin_window(1);
+    model.backward(model.forward(pass), grads, pass);
+    grads.end_window();
+    REQUIRE(expected.tensors().size() == model.parameters().size() + 3);
+    for (size_t i = 0; i < model.parameters().size(); ++i) {
+      const Parameter& parameter = model.parameters()[i];
+      const std::string stored_as = stored_name("mixtral", parameter.name);
+      check_close(parameter.grad.items(), stored(expected, "grad/" + stored_as), 1e-12,
+                  parameter.name);
+    }
+  }
+}
+
+TEST_CASE("experts in another number or of another width than config.json says are refused") {
+  const auto refused = [](const std::function<void(const Copy&)>& change,
+                          const std::vector<std::string>& parts) {
+    const Copy copy("experts", mixtral);
+    change(copy);
+    check_throws<UsageError>([&] { import_config(copy.path()); }, parts);
+  };
+  refused([](const Copy& copy) { copy.set("num_local_experts", 3); },
+          {"tensors have no place", "block_sparse_moe.experts.3.w1.weight"});
+  refused([](const Copy& copy) { copy.set("num_local_experts", 5); },
+          {"6 of the", "missing", "block_sparse_moe.experts.4.w1.weight"});
+  refused([](const Copy& copy) { copy.set("intermediate_size", 13); },
+          {"block_sparse_moe.experts.0.w", "[12, 16]", "[13, 16]"});
+  refused([](const Copy& copy) { copy.set("num_experts_per_tok", 5); },
+          {"num_experts_per_tok=5", "in [1, 4]"});
+  for (const char* flag : {"num_experts", "num_experts_per_tok", "moe_ffn_hidden_size",
+                           "num_shared_experts", "first_dense_layers", "expert_nodes"}) {
+    check_throws<UsageError>(
+        [&] {
+          import_config(mixtral("experts"), {fmt::format("--{}", flag), "2"});
+        },
+        {flag, "config.json decides"});
+  }
+}
+
+TEST_CASE("biases of the choice come with the weights, for a run that has them") {
+  const OnDevice cpu;
+  const Copy copy("experts", mixtral);
+  copy.set("model_type", "deepseek_v3");
+  copy.set("architectures", nullptr);
+  copy.set("n_routed_experts", 8);
+  copy.set("num_experts_per_tok", 4);
+  copy.set("n_group", 4);
+  copy.set("topk_group", 2);
+  copy.set("first_k_dense_replace", 0);
+  const std::string name = "model.layers.1.mlp.gate.e_score_correction_bias";
+  const Values biases = {0.5, -1, 2, 0.25};
+  copy.alter([&](Copy::Weights& w) { w[name] = {{4}, biases}; });
+  ParameterList none;
+  Parameter bias, load;
+  for (Parameter* buffer : {&bias, &load}) {
+    buffer->name = buffer == &bias ? name : "model.layers.1.mlp.gate.load";
+    buffer->global_shape = {4};
+    buffer->value = Tensor::zeros({4}, DType::f64);
+    buffer->shard = {0, 4, buffer->value, buffer->value, {}};
+  }
+  load_pretrained(none, copy.path(), {&bias, &load});
+  REQUIRE(bias.value.items() == biases);
+  REQUIRE(load.value.items() == Values(4));
+  check_throws<UsageError>([&] { import_config(copy.path()); },
+                           {"kv_lora_rank=512", "multi-head latent attention"});
+  TrainConfig config = import_config(mixtral("experts"));
+  config.model.experts.choice_bias = true;
+  check_throws<UsageError>([&] { config.expert_parallel.check(config, config.tensor_parallel); },
+                           {"balance=none", "--balance bias", "--bias_update_rate 0"});
+}
+
+#else
+
+TEST_CASE("a program without experts says what it takes to compute them") {
+  check_throws<UsageError>([] { import_config(mixtral("experts")); },
+                           {mixtral("experts"), "mixtures of 4 experts", "flag num_experts"});
+}
+
+#endif
 
 }  // namespace
 }  // namespace usp::test

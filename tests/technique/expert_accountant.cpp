@@ -1,3 +1,5 @@
+#include "expert_accountant.h"
+
 #include "moe.h"
 #include "pipeline_parity.h"
 
