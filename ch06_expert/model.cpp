@@ -171,15 +171,14 @@ Block Llama::experts(int64_t layer, ParameterList& parameters) const {
   Router router(shape, std::make_unique<RouterLinear>(gate), options_.experts, region,
                 options_.context, options_.load->add_layer(layer));
   const Mixture mixture{shape, H, options_.experts, region};
-  const bool by_node = mixture.nodes() != nullptr;
   Block segments;
   segments.push_back(
       std::make_unique<Dispatch>(RmsNorm(norm, config_.rms_norm_eps), std::move(router), mixture));
-  if (by_node) segments.push_back(std::make_unique<FanOut>(mixture));
+  if (mixture.nodes()) segments.push_back(std::make_unique<FanOut>(mixture));
   segments.push_back(std::make_unique<Experts>(GroupedLinear(gate_up, here, "gate_up"),
                                                GroupedLinear(down, here, "expert output"),
                                                std::move(shared), mixture));
-  if (by_node) segments.push_back(std::make_unique<FanIn>(mixture));
+  if (mixture.nodes()) segments.push_back(std::make_unique<FanIn>(mixture));
   segments.push_back(std::make_unique<Combine>(mixture));
   return segments;
 }
@@ -220,9 +219,7 @@ Model::Model(const TrainConfig& config, const std::optional<TensorRegion>& regio
                            {config.seq_len, parse_dtype(config.dtype), probabilities(config),
                             region.value_or(TensorRegion(config.tensor_parallel)),
                             context.value_or(ContextGroup(config.context_parallel)), blocks,
-                            experts.value_or(ExpertGroup(config.expert_parallel,
-                                                         config.expert_parallel.ranks_in_node(
-                                                             config, config.tensor_parallel))),
+                            experts.value_or(experts_on_paper(config)),
                             load ? load : std::make_shared<ExpertLoad>(config.expert_parallel)})](
                 int64_t block, ParameterList& list) { return llama.build(block, list); },
             blocks.chunks) {

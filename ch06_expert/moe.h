@@ -6,7 +6,7 @@
 
 #include "router.h"
 
-/// A mixture of experts in the place of a block's MLP, as three segments of the block: between the
+/// A mixture of experts in the place of a block's MLP, as segments of the block: between the
 /// one that starts an exchange and the one that waits for it, anything else may run.
 ///
 /// Dimensions: T tokens of this rank, H hidden_size, F the width of an expert, E num_experts, k
@@ -14,7 +14,7 @@
 namespace usp {
 
 // [mixture]
-/// What the three segments of a layer know of it.
+/// What the segments of a layer know of it.
 struct Mixture {
   ExpertShape shape;
   int64_t hidden_size;  ///< H

@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "config.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -50,6 +51,11 @@ NodeGroups::NodeGroups(const ExpertConfig& config, const Communicator& ep) {
   within = split(config, ep, "ep_node", [=](int r) { return r / in_node; });
 }
 // [groups]
+
+ExpertGroup experts_on_paper(const TrainConfig& config) {
+  const ExpertConfig& experts = config.expert_parallel;
+  return ExpertGroup(experts, experts.ranks_in_node(config, config.tensor_parallel));
+}
 
 namespace {
 

@@ -13,6 +13,8 @@
 /// that have come to this rank from its rail.
 namespace usp {
 
+struct TrainConfig;
+
 // [groups]
 /// The ranks of ep as a grid. Between nodes, a node is to a token what an expert is otherwise.
 struct NodeGroups {
@@ -26,6 +28,9 @@ struct NodeGroups {
   NodeGroups(const ExpertConfig& config, const Communicator& ep);
 };
 // [groups]
+
+/// For formulas alone: the first rank's, of a run with such nodes.
+ExpertGroup experts_on_paper(const TrainConfig& config);
 
 /// Fills slots and rows for the copies that go from node to node, and `in_node` for what becomes of
 /// those that come here. kept [T, k] i32: the choices that are not dropped, of E experts.

@@ -3,6 +3,7 @@
 #include "case_cover.h"
 #include "comm/launch.h"
 #include "data_parallel_parity.h"
+#include "expert_accountant.h"
 #include "model.h"
 #include "tiny_llama.h"
 
@@ -318,6 +319,22 @@ TEST_CASE("what crosses nodes can be told without the ranks that send it") {
   REQUIRE((0 < direct_net && direct_net < direct_wire));
   REQUIRE((0 < rail_net && rail_net == rail_wire));
   REQUIRE((node_net == 0 && node_wire > 0));
+}
+
+TEST_CASE("the report's formula of rows by node is what a step on shapes alone sends") {
+  for (int64_t node_size : {1, 2, 4, 8}) {
+    for (const char* recompute : {"none", "full"}) {
+      const NodeCase c{8, node_size, 2, 4, false, recompute};
+      CAPTURE(c.name());
+      TrainConfig config = node_config(c, "by_node");
+      config.seq_len = 8;  // shares of choices without a remainder
+      const Simulation made = simulate(config, 0);
+      const int64_t sent = made.sent.get("ep_rail", CommKind::all_to_all).wire_bytes +
+                           made.sent.get("ep_node", CommKind::all_to_all).wire_bytes;
+      REQUIRE(predict_expert_traffic(config) > 0);
+      REQUIRE(sent == made.steps * predict_expert_traffic(config));
+    }
+  }
 }
 
 TEST_CASE("nodes that do not have as many ranks of ep each are refused") {
