@@ -38,13 +38,14 @@ void Router::forward(const Tensor& x, Saved& saved, Routing& routing, const Pass
 }
 // [router_forward]
 
-// [choose]
 void Router::choose(const Tensor& scores, Routing& routing, Saved& saved, const Pass& pass) const {
   const int64_t T = scores.size(0), E = shape_.num_experts, k = shape_.num_experts_per_tok;
   const ExpertConfig& config = experts_.config();
+  // [choose]
   routing.choices = Tensor::empty({T, k}, DType::i32, "choices");
   ops::choose_experts(routing.choices, scores, load_->bias, shape_.expert_nodes,
                       shape_.nodes_of_token());
+  // [choose]
   Tensor kept = routing.choices;
   const bool drops = config.capacity_factor > 0 && pass.mode != Pass::Mode::decode;
   const bool balances = config.balance == "sample" && pass.mode == Pass::Mode::train;
@@ -64,6 +65,7 @@ void Router::choose(const Tensor& scores, Routing& routing, Saved& saved, const 
   if (pass.mode == Pass::Mode::train && enters_losses()) record(routing.choices, kept, scores);
 }
 
+// [assign_rows]
 void assign_rows(Routing& routing, const Tensor& destinations, int64_t number, int64_t expected,
                  const ExpertGroup& ranks) {
   routing.slots = Tensor::empty(destinations.shape(), DType::i32, "slots");
@@ -73,7 +75,7 @@ void assign_rows(Routing& routing, const Tensor& destinations, int64_t number, i
   routing.rows = ranks.exchange_counts(counts.view({number}), expected);
   ops::assign_slots(routing.slots, destinations, routing.rows.to_experts);
 }
-// [choose]
+// [assign_rows]
 
 // [drop]
 Tensor Router::drop(const Tensor& choices, const SampleCounts& samples, const Pass& pass) const {
