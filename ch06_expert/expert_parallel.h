@@ -112,6 +112,7 @@ std::vector<int64_t> even_counts(int64_t choices, int64_t experts);
 struct EvenRows {
   int64_t sent, received;
 };
+/// That of this rank of `ranks`, which share out the experts.
 EvenRows even_rows(int64_t choices, int64_t experts, const ExpertGroup& ranks);
 
 }  // namespace usp

@@ -483,6 +483,8 @@ class Training(RankTest):
             ledger = json.loads((self.run_dir / "ledger.json").read_text())
             for entry in ledger.values():
                 del entry["seconds"], entry["wait_seconds"]
+            crossing = sum(entry.pop("net_bytes") for entry in ledger.values())
+            self.assertEqual(crossing > 0, "--node_size" in link)  # with several nodes alone
             results.append(([(step["loss"], step["grad_norm"], step["comm_bytes"])
                              for step in metrics(self.run_dir)], ledger))
         self.assertEqual(results[0], results[1])
