@@ -131,13 +131,13 @@ class CoreAttention {
   int64_t num_heads() const { return heads_; }        ///< N
   int64_t num_kv_heads() const { return kv_heads_; }  ///< G
   int64_t head_dim() const { return head_dim_; }      ///< D
+  double scale() const { return scale_; }             ///< of the scores
 
  protected:
   Tensor q_of(const Tensor& qkv) const { return qkv.narrow(2, 0, heads_); }
   Tensor k_of(const Tensor& qkv) const { return qkv.narrow(2, heads_, kv_heads_); }
   Tensor v_of(const Tensor& qkv) const { return qkv.narrow(2, heads_ + kv_heads_, kv_heads_); }
   Tensor kv_of(const Tensor& qkv) const { return qkv.narrow(2, heads_, 2 * kv_heads_); }
-  double scale() const { return scale_; }
   Probabilities probabilities() const { return probabilities_; }
 
  private:

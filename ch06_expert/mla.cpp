@@ -1,7 +1,6 @@
 #include "mla.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "context_attention.h"
 #include "tensor/runtime.h"
@@ -164,8 +163,7 @@ Tensor LatentAttention::attend_cached(const Tensor& normed, const Pass& pass) co
   const Tensor lse = Tensor::empty({B, N, S}, acc);
   // Naive: latents are wider than heads, and than what blockwise attention takes on a GPU.
   const Tensor probs = Tensor::empty({B, N, S, keys.count()}, q.dtype());
-  const double scale = 1 / std::sqrt(double(shape_.head_dim()));
-  ops::attention_forward(out, lse, probs, q, k, /*v=*/k, scale, pass.positions, keys,
+  ops::attention_forward(out, lse, probs, q, k, /*v=*/k, core_->scale(), pass.positions, keys,
                          pass.documents);
   if (shares) out = merge_shares(out, lse, q.dtype(), context_.cp());
   const Tensor heads = Tensor::empty({B * S, N * V}, q.dtype());
@@ -445,10 +443,14 @@ class LatentWeights {
   Parameter& add(const char* name, const Shape& shape) {
     return add(name, shape, options_.init_std);
   }
-  RmsNorm norm(const char* name, int64_t width) {
+  RmsNorm norm(const char* name, int64_t width, double eps) {
     Parameter& weight = add(name, {width}, 0);
     options_.region.replicate(weight);
-    return RmsNorm(weight, config_.rms_norm_eps);
+    return RmsNorm(weight, eps);
+  }
+  RmsNorm latent_norm(const char* name, int64_t width) {
+    const double eps = config_.mla.latent_rms_norm_eps;
+    return norm(name, width, eps > 0 ? eps : config_.rms_norm_eps);
   }
   /// A rank's own rows of x, with all of W.
   std::unique_ptr<Linear> on_own_rows(const char* name, int64_t width) {
@@ -472,14 +474,14 @@ LatentQuery LatentWeights::query() {
   };
   if (Q == 0) return {nullptr, std::nullopt, heads("self_attn.q_proj", config_.hidden_size)};
   auto q_a = on_own_rows("self_attn.q_a_proj", Q);
-  const RmsNorm normed = norm("self_attn.q_a_layernorm", Q);
+  const RmsNorm normed = latent_norm("self_attn.q_a_layernorm", Q);
   return {std::move(q_a), normed, heads("self_attn.q_b_proj", Q)};
 }
 
 LatentKeys LatentWeights::keys() {
   const MlaShape& mla = config_.mla;
   auto kv_a = on_own_rows("self_attn.kv_a_proj_with_mqa", mla.cached());
-  const RmsNorm normed = norm("self_attn.kv_a_layernorm", mla.kv_lora_rank);
+  const RmsNorm normed = latent_norm("self_attn.kv_a_layernorm", mla.kv_lora_rank);
   const int64_t width = config_.num_heads * (mla.qk_nope_head_dim + mla.v_head_dim);
   Parameter& kv_b = add("self_attn.kv_b_proj", {width, mla.kv_lora_rank});
   auto kv_b_proj = make_column_parallel({&kv_b}, "kv", options_.region);
@@ -494,7 +496,7 @@ std::unique_ptr<Segment> make_latent_attention(const ModelConfig& config,
                                                ParameterList& parameters) {
   const int64_t heads = options.region.heads(config.num_heads);
   LatentWeights weights(config, options, parameters);
-  const RmsNorm norm = weights.norm("input_layernorm", config.hidden_size);
+  const RmsNorm norm = weights.norm("input_layernorm", config.hidden_size, config.rms_norm_eps);
   LatentQuery query = weights.query();
   LatentKeys keys = weights.keys();
   Parameter& o = weights.add("self_attn.o_proj",
@@ -502,6 +504,7 @@ std::unique_ptr<Segment> make_latent_attention(const ModelConfig& config,
                              options.output_init_std);
   auto core = make_core_attention(heads, heads, config.mla.head_dim(), options.probabilities,
                                   options.context);
+  core->scale_scores(config.rope_scaling.score_factor());
   return std::make_unique<LatentAttention>(
       config.mla, norm, std::move(query), std::move(keys), options.rope, std::move(core),
       make_row_parallel(o, options.region), options.region, options.context);

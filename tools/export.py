@@ -1,5 +1,7 @@
 """`./book export`: a run's newest checkpoint as a model directory that Hugging Face's tools read."""
 import array
+import bisect
+import itertools
 import json
 import math
 import os
@@ -10,6 +12,8 @@ from pathlib import Path
 from tools import chapters, runs
 from tools.base import BookError, say, show_path
 from tools.checkpoints import BYTES, Checkpoint, newest, write_header
+from tools.export_formats import (BIAS, config_of, interleaves, refuse_unsayable, row_runs,
+                                  stored_name, weights_of)
 
 # dtype: what the format calls it, what transformers calls it.
 DTYPES = {"f32": ("F32", "float32"), "bf16": ("BF16", "bfloat16"), "f64": ("F64", "float64")}
@@ -18,10 +22,6 @@ INDEX = "model.safetensors.index.json"
 # What belongs to an imported model and is handed on with it.
 COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
               "tokenizer.model", "generation_config.json")
-TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
-# What Mixtral calls parts of our names; of its experts, that is: its MLPs have nothing else.
-MIXTRAL = {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".down_proj.": ".w2.",
-           ".up_proj.": ".w3."}
 
 
 def export_run(run_dir, output, dtype=None, max_shard_gb=5.0):
@@ -34,6 +34,7 @@ def export_run(run_dir, output, dtype=None, max_shard_gb=5.0):
     if (Path(run_dir) / "done").exists() and runs.done_text(run_dir).startswith("diverged"):
         say(f"book: this run has {runs.done_text(run_dir)}; its weights are those of the last "
             "update that was made")
+    source = _source_config(checkpoint.config["model"])
     _create(output)
     shards = _split(weights_of(checkpoint.config), DTYPES[dtype][0], max_shard_gb * 1e9)
     names = _shard_names(len(shards))
@@ -41,14 +42,15 @@ def export_run(run_dir, output, dtype=None, max_shard_gb=5.0):
                "config.json"]
     try:
         for name, shard in zip(names, shards):
-            _write_shard(output / (name + ".tmp"), checkpoint, shard, dtype)
+            _write_shard(output / (name + ".tmp"), checkpoint, shard, dtype, interleaves(source))
         if len(shards) > 1:
             _write_index(output, names, shards, checkpoint.config, DTYPES[dtype][0])
         for name in names:
             os.replace(output / (name + ".tmp"), output / name)
-        companions = _copy_companions(checkpoint.config["model"], output)
+        if source:
+            _copy_companions(checkpoint.config["model"], output)
         # Last: without it the directory is no model.
-        config = config_of(checkpoint.config, dtype, _byte_tokens(run), companions)
+        config = config_of(checkpoint.config, DTYPES[dtype][1], _byte_tokens(run), source)
         (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     except BaseException as error:  # also Ctrl-C: half a model would be in the way of the next try
         for name in written:
@@ -60,118 +62,17 @@ def export_run(run_dir, output, dtype=None, max_shard_gb=5.0):
     return 0
 
 
-def has_experts(config):
-    """Whether a run with these flags has a mixture of experts."""
-    return config.get("num_experts", 0) > 0
-
-
-def refuse_unsayable(config):
-    """BookError (2) where neither Llama's format nor Mixtral's says what the run computes."""
-    if config.get("attention_kind", "gqa") != "gqa":
-        raise BookError(f"attention_kind={config['attention_kind']} cannot be exported: the formats "
-                        "of Llama and Mixtral say gqa alone", 2)
-    if not has_experts(config):
-        return
-    said = {"router_score": "softmax", "norm_topk_prob": True, "routed_scaling_factor": 1,
-            "num_shared_experts": 0, "first_dense_layers": 0}
-    unsaid = [f"{key}={json.dumps(config[key])}" for key, value in said.items()
-              if config[key] != value]
-    if config["route_nodes"] not in (0, config["expert_nodes"]):
-        unsaid.append(f"route_nodes={config['route_nodes']}")
-    if config["balance"] == "bias":
-        unsaid.append("balance=bias")
-    if unsaid:
-        raise BookError(f"Mixtral's format does not say {', '.join(unsaid)}, and DeepSeek-V3's, "
-                        "which says such things, says attention_kind=mla too, which is not "
-                        "exported; what can be exported was trained with --norm_topk_prob and "
-                        "without these", 2)
-
-
-def stored_name(config, name):
-    """What the model's directory calls a parameter."""
-    for here, there in MIXTRAL.items() if has_experts(config) else ():
-        name = name.replace(here, there)
-    return name
-
-
-def weights_of(config):
-    """{name: shape} of the run's model, in the order of its layers."""
-    hidden, vocab = config["hidden_size"], config["vocab_size"]
-    width = head_dim(config)
-    q, kv = config["num_heads"] * width, config["num_kv_heads"] * width
-    weights = {"model.embed_tokens.weight": (vocab, hidden)}
-    for layer in range(config["num_layers"]):
-        weights.update({f"model.layers.{layer}.{name}.weight": shape for name, shape in {
-            "input_layernorm": (hidden,), "self_attn.q_proj": (q, hidden),
-            "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
-            "self_attn.o_proj": (hidden, q), "post_attention_layernorm": (hidden,),
-            **_mlp_of(config)}.items()})
-    weights["model.norm.weight"] = (hidden,)
-    if not config["tie_word_embeddings"]:
-        weights["lm_head.weight"] = (vocab, hidden)
-    return weights
-
-
-def _mlp_of(config):
-    """{name: shape} of a layer's MLP, or of its router and experts."""
-    hidden, ffn = config["hidden_size"], mlp_width(config)
-    if not has_experts(config):
-        return {"mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden),
-                "mlp.down_proj": (hidden, ffn)}
-    weights = {"mlp.gate": (config["num_experts"], hidden)}
-    for expert in range(config["num_experts"]):
-        weights.update({f"mlp.experts.{expert}.gate_proj": (ffn, hidden),
-                        f"mlp.experts.{expert}.up_proj": (ffn, hidden),
-                        f"mlp.experts.{expert}.down_proj": (hidden, ffn)})
-    return weights
-
-
-def mlp_width(config):
-    """Of the MLP, or of each expert."""
-    return has_experts(config) and config["moe_ffn_hidden_size"] or config["ffn_hidden_size"]
-
-
-def head_dim(config):
-    """--head_dim, or what it means where it is 0."""
-    return config["head_dim"] or config["hidden_size"] // config["num_heads"]
-
-
-def config_of(config, dtype, byte_tokens, companions):
-    """config.json of a run with these flags, in the spelling that old and new releases read."""
-    rope = None
-    if config["rope_type"] != "default":
-        rope = {"rope_type": config["rope_type"], "factor": config["rope_factor"]}
-    if config["rope_type"] == "llama3":
-        rope.update({key: config[f"rope_{key}"] for key in (
-            "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")})
-    result = {
-        **_family_of(config),
-        "torch_dtype": DTYPES[dtype][1], "hidden_size": config["hidden_size"],
-        "intermediate_size": mlp_width(config),
-        "num_hidden_layers": config["num_layers"], "num_attention_heads": config["num_heads"],
-        "num_key_value_heads": config["num_kv_heads"], "head_dim": head_dim(config),
-        "vocab_size": config["vocab_size"],
-        "max_position_embeddings": config["max_position_embeddings"] or config["seq_len"],
-        "rope_theta": config["rope_theta"], "rope_scaling": rope,
-        "rms_norm_eps": config["rms_norm_eps"],
-        "tie_word_embeddings": config["tie_word_embeddings"], "hidden_act": "silu",
-        "attention_dropout": 0.0, "initializer_range": 0.02, "use_cache": True,
-        # Without these, tokens 1 and 2 would begin and end what transformers generates.
-        **{key: companions.get(key) for key in TOKEN_KEYS}}
-    if byte_tokens:
-        result["byte_tokens"] = True
-    return result
-
-
-def _family_of(config):
-    """The keys by which the formats differ."""
-    if not has_experts(config):
-        return {"architectures": ["LlamaForCausalLM"], "model_type": "llama",
-                "attention_bias": False, "mlp_bias": False}
-    return {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
-            "num_local_experts": config["num_experts"],
-            "num_experts_per_tok": config["num_experts_per_tok"], "router_jitter_noise": 0.0,
-            "output_router_logits": False, "sliding_window": None}
+def in_rows(parts, width, runs):
+    """The Stored of these runs of rows, one after the other, of a weight that is made up of `parts`
+    and whose rows are so wide."""
+    ends = list(itertools.accumulate(math.prod(part.shape) for part in parts))
+    for first, rows in runs:
+        at, end = first * width, (first + rows) * width
+        while at < end:
+            i = bisect.bisect_right(ends, at)
+            length = min(end, ends[i]) - at
+            yield parts[i].part(at - ends[i] + math.prod(parts[i].shape), length)
+            at += length
 
 
 def _create(output):
@@ -203,14 +104,25 @@ def _shard_names(count):
     return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
-def _write_shard(path, checkpoint, shard, dtype):
-    kind = DTYPES[dtype][0]
+def _kind(name, dtype):
+    """In what format a weight is written; biases of the experts' choice at least in single."""
+    return "F32" if name.endswith(BIAS) and dtype == "bf16" else DTYPES[dtype][0]
+
+
+def _write_shard(path, checkpoint, shard, dtype, interleaved):
+    config = checkpoint.config
     with open(path, "wb") as file:
-        write_header(file, {stored_name(checkpoint.config, name): (kind, shape)
+        write_header(file, {stored_name(config, name): (_kind(name, dtype), shape)
                             for name, shape in shard.items()}, {"format": "pt"})
         for name, shape in shard.items():
+            kind = _kind(name, dtype)
+            if name.endswith(BIAS) and config["balance"] != "bias":
+                file.write(bytes(math.prod(shape) * BYTES[kind]))  # the run chose without them
+                continue
             # A master copy has the digits that the run's own dtype drops.
-            for stored in checkpoint.weight(name, shape, wide=dtype != checkpoint.config["dtype"]):
+            parts = checkpoint.weight(name, shape, wide=dtype != config["dtype"])
+            runs = row_runs(config, name, shape[0]) if interleaved else None
+            for stored in in_rows(parts, math.prod(shape[1:]), runs) if runs else parts:
                 for data in stored.read(CHUNK):
                     file.write(convert(data, stored.type, kind))
         file.flush()
@@ -275,24 +187,27 @@ def _byte_tokens(run):
     return not str(run.get("data", {}).get("path", "")).endswith(".bin")
 
 
-def _copy_companions(model, output):
-    """Copies the tokenizer of an imported model; what its config.json says of special tokens."""
-    source = Path(model)
-    if not source.is_absolute() or not (source / "config.json").is_file():
-        return {}  # a preset, or no longer there
-    for name in COMPANIONS:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, output / name)
+def _source_config(model):
+    """config.json of an imported model; {} of a preset, or where it is no longer there."""
+    path = Path(model) / "config.json"
+    if not path.is_absolute() or not path.is_file():
+        return {}
     try:
-        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise BookError(f"{show_path(source / 'config.json')}: {error}")
-    return {key: config.get(key) for key in TOKEN_KEYS}
+        raise BookError(f"{show_path(path)}: {error}")
+
+
+def _copy_companions(model, output):
+    """Copies what else belongs to an imported model, such as its tokenizer."""
+    for name in COMPANIONS:
+        if (Path(model) / name).is_file():
+            shutil.copyfile(Path(model) / name, output / name)
 
 
 def _program(config):
     """The first one that computes such a model."""
-    header = "expert_parallel.h" if "num_local_experts" in config else "model.h"
+    header = {"llama": "model.h", "mixtral": "moe.h", "deepseek_v3": "mla.h"}[config["model_type"]]
     return next(chapter.short for chapter in chapters.find_chapters()
                 if (chapter.folder / header).exists())
 

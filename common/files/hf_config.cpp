@@ -38,6 +38,9 @@ class Fields {
     return it == json_.end() || it->is_null() ? nullptr : &*it;
   }
 
+  /// Where the key stands in the file, but with the value null.
+  bool is_null(const char* key) const { return json_.contains(key) && json_.at(key).is_null(); }
+
   int64_t integer(const char* key, std::optional<int64_t> otherwise, int64_t minimum,
                   int64_t maximum) const {
     const Json* value = find_or_refuse(key, otherwise.has_value());
@@ -186,6 +189,7 @@ HfExperts read_deepseek_experts(const Fields& fields, int64_t num_layers) {
   experts.moe_ffn_hidden_size = fields.integer("moe_intermediate_size", 2048, 1, kMaxWidth);
   experts.num_shared_experts = fields.integer("n_shared_experts", 1, 0, 1 << 10);
   experts.first_dense_layers = fields.integer("first_k_dense_replace", 3, 0, num_layers);
+  if (experts.first_dense_layers == num_layers) return {};
   experts.router_score = "sigmoid";
   experts.norm_topk_prob = fields.boolean("norm_topk_prob", true);
   experts.routed_scaling_factor = fields.number("routed_scaling_factor", 2.5, 1e-6, 1e6);
@@ -213,13 +217,29 @@ HfExperts read_deepseek_experts(const Fields& fields, int64_t num_layers) {
   return experts;
 }
 
+/// Of "deepseek_v3".
 HfLatentAttention read_latent_attention(const Fields& fields) {
   HfLatentAttention latent;
-  latent.q_lora_rank = fields.integer("q_lora_rank", 0, 0, kMaxWidth);  // null: none
+  // null says that there is none, and silence what the first DeepSeek-V3 has.
+  latent.q_lora_rank =
+      fields.is_null("q_lora_rank") ? 0 : fields.integer("q_lora_rank", 1536, 1, kMaxWidth);
   latent.kv_lora_rank = fields.integer("kv_lora_rank", 512, 1, kMaxWidth);
   latent.qk_nope_head_dim = fields.integer("qk_nope_head_dim", 128, 1, kMaxWidth);
   latent.qk_rope_head_dim = fields.integer("qk_rope_head_dim", 64, 1, kMaxWidth);
   latent.v_head_dim = fields.integer("v_head_dim", 128, 1, kMaxWidth);
+  latent.rope_interleave = fields.boolean("rope_interleave", !fields.is_null("rope_interleave"));
+  latent.rms_norm_eps = 1e-6;  // whatever config.json says of the other norms
+  const int64_t head_dim = latent.qk_nope_head_dim + latent.qk_rope_head_dim;
+  if (latent.qk_rope_head_dim % 2 != 0) {
+    usage_error("{}: qk_rope_head_dim={} must be even: RoPE turns pairs of channels",
+                fields.where(), latent.qk_rope_head_dim);
+  }
+  if (latent.v_head_dim > head_dim) {
+    usage_error(
+        "{}: v_head_dim={} must be at most qk_nope_head_dim + qk_rope_head_dim={}: attention pads "
+        "a value to the width of a key",
+        fields.where(), latent.v_head_dim, head_dim);
+  }
   return latent;
 }
 
@@ -239,6 +259,24 @@ const Json* rope_settings(const Fields& fields, const char** name) {
   return found;
 }
 
+/// What the settings of "yarn" have of their own.
+void read_yarn(const Fields& rope, HfConfig& config) {
+  constexpr double kMost = 1e6;
+  RopeScaling& scaling = config.rope_scaling;
+  if (!(config.rope_theta > 1)) {
+    usage_error("{}: rope_theta={} must be above 1: all waves of rope_type \"yarn\" are as long",
+                rope.where(), config.rope_theta);
+  }
+  scaling.rope_beta_slow = rope.number("beta_slow", 1, 1e-6, kMost);
+  scaling.rope_beta_fast =
+      rope.number("beta_fast", 32, std::nextafter(scaling.rope_beta_slow, HUGE_VAL), kMost);
+  scaling.rope_mscale = rope.number("mscale", 0, 0, kMost);
+  scaling.rope_mscale_all_dim = rope.number("mscale_all_dim", 0, 0, kMost);
+  rope.only("truncate", true, "is not supported: pairs of channels are blended in whole numbers");
+  rope.absent("attention_factor",
+              "is not supported: it follows from factor, mscale and mscale_all_dim; leave it out");
+}
+
 void read_rope(const Fields& fields, HfConfig& config, const Family& family) {
   const char* name = nullptr;
   const Json* settings = rope_settings(fields, &name);
@@ -251,16 +289,22 @@ void read_rope(const Fields& fields, HfConfig& config, const Family& family) {
   const std::string type = rope.text(type_key);
   RopeScaling& scaling = config.rope_scaling;
   if (type.empty() || type == "default") return;
-  if (type != "linear" && type != "llama3") {
+  if (type != "linear" && type != "llama3" && type != "yarn") {
     rope.refuse(type_key, *rope.find(type_key),
-                "is not supported; supported: \"default\", \"linear\" and \"llama3\"");
+                "is not supported; supported: \"default\", \"linear\", \"llama3\" and \"yarn\"");
   }
   scaling.rope_type = type;
   scaling.rope_factor = rope.number("factor", {}, 1, HUGE_VAL);
+  if (type != "yarn")
+    rope.only("mscale_all_dim", 0, "is not supported: it is of rope_type \"yarn\"");
   if (type == "linear") return;
-  scaling.rope_low_freq_factor = rope.number("low_freq_factor", {}, 0, HUGE_VAL);
-  scaling.rope_high_freq_factor = rope.number(
-      "high_freq_factor", {}, std::nextafter(scaling.rope_low_freq_factor, HUGE_VAL), HUGE_VAL);
+  if (type == "yarn") {
+    read_yarn(rope, config);
+  } else {
+    scaling.rope_low_freq_factor = rope.number("low_freq_factor", {}, 0, HUGE_VAL);
+    scaling.rope_high_freq_factor = rope.number(
+        "high_freq_factor", {}, std::nextafter(scaling.rope_low_freq_factor, HUGE_VAL), HUGE_VAL);
+  }
   constexpr const char* kOriginal = "original_max_position_embeddings";
   const Fields& source = fields.find(kOriginal) != nullptr ? fields : rope;
   scaling.rope_original_max_position_embeddings =
@@ -269,6 +313,18 @@ void read_rope(const Fields& fields, HfConfig& config, const Family& family) {
 
 /// Throws UsageError where the numbers of heads do not go together.
 void check_heads(const Fields& fields, const HfConfig& config) {
+  const bool latent = config.latent.kv_lora_rank > 0;
+  if (latent && config.num_kv_heads != config.num_heads) {
+    usage_error(
+        "{}: num_key_value_heads={} is not supported: latent attention makes a key and a value for "
+        "each of num_attention_heads={}; supported: {}",
+        fields.where(), config.num_kv_heads, config.num_heads, config.num_heads);
+  }
+  if (config.num_heads % config.num_kv_heads != 0) {
+    usage_error("{}: num_key_value_heads={} must divide num_attention_heads={}", fields.where(),
+                config.num_kv_heads, config.num_heads);
+  }
+  if (latent) return;
   if (fields.find("head_dim") == nullptr && config.hidden_size % config.num_heads != 0) {
     usage_error("{}: num_attention_heads={} must divide hidden_size={}, or head_dim be given",
                 fields.where(), config.num_heads, config.hidden_size);
@@ -276,10 +332,6 @@ void check_heads(const Fields& fields, const HfConfig& config) {
   if (config.head_dim % 2 != 0) {
     usage_error("{}: head_dim={} must be even: RoPE turns pairs of channels", fields.where(),
                 config.head_dim);
-  }
-  if (config.num_heads % config.num_kv_heads != 0) {
-    usage_error("{}: num_key_value_heads={} must divide num_attention_heads={}", fields.where(),
-                config.num_kv_heads, config.num_heads);
   }
 }
 
@@ -298,7 +350,8 @@ HfConfig parse_hf_config(std::string_view text, const std::string& file) {
   config.hidden_size = fields.integer("hidden_size", {}, 1, kMaxWidth);
   config.num_layers = fields.integer("num_hidden_layers", {}, 1, 10'000);
   config.num_heads = fields.integer("num_attention_heads", {}, 1, kMaxWidth);
-  const int64_t kv_heads = family.num_kv_heads > 0 ? family.num_kv_heads : config.num_heads;
+  const bool own_kv_heads = family.num_kv_heads == 0 || fields.is_null("num_key_value_heads");
+  const int64_t kv_heads = own_kv_heads ? config.num_heads : family.num_kv_heads;
   config.num_kv_heads = fields.integer("num_key_value_heads", kv_heads, 1, kMaxWidth);
   config.head_dim = fields.integer(
       "head_dim", std::max<int64_t>(1, config.hidden_size / config.num_heads), 1, kMaxWidth);
@@ -313,6 +366,8 @@ HfConfig parse_hf_config(std::string_view text, const std::string& file) {
   if (config.model_type == "deepseek_v3") {
     config.experts = read_deepseek_experts(fields, config.num_layers);
     config.latent = read_latent_attention(fields);
+    config.head_dim = config.latent.qk_nope_head_dim + config.latent.qk_rope_head_dim;
+    config.predicting_layers = fields.integer("num_nextn_predict_layers", 1, 0, 10'000);
   }
   read_rope(fields, config, family);
   check_heads(fields, config);

@@ -28,6 +28,9 @@ struct HfLatentAttention {
   int64_t q_lora_rank = 0;   ///< 0: queries are made of x
   int64_t kv_lora_rank = 0;  ///< 0: the attention is another one
   int64_t qk_nope_head_dim = 0, qk_rope_head_dim = 0, v_head_dim = 0;
+  /// RoPE turns neighbouring channels 2c and 2c + 1 as pairs, not c and c + qk_rope_head_dim / 2.
+  bool rope_interleave = false;
+  double rms_norm_eps = 0;  ///< of the norms of latents
 };
 
 /// What the config.json of a Hugging Face model directory says of a Llama, or of a model that
@@ -38,7 +41,7 @@ struct HfConfig {
   int64_t num_layers = 0;
   int64_t num_heads = 0;
   int64_t num_kv_heads = 0;
-  int64_t head_dim = 0;
+  int64_t head_dim = 0;  ///< channels of a query and a key
   int64_t ffn_hidden_size = 0;
   int64_t vocab_size = 0;
   int64_t max_position_embeddings = 0;
@@ -48,6 +51,7 @@ struct HfConfig {
   bool tie_word_embeddings = false;
   HfExperts experts;
   HfLatentAttention latent;
+  int64_t predicting_layers = 0;  ///< behind the others, of which the model here has none
   bool byte_tokens = false;  ///< not Hugging Face's: the tokens below 256 are bytes, there is no
                              ///< tokenizer
 

@@ -11,6 +11,7 @@ int64_t MlaShape::matmul_weights(int64_t hidden_size, int64_t num_heads) const {
 }
 
 void MlaShape::bind(Args& args) {
+  offered = true;
   args.group("Attention");
   args.bind("attention_kind", attention_kind, {"gqa", "mla"},
             "keys and values of heads that share them, or of a latent vector that all heads share");
@@ -22,6 +23,8 @@ void MlaShape::bind(Args& args) {
   args.bind("qk_rope_head_dim", qk_rope_head_dim,
             "channels with RoPE, in keys one head for all; 0: hidden_size / num_heads / 2");
   args.bind("v_head_dim", v_head_dim, "channels of a head's value; 0: hidden_size / num_heads");
+  args.bind("latent_rms_norm_eps", latent_rms_norm_eps,
+            "added to the mean square in the norms of latents; 0: rms_norm_eps");
 }
 
 void MlaShape::fill(int64_t width) {
@@ -38,6 +41,7 @@ void MlaShape::validate(const Args& args, int64_t num_heads, int64_t num_kv_head
   check_range("qk_nope_head_dim", double(qk_nope_head_dim), 1, kMaxWidth);
   check_range("qk_rope_head_dim", double(qk_rope_head_dim), 2, kMaxWidth);
   check_range("v_head_dim", double(v_head_dim), 1, kMaxWidth);
+  check_range("latent_rms_norm_eps", latent_rms_norm_eps, 0, 1);
   if (qk_rope_head_dim % 2 != 0) {
     usage_error("qk_rope_head_dim={} must be even: RoPE turns pairs of channels; try {}",
                 qk_rope_head_dim, qk_rope_head_dim + 1);
@@ -63,8 +67,8 @@ void MlaShape::validate(const Args& args, int64_t num_heads, int64_t num_kv_head
 
 void MlaShape::refuse_without(const Args& args) const {
   if (on()) return;
-  for (const char* flag :
-       {"q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"}) {
+  for (const char* flag : {"q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+                           "v_head_dim", "latent_rms_norm_eps"}) {
     if (args.given(flag)) usage_error("{} needs latent attention; try --attention_kind mla", flag);
   }
 }

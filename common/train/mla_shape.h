@@ -13,8 +13,8 @@ namespace usp {
 /// A head's query and key have qk_nope_head_dim channels without a position, and behind these
 /// qk_rope_head_dim rotated ones, which in keys are the same for all heads. RoPE pairs channels c
 /// and c + qk_rope_head_dim / 2. Hugging Face's DeepseekV3 pairs neighbours (rope_interleave):
-/// whoever reads its weights moves the rotated rows 2c and 2c + 1 of q_b_proj and of
-/// kv_a_proj_with_mqa to c and c + qk_rope_head_dim / 2.
+/// of the rows that q_b_proj and kv_a_proj_with_mqa have for rotated channels, import and export
+/// move its 2c and 2c + 1 to c and c + qk_rope_head_dim / 2, and back.
 struct MlaShape {
   std::string attention_kind = "gqa";  ///< or "mla"
   int64_t q_lora_rank = 0;             ///< width of the queries' latent; 0: made of x directly
@@ -22,6 +22,8 @@ struct MlaShape {
   int64_t qk_nope_head_dim = 0;
   int64_t qk_rope_head_dim = 0;
   int64_t v_head_dim = 0;
+  double latent_rms_norm_eps = 0;  ///< of the norms of latents; 0: rms_norm_eps
+  bool offered = false;            ///< whether the program has flags for it, and so can compute it
 
   bool on() const { return attention_kind == "mla"; }
   /// D: channels of a query and a key.

@@ -37,6 +37,10 @@ constexpr const char* kShapeFlags[] = {
     "rope_factor",
     "rope_low_freq_factor",
     "rope_high_freq_factor",
+    "rope_beta_fast",
+    "rope_beta_slow",
+    "rope_mscale",
+    "rope_mscale_all_dim",
     "rope_original_max_position_embeddings",
     "rms_norm_eps",
     "tie_word_embeddings",
@@ -48,6 +52,11 @@ constexpr const char* kExpertFlags[] = {
     "num_experts",        "num_experts_per_tok", "moe_ffn_hidden_size", "num_shared_experts",
     "first_dense_layers", "router_score",        "norm_topk_prob",      "routed_scaling_factor",
     "expert_nodes",       "route_nodes",
+};
+
+constexpr const char* kLatentFlags[] = {
+    "attention_kind",   "q_lora_rank", "kv_lora_rank",        "qk_nope_head_dim",
+    "qk_rope_head_dim", "v_head_dim",  "latent_rms_norm_eps",
 };
 
 std::string preset_names() {
@@ -114,14 +123,10 @@ void ModelConfig::read_directory(const Args& args) {
   };
   refuse(kShapeFlags);
   if (experts.offered) refuse(kExpertFlags);
+  if (mla.offered) refuse(kLatentFlags);
   const HfConfig file = read_hf_config(model);
-  if (file.latent.kv_lora_rank > 0) {
-    usage_error(
-        "model={}: kv_lora_rank={} is of multi-head latent attention, which is not read from a "
-        "directory; try one whose model_type is llama or mixtral",
-        model, file.latent.kv_lora_rank);
-  }
   read_experts(file);
+  read_latent(file);
   check_pretrained(model, file);
   pretrained = true;
   byte_tokens = file.byte_tokens || file.vocab_size == 256;
@@ -129,7 +134,7 @@ void ModelConfig::read_directory(const Args& args) {
   num_layers = file.num_layers;
   num_heads = file.num_heads;
   num_kv_heads = file.num_kv_heads;
-  given_head_dim = file.head_dim;
+  given_head_dim = mla.on() ? 0 : file.head_dim;
   ffn_hidden_size = file.ffn_hidden_size;
   vocab_size = file.vocab_size;
   rope_theta = file.rope_theta;
@@ -162,6 +167,25 @@ void ModelConfig::read_experts(const HfConfig& file) {
   experts.choice_bias = from.choice_bias;
 }
 
+void ModelConfig::read_latent(const HfConfig& file) {
+  const HfLatentAttention& from = file.latent;
+  if (from.kv_lora_rank == 0) return;
+  if (!mla.offered) {
+    usage_error(
+        "model={}: its keys and values are made of latents of {} numbers (multi-head latent "
+        "attention), and this program computes grouped-query attention; a program that has the "
+        "flag attention_kind computes both",
+        model, from.kv_lora_rank);
+  }
+  mla.attention_kind = "mla";
+  mla.q_lora_rank = from.q_lora_rank;
+  mla.kv_lora_rank = from.kv_lora_rank;
+  mla.qk_nope_head_dim = from.qk_nope_head_dim;
+  mla.qk_rope_head_dim = from.qk_rope_head_dim;
+  mla.v_head_dim = from.v_head_dim;
+  mla.latent_rms_norm_eps = from.rms_norm_eps;
+}
+
 int64_t ModelConfig::layer_weights(int64_t layer, bool active) const {
   const int64_t dense = 3 * hidden_size * ffn_hidden_size;
   return attention_weights() +
@@ -186,10 +210,7 @@ int64_t ModelConfig::latent_weights() const {
 /// Of latent attention, which not every program offers.
 void ModelConfig::validate_latent(const Args& args) {
   if (!mla.on()) return;
-  if (pretrained) {
-    usage_error("attention_kind=mla cannot be given with model={}; leave the flag out", model);
-  }
-  mla.fill(hidden_size / num_heads);
+  if (!pretrained) mla.fill(hidden_size / num_heads);
   if (!args.given("num_kv_heads")) num_kv_heads = num_heads;
   mla.validate(args, num_heads, num_kv_heads);
 }
@@ -236,6 +257,9 @@ void ModelConfig::validate(const Args& args) {
   }
   check_range("rope_theta", rope_theta, 1, HUGE_VAL);
   rope_scaling.validate();
+  if (rope_scaling.rope_type == "yarn" && rope_theta == 1) {
+    usage_error("rope_theta=1 makes all waves as long, and rope_type=yarn sorts them; try 10000");
+  }
   check_range("max_position_embeddings", double(max_position_embeddings), 0, HUGE_VAL);
   check_range("rms_norm_eps", rms_norm_eps, 0, 1);
 }

@@ -59,6 +59,7 @@ struct ModelConfig {
   void fill_from_preset(const Args& args);
   void read_directory(const Args& args);
   void read_experts(const HfConfig& file);
+  void read_latent(const HfConfig& file);
   void validate_latent(const Args& args);
 };
 

@@ -50,6 +50,31 @@ void add_experts(const HfConfig& config,
   if (shared > 0) add_expert("mlp.shared_experts", shared);
 }
 
+/// Calls add(name, shape) for the weights of a layer's attention.
+void add_attention(const HfConfig& config,
+                   const std::function<void(const std::string&, const Shape&)>& add) {
+  const HfLatentAttention& latent = config.latent;
+  const int64_t H = config.hidden_size, N = config.num_heads, C = latent.kv_lora_rank;
+  if (C == 0) {
+    add("self_attn.q_proj.weight", {config.q_size(), H});
+    add("self_attn.k_proj.weight", {config.kv_size(), H});
+    add("self_attn.v_proj.weight", {config.kv_size(), H});
+    add("self_attn.o_proj.weight", {H, config.q_size()});
+    return;
+  }
+  if (const int64_t Q = latent.q_lora_rank; Q > 0) {
+    add("self_attn.q_a_proj.weight", {Q, H});
+    add("self_attn.q_a_layernorm.weight", {Q});
+    add("self_attn.q_b_proj.weight", {config.q_size(), Q});
+  } else {
+    add("self_attn.q_proj.weight", {config.q_size(), H});
+  }
+  add("self_attn.kv_a_proj_with_mqa.weight", {C + latent.qk_rope_head_dim, H});
+  add("self_attn.kv_a_layernorm.weight", {C});
+  add("self_attn.kv_b_proj.weight", {N * (latent.qk_nope_head_dim + latent.v_head_dim), C});
+  add("self_attn.o_proj.weight", {H, N * latent.v_head_dim});
+}
+
 /// Names and shapes of a model's weights, as its directory calls them.
 std::map<std::string, Shape> expected_weights(const HfConfig& config) {
   const int64_t H = config.hidden_size, F = config.ffn_hidden_size, V = config.vocab_size;
@@ -61,10 +86,7 @@ std::map<std::string, Shape> expected_weights(const HfConfig& config) {
       weights[stored_name(config.model_type, whole)] = shape;
     };
     add("input_layernorm.weight", {H});
-    add("self_attn.q_proj.weight", {config.q_size(), H});
-    add("self_attn.k_proj.weight", {config.kv_size(), H});
-    add("self_attn.v_proj.weight", {config.kv_size(), H});
-    add("self_attn.o_proj.weight", {H, config.q_size()});
+    add_attention(config, add);
     add("post_attention_layernorm.weight", {H});
     if (config.experts.num_experts > 0 && layer >= config.experts.first_dense_layers) {
       add_experts(config, add);
@@ -123,12 +145,39 @@ bool representable(double value, DType dtype) {
   return std::abs(value) <= largest;  // false for NaN
 }
 
+/// In which row of a directory's weight a row of ours lies. Rotated channels come last, in a head
+/// of q_proj or q_b_proj and behind the latent in kv_a_proj_with_mqa; there pairs may be
+/// neighbours.
+struct StoredRows {
+  int64_t period = 1;   ///< rows of a head, or of all
+  int64_t rotated = 0;  ///< of these, those that lie elsewhere; the last
+  StoredRows() = default;
+  StoredRows(const HfConfig& config, const std::string& name) {
+    const HfLatentAttention& latent = config.latent;
+    if (!latent.rope_interleave) return;
+    const bool keys = name.ends_with("self_attn.kv_a_proj_with_mqa.weight");
+    const bool queries =
+        name.ends_with("self_attn.q_proj.weight") || name.ends_with("self_attn.q_b_proj.weight");
+    if (!keys && !queries) return;
+    rotated = latent.qk_rope_head_dim;
+    period = rotated + (keys ? latent.kv_lora_rank : latent.qk_nope_head_dim);
+  }
+
+  int64_t operator()(int64_t row) const {
+    const int64_t channel = row % period - (period - rotated), half = rotated / 2;
+    if (channel < 0 || rotated == 0) return row;
+    const int64_t stored = channel < half ? 2 * channel : 2 * (channel - half) + 1;
+    return row - channel + stored;
+  }
+};
+
 /// A parameter's local part, as runs of elements that lie side by side in the whole weight.
 class LocalPart {
  public:
-  explicit LocalPart(const Parameter& parameter)
-      : parameter_(parameter), shape_(parameter.local_shape()) {
-    for (int axis = shape_.rank() - 1; axis >= 0; --axis) {
+  LocalPart(const Parameter& parameter, const StoredRows& rows)
+      : parameter_(parameter), shape_(parameter.local_shape()), rows_(rows) {
+    const int last_cut = rows.rotated > 0 ? 1 : 0;  // rows that lie elsewhere end a run
+    for (int axis = shape_.rank() - 1; axis >= last_cut; --axis) {
       run_ *= shape_[axis];
       if (shape_[axis] != parameter.global_shape[axis]) break;
     }
@@ -139,7 +188,7 @@ class LocalPart {
             DType dtype) const {
     while (!values.empty()) {
       const int64_t count = std::min<int64_t>(std::ssize(values), run_ - begin % run_);
-      const int64_t index = parameter_.global_index(begin, shape_);
+      const int64_t index = stored_index(parameter_.global_index(begin, shape_));
       tensor.read(index, values.first(count));
       for (int64_t i = 0; i < count; ++i) {
         if (representable(values[i], dtype)) continue;
@@ -153,13 +202,21 @@ class LocalPart {
   }
 
  private:
+  /// In the directory's weight, of an element of the whole weight.
+  int64_t stored_index(int64_t index) const {
+    if (rows_.rotated == 0) return index;
+    const int64_t width = parameter_.global_shape[1];
+    return rows_(index / width) * width + index % width;
+  }
+
   const Parameter& parameter_;
   Shape shape_;
+  StoredRows rows_;
   int64_t run_ = 1;
 };
 
-void load(Parameter& parameter, const StoredTensor& tensor) {
-  const LocalPart part(parameter);
+void load(Parameter& parameter, const StoredTensor& tensor, const StoredRows& rows) {
+  const LocalPart part(parameter, rows);
   const Shard& shard = parameter.shard;
   const auto fill = [&](Tensor target, int64_t first) {
     std::vector<double> values;
@@ -183,6 +240,14 @@ void load(Parameter& parameter, const StoredTensor& tensor) {
 
 namespace {
 
+/// Of a layer behind the model's own, which predicts the token after the next one.
+bool in_predicting_layer(const HfConfig& config, const std::string& name) {
+  for (int64_t i = 0; i < config.predicting_layers; ++i) {
+    if (name.starts_with(fmt::format("model.layers.{}.", config.num_layers + i))) return true;
+  }
+  return false;
+}
+
 void compare_weights(const std::string& directory, const HfConfig& config) {
   const TensorCollection weights(directory);
   const std::map<std::string, Shape> expected = expected_weights(config);
@@ -192,7 +257,8 @@ void compare_weights(const std::string& directory, const HfConfig& config) {
   }
   const bool both = config.tie_word_embeddings && weights.find(kHead) != nullptr;
   for (const auto& [name, tensor] : weights.tensors()) {
-    const bool known = expected.contains(name) || name.ends_with("rotary_emb.inv_freq");
+    const bool known = expected.contains(name) || name.ends_with("rotary_emb.inv_freq") ||
+                       in_predicting_layer(config, name) || tensor->numel() == 0;
     if (!known && !(both && name == kHead)) surplus.push_back(name);
   }
   if (!missing.empty()) {
@@ -232,17 +298,18 @@ void check_pretrained(const std::string& directory, const HfConfig& config) {
 
 void load_pretrained(ParameterList& parameters, const std::string& directory,
                      const std::vector<Parameter*>& buffers) {
-  const std::string model_type = read_hf_config(directory).model_type;
+  const HfConfig config = read_hf_config(directory);
   const TensorCollection weights(directory);
   const auto read = [&](Parameter& parameter, const StoredTensor& tensor) {
     tensor.check_shape(parameter.global_shape);
-    if (parameter.shard.value.device() != Device::meta) load(parameter, tensor);
+    if (parameter.shard.value.device() == Device::meta) return;
+    load(parameter, tensor, StoredRows(config, parameter.name));
   };
   for (size_t i = 0; i < parameters.size(); ++i) {
-    read(parameters[i], weights.get(stored_name(model_type, parameters[i].name)));
+    read(parameters[i], weights.get(stored_name(config.model_type, parameters[i].name)));
   }
   for (Parameter* buffer : buffers) {
-    const StoredTensor* tensor = weights.find(stored_name(model_type, buffer->name));
+    const StoredTensor* tensor = weights.find(stored_name(config.model_type, buffer->name));
     if (tensor != nullptr) read(*buffer, *tensor);
   }
 }

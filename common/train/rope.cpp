@@ -16,14 +16,14 @@ RopeTable::RopeTable(const ModelConfig& config, int64_t positions, DType dtype) 
     sin = Tensor::empty({positions, pairs}, accumulate_dtype(dtype));
     return;
   }
+  const double amplitude = config.rope_scaling.amplitude();
   std::vector<double> cosines(positions * pairs), sines(positions * pairs);
   for (int64_t p = 0; p < positions; ++p) {
     for (int64_t c = 0; c < pairs; ++c) {
-      const double frequency =
-          std::pow(config.rope_theta, -2.0 * double(c) / double(config.rotary_dim()));
-      const double angle = double(p) * config.rope_scaling.scaled(frequency);
-      cosines[p * pairs + c] = std::cos(angle);
-      sines[p * pairs + c] = std::sin(angle);
+      const double angle =
+          double(p) * config.rope_scaling.frequency(config.rope_theta, c, config.rotary_dim());
+      cosines[p * pairs + c] = amplitude * std::cos(angle);
+      sines[p * pairs + c] = amplitude * std::sin(angle);
     }
   }
   cos = Tensor::from_host(cosines, {positions, pairs}, accumulate_dtype(dtype));

@@ -139,9 +139,9 @@ TEST_CASE(
   refused("quantization_config", {{"bits", 4}}, {"{\"bits\":4}"});
   refused("num_local_experts", 8, {"the MLP of a \"llama\" is dense"});
   refused("n_routed_experts", 8);
-  for (const char* type : {"dynamic", "yarn", "longrope", "su"}) {
+  for (const char* type : {"dynamic", "longrope", "su"}) {
     for (const char* key : {"rope_type", "type"}) {
-      refused("rope_scaling", {{key, type}, {"factor", 2}}, {type, "llama3"});
+      refused("rope_scaling", {{key, type}, {"factor", 2}}, {type, "llama3", "yarn"});
     }
   }
   refused("rope_parameters", {{"rope_type", "default"}, {"partial_rotary_factor", 0.5}}, {"0.5"});
@@ -241,22 +241,11 @@ TEST_CASE("config.json of a Mixtral") {
   }
 }
 
-TEST_CASE("config.json of a DeepSeek-V3: its experts, and the widths of its attention") {
+/// A DeepSeek-V3 that says all of its shape.
+Json deepseek() {
   Json json = minimal_of("deepseek_v3");
-  json["num_attention_heads"] = 128;
-  json["head_dim"] = 64;
-  const HfExperts silent = parse(json).experts;
-  REQUIRE(silent.num_experts == 256);
-  REQUIRE(silent.num_experts_per_tok == 8);
-  REQUIRE(silent.moe_ffn_hidden_size == 2048);
-  REQUIRE(silent.num_shared_experts == 1);
-  REQUIRE(silent.first_dense_layers == 3);
-  REQUIRE(silent.norm_topk_prob);
-  REQUIRE(silent.routed_scaling_factor == 2.5);
-  REQUIRE(silent.expert_nodes == 8);
-  REQUIRE(silent.route_nodes == 4);
-  REQUIRE(parse(json).latent.q_lora_rank == 0);
-  json.update({{"n_routed_experts", 12},
+  json.update({{"num_key_value_heads", 4},
+               {"n_routed_experts", 12},
                {"num_experts_per_tok", 3},
                {"moe_intermediate_size", 20},
                {"n_shared_experts", 2},
@@ -269,10 +258,38 @@ TEST_CASE("config.json of a DeepSeek-V3: its experts, and the widths of its atte
                {"topk_group", 2},
                {"q_lora_rank", 24},
                {"kv_lora_rank", 32},
-               {"qk_nope_head_dim", 10},
+               {"qk_nope_head_dim", 9},
                {"qk_rope_head_dim", 6},
-               {"v_head_dim", 14}});
-  const HfConfig config = parse(json);
+               {"v_head_dim", 14},
+               {"head_dim", 64},  // transformers reads over it
+               {"num_nextn_predict_layers", 2},
+               {"rms_norm_eps", 1e-3}});
+  return json;
+}
+
+void refused_deepseek(const std::string& key, const Json& value, std::vector<std::string> parts) {
+  Json json = deepseek();
+  json[key] = value;
+  CAPTURE(key, value.dump());
+  parts.insert(parts.begin(), {"DIR/config.json", key});
+  check_throws<UsageError>([&] { parse(json); }, parts);
+}
+
+TEST_CASE("config.json of a DeepSeek-V3: its experts") {
+  Json json = minimal_of("deepseek_v3");
+  json["num_attention_heads"] = 128;
+  json["num_hidden_layers"] = 4;
+  const HfExperts silent = parse(json).experts;
+  REQUIRE(silent.num_experts == 256);
+  REQUIRE(silent.num_experts_per_tok == 8);
+  REQUIRE(silent.moe_ffn_hidden_size == 2048);
+  REQUIRE(silent.num_shared_experts == 1);
+  REQUIRE(silent.first_dense_layers == 3);
+  REQUIRE(silent.norm_topk_prob);
+  REQUIRE(silent.routed_scaling_factor == 2.5);
+  REQUIRE(silent.expert_nodes == 8);
+  REQUIRE(silent.route_nodes == 4);
+  const HfConfig config = parse(deepseek());
   const HfExperts& experts = config.experts;
   REQUIRE(experts.num_experts == 12);
   REQUIRE(experts.num_experts_per_tok == 3);
@@ -286,51 +303,159 @@ TEST_CASE("config.json of a DeepSeek-V3: its experts, and the widths of its atte
   REQUIRE(experts.expert_nodes == 4);
   REQUIRE(experts.route_nodes == 2);
   REQUIRE(experts.choice_bias);
-  REQUIRE(config.latent.q_lora_rank == 24);
-  REQUIRE(config.latent.kv_lora_rank == 32);
-  REQUIRE(config.latent.qk_nope_head_dim == 10);
-  REQUIRE(config.latent.qk_rope_head_dim == 6);
-  REQUIRE(config.latent.v_head_dim == 14);
+  json = deepseek();
   json["n_group"] = 1;  // nothing to rank: any k
   json["topk_group"] = 1;
   REQUIRE(parse(json).experts.route_nodes == 1);
-  for (const auto& [key, value] : std::map<std::string, Json>{{"scoring_func", "softmax"},
-                                                              {"topk_method", "greedy"},
-                                                              {"moe_layer_freq", 2},
-                                                              {"n_group", 5},
-                                                              {"topk_group", 2},
-                                                              {"first_k_dense_replace", 4},
-                                                              {"n_routed_experts", 0}}) {
-    Json other = json;
-    other[key] = value;
-    check_throws<UsageError>([&] { parse(other); }, {"DIR/config.json", key});
-  }
-  json["n_group"] = 4;
+  json["first_k_dense_replace"] = 3;  // that is every layer
+  REQUIRE(parse(json).experts.num_experts == 0);
+  refused_deepseek("scoring_func", "softmax", {"supported: \"sigmoid\""});
+  refused_deepseek("topk_method", "greedy", {"supported: \"noaux_tc\""});
+  refused_deepseek("moe_layer_freq", 2, {"supported: 1"});
+  refused_deepseek("n_group", 5, {"must divide n_routed_experts=12"});
+  refused_deepseek("topk_group", 5, {"in [1, 4]"});
+  refused_deepseek("first_k_dense_replace", 4, {"in [0, 3]"});
+  refused_deepseek("n_routed_experts", 0, {"whole number"});
   for (int64_t allowed : {1, 3, 4}) {  // 3 experts of a group would count, or 1
-    json["topk_group"] = allowed;
-    check_throws<UsageError>([&] { parse(json); }, {"num_experts_per_tok=3", "must be 2"});
+    refused_deepseek("topk_group", allowed, {"num_experts_per_tok=3", "must be 2"});
   }
+}
+
+TEST_CASE("config.json of a DeepSeek-V3: its attention") {
+  Json json = minimal_of("deepseek_v3");
+  json["num_attention_heads"] = 128;
+  const HfLatentAttention silent = parse(json).latent;
+  REQUIRE(silent.q_lora_rank == 1536);
+  REQUIRE(silent.kv_lora_rank == 512);
+  REQUIRE(silent.qk_nope_head_dim == 128);
+  REQUIRE(silent.qk_rope_head_dim == 64);
+  REQUIRE(silent.v_head_dim == 128);
+  REQUIRE(silent.rope_interleave);
+  REQUIRE(parse(json).head_dim == 192);
+  REQUIRE(parse(json).rms_norm_eps == 1e-6);
+  REQUIRE(parse(json).predicting_layers == 1);
+  HfConfig config = parse(deepseek());
+  const HfLatentAttention& latent = config.latent;
+  REQUIRE(latent.q_lora_rank == 24);
+  REQUIRE(latent.kv_lora_rank == 32);
+  REQUIRE(latent.qk_nope_head_dim == 9);
+  REQUIRE(latent.qk_rope_head_dim == 6);
+  REQUIRE(latent.v_head_dim == 14);
+  REQUIRE(latent.rms_norm_eps == 1e-6);
+  REQUIRE(config.rms_norm_eps == 1e-3);
+  REQUIRE(config.head_dim == 15);
+  REQUIRE(config.predicting_layers == 2);
+  json = deepseek();
+  json["q_lora_rank"] = nullptr;  // not as if it were missing
+  json["num_key_value_heads"] = nullptr;
+  REQUIRE(parse(json).latent.q_lora_rank == 0);
+  REQUIRE(parse(json).num_kv_heads == 4);
+  for (const Json& other : {Json(false), Json(nullptr)}) {
+    json["rope_interleave"] = other;
+    REQUIRE(!parse(json).latent.rope_interleave);
+  }
+  json.erase("num_key_value_heads");
+  check_throws<UsageError>([&] { parse(json); },
+                           {"num_key_value_heads=128", "num_attention_heads=4", "supported: 4"});
+  refused_deepseek("num_key_value_heads", 2, {"num_key_value_heads=2", "supported: 4"});
+  refused_deepseek("attention_bias", true, {"projections have no biases", "supported: false"});
+  refused_deepseek("qk_rope_head_dim", 7, {"qk_rope_head_dim=7 must be even"});
+  refused_deepseek("v_head_dim", 16, {"v_head_dim=16 must be at most", "qk_rope_head_dim=15"});
+  refused_deepseek("q_lora_rank", 0, {"whole number"});
+  refused_deepseek("kv_lora_rank", 0, {"whole number"});
+  refused_deepseek("rope_interleave", 1, {"true or false"});
+  refused_deepseek("quantization_config", {{"quant_method", "fp8"}}, {"must be F32"});
+}
+
+TEST_CASE("config.json: YaRN's settings") {
+  Json yarn = {{"type", "yarn"}, {"factor", 40}, {"original_max_position_embeddings", 4096}};
+  Json json = deepseek();
+  json["rope_scaling"] = yarn;
+  RopeScaling scaling = parse(json).rope_scaling;
+  REQUIRE(scaling.rope_type == "yarn");
+  REQUIRE(scaling.rope_factor == 40);
+  REQUIRE(scaling.rope_beta_fast == 32);
+  REQUIRE(scaling.rope_beta_slow == 1);
+  REQUIRE(scaling.rope_mscale == 0);
+  REQUIRE(scaling.rope_mscale_all_dim == 0);
+  REQUIRE(scaling.rope_original_max_position_embeddings == 4096);
+  yarn.update({{"beta_fast", 16}, {"beta_slow", 2.5}, {"mscale", 0.7}, {"mscale_all_dim", 1.0}});
+  json["rope_scaling"] = yarn;
+  scaling = parse(json).rope_scaling;
+  REQUIRE(scaling.rope_beta_fast == 16);
+  REQUIRE(scaling.rope_beta_slow == 2.5);
+  REQUIRE(scaling.rope_mscale == 0.7);
+  REQUIRE(scaling.rope_mscale_all_dim == 1);
+  const auto refused_yarn = [&](const char* key, const Json& value,
+                                const std::vector<std::string>& parts) {
+    Json settings = yarn;
+    settings[key] = value;
+    refused_deepseek("rope_scaling", settings, parts);
+  };
+  refused_yarn("truncate", false, {"truncate=false", "supported: true"});
+  refused_yarn("attention_factor", 1.2, {"attention_factor=1.2", "leave it out"});
+  refused_yarn("beta_fast", 2.5, {"beta_fast=2.5", "at least 2.5"});
+  refused_yarn("mscale", -1, {"mscale=-1"});
+  refused_yarn("rope_theta", 1, {"rope_theta=1 must be above 1"});
+  refused_yarn("type", "linear", {"mscale_all_dim=1.0", "yarn"});
+  refused_yarn("type", "dynamic", {"\"dynamic\"", "\"yarn\""});
 }
 
 TEST_CASE("RoPE scaling: linear stretches all waves, llama3 the long ones") {
   constexpr double kTurn = 2 * std::numbers::pi;
   RopeScaling scaling;
-  for (double frequency : {1.0, 1e-3, 1e-6}) REQUIRE(scaling.scaled(frequency) == frequency);
+  const auto scaled = [&](double frequency) { return scaling.frequency(1 / frequency, 1, 2); };
+  const auto ratios = [&] { return Values{scaled(1), scaled(1e-3) / 1e-3, scaled(1e-6) / 1e-6}; };
+  check_close(ratios(), Values{1, 1, 1}, 1e-15);
   scaling.rope_factor = 4;
   scaling.rope_type = "linear";
-  for (double frequency : {1.0, 1e-3, 1e-6}) REQUIRE(scaling.scaled(frequency) == frequency / 4);
+  check_close(ratios(), Values{0.25, 0.25, 0.25}, 1e-15);
   scaling.rope_type = "llama3";
   scaling.rope_original_max_position_embeddings = 1000;
   scaling.rope_low_freq_factor = 1;
   scaling.rope_high_freq_factor = 5;
   const auto stretched = [&](double wavelength) {
-    return kTurn / scaling.scaled(kTurn / wavelength) / wavelength;
+    return kTurn / scaled(kTurn / wavelength) / wavelength;
   };
   check_close(Values{stretched(6), stretched(199)}, Values{1, 1}, 1e-14);
   check_close(Values{stretched(1001), stretched(1e6)}, Values{4, 4}, 1e-14);
   // 3 waves in 1000 positions are half-way from 1 to 5: the mean of both frequencies.
   check_close(Values{stretched(1000.0 / 3)}, Values{1 / (0.5 + 0.5 / 4)}, 1e-14);
   check_close(Values{stretched(200.001), stretched(999.999)}, Values{1, 4}, 1e-5);
+}
+
+TEST_CASE("RoPE scaling: yarn stretches by the number of the pair, and makes scores larger") {
+  // Waves of 6.3, 19.9, 62.8 and 199 positions. 16, of which 4 fit, and 64 lie between them.
+  const RopeScaling unscaled;
+  RopeScaling scaling;
+  REQUIRE(scaling.amplitude() == 1);
+  REQUIRE(scaling.score_factor() == 1);
+  scaling.rope_type = "yarn";
+  scaling.rope_factor = 4;
+  scaling.rope_beta_fast = 4;
+  scaling.rope_original_max_position_embeddings = 64;
+  const auto ratios = [&] {
+    Values values;
+    for (int64_t pair = 0; pair < 4; ++pair) {
+      values.push_back(scaling.frequency(100, pair, 8) / unscaled.frequency(100, pair, 8));
+    }
+    return values;
+  };
+  check_close(ratios(), Values{1, 0.75, 0.5, 0.25}, 1e-15);
+  scaling.rope_beta_fast = 1.05;  // both ends between the second pair and the third
+  scaling.rope_beta_slow = 1.04;
+  check_close(ratios(), Values{1, 1, 0.25, 0.25}, 1e-15);
+  REQUIRE(scaling.score_factor() == 1);
+  const double grown = 0.1 * std::log(4.0);
+  check_close(Values{scaling.amplitude()}, Values{1 + grown}, 1e-15);
+  scaling.rope_mscale = 0.5;  // alone it says nothing
+  check_close(Values{scaling.amplitude()}, Values{1 + grown}, 1e-15);
+  scaling.rope_mscale_all_dim = 2;
+  const double all = 1 + 2 * grown;
+  check_close(Values{scaling.amplitude(), scaling.score_factor()},
+              Values{(1 + 0.5 * grown) / all, all * all}, 1e-15);
+  scaling.rope_factor = 1;
+  check_close(Values{scaling.amplitude(), scaling.score_factor()}, Values{1, 1}, 1e-15);
 }
 
 }  // namespace

@@ -10,7 +10,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         parse_hf_config({reinterpret_cast<const char*>(data), size}, "config.json");
     require(config.hidden_size > 0 && config.num_layers > 0 && config.ffn_hidden_size > 0,
             "sizes above 0");
-    require(config.head_dim > 0 && config.head_dim % 2 == 0, "an even head_dim");
+    require(config.head_dim > 0, "a head_dim");
+    require(config.latent.kv_lora_rank > 0 || config.head_dim % 2 == 0, "an even head_dim");
     require(config.num_kv_heads > 0 && config.num_heads % config.num_kv_heads == 0,
             "kv heads that divide the heads");
     require(config.q_size() > 0 && config.kv_size() > 0, "products below 2^63");
@@ -27,7 +28,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
               "enough experts in the groups that a token chooses in");
       require(experts.first_dense_layers <= config.num_layers, "dense layers that there are");
     }
-    const double frequency = config.rope_scaling.scaled(0.01);
-    require(frequency >= 0 && frequency <= 0.01, "waves that are stretched, if anything");
+    const HfLatentAttention& latent = config.latent;
+    if (latent.kv_lora_rank > 0) {
+      require(config.num_kv_heads == config.num_heads, "a key and a value for each head");
+      require(latent.qk_rope_head_dim % 2 == 0, "channels in pairs");
+      require(latent.v_head_dim > 0 && latent.v_head_dim <= config.head_dim, "values to be padded");
+    }
+    const double frequency = config.rope_scaling.frequency(config.rope_theta, 3, 16);
+    const double unscaled = RopeScaling().frequency(config.rope_theta, 3, 16);
+    require(frequency >= 0 && frequency <= unscaled * 1.0000001,
+            "waves that are stretched, if anything");
+    require(config.rope_scaling.amplitude() > 0 && config.rope_scaling.score_factor() >= 1,
+            "factors above 0");
   });
 }

@@ -425,7 +425,9 @@ BAD_INPUT = {
         {"hidden_size": 30, "num_heads": 10, "num_kv_heads": 10}, ["head_dim=3", "even", "try"]),
     "odd head_dim, given": ({"head_dim": 7}, ["head_dim=7", "even", "try head_dim=8"]),
     "negative head_dim": ({"head_dim": -2}, ["head_dim=-2", r"\[0, 16777216\]"]),
-    "unknown rope_type": ({"rope_type": "yarn"}, ["rope_type", "yarn", "llama3"]),
+    "unknown rope_type": ({"rope_type": "dynamic"}, ["rope_type", "dynamic", "yarn"]),
+    "no room between rope betas": (
+        {"rope_beta_slow": 32}, ["rope_beta_fast=32", "rope_beta_slow=32", "try 1024"]),
     "rope_factor below 1": ({"rope_factor": 0.5}, ["rope_factor=0.5", "at least 1"]),
     "no room between rope factors": (
         {"rope_high_freq_factor": 1}, ["rope_high_freq_factor=1", "rope_low_freq_factor=1"]),

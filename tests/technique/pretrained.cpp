@@ -5,8 +5,8 @@
 #include "files/safetensors.h"
 #include "tiny_llama.h"
 
-/// Models of Hugging Face's: tests/data/llama and tests/data/mixtral hold tiny ones with what
-/// transformers computes (tests/fixtures/make_llama.py, make_mixtral.py).
+/// Models of Hugging Face's: tests/data/llama, mixtral and deepseek_v3 hold tiny ones with what
+/// transformers computes (tests/fixtures/make_llama.py, make_mixtral.py, make_deepseek.py).
 namespace usp::test {
 namespace {
 
@@ -14,10 +14,11 @@ using Json = nlohmann::json;
 
 std::string llama(const std::string& name) { return USP_TEST_DATA "/llama/" + name; }
 std::string mixtral(const std::string& name) { return USP_TEST_DATA "/mixtral/" + name; }
+std::string deepseek(const std::string& name) { return USP_TEST_DATA "/deepseek_v3/" + name; }
 
 constexpr const char* kModels[] = {"gqa",  "linear",   "llama3", "llama3_old_spelling",
                                    "tied", "head_dim", "eps",    "bf16",
-                                   "f16",  "sharded"};
+                                   "f16",  "sharded",  "yarn",   "yarn_mscale"};
 
 /// What the command line `--model DIR ...` resolves to.
 TrainConfig import_config(const std::string& directory, std::vector<std::string> flags = {}) {
@@ -257,6 +258,7 @@ TEST_CASE("a directory's shape cannot be overridden, and its longest sequence ho
   for (const char* flag :
        {"hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_hidden_size",
         "vocab_size", "rope_theta", "rope_factor", "rope_low_freq_factor", "rope_high_freq_factor",
+        "rope_beta_fast", "rope_beta_slow", "rope_mscale", "rope_mscale_all_dim",
         "rope_original_max_position_embeddings", "max_position_embeddings"}) {
     refused({fmt::format("--{}", flag), "8"}, {flag, llama("gqa"), "config.json decides"});
   }
@@ -286,30 +288,181 @@ TEST_CASE("a directory without weights is refused") {
 
 constexpr const char* kMixtrals[] = {"experts", "old_spelling", "sharded"};
 
+/// Rows of a directory's weight as ours lie: of each `period` the last `rotated` are in pairs
+/// there, of which we have the first ones first.
+Values pairs_apart(const Values& stored, int64_t width, int64_t period, int64_t rotated) {
+  Values values = stored;
+  for (int64_t begin = 0; begin < std::ssize(stored) / width; begin += period) {
+    const int64_t first = begin + period - rotated;
+    for (int64_t pair = 0; pair < rotated / 2; ++pair) {
+      for (int64_t side : {0, 1}) {
+        std::copy_n(stored.begin() + (first + 2 * pair + side) * width, width,
+                    values.begin() + (first + side * rotated / 2 + pair) * width);
+      }
+    }
+  }
+  return values;
+}
+
+/// What a fixture's file has for a parameter, in our order of rows.
+Values expected_gradient(const TensorCollection& expected, const HfConfig& config,
+                         const Parameter& parameter) {
+  const Values values = stored(expected, "grad/" + stored_name(config.model_type, parameter.name));
+  const HfLatentAttention& latent = config.latent;
+  const int64_t rope = latent.qk_rope_head_dim;
+  if (!latent.rope_interleave) return values;
+  for (const char* name : {"q_proj", "q_b_proj", "kv_a_proj_with_mqa"}) {
+    if (parameter.name.find(fmt::format(".{}.", name)) == std::string::npos) continue;
+    const bool keys = std::string_view(name) == "kv_a_proj_with_mqa";
+    const int64_t before = keys ? latent.kv_lora_rank : latent.qk_nope_head_dim;
+    return pairs_apart(values, parameter.global_shape[1], before + rope, rope);
+  }
+  return values;
+}
+
+/// Compares logits and gradients of a directory's model with the fixture's.
+void check_model(const std::string& directory, const std::vector<std::string>& flags) {
+  const HfConfig file = read_hf_config(directory);
+  const TensorCollection expected(directory + "/expected.safetensors");
+  SoloTrainer trainer(import_config(directory, flags), nullptr);
+  Model& model = trainer.model();
+  Pass pass = sample_of(expected);
+  check_close(model.logits(pass).items(), stored(expected, "logits_f64"), 1e-13, "logits");
+  pass.loss = Tensor::zeros({1}, DType::f64);
+  pass.loss_scale = 1 / double(pass.tokens.numel());
+  Grads grads(model.parameters());
+  grads.begin_window(1);
+  model.backward(model.forward(pass), grads, pass);
+  grads.end_window();
+  REQUIRE(expected.tensors().size() == model.parameters().size() + 3);
+  for (size_t i = 0; i < model.parameters().size(); ++i) {
+    const Parameter& parameter = model.parameters()[i];
+    check_close(parameter.grad.items(), expected_gradient(expected, file, parameter), 1e-12,
+                parameter.name);
+  }
+}
+
 TEST_CASE("imported experts give the logits and the gradients of transformers") {
   const OnDevice cpu;
   for (const char* name : kMixtrals) {
     CAPTURE(name);
-    const TensorCollection expected(mixtral(name) + "/expected.safetensors");
-    SoloTrainer trainer(import_config(mixtral(name)), nullptr);
-    Model& model = trainer.model();
-    Pass pass = sample_of(expected);
-    check_close(model.logits(pass).items(), stored(expected, "logits_f64"), 1e-13, "logits");
-    pass.loss = Tensor::zeros({1}, DType::f64);
-    pass.loss_scale = 1 / double(pass.tokens.numel());
-    Grads grads(model.parameters());
-    grads.begin_window(1);
-    model.backward(model.forward(pass), grads, pass);
-    grads.end_window();
-    REQUIRE(expected.tensors().size() == model.parameters().size() + 3);
-    for (size_t i = 0; i < model.parameters().size(); ++i) {
-      const Parameter& parameter = model.parameters()[i];
-      const std::string stored_as = stored_name("mixtral", parameter.name);
-      check_close(parameter.grad.items(), stored(expected, "grad/" + stored_as), 1e-12,
-                  parameter.name);
+    check_model(mixtral(name), {});
+  }
+}
+
+#if __has_include("mla.h")
+
+/// Of a model whose routers choose with biases.
+const std::vector<std::string> kWithBiases = {"--balance", "bias"};
+
+constexpr const char* kDeepseeks[] = {"latent_queries", "direct_queries", "groups",
+                                      "halves",         "yarn",           "dense"};
+
+TEST_CASE("an imported DeepSeek-V3 gives the logits and the gradients of transformers") {
+  const OnDevice cpu;
+  for (const std::string name : kDeepseeks) {
+    for (const char* attention : {"naive", "blockwise"}) {
+      CAPTURE(name, attention);
+      std::vector<std::string> flags = {"--attention", attention};
+      if (name != "dense") flags.insert(flags.end(), kWithBiases.begin(), kWithBiases.end());
+      check_model(deepseek(name), flags);
     }
   }
 }
+
+TEST_CASE("cached latents of an imported DeepSeek-V3 give the logits of transformers") {
+  const OnDevice cpu;
+  for (const std::string name : kDeepseeks) {
+    CAPTURE(name);
+    const TensorCollection expected(deepseek(name) + "/expected.safetensors");
+    SoloTrainer trainer(
+        import_config(deepseek(name), name == "dense" ? std::vector<std::string>{} : kWithBiases),
+        nullptr);
+    const Pass whole = sample_of(expected);
+    const int64_t length = whole.tokens.numel(), prompt = length / 2;
+    KvCache cache(length);
+    Values logits;
+    for (int64_t begin = 0; begin < length;) {
+      Pass pass;
+      pass.mode = Pass::Mode::decode;
+      pass.num_samples = 1;
+      pass.positions = Positions(begin, begin == 0 ? prompt : 1);
+      pass.tokens = whole.tokens.narrow(0, begin, pass.positions.count());
+      pass.kv_cache = &cache;
+      const Values items = trainer.model().logits(pass).items();
+      logits.insert(logits.end(), items.begin(), items.end());
+      begin += pass.positions.count();
+    }
+    check_close(logits, stored(expected, "logits_f64"), 1e-12, "logits");
+  }
+}
+
+TEST_CASE("a rank imports its slices of rows that lie elsewhere in the file") {
+  const OnDevice cpu;
+  const TensorCollection file(deepseek("latent_queries"));
+  const std::vector<std::vector<Slice>> layouts = {
+      {}, {{0, 11, 11}}, {{0, 7, 21}}, {{1, 3, 5}}, {{0, 5, 30}, {1, 1, 1}}, {{0, 9, 0}}};
+  // 4 heads of 5 + 6 rows; 8 of the latent and 6.
+  for (const auto& [name, rows, columns, period] :
+       {std::tuple{"q_b_proj", 44, 12, 11}, {"kv_a_proj_with_mqa", 14, 16, 14}}) {
+    const std::string whole = fmt::format("model.layers.1.self_attn.{}.weight", name);
+    const Tensor ours = Tensor::from_host(pairs_apart(stored(file, whole), columns, period, 6),
+                                          {rows, columns}, DType::f64);
+    for (std::vector<Slice> slices : layouts) {
+      CAPTURE(name, slices.size());
+      for (Slice& slice : slices)
+        slice.length = std::min<int64_t>(slice.length, rows - slice.offset);
+      ParameterList parameters;
+      const Parameter& parameter = parameters.add(whole, {rows, columns}, 0.02, slices);
+      parameters.allocate(DType::f64, 1);
+      load_pretrained(parameters, deepseek("latent_queries"));
+      Tensor expected = ours;
+      for (const Slice& slice : slices) {
+        expected = expected.narrow(slice.axis, slice.offset, slice.length);
+      }
+      REQUIRE(same_bits(parameter.value, expected));
+    }
+  }
+}
+
+TEST_CASE("a DeepSeek-V3 whose weights do not fit its config.json is refused by name") {
+  const auto refused = [](const std::function<void(const Copy&)>& change,
+                          const std::vector<std::string>& parts,
+                          const std::vector<std::string>& flags = kWithBiases) {
+    const Copy copy("latent_queries", deepseek);
+    change(copy);
+    check_throws<UsageError>([&] { import_config(copy.path(), flags); }, parts);
+  };
+  refused([](const Copy& copy) { copy.set("q_lora_rank", nullptr); },
+          {"2 of the", "missing", "\"model.layers.0.self_attn.q_proj.weight\""});
+  refused([](const Copy& copy) { copy.set("kv_lora_rank", 9); },
+          {"self_attn.kv_a_layernorm.weight", "[8]", "[9]"});
+  refused([](const Copy& copy) { copy.set("v_head_dim", 6); },
+          {"self_attn.kv_b_proj.weight", "[48, 8]", "[44, 8]"});
+  refused([](const Copy& copy) { copy.set("n_shared_experts", 2); },
+          {"mlp.shared_experts.", "[8, 16]", "[16, 16]"});
+  refused([](const Copy&) {}, {"balance=none", "--balance bias", "--bias_update_rate 0"}, {});
+  for (const char* flag : {"q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+                           "v_head_dim", "latent_rms_norm_eps"}) {
+    refused([](const Copy&) {}, {flag, "config.json decides"}, {fmt::format("--{}", flag), "1"});
+  }
+  refused([](const Copy&) {}, {"attention_kind", "config.json decides"},
+          {"--attention_kind", "mla"});
+}
+
+TEST_CASE("layers that predict more tokens, and tensors without elements, are passed over") {
+  const Copy copy("latent_queries", deepseek);
+  copy.alter([](Copy::Weights& w) {
+    w["model.layers.2.eh_proj.weight"] = {{2, 3}, Values(6)};
+    w["model.layers.1.mlp.rowless.weight"] = {{0, 16}, {}};
+  });
+  check_throws<UsageError>([&] { import_config(copy.path(), kWithBiases); },
+                           {"1 tensors have no place", "\"model.layers.2.eh_proj.weight\""});
+  copy.set("num_nextn_predict_layers", 1);
+  REQUIRE(import_config(copy.path(), kWithBiases).model.mla.kv_lora_rank == 8);
+}
+
+#endif
 
 TEST_CASE("experts in another number or of another width than config.json says are refused") {
   const auto refused = [](const std::function<void(const Copy&)>& change,
@@ -338,17 +491,7 @@ TEST_CASE("experts in another number or of another width than config.json says a
 
 TEST_CASE("biases of the choice come with the weights, for a run that has them") {
   const OnDevice cpu;
-  const Copy copy("experts", mixtral);
-  copy.set("model_type", "deepseek_v3");
-  copy.set("architectures", nullptr);
-  copy.set("n_routed_experts", 8);
-  copy.set("num_experts_per_tok", 4);
-  copy.set("n_group", 4);
-  copy.set("topk_group", 2);
-  copy.set("first_k_dense_replace", 0);
   const std::string name = "model.layers.1.mlp.gate.e_score_correction_bias";
-  const Values biases = {0.5, -1, 2, 0.25};
-  copy.alter([&](Copy::Weights& w) { w[name] = {{4}, biases}; });
   ParameterList none;
   Parameter bias, load;
   for (Parameter* buffer : {&bias, &load}) {
@@ -357,11 +500,10 @@ TEST_CASE("biases of the choice come with the weights, for a run that has them")
     buffer->value = Tensor::zeros({4}, DType::f64);
     buffer->shard = {0, 4, buffer->value, buffer->value, {}};
   }
-  load_pretrained(none, copy.path(), {&bias, &load});
+  load_pretrained(none, deepseek("latent_queries"), {&bias, &load});
+  const Values biases = stored(TensorCollection(deepseek("latent_queries")), name);
   REQUIRE(bias.value.items() == biases);
   REQUIRE(load.value.items() == Values(4));
-  check_throws<UsageError>([&] { import_config(copy.path()); },
-                           {"kv_lora_rank=512", "multi-head latent attention"});
   TrainConfig config = import_config(mixtral("experts"));
   config.model.experts.choice_bias = true;
   check_throws<UsageError>([&] { config.expert_parallel.check(config, config.tensor_parallel); },
@@ -373,6 +515,10 @@ TEST_CASE("biases of the choice come with the weights, for a run that has them")
 TEST_CASE("a program without experts says what it takes to compute them") {
   check_throws<UsageError>([] { import_config(mixtral("experts")); },
                            {mixtral("experts"), "mixtures of 4 experts", "flag num_experts"});
+  check_throws<UsageError>([] { import_config(deepseek("groups")); },
+                           {deepseek("groups"), "mixtures of 8 experts", "flag num_experts"});
+  check_throws<UsageError>([] { import_config(deepseek("dense")); },
+                           {deepseek("dense"), "latents of 8 numbers", "flag attention_kind"});
 }
 
 #endif
