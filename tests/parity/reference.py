@@ -191,6 +191,9 @@ def scale_frequencies(frequencies, c):
     stretched = frequencies / c.rope_factor
     if c.rope_type == "linear":
         return stretched
+    if c.rope_type == "yarn":
+        share = yarn_share(c)
+        return share * stretched + (1 - share) * frequencies
     wavelengths = 2 * np.pi / frequencies
     original = c.rope_original_max_position_embeddings
     smooth = (original / wavelengths - c.rope_low_freq_factor) / (
@@ -200,10 +203,32 @@ def scale_frequencies(frequencies, c):
     return np.where(wavelengths < original / c.rope_high_freq_factor, frequencies, blended)
 
 
-def rotate(x, angles):
+def yarn_share(c):
+    """[D / 2]: how much of each pair's wave is stretched."""
+    d, original = head_dim(c), c.rope_original_max_position_embeddings
+
+    def pair(times):
+        return d / 2 * math.log(original / (times * 2 * math.pi)) / math.log(c.rope_theta)
+
+    first, last = math.floor(pair(c.rope_beta_fast)), math.ceil(pair(c.rope_beta_slow))
+    first, last = max(first, 0), min(last, d - 1)
+    last += 0.001 * (first == last)
+    return np.clip((np.arange(d // 2) - first) / (last - first), 0, 1)
+
+
+def rope_amplitude(c):
+    if c.rope_type != "yarn":
+        return 1
+    grown = 0.1 * math.log(c.rope_factor)
+    if c.rope_mscale and c.rope_mscale_all_dim:
+        return (c.rope_mscale * grown + 1) / (c.rope_mscale_all_dim * grown + 1)
+    return grown + 1
+
+
+def rotate(x, angles, amplitude):
     """x [..., S, D]; the gradient of a rotation is the rotation by the opposite angles."""
     x1, x2 = np.split(x, 2, axis=-1)
-    cos, sin = np.cos(angles), np.sin(angles)
+    cos, sin = amplitude * np.cos(angles), amplitude * np.sin(angles)
     return np.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1)
 
 
@@ -220,8 +245,9 @@ def merge_heads(x):
 
 
 def attention(x, p, prefix, c):
-    q = rotate(split_heads(x @ p[prefix + "q_proj.weight"].T, c.num_heads), rope_angles(c))
-    k = rotate(split_heads(x @ p[prefix + "k_proj.weight"].T, c.num_kv_heads), rope_angles(c))
+    angles, amplitude = rope_angles(c), rope_amplitude(c)
+    q = rotate(split_heads(x @ p[prefix + "q_proj.weight"].T, c.num_heads), angles, amplitude)
+    k = rotate(split_heads(x @ p[prefix + "k_proj.weight"].T, c.num_kv_heads), angles, amplitude)
     v = split_heads(x @ p[prefix + "v_proj.weight"].T, c.num_kv_heads)
     # Query head j reads kv head j // G: the heads become [K, G], keys and values [K, 1].
     b, _, s, d = q.shape
@@ -243,8 +269,9 @@ def attention_backward(dy, p, prefix, saved, c, grads):
     dv = (probs.swapaxes(-1, -2) @ dout).sum(axis=2)  # every query head of the group adds to it
     dprobs = dout @ v.swapaxes(-1, -2)
     dscores = probs * (dprobs - np.sum(dprobs * probs, axis=-1, keepdims=True)) / math.sqrt(d)
-    dq = rotate((dscores @ k).reshape(b, c.num_heads, s, d), -rope_angles(c))
-    dk = rotate((dscores.swapaxes(-1, -2) @ q).sum(axis=2), -rope_angles(c))
+    angles, amplitude = rope_angles(c), rope_amplitude(c)
+    dq = rotate((dscores @ k).reshape(b, c.num_heads, s, d), -angles, amplitude)
+    dk = rotate((dscores.swapaxes(-1, -2) @ q).sum(axis=2), -angles, amplitude)
     dx = 0
     for name, d_heads in (("q_proj", dq), ("k_proj", dk), ("v_proj", dv)):
         d_flat = merge_heads(d_heads)
@@ -600,7 +627,11 @@ def parse_args():
                  "weight_decay grad_clip val_fraction").split():
         parser.add_argument("--" + name, type=float, required=True)
     parser.add_argument("--head_dim", type=int, default=0)
-    parser.add_argument("--rope_type", choices=("default", "linear", "llama3"), default="default")
+    parser.add_argument("--rope_type", choices=("default", "linear", "llama3", "yarn"),
+                        default="default")
+    for name, default in (("rope_beta_fast", 32), ("rope_beta_slow", 1), ("rope_mscale", 0),
+                          ("rope_mscale_all_dim", 0)):
+        parser.add_argument("--" + name, type=float, default=default)
     for name in "rope_factor rope_low_freq_factor rope_high_freq_factor".split():
         parser.add_argument("--" + name, type=float)
     parser.add_argument("--rope_original_max_position_embeddings", type=int)

@@ -62,6 +62,11 @@ CONFIGS = {
     "llama3_rope": {
         "rope_theta": 100, "rope_type": "llama3", "rope_factor": 8, "rope_low_freq_factor": 1,
         "rope_high_freq_factor": 4, "rope_original_max_position_embeddings": 64},
+    # One pair as it is, two blended, one stretched; the amplitude of cosines is 0.95.
+    "yarn_rope": {
+        "rope_theta": 100, "rope_type": "yarn", "rope_factor": 4, "rope_beta_fast": 4,
+        "rope_mscale": 0.7, "rope_mscale_all_dim": 1.2,
+        "rope_original_max_position_embeddings": 64},
     # Long enough for several key blocks, with a remainder.
     "long_sequence": {
         "hidden_size": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "seq_len": 150,

@@ -19,12 +19,17 @@ import time
 import test_ranks
 from test_ranks import TINY, UNTRACED, RankTest, metrics, records
 
-from tools.checkpoints import Checkpoint
+from tools.checkpoints import Checkpoint, read_header
 
 # 12 samples a step, whoever computes them.
 BATCH = {1: "12", 2: "6", 3: "4", 4: "3"}
 CODES = {"F64": "d", "F32": "f", "BF16": "H"}
 KILLS = 6
+# As transformers computes it: heads of 7 and 6 channels, and values of 9.
+LATENT = ["--attention_kind", "mla", "--latent_rms_norm_eps", "1e-6", "--qk_nope_head_dim", "7",
+          "--qk_rope_head_dim", "6", "--v_head_dim", "9"]
+SIGMOID = ["--router_score", "sigmoid"]
+DEEPSEEK = test_ranks.ROOT / "tests" / "data" / "deepseek_v3"
 
 
 def layout(ranks, stage, *more):
@@ -46,6 +51,15 @@ def state_of(folder):
     for name, _, values in sorted(parts, key=lambda part: part[:2]):
         state.setdefault(name, []).extend(values)
     return state
+
+
+def weights_in(folder):
+    """{name: (dtype, shape, bytes)} of a model directory."""
+    found = {}
+    for path in folder.glob("model*.safetensors"):
+        for name, stored in read_header(path)[0].items():
+            found[name] = stored.type, stored.shape, b"".join(stored.read(1 << 20))
+    return found
 
 
 class ShardedCheckpoints(RankTest):
@@ -273,7 +287,7 @@ class ShardedCheckpoints(RankTest):
              "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 20})
 
     @test_ranks.needs("expert_parallel")
-    def test_what_mixtral_has_no_word_for_is_not_exported(self):
+    def test_what_a_format_has_no_word_for_is_not_exported(self):
         common = ["--steps", "1", "--checkpoint_interval", "1", "--micro_batch_size", "2",
                   "--num_experts", "4", "--overwrite"]
         for own, *said in (
@@ -284,7 +298,10 @@ class ShardedCheckpoints(RankTest):
                  "first_dense_layers=1,"),
                 (["--norm_topk_prob", "--expert_nodes", "2", "--route_nodes", "1", "--balance",
                   "bias"], "route_nodes=1, balance=bias,"),
-                (["--attention_kind", "mla"], "attention_kind=mla cannot be exported")):
+                (["--attention_kind", "mla", *SIGMOID], "with --latent_rms_norm_eps 1e-06"),
+                (LATENT, "router_score=softmax"),
+                ([*LATENT, *SIGMOID, "--num_experts_per_tok", "1", "--expert_nodes", "2",
+                  "--route_nodes", "1"], "with --num_experts_per_tok 2")):
             with self.subTest(flags=own):
                 self.train(1, *common, *own)
                 code, output = self.export("refused")
@@ -299,11 +316,82 @@ class ShardedCheckpoints(RankTest):
                               stderr=subprocess.STDOUT, text=True, check=False)
         return done.returncode, done.stdout
 
+    @test_ranks.needs("mla")
+    def test_latent_attention_goes_from_any_ranks_to_any_others_as_a_deepseek(self):
+        still = ["--balance", "bias", "--bias_update_rate", "0"]
+        tensor = ["--tp_size", "2", "--sequence_parallel"]
+        experts = [*LATENT, *SIGMOID, "--q_lora_rank", "10", "--num_experts", "8", "--num_experts_per_tok",
+                   "4", "--moe_ffn_hidden_size", "20", "--num_shared_experts", "1",
+                   "--first_dense_layers", "1", "--expert_nodes", "4", "--route_nodes", "2",
+                   "--balance", "bias", "--bias_update_rate", "0.05", "--rope_type", "yarn",
+                   "--rope_mscale_all_dim", "1", "--num_kv_heads", "4"]
+        self.check_export([*experts, "--ep_size", "2", *tensor],
+                          [(1, still), (2, [*still, *tensor]), (2, [*still, "--pp_size", "2"]),
+                           (4, [*still, "--ep_size", "2", "--cp_size", "2", "--zero_stage", "3"])])
+        config = json.loads((self.folder / "model" / "config.json").read_text())
+        expected = {
+            "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
+            "q_lora_rank": 10, "kv_lora_rank": 32, "qk_nope_head_dim": 7,
+            "qk_rope_head_dim": 6, "v_head_dim": 9, "rope_interleave": True,
+            "num_key_value_heads": 4, "first_k_dense_replace": 1, "n_routed_experts": 8,
+            "num_experts_per_tok": 4, "n_shared_experts": 1, "moe_intermediate_size": 20,
+            "n_group": 4, "topk_group": 2, "norm_topk_prob": False, "routed_scaling_factor": 1,
+            "scoring_func": "sigmoid", "topk_method": "noaux_tc", "attention_bias": False,
+            "rope_scaling": {"rope_type": "yarn", "factor": 8, "beta_fast": 32, "beta_slow": 1,
+                             "mscale_all_dim": 1, "original_max_position_embeddings": 8192}}
+        self.assertEqual({key: config.get(key) for key in expected}, expected)
+
+    @test_ranks.needs("mla")
+    def test_latent_attention_of_dense_layers_goes_out_and_in(self):
+        self.check_export([*LATENT, "--num_kv_heads", "4"], [(2, ["--tp_size", "2"])])
+        config = json.loads((self.folder / "model" / "config.json").read_text())
+        self.assertEqual(config["first_k_dense_replace"], config["num_hidden_layers"])
+
+    @test_ranks.needs("mla")
+    def test_a_deepseek_of_transformers_comes_out_of_any_mesh_with_its_own_bytes(self):
+        bias = ["--balance", "bias", "--bias_update_rate", "0"]
+        tensor = ["--tp_size", "2", "--sequence_parallel"]
+        meshes = [(1, []), (2, tensor), (2, ["--pp_size", "2"]), (2, ["--ep_size", "2"]),
+                  (2, ["--zero_stage", "3"]), (2, ["--cp_size", "2"]),
+                  (4, [*tensor, "--expert_tp", "--pp_size", "2"])]
+        (self.folder / "ids.bin").write_bytes(array.array("H", [i * 7 % 32 for i in range(999)]))
+        for name, own, layouts in (
+                ("groups", bias, meshes), ("direct_queries", bias, meshes[1:3]),
+                ("halves", bias, meshes[1:2]), ("yarn", bias, [meshes[4]]),
+                ("dense", [], meshes[1:2])):
+            for ranks, mesh in layouts:
+                with self.subTest(model=name, mesh=mesh):
+                    self.train(ranks, "--model", str(DEEPSEEK / name), "--data",
+                               str(self.folder / "ids.bin"), "--token_dtype", "uint16", *own, *mesh,
+                               "--steps", "1", "--lr", "0", "--checkpoint_interval", "1",
+                               "--micro_batch_size", "4", "--overwrite")
+                    code, output = self.export("out")
+                    self.assertEqual(code, 0, output)
+                    self.assertEqual(weights_in(self.folder / "out"), weights_in(DEEPSEEK / name))
+                    self.check_shape(self.folder / "out", DEEPSEEK / name)
+                    shutil.rmtree(self.folder / "out")
+
+    def check_shape(self, folder, original):
+        """What config.json says of a model's shape."""
+        out, wanted = (json.loads((path / "config.json").read_text()) for path in (folder, original))
+        for config in (out, wanted):
+            rope = config.pop("rope_parameters", None) or config.get("rope_scaling")
+            config["rope_scaling"] = {} if not rope or rope["rope_type"] == "default" else rope
+        for key in ("dtype", "torch_dtype", "transformers_version", "qk_head_dim", "pretraining_tp",
+                    "output_router_logits", "rope_theta"):
+            wanted.pop(key, None)
+        if wanted["first_k_dense_replace"] == wanted["num_hidden_layers"]:
+            for key in list(wanted):
+                if "expert" in key or key.startswith("moe_") or key.startswith("norm_topk") or \
+                        key.startswith("routed"):
+                    del wanted[key]
+        self.assertEqual({key: out.get(key) for key in wanted}, wanted)
+
     def check_export(self, saved, others):
         """A model of 4 ranks, exported, has the same validation loss on so many others; what these
         export has its bits."""
-        flags = ["--dtype", "f64", "--num_heads", "4", "--num_kv_heads", "2", "--vocab_size", "257",
-                 "--eval_interval", "4"]
+        flags = ["--dtype", "f64", "--num_heads", "4", "--vocab_size", "257", "--eval_interval",
+                 "4", *([] if "--num_kv_heads" in saved else ["--num_kv_heads", "2"])]
         self.train(4, *flags, *saved, "--steps", "4", "--checkpoint_interval", "4")
         expected = metrics(self.run_dir)[-1]["val_loss"]
         model = self.folder / "model"
