@@ -134,7 +134,7 @@ class CoreAttention {
   double scale() const { return scale_; }             ///< of the scores
   // [scale_scores]
   void scale_scores(double factor) { scale_ *= factor; }  ///< besides by 1 / sqrt(D)
-  // [scale_scores]
+                                                          // [scale_scores]
 
  protected:
   Tensor q_of(const Tensor& qkv) const { return qkv.narrow(2, 0, heads_); }

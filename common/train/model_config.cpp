@@ -215,6 +215,18 @@ void ModelConfig::validate_latent(const Args& args) {
   mla.validate(args, num_heads, num_kv_heads);
 }
 
+namespace {
+
+void check_rope(double theta, const RopeScaling& scaling) {
+  check_range("rope_theta", theta, 1, HUGE_VAL);
+  scaling.validate();
+  if (scaling.rope_type == "yarn" && theta == 1) {
+    usage_error("rope_theta=1 makes all waves as long, and rope_type=yarn sorts them; try 10000");
+  }
+}
+
+}  // namespace
+
 void ModelConfig::validate(const Args& args) {
   fill_from_preset(args);
   constexpr double kMaxWidth = 1 << 24, kMaxLayers = 1 << 12;
@@ -255,11 +267,7 @@ void ModelConfig::validate(const Args& args) {
         "model=405B",
         num_layers, hidden_size, weights, kMaxWeights);
   }
-  check_range("rope_theta", rope_theta, 1, HUGE_VAL);
-  rope_scaling.validate();
-  if (rope_scaling.rope_type == "yarn" && rope_theta == 1) {
-    usage_error("rope_theta=1 makes all waves as long, and rope_type=yarn sorts them; try 10000");
-  }
+  check_rope(rope_theta, rope_scaling);
   check_range("max_position_embeddings", double(max_position_embeddings), 0, HUGE_VAL);
   check_range("rms_norm_eps", rms_norm_eps, 0, 1);
 }

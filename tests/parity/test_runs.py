@@ -426,6 +426,8 @@ BAD_INPUT = {
     "odd head_dim, given": ({"head_dim": 7}, ["head_dim=7", "even", "try head_dim=8"]),
     "negative head_dim": ({"head_dim": -2}, ["head_dim=-2", r"\[0, 16777216\]"]),
     "unknown rope_type": ({"rope_type": "dynamic"}, ["rope_type", "dynamic", "yarn"]),
+    "yarn without different waves": (
+        {"rope_type": "yarn", "rope_theta": 1}, ["rope_theta=1", "rope_type=yarn", "10000"]),
     "no room between rope betas": (
         {"rope_beta_slow": 32}, ["rope_beta_fast=32", "rope_beta_slow=32", "try 1024"]),
     "rope_factor below 1": ({"rope_factor": 0.5}, ["rope_factor=0.5", "at least 1"]),
