@@ -268,8 +268,11 @@ void read_yarn(const Fields& rope, HfConfig& config) {
                 rope.where(), config.rope_theta);
   }
   scaling.rope_beta_slow = rope.number("beta_slow", 1, 1e-6, kMost);
-  scaling.rope_beta_fast =
-      rope.number("beta_fast", 32, std::nextafter(scaling.rope_beta_slow, HUGE_VAL), kMost);
+  scaling.rope_beta_fast = rope.number("beta_fast", 32, 0, kMost);
+  if (!(scaling.rope_beta_fast > scaling.rope_beta_slow)) {
+    usage_error("{}: beta_fast={} must be above beta_slow={}", rope.where(), scaling.rope_beta_fast,
+                scaling.rope_beta_slow);
+  }
   scaling.rope_mscale = rope.number("mscale", 0, 0, kMost);
   scaling.rope_mscale_all_dim = rope.number("mscale_all_dim", 0, 0, kMost);
   rope.only("truncate", true, "is not supported: pairs of channels are blended in whole numbers");

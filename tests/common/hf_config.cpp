@@ -394,7 +394,7 @@ TEST_CASE("config.json: YaRN's settings") {
   };
   refused_yarn("truncate", false, {"truncate=false", "supported: true"});
   refused_yarn("attention_factor", 1.2, {"attention_factor=1.2", "leave it out"});
-  refused_yarn("beta_fast", 2.5, {"beta_fast=2.5", "at least 2.5"});
+  refused_yarn("beta_fast", 2.5, {"beta_fast=2.5 must be above beta_slow=2.5"});
   refused_yarn("mscale", -1, {"mscale=-1"});
   refused_yarn("rope_theta", 1, {"rope_theta=1 must be above 1"});
   refused_yarn("type", "linear", {"mscale_all_dim=1.0", "yarn"});
