@@ -70,6 +70,14 @@ void QueueEngine::emulate(const Links& links) {
   links_to_be_ = std::make_shared<EmulatedLinks>(rank(), links);
 }
 
+void QueueEngine::prepare(Operation& operation) {
+  Elements input = operation.memory.input, output = operation.memory.output;
+  const Tensor& one =
+      operation.memory.input.defined() ? operation.memory.input : operation.memory.output;
+  if (one.defined() && one.device() == Device::cuda) staging_.begin(operation, input, output);
+  plan(operation, input, output, /*with_scratch=*/true);
+}
+
 void QueueEngine::submit(std::shared_ptr<Operation> operation) {
   flight_.queued(*operation);
   {
@@ -83,10 +91,12 @@ void QueueEngine::submit(std::shared_ptr<Operation> operation) {
 void QueueEngine::wait(Operation& operation) {
   if (operation.done.load(std::memory_order_acquire) == 0) {
     flight_.main_waits(operation);
+    Staging::await(operation);
+    if (operation.memory.staged != nullptr) transport_.bell().ring();  // its messages may leave
     operation.done.wait(0, std::memory_order_acquire);
     flight_.main_computes();
   }
-  if (operation.error.empty()) return;
+  if (operation.error.empty()) return Staging::end(operation);
   if (operation.peer_failed) throw PeerFailed(operation.error);
   throw Error(operation.error);
 }
@@ -162,7 +172,9 @@ bool QueueEngine::poll() {
       auto& queue = channels_[{operation->group->id, operation->peer, direction}];
       queue.push_back(std::make_unique<Active>());
       // This thread may have had to wake up first, which is no property of a link.
-      if (queue.size() == 1) queue.back()->ready = operation->queued;
+      if (queue.size() == 1 && operation->memory.staged == nullptr) {
+        queue.back()->ready = operation->queued;
+      }
       queue.back()->operation = std::move(operation);
     }
     submitted_.clear();
@@ -172,7 +184,12 @@ bool QueueEngine::poll() {
   bool progress = !announcements.empty();
   for (auto channel = channels_.begin(); channel != channels_.end();) {
     auto& queue = channel->second;
-    while (!queue.empty() && advance(*queue.front())) {
+    while (!queue.empty()) {
+      const bool waited = !queue.front()->begun;
+      if (!advance(*queue.front())) {
+        progress = progress || (waited && queue.front()->begun);
+        break;
+      }
       queue.pop_front();
       progress = true;
     }
@@ -218,7 +235,10 @@ std::vector<Transfer> QueueEngine::post(const Active& active, int stage) {
 
 /// Whether the operation is finished.
 bool QueueEngine::advance(Active& active) {
-  if (!active.begun) begin_stage(active);
+  if (!active.begun) {
+    if (!Staging::ready(*active.operation)) return false;
+    begin_stage(active);
+  }
   while (true) {
     bool all_done = true;
     for (Transfer& transfer : active.transfers) {
@@ -239,6 +259,7 @@ bool QueueEngine::advance(Active& active) {
 
 void QueueEngine::finish(Active& active) {
   Operation& operation = *active.operation;
+  Staging::finish(operation);
   operation.end_ns = nanoseconds(Clock::now());
   operation.done.store(1, std::memory_order_release);
   operation.done.notify_all();
@@ -361,7 +382,7 @@ void QueueEngine::break_down(const std::string& message, bool peer_failed) {
   }
   const auto give_up = [&](Operation& operation) {
     // The main thread drops its tensors when it hears of the failure; here they live on.
-    if (!reusable) lost_.push_back(operation.tensors);
+    if (!reusable) lost_.push_back(operation.memory);
     fail_operation(operation);
   };
   for (auto& [key, queue] : channels_) {
