@@ -14,7 +14,8 @@ import unittest
 import test_ranks
 from test_ranks import RankTest, metrics, tiny
 
-FLAGS = ("--dtype", "f64", "--steps", "3", "--micro_batch_size", "2", "--vocab_size", "256")
+FLAGS = ("--dtype", "f64", "--micro_batch_size", "2", "--warmup_steps", "0",
+         "--min_lr_ratio", "1")
 LAYOUTS = (
     ("--grad_acc_steps", "2", "--bucket_mb", "0.03"),
     ("--zero_stage", "3", "--grad_acc_steps", "2"),
@@ -24,21 +25,23 @@ LAYOUTS = (
 
 
 class Devices(RankTest):
-    def run_on(self, device, ranks, *flags, traced=("--trace_steps", "0")):
-        """(the run's folder, what it printed)"""
-        self.run_dir = self.folder / device
+    def run_on(self, device, ranks, *flags, steps=3, traced=("--trace_steps", "0"), resume=False):
+        """The run's folder: a new one, unless an earlier run goes on."""
+        if not resume:
+            self.run_dir = self.folder / f"{device} {len(list(self.folder.iterdir()))}"
         program = test_ranks.CHAPTER + ("_emulated" if device == "cuda" else "")
-        flags = (*FLAGS, *flags, "--device", device)
+        flags = (*FLAGS, *flags, "--device", device, "--steps", str(steps))
         code, output = self.finish(
-            self.start(ranks, program, *tiny(flags), *traced, *flags, "--overwrite",
+            self.start(ranks, program, *tiny(flags), *traced, *flags,
+                       *(["--resume"] if resume else []),
                        env=test_ranks.environment(USP_MATMUL_SECONDS="0")), 120)
         self.assertEqual(code, 0, output)
-        return self.run_dir, output
+        return self.run_dir
 
     def test_they_train_alike_and_send_the_same(self):
         for flags in LAYOUTS:
             with self.subTest(flags=flags):
-                cuda, cpu = (self.run_on(device, 2, *flags)[0] for device in ("cuda", "cpu"))
+                cuda, cpu = (self.run_on(device, 2, *flags) for device in ("cuda", "cpu"))
                 for step, reference in zip(metrics(cuda), metrics(cpu), strict=True):
                     for key in ("loss", "grad_norm"):
                         self.assertLessEqual(abs(step[key] - reference[key]),
@@ -54,7 +57,7 @@ class Devices(RankTest):
     def test_the_report_s_memory_is_the_formulas(self):
         for flags in LAYOUTS[:2]:
             with self.subTest(flags=flags):
-                folder, _ = self.run_on("cuda", 2, *flags, traced=("--trace_steps", "1"))
+                folder = self.run_on("cuda", 2, *flags, traced=("--trace_steps", "1"))
                 report = (folder / "report.md").read_text()
                 for what in ("weights", "gradients", "optimizer states", "saved activations"):
                     self.assertRegex(report, rf"\| {what} \| .*\(1\.0000\) \|")
@@ -65,20 +68,16 @@ class Devices(RankTest):
 
     def test_a_checkpoint_goes_on_with_other_ranks_on_the_other_device(self):
         flags = ("--zero_stage", "2", "--checkpoint_interval", "2")
-        self.run_on("cuda", 2, *flags, "--steps", "2")
-        folder = self.folder / "cuda"
-        self.run_dir = folder
-        own = (*FLAGS, "--grad_acc_steps", "2", "--device", "cpu", "--steps", "3", "--resume")
-        code, output = self.finish(self.start(1, test_ranks.CHAPTER, *tiny(own), "--trace_steps",
-                                              "0", *own))
-        self.assertEqual(code, 0, output)
-        resumed = metrics(folder)
-        whole = metrics(self.run_on("cpu", 2, "--zero_stage", "2")[0])
+        whole = metrics(self.run_on("cpu", 2, *flags, steps=4))
+        self.run_on("cuda", 2, *flags, steps=2)
+        self.run_on("cpu", 1, "--grad_acc_steps", "2", "--checkpoint_interval", "1", resume=True)
+        self.run_on("cuda", 2, *flags, steps=4, resume=True)
+        resumed = metrics(self.run_dir)
         for step, reference in zip(resumed, whole, strict=True):
             self.assertLessEqual(abs(step["loss"] - reference["loss"]),
                                  1e-10 * reference["loss"])
 
-    def test_a_rank_that_fails_ends_the_run(self):
+    def test_what_ranks_refuse_is_one_line(self):
         flags = ("--micro_batch_size", "2", "--dp_size", "3", "--device", "cuda")
         self.run_dir = self.folder / "refused"
         code, output = self.finish(self.start(2, test_ranks.CHAPTER + "_emulated", *tiny(flags),
