@@ -9,6 +9,10 @@ namespace usp::algorithms {
 
 namespace {
 
+Elements part(const Elements& elements, Slice slice) {
+  return {elements.at(slice.begin), slice.count, elements.dtype};
+}
+
 Message message(int peer, const Elements& elements, Slice slice) {
   return {peer, elements.at(slice.begin), slice.count * bytes_of(elements.dtype)};
 }
@@ -53,10 +57,13 @@ std::vector<Stage> reduce_to_owners(const Group& group, const Elements& output, 
     const Slice own = pieces.of(slice(input.numel, n, rank), p);
     std::vector<const void*> parts(n);
     parts[rank] = input.at(own.begin);
+    stages[p].input.push_back(part(input, own));
     char* room = static_cast<char*>(scratch.data);
     if (room != nullptr) room += p % 2 * (n - 1) * pieces.elements * bytes_of(dtype);
     for (int peer : others(group)) {
-      stages[p].sends.push_back(message(peer, input, pieces.of(slice(input.numel, n, peer), p)));
+      const Slice theirs = pieces.of(slice(input.numel, n, peer), p);
+      stages[p].sends.push_back(message(peer, input, theirs));
+      stages[p].input.push_back(part(input, theirs));
       stages[p].receives.push_back({peer, room, own.count * bytes_of(dtype)});
       parts[peer] = room;
       if (room != nullptr) room += own.count * bytes_of(dtype);
@@ -108,6 +115,7 @@ std::vector<Stage> reduce_scatter(const Group& group, const Elements& output, co
 std::vector<Stage> all_gather(const Group& group, const Elements& output, const Elements& input) {
   const int64_t count = input.numel;
   Stage stage;
+  stage.input = {input};
   for (int peer : others(group)) {
     stage.sends.push_back(message(peer, input, {0, count}));
     stage.receives.push_back(message(peer, output, {peer * count, count}));
@@ -128,6 +136,7 @@ std::vector<Stage> broadcast(const Group& group, const Elements& tensor, int roo
     stage.receives.push_back(message(root, tensor, all));
   } else {
     for (int peer : others(group)) stage.sends.push_back(message(peer, tensor, all));
+    stage.input = {tensor};
   }
   return {std::move(stage)};
 }
@@ -145,6 +154,7 @@ std::vector<Stage> all_to_all(const Group& group, const Elements& output, const 
     output_at += output_counts[r];
   }
   Stage stage;
+  stage.input = {input};
   for (int peer : others(group)) {
     stage.sends.push_back(message(peer, input, from[peer]));
     stage.receives.push_back(message(peer, output, to[peer]));
@@ -182,6 +192,7 @@ std::vector<Stage> stages(const Operation& operation, const Elements& input, con
       return all_to_all(group, output, input, operation.output_counts, operation.input_counts);
     case CommKind::send:
       stage.sends.push_back(message(operation.peer, input, {0, input.numel}));
+      stage.input = {input};
       return {std::move(stage)};
     case CommKind::recv:
       stage.receives.push_back(message(operation.peer, output, {0, output.numel}));

@@ -144,6 +144,7 @@ class QueueEngine : public Engine {
   void run();
   bool poll();
   void begin_stage(Active& active);
+  void post_early(Active& active);
   std::vector<Transfer> post(const Active& active, int stage);
   bool advance(Active& active);
   void finish(Active& active);

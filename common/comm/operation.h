@@ -44,6 +44,10 @@ struct Stage {
   std::vector<Message> sends, receives;
   std::function<void()> finish;
   bool early = false;  ///< its messages may be under way together with the stage before's
+  /// Of the operation's input, what no stage before has sent or read.
+  std::vector<Elements> input;
+  /// Behind the way of that from a device; nullptr where it lies in memory of the host.
+  std::shared_ptr<SideCopies::Event> staged;
 };
 
 /// One call of a Communicator, from the moment it is queued until wait() has returned.

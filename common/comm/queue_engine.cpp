@@ -38,6 +38,7 @@ struct QueueEngine::Active {
   std::shared_ptr<Operation> operation;
   bool begun = false;
   int stage = 0;
+  bool posted = false;              ///< the stage's messages
   std::vector<Transfer> transfers;  ///< of the stage
   std::vector<Transfer> early;      ///< of the next one, where they may leave early
   Clock::time_point since;
@@ -74,8 +75,10 @@ void QueueEngine::prepare(Operation& operation) {
   Elements input = operation.memory.input, output = operation.memory.output;
   const Tensor& one =
       operation.memory.input.defined() ? operation.memory.input : operation.memory.output;
-  if (one.defined() && one.device() == Device::cuda) staging_.begin(operation, input, output);
+  const bool staged = one.defined() && one.device() == Device::cuda;
+  if (staged) staging_.begin(operation, input, output);
   plan(operation, input, output, /*with_scratch=*/true);
+  if (staged) Staging::download(operation);
 }
 
 void QueueEngine::submit(std::shared_ptr<Operation> operation) {
@@ -185,9 +188,9 @@ bool QueueEngine::poll() {
   for (auto channel = channels_.begin(); channel != channels_.end();) {
     auto& queue = channel->second;
     while (!queue.empty()) {
-      const bool waited = !queue.front()->begun;
+      const bool waited = !queue.front()->posted;
       if (!advance(*queue.front())) {
-        progress = progress || (waited && queue.front()->begun);
+        progress = progress || (waited && queue.front()->posted);
         break;
       }
       queue.pop_front();
@@ -209,10 +212,16 @@ void QueueEngine::begin_stage(Active& active) {
   if (active.ready == Clock::time_point() || active.stage > 0) active.ready = Clock::now();
   active.transfers = active.early.empty() ? post(active, active.stage) : std::move(active.early);
   active.early.clear();
+  active.posted = true;
+}
+
+/// Hands over the messages of the next stage that may be under way with those of this one.
+void QueueEngine::post_early(Active& active) {
+  const Operation& operation = *active.operation;
   const int next = active.stage + 1;
-  if (next < std::ssize(operation.stages) && operation.stages[next].early) {
-    active.early = post(active, next);
-  }
+  if (!active.early.empty() || next == std::ssize(operation.stages)) return;
+  const Stage& stage = operation.stages[next];
+  if (stage.early && Staging::ready(stage)) active.early = post(active, next);
 }
 
 /// Hands the messages of a stage to the transport.
@@ -235,23 +244,25 @@ std::vector<Transfer> QueueEngine::post(const Active& active, int stage) {
 
 /// Whether the operation is finished.
 bool QueueEngine::advance(Active& active) {
-  if (!active.begun) {
-    if (!Staging::ready(*active.operation)) return false;
-    begin_stage(active);
-  }
+  Operation& operation = *active.operation;
   while (true) {
+    const Stage& stage = operation.stages[active.stage];
+    if (!active.posted) {
+      if (!Staging::ready(stage)) return false;
+      begin_stage(active);
+    }
+    post_early(active);
     bool all_done = true;
     for (Transfer& transfer : active.transfers) {
       if (transfer.done()) continue;
-      all_done = transfer.advance(transport_, *active.operation) && all_done;
+      all_done = transfer.advance(transport_, operation) && all_done;
     }
     if (!all_done) return false;
     for (Transfer& transfer : active.transfers) spare_buffers_.push_back(transfer.take_buffer());
-    Operation& operation = *active.operation;
-    const Stage& stage = operation.stages[active.stage];
+    active.transfers.clear();
     if (stage.finish) stage.finish();
+    active.posted = false;
     if (++active.stage == std::ssize(operation.stages)) break;
-    begin_stage(active);
   }
   finish(active);
   return true;

@@ -33,7 +33,6 @@ void Staging::begin(Operation& operation, Elements& input, Elements& output) {
     output = take(*staged, to);
     staged->back.push_back({to.data, output.data, to.bytes()});
   }
-  std::vector<SideCopies::Copy> copies;
   if (from.numel > 0) {
     if (operation.kind == CommKind::all_reduce) {
       input = output;
@@ -42,14 +41,30 @@ void Staging::begin(Operation& operation, Elements& input, Elements& output) {
     } else {
       input = take(*staged, from);
     }
-    copies.push_back({input.data, from.data, from.bytes()});
   }
-  staged->downloaded = staged->copies->download(copies);
+  staged->on_device = from;
+  staged->on_host = input;
   operation.memory.staged = std::move(staged);
 }
 
-bool Staging::ready(const Operation& operation) {
-  return operation.memory.staged == nullptr || operation.memory.staged->downloaded->passed();
+void Staging::download(Operation& operation) {
+  const Staged& staged = *operation.memory.staged;
+  for (Stage& stage : operation.stages) {
+    std::vector<SideCopies::Copy> copies;
+    for (const Elements& part : stage.input) {
+      if (part.numel == 0) continue;
+      const int64_t at = static_cast<char*>(part.data) - static_cast<char*>(staged.on_host.data);
+      copies.push_back({part.data, static_cast<char*>(staged.on_device.data) + at, part.bytes()});
+    }
+    // Where a stage needs nothing new, that which it overwrites may still be on its way.
+    if (!copies.empty() || &stage == operation.stages.data()) {
+      stage.staged = staged.copies->download(copies);
+    }
+  }
+}
+
+bool Staging::ready(const Stage& stage) {
+  return stage.staged == nullptr || stage.staged->passed();
 }
 
 void Staging::finish(Operation& operation) {
@@ -59,7 +74,9 @@ void Staging::finish(Operation& operation) {
 }
 
 void Staging::await(const Operation& operation) {
-  if (operation.memory.staged != nullptr) operation.memory.staged->downloaded->wait();
+  for (const Stage& stage : operation.stages) {
+    if (stage.staged != nullptr) stage.staged->wait();
+  }
 }
 
 void Staging::end(const Operation& operation) {

@@ -11,6 +11,7 @@ namespace usp {
 
 class Tensor;
 struct Operation;
+struct Stage;
 
 /// Elements side by side: those of a contiguous tensor, or of a copy in other memory.
 struct Elements {
@@ -33,29 +34,31 @@ struct Elements {
 /// the part of an Operation that belongs to Staging.
 struct Staged {
   SideCopies* copies = nullptr;  ///< of the device, which lives as long as the operation's tensors
-  /// Passed: the input is here, and the device needs nothing any more of what lay in the output.
-  std::shared_ptr<SideCopies::Event> downloaded;
+  Elements on_device, on_host;   ///< the input
   std::vector<SideCopies::Copy> back;           ///< what goes to the device when all has arrived
   std::shared_ptr<SideCopies::Event> uploaded;  ///< behind that; nullptr where nothing goes
   std::vector<std::shared_ptr<void>> memory;    ///< pinned
 };
 
 /// Takes tensors from a device to the host, where messages can be sent and sums be taken, and what
-/// has arrived back to it. The host waits for the device, the device never for the host.
+/// has arrived back to it. The host waits for the device, the device never for the host. An input
+/// comes stage by stage: what one sends, and the next one needs, are under way together.
 ///
 /// A block of pinned memory serves the next operation as soon as wait() has returned, though it may
 /// still be on its way to the device: the device goes on behind that, and the next operation begins
 /// when the device has come to it. So the blocks must be used for nothing else.
 class Staging {
  public:
-  /// Sets the elements that messages of an operation on a device read and write, and queues the way
-  /// of the input. For the main thread.
+  /// Sets the elements that messages of an operation on a device read and write. For the main
+  /// thread, as is download().
   void begin(Operation& operation, Elements& input, Elements& output);
-  /// Whether messages may leave. For the communication thread, as is finish().
-  static bool ready(const Operation& operation);
+  /// Queues the way of the input, now that the operation has its stages.
+  static void download(Operation& operation);
+  /// Whether messages of a stage may leave. For the communication thread, as is finish().
+  static bool ready(const Stage& stage);
   /// All has arrived: queues its way back to the device.
   static void finish(Operation& operation);
-  /// Sleeps until messages may leave. For the main thread, as is end().
+  /// Sleeps until all messages may leave. For the main thread, as is end().
   static void await(const Operation& operation);
   /// What the device is given from here on finds the output in its place.
   static void end(const Operation& operation);
