@@ -1,5 +1,6 @@
 #include <chrono>
 #include <map>
+#include <set>
 #include <thread>
 
 #include "comm/launch.h"
@@ -284,6 +285,26 @@ TEST_CASE("what ranks tell each other about themselves never touches a GPU") {
         USP_CHECK(Runtime::current().accelerator()->waits() == waits, "the host has waited");
       },
       60, Device::cuda);
+}
+
+TEST_CASE("ranks take the GPUs of their machine in turn, and know who shares theirs") {
+  for (int gpus : {1, 2, 3}) {
+    emulator::Options options = emulator::options;
+    options.device_count = gpus;
+    const emulator::Use use(options);
+    std::vector<std::string> addresses(3);
+    run_threads(
+        3,
+        [&](const Communicator& world) {
+          const auto& device = dynamic_cast<SideCopies&>(*Runtime::current().accelerator());
+          addresses[world.rank()] = device.address();
+          const Tensor x = numbers(3000, world.rank());
+          world.all_reduce(x);
+          USP_CHECK(x.item(1) == 6, "{}", x.item(1));
+        },
+        60, Device::cuda);
+    REQUIRE(std::set(addresses.begin(), addresses.end()).size() == size_t(gpus));
+  }
 }
 
 TEST_CASE("input and output of an exchange lie on one device") {
