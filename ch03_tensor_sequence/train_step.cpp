@@ -153,7 +153,7 @@ ReportRows Trainer::report_rows(int64_t steps) {
 Simulation simulate(const TrainConfig& config) {
   Runtime runtime(Device::meta);
   const Runtime::Use use(runtime);
-  const DryMesh dry(config.mesh());
+  const DryMesh dry(config.mesh(), config.engine());
   Trainer trainer(config, /*dataset=*/nullptr, dry.mesh);
   return simulate_steps(trainer);
 }

@@ -4,7 +4,6 @@
 #include <map>
 #include <string>
 
-#include "comm/algorithms.h"
 #include "tensor/runtime.h"
 #include "zero_walk.h"
 
@@ -18,9 +17,8 @@ int64_t scratch_of_buckets(const TrainConfig& config, const std::vector<Gradient
   int64_t bytes = 0;
   std::map<std::string, int64_t> largest;
   for (const auto& [group, numel] : buckets) {
-    const auto ranks = static_cast<int>(config.mesh().ranks_of(group));
-    const int64_t needed = algorithms::reduction_scratch(
-        ranks, /*rank=*/0, numel, dtype_of_reduction(config), Engine::kScratchLimit);
+    const int64_t needed = device_scratch(config.engine(), config.mesh().ranks_of(group), numel,
+                                          dtype_of_reduction(config));
     if (needed > largest[group]) bytes += largest[group] = needed;
   }
   return bytes;
@@ -89,7 +87,7 @@ std::vector<LiveBytes> zero_buffers(const TrainConfig& config) {
   const ZeroShapes shapes(config);
   std::vector<LiveBytes> buffers;
   const auto add = [&](std::string_view name, int64_t bytes) {
-    buffers.push_back({-1, name, bytes});
+    if (bytes > 0) buffers.push_back({-1, name, bytes});
   };
   if (stage == 0) {
     if (!alone) add("scratch of reductions", scratch_of_buckets(config, buckets(config, shapes)));

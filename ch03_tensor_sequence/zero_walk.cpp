@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "comm/algorithms.h"
 #include "tensor/runtime.h"
 #include "zero_accountant.h"
 
@@ -13,11 +12,6 @@ namespace {
 template <class T>
 bool contains(const std::vector<T>& some, const T& one) {
   return std::ranges::find(some, one) != some.end();
-}
-
-int64_t scratch_of(int64_t ranks, int64_t numel, DType dtype) {
-  return algorithms::reduction_scratch(static_cast<int>(ranks), /*rank=*/0, numel, dtype,
-                                       Engine::kScratchLimit);
 }
 
 }  // namespace
@@ -164,7 +158,7 @@ void ZeroWalk::reduce(size_t unit) {
   if (kept_.gradients == Kept::shard && adds) most_added = std::max(most_added, numel / Z);
   reduced += numel;
   sent_to_reduce += shape.sent();
-  shards_[shape.group].add(scratch_of(Z, numel, dtype));
+  shards_[shape.group].add(device_scratch(config_.engine(), Z, numel, dtype));
   count_scratch();
   reducing_.push_back(unit);
 }
@@ -178,8 +172,8 @@ void ZeroWalk::complete() {
     if (++rounds_done_[unit] < rounds_) continue;
     // The sum of the shards is on its way to the copies until the step ends.
     const UnitShape& shape = shapes_.units[unit];
-    copies_[shape.group].add(
-        scratch_of(shape.copies / shape.ranks, shape.shard(), dtype_of_gradient_sum(config_)));
+    copies_[shape.group].add(device_scratch(config_.engine(), shape.copies / shape.ranks,
+                                            shape.shard(), dtype_of_gradient_sum(config_)));
   }
   shards_ = {};
   count_scratch();

@@ -1,6 +1,5 @@
 #include "tensor_accountant.h"
 
-#include "comm/algorithms.h"
 #include "zero_accountant.h"
 
 namespace usp {
@@ -63,9 +62,9 @@ void add_tensor_scratch(const TrainConfig& config, std::vector<LiveBytes>& buffe
   const int64_t rows = samples * config.seq_len / config.context_parallel.cp_size;
   // [rows]
   const int64_t numel = rows * config.model.hidden_size;
-  const int64_t bytes =
-      algorithms::reduction_scratch(static_cast<int>(config.tensor_parallel.tp_size), /*rank=*/0,
-                                    numel, parse_dtype(config.dtype), Engine::kScratchLimit);
+  const int64_t bytes = device_scratch(config.engine(), config.tensor_parallel.tp_size, numel,
+                                       parse_dtype(config.dtype));
+  if (bytes == 0) return;
   if (buffers.empty() || buffers.back().name != "scratch of reductions") {
     buffers.push_back({-1, "scratch of reductions", 0});
   }

@@ -1,6 +1,5 @@
 #include "tensor_accountant.h"
 
-#include "comm/algorithms.h"
 #include "expert_accountant.h"
 #include "zero_accountant.h"
 
@@ -86,9 +85,9 @@ void add_tensor_scratch(const TrainConfig& config, std::vector<LiveBytes>& buffe
   const int64_t latent = mla.on() ? std::max(mla.q_lora_rank, mla.kv_lora_rank) : 0;
   const int64_t numel = rows * std::max(config.model.hidden_size, latent);
   // [widest]
-  const int64_t bytes =
-      algorithms::reduction_scratch(static_cast<int>(config.tensor_parallel.tp_size), /*rank=*/0,
-                                    numel, parse_dtype(config.dtype), Engine::kScratchLimit);
+  const int64_t bytes = device_scratch(config.engine(), config.tensor_parallel.tp_size, numel,
+                                       parse_dtype(config.dtype));
+  if (bytes == 0) return;
   if (buffers.empty() || buffers.back().name != "scratch of reductions") {
     buffers.push_back({-1, "scratch of reductions", 0});
   }

@@ -180,7 +180,7 @@ ReportRows Trainer::report_rows(int64_t steps) {
 Simulation simulate(const TrainConfig& config, int stage_rank) {
   Runtime runtime(Device::meta);
   const Runtime::Use use(runtime);
-  const DryMesh dry(config.mesh(), stage_rank);
+  const DryMesh dry(config.mesh(), config.engine(), stage_rank);
   // [dry]
   // [nodes]
   dry.mesh.world().engine().set_node_size(config.communication->node_size);

@@ -9,14 +9,12 @@ namespace usp::algorithms {
 
 namespace {
 
-/// Address of element `index`; nullptr on meta.
-void* at(const Tensor& tensor, int64_t index) {
-  char* base = static_cast<char*>(tensor.address());
-  return base == nullptr ? nullptr : base + index * bytes_of(tensor.dtype());
+Elements part(const Elements& elements, Slice slice) {
+  return {elements.at(slice.begin), slice.count, elements.dtype};
 }
 
-Message message(int peer, const Tensor& tensor, Slice slice) {
-  return {peer, at(tensor, slice.begin), slice.count * bytes_of(tensor.dtype())};
+Message message(int peer, const Elements& elements, Slice slice) {
+  return {peer, elements.at(slice.begin), slice.count * bytes_of(elements.dtype)};
 }
 
 /// The other ranks, beginning with the next one, so that not all of them call on rank 0 first.
@@ -48,26 +46,29 @@ struct Pieces {
 // [reduce_to_owners]
 /// Contributions to every rank's slice of `input` go to that rank; this rank's sum goes to
 /// `output`. A stage for each piece; the scratch has room for this one and the next.
-std::vector<Stage> reduce_to_owners(const Group& group, const Tensor& output, Slice at_output,
-                                    const Tensor& input, const Tensor& scratch, ReduceOp op,
+std::vector<Stage> reduce_to_owners(const Group& group, const Elements& output, Slice at_output,
+                                    const Elements& input, const Elements& scratch, ReduceOp op,
                                     int64_t limit) {
   const int n = group.size(), rank = group.rank;
-  const DType dtype = input.dtype();
-  const Pieces pieces(n, input.numel(), dtype, limit);
+  const DType dtype = input.dtype;
+  const Pieces pieces(n, input.numel, dtype, limit);
   std::vector<Stage> stages(pieces.count);
   for (int64_t p = 0; p < pieces.count; ++p) {
-    const Slice own = pieces.of(slice(input.numel(), n, rank), p);
+    const Slice own = pieces.of(slice(input.numel, n, rank), p);
     std::vector<const void*> parts(n);
-    parts[rank] = at(input, own.begin);
-    char* room = static_cast<char*>(scratch.address());
+    parts[rank] = input.at(own.begin);
+    stages[p].input.push_back(part(input, own));
+    char* room = static_cast<char*>(scratch.data);
     if (room != nullptr) room += p % 2 * (n - 1) * pieces.elements * bytes_of(dtype);
     for (int peer : others(group)) {
-      stages[p].sends.push_back(message(peer, input, pieces.of(slice(input.numel(), n, peer), p)));
+      const Slice theirs = pieces.of(slice(input.numel, n, peer), p);
+      stages[p].sends.push_back(message(peer, input, theirs));
+      stages[p].input.push_back(part(input, theirs));
       stages[p].receives.push_back({peer, room, own.count * bytes_of(dtype)});
       parts[peer] = room;
       if (room != nullptr) room += own.count * bytes_of(dtype);
     }
-    void* to = at(output, at_output.begin + p * pieces.elements);
+    void* to = output.at(at_output.begin + p * pieces.elements);
     stages[p].finish = [to, parts, own, dtype, op] {
       reduce_in_order(to, parts, own.count, dtype, op);
     };
@@ -92,53 +93,55 @@ int64_t reduction_scratch(int ranks, int rank, int64_t numel, DType dtype, int64
 }
 
 // [all_reduce]
-std::vector<Stage> all_reduce(const Group& group, const Tensor& tensor, const Tensor& scratch,
+std::vector<Stage> all_reduce(const Group& group, const Elements& tensor, const Elements& scratch,
                               ReduceOp op, int64_t limit) {
   const int n = group.size();
-  const Slice own = slice(tensor.numel(), n, group.rank);
+  const Slice own = slice(tensor.numel, n, group.rank);
   std::vector<Stage> stages = reduce_to_owners(group, tensor, own, tensor, scratch, op, limit);
   Stage& gather = stages.emplace_back();
   for (int peer : others(group)) {
     gather.sends.push_back(message(peer, tensor, own));
-    gather.receives.push_back(message(peer, tensor, slice(tensor.numel(), n, peer)));
+    gather.receives.push_back(message(peer, tensor, slice(tensor.numel, n, peer)));
   }
   return stages;
 }
 // [all_reduce]
 
-std::vector<Stage> reduce_scatter(const Group& group, const Tensor& output, const Tensor& input,
-                                  const Tensor& scratch, ReduceOp op, int64_t limit) {
-  return reduce_to_owners(group, output, {0, output.numel()}, input, scratch, op, limit);
+std::vector<Stage> reduce_scatter(const Group& group, const Elements& output, const Elements& input,
+                                  const Elements& scratch, ReduceOp op, int64_t limit) {
+  return reduce_to_owners(group, output, {0, output.numel}, input, scratch, op, limit);
 }
 
-std::vector<Stage> all_gather(const Group& group, const Tensor& output, const Tensor& input) {
-  const int64_t count = input.numel();
+std::vector<Stage> all_gather(const Group& group, const Elements& output, const Elements& input) {
+  const int64_t count = input.numel;
   Stage stage;
+  stage.input = {input};
   for (int peer : others(group)) {
     stage.sends.push_back(message(peer, input, {0, count}));
     stage.receives.push_back(message(peer, output, {peer * count, count}));
   }
-  void* to = at(output, group.rank * count);
-  if (to != input.address()) {
-    stage.finish = [to, from = input.address(), bytes = input.bytes()] {
+  void* to = output.at(group.rank * count);
+  if (to != input.data) {
+    stage.finish = [to, from = input.data, bytes = input.bytes()] {
       if (bytes > 0) std::memcpy(to, from, bytes);
     };
   }
   return {std::move(stage)};
 }
 
-std::vector<Stage> broadcast(const Group& group, const Tensor& tensor, int root) {
-  const Slice all{0, tensor.numel()};
+std::vector<Stage> broadcast(const Group& group, const Elements& tensor, int root) {
+  const Slice all{0, tensor.numel};
   Stage stage;
   if (group.rank != root) {
     stage.receives.push_back(message(root, tensor, all));
   } else {
     for (int peer : others(group)) stage.sends.push_back(message(peer, tensor, all));
+    stage.input = {tensor};
   }
   return {std::move(stage)};
 }
 
-std::vector<Stage> all_to_all(const Group& group, const Tensor& output, const Tensor& input,
+std::vector<Stage> all_to_all(const Group& group, const Elements& output, const Elements& input,
                               std::span<const int64_t> output_counts,
                               std::span<const int64_t> input_counts) {
   const int n = group.size(), rank = group.rank;
@@ -151,12 +154,13 @@ std::vector<Stage> all_to_all(const Group& group, const Tensor& output, const Te
     output_at += output_counts[r];
   }
   Stage stage;
+  stage.input = {input};
   for (int peer : others(group)) {
     stage.sends.push_back(message(peer, input, from[peer]));
     stage.receives.push_back(message(peer, output, to[peer]));
   }
-  stage.finish = [to = at(output, to[rank].begin), from = at(input, from[rank].begin),
-                  bytes = from[rank].count * bytes_of(input.dtype())] {
+  stage.finish = [to = output.at(to[rank].begin), from = input.at(from[rank].begin),
+                  bytes = from[rank].count * bytes_of(input.dtype)] {
     if (bytes > 0) std::memcpy(to, from, bytes);
   };
   return {std::move(stage)};
@@ -169,6 +173,34 @@ std::vector<Stage> barrier(const Group& group) {
     stage.receives.push_back({peer, nullptr, 0});
   }
   return {std::move(stage)};
+}
+
+std::vector<Stage> stages(const Operation& operation, const Elements& input, const Elements& output,
+                          const Elements& scratch, int64_t limit) {
+  const Group& group = *operation.group;
+  Stage stage;
+  switch (operation.kind) {
+    case CommKind::all_reduce:
+      return all_reduce(group, output, scratch, operation.reduce, limit);
+    case CommKind::reduce_scatter:
+      return reduce_scatter(group, output, input, scratch, operation.reduce, limit);
+    case CommKind::all_gather:
+      return all_gather(group, output, input);
+    case CommKind::broadcast:
+      return broadcast(group, group.rank == operation.root ? input : output, operation.root);
+    case CommKind::all_to_all:
+      return all_to_all(group, output, input, operation.output_counts, operation.input_counts);
+    case CommKind::send:
+      stage.sends.push_back(message(operation.peer, input, {0, input.numel}));
+      stage.input = {input};
+      return {std::move(stage)};
+    case CommKind::recv:
+      stage.receives.push_back(message(operation.peer, output, {0, output.numel}));
+      return {std::move(stage)};
+    case CommKind::barrier:
+      return barrier(group);
+  }
+  return {};
 }
 
 }  // namespace usp::algorithms

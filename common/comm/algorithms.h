@@ -24,24 +24,29 @@ struct Slice {
 Slice slice(int64_t numel, int parts, int index);
 
 /// `scratch` holds at least reduction_scratch() bytes.
-std::vector<Stage> all_reduce(const Group& group, const Tensor& tensor, const Tensor& scratch,
+std::vector<Stage> all_reduce(const Group& group, const Elements& tensor, const Elements& scratch,
                               ReduceOp op, int64_t limit);
 /// The same, of which a rank gets its own slice alone.
-std::vector<Stage> reduce_scatter(const Group& group, const Tensor& output, const Tensor& input,
-                                  const Tensor& scratch, ReduceOp op, int64_t limit);
+std::vector<Stage> reduce_scatter(const Group& group, const Elements& output, const Elements& input,
+                                  const Elements& scratch, ReduceOp op, int64_t limit);
 /// Bytes of scratch for the other ranks' contributions to what `rank` of `ranks` sums, of a message
 /// of so many elements. At most `limit`, or two elements of each rank.
 int64_t reduction_scratch(int ranks, int rank, int64_t numel, DType dtype, int64_t limit);
 
 /// Every rank sends its input to every other one.
-std::vector<Stage> all_gather(const Group& group, const Tensor& output, const Tensor& input);
+std::vector<Stage> all_gather(const Group& group, const Elements& output, const Elements& input);
 /// The root sends to every other rank, itself.
-std::vector<Stage> broadcast(const Group& group, const Tensor& tensor, int root);
+std::vector<Stage> broadcast(const Group& group, const Elements& tensor, int root);
 /// Counts are elements, by rank of the group.
-std::vector<Stage> all_to_all(const Group& group, const Tensor& output, const Tensor& input,
+std::vector<Stage> all_to_all(const Group& group, const Elements& output, const Elements& input,
                               std::span<const int64_t> output_counts,
                               std::span<const int64_t> input_counts);
 /// An empty message from every rank to every other one.
 std::vector<Stage> barrier(const Group& group);
+
+/// Those of any operation. `input` and `output` are its tensors or copies of these in other memory,
+/// `scratch` is for a reduction.
+std::vector<Stage> stages(const Operation& operation, const Elements& input, const Elements& output,
+                          const Elements& scratch, int64_t limit);
 
 }  // namespace usp::algorithms

@@ -5,7 +5,6 @@
 #include <fstream>
 #include <numeric>
 
-#include "comm/algorithms.h"
 #include "tensor/ops.h"
 #include "tensor/runtime.h"
 
@@ -106,8 +105,7 @@ void Handle::wait() {
       throw;
     }
     const int64_t end = clock_ns();
-    operation->tensors.clear();
-    operation->scratch.reset();
+    operation->memory = {};
     if (traced) record(*operation, {begin, end, cpu_begin, thread_cpu_ns()});
     Ledger::Entry time;
     time.seconds = double(operation->end_ns - operation->begin_ns) * 1e-9;
@@ -140,12 +138,8 @@ void Communicator::all_reduce(Tensor tensor, ReduceOp op) const {
 
 Handle Communicator::all_reduce_async(Tensor tensor, ReduceOp op) const {
   if (size() == 1) return {};
-  const std::shared_ptr<Tensor> scratch = share_scratch(tensor);
-  auto operation = make(CommKind::all_reduce, {tensor, *scratch}, tensor.numel(), tensor.bytes());
+  auto operation = make(CommKind::all_reduce, {tensor, tensor}, tensor.numel(), tensor.bytes());
   operation->reduce = op;
-  operation->scratch = scratch;
-  operation->stages =
-      algorithms::all_reduce(*group_, tensor, *scratch, op, engine_->scratch_limit());
   return start(std::move(operation));
 }
 
@@ -161,13 +155,8 @@ Handle Communicator::reduce_scatter_async(Tensor output, const Tensor& input, Re
     ops::copy(output, input.view(output.shape()));
     return {};
   }
-  const std::shared_ptr<Tensor> scratch = share_scratch(input);
-  auto operation =
-      make(CommKind::reduce_scatter, {output, input, *scratch}, input.numel(), input.bytes());
+  auto operation = make(CommKind::reduce_scatter, {input, output}, input.numel(), input.bytes());
   operation->reduce = op;
-  operation->scratch = scratch;
-  operation->stages =
-      algorithms::reduce_scatter(*group_, output, input, *scratch, op, engine_->scratch_limit());
   return start(std::move(operation));
 }
 
@@ -183,9 +172,7 @@ Handle Communicator::all_gather_async(Tensor output, const Tensor& input) const 
     if (output.address() != input.address()) ops::copy(output, input.view(output.shape()));
     return {};
   }
-  auto operation = make(CommKind::all_gather, {output, input}, output.numel(), output.bytes());
-  operation->stages = algorithms::all_gather(*group_, output, input);
-  return start(std::move(operation));
+  return start(make(CommKind::all_gather, {input, output}, output.numel(), output.bytes()));
 }
 
 void Communicator::broadcast(Tensor tensor, int root) const {
@@ -195,9 +182,10 @@ void Communicator::broadcast(Tensor tensor, int root) const {
 Handle Communicator::broadcast_async(Tensor tensor, int root) const {
   check_rank(root, "root");
   if (size() == 1) return {};
-  auto operation = make(CommKind::broadcast, {tensor}, tensor.numel(), tensor.bytes());
+  Tensors tensors;
+  (rank() == root ? tensors.input : tensors.output) = tensor;
+  auto operation = make(CommKind::broadcast, tensors, tensor.numel(), tensor.bytes());
   operation->root = root;
-  operation->stages = algorithms::broadcast(*group_, tensor, root);
   return start(std::move(operation));
 }
 
@@ -233,8 +221,9 @@ Handle Communicator::all_to_all_v_async(Tensor output, const Tensor& input,
     ops::copy(output, input.view(output.shape()));
     return {};
   }
-  auto operation = make(CommKind::all_to_all, {output, input}, /*count=*/0, input.bytes());
-  operation->stages = algorithms::all_to_all(*group_, output, input, output_counts, input_counts);
+  auto operation = make(CommKind::all_to_all, {input, output}, /*count=*/0, input.bytes());
+  operation->input_counts.assign(input_counts.begin(), input_counts.end());
+  operation->output_counts.assign(output_counts.begin(), output_counts.end());
   return start(std::move(operation));
 }
 
@@ -257,18 +246,14 @@ Handle Communicator::send_recv_async(std::span<const SendRecv> batch) const {
   for (const SendRecv& message : batch) {
     const CommKind kind = message.direction == SendRecv::send ? CommKind::send : CommKind::recv;
     operations.push_back(point_to_point(kind, message.tensor, message.peer));
-    enter_in_ledger(*operations.back(), engine_->node_size());
-    stamp(*operations.back());
-    engine_->submit(operations.back());
+    hand_over(operations.back());
   }
   return {*engine_, std::move(operations)};
 }
 
 void Communicator::barrier() const {
   if (size() == 1) return;
-  auto operation = make(CommKind::barrier, {}, 0, 0);
-  operation->stages = algorithms::barrier(*group_);
-  start(std::move(operation)).wait();
+  start(make(CommKind::barrier, {}, 0, 0)).wait();
 }
 
 bool Communicator::any(bool value) const {
@@ -339,47 +324,38 @@ Communicator Communicator::split(std::string name, const std::function<int(int)>
   return {*engine_, std::move(group)};
 }
 
-std::shared_ptr<Operation> Communicator::make(CommKind kind, std::vector<Tensor> tensors,
-                                              int64_t count, int64_t payload_bytes) const {
-  for (const Tensor& tensor : tensors) {
-    USP_CHECK(tensor.contiguous(), "{} needs contiguous tensors", usp::name(kind));
-    USP_CHECK(engine_->dry() || tensor.device() != Device::meta,
-              "{}: a tensor without data can only be sent by the dry engine", usp::name(kind));
-    USP_CHECK(tensor.device() != Device::cuda,
-              "{}: tensors on a GPU cannot be sent yet; try one rank, or --device cpu",
-              usp::name(kind));
-  }
+std::shared_ptr<Operation> Communicator::make(CommKind kind, const Tensors& tensors, int64_t count,
+                                              int64_t payload_bytes) const {
   auto operation = std::make_shared<Operation>();
+  for (const Tensor* tensor : {&tensors.input, &tensors.output}) {
+    if (!tensor->defined()) continue;
+    USP_CHECK(tensor->contiguous(), "{} needs contiguous tensors", usp::name(kind));
+    USP_CHECK(engine_->dry() || tensor->device() != Device::meta,
+              "{}: a tensor without data can only be sent by the dry engine", usp::name(kind));
+    USP_CHECK(!tensors.input.defined() || tensor->device() == tensors.input.device(),
+              "{}: input on {} and output on {}; both must lie on one device", usp::name(kind),
+              usp::name(tensors.input.device()), usp::name(tensor->device()));
+    operation->dtype = tensor->dtype();
+  }
   operation->kind = kind;
   operation->group = group_;
-  if (!tensors.empty()) operation->dtype = tensors[0].dtype();
-  operation->tensors = std::move(tensors);
+  operation->memory.input = tensors.input;
+  operation->memory.output = tensors.output;
   operation->count = count;
   operation->payload_bytes = payload_bytes;
-  operation->piece_bytes = engine_->piece_limit();
   if (kind != CommKind::send && kind != CommKind::recv) operation->number = ++group_->collectives;
   return operation;
 }
 
-std::shared_ptr<Tensor> Communicator::share_scratch(const Tensor& message) const {
-  const DType dtype = message.dtype();
-  const int64_t bytes = algorithms::reduction_scratch(size(), rank(), message.numel(), dtype,
-                                                      engine_->scratch_limit());
-  std::shared_ptr<Tensor> scratch = group_->scratch.lock();
-  if (scratch == nullptr || scratch->bytes() < bytes) {
-    const HostScope on_host;
-    const CategoryScope scope(Category::communication);
-    scratch = std::make_shared<Tensor>(
-        Tensor::empty({bytes / bytes_of(dtype)}, dtype, "scratch of reductions"));
-    group_->scratch = scratch;
-  }
-  return scratch;
-}
-
-Handle Communicator::start(std::shared_ptr<Operation> operation) const {
+void Communicator::hand_over(const std::shared_ptr<Operation>& operation) const {
+  engine_->prepare(*operation);
   enter_in_ledger(*operation, engine_->node_size());
   stamp(*operation);
   engine_->submit(operation);
+}
+
+Handle Communicator::start(std::shared_ptr<Operation> operation) const {
+  hand_over(operation);
   return {*engine_, {std::move(operation)}};
 }
 
@@ -387,13 +363,12 @@ std::shared_ptr<Operation> Communicator::point_to_point(CommKind kind, const Ten
                                                         int peer) const {
   check_rank(peer, "peer");
   USP_CHECK(peer != rank(), "rank {} of {} {}s itself a tensor", peer, name(), usp::name(kind));
-  auto operation = make(kind, {tensor}, tensor.numel(), tensor.bytes());
+  const bool sends = kind == CommKind::send;
+  Tensors tensors;
+  (sends ? tensors.input : tensors.output) = tensor;
+  auto operation = make(kind, tensors, tensor.numel(), tensor.bytes());
   operation->peer = peer;
-  operation->number = ++(kind == CommKind::send ? group_->sends : group_->recvs)[peer];
-  Stage stage;
-  auto& messages = kind == CommKind::send ? stage.sends : stage.receives;
-  messages.push_back({peer, tensor.address(), tensor.bytes()});
-  operation->stages.push_back(std::move(stage));
+  operation->number = ++(sends ? group_->sends : group_->recvs)[peer];
   return operation;
 }
 

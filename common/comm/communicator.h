@@ -107,10 +107,14 @@ class Communicator : public Peers {
   Communicator(Engine& engine, std::shared_ptr<Group> group)
       : engine_(&engine), group_(std::move(group)) {}
 
-  std::shared_ptr<Operation> make(CommKind kind, std::vector<Tensor> tensors, int64_t count,
+  /// What an operation reads and what it overwrites; either may be undefined.
+  struct Tensors {
+    Tensor input, output;
+  };
+
+  std::shared_ptr<Operation> make(CommKind kind, const Tensors& tensors, int64_t count,
                                   int64_t payload_bytes) const;
-  /// For the other ranks' contributions to this rank's slice of the message.
-  std::shared_ptr<Tensor> share_scratch(const Tensor& message) const;
+  void hand_over(const std::shared_ptr<Operation>& operation) const;
   Handle start(std::shared_ptr<Operation> operation) const;
   std::shared_ptr<Operation> point_to_point(CommKind kind, const Tensor& tensor, int peer) const;
   void check_rank(int rank, const char* what) const;

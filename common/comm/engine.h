@@ -19,6 +19,16 @@ class EmulatedLinks;
 class Transfer;
 struct Links;
 
+/// Where an engine has what it sends and sums, which decides what a rank's device keeps for that.
+enum class EngineKind : uint8_t {
+  host,    ///< in the tensors themselves, which lie in memory of the host
+  staged,  ///< in copies there, of tensors that lie on a device
+};
+
+/// Bytes of a rank's device in which the other ranks' contributions to a reduction wait to be
+/// added, on the rank with the longest slice: none where they wait in memory of the host.
+int64_t device_scratch(EngineKind kind, int64_t ranks, int64_t numel, DType dtype);
+
 /// Carries out operations. A Communicator belongs to one; so do all its children.
 class Engine {
  public:
@@ -26,6 +36,9 @@ class Engine {
 
   virtual int rank() const = 0;  ///< in the world
   virtual int size() const = 0;  ///< ranks of the world
+  /// Decides how the operation is carried out: its stages, and the memory that it needs besides its
+  /// tensors. The main thread calls it, before submit().
+  virtual void prepare(Operation& operation) = 0;
   /// Takes the operation and returns at once.
   virtual void submit(std::shared_ptr<Operation> operation) = 0;
   /// Returns when the operation is done; throws Error if it failed.
@@ -67,6 +80,11 @@ class Engine {
   /// Bytes of the header that travels before every message.
   static constexpr int64_t kHeaderBytes = 56;
 
+ protected:
+  /// Stages that send these elements, instead of the operation's tensors.
+  void plan(Operation& operation, const Elements& input, const Elements& output,
+            bool with_scratch) const;
+
  private:
   int64_t scratch_limit_ = kScratchLimit, piece_limit_ = kPieceLimit;
   int64_t node_size_ = 0;
@@ -83,6 +101,9 @@ class Engine {
 ///
 /// Every message carries a header that says which operation it belongs to. Ranks that disagree
 /// find out from the first message, on both sides.
+///
+/// Messages leave from memory of the host, where this rank's sums are taken, too. Tensors on a
+/// device come there and go back by Staging.
 class QueueEngine : public Engine {
  public:
   /// `transport` must outlive the engine.
@@ -91,6 +112,7 @@ class QueueEngine : public Engine {
 
   int rank() const override { return transport_.rank(); }
   int size() const override { return transport_.size(); }
+  void prepare(Operation& operation) override;
   void submit(std::shared_ptr<Operation> operation) override;
   void wait(Operation& operation) override;
   bool dry() const override { return false; }
@@ -122,6 +144,7 @@ class QueueEngine : public Engine {
   void run();
   bool poll();
   void begin_stage(Active& active);
+  void post_early(Active& active);
   std::vector<Transfer> post(const Active& active, int stage);
   bool advance(Active& active);
   void finish(Active& active);
@@ -136,6 +159,7 @@ class QueueEngine : public Engine {
 
   Transport& transport_;
   Flight flight_;
+  Staging staging_;  ///< of the main thread
 
   std::mutex mutex_;  ///< guards what follows, up to the blank line
   std::vector<std::shared_ptr<Operation>> submitted_;
@@ -157,7 +181,7 @@ class QueueEngine : public Engine {
   std::optional<Report> report_;                ///< being gathered
   bool asked_ = false;                          ///< for a report, ever
   std::vector<std::vector<char>> spare_buffers_;
-  std::vector<std::vector<Tensor>> lost_;  ///< memory that messages given up may still touch
+  std::vector<Operation::Memory> lost_;  ///< memory that messages given up may still touch
 
   std::thread thread_;
 };
@@ -166,10 +190,13 @@ class QueueEngine : public Engine {
 /// at once, nothing is sent, and the ledger counts what would have been.
 class DryEngine : public Engine {
  public:
-  DryEngine(int rank, int size) : rank_(rank), size_(size), flight_(rank, size) {}
+  /// `plays`: the engine whose memory it takes.
+  DryEngine(int rank, int size, EngineKind plays = EngineKind::host)
+      : rank_(rank), size_(size), plays_(plays), flight_(rank, size) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  void prepare(Operation& operation) override;
   void submit(std::shared_ptr<Operation> operation) override;
   void wait(Operation&) override {}
   bool dry() const override { return true; }
@@ -179,6 +206,7 @@ class DryEngine : public Engine {
 
  private:
   int rank_, size_;
+  EngineKind plays_;
   Flight flight_;
 };
 

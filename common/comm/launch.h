@@ -18,10 +18,10 @@ int run_ranks_main(int (*body)(const Communicator& world, int argc, char** argv)
 int run_alone_main(int (*body)(const Communicator& world, int argc, char** argv), int argc,
                    char** argv);
 
-/// Runs body() on each of `ranks` threads, every one with a Runtime of its own on the CPU, and
+/// Runs body() on each of `ranks` threads, every one with a Runtime of its own on the device, and
 /// returns when all have ended. Throws what the first rank to fail has thrown; its peers end with
 /// PeerFailed. For tests and exercises: no MPI, one process.
 void run_threads(int ranks, const std::function<void(const Communicator& world)>& body,
-                 double timeout_seconds = 60);
+                 double timeout_seconds = 60, Device device = Device::cpu);
 
 }  // namespace usp

@@ -87,10 +87,10 @@ class Mesh {
 
 /// One rank's view of a mesh of any size, of which it is the only rank: nothing is sent.
 struct DryMesh {
-  /// Of the first rank of a pipeline stage.
-  explicit DryMesh(const MeshSizes& sizes, int stage_rank = 0)
+  /// Of the first rank of a pipeline stage, with the memory that the engine `plays` takes.
+  explicit DryMesh(const MeshSizes& sizes, EngineKind plays = EngineKind::host, int stage_rank = 0)
       : engine(stage_rank * static_cast<int>(sizes.dp_cp() * sizes.tp),
-               static_cast<int>(sizes.pp * sizes.dp_cp() * sizes.tp)),
+               static_cast<int>(sizes.pp * sizes.dp_cp() * sizes.tp), plays),
         mesh(Communicator::world(engine), sizes) {}
 
   DryEngine engine;

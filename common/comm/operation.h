@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/staging.h"
 #include "tensor/ledger.h"
 #include "tensor/tensor.h"
 
@@ -43,13 +44,17 @@ struct Stage {
   std::vector<Message> sends, receives;
   std::function<void()> finish;
   bool early = false;  ///< its messages may be under way together with the stage before's
+  /// Of the operation's input, what no stage before has sent or read.
+  std::vector<Elements> input;
+  /// Behind the way of that from a device; nullptr where it lies in memory of the host.
+  std::shared_ptr<SideCopies::Event> staged;
 };
 
 /// One call of a Communicator, from the moment it is queued until wait() has returned.
 ///
-/// The main thread fills it, the communication thread carries it out, and `done` hands it back.
-/// The tensors belong to the main thread alone: it releases them in wait(), at a fixed point of the
-/// program, so that memory peaks do not depend on the speed of messages.
+/// The main thread fills it, the engine plans it, the communication thread carries it out, and
+/// `done` hands it back. The tensors belong to the main thread alone: it releases them in wait(),
+/// at a fixed point of the program, so that memory peaks do not depend on the speed of messages.
 struct Operation {
   CommKind kind;
   std::shared_ptr<Group> group;
@@ -59,11 +64,20 @@ struct Operation {
   ReduceOp reduce = ReduceOp::sum;
   DType dtype = DType::f32;
   int64_t count = 0;  ///< elements, the same on every rank; 0 where ranks may differ
-  std::vector<Stage> stages;
-  std::vector<Tensor> tensors;      ///< kept alive until wait()
-  std::shared_ptr<Tensor> scratch;  ///< the group's, until wait(); one of `tensors`, too
+  std::vector<int64_t> input_counts, output_counts;  ///< all_to_all: elements, by rank
   int64_t payload_bytes = 0;
-  int64_t piece_bytes = 0;  ///< the engine's piece_limit()
+
+  /// All that its messages touch: kept alive until wait().
+  struct Memory {
+    /// What is read and what is overwritten. Both are the same for an all_reduce; one is undefined
+    /// where a rank only sends, or only receives.
+    Tensor input, output;
+    std::shared_ptr<Tensor> scratch;  ///< the group's
+    std::shared_ptr<Staged> staged;   ///< of tensors that lie on a device; nullptr elsewhere
+  };
+  Memory memory;
+  std::vector<Stage> stages;  ///< by the engine
+  int64_t piece_bytes = 0;    ///< the engine's piece_limit()
 
   int64_t flight_entry = -1;
   std::chrono::steady_clock::time_point queued;  ///< by the main thread

@@ -38,6 +38,7 @@ struct QueueEngine::Active {
   std::shared_ptr<Operation> operation;
   bool begun = false;
   int stage = 0;
+  bool posted = false;              ///< the stage's messages
   std::vector<Transfer> transfers;  ///< of the stage
   std::vector<Transfer> early;      ///< of the next one, where they may leave early
   Clock::time_point since;
@@ -70,6 +71,16 @@ void QueueEngine::emulate(const Links& links) {
   links_to_be_ = std::make_shared<EmulatedLinks>(rank(), links);
 }
 
+void QueueEngine::prepare(Operation& operation) {
+  Elements input = operation.memory.input, output = operation.memory.output;
+  const Tensor& one =
+      operation.memory.input.defined() ? operation.memory.input : operation.memory.output;
+  const bool staged = one.defined() && one.device() == Device::cuda;
+  if (staged) staging_.begin(operation, input, output);
+  plan(operation, input, output, /*with_scratch=*/true);
+  if (staged) Staging::download(operation);
+}
+
 void QueueEngine::submit(std::shared_ptr<Operation> operation) {
   flight_.queued(*operation);
   {
@@ -83,10 +94,12 @@ void QueueEngine::submit(std::shared_ptr<Operation> operation) {
 void QueueEngine::wait(Operation& operation) {
   if (operation.done.load(std::memory_order_acquire) == 0) {
     flight_.main_waits(operation);
+    Staging::await(operation);
+    if (operation.memory.staged != nullptr) transport_.bell().ring();  // its messages may leave
     operation.done.wait(0, std::memory_order_acquire);
     flight_.main_computes();
   }
-  if (operation.error.empty()) return;
+  if (operation.error.empty()) return Staging::end(operation);
   if (operation.peer_failed) throw PeerFailed(operation.error);
   throw Error(operation.error);
 }
@@ -162,7 +175,9 @@ bool QueueEngine::poll() {
       auto& queue = channels_[{operation->group->id, operation->peer, direction}];
       queue.push_back(std::make_unique<Active>());
       // This thread may have had to wake up first, which is no property of a link.
-      if (queue.size() == 1) queue.back()->ready = operation->queued;
+      if (queue.size() == 1 && operation->memory.staged == nullptr) {
+        queue.back()->ready = operation->queued;
+      }
       queue.back()->operation = std::move(operation);
     }
     submitted_.clear();
@@ -172,7 +187,12 @@ bool QueueEngine::poll() {
   bool progress = !announcements.empty();
   for (auto channel = channels_.begin(); channel != channels_.end();) {
     auto& queue = channel->second;
-    while (!queue.empty() && advance(*queue.front())) {
+    while (!queue.empty()) {
+      const bool waited = !queue.front()->posted;
+      if (!advance(*queue.front())) {
+        progress = progress || (waited && queue.front()->posted);
+        break;
+      }
       queue.pop_front();
       progress = true;
     }
@@ -192,10 +212,16 @@ void QueueEngine::begin_stage(Active& active) {
   if (active.ready == Clock::time_point() || active.stage > 0) active.ready = Clock::now();
   active.transfers = active.early.empty() ? post(active, active.stage) : std::move(active.early);
   active.early.clear();
+  active.posted = true;
+}
+
+/// Hands over the messages of the next stage that may be under way with those of this one.
+void QueueEngine::post_early(Active& active) {
+  const Operation& operation = *active.operation;
   const int next = active.stage + 1;
-  if (next < std::ssize(operation.stages) && operation.stages[next].early) {
-    active.early = post(active, next);
-  }
+  if (!active.early.empty() || next == std::ssize(operation.stages)) return;
+  const Stage& stage = operation.stages[next];
+  if (stage.early && Staging::ready(stage)) active.early = post(active, next);
 }
 
 /// Hands the messages of a stage to the transport.
@@ -218,20 +244,25 @@ std::vector<Transfer> QueueEngine::post(const Active& active, int stage) {
 
 /// Whether the operation is finished.
 bool QueueEngine::advance(Active& active) {
-  if (!active.begun) begin_stage(active);
+  Operation& operation = *active.operation;
   while (true) {
+    const Stage& stage = operation.stages[active.stage];
+    if (!active.posted) {
+      if (!Staging::ready(stage)) return false;
+      begin_stage(active);
+    }
+    post_early(active);
     bool all_done = true;
     for (Transfer& transfer : active.transfers) {
       if (transfer.done()) continue;
-      all_done = transfer.advance(transport_, *active.operation) && all_done;
+      all_done = transfer.advance(transport_, operation) && all_done;
     }
     if (!all_done) return false;
     for (Transfer& transfer : active.transfers) spare_buffers_.push_back(transfer.take_buffer());
-    Operation& operation = *active.operation;
-    const Stage& stage = operation.stages[active.stage];
+    active.transfers.clear();
     if (stage.finish) stage.finish();
+    active.posted = false;
     if (++active.stage == std::ssize(operation.stages)) break;
-    begin_stage(active);
   }
   finish(active);
   return true;
@@ -239,6 +270,7 @@ bool QueueEngine::advance(Active& active) {
 
 void QueueEngine::finish(Active& active) {
   Operation& operation = *active.operation;
+  Staging::finish(operation);
   operation.end_ns = nanoseconds(Clock::now());
   operation.done.store(1, std::memory_order_release);
   operation.done.notify_all();
@@ -361,7 +393,7 @@ void QueueEngine::break_down(const std::string& message, bool peer_failed) {
   }
   const auto give_up = [&](Operation& operation) {
     // The main thread drops its tensors when it hears of the failure; here they live on.
-    if (!reusable) lost_.push_back(operation.tensors);
+    if (!reusable) lost_.push_back(operation.memory);
     fail_operation(operation);
   };
   for (auto& [key, queue] : channels_) {

@@ -11,11 +11,11 @@ namespace usp {
 namespace {
 
 /// One rank, from start to end. `failure` is what its body threw, if not on account of a peer.
-void run_rank(ThreadsFabric& fabric, int rank, double timeout,
+void run_rank(ThreadsFabric& fabric, int rank, double timeout, Device device,
               const std::function<void(const Communicator&)>& body, std::exception_ptr& failure) {
   set_num_threads(1);
   ThreadsTransport transport(fabric, rank);
-  Runtime runtime(Device::cpu, rank);
+  Runtime runtime(device, rank);
   const Runtime::Use use(runtime);
   QueueEngine engine(transport);
   engine.set_timeout(std::chrono::duration<double>(timeout));
@@ -34,13 +34,13 @@ void run_rank(ThreadsFabric& fabric, int rank, double timeout,
 }  // namespace
 
 void run_threads(int ranks, const std::function<void(const Communicator&)>& body,
-                 double timeout_seconds) {
+                 double timeout_seconds, Device device) {
   ThreadsFabric fabric(ranks);
   std::vector<std::exception_ptr> failures(ranks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back(
-        [&, rank] { run_rank(fabric, rank, timeout_seconds, body, failures[rank]); });
+        [&, rank] { run_rank(fabric, rank, timeout_seconds, device, body, failures[rank]); });
   }
   for (std::thread& thread : threads) thread.join();
   for (const std::exception_ptr& failure : failures) {

@@ -102,7 +102,9 @@ CudaDevice::~CudaDevice() {
   static_cast<void>(cudaStreamSynchronize(stream_));
   for (cudaEvent_t event : marks_) static_cast<void>(cudaEventDestroy(event));
   static_cast<void>(cudaEventDestroy(anchor_));
-  static_cast<void>(cudaStreamDestroy(stream_));
+  for (cudaStream_t stream : {down_, up_, stream_}) {
+    if (stream != nullptr) static_cast<void>(cudaStreamDestroy(stream));
+  }
 }
 
 std::string CudaDevice::description() const {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tensor/device.h"
+#include "tensor/side_copies.h"
 
 namespace usp::cuda {
 
@@ -37,8 +38,9 @@ class UploadRing {
   std::deque<Buffer> buffers_;  ///< in the order of their last use, the longest ago first
 };
 
-/// A GPU by CUDA's runtime: one stream, on which everything of a rank happens.
-class CudaDevice : public Accelerator {
+/// A GPU by CUDA's runtime: one stream, on which everything of a rank happens, and one in each
+/// direction for what it sends to other ranks by way of the host.
+class CudaDevice : public Accelerator, public SideCopies {
  public:
   /// `index` as CUDA numbers the GPUs. Throws UsageError where there is none to use.
   explicit CudaDevice(int index);
@@ -66,11 +68,21 @@ class CudaDevice : public Accelerator {
   int64_t mark() override;
   std::vector<int64_t> end_marks() override;
 
+  // side_copies.cpp
+  std::string address() const override;
+  std::shared_ptr<Event> download(std::span<const Copy> copies) override;
+  std::shared_ptr<Event> upload(std::span<const Copy> copies) override;
+  void hold_work_until(Event& event) override;
+
   cudaStream_t stream() const { return stream_; }
 
  private:
+  class SideEvent;
+  std::shared_ptr<SideEvent> record(cudaStream_t stream);
+
   int index_;
   cudaStream_t stream_ = nullptr;
+  cudaStream_t down_ = nullptr, up_ = nullptr;  ///< made with the first message
   UploadRing ring_;
   cudaEvent_t anchor_ = nullptr;  ///< where marks count from
   int64_t anchor_ns_ = 0;         ///< the host's clock there

@@ -7,16 +7,21 @@
 
 #include "base/machine.h"
 #include "tensor/runtime.h"
+#include "tensor/side_copies.h"
 
 namespace usp {
 
 namespace {
 
-/// How many ranks run on this rank's machine.
+/// How many ranks share the memory of this rank: those on its GPU, or on its machine.
 int64_t ranks_here(const Peers& peers) {
-  std::string machine;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> machine;
-  return std::ranges::count(peers.all_gather_text(machine), machine);
+  std::string memory;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> memory;
+  const Runtime* runtime = Runtime::find();
+  const auto* device =
+      runtime == nullptr ? nullptr : dynamic_cast<const SideCopies*>(runtime->accelerator());
+  if (device != nullptr) memory += " " + device->address();
+  return std::ranges::count(peers.all_gather_text(memory), memory);
 }
 
 int64_t available_here() {

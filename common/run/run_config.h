@@ -66,6 +66,8 @@ struct RunConfig {
   /// Samples of an optimizer step, over all ranks.
   virtual int64_t global_batch_size() const = 0;
   int64_t tokens_per_step() const { return global_batch_size() * seq_len; }
+  /// What the ranks exchange tensors by.
+  EngineKind engine() const { return device == "cuda" ? EngineKind::staged : EngineKind::host; }
 
   virtual void bind(Args& args) = 0;
   /// Fills what the command line left open and depends on the number of ranks.

@@ -78,12 +78,6 @@ int Session::answer(const std::string& text) const {
 /// From here on tensors lie where --device says.
 void Session::move_to_device() {
   if (config_.device != name(Device::cuda)) return;
-  if (world_.size() > 1) {
-    usage_error(
-        "device=cuda: {} ranks cannot send each other what lies on GPUs yet; try one rank, or "
-        "--device cpu",
-        world_.size());
-  }
   runtime_->move_to(Device::cuda);
 }
 

@@ -718,13 +718,19 @@ class Examples(unittest.TestCase):
         self.assertIn("error: seq_len=33 must be a multiple of 32", refused.stderr)
 
 
-def main():
+def take_arguments():
+    """Those for unittest."""
     global BIN, CHAPTER
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--bin", type=Path, default=BIN)
     parser.add_argument("--chapter", default=CHAPTER)
     args, rest = parser.parse_known_args()
     BIN, CHAPTER = args.bin.resolve(), args.chapter
+    return rest
+
+
+def main():
+    rest = take_arguments()
     if shutil.which("mpiexec") is None:
         print("no mpiexec on PATH")
         return 77

@@ -180,6 +180,39 @@ TEST_CASE("pieces of slices that differ by an element") {
   }
 }
 
+TEST_CASE("the stages of an operation take every element of its input once") {
+  const OnDevice cpu;
+  constexpr int64_t kCount = 60;
+  for (int rank = 0; rank < 3; ++rank) {
+    for (CommKind kind : {CommKind::all_reduce, CommKind::reduce_scatter, CommKind::all_gather,
+                          CommKind::broadcast, CommKind::all_to_all, CommKind::send}) {
+      CAPTURE(rank, name(kind));
+      Operation operation;
+      operation.kind = kind;
+      operation.group = std::make_shared<Group>();
+      operation.group->rank = rank;
+      operation.group->members = {0, 1, 2};
+      operation.root = rank;
+      operation.input_counts = {10, 20, 30};
+      operation.output_counts = {10, 20, 30};
+      const Tensor input = Tensor::zeros({kCount}, DType::f64);
+      const Tensor output = Tensor::zeros({3 * kCount}, DType::f64);
+      const Tensor scratch = Tensor::zeros({kCount}, DType::f64);
+      const bool in_place = kind == CommKind::all_reduce;
+      const auto stages = algorithms::stages(operation, input, in_place ? input : output, scratch,
+                                             /*limit=*/2 * 2 * 5 * 8);  // pieces of 5 elements
+      std::vector<int> taken(kCount);
+      for (const Stage& stage : stages) {
+        for (const Elements& part : stage.input) {
+          const int64_t begin = static_cast<double*>(part.data) - input.data<double>();
+          for (int64_t i = begin; i < begin + part.numel; ++i) ++taken.at(i);
+        }
+      }
+      REQUIRE(taken == std::vector<int>(kCount, 1));
+    }
+  }
+}
+
 TEST_CASE("all_gather, broadcast and all_to_all move every element to its place") {
   for (int ranks : kWorlds) {
     for (int64_t count : {0, 1, 5, 20011}) {

@@ -1,0 +1,69 @@
+#include "cuda/cuda_device.h"
+#include "cuda/errors.h"
+
+namespace usp::cuda {
+
+/// Belongs to one point of one stream.
+class CudaDevice::SideEvent : public SideCopies::Event {
+ public:
+  SideEvent(CudaDevice& device, cudaStream_t stream) : device_(device) {
+    // Who waits for it sleeps: ranks may have fewer cores than threads.
+    USP_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming | cudaEventBlockingSync));
+    USP_CUDA(cudaEventRecord(event_, stream));
+  }
+  ~SideEvent() override { static_cast<void>(cudaEventDestroy(event_)); }
+  SideEvent(const SideEvent&) = delete;
+  SideEvent& operator=(const SideEvent&) = delete;
+
+  bool passed() override {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status != cudaErrorNotReady) USP_CUDA(status);
+    return status == cudaSuccess;
+  }
+  void wait() override {
+    if (passed()) return;
+    device_.count_wait();
+    USP_CUDA(cudaEventSynchronize(event_));
+  }
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  CudaDevice& device_;
+  cudaEvent_t event_ = nullptr;
+};
+
+std::shared_ptr<CudaDevice::SideEvent> CudaDevice::record(cudaStream_t stream) {
+  return std::make_shared<SideEvent>(*this, stream);
+}
+
+std::string CudaDevice::address() const {
+  char address[32] = {};
+  USP_CUDA(cudaDeviceGetPCIBusId(address, sizeof(address), index_));
+  return address;
+}
+
+std::shared_ptr<SideCopies::Event> CudaDevice::download(std::span<const Copy> copies) {
+  if (down_ == nullptr) {
+    USP_CUDA(cudaStreamCreateWithFlags(&down_, cudaStreamNonBlocking));
+    USP_CUDA(cudaStreamCreateWithFlags(&up_, cudaStreamNonBlocking));
+  }
+  USP_CUDA(cudaStreamWaitEvent(down_, record(stream_)->get()));
+  for (const Copy& copy : copies) {
+    USP_CUDA(cudaMemcpyAsync(copy.to, copy.from, copy.bytes, cudaMemcpyDeviceToHost, down_));
+  }
+  return record(down_);
+}
+
+std::shared_ptr<SideCopies::Event> CudaDevice::upload(std::span<const Copy> copies) {
+  USP_CUDA(cudaSetDevice(index_));  // each thread has a GPU of its own
+  for (const Copy& copy : copies) {
+    USP_CUDA(cudaMemcpyAsync(copy.to, copy.from, copy.bytes, cudaMemcpyHostToDevice, up_));
+  }
+  return record(up_);
+}
+
+void CudaDevice::hold_work_until(Event& event) {
+  USP_CUDA(cudaStreamWaitEvent(stream_, static_cast<SideEvent&>(event).get()));
+}
+
+}  // namespace usp::cuda

@@ -1,0 +1,254 @@
+#include "comm/launch.h"
+#include "emulator/emulator.h"
+#include "tiny_llama.h"
+#include "zero_parity.h"
+#if __has_include("context_attention.h")
+#include "context_parity.h"
+#endif
+#if __has_include("router.h")
+#include "expert_parity.h"
+#elif __has_include("pipeline.h")
+#include "pipeline_parity.h"
+#endif
+
+/// The chapter's trainer on ranks that share a GPU, held against one rank on the CPU: losses,
+/// gradients, moments and weights, and what was sent. And the memory that it takes there, against
+/// the estimate.
+namespace usp::test {
+namespace {
+
+/// Runs the ranks on the emulated GPU, whose queues go on in another order each time.
+void on_gpus(int64_t ranks, const std::function<void(const Communicator&)>& body) {
+  using emulator::Order;
+  static int64_t runs = 0;
+  emulator::Options options = emulator::options;
+  options.streams = std::array{Order::forward, Order::reverse, Order::shuffled}[runs++ % 3];
+  const emulator::Use use(options);
+  CAPTURE(ranks, runs % 3);
+  run_threads(static_cast<int>(ranks), body, 600, Device::cuda);
+}
+
+/// A state shared out in one way or another, over 12 samples a step.
+TrainConfig zero_training(int64_t ranks, const ZeroCase& c) {
+  TrainConfig config = zero_config(c, static_cast<int>(ranks));
+  config.micro_batch_size = 12 / (ranks * c.grad_acc_steps);
+  config.data_parallel.bucket_mb = 137.0 * 8 / (1 << 20);  // as in data_parallel_parity.h
+  return config;
+}
+
+TEST_CASE("ranks on a GPU train as one on the CPU: data parallelism and ZeRO") {
+  const TrainConfig parity = parity_config();
+  const RandomTokens tokens(parity.model.vocab_size);
+  const TokenFile file(tokens.path(), 2, parity.model.vocab_size);
+  const Dataset dataset(file, parity.seq_len, 0.1, DataOrder::shuffled, parity.seed);
+  const auto train_alone = [&](bool tied) {
+    OnDevice cpu(Device::cpu);
+    SoloTrainer solo(zero_training(1, {0, 0, 1, "none", tied}), &dataset);
+    return train(solo, 3);
+  };
+  const TrainedState untied = train_alone(false), tied = train_alone(true);
+  const std::vector<std::pair<int64_t, ZeroCase>> cases = {
+      {2, {0, 0, 3, "none", false}},
+      {3, {0, 0, 1, "full", true}},
+      {2, {1, 0, 1, "none", true, "optimizer"}},
+      {4, {2, 2, 3, "none", false, "none", "step"}},
+      {3, {2, 0, 2, "selective", false, "forward"}},
+      {4, {3, 0, 1, "none", true, "forward", "micro_batch", "block"}},
+      {2, {3, 0, 3, "full", false, "none", "step", "step"}},
+      {4, {3, 2, 3, "selective", false, "forward", "micro_batch", "chunk"}},
+  };
+  for (const auto& [ranks, c] : cases) {
+    const std::string what = c.name(static_cast<int>(ranks));
+    const TrainConfig config = zero_training(ranks, c);
+    const TrainedState& expected = c.tied ? tied : untied;
+    on_gpus(ranks, [&](const Communicator& world) {
+      const Mesh mesh(world, {.dp = world.size()});
+      Trainer trainer(config, &dataset, mesh);
+      const ZeroTraffic before = sent_by_all(world);
+      expect_close(train(trainer, 3, &world), expected, 1e-10, what);
+      if (config.data_parallel.zero_stage > 0) check_zero_traffic(world, config, before, 3, what);
+    });
+  }
+}
+
+#if __has_include("tensor_parallel.h")
+TEST_CASE("ranks on a GPU train as one on the CPU: tensor and sequence parallelism") {
+  const std::vector<TensorCase> cases = {
+      {2, 1, 2, "off", true, 0, "none", "blockwise", "none", 1, 0.25},
+      {2, 2, 1, "again", false, 3, "full", "blockwise", "weight_grad", 1},
+      {4, 1, 2, "kept", false, 0, "selective", "naive", "chunks", 3},
+  };
+  const TrainConfig config = tensor_config(cases[0]);
+  const RandomTokens tokens(config.model.vocab_size);
+  const TokenFile file(tokens.path(), 2, config.model.vocab_size);
+  const Dataset dataset(file, config.seq_len, 0.1, DataOrder::shuffled, config.seed);
+  TensorReferences references(dataset, 2);
+  for (const TensorCase& c : cases) {
+    const TrainedState expected = [&] {
+      OnDevice cpu(Device::cpu);
+      return references.of(c);
+    }();
+    on_gpus(c.tp * c.dp,
+            [&](const Communicator& world) { check_tensor_parity(world, c, dataset, expected); });
+  }
+}
+#endif
+
+#if __has_include("context_attention.h")
+ContextCase context_case(int64_t cp, int64_t tp, const char* method, int64_t ulysses_size) {
+  ContextCase c{{tp, 1, 2, "off", false, 0, "none", "blockwise", "weight_grad", 1}};
+  c.cp = cp;
+  c.method = method;
+  c.ulysses_size = ulysses_size;
+  return c;
+}
+
+TEST_CASE("ranks on a GPU train as one on the CPU: context parallelism") {
+  std::vector<ContextCase> cases = {context_case(2, 1, "ring", 1), context_case(3, 1, "ring", 1),
+                                    context_case(2, 2, "all_gather", 1),
+                                    context_case(4, 1, "ring_ulysses", 2)};
+  cases[1].num_kv_heads = 3;
+  cases[1].document_mask = true;
+  cases[2].recompute = "full";
+  const TrainConfig config = alone_config(cases[0]);
+  const RandomTokens tokens(config.model.vocab_size);
+  const TokenFile file(tokens.path(), 2, config.model.vocab_size);
+  const Dataset dataset(file, config.seq_len, 0.1, DataOrder::shuffled, config.seed);
+  ContextReferences references(dataset, 2);
+  for (const ContextCase& c : cases) {
+    const TrainedState& expected = references.of(c);
+    on_gpus(c.ranks(),
+            [&](const Communicator& world) { check_context_parity(world, c, dataset, expected); });
+  }
+}
+#endif
+
+#if __has_include("pipeline.h")
+PipelineCase pipeline_case(int64_t pp, int64_t dp, const char* schedule, int64_t micro_batches) {
+  PipelineCase c{{1, dp, 2, "off", false, 0, "none", "blockwise", "weight_grad", micro_batches}};
+  c.pp = pp;
+  c.schedule = schedule;
+  return c;
+}
+
+TEST_CASE("ranks on a GPU train as one on the CPU: pipelines") {
+  std::vector<PipelineCase> cases = {pipeline_case(2, 1, "1f1b", 3), pipeline_case(3, 1, "afab", 3),
+                                     pipeline_case(2, 2, "interleaved", 2),
+                                     pipeline_case(4, 1, "zb_h1", 4),
+                                     pipeline_case(2, 1, "dualpipe", 4)};
+  cases[1].tied = true;
+  cases[2].chunks = 2;
+  cases[2].zero_stage = 1;
+  const Text text;
+  PipelineReferences references(text.dataset, 2);
+  for (const PipelineCase& c : cases) {
+    const PipelineResult& expected = references.of(c);
+    on_gpus(c.ranks(), [&](const Communicator& world) {
+      check_pipeline_parity(world, c, text.dataset, expected);
+    });
+  }
+}
+#endif
+
+#if __has_include("router.h")
+TEST_CASE("ranks on a GPU train as one on the CPU: experts") {
+  std::vector<ExpertCase> cases = {plain_experts(2, 2), plain_experts(3, 3), plain_experts(4, 2),
+                                   plain_experts(2, 4), plain_experts(1, 2)};
+  cases[1].experts = 6;
+  cases[1].balance = "bias";
+  cases[1].router = "sigmoid";
+  cases[2].zero_stage = 3;
+  cases[2].capacity = 1;
+  cases[3].cp = 2;
+  cases[3].recompute = "full";
+  cases[4].tp = 2;
+  cases[4].sequence = "again";
+  cases[4].pp = 2;
+  const Text text;
+  for (const ExpertCase& c : cases) {
+    const ExpertResult expected = expert_reference(c, text.dataset);
+    on_gpus(c.ranks(), [&](const Communicator& world) {
+      check_expert_parity(world, c, text.dataset, expected);
+    });
+  }
+}
+#endif
+
+/// Of two steps, beside workspace, which is a device's own business.
+Events events_of_steps(Allocator& allocator, Trainer& trainer) {
+  allocator.record_events(true);
+  trainer.train_step(0);
+  trainer.train_step(1);
+  allocator.record_events(false);
+  Events events;
+  for (const Allocator::Event& event : allocator.events()) {
+    if (event.tag.category != Category::workspace) {
+      events.emplace_back(event.bytes, event.tag.category);
+    }
+  }
+  return events;
+}
+
+TEST_CASE("a rank's GPU takes the memory of the estimate, allocation by allocation") {
+  for (int64_t stage : {0, 1, 2, 3}) {
+    TrainConfig config = zero_training(2, {stage, 0, 3, "full", false});
+    config.device = "cuda";
+    const RandomText text(config, 400);
+    std::vector<Events> found(2), expected(2);
+    on_gpus(2, [&](const Communicator& world) {
+      const Mesh mesh(world, {.dp = 2});
+      Trainer trainer(config, &text.dataset, mesh);
+      found[world.rank()] = events_of_steps(Runtime::current().allocator(), trainer);
+    });
+    for (int rank = 0; rank < 2; ++rank) {
+      OnDevice meta(Device::meta);
+      DryEngine engine(rank, 2, config.engine());
+      const Mesh mesh(Communicator::world(engine), {.dp = 2});
+      Trainer trainer(config, nullptr, mesh);
+      expected[rank] = events_of_steps(meta.allocator(), trainer);
+    }
+    CAPTURE(stage);
+    REQUIRE(found[0].size() > 100);
+    const bool same = found == expected;
+    REQUIRE(same);
+  }
+}
+
+TEST_CASE("sums wait in memory of the host: the formulas leave them out where a GPU computes") {
+  for (int64_t stage : {0, 1, 2, 3}) {
+    CAPTURE(stage);
+    TrainConfig config = zero_training(4, {stage, 0, 1, "none", false});
+    const auto scratch = [&] {
+      const auto predicted = by_name(predict(config).buffers);
+      REQUIRE(predicted == by_name(simulate(config).buffers));
+      return predicted.contains("scratch of reductions");
+    };
+    REQUIRE(scratch());
+    config.device = "cuda";
+    REQUIRE_FALSE(scratch());
+  }
+}
+
+TEST_CASE("from the third step on ranks ask a GPU for no memory") {
+  TrainConfig config = zero_training(2, {3, 0, 3, "none", false, "forward"});
+  const RandomText text(config, 400);
+  on_gpus(2, [&](const Communicator& world) {
+    const Mesh mesh(world, {.dp = 2});
+    Trainer trainer(config, &text.dataset, mesh);
+    trainer.train_step(0);
+    trainer.train_step(1);
+    const Allocator& allocator = Runtime::current().allocator();
+    const int64_t asked = allocator.system_allocations(), live = allocator.live_bytes();
+    for (int64_t step = 2; step < 5; ++step) {
+      trainer.train_step(step);
+      trainer.report(step, 0);
+      USP_CHECK(allocator.system_allocations() == asked, "{} requests, {} before",
+                allocator.system_allocations(), asked);
+      USP_CHECK(allocator.live_bytes() == live, "{} bytes live, {} before", allocator.live_bytes(),
+                live);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace usp::test

@@ -1,0 +1,355 @@
+#include <chrono>
+#include <map>
+#include <set>
+#include <thread>
+
+#include "comm/launch.h"
+#include "comm/mesh.h"
+#include "emulator/emulator.h"
+#include "tensor/ops.h"
+#include "testing.h"
+
+/// Ranks that exchange tensors on a GPU by way of the host, held against the same on the CPU.
+namespace usp::test {
+namespace {
+
+using Bits = std::vector<char>;
+
+/// What an exchange has left on a rank, and what the ledger has of it.
+struct Outcome {
+  std::map<std::string, Bits> tensors;
+  std::map<std::string, std::vector<int64_t>> traffic;
+
+  bool operator==(const Outcome&) const = default;
+};
+
+/// One rank's part, whose tensors come out of kernels and go into kernels: a copy that does not
+/// wait for these, or they for it, has other values.
+class Exchanger {
+ public:
+  Exchanger(const Communicator& world, DType dtype, int64_t count)
+      : world_(world),
+        dtype_(dtype),
+        count_(count),
+        random_(1000 + static_cast<uint64_t>(world.rank())) {}
+
+  Outcome run() {
+    collectives();
+    messages();
+    parts_of_any_size();
+    groups();
+    for (const auto& [key, entry] : Runtime::current().ledger().entries()) {
+      outcome_.traffic[fmt::format("{} {}", key.first, name(key.second))] = {
+          entry.calls, entry.payload_bytes, entry.wire_bytes, entry.net_bytes, entry.header_bytes};
+    }
+    return std::move(outcome_);
+  }
+
+ private:
+  /// The last of a row of kernels makes it.
+  Tensor made(int64_t count) {
+    const Tensor x = random_.tensor({count}, dtype_);
+    const Tensor sum = Tensor::empty({count}, dtype_);
+    ops::add(sum, x, x);
+    for (int i = 0; i < 3; ++i) ops::add(sum, sum, x);
+    return sum;
+  }
+  Tensor room(int64_t count) const { return Tensor::empty({count}, dtype_); }
+  /// A kernel reads it first.
+  void keep(const std::string& name, const Tensor& x) {
+    const Tensor twice = Tensor::empty(x.shape(), dtype_);
+    ops::add(twice, x, x);
+    outcome_.tensors[name] = bits_of(twice);
+  }
+
+  void collectives() {
+    const int n = world_.size(), me = world_.rank();
+    const Tensor sum = made(count_), most = made(count_);
+    const Tensor whole = made(n * count_), slice = room(count_);
+    const Tensor own = made(count_), all = room(n * count_);
+    const Tensor in_place = made(n * count_);
+    const Tensor from_all = room(n * count_);
+    Handle reducing = world_.all_reduce_async(sum);
+    Handle scattering = world_.reduce_scatter_async(slice, whole);
+    Handle gathering = world_.all_gather_async(all, own);
+    world_.all_reduce(most, ReduceOp::max);
+    world_.all_gather(in_place, in_place.narrow(0, me * count_, count_));
+    world_.all_to_all(from_all, whole);
+    reducing.wait();
+    scattering.wait();
+    gathering.wait();
+    keep("all_reduce", sum);
+    keep("maximum", most);
+    keep("reduce_scatter", slice);
+    keep("all_gather", all);
+    keep("all_gather in place", in_place);
+    keep("all_to_all", from_all);
+    world_.reduce_scatter(whole.narrow(0, me * count_, count_), whole);
+    keep("reduce_scatter in place", whole.narrow(0, me * count_, count_));
+    for (int root = 0; root < n; ++root) {
+      const Tensor x = root == me ? made(count_) : room(count_);
+      world_.broadcast(x, root);
+      keep(fmt::format("broadcast of {}", root), x);
+    }
+  }
+
+  void messages() {
+    const int n = world_.size(), next = (world_.rank() + 1) % n, previous = (next + n - 2) % n;
+    const Tensor sent = made(count_), got = room(count_), again = room(count_);
+    std::vector<SendRecv> batch{{SendRecv::recv, got, previous},
+                                {SendRecv::recv, again, previous},
+                                {SendRecv::send, sent, next},
+                                {SendRecv::send, sent, next}};
+    world_.send_recv_async(batch).wait();
+    keep("received", got);
+    keep("received again", again);
+  }
+
+  void parts_of_any_size() {
+    const int n = world_.size(), me = world_.rank();
+    std::vector<int64_t> to, from;
+    int64_t all_to = 0, all_from = 0;
+    for (int rank = 0; rank < n; ++rank) {
+      to.push_back((me + rank) % 3 * count_);  // none for some
+      from.push_back((rank + me) % 3 * count_);
+      all_to += to.back();
+      all_from += from.back();
+    }
+    const Tensor output = room(all_from);
+    world_.all_to_all_v_async(output, made(all_to), from, to).wait();
+    keep("all_to_all_v", output);
+  }
+
+  void groups() {
+    const Communicator pairs = world_.split("pairs", [](int rank) { return rank / 2; });
+    const Tensor x = made(count_);
+    pairs.all_reduce(x);
+    keep("of a part", x);
+    world_.barrier();
+    outcome_.tensors["numbers"] = {static_cast<char>(world_.any(world_.rank() == 1)),
+                                   static_cast<char>(world_.sum(1 + world_.rank()))};
+  }
+
+  const Communicator& world_;
+  DType dtype_;
+  int64_t count_;
+  Random random_;
+  Outcome outcome_;
+};
+
+/// By rank.
+std::vector<Outcome> exchange(int ranks, DType dtype, int64_t count, Device device,
+                              int64_t scratch = Engine::kScratchLimit) {
+  std::vector<Outcome> outcomes(ranks);
+  run_threads(
+      ranks,
+      [&](const Communicator& world) {
+        world.engine().limit_scratch(scratch);
+        outcomes[world.rank()] = Exchanger(world, dtype, count).run();
+      },
+      60, device);
+  return outcomes;
+}
+
+/// One order of the emulated device's queues after the other.
+class StreamOrder {
+ public:
+  StreamOrder()
+      : use_([] {
+          using emulator::Order;
+          emulator::Options options = emulator::options;
+          options.streams = GENERATE(Order::forward, Order::reverse, Order::shuffled);
+          return options;
+        }()) {}
+
+ private:
+  emulator::Use use_;
+};
+
+TEST_CASE("ranks on a GPU exchange what ranks on the CPU exchange, bit for bit and byte for byte") {
+  const StreamOrder order;
+  for (int ranks : {2, 3, 4}) {
+    for (DType dtype : kFloatDTypes) {
+      for (int64_t count : {1, 3001}) {  // along with a header, and alone
+        CAPTURE(ranks, name(dtype), count);
+        const bool same = exchange(ranks, dtype, count, Device::cuda) ==
+                          exchange(ranks, dtype, count, Device::cpu);
+        REQUIRE(same);
+      }
+    }
+  }
+}
+
+TEST_CASE("a reduction in pieces has the same bits on a GPU") {
+  const StreamOrder order;
+  const bool same = exchange(3, DType::f32, 3001, Device::cuda, /*scratch=*/1000) ==
+                    exchange(3, DType::f32, 3001, Device::cpu, /*scratch=*/1000);
+  REQUIRE(same);
+}
+
+/// Numbers that differ from rank to rank.
+Tensor numbers(int64_t count, double first) {
+  Values values(count);
+  for (int64_t i = 0; i < count; ++i) values[i] = first + double(i % 1009);
+  return Tensor::from_host(values, {count}, DType::f64);
+}
+
+TEST_CASE("what has arrived is not overwritten by the next message before it is on the GPU") {
+  const StreamOrder order;
+  run_threads(
+      2,
+      [](const Communicator& world) {
+        constexpr int64_t kCount = 5000;
+        std::vector<Tensor> got;
+        for (int i = 0; i < 4; ++i) {
+          if (world.rank() == 0) {
+            world.send(numbers(kCount, 10000 * i), 1);
+            continue;
+          }
+          got.push_back(Tensor::empty({kCount}, DType::f64));
+          Handle handle = world.recv_async(got.back(), 0);
+          std::this_thread::sleep_for(std::chrono::milliseconds(30));  // the host does other things
+          handle.wait();
+        }
+        for (size_t i = 0; i < got.size(); ++i) {
+          USP_CHECK(same_bits(got[i], numbers(kCount, 10000 * double(i))),
+                    "message {} of {} is another one", i, got.size());
+        }
+      },
+      60, Device::cuda);
+}
+
+TEST_CASE("a GPU's memory is not used again before wait()") {
+  const StreamOrder order;
+  run_threads(
+      2,
+      [](const Communicator& world) {
+        constexpr int64_t kCount = 5000;
+        const Allocator& allocator = Runtime::current().allocator();
+        Tensor result = Tensor::zeros({kCount}, DType::f64);
+        const int64_t before = allocator.live_bytes();
+        Handle handle;
+        {
+          const Tensor x = numbers(kCount, world.rank());
+          handle = world.all_reduce_async(x);
+        }
+        USP_CHECK(allocator.live_bytes() == before + kCount * 8, "{} bytes live, {} before",
+                  allocator.live_bytes(), before);
+        ops::fill(Tensor::empty({kCount}, DType::f64), kNaN);  // which may lie where x has lain
+        handle.wait();
+        USP_CHECK(allocator.live_bytes() == before, "{} bytes live", allocator.live_bytes());
+        // Nor does a message touch what lies there by now.
+        const Tensor next = Tensor::empty({kCount}, DType::f64);
+        ops::fill(next, 7);
+        ops::add(result, result, next);
+        USP_CHECK(result.items() == Values(kCount, 7), "a message has changed another tensor");
+      },
+      60, Device::cuda);
+}
+
+TEST_CASE("to begin an exchange the host does not wait, and a wait is for the message alone") {
+  run_threads(
+      2,
+      [](const Communicator& world) {
+        const Accelerator& accelerator = *Runtime::current().accelerator();
+        const Tensor x = numbers(3000, world.rank());
+        const int64_t before = accelerator.waits();
+        Handle handle = world.all_reduce_async(x);
+        ops::add(Tensor::empty({3000}, DType::f64), numbers(3000, 0), numbers(3000, 0));
+        USP_CHECK(accelerator.waits() == before, "the host has waited");
+        handle.wait();
+        USP_CHECK(accelerator.waits() <= before + 1, "the host has waited {} times",
+                  accelerator.waits() - before);
+      },
+      60, Device::cuda);
+}
+
+TEST_CASE("what ranks tell each other about themselves never touches a GPU") {
+  run_threads(
+      3,
+      [](const Communicator& world) {
+        Allocator& allocator = Runtime::current().allocator();
+        allocator.record_events(true);
+        const int64_t waits = Runtime::current().accelerator()->waits();
+        world.any(world.rank() == 1);
+        world.sum(2);
+        world.barrier();
+        const Communicator part = world.split("part", [](int rank) { return rank % 2; });
+        const auto texts = world.all_gather_text(fmt::format("rank {}", world.rank()));
+        USP_CHECK(texts[2] == "rank 2", "{}", texts[2]);
+        const HostScope on_host;
+        const Tensor x = numbers(5000, world.rank());
+        world.all_reduce(x);
+        USP_CHECK(x.data<double>()[1] == 6, "{}", x.data<double>()[1]);
+        USP_CHECK(allocator.events().empty(), "{} allocations", allocator.events().size());
+        USP_CHECK(Runtime::current().accelerator()->waits() == waits, "the host has waited");
+      },
+      60, Device::cuda);
+}
+
+TEST_CASE("ranks take the GPUs of their machine in turn, and know who shares theirs") {
+  for (int gpus : {1, 2, 3}) {
+    emulator::Options options = emulator::options;
+    options.device_count = gpus;
+    const emulator::Use use(options);
+    std::vector<std::string> addresses(3);
+    run_threads(
+        3,
+        [&](const Communicator& world) {
+          const auto& device = dynamic_cast<SideCopies&>(*Runtime::current().accelerator());
+          addresses[world.rank()] = device.address();
+          const Tensor x = numbers(3000, world.rank());
+          world.all_reduce(x);
+          USP_CHECK(x.item(1) == 6, "{}", x.item(1));
+        },
+        60, Device::cuda);
+    REQUIRE(std::set(addresses.begin(), addresses.end()).size() == size_t(gpus));
+  }
+}
+
+TEST_CASE("input and output of an exchange lie on one device") {
+  check_throws<Error>(
+      [] {
+        run_threads(
+            2,
+            [](const Communicator& world) {
+              const Tensor there = Tensor::zeros({2}, DType::f64);
+              const HostScope on_host;
+              world.all_gather(Tensor::zeros({4}, DType::f64), there);
+            },
+            10, Device::cuda);
+      },
+      {"all_gather", "cuda", "cpu"});
+}
+
+TEST_CASE("ranks on GPUs that disagree, fail or do not come are reported as those on CPUs are") {
+  const auto run = [](const std::function<void(const Communicator&)>& body) {
+    run_threads(2, body, /*timeout_seconds=*/1, Device::cuda);
+  };
+  check_throws<Error>(
+      [&] {
+        run([](const Communicator& world) {
+          world.all_reduce(numbers(world.rank() == 0 ? 4000 : 5000, 0));
+        });
+      },
+      {"disagree", "4000", "5000"});
+  check_throws<Error>(
+      [&] {
+        run([](const Communicator& world) {
+          if (world.rank() == 1) throw Error("rank 1 has a fault");
+          world.all_reduce(numbers(4000, 0));
+        });
+      },
+      {"rank 1 has a fault"});
+  check_throws<Error>(
+      [&] {
+        run([](const Communicator& world) {
+          if (world.rank() == 0) world.recv(Tensor::empty({5}, DType::f64), 1);
+          if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+        });
+      },
+      {"not finished after 1.0 s", "recv"});
+}
+
+}  // namespace
+}  // namespace usp::test
