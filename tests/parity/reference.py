@@ -635,7 +635,8 @@ def main():
         return self_test()
     for record in train(parse_args()):
         # repr, which json uses, keeps every bit of a float64: 17 digits where they are needed.
-        print(json.dumps({key: x if math.isfinite(x) else str(x) for key, x in record.items()}))
+        print(json.dumps({key: x if isinstance(x, list) or math.isfinite(x) else str(x)
+                          for key, x in record.items()}))
 
 
 if __name__ == "__main__":
