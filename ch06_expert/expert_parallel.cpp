@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "config.h"
 #include "node_dispatch.h"
 #include "tensor/ops.h"
 #include "tensor/runtime.h"
@@ -71,9 +72,20 @@ void check_nodes(int64_t ep_size, int64_t node_size, int64_t apart) {
   }
 }
 
+/// Refuses shards of ZeRO's that do not fill the ranks with the same experts.
+void check_shards(const TrainConfig& run) {
+  const MeshSizes sizes = run.mesh();
+  const int64_t shards = run.data_parallel.shard_size, edp = sizes.expert_ranks() / sizes.ep;
+  if (shards > 0 && edp % shards != 0) {
+    usage_error(
+        "shard_size={} must divide the {} ranks of edp, which hold the same experts; try {}",
+        shards, edp, list_divisors(std::gcd(edp, run.data_parallel.dp_size)));
+  }
+}
+
 }  // namespace
 
-void ExpertConfig::check(const RunConfig& run, const TensorParallelConfig& tensor) const {
+void ExpertConfig::check(const TrainConfig& run, const TensorParallelConfig& tensor) const {
   const ExpertShape& experts = run.model.experts;
   if (experts.num_experts == 0) {
     if (ep_size > 1) usage_error("ep_size={} shares out experts; try --num_experts 8", ep_size);
@@ -101,11 +113,19 @@ void ExpertConfig::check(const RunConfig& run, const TensorParallelConfig& tenso
         "experts with tp_size={} need each token on one rank of tp; add --sequence_parallel",
         tensor.tp_size);
   }
+  if (tensor.dropout > 0) {
+    usage_error("dropout={} is for MLPs, and experts add all that they compute; leave it out",
+                tensor.dropout);
+  }
+  if (expert_tp && tensor.tp_size == 1) {
+    usage_error("expert_tp is for tp_size above 1; leave it out");
+  }
   const int64_t width = experts.width(run.model.ffn_hidden_size);
   if (expert_tp && width % tensor.tp_size != 0) {
     usage_error("expert_tp: tp_size={} must divide the experts' width of {}; try {}",
                 tensor.tp_size, width, list_divisors(width));
   }
+  check_shards(run);
   if (by_node()) {
     check_nodes(ep_size, run.communication->node_size, expert_tp ? tensor.tp_size : 1);
   }

@@ -12,6 +12,8 @@
 
 namespace usp {
 
+struct TrainConfig;
+
 /// Who holds which experts, and what keeps them evenly loaded.
 struct ExpertConfig {
   int64_t ep_size = 1;  ///< ranks that share out the experts of a layer
@@ -25,8 +27,8 @@ struct ExpertConfig {
 
   void bind(Args& args);
   void validate(const Args& args) const;
-  /// Throws UsageError where the experts or the ranks do not divide.
-  void check(const RunConfig& run, const TensorParallelConfig& tensor) const;
+  /// Throws UsageError where the experts, the ranks or their shards do not divide.
+  void check(const TrainConfig& run, const TensorParallelConfig& tensor) const;
 
   bool by_node() const { return dispatch == "by_node"; }
   /// Ranks of ep on each node.

@@ -46,14 +46,20 @@ void ExpertShape::validate(const Args& args, int64_t num_layers) const {
   check_range("num_experts_per_tok", double(num_experts_per_tok), 1, double(num_experts));
   check_range("moe_ffn_hidden_size", double(moe_ffn_hidden_size), 0, 1 << 24);
   check_range("num_shared_experts", double(num_shared_experts), 0, 1 << 10);
-  check_range("first_dense_layers", double(first_dense_layers), 0, double(num_layers));
+  check_range("first_dense_layers", double(first_dense_layers), 0, double(num_layers - 1));
   check_range("routed_scaling_factor", routed_scaling_factor, 1e-6, 1e6);
   check_positive("expert_nodes", expert_nodes);
   if (num_experts % expert_nodes != 0) {
     usage_error("expert_nodes={} must divide num_experts={}; try {}", expert_nodes, num_experts,
                 list_divisors(num_experts));
   }
-  check_range("route_nodes", double(route_nodes), 0, double(expert_nodes));
+  check_range("route_nodes", double(route_nodes), 0, double(num_experts));
+  if (route_nodes > expert_nodes) {
+    int64_t enough = route_nodes;
+    while (num_experts % enough != 0) ++enough;
+    usage_error("route_nodes={} must be at most expert_nodes={}; try --expert_nodes {}",
+                route_nodes, expert_nodes, enough);
+  }
   const int64_t within_reach = nodes_of_token() * (num_experts / expert_nodes);
   if (within_reach < num_experts_per_tok) {
     usage_error(

@@ -310,6 +310,7 @@ class Loads:
         self.before = np.zeros(c.num_experts)  # choices of the step before
         self.now = np.zeros(c.num_experts)
         self.dropped = 0
+        self.entropy = 0.0
 
     def end_step(self, c):
         self.before = self.now
@@ -358,6 +359,8 @@ def mixture(x, p, prefix, c, loads):
     chosen = choices[..., None] == np.arange(c.num_experts)  # [B, S, T, E]
     loads.now = chosen.sum(axis=(0, 1, 2)).astype(float)
     loads.dropped = int((~kept).sum())
+    shares = scores / scores.sum(axis=-1, keepdims=True)
+    loads.entropy = -np.sum(shares * np.log(shares), axis=-1).mean()
     gates = np.take_along_axis(scores, choices, axis=-1)
     total = gates.sum(axis=-1, keepdims=True) if c.norm_topk_prob else 1.0
     gates = c.routed_scaling_factor * gates / total
@@ -523,7 +526,11 @@ def train(c):
             adamw(p, grads, moments, record["lr"], step + 1, c)
         if c.num_experts > 0:
             record["expert_loss"] = balance
-            record["dropped"] = sum(of_layer.dropped for of_layer in loads)
+            record["experts"] = [
+                {"layer": l, "tokens": of_layer.now.tolist(), "dropped": of_layer.dropped,
+                 "max_over_mean": of_layer.now.max() / of_layer.now.mean(),
+                 "entropy": of_layer.entropy}
+                for l, of_layer in enumerate(loads) if has_experts(c, l)]
         for of_layer in loads:
             of_layer.end_step(c)
         if num_val > 0:
@@ -659,7 +666,8 @@ def main():
         return self_test()
     for record in train(parse_args()):
         # repr, which json uses, keeps every bit of a float64: 17 digits where they are needed.
-        print(json.dumps({key: x if math.isfinite(x) else str(x) for key, x in record.items()}))
+        print(json.dumps({key: x if isinstance(x, list) or math.isfinite(x) else str(x)
+                          for key, x in record.items()}))
 
 
 if __name__ == "__main__":

@@ -45,24 +45,43 @@ CONFIGS = {
                    "balance": "bias", "bias_update_rate": 0.02, "num_layers": 3,
                    "capacity_factor": 1.25, "drops": True, "shows": {"first_dense_layers": 0}},
 }
-# What the reference says of a step that the program may not write.
-BESIDE = ("dropped", "expert_loss")
+# Of the loads that are no counts; entropies are written with 9 digits, quotients with 6.
+TOLERANCE = {"expert_loss": 1e-10, "entropy": 1e-8, "max_over_mean": 1e-5}
 
 
 class Experts(test_reference.Comparison):
+    def binary(self, flags, dtype, attention):
+        self.written = super().binary(flags, dtype, attention)
+        return self.written
+
+    def check_loads(self, want):
+        """What the run has written of its loads is what the reference says, by step and layer."""
+        for step, (found, loads) in enumerate(zip(self.written, want)):
+            self.assert_near("expert_loss", found, loads, step)
+            self.assertEqual(len(found["experts"]), len(loads["experts"]))
+            for layer, expected in zip(found["experts"], loads["experts"]):
+                for key in ("layer", "tokens", "dropped"):
+                    self.assertEqual(layer[key], expected[key], f"step {step}, {key}")
+                self.assert_near("entropy", layer, expected, step)
+                self.assert_near("max_over_mean", layer, expected, step)
+
+    def assert_near(self, key, found, expected, step):
+        off = abs(float(found[key]) - expected[key])
+        self.assertTrue(off <= TOLERANCE[key] * abs(expected[key]),
+                        f"step {step}, {key}: {found[key]}, reference {expected[key]}")
+
     def check_experts(self, changes):
         changes = dict(EXPERTS, **changes)
         shows, drops = changes.pop("shows"), changes.pop("drops", False)
         flags = self.flags(changes)
         want, other = self.reference(flags), self.reference(dict(flags, **shows))
-        self.assertEqual(want[-1]["dropped"] > 0, drops)
+        self.assertEqual(any(layer["dropped"] > 0 for layer in want[-1]["experts"]), drops)
         relative = abs(want[-1]["grad_norm"] / other[-1]["grad_norm"] - 1)
         self.assertGreater(relative, 1e-6, shows)
-        for record in want:
-            for key in BESIDE:
-                record.pop(key)
+        loads = [{key: record.pop(key) for key in ("expert_loss", "experts")} for record in want]
         flags = {name: value for name, value in flags.items() if not self.is_idle(name, flags)}
         self.compare(flags, want, "f64", attentions=("blockwise",))
+        self.check_loads(loads)
 
     @staticmethod
     def is_idle(name, flags):

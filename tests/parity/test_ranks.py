@@ -350,17 +350,87 @@ class Training(RankTest):
                 self.check_training(ranks, [*flags, *more], ranks // size, expected,
                                     "attention sent over cp")
 
-    def check_training(self, ranks, flags, dp, expected, traffic):
-        """The run has the losses of `expected`, and its report's row of traffic two equal numbers.
-        """
-        self.train(ranks, *flags, "--micro_batch_size", str(8 // dp), "--eval_interval", "4",
-                   "--overwrite")
+    @needs("pipeline")
+    def test_ranks_share_the_layers(self):
+        flags = ["--steps", "4", "--dtype", "f64", "--num_layers", "4"]
+        self.train(1, *flags, "--micro_batch_size", "8", "--eval_interval", "4")
+        expected = metrics(self.run_dir)
+        for ranks, more in ((2, ["--pp_size", "2", "--grad_acc_steps", "2"]),
+                            (4, ["--pp_size", "4", "--pp_schedule", "zb_h1", "--grad_acc_steps",
+                                 "4"]),
+                            (4, ["--pp_size", "2", "--pp_schedule", "interleaved", "--pp_chunks",
+                                 "2", "--grad_acc_steps", "2", "--zero_stage", "3"]),
+                            (4, ["--pp_size", "2", "--pp_schedule", "dualpipe", "--grad_acc_steps",
+                                 "4"])):
+            with self.subTest(ranks=ranks, flags=more):
+                of_step = int(more[more.index("--grad_acc_steps") + 1]) * ranks // int(more[1])
+                self.train(ranks, *flags, *more, "--micro_batch_size", str(8 // of_step),
+                           "--eval_interval", "4", "--overwrite")
+                self.check_metrics(expected)
+                row = re.search(r"\| activations sent over pp \| (\d+) bytes a step by rank 0, by "
+                                r"formula (\d+)", (self.run_dir / "report.md").read_text())
+                self.assertEqual(row[1], row[2])
+
+    @needs("expert_parallel")
+    def test_ranks_share_the_experts(self):
+        flags = ["--steps", "4", "--dtype", "f64", "--num_heads", "4", "--num_experts", "8",
+                 "--moe_ffn_hidden_size", "16", "--num_shared_experts", "1", "--balance", "batch",
+                 "--balance_coef", "1", "--capacity_factor", "1"]
+        self.train(1, *flags, "--micro_batch_size", "8", "--eval_interval", "4")
+        expected = metrics(self.run_dir)
+        self.assertGreater(sum(layer["dropped"] for layer in expected[-1]["experts"]), 0)
+        tensor = ["--tp_size", "2", "--sequence_parallel"]
+        for ranks, samples, more in (
+                (4, 2, ["--ep_size", "4", "--zero_stage", "3"]),
+                (4, 2, ["--ep_size", "4", "--dispatch", "by_node", "--node_size", "2"]),
+                (4, 4, ["--ep_size", "4", *tensor]),
+                (4, 4, ["--ep_size", "2", *tensor, "--expert_tp", "--recompute", "full"]),
+                (4, 1, ["--ep_size", "2", "--pp_size", "2", "--grad_acc_steps", "4",
+                        "--pp_schedule", "dualpipe", "--overlap_dispatch"]),
+                (8, 4, ["--ep_size", "8", "--cp_size", "2", *tensor])):
+            with self.subTest(ranks=ranks, flags=more):
+                self.train(ranks, *flags, *more, "--micro_batch_size", str(samples),
+                           "--eval_interval", "4", "--overwrite")
+                self.check_metrics(expected)
+                for step, reference in zip(metrics(self.run_dir), expected, strict=True):
+                    off = abs(step["expert_loss"] - reference["expert_loss"])
+                    self.assertLessEqual(off, 1e-10 * reference["expert_loss"])
+                    for found, layer in zip(step["experts"], reference["experts"], strict=True):
+                        entropies = found.pop("entropy"), layer["entropy"]
+                        self.assertAlmostEqual(*entropies, delta=1e-8)
+                        self.assertEqual({**found, "entropy": layer["entropy"]}, layer)
+
+    @needs("expert_parallel")
+    def test_experts_that_cannot_be_shared_out_are_refused_once(self):
+        experts = ["--num_experts", "8"]
+        tensor = ["--tp_size", "2", "--sequence_parallel"]
+        self.check_refused((
+            (2, [*experts, "--ep_size", "3"], "ep_size=3 must divide num_experts=8; try 1, 2, 4"),
+            (2, [*experts, "--ep_size", "8"], "ep_size=8 must divide dp_size*cp_size*tp_size=2; try "
+             "1 or 2"),
+            (4, [*experts, "--ep_size", "4", *tensor, "--expert_tp"],
+             "ep_size=4 must divide dp_size*cp_size=2; try 1 or 2"),
+            (2, [*experts, "--num_experts_per_tok", "9"], "num_experts_per_tok=9"),
+            (2, [*experts, "--num_experts_per_tok", "3", "--expert_nodes", "4", "--route_nodes",
+                 "1"], "try route_nodes 2"),
+            (2, [*experts, "--capacity_factor", "0"], "capacity_factor=0 must be above 0"),
+            (2, ["--ep_size", "2"], "ep_size=2 shares out experts; try --num_experts 8")))
+
+    def check_metrics(self, expected):
+        """The run has the losses of `expected`."""
         for step, reference in zip(metrics(self.run_dir), expected, strict=True):
             for key in ("loss", "grad_norm", "val_loss"):
                 if key in reference:
                     self.assertLessEqual(abs(step[key] - reference[key]),
                                          1e-10 * abs(reference[key]), key)
             self.assertEqual(step["tokens"], reference["tokens"])
+
+    def check_training(self, ranks, flags, dp, expected, traffic):
+        """The run has the losses of `expected`, and its report's row of traffic two equal numbers.
+        """
+        self.train(ranks, *flags, "--micro_batch_size", str(8 // dp), "--eval_interval", "4",
+                   "--overwrite")
+        self.check_metrics(expected)
         row = re.search(rf"\| {traffic} \| (\d+) bytes a step by rank 0, by formula (\d+)",
                         (self.run_dir / "report.md").read_text())
         self.assertLessEqual(abs(int(row[1]) / int(row[2]) - 1), 0.01, row[0])

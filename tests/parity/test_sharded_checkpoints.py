@@ -157,8 +157,8 @@ class ShardedCheckpoints(RankTest):
         flags = ["--dtype", "f64", "--checkpoint_interval", "4", "--steps", "8",
                  "--num_heads", "4", "--num_experts", "8"]
 
-        def ep(ranks, size, *more):
-            return ranks, [*layout(ranks, 0), "--ep_size", str(size), *more]
+        def ep(ranks, size, stage, *more):
+            return ranks, [*layout(ranks, stage), "--ep_size", str(size), *more]
 
         def tp(dp, *more):
             return 2 * dp, [*layout(dp, 0), "--tp_size", "2", "--sequence_parallel", *more]
@@ -172,11 +172,11 @@ class ShardedCheckpoints(RankTest):
         batch = ["--balance", "batch", "--balance_coef", "1"]
         dualpipe = ["--pp_schedule", "dualpipe"]  # has two copies of each
         for own, saved, others in (
-                (bias, ep(2, 2), [ep(4, 4), ep(1, 1), tp(1, "--expert_tp"), stages(2, 4)]),
-                (bias, tp(2, "--ep_size", "4"), [ep(3, 1), stages(2, 4, *dualpipe)]),
-                (batch, stages(4, 2, "--ep_size", "2"), [ep(4, 2), tp(1)]),
+                (bias, ep(4, 2, 3), [ep(4, 4, 1), ep(1, 1, 0), tp(1, "--expert_tp"), stages(2, 4)]),
+                (bias, tp(2, "--ep_size", "4"), [ep(3, 1, 2), stages(2, 4, *dualpipe)]),
+                (batch, stages(4, 2, "--ep_size", "2"), [ep(4, 2, 3), tp(1)]),
                 (batch, stages(4, 4, *dualpipe, "--cp_size", "2", "--ep_size", "2"),
-                 [ep(2, 1), stages(2, 4)])):
+                 [ep(2, 1, 0), stages(2, 4)])):
             self.check_going_on([*flags, *own], saved, others, tolerance=1e-12)
 
     @test_ranks.needs("expert_parallel")

@@ -13,11 +13,13 @@ namespace usp::test {
 /// Of each axis, which of its values.
 using Point = std::vector<size_t>;
 
-/// Points with a meaning, among which every pair of values of two axes occurs, unless no point with
-/// a meaning was found that has it; then so many at random. `sizes`: how many values each axis has.
+/// Points with a meaning, among which every pair of values of two axes occurs, unless none of so
+/// many candidates with it has a meaning; then so many at random. `sizes`: how many values each
+/// axis has.
 inline std::vector<Point> cover_pairs(
     const std::vector<size_t>& sizes, size_t random,
-    const std::function<bool(const Point&)>& has_meaning = [](const Point&) { return true; }) {
+    const std::function<bool(const Point&)>& has_meaning = [](const Point&) { return true; },
+    int candidates = 3000) {
   using Pair = std::tuple<size_t, size_t, size_t, size_t>;  // axis, value, axis, value
   const auto pairs_of = [](const Point& point) {
     std::set<Pair> pairs;
@@ -46,7 +48,7 @@ inline std::vector<Point> cover_pairs(
     const auto [i, a, j, b] = *missing.begin();
     size_t most = 0, with_meaning = 0;
     Point best;
-    for (int candidate = 0; candidate < 3000 && with_meaning < 100; ++candidate) {
+    for (int candidate = 0; candidate < candidates && with_meaning < 100; ++candidate) {
       Point point = draw();
       point[i] = a;
       point[j] = b;

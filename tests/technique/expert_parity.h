@@ -9,7 +9,9 @@ namespace usp::test {
 
 /// A point in the space of layouts and routers; strings and numbers as the flags have them.
 struct ExpertCase : PipelineCase {
+  const char *cp_method = "ring", *cp_layout = "zigzag", *attention_kind = "gqa";
   int64_t ep = 1, experts = 4, top_k = 2;
+  int64_t node_size = 0;  ///< ranks of ep on a node, and dispatch by node; 0: directly
   const char* router = "softmax";
   bool norm_topk_prob = false;
   double scaling = 1, z_loss = 0;
@@ -24,11 +26,11 @@ struct ExpertCase : PipelineCase {
 
   std::string name() const {
     return fmt::format(
-        "ep {} experts {} k {} {} norm {} scale {} z {} balance {} capacity {} shared {} nodes "
-        "{}/{} dense {} expert_tp {} b {} biases {} {} shards {} {}",
-        ep, experts, top_k, router, norm_topk_prob, scaling, z_loss, balance, capacity, shared,
-        route_nodes, nodes, dense_layers, expert_tp, micro_batch_size, biases, dtype, shard_size,
-        PipelineCase::name());
+        "ep {} by nodes of {} experts {} k {} {} norm {} scale {} z {} balance {} capacity {} "
+        "shared {} nodes {}/{} dense {} expert_tp {} b {} biases {} {} shards {} {} {} {} {}",
+        ep, node_size, experts, top_k, router, norm_topk_prob, scaling, z_loss, balance, capacity,
+        shared, route_nodes, nodes, dense_layers, expert_tp, micro_batch_size, biases, dtype,
+        shard_size, attention_kind, cp_method, cp_layout, PipelineCase::name());
   }
   int64_t samples() const { return micro_batch_size * grad_acc_steps * dp; }  ///< of a step
 };
@@ -46,7 +48,20 @@ inline TrainConfig expert_config(const ExpertCase& c) {
   TrainConfig config = pipeline_config(c);
   config.dtype = c.dtype;
   config.data_parallel.shard_size = c.shard_size;
+  config.context_parallel.cp_method = c.cp_method;
+  config.context_parallel.cp_layout = c.cp_layout;
+  config.communication->node_size = c.node_size * (c.expert_tp ? c.tp : 1);
   config.micro_batch_size = c.micro_batch_size;
+  config.model.mla.attention_kind = c.attention_kind;
+  if (config.model.mla.on()) {
+    config.model.mla = {.attention_kind = c.attention_kind,
+                        .q_lora_rank = 9,
+                        .kv_lora_rank = 7,
+                        .qk_nope_head_dim = 3,
+                        .qk_rope_head_dim = 4,
+                        .v_head_dim = 5};
+    config.model.num_kv_heads = config.model.num_heads;
+  }
   config.model.experts = {.num_experts = c.experts,
                           .num_experts_per_tok = c.top_k,
                           .moe_ffn_hidden_size = 8,
@@ -58,6 +73,7 @@ inline TrainConfig expert_config(const ExpertCase& c) {
                           .expert_nodes = c.nodes,
                           .route_nodes = c.route_nodes};
   config.expert_parallel = {.ep_size = c.ep,
+                            .dispatch = c.node_size > 0 ? "by_node" : "direct",
                             .expert_tp = c.expert_tp,
                             .balance = c.balance,
                             .balance_coef = 0.1,
@@ -72,9 +88,13 @@ inline TrainConfig alone_config(const ExpertCase& c) {
   ExpertCase one = c;
   one.ep = one.pp = one.chunks = one.cp = one.tp = one.dp = one.grad_acc_steps = 1;
   one.micro_batch_size = c.samples();
-  one.shard_size = 0;
+  one.shard_size = one.node_size = 0;
   one.schedule = "1f1b";
-  one.in_turns = one.expert_tp = false;
+  one.uneven = one.in_turns = one.expert_tp = false;
+  one.cp_method = "ring";
+  one.cp_layout = "zigzag";
+  one.reduce_after = "micro_batch";
+  one.reshard_after = "block";
   one.sequence = "off";
   one.zero_stage = 0;
   one.recompute = "none";
@@ -90,36 +110,55 @@ inline bool has_meaning(const ExpertCase& c) {
   if (c.ranks() > 16 || expert_ranks % c.ep != 0 || c.experts % c.ep != 0) return false;
   if ((c.tp > 1) != (c.sequence != std::string_view("off"))) return false;
   if (c.tp == 1 && (c.expert_tp || c.overlap != std::string_view("weight_grad"))) return false;
+  if (c.cp_method == std::string_view("ulysses") && 4 / c.tp % c.cp != 0) return false;
+  if (c.node_size > 0 && c.ep == 1) return false;
   const bool halves = c.overlap == std::string_view("batch_halves");
   if (halves && (c.pp > 1 || c.micro_batch_size % 2 != 0)) return false;
-  if (c.pp == 1 && (c.in_turns || c.schedule != "1f1b")) return false;
+  if (c.pp == 1 && (c.in_turns || c.uneven)) return false;
   const int64_t reach = (c.route_nodes > 0 ? c.route_nodes : c.nodes) * (c.experts / c.nodes);
   if (reach < c.top_k) return false;
   // The gate of a single choice is 1 and has no gradient but noise.
   if (c.top_k == 1 && c.norm_topk_prob) return false;
   PipelineCase pipeline = c;
   if (halves) pipeline.overlap = "none";
-  return has_meaning(pipeline) || (halves && c.tp > 1);
+  return goes_together(pipeline);
 }
+
+/// Orders of work with their number of ranks, ways to share out tokens over cp, and what ZeRO keeps
+/// for how long.
+struct ExpertLayouts {
+  std::vector<std::pair<int64_t, const char*>> stages = {
+      {1, "1f1b"},          {2, "naive"},  {2, "afab"},  {2, "1f1b"},      {2, "interleaved"},
+      {2, "breadth_first"}, {2, "llama3"}, {2, "zb_h1"}, {2, "zb_h2"},     {2, "zb_v"},
+      {2, "dualpipe"},      {2, "auto"},   {4, "1f1b"},  {2, "dualpipe_v"}};
+  std::vector<std::tuple<int64_t, const char*, const char*>> context = {
+      {1, "ring", "zigzag"},
+      {2, "ring", "zigzag"},
+      {2, "all_gather", "contiguous"},
+      {2, "ulysses", "zigzag"}};
+  std::vector<std::tuple<int64_t, const char*, const char*>> zero = {
+      {0, "micro_batch", "block"}, {1, "micro_batch", "block"}, {2, "micro_batch", "block"},
+      {2, "step", "block"},        {3, "micro_batch", "block"}, {3, "step", "step"}};
+};
 
 /// Cases among which every pair of values occurs, then so many at random.
 inline std::vector<ExpertCase> expert_cases(size_t random) {
+  const ExpertLayouts layouts;
   const std::vector<const char*> balance = {"none", "sample", "batch", "bias"};
   const std::vector<double> capacity = {0, 1, 0.5};
   const std::vector<std::pair<int64_t, int64_t>> nodes = {{1, 0}, {2, 1}, {4, 2}};
   const std::vector<const char*> sequence = {"off", "again", "kept"};
-  const std::vector<std::pair<int64_t, const char*>> stages = {
-      {1, "1f1b"},     {2, "1f1b"},        {2, "zb_h1"},
-      {2, "dualpipe"}, {2, "interleaved"}, {2, "dualpipe_v"}};
   const std::vector<const char*> recompute = {"none", "selective", "full"};
   const std::vector<const char*> overlap = {"none", "weight_grad", "chunks", "batch_halves"};
   const auto at = [&](const Point& p) {
-    ExpertCase c{
-        {{int64_t{1} << p[0], int64_t{1} << p[1], 2, sequence[p[2]], p[3] == 1, int64_t(p[4]),
-          recompute[p[5]], "blockwise", overlap[p[6]], int64_t{1} << p[7]}}};
-    c.cp = int64_t(1 + p[8]);
-    std::tie(c.pp, c.schedule) = stages[p[9]];
-    if (c.schedule == "interleaved") c.chunks = 2;
+    ExpertCase c{{{int64_t{1} << p[0], int64_t{1} << p[1], 2, sequence[p[2]], p[3] == 1, 0,
+                   recompute[p[5]], "blockwise", overlap[p[6]], int64_t{1} << p[7]}}};
+    std::tie(c.zero_stage, c.reduce_after, c.reshard_after) = layouts.zero[p[4]];
+    std::tie(c.cp, c.cp_method, c.cp_layout) = layouts.context[p[8]];
+    std::tie(c.pp, c.schedule) = layouts.stages[p[9]];
+    for (const char* many : {"interleaved", "breadth_first", "llama3"}) {
+      if (c.schedule == many) c.chunks = 2;
+    }
     c.in_turns = p[10] == 1;
     c.ep = int64_t{1} << p[11];
     c.experts = int64_t{4} << p[12];
@@ -135,12 +174,44 @@ inline std::vector<ExpertCase> expert_cases(size_t random) {
     c.expert_tp = p[22] == 1;
     c.z_loss = p[23] == 0 ? 0 : 0.01;
     c.micro_batch_size = int64_t(1 + p[24]);
+    c.node_size = int64_t(p[25]);
+    c.attention_kind = p[26] == 0 ? "gqa" : "mla";
+    c.uneven = p[27] == 1;
     return c;
   };
+  const auto size = [](const auto& values) { return std::size(values); };
+  const std::vector<size_t> sizes = {3,
+                                     4,
+                                     3,
+                                     2,
+                                     size(layouts.zero),
+                                     3,
+                                     4,
+                                     3,
+                                     size(layouts.context),
+                                     size(layouts.stages),
+                                     2,
+                                     4,
+                                     3,
+                                     3,
+                                     2,
+                                     2,
+                                     2,
+                                     4,
+                                     3,
+                                     2,
+                                     3,
+                                     2,
+                                     2,
+                                     2,
+                                     2,
+                                     3,
+                                     2,
+                                     2};
   std::vector<ExpertCase> cases;
-  for (const Point& point :
-       cover_pairs({3, 4, 3, 2, 4, 3, 4, 3, 2, 6, 2, 4, 3, 3, 2, 2, 2, 4, 3, 2, 3, 2, 2, 2, 2},
-                   random, [&](const Point& p) { return has_meaning(at(p)); })) {
+  for (const Point& point : cover_pairs(
+           sizes, random, [&](const Point& p) { return has_meaning(at(p)); },
+           /*candidates=*/20000)) {
     cases.push_back(at(point));
   }
   return cases;
@@ -212,6 +283,7 @@ inline void expect_same_loads(const std::map<int64_t, SeenLoad>& found,
 inline void check_expert_parity(const Communicator& world, const ExpertCase& c,
                                 const Dataset& dataset, const ExpertResult& expected) {
   const TrainConfig config = expert_config(c);
+  world.engine().set_node_size(config.communication->node_size);
   const Mesh mesh(world, config.mesh());
   Trainer trainer(config, &dataset, mesh);
   set_biases(trainer, c);

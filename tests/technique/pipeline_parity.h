@@ -92,10 +92,10 @@ inline TrainConfig alone_config(const PipelineCase& c) {
 }
 
 /// Whether the schedule can take the sizes, and the other flags ask for something.
-inline bool has_meaning(const PipelineCase& c) {
+inline bool goes_together(const PipelineCase& c) {
   const bool loops = c.schedule == "naive" || c.schedule == "afab" || c.schedule == "interleaved" ||
-                     c.schedule == "llama3";
-  if (c.ranks() > std::max<int64_t>(8, 2 * c.pp) || (c.chunks > 1 && !loops)) return false;
+                     c.schedule == "breadth_first" || c.schedule == "llama3";
+  if (c.chunks > 1 && !loops) return false;
   if (c.schedule == "interleaved" && c.chunks == 1) return false;  // 1f1b
   if (c.schedule == "dualpipe" && (c.pp % 2 != 0 || c.grad_acc_steps % 2 != 0)) return false;
   if (c.schedule.starts_with("dualpipe") && c.grad_acc_steps < 2 * c.pp) return false;
@@ -104,6 +104,11 @@ inline bool has_meaning(const PipelineCase& c) {
   if (c.in_turns && c.zero_stage == 3) return false;
   const bool shares_rows = c.sequence != std::string_view("off");
   return c.tp > 1 || (!shares_rows && c.overlap == std::string_view("weight_grad"));
+}
+
+/// The same, on few ranks.
+inline bool has_meaning(const PipelineCase& c) {
+  return c.ranks() <= std::max<int64_t>(8, 2 * c.pp) && goes_together(c);
 }
 
 /// Cases among which every pair of values occurs, then so many at random.
