@@ -2,9 +2,9 @@
 
 Every round measures, besides each case, its bound: the time of the step's own matrix products
 alone; with --peers PyTorch in turns with the chapter. What else a chapter measures, its
-figures/make.py says: BENCH_PROGRAMS to build, BENCH_CONFIGS to train beside CONFIGS,
-bench(chapter, record, seconds, rounds) for what goes into the record, bench_lines(record) of it for
-bench.md, bench_text(record) for the terminal.
+figures/make.py says: BENCH_PROGRAMS to build, BENCH_CONFIGS to train beside CONFIGS, BENCH_ALONE if
+on one rank only, bench(chapter, record, seconds, rounds) for what goes into the record,
+bench_lines(record) of it for bench.md, bench_text(record) for the terminal.
 """
 import datetime
 import json
@@ -32,8 +32,9 @@ SMALL = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 4,
          "ffn_hidden_size": 176, "seq_len": 64, "dtype": "f64"}
 DTYPES = ("f32", "bf16")
 QUIET_FLAGS = {"eval_interval": 0, "sample_tokens": 0, "trace_steps": 0}
-SKIPPED_STEPS = 3  # primitives are created, blocks allocated and pages touched in them
-MIN_STEPS, MAX_STEPS = 3, 500
+SKIPPED_STEPS = 2  # primitives are created, blocks allocated and pages touched in them
+MIN_STEPS, MAX_STEPS = 2, 500
+PROBED_STEPS = 2  # of a run that only tells how long a step is: the last one
 TURNS_PER_ROUND = 3  # of the chapter and its peers
 ENDLESS = 10**6  # steps of a run that is killed
 MEASURES = ("tokens_per_s", "step_ms", "model_gflops", "matmul_gflops", "fraction",
@@ -48,22 +49,30 @@ def configs(chapter):
     return {**CONFIGS, **showcase.maker(chapter).BENCH_CONFIGS}
 
 
+def active_width(config):
+    """Of the MLP, or of all experts together, through which a token goes."""
+    if "num_experts" in config:
+        return config["num_experts_per_tok"] * config["moe_ffn_hidden_size"]
+    return config["ffn_hidden_size"]
+
+
 def flops_per_token(config):
-    """Model FLOPs of forward and backward: 6 * matmul parameters (no lookup table) + 12 L h s."""
+    """Model FLOPs of forward and backward: 6 * matmul parameters in a token's way (no lookup table)
+    + 12 L h s."""
     hidden, layers = config["hidden_size"], config["num_layers"]
     kv_width = hidden // config["num_heads"] * config["num_kv_heads"]
     attention = 2 * hidden * hidden + 2 * hidden * kv_width
-    mlp = 3 * hidden * config["ffn_hidden_size"]
+    mlp = hidden * (3 * active_width(config) + config.get("num_experts", 0))
     parameters = layers * (attention + mlp) + config["vocab_size"] * hidden
     return 6 * parameters + 12 * layers * hidden * config["seq_len"]
 
 
-def measure(records, run, config):
-    """Medians of one run over the steps after the first SKIPPED_STEPS, as {measure: value}."""
-    timed = [record for record in records if record["step"] > SKIPPED_STEPS]
+def measure(records, run, config, skipped=SKIPPED_STEPS):
+    """Medians of one run over the steps after the first few, as {measure: value}."""
+    timed = [record for record in records if record["step"] > skipped]
     if not timed:
-        raise BookError(f"a run of {len(records)} steps has none left after the first "
-                        f"{SKIPPED_STEPS}, which are not counted")
+        raise BookError(f"a run of {len(records)} steps has none left after the first {skipped}, "
+                        "which are not counted")
     matmul = float(run["matmul_gflops"])
     tokens_per_s = statistics.median(float(record["tokens_per_s"]) for record in timed)
     gflops = tokens_per_s * flops_per_token(config) / 1e9
@@ -120,21 +129,23 @@ def run_quietly(command, ranks, threads=None):
     return "".join(held)
 
 
-def run_once(chapter, name, dtype, ranks, steps, **more):
+def run_once(chapter, name, dtype, ranks, steps, skipped=SKIPPED_STEPS, **more):
     """Trains for so many steps in a temporary directory; what measure() returns."""
     with tempfile.TemporaryDirectory(prefix="book_bench_") as scratch:
         run_dir = Path(scratch) / "run"
         config = configs(chapter)[name]
         run_quietly(_command(chapter, config, dtype, ranks, steps, run_dir, **more), ranks)
         records, _ = runs.read_metrics(run_dir)
-        return {**measure(records, runs.read_run(run_dir), config),
+        return {**measure(records, runs.read_run(run_dir), config, skipped),
                 "peak_bytes": json.loads((run_dir / "memory.json").read_text())["peak_total_bytes"]}
 
 
 def _cases(chapter):
-    """[(config, dtype, ranks)] of a chapter: on one rank, and on as many as there are cores."""
-    layouts = (1,) if chapter.ranks is None else (1, machine.usable_cores())
-    shared = showcase.maker(chapter).BENCH_SHARED
+    """[(config, dtype, ranks)] of a chapter: on one rank, and on as many as there are cores, where
+    the chapter measures no others itself."""
+    maker = showcase.maker(chapter)
+    alone = chapter.ranks is None or maker.BENCH_ALONE
+    layouts, shared = (1,) if alone else (1, machine.usable_cores()), maker.BENCH_SHARED
     return [(name, dtype, ranks) for name, config in configs(chapter).items() for dtype in DTYPES
             for ranks in dict.fromkeys(layouts)
             if shared or config["micro_batch_size"] % ranks == 0]
@@ -147,15 +158,17 @@ def _measure_rounds(chapter, seconds, rounds):
     """
     cases, steps = _cases(chapter), {}
     for case in cases:
+        if case[:2] in steps:  # several ranks share the same cores
+            continue
         say(f"book: {label(*case)}: how long is a step?")
-        first = run_once(chapter, *case, SKIPPED_STEPS + MIN_STEPS)
-        steps[case] = steps_for(seconds, first["step_ms"])
+        first = run_once(chapter, *case, PROBED_STEPS, skipped=PROBED_STEPS - 1)
+        steps[case[:2]] = steps_for(seconds, first["step_ms"])
     results = {case: [] for case in cases}
     for number in range(rounds):
         bounds = {}
         for case in cases:
             name, dtype, _ = case
-            result = run_once(chapter, *case, steps[case])
+            result = run_once(chapter, *case, steps[name, dtype])
             if (name, dtype) not in bounds:
                 bounds[name, dtype] = _bound(configs(chapter)[name], dtype)
             result.update(bounds[name, dtype])
@@ -168,8 +181,9 @@ def _measure_rounds(chapter, seconds, rounds):
 
 def _bound(config, dtype):
     """What op_bench says of a micro-batch's products, and their time in a step of several."""
-    flags = dict(config)
-    micro_batches = flags.pop("grad_acc_steps", 1)
+    # Of experts, those of a dense MLP with as much work for a token.
+    flags = {**{name: config[name] for name in CONFIGS["A"]}, "ffn_hidden_size": active_width(config)}
+    micro_batches = config.get("grad_acc_steps", 1)
     found = limits.op_bench("bound", **flags, dtype=dtype)
     return {**found, "bound_ms": micro_batches * found["bound_ms"]}
 

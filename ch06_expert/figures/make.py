@@ -6,15 +6,23 @@ experts balanced in every way.
 from tools import provenance
 from tools.showcase import json_text, origin, read_json, short_demo, write_json
 
-from . import balance, claims, counts, draw_experts, memory
+from . import balance, claims, counts, draw_experts, memory, speed
 
 SCHEMATICS = draw_experts.FIGURES
 DRAWINGS = (("plot_balance", "balance.json", "balance"), ("plot_beside", "beside.json", "beside"))
-PROVENANCE = {"provenance.md": ("demo", "memory", "counts", "balance", "beside")}  # {page's line: its data}
+PROVENANCE = {"provenance.md": ("demo", "memory", "counts", "balance", "beside",
+                                "bench")}  # {page's line: its data}
 CLAIMS = {"claims.md": ("Q6.1", "Q6.2", "Q6.3", "Q6.4", "Q6.5")}
 DEMO = {"num_experts": 8, "moe_ffn_hidden_size": 256, "ep_size": 2, "balance": "bias",
         "micro_batch_size": 4}
+BENCH_ALONE, BENCH_CONFIGS = True, speed.MODELS
+bench_lines, bench_text = speed.lines, speed.text
 DEMO_ROWS = ("validation loss", "rows sent over ep", "communication not hidden")
+
+
+def bench(chapter, _record, seconds, rounds):
+    """What goes into the record beside what every chapter measures."""
+    return speed.measure(chapter, seconds, rounds)
 
 
 def measure(chapter, program, commit):
@@ -63,6 +71,7 @@ def texts(folder):
                       for name, numbers in CLAIMS.items()})
     if "balance" in data:
         found["load.md"] = balance.balance_table(data["balance"])
+    found["speed.md"] = speed.page(data.get("bench", {}))
     if (folder / "demo.txt").exists():
         found["demo_short.txt"] = short_demo(
             (folder / "demo.txt").read_text(encoding="utf-8"), DEMO_ROWS)

@@ -28,6 +28,7 @@ class CpuBackend : public Backend {
 
   // matmul.cpp
   void matmul(Tensor c, const Tensor& a, const Tensor& b, bool accumulate) override;
+  int64_t unit_of_rows(int64_t rows) const override;
 
   // rmsnorm.cpp
   void rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weight,

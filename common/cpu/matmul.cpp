@@ -1,6 +1,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <dnnl.hpp>
 #include <map>
 #include <string_view>
@@ -108,7 +109,7 @@ class Products {
                   lb.leading, lc.leading, flags,     num_threads()};
     auto entry = products_.find(key);
     if (entry == products_.end()) {
-      // Where shapes depend on data, as the rows of an expert do, most never come again.
+      // Where shapes depend on data, as an expert's last rows do, some never come again.
       if (products_.size() == kMostProducts) products_.clear();
       entry = products_.try_emplace(key, engine_, c, a, b, accumulate).first;
     }
@@ -171,6 +172,13 @@ void CpuBackend::matmul(Tensor c, const Tensor& a, const Tensor& b, bool accumul
   const Tensor wide_c = accumulate ? widened(*this, c) : workspace(c.shape(), DType::f32);
   products.run(wide_c, wide_a, wide_b, accumulate);
   copy(c, wide_c);  // rounds once
+}
+
+/// Of 32 shapes from one power of 2 to the next, which are kept, the nearest is at most 1/32 away.
+int64_t CpuBackend::unit_of_rows(int64_t rows) const {
+  constexpr int kDigits = 6;
+  const int digits = static_cast<int>(std::bit_width(static_cast<uint64_t>(rows)));
+  return int64_t{1} << std::max(0, digits - kDigits);
 }
 
 }  // namespace usp::cpu

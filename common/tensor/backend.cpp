@@ -29,6 +29,18 @@ void for_each_expert(std::span<const int64_t> counts, const Body& body) {
   }
 }
 
+/// product(expert, first row, number of rows) for each expert that has any, in whole units. What
+/// this puts into rows of the experts behind it, their own products overwrite.
+template <class Product>
+void for_whole_units(const Backend& backend, std::span<const int64_t> counts, int64_t rows,
+                     const Product& product) {
+  for_each_expert(counts, [&](int64_t expert, int64_t begin, int64_t count) {
+    const int64_t unit = backend.unit_of_rows(count);
+    const int64_t whole = (count + unit - 1) / unit * unit;
+    if (count > 0) product(expert, begin, std::min(whole, rows - begin));
+  });
+}
+
 }  // namespace
 
 void Backend::naive_attention_forward(Tensor out, Tensor lse, Tensor probs, const Tensor& q,
@@ -75,16 +87,16 @@ void Backend::naive_attention_backward(Tensor dq, Tensor dk, Tensor dv, const Te
 
 void Backend::grouped_linear_forward(Tensor y, const Tensor& x, const Tensor& weights,
                                      std::span<const int64_t> counts) {
-  for_each_expert(counts, [&](int64_t expert, int64_t begin, int64_t count) {
-    matmul(y.narrow(0, begin, count), x.narrow(0, begin, count),
+  for_whole_units(*this, counts, x.size(0), [&](int64_t expert, int64_t begin, int64_t rows) {
+    matmul(y.narrow(0, begin, rows), x.narrow(0, begin, rows),
            expert_of(weights, expert).transposed(), /*accumulate=*/false);
   });
 }
 
 void Backend::grouped_linear_backward_input(Tensor dx, const Tensor& dy, const Tensor& weights,
                                             std::span<const int64_t> counts) {
-  for_each_expert(counts, [&](int64_t expert, int64_t begin, int64_t count) {
-    matmul(dx.narrow(0, begin, count), dy.narrow(0, begin, count), expert_of(weights, expert),
+  for_whole_units(*this, counts, dy.size(0), [&](int64_t expert, int64_t begin, int64_t rows) {
+    matmul(dx.narrow(0, begin, rows), dy.narrow(0, begin, rows), expert_of(weights, expert),
            /*accumulate=*/false);
   });
 }
@@ -97,7 +109,14 @@ void Backend::grouped_linear_backward_weight(Tensor dweights, const Tensor& dy, 
       if (!accumulate) fill(dweight, 0);
       return;
     }
-    matmul(dweight, dy.narrow(0, begin, count).transposed(), x.narrow(0, begin, count), accumulate);
+    // Sums of two products are rounded twice.
+    const bool exact = dweights.dtype() == accumulate_dtype(x.dtype());
+    const int64_t rest = exact ? count % unit_of_rows(count) : 0;
+    const auto sum_rows = [&](int64_t first, int64_t rows, bool add) {
+      matmul(dweight, dy.narrow(0, first, rows).transposed(), x.narrow(0, first, rows), add);
+    };
+    sum_rows(begin, count - rest, accumulate);
+    if (rest > 0) sum_rows(begin + count - rest, rest, /*add=*/true);
   });
 }
 

@@ -127,13 +127,16 @@ class Backend {
   virtual void unpermute_backward(Tensor drows, Tensor dgates, const Tensor& dy, const Tensor& rows,
                                   const Tensor& slots, const Tensor& gates) = 0;
 
-  /// Default: one matmul per expert.
+  /// Default: a matmul per expert, of whole units of rows and perhaps a rest.
   virtual void grouped_linear_forward(Tensor y, const Tensor& x, const Tensor& weights,
                                       std::span<const int64_t> counts);
   virtual void grouped_linear_backward_input(Tensor dx, const Tensor& dy, const Tensor& weights,
                                              std::span<const int64_t> counts);
   virtual void grouped_linear_backward_weight(Tensor dweights, const Tensor& dy, const Tensor& x,
                                               std::span<const int64_t> counts, bool accumulate);
+  /// Of a product of so many rows. Above 1 where each shape has to be prepared: how many rows an
+  /// expert has depends on what tokens chose, so hardly a shape would come again.
+  virtual int64_t unit_of_rows(int64_t /*rows*/) const { return 1; }
 
   virtual void balance_loss_forward(Tensor loss, const Tensor& scores, const Tensor& load,
                                     double scale, bool normalised) = 0;
