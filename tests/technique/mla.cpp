@@ -557,7 +557,7 @@ TEST_CASE("the operations of a rank with latent attention are its share of the m
                                                         {1, 2, "ring", "zigzag", true},
                                                         {1, 2, "ulysses", "zigzag", false}}) {
       LatentCase c{
-          {{tp, 1, 4, tp > 1 ? "again" : "off", false, 0, recompute, attention, "none", 2}}};
+          {{tp, 1, 4, tp > 1 ? "again" : "off", false, 0, recompute, attention, "weight_grad", 2}}};
       c.cp = cp;
       c.method = method;
       c.layout = layout;
