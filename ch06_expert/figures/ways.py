@@ -47,17 +47,17 @@ def is_of_rows(group):
 
 
 def of_rows(recorded):
-    """(on their way, of that exposed): ms of rows and counts in a later step, means over ranks,
-    medians over steps."""
-    way, exposed = [], []
+    """Of a later step, in ms: (rows and counts on their way, of that exposed, other messages exposed);
+    means over ranks, medians over steps."""
+    found = []
     for step, groups in list(trace.exposed_by_group(recorded).items())[SKIPPED_STEPS:]:
-        way.append(statistics.fmean(
-            sum(item.duration for item in rank.communications
-                if item.step == step and is_of_rows(item.dimension))
-            for rank in recorded.ranks) / 1000)
-        exposed.append(sum(statistics.fmean(of_ranks) for name, of_ranks in groups.items()
-                           if is_of_rows(name)) / 1000)
-    return statistics.median(way), statistics.median(exposed)
+        way = statistics.fmean(sum(item.duration for item in rank.communications
+                                   if item.step == step and is_of_rows(item.dimension))
+                               for rank in recorded.ranks)
+        exposed = {name: statistics.fmean(of_ranks) for name, of_ranks in groups.items()}
+        rows = sum(value for name, value in exposed.items() if is_of_rows(name))
+        found.append((way / 1000, rows / 1000, (sum(exposed.values()) - rows) / 1000))
+    return tuple(map(statistics.median, zip(*found)))
 
 
 def link_for(recorded):
@@ -73,9 +73,9 @@ def link_for(recorded):
 
 def of_a_step(recorded, prefix=""):
     """What a later step took, in ms."""
-    names = ("step_ms", "exposed_ms", "rows_ms", "rows_exposed_ms")
+    names = ("step_ms", "rows_ms", "rows_exposed_ms", "others_exposed_ms")
     return {prefix + name: round(value, 3)
-            for name, value in zip(names, (*steady(recorded), *of_rows(recorded)))}
+            for name, value in zip(names, (steady(recorded)[0], *of_rows(recorded)))}
 
 
 def measure(chapter, keep):
@@ -121,16 +121,15 @@ def ways_table(measured):
     """What is left of the rows' way, and of the step."""
     rows = []
     for own in measured["ways"]:
-        row = [str(own["ranks"]), NAMES[own["way"]], f"{own['rows_ms']:.1f}",
-               f"{own['rows_exposed_ms']:.1f}", f"{100 * hidden(own):.0f} %",
-               f"{own['step_ms'] - own['exposed_ms']:.0f}", f"{own['exposed_ms']:.0f}",
-               f"{own['step_ms']:.0f}"]
-        row.append("{:.0f} ({:.0f} to {:.0f})".format(own["measured_step_ms"],
-                                                      *own["measured_range_ms"])
-                   if "measured_step_ms" in own else "")
-        rows.append(row)
+        on_cores = ["", ""]
+        if "measured_step_ms" in own:
+            on_cores = [f"{own['measured_rows_exposed_ms']:.0f}", "{:.0f} ({:.0f} to {:.0f})".format(
+                own["measured_step_ms"], *own["measured_range_ms"])]
+        rows.append([str(own["ranks"]), NAMES[own["way"]], f"{own['rows_ms']:.0f}",
+                     f"{own['rows_exposed_ms']:.0f}", f"{100 * hidden(own):.0f} %",
+                     f"{own['others_exposed_ms']:.0f}", f"{own['step_ms']:.0f}", *on_cores])
     return table(["ranks", "beside the rows", "rows travel, ms", "exposed", "hidden",
-                  "computing and bubble", "all that is exposed", "step, ms", "measured"], rows,
-                 f"Replayed on `{measured['link']}` (us, GB/s) with a core for each rank; measured on that "
-                 f"emulated link, medians of {ROUNDS} rounds, in brackets the shortest and the longest. "
-                 "Rows and their counts; exposed, too, are gradients.")
+                  "others exposed", "step, ms", "measured: exposed", "step, ms"], rows,
+                 f"Replayed on `{measured['link']}` (us, GB/s) with a core for each rank. Measured on that "
+                 f"emulated link: medians of {ROUNDS} rounds, in brackets the shortest and the longest. "
+                 "Rows with their counts, means of the ranks; others are gradients and what stages send.")
