@@ -25,7 +25,8 @@ def measure(chapter, program, commit):
     head = origin(chapter, commit)
 
     def keep(way, laid_out):
-        drawn.append({"way": way, **timelines.cut(laid_out, steady.typical_step(laid_out))})
+        step = timelines.cut(laid_out, steady.typical_step(laid_out))
+        drawn.append({"way": way, **ways.drawn_part(step)})
 
     write_json(folder / "ways.json", {**head, **ways.measure(chapter, keep),
                                       "ratio": hiding.measure(chapter)})

@@ -8,7 +8,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from tools import trace
+from tools import timelines, trace
 from tools.base import say
 from tools.short_runs import table
 from tools.steady import SKIPPED_STEPS, on_links, steady, train
@@ -30,6 +30,7 @@ NAMES = {"plain_2": "nothing", "shared_2": "shared experts", "plain_4": "nothing
          "turns": "`dualpipe`, two passes in turns", "turns_shared": "the same, and shared experts"}
 MEASURED = ("plain_2", "shared_2")  # as many ranks as cores
 DRAWN = ("plain_2", "shared_2", "one_by_one", "turns")
+AT, PART_US = 0.4, 60000            # from where in a step, and for how long
 ROUNDS = 3                          # of those, in turns
 LATENCY_US, SHARE = 100, 0.35       # of the step
 
@@ -108,8 +109,11 @@ def of_rounds(rounds):
             "measured_range_ms": [min(steps), max(steps)]}
 
 
-def find(measured, way):
-    return next(own for own in measured["ways"] if own["way"] == way)
+def drawn_part(record):
+    """A part of a step's record, from where rank 0 begins a forward pass."""
+    begins = [begin for name, begin, _ in record["ranks"][0]["phases"] if name == "forward"]
+    wanted = AT * 1000 * record["ms"]
+    return timelines.part(record, min(begins, key=lambda begin: abs(begin - wanted)), PART_US)
 
 
 def hidden(own):

@@ -1062,6 +1062,20 @@ found = [[box.y0 - line, box.y1 - line] for box in boxes]
                     self.assertLessEqual(abs(a.begin + begin - b.begin), 1)
                     self.assertLessEqual(abs(a.duration - b.duration), 1)
 
+    def test_a_part_of_a_step_has_what_happens_in_it(self):
+        whole = {"step": 7, "ms": 0.5, "ranks": [{
+            "waited": 0.25, "phases": [["train_step", 0, 500], ["forward", 10, 90],
+                                       ["backward", 120, 300]],
+            "waits": [[20, 40, 0, 20], [150, 170, 5, 15]],
+            "messages": [[30, 120, "dp", "all_reduce"], [300, 400, "dp", "all_reduce"]],
+            "freed": [99, 100, 199, 200]}]}
+        part = timelines.part(whole, 100, 100)
+        self.assertEqual((part["step"], part["ms"], part["whole_ms"]), (7, 0.1, 0.5))
+        self.assertEqual(part["ranks"], [{
+            "waited": 0.25, "phases": [["train_step", -100, 400], ["backward", 20, 200]],
+            "waits": [[50, 70, 5, 15]], "messages": [[-70, 20, "dp", "all_reduce"]],
+            "freed": [0, 99]}])
+
     def test_timelines_of_several_ways_stand_on_one_axis(self):
         self.pipeline()
         record = timelines.cut(traces.load(self.scratch / "run" / "trace.json"), 0)
