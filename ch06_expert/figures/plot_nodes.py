@@ -5,6 +5,8 @@
 import json
 from pathlib import Path
 
+from matplotlib.lines import Line2D
+
 from tools.base import BookError
 from tools.plot import style
 
@@ -16,18 +18,20 @@ LOOKS = {"direct": (style.BLUE, "o"), "by_node": (style.ORANGE, "s")}
 def draw(measured):
     """For each way of dispatch a line of bytes between nodes, and a thin one of those inside."""
     fig, (axes,) = style.figure(size=(style.WIDTH, 4.2))
+    handles = []
     for dispatch, (color, marker) in LOOKS.items():
         cases = nodes.of_way(measured, dispatch)
         places = [case["route_nodes"] for case in cases]
-        axes.plot(places, [case["between"] for case in cases], color=color, marker=marker,
-                  markersize=5, label=f"between nodes, {nodes.WAYS[dispatch]}")
-        axes.plot(places, [case["inside"] for case in cases], color=color, linewidth=1.0,
-                  dashes=(5, 3), label=f"inside, {nodes.WAYS[dispatch]}")
+        for link, look in (("between", {"marker": marker, "markersize": 5}),
+                           ("inside", {"linewidth": 1.0, "dashes": (5, 3)})):
+            axes.plot(places, [case[link] for case in cases], color=color, **look)
+            handles.append(Line2D([], [], color=color, **look,
+                                  label=f"{link} nodes, {nodes.WAYS[dispatch]}"))
     axes.set_xticks(places)
-    axes.set_ylim(0, 1.6 * max(case["between"] for case in measured["found"]))  # below the legend
+    axes.set_ylim(bottom=0)
     axes.set_xlabel("nodes that a token may go to")
     axes.set_ylabel("KiB of a layer")
-    axes.legend(loc="upper left", fontsize=style.SMALL)
+    style.legend(axes, handles, 48)
     style.title(axes, "A token's experts share its way between nodes",
                 f"{measured['nodes']} nodes of {measured['node_size']} ranks, {measured['k']} of "
                 f"{measured['experts']} experts")
