@@ -12,12 +12,16 @@ operation, computed, waited for one, and so on. That program is simulated for al
   the order in which they become ready.
 - n ranks in a ring, B bytes, latency L and bandwidth W of the slowest link between neighbours:
 
-      all_reduce                              2 (n-1) L + 2 (n-1)/n B/W
-      reduce_scatter, all_gather, all_to_all    (n-1) L +   (n-1)/n B/W
-      broadcast                                 (n-1) L +           B/W
-      barrier                                 2 (n-1) L
-      send                                                          B/W
-      recv                                            L             after the send
+      all_reduce                  2 (n-1) L + 2 (n-1)/n B/W
+      reduce_scatter, all_gather    (n-1) L +   (n-1)/n B/W
+      broadcast                     (n-1) L +           B/W
+      barrier                     2 (n-1) L
+      send                                              B/W
+      recv                                L             after the send
+
+- An all_to_all sends to all others at once, 1/n of B to each. It takes L + j/n B/W, where j of them
+  are reached over a link: those of the own node over one, all others over the other, side by side.
+  The slower one counts.
 
 All ranks begin at 0. CPU time inside a wait (polling) is dropped, and so is all that the main
 thread waited for other than operations. A core of the result is a core of the machine that was
@@ -64,11 +68,18 @@ def ring_cost(kind, ranks, size, link):
     hops, share = ranks - 1, (ranks - 1) / ranks
     if kind == "all_reduce":
         return 2 * hops * link.latency_us + 2 * share * link.transmission(size)
-    if kind in ("reduce_scatter", "all_gather", "all_to_all"):
+    if kind in ("reduce_scatter", "all_gather"):
         return hops * link.latency_us + share * link.transmission(size)
+    if kind == "all_to_all":
+        return exchange_cost(hops, ranks, size, link)
     if kind == "broadcast":
         return hops * link.latency_us + (hops > 0) * link.transmission(size)
     return 2 * hops * link.latency_us  # barrier
+
+
+def exchange_cost(peers, ranks, size, link):
+    """Microseconds in which a rank reaches so many of the others over a link, all of them at once."""
+    return (peers > 0) * (link.latency_us + peers / ranks * link.transmission(size))
 
 
 def ring_bytes(kind, ranks, size):
@@ -316,6 +327,8 @@ class Simulation:
             near = machine.is_near(*ranks)
             link = machine.node if near else machine.net
             return [(ranks[0], near)], link.transmission(operation.size), link.latency_us
+        if operation.kind == "all_to_all":
+            return *self._exchange(ranks, operation.size), 0.0
         if ranks not in self.rings:
             following = ranks[1:] + ranks[:1]
             self.rings[ranks] = [(rank, machine.is_near(rank, after))
@@ -324,6 +337,18 @@ class Simulation:
         kinds = {machine.node if near else machine.net for _, near in ring}
         return ring, max(ring_cost(operation.kind, len(ranks), operation.size, link)
                          for link in kinds), 0.0
+
+    def _exchange(self, ranks, size):
+        """(links, how long) of an all-to-all."""
+        machine, peers = self.machine, {}  # by link
+        for rank in ranks:
+            for other in ranks:
+                if other != rank:
+                    link = rank, machine.is_near(rank, other)
+                    peers[link] = peers.get(link, 0) + 1
+        return list(peers), max((exchange_cost(count, len(ranks), size,
+                                               machine.node if near else machine.net)
+                                 for (_, near), count in peers.items()), default=0.0)
 
     def _check_all_ended(self):
         stuck = [(rank, program.actions[at][2].name) for rank, (program, at)

@@ -6,6 +6,7 @@
             waits     [begin, end, skew, exposed]: first for a later rank, at the end for messages
             messages  [begin, end, dimension, kind]
             freed     when gathered weights became fewer
+  whole_ms  of a part of a step, which counts from its own begin: what the step took
 """
 import json
 from types import SimpleNamespace
@@ -43,6 +44,20 @@ def cut(recorded, step):
                       if after.bytes < before.bytes and begin <= after.time < end]})
     return {"step": step, "ms": round((end - begin) / 1000, 3),
             "circumstances": traces.circumstances(recorded), "ranks": ranks}
+
+
+def part(record, begin, duration):
+    """The record of a part of a step, from a moment on for so long, in microseconds."""
+    def during(items):
+        return [[item[0] - begin, item[1] - begin, *item[2:]] for item in items
+                if item[0] < begin + duration and item[1] > begin]
+
+    ranks = [{**rank, "phases": [[name, *span] for *span, name in during(
+        [[*span, name] for name, *span in rank["phases"]])],
+              "waits": during(rank["waits"]), "messages": during(rank["messages"]),
+              "freed": [time - begin for time in rank["freed"] if begin <= time < begin + duration]}
+             for rank in record["ranks"]]
+    return {**record, "ms": duration / 1000, "whole_ms": record["ms"], "ranks": ranks}
 
 
 def text(record):

@@ -1,17 +1,18 @@
-"""What this chapter's page shows: schematics, estimates, messages, losses, and runs of a small model with
-experts balanced in every way.
+"""What this chapter's pages show: schematics, estimates, messages, losses, runs of a small model with
+experts balanced in every way, and how much of its messages shows.
 
 `./book figures` calls it; tools/showcase.py says how.
 """
-from tools import provenance
+from tools import provenance, steady, timelines
 from tools.showcase import json_text, origin, read_json, short_demo, write_json
 
-from . import balance, claims, counts, draw_experts, memory, speed
+from . import (balance, claims, counts, draw_dispatch, draw_experts, hiding, memory, nodes, speed, ways)
 
-SCHEMATICS = draw_experts.FIGURES
-DRAWINGS = (("plot_balance", "balance.json", "balance"), ("plot_beside", "beside.json", "beside"))
-PROVENANCE = {"provenance.md": ("demo", "memory", "counts", "balance", "beside",
-                                "bench")}  # {page's line: its data}
+SCHEMATICS = {**draw_experts.FIGURES, **draw_dispatch.FIGURES}
+DRAWINGS = (("plot_balance", "balance.json", "balance"), ("plot_beside", "beside.json", "beside"),
+            ("plot_nodes", "nodes.json", "classes"), ("plot_timelines", "timelines.json", ""))
+PROVENANCE = {"provenance.md": ("demo", "memory", "counts", "balance", "beside", "bench"),
+              "provenance_dispatch.md": ("ways", "nodes")}  # {page's line: its data}
 CLAIMS = {"claims.md": ("Q6.1", "Q6.2", "Q6.3", "Q6.4", "Q6.5")}
 DEMO = {"num_experts": 8, "moe_ffn_hidden_size": 256, "ep_size": 2, "balance": "bias",
         "micro_batch_size": 4}
@@ -26,9 +27,18 @@ def bench(chapter, _record, seconds, rounds):
 
 
 def measure(chapter, program, commit):
-    """Runs of the small model."""
-    folder = chapter.folder / "figures"
+    """Runs of the small model; timelines."""
+    folder, drawn = chapter.folder / "figures", []
     head = origin(chapter, commit)
+
+    def keep(way, laid_out):
+        step = timelines.cut(laid_out, steady.typical_step(laid_out))
+        drawn.append({"way": way, **ways.drawn_part(step)})
+
+    write_json(folder / "ways.json", {**head, **ways.measure(chapter, keep),
+                                      "ratio": hiding.measure(chapter)})
+    (folder / "timelines.json").write_text(timelines.text({**head, "ways": drawn}), encoding="utf-8")
+    write_json(folder / "nodes.json", {**head, "steps": nodes.measure(chapter)})
     for name, found in (("balance", balance.measure(program)),
                         ("beside", balance.measure_beside(program))):
         (folder / f"{name}.json").write_text(balance.text({**head, **found}), encoding="utf-8")
@@ -45,12 +55,15 @@ def rerun(chapter, program):
 
 
 def count(chapter, program):
-    """Messages, memory and losses of runs of a few steps."""
-    path = chapter.folder / "figures" / "counts.json"
-    if not path.exists():
+    """Messages, memory and losses of runs of a few steps; bytes between nodes."""
+    folder = chapter.folder / "figures"
+    if not (folder / "counts.json").exists():
         return {}
-    return {"counts.json": json_text({**read_json(path), **counts.count(program),
-                                      "small": memory.count(program)})}
+    counted = counts.count(program)
+    return {"counts.json": json_text({**read_json(folder / "counts.json"), **counted,
+                                      "small": memory.count(program)}),
+            "nodes.json": json_text({**read_json(folder / "nodes.json"),
+                                     "nodes": nodes.count(chapter), "copies": counted["nodes"]})}
 
 
 def texts(folder):
@@ -69,6 +82,13 @@ def texts(folder):
     if "messages" in counted and "problem" in estimated:
         found.update({name: claims.claims_table(counted, estimated, numbers)
                       for name, numbers in CLAIMS.items()})
+    if "ratio" in data.get("ways", {}):
+        found.update({"ways.md": ways.ways_table(data["ways"]),
+                      "ratios.md": hiding.ratios_table(data["ways"]["ratio"])})
+    if "nodes" in data.get("nodes", {}):
+        found.update({"hiding.md": hiding.large_table(data["nodes"]["copies"]),
+                      "classes.md": nodes.nodes_table(data["nodes"]["nodes"]),
+                      "node_steps.md": nodes.steps_table(data["nodes"]["steps"])})
     if "balance" in data:
         found["load.md"] = balance.balance_table(data["balance"])
     found["speed.md"] = speed.page(data.get("bench", {}))

@@ -3,15 +3,21 @@ which group in its drawings.
 
     python3 tests/course/test_expert.py        needs no build
 """
+import contextlib
+import io
+import json
 import math
 import sys
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ch06_expert.figures import balance, claims, counts, draw_experts, memory  # noqa: E402
+from ch06_expert.figures import (  # noqa: E402  (the path comes first)
+    balance, claims, counts, draw_dispatch, draw_experts, hiding, make, memory, nodes, ways)
+from tools.trace import Communication, Span, Wait  # noqa: E402
 
 SHAPE = {"hidden_size": 10, "num_layers": 3, "first_dense_layers": 1, "num_experts": 4,
          "num_experts_per_tok": 1, "ffn_hidden_size": 50, "moe_ffn_hidden_size": 7}
@@ -75,7 +81,176 @@ class Records(unittest.TestCase):
         self.assertIn("no", row(calls=12))
 
 
+def data(name):
+    """What was measured for a page."""
+    return json.loads((ROOT / "ch06_expert/figures" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def cells_of(text):
+    """The rows of a table, as lists of their cells."""
+    return [[cell.strip() for cell in line.strip("|").split("|")]
+            for line in text.splitlines()[2:] if line.startswith("|")]
+
+
+class Ratio(unittest.TestCase):
+    """Of the rows' way to the experts' work."""
+
+    def test_it_is_messages_over_products_and_tokens_cancel(self):
+        flops, bandwidth = 1e12, 1e10
+        for ep, tokens, k, h, width in ((2, 10, 1, 8, 20), (8, 1000, 4, 64, 7)):
+            rows = tokens * k
+            message = 4 * rows * h * (ep - 1) / ep * 2 / bandwidth
+            forward = 3 * 2 * rows * h * width
+            self.assertAlmostEqual(hiding.ratio(ep, width, flops, bandwidth),
+                                   message / (3 * forward / flops))
+
+    def test_the_books_is_that_of_two_matrices_with_one_expert_on_each_rank(self):
+        flops, bandwidth = 1e12, 1e10
+        for ep, h in ((2, 64), (8, 512)):
+            work = 3 * 2 * 2 * h * (4 * h)  # of a row; forward, and twice backward
+            ours = 4 * h * (ep - 1) / ep * 2 / bandwidth / (work / flops)
+            self.assertAlmostEqual(hiding.of_book(ep, ep, h, flops, bandwidth), ours)
+            self.assertAlmostEqual(hiding.of_book(ep, 8 * ep, h, flops, bandwidth), ours / 8)
+            self.assertEqual(work / (4 * h), hiding.PLAIN * 4 * h)
+
+    def test_copies_in_place_of_rows_leave(self):
+        found = {way: (own, book) for model, count, _, way, own, book
+                 in hiding.large([{"allowed": 8, "once": 4.0}, {"allowed": 4, "once": 2.0}])
+                 if model == "DeepSeek-V3" and count == 8}
+        self.assertEqual(len(found), 3)
+        direct, free, few = (found[way] for way in ("direct", "by_node, M = 8", "by_node, M = 4"))
+        self.assertAlmostEqual(free[0] / direct[0], (4 / 8) / (7 / 8))
+        self.assertAlmostEqual(few[0] / free[0], 1 / 2)
+        self.assertEqual(few[1], direct[1])
+
+    def test_that_of_runs_follows_from_its_row(self):
+        measured = data("ways")["ratio"]
+        self.assertEqual([(own["ranks"], own["experts"], own["k"], own["width"])
+                          for own in measured["cases"]], list(hiding.CASES))
+        for own, row in zip(measured["cases"], cells_of(hiding.ratios_table(measured))):
+            bandwidth, h = 1e9 * measured["gb_per_s"], hiding.SHAPE["hidden_size"]
+            leaves = (own["ranks"] - 1) / own["ranks"]
+            ours, reached = (leaves * 4 * 1e9 * own[rate] / (4.5 * own["width"] * bandwidth)
+                             for rate in ("matmul_gflops", "products_gflops"))
+            book = (own["ranks"] - 1) * 1e9 * own["matmul_gflops"] / (
+                12 * own["experts"] * h * bandwidth / 4)
+            found = own["comm_ms"] / own["compute_ms"]
+            self.assertEqual(row[4:6] + row[8:], [f"{value:.3f}" for value in (
+                book, ours, reached, found)])
+            if own["k"] == own["experts"]:  # even loads: both are made of the same bytes and work
+                self.assertAlmostEqual(found / reached, 1, 2)
+            else:
+                self.assertGreater(found / reached, 0.99)
+
+    def test_that_of_ones_own_machine(self):
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            self.assertEqual(hiding.main(["989", "450", "8", "2048"]), 0)
+        self.assertEqual(said.getvalue(), "t_comm / t_compute: 0.417\n")
+        for wrong in ([], ["1", "1", "1", "1"], ["x", "1", "2", "1"], ["1", "1", "2", "0"]):
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                self.assertEqual(hiding.main(wrong), 2)
+            self.assertIn("try 989 450 8 2048", said.getvalue())
+
+
+def trace_of(steps):
+    """A trace of one rank: steps of 10 ms; in each, rows travel for 4 ms and are waited for 1 ms, and
+    gradients 2 ms."""
+    rank = SimpleNamespace(spans=[], waits=[], communications=[])
+    for step in range(steps):
+        begin = 10000.0 * step
+        rank.spans.append(Span("train_step", "phase", begin, 10000.0, 0, 5000.0, step, 0, 0))
+        for group, duration, exposed in ((1, 4000.0, 1000.0), (2, 3000.0, 2000.0)):
+            name = {1: "ep", 2: "dp"}[group]
+            rank.waits.append(Wait(begin + 5000, exposed, 0, 0, step, group, "all_to_all", step, -1,
+                                   exposed, 0.0))
+            rank.communications.append(Communication(
+                1, begin, duration, step, group, name, "all_to_all", step, -1, 10**6, 10**6, 0, 0))
+    return SimpleNamespace(ranks=[rank], group=lambda _, number: SimpleNamespace(
+        name={1: "ep", 2: "dp"}[number]))
+
+
+class OnTheirWay(unittest.TestCase):
+    """How much of the rows' way shows, and how much crosses nodes."""
+
+    def test_rows_are_told_from_other_messages(self):
+        self.assertEqual(ways.of_rows(trace_of(8)), (4.0, 1.0, 2.0))
+        self.assertEqual([ways.is_of_rows(name) for name in (
+            "ep", "ep_counts", "ep_rail", "edp", "dp", "pp", "mirror")], 3 * [True] + 4 * [False])
+
+    def test_what_is_hidden_follows_from_its_row(self):
+        measured = data("ways")
+        self.assertEqual([own["way"] for own in measured["ways"]], list(ways.WAYS))
+        for own, row in zip(measured["ways"], cells_of(ways.ways_table(measured))):
+            share = 100 * (1 - own["rows_exposed_ms"] / own["rows_ms"])
+            self.assertEqual(row[2:5], [f"{own['rows_ms']:.0f}", f"{own['rows_exposed_ms']:.0f}",
+                                        f"{share:.0f} %"])
+
+    def test_shared_experts_hide_some_and_turns_most(self):
+        hidden = {own["way"]: ways.hidden(own) for own in data("ways")["ways"]}
+        for less, more in (("plain_2", "shared_2"), ("plain_4", "shared_4"),
+                           ("one_by_one", "turns"), ("shared_4", "turns")):
+            self.assertLess(hidden[less] + 0.1, hidden[more], (less, more))
+
+    def test_steps_with_and_without_turns_have_the_same_work(self):
+        (ranks, one), (others, turns) = ways.WAYS["one_by_one"], ways.WAYS["turns"]
+        self.assertEqual((ranks, {**one, "overlap_dispatch": None}), (others, turns))
+        samples = {way: flags["grad_acc_steps"] * ranks // flags.get("pp_size", 1)
+                   for way, (ranks, flags) in ways.WAYS.items() if ranks == 4}
+        self.assertEqual(len(set(samples.values())), 1, samples)
+
+    def test_what_is_drawn_has_a_title(self):
+        drawn = [own["way"] for own in data("timelines")["ways"]]
+        self.assertEqual(drawn, list(ways.DRAWN))
+
+    def test_bytes_between_nodes_are_the_formulas(self):
+        counted = data("nodes")["nodes"]
+        for own in counted["found"]:
+            self.assertEqual((own["between"], own["inside"]),
+                             (own["between_formula"], own["inside_formula"]), own)
+        self.assertNotIn("(", "".join(map("".join, cells_of(nodes.nodes_table(counted)))))
+
+    def test_the_slow_links_time_follows_from_its_bytes(self):
+        steps = data("nodes")["steps"]
+        for own, row in zip(steps, cells_of(nodes.steps_table(steps))):
+            self.assertEqual(row[4], f"{1e3 * own['between'] / (nodes.NET[1] * 1e9):.1f}")
+            self.assertGreater(own["rows_ms"], 0.9 * nodes.slow_link_ms(own))
+
+    def test_what_the_example_prints_is_read(self):
+        said = ("4 nodes of 2 ranks, 64 experts, 8 of a token; KiB\nhead\n"
+                "          1   direct         60.5         61.5          7.0          8.0\n")
+        self.assertEqual(nodes.read(said), {
+            "nodes": 4, "node_size": 2, "experts": 64, "k": 8, "found": [{
+                "route_nodes": 1, "dispatch": "direct", "between": 60.5, "between_formula": 61.5,
+                "inside": 7.0, "inside_formula": 8.0}]})
+
+    def test_the_page_has_its_figures(self):
+        page = (ROOT / "ch06_expert/dispatch.md").read_text(encoding="utf-8")
+        for name in (*draw_dispatch.FIGURES, "classes.svg", "timelines.svg", "timelines_turns.svg"):
+            self.assertIn(f"](figures/{name})", page)
+        self.assertLess(set(draw_dispatch.FIGURES), set(make.SCHEMATICS))
+
+
 class Drawings(unittest.TestCase):
+    def test_every_expert_of_the_token_is_reached(self):
+        for by_node in (False, True):
+            found = draw_dispatch.copies(by_node)
+            reached = {draw_dispatch.HOME}
+            for start, end in found:  # in the order of the way
+                self.assertIn(start, reached)
+                reached.add(end)
+            self.assertLessEqual(set(draw_dispatch.CHOSEN), reached)
+        far = [rank for rank in draw_dispatch.CHOSEN if draw_dispatch.node_of(rank) > 0]
+        self.assertEqual(len(draw_dispatch.crossing(draw_dispatch.copies(False))), len(far))
+        self.assertEqual(len(draw_dispatch.crossing(draw_dispatch.copies(True))), 1)
+
+    def test_a_rank_waits_for_what_nothing_hides(self):
+        def widths(boxes, wanted):
+            return sum(width for kind, _, width in boxes if kind == wanted)
+        alone, shared, turns = draw_dispatch.FORWARD
+        self.assertEqual(widths(alone[1], "wait"), widths(alone[2], "message"))
+        self.assertLess(widths(shared[1], "wait"), widths(alone[1], "wait"))
+        self.assertEqual(widths(turns[1], "wait"), 0)
+
     def test_every_rank_is_in_one_group_of_each_kind(self):
         inner, outer = draw_experts.groups_of(4)
         self.assertEqual(inner, [[0, 1, 2, 3], [4, 5, 6, 7]])

@@ -224,7 +224,7 @@ class Collectives(Traces):
     def test_costs_of_every_kind(self):
         link = Link(10.0, 1.0)
         for kind, expected in (("all_reduce", 6 * 10 + 1500), ("reduce_scatter", 30 + 750),
-                               ("all_gather", 30 + 750), ("all_to_all", 30 + 750),
+                               ("all_gather", 30 + 750), ("all_to_all", 10 + 750),
                                ("broadcast", 30 + 1000), ("barrier", 60)):
             self.assertAlmostEqual(ring_cost(kind, 4, MEGABYTE, link), expected, msg=kind)
             self.assertEqual(ring_cost(kind, 1, MEGABYTE, link), 0, kind)
@@ -405,6 +405,30 @@ class Nodes(Traces):
             script.exchange("all_reduce", MEGABYTE, group=2 + script.rank // 2)
         self.assertAlmostEqual(self.step(everyone), 6 * 100 + 1.5 * 2000)
         self.assertAlmostEqual(self.step(pairs), 2 * 10 + 1000)
+
+    def test_an_all_to_all_takes_both_links_side_by_side(self):
+        def everyone(script):
+            script.exchange("all_to_all", MEGABYTE)
+
+        def rails(script):
+            script.exchange("all_to_all", MEGABYTE, group=4 + script.rank % 2)
+        # Two of four parts cross nodes; three those of a rank that is alone in its node.
+        self.assertAlmostEqual(self.step(everyone), 100 + 2 / 4 * 2000)
+        self.assertAlmostEqual(self.step(everyone, node_size=3), 100 + 3 / 4 * 2000)
+        groups = world(4, _4={"name": "ep_rail", "members": [0, 2]},
+                       _5={"name": "ep_rail", "members": [1, 3]})
+        self.assertAlmostEqual(self.step(rails, groups=groups), 100 + 1 / 2 * 2000)
+
+    def test_an_all_to_all_keeps_no_link_that_it_does_not_take(self):
+        def program(script):
+            far = script.queue("all_to_all", MEGABYTE, group=4 + script.rank % 2)
+            script.exchange("all_to_all", MEGABYTE, group=2 + script.rank // 2)
+            script.wait(far)
+        groups = world(4, **self.PAIR, _4={"name": "ep_rail", "members": [0, 2]},
+                       _5={"name": "ep_rail", "members": [1, 3]})
+        result = self.replay(self.record(program, 4, groups), self.LINKS, node_size=2)
+        for rank in result.ranks:
+            self.assert_times(rank.communications, [(0, 1100), (0, 510)])
 
     def test_messages_take_the_link_between_their_ends(self):
         def program(script, ends):
@@ -1037,6 +1061,20 @@ found = [[box.y0 - line, box.y1 - line] for box in boxes]
                 for a, b in zip(now, then):
                     self.assertLessEqual(abs(a.begin + begin - b.begin), 1)
                     self.assertLessEqual(abs(a.duration - b.duration), 1)
+
+    def test_a_part_of_a_step_has_what_happens_in_it(self):
+        whole = {"step": 7, "ms": 0.5, "ranks": [{
+            "waited": 0.25, "phases": [["train_step", 0, 500], ["forward", 10, 90],
+                                       ["backward", 120, 300]],
+            "waits": [[20, 40, 0, 20], [150, 170, 5, 15]],
+            "messages": [[30, 120, "dp", "all_reduce"], [300, 400, "dp", "all_reduce"]],
+            "freed": [99, 100, 199, 200]}]}
+        part = timelines.part(whole, 100, 100)
+        self.assertEqual((part["step"], part["ms"], part["whole_ms"]), (7, 0.1, 0.5))
+        self.assertEqual(part["ranks"], [{
+            "waited": 0.25, "phases": [["train_step", -100, 400], ["backward", 20, 200]],
+            "waits": [[50, 70, 5, 15]], "messages": [[-70, 20, "dp", "all_reduce"]],
+            "freed": [0, 99]}])
 
     def test_timelines_of_several_ways_stand_on_one_axis(self):
         self.pipeline()

@@ -38,8 +38,9 @@ def draw(record, titles):
     for panel, way, of_way, rows, lane in zip(axes, ways, ranks, placed, lanes):
         seen.update(timeline.draw_ranks(panel, lane, of_way, rows, colors, (0, 1000 * longest)))
         timeline.label_lanes(panel, lane, [rank["waited"] for rank in way["ranks"]])
-        panel.annotate(f"{titles[way['way']]}: {way['ms']:.0f} ms", (0, 1), xytext=(0, 5),
-                       xycoords="axes fraction", textcoords="offset points", fontsize=11)
+        panel.annotate(f"{titles[way['way']]}: {way.get('whole_ms', way['ms']):.0f} ms", (0, 1),
+                       xytext=(0, 5), xycoords="axes fraction", textcoords="offset points",
+                       fontsize=11)
         panel.set_xlim(0, 1.01 * longest)
         # What was begun in the step and ended in the next one is cut off where the step ends.
         step = TransformedBbox(Bbox(list(zip((0, way["ms"]), sorted(panel.get_ylim())))),
@@ -50,13 +51,14 @@ def draw(record, titles):
             panel.spines["bottom"].set_visible(False)
             panel.tick_params(axis="x", labelbottom=False, length=0)
     axes[-1].xaxis.set_major_locator(MaxNLocator(7))
-    axes[-1].set_xlabel("ms since the step began")
+    parts = any("whole_ms" in way for way in ways)
+    axes[-1].set_xlabel("ms" if parts else "ms since the step began")
     done = timeline.in_order(seen)
     waits = {name: done.pop(name) for name in timeline.WAITS if name in done}
     below = 44
     for row in (done, waits, timeline.collectives(
             [rank.communications for of_way in ranks for rank in of_way], colors)):
         below = style.legend(axes[-1], style.patches(row), below)
-    style.heading(axes[0], "One step of each way, on one time axis", circumstances(record, titles),
-                  26)
+    what = "A part of a step of each way" if parts else "One step of each way, on one time axis"
+    style.heading(axes[0], what, circumstances(record, titles), 26)
     return fig

@@ -1,0 +1,139 @@
+"""How much of the rows' way to experts and back shows: with nothing beside it, with shared experts, and
+with two micro-batches in turns.
+
+Two ranks are measured on an emulated link, on which rows take a given share of the step that hides
+nothing. All are replayed on it, with a core for every rank.
+"""
+import statistics
+import tempfile
+from pathlib import Path
+
+from tools import timelines, trace
+from tools.base import say
+from tools.short_runs import table
+from tools.steady import SKIPPED_STEPS, on_links, steady, train
+
+SHAPE = {"hidden_size": 192, "num_heads": 4, "num_kv_heads": 4, "num_layers": 4, "seq_len": 128,
+         "ffn_hidden_size": 384, "num_experts": 8, "num_experts_per_tok": 2,
+         "moe_ffn_hidden_size": 192, "micro_batch_size": 1, "steps": 9, "trace_steps": 9}
+ALONE = {"grad_acc_steps": 8}
+SHARED = {**ALONE, "num_shared_experts": 1}
+# As many samples in a step as four ranks have without stages.
+DUALPIPE = {"pp_size": 2, "pp_schedule": "dualpipe", "grad_acc_steps": 16}
+TURNS = {**DUALPIPE, "overlap_dispatch": None}
+# {way: (ranks, flags)}; the ranks of a stage share out its experts.
+WAYS = {"plain_2": (2, ALONE), "shared_2": (2, SHARED), "plain_4": (4, ALONE),
+        "shared_4": (4, SHARED), "one_by_one": (4, DUALPIPE), "turns": (4, TURNS),
+        "turns_shared": (4, {**TURNS, "num_shared_experts": 1})}
+NAMES = {"plain_2": "nothing", "shared_2": "shared experts", "plain_4": "nothing",
+         "shared_4": "shared experts", "one_by_one": "`dualpipe`, one pass at a time",
+         "turns": "`dualpipe`, two passes in turns", "turns_shared": "the same, and shared experts"}
+MEASURED = ("plain_2", "shared_2")  # as many ranks as cores
+DRAWN = ("plain_2", "shared_2", "one_by_one", "turns")
+AT, PART_US = 0.4, 60000            # from where in a step, and for how long
+ROUNDS = 3                          # of those, in turns
+LATENCY_US, SHARE = 100, 0.35       # of the step
+
+
+def run(chapter, run_dir, way, **more):
+    """A few traced steps; the trace."""
+    ranks, flags = WAYS[way]
+    return train(chapter, run_dir, ranks, ep_size=ranks // flags.get("pp_size", 1),
+                 **{**SHAPE, **flags, **more})
+
+
+def is_of_rows(group):
+    """Whether rows or their counts travel over it."""
+    return group.startswith("ep")
+
+
+def of_rows(recorded):
+    """Of a later step, in ms: (rows and counts on their way, of that exposed, other messages exposed);
+    means over ranks, medians over steps."""
+    found = []
+    for step, groups in list(trace.exposed_by_group(recorded).items())[SKIPPED_STEPS:]:
+        way = statistics.fmean(sum(item.duration for item in rank.communications
+                                   if item.step == step and is_of_rows(item.dimension))
+                               for rank in recorded.ranks)
+        exposed = {name: statistics.fmean(of_ranks) for name, of_ranks in groups.items()}
+        rows = sum(value for name, value in exposed.items() if is_of_rows(name))
+        found.append((way / 1000, rows / 1000, (sum(exposed.values()) - rows) / 1000))
+    return tuple(map(statistics.median, zip(*found)))
+
+
+def link_for(recorded):
+    """The --link on which what travels of a recorded run would take SHARE of its step."""
+    free = on_links(recorded, "node=0,1")  # bytes alone, at 1 GB/s
+    step, exposed = steady(free)
+    at_one = of_rows(free)[0]
+    messages = sum(is_of_rows(item.dimension) for item in recorded.ranks[0].communications) \
+        / len(trace.steps(recorded))
+    wanted = (step - exposed) * SHARE / (1 - SHARE) - messages * LATENCY_US / 1000
+    return f"node={LATENCY_US},{at_one / wanted:.3g}"
+
+
+def of_a_step(recorded, prefix=""):
+    """What a later step took, in ms."""
+    names = ("step_ms", "rows_ms", "rows_exposed_ms", "others_exposed_ms")
+    return {prefix + name: round(value, 3)
+            for name, value in zip(names, (steady(recorded)[0], *of_rows(recorded)))}
+
+
+def measure(chapter, keep):
+    """Steps of every way; calls keep(way, replayed trace) for those that are drawn."""
+    with tempfile.TemporaryDirectory(prefix="book_ways_") as scratch:
+        say("book: rows of experts on an emulated link")
+        link = link_for(run(chapter, Path(scratch) / "unlinked", "plain_2"))
+        measured = {way: [] for way in MEASURED}
+        for number in range(ROUNDS):
+            for way, rounds in measured.items():
+                rounds.append(of_a_step(run(chapter, Path(scratch) / f"{way}_{number}", way,
+                                            link=link), "measured_"))
+        found = []
+        for way in WAYS:
+            say(f"book: rows of experts, to be replayed: {way}")
+            laid_out = on_links(run(chapter, Path(scratch) / way, way), link)
+            if way in DRAWN:
+                keep(way, laid_out)
+            found.append({"way": way, "ranks": WAYS[way][0], **of_a_step(laid_out),
+                          **of_rounds(measured.get(way, []))})
+        return {"link": link, "ways": found}
+
+
+def of_rounds(rounds):
+    """Medians of what of_a_step() measured in each round, and the range of the steps."""
+    if not rounds:
+        return {}
+    steps = [own["measured_step_ms"] for own in rounds]
+    return {**{name: statistics.median(own[name] for own in rounds) for name in rounds[0]},
+            "measured_range_ms": [min(steps), max(steps)]}
+
+
+def drawn_part(record):
+    """A part of a step's record, from where rank 0 begins a forward pass."""
+    begins = [begin for name, begin, _ in record["ranks"][0]["phases"] if name == "forward"]
+    wanted = AT * 1000 * record["ms"]
+    return timelines.part(record, min(begins, key=lambda begin: abs(begin - wanted)), PART_US)
+
+
+def hidden(own):
+    """The share of the rows' way under which something was computed."""
+    return 1 - own["rows_exposed_ms"] / own["rows_ms"]
+
+
+def ways_table(measured):
+    """What is left of the rows' way, and of the step."""
+    rows = []
+    for own in measured["ways"]:
+        on_cores = ["", ""]
+        if "measured_step_ms" in own:
+            on_cores = [f"{own['measured_rows_exposed_ms']:.0f}", "{:.0f} ({:.0f} to {:.0f})".format(
+                own["measured_step_ms"], *own["measured_range_ms"])]
+        rows.append([str(own["ranks"]), NAMES[own["way"]], f"{own['rows_ms']:.0f}",
+                     f"{own['rows_exposed_ms']:.0f}", f"{100 * hidden(own):.0f} %",
+                     f"{own['others_exposed_ms']:.0f}", f"{own['step_ms']:.0f}", *on_cores])
+    return table(["ranks", "beside the rows", "rows travel, ms", "exposed", "hidden",
+                  "others exposed", "step, ms", "measured: exposed", "step, ms"], rows,
+                 f"Replayed on `{measured['link']}` (us, GB/s) with a core for each rank. Measured on that "
+                 f"emulated link: medians of {ROUNDS} rounds, in brackets the shortest and the longest. "
+                 "Rows with their counts, means of the ranks; others are gradients and what stages send.")
