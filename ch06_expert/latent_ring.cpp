@@ -192,7 +192,8 @@ LatentRing::Gradients LatentRing::backward_latents(const Tensor& dout, const Ten
                                                    const Pass& pass) const {
   const auto reads = [&](int step) { return sees(pass, keys_of_step(step, pass)); };
   const Tensor dq = Tensor::zeros(saved.qkv.shape(), accumulate_dtype(dout.dtype()));
-  std::optional<ExpandedKeys> keys(std::in_place, group(), latents, expansion_, reads, true);
+  std::optional<ExpandedKeys> keys(std::in_place, group(), latents, expansion_, reads,
+                                   /*made_before=*/true);
   CompressedGradients gradients(group(), latents, *keys, expansion_);
   backward_steps(dq, dout, *keys, gradients, saved, pass);
   keys.reset();
