@@ -44,7 +44,6 @@ Tensor gather_heads(const Tensor& dkv, DType dtype, const MlaShape& shape) {
   return dexpanded;
 }
 
-// [shared_key]
 Tensor shared_key_gradient(const Tensor& dkv, DType acc, const MlaShape& shape) {
   const int64_t B = dkv.size(0), S = dkv.size(1), N = dkv.size(2) / 2;
   const int64_t nope = shape.qk_nope_head_dim, rope = shape.qk_rope_head_dim;
@@ -55,7 +54,6 @@ Tensor shared_key_gradient(const Tensor& dkv, DType acc, const MlaShape& shape) 
   }
   return sum;
 }
-// [shared_key]
 // [spread]
 
 // [expand]
@@ -192,7 +190,8 @@ LatentRing::Gradients LatentRing::backward_latents(const Tensor& dout, const Ten
                                                    const Pass& pass) const {
   const auto reads = [&](int step) { return sees(pass, keys_of_step(step, pass)); };
   const Tensor dq = Tensor::zeros(saved.qkv.shape(), accumulate_dtype(dout.dtype()));
-  std::optional<ExpandedKeys> keys(std::in_place, group(), latents, expansion_, reads, true);
+  std::optional<ExpandedKeys> keys(std::in_place, group(), latents, expansion_, reads,
+                                   /*made_before=*/true);
   CompressedGradients gradients(group(), latents, *keys, expansion_);
   backward_steps(dq, dout, *keys, gradients, saved, pass);
   keys.reset();
