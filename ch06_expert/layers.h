@@ -133,8 +133,9 @@ class CoreAttention {
   int64_t head_dim() const { return head_dim_; }      ///< D
   double scale() const { return scale_; }             ///< of the scores
   // [scale_scores]
-  void scale_scores(double factor) { scale_ *= factor; }  ///< besides by 1 / sqrt(D)
-                                                          // [scale_scores]
+  /// Multiplies scores by a factor besides 1 / sqrt(D).
+  void scale_scores(double factor) { scale_ *= factor; }
+  // [scale_scores]
 
  protected:
   Tensor q_of(const Tensor& qkv) const { return qkv.narrow(2, 0, heads_); }
