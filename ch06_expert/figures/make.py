@@ -10,8 +10,7 @@ from . import balance, claims, counts, draw_experts, memory, speed
 
 SCHEMATICS = draw_experts.FIGURES
 DRAWINGS = (("plot_balance", "balance.json", "balance"), ("plot_beside", "beside.json", "beside"))
-PROVENANCE = {"provenance.md": ("demo", "memory", "counts", "balance", "beside",
-                                "bench")}  # {page's line: its data}
+PROVENANCE = {"provenance.md": ("demo", "memory", "counts", "balance", "beside")}  # {page's line: its data}
 CLAIMS = {"claims.md": ("Q6.1", "Q6.2", "Q6.3", "Q6.4", "Q6.5")}
 DEMO = {"num_experts": 8, "moe_ffn_hidden_size": 256, "ep_size": 2, "balance": "bias",
         "micro_batch_size": 4}
