@@ -42,8 +42,9 @@ def maker(chapter):
     nothing."""
     found = {"measure": lambda *_: None, "demo": lambda *_: {}, "rerun": lambda *_: {},
              "count": lambda *_: {}, "texts": lambda _: {}, "DRAWINGS": (), "SCHEMATICS": {},
-             "DEMO": {}, "BENCH_PROGRAMS": (), "BENCH_CONFIGS": {}, "BENCH_SHARED": None, "BENCH_ALONE": False,
-             "bench": lambda *_: {}, "bench_lines": lambda _: [], "bench_text": lambda _: []}
+             "DEMO": {}, "BENCH_PROGRAMS": (), "BENCH_CONFIGS": {}, "BENCH_SHARED": None,
+             "BENCH_ALONE": False, "bench": lambda *_: {}, "bench_lines": lambda _: [],
+             "bench_text": lambda _: []}
     if (ROOT / chapter.name / "figures" / "make.py").exists():
         found.update(vars(importlib.import_module(f"{chapter.name}.figures.make")))
     return SimpleNamespace(**found)

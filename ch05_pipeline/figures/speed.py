@@ -18,7 +18,7 @@ MICRO_BATCHES = 8
 MODELS = {name: {**config, "micro_batch_size": 1, "grad_acc_steps": MICRO_BATCHES}
           for name, config in CONFIGS.items()}
 PROFILED = "B"          # whose steps are traced
-RANKS, STEPS = (1, 2), 8
+RANKS, STEPS = (1, 2), 5
 GOAL = 0.95             # of the speed that the bubble leaves
 MOST_OUTSIDE = 0.01     # of a step
 

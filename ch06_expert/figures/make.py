@@ -11,7 +11,7 @@ from . import (balance, claims, counts, draw_dispatch, draw_experts, hiding, mem
 SCHEMATICS = {**draw_experts.FIGURES, **draw_dispatch.FIGURES}
 DRAWINGS = (("plot_balance", "balance.json", "balance"), ("plot_beside", "beside.json", "beside"),
             ("plot_nodes", "nodes.json", "classes"), ("plot_timelines", "timelines.json", ""))
-PROVENANCE = {"provenance.md": ("demo", "memory", "counts", "balance", "beside", "bench"),
+PROVENANCE = {"provenance.md": ("demo", "memory", "counts", "balance", "beside"),
               "provenance_dispatch.md": ("ways", "nodes")}  # {page's line: its data}
 CLAIMS = {"claims.md": ("Q6.1", "Q6.2", "Q6.3", "Q6.4", "Q6.5")}
 DEMO = {"num_experts": 8, "moe_ffn_hidden_size": 256, "ep_size": 2, "balance": "bias",

@@ -175,10 +175,23 @@ def lines(record):
 
 
 def page(record):
-    """What stands on the page: the tables, or what makes them."""
+    """What stands on the page: ratios, or what measures them."""
     if "experts" not in record:
-        return "`./book bench ch06 --json ch06_expert/figures/bench.json` makes these tables.\n"
-    return layer_table(record) + "\n" + ep_table(record)
+        return "Not measured yet: `./book bench ch06 --json ch06_expert/figures/bench.json`.\n"
+    shared, host = (f"{{}}_{RANKS}", "{}_1"), record["machine"]
+    rows = [[f"{own['config']} {own['dtype']}", _cell(layer_ratio(own, "text")),
+             _cell(layer_ratio(own, "random")), _cell(step_ratio(own, "text", "dense")),
+             *(_cell(step_ratio(own, *(case.format(way) for case in shared)))
+               for way in ("text", "all")),
+             f"{_median(own, f'text_{RANKS}', 'load_of_rank'):.2f}"] for own in record["experts"]]
+    return table(["tokens/s", "layer over dense", "nearly even load", "step over dense",
+                  f"`ep` = {RANKS} over 1", "even load", "fuller rank"], rows,
+                 f"{EXPERTS} experts, `k` = {CHOSEN}, each 1/{CHOSEN} as wide as the dense MLP; {LAYERS} "
+                 "layers of the widths of A and B. Medians of runs in turns, in brackets the lowest "
+                 "and the highest; the speeds are in [bench.md](../ch06_expert/figures/bench.md). Nearly even: on "
+                 f"random bytes. Even: {CHOSEN} experts, both chosen by every token. Fuller rank: its "
+                 f"rows over their mean, on text. {host['cpu']}, {host['threads']} threads, "
+                 f"{' '.join(host['isa'])}; commit {record['commit'][:12]}, {record['date'][:10]}.")
 
 
 def text(record):

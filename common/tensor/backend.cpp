@@ -109,7 +109,7 @@ void Backend::grouped_linear_backward_weight(Tensor dweights, const Tensor& dy, 
       if (!accumulate) fill(dweight, 0);
       return;
     }
-    // Sums of two products are rounded twice.
+    // In a narrower dtype the sums of two products would be rounded twice.
     const bool exact = dweights.dtype() == accumulate_dtype(x.dtype());
     const int64_t rest = exact ? count % unit_of_rows(count) : 0;
     const auto sum_rows = [&](int64_t first, int64_t rows, bool add) {

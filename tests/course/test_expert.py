@@ -11,12 +11,15 @@ import sys
 import unittest
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from ch06_expert.figures import (  # noqa: E402  (the path comes first)
-    balance, claims, counts, draw_dispatch, draw_experts, hiding, make, memory, nodes, ways)
+    balance, claims, counts, draw_dispatch, draw_experts, hiding, make, memory, nodes, speed,
+    ways)
+from tools import bench  # noqa: E402
 from tools.trace import Communication, Span, Wait  # noqa: E402
 
 SHAPE = {"hidden_size": 10, "num_layers": 3, "first_dense_layers": 1, "num_experts": 4,
@@ -52,6 +55,47 @@ class Formulas(unittest.TestCase):
             self.assertEqual(found["most"], allowed)
             self.assertLess(found["once"], free["once"])
             self.assertAlmostEqual(found["rows"] / free["rows"], 1, 1)
+
+
+class Speed(unittest.TestCase):
+    def test_a_token_meets_as_much_as_in_the_dense_layer(self):
+        for name, config in speed.MODELS.items():
+            self.assertEqual(bench.active_width(config), bench.CONFIGS[name]["ffn_hidden_size"])
+        for dtype in bench.DTYPES:
+            for kind, ranks, flags in speed._cases("A", dtype, Path()).values():
+                self.assertEqual(bench.active_width(flags), bench.CONFIGS["A"]["ffn_hidden_size"])
+                self.assertEqual(ranks * flags["micro_batch_size"],
+                                 bench.CONFIGS["A"]["micro_batch_size"])
+                self.assertEqual(kind == "mixture", "num_experts" in flags)
+
+    def test_the_bound_is_that_of_the_dense_layer(self):
+        with mock.patch.object(bench.limits, "op_bench", return_value={"bound_ms": 2.0}) as asked:
+            bench._bound(speed.MODELS["A"], "f32")
+        asked.assert_called_once_with("bound", **bench.CONFIGS["A"], dtype="f32")
+
+    def test_load_of_experts_and_of_ranks(self):
+        self.assertEqual(speed.over_mean([6, 1, 1, 0]), 3)
+        self.assertEqual(speed.of_ranks([6, 1, 1, 0]), [7, 1])
+
+    def test_ratios_are_of_each_round(self):
+        def turn(dense, experts):
+            return {"dense": {"layer_ms": dense, "tokens_per_s": 100},
+                    "text": {"layer_ms": experts, "tokens_per_s": 80}}
+        own = {"rounds": [turn(8, 10), turn(9, 10), turn(20, 40)]}
+        self.assertEqual(speed.layer_ratio(own, "text"), {"median": 0.8, "min": 0.5, "max": 0.9})
+        self.assertEqual(speed.step_ratio(own, "text", "dense")["median"], 0.8)
+
+    def test_the_page_says_what_measures_it_before_there_is_a_record(self):
+        self.assertIn("./book bench ch06", speed.page({}))
+        case = {"layer_ms": 1, "tokens_per_s": 1, "load": 1.5, "load_of_rank": 1.25}
+        cases = {name: case for name in speed._cases("A", "f32", Path())}
+        record = {"experts": [{"config": "A", "dtype": "f32", "rounds": [cases]}], "commit": "0" * 40,
+                  "date": "2026-01-02", "machine": {"cpu": "A CPU", "threads": 2, "isa": ["avx2"]}}
+        ratio = "1.00 (1.00–1.00)"
+        self.assertIn(f"| A f32 | {' | '.join([ratio] * 5)} | 1.25 |\n", speed.page(record))
+        self.assertIn(f"| A f32 | 1.0 | 1.0 | {ratio} | 1.5 | {ratio} | 1.5 | {ratio} |",
+                      speed.lines(record))
+        self.assertEqual(len(list(speed.text(record))), 4)
 
 
 class Records(unittest.TestCase):
