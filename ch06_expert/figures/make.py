@@ -82,6 +82,8 @@ def texts(folder):
         found.update({"hiding.md": hiding.large_table(data["nodes"]["copies"]),
                       "classes.md": nodes.nodes_table(data["nodes"]["nodes"]),
                       "node_steps.md": nodes.steps_table(data["nodes"]["steps"])})
+    if "ratio" in data.get("ways", {}) and "nodes" in data.get("nodes", {}):
+        found["claims_dispatch.md"] = claims.dispatch_table(data["ways"], data["nodes"]["nodes"])
     if "balance" in data:
         found["load.md"] = balance.balance_table(data["balance"])
     if (folder / "demo.txt").exists():

@@ -116,6 +116,10 @@ def drawn_part(record):
     return timelines.part(record, min(begins, key=lambda begin: abs(begin - wanted)), PART_US)
 
 
+def find(measured, way):
+    return next(own for own in measured["ways"] if own["way"] == way)
+
+
 def hidden(own):
     """The share of the rows' way under which something was computed."""
     return 1 - own["rows_exposed_ms"] / own["rows_ms"]

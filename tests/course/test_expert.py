@@ -223,6 +223,25 @@ class OnTheirWay(unittest.TestCase):
                 "route_nodes": 1, "dispatch": "direct", "between": 60.5, "between_formula": 61.5,
                 "inside": 7.0, "inside_formula": 8.0}]})
 
+    def test_the_claims_follow_from_the_data(self):
+        def rows(one=90.0, turns=5.0, few=1.0, comm=4.0):
+            counted = {"nodes": 4, "found": [
+                {"dispatch": way, "route_nodes": number, "between": size}
+                for way, sizes in (("direct", (5.0, 5.0)), ("by_node", (few, 4.0)))
+                for number, size in zip((1, 4), sizes)]}
+            case = {"ranks": 2, "experts": 2, "products_gflops": 1.0, "comm_ms": comm,
+                    "compute_ms": 1.0}
+            measured = {"ways": [{"way": "one_by_one", "rows_ms": 100.0, "rows_exposed_ms": one},
+                                 {"way": "turns", "rows_ms": 100.0, "rows_exposed_ms": turns}],
+                        "ratio": {"gb_per_s": 1.0, "cases": [case]}}
+            return cells_of(claims.dispatch_table(measured, counted))
+        self.assertEqual([row[4] for row in rows()],
+                         ["`direct` **no**, `by_node` yes", "yes", "**no**"])
+        self.assertEqual(rows(few=4.0)[0][4], "`direct` **no**, `by_node` **no**")
+        self.assertEqual(rows(turns=40.0)[1][4], "**no**")
+        book = hiding.of_book(2, 2, hiding.SHAPE["hidden_size"], 1e9, 1e9, hiding.VALUE_BYTES)
+        self.assertEqual(rows(comm=book)[2][3:5], ["1.0 to 1.0", "yes"])
+
     def test_the_page_has_its_figures(self):
         page = (ROOT / "ch06_expert/dispatch.md").read_text(encoding="utf-8")
         for name in (*draw_dispatch.FIGURES, "classes.svg", "timelines.svg", "timelines_turns.svg"):
