@@ -77,6 +77,7 @@ def texts(folder):
                       for name, numbers in CLAIMS.items()})
     if "ratio" in data.get("ways", {}):
         found.update({"ways.md": ways.ways_table(data["ways"]),
+                      "faster.md": ways.faster_table(data["ways"]),
                       "ratios.md": hiding.ratios_table(data["ways"]["ratio"])})
     if "nodes" in data.get("nodes", {}):
         found.update({"hiding.md": hiding.large_table(data["nodes"]["copies"]),

@@ -8,7 +8,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from tools import timelines, trace
+from tools import replay, timelines, trace
 from tools.base import say
 from tools.short_runs import table
 from tools.steady import SKIPPED_STEPS, on_links, steady, train
@@ -33,6 +33,7 @@ DRAWN = ("plain_2", "shared_2", "one_by_one", "turns")
 AT, PART_US = 0.4, 60000            # from where in a step, and for how long
 ROUNDS = 3                          # of those, in turns
 LATENCY_US, SHARE = 100, 0.35       # of the step
+FASTER = (1, 2, 4, 8)               # links of so many times the bandwidth
 
 
 def run(chapter, run_dir, way, **more):
@@ -72,6 +73,12 @@ def link_for(recorded):
     return f"node={LATENCY_US},{at_one / wanted:.3g}"
 
 
+def faster(link, times):
+    """A link of so many times the bandwidth."""
+    latency, bandwidth = replay.parse_link(link)[1]
+    return f"node={latency:g},{times * bandwidth:g}"
+
+
 def of_a_step(recorded, prefix=""):
     """What a later step took, in ms."""
     names = ("step_ms", "rows_ms", "rows_exposed_ms", "others_exposed_ms")
@@ -92,11 +99,14 @@ def measure(chapter, keep):
         found = []
         for way in WAYS:
             say(f"book: rows of experts, to be replayed: {way}")
-            laid_out = on_links(run(chapter, Path(scratch) / way, way), link)
+            recorded = run(chapter, Path(scratch) / way, way)
+            laid_out = on_links(recorded, link)
             if way in DRAWN:
                 keep(way, laid_out)
             found.append({"way": way, "ranks": WAYS[way][0], **of_a_step(laid_out),
-                          **of_rounds(measured.get(way, []))})
+                          **of_rounds(measured.get(way, [])),
+                          "faster": [of_a_step(on_links(recorded, faster(link, times)))
+                                     for times in FASTER]})
         return {"link": link, "ways": found}
 
 
@@ -141,3 +151,13 @@ def ways_table(measured):
                  f"Replayed on `{measured['link']}` (us, GB/s) with a core for each rank. Measured on that "
                  f"emulated link: medians of {ROUNDS} rounds, in brackets the shortest and the longest. "
                  "Rows with their counts, means of the ranks; others are gradients and what stages send.")
+
+
+def faster_table(measured):
+    """The share of the rows' way that is hidden, by the bandwidth."""
+    rows = [[str(own["ranks"]), NAMES[own["way"]], *(f"{100 * hidden(case):.0f} %"
+                                                     for case in own["faster"])]
+            for own in measured["ways"]]
+    return table(["ranks", "beside the rows", *(f"bandwidth × {times}" for times in FASTER)], rows,
+                 "The share of the rows' way that is hidden: the same runs, replayed on links of so many "
+                 "times the bandwidth.")

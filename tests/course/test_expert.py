@@ -185,6 +185,15 @@ class OnTheirWay(unittest.TestCase):
             self.assertEqual(row[2:5], [f"{own['rows_ms']:.0f}", f"{own['rows_exposed_ms']:.0f}",
                                         f"{share:.0f} %"])
 
+    def test_a_faster_link(self):
+        self.assertEqual(ways.faster("node=100,0.15", 4), "node=100,0.6")
+        for own in data("ways")["ways"]:
+            first, *others = own["faster"]
+            self.assertEqual(len(others), len(ways.FASTER) - 1)
+            self.assertEqual(first, {name: own[name] for name in first})
+            for slow, fast in zip(own["faster"], others):
+                self.assertLess(fast["rows_ms"], slow["rows_ms"])
+
     def test_shared_experts_hide_some_and_turns_most(self):
         hidden = {own["way"]: ways.hidden(own) for own in data("ways")["ways"]}
         for less, more in (("plain_2", "shared_2"), ("plain_4", "shared_4"),
