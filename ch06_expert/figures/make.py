@@ -78,6 +78,7 @@ def texts(folder):
     if "ratio" in data.get("ways", {}):
         found.update({"ways.md": ways.ways_table(data["ways"]),
                       "faster.md": ways.faster_table(data["ways"]),
+                      "left.md": ways.left_table(data["ways"]),
                       "ratios.md": hiding.ratios_table(data["ways"]["ratio"])})
     if "nodes" in data.get("nodes", {}):
         found.update({"hiding.md": hiding.large_table(data["nodes"]["copies"]),

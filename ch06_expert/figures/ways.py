@@ -62,6 +62,25 @@ def of_rows(recorded):
     return tuple(map(statistics.median, zip(*found)))
 
 
+def left_of(recorded):
+    """Of what is exposed of rows in a later step, in ms: [counts, of passes without a partner, of two
+    passes in turns]; means over ranks, medians over steps."""
+    found = {}
+    for number, rank in enumerate(recorded.ranks):
+        passes = [(span.begin, span.begin + span.duration) for span in rank.spans
+                  if span.category == "phase" and span.name in ("forward", "backward")]
+        for wait in rank.waits:
+            group = recorded.group(number, wait.group).name
+            if not is_of_rows(group):
+                continue
+            around = sum(begin <= wait.begin < end for begin, end in passes)
+            kind = 0 if group.endswith("counts") else min(around, 2)
+            own = found.setdefault(wait.step, [0.0, 0.0, 0.0])
+            own[kind] += wait.exposed / 1000 / len(recorded.ranks)
+    return [round(statistics.median(values), 3)
+            for values in zip(*[found[step] for step in sorted(found)[SKIPPED_STEPS:]])]
+
+
 def link_for(recorded):
     """The --link on which what travels of a recorded run would take SHARE of its step."""
     free = on_links(recorded, "node=0,1")  # bytes alone, at 1 GB/s
@@ -105,8 +124,9 @@ def measure(chapter, keep):
                 keep(way, laid_out)
             found.append({"way": way, "ranks": WAYS[way][0], **of_a_step(laid_out),
                           **of_rounds(measured.get(way, [])),
-                          "faster": [of_a_step(on_links(recorded, faster(link, times)))
-                                     for times in FASTER]})
+                          "faster": [{**of_a_step(laid_out), "left_ms": left_of(laid_out)}
+                                     for times in FASTER
+                                     for laid_out in [on_links(recorded, faster(link, times))]]})
         return {"link": link, "ways": found}
 
 
@@ -151,6 +171,19 @@ def ways_table(measured):
                  f"Replayed on `{measured['link']}` (us, GB/s) with a core for each rank. Measured on that "
                  f"emulated link: medians of {ROUNDS} rounds, in brackets the shortest and the longest. "
                  "Rows with their counts, means of the ranks; others are gradients and what stages send.")
+
+
+def left_table(measured):
+    """What is left of the rows' way where passes run in turns, by the bandwidth."""
+    rows = []
+    for number, times in enumerate(FASTER):
+        own = find(measured, "turns")["faster"][number]
+        rows.append([f"× {times}", f"{own['rows_ms']:.1f}", f"{own['rows_exposed_ms']:.1f}",
+                     *(f"{value:.1f}" for value in own["left_ms"])])
+    return table(["bandwidth", "rows travel, ms", "exposed", "counts", "of passes without a partner",
+                  "of passes in turns"], rows,
+                 f"{NAMES['turns']}: what is exposed in a step, and of what, on links of so many times the "
+                 "bandwidth.")
 
 
 def faster_table(measured):

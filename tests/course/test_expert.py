@@ -185,12 +185,29 @@ class OnTheirWay(unittest.TestCase):
             self.assertEqual(row[2:5], [f"{own['rows_ms']:.0f}", f"{own['rows_exposed_ms']:.0f}",
                                         f"{share:.0f} %"])
 
+    def test_whose_rows_are_left(self):
+        recorded = trace_of(8)
+        for step in range(8):  # two passes in turns, of which one is over; and one with none beside
+            begin = 10000.0 * step
+            for name, start, end in (("forward", 4000, 5500), ("backward", 4500, 9000)):
+                recorded.ranks[0].spans.append(
+                    Span(name, "phase", begin + start, end - start, 0, 0, step, 0, 0))
+            for start, group in ((6000, 1), (7000, 3)):
+                recorded.ranks[0].waits.append(Wait(begin + start, 500.0, 0, 0, step, group,
+                                                    "all_to_all", step, -1, 500.0, 0.0))
+        names = {1: "ep", 2: "dp", 3: "ep_counts"}
+        recorded.group = lambda _, number: SimpleNamespace(name=names[number])
+        self.assertEqual(ways.left_of(recorded), [0.5, 0.5, 1.0])
+
     def test_a_faster_link(self):
         self.assertEqual(ways.faster("node=100,0.15", 4), "node=100,0.6")
         for own in data("ways")["ways"]:
             first, *others = own["faster"]
             self.assertEqual(len(others), len(ways.FASTER) - 1)
-            self.assertEqual(first, {name: own[name] for name in first})
+            self.assertEqual({name: first[name] for name in first if name in own},
+                             {name: own[name] for name in first if name in own})
+            for case in own["faster"]:  # medians of parts beside the median of their sum
+                self.assertAlmostEqual(sum(case["left_ms"]) / case["rows_exposed_ms"], 1, delta=0.15)
             for slow, fast in zip(own["faster"], others):
                 self.assertLess(fast["rows_ms"], slow["rows_ms"])
 
