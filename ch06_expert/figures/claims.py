@@ -1,9 +1,10 @@
 """The book's claims about expert parallelism, each beside what was found here."""
 from tools.short_runs import table
 
-from . import counts, memory
+from . import counts, hiding, memory, nodes, ways
 
 EXACT = 1e-12  # relative difference of what is equal but for rounding in f64
+NEARLY = 0.1   # of a message's time: what shows where it is hidden
 
 
 def verdict(holds):
@@ -73,3 +74,42 @@ def _repeated(estimated):
     one, many = (_case(estimated["ep"], size)["flops"] for size in (1, ep))
     return (f"{ep}; 1", f"{ep}; {many / one:.2f}", verdict(abs(many / one - 1) < 0.01),
             f"attention of {ep} ranks with the same tokens; work of a rank here, over that without `ep`")
+
+
+def dispatch_table(on_their_way, on_nodes):
+    """The claims about what hides rows and what shortens their way; of ways.json and nodes.json."""
+    rows = [["Q6.4", "few nodes for a token: less leaves a node", *_between(on_nodes)],
+            ["", "DualPipe hides the all-to-all nearly completely", *_under_computing(on_their_way)],
+            ["", "`t_comm / t_compute = (EP-1) peak_flops / (12 num_experts hidden_size peak_bw)`",
+             *_cheatsheet(on_their_way["ratio"])]]
+    return table(["", "the book", "expected", "found", "holds", "where"], rows)
+
+
+def _between(counted):
+    shares = {}
+    for way in nodes.WAYS:
+        found = nodes.of_way(counted, way)
+        shares[way] = found[0]["between"] / found[-1]["between"]
+    return ("below 1", ", ".join(f"`{way}` {share:.2f}" for way, share in shares.items()),
+            ", ".join(f"`{way}` {verdict(share < 0.9)}" for way, share in shares.items()),
+            f"bytes between nodes by ledgers, of a token on 1 node over one on {counted['nodes']}")
+
+
+def _under_computing(measured):
+    one, turns = (ways.find(measured, way) for way in ("one_by_one", "turns"))
+    exposed = turns["rows_exposed_ms"] / turns["rows_ms"]
+    return ("near 0", f"{one['rows_exposed_ms']:.0f} ms without turns, {turns['rows_exposed_ms']:.0f} with",
+            verdict(exposed < NEARLY),
+            f"exposed of {turns['rows_ms']:.0f} ms, replayed on a link on which rows take "
+            f"{100 * ways.SHARE:.0f} % of a step; with turns {100 * exposed:.0f} %")
+
+
+def _cheatsheet(measured):
+    over = []
+    for own in measured["cases"]:
+        bandwidth = 1e9 * measured["gb_per_s"]
+        book = hiding.of_book(own["ranks"], own["experts"], hiding.SHAPE["hidden_size"],
+                              1e9 * own["products_gflops"], bandwidth, hiding.VALUE_BYTES)
+        over.append(own["comm_ms"] / own["compute_ms"] / book)
+    return ("1", f"{min(over):.1f} to {max(over):.1f}", verdict(max(abs(x - 1) for x in over) < 0.25),
+            "measured over the book's, at the rate of the experts' products; the runs of the table of the ratio")

@@ -84,11 +84,15 @@ def texts(folder):
                       for name, numbers in CLAIMS.items()})
     if "ratio" in data.get("ways", {}):
         found.update({"ways.md": ways.ways_table(data["ways"]),
+                      "faster.md": ways.faster_table(data["ways"]),
+                      "left.md": ways.left_table(data["ways"]),
                       "ratios.md": hiding.ratios_table(data["ways"]["ratio"])})
     if "nodes" in data.get("nodes", {}):
         found.update({"hiding.md": hiding.large_table(data["nodes"]["copies"]),
                       "classes.md": nodes.nodes_table(data["nodes"]["nodes"]),
                       "node_steps.md": nodes.steps_table(data["nodes"]["steps"])})
+    if "ratio" in data.get("ways", {}) and "nodes" in data.get("nodes", {}):
+        found["claims_dispatch.md"] = claims.dispatch_table(data["ways"], data["nodes"]["nodes"])
     if "balance" in data:
         found["load.md"] = balance.balance_table(data["balance"])
     found["speed.md"] = speed.page(data.get("bench", {}))

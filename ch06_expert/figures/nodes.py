@@ -99,8 +99,11 @@ def nodes_table(measured):
             counted, formula = case[link], case[f"{link}_formula"]
             row.append(f"{counted:.1f}" if counted == formula else f"{counted:.1f} ({formula:.1f})")
         rows.append(row)
+    exact = all(case[link] == case[f"{link}_formula"] for case in measured["found"]
+                for link in ("between", "inside"))
     return table(["nodes of a token", "`--dispatch`", "between nodes, KiB", "inside nodes, KiB"], rows,
                  f"A layer, forward and backward, on {measured['nodes']} nodes of "
                  f"{measured['node_size']} ranks; {measured['experts']} experts, {measured['k']} of a "
-                 "token. Sums over all ranks of what ledgers count: rows, gates, choices and counts; the "
-                 "formula in brackets where it differs.")
+                 "token. Sums over all ranks of what ledgers count: rows, gates, choices and counts; "
+                 + ("each is what the formula says." if exact else
+                    "the formula in brackets where it differs."))

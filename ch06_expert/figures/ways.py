@@ -8,7 +8,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from tools import timelines, trace
+from tools import replay, timelines, trace
 from tools.base import say
 from tools.short_runs import table
 from tools.steady import SKIPPED_STEPS, on_links, steady, train
@@ -33,6 +33,7 @@ DRAWN = ("plain_2", "shared_2", "one_by_one", "turns")
 AT, PART_US = 0.4, 60000            # from where in a step, and for how long
 ROUNDS = 3                          # of those, in turns
 LATENCY_US, SHARE = 100, 0.35       # of the step
+FASTER = (1, 2, 4, 8)               # links of so many times the bandwidth
 
 
 def run(chapter, run_dir, way, **more):
@@ -61,6 +62,25 @@ def of_rows(recorded):
     return tuple(map(statistics.median, zip(*found)))
 
 
+def left_of(recorded):
+    """Of what is exposed of rows in a later step, in ms: [counts, of passes without a partner, of two
+    passes in turns]; means over ranks, medians over steps."""
+    found = {}
+    for number, rank in enumerate(recorded.ranks):
+        passes = [(span.begin, span.begin + span.duration) for span in rank.spans
+                  if span.category == "phase" and span.name in ("forward", "backward")]
+        for wait in rank.waits:
+            group = recorded.group(number, wait.group).name
+            if not is_of_rows(group):
+                continue
+            around = sum(begin <= wait.begin < end for begin, end in passes)
+            kind = 0 if group.endswith("counts") else min(around, 2)
+            own = found.setdefault(wait.step, [0.0, 0.0, 0.0])
+            own[kind] += wait.exposed / 1000 / len(recorded.ranks)
+    return [round(statistics.median(values), 3)
+            for values in zip(*[found[step] for step in sorted(found)[SKIPPED_STEPS:]])]
+
+
 def link_for(recorded):
     """The --link on which what travels of a recorded run would take SHARE of its step."""
     free = on_links(recorded, "node=0,1")  # bytes alone, at 1 GB/s
@@ -70,6 +90,12 @@ def link_for(recorded):
         / len(trace.steps(recorded))
     wanted = (step - exposed) * SHARE / (1 - SHARE) - messages * LATENCY_US / 1000
     return f"node={LATENCY_US},{at_one / wanted:.3g}"
+
+
+def faster(link, times):
+    """A link of so many times the bandwidth."""
+    latency, bandwidth = replay.parse_link(link)[1]
+    return f"node={latency:g},{times * bandwidth:g}"
 
 
 def of_a_step(recorded, prefix=""):
@@ -92,11 +118,15 @@ def measure(chapter, keep):
         found = []
         for way in WAYS:
             say(f"book: rows of experts, to be replayed: {way}")
-            laid_out = on_links(run(chapter, Path(scratch) / way, way), link)
+            recorded = run(chapter, Path(scratch) / way, way)
+            laid_out = on_links(recorded, link)
             if way in DRAWN:
                 keep(way, laid_out)
             found.append({"way": way, "ranks": WAYS[way][0], **of_a_step(laid_out),
-                          **of_rounds(measured.get(way, []))})
+                          **of_rounds(measured.get(way, [])),
+                          "faster": [{**of_a_step(laid_out), "left_ms": left_of(laid_out)}
+                                     for times in FASTER
+                                     for laid_out in [on_links(recorded, faster(link, times))]]})
         return {"link": link, "ways": found}
 
 
@@ -114,6 +144,10 @@ def drawn_part(record):
     begins = [begin for name, begin, _ in record["ranks"][0]["phases"] if name == "forward"]
     wanted = AT * 1000 * record["ms"]
     return timelines.part(record, min(begins, key=lambda begin: abs(begin - wanted)), PART_US)
+
+
+def find(measured, way):
+    return next(own for own in measured["ways"] if own["way"] == way)
 
 
 def hidden(own):
@@ -137,3 +171,26 @@ def ways_table(measured):
                  f"Replayed on `{measured['link']}` (us, GB/s) with a core for each rank. Measured on that "
                  f"emulated link: medians of {ROUNDS} rounds, in brackets the shortest and the longest. "
                  "Rows with their counts, means of the ranks; others are gradients and what stages send.")
+
+
+def left_table(measured):
+    """What is left of the rows' way where passes run in turns, by the bandwidth."""
+    rows = []
+    for number, times in enumerate(FASTER):
+        own = find(measured, "turns")["faster"][number]
+        rows.append([f"× {times}", f"{own['rows_ms']:.1f}", f"{own['rows_exposed_ms']:.1f}",
+                     *(f"{value:.1f}" for value in own["left_ms"])])
+    return table(["bandwidth", "rows travel, ms", "exposed", "counts", "of passes without a partner",
+                  "of passes in turns"], rows,
+                 f"{NAMES['turns']}: what is exposed in a step, and of what, on links of so many times the "
+                 "bandwidth.")
+
+
+def faster_table(measured):
+    """The share of the rows' way that is hidden, by the bandwidth."""
+    rows = [[str(own["ranks"]), NAMES[own["way"]], *(f"{100 * hidden(case):.0f} %"
+                                                     for case in own["faster"])]
+            for own in measured["ways"]]
+    return table(["ranks", "beside the rows", *(f"bandwidth × {times}" for times in FASTER)], rows,
+                 "The share of the rows' way that is hidden: the same runs, replayed on links of so many "
+                 "times the bandwidth.")

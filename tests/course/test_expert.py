@@ -229,6 +229,32 @@ class OnTheirWay(unittest.TestCase):
             self.assertEqual(row[2:5], [f"{own['rows_ms']:.0f}", f"{own['rows_exposed_ms']:.0f}",
                                         f"{share:.0f} %"])
 
+    def test_whose_rows_are_left(self):
+        recorded = trace_of(8)
+        for step in range(8):  # two passes in turns, of which one is over; and one with none beside
+            begin = 10000.0 * step
+            for name, start, end in (("forward", 4000, 5500), ("backward", 4500, 9000)):
+                recorded.ranks[0].spans.append(
+                    Span(name, "phase", begin + start, end - start, 0, 0, step, 0, 0))
+            for start, group in ((6000, 1), (7000, 3)):
+                recorded.ranks[0].waits.append(Wait(begin + start, 500.0, 0, 0, step, group,
+                                                    "all_to_all", step, -1, 500.0, 0.0))
+        names = {1: "ep", 2: "dp", 3: "ep_counts"}
+        recorded.group = lambda _, number: SimpleNamespace(name=names[number])
+        self.assertEqual(ways.left_of(recorded), [0.5, 0.5, 1.0])
+
+    def test_a_faster_link(self):
+        self.assertEqual(ways.faster("node=100,0.15", 4), "node=100,0.6")
+        for own in data("ways")["ways"]:
+            first, *others = own["faster"]
+            self.assertEqual(len(others), len(ways.FASTER) - 1)
+            self.assertEqual({name: first[name] for name in first if name in own},
+                             {name: own[name] for name in first if name in own})
+            for case in own["faster"]:  # medians of parts beside the median of their sum
+                self.assertAlmostEqual(sum(case["left_ms"]) / case["rows_exposed_ms"], 1, delta=0.15)
+            for slow, fast in zip(own["faster"], others):
+                self.assertLess(fast["rows_ms"], slow["rows_ms"])
+
     def test_shared_experts_hide_some_and_turns_most(self):
         hidden = {own["way"]: ways.hidden(own) for own in data("ways")["ways"]}
         for less, more in (("plain_2", "shared_2"), ("plain_4", "shared_4"),
@@ -266,6 +292,25 @@ class OnTheirWay(unittest.TestCase):
             "nodes": 4, "node_size": 2, "experts": 64, "k": 8, "found": [{
                 "route_nodes": 1, "dispatch": "direct", "between": 60.5, "between_formula": 61.5,
                 "inside": 7.0, "inside_formula": 8.0}]})
+
+    def test_the_claims_follow_from_the_data(self):
+        def rows(one=90.0, turns=5.0, few=1.0, comm=4.0):
+            counted = {"nodes": 4, "found": [
+                {"dispatch": way, "route_nodes": number, "between": size}
+                for way, sizes in (("direct", (5.0, 5.0)), ("by_node", (few, 4.0)))
+                for number, size in zip((1, 4), sizes)]}
+            case = {"ranks": 2, "experts": 2, "products_gflops": 1.0, "comm_ms": comm,
+                    "compute_ms": 1.0}
+            measured = {"ways": [{"way": "one_by_one", "rows_ms": 100.0, "rows_exposed_ms": one},
+                                 {"way": "turns", "rows_ms": 100.0, "rows_exposed_ms": turns}],
+                        "ratio": {"gb_per_s": 1.0, "cases": [case]}}
+            return cells_of(claims.dispatch_table(measured, counted))
+        self.assertEqual([row[4] for row in rows()],
+                         ["`direct` **no**, `by_node` yes", "yes", "**no**"])
+        self.assertEqual(rows(few=4.0)[0][4], "`direct` **no**, `by_node` **no**")
+        self.assertEqual(rows(turns=40.0)[1][4], "**no**")
+        book = hiding.of_book(2, 2, hiding.SHAPE["hidden_size"], 1e9, 1e9, hiding.VALUE_BYTES)
+        self.assertEqual(rows(comm=book)[2][3:5], ["1.0 to 1.0", "yes"])
 
     def test_the_page_has_its_figures(self):
         page = (ROOT / "ch06_expert/dispatch.md").read_text(encoding="utf-8")
