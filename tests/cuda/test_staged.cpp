@@ -137,14 +137,16 @@ class Exchanger {
   Outcome outcome_;
 };
 
-/// By rank.
+/// By rank. `kind`: of the engine, on a GPU.
 std::vector<Outcome> exchange(int ranks, DType dtype, int64_t count, Device device,
-                              int64_t scratch = Engine::kScratchLimit) {
+                              int64_t scratch = Engine::kScratchLimit,
+                              EngineKind kind = EngineKind::staged) {
   std::vector<Outcome> outcomes(ranks);
   run_threads(
       ranks,
       [&](const Communicator& world) {
         world.engine().limit_scratch(scratch);
+        world.engine().set_device_kind(kind);
         outcomes[world.rank()] = Exchanger(world, dtype, count).run();
       },
       60, device);
@@ -185,6 +187,50 @@ TEST_CASE("a reduction in pieces has the same bits on a GPU") {
   const bool same = exchange(3, DType::f32, 3001, Device::cuda, /*scratch=*/1000) ==
                     exchange(3, DType::f32, 3001, Device::cpu, /*scratch=*/1000);
   REQUIRE(same);
+}
+
+/// What NCCL does not send, and what times it takes, aside.
+std::vector<Outcome> without_headers(std::vector<Outcome> outcomes) {
+  for (Outcome& outcome : outcomes) {
+    for (auto& [operation, traffic] : outcome.traffic) traffic.back() = 0;
+  }
+  return outcomes;
+}
+
+TEST_CASE("NCCL's ranks exchange what ranks on the CPU exchange, and count it as they do") {
+  const StreamOrder order;
+  for (int ranks : {2, 3, 4}) {
+    for (DType dtype : kFloatDTypes) {
+      for (int64_t count : {1, 3001}) {
+        CAPTURE(ranks, name(dtype), count);
+        const bool same = without_headers(exchange(ranks, dtype, count, Device::cuda,
+                                                   Engine::kScratchLimit, EngineKind::nccl)) ==
+                          without_headers(exchange(ranks, dtype, count, Device::cpu));
+        REQUIRE(same);
+      }
+    }
+  }
+}
+
+TEST_CASE("the host waits for no message of NCCL's, and reads what it has brought") {
+  const StreamOrder order;
+  run_threads(
+      3,
+      [](const Communicator& world) {
+        world.engine().set_device_kind(EngineKind::nccl);
+        const Accelerator& accelerator = *Runtime::current().accelerator();
+        const Tensor x = Tensor::zeros({3000}, DType::f64), sum = Tensor::zeros({3000}, DType::f64);
+        const int64_t before = accelerator.waits();
+        for (int i = 0; i < 5; ++i) {
+          ops::fill(x, world.rank() + i);
+          Handle handle = world.all_reduce_async(x);
+          handle.wait();
+          ops::add(sum, sum, x);
+        }
+        USP_CHECK(accelerator.waits() == before, "the host has waited");
+        USP_CHECK(sum.items() == Values(3000, 5 * 3 + 3 * 10), "{}", sum.item());
+      },
+      60, Device::cuda);
 }
 
 /// Numbers that differ from rank to rank.
