@@ -26,9 +26,11 @@ void join_peers(Engine& engine, const Group& group, DeviceLibrary& library, Devi
   for (int from = 0; from < n; ++from) {
     for (int to = 0; to < n; ++to) {
       if (from == to) continue;
-      const std::string& id = ids[from * n + to];
-      if (group.rank == from) groups.sends[to] = library.join(id, 2, 0);
-      if (group.rank == to) groups.recvs[from] = library.join(id, 2, 1);
+      if (group.rank != from && group.rank != to) continue;
+      const bool sends = group.rank == from;
+      std::unique_ptr<DeviceGroup> joined = library.join(ids[from * n + to], 2, sends ? 0 : 1);
+      const std::lock_guard lock(groups.mutex);
+      (sends ? groups.sends[to] : groups.recvs[from]) = std::move(joined);
     }
   }
 }
@@ -44,18 +46,26 @@ DeviceGroup& group_for(Engine& engine, const Operation& operation) {
     group.on_device->device = {runtime.allocator_in_force(), runtime.accelerator()};
   }
   DeviceGroups& groups = *group.on_device;
-  if (operation.peer >= 0) {
-    if (groups.sends.empty()) join_peers(engine, group, *library, groups);
-    return *(operation.kind == CommKind::send ? groups.sends : groups.recvs).at(operation.peer);
-  }
-  if (groups.collectives == nullptr) {
+  if (groups.find(operation) == nullptr && operation.peer >= 0) {
+    join_peers(engine, group, *library, groups);
+  } else if (groups.find(operation) == nullptr) {
     const std::string id = agree_on_ids(engine, group, *library, /*which=*/0, 1)[0];
-    groups.collectives = library->join(id, group.size(), group.rank);
+    std::unique_ptr<DeviceGroup> joined = library->join(id, group.size(), group.rank);
+    const std::lock_guard lock(groups.mutex);
+    groups.collectives = std::move(joined);
   }
-  return *groups.collectives;
+  return *groups.find(operation);
 }
 
 }  // namespace
+
+DeviceGroup* DeviceGroups::find(const Operation& operation) {
+  const std::lock_guard lock(mutex);
+  if (operation.peer < 0) return collectives.get();
+  const auto& peers = operation.kind == CommKind::send ? sends : recvs;
+  const auto found = peers.find(operation.peer);
+  return found == peers.end() ? nullptr : found->second.get();
+}
 
 void DeviceExchange::start(Engine& engine, Operation& operation) {
   const Elements input = operation.memory.input, output = operation.memory.output;
@@ -78,6 +88,15 @@ void DeviceExchange::start(Engine& engine, Operation& operation) {
 void DeviceExchange::end(const Operation& operation) {
   dynamic_cast<SideCopies&>(*operation.group->on_device->device)
       .hold_work_until(*operation.memory.over);
+}
+
+void DeviceExchange::check(const Operation& operation) {
+  const std::string error = operation.group->on_device->find(operation)->error();
+  if (!error.empty()) fail("{}: {}", operation.to_string(), error);
+}
+
+void DeviceExchange::abort(const Operation& operation) {
+  operation.group->on_device->find(operation)->abort();
 }
 
 }  // namespace usp

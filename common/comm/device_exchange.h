@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 
 #include "comm/operation.h"
 #include "tensor/device_group.h"
@@ -14,7 +15,11 @@ class Engine;
 /// one; messages to each rank, and from it, have one each: they may overtake each other, and what a
 /// rank sends must not wait for what it receives.
 struct DeviceGroups {
+  /// The one for an operation, or nullptr while there is none.
+  DeviceGroup* find(const Operation& operation);
+
   std::shared_ptr<Accelerator> device;  ///< which they need
+  std::mutex mutex;  ///< guards what follows: the communication thread looks, too
   std::unique_ptr<DeviceGroup> collectives;
   std::map<int, std::unique_ptr<DeviceGroup>> sends, recvs;  ///< by peer
 };
@@ -30,6 +35,11 @@ class DeviceExchange {
   static void start(Engine& engine, Operation& operation);
   /// What the device is given from here on finds the output in its place. The host does not wait.
   static void end(const Operation& operation);
+  /// Throws Error if the library has noticed a failure. For the communication thread, as is
+  /// abort().
+  static void check(const Operation& operation);
+  /// Gives up the operation, so that nobody waits for it for ever.
+  static void abort(const Operation& operation);
 };
 
 }  // namespace usp

@@ -378,6 +378,7 @@ void QueueEngine::read_notices() {
 }
 
 void QueueEngine::check_time(const Active& active) {
+  if (active.operation->by_device) DeviceExchange::check(*active.operation);
   std::chrono::duration<double> timeout;
   {
     const std::lock_guard lock(mutex_);
@@ -434,6 +435,7 @@ void QueueEngine::break_down(const std::string& message, bool peer_failed) {
 }
 
 void QueueEngine::fail_operation(Operation& operation) const {
+  if (operation.by_device) DeviceExchange::abort(operation);
   operation.error = broken_;
   operation.peer_failed = broken_by_peer_;
   operation.done.store(1, std::memory_order_release);

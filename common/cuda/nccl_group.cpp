@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 namespace usp::cuda {
@@ -52,20 +53,31 @@ class CudaDevice::NcclGroup : public DeviceGroup {
     USP_NCCL(ncclCommInitRank(&comm_, ranks, unique, rank));
   }
   ~NcclGroup() override {
-    if (comm_ != nullptr) static_cast<void>(ncclCommDestroy(comm_));
+    if (comm_ != nullptr && !aborted_.exchange(true)) static_cast<void>(ncclCommDestroy(comm_));
     static_cast<void>(cudaStreamDestroy(stream_));
   }
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
 
   std::shared_ptr<SideCopies::Event> start(const Call& call) override {
+    USP_CHECK(!aborted_, "{} on a communicator that was given up", name(call.kind));
     device_.let_follow_work(stream_);
     carry_out(call);
     return device_.record(stream_);
   }
 
+  std::string error() override {
+    ncclResult_t result = ncclSuccess;
+    if (!aborted_) USP_NCCL(ncclCommGetAsyncError(comm_, &result));
+    return result == ncclSuccess || result == ncclInProgress ? "" : ncclGetErrorString(result);
+  }
+  void abort() override {
+    if (!aborted_.exchange(true)) static_cast<void>(ncclCommAbort(comm_));
+  }
+
  private:
   void carry_out(const Call& call) {
+    if (call.input_count == 0 && call.output_count == 0) return;  // which may have no address
     const ncclDataType_t type = type_of(call.dtype);
     const ncclRedOp_t op = call.maximum ? ncclMax : ncclSum;
     switch (call.kind) {
@@ -123,6 +135,7 @@ class CudaDevice::NcclGroup : public DeviceGroup {
   int ranks_, rank_;
   cudaStream_t stream_ = nullptr;
   ncclComm_t comm_ = nullptr;
+  std::atomic<bool> aborted_ = false;
 };
 
 std::string CudaDevice::new_group_id() {

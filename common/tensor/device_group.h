@@ -30,6 +30,12 @@ class DeviceGroup {
   /// Queues the operation, which begins when the device has done all that it was given so far. The
   /// event is behind it. All ranks call the same, in the same order; the host waits for none.
   virtual std::shared_ptr<SideCopies::Event> start(const Call& call) = 0;
+
+  // For any thread.
+  /// What the library has noticed of a failure, of this rank or of another; empty if nothing.
+  virtual std::string error() = 0;
+  /// Ends what is under way, whose outputs are then undefined. Nothing can be started any more.
+  virtual void abort() = 0;
 };
 
 /// An accelerator whose vendor has such a library implements it, too. For a rank's main thread.

@@ -1,3 +1,5 @@
+#include <nccl.h>
+
 #include <chrono>
 #include <map>
 #include <set>
@@ -395,6 +397,53 @@ TEST_CASE("ranks on GPUs that disagree, fail or do not come are reported as thos
         });
       },
       {"not finished after 1.0 s", "recv"});
+}
+
+TEST_CASE("a message of NCCL's that fails, or never ends, ends the run") {
+  const auto run = [](const std::function<void(const Communicator&, const Tensor&)>& body) {
+    run_threads(
+        2,
+        [&](const Communicator& world) {
+          world.engine().set_device_kind(EngineKind::nccl);
+          const Tensor x = numbers(4000, world.rank());
+          world.all_reduce(x);
+          x.items();
+          body(world, x);
+        },
+        /*timeout_seconds=*/1, Device::cuda);
+  };
+  const auto reduce = [](const Communicator& world, const Tensor& x) {
+    world.all_reduce(x);
+    x.items();  // a host that waits for it goes on
+    world.barrier();
+  };
+  check_throws<Error>(
+      [&] {
+        run([&](const Communicator& world, const Tensor& x) {
+          if (world.rank() == 0) return reduce(world, x);
+          std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+        });
+      },
+      {"all_reduce #2 of world (f64, 4000 elements) is not finished after 1.0 s"});
+  check_throws<Error>(
+      [&] {
+        run([&](const Communicator& world, const Tensor& x) {
+          if (world.rank() == 1) throw Error("rank 1 has a fault");
+          reduce(world, x);
+        });
+      },
+      {"rank 1 has a fault"});
+  emulator::Options options = emulator::options;
+  options.nccl_error = ncclRemoteError;
+  const emulator::Use use(options);
+  check_throws<Error>(
+      [&] {
+        run([&](const Communicator& world, const Tensor& x) {
+          if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+          reduce(world, x);
+        });
+      },
+      {"all_reduce", "of world", "remote process exited"});
 }
 
 }  // namespace

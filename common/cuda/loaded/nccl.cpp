@@ -49,6 +49,9 @@ USP_FORWARD_NCCL(ncclResult_t, ncclGetUniqueId, (ncclUniqueId * id), (id))
 USP_FORWARD_NCCL(ncclResult_t, ncclCommInitRank,
                  (ncclComm_t * comm, int ranks, ncclUniqueId id, int rank), (comm, ranks, id, rank))
 USP_FORWARD_NCCL(ncclResult_t, ncclCommDestroy, (ncclComm_t comm), (comm))
+USP_FORWARD_NCCL(ncclResult_t, ncclCommAbort, (ncclComm_t comm), (comm))
+USP_FORWARD_NCCL(ncclResult_t, ncclCommGetAsyncError, (ncclComm_t comm, ncclResult_t* error),
+                 (comm, error))
 USP_FORWARD_NCCL(ncclResult_t, ncclAllReduce,
                  (const void* send, void* receive, size_t count, ncclDataType_t type,
                   ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream),
