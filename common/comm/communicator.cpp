@@ -34,7 +34,7 @@ void enter_in_ledger(const Operation& operation, int64_t node_size) {
     for (const Message& message : stage.sends) {
       entry.wire_bytes += message.bytes;
       if (node_of(group, message.peer, node_size) != node) entry.net_bytes += message.bytes;
-      entry.header_bytes += Engine::kHeaderBytes;
+      if (!operation.by_device) entry.header_bytes += Engine::kHeaderBytes;
     }
   }
   Runtime::current().ledger().add(group.name, operation.kind, entry);
@@ -105,10 +105,11 @@ void Handle::wait() {
       throw;
     }
     const int64_t end = clock_ns();
+    const bool goes_on = operation->memory.over != nullptr;  // nobody knows yet how long it takes
     operation->memory = {};
-    if (traced) record(*operation, {begin, end, cpu_begin, thread_cpu_ns()});
+    if (traced && !goes_on) record(*operation, {begin, end, cpu_begin, thread_cpu_ns()});
     Ledger::Entry time;
-    time.seconds = double(operation->end_ns - operation->begin_ns) * 1e-9;
+    if (!goes_on) time.seconds = double(operation->end_ns - operation->begin_ns) * 1e-9;
     time.wait_seconds = double(end - begin) * 1e-9;
     Runtime::current().ledger().add(operation->group->name, operation->kind, time);
   }
@@ -125,6 +126,17 @@ Communicator Communicator::world(Engine& engine) {
   group->sends.resize(engine.size());
   group->recvs.resize(engine.size());
   return {engine, std::move(group)};
+}
+
+Communicator Communicator::beside(Engine& engine, const Group& group, int which) {
+  auto other = std::make_shared<Group>();
+  other->name = group.name;
+  other->id = group.id + 1 + which;
+  other->rank = group.rank;
+  other->members = group.members;
+  other->sends.resize(group.size());
+  other->recvs.resize(group.size());
+  return {engine, std::move(other)};
 }
 
 int64_t Communicator::node_of(int rank) const {

@@ -51,6 +51,9 @@ class Communicator : public Peers {
  public:
   /// All ranks of the engine.
   static Communicator world(Engine& engine);
+  /// The ranks of a group once more, for what they have to tell each other while one of its
+  /// operations begins: the first collective (0), or the first message (1).
+  static Communicator beside(Engine& engine, const Group& group, int which);
 
   int rank() const override { return group_->rank; }
   int size() const override { return group_->size(); }

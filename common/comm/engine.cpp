@@ -53,6 +53,7 @@ void Engine::plan(Operation& operation, const Elements& input, const Elements& o
 }
 
 void DryEngine::prepare(Operation& operation) {
+  operation.by_device = plays_ == EngineKind::nccl;
   plan(operation, operation.memory.input, operation.memory.output,
        /*with_scratch=*/plays_ == EngineKind::host);
 }
@@ -61,7 +62,7 @@ void DryEngine::submit(std::shared_ptr<Operation> operation) {
   for (const Stage& stage : operation->stages) {
     for (const Message& message : stage.sends) {
       operation->wire_bytes += message.bytes;
-      operation->header_bytes += kHeaderBytes;
+      if (!operation->by_device) operation->header_bytes += kHeaderBytes;
     }
   }
   operation->done.store(1);

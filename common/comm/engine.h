@@ -23,6 +23,7 @@ struct Links;
 enum class EngineKind : uint8_t {
   host,    ///< in the tensors themselves, which lie in memory of the host
   staged,  ///< in copies there, of tensors that lie on a device
+  nccl,    ///< in the tensors, which lie on devices that exchange them by a library of their own
 };
 
 /// Bytes of a rank's device in which the other ranks' contributions to a reduction wait to be
@@ -67,6 +68,11 @@ class Engine {
   void limit_pieces(int64_t bytes) { piece_limit_ = bytes; }
   static constexpr int64_t kPieceLimit = 1 << 30;
 
+  /// What carries out operations on tensors of a device: copies on the host (staged), or the device
+  /// (nccl). Every rank sets the same, between two operations.
+  EngineKind device_kind() const { return device_kind_; }
+  void set_device_kind(EngineKind kind) { device_kind_ = kind; }
+
   /// Ranks of the world in a node of the machine, in a row; 0: all of them. The ledger tells what
   /// crosses nodes by it. Every rank sets the same, between two operations.
   int64_t node_size() const { return node_size_; }
@@ -74,8 +80,9 @@ class Engine {
 
   /// The smallest communicator number that this rank has not used yet.
   int64_t next_group_id() const { return next_group_id_; }
-  /// Marks this number, and all smaller ones, as used.
-  void take_group_id(int64_t id) { next_group_id_ = id + 1; }
+  /// Marks this number, all smaller ones and the next two as used: those of
+  /// Communicator::beside().
+  void take_group_id(int64_t id) { next_group_id_ = id + 3; }
 
   /// Bytes of the header that travels before every message.
   static constexpr int64_t kHeaderBytes = 56;
@@ -89,6 +96,7 @@ class Engine {
   int64_t scratch_limit_ = kScratchLimit, piece_limit_ = kPieceLimit;
   int64_t node_size_ = 0;
   int64_t next_group_id_ = 1;
+  EngineKind device_kind_ = EngineKind::staged;
 };
 
 /// The engine of a rank that exchanges messages: one communication thread advances all its
@@ -103,7 +111,8 @@ class Engine {
 /// find out from the first message, on both sides.
 ///
 /// Messages leave from memory of the host, where this rank's sums are taken, too. Tensors on a
-/// device come there and go back by Staging.
+/// device come there and go back by Staging; or the device carries out their operations itself, by
+/// DeviceExchange, and the communication thread watches how long they take.
 class QueueEngine : public Engine {
  public:
   /// `transport` must outlive the engine.
@@ -143,6 +152,7 @@ class QueueEngine : public Engine {
 
   void run();
   bool poll();
+  void begin(Active& active);
   void begin_stage(Active& active);
   void post_early(Active& active);
   std::vector<Transfer> post(const Active& active, int stage);

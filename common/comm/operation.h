@@ -13,6 +13,8 @@
 
 namespace usp {
 
+struct DeviceGroups;
+
 /// How a reduction combines the values of the ranks.
 enum class ReduceOp : uint8_t { sum, max };
 
@@ -22,6 +24,9 @@ struct Group {
   int64_t id = 0;            ///< tells its messages from those of other communicators
   int rank = 0;              ///< of this rank within the group
   std::vector<int> members;  ///< world rank of each rank of the group
+
+  /// The device's own communicators, where its library carries out operations; see DeviceExchange.
+  std::shared_ptr<DeviceGroups> on_device;
 
   int64_t collectives = 0;            ///< started so far
   std::vector<int64_t> sends, recvs;  ///< to and from each rank, started so far
@@ -74,9 +79,12 @@ struct Operation {
     Tensor input, output;
     std::shared_ptr<Tensor> scratch;  ///< the group's
     std::shared_ptr<Staged> staged;   ///< of tensors that lie on a device; nullptr elsewhere
+    /// Behind the operation, where the device's own library carries it out; nullptr elsewhere.
+    std::shared_ptr<SideCopies::Event> over;
   };
   Memory memory;
   std::vector<Stage> stages;  ///< by the engine
+  bool by_device = false;     ///< carried out by the device's own library: DeviceExchange
   int64_t piece_bytes = 0;    ///< the engine's piece_limit()
 
   int64_t flight_entry = -1;

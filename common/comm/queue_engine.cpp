@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "comm/device_exchange.h"
 #include "comm/engine.h"
 #include "comm/links.h"
 #include "comm/transfer.h"
@@ -75,13 +76,24 @@ void QueueEngine::prepare(Operation& operation) {
   Elements input = operation.memory.input, output = operation.memory.output;
   const Tensor& one =
       operation.memory.input.defined() ? operation.memory.input : operation.memory.output;
-  const bool staged = one.defined() && one.device() == Device::cuda;
+  const bool on_device = one.defined() && one.device() == Device::cuda;
+  if (on_device && device_kind() == EngineKind::nccl) {
+    operation.by_device = true;
+    return plan(operation, input, output, /*with_scratch=*/false);  // for the ledger
+  }
+  const bool staged = on_device;
   if (staged) staging_.begin(operation, input, output);
   plan(operation, input, output, /*with_scratch=*/true);
   if (staged) Staging::download(operation);
 }
 
 void QueueEngine::submit(std::shared_ptr<Operation> operation) {
+  if (operation->by_device) {
+    DeviceExchange::start(*this, *operation);
+    // What is left to do is to see that it ends.
+    operation->stages.assign(1, {});
+    operation->stages[0].staged = operation->memory.over;
+  }
   flight_.queued(*operation);
   {
     const std::lock_guard lock(mutex_);
@@ -92,6 +104,12 @@ void QueueEngine::submit(std::shared_ptr<Operation> operation) {
 }
 
 void QueueEngine::wait(Operation& operation) {
+  if (operation.memory.over != nullptr) {
+    // One that has failed is reported by the next that the host waits for.
+    if (operation.done.load(std::memory_order_acquire) == 0 || operation.error.empty()) {
+      return DeviceExchange::end(operation);
+    }
+  }
   if (operation.done.load(std::memory_order_acquire) == 0) {
     flight_.main_waits(operation);
     Staging::await(operation);
@@ -175,7 +193,7 @@ bool QueueEngine::poll() {
       auto& queue = channels_[{operation->group->id, operation->peer, direction}];
       queue.push_back(std::make_unique<Active>());
       // This thread may have had to wake up first, which is no property of a link.
-      if (queue.size() == 1 && operation->memory.staged == nullptr) {
+      if (queue.size() == 1 && !operation->by_device && operation->memory.staged == nullptr) {
         queue.back()->ready = operation->queued;
       }
       queue.back()->operation = std::move(operation);
@@ -201,14 +219,16 @@ bool QueueEngine::poll() {
   return progress;
 }
 
+void QueueEngine::begin(Active& active) {
+  if (active.begun) return;
+  active.begun = true;
+  active.since = Clock::now();
+  active.operation->begin_ns = nanoseconds(active.since);
+  flight_.started(*active.operation);
+}
+
 void QueueEngine::begin_stage(Active& active) {
-  Operation& operation = *active.operation;
-  if (!active.begun) {
-    active.begun = true;
-    active.since = Clock::now();
-    operation.begin_ns = nanoseconds(active.since);
-    flight_.started(operation);
-  }
+  begin(active);
   if (active.ready == Clock::time_point() || active.stage > 0) active.ready = Clock::now();
   active.transfers = active.early.empty() ? post(active, active.stage) : std::move(active.early);
   active.early.clear();
@@ -248,6 +268,7 @@ bool QueueEngine::advance(Active& active) {
   while (true) {
     const Stage& stage = operation.stages[active.stage];
     if (!active.posted) {
+      if (operation.by_device) begin(active);  // what it waits for is the operation itself
       if (!Staging::ready(stage)) return false;
       begin_stage(active);
     }
@@ -270,7 +291,7 @@ bool QueueEngine::advance(Active& active) {
 
 void QueueEngine::finish(Active& active) {
   Operation& operation = *active.operation;
-  Staging::finish(operation);
+  if (!operation.by_device) Staging::finish(operation);
   operation.end_ns = nanoseconds(Clock::now());
   operation.done.store(1, std::memory_order_release);
   operation.done.notify_all();
@@ -357,6 +378,7 @@ void QueueEngine::read_notices() {
 }
 
 void QueueEngine::check_time(const Active& active) {
+  if (active.operation->by_device) DeviceExchange::check(*active.operation);
   std::chrono::duration<double> timeout;
   {
     const std::lock_guard lock(mutex_);
@@ -393,7 +415,7 @@ void QueueEngine::break_down(const std::string& message, bool peer_failed) {
   }
   const auto give_up = [&](Operation& operation) {
     // The main thread drops its tensors when it hears of the failure; here they live on.
-    if (!reusable) lost_.push_back(operation.memory);
+    if (!reusable && !operation.by_device) lost_.push_back(operation.memory);
     fail_operation(operation);
   };
   for (auto& [key, queue] : channels_) {
@@ -413,6 +435,7 @@ void QueueEngine::break_down(const std::string& message, bool peer_failed) {
 }
 
 void QueueEngine::fail_operation(Operation& operation) const {
+  if (operation.by_device) DeviceExchange::abort(operation);
   operation.error = broken_;
   operation.peer_failed = broken_by_peer_;
   operation.done.store(1, std::memory_order_release);

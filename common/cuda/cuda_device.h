@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tensor/device.h"
-#include "tensor/side_copies.h"
+#include "tensor/device_group.h"
 
 namespace usp::cuda {
 
@@ -39,8 +39,8 @@ class UploadRing {
 };
 
 /// A GPU by CUDA's runtime: one stream, on which everything of a rank happens, and one in each
-/// direction for what it sends to other ranks by way of the host.
-class CudaDevice : public Accelerator, public SideCopies {
+/// direction for what it sends to other ranks by way of the host. NCCL has streams of its own.
+class CudaDevice : public Accelerator, public SideCopies, public DeviceLibrary {
  public:
   /// `index` as CUDA numbers the GPUs. Throws UsageError where there is none to use.
   explicit CudaDevice(int index);
@@ -74,11 +74,18 @@ class CudaDevice : public Accelerator, public SideCopies {
   std::shared_ptr<Event> upload(std::span<const Copy> copies) override;
   void hold_work_until(Event& event) override;
 
+  // nccl_group.cpp
+  std::string new_group_id() override;
+  std::unique_ptr<DeviceGroup> join(const std::string& id, int ranks, int rank) override;
+
   cudaStream_t stream() const { return stream_; }
 
  private:
   class SideEvent;
-  std::shared_ptr<SideEvent> record(cudaStream_t stream);
+  class NcclGroup;
+  /// What `stream` is given from here on begins when the kernels queued so far have ended.
+  void let_follow_work(cudaStream_t stream);
+  std::shared_ptr<Event> record(cudaStream_t stream);
 
   int index_;
   cudaStream_t stream_ = nullptr;

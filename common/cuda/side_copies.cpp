@@ -32,8 +32,13 @@ class CudaDevice::SideEvent : public SideCopies::Event {
   cudaEvent_t event_ = nullptr;
 };
 
-std::shared_ptr<CudaDevice::SideEvent> CudaDevice::record(cudaStream_t stream) {
+std::shared_ptr<SideCopies::Event> CudaDevice::record(cudaStream_t stream) {
   return std::make_shared<SideEvent>(*this, stream);
+}
+
+void CudaDevice::let_follow_work(cudaStream_t stream) {
+  const SideEvent so_far(*this, stream_);
+  USP_CUDA(cudaStreamWaitEvent(stream, so_far.get()));
 }
 
 std::string CudaDevice::address() const {
@@ -47,7 +52,7 @@ std::shared_ptr<SideCopies::Event> CudaDevice::download(std::span<const Copy> co
     USP_CUDA(cudaStreamCreateWithFlags(&down_, cudaStreamNonBlocking));
     USP_CUDA(cudaStreamCreateWithFlags(&up_, cudaStreamNonBlocking));
   }
-  USP_CUDA(cudaStreamWaitEvent(down_, record(stream_)->get()));
+  let_follow_work(down_);
   for (const Copy& copy : copies) {
     USP_CUDA(cudaMemcpyAsync(copy.to, copy.from, copy.bytes, cudaMemcpyDeviceToHost, down_));
   }

@@ -1,10 +1,13 @@
 #include "run/comm_config.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
 #include "tensor/runtime.h"
+#include "tensor/side_copies.h"
 
 namespace usp {
 
@@ -40,6 +43,8 @@ void CommConfig::bind(Args& args) {
   args.bind("comm_timeout", comm_timeout,
             "seconds until a stuck operation, or a slow checkpoint, ends the run")
       .may_differ_on_resume();
+  args.bind("comm", comm, {"mpi", "nccl"}, "what carries tensors of GPUs: mpi goes by the host")
+      .may_differ_on_resume();
   args.bind("node_size", node_size, "ranks in a node of the emulated machine; 0: all of them")
       .may_differ_on_resume();
   args.bind("link", link,
@@ -65,6 +70,24 @@ void watch(const Communicator& world, const CommConfig& config, const RunDir& ru
   if (world.rank() != 0) std::filesystem::create_directories(folder, error);
   if (error) fail("cannot create {}: {}", folder.string(), error.message());
   world.engine().flight().open((folder / fmt::format("rank_{:04}.txt", world.rank())).string());
+}
+
+void use_nccl(const Communicator& world) {
+  std::string place;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> place;
+  place += " " + dynamic_cast<SideCopies&>(*Runtime::current().accelerator()).address();
+  const std::vector<std::string> places = world.all_gather_text(place);
+  const char* allowed = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  for (size_t rank = 0; rank < places.size(); ++rank) {
+    const auto first = std::ranges::find(places, places[rank]) - places.begin();
+    if (first == std::ssize(places) || size_t(first) == rank) continue;
+    if (allowed != nullptr && std::string_view(allowed) == "1") continue;
+    throw RefusedTogether(fmt::format(
+        "comm=nccl: ranks {} and {} share a GPU, and NCCL wants one for each rank; try --comm mpi, "
+        "or as many ranks as there are GPUs",
+        first, rank));
+  }
+  world.engine().set_device_kind(EngineKind::nccl);
 }
 
 Connection connect(const Communicator& world, const CommConfig& config, bool measure) {

@@ -14,6 +14,7 @@ struct CommConfig {
   double comm_timeout = 300;      ///< seconds after which an operation under way counts as stuck
   int64_t node_size = 0;          ///< ranks in a node; 0: all of them
   std::vector<std::string> link;  ///< emulated links, such as "net=500,0.25"
+  std::string comm = "mpi";       ///< what carries tensors of GPUs: "mpi", by the host, or "nccl"
 
   void bind(Args& args);
   void validate(const Args& args) const;
@@ -30,6 +31,10 @@ struct Connection {
 /// From here on a stuck operation is reported, and every rank keeps its flight record in the run
 /// directory. Collective over the world; rank 0 must have made the directory.
 void watch(const Communicator& world, const CommConfig& config, const RunDir& run_dir);
+
+/// From here on NCCL carries what lies on GPUs. Collective over the world. Throws UsageError on all
+/// ranks where two of them share a GPU.
+void use_nccl(const Communicator& world);
 
 /// From here on messages are as slow as the links that the configuration asks for, and the ledger
 /// knows nodes of node_size ranks. Collective over the world. Throws UsageError where node_size

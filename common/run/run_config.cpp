@@ -28,6 +28,11 @@ void SampleConfig::validate(const Args&) const {
   if (prompt.empty()) usage_error("prompt is empty; give at least one character, such as 'The '");
 }
 
+EngineKind RunConfig::engine() const {
+  if (device != "cuda") return EngineKind::host;
+  return communication && communication->comm == "nccl" ? EngineKind::nccl : EngineKind::staged;
+}
+
 void RunConfig::bind_training(Args& args) {
   args.group("Training");
   args.bind("steps", steps, "optimizer steps").may_differ_on_resume();
@@ -122,6 +127,10 @@ void RunConfig::validate_sizes() const {
 }
 
 void RunConfig::validate_run() const {
+  if (communication && communication->comm == "nccl" && device != "cuda") {
+    usage_error("comm=nccl is for tensors on GPUs, and device={}; try --device cuda, or --comm mpi",
+                device);
+  }
   check_positive("steps", steps);
   check_positive("seq_len", seq_len);
   if (model.max_position_embeddings > 0 && seq_len > model.max_position_embeddings) {

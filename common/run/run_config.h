@@ -67,7 +67,7 @@ struct RunConfig {
   virtual int64_t global_batch_size() const = 0;
   int64_t tokens_per_step() const { return global_batch_size() * seq_len; }
   /// What the ranks exchange tensors by.
-  EngineKind engine() const { return device == "cuda" ? EngineKind::staged : EngineKind::host; }
+  EngineKind engine() const;
 
   virtual void bind(Args& args) = 0;
   /// Fills what the command line left open and depends on the number of ranks.

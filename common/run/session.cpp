@@ -90,6 +90,7 @@ void Session::open(const Predict& predict) {
                      config_.data_order == "shuffled" ? DataOrder::shuffled : DataOrder::sequential,
                      config_.seed);
   });
+  if (config_.engine() == EngineKind::nccl) use_nccl(world_);
   check_memory(config_, predict, world_);
   refuse_together(world_, [&] {
     run_dir_.emplace(config_.run_dir, config_.overwrite, config_.checkpoints.resume);

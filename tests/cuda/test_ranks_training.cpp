@@ -25,7 +25,16 @@ void on_gpus(int64_t ranks, const std::function<void(const Communicator&)>& body
   options.streams = std::array{Order::forward, Order::reverse, Order::shuffled}[runs++ % 3];
   const emulator::Use use(options);
   CAPTURE(ranks, runs % 3);
-  run_threads(static_cast<int>(ranks), body, 600, Device::cuda);
+  for (EngineKind kind : {EngineKind::staged, EngineKind::nccl}) {
+    CAPTURE(kind == EngineKind::nccl);
+    run_threads(
+        static_cast<int>(ranks),
+        [&](const Communicator& world) {
+          world.engine().set_device_kind(kind);
+          body(world);
+        },
+        600, Device::cuda);
+  }
 }
 
 /// A state shared out in one way or another, over 12 samples a step.

@@ -1,3 +1,5 @@
+#include <nccl.h>
+
 #include <chrono>
 #include <map>
 #include <set>
@@ -137,14 +139,16 @@ class Exchanger {
   Outcome outcome_;
 };
 
-/// By rank.
+/// By rank. `kind`: of the engine, on a GPU.
 std::vector<Outcome> exchange(int ranks, DType dtype, int64_t count, Device device,
-                              int64_t scratch = Engine::kScratchLimit) {
+                              int64_t scratch = Engine::kScratchLimit,
+                              EngineKind kind = EngineKind::staged) {
   std::vector<Outcome> outcomes(ranks);
   run_threads(
       ranks,
       [&](const Communicator& world) {
         world.engine().limit_scratch(scratch);
+        world.engine().set_device_kind(kind);
         outcomes[world.rank()] = Exchanger(world, dtype, count).run();
       },
       60, device);
@@ -185,6 +189,50 @@ TEST_CASE("a reduction in pieces has the same bits on a GPU") {
   const bool same = exchange(3, DType::f32, 3001, Device::cuda, /*scratch=*/1000) ==
                     exchange(3, DType::f32, 3001, Device::cpu, /*scratch=*/1000);
   REQUIRE(same);
+}
+
+/// What NCCL does not send, and what times it takes, aside.
+std::vector<Outcome> without_headers(std::vector<Outcome> outcomes) {
+  for (Outcome& outcome : outcomes) {
+    for (auto& [operation, traffic] : outcome.traffic) traffic.back() = 0;
+  }
+  return outcomes;
+}
+
+TEST_CASE("NCCL's ranks exchange what ranks on the CPU exchange, and count it as they do") {
+  const StreamOrder order;
+  for (int ranks : {2, 3, 4}) {
+    for (DType dtype : kFloatDTypes) {
+      for (int64_t count : {1, 3001}) {
+        CAPTURE(ranks, name(dtype), count);
+        const bool same = without_headers(exchange(ranks, dtype, count, Device::cuda,
+                                                   Engine::kScratchLimit, EngineKind::nccl)) ==
+                          without_headers(exchange(ranks, dtype, count, Device::cpu));
+        REQUIRE(same);
+      }
+    }
+  }
+}
+
+TEST_CASE("the host waits for no message of NCCL's, and reads what it has brought") {
+  const StreamOrder order;
+  run_threads(
+      3,
+      [](const Communicator& world) {
+        world.engine().set_device_kind(EngineKind::nccl);
+        const Accelerator& accelerator = *Runtime::current().accelerator();
+        const Tensor x = Tensor::zeros({3000}, DType::f64), sum = Tensor::zeros({3000}, DType::f64);
+        const int64_t before = accelerator.waits();
+        for (int i = 0; i < 5; ++i) {
+          ops::fill(x, world.rank() + i);
+          Handle handle = world.all_reduce_async(x);
+          handle.wait();
+          ops::add(sum, sum, x);
+        }
+        USP_CHECK(accelerator.waits() == before, "the host has waited");
+        USP_CHECK(sum.items() == Values(3000, 5 * 3 + 3 * 10), "{}", sum.item());
+      },
+      60, Device::cuda);
 }
 
 /// Numbers that differ from rank to rank.
@@ -349,6 +397,53 @@ TEST_CASE("ranks on GPUs that disagree, fail or do not come are reported as thos
         });
       },
       {"not finished after 1.0 s", "recv"});
+}
+
+TEST_CASE("a message of NCCL's that fails, or never ends, ends the run") {
+  const auto run = [](const std::function<void(const Communicator&, const Tensor&)>& body) {
+    run_threads(
+        2,
+        [&](const Communicator& world) {
+          world.engine().set_device_kind(EngineKind::nccl);
+          const Tensor x = numbers(4000, world.rank());
+          world.all_reduce(x);
+          x.items();
+          body(world, x);
+        },
+        /*timeout_seconds=*/1, Device::cuda);
+  };
+  const auto reduce = [](const Communicator& world, const Tensor& x) {
+    world.all_reduce(x);
+    x.items();  // a host that waits for it goes on
+    world.barrier();
+  };
+  check_throws<Error>(
+      [&] {
+        run([&](const Communicator& world, const Tensor& x) {
+          if (world.rank() == 0) return reduce(world, x);
+          std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+        });
+      },
+      {"all_reduce #2 of world (f64, 4000 elements) is not finished after 1.0 s"});
+  check_throws<Error>(
+      [&] {
+        run([&](const Communicator& world, const Tensor& x) {
+          if (world.rank() == 1) throw Error("rank 1 has a fault");
+          reduce(world, x);
+        });
+      },
+      {"rank 1 has a fault"});
+  emulator::Options options = emulator::options;
+  options.nccl_error = ncclRemoteError;
+  const emulator::Use use(options);
+  check_throws<Error>(
+      [&] {
+        run([&](const Communicator& world, const Tensor& x) {
+          if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+          reduce(world, x);
+        });
+      },
+      {"all_reduce", "of world", "remote process exited"});
 }
 
 }  // namespace

@@ -28,6 +28,7 @@ struct Options {
   int compute_capability = 90;
   int shared_bytes = 227 << 10;      // of a block that asks for more than 48 KiB; at most this much
   int kernels_need_capability = 80;  // what they are compiled for
+  int nccl_error = 0;                // what NCCL's communicators say when they are asked
 };
 extern Options options;
 

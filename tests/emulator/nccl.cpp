@@ -21,7 +21,8 @@ struct Part {
 
 struct Meeting {
   std::vector<Part> parts;
-  std::shared_ptr<Moment> over = std::make_shared<Moment>();
+  std::vector<std::shared_ptr<Moment>> waiting;  // until it is over
+  bool given_up = false;                         // by a rank, so that it never is
 };
 
 /// The kind of call, root or peers, and how many of the kind the rank has made.
@@ -131,6 +132,11 @@ struct ncclComm {
   std::shared_ptr<Group> group;
   int rank;
   std::map<Key, int64_t> calls;  // of each kind so far
+  struct Wait {
+    std::shared_ptr<Meeting> meeting;
+    std::shared_ptr<Moment> over;
+  };
+  std::vector<Wait> under_way;
 };
 
 namespace {
@@ -151,12 +157,18 @@ ncclResult_t meet(ncclComm_t comm, Key key, int parts, int mine, const Part& par
             meeting->parts[mine] = part;
             meeting->parts[mine].here = true;
             const auto here = [](const Part& other) { return other.here; };
+            if (meeting->given_up) return;
             if (!std::all_of(meeting->parts.begin(), meeting->parts.end(), here)) return;
             finish(*meeting);
-            meeting->over->passed = true;
+            for (const auto& over : meeting->waiting) over->passed = true;
             group->meetings.erase(key);
           });
-  waits.push_back({stream, meeting->over});
+  // A rank that gives up waits no longer, whatever the others do.
+  auto over = std::make_shared<Moment>();
+  meeting->waiting.push_back(over);
+  std::erase_if(comm->under_way, [](const auto& wait) { return wait.over->passed; });
+  comm->under_way.push_back({meeting, over});
+  waits.push_back({stream, std::move(over)});
   return open_groups > 0 ? ncclSuccess : ncclGroupEnd();
 }
 
@@ -208,12 +220,21 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int 
   std::shared_ptr<Group>& group = groups()[id.internal];
   if (group == nullptr) group = std::make_shared<Group>(Group{ranks, {}});
   if (group->ranks != ranks) return ncclInvalidUsage;
-  *comm = new ncclComm{group, rank, {}};
+  *comm = new ncclComm{group, rank, {}, {}};
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   const Locked locked(lock());
+  delete comm;
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  const Locked locked(lock());
+  for (const auto& wait : comm->under_way) {
+    if (!wait.over->passed) wait.meeting->given_up = wait.over->passed = true;
+  }
   delete comm;
   return ncclSuccess;
 }
@@ -229,7 +250,7 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) {
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* error) {
-  *error = ncclSuccess;
+  *error = static_cast<ncclResult_t>(options.nccl_error);
   return ncclSuccess;
 }
 

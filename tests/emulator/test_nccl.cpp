@@ -79,3 +79,22 @@ TEST_CASE("ranks that are threads reduce, gather and send") {
     REQUIRE(sent == std::vector<Floats>{{2, 2}, {0, 2}, {1, 2}});
   }
 }
+
+TEST_CASE("a rank that gives a communicator up waits no longer, and changes nothing any more") {
+  const auto results = on_ranks([](ncclComm_t comm, int rank, cudaStream_t stream) {
+    const Array<float> x(Floats{1.0f * rank});
+    ncclAllReduce(x, x, 1, ncclFloat32, ncclSum, comm, stream);
+    cudaStreamSynchronize(stream);
+    if (rank == 0) {
+      ncclUniqueId id;
+      ncclGetUniqueId(&id);
+      ncclComm_t other;
+      ncclCommInitRank(&other, 2, id, 0);
+      ncclAllReduce(x, x, 1, ncclFloat32, ncclSum, other, stream);
+      ncclCommAbort(other);
+      cudaStreamSynchronize(stream);
+    }
+    return x.host();
+  });
+  REQUIRE(results == std::vector<Floats>(3, {3}));
+}

@@ -77,6 +77,15 @@ class Devices(RankTest):
             self.assertLessEqual(abs(step["loss"] - reference["loss"]),
                                  1e-10 * reference["loss"])
 
+    def test_nccl_s_ranks_want_a_gpu_each(self):
+        for device, words in (("cuda", "ranks 0 and 1 share a GPU"), ("cpu", "comm=nccl is for")):
+            with self.subTest(device=device):
+                flags = ("--comm", "nccl", "--device", device)
+                code, output = self.finish(self.start(2, test_ranks.CHAPTER + "_emulated",
+                                                      *tiny(flags), *flags))
+                self.assertEqual(code, 2, output)
+                self.assertRegex(output, rf"\Aerror: .*{words}.*--comm mpi.*\n\Z")
+
     def test_what_ranks_refuse_is_one_line(self):
         flags = ("--micro_batch_size", "2", "--dp_size", "3", "--device", "cuda")
         self.run_dir = self.folder / "refused"
