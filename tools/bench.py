@@ -182,7 +182,8 @@ def _measure_rounds(chapter, seconds, rounds):
 def _bound(config, dtype):
     """What op_bench says of a micro-batch's products, and their time in a step of several."""
     # Of experts, those of a dense MLP with as much work for a token.
-    flags = {**{name: config[name] for name in CONFIGS["A"]}, "ffn_hidden_size": active_width(config)}
+    flags = {name: config[name] for name in CONFIGS["A"]}
+    flags["ffn_hidden_size"] = active_width(config)
     micro_batches = config.get("grad_acc_steps", 1)
     found = limits.op_bench("bound", **flags, dtype=dtype)
     return {**found, "bound_ms": micro_batches * found["bound_ms"]}

@@ -14,6 +14,7 @@ What is a chapter's own lies with it, in chNN_*/figures/make.py. It may define
 
 and, for `./book bench`, BENCH_PROGRAMS, BENCH_CONFIGS ({name: flags} of models beside those of every
 chapter), BENCH_SHARED (a flag that gets the number of ranks, which then share no samples),
+BENCH_ALONE (all on one rank),
 bench(chapter, record, seconds, rounds), bench_lines(record) and bench_text(record) (tools/bench.py).
 `./book figures --render` does all but measure() and the
 demo. The READMEs are woven anew afterwards.
