@@ -37,6 +37,7 @@ LatentKeys::LatentKeys(const MlaShape& shape, std::unique_ptr<Linear> kv_a_proj,
       kv_b_(&kv_b) {}
 
 // [keys]
+// [compress]
 LatentKeys::Latent LatentKeys::compress(const Tensor& x, Saved& saved, const Pass& pass) const {
   const int64_t R = x.size(0), C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
   const Tensor both = kv_a_proj_->forward(x, saved.kv_a_proj, pass);  // [R, C + rope]
@@ -50,6 +51,7 @@ LatentKeys::Latent LatentKeys::compress(const Tensor& x, Saved& saved, const Pas
 Tensor LatentKeys::expand(const Tensor& c_kv, Saved& saved, const Pass& pass) const {
   return kv_b_proj_->forward(c_kv, saved.kv_b_proj, pass);
 }
+// [compress]
 
 Tensor LatentKeys::expand_backward(const Tensor& dkv, Saved& saved, Grads& grads,
                                    const Pass& pass) const {
@@ -157,6 +159,7 @@ Tensor LatentAttention::attend_cached(const Tensor& normed, const Pass& pass) co
   const int64_t B = q.size(0), S = q.size(1);
   const bool shares = context_.size() > 1;
   const KvCache::Share share{context_.rank(), context_.size()};
+  // [attend_latents]
   const Tensor k = pass.kv_cache->append(this, latents(normed, pass), pass.positions, share);
   const Positions keys(pass.kv_cache->first_position(share), k.size(1));
   const DType acc = accumulate_dtype(q.dtype());
@@ -167,14 +170,17 @@ Tensor LatentAttention::attend_cached(const Tensor& normed, const Pass& pass) co
   const double scale = 1 / std::sqrt(double(shape_.head_dim()));
   ops::attention_forward(out, lse, probs, q, k, /*v=*/k, scale, pass.positions, keys,
                          pass.documents);
+  // [attend_latents]
   if (shares) out = merge_shares(out, lse, q.dtype(), context_.cp());
   const Tensor heads = Tensor::empty({B * S, N * V}, q.dtype());
+  // [values_once]
   out = out.view({B * S, N * W});  // of each head's W channels, C are a mean of latents
   for (int64_t head = 0; head < N; ++head) {
     ops::matmul(heads.narrow(1, head * V, V), out.narrow(1, head * W, C),
                 keys_.value_weight(head).transposed());
   }
   return heads;
+  // [values_once]
 }
 
 Tensor LatentAttention::absorbed_queries(const Tensor& normed, const Pass& pass) const {
@@ -182,6 +188,7 @@ Tensor LatentAttention::absorbed_queries(const Tensor& normed, const Pass& pass)
   const int64_t N = core_->num_heads(), D = core_->head_dim(), C = shape_.kv_lora_rank;
   const int64_t nope = shape_.qk_nope_head_dim, rope = shape_.qk_rope_head_dim, W = C + rope;
   LatentQuery::Saved dropped;
+  // [absorb]
   const Tensor q = query_.forward(normed, dropped, pass);  // [T, N D]
   const Tensor absorbed = Tensor::empty({B, S, N, W}, q.dtype());
   const Tensor rows = absorbed.view({T, N * W});
@@ -192,8 +199,10 @@ Tensor LatentAttention::absorbed_queries(const Tensor& normed, const Pass& pass)
   ops::copy(turned, q.view({B, S, N, D}).narrow(3, nope, rope));
   ops::rope(turned, rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
   return absorbed;
+  // [absorb]
 }
 
+// [latents]
 Tensor LatentAttention::latents(const Tensor& normed, const Pass& pass) const {
   const int64_t B = pass.num_samples, S = pass.positions.count();
   const int64_t C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
@@ -205,6 +214,7 @@ Tensor LatentAttention::latents(const Tensor& normed, const Pass& pass) const {
   ops::rope(both.narrow(3, C, rope), rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
   return both;
 }
+// [latents]
 // [cached]
 
 // [keep]
@@ -255,6 +265,7 @@ LatentAttention::Projected LatentAttention::attend_backward(const Tensor& dheads
           shared_key_gradient(dqkv, dtype, pass)};
 }
 
+// [shared_key]
 Tensor LatentAttention::shared_key_gradient(const Tensor& dqkv, DType dtype,
                                             const Pass& pass) const {
   const int64_t B = dqkv.size(0), S = dqkv.size(1), N = core_->num_heads();
@@ -270,6 +281,7 @@ Tensor LatentAttention::shared_key_gradient(const Tensor& dqkv, DType dtype,
   ops::copy(rounded, sum.view(rounded.shape()));
   return rounded;
 }
+// [shared_key]
 // [backward]
 
 namespace {
