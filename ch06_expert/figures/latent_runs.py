@@ -8,7 +8,7 @@ from . import latent
 from .balance import spread
 
 MIB = 2**20
-MODEL = {"hidden_size": 192, "num_layers": 4, "num_heads": 6, "seq_len": 128, "micro_batch_size": 8}
+MODEL = {"hidden_size": 192, "num_layers": 4, "num_heads": 6, "seq_len": 128, "micro_batch_size": 4}
 STEPS, SEEDS, EVAL_SAMPLES = 300, (1, 2, 3), 256
 FFN = 512  # of latent attention; the others' MLPs are wider by what their attention has less
 WIDTH = 32  # of a head
