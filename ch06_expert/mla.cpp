@@ -202,7 +202,6 @@ Tensor LatentAttention::absorbed_queries(const Tensor& normed, const Pass& pass)
   // [absorb]
 }
 
-// [latents]
 Tensor LatentAttention::latents(const Tensor& normed, const Pass& pass) const {
   const int64_t B = pass.num_samples, S = pass.positions.count();
   const int64_t C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
@@ -214,7 +213,6 @@ Tensor LatentAttention::latents(const Tensor& normed, const Pass& pass) const {
   ops::rope(both.narrow(3, C, rope), rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
   return both;
 }
-// [latents]
 // [cached]
 
 // [keep]
@@ -265,7 +263,6 @@ LatentAttention::Projected LatentAttention::attend_backward(const Tensor& dheads
           shared_key_gradient(dqkv, dtype, pass)};
 }
 
-// [shared_key]
 Tensor LatentAttention::shared_key_gradient(const Tensor& dqkv, DType dtype,
                                             const Pass& pass) const {
   const int64_t B = dqkv.size(0), S = dqkv.size(1), N = core_->num_heads();
@@ -281,7 +278,6 @@ Tensor LatentAttention::shared_key_gradient(const Tensor& dqkv, DType dtype,
   ops::copy(rounded, sum.view(rounded.shape()));
   return rounded;
 }
-// [shared_key]
 // [backward]
 
 namespace {

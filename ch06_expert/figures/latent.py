@@ -32,7 +32,7 @@ CACHE_TP = (1, 2, 4, 8)
 # A small model in DeepSeek-V3's proportions: 8 heads of keys and values, or a latent of 4 heads' width
 # and half a head that is rotated.
 SMALL = {"hidden_size": 128, "num_heads": 16, "ffn_hidden_size": 256, "seq_len": 64,
-         "micro_batch_size": 2, "dp_size": 1, "vocab_size": 256}
+         "micro_batch_size": 8, "dp_size": 1, "vocab_size": 256}
 SMALL_KINDS = {"GQA": {"num_kv_heads": 8}, "MLA, queries of x": {"attention_kind": "mla"},
                "MLA, queries of a latent": {"attention_kind": "mla", "q_lora_rank": 48}}
 SMALL_LATENT = {"kv_lora_rank": 32, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
