@@ -7,6 +7,7 @@ from tools.estimates import words_of
 from tools.short_runs import run, table
 from tools.showcase import output_of
 
+from . import memory
 from .memory import GIB, LATENT
 
 EXAMPLE = "kv_cache"
@@ -264,6 +265,20 @@ def formula_table(found):
         rows.append([name, formula, f"{cached_numbers(kind, DEEPSEEK):,}", f"{counted:,.0f}"])
     return table(["keys and values", "formula", "by formula", "counted"], rows,
                  "Numbers of a position in a layer, DeepSeek-V3's heads of 128 channels.")
+
+
+def parameters_table(problem):
+    """DeepSeek-V3's beside the authors'."""
+    case = next(name for name, (shape, _) in memory.PROBLEM.items() if shape is memory.DEEPSEEK)
+    parameters = find(problem, case=case)["weights"] / BF16
+    active = memory.active_parameters(memory.DEEPSEEK, parameters)
+    embedding = memory.DEEPSEEK["vocab_size"] * memory.DEEPSEEK["hidden_size"]
+    told = [str(number) for number in memory.PROBLEM[case][1]]
+    rows = [[name, f"{number / 1e9:.2f}", theirs] for name, number, theirs in (
+        ("all", parameters, told[0]), ("in a token's way", active, told[1]),
+        ("the same without the embedding", active - embedding, told[1]))]
+    return table(["DeepSeek-V3's parameters, billions", "here", "the authors'"], rows,
+                 "By steps on shapes: the first page's flags. Of the embedding a token reads one row.")
 
 
 def operations_table(found):

@@ -68,6 +68,7 @@ def texts(folder):
         found.update({"problem.md": memory.problem_table(estimated["problem"]),
                       "ep.md": memory.ep_table(estimated["ep"]),
                       "meshes.md": memory.meshes_table(estimated["meshes"])})
+        found["latent_parameters.md"] = latent.parameters_table(estimated["problem"])
     if "messages" in counted:
         found.update({"messages.md": counts.messages_table(counted["messages"]),
                       "nodes.md": counts.nodes_table(counted["nodes"])})

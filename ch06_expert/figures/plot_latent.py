@@ -24,9 +24,12 @@ def draw(found):
         axes.plot([case["new"] for case in own],
                   [case["absorbed"] / case["expanded"] for case in own], color=color, marker="o",
                   markersize=4.5, linestyle="none")
-    style.reference(axes, 1, "as many operations")
+    axes.axhline(1, color=style.MUTED, linewidth=1.0, dashes=(5, 3))
+    axes.annotate("as many operations", (0, 1), xytext=(6, 4), xycoords=("axes fraction", "data"),
+                  textcoords="offset points", va="bottom", color=style.MUTED, fontsize=style.SMALL)
     axes.set_xscale("log", base=2)
     style.log_axis(axes)
+    axes.minorticks_off()
     axes.set_xticks(latent.CURVE_NEW[::2], [str(new) for new in latent.CURVE_NEW[::2]])
     axes.set_xlabel("new tokens of a pass")
     axes.set_ylabel("absorbed over made again")
