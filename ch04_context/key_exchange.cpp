@@ -96,6 +96,42 @@ Tensor ScatteredGradients::own() {
 }
 // [scattered]
 
+// [exchange_bytes]
+void ExchangeBytes::begin(Alive& alive) const {
+  alive.take(own_ + (config_.by_ring() ? 0 : config_.ring_size() * block_));
+}
+
+void ExchangeBytes::begin_gradients(Alive& alive) const {
+  if (!config_.by_ring()) alive.take(config_.ring_size() * gradient_);
+}
+
+void ExchangeBytes::next(Alive& alive, int64_t step) const {
+  if (!config_.by_ring()) return;
+  if (step > 0) alive.release(step == 1 ? own_ : block_);
+  if (step + 1 < config_.ring_size()) alive.take(block_);
+}
+
+void ExchangeBytes::share(Alive& alive) const {
+  if (config_.by_ring()) alive.take(gradient_);
+}
+
+void ExchangeBytes::pass_on(Alive& alive, int64_t step) const {
+  if (!config_.by_ring() || step == 0) return;
+  const bool overlaps = config_.overlaps();
+  if (step > 1) alive.release(gradient_ + (overlaps ? gradient_ : 0));  // arrived, and sent before
+  alive.take(gradient_);
+  if (!overlaps) alive.release(gradient_);  // sent
+}
+
+void ExchangeBytes::end(Alive& alive) const {
+  alive.release(config_.by_ring() ? block_ : own_ + config_.ring_size() * block_);
+}
+
+void ExchangeBytes::own_gradient(Alive& alive) const {
+  if (!config_.by_ring()) alive.take(gradient_);
+}
+// [exchange_bytes]
+
 std::unique_ptr<KeyExchange> exchange_keys(const ContextGroup& group, Tensor own) {
   if (group.config().by_ring()) return std::make_unique<RingKeys>(group, std::move(own));
   return std::make_unique<GatheredKeys>(group, std::move(own));

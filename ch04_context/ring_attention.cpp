@@ -12,24 +12,19 @@ Tensor of_step(const Tensor& all, int step, int places) {
   return all.narrow(0, step * B, B);
 }
 
-/// Bytes that are alive, and the most that were.
-class Alive {
- public:
-  explicit Alive(int64_t bytes) : bytes_(bytes) {}
-  void take(int64_t bytes) { most_ = std::max(most_, bytes_ += bytes); }
-  void release(int64_t bytes) { bytes_ -= bytes; }
-  int64_t most() const { return most_; }
-
- private:
-  int64_t bytes_, most_ = 0;
-};
-
 }  // namespace
 
 // [ring_forward]
 Tensor RingAttention::forward_rows(Tensor qkv, Saved& saved, const Pass& pass) const {
   saved.qkv = qkv;
   if (saved.out.defined()) return saved.out;  // kept while the rest of the block is recomputed
+  const auto exchange = exchange_keys(group(), kv_of(qkv).to_contiguous());
+  forward_steps(*exchange, saved, pass);
+  return saved.out;
+}
+
+void RingAttention::forward_steps(KeyExchange& exchange, Saved& saved, const Pass& pass) const {
+  const Tensor& qkv = saved.qkv;
   const int64_t B = qkv.size(0), S = qkv.size(1), N = num_heads(), n = places();
   const bool stored = probabilities() == Probabilities::stored;
   const bool whole_blocks = probabilities() != Probabilities::never_whole;
@@ -37,10 +32,9 @@ Tensor RingAttention::forward_rows(Tensor qkv, Saved& saved, const Pass& pass) c
   if (stored) saved.probs = Tensor::empty({n * B, N, S, S}, qkv.dtype(), "probabilities");
   const Tensor part_lses = stored ? Tensor::empty({n * B, N, S}, acc) : Tensor();
   // [ring_steps]
-  const auto exchange = exchange_keys(group(), kv_of(qkv).to_contiguous());
   Part sum;
   for (int step = 0; step < n; ++step) {
-    const Tensor kv = exchange->next();  // and the next ones set off
+    const Tensor kv = exchange.next();  // and the next ones set off
     const Positions keys = keys_of_step(step, pass);
     if (!sees(pass, keys)) continue;
     Tensor probs = stored ? of_step(saved.probs, step, places()) : Tensor();
@@ -61,7 +55,6 @@ Tensor RingAttention::forward_rows(Tensor qkv, Saved& saved, const Pass& pass) c
     saved.out = Tensor::empty(sum.out.shape(), qkv.dtype(), "attention");
     ops::copy(saved.out, sum.out);
   }
-  return saved.out;
 }
 // [ring_forward]
 
@@ -76,27 +69,33 @@ void RingAttention::normalise(const Tensor& probs, const Tensor& part_lses, cons
 // [ring_backward]
 Tensor RingAttention::backward(const Tensor& dout, Saved& saved, const Pass& pass) const {
   const Tensor& qkv = saved.qkv;
-  const DType acc = accumulate_dtype(qkv.dtype());
-  const Tensor delta = Tensor::empty(saved.lse.shape(), acc);  // [B, N, S']
-  ops::attention_delta(delta, dout, saved.out);
-  const Tensor dqkv = Tensor::zeros(qkv.shape(), acc);
+  const Tensor dqkv = Tensor::zeros(qkv.shape(), accumulate_dtype(qkv.dtype()));
   auto exchange = exchange_keys(group(), kv_of(qkv).to_contiguous());
-  const auto gradients = exchange_gradients(group(), kv_of(qkv).shape(), acc);
-  for (int step = 0; step < places(); ++step) {
-    const Tensor kv = exchange->next();
-    const Positions keys = keys_of_step(step, pass);
-    const Tensor dkv = gradients->share();
-    if (sees(pass, keys)) {
-      const Tensor probs = probabilities_of(saved, kv, step, pass);
-      ops::attention_backward(q_of(dqkv), keys_of(dkv), values_of(dkv), dout, probs, q_of(qkv),
-                              keys_of(kv), values_of(kv), saved.lse, delta, scale(), pass.positions,
-                              keys, pass.documents);
-    }
-    gradients->pass_on(dkv);
-  }
+  const auto gradients = exchange_gradients(group(), kv_of(qkv).shape(), dqkv.dtype());
+  backward_steps(q_of(dqkv), dout, *exchange, *gradients, saved, pass);
   exchange.reset();
   ops::copy(kv_of(dqkv), gradients->own());
   return dqkv;
+}
+
+void RingAttention::backward_steps(const Tensor& dq, const Tensor& dout, KeyExchange& exchange,
+                                   GradientExchange& gradients, Saved& saved,
+                                   const Pass& pass) const {
+  const Tensor q = q_of(saved.qkv);
+  const Tensor delta = Tensor::empty(saved.lse.shape(), dq.dtype());  // [B, N, S']
+  ops::attention_delta(delta, dout, saved.out);
+  for (int step = 0; step < places(); ++step) {
+    const Tensor kv = exchange.next();
+    const Positions keys = keys_of_step(step, pass);
+    const Tensor dkv = gradients.share();
+    if (sees(pass, keys)) {
+      const Tensor probs = probabilities_of(saved, kv, step, pass);
+      ops::attention_backward(dq, keys_of(dkv), values_of(dkv), dout, probs, q, keys_of(kv),
+                              values_of(kv), saved.lse, delta, scale(), pass.positions, keys,
+                              pass.documents);
+    }
+    gradients.pass_on(dkv);
+  }
 }
 // [ring_backward]
 
@@ -119,57 +118,63 @@ Positions RingAttention::keys_of_step(int step, const Pass& pass) const {
 
 // [ring_footprint]
 Footprint RingAttention::footprint(const PassShape& shape) const {
+  const int64_t T = shape.tokens(), D = head_dim(), q = T * num_heads() * D;
+  const int64_t kv = T * 2 * num_kv_heads() * D;
+  const ExchangeBytes exchange(group().config(), /*own=*/kv * shape.own(), kv * shape.own(),
+                               kv * shape.acc());
+  return footprint_of_steps(shape, {"qkv", (q + kv) * shape.own()}, (q + kv) * shape.acc(),
+                            exchange, {});
+}
+
+Footprint RingAttention::footprint_of_steps(const PassShape& shape, const NamedBytes& queries,
+                                            int64_t gradients, const ExchangeBytes& exchange,
+                                            const StepBytes& made) const {
   const int64_t B = shape.num_samples, S = shape.seq_len, T = shape.tokens(), n = places();
-  const int64_t N = num_heads(), D = head_dim(), kv_numel = T * 2 * num_kv_heads() * D;
-  const int64_t kv = kv_numel * shape.own(), dkv = kv_numel * shape.acc();
-  const int64_t qkv = T * N * D * shape.own() + kv, dqkv = T * N * D * shape.acc() + dkv;
+  const int64_t N = num_heads(), D = head_dim();
   const int64_t out = T * N * D * shape.own(), sum = T * N * D * shape.acc();
   const int64_t lse = T * N * shape.acc(), delta = lse, probs = B * N * S * S * shape.own();
   const bool stored = probabilities() == Probabilities::stored;
-  const bool again = probabilities() == Probabilities::recomputed;
-  Footprint result{.kept = {{"qkv", qkv}, {"attention", out}, {"lse", lse}}};
+  const int64_t block = probabilities() == Probabilities::recomputed ? probs : 0;
+  Footprint result{.kept = {queries, {"attention", out}, {"lse", lse}}};
   if (stored) result.kept.push_back({"probabilities", n * probs});
   if (keeps_through_recompute()) result.kept_through_recompute = {{"attention", out}, {"lse", lse}};
 
-  const bool ring = group().config().by_ring(), overlaps = group().config().overlaps();
   Pass pass;
   pass.positions = group().attended(n * S);
   // Without documents: those may empty more blocks, which then take no memory.
   const auto computes = [&](int step) { return sees(pass, keys_of_step(step, pass)); };
-  const auto next_keys = [&](Alive& alive, int64_t step) {
-    if (ring && step > 0) alive.release(kv);
-    if (ring && step + 1 < n) alive.take(kv);
-  };
   Alive forward(-out - lse);  // which `kept` counts before they are there
-  forward.take(ring ? kv : (n + 1) * kv);
+  exchange.begin(forward);
   if (stored) forward.take(n * lse);
   for (int step = 0; step < n; ++step) {
-    next_keys(forward, step);
+    exchange.next(forward, step);
     if (!computes(step)) continue;
-    const int64_t block = again ? probs : 0;
-    forward.take(block + sum + lse);
-    forward.release(block + (step > 0 ? sum + lse : 0));
+    forward.at_most(made.keys + made.beside_keys);
+    forward.take(made.keys + block + sum + lse);
+    forward.release(made.keys + block + (step > 0 ? sum + lse : 0));
   }
   if (sum != out) forward.take(out);  // rounded
   result.forward_peak = forward.most();
 
-  Alive backward(delta + dqkv);
-  backward.take(ring ? kv : (n + 1) * kv + n * dkv);
+  const int64_t dscores = stored || block > 0 ? probs : 0;
+  Alive backward(delta + gradients);
+  exchange.begin(backward);
+  exchange.begin_gradients(backward);
   for (int step = 0; step < n; ++step) {
-    next_keys(backward, step);
-    if (ring) backward.take(dkv);  // the step's share
-    if (computes(step) && (stored || again)) {
-      const int64_t dscores = probs, most = again ? probs + std::max(sum + lse, dscores) : dscores;
-      backward.take(most);
-      backward.release(most);
+    exchange.next(backward, step);
+    const int64_t kept = computes(step) ? made.keys + made.gradients : 0;
+    if (computes(step)) backward.at_most(made.keys + made.beside_keys);
+    exchange.share(backward);
+    backward.take(kept);
+    if (computes(step)) {
+      backward.at_most(block > 0 ? block + std::max(sum + lse, dscores) : dscores);
+      backward.at_most(made.beside_gradients);
     }
-    if (!ring || step == 0) continue;
-    if (step > 1) backward.release(dkv + (overlaps ? dkv : 0));  // arrived, and sent before
-    backward.take(dkv);
-    if (!overlaps) backward.release(dkv);  // sent
+    exchange.pass_on(backward, step);
+    backward.release(kept);
   }
-  backward.release(ring ? kv : (n + 1) * kv);
-  if (!ring) backward.take(dkv);
+  exchange.end(backward);
+  exchange.own_gradient(backward);
   result.backward_peak = backward.most();
   return result;
 }

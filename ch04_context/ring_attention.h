@@ -26,15 +26,22 @@ class RingAttention : public ContextAttention {
   Tensor backward(const Tensor& dout, Saved& saved, const Pass& pass) const override;
   Footprint footprint(const PassShape& shape) const override;
 
- private:
-  Tensor forward_rows(Tensor qkv, Saved& saved, const Pass& pass) const override;
-  /// Stored probabilities [n B, N, S', S'] are of a step's keys alone; from here on they are of
-  /// all.
-  void normalise(const Tensor& probs, const Tensor& part_lses, const Tensor& lse,
-                 const Pass& pass) const;
-  /// Those of a step's block as backward reads them; undefined in blockwise attention.
-  Tensor probabilities_of(Saved& saved, const Tensor& kv, int step, const Pass& pass) const;
-
+ protected:
+  // [steps]
+  /// Attention of the queries in saved.qkv to all keys that the exchange brings.
+  void forward_steps(KeyExchange& exchange, Saved& saved, const Pass& pass) const;
+  /// dq [B, S', N, D] (acc dtype) += the gradient; that of keys and values goes to `gradients`.
+  void backward_steps(const Tensor& dq, const Tensor& dout, KeyExchange& exchange,
+                      GradientExchange& gradients, Saved& saved, const Pass& pass) const;
+  /// Bytes that a step makes of the block that is here: keys and values, and their gradients, each
+  /// with what is beside them for a moment. None where that is what travels.
+  struct StepBytes {
+    int64_t keys = 0, beside_keys = 0, gradients = 0, beside_gradients = 0;
+  };
+  /// `queries`: what saved.qkv is; `gradients`: bytes that backward has from beginning to end.
+  Footprint footprint_of_steps(const PassShape& shape, const NamedBytes& queries, int64_t gradients,
+                               const ExchangeBytes& exchange, const StepBytes& made) const;
+  // [steps]
   /// The positions of the keys that are here in a step.
   Positions keys_of_step(int step, const Pass& pass) const;
   // [sees]
@@ -48,6 +55,15 @@ class RingAttention : public ContextAttention {
   }
   // [sees]
   int places() const { return static_cast<int>(group().config().ring_size()); }
+
+ private:
+  Tensor forward_rows(Tensor qkv, Saved& saved, const Pass& pass) const override;
+  /// Stored probabilities [n B, N, S', S'] are of a step's keys alone; from here on they are of
+  /// all.
+  void normalise(const Tensor& probs, const Tensor& part_lses, const Tensor& lse,
+                 const Pass& pass) const;
+  /// Those of a step's block as backward reads them; undefined in blockwise attention.
+  Tensor probabilities_of(Saved& saved, const Tensor& kv, int step, const Pass& pass) const;
 };
 
 }  // namespace usp

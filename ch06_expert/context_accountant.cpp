@@ -1,5 +1,7 @@
 #include "context_accountant.h"
 
+#include "latent_ring.h"
+
 namespace usp {
 
 // [traffic]
@@ -12,7 +14,12 @@ ContextTraffic predict_context_traffic(const TrainConfig& config) {
   const int64_t acc = bytes_of(accumulate_dtype(parse_dtype(config.dtype)));
   const int64_t rows = config.micro_batch_size * config.seq_len / cp.cp_size;
   // Of the group's rows, the kv heads that a rank has while it attends.
-  const int64_t keys = u * rows * 2 * std::max<int64_t>(1, G / u) * D;
+  // [travels]
+  const bool latents = passes_latents_on(config.model, cp);
+  const int64_t of_position =
+      latents ? config.model.mla.cached() : 2 * std::max<int64_t>(1, G / u) * D;
+  const int64_t keys = u * rows * of_position;
+  // [travels]
   const bool full = config.recompute == "full";
   const int64_t forwards = full && cp.cp_recompute == "exchange" ? 2 : 1;
   const int64_t ranks = config.mesh().dp_cp() * t;

@@ -16,6 +16,11 @@ struct ContextTraffic {
 
   int64_t total() const { return send + all_gather + reduce_scatter + all_to_all; }
 };
+// [latents]
+/// Where a ring carries latents, k is the bytes of C + rope numbers of each position, whatever the
+/// heads, and k' the same in acc dtype.
+///
+// [latents]
 /// With k the bytes of keys and values of a rank's rows, k' those of their gradients in acc dtype,
 /// q and o those of its qkv and its attention's output, a block makes each rank of a ring of n, and
 /// of a group of u that exchanges heads, send

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
 
 #include "context_parallel.h"
@@ -88,6 +89,42 @@ class ScatteredGradients : public GradientExchange {
   Tensor all_;
   int step_ = 0;
 };
+
+// [exchange_bytes]
+/// Bytes that are alive where a formula follows a pass, and the most that were.
+class Alive {
+ public:
+  explicit Alive(int64_t bytes = 0) : bytes_(bytes) {}
+  void take(int64_t bytes) { at_most(bytes), bytes_ += bytes; }
+  void release(int64_t bytes) { bytes_ -= bytes; }
+  /// For a moment there are so many beside them.
+  void at_most(int64_t more) { most_ = std::max(most_, bytes_ + more); }
+  int64_t most() const { return most_; }
+
+ private:
+  int64_t bytes_, most_ = 0;
+};
+
+/// What both exchanges have alive, from step to step.
+class ExchangeBytes {
+ public:
+  /// `block` and `gradient`: of one place, as they travel. `own`: of this rank's block, where
+  /// nobody but the exchange holds it, else 0.
+  ExchangeBytes(const ContextParallelConfig& config, int64_t own, int64_t block, int64_t gradient)
+      : config_(config), own_(own), block_(block), gradient_(gradient) {}
+  void begin(Alive& alive) const;
+  void begin_gradients(Alive& alive) const;
+  void next(Alive& alive, int64_t step) const;
+  void share(Alive& alive) const;
+  void pass_on(Alive& alive, int64_t step) const;
+  void end(Alive& alive) const;  ///< of the keys
+  void own_gradient(Alive& alive) const;
+
+ private:
+  ContextParallelConfig config_;
+  int64_t own_, block_, gradient_;
+};
+// [exchange_bytes]
 
 /// Those of the run's cp_method. `own`: this rank's keys and values [B, S', 2G, D], contiguous.
 std::unique_ptr<KeyExchange> exchange_keys(const ContextGroup& group, Tensor own);

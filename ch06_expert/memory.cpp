@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "context_accountant.h"
+#include "latent_ring.h"
 #include "model.h"
 #include "pipeline_accountant.h"
 #include "tensor/runtime.h"
@@ -117,6 +118,9 @@ static void add_flops(const TrainConfig& config, const ModelConfig& m, Predictio
   const bool keeps = cp.cp_recompute == "keep" && cp.cp_size > 1;
   if (config.recompute == "full") again += layers + (keeps ? 0 : 2 * product);
   // [again]
+  // [expansions]
+  again += double(m.num_layers) * tokens * expansion_flops_again(config);
+  // [expansions]
 }
 // [flops]
 

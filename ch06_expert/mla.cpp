@@ -29,7 +29,7 @@ Tensor LatentQuery::backward(const Tensor& dq, Saved& saved, Grads& grads, const
 // [query]
 
 LatentKeys::LatentKeys(const MlaShape& shape, std::unique_ptr<Linear> kv_a_proj, RmsNorm norm,
-                       std::unique_ptr<Linear> kv_b_proj, const Parameter& kv_b)
+                       std::unique_ptr<Linear> kv_b_proj, Parameter& kv_b)
     : shape_(shape),
       kv_a_proj_(std::move(kv_a_proj)),
       norm_(norm),
@@ -55,7 +55,10 @@ Tensor LatentKeys::expand(const Tensor& c_kv, Saved& saved, const Pass& pass) co
 
 Tensor LatentKeys::expand_backward(const Tensor& dkv, Saved& saved, Grads& grads,
                                    const Pass& pass) const {
-  const Tensor dc_kv = kv_b_proj_->backward(dkv, saved.kv_b_proj, grads, pass);
+  return kv_b_proj_->backward(dkv, saved.kv_b_proj, grads, pass);
+}
+
+Tensor LatentKeys::norm_backward(const Tensor& dc_kv, Saved& saved, Grads& grads) const {
   return norm_.backward(dc_kv, saved.norm, grads, /*dresidual=*/{});
 }
 
@@ -86,6 +89,7 @@ LatentAttention::LatentAttention(const MlaShape& shape, RmsNorm norm, LatentQuer
       keys_(std::move(keys)),
       rope_(rope),
       core_(std::move(core)),
+      ring_(dynamic_cast<const LatentRing*>(core_.get())),
       o_proj_(std::move(o_proj)),
       region_(region),
       context_(context) {}
@@ -114,11 +118,15 @@ Tensor LatentAttention::forward(const Tensor& x, BlockSaved& saved, const Pass& 
 Tensor LatentAttention::attend(const Tensor& normed, Saved& kept, const Pass& pass) const {
   const int64_t B = pass.num_samples, S = pass.positions.count();
   const int64_t N = core_->num_heads(), D = core_->head_dim(), V = shape_.v_head_dim;
-  Tensor qkv = Tensor::empty({B, S, 3 * N, D}, normed.dtype(), "qkv");
-  ops::fill(qkv, 0);  // for the values' padding
-  fill_queries(qkv, normed, kept, pass);
-  fill_keys(qkv, normed, kept, pass);
-  kept.out = core_->forward(std::move(qkv), kept.core, pass);  // [B, S, N, D]
+  if (passes_latents_on(pass)) {
+    kept.out = attend_over_ring(normed, kept, pass);
+  } else {
+    Tensor qkv = Tensor::empty({B, S, 3 * N, D}, normed.dtype(), "qkv");
+    ops::fill(qkv, 0);  // for the values' padding
+    fill_queries(qkv, normed, kept, pass);
+    fill_keys(qkv, normed, kept, pass);
+    kept.out = core_->forward(std::move(qkv), kept.core, pass);  // [B, S, N, D]
+  }
   const Tensor heads = Tensor::empty({B, S, N, V}, normed.dtype(), "attention");
   ops::copy(heads, kept.out.narrow(3, 0, V));
   return heads.view({B * S, N * V});
@@ -141,15 +149,43 @@ void LatentAttention::fill_keys(const Tensor& qkv, const Tensor& normed, Saved& 
   Pending arriving = region_.enter(latent.k_rope, pass);  // while the latent is expanded
   if (!region_.overlaps()) arriving.wait();
   const Tensor kv = keys_.expand(latent.c_kv, kept.keys, pass).view({B, S, N, nope + V});
-  ops::copy(qkv.narrow(2, N, N).narrow(3, 0, nope), kv.narrow(3, 0, nope));
-  ops::copy(qkv.narrow(2, 2 * N, N).narrow(3, 0, V), kv.narrow(3, nope, V));
   const Tensor k_rope = arriving.wait().view({B, S, 1, rope});
   ops::rope(k_rope, rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
-  for (int64_t head = 0; head < N; ++head) {
-    ops::copy(qkv.narrow(2, N + head, 1).narrow(3, nope, rope), k_rope);
-  }
+  spread_heads(qkv.narrow(2, N, 2 * N), kv, k_rope, shape_);
 }
 // [forward]
+
+// [over_ring]
+Tensor LatentAttention::attend_over_ring(const Tensor& normed, Saved& kept,
+                                         const Pass& pass) const {
+  const int64_t B = pass.num_samples, S = pass.positions.count();
+  kept.latents = joined(keys_.compress(normed, kept.keys, pass));  // [R, C + rope]
+  Pending arriving = region_.enter(kept.latents, pass);            // while queries are computed
+  if (!region_.overlaps()) arriving.wait();
+  const Tensor q =
+      query_.forward(normed, kept.query, pass).view({B, S, core_->num_heads(), core_->head_dim()});
+  ops::rope(rotated(q), rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
+  const Tensor latents = arriving.wait();  // [T, C + rope]
+  if (!region_.gathers_again()) kept.latents = latents;
+  return ring_->attend_latents(q, turned(latents, pass), kept.core, pass);
+}
+
+Tensor LatentAttention::joined(const LatentKeys::Latent& latent) const {
+  const int64_t R = latent.c_kv.size(0), C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
+  const Tensor both = Tensor::empty({R, C + rope}, latent.c_kv.dtype(), "latent");
+  ops::copy(both.narrow(1, 0, C), latent.c_kv);
+  ops::copy(both.narrow(1, C, rope), latent.k_rope);
+  return both;
+}
+
+Tensor LatentAttention::turned(const Tensor& latents, const Pass& pass) const {
+  const int64_t C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
+  const Tensor by_sample =
+      latents.view({pass.num_samples, pass.positions.count(), 1, shape_.cached()});
+  ops::rope(by_sample.narrow(3, C, rope), rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
+  return by_sample;
+}
+// [over_ring]
 
 // [cached]
 Tensor LatentAttention::attend_cached(const Tensor& normed, const Pass& pass) const {
@@ -203,15 +239,8 @@ Tensor LatentAttention::absorbed_queries(const Tensor& normed, const Pass& pass)
 }
 
 Tensor LatentAttention::latents(const Tensor& normed, const Pass& pass) const {
-  const int64_t B = pass.num_samples, S = pass.positions.count();
-  const int64_t C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
   LatentKeys::Saved dropped;
-  const LatentKeys::Latent latent = keys_.compress(normed, dropped, pass);
-  const Tensor both = Tensor::empty({B, S, 1, C + rope}, normed.dtype());
-  ops::copy(both.narrow(3, 0, C), latent.c_kv.view({B, S, 1, C}));
-  ops::copy(both.narrow(3, C, rope), latent.k_rope.view({B, S, 1, rope}));
-  ops::rope(both.narrow(3, C, rope), rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
-  return both;
+  return turned(joined(keys_.compress(normed, dropped, pass)), pass);
 }
 // [cached]
 
@@ -228,56 +257,76 @@ Tensor LatentAttention::backward(const Tensor& dy, BlockSaved& saved, Grads& gra
                                  const Pass& pass) {
   Saved kept = saved.take<Saved>();
   const int64_t C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
-  Projected d = attend_backward(o_proj_->backward(dy, kept.o_proj, grads, pass), kept, pass);
+  const bool over_ring = ring_ != nullptr;
+  Projected d = attend_backward(o_proj_->backward(dy, kept.o_proj, grads, pass), kept, grads, pass);
   // Every rank has the gradient through its own heads; what all heads share gets the sum.
-  Pending dk_rope = region_.enter_backward(d.dk_rope);  // [R, rope]
-  if (!region_.overlaps()) dk_rope.wait();
+  Pending shared = region_.enter_backward(d.shared);  // [R, rope], over a ring [R, C + rope]
+  if (!region_.overlaps()) shared.wait();
   const Tensor dnormed = query_.backward(d.dq, kept.query, grads, pass);  // [R, H]
   d.dq = {};
-  const Tensor dlatent = keys_.expand_backward(d.dkv, kept.keys, grads, pass);  // [R, C]
-  d.dkv = {};
+  Tensor dc_kv;  // [R, C]
+  if (over_ring) {
+    dc_kv = Tensor::empty({dnormed.size(0), C}, dy.dtype());
+    ops::copy(dc_kv, shared.wait().narrow(1, 0, C));
+  } else {
+    dc_kv = keys_.expand_backward(d.dkv, kept.keys, grads, pass);
+    d.dkv = {};
+  }
+  const Tensor dlatent = keys_.norm_backward(dc_kv, kept.keys, grads);
+  dc_kv = {};
   const Tensor dc = Tensor::empty({dlatent.size(0), C + rope}, dy.dtype());
   ops::copy(dc.narrow(1, 0, C), dlatent);
-  ops::copy(dc.narrow(1, C, rope), dk_rope.wait());
+  ops::copy(dc.narrow(1, C, rope), shared.wait().narrow(1, over_ring ? C : 0, rope));
   ops::add(dnormed, dnormed, keys_.compress_backward(dc, kept.keys, grads, pass));
   return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/dy);
 }
 
-LatentAttention::Projected LatentAttention::attend_backward(const Tensor& dheads, Saved& kept,
-                                                            const Pass& pass) const {
-  const int64_t B = pass.num_samples, S = pass.positions.count();
-  const int64_t N = core_->num_heads(), D = core_->head_dim();
-  const int64_t nope = shape_.qk_nope_head_dim, V = shape_.v_head_dim;
-  const DType dtype = dheads.dtype();
-  Tensor dout = Tensor::zeros({B, S, N, D}, dtype);
+Tensor LatentAttention::padded(const Tensor& dheads, const Pass& pass) const {
+  const int64_t B = pass.num_samples, S = pass.positions.count(), N = core_->num_heads();
+  const int64_t V = shape_.v_head_dim;
+  const Tensor dout = Tensor::zeros({B, S, N, core_->head_dim()}, dheads.dtype());
   ops::copy(dout.narrow(3, 0, V), dheads.view({B, S, N, V}));
-  const Tensor dqkv = core_->backward(dout, kept.core, pass);  // [B, S, 3N, D], maybe acc dtype
-  dout = {};
-  ops::rope(rotated(dqkv), rope_.cos, rope_.sin, pass.positions, /*inverse=*/true);
-  const Tensor dq = Tensor::empty({B, S, N, D}, dtype);
-  ops::copy(dq, dqkv.narrow(2, 0, N));
-  const Tensor dkv = Tensor::empty({B, S, N, nope + V}, dtype);
-  ops::copy(dkv.narrow(3, 0, nope), dqkv.narrow(2, N, N).narrow(3, 0, nope));
-  ops::copy(dkv.narrow(3, nope, V), dqkv.narrow(2, 2 * N, N).narrow(3, 0, V));
-  return {dq.view({B * S, N * D}), dkv.view({B * S, N * (nope + V)}),
-          shared_key_gradient(dqkv, dtype, pass)};
+  return dout;
 }
 
-Tensor LatentAttention::shared_key_gradient(const Tensor& dqkv, DType dtype,
-                                            const Pass& pass) const {
-  const int64_t B = dqkv.size(0), S = dqkv.size(1), N = core_->num_heads();
-  const int64_t rope = shape_.qk_rope_head_dim;
-  const DType acc = accumulate_dtype(dtype);
-  const Tensor sum = Tensor::zeros({B, S, 1, rope}, acc), of_head = Tensor::empty(sum.shape(), acc);
-  for (int64_t head = 0; head < N; ++head) {
-    ops::copy(of_head, dqkv.narrow(2, N + head, 1).narrow(3, shape_.qk_nope_head_dim, rope));
-    ops::accumulate(sum, of_head);
-  }
+LatentAttention::Projected LatentAttention::attend_backward(const Tensor& dheads, Saved& kept,
+                                                            Grads& grads, const Pass& pass) const {
+  if (ring_ != nullptr) return attend_backward_over_ring(dheads, kept, grads, pass);
+  const DType dtype = dheads.dtype();
+  Tensor dout = padded(dheads, pass);
+  const Tensor dqkv = core_->backward(dout, kept.core, pass);  // [B, S, 3N, D], maybe acc dtype
+  dout = {};
+  const int64_t B = dqkv.size(0), S = dqkv.size(1), N = core_->num_heads(), T = B * S;
+  ops::rope(rotated(dqkv), rope_.cos, rope_.sin, pass.positions, /*inverse=*/true);
+  const Tensor dq = Tensor::empty({B, S, N, dqkv.size(3)}, dtype);
+  ops::copy(dq, dqkv.narrow(2, 0, N));
+  const Tensor dkv = dqkv.narrow(2, N, 2 * N), dexpanded = gather_heads(dkv, dtype, shape_);
+  const Tensor sum = shared_key_gradient(dkv, accumulate_dtype(dtype), shape_);
   ops::rope(sum, rope_.cos, rope_.sin, pass.positions, /*inverse=*/true);
-  const Tensor rounded = Tensor::empty({B * S, rope}, dtype);
-  ops::copy(rounded, sum.view(rounded.shape()));
-  return rounded;
+  const Tensor dk_rope = Tensor::empty({T, shape_.qk_rope_head_dim}, dtype);
+  ops::copy(dk_rope, sum.view(dk_rope.shape()));
+  return {dq.view({T, dq.numel() / T}), dexpanded.view({T, dexpanded.numel() / T}), dk_rope};
 }
+
+// [backward_over_ring]
+LatentAttention::Projected LatentAttention::attend_backward_over_ring(const Tensor& dheads,
+                                                                      Saved& kept, Grads& grads,
+                                                                      const Pass& pass) const {
+  const int64_t B = pass.num_samples, S = pass.positions.count(), T = B * S;
+  const int64_t C = shape_.kv_lora_rank, W = shape_.cached();
+  Tensor latents = region_.gathers_again() ? turned(region_.gather(kept.latents).wait(), pass)
+                                           : kept.latents.view({B, S, 1, W});
+  Tensor dout = padded(dheads, pass);
+  auto [dq, dlatents] = ring_->backward_latents(dout, latents, kept.core, grads, pass);
+  dout = latents = {};
+  for (const Tensor& part : {rotated(dq), dlatents.narrow(3, C, shape_.qk_rope_head_dim)}) {
+    ops::rope(part, rope_.cos, rope_.sin, pass.positions, /*inverse=*/true);
+  }
+  dq = in_dtype(dq, dheads.dtype());
+  dlatents = in_dtype(dlatents, dheads.dtype());
+  return {dq.view({T, dq.numel() / T}), {}, dlatents.view({T, W})};
+}
+// [backward_over_ring]
 // [backward]
 
 namespace {
@@ -297,23 +346,12 @@ int64_t gathered_again(const Footprint& linear, const PassShape& shape) {
   return again ? linear.held - linear.output.bytes : 0;
 }
 
-/// What is alive while pieces run one after the other, and the most that was.
-class Alive {
- public:
-  void take(int64_t bytes) { at_most(bytes), bytes_ += bytes; }
-  void release(int64_t bytes) { bytes_ -= bytes; }
-  void at_most(int64_t more) { most_ = std::max(most_, bytes_ + more); }
-  /// A piece's forward pass; what it keeps and returns stays.
-  void run(const Footprint& piece) {
-    const int64_t kept = sum_of(piece.kept);
-    at_most(kept + piece.forward_peak);
-    bytes_ += kept + piece.output.bytes;
-  }
-  int64_t most() const { return most_; }
-
- private:
-  int64_t bytes_ = 0, most_ = 0;
-};
+/// A piece's forward pass; what it keeps and returns stays.
+void run(Alive& alive, const Footprint& piece) {
+  const int64_t kept = sum_of(piece.kept);
+  alive.at_most(kept + piece.forward_peak);
+  alive.take(kept + piece.output.bytes);
+}
 
 }  // namespace
 
@@ -350,6 +388,19 @@ LatentAttention::Parts LatentAttention::parts(const PassShape& shape) const {
   const int64_t T = shape.tokens(), N = core_->num_heads(), D = core_->head_dim();
   const int64_t rope = shape_.qk_rope_head_dim, gathered = shape.row_shares > 1 ? 1 : 0;
   const LatentKeys::Footprints keys = keys_.footprints(shape);
+  Ring ring;
+  if (ring_ != nullptr) {
+    const int64_t W = shape_.cached(), own = shape.rows() * W * shape.own();
+    const int64_t latents = T * W * shape.own(), arrived = gathered * latents;
+    ring = {.own = own,
+            .arrived = arrived,
+            .kept = region_.gathers_again() ? own : latents,
+            .again = region_.gathers_again() ? arrived : 0,
+            .latents = latents,
+            .dq = T * N * D * shape.acc(),
+            .dlatents = T * W * shape.acc(),
+            .weight_sum = ring_->held(shape)};
+  }
   return {.norm = norm_.footprint(shape),
           .query = query_.footprint(shape),
           .keys = keys,
@@ -361,56 +412,111 @@ LatentAttention::Parts LatentAttention::parts(const PassShape& shape) const {
           .k_rope = T * rope * shape.own(),
           .own_k_rope = gathered * shape.rows() * rope * shape.own(),
           .sum_k_rope = T * rope * shape.acc(),
-          .gathered_latent = gathered_again(keys.kv_b_proj, shape)};
+          .gathered_latent = gathered_again(keys.kv_b_proj, shape),
+          .ring = ring};
+}
+
+void LatentAttention::make_latents(const Parts& parts, Alive& alive) {
+  const auto& [kv_a, kv_norm, kv_b] = parts.keys;
+  const int64_t c = kv_norm.output.bytes;
+  const int64_t k_rope = kv_a.output.bytes - c;  // of this rank's rows
+  alive.take(kv_a.output.bytes);
+  alive.take(c + k_rope + sum_of(kv_norm.kept) + c);
+  alive.release(kv_a.output.bytes);
+}
+
+void LatentAttention::attend(const Parts& parts, Alive& alive) {
+  const auto& [kv_a, kv_norm, kv_b] = parts.keys;
+  const int64_t c = kv_norm.output.bytes, k_rope = kv_a.output.bytes - c;
+  alive.take(parts.qkv);
+  run(alive, parts.query);
+  alive.release(parts.query.output.bytes);
+  make_latents(parts, alive);
+  const int64_t gathered = parts.own_k_rope > 0 ? parts.k_rope : 0;
+  alive.take(gathered);
+  run(alive, kv_b);
+  alive.release(kv_b.output.bytes + gathered + k_rope + (kv_b.keeps_x ? 0 : c));
+  alive.release(parts.qkv);  // which core's own footprint has
+  run(alive, parts.core);
+}
+
+void LatentAttention::attend_over_ring(const Parts& parts, Alive& alive) {
+  const Ring& ring = parts.ring;
+  make_latents(parts, alive);
+  alive.take(ring.own);
+  alive.release(parts.keys.kv_a_proj.output.bytes);  // what they are joined from
+  alive.take(ring.arrived);
+  run(alive, parts.query);
+  if (ring.kept == ring.arrived) alive.release(ring.own);
+  alive.release(parts.query.output.bytes);  // which core's own footprint has
+  run(alive, parts.core);
+  alive.release(ring.again);
 }
 
 int64_t LatentAttention::forward_most(const Parts& parts) const {
-  const auto& [kv_a, kv_norm, kv_b] = parts.keys;
   Alive alive;
   alive.take(sum_of(parts.norm.kept) + parts.norm.output.bytes);
-  alive.take(parts.qkv);
-  alive.run(parts.query);
-  alive.release(parts.query.output.bytes);
-  alive.take(kv_a.output.bytes);
-  const int64_t c = kv_norm.output.bytes;
-  const int64_t k_rope = kv_a.output.bytes - c;  // of this rank's rows
-  alive.take(c + k_rope + sum_of(kv_norm.kept) + c);
-  alive.release(kv_a.output.bytes);
-  const int64_t gathered = parts.own_k_rope > 0 ? parts.k_rope : 0;
-  alive.take(gathered);
-  alive.run(kv_b);
-  alive.release(kv_b.output.bytes + gathered + k_rope + (kv_b.keeps_x ? 0 : c));
-  alive.release(parts.qkv);  // which core's own footprint has
-  alive.run(parts.core);
+  ring_ != nullptr ? attend_over_ring(parts, alive) : attend(parts, alive);
   alive.take(parts.heads);
-  alive.run(parts.o_proj);
+  run(alive, parts.o_proj);
   return alive.most();
+}
+
+void LatentAttention::attend_backward(const Parts& parts, Alive& alive) {
+  const int64_t dq = parts.query.output.bytes, dkv = parts.keys.kv_b_proj.output.bytes;
+  const int64_t dout = parts.qkv / 3;
+  alive.take(dout);
+  alive.at_most(parts.core.backward_peak);
+  alive.release(dout);
+  alive.take(parts.dqkv);
+  alive.take(dq + dkv);
+  alive.at_most(2 * parts.sum_k_rope);
+  alive.take(parts.k_rope);
+  alive.release(parts.dqkv);
+  alive.release(parts.heads);
+  alive.take(parts.own_k_rope);
+}
+
+void LatentAttention::attend_backward_over_ring(const Parts& parts, bool split, Alive& alive) {
+  const Ring& ring = parts.ring;
+  const int64_t dout = parts.qkv / 3, dq = parts.query.output.bytes;
+  alive.take(ring.again + dout);
+  alive.at_most(parts.core.backward_peak);
+  alive.release(ring.again + dout);
+  alive.take(ring.dq + ring.dlatents);
+  if (split) alive.take(ring.weight_sum);
+  if (ring.dq != dq) {  // rounded
+    alive.take(dq);
+    alive.release(ring.dq);
+    alive.take(ring.latents);
+    alive.release(ring.dlatents);
+  }
+  alive.release(parts.heads);
+  alive.take(ring.arrived > 0 ? ring.own : 0);
 }
 
 int64_t LatentAttention::backward_most(const Parts& parts, bool split) const {
   const auto& [kv_a, kv_norm, kv_b] = parts.keys;
-  const int64_t dout = parts.qkv / 3, dq = parts.query.output.bytes, dkv = kv_b.output.bytes;
+  const int64_t dq = parts.query.output.bytes, dkv = kv_b.output.bytes;
   const int64_t dnormed = parts.norm.output.bytes, dlatent = kv_norm.output.bytes;
   const auto unless_split = [&](int64_t bytes) { return split ? 0 : bytes; };
   Alive alive;
   alive.at_most(parts.o_proj.backward_peak);
   if (split) alive.take(parts.o_proj.held_dy);
   alive.take(parts.heads);  // their gradient, like those that follow
-  alive.take(dout);
-  alive.at_most(parts.core.backward_peak);
-  alive.release(dout);
-  alive.take(parts.dqkv);
-  alive.take(dq + dkv + 2 * parts.sum_k_rope + parts.k_rope);
-  alive.release(2 * parts.sum_k_rope + parts.dqkv + parts.heads);
-  alive.take(parts.own_k_rope);
+  ring_ != nullptr ? attend_backward_over_ring(parts, split, alive) : attend_backward(parts, alive);
   alive.at_most(split ? parts.query.split_peak : parts.query.backward_peak);
   if (split) alive.take(parts.query.held_dy);
   alive.take(dnormed);
   alive.release(unless_split(dq));
-  alive.at_most(kv_b.backward_peak);
-  if (split) alive.take(parts.gathered_latent);
-  alive.take(2 * dlatent);
-  alive.release(unless_split(dlatent + dkv));
+  if (ring_ == nullptr) {
+    alive.at_most(kv_b.backward_peak);
+    if (split) alive.take(parts.gathered_latent);
+  }
+  alive.take(dlatent);
+  if (ring_ == nullptr) alive.release(unless_split(dkv));
+  alive.take(dlatent);
+  alive.release(unless_split(dlatent));
   alive.take(kv_a.output.bytes);
   alive.at_most(std::max(kv_a.backward_peak, parts.norm.backward_peak));
   return alive.most();
@@ -425,14 +531,19 @@ Footprint LatentAttention::footprint(const PassShape& shape) const {
   result.keep(parts.norm.kept, parts.norm.output);
   result.keep(parts.query.kept);
   result.keep(kv_norm.kept, {"latent", kv_norm.output.bytes});
-  result.keep(kv_b.kept, kv_b.keeps_x ? kv_norm.output : NamedBytes{});
+  if (ring_ != nullptr) {
+    result.keep({{"latent", parts.ring.kept}});
+  } else {
+    result.keep(kv_b.kept, kv_b.keeps_x ? kv_norm.output : NamedBytes{});
+  }
   result.keep(parts.core.kept, {"attention", parts.heads});
   result.keep(parts.o_proj.kept);
   result.forward_peak = forward_most(parts) - sum_of(result.kept);
   result.backward_peak = backward_most(parts, /*split=*/false);
   // The projections to both latents read the same rows of x.
   const bool same_x = shape_.q_lora_rank > 0 || shape.row_shares == 1;
-  result.held = parts.norm.held + parts.query.held + kv_a.held + kv_norm.held + kv_b.held +
+  const int64_t expansion = ring_ != nullptr ? parts.ring.weight_sum : kv_b.held;
+  result.held = parts.norm.held + parts.query.held + kv_a.held + kv_norm.held + expansion +
                 parts.o_proj.held - (same_x ? parts.norm.output.bytes : 0);
   result.split_peak = backward_most(parts, /*split=*/true);
   return result;
@@ -508,8 +619,14 @@ std::unique_ptr<Segment> make_latent_attention(const ModelConfig& config,
   Parameter& o = weights.add("self_attn.o_proj",
                              {config.hidden_size, config.num_heads * config.mla.v_head_dim},
                              options.output_init_std);
-  auto core = make_core_attention(heads, heads, config.mla.head_dim(), options.probabilities,
-                                  options.context);
+  std::unique_ptr<CoreAttention> core;
+  if (passes_latents_on(config, options.context.config())) {
+    core = std::make_unique<LatentRing>(heads, config.mla, keys.expansion_weight(),
+                                        options.probabilities, options.context);
+  } else {
+    core = make_core_attention(heads, heads, config.mla.head_dim(), options.probabilities,
+                               options.context);
+  }
   return std::make_unique<LatentAttention>(
       config.mla, norm, std::move(query), std::move(keys), options.rope, std::move(core),
       make_row_parallel(o, options.region), options.region, options.context);

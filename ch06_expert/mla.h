@@ -4,8 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "context_parallel.h"
-#include "layers.h"
+#include "latent_ring.h"
 #include "tensor_region.h"
 #include "train/model_config.h"
 
@@ -59,17 +58,20 @@ class LatentKeys {
 
   /// `kv_b`: the weight of kv_b_proj, of which decoding reads its two parts head by head.
   LatentKeys(const MlaShape& shape, std::unique_ptr<Linear> kv_a_proj, RmsNorm norm,
-             std::unique_ptr<Linear> kv_b_proj, const Parameter& kv_b);
+             std::unique_ptr<Linear> kv_b_proj, Parameter& kv_b);
   Latent compress(const Tensor& x, Saved& saved, const Pass& pass) const;  ///< x [R, H]
   /// c_kv [R, C] -> [T, N (nope + V)]: each head's k without position, then its v
   Tensor expand(const Tensor& c_kv, Saved& saved, const Pass& pass) const;
-  /// dkv as expand() returns kv -> the gradient of c_kv before the norm [R, C]
+  /// dkv as expand() returns kv -> dc_kv [R, C]
   Tensor expand_backward(const Tensor& dkv, Saved& saved, Grads& grads, const Pass& pass) const;
+  /// dc_kv [R, C] -> the gradient before the norm [R, C]
+  Tensor norm_backward(const Tensor& dc_kv, Saved& saved, Grads& grads) const;
   /// dc [R, C + rope] -> [R, H]
   Tensor compress_backward(const Tensor& dc, Saved& saved, Grads& grads, const Pass& pass) const;
 
   Tensor key_weight(int64_t head) const;    ///< [nope, C]
   Tensor value_weight(int64_t head) const;  ///< [V, C]
+  Parameter& expansion_weight() const { return *kv_b_; }
 
   /// Of its three layers.
   struct Footprints {
@@ -82,7 +84,7 @@ class LatentKeys {
   std::unique_ptr<Linear> kv_a_proj_;
   RmsNorm norm_;
   std::unique_ptr<Linear> kv_b_proj_;
-  const Parameter* kv_b_;
+  Parameter* kv_b_;
 };
 // [latent_keys]
 
@@ -92,6 +94,10 @@ class LatentKeys {
 /// Training makes the keys and values of all heads, in the form in which CoreAttention reads them:
 /// N kv heads of D channels, of which a value fills V; the rest is 0. The products with these zeros
 /// are computed: (D - V) / 2D of the operations of attention are for nothing.
+///
+/// Over a ring, latents travel and every rank makes its heads' keys and values of them: LatentRing.
+/// There what enters the region of tp is the latent with the shared part of the keys, [R, C +
+/// rope], and its gradient leaves it when it has come home.
 class LatentAttention : public Segment {
  public:
   LatentAttention(const MlaShape& shape, RmsNorm norm, LatentQuery query, LatentKeys keys,
@@ -110,7 +116,8 @@ class LatentAttention : public Segment {
     LatentQuery::Saved query;
     LatentKeys::Saved keys;
     CoreAttention::Saved core;
-    Tensor out;  ///< [B, S, N, D], what core returned
+    Tensor latents;  ///< over a ring: [R, C + rope] not rotated, or [T, C + rope] rotated
+    Tensor out;      ///< [B, S, N, D], what core returned
     Linear::Saved o_proj;
   };
   /// What attention returned, so that a recomputation of the block need not attend again.
@@ -119,35 +126,58 @@ class LatentAttention : public Segment {
   };
 
   Tensor attend(const Tensor& normed, Saved& kept, const Pass& pass) const;  ///< -> [T, N V]
+  Tensor attend_over_ring(const Tensor& normed, Saved& kept, const Pass& pass) const;
+  /// Whether latents go round. What is decoded without a cache is whole on every rank.
+  bool passes_latents_on(const Pass& pass) const {
+    return ring_ != nullptr && pass.mode != Pass::Mode::decode;
+  }
   /// The same of a text that grows. The cache holds [latent | rotated key], C + rope numbers of a
   /// position for all heads. A head's score q · (W_k c) is (W_kᵀ q) · c: the query goes to the
   /// space of latents, and what it finds there comes out through the weight of the values, once.
   Tensor attend_cached(const Tensor& normed, const Pass& pass) const;
   Tensor absorbed_queries(const Tensor& normed, const Pass& pass) const;  ///< [B, S, N, C + rope]
   Tensor latents(const Tensor& normed, const Pass& pass) const;           ///< [B, S, 1, C + rope]
+  Tensor joined(const LatentKeys::Latent& latent) const;                  ///< [R, C + rope]
+  /// [T, C + rope] -> [B, S, 1, C + rope], the same memory: what keys have in common, rotated.
+  Tensor turned(const Tensor& latents, const Pass& pass) const;
   void fill_queries(const Tensor& qkv, const Tensor& normed, Saved& kept, const Pass& pass) const;
   void fill_keys(const Tensor& qkv, const Tensor& normed, Saved& kept, const Pass& pass) const;
 
   /// Gradients of what the projections returned.
   struct Projected {
-    Tensor dq;       ///< [T, N D]
-    Tensor dkv;      ///< [T, N (nope + V)]
-    Tensor dk_rope;  ///< [T, rope]: this rank's term
+    Tensor dq;      ///< [T, N D]
+    Tensor dkv;     ///< [T, N (nope + V)]; undefined over a ring
+    Tensor shared;  ///< [T, rope], over a ring [T, C + rope]: this rank's term of what heads share
   };
-  Projected attend_backward(const Tensor& dheads, Saved& kept, const Pass& pass) const;
-  /// [T, rope] in the dtype: the gradient of the part that all heads' keys have in common.
-  Tensor shared_key_gradient(const Tensor& dqkv, DType dtype, const Pass& pass) const;
+  Projected attend_backward(const Tensor& dheads, Saved& kept, Grads& grads,
+                            const Pass& pass) const;
+  Projected attend_backward_over_ring(const Tensor& dheads, Saved& kept, Grads& grads,
+                                      const Pass& pass) const;
+  Tensor padded(const Tensor& dheads, const Pass& pass) const;  ///< [T, N V] -> [B, S, N, D]
 
   Tensor rotated(const Tensor& qkv) const;  ///< the queries' channels that RoPE turns
 
+  /// Over a ring: bytes of the latents of this rank's rows; of those of all rows, where ranks of tp
+  /// share them out; of what is kept of the two; of what backward gathers again.
+  struct Ring {
+    int64_t own = 0, arrived = 0, kept = 0, again = 0;
+    int64_t latents = 0;  ///< [T, C + rope]
+    int64_t dq = 0, dlatents = 0, weight_sum = 0;
+  };
   /// Footprints of the pieces, and bytes of the tensors between them.
   struct Parts {
     Footprint norm, query;
     LatentKeys::Footprints keys;
     Footprint core, o_proj;
     int64_t heads, qkv, dqkv, k_rope, own_k_rope, sum_k_rope, gathered_latent;
+    Ring ring;
   };
   Parts parts(const PassShape& shape) const;
+  static void make_latents(const Parts& parts, Alive& alive);
+  static void attend(const Parts& parts, Alive& alive);
+  static void attend_over_ring(const Parts& parts, Alive& alive);
+  static void attend_backward(const Parts& parts, Alive& alive);
+  static void attend_backward_over_ring(const Parts& parts, bool split, Alive& alive);
   int64_t forward_most(const Parts& parts) const;
   /// `split`: what weights' gradients read stays.
   int64_t backward_most(const Parts& parts, bool split) const;
@@ -158,6 +188,7 @@ class LatentAttention : public Segment {
   LatentKeys keys_;
   RopeTable rope_;
   std::unique_ptr<CoreAttention> core_;
+  const LatentRing* ring_;  ///< core_, where it is one
   std::unique_ptr<Linear> o_proj_;
   TensorRegion region_;
   ContextGroup context_;

@@ -2,6 +2,7 @@
 
 #include "comm/algorithms.h"
 #include "expert_accountant.h"
+#include "latent_ring.h"
 #include "zero_accountant.h"
 
 namespace usp {
@@ -19,11 +20,13 @@ TensorTraffic predict_tensor_traffic(const TrainConfig& config) {
   const int64_t passes = dp * config.grad_acc_steps;
   TensorTraffic sent{.all_reduce = passes * 3 * rows};
   // [latent_entries]
-  // Into latent attention go latents and the shared part of keys, that part never again.
+  // Into latent attention go latents and the shared part of keys, that part again where it travels
+  // over cp beside the latents.
   const int64_t number = (t - 1) * T * bytes_of(dtype);
   const int64_t rope = config.model.mla.on() ? config.model.mla.qk_rope_head_dim : 0;
   const int64_t instead = number * config.model.attention_inputs() - x;
-  const int64_t instead_again = instead - number * rope;
+  const bool travels = passes_latents_on(config.model, config.context_parallel);
+  const int64_t instead_again = instead - (travels ? 0 : number * rope);
   // [latent_entries]
   // [sent]
   if (!tp.sequence_parallel) {
@@ -83,7 +86,9 @@ void add_tensor_scratch(const TrainConfig& config, std::vector<LiveBytes>& buffe
   // [rows]
   // [widest]
   const MlaShape& mla = config.model.mla;
-  const int64_t latent = mla.on() ? std::max(mla.q_lora_rank, mla.kv_lora_rank) : 0;
+  const bool joined = passes_latents_on(config.model, config.context_parallel);
+  const int64_t of_keys = joined ? mla.cached() : mla.kv_lora_rank;
+  const int64_t latent = mla.on() ? std::max(mla.q_lora_rank, of_keys) : 0;
   const int64_t numel = rows * std::max(config.model.hidden_size, latent);
   // [widest]
   const int64_t bytes =

@@ -186,21 +186,30 @@ TEST_CASE("latent attention is what the formulas of the paper say") {
 /// A layout of the pipeline's kind, and how tokens are shared out over cp.
 struct LatentCase : PipelineCase {
   int64_t q_lora_rank = 9;
-  const char* method = "ring";
-  const char* cp_recompute = "exchange";
+  const char *method = "ring", *layout = "zigzag";
+  const char *cp_recompute = "exchange", *cp_overlap = "compute";
+  bool document_mask = false;
 
   std::string name() const {
-    return fmt::format("q_lora_rank {} {} {} {}", q_lora_rank, method, cp_recompute,
-                       PipelineCase::name());
+    return fmt::format("q_lora_rank {} {} {} {} overlap {} documents {} {}", q_lora_rank, method,
+                       layout, cp_recompute, cp_overlap, document_mask, PipelineCase::name());
   }
 };
+
+constexpr int64_t kTokens = 24;  // of a sample: three and four ranks share them out in two pieces
 
 TrainConfig latent_config(const LatentCase& c) {
   TrainConfig config = pipeline_config(c);
   config.model.num_kv_heads = config.model.num_heads;
   config.model.mla = latent_shape(c.q_lora_rank);
-  config.context_parallel.cp_method = c.method;
-  config.context_parallel.cp_recompute = c.cp_recompute;
+  config.seq_len = kTokens;
+  ContextParallelConfig& cp = config.context_parallel;
+  cp.cp_method = c.method;
+  cp.cp_layout = c.layout;
+  cp.cp_recompute = c.cp_recompute;
+  cp.cp_overlap = c.cp_overlap;
+  cp.document_mask = c.document_mask;
+  cp.document_separator = 7;
   return config;
 }
 
@@ -208,12 +217,16 @@ TrainConfig latent_alone(const LatentCase& c) {
   TrainConfig config = alone_config(c);
   config.model.num_kv_heads = config.model.num_heads;
   config.model.mla = latent_shape(c.q_lora_rank);
+  config.seq_len = kTokens;
+  config.context_parallel.document_mask = c.document_mask;
+  config.context_parallel.document_separator = 7;
   return config;
 }
 
 bool has_meaning(const LatentCase& c) {
   const auto is = [](const char* value, std::string_view name) { return value == name; };
-  if (c.ranks() > 8 || (c.cp == 1 && !is(c.method, "ring"))) return false;
+  const bool alone = is(c.method, "ring") && is(c.layout, "zigzag") && is(c.cp_overlap, "compute");
+  if (c.ranks() > 8 || (c.cp == 1 && !alone)) return false;
   if (c.tp == 1 && (!is(c.sequence, "off") || !is(c.overlap, "weight_grad"))) return false;
   if (is(c.method, "ulysses") && 4 / c.tp % c.cp != 0) return false;
   return !is(c.cp_recompute, "keep") ||
@@ -231,6 +244,9 @@ std::vector<LatentCase> latent_cases(size_t random) {
           recompute[p[4]], p[5] == 0 ? "naive" : "blockwise", overlap[p[6]], p[7] == 0 ? 2 : 4}}};
     c.pp = int64_t(1 + p[8]);
     c.cp = int64_t(1 + p[9]);
+    c.layout = p[14] == 0 ? "zigzag" : "contiguous";
+    c.cp_overlap = p[15] == 0 ? "compute" : "none";
+    c.document_mask = p[16] == 1;
     c.method = method[p[10]];
     c.cp_recompute = p[11] == 0 ? "exchange" : "keep";
     c.q_lora_rank = p[12] == 0 ? 0 : 9;
@@ -238,7 +254,7 @@ std::vector<LatentCase> latent_cases(size_t random) {
     return c;
   };
   std::vector<LatentCase> cases;
-  for (const Point& point : cover_pairs({3, 2, 3, 4, 3, 2, 3, 2, 2, 2, 3, 2, 2, 2}, random,
+  for (const Point& point : cover_pairs({3, 2, 3, 4, 3, 2, 3, 2, 2, 4, 3, 2, 2, 2, 2, 2, 2}, random,
                                         [&](const Point& p) { return has_meaning(at(p)); })) {
     cases.push_back(at(point));
   }
@@ -248,13 +264,14 @@ std::vector<LatentCase> latent_cases(size_t random) {
 TEST_CASE("latent attention over tp, cp and pp is training on one rank") {
   const RandomTokens tokens(61);
   const TokenFile file(tokens.path(), 2, 61);
-  const Dataset dataset(file, 8, 0.1, DataOrder::shuffled, 0);
-  std::map<std::tuple<int64_t, int64_t, int64_t>, TrainedState> references;
+  const Dataset dataset(file, kTokens, 0.1, DataOrder::shuffled, 0);
+  std::map<std::tuple<int64_t, int64_t, int64_t, bool>, TrainedState> references;
   const std::vector<LatentCase> cases = latent_cases(kSanitized ? 0 : 6);
   for (size_t i = 0; i < cases.size(); i += kSanitized ? 6 : 1) {
     const LatentCase& c = cases[i];
     CAPTURE(c.name());
-    TrainedState& expected = references[{c.num_layers(), c.grad_acc_steps * c.dp, c.q_lora_rank}];
+    TrainedState& expected =
+        references[{c.num_layers(), c.grad_acc_steps * c.dp, c.q_lora_rank, c.document_mask}];
     if (expected.losses.empty()) {
       const OnDevice cpu;
       SoloTrainer solo(latent_alone(c), &dataset);
@@ -279,6 +296,34 @@ TEST_CASE("latent attention over tp, cp and pp is training on one rank") {
                 "{}: {} elements counted, the model has {}", c.name(), counted,
                 num_parameters(config.model));
     });
+  }
+}
+
+TEST_CASE("a ring carries C + rope numbers of a position, whatever the heads") {
+  for (const char* method : {"ring", "all_gather"}) {
+    for (int64_t cp : {2, 4}) {
+      LatentCase c{{{1, 1, 4, "off", false, 0, "none", "blockwise", "weight_grad", 1}}};
+      c.cp = cp;
+      c.method = method;
+      TrainConfig config = latent_config(c);
+      config.dtype = "bf16";
+      config.model.num_layers = 61;  // DeepSeek-V3
+      config.model.num_heads = config.model.num_kv_heads = 128;
+      config.model.mla.kv_lora_rank = 512;
+      config.model.mla.qk_nope_head_dim = config.model.mla.v_head_dim = 128;
+      config.model.mla.qk_rope_head_dim = 64;
+      const int64_t positions = config.seq_len * config.micro_batch_size * config.grad_acc_steps;
+      const auto a_pass = [&](int64_t numbers) {  // there, back, and home in four bytes
+        return 61 * positions * (cp - 1) * numbers * (2 + 2 + 4);
+      };
+      CHECK(predict_context_traffic(config).total() == a_pass(576));
+      config.model.num_heads = config.model.num_kv_heads = 256;
+      CHECK(predict_context_traffic(config).total() == a_pass(576));
+      config.model.num_heads = config.model.num_kv_heads = 128;
+      config.model.mla.attention_kind = "gqa";
+      config.model.given_head_dim = 192;
+      CHECK(predict_context_traffic(config).total() == a_pass(49152));
+    }
   }
 }
 
@@ -503,10 +548,21 @@ TEST_CASE("states and activations of a rank with latent attention are those of t
 TEST_CASE("the operations of a rank with latent attention are its share of the model's") {
   for (const auto& [attention, recompute] :
        {std::pair{"naive", "none"}, {"naive", "selective"}, {"blockwise", "full"}}) {
-    for (const auto& [tp, cp] : {std::pair{1, 1}, {1, 2}, {2, 1}, {2, 2}}) {
+    for (const auto& [tp, cp, method, layout, keeps] : {std::tuple{1, 1, "ring", "zigzag", false},
+                                                        {1, 2, "ring", "zigzag", false},
+                                                        {2, 1, "ring", "zigzag", false},
+                                                        {2, 3, "ring", "zigzag", false},
+                                                        {1, 4, "ring", "contiguous", false},
+                                                        {2, 2, "all_gather", "zigzag", false},
+                                                        {1, 2, "ring", "zigzag", true},
+                                                        {1, 2, "ulysses", "zigzag", false}}) {
       LatentCase c{
-          {{tp, 1, 4, tp > 1 ? "again" : "off", false, 0, recompute, attention, "none", 2}}};
+          {{tp, 1, 4, tp > 1 ? "again" : "off", false, 0, recompute, attention, "weight_grad", 2}}};
       c.cp = cp;
+      c.method = method;
+      c.layout = layout;
+      if (keeps) c.cp_recompute = "keep";
+      if (!has_meaning(c)) continue;
       CAPTURE(c.name());
       TrainConfig config = latent_config(c);
       config.model.vocab_size = 64;  // equal shards
@@ -514,6 +570,14 @@ TEST_CASE("the operations of a rank with latent attention are its share of the m
       const Simulation simulation = simulate(config);
       CHECK(simulation.flops == Approx(prediction.flops + prediction.recomputed_flops));
       CHECK(simulation.recomputed_flops == Approx(prediction.recomputed_flops));
+      // Other places' blocks, both their gradients, and all once more in backward: in a contiguous
+      // layout the first place reads none but its own.
+      const bool travels = cp > 1 && c.method != std::string_view("ulysses");
+      const int64_t others = c.layout == std::string_view("contiguous") ? 0 : cp - 1;
+      int64_t products = travels ? 4 * others + 1 : 0;
+      if (travels && c.recompute == std::string_view("full")) products += keeps ? -1 : others;
+      const double weights = 4 * (3 + 5) * 7;
+      CHECK(expansion_flops_again(config) == 2 * double(products) * weights);
       if (tp == 1) continue;
       config.tensor_parallel.sequence_parallel = false;  // every rank makes the latents of all rows
       CHECK(simulate(config).flops > prediction.flops + prediction.recomputed_flops);
