@@ -1,8 +1,12 @@
 """Small models of as many parameters, whose attention caches more or less of a position: losses, memory
 of training, and the cache while a text is continued."""
+import tempfile
+
 from tools import estimates
 from tools.base import say
+from tools.estimates import words_of
 from tools.short_runs import run, table
+from tools.showcase import output_of, rows_of
 
 from . import latent
 from .balance import spread
@@ -14,6 +18,7 @@ FFN = 512  # of latent attention; the others' MLPs are wider by what their atten
 WIDTH = 32  # of a head
 MLA = {"attention_kind": "mla", "kv_lora_rank": 128, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
        "v_head_dim": 32}
+SAMPLE = "A sample of what it learnt:"  # as the program says
 HEADS = {"MHA": 6, "GQA": 2, "MQA": 1}  # of keys and values
 
 
@@ -60,6 +65,15 @@ def measure(program):
                           "loss": [round(float(record["loss"]), 4) for record in records[9::10]],
                           "val_loss": round(float(records[-1]["val_loss"]), 5)})
     return found
+
+
+def demo(program):
+    """What the model with latent attention has learnt, and how it continues a text from its cache."""
+    flags = {**flags_of("MLA"), "steps": STEPS, "eval_interval": STEPS, "eval_samples": EVAL_SAMPLES,
+             "sample_tokens": 120, "trace_steps": 0}
+    with tempfile.TemporaryDirectory(prefix="book_latent_") as scratch:
+        text = output_of(program, words_of({**flags, "run_dir": f"{scratch}/run"}))
+    return rows_of(text, ("validation loss",)) + text[text.index(SAMPLE):].rstrip() + "\n"
 
 
 def estimate_all(program):

@@ -28,6 +28,7 @@ def measure(chapter, program, commit):
         (folder / f"{name}.json").write_text(balance.text({**head, **found}), encoding="utf-8")
     (folder / "latent.json").write_text(
         balance.text({**head, "runs": latent_runs.measure(program)}), encoding="utf-8")
+    (folder / "latent_demo.txt").write_text(latent_runs.demo(program), encoding="utf-8")
     for name in ("memory", "counts"):  # rerun() and count(), which come next, fill them, and latent.json
         write_json(folder / f"{name}.json", head)
 
