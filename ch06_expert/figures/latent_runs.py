@@ -18,7 +18,7 @@ FFN = 512  # of latent attention; the others' MLPs are wider by what their atten
 WIDTH = 32  # of a head
 MLA = {"attention_kind": "mla", "kv_lora_rank": 128, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
        "v_head_dim": 32}
-SAMPLE = "A sample of what it learnt:"  # as the program says
+SAMPLE, SAMPLE_LINES = "A sample of what it learnt:", 4  # as the program says; that and what follows
 HEADS = {"MHA": 6, "GQA": 2, "MQA": 1}  # of keys and values
 
 
@@ -73,7 +73,8 @@ def demo(program):
              "sample_tokens": 120, "trace_steps": 0}
     with tempfile.TemporaryDirectory(prefix="book_latent_") as scratch:
         text = output_of(program, words_of({**flags, "run_dir": f"{scratch}/run"}))
-    return rows_of(text, ("validation loss",)) + text[text.index(SAMPLE):].rstrip() + "\n"
+    sample = text[text.index(SAMPLE):].rstrip().splitlines()
+    return rows_of(text, ("validation loss",)) + "\n".join(sample[:SAMPLE_LINES]) + "\n"
 
 
 def estimate_all(program):
