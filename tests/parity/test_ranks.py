@@ -714,7 +714,14 @@ class Examples(unittest.TestCase):
         for ranks, flags, cached in (("--tp_size", (), 192), ("--tp_size", mla, 46),
                                      ("--cp_size", (), 192), ("--cp_size", mla, 23)):
             found = numbers(*shape, *flags, ranks, "2")
-            self.assertEqual(found["cache on shapes"], 2 * 32 * cached * 4, (ranks, flags))
+            for counted in ("cache by formula", "cache on shapes"):
+                self.assertEqual(found[counted], 2 * 32 * cached * 4, (ranks, flags))
+        # Of queries, latents and output; to the latents and back, or from them; of 122 pairs.
+        found = numbers(*shape, *mla, "--new_tokens", "4")
+        both, pairs = 2 * 4 * 192 * (6 * 38 + 46 + 6 * 32), 4 * 32 - 6
+        self.assertEqual(found["by the cache"], both + 2 * 4 * 6 * 40 * 64 + 4 * pairs * 6 * 46)
+        self.assertEqual(found["by keys and values again"],
+                         both + 2 * 32 * 6 * 40 * 64 + 4 * pairs * 6 * 38)
         most = numbers(*shape, *mla)["the first is less up to"]
         for new, less in ((most, True), (most + 1, False)):
             found = numbers(*shape, *mla, "--new_tokens", str(new))
