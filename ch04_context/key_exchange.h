@@ -105,20 +105,21 @@ class Alive {
   int64_t bytes_, most_ = 0;
 };
 
-/// What both exchanges have alive, from step to step.
+/// What both exchanges have alive, from step to step: each function does with bytes what the one of
+/// its name does with tensors.
 class ExchangeBytes {
  public:
   /// `block` and `gradient`: of one place, as they travel. `own`: of this rank's block, where
   /// nobody but the exchange holds it, else 0.
   ExchangeBytes(const ContextParallelConfig& config, int64_t own, int64_t block, int64_t gradient)
       : config_(config), own_(own), block_(block), gradient_(gradient) {}
-  void begin(Alive& alive) const;
-  void begin_gradients(Alive& alive) const;
-  void next(Alive& alive, int64_t step) const;
-  void share(Alive& alive) const;
-  void pass_on(Alive& alive, int64_t step) const;
-  void end(Alive& alive) const;  ///< of the keys
-  void own_gradient(Alive& alive) const;
+  void begin(Alive& alive) const;                  ///< exchange_keys()
+  void begin_gradients(Alive& alive) const;        ///< exchange_gradients()
+  void next(Alive& alive, int64_t step) const;     ///< KeyExchange::next()
+  void share(Alive& alive) const;                  ///< GradientExchange::share()
+  void pass_on(Alive& alive, int64_t step) const;  ///< GradientExchange::pass_on()
+  void end(Alive& alive) const;                    ///< the keys are let go of
+  void own_gradient(Alive& alive) const;           ///< GradientExchange::own()
 
  private:
   ContextParallelConfig config_;

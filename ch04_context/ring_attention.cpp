@@ -66,7 +66,6 @@ void RingAttention::normalise(const Tensor& probs, const Tensor& part_lses, cons
   }
 }
 
-// [ring_backward]
 Tensor RingAttention::backward(const Tensor& dout, Saved& saved, const Pass& pass) const {
   const Tensor& qkv = saved.qkv;
   const Tensor dqkv = Tensor::zeros(qkv.shape(), accumulate_dtype(qkv.dtype()));
@@ -78,6 +77,7 @@ Tensor RingAttention::backward(const Tensor& dout, Saved& saved, const Pass& pas
   return dqkv;
 }
 
+// [ring_backward]
 void RingAttention::backward_steps(const Tensor& dq, const Tensor& dout, KeyExchange& exchange,
                                    GradientExchange& gradients, Saved& saved,
                                    const Pass& pass) const {

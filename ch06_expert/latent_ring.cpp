@@ -44,6 +44,7 @@ Tensor gather_heads(const Tensor& dkv, DType dtype, const MlaShape& shape) {
   return dexpanded;
 }
 
+// [shared_key]
 Tensor shared_key_gradient(const Tensor& dkv, DType acc, const MlaShape& shape) {
   const int64_t B = dkv.size(0), S = dkv.size(1), N = dkv.size(2) / 2;
   const int64_t nope = shape.qk_nope_head_dim, rope = shape.qk_rope_head_dim;
@@ -54,6 +55,7 @@ Tensor shared_key_gradient(const Tensor& dkv, DType acc, const MlaShape& shape) 
   }
   return sum;
 }
+// [shared_key]
 // [spread]
 
 // [expand]
@@ -84,8 +86,8 @@ Tensor LatentExpansion::weight_sum(DType acc) const {
 
 void LatentExpansion::add_weight_gradient(const Tensor& weight_sum, Grads& grads) const {
   grads.add({kv_b_}, [weight = kv_b_, weight_sum](bool accumulate) {
-    if (!accumulate) return ops::copy(weight->grad, weight_sum);
-    ops::add(weight->grad, weight->grad, in_dtype(weight_sum, weight->grad.dtype()));
+    if (accumulate) ops::accumulate(weight_sum, weight->grad);
+    ops::copy(weight->grad, weight_sum);  // rounded once, where gradients are kept in bf16
   });
 }
 // [expand]
@@ -190,7 +192,8 @@ LatentRing::Gradients LatentRing::backward_latents(const Tensor& dout, const Ten
                                                    const Pass& pass) const {
   const auto reads = [&](int step) { return sees(pass, keys_of_step(step, pass)); };
   const Tensor dq = Tensor::zeros(saved.qkv.shape(), accumulate_dtype(dout.dtype()));
-  std::optional<ExpandedKeys> keys(std::in_place, group(), latents, expansion_, reads, true);
+  std::optional<ExpandedKeys> keys(std::in_place, group(), latents, expansion_, reads,
+                                   /*made_before=*/true);
   CompressedGradients gradients(group(), latents, *keys, expansion_);
   backward_steps(dq, dout, *keys, gradients, saved, pass);
   keys.reset();

@@ -59,20 +59,19 @@ Tensor shared_key_gradient(const Tensor& dkv, DType acc, const MlaShape& shape);
 // [expansion]
 
 // [latent_ring]
-/// RingAttention that passes on latents.
+/// Ring attention that passes latents on.
 ///
-/// With w = (C + rope) numbers in the run's dtype and w' as many in acc dtype, a layer makes each
-/// of cp ranks send, by either cp_method,
+/// Let w be the bytes of C + rope numbers in the run's dtype, and w' in acc dtype. For each
+/// position of a sample a layer makes each of cp ranks send, by either cp_method,
 ///
-/// |                          | forward             | backward                   |
-/// |--------------------------|---------------------|----------------------------|
-/// | a position of the sample | (cp-1)/cp w         | (cp-1)/cp (w + w')         |
-/// | expanded first           | (cp-1)/cp 2 N D     | the same of 2 N D, 2 N D   |
+/// |                 | forward               | backward                         |
+/// |-----------------|-----------------------|----------------------------------|
+/// | latents         | (cp-1)/cp w           | (cp-1)/cp (w + w')               |
+/// | keys and values | (cp-1)/cp of 2 N D    | the same, and their gradients'   |
 ///
-/// Each place sums its heads' gradients of a block into one of w' before it passes that on, so what
-/// ranks of tp have is summed over tp at home. A block that no query sees is not expanded. In
-/// backward a block's keys and values are made again, so neither they nor those of the own block
-/// are kept.
+/// Each place sums its heads' gradients of a block into w' before it passes that on. What ranks of
+/// tp have of it is summed over tp at home. A block that no query sees is not expanded. Backward
+/// makes a block's keys and values again, so not even those of the own block are kept.
 class LatentRing : public RingAttention {
  public:
   LatentRing(int64_t num_heads, const MlaShape& shape, Parameter& kv_b, Probabilities probabilities,
@@ -108,7 +107,8 @@ Tensor in_dtype(const Tensor& x, DType dtype);
 bool passes_latents_on(const ModelConfig& model, const ContextParallelConfig& context);
 /// Of a layer, for each token of a rank: the operations of products with kv_b_proj's weight beyond
 /// one in forward and two in backward. Of the b blocks that the first place reads, b - 1 are not
-/// its own, and take three more; and all are expanded again in backward: 4 (b - 1) + 1 products.
+/// its own, and take three more; and all are expanded again in backward: 4 (b - 1) + 1 products. A
+/// recomputed forward pass expands b blocks more, or none where attention's output is kept.
 double expansion_flops_again(const TrainConfig& config);
 
 }  // namespace usp

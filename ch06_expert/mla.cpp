@@ -38,6 +38,7 @@ LatentKeys::LatentKeys(const MlaShape& shape, std::unique_ptr<Linear> kv_a_proj,
 
 // [keys]
 // [compress]
+// [compress]
 LatentKeys::Latent LatentKeys::compress(const Tensor& x, Saved& saved, const Pass& pass) const {
   const int64_t R = x.size(0), C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
   const Tensor both = kv_a_proj_->forward(x, saved.kv_a_proj, pass);  // [R, C + rope]
@@ -51,6 +52,7 @@ LatentKeys::Latent LatentKeys::compress(const Tensor& x, Saved& saved, const Pas
 Tensor LatentKeys::expand(const Tensor& c_kv, Saved& saved, const Pass& pass) const {
   return kv_b_proj_->forward(c_kv, saved.kv_b_proj, pass);
 }
+// [compress]
 // [compress]
 
 Tensor LatentKeys::expand_backward(const Tensor& dkv, Saved& saved, Grads& grads,
@@ -169,6 +171,70 @@ Tensor LatentAttention::attend_over_ring(const Tensor& normed, Saved& kept,
   if (!region_.gathers_again()) kept.latents = latents;
   return ring_->attend_latents(q, turned(latents, pass), kept.core, pass);
 }
+// [over_ring]
+
+// [cached]
+Tensor LatentAttention::attend_cached(const Tensor& normed, const Pass& pass) const {
+  const int64_t N = core_->num_heads(), C = shape_.kv_lora_rank, W = shape_.cached();
+  const int64_t V = shape_.v_head_dim;
+  const Tensor q = absorbed_queries(normed, pass);
+  const int64_t B = q.size(0), S = q.size(1);
+  const bool shares = context_.size() > 1;
+  const KvCache::Share share{context_.rank(), context_.size()};
+  // [attend_latents]
+  // [attend_latents]
+  const Tensor k = pass.kv_cache->append(this, latents(normed, pass), pass.positions, share);
+  const Positions keys(pass.kv_cache->first_position(share), k.size(1));
+  const DType acc = accumulate_dtype(q.dtype());
+  Tensor out = Tensor::empty({B, S, N, W}, shares ? acc : q.dtype());
+  const Tensor lse = Tensor::empty({B, N, S}, acc);
+  // Naive: latents are wider than heads, and than what blockwise attention takes on a GPU.
+  const Tensor probs = Tensor::empty({B, N, S, keys.count()}, q.dtype());
+  const double scale = 1 / std::sqrt(double(shape_.head_dim()));
+  ops::attention_forward(out, lse, probs, q, k, /*v=*/k, scale, pass.positions, keys,
+                         pass.documents);
+  // [attend_latents]
+  // [attend_latents]
+  if (shares) out = merge_shares(out, lse, q.dtype(), context_.cp());
+  const Tensor heads = Tensor::empty({B * S, N * V}, q.dtype());
+  // [values_once]
+  // [values_once]
+  out = out.view({B * S, N * W});  // of each head's W channels, C are a mean of latents
+  for (int64_t head = 0; head < N; ++head) {
+    ops::matmul(heads.narrow(1, head * V, V), out.narrow(1, head * W, C),
+                keys_.value_weight(head).transposed());
+  }
+  return heads;
+  // [values_once]
+  // [values_once]
+}
+
+Tensor LatentAttention::absorbed_queries(const Tensor& normed, const Pass& pass) const {
+  const int64_t B = pass.num_samples, S = pass.positions.count(), T = B * S;
+  const int64_t N = core_->num_heads(), D = core_->head_dim(), C = shape_.kv_lora_rank;
+  const int64_t nope = shape_.qk_nope_head_dim, rope = shape_.qk_rope_head_dim, W = C + rope;
+  LatentQuery::Saved dropped;
+  // [absorb]
+  // [absorb]
+  const Tensor q = query_.forward(normed, dropped, pass);  // [T, N D]
+  const Tensor absorbed = Tensor::empty({B, S, N, W}, q.dtype());
+  const Tensor rows = absorbed.view({T, N * W});
+  for (int64_t head = 0; head < N; ++head) {
+    ops::matmul(rows.narrow(1, head * W, C), q.narrow(1, head * D, nope), keys_.key_weight(head));
+  }
+  const Tensor turned = absorbed.narrow(3, C, rope);
+  ops::copy(turned, q.view({B, S, N, D}).narrow(3, nope, rope));
+  ops::rope(turned, rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
+  return absorbed;
+  // [absorb]
+  // [absorb]
+}
+
+// [latents]
+Tensor LatentAttention::latents(const Tensor& normed, const Pass& pass) const {
+  LatentKeys::Saved dropped;
+  return turned(joined(keys_.compress(normed, dropped, pass)), pass);
+}
 
 Tensor LatentAttention::joined(const LatentKeys::Latent& latent) const {
   const int64_t R = latent.c_kv.size(0), C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
@@ -185,63 +251,7 @@ Tensor LatentAttention::turned(const Tensor& latents, const Pass& pass) const {
   ops::rope(by_sample.narrow(3, C, rope), rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
   return by_sample;
 }
-// [over_ring]
-
-// [cached]
-Tensor LatentAttention::attend_cached(const Tensor& normed, const Pass& pass) const {
-  const int64_t N = core_->num_heads(), C = shape_.kv_lora_rank, W = shape_.cached();
-  const int64_t V = shape_.v_head_dim;
-  const Tensor q = absorbed_queries(normed, pass);
-  const int64_t B = q.size(0), S = q.size(1);
-  const bool shares = context_.size() > 1;
-  const KvCache::Share share{context_.rank(), context_.size()};
-  // [attend_latents]
-  const Tensor k = pass.kv_cache->append(this, latents(normed, pass), pass.positions, share);
-  const Positions keys(pass.kv_cache->first_position(share), k.size(1));
-  const DType acc = accumulate_dtype(q.dtype());
-  Tensor out = Tensor::empty({B, S, N, W}, shares ? acc : q.dtype());
-  const Tensor lse = Tensor::empty({B, N, S}, acc);
-  // Naive: latents are wider than heads, and than what blockwise attention takes on a GPU.
-  const Tensor probs = Tensor::empty({B, N, S, keys.count()}, q.dtype());
-  const double scale = 1 / std::sqrt(double(shape_.head_dim()));
-  ops::attention_forward(out, lse, probs, q, k, /*v=*/k, scale, pass.positions, keys,
-                         pass.documents);
-  // [attend_latents]
-  if (shares) out = merge_shares(out, lse, q.dtype(), context_.cp());
-  const Tensor heads = Tensor::empty({B * S, N * V}, q.dtype());
-  // [values_once]
-  out = out.view({B * S, N * W});  // of each head's W channels, C are a mean of latents
-  for (int64_t head = 0; head < N; ++head) {
-    ops::matmul(heads.narrow(1, head * V, V), out.narrow(1, head * W, C),
-                keys_.value_weight(head).transposed());
-  }
-  return heads;
-  // [values_once]
-}
-
-Tensor LatentAttention::absorbed_queries(const Tensor& normed, const Pass& pass) const {
-  const int64_t B = pass.num_samples, S = pass.positions.count(), T = B * S;
-  const int64_t N = core_->num_heads(), D = core_->head_dim(), C = shape_.kv_lora_rank;
-  const int64_t nope = shape_.qk_nope_head_dim, rope = shape_.qk_rope_head_dim, W = C + rope;
-  LatentQuery::Saved dropped;
-  // [absorb]
-  const Tensor q = query_.forward(normed, dropped, pass);  // [T, N D]
-  const Tensor absorbed = Tensor::empty({B, S, N, W}, q.dtype());
-  const Tensor rows = absorbed.view({T, N * W});
-  for (int64_t head = 0; head < N; ++head) {
-    ops::matmul(rows.narrow(1, head * W, C), q.narrow(1, head * D, nope), keys_.key_weight(head));
-  }
-  const Tensor turned = absorbed.narrow(3, C, rope);
-  ops::copy(turned, q.view({B, S, N, D}).narrow(3, nope, rope));
-  ops::rope(turned, rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
-  return absorbed;
-  // [absorb]
-}
-
-Tensor LatentAttention::latents(const Tensor& normed, const Pass& pass) const {
-  LatentKeys::Saved dropped;
-  return turned(joined(keys_.compress(normed, dropped, pass)), pass);
-}
+// [latents]
 // [cached]
 
 // [keep]
@@ -456,7 +466,11 @@ void LatentAttention::attend_over_ring(const Parts& parts, Alive& alive) {
 int64_t LatentAttention::forward_most(const Parts& parts) const {
   Alive alive;
   alive.take(sum_of(parts.norm.kept) + parts.norm.output.bytes);
-  ring_ != nullptr ? attend_over_ring(parts, alive) : attend(parts, alive);
+  if (ring_ != nullptr) {
+    attend_over_ring(parts, alive);
+  } else {
+    attend(parts, alive);
+  }
   alive.take(parts.heads);
   run(alive, parts.o_proj);
   return alive.most();
@@ -504,7 +518,11 @@ int64_t LatentAttention::backward_most(const Parts& parts, bool split) const {
   alive.at_most(parts.o_proj.backward_peak);
   if (split) alive.take(parts.o_proj.held_dy);
   alive.take(parts.heads);  // their gradient, like those that follow
-  ring_ != nullptr ? attend_backward_over_ring(parts, split, alive) : attend_backward(parts, alive);
+  if (ring_ != nullptr) {
+    attend_backward_over_ring(parts, split, alive);
+  } else {
+    attend_backward(parts, alive);
+  }
   alive.at_most(split ? parts.query.split_peak : parts.query.backward_peak);
   if (split) alive.take(parts.query.held_dy);
   alive.take(dnormed);

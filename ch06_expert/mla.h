@@ -69,9 +69,9 @@ class LatentKeys {
   /// dc [R, C + rope] -> [R, H]
   Tensor compress_backward(const Tensor& dc, Saved& saved, Grads& grads, const Pass& pass) const;
 
-  Tensor key_weight(int64_t head) const;    ///< [nope, C]
-  Tensor value_weight(int64_t head) const;  ///< [V, C]
-  Parameter& expansion_weight() const { return *kv_b_; }
+  Tensor key_weight(int64_t head) const;                  ///< [nope, C]
+  Tensor value_weight(int64_t head) const;                ///< [V, C]
+  Parameter& expansion_weight() const { return *kv_b_; }  ///< kv_b_proj's, of this rank's heads
 
   /// Of its three layers.
   struct Footprints {
@@ -125,12 +125,13 @@ class LatentAttention : public Segment {
     Tensor out, lse;
   };
 
-  Tensor attend(const Tensor& normed, Saved& kept, const Pass& pass) const;  ///< -> [T, N V]
-  Tensor attend_over_ring(const Tensor& normed, Saved& kept, const Pass& pass) const;
   /// Whether latents go round. What is decoded without a cache is whole on every rank.
   bool passes_latents_on(const Pass& pass) const {
     return ring_ != nullptr && pass.mode != Pass::Mode::decode;
   }
+  /// -> [B, S, N, D], of which a head's first V channels are its value.
+  Tensor attend_over_ring(const Tensor& normed, Saved& kept, const Pass& pass) const;
+  Tensor attend(const Tensor& normed, Saved& kept, const Pass& pass) const;  ///< -> [T, N V]
   /// The same of a text that grows. The cache holds [latent | rotated key], C + rope numbers of a
   /// position for all heads. A head's score q · (W_k c) is (W_kᵀ q) · c: the query goes to the
   /// space of latents, and what it finds there comes out through the weight of the values, once.

@@ -299,6 +299,37 @@ TEST_CASE("latent attention over tp, cp and pp is training on one rank") {
   }
 }
 
+TEST_CASE("a ring of latents in bf16 is near one rank, in whatever dtype gradients are summed") {
+  const RandomTokens tokens(61);
+  const TokenFile file(tokens.path(), 2, 61);
+  const Dataset dataset(file, kTokens, 0.1, DataOrder::shuffled, 0);
+  for (const char* accumulation : {"f32", "bf16", "both"}) {
+    LatentCase c{{{2, 1, 4, "again", false, 0, "none", "blockwise", "weight_grad", 3}}};
+    c.cp = 2;
+    CAPTURE(accumulation);
+    TrainConfig config = latent_config(c), alone = latent_alone(c);
+    for (TrainConfig* each : {&config, &alone}) {
+      each->dtype = "bf16";
+      each->grad_accumulation = accumulation;
+    }
+    alone.micro_batch_size = 1;
+    alone.grad_acc_steps = c.grad_acc_steps;
+    TrainedState expected;
+    {
+      const OnDevice cpu;
+      SoloTrainer solo(alone, &dataset);
+      expected = train(solo, kSteps);
+    }
+    run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
+      const Mesh mesh(world, config.mesh());
+      Trainer trainer(config, &dataset, mesh);
+      const TrainedState found = train(trainer, kSteps, nullptr);
+      expect_close(found.losses, expected.losses, 5e-3, "loss");
+      expect_close(found.grad_norms, expected.grad_norms, 2e-2, "gradient norm");
+    });
+  }
+}
+
 TEST_CASE("a ring carries C + rope numbers of a position, whatever the heads") {
   for (const char* method : {"ring", "all_gather"}) {
     for (int64_t cp : {2, 4}) {
