@@ -38,7 +38,6 @@ LatentKeys::LatentKeys(const MlaShape& shape, std::unique_ptr<Linear> kv_a_proj,
 
 // [keys]
 // [compress]
-// [compress]
 LatentKeys::Latent LatentKeys::compress(const Tensor& x, Saved& saved, const Pass& pass) const {
   const int64_t R = x.size(0), C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
   const Tensor both = kv_a_proj_->forward(x, saved.kv_a_proj, pass);  // [R, C + rope]
@@ -52,7 +51,6 @@ LatentKeys::Latent LatentKeys::compress(const Tensor& x, Saved& saved, const Pas
 Tensor LatentKeys::expand(const Tensor& c_kv, Saved& saved, const Pass& pass) const {
   return kv_b_proj_->forward(c_kv, saved.kv_b_proj, pass);
 }
-// [compress]
 // [compress]
 
 Tensor LatentKeys::expand_backward(const Tensor& dkv, Saved& saved, Grads& grads,
@@ -182,7 +180,6 @@ Tensor LatentAttention::attend_cached(const Tensor& normed, const Pass& pass) co
   const bool shares = context_.size() > 1;
   const KvCache::Share share{context_.rank(), context_.size()};
   // [attend_latents]
-  // [attend_latents]
   const Tensor k = pass.kv_cache->append(this, latents(normed, pass), pass.positions, share);
   const Positions keys(pass.kv_cache->first_position(share), k.size(1));
   const DType acc = accumulate_dtype(q.dtype());
@@ -194,10 +191,8 @@ Tensor LatentAttention::attend_cached(const Tensor& normed, const Pass& pass) co
   ops::attention_forward(out, lse, probs, q, k, /*v=*/k, scale, pass.positions, keys,
                          pass.documents);
   // [attend_latents]
-  // [attend_latents]
   if (shares) out = merge_shares(out, lse, q.dtype(), context_.cp());
   const Tensor heads = Tensor::empty({B * S, N * V}, q.dtype());
-  // [values_once]
   // [values_once]
   out = out.view({B * S, N * W});  // of each head's W channels, C are a mean of latents
   for (int64_t head = 0; head < N; ++head) {
@@ -206,7 +201,6 @@ Tensor LatentAttention::attend_cached(const Tensor& normed, const Pass& pass) co
   }
   return heads;
   // [values_once]
-  // [values_once]
 }
 
 Tensor LatentAttention::absorbed_queries(const Tensor& normed, const Pass& pass) const {
@@ -214,7 +208,6 @@ Tensor LatentAttention::absorbed_queries(const Tensor& normed, const Pass& pass)
   const int64_t N = core_->num_heads(), D = core_->head_dim(), C = shape_.kv_lora_rank;
   const int64_t nope = shape_.qk_nope_head_dim, rope = shape_.qk_rope_head_dim, W = C + rope;
   LatentQuery::Saved dropped;
-  // [absorb]
   // [absorb]
   const Tensor q = query_.forward(normed, dropped, pass);  // [T, N D]
   const Tensor absorbed = Tensor::empty({B, S, N, W}, q.dtype());
@@ -226,7 +219,6 @@ Tensor LatentAttention::absorbed_queries(const Tensor& normed, const Pass& pass)
   ops::copy(turned, q.view({B, S, N, D}).narrow(3, nope, rope));
   ops::rope(turned, rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
   return absorbed;
-  // [absorb]
   // [absorb]
 }
 

@@ -18,7 +18,7 @@ FFN = 512  # of latent attention; the others' MLPs are wider by what their atten
 WIDTH = 32  # of a head
 MLA = {"attention_kind": "mla", "kv_lora_rank": 128, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
        "v_head_dim": 32}
-SAMPLE, SAMPLE_LINES = "A sample of what it learnt:", 4  # as the program says; that and what follows
+SAMPLE, SAMPLE_LINES = "A sample of what it learnt:", 3  # as the program says; that and what follows
 HEADS = {"MHA": 6, "GQA": 2, "MQA": 1}  # of keys and values
 
 
