@@ -44,7 +44,6 @@ Tensor gather_heads(const Tensor& dkv, DType dtype, const MlaShape& shape) {
   return dexpanded;
 }
 
-// [shared_key]
 Tensor shared_key_gradient(const Tensor& dkv, DType acc, const MlaShape& shape) {
   const int64_t B = dkv.size(0), S = dkv.size(1), N = dkv.size(2) / 2;
   const int64_t nope = shape.qk_nope_head_dim, rope = shape.qk_rope_head_dim;
@@ -55,7 +54,6 @@ Tensor shared_key_gradient(const Tensor& dkv, DType acc, const MlaShape& shape) 
   }
   return sum;
 }
-// [shared_key]
 // [spread]
 
 // [expand]

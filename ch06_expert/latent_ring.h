@@ -64,10 +64,10 @@ Tensor shared_key_gradient(const Tensor& dkv, DType acc, const MlaShape& shape);
 /// Let w be the bytes of C + rope numbers in the run's dtype, and w' in acc dtype. For each
 /// position of a sample a layer makes each of cp ranks send, by either cp_method,
 ///
-/// |                 | forward               | backward                         |
-/// |-----------------|-----------------------|----------------------------------|
-/// | latents         | (cp-1)/cp w           | (cp-1)/cp (w + w')               |
-/// | keys and values | (cp-1)/cp of 2 N D    | the same, and their gradients'   |
+/// |                 | forward                     | backward                         |
+/// |-----------------|-----------------------------|----------------------------------|
+/// | latents         | (cp-1)/cp w                 | (cp-1)/cp (w + w')               |
+/// | keys and values | (cp-1)/cp of 2 N D numbers  | the same, and of their gradients |
 ///
 /// Each place sums its heads' gradients of a block into w' before it passes that on. What ranks of
 /// tp have of it is summed over tp at home. A block that no query sees is not expanded. Backward

@@ -169,6 +169,22 @@ Tensor LatentAttention::attend_over_ring(const Tensor& normed, Saved& kept,
   if (!region_.gathers_again()) kept.latents = latents;
   return ring_->attend_latents(q, turned(latents, pass), kept.core, pass);
 }
+
+Tensor LatentAttention::joined(const LatentKeys::Latent& latent) const {
+  const int64_t R = latent.c_kv.size(0), C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
+  const Tensor both = Tensor::empty({R, C + rope}, latent.c_kv.dtype(), "latent");
+  ops::copy(both.narrow(1, 0, C), latent.c_kv);
+  ops::copy(both.narrow(1, C, rope), latent.k_rope);
+  return both;
+}
+
+Tensor LatentAttention::turned(const Tensor& latents, const Pass& pass) const {
+  const int64_t C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
+  const Tensor by_sample =
+      latents.view({pass.num_samples, pass.positions.count(), 1, shape_.cached()});
+  ops::rope(by_sample.narrow(3, C, rope), rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
+  return by_sample;
+}
 // [over_ring]
 
 // [cached]
@@ -222,28 +238,10 @@ Tensor LatentAttention::absorbed_queries(const Tensor& normed, const Pass& pass)
   // [absorb]
 }
 
-// [latents]
 Tensor LatentAttention::latents(const Tensor& normed, const Pass& pass) const {
   LatentKeys::Saved dropped;
   return turned(joined(keys_.compress(normed, dropped, pass)), pass);
 }
-
-Tensor LatentAttention::joined(const LatentKeys::Latent& latent) const {
-  const int64_t R = latent.c_kv.size(0), C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
-  const Tensor both = Tensor::empty({R, C + rope}, latent.c_kv.dtype(), "latent");
-  ops::copy(both.narrow(1, 0, C), latent.c_kv);
-  ops::copy(both.narrow(1, C, rope), latent.k_rope);
-  return both;
-}
-
-Tensor LatentAttention::turned(const Tensor& latents, const Pass& pass) const {
-  const int64_t C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
-  const Tensor by_sample =
-      latents.view({pass.num_samples, pass.positions.count(), 1, shape_.cached()});
-  ops::rope(by_sample.narrow(3, C, rope), rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
-  return by_sample;
-}
-// [latents]
 // [cached]
 
 // [keep]
