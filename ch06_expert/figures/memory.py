@@ -7,12 +7,14 @@ from tools.short_runs import run, table
 GIB = 2**30
 STATES = ("weights", "gradients", "optimizer")
 LARGE = {"dtype": "bf16", "micro_batch_size": 1, "seq_len": 4096}
-# Shapes of models, by their authors; DeepSeek-V3's attention here is grouped-query attention.
+# Shapes of models, by their authors.
 MISTRAL = {"hidden_size": 4096, "num_layers": 32, "num_heads": 32, "num_kv_heads": 8,
            "ffn_hidden_size": 14336, "vocab_size": 32000}
 MIXTRAL = {**MISTRAL, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": None}
-DEEPSEEK = {"hidden_size": 7168, "num_layers": 61, "num_heads": 128, "num_kv_heads": 8,
-            "head_dim": 128, "ffn_hidden_size": 18432, "vocab_size": 129280, "num_experts": 256,
+LATENT = {"attention_kind": "mla", "q_lora_rank": 1536, "kv_lora_rank": 512,
+          "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+DEEPSEEK = {"hidden_size": 7168, "num_layers": 61, "num_heads": 128, **LATENT,
+            "ffn_hidden_size": 18432, "vocab_size": 129280, "num_experts": 256,
             "num_experts_per_tok": 8, "moe_ffn_hidden_size": 2048, "num_shared_experts": 1,
             "first_dense_layers": 3, "router_score": "sigmoid", "norm_topk_prob": None,
             "routed_scaling_factor": 2.5}
@@ -114,7 +116,7 @@ def problem_table(found):
                      f"{sum(own[name] for name in STATES) / GIB:,.0f}"])
     return table(["", "parameters", "of these in a token's way", "GFLOP a token", "GiB of states"],
                  rows, "Billions of parameters, in brackets the authors'; by steps on shapes of 4,096 tokens, in bf16 "
-                 "with gradients in f32. DeepSeek-V3 has grouped-query attention here, which is larger.")
+                 "with gradients in f32. In a token's way is all of the embedding, though it reads one row.")
 
 
 def ep_table(found):

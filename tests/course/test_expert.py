@@ -1,5 +1,5 @@
 """Expert parallelism: the formulas of the chapter's figures, how their data are read, and who stands in
-which group in its drawings.
+which group in its drawings. The same of latent attention.
 
     python3 tests/course/test_expert.py        needs no build
 """
@@ -17,9 +17,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from ch06_expert.figures import (  # noqa: E402  (the path comes first)
-    balance, claims, counts, draw_dispatch, draw_experts, hiding, make, memory, nodes, speed,
-    ways)
+    balance, claims, counts, draw_dispatch, draw_experts, hiding, latent, latent_runs, make, memory,
+    nodes, speed, ways)
 from tools import bench  # noqa: E402
+from tools.showcase import read_json  # noqa: E402
 from tools.trace import Communication, Span, Wait  # noqa: E402
 
 SHAPE = {"hidden_size": 10, "num_layers": 3, "first_dense_layers": 1, "num_experts": 4,
@@ -356,6 +357,83 @@ class Drawings(unittest.TestCase):
         self.assertEqual(ranks, set(range(draw_experts.WAY_RANKS)))  # one stays, one travels
         for expert in picked:
             self.assertIn(f"{draw_experts.SCORES[expert]:.2f} E{expert}(x)", draw_experts.way())
+
+
+class Latent(unittest.TestCase):
+    """Formulas of the second page against what programs counted, and against sums by hand."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.found = read_json(ROOT / "ch06_expert" / "figures" / "latent.json")
+
+    def test_the_models_parameters_are_the_authors(self):
+        estimated = read_json(ROOT / "ch06_expert" / "figures" / "memory.json")["problem"]
+        own = next(case for case in estimated if case["case"] == "256 experts, DeepSeek-V3's")
+        shape = memory.DEEPSEEK
+        h, heads = shape["hidden_size"], shape["num_heads"]
+        attention = h * 1536 + 1536 * heads * 192 + h * 576 + 512 * heads * 256 + heads * 128 * h
+        mlps = 3 * 3 * h * 18432 + 58 * (257 * 3 * h * 2048 + 256 * h)
+        norms = 61 * (2 * h + 1536 + 512) + h
+        parameters = 61 * attention + mlps + norms + 2 * 129280 * h
+        self.assertEqual(own["weights"], 2 * parameters)
+        self.assertAlmostEqual(parameters / 1e9, 671.0, 1)
+        active = memory.active_parameters(shape, parameters)
+        self.assertAlmostEqual((active - 129280 * h) / 1e9, 36.6, 1)  # without the embedding
+
+    def test_caches_are_the_formulas(self):
+        for own in self.found["caches"]:
+            self.assertEqual(own["bytes"], latent.cache_bytes(own["kind"],
+                                                              latent.MODELS[own["model"]]), own)
+        for own in self.found["over_tp"]:
+            self.assertEqual(own["bytes"], latent.cache_bytes(own["kind"], latent.DEEPSEEK,
+                                                              tp=own["tp"]), own)
+        self.assertEqual(latent.cached_numbers("MLA", latent.DEEPSEEK), 576)
+        self.assertEqual(latent.cached_numbers("GQA", latent.DEEPSEEK), 2048)
+        for own in self.found["counted"]:
+            self.assertEqual(own["cache"], latent_runs.cache_bytes(own["kind"]), own)
+
+    def test_activations_are_those_of_the_estimate(self):
+        for own in self.found["counted"]:
+            self.assertEqual(own["peak"],
+                             latent.find(self.found["estimated"], kind=own["kind"])["peak"], own)
+
+    def test_operations_are_the_formulas(self):
+        cases = self.found["operations"] + self.found["curves"]
+        self.assertGreater(len(cases), 30)
+        for own in cases:
+            for name, formula in (("absorbed", latent.absorbed), ("expanded", latent.expanded)):
+                self.assertEqual(own[name], formula(own["new"], own["keys"]), (name, own))
+        for own in self.found["intensity"]:
+            # A query and a key, then a probability and a value: two products of each head's width.
+            width = 576 if own["kind"] == "MLA" else 128
+            self.assertEqual(own["operations"], 4 * latent.DEEPSEEK["num_heads"] * width, own)
+
+    def test_where_both_ways_cost_alike(self):
+        for own in self.found["crossover"]:
+            new, keys = own["new"], own["keys"]
+            self.assertLessEqual(latent.absorbed(new, keys), latent.expanded(new, keys))
+            self.assertGreater(latent.absorbed(new + 1, keys), latent.expanded(new + 1, keys))
+        most = max(own["new"] for own in self.found["crossover"])
+        self.assertAlmostEqual(most / latent.limit(), 1, 1)
+
+    def test_messages_are_the_formulas(self):
+        for own in self.found["ring"]:
+            self.assertEqual(sum(own["sent"].values()), latent.ring_bytes(own["kind"]), own)
+        for own in self.found["tp"]:
+            self.assertEqual(sum(own["sent"].values()),
+                             latent.tp_bytes(own["kind"], bool(own["flags"])), own)
+
+    def test_models_of_as_many_parameters(self):
+        sizes = {own["kind"]: own["parameters"] for own in self.found["estimated"]}
+        self.assertLess(max(sizes.values()) / min(sizes.values()), 1.002)
+        self.assertEqual(len(self.found["runs"]), len(latent_runs.KINDS) * len(latent_runs.SEEDS))
+
+    def test_losses_that_overlap_are_noise(self):
+        def runs(shift):
+            return [{"kind": kind, "val_loss": loss + shift * (kind == "MLA")}
+                    for kind in latent_runs.KINDS for loss in (2.0, 2.1)]
+        self.assertTrue(latent_runs.within_noise(runs(0.1)))
+        self.assertFalse(latent_runs.within_noise(runs(0.2)))
 
 
 if __name__ == "__main__":

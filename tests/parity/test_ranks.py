@@ -758,6 +758,50 @@ class Examples(unittest.TestCase):
         self.assertEqual((refused.returncode, refused.stdout), (2, ""))
         self.assertIn("error: tp_size=3 must be a square; try 4 or 9", refused.stderr)
 
+    def test_kv_cache(self):
+        chapter = next(c for c in CHAPTERS if "kv_cache" in c.examples())
+
+        def run(*flags):
+            return subprocess.run([str(BIN / f"{chapter.name}_kv_cache"), *flags],
+                                  env=environment(), timeout=60, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True, check=False)
+
+        def numbers(*flags):
+            done = run(*flags)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return {name: int(value) for name, value in
+                    re.findall(r"^ *(\S.*?) {2,}(\d+) [a-z ]+$", done.stdout, re.M)}
+
+        shape = ("--num_layers", "2", "--seq_len", "32", "--sample_tokens", "12")
+        mla = ("--attention_kind", "mla", "--kv_lora_rank", "40", "--qk_rope_head_dim", "6")
+        for flags, cached in (((), 384), (("--num_kv_heads", "2"), 128), (mla, 46)):
+            for counted, more in (("cache on shapes", ()),
+                                  ("cache while sampling", ("--while_sampling",))):
+                found = numbers(*shape, *flags, *more)
+                self.assertEqual(found["cache by formula"], 2 * 32 * cached * 4)
+                self.assertEqual(found[counted], found["cache by formula"], flags)
+        # Of 6 heads of 32 channels a rank has 3, and all of a latent; cp shares out positions.
+        for ranks, flags, cached in (("--tp_size", (), 192), ("--tp_size", mla, 46),
+                                     ("--cp_size", (), 192), ("--cp_size", mla, 23)):
+            found = numbers(*shape, *flags, ranks, "2")
+            for counted in ("cache by formula", "cache on shapes"):
+                self.assertEqual(found[counted], 2 * 32 * cached * 4, (ranks, flags))
+        # Of queries, latents and output; to the latents and back, or from them; of 122 pairs.
+        found = numbers(*shape, *mla, "--new_tokens", "4")
+        both, pairs = 2 * 4 * 192 * (6 * 38 + 46 + 6 * 32), 4 * 32 - 6
+        self.assertEqual(found["by the cache"], both + 2 * 4 * 6 * 40 * 64 + 4 * pairs * 6 * 46)
+        self.assertEqual(found["by keys and values again"],
+                         both + 2 * 32 * 6 * 40 * 64 + 4 * pairs * 6 * 38)
+        most = numbers(*shape, *mla)["the first is less up to"]
+        for new, less in ((most, True), (most + 1, False)):
+            found = numbers(*shape, *mla, "--new_tokens", str(new))
+            self.assertEqual(found["by the cache"] <= found["by keys and values again"], less)
+        for flags in (("--new_tokens", "33"), ("--while_sampling", "--tp_size", "2"),
+                      ("--pp_size", "2")):
+            refused = run(*shape, *flags)
+            self.assertEqual(refused.returncode, 2, refused.stdout)
+            self.assertIn(f"{flags[0 if len(flags) == 2 else 1].strip('-')}=", refused.stderr)
+
     def test_ring_self_attention(self):
         chapter = next(c for c in CHAPTERS if "ring_self_attention" in c.examples())
 
