@@ -320,10 +320,10 @@ class ShardedCheckpoints(RankTest):
     def test_latent_attention_goes_from_any_ranks_to_any_others_as_a_deepseek(self):
         still = ["--balance", "bias", "--bias_update_rate", "0"]
         tensor = ["--tp_size", "2", "--sequence_parallel"]
-        experts = [*LATENT, *SIGMOID, "--q_lora_rank", "10", "--num_experts", "8", "--num_experts_per_tok",
-                   "4", "--moe_ffn_hidden_size", "20", "--num_shared_experts", "1",
-                   "--first_dense_layers", "1", "--expert_nodes", "4", "--route_nodes", "2",
-                   "--balance", "bias", "--bias_update_rate", "0.05", "--rope_type", "yarn",
+        experts = [*LATENT, *SIGMOID, "--q_lora_rank", "10", "--num_experts", "8",
+                   "--num_experts_per_tok", "4", "--moe_ffn_hidden_size", "20",
+                   "--num_shared_experts", "1", "--first_dense_layers", "1", "--expert_nodes", "4",
+                   "--route_nodes", "2", "--balance", "bias", "--bias_update_rate", "0.05", "--rope_type", "yarn",
                    "--rope_mscale_all_dim", "1", "--num_kv_heads", "4"]
         self.check_export([*experts, "--ep_size", "2", *tensor],
                           [(1, still), (2, [*still, *tensor]), (2, [*still, "--pp_size", "2"]),
@@ -375,7 +375,8 @@ class ShardedCheckpoints(RankTest):
 
     def check_shape(self, folder, original):
         """What config.json says of a model's shape."""
-        out, wanted = (json.loads((path / "config.json").read_text()) for path in (folder, original))
+        out, wanted = (json.loads((path / "config.json").read_text())
+                       for path in (folder, original))
         for config in (out, wanted):
             rope = config.pop("rope_parameters", None) or config.get("rope_scaling")
             config["rope_scaling"] = {} if not rope or rope["rope_type"] == "default" else rope
