@@ -323,8 +323,8 @@ class ShardedCheckpoints(RankTest):
         experts = [*LATENT, *SIGMOID, "--q_lora_rank", "10", "--num_experts", "8",
                    "--num_experts_per_tok", "4", "--moe_ffn_hidden_size", "20",
                    "--num_shared_experts", "1", "--first_dense_layers", "1", "--expert_nodes", "4",
-                   "--route_nodes", "2", "--balance", "bias", "--bias_update_rate", "0.05", "--rope_type", "yarn",
-                   "--rope_mscale_all_dim", "1", "--num_kv_heads", "4"]
+                   "--route_nodes", "2", "--balance", "bias", "--bias_update_rate", "0.05",
+                   "--rope_type", "yarn", "--rope_mscale_all_dim", "1", "--num_kv_heads", "4"]
         self.check_export([*experts, "--ep_size", "2", *tensor],
                           [(1, still), (2, [*still, *tensor]), (2, [*still, "--pp_size", "2"]),
                            (4, [*still, "--ep_size", "2", "--cp_size", "2", "--zero_stage", "3"])])
