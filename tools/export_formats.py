@@ -73,8 +73,9 @@ def _refuse_unsayable_latents(config):
                         f"route_nodes={allowed} by {counted}; what can be exported was trained "
                         f"with --num_experts_per_tok {2 * allowed}, or without --route_nodes", 2)
     if config["num_experts"] == 1:
-        raise BookError("DeepSeek-V3's format takes no single expert: transformers adds up the best "
-                        "2 of a group; what can be exported was trained with --num_experts 2", 2)
+        raise BookError("DeepSeek-V3's format takes no single expert: transformers adds up the "
+                        "best 2 of a group; what can be exported was trained with --num_experts 2",
+                        2)
 
 
 def _groups_of(config):
