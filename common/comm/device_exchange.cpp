@@ -96,7 +96,9 @@ void DeviceExchange::check(const Operation& operation) {
 }
 
 void DeviceExchange::abort(const Operation& operation) {
-  operation.group->on_device->find(operation)->abort();
+  DeviceGroups* groups = operation.group->on_device.get();
+  DeviceGroup* group = groups == nullptr ? nullptr : groups->find(operation);
+  if (group != nullptr) group->abort();
 }
 
 }  // namespace usp

@@ -89,7 +89,14 @@ void QueueEngine::prepare(Operation& operation) {
 
 void QueueEngine::submit(std::shared_ptr<Operation> operation) {
   if (operation->by_device) {
-    DeviceExchange::start(*this, *operation);
+    try {
+      DeviceExchange::start(*this, *operation);
+    } catch (const Error&) {
+      // What has been given up starts nothing any more; why it was is the reason to report.
+      const std::lock_guard lock(mutex_);
+      if (broken_.empty()) throw;
+      return fail_operation(*operation);
+    }
     // What is left to do is to see that it ends.
     operation->stages.assign(1, {});
     operation->stages[0].staged = operation->memory.over;

@@ -56,6 +56,11 @@ void CommConfig::validate(const Args&) const {
   check_range("comm_timeout", comm_timeout, 0.1, 1e6);
   check_range("node_size", double(node_size), 0, HUGE_VAL);
   parse_links(*this);
+  if (comm == "nccl" && !link.empty()) {
+    usage_error(
+        "link={} slows messages that go by the host, and comm=nccl sends none; try --comm mpi",
+        link.front());
+  }
 }
 
 void watch(const Communicator& world, const CommConfig& config, const RunDir& run_dir) {

@@ -17,16 +17,20 @@
 namespace usp::test {
 namespace {
 
-/// Runs the ranks on the emulated GPU, whose queues go on in another order each time.
+/// Runs the ranks on the emulated GPU. What carries their messages, and which queue goes on first,
+/// is another one each time; with USP_TEST_FULL, each of them in turn.
 void on_gpus(int64_t ranks, const std::function<void(const Communicator&)>& body) {
   using emulator::Order;
-  static int64_t runs = 0;
-  emulator::Options options = emulator::options;
-  options.streams = std::array{Order::forward, Order::reverse, Order::shuffled}[runs++ % 3];
-  const emulator::Use use(options);
-  CAPTURE(ranks, runs % 3);
-  for (EngineKind kind : {EngineKind::staged, EngineKind::nccl}) {
-    CAPTURE(kind == EngineKind::nccl);
+  constexpr std::array kOrders = {Order::forward, Order::reverse, Order::shuffled};
+  constexpr std::array kKinds = {EngineKind::staged, EngineKind::nccl};
+  static size_t runs = 0;
+  const size_t repetitions = std::getenv("USP_TEST_FULL") != nullptr ? 6 : 1;
+  for (size_t i = 0; i < repetitions; ++i, ++runs) {
+    emulator::Options options = emulator::options;
+    options.streams = kOrders[runs % 3];
+    const emulator::Use use(options);
+    const EngineKind kind = kKinds[runs % 2];
+    CAPTURE(ranks, runs % 3, kind == EngineKind::nccl);
     run_threads(
         static_cast<int>(ranks),
         [&](const Communicator& world) {

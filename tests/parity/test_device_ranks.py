@@ -78,9 +78,11 @@ class Devices(RankTest):
                                  1e-10 * reference["loss"])
 
     def test_nccl_s_ranks_want_a_gpu_each(self):
-        for device, words in (("cuda", "ranks 0 and 1 share a GPU"), ("cpu", "comm=nccl is for")):
-            with self.subTest(device=device):
-                flags = ("--comm", "nccl", "--device", device)
+        for device, words, more in (("cuda", "ranks 0 and 1 share a GPU", ()),
+                                    ("cpu", "comm=nccl is for", ()),
+                                    ("cuda", "slows messages", ("--link", "node=9000,0.01"))):
+            with self.subTest(words):
+                flags = ("--comm", "nccl", "--device", device, *more)
                 code, output = self.finish(self.start(2, test_ranks.CHAPTER + "_emulated",
                                                       *tiny(flags), *flags))
                 self.assertEqual(code, 2, output)

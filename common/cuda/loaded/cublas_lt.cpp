@@ -3,51 +3,28 @@
 /// not refuse to start the program. So it is opened when the first of them is called.
 #include <cublasLt.h>
 #include <cublas_api.h>
-#include <dlfcn.h>
 
-#include "base/check.h"
+#include "cuda/loaded/forward.h"
 
 namespace usp::cuda {
 
 namespace {
 
-void* library() {
-  static void* const opened = [] {
-    const std::string name = fmt::format("libcublasLt.so.{}", CUBLAS_VER_MAJOR);
-    void* const handle = dlopen(name.c_str(), RTLD_NOW);
-    if (handle == nullptr) {
-      usage_error(
-          "device=cuda needs {}, which the loader does not find; try "
-          "LD_LIBRARY_PATH=/folder/with/it, "
-          "or --device cpu",
-          name);
-    }
-    return handle;
-  }();
+void* cublas_lt() {
+  static void* const opened = open_library(fmt::format("libcublasLt.so.{}", CUBLAS_VER_MAJOR),
+                                           "device=cuda", "--device cpu");
   return opened;
-}
-
-template <class Function>
-Function* loaded(const char* name) {
-  void* const found = dlsym(library(), name);
-  USP_CHECK(found != nullptr, "{} is no function of the cuBLASLt that is here", name);
-  return reinterpret_cast<Function*>(found);
 }
 
 }  // namespace
 
 }  // namespace usp::cuda
 
-/// Defines the library's function `NAME`: calls what the opened library has under this name.
-#define USP_FORWARD(RESULT, NAME, PARAMETERS, ARGUMENTS)                              \
-  extern "C" RESULT NAME PARAMETERS {                                                 \
-    static decltype(NAME)* const function = usp::cuda::loaded<decltype(NAME)>(#NAME); \
-    return function ARGUMENTS;                                                        \
-  }
 #define USP_FORWARD_CALL(NAME, PARAMETERS, ARGUMENTS) \
-  USP_FORWARD(cublasStatus_t, NAME, PARAMETERS, ARGUMENTS)
+  USP_FORWARD(usp::cuda::cublas_lt, cublasStatus_t, NAME, PARAMETERS, ARGUMENTS)
 
-USP_FORWARD(const char*, cublasLtGetStatusString, (cublasStatus_t status), (status))
+USP_FORWARD(usp::cuda::cublas_lt, const char*, cublasLtGetStatusString, (cublasStatus_t status),
+            (status))
 USP_FORWARD_CALL(cublasLtCreate, (cublasLtHandle_t * handle), (handle))
 USP_FORWARD_CALL(cublasLtDestroy, (cublasLtHandle_t handle), (handle))
 USP_FORWARD_CALL(cublasLtMatmulDescCreate,

@@ -2,47 +2,25 @@
 /// opened when the first of them is called, so that a machine without it can start the program.
 #if __has_include(<nccl.h>)
 
-#include <dlfcn.h>
 #include <nccl.h>
 
-#include "base/check.h"
+#include "cuda/loaded/forward.h"
 
 namespace usp::cuda {
 
 namespace {
 
-void* nccl_library() {
-  static void* const opened = [] {
-    constexpr const char* kName = "libnccl.so.2";
-    void* const handle = dlopen(kName, RTLD_NOW);
-    if (handle == nullptr) {
-      usage_error(
-          "comm=nccl needs {}, which the loader does not find; try "
-          "LD_LIBRARY_PATH=/folder/with/it, or --comm mpi",
-          kName);
-    }
-    return handle;
-  }();
+void* nccl() {
+  static void* const opened = open_library("libnccl.so.2", "comm=nccl", "--comm mpi");
   return opened;
-}
-
-template <class Function>
-Function* loaded_from_nccl(const char* name) {
-  void* const found = dlsym(nccl_library(), name);
-  USP_CHECK(found != nullptr, "{} is no function of the NCCL that is here", name);
-  return reinterpret_cast<Function*>(found);
 }
 
 }  // namespace
 
 }  // namespace usp::cuda
 
-/// Defines the library's function `NAME`: calls what the opened library has under this name.
-#define USP_FORWARD_NCCL(RESULT, NAME, PARAMETERS, ARGUMENTS)                                   \
-  extern "C" RESULT NAME PARAMETERS {                                                           \
-    static decltype(NAME)* const function = usp::cuda::loaded_from_nccl<decltype(NAME)>(#NAME); \
-    return function ARGUMENTS;                                                                  \
-  }
+#define USP_FORWARD_NCCL(RESULT, NAME, PARAMETERS, ARGUMENTS) \
+  USP_FORWARD(usp::cuda::nccl, RESULT, NAME, PARAMETERS, ARGUMENTS)
 
 USP_FORWARD_NCCL(const char*, ncclGetErrorString, (ncclResult_t result), (result))
 USP_FORWARD_NCCL(ncclResult_t, ncclGetUniqueId, (ncclUniqueId * id), (id))
