@@ -39,12 +39,13 @@ std::vector<std::string> settings_of(const ExpertCase& c) {
   return {fmt::format("ep {}", c.ep),
           fmt::format("{} experts", c.experts),
           fmt::format("k {}", c.top_k),
-          fmt::format("{}{}", c.router, c.norm_topk_prob ? ", normalised" : ""),
+          c.router,
           fmt::format("balance {}", c.balance),
           fmt::format("capacity {}", c.capacity),
           fmt::format("{} shared", c.shared),
           fmt::format("nodes of {}", c.node_size),
-          fmt::format("tp {}{}", c.tp, c.expert_tp ? " of experts, too" : ""),
+          fmt::format("tp {}", c.tp),
+          fmt::format("expert_tp {}", c.expert_tp),
           fmt::format("cp {} {}", c.cp, c.cp_method),
           fmt::format("pp {} {}", c.pp, c.schedule),
           fmt::format("stage {} {} {}", c.zero_stage, c.reduce_after, c.reshard_after),
@@ -53,7 +54,7 @@ std::vector<std::string> settings_of(const ExpertCase& c) {
 
 TEST_CASE("every two settings of experts meet in a case, but for those that exclude each other") {
   std::set<std::pair<std::string, std::string>> met;
-  std::vector<std::set<std::string>> settings(13);
+  std::vector<std::set<std::string>> settings(14);
   for (const ExpertCase& c : expert_cases(0)) {
     const std::vector<std::string> own = settings_of(c);
     for (size_t i = 0; i < own.size(); ++i) {
@@ -63,7 +64,7 @@ TEST_CASE("every two settings of experts meet in a case, but for those that excl
   }
   std::vector<size_t> numbers;
   for (const auto& axis : settings) numbers.push_back(axis.size());
-  REQUIRE(numbers == std::vector<size_t>{4, 3, 3, 4, 4, 3, 2, 3, 5, 4, 14, 6, 3});
+  REQUIRE(numbers == std::vector<size_t>{4, 3, 3, 2, 4, 3, 2, 3, 3, 2, 4, 14, 6, 3});
   std::vector<std::string> apart;
   for (size_t i = 0; i < settings.size(); ++i) {
     for (size_t j = i + 1; j < settings.size(); ++j) {
@@ -74,8 +75,16 @@ TEST_CASE("every two settings of experts meet in a case, but for those that excl
       }
     }
   }
-  REQUIRE(apart == std::vector<std::string>{"ep 1 and nodes of 1", "ep 1 and nodes of 2",
-                                            "ep 8 and 4 experts"});
+  REQUIRE(apart == std::vector<std::string>{
+                       // Not a whole expert, or no node but one, for each rank; 32 ranks.
+                       "ep 8 and 4 experts", "ep 1 and nodes of 1", "ep 1 and nodes of 2",
+                       "ep 8 and pp 4 1f1b",
+                       // A copy of each expert for tp has no tp; one head is not shared out.
+                       "tp 1 and expert_tp true", "tp 4 and cp 2 ulysses",
+                       // Both directions at once take two micro-batches for each rank.
+                       "pp 2 dualpipe and 1 micro-batches", "pp 2 dualpipe and 2 micro-batches",
+                       "pp 2 dualpipe_v and 1 micro-batches",
+                       "pp 2 dualpipe_v and 2 micro-batches"});
 }
 
 TEST_CASE("experts over ranks are experts on one rank, in every layout") {
