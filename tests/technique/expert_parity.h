@@ -43,7 +43,7 @@ inline ExpertCase plain_experts(int64_t dp, int64_t ep) {
 }
 
 /// Samples of eight tokens; an expert is narrower than a dense MLP. Factors of losses and biases
-/// are large enough for three steps to show them.
+/// are large enough for two steps to show them.
 inline TrainConfig expert_config(const ExpertCase& c) {
   TrainConfig config = pipeline_config(c);
   config.dtype = c.dtype;
@@ -107,7 +107,9 @@ inline TrainConfig alone_config(const ExpertCase& c) {
 /// Whether the layout and the router exist, and every setting of them asks for something.
 inline bool has_meaning(const ExpertCase& c) {
   const int64_t expert_ranks = c.dp * c.cp * (c.expert_tp ? 1 : c.tp);
-  if (c.ranks() > 16 || expert_ranks % c.ep != 0 || c.experts % c.ep != 0) return false;
+  // Many ranks where two settings need them, and nowhere else.
+  const int64_t most = c.ep == 8 || c.pp == 4 ? 16 : 8;
+  if (c.ranks() > most || expert_ranks % c.ep != 0 || c.experts % c.ep != 0) return false;
   if ((c.tp > 1) != (c.sequence != std::string_view("off"))) return false;
   if (c.tp == 1 && (c.expert_tp || c.overlap != std::string_view("weight_grad"))) return false;
   if (c.cp_method == std::string_view("ulysses") && 4 / c.tp % c.cp != 0) return false;
