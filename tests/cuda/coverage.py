@@ -23,8 +23,6 @@ SKIPPED = 77
 
 # Lines that no test runs: how the line begins, and why.
 LEFT_OUT = {
-    ("nccl_group.cpp", "break;"):
-        "a barrier, which has no tensors and so is the host's",
     ("cuda_device.cpp", 'usage_error("device=cuda: CUDA does not start'):
         "an error of the driver besides those that have a line of their own",
 }
