@@ -87,6 +87,7 @@ class LatentRing : public RingAttention {
     Tensor dq;        ///< [B, S', N, D]
     Tensor dlatents;  ///< [B, S', 1, C + rope]: from all queries, through this rank's heads
   };
+  /// dout [B, S', N, D], the latents of forward; `grads` gets the expansion's weight gradient.
   Gradients backward_latents(const Tensor& dout, const Tensor& latents, Saved& saved, Grads& grads,
                              const Pass& pass) const;
   /// Of these two, beside the latents.
