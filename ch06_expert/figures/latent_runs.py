@@ -118,12 +118,15 @@ def losses_table(estimated, runs):
     rows = [[kind, str(cached_numbers(kind)), str(flags_of(kind)["ffn_hidden_size"]),
              f"{latent.find(estimated, kind=kind)['parameters']:,}", spread(losses_of(runs, kind))]
             for kind in KINDS]
+    above = "; ".join(f"{kind} above {', '.join(lower)}" for kind, lower in apart(runs).items())
     return table(["", "numbers of a position in a layer", "`h_ff`", "parameters", "validation loss"],
                  rows, f"After {STEPS} steps of {MODEL['micro_batch_size']} samples; in brackets the lowest and "
-                 f"the highest of {len(SEEDS)} seeds. MLPs make up for what attention has less.")
+                 f"the highest of {len(SEEDS)} seeds. MLPs make up for what attention has less. Ranges without "
+                 f"overlap: {above or 'none'}.")
 
 
-def within_noise(runs):
-    """Whether the ranges of every two kinds overlap."""
-    ranges = [(min(found), max(found)) for found in (losses_of(runs, kind) for kind in KINDS)]
-    return max(low for low, _ in ranges) <= min(high for _, high in ranges)
+def apart(runs):
+    """{kind: those of which every loss is lower than each of its own}; the others differ by noise."""
+    found = {kind: [other for other in KINDS
+                    if min(losses_of(runs, kind)) > max(losses_of(runs, other))] for kind in KINDS}
+    return {kind: lower for kind, lower in found.items() if lower}

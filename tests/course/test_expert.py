@@ -432,8 +432,9 @@ class Latent(unittest.TestCase):
         def runs(shift):
             return [{"kind": kind, "val_loss": loss + shift * (kind == "MLA")}
                     for kind in latent_runs.KINDS for loss in (2.0, 2.1)]
-        self.assertTrue(latent_runs.within_noise(runs(0.1)))
-        self.assertFalse(latent_runs.within_noise(runs(0.2)))
+        self.assertEqual(latent_runs.apart(runs(0.1)), {})
+        others = [kind for kind in latent_runs.KINDS if kind != "MLA"]
+        self.assertEqual(latent_runs.apart(runs(0.2)), {"MLA": others})
 
 
 if __name__ == "__main__":
