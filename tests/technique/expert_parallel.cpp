@@ -89,7 +89,7 @@ TEST_CASE("every two settings of experts meet in a case, but for those that excl
 
 TEST_CASE("experts over ranks are experts on one rank, in every layout") {
   const ExpertText text;
-  const std::vector<ExpertCase> cases = expert_cases(all_expert_cases() ? 300 : 4);
+  const std::vector<ExpertCase> cases = expert_cases(all_expert_cases() ? 50 : 4);
   const size_t step = kSanitizedExperts ? 12 : 1;
   for (size_t i = 0; i < cases.size(); i += step) check_parity(cases[i], text, /*steps=*/2);
 }
