@@ -156,21 +156,27 @@ def hidden(own):
 
 
 def ways_table(measured):
-    """What is left of the rows' way, and of the step."""
+    """What is left of the rows' way, and of the step; measured, too, where the link could be emulated."""
+    on_cores = any("measured_step_ms" in own for own in measured["ways"])
     rows = []
     for own in measured["ways"]:
-        on_cores = ["", ""]
+        row = [str(own["ranks"]), NAMES[own["way"]], f"{own['rows_ms']:.0f}",
+               f"{own['rows_exposed_ms']:.0f}", f"{100 * hidden(own):.0f} %",
+               f"{own['others_exposed_ms']:.0f}", f"{own['step_ms']:.0f}"]
         if "measured_step_ms" in own:
-            on_cores = [f"{own['measured_rows_exposed_ms']:.0f}", "{:.0f} ({:.0f} to {:.0f})".format(
+            row += [f"{own['measured_rows_exposed_ms']:.0f}", "{:.0f} ({:.0f} to {:.0f})".format(
                 own["measured_step_ms"], *own["measured_range_ms"])]
-        rows.append([str(own["ranks"]), NAMES[own["way"]], f"{own['rows_ms']:.0f}",
-                     f"{own['rows_exposed_ms']:.0f}", f"{100 * hidden(own):.0f} %",
-                     f"{own['others_exposed_ms']:.0f}", f"{own['step_ms']:.0f}", *on_cores])
-    return table(["ranks", "beside the rows", "rows travel, ms", "exposed", "hidden",
-                  "others exposed", "step, ms", "measured: exposed", "step, ms"], rows,
-                 f"Replayed on `{measured['link']}` (us, GB/s) with a core for each rank. Measured on that "
-                 f"emulated link: medians of {ROUNDS} rounds, in brackets the shortest and the longest. "
-                 "Rows with their counts, means of the ranks; others are gradients and what stages send.")
+        elif on_cores:
+            row += ["", ""]
+        rows.append(row)
+    columns = ["ranks", "beside the rows", "rows travel, ms", "exposed", "hidden", "others exposed",
+               "step, ms", *(["measured: exposed", "step, ms"] if on_cores else [])]
+    caption = f"Replayed on `{measured['link']}` (us, GB/s) with a core for each rank. "
+    if on_cores:
+        caption += (f"Measured on that emulated link: medians of {ROUNDS} rounds, in brackets the "
+                    "shortest and the longest. ")
+    return table(columns, rows, caption + "Rows with their counts, means of the ranks; others are "
+                 "gradients and what stages send.")
 
 
 def left_table(measured):
