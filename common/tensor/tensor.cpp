@@ -82,6 +82,7 @@ Tensor Tensor::from_host(std::span<const int32_t> values, const Shape& shape,
 Device Tensor::device() const { return storage_->allocator->device(); }
 
 bool Tensor::contiguous() const {
+  if (numel() == 0) return true;  // whatever the strides
   int64_t stride = 1;
   for (int axis = rank() - 1; axis >= 0; --axis) {
     if (shape_[axis] != 1 && strides_[axis] != stride) return false;

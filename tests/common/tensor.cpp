@@ -181,6 +181,7 @@ TEST_CASE("an empty tensor has no elements, whatever its shape") {
   REQUIRE(x.items().empty());
   REQUIRE(x.view({0, 7}).shape() == Shape{0, 7});
   REQUIRE(x.transposed().to_contiguous().shape() == Shape{3, 5, 0});
+  REQUIRE(Tensor::zeros({0, 6}, DType::f32).view({0, 2, 3}).contiguous());
   REQUIRE(Tensor::zeros({4, 5}, DType::f32).narrow(0, 4, 0).items().empty());
 }
 
