@@ -19,7 +19,7 @@ namespace {
 
 /// Runs the ranks on the emulated GPU. Which queue goes on first is another one each time; with
 /// USP_TEST_FULL, each of them in turn. Messages go by way of the host. With USP_TEST_NCCL they go
-/// by NCCL: not by default, since such a run has once not ended, and why is not known.
+/// by NCCL: not by default, since on the emulated GPU such a run may fail to end.
 void on_gpus(int64_t ranks, const std::function<void(const Communicator&)>& body) {
   using emulator::Order;
   constexpr std::array kOrders = {Order::forward, Order::reverse, Order::shuffled};
