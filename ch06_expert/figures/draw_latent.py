@@ -75,7 +75,7 @@ def rotation():
     """The chain of a score, with RoPE in its middle and without."""
     drawing = schematic.Drawing(430, "Why a position cannot go through the latent", (
         "With RoPE on the whole key, a score is q turned by its position i, times the key W c turned by "
-        "its position j: between q and W stands a rotation by i - j, which differs for every pair. "
+        "its position j: between q and W stands a rotation by i - j, which differs from key to key. "
         "Without it, W goes to the query once. So a key has a part without position, made of the latent, "
         "and a rotated part which all heads share and which is cached as it is."))
     drawing.text(MARGIN, 34, "If the whole key were rotated:", bold=True)
@@ -89,7 +89,7 @@ def rotation():
         x += width + 14
     drawing.arrow((places[2], top + 54), (places[2], top + 82), (places[0], top + 82),
                   (places[0], top + 56), strong=True, dashed=True)
-    drawing.text(MARGIN, top + 112, "W_k cannot pass: the turn is another one for each pair.", SMALL,
+    drawing.text(MARGIN, top + 112, "W_k cannot pass: the turn differs from key to key.", SMALL,
                  ink="accent")
     top = 232
     drawing.text(MARGIN, top - 20, "So a head's query and key have two parts:", bold=True)

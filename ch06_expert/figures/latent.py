@@ -264,8 +264,8 @@ def formula_table(found):
         counted = size / (DEEPSEEK["num_layers"] * POSITIONS * BF16)
         rows.append([name, formula, f"{cached_numbers(kind, DEEPSEEK):,}", f"{counted:,.0f}"])
     return table(["keys and values", "formula", "by formula", "counted"], rows,
-                 f"Numbers of a position in a layer. For `h/a` stands what DeepSeek-V3's heads have: {CHANNELS} "
-                 f"channels, not {DEEPSEEK['hidden_size'] // DEEPSEEK['num_heads']}, its `h` over `a`.")
+                 f"Numbers of a position in a layer. `h/a` are the channels of a head: {CHANNELS} in DeepSeek-V3, "
+                 f"though its `h` over `a` is {DEEPSEEK['hidden_size'] // DEEPSEEK['num_heads']}.")
 
 
 def parameters_table(problem):
