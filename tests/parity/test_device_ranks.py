@@ -72,6 +72,7 @@ class Layouts(Devices):
                     self.assertEqual(step["comm_bytes"], reference["comm_bytes"])
                 self.compare_ledgers(cuda, cpu)
                 self.compare_memory(memory_rows(cuda), memory_rows(cpu), header)
+                self.check_estimate(*flags)
                 messages = [event for event in json.loads((cuda / "trace.json").read_text())
                             ["traceEvents"] if event.get("cat") == "comm"]
                 self.assertTrue(messages)
@@ -84,8 +85,16 @@ class Layouts(Devices):
             for what in ("calls", "payload_bytes", "wire_bytes", "header_bytes"):
                 self.assertEqual(sent[operation][what], entry[what], (operation, what))
 
+    def check_estimate(self, *flags):
+        """Contributions to sums wait in memory of the host, so no GPU has scratch memory for them."""
+        flags = (*FLAGS, *flags, "--device", "cuda", "--estimate")
+        code, output = self.finish(self.start(2, test_ranks.CHAPTER, *tiny(flags), *flags))
+        self.assertEqual(code, 0, output)
+        self.assertIn("optimizer states", output)
+        self.assertNotIn("scratch of reductions", output)
+
     def compare_memory(self, cuda, cpu, header):
-        """Rows of the reports; contributions to sums wait in memory of the host."""
+        """Rows of the reports."""
         self.assertNotIn("scratch of reductions", cuda)
         cpu.pop("scratch of reductions", None)
         self.assertEqual(cuda, cpu)
