@@ -132,7 +132,7 @@ def ep_table(found):
     return table(["`ep`", "weights, GiB", "weights, gradients and states, GiB", "TFLOP of a step",
                   "sent over `ep`, GiB"], rows,
                  f"Rank 0 of {EP[-1]} data-parallel ranks, Mixtral's shape, 4,096 tokens a rank, by steps "
-                 "on shapes; in brackets by formula: 2 bytes for each of `3 h h_ff E L / ep` parameters of experts and "
+                 "on shapes. In brackets by formula: 2 bytes for each of `3 h h_ff E L / ep` parameters of experts and "
                  "of all others.")
 
 
