@@ -79,9 +79,7 @@ void initial_values(const Parameter& parameter, uint64_t seed, int64_t begin,
 
 Parameter& ParameterList::add(std::string name, const Shape& global_shape, double init_std,
                               std::vector<Slice> slices) {
-  for (const auto& other : parameters_) {
-    USP_CHECK(other->name != name, "parameter {} is added twice", name);
-  }
+  USP_CHECK(!has(name), "parameter {} is added twice", name);
   for (const Slice& slice : slices) {
     USP_CHECK(slice.axis < global_shape.rank() && slice.offset >= 0 && slice.length >= 0 &&
                   slice.offset + slice.length <= global_shape[slice.axis],
@@ -95,19 +93,18 @@ Parameter& ParameterList::add(std::string name, const Shape& global_shape, doubl
   parameter->slices = std::move(slices);
   parameter->index = static_cast<int64_t>(parameters_.size());
   parameters_.push_back(std::move(parameter));
-  return *parameters_.back();
+  Parameter& added = *parameters_.back();
+  by_its_name_.emplace(added.name, &added);
+  return added;
 }
 
 Parameter& ParameterList::find(std::string_view name) {
-  for (const auto& parameter : parameters_) {
-    if (parameter->name == name) return *parameter;
-  }
-  fail("there is no parameter {}", name);
+  const auto found = by_its_name_.find(name);
+  if (found == by_its_name_.end()) fail("there is no parameter {}", name);
+  return *found->second;
 }
 
-bool ParameterList::has(std::string_view name) const {
-  return std::ranges::any_of(parameters_, [&](const auto& p) { return p->name == name; });
-}
+bool ParameterList::has(std::string_view name) const { return by_its_name_.contains(name); }
 
 std::vector<Parameter*> ParameterList::by_name() const {
   std::vector<Parameter*> sorted;

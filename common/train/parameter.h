@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "tensor/tensor.h"
@@ -114,6 +115,7 @@ class ParameterList {
  private:
   std::vector<int64_t> uses_before_;  ///< of each parameter, by the blocks that have ended
   std::vector<std::unique_ptr<Parameter>> parameters_;
+  std::unordered_map<std::string_view, Parameter*> by_its_name_;  ///< mixtures have many
   Tensor values_, masters_, grads_, main_grads_;
 };
 
