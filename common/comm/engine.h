@@ -154,6 +154,7 @@ class QueueEngine : public Engine {
   bool poll();
   void begin(Active& active);
   void begin_stage(Active& active);
+  bool may_leave(const Stage& stage);
   void post_early(Active& active);
   std::vector<Transfer> post(const Active& active, int stage);
   bool advance(Active& active);
@@ -190,6 +191,7 @@ class QueueEngine : public Engine {
   std::vector<Clock::time_point> departed_at_;  ///< by world rank; the epoch: still here
   std::optional<Report> report_;                ///< being gathered
   bool asked_ = false;                          ///< for a report, ever
+  Clock::duration asking_device_{};             ///< what this poll has spent on that
   std::vector<std::vector<char>> spare_buffers_;
   std::vector<Operation::Memory> lost_;  ///< memory that messages given up may still touch
 

@@ -15,7 +15,8 @@ namespace {
 using std::chrono::microseconds;
 
 constexpr int kPollsBeforeYield = 4;
-constexpr microseconds kWorkingPoll{20};  ///< a poll that took longer has moved bytes
+/// A poll that took longer, beside what a device took to answer, has moved bytes.
+constexpr microseconds kWorkingPoll{20};
 /// A sleep that is meant to end at a certain moment ends so much later.
 constexpr microseconds kOversleep{60};
 /// Of the kernel, which may let sleeps take this much longer to end several at once.
@@ -164,6 +165,7 @@ void QueueEngine::run() {
     const int64_t rung = transport_.bell().count();
     const Clock::time_point begin = Clock::now();
     bool progress = false;
+    asking_device_ = {};
     try {
       progress = poll();
     } catch (const std::exception& error) {
@@ -176,7 +178,7 @@ void QueueEngine::run() {
       if (stopping_ && announcements_.empty() && (idle || !broken_.empty())) return;
       if (Clock::now() > abort_at_) transport_.abort(abort_code_);
     }
-    if (progress || Clock::now() - begin > kWorkingPoll) {
+    if (progress || Clock::now() - begin - asking_device_ > kWorkingPoll) {
       last_progress = Clock::now();
       idle_polls = 0;
     } else if (++idle_polls >= kPollsBeforeYield) {
@@ -208,7 +210,18 @@ bool QueueEngine::poll() {
     submitted_.clear();
     links_ = links_to_be_;
   }
-  for (const Notice& notice : announcements) transport_.announce(notice);
+  for (const Notice& notice : announcements) {
+    transport_.announce(notice);
+    if (notice.type != Notice::failed) continue;
+    // Nobody comes any more to what this rank's device has under way.
+    const std::lock_guard lock(mutex_);
+    for (auto& [key, queue] : channels_) {
+      std::erase_if(queue, [&](const std::unique_ptr<Active>& active) {
+        if (active->operation->by_device) fail_operation(*active->operation);
+        return active->operation->by_device;
+      });
+    }
+  }
   bool progress = !announcements.empty();
   for (auto channel = channels_.begin(); channel != channels_.end();) {
     auto& queue = channel->second;
@@ -242,13 +255,23 @@ void QueueEngine::begin_stage(Active& active) {
   active.posted = true;
 }
 
+/// Whether messages of a stage may leave. What a device takes to answer is no work of this thread:
+/// where nothing else happens, it has to come to rest() and what is looked after there.
+bool QueueEngine::may_leave(const Stage& stage) {
+  if (stage.staged == nullptr) return true;
+  const Clock::time_point begin = Clock::now();
+  const bool ready = Staging::ready(stage);
+  asking_device_ += Clock::now() - begin;
+  return ready;
+}
+
 /// Hands over the messages of the next stage that may be under way with those of this one.
 void QueueEngine::post_early(Active& active) {
   const Operation& operation = *active.operation;
   const int next = active.stage + 1;
   if (!active.early.empty() || next == std::ssize(operation.stages)) return;
   const Stage& stage = operation.stages[next];
-  if (stage.early && Staging::ready(stage)) active.early = post(active, next);
+  if (stage.early && may_leave(stage)) active.early = post(active, next);
 }
 
 /// Hands the messages of a stage to the transport.
@@ -276,7 +299,7 @@ bool QueueEngine::advance(Active& active) {
     const Stage& stage = operation.stages[active.stage];
     if (!active.posted) {
       if (operation.by_device) begin(active);  // what it waits for is the operation itself
-      if (!Staging::ready(stage)) return false;
+      if (!may_leave(stage)) return false;
       begin_stage(active);
     }
     post_early(active);

@@ -48,7 +48,8 @@ class CudaDevice::NcclGroup : public DeviceGroup {
     std::memcpy(&unique, id.data(), sizeof(unique));
     USP_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     // Kernels of several communicators start in the order in which the host has queued them.
-    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
+    [[maybe_unused]] static const int in_order =
+        setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
     USP_NCCL(ncclCommInitRank(&comm_, ranks, unique, rank));
   }
   ~NcclGroup() override {

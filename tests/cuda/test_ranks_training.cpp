@@ -17,21 +17,22 @@
 namespace usp::test {
 namespace {
 
-/// Runs the ranks on the emulated GPU. Which queue goes on first is another one each time; with
-/// USP_TEST_FULL, each of them in turn. Messages go by way of the host. With USP_TEST_NCCL they go
-/// by NCCL: not by default, since on the emulated GPU such a run may fail to end.
+/// Runs the ranks on the emulated GPU. Which queue goes on first is another one each time, as is
+/// what carries the messages: so six runs in a row have every pair of the two. With USP_TEST_FULL
+/// each training runs three times: it has every order and both ways of messages, but not every
+/// pair.
 void on_gpus(int64_t ranks, const std::function<void(const Communicator&)>& body) {
   using emulator::Order;
   constexpr std::array kOrders = {Order::forward, Order::reverse, Order::shuffled};
+  constexpr std::array kKinds = {EngineKind::staged, EngineKind::nccl};
   static size_t runs = 0;
   const size_t repetitions = std::getenv("USP_TEST_FULL") != nullptr ? kOrders.size() : 1;
-  const bool by_nccl = std::getenv("USP_TEST_NCCL") != nullptr;
   for (size_t i = 0; i < repetitions; ++i, ++runs) {
     emulator::Options options = emulator::options;
     options.streams = kOrders[runs % kOrders.size()];
     const emulator::Use use(options);
-    const EngineKind kind = by_nccl ? EngineKind::nccl : EngineKind::staged;
-    CAPTURE(ranks, runs % kOrders.size(), by_nccl);
+    const EngineKind kind = kKinds[runs % kKinds.size()];
+    CAPTURE(ranks, runs % kOrders.size(), kind == EngineKind::nccl);
     run_threads(
         static_cast<int>(ranks),
         [&](const Communicator& world) {

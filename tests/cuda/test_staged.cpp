@@ -1,5 +1,6 @@
 #include <nccl.h>
 
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <set>
@@ -215,6 +216,13 @@ TEST_CASE("NCCL's ranks exchange what ranks on the CPU exchange, and count it as
   }
 }
 
+/// Numbers that differ from rank to rank.
+Tensor numbers(int64_t count, double first) {
+  Values values(count);
+  for (int64_t i = 0; i < count; ++i) values[i] = first + double(i % 1009);
+  return Tensor::from_host(values, {count}, DType::f64);
+}
+
 TEST_CASE("the host waits for no message of NCCL's, and reads what it has brought") {
   const StreamOrder order;
   run_threads(
@@ -236,11 +244,60 @@ TEST_CASE("the host waits for no message of NCCL's, and reads what it has brough
       60, Device::cuda);
 }
 
-/// Numbers that differ from rank to rank.
-Tensor numbers(int64_t count, double first) {
-  Values values(count);
-  for (int64_t i = 0; i < count; ++i) values[i] = first + double(i % 1009);
-  return Tensor::from_host(values, {count}, DType::f64);
+/// What a test waits for that is a deadlock here; on a sound engine it takes no time.
+emulator::Options with_little_patience() {
+  emulator::Options options = emulator::options;
+  options.patience = 1;
+  return options;
+}
+
+TEST_CASE("what a GPU computes meanwhile does not wait for a message of NCCL's") {
+  const StreamOrder order;
+  const emulator::Use use(with_little_patience());
+  std::atomic<bool> computed = false;
+  run_threads(
+      2,
+      [&](const Communicator& world) {
+        world.engine().set_device_kind(EngineKind::nccl);
+        const Tensor x = numbers(3000, world.rank()), y = Tensor::zeros({3000}, DType::f64);
+        world.all_reduce(x);  // when they have their communicator
+        USP_CHECK(x.item(1) == 3, "{}", x.item(1));
+        for (int i = 0; world.rank() == 1 && !computed && i < 3000; ++i) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        Handle handle = world.all_reduce_async(x);
+        ops::fill(y, 7);
+        if (world.rank() == 0) {
+          USP_CHECK(y.item() == 7, "{}", y.item());
+          computed = true;
+        }
+        handle.wait();
+        USP_CHECK(x.item(1) == 6, "{}", x.item(1));
+      },
+      60, Device::cuda);
+}
+
+TEST_CASE("NCCL's collectives of several groups begin in the order in which they were queued") {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    emulator::Options options = with_little_patience();
+    options.streams = emulator::Order::shuffled;
+    options.seed = seed;
+    const emulator::Use use(options);
+    run_threads(
+        2,
+        [](const Communicator& world) {
+          world.engine().set_device_kind(EngineKind::nccl);
+          const Communicator twin = world.split("twin", [](int) { return 0; });
+          const Tensor x = numbers(3000, world.rank()), y = numbers(3000, 5 * world.rank());
+          for (int i = 0; i < 3; ++i) {
+            Handle first = world.all_reduce_async(x), second = twin.all_reduce_async(y);
+            second.wait();
+            first.wait();
+          }
+          USP_CHECK(x.item(1) == 3 * 4 && y.item(1) == 7 * 4, "{} {}", x.item(1), y.item(1));
+        },
+        60, Device::cuda);
+  }
 }
 
 TEST_CASE("what has arrived is not overwritten by the next message before it is on the GPU") {
@@ -442,18 +499,24 @@ TEST_CASE("ranks on GPUs that disagree, fail or do not come are reported as thos
       {"not finished after 1.0 s", "recv"});
 }
 
+/// Two ranks that have exchanged a tensor by NCCL, and so have their communicator.
+void run_by_nccl(double timeout_seconds,
+                 const std::function<void(const Communicator&, const Tensor&)>& body) {
+  run_threads(
+      2,
+      [&](const Communicator& world) {
+        world.engine().set_device_kind(EngineKind::nccl);
+        const Tensor x = numbers(4000, world.rank());
+        world.all_reduce(x);
+        x.items();
+        body(world, x);
+      },
+      timeout_seconds, Device::cuda);
+}
+
 TEST_CASE("a message of NCCL's that fails, or never ends, ends the run") {
   const auto run = [](const std::function<void(const Communicator&, const Tensor&)>& body) {
-    run_threads(
-        2,
-        [&](const Communicator& world) {
-          world.engine().set_device_kind(EngineKind::nccl);
-          const Tensor x = numbers(4000, world.rank());
-          world.all_reduce(x);
-          x.items();
-          body(world, x);
-        },
-        /*timeout_seconds=*/1, Device::cuda);
+    run_by_nccl(/*timeout_seconds=*/1, body);
   };
   const auto reduce = [](const Communicator& world, const Tensor& x) {
     world.all_reduce(x);
@@ -487,6 +550,49 @@ TEST_CASE("a message of NCCL's that fails, or never ends, ends the run") {
         });
       },
       {"all_reduce", "of world", "remote process exited"});
+}
+
+TEST_CASE("a rank that fails gives up what its GPU waits for, and its thread ends") {
+  const auto begin = std::chrono::steady_clock::now();
+  check_throws<Error>(
+      [] {
+        run_by_nccl(/*timeout_seconds=*/30, [](const Communicator& world, const Tensor& x) {
+          if (world.rank() == 1) return world.barrier();
+          const Handle handle = world.all_reduce_async(x);  // to which rank 1 does not come
+          throw Error("rank 0 has a fault");
+        });
+      },
+      {"rank 0 has a fault"});
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  CAPTURE(took.count());
+  REQUIRE(took.count() < 8);
+}
+
+TEST_CASE("a GPU that answers slowly keeps no rank from hearing of a failure, or of time") {
+  using Clock = std::chrono::steady_clock;
+  const auto run = [](const std::function<void(const Communicator&)>& of_rank_1) {
+    emulator::Options options = emulator::options;
+    options.slow_until = Clock::now() + std::chrono::seconds(6);
+    const emulator::Use use(options);
+    run_by_nccl(/*timeout_seconds=*/1, [&](const Communicator& world, const Tensor& x) {
+      if (world.rank() == 1) return of_rank_1(world);
+      world.all_reduce(x);
+      world.barrier();  // the host's
+    });
+  };
+  const auto begin = Clock::now();
+  check_throws<Error>([&] { run([](const Communicator&) { throw Error("rank 1 has a fault"); }); },
+                      {"rank 1 has a fault"});
+  check_throws<Error>(
+      [&] {
+        run([](const Communicator&) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+        });
+      },
+      {"is not finished after 1.0 s"});
+  const std::chrono::duration<double> took = Clock::now() - begin;
+  CAPTURE(took.count());
+  REQUIRE(took.count() < 5);
 }
 
 }  // namespace

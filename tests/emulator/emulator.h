@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <chrono>
 #include <map>
 #include <string>
 #include <vector>
@@ -30,6 +31,9 @@ struct Options {
   int kernels_need_capability = 80;  // what they are compiled for
   int nccl_error = 0;                // what NCCL's communicators say when they are asked
   int nccl_version = 0;              // of the library; 0: that of its header
+  /// Seconds in which no rank queues anything and nothing can run: then a wait is a deadlock.
+  double patience = 10;
+  std::chrono::steady_clock::time_point slow_until{};  // queries of events take 0.1 ms before
 };
 extern Options options;
 

@@ -4,15 +4,16 @@
 #include <mutex>
 
 #include "emulator.h"
+#include "fair_mutex.h"
 
 /// What the parts of the emulator know of each other. All of it under lock(), but for the hooks.
 namespace usp::emulator {
 
-std::recursive_mutex& lock();
+FairMutex& lock();
 /// Holds the lock, once for each call that is under way.
 class Locked {
  public:
-  explicit Locked(std::recursive_mutex& mutex) : held_(mutex) { ++depth; }
+  explicit Locked(FairMutex& mutex) : held_(mutex) { ++depth; }
   ~Locked() { --depth; }
   Locked(const Locked&) = delete;
   Locked& operator=(const Locked&) = delete;
@@ -20,7 +21,7 @@ class Locked {
   static thread_local int depth;
 
  private:
-  std::lock_guard<std::recursive_mutex> held_;
+  std::lock_guard<FairMutex> held_;
 };
 
 // ---- memory.cpp

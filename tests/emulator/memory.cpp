@@ -97,8 +97,8 @@ void protect(int access) {
 
 }  // namespace
 
-std::recursive_mutex& lock() {
-  static std::recursive_mutex* mutex = new std::recursive_mutex;
+FairMutex& lock() {
+  static FairMutex* mutex = new FairMutex;
   return *mutex;
 }
 

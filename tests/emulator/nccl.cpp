@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <map>
 
 #include "streams.h"
@@ -29,7 +30,7 @@ struct Meeting {
 using Key = std::array<int64_t, 4>;
 
 struct Group {
-  int ranks;
+  int ranks, joined = 0;
   std::map<Key, std::shared_ptr<Meeting>> meetings;
 };
 
@@ -37,6 +38,16 @@ std::map<std::string, std::shared_ptr<Group>>& groups() {
   static auto* groups = new std::map<std::string, std::shared_ptr<Group>>;
   return *groups;
 }
+
+/// A GPU has room for one collective of a rank, whatever communicator it belongs to: the worst that
+/// may happen on a real one. The rank is the thread that has joined.
+struct Room {
+  std::shared_ptr<Moment> last;     // end of the collective that was queued last
+  std::shared_ptr<Moment> running;  // end of the one that has begun last
+
+  bool free() const { return running == nullptr || running->passed; }
+};
+thread_local const std::shared_ptr<Room> room_of_this_rank = std::make_shared<Room>();
 
 struct Wait {
   cudaStream_t stream;
@@ -131,6 +142,8 @@ using namespace usp::emulator;
 struct ncclComm {
   std::shared_ptr<Group> group;
   int rank;
+  std::shared_ptr<Room> room;
+  bool in_order;                 // collectives begin as the host has queued them
   std::map<Key, int64_t> calls;  // of each kind so far
   struct Wait {
     std::shared_ptr<Meeting> meeting;
@@ -140,6 +153,8 @@ struct ncclComm {
 };
 
 namespace {
+
+enum Kind { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kPair };
 
 /// Queues a call: the stream waits until all `parts` are there and `finish` has run, once.
 template <class F>
@@ -151,28 +166,37 @@ ncclResult_t meet(ncclComm_t comm, Key key, int parts, int mine, const Part& par
   std::shared_ptr<Meeting>& meeting = comm->group->meetings[key];
   if (meeting == nullptr) meeting = std::make_shared<Meeting>();
   meeting->parts.resize(parts);
-  enqueue(stream, bytes_read,
-          [group = comm->group, meeting = meeting, key, mine, part, bytes_read, finish] {
-            if (part.send != nullptr) check_read(part.send, bytes_read, "NCCL");
-            meeting->parts[mine] = part;
-            meeting->parts[mine].here = true;
-            const auto here = [](const Part& other) { return other.here; };
-            if (meeting->given_up) return;
-            if (!std::all_of(meeting->parts.begin(), meeting->parts.end(), here)) return;
-            finish(*meeting);
-            for (const auto& over : meeting->waiting) over->passed = true;
-            group->meetings.erase(key);
-          });
   // A rank that gives up waits no longer, whatever the others do.
   auto over = std::make_shared<Moment>();
+  const auto begin = [group = comm->group, meeting = meeting, key, mine, part, bytes_read, finish] {
+    if (part.send != nullptr) check_read(part.send, bytes_read, "NCCL");
+    meeting->parts[mine] = part;
+    meeting->parts[mine].here = true;
+    const auto here = [](const Part& other) { return other.here; };
+    if (meeting->given_up) return;
+    if (!std::all_of(meeting->parts.begin(), meeting->parts.end(), here)) return;
+    finish(*meeting);
+    for (const auto& over : meeting->waiting) over->passed = true;
+    group->meetings.erase(key);
+  };
+  if (key[0] == kPair) {
+    enqueue(stream, bytes_read, begin);
+  } else {
+    if (comm->in_order) enqueue_wait(stream, comm->room->last);
+    comm->room->last = over;
+    enqueue_when(
+        stream, bytes_read, [room = comm->room] { return room->free(); },
+        [room = comm->room, over, begin] {
+          room->running = over;
+          begin();
+        });
+  }
   meeting->waiting.push_back(over);
   std::erase_if(comm->under_way, [](const auto& wait) { return wait.over->passed; });
   comm->under_way.push_back({meeting, over});
   waits.push_back({stream, std::move(over)});
   return open_groups > 0 ? ncclSuccess : ncclGroupEnd();
 }
-
-enum Kind { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kPair };
 
 }  // namespace
 
@@ -217,10 +241,17 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int 
   const Locked locked(lock());
   if (ready() != cudaSuccess) return ncclUnhandledCudaError;
   if (ranks < 1 || rank < 0 || rank >= ranks) return ncclInvalidArgument;
-  std::shared_ptr<Group>& group = groups()[id.internal];
-  if (group == nullptr) group = std::make_shared<Group>(Group{ranks, {}});
+  std::shared_ptr<Group>& known = groups()[id.internal];
+  if (known == nullptr) known = std::make_shared<Group>(Group{ranks, 0, {}});
+  const std::shared_ptr<Group> group = known;
   if (group->ranks != ranks) return ncclInvalidUsage;
-  *comm = new ncclComm{group, rank, {}, {}};
+  ++group->joined;
+  const bool all_here = run_until([group] { return group->joined >= group->ranks; },
+                                  "a rank joins a communicator that another one does not");
+  if (!all_here) return ncclSystemError;
+  const char* in_order = std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+  *comm =
+      new ncclComm{group, rank, room_of_this_rank, in_order != nullptr && *in_order == '1', {}, {}};
   return ncclSuccess;
 }
 

@@ -11,13 +11,11 @@
 namespace usp::emulator {
 namespace {
 
-constexpr std::chrono::seconds kPatience{10};  // with ranks that queue nothing
-
 struct Queues {
   std::vector<std::unique_ptr<CUstream_st>> streams;  // oldest first
   std::map<int, CUstream_st*> legacy;                 // by device
-  uint64_t operations = 0;
-  double microseconds = 0;  // the device's clock
+  uint64_t operations = 0, run = 0;                   // queued; run
+  double microseconds = 0;                            // the device's clock
   uint64_t seed = 0;
   std::mt19937_64 random;
 };
@@ -51,6 +49,7 @@ bool may_run(const CUstream_st& stream) {
   if (stream.queue.empty()) return false;
   const CUstream_st::Operation& next = stream.queue.front();
   if (next.after != nullptr && !next.after->passed) return false;
+  if (next.may_begin && !next.may_begin()) return false;
   if (stream.flags & cudaStreamNonBlocking) return true;
   return std::none_of(queues().streams.begin(), queues().streams.end(), [&](const auto& other) {
     return other->device == stream.device && other->legacy != stream.legacy &&
@@ -77,6 +76,7 @@ bool run_one() {
   if (stream == nullptr) return false;
   const CUstream_st::Operation next = std::move(stream->queue.front());
   stream->queue.pop_front();
+  ++queues().run;
   queues().microseconds += 1 + static_cast<double>(next.bytes) * 1e-6;  // 1 us, and 1 TB/s
   next.work();
   return true;
@@ -90,22 +90,30 @@ void let_others_queue() {
   for (int i = 0; i < depth; ++i) lock().lock();
 }
 
-template <class F>
-void run_until(F done) {
-  if (done()) return;
-  const Window window;
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  while (!done()) {
-    if (run_one()) continue;
-    if (std::chrono::steady_clock::now() > deadline) {
-      problem("deadlock", "streams wait for what no rank queues", nullptr);
-      return;
-    }
-    let_others_queue();
+/// A wait that ends when no rank has queued anything for long, nor anything has run.
+class Patience {
+ public:
+  bool is_over() {
+    const uint64_t now = queues().operations + queues().run;
+    const auto time = std::chrono::steady_clock::now();
+    if (now != seen_) since_ = time;
+    seen_ = now;
+    return time - since_ > std::chrono::duration<double>(options.patience);
   }
-}
+
+ private:
+  uint64_t seen_ = queues().operations + queues().run;
+  std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
+};
 
 bool passed(const CUevent_st& event) { return event.last == nullptr || event.last->passed; }
+
+/// What a query begins with.
+void answer_slowly() {
+  if (std::chrono::steady_clock::now() < options.slow_until) {
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
 
 }  // namespace
 
@@ -116,10 +124,31 @@ void enqueue_wait(cudaStream_t stream, std::shared_ptr<Moment> after) {
   stream_of(stream)->queue.push_back({++queues().operations, 0, std::move(after), [] {}});
 }
 
+bool run_until(const std::function<bool()>& done, const char* waiting) {
+  if (done()) return true;
+  const Window window;
+  Patience patience;
+  while (!done()) {
+    if (run_one()) continue;
+    if (patience.is_over()) {
+      problem("deadlock", waiting, nullptr);
+      return false;
+    }
+    let_others_queue();
+  }
+  return true;
+}
+
 bool is_stream(cudaStream_t stream) { return stream_of(stream) != nullptr; }
 
 void enqueue(cudaStream_t stream, size_t bytes, std::function<void()> work) {
   stream_of(stream)->queue.push_back({++queues().operations, bytes, nullptr, std::move(work)});
+}
+
+void enqueue_when(cudaStream_t stream, size_t bytes, std::function<bool()> may_begin,
+                  std::function<void()> work) {
+  enqueue(stream, bytes, std::move(work));
+  stream_of(stream)->queue.back().may_begin = std::move(may_begin);
 }
 
 cudaError_t outcome() { return has_problems() ? cudaErrorLaunchFailure : cudaSuccess; }
@@ -237,6 +266,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  answer_slowly();
   USP_CALL(event != nullptr);
   if (passed(*event)) return remember(outcome());
   const Window window;

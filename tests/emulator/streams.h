@@ -22,6 +22,7 @@ struct CUstream_st {
     size_t bytes;
     std::shared_ptr<Moment> after;  // what it waits for, or nullptr
     std::function<void()> work;
+    std::function<bool()> may_begin = nullptr;  // asked once `after` has passed
   };
 
   int device;
@@ -34,5 +35,12 @@ namespace usp::emulator {
 
 /// The stream goes on when the moment, unless it is null, has passed.
 void enqueue_wait(cudaStream_t stream, std::shared_ptr<Moment> after);
+/// As enqueue(), for work that begins when it may.
+void enqueue_when(cudaStream_t stream, size_t bytes, std::function<bool()> may_begin,
+                  std::function<void()> work);
+/// Runs queued work until it is done, and lets other ranks queue more. Where nothing can come any
+/// more, a problem says what was waited for; then false.
+bool run_until(const std::function<bool()>& done,
+               const char* waiting = "streams wait for each other, or for what no rank queues");
 
 }  // namespace usp::emulator

@@ -1,5 +1,6 @@
 #include <nccl.h>
 
+#include <cstdlib>
 #include <functional>
 #include <thread>
 
@@ -81,15 +82,16 @@ TEST_CASE("ranks that are threads reduce, gather and send") {
 }
 
 TEST_CASE("a rank that gives a communicator up waits no longer, and changes nothing any more") {
-  const auto results = on_ranks([](ncclComm_t comm, int rank, cudaStream_t stream) {
+  ncclUniqueId id;
+  ncclGetUniqueId(&id);
+  const auto results = on_ranks([&](ncclComm_t comm, int rank, cudaStream_t stream) {
     const Array<float> x(Floats{1.0f * rank});
     ncclAllReduce(x, x, 1, ncclFloat32, ncclSum, comm, stream);
     cudaStreamSynchronize(stream);
+    ncclComm_t other;
+    if (rank < 2) ncclCommInitRank(&other, 2, id, rank);
+    if (rank == 1) ncclCommDestroy(other);
     if (rank == 0) {
-      ncclUniqueId id;
-      ncclGetUniqueId(&id);
-      ncclComm_t other;
-      ncclCommInitRank(&other, 2, id, 0);
       ncclAllReduce(x, x, 1, ncclFloat32, ncclSum, other, stream);
       ncclCommAbort(other);
       cudaStreamSynchronize(stream);
@@ -97,4 +99,92 @@ TEST_CASE("a rank that gives a communicator up waits no longer, and changes noth
     return x.host();
   });
   REQUIRE(results == std::vector<Floats>(3, {3}));
+}
+
+TEST_CASE("a wait is no deadlock while another rank is at work, however long") {
+  Options now;
+  now.patience = 0.5;
+  const Use use(now);
+  const auto results = on_ranks([](ncclComm_t comm, int rank, cudaStream_t stream) {
+    const Array<float> x(Floats{1.0f * rank}), y(1);
+    for (int i = 0; rank == 1 && i < 10; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      cudaMemsetAsync(y, i, 4, stream);
+    }
+    ncclAllReduce(x, x, 1, ncclFloat32, ncclSum, comm, stream);
+    cudaStreamSynchronize(stream);
+    return x.host();
+  });
+  REQUIRE(results == std::vector<Floats>(3, {3}));
+}
+
+namespace {
+
+/// Two ranks with two communicators, which they join, and call, in one order or the other.
+class TwoGroups {
+ public:
+  TwoGroups() {
+    for (ncclUniqueId& id : ids_) ncclGetUniqueId(&id);
+  }
+
+  /// Whether it went well. `joins_crossed`, `calls_crossed`: rank 1 begins with the second one.
+  bool run(bool joins_crossed, bool calls_crossed) {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 2; ++rank) {
+      threads.emplace_back(
+          [=, this] { run_rank(rank, joins_crossed && rank == 1, calls_crossed && rank == 1); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    const Report report = take_report();
+    return report.problems.empty();
+  }
+
+ private:
+  void run_rank(int rank, bool joins_crossed, bool calls_crossed) {
+    ncclComm_t comms[2];
+    cudaStream_t streams[2];
+    for (int i : {0, 1}) {
+      const int group = joins_crossed ? 1 - i : i;
+      cudaStreamCreateWithFlags(&streams[group], cudaStreamNonBlocking);
+      if (ncclCommInitRank(&comms[group], 2, ids_[group], rank) != ncclSuccess) return;
+    }
+    const Array<float> x(Floats{1}), y(Floats{2});
+    for (int i : {0, 1}) {
+      const int group = calls_crossed ? 1 - i : i;
+      float* values = group == 0 ? x : y;
+      ncclAllReduce(values, values, 1, ncclFloat32, ncclSum, comms[group], streams[group]);
+    }
+    for (int i : {0, 1}) cudaStreamSynchronize(streams[i]);
+    for (int i : {0, 1}) {
+      cudaStreamDestroy(streams[i]);
+      ncclCommDestroy(comms[i]);
+    }
+  }
+
+  ncclUniqueId ids_[2];
+};
+
+/// How many runs of some end in a deadlock.
+int deadlocks(int runs, bool joins_crossed, bool calls_crossed) {
+  int count = 0;
+  for (int i = 0; i < runs; ++i) {
+    Options now;
+    now.streams = Order::shuffled;
+    now.seed = i + 1;
+    now.patience = 0.1;
+    const Use use(now);
+    count += !TwoGroups().run(joins_crossed, calls_crossed);
+  }
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("ranks that join communicators, or call them, in crossing order are found out") {
+  REQUIRE(deadlocks(2, true, false) == 2);
+  unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+  REQUIRE(deadlocks(20, false, false) > 0);  // though all call them in the same order
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*replace=*/1);
+  REQUIRE(deadlocks(20, false, false) == 0);
+  REQUIRE(deadlocks(2, false, true) == 2);
 }

@@ -1,5 +1,8 @@
+#include <thread>
+
 #include "catch.h"
 #include "emulator/emulator.h"
+#include "emulator/fair_mutex.h"
 #include "emulator/kernels.h"
 
 using namespace usp::emulator;
@@ -110,4 +113,26 @@ TEST_CASE("nothing runs before something waits") {
   REQUIRE(cudaEventDestroy(end) == cudaSuccess);
   REQUIRE(cudaStreamDestroy(stream) == cudaSuccess);
   cudaGetLastError();
+}
+
+TEST_CASE("who asks for the device first gets it first, and who has let it go asks last") {
+  FairMutex device;
+  std::vector<int> order;
+  const auto take = [&](int who) {
+    device.lock();
+    device.lock();
+    order.push_back(who);
+    device.unlock();
+    device.unlock();
+  };
+  device.lock();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back(take, i);
+    while (device.asking() < i + 2) std::this_thread::yield();
+  }
+  device.unlock();
+  take(4);
+  for (std::thread& thread : threads) thread.join();
+  REQUIRE(order == std::vector<int>{0, 1, 2, 3, 4});
 }
