@@ -18,6 +18,7 @@ struct Queues {
   std::map<int, CUstream_st*> legacy;                 // by device
   uint64_t operations = 0;
   double microseconds = 0;  // the device's clock
+  TimedEvents timed;
   uint64_t seed = 0;
   std::mt19937_64 random;
 };
@@ -71,13 +72,23 @@ CUstream_st* choose() {
   return candidates[queues().random() % candidates.size()];
 }
 
+/// What the device's clock says when an operation of so many bytes begins.
+double next_time(size_t bytes) {
+  if (!options.host_clock) {
+    return queues().microseconds + 1 + static_cast<double>(bytes) * 1e-6;  // 1 us, and 1 TB/s
+  }
+  const std::chrono::duration<double, std::micro> host =
+      std::chrono::steady_clock::now().time_since_epoch();
+  return std::max(queues().microseconds, host.count());
+}
+
 /// Runs one operation. False if none can run.
 bool run_one() {
   CUstream_st* stream = choose();
   if (stream == nullptr) return false;
   const CUstream_st::Operation next = std::move(stream->queue.front());
   stream->queue.pop_front();
-  queues().microseconds += 1 + static_cast<double>(next.bytes) * 1e-6;  // 1 us, and 1 TB/s
+  queues().microseconds = next_time(next.bytes);
   next.work();
   return true;
 }
@@ -120,6 +131,11 @@ bool is_stream(cudaStream_t stream) { return stream_of(stream) != nullptr; }
 
 void enqueue(cudaStream_t stream, size_t bytes, std::function<void()> work) {
   stream_of(stream)->queue.push_back({++queues().operations, bytes, nullptr, std::move(work)});
+}
+
+TimedEvents timed_events() {
+  const Locked locked(lock());
+  return queues().timed;
 }
 
 cudaError_t outcome() { return has_problems() ? cudaErrorLaunchFailure : cudaSuccess; }
@@ -205,6 +221,7 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) {
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   USP_CALL(true);
   *event = new CUevent_st{flags, nullptr};
+  if (!(flags & cudaEventDisableTiming)) ++queues().timed.created;
   return cudaSuccess;
 }
 
@@ -217,6 +234,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   USP_CALL(event != nullptr && is_stream(stream));
   event->last = std::make_shared<Moment>();
+  if (!(event->flags & cudaEventDisableTiming)) ++queues().timed.recorded;
   enqueue(stream, 0, [moment = event->last] {
     moment->passed = true;
     moment->microseconds = queues().microseconds;
