@@ -10,9 +10,11 @@ import re
 import shutil
 import sys
 import unittest
+from statistics import fmean
 
 import test_ranks
 from test_ranks import RankTest, metrics, tiny
+from tools import trace as traces
 
 FLAGS = ("--dtype", "f64", "--micro_batch_size", "2", "--warmup_steps", "0",
          "--min_lr_ratio", "1")
@@ -62,9 +64,24 @@ class Devices(RankTest):
                 for what in ("weights", "gradients", "optimizer states", "saved activations"):
                     self.assertRegex(report, rf"\| {what} \| .*\(1\.0000\) \|")
                 self.assertNotIn("scratch of reductions", report)
-                messages = [event for event in json.loads((folder / "trace.json").read_text())
-                            ["traceEvents"] if event.get("cat") == "comm"]
-                self.assertTrue(messages)
+                trace = traces.load(folder / "trace.json")
+                shares = list(traces.steps(trace).values())[0]
+                row = re.search(r"\| communication not hidden \| ([\d.]+) of a traced step's "
+                                r"([\d.]+) ms; waiting for a late rank: ([\d.]+) ms", report)
+                expected = (fmean(share.exposed for share in shares),
+                            shares[0].end - shares[0].begin,
+                            fmean(share.skew for share in shares))
+                for printed, found in zip(row.groups(), expected):
+                    self.assertLessEqual(abs(float(printed) - found / 1000), 0.0051, row)
+                for rank, share in zip(trace.ranks, shares):
+                    ops = [[(span.name, span.step) for span in spans if span.category == "op"]
+                           for spans in (rank.spans, rank.device)]
+                    self.assertCountEqual(*ops)
+                    self.assertEqual(len(rank.device_waits), len(rank.waits))
+                    self.assertTrue(rank.copies)
+                    self.assertGreater(share.compute, 0)
+                    self.assertLessEqual(share.compute + share.exposed + share.skew,
+                                         share.end - share.begin + 0.1)
 
     def test_a_checkpoint_goes_on_with_other_ranks_on_the_other_device(self):
         flags = ("--zero_stage", "2", "--checkpoint_interval", "2")
