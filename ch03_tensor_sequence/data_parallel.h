@@ -1,6 +1,7 @@
 #pragma once
 
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -118,13 +119,11 @@ class DataParallel : public DataParallelStrategy {
     int64_t parameters;  ///< that lie in it, wholly or in part
     int64_t missing;     ///< of those, not ready in this step
     Handle handle;
-
-    bool overlaps(const Parameter& parameter) const {
-      return parameter.flat_begin < end && parameter.flat_begin + parameter.grad.numel() > begin;
-    }
   };
 
   void cut(const DataParallelConfig& config);
+  /// Those in which the parameter's gradient lies: neighbours, found by halving.
+  std::span<Bucket> buckets_of(const Parameter& parameter);
   void on_ready(const Parameter& parameter);
 
   std::vector<Bucket> buckets_;  ///< from the end of the flat gradients to their beginning

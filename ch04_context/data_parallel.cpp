@@ -83,12 +83,13 @@ DataParallel::DataParallel(const DataParallelConfig& config, ParameterList& para
     if (mesh.group(parameters[i].grad_groups.front()).rank() > 0) parameters[i].counted = false;
   }
   cut(config);
-  for (Bucket& bucket : buckets_) {
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      if (!bucket.overlaps(parameters[i])) continue;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    for (Bucket& bucket : buckets_of(parameters[i])) {
       bucket.group = &mesh.group(parameters[i].grad_groups.front());
       ++bucket.parameters;
     }
+  }
+  for (Bucket& bucket : buckets_) {
     traffic_.count(*bucket.group, CommKind::all_reduce);
     bucket.missing = bucket.parameters;
   }
@@ -121,10 +122,19 @@ void DataParallel::cut(const DataParallelConfig& config) {
   }
 }
 
+std::span<DataParallel::Bucket> DataParallel::buckets_of(const Parameter& parameter) {
+  const int64_t begin = parameter.flat_begin, end = begin + parameter.grad.numel();
+  const auto first =
+      std::ranges::partition_point(buckets_, [&](const Bucket& b) { return b.begin >= end; });
+  const auto last =
+      std::partition_point(first, buckets_.end(), [&](const Bucket& b) { return b.end > begin; });
+  return {first, last};
+}
+
 // [on_ready]
 void DataParallel::on_ready(const Parameter& parameter) {
-  for (Bucket& bucket : buckets_) {
-    if (!bucket.overlaps(parameter) || --bucket.missing > 0) continue;
+  for (Bucket& bucket : buckets_of(parameter)) {
+    if (--bucket.missing > 0) continue;
     // Final on this rank, and nobody writes it any more: it may travel while backward goes on.
     const Tensor range =
         parameters_.flat_grads().narrow(0, bucket.begin, bucket.end - bucket.begin);
