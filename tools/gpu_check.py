@@ -486,7 +486,7 @@ def run_steps(check):
     asked = [_asked("host waits of a step, for its loss and its norm", waits, most=WAITS_OF_A_STEP)]
     if not check.emulated:  # it has no time
         asked.append(_asked("idle share between the first and the last kernel", idle_share(
-            [event for event in trace["traceEvents"] if event.get("cat") == "op"
+            [event for event in trace["traceEvents"] if event.get("cat") == "device op"
              and event["args"]["step"] == TRACED_STEPS]), most=MOST_IDLE))
     if waits is None or waits > WAITS_OF_A_STEP:
         raise Fail("the host waits for the device before the end of a step", {"": asked})

@@ -45,7 +45,7 @@ def profile(path, first_step):
         raise BookError(f"{path}: no step from {first_step} on was recorded")
     sums = defaultdict(lambda: [0, 0.0, 0, 0])
     step_us = 0.0
-    for span in trace.ranks[0].spans:
+    for span in trace.ranks[0].work:
         if span.step not in steps:
             continue
         if span.name == traces.STEP:
@@ -53,7 +53,7 @@ def profile(path, first_step):
         elif span.category == "op":
             sums[span.name] = [total + value for total, value in zip(
                 sums[span.name], (1, span.duration, span.flops, span.bytes))]
-    waited = sum(wait.duration for wait in trace.ranks[0].waits if wait.step in steps)
+    waited = sum(wait.duration for wait in trace.ranks[0].stalls if wait.step in steps)
     return _per_step(sums, step_us, waited, len(steps))
 
 

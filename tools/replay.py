@@ -126,6 +126,9 @@ def run_replay(run_dir, cores=None, node_size=None, links=(), ranks=None, output
         raise BookError(f"--output {show_path(output)}: that is the recording itself; try "
                         f"{show_path(output.with_name(traces.REPLAYED))}", 2)
     trace = traces.load(source)
+    if traces.has_device(trace):
+        raise BookError(f"{show_path(source)} is of ranks whose GPUs computed: a replay goes by the "
+                        "time of CPUs; try a run with --device cpu", 2)
     recorded = trace
     if ranks is not None and ranks != len(trace.ranks):
         trace = scale(trace, ranks)

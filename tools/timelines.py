@@ -34,10 +34,10 @@ def cut(recorded, step):
         gathered = [buffer for buffer in rank.buffers if buffer.name == GATHERED]
         ranks.append({
             "waited": round((share.exposed + share.skew) / max(share.end - share.begin, 1e-9), 4),
-            "phases": [[item.name, *span(item)] for item in during(rank.spans)
+            "phases": [[item.name, *span(item)] for item in during(rank.work)
                        if item.category == "phase" and item.name in PHASES],
             "waits": [[*span(item), round(item.skew), round(item.exposed)]
-                      for item in during(rank.waits)],
+                      for item in during(rank.stalls)],
             "messages": [[*span(item), item.dimension, item.kind]
                          for item in during(rank.communications)],
             "freed": [round(after.time - begin) for before, after in zip(gathered, gathered[1:])
@@ -69,7 +69,7 @@ def text(record):
 
 def ranks_of(record):
     """The ranks of a record, with what the plots of traces read of a rank."""
-    return [SimpleNamespace(
+    return [traces.Rank(
         spans=[SimpleNamespace(name=name, category="phase", begin=begin, duration=end - begin)
                for name, begin, end in rank["phases"]],
         waits=[SimpleNamespace(begin=begin, duration=end - begin, skew=skew, exposed=exposed)

@@ -12,9 +12,19 @@ core. The threads after it are lanes: operations as they are carried out, by com
   cat comm        a Communication in a lane; args: step, group, dimension (the group's name), kind,
                   number, peer, payload_bytes, wire_bytes (what this rank sent), submitted and
                   submitted_cpu (when the main thread queued it, on its two clocks)
+  cat device phase, device op
+                  a Span of a device, in its lane: when it did what the main thread's Span of that
+                  name has queued; args: the same, and queued (when the main thread had queued all)
+  cat device wait a Wait of the device's own queue, in that lane
+  cat device copy a Copy in a lane of another queue: what a message takes to or from the host; args:
+                  step, group, dimension, kind, number, peer, where_to, bytes
   ph s, f         the two ends of a message
   ph C            live bytes of the allocator: by category, called memory and not read here; by name,
                   a Buffer, called communication buffers
+
+A device has no CPU clock: its Spans and Waits have zeros there. Where a rank has one, its times are
+those that count: main-thread spans say when work was queued. What a device carries out by itself is
+a Communication in a lane of the device's.
 
 An operation is named alike on every rank that takes part: group and number, of a message (send,
 recv) also who sends to whom; `peer` is the other one's rank in the group, -1 of a collective.
@@ -50,6 +60,7 @@ FACTS = {"origin": str, "chapter": str, "ranks": int, "threads": int, "cores": i
 LEAST = {"ranks": 1, "threads": 1, "cores": 1, "node_size": 0}
 STEP = "train_step"  # the phase that a step is
 BUFFERS = "communication buffers"  # what their counters are called
+DEVICE = "device "  # how the categories of a device's lanes begin
 LINES_AT_ONCE = 5000  # of a file; more need more memory than they save time
 
 
@@ -127,6 +138,20 @@ class Communication(NamedTuple):
     submitted_cpu: float
 
 
+class Copy(NamedTuple):
+    """What a device's queue copied to the host, or from it, for an operation."""
+
+    lane: int
+    begin: float
+    duration: float
+    step: int
+    group: int
+    dimension: str
+    kind: str
+    where_to: str
+    bytes: int
+
+
 class Buffer(NamedTuple):
     """Bytes of communication's buffers of a name that are live from a time on."""
 
@@ -148,6 +173,19 @@ class Rank:
     communications: list = field(default_factory=list)
     lanes: dict = field(default_factory=dict)  # number of the thread: name
     buffers: list = field(default_factory=list)  # of what was measured, in order of time
+    device: list = field(default_factory=list)  # Spans, where a device did the work
+    device_waits: list = field(default_factory=list)
+    copies: list = field(default_factory=list)
+
+    @property
+    def work(self):
+        """The spans that say when the work was done."""
+        return self.device or self.spans
+
+    @property
+    def stalls(self):
+        """The waits that kept it from being done."""
+        return self.device_waits if self.device else self.waits
 
 
 @dataclass
@@ -347,6 +385,9 @@ def _read_event(ranks, flows, event):
         if category == "comm":
             rank.communications.append(_read_communication(event, begin, duration, args))
             return
+        if category.startswith(DEVICE):
+            _read_of_device(rank, event, category[len(DEVICE):], begin, duration, args)
+            return
         cpu_begin, cpu_duration = event["tts"], event["tdur"]
         if not cpu_duration >= 0:
             raise ValueError(f"{event['name']} computes for {cpu_duration} us")
@@ -363,6 +404,20 @@ def _read_event(ranks, flows, event):
                                         for name, size in event["args"].items()]
     elif kind == "M" and event["name"] == "thread_name":
         ranks[event["pid"]].lanes[event["tid"]] = event["args"]["name"]
+
+
+def _read_of_device(rank, event, category, begin, duration, args):
+    """Adds an event of the lanes of a rank's device; ValueError for one that is none of them."""
+    if category == "wait":
+        rank.device_waits.append(_read_wait(begin, duration, 0.0, 0.0, args))
+    elif category == "copy":
+        rank.copies.append(Copy(event["tid"], begin, duration, args["step"], args["group"],
+                                args["dimension"], args["kind"], args["where_to"], args["bytes"]))
+    elif category in ("op", "phase"):
+        rank.device.append(Span(event["name"], category, begin, duration, 0.0, 0.0, args["step"],
+                                args.get("flops", 0), args.get("bytes", 0)))
+    else:
+        raise ValueError(f"a device has no {category!r}")
 
 
 def _read_communication(event, begin, duration, args):
@@ -391,7 +446,8 @@ def _add_ranks(trace, ranks, flows, source):
         if not isinstance(number, int) or not 0 <= number < len(trace.ranks):
             raise BookError(f"{source}: pid {number} is none of {len(trace.ranks)} ranks", 2)
         trace.ranks[number] = rank
-        for items in (rank.spans, rank.waits, rank.communications):
+        for items in (rank.spans, rank.waits, rank.communications, rank.device, rank.device_waits,
+                      rank.copies):
             items.sort(key=attrgetter("begin"))
     for flow, ends in flows.items():
         if sorted(ends) != ["f", "s"]:
@@ -529,36 +585,50 @@ def _flow_lines(trace):
 
 
 class Share(NamedTuple):
-    """Where the time of a rank's step went; compute is CPU time, without that of its waits."""
+    """Where the time of a rank's step went; compute is CPU time, without that of its waits. Of a
+    device, it is the time of its ops.
+    """
 
     begin: float
     end: float
     compute: float
     exposed: float
     skew: float
-    no_core: float  # neither computed nor waited
+    no_core: float  # neither computed nor waited: of a device, it had nothing to do
 
 
 def steps(trace):
     """{step: [Share of every rank]} of the steps that all ranks have, in order."""
     found = {}
     for rank in trace.ranks:
-        begins = [wait.begin for wait in rank.waits]
-        for span in rank.spans:
+        begins = [wait.begin for wait in rank.stalls]
+        for span in rank.work:
             if span.name == STEP:
-                inside = rank.waits[bisect_left(begins, span.begin):
-                                    bisect_left(begins, span.begin + span.duration)]
-                found.setdefault(span.step, []).append(_share(span, inside))
+                inside = rank.stalls[bisect_left(begins, span.begin):
+                                     bisect_left(begins, span.begin + span.duration)]
+                found.setdefault(span.step, []).append(_share(rank, span, inside))
     return {step: shares for step, shares in sorted(found.items())
             if len(shares) == len(trace.ranks)}
 
 
-def _share(span, waits):
-    compute = span.cpu_duration - sum(wait.cpu_duration for wait in waits)
+def _share(rank, span, waits):
+    compute = _time_of_ops(rank, span) if rank.device else \
+        span.cpu_duration - sum(wait.cpu_duration for wait in waits)
     exposed, skew = sum(wait.exposed for wait in waits), sum(wait.skew for wait in waits)
     waited = sum(wait.duration for wait in waits)
     return Share(span.begin, span.begin + span.duration, compute, exposed, skew,
                  max(0.0, span.duration - waited - compute))
+
+
+def _time_of_ops(rank, step):
+    """For how long a device was in any op during a step; one may lie within another."""
+    total, done = 0.0, step.begin
+    for span in rank.device:
+        if span.category == "op" and step.begin <= span.begin < step.begin + step.duration:
+            end = span.begin + span.duration
+            total += max(0.0, end - max(done, span.begin))
+            done = max(done, end)
+    return total
 
 
 def exposed_by_group(trace):
@@ -568,12 +638,17 @@ def exposed_by_group(trace):
     for step, shares in steps(trace).items():
         groups = found[step] = {}
         for number, (rank, share) in enumerate(zip(trace.ranks, shares)):
-            for wait in rank.waits:
+            for wait in rank.stalls:
                 if share.begin <= wait.begin < share.end:
                     name = trace.group(number, wait.group).name
                     of_ranks = groups.setdefault(name, [0.0] * len(trace.ranks))
                     of_ranks[number] += wait.exposed
     return found
+
+
+def has_device(trace):
+    """Whether devices did the work, and tell when."""
+    return any(rank.device for rank in trace.ranks)
 
 
 def step_time(shares):
@@ -583,7 +658,8 @@ def step_time(shares):
 
 def table(trace):
     """Text: for every step and rank its time in ms, and where it went."""
-    lines = ["step  rank    time ms   compute   exposed      skew   no core"]
+    rest = "idle" if has_device(trace) else "no core"
+    lines = [f"step  rank    time ms   compute   exposed      skew{rest:>10}"]
     for step, shares in steps(trace).items():
         for rank, s in enumerate(shares):
             values = (s.end - s.begin, s.compute, s.exposed, s.skew, s.no_core)
@@ -603,6 +679,8 @@ def circumstances(trace):
             f"{ranks * threads} threads share {counted(cores, 'core')}"
         return "replayed: " + ", ".join([share, *nodes, *named])
     machine = f"{counted(ranks, 'rank')} of {counted(threads, 'thread')}, {counted(cores, 'core')}"
+    if has_device(trace):
+        machine += ", by the GPU's clock"
     own = [f"the host's links ({trace.host_link})"] if trace.host_link and ranks > 1 else []
     emulated = [f"emulated links: {', '.join(nodes + named)}"] if links else own
     return "measured on " + ", ".join([machine, *emulated])

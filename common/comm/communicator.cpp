@@ -5,6 +5,7 @@
 #include <fstream>
 #include <numeric>
 
+#include "tensor/marks.h"
 #include "tensor/ops.h"
 #include "tensor/runtime.h"
 
@@ -46,8 +47,35 @@ struct Wait {
   int64_t cpu_begin_ns, cpu_end_ns;
 };
 
+/// What a device has to do with an operation: what it does for it, and the marks between which its
+/// own queue waits.
+struct OnDevice {
+  std::vector<Tracer::Exchange::DevicePart> parts;
+  int64_t wait_begin = -1, wait_end = -1;
+};
+
+/// A mark in the device's own queue; -1 where there are none.
+int64_t mark_device() {
+  Accelerator* accelerator = Runtime::current().accelerator();
+  return accelerator == nullptr ? -1 : accelerator->marks().make();
+}
+
+/// Of an operation that is over for the host.
+std::vector<Tracer::Exchange::DevicePart> device_parts(const Operation& operation) {
+  std::vector<Tracer::Exchange::DevicePart> parts;
+  const auto add = [&](std::string_view where_to, const std::shared_ptr<SideCopies::Event>& event) {
+    if (event == nullptr || event->begin_mark < 0 || event->end_mark < 0) return;
+    parts.push_back({where_to, event->bytes, event->begin_mark, event->end_mark});
+  };
+  add("", operation.memory.over);
+  if (operation.memory.staged == nullptr) return parts;
+  for (const Stage& stage : operation.stages) add("to the host", stage.staged);
+  add("to the device", operation.memory.staged->uploaded);
+  return parts;
+}
+
 /// Enters an operation that is over in the trace.
-void record(const Operation& operation, const Wait& wait) {
+void record(const Operation& operation, const Wait& wait, OnDevice on_device) {
   Tracer& tracer = Runtime::current().tracer();
   const Group& group = *operation.group;
   Tracer::Exchange exchange;
@@ -62,12 +90,16 @@ void record(const Operation& operation, const Wait& wait) {
   exchange.step = tracer.step();
   exchange.queued_ns = std::chrono::nanoseconds(operation.queued.time_since_epoch()).count();
   exchange.queued_cpu_ns = operation.queued_cpu_ns;
-  exchange.begin_ns = operation.begin_ns;
-  exchange.end_ns = operation.end_ns;
+  const bool goes_on = operation.done.load(std::memory_order_acquire) == 0;
+  exchange.begin_ns = goes_on ? 0 : operation.begin_ns;
+  exchange.end_ns = goes_on ? 0 : operation.end_ns;
   exchange.wait_begin_ns = wait.begin_ns;
   exchange.wait_end_ns = wait.end_ns;
   exchange.wait_cpu_begin_ns = wait.cpu_begin_ns;
   exchange.wait_cpu_end_ns = wait.cpu_end_ns;
+  exchange.device_parts = std::move(on_device.parts);
+  exchange.device_wait_begin = on_device.wait_begin;
+  exchange.device_wait_end = on_device.wait_end;
   tracer.add(std::move(exchange));
 }
 
@@ -97,6 +129,8 @@ void Handle::wait() {
   for (const std::shared_ptr<Operation>& operation : operations) {
     const bool traced = operation->queued_cpu_ns >= 0;
     const int64_t begin = clock_ns(), cpu_begin = traced ? thread_cpu_ns() : 0;
+    OnDevice on_device;
+    if (traced) on_device.wait_begin = mark_device();
     try {
       engine_->wait(*operation);
     } catch (...) {
@@ -106,8 +140,15 @@ void Handle::wait() {
     }
     const int64_t end = clock_ns();
     const bool goes_on = operation->memory.over != nullptr;  // nobody knows yet how long it takes
+    if (traced) {
+      on_device.parts = device_parts(*operation);
+      on_device.wait_end = mark_device();
+    }
     operation->memory = {};
-    if (traced && !goes_on) record(*operation, {begin, end, cpu_begin, thread_cpu_ns()});
+    // What goes on is known by the device's marks alone.
+    if (traced && (!goes_on || !on_device.parts.empty())) {
+      record(*operation, {begin, end, cpu_begin, thread_cpu_ns()}, std::move(on_device));
+    }
     Ledger::Entry time;
     if (!goes_on) time.seconds = double(operation->end_ns - operation->begin_ns) * 1e-9;
     time.wait_seconds = double(end - begin) * 1e-9;

@@ -98,6 +98,9 @@ void QueueEngine::submit(std::shared_ptr<Operation> operation) {
       if (broken_.empty()) throw;
       return fail_operation(*operation);
     }
+    for (const Stage& stage : operation->stages) {
+      for (const Message& message : stage.sends) operation->wire_bytes += message.bytes;
+    }
     // What is left to do is to see that it ends.
     operation->stages.assign(1, {});
     operation->stages[0].staged = operation->memory.over;

@@ -4,14 +4,12 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
 #include "cuda/cuda_backend.h"
 #include "cuda/errors.h"
 #include "tensor/backend.h"
-#include "tensor/trace.h"
 
 namespace usp {
 
@@ -49,12 +47,6 @@ int count_devices() {
   usage_error("device=cuda: CUDA does not start: {}; try --device cpu", cudaGetErrorString(status));
 }
 
-cudaEvent_t make_event(unsigned flags) {
-  cudaEvent_t event = nullptr;
-  USP_CUDA(cudaEventCreateWithFlags(&event, flags));
-  return event;
-}
-
 }  // namespace
 
 UploadRing::~UploadRing() {
@@ -86,7 +78,8 @@ bool UploadRing::make_room() {
       return true;
     }
   }
-  Buffer buffer{nullptr, make_event(cudaEventDisableTiming)};
+  Buffer buffer{};
+  USP_CUDA(cudaEventCreateWithFlags(&buffer.copied, cudaEventDisableTiming));
   USP_CUDA(cudaMallocHost(&buffer.memory, kBufferBytes));
   buffers_.push_front(buffer);
   return false;
@@ -95,13 +88,11 @@ bool UploadRing::make_room() {
 CudaDevice::CudaDevice(int index) : index_(index) {
   USP_CUDA(cudaSetDevice(index_));
   USP_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  anchor_ = make_event(cudaEventDefault);
+  marks_.emplace(stream_);
 }
 
 CudaDevice::~CudaDevice() {
   static_cast<void>(cudaStreamSynchronize(stream_));
-  for (cudaEvent_t event : marks_) static_cast<void>(cudaEventDestroy(event));
-  static_cast<void>(cudaEventDestroy(anchor_));
   for (cudaStream_t stream : {down_, up_, stream_}) {
     if (stream != nullptr) static_cast<void>(cudaStreamDestroy(stream));
   }
@@ -175,31 +166,6 @@ void CudaDevice::wait() {
 void CudaDevice::begin_range(const char* name) { nvtxRangePushA(name); }
 
 void CudaDevice::end_range() { nvtxRangePop(); }
-
-void CudaDevice::begin_marks() {
-  USP_CUDA(cudaEventRecord(anchor_, stream_));
-  wait();
-  anchor_ns_ = clock_ns();
-}
-
-int64_t CudaDevice::mark() {
-  marks_.push_back(make_event(cudaEventDefault));
-  USP_CUDA(cudaEventRecord(marks_.back(), stream_));
-  return std::ssize(marks_) - 1;
-}
-
-std::vector<int64_t> CudaDevice::end_marks() {
-  wait();
-  std::vector<int64_t> times;
-  for (cudaEvent_t event : marks_) {
-    float ms = 0;
-    USP_CUDA(cudaEventElapsedTime(&ms, anchor_, event));
-    times.push_back(anchor_ns_ + std::llround(1e6 * double(ms)));
-    USP_CUDA(cudaEventDestroy(event));
-  }
-  marks_.clear();
-  return times;
-}
 
 }  // namespace cuda
 

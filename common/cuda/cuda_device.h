@@ -3,9 +3,11 @@
 #include <cuda_runtime.h>
 
 #include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "cuda/event_marks.h"
 #include "tensor/device.h"
 #include "tensor/device_group.h"
 
@@ -64,9 +66,7 @@ class CudaDevice : public Accelerator, public SideCopies, public DeviceLibrary {
   void begin_range(const char* name) override;
   void end_range() override;
 
-  void begin_marks() override;
-  int64_t mark() override;
-  std::vector<int64_t> end_marks() override;
+  Marks& marks() override { return *marks_; }
 
   // side_copies.cpp
   std::string address() const override;
@@ -86,15 +86,14 @@ class CudaDevice : public Accelerator, public SideCopies, public DeviceLibrary {
   class NcclGroup;
   /// What `stream` is given from here on begins when the kernels queued so far have ended.
   void let_follow_work(cudaStream_t stream);
-  std::shared_ptr<Event> record(cudaStream_t stream);
+  /// A point of a stream behind so many bytes, which began at a mark.
+  std::shared_ptr<Event> record(cudaStream_t stream, int64_t begin_mark, int64_t bytes);
 
   int index_;
   cudaStream_t stream_ = nullptr;
   cudaStream_t down_ = nullptr, up_ = nullptr;  ///< made with the first message
   UploadRing ring_;
-  cudaEvent_t anchor_ = nullptr;  ///< where marks count from
-  int64_t anchor_ns_ = 0;         ///< the host's clock there
-  std::vector<cudaEvent_t> marks_;
+  std::optional<EventMarks> marks_;  ///< made with the stream
 };
 
 }  // namespace usp::cuda

@@ -62,8 +62,10 @@ class CudaDevice::NcclGroup : public DeviceGroup {
   std::shared_ptr<SideCopies::Event> start(const Call& call) override {
     USP_CHECK(!aborted_, "{} on a communicator that was given up", name(call.kind));
     device_.let_follow_work(stream_);
+    const int64_t mark = device_.marks_->make(stream_);
     carry_out(call);
-    return device_.record(stream_);
+    const int64_t elements = std::max(call.input_count, call.output_count);
+    return device_.record(stream_, mark, elements * bytes_of(call.dtype));
   }
 
   std::string error() override {

@@ -32,8 +32,15 @@ class CudaDevice::SideEvent : public SideCopies::Event {
   cudaEvent_t event_ = nullptr;
 };
 
-std::shared_ptr<SideCopies::Event> CudaDevice::record(cudaStream_t stream) {
-  return std::make_shared<SideEvent>(*this, stream);
+std::shared_ptr<SideCopies::Event> CudaDevice::record(cudaStream_t stream, int64_t begin_mark,
+                                                      int64_t bytes) {
+  // Who finds the event passed finds the mark passed, too.
+  const int64_t end_mark = marks_->make(stream);
+  auto event = std::make_shared<SideEvent>(*this, stream);
+  event->bytes = bytes;
+  event->begin_mark = begin_mark;
+  event->end_mark = end_mark;
+  return event;
 }
 
 void CudaDevice::let_follow_work(cudaStream_t stream) {
@@ -53,18 +60,24 @@ std::shared_ptr<SideCopies::Event> CudaDevice::download(std::span<const Copy> co
     USP_CUDA(cudaStreamCreateWithFlags(&up_, cudaStreamNonBlocking));
   }
   let_follow_work(down_);
+  const int64_t mark = marks_->make(down_);
+  int64_t bytes = 0;
   for (const Copy& copy : copies) {
     USP_CUDA(cudaMemcpyAsync(copy.to, copy.from, copy.bytes, cudaMemcpyDeviceToHost, down_));
+    bytes += copy.bytes;
   }
-  return record(down_);
+  return record(down_, mark, bytes);
 }
 
 std::shared_ptr<SideCopies::Event> CudaDevice::upload(std::span<const Copy> copies) {
   USP_CUDA(cudaSetDevice(index_));  // each thread has a GPU of its own
+  const int64_t mark = marks_->make(up_);
+  int64_t bytes = 0;
   for (const Copy& copy : copies) {
     USP_CUDA(cudaMemcpyAsync(copy.to, copy.from, copy.bytes, cudaMemcpyHostToDevice, up_));
+    bytes += copy.bytes;
   }
-  return record(up_);
+  return record(up_, mark, bytes);
 }
 
 void CudaDevice::hold_work_until(Event& event) {

@@ -26,10 +26,39 @@ bool in_step(const Tracer& tracer, int64_t time_ns) {
   });
 }
 
+/// When an operation was under way.
+std::pair<int64_t, int64_t> carried_out(const Tracer::Exchange& e) {
+  if (!e.by_device()) return {e.begin_ns, e.end_ns};
+  const Tracer::Exchange::DevicePart& whole = e.device_parts[0];
+  // Its marks may not have been passed when recording ended.
+  if (whole.begin < 0) return {e.queued_ns, std::max(e.queued_ns, e.wait_end_ns)};
+  return {whole.begin, whole.end};
+}
+
+/// What a device had to do with an operation; null where it had nothing.
+Json on_device_json(const Tracer::Exchange& e, int64_t clock_offset) {
+  if (e.device_wait_begin < 0) return nullptr;
+  Json json = {{"wait_begin", e.device_wait_begin - clock_offset},
+               {"wait_end", e.device_wait_end - clock_offset},
+               {"by_device", e.by_device()},
+               {"copies", Json::array()}};
+  for (const Tracer::Exchange::DevicePart& part : e.device_parts) {
+    if (part.begin < 0) continue;
+    json.emplace("came", part.begin - clock_offset);  // the first one's
+    if (e.by_device() || part.bytes == 0) continue;
+    json["copies"].push_back({{"where_to", part.where_to},
+                              {"bytes", part.bytes},
+                              {"begin", part.begin - clock_offset},
+                              {"end", part.end - clock_offset}});
+  }
+  return json;
+}
+
 /// What every rank sends to rank 0.
 Json exchanges_json(const Tracer& tracer, int64_t clock_offset) {
   Json list = Json::array();
   for (const Tracer::Exchange& e : tracer.exchanges()) {
+    const auto [begin, end] = carried_out(e);
     list.push_back({{"group", e.group},
                     {"id", e.group_id},
                     {"members", e.members},
@@ -42,12 +71,13 @@ Json exchanges_json(const Tracer& tracer, int64_t clock_offset) {
                     {"in_step", in_step(tracer, e.wait_begin_ns)},
                     {"queued", e.queued_ns - clock_offset},
                     {"queued_cpu", e.queued_cpu_ns},
-                    {"begin", e.begin_ns - clock_offset},
-                    {"end", e.end_ns - clock_offset},
+                    {"begin", begin - clock_offset},
+                    {"end", end - clock_offset},
                     {"wait_begin", e.wait_begin_ns - clock_offset},
                     {"wait_end", e.wait_end_ns - clock_offset},
                     {"wait_cpu_begin", e.wait_cpu_begin_ns},
-                    {"wait_cpu_end", e.wait_cpu_end_ns}});
+                    {"wait_cpu_end", e.wait_cpu_end_ns},
+                    {"on_device", on_device_json(e, clock_offset)}});
   }
   return list;
 }
@@ -99,6 +129,7 @@ Key key_of(const Json& exchange, int rank) {
 
 struct Participants {
   int64_t last_queued = 0;
+  int64_t last_came = 0;  ///< to it, of the devices; of a rank without, when it was queued
   int64_t count = 0;
   int64_t flow = 0;  ///< of a message
 };
@@ -114,6 +145,7 @@ class TimelineWriter {
         Participants& participants = participants_[key_of(exchange, rank)];
         const int64_t queued = exchange["queued"];
         participants.last_queued = std::max(participants.last_queued, queued);
+        participants.last_came = std::max(participants.last_came, came_to(exchange));
         if (++participants.count == 2 && exchange["peer"] >= 0) participants.flow = ++flows;
         Json& group = groups_[std::to_string(int64_t(exchange["id"]))];
         group["name"] = exchange["group"];
@@ -131,21 +163,60 @@ class TimelineWriter {
 
   std::string events(int rank) {
     std::string text;
-    std::map<std::string, int> lanes;
+    Lanes lanes{rank, {}, {}};
     for (const Json& exchange : exchanges_[rank]) {
-      const std::string lane = lane_of(exchange);
-      if (lanes.try_emplace(lane, static_cast<int>(lanes.size()) + 1).second) {
-        text += lane_name_event(rank, lanes[lane], lane);
-      }
+      const bool by_device = is_by_device(exchange);
+      const int lane = by_device ? lanes.device("device: messages of " + lane_of(exchange), text)
+                                 : lanes.host(lane_of(exchange), text);
       const Participants& participants = participants_.at(key_of(exchange, rank));
       text += wait_event(exchange, rank, participants);
-      text += comm_event(exchange, rank, lanes[lane]);
-      text += flow_event(exchange, rank, lanes[lane], participants);
+      text += comm_event(exchange, rank, lane);
+      text += flow_event(exchange, rank, lane, participants);
+      if (exchange["on_device"].is_null()) continue;
+      text += device_wait_event(exchange, rank, participants);
+      for (const Json& copy : exchange["on_device"]["copies"]) {
+        const std::string where_to = copy["where_to"];
+        text += copy_event(exchange, copy, rank,
+                           lanes.device(fmt::format("device: messages {}", where_to), text));
+      }
     }
     return text;
   }
 
  private:
+  /// The lanes of a rank by name: the host's communication threads, and the device's queues.
+  struct Lanes {
+    int rank;
+    std::map<std::string, int> of_host, of_device;
+
+    /// Its number; a new one is named in `text`.
+    int host(const std::string& name, std::string& text) {
+      return number(of_host, /*before=*/0, name, text);
+    }
+    int device(const std::string& name, std::string& text) {
+      return number(of_device, kDeviceLane, name, text);
+    }
+
+   private:
+    int number(std::map<std::string, int>& lanes, int before, const std::string& name,
+               std::string& text) const {
+      const auto [lane, is_new] = lanes.try_emplace(name, before + int(lanes.size()) + 1);
+      if (is_new) text += lane_name_event(rank, lane->second, name);
+      return lane->second;
+    }
+  };
+
+  static bool is_by_device(const Json& exchange) {
+    return !exchange["on_device"].is_null() && exchange["on_device"]["by_device"];
+  }
+
+  /// When a rank, or its device, was ready for the operation.
+  static int64_t came_to(const Json& exchange) {
+    const Json& on_device = exchange["on_device"];
+    const bool known = !on_device.is_null() && on_device.contains("came");
+    return known ? on_device["came"] : exchange["queued"];
+  }
+
   /// Sends and receives of a communicator may be under way at the same time.
   static std::string lane_of(const Json& exchange) {
     const std::string group = exchange["group"], kind = exchange["kind"];
@@ -169,10 +240,7 @@ class TimelineWriter {
     const int64_t begin = e["wait_begin"], end = e["wait_end"];
     const int64_t cpu_begin = e["wait_cpu_begin"], cpu_end = e["wait_cpu_end"];
     const int64_t ready = std::clamp(participants.last_queued, begin, end);
-    if (e["in_step"]) {  // else it was for a validation, or to agree on when to stop
-      exposed_ns_ += double(end - ready);
-      skew_ns_ += double(ready - begin);
-    }
+    if (e["on_device"].is_null()) add_up(e, begin, ready, end);
     Json args = name_of(e);
     args["exposed_us"] = double(end - ready) * 1e-3;
     args["skew_us"] = double(ready - begin) * 1e-3;
@@ -186,6 +254,47 @@ class TimelineWriter {
                  {"tts", double(cpu_begin) * 1e-3},
                  {"tdur", double(cpu_end - cpu_begin) * 1e-3},
                  {"args", args}});
+  }
+
+  /// The device's own queue stands still from when it has come to the wait until it goes on.
+  std::string device_wait_event(const Json& e, int rank, const Participants& participants) {
+    const int64_t begin = e["on_device"]["wait_begin"], end = e["on_device"]["wait_end"];
+    const int64_t ready = std::clamp(participants.last_came, begin, end);
+    add_up(e, begin, ready, end);
+    Json args = name_of(e);
+    args["exposed_us"] = double(end - ready) * 1e-3;
+    args["skew_us"] = double(ready - begin) * 1e-3;
+    return line({{"name", fmt::format("wait {}", std::string(e["kind"]))},
+                 {"cat", "device wait"},
+                 {"ph", "X"},
+                 {"pid", rank},
+                 {"tid", kDeviceLane},
+                 {"ts", us(begin)},
+                 {"dur", double(end - begin) * 1e-3},
+                 {"args", args}});
+  }
+
+  /// Adds a wait to the report's, unless it was for a validation, or to agree on when to stop.
+  void add_up(const Json& e, int64_t begin, int64_t ready, int64_t end) {
+    if (!e["in_step"]) return;
+    exposed_ns_ += double(end - ready);
+    skew_ns_ += double(ready - begin);
+  }
+
+  std::string copy_event(const Json& e, const Json& copy, int rank, int lane) const {
+    Json args = name_of(e);
+    args["dimension"] = e["group"];
+    args["where_to"] = copy["where_to"];
+    args["bytes"] = copy["bytes"];
+    return line(
+        {{"name", fmt::format("{} {}", std::string(e["kind"]), std::string(copy["where_to"]))},
+         {"cat", "device copy"},
+         {"ph", "X"},
+         {"pid", rank},
+         {"tid", lane},
+         {"ts", us(copy["begin"])},
+         {"dur", double(int64_t(copy["end"]) - int64_t(copy["begin"])) * 1e-3},
+         {"args", args}});
   }
 
   std::string comm_event(const Json& e, int rank, int lane) const {
@@ -261,7 +370,8 @@ std::pair<int64_t, double> steps_of(const Tracer& tracer) {
   for (const Tracer::Span& span : tracer.spans()) {
     if (span.name != kStep) continue;
     ++steps;
-    ns += double(span.end_ns - span.begin_ns);
+    ns += double(span.on_device() ? span.device_end - span.device_begin
+                                  : span.end_ns - span.begin_ns);
   }
   return {steps, ns};
 }

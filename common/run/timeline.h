@@ -8,7 +8,9 @@
 
 namespace usp {
 
-/// What the traced steps have spent waiting for messages, per step: means over ranks and steps.
+/// What the traced steps have spent waiting for messages, per step: means over ranks and steps. On
+/// a device it is the time for which the device's own queue stood still, and steps last as long as
+/// the device was at work on them.
 struct WaitingTime {
   double step_ms = 0;
   /// Waiting after the last participant has called the operation: the network's time.
@@ -17,7 +19,8 @@ struct WaitingTime {
 };
 
 /// Writes trace.json: the spans and the messages of all ranks on one clock, with a lane for the
-/// main thread of every rank and one for each of its communicators. Rank 0 writes. Collective over
+/// main thread of every rank and one for each of its communicators; and for a device one of its own
+/// work, and others of what it does for messages. Rank 0 writes. Collective over
 /// the world; `tokens_per_step` is the whole run's. Returns how long the ranks have waited, the
 /// same on all of them. `clock_offset`: nanoseconds that this rank's clock is ahead of rank 0's;
 /// measured where it is not given.

@@ -4,11 +4,11 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace usp {
 
 class Backend;
+class Marks;
 
 /// Where a tensor lies.
 enum class Device : uint8_t {
@@ -52,7 +52,7 @@ class Accelerator {
   virtual void clear(void* to, int64_t bytes) = 0;
   /// Returns when all that was queued is over.
   virtual void wait() = 0;
-  /// How often the host has waited for the device so far.
+  /// How often the host has waited for the device so far, but for reading marks.
   int64_t waits() const { return waits_; }
 
   /// What the host queues until end_range() is called `name` in the vendor's profiler; may nest.
@@ -60,12 +60,8 @@ class Accelerator {
   /// Ends the range that was begun last.
   virtual void end_range() = 0;
 
-  /// Waits, and compares the two clocks: marks count from here.
-  virtual void begin_marks() = 0;
-  /// Queues a mark; its number, from 0.
-  virtual int64_t mark() = 0;
-  /// Waits; when the device came to each mark, in nanoseconds of clock_ns(). There are none left.
-  virtual std::vector<int64_t> end_marks() = 0;
+  /// They tell when the device did what it was given.
+  virtual Marks& marks() = 0;
 
  protected:
   void count_wait() { ++waits_; }

@@ -20,7 +20,8 @@ class OpScope {
   OpScope(std::string_view name, int64_t flops, const Operands&... operands)
       : runtime_(Runtime::current()),
         backend_(runtime_.backend(check_devices(name, {&tensor_of(operands)...}))),
-        trace_(name, "op", flops, (int64_t{0} + ... + bytes_of_operand(operands))) {
+        trace_(name, "op", flops, (int64_t{0} + ... + bytes_of_operand(operands)),
+               &backend_ == &runtime_.backend()) {
     runtime_.add_flops(flops);
   }
 

@@ -9,6 +9,7 @@
 #include "base/file_writer.h"
 #include "base/machine.h"
 #include "base/threads.h"
+#include "tensor/marks.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -35,23 +36,19 @@ namespace {
 
 constexpr std::string_view kPhase = "phase";
 
-/// When its work was done.
-struct Interval {
-  int64_t begin_ns, end_ns;
-};
+/// Lanes in which a span is shown.
+enum class Side : uint8_t { host, device };
 
-Interval interval_of(const Tracer::Span& span) {
-  if (span.device_begin < 0) return {span.begin_ns, span.end_ns};
-  return {span.device_begin, span.device_end};
-}
-
-/// What a click on the span shows; times count from `origin_ns`.
-std::string span_args(const Tracer::Span& span, int64_t origin_ns) {
+/// What a click on the span shows, but for the last brace. Its rates are of the time that the work
+/// took.
+std::string span_args(const Tracer::Span& span, Side side) {
+  const int64_t ns = side == Side::device ? span.device_end - span.device_begin
+                     : span.on_device()   ? 0
+                                          : span.end_ns - span.begin_ns;
   std::string args = fmt::format("{{\"step\": {}", span.step);
   const auto amount = [&](const char* what, int64_t count, const char* rate) {
     if (count == 0) return;
     fmt::format_to(std::back_inserter(args), ", \"{}\": {}", what, count);
-    const int64_t ns = interval_of(span).end_ns - interval_of(span).begin_ns;
     if (ns <= 0) return;  // 1 per nanosecond is 1 G per second
     fmt::format_to(std::back_inserter(args), ", \"{}\": {:.3f}", rate, double(count) / double(ns));
   };
@@ -60,24 +57,72 @@ std::string span_args(const Tracer::Span& span, int64_t origin_ns) {
   }
   amount("flops", span.flops, "GFLOP/s");
   amount("bytes", span.bytes, "GB/s");
-  if (span.device_begin >= 0) {  // from when on the device could do all of it
-    fmt::format_to(std::back_inserter(args), ", \"queued\": {:.3f}",
-                   double(span.end_ns - origin_ns) * 1e-3);
+  return args;
+}
+
+/// "block 3", or the name alone.
+std::string numbered(std::string_view name, int64_t number) {
+  return number < 0 ? std::string(name) : fmt::format("{} {}", name, number);
+}
+
+/// The span in the device's lane. It could do all of it from `queued` on.
+std::string device_event(const Tracer::Span& span, int rank, int64_t origin_ns) {
+  return fmt::format(
+      ",\n{{\"name\": \"{}\", \"cat\": \"device {}\", \"ph\": \"X\", \"pid\": {}, \"tid\": {}, "
+      "\"ts\": {:.3f}, \"dur\": {:.3f}, \"args\": {}, \"queued\": {:.3f}}}}}",
+      numbered(span.name, span.number), span.category, rank, kDeviceLane,
+      (span.device_begin - origin_ns) * 1e-3, (span.device_end - span.device_begin) * 1e-3,
+      span_args(span, Side::device), (span.end_ns - origin_ns) * 1e-3);
+}
+
+/// A label of the process, which says how far the device's times can be trusted.
+std::string clocks_event(const Marks::Clocks& clocks, int rank) {
+  return fmt::format(
+      ",\n{{\"name\": \"process_labels\", \"ph\": \"M\", \"pid\": {}, \"args\": {{\"labels\": "
+      "\"device's clock: compared {} times to {:.1f} us, drift at most {:.1f} us\"}}}}",
+      rank, clocks.comparisons, double(clocks.uncertainty_ns) * 1e-3,
+      double(clocks.drift_ns) * 1e-3);
+}
+
+/// Gives times to what holds marks; neither, where one of them is not known.
+void take_times(const Marks& marks, int64_t& begin, int64_t& end) {
+  begin = marks.time_of(begin);
+  end = marks.time_of(end);
+  if (begin < 0 || end < 0) begin = end = -1;
+}
+
+void take_times(const Marks& marks, Tracer::Exchange& exchange) {
+  for (Tracer::Exchange::DevicePart& part : exchange.device_parts) {
+    take_times(marks, part.begin, part.end);
   }
-  return args + "}";
+  take_times(marks, exchange.device_wait_begin, exchange.device_wait_end);
 }
 
 }  // namespace
 
 void Tracer::record(bool on) {
   if (on == std::exchange(recording_, on) || accelerator_ == nullptr) return;
-  if (on) return accelerator_->begin_marks();
-  const std::vector<int64_t> times = accelerator_->end_marks();
-  for (; timed_spans_ < spans_.size(); ++timed_spans_) {
-    Span& span = spans_[timed_spans_];
-    span.device_begin = times[span.device_begin];
-    span.device_end = times[span.device_end];
+  Marks& marks = accelerator_->marks();
+  if (on) {
+    timed_spans_ = spans_.size();
+    timed_exchanges_ = exchanges_.size();
+    return marks.begin();
   }
+  marks.end();
+  for (size_t i = timed_spans_; i < spans_.size(); ++i) {
+    take_times(marks, spans_[i].device_begin, spans_[i].device_end);
+  }
+  for (size_t i = timed_exchanges_; i < exchanges_.size(); ++i) take_times(marks, exchanges_[i]);
+}
+
+void Tracer::set_step(int64_t step) {
+  step_ = step;
+  if (recording_ && accelerator_ != nullptr) accelerator_->marks().read();
+}
+
+void Tracer::add(Exchange exchange) {
+  if (!recording_ && accelerator_ != nullptr) take_times(accelerator_->marks(), exchange);
+  exchanges_.push_back(std::move(exchange));
 }
 
 int64_t Tracer::origin_ns() const {
@@ -87,18 +132,20 @@ int64_t Tracer::origin_ns() const {
 }
 
 std::string Tracer::span_events(int rank, int64_t origin_ns) const {
-  std::string events;
+  std::string events, on_device;
   for (const Span& span : spans_) {
-    const auto [begin_ns, end_ns] = interval_of(span);
     fmt::format_to(
         std::back_inserter(events),
-        ",\n{{\"name\": \"{}{}\", \"cat\": \"{}\", \"ph\": \"X\", \"pid\": {}, \"tid\": 0, "
-        "\"ts\": {:.3f}, \"dur\": {:.3f}, \"tts\": {:.3f}, \"tdur\": {:.3f}, \"args\": {}}}",
-        span.name, span.number < 0 ? "" : fmt::format(" {}", span.number), span.category, rank,
-        (begin_ns - origin_ns) * 1e-3, (end_ns - begin_ns) * 1e-3, span.cpu_begin_ns * 1e-3,
-        (span.cpu_end_ns - span.cpu_begin_ns) * 1e-3, span_args(span, origin_ns));
+        ",\n{{\"name\": \"{}\", \"cat\": \"{}\", \"ph\": \"X\", \"pid\": {}, \"tid\": 0, "
+        "\"ts\": {:.3f}, \"dur\": {:.3f}, \"tts\": {:.3f}, \"tdur\": {:.3f}, \"args\": {}}}}}",
+        numbered(span.name, span.number), span.category, rank, (span.begin_ns - origin_ns) * 1e-3,
+        (span.end_ns - span.begin_ns) * 1e-3, span.cpu_begin_ns * 1e-3,
+        (span.cpu_end_ns - span.cpu_begin_ns) * 1e-3, span_args(span, Side::host));
+    if (span.on_device()) on_device += device_event(span, rank, origin_ns);
   }
-  return events;
+  if (on_device.empty()) return events;
+  return events + clocks_event(accelerator_->marks().clocks(), rank) +
+         lane_name_event(rank, kDeviceLane, "device") + on_device;
 }
 
 void Tracer::write(const std::string& path, std::string_view chapter) const {
@@ -168,32 +215,34 @@ void write_trace_file(const std::string& path, const std::string& other_data,
   file.close();
 }
 
-TraceScope::TraceScope(std::string_view name, std::string_view category, int64_t flops,
-                       int64_t bytes) {
+TraceScope::TraceScope(std::string_view name, std::string_view category, Label label, int64_t flops,
+                       int64_t bytes, bool on_device) {
   Runtime& runtime = Runtime::current();
   accelerator_ = runtime.accelerator();
-  if (accelerator_ != nullptr) accelerator_->begin_range(name.data());
+  if (accelerator_ != nullptr) accelerator_->begin_range(numbered(name, label.number).c_str());
   const Tracer& tracer = runtime.tracer();
   if (!tracer.recording()) return;
   runtime_ = &runtime;
   span_ = {name, category, clock_ns(), 0, thread_cpu_ns(), 0, double(flops), bytes, tracer.step()};
-  if (accelerator_ != nullptr) span_.device_begin = accelerator_->mark();
-}
-
-TraceScope::TraceScope(std::string_view name, Label label) : TraceScope(name, kPhase) {
-  if (runtime_ == nullptr) return;
-  span_.flops = -runtime_->flops();  // the difference remains
   span_.number = label.number;
   span_.micro_batch = label.micro_batch;
+  if (accelerator_ != nullptr && on_device) span_.device_begin = accelerator_->marks().make();
+}
+
+TraceScope::TraceScope(std::string_view name, std::string_view category, int64_t flops,
+                       int64_t bytes, bool on_device)
+    : TraceScope(name, category, Label(), flops, bytes, on_device) {}
+
+TraceScope::TraceScope(std::string_view name, Label label)
+    : TraceScope(name, kPhase, label, /*flops=*/0, /*bytes=*/0, /*on_device=*/true) {
+  if (runtime_ != nullptr) span_.flops = -runtime_->flops();  // the difference remains
 }
 
 TraceScope::~TraceScope() {
   if (accelerator_ != nullptr) accelerator_->end_range();
   if (runtime_ == nullptr) return;
-  if (accelerator_ != nullptr) {
-    if (!runtime_->tracer().recording()) return;  // its first mark is gone
-    span_.device_end = accelerator_->mark();
-  }
+  if (span_.on_device()) span_.device_end = accelerator_->marks().make();
+  if (span_.device_end < 0) span_.device_begin = -1;  // recording has ended meanwhile
   span_.cpu_end_ns = thread_cpu_ns();
   span_.end_ns = clock_ns();
   if (span_.category == kPhase) span_.flops += runtime_->flops();

@@ -23,8 +23,10 @@ void continue_thread_cpu_ns(int64_t ns);
 /// opens. Off until record(true); an unrecorded span costs one branch.
 ///
 /// A rank's lanes are its main thread, which runs all phases and ops, and its communication
-/// threads. OpenMP's workers have none. The matmul library starts parallel regions of its own and
-/// does not report them, and a worker's CPU clock runs on while the worker spins for the next
+/// threads. Where an accelerator does the work, the main thread's spans say when the host queued
+/// it, and further lanes when the device did it: one of its phases and ops, others of what it does
+/// for messages. OpenMP's workers have none. The matmul library starts parallel regions of its own
+/// and does not report them, and a worker's CPU clock runs on while the worker spins for the next
 /// region. A lane made from either would show work where there is none. What an op loses on serial
 /// parts and on unequal workers shows in its GFLOP/s.
 class Tracer {
@@ -33,7 +35,7 @@ class Tracer {
   struct Span {
     std::string_view name;
     std::string_view category;  ///< "phase", "op", ...
-    int64_t begin_ns;           ///< of the host: when the work was done or, for a device, queued
+    int64_t begin_ns;           ///< by the host: when the work was done or, for a device, queued
     int64_t end_ns;
     int64_t cpu_begin_ns;
     int64_t cpu_end_ns;
@@ -44,6 +46,8 @@ class Tracer {
     int64_t micro_batch = -1;  ///< of its step; -1: none, or that of the phase around
     /// When an accelerator did the work, by the host's clock; its marks while recording is on.
     int64_t device_begin = -1, device_end = -1;
+
+    bool on_device() const { return device_begin >= 0; }
   };
   /// A call of a Communicator: queued, carried out, waited for.
   struct Exchange {
@@ -56,21 +60,34 @@ class Tracer {
     int64_t payload_bytes, wire_bytes;
     int64_t step;
     int64_t queued_ns, queued_cpu_ns;    ///< by the main thread, and its CPU clock then
-    int64_t begin_ns, end_ns;            ///< carried out by the communication thread
+    int64_t begin_ns, end_ns;            ///< carried out by the communication thread; else 0
     int64_t wait_begin_ns, wait_end_ns;  ///< the main thread waits for it
     int64_t wait_cpu_begin_ns, wait_cpu_end_ns;
+    /// What an accelerator does for it in a queue beside its own, as for a Span.
+    struct DevicePart {
+      std::string_view where_to;  ///< of a copy; empty: this is the whole operation
+      int64_t bytes, begin, end;
+    };
+    /// In order. The first one's begin tells when the device came to the operation.
+    std::vector<DevicePart> device_parts;
+    /// For so long the accelerator's own queue stood still, as for a Span.
+    int64_t device_wait_begin = -1, device_wait_end = -1;
+
+    /// Whether the device carried it out, and nobody of the host.
+    bool by_device() const { return !device_parts.empty() && device_parts[0].where_to.empty(); }
   };
 
-  /// On an accelerator the beginning and the end wait for it: spans last from mark to mark of its
-  /// queue, and those get their times when recording ends.
+  /// On an accelerator the beginning and the end wait for it. The spans and exchanges of its lanes
+  /// get their times when recording ends.
   void record(bool on);
   /// nullptr: the host's clock tells when work is done.
   void take_times_from(Accelerator* accelerator) { accelerator_ = accelerator; }
   bool recording() const { return recording_; }
-  void set_step(int64_t step) { step_ = step; }
+  /// For between two steps: an accelerator's marks are read here.
+  void set_step(int64_t step);
   int64_t step() const { return step_; }
   void add(const Span& span) { spans_.push_back(span); }
-  void add(Exchange exchange) { exchanges_.push_back(std::move(exchange)); }
+  void add(Exchange exchange);
   const std::vector<Span>& spans() const { return spans_; }
   const std::vector<Exchange>& exchanges() const { return exchanges_; }
 
@@ -78,7 +95,8 @@ class Tracer {
   int64_t origin_ns() const;
   /// The spans as trace events of process `rank`. Each stands on a line of its own, after a comma;
   /// times count from `origin_ns`. A click on an event shows its args: step, flops, bytes,
-  /// micro_batch, the achieved GFLOP/s and GB/s, and on a device when the host had queued it.
+  /// micro_batch, the achieved GFLOP/s and GB/s, and on a device when the host had queued it. The
+  /// process is labelled with the drift of the device's clock.
   std::string span_events(int rank, int64_t origin_ns) const;
 
   /// Writes the trace of a run of one rank to `path`, with the memory of the current runtime's
@@ -90,9 +108,12 @@ class Tracer {
   int64_t step_ = -1;
   Accelerator* accelerator_ = nullptr;
   std::vector<Span> spans_;
-  size_t timed_spans_ = 0;  ///< the others hold marks
   std::vector<Exchange> exchanges_;
+  size_t timed_spans_ = 0, timed_exchanges_ = 0;  ///< those behind hold marks while recording is on
 };
+
+/// The lane of what an accelerator does in its own queue; those of its other queues follow.
+inline constexpr int kDeviceLane = 1000;
 
 /// Writes a trace file. `other_data` is a JSON object of facts about the run; `events` are as
 /// Tracer::span_events() gives them. Throws Error if it cannot.
@@ -121,14 +142,17 @@ class TraceScope {
   /// A phase, which counts the operations of the ops inside.
   explicit TraceScope(std::string_view name, Label label);
   explicit TraceScope(std::string_view name) : TraceScope(name, Label()) {}
-  /// An op.
-  TraceScope(std::string_view name, std::string_view category, int64_t flops = 0,
-             int64_t bytes = 0);
+  /// An op. `on_device`: its kernels are the accelerator's, where there is one.
+  TraceScope(std::string_view name, std::string_view category, int64_t flops = 0, int64_t bytes = 0,
+             bool on_device = true);
   ~TraceScope();
   TraceScope(const TraceScope&) = delete;
   TraceScope& operator=(const TraceScope&) = delete;
 
  private:
+  TraceScope(std::string_view name, std::string_view category, Label label, int64_t flops,
+             int64_t bytes, bool on_device);
+
   Accelerator* accelerator_ = nullptr;  ///< nullptr where there is none
   Runtime* runtime_ = nullptr;          ///< nullptr when nothing is recorded
   Tracer::Span span_;

@@ -253,7 +253,7 @@ class WholeCheck(FakeCheck):
     @staticmethod
     def trainer(loss, waits=2, most_steps=999):
         shape = json.dumps(dict.fromkeys(gpu_check.SHAPE, 1))
-        op = {"cat": "op", "ts": 0, "dur": 60, "args": {"step": 5, "queued": 5}}
+        op = {"cat": "device op", "ts": 0, "dur": 60, "args": {"step": 5, "queued": 5}}
         trace = json.dumps({"traceEvents": [
             {"name": "process_name"}, op, {**op, "ts": 62, "dur": 38},
             {**op, "ts": -500, "args": {"step": 4, "queued": -600}}]})

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from test_book import Scratch, write  # noqa: E402
-from tools import chapters, figures, palette, replay, steady, timelines  # noqa: E402
+from tools import chapters, figures, limits, palette, replay, steady, timelines  # noqa: E402
 from tools import trace as traces  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.simulation import ring_cost  # noqa: E402
@@ -93,6 +93,11 @@ class Script:
         self.cpu += polled
         self.add("wait", f"wait {operation['kind']}", begin, self.read_clock(), tts=cpu,
                  tdur=polled, args={**operation, "exposed_us": waited, "skew_us": 0.0})
+
+    def on_device(self, category, name, begin, end, tid=1000, **args):
+        """What the rank's device does from `begin` to `end`, in us since the rank began."""
+        self.add(f"device {category}", name, 1000.0 * self.rank + begin, 1000.0 * self.rank + end,
+                 tid=tid, args={"step": self.step_number, **args})
 
     def exchange(self, *arguments, **named):
         """Queues an operation and waits for it."""
@@ -797,6 +802,81 @@ class Reading(Traces):
         trace = traces.load(self.put(self.document))
         with self.assertRaisesRegex(BookError, "rank 0 waits for all_reduce #1 of dp before it"):
             self.replay(trace)
+
+
+def on_gpu(script):
+    """Queues two products and a sum in 20 us; the device takes 500 us, and 100 to begin with."""
+    script.compute(10, "linear_forward")
+    operation = script.queue("all_reduce", 4000)
+    script.wait(operation, 5)
+    script.compute(5, "linear_backward_weight")
+    script.on_device("phase", "train_step", 100, 600)
+    script.on_device("phase", "forward", 100, 250)
+    script.on_device("op", "linear_forward", 110, 250, flops=7_000_000)
+    script.on_device("op", "fill", 120, 130)  # within the other
+    script.on_device("copy", "all_reduce to the host", 250, 280, tid=1001, **operation,
+                     dimension="dp", where_to="to the host", bytes=4000)
+    script.on_device("wait", "wait all_reduce", 250, 400, **operation, exposed_us=90.0,
+                     skew_us=60.0)
+    script.on_device("op", "linear_backward_weight", 420, 600, flops=9_000_000)
+
+
+class Devices(Traces):
+    def test_a_step_s_time_is_the_device_s(self):
+        trace = self.record(on_gpu)
+        first, second = traces.steps(trace)[0]
+        for share, begin in ((first, 0), (second, 1000)):
+            for found, expected in zip(share, (begin + 100, begin + 600, 320, 90, 60, 30)):
+                self.assertAlmostEqual(found, expected)
+        self.assertEqual(traces.exposed_by_group(trace), {0: {"dp": [90.0, 90.0]}})
+        table = traces.table(trace).splitlines()
+        self.assertEqual(table[0].split(), "step rank time ms compute exposed skew idle".split())
+        self.assertEqual(table[1].split(), "0 0 0.500 0.320 0.090 0.060 0.030".split())
+        self.assertEqual(traces.circumstances(trace), "measured on 2 ranks of 1 thread, 2 cores, by "
+                         "the GPU's clock, the host's links (21 us 4 GB/s)")
+        self.assertEqual(trace.ranks[1].copies, [traces.Copy(
+            1001, 1250.0, 30.0, 0, 1, "dp", "all_reduce", "to the host", 4000)])
+
+    def test_the_host_s_lane_is_as_ever(self):
+        rank = self.record(on_gpu).ranks[0]
+        self.assertEqual([span.name for span in rank.spans],
+                         ["train_step", "linear_forward", "linear_backward_weight"])
+        self.assertEqual([wait.exposed for wait in rank.waits], [5])
+
+    def test_operators_took_what_the_device_took(self):
+        self.record(on_gpu)
+        found = limits.profile(self.scratch / "run" / "trace.json", 0)
+        self.assertAlmostEqual(found["step_ms"], 0.5)
+        self.assertAlmostEqual(found["waited_ms"], 0.15)
+        [gflops] = [op["gflops"] for op in found["ops"] if op["op"] == "linear_forward"]
+        self.assertAlmostEqual(gflops, 50)
+
+    def test_what_no_device_does_is_refused(self):
+        def program(script):
+            on_gpu(script)
+            script.on_device("dream", "sheep", 600, 610)
+        with self.assertRaisesRegex(BookError, "a device has no 'dream'") as caught:
+            self.record(program)
+        self.assertEqual(caught.exception.code, 2)
+
+    def test_there_is_no_replay(self):
+        self.record(on_gpu)
+        with self.assertRaisesRegex(BookError, "GPUs computed.*--device cpu") as caught:
+            replay.run_replay(self.scratch / "run")
+        self.assertEqual(caught.exception.code, 2)
+
+    @unittest.skipIf(figures.find_python() is None, "no Python here imports numpy and matplotlib")
+    def test_the_plots_draw_the_device(self):
+        self.record(on_gpu)
+        figures.draw_timeline(self.scratch / "run")
+        svg = (self.scratch / "run" / "timeline.svg").read_text().replace("\n", " ")
+        found = set(re.findall(r'<!-- (.*?) -->', svg)) | set(re.findall(r' id="(rank_.*?)"', svg))
+        self.assertLessEqual({"rank_0_forward", "rank_1_copies", "rank_1_waits_for_messages",
+                              "rank_1_dp", "copies: host", "dp: all-reduce"}, found)
+        self.assertIn("waits 30 %", found)
+        figures.draw_timeline(self.scratch / "run", script="ops")
+        svg = (self.scratch / "run" / "ops.svg").read_text().replace("\n", " ")
+        self.assertIn("matmul 64.0 %, 50 GFLOP/s", set(re.findall("<!-- (.*?) -->", svg)))
 
 
 class Machines(Traces):

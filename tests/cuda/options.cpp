@@ -13,12 +13,14 @@ const char* given(const char* name) {
 
 /// USP_EMULATED_STREAMS: the order in which a program's streams go on. USP_EMULATED_GPUS: how many
 /// GPUs it sees. USP_EMULATED_NCCL: which version of NCCL there is, as NCCL writes it.
+/// USP_EMULATED_CLOCK=host: its events tell the host's time.
 bool set_options() {
   const std::string_view order = given("USP_EMULATED_STREAMS"), gpus = given("USP_EMULATED_GPUS");
   if (order == "reverse") options.streams = Order::reverse;
   if (order == "shuffled") options.streams = Order::shuffled;
   if (!gpus.empty()) options.device_count = std::atoi(gpus.data());
   options.nccl_version = std::atoi(given("USP_EMULATED_NCCL"));
+  options.host_clock = std::string_view(given("USP_EMULATED_CLOCK")) == "host";
   return true;
 }
 

@@ -1,4 +1,7 @@
+#include <nvtx3/nvToolsExt.h>
+
 #include <map>
+#include <set>
 
 #include "emulator/emulator.h"
 #include "tensor/ops.h"
@@ -146,12 +149,75 @@ TEST_CASE("on one rank the host waits for the GPU only at the end of a step") {
   const RandomText text(config, 400);
   SoloTrainer trainer(config, &text.dataset);
   const Accelerator& accelerator = *gpu.runtime.accelerator();
-  for (int64_t step = 0; step < 3; ++step) {
-    const int64_t before = accelerator.waits();
-    trainer.train_step(step);
-    REQUIRE(accelerator.waits() == before);
-    trainer.report(step, 0);
-    REQUIRE(accelerator.waits() == before + 2);  // for the loss and for the norm
+  for (bool traced : {false, true}) {
+    gpu.runtime.tracer().record(traced);
+    for (int64_t step = 0; step < 3; ++step) {
+      gpu.runtime.tracer().set_step(step + 1);
+      const int64_t before = accelerator.waits();
+      trainer.train_step(step);
+      REQUIRE(accelerator.waits() == before);
+      trainer.report(step, 0);
+      REQUIRE(accelerator.waits() == before + 2);  // for the loss and for the norm
+    }
+  }
+  gpu.runtime.tracer().record(false);
+}
+
+/// How often a span of each name was recorded.
+std::map<std::string, int64_t> spans_by_name(const Tracer& tracer) {
+  std::map<std::string, int64_t> counts;
+  for (const Tracer::Span& span : tracer.spans()) {
+    const std::string name(span.name);
+    ++counts[span.number < 0 ? name : fmt::format("{} {}", name, span.number)];
+  }
+  return counts;
+}
+
+TEST_CASE("a step's spans have their times of the GPU, and the same events serve every step") {
+  emulator::Options options = emulator::options;
+  options.host_clock = true;
+  const emulator::Use use(options);
+  for (const Case& test_case : kCases) {
+    CAPTURE(test_case.name);
+    OnDevice gpu(Device::cuda);
+    Tracer& tracer = gpu.runtime.tracer();
+    const TrainConfig config = training(test_case, "f32");
+    const RandomText text(config, 400);
+    SoloTrainer trainer(config, &text.dataset);
+    const auto train_step = [&](int64_t step) {
+      tracer.set_step(step + 1);
+      trainer.train_step(step);
+      trainer.report(step, 0);
+    };
+    const emulator::TimedEvents none = emulator::timed_events();
+    train_step(0);
+    REQUIRE(emulator::timed_events() == none);
+    emulator::ranges.clear();
+    tracer.record(true);
+    std::vector<int64_t> created;
+    for (int64_t step = 1; step < 6; ++step) {
+      train_step(step);
+      created.push_back(emulator::timed_events().created);
+    }
+    tracer.record(false);
+    REQUIRE(created[0] > none.created);
+    REQUIRE(std::set(created.begin() + 1, created.end()).size() == 1);
+    for (const Tracer::Span& span : tracer.spans()) {
+      CAPTURE(span.name, span.step);
+      REQUIRE(span.on_device());
+      REQUIRE(span.device_begin <= span.device_end);
+    }
+    // A profiler is told the same, in ranges that are all over.
+    REQUIRE(emulator::ranges == spans_by_name(tracer));
+    REQUIRE(emulator::open_ranges.empty());
+    REQUIRE(emulator::unbalanced_ranges == 0);
+    for (const char* name : {"train_step", "forward", "backward", "block 1", "attention"}) {
+      REQUIRE(emulator::ranges.contains(name));
+    }
+    REQUIRE(emulator::ranges["train_step"] == 5);
+    const emulator::TimedEvents recorded = emulator::timed_events();
+    train_step(6);
+    REQUIRE(emulator::timed_events() == recorded);
   }
 }
 

@@ -22,6 +22,9 @@ struct Options {
   bool checks = true;     // races, bounds, uninitialised reads, in instrumented kernels
   bool counters = false;  // sectors, bank conflicts, divergence, in instrumented kernels
   bool protect = true;    // a host that touches device memory dies
+  /// Events tell when the emulator came to them, by the host's clock. Else they have a clock that
+  /// every operation advances by what it does, so the same everywhere.
+  bool host_clock = false;
   /// What is left to cudaMalloc, at most 1 GiB, for each device.
   size_t device_memory = size_t{1} << 30;
   int device_count = 1;
@@ -36,6 +39,14 @@ struct Options {
   std::chrono::steady_clock::time_point slow_until{};  // queries of events take 0.1 ms before
 };
 extern Options options;
+
+/// Of events that tell time, since the program began.
+struct TimedEvents {
+  int64_t created = 0, recorded = 0;
+
+  bool operator==(const TimedEvents&) const = default;
+};
+TimedEvents timed_events();
 
 /// Sets the options for the lifetime of the object.
 class Use {

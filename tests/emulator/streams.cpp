@@ -16,6 +16,7 @@ struct Queues {
   std::map<int, CUstream_st*> legacy;                 // by device
   uint64_t operations = 0, run = 0;                   // queued; run
   double microseconds = 0;                            // the device's clock
+  TimedEvents timed;
   uint64_t seed = 0;
   std::mt19937_64 random;
 };
@@ -70,6 +71,16 @@ CUstream_st* choose() {
   return candidates[queues().random() % candidates.size()];
 }
 
+/// What the device's clock says when an operation of so many bytes begins.
+double next_time(size_t bytes) {
+  if (!options.host_clock) {
+    return queues().microseconds + 1 + static_cast<double>(bytes) * 1e-6;  // 1 us, and 1 TB/s
+  }
+  const std::chrono::duration<double, std::micro> host =
+      std::chrono::steady_clock::now().time_since_epoch();
+  return std::max(queues().microseconds, host.count());
+}
+
 /// Runs one operation. False if none can run.
 bool run_one() {
   CUstream_st* stream = choose();
@@ -77,7 +88,7 @@ bool run_one() {
   const CUstream_st::Operation next = std::move(stream->queue.front());
   stream->queue.pop_front();
   ++queues().run;
-  queues().microseconds += 1 + static_cast<double>(next.bytes) * 1e-6;  // 1 us, and 1 TB/s
+  queues().microseconds = next_time(next.bytes);
   next.work();
   return true;
 }
@@ -149,6 +160,11 @@ void enqueue_when(cudaStream_t stream, size_t bytes, std::function<bool()> may_b
                   std::function<void()> work) {
   enqueue(stream, bytes, std::move(work));
   stream_of(stream)->queue.back().may_begin = std::move(may_begin);
+}
+
+TimedEvents timed_events() {
+  const Locked locked(lock());
+  return queues().timed;
 }
 
 cudaError_t outcome() { return has_problems() ? cudaErrorLaunchFailure : cudaSuccess; }
@@ -234,6 +250,7 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) {
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   USP_CALL(true);
   *event = new CUevent_st{flags, nullptr};
+  if (!(flags & cudaEventDisableTiming)) ++queues().timed.created;
   return cudaSuccess;
 }
 
@@ -246,6 +263,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   USP_CALL(event != nullptr && is_stream(stream));
   event->last = std::make_shared<Moment>();
+  if (!(event->flags & cudaEventDisableTiming)) ++queues().timed.recorded;
   enqueue(stream, 0, [moment = event->last] {
     moment->passed = true;
     moment->microseconds = queues().microseconds;

@@ -82,11 +82,19 @@ class Records(Runs):
         self.assertEqual([after - before for before, after in zip(waits, waits[1:])], [2, 2, 2])
         self.assertNotIn("host_waits", read_metrics(self.succeed(dict(GPU, device="cpu")))[0])
 
-    def test_the_trace_has_the_device_s_times(self):
+    def test_the_trace_has_the_device_s_times_in_a_lane_of_its_own(self):
         run_dir = self.succeed(dict(GPU, steps=1))
-        spans = [event for event in read_json(run_dir, "trace.json")["traceEvents"]
-                 if event["ph"] == "X" and event["cat"] == "op"]
+        events = read_json(run_dir, "trace.json")["traceEvents"]
+        queued, spans = ([event for event in events if event["ph"] == "X" and event["cat"] == cat]
+                         for cat in ("op", "device op"))
         self.assertGreater(len(spans), 50)
+        self.assertEqual([(span["name"], span["args"]["step"]) for span in spans],
+                         [(span["name"], span["args"]["step"]) for span in queued])
+        self.assertEqual({span["tid"] for span in queued}, {0})
+        [lane] = {span["tid"] for span in spans}
+        [name] = [event["args"]["name"] for event in events
+                  if event["name"] == "thread_name" and event["tid"] == lane]
+        self.assertEqual(name, "device")
         for before, after in zip(spans, spans[1:]):  # one after the other, as the queue runs them
             self.assertGreater(before["dur"], 0)
             self.assertGreaterEqual(after["ts"], before["ts"] + before["dur"] - 0.002)

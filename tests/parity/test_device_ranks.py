@@ -11,10 +11,12 @@ import shutil
 import subprocess
 import sys
 import unittest
+from statistics import fmean
 
 import test_ranks
 from test_ranks import CHAPTER as NEWEST
 from test_ranks import ROOT, RankTest, metrics, tiny
+from tools import trace as traces
 
 FLAGS = ("--dtype", "f64", "--micro_batch_size", "2", "--warmup_steps", "0",
          "--min_lr_ratio", "1")
@@ -73,9 +75,7 @@ class Layouts(Devices):
                 self.compare_ledgers(cuda, cpu)
                 self.compare_memory(memory_rows(cuda), memory_rows(cpu), header)
                 self.check_estimate(*flags)
-                messages = [event for event in json.loads((cuda / "trace.json").read_text())
-                            ["traceEvents"] if event.get("cat") == "comm"]
-                self.assertTrue(messages)
+                self.check_trace(cuda)
 
     def compare_ledgers(self, cuda, cpu):
         sent, expected = (json.loads((folder / "ledger.json").read_text())
@@ -84,6 +84,29 @@ class Layouts(Devices):
         for operation, entry in expected.items():
             for what in ("calls", "payload_bytes", "wire_bytes", "header_bytes"):
                 self.assertEqual(sent[operation][what], entry[what], (operation, what))
+
+    def check_trace(self, folder):
+        """The device's lanes have what the host's have, and the report's times are theirs."""
+        trace = traces.load(folder / "trace.json")
+        steps = list(traces.steps(trace).values())
+        shares = [share for step in steps for share in step]
+        row = re.search(r"\| communication not hidden \| ([\d.]+) of a traced step's ([\d.]+) ms; "
+                        r"waiting for a late rank: ([\d.]+) ms", (folder / "report.md").read_text())
+        expected = (fmean(share.exposed for share in shares),
+                    fmean(step[0].end - step[0].begin for step in steps),
+                    fmean(share.skew for share in shares))
+        for printed, found in zip(row.groups(), expected):
+            self.assertLessEqual(abs(float(printed) - found / 1000), 0.0051, row)
+        for rank in trace.ranks:
+            self.assertCountEqual(*([(span.name, span.step) for span in spans
+                                     if span.category == "op"]
+                                    for spans in (rank.spans, rank.device)))
+            self.assertEqual(len(rank.device_waits), len(rank.waits))
+            self.assertTrue(rank.copies)
+        for share in shares:
+            self.assertGreater(share.compute, 0)
+            self.assertLessEqual(share.compute + share.exposed + share.skew,
+                                 share.end - share.begin + 0.1)
 
     def check_estimate(self, *flags):
         """Contributions to sums wait in memory of the host, so no GPU has scratch memory for them."""

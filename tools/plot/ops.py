@@ -165,9 +165,9 @@ def draw(trace, run_dir, wanted):
     step, shares = choose_step(trace, wanted)
     share, rank = shares[RANK], trace.ranks[RANK]
     duration = share.end - share.begin
-    spans = inside(rank.spans, share.begin, share.end)
+    spans = inside(rank.work, share.begin, share.end)
     operators = [span for span in spans if span.category == "op"]
-    waits = inside(rank.waits, share.begin, share.end)
+    waits = inside(rank.stalls, share.begin, share.end)
     totals = add_up(operators, waits, duration)
     placed = nest(relative([span for span in spans if span.category == "phase"], share.begin))
     operators, waits = relative(operators, share.begin), relative(waits, share.begin)

@@ -1,11 +1,13 @@
 """Draws one step of a trace.    usage: python3 tools/plot/timeline.py RUN_DIR TRACE STEM [STEP]
 
-Every rank has a lane for what it computes and waits for, and one below it for its messages.
+Every rank has a lane for what it computes and waits for, and one below it for its messages. Where a
+device computes, the first lane is the device's, and copies for messages are among these.
 """
 import json
 import re
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -26,6 +28,7 @@ DIMENSIONS = {"dp": palette.DP, "tp": palette.TP, "cp": "#e69f00", "pp": "#88225
               "world": "#6b7280"}
 GATHERS = "gathers"    # of a dimension in which there are other collectives, too: another shade
 FREED, FREED_WIDTH = "weights freed", 0.0045  # of the width
+COPIES = "copies"      # to and from devices, in the place of a dimension
 MORE = ("#4b6fb5", "#95603f", "#54845c", "#8f6f9f")
 COMPUTE_INCHES, MESSAGES_INCHES, GAP_INCHES = 0.28, 0.14, 0.12
 MOST_ROWS = 3          # of operations of one dimension that a rank is in at the same time
@@ -125,16 +128,33 @@ def bars(axes, spans, y, height, color, name, window):
     drawn.set_gid(name)
 
 
+class OfCopy(NamedTuple):
+    """A device's copy for a message, drawn as messages are."""
+
+    begin: float
+    duration: float
+    dimension: str
+    kind: str
+
+
+def messages_of(rank, begin, end):
+    """What is drawn in a rank's lane of messages."""
+    copies = [OfCopy(copy.begin, copy.duration, COPIES, copy.where_to.removeprefix("to the "))
+              for copy in inside(rank.copies, begin, end)]
+    return inside(rank.communications, begin, end) + copies
+
+
 def draw_compute(axes, lanes, number, rank, window):
-    """The main thread of a rank: its phases, and over them its waits; {name: colour} of them."""
+    """The main thread, or the device, of a rank: its phases, and over them its waits; {name:
+    colour} of them."""
     begin, end = window
     y, seen = lanes.top(number), {}
-    for span in inside(rank.spans, begin, end):
+    for span in inside(rank.work, begin, end):
         if span.category == "phase" and span.name in PHASES:
             bars(axes, [(span.begin, span.begin + span.duration)], y, lanes.compute,
                  PHASES[span.name], f"rank_{number}_{span.name}", window)
             seen[LABELS.get(span.name, span.name)] = PHASES[span.name]
-    waits = inside(rank.waits, begin, end)
+    waits = inside(rank.stalls, begin, end)
     parts = {"waits for a later rank": [(w.begin, w.begin + w.skew) for w in waits if w.skew > 0],
              "waits for messages": [(w.begin + w.duration - w.exposed, w.begin + w.duration)
                                     for w in waits if w.exposed > 0]}
@@ -274,7 +294,7 @@ def draw(trace, run_dir, wanted):
     """The figure of one step."""
     step, shares = choose_step(trace, wanted)
     window = (min(share.begin for share in shares), max(share.end for share in shares))
-    messages = [inside(rank.communications, *window) for rank in trace.ranks]
+    messages = [messages_of(rank, *window) for rank in trace.ranks]
     colors = dimension_colors(messages)
     placed = lay_rows(messages, colors)
     lanes = Lanes(len(trace.ranks), count_rows(placed))

@@ -166,8 +166,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
-/// In milliseconds of a clock that every operation advances by what it does, so the same
-/// everywhere.
+/// In milliseconds of the clock that Options::host_clock chooses.
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end);
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* function);

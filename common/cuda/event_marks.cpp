@@ -1,0 +1,111 @@
+#include "cuda/event_marks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "cuda/errors.h"
+#include "tensor/trace.h"
+
+namespace usp::cuda {
+
+namespace {
+
+/// From one event that has passed to another; negative where that was the earlier one. A float of
+/// milliseconds resolves a microsecond only within some seconds.
+int64_t ns_between(cudaEvent_t from, cudaEvent_t to) {
+  float ms = 0;
+  USP_CUDA(cudaEventElapsedTime(&ms, from, to));
+  return std::llround(1e6 * double(ms));
+}
+
+}  // namespace
+
+EventMarks::~EventMarks() {
+  for (const Pending& pending : pending_) spare_.push_back(pending.event);
+  if (anchor_ != nullptr) spare_.push_back(anchor_);
+  for (cudaEvent_t event : spare_) static_cast<void>(cudaEventDestroy(event));
+}
+
+void EventMarks::begin() {
+  const std::lock_guard lock(mutex_);
+  compare_clocks();
+  on_ = true;
+}
+
+int64_t EventMarks::make(cudaStream_t stream) {
+  if (!on_) return -1;
+  const std::lock_guard lock(mutex_);
+  const Pending made{static_cast<int64_t>(times_.size()), take()};
+  USP_CUDA(cudaEventRecord(made.event, stream));
+  pending_.push_back(made);
+  times_.push_back(-1);
+  return made.number;
+}
+
+void EventMarks::read() {
+  const std::lock_guard lock(mutex_);
+  USP_CUDA(cudaStreamSynchronize(stream_));
+  read_passed();
+  compare_clocks();
+}
+
+void EventMarks::end() {
+  on_ = false;
+  read();
+  const std::lock_guard lock(mutex_);
+  spare_.push_back(anchor_);  // too long ago by the time that marks are made again
+  anchor_ = nullptr;
+}
+
+int64_t EventMarks::time_of(int64_t mark) const {
+  const std::lock_guard lock(mutex_);
+  return mark < 0 ? -1 : times_.at(mark);
+}
+
+/// An event that waits for nothing.
+cudaEvent_t EventMarks::take() {
+  cudaEvent_t event = nullptr;
+  if (spare_.empty()) {
+    USP_CUDA(cudaEventCreateWithFlags(&event, cudaEventDefault));
+    return event;
+  }
+  event = spare_.back();
+  spare_.pop_back();
+  return event;
+}
+
+/// A message that nobody has waited for yet may still be under way: its marks are left for the next
+/// time.
+void EventMarks::read_passed() {
+  std::erase_if(pending_, [&](const Pending& pending) {
+    const cudaError_t status = cudaEventQuery(pending.event);
+    if (status == cudaErrorNotReady) return false;
+    USP_CUDA(status);
+    times_[pending.number] = anchor_ns_ + ns_between(anchor_, pending.event);
+    spare_.push_back(pending.event);
+    return true;
+  });
+}
+
+/// Between two readings of the host's clock the device, which has nothing else to do, records an
+/// event: it belongs in the middle, give or take half of what lies between.
+void EventMarks::compare_clocks() {
+  USP_CUDA(cudaStreamSynchronize(stream_));
+  const cudaEvent_t event = take();
+  const int64_t before = clock_ns();
+  USP_CUDA(cudaEventRecord(event, stream_));
+  USP_CUDA(cudaEventSynchronize(event));
+  const int64_t half = (clock_ns() - before) / 2, now = before + half;
+  if (anchor_ != nullptr) {
+    const int64_t expected = anchor_ns_ + ns_between(anchor_, event);
+    clocks_.drift_ns = std::max(clocks_.drift_ns, std::abs(now - expected));
+    spare_.push_back(anchor_);
+  }
+  anchor_ = event;
+  anchor_ns_ = now;
+  ++clocks_.comparisons;
+  clocks_.uncertainty_ns = std::max(clocks_.uncertainty_ns, half);
+}
+
+}  // namespace usp::cuda
