@@ -21,8 +21,18 @@ int64_t Positions::count_up_to(int64_t position) const {
 }
 
 int64_t causal_pairs(const Positions& queries, const Positions& keys) {
+  // Of m keys the first query from their beginning on sees 1, the next 2, and so on up to m.
+  const auto seen_by_first = [](int64_t count, int64_t m) {
+    const int64_t growing = std::clamp<int64_t>(count, 0, m);
+    return growing * (growing + 1) / 2 + std::max<int64_t>(0, count - m) * m;
+  };
   int64_t pairs = 0;
-  for (int64_t row = 0; row < queries.count(); ++row) pairs += keys.count_up_to(queries[row]);
+  for (const auto& query : queries.ranges_) {
+    for (const auto& key : keys.ranges_) {
+      const int64_t before = query.begin - key.begin;
+      pairs += seen_by_first(before + query.length, key.length) - seen_by_first(before, key.length);
+    }
+  }
   return pairs;
 }
 

@@ -35,6 +35,8 @@ class Positions {
   int64_t count_up_to(int64_t position) const;
 
  private:
+  friend int64_t causal_pairs(const Positions& queries, const Positions& keys);
+
   struct Range {
     int64_t begin = 0;
     int64_t length = 0;
