@@ -246,7 +246,7 @@ std::vector<LatentCase> latent_cases(size_t random) {
   const auto at = [&](const Point& p) {
     LatentCase c{
         {{int64_t(1) << p[0], int64_t(1 + p[1]), 4, sequence[p[2]], false, int64_t(p[3]),
-          recompute[p[4]], p[5] == 0 ? "naive" : "blockwise", overlap[p[6]], int64_t(1 + p[7])}}};
+          recompute[p[4]], p[5] == 0 ? "naive" : "blockwise", overlap[p[6]], p[7] == 0 ? 2 : 4}}};
     c.pp = int64_t(1 + p[8]);
     c.cp = int64_t(1 + p[9]);
     c.layout = p[14] == 0 ? "zigzag" : "contiguous";
