@@ -24,6 +24,7 @@ Read and run
                            chapter flags follow `--`:  ./book run ch01 -- --steps 100 --dtype f32
                            all of them:                ./book run ch01 -- --help
   run CHAPTER --ranks N    the same on N ranks (processes), from chapter 2 on
+                           how to start them on a cluster, or on GPUs: with --print
   diff CHAPTER [OTHER]     what differs between two chapters; one alone: from its parent
 Do the exercises
   exercise [CHAPTER]       list them: state, size, what one learns; exercise ch02.ex1 shows one
@@ -152,12 +153,14 @@ def _run(arguments, flags):
                          ("./book run ch01 -- --help", "the flags of chapter 1"),
                          ("./book run ch01 -- --data my.txt --steps 1000", "train on your text"),
                          ("./book run ch02 --ranks 4", "four processes on this machine"),
+                         ("./book run ch02 --ranks 16 --print", "how to start them on a cluster"),
                          ("./book run ch02/collectives", "a small program of chapter 2")))
     parser.add_argument("chapter", nargs="?", default="1",
                         help="default: chapter 1; ch02/NAME runs an example of a chapter, which "
                         "./book list names")
     parser.add_argument("--print", action="store_true", dest="only_print",
-                        help="print the command line that would run, and do nothing")
+                        help="print the command line that would run, and do nothing; of several "
+                        "ranks also the commands for a cluster and for GPUs")
     parser.add_argument("--no-plot", action="store_true", help="draw no loss plot afterwards")
     parser.add_argument("--ranks", type=int, metavar="N",
                         help="processes to start, from chapter 2 on (default: as many as the "

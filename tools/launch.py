@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from tools import build, figures, machine, mpi, packages, runs, why
+from tools import build, cluster, figures, machine, mpi, packages, runs, why
 from tools.base import BookError, say, show_path
 from tools.process import output_of, signal_name, wait_for
 
@@ -24,14 +24,20 @@ WHY_KILLED = {
 }
 
 
-def given_run_dir(flags):
-    """The --run_dir among a chapter's flags (the last one counts), None if there is none."""
+def given_value(flags, name):
+    """The value of a flag among a chapter's (the last one counts), None if it is not there."""
     found = None
     for flag, value in zip(flags, [*flags[1:], None]):
-        if flag == "--run_dir":
+        if flag == name:
             found = value
-        elif flag.startswith("--run_dir="):
+        elif flag.startswith(name + "="):
             found = flag.partition("=")[2]
+    return found
+
+
+def given_run_dir(flags):
+    """The --run_dir among a chapter's flags, None if there is none."""
+    found = given_value(flags, "--run_dir")
     return Path(found) if found else None
 
 
@@ -76,8 +82,10 @@ def run_chapter(chapter, flags, options):
     env = machine.thread_environment(ranks=ranks)
     if options.only_print:
         added = ["--run_dir", show_path(runs.next_run_dir(chapter))] if own_dir else []
-        program = [show_path(executable), *added, *flags]
-        print(command_line(rank_command(program, ranks, options.debug, None), env))
+        program = [show_path(executable), *added]
+        print(command_line(rank_command([*program, *flags], ranks, options.debug, None), env))
+        if ranks > 1 and options.debug is None:
+            print_elsewhere(program, flags, ranks)
         return 0
     if not options.skip_packages:
         packages.ensure(packages.RUN, options.install)
@@ -139,8 +147,19 @@ def rank_command(program, ranks, debug, terminal):
 
 def command_line(command, env):
     """A command as one would type it, with the environment that the launcher adds to it."""
-    names = ["OMP_NUM_THREADS", *(["OMP_WAIT_POLICY"] if "OMP_WAIT_POLICY" in env else [])]
+    names = [name for name in mpi.THREAD_VARIABLES if name in env]
     return shlex.join([*(f"{name}={env[name]}" for name in names), *command])
+
+
+def print_elsewhere(program, flags, ranks):
+    """Prints the commands that run these ranks on a cluster or on GPUs, each below a comment."""
+    node_size = given_value(flags, "--node_size") or ""
+    per_host = cluster.ranks_per_host(ranks, int(node_size) if node_size.isdigit() else 0)
+    threads = machine.thread_environment(ranks=per_host)["OMP_NUM_THREADS"].partition(",")[0]
+    print("", *cluster.heading(ranks, machine.usable_cores()), sep="\n")
+    for way in cluster.ways(mpi.find(), ranks, per_host, threads, program, flags):
+        env = {"OMP_WAIT_POLICY": "passive", **machine.thread_environment(ranks=way.per_host)}
+        print(f"\n# {way.what}\n{command_line(way.command, env)}")
 
 
 def _run_and_judge(command, env, ranks, run_dir, options):

@@ -19,6 +19,8 @@ from tools.why import Death
 MPICH, OPEN_MPI, OTHER = "MPICH", "Open MPI", "an unknown MPI"
 # Where an MPI tells a process its rank.
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
+# What ranks of other hosts need of the environment.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")
 LOOK_INTERVAL_S = 0.1
 SCAN_FOR_S = 10.0  # ranks that are not found until then run on other hosts
 LINGER_S = 2.0  # a rank that outlives mpiexec by more is ended
@@ -65,6 +67,19 @@ class Mpiexec:
             if count > 0:
                 words += [":"] * bool(words) + ["-n", str(count), *part]
         return [*start, *words]
+
+    def over_hosts(self, hosts, per_host, program):
+        """The command line that runs the program on so many ranks of each host, in this order; None
+        where we do not know how this mpiexec wants hosts named."""
+        start = [*self.words, *self.options()]
+        count = ["-n", str(per_host * len(hosts))]
+        if self.kind == MPICH:  # the environment travels
+            return [*start, "-hosts", ",".join(hosts), "-ppn", str(per_host), *count, *program]
+        if self.kind == OPEN_MPI:
+            named = ",".join(f"{host}:{per_host}" for host in hosts)
+            travels = [word for name in THREAD_VARIABLES for word in ("-x", name)]
+            return [*start, *travels, "--host", named, *count, *program]
+        return None
 
 
 def find():

@@ -110,7 +110,7 @@ def nodes_table(found):
     """Nodes that a token meets."""
     rows = [[str(own["allowed"]), f"{own['mean']:.2f}", str(own["most"]), f"{own['rows']:.2f}",
              f"{own['once']:.2f}"] for own in found]
-    return table(["`--route_nodes`", "nodes of a token", "at most", "rows that leave a node",
-                  "if each node gets a token once"], rows,
-                 f"{EXPERTS} experts on {NODES} nodes, `k` = {CHOICES}, random scores: by going through "
-                 f"the choice of {TOKENS:,} tokens.")
+    return table(["`--route_nodes`", "nodes of a token", "at most", "its rows that leave a node",
+                  "if each node gets it once"], rows,
+                 f"{EXPERTS} experts on {NODES} nodes, `k` = {CHOICES}, random scores: means over {TOKENS:,} "
+                 "tokens, by going through their choices.")

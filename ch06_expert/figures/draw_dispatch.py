@@ -20,8 +20,8 @@ FORWARD = (
     ("Forward of micro-batch 1, backward of 0, in turns",
      (("forward", "attention 1", 140), ("backward", "experts 0", 130), ("forward", "experts 1", 130),
       ("backward", "attention 0", 140), ("forward", "sum 1", 80)),
-     (("message", "rows 0", 130), (None, "", 10), ("message", "rows 1", 126), (None, "", 4),
-      ("message", "rows 0", 126), (None, "", 4), ("message", "rows 1", 130))))
+     (("message", "grads 0", 130), (None, "", 10), ("message", "rows 1", 126), (None, "", 4),
+      ("message", "grads 0", 126), (None, "", 4), ("message", "outputs 1", 130))))
 # Two nodes of two ranks; a token of rank 0, its experts' ranks.
 NODE_SIZE, NODES, HOME, CHOSEN = 2, 2, 0, (1, 2, 3)
 
@@ -93,7 +93,7 @@ def ways():
             strong = node_of(a) != node_of(b)
             drawing.arrow((start, y + top + height + 2), (start, down), (end, down),
                           (end, y + top + height + 2), strong=strong)
-    drawing.text(MARGIN, 500, "Red: between nodes. Dashed: a node.", 20)
+    drawing.text(MARGIN, 500, "Red: between nodes (dashed). Rails: ranks 0 and 2, 1 and 3.", 20)
     return drawing.svg()
 
 

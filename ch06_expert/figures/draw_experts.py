@@ -97,6 +97,14 @@ def bracket(drawing, top, first, last, label, size=1):
     drawing.text((left + right) / 2, top + 32, label, 20, "middle")
 
 
+def across(drawing, y, ranks):
+    """A red line under ranks of a group that are not neighbours, with a tick at each."""
+    xs = [MARGIN + rank * COLUMN + COLUMN / 2 - 2 for rank in ranks]
+    drawing.line((xs[0], y - 8), (xs[0], y), (xs[-1], y), (xs[-1], y - 8), strong=True, width=2)
+    for x in xs[1:-1]:
+        drawing.line((x, y - 8), (x, y), strong=True, width=2)
+
+
 def experts_at(place, ep, experts):
     """Those of a place of the group, such as "E2, E3"."""
     here = experts // ep
@@ -122,9 +130,7 @@ def groups():
     for ranks in inner:
         bracket(drawing, 114, ranks[0], ranks[-1], "ep: tokens travel")
     for place, ranks in enumerate(outer):
-        y = 170 + place * 26
-        xs = [MARGIN + rank * COLUMN + COLUMN / 2 - 2 for rank in ranks]
-        drawing.line((xs[0], y - 8), (xs[0], y), (xs[-1], y), (xs[-1], y - 8), strong=True, width=2)
+        across(drawing, 170 + place * 26, ranks)
     drawing.text(MARGIN, 286, "edp, in red: copies of the same experts sum gradients.", 20)
     return drawing.svg()
 
@@ -133,7 +139,7 @@ def folding():
     """The same 8 ranks for attention, and for experts in two ways."""
     tp = 2
     dp = RANKS // tp
-    drawing = schematic.Drawing(520, "Attention and experts on meshes of their own", (
+    drawing = schematic.Drawing(552, "Attention and experts on meshes of their own", (
         f"Attention: dp = {dp}, tp = {tp}. Experts: ep = {RANKS} over dp and tp, whole experts; or, "
         f"with --expert_tp, ep = {dp} over dp, where each expert lies in {tp} parts on the ranks of "
         "tp."))
@@ -149,8 +155,10 @@ def folding():
     row_of(drawing, 358, [f"half of\n{experts_at(rank // tp, dp, RANKS)}" for rank in range(RANKS)],
            [OWN[rank // 2] for rank in range(RANKS)])
     for place in range(dp):
-        bracket(drawing, 428, place * tp, place * tp + tp - 1, f"tp, ep {place}")
-    drawing.text(MARGIN, 504, "Ranks of tp have the same tokens there, and add up halves.", 20)
+        bracket(drawing, 428, place * tp, place * tp + tp - 1, "tp")
+    for place in range(tp):
+        across(drawing, 484 + place * 22, range(place, RANKS, tp))
+    drawing.text(MARGIN, 536, "Red: ep. Ranks of tp have the same tokens, add up halves.", 20)
     return drawing.svg()
 
 

@@ -70,8 +70,8 @@ def large(nodes):
 def large_table(nodes):
     rows = [[model, str(count), str(ep), f"`{way.split(',')[0]}`" + way[len(way.split(',')[0]):],
              f"{book:.3f}", f"{own:.2f}"] for model, count, ep, way, own, book in large(nodes)]
-    return table(["H100s", "nodes", "`ep`", "`--dispatch`", "the book's ratio", "of gated experts"],
-                 rows, "t_comm / t_compute in bf16. Up to 1 the experts' own work can hide their rows. "
+    return table(["model", "nodes", "`ep`", "`--dispatch`", "the book's ratio", "ratio of gated experts"],
+                 rows, "t_comm / t_compute in bf16, on H100s. Up to 1 the experts' own work can hide their rows. "
                  f"Data sheets: {H100 / 1e12:.0f} TFLOP/s, {NVLINK / 1e9:.0f} GB/s each way in a node, "
                  f"{NETWORK / 1e9:.0f} GB/s for each GPU between nodes. On several nodes, what crosses them.")
 

@@ -264,7 +264,8 @@ def formula_table(found):
         counted = size / (DEEPSEEK["num_layers"] * POSITIONS * BF16)
         rows.append([name, formula, f"{cached_numbers(kind, DEEPSEEK):,}", f"{counted:,.0f}"])
     return table(["keys and values", "formula", "by formula", "counted"], rows,
-                 "Numbers of a position in a layer, DeepSeek-V3's heads of 128 channels.")
+                 f"Numbers of a position in a layer. `h/a` are the channels of a head: {CHANNELS} in DeepSeek-V3, "
+                 f"though its `h` over `a` is {DEEPSEEK['hidden_size'] // DEEPSEEK['num_heads']}.")
 
 
 def parameters_table(problem):
@@ -330,7 +331,11 @@ def tp_table(found):
         rows.append(row)
     return table(["", "channels that enter the region", *(f"`--tp_size {RANKS}`{more}" for more in TP)],
                  rows, f"Bytes that rank 0 sends over `tp` for a layer in a step, by the ledger; in brackets "
-                 f"by formula. {SMALL['hidden_size']} channels, {SMALL['num_heads']} heads, f32.")
+                 f"by formula. {SMALL['hidden_size']} channels, {SMALL['num_heads']} heads, "
+                 f"{SMALL['micro_batch_size']} samples of {SMALL['seq_len']} positions, f32. Latents have "
+                 f"{SMALL_LATENT['kv_lora_rank']} channels, those of queries "
+                 f"{SMALL_KINDS['MLA, queries of a latent']['q_lora_rank']}, `rope` is "
+                 f"{SMALL_LATENT['qk_rope_head_dim']}.")
 
 
 def ring_table(found):

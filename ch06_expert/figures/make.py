@@ -71,8 +71,10 @@ def count(chapter, program):
         counted = counts.count(program)
         found["counts.json"] = json_text({**read_json(folder / "counts.json"), **counted,
                                           "small": memory.count(program)})
-        found["nodes.json"] = json_text({**read_json(folder / "nodes.json"),
-                                         "nodes": nodes.count(chapter), "copies": counted["nodes"]})
+        found["node_traffic.txt"] = nodes.output(chapter)
+        found["nodes.json"] = json_text({
+            **read_json(folder / "nodes.json"), "nodes": nodes.read(found["node_traffic.txt"]),
+            "copies": counted["nodes"]})
     if (folder / "latent.json").exists():
         found["latent.json"] = balance.text({
             **read_json(folder / "latent.json"), **latent.count(program),

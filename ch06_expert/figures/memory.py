@@ -114,7 +114,8 @@ def problem_table(found):
         rows.append([own["case"], billions(parameters) + theirs[0], billions(active) + theirs[1],
                      f"{own['flops'] / LARGE['seq_len'] / 1e9:,.0f}",
                      f"{sum(own[name] for name in STATES) / GIB:,.0f}"])
-    return table(["", "parameters", "of these in a token's way", "GFLOP a token", "GiB of states"],
+    return table(["", "parameters", "of these in a token's way", "GFLOP a token",
+                  "weights, gradients and states, GiB"],
                  rows, "Billions of parameters, in brackets the authors'; by steps on shapes of 4,096 tokens, in bf16 "
                  "with gradients in f32. In a token's way is all of the embedding, though it reads one row.")
 
@@ -131,7 +132,8 @@ def ep_table(found):
     return table(["`ep`", "weights, GiB", "weights, gradients and states, GiB", "TFLOP of a step",
                   "sent over `ep`, GiB"], rows,
                  f"Rank 0 of {EP[-1]} data-parallel ranks, Mixtral's shape, 4,096 tokens a rank, by steps "
-                 "on shapes; in brackets by formula: `rest + 3 h h_ff E L / ep`, 2 bytes each.")
+                 "on shapes. In brackets by formula: 2 bytes for each of `3 h h_ff E L / ep` parameters of experts and "
+                 "of all others.")
 
 
 def mesh_name(mesh):

@@ -11,8 +11,7 @@ from tools.plot import style
 from . import balance
 
 COLORS = dict(zip(balance.BALANCES, (style.INK, style.BLUE, style.GREEN, style.ORANGE)))
-NAMES = {"none": "no balancing", "sample": "a loss per sample", "batch": "a loss per batch",
-         "bias": "a bias"}
+NAMES = {"none": "none", "sample": "sample, a loss", "batch": "batch, a loss", "bias": "bias"}
 SMOOTH = 20  # steps, of the losses
 FIRST = 40   # the first step whose loss is drawn
 

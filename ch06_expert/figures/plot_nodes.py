@@ -26,7 +26,7 @@ def draw(measured):
                            ("inside", {"linewidth": 1.0, "dashes": (5, 3)})):
             axes.plot(places, [case[link] for case in cases], color=color, **look)
             handles.append(Line2D([], [], color=color, **look,
-                                  label=f"{link} nodes, {nodes.WAYS[dispatch]}"))
+                                  label=f"{link} nodes, {dispatch}: {nodes.WAYS[dispatch]}"))
     axes.set_xticks(places)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("nodes that a token may go to")

@@ -175,8 +175,8 @@ def ways_table(measured):
     if on_cores:
         caption += (f"Measured on that emulated link: medians of {ROUNDS} rounds, in brackets the "
                     "shortest and the longest. ")
-    return table(columns, rows, caption + "Rows with their counts, means of the ranks; others are "
-                 "gradients and what stages send.")
+    return table(columns, rows, caption + "`ep`: all ranks, with `dualpipe` the two of a stage. Rows with "
+                 "their counts, means of the ranks; others are gradients and what stages send.")
 
 
 def left_table(measured):

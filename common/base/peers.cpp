@@ -20,8 +20,12 @@ void refuse_together(const Peers& peers, const std::function<void()>& check) {
   } catch (const UsageError& error) {
     refusal = error.what();
   }
-  for (const std::string& text : peers.all_gather_text(refusal)) {
-    if (!text.empty()) throw RefusedTogether(text);
+  const std::vector<std::string> refusals = peers.all_gather_text(refusal);
+  for (size_t rank = 0; rank < refusals.size(); ++rank) {
+    const std::string& text = refusals[rank];
+    if (!text.empty()) {
+      throw RefusedTogether(rank == 0 ? text : fmt::format("rank {}: {}", rank, text));
+    }
   }
 }
 

@@ -37,8 +37,8 @@ class RefusedTogether : public UsageError {
 };
 
 /// Runs check() on every rank. Where it throws UsageError on any, all ranks throw the one of the
-/// lowest such rank, as RefusedTogether: a rank that is refused leaves none behind. All ranks call
-/// it.
+/// lowest such rank, as RefusedTogether: a rank that is refused leaves none behind. Where that is
+/// not rank 0, the message begins with its number. All ranks call it.
 void refuse_together(const Peers& peers, const std::function<void()>& check);
 
 }  // namespace usp

@@ -75,6 +75,7 @@ class CudaDevice : public Accelerator, public SideCopies, public DeviceLibrary {
   void hold_work_until(Event& event) override;
 
   // nccl_group.cpp
+  void require() override;
   std::string new_group_id() override;
   std::unique_ptr<DeviceGroup> join(const std::string& id, int ranks, int rank) override;
 

@@ -2,7 +2,7 @@
 #include "cuda/cuda_device.h"
 #include "cuda/errors.h"
 
-#if __has_include(<nccl.h>)
+#if __has_include(<nccl.h>) && !defined(USP_WITHOUT_NCCL)
 
 #include <nccl.h>
 #include <stdlib.h>
@@ -22,6 +22,12 @@ void check_nccl(ncclResult_t result, const char* call) {
 
 /// A call of NCCL that must succeed.
 #define USP_NCCL(call) check_nccl((call), #call)
+
+/// NCCL writes 22809 for 2.28.9, and wrote 2804 for 2.8.4.
+std::string version_text(int version) {
+  const int major = version < 10000 ? 1000 : 10000;
+  return fmt::format("{}.{}.{}", version / major, version % major / 100, version % 100);
+}
 
 ncclDataType_t type_of(DType dtype) {
   static_assert(DType::f32 < DType::bf16 && DType::bf16 < DType::f64 && DType::f64 < DType::i32);
@@ -131,6 +137,16 @@ class CudaDevice::NcclGroup : public DeviceGroup {
   std::atomic<bool> aborted_ = false;
 };
 
+void CudaDevice::require() {
+  int version = 0;
+  USP_NCCL(ncclGetVersion(&version));
+  if (version >= NCCL_VERSION_CODE) return;
+  usage_error(
+      "comm=nccl: the NCCL here is {}, and this program was built with {}; try LD_LIBRARY_PATH="
+      "/folder/with/that or a later one, or --comm mpi",
+      version_text(version), version_text(NCCL_VERSION_CODE));
+}
+
 std::string CudaDevice::new_group_id() {
   ncclUniqueId id;
   USP_NCCL(ncclGetUniqueId(&id));
@@ -147,11 +163,13 @@ std::unique_ptr<DeviceGroup> CudaDevice::join(const std::string& id, int ranks, 
 
 namespace usp::cuda {
 
-std::string CudaDevice::new_group_id() {
+void CudaDevice::require() {
   usage_error(
       "comm=nccl: this program was built without NCCL, whose nccl.h was not found; try "
       "--comm mpi");
 }
+
+std::string CudaDevice::new_group_id() { fail("this program was built without NCCL"); }
 
 std::unique_ptr<DeviceGroup> CudaDevice::join(const std::string&, int, int) {
   fail("this program was built without NCCL");

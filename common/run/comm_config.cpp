@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tensor/device_group.h"
 #include "tensor/runtime.h"
-#include "tensor/side_copies.h"
 
 namespace usp {
 
@@ -78,9 +78,11 @@ void watch(const Communicator& world, const CommConfig& config, const RunDir& ru
 }
 
 void use_nccl(const Communicator& world) {
+  Accelerator* const device = Runtime::current().accelerator();
+  refuse_together(world, [&] { dynamic_cast<DeviceLibrary&>(*device).require(); });
   std::string place;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> place;
-  place += " " + dynamic_cast<SideCopies&>(*Runtime::current().accelerator()).address();
+  place += " " + dynamic_cast<SideCopies&>(*device).address();
   const std::vector<std::string> places = world.all_gather_text(place);
   const char* allowed = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   for (size_t rank = 0; rank < places.size(); ++rank) {

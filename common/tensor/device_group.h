@@ -42,10 +42,12 @@ class DeviceGroup {
 class DeviceLibrary {
  public:
   virtual ~DeviceLibrary() = default;
+  /// Throws UsageError where the program cannot use the library: it was built without, there is
+  /// none here, or one that is older than what the program was built with.
+  virtual void require() = 0;
   /// What the ranks of a new group hand to join(); one of them asks for it.
   virtual std::string new_group_id() = 0;
-  /// Returns when all ranks of the group have called it. Throws UsageError where the library is not
-  /// there.
+  /// Returns when all ranks of the group have called it.
   virtual std::unique_ptr<DeviceGroup> join(const std::string& id, int ranks, int rank) = 0;
 };
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -22,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from test_book import FakeTree, Scratch, write  # noqa: E402
-from tools import chapters, doctor, launch, machine, mpi, packages, why  # noqa: E402
+from tools import chapters, cluster, doctor, launch, machine, mpi, packages, why  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.why import Death  # noqa: E402
 
@@ -673,6 +674,64 @@ class Ranks(FakeTree):
                                f"{program} : -n 2 {program}\n")
         line = self.book("run", "2", "--print", FAKE_VERSION="mpirun (Open MPI) 4.1.6").stdout
         self.assertIn("mpiexec --oversubscribe --bind-to none ", line)
+
+    def print_elsewhere(self, *arguments, **environment):
+        """[(comment, words of the command below it)] of what follows the command for this machine."""
+        result = self.book("run", "ch02", *arguments, **environment)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        subprocess.run(["sh", "-n"], input=result.stdout, text=True, check=True)
+        here, heading, *parts = result.stdout.split("\n\n")
+        self.assertEqual(here.count("\n"), 0)
+        self.assertTrue(all(line.startswith("# ") for line in heading.splitlines()), heading)
+        ways = [part.strip().split("\n") for part in parts]
+        return [(comment, shlex.split(command)) for comment, command in ways]
+
+    def test_print_shows_the_same_ranks_on_hosts_under_slurm_and_on_gpus(self):
+        program = "build/release/bin/ch02_data_parallel --run_dir runs/ch02/001 --steps 9"
+        threads, alone = (f"OMP_NUM_THREADS={max(1, machine.usable_cores() // ranks)}"
+                          for ranks in (4, 8))
+        ways = self.print_elsewhere("--ranks", "8", "--print", "--", "--steps", "9")
+        nodes = "--mpi=pmi2 --nodes=2 --ntasks-per-node=4 --cpus-per-task=" + threads[16:]
+        hosts = "mpiexec -hosts host1,host2 -ppn 4 -n 8"
+        passive = "OMP_WAIT_POLICY=passive"
+        kill = "srun --kill-on-bad-exit"
+        by_nccl, by_host = "--device cuda --comm nccl", "--device cuda --comm mpi"
+        self.assertEqual(
+            [" ".join(words) for _, words in ways],
+            [f"{threads} {passive} {hosts} {program}",
+             f"{threads} {passive} {kill} {nodes} {program}",
+             f"{alone} {passive} mpiexec -n 8 {program} {by_nccl}",
+             f"{threads} {passive} {hosts} {program} {by_nccl}",
+             f"{threads} {passive} {kill} {nodes} --gpus-per-task=1 {program} {by_nccl}",
+             f"{alone} {passive} mpiexec -n 8 {program} {by_host}",
+             f"{threads} {passive} {kill} {nodes} --gpus-per-node=1 {program} {by_host}"])
+        self.assertIn("MPICH", ways[0][0])
+
+    def test_print_knows_the_words_of_another_mpi(self):
+        ways = self.print_elsewhere("--ranks", "4", "--print", "--", "--prompt", "a b",
+                                    FAKE_VERSION="mpirun (Open MPI) 4.1.6")
+        words = " ".join(ways[0][1])
+        self.assertIn(" -x OMP_NUM_THREADS -x OMP_WAIT_POLICY --host host1:2,host2:2 -n 4 ", words)
+        self.assertEqual(ways[0][1][-2:], ["--prompt", "a b"])
+        self.assertIn("--mpi=pmix", ways[1][1])
+        ways = self.print_elsewhere("--ranks", "4", "--print", FAKE_VERSION="who knows")
+        self.assertFalse(any("host1" in word for _, words in ways for word in words))
+        self.assertFalse(any(word.startswith("--mpi") for _, words in ways for word in words))
+
+    def test_print_leaves_out_what_it_says_itself_and_heeds_the_size_of_a_node(self):
+        ways = self.print_elsewhere("--ranks", "6", "--print", "--", "--comm=nccl", "--device",
+                                    "cpu", "--node_size", "2")
+        for _, words in ways[2:]:
+            self.assertEqual(words.count("--device"), 1)
+            self.assertEqual(words[words.index("--device") + 1], "cuda")
+            self.assertEqual(sum(word.startswith("--comm") for word in words), 1)
+        self.assertIn("--nodes=3", ways[1][1])
+        for ranks in range(2, 65):
+            per_host = cluster.ranks_per_host(ranks, 0)
+            self.assertEqual(ranks % per_host, 0)
+            self.assertTrue(1 <= per_host <= min(8, ranks // 2), (ranks, per_host))
+        self.assertEqual([cluster.ranks_per_host(*each) for each in ((64, 0), (8, 8), (8, 3))],
+                         [8, 8, 4])
 
     def test_numbers_that_cannot_be(self):
         for arguments, words, env in (

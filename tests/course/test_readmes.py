@@ -38,7 +38,8 @@ class Readmes(unittest.TestCase):
         bound = set(re.findall(r'bind\(\s*"(\w+)"', "".join(p.read_text() for p in sources)))
         launcher = set(re.findall(r'"--([\w-]+)"', "".join(
             p.read_text() for p in (ROOT / "tools").glob("*.py"))))
-        others = {"preset", "test-dir", "tags", "mpi", "signal"}  # of cmake, ctest, srun, scancel
+        others = {"preset", "test-dir", "tags", "signal",  # of cmake, ctest and scancel; of srun
+                  "mpi", "nodes", "ntasks-per-node", "gpus-per-task", "cpus-per-task"}
         known = bound | launcher | others | {"help", "version"}
         for page in PAGES:
             prose = re.sub(r"```(cpp|diff)\n.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)

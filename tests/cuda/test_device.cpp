@@ -5,6 +5,7 @@
 
 #include "common/attention_case.h"
 #include "cuda/errors.h"
+#include "cuda/loaded/forward.h"
 #include "emulator/emulator.h"
 #include "tensor/ops.h"
 #include "testing.h"
@@ -186,6 +187,12 @@ TEST_CASE("each reason why there is no GPU has a line of its own") {
   }
   const emulator::Use use(options);
   check_throws<UsageError>([] { Runtime runtime(Device::cuda); }, parts);
+}
+
+TEST_CASE("a library that the loader does not find is named, and the flag that needs it") {
+  check_throws<UsageError>(
+      [] { cuda::open_library("libnccl.so.0", "comm=nccl", "--comm mpi"); },
+      {"comm=nccl needs libnccl.so.0", "loader", "LD_LIBRARY_PATH=", "or --comm mpi"});
 }
 
 /// Forward and backward of blockwise attention with so many channels a head.

@@ -8,6 +8,7 @@
 #include "comm/launch.h"
 #include "comm/mesh.h"
 #include "emulator/emulator.h"
+#include "run/comm_config.h"
 #include "tensor/ops.h"
 #include "testing.h"
 
@@ -352,6 +353,48 @@ TEST_CASE("ranks take the GPUs of their machine in turn, and know who shares the
         },
         60, Device::cuda);
     REQUIRE(std::set(addresses.begin(), addresses.end()).size() == size_t(gpus));
+  }
+}
+
+/// What use_nccl() says on each of 3 ranks where so many GPUs are seen, and this NCCL; "" if
+/// nothing.
+std::vector<std::string> refusals(int gpus, int nccl_version) {
+  emulator::Options options = emulator::options;
+  options.device_count = gpus;
+  options.nccl_version = nccl_version;
+  const emulator::Use use(options);
+  std::vector<std::string> said(3);
+  run_threads(
+      3,
+      [&](const Communicator& world) {
+        try {
+          use_nccl(world);
+        } catch (const RefusedTogether& error) {
+          said[world.rank()] = error.what();
+        }
+      },
+      60, Device::cuda);
+  return said;
+}
+
+TEST_CASE("NCCL wants a GPU for each rank, and all ranks say the same where there is none") {
+  const auto each = [](const std::string& text) { return std::vector<std::string>(3, text); };
+  const auto sharing = [&](int other) {
+    return each(fmt::format(
+        "comm=nccl: ranks 0 and {} share a GPU, and NCCL wants one for each rank; try --comm mpi, "
+        "or as many ranks as there are GPUs",
+        other));
+  };
+  REQUIRE(refusals(4, 0) == each(""));
+  REQUIRE(refusals(3, 30000) == each(""));
+  REQUIRE(refusals(2, 0) == sharing(2));
+  REQUIRE(refusals(1, 0) == sharing(1));
+  for (const auto& [version, text] : {std::pair(21903, "2.19.3"), std::pair(2804, "2.8.4")}) {
+    REQUIRE(refusals(3, version) ==
+            each(fmt::format("comm=nccl: the NCCL here is {}, and this program was built with "
+                             "2.28.9; try LD_LIBRARY_PATH=/folder/with/that or a later one, or "
+                             "--comm mpi",
+                             text)));
   }
 }
 

@@ -29,6 +29,7 @@ struct Options {
   int shared_bytes = 227 << 10;      // of a block that asks for more than 48 KiB; at most this much
   int kernels_need_capability = 80;  // what they are compiled for
   int nccl_error = 0;                // what NCCL's communicators say when they are asked
+  int nccl_version = 0;              // of the library; 0: that of its header
 };
 extern Options options;
 

@@ -201,7 +201,7 @@ const char* ncclGetErrorString(ncclResult_t result) {
 const char* ncclGetLastError(ncclComm_t) { return ""; }
 
 ncclResult_t ncclGetVersion(int* version) {
-  *version = NCCL_VERSION_CODE;
+  *version = options.nccl_version > 0 ? options.nccl_version : NCCL_VERSION_CODE;
   return ncclSuccess;
 }
 

@@ -1,27 +1,47 @@
 """Ranks under mpiexec whose tensors lie on emulated GPUs, next to the same on CPUs.
 
-  test_device_ranks.py --bin build/release/bin [unittest arguments]
+  test_device_ranks.py --bin build/release/bin [--chapter ch02_data_parallel] [unittest arguments]
 
-Needs the newest chapter there, and the same with the suffix _emulated; and mpiexec on PATH (77:
-skipped without it).
+Needs the chapter there, and the same with the suffix _emulated; and mpiexec on PATH (77: skipped
+without it). Without --chapter, the newest is tested in all layouts, and another in what it adds.
 """
 import json
 import re
 import shutil
+import subprocess
 import sys
 import unittest
 
 import test_ranks
-from test_ranks import RankTest, metrics, tiny
+from test_ranks import CHAPTER as NEWEST
+from test_ranks import ROOT, RankTest, metrics, tiny
 
 FLAGS = ("--dtype", "f64", "--micro_batch_size", "2", "--warmup_steps", "0",
          "--min_lr_ratio", "1")
-LAYOUTS = (
-    ("--grad_acc_steps", "2", "--bucket_mb", "0.03"),
-    ("--zero_stage", "3", "--grad_acc_steps", "2"),
-    ("--tp_size", "2", "--sequence_parallel"),
-    ("--pp_size", "2", "--grad_acc_steps", "4"),
-)
+LAYOUTS = {  # by the header of a chapter that brings it
+    "data_parallel": ("--grad_acc_steps", "2", "--bucket_mb", "0.03"),
+    "zero": ("--zero_stage", "3", "--grad_acc_steps", "2"),
+    "tensor_parallel": ("--tp_size", "2", "--sequence_parallel"),
+    "context_attention": ("--cp_size", "2"),
+    "pipeline": ("--pp_size", "2", "--grad_acc_steps", "4"),
+    "router": ("--num_experts", "4", "--ep_size", "2", "--balance", "none")}
+# Rows of a report, and those in which measured memory is that of the formula. How many rows experts
+# get is the router's choice, and the formula has the mean.
+MEMORY = ("weights", "gradients", "optimizer states", "saved activations")
+EXACT = {"router": MEMORY[:3]}
+
+
+def layouts():
+    """[(header, flags)] of the chapter: all of the newest, of another what it adds."""
+    found = [(header, flags) for header, flags in LAYOUTS.items()
+             if (ROOT / test_ranks.CHAPTER / f"{header}.h").exists()]
+    return found if test_ranks.CHAPTER == NEWEST else found[-1:]
+
+
+def memory_rows(run_dir):
+    """{what: its row} of the report, of what lies on the device."""
+    text = (run_dir / "report.md").read_text()
+    return dict(re.findall(r"^\| ([\w ]+?) +\| (.* predicted .*) \|$", text, re.M))
 
 
 class Devices(RankTest):
@@ -38,34 +58,50 @@ class Devices(RankTest):
         self.assertEqual(code, 0, output)
         return self.run_dir
 
-    def test_they_train_alike_and_send_the_same(self):
-        for flags in LAYOUTS:
+
+class Layouts(Devices):
+    def test_they_train_alike_send_the_same_and_take_the_memory_of_the_formulas(self):
+        for header, flags in layouts():
             with self.subTest(flags=flags):
-                cuda, cpu = (self.run_on(device, 2, *flags) for device in ("cuda", "cpu"))
+                cuda, cpu = (self.run_on(device, 2, *flags, traced=("--trace_steps", "1"))
+                             for device in ("cuda", "cpu"))
                 for step, reference in zip(metrics(cuda), metrics(cpu), strict=True):
                     for key in ("loss", "grad_norm"):
                         self.assertLessEqual(abs(step[key] - reference[key]),
                                              1e-10 * abs(reference[key]), key)
                     self.assertEqual(step["comm_bytes"], reference["comm_bytes"])
-                sent, expected = (json.loads((folder / "ledger.json").read_text())
-                                  for folder in (cuda, cpu))
-                self.assertEqual(sorted(sent), sorted(expected))
-                for operation, entry in expected.items():
-                    for what in ("calls", "payload_bytes", "wire_bytes", "header_bytes"):
-                        self.assertEqual(sent[operation][what], entry[what], (operation, what))
-
-    def test_the_report_s_memory_is_the_formulas(self):
-        for flags in LAYOUTS[:2]:
-            with self.subTest(flags=flags):
-                folder = self.run_on("cuda", 2, *flags, traced=("--trace_steps", "1"))
-                report = (folder / "report.md").read_text()
-                for what in ("weights", "gradients", "optimizer states", "saved activations"):
-                    self.assertRegex(report, rf"\| {what} \| .*\(1\.0000\) \|")
-                self.assertNotIn("scratch of reductions", report)
-                messages = [event for event in json.loads((folder / "trace.json").read_text())
+                self.compare_ledgers(cuda, cpu)
+                self.compare_memory(memory_rows(cuda), memory_rows(cpu), header)
+                self.check_estimate(*flags)
+                messages = [event for event in json.loads((cuda / "trace.json").read_text())
                             ["traceEvents"] if event.get("cat") == "comm"]
                 self.assertTrue(messages)
 
+    def compare_ledgers(self, cuda, cpu):
+        sent, expected = (json.loads((folder / "ledger.json").read_text())
+                          for folder in (cuda, cpu))
+        self.assertEqual(sorted(sent), sorted(expected))
+        for operation, entry in expected.items():
+            for what in ("calls", "payload_bytes", "wire_bytes", "header_bytes"):
+                self.assertEqual(sent[operation][what], entry[what], (operation, what))
+
+    def check_estimate(self, *flags):
+        """Contributions to sums wait in memory of the host, so no GPU has scratch memory for them."""
+        flags = (*FLAGS, *flags, "--device", "cuda", "--estimate")
+        code, output = self.finish(self.start(2, test_ranks.CHAPTER, *tiny(flags), *flags))
+        self.assertEqual(code, 0, output)
+        self.assertIn("optimizer states", output)
+        self.assertNotIn("scratch of reductions", output)
+
+    def compare_memory(self, cuda, cpu, header):
+        """Rows of the reports."""
+        self.assertNotIn("scratch of reductions", cuda)
+        cpu.pop("scratch of reductions", None)
+        self.assertEqual(cuda, cpu)
+        for what in EXACT.get(header, MEMORY):
+            self.assertRegex(cuda[what], r"\(1\.0000\)$")
+
+class Checkpoints(Devices):
     def test_a_checkpoint_goes_on_with_other_ranks_on_the_other_device(self):
         flags = ("--zero_stage", "2", "--checkpoint_interval", "2")
         whole = metrics(self.run_on("cpu", 2, *flags, steps=4))
@@ -77,24 +113,54 @@ class Devices(RankTest):
             self.assertLessEqual(abs(step["loss"] - reference["loss"]),
                                  1e-10 * reference["loss"])
 
-    def test_nccl_s_ranks_want_a_gpu_each(self):
-        for device, words, more in (("cuda", "ranks 0 and 1 share a GPU", ()),
-                                    ("cpu", "comm=nccl is for", ()),
-                                    ("cuda", "slows messages", ("--link", "node=9000,0.01"))):
-            with self.subTest(words):
-                flags = ("--comm", "nccl", "--device", device, *more)
-                code, output = self.finish(self.start(2, test_ranks.CHAPTER + "_emulated",
-                                                      *tiny(flags), *flags))
-                self.assertEqual(code, 2, output)
-                self.assertRegex(output, rf"\Aerror: .*{words}.*--comm mpi.*\n\Z")
 
-    def test_what_ranks_refuse_is_one_line(self):
-        flags = ("--micro_batch_size", "2", "--dp_size", "3", "--device", "cuda")
+class Refusals(Devices):
+    """What cannot be is one line of rank 0, and exit code 2 of all ranks."""
+
+    def refused(self, words, *flags, device="cuda", each=({}, {}), **emulated):
+        """Starts a rank for each of the environments: what it sees of emulated GPUs."""
         self.run_dir = self.folder / "refused"
-        code, output = self.finish(self.start(2, test_ranks.CHAPTER + "_emulated", *tiny(flags),
-                                              *flags))
+        program = str(test_ranks.BIN / f"{test_ranks.CHAPTER}_emulated")
+        flags = ["--micro_batch_size", "2", "--device", device, *flags,
+                 "--run_dir", str(self.run_dir)]
+        command = []
+        for own in each:
+            command += [":"] * bool(command) + ["-n", "1", "env", *(
+                f"USP_EMULATED_{name}={value}" for name, value in {**emulated, **own}.items()),
+                program, *tiny(flags), *flags]
+        code, output = self.finish(subprocess.Popen(
+            ["mpiexec", *command], env=test_ranks.environment(), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"))
         self.assertEqual(code, 2, output)
-        self.assertEqual(len(re.findall("^error: ", output, re.M)), 1, output)
+        self.assertRegex(output, rf"\Aerror: {words}[^\n]*\n\Z")
+        self.assertFalse(self.run_dir.exists())
+
+    def test_more_ranks_of_nccl_s_than_gpus(self):
+        for gpus, words in ((1, "ranks 0 and 1"), (2, "ranks 0 and 2")):
+            with self.subTest(gpus=gpus):
+                self.refused(f"comm=nccl: {words} share a GPU, .*--comm mpi", "--comm", "nccl",
+                             each=3 * ({},), GPUS=gpus)
+
+    def test_ranks_that_see_different_gpus(self):
+        self.refused("rank 1: device=cuda: the driver shows no GPU; .*--device cpu",
+                     each=({"GPUS": 2}, {"GPUS": 0}))
+        self.refused("comm=nccl: ranks 0 and 1 share a GPU", "--comm", "nccl",
+                     each=({"GPUS": 2}, {"GPUS": 1}))
+
+    def test_an_nccl_older_than_its_header(self):
+        self.refused("comm=nccl: the NCCL here is 2.19.3, and .* with 2.28.9; .*--comm mpi",
+                     "--comm", "nccl", GPUS=2, NCCL=21903)
+        self.refused("rank 1: comm=nccl: the NCCL here is 2.19.3", "--comm", "nccl", GPUS=2,
+                     each=({}, {"NCCL": 21903}))
+
+    def test_nccl_without_gpus_or_with_slow_links(self):
+        self.refused("comm=nccl is for tensors on GPUs, .*--comm mpi", "--comm", "nccl",
+                     device="cpu")
+        self.refused("link=.* slows messages .*--comm mpi", "--comm", "nccl", "--link",
+                     "node=9000,0.01")
+
+    def test_what_every_rank_refuses(self):
+        self.refused(".*dp_size=3", "--dp_size", "3")
 
 
 def main():

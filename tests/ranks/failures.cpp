@@ -278,18 +278,20 @@ TEST_CASE("waiting ranks sleep") {
 }
 
 TEST_CASE("where some ranks are refused all are, in the words of the first of them") {
-  std::vector<std::string> said(3);
-  run_threads(3, [&](const Communicator& world) {
-    refuse_together(world, [] {});
-    try {
-      refuse_together(world, [&] {
-        if (world.rank() > 0) usage_error("rank {} minds", world.rank());
-      });
-    } catch (const RefusedTogether& error) {
-      said[world.rank()] = error.what();
-    }
-  });
-  REQUIRE(said == std::vector<std::string>(3, "rank 1 minds"));
+  for (const auto& [first, expected] : {std::pair(1, "rank 1: no GPU"), std::pair(0, "no GPU")}) {
+    std::vector<std::string> said(3);
+    run_threads(3, [&, first = first](const Communicator& world) {
+      refuse_together(world, [] {});
+      try {
+        refuse_together(world, [&] {
+          if (world.rank() >= first) usage_error("no GPU");
+        });
+      } catch (const RefusedTogether& error) {
+        said[world.rank()] = error.what();
+      }
+    });
+    REQUIRE(said == std::vector<std::string>(3, expected));
+  }
 }
 
 }  // namespace
