@@ -4,6 +4,10 @@
 #include "ranks/memory_in_flight.h"
 #include "technique/zero_parity.h"
 
+#if __has_include("expert_parallel.h")
+#include "technique/expert_parity.h"
+#endif
+
 namespace usp {
 namespace {
 
@@ -14,6 +18,9 @@ int run(const Communicator& world, int, char**) {
   test::check_pieces(world);
   test::check_data_parallel_parity(world);
   test::check_zero_parity(world);
+#if __has_include("expert_parallel.h")
+  test::check_experts_in_stages(world);
+#endif
   if (speaks_for_all()) fmt::print("{} ranks: equal\n", world.size());
   return 0;
 }

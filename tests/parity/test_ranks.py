@@ -1,6 +1,7 @@
 """Runs of several ranks under mpiexec: equal to one rank, and how they end when one goes wrong.
 
   test_ranks.py --bin build/release/bin [--chapter ch02_data_parallel]
+  test_ranks.py --binary build/release/bin/ch02_data_parallel   the same of both
 
 Needs the chapters and mpi_scenarios there, and mpiexec on PATH (77: skipped without it). Without
 --chapter, the last one that knows of ranks is tested.
@@ -387,6 +388,7 @@ class Training(RankTest):
                 (4, 4, ["--ep_size", "2", *tensor, "--expert_tp", "--recompute", "full"]),
                 (4, 1, ["--ep_size", "2", "--pp_size", "2", "--grad_acc_steps", "4",
                         "--pp_schedule", "dualpipe", "--overlap_dispatch"]),
+                (8, 2, ["--ep_size", "2", *tensor, "--pp_size", "2", "--grad_acc_steps", "2"]),
                 (8, 4, ["--ep_size", "8", "--cp_size", "2", *tensor])):
             with self.subTest(ranks=ranks, flags=more):
                 self.train(ranks, *flags, *more, "--micro_batch_size", str(samples),
@@ -838,8 +840,11 @@ def take_arguments():
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--bin", type=Path, default=BIN)
     parser.add_argument("--chapter", default=CHAPTER)
+    parser.add_argument("--binary", type=Path)
     args, rest = parser.parse_known_args()
     BIN, CHAPTER = args.bin.resolve(), args.chapter
+    if args.binary is not None:
+        BIN, CHAPTER = args.binary.resolve().parent, args.binary.name
     return rest
 
 

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <functional>
-#include <set>
-#include <tuple>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/rng.h"
@@ -10,8 +12,73 @@
 /// Few points of a space of settings that still bring every two settings together.
 namespace usp::test {
 
+/// Whether the chapter that the test is compiled for has the technique's files as the chapter
+/// before it has them. The test of the chapter that changed them last tries every case; here a
+/// share of them shows that what is new goes together with the technique. USP_CARRIED names
+/// techniques.
+inline bool is_carried([[maybe_unused]] const std::string& technique) {
+#ifdef USP_CARRIED
+  return std::string(USP_CARRIED).find(" " + technique + " ") != std::string::npos;
+#else
+  return false;
+#endif
+}
+
 /// Of each axis, which of its values.
 using Point = std::vector<size_t>;
+
+/// Which pairs of values of two axes have not met yet, in the order of their axes and values.
+class MissingPairs {
+ public:
+  explicit MissingPairs(const std::vector<size_t>& sizes) {
+    for (size_t axis = 0; axis < sizes.size(); ++axis) {
+      first_.push_back(of_value_.size());
+      for (size_t value = 0; value < sizes[axis]; ++value) of_value_.push_back({axis, value});
+    }
+    const size_t values = of_value_.size();
+    missing_.assign(values * values, false);
+    for (size_t i = 0; i < values; ++i) {
+      for (size_t j = i + 1; j < values; ++j) {
+        missing_[i * values + j] = of_value_[i].axis != of_value_[j].axis;
+      }
+    }
+  }
+
+  struct Value {
+    size_t axis, value;
+  };
+  /// The first pair; nothing where all have met.
+  std::optional<std::pair<Value, Value>> first() {
+    next_ = std::find(missing_.begin() + next_, missing_.end(), true) - missing_.begin();
+    if (next_ == std::ssize(missing_)) return {};
+    return std::pair(of_value_[next_ / of_value_.size()], of_value_[next_ % of_value_.size()]);
+  }
+  /// Gives up the pair of first().
+  void drop_first() { missing_[next_] = false; }
+  /// How many of them meet in the point.
+  size_t count(const Point& point) const {
+    size_t count = 0;
+    each(point, [&](size_t pair) { count += missing_[pair]; });
+    return count;
+  }
+  void erase(const Point& point) {
+    each(point, [&](size_t pair) { missing_[pair] = false; });
+  }
+
+ private:
+  template <class Body>
+  void each(const Point& point, const Body& body) const {
+    for (size_t i = 0; i < point.size(); ++i) {
+      const size_t row = (first_[i] + point[i]) * of_value_.size();
+      for (size_t j = i + 1; j < point.size(); ++j) body(row + first_[j] + point[j]);
+    }
+  }
+
+  std::vector<size_t> first_;  ///< of each axis, the number of its first value
+  std::vector<Value> of_value_;
+  std::vector<char> missing_;  ///< [value][value], by number
+  std::ptrdiff_t next_ = 0;    ///< before it nothing is missing
+};
 
 /// Points with a meaning, among which every pair of values of two axes occurs, unless none of so
 /// many candidates with it has a meaning; then so many at random. `sizes`: how many values each
@@ -20,14 +87,6 @@ inline std::vector<Point> cover_pairs(
     const std::vector<size_t>& sizes, size_t random,
     const std::function<bool(const Point&)>& has_meaning = [](const Point&) { return true; },
     int candidates = 3000) {
-  using Pair = std::tuple<size_t, size_t, size_t, size_t>;  // axis, value, axis, value
-  const auto pairs_of = [](const Point& point) {
-    std::set<Pair> pairs;
-    for (size_t i = 0; i < point.size(); ++i) {
-      for (size_t j = i + 1; j < point.size(); ++j) pairs.insert({i, point[i], j, point[j]});
-    }
-    return pairs;
-  };
   const RandomStream stream(11, "cases");
   uint64_t draws = 0;
   const auto draw = [&] {
@@ -35,33 +94,24 @@ inline std::vector<Point> cover_pairs(
     for (size_t size : sizes) point.push_back(stream.bits(draws++).a % size);
     return point;
   };
-  std::set<Pair> missing;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    for (size_t j = i + 1; j < sizes.size(); ++j) {
-      for (size_t a = 0; a < sizes[i]; ++a) {
-        for (size_t b = 0; b < sizes[j]; ++b) missing.insert({i, a, j, b});
-      }
-    }
-  }
+  MissingPairs missing(sizes);
   std::vector<Point> chosen;
-  while (!missing.empty()) {
-    const auto [i, a, j, b] = *missing.begin();
+  while (const auto pair = missing.first()) {
     size_t most = 0, with_meaning = 0;
     Point best;
     for (int candidate = 0; candidate < candidates && with_meaning < 100; ++candidate) {
       Point point = draw();
-      point[i] = a;
-      point[j] = b;
+      point[pair->first.axis] = pair->first.value;
+      point[pair->second.axis] = pair->second.value;
       if (!has_meaning(point)) continue;
       ++with_meaning;
-      size_t gain = 0;
-      for (const Pair& pair : pairs_of(point)) gain += missing.count(pair);
+      const size_t gain = missing.count(point);
       if (gain > most) most = gain, best = point;
     }
-    missing.erase({i, a, j, b});
+    missing.drop_first();
     if (with_meaning == 0) continue;
     chosen.push_back(best);
-    for (const Pair& pair : pairs_of(best)) missing.erase(pair);
+    missing.erase(best);
   }
   for (size_t count = 0; count < random;) {
     const Point point = draw();

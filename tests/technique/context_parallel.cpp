@@ -38,6 +38,8 @@ ContextCase plain_case(int64_t ranks, const Method& method = kMethods[0],
   return c;
 }
 
+const bool kCarried = is_carried("context_parallel");
+
 TEST_CASE("training with shared-out tokens is training on one rank, and sends what it should") {
   const TrainConfig config = alone_config(plain_case(1));
   const RandomTokens tokens(config.model.vocab_size);
@@ -48,9 +50,9 @@ TEST_CASE("training with shared-out tokens is training on one rank, and sends wh
   const std::vector<ContextCase> cases = context_cases(0);
   const size_t step = 6;
 #else
-  const std::vector<ContextCase> cases =
-      context_cases(std::getenv("USP_TEST_FULL") != nullptr ? 100 : 10);
-  const size_t step = 1;
+  const bool full = std::getenv("USP_TEST_FULL") != nullptr;
+  const std::vector<ContextCase> cases = context_cases(kCarried ? 0 : full ? 100 : 10);
+  const size_t step = kCarried && !full ? 3 : 1;
 #endif
   for (size_t i = 0; i < cases.size(); i += step) {
     const ContextCase& c = cases[i];
@@ -64,6 +66,7 @@ TEST_CASE("training with shared-out tokens is training on one rank, and sends wh
 
 TEST_CASE("attention over ranks is attention, forward and backward") {
   for (const auto& [N, G] : {std::pair<int64_t, int64_t>{8, 8}, {8, 2}, {8, 1}}) {
+    if (kCarried && G != 2) continue;
     for (bool documents : {false, true}) {
       const AttentionInput input(N, G, documents);
       const AttentionResult expected =
@@ -112,6 +115,7 @@ TEST_CASE("in bf16 attention over eight ranks errs no more than attention on one
       const AttentionResult exact = attention_over(over(1), input, probabilities, DType::f64);
       const AttentionResult one = attention_over(over(1), input, probabilities, DType::bf16);
       for (const Method& method : kMethods) {
+        if (kCarried && &method != &kMethods[0]) continue;
         for (const char* layout : kLayouts) {
           const AttentionResult eight =
               attention_over(over(8, method, layout), input, probabilities, DType::bf16);
@@ -278,6 +282,7 @@ constexpr Way kWays[] = {{"naive", "none"},     {"naive", "selective"},
 
 TEST_CASE("activations over cp are those of the formulas in every way of attention") {
   for (int64_t ranks : {2, 3, 4, 8}) {
+    if (kCarried && ranks != 4) continue;
     for (const Method& method : kMethods) {
       if (method.ulysses_size >= ranks && method.ulysses_size > 1) continue;
       for (const char* layout : kLayouts) {

@@ -17,16 +17,7 @@ constexpr bool kSanitizedExperts = false;
 
 bool all_expert_cases() { return std::getenv("USP_TEST_FULL") != nullptr && !kSanitizedExperts; }
 
-/// Random tokens, cut into samples of eight.
-struct ExpertText {
-  ExpertText() : tokens(parity_config().model.vocab_size), file(tokens.path(), 2, 61) {}
-
-  RandomTokens tokens;
-  TokenFile file;
-  Dataset dataset{file, 8, 0.1, DataOrder::shuffled, 0};
-};
-
-void check_parity(const ExpertCase& c, const ExpertText& text, int64_t steps = 3) {
+void check_parity(const ExpertCase& c, const Text& text, int64_t steps) {
   CAPTURE(c.name());
   const ExpertResult expected = expert_reference(c, text.dataset, steps);
   run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
@@ -55,7 +46,9 @@ std::vector<std::string> settings_of(const ExpertCase& c) {
 TEST_CASE("every two settings of experts meet in a case, but for those that exclude each other") {
   std::set<std::pair<std::string, std::string>> met;
   std::vector<std::set<std::string>> settings(14);
+  std::set<std::string_view> attention_on_halves;
   for (const ExpertCase& c : expert_cases(0)) {
+    if (c.overlap == std::string_view("batch_halves")) attention_on_halves.insert(c.attention_kind);
     const std::vector<std::string> own = settings_of(c);
     for (size_t i = 0; i < own.size(); ++i) {
       settings[i].insert(own[i]);
@@ -65,6 +58,7 @@ TEST_CASE("every two settings of experts meet in a case, but for those that excl
   std::vector<size_t> numbers;
   for (const auto& axis : settings) numbers.push_back(axis.size());
   REQUIRE(numbers == std::vector<size_t>{4, 3, 3, 2, 4, 3, 2, 3, 3, 2, 4, 14, 6, 3});
+  REQUIRE(attention_on_halves == std::set<std::string_view>{"gqa", "mla"});
   std::vector<std::string> apart;
   for (size_t i = 0; i < settings.size(); ++i) {
     for (size_t j = i + 1; j < settings.size(); ++j) {
@@ -88,14 +82,19 @@ TEST_CASE("every two settings of experts meet in a case, but for those that excl
 }
 
 TEST_CASE("experts over ranks are experts on one rank, in every layout") {
-  const ExpertText text;
+  const Text text;
   const std::vector<ExpertCase> cases = expert_cases(all_expert_cases() ? 50 : 4);
   const size_t step = kSanitizedExperts ? 12 : 1;
-  for (size_t i = 0; i < cases.size(); i += step) check_parity(cases[i], text, /*steps=*/2);
+  size_t large = 0;
+  for (size_t i = 0; i < cases.size(); i += step) {
+    // Sixteen ranks take most of the time: every day, a share of these cases.
+    if (cases[i].ranks() > 8 && large++ % 4 > 0 && !all_expert_cases()) continue;
+    check_parity(cases[i], text, /*steps=*/2);
+  }
 }
 
 /// After one step, each expert's gradient on whichever rank has the expert.
-void check_expert_gradients(const ExpertCase& c, const ExpertText& text, double tolerance = 1e-10) {
+void check_expert_gradients(const ExpertCase& c, const Text& text, double tolerance = 1e-10) {
   CAPTURE(c.name());
   const ExpertResult expected = expert_reference(c, text.dataset, /*steps=*/1);
   std::map<std::string, Values> gradients;
@@ -123,7 +122,7 @@ void check_expert_gradients(const ExpertCase& c, const ExpertText& text, double 
 // Groups that sum, or factors that scale, an expert's gradient as if it were a dense weight's are a
 // mistake that large libraries have made: DeepSpeed, issue 6545; Megatron-LM, issue 1628.
 TEST_CASE("the gradient of an expert under ep x dp is that of one process, whatever edp") {
-  const ExpertText text;
+  const Text text;
   for (int64_t ep : {1, 2, 4, 8}) {
     for (int64_t zero_stage : {0, 1, 2, 3}) {
       ExpertCase c = plain_experts(8, ep);
@@ -148,7 +147,7 @@ TEST_CASE("the gradient of an expert under ep x dp is that of one process, whate
 }
 
 TEST_CASE("ZeRO-3 shares out an expert over the ranks that hold it, apart from dense weights") {
-  const ExpertText text;
+  const Text text;
   for (int64_t ep : {1, 2, 4}) {
     ExpertCase c = plain_experts(4, ep);
     c.zero_stage = 3;
@@ -180,7 +179,7 @@ TEST_CASE("ZeRO-3 shares out an expert over the ranks that hold it, apart from d
 }
 
 TEST_CASE("in f32 and bf16 experts over ranks have the gradients of one rank") {
-  const ExpertText text;
+  const Text text;
   for (const auto& [dtype, tolerance] : {std::pair("f32", 1e-4), {"bf16", 5e-2}}) {
     ExpertCase c = plain_experts(4, 4);
     c.experts = 8;
@@ -200,7 +199,7 @@ ExpertCase with_biases(ExpertCase c, std::vector<double> biases) {
 }
 
 TEST_CASE("experts that no token chooses, ranks of them, and one that all tokens choose") {
-  const ExpertText text;
+  const Text text;
   const std::vector<std::pair<int64_t, std::vector<double>>> biases = {
       {2, {0, 0, 0, -9}}, {2, {0, 0, -9, -9}}, {1, {-9, 0, 0, -9}}, {1, {-9, -9, -9, 0}}};
   for (const auto& [top_k, of_first] : biases) {
@@ -214,19 +213,19 @@ TEST_CASE("experts that no token chooses, ranks of them, and one that all tokens
       c.capacity = variant == 3 ? 1 : 0;
       c.recompute = variant == 3 ? "full" : "none";
       if (variant == 4) {
-        c.pp = 2;
+        c.dp = c.ep = c.pp = 2;
         c.schedule = "dualpipe";
         c.grad_acc_steps = 4;
       }
-      const ExpertResult expected = expert_reference(c, text.dataset);
-      for (const SeenLoad& load : {expected.loads[0].at(0), expected.loads[2].at(1)}) {
+      const ExpertResult expected = expert_reference(c, text.dataset, /*steps=*/2);
+      for (const SeenLoad& load : {expected.loads[0].at(0), expected.loads[1].at(1)}) {
         for (int64_t expert = 0; expert < 4; ++expert) {
           CAPTURE(of_experts, expert);
           REQUIRE((load.counts[expert] == 0) == (of_experts[expert] < 0));
         }
         if (c.capacity > 0) REQUIRE(load.dropped > 0);
       }
-      check_parity(c, text);
+      check_parity(c, text, /*steps=*/2);
     }
   }
 }
@@ -269,7 +268,7 @@ TEST_CASE("where no rank has a token, every exchange is empty and every expert's
 }
 
 TEST_CASE("a rank without a sample takes part in the evaluation of the others'") {
-  const ExpertText text;
+  const Text text;
   for (const auto& [cp, tp, ep] : {std::tuple(1, 1, 8), {1, 1, 2}, {2, 1, 4}, {1, 2, 8}}) {
     for (const double capacity : {0.0, 1.0}) {
       ExpertCase c = plain_experts(8 / cp / tp, ep);
@@ -296,7 +295,7 @@ TEST_CASE("a rank without a sample takes part in the evaluation of the others'")
 }
 
 TEST_CASE("the next tokens are those of one rank, whoever holds the experts") {
-  const ExpertText text;
+  const Text text;
   SampleConfig sample;
   sample.sample_tokens = 8;
   for (const auto& [pp, tp, ep] : {std::tuple(1, 1, 4), {1, 2, 4}, {2, 1, 2}, {2, 2, 2}}) {
@@ -476,6 +475,7 @@ TEST_CASE("flags of experts are refused with what would do") {
   refuses("--num_experts 8 --route_nodes 3",
           "route_nodes=3 must be at most expert_nodes=1; try --expert_nodes 4");
   refuses("--num_experts 8 --first_dense_layers 3", "first_dense_layers=3 must lie in [0, 2]");
+  refuses("--num_experts 8 --first_dense_layers -1", "first_dense_layers=-1 must lie in [0, 2]");
   refuses("--num_experts 8 --first_dense_layers 2", "");
   refuses("--num_experts 8 --expert_tp", "expert_tp is for tp_size above 1; leave it out");
   refuses("--num_experts 8 --balance_coef 0.1", "balance_coef is for balance=sample or batch");

@@ -1,5 +1,7 @@
 #include "node_dispatch.h"
 
+#include <set>
+
 #include "case_cover.h"
 #include "comm/launch.h"
 #include "data_parallel_parity.h"

@@ -25,9 +25,10 @@ TEST_CASE("training with shared-out weights is training on one rank, and sends w
   const std::vector<TensorCase> cases = tensor_cases(0);
   const size_t step = 5;
 #else
-  const std::vector<TensorCase> cases =
-      std::getenv("USP_TEST_FULL") != nullptr ? tensor_cases(100) : tensor_cases(20);
-  const size_t step = 1;
+  const bool carried = is_carried("tensor_parallel"),
+             full = std::getenv("USP_TEST_FULL") != nullptr;
+  const std::vector<TensorCase> cases = tensor_cases(carried ? 0 : full ? 100 : 20);
+  const size_t step = carried && !full ? 2 : 1;
 #endif
   for (size_t i = 0; i < cases.size(); i += step) {
     const TensorCase& c = cases[i];

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "case_cover.h"
 #include "tensor_accountant.h"

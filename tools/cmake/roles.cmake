@@ -41,6 +41,17 @@ function(usp_chapters_testing out technique)
   set(${out} "${found}" PARENT_SCOPE)
 endfunction()
 
+# usp_carries(out chapter technique): whether the chapter has a technique's files as its parent has them.
+function(usp_carries out chapter technique)
+  usp_chapter_field(${chapter} parent parent)
+  usp_chapter_field(${chapter} edits edits)
+  set(${out} FALSE PARENT_SCOPE)
+  if(parent AND EXISTS ${CMAKE_SOURCE_DIR}/${parent}/${technique}.h
+     AND NOT edits MATCHES "\"${technique}\\.(h|cpp)\"")
+    set(${out} TRUE PARENT_SCOPE)
+  endif()
+endfunction()
+
 # usp_first_with(out file chapter...): the first of the chapters that has the file.
 function(usp_first_with out file)
   foreach(chapter IN LISTS ARGN)
