@@ -21,7 +21,7 @@ from ch06_expert.figures import (  # noqa: E402  (the path comes first)
     nodes, speed, ways)
 from tools import bench  # noqa: E402
 from tools.showcase import read_json  # noqa: E402
-from tools.trace import Communication, Span, Wait  # noqa: E402
+from tools.trace import Communication, Rank, Span, Wait  # noqa: E402
 
 SHAPE = {"hidden_size": 10, "num_layers": 3, "first_dense_layers": 1, "num_experts": 4,
          "num_experts_per_tok": 1, "ffn_hidden_size": 50, "moe_ffn_hidden_size": 7}
@@ -200,7 +200,7 @@ class Ratio(unittest.TestCase):
 def trace_of(steps):
     """A trace of one rank: steps of 10 ms; in each, rows travel for 4 ms and are waited for 1 ms, and
     gradients 2 ms."""
-    rank = SimpleNamespace(spans=[], waits=[], communications=[])
+    rank = Rank()
     for step in range(steps):
         begin = 10000.0 * step
         rank.spans.append(Span("train_step", "phase", begin, 10000.0, 0, 5000.0, step, 0, 0))
