@@ -87,6 +87,7 @@ class Tracer {
   void set_step(int64_t step);
   int64_t step() const { return step_; }
   void add(const Span& span) { spans_.push_back(span); }
+  /// A message. One that comes when recording has ended gets its device's times at once.
   void add(Exchange exchange);
   const std::vector<Span>& spans() const { return spans_; }
   const std::vector<Exchange>& exchanges() const { return exchanges_; }
