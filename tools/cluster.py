@@ -77,4 +77,5 @@ def heading(ranks, cores):
     text = (f"The same {ranks} ranks elsewhere: choose one command. All hosts must see this folder "
             f"at the same place, and are taken to have {cores} core{'s' * (cores > 1)}, as this one "
             "has; else change OMP_NUM_THREADS and --cpus-per-task.")
-    return textwrap.wrap(text, 98, initial_indent="# ", subsequent_indent="# ")
+    return textwrap.wrap(text, 98, initial_indent="# ", subsequent_indent="# ",
+                         break_on_hyphens=False)

@@ -152,6 +152,8 @@ class QueueEngine : public Engine {
 
   void run();
   bool poll();
+  /// Fails what this rank's device has under way: nobody comes any more.
+  void give_up_on_device();
   void begin(Active& active);
   void begin_stage(Active& active);
   bool may_leave(const Stage& stage);

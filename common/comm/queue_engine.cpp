@@ -194,6 +194,16 @@ void QueueEngine::run() {
   }
 }
 
+void QueueEngine::give_up_on_device() {
+  const std::lock_guard lock(mutex_);
+  for (auto& [key, queue] : channels_) {
+    std::erase_if(queue, [&](const std::unique_ptr<Active>& active) {
+      if (active->operation->by_device) fail_operation(*active->operation);
+      return active->operation->by_device;
+    });
+  }
+}
+
 bool QueueEngine::poll() {
   std::vector<Notice> announcements;
   {
@@ -215,15 +225,7 @@ bool QueueEngine::poll() {
   }
   for (const Notice& notice : announcements) {
     transport_.announce(notice);
-    if (notice.type != Notice::failed) continue;
-    // Nobody comes any more to what this rank's device has under way.
-    const std::lock_guard lock(mutex_);
-    for (auto& [key, queue] : channels_) {
-      std::erase_if(queue, [&](const std::unique_ptr<Active>& active) {
-        if (active->operation->by_device) fail_operation(*active->operation);
-        return active->operation->by_device;
-      });
-    }
+    if (notice.type == Notice::failed) give_up_on_device();
   }
   bool progress = !announcements.empty();
   for (auto channel = channels_.begin(); channel != channels_.end();) {

@@ -241,19 +241,10 @@ class TimelineWriter {
     const int64_t cpu_begin = e["wait_cpu_begin"], cpu_end = e["wait_cpu_end"];
     const int64_t ready = std::clamp(participants.last_queued, begin, end);
     if (e["on_device"].is_null()) add_up(e, begin, ready, end);
-    Json args = name_of(e);
-    args["exposed_us"] = double(end - ready) * 1e-3;
-    args["skew_us"] = double(ready - begin) * 1e-3;
-    return line({{"name", fmt::format("wait {}", std::string(e["kind"]))},
-                 {"cat", "wait"},
-                 {"ph", "X"},
-                 {"pid", rank},
-                 {"tid", 0},
-                 {"ts", us(e["wait_begin"])},
-                 {"dur", double(end - begin) * 1e-3},
-                 {"tts", double(cpu_begin) * 1e-3},
-                 {"tdur", double(cpu_end - cpu_begin) * 1e-3},
-                 {"args", args}});
+    Json event = wait_of(e, "wait", rank, 0, begin, ready, end);
+    event["tts"] = double(cpu_begin) * 1e-3;
+    event["tdur"] = double(cpu_end - cpu_begin) * 1e-3;
+    return line(event);
   }
 
   /// The device's own queue stands still from when it has come to the wait until it goes on.
@@ -261,17 +252,23 @@ class TimelineWriter {
     const int64_t begin = e["on_device"]["wait_begin"], end = e["on_device"]["wait_end"];
     const int64_t ready = std::clamp(participants.last_came, begin, end);
     add_up(e, begin, ready, end);
+    return line(wait_of(e, "device wait", rank, kDeviceLane, begin, ready, end));
+  }
+
+  /// Skew until `ready`, when all had come; exposed from then on.
+  Json wait_of(const Json& e, const char* category, int rank, int lane, int64_t begin,
+               int64_t ready, int64_t end) const {
     Json args = name_of(e);
     args["exposed_us"] = double(end - ready) * 1e-3;
     args["skew_us"] = double(ready - begin) * 1e-3;
-    return line({{"name", fmt::format("wait {}", std::string(e["kind"]))},
-                 {"cat", "device wait"},
-                 {"ph", "X"},
-                 {"pid", rank},
-                 {"tid", kDeviceLane},
-                 {"ts", us(begin)},
-                 {"dur", double(end - begin) * 1e-3},
-                 {"args", args}});
+    return {{"name", fmt::format("wait {}", std::string(e["kind"]))},
+            {"cat", category},
+            {"ph", "X"},
+            {"pid", rank},
+            {"tid", lane},
+            {"ts", us(begin)},
+            {"dur", double(end - begin) * 1e-3},
+            {"args", args}};
   }
 
   /// Adds a wait to the report's, unless it was for a validation, or to agree on when to stop.

@@ -302,6 +302,13 @@ void check_waits(const Json& trace, const WaitingTime& waiting) {
   REQUIRE(std::abs(waiting.step_ms - step_us * 1e-3 / 2) < 1e-5);
 }
 
+/// A device's messages are those of the CPU's ranks, who copy nothing.
+void check_traffic(const Json& trace, const Json& on_cpu, int rank) {
+  REQUIRE(traffic(trace, rank).size() == 6);
+  REQUIRE(traffic(trace, rank) == traffic(on_cpu, rank));
+  REQUIRE(events(on_cpu, "device copy", rank).empty());
+}
+
 TEST_CASE("messages by way of the host are two copies, in the lanes of their queues") {
   using emulator::Order;
   emulator::Options options = emulator::options;
@@ -312,9 +319,7 @@ TEST_CASE("messages by way of the host are two copies, in the lanes of their que
   const Json on_cpu = trace_of_ranks(Device::cpu, EngineKind::host);
   for (int rank = 0; rank < kRanks; ++rank) {
     CAPTURE(rank);
-    REQUIRE(traffic(trace, rank).size() == 6);
-    REQUIRE(traffic(trace, rank) == traffic(on_cpu, rank));
-    REQUIRE(events(on_cpu, "device copy", rank).empty());
+    check_traffic(trace, on_cpu, rank);
     const std::map<int, std::string> lanes = lanes_of(trace, rank);
     std::map<std::string, int64_t> bytes;
     std::map<int, std::vector<Json>> by_lane;
@@ -342,8 +347,7 @@ TEST_CASE("NCCL's messages are the device's: with its times, and the bytes of th
   const Json on_cpu = trace_of_ranks(Device::cpu, EngineKind::host);
   for (int rank = 0; rank < kRanks; ++rank) {
     CAPTURE(rank);
-    REQUIRE(traffic(trace, rank).size() == 6);
-    REQUIRE(traffic(trace, rank) == traffic(on_cpu, rank));
+    check_traffic(trace, on_cpu, rank);
     REQUIRE(events(trace, "device copy", rank).empty());
     const std::map<int, std::string> lanes = lanes_of(trace, rank);
     for (const Json& event : events(trace, "comm", rank)) {

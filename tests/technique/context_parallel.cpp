@@ -261,9 +261,7 @@ TEST_CASE("states and activations over cp are those of the formulas, to the byte
       config.dtype = dtype;
       const Prediction prediction = predict(config);
       const Simulation simulation = simulate(config);
-      CHECK(prediction.states.weights == simulation.states.weights);
-      CHECK(prediction.states.gradients == simulation.states.gradients);
-      CHECK(prediction.states.optimizer == simulation.states.optimizer);
+      check_states(prediction, simulation);
       // One half of a micro-batch runs backward while the other runs forward.
       if (c.overlap == std::string_view("batch_halves")) continue;
       CHECK(prediction.saved_bytes() == simulation.saved_bytes());

@@ -204,9 +204,7 @@ TEST_CASE("states and activations of a rank are those of the formulas, to the by
     const TrainConfig config = tensor_config(c);
     const Prediction prediction = predict(config);
     const Simulation simulation = simulate(config);
-    CHECK(prediction.states.weights == simulation.states.weights);
-    CHECK(prediction.states.gradients == simulation.states.gradients);
-    CHECK(prediction.states.optimizer == simulation.states.optimizer);
+    check_states(prediction, simulation);
     auto simulated = by_name(simulation.buffers);
     for (const auto& [name, bytes] : by_name(prediction.buffers)) {
       CAPTURE(name);

@@ -29,6 +29,13 @@ struct TensorCase {
   }
 };
 
+/// Bytes of the model's states: what the formula says, and what a step on shapes has.
+inline void check_states(const Prediction& prediction, const Simulation& simulation) {
+  CHECK(prediction.states.weights == simulation.states.weights);
+  CHECK(prediction.states.gradients == simulation.states.gradients);
+  CHECK(prediction.states.optimizer == simulation.states.optimizer);
+}
+
 constexpr int64_t kTensorBatch = 24;  ///< samples of a step, whatever the layout
 
 /// Eight heads of 4 channels, and a vocabulary that nothing divides.
