@@ -646,6 +646,23 @@ TEST_CASE("states and activations of a rank with latent attention are those of t
   }
 }
 
+TEST_CASE("with one micro-batch, too, stages of latent attention save the bytes of the formulas") {
+  const RandomTokens tokens(61);
+  const TokenFile file(tokens.path(), 2, 61);
+  const Dataset dataset(file, kTokens, 0.1, DataOrder::shuffled, 0);
+  for (int64_t pp : {2, 3}) {
+    for (const auto& [schedule, recompute, q_lora_rank] :
+         {std::tuple{"1f1b", "none", 9}, {"1f1b", "full", 0}, {"zb_h1", "none", 0}}) {
+      LatentCase c{{{1, 1, 4, "off", false, 0, recompute, "blockwise", "weight_grad", 1}}};
+      c.pp = pp;
+      c.schedule = schedule;
+      c.q_lora_rank = q_lora_rank;
+      CAPTURE(c.name());
+      check_saved_bytes(latent_config(c), dataset);
+    }
+  }
+}
+
 TEST_CASE("the operations of a rank with latent attention are its share of the model's") {
   for (const auto& [attention, recompute] :
        {std::pair{"naive", "none"}, {"naive", "selective"}, {"blockwise", "full"}}) {
