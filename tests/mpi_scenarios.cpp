@@ -23,7 +23,7 @@ void sleep_seconds(double seconds) {
 
 /// What the culprit does in the middle of the run, the others being in an all-reduce.
 void misbehave(const std::string& scenario, const Communicator& dp) {
-  sleep_seconds(0.5);  // until they are
+  sleep_seconds(0.2);  // until they are
   if (scenario == "throw") fail("the loss of rank {} is beyond words", dp.rank());
   if (scenario == "kill") kill(getpid(), SIGKILL);
   if (scenario == "segv") kill(getpid(), SIGSEGV);
@@ -63,7 +63,7 @@ int run(const Communicator& world, int argc, char** argv) {
       misbehave(scenario, dp);
     }
     dp.all_reduce(zeros(1000));
-    sleep_seconds(0.02);
+    sleep_seconds(0.002);
   }
   world.barrier();
   run_dir.finish("finished");
