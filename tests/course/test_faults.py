@@ -71,7 +71,8 @@ class Choice(unittest.TestCase):
     def test_a_changed_file_patch_or_test_chooses_the_fault(self):
         for path in ("fault04.cpp", "tests/faults/fault04.patch", "tests/test_fault04.cpp"):
             before = (self.source / path).read_text(encoding="utf-8")
-            after = before.replace("A sign", "The sign") if path.endswith("patch") else "//\n" + before
+            after = before.replace("A sign", "The sign").replace("{}", "{ }")
+            after = before + "//\n" if path == "fault04.cpp" else after
             (self.source / path).write_text(after, encoding="utf-8")
             self.faults[4] = runner.Fault(self.source / "tests" / "faults" / "fault04.patch")
             with self.subTest(path):

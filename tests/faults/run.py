@@ -123,25 +123,37 @@ def list_tree(root):
             yield (Path(folder) / name).relative_to(root)
 
 
-def find_test_files():
-    """{a Catch2 case: the file that it stands in}"""
-    return {case: path for path in sorted(HERE.parent.rglob("*.cpp"))
-            for case in testing.read_cases(path)}
+def read_tests(source):
+    """{a test, as faults name it: its text}; what it calls in its file is not looked at."""
+    texts = {}
+    for path in sorted((source / "tests").rglob("*.cpp")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        begins = [match.start() for match in testing.CATCH_CASE.finditer(text)] + [len(text)]
+        texts.update(zip(testing.read_cases(path),
+                         (text[begin:end] for begin, end in zip(begins, begins[1:]))))
+    for path in sorted((source / "tests").rglob("test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        script = path.relative_to(source).as_posix()
+        for name in testing.read_cases(path):
+            begin = text.index(f"    def {name.split('.')[1]}(")
+            end = re.compile(r"^(?:    def |class |\S)", re.M).search(text, begin + 8)
+            texts[f"{script} {name}"] = text[begin:end.start() if end else len(text)]
+        texts[script] = text
+    return texts
 
 
 def digests(faults, source):
     """{name of a fault: digest of what it consists of}: the patch, the files that it patches, and
-    the one with its test."""
-    files = find_test_files()
+    its test."""
+    tests = read_tests(source)
     result = {}
     for fault in faults:
-        script = fault.test.split()[0]
-        test = source / script if fault.test.startswith("tests/") else files.get(fault.test)
-        parts = [fault.text.encode()] + [read_if_there(path) or b"" for path in
-                                         [*sorted({source / hunk[0] for hunk in fault.hunks}),
-                                          *([test] if test else [])]]
         own = hashlib.sha256()
-        for part in parts:
+        # A script may make its tests from a table.
+        test = tests.get(fault.test) or tests.get(fault.test.split()[0], "")
+        for part in (fault.text.encode(), test.encode(),
+                     *(read_if_there(source / path) or b""
+                       for path in sorted({path for path, _, _ in fault.hunks}))):
             own.update(hashlib.sha256(part).digest())
         result[fault.name] = own.hexdigest()[:16]
     return result
@@ -161,8 +173,8 @@ def write_record(faults, source, names):
 
 
 def choose(faults, source):
-    """Those that have changed since they were last caught, by their own file, one that they patch
-    or the one with their test; where there are none, a sample. Where the environment asks for all
+    """Those that have changed since they were last caught: their own file, one that they patch, or
+    their test; where there are none, a sample. Where the environment asks for all
     of the tests, a share of the others, too: another with another commit, one target after the
     other, for each has to be built. With USP_TEST_EVERYTHING all."""
     if "USP_TEST_EVERYTHING" in os.environ:
