@@ -211,7 +211,7 @@ double time_of_operations(WorkTimer& timer, const Tensor& x, int count, bool lat
 
 TEST_CASE("a timer has the device's times, once they are read, and the CPU's at once") {
   {
-    const OnDevice cpu;
+    const OnDevice cpu(Device::cpu);
     WorkTimer timer;
     REQUIRE(time_of_operations(timer, Tensor::zeros({3}, DType::f32), 1, /*later=*/false) >= 0.02);
   }
