@@ -181,31 +181,26 @@ class Training(RankTest):
                 self.assertAlmostEqual(step[key] * possible / (operations * tokens), 1,
                                        delta=0.01, msg=key)
 
-    def test_the_ledger_is_the_formula(self):
-        self.train(4, "--steps", "3", "--micro_batch_size", "2", "--bucket_mb", "0.02")
+    def test_the_ledger_is_the_formula_and_that_of_a_step_on_shapes(self):
+        flags = ["--micro_batch_size", "2", "--bucket_mb", "0.02"]
+        self.train(4, "--steps", "2", *flags)
         run = json.loads((self.run_dir / "run.json").read_text())
         gradients = 4 * run["parameters"]
         for step in metrics(self.run_dir):
             self.assertEqual(step["comm_bytes"]["dp.all_reduce"], gradients)
         entry = json.loads((self.run_dir / "ledger.json").read_text())["dp.all_reduce"]
-        self.assertEqual(entry["payload_bytes"], 3 * gradients)
-        self.assertAlmostEqual(entry["wire_bytes"] / (3 * 2 * 3 / 4 * gradients), 1, delta=0.01)
+        self.assertEqual(entry["payload_bytes"], 2 * gradients)
+        self.assertAlmostEqual(entry["wire_bytes"] / (2 * 2 * 3 / 4 * gradients), 1, delta=0.01)
         row = re.search(r"\| gradients sent \| (\d+) bytes a step by rank 0",
                         (self.run_dir / "report.md").read_text())
-        self.assertEqual(3 * int(row[1]), entry["wire_bytes"])
-
-    def test_a_step_on_shapes_would_send_what_a_run_sends(self):
-        flags = ["--micro_batch_size", "2", "--bucket_mb", "0.02"]
-        self.train(4, "--steps", "2", *flags)
-        ledger = json.loads((self.run_dir / "ledger.json").read_text())
+        self.assertEqual(2 * int(row[1]), entry["wire_bytes"])
         path = self.run_dir.with_name("estimate.json")
         subprocess.run([str(BIN / CHAPTER), *tiny(flags), *flags, "--dp_size", "4", "--estimate",
                         "--estimate_file", str(path)], stdout=subprocess.DEVNULL, check=True)
         found = json.loads(path.read_text())["sent"]
         self.assertEqual(found["steps"], 2)
         for what in ("calls", "payload_bytes", "wire_bytes"):
-            self.assertEqual(found["ledger"]["dp.all_reduce"][what], ledger["dp.all_reduce"][what],
-                             what)
+            self.assertEqual(found["ledger"]["dp.all_reduce"][what], entry[what], what)
 
     @needs("tensor_parallel")
     def test_ranks_share_the_weights(self):
@@ -366,13 +361,6 @@ class Training(RankTest):
                     self.start(ranks, CHAPTER, *tiny(flags), *flags, *common))
                 self.assertEqual((code, output.count("error: ")), (2, 1), output)
                 self.assertIn(words, output)
-
-    def test_the_same_run_gives_the_same_bits(self):
-        texts = []
-        for _ in range(2):
-            self.train(3, "--steps", "3", "--micro_batch_size", "2", "--overwrite")
-            texts.append([(step["loss"], step["grad_norm"]) for step in metrics(self.run_dir)])
-        self.assertEqual(*texts)
 
 
 class Runs(RankTest):
