@@ -22,7 +22,8 @@ from test_runs import RUN_FILES, SMALL, Runs, read, read_json, read_metrics
 
 # Without warm-up and decay, learning rates do not depend on --steps.
 CONSTANT = {"warmup_steps": 0, "min_lr_ratio": 1, "eval_interval": 0, "trace_steps": 0}
-CHAINS, KILLS = 4, 25  # that many runs at a time, each killed so often
+# That many runs at a time, each killed so often.
+CHAINS, KILLS = 4, 25 if os.environ.get("USP_TEST_ALL") else 8
 
 
 def setUpModule():
