@@ -1,12 +1,13 @@
 """`./book test`: builds what the tests need, runs them with ctest, says how long the rest takes."""
 import difflib
 import json
+import os
 import re
 import sys
 
 from tools import build, machine, packages, progress
 from tools.base import ROOT, BookError, say
-from tools.process import wait_for
+from tools.process import output_of, wait_for
 
 MAX_PARALLEL_TESTS = 4
 PRESETS = {None: build.RELEASE, "address": build.SANITIZE, "thread": build.TSAN}
@@ -200,3 +201,16 @@ def _environment(full, everything):
     if everything:
         env["USP_TEST_ALL"] = "1"
     return env
+
+
+def in_turn(items, count=1):
+    """So many of the items, in their order; with another commit others. For what costs minutes,
+    so that one run tests a share of it and a few commits test all. Everything where
+    USP_TEST_EVERYTHING=1 is in the environment; the first ones where there is no git."""
+    items = list(items)
+    if os.environ.get("USP_TEST_EVERYTHING") == "1" or count >= len(items):
+        return items
+    commit = output_of(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
+    first = int(commit, 16) % len(items) if commit else 0
+    chosen = sorted((first + index) % len(items) for index in range(count))
+    return [items[index] for index in chosen]

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from ch01_single_gpu.figures import operations, techniques  # noqa: E402
 from tools import (bench, bench_report, chapters, compare, doctor, figures, launch,  # noqa: E402
-                   limits, machine, packages, peers, progress, runs, turns)
+                   limits, machine, packages, peers, progress, runs, testing, turns)
 from tools.base import BookError  # noqa: E402
 
 
@@ -144,6 +144,28 @@ class Times(unittest.TestCase):
         for seconds, words in ((40, "40 s"), (89, "89 s"), (420, "7 min"), (3500, "58 min"),
                                (3600, "1 h 0 min"), (4500, "1 h 15 min")):
             self.assertEqual(progress.in_words(seconds), words)
+
+
+class InTurn(unittest.TestCase):
+    """What takes turns: another commit, other items."""
+
+    def taken(self, commit, *arguments, **environment):
+        with mock.patch.object(testing, "output_of", lambda _: commit), \
+                mock.patch.dict(os.environ, {"USP_TEST_EVERYTHING": "", **environment}):
+            return testing.in_turn(*arguments)
+
+    def test_consecutive_numbers_take_all_items_once(self):
+        taken = [self.taken(f"{number:040x}\n", "abc") for number in range(6)]
+        self.assertEqual(taken, [["a"], ["b"], ["c"]] * 2)
+
+    def test_several_at_a_time_keep_their_order(self):
+        self.assertEqual(self.taken("f" * 40, "abcd", 2), ["a", "d"])
+        self.assertEqual(self.taken("f" * 40, "abcd", 4), list("abcd"))
+
+    def test_everything_and_no_commit(self):
+        self.assertEqual(self.taken("1", "abc", USP_TEST_EVERYTHING="1"), list("abc"))
+        self.assertEqual(self.taken(None, "abc"), ["a"])
+        self.assertEqual(self.taken("1", []), [])
 
 
 class FakeTools(Scratch):
