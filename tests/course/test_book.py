@@ -749,8 +749,8 @@ class FakeTree(FakeTools):
         return {**env, "PATH": f"{self.bin}:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", **extra}
 
     def book(self, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **environment):
-        """Runs ./book; the finished process."""
-        result = subprocess.run([sys.executable, str(self.tree / "book"), *arguments],
+        """Runs ./book, which needs no packages of Python (-S); the finished process."""
+        result = subprocess.run([sys.executable, "-S", str(self.tree / "book"), *arguments],
                                 cwd=self.tree, env=self.environment(**environment), text=True,
                                 stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
                                 timeout=60, check=False)
