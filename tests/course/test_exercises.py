@@ -5,7 +5,8 @@
 Random mistakes in a solution must not pass either: what a judge lets through has to give the same
 values as the solution, on input that the judge has not seen. ./book test --all also runs the tests
 that readers are asked to name, in a copy of the sources with the mistake, and those of chapters
-that call the solutions.
+that call the solutions: of the newest chapter, and of another one in turn. With
+USP_TEST_EVERYTHING=1 all of them.
 """
 import contextlib
 import io
