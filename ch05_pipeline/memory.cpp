@@ -53,7 +53,8 @@ static void add_activations(TrainConfig config, int stage_rank, Prediction& pred
   // [stage]
   const Model model(config, {}, {}, blocks_of_rank(config, stage_rank));
   const auto chunks = by_chunk(model.footprints(shape), model.ranges());
-  const std::vector<BlockFootprint>& blocks = chunks.front();  // of the first forward pass
+  const Schedule schedule = config.pipeline.schedule(config.grad_acc_steps);
+  const auto& blocks = chunks[schedule.actions[stage_rank].front().chunk];  // of the first pass
   // [stage]
   const int64_t ids = shape.tokens() * bytes_of(DType::i32);
   prediction.saved = {{-1, "tokens", ids}, {-1, "targets", ids}};
@@ -64,9 +65,9 @@ static void add_activations(TrainConfig config, int stage_rank, Prediction& pred
   // [documents]
   for (const LiveBytes& part : kept_bytes(blocks)) prediction.saved.push_back(part);
   // [peak]
-  prediction.peak_activations = peak_bytes_of_schedule(
-      config.pipeline.schedule(config.grad_acc_steps), stage_rank, chunks,
-      {2 * ids + begins, shape.rows() * config.model.hidden_size * shape.own()});
+  const StageBytes bytes{2 * ids + begins, shape.rows() * config.model.hidden_size * shape.own()};
+  add_bytes_from_stages(schedule, stage_rank, bytes, prediction.saved);
+  prediction.peak_activations = peak_bytes_of_schedule(schedule, stage_rank, chunks, bytes);
   // [peak]
 }
 // [activations]

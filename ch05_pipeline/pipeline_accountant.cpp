@@ -13,16 +13,29 @@ namespace {
 
 /// Who sends a rank's messages and whom it sends to, action by action.
 struct Letters {
+  int rank;
   std::map<int64_t, StageMessage> sent, used;     ///< by this rank's action
   std::map<int, std::vector<StageMessage>> from;  ///< by sender, in its order
+  std::map<int, size_t> posted;                   ///< by sender: receives
 
-  Letters(const Schedule& schedule, int rank) {
+  Letters(const Schedule& schedule, int rank) : rank(rank) {
     for (const StageMessage& message : messages(schedule)) {
       if (message.from == rank) sent.emplace(message.sent_by, message);
       if (message.to != rank) continue;
       used.emplace(message.used_by, message);
       if (message.from != rank) from[message.from].push_back(message);
     }
+  }
+
+  /// Posts what Mail posts for an action: its receive, and those that come before. How many.
+  int64_t post(int64_t action) {
+    const auto needed = used.find(action);
+    if (needed == used.end() || needed->second.from == rank) return 0;
+    const std::vector<StageMessage>& sender = from[needed->second.from];
+    size_t& next = posted[needed->second.from];
+    const size_t before = next;
+    while (next < sender.size() && sender[next].sent_by <= needed->second.sent_by) ++next;
+    return static_cast<int64_t>(next - before);
   }
 };
 
@@ -37,18 +50,8 @@ int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
   std::vector<PassBytes> of_chunk;
   for (const auto& blocks : chunks) of_chunk.push_back(pass_bytes(blocks));
   std::map<int, std::deque<int64_t>> under_way;  // by receiver: its actions that use what was sent
-  std::map<int, size_t> posted;                  // by sender: receives
   int64_t live = 0, peak = 0;
-  const auto post = [&](int64_t action) {
-    const auto needed = letters.used.find(action);
-    if (needed == letters.used.end() || needed->second.from == rank) return;
-    const std::vector<StageMessage>& from = letters.from[needed->second.from];
-    size_t& next = posted[needed->second.from];
-    while (next < from.size() && from[next].sent_by <= needed->second.sent_by) {
-      live += bytes.boundary;
-      ++next;
-    }
-  };
+  const auto post = [&](int64_t action) { live += letters.post(action) * bytes.boundary; };
   // What an action adds to those that are alive, if both passes of a turn are at their worst.
   const auto at_most = [&](const Action& action) {
     const PassBytes& chunk = of_chunk[action.chunk];
@@ -90,6 +93,14 @@ int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
   return peak;
 }
 // [peak]
+
+void add_bytes_from_stages(const Schedule& schedule, int rank, const StageBytes& bytes,
+                           std::vector<LiveBytes>& saved) {
+  Letters letters(schedule, rank);
+  const int64_t read = letters.post(0), posted_ahead = letters.post(1);
+  const int64_t received = (read + posted_ahead) * bytes.boundary;
+  if (received > 0) saved.push_back({-1, "from another stage", received});
+}
 
 // [most_stashed]
 int64_t most_stashed(int64_t ranks, int64_t rank, int64_t m) {

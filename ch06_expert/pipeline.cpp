@@ -1,19 +1,12 @@
 #include "pipeline.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "tensor/runtime.h"
 
 namespace usp {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 double median_of(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -152,12 +145,17 @@ Tensor Pipeline::stale_backward(const Action& action, Tensor dy, InFlight& own) 
 
 void Pipeline::update_after(const Action& action, const Update& update) {
   if (action.work != Work::BW || action.micro_batch + 1 == schedule_.micro_batches) return;
-  const Clock::time_point begin = Clock::now();
+  const int64_t begin = timer_.now();
   stash_->begin_update();
   update(action.micro_batch, stage_);
-  measured_.span -= seconds_since(begin);  // which are no idle time
+  // Which is no idle time.
+  timer_.since(begin, [this](double took) { measured_.span -= took; });
 }
 // [stale]
+
+void Pipeline::add_time(const Action& action, int64_t begin) {
+  timer_.since(begin, [this, action](double took) { measured_.add(action, took); });
+}
 
 // [run]
 void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
@@ -173,7 +171,7 @@ void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
   const auto work = [&](int64_t i, int64_t part) {
     out[part] = work_on(actions[i], std::move(in[part]), own(i), with_backward);
   };
-  const Clock::time_point first = Clock::now();
+  const int64_t first = timer_.now();
   // [loop]
   for (int64_t i = 0, count = 0; i < std::ssize(actions); i += count) {
     count = actions[i].with_next ? 2 : 1;  // that run in turns
@@ -183,10 +181,10 @@ void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
       in[part] = mail.take(i + part);
     }
     mail.post(i + count);
-    const Clock::time_point begin = Clock::now();
+    const int64_t begin = timer_.now();
     if (count == 1) work(i, 0);
     if (count == 2) region_.in_turns([&] { work(i, 0); }, [&] { work(i + 1, 1); });
-    if (with_backward) measured_.add(actions[i], seconds_since(begin));
+    if (with_backward) add_time(actions[i], begin);
     for (int64_t part = 0; part < count; ++part) {
       const Action& action = actions[i + part];
       mail.send(i + part, std::move(out[part]));
@@ -197,11 +195,12 @@ void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
     if (stash_) update_after(actions[i], update);  // PipeDream alone
   }
   // [loop]
-  if (with_backward) measured_.span += seconds_since(first);
+  if (with_backward) timer_.since(first, [this](double took) { measured_.span += took; });
 }
 // [run]
 
 void Pipeline::train(const TakeBatch& take_batch, const Update& update) {
+  timer_.read();  // what the step before took
   if (region_.config().halves() == 1) {
     const std::vector<int64_t> tokens(schedule_.micro_batches, tokens_);
     run(schedule_, tokens, take_batch, update);
@@ -219,8 +218,10 @@ void Pipeline::learn_times() {
   if (!measured_.keeps_all || ++steps_ < PipelineConfig::kWarmUpSteps) return;
   if (steps_ == PipelineConfig::kWarmUpSteps) {  // pages were touched in these, and buffers made
     for (std::vector<double>& seconds : measured_.all) seconds.clear();
+    timer_.forget();
   }
   if (steps_ < PipelineConfig::kMeasuredUntil) return;
+  timer_.read();
   // The mean over ranks, whose medians differ: every rank has to make the same table.
   const auto agreed = [&](double seconds, int64_t ranks) {
     return std::max(1e3 * world_.sum(seconds) / double(ranks), 1e-6);
@@ -244,13 +245,15 @@ double Pipeline::message_seconds() const {
   const Tensor tensor = Tensor::zeros(boundary_.shape(tokens_), boundary_.dtype);
   const int peer = 1 - pp_.rank();
   std::vector<double> times;
+  WorkTimer timer;
   for (int i = 0; i < 9; ++i) {
-    const Clock::time_point begin = Clock::now();
+    const int64_t begin = timer.now();
     if (pp_.rank() == 0) pp_.send(tensor, peer);
     pp_.recv(tensor, peer);
     if (pp_.rank() == 1) pp_.send(tensor, peer);
-    times.push_back(seconds_since(begin) / 2);
+    timer.since(begin, [&times](double took) { times.push_back(took / 2); });
   }
+  timer.read();
   return median_of(times);
 }
 

@@ -9,6 +9,7 @@
 #include "comm/communicator.h"
 #include "model.h"
 #include "schedule.h"
+#include "tensor/work_timer.h"
 #include "weight_stash.h"
 
 namespace usp {
@@ -63,7 +64,7 @@ class Mail {
 };
 // [mail]
 
-/// What a rank's work in training steps has taken, by the clock.
+/// What a rank's work in training steps has taken, by the clock of the device that does it.
 struct MeasuredWork {
   double seconds[4] = {};   ///< by Work: of all actions that ran alone
   int64_t actions[4] = {};  ///< by Work
@@ -110,8 +111,11 @@ class Pipeline {
   void evaluate(const std::vector<Pass>& passes);
   /// The logits of a pass, on every rank of the pipeline.
   Tensor logits(const Pass& pass);
-  /// What its actions have taken.
-  const MeasuredWork& measured() const { return measured_; }
+  /// What its actions have taken. For between two steps.
+  const MeasuredWork& measured() const {
+    timer_.read();
+    return measured_;
+  }
   /// Of the weights in a step: one, unless every micro-batch makes its own.
   int64_t updates() const { return stash_ ? schedule_.micro_batches : 1; }
   /// Those of an update that each chunk of this rank sees.
@@ -134,6 +138,8 @@ class Pipeline {
   /// Where the action was a backward pass, unless it was the step's last.
   void update_after(const Action& action, const Update& update);
 
+  /// Measures the action, or two in turns of which it is the first, which began at that point.
+  void add_time(const Action& action, int64_t begin);
   /// With pp_times=measured, after a step: once there are enough, the ranks agree on what work and
   /// messages take, and their schedule is made anew. Collective.
   void learn_times();
@@ -151,6 +157,7 @@ class Pipeline {
   int64_t tokens_;   ///< of a micro-batch
   int64_t columns_;  ///< of the logits that the head makes
   MeasuredWork measured_;
+  mutable WorkTimer timer_;           ///< has what is still to be added to measured_
   Communicator stage_;                ///< ranks that hold the same stages as this one
   std::optional<WeightStash> stash_;  ///< where every micro-batch makes an update
 };

@@ -21,6 +21,10 @@ struct StageBytes {
 int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
                                const std::vector<std::vector<BlockFootprint>>& chunks,
                                const StageBytes& bytes);
+/// Adds what of other stages is there when a rank's first forward pass ends: the x that it read,
+/// and tensors of receives that were posted an action ahead.
+void add_bytes_from_stages(const Schedule& schedule, int rank, const StageBytes& bytes,
+                           std::vector<LiveBytes>& saved);
 
 /// The versions besides the newest one that a rank keeps at most, of m micro-batches.
 int64_t most_stashed(int64_t ranks, int64_t rank, int64_t m);

@@ -192,9 +192,10 @@ def _test(arguments, _flags):
     parser = _Parser(prog="./book test",
                      usage="./book test [NAME] [options]",
                      description="Builds what the tests need and runs them: with a NAME only "
-                     "those called so; alone the tests for every day, with the seeded faults of "
-                     "files that have changed; with --all every one. A seeded fault is a mistake "
-                     "planted in a copy of the sources, which a test has to notice.",
+                     "those called so; alone the tests for every day, with the seeded faults that "
+                     "have changed since they were caught; with --all a share of the others, too. A "
+                     "seeded fault is a mistake planted in a copy of the sources, which a test has "
+                     "to notice.",
                      examples=(
                          ("./book test", "after any change, before a commit"),
                          ("./book test model_gradient", "after a change in a layer"),
@@ -207,8 +208,8 @@ def _test(arguments, _flags):
     parser.add_argument("--list", action="store_true", dest="only_list",
                         help="name what would run, and run nothing")
     parser.add_argument("--all", action="store_true", dest="everything",
-                        help="also the sanitizers, every seeded fault, every kind of kernel, and "
-                        "what --full means")
+                        help="also the sanitizers, every kind of kernel, what --full means, and "
+                        "of seeded faults and the like a share, with each commit another")
     parser.add_argument("--full", action="store_true",
                         help="every combination in the parity tests, where pairs would do")
     parser.add_argument("--sanitize", nargs="?", const="address", choices=["address", "thread"],

@@ -63,6 +63,7 @@ class Test:
         self.sources = [ROOT / "tests" / source for source in fields.get("sources", [])]
         self.command = fields.get("command", [])  # of a script whose tests can be named
         self.only_in_all = bool(fields.get("only_in_all"))
+        self.when_named = bool(fields.get("when_named"))  # though only in all otherwise
         self.is_serial = bool(fields.get("serial"))
 
     def cases(self):
@@ -120,7 +121,8 @@ def find(pattern, tests, everything=False):
             found[name] = cases
     if "faults" in tests and (FAULTS / f"{pattern}.patch").is_file():
         found["faults"] = [pattern]
-    usual = {name: cases for name, cases in found.items() if not tests[name].only_in_all}
+    usual = {name: cases for name, cases in found.items()
+             if tests[name].when_named or not tests[name].only_in_all}
     if not found:
         raise BookError(f"no test, file of tests or case is called {pattern!r}{_near(plain, tests)}"
                         "; ./book test --list shows all", 2)

@@ -67,6 +67,7 @@ class CudaDevice : public Accelerator, public SideCopies, public DeviceLibrary {
   void end_range() override;
 
   Marks& marks() override { return *marks_; }
+  std::unique_ptr<Marks> make_marks() override { return std::make_unique<EventMarks>(stream_); }
 
   // side_copies.cpp
   std::string address() const override;

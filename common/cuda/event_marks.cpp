@@ -36,7 +36,7 @@ void EventMarks::begin() {
 int64_t EventMarks::make(cudaStream_t stream) {
   if (!on_) return -1;
   const std::lock_guard lock(mutex_);
-  const Pending made{static_cast<int64_t>(times_.size()), take()};
+  const Pending made{first_ + static_cast<int64_t>(times_.size()), take()};
   USP_CUDA(cudaEventRecord(made.event, stream));
   pending_.push_back(made);
   times_.push_back(-1);
@@ -50,6 +50,14 @@ void EventMarks::read() {
   compare_clocks();
 }
 
+void EventMarks::forget() {
+  const std::lock_guard lock(mutex_);
+  const int64_t next = first_ + static_cast<int64_t>(times_.size());
+  const int64_t kept = pending_.empty() ? next : pending_.front().number;
+  times_.erase(times_.begin(), times_.begin() + (kept - first_));
+  first_ = kept;
+}
+
 void EventMarks::end() {
   on_ = false;
   read();
@@ -60,7 +68,7 @@ void EventMarks::end() {
 
 int64_t EventMarks::time_of(int64_t mark) const {
   const std::lock_guard lock(mutex_);
-  return mark < 0 ? -1 : times_.at(mark);
+  return mark < first_ ? -1 : times_.at(mark - first_);
 }
 
 /// An event that waits for nothing.
@@ -82,7 +90,7 @@ void EventMarks::read_passed() {
     const cudaError_t status = cudaEventQuery(pending.event);
     if (status == cudaErrorNotReady) return false;
     USP_CUDA(status);
-    times_[pending.number] = anchor_ns_ + ns_between(anchor_, pending.event);
+    times_[pending.number - first_] = anchor_ns_ + ns_between(anchor_, pending.event);
     spare_.push_back(pending.event);
     return true;
   });

@@ -25,6 +25,7 @@ class EventMarks : public Marks {
   /// The same in another stream of the device. For any thread.
   int64_t make(cudaStream_t stream);
   void read() override;
+  void forget() override;
   void end() override;
   int64_t time_of(int64_t mark) const override;
   Clocks clocks() const override { return clocks_; }
@@ -44,7 +45,8 @@ class EventMarks : public Marks {
   mutable std::mutex mutex_;  ///< guards what follows
   std::vector<cudaEvent_t> spare_;
   std::vector<Pending> pending_;  ///< not read yet
-  std::vector<int64_t> times_;    ///< of all marks, by number
+  std::vector<int64_t> times_;    ///< of all marks from first_ on, by number
+  int64_t first_ = 0;             ///< those before are forgotten
   cudaEvent_t anchor_ = nullptr;  ///< where the clocks were compared
   int64_t anchor_ns_ = 0;         ///< the host's clock there
   Clocks clocks_;

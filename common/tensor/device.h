@@ -60,8 +60,10 @@ class Accelerator {
   /// Ends the range that was begun last.
   virtual void end_range() = 0;
 
-  /// They tell when the device did what it was given.
+  /// They tell when the device did what it was given: those of the trace.
   virtual Marks& marks() = 0;
+  /// Others in its own queue, for who measures whatever is traced. The device must outlive them.
+  virtual std::unique_ptr<Marks> make_marks() = 0;
 
  protected:
   void count_wait() { ++waits_; }

@@ -24,6 +24,8 @@ class Marks {
   /// Reads the marks that the device has passed, and compares the clocks. Waits for all that it was
   /// given: for between two steps.
   virtual void read() = 0;
+  /// The times of marks that were read are not asked for again.
+  virtual void forget() = 0;
   /// Reads for the last time; there are no marks from here on.
   virtual void end() = 0;
   /// When the device came to a mark that was read, in nanoseconds of clock_ns(). -1 for any other.

@@ -701,6 +701,8 @@ class FakeTree(FakeTools):
             "unit.common": {"targets": ["test_common"], "sources": ["common/ops.cpp", "common/rope.cpp"]},
             "unit.kernels.odd": {"targets": ["test_odd"], "sources": ["common/ops.cpp"],
                                  "only_in_all": True},
+            "technique.older": {"targets": ["test_older"], "sources": ["common/rope.cpp"],
+                                "only_in_all": True, "when_named": True},
             "parity.runs": {"targets": ["ch01_single_gpu"], "sources": ["parity/test_runs.py"],
                             "command": ["echo", "script"]},
             "faults": {"sources": [], "serial": True, "command": ["echo", "faults", "--chosen"]}}))
@@ -929,7 +931,10 @@ class Launcher(FakeTree):
 
     def test_a_name_finds_tests_files_cases_and_faults_and_builds_what_they_need(self):
         for pattern, expected in (
-                ("common", "unit.common"), ("ROPE", 'unit.common\n    turns by "pairs", always'),
+                ("common", "unit.common"),
+                # An older chapter's test runs when it is named, a kernel's of another CPU does not.
+                ("ROPE", "\n".join(f'{test}\n    turns by "pairs", always'
+                                   for test in ("unit.common", "technique.older"))),
                 ("of [1] s", "unit.common\n    a row, of [1] sums"),
                 ("^kinds$|kind", "unit.common\n    kinds - *"),
                 ("odd", "unit.kernels.odd"),

@@ -165,6 +165,98 @@ TEST_CASE("ranks on a GPU train as one on the CPU: pipelines") {
 }
 #endif
 
+#if __has_include("pipeline.h")
+/// Seconds of the device's spans of this name.
+double device_seconds(const Tracer& tracer, std::string_view name) {
+  double seconds = 0;
+  for (const Tracer::Span& span : tracer.spans()) {
+    if (span.name == name) seconds += double(span.device_end - span.device_begin) * 1e-9;
+  }
+  return seconds;
+}
+
+/// Three steps with a pipeline. What its actions took lies around the trace's passes, and in its
+/// steps.
+void check_measured_work(const Communicator& world, const TrainConfig& config,
+                         const Dataset& dataset) {
+  constexpr double kRounding = 1e-6;
+  const Mesh mesh(world, config.mesh());
+  Trainer trainer(config, &dataset, mesh);
+  Tracer& tracer = Runtime::current().tracer();
+  tracer.record(true);
+  std::vector<int64_t> created;
+  for (int64_t step = 0; step < 4; ++step) {
+    tracer.set_step(step + 1);
+    trainer.train_step(step);
+    trainer.report(step, 0);
+    world.barrier();
+    if (world.rank() == 0) created.push_back(emulator::timed_events().created);
+    world.barrier();
+  }
+  tracer.record(false);
+  const MeasuredWork& measured = trainer.pipeline().measured();
+  const auto seconds = [&](Work work) { return measured.seconds[static_cast<int>(work)]; };
+  const double f = seconds(Work::F), b = seconds(Work::B) + seconds(Work::BW);
+  const double all = f + b + seconds(Work::W), forward = device_seconds(tracer, "forward"),
+               backward = device_seconds(tracer, "backward"),
+               steps = device_seconds(tracer, "train_step");
+  USP_CHECK(forward > 0 && f >= forward - kRounding, "F {} s, in the trace {}", f, forward);
+  USP_CHECK(backward > 0 && b >= backward - kRounding, "B {} s, in the trace {}", b, backward);
+  USP_CHECK(all <= measured.span + kRounding, "{} s of work in {}", all, measured.span);
+  USP_CHECK(measured.span <= steps + kRounding, "{} s of a pipeline in steps of {}", measured.span,
+            steps);
+  if (world.rank() == 0) {
+    USP_CHECK(created[2] == created[3], "{} events, then {}", created[2], created[3]);
+  }
+}
+
+TEST_CASE("what a stage's work takes on a GPU is the GPU's time, and not the host's") {
+  const Text text;
+  for (bool host_clock : {false, true}) {
+    emulator::Options options = emulator::options;
+    options.host_clock = host_clock;
+    const emulator::Use use(options);
+    for (const char* schedule : {"1f1b", "zb_h1"}) {
+      CAPTURE(host_clock, schedule);
+      const TrainConfig config = pipeline_config(pipeline_case(2, 1, schedule, 3));
+      for (int i = 0; i < 2; ++i) {  // messages by way of the host, and by NCCL
+        on_gpus(2, [&](const Communicator& world) {
+          check_measured_work(world, config, text.dataset);
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("a pipeline on GPUs learns times of the GPUs, and agrees on them") {
+  const Text text;
+  TrainConfig config = pipeline_config(pipeline_case(2, 1, "auto", 4));
+  config.pipeline.pp_times = "measured";
+  for (int i = 0; i < 2; ++i) {
+    on_gpus(2, [&](const Communicator& world) {
+      const Mesh mesh(world, config.mesh());
+      Trainer trainer(config, &text.dataset, mesh);
+      for (int64_t step = 0; step < PipelineConfig::kMeasuredUntil; ++step) {
+        USP_CHECK(trainer.pipeline().measured().times.empty(), "times after {} steps", step);
+        trainer.train_step(step);
+      }
+      const MeasuredWork& measured = trainer.pipeline().measured();
+      for (const std::string& other : world.all_gather_text(measured.times)) {
+        USP_CHECK(other == measured.times, "times {} and {}", measured.times, other);
+      }
+      PipelineConfig given;
+      given.pp_times = measured.times;
+      USP_CHECK(given.times().forward > 1e-3 && given.times().message > 1e-4, "times {}",
+                measured.times);
+      const size_t passes = 4 * (PipelineConfig::kMeasuredUntil - PipelineConfig::kWarmUpSteps);
+      USP_CHECK(measured.all[static_cast<int>(Work::F)].size() == passes, "{} forward passes",
+                measured.all[static_cast<int>(Work::F)].size());
+      trainer.train_step(PipelineConfig::kMeasuredUntil);
+    });
+  }
+}
+#endif
+
 #if __has_include("router.h")
 TEST_CASE("ranks on a GPU train as one on the CPU: experts") {
   std::vector<ExpertCase> cases = {plain_experts(2, 2), plain_experts(3, 3), plain_experts(4, 2),

@@ -9,6 +9,7 @@
 #include "run/timeline.h"
 #include "tensor/marks.h"
 #include "tensor/ops.h"
+#include "tensor/work_timer.h"
 #include "testing.h"
 
 /// When a device did what the host had queued: spans, messages and waits in lanes of their own.
@@ -192,6 +193,49 @@ TEST_CASE("the rate of products is taken when the device has done them") {
         USP_CHECK(accelerator.waits() == before + 10, "{} waits", accelerator.waits() - before);
       },
       60, Device::cuda);
+}
+
+/// Seconds that a timer has for so many operations, beside which the host sleeps. They are there
+/// when it has read, and no sooner where `later`.
+double time_of_operations(WorkTimer& timer, const Tensor& x, int count, bool later) {
+  std::vector<double> found;
+  const int64_t begin = timer.now();
+  for (int i = 0; i < count; ++i) ops::fill(x, 1);
+  std::this_thread::sleep_for(milliseconds(20));
+  timer.since(begin, [&](double seconds) { found.push_back(seconds); });
+  REQUIRE(found.empty() == later);
+  timer.read();
+  REQUIRE(found.size() == 1);
+  return found[0];
+}
+
+TEST_CASE("a timer has the device's times, once they are read, and the CPU's at once") {
+  {
+    const OnDevice cpu(Device::cpu);
+    WorkTimer timer;
+    REQUIRE(time_of_operations(timer, Tensor::zeros({3}, DType::f32), 1, /*later=*/false) >= 0.02);
+  }
+  OnDevice gpu(Device::cuda);
+  const Tensor x = Tensor::zeros({1 << 16}, DType::f32);
+  const int64_t waits = gpu.runtime.accelerator()->waits();
+  WorkTimer timer;
+  // The emulated device takes the same time for the same work, in which nobody sleeps.
+  const auto time_of = [&](int count) { return time_of_operations(timer, x, count, true); };
+  const double one = time_of(1), two = time_of(2), ten = time_of(10);
+  REQUIRE(two > one);
+  REQUIRE(std::abs((ten - one) - 9 * (two - one)) < 1e-7);
+  REQUIRE(ten < 0.02);
+  REQUIRE(std::abs(time_of(1) - one) < 1e-7);
+
+  timer.since(timer.now(), [](double) { FAIL("what was forgotten is used"); });
+  timer.forget();
+  time_of(1);
+  const emulator::TimedEvents before = emulator::timed_events();
+  for (int i = 0; i < 5; ++i) time_of(1);
+  const emulator::TimedEvents after = emulator::timed_events();
+  REQUIRE(after.created == before.created);            // they serve again
+  REQUIRE(after.recorded == before.recorded + 5 * 3);  // two, and one that compares the clocks
+  REQUIRE(gpu.runtime.accelerator()->waits() == waits);
 }
 
 TEST_CASE("an op on tensors of the host is none of the device's") {

@@ -2,7 +2,8 @@
 
   run.py --source . --work build/release/faults               all faults
   run.py --source . --work build/release/faults --only NAME   one of them, --list shows the names
-  run.py --source . --work build/release/faults --chosen      those in files that have changed
+  run.py --source . --work build/release/faults --chosen      those that have changed
+  run.py ... --record                                         note those caught in caught.json
 
 For each fault a copy is patched, the target it names rebuilt and the test it names run; that test
 has to fail, with the message the fault announces. First it has to pass without the fault; where
@@ -30,6 +31,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from tools import testing  # noqa: E402
+
+RECORD = HERE / "caught.json"
+TURNS = 6  # commits, more or less, until ./book test --all has tried every fault again
 KEYS = ("What", "Target", "Test", "Message")
 NO_TARGET = "none"  # of a fault in what is not compiled
 SKIPPED = 77  # a test's exit code
@@ -116,39 +123,74 @@ def list_tree(root):
             yield (Path(folder) / name).relative_to(root)
 
 
-def changed_files(source):
-    """Paths that differ from where this branch left the main one, or are new; None without git."""
-    def git(*arguments):
-        done = subprocess.run(["git", *arguments], cwd=source, stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL, check=True)
-        return os.fsdecode(done.stdout)
-    try:
-        base = "HEAD"
-        for main in ("origin/main", "origin/master", "main", "master"):
-            with contextlib.suppress(subprocess.CalledProcessError):
-                base = git("merge-base", "HEAD", main).strip()
-                break
-        return {path for listed in (git("diff", "--name-only", "-z", base),
-                                    git("ls-files", "-o", "--exclude-standard", "-z"))
-                for path in listed.split("\0") if path}
-    except (OSError, subprocess.CalledProcessError):
-        return None
+def read_tests(source):
+    """{a test, as faults name it: its text}; what it calls in its file is not looked at."""
+    texts = {}
+    for path in sorted((source / "tests").rglob("*.cpp")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        begins = [match.start() for match in testing.CATCH_CASE.finditer(text)] + [len(text)]
+        texts.update(zip(testing.read_cases(path),
+                         (text[begin:end] for begin, end in zip(begins, begins[1:]))))
+    for path in sorted((source / "tests").rglob("test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        script = path.relative_to(source).as_posix()
+        for name in testing.read_cases(path):
+            begin = text.index(f"    def {name.split('.')[1]}(")
+            end = re.compile(r"^(?:    def |class |\S)", re.M).search(text, begin + 8)
+            texts[f"{script} {name}"] = text[begin:end.start() if end else len(text)]
+        texts[script] = text
+    return texts
+
+
+def digests(faults, source):
+    """{name of a fault: digest of what it consists of}: the patch, the files that it patches, and
+    its test."""
+    tests = read_tests(source)
+    result = {}
+    for fault in faults:
+        own = hashlib.sha256()
+        # A script may make its tests from a table.
+        test = tests.get(fault.test) or tests.get(fault.test.split()[0], "")
+        for part in (fault.text.encode(), test.encode(),
+                     *(read_if_there(source / path) or b""
+                       for path in sorted({path for path, _, _ in fault.hunks}))):
+            own.update(hashlib.sha256(part).digest())
+        result[fault.name] = own.hexdigest()[:16]
+    return result
+
+
+def read_record():
+    """{name of a fault: its digest when it was last caught}, as committed."""
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
+
+
+def write_record(faults, source, names):
+    """Adds to what is committed that these were caught as they are; drops those that are gone."""
+    own = digests(faults, source)
+    known = {**read_record(), **{name: own[name] for name in names}}
+    kept = {name: digest for name, digest in sorted(known.items()) if name in own}
+    RECORD.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
 
 
 def choose(faults, source):
-    """Those that the changes at hand touch, by their own file or one that they patch; a sample
-    where there are none. All where the environment asks for all of the tests."""
-    if "USP_TEST_ALL" in os.environ:
+    """Those that have changed since they were last caught: their own file, one that they patch, or
+    their test; where there are none, a sample. Where the environment asks for all
+    of the tests, a share of the others, too: another with another commit, one target after the
+    other, for each has to be built. With USP_TEST_EVERYTHING all."""
+    if "USP_TEST_EVERYTHING" in os.environ:
         return faults
-    changed = changed_files(source) or set()
-    chosen = [fault for fault in faults
-              if {f"tests/faults/{fault.name}.patch", *(hunk[0] for hunk in fault.hunks)} & changed]
-    if chosen:
-        print(f"{len(chosen)} of {len(faults)} faults are in files that have changed", flush=True)
-        return chosen
-    print(f"no file of the {len(faults)} faults has changed: a sample of {len(SAMPLE)}; "
-          "./book test --all plants every one", flush=True)
-    return [fault for fault in faults if fault.name in SAMPLE]
+    record, own = read_record(), digests(faults, source)
+    chosen = [fault for fault in faults if record.get(fault.name) != own[fault.name]]
+    print(f"{len(chosen)} of {len(faults)} faults have changed since they were caught", flush=True)
+    if "USP_TEST_ALL" in os.environ:
+        others = sorted((fault for fault in faults if fault not in chosen),
+                        key=lambda fault: (fault.target, fault.name))
+        size = -(-len(others) // TURNS)
+        groups = [others[i:i + size] for i in range(0, len(others), size)] if others else []
+        turn = testing.in_turn(groups)
+        print(f"and {sum(map(len, turn))} of the others, with other commits others", flush=True)
+        return [fault for group in turn for fault in group] + chosen
+    return chosen or [fault for fault in faults if fault.name in SAMPLE]
 
 
 def note_progress(text):
@@ -368,8 +410,8 @@ class Report:
 
 
 def run_faults(trees, faults, cache_path, force, are_tests_run):
-    """Prints a line per fault; returns the exit code. are_tests_run: who started this runs the tests
-    without the faults, too."""
+    """Prints a line per fault; returns the exit code and the names of those caught. are_tests_run:
+    who started this runs the tests without the faults, too."""
     cache = {}
     if cache_path.is_file() and not force:
         cache = json.loads(cache_path.read_text(encoding="utf-8"))
@@ -402,7 +444,8 @@ def run_faults(trees, faults, cache_path, force, are_tests_run):
     skipped, missed = report.names(CANNOT_RUN), report.names(MISSED)
     print(f"{len(faults)} faults: {len(faults) - len(missed) - len(skipped)} caught, "
           f"{len(skipped)} skipped, {len(missed)} missed {' '.join(missed)}".rstrip())
-    return 1 if missed else SKIPPED if skipped else 0
+    caught = {fault.name for fault in faults} - set(missed) - set(skipped)
+    return 1 if missed else SKIPPED if skipped else 0, caught
 
 
 def main():
@@ -412,7 +455,9 @@ def main():
     parser.add_argument("--work", type=Path, help="folder for the copy and its build")
     parser.add_argument("--only", action="append", metavar="NAME", help="this fault; repeatable")
     parser.add_argument("--chosen", action="store_true",
-                        help="those in files that have changed, or a few if none has")
+                        help="those changed since they were caught, or a few if none has")
+    parser.add_argument("--record", action="store_true",
+                        help="note those that are caught as they are now in caught.json")
     parser.add_argument("--list", action="store_true", help="name the faults and their tests")
     parser.add_argument("--jobs", type=int, default=2, help="compilers and threads of each copy")
     parser.add_argument("--copies", type=int, default=min(4, max(2, len(os.sched_getaffinity(0)))),
@@ -424,6 +469,7 @@ def main():
         unknown = set(args.only or ()) - {fault.name for fault in faults}
         if unknown:
             parser.error(f"no fault {', '.join(sorted(unknown))}; --list names them")
+        all_faults = faults
         faults = [fault for fault in faults if not args.only or fault.name in args.only]
         if args.list:
             for fault in faults:
@@ -436,8 +482,11 @@ def main():
         args.work.mkdir(parents=True, exist_ok=True)
         trees = [Tree(args.source.resolve(), args.work.resolve(), f"source{i + 1}", args.jobs)
                  for i in range(max(1, args.copies))]
-        return run_faults(trees, faults, args.work.resolve() / "caught.json", args.force,
-                          "USP_EVERY_TEST_RUNS" in os.environ)
+        code, caught = run_faults(trees, faults, args.work.resolve() / "caught.json", args.force,
+                                  "USP_EVERY_TEST_RUNS" in os.environ)
+        if args.record:
+            write_record(all_faults, args.source.resolve(), caught)
+        return code
     except FaultError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

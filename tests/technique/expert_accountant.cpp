@@ -37,7 +37,8 @@ TrainConfig with_nodes(TrainConfig config, int64_t node_size) {
   return config;
 }
 
-TEST_CASE("the activations of a stage with experts are those of the formula, to the byte") {
+TEST_CASE("the activations of a stage with experts are those of the formula, to the byte",
+          "[no_races]") {
   int compared = 0;
   int64_t n = 0;
   for (PipelineCase c : pipeline_cases(20)) {
@@ -59,10 +60,11 @@ TEST_CASE("the activations of a stage with experts are those of the formula, to 
       ++compared;
     }
   }
-  REQUIRE(compared > 200);
+  REQUIRE(compared > (kSanitized ? 20 : 200));
 }
 
-TEST_CASE("the activations of tokens that go by node are those of the formula, to the byte") {
+TEST_CASE("the activations of tokens that go by node are those of the formula, to the byte",
+          "[no_races]") {
   int compared = 0, between_nodes = 0;
   int64_t n = 0;
   for (PipelineCase c : pipeline_cases(20)) {
@@ -86,7 +88,7 @@ TEST_CASE("the activations of tokens that go by node are those of the formula, t
       ++compared;
     }
   }
-  REQUIRE(compared > 60);
+  REQUIRE(compared > (kSanitized ? 5 : 60));
   REQUIRE(between_nodes > 20);
 }
 

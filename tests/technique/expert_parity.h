@@ -220,7 +220,8 @@ inline std::vector<ExpertCase> expert_cases(size_t random) {
   // Those at random come last, and all of them are made once.
   static const std::vector<Point> all = points(kMostRandomCases);
   std::vector<ExpertCase> cases;
-  for (size_t i = 0; i < all.size() - kMostRandomCases + random; ++i) cases.push_back(at(all[i]));
+  const size_t count = kSanitized ? all.size() : all.size() - kMostRandomCases + random;
+  for (size_t i = 0; i < count; ++i) cases.push_back(at(all[i]));
   return cases;
 }
 

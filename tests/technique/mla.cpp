@@ -15,13 +15,7 @@
 namespace usp::test {
 namespace {
 
-constexpr int64_t kSteps = 2;
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
+constexpr int64_t kLatentSteps = 2;
 
 /// Of widths that differ from each other, so that none stands in for another.
 MlaShape latent_shape(int64_t q_lora_rank) {
@@ -42,7 +36,8 @@ ModelConfig tiny_latent(int64_t q_lora_rank) {
   return config;
 }
 
-TEST_CASE("latent attention: the gradient agrees with finite differences in every parameter") {
+TEST_CASE("latent attention: the gradient agrees with finite differences in every parameter",
+          "[no_races]") {
   const OnDevice cpu;
   ModelConfig whole_values = tiny_latent(9), no_query_latent = tiny_latent(0);
   whole_values.mla.v_head_dim = whole_values.mla.head_dim();
@@ -281,13 +276,13 @@ class LatentParity {
       Trainer trainer(config, &dataset_, mesh);
       const ContextTraffic over_cp = sent_over_cp(world);
       const TensorTraffic over_tp = sent_over_tp(world);
-      const TrainedState found = train(trainer, kSteps, nullptr);
+      const TrainedState found = train(trainer, kLatentSteps, nullptr);
       expect_close(found.losses, expected.losses, 1e-10, c.name() + ": loss");
       expect_close(found.grad_norms, expected.grad_norms, 1e-10, c.name() + ": gradient norm");
       expect_same_parameters(trainer, expected, 1e-10, c.name());
       if (c.pp == 1) {  // the formulas are of a whole model
-        check_tensor_traffic(world, config, over_tp, kSteps, c.name());
-        check_context_traffic(world, config, over_cp, kSteps, c.name());
+        check_tensor_traffic(world, config, over_tp, kLatentSteps, c.name());
+        check_context_traffic(world, config, over_cp, kLatentSteps, c.name());
       }
       const double counted = world.sum(double(trainer.model().parameters().counted()));
       USP_CHECK(counted == double(num_parameters(config.model)),
@@ -303,7 +298,7 @@ class LatentParity {
     if (expected.losses.empty()) {
       const OnDevice cpu;
       SoloTrainer solo(latent_alone(c), &dataset_);
-      expected = train(solo, kSteps);
+      expected = train(solo, kLatentSteps);
     }
     return expected;
   }
@@ -316,8 +311,7 @@ class LatentParity {
 
 TEST_CASE("latent attention over tp, cp and pp is training on one rank") {
   LatentParity parity;
-  const std::vector<LatentCase> cases = latent_cases(0);
-  for (size_t i = 0; i < cases.size(); i += kSanitized ? 6 : 1) parity.check(cases[i]);
+  for (const LatentCase& c : latent_cases(0)) parity.check(c);
 }
 
 /// Two halves of each micro-batch in turns, with latents that tp and cp share out in every way.
@@ -345,11 +339,11 @@ std::vector<LatentCase> cases_of_halves() {
 
 TEST_CASE("latent attention on halves of a micro-batch in turns is training on one rank") {
   LatentParity parity;
-  const std::vector<LatentCase> cases = cases_of_halves();
-  for (size_t i = 0; i < cases.size(); i += kSanitized ? 6 : 1) parity.check(cases[i]);
+  for (const LatentCase& c : cases_of_halves()) parity.check(c);
 }
 
-TEST_CASE("halves of latent attention in turns hold no more than a whole micro-batch") {
+TEST_CASE("halves of latent attention in turns hold no more than a whole micro-batch",
+          "[no_races]") {
   for (const LatentCase& c : cases_of_halves()) {
     for (const char* dtype : {"f64", "bf16"}) {
       CAPTURE(c.name(), dtype);
@@ -395,12 +389,12 @@ TEST_CASE("a ring of latents in bf16 is near one rank, in whatever dtype gradien
     {
       const OnDevice cpu;
       SoloTrainer solo(alone, &dataset);
-      expected = train(solo, kSteps);
+      expected = train(solo, kLatentSteps);
     }
     run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
       const Mesh mesh(world, config.mesh());
       Trainer trainer(config, &dataset, mesh);
-      const TrainedState found = train(trainer, kSteps, nullptr);
+      const TrainedState found = train(trainer, kLatentSteps, nullptr);
       expect_close(found.losses, expected.losses, 5e-3, "loss");
       expect_close(found.grad_norms, expected.grad_norms, 2e-2, "gradient norm");
     });
@@ -550,14 +544,14 @@ TEST_CASE("a text is continued from cached latents that ranks share out, or from
     {
       const OnDevice cpu;
       SoloTrainer solo(alone, &text.dataset);
-      train(solo, kSteps);
+      train(solo, kLatentSteps);
       expected = continue_text(solo, /*no_cache=*/true);
     }
     for (bool no_cache : {false, true}) {
       run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
         const Mesh mesh(world, config.mesh());
         Trainer trainer(config, &text.dataset, mesh);
-        train(trainer, kSteps, &world);
+        train(trainer, kLatentSteps, &world);
         expect_close(continue_text(trainer, no_cache), expected, 1e-10, c.name() + ": logits");
       });
     }
@@ -628,7 +622,8 @@ TEST_CASE("latent attention asks for the bytes that its footprint says, and for 
   }
 }
 
-TEST_CASE("states and activations of a rank with latent attention are those of the formulas") {
+TEST_CASE("states and activations of a rank with latent attention are those of the formulas",
+          "[no_races]") {
   for (const LatentCase& c : latent_cases(20)) {
     // Where heads or latents are wide, attention asks for most.
     for (const auto& [dtype, heads, latents] :
@@ -647,6 +642,23 @@ TEST_CASE("states and activations of a rank with latent attention are those of t
       check_states(prediction, simulation);
       CHECK(prediction.saved_bytes() == simulation.saved_bytes());
       CHECK(prediction.peak_activations == simulation.peak_activations);
+    }
+  }
+}
+
+TEST_CASE("with one micro-batch, too, stages of latent attention save the bytes of the formulas") {
+  const RandomTokens tokens(61);
+  const TokenFile file(tokens.path(), 2, 61);
+  const Dataset dataset(file, kTokens, 0.1, DataOrder::shuffled, 0);
+  for (int64_t pp : {2, 3}) {
+    for (const auto& [schedule, recompute, q_lora_rank] :
+         {std::tuple{"1f1b", "none", 9}, {"1f1b", "full", 0}, {"zb_h1", "none", 0}}) {
+      LatentCase c{{{1, 1, 4, "off", false, 0, recompute, "blockwise", "weight_grad", 1}}};
+      c.pp = pp;
+      c.schedule = schedule;
+      c.q_lora_rank = q_lora_rank;
+      CAPTURE(c.name());
+      check_saved_bytes(latent_config(c), dataset);
     }
   }
 }

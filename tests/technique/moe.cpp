@@ -91,7 +91,8 @@ class ExpertWindow {
   std::vector<Values> choices_;
 };
 
-TEST_CASE("the gradient of both losses agrees with finite differences in every weight") {
+TEST_CASE("the gradient of both losses agrees with finite differences in every weight",
+          "[no_races]") {
   const OnDevice cpu;
   for (const ExpertCase& c : differentiable_cases()) {
     CAPTURE(c.name());

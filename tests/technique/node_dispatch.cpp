@@ -12,7 +12,7 @@
 namespace usp::test {
 namespace {
 
-constexpr int64_t kExperts = 16, kGroups = 4, kSteps = 3;
+constexpr int64_t kExperts = 16, kGroups = 4, kNodeSteps = 3;
 
 /// A layout and a way to route; strings and numbers as the flags have them.
 struct NodeCase {
@@ -268,7 +268,7 @@ TrainConfig node_config(const NodeCase& c, const char* dispatch) {
 /// Throws Error at the first difference from `expected`, of the parameters that this rank has.
 void expect_trained(Trainer& trainer, const TrainedState& expected, double expected_loss,
                     const std::string& what) {
-  const TrainedState found = train(trainer, kSteps);
+  const TrainedState found = train(trainer, kNodeSteps);
   expect_close(found.losses, expected.losses, 1e-10, what + ": loss");
   expect_close(found.grad_norms, expected.grad_norms, 1e-10, what + ": gradient norm");
   for (const auto& tensor : found.tensors) {
@@ -293,7 +293,7 @@ TEST_CASE("training by node is training on one rank") {
     {
       const OnDevice cpu;
       SoloTrainer solo(node_config(alone, "direct"), &dataset);
-      expected = train(solo, kSteps);
+      expected = train(solo, kNodeSteps);
       expected_loss = solo.evaluate();
     }
     run_threads(static_cast<int>(c.ep), [&](const Communicator& world) {

@@ -238,4 +238,19 @@ inline void check_pipeline_parity(const Communicator& world, const PipelineCase&
   expect_close({trainer.evaluate()}, {expected.evaluation}, 1e-10, c.name() + ": evaluation");
 }
 
+/// Trains on ranks, each of which holds a stage. Throws Error where activations saved by its first
+/// forward pass have other bytes than the formula says, or than the step on shapes alone.
+inline void check_saved_bytes(const TrainConfig& config, const Dataset& dataset) {
+  run_threads(static_cast<int>(config.mesh().pp), [&](const Communicator& world) {
+    const Mesh mesh(world, config.mesh());
+    Trainer trainer(config, &dataset, mesh);
+    const int64_t measured = simulate_steps(trainer).saved_bytes();
+    const int64_t predicted = predict(config, world.rank()).saved_bytes();
+    const int64_t simulated = simulate(config, world.rank()).saved_bytes();
+    USP_CHECK(measured == predicted && measured == simulated,
+              "rank {}: {} bytes saved, {} by formula, {} on shapes alone", world.rank(), measured,
+              predicted, simulated);
+  });
+}
+
 }  // namespace usp::test

@@ -12,7 +12,7 @@
 namespace usp::test {
 namespace {
 
-constexpr int64_t kSteps = 3;
+constexpr int64_t kTensorSteps = 3;
 
 TEST_CASE("training with shared-out weights is training on one rank, and sends what it should") {
   const TensorCase any{2, 1, 8, "off", false, 0, "none", "blockwise", "none", 1};
@@ -20,16 +20,11 @@ TEST_CASE("training with shared-out weights is training on one rank, and sends w
   const RandomTokens tokens(config.model.vocab_size);
   const TokenFile file(tokens.path(), 2, config.model.vocab_size);
   const Dataset dataset(file, config.seq_len, 0.1, DataOrder::shuffled, config.seed);
-  TensorReferences references(dataset, kSteps);
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  const std::vector<TensorCase> cases = tensor_cases(0);
-  const size_t step = 5;
-#else
+  TensorReferences references(dataset, kTensorSteps);
   const bool carried = is_carried("tensor_parallel"),
              full = std::getenv("USP_TEST_FULL") != nullptr;
   const std::vector<TensorCase> cases = tensor_cases(carried ? 0 : full ? 100 : 20);
-  const size_t step = carried && !full ? 2 : 1;
-#endif
+  const size_t step = carried && !kSanitized && !full ? 2 : 1;
   for (size_t i = 0; i < cases.size(); i += step) {
     const TensorCase& c = cases[i];
     CAPTURE(c.name());
@@ -301,11 +296,11 @@ TEST_CASE("in f32 and bf16 a layout changes roundings, and nothing else") {
       solo_config.dtype = rounding.dtype;
       const OnDevice cpu;
       SoloTrainer solo(solo_config, &text.dataset);
-      const std::vector<double> expected = train(solo, kSteps).losses;
+      const std::vector<double> expected = train(solo, kTensorSteps).losses;
       run_threads(8, [&](const Communicator& world) {
         const Mesh mesh(world, config.mesh());
         Trainer trainer(config, &text.dataset, mesh);
-        expect_close(train(trainer, kSteps, &world).losses, expected, rounding.tolerance,
+        expect_close(train(trainer, kTensorSteps, &world).losses, expected, rounding.tolerance,
                      rounding.dtype);
       });
     }
@@ -328,13 +323,13 @@ TEST_CASE("a text is continued from logits of all shards of the vocabulary, cach
   const std::vector<int32_t> expected = [&] {
     const OnDevice cpu;
     SoloTrainer solo(solo_config, &text.dataset);
-    train(solo, kSteps);
+    train(solo, kTensorSteps);
     return continue_text(solo, false);
   }();
   run_threads(4, [&](const Communicator& world) {
     const Mesh mesh(world, config.mesh());
     Trainer trainer(config, &text.dataset, mesh);
-    train(trainer, kSteps, &world);
+    train(trainer, kTensorSteps, &world);
     USP_CHECK(continue_text(trainer, false) == expected, "with a cache");
     USP_CHECK(continue_text(trainer, true) == expected, "without a cache");
   });

@@ -7,7 +7,7 @@
 namespace usp::test {
 namespace {
 
-constexpr int64_t kSteps = 3;
+constexpr int64_t kStashSteps = 3;
 
 PipelineCase stale_case(int64_t p, int64_t m, int64_t dp = 1) {
   PipelineCase c{{1, dp, 2, "off", false, 0, "none", "blockwise", "weight_grad", m}};
@@ -146,13 +146,13 @@ void check_against_serial(const TrainConfig& config, int64_t ranks, const Text& 
   {
     const OnDevice cpu;
     SerialPipeDream serial(config, text.dataset);
-    for (int64_t step = 0; step < kSteps; ++step) losses.push_back(serial.step(step));
+    for (int64_t step = 0; step < kStashSteps; ++step) losses.push_back(serial.step(step));
     expected = serial.state();
   }
   run_threads(static_cast<int>(ranks), [&](const Communicator& world) {
     const Mesh mesh(world, config.mesh());
     Trainer trainer(config, &text.dataset, mesh);
-    for (int64_t step = 0; step < kSteps; ++step) {
+    for (int64_t step = 0; step < kStashSteps; ++step) {
       trainer.train_step(step);
       expect_close({trainer.report(step, 0).loss}, {losses[step]}, 1e-10, what + ": loss");
     }
@@ -207,11 +207,11 @@ TEST_CASE("without a version in between, PipeDream is training with batches of a
     TrainConfig config = stale_config(stale_case(p, m));
     config.optimizer.min_lr_ratio = 1;  // one rate, however many updates a step has
     CAPTURE(p, m);
-    const TrainedState expected = one_by_one(config, text, kSteps * m);
+    const TrainedState expected = one_by_one(config, text, kStashSteps * m);
     run_threads(static_cast<int>(p), [&, m = m](const Communicator& world) {
       const Mesh mesh(world, config.mesh());
       Trainer trainer(config, &text.dataset, mesh);
-      for (int64_t step = 0; step < kSteps; ++step) {
+      for (int64_t step = 0; step < kStashSteps; ++step) {
         trainer.train_step(step);
         const StepMetrics metrics = trainer.report(step, 0);
         double mean = 0;

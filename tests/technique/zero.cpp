@@ -7,11 +7,7 @@
 namespace usp::test {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-const std::vector<int> kRanks = {4};  // ten times as slow there, and memory and races are the same
-#else
-const std::vector<int> kRanks = {2, 3, 4, 8};
-#endif
+const std::vector<int> kRanks = kSanitized ? std::vector<int>{4} : std::vector<int>{2, 3, 4, 8};
 
 TEST_CASE("training with shared-out states is training on one rank, and sends what it should") {
   for (int ranks : kRanks) {

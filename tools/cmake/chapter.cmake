@@ -13,6 +13,9 @@ function(usp_add_chapter)
     PUBLIC usp_ranks PRIVATE nlohmann_json::nlohmann_json)
   target_compile_options(${chapter}_objects PRIVATE ${usp_once_flags})
   usp_reuse_headers(${chapter}_objects usp_once)
+  if(USP_SANITIZE)  # where nobody waits for a single file
+    set_target_properties(${chapter}_objects PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+  endif()
   add_executable(${chapter} main.cpp)
   target_link_libraries(${chapter} PRIVATE ${chapter}_objects)
   if(USP_PROGRAMS_WITH_CUDA)  # whole, or the programs would take usp_common's refusal of this device

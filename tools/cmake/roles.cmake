@@ -41,6 +41,16 @@ function(usp_chapters_testing out technique)
   set(${out} "${found}" PARENT_SCOPE)
 endfunction()
 
+# usp_ends_of_chains(out chapter...): those of the chapters of which no chapter is a copy.
+function(usp_ends_of_chains out)
+  set(ends ${ARGN})
+  foreach(chapter IN LISTS ARGN)
+    usp_chapter_field(${chapter} parent parent)
+    list(REMOVE_ITEM ends "${parent}")
+  endforeach()
+  set(${out} ${ends} PARENT_SCOPE)
+endfunction()
+
 # usp_carries(out chapter technique): whether the chapter has a technique's files as its parent has them.
 function(usp_carries out chapter technique)
   usp_chapter_field(${chapter} parent parent)

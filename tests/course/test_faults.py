@@ -1,0 +1,111 @@
+"""Which seeded faults a run plants: those that changed since they were caught, others in turn.
+
+    python3 tests/course/test_faults.py       needs no build
+"""
+import json
+import os
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tools import own_code, testing  # noqa: E402
+
+runner = own_code.fault_runner()
+PATCH = """What:    A sign is wrong.
+Target:  {target}
+Test:    {test}
+Message: differs
+
+--- a/{path}
++++ b/{path}
+@@ -1,1 +1,1 @@
+-x = 1;
++x = -1;
+"""
+
+
+class Choice(unittest.TestCase):
+    """On a source tree with twelve faults, each in a file of its own."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.source = Path(folder.name)
+        self.faults = [self.fault(f"fault{i:02}", f"target{i // 3}") for i in range(12)]
+        record = self.source / "caught.json"
+        for name, value in (("RECORD", record), ("HERE", self.source / "tests" / "faults")):
+            patch = mock.patch.object(runner, name, value)
+            patch.start()
+            self.addCleanup(patch.stop)
+        self.note(self.faults)
+
+    def fault(self, name, target):
+        (self.source / "tests" / "faults").mkdir(parents=True, exist_ok=True)
+        (self.source / f"{name}.cpp").write_text("x = 1;\n", encoding="utf-8")
+        (self.source / "tests" / f"test_{name}.cpp").write_text(
+            f'TEST_CASE("notices {name}") {{}}\n', encoding="utf-8")
+        patch = self.source / "tests" / "faults" / f"{name}.patch"
+        patch.write_text(PATCH.format(target=target, test=f"notices {name}", path=f"{name}.cpp"),
+                         encoding="utf-8")
+        return runner.Fault(patch)
+
+    def note(self, faults):
+        runner.write_record(self.faults, self.source, {fault.name for fault in faults})
+
+    def chosen(self, **environment):
+        kept = {name: value for name, value in os.environ.items()
+                if name not in ("USP_TEST_ALL", "USP_TEST_EVERYTHING")}
+        with mock.patch.dict(os.environ, {**kept, **environment}, clear=True), \
+                mock.patch("builtins.print"):
+            return [fault.name for fault in runner.choose(self.faults, self.source)]
+
+    def test_where_nothing_changed_a_sample(self):
+        with mock.patch.object(runner, "SAMPLE", ("fault03",)):
+            self.assertEqual(self.chosen(), ["fault03"])
+
+    def test_a_changed_file_patch_or_test_chooses_the_fault(self):
+        for path in ("fault04.cpp", "tests/faults/fault04.patch", "tests/test_fault04.cpp"):
+            before = (self.source / path).read_text(encoding="utf-8")
+            after = before.replace("A sign", "The sign").replace("{}", "{ }")
+            after = before + "//\n" if path == "fault04.cpp" else after
+            (self.source / path).write_text(after, encoding="utf-8")
+            self.faults[4] = runner.Fault(self.source / "tests" / "faults" / "fault04.patch")
+            with self.subTest(path):
+                self.assertEqual(self.chosen(), ["fault04"])
+            self.note([self.faults[4]])
+            self.assertNotEqual(self.chosen(), ["fault04"])
+
+    def test_all_takes_turns_and_a_few_commits_try_every_fault(self):
+        (self.source / "fault11.cpp").write_text("//\nx = 1;\n", encoding="utf-8")
+        seen = []
+        for commit in range(12):
+            with mock.patch.object(testing, "output_of", lambda _, commit=commit: f"{commit:x}"):
+                chosen = self.chosen(USP_TEST_ALL="1")
+            self.assertIn("fault11", chosen)
+            self.assertEqual(len(chosen), len(set(chosen)))
+            self.assertLessEqual(len(chosen), 3)
+            seen += chosen
+        self.assertEqual(set(seen), {fault.name for fault in self.faults})
+
+    def test_everything_is_everything(self):
+        self.assertEqual(len(self.chosen(USP_TEST_ALL="1", USP_TEST_EVERYTHING="1")), 12)
+
+    def test_the_record_forgets_what_is_gone_and_keeps_what_was_not_tried(self):
+        before = json.loads(runner.RECORD.read_text(encoding="utf-8"))
+        (self.source / "fault01.cpp").write_text("//\nx = 1;\n", encoding="utf-8")
+        (self.source / "fault02.cpp").write_text("//\nx = 1;\n", encoding="utf-8")
+        self.faults = self.faults[1:]
+        self.note([self.faults[0]])
+        after = json.loads(runner.RECORD.read_text(encoding="utf-8"))
+        self.assertEqual(sorted(after), [fault.name for fault in self.faults])
+        self.assertNotEqual(after["fault01"], before["fault01"])
+        self.assertEqual(after["fault02"], before["fault02"])
+
+
+if __name__ == "__main__":
+    unittest.main()
