@@ -327,10 +327,10 @@ class Tests(unittest.TestCase):
 
 
 def in_turn(found):
-    """Of exercises for which copies of the sources are built: those of the newest chapter that has
-    any, and one of the others, with another commit another one. All with USP_TEST_EVERYTHING=1."""
+    """Of exercises for which copies of the sources are built: one of the newest chapter that has
+    any, and one of the others; with another commit other ones. All with USP_TEST_EVERYTHING=1."""
     newest = [exercise for exercise in found if exercise.chapter == found[-1].chapter]
-    return [*testing.in_turn(found[:-len(newest)]), *newest]
+    return [*testing.in_turn(found[:-len(newest)]), *testing.in_turn(newest)]
 
 
 class OwnCode(unittest.TestCase):
