@@ -22,7 +22,7 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import bench, chapters, figures, own_code, palette, showcase, testing  # noqa: E402
+from tools import bench, chapters, figures, palette, showcase, testing  # noqa: E402
 
 CHAPTERS = [c for c in chapters.find_chapters() if (c.folder / "figures").is_dir()]
 BIN = None
@@ -106,7 +106,7 @@ class Text(unittest.TestCase):
 class Derived(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.due = due(CHAPTERS, own_code.fault_runner().changed_files(ROOT))
+        cls.due = due(CHAPTERS, testing.changed_files())
 
     def compare(self, chapter, files):
         """Each file as it is now against the text that it should have."""
