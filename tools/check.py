@@ -191,6 +191,15 @@ def _judge_setting(exercise, answer):
 
 
 def _judge_test(exercise, answer):
+    [found] = judge_tests(exercise, [answer])
+    if isinstance(found, NotYet):
+        raise found
+    return found
+
+
+def judge_tests(exercise, answers_given):
+    """What verdict() says of each of these answers, whose copy of the sources is built once: lines,
+    or a NotYet."""
     faults = own_code.fault_runner()
     patch = ROOT / "tests" / "faults" / f"{exercise.fields['fault']}.patch"
     try:
@@ -199,17 +208,22 @@ def _judge_test(exercise, answer):
         tree = faults.Tree(ROOT, own_code.COPY.parent, own_code.COPY.name, machine.usable_cores())
         say(f"book: building {fault.target} in a copy of the sources, without and with the mistake")
         tree.build([fault.target])
-        name = _find_case(fault.target, answer.strip())
-        code, output = tree.run(fault.target, name)
-        if code != 0:
-            raise BookError(f"{name}: fails without the mistake:\n{faults.tail(output)}")
+        names = [_find_case(fault.target, answer.strip()) for answer in answers_given]
+        for name in names:
+            code, output = tree.run(fault.target, name)
+            if code != 0:
+                raise BookError(f"{name}: fails without the mistake:\n{faults.tail(output)}")
         with tree.patched(fault):
             tree.build([fault.target])
-            code, output = tree.run(fault.target, name)
+            return [_verdict_on_test(name, *tree.run(fault.target, name)) for name in names]
     except faults.FaultError as error:
         raise BookError(str(error))
+
+
+def _verdict_on_test(name, code, output):
+    """Of how it ended with the mistake."""
     if code == 0:
-        raise NotYet(f"the test passes with the mistake, too: \"{name}\" does not see it")
+        return NotYet(f"the test passes with the mistake, too: \"{name}\" does not see it")
     return [f"with the mistake, \"{name}\" fails:", *_first_failure(output)]
 
 

@@ -205,6 +205,20 @@ def _environment(full, everything):
     return env
 
 
+def changed_files():
+    """Paths that differ from where this branch left the main one, or are new; None without git."""
+    def git(*arguments):
+        return output_of(["git", "-C", str(ROOT), *arguments])
+    bases = (git("merge-base", "HEAD", main)
+             for main in ("origin/main", "origin/master", "main", "master"))
+    base = next(filter(None, bases), "HEAD").strip()
+    listed = (git("diff", "--name-only", "-z", base),
+              git("ls-files", "-o", "--exclude-standard", "-z"))
+    if None in listed:
+        return None
+    return {path for text in listed for path in text.split("\0") if path}
+
+
 def in_turn(items, count=1):
     """So many of the items, in their order; with another commit others. For what costs minutes,
     so that one run tests a share of it and a few commits test all. Everything where

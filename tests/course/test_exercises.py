@@ -5,7 +5,8 @@
 Random mistakes in a solution must not pass either: what a judge lets through has to give the same
 values as the solution, on input that the judge has not seen. ./book test --all also runs the tests
 that readers are asked to name, in a copy of the sources with the mistake, and those of chapters
-that call the solutions.
+that call the solutions: of the newest chapter, and of another one in turn. With
+USP_TEST_EVERYTHING=1 all of them.
 """
 import contextlib
 import io
@@ -303,13 +304,33 @@ class Tests(unittest.TestCase):
 
     @unittest.skipUnless("USP_TEST_ALL" in os.environ, "builds a copy of the sources: --all")
     def test_the_named_test_fails_and_another_does_not(self):
-        for exercise in self.found():
+        """Of some of them; that each fault is noticed by its test shows tests/faults/run.py."""
+        for exercise in in_turn(self.found()):
+            mistakes = answers.mistakes(exercise)
+            names = [answer_in(exercise.solution(".md")), *(mistake.name for mistake in mistakes)]
             with self.subTest(exercise.name), contextlib.redirect_stderr(io.StringIO()):
-                check.verdict(exercise, answer_in(exercise.solution(".md")))
-                for mistake in answers.mistakes(exercise):
-                    with self.assertRaises(NotYet) as caught:
-                        check.verdict(exercise, mistake.name)
-                    self.assertTrue(caught.exception.lines[0].startswith(mistake.says))
+                right, *wrong = check.judge_tests(exercise, names)
+                self.assertNotIsInstance(right, NotYet, right)
+                for mistake, found in zip(mistakes, wrong):
+                    self.assertIsInstance(found, NotYet, mistake.name)
+                    self.assertTrue(found.lines[0].startswith(mistake.says), found.lines)
+
+    def test_a_verdict_is_that_on_the_one_answer(self):
+        exercise = self.found()[0]
+        with mock.patch.object(check, "judge_tests", side_effect=[[["it fails"]], [NotYet("no")]]) \
+                as judge:
+            self.assertEqual(check.verdict(exercise, "a"), ["it fails"])
+            with self.assertRaisesRegex(NotYet, "^no$"):
+                check.verdict(exercise, "b")
+        self.assertEqual([call.args for call in judge.call_args_list],
+                         [(exercise, ["a"]), (exercise, ["b"])])
+
+
+def in_turn(found):
+    """Of exercises for which copies of the sources are built: one of the newest chapter that has
+    any, and one of the others; with another commit other ones. All with USP_TEST_EVERYTHING=1."""
+    newest = [exercise for exercise in found if exercise.chapter == found[-1].chapter]
+    return [*testing.in_turn(found[:-len(newest)]), *testing.in_turn(newest)]
 
 
 class OwnCode(unittest.TestCase):
@@ -325,13 +346,15 @@ class OwnCode(unittest.TestCase):
 
     @unittest.skipUnless("USP_TEST_ALL" in os.environ, "builds a copy of the sources: --all")
     def test_chapters_pass_their_tests_on_the_solutions(self):
-        found = own_code.replaceable()
+        """Of the newest chapter, and of another one in turn."""
+        chosen = {exercise.chapter for exercise in in_turn(own_code.replaceable())}
+        found = [exercise for exercise in own_code.replaceable() if exercise.chapter in chosen]
         own_code.write_copy(found, {
             exercise.answer_file: exercise.solution(".cpp").read_text(encoding="utf-8")
             for exercise in found})
         everyday = {name: value for name, value in os.environ.items() if name != "USP_TEST_FULL"}
         with mock.patch.dict(os.environ, everyday, clear=True):
-            for chapter in sorted({exercise.chapter.name for exercise in found}):
+            for chapter in sorted(each.name for each in chosen):
                 code = own_code.run_book(["test", f"technique.{chapter}", "--no-install"])
                 self.assertEqual(code, 0, chapter)
 

@@ -3,10 +3,13 @@ say without training.
 
     python3 tests/course/test_figures.py [--bin build/release/bin]
 
-Without --bin, or where a program is not built, nothing is run again.
+Without --bin, or where a program is not built, nothing is run again. Programs are run and figures
+drawn for the newest chapter, for those with files that differ from the main branch, and for others
+in turn; for all after a change in common/ or tools/, and with USP_TEST_EVERYTHING=1.
 """
 import contextlib
 import io
+import os
 import re
 import subprocess
 import sys
@@ -19,10 +22,12 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import bench, chapters, figures, palette, showcase  # noqa: E402
+from tools import bench, chapters, figures, palette, showcase, testing  # noqa: E402
 
 CHAPTERS = [c for c in chapters.find_chapters() if (c.folder / "figures").is_dir()]
 BIN = None
+SHARED = ("common/", "tools/")  # what every chapter's figures are made with
+IN_TURN = 2  # chapters besides those that are due anyway
 MATPLOTLIB = re.compile(r"<dc:title>Matplotlib v([\d.]+),")
 NUMBER = re.compile(r"-?\d+\.\d+")
 PHONE, READABLE = 358, 9.0  # pixels that a figure has on a phone, and that text there needs
@@ -44,6 +49,18 @@ def drawn_alike(old, text):
         return [float(number) for number in NUMBER.findall(svg)]
     return NUMBER.sub("", old) == NUMBER.sub("", text) and all(
         abs(a - b) <= 1e-4 for a, b in zip(numbers(old), numbers(text)))
+
+
+def due(found, changed):
+    """Those of the chapters whose programs are run and whose figures are drawn this time. changed:
+    paths that differ from the main branch, None where that is not known."""
+    if changed is None or any(path.startswith(SHARED) for path in changed):
+        return found
+    touched = {path.partition("/")[0] for path in changed}
+    others = [chapter for chapter in found[:-1] if chapter.name not in touched]
+    left = [chapter.name for chapter in others]
+    taken = [chapter.name for chapter in testing.in_turn(others, IN_TURN)]
+    return [chapter for chapter in found if chapter.name not in left or chapter.name in taken]
 
 
 class Text(unittest.TestCase):
@@ -87,6 +104,10 @@ class Text(unittest.TestCase):
 
 
 class Derived(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.due = due(CHAPTERS, testing.changed_files())
+
     def compare(self, chapter, files):
         """Each file as it is now against the text that it should have."""
         wrong = []
@@ -110,7 +131,7 @@ class Derived(unittest.TestCase):
     def test_what_programs_say_without_training(self):
         if BIN is None:
             self.skipTest("no --bin: no program is run")
-        for chapter in CHAPTERS:
+        for chapter in self.due:
             program = BIN / chapter.name
             if not program.exists():
                 self.skipTest(f"{program} is not built")
@@ -122,7 +143,7 @@ class Derived(unittest.TestCase):
         code = "import matplotlib; print(matplotlib.__version__)"
         here = subprocess.run([figures.find_python(), "-c", code], stdout=subprocess.PIPE,
                               text=True, check=True).stdout.strip()
-        for chapter in CHAPTERS:
+        for chapter in self.due:
             folder = chapter.folder / "figures"
             with tempfile.TemporaryDirectory(prefix="test_figures_") as scratch:
                 showcase.draw(chapter, folder, Path(scratch))
@@ -134,6 +155,20 @@ class Derived(unittest.TestCase):
                 if by and by[1] == here:  # other versions draw differently
                     same[name] = text
             self.compare(chapter, same)
+
+    def test_chapters_that_are_due(self):
+        found = [SimpleNamespace(name=f"ch0{number}_x") for number in range(1, 6)]
+
+        def names(changed, everything=""):
+            with mock.patch.object(testing, "output_of", lambda _: "2"), \
+                    mock.patch.dict(os.environ, {"USP_TEST_EVERYTHING": everything}):
+                return [chapter.name[3] for chapter in due(found, changed)]
+
+        self.assertEqual(names(set()), ["3", "4", "5"])
+        self.assertEqual(names({"ch01_x/layers.h", "docs/faq.md"}), ["1", "2", "4", "5"])
+        for changed in (None, {"common/base/x.h"}, {"docs/faq.md", "tools/trace.py"}):
+            self.assertEqual(names(changed), list("12345"))
+        self.assertEqual(names(set(), "1"), list("12345"))
 
     def test_every_picture_is_shown(self):
         pages = "".join(path.read_text(encoding="utf-8") for path in

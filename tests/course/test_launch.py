@@ -510,7 +510,7 @@ class Ranks(FakeTree):
     """./book run with a chapter of several ranks; mpiexec and the chapter are fakes."""
 
     MPIEXEC = """\
-        #!PYTHON
+        #!PYTHON -S
         import ctypes, os, signal, subprocess, sys, time
         if "--version" in sys.argv:
             print(os.environ.get("FAKE_VERSION", "HYDRA build details:"))
@@ -547,7 +547,7 @@ class Ranks(FakeTree):
         """
 
     CHAPTER = """\
-        #!PYTHON
+        #!PYTHON -S
         # What it does is told by FAKE_RUN.
         import os, pathlib, signal, sys, time
         if "--version" in sys.argv:
@@ -574,7 +574,7 @@ class Ranks(FakeTree):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, frame: asked.append(number))
         for _ in range(300):
-            if len(list(flight.glob("rank_*.txt"))) >= 2:
+            if rank < 0 or len(list(flight.glob("rank_*.txt"))) >= 2:
                 break
             time.sleep(0.01)
         time.sleep(0.3)
@@ -620,7 +620,7 @@ class Ranks(FakeTree):
     def start(self, *arguments, **environment):
         """./book run ch02 in a session of its own, once both ranks are ready: (process, pids)."""
         process = subprocess.Popen(
-            [sys.executable, str(self.tree / "book"), "run", "ch02", "--no-plot", *arguments],
+            [sys.executable, "-S", str(self.tree / "book"), "run", "ch02", "--no-plot", *arguments],
             cwd=self.tree, env=self.environment(**environment), text=True, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.addCleanup(process.stdout.close)

@@ -29,6 +29,9 @@ RUN = {"parameters": 100, "config": {"dtype": "f32", "micro_batch_size": 2, "seq
                                      "attention": "naive", "recompute": "none"}}
 
 
+DRAWN = {}  # figures that several tests look at
+
+
 class Memory(Scratch):
     def load(self, text=SAMPLE):
         write(self.scratch / "run.json", json.dumps(RUN))
@@ -137,6 +140,12 @@ def path_of(svg, name):
 @unittest.skipIf(figures.find_python() is None, "no Python here imports numpy and matplotlib")
 class Profile(Memory):
     def draw(self, text=SAMPLE):
+        """The figure; the sample's is drawn for the first test that looks at it."""
+        if text not in DRAWN:
+            DRAWN[text] = self.draw_anew(text)
+        return DRAWN[text]
+
+    def draw_anew(self, text=SAMPLE):
         self.load(text)
         figures.draw("memory", [self.scratch])
         self.assertTrue((self.scratch / "memory.png").read_bytes().startswith(b"\x89PNG"))
@@ -223,7 +232,7 @@ class Profile(Memory):
         self.assertIn("live_cache", svg)
 
     def test_the_same_run_gives_the_same_figure(self):
-        self.assertEqual(self.draw(), self.draw())
+        self.assertEqual(self.draw(), self.draw_anew())
 
     def test_a_broken_file_is_refused_by_the_command(self):
         for arguments, code in ((["plot", str(self.scratch), "--memory"], 2),
@@ -351,7 +360,13 @@ class Estimates(Scratch):
 
 @unittest.skipIf(figures.find_python() is None, "no Python here imports numpy and matplotlib")
 class EstimateFigures(Scratch):
-    def draw(self, text=None):
+    def draw(self):
+        """Both figures, drawn for the first test that looks at them."""
+        if "estimates" not in DRAWN:
+            DRAWN["estimates"] = self.draw_anew()
+        return DRAWN["estimates"]
+
+    def draw_anew(self, text=None):
         path = self.scratch / "estimates.json"
         path.write_text(text or json.dumps({"cases": fake_cases()}), encoding="utf-8")
         figures.draw("ch01_single_gpu.figures.plot_activations", [path, self.scratch])
@@ -395,15 +410,15 @@ class EstimateFigures(Scratch):
             self.assertGreater(rises["none"], 1.1 * rises["full"])
 
     def test_the_same_estimates_give_the_same_figures(self):
-        self.assertEqual(self.draw(), self.draw())
+        self.assertEqual(self.draw(), self.draw_anew())
 
     def test_files_that_hold_no_estimates(self):
         for text in ("{", "[]", '{"cases": 3}'):
             with self.assertRaisesRegex(BookError, "activations plot: .* no estimates: ") as caught:
-                self.draw(text)
+                self.draw_anew(text)
             self.assertEqual(caught.exception.code, 2)
         with self.assertRaisesRegex(BookError, "no estimate for .*'8B'"):
-            self.draw('{"cases": []}')
+            self.draw_anew('{"cases": []}')
         with self.assertRaisesRegex(BookError, "nowhere.json: No such file"):
             figures.draw("ch01_single_gpu.figures.plot_activations", [self.scratch / "nowhere.json", self.scratch])
 
@@ -510,16 +525,16 @@ class Claims(unittest.TestCase):
 
 # A program that trains nothing: it writes what a run writes, and estimates as the tests do.
 FAKE_PROGRAM = """\
-    #!{python}
+    #!{python} -S
     import json, sys, pathlib
-    sys.path[:0] = [{root!r}, {tests!r}]
-    import test_memory
     words, flags = iter(sys.argv[1:]), {{}}
     for word in words:
         alone = word in ("--estimate", "--tie_word_embeddings", "--help")
         flags[word[2:]] = None if alone else next(words)
     flags = {{k: int(v) if v and v.isdigit() else v for k, v in flags.items()}}
     if "estimate" in flags:
+        sys.path[:0] = [{root!r}, {tests!r}]
+        import test_memory  # which takes longer than all else, and runs do not need
         path = pathlib.Path(flags["estimate_file"])
         path.write_text(json.dumps(test_memory.fake_estimate(flags)))
         sys.exit()
@@ -535,7 +550,7 @@ FAKE_PROGRAM = """\
     (run / "metrics.jsonl").write_text("\\n".join(lines) + "\\n")
     (run / "run.json").write_text(json.dumps({{"parameters": 100, "config": {{"dtype": "f32"}}}}))
     if flags["trace_steps"]:
-        (run / "memory.json").write_text(test_memory.SAMPLE)
+        (run / "memory.json").write_text(pathlib.Path({sample!r}).read_text())
     """
 
 
@@ -543,8 +558,8 @@ FAKE_PROGRAM = """\
 class Showcase(Scratch):
     def test_all_of_it_from_one_program(self):
         write(self.scratch / "release/bin/ch01_single_gpu", FAKE_PROGRAM.format(
-            python=sys.executable, root=str(ROOT), tests=str(Path(__file__).resolve().parent)),
-            executable=True)
+            python=sys.executable, root=str(ROOT), tests=str(DATA.parent),
+            sample=str(DATA / "memory.json")), executable=True)
         folder = self.scratch / "figures"
         folder.mkdir()
         chapter = types.SimpleNamespace(name="ch01_single_gpu", short="ch01", folder=self.scratch)

@@ -5,8 +5,13 @@
 A transcript is a block of commands, `sh`, and right behind it a block of `text`: lines of their
 output in their order. `...` alone stands for lines left out, `…` in a line for what differs between
 machines. A page's commands run one after the other, in a folder of their own.
+
+A run takes two steps where no quoted line depends on them, and validates on few samples. With
+--all one page in turn trains as long as it says; with USP_TEST_EVERYTHING=1 all do. A comparison
+draws nothing here: test_book.py looks at that figure.
 """
 import argparse
+import math
 import os
 import re
 import shlex
@@ -20,7 +25,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import launch, machine  # noqa: E402  (the path comes first)
+from tools import launch, machine, testing  # noqa: E402  (the path comes first)
 from tools.base import BookError  # noqa: E402
 from tools.chapters import resolve  # noqa: E402
 
@@ -29,6 +34,11 @@ FENCED = re.compile(r"^(```+|~~~+)(\w*)\n(.*?)^\1[ \t]*$", re.M | re.S)
 LEAST = {"docs/faq.md": 12, "ch01_single_gpu/club.md": 2, "ch02_data_parallel/club.md": 2,
          "ch03_tensor_sequence/club.md": 3, "ch04_context/club.md": 3}
 COMMAND_S = 120
+# Lines that depend on how many steps there are, the second on whether roundings have added up.
+COUNTED, ROUNDED = re.compile(r"\bsteps\b|\bstep[ -]\d"), re.compile("Largest relative difference")
+FEW_STEPS, FEW_SAMPLES = 2, 4
+COMPARE = ("import sys; sys.path.insert(0, sys.argv.pop(1)); from tools import cli, figures; "
+           "figures.draw = lambda *_: None; sys.exit(cli.main(sys.argv[1:]))")
 
 
 class Transcript(NamedTuple):
@@ -61,6 +71,8 @@ def command_of(words):
     """(words to start, environment) of a page's command. ValueError for one that no test runs."""
     if words[:1] != ["./book"]:
         raise ValueError(f"{shlex.join(words)} is no ./book command")
+    if words[1] == "compare":
+        return [sys.executable, "-c", COMPARE, str(ROOT), *words[1:]], dict(os.environ)
     if words[1] != "run":
         return [sys.executable, str(ROOT / "book"), *words[1:]], dict(os.environ)
     own, flags = (words[2:], []) if "--" not in words else \
@@ -75,6 +87,24 @@ def command_of(words):
     program = BIN / (f"{chapter.name}_{example}" if example else chapter.name)
     return (launch.rank_command([str(program), *flags], ranks, None, None),
             machine.thread_environment(ranks=ranks))
+
+
+def shortened(transcript):
+    """The transcript with runs that take no longer than what it quotes needs."""
+    quoted = "\n".join(transcript.quoted)
+    if COUNTED.search(quoted):
+        return transcript
+    most = math.inf if ROUNDED.search(quoted) else FEW_STEPS
+    return transcript._replace(commands=[short_run(words, most) for words in transcript.commands])
+
+
+def short_run(words, most):
+    """A command with few steps, if it says how many, and few samples to validate on."""
+    if "--steps" not in words or words[1] != "run":
+        return words
+    at = words.index("--steps") + 1
+    steps = min(most, int(words[at]))
+    return [*words[:at], str(steps), *words[at + 1:], "--eval_samples", str(FEW_SAMPLES)]
 
 
 def spaced(text):
@@ -103,6 +133,8 @@ def unmatched(quoted, printed):
 
 class Pages(unittest.TestCase):
     def test_every_quoted_line_is_printed(self):
+        everything = {"USP_TEST_ALL", "USP_TEST_EVERYTHING"} & set(os.environ)
+        whole = testing.in_turn(pages()) if everything else []
         for page in pages():
             name = str(page.relative_to(ROOT))
             found = transcripts(page.read_text(encoding="utf-8"))
@@ -110,7 +142,8 @@ class Pages(unittest.TestCase):
             with tempfile.TemporaryDirectory(prefix="book_transcripts_") as scratch:
                 for each in found:
                     with self.subTest(page=name, line=each.line):
-                        self.check(each, Path(scratch), f"{name}:{each.line}")
+                        self.check(each if page in whole else shortened(each), Path(scratch),
+                                   f"{name}:{each.line}")
 
     def check(self, transcript, folder, where):
         printed = []
@@ -147,6 +180,19 @@ class Reading(unittest.TestCase):
         self.assertEqual(unmatched(quoted, ["a", "b c"]), "b … d")
         self.assertEqual(unmatched(["a", "b"], ["a", "1", "b"]), "b")  # without dots in between
         self.assertEqual(unmatched(["a.c"], ["abc"]), "a.c")
+
+    def test_runs_are_short_where_no_quoted_line_counts_steps(self):
+        words = ["./book", "run", "ch01", "--", "--steps", "12", "--run_dir", "runs/x"]
+        compare = ["./book", "compare", "runs/x", "runs/y"]
+        for quoted, steps, few in (
+                ("sent 7 bytes a step by rank 0", "2", True), ("All 12 common steps", "12", False),
+                ("step 5/6  loss 4.7", "12", False), ("from step-00000004", "12", False),
+                ("Largest relative difference of the loss: 1", "12", True)):
+            run, other = shortened(Transcript([words, compare], ["a", quoted], 1)).commands
+            self.assertEqual(run[:8], [*words[:5], steps, *words[6:]], quoted)
+            self.assertEqual(run[8:], ["--eval_samples", "4"] if few else [], quoted)
+            self.assertEqual(other, compare)
+        self.assertEqual(short_run([*words[:5], "1"], 2)[5], "1")
 
     def test_what_no_test_can_run(self):
         with self.assertRaisesRegex(ValueError, "names no --run_dir"):

@@ -90,8 +90,8 @@ class MissingPairs {
 
 /// Points with a meaning, among which every pair of values of two axes occurs, unless none of so
 /// many candidates with it has a meaning; then so many at random. `sizes`: how many values each
-/// axis has. Under a sanitizer only as many points as the longest axis has values, each with
-/// another of these.
+/// axis has. Under a sanitizer six points, or as many as the longest axis has values, spread over
+/// these.
 inline std::vector<Point> cover_pairs(
     const std::vector<size_t>& sizes, size_t random,
     const std::function<bool(const Point&)>& has_meaning = [](const Point&) { return true; },
@@ -106,9 +106,10 @@ inline std::vector<Point> cover_pairs(
   std::vector<Point> chosen;
   if (kSanitized) {
     const size_t longest = std::ranges::max_element(sizes) - sizes.begin();
-    for (int tries = 0; chosen.size() < sizes[longest] && tries < candidates; ++tries) {
+    const size_t count = std::min<size_t>(6, sizes[longest]);
+    for (int tries = 0; chosen.size() < count && tries < candidates; ++tries) {
       Point point = draw();
-      point[longest] = chosen.size();
+      point[longest] = chosen.size() * sizes[longest] / count;
       if (has_meaning(point)) chosen.push_back(std::move(point));
     }
     return chosen;

@@ -213,7 +213,7 @@ TEST_CASE("states and activations of a rank are those of the formulas, to the by
   }
 }
 
-TEST_CASE("halves that run in turns hold the units of ZeRO as one pass does") {
+TEST_CASE("halves that run in turns hold the units of ZeRO as one pass does", "[no_races]") {
   for (int64_t stage : {2, 3}) {
     for (const char* sequence : {"off", "again"}) {
       for (const char* recompute : {"none", "full"}) {
@@ -278,7 +278,7 @@ TEST_CASE("the operations of a rank are 1/t of the model's, unless it has a copy
   }
 }
 
-TEST_CASE("in f32 and bf16 a layout changes roundings, and nothing else") {
+TEST_CASE("in f32 and bf16 a layout changes roundings, and nothing else", "[no_races]") {
   struct Case {
     const char* dtype;
     double tolerance;

@@ -174,7 +174,8 @@ TEST_CASE("PipeDream is training one by one with the weights that its stages hav
   }
 }
 
-TEST_CASE("PipeDream keeps its versions under recomputation, shards of layers and of samples") {
+TEST_CASE("PipeDream keeps its versions under recomputation, shards of layers and of samples",
+          "[no_races]") {
   const Text text;
   for (const char* recompute : {"none", "selective", "full"}) {
     for (int64_t tp : {1, 2}) {

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "case_cover.h"
 #include "data_parallel_parity.h"
 #include "zero_accountant.h"
 
@@ -124,6 +125,10 @@ inline std::vector<ZeroCase> zero_cases(int ranks) {
   }
   cases.push_back({3, 2, 3, "full", true});
   for (int64_t stage : {1, 2, 3}) cases.push_back({stage, 1, 3, "none", false});  // all copies
+  if (kSanitized) {
+    size_t number = 0;
+    std::erase_if(cases, [&](const ZeroCase&) { return number++ % 4 > 0; });
+  }
   return cases;
 }
 

@@ -1,5 +1,6 @@
 """What every page of the site has: head, search, sidebar, the ways on. Paths are relative, so that
 the pages work as files."""
+import functools
 import html
 import posixpath
 from dataclasses import dataclass, field
@@ -46,7 +47,12 @@ def relative(target, out):
     path, mark, anchor = target.partition("#")
     if not path or path == out:
         return mark + anchor if anchor else posixpath.basename(out)
-    return posixpath.relpath(path, posixpath.dirname(out) or ".") + mark + anchor
+    return _from_folder(path, posixpath.dirname(out) or ".") + mark + anchor
+
+
+@functools.lru_cache(maxsize=None)  # every page has the sidebar, and a folder has many pages
+def _from_folder(path, folder):
+    return posixpath.relpath(path, folder)
 
 
 def render(sheet, groups, site_title):

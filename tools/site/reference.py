@@ -27,6 +27,7 @@ TEMPLATE = ROOT / "docs" / "Doxyfile.in"
 AWESOME = Path("/usr/share/doxygen-awesome-css")
 STYLESHEETS = (AWESOME / "doxygen-awesome.css", theme.FOLDER / "reference.css")
 COMMON = "common"
+INCOMPLETE = "the reference is not complete"
 UNDOCUMENTED = re.compile(r"(\S+?):(\d+): warning: Member (~?\w+).*? \((\w+)\) of "
                           r"(?:class|struct|namespace) (\S+) is not documented")
 BOUND = re.compile(r'bind\(\s*"(\w+)",\s*[\w.>-]+,\s*(?:\{[^}]*\},\s*)?((?:"(?:[^"\\]|\\.)*"\s*)+)')
@@ -77,7 +78,7 @@ def make(root, out):
                    for entry in _entries(root, name, Path(scratch), out, anchors)]
     _mend(anchors)
     if said:
-        raise BookError("the reference is not complete:\n  " + "\n  ".join(said))
+        raise BookError(f"{INCOMPLETE}:\n  " + "\n  ".join(said))
     return {name: f"{REFERENCE}{name}/index.html" for name in parts(root)}, entries
 
 
