@@ -118,6 +118,7 @@ void check_expert_gradients(const ExpertCase& c, const Text& text, double tolera
 TEST_CASE("the gradient of an expert under ep x dp is that of one process, whatever edp") {
   const Text text;
   for (int64_t ep : {1, 2, 4, 8}) {
+    if (kSanitized && ep != 4) continue;
     for (int64_t zero_stage : {0, 1, 2, 3}) {
       ExpertCase c = plain_experts(8, ep);
       c.experts = 8;

@@ -258,7 +258,8 @@ StepBits train_to(Trainer& trainer, int64_t begin, int64_t end) {
   return bits;
 }
 
-TEST_CASE("PipeDream goes on from a checkpoint with the bits of a run that nobody interrupted") {
+TEST_CASE("PipeDream goes on from a checkpoint with the bits of a run that nobody interrupted",
+          "[no_races]") {
   const Text text;
   const RunIdentity identity{"{}", 1, "text", {}};
   for (const auto& [p, m, dp] : {std::tuple<int64_t, int64_t, int64_t>{1, 3, 1},
@@ -301,7 +302,8 @@ TEST_CASE(
   for (const std::string& flag : decisive) args.given(flag.c_str());  // throws where there is none
 }
 
-TEST_CASE("a rank keeps the versions that the formula says, and as many micro-batches as in 1F1B") {
+TEST_CASE("a rank keeps the versions that the formula says, and as many micro-batches as in 1F1B",
+          "[no_races]") {
   for (int64_t p : {1, 2, 3, 4}) {
     for (int64_t m : {1, 2, 3, 4, 5, 9}) {
       for (const char* dtype : {"f64", "bf16"}) {
