@@ -20,7 +20,7 @@ const RunIdentity kIdentity{R"({"lr": 0.01, "seed": 1, "steps": 20, "prompt": "T
                             {"steps", "prompt", "checkpoint_interval"}};
 
 /// Losses and gradient norms of steps [begin, end).
-Values train(Trainer& trainer, int64_t begin, int64_t end) {
+Values train_from(Trainer& trainer, int64_t begin, int64_t end) {
   Values values;
   for (int64_t step = begin; step < end; ++step) {
     trainer.train_step(step);
@@ -51,13 +51,13 @@ TEST_CASE("a resumed run has the bits of one that was never interrupted") {
       config.model.tie_word_embeddings = tied;
       const RandomText text(config, 300);
       SoloTrainer whole(config, &text.dataset), first(config, &text.dataset);
-      train(whole, 0, 4);
-      train(first, 0, 4);
+      train_from(whole, 0, 4);
+      train_from(first, 0, 4);
       write_checkpoint(dir.file(""), 4, first.state(), kIdentity);
       SoloTrainer second(config, &text.dataset);
       REQUIRE(load_checkpoint(newest_checkpoint(dir.file("")), second.state(), kIdentity) == 4);
       REQUIRE(bits_of_state(second) == bits_of_state(whole));
-      REQUIRE(train(second, 4, 9) == train(whole, 4, 9));
+      REQUIRE(train_from(second, 4, 9) == train_from(whole, 4, 9));
       REQUIRE(bits_of_state(second) == bits_of_state(whole));
     }
   }
@@ -86,7 +86,7 @@ TEST_CASE(
   config.dtype = "bf16";
   const RandomText text(config, 300);
   SoloTrainer trainer(config, &text.dataset);
-  train(trainer, 0, 1);
+  train_from(trainer, 0, 1);
   write_checkpoint(dir.file(""), 1, trainer.state(), kIdentity);
   const SafetensorsFile file(newest_checkpoint(dir.file("")) + "/state.safetensors");
   ParameterList& parameters = trainer.model().parameters();
