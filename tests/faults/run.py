@@ -36,7 +36,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 from tools import testing  # noqa: E402
 
 RECORD = HERE / "caught.json"
-TURNS = 6  # commits, more or less, until ./book test --all has tried every fault again
+TURNS = 6  # of the faults that have not changed, ./book test --all tries one in so many
 KEYS = ("What", "Target", "Test", "Message")
 NO_TARGET = "none"  # of a fault in what is not compiled
 SKIPPED = 77  # a test's exit code
@@ -134,9 +134,9 @@ def read_tests(source):
     for path in sorted((source / "tests").rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
         script = path.relative_to(source).as_posix()
-        for name in testing.read_cases(path):
-            begin = text.index(f"    def {name.split('.')[1]}(")
-            end = re.compile(r"^(?:    def |class |\S)", re.M).search(text, begin + 8)
+        begins = [match.start() for match in testing.PYTHON_CASE.finditer(text) if match[2]]
+        for name, begin in zip(testing.read_cases(path), begins):
+            end = re.compile(r"^(?:    def |\S)", re.M).search(text, begin + 8)
             texts[f"{script} {name}"] = text[begin:end.start() if end else len(text)]
         texts[script] = text
     return texts

@@ -103,6 +103,15 @@ class Failures(RankTest):
             self.assertEqual(outputs[1:], ["", "", ""])
 
 
+def run_example(name, ranks, *flags):
+    """What an example of whichever chapter has it comes to, on so many ranks."""
+    chapter = next(c for c in CHAPTERS if name in c.examples())
+    program = str(test_ranks.BIN / f"{chapter.name}_{name}")
+    return subprocess.run(["mpiexec", "-n", str(ranks), program, *flags], env=environment(),
+                          timeout=60, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          check=False)
+
+
 class Examples(unittest.TestCase):
     """The chapters' examples print what they should."""
 
@@ -132,13 +141,8 @@ class Examples(unittest.TestCase):
             self.assertAlmostEqual(float(seconds.strip("[]")), 2, delta=0.5)
 
     def test_tensor_2d(self):
-        chapter = next(c for c in CHAPTERS if "tensor_2d" in c.examples())
-
         def run(ranks, *flags):
-            program = str(test_ranks.BIN / f"{chapter.name}_tensor_2d")
-            return subprocess.run(["mpiexec", "-n", str(ranks), program, *flags],
-                                  env=environment(), timeout=60, stdout=subprocess.PIPE,
-                                  stderr=subprocess.PIPE, text=True, check=False)
+            return run_example("tensor_2d", ranks, *flags)
 
         # Of a small model that the squares share out; the ledger's bytes are the formula's.
         done = run(4, "--hidden_size", "64", "--ffn_hidden_size", "192", "--seq_len", "65536")
@@ -206,13 +210,8 @@ class Examples(unittest.TestCase):
             self.assertIn(f"{flags[0 if len(flags) == 2 else 1].strip('-')}=", refused.stderr)
 
     def test_ring_self_attention(self):
-        chapter = next(c for c in CHAPTERS if "ring_self_attention" in c.examples())
-
         def run(ranks, *flags):
-            program = str(test_ranks.BIN / f"{chapter.name}_ring_self_attention")
-            return subprocess.run(["mpiexec", "-n", str(ranks), program, *flags],
-                                  env=environment(), timeout=60, stdout=subprocess.PIPE,
-                                  stderr=subprocess.PIPE, text=True, check=False)
+            return run_example("ring_self_attention", ranks, *flags)
 
         done = run(3)
         self.assertEqual(done.returncode, 0, done.stderr)
