@@ -3,10 +3,13 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstring>
 #include <ctime>
 #include <fstream>
+#include <mutex>
+#include <thread>
 
 #include "base/check.h"
 #include "base/output.h"
@@ -20,8 +23,8 @@ constexpr const char* kRunFiles[] = {"run.json",    "metrics.jsonl", "trace.json
                                      "ledger.json", "report.md",     "done"};
 constexpr const char* kCheckpoints = "checkpoints";
 
-volatile std::sig_atomic_t stop_signal = 0;
-volatile std::time_t stop_time = 0;
+std::atomic<int> stop_signal = 0;
+std::time_t stop_time = 0;  // of the handler alone
 
 /// `timeout` and some shells send a signal to the process and to its group: the same wish twice.
 constexpr std::time_t kSameWishSeconds = 1;
@@ -131,9 +134,23 @@ bool is_unfinished_checkpoint_name(std::string_view name) {
 }
 
 void install_stop_handlers() {
+  sigset_t requests;
+  sigemptyset(&requests);
+  sigaddset(&requests, SIGINT);
+  sigaddset(&requests, SIGTERM);
   std::signal(SIGINT, on_stop_signal);
   std::signal(SIGTERM, on_stop_signal);
   outlive_reader();
+  // This thread and those it starts compute. In products, oneDNN up to 3.11.1 lets their stack
+  // pointer point into the heap (its issue 4845), where a handler would overwrite other memory.
+  pthread_sigmask(SIG_BLOCK, &requests, nullptr);
+  static std::once_flag listens;
+  std::call_once(listens, [&] {
+    std::thread([requests] {
+      pthread_sigmask(SIG_UNBLOCK, &requests, nullptr);
+      while (true) pause();
+    }).detach();
+  });
 }
 
 bool stop_requested() { return stop_signal != 0; }

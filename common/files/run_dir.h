@@ -48,6 +48,8 @@ bool is_unfinished_checkpoint_name(std::string_view name);
 
 /// Turns Ctrl-C (SIGINT), SIGTERM and the end of who reads standard output into a request that
 /// stop_requested() reports. Ctrl-C or SIGTERM again a moment later ends the process at once.
+/// A thread that does nothing else receives them: the calling thread no longer does, nor do those
+/// that it starts afterwards.
 void install_stop_handlers();
 bool stop_requested();  ///< whether any of these has come
 /// SIGINT or SIGTERM, whichever asked last; 0: neither has.

@@ -263,6 +263,24 @@ class Stopping(Runs):
                     process.send_signal(stop_signal)
                 self.assertGreaterEqual(self.check_stopped(process, run_dir, signals), 3)
 
+    def test_no_thread_that_computes_takes_a_signal(self):
+        """A product by oneDNN may have its stack pointer in the heap when a handler interrupts it."""
+        process, run_dir = self.start({})
+        self.wait_until(lambda: self.lines(run_dir) >= 1, process)
+        blocked = {}
+        for thread in os.listdir(f"/proc/{process.pid}/task"):
+            status = read(f"/proc/{process.pid}/task/{thread}", "status")
+            mask = int(re.search(r"^SigBlk:\s*(\w+)$", status, re.MULTILINE).group(1), 16)
+            blocked[int(thread)] = [mask >> (number - 1) & 1
+                                    for number in (signal.SIGINT, signal.SIGTERM)]
+        takes = [thread for thread, masks in blocked.items() if masks != [1, 1]]
+        self.assertEqual(len(takes), 1, "besides two that compute, one thread listens")
+        self.assertEqual(blocked[takes[0]], [0, 0])
+        self.assertGreaterEqual(len(blocked), 3)
+        self.assertNotIn(process.pid, takes, "the main thread computes")
+        process.send_signal(signal.SIGINT)
+        self.check_stopped(process, run_dir)
+
     def test_a_signal_before_the_first_step(self):
         process, run_dir = self.start({})
         self.wait_until(lambda: os.path.exists(run_dir), process)
