@@ -13,9 +13,8 @@ namespace usp {
 namespace {
 
 using Actions = std::vector<Action>;
-using Request = ScheduleRequest;
 
-Schedule empty_schedule(const Request& request, Placement placement = Placement::loop) {
+Schedule empty_schedule(const ScheduleRequest& request, Placement placement = Placement::loop) {
   const int64_t chunks = placement == Placement::loop ? request.chunks : 2;
   return {{placement, request.ranks, chunks},
           request.micro_batches,
@@ -24,7 +23,7 @@ Schedule empty_schedule(const Request& request, Placement placement = Placement:
 
 // [naive]
 /// One micro-batch is in the pipeline at a time.
-Schedule naive(const Request& request) {
+Schedule naive(const ScheduleRequest& request) {
   Schedule schedule = empty_schedule(request);
   for (Actions& actions : schedule.actions) {
     for (int64_t i = 0; i < request.micro_batches; ++i) {
@@ -38,7 +37,7 @@ Schedule naive(const Request& request) {
 
 // [afab]
 /// All forward, all backward; with several chunks one chunk after the other.
-Schedule afab(const Request& request) {
+Schedule afab(const ScheduleRequest& request) {
   Schedule schedule = empty_schedule(request);
   const int64_t m = request.micro_batches;
   for (Actions& actions : schedule.actions) {
@@ -56,7 +55,7 @@ Schedule afab(const Request& request) {
 // [one_f_one_b]
 /// One forward, one backward: a rank begins backward as soon as the first gradient can have come
 /// back to it, and from then on holds as many micro-batches as before.
-Schedule one_f_one_b(const Request& request) {
+Schedule one_f_one_b(const ScheduleRequest& request) {
   Schedule schedule = empty_schedule(request);
   const int64_t p = request.ranks, m = request.micro_batches;
   for (int64_t rank = 0; rank < p; ++rank) {
@@ -77,7 +76,7 @@ Schedule one_f_one_b(const Request& request) {
 /// One forward, one backward on several chunks: a rank runs `run` micro-batches through a chunk,
 /// then the same ones through its next. `further`: forward passes ahead of those that fill the
 /// pipeline.
-Schedule in_runs(const Request& request, int64_t run, int64_t further) {
+Schedule in_runs(const ScheduleRequest& request, int64_t run, int64_t further) {
   Schedule schedule = empty_schedule(request);
   const int64_t p = request.ranks, m = request.micro_batches, v = request.chunks;
   Actions forward, backward;
@@ -106,7 +105,7 @@ Schedule in_runs(const Request& request, int64_t run, int64_t further) {
 /// With run = p that is Megatron's order, depth first. Runs that are shorter than p, as the last
 /// one may be, need more forward passes ahead: else the last rank waits for a gradient of the
 /// first, which waits for an output of the last.
-Schedule in_runs(const Request& request, int64_t run) {
+Schedule in_runs(const ScheduleRequest& request, int64_t run) {
   Schedule schedule = in_runs(request, run, 0);
   for (int64_t further = 1; deadlocks(schedule); ++further) {
     schedule = in_runs(request, run, further);
@@ -119,7 +118,7 @@ Schedule in_runs(const Request& request, int64_t run) {
 /// As 1F1B, but the gradients of weights wait: on rank r up to `patience` r of them, until nothing
 /// more urgent can be done. With more forward passes ahead (H2: twice as many) the first gradient
 /// finds the ranks at work, too.
-Schedule zero_bubble(const Request& request, int64_t patience) {
+Schedule zero_bubble(const ScheduleRequest& request, int64_t patience) {
   Schedule schedule = empty_schedule(request);
   const int64_t p = request.ranks, m = request.micro_batches;
   for (int64_t rank = 0; rank < p; ++rank) {
@@ -142,7 +141,7 @@ Schedule zero_bubble(const Request& request, int64_t patience) {
 /// Micro-batches enter at both ends: here each rank has a near chunk, close to where its
 /// micro-batches come in, and a far one, close to where they turn. `depth`: ranks between the end
 /// and the middle.
-Schedule dualpipe(const Request& request, Placement placement) {
+Schedule dualpipe(const ScheduleRequest& request, Placement placement) {
   Schedule schedule = empty_schedule(request, placement);
   const int64_t p = request.ranks, m = request.micro_batches;
   const bool mirrored = placement == Placement::mirror;
@@ -192,7 +191,7 @@ Schedule dualpipe(const Request& request, Placement placement) {
 /// A list scheduler: of all ranks, the one that can begin something first does so; a gradient of an
 /// input before a forward pass, that before the gradients of weights. A rank has at most `limit`
 /// micro-batches in flight.
-Schedule list_schedule(const Request& request, Placement placement, int64_t limit) {
+Schedule list_schedule(const ScheduleRequest& request, Placement placement, int64_t limit) {
   Schedule schedule = empty_schedule(request, placement);
   const Stages& stages = schedule.stages;
   const int64_t p = request.ranks, m = request.micro_batches, v = stages.chunks, S = stages.count();
@@ -238,7 +237,7 @@ Schedule list_schedule(const Request& request, Placement placement, int64_t limi
 // [list]
 
 /// Refuses what a schedule cannot take.
-void check_request(const std::string& name, const Request& request) {
+void check_request(const std::string& name, const ScheduleRequest& request) {
   const int64_t p = request.ranks, m = request.micro_batches;
   const bool many_chunks = name == "interleaved" || name == "breadth_first" || name == "llama3" ||
                            name == "naive" || name == "afab";
@@ -260,23 +259,25 @@ void check_request(const std::string& name, const Request& request) {
   }
 }
 
-const std::map<std::string, std::function<Schedule(const Request&)>>& generators() {
-  static const std::map<std::string, std::function<Schedule(const Request&)>> known = {
+const std::map<std::string, std::function<Schedule(const ScheduleRequest&)>>& generators() {
+  static const std::map<std::string, std::function<Schedule(const ScheduleRequest&)>> known = {
       {"naive", naive},
       {"afab", afab},
       {"breadth_first", afab},
       {"1f1b", one_f_one_b},
       {"pipedream", one_f_one_b},
-      {"interleaved", [](const Request& r) { return in_runs(r, r.ranks); }},
+      {"interleaved", [](const ScheduleRequest& r) { return in_runs(r, r.ranks); }},
       {"llama3",
-       [](const Request& r) { return in_runs(r, r.run_length > 0 ? r.run_length : r.ranks); }},
-      {"zb_h1", [](const Request& r) { return zero_bubble(r, 1); }},
-      {"zb_h2", [](const Request& r) { return zero_bubble(r, 2); }},
-      {"zb_v", [](const Request& r) { return list_schedule(r, Placement::fold, r.ranks); }},
-      {"dualpipe", [](const Request& r) { return dualpipe(r, Placement::mirror); }},
-      {"dualpipe_v", [](const Request& r) { return dualpipe(r, Placement::fold); }},
+       [](const ScheduleRequest& r) {
+         return in_runs(r, r.run_length > 0 ? r.run_length : r.ranks);
+       }},
+      {"zb_h1", [](const ScheduleRequest& r) { return zero_bubble(r, 1); }},
+      {"zb_h2", [](const ScheduleRequest& r) { return zero_bubble(r, 2); }},
+      {"zb_v", [](const ScheduleRequest& r) { return list_schedule(r, Placement::fold, r.ranks); }},
+      {"dualpipe", [](const ScheduleRequest& r) { return dualpipe(r, Placement::mirror); }},
+      {"dualpipe_v", [](const ScheduleRequest& r) { return dualpipe(r, Placement::fold); }},
       {"auto",
-       [](const Request& r) {
+       [](const ScheduleRequest& r) {
          return list_schedule(r, Placement::loop,
                               r.most_in_flight > 0 ? r.most_in_flight : r.ranks);
        }},

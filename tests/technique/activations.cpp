@@ -1,11 +1,9 @@
-#include "tiny_llama.h"
+#include "window.h"
 
 /// What backward needs belongs to the micro-batch, not to the layer: several may be in flight, and
 /// running forward again recomputes it.
 namespace usp::test {
 namespace {
-
-constexpr int64_t kSeqLen = 6;
 
 struct TwoMicroBatches {
   explicit TwoMicroBatches(DType dtype, bool naive)

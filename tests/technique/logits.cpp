@@ -4,11 +4,11 @@
 namespace usp::test {
 namespace {
 
-constexpr int64_t kSeqLen = 5;
+constexpr int64_t kTextLength = 5;
 
 Pass random_text(uint64_t seed) {
   Random random(seed);
-  return random_pass(random, tiny_model(), 2, kSeqLen, 1, {});
+  return random_pass(random, tiny_model(), 2, kTextLength, 1, {});
 }
 
 /// Does nothing but count; what gathers weights before a block and frees them after it looks so.
@@ -28,7 +28,8 @@ class PassOn : public Segment {
 
 TEST_CASE("logits come from between whatever segments were put around a block's own") {
   const OnDevice cpu;
-  Model model = allocated_model(tiny_model(), kSeqLen, DType::f64, Probabilities::never_whole, 1);
+  Model model =
+      allocated_model(tiny_model(), kTextLength, DType::f64, Probabilities::never_whole, 1);
   Pass pass = random_text(2);
   for (Pass::Mode mode : {Pass::Mode::eval, Pass::Mode::decode}) {
     pass.mode = mode;
@@ -52,9 +53,9 @@ TEST_CASE("a shard of the vocabulary gives its columns of the logits") {
   const OnDevice cpu;
   const ModelConfig m = tiny_model();
   const Pass pass = random_text(2);
-  Model whole = allocated_model(m, kSeqLen, DType::f64, Probabilities::never_whole, 1);
+  Model whole = allocated_model(m, kTextLength, DType::f64, Probabilities::never_whole, 1);
   const Tensor expected = whole.logits(pass);
-  const Llama llama(m, {kSeqLen, DType::f64, Probabilities::never_whole});
+  const Llama llama(m, {kTextLength, DType::f64, Probabilities::never_whole});
   for (const Slice& columns : {Slice{0, 0, 4}, Slice{0, 4, 7}}) {
     const auto build = [&](int64_t block, ParameterList& list) {
       if (block <= m.num_layers) return llama.build(block, list);
@@ -68,14 +69,14 @@ TEST_CASE("a shard of the vocabulary gives its columns of the logits") {
     Model shard(build, {{0, llama.num_blocks()}});
     shard.parameters().allocate(DType::f64, 1);
     const Tensor logits = shard.logits(pass);
-    REQUIRE(logits.shape() == Shape{2 * kSeqLen, columns.length});
+    REQUIRE(logits.shape() == Shape{2 * kTextLength, columns.length});
     check_close(logits, expected.narrow(1, columns.offset, columns.length).items(), 1e-13);
   }
 }
 
 TEST_CASE("a part of a model has no logits, and says so before it computes anything") {
   const OnDevice cpu;
-  const Llama llama(tiny_model(), {kSeqLen, DType::f64, Probabilities::never_whole});
+  const Llama llama(tiny_model(), {kTextLength, DType::f64, Probabilities::never_whole});
   using Chunks = std::vector<BlockRange>;
   for (const Chunks& chunks : {Chunks{{0, 3}}, Chunks{{2, 4}}, Chunks{{0, 2}, {2, 4}}}) {
     CAPTURE(chunks.size(), chunks[0].begin);
