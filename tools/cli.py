@@ -8,8 +8,8 @@ import signal
 import sys
 
 from tools import (bench, build, chapters, check, compare, delta, diff, doctor, exercises, export,
-                   figures, gpu, gpu_bundle, gpu_check, launch, new, own_code, packages, propagate,
-                   replay, showcase, testing, tokens, weave, why)
+                   figures, gpu, gpu_bundle, gpu_check, launch, mpi, new, own_code, packages,
+                   propagate, replay, showcase, testing, tokens, weave, why)
 from tools.site import main as site
 from tools.base import BookError, end_output, is_dropped, say, show_path, watch
 
@@ -261,9 +261,18 @@ def _gpu_check(arguments, _flags):
     if not args.skip_packages:
         packages.ensure(packages.TEST, not args.no_install)
     build.prepare(build.RELEASE, "gpu_emulated" if args.emulated else "gpu_tests")
-    place = gpu_check.checkout_place(build.build_dir(build.RELEASE))
+    place = gpu_check.checkout_place(build.build_dir(build.RELEASE), starts_ranks())
     return gpu_check.run_check(place, gpus, args.emulated,
                                args.report or build.ROOT / "build" / "gpu-check")
+
+
+def starts_ranks():
+    """The words of an mpiexec, () where there is none."""
+    try:
+        found = mpi.find()
+    except BookError:
+        return ()
+    return (*found.words, *found.options())
 
 
 def _gpu_bundle(arguments, _flags):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tools.process import output_of
 
-TOOLKITS = ("/usr/local/cuda", "/opt/cuda", "/usr/local/cuda-*", "/opt/nvidia/nsight-compute/*")
+TOOLKITS = ("/usr/local/cuda", "/opt/cuda", "/usr/local/cuda-*", "/opt/nvidia/nsight-compute/*",
+            "/opt/nvidia/nsight-systems/*")
 CUBLAS, NCCL = "libcublasLt.so", "libnccl.so"
 
 

@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from tools import build, chapters, gpu, packages
+from tools import build, chapters, gpu, gpu_ranks, packages
 from tools.base import ROOT, BookError, say, show_path
 from tools.process import git_commit, output_of
 
@@ -24,9 +24,11 @@ SHOWN_PARTS = 8
 MB = 10**6
 # Besides the chapters; what has a twin on the emulated GPU has it here, too.
 TARGETS = ("gpu_tests",)
-PROGRAMS = ("test_ops_gpu", "test_kernels_gpu", "gpu_counts", "gpu_bench", "test_ops_emulated",
-            "test_cuda_kernels", "gpu_counts_emulated", "ch01_single_gpu_emulated")
-TOOLS = ("__init__", "base", "process", "machine", "gpu", "gpu_check", "bench/torch_bench")
+PROGRAMS = ("test_ops_gpu", "test_kernels_gpu", "test_training_gpu", "test_nccl_gpu", "gpu_counts",
+            "gpu_bench", "gpu_comm_bench", "test_ops_emulated", "test_cuda_kernels",
+            "gpu_counts_emulated", "ch01_single_gpu_emulated")
+TOOLS = ("__init__", "base", "process", "machine", "gpu", "gpu_check", "gpu_part", "gpu_ranks",
+         "gpu_speed", "bench/torch_bench", "bench/torch_products")
 GLIBC = re.compile(r"(linux-vdso|ld-linux[\w-]*|lib(c|m|mvec|pthread|dl|rt|resolv|util|nsl|anl|BrokenLocale"
                    r"|thread_db|nss_\w+))\.so")
 OF_CUDA = re.compile(r"lib(cuda|cudart|cublas|cublasLt|nccl|nvidia-\w+)\.so")
@@ -95,6 +97,7 @@ def stage(root, built, names, others):
         shutil.copy(ROOT / "tools" / f"{name}.py", (root / "tools" / name).parent)
     shutil.copy(ROOT / "LICENSE", root)
     manifest = {"commit": git_commit(), "cuda_major": cuda_major(),
+                "layouts": gpu_ranks.layouts_of(ROOT),
                 "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
                 "glibc": newest_glibc([*(root / "bin").iterdir(), *(root / "lib").glob("*.so*")])}
     (root / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")

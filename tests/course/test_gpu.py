@@ -20,18 +20,28 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from test_book import Scratch, write  # noqa: E402
-from tools import cli, gpu, gpu_bundle, gpu_check, gpu_report  # noqa: E402
+from tools import (chapters, cli, gpu, gpu_bundle, gpu_check, gpu_part, gpu_ranks, gpu_report,  # noqa: E402
+                   gpu_speed)
 from tools.base import BookError  # noqa: E402
-from tools.gpu_check import Check, Fail, Part, Place, Skip  # noqa: E402
+from tools.gpu_part import Check, Fail, Part, Place, Skip  # noqa: E402
 
 H100 = gpu.Gpu("NVIDIA H100 80GB HBM3", "580.65", 81559)
 ORIGINAL_PATH = os.environ.get("PATH", "")
+LAYOUTS = {"ch02_a": ["data_parallel", "zero"], "ch03_b": ["data_parallel", "zero", "pipeline"]}
 PROFILE = textwrap.dedent("""\
     ==PROF== Connected to process 1
     "ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
     "0","1","void usp::add_kernel<float>(T1 *)","{load}","sector","16"
     "0","1","void usp::add_kernel<float>(T1 *)","{store}","sector","1,016.5"
     """.format(load=gpu_check.SECTORS["per_load"], store=gpu_check.SECTORS["per_store"]))
+
+
+RANGES = textwrap.dedent("""\
+    Processing [steps.sqlite] with [nvtx_gpu_proj_sum.py]...
+    Range,Style,Total Proj Time (ns),Total Range Time (ns),Range Instances,Proj Avg (ns),Proj Med (ns)
+    :forward,PushPop,900000,100,9,100000,100000.0
+    :matmul,PushPop,190000,100,3,63000.0,63000.0
+    """)
 
 
 class FakeMachine(Scratch):
@@ -103,8 +113,10 @@ class FakeCheck(FakeMachine):
     def setUp(self):
         super().setUp()
         self.folder = self.scratch / "report"
-        self.place = Place(self.scratch / "bin", self.scratch / "corpus.txt", "0123456789abcdef")
-        self.check = Check(self.place, self.folder, gpus=[H100], libraries={"cuBLASLt": Path("/x/y")})
+        self.place = Place(self.scratch / "bin", self.scratch / "corpus.txt", "0123456789abcdef",
+                           mpiexec=(str(self.bin / "mpiexec"),), layouts=LAYOUTS)
+        self.check = Check(self.place, self.folder, gpus=[H100],
+                           libraries={"cuBLASLt": Path("/x/y"), "NCCL": Path("/x/z")})
 
     def states(self):
         record = json.loads((self.folder / "report.json").read_text())
@@ -162,7 +174,7 @@ class Parts(FakeCheck):
         parts = [Part("a", "first", 0.5, lambda check: check.output([str(slow)])),
                  Part("b", "second", 9, lambda check: {})]
         begin = time.monotonic()
-        with mock.patch.object(gpu_check, "GRACE_S", 0.2):
+        with mock.patch.object(gpu_part, "GRACE_S", 0.2):
             self.assertFalse(gpu_check.run_parts(self.check, parts))
         self.assertLess(time.monotonic() - begin, 20)
         self.assertEqual(self.states(), {"a": "failed", "b": "passed"})
@@ -181,6 +193,44 @@ class Parts(FakeCheck):
         self.assertLessEqual(sum(part.limit_s for part in gpu_check.PARTS), gpu_check.WHOLE_LIMIT_S)
         self.assertLess(gpu_check.WHOLE_LIMIT_S, 9 * 60)
 
+    def test_a_part_may_take_what_those_before_it_have_left_over(self):
+        def seconds(limits, gone=0.0, part=0):
+            """Of the first part that has not run."""
+            return gpu_check._deadline(gone, 100, limits[part], sum(limits[part + 1:])) - gone
+
+        self.assertEqual(seconds([10, 60, 30]), 10)
+        self.assertEqual(seconds([10, 60, 30], gone=3, part=1), 67)  # the last can have its 30 s yet
+        self.assertEqual(seconds([10, 60, 30], gone=3, part=2), 90)  # three times its own
+        self.assertEqual(seconds([10, 60, 30], gone=80, part=2), 20)  # those before took too long
+
+    def test_no_time_is_kept_for_a_part_whose_tool_is_missing(self):
+        seen = []
+
+        def look(check):
+            seen.append(check.deadline - time.monotonic())
+            return {}
+
+        parts = [Part("a", "first", 10, look), Part("b", "second", 500, look, True, "profiler")]
+        for tool, least, most in ((False, 29, 30), (True, 19, 20)):
+            if tool:
+                self.script(self.bin / "profiler", "")
+            gpu_check.run_parts(self.check, parts, whole_limit_s=520)
+            self.assertTrue(least < seen[0] <= most, seen)
+            seen.clear()
+
+    def test_the_page_names_every_part_and_what_is_asked(self):
+        page = (ROOT / "docs/gpu.md").read_text()
+        table = page[page.index("| part | what it does |"):].partition("\n\n")[0]
+        names = [name for row in table.splitlines()[2:] for name in row.split("|")[1].strip().split(", ")]
+        self.assertEqual(names, [part.name for part in gpu_check.PARTS])
+        table = page[page.index("| what | asked |"):].partition("\n\n")[0]
+        self.assertEqual([row.split("|")[2].strip() for row in table.splitlines()[2:]], [
+            f"at least {gpu_speed.LEAST_OF_PRODUCTS}", f"at least {gpu_speed.LEAST_OF_COPY}",
+            f"at least {gpu_ranks.LEAST_STAGED}", f"at least {gpu_speed.LEAST_OF_TORCH}",
+            f"at least {gpu_speed.LEAST_MFU:.2f}", f"at most {gpu_speed.MOST_IDLE}",
+            f"at most {gpu_speed.WAITS_OF_A_STEP}", f"at most {gpu_speed.MOST_TRACED}",
+            f"at most {gpu_ranks.MOST_ALONE}", f"at most {gpu_speed.MOST_FROM_PROFILER}"])
+
     def test_a_program_that_fails_is_quoted(self):
         bad = self.script(self.scratch / "bin/bad", "echo out of memory; echo; exit 3")
         with self.assertRaisesRegex(Fail, "bad left with exit code 3: out of memory"):
@@ -197,13 +247,13 @@ class Parts(FakeCheck):
             import sys
             sys.path.insert(0, {str(ROOT)!r})
             from pathlib import Path
-            from tools import gpu, gpu_check
-            from tools.gpu_check import Part
+            from tools import gpu, gpu_check, gpu_part
+            from tools.gpu_part import Part
             gpu_check.PARTS = (Part("a", "first", 9, lambda check: {{}}),
                                Part("b", "second", 90, lambda check: check.output([{str(slow)!r}])),
                                Part("c", "third", 9, lambda check: {{}}))
             gpu_check.require_gpu = lambda emulated: [gpu.Gpu("a GPU", "1", 1)]
-            gpu_check.bundle_place = lambda: gpu_check.Place(Path("/"), Path("/"), "0")
+            gpu_check.bundle_place = lambda: gpu_part.Place(Path("/"), Path("/"), "0")
             sys.exit(gpu_check.main(["gpu-check", "--report", {str(self.folder)!r}]))
             """)
         python = shutil.which("python3", path=ORIGINAL_PATH)
@@ -234,31 +284,51 @@ def wait_until(condition, seconds=20.0):
     return True
 
 
+MEMORY = json.dumps([
+    {"kernel": name, "us": 7, "gb_per_s": 2900 * share, "of_copy": share, "held": held}
+    for name, share, held in (("copy", 1, True), ("add", 0.9, True), ("clip", 0.01, False))])
+PRODUCTS = json.dumps([
+    {"product": name, "kind": "forward", "dtype": "bf16", "m": 1, "n": 2, "k": 3, "tflops": rate}
+    for name, rate in (("square", 70.0), ("qkv", 700.0), ("head", 780.0))])
+STAGED = json.dumps({"ranks": 2, "bytes": 256000000, "all_reduce_ms": 40, "download_ms": 10,
+                     "host_ms": 26, "upload_ms": 11})
+
+
 class WholeCheck(FakeCheck):
     """The parts, with programs that only print."""
 
     def setUp(self):
         super().setUp()
         self.emulated = Check(self.place, self.folder, True, [], {"cuBLASLt": None, "NCCL": None})
-        for name in ("test_ops_emulated", "test_cuda_kernels", "test_ops_gpu", "test_kernels_gpu"):
+        for name in (*gpu_check.TESTS, *gpu_check.TESTS_EMULATED, "test_nccl_gpu",
+                     "test_nccl_emulated"):
             self.program(name, "echo 'All tests passed (12 assertions in 3 test cases)'")
         self.program("gpu_counts_emulated",
                      'echo \'{"kernel": "add_kernel", "per_load": 16, "per_store": 1016.5}\'')
-        for name in ("ch01_single_gpu", "ch01_single_gpu_emulated"):
-            self.program(name, self.trainer("5.5"))
+        for chapter in ("ch01_single_gpu", *LAYOUTS):
+            for name in (chapter, f"{chapter}_emulated"):
+                self.program(name, self.trainer("5.5"))
+        for name in ("gpu_bench", "gpu_bench_emulated"):
+            self.program(name, f'case "$*" in *memory*) echo \'{MEMORY}\';; *) echo \'{PRODUCTS}\';; '
+                               "esac")
+        for name in ("gpu_comm_bench", "gpu_comm_bench_emulated"):
+            self.program(name, f"echo '{STAGED}'")
+        self.script(self.bin / "mpiexec", 'shift 2; exec "$@"')
 
     def program(self, name, text):
         self.script(self.scratch / "bin" / name, text)
 
     @staticmethod
-    def trainer(loss, waits=2, most_steps=999):
-        shape = json.dumps(dict.fromkeys(gpu_check.SHAPE, 1))
-        op = {"cat": "device op", "ts": 0, "dur": 60, "args": {"step": 5, "queued": 5}}
+    def trainer(loss, waits=2, most_steps=999, sent=64, step_ms=9, slower_ms=9):
+        shape = json.dumps(dict.fromkeys(gpu_speed.SHAPE, 1))
+        op = {"cat": "device op", "name": "matmul", "ts": 0, "dur": 60,
+              "args": {"step": gpu_speed.TRACED_STEPS, "queued": 5}}
         trace = json.dumps({"traceEvents": [
             {"name": "process_name"}, op, {**op, "ts": 62, "dur": 38},
             {**op, "ts": -500, "args": {"step": 4, "queued": -600}}]})
         return textwrap.dedent(f"""\
             case "$*" in *--help*) echo "tiny, small, 1B"; exit;; esac
+            ms={step_ms}; case "$*" in *"--trace_steps 8"*|*"--comm nccl"*) ms={slower_ms};; esac
             while [ $# -gt 0 ]; do
               case "$1" in --run_dir) folder=$2;; --steps) steps=$2;; esac
               shift
@@ -267,8 +337,8 @@ class WholeCheck(FakeCheck):
             i=0
             while [ $i -lt $steps ] && [ $i -lt {most_steps} ]; do
               i=$((i + 1))
-              echo '{{"loss": {loss}, "grad_norm": 0.5, "tokens_per_s": 2e4, "step_ms": 9, "mfu": 0.4,' \
-                   '"host_waits": '$((40 + {waits} * i))'}}'
+              echo '{{"loss": {loss}, "grad_norm": 0.5, "tokens_per_s": 2e4, "step_ms": '$ms', "mfu": 0.4,' \
+                   '"comm_bytes": {sent}, "host_waits": '$((40 + {waits} * i))'}}'
             done > "$folder/metrics.jsonl"
             echo '{{"matmul_gflops": 800000, "config": {shape}}}' > "$folder/run.json"
             echo '{trace}' > "$folder/trace.json"
@@ -280,7 +350,7 @@ class WholeCheck(FakeCheck):
             case "$*" in
               *is_available*) echo 2.9;;
               *torch_bench*) {of_torch};;
-              *) echo '{{"products": [{{"dtype": "bf16", "tflops": 800}}]}}';;
+              *torch_products*) echo '[{{"tflops": 800}}, {{"tflops": 800}}, {{"tflops": 800}}]';;
             esac"""))
 
     @staticmethod
@@ -289,9 +359,11 @@ class WholeCheck(FakeCheck):
         return (f"for i in 500 400 300 {ms} {ms} {ms} {ms} {ms}; do "
                 "echo '{\"step_ms\": '$i'}'; done")
 
-    def failed(self, check):
+    def failed(self, check, *names):
+        """Of all parts or of those, the ones that fail."""
         check.folder.mkdir(exist_ok=True)
-        passed = gpu_check.run_parts(check, gpu_check.PARTS)
+        passed = gpu_check.run_parts(check, [part for part in gpu_check.PARTS
+                                             if not names or part.name in names])
         failed = [name for name, state in self.states().items() if state == "failed"]
         self.assertEqual(passed, not failed)
         return failed
@@ -299,14 +371,20 @@ class WholeCheck(FakeCheck):
     def test_emulated(self):
         self.assertEqual(self.failed(self.emulated), [])
         self.assertEqual([name for name, state in self.states().items() if state == "passed"],
-                         ["libraries", "tests", "parity", "learning", "counts", "steps"])
+                         ["libraries", "tests", "parity", "ranks", "nccl", "learning", "counts",
+                          "products", "memory", "all-reduce", "steps", "alone"])
         self.assertEqual(self.entry("memcheck")["why"], "the emulated device has none of this")
+        for name in ("products", "memory", "all-reduce", "alone"):  # where time means nothing
+            self.assertEqual([found for _, found, _ in self.found(name)], ["not measured"], name)
+            self.assertNotIn("2900", json.dumps(self.entry(name)))
+        self.assertEqual([found for _, found, _ in self.found("steps")],
+                         ["2", "not measured", "not measured"])
 
     def test_a_loss_that_differs_or_is_nan_fails(self):
         for loss, failed in (("5.52", ["parity"]), ("5.56", ["parity", "learning"]),
                              ("NaN", ["parity", "learning"])):
             self.program("ch01_single_gpu_emulated", self.trainer(loss))
-            self.assertEqual(self.failed(self.emulated), failed)
+            self.assertEqual(self.failed(self.emulated, "parity", "learning"), failed)
             self.assertEqual(self.entry("parity")["why"],
                              f"too far from the CPU: {'f64, f32' if loss == '5.52' else 'f64, f32, bf16'}")
         self.assertEqual(self.entry("learning")["why"],
@@ -315,17 +393,16 @@ class WholeCheck(FakeCheck):
     def test_a_run_that_ends_early_has_not_learned(self):
         for name in ("ch01_single_gpu", "ch01_single_gpu_emulated"):
             self.program(name, self.trainer("5.5", most_steps=199))
-        self.assertEqual(self.failed(self.emulated), ["learning"])
+        self.assertEqual(self.failed(self.emulated, "parity", "learning"), ["learning"])
 
     def test_a_host_that_waits_within_a_step_fails(self):
         self.program("ch01_single_gpu_emulated", self.trainer("5.5", waits=3))
-        self.assertEqual(self.failed(self.emulated), ["steps"])
-        row, = self.entry("steps")["figures"][""]
-        self.assertEqual((row["asked"], row["found"], row["reached"]), ("at most 2", "3", "no"))
+        self.assertEqual(self.failed(self.emulated, "parity", "steps"), ["steps"])
+        self.assertEqual(self.found("steps")[0], ("at most 2", "3", "no"))
 
     def test_a_device_is_idle_between_kernels_and_where_the_host_is_late(self):
         def share(*spans):
-            return gpu_check.idle_share([{"ts": begin, "dur": end - begin, "args": {"queued": queued}}
+            return gpu_speed.idle_share([{"ts": begin, "dur": end - begin, "args": {"queued": queued}}
                                          for begin, end, queued in spans])
 
         self.assertEqual(share((0, 60, 0), (60, 100, 1)), 0)
@@ -345,36 +422,132 @@ class WholeCheck(FakeCheck):
     def test_tests_that_fail_or_say_nothing_fail(self):
         for text in ("echo 'test cases: 3 | 1 failed'; exit 1", "echo"):
             self.program("test_cuda_kernels", text)
-            self.assertEqual(self.failed(self.emulated), ["tests"])
+            self.assertEqual(self.failed(self.emulated, "tests"), ["tests"])
+
+    def tools(self):
+        """What a machine with a GPU may have besides: tools that run a program under themselves."""
+        self.program("gpu_counts", "")
+        os.symlink("/bin/cat", self.bin / "cat")
+        under_itself = 'while [ "${1#--}" != "$1" ]; do shift 2; done; exec "$@"'
+        self.script(self.scratch / "cuda/bin/ncu", f"cat <<'X'\n{PROFILE}X")
+        self.script(self.scratch / "cuda/bin/compute-sanitizer", under_itself)
+        self.script(self.scratch / "cuda/bin/nsys", f"case $1 in stats) cat <<'X'\n{RANGES}X\nexit;; "
+                    f"esac\nshift\n{under_itself}")
 
     def test_on_a_gpu_with_every_tool(self):
-        self.program("gpu_bench", 'case "$*" in *memory*) echo \'[{"kernel": "copy", "gb_per_s": '
-                     '2900, "of_copy": 1}]\';; *) echo \'[{"dtype": "bf16", "n": 8192, "tflops": '
-                     '700.0}]\';; esac')
-        self.program("gpu_counts", "")
-        self.script(self.scratch / "cuda/bin/ncu", f"cat <<'X'\n{PROFILE}X")
-        os.symlink("/bin/cat", self.bin / "cat")
-        self.script(self.scratch / "cuda/bin/compute-sanitizer", "exit 0")
+        self.tools()
         self.python(self.steps(7.2))
         self.assertEqual(self.failed(self.check), [])
         self.assertEqual(set(self.states().values()), {"passed"})
-        figures = self.entry("products")["figures"]["products; torch 2.9"][0]
+        figures = self.entry("products")["figures"]["products; torch 2.9"][1]
         self.assertEqual((figures["fraction"], figures["of torch"]), ("0.71", "0.88"))
+        self.assertEqual(self.found("products"), [("at least 0.95", "0.875", "no")])  # not the square
+        self.assertEqual(self.found("memory"), [("at least 0.8", "0.9", "yes")])  # not what is not held
+        self.assertIn("the lowest: add", json.dumps(self.entry("memory")))
         training = self.entry("training")["figures"]["the median step; torch 2.9"][0]
         self.assertEqual(training["MFU, of the data sheet"], f"{0.4 * 800 / 989:.3f}")
         self.assertEqual((training["attention"], training["micro_batch_size"]), ("naive", 4))  # 80 GiB
         self.assertEqual((training["rounds"], training["step ms, PyTorch"]), (3, 7.2))
         self.assertEqual(self.found("training"), [("at least 0.75", "0.8", "yes"),
                                                   ("at least 0.3", "0.324", "yes")])
+        row, = self.entry("blockwise")["figures"]["the median step"]
+        self.assertEqual((row["attention"], row["tokens/s"]), ("blockwise", 2e4))
         self.assertEqual(self.found("steps"), [("at most 2", "2", "yes"),
-                                               ("at most 0.05", "0.02", "yes")])
+                                               ("at most 0.05", "0.02", "yes"),
+                                               ("at most 0.02", "0", "yes")])
+        self.assertEqual(self.found("timeline"), [("at most 0.05", "0.0476", "yes")])
         self.assertIn("# GPU check", (self.folder / "report.md").read_text())
         self.script(self.scratch / "cuda/bin/compute-sanitizer", "exit 9")
         self.script(self.scratch / "cuda/bin/ncu", f"cat <<'X'\n{PROFILE.replace('16', '8')}X")
-        self.assertEqual(self.failed(self.check), ["memcheck", "racecheck", "initcheck", "counts"])
+        of_tools = [part.name for part in gpu_check.PARTS if part.tool]
+        self.assertEqual(self.failed(self.check, *of_tools),
+                         ["memcheck", "racecheck", "initcheck", "ranks-memcheck", "counts"])
         self.script(self.scratch / "cuda/bin/ncu", "echo ERR_NVGPUCTRPERM; exit 1")
-        self.failed(self.check)
+        self.script(self.scratch / "cuda/bin/nsys", "exit 0")
+        self.failed(self.check, "counts", "timeline")
         self.assertEqual(self.entry("counts")["state"], "skipped")
+        self.assertEqual(self.entry("timeline")["state"], "failed")
+
+    def run_part(self, check, name):
+        """(state, why, figures) of one part."""
+        self.folder.mkdir(exist_ok=True)
+        gpu_check.run_parts(check, [part for part in gpu_check.PARTS if part.name == name])
+        entry = self.entry(name)
+        return entry["state"], entry["why"], entry.get("figures")
+
+    def test_ranks_of_every_chapter_are_held_against_the_cpu(self):
+        state, _, figures = self.run_part(self.check, "ranks")
+        rows, = figures.values()
+        self.assertEqual(state, "passed")
+        self.assertEqual([(row["chapter"], row["layout"], row["ranks"]) for row in rows], [
+            *((*own, ranks) for ranks in (2, 4, 8)
+              for own in (("ch02_a", "zero"), ("ch03_b", "pipeline"))),
+            ("ch03_b", "data_parallel", 2), ("ch03_b", "zero", 2)])
+        self.assertEqual({(row["steps"], row["loss"], row["bytes sent"]) for row in rows},
+                         {(3, "0.0e+00", "the same")})
+        for different in (self.trainer("5.500000001"), self.trainer("NaN"),
+                          self.trainer("5.5", sent=65), self.trainer("5.5", most_steps=2)):
+            self.program("ch03_b", different)  # on either device
+            self.program("ch03_b_emulated", self.trainer("5.5"))
+            with mock.patch.object(gpu_ranks, "RANKS", (2,)):
+                emulated = self.run_part(self.emulated, "ranks")
+            self.assertEqual(emulated[0], "failed")
+            self.assertRegex(emulated[1], "1e-10 is asked: ch03_b with pipeline on 2 ranks; ch03_b with "
+                                          "data_parallel on 2 ranks; ch03_b with zero on 2 ranks$")
+        self.program("ch03_b", "echo no memory; exit 1")
+        state, why, figures = self.run_part(self.check, "ranks")
+        self.assertEqual((state, why), ("failed", "ch03_b, pipeline, 2 ranks: mpiexec left with exit "
+                                                  "code 1: no memory"))
+        self.assertEqual(len(*figures.values()), 1)
+
+    def test_ranks_share_the_cores_and_get_their_flags(self):
+        said = self.scratch / "said"
+        self.program("ch03_b", f'echo $OMP_NUM_THREADS $OMP_WAIT_POLICY "$@" >> {said}\n'
+                     + self.trainer("5.5"))
+        with mock.patch("tools.machine.usable_cores", lambda: 16):
+            self.run_part(self.check, "ranks")
+        lines = [line for line in said.read_text().splitlines() if "--device cuda" in line]
+        self.assertEqual([line.split()[:2] for line in lines],
+                         [[threads, "passive"] for threads in ("8", "4", "2", "8", "8")])
+        self.assertIn("--pp_size 2 --grad_acc_steps 4 --steps 3", lines[0])
+        self.assertIn("--dtype f64", lines[0])
+
+    def test_where_there_is_nothing_to_start_ranks_with_or_no_library_the_report_says_so(self):
+        paths = (self.place.bin, self.place.corpus, "0")
+        for place, why in ((Place(*paths), "no chapter with ranks is here"),
+                           (Place(*paths, layouts=LAYOUTS), "there is no mpiexec")):
+            check = Check(place, self.folder, gpus=[H100], libraries=self.check.libraries)
+            self.assertEqual(self.run_part(check, "ranks")[:2], ("skipped", why))
+        check = Check(self.place, self.folder, gpus=[H100],
+                      libraries={**self.check.libraries, "NCCL": None})
+        for name in ("nccl", "alone"):
+            self.assertEqual(self.run_part(check, name)[:2], ("skipped", "there is no NCCL"))
+
+    def test_what_nccl_and_tracing_add_to_a_step_is_told_from_turns(self):
+        for name in ("ch01_single_gpu", "ch02_a"):
+            self.program(name, self.trainer("5.5", step_ms=100, slower_ms=103))
+        self.run_part(self.check, "alone")
+        self.assertEqual(self.found("alone"), [("at most 0.01", "0.03", "no")])
+        self.run_part(self.check, "steps")
+        self.assertEqual(self.found("steps")[2], ("at most 0.02", "0.03", "no"))
+
+    def test_an_all_reduce_is_held_against_the_slowest_of_its_stages(self):
+        figures = self.run_part(self.check, "all-reduce")[2]
+        self.assertEqual(self.found("all-reduce"), [("at least 0.6", "0.65", "yes")])
+        self.assertEqual(figures[""], [{"ranks": 2, "MB": 256.0, "all-reduce, ms": "40.00",
+                                        "download, ms": "10.00", "host, ms": "26.00",
+                                        "upload, ms": "11.00",
+                                        "stages one after another, of it": "1.18"}])
+
+    def test_spans_and_a_profiler_s_ranges_are_compared_by_their_medians(self):
+        self.assertEqual(gpu_speed.read_ranges(RANGES), {"forward": (9, 100.0), "matmul": (3, 63.0)})
+        self.assertEqual(gpu_speed.read_ranges("no data\n"), {})
+        spans = [{"name": name, "dur": us} for name, us in (("matmul", 60), ("matmul", 66), ("add", 2),
+                                                            ("matmul", 60), ("rope", 70))]
+        rows, worst = gpu_speed.compare_spans(spans, gpu_speed.read_ranges(RANGES))
+        self.assertEqual([(row["operation"], row["spans"], row["ranges"], row["difference"])
+                          for row in rows], [("matmul", 3, 3, "0.048"), ("rope", 1, 0, "inf")])
+        self.assertEqual(worst, float("inf"))
 
     def found(self, name):
         """What a part says of what is asked."""
@@ -405,7 +578,7 @@ class WholeCheck(FakeCheck):
             return 9.0
 
         self.python("")
-        with mock.patch.object(gpu_check, "_train_torch", slow):
+        with mock.patch.object(gpu_speed, "_train_torch", slow):
             self.train()
         self.assertEqual(self.entry("training")["figures"]["the median step; torch 2.9"][0]["rounds"], 1)
         self.assertEqual(self.found("training")[0], ("at least 0.75", "1", "yes"))
@@ -413,11 +586,11 @@ class WholeCheck(FakeCheck):
     def test_without_pytorch_the_report_says_so(self):
         self.assertEqual(self.train(),
                          "the median step; no Python here has a torch that sees the GPU")
-        self.assertEqual(self.found("training")[0], ("at least 0.75", "unknown", "unknown"))
+        self.assertEqual(self.found("training")[0], ("at least 0.75", "not measured", "unknown"))
         self.python("echo CUDA out of memory; exit 1")
         self.assertEqual(self.train(), "the median step; torch 2.9: python3 left with exit code 1: "
                                        "CUDA out of memory")
-        self.assertEqual(self.found("training"), [("at least 0.75", "unknown", "unknown"),
+        self.assertEqual(self.found("training"), [("at least 0.75", "not measured", "unknown"),
                                                   ("at least 0.3", "0.324", "yes")])
 
     def test_without_cublas_nothing_runs_on_the_gpu(self):
@@ -428,7 +601,8 @@ class WholeCheck(FakeCheck):
     def test_exit_codes(self):
         for emulated, gpus, loss, code in ((True, [], "5.5", 0), (True, [], "9", 1)):
             self.program("ch01_single_gpu_emulated", self.trainer(loss))
-            self.assertEqual(gpu_check.run_check(self.place, gpus, emulated, self.folder), code)
+            with mock.patch.object(gpu_check, "PARTS", gpu_check.PARTS[:3]):
+                self.assertEqual(gpu_check.run_check(self.place, gpus, emulated, self.folder), code)
         with self.assertRaisesRegex(BookError, "no GPU here.*--emulated") as caught:
             gpu_check.require_gpu(emulated=False)
         self.assertEqual(caught.exception.code, 2)
@@ -485,8 +659,23 @@ class Bundle(FakeMachine):
         self.script(self.bin / "nvcc", "echo Cuda compilation tools, release 13.0, V13.0.88")
         root = self.scratch / "bundle"
         gpu_bundle.stage(root, self.scratch, [], {"a": write(self.scratch / "a", "")})
-        for file in ("tools/gpu_check.py", gpu_check.TORCH_TRAINING.relative_to(ROOT)):
-            self.assertEqual((root / file).read_text(), (ROOT / file).read_text())
+        for path in (gpu_speed.TORCH_TRAINING, gpu_speed.TORCH_PRODUCTS):
+            self.assertEqual((root / path.relative_to(ROOT)).read_text(), path.read_text())
+        python = shutil.which("python3", path=ORIGINAL_PATH)
+        loaded = subprocess.run(
+            [python, "-c", "import sys; from tools import gpu_check; place = gpu_check.bundle_place(); "
+             "print(place.layouts, place.mpiexec, place.lib)"], cwd=root, check=True,
+            stdout=subprocess.PIPE, text=True).stdout
+        self.assertEqual(loaded, f"{gpu_ranks.layouts_of(ROOT)} ('{root}/bin/mpiexec',) {root}/lib\n")
+
+    def test_every_chapter_with_ranks_has_a_layout_of_its_own(self):
+        layouts = gpu_ranks.layouts_of(ROOT)
+        self.assertEqual(list(layouts), [chapter.name for chapter in chapters.find_chapters()
+                                         if chapter.ranks])
+        own = [names[-1] for names in layouts.values()]
+        self.assertEqual(sorted(set(own)), sorted(own))
+        self.assertEqual({chapter for chapter, _, ranks in gpu_ranks.plan(layouts) if ranks == 8},
+                         set(layouts))
 
     def test_the_newest_glibc_counts_as_a_number(self):
         self.script(self.bin / "objdump", "echo 0x1 0x00 04 GLIBC_2.9; echo 0x2 0x00 03 GLIBC_2.34")
@@ -508,7 +697,7 @@ class Bundle(FakeMachine):
 
     def test_a_program_of_the_bundle_gets_what_it_needs(self):
         with mock.patch.object(os, "execvpe") as become:
-            gpu_check.launch(Place(self.scratch, self.scratch, ""), ["a", "b"])
+            gpu_check.launch(Place(ROOT / "bin", self.scratch, "", lib=ROOT / "lib"), ["a", "b"])
         name, words, env = become.call_args[0]
         self.assertEqual((name, words, env["UCX_TLS"]), ("a", ["a", "b"], "sm,self"))
         self.assertEqual(env["LD_LIBRARY_PATH"].split(":"), [str(ROOT / "lib")])

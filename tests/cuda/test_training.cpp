@@ -173,7 +173,8 @@ std::map<std::string, int64_t> spans_by_name(const Tracer& tracer) {
   return counts;
 }
 
-TEST_CASE("a step's spans have their times of the GPU, and the same events serve every step") {
+TEST_CASE("a step's spans have their times of the GPU, and the same events serve every step",
+          "[emulated]") {
   emulator::Options options = emulator::options;
   options.host_clock = true;
   const emulator::Use use(options);

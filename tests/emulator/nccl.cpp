@@ -162,7 +162,9 @@ ncclResult_t meet(ncclComm_t comm, Key key, int parts, int mine, const Part& par
                   size_t bytes_read, cudaStream_t stream, F finish) {
   const Locked locked(lock());
   if (!is_stream(stream)) return ncclInvalidArgument;
-  key[3] = comm->calls[key]++;
+  Key counted = key;
+  counted[3] = mine;  // a rank's message to itself has both of its ends here
+  key[3] = comm->calls[counted]++;
   std::shared_ptr<Meeting>& meeting = comm->group->meetings[key];
   if (meeting == nullptr) meeting = std::make_shared<Meeting>();
   meeting->parts.resize(parts);

@@ -16,17 +16,13 @@ from statistics import fmean
 import test_ranks
 from test_ranks import CHAPTER as NEWEST
 from test_ranks import ROOT, RankTest, metrics, tiny
+from tools import gpu_ranks
 from tools import trace as traces
+from tools.gpu_part import words_of
 
-FLAGS = ("--dtype", "f64", "--micro_batch_size", "2", "--warmup_steps", "0",
-         "--min_lr_ratio", "1")
-LAYOUTS = {  # by the header of a chapter that brings it
-    "data_parallel": ("--grad_acc_steps", "2", "--bucket_mb", "0.03"),
-    "zero": ("--zero_stage", "3", "--grad_acc_steps", "2"),
-    "tensor_parallel": ("--tp_size", "2", "--sequence_parallel"),
-    "context_attention": ("--cp_size", "2"),
-    "pipeline": ("--pp_size", "2", "--grad_acc_steps", "4"),
-    "router": ("--num_experts", "4", "--ep_size", "2", "--balance", "none")}
+# What ./book gpu-check trains on a GPU.
+FLAGS = tuple(words_of(gpu_ranks.PLAIN))
+LAYOUTS = {header: tuple(words_of(flags)) for header, flags in gpu_ranks.LAYOUTS.items()}
 # Rows of a report, and those in which measured memory is that of the formula. How many rows experts
 # get is the router's choice, and the formula has the mean.
 MEMORY = ("weights", "gradients", "optimizer states", "saved activations")
