@@ -113,6 +113,11 @@ void ExpertConfig::check(const TrainConfig& run, const TensorParallelConfig& ten
         "experts with tp_size={} need each token on one rank of tp; add --sequence_parallel",
         tensor.tp_size);
   }
+  if (balance == "batch" && run.pipeline.updates_each_micro_batch()) {
+    usage_error(
+        "balance=batch has the loads of a whole step, which pp_schedule=pipedream cuts into "
+        "updates of a micro-batch; try --balance sample or bias");
+  }
   if (tensor.dropout > 0) {
     usage_error("dropout={} is for MLPs, and experts add all that they compute; leave it out",
                 tensor.dropout);

@@ -75,8 +75,6 @@ def texts(chapter, folder):
     """{file: text} of every schematic of a chapter's figures, and of every table that is made from
     the .json files in `folder`."""
     found = {name: draw_one() for name, draw_one in maker(chapter).SCHEMATICS.items()}
-    if (folder / "demo.json").exists():
-        found["costs.md"] = costs_table(read_json(folder / "demo.json"))
     if (folder / bench_report.RECORD).exists():
         record = read_json(folder / bench_report.RECORD)
         found["bench.md"] = bench_report.bench_table(record, maker(chapter).bench_lines(record))

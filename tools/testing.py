@@ -198,6 +198,7 @@ def _environment(full, everything):
     env.setdefault("TSAN_OPTIONS", f"suppressions={ROOT / 'tests' / 'tsan.supp'}")
     # UCX, below some MPIs, takes a lock while a thread ends; the thread sanitizer crashes there.
     env.setdefault("UCX_MEM_EVENTS", "no")
+    env.setdefault("USP_TEST_TURN", str(turn() % 2**32))
     if full:
         env["USP_TEST_FULL"] = "1"
     if everything:
@@ -219,6 +220,12 @@ def changed_files():
     return {path for text in listed for path in text.split("\0") if path}
 
 
+def turn():
+    """A number that another commit changes; 0 where there is no git."""
+    commit = output_of(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
+    return int(commit, 16) if commit else 0
+
+
 def in_turn(items, count=1):
     """So many of the items, in their order; with another commit others. For what costs minutes,
     so that one run tests a share of it and a few commits test all. Everything where
@@ -226,7 +233,6 @@ def in_turn(items, count=1):
     items = list(items)
     if os.environ.get("USP_TEST_EVERYTHING") == "1" or count >= len(items):
         return items
-    commit = output_of(["git", "-C", str(ROOT), "rev-parse", "HEAD"])
-    first = int(commit, 16) % len(items) if commit else 0
+    first = turn() % len(items)
     chosen = sorted((first + index) % len(items) for index in range(count))
     return [items[index] for index in chosen]

@@ -6,7 +6,7 @@ import shutil
 
 from tools import figures, gpu_report, provenance, trace
 from tools.bench_report import RECORD
-from tools.showcase import json_text, origin, read_json, write_json
+from tools.showcase import costs_table, json_text, origin, read_json, write_json
 
 from . import cases, claims, draw_accumulation, draw_block, operations, recomputation
 
@@ -55,6 +55,7 @@ def texts(folder):
     measured = {name: read_json(folder / f"{name}.json") for name in ("demo", "estimates", "recomputation")}
     return {"provenance.md": provenance.line(measured),
             "gpu.md": gpu_report.text(folder),
+            "costs.md": costs_table(read_json(folder / "demo.json")),
             "states.md": cases.states_table(estimated),
             "recomputation.md": recomputation.table(record),
             "recomputation_time.md": recomputation.times_table(record),

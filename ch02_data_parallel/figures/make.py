@@ -6,8 +6,8 @@ import tempfile
 
 from tools import build, estimates, gpu_report, layouts, provenance, steady, timelines, trace
 from tools.bench_report import RECORD
-from tools.showcase import (json_text, losses_alone, origin, output_of, read_json, rows_of, short_demo,
-                            write_json)
+from tools.showcase import (costs_table, json_text, losses_alone, origin, output_of, read_json,
+                            rows_of, short_demo, write_json)
 
 from . import claims, draw_collectives, draw_ranks, draw_zero, hiding, overlap, ranks, zero
 
@@ -122,6 +122,7 @@ def texts(folder):
             "gpu.md": gpu_report.text(folder),
             "collectives_short.txt": short_tour(said["collectives"]),
             "traffic.md": traffic_table(read_json(folder / "demo.json")),
+            "costs.md": costs_table(read_json(folder / "demo.json")),
             **{name: "\n".join(lines(timed)[1:]) + "\n" for name, lines in of_bench.items()},
             "stages.md": "\n".join(zero.compared_lines(compared)[1:]) + "\n",
             "hiding.md": hiding.table(timed), "latency.md": overlap.latency_table(overlapped),

@@ -131,7 +131,7 @@ def _divided(held):
 
 
 def _exchanges(cases, keys):
-    cp = traffic.MESSAGES_CP[-1]
+    cp = traffic.RUN_CP
     case = next(case for case in cases if (case["method"], case["cp"]) == ("ring", cp))
     sends = case["messages"]["cp_ring.send"]
     blocks = {own["method"]: own["blocks"] for own in keys if own["cp"] == cp}

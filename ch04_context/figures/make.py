@@ -2,7 +2,6 @@
 
 `./book figures` and `./book bench` call it; tools/showcase.py says how.
 """
-import re
 import tempfile
 
 from tools import build, estimates, layouts, provenance, steady, timelines
@@ -94,15 +93,6 @@ def report(program):
     return lines
 
 
-def merge_table(text):
-    """What the example prints: partial results, merged and in one."""
-    rows = re.findall(r"^(\S.*?)  +out +(\S+)  lse +(\S+)$", text, re.M)
-    apart = re.findall(r"^(\S.*): largest difference (\S+)$", text, re.M)
-    return (runs.table(["", "out", "lse"], [list(row) for row in rows]) + "\n"
-            + runs.table(["", "largest difference from one softmax"],
-                         [list(row) for row in apart]))
-
-
 def texts(folder):
     """Every table of which the data are there."""
     data = {path.stem: read_json(path) for path in folder.glob("*.json")}
@@ -112,8 +102,6 @@ def texts(folder):
     if (folder / "demo.txt").exists():
         found["demo_short.txt"] = short_demo(
             (folder / "demo.txt").read_text(encoding="utf-8"), DEMO_ROWS)
-    if (folder / "merge.txt").exists():
-        found["merge.md"] = merge_table((folder / "merge.txt").read_text(encoding="utf-8"))
     for page, names in PROVENANCE.items():
         found[page] = provenance.line({name: data[name] for name in names if name in data})
     return found
@@ -144,8 +132,7 @@ def of_runs(data):
                       "documents_counted.md": workload.documents_table(measured)})
     if "methods" in data:
         found.update({"crossover.md": crossover.table(data["methods"]["crossover"]),
-                      "choices.md": methods.choices_table(data["methods"]["methods"]),
-                      "nodes.md": methods.nodes_table(data["methods"]["methods"])})
+                      "choices.md": methods.choices_table(data["methods"]["methods"])})
     if "bench" in data:
         found["ranks.md"] = "\n".join(layouts.lines(data["bench"])[1:]) + "\n"
     return found

@@ -96,18 +96,22 @@ def find(cases, tp, cp, seq_len):
 
 def large_table(record):
     """Ours beside the book's, in GiB."""
-    rows = []
+    rows, ratios = [], []
     for tp, cp in LAYOUTS:
         found = [find(record["cases"], tp, cp, seq_len) for seq_len in SEQ_LENS]
         states = [found[0]["simulated"][name] / GIB for name in STATES]
         saved = [case["simulated"]["activations"] / GIB for case in found]
         book = (*BOOK_STATES[tp], *BOOK_ACTIVATIONS[tp, cp])
+        ratios += [case["simulated"][name] / case["predicted"][name]
+                   for case in found for name in (*STATES, "activations")]
         rows.append([f"{tp}, {cp}", *(f"{own:,.1f} ({theirs:,.4g})"
                                       for own, theirs in zip((*states, *saved), book))])
-    return runs.table(["`tp`, `cp`", *STATES, *(f"activations, {seq_len // 1024}k"
-                                                for seq_len in SEQ_LENS)], rows,
-                      "GiB of a rank, bf16 with gradients in f32, one sample; in brackets the "
-                      "book's.")
+    first, *others = (f"{seq_len // 1024}k" for seq_len in SEQ_LENS)
+    spread = dict.fromkeys(f"{ratio:.4f}" for ratio in (min(ratios), max(ratios)))
+    return runs.table(["`tp`, `cp`", *STATES, f"activations: {first}", *others], rows,
+                      "GiB of a rank by steps on shapes, bf16 with gradients in f32, one sample; in "
+                      "brackets the book's. Each over the bytes of the chapter's formula: "
+                      f"{' to '.join(spread)}.")
 
 
 # --- what fits ------------------------------------------------------------------------------------
@@ -142,9 +146,8 @@ def fits_table(found):
         rows.append([str(cp), str(8 * cp), *cells, *[""] * (4 - len(cells))])
     return runs.table(["`cp`", "GPUs", "tokens", "tokens of a rank", "full recomputation: tokens",
                        "tokens of a rank"], rows,
-                      "The longest sample of 8B of which a step fits into 80 GiB, by steps on shapes. "
-                      f"In bf16, `tp` = 8 with sequence parallelism, ZeRO-1, units of {FITS_UNIT:,} "
-                      "tokens.")
+                      "The longest of which a step fits, by steps on shapes: bf16, sequence parallelism, "
+                      f"ZeRO-1, units of {FITS_UNIT:,}.")
 
 
 # --- a million tokens -----------------------------------------------------------------------------
@@ -173,12 +176,11 @@ def million_table(record, took):
                      f"{100 * case['recomputed_flops'] / case['flops']:.0f} %",
                      f"{case['flops'] / PEAK / MFU:.0f}",
                      f"{took[number]:.2f}" if took else ""])
-    return runs.table(["`tp · cp`", "recompute", "states", "activations", "peak of a step",
+    return runs.table(["`tp · cp`", "recompute", "states", "activations", "peak",
                        "sent over `cp`", "recomputed", "s at 40 % of an H100", "s of the dry run"],
                       rows, f"8B in bf16, one sample of {MILLION:,} tokens, sequence parallelism and "
                       "ZeRO-1 within `cp`; GiB of a rank. ✓: it fits into 80 GiB. Recomputed: of all "
-                      "operations, of which blockwise attention repeats some in any case. The dry run "
-                      "is a step on shapes on this machine.")
+                      "operations, of which blockwise attention repeats some in any case.")
 
 
 # --- small runs -----------------------------------------------------------------------------------

@@ -47,29 +47,19 @@ def _row(times):
 
 
 def choices_table(measured):
-    """Steps of each method on one node."""
+    """Steps of each method: a column for each link of one node, and for nodes."""
     rows = []
     for case in CASES:
-        for name in measured["links"]:
-            times = [_of(measured, case, method)["step_ms"][name][0] for method in runs.METHODS]
-            rows.append([f"{case['num_kv_heads']} of {SHAPE['num_heads']}", f"{case['seq_len']:,}",
-                         name, *_row(times)])
+        found = [_of(measured, case, method) for method in runs.METHODS]
+        across = [own["nodes_ms"] for own in found]
+        rows.append([str(case["num_kv_heads"]), f"{case['seq_len']:,}",
+                     *(", ".join(_row([own["step_ms"][name][0] for own in found]))
+                       for name in measured["links"]),
+                     ", ".join(_row([step for step, _ in across])),
+                     ", ".join(f"{exposed:.0f}" for _, exposed in across)])
     links = ", ".join(f"{name} `{link}`" for name, link in measured["links"].items())
-    return runs.table(["kv heads", "tokens", "link", *(f"`{method}`" for method in runs.METHODS)],
-                      rows, f"Milliseconds of a step, {measured['ranks']} ranks, groups of 2 under "
-                      f"`ring_ulysses`; replayed, a core for every rank. Links (us, GB/s): {links}.")
-
-
-def nodes_table(measured):
-    """Steps of each method on nodes."""
-    rows = []
-    for case in CASES:
-        found = [_of(measured, case, method)["nodes_ms"] for method in runs.METHODS]
-        rows.append([f"{case['num_kv_heads']} of {SHAPE['num_heads']}", f"{case['seq_len']:,}",
-                     *_row([step for step, _ in found]), *(f"{shown:.0f}" for _, shown in found)])
-    methods = [f"`{method}`" for method in runs.METHODS]
-    return runs.table(["kv heads", "tokens", *(f"{method}: step" for method in methods),
-                       *(f"{method}: exposed" for method in methods)], rows,
-                      f"Milliseconds, {measured['ranks']} ranks on nodes of {measured['node_size']}, "
-                      f"links `{' '.join(measured['nodes'])}` (us, GB/s); replayed, a core for every "
-                      "rank. `ring_ulysses`: a group is a node.")
+    methods = ", ".join(f"`{method}`" for method in runs.METHODS)
+    return runs.table(["kv heads", "tokens", *measured["links"], "nodes", "of it exposed"], rows,
+                      f"Milliseconds of a step: {methods}, the shortest in bold. {measured['ranks']} ranks "
+                      f"with {SHAPE['num_heads']} heads, groups of {measured['node_size']}; replayed, a "
+                      f"core for each. Links (us, GB/s): {links}; of nodes `{' '.join(measured['nodes'])}`.")

@@ -5,6 +5,7 @@
 import json
 from pathlib import Path
 
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
@@ -24,13 +25,16 @@ def draw(record):
     fig, axes = panels(names, sharex=True)
     for panel, (tp, cp) in zip(axes, memory.LAYOUTS):
         for place, seq_len in enumerate(memory.SEQ_LENS):
-            held = memory.find(record["cases"], tp, cp, seq_len)["simulated"]
-            ours = [held[part] / memory.GIB for part in PARTS]
+            held = memory.find(record["cases"], tp, cp, seq_len)
+            ours, formula = ([held[how][part] / memory.GIB for part in PARTS]
+                             for how in ("simulated", "predicted"))
             draw_stack(panel, place - BOOK / 2, ours,
                        [{"color": style.CATEGORIES[part], "linewidth": 0} for part in PARTS], OURS)
             theirs = [*memory.BOOK_STATES[tp], memory.BOOK_ACTIVATIONS[tp, cp][place]]
             draw_stack(panel, place + OURS / 2, theirs, [
                 {"facecolor": "white", "edgecolor": style.INK, "linewidth": 0.7}] * len(theirs), BOOK)
+            left = place - (BOOK + OURS) / 2
+            panel.plot([left, left + OURS], [sum(formula)] * 2, color=style.INK, linewidth=1.6)
         panel.annotate("80 GiB", (1, memory.DEVICE / memory.GIB), xytext=(3, 0), va="center",
                        textcoords="offset points", xycoords=("axes fraction", "data"),
                        fontsize=style.SMALL)
@@ -46,7 +50,8 @@ def draw(record):
     heading(fig, "8B on ranks that share its samples", "bf16 with gradients in f32, one sample, "
             "steps on shapes alone; every panel has a scale of its own")
     legend(fig, [Patch(facecolor=style.CATEGORIES[part], label=part) for part in PARTS]
-           + [Patch(facecolor="white", edgecolor=style.INK, linewidth=0.7,
+           + [Line2D([], [], color=style.INK, linewidth=1.6, label="all of them, by formula"),
+              Patch(facecolor="white", edgecolor=style.INK, linewidth=0.7,
                     label="the book, in the same order")], 54)
     return fig
 

@@ -16,11 +16,9 @@ NODE = 8   # the largest group that exchanges tokens for heads under ring_ulysse
 # Heads for all ranks; tokens that divide into the pieces of all.
 SHAPE = {"num_heads": 64, "num_kv_heads": 8, "hidden_size": 256, "ffn_hidden_size": 64,
          "seq_len": 256, "micro_batch_size": 1, "dp_size": 1}
-MESSAGES_CP = (2, 4, 8)  # of the table of messages
-# Operations over cp, by communicator: its name in the table.
-KINDS = {"cp_ring.send": "keys on", "cp_ring_gradients.send": "gradients on",
-         "cp_ring.all_gather": "all-gathers", "cp_ring.reduce_scatter": "reduce-scatters",
-         "cp_heads.all_to_all": "all-to-alls"}
+# Operations over cp: communicator and kind.
+KINDS = ("cp_ring.send", "cp_ring_gradients.send", "cp_ring.all_gather", "cp_ring.reduce_scatter",
+         "cp_heads.all_to_all")
 
 
 def group_size(method, cp):
@@ -88,18 +86,25 @@ def _ledger(program, cp, flags):
 
 
 def messages_table(cases):
-    """Operations of a layer."""
+    """Operations of a layer: a row for each number of ranks, and a column for each method."""
     rows = []
-    for case in cases:
-        if case["cp"] not in MESSAGES_CP or case["cp"] == 2 and case["method"] == "ring_ulysses":
-            continue
-        predicted = messages(case["method"], case["cp"])
-        rows.append([f"`{case['method']}`", str(case["cp"]),
-                     *(f"{case['messages'][kind]:.4g} ({predicted[kind]})" for kind in KINDS)])
-    return runs.table(["", "`cp`", *KINDS.values()], rows,
-                      "Operations of rank 0 for a layer and a micro-batch, forward and backward, "
-                      "counted by the ledger; in brackets predicted. A place of a ring sends keys and "
-                      "values in one message. `ring_ulysses` has groups of half of the ranks.")
+    for cp in CP:
+        row = [str(cp)]
+        for method in runs.METHODS:
+            case = [case for case in cases if (case["method"], case["cp"]) == (method, cp)]
+            if not case:
+                row.append("")
+                continue
+            kinds = [kind for kind in KINDS if messages(method, CP[-1])[kind] > 0
+                     or case[0]["messages"][kind] > 0]
+            counted = [f"{case[0]['messages'][kind]:.4g}" for kind in kinds]
+            predicted = [str(messages(method, cp)[kind]) for kind in kinds]
+            row.append(f"{' + '.join(counted)} ({' + '.join(predicted)})")
+        rows.append(row + ["run" if cp <= RUN_CP else "on shapes"])
+    return runs.table(["`cp`", *(f"`{method}`" for method in runs.METHODS), "ranks"], rows,
+                      "Operations of rank 0 for a layer and a micro-batch, by the ledger (by formula). A "
+                      "ring: keys on + gradients on. A gather: all-gathers + reduce-scatters. Ulysses: "
+                      f"all-to-alls, also in groups of half of the ranks, at most {NODE}.")
 
 
 def sent_table(cases):

@@ -70,7 +70,8 @@ def count(chapter, program):
     if (folder / "counts.json").exists():
         counted = counts.count(program)
         found["counts.json"] = json_text({**read_json(folder / "counts.json"), **counted,
-                                          "small": memory.count(program)})
+                                          "small": memory.count(program),
+                                          "stages": memory.count_stages(chapter)})
         found["node_traffic.txt"] = nodes.output(chapter)
         found["nodes.json"] = json_text({
             **read_json(folder / "nodes.json"), "nodes": nodes.read(found["node_traffic.txt"]),
@@ -91,8 +92,10 @@ def texts(folder):
     estimated, counted = data.get("memory", {}), data.get("counts", {})
     if "problem" in estimated:
         found.update({"problem.md": memory.problem_table(estimated["problem"]),
-                      "ep.md": memory.ep_table(estimated["ep"]),
-                      "meshes.md": memory.meshes_table(estimated["meshes"])})
+                      "ep.md": memory.ep_table(estimated["ep"], memory.small_text(
+                          estimated["small"], counted["small"]) if "small" in counted else ""),
+                      "meshes.md": memory.meshes_table(estimated["meshes"],
+                                                       counted.get("stages", []))})
         found["latent_parameters.md"] = latent.parameters_table(estimated["problem"])
     if "messages" in counted:
         found.update({"messages.md": counts.messages_table(counted["messages"]),

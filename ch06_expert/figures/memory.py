@@ -1,6 +1,6 @@
 """What a mixture of experts costs, by steps on shapes: parameters and work beside dense models, what a
 rank holds by the number of ranks that share out experts, and two published shapes on meshes."""
-from tools import estimates
+from tools import build, estimates
 from tools.base import say
 from tools.short_runs import run, table
 
@@ -30,10 +30,14 @@ MESHES = {"Mixtral 8x7B": (MIXTRAL, ({"dp_size": 8, "ep_size": 1}, {"dp_size": 8
                                      {"dp_size": 32, "tp_size": 2, "ep_size": 8})),
           "DeepSeek-V3": (DEEPSEEK, ({"dp_size": 256, "ep_size": 64},
                                      {"dp_size": 128, "pp_size": 16, "ep_size": 64}))}
+ON_MESHES = {"zero_stage": 1, "recompute": "full"}
+STAGES = "stages"  # the example that tells of every stage
 # A small model, whose runs are counted.
 SMALL = {"num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size": 192,
          "num_layers": 2, "seq_len": 64, "num_experts": 8, "moe_ffn_hidden_size": 96}
-SMALL_RANKS = 4
+SMALL_RANKS, SMALL_BATCH = 4, 2
+SMALL_EP = (1, 2, 4)
+BYTES, CHOICES = 256, 2  # the program's defaults: a vocabulary of bytes, experts of a token
 
 
 def layers_with_experts(shape):
@@ -44,6 +48,34 @@ def expert_parameters(shape):
     """Of all routed experts: three matrices each."""
     width = shape.get("moe_ffn_hidden_size", shape["ffn_hidden_size"])
     return layers_with_experts(shape) * shape["num_experts"] * 3 * shape["hidden_size"] * width
+
+
+def other_parameters(shape):
+    """Of embedding, attention with grouped heads, norms, routers and head."""
+    h, vocabulary = shape["hidden_size"], shape.get("vocab_size", BYTES)
+    return 2 * vocabulary * h + h + shape["num_layers"] * (
+        _attention_parameters(shape) + 2 * h + shape["num_experts"] * h)
+
+
+def _attention_parameters(shape):
+    h = shape["hidden_size"]
+    return 2 * h * h + 2 * h * h * shape["num_kv_heads"] // shape["num_heads"]
+
+
+def expert_flops(shape, tokens):
+    """18 h h_ff T k L: three matrices, forward and two products backward, of every row."""
+    width = shape.get("moe_ffn_hidden_size", shape["ffn_hidden_size"])
+    return (18 * shape["hidden_size"] * width * tokens * shape.get("num_experts_per_tok", CHOICES)
+            * layers_with_experts(shape))
+
+
+def step_flops(shape, tokens, seq_len):
+    """Of a step that recomputes what blockwise attention does in any case; all layers have experts."""
+    h, layers = shape["hidden_size"], shape["num_layers"]
+    weights = layers * (_attention_parameters(shape) + shape["num_experts"] * h) + h * shape.get(
+        "vocab_size", BYTES)
+    pairs = tokens * (seq_len + 1) / 2
+    return 6 * weights * tokens + expert_flops(shape, tokens) + 14 * layers * h * pairs
 
 
 def active_parameters(shape, parameters):
@@ -83,19 +115,35 @@ def estimate_all(program):
             "ep": [{"ep": ep, **estimate(program, {**LARGE, **MIXTRAL}, dp_size=EP[-1], ep_size=ep)}
                    for ep in EP],
             "meshes": [{"model": model, "mesh": mesh, **estimate(
-                program, {**LARGE, **shape}, zero_stage=1, recompute="full", **mesh)}
+                program, {**LARGE, **shape}, **ON_MESHES, **mesh)}
                        for model, (shape, meshes) in MESHES.items() for mesh in meshes],
-            "small": [{"ep": ep, **estimate(program, SMALL, dtype="f32", micro_batch_size=2,
-                                            dp_size=SMALL_RANKS, ep_size=ep)} for ep in (1, 2, 4)]}
+            "small": [{"ep": ep, **estimate(program, SMALL, dtype="f32", micro_batch_size=SMALL_BATCH,
+                                            dp_size=SMALL_RANKS, ep_size=ep)} for ep in SMALL_EP]}
+
+
+def stages_of(text):
+    """[{name: bytes}] of every stage, from what the example that tells them prints."""
+    head, *lines = text.splitlines()
+    return [dict(zip(head.split()[1:], map(int, line.split()[1:]))) for line in lines]
+
+
+def count_stages(chapter):
+    """[{model, mesh, stages}] of the meshes that have stages."""
+    example = build.binary(build.RELEASE, f"{chapter.name}_{STAGES}")
+    return [{"model": model, "mesh": mesh, "stages": stages_of(estimates.output_of(
+        [str(example), "--estimate", *estimates.words_of(_flags(
+            {**LARGE, **shape}, **ON_MESHES, **mesh))]))}
+            for model, (shape, meshes) in MESHES.items() for mesh in meshes if "pp_size" in mesh]
 
 
 def count(program):
-    """What rank 0 of runs of the small model holds."""
+    """What rank 0 of runs of the small model holds, and what a rank computes in a step on average."""
     found = []
-    for ep in (1, 2, 4):
-        records, _ = run(program, SMALL_RANKS, **SMALL, dtype="f32", micro_batch_size=2, ep_size=ep,
-                         steps=2)
-        found.append({"ep": ep, **{name: int(records[-1]["peak_bytes"][name]) for name in STATES}})
+    for ep in SMALL_EP:
+        records, _ = run(program, SMALL_RANKS, **SMALL, dtype="f32", micro_batch_size=SMALL_BATCH,
+                         ep_size=ep, steps=2)
+        found.append({"ep": ep, "flops": records[-1]["flops"] / SMALL_RANKS,
+                      **{name: int(records[-1]["peak_bytes"][name]) for name in STATES}})
     return found
 
 
@@ -120,20 +168,38 @@ def problem_table(found):
                  "with gradients in f32. In a token's way is all of the embedding, though it reads one row.")
 
 
-def ep_table(found):
-    """Mixtral's shape on 8 data-parallel ranks, by ep."""
-    rest = found[0]["weights"] / 2 - expert_parameters(MIXTRAL)
-    rows = []
+def ep_table(found, of_small):
+    """Mixtral's shape on 8 data-parallel ranks, by ep; of_small: a sentence below it."""
+    tokens, rows = LARGE["seq_len"], []
     for own in found:
-        expected = 2 * (rest + expert_parameters(MIXTRAL) / own["ep"])
+        expected = 2 * (other_parameters(MIXTRAL) + expert_parameters(MIXTRAL) / own["ep"])
         rows.append([str(own["ep"]), f"{own['weights'] / GIB:.2f} ({expected / GIB:.2f})",
                      f"{sum(own[name] for name in STATES) / GIB:,.1f}",
-                     f"{own['flops'] / 1e12:.1f}", f"{own['sent'] / GIB:.2f}"])
+                     f"{own['flops'] / 1e12:.1f} ({step_flops(MIXTRAL, tokens, tokens) / 1e12:.1f})",
+                     f"{expert_flops(MIXTRAL, tokens) / 1e12:.1f}", f"{own['sent'] / GIB:.2f}"])
     return table(["`ep`", "weights, GiB", "weights, gradients and states, GiB", "TFLOP of a step",
-                  "sent over `ep`, GiB"], rows,
-                 f"Rank 0 of {EP[-1]} data-parallel ranks, Mixtral's shape, 4,096 tokens a rank, by steps "
-                 "on shapes. In brackets by formula: 2 bytes for each of `3 h h_ff E L / ep` parameters of experts and "
-                 "of all others.")
+                  "of these experts'", "sent over `ep`, GiB"], rows,
+                 f"Rank 0 of {EP[-1]} data-parallel ranks, Mixtral's shape, {tokens:,} tokens a rank, by steps on "
+                 "shapes; in brackets by formula. Experts: `3 h h_ff E L / ep` parameters, `18 h h_ff T k L` "
+                 f"operations. {of_small}")
+
+
+def small_text(estimated, counted):
+    """A small model whose runs are counted: formula, steps on shapes, runs. A sentence."""
+    tokens, held, ratios = SMALL_BATCH * SMALL["seq_len"], [], ([], [])
+    flops = step_flops(SMALL, tokens, SMALL["seq_len"])
+    for shapes, ran in zip(estimated, counted):
+        parameters = other_parameters(SMALL) + expert_parameters(SMALL) // shapes["ep"]
+        formulas = {"weights": 4 * parameters, "gradients": 4 * parameters,
+                    "optimizer": 8 * parameters, "flops": flops}
+        held.append(f"{16 * parameters:,}")
+        for ratio, own in zip(ratios, (shapes, ran)):
+            ratio += [own[name] / expected for name, expected in formulas.items()]
+    of_shapes, of_runs = ("–".join(dict.fromkeys(f"{end:.4f}" for end in (min(own), max(own))))
+                          for own in ratios)
+    return (f"A small model, `ep` {', '.join(str(ep) for ep in SMALL_EP)}: states of "
+            f"{', '.join(held)} bytes, {flops:,.0f} operations. Over formula: on "
+            f"shapes {of_shapes}, run {of_runs}.")
 
 
 def mesh_name(mesh):
@@ -144,12 +210,19 @@ def ranks_of(mesh):
     return mesh.get("dp_size", 1) * mesh.get("tp_size", 1) * mesh.get("pp_size", 1)
 
 
-def meshes_table(found):
-    """What rank 0 of a large mesh needs."""
-    rows = [[own["model"], f"{ranks_of(own['mesh']):,}", mesh_name(own["mesh"]),
-             *(f"{own[name] / GIB:,.1f}" for name in (*STATES, "peak_activations")),
-             f"{own['peak_total'] / GIB:,.1f}"] for own in found]
+def meshes_table(found, with_stages):
+    """What a rank of a large mesh needs: where there are stages, the least and the most."""
+    columns, rows = (*STATES, "peak_activations", "peak_total"), []
+    for own in found:
+        ranks = next((other["stages"] for other in with_stages
+                      if (other["model"], other["mesh"]) == (own["model"], own["mesh"])), [own])
+        cells = []
+        for name in columns:
+            sizes = [rank[name] / GIB for rank in ranks]
+            ends = dict.fromkeys(f"{size:,.1f}" for size in (min(sizes), max(sizes)))
+            cells.append("–".join(ends))
+        rows.append([own["model"], f"{ranks_of(own['mesh']):,}", mesh_name(own["mesh"]), *cells])
     return table(["", "ranks", "mesh", *STATES, "activations, at most", "peak"], rows,
-                 "GiB of rank 0 by steps on shapes: bf16, 4,096 tokens a micro-batch, ZeRO-1, every layer "
-                 "recomputed, experts evenly loaded. With stages 1F1B, `m` = `p`; rank 0 has the "
-                 "embedding and DeepSeek-V3's 3 dense layers.")
+                 "GiB of a rank by steps on shapes: bf16, 4,096 tokens a micro-batch, ZeRO-1, every layer "
+                 "recomputed, experts evenly loaded. With stages 1F1B, `m` = `p`: the least and the most of "
+                 "all stages.")

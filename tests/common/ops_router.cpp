@@ -313,6 +313,29 @@ TEST_CASE("gates are the scaled scores of the chosen, or their shares") {
   }
 }
 
+TEST_CASE("shares of the chosen softmax scores are the softmax over the chosen logits") {
+  const OnDevice cpu;
+  Random random(16);
+  const int64_t T = 9, E = 12, k = 3;
+  const Tensor logits = random.tensor({T, E}), scores = Tensor::empty({T, E}, DType::f64);
+  ops::router_scores(scores, logits, RouterScore::softmax);
+  const Tensor choices = Tensor::empty({T, k}, DType::i32);
+  ops::choose_experts(choices, scores, /*bias=*/{}, /*nodes=*/1, /*nodes_of_token=*/1);
+  const Tensor gates = Tensor::empty({T, k}, DType::f64);
+  ops::gates_forward(gates, scores, choices, /*normalised=*/true, /*scale=*/1);
+  const Values x = logits.items();
+  const Numbers chosen = numbers_of(choices);
+  Values expected;
+  for (int64_t t = 0; t < T; ++t) {
+    double sum = 0;
+    for (int64_t j = 0; j < k; ++j) sum += std::exp(x[t * E + chosen[t * k + j]]);
+    for (int64_t j = 0; j < k; ++j) {
+      expected.push_back(std::exp(x[t * E + chosen[t * k + j]]) / sum);
+    }
+  }
+  check_close(gates, expected, 1e-14);
+}
+
 TEST_CASE("the gates' gradient agrees with finite differences and is added") {
   const OnDevice cpu;
   for (bool normalised : {false, true}) {

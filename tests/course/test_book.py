@@ -164,6 +164,15 @@ class InTurn(unittest.TestCase):
         self.assertEqual(self.taken("f" * 40, "abcd", 2), ["a", "d"])
         self.assertEqual(self.taken("f" * 40, "abcd", 4), list("abcd"))
 
+    def test_programs_learn_whose_turn_it_is(self):
+        told = set()
+        for number in range(4):
+            with mock.patch.object(testing, "output_of", lambda _, n=number: f"{n:040x}\n"), \
+                    mock.patch.dict(os.environ):
+                os.environ.pop("USP_TEST_TURN", None)
+                told.add(testing._environment(False, False)["USP_TEST_TURN"])
+        self.assertEqual(told, set("0123"))
+
     def test_everything_and_no_commit(self):
         self.assertEqual(self.taken("1", "abc", USP_TEST_EVERYTHING="1"), list("abc"))
         self.assertEqual(self.taken(None, "abc"), ["a"])

@@ -39,6 +39,17 @@ class Formulas(unittest.TestCase):
         self.assertEqual(sum(traffic.messages("ulysses", 8).values()), 4)
         self.assertEqual(sum(traffic.messages("all_gather", 8).values()), 3)
 
+    def test_the_table_of_messages_has_what_was_counted_of_every_number_of_ranks(self):
+        cases = [{"method": method, "cp": cp, "messages": traffic.messages(method, cp)}
+                 for method in runs.METHODS for cp in traffic.CP if traffic.flags_of(method, cp)]
+        rows = [[cell.strip() for cell in line.strip("|").split("|")]
+                for line in traffic.messages_table(cases).splitlines() if line.startswith("| ")][1:]
+        self.assertEqual(rows[0], ["2", "2 + 1 (2 + 1)", "2 + 1 (2 + 1)", "4 (4)", "", "run"])
+        self.assertEqual(rows[-1], ["64", "126 + 63 (126 + 63)", "2 + 1 (2 + 1)", "4 (4)",
+                                    "14 + 7 + 4 (14 + 7 + 4)", "on shapes"])
+        cases[0]["messages"] = {**cases[0]["messages"], "cp_ring.send": 3}
+        self.assertIn("| 2 | 3 + 1 (2 + 1) |", traffic.messages_table(cases))
+
     def test_a_link_that_hides_half_has_a_ratio_of_2(self):
         for seq_len in crossover.SEQ_LENS:
             half = crossover.half_hidden(seq_len, gflops=50)
@@ -93,13 +104,6 @@ class Data(unittest.TestCase):
         found = estimates.sent({"sent": {"steps": 2, "ledger": {
             "cp_ring.send": {"calls": 12, "wire_bytes": 800, "seconds": 0.1}}}})
         self.assertEqual(found, {"cp_ring.send": (6, 400)})
-
-    def test_what_the_example_prints_is_read(self):
-        said = ("one rank's keys         out 18.8080  lse 3.1269\n"
-                "256 random keys in 2 blocks, f64: largest difference 1e-16\n")
-        table = make.merge_table(said)
-        self.assertIn("| one rank's keys | 18.8080 | 3.1269 |\n", table)
-        self.assertIn("| 256 random keys in 2 blocks, f64 | 1e-16 |\n", table)
 
     def test_the_benchs_own_model_has_as_many_tokens(self):
         for config in make.BENCH_CONFIGS.values():

@@ -37,6 +37,44 @@ class Formulas(unittest.TestCase):
         wide = {name: value for name, value in SHAPE.items() if name != "moe_ffn_hidden_size"}
         self.assertEqual(memory.expert_parameters(wide), 2 * 4 * 3 * 10 * 50)
 
+    def test_memory_and_work_by_ep(self):
+        shape = {**SHAPE, "first_dense_layers": 0, "num_heads": 5, "num_kv_heads": 1, "vocab_size": 11}
+        of_layer = 2 * 10 * 10 + 2 * 10 * 2 + 2 * 10 + 4 * 10  # attention, norms, router
+        self.assertEqual(memory.other_parameters(shape), 2 * 11 * 10 + 10 + 3 * of_layer)
+        # 100 tokens go through one expert of each layer, whose products are 3 forward, 6 backward.
+        self.assertEqual(memory.expert_flops(shape, 100), 3 * 100 * 9 * 2 * 10 * 7)
+        for shape, tokens, seq_len, found in (
+                (memory.SMALL, memory.SMALL_BATCH * memory.SMALL["seq_len"], memory.SMALL["seq_len"],
+                 data("memory")["small"]),
+                (memory.MIXTRAL, memory.LARGE["seq_len"], memory.LARGE["seq_len"],
+                 data("memory")["ep"])):
+            for own in found:
+                self.assertEqual(own["flops"], memory.step_flops(shape, tokens, seq_len))
+
+    def test_the_first_stage_holds_what_the_estimate_says(self):
+        estimated = {json.dumps([own["model"], own["mesh"]]): own for own in data("memory")["meshes"]}
+        counted = data("counts")["stages"]
+        self.assertEqual([own["mesh"]["pp_size"] for own in counted],
+                         [len(own["stages"]) for own in counted])
+        self.assertGreater(len(counted), 0)
+        for own in counted:
+            first = estimated[json.dumps([own["model"], own["mesh"]])]
+            self.assertEqual(own["stages"][0], {name: first[name] for name in own["stages"][0]})
+            self.assertNotEqual(own["stages"][0], own["stages"][-1])
+
+    def test_the_least_and_the_most_of_stages(self):
+        said = "stage weights gradients optimizer peak_activations peak_total\n0 1 2 3 4 5\n1 7 2 3 1 9\n"
+        stages = memory.stages_of(said)
+        self.assertEqual(stages[1], {"weights": 7, "gradients": 2, "optimizer": 3,
+                                     "peak_activations": 1, "peak_total": 9})
+        of_gib = [{name: memory.GIB * size for name, size in stage.items()} for stage in stages]
+        mesh = {"dp_size": 4, "pp_size": 2}
+        cases = [{"model": "a", "mesh": own, **of_gib[0]} for own in (mesh, {"dp_size": 4})]
+        shown = cells_of(memory.meshes_table(cases, [{"model": "a", "mesh": mesh, "stages": of_gib}]))
+        self.assertEqual(shown[0], ["a", "8", "`dp` 4 `pp` 2", "1.0–7.0", "2.0", "3.0", "1.0–4.0",
+                                    "5.0–9.0"])
+        self.assertEqual(shown[1][3:], ["1.0", "2.0", "3.0", "4.0", "5.0"])
+
     def test_messages(self):
         tokens = counts.MESSAGE_BATCH * memory.SMALL["seq_len"]
         # Of 2 tokens' rows one leaves, 4 times in each of 2 layers; h numbers of 4 bytes.

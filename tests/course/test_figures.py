@@ -178,6 +178,17 @@ class Derived(unittest.TestCase):
                 if path.suffix in (".svg", ".png"):
                     self.assertIn(f"figures/{path.name}", pages, f"no page shows {path}")
 
+    def test_every_table_is_shown(self):
+        elsewhere = "".join(path.read_text(encoding="utf-8")
+                            for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+        for chapter in CHAPTERS:
+            own = "".join(path.read_text(encoding="utf-8") for path in chapter.folder.glob("*.md"))
+            for path in (chapter.folder / "figures").glob("*.md"):
+                if path.name != "bench.md":  # of which ./book bench keeps all
+                    self.assertTrue(f" figures/{path.name} " in own
+                                    or f"{chapter.name}/figures/{path.name}" in elsewhere,
+                                    f"no page shows {path}")
+
     def test_how_a_table_that_was_altered_shows(self):
         chapter = CHAPTERS[0]
         text = (chapter.folder / "figures" / "costs.md").read_text(encoding="utf-8")

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <optional>
 #include <string>
@@ -30,6 +32,13 @@ inline bool is_carried([[maybe_unused]] const std::string& technique) {
 #else
   return kSanitized;
 #endif
+}
+
+/// Which share of many cases has its turn: `./book test` has another number for each commit, so
+/// that a few commits try all.
+inline uint64_t turn() {
+  const char* given = std::getenv("USP_TEST_TURN");
+  return given == nullptr ? 0 : std::strtoull(given, nullptr, 10);
 }
 
 /// Of each axis, which of its values.

@@ -4,6 +4,8 @@
 #include <sstream>
 
 #include "expert_parity.h"
+#include "pipedream_parity.h"
+#include "random_schedule.h"
 #include "tiny_llama.h"
 
 namespace usp::test {
@@ -76,14 +78,162 @@ TEST_CASE("every two settings of experts meet in a case, but for those that excl
                        "pp 2 dualpipe_v and 2 micro-batches"});
 }
 
+/// Sixteen ranks take most of the time: so many turns share out these cases.
+constexpr uint64_t kTurns = 4;
+
+/// The cases of this turn.
+std::vector<ExpertCase> cases_in_turn(const std::vector<ExpertCase>& cases, uint64_t turn) {
+  std::vector<ExpertCase> chosen;
+  uint64_t large = 0;
+  for (const ExpertCase& c : cases) {
+    if (c.ranks() <= 8 || large++ % kTurns == turn % kTurns) chosen.push_back(c);
+  }
+  return chosen;
+}
+
 TEST_CASE("experts over ranks are experts on one rank, in every layout") {
   const Text text;
-  const std::vector<ExpertCase> cases = expert_cases(all_expert_cases() ? 50 : 4);
-  size_t large = 0;
-  for (const ExpertCase& c : cases) {
-    // Sixteen ranks take most of the time: every day, a share of these cases.
-    if (c.ranks() > 8 && large++ % 4 > 0 && !all_expert_cases()) continue;
+  const bool all = all_expert_cases();
+  const std::vector<ExpertCase> cases = expert_cases(all ? 50 : 4);
+  for (const ExpertCase& c : all ? cases : cases_in_turn(cases, turn())) {
     check_parity(c, text, /*steps=*/2);
+  }
+}
+
+TEST_CASE("a few turns try every case of many ranks, once each", "[all_cases]") {
+  const std::vector<ExpertCase> cases = expert_cases(4);
+  std::map<std::string, uint64_t> tried;
+  const uint64_t first = 7;  // wherever they begin
+  for (uint64_t i = 0; i < kTurns; ++i) {
+    for (const ExpertCase& c : cases_in_turn(cases, first + i)) ++tried[c.name()];
+  }
+  for (const ExpertCase& c : cases) {
+    CAPTURE(c.name());
+    REQUIRE(tried[c.name()] == (c.ranks() > 8 ? 1 : kTurns));
+  }
+}
+
+TEST_CASE("experts train in whatever order a file of the schedule has") {
+  const Text text;
+  Random random(5);
+  const TempDir folder;
+  for (int i = 0; i < 4; ++i) {
+    Schedule schedule = random_schedule(random, /*p=*/2, random.integer(2, 5), 2);
+    if (i % 2 == 1) schedule = in_turns(std::move(schedule), {});
+    ExpertCase c = plain_experts(2, 2);
+    c.pp = 2;
+    c.grad_acc_steps = schedule.micro_batches;
+    c.schedule = folder.write(fmt::format("{}.txt", i), to_text(schedule));
+    c.stages = schedule.stages.count();
+    c.shared = i / 2;
+    c.balance = i % 2 == 0 ? "sample" : "bias";
+    CAPTURE(to_text(schedule));
+    check_parity(c, text, /*steps=*/2);
+  }
+}
+
+/// Experts in PipeDream's order of updates, on one rank. What evens out their load moves once a
+/// step, as everywhere.
+class SerialExperts {
+ public:
+  SerialExperts(const TrainConfig& config, const Dataset& dataset)
+      : tokens_(config.tokens_per_step()),
+        load_(std::make_shared<ExpertLoad>(config.expert_parallel)),
+        serial_(on_one_rank(config), dataset, [this](const TrainConfig& one) {
+          return Model(one, {}, {}, blocks_of_rank(one, 0), {}, load_);
+        }) {
+    load_->allocate(config.model.experts.num_experts, DType::f64);
+  }
+
+  double step(int64_t step) {
+    load_->begin_step();
+    const double loss = serial_.step(step);
+    load_->end_step();
+    return loss;
+  }
+  TrainedState state() { return serial_.state(); }
+  const ExpertLoad& load() const { return *load_; }
+  std::map<int64_t, SeenLoad> seen() const {
+    std::map<int64_t, SeenLoad> loads;
+    for (const SeenLoad& load : load_->seen(tokens_)) loads.emplace(load.layer, load);
+    return loads;
+  }
+
+ private:
+  static TrainConfig on_one_rank(TrainConfig config) {
+    config.expert_parallel.ep_size = 1;
+    config.expert_parallel.expert_tp = false;
+    return config;
+  }
+
+  int64_t tokens_;
+  std::shared_ptr<ExpertLoad> load_;
+  SerialPipeDream serial_;
+};
+
+/// Trains the case over its ranks and compares every step with the serial program.
+void check_stale_experts(const ExpertCase& c, const Text& text) {
+  CAPTURE(c.name());
+  TrainConfig config = expert_config(c);
+  config.optimizer.grad_clip = 0;
+  config.expert_parallel.check(config, config.tensor_parallel);
+  std::vector<double> losses, expert_losses;
+  std::vector<std::map<int64_t, SeenLoad>> loads;
+  std::map<std::string, Values> buffers;
+  TrainedState expected;
+  {
+    const OnDevice cpu;
+    SerialExperts serial(config, text.dataset);
+    for (int64_t step = 0; step < kStashSteps; ++step) {
+      losses.push_back(serial.step(step));
+      expert_losses.push_back(serial.load().loss() / double(c.grad_acc_steps));
+      loads.push_back(serial.seen());
+    }
+    expected = serial.state();
+    for (const Parameter* each : serial.load().buffers()) buffers[each->name] = each->value.items();
+  }
+  run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
+    const Mesh mesh(world, config.mesh());
+    Trainer trainer(config, &text.dataset, mesh);
+    for (int64_t step = 0; step < kStashSteps; ++step) {
+      trainer.train_step(step);
+      expect_close({trainer.report(step, 0).loss}, {losses[step]}, 1e-10, c.name() + ": loss");
+      expect_close({world.sum(trainer.expert_load().loss())}, {expert_losses[step]}, 1e-10,
+                   c.name() + ": expert loss");
+      expect_same_loads(seen_by_layer(trainer, config), loads[step], c.name());
+    }
+    expect_same_parameters(trainer, expected, 1e-10, c.name());
+    for (const Parameter* buffer : trainer.expert_load().buffers()) {
+      expect_close(buffer->value.items(), buffers.at(buffer->name), 1e-10, buffer->name);
+    }
+  });
+}
+
+TEST_CASE("PipeDream trains experts one by one, with the weights that its stages have by then") {
+  const Text text;
+  ExpertCase plain = plain_experts(2, 2);
+  plain.pp = 2;
+  plain.schedule = "pipedream";
+  plain.grad_acc_steps = 4;
+  ExpertCase sample = plain, bias = plain, over_tp = plain, over_cp = plain;
+  plain.ep = 1;
+  sample.balance = "sample";
+  sample.z_loss = 0.01;
+  sample.shared = 1;
+  bias.balance = "bias";
+  bias.recompute = "full";
+  over_tp.dp = 1;
+  over_tp.tp = 2;
+  over_tp.sequence = "again";
+  over_tp.balance = "sample";
+  over_cp.dp = 1;
+  over_cp.cp = 2;
+  over_cp.capacity = 1;
+  ExpertCase split = over_tp;
+  split.dp = 2;
+  split.expert_tp = true;
+  for (const ExpertCase& c : {plain, sample, bias, over_tp, over_cp, split}) {
+    check_stale_experts(c, text);
   }
 }
 
@@ -183,6 +333,134 @@ TEST_CASE("in f32 and bf16 experts over ranks have the gradients of one rank") {
     c.balance = "sample";
     c.router = "sigmoid";
     check_expert_gradients(c, text, tolerance);
+  }
+}
+
+/// A step's gradients on one rank, as f64 has them with the weights of bf16.
+std::map<std::string, Values> exact_gradients(const TrainConfig& in_bf16, const Dataset& dataset) {
+  const OnDevice cpu;
+  TrainConfig config = in_bf16;
+  config.dtype = "f64";
+  SoloTrainer rounded(in_bf16, &dataset), exact(config, &dataset);
+  ParameterList& parameters = exact.model().parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    parameters[i].value.assign(rounded.model().parameters()[i].value.items());
+  }
+  exact.train_step(0);
+  std::map<std::string, Values> gradients;
+  for (auto& [name, values] : gradients_of(parameters)) gradients[name] = std::move(values);
+  return gradients;
+}
+
+/// How far gradients of experts, of routers and of all other weights are from the exact ones.
+std::map<std::string, double> gradient_errors(const TrainConfig& config, const Dataset& dataset,
+                                              const std::map<std::string, Values>& exact) {
+  std::map<std::string, double> errors;
+  const MeshSizes sizes = config.mesh();
+  run_threads(static_cast<int>(sizes.pp * sizes.dp * sizes.cp * sizes.tp),
+              [&](const Communicator& world) {
+                world.engine().set_node_size(config.communication->node_size);
+                const Mesh mesh(world, config.mesh());
+                Trainer trainer(config, &dataset, mesh);
+                trainer.train_step(0);
+                std::map<std::string, std::pair<double, double>> sums = {
+                    {"experts", {}}, {"routers", {}}, {"others", {}}};
+                const ParameterList& parameters = trainer.model().parameters();
+                for (size_t i = 0; i < parameters.size(); ++i) {
+                  const Parameter& parameter = parameters[i];
+                  if (!parameter.counted) continue;
+                  const bool expert = parameter.name.find(".experts.") != std::string::npos;
+                  const bool router = parameter.name.ends_with("mlp.gate.weight");
+                  auto& [squares, scale] = sums[expert ? "experts" : router ? "routers" : "others"];
+                  const Values found = parameter.shard.grad.items();
+                  const Values expected = shard_of(exact.at(parameter.name), parameter);
+                  for (size_t j = 0; j < found.size(); ++j) {
+                    squares += std::pow(found[j] - expected[j], 2);
+                    scale += std::pow(expected[j], 2);
+                  }
+                }
+                for (const auto& [kind, sum] : sums) {
+                  const double error = std::sqrt(world.sum(sum.first) / world.sum(sum.second));
+                  if (world.rank() == 0) errors[kind] = error;
+                }
+              });
+  return errors;
+}
+
+/// Every way to lay out experts, each with the others' layouts that it meets.
+std::map<std::string, ExpertCase> kinds_of_layouts() {
+  ExpertCase plain = plain_experts(2, 2);
+  plain.top_k = plain.experts;  // a choice that a rounding changes is an error of another kind
+  plain.dtype = "bf16";
+  plain.shared = 1;
+  ExpertCase over_tp = plain, split = plain, over_cp = plain, stages = plain, zero = plain;
+  over_tp.tp = split.tp = 2;
+  over_tp.ep = 4;
+  over_tp.sequence = split.sequence = "again";
+  split.expert_tp = true;
+  over_cp.cp = 2;
+  over_cp.ep = 4;
+  stages.pp = 2;
+  stages.schedule = "dualpipe";
+  stages.grad_acc_steps = 4;
+  zero.dp = 4;
+  zero.zero_stage = 3;
+  ExpertCase nodes = zero;
+  nodes.zero_stage = 0;
+  nodes.ep = 4;
+  nodes.node_size = 2;
+  return {{"tp", over_tp}, {"expert_tp", split}, {"cp", over_cp},
+          {"pp", stages},  {"ZeRO-3", zero},     {"by_node", nodes}};
+}
+
+TEST_CASE("in bf16 experts err no more over ranks than on one, in every kind of layout",
+          "[no_races]") {
+  const Text text;
+  constexpr int kSeeds = 3;
+  for (const auto& [layout, c] : kinds_of_layouts()) {
+    std::map<std::string, double> ratios;
+    TrainConfig config = expert_config(c), one = alone_config(c);
+    for (int seed = 1; seed <= kSeeds; ++seed) {
+      config.seed = one.seed = seed;
+      const auto exact = exact_gradients(one, text.dataset);
+      const auto alone = gradient_errors(one, text.dataset, exact);
+      for (const auto& [kind, error] : gradient_errors(config, text.dataset, exact)) {
+        ratios[kind] += error / alone.at(kind) / kSeeds;
+      }
+    }
+    for (const auto& [kind, ratio] : ratios) {
+      CAPTURE(layout, kind);
+      CHECK(ratio <= 1.1);
+    }
+  }
+}
+
+TEST_CASE("in turns, a pass computes while the rows of the other one travel between experts") {
+  const Text text;
+  for (const bool in_turns : {false, true}) {
+    ExpertCase c = plain_experts(2, 2);
+    c.pp = 2;
+    c.schedule = "dualpipe";
+    c.grad_acc_steps = 4;
+    c.in_turns = in_turns;
+    run_threads(4, [&](const Communicator& world) {
+      const TrainConfig config = expert_config(c);
+      const Mesh mesh(world, config.mesh());
+      Trainer trainer(config, &text.dataset, mesh);
+      const Tracer& tracer = traced_steps(trainer);
+      int64_t all = 0, hidden = 0;
+      for (const Tracer::Exchange& exchange : tracer.exchanges()) {
+        if (exchange.group != "ep") continue;
+        ++all;
+        hidden += std::ranges::any_of(tracer.spans(), [&](const Tracer::Span& span) {
+          return span.category == "op" && exchange.queued_ns < span.begin_ns &&
+                 span.end_ns < exchange.wait_begin_ns;
+        });
+      }
+      // Alone, a pass has only the router's gradient to compute under one of its four exchanges.
+      USP_CHECK(all > 0 && (in_turns ? 2 * hidden > all : 4 * hidden == all),
+                "{} of {} exchanges are hidden, in turns {}", hidden, all, in_turns);
+    });
   }
 }
 
@@ -377,11 +655,24 @@ void check_ledger(const Communicator& world, const ExpertCase& c) {
 }
 
 TEST_CASE("the ledger of ep is the rows that the routers count, without those that stay") {
-  for (const auto& [dp, tp, ep] : {std::tuple(2, 1, 2), {4, 1, 4}, {4, 1, 2}, {2, 2, 4}}) {
+  struct Layout {
+    int64_t dp, tp, cp, ep;
+    bool expert_tp = false;
+  };
+  for (const Layout& layout : {Layout{2, 1, 1, 2},
+                               {4, 1, 1, 4},
+                               {4, 1, 1, 2},
+                               {2, 2, 1, 4},
+                               {2, 2, 1, 2, true},
+                               {2, 1, 2, 4},
+                               {1, 2, 2, 4},
+                               {1, 2, 2, 2, true}}) {
     for (const char* recompute : {"none", "full"}) {
-      ExpertCase c = plain_experts(dp, ep);
-      c.tp = tp;
-      if (tp > 1) c.sequence = "again";
+      ExpertCase c = plain_experts(layout.dp, layout.ep);
+      c.tp = layout.tp;
+      c.cp = layout.cp;
+      c.expert_tp = layout.expert_tp;
+      if (c.tp > 1) c.sequence = "again";
       c.capacity = 1;
       c.grad_acc_steps = 2;
       c.recompute = recompute;
@@ -477,6 +768,13 @@ TEST_CASE("flags of experts are refused with what would do", "[no_races]") {
   refuses("--num_experts 8 --balance sample --balance_coef 0.1", "");
   refuses("--num_experts 8 --balance sample --bias_update_rate 0.1", "bias_update_rate is for");
   refuses("--num_experts 8 --balance bias --bias_update_rate 0.1", "");
+  const std::string stale =
+      "--num_experts 8 --pp_size 2 --pp_schedule pipedream --grad_acc_steps 4 --grad_clip 0 ";
+  refuses(stale + "--balance batch",
+          "balance=batch has the loads of a whole step, which pp_schedule=pipedream cuts into "
+          "updates of a micro-batch; try --balance sample or bias");
+  refuses(stale + "--balance sample", "");
+  refuses(stale + "--balance bias", "");
   refuses("--ep_size 2", "ep_size=2 shares out experts; try --num_experts 8");
   for (const char* flag : {"num_experts_per_tok 2", "num_shared_experts 1", "router_score sigmoid",
                            "norm_topk_prob", "route_nodes 0", "expert_tp", "balance bias",

@@ -518,10 +518,17 @@ TEST_CASE("the cache has C + rope numbers of a position, whatever the heads, and
 }
 
 TEST_CASE("a text is continued from cached latents that ranks share out, or from none") {
-  for (const auto& [tp, cp, zero] : {std::tuple{1, 4, 0}, {2, 2, 0}, {4, 1, 0}, {2, 1, 3}}) {
+  struct Layout {
+    int64_t tp, cp, zero, pp = 1;
+    const char* schedule = "1f1b";
+  };
+  for (const auto& [tp, cp, zero, pp, schedule] :
+       {Layout{1, 4, 0}, {2, 2, 0}, {4, 1, 0}, {2, 1, 3}, {2, 1, 0, 2}, {1, 2, 0, 2, "zb_v"}}) {
     LatentCase c{{{tp, zero > 0 ? 2 : 1, 4, tp > 1 ? "again" : "off", false, zero, "none",
-                   "blockwise", "weight_grad", 1}}};
+                   "blockwise", "weight_grad", pp}}};
     c.cp = cp;
+    c.pp = pp;
+    c.schedule = schedule;
     CAPTURE(c.name());
     TrainConfig config = latent_config(c), alone = latent_alone(c);
     config.seq_len = alone.seq_len = 16;  // which the text outgrows
@@ -551,7 +558,7 @@ TEST_CASE("a text is continued from cached latents that ranks share out, or from
       run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
         const Mesh mesh(world, config.mesh());
         Trainer trainer(config, &text.dataset, mesh);
-        train(trainer, kLatentSteps, &world);
+        train(trainer, kLatentSteps, nullptr);
         expect_close(continue_text(trainer, no_cache), expected, 1e-10, c.name() + ": logits");
       });
     }

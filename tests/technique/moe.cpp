@@ -266,5 +266,37 @@ TEST_CASE("another micro-batch's segments may run while rows are on their way") 
   });
 }
 
+TEST_CASE("shared experts compute while rows travel to the others, forward and backward") {
+  const Text text;
+  for (const int64_t shared : {0, 1}) {
+    for (const char* recompute : {"none", "full"}) {
+      ExpertCase c = plain_experts(2, 2);
+      c.shared = shared;
+      c.recompute = recompute;
+      run_threads(2, [&](const Communicator& world) {
+        const TrainConfig config = expert_config(c);
+        const Mesh mesh(world, config.mesh());
+        Trainer trainer(config, &text.dataset, mesh);
+        const Tracer& tracer = traced_steps(trainer);
+        std::map<std::string_view, int64_t> hidden;
+        for (const Tracer::Exchange& exchange : tracer.exchanges()) {
+          if (exchange.group != "ep") continue;
+          for (const Tracer::Span& span : tracer.spans()) {
+            hidden[span.name] +=
+                exchange.queued_ns <= span.begin_ns && span.end_ns <= exchange.wait_begin_ns;
+          }
+        }
+        // Of each layer: gate and up projection, swiglu, down projection, and again on the way
+        // back.
+        const int64_t layers = shared * config.model.num_layers;
+        const int64_t forwards = layers * (c.recompute == std::string_view("full") ? 2 : 1);
+        USP_CHECK(hidden["swiglu_forward"] == forwards && hidden["swiglu_backward"] == layers &&
+                      hidden["linear_forward"] == 2 * forwards,
+                  "under exchanges are {}, not {} and {}", hidden, forwards, layers);
+      });
+    }
+  }
+}
+
 }  // namespace
 }  // namespace usp::test

@@ -1,0 +1,30 @@
+// What each stage of a pipeline with experts holds, by a step on shapes of every one: --estimate
+// tells of the first alone.
+
+#include "comm/launch.h"
+#include "run/session.h"
+#include "train_step.h"
+
+namespace usp {
+namespace {
+
+int run(const Communicator& world, int argc, char** argv) {
+  TrainConfig config;
+  Session session(config, world);
+  if (!session.parse(argc, argv)) return 0;
+  if (!config.estimate) usage_error("the example takes no step with data; add --estimate");
+  std::string text = fmt::format("{:>5} {:>15} {:>15} {:>15} {:>16} {:>15}\n", "stage", "weights",
+                                 "gradients", "optimizer", "peak_activations", "peak_total");
+  for (int rank = 0; rank < config.pipeline.pp_size; ++rank) {
+    const Simulation found = simulate(config, rank);
+    text += fmt::format("{:>5} {:>15} {:>15} {:>15} {:>16} {:>15}\n", rank, found.states.weights,
+                        found.states.gradients, found.states.optimizer, found.peak_activations,
+                        found.peak);
+  }
+  return session.answer(text);
+}
+
+}  // namespace
+}  // namespace usp
+
+int main(int argc, char** argv) { return usp::run_ranks_main(usp::run, argc, argv); }
