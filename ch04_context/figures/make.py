@@ -2,6 +2,7 @@
 
 `./book figures` and `./book bench` call it; tools/showcase.py says how.
 """
+import contextlib
 import tempfile
 
 from tools import build, estimates, layouts, provenance, steady, timelines
@@ -15,10 +16,11 @@ from . import (balance, claims, crossover, decoding, draw_heads, draw_masks, dra
 SCHEMATICS = {**draw_ring.FIGURES, **draw_masks.FIGURES, **draw_heads.FIGURES}
 DRAWINGS = (("plot_memory", "memory.json", "memory_8b"), ("plot_layouts", "layouts.json", "layouts"),
             ("plot_timelines", "timelines.json", "timelines"),
+            ("plot_timelines", "layout_timelines.json", "layout_timelines"),
             ("plot_crossover", "methods.json", "crossover"))
 # {page's line: data that it names}
 PROVENANCE = {"provenance.md": ("demo", "traffic", "memory", "ways"),
-              "provenance_balance.md": ("layouts", "traffic"),
+              "provenance_balance.md": ("layouts", "layout_timelines", "traffic"),
               "provenance_ulysses.md": ("ways", "methods", "traffic", "bench")}
 CLAIMS = {"claims.md": (1, 3, 6, 7, "documents"), "claims_balance.md": (2, "balance"),
           "claims_ulysses.md": (4, 5, "overlap", "bench")}
@@ -43,21 +45,31 @@ def bench(_chapter, record, _seconds, _rounds):
 
 def measure(chapter, program, commit):
     """Timelines on an emulated link, and runs to be laid out with a core for every rank."""
-    folder, drawn = chapter.folder / "figures", []
-
-    def keep(way, laid_out):
-        drawn.append({"way": way, **timelines.cut(laid_out, steady.typical_step(laid_out))})
-
-    head = origin(chapter, commit)
-    write_json(folder / "ways.json", {**head, "ways": ways.measure(chapter, keep),
-                                      "dry_run_s": memory.time_million(program)})
-    (folder / "timelines.json").write_text(timelines.text({**head, "ways": drawn}),
-                                           encoding="utf-8")
-    write_json(folder / "layouts.json", {**head, "layouts": workload.measure(chapter)})
+    folder, head = chapter.folder / "figures", origin(chapter, commit)
+    with drawn(folder / "timelines.json", head) as keep:
+        write_json(folder / "ways.json", {**head, "ways": ways.measure(chapter, keep),
+                                          "dry_run_s": memory.time_million(program)})
+    measure_layouts(chapter, head)
     write_json(folder / "methods.json", {**head, "crossover": crossover.measure(chapter),
                                          "methods": methods.measure(chapter)})
     for name in ("memory", "traffic"):  # rerun() and count(), which come next, fill them
         write_json(folder / f"{name}.json", head)
+
+
+def measure_layouts(chapter, head):
+    """What balance.md measures."""
+    folder = chapter.folder / "figures"
+    with drawn(folder / "layout_timelines.json", head) as keep:
+        write_json(folder / "layouts.json", {**head, "layouts": workload.measure(chapter, keep)})
+
+
+@contextlib.contextmanager
+def drawn(path, head):
+    """keep(way, trace): a typical step of the trace goes into the file of timelines."""
+    kept = []
+    yield lambda way, laid_out: kept.append(
+        {"way": way, **timelines.cut(laid_out, steady.typical_step(laid_out))})
+    path.write_text(timelines.text({**head, "ways": kept}), encoding="utf-8")
 
 
 def rerun(chapter, program):

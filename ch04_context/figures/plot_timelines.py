@@ -1,4 +1,4 @@
-"""Draws a step of each method of context parallelism on one time axis.
+"""Draws a step of each method of context parallelism, or of each layout, on one time axis.
 
     arguments: TIMELINES.json STEM
 """
@@ -11,7 +11,9 @@ from tools.plot import style, ways
 TITLES = {"ring": "ring: keys go on while a block is computed",
           "ring_waits": "ring, cp_overlap none: each message is waited for at once",
           "all_gather": "all_gather: all keys at once, under the own block",
-          "ulysses": "ulysses: tokens are exchanged for heads"}
+          "ulysses": "ulysses: tokens are exchanged for heads",
+          "contiguous": "contiguous: late ranks compute most",
+          "zigzag": "zigzag: an early and a late piece for each"}
 
 
 def main(argv):

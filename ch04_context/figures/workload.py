@@ -46,15 +46,18 @@ def attention(recorded, skipped=4):
     return found
 
 
-def measure(chapter):
-    """Both layouts with one document in a sample, and mixes of documents."""
+def measure(chapter, keep):
+    """Both layouts with one document in a sample, and mixes of documents; calls keep(layout, trace)
+    with replays of the first."""
     with tempfile.TemporaryDirectory(prefix="book_context_") as scratch:
         say("book: who computes how much of attention")
         layouts = []
         for layout in LAYOUTS:
             recorded = run(chapter, Path(scratch) / layout, cp_layout=layout, steps=STEPS,
                            trace_steps=STEPS)
-            step, exposed = steady(on_links(recorded, FAST))
+            laid_out = on_links(recorded, FAST)
+            keep(layout, laid_out)
+            step, exposed = steady(laid_out)
             layouts.append({"layout": layout, "ranks": attention(recorded), "step_ms": step,
                             "exposed_ms": exposed})
         mixes = [{"mix": mix, "layout": layout, "ranks": _mixed(chapter, scratch, mix, layout)}
