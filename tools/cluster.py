@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tools import mpi
 
 MOST_ON_A_HOST = 8  # ranks, as a machine of the book has GPUs
+PAGE_CORES = 64  # of a machine in the pages
 SLURM_MPI = {mpi.MPICH: ["--mpi=pmi2"], mpi.OPEN_MPI: ["--mpi=pmix"]}  # what ranks expect of srun
 # A GPU for each rank, or one of a host for all of its ranks: the chapter's flags, and srun's.
 GPU_EACH = ["--device", "cuda", "--comm", "nccl"], ["--gpus-per-task=1"]
@@ -79,3 +80,23 @@ def heading(ranks, cores):
             "has; else change OMP_NUM_THREADS and --cpus-per-task.")
     return textwrap.wrap(text, 98, initial_indent="# ", subsequent_indent="# ",
                          break_on_hyphens=False)
+
+
+def lines(mpiexec, ranks, node_size, program, flags, cores, environment_of):
+    """What follows the command for this machine, line by line: the heading, then each Way as a
+    comment and a command. `environment_of` tells what so many ranks of a host have for threads."""
+    per_host = ranks_per_host(ranks, node_size)
+    threads = environment_of(per_host)["OMP_NUM_THREADS"].partition(",")[0]
+    found = ["", *heading(ranks, cores)]
+    for way in ways(mpiexec, ranks, per_host, threads, program, flags):
+        command = mpi.command_line(way.command, environment_of(way.per_host))
+        found += ["", f"# {way.what}", command]
+    return found
+
+
+def shown(chapter, ranks):
+    """The same for a page: of a chapter, on machines with MPICH and PAGE_CORES cores."""
+    def environment_of(count):
+        return {"OMP_NUM_THREADS": str(max(1, PAGE_CORES // count)), "OMP_WAIT_POLICY": "passive"}
+    return lines(mpi.Mpiexec(("mpiexec",), mpi.MPICH), ranks, 0, [f"build/release/bin/{chapter}"],
+                 [], PAGE_CORES, environment_of)

@@ -1,7 +1,6 @@
 """`./book run`: starts a chapter's executable, hands signals on, judges how it ended."""
 import os
 import re
-import shlex
 import shutil
 import signal
 from dataclasses import dataclass
@@ -83,7 +82,7 @@ def run_chapter(chapter, flags, options):
     if options.only_print:
         added = ["--run_dir", show_path(runs.next_run_dir(chapter))] if own_dir else []
         program = [show_path(executable), *added]
-        print(command_line(rank_command([*program, *flags], ranks, options.debug, None), env))
+        print(mpi.command_line(rank_command([*program, *flags], ranks, options.debug, None), env))
         if ranks > 1 and options.debug is None:
             print_elsewhere(program, flags, ranks)
         return 0
@@ -116,7 +115,7 @@ def run_example(chapter, name, flags, options):
     terminal = os.ttyname(0) if options.debug is not None and not options.only_print else None
     command = rank_command(program, ranks, options.debug, terminal)
     if options.only_print:
-        print(command_line(command, env))
+        print(mpi.command_line(command, env))
         return 0
     if not options.skip_packages:
         packages.ensure(packages.RUN, options.install)
@@ -145,28 +144,21 @@ def rank_command(program, ranks, debug, terminal):
     return program if debug is None else ["gdb", "--args", *program]
 
 
-def command_line(command, env):
-    """A command as one would type it, with the environment that the launcher adds to it."""
-    names = [name for name in mpi.THREAD_VARIABLES if name in env]
-    return shlex.join([*(f"{name}={env[name]}" for name in names), *command])
-
-
 def print_elsewhere(program, flags, ranks):
     """Prints the commands that run these ranks on a cluster or on GPUs, each below a comment."""
     node_size = given_value(flags, "--node_size") or ""
-    per_host = cluster.ranks_per_host(ranks, int(node_size) if node_size.isdigit() else 0)
-    threads = machine.thread_environment(ranks=per_host)["OMP_NUM_THREADS"].partition(",")[0]
-    print("", *cluster.heading(ranks, machine.usable_cores()), sep="\n")
-    for way in cluster.ways(mpi.find(), ranks, per_host, threads, program, flags):
-        env = {"OMP_WAIT_POLICY": "passive", **machine.thread_environment(ranks=way.per_host)}
-        print(f"\n# {way.what}\n{command_line(way.command, env)}")
+    lines = cluster.lines(
+        mpi.find(), ranks, int(node_size) if node_size.isdigit() else 0, program, flags,
+        machine.usable_cores(),
+        lambda count: {"OMP_WAIT_POLICY": "passive", **machine.thread_environment(ranks=count)})
+    print(*lines, sep="\n")
 
 
 def _run_and_judge(command, env, ranks, run_dir, options):
     """Runs a chapter; the exit code. Success = 0 and a `done` mark that this run has written; a run
     that was stopped, or has diverged, writes one too and ends with another code."""
     if run_dir is not None:
-        say(f"book: {command_line(command, env)}")
+        say(f"book: {mpi.command_line(command, env)}")
         warning = machine.thread_warning(ranks)
         if warning:
             say(f"book: {warning}")

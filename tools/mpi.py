@@ -82,6 +82,12 @@ class Mpiexec:
         return None
 
 
+def command_line(command, env):
+    """A command as one would type it, with the environment that the launcher adds to it."""
+    names = [name for name in THREAD_VARIABLES if name in env]
+    return shlex.join([*(f"{name}={env[name]}" for name in names), *command])
+
+
 def find():
     """The mpiexec that $USP_MPIEXEC names, else the one on PATH. BookError (2) if there is none."""
     named = os.environ.get("USP_MPIEXEC", "")

@@ -6,6 +6,8 @@ A block stands between two comments that no reader sees rendered:
     <!-- snippet: layers.cpp#linear mark: keep(x); T w -->   an arrow behind those with such a text
     <!-- output: figures/demo.txt -->       a file as the program printed it
     <!-- output: figures/demo.txt lines: MFU; HFU -->   of it the lines with such a text
+    <!-- cluster: ch02_data_parallel 16 lines: srun -->   of what `./book run --print` prints for so
+                                            many ranks elsewhere, the lines with such a text
     <!-- include: figures/costs.md -->      a generated piece of Markdown
     <!-- delta: layers.cpp#linear -->       the snippet as a diff against the parent chapter
     <!-- changes -->                        the table of all that differs from the parent
@@ -16,10 +18,10 @@ Writes every chapter's CHANGES.md with them (tools/changes.py).
 import re
 import textwrap
 
-from tools import changes, chapters, delta, diff
+from tools import changes, chapters, cluster, delta, diff
 from tools.base import ROOT, BookError
 
-BLOCK = re.compile(r"(<!-- (?:(snippet|output|include|delta): (\S+)(?: (?:mark|lines): ([^\n]+?))?|changes)"
+BLOCK = re.compile(r"(<!-- (?:(snippet|output|include|delta|cluster): (\S+(?: \d+)?)(?: (?:mark|lines): ([^\n]+?))?|changes)"
                    r" -->\n)(.*?)(<!-- /woven -->)", re.S)
 ARROW = "  // ◀"  # behind a line that is the lesson
 MARKER = re.compile(r"^[ \t]*// \[[\w-]+\][ \t]*\n", re.M)
@@ -69,6 +71,15 @@ def excerpt(output, wanted, reference):
     return "\n".join(kept[:-1] if texts and kept[-1] == "..." else kept) + "\n"
 
 
+def _broken(command):
+    """A command as lines that a page has room for, which a shell reads as one."""
+    if command.startswith("#"):
+        return command
+    lines = textwrap.wrap(command, 100, subsequent_indent="    ", break_long_words=False,
+                          break_on_hyphens=False)
+    return " \\\n".join(lines)
+
+
 def changes_table(folder):
     """What differs from the parent: every edited file, then the new and the removed ones."""
     manifest = changes.manifest_of(folder)
@@ -104,6 +115,12 @@ def woven(text, folder):
         elif kind == "output":
             shown = excerpt(_read(folder / reference), marks, reference)
             body = f"~~~~text\n{shown}~~~~\n"
+        elif kind == "cluster":
+            chapter, _, ranks = reference.partition(" ")
+            printed = "\n".join(cluster.shown(chapter, int(ranks)))
+            found = [_broken(line) for line in excerpt(printed, marks, reference).splitlines()
+                     if line != "..."]
+            body = "```sh\n" + "\n".join(found) + "\n```\n"
         elif kind == "delta":
             body = f"```diff\n{changes.snippet_delta(reference, folder)}```\n"
         elif kind == "include":

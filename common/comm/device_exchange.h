@@ -26,6 +26,10 @@ struct DeviceGroups {
 
 /// Operations that a device carries out by its own library, such as NCCL, from its own memory.
 ///
+/// Such a library does not compare what ranks ask for. So their communication threads send each
+/// other the header of the operation's first messages, without the messages; no device waits for
+/// it, and the ledger does not count it.
+///
 /// A group's communicators are made when its first collective, or its first message, is: every rank
 /// of it has to come to that, and the ids travel by the host.
 class DeviceExchange {

@@ -101,9 +101,12 @@ void QueueEngine::submit(std::shared_ptr<Operation> operation) {
     for (const Stage& stage : operation->stages) {
       for (const Message& message : stage.sends) operation->wire_bytes += message.bytes;
     }
-    // What is left to do is to see that it ends.
-    operation->stages.assign(1, {});
-    operation->stages[0].staged = operation->memory.over;
+    // What is left to do: headers alone, by which ranks that disagree find out; and to see that the
+    // operation ends.
+    operation->stages.resize(2);
+    operation->stages[0].finish = nullptr;
+    operation->stages[1] = {};
+    operation->stages[1].staged = operation->memory.over;
   }
   flight_.queued(*operation);
   {
@@ -198,8 +201,13 @@ void QueueEngine::give_up_on_device() {
   const std::lock_guard lock(mutex_);
   for (auto& [key, queue] : channels_) {
     std::erase_if(queue, [&](const std::unique_ptr<Active>& active) {
-      if (active->operation->by_device) fail_operation(*active->operation);
-      return active->operation->by_device;
+      if (!active->operation->by_device) return false;
+      fail_operation(*active->operation);
+      // Their headers may still come, into memory that is used again last.
+      for (Transfer& transfer : active->transfers) {
+        spare_buffers_.insert(spare_buffers_.begin(), transfer.take_buffer());
+      }
+      return true;
     });
   }
 }
@@ -428,6 +436,7 @@ void QueueEngine::check_time(const Active& active) {
 }
 
 void QueueEngine::check_departed(const Active& active) {
+  if (active.operation->by_device) return;  // the other's device may have much left to do
   for (const Transfer& transfer : active.transfers) {
     if (transfer.done()) continue;
     const int peer = active.operation->group->members[transfer.peer()];

@@ -61,28 +61,32 @@ Transfer::Transfer(Transport& transport, EmulatedLinks* links, Clock::time_point
     : message_(message), sending_(sending), stage_(stage), buffer_(std::move(buffer)) {
   const int rank = operation.group->members[message.peer];
   const int64_t tag = tag_of(operation, /*payload=*/false);
-  const bool inlined = message.bytes <= kInlineBytes;
+  // What a device carries out itself has a header here and nothing else, which is not counted.
+  const int64_t payload = operation.by_device ? 0 : message.bytes;
+  const bool inlined = payload <= kInlineBytes;
   buffer_.resize(kHeaderBytes + kInlineBytes);
   if (sending) {
     Header header = header_of(operation, stage, message.bytes);
     if (links != nullptr) {
-      const EmulatedLinks::Times times = links->transmit(rank, message.bytes, time);
+      const EmulatedLinks::Times times = links->transmit(rank, payload, time);
       header.due_ns = std::chrono::nanoseconds(times.arrives.time_since_epoch()).count();
       due_ = times.sent;
     }
-    const int64_t along = inlined ? message.bytes : 0;
+    const int64_t along = inlined ? payload : 0;
     std::memcpy(buffer_.data(), &header, kHeaderBytes);
     if (along > 0) std::memcpy(buffer_.data() + kHeaderBytes, message.data, along);
     header_ = transport.send(rank, tag, buffer_.data(), kHeaderBytes + along);
-    operation.header_bytes += kHeaderBytes;
-    operation.wire_bytes += message.bytes;
+    if (!operation.by_device) {
+      operation.header_bytes += kHeaderBytes;
+      operation.wire_bytes += message.bytes;
+    }
   } else {
     header_ = transport.receive(rank, tag, buffer_.data(), std::ssize(buffer_));
   }
   const int64_t payload_tag = tag_of(operation, /*payload=*/true);
-  for (int64_t at = 0; !inlined && at < message.bytes; at += operation.piece_bytes) {
+  for (int64_t at = 0; !inlined && at < payload; at += operation.piece_bytes) {
     char* data = static_cast<char*>(message.data) + at;
-    const int64_t bytes = std::min(operation.piece_bytes, message.bytes - at);
+    const int64_t bytes = std::min(operation.piece_bytes, payload - at);
     pieces_.push_back(sending ? transport.send(rank, payload_tag, data, bytes)
                               : transport.receive(rank, payload_tag, data, bytes));
   }
@@ -94,7 +98,7 @@ bool Transfer::advance(Transport& transport, const Operation& operation) {
     header_done_ = true;
     if (!sending_) {
       check_header(operation);
-      if (pieces_.empty() && message_.bytes > 0) {
+      if (pieces_.empty() && message_.bytes > 0 && !operation.by_device) {
         std::memcpy(message_.data, buffer_.data() + kHeaderBytes, message_.bytes);
       }
     }

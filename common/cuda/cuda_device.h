@@ -77,6 +77,7 @@ class CudaDevice : public Accelerator, public SideCopies, public DeviceLibrary {
 
   // nccl_group.cpp
   void require() override;
+  std::string why_not_shared() override;
   std::string new_group_id() override;
   std::unique_ptr<DeviceGroup> join(const std::string& id, int ranks, int rank) override;
 

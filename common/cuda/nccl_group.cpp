@@ -11,6 +11,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <string_view>
 
 namespace usp::cuda {
 
@@ -150,6 +151,19 @@ void CudaDevice::require() {
       version_text(version), version_text(NCCL_VERSION_CODE));
 }
 
+std::string CudaDevice::why_not_shared() {
+  constexpr int kSharingVersion = 23000;
+  const char* allowed = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  if (allowed == nullptr || std::string_view(allowed) != "1") {
+    return "and NCCL wants one for each rank";
+  }
+  int version = 0;
+  USP_NCCL(ncclGetVersion(&version));
+  if (version >= kSharingVersion) return "";
+  return fmt::format("which NCCL allows from 2.30 on, and the NCCL here is {}",
+                     version_text(version));
+}
+
 std::string CudaDevice::new_group_id() {
   ncclUniqueId id;
   USP_NCCL(ncclGetUniqueId(&id));
@@ -171,6 +185,8 @@ void CudaDevice::require() {
       "comm=nccl: this program was built without NCCL, whose nccl.h was not found; try "
       "--comm mpi");
 }
+
+std::string CudaDevice::why_not_shared() { return "and there is no NCCL"; }
 
 std::string CudaDevice::new_group_id() { fail("this program was built without NCCL"); }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -79,20 +78,22 @@ void watch(const Communicator& world, const CommConfig& config, const RunDir& ru
 
 void use_nccl(const Communicator& world) {
   Accelerator* const device = Runtime::current().accelerator();
-  refuse_together(world, [&] { dynamic_cast<DeviceLibrary&>(*device).require(); });
+  auto& library = dynamic_cast<DeviceLibrary&>(*device);
+  refuse_together(world, [&] { library.require(); });
   std::string place;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> place;
   place += " " + dynamic_cast<SideCopies&>(*device).address();
   const std::vector<std::string> places = world.all_gather_text(place);
-  const char* allowed = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  const std::vector<std::string> why_not = world.all_gather_text(library.why_not_shared());
   for (size_t rank = 0; rank < places.size(); ++rank) {
-    const auto first = std::ranges::find(places, places[rank]) - places.begin();
-    if (first == std::ssize(places) || size_t(first) == rank) continue;
-    if (allowed != nullptr && std::string_view(allowed) == "1") continue;
+    const size_t first = std::ranges::find(places, places[rank]) - places.begin();
+    if (first == rank) continue;
+    const std::string& why = why_not[first].empty() ? why_not[rank] : why_not[first];
+    if (why.empty()) continue;
     throw RefusedTogether(fmt::format(
-        "comm=nccl: ranks {} and {} share a GPU, and NCCL wants one for each rank; try --comm mpi, "
-        "or as many ranks as there are GPUs",
-        first, rank));
+        "comm=nccl: ranks {} and {} share a GPU, {}; try --comm mpi, or as many ranks as there are "
+        "GPUs",
+        first, rank, why));
   }
   world.engine().set_device_kind(EngineKind::nccl);
 }

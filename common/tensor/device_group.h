@@ -45,6 +45,9 @@ class DeviceLibrary {
   /// Throws UsageError where the program cannot use the library: it was built without, there is
   /// none here, or one that is older than what the program was built with.
   virtual void require() = 0;
+  /// Why two ranks cannot share a device here, as what follows "they share one"; empty where they
+  /// can.
+  virtual std::string why_not_shared() = 0;
   /// What the ranks of a new group hand to join(); one of them asks for it.
   virtual std::string new_group_id() = 0;
   /// Returns when all ranks of the group have called it.

@@ -1033,6 +1033,21 @@ class Launcher(FakeTree):
 
 
 @unittest.skipIf(figures.find_python() is None, "no Python here imports numpy and matplotlib")
+class Ci(Scratch):
+    def test_it_tests_everything_in_a_build_where_warnings_are_errors(self):
+        (self.scratch / ".ci").mkdir()
+        shutil.copy(ROOT / ".ci/run", self.scratch / ".ci/run")
+        write(self.scratch / "book", '#!/bin/sh\necho "$* CI=$CI"\n', executable=True)
+        without = {name: value for name, value in os.environ.items() if name != "CI"}
+        done = subprocess.run([self.scratch / ".ci/run"], env=without, stdout=subprocess.PIPE,
+                              text=True, check=True)
+        self.assertEqual(done.stdout, "test --all CI=1\n")
+        # What CI decides there reaches the C++ compiler, and nvcc.
+        self.assertRegex((ROOT / "CMakeLists.txt").read_text(), r'set\(USP_WERROR "\$ENV\{CI\}"')
+        self.assertIn("$<$<BOOL:${USP_WERROR}>:-Werror=all-warnings>",
+                      (ROOT / "common/cuda/CMakeLists.txt").read_text())
+
+
 class Figures(Scratch):
     def test_the_loss_plot_survives_broken_numbers(self):
         losses = ["5.5"] * 30 + ['"nan"', '"inf"'] * 10

@@ -707,6 +707,16 @@ class Ranks(FakeTree):
              f"{threads} {passive} {kill} {nodes} --gpus-per-node=1 {program} {by_host}"])
         self.assertIn("MPICH", ways[0][0])
 
+    def test_pages_show_what_print_says_on_a_machine_with_so_many_cores(self):
+        printed = self.print_elsewhere("--ranks", "8", "--print")
+        with mock.patch.object(cluster, "PAGE_CORES", machine.usable_cores()):
+            shown = [line for line in cluster.shown("ch02_data_parallel", 8) if line]
+        shown = shown[-2 * len(printed):]  # below the heading
+        self.assertEqual(shown[::2], [comment for comment, _ in printed])
+        for line, (_, words) in zip(shown[1::2], printed):
+            at = words.index("--run_dir")  # which --print takes for the next run
+            self.assertEqual(shlex.split(line), words[:at] + words[at + 2:])
+
     def test_print_knows_the_words_of_another_mpi(self):
         ways = self.print_elsewhere("--ranks", "4", "--print", "--", "--prompt", "a b",
                                     FAKE_VERSION="mpirun (Open MPI) 4.1.6")

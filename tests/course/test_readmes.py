@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import weave  # noqa: E402  (the path comes first)
+from tools import chapters, weave  # noqa: E402  (the path comes first)
 from tools.base import BookError  # noqa: E402
 from tools.cli import COMMANDS  # noqa: E402
 
@@ -39,12 +39,24 @@ class Readmes(unittest.TestCase):
         launcher = set(re.findall(r'"--([\w-]+)"', "".join(
             p.read_text() for p in (ROOT / "tools").glob("*.py"))))
         others = {"preset", "test-dir", "tags", "signal",  # of cmake, ctest and scancel; of srun
-                  "mpi", "nodes", "ntasks-per-node", "gpus-per-task", "cpus-per-task"}
+                  "mpi", "nodes", "ntasks-per-node", "gpus-per-task", "gpus-per-node",
+                  "cpus-per-task"}
         known = bound | launcher | others | {"help", "version"}
         for page in PAGES:
             prose = re.sub(r"```(cpp|diff)\n.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
             for flag in re.findall(r"(?<![\w-])--([a-z][\w-]*)", prose):
                 self.assertIn(flag, known, f"{page}: --{flag}")
+
+    def test_a_chapter_with_ranks_says_how_they_run_on_gpus_and_on_a_cluster(self):
+        for chapter in chapters.find_chapters():
+            if chapter.ranks is None:
+                continue
+            text = " ".join((chapter.folder / "README.md").read_text(encoding="utf-8").split())
+            part = text.partition("**On GPUs**")[2].partition("## 4")[0]
+            for words in ("--device cuda", "--comm nccl", "--print`",
+                          "](../docs/gpu.md#on-a-cluster)"):
+                self.assertIn(words, part, chapter.name)
+            self.assertIn(f"`./book run {chapter.short} --ranks 16 --print`", text)
 
     def test_markers_come_in_pairs(self):
         for source in [*ROOT.glob("ch[0-9][0-9]_*/*.cpp"), *ROOT.glob("ch[0-9][0-9]_*/*.h")]:
@@ -114,6 +126,16 @@ class Weaving(unittest.TestCase):
                              block.format(wanted, f"~~~~text\n{shown}~~~~\n"))
         with self.assertRaisesRegex(BookError, "a.txt: no line holds 'fourth'"):
             weave.woven(block.format(" lines: last; fourth", ""), self.folder)
+
+    def test_of_the_commands_for_a_cluster_the_lines_that_a_page_asks_for(self):
+        block = "<!-- cluster: ch02_data_parallel 4 lines: srun -->\n{}<!-- /woven -->\n"
+        woven = weave.woven(block.format("old"), self.folder)
+        lines = woven.splitlines()
+        self.assertEqual((lines[1], lines[-2]), ("```sh", "```"))
+        self.assertLessEqual(max(map(len, lines)), 102)
+        commands = "\n".join(lines[2:-2]).replace(" \\\n    ", " ").splitlines()
+        self.assertEqual([line.partition(" build")[0].rpartition(" ")[2] for line in commands],
+                         ["--cpus-per-task=32", "--gpus-per-task=1", "--gpus-per-node=1"])
 
     def test_a_missing_file_is_an_error(self):
         with self.assertRaisesRegex(BookError, "cannot read"):

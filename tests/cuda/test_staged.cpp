@@ -172,6 +172,14 @@ class StreamOrder {
   emulator::Use use_;
 };
 
+/// What NCCL does not send, and what times it takes, aside.
+std::vector<Outcome> without_headers(std::vector<Outcome> outcomes) {
+  for (Outcome& outcome : outcomes) {
+    for (auto& [operation, traffic] : outcome.traffic) traffic.back() = 0;
+  }
+  return outcomes;
+}
+
 TEST_CASE("ranks on a GPU exchange what ranks on the CPU exchange, bit for bit and byte for byte") {
   const StreamOrder order;
   for (int ranks : {2, 3, 4}) {
@@ -186,19 +194,21 @@ TEST_CASE("ranks on a GPU exchange what ranks on the CPU exchange, bit for bit a
   }
 }
 
+TEST_CASE("eight ranks on a GPU exchange what eight on the CPU do, by the host and by NCCL") {
+  const std::vector<Outcome> cpu = exchange(8, DType::bf16, 3001, Device::cpu);
+  const bool staged = exchange(8, DType::bf16, 3001, Device::cuda) == cpu;
+  REQUIRE(staged);
+  const bool nccl =
+      without_headers(exchange(8, DType::bf16, 3001, Device::cuda, Engine::kScratchLimit,
+                               EngineKind::nccl)) == without_headers(cpu);
+  REQUIRE(nccl);
+}
+
 TEST_CASE("a reduction in pieces has the same bits on a GPU") {
   const StreamOrder order;
   const bool same = exchange(3, DType::f32, 3001, Device::cuda, /*scratch=*/1000) ==
                     exchange(3, DType::f32, 3001, Device::cpu, /*scratch=*/1000);
   REQUIRE(same);
-}
-
-/// What NCCL does not send, and what times it takes, aside.
-std::vector<Outcome> without_headers(std::vector<Outcome> outcomes) {
-  for (Outcome& outcome : outcomes) {
-    for (auto& [operation, traffic] : outcome.traffic) traffic.back() = 0;
-  }
-  return outcomes;
 }
 
 TEST_CASE("NCCL's ranks exchange what ranks on the CPU exchange, and count it as they do") {
@@ -455,6 +465,20 @@ TEST_CASE("NCCL wants a GPU for each rank, and all ranks say the same where ther
   }
 }
 
+TEST_CASE("NCCL's ranks share a GPU from 2.30 on, where they are told to") {
+  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", /*replace=*/1);
+  const std::vector<std::string> allowed = refusals(1, 23000), old = refusals(1, 22999);
+  unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  REQUIRE(allowed == std::vector<std::string>(3));
+  REQUIRE(old ==
+          std::vector<std::string>(
+              3,
+              "comm=nccl: ranks 0 and 1 share a GPU, which NCCL allows from 2.30 on, and the "
+              "NCCL here is 2.29.99; try --comm mpi, or as many ranks as there are GPUs"));
+  REQUIRE(refusals(1, 23000)[0].find("share a GPU, and NCCL wants one for each rank") !=
+          std::string::npos);
+}
+
 TEST_CASE("input and output of an exchange lie on one device") {
   check_throws<Error>(
       [] {
@@ -496,7 +520,9 @@ TEST_CASE("ranks on GPUs that disagree, fail or do not come are reported as thos
           if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
         });
       },
-      {"not finished after 1.0 s", "recv"});
+      {"recv #1 of world from rank 1 (f64, 5 elements) is not finished after 1.0 s; what the ranks "
+       "are in:\n  rank 0 waits in recv #1 of world from rank 1 (f64, 5 elements) for ",
+       "\n  rank 1 is outside communication for ", "; last finished: nothing"});
 }
 
 /// Two ranks that have exchanged a tensor by NCCL, and so have their communicator.
@@ -530,7 +556,10 @@ TEST_CASE("a message of NCCL's that fails, or never ends, ends the run") {
           std::this_thread::sleep_for(std::chrono::milliseconds(2500));
         });
       },
-      {"all_reduce #2 of world (f64, 4000 elements) is not finished after 1.0 s"});
+      {"all_reduce #2 of world (f64, 4000 elements) is not finished after 1.0 s; what the ranks "
+       "are "
+       "in:\n  rank 0 is in all_reduce #2 of world (f64, 4000 elements) for ",
+       "\n  rank 1 is outside communication for ", "; last finished: all_reduce #1 of world"});
   check_throws<Error>(
       [&] {
         run([&](const Communicator& world, const Tensor& x) {
@@ -552,12 +581,80 @@ TEST_CASE("a message of NCCL's that fails, or never ends, ends the run") {
       {"all_reduce", "of world", "remote process exited"});
 }
 
+TEST_CASE("NCCL's ranks that disagree are told so, long before an operation takes too long") {
+  using Body = std::function<void(const Communicator&, const Tensor&)>;
+  const auto disagree = [](const Body& first, const Body& second,
+                           const std::vector<std::string>& words) {
+    const auto begin = std::chrono::steady_clock::now();
+    check_throws<Error>(
+        [&] {
+          run_by_nccl(/*timeout_seconds=*/60, [&](const Communicator& world, const Tensor& x) {
+            (world.rank() == 0 ? first : second)(world, x);
+            x.items();
+            world.barrier();
+          });
+        },
+        words);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    CAPTURE(took.count());
+    REQUIRE(took.count() < 20);
+  };
+  const Body reduce = [](const Communicator& world, const Tensor& x) { world.all_reduce(x); };
+  const std::string here = "all_reduce #2 (f64, 4000 elements)";
+  disagree(
+      reduce,
+      [](const Communicator& world, const Tensor& x) { world.all_reduce(x.narrow(0, 0, 3999)); },
+      {"ranks of world disagree", here, "all_reduce #2 (f64, 3999 elements)"});
+  disagree(reduce,
+           [](const Communicator& world, const Tensor&) {
+             world.all_reduce(Tensor::zeros({4000}, DType::f32));
+           },
+           {"ranks of world disagree", here, "all_reduce #2 (f32, 4000 elements)"});
+  disagree(reduce,
+           [](const Communicator& world, const Tensor& x) { world.all_reduce(x, ReduceOp::max); },
+           {"ranks of world disagree", here, "all_reduce #2 (f64, 4000 elements, max)"});
+  disagree(reduce, [](const Communicator& world, const Tensor& x) { world.broadcast(x, 0); },
+           {"ranks of world disagree", here, "broadcast #2, root 0 (f64, 4000 elements)"});
+  disagree(
+      [](const Communicator& world, const Tensor& x) { world.send(x, 1); },
+      [](const Communicator& world, const Tensor& x) { world.recv(x.narrow(0, 0, 10), 0); },
+      {"ranks of world disagree", "send #1 (f64, 4000 elements)", "recv #1 of 10 elements of f64"});
+  const auto exchange = [](int64_t to, int64_t from) {
+    return [=](const Communicator& world, const Tensor& x) {
+      const int64_t own = world.rank() == 0 ? 0 : 1;
+      std::vector<int64_t> sent{to, to}, got{from, from};
+      sent[own] = got[own] = 5;
+      const Tensor output = Tensor::empty({5 + from}, DType::f64);
+      world.all_to_all_v_async(output, x.narrow(0, 0, 5 + to), got, sent).wait();
+      output.items();
+    };
+  };
+  disagree(exchange(3, 4), exchange(6, 3),
+           {"ranks of world disagree", "all_to_all #2", "48 bytes came, 32 were expected"});
+}
+
+TEST_CASE("ranks may end while their GPUs have much left to do for NCCL's messages") {
+  const emulator::Use use(with_little_patience());
+  std::atomic<int> ended = 0;
+  run_by_nccl(/*timeout_seconds=*/20, [&](const Communicator& world, const Tensor& x) {
+    const Tensor y = Tensor::zeros({1}, DType::f64);
+    world.all_reduce(x);
+    for (int i = 0; i < 600; ++i) ops::add(y, y, y);  // run one by one, while ranks look
+    world.all_reduce(x);
+    ++ended;
+  });
+  REQUIRE(ended == 2);
+}
+
 TEST_CASE("a rank that fails gives up what its GPU waits for, and its thread ends") {
   const auto begin = std::chrono::steady_clock::now();
   check_throws<Error>(
       [] {
         run_by_nccl(/*timeout_seconds=*/30, [](const Communicator& world, const Tensor& x) {
-          if (world.rank() == 1) return world.barrier();
+          if (world.rank() == 1) {
+            const HostScope on_host;
+            return world.recv(Tensor::empty({1}, DType::f64), 0);  // which rank 0 never sends
+          }
           const Handle handle = world.all_reduce_async(x);  // to which rank 1 does not come
           throw Error("rank 0 has a fault");
         });

@@ -36,8 +36,16 @@ TrainConfig training(const Case& test_case, const char* dtype) {
   return config;
 }
 
-/// What training leaves: by step losses and norms, then weights and moments by name.
+/// What training leaves: by step losses and norms; then weights, moments by name, and the last
+/// step's gradients before they were clipped.
 using Trace = std::map<std::string, Values>;
+
+void add_state(Trace& trace, Trainer& trainer) {
+  const TrainState state = trainer.state();
+  trace["weights"] = state.parameters.flat_masters().items();
+  trace["gradients"] = state.parameters.flat_grads().items();
+  for (const OptimizerState& moment : state.optimizer) trace[moment.name] = moment.values.items();
+}
 
 Trace trace_of(Trainer& trainer, int64_t steps) {
   Trace trace;
@@ -47,9 +55,7 @@ Trace trace_of(Trainer& trainer, int64_t steps) {
     trace["losses"].push_back(metrics.loss);
     trace["norms"].push_back(metrics.grad_norm);
   }
-  const TrainState state = trainer.state();
-  trace["weights"] = state.parameters.flat_masters().items();
-  for (const OptimizerState& moment : state.optimizer) trace[moment.name] = moment.values.items();
+  add_state(trace, trainer);
   return trace;
 }
 
@@ -105,18 +111,51 @@ TEST_CASE("on a GPU, too, the gradient agrees with finite differences in every p
   }
 }
 
+/// One order after the other of the emulated device's queues, and of the threads of a block.
+class EveryOrder {
+ public:
+  EveryOrder()
+      : use_([] {
+          using emulator::Order;
+          emulator::Options options = emulator::options;
+          options.threads = options.streams =
+              GENERATE(Order::forward, Order::reverse, Order::shuffled);
+          return options;
+        }()) {}
+
+ private:
+  emulator::Use use_;
+};
+
 TEST_CASE("whatever queue goes on first, and whatever thread of a block") {
-  using emulator::Order;
-  emulator::Options options = emulator::options;
-  options.threads = options.streams = GENERATE(Order::forward, Order::reverse, Order::shuffled);
-  const emulator::Use use(options);
-  const TrainConfig config = training(kCases[0], "f64");
-  const RandomText text(config, 400);
-  check_same(train(config, text.dataset, Device::cuda), train(config, text.dataset, Device::cpu),
-             "f64");
+  const EveryOrder order;
+  for (const Case& test_case : kCases) {
+    CAPTURE(test_case.name);
+    const TrainConfig config = training(test_case, "f64");
+    const RandomText text(config, 400);
+    check_same(train(config, text.dataset, Device::cuda), train(config, text.dataset, Device::cpu),
+               "f64");
+  }
+}
+
+TEST_CASE("a GPU gives the same bits twice, whatever thread of a block goes on first") {
+  for (const char* dtype : {"f32", "bf16"}) {
+    for (const Case& test_case : kCases) {
+      CAPTURE(dtype, test_case.name);
+      const TrainConfig config = training(test_case, dtype);
+      const RandomText text(config, 400);
+      const Trace once = train(config, text.dataset, Device::cuda);
+      emulator::Options options = emulator::options;
+      options.threads = options.streams = emulator::Order::shuffled;
+      const emulator::Use use(options);
+      const bool same = train(config, text.dataset, Device::cuda) == once;
+      REQUIRE(same);
+    }
+  }
 }
 
 TEST_CASE("a gradient that is not finite changes nothing on a GPU, and the next step goes on") {
+  const EveryOrder order;
   TrainConfig config = training(kCases[0], "f64");
   const RandomText text(config, 400);
   const auto disturbed = [&](Device device) {
@@ -134,10 +173,7 @@ TEST_CASE("a gradient that is not finite changes nothing on a GPU, and the next 
     ops::copy(value, kept);
     trainer.train_step(3);
     trace["losses"].push_back(trainer.report(3, 0).loss);
-    trace["weights"] = parameters.flat_masters().items();
-    for (const OptimizerState& moment : trainer.state().optimizer) {
-      trace[moment.name] = moment.values.items();
-    }
+    add_state(trace, trainer);
     return trace;
   };
   check_same(disturbed(Device::cuda), disturbed(Device::cpu), "f64");

@@ -20,7 +20,17 @@ struct Part {
   bool here = false;
 };
 
+/// What all ranks of a call have to say alike, or it never ends: a real one hangs, or worse.
+struct Terms {
+  size_t bytes = 0;
+  int type = 0, op = 0;
+
+  bool operator==(const Terms&) const = default;
+};
+
 struct Meeting {
+  Terms terms;  // of the rank that called first
+  bool disagreed = false;
   std::vector<Part> parts;
   std::vector<std::shared_ptr<Moment>> waiting;  // until it is over
   bool given_up = false;                         // by a rank, so that it never is
@@ -159,23 +169,28 @@ enum Kind { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kPair };
 /// Queues a call: the stream waits until all `parts` are there and `finish` has run, once.
 template <class F>
 ncclResult_t meet(ncclComm_t comm, Key key, int parts, int mine, const Part& part,
-                  size_t bytes_read, cudaStream_t stream, F finish) {
+                  const Terms& terms, cudaStream_t stream, F finish) {
   const Locked locked(lock());
   if (!is_stream(stream)) return ncclInvalidArgument;
   Key counted = key;
   counted[3] = mine;  // a rank's message to itself has both of its ends here
   key[3] = comm->calls[counted]++;
   std::shared_ptr<Meeting>& meeting = comm->group->meetings[key];
-  if (meeting == nullptr) meeting = std::make_shared<Meeting>();
+  if (meeting == nullptr) {
+    meeting = std::make_shared<Meeting>();
+    meeting->terms = terms;
+  }
+  meeting->disagreed = meeting->disagreed || terms != meeting->terms;
   meeting->parts.resize(parts);
   // A rank that gives up waits no longer, whatever the others do.
   auto over = std::make_shared<Moment>();
+  const size_t bytes_read = terms.bytes;
   const auto begin = [group = comm->group, meeting = meeting, key, mine, part, bytes_read, finish] {
     if (part.send != nullptr) check_read(part.send, bytes_read, "NCCL");
     meeting->parts[mine] = part;
     meeting->parts[mine].here = true;
     const auto here = [](const Part& other) { return other.here; };
-    if (meeting->given_up) return;
+    if (meeting->given_up || meeting->disagreed) return;
     if (!std::all_of(meeting->parts.begin(), meeting->parts.end(), here)) return;
     finish(*meeting);
     for (const auto& over : meeting->waiting) over->passed = true;
@@ -290,7 +305,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* error) {
 ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type,
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   return meet(comm, {kAllReduce}, comm->group->ranks, comm->rank, {send, receive},
-              count * bytes_of(type), stream, [=](const Meeting& meeting) {
+              {count * bytes_of(type), type, op}, stream, [=](const Meeting& meeting) {
                 const std::vector<char> result = reduced(meeting, 0, count, type, op);
                 for (const Part& part : meeting.parts)
                   store(part.receive, result.data(), result.size());
@@ -301,7 +316,7 @@ ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, nc
                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   const size_t ranks = comm->group->ranks;
   return meet(comm, {kReduceScatter}, comm->group->ranks, comm->rank, {send, receive},
-              ranks * count * bytes_of(type), stream, [=](const Meeting& meeting) {
+              {ranks * count * bytes_of(type), type, op}, stream, [=](const Meeting& meeting) {
                 const std::vector<char> result = reduced(meeting, 0, ranks * count, type, op);
                 const size_t bytes = count * bytes_of(type);
                 for (size_t rank = 0; rank < ranks; ++rank) {
@@ -313,8 +328,8 @@ ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, nc
 ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
   const size_t bytes = count * bytes_of(type);
-  return meet(comm, {kAllGather}, comm->group->ranks, comm->rank, {send, receive}, bytes, stream,
-              [=](const Meeting& meeting) {
+  return meet(comm, {kAllGather}, comm->group->ranks, comm->rank, {send, receive}, {bytes, type},
+              stream, [=](const Meeting& meeting) {
                 std::vector<char> all;
                 for (const Part& part : meeting.parts) {
                   const char* from = static_cast<const char*>(part.send);
@@ -328,8 +343,8 @@ ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDa
                            int root, ncclComm_t comm, cudaStream_t stream) {
   const size_t bytes = count * bytes_of(type);
   const void* from = comm->rank == root ? send : nullptr;
-  return meet(comm, {kBroadcast, root}, comm->group->ranks, comm->rank, {from, receive}, bytes,
-              stream, [=](const Meeting& meeting) {
+  return meet(comm, {kBroadcast, root}, comm->group->ranks, comm->rank, {from, receive},
+              {bytes, type}, stream, [=](const Meeting& meeting) {
                 for (const Part& part : meeting.parts)
                   store(part.receive, meeting.parts[root].send, bytes);
               });
@@ -337,10 +352,11 @@ ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDa
 
 namespace {
 
-ncclResult_t pair(const void* send, void* receive, size_t bytes, int from, int to, ncclComm_t comm,
-                  cudaStream_t stream) {
-  return meet(comm, {kPair, from, to}, 2, receive != nullptr, {send, receive}, bytes, stream,
-              [=](const Meeting& meeting) {
+ncclResult_t pair(const void* send, void* receive, size_t count, ncclDataType_t type, int from,
+                  int to, ncclComm_t comm, cudaStream_t stream) {
+  const size_t bytes = count * bytes_of(type);
+  return meet(comm, {kPair, from, to}, 2, receive != nullptr, {send, receive}, {bytes, type},
+              stream, [=](const Meeting& meeting) {
                 store(meeting.parts[1].receive, meeting.parts[0].send, bytes);
               });
 }
@@ -349,12 +365,12 @@ ncclResult_t pair(const void* send, void* receive, size_t bytes, int from, int t
 
 ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
-  return pair(send, nullptr, count * bytes_of(type), comm->rank, peer, comm, stream);
+  return pair(send, nullptr, count, type, comm->rank, peer, comm, stream);
 }
 
 ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return pair(nullptr, receive, count * bytes_of(type), peer, comm->rank, comm, stream);
+  return pair(nullptr, receive, count, type, peer, comm->rank, comm, stream);
 }
 
 ncclResult_t ncclGroupStart() {

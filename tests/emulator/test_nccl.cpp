@@ -101,6 +101,42 @@ TEST_CASE("a rank that gives a communicator up waits no longer, and changes noth
   REQUIRE(results == std::vector<Floats>(3, {3}));
 }
 
+TEST_CASE("a call never ends of which ranks say different things, until they give it up") {
+  struct Case {
+    size_t counts[2];
+    ncclDataType_t types[2];
+    ncclRedOp_t ops[2];
+  };
+  const std::vector<Case> cases = {{{1, 2}, {ncclFloat32, ncclFloat32}, {ncclSum, ncclSum}},
+                                   {{1, 1}, {ncclFloat32, ncclInt32}, {ncclSum, ncclSum}},
+                                   {{1, 1}, {ncclFloat32, ncclFloat32}, {ncclSum, ncclMax}}};
+  for (const Case& each : cases) {
+    ncclUniqueId id;
+    ncclGetUniqueId(&id);
+    const auto results = on_ranks([&](ncclComm_t, int rank, cudaStream_t stream) {
+      const Array<float> x(Floats{1.0f * rank, 5});
+      ncclComm_t pair;
+      if (rank < 2) {
+        ncclCommInitRank(&pair, 2, id, rank);
+        ncclAllReduce(x, x, each.counts[rank], each.types[rank], each.ops[rank], pair, stream);
+      }
+      cudaEvent_t over;
+      cudaEventCreate(&over);
+      cudaEventRecord(over, stream);
+      bool ended = false;
+      for (int i = 0; i < 50 && !ended; ++i) {  // each query lets something run
+        ended = cudaEventQuery(over) == cudaSuccess;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      if (rank < 2) ncclCommAbort(pair);
+      cudaStreamSynchronize(stream);
+      cudaEventDestroy(over);
+      return Floats{1.0f * ended, x.host()[1]};
+    });
+    REQUIRE(results == std::vector<Floats>{{0, 5}, {0, 5}, {1, 5}});
+  }
+}
+
 TEST_CASE("a wait is no deadlock while another rank is at work, however long") {
   Options now;
   now.patience = 0.5;

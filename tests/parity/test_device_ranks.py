@@ -1,11 +1,17 @@
 """Ranks under mpiexec whose tensors lie on emulated GPUs, next to the same on CPUs.
 
+They send by way of the host: the emulated NCCL joins threads, not processes, so it is tested in
+tests/cuda. Layouts take turns with the order of the GPU's streams; with USP_TEST_FULL each runs in
+every order, on two ranks and on four.
+
   test_device_ranks.py --bin build/release/bin [--chapter ch02_data_parallel] [unittest arguments]
 
 Needs the chapter there, and the same with the suffix _emulated; and mpiexec on PATH (77: skipped
 without it). Without --chapter, the newest is tested in all layouts, and another in what it adds.
 """
+import itertools
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -23,6 +29,7 @@ from tools.gpu_part import words_of
 # What ./book gpu-check trains on a GPU.
 FLAGS = tuple(words_of(gpu_ranks.PLAIN))
 LAYOUTS = {header: tuple(words_of(flags)) for header, flags in gpu_ranks.LAYOUTS.items()}
+ORDERS = ("forward", "reverse", "shuffled")  # of streams, as USP_EMULATED_STREAMS has them
 # Rows of a report, and those in which measured memory is that of the formula. How many rows experts
 # get is the router's choice, and the formula has the mean.
 MEMORY = ("weights", "gradients", "optimizer states", "saved activations")
@@ -43,7 +50,8 @@ def memory_rows(run_dir):
 
 
 class Devices(RankTest):
-    def run_on(self, device, ranks, *flags, steps=3, traced=("--trace_steps", "0"), resume=False):
+    def run_on(self, device, ranks, *flags, steps=3, traced=("--trace_steps", "0"), resume=False,
+               order="forward"):
         """The run's folder: a new one, unless an earlier run goes on."""
         if not resume:
             self.run_dir = self.folder / f"{device} {len(list(self.folder.iterdir()))}"
@@ -52,26 +60,33 @@ class Devices(RankTest):
         code, output = self.finish(
             self.start(ranks, program, *tiny(flags), *traced, *flags,
                        *(["--resume"] if resume else []),
-                       env=test_ranks.environment(USP_MATMUL_SECONDS="0")), 120)
+                       env=test_ranks.environment(USP_MATMUL_SECONDS="0",
+                                                  USP_EMULATED_STREAMS=order)), 120)
         self.assertEqual(code, 0, output)
         return self.run_dir
 
 
 class Layouts(Devices):
     def test_they_train_alike_send_the_same_and_take_the_memory_of_the_formulas(self):
-        for header, flags in layouts():
-            with self.subTest(flags=flags):
-                cuda, cpu = (self.run_on(device, 2, *flags, traced=("--trace_steps", "1"))
-                             for device in ("cuda", "cpu"))
-                for step, reference in zip(metrics(cuda), metrics(cpu), strict=True):
-                    for key in ("loss", "grad_norm"):
-                        self.assertLessEqual(abs(step[key] - reference[key]),
-                                             1e-10 * abs(reference[key]), key)
-                    self.assertEqual(step["comm_bytes"], reference["comm_bytes"])
-                self.compare_ledgers(cuda, cpu)
-                self.compare_memory(memory_rows(cuda), memory_rows(cpu), header)
-                self.check_estimate(*flags)
-                self.check_trace(cuda)
+        full = "USP_TEST_FULL" in os.environ
+        for (header, flags), order in zip(layouts(), itertools.cycle(ORDERS)):
+            for ranks in (2, 4) if full else (2,):
+                with self.subTest(flags=flags, ranks=ranks):
+                    self.check_layout(header, flags, ranks, ORDERS if full else (order,))
+
+    def check_layout(self, header, flags, ranks, orders):
+        cpu = self.run_on("cpu", ranks, *flags, traced=("--trace_steps", "1"))
+        for order in orders:
+            cuda = self.run_on("cuda", ranks, *flags, traced=("--trace_steps", "1"), order=order)
+            for step, reference in zip(metrics(cuda), metrics(cpu), strict=True):
+                for key in ("loss", "grad_norm"):
+                    self.assertLessEqual(abs(step[key] - reference[key]),
+                                         1e-10 * abs(reference[key]), (key, order))
+                self.assertEqual(step["comm_bytes"], reference["comm_bytes"])
+            self.compare_ledgers(cuda, cpu)
+            self.compare_memory(memory_rows(cuda), memory_rows(cpu), header)
+            self.check_trace(cuda)
+        self.check_estimate(ranks, *flags)
 
     def compare_ledgers(self, cuda, cpu):
         sent, expected = (json.loads((folder / "ledger.json").read_text())
@@ -104,21 +119,40 @@ class Layouts(Devices):
             self.assertLessEqual(share.compute + share.exposed + share.skew,
                                  share.end - share.begin + 0.1)
 
-    def check_estimate(self, *flags):
-        """Contributions to sums wait in memory of the host, so no GPU has scratch memory for them."""
-        flags = (*FLAGS, *flags, "--device", "cuda", "--estimate")
-        code, output = self.finish(self.start(2, test_ranks.CHAPTER, *tiny(flags), *flags))
-        self.assertEqual(code, 0, output)
-        self.assertIn("optimizer states", output)
-        self.assertNotIn("scratch of reductions", output)
+    def check_estimate(self, ranks, *flags):
+        """Contributions to sums wait in memory of the host, or NCCL's, so no GPU has scratch memory
+        for them; and whatever carries messages, an estimate needs neither GPU nor NCCL."""
+        outputs = []
+        for comm in ("mpi", "nccl"):
+            every = (*FLAGS, *flags, "--device", "cuda", "--comm", comm, "--estimate")
+            code, output = self.finish(
+                self.start(ranks, test_ranks.CHAPTER, *tiny(every), *every))
+            self.assertEqual(code, 0, output)
+            self.assertIn("optimizer states", output)
+            self.assertNotIn("scratch of reductions", output)
+            outputs.append(output)
+        self.assertEqual(*outputs)
 
     def compare_memory(self, cuda, cpu, header):
         """Rows of the reports."""
         self.assertNotIn("scratch of reductions", cuda)
-        cpu.pop("scratch of reductions", None)
+        cpu = {what: row for what, row in cpu.items() if what != "scratch of reductions"}
         self.assertEqual(cuda, cpu)
         for what in EXACT.get(header, MEMORY):
             self.assertRegex(cuda[what], r"\(1\.0000\)$")
+
+
+class Failures(Devices):
+    """By way of the host. Of NCCL's ranks, which are threads here, none can be killed alone."""
+
+    def test_kill_9_of_a_rank_in_the_middle_of_a_step_on_a_gpu(self):
+        for ranks, victim in ((2, 1), (3, 0)):
+            with self.subTest(ranks=ranks):
+                self.run_dir = self.folder / f"{ranks} ranks"
+                process = self.in_the_middle(ranks, f"{test_ranks.CHAPTER}_emulated", "--device",
+                                             "cuda", "--zero_stage", "2")
+                self.check_kill_9_is_explained(process, victim)
+
 
 class Checkpoints(Devices):
     def test_a_checkpoint_goes_on_with_other_ranks_on_the_other_device(self):

@@ -127,6 +127,27 @@ class RankTest(unittest.TestCase):
         self.assertEqual(ranks_alive(self.run_dir), [], "orphans")
         return process.returncode, output
 
+    def in_the_middle(self, ranks, program=None, *flags):
+        """A training run that has come past its first steps and would go on for long."""
+        process = self.start(ranks, program or CHAPTER, *TINY, *UNTRACED, "--steps", "100000",
+                             "--micro_batch_size", "1", *flags)
+        path = self.run_dir / "metrics.jsonl"
+        deadline = time.monotonic() + 30
+        while not (path.exists() and path.read_text().count("\n") > 5):
+            self.assertLess(time.monotonic(), deadline, "no step in 30 s")
+            time.sleep(0.1)
+        return process
+
+    def check_kill_9_is_explained(self, process, rank):
+        """Kills the rank; the run ends, and what the ranks were in is known."""
+        pid = records(self.run_dir)[rank][0]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        code, output = self.finish(process)
+        self.assertNotEqual(code, 0, output)
+        why_text = self.why()
+        self.assertRegex(why_text, rf"^rank {rank} \(pid {pid}\)")
+        self.assertRegex(why_text, rf"rank [^{rank}]  .*#\d+ of")
+
     def train(self, ranks, *flags, traced=UNTRACED, seconds=60):
         """The chapter's program, which has to end well; returns what it prints."""
         code, output = self.finish(
@@ -453,26 +474,8 @@ class Runs(RankTest):
         recorded = json.loads((self.run_dir / "trace.json").read_text())
         self.assertEqual([event for event in recorded["traceEvents"] if event["ph"] != "M"], [])
 
-    def in_the_middle(self, ranks):
-        """A training run that has come past its first steps and would go on for long."""
-        process = self.start(ranks, CHAPTER, *TINY, *UNTRACED, "--steps", "100000",
-                             "--micro_batch_size", "1")
-        path = self.run_dir / "metrics.jsonl"
-        deadline = time.monotonic() + 30
-        while not (path.exists() and path.read_text().count("\n") > 5):
-            self.assertLess(time.monotonic(), deadline, "no step in 30 s")
-            time.sleep(0.1)
-        return process
-
     def test_kill_9_of_a_rank_in_the_middle_of_training(self):
-        process = self.in_the_middle(4)
-        victim = records(self.run_dir)[2][0]
-        os.kill(victim["pid"], signal.SIGKILL)
-        code, output = self.finish(process)
-        self.assertNotEqual(code, 0, output)
-        why = self.why()
-        self.assertRegex(why, rf"^rank 2 \(pid {victim['pid']}\)")
-        self.assertRegex(why, r"rank [013]  .*#\d+ of")
+        self.check_kill_9_is_explained(self.in_the_middle(4), 2)
 
     def test_a_signal_to_one_rank_stops_all_after_the_same_step(self):
         process = self.in_the_middle(3)

@@ -20,11 +20,13 @@ struct TensorCase {
   const char *recompute, *attention, *overlap;
   int64_t grad_acc_steps;
   double dropout = 0;
+  int64_t all_heads = 8;  ///< three ranks share out 12
 
   std::string name() const {
     return fmt::format(
-        "tp {} dp {} kv {} sequence {} tied {} stage {} recompute {} {} overlap {} x{} dropout {}",
-        tp, dp, num_kv_heads, sequence, tied, zero_stage, recompute, attention, overlap,
+        "tp {} dp {} kv {} of {} sequence {} tied {} stage {} recompute {} {} overlap {} x{} "
+        "dropout {}",
+        tp, dp, num_kv_heads, all_heads, sequence, tied, zero_stage, recompute, attention, overlap,
         grad_acc_steps, dropout);
   }
 };
@@ -38,11 +40,11 @@ inline void check_states(const Prediction& prediction, const Simulation& simulat
 
 constexpr int64_t kTensorBatch = 24;  ///< samples of a step, whatever the layout
 
-/// Eight heads of 4 channels, and a vocabulary that nothing divides.
+/// Heads of 4 channels, and a vocabulary that nothing divides.
 inline TrainConfig tensor_config(const TensorCase& c) {
   TrainConfig config = parity_config();
-  config.model.hidden_size = 32;
-  config.model.num_heads = 8;
+  config.model.hidden_size = 4 * c.all_heads;
+  config.model.num_heads = c.all_heads;
   config.model.num_kv_heads = c.num_kv_heads;
   config.model.ffn_hidden_size = 24;
   config.model.vocab_size = 61;
@@ -171,7 +173,7 @@ class TensorReferences {
 
   /// Needs a runtime of its own device on this thread.
   const TrainedState& of(TensorCase c) {
-    const auto key = std::tuple(c.num_kv_heads, c.tied, c.dropout);
+    const auto key = std::tuple(c.all_heads, c.num_kv_heads, c.tied, c.dropout);
     if (const auto found = states_.find(key); found != states_.end()) return found->second;
     c.tp = c.dp = c.grad_acc_steps = 1;
     c.sequence = "off";
@@ -184,7 +186,7 @@ class TensorReferences {
  private:
   const Dataset& dataset_;
   int64_t steps_;
-  std::map<std::tuple<int64_t, bool, double>, TrainedState> states_;
+  std::map<std::tuple<int64_t, int64_t, bool, double>, TrainedState> states_;
 };
 
 /// Trains the case over all ranks of `world`. Throws Error on the first difference from the
