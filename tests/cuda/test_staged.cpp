@@ -672,8 +672,9 @@ TEST_CASE("a GPU that answers slowly keeps no rank from hearing of a failure, or
     options.slow_until = Clock::now() + std::chrono::seconds(6);
     const emulator::Use use(options);
     run_by_nccl(/*timeout_seconds=*/1, [&](const Communicator& world, const Tensor& x) {
-      if (world.rank() == 1) return of_rank_1(world);
+      emulator::options.nccl_hangs = true;  // by any rank: from the second all-reduce on
       world.all_reduce(x);
+      if (world.rank() == 1) return of_rank_1(world);
       world.barrier();  // the host's
     });
   };

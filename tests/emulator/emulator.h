@@ -33,6 +33,7 @@ struct Options {
   int shared_bytes = 227 << 10;      // of a block that asks for more than 48 KiB; at most this much
   int kernels_need_capability = 80;  // what they are compiled for
   int nccl_error = 0;                // what NCCL's communicators say when they are asked
+  bool nccl_hangs = false;           // what NCCL has to carry out never ends
   int nccl_version = 0;              // of the library; 0: that of its header
   /// Seconds in which no rank queues anything and nothing can run: then a wait is a deadlock.
   double patience = 10;

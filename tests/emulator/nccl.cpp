@@ -180,7 +180,7 @@ ncclResult_t meet(ncclComm_t comm, Key key, int parts, int mine, const Part& par
     meeting = std::make_shared<Meeting>();
     meeting->terms = terms;
   }
-  meeting->disagreed = meeting->disagreed || terms != meeting->terms;
+  meeting->disagreed = meeting->disagreed || terms != meeting->terms || options.nccl_hangs;
   meeting->parts.resize(parts);
   // A rank that gives up waits no longer, whatever the others do.
   auto over = std::make_shared<Moment>();
