@@ -53,7 +53,7 @@ class Place:
     cuda_major: str = ""
     lib: Optional[Path] = None  # libraries that travel with the programs
     mpiexec: tuple = ()  # the words that start ranks
-    layouts: dict = field(default_factory=dict)  # {chapter with ranks: what it can lay out}
+    layouts: dict = field(default_factory=dict)  # {chapter with ranks: {layout: flags}}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
 """The parts of ./book gpu-check with ranks: several that share the GPU, and NCCL's world of one."""
+import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -11,13 +12,6 @@ RANKS = (2, 4, 8)
 TOLERANCE = 1e-10  # in f64, relative
 TINY = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "ffn_hidden_size": 64, "seq_len": 32}
 PLAIN = {"dtype": "f64", "micro_batch_size": 2, "warmup_steps": 0, "min_lr_ratio": 1}
-LAYOUTS = {  # by the header of a chapter that brings it
-    "data_parallel": {"grad_acc_steps": 2, "bucket_mb": 0.03},
-    "zero": {"zero_stage": 3, "grad_acc_steps": 2},
-    "tensor_parallel": {"tp_size": 2, "sequence_parallel": True},
-    "context_attention": {"cp_size": 2},
-    "pipeline": {"pp_size": 2, "grad_acc_steps": 4},
-    "router": {"num_experts": 4, "ep_size": 2, "balance": "none"}}
 STEPS = 3
 TURNS = 3  # of the two that a step's cost is told from, as many as there is time for
 SANITIZER, SANITIZER_ERROR = "compute-sanitizer", 9
@@ -27,22 +21,24 @@ MOST_ALONE, LEAST_STAGED = 0.01, 0.6
 
 
 def layouts_of(root):
-    """{chapter with ranks: the layouts that it has, its own last}, the newest chapter last."""
+    """{chapter with ranks: {layout: its flags}}, the newest chapter last. A chapter's chapter.json
+    has its own under "layouts"; those of its parent come before them."""
     found = {}
-    for folder in sorted(Path(root).glob("ch[0-9][0-9]_*")):
-        names = [name for name in LAYOUTS if (folder / f"{name}.h").exists()]
-        if names:
-            found[folder.name] = names
+    for manifest in sorted(Path(root).glob("ch[0-9][0-9]_*/chapter.json")):
+        fields = json.loads(manifest.read_text(encoding="utf-8"))
+        layouts = {**found.get(fields.get("parent"), {}), **fields.get("layouts", {})}
+        if layouts:
+            found[manifest.parent.name] = layouts
     return found
 
 
 def plan(layouts):
     """[(chapter, layout, ranks)]: of every chapter what it brings, on as many ranks as we have; then
     on two what the newest has of those before it."""
-    own = [(chapter, names[-1]) for chapter, names in layouts.items()]
+    own = [(chapter, list(names)[-1]) for chapter, names in layouts.items()]
     newest, names = list(layouts.items())[-1]
     return [*((*each, ranks) for ranks in RANKS for each in own),
-            *((newest, name, RANKS[0]) for name in names[:-1])]
+            *((newest, name, RANKS[0]) for name in list(names)[:-1])]
 
 
 def _ranks(check, ranks, words):
@@ -75,7 +71,7 @@ def run_ranks(check):
     rows, far = [], []
     figures = {"largest relative difference from as many ranks on the CPU, in f64": rows}
     for chapter, layout, ranks in plan(_chapters(check)):
-        flags = {**TINY, **PLAIN, **LAYOUTS[layout], "steps": STEPS}
+        flags = {**TINY, **PLAIN, **_chapters(check)[chapter][layout], "steps": STEPS}
         try:
             here, there = (_train(check, chapter, device, ranks, flags)
                            for device in ("cuda", "cpu"))
@@ -101,8 +97,9 @@ def run_sanitized(check):
     sanitizer = gpu.find_tool(SANITIZER)
     if sanitizer is None:
         raise Skip(f"{SANITIZER} is not here")
-    chapter, names = next(iter(_chapters(check).items()))
-    _train(check, chapter, "cuda", 2, {**TINY, **PLAIN, **LAYOUTS[names[-1]], "steps": 1},
+    chapter, layouts = next(iter(_chapters(check).items()))
+    own = list(layouts.values())[-1]
+    _train(check, chapter, "cuda", 2, {**TINY, **PLAIN, **own, "steps": 1},
            [sanitizer, "--tool", "memcheck", "--error-exitcode", str(SANITIZER_ERROR)])
     return {}
 

@@ -20,7 +20,7 @@ DRAWINGS = (("plot_memory", "memory.json", "memory_8b"), ("plot_layouts", "layou
             ("plot_crossover", "methods.json", "crossover"))
 # {page's line: data that it names}
 PROVENANCE = {"provenance.md": ("demo", "traffic", "memory", "ways"),
-              "provenance_balance.md": ("layouts", "layout_timelines", "traffic"),
+              "provenance_balance.md": ("layouts", "layout_timelines", "decoding"),
               "provenance_ulysses.md": ("ways", "methods", "traffic", "bench")}
 CLAIMS = {"claims.md": (1, 3, 6, 7, "documents"), "claims_balance.md": (2, "balance"),
           "claims_ulysses.md": (4, 5, "overlap", "bench")}
@@ -59,6 +59,7 @@ def measure(chapter, program, commit):
 def measure_layouts(chapter, head):
     """What balance.md measures."""
     folder = chapter.folder / "figures"
+    write_json(folder / "decoding.json", head)  # count() fills it
     with drawn(folder / "layout_timelines.json", head) as keep:
         write_json(folder / "layouts.json", {**head, "layouts": workload.measure(chapter, keep)})
 
@@ -82,10 +83,12 @@ def rerun(chapter, program):
 
 def count(chapter, program):
     """Messages, peaks and losses of runs of a few steps; and the examples."""
-    record = read_json(chapter.folder / "figures" / "traffic.json")
+    record, decoded = (read_json(chapter.folder / "figures" / f"{name}.json")
+                       for name in ("traffic", "decoding"))
     found = {"traffic": traffic.count(program), "claims": claims.count(program),
-             "decoding": decoding.count(program), **memory.count(program)}
+             **memory.count(program)}
     files = {"traffic.json": json_text({**record, **found}),
+             "decoding.json": json_text({**decoded, "decoding": decoding.count(program)}),
              "methods_report.txt": report(program)}
     for example in chapter.examples():
         binary = build.binary(build.RELEASE, f"{chapter.name}_{example}")
@@ -137,6 +140,8 @@ def of_runs(data):
         if "recompute" in data.get("memory", {}):
             found["recompute.md"] = ways.recompute_table(data["ways"]["ways"],
                                                          data["memory"]["recompute"])
+    if "decoding" in data.get("decoding", {}):
+        found["decoding.md"] = decoding.table(data["decoding"]["decoding"])
     if "layouts" in data:
         measured = data["layouts"]["layouts"]
         found.update({"layouts.md": workload.layouts_table(measured),
@@ -162,5 +167,4 @@ def of_counts(data):
             "sent.md": traffic.sent_table(counted["traffic"]),
             "held.md": memory.held_table(counted["held"]),
             "held_keys.md": memory.held_keys_table(counted["keys"]),
-            "decoding.md": decoding.table(counted["decoding"]),
             **{name: claims.table(record, numbers) for name, numbers in CLAIMS.items()}}

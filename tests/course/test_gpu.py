@@ -27,7 +27,9 @@ from tools.gpu_part import Check, Fail, Part, Place, Skip  # noqa: E402
 
 H100 = gpu.Gpu("NVIDIA H100 80GB HBM3", "580.65", 81559)
 ORIGINAL_PATH = os.environ.get("PATH", "")
-LAYOUTS = {"ch02_a": ["data_parallel", "zero"], "ch03_b": ["data_parallel", "zero", "pipeline"]}
+LAYOUTS = {"ch02_a": {"data_parallel": {}, "zero": {"zero_stage": 3}},
+           "ch03_b": {"data_parallel": {}, "zero": {"zero_stage": 3},
+                      "pipeline": {"pp_size": 2, "grad_acc_steps": 4}}}
 PROFILE = textwrap.dedent("""\
     ==PROF== Connected to process 1
     "ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
@@ -672,7 +674,7 @@ class Bundle(FakeMachine):
         layouts = gpu_ranks.layouts_of(ROOT)
         self.assertEqual(list(layouts), [chapter.name for chapter in chapters.find_chapters()
                                          if chapter.ranks])
-        own = [names[-1] for names in layouts.values()]
+        own = [list(names)[-1] for names in layouts.values()]
         self.assertEqual(sorted(set(own)), sorted(own))
         self.assertEqual({chapter for chapter, _, ranks in gpu_ranks.plan(layouts) if ranks == 8},
                          set(layouts))

@@ -586,10 +586,12 @@ class Showcase(Scratch):
         with mock.patch.object(claims, "table", self.keep), \
                 mock.patch.object(estimated, "states_table", lambda cases: f"{len(cases)} models"), \
                 mock.patch.object(make.provenance, "line", lambda of: " ".join(of)), \
+                mock.patch.object(make, "costs_table", lambda demo: f"{len(demo)} costs"), \
                 mock.patch.object(make.operations, "tables", lambda _: {"time.md": "times\n"}):
             texts = make.texts(folder)
         self.assertIn("| naive | full |", texts["recomputation.md"])
         self.assertEqual((texts["claims.md"], texts["time.md"]), ("3 cases\n", "times\n"))
+        self.assertEqual(texts["costs.md"], "0 costs")
         self.assertEqual((texts["states.md"], texts["provenance.md"]),
                          ("3 models", "demo estimates recomputation"))
         self.assertEqual(len(json.loads((folder / "estimates.json").read_text())["cases"]), 3)

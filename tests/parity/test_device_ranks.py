@@ -28,18 +28,17 @@ from tools.gpu_part import words_of
 
 # What ./book gpu-check trains on a GPU.
 FLAGS = tuple(words_of(gpu_ranks.PLAIN))
-LAYOUTS = {header: tuple(words_of(flags)) for header, flags in gpu_ranks.LAYOUTS.items()}
 ORDERS = ("forward", "reverse", "shuffled")  # of streams, as USP_EMULATED_STREAMS has them
 # Rows of a report, and those in which measured memory is that of the formula. How many rows experts
 # get is the router's choice, and the formula has the mean.
 MEMORY = ("weights", "gradients", "optimizer states", "saved activations")
-EXACT = {"router": MEMORY[:3]}
+EXACT = {"expert_parallel": MEMORY[:3]}
 
 
 def layouts():
-    """[(header, flags)] of the chapter: all of the newest, of another what it adds."""
-    found = [(header, flags) for header, flags in LAYOUTS.items()
-             if (ROOT / test_ranks.CHAPTER / f"{header}.h").exists()]
+    """[(layout, flags)] of the chapter: all of the newest, of another what it adds."""
+    found = [(layout, tuple(words_of(flags)))
+             for layout, flags in gpu_ranks.layouts_of(ROOT)[test_ranks.CHAPTER].items()]
     return found if test_ranks.CHAPTER == NEWEST else found[-1:]
 
 
@@ -69,12 +68,12 @@ class Devices(RankTest):
 class Layouts(Devices):
     def test_they_train_alike_send_the_same_and_take_the_memory_of_the_formulas(self):
         full = "USP_TEST_FULL" in os.environ
-        for (header, flags), order in zip(layouts(), itertools.cycle(ORDERS)):
+        for (layout, flags), order in zip(layouts(), itertools.cycle(ORDERS)):
             for ranks in (2, 4) if full else (2,):
                 with self.subTest(flags=flags, ranks=ranks):
-                    self.check_layout(header, flags, ranks, ORDERS if full else (order,))
+                    self.check_layout(layout, flags, ranks, ORDERS if full else (order,))
 
-    def check_layout(self, header, flags, ranks, orders):
+    def check_layout(self, layout, flags, ranks, orders):
         cpu = self.run_on("cpu", ranks, *flags, traced=("--trace_steps", "1"))
         for order in orders:
             cuda = self.run_on("cuda", ranks, *flags, traced=("--trace_steps", "1"), order=order)
@@ -84,7 +83,7 @@ class Layouts(Devices):
                                          1e-10 * abs(reference[key]), (key, order))
                 self.assertEqual(step["comm_bytes"], reference["comm_bytes"])
             self.compare_ledgers(cuda, cpu)
-            self.compare_memory(memory_rows(cuda), memory_rows(cpu), header)
+            self.compare_memory(memory_rows(cuda), memory_rows(cpu), layout)
             self.check_trace(cuda)
         self.check_estimate(ranks, *flags)
 
@@ -133,12 +132,12 @@ class Layouts(Devices):
             outputs.append(output)
         self.assertEqual(*outputs)
 
-    def compare_memory(self, cuda, cpu, header):
+    def compare_memory(self, cuda, cpu, layout):
         """Rows of the reports."""
         self.assertNotIn("scratch of reductions", cuda)
         cpu = {what: row for what, row in cpu.items() if what != "scratch of reductions"}
         self.assertEqual(cuda, cpu)
-        for what in EXACT.get(header, MEMORY):
+        for what in EXACT.get(layout, MEMORY):
             self.assertRegex(cuda[what], r"\(1\.0000\)$")
 
 
