@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import gpu, gpu_bundle, gpu_check  # noqa: E402
+from tools import gpu, gpu_bundle, gpu_part  # noqa: E402
 from tools.process import descendants  # noqa: E402
 
 SKIPPED = 77  # as ctest has it
@@ -77,7 +77,7 @@ class BareRoot(unittest.TestCase):
         """(output, exit code) of a program of the bundle in the bare root; it has a minute."""
         top = f"/{gpu_bundle.TOP}"
         env = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "OMP_NUM_THREADS": "1",
-               "OMP_WAIT_POLICY": "passive", **gpu_check.ONE_MACHINE,
+               "OMP_WAIT_POLICY": "passive", **gpu_part.ONE_MACHINE,
                "LD_LIBRARY_PATH": f"{top}/lib:/glibc"}  # on the machine, nowhere
         child = subprocess.Popen(["unshare", "-m", "sh", "-c", ENTER, "sh", str(self.root),
                                   f"{top}/bin/{command[0]}", *command[1:]], env=env,
