@@ -29,6 +29,7 @@ BILLION = {"model": "1B", "dtype": "bf16", "seq_len": 2048, "attention": "naive"
 # Samples that a GPU of so many MiB can train on at a time, the probabilities of all layers kept.
 MICRO_BATCHES = ((90 << 10, 8), (60 << 10, 4), (0, 1))
 SKIPPED_STEPS = 3
+NO_TIME = "not measured"  # what the emulated device says of it, too
 
 
 class Skip(Exception):
@@ -96,14 +97,12 @@ class Check:
 
     def rank_environment(self, ranks=1):
         """The same for so many ranks, and for an mpiexec that travels with the programs."""
-        env = {**self.environment(), **machine.thread_environment(ranks=ranks)}
-        folders = [env.get("LD_LIBRARY_PATH"), self.environment()["LD_LIBRARY_PATH"]]
+        libraries = self.environment()["LD_LIBRARY_PATH"]
+        env = {**machine.thread_environment(ranks=ranks), "LD_LIBRARY_PATH": libraries}
         if self.place.lib:
-            env = {**ONE_MACHINE, **env}
-            folders.insert(0, str(self.place.lib))
-            env["PATH"] = os.pathsep.join([str(self.place.bin), env.get("PATH", os.defpath)])
-        env["LD_LIBRARY_PATH"] = os.pathsep.join(dict.fromkeys(
-            each for text in filter(None, folders) for each in text.split(os.pathsep)))
+            env = {**ONE_MACHINE, **env,
+                   "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(self.place.lib), libraries])),
+                   "PATH": os.pathsep.join([str(self.place.bin), env.get("PATH", os.defpath)])}
         return env
 
     def output(self, command, fine=(0,), env=None):
@@ -233,5 +232,5 @@ def asked(what, found, least=None, most=None):
     """A row: what is asked, what was found (None: not measured), whether it is reached."""
     reached = found is not None and (found >= least if most is None else found <= most)
     return {"what": what, "asked": f"at least {least}" if most is None else f"at most {most}",
-            "found": "not measured" if found is None else f"{found:.3g}",
+            "found": NO_TIME if found is None else f"{found:.3g}",
             "reached": "unknown" if found is None else "yes" if reached else "no"}

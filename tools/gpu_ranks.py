@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from tools import gpu
-from tools.gpu_part import (QUIET, SMALL_MODEL, Fail, Skip, asked, billion, json_line,
+from tools.gpu_part import (NO_TIME, QUIET, SMALL_MODEL, Fail, Skip, asked, billion, json_line,
                             largest_difference, middle, needs_cublas, read_metrics, words_of)
 
 RANKS = (2, 4, 8)
@@ -137,9 +137,9 @@ def run_staged(check):
     row = {"ranks": found["ranks"], "MB": found["bytes"] / 1e6}
     # The stages of pieces can go on side by side; then the slowest of them is all that one sees.
     best = None if check.emulated else max(stages.values()) / float(found["all_reduce_ms"])
-    row.update({f"{name}, ms": "not measured" if check.emulated else f"{ms:.2f}" for name, ms in
+    row.update({f"{name}, ms": NO_TIME if check.emulated else f"{ms:.2f}" for name, ms in
                 {"all-reduce": float(found["all_reduce_ms"]), **stages}.items()})
-    row["stages one after another, of it"] = "not measured" if check.emulated else \
+    row["stages one after another, of it"] = NO_TIME if check.emulated else \
         f"{sum(stages.values()) / float(found['all_reduce_ms']):.2f}"
     return {"": [row], "what is asked": [asked(
         "the slowest of the stages, of the all-reduce", best, least=LEAST_STAGED)]}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tools import gpu
 from tools.base import ROOT
-from tools.gpu_part import (BILLION, SMALL_MODEL, Fail, Skip, asked, billion, difference, json_line,
-                            middle, needs_cublas, train, words_of)
+from tools.gpu_part import (BILLION, NO_TIME, SMALL_MODEL, Fail, Skip, asked, billion, difference,
+                            json_line, middle, needs_cublas, train, words_of)
 from tools.process import output_of
 
 FIND_TORCH_S = 25  # to load it from a cold disk
@@ -28,7 +28,6 @@ LEAST_OF_TORCH, LEAST_MFU, MOST_IDLE = 0.75, 0.30, 0.05
 LEAST_OF_PRODUCTS, LEAST_OF_COPY, MOST_TRACED, MOST_FROM_PROFILER = 0.95, 0.8, 0.02, 0.05
 WAITS_OF_A_STEP = 2  # at its end: for the loss and for the gradient norm
 SHORTEST_US = 50  # of an operation whose time is compared: events and launches take some themselves
-NO_TIME = "not measured"  # by the emulated device
 
 
 def _bench(check, measure, **flags):

@@ -13,10 +13,8 @@ import itertools
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import unittest
 from statistics import fmean
 
 import test_ranks
@@ -216,12 +214,7 @@ class Refusals(Devices):
 
 
 def main():
-    rest = test_ranks.take_arguments()
-    if shutil.which("mpiexec") is None:
-        print("no mpiexec on PATH")
-        return 77
-    done = unittest.main(argv=[sys.argv[0], *rest], exit=False)
-    return 0 if done.result.wasSuccessful() else 1
+    return test_ranks.run_tests(test_ranks.take_arguments())
 
 
 if __name__ == "__main__":

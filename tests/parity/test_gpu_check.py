@@ -7,7 +7,6 @@ programs that are tests by themselves, and the long run on a text, are left to t
 """
 import argparse
 import json
-import shutil
 import sys
 import tempfile
 import unittest
@@ -16,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+import test_ranks  # noqa: E402
 from tools import cli, gpu_check, gpu_ranks  # noqa: E402
 from tools.gpu_part import Check  # noqa: E402
 
@@ -77,11 +77,7 @@ def main():
     parser.add_argument("--bin", type=Path, default=BIN)
     arguments, rest = parser.parse_known_args()
     BIN = arguments.bin
-    if shutil.which("mpiexec") is None:
-        print("no mpiexec on PATH")
-        return 77
-    done = unittest.main(argv=[sys.argv[0], *rest], exit=False)
-    return 0 if done.result.wasSuccessful() else 1
+    return test_ranks.run_tests(rest)
 
 
 if __name__ == "__main__":

@@ -598,12 +598,16 @@ def take_arguments():
     return rest
 
 
-def main():
-    rest = take_arguments()
+def run_tests(rest):
+    """Runs the script's tests; the exit code, 77 where nothing can start ranks."""
     if shutil.which("mpiexec") is None:
         print("no mpiexec on PATH")
         return 77
     return 0 if unittest.main(argv=[sys.argv[0], *rest], exit=False).result.wasSuccessful() else 1
+
+
+def main():
+    return run_tests(take_arguments())
 
 
 if __name__ == "__main__":

@@ -608,8 +608,7 @@ TEST_CASE("keys go to the next rank while attention to those that are here is co
         for (const Tracer::Span& span : tracer.spans()) {
           const bool attends =
               span.name == "attention_forward" || span.name == "attention_backward";
-          hidden[exchange.group] += attends && exchange.queued_ns <= span.begin_ns &&
-                                    span.end_ns <= exchange.wait_begin_ns;
+          hidden[exchange.group] += attends && hides(span, exchange);
         }
       }
       const int64_t layers = config.model.num_layers;

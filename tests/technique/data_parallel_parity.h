@@ -35,6 +35,12 @@ inline const Tracer& traced_steps(Trainer& trainer, int64_t steps = 1) {
   return tracer;
 }
 
+/// Whether an operator ran, from its begin to its end, while a message was on its way and the rank
+/// did not wait for it.
+inline bool hides(const Tracer::Span& span, const Tracer::Exchange& exchange) {
+  return exchange.queued_ns < span.begin_ns && span.end_ns < exchange.wait_begin_ns;
+}
+
 /// Two layers, kv heads shared; no size that a rank count or a bucket divides. ~3,100 parameters.
 inline TrainConfig parity_config() {
   TrainConfig config;

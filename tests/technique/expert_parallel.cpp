@@ -453,8 +453,7 @@ TEST_CASE("in turns, a pass computes while the rows of the other one travel betw
         if (exchange.group != "ep") continue;
         ++all;
         hidden += std::ranges::any_of(tracer.spans(), [&](const Tracer::Span& span) {
-          return span.category == "op" && exchange.queued_ns < span.begin_ns &&
-                 span.end_ns < exchange.wait_begin_ns;
+          return span.category == "op" && hides(span, exchange);
         });
       }
       // Alone, a pass has only the router's gradient to compute under one of its four exchanges.

@@ -282,8 +282,7 @@ TEST_CASE("shared experts compute while rows travel to the others, forward and b
         for (const Tracer::Exchange& exchange : tracer.exchanges()) {
           if (exchange.group != "ep") continue;
           for (const Tracer::Span& span : tracer.spans()) {
-            hidden[span.name] +=
-                exchange.queued_ns <= span.begin_ns && span.end_ns <= exchange.wait_begin_ns;
+            hidden[span.name] += hides(span, exchange);
           }
         }
         // Of each layer: gate and up projection, swiglu, down projection, and again on the way

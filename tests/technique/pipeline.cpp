@@ -192,8 +192,7 @@ TEST_CASE("in turns, a pass computes while the messages of the other one cross t
         if (exchange.group != "tp" || exchange.payload_bytes < 8 * 16) continue;
         ++all;
         hidden += std::ranges::any_of(tracer.spans(), [&](const Tracer::Span& span) {
-          return span.category == "op" && exchange.queued_ns < span.begin_ns &&
-                 span.end_ns < exchange.wait_begin_ns;
+          return span.category == "op" && hides(span, exchange);
         });
       }
       USP_CHECK(all > 0 && (in_turns ? 4 * hidden > all : hidden == 0),

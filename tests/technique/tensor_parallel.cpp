@@ -254,8 +254,7 @@ TEST_CASE("halves that run in turns gather a unit once for both, while they comp
       if (exchange.kind != "all_gather" || exchange.group != "dp") continue;
       ++gathers;
       hidden += std::ranges::any_of(tracer.spans(), [&](const Tracer::Span& span) {
-        return (span.name == "attention" || span.name == "mlp") &&
-               exchange.queued_ns < span.begin_ns && span.end_ns < exchange.wait_begin_ns;
+        return (span.name == "attention" || span.name == "mlp") && hides(span, exchange);
       });
     }
     // All nine but the embedding's, and the first block's, which hides under the embedding.
@@ -348,7 +347,7 @@ TEST_CASE("what is computed while a gradient's terms are summed: the weight grad
       for (const Tracer::Exchange& exchange : tracer.exchanges()) {
         for (const Tracer::Span& span : tracer.spans()) {
           hidden += exchange.group == "tp" && span.name == "linear_backward_weight" &&
-                    exchange.queued_ns <= span.begin_ns && span.end_ns <= exchange.wait_begin_ns;
+                    hides(span, exchange);
         }
       }
       const int64_t columns = 2 * config.model.num_layers + 1;  // of the blocks, and the head
