@@ -92,7 +92,8 @@ double rms_error(const Values& a, const Values& b) {
   return std::sqrt(sum / double(a.size()));
 }
 
-TEST_CASE("in bf16 attention over eight ranks errs no more than attention on one", "[no_races]") {
+TEST_CASE("in bf16 attention over eight ranks errs no more than attention on one",
+          "[not_sanitized]") {
   // Blockwise attention rounds as on one rank. Whole probabilities are rounded twice, of a block's
   // keys and of all keys, which adds a few percent; how many depends on the numbers. So the limit
   // is for the mean over seeds.
@@ -187,7 +188,7 @@ double gradient_error(const TrainConfig& config, const Dataset& dataset,
   return std::sqrt(squares / scale);
 }
 
-TEST_CASE("in bf16 a model over eight ranks errs no more than one on one", "[no_races]") {
+TEST_CASE("in bf16 a model over eight ranks errs no more than one on one", "[not_sanitized]") {
   TrainConfig config = alone_config(plain_case(1));
   config.dtype = "bf16";
   const RandomText text(config, 2000);
@@ -240,7 +241,7 @@ int64_t most_keys(const ContextCase& c) {
 }
 
 TEST_CASE("a ring holds two blocks of keys and values at a time, an all-gather every one",
-          "[no_races]") {
+          "[not_sanitized]") {
   for (const Method& method : {Method{"ring"}, {"all_gather"}, {"ring_ulysses", 2}}) {
     for (const char* recompute : {"none", "full"}) {
       for (const int64_t kv_heads : {1, 2, 8}) {
@@ -269,7 +270,8 @@ TEST_CASE("a ring holds two blocks of keys and values at a time, an all-gather e
   }
 }
 
-TEST_CASE("states and activations over cp are those of the formulas, to the byte", "[no_races]") {
+TEST_CASE("states and activations over cp are those of the formulas, to the byte",
+          "[not_sanitized]") {
   for (const ContextCase& c : context_cases(60)) {
     for (const char* dtype : {"f64", "bf16"}) {
       CAPTURE(c.name(), dtype);
@@ -294,7 +296,8 @@ constexpr Way kWays[] = {{"naive", "none"},     {"naive", "selective"},
                          {"naive", "full"},     {"blockwise", "none"},
                          {"blockwise", "full"}, {"blockwise", "full", "keep"}};
 
-TEST_CASE("activations over cp are those of the formulas in every way of attention", "[no_races]") {
+TEST_CASE("activations over cp are those of the formulas in every way of attention",
+          "[not_sanitized]") {
   for (int64_t ranks : {2, 3, 4, 8}) {
     if (kContextIsCarried && ranks != 4) continue;
     for (const Method& method : kMethods) {
@@ -326,7 +329,7 @@ TEST_CASE("activations over cp are those of the formulas in every way of attenti
   }
 }
 
-TEST_CASE("the memory of a rank of cp is that of the step on shapes alone", "[no_races]") {
+TEST_CASE("the memory of a rank of cp is that of the step on shapes alone", "[not_sanitized]") {
   for (const Method& method : kMethods) {
     for (const char* recompute : {"none", "full"}) {
       ContextCase c = plain_case(4, method);

@@ -35,7 +35,8 @@ void check_step_traffic(const Communicator& world, const char* dtype, const char
   USP_CHECK(entry.calls == trainer.data_parallel().num_buckets(), "{} calls", entry.calls);
 }
 
-TEST_CASE("a step moves one gradient in f32, whatever the buckets, accumulation and dtype") {
+TEST_CASE("a step moves one gradient in f32, whatever the buckets, accumulation and dtype",
+          "[not_sanitized]") {
   for (const char* dtype : {"f32", "bf16"}) {
     for (int64_t grad_acc_steps : {1, 3}) {
       for (double bucket_mb : {1e-9, 0.0003, 0.0017, 25.0}) {

@@ -40,7 +40,7 @@ std::vector<std::string> settings_of(const ExpertCase& c) {
 }
 
 TEST_CASE("every two settings of experts meet in a case, but for those that exclude each other",
-          "[all_cases]") {
+          "[not_sanitized]") {
   std::set<std::pair<std::string, std::string>> met;
   std::vector<std::set<std::string>> settings(14);
   std::set<std::string_view> attention_on_halves;
@@ -100,7 +100,7 @@ TEST_CASE("experts over ranks are experts on one rank, in every layout") {
   }
 }
 
-TEST_CASE("a few turns try every case of many ranks, once each", "[all_cases]") {
+TEST_CASE("a few turns try every case of many ranks, once each", "[not_sanitized]") {
   const std::vector<ExpertCase> cases = expert_cases(4);
   std::map<std::string, uint64_t> tried;
   const uint64_t first = 7;  // wherever they begin
@@ -414,7 +414,7 @@ std::map<std::string, ExpertCase> kinds_of_layouts() {
 }
 
 TEST_CASE("in bf16 experts err no more over ranks than on one, in every kind of layout",
-          "[no_races]") {
+          "[not_sanitized]") {
   const Text text;
   constexpr int kSeeds = 3;
   for (const auto& [layout, c] : kinds_of_layouts()) {
@@ -724,7 +724,7 @@ std::string refusal_of(std::vector<std::string> flags) {
   return "";
 }
 
-TEST_CASE("flags of experts are refused with what would do", "[no_races]") {
+TEST_CASE("flags of experts are refused with what would do", "[not_sanitized]") {
   const auto refuses = [](const std::string& flags, const std::string& message) {
     std::istringstream stream(flags);
     const std::vector<std::string> words{std::istream_iterator<std::string>(stream), {}};

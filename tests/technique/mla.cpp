@@ -37,7 +37,7 @@ ModelConfig tiny_latent(int64_t q_lora_rank) {
 }
 
 TEST_CASE("latent attention: the gradient agrees with finite differences in every parameter",
-          "[no_races]") {
+          "[not_sanitized]") {
   const OnDevice cpu;
   ModelConfig whole_values = tiny_latent(9), no_query_latent = tiny_latent(0);
   whole_values.mla.v_head_dim = whole_values.mla.head_dim();

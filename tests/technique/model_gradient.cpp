@@ -3,7 +3,8 @@
 namespace usp::test {
 namespace {
 
-TEST_CASE("the model's gradient agrees with finite differences in every parameter", "[no_races]") {
+TEST_CASE("the model's gradient agrees with finite differences in every parameter",
+          "[not_sanitized]") {
   const OnDevice cpu;
   ModelConfig tied = tiny_model(), one_kv_head_each = tiny_model(), wide_heads = tiny_model();
   tied.tie_word_embeddings = true;

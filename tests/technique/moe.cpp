@@ -92,7 +92,7 @@ class ExpertWindow {
 };
 
 TEST_CASE("the gradient of both losses agrees with finite differences in every weight",
-          "[no_races]") {
+          "[not_sanitized]") {
   const OnDevice cpu;
   for (const ExpertCase& c : differentiable_cases()) {
     CAPTURE(c.name());

@@ -75,7 +75,8 @@ Values frequencies(Sampler& sampler, int draws) {
   return counts;
 }
 
-TEST_CASE("tokens are drawn from softmax(logits / temperature), from its top_k alone if asked") {
+TEST_CASE("tokens are drawn from softmax(logits / temperature), from its top_k alone if asked",
+          "[not_sanitized]") {
   const OnDevice cpu;
   constexpr int kDraws = 1500;
   for (double temperature : {0.7, 3.0}) {

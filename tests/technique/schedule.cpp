@@ -77,7 +77,7 @@ TEST_CASE("every schedule does everything once, in an order that ends, and is it
   REQUIRE(count > 500);
 }
 
-TEST_CASE("runs of any length have an order that ends") {
+TEST_CASE("runs of any length have an order that ends", "[not_sanitized]") {
   for (int64_t p : {2, 3, 4, 8}) {
     for (int64_t m : {int64_t(1), p - 1, p, 2 * p + 1, int64_t(20)}) {
       for (int64_t v : {1, 2, 3}) {
@@ -119,8 +119,8 @@ TEST_CASE("stages are where the placements put them, and a micro-batch meets eac
   }
 }
 
-TEST_CASE(
-    "the simulated bubble is the formula's: p-1, (p-1)/m, and (p-1)/(v m) where p divides m") {
+TEST_CASE("the simulated bubble is the formula's: p-1, (p-1)/m, and (p-1)/(v m) where p divides m",
+          "[not_sanitized]") {
   each_schedule([](const std::string& name, const ScheduleRequest& r) {
     const double p = double(r.ranks), m = double(r.micro_batches), v = double(r.chunks);
     for (const WorkTimes& times : some_times(5)) {
@@ -413,7 +413,8 @@ TEST_CASE("two passes in turns begin when both can, and are over at once") {
            "0 from rank 1; rank 1 waits, in its action 2, F1, for the output of micro-batch 1"});
 }
 
-TEST_CASE("passes take turns where both can begin, which few schedules can afford") {
+TEST_CASE("passes take turns where both can begin, which few schedules can afford",
+          "[not_sanitized]") {
   int64_t pairs = 0;
   each_schedule([&](const std::string& name, const ScheduleRequest& r) {
     const Schedule schedule = in_turns(make_schedule(name, r), {});

@@ -57,7 +57,7 @@ TEST_CASE("PipeDream is training one by one with the weights that its stages hav
 }
 
 TEST_CASE("PipeDream keeps its versions under recomputation, shards of layers and of samples",
-          "[no_races]") {
+          "[not_sanitized]") {
   const Text text;
   for (const char* recompute : {"none", "selective", "full"}) {
     for (int64_t tp : {1, 2}) {

@@ -77,7 +77,8 @@ TEST_CASE("with one micro-batch stages 1 to 3 train alike in bits, clipping incl
   }
 }
 
-TEST_CASE("f32 and bf16 train alike under every stage, and send their own bytes", "[no_races]") {
+TEST_CASE("f32 and bf16 train alike under every stage, and send their own bytes",
+          "[not_sanitized]") {
   struct Case {
     const char *dtype, *grad_accumulation;
     double tolerance;  // of max|x|, after three updates
@@ -195,7 +196,7 @@ const MemoryCase kMemoryCases[] = {{1, "f64", "f32", "none", 1, false},
                                    {3, "f32", "f32", "none", 3, true, 1, "micro_batch", "chunk"}};
 
 TEST_CASE("every stage keeps what its formula says, and unshards two units at a time",
-          "[no_races]") {
+          "[not_sanitized]") {
   for (const MemoryCase& c : kMemoryCases) {
     for (int ranks : {2, 3, 4, 8}) {
       CAPTURE(c.stage, c.dtype, c.grad_accumulation, c.recompute, c.num_layers, ranks,
@@ -332,7 +333,7 @@ void check_traffic_row(const Communicator& world, const TrainConfig& config, con
 }
 
 TEST_CASE("the report's traffic is that of the steps, whatever validation and samples send",
-          "[no_races]") {
+          "[not_sanitized]") {
   TrainConfig config = zero_training(4, 0);
   config.eval_samples = 5;
   config.model.vocab_size = 64;  // sizes that four ranks divide: every one sends the same

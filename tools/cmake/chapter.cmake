@@ -16,10 +16,8 @@ function(usp_add_chapter)
   # Headers take longer than the rest of such a file. Where nobody waits for a single one, several
   # share them, so names in their unnamed namespaces must not clash: under the sanitizers, and in a
   # chapter of which another is a copy.
-  if(USP_SANITIZE)
+  if(USP_SANITIZE OR NOT chapter IN_LIST usp_newest_chapters)
     set_target_properties(${chapter}_objects PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
-  elseif(NOT chapter IN_LIST usp_newest_chapters)
-    set_target_properties(${chapter}_objects PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 4)
   endif()
   add_executable(${chapter} main.cpp)
   target_link_libraries(${chapter} PRIVATE ${chapter}_objects)

@@ -1,6 +1,6 @@
 # Whether the kernels for NVIDIA GPUs are built: AUTO where there is a compiler for them, ON (an error
 # without one), OFF. Sets USP_WITH_CUDA. Sanitizers watch host code alone. Under AUTO programs have
-# the kernels where there is a GPU too: elsewhere a first build need not wait for them.
+# the kernels where there is a GPU too; elsewhere a first build does not wait for them.
 set(USP_CUDA AUTO CACHE STRING "Build for NVIDIA GPUs as well: AUTO (where nvcc is found), ON or OFF")
 set_property(CACHE USP_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(USP_WITH_CUDA OFF)
@@ -34,6 +34,6 @@ set(USP_PROGRAMS_WITH_CUDA OFF)
 if(USP_CUDA STREQUAL "ON" OR EXISTS /dev/nvidiactl OR EXISTS /dev/dxg)
   set(USP_PROGRAMS_WITH_CUDA ON)
 else()
-  message(STATUS "Kernels for NVIDIA GPUs are compiled, but there is no GPU here: programs run on the "
-    "CPU; try -DUSP_CUDA=ON to have both in them")
+  message(STATUS "There is a compiler for NVIDIA GPUs, but no GPU here: programs run on the CPU; try "
+    "-DUSP_CUDA=ON to have the kernels in them")
 endif()
