@@ -208,8 +208,9 @@ def _test(arguments, _flags):
     parser.add_argument("--list", action="store_true", dest="only_list",
                         help="name what would run, and run nothing")
     parser.add_argument("--all", action="store_true", dest="everything",
-                        help="also the sanitizers, every kind of kernel, what --full means, and "
-                        "of seeded faults and the like a share, with each commit another")
+                        help="also the sanitizers and every kind of kernel, and of seeded "
+                        "faults, of what --full means and the like a share, with each commit "
+                        "another")
     parser.add_argument("--full", action="store_true",
                         help="every combination in the parity tests, where pairs would do")
     parser.add_argument("--sanitize", nargs="?", const="address", choices=["address", "thread"],

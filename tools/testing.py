@@ -48,7 +48,7 @@ def run_tests(sanitize=None, everything=False, full=False, pattern=None, install
         targets = sorted({target for name in chosen for target in tests[name].targets})
         if targets:
             _build(preset, targets, note)
-    env = _environment(full or everything, everything)
+    env = _environment(full, everything)
     if everything and chosen is None:
         env["USP_EVERY_TEST_RUNS"] = "1"  # so seeded faults need not run theirs without the fault
     return _run(preset, tests, chosen, sanitize, env, note)
@@ -161,7 +161,7 @@ def _run(preset, tests, chosen, sanitize, env, note):
     if chosen is None or whole:
         # --no-tests=error: a choice that matches nothing must not look like a success.
         command = ["ctest", "--test-dir", str(folder), "--output-on-failure", "--no-tests=error",
-                   "-j", str(min(MAX_PARALLEL_TESTS, machine.usable_cores()))]
+                   "-j", str(min(MAX_PARALLEL_TESTS, machine.usable_cores() + 1))]
         if whole:
             command += ["-R", f"^({'|'.join(map(re.escape, whole))})$"]
         elif sanitize:
@@ -199,10 +199,12 @@ def _environment(full, everything):
     # UCX, below some MPIs, takes a lock while a thread ends; the thread sanitizer crashes there.
     env.setdefault("UCX_MEM_EVENTS", "no")
     env.setdefault("USP_TEST_TURN", str(turn() % 2**32))
-    if full:
-        env["USP_TEST_FULL"] = "1"
     if everything:
         env["USP_TEST_ALL"] = "1"
+    if full or os.environ.get("USP_TEST_EVERYTHING") == "1":
+        env["USP_TEST_FULL"] = "1"
+    elif everything:
+        env["USP_TEST_FULL"] = "in_turns"  # a share of the long combinations, see case_cover.h
     return env
 
 

@@ -918,7 +918,7 @@ class Launcher(FakeTree):
         self.assertEqual(self.book("test", FAKE_CTEST="8").returncode, 8)
         self.assertRegex(self.logged()[-1], r"-LE \^all\$ full= all=$")
         self.book("test", "--all")
-        self.assertRegex(self.logged()[-1], r"-j \d full=1 all=1$")
+        self.assertRegex(self.logged()[-1], r"-j \d full=in_turns all=1$")
         self.assertIn("--target tests_all", self.logged()[-2])
 
     def test_only_all_installs_what_looks_at_the_pages(self):

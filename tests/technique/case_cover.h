@@ -41,6 +41,38 @@ inline uint64_t turn() {
   return given == nullptr ? 0 : std::strtoull(given, nullptr, 10);
 }
 
+/// Of cases that take long, so many turns try every one.
+inline constexpr uint64_t kTurns = 4;
+
+/// Whether every combination is asked for, where pairs do on every day: by `./book test --full`
+/// all of them, by `--all` those whose turn it is.
+inline bool is_full() { return std::getenv("USP_TEST_FULL") != nullptr; }
+
+/// The first `always` of the cases, and of the others those of this turn.
+template <class Case>
+std::vector<Case> in_turn(std::vector<Case> cases, size_t always, uint64_t turn) {
+  size_t number = 0;
+  std::erase_if(cases, [&](const Case&) {
+    const size_t own = number++;
+    return own >= always && own % kTurns != turn % kTurns;
+  });
+  return cases;
+}
+
+/// The cases, or those whose turn it is where `--all` asks.
+template <class Case>
+std::vector<Case> full_cases(std::vector<Case> cases, size_t always = 0) {
+  const char* full = std::getenv("USP_TEST_FULL");
+  const bool take_turns = full != nullptr && std::string(full) == "in_turns";
+  return take_turns ? in_turn(std::move(cases), always, turn()) : cases;
+}
+
+/// What `make` makes: cases among which every pair of values occurs, then so many at random.
+template <class Make>
+auto full_cases(const Make& make, size_t random) {
+  return full_cases(make(random), make(0).size());
+}
+
 /// Of each axis, which of its values.
 using Point = std::vector<size_t>;
 

@@ -46,8 +46,10 @@ TEST_CASE("training with shared-out tokens is training on one rank, and sends wh
   const TokenFile file(tokens.path(), 2, config.model.vocab_size);
   const Dataset dataset(file, config.seq_len, 0.1, DataOrder::shuffled, config.seed);
   ContextReferences references(dataset, kContextSteps);
-  const bool full = std::getenv("USP_TEST_FULL") != nullptr;
-  const std::vector<ContextCase> cases = context_cases(kContextIsCarried ? 0 : full ? 100 : 10);
+  const bool full = is_full();
+  const std::vector<ContextCase> cases = full_cases(context_cases, kContextIsCarried ? 0
+                                                                   : full            ? 100
+                                                                                     : 10);
   const size_t step = kContextIsCarried && !kSanitized && !full ? 3 : 1;
   for (size_t i = 0; i < cases.size(); i += step) {
     const ContextCase& c = cases[i];

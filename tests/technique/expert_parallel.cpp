@@ -11,7 +11,7 @@
 namespace usp::test {
 namespace {
 
-bool all_expert_cases() { return std::getenv("USP_TEST_FULL") != nullptr && !kSanitized; }
+bool all_expert_cases() { return is_full() && !kSanitized; }
 
 void check_parity(const ExpertCase& c, const Text& text, int64_t steps) {
   CAPTURE(c.name());
@@ -78,10 +78,7 @@ TEST_CASE("every two settings of experts meet in a case, but for those that excl
                        "pp 2 dualpipe_v and 2 micro-batches"});
 }
 
-/// Sixteen ranks take most of the time: so many turns share out these cases.
-constexpr uint64_t kTurns = 4;
-
-/// The cases of this turn.
+/// The cases of this turn: sixteen ranks take most of the time.
 std::vector<ExpertCase> cases_in_turn(const std::vector<ExpertCase>& cases, uint64_t turn) {
   std::vector<ExpertCase> chosen;
   uint64_t large = 0;
@@ -94,7 +91,7 @@ std::vector<ExpertCase> cases_in_turn(const std::vector<ExpertCase>& cases, uint
 TEST_CASE("experts over ranks are experts on one rank, in every layout") {
   const Text text;
   const bool all = all_expert_cases();
-  const std::vector<ExpertCase> cases = expert_cases(all ? 50 : 4);
+  const std::vector<ExpertCase> cases = full_cases(expert_cases, all ? 50 : 4);
   for (const ExpertCase& c : all ? cases : cases_in_turn(cases, turn())) {
     check_parity(c, text, /*steps=*/2);
   }
@@ -111,6 +108,18 @@ TEST_CASE("a few turns try every case of many ranks, once each", "[not_sanitized
     CAPTURE(c.name());
     REQUIRE(tried[c.name()] == (c.ranks() > 8 ? 1 : kTurns));
   }
+}
+
+TEST_CASE("a few turns try every long combination once, and what is always tried each time",
+          "[not_sanitized]") {
+  std::map<int, uint64_t> tried;
+  for (uint64_t first = 7, i = 0; i < kTurns; ++i) {
+    for (int number : in_turn(std::vector{0, 1, 2, 3, 4, 5, 6}, /*always=*/2, first + i)) {
+      ++tried[number];
+    }
+  }
+  REQUIRE(tried == std::map<int, uint64_t>{
+                       {0, kTurns}, {1, kTurns}, {2, 1}, {3, 1}, {4, 1}, {5, 1}, {6, 1}});
 }
 
 TEST_CASE("experts train in whatever order a file of the schedule has") {

@@ -13,7 +13,7 @@ constexpr int64_t kPipelineSteps = 2;
 
 const bool kPipelineIsCarried = is_carried("pipeline");
 
-bool full() { return std::getenv("USP_TEST_FULL") != nullptr && !kSanitized; }
+bool full() { return is_full() && !kSanitized; }
 
 /// Nothing but the pipeline.
 PipelineCase plain_case(int64_t ranks, const char* schedule, int64_t micro_batches) {
@@ -34,7 +34,8 @@ void check_parity(const PipelineCase& c, const Text& text, PipelineReferences& r
 TEST_CASE("training over stages is training on one rank, in every order of work") {
   const Text text;
   PipelineReferences references(text.dataset, kPipelineSteps);
-  const std::vector<PipelineCase> cases = pipeline_cases(full() && !kPipelineIsCarried ? 400 : 0);
+  const std::vector<PipelineCase> cases =
+      full_cases(pipeline_cases, full() && !kPipelineIsCarried ? 400 : 0);
   const size_t step = kPipelineIsCarried && !kSanitized && !full() ? 3 : 1;
   for (size_t i = 0; i < cases.size(); i += step) check_parity(cases[i], text, references);
 }

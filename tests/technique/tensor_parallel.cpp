@@ -21,9 +21,8 @@ TEST_CASE("training with shared-out weights is training on one rank, and sends w
   const TokenFile file(tokens.path(), 2, config.model.vocab_size);
   const Dataset dataset(file, config.seq_len, 0.1, DataOrder::shuffled, config.seed);
   TensorReferences references(dataset, kTensorSteps);
-  const bool carried = is_carried("tensor_parallel"),
-             full = std::getenv("USP_TEST_FULL") != nullptr;
-  const std::vector<TensorCase> cases = tensor_cases(carried ? 0 : full ? 100 : 20);
+  const bool carried = is_carried("tensor_parallel"), full = is_full();
+  const std::vector<TensorCase> cases = full_cases(tensor_cases, carried ? 0 : full ? 100 : 20);
   const size_t step = carried && !kSanitized && !full ? 2 : 1;
   for (size_t i = 0; i < cases.size(); i += step) {
     const TensorCase& c = cases[i];

@@ -111,11 +111,11 @@ inline std::vector<ZeroCase> pairwise(const std::vector<ZeroCase>& all) {
   return chosen;
 }
 
-/// Every pair of values, or with USP_TEST_FULL every combination; where pairs of ranks are not all
-/// ranks, hybrid sharding over half of them too.
+/// Every pair of values, or every combination of those whose turn it is, see is_full(); where pairs
+/// of ranks are not all ranks, hybrid sharding over half of them too.
 inline std::vector<ZeroCase> zero_cases(int ranks) {
   const std::vector<ZeroCase> all = all_zero_cases();
-  std::vector<ZeroCase> cases = std::getenv("USP_TEST_FULL") != nullptr ? all : pairwise(all);
+  std::vector<ZeroCase> cases = is_full() ? full_cases(all) : pairwise(all);
   if (ranks % 4 != 0) return cases;
   const size_t flat = cases.size();
   for (size_t i = 0; i < flat; ++i) {
