@@ -181,12 +181,17 @@ inline Values numeric_gradient(const Tensor& x, const std::vector<int64_t>& indi
   return gradient;
 }
 
+/// Set by an executable that checks every access of its kernels: then one pass is enough. Another
+/// executable with the same tests takes finite differences, and does again what has to repeat.
+inline bool one_pass = false;
+
 /// Compares `gradient` with finite differences of `loss` at `samples` random elements of x, or at
 /// all of them where there are no more.
 inline void check_gradient(const Tensor& gradient, const Tensor& x,
                            const std::function<double()>& loss, std::string_view what,
                            int64_t samples = 1000, double tolerance = 1e-9) {
   REQUIRE(gradient.shape() == x.shape());
+  if (one_pass) return static_cast<void>(loss());
   Random random(x.numel());
   std::vector<int64_t> indices;
   for (int64_t i = 0; i < std::min(samples, x.numel()); ++i) {
@@ -205,6 +210,7 @@ inline void check_gradient_along(const Tensor& gradient, Tensor x,
                                  const std::function<double()>& loss, std::string_view what,
                                  double tolerance = 1e-9) {
   REQUIRE(gradient.shape() == x.shape());
+  if (one_pass) return static_cast<void>(loss());
   const Values centres = x.items(), slopes = gradient.items();
   const Values direction = Random(x.numel()).normals(x.numel());
   double analytic = 0, squares = 0;

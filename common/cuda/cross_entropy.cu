@@ -40,7 +40,7 @@ __global__ void forward_kernel(accumulate_t<T>* row_max, accumulate_t<T>* row_su
   target_logit[row] = target >= 0 && target < V ? load(x[target]) : A{0};
 }
 
-/// A thread a row.
+/// A thread a row: reads three numbers and writes one, sizeof(A) bytes each.
 template <class A>
 __global__ void rescale_kernel(A* row_sum, const A* row_max, const A* max, int64_t rows) {
   const int64_t row = thread_of_grid();
@@ -48,7 +48,8 @@ __global__ void rescale_kernel(A* row_sum, const A* row_max, const A* max, int64
   if (row < rows && row_sum[row] != 0) row_sum[row] *= std::exp(row_max[row] - max[row]);
 }
 
-/// One block for all rows: a thread adds every 256th, then the block its threads' sums.
+/// One block for all rows: a thread adds every 256th, then the block its threads' sums. Of a row it
+/// reads three numbers and writes one, sizeof(A) bytes each.
 template <class A>
 __global__ void loss_kernel(double* loss, A* lse, const A* row_max, const A* row_sum,
                             const A* target_logit, int64_t rows, double scale) {

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "cuda/cuda_backend.h"
 #include "cuda/errors.h"
+#include "cuda/kernels.h"
 #include "tensor/backend.h"
 
 namespace usp {
@@ -113,7 +114,10 @@ std::string CudaDevice::matmul_library() const {
   return fmt::format("cuBLASLt of CUDA {}", version_text(runtime));
 }
 
-std::unique_ptr<Backend> CudaDevice::make_backend() { return make_cuda_backend(stream_); }
+std::unique_ptr<Backend> CudaDevice::make_backend() {
+  start_nothing(stream_);  // else a run would find out in its first step
+  return make_cuda_backend(stream_);
+}
 
 void* CudaDevice::take(Device where, int64_t bytes) {
   void* pointer = nullptr;

@@ -34,7 +34,8 @@ __global__ void count_kernel(int32_t* counts, const int32_t* choices, int64_t ru
   if (lane() == 0) counts[run * E + expert] = count;
 }
 
-/// A warp for each expert of each run, as above. `choices` are a copy, which no other warp changes.
+/// A warp for each expert of each run, as above; writes what it drops. `choices` are a copy, which
+/// no other warp changes.
 __global__ void drop_kernel(int32_t* kept, const int32_t* choices, const int32_t* before,
                             int64_t runs, int64_t choices_per_run, int64_t E, int64_t capacity) {
   const int64_t run = warp_of_grid() / E, expert = warp_of_grid() % E;
@@ -49,7 +50,8 @@ __global__ void drop_kernel(int32_t* kept, const int32_t* choices, const int32_t
       });
 }
 
-/// A warp an expert: reads all choices twice. The first expert's also answers those of -1.
+/// A warp an expert: reads all choices twice, and writes the slots of its own. The first expert's
+/// also answers those of -1, and so reads all once more.
 __global__ void slots_kernel(int32_t* slots, const int32_t* choices, int64_t count, int64_t E) {
   const int64_t expert = warp_of_grid();
   if (expert >= E) return;

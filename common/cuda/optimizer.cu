@@ -26,7 +26,7 @@ __global__ void partial_squares_kernel(double* partial, const T* x, int64_t coun
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-/// One block adds up the partial sums.
+/// One block adds up the partial sums, 8 bytes each.
 __global__ void add_squares_kernel(double* sum, const double* partial, int64_t count,
                                    bool accumulate) {
   double mine = 0;
@@ -36,7 +36,7 @@ __global__ void add_squares_kernel(double* sum, const double* partial, int64_t c
   if (threadIdx.x == 0) *sum = accumulate ? *sum + mine : mine;
 }
 
-/// One thread: there are a few sums.
+/// One thread, 8 bytes a sum: there are a few.
 __global__ void clip_kernel(double* coefficient, double* norm, const double* sums, int64_t count,
                             double max_norm) {
   double sum = 0;

@@ -87,7 +87,8 @@ __global__ void partial_weight_kernel(accumulate_t<T>* partial, const T* dy, con
   partial[block * H + h] = sum;
 }
 
-/// Adds up the partial sums of a column, a thread each, in the order of the rows.
+/// Adds up the partial sums of a column, a thread each, in the order of the rows: reads them, and
+/// dweight where it accumulates, and writes dweight.
 template <class G, class A>
 __global__ void add_partial_kernel(G* dweight, const A* partial, int64_t blocks, int64_t H,
                                    bool accumulate) {

@@ -6,6 +6,7 @@
 
 /// Which experts a token goes to, and what balances them. Its row of scores is short, and a warp
 /// has it: the lanes take experts in turn and meet by shuffles. T tokens, E experts, k choices.
+/// What a kernel reads of a row more than once comes from the L1 cache after the first time.
 namespace usp::cuda {
 
 namespace {
@@ -42,6 +43,8 @@ __device__ A inverse_of(A x) {
   return x == 0 ? 0 : 1 / x;
 }
 
+/// Reads a row of logits, for softmax twice, and writes its scores, sizeof(A) bytes an element
+/// each.
 template <class A>
 __global__ void scores_kernel(A* scores, const A* logits, int64_t T, int64_t E, bool sigmoid) {
   const int64_t t = warp_of_grid();
@@ -56,7 +59,8 @@ __global__ void scores_kernel(A* scores, const A* logits, int64_t T, int64_t E, 
   for (int64_t e = lane(); e < E; e += kWarp) y[e] = std::exp(x[e] - all.max) / all.sum;
 }
 
-/// dlogits may be dscores: whoever writes a number is the last to read it.
+/// Reads dscores and scores, for softmax twice, and writes dlogits, sizeof(A) bytes an element
+/// each. dlogits may be dscores: whoever writes a number is the last to read it.
 template <class A>
 __global__ void scores_backward_kernel(A* dlogits, const A* dscores, const A* scores, int64_t T,
                                        int64_t E, bool sigmoid) {
@@ -135,8 +139,9 @@ struct Choice {
   }
 };
 
-/// Looks for a choice after the other: the scores, sizeof(A) bytes each, come from a cache but for
-/// the first time. Shared memory has a number for each group of each warp.
+/// Looks for a choice after the other: reads the scores, sizeof(A) bytes each, and their bias k
+/// times. Shared memory has a number for each group of each warp; a lane has a group, and reads its
+/// experts for each expert that counts in its sum.
 template <class A>
 __global__ void choose_kernel(int32_t* choices, Choice<A> choice, int64_t T) {
   const int64_t t = warp_of_grid();
@@ -170,7 +175,8 @@ __device__ A divisor_of_gates(const A* scores, const int32_t* choices, int64_t k
   return sum;
 }
 
-/// A thread a token.
+/// A thread a token: reads each choice and its score, twice where gates are shares, and writes its
+/// gate. Threads side by side have tokens side by side: each takes a sector of 32 bytes of its own.
 template <class A>
 __global__ void gates_kernel(A* gates, const A* scores, const int32_t* choices, int64_t T,
                              int64_t E, int64_t k, bool normalised, A scale) {
@@ -182,7 +188,8 @@ __global__ void gates_kernel(A* gates, const A* scores, const int32_t* choices, 
   for (int64_t j = 0; j < k; ++j) gates[t * k + j] = score[choice[j]] * factor;
 }
 
-/// A thread a token.
+/// A thread a token, as above: reads each choice, dgates and dscores, writes dscores; where gates
+/// are shares it has read choice, score, dgates and gates before.
 template <class A>
 __global__ void gates_backward_kernel(A* dscores, const A* dgates, const A* gates, const A* scores,
                                       const int32_t* choices, int64_t T, int64_t E, int64_t k,
@@ -198,6 +205,8 @@ __global__ void gates_backward_kernel(A* dscores, const A* dgates, const A* gate
   }
 }
 
+/// Reads scores, twice where they are normalised, and their run's load, sizeof(A) bytes an element
+/// each. One lane writes the term.
 template <class A>
 __global__ void balance_terms_kernel(double* terms, const A* scores, const A* load, int64_t T,
                                      int64_t E, int64_t tokens_per_run, bool normalised) {
@@ -209,6 +218,8 @@ __global__ void balance_terms_kernel(double* terms, const A* scores, const A* lo
   if (lane() == 0) terms[t] = static_cast<double>(sum * inverse);
 }
 
+/// Reads the load and dscores, and writes dscores, sizeof(A) bytes an element each; where scores
+/// are normalised it has read them twice before, and the load once.
 template <class A>
 __global__ void balance_backward_kernel(A* dscores, const A* scores, const A* load, int64_t T,
                                         int64_t E, int64_t tokens_per_run, A scale,
@@ -224,6 +235,7 @@ __global__ void balance_backward_kernel(A* dscores, const A* scores, const A* lo
   }
 }
 
+/// Reads logits, sizeof(A) bytes an element. One lane writes the term.
 template <class A>
 __global__ void z_terms_kernel(double* terms, const A* logits, int64_t T, int64_t E) {
   const int64_t t = warp_of_grid();
@@ -233,6 +245,7 @@ __global__ void z_terms_kernel(double* terms, const A* logits, int64_t T, int64_
   if (lane() == 0) terms[t] = static_cast<double>(z * z);
 }
 
+/// Reads logits twice and dlogits, and writes dlogits, sizeof(A) bytes an element each.
 template <class A>
 __global__ void z_backward_kernel(A* dlogits, const A* logits, int64_t T, int64_t E, A scale) {
   const int64_t t = warp_of_grid();
@@ -245,6 +258,7 @@ __global__ void z_backward_kernel(A* dlogits, const A* logits, int64_t T, int64_
   }
 }
 
+/// Reads scores twice, sizeof(A) bytes an element. One lane writes the term.
 template <class A>
 __global__ void entropy_terms_kernel(double* terms, const A* scores, int64_t T, int64_t E) {
   const int64_t t = warp_of_grid();
@@ -260,7 +274,7 @@ __global__ void entropy_terms_kernel(double* terms, const A* scores, int64_t T, 
   if (lane() == 0) terms[t] = static_cast<double>(entropy);
 }
 
-/// One block: a thread adds every 256th term, then the block its threads' sums.
+/// One block: a thread adds every 256th term, 8 bytes each, then the block its threads' sums.
 __global__ void add_terms_kernel(double* sum, const double* terms, int64_t T, double scale) {
   double mine = 0;
   for (int64_t t = threadIdx.x; t < T; t += blockDim.x) mine += terms[t];
@@ -269,7 +283,8 @@ __global__ void add_terms_kernel(double* sum, const double* terms, int64_t T, do
   if (threadIdx.x == 0) *sum += scale * mine;
 }
 
-/// One block, for the mean of all loads.
+/// One block, for the mean of all loads: reads the load twice and the bias, and writes the bias,
+/// sizeof(A) bytes an expert each.
 template <class A>
 __global__ void bias_kernel(A* bias, const A* load, int64_t E, A rate) {
   double sum = 0;

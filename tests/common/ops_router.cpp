@@ -60,7 +60,8 @@ TEST_CASE("the gradients of a router's scores agree with finite differences, in 
       Random random(2);
       const Shape shape{3, E};
       const Tensor logits = random.tensor(shape), dscores = random.tensor(shape);
-      const Tensor scores = Tensor::empty(shape, DType::f64), dlogits = clone(scores);
+      const Tensor scores = Tensor::empty(shape, DType::f64);
+      const Tensor dlogits = Tensor::empty(shape, DType::f64);
       const auto loss = [&] {
         ops::router_scores(scores, logits, kind);
         return dot(scores, dscores);
@@ -85,8 +86,9 @@ TEST_CASE("the gradients of a router's scores in f32 follow those in f64") {
   const Tensor scores = random_scores(random, 4, 67, DType::f32);
   const Tensor dscores = random.tensor(shape, DType::f32),
                narrow = Tensor::empty(shape, DType::f32);
-  const Tensor wide = Tensor::empty(shape, DType::f64), wide_scores = clone(wide);
-  const Tensor wide_dscores = clone(wide);
+  const Tensor wide = Tensor::empty(shape, DType::f64);
+  const Tensor wide_scores = Tensor::empty(shape, DType::f64);
+  const Tensor wide_dscores = Tensor::empty(shape, DType::f64);
   ops::copy(wide_scores, scores);
   ops::copy(wide_dscores, dscores);
   for (RouterScore kind : kScores) {

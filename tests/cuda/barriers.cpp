@@ -12,7 +12,8 @@ namespace usp::test {
 namespace {
 
 using Place = std::pair<std::string, int>;
-std::set<Place> places;
+bool watching = false;
+std::map<std::pair<const char*, int>, Place> places;  // by where the compiler keeps the file's name
 Place left_out;
 
 /// All operations with barriers.
@@ -29,16 +30,21 @@ void run_all() {
 }  // namespace
 
 bool leaves_out(const char* file, int line) {
-  const Place place{std::filesystem::path(file).filename().string(), line};
-  places.insert(place);
-  return place == left_out;
+  if (!watching) return false;
+  auto place = places.find({file, line});
+  if (place == places.end()) {
+    const std::string name = std::filesystem::path(file).filename().string();
+    place = places.insert({{file, line}, {name, line}}).first;
+  }
+  return place->second == left_out;
 }
 
 TEST_CASE("a barrier that is left out is a race under every order of threads") {
-  places.clear();
+  const ScopedValue on(watching, true);
   run_all();
   REQUIRE(emulator::take_report().problems.empty());
-  const std::set<Place> all = places;
+  std::set<Place> all;
+  for (const auto& [where, place] : places) all.insert(place);
   REQUIRE(all.size() >= 12);
   for (const Place& place : all) {
     for (auto order :

@@ -5,8 +5,6 @@
 namespace usp::test {
 namespace {
 
-using emulator::Order;
-
 /// `run()` here and there, compared; the emulator found no race, nothing out of bounds, nothing
 /// read that nobody had written.
 void check_against_cpu(const std::function<Results()>& run, double tolerance) {
@@ -31,21 +29,14 @@ void check_against_cpu(const std::function<Results()>& run, double tolerance) {
   }
 }
 
-constexpr Order kOrders[] = {Order::forward, Order::reverse, Order::shuffled};
-
-/// body(dtype), the threads of each block in this order.
-void run_in(Order order, DType dtype, const std::function<void(DType)>& body) {
-  emulator::Options options;
-  options.threads = order;
-  const emulator::Use use(options);
-  INFO(name(dtype) << ", order of threads " << static_cast<int>(order));
-  body(dtype);
-}
-
-/// body(dtype) for every dtype and every order of threads.
+/// body(dtype) for every dtype, each kernel in every order of threads.
 void for_each_order(const std::function<void(DType)>& body) {
-  for (Order order : kOrders) {
-    for (DType dtype : kFloatDTypes) run_in(order, dtype, body);
+  emulator::Options options;
+  options.every_order = true;
+  const emulator::Use use(options);
+  for (DType dtype : kFloatDTypes) {
+    INFO(name(dtype));
+    body(dtype);
   }
 }
 
@@ -118,19 +109,6 @@ TEST_CASE("attention's kernels agree with the CPU's and touch only what is their
         check_against_cpu([&] { return run_parts(dtype, naive, c); }, 3 * tolerance_of(dtype));
       }
     }
-  });
-}
-
-TEST_CASE("attention's kernels agree with the CPU's in every shape of attention's tests") {
-  // A dtype for each order of threads, in turns: all pairs of these would take three times as long.
-  int turn = 0;
-  for_each_attention([&](const AttentionCase& c, bool naive) {
-    for (Order order : kOrders) {
-      run_in(order, kFloatDTypes[turn++ % 3], [&](DType dtype) {
-        check_against_cpu([&] { return run_attention(dtype, naive, c); }, 3 * tolerance_of(dtype));
-      });
-    }
-    ++turn;
   });
 }
 

@@ -213,10 +213,7 @@ TEST_CASE("a GPU that the kernels were not compiled for is named") {
   options.compute_capability = 75;
   const emulator::Use use(options);
   check_throws<UsageError>(
-      [] {
-        OnDevice gpu(Device::cuda);
-        ops::fill(Tensor::empty({3}, DType::f32), 1);
-      },
+      [] { Runtime runtime(Device::cuda); },
       {"device=cuda", "compute capability 7.5", "CUDA_ARCHITECTURES=75", "--device cpu"});
 }
 

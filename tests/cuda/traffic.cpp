@@ -118,6 +118,17 @@ TEST_CASE("what kernels of rows move is what their comments say") {
     check_traffic("cross_entropy_backward",
                   traffic_of([&] { ops::cross_entropy_backward(x, x, tokens, lse, 0, 1); }, n),
                   size, size);
+    const Tensor many = zeros_of(n, acc), loss = Tensor::zeros({1}, DType::f64);
+    const auto number = static_cast<double>(bytes_of(acc));
+    check_traffic("cross_entropy_rescale",
+                  traffic_of([&] { ops::cross_entropy_rescale(many, many, many); }, n), number, 0);
+    ops::fill(many, 1);
+    check_traffic("cross_entropy_rescale of what is there",
+                  traffic_of([&] { ops::cross_entropy_rescale(many, many, many); }, n), 3 * number,
+                  number);
+    check_traffic("cross_entropy_loss",
+                  traffic_of([&] { ops::cross_entropy_loss(loss, many, many, many, many, 1); }, n),
+                  3 * number, number);
     const Tensor squares = Tensor::zeros({1}, DType::f64);
     check_traffic("sum_squares", traffic_of([&] { ops::sum_squares(squares, x); }, n), size, 0);
     const Tensor scores = x.view({1, 1, T, H}), delta = lse.view({1, 1, T});
@@ -196,6 +207,109 @@ TEST_CASE("what the kernels of experts' rows move is what their comments say") {
         traffic_of([&] { ops::unpermute_backward(rows, dgates, x, rows, routes.slots, gates); }, n),
         2 * k * size, k * size);
   }
+}
+
+TEST_CASE("what copies move is what their comments say, by any strides") {
+  const UncheckedGpu gpu;
+  Random random(8);
+  const int64_t T = 32, H = 512, n = T * H;
+  for (DType from : kFloatDTypes) {
+    const Tensor x = random.tensor({T, H}, from), wide = random.tensor({T, 2 * H}, from);
+    for (DType to : kFloatDTypes) {
+      INFO(name(from) << " to " << name(to));
+      const auto read = static_cast<double>(bytes_of(from));
+      const auto written = static_cast<double>(bytes_of(to));
+      const Tensor y = Tensor::zeros({T, H}, to), turned = Tensor::zeros({H, T}, to);
+      const auto copy = [&](const Tensor& target, const Tensor& source) {
+        return traffic_of([&] { ops::copy(target, source); }, n);
+      };
+      check_traffic("copy", copy(y, x), read, written);
+      check_traffic("of slices", copy(y, wide.narrow(1, H, H)), read, written);
+      check_traffic("from a transposed one", copy(turned, x.transposed()), 32, written);
+      check_traffic("to a transposed one", copy(turned.transposed(), x), read, 32);
+    }
+  }
+}
+
+TEST_CASE("what the router's kernels move is what their comments say") {
+  const UncheckedGpu gpu;
+  Random random(9);
+  const int64_t T = 64, E = 256, k = 8, runs = 2, n = T * E;
+  for (DType dtype : kRouterDTypes) {
+    INFO(name(dtype));
+    const auto size = static_cast<double>(bytes_of(dtype));
+    const Tensor x = random.tensor({T, E}, dtype), y = clone(x), dy = clone(x);
+    const Tensor load = random.tensor({runs, E}, dtype), bias = random.tensor({E}, dtype);
+    const Tensor loss = Tensor::zeros({1}, DType::f64);
+    // A term of the loss a row: a sector to write it, 8 bytes to add it up.
+    const double term = 32.0 / E, added = 8.0 / E;
+    for (bool shares : {false, true}) {
+      INFO((shares ? "softmax, or shares" : "sigmoid, or scores"));
+      const auto kind = shares ? RouterScore::softmax : RouterScore::sigmoid;
+      const double again = shares ? 2 : 1;
+      check_traffic("router_scores", traffic_of([&] { ops::router_scores(y, x, kind); }, n),
+                    again * size, size);
+      check_traffic("router_scores_backward",
+                    traffic_of([&] { ops::router_scores_backward(dy, dy, y, kind); }, n),
+                    again * 2 * size, size);
+      check_traffic("balance_loss_forward",
+                    traffic_of([&] { ops::balance_loss_forward(loss, y, load, 1, shares); }, n),
+                    (again + 1) * size + added, term);
+      check_traffic("balance_loss_backward",
+                    traffic_of([&] { ops::balance_loss_backward(dy, y, load, 1, shares); }, n),
+                    (shares ? 5 : 2) * size, size);
+    }
+    check_traffic("z_loss_forward", traffic_of([&] { ops::z_loss_forward(loss, x, 1); }, n),
+                  size + added, term);
+    check_traffic("z_loss_backward", traffic_of([&] { ops::z_loss_backward(dy, x, 1); }, n),
+                  3 * size, size);
+    check_traffic("router_entropy", traffic_of([&] { ops::router_entropy(loss, y); }, n),
+                  2 * size + added, term);
+    // A warp's experts are on one side of the mean; on both sides it would go by itself.
+    Values loads(E);
+    std::fill(loads.begin(), loads.begin() + E / 2, 1);
+    const Tensor of_experts = Tensor::from_host(loads, {E}, dtype);
+    check_traffic("balance_bias", traffic_of([&] { ops::balance_bias(bias, of_experts, 1); }, E),
+                  3 * size, size);
+
+    const Tensor choices = Tensor::zeros({T, k}, DType::i32);
+    const double chosen = 32.0 * k / E;  // a sector for each choice of a row
+    check_traffic("choose_experts", traffic_of([&] { ops::choose_experts(choices, x, {}); }, n),
+                  k * size, chosen);
+    check_traffic("choose_experts by a bias",
+                  traffic_of([&] { ops::choose_experts(choices, x, bias); }, n), 2 * k * size,
+                  chosen);
+    const Tensor gates = random.tensor({T, k}, dtype), dgates = clone(gates);
+    for (bool shares : {false, true}) {
+      INFO((shares ? "shares" : "scores"));
+      check_traffic("gates_forward",
+                    traffic_of([&] { ops::gates_forward(gates, y, choices, shares, 1); }, T * k),
+                    (shares ? 4 : 2) * 32, 32);
+      check_traffic(
+          "gates_backward",
+          traffic_of([&] { ops::gates_backward(dy, dgates, gates, y, choices, shares, 1); }, T * k),
+          (shares ? 7 : 3) * 32, 32);
+    }
+  }
+}
+
+TEST_CASE("what the kernels of experts' choices move is what their comments say") {
+  const UncheckedGpu gpu;
+  const int64_t T = 1024, E = 8, runs = 2;
+  Numbers chosen;  // eight tokens side by side, a sector, have the same expert
+  for (int64_t t = 0; t < T; ++t) chosen.push_back(static_cast<int32_t>(t / 8 % E));
+  const Tensor choices = Tensor::from_host(chosen, {T, 1}), slots = clone(choices);
+  const Tensor counts = Tensor::zeros({runs, E}, DType::i32);
+  const std::vector<int64_t> of_experts(E, T / E);
+  const double all = 4 * E, of_warps = 32.0 * runs * E / T;
+  check_traffic("count_choices", traffic_of([&] { ops::count_choices(counts, choices); }, T), all,
+                of_warps);
+  // The copy is read and written once. Nobody has room: every choice is dropped.
+  check_traffic("drop_choices", traffic_of([&] { ops::drop_choices(slots, Tensor(counts), 0); }, T),
+                4 + all + of_warps, 4 + 4);
+  check_traffic("assign_slots",
+                traffic_of([&] { ops::assign_slots(slots, choices, of_experts); }, T), 2 * all + 4,
+                4);
 }
 
 TEST_CASE("what naive attention's softmax moves is what its comment says") {

@@ -22,7 +22,7 @@ bool everything_initialised = false;
 struct Range {
   char* begin = nullptr;
   size_t bytes = 0;
-  std::vector<Cell> cells;
+  Cells cells;
 
   bool holds(const void* address) const {
     return static_cast<size_t>(static_cast<const char*>(address) - begin) < bytes;
@@ -40,7 +40,7 @@ int find_thread_locals(dl_phdr_info* info, size_t, void* range) {
 }
 
 /// Could the running thread do what it does now before, or after, what is recorded?
-bool unordered(const Access& past, bool shared) {
+USP_INLINE bool unordered(const Access& past, bool shared) {
   if (past.epoch < (shared ? block_epoch : launch_epoch)) return false;
   if (past.epoch < block_epoch) return true;
   if (past.epoch < epoch) return false;
@@ -53,11 +53,11 @@ bool unordered(const Access& past, bool shared) {
   return thread != current->number && (thread / kWarp != warp || past.clock >= current->clock);
 }
 
-Access now(uint16_t flags) {
+USP_INLINE Access now(uint16_t flags) {
   return {epoch, static_cast<uint16_t>(current->number | flags), current->clock};
 }
 
-void remember_reader(Access& reader, bool shared) {
+USP_INLINE void remember_reader(Access& reader, bool shared) {
   const int warp = current->number / kWarp;
   if (reader.epoch < (shared ? block_epoch : launch_epoch)) {
     reader = now(0);
@@ -73,31 +73,23 @@ void remember_reader(Access& reader, bool shared) {
   }
 }
 
-/// How many of the bytes' cells to look at: the first alone if the others are equal, as those of a
-/// number mostly are.
-size_t distinct(const Cell* cells, size_t bytes) {
-  return std::memcmp(cells, cells + 1, (bytes - 1) * sizeof(Cell)) == 0 ? 1 : bytes;
-}
-
 /// Notes the access in the cells of its bytes. Says whether it races with an earlier one.
-bool races(Cell* cells, size_t bytes, bool write, bool atomic, bool shared) {
+USP_INLINE bool races(std::span<Cell> cells, bool write, bool atomic, bool shared) {
   bool race = false;
-  Cell* const end = cells + distinct(cells, bytes);
-  for (Cell* cell = cells; cell < end; ++cell) {
-    const bool both_atomic = atomic && (cell->writer.thread & kAtomic);
-    race |= !both_atomic && unordered(cell->writer, shared);
+  for (Cell& cell : cells) {
+    const bool both_atomic = atomic && (cell.writer.thread & kAtomic);
+    race |= !both_atomic && unordered(cell.writer, shared);
     if (write) {
-      race |= unordered(cell->reader, shared);
-      cell->writer = now(atomic ? kAtomic : 0);
+      race |= unordered(cell.reader, shared);
+      cell.writer = now(atomic ? kAtomic : 0);
     } else {
-      remember_reader(cell->reader, shared);
+      remember_reader(cell.reader, shared);
     }
   }
-  std::fill(end, cells + bytes, *cells);
   return race;
 }
 
-void report_race(bool write, const char* where, const void* pc) {
+[[gnu::noinline]] void report_race(bool write, const char* where, const void* pc) {
   problem("race",
           std::string(write ? "writes " : "reads ") + where +
               " memory that another thread uses without a barrier between",
@@ -108,6 +100,23 @@ void report_race(bool write, const char* where, const void* pc) {
 void fault(const std::string& kind, const std::string& detail, const void* pc) {
   problem(kind, detail, pc);
   end_kernel();
+}
+
+// Out of the way of accesses in which nothing is wrong.
+[[gnu::noinline]] void report_overrun(const Range& range, size_t offset, bool write,
+                                      const void* pc) {
+  fault("out of bounds",
+        (write ? "writes" : "reads") +
+            std::string(" beyond the shared memory of the launch, byte ") + std::to_string(offset) +
+            " of " + std::to_string(range.cells.bytes()),
+        pc);
+}
+[[gnu::noinline]] void report_uninitialised(const char* detail, const void* pc) {
+  problem("uninitialised", detail, pc);
+}
+[[gnu::noinline]] void report_misaligned(size_t bytes, const void* pc) {
+  fault("misaligned", std::to_string(bytes) + " bytes at an address that is no multiple of them",
+        pc);
 }
 
 void check_global(const void* address, size_t bytes, bool write, bool atomic, const void* pc) {
@@ -127,30 +136,27 @@ void check_global(const void* address, size_t bytes, bool write, bool atomic, co
   char* initialised = block->initialised + (static_cast<const char*>(address) - block->base);
   if (!write || atomic) {
     if (!everything_initialised && std::memchr(initialised, 0, bytes) != nullptr) {
-      problem("uninitialised", "reads global memory that nothing has written", pc);
+      report_uninitialised("reads global memory that nothing has written", pc);
     }
   }
-  if (write) std::memset(initialised, 1, bytes);
-  if (races(&block->cell(address), bytes, write, atomic, false)) report_race(write, "global", pc);
+  if (write) {
+    remember_overwritten(*block, address, bytes);
+    std::memset(initialised, 1, bytes);
+  }
+  if (races(block->cells_of(address, bytes), write, atomic, false))
+    report_race(write, "global", pc);
 }
 
-void check_shared(Range& range, const void* address, size_t bytes, bool write, bool atomic,
-                  const void* pc) {
+USP_INLINE void check_shared(Range& range, const void* address, size_t bytes, bool write,
+                             bool atomic, const void* pc) {
   const size_t offset = static_cast<const char*>(address) - range.begin;
-  if (offset + bytes > range.cells.size()) {
-    fault("out of bounds",
-          (write ? "writes" : "reads") +
-              std::string(" beyond the shared memory of the launch, byte ") +
-              std::to_string(offset) + " of " + std::to_string(range.cells.size()),
-          pc);
-    return;
-  }
-  Cell* cells = range.cells.data() + offset;
+  if (offset + bytes > range.cells.bytes()) return report_overrun(range, offset, write, pc);
+  const std::span<Cell> cells = range.cells.of(offset, bytes);
   const auto undefined = [](const Cell& cell) { return cell.writer.epoch < block_epoch; };
-  if ((!write || atomic) && std::any_of(cells, cells + distinct(cells, bytes), undefined)) {
-    problem("uninitialised", "reads shared memory that nothing has written", pc);
+  if ((!write || atomic) && std::any_of(cells.begin(), cells.end(), undefined)) {
+    report_uninitialised("reads shared memory that nothing has written", pc);
   }
-  if (races(cells, bytes, write, atomic, true)) report_race(write, "shared", pc);
+  if (races(cells, write, atomic, true)) report_race(write, "shared", pc);
 }
 
 /// Registers, stack, constants and kernel parameters, or what a device cannot reach.
@@ -166,6 +172,14 @@ void check_other(const void* address, bool write, const void* pc) {
 
 }  // namespace
 
+void Cells::refine(size_t multiple) {
+  const int before = shift_;
+  while ((multiple & ((size_t{1} << shift_) - 1)) != 0) --shift_;
+  std::vector<Cell> finer(count());
+  for (size_t i = 0; i < finer.size(); ++i) finer[i] = cells_[i >> (before - shift_)];
+  cells_ = std::move(finer);
+}
+
 bool is_shared(const void* address) { return statics.holds(address) || dynamic.holds(address); }
 
 void check_access(const void* address, size_t bytes, bool write, bool atomic, const void* pc) {
@@ -175,9 +189,8 @@ void check_access(const void* address, size_t bytes, bool write, bool atomic, co
                         : dynamic.holds(address) ? &dynamic
                                                  : nullptr;
   if (vector && (device || shared != nullptr) &&
-      reinterpret_cast<uintptr_t>(address) % bytes != 0) {
-    fault("misaligned", std::to_string(bytes) + " bytes at an address that is no multiple of them",
-          pc);
+      (reinterpret_cast<uintptr_t>(address) & (bytes - 1)) != 0) {
+    report_misaligned(bytes, pc);
   }
   if (device) {
     check_global(address, bytes, write, atomic, pc);
@@ -191,10 +204,10 @@ void check_access(const void* address, size_t bytes, bool write, bool atomic, co
 void begin_launch(size_t dynamic_bytes) {
   launch_epoch = ++epoch;
   dl_iterate_phdr(find_thread_locals, &statics);
-  if (statics.cells.size() != statics.bytes) statics.cells.assign(statics.bytes, {});
+  if (statics.cells.bytes() != statics.bytes) statics.cells = Cells(statics.bytes);
   dynamic.begin = static_cast<char*>(dynamic_shared_memory());
   dynamic.bytes = kMaxDynamicBytes;
-  dynamic.cells.resize(dynamic_bytes);
+  if (dynamic.cells.bytes() != dynamic_bytes) dynamic.cells = Cells(dynamic_bytes);
 }
 
 void begin_block() { block_epoch = ++epoch; }

@@ -61,10 +61,13 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*
   const char* given = static_cast<const char*>(parameters);
   const size_t work = size_t{grid.x} * grid.y * grid.z * threads;
   enqueue(config.stream, work,
-          [launch = Launch{
-               grid, block, config.dynamicSmemBytes, call, {given, given + bytes}, instrumented}] {
-            run(launch);
-          });
+          [launch = Launch{grid,
+                           block,
+                           config.dynamicSmemBytes,
+                           call,
+                           {given, given + bytes},
+                           kernel,
+                           instrumented}] { run(launch); });
   return cudaSuccess;
 }
 

@@ -18,7 +18,10 @@ enum class Order { forward, reverse, shuffled };
 struct Options {
   Order threads = Order::forward;
   Order streams = Order::forward;
-  uint64_t seed = 1;      // of the shuffled orders
+  uint64_t seed = 1;  // of the shuffled orders
+  /// Each kernel that is checked runs in all orders of threads, from the same memory; what differs
+  /// afterwards is a problem. A launch like one before, of other memory alone, runs in the first.
+  bool every_order = false;
   bool checks = true;     // races, bounds, uninitialised reads, in instrumented kernels
   bool counters = false;  // sectors, bank conflicts, divergence, in instrumented kernels
   bool protect = true;    // a host that touches device memory dies
@@ -80,7 +83,8 @@ struct Counters {
 
 /// A mistake of a kernel or of host code, once for each place.
 struct Problem {
-  /// race, out of bounds, misaligned, uninitialised, divergent barrier, deadlock, host memory, mask
+  /// race, out of bounds, misaligned, uninitialised, divergent barrier, deadlock, host memory,
+  /// mask, order
   std::string kind;
   std::string detail;
   uint3 thread{}, block{};
@@ -99,6 +103,10 @@ struct Report {
   /// All problems, one a line.
   std::string text() const;
 };
+
+/// Kernels that were checked since the program began, by "file.cu:name", in how many different
+/// grids and blocks each.
+std::map<std::string, int64_t> checked_kernels();
 
 /// What happened since the last call, after all queues have run. Until it is called, a problem
 /// makes every later wait fail with cudaErrorLaunchFailure; one that nobody asked for ends the

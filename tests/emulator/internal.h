@@ -1,7 +1,9 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <span>
 
 #include "emulator.h"
 #include "fair_mutex.h"
@@ -26,7 +28,7 @@ class Locked {
 
 // ---- memory.cpp
 
-/// The last accesses to one byte. An epoch is a number that grows with every launch, block and
+/// The last accesses to some bytes. An epoch is a number that grows with every launch, block and
 /// barrier; a clock grows with every operation of a warp within an epoch.
 struct Access {
   uint32_t epoch = 0;
@@ -36,19 +38,40 @@ struct Cell {
   Access writer, reader;
 };
 
+/// The cells of a piece of memory: as large as the accesses allow that there have been, so that
+/// each is of whole cells, and no two threads meet in one that touch different bytes.
+class Cells {
+ public:
+  explicit Cells(size_t bytes = 0) : bytes_(bytes), cells_(count()) {}
+
+  size_t bytes() const { return bytes_; }
+  std::span<Cell> of(size_t offset, size_t bytes) {
+    if (((offset | bytes) & ((size_t{1} << shift_) - 1)) != 0) refine(offset | bytes);
+    return {cells_.data() + (offset >> shift_), bytes >> shift_};
+  }
+
+ private:
+  size_t count() const { return (bytes_ + (size_t{1} << shift_) - 1) >> shift_; }
+  void refine(size_t multiple);
+
+  size_t bytes_;
+  int shift_ = 3;  // a cell has 2^shift_ bytes
+  std::vector<Cell> cells_;
+};
+
 /// A block of device memory; shared memory while a kernel runs.
 struct Allocation {
   char* base = nullptr;
   size_t bytes = 0;
   int device = 0;
-  char* initialised = nullptr;  // one for each byte
-  Cell* cells = nullptr;        // one for each byte, made when a kernel first touches it
+  char* initialised = nullptr;             // one for each byte
+  std::unique_ptr<Cells> cells = nullptr;  // made when a kernel first touches it
 
   bool holds(const void* address, size_t count) const {
     const size_t offset = static_cast<const char*>(address) - base;
     return address >= base && offset <= bytes && count <= bytes - offset;
   }
-  Cell& cell(const void* address);
+  std::span<Cell> cells_of(const void* address, size_t count);
   void set_initialised(const void* address, size_t count, bool value);
 };
 
@@ -95,11 +118,21 @@ struct Launch {
   size_t dynamic_bytes;
   void (*call)(const void*);
   std::vector<char> parameters;
+  const void* kernel;
   bool instrumented;
 };
+/// As the options say.
 void run(const Launch& launch);
+void run(const Launch& launch, Order order);
 /// Called by a thread, which never goes on.
 void end_kernel();
+
+// ---- orders.cpp
+
+/// Of a launch like one before, the first order alone.
+void run_in_every_order(const Launch& launch);
+/// The kernel is about to write there.
+void remember_overwritten(const Allocation& block, const void* address, size_t bytes);
 
 // ---- checks.cpp
 
@@ -130,8 +163,11 @@ void replay(std::vector<Event>* logs, int lanes);
 // ---- report.cpp
 
 void problem(const std::string& kind, const std::string& detail, const void* pc);
+/// A place in the function's first line, for problem().
+inline const void* place_of(const void* function) { return static_cast<const char*>(function) + 1; }
 bool has_problems();
 Counters& counters_of(const void* pc);
+void count_checked(const Launch& launch);
 
 // ---- streams.cpp
 

@@ -58,6 +58,8 @@ enum class Copy { by_column, by_row, float4s, changed_float4s, transpose_32, tra
 void copy(Copy how, const float* x, float* y);
 /// 32 lanes count into 4 bins.
 void histogram(int* bins);
+/// Each of 64 threads leaves its number in the place of the one before.
+void last_one(int* last);
 /// One block of two warps takes a branch by lane, or by warp, and writes 64 floats.
 void branch(bool by_lane, float* y);
 /// C = A B, n x n, in tiles of 32.

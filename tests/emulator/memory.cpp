@@ -152,7 +152,6 @@ bool release(void* address) {
   std::fill_n(memory.blocks + offset / kGranule, size / kGranule, nullptr);
   memory.used[block->device] -= size;
   free(block->initialised);
-  free(block->cells);
   delete block;
   auto hole = memory.holes.emplace(offset, size).first;
   const auto after = std::next(hole);
@@ -170,9 +169,9 @@ bool release(void* address) {
   return true;
 }
 
-Cell& Allocation::cell(const void* address) {
-  if (cells == nullptr) cells = static_cast<Cell*>(calloc(bytes, sizeof(Cell)));
-  return cells[static_cast<const char*>(address) - base];
+std::span<Cell> Allocation::cells_of(const void* address, size_t count) {
+  if (cells == nullptr) cells = std::make_unique<Cells>(bytes);
+  return cells->of(static_cast<const char*>(address) - base, count);
 }
 
 void Allocation::set_initialised(const void* address, size_t count, bool value) {

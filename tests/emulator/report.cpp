@@ -4,9 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <set>
 #include <unordered_map>
+#include <utility>
 
 #include "threads.h"
 
@@ -24,6 +27,7 @@ struct Found {
 struct State {
   std::vector<Found> problems;
   std::unordered_map<const void*, Counters> counters;
+  std::map<const void*, std::set<std::array<unsigned, 6>>> checked;  // grids and blocks
   ~State() {
     if (problems.empty()) return;
     const Report report = take_report();
@@ -41,6 +45,7 @@ State& state() {
 struct Line {
   std::string file;
   int number = 0;
+  std::string kernel;  // "file.cu:name" of the function that was not inlined
 };
 
 int find_base(dl_phdr_info* info, size_t, void* base) {
@@ -48,12 +53,26 @@ int find_base(dl_phdr_info* info, size_t, void* base) {
   return 1;  // the executable comes first
 }
 
+std::string name_without_folders(const std::string& path) {
+  return path.substr(path.rfind('/') + 1);  // npos + 1 is 0
+}
+
+/// kernel, of "void scope::(anonymous namespace)::kernel<float>(int)".
+std::string name_of(std::string function) {
+  const std::string unnamed = "(anonymous namespace)";
+  for (size_t at; (at = function.find(unnamed)) != std::string::npos;) {
+    function.erase(at, unnamed.size());
+  }
+  function.resize(std::min(function.find_first_of("<("), function.size()));
+  return function.substr(function.find_last_of(" :") + 1);
+}
+
 /// Where each place is in the source: the innermost function that is none of the emulator's own.
 std::unordered_map<const void*, Line> lines_of(const std::vector<const void*>& places) {
   std::unordered_map<const void*, Line> lines;
   uintptr_t base = 0;
   dl_iterate_phdr(find_base, &base);
-  std::string command = "addr2line -a -i -e /proc/" + std::to_string(getpid()) + "/exe";
+  std::string command = "addr2line -a -f -i -C -e /proc/" + std::to_string(getpid()) + "/exe";
   for (const void* place : places) {
     char text[32];  // the address returned to is behind the call
     std::snprintf(text, sizeof(text), " %#zx", reinterpret_cast<uintptr_t>(place) - base - 1);
@@ -63,17 +82,23 @@ std::unordered_map<const void*, Line> lines_of(const std::vector<const void*>& p
   if (pipe == nullptr) return lines;
   char text[4096];
   size_t place = 0;
+  std::string function;  // lines of functions and of places in them take turns
   while (std::fgets(text, sizeof(text), pipe) != nullptr) {
     const std::string line = text;
     if (line.starts_with("0x")) {
       ++place;
-    } else if (place > 0 && line.find("/emulator/include/") == std::string::npos) {
+      function.clear();
+    } else if (function.empty()) {
+      function = line;
+    } else if (place > 0) {
       Line& found = lines[places[place - 1]];
-      const size_t colon = line.rfind(':');
-      if (!found.file.empty() || colon == std::string::npos || line[0] == '?') continue;
-      const size_t slash = line.rfind('/', colon);
-      found.file = line.substr(slash + 1, colon - slash - 1);  // npos + 1 is 0
-      found.number = std::atoi(line.c_str() + colon + 1);
+      const size_t colon = std::min(line.rfind(':'), line.size());
+      const std::string file = name_without_folders(line.substr(0, colon));
+      found.kernel = file + ":" + name_of(std::exchange(function, ""));
+      const bool own = line.find("/emulator/include/") != std::string::npos;
+      if (own || !found.file.empty() || line[0] == '?') continue;
+      found.file = file;
+      found.number = std::atoi(line.c_str() + std::min(colon + 1, line.size()));
     }
   }
   pclose(pipe);
@@ -103,6 +128,25 @@ void problem(const std::string& kind, const std::string& detail, const void* pc)
 bool has_problems() { return !state().problems.empty(); }
 
 Counters& counters_of(const void* pc) { return state().counters[pc]; }
+
+void count_checked(const Launch& launch) {
+  const auto& [grid, block] = std::pair(launch.grid, launch.block);
+  state().checked[launch.kernel].insert({grid.x, grid.y, grid.z, block.x, block.y, block.z});
+}
+
+std::map<std::string, int64_t> checked_kernels() {
+  const Locked locked(lock());
+  std::vector<const void*> places;
+  for (const auto& [kernel, shapes] : state().checked) places.push_back(place_of(kernel));
+  const auto lines = lines_of(places);
+  std::map<std::string, int64_t> kernels;
+  for (const auto& [kernel, shapes] : state().checked) {
+    if (const auto line = lines.find(place_of(kernel)); line != lines.end()) {
+      kernels[line->second.kernel] += std::ssize(shapes);
+    }
+  }
+  return kernels;
+}
 
 Report take_report() {
   const Locked locked(lock());

@@ -37,6 +37,8 @@ __global__ void transpose(const float* x, float* y) {
   y[(column + threadIdx.y) * kSide + row + threadIdx.x] = tile[threadIdx.x][threadIdx.y];
 }
 
+__global__ void last_one_kernel(int* last) { atomicExch(last, static_cast<int>(threadIdx.x)); }
+
 __global__ void histogram_kernel(int* bins) { atomicAdd(&bins[threadIdx.x % 4], 1); }
 
 __global__ void branch_kernel(bool by_lane, float* y) {
@@ -98,6 +100,8 @@ void copy(Copy how, const float* x, float* y) {
 }
 
 void histogram(int* bins) { launch(histogram_kernel, 1, 32, bins); }
+
+void last_one(int* last) { launch(last_one_kernel, 1, 64, last); }
 
 void branch(bool by_lane, float* y) { launch(branch_kernel, 1, 64, by_lane, y); }
 

@@ -136,3 +136,50 @@ TEST_CASE("lanes that part and lanes that update one word are counted") {
   REQUIRE(report.total.atomic_steps == 8);
   REQUIRE(bins.host() == std::vector<int>(4, 8));
 }
+
+TEST_CASE("in every order of threads a kernel finds the same memory, and leaves the same") {
+  Options now;
+  now.every_order = true;
+  const Use use(now);
+  const Array<int> bins(std::vector<int>(4, 0)), last(std::vector<int>(1, -1)), fresh(4);
+  test::histogram(bins);
+  Report report = take_report();
+  INFO(report.text());
+  REQUIRE(report.problems.empty());
+  REQUIRE(bins.host() == std::vector<int>(4, 8));
+  test::last_one(last);
+  report = take_report();
+  REQUIRE(report.problems.size() == 1);
+  REQUIRE(report.problems[0].text().starts_with("order at simple.cu:"));
+  // Again, of other memory: once, with all checks.
+  test::histogram(fresh);
+  report = take_report();
+  REQUIRE(report.problems.size() == 1);
+  REQUIRE(report.has("uninitialised"));
+}
+
+TEST_CASE("kernels that were checked are listed with how many grids and blocks they had") {
+  const Array<float> x(std::vector<float>(9000, 1)), y(9000);
+  const auto shapes = [] {
+    int64_t all = 0;
+    for (const auto& [kernel, shapes] : checked_kernels()) all += shapes;
+    return all;
+  };
+  test::add(nullptr, 9000, x, 1, y);
+  take_report();
+  const int64_t before = shapes();
+  for (int n : {8999, 8000, 7950}) test::add(nullptr, n, x, 1, y);
+  REQUIRE(take_report().problems.empty());
+  REQUIRE(shapes() == before + 1);  // 8000 and 7950 take 63 blocks of 128 threads
+  Options now;
+  now.checks = false;
+  const Use use(now);
+  test::add(nullptr, 7000, x, 1, y);
+  take_report();
+  REQUIRE(shapes() == before + 1);
+  for (const auto& [kernel, count] : checked_kernels()) {
+    INFO(kernel);
+    REQUIRE((kernel.starts_with("simple.cu:") || kernel.starts_with("planted.cu:")));
+  }
+  REQUIRE(checked_kernels().at("simple.cu:add_kernel") >= 2);
+}

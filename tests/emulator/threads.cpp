@@ -16,9 +16,8 @@
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
-// No processor foresees where a call returns to that began on another stack: so between a kernel
-// and the jump there are as few as can be.
-#define USP_INLINE [[gnu::always_inline]] inline
+// USP_INLINE: no processor foresees where a call returns to that began on another stack. So between
+// a kernel and the jump there are as few as can be.
 
 namespace usp::emulator {
 
@@ -86,11 +85,13 @@ Block& block() {
 alignas(16) char parameters[4096];  // of the launch, not on the heap, which a device cannot reach
 alignas(1024) char dynamic_memory[kMaxDynamicBytes];
 
+Order order_of_threads;
+
 std::vector<int> ordered(int count, std::mt19937_64& random) {
   std::vector<int> order(count);
   std::iota(order.begin(), order.end(), 0);
-  if (options.threads == Order::reverse) std::reverse(order.begin(), order.end());
-  if (options.threads == Order::shuffled) std::shuffle(order.begin(), order.end(), random);
+  if (order_of_threads == Order::reverse) std::reverse(order.begin(), order.end());
+  if (order_of_threads == Order::shuffled) std::shuffle(order.begin(), order.end(), random);
   return order;
 }
 
@@ -134,6 +135,7 @@ void make_fiber(std::unique_ptr<Fiber>& slot, int lane) {
   self->context =
       context::fiber(std::allocator_arg, GuardedStacks(lane), [self](context::fiber&& from) {
         *block().left = std::move(from);
+        self->stack_end = __builtin_frame_address(0);  // what the kernel calls lies below
         for (;;) {
           block().call(parameters);
           self->state = State::finished;
@@ -257,11 +259,19 @@ void end_kernel() {
 bool kernel_is_running() { return current != nullptr; }
 
 void run(const Launch& launch) {
+  const bool checked = launch.instrumented && options.checks;
+  if (checked) count_checked(launch);
+  if (checked && options.every_order) return run_in_every_order(launch);
+  run(launch, options.threads);
+}
+
+void run(const Launch& launch, Order order) {
   Block& state = block();
   const int count = launch.block.x * launch.block.y * launch.block.z;
   state.fibers.resize(std::max<size_t>(state.fibers.size(), count));
   state.call = launch.call;
   state.faulted = false;
+  order_of_threads = order;
   std::copy(launch.parameters.begin(), launch.parameters.end(), parameters);
   blockDim = launch.block;
   gridDim = launch.grid;

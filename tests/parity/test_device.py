@@ -148,6 +148,20 @@ class CommandLine(Runs):
         self.assertEqual(done.out, "")
         self.assertFalse(os.path.exists(done.run_dir))
 
+    def test_a_gpu_that_cannot_be_used_is_one_line_that_says_why(self):
+        for seen, why in (({"DRIVER": 0}, "there is no NVIDIA driver here"),
+                          ({"DRIVER": 12040}, r"the driver knows CUDA up to 12\.4, .* newer driver"),
+                          ({"GPUS": 0}, "the driver shows no GPU"),
+                          ({"CAPABILITY": 75}, r"no kernels for this GPU, .* capability 7\.5; .*"
+                                               r"-DCMAKE_CUDA_ARCHITECTURES=75")):
+            seen = {f"USP_EMULATED_{name}": str(value) for name, value in seen.items()}
+            with self.subTest(seen=seen), mock.patch.dict(os.environ, seen):
+                done = self.run_chapter(GPU)
+                self.assert_one_error(done, {2})
+                self.assertRegex(done.err, rf"device=cuda: .*{why}.*--device cpu")
+                self.assertEqual(done.out, "")
+                self.assertFalse(os.path.exists(done.run_dir))
+
     def test_a_model_that_the_gpu_s_memory_does_not_hold_does_not_start(self):
         done = self.run_chapter(dict(GPU, micro_batch_size=4096, data="text.txt"))  # it has 1 GiB
         self.assert_one_error(done, {2})
@@ -159,9 +173,9 @@ def main():
     global PLAIN
     test_runs.BINARY, rest = binary.parse(__doc__)
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--plain", required=True)
+    parser.add_argument("--plain", help="beside the other one, without _emulated, if not given")
     args, rest = parser.parse_known_args(rest)
-    PLAIN = os.path.abspath(args.plain)
+    PLAIN = os.path.abspath(args.plain or test_runs.BINARY.removesuffix("_emulated"))
     unittest.main(argv=[sys.argv[0]] + rest)
 
 

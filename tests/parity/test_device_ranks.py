@@ -197,6 +197,10 @@ class Refusals(Devices):
         self.refused("comm=nccl: ranks 0 and 1 share a GPU", "--comm", "nccl",
                      each=({"GPUS": 2}, {"GPUS": 1}))
 
+    def test_a_rank_whose_driver_is_too_old(self):
+        self.refused(r"rank 1: device=cuda: the driver knows CUDA up to 12\.4, .*--device cpu",
+                     each=({}, {"DRIVER": 12040}))
+
     def test_an_nccl_older_than_its_header(self):
         self.refused("comm=nccl: the NCCL here is 2.19.3, and .* with 2.28.9; .*--comm mpi",
                      "--comm", "nccl", GPUS=2, NCCL=21903)

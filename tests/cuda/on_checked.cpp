@@ -1,0 +1,101 @@
+// Listeners are no part of what catch.h includes.
+#if __has_include(<catch2/catch_test_macros.hpp>)
+#include <catch2/interfaces/catch_interfaces_config.hpp>
+#include <catch2/reporters/catch_reporter_event_listener.hpp>
+#include <catch2/reporters/catch_reporter_registrars.hpp>
+#else
+#define CATCH_CONFIG_EXTERNAL_INTERFACES
+#include <catch2/catch.hpp>
+#endif
+
+#include <filesystem>
+#include <iostream>
+#include <regex>
+#include <set>
+
+#include "cuda/barriers.h"
+#include "emulator/emulator.h"
+#include "testing.h"
+
+/// Linked into an executable, makes the emulated GPU the device of its tests, with every access of
+/// every kernel checked, in every order of threads. A case in which the emulator finds a problem
+/// fails, and so does a run of all cases that leaves out a kernel.
+namespace usp::test {
+
+bool leaves_out(const char* /*file*/, int /*line*/) { return false; }
+
+namespace {
+
+bool failed = false;
+
+[[maybe_unused]] const bool on_checked = [] {
+  emulator::options.protect = false;
+  emulator::options.every_order = true;
+  one_pass = true;
+  std::atexit([] {
+    if (failed) std::_Exit(EXIT_FAILURE);
+  });
+  return setenv("USP_TEST_DEVICE", "cuda", /*replace=*/0) == 0;
+}();
+
+/// The kernels in the sources, by "file.cu:name".
+std::set<std::string> kernels_in_sources() {
+  std::set<std::string> kernels;
+  for (const auto& entry : std::filesystem::directory_iterator(USP_KERNELS)) {
+    if (entry.path().extension() != ".cu") continue;
+    std::ifstream source(entry.path());
+    const std::regex kernel("__global__ void (\\w+)\\(");
+    std::string line;
+    std::smatch found;
+    while (std::getline(source, line)) {
+      if (!std::regex_search(line, found, kernel)) continue;
+      kernels.insert(fmt::format("{}:{}", entry.path().filename().string(), found.str(1)));
+    }
+  }
+  return kernels;
+}
+
+#if __has_include(<catch2/catch_test_macros.hpp>)
+using Listener = Catch::EventListenerBase;
+#else
+using Listener = Catch::TestEventListenerBase;
+#endif
+
+class Checks : public Listener {
+ public:
+  using Listener::Listener;
+
+  void testCaseEnded(const Catch::TestCaseStats& stats) override {
+    const std::string problems = emulator::take_report().text();
+    if (!problems.empty()) {
+      std::cout << "the emulator found in this case:\n" << problems;
+      failed = true;
+    }
+    Listener::testCaseEnded(stats);
+  }
+
+  void testRunEnded(const Catch::TestRunStats& stats) override {
+    if (!m_config->hasTestFilters()) count_kernels();
+    Listener::testRunEnded(stats);
+  }
+
+ private:
+  static void count_kernels() {
+    const std::set<std::string> kernels = kernels_in_sources();
+    const std::map<std::string, int64_t> checked = emulator::checked_kernels();
+    int64_t shapes = 0;
+    for (const auto& [kernel, shapes_of_kernel] : checked) shapes += shapes_of_kernel;
+    for (const std::string& kernel : kernels) {
+      if (checked.contains(kernel)) continue;
+      std::cout << kernel << ": no case launches this kernel\n";
+      failed = true;
+    }
+    if (kernels.empty()) failed = true;
+    std::cout << fmt::format("{} of {} kernels checked, {} grids and blocks\n", checked.size(),
+                             kernels.size(), shapes);
+  }
+};
+CATCH_REGISTER_LISTENER(Checks)
+
+}  // namespace
+}  // namespace usp::test
