@@ -46,6 +46,7 @@ int run(const Communicator& world, int, char**) {
   Runtime runtime(Device::cpu, world.rank(), world.size());
   const Runtime::Use use(runtime);
   test::check_overwriting(world);
+  test::check_overwriting_in_pieces(world);
   test::check_pieces(world);
   test::check_data_parallel_parity(world);
   check_zero(world);

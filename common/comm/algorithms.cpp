@@ -96,12 +96,21 @@ int64_t reduction_scratch(int ranks, int rank, int64_t numel, DType dtype, int64
 std::vector<Stage> all_reduce(const Group& group, const Elements& tensor, const Elements& scratch,
                               ReduceOp op, int64_t limit) {
   const int n = group.size();
+  const Pieces pieces(n, tensor.numel, tensor.dtype, limit);
   const Slice own = slice(tensor.numel, n, group.rank);
   std::vector<Stage> stages = reduce_to_owners(group, tensor, own, tensor, scratch, op, limit);
-  Stage& gather = stages.emplace_back();
-  for (int peer : others(group)) {
-    gather.sends.push_back(message(peer, tensor, own));
-    gather.receives.push_back(message(peer, tensor, slice(tensor.numel, n, peer)));
+  stages.emplace_back();
+  for (int64_t p = 0; p < pieces.count; ++p) {
+    // The next stage may begin before this piece is summed: the sums go with the one behind it.
+    Stage& gather = stages[std::min(p + 2, pieces.count)];
+    for (int peer : others(group)) {
+      const Slice theirs = pieces.of(slice(tensor.numel, n, peer), p);
+      gather.sends.push_back(message(peer, tensor, pieces.of(own, p)));
+      gather.receives.push_back(message(peer, tensor, theirs));
+    }
+    for (int rank = 0; rank < n; ++rank) {
+      gather.output.push_back(part(tensor, pieces.of(slice(tensor.numel, n, rank), p)));
+    }
   }
   return stages;
 }
@@ -109,13 +118,20 @@ std::vector<Stage> all_reduce(const Group& group, const Elements& tensor, const 
 
 std::vector<Stage> reduce_scatter(const Group& group, const Elements& output, const Elements& input,
                                   const Elements& scratch, ReduceOp op, int64_t limit) {
-  return reduce_to_owners(group, output, {0, output.numel}, input, scratch, op, limit);
+  const Pieces pieces(group.size(), input.numel, input.dtype, limit);
+  const Slice own{0, output.numel};
+  std::vector<Stage> stages = reduce_to_owners(group, output, own, input, scratch, op, limit);
+  for (int64_t p = 0; p < pieces.count; ++p) {
+    stages[p].output = {part(output, pieces.of(own, p))};
+  }
+  return stages;
 }
 
 std::vector<Stage> all_gather(const Group& group, const Elements& output, const Elements& input) {
   const int64_t count = input.numel;
   Stage stage;
   stage.input = {input};
+  stage.output = {output};
   for (int peer : others(group)) {
     stage.sends.push_back(message(peer, input, {0, count}));
     stage.receives.push_back(message(peer, output, {peer * count, count}));
@@ -134,6 +150,7 @@ std::vector<Stage> broadcast(const Group& group, const Elements& tensor, int roo
   Stage stage;
   if (group.rank != root) {
     stage.receives.push_back(message(root, tensor, all));
+    stage.output = {tensor};
   } else {
     for (int peer : others(group)) stage.sends.push_back(message(peer, tensor, all));
     stage.input = {tensor};
@@ -155,6 +172,7 @@ std::vector<Stage> all_to_all(const Group& group, const Elements& output, const 
   }
   Stage stage;
   stage.input = {input};
+  stage.output = {output};
   for (int peer : others(group)) {
     stage.sends.push_back(message(peer, input, from[peer]));
     stage.receives.push_back(message(peer, output, to[peer]));
@@ -196,6 +214,7 @@ std::vector<Stage> stages(const Operation& operation, const Elements& input, con
       return {std::move(stage)};
     case CommKind::recv:
       stage.receives.push_back(message(operation.peer, output, {0, output.numel}));
+      stage.output = {output};
       return {std::move(stage)};
     case CommKind::barrier:
       return barrier(group);

@@ -13,7 +13,8 @@
 /// than a ring's, and the same one wherever the slices begin.
 ///
 /// Contributions wait in scratch memory to be added. Where those to a whole slice need more than
-/// `limit` bytes, the slice is reduced in pieces: one is added while the next one arrives.
+/// `limit` bytes, the slice is reduced in pieces: one is added while the next one arrives. The sums
+/// of a piece leave for the other ranks while later pieces are still to be added.
 namespace usp::algorithms {
 
 /// Elements [begin, begin + count) of a tensor cut into `parts` parts as equal as possible.

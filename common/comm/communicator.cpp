@@ -69,8 +69,10 @@ std::vector<Tracer::Exchange::DevicePart> device_parts(const Operation& operatio
   };
   add("", operation.memory.over);
   if (operation.memory.staged == nullptr) return parts;
-  for (const Stage& stage : operation.stages) add("to the host", stage.staged);
-  add("to the device", operation.memory.staged->uploaded);
+  for (const Stage& stage : operation.stages) {
+    add("to the host", stage.staged);
+    add("to the device", stage.uploaded);
+  }
   return parts;
 }
 

@@ -51,8 +51,10 @@ struct Stage {
   bool early = false;  ///< its messages may be under way together with the stage before's
   /// Of the operation's input, what no stage before has sent or read.
   std::vector<Elements> input;
-  /// Behind the way of that from a device; nullptr where it lies in memory of the host.
-  std::shared_ptr<SideCopies::Event> staged;
+  /// Of its output, what is there once this stage is finished, and was not before.
+  std::vector<Elements> output;
+  /// Behind the way of the one from a device, and of the other to it; nullptr where there is none.
+  std::shared_ptr<SideCopies::Event> staged, uploaded;
 };
 
 /// One call of a Communicator, from the moment it is queued until wait() has returned.

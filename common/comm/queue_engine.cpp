@@ -309,7 +309,7 @@ std::vector<Transfer> QueueEngine::post(const Active& active, int stage) {
 bool QueueEngine::advance(Active& active) {
   Operation& operation = *active.operation;
   while (true) {
-    const Stage& stage = operation.stages[active.stage];
+    Stage& stage = operation.stages[active.stage];
     if (!active.posted) {
       if (operation.by_device) begin(active);  // what it waits for is the operation itself
       if (!may_leave(stage)) return false;
@@ -325,6 +325,7 @@ bool QueueEngine::advance(Active& active) {
     for (Transfer& transfer : active.transfers) spare_buffers_.push_back(transfer.take_buffer());
     active.transfers.clear();
     if (stage.finish) stage.finish();
+    Staging::upload(operation, stage);
     active.posted = false;
     if (++active.stage == std::ssize(operation.stages)) break;
   }
@@ -334,7 +335,6 @@ bool QueueEngine::advance(Active& active) {
 
 void QueueEngine::finish(Active& active) {
   Operation& operation = *active.operation;
-  if (!operation.by_device) Staging::finish(operation);
   operation.end_ns = nanoseconds(Clock::now());
   operation.done.store(1, std::memory_order_release);
   operation.done.notify_all();

@@ -1,5 +1,7 @@
 #include "comm/staging.h"
 
+#include <algorithm>
+
 #include "comm/operation.h"
 #include "tensor/runtime.h"
 
@@ -7,6 +9,37 @@ namespace usp {
 
 Elements::Elements(const Tensor& tensor)
     : data(tensor.address()), numel(tensor.defined() ? tensor.numel() : 0), dtype(tensor.dtype()) {}
+
+namespace {
+
+/// Adds a copy; where the last one ends there, that one is longer.
+void add(std::vector<SideCopies::Copy>& copies, const SideCopies::Copy& next) {
+  if (!copies.empty()) {
+    SideCopies::Copy& last = copies.back();
+    if (static_cast<char*>(last.to) + last.bytes == next.to &&
+        static_cast<const char*>(last.from) + last.bytes == next.from) {
+      last.bytes += next.bytes;
+      return;
+    }
+  }
+  copies.push_back(next);
+}
+
+/// The parts of a copy on the host, there and on the device.
+std::vector<SideCopies::Copy> copies_of(const std::vector<Elements>& parts,
+                                        const Staged::Pair& tensor, bool to_device) {
+  std::vector<SideCopies::Copy> copies;
+  for (const Elements& part : parts) {
+    if (part.numel == 0) continue;
+    const int64_t at = static_cast<char*>(part.data) - static_cast<char*>(tensor.on_host.data);
+    char* there = static_cast<char*>(tensor.on_device.data) + at;
+    add(copies, to_device ? SideCopies::Copy{there, part.data, part.bytes()}
+                          : SideCopies::Copy{part.data, there, part.bytes()});
+  }
+  return copies;
+}
+
+}  // namespace
 
 Elements Staging::take(Staged& staged, const Elements& like) {
   const MemoryTag tag(Category::communication, /*tag_block=*/-1, "staged messages");
@@ -31,7 +64,7 @@ void Staging::begin(Operation& operation, Elements& input, Elements& output) {
   const Elements from = input, to = output;
   if (to.numel > 0) {
     output = take(*staged, to);
-    staged->back.push_back({to.data, output.data, to.bytes()});
+    staged->output = {to, output};
   }
   if (from.numel > 0) {
     if (operation.kind == CommKind::all_reduce) {
@@ -42,20 +75,15 @@ void Staging::begin(Operation& operation, Elements& input, Elements& output) {
       input = take(*staged, from);
     }
   }
-  staged->on_device = from;
-  staged->on_host = input;
+  staged->input = {from, input};
   operation.memory.staged = std::move(staged);
 }
 
 void Staging::download(Operation& operation) {
   const Staged& staged = *operation.memory.staged;
   for (Stage& stage : operation.stages) {
-    std::vector<SideCopies::Copy> copies;
-    for (const Elements& part : stage.input) {
-      if (part.numel == 0) continue;
-      const int64_t at = static_cast<char*>(part.data) - static_cast<char*>(staged.on_host.data);
-      copies.push_back({part.data, static_cast<char*>(staged.on_device.data) + at, part.bytes()});
-    }
+    const std::vector<SideCopies::Copy> copies =
+        copies_of(stage.input, staged.input, /*to_device=*/false);
     // Where a stage needs nothing new, that which it overwrites may still be on its way.
     if (!copies.empty() || &stage == operation.stages.data()) {
       stage.staged = staged.copies->download(copies);
@@ -67,10 +95,12 @@ bool Staging::ready(const Stage& stage) {
   return stage.staged == nullptr || stage.staged->passed();
 }
 
-void Staging::finish(Operation& operation) {
-  if (operation.memory.staged == nullptr || operation.memory.staged->back.empty()) return;
-  operation.memory.staged->uploaded =
-      operation.memory.staged->copies->upload(operation.memory.staged->back);
+void Staging::upload(const Operation& operation, Stage& stage) {
+  if (operation.memory.staged == nullptr) return;
+  const Staged& staged = *operation.memory.staged;
+  const std::vector<SideCopies::Copy> copies =
+      copies_of(stage.output, staged.output, /*to_device=*/true);
+  if (!copies.empty()) stage.uploaded = staged.copies->upload(copies);
 }
 
 void Staging::await(const Operation& operation) {
@@ -80,8 +110,11 @@ void Staging::await(const Operation& operation) {
 }
 
 void Staging::end(const Operation& operation) {
-  if (operation.memory.staged == nullptr || operation.memory.staged->uploaded == nullptr) return;
-  operation.memory.staged->copies->hold_work_until(*operation.memory.staged->uploaded);
+  // They go one after the other, so the last one is behind all.
+  const auto last = std::find_if(operation.stages.rbegin(), operation.stages.rend(),
+                                 [](const Stage& stage) { return stage.uploaded != nullptr; });
+  if (last == operation.stages.rend()) return;
+  operation.memory.staged->copies->hold_work_until(*last->uploaded);
 }
 
 }  // namespace usp

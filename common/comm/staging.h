@@ -34,15 +34,18 @@ struct Elements {
 /// the part of an Operation that belongs to Staging.
 struct Staged {
   SideCopies* copies = nullptr;  ///< of the device, which lives as long as the operation's tensors
-  Elements on_device, on_host;   ///< the input
-  std::vector<SideCopies::Copy> back;           ///< what goes to the device when all has arrived
-  std::shared_ptr<SideCopies::Event> uploaded;  ///< behind that; nullptr where nothing goes
-  std::vector<std::shared_ptr<void>> memory;    ///< pinned
+  /// A tensor and its copy.
+  struct Pair {
+    Elements on_device, on_host;
+  };
+  Pair input, output;
+  std::vector<std::shared_ptr<void>> memory;  ///< pinned
 };
 
 /// Takes tensors from a device to the host, where messages can be sent and sums be taken, and what
-/// has arrived back to it. The host waits for the device, the device never for the host. An input
-/// comes stage by stage: what one sends, and the next one needs, are under way together.
+/// has arrived back to it. The host waits for the device, the device never for the host. Both ways
+/// go stage by stage: while the host adds what one has brought, the next one's input comes, and
+/// what the one before has left goes back.
 ///
 /// A block of pinned memory serves the next operation as soon as wait() has returned, though it may
 /// still be on its way to the device: the device goes on behind that, and the next operation begins
@@ -54,10 +57,10 @@ class Staging {
   void begin(Operation& operation, Elements& input, Elements& output);
   /// Queues the way of the input, now that the operation has its stages.
   static void download(Operation& operation);
-  /// Whether messages of a stage may leave. For the communication thread, as is finish().
+  /// Whether messages of a stage may leave. For the communication thread, as is upload().
   static bool ready(const Stage& stage);
-  /// All has arrived: queues its way back to the device.
-  static void finish(Operation& operation);
+  /// The stage is finished: queues the way of its output to the device.
+  static void upload(const Operation& operation, Stage& stage);
   /// Sleeps until all messages may leave. For the main thread, as is end().
   static void await(const Operation& operation);
   /// What the device is given from here on finds the output in its place.

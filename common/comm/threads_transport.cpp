@@ -50,10 +50,21 @@ Request ThreadsTransport::receive(int rank, int64_t tag, void* data, int64_t cap
   return add({rank, nullptr, tag, data, capacity});
 }
 
+/// Whether no receive that was begun before this one waits for the same message.
+bool ThreadsTransport::is_first(uint64_t id, const Pending& receive) const {
+  for (const auto& [other, pending] : pending_) {
+    if (other == id) break;
+    const bool receives = pending.envelope == nullptr;
+    if (receives && pending.peer == receive.peer && pending.tag == receive.tag) return false;
+  }
+  return true;
+}
+
 bool ThreadsTransport::test(Request& request) {
   if (request.done) return true;
   const Pending& pending = pending_.at(request.id);
   const bool sending = pending.envelope != nullptr;
+  if (!sending && !is_first(request.id, pending)) return false;
   ThreadsFabric::Mailbox& mailbox =
       sending ? fabric_.mailbox(rank_, pending.peer) : fabric_.mailbox(pending.peer, rank_);
   {

@@ -71,6 +71,7 @@ class ThreadsTransport : public Transport {
   };
 
   Request add(Pending pending);
+  bool is_first(uint64_t id, const Pending& receive) const;
 
   ThreadsFabric& fabric_;
   int rank_;

@@ -47,7 +47,8 @@ struct Notice {
 /// Moves bytes between the ranks of a run: what distinguishes one engine from another. All methods
 /// are called by the rank's communication thread, and none of them blocks.
 ///
-/// Messages between two ranks under one tag arrive in the order in which they were sent.
+/// Messages between two ranks under one tag arrive in the order in which they were sent: the first
+/// in the memory of the receive that was begun first, whichever is tested first.
 class Transport {
  public:
   virtual ~Transport() = default;

@@ -13,8 +13,11 @@ namespace {
 constexpr size_t kMaxWorkspaceBytes = size_t{32} << 20;
 
 void check(cublasStatus_t status, const char* call) {
-  USP_CHECK(status == CUBLAS_STATUS_SUCCESS, "{} failed on rank {}: {}", call,
-            Runtime::current().rank(), cublasLtGetStatusString(status));
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  const Runtime* runtime = Runtime::find();  // none while one is being made
+  fail("{} failed{}: {}", call,
+       runtime == nullptr ? "" : fmt::format(" on rank {}", runtime->rank()),
+       cublasLtGetStatusString(status));
 }
 
 #define USP_CUBLAS(call) check((call), #call)

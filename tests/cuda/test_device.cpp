@@ -5,7 +5,6 @@
 
 #include "common/attention_case.h"
 #include "cuda/errors.h"
-#include "cuda/loaded/forward.h"
 #include "emulator/emulator.h"
 #include "tensor/ops.h"
 #include "testing.h"
@@ -157,12 +156,6 @@ TEST_CASE("each reason why there is no GPU has a line of its own") {
   check_throws<UsageError>([] { Runtime runtime(Device::cuda); }, parts);
 }
 
-TEST_CASE("a library that the loader does not find is named, and the flag that needs it") {
-  check_throws<UsageError>(
-      [] { cuda::open_library("libnccl.so.0", "comm=nccl", "--comm mpi"); },
-      {"comm=nccl needs libnccl.so.0", "loader", "LD_LIBRARY_PATH=", "or --comm mpi"});
-}
-
 /// Forward and backward of blockwise attention with so many channels a head.
 void attend(DType dtype, int64_t D) {
   OnDevice gpu(Device::cuda);
@@ -193,6 +186,15 @@ TEST_CASE("a call that fails names itself, its place, the rank and CUDA's reason
   check_throws<Error>(failing, {"cudaThis() failed at there.cpp:7: invalid argument"});
   OnDevice gpu(Device::cuda);
   check_throws<Error>(failing, {"cudaThis() failed on rank 0 at there.cpp:7: invalid argument"});
+}
+
+TEST_CASE("a cuBLASLt that does not start is named, while a rank is still being made") {
+  const std::shared_ptr<Accelerator> device = make_cuda_device(0);
+  emulator::Options options = emulator::options;
+  options.driver_version = 0;
+  const emulator::Use use(options);
+  check_throws<Error>([&] { device->make_backend(); },
+                      {"cublasLtCreate(&library_) failed: ", "NOT_INITIALIZED"});
 }
 
 TEST_CASE("the records name the GPU, its driver and its library") {

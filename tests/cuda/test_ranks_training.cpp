@@ -1,3 +1,4 @@
+#include "case_cover.h"
 #include "comm/launch.h"
 #include "emulator/emulator.h"
 #include "tiny_llama.h"
@@ -13,7 +14,7 @@
 #include "pipeline_parity.h"
 #endif
 
-/// The chapter's trainer on ranks that share a GPU, held against one rank on the CPU: losses,
+/// A chapter's trainer on ranks that share a GPU, held against one rank on the CPU: losses,
 /// gradients, moments and weights, and what was sent. And the memory that it takes there, against
 /// the estimate.
 ///
@@ -40,14 +41,25 @@ void on_gpus(int64_t ranks, Order order, EngineKind kind,
       600, Device::cuda);
 }
 
+/// How many runs of a training: with USP_TEST_FULL every order by every engine in the newest
+/// chapter, which carries the code of all; in another, every order where the technique is new.
+size_t count_runs(const char* technique) {
+  if (!is_full() || is_carried(technique)) return 1;
+#ifdef USP_NOT_NEWEST
+  return 3;
+#else
+  return 6;
+#endif
+}
+
 /// The same with another order each time, and with another kind of messages: so six runs in a row
-/// have every pair of the two. With USP_TEST_FULL each training has all six.
-void on_gpus(int64_t ranks, const std::function<void(const Communicator&)>& body) {
+/// have every pair of the two.
+void on_gpus(int64_t ranks, const char* technique,
+             const std::function<void(const Communicator&)>& body) {
   constexpr std::array kOrders = {Order::forward, Order::reverse, Order::shuffled};
   constexpr std::array kKinds = {EngineKind::staged, EngineKind::nccl};
-  static size_t runs = 0;
-  const bool full = std::getenv("USP_TEST_FULL") != nullptr;
-  const size_t repetitions = full ? kOrders.size() * kKinds.size() : 1;
+  static size_t runs = turn();
+  const size_t repetitions = count_runs(technique);
   for (size_t i = 0; i < repetitions; ++i, ++runs) {
     on_gpus(ranks, kOrders[runs % kOrders.size()], kKinds[runs % kKinds.size()], body);
   }
@@ -86,7 +98,7 @@ TEST_CASE("ranks on a GPU train as one on the CPU: data parallelism and ZeRO") {
     const std::string what = c.name(static_cast<int>(ranks));
     const TrainConfig config = zero_training(ranks, c);
     const TrainedState& expected = c.tied ? tied : untied;
-    on_gpus(ranks, [&](const Communicator& world) {
+    on_gpus(ranks, "zero", [&](const Communicator& world) {
       const Mesh mesh(world, {.dp = world.size()});
       Trainer trainer(config, &dataset, mesh);
       const ZeroTraffic before = sent_by_all(world);
@@ -114,7 +126,7 @@ TEST_CASE("ranks on a GPU train as one on the CPU: tensor and sequence paralleli
       OnDevice cpu(Device::cpu);
       return references.of(c);
     }();
-    on_gpus(c.tp * c.dp,
+    on_gpus(c.tp * c.dp, "tensor_parallel",
             [&](const Communicator& world) { check_tensor_parity(world, c, dataset, expected); });
   }
 }
@@ -143,7 +155,7 @@ TEST_CASE("ranks on a GPU train as one on the CPU: context parallelism") {
   ContextReferences references(dataset, 2);
   for (const ContextCase& c : cases) {
     const TrainedState& expected = references.of(c);
-    on_gpus(c.ranks(),
+    on_gpus(c.ranks(), "context_attention",
             [&](const Communicator& world) { check_context_parity(world, c, dataset, expected); });
   }
 }
@@ -169,7 +181,7 @@ TEST_CASE("ranks on a GPU train as one on the CPU: pipelines") {
   PipelineReferences references(text.dataset, 2);
   for (const PipelineCase& c : cases) {
     const PipelineResult& expected = references.of(c);
-    on_gpus(c.ranks(), [&](const Communicator& world) {
+    on_gpus(c.ranks(), "pipeline", [&](const Communicator& world) {
       check_pipeline_parity(world, c, text.dataset, expected);
     });
   }
@@ -231,7 +243,7 @@ TEST_CASE("what a stage's work takes on a GPU is the GPU's time, and not the hos
       CAPTURE(host_clock, schedule);
       const TrainConfig config = pipeline_config(pipeline_case(2, 1, schedule, 3));
       for (int i = 0; i < 2; ++i) {  // messages by way of the host, and by NCCL
-        on_gpus(2, [&](const Communicator& world) {
+        on_gpus(2, "pipeline", [&](const Communicator& world) {
           check_measured_work(world, config, text.dataset);
         });
       }
@@ -244,7 +256,7 @@ TEST_CASE("a pipeline on GPUs learns times of the GPUs, and agrees on them") {
   TrainConfig config = pipeline_config(pipeline_case(2, 1, "auto", 4));
   config.pipeline.pp_times = "measured";
   for (int i = 0; i < 2; ++i) {
-    on_gpus(2, [&](const Communicator& world) {
+    on_gpus(2, "pipeline", [&](const Communicator& world) {
       const Mesh mesh(world, config.mesh());
       Trainer trainer(config, &text.dataset, mesh);
       for (int64_t step = 0; step < PipelineConfig::kMeasuredUntil; ++step) {
@@ -285,7 +297,7 @@ TEST_CASE("ranks on a GPU train as one on the CPU: experts") {
   const Text text;
   for (const ExpertCase& c : cases) {
     const ExpertResult expected = expert_reference(c, text.dataset);
-    on_gpus(c.ranks(), [&](const Communicator& world) {
+    on_gpus(c.ranks(), "router", [&](const Communicator& world) {
       check_expert_parity(world, c, text.dataset, expected);
     });
   }
@@ -372,7 +384,6 @@ bool is_routed([[maybe_unused]] const TrainConfig& config) {
 }
 
 TEST_CASE("a rank's GPU takes the memory of the estimate, allocation by allocation") {
-  const bool full = std::getenv("USP_TEST_FULL") != nullptr;
   EngineKind other = EngineKind::nccl;
   for (TrainConfig config : layouts()) {
     config.device = "cuda";
@@ -380,7 +391,7 @@ TEST_CASE("a rank's GPU takes the memory of the estimate, allocation by allocati
     const RandomText text(config, 400);
     const int ranks = DryMesh(config.mesh()).engine.size();
     for (EngineKind kind : {EngineKind::staged, EngineKind::nccl}) {
-      if (!full && kind == other) continue;  // the layouts take turns
+      if (!is_full() && kind == other) continue;  // the layouts take turns
       config.communication->comm = kind == EngineKind::nccl ? "nccl" : "mpi";
       std::vector<TakenMemory> found(ranks);
       on_gpus(ranks, Order::shuffled, kind, [&](const Communicator& world) {
@@ -423,7 +434,7 @@ TEST_CASE("sums wait in memory of the host: the formulas leave them out where a 
 TEST_CASE("from the third step on ranks ask a GPU for no memory") {
   TrainConfig config = zero_training(2, {3, 0, 3, "none", false, "forward"});
   const RandomText text(config, 400);
-  on_gpus(2, [&](const Communicator& world) {
+  on_gpus(2, "zero", [&](const Communicator& world) {
     const Mesh mesh(world, {.dp = 2});
     Trainer trainer(config, &text.dataset, mesh);
     trainer.train_step(0);

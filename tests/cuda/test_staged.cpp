@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <map>
 #include <set>
 #include <thread>
@@ -211,6 +212,103 @@ TEST_CASE("a reduction in pieces has the same bits on a GPU") {
   REQUIRE(same);
 }
 
+/// What a test waits for that is a deadlock here; on a sound engine it takes no time.
+emulator::Options with_little_patience() {
+  emulator::Options options = emulator::options;
+  options.patience = 1;
+  return options;
+}
+
+/// Makes a GPU's copies of a tensor wait for each other: a piece leaves for the host once the
+/// fourth before it is back; and it gets back once the next one has left and was queued to come
+/// back, too.
+class SideBySide {
+ public:
+  /// Of so many pieces, and how large they are on either way.
+  SideBySide(int64_t pieces, int64_t there_bytes, int64_t back_bytes)
+      : pieces_(pieces), there_bytes_(there_bytes), back_bytes_(back_bytes) {}
+
+  /// From here on, until it is called without tensors.
+  void watch(const Tensor& input, const Tensor& output) {
+    input_ = static_cast<const char*>(input.address());
+    output_ = static_cast<const char*>(output.address());
+  }
+  bool may_begin(const emulator::HostCopy& copy) const {
+    const int64_t pieces_back = back_ / back_bytes_;
+    if (leaves(copy)) return there_ + int64_t(copy.bytes) <= there_bytes_ * (pieces_back + 4);
+    const int64_t next = std::min(pieces_, pieces_back + 2);
+    return !comes_back(copy) || (there_ >= there_bytes_ * next && queued_ >= back_bytes_ * next);
+  }
+  void note_queued(const emulator::HostCopy& copy) {
+    if (comes_back(copy)) queued_ += int64_t(copy.bytes);
+  }
+  void note_over(const emulator::HostCopy& copy) {
+    if (leaves(copy)) there_ += int64_t(copy.bytes);
+    if (comes_back(copy)) back_ += int64_t(copy.bytes);
+  }
+  bool is_over() const {
+    return there_ == pieces_ * there_bytes_ && back_ == pieces_ * back_bytes_;
+  }
+
+ private:
+  bool leaves(const emulator::HostCopy& copy) const {
+    return !copy.to_device && is_in(copy.from, input_, pieces_ * there_bytes_);
+  }
+  bool comes_back(const emulator::HostCopy& copy) const {
+    return copy.to_device && is_in(copy.to, output_, pieces_ * back_bytes_);
+  }
+  static bool is_in(const void* address, const char* begin, int64_t bytes) {
+    return begin != nullptr && address >= begin && address < begin + bytes;
+  }
+
+  int64_t pieces_, there_bytes_, back_bytes_;
+  std::atomic<const char*> input_ = nullptr, output_ = nullptr;
+  std::atomic<int64_t> there_ = 0, queued_ = 0, back_ = 0;  ///< bytes; queued: for the way back
+};
+
+TEST_CASE("pieces of a reduction go to the host, are summed and go back to the GPU side by side") {
+  const StreamOrder order;
+  const int ranks = GENERATE(2, 3);
+  const bool all = GENERATE(true, false);  // all-reduce, or reduce-scatter
+  CAPTURE(ranks, all);
+  constexpr int64_t kPieces = 12, kElements = 50;  // of a piece of each rank's slice
+  const int64_t bytes = ranks * kElements * 8;
+  std::deque<SideBySide> copies;
+  for (int rank = 0; rank < ranks; ++rank) {
+    copies.emplace_back(kPieces, bytes, all ? bytes : bytes / ranks);
+  }
+  emulator::Options options = with_little_patience();
+  options.may_copy = [&](const emulator::HostCopy& copy) {
+    return std::ranges::all_of(copies, [&](const auto& of) { return of.may_begin(copy); });
+  };
+  options.queued_copy = [&](const emulator::HostCopy& copy) {
+    for (SideBySide& of_rank : copies) of_rank.note_queued(copy);
+  };
+  options.copied = [&](const emulator::HostCopy& copy) {
+    for (SideBySide& of_rank : copies) of_rank.note_over(copy);
+  };
+  const emulator::Use use(options);
+  run_threads(
+      ranks,
+      [&](const Communicator& world) {
+        world.engine().limit_scratch(2 * kElements * 8 * (ranks - 1));
+        const Tensor x = Tensor::empty({ranks * kPieces * kElements}, DType::f64);
+        const Tensor slice = Tensor::empty({kPieces * kElements}, DType::f64);
+        const Tensor& result = all ? x : slice;
+        ops::fill(x, 1 + world.rank());
+        SideBySide& of_rank = copies[world.rank()];
+        of_rank.watch(x, result);
+        if (all) world.all_reduce(x);
+        if (!all) world.reduce_scatter(slice, x);
+        Runtime::current().wait();
+        of_rank.watch(Tensor(), Tensor());
+        USP_CHECK(of_rank.is_over(), "not every piece was copied once each way");
+        const double sum = ranks * (ranks + 1) / 2;
+        USP_CHECK(result.items() == Values(result.numel(), sum), "the sum is {}", result.item(0));
+      },
+      20, Device::cuda);
+}
+
 TEST_CASE("NCCL's ranks exchange what ranks on the CPU exchange, and count it as they do") {
   const StreamOrder order;
   for (int ranks : {2, 3, 4}) {
@@ -252,13 +350,6 @@ TEST_CASE("the host waits for no message of NCCL's, and reads what it has brough
         USP_CHECK(sum.items() == Values(3000, 5 * 3 + 3 * 10), "{}", sum.item());
       },
       60, Device::cuda);
-}
-
-/// What a test waits for that is a deadlock here; on a sound engine it takes no time.
-emulator::Options with_little_patience() {
-  emulator::Options options = emulator::options;
-  options.patience = 1;
-  return options;
 }
 
 TEST_CASE("what a GPU computes meanwhile does not wait for a message of NCCL's") {

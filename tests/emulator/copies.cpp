@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <map>
 
-#include "internal.h"
+#include "streams.h"
 
 namespace usp::emulator {
 namespace {
@@ -45,6 +45,19 @@ void run(const Copy& copy) {
   }
 }
 
+/// Queues a copy, about which the options may want to know.
+void queue(const Copy& copy, cudaStream_t stream, std::function<void()> work) {
+  const HostCopy told{copy.to, copy.from, copy.width * copy.height, copy.to_device};
+  if (copy.to_device == copy.from_device) return enqueue(stream, told.bytes, std::move(work));
+  if (options.queued_copy) options.queued_copy(told);
+  enqueue_when(
+      stream, told.bytes, [told] { return !options.may_copy || options.may_copy(told); },
+      [told, work = std::move(work)] {
+        work();
+        if (options.copied) options.copied(told);
+      });
+}
+
 cudaError_t start(Copy copy, cudaMemcpyKind kind, cudaStream_t stream) {
   if (!is_stream(stream)) return cudaErrorInvalidResourceHandle;
   if (copy.width == 0 || copy.height == 0) return cudaSuccess;
@@ -67,12 +80,12 @@ cudaError_t start(Copy copy, cudaMemcpyKind kind, cudaStream_t stream) {
       std::copy_n(copy.from + row * copy.from_pitch, copy.width, staged.data() + row * copy.width);
     }
     copy.from_pitch = copy.width;
-    enqueue(stream, bytes, [copy, staged = std::move(staged)]() mutable {
+    queue(copy, stream, [copy, staged = std::move(staged)]() mutable {
       copy.from = staged.data();
       run(copy);
     });
   } else {
-    enqueue(stream, bytes, [copy] { run(copy); });
+    queue(copy, stream, [copy] { run(copy); });
   }
   return copy.to_device || is_pinned(copy.to) ? cudaSuccess : wait_for(stream);
 }

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -13,6 +14,13 @@ namespace usp::emulator {
 /// Of threads, warps and blocks; and of streams: the oldest first, the newest first, a shuffled
 /// one.
 enum class Order { forward, reverse, shuffled };
+
+/// Between the host's memory and the device's.
+struct HostCopy {
+  const void *to, *from;
+  size_t bytes;
+  bool to_device;
+};
 
 /// May change where nothing is queued.
 struct Options {
@@ -41,6 +49,11 @@ struct Options {
   /// Seconds in which no rank queues anything and nothing can run: then a wait is a deadlock.
   double patience = 10;
   std::chrono::steady_clock::time_point slow_until{};  // queries of events take 0.1 ms before
+  /// Told of each such copy that is queued; asked again and again whether it may begin yet; told
+  /// when it is over.
+  std::function<void(const HostCopy&)> queued_copy;
+  std::function<bool(const HostCopy&)> may_copy;
+  std::function<void(const HostCopy&)> copied;
 };
 extern Options options;
 

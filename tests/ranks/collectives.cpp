@@ -139,7 +139,21 @@ TEST_CASE("a reduction in pieces has the bits, the bytes and the one call of one
   }
 }
 
-TEST_CASE("pieces that are under way together arrive in different places of the scratch") {
+/// Bytes [first, second) that a message reads or writes.
+using Place = std::pair<const char*, const char*>;
+Place place_of(const Message& message) {
+  const char* begin = static_cast<const char*>(message.data);
+  return {begin, begin + message.bytes};
+}
+Place place_of(const Tensor& tensor) {
+  const char* begin = static_cast<const char*>(tensor.address());
+  return {begin, begin + tensor.bytes()};
+}
+bool lies_in(const Place& part, const Place& whole) {
+  return whole.first <= part.first && part.second <= whole.second;
+}
+
+TEST_CASE("pieces that are under way together arrive in places that no message of theirs reads") {
   const OnDevice cpu;
   constexpr int64_t kLimit = 1000;
   for (int ranks : {2, 3, 5}) {
@@ -152,17 +166,22 @@ TEST_CASE("pieces that are under way together arrive in different places of the 
       const Tensor scratch = Tensor::empty({bytes / 8}, DType::f64);
       const auto stages = algorithms::all_reduce(group, x, scratch, ReduceOp::sum, kLimit);
       REQUIRE(stages.size() > 3);
-      for (size_t stage = 0; stage + 2 < stages.size(); ++stage) {  // the last one gathers
-        std::vector<std::pair<const char*, const char*>> places;
+      for (size_t stage = 0; stage + 1 < stages.size(); ++stage) {
+        if (!stages[stage + 1].early) continue;
+        std::vector<Place> places, read;
         for (const Stage& together : {stages[stage], stages[stage + 1]}) {
-          for (const Message& message : together.receives) {
-            const char* begin = static_cast<const char*>(message.data);
-            places.emplace_back(begin, begin + message.bytes);
+          for (const Message& message : together.receives) places.push_back(place_of(message));
+          for (const Message& message : together.sends) read.push_back(place_of(message));
+        }
+        for (const Place& place : places) {
+          REQUIRE((lies_in(place, place_of(scratch)) || lies_in(place, place_of(x))));
+        }
+        for (const Place& from : read) {
+          for (const Place& to : places) {
+            REQUIRE((to.second <= from.first || from.second <= to.first));
           }
         }
         std::ranges::sort(places);
-        REQUIRE(places.front().first >= static_cast<const char*>(scratch.address()));
-        REQUIRE(places.back().second <= static_cast<const char*>(scratch.address()) + bytes);
         for (size_t i = 1; i < places.size(); ++i) REQUIRE(places[i - 1].second <= places[i].first);
       }
     }
@@ -180,35 +199,52 @@ TEST_CASE("pieces of slices that differ by an element") {
   }
 }
 
-TEST_CASE("the stages of an operation take every element of its input once") {
+/// How many of the parts have each element of a tensor.
+std::vector<int> times_named(const std::vector<Elements>& parts, const Tensor& tensor) {
+  std::vector<int> times(tensor.numel());
+  for (const Elements& part : parts) {
+    const int64_t begin = static_cast<double*>(part.data) - tensor.data<double>();
+    for (int64_t i = begin; i < begin + part.numel; ++i) ++times.at(i);
+  }
+  return times;
+}
+
+TEST_CASE("the stages of an operation take every element of its input once, and leave each once") {
   const OnDevice cpu;
   constexpr int64_t kCount = 60;
   for (int rank = 0; rank < 3; ++rank) {
-    for (CommKind kind : {CommKind::all_reduce, CommKind::reduce_scatter, CommKind::all_gather,
-                          CommKind::broadcast, CommKind::all_to_all, CommKind::send}) {
+    for (CommKind kind :
+         {CommKind::all_reduce, CommKind::reduce_scatter, CommKind::all_gather, CommKind::broadcast,
+          CommKind::all_to_all, CommKind::send, CommKind::recv}) {
       CAPTURE(rank, name(kind));
       Operation operation;
       operation.kind = kind;
       operation.group = std::make_shared<Group>();
       operation.group->rank = rank;
       operation.group->members = {0, 1, 2};
-      operation.root = rank;
+      operation.root = 0;
       operation.input_counts = {10, 20, 30};
       operation.output_counts = {10, 20, 30};
       const Tensor input = Tensor::zeros({kCount}, DType::f64);
-      const Tensor output = Tensor::zeros({3 * kCount}, DType::f64);
+      int64_t results = kCount;
+      if (kind == CommKind::all_gather) results = 3 * kCount;
+      if (kind == CommKind::reduce_scatter) results = kCount / 3;
+      const Tensor output = Tensor::zeros({results}, DType::f64);
       const Tensor scratch = Tensor::zeros({kCount}, DType::f64);
       const bool in_place = kind == CommKind::all_reduce;
       const auto stages = algorithms::stages(operation, input, in_place ? input : output, scratch,
                                              /*limit=*/2 * 2 * 5 * 8);  // pieces of 5 elements
-      std::vector<int> taken(kCount);
+      std::vector<Elements> taken, left;
       for (const Stage& stage : stages) {
-        for (const Elements& part : stage.input) {
-          const int64_t begin = static_cast<double*>(part.data) - input.data<double>();
-          for (int64_t i = begin; i < begin + part.numel; ++i) ++taken.at(i);
-        }
+        taken.insert(taken.end(), stage.input.begin(), stage.input.end());
+        left.insert(left.end(), stage.output.begin(), stage.output.end());
       }
-      REQUIRE(taken == std::vector<int>(kCount, 1));
+      const bool root = kind == CommKind::broadcast && rank == 0;
+      const bool takes = root || (kind != CommKind::broadcast && kind != CommKind::recv);
+      const bool leaves = !root && kind != CommKind::send;
+      const Tensor& result = in_place ? input : output;
+      REQUIRE(times_named(taken, input) == std::vector<int>(kCount, takes));
+      REQUIRE(times_named(left, result) == std::vector<int>(result.numel(), leaves));
     }
   }
 }

@@ -80,11 +80,7 @@ TEST_CASE("nobody reads a rank's memory any more when wait() has returned") {
 }
 
 TEST_CASE("nobody reads a rank's memory after wait(), however an operation is cut") {
-  run_with_slow_readers(3, 1, [](const Communicator& world) {
-    world.engine().limit_scratch(200'000);
-    world.engine().limit_pieces(300'000);
-    check_overwriting(world);
-  });
+  run_with_slow_readers(3, 1, check_overwriting_in_pieces);
 }
 
 TEST_CASE("a message that is too large for one piece arrives whole, and nothing behind it") {

@@ -107,6 +107,16 @@ inline void check_overwriting(const Communicator& world) {
   }
 }
 
+/// The same where sums, and what is handed to the transport, go in small pieces.
+inline void check_overwriting_in_pieces(const Communicator& world) {
+  world.engine().limit_scratch(200'000);
+  world.engine().limit_pieces(300'000);
+  check_overwriting(world);
+  world.barrier();
+  world.engine().limit_scratch(Engine::kScratchLimit);
+  world.engine().limit_pieces(Engine::kPieceLimit);
+}
+
 /// Messages that are cut into pieces, the last of any size. Throws Error unless all of each
 /// arrives, and nothing behind it.
 inline void check_pieces(const Communicator& world) {

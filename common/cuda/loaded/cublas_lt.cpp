@@ -4,6 +4,7 @@
 #include <cublasLt.h>
 #include <cublas_api.h>
 
+#include "base/check.h"
 #include "cuda/loaded/forward.h"
 
 namespace usp::cuda {

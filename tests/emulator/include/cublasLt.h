@@ -5,6 +5,8 @@
 /// The part of cuBLASLt that the project uses: D = alpha op(A) op(B) + beta C, in batches.
 /// Names, values and signatures are those of the cuBLAS Library reference.
 
+#define CUBLAS_VER_MAJOR 13
+
 enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
 using cudaDataType = cudaDataType_t;
 
@@ -71,6 +73,8 @@ struct cublasLtMatmulHeuristicResult_t {
   int reserved[4];
 };
 
+extern "C" {
+
 const char* cublasLtGetStatusName(cublasStatus_t status);
 const char* cublasLtGetStatusString(cublasStatus_t status);
 size_t cublasLtGetVersion();
@@ -112,3 +116,5 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               cublasLtMatrixLayout_t Cdesc, void* D, cublasLtMatrixLayout_t Ddesc,
                               const cublasLtMatmulAlgo_t* algo, void* workspace,
                               size_t workspace_bytes, cudaStream_t stream);
+
+}  // extern "C"

@@ -36,6 +36,8 @@ struct ncclUniqueId {
 };
 using ncclComm_t = struct ncclComm*;
 
+extern "C" {
+
 const char* ncclGetErrorString(ncclResult_t result);
 const char* ncclGetLastError(ncclComm_t comm);
 ncclResult_t ncclGetVersion(int* version);
@@ -64,3 +66,5 @@ ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer
                       cudaStream_t stream);
 ncclResult_t ncclGroupStart();
 ncclResult_t ncclGroupEnd();
+
+}  // extern "C"
