@@ -8,6 +8,9 @@ from typing import Optional
 from tools.base import ROOT, BookError
 
 
+NOTHING_YET = "nothing yet"  # the technique of a chapter that ./book new has made
+
+
 @dataclass(frozen=True)
 class Chapter:
     """One chapter: its folder is also the name of its executable."""
@@ -27,6 +30,11 @@ class Chapter:
     def short(self):
         """ch01"""
         return self.name[:4]
+
+    @property
+    def is_begun(self):
+        """Whether it is still the copy that ./book new has made, with no lesson of its own."""
+        return self.technique == NOTHING_YET
 
     def examples(self):
         """The names of its small programs beside the trainer: examples/NAME.cpp."""

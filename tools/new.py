@@ -48,7 +48,7 @@ def begin_chapter(name, parent=None, root=ROOT):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(begun.folder / file, folder / file)
     title = name.replace("_", " ").capitalize()
-    manifest = {"title": title, "technique": "nothing yet", "parent": begun.name,
+    manifest = {"title": title, "technique": chapters.NOTHING_YET, "parent": begun.name,
                 "adds": [], "edits": {}}
     if begun.ranks:
         manifest["ranks"] = begun.ranks

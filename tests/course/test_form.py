@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import provenance  # noqa: E402  (the path comes first)
+from tools import chapters, provenance  # noqa: E402  (the path comes first)
 
 PARTS = ("The problem in numbers", "The idea", "Run it", "The code", "Predict, then measure",
          "Where it stops helping", "Book ↔ code map", "Exercises", "In real frameworks", "Recap")
@@ -433,9 +433,10 @@ def letters_twice(text):
 
 
 def pages(root=ROOT):
-    """The pages of all chapters; CHANGES.md is made by a program, CLUB has a form of its own."""
-    return [path for path in sorted(root.glob("ch[0-9][0-9]_*/*.md"))
-            if path.name not in ("CHANGES.md", CLUB)]
+    """The pages of all chapters that have a lesson; CHANGES.md is made by a program, CLUB has a form
+    of its own."""
+    return [path for chapter in chapters.find_chapters(root) if not chapter.is_begun
+            for path in sorted(chapter.folder.glob("*.md")) if path.name not in ("CHANGES.md", CLUB)]
 
 
 def problems(path, rules=None):

@@ -672,9 +672,9 @@ class Bundle(FakeMachine):
 
     def test_every_chapter_with_ranks_has_a_layout_of_its_own(self):
         layouts = gpu_ranks.layouts_of(ROOT)
-        self.assertEqual(list(layouts), [chapter.name for chapter in chapters.find_chapters()
-                                         if chapter.ranks])
-        own = [list(names)[-1] for names in layouts.values()]
+        ranked = [chapter for chapter in chapters.find_chapters() if chapter.ranks]
+        self.assertEqual(list(layouts), [chapter.name for chapter in ranked])
+        own = [list(layouts[chapter.name])[-1] for chapter in ranked if not chapter.is_begun]
         self.assertEqual(sorted(set(own)), sorted(own))
         self.assertEqual({chapter for chapter, _, ranks in gpu_ranks.plan(layouts) if ranks == 8},
                          set(layouts))

@@ -29,7 +29,8 @@ class New(unittest.TestCase):
             name for name in names if name in ("build", "runs", ".git", "__pycache__")])
         self.before = chapters.find_chapters(self.root)
         self.last = self.before[-1]
-        self.ranked = [chapter for chapter in self.before if chapter.ranks][-1]
+        self.ranked = [chapter for chapter in self.before
+                       if chapter.ranks and not chapter.is_begun][-1]
 
     def begin(self, *arguments):
         return subprocess.run([sys.executable, "book", "new", *arguments], cwd=self.root, text=True,

@@ -191,7 +191,7 @@ TEST_CASE("a call that fails names itself, its place, the rank and CUDA's reason
 TEST_CASE("a cuBLASLt that does not start is named, while a rank is still being made") {
   const std::shared_ptr<Accelerator> device = make_cuda_device(0);
   emulator::Options options = emulator::options;
-  options.driver_version = 0;
+  options.cublas_starts = false;
   const emulator::Use use(options);
   check_throws<Error>([&] { device->make_backend(); },
                       {"cublasLtCreate(&library_) failed: ", "NOT_INITIALIZED"});

@@ -278,15 +278,17 @@ TEST_CASE("pieces of a reduction go to the host, are summed and go back to the G
     copies.emplace_back(kPieces, bytes, all ? bytes : bytes / ranks);
   }
   emulator::Options options = with_little_patience();
-  options.may_copy = [&](const emulator::HostCopy& copy) {
+  emulator::CopyHooks hooks;
+  hooks.may_begin = [&](const emulator::HostCopy& copy) {
     return std::ranges::all_of(copies, [&](const auto& of) { return of.may_begin(copy); });
   };
-  options.queued_copy = [&](const emulator::HostCopy& copy) {
+  hooks.queued = [&](const emulator::HostCopy& copy) {
     for (SideBySide& of_rank : copies) of_rank.note_queued(copy);
   };
-  options.copied = [&](const emulator::HostCopy& copy) {
+  hooks.over = [&](const emulator::HostCopy& copy) {
     for (SideBySide& of_rank : copies) of_rank.note_over(copy);
   };
+  options.copies = std::make_shared<emulator::CopyHooks>(hooks);
   const emulator::Use use(options);
   run_threads(
       ranks,

@@ -49,12 +49,12 @@ void run(const Copy& copy) {
 void queue(const Copy& copy, cudaStream_t stream, std::function<void()> work) {
   const HostCopy told{copy.to, copy.from, copy.width * copy.height, copy.to_device};
   if (copy.to_device == copy.from_device) return enqueue(stream, told.bytes, std::move(work));
-  if (options.queued_copy) options.queued_copy(told);
+  if (options.copies) options.copies->queued(told);
   enqueue_when(
-      stream, told.bytes, [told] { return !options.may_copy || options.may_copy(told); },
+      stream, told.bytes, [told] { return !options.copies || options.copies->may_begin(told); },
       [told, work = std::move(work)] {
         work();
-        if (options.copied) options.copied(told);
+        if (options.copies) options.copies->over(told);
       });
 }
 

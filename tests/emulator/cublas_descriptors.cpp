@@ -44,7 +44,7 @@ const char* cublasLtGetStatusString(cublasStatus_t status) { return cublasLtGetS
 size_t cublasLtGetVersion() { return 130000; }
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
-  if (ready() != cudaSuccess) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (ready() != cudaSuccess || !options.cublas_starts) return CUBLAS_STATUS_NOT_INITIALIZED;
   *handle = new cublasLtContext;
   return CUBLAS_STATUS_SUCCESS;
 }

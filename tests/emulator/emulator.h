@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,14 @@ struct HostCopy {
   const void *to, *from;
   size_t bytes;
   bool to_device;
+};
+
+/// A test's hand on such copies: told of each that is queued; asked again and again whether it may
+/// begin yet; told when it is over.
+struct CopyHooks {
+  std::function<void(const HostCopy&)> queued;
+  std::function<bool(const HostCopy&)> may_begin;
+  std::function<void(const HostCopy&)> over;
 };
 
 /// May change where nothing is queued.
@@ -43,17 +52,14 @@ struct Options {
   int compute_capability = 90;
   int shared_bytes = 227 << 10;      // of a block that asks for more than 48 KiB; at most this much
   int kernels_need_capability = 80;  // what they are compiled for
-  int nccl_error = 0;                // what NCCL's communicators say when they are asked
-  bool nccl_hangs = false;           // what NCCL has to carry out never ends
-  int nccl_version = 0;              // of the library; 0: that of its header
+  bool cublas_starts = true;
+  int nccl_error = 0;       // what NCCL's communicators say when they are asked
+  bool nccl_hangs = false;  // what NCCL has to carry out never ends
+  int nccl_version = 0;     // of the library; 0: that of its header
   /// Seconds in which no rank queues anything and nothing can run: then a wait is a deadlock.
   double patience = 10;
   std::chrono::steady_clock::time_point slow_until{};  // queries of events take 0.1 ms before
-  /// Told of each such copy that is queued; asked again and again whether it may begin yet; told
-  /// when it is over.
-  std::function<void(const HostCopy&)> queued_copy;
-  std::function<bool(const HostCopy&)> may_copy;
-  std::function<void(const HostCopy&)> copied;
+  std::shared_ptr<const CopyHooks> copies;             // nullptr: they begin when they can
 };
 extern Options options;
 

@@ -15,7 +15,7 @@
 
 namespace usp::emulator {
 
-Options options;
+constinit Options options;  // so that a static of another file, wherever it lies, can set some
 
 namespace {
 
