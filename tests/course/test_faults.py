@@ -92,6 +92,16 @@ class Choice(unittest.TestCase):
             seen += chosen
         self.assertEqual(set(seen), {fault.name for fault in self.faults})
 
+    def test_newest_is_the_last_chapter(self):
+        for chapter in ("ch01_a", "ch10_b", "ch09_c"):
+            (self.source / chapter).mkdir()
+        patch = self.source / "tests" / "faults" / "fault12.patch"
+        patch.write_text(PATCH.format(target="test_newest", test="", path="newest/x.cpp")
+                         .replace("Test:    ", "Test:    a case"), encoding="utf-8")
+        fault = runner.Fault(patch)
+        self.assertEqual(fault.target, "test_ch10_b")
+        self.assertEqual([path for path, _, _ in fault.hunks], ["ch10_b/x.cpp"])
+
     def test_everything_is_everything(self):
         self.assertEqual(len(self.chosen(USP_TEST_ALL="1", USP_TEST_EVERYTHING="1")), 12)
 

@@ -39,6 +39,7 @@ RECORD = HERE / "caught.json"
 TURNS = 6  # of the faults that have not changed, ./book test --all tries one in so many
 KEYS = ("What", "Target", "Test", "Message")
 NO_TARGET = "none"  # of a fault in what is not compiled
+NEWEST = "newest"  # as a chapter in a path, or in test_newest: whichever comes last
 SKIPPED = 77  # a test's exit code
 CAUGHT, CANNOT_RUN, MISSED = "caught", "skipped", "MISSED"
 TIMEOUT = 300  # seconds, for one test
@@ -63,6 +64,10 @@ class Fault:
                              f"this one has {', '.join(fields) or 'none'}")
         self.what, self.target, self.test, self.message = (fields[key] for key in KEYS)
         self.hunks = parse_diff("--- " + diff, self.name)
+        newest = max((folder.name for folder in path.parents[2].glob("ch[0-9][0-9]_*")), default="")
+        self.target = re.sub(rf"^test_{NEWEST}$", f"test_{newest}", self.target)
+        for hunk in self.hunks:
+            hunk[0] = re.sub(rf"^{NEWEST}/", f"{newest}/", hunk[0])
 
     def apply(self, root):
         """The patched text of every file, by path; nothing is written."""
