@@ -161,7 +161,7 @@ def _run(preset, tests, chosen, sanitize, env, note):
     if chosen is None or whole:
         # --no-tests=error: a choice that matches nothing must not look like a success.
         command = ["ctest", "--test-dir", str(folder), "--output-on-failure", "--no-tests=error",
-                   "-j", str(min(MAX_PARALLEL_TESTS, machine.usable_cores() + 1))]
+                   "-j", str(min(MAX_PARALLEL_TESTS, machine.usable_cores()))]
         if whole:
             command += ["-R", f"^({'|'.join(map(re.escape, whole))})$"]
         elif sanitize:

@@ -5,8 +5,7 @@
 Random mistakes in a solution must not pass either: what a judge lets through has to give the same
 values as the solution, on input that the judge has not seen. ./book test --all also runs the tests
 that readers are asked to name, in a copy of the sources with the mistake, and those of chapters
-that call the solutions: of the newest chapter, and of another one in turn. With
-USP_TEST_EVERYTHING=1 all of them.
+that call the solutions: of one chapter in turn. With USP_TEST_EVERYTHING=1 all of them.
 """
 import contextlib
 import io
@@ -305,7 +304,7 @@ class Tests(unittest.TestCase):
     @unittest.skipUnless("USP_TEST_ALL" in os.environ, "builds a copy of the sources: --all")
     def test_the_named_test_fails_and_another_does_not(self):
         """Of some of them; that each fault is noticed by its test shows tests/faults/run.py."""
-        for exercise in in_turn(self.found()):
+        for exercise in testing.in_turn(self.found()):
             mistakes = answers.mistakes(exercise)
             names = [answer_in(exercise.solution(".md")), *(mistake.name for mistake in mistakes)]
             with self.subTest(exercise.name), contextlib.redirect_stderr(io.StringIO()):
@@ -326,13 +325,6 @@ class Tests(unittest.TestCase):
                          [(exercise, ["a"]), (exercise, ["b"])])
 
 
-def in_turn(found):
-    """Of exercises for which copies of the sources are built: one of the newest chapter that has
-    any, and one of the others; with another commit other ones. All with USP_TEST_EVERYTHING=1."""
-    newest = [exercise for exercise in found if exercise.chapter == found[-1].chapter]
-    return [*testing.in_turn(found[:-len(newest)]), *testing.in_turn(newest)]
-
-
 class OwnCode(unittest.TestCase):
     """Chapters that call what a reader has written."""
 
@@ -346,15 +338,16 @@ class OwnCode(unittest.TestCase):
 
     @unittest.skipUnless("USP_TEST_ALL" in os.environ, "builds a copy of the sources: --all")
     def test_chapters_pass_their_tests_on_the_solutions(self):
-        """Of the newest chapter, and of another one in turn."""
-        chosen = {exercise.chapter for exercise in in_turn(own_code.replaceable())}
-        found = [exercise for exercise in own_code.replaceable() if exercise.chapter in chosen]
+        """Of one chapter in turn."""
+        every = sorted({exercise.chapter.name for exercise in own_code.replaceable()})
+        chosen = testing.in_turn(every)
+        found = [each for each in own_code.replaceable() if each.chapter.name in chosen]
         own_code.write_copy(found, {
             exercise.answer_file: exercise.solution(".cpp").read_text(encoding="utf-8")
             for exercise in found})
         everyday = {name: value for name, value in os.environ.items() if name != "USP_TEST_FULL"}
         with mock.patch.dict(os.environ, everyday, clear=True):
-            for chapter in sorted(each.name for each in chosen):
+            for chapter in chosen:
                 code = own_code.run_book(["test", f"technique.{chapter}", "--no-install"])
                 self.assertEqual(code, 0, chapter)
 

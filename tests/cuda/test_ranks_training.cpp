@@ -41,15 +41,11 @@ void on_gpus(int64_t ranks, Order order, EngineKind kind,
       600, Device::cuda);
 }
 
-/// How many runs of a training: with USP_TEST_FULL every order by every engine in the newest
-/// chapter, which carries the code of all; in another, every order where the technique is new.
+/// How many runs of a training: every order of the streams where the technique is new, or in the
+/// newest chapter, which carries the code of all; every order by every engine with USP_TEST_FULL=1.
 size_t count_runs(const char* technique) {
   if (!is_full() || is_carried(technique)) return 1;
-#ifdef USP_NOT_NEWEST
-  return 3;
-#else
-  return 6;
-#endif
+  return is_full_in_turns() ? 3 : 6;
 }
 
 /// The same with another order each time, and with another kind of messages: so six runs in a row

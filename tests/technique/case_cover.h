@@ -48,6 +48,12 @@ inline constexpr uint64_t kTurns = 4;
 /// all of them, by `--all` those whose turn it is.
 inline bool is_full() { return std::getenv("USP_TEST_FULL") != nullptr; }
 
+/// Whether those of `--all` are asked for.
+inline bool is_full_in_turns() {
+  const char* full = std::getenv("USP_TEST_FULL");
+  return full != nullptr && std::string(full) == "in_turns";
+}
+
 /// The first `always` of the cases, and of the others those of this turn.
 template <class Case>
 std::vector<Case> in_turn(std::vector<Case> cases, size_t always, uint64_t turn) {
@@ -62,9 +68,7 @@ std::vector<Case> in_turn(std::vector<Case> cases, size_t always, uint64_t turn)
 /// The cases, or those whose turn it is where `--all` asks.
 template <class Case>
 std::vector<Case> full_cases(std::vector<Case> cases, size_t always = 0) {
-  const char* full = std::getenv("USP_TEST_FULL");
-  const bool take_turns = full != nullptr && std::string(full) == "in_turns";
-  return take_turns ? in_turn(std::move(cases), always, turn()) : cases;
+  return is_full_in_turns() ? in_turn(std::move(cases), always, turn()) : cases;
 }
 
 /// What `make` makes: cases among which every pair of values occurs, then so many at random.
