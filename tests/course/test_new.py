@@ -51,6 +51,7 @@ class New(unittest.TestCase):
         self.assertEqual(delta.check(name, self.root), [])
         chapter = chapters.resolve(name, self.root)
         self.assertEqual((chapter.ranks, chapter.title), (self.ranked.ranks, "Demo"))
+        self.assertTrue(chapter.is_begun)
         self.assertFalse((self.root / name / "figures").exists())
         self.assertFalse((self.root / name / "examples").exists())
         readme = self.root / name / "README.md"

@@ -112,6 +112,14 @@ TEST_CASE("attention's kernels agree with the CPU's and touch only what is their
   });
 }
 
+TEST_CASE("attention's kernels agree with the CPU's in every shape of attention's tests") {
+  for_each_order([](DType dtype) {
+    for_each_attention([&](const AttentionCase& c, bool naive) {
+      check_against_cpu([&] { return run_attention(dtype, naive, c); }, 3 * tolerance_of(dtype));
+    });
+  });
+}
+
 TEST_CASE("cuBLASLt multiplies what lies in memory in any order, and is asked for nothing else") {
   for_each_order([](DType dtype) {
     for (int64_t size : {1, 7, 24}) {
