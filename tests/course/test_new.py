@@ -91,7 +91,7 @@ class New(unittest.TestCase):
             test = among.get(f"technique.{chapter}", {"sources": []})
             return {source.split("/")[-1][:-4] for source in test["sources"]}
 
-        self.assertEqual(sources(name, tests), sources(self.ranked.name, before))
+        self.assertEqual(sources(name, tests), sources(self.last.name, before))
         manifest = delta.read_manifest(self.ranked.name, self.root)
         changed = {Path(file).stem for file in [*manifest.adds, *manifest.edits]}
         self.assertLessEqual(sources(self.ranked.name, tests), changed)
