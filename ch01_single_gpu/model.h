@@ -21,7 +21,8 @@ struct LlamaOptions {
 /// and MLP, the last one is the head. Decides which weights there are and which layers read them.
 class Llama {
  public:
-  Llama(const ModelConfig& config, const LlamaOptions& options);
+  Llama(const ModelConfig& config, const LlamaOptions& options)
+      : config_(config), options_(options), rope_(config, options.seq_len, options.dtype) {}
 
   int64_t num_blocks() const { return config_.num_layers + 2; }
   /// Adds the block's parameters to the list.
@@ -76,7 +77,7 @@ class Model {
   /// backward_chunk(), likewise.
   void backward(Activations activations, Grads& grads, const Pass& pass);
   /// A forward pass for the loss alone, which adds to pass.loss.
-  void evaluate(const Pass& pass);
+  void evaluate(const Pass& pass) { forward_chunk(0, {}, nullptr, pass); }
   /// Logits [T, V] of every position; while decoding, [B, V] of each sample's last one. Where the
   /// head holds a shard of the vocabulary, its columns of them. Throws Error on a part of a model.
   Tensor logits(const Pass& pass);
@@ -97,9 +98,7 @@ class Model {
     Tensor x;  ///< [T, H]
   };
 
-  bool recomputes(int64_t block) const {
-    return recomputed_.begin <= block && block < recomputed_.end;
-  }
+  bool recomputes(int64_t block) const { return recomputed_.contains(block); }
   /// Exchanges the block's input in `saved` for all that backward needs.
   static void run_again(const Block& block, BlockSaved& saved, Pass pass);
 

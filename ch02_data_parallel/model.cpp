@@ -28,10 +28,19 @@ Probabilities probabilities(const TrainConfig& config) {
 
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 
-}  // namespace
+Tensor forward_block(const Block& block, Tensor x, BlockSaved& saved, const Pass& pass) {
+  for (const auto& segment : block) {
+    const TraceScope of_segment(segment->name());
+    x = segment->forward(x, saved, pass);
+  }
+  return x;
+}
 
-Llama::Llama(const ModelConfig& config, const LlamaOptions& options)
-    : config_(config), options_(options), rope_(config, options.seq_len, options.dtype) {}
+const Head* as_head(const std::unique_ptr<Segment>& segment) {
+  return dynamic_cast<const Head*>(segment.get());
+}
+
+}  // namespace
 
 Block Llama::build(int64_t block, ParameterList& parameters) const {
   Block segments;
@@ -126,18 +135,6 @@ Model::Model(const TrainConfig& config)
   if (config.recompute == "full") recompute({1, config.model.num_layers + 1});
 }
 
-namespace {
-
-Tensor forward_block(const Block& block, Tensor x, BlockSaved& saved, const Pass& pass) {
-  for (const auto& segment : block) {
-    const TraceScope of_segment(segment->name());
-    x = segment->forward(x, saved, pass);
-  }
-  return x;
-}
-
-}  // namespace
-
 Tensor Model::forward_chunk(int64_t chunk, Tensor x, Activations* activations, const Pass& pass) {
   const TraceScope trace("forward", {.micro_batch = pass.micro_batch});
   const std::vector<Block>& blocks = chunks_[chunk];
@@ -189,16 +186,6 @@ Model::Activations Model::forward(const Pass& pass) {
 void Model::backward(Activations activations, Grads& grads, const Pass& pass) {
   backward_chunk(0, {}, std::move(activations), grads, pass);
 }
-
-void Model::evaluate(const Pass& pass) { forward_chunk(0, {}, nullptr, pass); }
-
-namespace {
-
-const Head* as_head(const std::unique_ptr<Segment>& segment) {
-  return dynamic_cast<const Head*>(segment.get());
-}
-
-}  // namespace
 
 Tensor Model::logits(const Pass& pass) {
   USP_CHECK(

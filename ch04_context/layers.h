@@ -37,17 +37,19 @@ class Linear {
   virtual Footprint footprint(const PassShape& shape) const;
 
  protected:
-  virtual Saved keep(const Tensor& x) const;              ///< what backward reads of x
-  virtual Tensor output(const Saved& saved) const;        ///< y = x Wᵀ
-  virtual Tensor input_gradient(const Tensor& dy) const;  ///< dx = dy W
+  virtual Saved keep(const Tensor& x) const { return {x}; }  ///< what backward reads of x
+  virtual Tensor output(const Saved& saved) const;           ///< y = x Wᵀ
+  virtual Tensor input_gradient(const Tensor& dy) const;     ///< dx = dy W
   virtual void weight_gradient(const Tensor& dy, const Saved& saved,
                                bool accumulate) const;  ///< dW = or += dyᵀ x
   /// Hands `grads` a closure that computes the weight gradient, perhaps later. The closure shares
   /// dy and `saved`.
   void add_weight_gradient(const Tensor& dy, const Saved& saved, Grads& grads) const;
 
-  virtual Tensor weight() const;  ///< [O, I], as output() and input_gradient() read it
-  Tensor weight_grad() const;     ///< [O, I]: the parameters' `grad`
+  /// [O, I], as output() and input_gradient() read it
+  virtual Tensor weight() const { return stacked(weights_, &Parameter::value); }
+  /// [O, I]: the parameters' `grad`
+  Tensor weight_grad() const { return stacked(weights_, &Parameter::grad); }
   const std::vector<Parameter*>& parameters() const { return weights_; }
   std::string_view output_name() const { return output_name_; }
 
@@ -64,7 +66,7 @@ class RmsNorm {
     Tensor rstd;  ///< [T]
   };
 
-  RmsNorm(Parameter& weight, double eps);
+  RmsNorm(Parameter& weight, double eps) : weight_(&weight), eps_(eps) { ++weight.uses; }
 
   Tensor forward(const Tensor& x, Saved& saved) const;  ///< [T, H] -> [T, H]
   /// `dresidual`: the gradient that reaches x along the residual stream; may be undefined.
@@ -79,7 +81,7 @@ class RmsNorm {
 /// Tokens to vectors: x[t] = weight[tokens[t]].
 class Embedding : public Segment {
  public:
-  explicit Embedding(Parameter& weight);
+  explicit Embedding(Parameter& weight) : weight_(&weight) { ++weight.uses; }
   std::string_view name() const override { return "embedding"; }
   Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;  ///< x is not read
   Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
@@ -190,7 +192,8 @@ class FeedForward {
     Tensor gate_up;  ///< [T, 2F]
   };
 
-  FeedForward(std::unique_ptr<Linear> gate_up_proj, std::unique_ptr<Linear> down_proj);
+  FeedForward(std::unique_ptr<Linear> gate_up_proj, std::unique_ptr<Linear> down_proj)
+      : gate_up_proj_(std::move(gate_up_proj)), down_proj_(std::move(down_proj)) {}
   Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) const;  ///< [T, H] -> [T, H]
   Tensor backward(const Tensor& dy, Saved& saved, Grads& grads,
                   const Pass& pass) const;  ///< [T, H] -> [T, H]
@@ -203,7 +206,8 @@ class FeedForward {
 /// The second half of a block: x + feed_forward(norm(x)).
 class Mlp : public Segment {
  public:
-  Mlp(RmsNorm norm, FeedForward feed_forward);
+  Mlp(RmsNorm norm, FeedForward feed_forward)
+      : norm_(norm), feed_forward_(std::move(feed_forward)) {}
   std::string_view name() const override { return "mlp"; }
   Tensor forward(const Tensor& x, BlockSaved& saved, const Pass& pass) override;
   Tensor backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) override;
@@ -228,7 +232,7 @@ class CrossEntropy {
   };
 
   /// `vocab_offset`: the token that column 0 of the logits stands for.
-  explicit CrossEntropy(int64_t vocab_offset);
+  explicit CrossEntropy(int64_t vocab_offset) : vocab_offset_(vocab_offset) {}
   virtual ~CrossEntropy() = default;
 
   /// Adds to pass.loss.

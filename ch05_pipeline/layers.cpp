@@ -22,8 +22,6 @@ Tensor Linear::backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass
   return dx;
 }
 
-Linear::Saved Linear::keep(const Tensor& x) const { return {x}; }
-
 // [linear]
 Tensor Linear::output(const Saved& saved) const {
   const Tensor w = weight();
@@ -60,12 +58,6 @@ Footprint Linear::footprint(const PassShape& shape) const {
   // [held_by_linear]
 }
 
-Tensor Linear::weight() const { return stacked(weights_, &Parameter::value); }
-
-Tensor Linear::weight_grad() const { return stacked(weights_, &Parameter::grad); }
-
-RmsNorm::RmsNorm(Parameter& weight, double eps) : weight_(&weight), eps_(eps) { ++weight.uses; }
-
 // [rms_norm]
 Tensor RmsNorm::forward(const Tensor& x, Saved& saved) const {
   saved.x = x;
@@ -96,8 +88,6 @@ Footprint RmsNorm::footprint(const PassShape& shape) const {
           .held = 2 * y + shape.rows() * shape.acc()};
   // [held_by_norm]
 }
-
-Embedding::Embedding(Parameter& weight) : weight_(&weight) { ++weight.uses; }
 
 Tensor Embedding::forward(const Tensor&, BlockSaved&, const Pass& pass) {
   const Tensor& weight = weight_->value;  // [V, H]
@@ -279,9 +269,6 @@ Footprint Attention::footprint(const PassShape& shape) const {
 }
 // [attention_footprint]
 
-FeedForward::FeedForward(std::unique_ptr<Linear> gate_up_proj, std::unique_ptr<Linear> down_proj)
-    : gate_up_proj_(std::move(gate_up_proj)), down_proj_(std::move(down_proj)) {}
-
 Tensor FeedForward::forward(const Tensor& x, Saved& saved, const Pass& pass) const {
   saved.gate_up = gate_up_proj_->forward(x, saved.gate_up_proj, pass);  // [T, 2F]
   const Tensor& gate_up = saved.gate_up;
@@ -297,9 +284,6 @@ Tensor FeedForward::backward(const Tensor& dy, Saved& saved, Grads& grads, const
   ops::swiglu_backward(dgate_up, dhidden, saved.gate_up);
   return gate_up_proj_->backward(dgate_up, saved.gate_up_proj, grads, pass);  // [T, H]
 }
-
-Mlp::Mlp(RmsNorm norm, FeedForward feed_forward)
-    : norm_(norm), feed_forward_(std::move(feed_forward)) {}
 
 Tensor Mlp::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
@@ -346,8 +330,6 @@ Footprint Mlp::footprint(const PassShape& shape) const {
   // [held_by_mlp]
   return result;
 }
-
-CrossEntropy::CrossEntropy(int64_t vocab_offset) : vocab_offset_(vocab_offset) {}
 
 // [loss]
 void CrossEntropy::forward(const Tensor& logits, Saved& saved, const Pass& pass) const {

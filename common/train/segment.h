@@ -37,6 +37,8 @@ using Block = std::vector<std::unique_ptr<Segment>>;
 struct BlockRange {
   int64_t begin;
   int64_t end;
+
+  bool contains(int64_t block) const { return begin <= block && block < end; }
 };
 
 /// Of each of them.

@@ -91,11 +91,13 @@ class New(unittest.TestCase):
             test = among.get(f"technique.{chapter}", {"sources": []})
             return {source.split("/")[-1][:-4] for source in test["sources"]}
 
+        carried = sources(self.ranked.name, tests)
+        self.assertEqual(carried - sources(name, tests), set(), "not tested at the end of a chain")
         self.assertEqual(sources(name, tests), sources(self.last.name, before))
         manifest = delta.read_manifest(self.ranked.name, self.root)
         changed = {Path(file).stem for file in [*manifest.adds, *manifest.edits]}
-        self.assertLessEqual(sources(self.ranked.name, tests), changed)
-        self.assertTrue({Path(file).stem for file in manifest.adds} & sources(self.ranked.name, tests))
+        self.assertLessEqual(carried, changed)
+        self.assertTrue({Path(file).stem for file in manifest.adds} & carried)
         first = self.before[0].name
         self.assertEqual(sources(first, tests), sources(first, before))
         self.assertIn(name, tests["parity.ranks"]["targets"])

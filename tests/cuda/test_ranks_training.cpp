@@ -219,11 +219,14 @@ void check_measured_work(const Communicator& world, const TrainConfig& config,
   const double all = f + b + seconds(Work::W), forward = device_seconds(tracer, "forward"),
                backward = device_seconds(tracer, "backward"),
                steps = device_seconds(tracer, "train_step");
-  USP_CHECK(forward > 0 && f >= forward - kRounding, "F {} s, in the trace {}", f, forward);
-  USP_CHECK(backward > 0 && b >= backward - kRounding, "B {} s, in the trace {}", b, backward);
-  USP_CHECK(all <= measured.span + kRounding, "{} s of work in {}", all, measured.span);
-  USP_CHECK(measured.span <= steps + kRounding, "{} s of a pipeline in steps of {}", measured.span,
-            steps);
+  USP_CHECK(forward > 0 && f >= forward - kRounding, "work of F: {} s, in the trace {}", f,
+            forward);
+  USP_CHECK(backward > 0 && b >= backward - kRounding, "work of B: {} s, in the trace {}", b,
+            backward);
+  USP_CHECK(all <= measured.span + kRounding, "work of all: {} s, in a pipeline of {}", all,
+            measured.span);
+  USP_CHECK(measured.span <= steps + kRounding, "work of a pipeline: {} s, in steps of {}",
+            measured.span, steps);
   if (world.rank() == 0) {
     USP_CHECK(created[2] == created[3], "{} events, then {}", created[2], created[3]);
   }

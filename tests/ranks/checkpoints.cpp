@@ -401,7 +401,7 @@ TEST_CASE(
   for (const int64_t at : {int64_t{3}, int64_t{2'500'000}, size - 1}) {
     flip_byte(file, at);
     const int64_t begin = at >> 20 << 20, end = std::min(begin + (1 << 20), size) - 1;
-    for (const int count : {1, 2, 3}) {
+    for (const int count : kSanitized ? std::vector{3} : std::vector{1, 2, 3}) {
       refused(count, {fmt::format("{}: bytes {} to {} are not as they were", file, begin, end)});
     }
     flip_byte(file, at);

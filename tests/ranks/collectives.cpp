@@ -35,7 +35,7 @@ Values rank_order_sum(int ranks, int64_t begin, int64_t count, int64_t total, DT
   return Tensor::from_host(sum, {count}, dtype).items();
 }
 
-const int kWorlds[] = {1, 2, 3, 4, 5, 8};
+const std::vector<int> kWorlds = kSanitized ? std::vector{1, 2, 5} : std::vector{1, 2, 3, 4, 5, 8};
 /// None, fewer than ranks, uneven, in one piece with the header, and beyond that.
 const int64_t kCounts[] = {0, 1, 7, 1000, 4096, 50021};
 
@@ -127,7 +127,7 @@ void check_in_pieces(const Communicator& world, int64_t count, DType dtype, int6
 }
 
 TEST_CASE("a reduction in pieces has the bits, the bytes and the one call of one in one piece") {
-  for (int ranks : {2, 3, 5}) {
+  for (int ranks : kSanitized ? std::vector{3} : std::vector{2, 3, 5}) {
     run_threads(ranks, [&](const Communicator& world) {
       for (DType dtype : kFloatDTypes) {
         for (int64_t count : {0, 1, 2, 117}) check_in_pieces(world, count, dtype, /*limit=*/1);

@@ -10,17 +10,10 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "testing.h"
 
 /// Few points of a space of settings that still bring every two settings together.
 namespace usp::test {
-
-/// Under a sanitizer, where everything takes ten times as long, a few cases of each kind have the
-/// same memory and the same races as all. What they compute is tested without it.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
 
 /// Whether the chapter that the test is compiled for has the technique's files as the chapter
 /// before it has them. The test of the chapter that changed them last tries every case; here a

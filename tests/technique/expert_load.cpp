@@ -19,6 +19,7 @@ TEST_CASE("losses and biases of the balance are the global batch's, however it i
   const TokenFile file(tokens.path(), 2, 61);
   const Dataset dataset(file, 8, 0.1, DataOrder::shuffled, 0);
   for (const char* balance : {"none", "sample", "batch", "bias"}) {
+    if (kSanitized && std::string_view(balance) != "bias") continue;
     for (const Share& share : kShares) {
       ExpertCase c = plain_experts(share.dp, share.ep);
       c.experts = 8;

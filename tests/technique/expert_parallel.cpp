@@ -484,6 +484,7 @@ TEST_CASE("experts that no token chooses, ranks of them, and one that all tokens
   const std::vector<std::pair<int64_t, std::vector<double>>> biases = {
       {2, {0, 0, 0, -9}}, {2, {0, 0, -9, -9}}, {1, {-9, 0, 0, -9}}, {1, {-9, -9, -9, 0}}};
   for (const auto& [top_k, of_first] : biases) {
+    if (kSanitized && of_first != biases.back().second) continue;
     std::vector<double> of_experts = of_first;
     for (int variant = 0; variant < 5; ++variant) {
       std::ranges::rotate(of_experts, of_experts.begin() + 1);  // each expert's turn
