@@ -86,7 +86,7 @@ def errors(root):
 
 
 def thick_chapters(root):
-    """Chapters that have grown beyond what their readers were promised, as messages."""
+    """Chapters with more lines than they may have, as messages."""
     def lines(path):
         return len(path.read_text(encoding="utf-8").splitlines())
 
