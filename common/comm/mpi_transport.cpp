@@ -126,6 +126,7 @@ class MpiTransport : public Transport {
   }
 
   Bell& bell() override { return bell_; }
+  bool rings() const override { return false; }
   std::chrono::microseconds patience() const override { return std::chrono::microseconds(1000); }
   bool cancel() override { return false; }  // the library may still write what it has begun
   [[noreturn]] void abort(int code) override {

@@ -358,8 +358,14 @@ void QueueEngine::rest(Clock::time_point last_progress, int64_t rung) {
     check_departed(*queue.front());
     check_time(*queue.front());
   }
-  microseconds sleep =
-      channels_.empty() ? kIdleSleep : std::clamp(elapsed / 16, kShortestSleep, kLongestSleep);
+  // A device rings for nothing.
+  const bool rings = transport_.rings() && std::ranges::none_of(channels_, [](const auto& channel) {
+                       const Operation& operation = *channel.second.front()->operation;
+                       return operation.by_device || operation.memory.staged != nullptr;
+                     });
+  microseconds sleep = rings || channels_.empty()
+                           ? kIdleSleep
+                           : std::clamp(elapsed / 16, kShortestSleep, kLongestSleep);
   if (due) {
     const auto left = std::chrono::duration_cast<microseconds>(*due - now) - kOversleep;
     if (left <= microseconds(0)) return;

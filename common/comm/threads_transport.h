@@ -57,6 +57,7 @@ class ThreadsTransport : public Transport {
   void announce(const Notice& notice) override;
   std::optional<Notice> next_notice() override;
   Bell& bell() override { return fabric_.desks_[rank_].bell; }
+  bool rings() const override { return true; }
   std::chrono::microseconds patience() const override { return std::chrono::microseconds(50); }
   bool cancel() override;
   [[noreturn]] void abort(int code) override;

@@ -68,8 +68,10 @@ class Transport {
 
   /// The bell that this rank's communication thread sleeps on.
   virtual Bell& bell() = 0;
-  /// How long a waiting thread polls and yields before it sleeps: hardly at all where an arriving
-  /// message rings the bell.
+  /// Whether the bell rings for whatever arrives and for whatever has gone: who waits may sleep
+  /// until then. Where it does not, only a poll finds out.
+  virtual bool rings() const = 0;
+  /// How long a waiting thread polls and yields before it sleeps.
   virtual std::chrono::microseconds patience() const = 0;
   /// Gives up every message under way. Returns whether their memory may be used again.
   virtual bool cancel() = 0;
