@@ -24,18 +24,19 @@ def binary(preset, name):
     return build_dir(preset) / "bin" / name
 
 
-def prepare(preset, targets=None, note=None, live=None):
+def prepare(preset, targets=None, note=None, live=None, jobs=None):
     """Brings targets (None: everything, tests too) up to date, configuring first where needed.
 
     note: called with every line of a build that shows nothing itself. live: whether the build does
-    (default: on a terminal).
+    (default: on a terminal). jobs: how many compile at a time (default: one on each core).
     """
     targets = [targets] if isinstance(targets, str) else targets
     with _lock(preset):
         _configure(preset, with_tests=targets is None or packages.installed()["catch2"])
         if _is_up_to_date(preset, targets):
             return
-        command = ["cmake", "--build", str(build_dir(preset)), "-j", str(machine.usable_cores())]
+        command = ["cmake", "--build", str(build_dir(preset)),
+                   "-j", str(jobs or machine.usable_cores())]
         command += ["--target", *targets] if targets else []
         run_step(f"building {', '.join(targets or ['everything'])}", command,
                  live=sys.stdout.isatty() if live is None else live, note=note)

@@ -26,6 +26,11 @@ def writer(name):
     return lambda text: _write(Path(folder) / name, text.strip()[:60] + "\n")
 
 
+def is_below_another():
+    """Whether this process is a test of a ./book test above it."""
+    return FOLDER in os.environ
+
+
 def _write(path, text):
     try:
         path.write_text(text, encoding="utf-8")
@@ -60,7 +65,7 @@ def seconds_left(waiting, running, jobs):
 class Progress:
     """Reads what ctest prints, and says between its lines what is going on."""
 
-    def __init__(self, folder, tests, note, jobs=2):
+    def __init__(self, folder, tests, note, jobs):
         self.history = folder / HISTORY
         self.notes = folder / "progress"
         self.note, self.jobs = note, jobs

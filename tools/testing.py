@@ -31,6 +31,8 @@ def run_tests(sanitize=None, everything=False, full=False, pattern=None, install
         for job in (packages.DOCS, packages.BROWSER) if everything and not only_list else ():
             packages.ensure(job, install)
     note = progress.writer(f"sanitize.{sanitize}" if sanitize else None)
+    # One that is a test of another has half of the cores: something else runs beside it.
+    jobs = max(1, machine.usable_cores() // (2 if progress.is_below_another() else 1))
     build.configure(preset, with_tests=True)
     tests = read_tests(build.build_dir(preset))
     chosen = find(pattern, tests, everything) if pattern else None
@@ -39,19 +41,19 @@ def run_tests(sanitize=None, everything=False, full=False, pattern=None, install
     if chosen is None:
         if not sanitize and sys.stdout.isatty():
             say("book: everything; a part of a name runs only that: ./book test rmsnorm")
-        _build(preset, None, note)
+        build.prepare(preset, note=note, jobs=jobs)
         if everything:
-            _build(preset, ["tests_all"], note)
+            build.prepare(preset, ["tests_all"], note, jobs=jobs)
     else:
         say("book: " + ", ".join(f"{name}: {len(cases)} cases" if cases else name
                                  for name, cases in chosen.items()))
         targets = sorted({target for name in chosen for target in tests[name].targets})
         if targets:
-            _build(preset, targets, note)
+            build.prepare(preset, targets, note, jobs=jobs)
     env = _environment(full, everything)
     if everything and chosen is None:
         env["USP_EVERY_TEST_RUNS"] = "1"  # so seeded faults need not run theirs without the fault
-    return _run(preset, tests, chosen, sanitize, env, note)
+    return _run(preset, tests, chosen, sanitize, env, note, min(MAX_PARALLEL_TESTS, jobs))
 
 
 class Test:
@@ -148,11 +150,7 @@ def _list(chosen):
     return 0
 
 
-def _build(preset, targets, note):
-    build.prepare(preset, targets, note)
-
-
-def _run(preset, tests, chosen, sanitize, env, note):
+def _run(preset, tests, chosen, sanitize, env, note, jobs):
     """Whole tests by ctest, single cases by their own programs; the first failure's exit code."""
     folder = build.build_dir(preset)
     whole = [name for name, cases in (chosen or {}).items() if not cases]
@@ -161,7 +159,7 @@ def _run(preset, tests, chosen, sanitize, env, note):
     if chosen is None or whole:
         # --no-tests=error: a choice that matches nothing must not look like a success.
         command = ["ctest", "--test-dir", str(folder), "--output-on-failure", "--no-tests=error",
-                   "-j", str(min(MAX_PARALLEL_TESTS, machine.usable_cores()))]
+                   "-j", str(jobs)]
         if whole:
             command += ["-R", f"^({'|'.join(map(re.escape, whole))})$"]
         elif sanitize:
@@ -170,7 +168,7 @@ def _run(preset, tests, chosen, sanitize, env, note):
             command += ["-LE", "^all$"]
         expected = [test for name, test in tests.items()
                     if (name in whole if whole else "USP_TEST_ALL" in env or not test.only_in_all)]
-        with progress.Progress(folder, expected, note) as shown:
+        with progress.Progress(folder, expected, note, jobs) as shown:
             code, _ = wait_for(command, {**env, **shown.environment}, shown.read_line)
         codes.append(code if code >= 0 else 128 - code)
     return next((code for code in codes if code), 0)
