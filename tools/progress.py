@@ -28,7 +28,7 @@ def writer(name):
 
 def is_below_another():
     """Whether this process is a test of a ./book test above it."""
-    return FOLDER in os.environ
+    return bool(os.environ.get(FOLDER))
 
 
 def _write(path, text):

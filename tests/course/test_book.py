@@ -1018,6 +1018,15 @@ class Launcher(FakeTree):
         self.assertEqual(self.book("test", "--sanitize").returncode, 0)
         self.assertRegex(self.logged()[-1], "build/sanitize .*-L unit")
 
+    def test_as_a_test_of_another_it_takes_half_of_the_cores(self):
+        cores = machine.usable_cores()
+        for above, jobs in (("", cores), (str(self.scratch), max(1, cores // 2))):
+            self.assertEqual(self.book("test", "--sanitize", USP_PROGRESS=above).returncode, 0)
+            building, testing = (next(line for line in reversed(self.logged()) if what in line)
+                                 for what in ("--build", "--test-dir"))
+            self.assertRegex(building, rf" -j {jobs}\b")
+            self.assertRegex(testing, rf" -j {min(4, jobs)}\b")
+
     def test_a_failing_build_ends_the_run(self):
         write(self.bin / "cmake", "#!/bin/sh\necho 'a.cpp:1: error: no'\nexit 3\n", executable=True)
         result = self.book("run")
