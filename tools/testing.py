@@ -31,7 +31,7 @@ def run_tests(sanitize=None, everything=False, full=False, pattern=None, install
         for job in (packages.DOCS, packages.BROWSER) if everything and not only_list else ():
             packages.ensure(job, install)
     note = progress.writer(f"sanitize.{sanitize}" if sanitize else None)
-    # One that is a test of another has half of the cores: something else runs beside it.
+    # A ./book test within another has half of the cores: other tests run beside it.
     jobs = max(1, machine.usable_cores() // (2 if progress.is_below_another() else 1))
     build.configure(preset, with_tests=True)
     tests = read_tests(build.build_dir(preset))

@@ -358,7 +358,7 @@ void QueueEngine::rest(Clock::time_point last_progress, int64_t rung) {
     check_departed(*queue.front());
     check_time(*queue.front());
   }
-  // A device rings for nothing.
+  // A device never rings: whether it has answered, only a poll finds out.
   const bool rings = transport_.rings() && std::ranges::none_of(channels_, [](const auto& channel) {
                        const Operation& operation = *channel.second.front()->operation;
                        return operation.by_device || operation.memory.staged != nullptr;

@@ -68,8 +68,8 @@ class Transport {
 
   /// The bell that this rank's communication thread sleeps on.
   virtual Bell& bell() = 0;
-  /// Whether the bell rings for whatever arrives and for whatever has gone: who waits may sleep
-  /// until then. Where it does not, only a poll finds out.
+  /// Whether the bell rings for every message and notice that arrives, and for every message that
+  /// has gone. A waiting thread may then sleep until it rings; elsewhere it has to poll.
   virtual bool rings() const = 0;
   /// How long a waiting thread polls and yields before it sleeps.
   virtual std::chrono::microseconds patience() const = 0;

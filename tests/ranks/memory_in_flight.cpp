@@ -31,7 +31,8 @@ class SlowReader : public ThreadsTransport {
     const bool lies = !request.done && found != taken_from_.end() && Clock::now() < found->second;
     return !lies && ThreadsTransport::test(request);
   }
-  bool rings() const override { return false; }  // when a message has lain long enough
+  // Nobody rings at the moment when a message has lain long enough.
+  bool rings() const override { return false; }
 
  private:
   static constexpr int64_t kLarge = 18 << 10;  // more than a header and what travels with it
