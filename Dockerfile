@@ -12,7 +12,7 @@ WORKDIR /ultrascale
 # The package table comes before the sources: editing them does not install everything again.
 COPY tools tools
 RUN apt-get update \
- && apt-get install -y --no-install-recommends $(python3 -m tools.packages) \
+ && apt-get install -y --no-install-recommends $(python3 -m tools.run.packages) \
  && rm -rf /var/lib/apt/lists/*
 
 COPY . .

@@ -11,10 +11,9 @@ int run(const Communicator& world, int argc, char** argv) {
   TrainConfig config;
   Session session(config, world);
   if (!session.parse(argc, argv)) return 0;  // --help
-  if (config.estimate) return session.estimate(predict(config), simulate(config));
+  if (config.estimate) return session.estimate({{predict(config), simulate(config)}});
   session.open([&] { return predict(config); });
-  Trainer trainer(config, &session.dataset());
-  return session.train(trainer);
+  return session.train([&] { return std::make_unique<Trainer>(config, &session.dataset()); });
 }
 // [run]
 

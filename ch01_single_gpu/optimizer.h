@@ -2,7 +2,8 @@
 
 #include <functional>
 
-#include "config.h"
+#include "train/checkpoint.h"
+#include "train/optimizer_config.h"
 #include "train/parameter.h"
 
 namespace usp {

@@ -120,7 +120,7 @@ double Trainer::evaluate() {
 // [evaluate]
 
 // [report_rows]
-ReportRows Trainer::report_rows(int64_t /*steps*/) { return prediction_rows(predict(config_)); }
+ReportRows Trainer::report_rows() { return prediction_rows(predict(config_)); }
 // [report_rows]
 
 // [simulate]

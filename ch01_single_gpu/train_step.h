@@ -2,8 +2,8 @@
 
 #include <chrono>
 
+#include "accounting/memory.h"
 #include "files/data.h"
-#include "memory.h"
 #include "model.h"
 #include "optimizer.h"
 #include "run/trainer_base.h"
@@ -25,7 +25,7 @@ class Trainer : public TrainerBase {
   Tensor logits(const Pass& pass) override;
   ParameterList& parameters() override { return model_.parameters(); }
   TrainState state() override;
-  ReportRows report_rows(int64_t steps) override;
+  ReportRows report_rows() override;
 
   Model& model() { return model_; }
   const Optimizer& optimizer() const { return optimizer_; }

@@ -20,12 +20,11 @@ void TrainConfig::bind(Args& args) {
 void TrainConfig::validate(const Args& args) {
   each_part([&](auto& part) { part.validate(args); });
   validate_run();
-  // [validate]
-  // [validate]
   if (grad_accumulation != "f32" && dtype != "bf16") {
-    usage_error("grad_accumulation={} needs dtype=bf16, not {}; leave it out", grad_accumulation,
-                dtype);
+    refuse("grad_accumulation_of_bf16", {"leave out --grad_accumulation", "--dtype bf16"},
+           "grad_accumulation={} needs dtype=bf16, not {}", grad_accumulation, dtype);
   }
+  each_part([&](const auto& part) { part.check(*this); });
 }
 
 }  // namespace usp

@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "data_parallel.h"
-#include "plan.h"
+#include "accounting/plan.h"
+#include "data_parallel/strategy.h"
 #include "run/run_config.h"
 #include "train/optimizer_config.h"
 
@@ -21,7 +21,9 @@ struct TrainConfig : RunConfig {
   DataParallelConfig data_parallel;
   PlanConfig planning;
 
-  TrainConfig() : RunConfig(USP_CHAPTER) { communication.emplace(); }
+  TrainConfig() : RunConfig(USP_CHAPTER) {
+    communication.emplace();  // there may be several ranks
+  }
 
   /// The parts that bring flags of their own.
   template <class Visit>
@@ -30,9 +32,9 @@ struct TrainConfig : RunConfig {
     visit(optimizer);
     visit(checkpoints);
     visit(sample);
-    visit(*communication);
     visit(data_parallel);
     visit(planning);
+    visit(*communication);
   }
   // [parts]
 
@@ -47,9 +49,10 @@ struct TrainConfig : RunConfig {
   }
   // [batch_size]
   // [mesh]
-  MeshSizes mesh() const { return {.dp = data_parallel.dp_size}; }
+  MeshSizes mesh() const override { return {.dp = data_parallel.dp_size}; }
   // [mesh]
 
+  std::unique_ptr<RunConfig> fresh() const override { return std::make_unique<TrainConfig>(); }
   void bind(Args& args) override;
   void validate(const Args& args) override;
 };

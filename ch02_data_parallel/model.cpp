@@ -209,6 +209,21 @@ Tensor Model::logits_of_chunk(int64_t chunk, Tensor x, const Pass& pass) {
   return x;
 }
 
+void Model::part_blocks() {
+  std::vector<BlockRange> ranges;
+  std::vector<std::vector<Block>> chunks;
+  for (size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    int64_t number = ranges_[chunk].begin;
+    for (Block& block : chunks_[chunk]) {
+      chunks.emplace_back().push_back(std::move(block));
+      ranges.push_back({number, number + 1});
+      ++number;
+    }
+  }
+  ranges_ = std::move(ranges);
+  chunks_ = std::move(chunks);
+}
+
 std::vector<BlockFootprint> Model::footprints(const PassShape& shape) const {
   std::vector<BlockFootprint> footprints;
   for (size_t chunk = 0; chunk < chunks_.size(); ++chunk) {

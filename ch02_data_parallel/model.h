@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "config.h"
 #include "layers.h"
 
 namespace usp {
@@ -86,7 +87,9 @@ class Model {
 
   /// For a schedule that runs segment by segment, and for whoever adds segments.
   std::vector<Block>& chunk(int64_t chunk) { return chunks_[chunk]; }
-  /// What every segment of every chunk asks of memory.
+  /// Makes every block a chunk of its own.
+  void part_blocks();
+  /// What every segment of every chunk keeps.
   std::vector<BlockFootprint> footprints(const PassShape& shape) const;
 
   ParameterList& parameters() { return parameters_; }

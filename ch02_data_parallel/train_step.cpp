@@ -15,7 +15,8 @@ Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& 
       grads_(model_.parameters()),
       optimizer_(model_.parameters(), config.optimizer),
       mesh_(mesh),
-      data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh)) {
+      data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh)),
+      traffic_(traffic_of_step(config, *data_parallel_, mesh)) {
   if (config.model.pretrained) load_pretrained(model_.parameters(), config.model.model);
   const CategoryScope scope(Category::workspace);
   loss_ = Tensor::zeros({1}, DType::f64);
@@ -60,6 +61,7 @@ void Trainer::train_step(int64_t step) {
   ops::fill(loss_, 0);
   // [samples]
   data_parallel_->begin_step(config_.grad_acc_steps);
+  traffic_.begin_step();
   for (int64_t micro_step = 0; micro_step < config_.grad_acc_steps; ++micro_step) {
     // Each micro-step, the ranks take the next micro-batches of the global batch, in their order.
     const int64_t micro_batch = micro_step * mesh_.dp().size() + mesh_.dp().rank();
@@ -79,6 +81,7 @@ void Trainer::train_step(int64_t step) {
   mesh_.world().all_reduce(squares);  // 8 bytes: of all shards, each counted on one rank
   optimizer_.step(step, learning_rate(config_.optimizer, step, config_.steps), squares);
   data_parallel_->after_update();
+  traffic_.end_step();
   // [after_backward]
   tokens_ += config_.tokens_per_step();
   flops_ = runtime.flops() - flops_before;
@@ -135,18 +138,18 @@ double Trainer::evaluate() {
 // [evaluate]
 
 // [report_rows]
-ReportRows Trainer::report_rows(int64_t steps) {
-  ReportRows rows = prediction_rows(predict(config_));
-  rows.push_back(data_parallel_->traffic_row(steps));
+ReportRows Trainer::report_rows() {
+  ReportRows rows = prediction_rows(predict(config_, mesh_.world().rank()));
+  std::ranges::copy(traffic_.report(), std::back_inserter(rows));
   return rows;
 }
 // [report_rows]
 
 // [simulate]
-Simulation simulate(const TrainConfig& config) {
+Simulation simulate(const TrainConfig& config, int rank) {
   Runtime runtime(Device::meta);
   const Runtime::Use use(runtime);
-  const DryMesh dry(config.mesh(), config.engine());
+  const DryMesh dry(config.mesh(), config.engine(), rank, config.communication->node_size);
   Trainer trainer(config, /*dataset=*/nullptr, dry.mesh);
   return simulate_steps(trainer);
 }

@@ -2,10 +2,10 @@
 
 #include <string>
 
-#include "data_parallel.h"
-#include "plan.h"
+#include "accounting/plan.h"
+#include "data_parallel/strategy.h"
 #include "run/run_config.h"
-#include "tensor_region.h"
+#include "tensor_parallel/region.h"
 #include "train/optimizer_config.h"
 
 namespace usp {
@@ -23,7 +23,9 @@ struct TrainConfig : RunConfig {
   PlanConfig planning;
   TensorParallelConfig tensor_parallel;
 
-  TrainConfig() : RunConfig(USP_CHAPTER) { communication.emplace(); }
+  TrainConfig() : RunConfig(USP_CHAPTER) {
+    communication.emplace();  // there may be several ranks
+  }
 
   /// The parts that bring flags of their own.
   template <class Visit>
@@ -32,10 +34,10 @@ struct TrainConfig : RunConfig {
     visit(optimizer);
     visit(checkpoints);
     visit(sample);
-    visit(*communication);
     visit(data_parallel);
     visit(planning);
     visit(tensor_parallel);
+    visit(*communication);
   }
   // [parts]
 
@@ -50,9 +52,10 @@ struct TrainConfig : RunConfig {
   }
   // [batch_size]
   // [mesh]
-  MeshSizes mesh() const { return tensor_parallel.mesh(data_parallel.dp_size, model); }
+  MeshSizes mesh() const override { return tensor_parallel.mesh(data_parallel.dp_size, model); }
   // [mesh]
 
+  std::unique_ptr<RunConfig> fresh() const override { return std::make_unique<TrainConfig>(); }
   void bind(Args& args) override;
   void validate(const Args& args) override;
 };

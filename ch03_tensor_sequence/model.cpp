@@ -59,7 +59,7 @@ Block Llama::build(int64_t block, ParameterList& parameters) const {
 std::unique_ptr<Segment> Llama::embedding(ParameterList& parameters) const {
   Parameter& table =
       parameters.add(kEmbedding, {config_.vocab_size, config_.hidden_size}, kInitStd);
-  return std::make_unique<VocabParallelEmbedding>(table, options_.region);
+  return std::make_unique<VocabParallelEmbedding>(table, options_.view.region);
 }
 // [embedding]
 
@@ -75,11 +75,11 @@ std::unique_ptr<Segment> Llama::attention(int64_t layer, ParameterList& paramete
   Parameter& k = weight("self_attn.k_proj.weight", {G * D, H}, kInitStd);
   Parameter& v = weight("self_attn.v_proj.weight", {G * D, H}, kInitStd);
   Parameter& o = weight("self_attn.o_proj.weight", {H, N * D}, residual_init_std(config_));
-  options_.region.replicate(norm);
-  auto qkv_proj = make_qkv_parallel(q, k, v, G, options_.region);
-  auto core = std::make_unique<CoreAttention>(options_.region.heads(N), options_.region.heads(G), D,
-                                              options_.probabilities);
-  auto o_proj = make_row_parallel(o, options_.region);
+  options_.view.region.replicate(norm);
+  auto qkv_proj = make_qkv_parallel(q, k, v, G, options_.view.region);
+  auto core = std::make_unique<CoreAttention>(
+      options_.view.region.heads(N), options_.view.region.heads(G), D, options_.probabilities);
+  auto o_proj = make_row_parallel(o, options_.view.region);
   return std::make_unique<Attention>(RmsNorm(norm, config_.rms_norm_eps), std::move(qkv_proj),
                                      rope_, std::move(core), std::move(o_proj));
 }
@@ -95,9 +95,9 @@ std::unique_ptr<Segment> Llama::mlp(int64_t layer, ParameterList& parameters) co
   Parameter& gate = weight("mlp.gate_proj.weight", {F, H}, kInitStd);
   Parameter& up = weight("mlp.up_proj.weight", {F, H}, kInitStd);
   Parameter& down = weight("mlp.down_proj.weight", {H, F}, residual_init_std(config_));
-  options_.region.replicate(norm);
-  auto gate_up_proj = make_column_parallel({&gate, &up}, "gate_up", options_.region);
-  auto down_proj = make_row_parallel(down, options_.region, /*ends_block=*/true);
+  options_.view.region.replicate(norm);
+  auto gate_up_proj = make_column_parallel({&gate, &up}, "gate_up", options_.view.region);
+  auto down_proj = make_row_parallel(down, options_.view.region, /*ends_block=*/true);
   return std::make_unique<Mlp>(RmsNorm(norm, config_.rms_norm_eps),
                                FeedForward(std::move(gate_up_proj), std::move(down_proj)));
 }
@@ -110,9 +110,9 @@ std::unique_ptr<Segment> Llama::head(ParameterList& parameters) const {
   Parameter& table = config_.tie_word_embeddings
                          ? parameters.find(kEmbedding)
                          : parameters.add("lm_head.weight", {V, H}, kInitStd);
-  options_.region.replicate(norm);
-  auto lm_head = make_column_parallel({&table}, "logits", options_.region);
-  auto loss = std::make_unique<VocabParallelCrossEntropy>(table.offset(0), options_.region);
+  options_.view.region.replicate(norm);
+  auto lm_head = make_column_parallel({&table}, "logits", options_.view.region);
+  auto loss = std::make_unique<VocabParallelCrossEntropy>(table.offset(0), options_.view.region);
   return std::make_unique<Head>(RmsNorm(norm, config_.rms_norm_eps), std::move(lm_head),
                                 std::move(loss));
 }
@@ -129,10 +129,9 @@ Model::Model(const BuildBlock& build, const std::vector<BlockRange>& chunks) : r
 }
 
 // [model]
-Model::Model(const TrainConfig& config, const std::optional<TensorRegion>& region)
-    : Model([llama = Llama(config.model,
-                           {config.seq_len, parse_dtype(config.dtype), probabilities(config),
-                            region.value_or(TensorRegion(config.tensor_parallel))})](
+Model::Model(const TrainConfig& config, const RankView& view)
+    : Model([llama = Llama(config.model, {config.seq_len, parse_dtype(config.dtype),
+                                          probabilities(config), view})](
                 int64_t block, ParameterList& list) { return llama.build(block, list); },
             {{0, config.model.num_layers + 2}}) {
   // [model]
@@ -212,6 +211,21 @@ Tensor Model::logits_of_chunk(int64_t chunk, Tensor x, const Pass& pass) {
     }
   }
   return x;
+}
+
+void Model::part_blocks() {
+  std::vector<BlockRange> ranges;
+  std::vector<std::vector<Block>> chunks;
+  for (size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    int64_t number = ranges_[chunk].begin;
+    for (Block& block : chunks_[chunk]) {
+      chunks.emplace_back().push_back(std::move(block));
+      ranges.push_back({number, number + 1});
+      ++number;
+    }
+  }
+  ranges_ = std::move(ranges);
+  chunks_ = std::move(chunks);
 }
 
 std::vector<BlockFootprint> Model::footprints(const PassShape& shape) const {

@@ -4,8 +4,10 @@
 #include <memory>
 #include <vector>
 
+#include "config.h"
 #include "layers.h"
-#include "tensor_parallel.h"
+#include "rank_view.h"
+#include "tensor_parallel/linears.h"
 
 namespace usp {
 
@@ -15,7 +17,7 @@ struct LlamaOptions {
   DType dtype;
   Probabilities probabilities;
   // [options]
-  TensorRegion region = {};  ///< shares out its layers
+  RankView view = {};
   // [options]
 };
 
@@ -58,7 +60,9 @@ class Model {
   Model(const BuildBlock& build, const std::vector<BlockRange>& chunks);
   /// A run's whole Llama as one chunk, likewise without memory; recomputes what the run asks for.
   // [model]
-  explicit Model(const TrainConfig& config, const std::optional<TensorRegion>& region = {});
+  /// Of it, the part of a rank.
+  Model(const TrainConfig& config, const RankView& view);
+  explicit Model(const TrainConfig& config) : Model(config, RankView(config)) {}
   // [model]
 
   /// From here on forward keeps only the input of each of these blocks, and backward runs the block
@@ -88,7 +92,9 @@ class Model {
 
   /// For a schedule that runs segment by segment, and for whoever adds segments.
   std::vector<Block>& chunk(int64_t chunk) { return chunks_[chunk]; }
-  /// What every segment of every chunk asks of memory.
+  /// Makes every block a chunk of its own.
+  void part_blocks();
+  /// What every segment of every chunk keeps.
   std::vector<BlockFootprint> footprints(const PassShape& shape) const;
 
   ParameterList& parameters() { return parameters_; }

@@ -2,14 +2,14 @@
 
 #include <chrono>
 
+#include "accounting/memory.h"
+#include "accounting/traffic.h"
 #include "comm/mesh.h"
+#include "data_parallel/zero.h"
 #include "files/data.h"
-#include "memory.h"
 #include "model.h"
 #include "optimizer.h"
 #include "run/trainer_base.h"
-#include "tensor_accountant.h"
-#include "zero.h"
 
 namespace usp {
 
@@ -28,7 +28,7 @@ class Trainer : public TrainerBase {
   Tensor logits(const Pass& pass) override;
   ParameterList& parameters() override { return model_.parameters(); }
   TrainState state() override;
-  ReportRows report_rows(int64_t steps) override;
+  ReportRows report_rows() override;
 
   Model& model() { return model_; }
   const Optimizer& optimizer() const { return optimizer_; }
@@ -45,15 +45,15 @@ class Trainer : public TrainerBase {
   TrainConfig config_;
   const Dataset* dataset_;
   // [region]
-  TensorRegion region_;
+  RankView view_;
   // [region]
   Model model_;
   Grads grads_;
   Optimizer optimizer_;
   // [members]
   const Mesh& mesh_;
-  StepTraffic tensor_traffic_;  // of tp
   std::unique_ptr<DataParallelStrategy> data_parallel_;
+  TrafficTable traffic_;
   Tensor loss_;  // [1] f64: the share of this rank's samples in the running step's loss
   // [members]
   int64_t tokens_ = 0;
@@ -61,7 +61,9 @@ class Trainer : public TrainerBase {
   std::chrono::steady_clock::time_point step_begin_;
 };
 
-/// What a training step asks for, found by running it on shapes alone.
-Simulation simulate(const TrainConfig& config);
+// [simulate]
+/// What a training step asks for on this rank of the world, found by running it on shapes alone.
+Simulation simulate(const TrainConfig& config, int rank = 0);
+// [simulate]
 
 }  // namespace usp

@@ -2,11 +2,11 @@
 
 #include <string>
 
-#include "context_parallel.h"
-#include "data_parallel.h"
-#include "plan.h"
+#include "accounting/plan.h"
+#include "context_parallel/group.h"
+#include "data_parallel/strategy.h"
 #include "run/run_config.h"
-#include "tensor_region.h"
+#include "tensor_parallel/region.h"
 #include "train/optimizer_config.h"
 
 namespace usp {
@@ -25,7 +25,9 @@ struct TrainConfig : RunConfig {
   TensorParallelConfig tensor_parallel;
   ContextParallelConfig context_parallel;
 
-  TrainConfig() : RunConfig(USP_CHAPTER) { communication.emplace(); }
+  TrainConfig() : RunConfig(USP_CHAPTER) {
+    communication.emplace();  // there may be several ranks
+  }
 
   /// The parts that bring flags of their own.
   template <class Visit>
@@ -34,11 +36,11 @@ struct TrainConfig : RunConfig {
     visit(optimizer);
     visit(checkpoints);
     visit(sample);
-    visit(*communication);
     visit(data_parallel);
     visit(planning);
     visit(tensor_parallel);
     visit(context_parallel);
+    visit(*communication);
   }
   // [parts]
 
@@ -54,13 +56,14 @@ struct TrainConfig : RunConfig {
   // [batch_size]
   // [mesh]
   /// How many ranks each kind of parallelism uses.
-  MeshSizes mesh() const {
+  MeshSizes mesh() const override {
     MeshSizes sizes = tensor_parallel.mesh(data_parallel.dp_size, model);
     sizes.cp = context_parallel.cp_size;
     return sizes;
   }
   // [mesh]
 
+  std::unique_ptr<RunConfig> fresh() const override { return std::make_unique<TrainConfig>(); }
   void bind(Args& args) override;
   void validate(const Args& args) override;
 };

@@ -1,3 +1,4 @@
+#include "accounting/distinct_ranks.h"
 #include "comm/launch.h"
 #include "run/session.h"
 #include "train_step.h"
@@ -11,12 +12,11 @@ int run(const Communicator& world, int argc, char** argv) {
   TrainConfig config;
   Session session(config, world);
   if (!session.parse(argc, argv)) return 0;  // --help
-  if (config.estimate) return session.estimate(predict(config), simulate(config));
+  if (config.estimate) return session.estimate(estimate_ranks(config));
   if (config.planning.plan > 0) return session.answer(plan_batch(config));
   const Mesh mesh(world, config.mesh());
-  session.open([&] { return predict(config); });
-  Trainer trainer(config, &session.dataset(), mesh);
-  return session.train(trainer);
+  session.open([&] { return predict_fullest(config); });
+  return session.train([&] { return std::make_unique<Trainer>(config, &session.dataset(), mesh); });
 }
 // [run]
 

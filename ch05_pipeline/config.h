@@ -2,12 +2,12 @@
 
 #include <string>
 
-#include "context_parallel.h"
-#include "data_parallel.h"
-#include "pipeline_parallel.h"
-#include "plan.h"
+#include "accounting/plan.h"
+#include "context_parallel/group.h"
+#include "data_parallel/strategy.h"
+#include "pipeline_parallel/stages.h"
 #include "run/run_config.h"
-#include "tensor_region.h"
+#include "tensor_parallel/region.h"
 #include "train/optimizer_config.h"
 
 namespace usp {
@@ -27,7 +27,9 @@ struct TrainConfig : RunConfig {
   ContextParallelConfig context_parallel;
   PipelineConfig pipeline;
 
-  TrainConfig() : RunConfig(USP_CHAPTER) { communication.emplace(); }
+  TrainConfig() : RunConfig(USP_CHAPTER) {
+    communication.emplace();  // there may be several ranks
+  }
 
   /// The parts that bring flags of their own.
   template <class Visit>
@@ -36,12 +38,12 @@ struct TrainConfig : RunConfig {
     visit(optimizer);
     visit(checkpoints);
     visit(sample);
-    visit(*communication);
     visit(data_parallel);
     visit(planning);
     visit(tensor_parallel);
     visit(context_parallel);
     visit(pipeline);
+    visit(*communication);
   }
   // [parts]
 
@@ -57,7 +59,7 @@ struct TrainConfig : RunConfig {
   // [batch_size]
   // [mesh]
   /// How many ranks each kind of parallelism uses.
-  MeshSizes mesh() const {
+  MeshSizes mesh() const override {
     MeshSizes sizes = tensor_parallel.mesh(data_parallel.dp_size, model);
     sizes.cp = context_parallel.cp_size;
     sizes.pp = pipeline.pp_size;
@@ -65,6 +67,7 @@ struct TrainConfig : RunConfig {
   }
   // [mesh]
 
+  std::unique_ptr<RunConfig> fresh() const override { return std::make_unique<TrainConfig>(); }
   void bind(Args& args) override;
   void validate(const Args& args) override;
 };

@@ -3,7 +3,6 @@
 #include <memory>
 #include <vector>
 
-#include "config.h"
 #include "tensor/ops.h"
 #include "train/rope.h"
 #include "train/segment.h"

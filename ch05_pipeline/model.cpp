@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "context_attention.h"
+#include "context_parallel/attention.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -64,7 +64,7 @@ std::unique_ptr<Segment> Llama::embedding(ParameterList& parameters) const {
           ? tied_table(parameters)
           : parameters.add(kEmbedding, {config_.vocab_size, config_.hidden_size}, kInitStd);
   // [table]
-  return std::make_unique<VocabParallelEmbedding>(table, options_.region);
+  return std::make_unique<VocabParallelEmbedding>(table, options_.view.region);
 }
 // [embedding]
 
@@ -73,7 +73,7 @@ Parameter& Llama::tied_table(ParameterList& parameters) const {
   if (parameters.has(kEmbedding)) return parameters.find(kEmbedding);
   Parameter& table =
       parameters.add(kEmbedding, {config_.vocab_size, config_.hidden_size}, kInitStd);
-  if (options_.blocks.ends_apart) table.grad_groups.push_back("embedding");
+  if (options_.view.blocks.ends_apart) table.grad_groups.push_back("embedding");
   return table;
 }
 // [tied]
@@ -90,11 +90,11 @@ std::unique_ptr<Segment> Llama::attention(int64_t layer, ParameterList& paramete
   Parameter& k = weight("self_attn.k_proj.weight", {G * D, H}, kInitStd);
   Parameter& v = weight("self_attn.v_proj.weight", {G * D, H}, kInitStd);
   Parameter& o = weight("self_attn.o_proj.weight", {H, N * D}, residual_init_std(config_));
-  options_.region.replicate(norm);
-  auto qkv_proj = make_qkv_parallel(q, k, v, G, options_.region);
-  auto core = make_core_attention(options_.region.heads(N), options_.region.heads(G), D,
-                                  options_.probabilities, options_.context);
-  auto o_proj = make_row_parallel(o, options_.region);
+  options_.view.region.replicate(norm);
+  auto qkv_proj = make_qkv_parallel(q, k, v, G, options_.view.region);
+  auto core = make_core_attention(options_.view.region.heads(N), options_.view.region.heads(G), D,
+                                  options_.probabilities, options_.view.context);
+  auto o_proj = make_row_parallel(o, options_.view.region);
   return std::make_unique<Attention>(RmsNorm(norm, config_.rms_norm_eps), std::move(qkv_proj),
                                      rope_, std::move(core), std::move(o_proj));
 }
@@ -110,9 +110,9 @@ std::unique_ptr<Segment> Llama::mlp(int64_t layer, ParameterList& parameters) co
   Parameter& gate = weight("mlp.gate_proj.weight", {F, H}, kInitStd);
   Parameter& up = weight("mlp.up_proj.weight", {F, H}, kInitStd);
   Parameter& down = weight("mlp.down_proj.weight", {H, F}, residual_init_std(config_));
-  options_.region.replicate(norm);
-  auto gate_up_proj = make_column_parallel({&gate, &up}, "gate_up", options_.region);
-  auto down_proj = make_row_parallel(down, options_.region, /*ends_block=*/true);
+  options_.view.region.replicate(norm);
+  auto gate_up_proj = make_column_parallel({&gate, &up}, "gate_up", options_.view.region);
+  auto down_proj = make_row_parallel(down, options_.view.region, /*ends_block=*/true);
   return std::make_unique<Mlp>(RmsNorm(norm, config_.rms_norm_eps),
                                FeedForward(std::move(gate_up_proj), std::move(down_proj)));
 }
@@ -127,9 +127,9 @@ std::unique_ptr<Segment> Llama::head(ParameterList& parameters) const {
                          ? tied_table(parameters)
                          : parameters.add("lm_head.weight", {V, H}, kInitStd);
   // [head_table]
-  options_.region.replicate(norm);
-  auto lm_head = make_column_parallel({&table}, "logits", options_.region);
-  auto loss = std::make_unique<VocabParallelCrossEntropy>(table.offset(0), options_.region);
+  options_.view.region.replicate(norm);
+  auto lm_head = make_column_parallel({&table}, "logits", options_.view.region);
+  auto loss = std::make_unique<VocabParallelCrossEntropy>(table.offset(0), options_.view.region);
   return std::make_unique<Head>(RmsNorm(norm, config_.rms_norm_eps), std::move(lm_head),
                                 std::move(loss));
 }
@@ -146,14 +146,11 @@ Model::Model(const BuildBlock& build, const std::vector<BlockRange>& chunks) : r
 }
 
 // [model]
-Model::Model(const TrainConfig& config, const std::optional<TensorRegion>& region,
-             const std::optional<ContextGroup>& context, const RankBlocks& blocks)
-    : Model([llama = Llama(config.model,
-                           {config.seq_len, parse_dtype(config.dtype), probabilities(config),
-                            region.value_or(TensorRegion(config.tensor_parallel)),
-                            context.value_or(ContextGroup(config.context_parallel)), blocks})](
+Model::Model(const TrainConfig& config, const RankView& view)
+    : Model([llama = Llama(config.model, {config.seq_len, parse_dtype(config.dtype),
+                                          probabilities(config), view})](
                 int64_t block, ParameterList& list) { return llama.build(block, list); },
-            blocks.chunks) {
+            view.blocks.chunks) {
   // [model]
   // The embedding keeps nothing but its tokens, and what the head keeps is needed at once.
   if (config.recompute == "full") recompute({1, config.model.num_layers + 1});
@@ -236,6 +233,21 @@ Tensor Model::logits_of_chunk(int64_t chunk, Tensor x, const Pass& pass) {
     }
   }
   return x;
+}
+
+void Model::part_blocks() {
+  std::vector<BlockRange> ranges;
+  std::vector<std::vector<Block>> chunks;
+  for (size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    int64_t number = ranges_[chunk].begin;
+    for (Block& block : chunks_[chunk]) {
+      chunks.emplace_back().push_back(std::move(block));
+      ranges.push_back({number, number + 1});
+      ++number;
+    }
+  }
+  ranges_ = std::move(ranges);
+  chunks_ = std::move(chunks);
 }
 
 std::vector<BlockFootprint> Model::footprints(const PassShape& shape) const {

@@ -2,13 +2,13 @@
 
 #include <string>
 
-#include "context_parallel.h"
-#include "data_parallel.h"
-#include "expert_parallel.h"
-#include "pipeline_parallel.h"
-#include "plan.h"
+#include "accounting/plan.h"
+#include "context_parallel/group.h"
+#include "data_parallel/strategy.h"
+#include "expert_parallel/group.h"
+#include "pipeline_parallel/stages.h"
 #include "run/run_config.h"
-#include "tensor_region.h"
+#include "tensor_parallel/region.h"
 #include "train/optimizer_config.h"
 
 namespace usp {
@@ -29,7 +29,10 @@ struct TrainConfig : RunConfig {
   PipelineConfig pipeline;
   ExpertConfig expert_parallel;
 
-  TrainConfig() : RunConfig(USP_CHAPTER) { communication.emplace(); }
+  TrainConfig() : RunConfig(USP_CHAPTER) {
+    communication.emplace();  // there may be several ranks
+    model.offers_latents = model.offers_experts = true;
+  }
 
   /// The parts that bring flags of their own.
   template <class Visit>
@@ -38,13 +41,13 @@ struct TrainConfig : RunConfig {
     visit(optimizer);
     visit(checkpoints);
     visit(sample);
-    visit(*communication);
     visit(data_parallel);
     visit(planning);
     visit(tensor_parallel);
     visit(context_parallel);
     visit(pipeline);
     visit(expert_parallel);
+    visit(*communication);
   }
   // [parts]
 
@@ -60,7 +63,7 @@ struct TrainConfig : RunConfig {
   // [batch_size]
   // [mesh]
   /// How many ranks each kind of parallelism uses.
-  MeshSizes mesh() const {
+  MeshSizes mesh() const override {
     MeshSizes sizes = tensor_parallel.mesh(data_parallel.dp_size, model);
     sizes.cp = context_parallel.cp_size;
     sizes.pp = pipeline.pp_size;
@@ -70,6 +73,7 @@ struct TrainConfig : RunConfig {
   }
   // [mesh]
 
+  std::unique_ptr<RunConfig> fresh() const override { return std::make_unique<TrainConfig>(); }
   void bind(Args& args) override;
   void validate(const Args& args) override;
 };

@@ -51,11 +51,7 @@ void Linear::add_weight_gradient(const Tensor& dy, const Saved& saved, Grads& gr
 Footprint Linear::footprint(const PassShape& shape) const {
   int64_t O = 0;
   for (const Parameter* weight : weights_) O += weight->local_shape()[0];
-  const int64_t I = weights_[0]->local_shape()[1];
-  const int64_t y = shape.tokens() * O * shape.own(), dx = shape.tokens() * I * shape.own();
-  // [held_by_linear]
-  return {.output = {output_name_, y}, .forward_peak = y, .backward_peak = dx, .held = dx + y};
-  // [held_by_linear]
+  return {.output = {output_name_, shape.tokens() * O * shape.own()}};
 }
 
 // [rms_norm]
@@ -80,13 +76,7 @@ Tensor RmsNorm::backward(const Tensor& dy, Saved& saved, Grads& grads,
 
 Footprint RmsNorm::footprint(const PassShape& shape) const {
   const int64_t y = shape.rows() * weight_->local_shape()[0] * shape.own();
-  return {.kept = {{"rstd", shape.rows() * shape.acc()}},
-          .output = {"norm", y},
-          .forward_peak = y,
-          // [held_by_norm]
-          .backward_peak = y,
-          .held = 2 * y + shape.rows() * shape.acc()};
-  // [held_by_norm]
+  return {.kept = {{"rstd", shape.rows() * shape.acc()}}, .output = {"norm", y}};
 }
 
 Tensor Embedding::forward(const Tensor&, BlockSaved&, const Pass& pass) {
@@ -104,10 +94,7 @@ Tensor Embedding::backward(const Tensor& dy, BlockSaved&, Grads& grads, const Pa
 }
 
 Footprint Embedding::footprint(const PassShape& shape) const {
-  const int64_t y = shape.tokens() * weight_->local_shape()[1] * shape.own();
-  // [held_by_embedding]
-  return {.output = {"residual", y}, .forward_peak = y, .held = y};
-  // [held_by_embedding]
+  return {.output = {"residual", shape.tokens() * weight_->local_shape()[1] * shape.own()}};
 }
 
 CoreAttention::CoreAttention(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
@@ -170,14 +157,11 @@ Tensor CoreAttention::backward(const Tensor& dout, Saved& saved, const Pass& pas
 Footprint CoreAttention::footprint(const PassShape& shape) const {
   const int64_t B = shape.num_samples, S = shape.seq_len, T = shape.tokens();
   const int64_t out = T * heads_ * head_dim_ * shape.own(), lse = T * heads_ * shape.acc();
-  const int64_t numel = T * (heads_ + 2 * kv_heads_) * head_dim_;
-  const int64_t qkv = numel * shape.own(), dqkv = numel * shape.acc(), delta = lse;
-  const bool whole = probabilities_ != Probabilities::never_whole;
-  const int64_t probs = whole ? B * heads_ * S * S * shape.own() : 0, dscores = probs;
+  const int64_t qkv = T * (heads_ + 2 * kv_heads_) * head_dim_ * shape.own();
   Footprint result{.kept = {{"qkv", qkv}, {"attention", out}, {"lse", lse}}};
-  if (probabilities_ == Probabilities::stored) result.kept.push_back({"probabilities", probs});
-  if (probabilities_ == Probabilities::recomputed) result.recomputed = result.forward_peak = probs;
-  result.backward_peak = delta + dqkv + dscores;
+  if (probabilities_ == Probabilities::stored) {
+    result.kept.push_back({"probabilities", B * heads_ * S * S * shape.own()});
+  }
   return result;
 }
 // [core_footprint]
@@ -242,29 +226,14 @@ Tensor Attention::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, co
 // [attention_footprint]
 Footprint Attention::footprint(const PassShape& shape) const {
   const Footprint norm = norm_.footprint(shape), qkv = qkv_proj_->footprint(shape);
-  const Footprint core = core_->footprint(shape), o = o_proj_->footprint(shape);
-  Footprint result{.output = o.output, .recomputed = core.recomputed};
-  // [kept_through_recompute]
-  result.kept_through_recompute = core.kept_through_recompute;
-  // [kept_through_recompute]
+  const Footprint core = core_->footprint(shape);
+  Footprint result{.output = o_proj_->footprint(shape).output};
   result.keep(norm.kept, qkv.keeps_x ? norm.output : NamedBytes{});
   result.keep(qkv.kept);
   result.keep(core.kept);
-  const int64_t normed = qkv.keeps_x ? 0 : norm.output.bytes;  // let go of where forward returns
-  result.forward_peak = normed + std::max(core.forward_peak, o.forward_peak);
-  // Beside dout, until the end: the gradients of core; its sums beside dqkv, which is rounded from
-  // them; or dqkv and all that follows it.
-  const int64_t heads = core_->num_heads(), all_heads = heads + 2 * core_->num_kv_heads();
-  const int64_t dqkv = qkv.output.bytes, dout = dqkv / all_heads * heads;
-  const int64_t sums = shape.own() == shape.acc() ? 0 : dqkv / shape.own() * shape.acc();
-  const int64_t dnormed = norm.output.bytes, rounding = dqkv + sums;
-  const int64_t input = dqkv + std::max(qkv.backward_peak, dnormed + norm.backward_peak);
-  result.backward_peak =
-      std::max(o.backward_peak, dout + std::max({core.backward_peak, rounding, input}));
-  // [held_by_attention]
-  result.held = norm.held + qkv.held + o.held;
-  result.split_peak = o.held_dy + dout + std::max({core.backward_peak, rounding, input});
-  // [held_by_attention]
+  // [kept_through_recompute]
+  result.kept_through_recompute = core.kept_through_recompute;
+  // [kept_through_recompute]
   return result;
 }
 // [attention_footprint]
@@ -301,33 +270,17 @@ Tensor Mlp::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pa
 
 Footprint FeedForward::footprint(const PassShape& shape) const {
   const Footprint gate_up = gate_up_proj_->footprint(shape), down = down_proj_->footprint(shape);
-  const int64_t hidden = gate_up.output.bytes / 2, dhidden = hidden;
-  Footprint result{
-      .output = down.output, .keeps_x = gate_up.keeps_x, .forward_peak = down.forward_peak};
+  Footprint result{.output = down.output, .keeps_x = gate_up.keeps_x};
   result.keep(gate_up.kept, gate_up.output);
-  result.keep(down.kept, {"swiglu", hidden});
-  result.unread = down.unread;
-  result.backward_peak = std::max(down.backward_peak, dhidden + gate_up.backward_peak);
-  // [held_by_feed_forward]
-  result.held = gate_up.held + down.held;
-  result.split_peak = down.held_dy + dhidden + gate_up.backward_peak;
-  result.held_dy = down.held_dy;
-  // [held_by_feed_forward]
+  result.keep(down.kept, {"swiglu", gate_up.output.bytes / 2});
   return result;
 }
 
 Footprint Mlp::footprint(const PassShape& shape) const {
   const Footprint norm = norm_.footprint(shape), inner = feed_forward_.footprint(shape);
-  Footprint result{.output = inner.output, .unread = inner.unread};
-  result.forward_peak = inner.forward_peak + (inner.keeps_x ? 0 : norm.output.bytes);
+  Footprint result{.output = inner.output};
   result.keep(norm.kept, inner.keeps_x ? norm.output : NamedBytes{});
   result.keep(inner.kept);
-  const int64_t dnormed = norm.output.bytes;
-  result.backward_peak = std::max(inner.backward_peak, dnormed + norm.backward_peak);
-  // [held_by_mlp]
-  result.held = norm.held + inner.held;
-  result.split_peak = std::max(inner.split_peak, inner.held_dy + dnormed + norm.backward_peak);
-  // [held_by_mlp]
   return result;
 }
 
@@ -361,8 +314,7 @@ Tensor CrossEntropy::add_loss(const Tensor& loss, const Rows& rows, const Pass& 
 }
 
 Footprint CrossEntropy::footprint(const PassShape& shape) const {
-  const int64_t of_rows = shape.tokens() * shape.acc();
-  return {.kept = {{"lse", of_rows}}, .forward_peak = 3 * of_rows};  // max, sum, target_logit
+  return {.kept = {{"lse", shape.tokens() * shape.acc()}}};
 }
 
 Head::Head(RmsNorm norm, std::unique_ptr<Linear> lm_head,
@@ -385,19 +337,10 @@ Tensor Head::backward(const Tensor&, BlockSaved& saved, Grads& grads, const Pass
 
 Footprint Head::footprint(const PassShape& shape) const {
   const Footprint norm = norm_.footprint(shape), lm_head = lm_head_->footprint(shape);
-  const Footprint loss = cross_entropy_->footprint(shape);
-  // What the matmul needs besides the logits is gone when the rows of the loss are made.
-  const int64_t normed = lm_head.keeps_x ? 0 : norm.output.bytes;
-  const int64_t beside_logits = normed + lm_head.forward_peak - lm_head.output.bytes;
-  const int64_t lse = loss.kept.front().bytes, dnormed = norm.output.bytes;
-  Footprint result{.forward_peak = std::max(loss.forward_peak, beside_logits - lse)};
+  Footprint result;
   result.keep(norm.kept, lm_head.keeps_x ? norm.output : NamedBytes{});
   result.keep(lm_head.kept, lm_head.output);
-  result.keep(loss.kept);
-  result.backward_peak = std::max(lm_head.backward_peak, dnormed + norm.backward_peak);
-  // [held_by_head]
-  result.held = norm.held + lm_head.held;
-  // [held_by_head]
+  result.keep(cross_entropy_->footprint(shape).kept);
   return result;
 }
 

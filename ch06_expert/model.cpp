@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "context_attention.h"
-#include "mla.h"
-#include "moe.h"
-#include "node_dispatch.h"
+#include "context_parallel/attention.h"
+#include "expert_parallel/moe.h"
+#include "expert_parallel/node_dispatch.h"
+#include "latent_attention/mla.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -73,7 +73,7 @@ std::unique_ptr<Segment> Llama::embedding(ParameterList& parameters) const {
           ? tied_table(parameters)
           : parameters.add(kEmbedding, {config_.vocab_size, config_.hidden_size}, kInitStd);
   // [table]
-  return std::make_unique<VocabParallelEmbedding>(table, options_.region);
+  return std::make_unique<VocabParallelEmbedding>(table, options_.view.region);
 }
 // [embedding]
 
@@ -82,7 +82,7 @@ Parameter& Llama::tied_table(ParameterList& parameters) const {
   if (parameters.has(kEmbedding)) return parameters.find(kEmbedding);
   Parameter& table =
       parameters.add(kEmbedding, {config_.vocab_size, config_.hidden_size}, kInitStd);
-  if (options_.blocks.ends_apart) table.grad_groups.push_back("embedding");
+  if (options_.view.blocks.ends_apart) table.grad_groups.push_back("embedding");
   return table;
 }
 // [tied]
@@ -91,10 +91,11 @@ Parameter& Llama::tied_table(ParameterList& parameters) const {
 std::unique_ptr<Segment> Llama::attention(int64_t layer, ParameterList& parameters) const {
   // [attention_kind]
   if (config_.mla.on()) {
-    return make_latent_attention(config_,
-                                 {layer_name(layer, ""), kInitStd, residual_init_std(config_),
-                                  options_.probabilities, rope_, options_.region, options_.context},
-                                 parameters);
+    return make_latent_attention(
+        config_,
+        {layer_name(layer, ""), kInitStd, residual_init_std(config_), options_.probabilities, rope_,
+         options_.view.region, options_.view.context},
+        parameters);
   }
   // [attention_kind]
   const int64_t H = config_.hidden_size, D = config_.head_dim();
@@ -107,11 +108,11 @@ std::unique_ptr<Segment> Llama::attention(int64_t layer, ParameterList& paramete
   Parameter& k = weight("self_attn.k_proj.weight", {G * D, H}, kInitStd);
   Parameter& v = weight("self_attn.v_proj.weight", {G * D, H}, kInitStd);
   Parameter& o = weight("self_attn.o_proj.weight", {H, N * D}, residual_init_std(config_));
-  options_.region.replicate(norm);
-  auto qkv_proj = make_qkv_parallel(q, k, v, G, options_.region);
-  auto core = make_core_attention(options_.region.heads(N), options_.region.heads(G), D,
-                                  options_.probabilities, options_.context);
-  auto o_proj = make_row_parallel(o, options_.region);
+  options_.view.region.replicate(norm);
+  auto qkv_proj = make_qkv_parallel(q, k, v, G, options_.view.region);
+  auto core = make_core_attention(options_.view.region.heads(N), options_.view.region.heads(G), D,
+                                  options_.probabilities, options_.view.context);
+  auto o_proj = make_row_parallel(o, options_.view.region);
   return std::make_unique<Attention>(RmsNorm(norm, config_.rms_norm_eps), std::move(qkv_proj),
                                      rope_, std::move(core), std::move(o_proj));
 }
@@ -127,9 +128,9 @@ std::unique_ptr<Segment> Llama::mlp(int64_t layer, ParameterList& parameters) co
   Parameter& gate = weight("mlp.gate_proj.weight", {F, H}, kInitStd);
   Parameter& up = weight("mlp.up_proj.weight", {F, H}, kInitStd);
   Parameter& down = weight("mlp.down_proj.weight", {H, F}, residual_init_std(config_));
-  options_.region.replicate(norm);
-  auto gate_up_proj = make_column_parallel({&gate, &up}, "gate_up", options_.region);
-  auto down_proj = make_row_parallel(down, options_.region, /*ends_block=*/true);
+  options_.view.region.replicate(norm);
+  auto gate_up_proj = make_column_parallel({&gate, &up}, "gate_up", options_.view.region);
+  auto down_proj = make_row_parallel(down, options_.view.region, /*ends_block=*/true);
   return std::make_unique<Mlp>(RmsNorm(norm, config_.rms_norm_eps),
                                FeedForward(std::move(gate_up_proj), std::move(down_proj)));
 }
@@ -140,7 +141,7 @@ Block Llama::experts(int64_t layer, ParameterList& parameters) const {
   const ExpertShape& shape = config_.experts;
   const int64_t H = config_.hidden_size, F = shape.width(config_.ffn_hidden_size);
   const double std = residual_init_std(config_);
-  const TensorRegion& region = options_.region;
+  const TensorRegion& region = options_.view.region;
   const auto weight = [&](const std::string& name, const Shape& sizes,
                           double init_std) -> Parameter& {
     return parameters.add(layer_name(layer, name.c_str()), sizes, init_std);
@@ -158,15 +159,15 @@ Block Llama::experts(int64_t layer, ParameterList& parameters) const {
     shared.emplace(std::move(gate_up), make_row_parallel(down, region));
   }
   // [expert_groups]
-  const int64_t here = shape.num_experts / options_.experts.size();
-  const int64_t first = options_.experts.rank() * here;
+  const int64_t here = shape.num_experts / options_.view.experts.size();
+  const int64_t first = options_.view.experts.rank() * here;
   std::vector<Parameter*> gate_up, down;
   const auto of_expert = [&](int64_t expert, const char* name, const Shape& sizes, double init_std,
                              int cut_axis) {
     Parameter& added =
         weight(fmt::format("mlp.experts.{}.{}.weight", expert, name), sizes, init_std);
     added.grad_groups = {"edp"};  // other ranks' copies of the same expert
-    if (options_.experts.config().expert_tp) region.share(added, cut_axis);
+    if (options_.view.experts.config().expert_tp) region.share(added, cut_axis);
     return &added;
   };
   // [expert_groups]
@@ -177,9 +178,9 @@ Block Llama::experts(int64_t layer, ParameterList& parameters) const {
   for (int64_t e = first; e < first + here; ++e) {
     down.push_back(of_expert(e, "down_proj", {H, F}, std, 1));
   }
-  Router router(shape, std::make_unique<RouterLinear>(gate), options_.experts, region,
-                options_.context, options_.load->add_layer(layer));
-  const Mixture mixture{shape, H, options_.experts, region};
+  Router router(shape, std::make_unique<RouterLinear>(gate), options_.view.experts, region,
+                options_.view.context, options_.view.load->add_layer(layer));
+  const Mixture mixture{shape, H, options_.view.experts, region};
   Block segments;
   segments.push_back(
       std::make_unique<Dispatch>(RmsNorm(norm, config_.rms_norm_eps), std::move(router), mixture));
@@ -202,9 +203,9 @@ std::unique_ptr<Segment> Llama::head(ParameterList& parameters) const {
                          ? tied_table(parameters)
                          : parameters.add("lm_head.weight", {V, H}, kInitStd);
   // [head_table]
-  options_.region.replicate(norm);
-  auto lm_head = make_column_parallel({&table}, "logits", options_.region);
-  auto loss = std::make_unique<VocabParallelCrossEntropy>(table.offset(0), options_.region);
+  options_.view.region.replicate(norm);
+  auto lm_head = make_column_parallel({&table}, "logits", options_.view.region);
+  auto loss = std::make_unique<VocabParallelCrossEntropy>(table.offset(0), options_.view.region);
   return std::make_unique<Head>(RmsNorm(norm, config_.rms_norm_eps), std::move(lm_head),
                                 std::move(loss));
 }
@@ -221,17 +222,11 @@ Model::Model(const BuildBlock& build, const std::vector<BlockRange>& chunks) : r
 }
 
 // [model]
-Model::Model(const TrainConfig& config, const std::optional<TensorRegion>& region,
-             const std::optional<ContextGroup>& context, const RankBlocks& blocks,
-             const std::optional<ExpertGroup>& experts, const std::shared_ptr<ExpertLoad>& load)
-    : Model([llama = Llama(config.model,
-                           {config.seq_len, parse_dtype(config.dtype), probabilities(config),
-                            region.value_or(TensorRegion(config.tensor_parallel)),
-                            context.value_or(ContextGroup(config.context_parallel)), blocks,
-                            experts.value_or(experts_on_paper(config)),
-                            load ? load : std::make_shared<ExpertLoad>(config.expert_parallel)})](
+Model::Model(const TrainConfig& config, const RankView& view)
+    : Model([llama = Llama(config.model, {config.seq_len, parse_dtype(config.dtype),
+                                          probabilities(config), view})](
                 int64_t block, ParameterList& list) { return llama.build(block, list); },
-            blocks.chunks) {
+            view.blocks.chunks) {
   // [model]
   // The embedding keeps nothing but its tokens, and what the head keeps is needed at once.
   if (config.recompute == "full") recompute({1, config.model.num_layers + 1});
@@ -314,6 +309,21 @@ Tensor Model::logits_of_chunk(int64_t chunk, Tensor x, const Pass& pass) {
     }
   }
   return x;
+}
+
+void Model::part_blocks() {
+  std::vector<BlockRange> ranges;
+  std::vector<std::vector<Block>> chunks;
+  for (size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    int64_t number = ranges_[chunk].begin;
+    for (Block& block : chunks_[chunk]) {
+      chunks.emplace_back().push_back(std::move(block));
+      ranges.push_back({number, number + 1});
+      ++number;
+    }
+  }
+  ranges_ = std::move(ranges);
+  chunks_ = std::move(chunks);
 }
 
 std::vector<BlockFootprint> Model::footprints(const PassShape& shape) const {

@@ -11,23 +11,17 @@ namespace usp {
 Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& mesh)
     : config_(config),
       dataset_(dataset),
-      region_(config.tensor_parallel, mesh.tp()),
-      context_(config.context_parallel, mesh.cp()),
-      experts_(config.expert_parallel, mesh),
-      load_(std::make_shared<ExpertLoad>(config.expert_parallel, workers_of_stages(config, mesh))),
-      model_(config, region_, context_, blocks_of_rank(config, mesh.pp().rank()), experts_, load_),
+      view_(config, mesh),
+      model_(config, view_),
       grads_(model_.parameters()),
       optimizer_(model_.parameters(), config.optimizer),
       mesh_(mesh),
-      tensor_traffic_(traffic_of(mesh.tp())),
-      context_traffic_(traffic_of(context_)),
-      stage_traffic_(traffic_of_stages(mesh.pp())),
-      expert_traffic_(traffic_of_experts(mesh.ep(), experts_)),
-      pipeline_(config, model_, grads_, region_, mesh),
-      data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh)) {
-  load_->allocate(config.model.experts.num_experts, parse_dtype(config.dtype));
+      pipeline_(config, model_, grads_, view_.region, mesh),
+      data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh)),
+      traffic_(traffic_of_step(config, *data_parallel_, mesh, view_)) {
+  view_.load->allocate(config.model.experts.num_experts, parse_dtype(config.dtype));
   if (config.model.pretrained) {
-    load_pretrained(model_.parameters(), config.model.model, load_->buffers());
+    load_pretrained(model_.parameters(), config.model.model, view_.load->buffers());
   }
   const CategoryScope scope(Category::workspace);
   loss_ = Tensor::zeros({1}, DType::f64);
@@ -46,7 +40,9 @@ Pass Trainer::take_batch(Split split, int64_t first_sample, int64_t num_samples)
   pass.num_samples = num_samples;
   pass.seq_len = seq_len;
   // [rows]
-  context_.take_rows(tokens, targets, pass);
+  std::vector<int32_t> begins;  // of documents, where the data name them
+  if (dataset_ != nullptr) begins = dataset_->document_begins(split, first_sample, num_samples);
+  view_.context.take_rows(tokens, targets, pass, std::move(begins));
   // [rows]
   pass.loss = loss_;
   return pass;
@@ -66,11 +62,8 @@ void Trainer::train_step(int64_t step) {
   ops::fill(loss_, 0);
   // [samples]
   data_parallel_->begin_step(pipeline_.micro_batches_of_update(), config_.tensor_parallel.halves());
-  tensor_traffic_.begin_step();
-  context_traffic_.begin_step();
-  stage_traffic_.begin_step();
-  expert_traffic_.begin_step();
-  load_->begin_step();
+  traffic_.begin_step();
+  view_.load->begin_step();
   const auto take = [&](int64_t micro_step) {
     // Each micro-step, the ranks take the next micro-batches of the global batch, in their order.
     const int64_t micro_batch = micro_step * mesh_.dp().size() + mesh_.dp().rank();
@@ -93,11 +86,8 @@ void Trainer::train_step(int64_t step) {
   mesh_.world().all_reduce(squares);  // 8 bytes: of all shards, each counted on one rank
   optimizer_.step((step + 1) * pipeline_.updates() - 1, lr, squares);
   data_parallel_->after_update();
-  load_->end_step();
-  tensor_traffic_.end_step();
-  context_traffic_.end_step();
-  stage_traffic_.end_step();
-  expert_traffic_.end_step();
+  traffic_.end_step();
+  view_.load->end_step();
   // [after_backward]
   tokens_ += config_.tokens_per_step();
   flops_ = runtime.flops() - flops_before;
@@ -112,7 +102,7 @@ Tensor Trainer::logits(const Pass& pass) {
 
 // [state]
 TrainState Trainer::state() {
-  return {model_.parameters(), optimizer_.states(), tokens_, load_->buffers()};
+  return {model_.parameters(), optimizer_.states(), tokens_, view_.load->buffers()};
 }
 // [state]
 
@@ -132,7 +122,7 @@ StepMetrics Trainer::report(int64_t step, double peak_gflops) {
   metrics.flops = mesh_.world().sum(flops_);
   metrics.relate_to(peak_gflops);
   // [load]
-  metrics.further = expert_metrics(*load_, config_, mesh_.world());
+  metrics.further = expert_metrics(*view_.load, config_, mesh_.world());
   // [load]
   return metrics;
 }
@@ -163,28 +153,19 @@ double Trainer::evaluate() {
 // [evaluate]
 
 // [report_rows]
-ReportRows Trainer::report_rows(int64_t steps) {
-  ReportRows rows = prediction_rows(predict(config_));
-  rows.push_back(traffic_row_of_updates(*data_parallel_, steps, pipeline_.updates()));
-  rows.push_back(tensor_traffic_row(config_, tensor_traffic_.bytes(), steps));
-  rows.push_back(context_traffic_row(config_, context_traffic_.bytes(), steps));
-  rows.push_back(pipeline_traffic_row(config_, stage_traffic_.bytes(), steps));
-  rows.push_back(expert_traffic_row(config_, expert_traffic_.bytes(), steps));
+ReportRows Trainer::report_rows() {
+  ReportRows rows = prediction_rows(predict(config_, mesh_.world().rank()));
+  std::ranges::copy(traffic_.report(), std::back_inserter(rows));
   rows.push_back(measured_work_row(config_, pipeline_.measured()));
   return rows;
 }
 // [report_rows]
 
 // [simulate]
-// [dry]
-Simulation simulate(const TrainConfig& config, int stage_rank) {
+Simulation simulate(const TrainConfig& config, int rank) {
   Runtime runtime(Device::meta);
   const Runtime::Use use(runtime);
-  const DryMesh dry(config.mesh(), config.engine(), stage_rank);
-  // [dry]
-  // [nodes]
-  dry.mesh.world().engine().set_node_size(config.communication->node_size);
-  // [nodes]
+  const DryMesh dry(config.mesh(), config.engine(), rank, config.communication->node_size);
   Trainer trainer(config, /*dataset=*/nullptr, dry.mesh);
   return simulate_steps(trainer);
 }

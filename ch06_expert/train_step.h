@@ -2,18 +2,16 @@
 
 #include <chrono>
 
+#include "accounting/memory.h"
+#include "accounting/pipeline_accountant.h"
+#include "accounting/traffic.h"
 #include "comm/mesh.h"
-#include "context_accountant.h"
-#include "expert_accountant.h"
+#include "data_parallel/zero.h"
 #include "files/data.h"
-#include "memory.h"
 #include "model.h"
 #include "optimizer.h"
-#include "pipeline.h"
-#include "pipeline_accountant.h"
+#include "pipeline_parallel/executor.h"
 #include "run/trainer_base.h"
-#include "tensor_accountant.h"
-#include "zero.h"
 
 namespace usp {
 
@@ -32,14 +30,14 @@ class Trainer : public TrainerBase {
   Tensor logits(const Pass& pass) override;
   ParameterList& parameters() override { return model_.parameters(); }
   TrainState state() override;
-  ReportRows report_rows(int64_t steps) override;
+  ReportRows report_rows() override;
 
   Model& model() { return model_; }
   const Optimizer& optimizer() const { return optimizer_; }
   // [accessor]
   DataParallelStrategy& data_parallel() { return *data_parallel_; }
   const Pipeline& pipeline() const { return pipeline_; }
-  const ExpertLoad& expert_load() const { return *load_; }
+  const ExpertLoad& expert_load() const { return *view_.load; }
   // [accessor]
 
  private:
@@ -50,22 +48,16 @@ class Trainer : public TrainerBase {
   TrainConfig config_;
   const Dataset* dataset_;
   // [region]
-  TensorRegion region_;
-  ContextGroup context_;
-  ExpertGroup experts_;
-  std::shared_ptr<ExpertLoad> load_;
+  RankView view_;
   // [region]
   Model model_;
   Grads grads_;
   Optimizer optimizer_;
   // [members]
   const Mesh& mesh_;
-  StepTraffic tensor_traffic_;   // of tp
-  StepTraffic context_traffic_;  // of cp
-  StepTraffic stage_traffic_;    // of pp
-  StepTraffic expert_traffic_;   // of ep
   Pipeline pipeline_;
   std::unique_ptr<DataParallelStrategy> data_parallel_;
+  TrafficTable traffic_;
   Tensor loss_;  // [1] f64: the share of this rank's samples in the running step's loss
   // [members]
   int64_t tokens_ = 0;
@@ -74,8 +66,8 @@ class Trainer : public TrainerBase {
 };
 
 // [simulate]
-/// What a training step asks for on a rank of the pipeline, found by running it on shapes alone.
-Simulation simulate(const TrainConfig& config, int stage_rank = 0);
+/// What a training step asks for on this rank of the world, found by running it on shapes alone.
+Simulation simulate(const TrainConfig& config, int rank = 0);
 // [simulate]
 
 }  // namespace usp

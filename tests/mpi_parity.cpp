@@ -2,17 +2,17 @@
 
 #include "comm/launch.h"
 #include "ranks/memory_in_flight.h"
-#include "technique/zero_parity.h"
+#include "technique/data_parallel/zero_parity.h"
 
-#if __has_include("expert_parallel.h")
-#include "technique/expert_parity.h"
+#if __has_include("expert_parallel/group.h")
+#include "technique/expert_parallel/expert_parity.h"
 #endif
 
 namespace usp {
 namespace {
 
-/// Each value of each setting once; technique/zero.cpp has their combinations, with threads as
-/// ranks. Where these are four or eight, half of the cases are of hybrid sharding.
+/// Each value of each setting once; technique/data_parallel/zero.cpp has their combinations, with
+/// threads as ranks. Where these are four or eight, half of the cases are of hybrid sharding.
 std::vector<test::ZeroCase> cases_of_zero(int ranks) {
   const int64_t half = ranks % 4 == 0 ? ranks / 2 : 0;
   return {{1, half, 1, "none", false, "optimizer"},
@@ -50,7 +50,7 @@ int run(const Communicator& world, int, char**) {
   test::check_pieces(world);
   test::check_data_parallel_parity(world);
   check_zero(world);
-#if __has_include("expert_parallel.h")
+#if __has_include("expert_parallel/group.h")
   test::check_experts_in_stages(world);
 #endif
   if (speaks_for_all()) fmt::print("{} ranks: equal\n", world.size());

@@ -1,6 +1,7 @@
 """What every module behind ./book shares: where the project lies, how it speaks, how it fails."""
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -91,3 +92,42 @@ def show_path(path):
         return str(path.relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+@contextlib.contextmanager
+def beside(path):
+    """The path of a file or folder to make beside this one, which it replaces once all is well.
+    Until then, and after an error or Ctrl-C, what was there is there."""
+    path = Path(path)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        yield path  # a pipe or a device takes what is written to it
+        return
+    path = Path(os.path.realpath(path))
+    new, old = (path.with_name(f".{path.stem}.{word}{path.suffix}") for word in ("new", "old"))
+    _remove(new)  # of somebody who was killed
+    if old.exists() and not path.exists():
+        os.rename(old, path)
+    try:
+        yield new
+        if path.is_dir():
+            _remove(old)
+            os.rename(path, old)
+        elif path.is_file():
+            shutil.copymode(path, new)
+        os.replace(new, path)
+        _remove(old)
+    finally:
+        _remove(new)
+
+
+def _remove(path):
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_whole(path, content):
+    """Writes text or bytes; a file that was there is replaced whole or not at all."""
+    with beside(path) as new:
+        new.write_bytes(content.encode() if isinstance(content, str) else content)

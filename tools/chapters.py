@@ -63,12 +63,12 @@ def find_chapters(root=ROOT):
 
 
 def resolve(name, root=ROOT):
-    """The chapter called 1, ch01 or ch01_single_gpu. BookError (2) names those that exist."""
+    """The chapter called 1, ch01, single_gpu or ch01_single_gpu. BookError (2) names those that exist."""
     chapters = find_chapters(root)
     wanted = name.rstrip("/")
     number = re.fullmatch(r"(?:ch)?(\d{1,2})", wanted)
     found = [c for c in chapters
-             if c.name == wanted or (number and c.number == int(number.group(1)))]
+             if wanted in (c.name, c.name[5:]) or (number and c.number == int(number.group(1)))]
     if len(found) == 1:
         return found[0]
     names = ", ".join(c.name for c in found or chapters) or "none"

@@ -7,11 +7,16 @@ import shlex
 import signal
 import sys
 
-from tools import (bench, build, chapters, check, compare, delta, diff, doctor, exercises, export,
-                   figures, gpu, gpu_bundle, gpu_check, launch, mpi, new, own_code, packages,
-                   propagate, replay, showcase, testing, tokens, weave, why)
-from tools.site import main as site
+from tools import chapters
 from tools.base import BookError, end_output, is_dropped, say, show_path, watch
+from tools.bench import bench
+from tools.book import delta, diff, new, propagate, showcase, weave
+from tools.exercise import check, exercises, own_code
+from tools.gpu import gpu_bundle, gpu_check
+from tools.look import compare, figures, replay, runs, why
+from tools.run import build, doctor, export, gpu, launch, mpi, packages, tokens
+from tools.site import main as site
+from tools.test import testing
 
 HELP = """\
 ultrascale.cpp: train Llamas, one technique per chapter.
@@ -26,6 +31,7 @@ Read and run
   run CHAPTER --ranks N    the same on N ranks (processes), from chapter 2 on
                            how to start them on a cluster, or on GPUs: with --print
   diff CHAPTER [OTHER]     what differs between two chapters; one alone: from its parent
+  prove CHAPTER -- FLAGS   your layout, shrunk to what runs here: does it compute what one rank does?
 Do the exercises
   exercise [CHAPTER]       list them: state, size, what one learns; exercise ch02.ex1 shows one
   check ch02.ex1 [ANSWER]  judge an answer; check CHAPTER: all that are begun
@@ -61,7 +67,7 @@ Write
   weave [--check]          fill the READMEs' code and outputs from their sources; write CHANGES.md
   propagate CHAPTER        merge what changed in a chapter into all that descend from it
 
-CHAPTER is a number or a name: 1, ch01 and ch01_single_gpu are the same.
+CHAPTER is a number or a name: 1, ch01, single_gpu and ch01_single_gpu are the same.
 RUN_DIR is where a run has written its files, such as runs/ch01/001; `./book run` names it.
 """
 
@@ -187,6 +193,35 @@ def _run(arguments, flags):
     return code
 
 
+def _prove(arguments, flags):
+    """./book prove"""
+    parser = _Parser(prog="./book prove", usage="./book prove CHAPTER [options] -- chapter flags",
+                     description="Shrinks the layout that the flags describe to a family of small "
+                     "ones, twins, that divide everything as it does, with the same rests. Each "
+                     "trains beside one process: losses, gradients, weights and moments have to "
+                     "agree element by element, copies to the bit, bytes by formula. Says what no "
+                     "twin keeps. Exit code: 0 = all agree, 1 = one differs, 2 = bad input.",
+                     examples=(
+                         ("./book prove ch07 -- --recipe llama3_405b", "a published layout"),
+                         ("./book prove ch07 -- --model 8B --tp_size 8 --dp_size 4",
+                          "your own, as you would run it"),
+                         ("./book prove ch07 --ranks 24 -- ...", "larger twins")))
+    parser.add_argument("chapter", metavar="CHAPTER", help="such as ch07")
+    parser.add_argument("--ranks", type=_positive(int), default=16, metavar="N",
+                        help="of a twin, at most (default 16)")
+    _add_set_up(parser)
+    parser.flags = tuple(flags)
+    args = parser.parse_args(arguments)
+    chapter = chapters.resolve(args.chapter)
+    able = [other for other in chapters.find_chapters() if (other.folder / "proof").is_dir()]
+    if chapter not in able:
+        command = shlex.join(["./book", "prove", able[0].short, "--", *flags])
+        raise BookError(f"{chapter.short} proves no layouts; {able[0].short} takes its flags, too: "
+                        f"{command}", 2)
+    options = launch.Options(install=not args.no_install, skip_packages=args.skip_packages)
+    return launch.run_chapter(chapter, ["--prove", str(args.ranks), *flags], options)
+
+
 def _test(arguments, _flags):
     """./book test"""
     parser = _Parser(prog="./book test",
@@ -209,8 +244,16 @@ def _test(arguments, _flags):
                         help="name what would run, and run nothing")
     parser.add_argument("--all", action="store_true", dest="everything",
                         help="also the sanitizers and every kind of kernel, and of seeded "
-                        "faults, of what --full means and the like a share, with each commit "
+                        "faults, of what --full means and the like a share, with each submission "
                         "another")
+    parser.add_argument("--minutes", type=_positive(float), metavar="M",
+                        help="with --all: first what every commit has to pass, then what has waited "
+                        "longest, until so many minutes are used")
+    parser.add_argument("--record", action="store_true",
+                        help="with --minutes: count a submission in tests/turns.json if all pass, and "
+                        "note there what ran in it")
+    parser.add_argument("--seed", type=int, metavar="S",
+                        help="the orders, samples and turns of submission S instead of the next one")
     parser.add_argument("--full", action="store_true",
                         help="every combination in the parity tests, where pairs would do")
     parser.add_argument("--sanitize", nargs="?", const="address", choices=["address", "thread"],
@@ -221,10 +264,17 @@ def _test(arguments, _flags):
     args = parser.parse_args(arguments)
     if args.name and args.regex:
         parser.error("give either a NAME or -R REGEX")
+    if args.minutes and (not args.everything or args.name or args.regex or args.sanitize):
+        parser.error("--minutes goes with --all alone: ./book test --all --minutes 60")
+    if args.record and not args.minutes:
+        parser.error("--record goes with --minutes: ./book test --all --minutes 60 --record")
+    if args.seed is not None and args.seed < 0:
+        parser.error(f"--seed must be at least 0, is {args.seed}; try --seed 0")
     if args.own_code:
         return _in_copy(["test", *arguments])
     return testing.run_tests(args.sanitize, args.everything, args.full, args.name or args.regex,
-                             not args.no_install, args.skip_packages, args.only_list)
+                             not args.no_install, args.skip_packages, args.only_list, args.minutes,
+                             args.record, args.seed)
 
 
 def _bench(arguments, _flags):
@@ -255,6 +305,8 @@ def _gpu_check(arguments, _flags):
     gpu_check.add_arguments(parser)
     _add_set_up(parser)
     args = parser.parse_args(arguments)
+    if args.list:
+        return gpu_check.list_parts()
     gpus = gpu_check.require_gpu(args.emulated)
     if not args.emulated and gpu.find_tool("nvcc") is None:
         parser.error("there is no nvcc to compile kernels with; install CUDA's toolkit, or bring "
@@ -264,7 +316,7 @@ def _gpu_check(arguments, _flags):
     build.prepare(build.RELEASE, "gpu_emulated" if args.emulated else "gpu_tests")
     place = gpu_check.checkout_place(build.build_dir(build.RELEASE), starts_ranks())
     return gpu_check.run_check(place, gpus, args.emulated,
-                               args.report or build.ROOT / "build" / "gpu-check")
+                               args.report or build.ROOT / "build" / "gpu-check", args.parts)
 
 
 def starts_ranks():
@@ -305,7 +357,7 @@ def _plot(arguments, _flags):
                      "waits when, with --ops what the operators of rank 0 take; or with --memory "
                      "what memory is spent on in the first steps; with --experts how many tokens "
                      "each expert got.")
-    parser.add_argument("run_dir", metavar="RUN_DIR", help=RUN_DIR_HELP)
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=runs.existing, help=RUN_DIR_HELP)
     view = parser.add_mutually_exclusive_group()
     view.add_argument("--timeline", action="store_true",
                       help="draw timeline.png and timeline.svg from trace.json")
@@ -337,7 +389,7 @@ def _replay(arguments, _flags):
     parser = _Parser(prog="./book replay", description="Lays a recorded run out as if every rank "
                      "owned a core, on the links that were recorded or on others: a simulation of "
                      "what trace.json holds. Prints where the time goes and writes a trace.")
-    parser.add_argument("run_dir", metavar="RUN_DIR", help=RUN_DIR_HELP)
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=runs.existing, help=RUN_DIR_HELP)
     parser.add_argument("--cores", type=int, metavar="N", help="the ranks share so many cores "
                         "(default: each owns as many as it has threads)")
     parser.add_argument("--node_size", type=int, metavar="N",
@@ -358,10 +410,13 @@ def _replay(arguments, _flags):
 def _compare(arguments, _flags):
     """./book compare"""
     parser = _Parser(prog="./book compare",
-                     description="Compares two runs step by step. Exit code: 0 = the same bits, "
-                     "1 = they differ, 2 = bad input.")
-    parser.add_argument("run_a", metavar="RUN_A", help="the reference, such as runs/ch01/001")
-    parser.add_argument("run_b", metavar="RUN_B", help="the run that is held against it")
+                     description="Compares two runs step by step, and says whether they are the same "
+                     "bits, equal to rounding, or differ. Exit code: 0 = the same bits, 1 = not, 2 "
+                     "= bad input.")
+    parser.add_argument("run_a", metavar="RUN_A", type=runs.existing,
+                        help="the reference, such as runs/ch01/001")
+    parser.add_argument("run_b", metavar="RUN_B", type=runs.existing,
+                        help="the run that is held against it")
     parser.add_argument("--out", metavar="FILE", help="the figure (default: RUN_B/compare.png)")
     args = parser.parse_args(arguments)
     return compare.compare_runs(args.run_a, args.run_b, args.out)
@@ -372,7 +427,7 @@ def _export(arguments, _flags):
     parser = _Parser(prog="./book export", description="Writes a run's newest checkpoint as a "
                      "model directory: config.json and safetensors, as Hugging Face's tools read "
                      "them, and as --model DIR does.")
-    parser.add_argument("run_dir", metavar="RUN_DIR", help=RUN_DIR_HELP)
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=runs.existing, help=RUN_DIR_HELP)
     parser.add_argument("output", metavar="DIR", help="a new directory")
     parser.add_argument("--dtype", choices=list(export.DTYPES),
                         help="of the weights (default: the run's)")
@@ -407,7 +462,7 @@ def _why(arguments, _flags):
     parser = _Parser(prog="./book why", description="Explains from the flight records why a run of "
                      "several ranks broke, or what it waits for. Exit code: 0 = nothing is wrong "
                      "or it goes on, 1 = it broke, 2 = there are no records.")
-    parser.add_argument("run_dir", metavar="RUN_DIR", help=RUN_DIR_HELP)
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=runs.existing, help=RUN_DIR_HELP)
     return why.explain(parser.parse_args(arguments).run_dir)
 
 
@@ -495,7 +550,7 @@ def _new(arguments, _flags):
     parser = _Parser(prog="./book new", description="Begins a chapter of your own: a copy of "
                      "another chapter's code, which builds, runs and passes its tests at once.")
     parser.add_argument("name", metavar="NAME", help="small letters, digits and _: my_idea becomes "
-                        "the folder chNN_my_idea, NN the next free number")
+                        "the folder ch90_my_idea, or of the next number that is free")
     parser.add_argument("--parent", metavar="CHAPTER", help="default: the last chapter")
     args = parser.parse_args(arguments)
     return new.begin_chapter(args.name, args.parent)
@@ -599,13 +654,12 @@ def _solution(arguments, _flags):
     return exercises.show_solution(exercises.resolve(args.exercise), args.yes)
 
 
-COMMANDS = {"run": _run, "test": _test, "bench": _bench, "plot": _plot, "why": _why, "list": _list,
-            "compare": _compare, "doctor": _doctor, "figures": _figures, "weave": _weave,
-            "delta": _delta, "diff": _diff, "propagate": _propagate, "replay": _replay,
-            "export": _export, "tokenize": _tokenize, "new": _new, "docs": _docs,
-             "gpu-check": _gpu_check, "gpu-bundle": _gpu_bundle,
-             "exercise": _exercise, "check": _check, "watch": _watch, "hint": _hint,
-             "solution": _solution}
+COMMANDS = {"run": _run, "prove": _prove, "test": _test, "bench": _bench, "plot": _plot,
+            "why": _why, "list": _list, "compare": _compare, "doctor": _doctor, "figures": _figures,
+            "weave": _weave, "delta": _delta, "diff": _diff, "propagate": _propagate,
+            "replay": _replay, "export": _export, "tokenize": _tokenize, "new": _new, "docs": _docs,
+            "gpu-check": _gpu_check, "gpu-bundle": _gpu_bundle, "exercise": _exercise,
+            "check": _check, "watch": _watch, "hint": _hint, "solution": _solution}
 
 
 def _terminate(number, _frame):
@@ -630,8 +684,9 @@ def _dispatch(argv):
         raise BookError(f"there is no command {name!r}; {hint}", 2)
     split = argv.index("--") if "--" in argv else len(argv)
     arguments, flags = argv[1:split], argv[split + 1:]
-    if flags and argv[0] != "run":
-        raise BookError(f"./book {argv[0]} takes nothing after `--`; only `run` hands flags on", 2)
+    if flags and argv[0] not in ("run", "prove"):
+        raise BookError(f"./book {argv[0]} takes nothing after `--`; only `run` and `prove` hand "
+                        "flags on", 2)
     return COMMANDS[argv[0]](arguments, flags)
 
 

@@ -12,7 +12,7 @@ BF16_ISA = {"amx_bf16": "AMX tiles", "avx512_bf16": "AVX-512 BF16 instructions",
 
 
 def usable_cores(cgroup_root="/sys/fs/cgroup", own_cgroup="/proc/self/cgroup"):
-    """Cores this process may use: its affinity mask, cut by the cgroup-v2 CPU quota above it."""
+    """Cores this process may use: its affinity mask, cut by the quotas of its control groups."""
     cores = len(os.sched_getaffinity(0))
     quota = _cgroup_quota(Path(cgroup_root), Path(own_cgroup))
     return max(1, min(cores, int(quota))) if quota is not None else cores
@@ -24,21 +24,34 @@ def _cgroup_quota(cgroup_root, own_cgroup):
         lines = own_cgroup.read_text().splitlines()
     except OSError:
         return None
-    path = next((line[3:] for line in lines if line.startswith("0::")), None)
-    if path is None:
-        return None
-    group = cgroup_root / path.lstrip("/")
     quotas = []
-    for level in (group, *group.parents):
-        try:
-            quota, period = (level / "cpu.max").read_text().split()
-            if quota != "max":
-                quotas.append(int(quota) / int(period))
-        except (OSError, ValueError):
-            pass  # the root has no cpu.max, and a container may hide levels
-        if level == cgroup_root:
-            break
+    for line in lines:  # NUMBER:CONTROLLERS:/PATH, without controllers in the second version
+        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # The first version has a folder for each set of controllers, and most often a link "cpu".
+        for top in ([cgroup_root / controllers, cgroup_root / "cpu"] if controllers
+                    else [cgroup_root]):
+            group = top / path.lstrip("/")
+            for level in (group, *group.parents):
+                quotas += _own_quota(level)
+                if level == top:
+                    break
     return min(quotas) if quotas else None
+
+
+def _own_quota(level):
+    """[the cores that a cgroup itself is limited to], or []: a container may hide levels."""
+    try:
+        quota, period = (level / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota, period = ((level / f"cpu.cfs_{name}_us").read_text().strip()
+                             for name in ("quota", "period"))
+        except OSError:
+            return []
+    limited = quota.isdigit() and period.isdigit() and int(period) > 0  # neither "max" nor -1
+    return [int(quota) / int(period)] if limited else []
 
 
 def memory_bytes():

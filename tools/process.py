@@ -20,6 +20,13 @@ NINJA_STATUS = re.compile(r"\[\d+/\d+\] ")
 SAME_SIGNAL_S = 1.0
 
 
+def heeded_signals():
+    """The signals that are a wish to stop. Who starts ./book by nohup has ignored SIGHUP, and so do
+    we then."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM) + (() if ignored else (signal.SIGHUP,))
+
+
 def signal_name(number):
     """SIGSEGV for 11; a number without a name stays a number."""
     try:
@@ -59,9 +66,9 @@ def git_commit():
 def wait_for(command, env=None, on_line=None):
     """Runs a command to its end: (exit code, negative if a signal killed it; signals seen here).
 
-    Signals never interrupt this wait. SIGTERM is handed on to the child, and so is SIGINT, except
-    the one that a terminal's Ctrl-C sends: that reaches the whole foreground process group, the
-    child included. on_line: called with every line the child prints, instead of printing it.
+    Signals never interrupt this wait. SIGTERM and SIGHUP are handed on to the child, and so is
+    SIGINT, except the one that a terminal's Ctrl-C sends: that reaches the whole foreground process
+    group, the child included. on_line: called with every line the child prints, instead of printing it.
     """
     child, seen, sent_at = None, [], {}
 
@@ -74,7 +81,7 @@ def wait_for(command, env=None, on_line=None):
         sent_at[number] = now
         child.send_signal(number)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, hand_on) for number in heeded_signals()}
     try:
         sys.stdout.flush()
         child = _start(command, env, on_line is not None)
@@ -185,12 +192,13 @@ def die_with_parent():
         pass
 
 
-def run_step(what, command, live, note=None, is_quiet=False):
+def run_step(what, command, live, note=None, is_quiet=False, progress=None):
     """Runs one step of the set-up and says how long it took; BookError if it fails.
 
     live: the step shows its own progress. Otherwise its output is held back: warnings are shown
-    when it has ended, everything when it has failed, and a sign of life every HEARTBEAT_S; note is
-    called with every line. is_quiet: say nothing of a step that went well.
+    when it has ended, everything when it has failed, and a sign of life every HEARTBEAT_S, or what
+    `progress` makes of its lines; note is called with every line. is_quiet: say nothing of a step
+    that went well.
     """
     start = spoke = time.monotonic()
     held = []
@@ -200,11 +208,15 @@ def run_step(what, command, live, note=None, is_quiet=False):
         held.append(line)
         if note:
             note(line)
-        if time.monotonic() - spoke > HEARTBEAT_S:
+        if progress:
+            progress.read_line(line)
+        elif time.monotonic() - spoke > HEARTBEAT_S:
             say("book: ... " + line.strip()[:90])
             spoke = time.monotonic()
 
     code, signals = wait_for(command, on_line=None if live else hold)
+    if progress:
+        progress.end()
     if code != 0 and signals:
         raise BookError(f"{what} was interrupted", 128 + signals[0])
     shown = [line for line in held if "warning:" in line or (code and not NINJA_STATUS.match(line))]

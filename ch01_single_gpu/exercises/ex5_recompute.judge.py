@@ -1,6 +1,6 @@
 """Judge of ch01.ex5: estimates of all three modes decide."""
 from tools.base import BookError
-from tools.lab import NotYet
+from tools.exercise.lab import NotYet
 
 MODES = ("none", "selective", "full")
 FLAGS = {"model": "1B", "dtype": "bf16", "seq_len": 8192, "micro_batch_size": 1,

@@ -1,6 +1,6 @@
 """The steps that this chapter estimates, of many models and sequences; the book's formulas."""
 from tools.base import BookError, say
-from tools.estimates import PARTS, estimate, find
+from tools.run.estimates import PARTS, estimate, find
 
 MODES = ("none", "selective", "full")  # of --recompute
 COMMON = {"micro_batch_size": 1, "dtype": "bf16", "grad_accumulation": "bf16", "attention": "naive"}
@@ -82,5 +82,5 @@ def states_table(cases):
                     + " | ".join(f"{each * count / 2**30:,.0f}" for each in (16, 18, 20))
                     + f" | {found / 2**30:,.0f} |")
     return ("| model | Ψ of the book's formula, 10⁹ | Ψ of this Llama, 10⁹ | 16 Ψ, GiB | 18 Ψ, GiB | "
-            "20 Ψ, GiB | a step on shapes, GiB |\n|---|---:|---:|---:|---:|---:|---:|\n"
+            "20 Ψ, GiB | dry run of a step, GiB |\n|---|---:|---:|---:|---:|---:|---:|\n"
             + "\n".join(rows) + "\n")

@@ -6,10 +6,10 @@ recomputation.py say beside the formulas.
 import tempfile
 from pathlib import Path
 
-from tools import memory
 from tools.base import BookError, say
-from tools.bench import SMALL
-from tools.estimates import find
+from tools.bench.bench import SMALL
+from tools.look import memory
+from tools.run.estimates import find
 
 from . import cases as estimated
 from . import recomputation
@@ -116,7 +116,7 @@ def table(cases, runs_record):
          *_llama_1b(cases)),
     ]
     return ("| | the book | formula | measured | where |\n|---|---|---|---|---|\n"
-            + "".join(f"| {' | '.join(row)} |\n" for row in rows))
+            + "".join(f"| Q1.{' | '.join(row)} |\n" for row in rows))
 
 
 def _bytes_per_parameter(states):

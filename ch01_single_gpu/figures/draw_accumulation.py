@@ -1,6 +1,6 @@
 """A schematic of gradient accumulation."""
-from tools import schematic
-from tools.schematic import MARGIN, WIDTH
+from tools.look import schematic
+from tools.look.schematic import MARGIN, WIDTH
 
 MICRO_BATCHES = 3
 

@@ -2,8 +2,8 @@
 
 SAVED is what the code saves, in the book's symbols; a course test compares it with a recorded run.
 """
-from tools import schematic
-from tools.schematic import MARGIN, WIDTH
+from tools.look import schematic
+from tools.look.schematic import MARGIN, WIDTH
 
 # (layer, what it saves, its name in a recording, bytes of a block at 2 bytes a number)
 SAVED = (("RMSNorm", "x", "residual", "2 s b h"),

@@ -1,12 +1,14 @@
 """What this chapter's README shows: memory by formulas, on shapes and in runs, and a step's time.
 
-`./book figures` and `./book bench` call it; tools/showcase.py says how.
+`./book figures` and `./book bench` call it; tools/book/showcase.py says how.
 """
 import shutil
 
-from tools import figures, gpu_report, provenance, trace
-from tools.bench_report import RECORD
-from tools.showcase import costs_table, json_text, origin, read_json, write_json
+from tools.base import write_whole
+from tools.book.bench_report import RECORD
+from tools.book.showcase import costs_table, json_text, origin, read_json, write_json
+from tools.gpu import gpu_report
+from tools.look import figures, provenance, trace
 
 from . import cases, claims, draw_accumulation, draw_block, operations, recomputation
 
@@ -37,8 +39,7 @@ def demo(chapter, run_dir):
     folder = chapter.folder / "figures"
     figures.draw_timeline(run_dir, script="ops")
     shutil.copy(run_dir / "ops.svg", folder / "trace.svg")
-    (folder / trace.RECORDED).write_text(trace.last_step(run_dir / trace.RECORDED),
-                                         encoding="utf-8")
+    write_whole(folder / trace.RECORDED, trace.last_step(run_dir / trace.RECORDED))
     return {}
 
 

@@ -1,8 +1,8 @@
 """What this chapter's bench measures of operators: memory-bound ones next to memory, attention next
 to the matmul library, where a step's time goes, and what techniques gained."""
-from tools import limits
 from tools.base import say
-from tools.bench import CONFIGS, DTYPES, MIN_STEPS, SKIPPED_STEPS, label, profile, run_once
+from tools.bench import limits
+from tools.bench.bench import CONFIGS, DTYPES, MIN_STEPS, SKIPPED_STEPS, label, profile, run_once
 
 from . import techniques
 

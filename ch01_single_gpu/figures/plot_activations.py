@@ -12,10 +12,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from tools import estimates
 from tools.base import BookError
 from tools.plot import style
 from tools.plot.panels import DEVICE, heading, legend, panels, thousands
+from tools.run import estimates
 
 from . import cases as estimated
 

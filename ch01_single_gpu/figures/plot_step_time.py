@@ -7,7 +7,7 @@ A bar per configuration, by kind of operator, of one measurement: the recorded s
 import json
 from pathlib import Path
 
-from tools import limits
+from tools.bench import limits
 from tools.plot import style
 
 COLORS = {limits.MATMUL: style.BLUE, limits.ATTENTION: style.ORANGE, limits.MEMORY: style.GREEN}

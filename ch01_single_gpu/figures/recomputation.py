@@ -6,9 +6,10 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from tools import estimates, memory, runs
 from tools.base import say
-from tools.bench import CONFIGS, QUIET_FLAGS, SKIPPED_STEPS
+from tools.bench.bench import CONFIGS, QUIET_FLAGS, SKIPPED_STEPS
+from tools.look import memory, runs
+from tools.run import estimates
 
 from .cases import MODES
 

@@ -4,7 +4,7 @@ Where a chapter has a flag for it, whole runs tell; the operations that a techni
 timed by op_bench, and row operations in kernels that are compiled for any CPU. Of all rounds the
 quickest counts: what two ways differ by may be less than what disturbs either.
 """
-from tools import limits
+from tools.bench import limits
 
 # What the tables call a technique.
 NAMES = {

@@ -1,7 +1,7 @@
 """Judge of ch02.ex6: steps on an emulated link, with the reader's bucket size and with others."""
-from tools import quantity
 from tools.base import BookError
-from tools.lab import NotYet
+from tools.exercise import quantity
+from tools.exercise.lab import NotYet
 
 FLAGS = {"link": "node=1500,0.04", "steps": 6, "micro_batch_size": 8, "sample_tokens": 0,
          "eval_samples": 0}
@@ -32,7 +32,7 @@ def judge(answer, lab):
 
 
 def settings():
-    """Of the runs that the course keeps, so that no test of it depends on time: tools/lab.py."""
+    """Of the runs that the course keeps, so that no test of it depends on time: tools/exercise/lab.py."""
     return [{"ranks": 2, "bucket_mb": size, **FLAGS} for size in (0.04, 0.25, 0.5, *OTHERS, 4, 25)]
 
 

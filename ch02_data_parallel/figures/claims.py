@@ -9,10 +9,12 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from tools import build, estimates, machine, mpi, runs
+from tools import machine
 from tools.base import BookError, say
-from tools.bench import SMALL
+from tools.bench.bench import SMALL
+from tools.look import runs
 from tools.process import wait_for
+from tools.run import build, estimates, mpi
 
 from . import zero
 

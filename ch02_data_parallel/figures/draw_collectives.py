@@ -3,8 +3,8 @@
 The contents are computed, not drawn by hand: collectives() applies each operation to what the ranks
 hold, and ring() carries out the steps of a ring.
 """
-from tools import schematic
-from tools.schematic import MARGIN, WIDTH
+from tools.look import schematic
+from tools.look.schematic import MARGIN, WIDTH
 
 RANKS = 3
 KINDS = ("forward", "optimizer", "backward")  # the colours of the ranks' own values

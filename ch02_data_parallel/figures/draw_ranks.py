@@ -1,6 +1,6 @@
 """Schematics of data parallelism: the replicas, and buckets of gradients."""
-from tools import schematic
-from tools.schematic import MARGIN, WIDTH
+from tools.look import schematic
+from tools.look.schematic import MARGIN, WIDTH
 
 RANKS = 3
 LAYERS, PER_BUCKET = 6, 2

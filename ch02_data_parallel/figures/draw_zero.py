@@ -1,6 +1,6 @@
 """Schematics of ZeRO: who holds what in stages 0 to 3, and what a step sends."""
-from tools import schematic
-from tools.schematic import MARGIN, WIDTH
+from tools.look import schematic
+from tools.look.schematic import MARGIN, WIDTH
 
 RANKS = 3
 STAGES = ("no ZeRO", "ZeRO-1", "ZeRO-2", "ZeRO-3")

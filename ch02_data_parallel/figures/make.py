@@ -1,13 +1,17 @@
 """What this chapter's README shows: timelines, scaling, what ZeRO's stages hold and send.
 
-`./book figures` and `./book bench` call it; tools/showcase.py says how.
+`./book figures` and `./book bench` call it; tools/book/showcase.py says how.
 """
 import tempfile
 
-from tools import build, estimates, gpu_report, layouts, provenance, steady, timelines, trace
-from tools.bench_report import RECORD
-from tools.showcase import (costs_table, json_text, losses_alone, origin, output_of, read_json,
-                            rows_of, short_demo, write_json)
+from tools.base import write_whole
+from tools.bench import layouts, steady
+from tools.book.bench_report import RECORD
+from tools.book.showcase import (costs_table, json_text, losses_alone, origin, output_of, read_json,
+                                 rows_of, short_demo, write_json)
+from tools.gpu import gpu_report
+from tools.look import provenance, timelines, trace
+from tools.run import build, estimates
 
 from . import claims, draw_collectives, draw_ranks, draw_zero, hiding, overlap, ranks, zero
 
@@ -49,7 +53,7 @@ def measure(chapter, program, commit):
             recorded = trace.load(run_dir / trace.RECORDED)
             drawn.append({"way": way, **timelines.cut(recorded, steady.typical_step(recorded))})
 
-    (folder / "why.txt").write_text(ranks.why_a_rank_was_lost(chapter), encoding="utf-8")
+    write_whole(folder / "why.txt", ranks.why_a_rank_was_lost(chapter))
     record = {**origin(chapter, commit), "overlap": overlap.measure(chapter, keep),
               "scaling": {**overlap.scaling(chapter), "memory": overlap.memory(program)}}
     write_json(folder / "overlap.json", record)
@@ -59,8 +63,7 @@ def measure(chapter, program, commit):
                        "ways": zero.measure_ways(chapter, keep)},
               "claims": claims.measure(chapter)}
     write_json(folder / "zero.json", record)
-    (folder / TIMELINES).write_text(timelines.text({**origin(chapter, commit), "ways": drawn}),
-                                    encoding="utf-8")
+    write_whole(folder / TIMELINES, timelines.text({**origin(chapter, commit), "ways": drawn}))
 
 
 def demo(chapter, run_dir):

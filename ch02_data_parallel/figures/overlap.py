@@ -7,9 +7,10 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-from tools import estimates, replay
 from tools.base import say
-from tools.steady import STEPS, later_steps, steady, train
+from tools.bench.steady import STEPS, later_steps, steady, train
+from tools.look import replay
+from tools.run import estimates
 
 RANKS = 2
 WAYS = ("naive", "overlapped", "bucketed")
@@ -143,7 +144,7 @@ def scaling(chapter):
 
 
 def memory(program):
-    """[{ranks, states, activations, scratch}] in bytes of rank 0, by a step on shapes alone."""
+    """[{ranks, states, activations, scratch}] in bytes of rank 0, by a dry run."""
     found = []
     for ranks in (1, *SCALES):
         said = estimates.estimate(program, {**FLAGS, "dp_size": ranks})

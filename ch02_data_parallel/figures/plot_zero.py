@@ -104,8 +104,8 @@ def draw_large(record):
                      fontsize=style.SMALL)
     axes[1].set_ylabel("GiB of a rank")
     axes[-1].set_xlabel("stage of ZeRO")
-    heading(fig, "8B on 8 ranks", "bf16 with gradients in f32, one sequence a rank, steps on shapes "
-            "alone; buffers at their peaks")
+    heading(fig, "8B on 8 ranks", "bf16 with gradients in f32, one sequence a rank, by dry runs; "
+            "buffers at their peaks")
     shown = [what for what in LARGE if any(case["simulated"].get(what) or what in case["buffers"]
                                            for case in cases)]
     legend(fig, [Patch(facecolor=COLORS[what], label=what) for what in shown]

@@ -14,9 +14,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from tools import build, layouts, limits, machine, mpi, why
+from tools import machine
 from tools.base import BookError, say
-from tools.bench import (DTYPES, SKIPPED_STEPS, profile, run_once, run_quietly, steps_for)
+from tools.bench import layouts, limits
+from tools.bench.bench import DTYPES, SKIPPED_STEPS, profile, run_once, run_quietly, steps_for
+from tools.look import why
+from tools.run import build, mpi
 
 from . import overlap, zero
 

@@ -7,9 +7,10 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from tools import estimates, replay, trace
 from tools.base import BookError, say
-from tools.steady import STEPS, steady
+from tools.bench.steady import STEPS, steady
+from tools.look import replay, trace
+from tools.run import estimates
 
 from . import overlap
 
@@ -99,7 +100,7 @@ def worst_ratio(held):
 
 
 def estimate_large(program):
-    """Steps on shapes alone of the book's 8B, every stage and sequence."""
+    """Dry runs of the book's 8B, every stage and sequence."""
     say("book: estimating 8B on 8 ranks")
     return [{"stage": stage, "seq_len": seq_len,
              **estimates.estimate(program, {**LARGE, "seq_len": seq_len, "zero_stage": stage})}

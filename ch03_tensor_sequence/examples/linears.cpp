@@ -1,11 +1,12 @@
 // The playbook's numeric example, x [4, 2] and a matrix of 2 by 2, through a column-parallel and a
 // row-parallel layer; and the messages of the two orders in which they can be combined.
 
+#include "tensor_parallel/linears.h"
+
 #include "base/args.h"
 #include "comm/launch.h"
 #include "tensor/console.h"
 #include "tensor/runtime.h"
-#include "tensor_parallel.h"
 
 namespace usp {
 namespace {

@@ -9,7 +9,7 @@
 #include "comm/launch.h"
 #include "tensor/console.h"
 #include "tensor/runtime.h"
-#include "tensor_region.h"
+#include "tensor_parallel/region.h"
 
 namespace usp {
 namespace {

@@ -142,7 +142,7 @@ def _dropout(layouts):
     return ("equal: 0", f"at most {largest:.0e}", verdict(largest <= EXACT),
             f"as Q3.2, with `--dropout {DROPOUT}` and equal masks; dp · tp: {ranks}, two of them with "
             "sequence parallelism. With other masks on each rank a "
-            "[test fails](../tests/faults/tensor_dropout_of_each_rank.patch)")
+            "[test fails](../tests/faults/tensor_parallel/tensor_dropout_of_each_rank.patch)")
 
 
 def _case(cases, way, ranks, recompute=False):
@@ -192,9 +192,9 @@ def _batches(record):
     found = {way: [case["batch"] for case in record["batches"] if case["way"] == way]
              for way in memory.BOOK_BATCHES}
     ratio = found["again"][-1] / found["tensor"][-1]
-    return ("5 times for tp = 32", "; ".join(f"{sizes[0]} to {sizes[-1]}" for sizes in found.values())
+    return ("at least 5 times for tp = 32", "; ".join(f"{sizes[0]} to {sizes[-1]}" for sizes in found.values())
             + f": {ratio:.1f} times", verdict(ratio >= 5), "3B, sequences of 4,096 tokens, 80 GiB; by "
-            "steps on shapes")
+            "dry runs")
 
 
 def _norms(layouts, cases):
@@ -206,7 +206,7 @@ def _norms(layouts, cases):
             verdict((plain, shared) == (0, 2) and largest <= EXACT),
             "messages for the norms of a layer. With the sums losses differ by at most "
             f"{largest:.0e} from one rank's; without, a "
-            "[test fails](../tests/faults/tensor_norm_gradient_of_own_rows.patch)")
+            "[test fails](../tests/faults/tensor_parallel/tensor_norm_gradient_of_own_rows.patch)")
 
 
 def _order(linears):
@@ -256,5 +256,5 @@ def _fits(record):
     return ("70.6 of 80", f"{peaks[0]:.1f}; {peaks[1]:.1f} of 80 GiB",
             verdict(peaks[0] <= memory.DEVICE / memory.GIB) + "; "
             + verdict(peaks[1] <= memory.DEVICE / memory.GIB),
-            "peak of a step on shapes, of 18 bytes a parameter for the book's 12; the same with "
+            "peak of a dry run, of 18 bytes a parameter for the book's 12; the same with "
             "ZeRO-1 on two copies")

@@ -1,6 +1,6 @@
 """Schematics of tensor parallelism: a transformer layer on two ranks, and who holds which heads."""
-from tools import schematic
-from tools.schematic import MARGIN, WIDTH
+from tools.look import schematic
+from tools.look.schematic import MARGIN, WIDTH
 
 RANKS = 2
 OWN = ("forward", "optimizer")  # colours of the ranks' own slices

@@ -2,8 +2,8 @@
 
 The numbers are computed: column_parallel() and row_parallel() are the two identities.
 """
-from tools import schematic
-from tools.schematic import MARGIN, WIDTH
+from tools.look import schematic
+from tools.look.schematic import MARGIN, WIDTH
 
 RANKS = 2
 X = ((0, 1), (2, 3), (4, 5), (6, 7))  # the book's example: x [4, 2]

@@ -1,6 +1,6 @@
 """Schematics of what a rank may compute while its messages travel."""
-from tools import schematic
-from tools.schematic import MARGIN, WIDTH
+from tools.look import schematic
+from tools.look.schematic import MARGIN, WIDTH
 
 MATMUL, SUM, GATHER = 224, 216, 150  # widths
 CHUNKS = 4                           # of a product

@@ -1,6 +1,6 @@
 """Schematics of sequence parallelism: the two pairs of operators, and who holds which numbers."""
-from tools import schematic
-from tools.schematic import MARGIN, WIDTH
+from tools.look import schematic
+from tools.look.schematic import MARGIN, WIDTH
 
 OWN = ("forward", "optimizer")  # colours of the ranks
 # (name, forward, backward) of the way into a region and of the way out

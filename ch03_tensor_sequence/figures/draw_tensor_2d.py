@@ -2,8 +2,8 @@
 
 The blocks are computed, not drawn by hand: steps() carries out both forms.
 """
-from tools import schematic
-from tools.schematic import MARGIN
+from tools.look import schematic
+from tools.look.schematic import MARGIN
 
 SIDE = 3   # rows and columns of ranks
 DRAWN = 1  # the step; its row and column have neighbours on both sides

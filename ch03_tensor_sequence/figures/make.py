@@ -1,13 +1,16 @@
 """What this chapter's pages show: schematics, memory, messages, timelines, scaling, the claims.
 
-`./book figures` and `./book bench` call it; tools/showcase.py says how.
+`./book figures` and `./book bench` call it; tools/book/showcase.py says how.
 """
 import re
 import tempfile
 
-from tools import build, estimates, layouts, provenance, steady, timelines, trace
-from tools.showcase import (json_text, origin, output_of, read_json, rows_of, short_demo,
-                            write_json)
+from tools.base import write_whole
+from tools.bench import layouts, steady
+from tools.book.showcase import (json_text, origin, output_of, read_json, rows_of, short_demo,
+                                 write_json)
+from tools.look import provenance, timelines, trace
+from tools.run import build, estimates
 
 from . import (claims, draw_layer, draw_linears, draw_overlap, draw_sequence, draw_tensor_2d,
                hiding, memory, scaling, traffic, ways)
@@ -50,8 +53,8 @@ def measure(chapter, _program, commit):
 
     write_json(folder / "ways.json", {**origin(chapter, commit),
                                       "ways": ways.measure(chapter, keep)})
-    (folder / "timelines.json").write_text(
-        timelines.text({**origin(chapter, commit), "ways": drawn}), encoding="utf-8")
+    write_whole(folder / "timelines.json",
+                timelines.text({**origin(chapter, commit), "ways": drawn}))
     write_json(folder / "scaling.json", {**origin(chapter, commit),
                                          "scaling": scaling.measure(chapter)})
     for name in ("memory", "traffic"):  # rerun() and count(), which come next, fill them

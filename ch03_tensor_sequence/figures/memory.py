@@ -1,7 +1,7 @@
-"""What a rank holds under tensor and sequence parallelism: by formula, by steps on shapes, and
+"""What a rank holds under tensor and sequence parallelism: by formula, by a dry run, and
 beside the book's figures of 70B and 3B (Fig3.10 to 3.13)."""
-from tools import estimates
 from tools.base import say
+from tools.run import estimates
 
 from . import runs
 
@@ -90,7 +90,7 @@ def whole_table(record):
 
 
 def estimate_large(program):
-    """Steps on shapes alone of 70B, every layout and sequence; layers taken apart; ZeRO-3."""
+    """Dry runs of 70B, every layout and sequence; layers taken apart; ZeRO-3."""
     say("book: estimating 70B on ranks that share its layers")
     cases = [{"tp": tp, "way": way, "seq_len": seq_len,
               **_estimate(program, tp, way, **LARGE, seq_len=seq_len)}
@@ -178,5 +178,5 @@ def batches_table(found):
         rows.append([str(tp), *(f"{own} ({theirs})" for own, theirs in zip(ours, book)),
                      f"{ours[1] / ours[0]:.2f} ({book[1] / book[0]:.2f})" if ours[0] else ""])
     return runs.table(["`tp`", "tensor parallelism", "and sequence parallelism", "ratio"], rows,
-                      "Sequences of 4,096 tokens in a micro-batch that fits into 80 GiB, by steps on "
-                      "shapes; in brackets the book's.")
+                      "Sequences of 4,096 tokens in a micro-batch that fits into 80 GiB, by a dry "
+                      "run; in brackets the book's.")

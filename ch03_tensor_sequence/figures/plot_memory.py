@@ -60,7 +60,7 @@ def draw_large(record):
     axes[1].set_ylabel("GiB of a rank")
     axes[-1].set_xlabel("tensor-parallel ranks; SP: with sequence parallelism")
     heading(fig, "70B on ranks that share its layers", "bf16 with gradients in f32, one sequence, "
-            "steps on shapes alone")
+            "dry runs")
     legend(fig, [Patch(facecolor=style.CATEGORIES[part], label=part) for part in PARTS]
            + [Patch(facecolor="white", edgecolor=style.INK, linewidth=0.7,
                     label="the book, in the same order")], 54)
@@ -98,7 +98,7 @@ def draw_batches(found):
     axes.set_ylabel("sequences in a micro-batch")
     axes.legend(loc="upper left", bbox_to_anchor=(0.02, 1))  # the axis stays in sight
     style.title(axes, "The largest micro-batch that fits into 80 GiB",
-                "3B, sequences of 4,096 tokens, bf16; steps on shapes alone")
+                "3B, sequences of 4,096 tokens, bf16; dry runs")
     return fig
 
 

@@ -21,7 +21,7 @@ def draw_way(axes, measured, way):
     there = dict(zip(scaling.BOOK_TP, scaling.BOOK[way]))[measured["node_size"]]
     axes.plot(scaling.BOOK_TP, [here * rate / there for rate in scaling.BOOK[way]], color=color, marker="s",
               markersize=3.5, linewidth=1.0, dashes=(4, 2), alpha=0.7,
-              label="the book's 3B, scaled at a node")
+              label="the book's 3B (scaled to match at 8)")
 
 
 def draw_drops(axes, points):

@@ -1,5 +1,5 @@
 """Small runs of the chapter's trainer, and what the tables of its figures have in common."""
-from tools.short_runs import run, table  # noqa: F401  (the figures call them so)
+from tools.book.short_runs import run, table  # noqa: F401  (the figures call them so)
 
 # A model that 2, 4 and 8 ranks can share; there are 2 kv heads, so from 4 ranks on they have copies.
 SHAPE = {"num_heads": 8, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size": 192,

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from tools.base import say
-from tools.steady import on_links, steady, train
+from tools.bench.steady import on_links, steady, train
 
 from . import runs
 
@@ -77,5 +77,6 @@ def table(measured):
     return runs.table(["`tp`", "tokens/s of a rank", "change", "exposed, ms", "with SP", "change",
                        "exposed, ms"], rows,
                       f"Replayed on nodes of {measured['node_size']}, links "
-                      f"`{' '.join(measured['links'])}` (us, GB/s), a core for every rank. SP: "
-                      "sequence parallelism.")
+                      f"`{' '.join(measured['links'])}` (us, GB/s), a core for every rank. SP: sequence "
+                      f"parallelism. {SHAPE['num_layers']} layers, h = {SHAPE['hidden_size']}, "
+                      f"{SHAPE['micro_batch_size'] * SHAPE['seq_len']:,} tokens for any `tp`: strong scaling.")

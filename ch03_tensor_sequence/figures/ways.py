@@ -6,9 +6,9 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from tools import replay
 from tools.base import say
-from tools.steady import SKIPPED_STEPS, on_links, sent_in_a_step, steady, train
+from tools.bench.steady import SKIPPED_STEPS, on_links, sent_in_a_step, steady, train
+from tools.look import replay
 
 from . import runs
 

@@ -6,7 +6,7 @@
 #include "base/args.h"
 #include "base/rng.h"
 #include "comm/launch.h"
-#include "ring_attention.h"
+#include "context_parallel/ring_attention.h"
 #include "tensor/console.h"
 #include "tensor/runtime.h"
 
@@ -104,10 +104,9 @@ Measured ring_attention(const Sizes& sizes, int n) {
   const int64_t S = sizes.seq_len, N = sizes.num_heads, D = sizes.head_dim;
   ContextParallelConfig config;
   config.cp_size = n;
-  const RingAttention on_paper(N, N, D, Probabilities::never_whole, ContextGroup(config));
-  const PassShape shape{.num_samples = 1, .seq_len = S / n, .dtype = kDType};
-  const auto formula = AttentionCosts::ring_attention(1, S, N, D, n, shape.own(), shape.acc(),
-                                                      on_paper.footprint(shape).backward_peak);
+  const DType acc = accumulate_dtype(kDType);
+  const auto formula =
+      AttentionCosts::ring_attention(1, S, N, D, n, bytes_of(kDType), bytes_of(acc));
   return measure(n, formula, [&](const Communicator& ring) {
     const ContextGroup group(config, ring);
     const auto attention =

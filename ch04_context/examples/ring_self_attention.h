@@ -183,12 +183,17 @@ struct AttentionCosts {
     return {kept * own, (kept + scores + (n + 3) * block) * own, 8 * (n - 1) * block * own};
   }
   /// A number a row and head instead of scores. Keys and values make two trips, their gradients
-  /// one, in acc dtype. `backward_peak`: of RingAttention::footprint().
+  /// one, in acc dtype. At backward's peak there are, besides what is kept and the gradients so
+  /// far, the keys that are here and those that come, and four blocks' gradients: the own one, the
+  /// one that is computed, the one that comes and the one that is sent.
   static AttentionCosts ring_attention(int64_t B, int64_t S, int64_t N, int64_t D, int64_t n,
-                                       int64_t own, int64_t acc, int64_t backward_peak) {
+                                       int64_t own, int64_t acc) {
     const int64_t rows = B * S / n, block = rows * N * D;
     const int64_t kept = 4 * block * own + rows * N * acc;
-    return {kept, kept + block * own + backward_peak, (n - 1) * 2 * block * (2 * own + acc)};
+    const int64_t keys = (n > 3 ? 2 : 1) * 2 * block, gradients = (n > 2 ? 4 : 3) * 2 * block;
+    const int64_t sums = rows * N * acc + 3 * block * acc;  // delta, and those of q, k and v
+    return {kept, kept + block * own + sums + keys * own + gradients * acc,
+            (n - 1) * 2 * block * (2 * own + acc)};
   }
 };
 // [formulas]

@@ -166,7 +166,7 @@ def _alone(counted):
             verdict(set(others) == {"dp_cp.all_reduce", "world.all_reduce"} and largest <= EXACT),
             "bytes that a step hands over to communicators other than attention's: `dp_cp` sums "
             "gradients, `world` the loss and the gradient norm. Without the sum over `cp` a "
-            "[test fails](../tests/faults/context_gradient_over_dp_only.patch)")
+            "[test fails](../tests/faults/data_parallel/context_gradient_over_dp_only.patch)")
 
 
 def _recomputed(measured):

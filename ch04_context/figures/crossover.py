@@ -8,7 +8,7 @@ from bisect import bisect_right
 from pathlib import Path
 
 from tools.base import say
-from tools.steady import SKIPPED_STEPS, on_links, train
+from tools.bench.steady import SKIPPED_STEPS, on_links, train
 
 from . import runs, workload
 

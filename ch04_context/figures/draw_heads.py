@@ -1,7 +1,7 @@
 """Schematics of what lies beside the ring: all keys at once, tokens exchanged for heads, and rings
 of such groups."""
-from tools import schematic
-from tools.schematic import MARGIN, WIDTH
+from tools.look import schematic
+from tools.look.schematic import MARGIN, WIDTH
 
 from .draw_masks import OWN, RANKS, TOKENS, positions
 

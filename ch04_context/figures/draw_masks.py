@@ -2,8 +2,8 @@
 
 Everything drawn is computed: positions() is the rule of each layout, cells() counts.
 """
-from tools import schematic
-from tools.schematic import MARGIN, WIDTH
+from tools.look import schematic
+from tools.look.schematic import MARGIN, WIDTH
 
 RANKS, TOKENS = 4, 16
 OWN = ("forward", "optimizer", "backward", "message")  # colours of the ranks

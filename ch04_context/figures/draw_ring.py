@@ -5,8 +5,8 @@ The ring and the numbers of the merge are computed here: owner(), journey(), par
 """
 import math
 
-from tools import schematic
-from tools.schematic import MARGIN, WIDTH
+from tools.look import schematic
+from tools.look.schematic import MARGIN, WIDTH
 
 from .draw_masks import LAYOUTS, OWN, RANKS, cells, positions
 

@@ -1,14 +1,17 @@
 """What this chapter's pages show: schematics, memory, messages, timelines, balance, the claims.
 
-`./book figures` and `./book bench` call it; tools/showcase.py says how.
+`./book figures` and `./book bench` call it; tools/book/showcase.py says how.
 """
 import contextlib
 import tempfile
 
-from tools import build, estimates, layouts, provenance, steady, timelines
-from tools.bench import CONFIGS
-from tools.showcase import (json_text, origin, output_of, read_json, rows_of, short_demo,
-                            write_json)
+from tools.base import write_whole
+from tools.bench import layouts, steady
+from tools.bench.bench import CONFIGS
+from tools.book.showcase import (json_text, origin, output_of, read_json, rows_of, short_demo,
+                                 write_json)
+from tools.look import provenance, timelines
+from tools.run import build, estimates
 
 from . import (balance, claims, crossover, decoding, draw_heads, draw_masks, draw_ring, hiding,
                memory, methods, runs, traffic, volume, ways, workload)
@@ -70,7 +73,7 @@ def drawn(path, head):
     kept = []
     yield lambda way, laid_out: kept.append(
         {"way": way, **timelines.cut(laid_out, steady.typical_step(laid_out))})
-    path.write_text(timelines.text({**head, "ways": kept}), encoding="utf-8")
+    write_whole(path, timelines.text({**head, "ways": kept}))
 
 
 def rerun(chapter, program):

@@ -1,10 +1,10 @@
-"""What a rank holds under context parallelism: by formula, by steps on shapes, in small runs, and
+"""What a rank holds under context parallelism: by formula, by a dry run, in small runs, and
 beside the book's figure of 8B (Fig4.6)."""
 import json
 import time
 
-from tools import estimates
 from tools.base import say
+from tools.run import estimates
 
 from . import runs
 
@@ -53,7 +53,7 @@ def _parse(found):
 
 
 def estimate(program, **flags):
-    """A case of the tables: what a step on shapes comes to."""
+    """A case of the tables: what a dry run comes to."""
     return estimates.read(program, flags, _parse)
 
 
@@ -84,8 +84,8 @@ def problem_table(record):
     rows = [[f"{case['seq_len']:,}", *(f"{size / GIB:,.1f}" for size in case["saved"])]
             for case in record["problem"]]
     return runs.table(["tokens of a sample", "one rank", "`tp` = 8, sequence parallel",
-                       "and full recomputation", f"`cp` = {PROBLEM_CP} instead"], rows,
-                      "GiB of activations on a rank, 8B in bf16, one sample.")
+                       "`tp` = 8, full recomputation", f"`tp` = 8, `cp` = {PROBLEM_CP}: {8 * PROBLEM_CP} ranks"], rows,
+                      "GiB of activations on a rank, 8B in bf16, one sample, sequence parallelism; `tp` = 8 alone is 8 ranks.")
 
 
 def find(cases, tp, cp, seq_len):
@@ -109,7 +109,7 @@ def large_table(record):
     first, *others = (f"{seq_len // 1024}k" for seq_len in SEQ_LENS)
     spread = dict.fromkeys(f"{ratio:.4f}" for ratio in (min(ratios), max(ratios)))
     return runs.table(["`tp`, `cp`", *STATES, f"activations: {first}", *others], rows,
-                      "GiB of a rank by steps on shapes, bf16 with gradients in f32, one sample; in "
+                      "GiB of a rank by a dry run, bf16 with gradients in f32, one sample; in "
                       "brackets the book's. Each over the bytes of the chapter's formula: "
                       f"{' to '.join(spread)}.")
 
@@ -145,8 +145,8 @@ def fits_table(found):
         cells = [text for length in lengths for text in (f"{length:,}", f"{length // cp:,}")]
         rows.append([str(cp), str(8 * cp), *cells, *[""] * (4 - len(cells))])
     return runs.table(["`cp`", "GPUs", "tokens", "tokens of a rank", "full recomputation: tokens",
-                       "tokens of a rank"], rows,
-                      "The longest of which a step fits, by steps on shapes: bf16, sequence parallelism, "
+                       "full recomputation: tokens of a rank"], rows,
+                      "The longest of which a step fits, by a dry run: bf16, sequence parallelism, "
                       f"ZeRO-1, units of {FITS_UNIT:,}.")
 
 
@@ -154,7 +154,7 @@ def fits_table(found):
 
 
 def time_million(program):
-    """[seconds] that the steps on shapes took."""
+    """[seconds] that the dry runs took."""
     took = []
     for cp, flags in MILLION_MESHES:
         begin = time.monotonic()
@@ -177,7 +177,7 @@ def million_table(record, took):
                      f"{case['flops'] / PEAK / MFU:.0f}",
                      f"{took[number]:.2f}" if took else ""])
     return runs.table(["`tp · cp`", "recompute", "states", "activations", "peak",
-                       "sent over `cp`", "recomputed", "s at 40 % of an H100", "s of the dry run"],
+                       "sent over `cp`", "recomputed", "step at 40 % of peak, s", "dry run, s"],
                       rows, f"8B in bf16, one sample of {MILLION:,} tokens, sequence parallelism and "
                       "ZeRO-1 within `cp`; GiB of a rank. ✓: it fits into 80 GiB. Recomputed: of all "
                       "operations, of which blockwise attention repeats some in any case.")
@@ -252,6 +252,6 @@ def held_keys_table(keys):
                      f"{case['blocks']:.4g}", f"{case['predicted']:,}", f"{case['peak']:,}",
                      f"{case['peak'] / ring:.2f}"])
     return runs.table(["", "`cp`", "blocks of keys, by formula", "counted",
-                       "peak of activations, by formula", "by steps on shapes", "of the ring's"],
+                       "peak of activations, by formula", "by a dry run", "of the ring's"],
                       rows, "Blocks: the most that are alive of one rank's keys and values, without its "
                       "own. A gather has its own among them. Bytes of rank 0, small model in f32.")

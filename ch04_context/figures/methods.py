@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from tools.base import say
-from tools.steady import SKIPPED_STEPS, on_links, steady, train
+from tools.bench.steady import SKIPPED_STEPS, on_links, steady, train
 
 from . import runs, workload
 

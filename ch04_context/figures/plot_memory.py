@@ -48,7 +48,7 @@ def draw(record):
     axes[1].set_ylabel("GiB of a rank")
     axes[-1].set_xlabel("tokens of the sample")
     heading(fig, "8B on ranks that share its samples", "bf16 with gradients in f32, one sample, "
-            "steps on shapes alone; every panel has a scale of its own")
+            "dry runs; every panel has a scale of its own")
     legend(fig, [Patch(facecolor=style.CATEGORIES[part], label=part) for part in PARTS]
            + [Line2D([], [], color=style.INK, linewidth=1.6, label="all of them, by formula"),
               Patch(facecolor="white", edgecolor=style.INK, linewidth=0.7,

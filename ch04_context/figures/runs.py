@@ -1,5 +1,6 @@
 """Small runs of the chapter's trainer, and what the tables of its figures have in common."""
-from tools.short_runs import QUIET, look_into, run, table  # noqa: F401  (the figures call them so)
+from tools.book.short_runs import (QUIET, look_into, run,  # noqa: F401  (the figures call them so)
+                                   table)
 
 # A model whose samples and heads 2, 4 and 8 ranks can share.
 SHAPE = {"num_heads": 8, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size": 192,

@@ -1,9 +1,9 @@
 """What a layer sends over cp, by method: counted by the ledger, beside formulas.
 
 Two runs that differ by one layer differ by what a layer sends. More ranks than RUN_CP are not run:
-the program takes their steps on shapes alone, and its ledger counts what rank 0 would send.
+the program takes their dry runs, and its ledger counts what rank 0 would send.
 """
-from tools import estimates
+from tools.run import estimates
 
 from . import runs
 
@@ -100,7 +100,7 @@ def messages_table(cases):
             counted = [f"{case[0]['messages'][kind]:.4g}" for kind in kinds]
             predicted = [str(messages(method, cp)[kind]) for kind in kinds]
             row.append(f"{' + '.join(counted)} ({' + '.join(predicted)})")
-        rows.append(row + ["run" if cp <= RUN_CP else "on shapes"])
+        rows.append(row + ["run" if cp <= RUN_CP else "dry run"])
     return runs.table(["`cp`", *(f"`{method}`" for method in runs.METHODS), "ranks"], rows,
                       "Operations of rank 0 for a layer and a micro-batch, by the ledger (by formula). A "
                       "ring: keys on + gradients on. A gather: all-gathers + reduce-scatters. Ulysses: "
@@ -119,7 +119,7 @@ def sent_table(cases):
                 continue
             predicted, counted = BYTES * values(method, cp, SHAPE), case[0]["sent"]
             row.append(f"{predicted:,} · {counted / predicted:.4f}")
-        rows.append(row + ["run" if cp <= RUN_CP else "on shapes"])
+        rows.append(row + ["run" if cp <= RUN_CP else "dry run"])
     return runs.table(["`cp`", *(f"`{method}`" for method in runs.METHODS), "ranks"], rows,
                       "Bytes that rank 0 sends for a layer and a micro-batch by formula, and what the "
                       "ledger counted over that. A small model in f32: "

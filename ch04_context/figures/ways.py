@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 from tools.base import say
-from tools.replay import parse_link
-from tools.steady import on_links, sent_in_a_step, steady
+from tools.bench.steady import on_links, sent_in_a_step, steady
+from tools.look.replay import parse_link
 
 from . import runs, workload
 
@@ -136,7 +136,7 @@ def table(measured):
 
 
 def recompute_table(measured, saved):
-    """Recomputation; saved: {way: bytes of activations, by steps on shapes}."""
+    """Recomputation; saved: {way: bytes of activations, by a dry run}."""
     rows = []
     base = measured["recompute"][0]
     for found in measured["recompute"]:
@@ -152,7 +152,7 @@ def recompute_table(measured, saved):
                       f"{RANKS} ranks, {RECOMPUTE_SHAPE['seq_len']:,} tokens, "
                       f"{RECOMPUTE_SHAPE['num_layers']} layers in f32, a ring. Medians of {ROUNDS} "
                       "rounds, in brackets the lowest and the highest. Activations and operations by "
-                      "steps on shapes.")
+                      "a dry run.")
 
 
 def estimate_recompute(program, estimate):

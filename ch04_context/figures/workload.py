@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from tools.base import say
-from tools.steady import on_links, steady, train
+from tools.bench.steady import on_links, steady, train
 
 from . import balance, runs
 
@@ -108,7 +108,7 @@ def layouts_table(measured):
             row += [f"{counted[layout][rank] * RANKS / sum(counted[layout]):.2f}",
                     f"{times[rank]:.1f}", f"{times[rank] * RANKS / sum(times):.2f}"]
         rows.append(row)
-    head = [text for layout in LAYOUTS for text in (f"{layout}: cells / mean", "ms", "ms / mean")]
+    head = [text for layout in LAYOUTS for text in (f"{layout}: cells / mean", f"{layout}: ms", f"{layout}: ms / mean")]
     return runs.table(["rank", *head], rows,
                       f"Attention's forward in a step, CPU time: {RANKS} ranks, "
                       f"{SHAPE['seq_len']:,} tokens, {SHAPE['num_layers']} layers in f32. Medians of "

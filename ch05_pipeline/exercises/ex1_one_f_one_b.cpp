@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "judge/todo.h"
-#include "schedule.h"
+#include "pipeline_parallel/schedule.h"
 
 namespace usp {
 

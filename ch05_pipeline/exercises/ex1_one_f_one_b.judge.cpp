@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 #include "judge/judge.h"
-#include "simulate_schedule.h"
+#include "pipeline_parallel/simulate_schedule.h"
 
 namespace usp::judging {
 

@@ -1,6 +1,6 @@
 """Judge of ch05.ex2: the chapter's program checks the reader's table, and lays it out in time."""
-from tools import schedule_tables
-from tools.lab import NotYet
+from tools.exercise import schedule_tables
+from tools.exercise.lab import NotYet
 
 RANKS, CHUNKS, MICRO_BATCHES = 3, 2, 3
 

@@ -1,6 +1,6 @@
 """Judge of ch05.ex3: the chapter's program checks the reader's table, and lays it out in time."""
-from tools import schedule_tables
-from tools.lab import NotYet
+from tools.exercise import schedule_tables
+from tools.exercise.lab import NotYet
 
 RANKS, MICRO_BATCHES = 4, 8
 MOST = 4      # chunks in flight, on any rank

@@ -1,5 +1,5 @@
 """Judge of ch05.ex5: the chapter's own table of ZB-H1, on its last rank."""
-from tools import schedule_tables
+from tools.exercise import schedule_tables
 
 RANKS, MICRO_BATCHES = 8, 32
 

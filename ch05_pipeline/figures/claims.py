@@ -1,5 +1,5 @@
 """The book's claims about pipeline parallelism, each beside what was found here."""
-from tools.short_runs import table
+from tools.book.short_runs import table
 
 from . import counts, memory, nodes, planned, scaling
 
@@ -106,7 +106,8 @@ def _boundary(record):
     return (f"{book} %; {scaling.BOOK_TP_LOSS} %", f"{ours['few']:.1f} %; {ours['tp']:.1f} %",
             verdict(ours["few"] / ours["tp"] <= 1.2 * book / scaling.BOOK_TP_LOSS),
             f"replayed on emulated nodes of {measured['node_size']}, `m` = `p-1`; it holds where `pp` "
-            f"loses as little beside `tp`. With `m` = {scaling.MANY} the bubble alone costs "
+            f"loses as little beside `tp`, which has {scaling.SHAPE['num_layers']} layers and "
+            f"{scaling.MANY * scaling.SHAPE['seq_len']:,} tokens. With `m` = {scaling.MANY} the bubble alone costs "
             f"{by_bubble:.1f} %, found {ours['many']:.1f} %")
 
 

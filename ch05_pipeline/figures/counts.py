@@ -1,6 +1,6 @@
 """What runs of a few steps send and compute: messages of a pipeline, losses of every schedule."""
 from tools.base import say
-from tools.short_runs import run, table
+from tools.book.short_runs import run, table
 
 from .memory import SMALL
 

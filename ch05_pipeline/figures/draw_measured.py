@@ -1,7 +1,7 @@
 """Steps that were measured, below what the simulator makes of their own mean times. Drawn from
 pace.json."""
-from tools import schematic
-from tools.schematic import MARGIN, SMALLEST, WIDTH
+from tools.look import schematic
+from tools.look.schematic import MARGIN, SMALLEST, WIDTH
 
 from . import pace
 from .draw_schedules import GAP, LANE, LEFT, TITLE, axis, box, color_of, legend, micro_batch_of

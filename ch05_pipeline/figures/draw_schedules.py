@@ -1,13 +1,14 @@
 """Schedules as the simulator lays them out, on one time axis: a lane for each rank, a box for each
 action. Drawn from schedules.json."""
-from tools import palette, schematic
-from tools.schematic import MARGIN, SMALLEST, WIDTH
+from tools.look import palette, schematic
+from tools.look.schematic import MARGIN, SMALLEST, WIDTH
 
 LANE, GAP = 27, 3           # of a rank; between ranks
 TITLE = 46                  # above the lanes of a schedule
 LEFT = 84
 FORWARD, BACKWARD, WEIGHTS = palette.FORWARD, palette.BACKWARD, palette.DP
 TINT = 0.5                  # of the second chunk of a rank: so much of the way to white
+TWO_STAGES, BEGIN = ("interleaved", "llama3", "zb_v"), 14  # up to so many units of time
 NAMES = {"naive": "naive: one at a time", "afab": "afab: all forward, all backward",
          "1f1b": "1f1b: one forward, one backward", "interleaved": "interleaved: v = 2",
          "llama3": "llama3: v = 2, runs of {pp_run_length}", "zb_h1": "zb_h1: W fills the end",
@@ -87,9 +88,9 @@ def legend(drawing, y, second, split, unit="F = B = W = 1"):
     drawing.text(WIDTH - MARGIN, y + (47 if second else 17), unit, SMALLEST, "end", "muted")
 
 
-def draw(schedules, title, second, of_each=None):
-    """All of them below each other; the longest but `naive` fills the width."""
-    until = max(own["makespan"] for own in schedules if own["name"] != "naive")
+def draw(schedules, title, second="", of_each=None, until=None):
+    """All of them below each other, up to a time; by default the longest but `naive` fills the width."""
+    until = until or max(own["makespan"] for own in schedules if own["name"] != "naive")
     unit = (WIDTH - MARGIN - LEFT) / until
     height = sum(TITLE + own["ranks"] * (LANE + GAP) for own in schedules) + 134
     drawing = schematic.Drawing(height, title, "; ".join(
@@ -109,7 +110,10 @@ def figures(record):
     """{file: text} of both figures."""
     drawn = record["drawn"]
     both = [own for own in drawn if own["name"] == "dualpipe"]
-    return {"schedules.svg": draw([own for own in drawn if own not in both],
-                                  "Schedules on one time axis", "the rank's second stage"),
-            "dualpipe.svg": draw(both, "DualPipe", "those that enter at the last rank",
+    two = [own for own in drawn if own["name"] in TWO_STAGES]
+    return {"schedules.svg": draw([own for own in drawn if own not in [*both, *two]],
+                                  "Schedules on one time axis"),
+            "stages_in_turn.svg": draw(two, "The first part of schedules with two stages on a rank",
+                                       "the rank's second stage", until=BEGIN),
+            "dualpipe.svg": draw(both, "DualPipe", "enter at the last rank; counted from 0 anew",
                                  both[0]["micro_batches"] // 2)}

@@ -2,8 +2,8 @@
 
 Which stages a rank holds is computed here as Stages::stage_of does: stages_of().
 """
-from tools import palette, schematic
-from tools.schematic import MARGIN, WIDTH
+from tools.look import palette, schematic
+from tools.look.schematic import MARGIN, WIDTH
 
 from .draw_schedules import FORWARD, box, tint
 

@@ -1,7 +1,7 @@
 """Which version of its weights each pass of PipeDream reads, and how long a rank keeps each. Drawn from
 stale.json."""
-from tools import palette, schematic
-from tools.schematic import MARGIN, SMALLEST, WIDTH
+from tools.look import palette, schematic
+from tools.look.schematic import MARGIN, SMALLEST, WIDTH
 
 from . import stale
 from .draw_schedules import BACKWARD, FORWARD, LEFT, axis, micro_batch_of, tint

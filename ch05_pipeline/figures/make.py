@@ -1,10 +1,11 @@
 """What this chapter's page shows: schematics, simulated schedules, estimates, messages, losses, and
 measured pipelines.
 
-`./book figures` calls it; tools/showcase.py says how.
+`./book figures` calls it; tools/book/showcase.py says how.
 """
-from tools import build, estimates, provenance
-from tools.showcase import json_text, origin, output_of, read_json, short_demo, write_json
+from tools.book.showcase import json_text, origin, output_of, read_json, short_demo, write_json
+from tools.look import provenance
+from tools.run import build, estimates
 
 from . import (claims, counts, draw_measured, draw_schedules, draw_stages, draw_versions, memory, nodes,
                pace, planned, scaling, speed, stale)

@@ -1,10 +1,10 @@
-"""What a rank of a pipeline holds: 70B and 8B by steps on shapes, 8B beside the book's figure (Fig5.2),
+"""What a rank of a pipeline holds: 70B and 8B by a dry run, 8B beside the book's figure (Fig5.2),
 and peaks by the number of micro-batches."""
 import json
 
-from tools import estimates
 from tools.base import say
-from tools.short_runs import look_into, table
+from tools.book.short_runs import look_into, table
+from tools.run import estimates
 
 GIB, MIB = 2**30, 2**20
 STATES = ("weights", "gradients", "optimizer")
@@ -40,7 +40,7 @@ def _parse(found):
 
 
 def estimate(program, **flags):
-    """Bytes of rank 0, by steps on shapes."""
+    """Bytes of rank 0, by a dry run."""
     return estimates.read(program, flags, _parse)
 
 
@@ -108,7 +108,7 @@ def problem_table(found):
     return table(["`p`", "weights", "gradients", "optimizer", "these together",
                   "activations, at most"], rows,
                  f"GiB of rank 0, 70B in bf16 with gradients in f32, {PROBLEM['seq_len']:,} tokens a "
-                 "micro-batch, `m` = `p`, in the order 1F1B of [the idea](#2-the-idea). By steps on shapes.")
+                 "micro-batch, `m` = `p`, in the order 1F1B of [the idea](#2-the-idea). By a dry run.")
 
 
 def find_book(found, case, seq_len):
@@ -142,7 +142,7 @@ def peaks_table(counted, estimated):
         rows.append(row)
     return table(["`m`", *(f"`{name}`" for name in SCHEDULES)], rows,
                  f"MiB of activations on rank 0 of {SMALL_RANKS} at most, in a run of a small model; in "
-                 "brackets by steps on shapes.")
+                 "brackets by a dry run.")
 
 
 def zero_table(found):
@@ -154,4 +154,4 @@ def zero_table(found):
     return table(["8 micro-batches, 8 copies", "stage", "`--reduce_after`", "`--reshard_after`",
                   "gathered weights", "gradients to reduce", "sent in a step"], rows,
                  "GiB of rank 0, 8B in bf16 with gradients in f32. Buffers are at their peaks; sent are "
-                 "weights and gradients, to the other copies. By steps on shapes.")
+                 "weights and gradients, to the other copies. By a dry run.")

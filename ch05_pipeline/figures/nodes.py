@@ -7,11 +7,11 @@ import json
 import math
 import statistics
 
-from tools import build, mpi
 from tools.base import say
-from tools.bench import run_quietly
-from tools.replay import parse_link
-from tools.short_runs import table
+from tools.bench.bench import run_quietly
+from tools.book.short_runs import table
+from tools.look.replay import parse_link
+from tools.run import build, mpi
 
 PROGRAM = "comm_bench"
 KINDS = {"all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter"}

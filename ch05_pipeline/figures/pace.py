@@ -1,7 +1,7 @@
 """Steps of pipelines, measured: how long they take, how long ranks idle, and who works when.
 
 Ranks run on this machine whatever its cores are, and the recording is laid out anew with a core for
-every rank: tools/replay.py.
+every rank: tools/look/replay.py.
 """
 import bisect
 import collections
@@ -9,10 +9,10 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from tools import trace as traces
-from tools.base import say
-from tools.short_runs import table
-from tools.steady import SKIPPED_STEPS, on_links, train
+from tools.base import say, write_whole
+from tools.bench.steady import SKIPPED_STEPS, on_links, train
+from tools.book.short_runs import table
+from tools.look import trace as traces
 
 from . import planned
 
@@ -113,8 +113,7 @@ def _drawn(program, name, flags, laid_out, folder):
     measured = [_label(own, of_rank, first) for own, of_rank in zip(ranks, actions)]
     times = _times(measured, actions)
     table = folder / f"{name}.txt"  # other times would make another one of auto
-    table.write_text(planned.table_of(program, name, DRAWN_RANKS, DRAWN_MICRO_BATCHES, **flags),
-                     encoding="utf-8")
+    write_whole(table, planned.table_of(program, name, DRAWN_RANKS, DRAWN_MICRO_BATCHES, **flags))
     simulated = planned.ask(program, table, DRAWN_RANKS, DRAWN_MICRO_BATCHES,
                             times=",".join(f"{time:g}" for time in (*times, 0)))
     span, bubble = shares(laid_out, step)
@@ -198,5 +197,5 @@ def _order(measured):
     pairs = [(more, less) for more in measured for less in measured
              if more["simulated_bubble"] - less["simulated_bubble"] >= CLEAR]
     kept = sum(more["measured_bubble"] > less["measured_bubble"] for more, less in pairs)
-    return (f"In {len(pairs)} pairs the simulated bubbles differ by {CLEAR:g} or more; measured, {kept} "
-            "of them have the same order.")
+    return (f"Of {len(pairs)} pairs whose simulated bubbles differ by {CLEAR:g} or more, {kept} "
+            "have the same order when measured.")

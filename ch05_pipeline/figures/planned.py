@@ -6,9 +6,9 @@ Activations are in units of what the whole model keeps of one micro-batch.
 """
 import json
 
-from tools import estimates
-from tools.short_runs import table
-from tools.showcase import output_of
+from tools.book.short_runs import table
+from tools.book.showcase import output_of
+from tools.run import estimates
 
 LAYERS = 64   # enough for every case; a layer of the meta device costs nothing
 # {case: (flags, parts that a rank's layers are cut into, stages of the whole model)} by p.

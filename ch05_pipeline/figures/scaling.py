@@ -7,10 +7,10 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from tools import trace as traces
 from tools.base import say
-from tools.short_runs import table
-from tools.steady import on_links, train
+from tools.bench.steady import on_links, train
+from tools.book.short_runs import table
+from tools.look import trace as traces
 
 PP, TP, MANY = (2, 4, 8, 16), (8, 16), 32
 NODE_SIZE, NODE_LINK, NET_LINK = 8, "node=20,10", "net=40,4"
@@ -84,6 +84,7 @@ def scaling_table(measured):
             for text in (f"{name}: tokens/s", "by the bubble", "the book's")]
     return table(["`p`", *head], rows,
                  f"Of each rank. {SHAPE['num_layers']} layers, {SHAPE['seq_len']} tokens a "
-                 f"micro-batch, 1F1B, replayed on nodes of {measured['node_size']}, links "
+                 f"micro-batch, 1F1B. With `m` = `p-1` the batch grows with the ranks (weak scaling), with "
+                 f"`m` = {MANY} it does not (strong scaling). Replayed on nodes of {measured['node_size']}, links "
                  f"`{' '.join(measured['links'])}` (us, GB/s), a core for every rank. By the bubble: "
                  f"from `p` = {PP[0]}, `m` = {MANY}. The book's model and GPUs are others.")

@@ -5,11 +5,11 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from tools import layouts
-from tools import trace as traces
 from tools.base import say
-from tools.bench import CONFIGS, SKIPPED_STEPS
-from tools.steady import train
+from tools.bench import layouts
+from tools.bench.bench import CONFIGS, SKIPPED_STEPS
+from tools.bench.steady import train
+from tools.look import trace as traces
 
 from . import pace
 

@@ -1,9 +1,9 @@
 """PipeDream's weights: which version each pass reads, and what its stale gradients do to the loss."""
 import json
 
-from tools import estimates
 from tools.base import say
-from tools.short_runs import run, table
+from tools.book.short_runs import run, table
+from tools.run import estimates
 
 from . import draw_schedules, memory, planned
 
@@ -36,7 +36,7 @@ def measure(program):
 
 
 def simulate(program):
-    """A step laid out in time, bubbles, and the weights of rank 0 by steps on shapes."""
+    """A step laid out in time, bubbles, and the weights of rank 0 by a dry run."""
     found = planned.ask(program, "pipedream", DRAWN_RANKS, DRAWN_MICRO_BATCHES)
     actions = [[[own["action"], own["begin"], own["end"]] for own in of_rank]
                for of_rank in found["actions"]]
@@ -50,7 +50,7 @@ def simulate(program):
 
 
 def _weights(program, p, schedule):
-    """[bytes that steps on shapes asked for, bytes by formula] of rank 0."""
+    """[bytes that a dry run asked for, bytes by formula] of rank 0."""
     return estimates.read(
         program, {**memory.SMALL, "pp_size": p, "pp_schedule": schedule, "grad_acc_steps": 2 * p,
                   "pp_layers": ",".join([str(memory.SMALL["num_layers"] // p)] * p), "grad_clip": 0},
@@ -86,7 +86,7 @@ def weights_table(found):
     rows = [[str(own["p"]), f"{own['1f1b'][0]:,}", f"{own['pipedream'][0]:,} ({own['pipedream'][1]:,})",
              f"{own['pipedream'][0] / whole:.2f}"] for own in found["weights"]]
     return table(["`p`", "1F1B", "PipeDream", "over the whole model's"], rows,
-                 "Bytes of weights on rank 0, `m` = `2p`, by steps on shapes; in brackets by formula.")
+                 "Bytes of weights on rank 0, `m` = `2p`, by a dry run; in brackets by formula.")
 
 
 def losses_table(found):

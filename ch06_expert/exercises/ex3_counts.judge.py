@@ -1,7 +1,7 @@
 """Judge of ch06.ex3: when what begins, with counts on the rows' group and on one of their own."""
 import re
 
-from tools.lab import NotYet
+from tools.exercise.lab import NotYet
 
 ROUTE, COUNTS, PERMUTE, EXPERTS, ROWS = 2, 1, 1, 5, 8
 NAMES = ("counts of b", "permute b", "rows of b", "experts of a", "outputs of a")

@@ -4,7 +4,7 @@ import json
 import statistics
 
 from tools.base import say
-from tools.short_runs import run, table
+from tools.book.short_runs import run, table
 
 MODEL = {"hidden_size": 128, "num_layers": 3, "num_heads": 4, "num_kv_heads": 4, "seq_len": 128,
          "ffn_hidden_size": 384, "micro_batch_size": 8}
@@ -91,7 +91,7 @@ def balance_table(found):
                      f"{max(own[0]['load']):.2f}", f"{late_load(own[0]):.2f}",
                      f"{100 * own[0]['dropped'] / choices / MODEL['num_layers']:.1f} %",
                      spread([one["val_loss"] for one in own])])
-    return table(["`--balance`", "fullest expert, at most", f"in the last {LATE} steps", "dropped",
+    return table(["`--balance`", "fullest expert's load, at most", f"its load in the last {LATE} steps", "dropped",
                   "validation loss"], rows,
-                 f"Load over the mean, in the mean of layers; dropped in the last {LATE} steps. In brackets the "
+                 f"Load over the mean load, averaged over layers; dropped in the last {LATE} steps. In brackets the "
                  f"lowest and the highest of {len(SEEDS['bias'])} seeds.")

@@ -1,5 +1,5 @@
 """The book's claims about expert parallelism, each beside what was found here."""
-from tools.short_runs import table
+from tools.book.short_runs import table
 
 from . import counts, hiding, memory, nodes, ways
 

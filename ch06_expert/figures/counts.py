@@ -3,7 +3,7 @@ that are sent to few nodes."""
 import random
 
 from tools.base import say
-from tools.short_runs import run, table
+from tools.book.short_runs import run, table
 
 from .memory import SMALL, layers_with_experts
 
@@ -22,21 +22,31 @@ AGREEING = ((1, {}), (2, {"ep_size": 2}), (4, {"ep_size": 4}), (4, {"ep_size": 2
             (4, {"ep_size": 4, "tp_size": 2, "sequence_parallel": None}),
             (4, {"ep_size": 2, "tp_size": 2, "sequence_parallel": None, "expert_tp": None}),
             (4, {"ep_size": 4, "cp_size": 2}),
-            (4, {"ep_size": 2, "pp_size": 2, "grad_acc_steps": 4}))
+            (4, {"ep_size": 2, "pp_size": 2, "grad_acc_steps": 4}),
+            # Without a pipeline, a backward pass in turns with the next forward pass.
+            (2, {"ep_size": 2, "grad_acc_steps": 4, "overlap_dispatch": None}))
 BALANCES = ("none", "sample", "batch", "bias")
 # Node-limited routing, in DeepSeek-V3's numbers: experts on nodes, of which a token may choose some.
 EXPERTS, CHOICES, NODES, ALLOWED = 256, 8, 8, (1, 2, 4, 8)
+BY_NODE = {"ep_size": 4, "node_size": 2, "expert_nodes": 2, "dispatch": "by_node"}
 TOKENS = 4096
 
 
 def count(program):
     """Messages and losses."""
     say("book: messages and losses of experts on several ranks")
-    return {"messages": [_messages(program, *case) for case in MESSAGES],
+    return {"ledger": ledger(program), "messages": [_messages(program, *case) for case in MESSAGES],
             "losses": [{"balance": balance, "ranks": ranks, "flags": flags,
                         "steps": _losses(program, ranks, balance, flags)}
                        for balance in BALANCES for ranks, flags in AGREEING],
             "nodes": [{"allowed": allowed, **route(allowed)} for allowed in ALLOWED]}
+
+
+def ledger(program, **flags):
+    """The names of the messages of a run on 4 ranks; alone one in which experts have copies, too."""
+    _, found = run(program, 4, **SMALL, dtype="f32", num_experts_per_tok=2, micro_batch_size=MESSAGE_BATCH,
+                   steps=MESSAGE_STEPS, **(flags or {"ep_size": 2}))
+    return sorted(found)
 
 
 def _messages(program, ranks, ep, k):
@@ -110,7 +120,7 @@ def nodes_table(found):
     """Nodes that a token meets."""
     rows = [[str(own["allowed"]), f"{own['mean']:.2f}", str(own["most"]), f"{own['rows']:.2f}",
              f"{own['once']:.2f}"] for own in found]
-    return table(["`--route_nodes`", "nodes of a token", "at most", "its rows that leave a node",
-                  "if each node gets it once"], rows,
+    return table(["`--route_nodes`", "nodes of a token", "nodes of a token, at most", "rows that leave a node",
+                  "copies that leave if each node gets one"], rows,
                  f"{EXPERTS} experts on {NODES} nodes, `k` = {CHOICES}, random scores: means over {TOKENS:,} "
                  "tokens, by going through their choices.")

@@ -2,8 +2,8 @@
 
 What crosses nodes in the drawing is counted as the code does: copies().
 """
-from tools import schematic
-from tools.schematic import MARGIN, WIDTH
+from tools.look import schematic
+from tools.look.schematic import MARGIN, WIDTH
 
 LANE, STEP, WAY = 38, 42, 128
 # (what it is, [(kind, label, width)] that a rank computes, the same of what travels below it); a kind

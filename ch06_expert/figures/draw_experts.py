@@ -3,8 +3,8 @@ experts on a mesh of their own.
 
 Which ranks form a group is computed here as Mesh does: groups_of().
 """
-from tools import schematic
-from tools.schematic import MARGIN, WIDTH
+from tools.look import schematic
+from tools.look.schematic import MARGIN, WIDTH
 
 # The way of a token: ranks, experts on each, and the scores that the router gives them.
 WAY_RANKS, HERE = 2, 2
@@ -68,11 +68,10 @@ def way():
                     f"expert {expert}", bold=expert in picked)
     for expert in picked:
         x = places[expert]
-        sent = "message" if expert // HERE else "optimizer"
         start = MARGIN + 24 + expert * cell + cell / 2
         drawing.arrow((start, 218), (x, top - 32), strong=expert >= HERE)
-        drawing.box(x - 26, top - 32, 52, 30, sent, "x", 20)
-        drawing.box(x - 40, top + 70, 80, 32, sent, f"E{expert}(x)", 20)
+        drawing.box(x - 26, top - 32, 52, 30, "optimizer", "x", 20)  # in the colour of rank 0, whose token it is
+        drawing.box(x - 40, top + 70, 80, 32, "optimizer", f"E{expert}(x)", 20)
         drawing.arrow((x, top + 104), (middle + 30 * (1 if expert >= HERE else -0.2), 490),
                       strong=expert >= HERE)
     drawing.text(WIDTH - MARGIN - 24, 250, "dispatch:", 22, "end", bold=True)

@@ -1,7 +1,7 @@
 """Schematics of latent attention: where keys and values come from and what is cached of them, why a
 position cannot go through the latent, and attention in the space of latents."""
-from tools import schematic
-from tools.schematic import MARGIN, WIDTH
+from tools.look import schematic
+from tools.look.schematic import MARGIN, WIDTH
 
 CACHED, MADE, WEIGHT, QUERY = "activations", "forward", "plain", "message"
 HEADS = 4

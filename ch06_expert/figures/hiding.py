@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 from tools.base import say
-from tools.short_runs import table
-from tools.steady import SKIPPED_STEPS, on_links, train
+from tools.bench.steady import SKIPPED_STEPS, on_links, train
+from tools.book.short_runs import table
 
 from . import memory, ways
 
@@ -71,7 +71,8 @@ def large_table(nodes):
     rows = [[model, str(count), str(ep), f"`{way.split(',')[0]}`" + way[len(way.split(',')[0]):],
              f"{book:.3f}", f"{own:.2f}"] for model, count, ep, way, own, book in large(nodes)]
     return table(["model", "nodes", "`ep`", "`--dispatch`", "the book's ratio", "ratio of gated experts"],
-                 rows, "t_comm / t_compute in bf16, on H100s. Up to 1 the experts' own work can hide their rows. "
+                 rows, "t_comm / t_compute in bf16, on H100s. Up to 1, a micro-batch's rows can hide under the experts' work on "
+                 "another one. "
                  f"Data sheets: {H100 / 1e12:.0f} TFLOP/s, {NVLINK / 1e9:.0f} GB/s each way in a node, "
                  f"{NETWORK / 1e9:.0f} GB/s for each GPU between nodes. On several nodes, what crosses them.")
 
@@ -131,7 +132,7 @@ def ratios_table(measured):
                      f"{peak:.3f}", f"{own['matmul_gflops']:.1f}", f"{own['products_gflops']:.1f}",
                      f"{reached:.3f}", f"{found:.3f}"])
     return table(["`ep`", "E", "k", "h_ff", "the book's", "4.5 h_ff", "matmul, GFLOP/s",
-                  "experts' products", "4.5 h_ff at that rate", "measured"], rows,
+                  "experts' products, GFLOP/s", "4.5 h_ff at the products' rate", "measured"], rows,
                  f"t_comm / t_compute of a step in f32, h = {SHAPE['hidden_size']}. Rows replayed at "
                  f"{measured['gb_per_s']:g} GB/s without latency; products by their CPU time. GFLOP/s of a "
                  "rank: the first by `run.json`, measured before the run.")

@@ -3,9 +3,9 @@ caches, operations, messages of ranks. Each by formula, and counted by the progr
 import re
 
 from tools.base import BookError, say
-from tools.estimates import words_of
-from tools.short_runs import run, table
-from tools.showcase import output_of
+from tools.book.short_runs import run, table
+from tools.book.showcase import output_of
+from tools.run.estimates import words_of
 
 from . import memory
 from .memory import GIB, LATENT
@@ -195,7 +195,15 @@ def count(program):
                                                   cp_method="ring")} for kind in SMALL_KINDS],
             "tp": [{"kind": kind, "flags": list(flags), "sent": _sent(
                 program, kind, "tp", tp_size=RANKS, **flags)}
-                   for flags in TP.values() for kind in SMALL_KINDS]}
+                   for flags in TP.values() for kind in SMALL_KINDS],
+            "ledger": ledger(program)}
+
+
+def ledger(program):
+    """The names of the messages of a run over tp and cp."""
+    return sorted(run(program, RANKS * RANKS, **SMALL, **SMALL_KINDS["MLA, queries of a latent"], **SMALL_LATENT,
+                      tp_size=RANKS, sequence_parallel=None, cp_size=RANKS, cp_method="ring", dtype="f32",
+                      num_layers=LAYERS[0], steps=STEPS)[1])
 
 
 def _cache(program, model, kind, **more):
@@ -251,7 +259,7 @@ def problem_table(found):
                      *(f"{size / POSITIONS / 1024:,.0f} ({size / GIB:,.1f})" for size in sizes)])
     return table(["", "layers", "heads", "each head its own", "8 heads", "1 head", "latent"], rows,
                  f"KiB of a position in all layers, in brackets GiB of {POSITIONS:,} positions, in bf16: by "
-                 "steps on shapes, and the same by formula. Columns are heads of keys and values.")
+                 "dry runs, and the same by formula. Columns are heads of keys and values.")
 
 
 def formula_table(found):
@@ -276,10 +284,10 @@ def parameters_table(problem):
     embedding = memory.DEEPSEEK["vocab_size"] * memory.DEEPSEEK["hidden_size"]
     told = [str(number) for number in memory.PROBLEM[case][1]]
     rows = [[name, f"{number / 1e9:.2f}", theirs] for name, number, theirs in (
-        ("all", parameters, told[0]), ("in a token's way", active, told[1]),
-        ("the same without the embedding", active - embedding, told[1]))]
+        ("all", parameters, told[0]), ("active", active, told[1]),
+        ("active, without the embedding", active - embedding, told[1]))]
     return table(["DeepSeek-V3's parameters, billions", "here", "the authors'"], rows,
-                 "By steps on shapes: the first page's flags. Of the embedding a token reads one row.")
+                 "By a dry run: the first page's flags. Of the embedding a token reads one row.")
 
 
 def operations_table(found):
@@ -316,8 +324,8 @@ def over_tp_table(found):
     rows = [[str(tp), *(f"{find(found, kind=kind, tp=tp)['bytes'] / GIB:.2f}"
                         for kind in ("GQA", "MLA"))] for tp in CACHE_TP]
     return table(["`tp`", "8 heads of keys and values", "latent"], rows,
-                 f"GiB of a rank's cache of {POSITIONS:,} positions, DeepSeek-V3's heads, bf16: by steps on "
-                 "shapes.")
+                 f"GiB of a rank's cache of {POSITIONS:,} positions, DeepSeek-V3's heads, bf16: by a dry "
+                 "run.")
 
 
 def tp_table(found):

@@ -2,11 +2,11 @@
 of training, and the cache while a text is continued."""
 import tempfile
 
-from tools import estimates
 from tools.base import say
-from tools.estimates import words_of
-from tools.short_runs import run, table
-from tools.showcase import output_of, rows_of
+from tools.book.short_runs import run, table
+from tools.book.showcase import output_of, rows_of
+from tools.run import estimates
+from tools.run.estimates import words_of
 
 from . import latent
 from .balance import spread
@@ -78,7 +78,7 @@ def demo(program):
 
 
 def estimate_all(program):
-    """Parameters, and what a step leaves of activations at most, by steps on shapes."""
+    """Parameters, and what a step leaves of activations at most, by a dry run."""
     return [{"kind": kind, **estimates.read(program, flags_of(kind), lambda own: {
         "parameters": own["parameters"], "peak": own["simulated"]["peak_activations"]})}
             for kind in KINDS]
@@ -109,8 +109,8 @@ def memory_table(estimated, counted):
     return table(["", "numbers of a position in a layer", "cache while sampling, bytes",
                   "activations of training, at most, MiB"], rows,
                  f"{MODEL['num_layers']} layers of {MODEL['hidden_size']} channels and {MODEL['num_heads']} "
-                 f"heads, f32; a cache of {MODEL['seq_len']} positions. In brackets by formula, and by steps on "
-                 "shapes.")
+                 f"heads, f32; a cache of {MODEL['seq_len']} positions. In brackets by formula, and by a dry "
+                 "run.")
 
 
 def losses_table(estimated, runs):

@@ -1,10 +1,12 @@
 """What this chapter's pages show: schematics, estimates, messages, losses, runs of a small model with
 experts balanced in every way, and how much of its messages shows.
 
-`./book figures` calls it; tools/showcase.py says how.
+`./book figures` calls it; tools/book/showcase.py says how.
 """
-from tools import provenance, steady, timelines
-from tools.showcase import json_text, origin, read_json, short_demo, write_json
+from tools.base import write_whole
+from tools.bench import steady
+from tools.book.showcase import json_text, origin, output_of, read_json, short_demo, write_json
+from tools.look import provenance, timelines
 
 from . import (balance, claims, counts, draw_dispatch, draw_experts, draw_latent, hiding, latent,
                latent_runs, memory, nodes, speed, ways)
@@ -19,6 +21,8 @@ PROVENANCE = {"provenance.md": ("demo", "memory", "counts", "balance", "beside")
 CLAIMS = {"claims.md": ("Q6.1", "Q6.2", "Q6.3", "Q6.4", "Q6.5")}
 DEMO = {"num_experts": 8, "moe_ffn_hidden_size": 256, "ep_size": 2, "balance": "bias",
         "micro_batch_size": 4}
+# Passes in turns without a pipeline: what the schedule looks like.
+ALONE = {"pp_size": 1, "grad_acc_steps": 4, "overlap_dispatch": "true", "pp_show": "table"}
 BENCH_ALONE, BENCH_CONFIGS = True, speed.MODELS
 bench_lines, bench_text = speed.lines, speed.text
 DEMO_ROWS = ("validation loss", "rows sent over ep", "communication not hidden")
@@ -40,14 +44,14 @@ def measure(chapter, program, commit):
 
     write_json(folder / "ways.json", {**head, **ways.measure(chapter, keep),
                                       "ratio": hiding.measure(chapter)})
-    (folder / "timelines.json").write_text(timelines.text({**head, "ways": drawn}), encoding="utf-8")
+    write_whole(folder / "timelines.json", timelines.text({**head, "ways": drawn}))
     write_json(folder / "nodes.json", {**head, "steps": nodes.measure(chapter)})
     for name, found in (("balance", balance.measure(program)),
                         ("beside", balance.measure_beside(program))):
-        (folder / f"{name}.json").write_text(balance.text({**head, **found}), encoding="utf-8")
-    (folder / "latent.json").write_text(
-        balance.text({**head, "runs": latent_runs.measure(program)}), encoding="utf-8")
-    (folder / "latent_demo.txt").write_text(latent_runs.demo(program), encoding="utf-8")
+        write_whole(folder / f"{name}.json", balance.text({**head, **found}))
+    write_whole(folder / "latent.json",
+                balance.text({**head, "runs": latent_runs.measure(program)}))
+    write_whole(folder / "latent_demo.txt", latent_runs.demo(program))
     for name in ("memory", "counts"):  # rerun() and count(), which come next, fill them, and latent.json
         write_json(folder / f"{name}.json", head)
 
@@ -73,9 +77,10 @@ def count(chapter, program):
                                           "small": memory.count(program),
                                           "stages": memory.count_stages(chapter)})
         found["node_traffic.txt"] = nodes.output(chapter)
+        found["show_alone.txt"] = output_of(program, [f"--{name}={value}" for name, value in ALONE.items()])
         found["nodes.json"] = json_text({
             **read_json(folder / "nodes.json"), "nodes": nodes.read(found["node_traffic.txt"]),
-            "copies": counted["nodes"]})
+            "copies": counted["nodes"], "ledger": counts.ledger(program, **counts.BY_NODE)})
     if (folder / "latent.json").exists():
         found["latent.json"] = balance.text({
             **read_json(folder / "latent.json"), **latent.count(program),

@@ -1,8 +1,8 @@
-"""What a mixture of experts costs, by steps on shapes: parameters and work beside dense models, what a
+"""What a mixture of experts costs, by a dry run: parameters and work beside dense models, what a
 rank holds by the number of ranks that share out experts, and two published shapes on meshes."""
-from tools import build, estimates
 from tools.base import say
-from tools.short_runs import run, table
+from tools.book.short_runs import run, table
+from tools.run import build, estimates
 
 GIB = 2**30
 STATES = ("weights", "gradients", "optimizer")
@@ -103,7 +103,7 @@ def _flags(shape, **more):
 
 
 def estimate(program, shape, **more):
-    """Bytes and work of rank 0, by steps on shapes."""
+    """Bytes and work of rank 0, by a dry run."""
     return estimates.read(program, _flags(shape, **more), _parse)
 
 
@@ -152,7 +152,7 @@ def billions(number):
 
 
 def problem_table(found):
-    """Parameters, those in a token's way, work and memory."""
+    """Parameters, active ones, work and memory."""
     rows = []
     for own in found:
         shape, told = PROBLEM[own["case"]]
@@ -162,10 +162,9 @@ def problem_table(found):
         rows.append([own["case"], billions(parameters) + theirs[0], billions(active) + theirs[1],
                      f"{own['flops'] / LARGE['seq_len'] / 1e9:,.0f}",
                      f"{sum(own[name] for name in STATES) / GIB:,.0f}"])
-    return table(["", "parameters", "of these in a token's way", "GFLOP a token",
-                  "weights, gradients and states, GiB"],
-                 rows, "Billions of parameters, in brackets the authors'; by steps on shapes of 4,096 tokens, in bf16 "
-                 "with gradients in f32. In a token's way is all of the embedding, though it reads one row.")
+    return table(["", "parameters, 10⁹", "active, 10⁹", "GFLOP a token", "model states, GiB"],
+                 rows, "By a dry run of 4,096 tokens, in bf16 with gradients in f32; in brackets the authors' numbers. "
+                 "The embedding counts as active, although a token reads only one of its rows.")
 
 
 def ep_table(found, of_small):
@@ -177,15 +176,15 @@ def ep_table(found, of_small):
                      f"{sum(own[name] for name in STATES) / GIB:,.1f}",
                      f"{own['flops'] / 1e12:.1f} ({step_flops(MIXTRAL, tokens, tokens) / 1e12:.1f})",
                      f"{expert_flops(MIXTRAL, tokens) / 1e12:.1f}", f"{own['sent'] / GIB:.2f}"])
-    return table(["`ep`", "weights, GiB", "weights, gradients and states, GiB", "TFLOP of a step",
-                  "of these experts'", "sent over `ep`, GiB"], rows,
-                 f"Rank 0 of {EP[-1]} data-parallel ranks, Mixtral's shape, {tokens:,} tokens a rank, by steps on "
-                 "shapes; in brackets by formula. Experts: `3 h h_ff E L / ep` parameters, `18 h h_ff T k L` "
+    return table(["`ep`", "weights, GiB", "model states, GiB", "TFLOP of a step",
+                  "TFLOP of the experts", "sent over `ep`, GiB"], rows,
+                 f"Rank 0 of {EP[-1]} data-parallel ranks, Mixtral's shape in bf16, {tokens:,} tokens a rank, by a dry "
+                 "run; in brackets by formula. Experts: `3 h h_ff E L / ep` parameters, `18 h h_ff T k L` "
                  f"operations. {of_small}")
 
 
 def small_text(estimated, counted):
-    """A small model whose runs are counted: formula, steps on shapes, runs. A sentence."""
+    """A small model whose runs are counted: formula, dry run, runs. A sentence."""
     tokens, held, ratios = SMALL_BATCH * SMALL["seq_len"], [], ([], [])
     flops = step_flops(SMALL, tokens, SMALL["seq_len"])
     for shapes, ran in zip(estimated, counted):
@@ -197,9 +196,9 @@ def small_text(estimated, counted):
             ratio += [own[name] / expected for name, expected in formulas.items()]
     of_shapes, of_runs = ("–".join(dict.fromkeys(f"{end:.4f}" for end in (min(own), max(own))))
                           for own in ratios)
-    return (f"A small model, `ep` {', '.join(str(ep) for ep in SMALL_EP)}: states of "
-            f"{', '.join(held)} bytes, {flops:,.0f} operations. Over formula: on "
-            f"shapes {of_shapes}, run {of_runs}.")
+    return (f"A small model, `ep` {', '.join(str(ep) for ep in SMALL_EP)}: model "
+            f"states of {', '.join(held)} bytes, {flops:,.0f} operations. Over formula: dry run {of_shapes}, "
+            f"run {of_runs}.")
 
 
 def mesh_name(mesh):
@@ -222,7 +221,7 @@ def meshes_table(found, with_stages):
             ends = dict.fromkeys(f"{size:,.1f}" for size in (min(sizes), max(sizes)))
             cells.append("–".join(ends))
         rows.append([own["model"], f"{ranks_of(own['mesh']):,}", mesh_name(own["mesh"]), *cells])
-    return table(["", "ranks", "mesh", *STATES, "activations, at most", "peak"], rows,
-                 "GiB of a rank by steps on shapes: bf16, 4,096 tokens a micro-batch, ZeRO-1, every layer "
+    return table(["", "ranks", "mesh", *STATES, "activations at their peak", "peak"], rows,
+                 "GiB of a rank by a dry run: bf16, 4,096 tokens a micro-batch, ZeRO-1, every layer "
                  "recomputed, experts evenly loaded. With stages 1F1B, `m` = `p`: the least and the most of "
                  "all stages.")

@@ -7,11 +7,11 @@ import re
 import tempfile
 from pathlib import Path
 
-from tools import build
 from tools.base import say
-from tools.short_runs import table
-from tools.showcase import output_of
-from tools.steady import on_links, steady, train
+from tools.bench.steady import on_links, steady, train
+from tools.book.short_runs import table
+from tools.book.showcase import output_of
+from tools.run import build
 
 from . import ways
 

@@ -12,7 +12,6 @@ from . import balance
 
 COLORS = dict(zip(balance.BESIDE, (style.INK, style.ORANGE)))
 NAMES = {"dense": "dense", "mixture": "8 experts, two for each token"}
-FIRST = 300  # the first step that is drawn
 
 
 def draw(found):
@@ -20,7 +19,7 @@ def draw(found):
     fig, (axes,) = style.figure(size=(style.WIDTH, 4.0))
     for name, color in COLORS.items():
         own = [dict(map(tuple, run["val_loss"])) for run in balance.runs_of(found, name)]
-        steps = [step for step in own[0] if step >= FIRST]
+        steps = list(own[0])
         of_step = [[losses[step] for losses in own] for step in steps]
         axes.fill_between(steps, [min(losses) for losses in of_step],
                           [max(losses) for losses in of_step], color=color, alpha=0.18, linewidth=0)

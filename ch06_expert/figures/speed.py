@@ -9,12 +9,12 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from tools import runs
-from tools import trace as traces
 from tools.base import say
-from tools.bench import CONFIGS, DTYPES, SKIPPED_STEPS
-from tools.short_runs import table
-from tools.steady import train
+from tools.bench.bench import CONFIGS, DTYPES, SKIPPED_STEPS
+from tools.bench.steady import train
+from tools.book.short_runs import table
+from tools.look import runs
+from tools.look import trace as traces
 
 EXPERTS, CHOSEN, RANKS = 8, 2, 2
 GOALS = {"layer": 0.75, "ep": 0.9}

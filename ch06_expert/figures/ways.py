@@ -8,10 +8,10 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from tools import replay, timelines, trace
 from tools.base import say
-from tools.short_runs import table
-from tools.steady import SKIPPED_STEPS, on_links, steady, train
+from tools.bench.steady import SKIPPED_STEPS, on_links, steady, train
+from tools.book.short_runs import table
+from tools.look import replay, timelines, trace
 
 SHAPE = {"hidden_size": 192, "num_heads": 4, "num_kv_heads": 4, "num_layers": 4, "seq_len": 128,
          "ffn_hidden_size": 384, "num_experts": 8, "num_experts_per_tok": 2,
@@ -27,7 +27,7 @@ WAYS = {"plain_2": (2, ALONE), "shared_2": (2, SHARED), "plain_4": (4, ALONE),
         "turns_shared": (4, {**TURNS, "num_shared_experts": 1})}
 NAMES = {"plain_2": "nothing", "shared_2": "shared experts", "plain_4": "nothing",
          "shared_4": "shared experts", "one_by_one": "`dualpipe`, one pass at a time",
-         "turns": "`dualpipe`, two passes in turns", "turns_shared": "the same, and shared experts"}
+         "turns": "`dualpipe`, two passes in turns", "turns_shared": "`dualpipe`, in turns, and shared experts"}
 MEASURED = ("plain_2", "shared_2")  # as many ranks as cores
 DRAWN = ("plain_2", "shared_2", "one_by_one", "turns")
 AT, PART_US = 0.4, 60000            # from where in a step, and for how long
@@ -169,14 +169,15 @@ def ways_table(measured):
         elif on_cores:
             row += ["", ""]
         rows.append(row)
-    columns = ["ranks", "beside the rows", "rows travel, ms", "exposed", "hidden", "others exposed",
-               "step, ms", *(["measured: exposed", "step, ms"] if on_cores else [])]
+    columns = ["ranks", "beside the rows", "rows travel, ms", "rows exposed, ms", "rows hidden",
+               "other messages exposed, ms", "step, ms",
+               *(["measured: rows exposed, ms", "measured: step, ms"] if on_cores else [])]
     caption = f"Replayed on `{measured['link']}` (us, GB/s) with a core for each rank. "
     if on_cores:
         caption += (f"Measured on that emulated link: medians of {ROUNDS} rounds, in brackets the "
                     "shortest and the longest. ")
-    return table(columns, rows, caption + "`ep`: all ranks, with `dualpipe` the two of a stage. Rows with "
-                 "their counts, means of the ranks; others are gradients and what stages send.")
+    return table(columns, rows, caption + "`ep`: all ranks, with `dualpipe` the two of a stage. In f32; "
+                 "rows with their counts, means of the ranks; other messages are gradients and what stages send.")
 
 
 def left_table(measured):
@@ -186,10 +187,9 @@ def left_table(measured):
         own = find(measured, "turns")["faster"][number]
         rows.append([f"× {times}", f"{own['rows_ms']:.1f}", f"{own['rows_exposed_ms']:.1f}",
                      *(f"{value:.1f}" for value in own["left_ms"])])
-    return table(["bandwidth", "rows travel, ms", "exposed", "counts", "of passes without a partner",
+    return table(["bandwidth", "rows travel, ms", "exposed, ms", "of these counts", "of passes without a partner",
                   "of passes in turns"], rows,
-                 f"{NAMES['turns']}: what is exposed in a step, and of what, on links of so many times the "
-                 "bandwidth.")
+                 f"{NAMES['turns']}, 4 ranks: ms of a step, replayed on links of so many times the bandwidth.")
 
 
 def faster_table(measured):

@@ -1,7 +1,9 @@
 #include "base/args.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
@@ -28,6 +30,10 @@ size_t edits_between(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
+/// What a help text says behind this is the default that --help shows, as the field's own value
+/// only stands for it.
+constexpr std::string_view kDefault = "; default: ";
+
 /// Empty if `text` is a whole number that fits in 64 bits, else what is wrong. The library itself
 /// turns a larger number into the largest one.
 std::string check_integer(const std::string& text) {
@@ -53,27 +59,43 @@ Args::Args(std::string description) : app_(std::make_unique<CLI::App>(std::move(
 
 Args::~Args() = default;
 
+template <class Field>
+Args::Flag& Args::add(const char* flag, Field& field, bool once) {
+  Flag& added = flags_.emplace_back();
+  added.name_ = flag;
+  added.group_ = group_;
+  added.once_ = once;
+  added.to_json_ = [&field] { return to_text(field); };
+  added.from_json_ = [&field](const std::string& json) {
+    field = nlohmann::json::parse(json).get<Field>();
+  };
+  return added;
+}
+
 Args::Flag& Args::bind(const char* flag, int64_t& field, const char* help) {
-  app_->add_option(option_name(flag), field, help)
-      ->capture_default_str()
-      ->group(group_)
-      ->check(CLI::Validator(check_integer, ""));
-  return add(flag, [&field] { return to_text(field); });
+  const std::string_view text = help;
+  const size_t end = std::min(text.find(kDefault), text.size());
+  CLI::Option* option = app_->add_option(option_name(flag), field, std::string(text.substr(0, end)))
+                            ->capture_default_str()
+                            ->group(group_)
+                            ->check(CLI::Validator(check_integer, ""));
+  if (end < text.size()) option->default_str(std::string(text.substr(end + kDefault.size())));
+  return add(flag, field);
 }
 
 Args::Flag& Args::bind(const char* flag, double& field, const char* help) {
   app_->add_option(option_name(flag), field, help)->capture_default_str()->group(group_);
-  return add(flag, [&field] { return to_text(field); });
+  return add(flag, field);
 }
 
 Args::Flag& Args::bind(const char* flag, std::string& field, const char* help) {
   app_->add_option(option_name(flag), field, help)->capture_default_str()->group(group_);
-  return add(flag, [&field] { return to_text(field); });
+  return add(flag, field);
 }
 
 Args::Flag& Args::bind(const char* flag, bool& field, const char* help) {
   app_->add_flag(option_name(flag), field, help)->group(group_);
-  return add(flag, [&field] { return to_text(field); });
+  return add(flag, field, /*once=*/false);
 }
 
 Args::Flag& Args::bind(const char* flag, std::vector<std::string>& field, const char* help) {
@@ -82,7 +104,7 @@ Args::Flag& Args::bind(const char* flag, std::vector<std::string>& field, const 
       ->take_all()
       ->allow_extra_args(false)
       ->group(group_);
-  return add(flag, [&field] { return to_text(field); });
+  return add(flag, field, /*once=*/false);
 }
 
 Args::Flag& Args::bind(const char* flag, std::string& field, std::vector<std::string> choices,
@@ -91,19 +113,61 @@ Args::Flag& Args::bind(const char* flag, std::string& field, std::vector<std::st
       ->capture_default_str()
       ->group(group_)
       ->check(CLI::IsMember(std::move(choices)));
-  return add(flag, [&field] { return to_text(field); });
+  return add(flag, field);
 }
 
-Args::Flag& Args::add(const char* flag, std::function<std::string()> to_json) {
-  Flag& added = flags_.emplace_back();
-  added.name_ = flag;
-  added.to_json_ = std::move(to_json);
-  return added;
+bool Args::typed(const std::string& flag) const {
+  const CLI::Option* option = app_->get_option_no_throw(option_name(flag.c_str()));
+  return option != nullptr && option->count() > 0;
 }
 
-bool Args::given(const char* flag) const { return app_->count(option_name(flag)) > 0; }
+bool Args::given(const char* flag) const {
+  const bool taken = std::ranges::any_of(
+      flags_, [&](const Flag& known) { return known.taken_ && known.name_ == flag; });
+  return taken || app_->count(option_name(flag)) > 0;
+}
+
+Args::Flag* Args::find(const std::string& flag) {
+  const auto found = std::ranges::find(flags_, flag, &Flag::name_);
+  return found == flags_.end() ? nullptr : &*found;
+}
+
+void Args::take(const std::string& flag, const std::string& json, bool always) {
+  Flag* const found = find(flag);
+  if (found == nullptr || typed(flag)) return;
+  const std::string before = found->to_json_();
+  try {
+    found->from_json_(json);
+  } catch (const nlohmann::json::exception&) {
+    return;
+  }
+  found->taken_ = always || found->to_json_() != before;
+}
+
+std::string Args::group_of(const std::string& flag) const {
+  const auto found = std::ranges::find(flags_, flag, &Flag::name_);
+  return found == flags_.end() ? "" : found->group_;
+}
+
+void Args::refuse_repeated(int argc, const char* const* argv) const {
+  std::map<std::string, std::string> values;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const size_t equals = word.find('=');
+    const auto flag = std::ranges::find_if(flags_, [&](const Flag& known) {
+      return known.once_ && option_name(known.name_.c_str()) == word.substr(0, equals);
+    });
+    if (flag == flags_.end() || (equals == word.npos && i + 1 == argc)) continue;
+    const std::string value = equals == word.npos ? argv[++i] : word.substr(equals + 1);
+    const auto [before, first] = values.emplace(flag->name_, value);
+    if (first) continue;
+    usage_error("{} is given twice, as {} and as {}; leave one of them out", flag->name_,
+                before->second, value);
+  }
+}
 
 bool Args::parse(int argc, const char* const* argv) {
+  refuse_repeated(argc, argv);
   try {
     app_->parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version

@@ -29,8 +29,12 @@ class Args {
    private:
     friend class Args;
     std::string name_;
+    std::string group_;
     std::function<std::string()> to_json_;
+    std::function<void(const std::string& json)> from_json_;
     bool may_differ_ = false;
+    bool taken_ = false;  ///< take() has given it another value than it had
+    bool once_ = false;   ///< it has a value, and one alone
   };
 
   /// `description` heads --help.
@@ -51,10 +55,19 @@ class Args {
              const char* help);
 
   /// Whether the command line sets the flag.
+  bool typed(const std::string& flag) const;
+  /// The same, or whether take() has: nothing else may decide its value then.
   bool given(const char* flag) const;
+  /// Gives a flag that was not typed the value that another run had, as JSON. It counts as given
+  /// where that is not its default, or with `always`. Nothing happens where there is no such flag,
+  /// or where the value is none that it could have.
+  void take(const std::string& flag, const std::string& json, bool always);
+  /// The heading of a flag in --help; empty where there is no such flag.
+  std::string group_of(const std::string& flag) const;
 
   /// Fills the bound fields. Returns false after --help and --version, whose text it has printed:
-  /// the program then ends with success. Throws UsageError for unknown flags and malformed values.
+  /// the program then ends with success. Throws UsageError for unknown flags, malformed values, and
+  /// two values of one flag.
   bool parse(int argc, const char* const* argv);
 
   /// Every flag with its current value as a JSON object, for the run's record.
@@ -70,7 +83,11 @@ class Args {
   std::vector<std::string> decisive() const;
 
  private:
-  Flag& add(const char* flag, std::function<std::string()> to_json);
+  template <class Field>
+  Flag& add(const char* flag, Field& field, bool once = true);
+  Flag* find(const std::string& flag);
+  /// Throws UsageError where a flag of one value stands among the words twice.
+  void refuse_repeated(int argc, const char* const* argv) const;
   /// " did you mean --steps?", or nothing where no flag is similar.
   std::string suggestion(const std::string& unknown) const;
 

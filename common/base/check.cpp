@@ -1,9 +1,9 @@
 #include "base/check.h"
 
-#include <cstdio>
-#include <system_error>
+#include <csignal>
 #include <vector>
 
+#include "base/machine.h"
 #include "base/output.h"
 
 namespace usp {
@@ -22,24 +22,26 @@ std::string list_divisors(int64_t n, int64_t limit) {
 }
 
 int run_main(int (*body)(int, char**), int argc, char** argv) {
-  return run_guarded([&] { return body(argc, argv); }, /*speak=*/true);
+  return run_guarded(
+      [&] {
+        settle_threads(/*ranks=*/1, /*speak=*/true);
+        return body(argc, argv);
+      },
+      /*speak=*/true);
 }
 
 int run_guarded(const std::function<int()>& body, bool speak) {
   int code = 0;
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that grows beyond its limit is a writer's error
   try {
     code = body();
     finish_output();
     return code;
   } catch (const UsageError& error) {
-    if (speak) fmt::print(stderr, "error: {}\n", error.what());
+    if (speak) print_error(error.what());
     code = 2;
   } catch (const std::exception& error) {
-    // Printing throws where its buffer is full and does not reach the file.
-    const auto* of_system = dynamic_cast<const std::system_error*>(&error);
-    const bool printing = of_system != nullptr && std::ferror(stdout) != 0;
-    const std::string why = printing ? output_error(of_system->code().value()) : error.what();
-    if (speak) fmt::print(stderr, "error: {}\n", why);
+    if (speak) print_error(error.what());
     code = 1;
   }
   return code;

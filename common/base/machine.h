@@ -7,7 +7,15 @@ namespace usp {
 
 std::string cpu_name();          ///< such as "AMD EPYC 7763"
 std::string instruction_sets();  ///< the vector extensions this CPU has, such as "avx2 fma"
-int available_cores();           ///< cores this process may run on
+/// Cores this process may run on: those of its affinity mask, or fewer where the quota of a control
+/// group (of a container, a batch job) is for fewer. `root` is where /proc and /sys lie.
+int available_cores(const std::string& root = "");
+/// Fixes the number of threads for kernels that are called from this thread: OMP_NUM_THREADS, or
+/// what a rank has of the cores that `ranks` share, but no more than OpenMP starts when it is asked
+/// for them. The matrix library divides its work over as many as it is told, and what a thread that
+/// never came should have computed stays garbage. Where OpenMP starts fewer, and `speak`, a line on
+/// stderr says so.
+void settle_threads(int ranks, bool speak);
 /// Bytes that new processes here can use without swapping: what the kernel calls available, or less
 /// where a control group (of a container, a batch job) has less left. Pages of files, which the
 /// kernel gives up on demand, count as left. `root` is where /proc and /sys lie.

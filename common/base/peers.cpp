@@ -1,5 +1,7 @@
 #include "base/peers.h"
 
+#include <new>
+
 namespace usp {
 
 const Peers& alone() {
@@ -17,7 +19,11 @@ void refuse_together(const Peers& peers, const std::function<void()>& check) {
   std::string refusal;
   try {
     check();
-  } catch (const UsageError& error) {
+  } catch (const PeerFailed&) {
+    throw;  // which has said why
+  } catch (const std::bad_alloc&) {
+    refusal = "there is not enough memory; try a smaller model or --micro_batch_size";
+  } catch (const std::exception& error) {
     refusal = error.what();
   }
   const std::vector<std::string> refusals = peers.all_gather_text(refusal);

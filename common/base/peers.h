@@ -36,9 +36,10 @@ class RefusedTogether : public UsageError {
   using UsageError::UsageError;
 };
 
-/// Runs check() on every rank. Where it throws UsageError on any, all ranks throw the one of the
-/// lowest such rank, as RefusedTogether: a rank that is refused leaves none behind. Where that is
-/// not rank 0, the message begins with its number. All ranks call it.
+/// Runs check() on every rank, before the first step: whatever is wrong by then is a usage error.
+/// Where it throws on any rank, all throw what the lowest such rank has to say, as RefusedTogether:
+/// a rank that is refused leaves none behind. Where that is not rank 0, the message begins with its
+/// number. All ranks call it.
 void refuse_together(const Peers& peers, const std::function<void()>& check);
 
 }  // namespace usp

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "comm/reduce.h"
 
@@ -221,5 +222,87 @@ std::vector<Stage> stages(const Operation& operation, const Elements& input, con
   }
   return {};
 }
+
+Sends sends_of(const std::vector<Stage>& stages, const Group& group, int64_t node_size) {
+  const int64_t node = group.node_of(group.rank, node_size);
+  Sends sends;
+  for (const Stage& stage : stages) {
+    for (const Message& message : stage.sends) {
+      ++sends.messages;
+      sends.wire_bytes += message.bytes;
+      if (group.node_of(message.peer, node_size) != node) sends.net_bytes += message.bytes;
+    }
+  }
+  return sends;
+}
+
+// [closed_form]
+namespace {
+
+/// Ranks [first, last) of the group lie in this rank's node: members ascend.
+struct OwnNode {
+  int first, last;
+
+  OwnNode(const Group& group, int64_t node_size) : first(0), last(group.size()) {
+    if (node_size == 0) return;
+    const int64_t begin = group.node_of(group.rank, node_size) * node_size;
+    const auto rank_of = [&](int64_t world_rank) {
+      return static_cast<int>(std::ranges::lower_bound(group.members, world_rank) -
+                              group.members.begin());
+    };
+    first = rank_of(begin);
+    last = rank_of(begin + node_size);
+  }
+  bool contains(int rank) const { return rank >= first && rank < last; }
+  int size() const { return last - first; }
+};
+
+}  // namespace
+
+Sends sends_of(const Operation& operation, int64_t numel, int64_t limit, int64_t node_size) {
+  const Group& group = *operation.group;
+  const int64_t n = group.size(), element = bytes_of(operation.dtype);
+  const OwnNode node(group, node_size);
+  // One message of so many elements to every other rank.
+  const auto to_each = [&](int64_t elements) {
+    return Sends{n - 1, (n - 1) * elements * element, (n - node.size()) * elements * element};
+  };
+  // To every other rank its slice, in so many pieces.
+  const auto slices = [&](int64_t pieces) {
+    const int64_t own = slice(numel, n, group.rank).count;
+    const int64_t in_node = slice(numel, n, node.last).begin - slice(numel, n, node.first).begin;
+    return Sends{pieces * (n - 1), (numel - own) * element, (numel - in_node) * element};
+  };
+  const auto pieces = [&] { return Pieces(n, numel, operation.dtype, limit).count; };
+  switch (operation.kind) {
+    case CommKind::all_reduce: {
+      Sends sends = slices(pieces());
+      const Sends sums = to_each(slice(numel, n, group.rank).count);
+      sends.messages *= 2;
+      sends.wire_bytes += sums.wire_bytes;
+      sends.net_bytes += sums.net_bytes;
+      return sends;
+    }
+    case CommKind::reduce_scatter:
+      return slices(pieces());
+    case CommKind::all_gather:
+      return to_each(numel);
+    case CommKind::broadcast:
+      return group.rank == operation.root ? to_each(numel) : Sends{};
+    case CommKind::all_to_all: {
+      const auto counts = operation.input_counts.begin();
+      const int64_t in_node = std::accumulate(counts + node.first, counts + node.last, int64_t{0});
+      return {n - 1, (numel - counts[group.rank]) * element, (numel - in_node) * element};
+    }
+    case CommKind::send:
+      return {1, numel * element, node.contains(operation.peer) ? 0 : numel * element};
+    case CommKind::recv:
+      return {};
+    case CommKind::barrier:
+      return to_each(0);
+  }
+  return {};
+}
+// [closed_form]
 
 }  // namespace usp::algorithms

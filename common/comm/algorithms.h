@@ -50,4 +50,10 @@ std::vector<Stage> barrier(const Group& group);
 std::vector<Stage> stages(const Operation& operation, const Elements& input, const Elements& output,
                           const Elements& scratch, int64_t limit);
 
+/// What the rank sends in these stages, message by message.
+Sends sends_of(const std::vector<Stage>& stages, const Group& group, int64_t node_size);
+/// The same of stages(operation, input, ...) without making any: the work does not grow with the
+/// group. `numel` is the size of the input, or of the tensor that an operation has alone.
+Sends sends_of(const Operation& operation, int64_t numel, int64_t limit, int64_t node_size);
+
 }  // namespace usp::algorithms

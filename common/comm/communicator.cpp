@@ -19,26 +19,15 @@ void stamp(Operation& operation) {
   if (Runtime::current().tracer().recording()) operation.queued_cpu_ns = thread_cpu_ns();
 }
 
-/// The node of a rank of the group, where so many ranks of the world make one.
-int64_t node_of(const Group& group, int rank, int64_t node_size) {
-  return node_size == 0 ? 0 : group.members[rank] / node_size;
-}
-
 /// Enters an operation that begins, with what this rank is going to send.
-void enter_in_ledger(const Operation& operation, int64_t node_size) {
-  const Group& group = *operation.group;
-  const int64_t node = node_of(group, group.rank, node_size);
+void enter_in_ledger(const Operation& operation, const Sends& sends) {
   Ledger::Entry entry;
   entry.calls = 1;
   entry.payload_bytes = operation.payload_bytes;
-  for (const Stage& stage : operation.stages) {
-    for (const Message& message : stage.sends) {
-      entry.wire_bytes += message.bytes;
-      if (node_of(group, message.peer, node_size) != node) entry.net_bytes += message.bytes;
-      if (!operation.by_device) entry.header_bytes += Engine::kHeaderBytes;
-    }
-  }
-  Runtime::current().ledger().add(group.name, operation.kind, entry);
+  entry.wire_bytes = sends.wire_bytes;
+  entry.net_bytes = sends.net_bytes;
+  if (!operation.by_device) entry.header_bytes = sends.messages * Engine::kHeaderBytes;
+  Runtime::current().ledger().add(operation.group->name, operation.kind, entry);
 }
 
 /// The main thread's clocks before and after it has waited for an operation.
@@ -83,7 +72,7 @@ void record(const Operation& operation, const Wait& wait, OnDevice on_device) {
   Tracer::Exchange exchange;
   exchange.group = group.name;
   exchange.group_id = group.id;
-  exchange.members = group.members;
+  exchange.members = {operation.group, &group.members};
   exchange.kind = name(operation.kind);
   exchange.number = operation.number;
   exchange.peer = operation.peer;
@@ -102,6 +91,7 @@ void record(const Operation& operation, const Wait& wait, OnDevice on_device) {
   exchange.device_parts = std::move(on_device.parts);
   exchange.device_wait_begin = on_device.wait_begin;
   exchange.device_wait_end = on_device.wait_end;
+  exchange.turn = thread_turn();
   tracer.add(std::move(exchange));
 }
 
@@ -184,7 +174,7 @@ Communicator Communicator::beside(Engine& engine, const Group& group, int which)
 
 int64_t Communicator::node_of(int rank) const {
   check_rank(rank, "node of");
-  return usp::node_of(*group_, rank, engine_->node_size());
+  return group_->node_of(rank, engine_->node_size());
 }
 
 void Communicator::all_reduce(Tensor tensor, ReduceOp op) const {
@@ -301,9 +291,18 @@ Handle Communicator::send_recv_async(std::span<const SendRecv> batch) const {
   for (const SendRecv& message : batch) {
     const CommKind kind = message.direction == SendRecv::send ? CommKind::send : CommKind::recv;
     operations.push_back(point_to_point(kind, message.tensor, message.peer));
-    hand_over(operations.back());
   }
-  return {*engine_, std::move(operations)};
+  return start(std::move(operations));
+}
+
+void Communicator::connect() const { engine_->connect(group_); }
+
+void Communicator::connect_pairs(const Pairs& pairs) const {
+  for (const auto& [from, to] : pairs) {
+    check_rank(from, "sender");
+    check_rank(to, "receiver");
+  }
+  engine_->connect_pairs(group_, pairs);
 }
 
 void Communicator::barrier() const {
@@ -353,9 +352,11 @@ Communicator Communicator::split(std::string name, const std::function<int(int)>
   auto group = std::make_shared<Group>();
   group->name = std::move(name);
   int32_t fingerprint = 0;  // of the whole colouring
+  const int own_colour = colour_of(rank());
   for (int r = 0; r < size(); ++r) {
-    fingerprint = static_cast<int32_t>((31 * int64_t{fingerprint} + colour_of(r)) % 1000003);
-    if (colour_of(r) != colour_of(rank())) continue;
+    const int colour = colour_of(r);
+    fingerprint = static_cast<int32_t>((31 * int64_t{fingerprint} + colour) % 1000003);
+    if (colour != own_colour) continue;
     if (r == rank()) group->rank = group->size();
     group->members.push_back(group_->members[r]);
   }
@@ -402,16 +403,19 @@ std::shared_ptr<Operation> Communicator::make(CommKind kind, const Tensors& tens
   return operation;
 }
 
-void Communicator::hand_over(const std::shared_ptr<Operation>& operation) const {
-  engine_->prepare(*operation);
-  enter_in_ledger(*operation, engine_->node_size());
-  stamp(*operation);
-  engine_->submit(operation);
+Handle Communicator::start(std::vector<std::shared_ptr<Operation>> operations) const {
+  if (operations.empty()) return {};
+  for (const std::shared_ptr<Operation>& operation : operations) {
+    engine_->prepare(*operation);
+    enter_in_ledger(*operation, engine_->sends(*operation));
+    stamp(*operation);
+  }
+  engine_->submit(operations);
+  return {*engine_, std::move(operations)};
 }
 
 Handle Communicator::start(std::shared_ptr<Operation> operation) const {
-  hand_over(operation);
-  return {*engine_, {std::move(operation)}};
+  return start(std::vector{std::move(operation)});
 }
 
 std::shared_ptr<Operation> Communicator::point_to_point(CommKind kind, const Tensor& tensor,

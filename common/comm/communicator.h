@@ -93,6 +93,12 @@ class Communicator : public Peers {
   Handle recv_async(Tensor tensor, int peer) const;
   /// Any number of messages in any order: cannot deadlock as long as every send meets a recv.
   Handle send_recv_async(std::span<const SendRecv> batch) const;
+  /// Where a device's own library, such as NCCL, carries out operations: makes what it needs for
+  /// collectives; for messages between these ranks, of which there will be no others. Every rank
+  /// calls it. Without, all is made in the first collective, or message, to which all have to come.
+  void connect() const;
+  /// The part for messages: the pairs of ranks between which they will travel.
+  void connect_pairs(const Pairs& pairs) const;
   /// Returns when every rank has called it.
   void barrier() const;
   /// Whether it is true on any rank.
@@ -117,7 +123,8 @@ class Communicator : public Peers {
 
   std::shared_ptr<Operation> make(CommKind kind, const Tensors& tensors, int64_t count,
                                   int64_t payload_bytes) const;
-  void hand_over(const std::shared_ptr<Operation>& operation) const;
+  /// Hands over operations that may begin together.
+  Handle start(std::vector<std::shared_ptr<Operation>> operations) const;
   Handle start(std::shared_ptr<Operation> operation) const;
   std::shared_ptr<Operation> point_to_point(CommKind kind, const Tensor& tensor, int peer) const;
   void check_rank(int rank, const char* what) const;

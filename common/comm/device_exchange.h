@@ -1,8 +1,13 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "comm/operation.h"
 #include "tensor/device_group.h"
@@ -18,10 +23,9 @@ struct DeviceGroups {
   /// The one for an operation, or nullptr while there is none.
   DeviceGroup* find(const Operation& operation);
 
-  std::shared_ptr<Accelerator> device;  ///< which they need
   std::mutex mutex;  ///< guards what follows: the communication thread looks, too
-  std::unique_ptr<DeviceGroup> collectives;
-  std::map<int, std::unique_ptr<DeviceGroup>> sends, recvs;  ///< by peer
+  std::shared_ptr<DeviceGroup> collectives;
+  std::map<int, std::shared_ptr<DeviceGroup>> sends, recvs;  ///< by peer
 };
 
 /// Operations that a device carries out by its own library, such as NCCL, from its own memory.
@@ -30,20 +34,55 @@ struct DeviceGroups {
 /// other the header of the operation's first messages, without the messages; no device waits for
 /// it, and the ledger does not count it.
 ///
-/// A group's communicators are made when its first collective, or its first message, is: every rank
-/// of it has to come to that, and the ids travel by the host.
+/// The library waits on the host for the other ranks where they join a communicator and where they
+/// leave it. Ranks that do so in different orders wait for ever. So communicators are made with the
+/// mesh, pairs in one order for the whole group, and all are left in reverse. Whatever may wait
+/// stands in the flight record before it begins. What was not made ahead is made by a group's first
+/// collective, or its first message: every rank of it has to come to that. Ids travel by the host.
 class DeviceExchange {
  public:
-  /// Queues the operation behind all that the device was given so far. For the main thread, as is
-  /// end().
-  static void start(Engine& engine, Operation& operation);
+  explicit DeviceExchange(Engine& engine) : engine_(engine) {}
+  ~DeviceExchange();
+  DeviceExchange(const DeviceExchange&) = delete;
+  DeviceExchange& operator=(const DeviceExchange&) = delete;
+
+  // For the main thread.
+  /// Makes the communicator for collectives, unless there is one.
+  void connect(const std::shared_ptr<Group>& group);
+  /// Makes those for messages from one rank of the group to another, unless it has some.
+  void connect_pairs(const std::shared_ptr<Group>& group, const Pairs& pairs);
+  /// Queues operations behind all that the device was given so far; several of them together.
+  void start(std::span<const std::shared_ptr<Operation>> operations);
   /// What the device is given from here on finds the output in its place. The host does not wait.
-  static void end(const Operation& operation);
-  /// Throws Error if the library has noticed a failure. For the communication thread, as is
-  /// abort().
+  void end(const Operation& operation);
+  /// Leaves every communicator, the last one first.
+  void leave();
+
+  // For the communication thread.
+  /// Throws Error if the library has noticed a failure.
   static void check(const Operation& operation);
-  /// Gives up the operation, so that nobody waits for it for ever.
-  static void abort(const Operation& operation);
+  /// Gives up all communicators, so that nobody waits for the others for ever. Does not wait.
+  void abort();
+
+ private:
+  struct Joined {
+    std::string name;
+    std::shared_ptr<DeviceGroup> group;
+  };
+  DeviceLibrary* library();
+  std::shared_ptr<DeviceGroup> keep(const std::string& name,
+                                    const std::function<std::unique_ptr<DeviceGroup>()>& join);
+  void give_up(const std::shared_ptr<DeviceGroup>& group);
+  DeviceGroups& groups_of(Group& group);
+  DeviceGroup* group_for(const Operation& operation);
+
+  Engine& engine_;
+  std::shared_ptr<Accelerator> device_;  ///< which they need
+
+  std::mutex mutex_;            ///< guards what follows
+  std::vector<Joined> joined_;  ///< in order
+  std::vector<std::thread> aborting_;
+  bool aborted_ = false;
 };
 
 }  // namespace usp

@@ -4,11 +4,13 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <span>
 #include <thread>
 #include <tuple>
 #include <vector>
 
 #include "base/peers.h"
+#include "comm/device_exchange.h"
 #include "comm/flight.h"
 #include "comm/operation.h"
 #include "comm/transport.h"
@@ -27,8 +29,9 @@ enum class EngineKind : uint8_t {
 };
 
 /// Bytes of a rank's device in which the other ranks' contributions to a reduction wait to be
-/// added, on the rank with the longest slice: none where they wait in memory of the host.
-int64_t device_scratch(EngineKind kind, int64_t ranks, int64_t numel, DType dtype);
+/// added, on this rank of so many: none where they wait in memory of the host. Of ranks whose
+/// slices differ, the first has the longest.
+int64_t device_scratch(EngineKind kind, int64_t ranks, int64_t rank, int64_t numel, DType dtype);
 
 /// Carries out operations. A Communicator belongs to one; so do all its children.
 class Engine {
@@ -40,8 +43,14 @@ class Engine {
   /// Decides how the operation is carried out: its stages, and the memory that it needs besides its
   /// tensors. The main thread calls it, before submit().
   virtual void prepare(Operation& operation) = 0;
-  /// Takes the operation and returns at once.
-  virtual void submit(std::shared_ptr<Operation> operation) = 0;
+  /// What this rank sends for an operation that has been prepared.
+  virtual Sends sends(const Operation& operation) const;
+  /// Takes operations that may begin together, and returns at once.
+  virtual void submit(std::span<const std::shared_ptr<Operation>> operations) = 0;
+  /// Makes what a device's own library needs for the group's collectives; and for its messages from
+  /// one rank to another, of which there will be no others. Every rank of the group calls it.
+  virtual void connect(const std::shared_ptr<Group>&) {}
+  virtual void connect_pairs(const std::shared_ptr<Group>&, const Pairs&) {}
   /// Returns when the operation is done; throws Error if it failed.
   virtual void wait(Operation& operation) = 0;
   /// Waits for an operation without throwing, and releases its tensors. For the operations that are
@@ -86,11 +95,15 @@ class Engine {
 
   /// Bytes of the header that travels before every message.
   static constexpr int64_t kHeaderBytes = 56;
+  /// Of all that ranks send each other: a number that no other has had, with every change.
+  static constexpr int kMessageFormat = 1;
 
  protected:
   /// Stages that send these elements, instead of the operation's tensors.
   void plan(Operation& operation, const Elements& input, const Elements& output,
             bool with_scratch) const;
+  /// Memory for the other ranks' contributions, where the operation is a reduction.
+  Elements provide_scratch(Operation& operation, const Elements& input) const;
 
  private:
   int64_t scratch_limit_ = kScratchLimit, piece_limit_ = kPieceLimit;
@@ -122,7 +135,9 @@ class QueueEngine : public Engine {
   int rank() const override { return transport_.rank(); }
   int size() const override { return transport_.size(); }
   void prepare(Operation& operation) override;
-  void submit(std::shared_ptr<Operation> operation) override;
+  void submit(std::span<const std::shared_ptr<Operation>> operations) override;
+  void connect(const std::shared_ptr<Group>& group) override;
+  void connect_pairs(const std::shared_ptr<Group>& group, const Pairs& pairs) override;
   void wait(Operation& operation) override;
   bool dry() const override { return false; }
   Flight& flight() override { return flight_; }
@@ -134,6 +149,9 @@ class QueueEngine : public Engine {
   /// The orderly end: tells the others and waits until all of them have come here too. Returns
   /// false if one has not within `patience`.
   bool leave(std::chrono::duration<double> patience);
+  /// Leaves the communicators of the device's own library. For ranks of which all have come to
+  /// leave(): where one has failed they are not left, which would wait for it.
+  void leave_devices() { exchange_.leave(); }
   /// Ends every process of the run with this exit code after `grace`, in which other ranks can
   /// report what they know.
   void abort_after(std::chrono::milliseconds grace, int code);
@@ -163,9 +181,12 @@ class QueueEngine : public Engine {
   void finish(Active& active);
   void read_notices();
   void check_time(const Active& active);
+  void check_main();
+  void report_late(const std::string& what, std::chrono::duration<double> elapsed);
   void check_departed(const Active& active);
   void break_down(const std::string& message, bool peer_failed);
   void fail_operation(Operation& operation) const;
+  void abort_devices();
   void rest(Clock::time_point last_progress, int64_t rung);
   /// When the first of the messages that only wait for their time is due; nothing if there is none.
   std::optional<Clock::time_point> next_due() const;
@@ -173,6 +194,7 @@ class QueueEngine : public Engine {
   Transport& transport_;
   Flight flight_;
   Staging staging_;  ///< of the main thread
+  DeviceExchange exchange_{*this};
 
   std::mutex mutex_;  ///< guards what follows, up to the blank line
   std::vector<std::shared_ptr<Operation>> submitted_;
@@ -183,6 +205,7 @@ class QueueEngine : public Engine {
   bool stopping_ = false;
   Clock::time_point abort_at_ = Clock::time_point::max();
   int abort_code_ = 1;
+  bool main_knows_ = false;     ///< that the run is to end
   std::vector<char> departed_;  ///< by world rank
   std::condition_variable departed_changed_;
   std::shared_ptr<EmulatedLinks> links_to_be_;  ///< nullptr: as they are
@@ -201,7 +224,8 @@ class QueueEngine : public Engine {
 };
 
 /// The engine of a single process that plays one rank of a world of any size: operations complete
-/// at once, nothing is sent, and the ledger counts what would have been.
+/// at once, nothing is sent, and the ledger counts what would have been. It plans no messages:
+/// their bytes follow from the sizes, so a large world costs no more than a small one.
 class DryEngine : public Engine {
  public:
   /// `plays`: the engine whose memory it takes.
@@ -211,7 +235,8 @@ class DryEngine : public Engine {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   void prepare(Operation& operation) override;
-  void submit(std::shared_ptr<Operation> operation) override;
+  Sends sends(const Operation& operation) const override;
+  void submit(std::span<const std::shared_ptr<Operation>> operations) override;
   void wait(Operation&) override {}
   bool dry() const override { return true; }
   Flight& flight() override { return flight_; }

@@ -130,9 +130,22 @@ void Flight::main_waits(const Operation& operation) {
   write_main();
 }
 
+void Flight::main_calls(const std::string& what) {
+  const std::lock_guard lock(mutex_);
+  main_call_ = what;
+  main_since_ = now();
+  write_main();
+}
+
+std::pair<std::string, double> Flight::main_call() const {
+  const std::lock_guard lock(mutex_);
+  return {main_call_, now() - main_since_};
+}
+
 void Flight::main_computes() {
   const std::lock_guard lock(mutex_);
   main_waits_for_ = -1;
+  main_call_.clear();
   main_since_ = now();
   write_main();
 }
@@ -160,6 +173,8 @@ std::string Flight::status() const {
   const auto line = [&](const std::string& what) {
     text += fmt::format("{}rank {} {}", text.empty() ? "" : "\n", rank_, what);
   };
+  if (!main_call_.empty())
+    line(fmt::format("is in {} for {:.1f} s", main_call_, time - main_since_));
   for (const Entry& entry : ring_) {
     if (entry.id < 0 || entry.started == 0 || entry.done != 0) continue;
     line(fmt::format("{} {} for {:.1f} s", entry.id == main_waits_for_ ? "waits in" : "is in",
@@ -196,9 +211,11 @@ void Flight::write_entry(const Entry& entry) {
 }
 
 void Flight::write_main() {
-  write_line(kMain,
-             fmt::format(R"({{"main": "{}", "since": {:.6f}, "entry": {}}})",
-                         main_waits_for_ < 0 ? "computes" : "waits", main_since_, main_waits_for_));
+  write_line(kMain, fmt::format(R"({{"main": "{}", "since": {:.6f}, "entry": {}}})",
+                                !main_call_.empty()   ? "is in " + main_call_
+                                : main_waits_for_ < 0 ? "computes"
+                                                      : "waits",
+                                main_since_, main_waits_for_));
 }
 
 void Flight::write_state(const char* state, const std::string& message) {

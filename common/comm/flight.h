@@ -4,6 +4,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/operation.h"
@@ -38,7 +39,9 @@ class Flight {
   void started(const Operation& operation);     ///< the communication thread carries it out
   void finished(const Operation& operation);    ///< it is done
   void main_waits(const Operation& operation);  ///< the main thread is in wait()
-  void main_computes();                         ///< it has left wait()
+  /// It is in a call that may wait for other ranks, such as "joining the communicator of dp".
+  void main_calls(const std::string& what);
+  void main_computes();                     ///< it has left wait(), or that call
   void sign_of_life();                      ///< by the communication thread, at least every 20 ms
   void failed(const std::string& message);  ///< this rank, and why
   void left();                              ///< the orderly end
@@ -46,6 +49,9 @@ class Flight {
   /// What the rank is doing, one sentence a line: "rank 3 waits in all_reduce #2 of dp (f32, 10
   /// elements) for 2.0 s".
   std::string status() const;
+
+  /// The call in which the main thread is, and since how many seconds; "" where it is in none.
+  std::pair<std::string, double> main_call() const;
 
  private:
   struct Entry {
@@ -68,6 +74,7 @@ class Flight {
   int64_t next_id_ = 0;
   int64_t step_ = -1;
   int64_t main_waits_for_ = -1;
+  std::string main_call_;
   double main_since_ = 0;
   double alive_ = 0;
   std::function<void(const std::string&)> on_open_;

@@ -4,19 +4,21 @@
 #include <sstream>
 
 #include "base/check.h"
+#include "base/rules.h"
 
 namespace usp {
 
 namespace {
 
-constexpr const char* kAxisNames[] = {"dp", "pp", "cp", "tp"};
+/// The flag that says how many ranks an axis has.
+std::string size_of(const char* axis) { return fmt::format("{}_size", axis); }
 
 /// As "dp_size=3", or "dp_size*tp_size = 2*2 = 4": of the flags a program may have, those that
 /// say something.
 std::string product_of(const MeshSizes& sizes) {
   std::vector<std::string> names, values;
   const auto add = [&](const char* axis, int64_t size) {
-    names.push_back(fmt::format("{}_size", axis));
+    names.push_back(size_of(axis));
     values.push_back(fmt::format("{}", size));
   };
   add("dp", sizes.dp);
@@ -28,55 +30,206 @@ std::string product_of(const MeshSizes& sizes) {
                      sizes.dp * sizes.pp * sizes.cp * sizes.tp);
 }
 
-/// Refuses sizes that do not fill the world.
-MeshSizes checked(const MeshSizes& sizes, int64_t world) {
+}  // namespace
+
+MeshOrder::MeshOrder(const std::string& text) {
+  std::stringstream stream(text);
+  std::vector<MeshAxis> named;
+  for (std::string word; std::getline(stream, word, ',');) {
+    named.push_back(MeshAxis(std::ranges::find(kMeshAxes, word) - kMeshAxes.begin()));
+  }
+  if (!std::ranges::is_permutation(named, axes_) || text.ends_with(',')) {
+    usage_error("the mesh order '{}' must name dp, pp, cp and tp once each, such as {}", text,
+                this->text());
+  }
+  std::ranges::copy(named, axes_.begin());
+}
+
+std::string MeshOrder::text() const {
+  std::vector<std::string_view> names;
+  for (MeshAxis axis : axes_) names.push_back(kMeshAxes[size_t(axis)]);
+  return fmt::format("{}", fmt::join(names, ","));
+}
+
+MeshCoordinates MeshSizes::coordinates(int64_t world_rank) const {
+  MeshCoordinates at{};
+  for (auto axis = order.end(); axis-- != order.begin();) {
+    at[size_t(*axis)] = world_rank % size(*axis);
+    world_rank /= size(*axis);
+  }
+  return at;
+}
+
+int MeshSizes::rank_at(const MeshCoordinates& at) const {
+  int64_t rank = 0;
+  for (MeshAxis axis : order) rank = rank * size(axis) + at[size_t(axis)];
+  return static_cast<int>(rank);
+}
+
+namespace {
+
+/// The axes along which the ranks of a group lie.
+std::vector<MeshAxis> axes_of(std::string_view group) {
+  using enum MeshAxis;
+  if (group == "dp") return {dp};
+  if (group == "pp" || group == "embedding" || group == "mirror") return {pp};
+  if (group == "cp") return {cp};
+  if (group == "tp" || group == "tp_kv") return {tp};
+  if (group == "dp_cp") return {dp, cp};
+  if (group == "stage") return {dp, cp, tp};
+  USP_CHECK(group == "world", "the mesh has no group {}", group);
+  return {dp, pp, cp, tp};
+}
+
+/// Those of the ranks among which a layer's experts lie.
+std::vector<MeshAxis> axes_of_experts(const MeshSizes& sizes) {
+  return axes_of(sizes.ep_over_tp ? "stage" : "dp_cp");
+}
+
+/// Where a rank lies, seen along some axes; in world order, as the ranks of a communicator are.
+struct Along {
+  int64_t number = 0;  ///< of its group, among the groups along these axes
+  int64_t index = 0;   ///< of the rank in this group
+  int64_t ranks = 1;   ///< of each group
+};
+
+Along along(const MeshSizes& sizes, const std::vector<MeshAxis>& axes, int64_t world_rank) {
+  const MeshCoordinates at = sizes.coordinates(world_rank);
+  Along place;
+  // [along]
+  for (MeshAxis axis : sizes.order) {
+    const bool is_along = std::ranges::find(axes, axis) != axes.end();
+    int64_t& digits = is_along ? place.index : place.number;
+    digits = digits * sizes.size(axis) + at[size_t(axis)];
+    if (is_along) place.ranks *= sizes.size(axis);
+  }
+  // [along]
+  return place;
+}
+
+}  // namespace
+
+MeshPlace MeshSizes::place_of(int64_t world_rank) const {
+  const auto [dp_at, pp_at, cp_at, tp_at] = coordinates(world_rank);
+  const int64_t of_experts = along(*this, axes_of_experts(*this), world_rank).index;
+  return {.dp = dp_at,
+          .pp = pp_at,
+          .cp = cp_at,
+          .tp = tp_at,
+          .ep = of_experts % ep,
+          .dp_cp = along(*this, axes_of("dp_cp"), world_rank).index,
+          .edp = of_experts / ep};
+}
+
+int64_t MeshSizes::colour(std::string_view group, int64_t world_rank) const {
+  const bool of_experts = group == "ep" || group == "edp";
+  const auto axes = of_experts ? axes_of_experts(*this) : axes_of(group);
+  // [colour]
+  const auto [number, index, ranks] = along(*this, axes, world_rank);
+  const int64_t first = number * ranks;  // of the parts into which a group is cut
+  if (group == "tp_kv") return first + index / tp_kv;
+  if (group == "ep") return first + index / ep;
+  if (group == "edp") return first + index % ep;
+  if (group == "embedding") return first + (index == pp - 1 ? 0 : index);
+  if (group == "mirror") return first + std::min(index, pp - 1 - index);
+  return number;
+  // [colour]
+}
+
+std::vector<int> MeshSizes::members(std::string_view group, int64_t world_rank) const {
+  const int64_t own = colour(group, world_rank);
+  std::vector<int> members;
+  for (int rank = 0; rank < ranks(); ++rank) {
+    if (colour(group, rank) == own) members.push_back(rank);
+  }
+  return members;
+}
+
+void check_mesh(const MeshSizes& sizes, int64_t world) {
   for (int64_t size : {sizes.dp, sizes.pp, sizes.cp, sizes.tp, sizes.ep}) {
     if (size < 1) usage_error("a parallel size of {} must be at least 1", size);
   }
   const int64_t others = sizes.pp * sizes.cp * sizes.tp;
   if (sizes.dp * others != world) {
-    std::string remedy =
-        fmt::format("start {} rank{}", sizes.dp * others, sizes.dp * others == 1 ? "" : "s");
-    if (world % others == 0) remedy += fmt::format(", or use dp_size={}", world / others);
-    usage_error("{} must equal the {} rank{} of the run; {}", product_of(sizes), world,
-                world == 1 ? "" : "s", remedy);
+    Remedies remedies = {
+        fmt::format("start {} rank{}", sizes.dp * others, sizes.dp * others == 1 ? "" : "s")};
+    if (world % others == 0) {
+      remedies.push_back(fmt::format("--{} {}", size_of("dp"), world / others));
+    }
+    refuse("mesh_of_all_ranks", remedies, "{} must equal the {} rank{} of the run",
+           product_of(sizes), world, world == 1 ? "" : "s");
   }
   if (sizes.expert_ranks() % sizes.ep != 0) {
-    usage_error("ep_size={} must divide dp_size*cp_size{}={}; try {}", sizes.ep,
-                sizes.ep_over_tp ? "*tp_size" : "", sizes.expert_ranks(),
-                list_divisors(sizes.expert_ranks()));
+    refuse("experts_on_all_ranks", divisors_of(size_of("ep"), sizes.expert_ranks()),
+           "ep_size={} must divide dp_size*cp_size{}={}", sizes.ep,
+           sizes.ep_over_tp ? "*tp_size" : "", sizes.expert_ranks());
   }
   if (sizes.tp_kv < 1 || sizes.tp % sizes.tp_kv != 0) {
     usage_error("{} ranks to a kv head must divide tp_size={}; try {}", sizes.tp_kv, sizes.tp,
                 list_divisors(sizes.tp));
   }
+}
+
+std::string describe(const MeshSizes& sizes) {
+  std::vector<std::string> axes;
+  for (const auto& [axis, size] :
+       {std::pair{"dp", sizes.dp}, {"pp", sizes.pp}, {"cp", sizes.cp}, {"tp", sizes.tp}}) {
+    if (size > 1) axes.push_back(fmt::format("{} {}", axis, size));
+  }
+  if (axes.empty()) return "dp 1";
+  std::string text = fmt::format("{}", fmt::join(axes, " x "));
+  if (sizes.ep > 1) text += fmt::format(", ep {}", sizes.ep);
+  return text;
+}
+
+namespace {
+
+MeshSizes checked(const MeshSizes& sizes, int64_t world) {
+  check_mesh(sizes, world);
   return sizes;
 }
 
 }  // namespace
 
-Mesh::Mesh(const Communicator& world, const MeshSizes& sizes, const std::string& order)
+Mesh::Mesh(const Communicator& world, const MeshSizes& sizes)
     : world_(world),
       sizes_(checked(sizes, world.size())),
-      order_(parse_order(order)),
-      dp_(along(world, "dp", {kDp})),
-      pp_(along(world, "pp", {kPp})),
-      cp_(along(world, "cp", {kCp})),
-      tp_(along(world, "tp", {kTp})),
-      tp_kv_(tp_.split("tp_kv", [&](int r) { return r / static_cast<int>(sizes_.tp_kv); })),
-      dp_cp_(along(world, "dp_cp", {kDp, kCp})),
-      stage_(along(world, "stage", {kDp, kCp, kTp})),
-      ep_((sizes_.ep_over_tp ? stage_ : dp_cp_)
-              .split("ep", [&](int r) { return r / static_cast<int>(sizes_.ep); })),
-      edp_((sizes_.ep_over_tp ? stage_ : dp_cp_)
-               .split("edp", [&](int r) { return r % static_cast<int>(sizes_.ep); })),
+      dp_(group_of("dp")),
+      pp_(group_of("pp")),
+      cp_(group_of("cp")),
+      tp_(group_of("tp")),
+      tp_kv_(group_of("tp_kv")),
+      dp_cp_(group_of("dp_cp")),
+      stage_(group_of("stage")),
+      ep_(group_of("ep")),
+      edp_(group_of("edp")),
       groups_{{"world", world_}, {"dp", dp_},       {"pp", pp_},        {"cp", cp_},
               {"tp", tp_},       {"tp_kv", tp_kv_}, {"dp_cp", dp_cp()}, {"stage", stage_},
               {"ep", ep_},       {"edp", edp_}} {
-  const int last = static_cast<int>(sizes_.pp) - 1;
-  if (last == 0) return;
-  add_group("embedding", pp_.split("embedding", [=](int r) { return r == last ? 0 : r; }));
-  add_group("mirror", pp_.split("mirror", [=](int r) { return std::min(r, last - r); }));
+  if (sizes_.pp > 1) {
+    for (const char* name : {"embedding", "mirror"}) add_group(name, group_of(name));
+  }
+  connect();
+}
+
+Communicator Mesh::group_of(const char* name) const {
+  return world_.split(name, [&](int rank) { return static_cast<int>(sizes_.colour(name, rank)); });
+}
+
+/// Those that sum in a step, while ranks have other operations under way. Of an axis that has but
+/// the ranks of another, and of what only speaks between steps, the first use is time enough.
+void Mesh::connect() const {
+  std::vector<std::pair<const char*, bool>> used = {{"dp_cp", true},
+                                                    {"tp", true},
+                                                    {"cp", sizes_.dp > 1},
+                                                    {"tp_kv", sizes_.tp_kv < sizes_.tp},
+                                                    {"ep", sizes_.ep > 1},
+                                                    {"edp", sizes_.ep > 1},
+                                                    {"embedding", sizes_.pp > 1},
+                                                    {"mirror", sizes_.pp > 2}};
+  for (const auto& [name, is_used] : used) {
+    if (is_used) group(name).connect();
+  }
 }
 
 const Communicator& Mesh::group(const std::string& name) const {
@@ -87,51 +240,6 @@ const Communicator& Mesh::group(const std::string& name) const {
 
 void Mesh::add_group(const std::string& name, const Communicator& communicator) {
   USP_CHECK(groups_.emplace(name, communicator).second, "the mesh has a group {} already", name);
-}
-
-std::array<Mesh::Axis, 4> Mesh::parse_order(const std::string& order) {
-  std::array<Axis, 4> axes{};
-  std::stringstream stream(order);
-  std::string word;
-  int found = 0;
-  bool valid = true;
-  std::array<bool, 4> seen{};
-  while (std::getline(stream, word, ',')) {
-    const auto* at = std::find(std::begin(kAxisNames), std::end(kAxisNames), word);
-    valid = valid && at != std::end(kAxisNames) && found < 4 && !seen[at - kAxisNames];
-    if (!valid) break;
-    seen[at - kAxisNames] = true;
-    axes[found++] = static_cast<Axis>(at - kAxisNames);
-  }
-  if (!valid || found != 4) {
-    usage_error("the mesh order '{}' must name dp, pp, cp and tp once each, such as pp,dp,cp,tp",
-                order);
-  }
-  return axes;
-}
-
-int64_t Mesh::size(Axis axis) const {
-  return std::array{sizes_.dp, sizes_.pp, sizes_.cp, sizes_.tp}[axis];
-}
-
-Mesh::Coordinates Mesh::coordinates(int64_t world_rank) const {
-  Coordinates at{};
-  for (auto axis = order_.rbegin(); axis != order_.rend(); ++axis) {
-    at[*axis] = world_rank % size(*axis);
-    world_rank /= size(*axis);
-  }
-  return at;
-}
-
-Communicator Mesh::along(const Communicator& world, const char* name,
-                         std::vector<Axis> axes) const {
-  return world.split(name, [&](int rank) {
-    Coordinates at = coordinates(rank);
-    for (Axis axis : axes) at[axis] = 0;
-    int64_t colour = 0;
-    for (Axis axis : order_) colour = colour * size(axis) + at[axis];
-    return static_cast<int>(colour);
-  });
 }
 
 }  // namespace usp

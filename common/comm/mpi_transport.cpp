@@ -3,14 +3,19 @@
 #include <mpi.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <array>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <vector>
 
 #include "base/check.h"
+#include "base/machine.h"
+#include "comm/engine.h"
 
 namespace usp {
 
@@ -44,6 +49,28 @@ Launched launched() {
     return {size, std::atoi(value), own == nullptr ? 0 : std::atoi(own)};
   }
   return {};
+}
+
+/// What MPICH lays down in /dev/shm for each rank of a node, rounded up: 4.2 MB over UCX.
+constexpr int64_t kSharedBytesOfRank = 4'400'000;
+
+/// Ranks of a node meet in /dev/shm; where it is too small, MPI dies of a bus error without a word.
+/// A container often has 64 MB of it.
+void check_shared_memory() {
+  for (const char* variable : {"MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"}) {
+    const char* ranks = std::getenv(variable);
+    struct statvfs shared {};
+    if (ranks == nullptr || statvfs("/dev/shm", &shared) != 0) continue;
+    const auto bytes = static_cast<int64_t>(shared.f_blocks * shared.f_frsize);
+    const int64_t needed = std::atoi(ranks) * kSharedBytesOfRank;
+    if (bytes == 0 || bytes >= needed) continue;
+    usage_error(
+        "{} ranks of one node need {:.1f} MB in /dev/shm, which has {:.1f}; start the container "
+        "with "
+        "--shm-size={}m, or run at most {} ranks",
+        ranks, double(needed) * 1e-6, double(bytes) * 1e-6, 2 * needed / 1'000'000,
+        std::max<int64_t>(1, bytes / kSharedBytesOfRank));
+  }
 }
 
 class MpiTransport : public Transport {
@@ -128,6 +155,7 @@ class MpiTransport : public Transport {
   Bell& bell() override { return bell_; }
   bool rings() const override { return false; }
   std::chrono::microseconds patience() const override { return std::chrono::microseconds(1000); }
+  bool ranks_are_processes() const override { return true; }
   bool cancel() override { return false; }  // the library may still write what it has begun
   [[noreturn]] void abort(int code) override {
     // Under some launchers MPI_Abort waits for ranks that are gone, forever.
@@ -174,6 +202,7 @@ class MpiTransport : public Transport {
 }  // namespace
 
 MpiProcess::MpiProcess(int* argc, char*** argv) {
+  check_shared_memory();
   const Launched launch = launched();
   // Whatever happens to the launcher, its ranks do not live on without it.
   if (launch.variable != nullptr) {
@@ -204,7 +233,27 @@ MpiProcess::MpiProcess(int* argc, char*** argv) {
         "this MPI library does not let another thread than main communicate "
         "(MPI_THREAD_SERIALIZED)");
   }
+  check_same_program();
   meet_neighbours();
+}
+
+/// Refuses ranks that are other programs, or that other sources were built from: they may exchange
+/// messages that fit and mean something else. This is the first that ranks say to each other, and
+/// needs no agreement on what a message looks like.
+void MpiProcess::check_same_program() {
+  std::array<char, 256> own{};
+  fmt::format_to_n(own.data(), own.size() - 1, "{} of commit {}, message format {}",
+                   program_invocation_short_name, build_commit(), Engine::kMessageFormat);
+  std::vector<std::array<char, 256>> all(size_);
+  MPI_Allgather(own.data(), int(own.size()), MPI_BYTE, all.data(), int(own.size()), MPI_BYTE,
+                MPI_COMM_WORLD);
+  for (int rank = 1; rank < size_; ++rank) {
+    if (all[rank] == all[0]) continue;
+    const std::string other = all[rank].data(), first = all[0].data();
+    MPI_Finalize();
+    usage_error("rank {} runs {}, and rank 0 {}; start the same program on all ranks", rank, other,
+                first);
+  }
 }
 
 /// Counts the ranks of this machine and gives them one witness, the first one's.

@@ -35,6 +35,7 @@ class MpiProcess {
   void testify(const std::string& path);
 
  private:
+  void check_same_program();
   void meet_neighbours();
 
   std::optional<Witness> witness_;  ///< one on each machine, under a launcher

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/staging.h"
@@ -35,6 +36,22 @@ struct Group {
   std::weak_ptr<Tensor> scratch;
 
   int size() const { return static_cast<int>(members.size()); }
+  /// The node of a rank of the group, where so many ranks of the world make one; 0: all of them.
+  int64_t node_of(int rank, int64_t node_size) const {
+    return node_size == 0 ? 0 : members[rank] / node_size;
+  }
+};
+
+/// Ranks of a group between which messages go, from the first to the second.
+using Pairs = std::vector<std::pair<int, int>>;
+
+/// What a rank sends for an operation.
+struct Sends {
+  int64_t messages = 0;
+  int64_t wire_bytes = 0;  ///< in all of them
+  int64_t net_bytes = 0;   ///< in messages to ranks of other nodes
+
+  bool operator==(const Sends&) const = default;
 };
 
 /// Bytes that go to, or come from, another rank of the group.

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "comm/device_exchange.h"
+#include "base/output.h"
 #include "comm/engine.h"
 #include "comm/links.h"
 #include "comm/transfer.h"
@@ -88,16 +88,32 @@ void QueueEngine::prepare(Operation& operation) {
   if (staged) Staging::download(operation);
 }
 
-void QueueEngine::submit(std::shared_ptr<Operation> operation) {
-  if (operation->by_device) {
+void QueueEngine::connect(const std::shared_ptr<Group>& group) {
+  if (device_kind() == EngineKind::nccl && group->size() > 1) exchange_.connect(group);
+}
+
+void QueueEngine::connect_pairs(const std::shared_ptr<Group>& group, const Pairs& pairs) {
+  if (device_kind() == EngineKind::nccl && !pairs.empty()) exchange_.connect_pairs(group, pairs);
+}
+
+void QueueEngine::submit(std::span<const std::shared_ptr<Operation>> operations) {
+  std::vector<std::shared_ptr<Operation>> by_device;
+  for (const std::shared_ptr<Operation>& operation : operations) {
+    flight_.queued(*operation);
+    if (operation->by_device) by_device.push_back(operation);
+  }
+  if (!by_device.empty()) {
     try {
-      DeviceExchange::start(*this, *operation);
+      exchange_.start(by_device);
     } catch (const Error&) {
       // What has been given up starts nothing any more; why it was is the reason to report.
       const std::lock_guard lock(mutex_);
       if (broken_.empty()) throw;
-      return fail_operation(*operation);
+      for (const std::shared_ptr<Operation>& operation : operations) fail_operation(*operation);
+      return;
     }
+  }
+  for (const std::shared_ptr<Operation>& operation : by_device) {
     for (const Stage& stage : operation->stages) {
       for (const Message& message : stage.sends) operation->wire_bytes += message.bytes;
     }
@@ -108,11 +124,15 @@ void QueueEngine::submit(std::shared_ptr<Operation> operation) {
     operation->stages[1] = {};
     operation->stages[1].staged = operation->memory.over;
   }
-  flight_.queued(*operation);
   {
     const std::lock_guard lock(mutex_);
-    if (!broken_.empty()) return fail_operation(*operation);
-    submitted_.push_back(std::move(operation));
+    for (const std::shared_ptr<Operation>& operation : operations) {
+      if (broken_.empty()) {
+        submitted_.push_back(operation);
+      } else {
+        fail_operation(*operation);
+      }
+    }
   }
   transport_.bell().ring();
 }
@@ -121,7 +141,7 @@ void QueueEngine::wait(Operation& operation) {
   if (operation.memory.over != nullptr) {
     // One that has failed is reported by the next that the host waits for.
     if (operation.done.load(std::memory_order_acquire) == 0 || operation.error.empty()) {
-      return DeviceExchange::end(operation);
+      return exchange_.end(operation);
     }
   }
   if (operation.done.load(std::memory_order_acquire) == 0) {
@@ -160,6 +180,7 @@ void QueueEngine::abort_after(std::chrono::milliseconds grace, int code) {
   const std::lock_guard lock(mutex_);
   abort_at_ = std::min(abort_at_, Clock::now() + grace);
   abort_code_ = code;
+  main_knows_ = true;
   transport_.bell().ring();
 }
 
@@ -182,7 +203,12 @@ void QueueEngine::run() {
       const bool idle = channels_.empty() && submitted_.empty();
       // What this rank has yet to say of its failure goes out first: the others wait for it.
       if (stopping_ && announcements_.empty() && (idle || !broken_.empty())) return;
-      if (Clock::now() > abort_at_) transport_.abort(abort_code_);
+      if (Clock::now() > abort_at_) {
+        // A main thread that waits for its device cannot say it.
+        if (!main_knows_ && !broken_by_peer_)
+          print_error(fmt::format("rank {}: {}", rank(), broken_));
+        transport_.abort(abort_code_);
+      }
     }
     if (progress || Clock::now() - begin - asking_device_ > kWorkingPoll) {
       last_progress = Clock::now();
@@ -198,6 +224,7 @@ void QueueEngine::run() {
 }
 
 void QueueEngine::give_up_on_device() {
+  abort_devices();
   const std::lock_guard lock(mutex_);
   for (auto& [key, queue] : channels_) {
     std::erase_if(queue, [&](const std::unique_ptr<Active>& active) {
@@ -358,6 +385,7 @@ void QueueEngine::rest(Clock::time_point last_progress, int64_t rung) {
     check_departed(*queue.front());
     check_time(*queue.front());
   }
+  check_main();
   // A device never rings: whether it has answered, only a poll finds out.
   const bool rings = transport_.rings() && std::ranges::none_of(channels_, [](const auto& channel) {
                        const Operation& operation = *channel.second.front()->operation;
@@ -428,21 +456,30 @@ void QueueEngine::read_notices() {
 
 void QueueEngine::check_time(const Active& active) {
   if (active.operation->by_device) DeviceExchange::check(*active.operation);
+  if (active.begun) report_late(active.operation->to_string(), Clock::now() - active.since);
+}
+
+/// The main thread may be in a call of a device's library that waits for other ranks.
+void QueueEngine::check_main() {
+  const auto [call, seconds] = flight_.main_call();
+  if (!call.empty()) report_late(call, std::chrono::duration<double>(seconds));
+}
+
+void QueueEngine::report_late(const std::string& what, std::chrono::duration<double> elapsed) {
   std::chrono::duration<double> timeout;
   {
     const std::lock_guard lock(mutex_);
     timeout = timeout_;
   }
-  if (asked_ || !active.begun || Clock::now() - active.since < timeout) return;
+  if (asked_ || elapsed < timeout) return;
   asked_ = true;
-  report_ = Report{fmt::format("{} is not finished after {:.1f} s; what the ranks are in:",
-                               active.operation->to_string(), timeout.count()),
+  report_ = Report{fmt::format("{} is not finished after {:.1f} s; what the ranks are in:", what,
+                               timeout.count()),
                    std::vector<std::string>(size()), Clock::now() + kReportTime};
   transport_.announce({Notice::report, rank(), {}});
 }
 
 void QueueEngine::check_departed(const Active& active) {
-  if (active.operation->by_device) return;  // the other's device may have much left to do
   for (const Transfer& transfer : active.transfers) {
     if (transfer.done()) continue;
     const int peer = active.operation->group->members[transfer.peer()];
@@ -457,7 +494,7 @@ void QueueEngine::check_departed(const Active& active) {
 /// Nothing works any more: every operation fails with `message`, those still to come included.
 void QueueEngine::break_down(const std::string& message, bool peer_failed) {
   const bool reusable = transport_.cancel();
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (broken_.empty()) {
     broken_ = message;
     broken_by_peer_ = peer_failed;
@@ -482,10 +519,17 @@ void QueueEngine::break_down(const std::string& message, bool peer_failed) {
   for (const auto& operation : submitted_) fail_operation(*operation);
   submitted_.clear();
   departed_changed_.notify_all();
+  lock.unlock();
+  abort_devices();  // whoever wakes up finds out why
+}
+
+/// Ranks that are threads have to get their main threads out of waits for their devices. A process
+/// that ends takes its device's work with it, and NCCL's abort waits for the other ranks.
+void QueueEngine::abort_devices() {
+  if (!transport_.ranks_are_processes()) exchange_.abort();
 }
 
 void QueueEngine::fail_operation(Operation& operation) const {
-  if (operation.by_device) DeviceExchange::abort(operation);
   operation.error = broken_;
   operation.peer_failed = broken_by_peer_;
   operation.done.store(1, std::memory_order_release);

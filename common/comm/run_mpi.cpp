@@ -6,7 +6,6 @@
 
 #include "base/machine.h"
 #include "base/output.h"
-#include "base/threads.h"
 #include "comm/launch.h"
 #include "comm/mpi_transport.h"
 
@@ -32,7 +31,7 @@ constexpr milliseconds kUsageGrace{700};
 
 /// The end that all ranks have agreed upon, however far apart a busy machine lets them arrive.
 int end_together(QueueEngine& engine, const std::string& message) {
-  if (engine.rank() == 0) fmt::print(stderr, "error: {}\n", message);
+  if (engine.rank() == 0) print_error(message);
   engine.flight().failed(message);
   if (!engine.leave(kPeerGrace)) end_run(engine, 2, kAbortGrace);
   return 2;
@@ -41,10 +40,10 @@ int end_together(QueueEngine& engine, const std::string& message) {
 /// Ranks that were given the same impossible flags all arrive here: rank 0 speaks, and they end
 /// together. A rank that arrives alone speaks for itself and ends the others.
 int end_with_usage_error(QueueEngine& engine, const std::string& message) {
-  if (engine.rank() == 0) fmt::print(stderr, "error: {}\n", message);
+  if (engine.rank() == 0) print_error(message);
   engine.flight().failed(message);
   if (engine.leave(kUsageGrace)) return 2;
-  if (engine.rank() != 0) fmt::print(stderr, "error: rank {}: {}\n", engine.rank(), message);
+  if (engine.rank() != 0) print_error(fmt::format("rank {}: {}", engine.rank(), message));
   engine.fail_run(message);
   end_run(engine, 2, kAbortGrace);
 }
@@ -58,7 +57,7 @@ void on_exit_called() {
   static const std::thread::id main_thread = std::this_thread::get_id();  // see run_ranks_main()
   if (running == nullptr || std::this_thread::get_id() != main_thread) return;
   const char* message = "exit() was called in the middle of the run";
-  fmt::print(stderr, "error: rank {}: {}\n", running->rank(), message);
+  print_error(fmt::format("rank {}: {}", running->rank(), message));
   running->fail_run(message);
   _exit(1);
 }
@@ -66,9 +65,10 @@ void on_exit_called() {
 int run_rank(QueueEngine& engine, int (*body)(const Communicator&, int, char**), int argc,
              char** argv) {
   try {
-    const int code = body(Communicator::world(engine), argc, argv);
-    finish_output();
+    int code = body(Communicator::world(engine), argc, argv);
+    if (const int lost = run_guarded([] { return 0; }, /*speak=*/true); lost != 0) code = lost;
     if (!engine.leave(std::chrono::hours(24))) end_run(engine, 1, kPeerGrace);
+    engine.leave_devices();
     engine.flight().left();
     return code;
   } catch (const RefusedTogether& error) {
@@ -80,7 +80,7 @@ int run_rank(QueueEngine& engine, int (*body)(const Communicator&, int, char**),
     end_run(engine, 1, kPeerGrace);
   } catch (const std::exception& error) {
     const std::string rank = engine.size() > 1 ? fmt::format("rank {}: ", engine.rank()) : "";
-    fmt::print(stderr, "error: {}{}\n", rank, error.what());
+    print_error(rank + error.what());
     engine.fail_run(error.what());
     if (engine.size() == 1) return 1;
     end_run(engine, 1, kAbortGrace);
@@ -98,10 +98,8 @@ int run_ranks_main(int (*body)(const Communicator&, int, char**), int argc, char
       },
       MpiProcess::launched_rank() == 0);
   if (code != 0) return code;
-  // Ranks of one machine share its cores, unless the launcher has said otherwise.
-  if (std::getenv("OMP_NUM_THREADS") == nullptr) {
-    set_num_threads(std::max(1, available_cores() / mpi->local_size()));
-  }
+  // Ranks of one machine share its cores.
+  settle_threads(mpi->local_size(), MpiProcess::launched_rank() == 0);
   const std::unique_ptr<Transport> transport = mpi->make_transport();
   QueueEngine engine(*transport);
   engine.flight().on_open([&](const std::string& path) {

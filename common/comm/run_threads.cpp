@@ -21,6 +21,7 @@ void run_rank(ThreadsFabric& fabric, int rank, double timeout, Device device,
   engine.set_timeout(std::chrono::duration<double>(timeout));
   try {
     body(Communicator::world(engine));
+    if (engine.leave(std::chrono::duration<double>(timeout))) engine.leave_devices();
   } catch (const PeerFailed&) {
     return;
   } catch (const std::exception& error) {
@@ -28,7 +29,6 @@ void run_rank(ThreadsFabric& fabric, int rank, double timeout, Device device,
     engine.fail_run(error.what());
     return;
   }
-  engine.leave(std::chrono::duration<double>(timeout));
 }
 
 }  // namespace

@@ -59,6 +59,7 @@ class ThreadsTransport : public Transport {
   Bell& bell() override { return fabric_.desks_[rank_].bell; }
   bool rings() const override { return true; }
   std::chrono::microseconds patience() const override { return std::chrono::microseconds(50); }
+  bool ranks_are_processes() const override { return false; }
   bool cancel() override;
   [[noreturn]] void abort(int code) override;
 

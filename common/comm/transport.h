@@ -73,6 +73,8 @@ class Transport {
   virtual bool rings() const = 0;
   /// How long a waiting thread polls and yields before it sleeps.
   virtual std::chrono::microseconds patience() const = 0;
+  /// Whether each rank is a process, with which everything ends that its device does.
+  virtual bool ranks_are_processes() const = 0;
   /// Gives up every message under way. Returns whether their memory may be used again.
   virtual bool cancel() = 0;
   /// Ends every process of the run, at once, with this exit code.

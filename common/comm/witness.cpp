@@ -111,11 +111,13 @@ Witness::Witness() {
   const socklen_t length = address_of(getpid(), address);
   const bool bound = bind(listener, reinterpret_cast<const sockaddr*>(&address), length) == 0 &&
                      listen(listener, 1024) == 0;
+  const pid_t parent = getpid();
   child_ = bound ? fork() : -1;  // no witness, and a run that can do without
   if (child_ == 0) {
     // Nobody may take the witness for the rank: not the terminal, which signals its process group,
     // and not mpiexec, which reads what the rank prints and waits for its connections to close.
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // until the first rank connects
+    prctl(PR_SET_PDEATHSIG, SIGKILL);   // until the first rank connects
+    if (getppid() != parent) _exit(0);  // which has gone already
     setsid();
     dup2(listener, 0);
     close_range(1, ~0U, 0);

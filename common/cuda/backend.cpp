@@ -30,7 +30,8 @@ CopyShape copy_shape(const Tensor& y, const Tensor& x) {
 
 }  // namespace
 
-CudaBackend::CudaBackend(cudaStream_t stream) : stream_(stream), library_(stream) {
+CudaBackend::CudaBackend(cudaStream_t stream, MatmulDetours& detours)
+    : stream_(stream), library_(stream, detours) {
   int device = 0;
   USP_CUDA(cudaGetDevice(&device));
   USP_CUDA(
@@ -86,10 +87,12 @@ void CudaBackend::embedding_forward(Tensor y, const Tensor& table, const Tensor&
 
 void CudaBackend::embedding_backward(Tensor dtable, const Tensor& dy, const Tensor& tokens,
                                      int64_t vocab_offset, bool accumulate) {
+  const Tensor lists =
+      workspace({embedding_backward_workspace(dy.size(0), dtable.size(0))}, DType::i32);
   with_type(dy.dtype(), dtable.dtype(), [&]<class T, class G>(T, G) {
     EmbeddingTable<T, G>::backward(stream_, data<G>(dtable), data<T>(dy), data<int32_t>(tokens),
-                                   dy.size(0), dtable.size(0), dy.size(1), vocab_offset,
-                                   accumulate);
+                                   dy.size(0), dtable.size(0), dy.size(1), vocab_offset, accumulate,
+                                   data<int32_t>(lists));
   });
 }
 
@@ -220,8 +223,8 @@ void CudaBackend::adamw(Tensor value, Tensor master, Tensor m, Tensor v, const T
 
 namespace usp {
 
-std::unique_ptr<Backend> make_cuda_backend(cudaStream_t stream) {
-  return std::make_unique<cuda::CudaBackend>(stream);
+std::unique_ptr<Backend> make_cuda_backend(cudaStream_t stream, cuda::MatmulDetours& detours) {
+  return std::make_unique<cuda::CudaBackend>(stream, detours);
 }
 
 }  // namespace usp

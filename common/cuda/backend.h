@@ -8,7 +8,7 @@ namespace usp::cuda {
 /// Hands the operands of every operation to its kernels.
 class CudaBackend : public Backend {
  public:
-  explicit CudaBackend(cudaStream_t stream);
+  CudaBackend(cudaStream_t stream, MatmulDetours& detours);
 
   // backend.cpp
   void fill(Tensor y, double value) override;

@@ -18,11 +18,6 @@ namespace cuda {
 
 namespace {
 
-/// CUDA writes 12040 for 12.4.
-std::string version_text(int version) {
-  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
-}
-
 /// How many GPUs there are; throws UsageError where there is none, or none for this program.
 int count_devices() {
   int count = 0;
@@ -45,6 +40,7 @@ int count_devices() {
     usage_error(
         "device=cuda: the driver shows no GPU; is CUDA_VISIBLE_DEVICES empty? Try --device cpu");
   }
+  if (status == cudaErrorDevicesUnavailable) USP_CUDA(status);
   usage_error("device=cuda: CUDA does not start: {}; try --device cpu", cudaGetErrorString(status));
 }
 
@@ -87,13 +83,15 @@ bool UploadRing::make_room() {
 }
 
 CudaDevice::CudaDevice(int index) : index_(index) {
-  USP_CUDA(cudaSetDevice(index_));
+  use();
   USP_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   marks_.emplace(stream_);
 }
 
 CudaDevice::~CudaDevice() {
+  static_cast<void>(cudaSetDevice(index_));  // whoever lets go of it last
   static_cast<void>(cudaStreamSynchronize(stream_));
+  static_cast<void>(cudaFree(connecting_));
   for (cudaStream_t stream : {down_, up_, stream_}) {
     if (stream != nullptr) static_cast<void>(cudaStreamDestroy(stream));
   }
@@ -108,6 +106,17 @@ std::string CudaDevice::description() const {
                      properties.major, properties.minor, version_text(driver));
 }
 
+void CudaDevice::require(DType dtype) const {
+  constexpr int kFirstOfBf16 = 8;  // Ampere
+  cudaDeviceProp properties{};
+  USP_CUDA(cudaGetDeviceProperties(&properties, index_));
+  if (dtype != DType::bf16 || properties.major >= kFirstOfBf16) return;
+  usage_error(
+      "dtype=bf16: this GPU, {} of compute capability {}.{}, multiplies no bf16, which takes "
+      "{}.0 or later; try --dtype f32, or --device cpu",
+      properties.name, properties.major, properties.minor, kFirstOfBf16);
+}
+
 std::string CudaDevice::matmul_library() const {
   int runtime = 0;
   USP_CUDA(cudaRuntimeGetVersion(&runtime));
@@ -116,7 +125,14 @@ std::string CudaDevice::matmul_library() const {
 
 std::unique_ptr<Backend> CudaDevice::make_backend() {
   start_nothing(stream_);  // else a run would find out in its first step
-  return make_cuda_backend(stream_);
+  return make_cuda_backend(stream_, detours_);
+}
+
+std::vector<std::string> CudaDevice::remarks() const {
+  if (detours_.by_copies + detours_.by_own_kernel == 0) return {};
+  return {fmt::format(
+      "cuBLASLt had no kernel for some products: {} by aligned copies, {} by a kernel of our own.",
+      detours_.by_copies, detours_.by_own_kernel)};
 }
 
 void* CudaDevice::take(Device where, int64_t bytes) {

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/cuda_backend.h"
+#include "cuda/errors.h"
 #include "cuda/event_marks.h"
 #include "tensor/device.h"
 #include "tensor/device_group.h"
@@ -52,10 +54,17 @@ class CudaDevice : public Accelerator, public SideCopies, public DeviceLibrary {
 
   std::string description() const override;
   std::string matmul_library() const override;
+  void require(DType dtype) const override;
   std::unique_ptr<Backend> make_backend() override;
+  std::vector<std::string> remarks() const override;
 
   void* take(Device where, int64_t bytes) override;
   void give_back(Device where, void* pointer) override;
+#ifdef USP_CUDA_IS_EMULATED
+  void released(void* pointer, int64_t bytes) override {
+    static_cast<void>(emulator::mark_undefined(pointer, static_cast<size_t>(bytes), stream_));
+  }
+#endif
   int64_t available_memory() override;
 
   void upload(void* to, const void* from, int64_t bytes) override;
@@ -80,6 +89,8 @@ class CudaDevice : public Accelerator, public SideCopies, public DeviceLibrary {
   std::string why_not_shared() override;
   std::string new_group_id() override;
   std::unique_ptr<DeviceGroup> join(const std::string& id, int ranks, int rank) override;
+  std::unique_ptr<DeviceGroup> join_pair(const std::string& id, bool sends) override;
+  std::vector<std::shared_ptr<Event>> start(std::span<const Start> calls) override;
 
   cudaStream_t stream() const { return stream_; }
 
@@ -91,11 +102,16 @@ class CudaDevice : public Accelerator, public SideCopies, public DeviceLibrary {
   /// A point of a stream behind so many bytes, which began at a mark.
   std::shared_ptr<Event> record(cudaStream_t stream, int64_t begin_mark, int64_t bytes);
 
+  /// Threads begin with GPU 0. One that asks there about another makes a context on it besides.
+  void use() const;
+
   int index_;
+  void* connecting_ = nullptr;  ///< what a pair of NCCL's first sends
   cudaStream_t stream_ = nullptr;
   cudaStream_t down_ = nullptr, up_ = nullptr;  ///< made with the first message
   UploadRing ring_;
   std::optional<EventMarks> marks_;  ///< made with the stream
+  MatmulDetours detours_;
 };
 
 }  // namespace usp::cuda

@@ -2,11 +2,29 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
+#include <string>
+
 namespace usp::cuda {
+
+/// As CUDA's versions are written: "12.4" for 12040.
+std::string version_text(int version);
 
 /// Throws Error, with the call, its place and the rank, unless `status` says success; UsageError
 /// where the program has no kernels for this GPU.
 void check(cudaError_t status, const char* call, const char* file, int line);
+
+/// A kernel that was to be started, for messages.
+struct Launched {
+  const void* kernel;
+  int64_t blocks, threads;
+  const char* file;  ///< where
+  int line;
+};
+/// Throws Error, with the kernel, its grid and the caller, unless it could be queued.
+void check_launch(cudaError_t status, const Launched& launched);
+/// Throws Error if a grid has more blocks than CUDA counts, which a launch would cut off.
+void check_grid(const Launched& launched);
 
 }  // namespace usp::cuda
 

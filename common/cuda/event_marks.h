@@ -49,6 +49,7 @@ class EventMarks : public Marks {
   int64_t first_ = 0;             ///< those before are forgotten
   cudaEvent_t anchor_ = nullptr;  ///< where the clocks were compared
   int64_t anchor_ns_ = 0;         ///< the host's clock there
+  int64_t last_ns_ = 0;           ///< the latest time read
   Clocks clocks_;
 };
 

@@ -47,6 +47,26 @@ struct Copy {
   static void run(cudaStream_t stream, To* y, const From* x, const CopyShape& shape);
 };
 
+/// Matrices of any strides, the first of which begins at `data`.
+template <class T>
+struct Strided {
+  T* data;
+  int64_t batch, row, column;
+
+  __device__ T* at(int64_t b, int64_t i, int64_t j) const {
+    return data + b * batch + i * row + j * column;
+  }
+};
+
+/// matmul.cu; G is T or A
+template <class T, class G>
+struct Matmul {
+  /// c = a b, or c += a b, for `count` matrices: c [m, n], a [m, k], b [k, n].
+  static void run(cudaStream_t stream, const Strided<G>& c, const Strided<T>& a,
+                  const Strided<T>& b, int64_t count, int64_t m, int64_t n, int64_t k,
+                  bool accumulate);
+};
+
 /// Rows of D channels: (b, s, n) of x [B, S, N, D] begins at data[b sample + s row + n head].
 template <class T>
 struct Heads {
@@ -73,12 +93,15 @@ struct Embedding {
   static void forward(cudaStream_t stream, T* y, const T* table, const int32_t* tokens,
                       int64_t num_tokens, int64_t V, int64_t H, int64_t vocab_offset);
 };
+/// embedding.cu: elements of the workspace of EmbeddingTable::backward(), of int32_t
+int64_t embedding_backward_workspace(int64_t num_tokens, int64_t V);
+
 /// embedding.cu; the gradients of a table are in G: A or T
 template <class T, class G>
 struct EmbeddingTable {
   static void backward(cudaStream_t stream, G* dtable, const T* dy, const int32_t* tokens,
                        int64_t num_tokens, int64_t V, int64_t H, int64_t vocab_offset,
-                       bool accumulate);
+                       bool accumulate, int32_t* workspace);
 };
 
 /// rmsnorm.cu; dresidual may be nullptr

@@ -20,12 +20,26 @@ inline constexpr int64_t kDefaultSharedBytes = 48 << 10;
 /// The smallest number of groups of `size` that hold `count`.
 constexpr int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
+/// A stream, and the line that puts a kernel into it.
+struct Queue {
+  cudaStream_t stream;
+  const char* file;
+  int line;
+
+  Queue(cudaStream_t given,  // NOLINT: written as the stream that it is
+        const char* from = __builtin_FILE(), int at = __builtin_LINE())
+      : stream(given), file(from), line(at) {}
+};
+
 /// Enqueues kernel(arguments...) for `blocks` blocks of `threads` threads. No blocks: nothing to
 /// do, where CUDA would report an error. A function, because C++ cannot parse CUDA's <<<>>>.
 template <class... Parameters>
 void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, int64_t shared_bytes,
-            cudaStream_t stream, std::type_identity_t<Parameters>... arguments) {
+            const Queue& queue, std::type_identity_t<Parameters>... arguments) {
   if (blocks == 0) return;
+  const Launched launched{reinterpret_cast<const void*>(kernel), blocks, threads, queue.file,
+                          queue.line};
+  check_grid(launched);
   if (shared_bytes > kDefaultSharedBytes) {
     USP_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(shared_bytes)));
@@ -34,8 +48,8 @@ void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, int64_t 
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = stream;
-  USP_CUDA(cudaLaunchKernelEx(&config, kernel, arguments...));
+  config.stream = queue.stream;
+  check_launch(cudaLaunchKernelEx(&config, kernel, arguments...), launched);
 }
 
 /// The number of this thread in the whole grid.

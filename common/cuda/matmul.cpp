@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "cuda/operands.h"
 #include "tensor/runtime.h"
 
 namespace usp::cuda {
@@ -37,6 +38,9 @@ struct Factor {
   const void* address() const { return is_wide ? static_cast<const void*>(&wide) : &narrow; }
 };
 
+/// The smallest multiple of `size` that is not below `count`.
+int64_t rounded_up(int64_t count, int64_t size) { return (count + size - 1) / size * size; }
+
 /// The largest power of two, up to 16, that divides `value`; 16 for 0.
 int alignment_of(uint64_t value) {
   return static_cast<int>(std::min<uint64_t>(16, uint64_t{1} << std::countr_zero(value | 16)));
@@ -47,6 +51,7 @@ int alignment_of(uint64_t value) {
 MatmulLibrary::Layout::Layout(const Matrices& x) : batch_stride(x.batch_stride) {
   const Tensor& matrix = x.first;
   const int64_t rows = matrix.size(0), columns = matrix.size(1);
+  const uint64_t element = bytes_of(matrix.dtype());
   // The stride of an axis of size 1 means nothing, but the library checks it.
   transposed = columns > 1 && matrix.stride(1) != 1;
   USP_CHECK(!transposed || rows <= 1 || matrix.stride(0) == 1,
@@ -54,8 +59,7 @@ MatmulLibrary::Layout::Layout(const Matrices& x) : batch_stride(x.batch_stride) 
             matrix.stride(1));
   leading = transposed ? std::max(matrix.stride(1), rows)
             : rows > 1 ? std::max(matrix.stride(0), columns)
-                       : columns;
-  const uint64_t element = bytes_of(matrix.dtype());
+                       : rounded_up(columns, 16 / int64_t(element));
   alignment = std::min({alignment_of(reinterpret_cast<uint64_t>(matrix.address())),
                         alignment_of(leading * element), alignment_of(batch_stride * element)});
 }
@@ -85,6 +89,8 @@ class MatmulLibrary::Plan {
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
 
+  /// Whether the library has a kernel for it.
+  bool found() const { return found_; }
   void run(cublasLtHandle_t library, cudaStream_t stream, const Tensor& c, const Tensor& a,
            const Tensor& b, bool accumulate) const {
     const CategoryScope scope(Category::workspace);
@@ -123,6 +129,9 @@ class MatmulLibrary::Plan {
           cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value)));
     };
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kMaxWorkspaceBytes);
+    // Deep products may be cut into parts. Their sums are bf16's, too, unless that is forbidden.
+    set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+        static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     // It would rely on 256 bytes otherwise.
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(p.b.alignment));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(p.a.alignment));
@@ -132,18 +141,18 @@ class MatmulLibrary::Plan {
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         library, operation_, left_, right_, result_, result_, preference, 1, &choice_, &found);
     cublasLtMatmulPreferenceDestroy(preference);
-    USP_CHECK(status == CUBLAS_STATUS_SUCCESS && found == 1,
-              "cuBLASLt has no kernel for {} products [{}, {}] x [{}, {}] -> {} of {}: {}", p.count,
-              p.m, p.k, p.k, p.n, name(p.c_dtype), name(p.dtype), cublasLtGetStatusString(status));
+    found_ = status == CUBLAS_STATUS_SUCCESS && found > 0;
   }
 
   DType dtype_;
   cublasLtMatmulDesc_t operation_ = nullptr;
   cublasLtMatrixLayout_t left_ = nullptr, right_ = nullptr, result_ = nullptr;
   cublasLtMatmulHeuristicResult_t choice_{};
+  bool found_ = false;
 };
 
-MatmulLibrary::MatmulLibrary(cudaStream_t stream) : stream_(stream) {
+MatmulLibrary::MatmulLibrary(cudaStream_t stream, MatmulDetours& detours)
+    : stream_(stream), detours_(detours) {
   USP_CUBLAS(cublasLtCreate(&library_));
 }
 
@@ -152,17 +161,72 @@ MatmulLibrary::~MatmulLibrary() {
   cublasLtDestroy(library_);
 }
 
-void MatmulLibrary::multiply(const Matrices& c, const Matrices& a, const Matrices& b,
-                             bool accumulate) {
+MatmulLibrary::Plan* MatmulLibrary::find(const Matrices& c, const Matrices& a, const Matrices& b) {
   const Problem problem{a.first.size(0), b.first.size(1), a.first.size(1),
                         c.count,         a.first.dtype(), c.first.dtype(),
                         Layout(a),       Layout(b),       Layout(c)};
   // Where shapes depend on data, as the rows of an expert do, most never come again.
   constexpr size_t kMostPlans = 1024;
-  if (plans_.size() == kMostPlans) plans_.clear();
-  std::unique_ptr<Plan>& plan = plans_[problem];
-  if (!plan) plan = std::make_unique<Plan>(library_, problem);
-  plan->run(library_, stream_, c.first, a.first, b.first, accumulate);
+  if (plans_.size() == kMostPlans && !plans_.contains(problem)) {
+    plans_.erase(std::ranges::min_element(plans_, {},
+                                          [](const auto& plan) { return plan.second.last_use; }));
+  }
+  Kept& kept = plans_[problem];
+  if (kept.plan == nullptr) kept.plan = std::make_unique<Plan>(library_, problem);
+  kept.last_use = ++uses_;
+  return kept.plan->found() ? kept.plan.get() : nullptr;
+}
+
+void MatmulLibrary::multiply(const Matrices& c, const Matrices& a, const Matrices& b,
+                             bool accumulate) {
+  if (const Plan* plan = find(c, a, b)) {
+    return plan->run(library_, stream_, c.first, a.first, b.first, accumulate);
+  }
+  multiply_copies(c, a, b, accumulate);
+}
+
+namespace {
+
+/// As many matrices, row by row, in rows of whole 16 bytes; `memory` holds them.
+Matrices aligned(const Matrices& x, Tensor& memory) {
+  const int64_t rows = x.first.size(0), columns = x.first.size(1);
+  const int64_t row = rounded_up(columns, 16 / bytes_of(x.first.dtype()));
+  memory = workspace({x.count * rows, row}, x.first.dtype());
+  return {memory.narrow(0, 0, rows).narrow(1, 0, columns), x.count, rows * row};
+}
+
+void copy(cudaStream_t stream, const Matrices& to, const Matrices& from) {
+  const Tensor &y = to.first, &x = from.first;
+  const CopyShape shape{{1, 1, to.count, y.size(0), y.size(1)},
+                        {0, 0, to.batch_stride, y.stride(0), y.stride(1)},
+                        {0, 0, from.batch_stride, x.stride(0), x.stride(1)},
+                        /*contiguous=*/false};
+  with_type(y.dtype(), [&]<class T>(T) { Copy<T, T>::run(stream, data<T>(y), data<T>(x), shape); });
+}
+
+}  // namespace
+
+void MatmulLibrary::multiply_copies(const Matrices& c, const Matrices& a, const Matrices& b,
+                                    bool accumulate) {
+  Tensor memory_c, memory_a, memory_b;
+  const Matrices to = aligned(c, memory_c), left = aligned(a, memory_a),
+                 right = aligned(b, memory_b);
+  if (const Plan* plan = find(to, left, right)) {
+    ++detours_.by_copies;
+    copy(stream_, left, a);
+    copy(stream_, right, b);
+    if (accumulate) copy(stream_, to, c);
+    plan->run(library_, stream_, to.first, left.first, right.first, accumulate);
+    return copy(stream_, c, to);
+  }
+  ++detours_.by_own_kernel;
+  with_type(a.first.dtype(), c.first.dtype(), [&]<class T, class G>(T, G) {
+    const auto of = []<class U>(const Matrices& x, U) {
+      return Strided<U>{data<U>(x.first), x.batch_stride, x.first.stride(0), x.first.stride(1)};
+    };
+    Matmul<T, G>::run(stream_, of(c, G{}), of(a, T{}), of(b, T{}), c.count, a.first.size(0),
+                      b.first.size(1), a.first.size(1), accumulate);
+  });
 }
 
 }  // namespace usp::cuda

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 
+#include "cuda/cuda_backend.h"
 #include "tensor/tensor.h"
 
 namespace usp::cuda {
@@ -25,10 +26,13 @@ struct Matrices {
 /// rounded to TF32. bf16 is multiplied by tensor cores, and summed in f32.
 ///
 /// The library has hundreds of kernels and a heuristic that picks one for given sizes, layouts and
-/// alignments. That takes longer than a small product, so a choice is kept for the run.
+/// alignments. That takes longer than a small product, so a choice is kept for the run. Where it
+/// has none, as may be for single rows or odd layouts, the operands are copied to where they are
+/// aligned; where it has none for these either, a kernel of our own multiplies. Both are counted.
 class MatmulLibrary {
  public:
-  explicit MatmulLibrary(cudaStream_t stream);
+  /// `detours` counts the products that it had no kernel for, and outlives it.
+  MatmulLibrary(cudaStream_t stream, MatmulDetours& detours);
   ~MatmulLibrary();
 
   /// c = a b, or c += a b, for every matrix of the batch. There is something to multiply: no size
@@ -57,9 +61,19 @@ class MatmulLibrary {
     auto operator<=>(const Problem&) const = default;
   };
 
+  /// The plan for it; nullptr if the library has no kernel.
+  Plan* find(const Matrices& c, const Matrices& a, const Matrices& b);
+  void multiply_copies(const Matrices& c, const Matrices& a, const Matrices& b, bool accumulate);
+
+  struct Kept {
+    std::unique_ptr<Plan> plan;
+    int64_t last_use = 0;
+  };
   cudaStream_t stream_;
   cublasLtHandle_t library_ = nullptr;
-  std::map<Problem, std::unique_ptr<Plan>> plans_;
+  std::map<Problem, Kept> plans_;
+  int64_t uses_ = 0;
+  MatmulDetours& detours_;
 };
 
 }  // namespace usp::cuda

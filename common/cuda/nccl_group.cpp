@@ -1,6 +1,7 @@
 #include "base/check.h"
 #include "cuda/cuda_device.h"
 #include "cuda/errors.h"
+#include "tensor/runtime.h"
 
 #if __has_include(<nccl.h>) && !defined(USP_WITHOUT_NCCL)
 
@@ -8,32 +9,59 @@
 #include <stdlib.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <list>
+#include <mutex>
 #include <string_view>
+#include <utility>
 
 namespace usp::cuda {
 
 namespace {
 
 void check_nccl(ncclResult_t result, const char* call) {
-  if (result != ncclSuccess) fail("{} failed: {}", call, ncclGetErrorString(result));
+  if (result == ncclSuccess) return;
+  const Runtime* runtime = Runtime::find();
+  const std::string more = ncclGetLastError(nullptr);
+  fail("{} failed{}: {}{}{}", call,
+       runtime == nullptr ? "" : fmt::format(" on rank {}", runtime->rank()),
+       ncclGetErrorString(result), more.empty() ? "" : ": ", more);
 }
 
 /// A call of NCCL that must succeed.
 #define USP_NCCL(call) check_nccl((call), #call)
 
 /// NCCL writes 22809 for 2.28.9, and wrote 2804 for 2.8.4.
-std::string version_text(int version) {
+std::string nccl_version_text(int version) {
   const int major = version < 10000 ? 1000 : 10000;
   return fmt::format("{}.{}.{}", version / major, version % major / 100, version % 100);
 }
 
 ncclDataType_t type_of(DType dtype) {
-  static_assert(DType::f32 < DType::bf16 && DType::bf16 < DType::f64 && DType::f64 < DType::i32);
-  constexpr std::array kTypes = {ncclFloat32, ncclBfloat16, ncclFloat64, ncclInt32};
-  return kTypes[static_cast<size_t>(dtype)];
+  switch (dtype) {
+    case DType::f32:
+      return ncclFloat32;
+    case DType::bf16:
+      return ncclBfloat16;
+    case DType::f64:
+      return ncclFloat64;
+    case DType::i32:
+      break;
+  }
+  return ncclInt32;
+}
+
+/// Settings that the library reads in its first call.
+void settle() {
+  // Kernels of several communicators start in the order in which the host has queued them.
+  [[maybe_unused]] static const int in_order =
+      setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
+  // Ranks are connected for collectives when they join, not in the first one of each size: there
+  // the host would wait for the others, in whatever order they come.
+  [[maybe_unused]] static const int connected =
+      setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/0);
 }
 
 }  // namespace
@@ -41,44 +69,77 @@ ncclDataType_t type_of(DType dtype) {
 /// A communicator and its stream.
 class CudaDevice::NcclGroup : public DeviceGroup {
  public:
+  /// While it lives, the communicator is given work, and is not aborted: NCCL takes none after.
+  class Use {
+   public:
+    /// Throws Error for a communicator that was given up.
+    Use(NcclGroup& group, CommKind kind) : group_(group) {
+      const std::lock_guard lock(group_.mutex_);
+      USP_CHECK(!group_.ended_, "{} on a communicator that was given up", name(kind));
+      ++group_.uses_;
+    }
+    ~Use() {
+      const std::lock_guard lock(group_.mutex_);
+      --group_.uses_;
+      group_.used_.notify_all();
+    }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    NcclGroup& group_;
+  };
+
   NcclGroup(CudaDevice& device, const std::string& id, int ranks, int rank)
       : device_(device), ranks_(ranks), rank_(rank) {
     ncclUniqueId unique;
     USP_CHECK(id.size() == sizeof(unique), "an id of NCCL has {} bytes, not {}", sizeof(unique),
               id.size());
     std::memcpy(&unique, id.data(), sizeof(unique));
+    settle();
     USP_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    // Kernels of several communicators start in the order in which the host has queued them.
-    [[maybe_unused]] static const int in_order =
-        setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
     USP_NCCL(ncclCommInitRank(&comm_, ranks, unique, rank));
   }
-  ~NcclGroup() override {
-    if (comm_ != nullptr && !aborted_.exchange(true)) static_cast<void>(ncclCommDestroy(comm_));
-    static_cast<void>(cudaStreamDestroy(stream_));
-  }
+  ~NcclGroup() override { static_cast<void>(cudaStreamDestroy(stream_)); }
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
 
-  std::shared_ptr<SideCopies::Event> start(const Call& call) override {
-    USP_CHECK(!aborted_, "{} on a communicator that was given up", name(call.kind));
-    device_.let_follow_work(stream_);
-    const int64_t mark = device_.marks_->make(stream_);
-    carry_out(call);
-    const int64_t elements = std::max(call.input_count, call.output_count);
-    return device_.record(stream_, mark, elements * bytes_of(call.dtype));
+  void leave() override {
+    if (end()) USP_NCCL(ncclCommDestroy(comm_));
   }
-
   std::string error() override {
+    const std::lock_guard lock(mutex_);
     ncclResult_t result = ncclSuccess;
-    if (!aborted_) USP_NCCL(ncclCommGetAsyncError(comm_, &result));
+    if (!ended_) USP_NCCL(ncclCommGetAsyncError(comm_, &result));
     return result == ncclSuccess || result == ncclInProgress ? "" : ncclGetErrorString(result);
   }
   void abort() override {
-    if (!aborted_.exchange(true)) static_cast<void>(ncclCommAbort(comm_));
+    static_cast<void>(cudaSetDevice(device_.index_));
+    if (end()) static_cast<void>(ncclCommAbort(comm_));
   }
 
- private:
+  /// What follows begins when the device has done all that it was given so far. Returns a mark.
+  int64_t begin() {
+    device_.let_follow_work(stream_);
+    return device_.marks_->make(stream_);
+  }
+  std::shared_ptr<SideCopies::Event> mark_end(const Call& call, int64_t begin_mark) {
+    const int64_t elements = std::max(call.input_count, call.output_count);
+    return device_.record(stream_, begin_mark, elements * bytes_of(call.dtype));
+  }
+
+  /// One element goes the way that all messages of this pair will go, so that both ends are
+  /// connected when it has come.
+  void connect() {
+    Call call;
+    call.kind = rank_ == 0 ? CommKind::send : CommKind::recv;
+    (rank_ == 0 ? call.input_count : call.output_count) = 1;
+    call.input = call.output = device_.connecting_;
+    call.peer = 1 - rank_;
+    carry_out(call);
+    USP_CUDA(cudaStreamSynchronize(stream_));
+  }
+
   void carry_out(const Call& call) {
     if (call.input_count == 0 && call.output_count == 0) return;  // which may have no address
     const ncclDataType_t type = type_of(call.dtype);
@@ -114,6 +175,17 @@ class CudaDevice::NcclGroup : public DeviceGroup {
     }
   }
 
+ private:
+  /// Whether nobody had ended it yet. Nothing begins to use it any more, and what does is over,
+  /// unless it waits for another rank: then to end it sets it free.
+  bool end() {
+    constexpr std::chrono::seconds kMostOfAUse(1);
+    std::unique_lock lock(mutex_);
+    if (std::exchange(ended_, true)) return false;
+    used_.wait_for(lock, kMostOfAUse, [this] { return uses_ == 0; });
+    return true;
+  }
+
   /// Grouped, so that no rank waits for another one's order.
   void all_to_all(const Call& call, ncclDataType_t type) {
     const char* from = static_cast<const char*>(call.input);
@@ -138,17 +210,21 @@ class CudaDevice::NcclGroup : public DeviceGroup {
   int ranks_, rank_;
   cudaStream_t stream_ = nullptr;
   ncclComm_t comm_ = nullptr;
-  std::atomic<bool> aborted_ = false;
+  std::mutex mutex_;  ///< guards the calls that do not wait, and what follows
+  std::condition_variable used_;
+  int uses_ = 0;
+  bool ended_ = false;
 };
 
 void CudaDevice::require() {
+  settle();
   int version = 0;
   USP_NCCL(ncclGetVersion(&version));
   if (version >= NCCL_VERSION_CODE) return;
   usage_error(
       "comm=nccl: the NCCL here is {}, and this program was built with {}; try LD_LIBRARY_PATH="
       "/folder/with/that or a later one, or --comm mpi",
-      version_text(version), version_text(NCCL_VERSION_CODE));
+      nccl_version_text(version), nccl_version_text(NCCL_VERSION_CODE));
 }
 
 std::string CudaDevice::why_not_shared() {
@@ -161,7 +237,7 @@ std::string CudaDevice::why_not_shared() {
   USP_NCCL(ncclGetVersion(&version));
   if (version >= kSharingVersion) return "";
   return fmt::format("which NCCL allows from 2.30 on, and the NCCL here is {}",
-                     version_text(version));
+                     nccl_version_text(version));
 }
 
 std::string CudaDevice::new_group_id() {
@@ -172,6 +248,35 @@ std::string CudaDevice::new_group_id() {
 
 std::unique_ptr<DeviceGroup> CudaDevice::join(const std::string& id, int ranks, int rank) {
   return std::make_unique<NcclGroup>(*this, id, ranks, rank);
+}
+
+std::unique_ptr<DeviceGroup> CudaDevice::join_pair(const std::string& id, bool sends) {
+  if (connecting_ == nullptr) {
+    USP_CUDA(cudaMalloc(&connecting_, sizeof(float)));
+    USP_CUDA(cudaMemsetAsync(connecting_, 0, sizeof(float), stream_));
+    USP_CUDA(cudaStreamSynchronize(stream_));
+  }
+  auto pair = std::make_unique<NcclGroup>(*this, id, 2, sends ? 0 : 1);
+  pair->connect();
+  return pair;
+}
+
+std::vector<std::shared_ptr<SideCopies::Event>> CudaDevice::start(std::span<const Start> calls) {
+  std::list<NcclGroup::Use> uses;
+  std::vector<int64_t> marks;
+  for (const auto& [group, call] : calls) {
+    NcclGroup& used = dynamic_cast<NcclGroup&>(*group);
+    uses.emplace_back(used, call.kind);
+    marks.push_back(used.begin());
+  }
+  if (calls.size() > 1) USP_NCCL(ncclGroupStart());
+  for (const auto& [group, call] : calls) dynamic_cast<NcclGroup&>(*group).carry_out(call);
+  if (calls.size() > 1) USP_NCCL(ncclGroupEnd());
+  std::vector<std::shared_ptr<Event>> over;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    over.push_back(dynamic_cast<NcclGroup&>(*calls[i].group).mark_end(calls[i].call, marks[i]));
+  }
+  return over;
 }
 
 }  // namespace usp::cuda
@@ -191,6 +296,14 @@ std::string CudaDevice::why_not_shared() { return "and there is no NCCL"; }
 std::string CudaDevice::new_group_id() { fail("this program was built without NCCL"); }
 
 std::unique_ptr<DeviceGroup> CudaDevice::join(const std::string&, int, int) {
+  fail("this program was built without NCCL");
+}
+
+std::unique_ptr<DeviceGroup> CudaDevice::join_pair(const std::string&, bool) {
+  fail("this program was built without NCCL");
+}
+
+std::vector<std::shared_ptr<SideCopies::Event>> CudaDevice::start(std::span<const Start>) {
   fail("this program was built without NCCL");
 }
 

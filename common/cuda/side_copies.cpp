@@ -16,6 +16,7 @@ class CudaDevice::SideEvent : public SideCopies::Event {
   SideEvent& operator=(const SideEvent&) = delete;
 
   bool passed() override {
+    device_.use();
     const cudaError_t status = cudaEventQuery(event_);
     if (status != cudaErrorNotReady) USP_CUDA(status);
     return status == cudaSuccess;
@@ -42,6 +43,8 @@ std::shared_ptr<SideCopies::Event> CudaDevice::record(cudaStream_t stream, int64
   event->end_mark = end_mark;
   return event;
 }
+
+void CudaDevice::use() const { USP_CUDA(cudaSetDevice(index_)); }
 
 void CudaDevice::let_follow_work(cudaStream_t stream) {
   const SideEvent so_far(*this, stream_);
@@ -70,7 +73,7 @@ std::shared_ptr<SideCopies::Event> CudaDevice::download(std::span<const Copy> co
 }
 
 std::shared_ptr<SideCopies::Event> CudaDevice::upload(std::span<const Copy> copies) {
-  USP_CUDA(cudaSetDevice(index_));  // each thread has a GPU of its own
+  use();
   const int64_t mark = marks_->make(up_);
   int64_t bytes = 0;
   for (const Copy& copy : copies) {

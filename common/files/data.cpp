@@ -1,56 +1,111 @@
 #include "files/data.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstring>
 
 #include "base/check.h"
 #include "base/sha256.h"
+#include "files/file_kind.h"
 
 namespace usp {
 
-namespace {
+TokenFile::TokenFile(const std::string& path, int token_bytes, int64_t vocab_size, bool given)
+    : TokenFile(path, read_token_format(path, token_bytes, given), vocab_size) {}
 
-MappedFile map_tokens(const std::string& path) {
-  try {
-    return MappedFile(path);
-  } catch (const Error& error) {
-    usage_error("data={}; give a text file or a .bin of tokens", error.what());
-  }
-}
-
-}  // namespace
-
-TokenFile::TokenFile(const std::string& path, int token_bytes, int64_t vocab_size)
-    : path_(path), token_bytes_(path.ends_with(".bin") ? token_bytes : 1), file_(map_tokens(path)) {
-  const int64_t bytes = std::ssize(file_.bytes());
-  size_ = bytes / token_bytes_;
-  if (size_ == 0) usage_error("data={} is empty; give a text file or a .bin of tokens", path);
-  if (bytes % token_bytes_ != 0) {
-    usage_error("data={}: {} bytes are no whole number of {}-byte tokens; see --token_dtype", path,
-                bytes, token_bytes_);
-  }
+TokenFile::TokenFile(const std::string& path, TokenFormat format, int64_t vocab_size)
+    : path_(path), format_(std::move(format)) {
+  size_ = std::ssize(format_.tokens) / format_.width;
+  if (size_ == 0) usage_error("data={} holds no token; give a longer file", path);
+  check_width();
   check_tokens(vocab_size);
 }
 
 int32_t TokenFile::operator[](int64_t index) const {
-  uint32_t token = 0;
-  std::memcpy(&token, file_.bytes().data() + index * token_bytes_, token_bytes_);  // little-endian
+  uint64_t token = 0;  // little-endian
+  std::memcpy(&token, format_.tokens.data() + index * format_.width, format_.width);
   return static_cast<int32_t>(token);
 }
 
-std::string TokenFile::sha256() const { return usp::sha256(file_.bytes()); }
+bool TokenFile::begins_document(int64_t index) const {
+  return std::ranges::binary_search(format_.document_starts, index);
+}
+
+std::string TokenFile::sha256() const {
+  const std::string digest = usp::sha256(format_.file->bytes());
+  if (!format_.index) return digest;
+  const std::string both = digest + usp::sha256(format_.index->bytes());
+  return usp::sha256(std::as_bytes(std::span(both)));
+}
+
+/// Ids of another width than they are read with show: of every two numbers one is then the upper
+/// half of an id, and next to nothing.
+void TokenFile::check_width() const {
+  constexpr int64_t kEnough = 16, kMost = 1 << 20, kUpper = 7;
+  const int64_t count = std::min(size_, kMost) / 2;
+  if (!format_.is_raw || 2 * count < kEnough) return;
+  int64_t upper[2] = {}, of_eight = 0, swapped = 0, zeros = 0;
+  for (int64_t i = 0; i < 2 * count; ++i) {
+    const auto token = static_cast<uint32_t>((*this)[i]);
+    upper[i % 2] += token <= kUpper;
+    of_eight += i % 4 >= 2 && token == 0;
+    swapped += token % 256 == 0;
+    zeros += token == 0;
+  }
+  const std::string file = shell_word(path_);
+  const auto refuse = [&](const std::string& what, const std::string& remedy) {
+    usage_error("data={}: {}; {}", path_, what, remedy);
+  };
+  const auto convert = [&](const char* dtype) {
+    return fmt::format(
+        "write ids of 32 bits with `python3 -c \"import numpy, sys; numpy.fromfile(sys.argv[1], "
+        "'{}').astype('<u4').tofile(sys.argv[2])\" {} ids.bin` and give --data ids.bin "
+        "--token_dtype "
+        "uint32",
+        dtype, file);
+  };
+  const std::string every = fmt::format("every second number of {} bits is {}", 8 * format_.width,
+                                        format_.width == 2 ? "at most 7" : "0");
+  if (upper[1] == count && 4 * upper[0] < 3 * count) {
+    if (format_.width == 4 || of_eight >= count - 1) {
+      refuse(every + ", so its ids have 64 bits", convert("<i8"));
+    }
+    refuse(every + ", so its ids have 32 bits", "give --token_dtype uint32");
+  }
+  if (upper[0] == count && 4 * upper[1] < 3 * count) {
+    refuse(every + ", so its ids are in big-endian order",
+           convert(format_.width == 2 ? ">u4" : ">i8"));
+  }
+  if (swapped == 2 * count && 2 * zeros < count) {
+    refuse("every number is a multiple of 256, so its ids are in big-endian order",
+           convert(format_.width == 2 ? ">u2" : ">u4"));
+  }
+}
 
 void TokenFile::check_tokens(int64_t vocab_size) const {
-  if (vocab_size >= int64_t{1} << (8 * token_bytes_)) return;
+  const int bits = 8 * format_.width;
+  if (!format_.is_signed && bits < 32 && vocab_size >= int64_t{1} << bits) return;
   for (int64_t i = 0; i < size_; ++i) {
-    const auto token = static_cast<uint32_t>((*this)[i]);
-    if (token >= vocab_size) {
-      const char* remedy = is_text() ? "text needs vocab_size=256 or more"
-                                     : "raise vocab_size, or check --token_dtype";
-      usage_error("data={}: token {} at position {} is not below vocab_size={}; {}", path_, token,
-                  i, vocab_size, remedy);
+    uint64_t token = 0;
+    std::memcpy(&token, format_.tokens.data() + i * format_.width, format_.width);
+    if (token < static_cast<uint64_t>(vocab_size) &&
+        !(format_.is_signed && bits < 64 && token >> (bits - 1) != 0)) {
+      continue;
     }
+    const bool negative = format_.is_signed && token >> (bits - 1) != 0;
+    const std::string shown =
+        negative ? fmt::format("-{}", (bits == 64 ? ~token : (uint64_t{1} << bits) - 1 - token) + 1)
+                 : fmt::format("{}", token);
+    const char* remedy = is_text()                           ? "text needs vocab_size=256 or more"
+                         : negative                          ? "an id is 0 or more"
+                         : !format_.is_raw                   ? "raise vocab_size"
+                         : format_.width == 4 && token > 1e6 ? "try --token_dtype uint16, or raise "
+                                                               "vocab_size"
+                                                             : "raise vocab_size, or check "
+                                                               "--token_dtype";
+    usage_error("data={}: token {} at position {} is not below vocab_size={}; {}", path_, shown, i,
+                vocab_size, remedy);
   }
 }
 
@@ -138,6 +193,22 @@ void Dataset::read(Split split, int64_t first_sample, std::span<int32_t> inputs,
       val_sample(sample, sample_inputs, sample_targets);
     }
   }
+}
+
+std::vector<int32_t> Dataset::document_begins(Split split, int64_t first_sample,
+                                              int64_t num_samples) const {
+  std::vector<int32_t> begins;
+  if (!file_.has_documents()) return begins;
+  for (int64_t sample = first_sample; sample < first_sample + num_samples; ++sample) {
+    const bool train = split == Split::train;
+    int64_t at = train ? train_start(sample) : train_tokens_ + sample * seq_len_;
+    for (int64_t i = 0; i < seq_len_; ++i, ++at) {
+      if (train && at == train_tokens_) at = 0;
+      const bool begins_here = i == 0 || at == 0 || file_.begins_document(at);
+      begins.push_back(begins_here ? static_cast<int32_t>(i) : begins.back());
+    }
+  }
+  return begins;
 }
 
 int64_t Dataset::val_samples() const { return std::max<int64_t>(val_tokens() - 1, 0) / seq_len_; }

@@ -5,32 +5,40 @@
 #include <string>
 #include <vector>
 
-#include "base/mapped_file.h"
 #include "base/rng.h"
+#include "files/token_format.h"
 
 namespace usp {
 
-/// A file of tokens, mapped into memory: a text file's bytes, or the little-endian uint16 or uint32
-/// of a pre-tokenised `.bin`.
+/// A file of tokens, mapped into memory: the bytes of a text, or ids in one of the formats of
+/// read_token_format().
 class TokenFile {
  public:
-  /// Throws UsageError if the file is missing, unreadable, empty, or holds a token >= vocab_size
-  /// (naming the token and where it stands). `token_bytes` (2 or 4) applies to `.bin` files.
-  TokenFile(const std::string& path, int token_bytes, int64_t vocab_size);
+  /// Throws UsageError if the file is missing, unreadable, empty, of another kind, or holds a token
+  /// >= vocab_size (naming the token and where it stands). `token_bytes` (2 or 4) is the width of
+  /// tokens in a file that does not say it; `given`: the command line does.
+  TokenFile(const std::string& path, int token_bytes, int64_t vocab_size, bool given = false);
+  /// The same of a file whose format has been read.
+  TokenFile(const std::string& path, TokenFormat format, int64_t vocab_size);
 
   int64_t size() const { return size_; }  ///< tokens
   int32_t operator[](int64_t index) const;
-  bool is_text() const { return token_bytes_ == 1; }
+  bool is_text() const { return format_.is_text; }
+  bool has_documents() const { return !format_.document_starts.empty(); }
+  /// Whether a document begins with this token, by the file's own word: it has documents.
+  bool begins_document(int64_t index) const;
   const std::string& path() const { return path_; }
-  std::string sha256() const;  ///< of the file's bytes, in hexadecimal
+  /// Of the file's bytes, in hexadecimal; with an index of documents, of its digest and the
+  /// index's.
+  std::string sha256() const;
 
  private:
   void check_tokens(int64_t vocab_size) const;
+  void check_width() const;
 
   std::string path_;
-  int token_bytes_ = 1;
+  TokenFormat format_;
   int64_t size_ = 0;
-  MappedFile file_;
 };
 
 /// The token ids in a flag's value, separated by blanks or commas: "1 15043" or "1,15043". Throws
@@ -60,6 +68,11 @@ class Dataset {
   /// Both for as many consecutive samples as there is room for.
   void read(Split split, int64_t first_sample, std::span<int32_t> inputs,
             std::span<int32_t> targets) const;
+
+  /// Of each token of so many consecutive samples, the position at which its document begins, where
+  /// the file says so; otherwise nothing.
+  std::vector<int32_t> document_begins(Split split, int64_t first_sample,
+                                       int64_t num_samples) const;
 
   int64_t train_tokens() const { return train_tokens_; }
   int64_t val_tokens() const { return file_.size() - train_tokens_; }

@@ -1,11 +1,15 @@
 #include "files/hf_config.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <filesystem>
 #include <optional>
+#include <set>
 
 #include "base/json_reader.h"
 #include "base/mapped_file.h"
+#include "files/file_kind.h"
 
 namespace usp {
 
@@ -24,6 +28,11 @@ std::string shown(const Json& json) {
   return text.size() > kMaxLength ? text.substr(0, kMaxLength) + "..." : text;
 }
 
+/// Whether a word stands in a text of words that blanks separate.
+bool is_among(std::string_view word, std::string_view words) {
+  return fmt::format(" {} ", words).find(fmt::format(" {} ", word)) != std::string::npos;
+}
+
 /// One object of the file. A value of null counts as absent, as it does for transformers.
 class Fields {
  public:
@@ -34,12 +43,22 @@ class Fields {
 
   const std::string& where() const { return where_; }
   const Json* find(const char* key) const {
+    read_.insert(key);
     const auto it = json_.find(key);
     return it == json_.end() || it->is_null() ? nullptr : &*it;
   }
 
   /// Where the key stands in the file, but with the value null.
   bool is_null(const char* key) const { return json_.contains(key) && json_.at(key).is_null(); }
+
+  /// Calls see(key, value) for each key whose value is not null.
+  template <class See>
+  void for_each(const See& see) const {
+    for (const auto& [key, value] : json_.items()) {
+      if (!value.is_null()) see(key, value);
+    }
+  }
+  bool was_read(const std::string& key) const { return read_.contains(key); }
 
   int64_t integer(const char* key, std::optional<int64_t> otherwise, int64_t minimum,
                   int64_t maximum) const {
@@ -90,13 +109,10 @@ class Fields {
       refuse(key, *value, fmt::format("{}; supported: {}", reason, shown(allowed)));
     }
   }
-  void absent(const char* key, const char* reason) const {
-    const Json* value = find(key);
-    if (value != nullptr) refuse(key, *value, reason);
-  }
 
-  [[noreturn]] void refuse(const char* key, const Json& value, const std::string& rule) const {
-    usage_error("{}: {}={} {}", where_, key, shown(value), rule);
+  [[noreturn]] void refuse(const std::string& key, const Json& value,
+                           const std::string& rule) const {
+    usage_error("{}: {}={} {}", where_, shown_key(key), shown(value), rule);
   }
 
  private:
@@ -106,8 +122,17 @@ class Fields {
     return value;
   }
 
+  /// Whoever wrote the file need not have written a name.
+  static std::string shown_key(const std::string& key) {
+    const bool plain = key.size() <= 60 && std::ranges::all_of(key, [](char c) {
+                         return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.';
+                       });
+    return plain ? key : shown(key);
+  }
+
   const Json& json_;
   std::string where_;
+  mutable std::set<std::string> read_;
 };
 
 /// A kind of model, with what transformers assumes where its config.json is silent.
@@ -121,12 +146,14 @@ struct Family {
 
 constexpr Family kFamilies[] = {
     {"llama", "LlamaForCausalLM", 0, 2048, 1e4, 1e-6},
+    {"mistral", "MistralForCausalLM", 8, 131072, 1e4, 1e-6},
     {"mixtral", "MixtralForCausalLM", 8, 131072, 1e6, 1e-5},
     {"deepseek_v3", "DeepseekV3ForCausalLM", 128, 4096, 1e4, 1e-6},
 };
 
 const Family& family_of(const Fields& fields) {
-  constexpr const char* kSupported = "supported: \"llama\", \"mixtral\" and \"deepseek_v3\"";
+  constexpr const char* kSupported =
+      "supported: \"llama\", \"mistral\", \"mixtral\" and \"deepseek_v3\"";
   if (fields.find("model_type") == nullptr) {
     usage_error("{}: model_type is missing; {}", fields.where(), kSupported);
   }
@@ -138,35 +165,212 @@ const Family& family_of(const Fields& fields) {
                 fmt::format("is not supported; {}", kSupported));
 }
 
+constexpr const char* kAll = "llama mistral mixtral deepseek_v3";
+constexpr const char* kWindow = "is not supported: attention reaches back to the start";
+constexpr const char* kDense = "is not supported: the MLP of this kind of model is dense";
+constexpr const char* kBias = "is not supported: projections have no biases";
+
+constexpr HfKey kKeys[] = {
+    {"model_type", kAll, HfKey::used},
+    {"architectures", kAll, HfKey::used},
+    {"hidden_size", kAll, HfKey::used},
+    {"num_hidden_layers", kAll, HfKey::used},
+    {"num_attention_heads", kAll, HfKey::used},
+    {"num_key_value_heads", kAll, HfKey::used},
+    {"head_dim", "llama mistral mixtral", HfKey::used},
+    {"head_dim", "deepseek_v3", HfKey::harmless},  // transformers sets it, and computes without it
+    {"intermediate_size", kAll, HfKey::used},
+    {"vocab_size", kAll, HfKey::used},
+    {"max_position_embeddings", kAll, HfKey::used},
+    {"rms_norm_eps", kAll, HfKey::used},
+    {"tie_word_embeddings", kAll, HfKey::used},
+    {"rope_theta", kAll, HfKey::used},
+    {"rope_parameters", kAll, HfKey::used},
+    {"rope_scaling", kAll, HfKey::used},
+    {"original_max_position_embeddings", kAll, HfKey::used},
+    {"byte_tokens", kAll, HfKey::used},
+    {"sliding_window", "mistral mixtral", HfKey::used},
+    {"num_local_experts", "mixtral", HfKey::used},
+    {"num_experts_per_tok", "mixtral deepseek_v3", HfKey::used},
+    {"n_routed_experts", "deepseek_v3", HfKey::used},
+    {"moe_intermediate_size", "deepseek_v3", HfKey::used},
+    {"n_shared_experts", "deepseek_v3", HfKey::used},
+    {"first_k_dense_replace", "deepseek_v3", HfKey::used},
+    {"norm_topk_prob", "deepseek_v3", HfKey::used},
+    {"routed_scaling_factor", "deepseek_v3", HfKey::used},
+    {"n_group", "deepseek_v3", HfKey::used},
+    {"topk_group", "deepseek_v3", HfKey::used},
+    {"q_lora_rank", "deepseek_v3", HfKey::used},
+    {"kv_lora_rank", "deepseek_v3", HfKey::used},
+    {"qk_nope_head_dim", "deepseek_v3", HfKey::used},
+    {"qk_rope_head_dim", "deepseek_v3", HfKey::used},
+    {"qk_head_dim", "deepseek_v3", HfKey::used},
+    {"v_head_dim", "deepseek_v3", HfKey::used},
+    {"rope_interleave", "deepseek_v3", HfKey::used},
+    {"num_nextn_predict_layers", "deepseek_v3", HfKey::used},
+
+    {"hidden_act", kAll, HfKey::only, "\"silu\"", "is not supported: the MLP is SwiGLU"},
+    {"attention_bias", kAll, HfKey::only, "false", kBias},
+    {"mlp_bias", kAll, HfKey::only, "false", kBias},
+    {"attention_dropout", kAll, HfKey::only, "0", "is not supported: there is no dropout"},
+    {"pretraining_tp", kAll, HfKey::only, "1",
+     "is not supported: it computes projections in slices"},
+    {"partial_rotary_factor", kAll, HfKey::only, "1", "is not supported: RoPE turns every channel"},
+    {"rope_interleaved", "llama mistral mixtral", HfKey::only, "false",
+     "is not supported: RoPE turns channels that are half a head apart"},
+    {"is_encoder_decoder", kAll, HfKey::only, "false", "is not supported"},
+    {"add_cross_attention", kAll, HfKey::only, "false", "is not supported"},
+    {"pruned_heads", kAll, HfKey::only, "{}", "is not supported: all heads are there"},
+    {"use_sliding_window", kAll, HfKey::only, "false", kWindow},
+    {"router_jitter_noise", "mixtral", HfKey::only, "0", "is not supported: routers add no noise"},
+    {"scoring_func", "deepseek_v3", HfKey::only, "\"sigmoid\"", "is not supported"},
+    {"topk_method", "deepseek_v3", HfKey::only, "\"noaux_tc\"",
+     "is not supported: a bias balances the experts"},
+    {"moe_layer_freq", "deepseek_v3", HfKey::only, "1",
+     "is not supported: from the first layer with experts on, all have"},
+
+    {"sliding_window", "llama deepseek_v3", HfKey::absent, "null", kWindow},
+    {"layer_types", kAll, HfKey::absent, "null", "is not supported: all layers are alike"},
+    {"quantization_config", kAll, HfKey::absent, "null",
+     "is not supported: weights must be F32, BF16, F16 or F64"},
+    {"num_local_experts", "llama mistral", HfKey::absent, "null", kDense},
+    {"n_routed_experts", "llama mistral", HfKey::absent, "null", kDense},
+    {"auto_map", "llama mistral mixtral", HfKey::absent, "null",
+     "is not supported: it names code of the model's own, which nobody has compared"},
+
+    // Where the file comes from, and how numbers and tokens are stored.
+    {"_name_or_path", kAll, HfKey::harmless},
+    {"_commit_hash", kAll, HfKey::harmless},
+    {"transformers_version", kAll, HfKey::harmless},
+    {"transformers.js_config", kAll, HfKey::harmless},
+    {"torch_dtype", kAll, HfKey::harmless},
+    {"dtype", kAll, HfKey::harmless},
+    {"use_bfloat16", kAll, HfKey::harmless},
+    {"auto_map", "deepseek_v3", HfKey::harmless},  // of the time before transformers had it
+    {"is_llama_config", kAll, HfKey::harmless},
+    {"unsloth_fixed", kAll, HfKey::harmless},
+    {"unsloth_version", kAll, HfKey::harmless},
+    {"tokenizer_class", kAll, HfKey::harmless},
+    {"prefix", kAll, HfKey::harmless},
+    {"bos_token_id", kAll, HfKey::harmless},
+    {"eos_token_id", kAll, HfKey::harmless},
+    {"pad_token_id", kAll, HfKey::harmless},
+    {"sep_token_id", kAll, HfKey::harmless},
+    {"unk_token_id", kAll, HfKey::harmless},
+    {"decoder_start_token_id", kAll, HfKey::harmless},
+
+    // How it was made, or trained.
+    {"initializer_range", kAll, HfKey::harmless},
+    {"gradient_checkpointing", kAll, HfKey::harmless},
+    {"problem_type", kAll, HfKey::harmless},
+    {"finetuning_task", kAll, HfKey::harmless},
+    {"task_specific_params", kAll, HfKey::harmless},
+    {"id2label", kAll, HfKey::harmless},
+    {"label2id", kAll, HfKey::harmless},
+    {"num_labels", kAll, HfKey::harmless},
+    {"router_aux_loss_coef", "mixtral deepseek_v3", HfKey::harmless},
+    {"aux_loss_alpha", "deepseek_v3", HfKey::harmless},
+    {"seq_aux", "deepseek_v3", HfKey::harmless},
+    {"ep_size", "deepseek_v3", HfKey::harmless},
+
+    // How the same is computed, and what is given back of it.
+    {"use_cache", kAll, HfKey::harmless},
+    {"attn_implementation", kAll, HfKey::harmless},
+    {"_attn_implementation", kAll, HfKey::harmless},
+    {"_attn_implementation_autoset", kAll, HfKey::harmless},
+    {"_flash_attn_2_enabled", kAll, HfKey::harmless},
+    {"experts_implementation", kAll, HfKey::harmless},
+    {"chunk_size_feed_forward", kAll, HfKey::harmless},
+    {"is_decoder", kAll, HfKey::harmless},
+    {"tie_encoder_decoder", kAll, HfKey::harmless},
+    {"cross_attention_hidden_size", kAll, HfKey::harmless},
+    {"output_attentions", kAll, HfKey::harmless},
+    {"output_hidden_states", kAll, HfKey::harmless},
+    {"output_router_logits", kAll, HfKey::harmless},
+    {"return_dict", kAll, HfKey::harmless},
+    {"torchscript", kAll, HfKey::harmless},
+    {"tf_legacy_loss", kAll, HfKey::harmless},
+
+    // How text is generated; the flags of a run say that here.
+    {"max_length", kAll, HfKey::harmless},
+    {"min_length", kAll, HfKey::harmless},
+    {"do_sample", kAll, HfKey::harmless},
+    {"temperature", kAll, HfKey::harmless},
+    {"top_k", kAll, HfKey::harmless},
+    {"top_p", kAll, HfKey::harmless},
+    {"typical_p", kAll, HfKey::harmless},
+    {"early_stopping", kAll, HfKey::harmless},
+    {"num_beams", kAll, HfKey::harmless},
+    {"num_beam_groups", kAll, HfKey::harmless},
+    {"num_return_sequences", kAll, HfKey::harmless},
+    {"diversity_penalty", kAll, HfKey::harmless},
+    {"repetition_penalty", kAll, HfKey::harmless},
+    {"length_penalty", kAll, HfKey::harmless},
+    {"exponential_decay_length_penalty", kAll, HfKey::harmless},
+    {"no_repeat_ngram_size", kAll, HfKey::harmless},
+    {"encoder_no_repeat_ngram_size", kAll, HfKey::harmless},
+    {"bad_words_ids", kAll, HfKey::harmless},
+    {"forced_bos_token_id", kAll, HfKey::harmless},
+    {"forced_eos_token_id", kAll, HfKey::harmless},
+    {"suppress_tokens", kAll, HfKey::harmless},
+    {"begin_suppress_tokens", kAll, HfKey::harmless},
+    {"remove_invalid_values", kAll, HfKey::harmless},
+    {"output_scores", kAll, HfKey::harmless},
+    {"return_dict_in_generate", kAll, HfKey::harmless},
+};
+
+const HfKey* row_of(const std::string& key, const Family& family) {
+  for (const HfKey& row : kKeys) {
+    if (row.key == key && row.is_of(family.model_type)) return &row;
+  }
+  return nullptr;
+}
+
 /// What transformers can do and the model here does not.
 void refuse_unsupported(const Fields& fields, const Family& family) {
+  fields.for_each([&](const std::string& key, const Json& value) {
+    const HfKey* row = row_of(key, family);
+    if (row == nullptr) {
+      fields.refuse(key, value,
+                    fmt::format("is not known of a \"{}\", so it may change what the model "
+                                "computes; leave it out if it does not",
+                                family.model_type));
+    }
+    if (row->rule == HfKey::absent) fields.refuse(key, value, row->reason);
+    if (row->rule == HfKey::only) fields.only(row->key, Json::parse(row->allowed), row->reason);
+  });
   const Json* architectures = fields.find("architectures");
   const Json supported = Json::array({family.architecture});
   if (architectures != nullptr && *architectures != supported) {
     fields.refuse("architectures", *architectures,
                   fmt::format("is not supported; supported: {}", shown(supported)));
   }
-  fields.only("hidden_act", "silu", "is not supported: the MLP is SwiGLU");
-  fields.only("attention_bias", false, "is not supported: projections have no biases");
-  fields.only("mlp_bias", false, "is not supported: projections have no biases");
-  fields.only("attention_dropout", 0, "is not supported: there is no dropout");
-  fields.only("pretraining_tp", 1, "is not supported: it computes projections in slices");
-  fields.only("partial_rotary_factor", 1, "is not supported: RoPE turns every channel");
-  fields.only("is_encoder_decoder", false, "is not supported");
-  fields.only("add_cross_attention", false, "is not supported");
-  fields.only("use_sliding_window", false, "is not supported: attention reaches back to the start");
-  fields.absent("sliding_window", "is not supported: attention reaches back to the start");
-  fields.absent("layer_types", "is not supported: all layers are alike");
-  fields.absent("quantization_config", "is not supported: weights must be F32, BF16, F16 or F64");
-  fields.only("router_jitter_noise", 0, "is not supported: routers add no noise");
-  fields.only("scoring_func", "sigmoid", "is not supported");
-  fields.only("topk_method", "noaux_tc", "is not supported: a bias balances the experts");
-  fields.only("moe_layer_freq", 1,
-              "is not supported: from the first layer with experts on, all have");
-  if (std::string_view(family.model_type) != "llama") return;
-  for (const char* key : {"num_local_experts", "n_routed_experts"}) {
-    fields.absent(key, "is not supported: the MLP of a \"llama\" is dense");
-  }
+}
+
+/// A key that is used has been read by now, unless another one takes its effect away.
+void refuse_unread(const Fields& fields, const Family& family) {
+  fields.for_each([&](const std::string& key, const Json& value) {
+    const HfKey* row = row_of(key, family);
+    if (row == nullptr || row->rule != HfKey::used || fields.was_read(key)) return;
+    fields.refuse(key, value, "has no effect beside the other keys; leave it out");
+  });
+}
+
+/// A window that is as long as the longest text changes nothing. null says that there is none, and
+/// silence what the first Mistral has.
+void check_window(const Fields& fields, const HfConfig& config, const Family& family) {
+  constexpr const char* kKey = "sliding_window";
+  if (row_of(kKey, family)->rule != HfKey::used || fields.is_null(kKey)) return;
+  const int64_t longest = config.max_position_embeddings;
+  const int64_t window =
+      fields.integer(kKey, config.model_type == "mistral" ? 4096 : longest, 1, int64_t{1} << 40);
+  if (window >= longest) return;
+  usage_error(
+      "{}: {}={}{} is not supported, as it is shorter than max_position_embeddings={}: attention "
+      "reaches back to the start; set max_position_embeddings={}, below which a window has no "
+      "effect",
+      fields.where(), kKey, window, fields.find(kKey) == nullptr ? " (what its absence means)" : "",
+      longest, window);
 }
 
 constexpr int64_t kMaxExperts = 1 << 16;
@@ -189,13 +393,13 @@ HfExperts read_deepseek_experts(const Fields& fields, int64_t num_layers) {
   experts.moe_ffn_hidden_size = fields.integer("moe_intermediate_size", 2048, 1, kMaxWidth);
   experts.num_shared_experts = fields.integer("n_shared_experts", 1, 0, 1 << 10);
   experts.first_dense_layers = fields.integer("first_k_dense_replace", 3, 0, num_layers);
-  if (experts.first_dense_layers == num_layers) return {};
   experts.router_score = "sigmoid";
   experts.norm_topk_prob = fields.boolean("norm_topk_prob", true);
   experts.routed_scaling_factor = fields.number("routed_scaling_factor", 2.5, 1e-6, 1e6);
   experts.expert_nodes = fields.integer("n_group", 8, 1, experts.num_experts);
   experts.route_nodes = fields.integer("topk_group", 4, 1, experts.expert_nodes);
   experts.choice_bias = true;
+  if (experts.first_dense_layers == num_layers) return {};
   const int64_t size = experts.num_experts / experts.expert_nodes;
   if (experts.num_experts % experts.expert_nodes != 0) {
     usage_error("{}: n_group={} must divide n_routed_experts={}", fields.where(),
@@ -230,6 +434,10 @@ HfLatentAttention read_latent_attention(const Fields& fields) {
   latent.rope_interleave = fields.boolean("rope_interleave", !fields.is_null("rope_interleave"));
   latent.rms_norm_eps = 1e-6;  // whatever config.json says of the other norms
   const int64_t head_dim = latent.qk_nope_head_dim + latent.qk_rope_head_dim;
+  if (fields.integer("qk_head_dim", head_dim, 1, 2 * kMaxWidth) != head_dim) {
+    usage_error("{}: qk_head_dim={} must be qk_nope_head_dim + qk_rope_head_dim={}", fields.where(),
+                shown(*fields.find("qk_head_dim")), head_dim);
+  }
   if (latent.qk_rope_head_dim % 2 != 0) {
     usage_error("{}: qk_rope_head_dim={} must be even: RoPE turns pairs of channels",
                 fields.where(), latent.qk_rope_head_dim);
@@ -259,6 +467,56 @@ const Json* rope_settings(const Fields& fields, const char** name) {
   return found;
 }
 
+/// The keys of RoPE's settings, and the rope_types that have them.
+struct RopeKey {
+  std::string_view key, types;
+};
+constexpr RopeKey kRopeKeys[] = {
+    {"rope_type", "default linear llama3 yarn"},
+    {"type", "default linear llama3 yarn"},
+    {"rope_theta", "default linear llama3 yarn"},
+    {"partial_rotary_factor", "default linear llama3 yarn"},
+    {"factor", "linear llama3 yarn"},
+    {"original_max_position_embeddings", "llama3 yarn"},
+    {"low_freq_factor", "llama3"},
+    {"high_freq_factor", "llama3"},
+    {"beta_fast", "yarn"},
+    {"beta_slow", "yarn"},
+    {"mscale", "yarn"},
+    {"mscale_all_dim", "yarn"},
+    {"truncate", "yarn"},
+    {"attention_factor", "yarn"},
+};
+
+/// What the settings say they are; silence means "default".
+std::string rope_type_of(const Fields& rope) {
+  const Json *type = rope.find("rope_type"), *old = rope.find("type");
+  if (type != nullptr && old != nullptr && *type != *old) {
+    rope.refuse("type", *old, fmt::format("differs from rope_type={}; keep one", shown(*type)));
+  }
+  if (type == nullptr && old == nullptr) return "default";
+  const char* key = type != nullptr ? "rope_type" : "type";
+  const std::string name = rope.text(key);
+  for (const char* known : {"default", "linear", "llama3", "yarn"}) {
+    if (name == known) return name;
+  }
+  rope.refuse(key, *rope.find(key),
+              "is not supported; supported: \"default\", \"linear\", \"llama3\" and \"yarn\"");
+}
+
+/// Refuses settings that the type does not have, some of which would change it if it had them.
+void refuse_other_settings(const Fields& rope, const std::string& type) {
+  rope.for_each([&](const std::string& key, const Json& value) {
+    const auto row = std::ranges::find(kRopeKeys, key, &RopeKey::key);
+    if (row == std::end(kRopeKeys)) {
+      rope.refuse(key, value, fmt::format("is no setting of rope_type \"{}\"", type));
+    }
+    if (is_among(type, row->types)) return;
+    rope.refuse(key, value,
+                fmt::format("is no setting of rope_type \"{}\", but of {}", type, row->types));
+  });
+}
+
 /// What the settings of "yarn" have of their own.
 void read_yarn(const Fields& rope, HfConfig& config) {
   constexpr double kMost = 1e6;
@@ -276,8 +534,11 @@ void read_yarn(const Fields& rope, HfConfig& config) {
   scaling.rope_mscale = rope.number("mscale", 0, 0, kMost);
   scaling.rope_mscale_all_dim = rope.number("mscale_all_dim", 0, 0, kMost);
   rope.only("truncate", true, "is not supported: pairs of channels are blended in whole numbers");
-  rope.absent("attention_factor",
-              "is not supported: it follows from factor, mscale and mscale_all_dim; leave it out");
+  if (const Json* factor = rope.find("attention_factor")) {
+    rope.refuse("attention_factor", *factor,
+                "is not supported: it follows from factor, mscale and mscale_all_dim; leave it "
+                "out");
+  }
 }
 
 void read_rope(const Fields& fields, HfConfig& config, const Family& family) {
@@ -286,32 +547,28 @@ void read_rope(const Fields& fields, HfConfig& config, const Family& family) {
   config.rope_theta = fields.number("rope_theta", family.rope_theta, 1, HUGE_VAL);
   if (settings == nullptr) return;
   const Fields rope(*settings, fmt::format("{}: {}", fields.where(), name));
+  const std::string type = rope_type_of(rope);
+  refuse_other_settings(rope, type);
   config.rope_theta = rope.number("rope_theta", config.rope_theta, 1, HUGE_VAL);
   rope.only("partial_rotary_factor", 1, "is not supported: RoPE turns every channel");
-  const char* type_key = rope.find("rope_type") != nullptr ? "rope_type" : "type";
-  const std::string type = rope.text(type_key);
   RopeScaling& scaling = config.rope_scaling;
-  if (type.empty() || type == "default") return;
-  if (type != "linear" && type != "llama3" && type != "yarn") {
-    rope.refuse(type_key, *rope.find(type_key),
-                "is not supported; supported: \"default\", \"linear\", \"llama3\" and \"yarn\"");
-  }
   scaling.rope_type = type;
+  if (type == "default") return;
   scaling.rope_factor = rope.number("factor", {}, 1, HUGE_VAL);
-  if (type != "yarn")
-    rope.only("mscale_all_dim", 0, "is not supported: it is of rope_type \"yarn\"");
   if (type == "linear") return;
+  constexpr const char* kOriginal = "original_max_position_embeddings";
+  const Fields& source = fields.find(kOriginal) != nullptr ? fields : rope;
+  std::optional<int64_t> otherwise;
   if (type == "yarn") {
     read_yarn(rope, config);
+    otherwise = config.max_position_embeddings;
   } else {
     scaling.rope_low_freq_factor = rope.number("low_freq_factor", {}, 0, HUGE_VAL);
     scaling.rope_high_freq_factor = rope.number(
         "high_freq_factor", {}, std::nextafter(scaling.rope_low_freq_factor, HUGE_VAL), HUGE_VAL);
   }
-  constexpr const char* kOriginal = "original_max_position_embeddings";
-  const Fields& source = fields.find(kOriginal) != nullptr ? fields : rope;
   scaling.rope_original_max_position_embeddings =
-      source.integer(kOriginal, config.max_position_embeddings, 1, int64_t{1} << 40);
+      source.integer(kOriginal, otherwise, 1, int64_t{1} << 40);
 }
 
 /// Throws UsageError where the numbers of heads do not go together.
@@ -340,10 +597,16 @@ void check_heads(const Fields& fields, const HfConfig& config) {
 
 }  // namespace
 
+bool HfKey::is_of(std::string_view model_type) const { return is_among(model_type, model_types); }
+
+std::span<const HfKey> hf_keys() { return kKeys; }
+
 HfConfig parse_hf_config(std::string_view text, const std::string& file) {
   if (std::ssize(text) > kMaxFileBytes) {
     usage_error("{}: {} bytes are more than a config.json has", file, text.size());
   }
+  const std::string other = other_kind_than("JSON", std::as_bytes(std::span(text)), file);
+  if (!other.empty()) usage_error("{}", other);
   const Json json = parse_json(text, file);
   const Fields fields(json, file);
   const Family& family = family_of(fields);
@@ -356,8 +619,6 @@ HfConfig parse_hf_config(std::string_view text, const std::string& file) {
   const bool own_kv_heads = family.num_kv_heads == 0 || fields.is_null("num_key_value_heads");
   const int64_t kv_heads = own_kv_heads ? config.num_heads : family.num_kv_heads;
   config.num_kv_heads = fields.integer("num_key_value_heads", kv_heads, 1, kMaxWidth);
-  config.head_dim = fields.integer(
-      "head_dim", std::max<int64_t>(1, config.hidden_size / config.num_heads), 1, kMaxWidth);
   config.ffn_hidden_size = fields.integer("intermediate_size", {}, 1, kMaxWidth);
   config.vocab_size = fields.integer("vocab_size", {}, 2, INT32_MAX);
   config.max_position_embeddings = fields.integer(
@@ -371,9 +632,14 @@ HfConfig parse_hf_config(std::string_view text, const std::string& file) {
     config.latent = read_latent_attention(fields);
     config.head_dim = config.latent.qk_nope_head_dim + config.latent.qk_rope_head_dim;
     config.predicting_layers = fields.integer("num_nextn_predict_layers", 1, 0, 10'000);
+  } else {
+    const int64_t quotient = std::max<int64_t>(1, config.hidden_size / config.num_heads);
+    config.head_dim = fields.integer("head_dim", quotient, 1, kMaxWidth);
   }
   read_rope(fields, config, family);
+  check_window(fields, config, family);
   check_heads(fields, config);
+  refuse_unread(fields, family);
   return config;
 }
 
@@ -384,8 +650,8 @@ HfConfig read_hf_config(const std::string& directory) {
     usage_error(
         "model={}: the directory has no config.json; Hugging Face's model directories hold "
         "config.json and model.safetensors, or model.safetensors.index.json and the files it "
-        "names",
-        directory);
+        "names{}",
+        directory, found_instead(directory));
   }
   const MappedFile file(path.string());
   return parse_hf_config(file.text(), path.string());

@@ -44,6 +44,8 @@ struct RopeScaling {
   void bind(Args& args);
   void validate() const;  ///< throws UsageError
 
+  bool operator==(const RopeScaling&) const = default;
+
  private:
   double blended(double frequency) const;  ///< of llama3
   /// The number of the pair, and parts of one, whose wave fits so many times into the original

@@ -14,10 +14,25 @@ namespace usp {
 /// 0.
 class RunDir {
  public:
-  /// Creates the directory. Throws UsageError if it holds a run already and `overwrite` is false
-  /// (otherwise that run's files are removed), if it cannot be written to, or if another run is at
-  /// work in it. With `resume` it has to hold a run, whose files stay.
+  /// Creates the directory. Throws UsageError if it holds a run already and neither `overwrite` nor
+  /// `resume` is given, if it cannot be written to, or if another run is at work in it. With
+  /// `resume` it has to hold a run, or checkpoints of one. What it holds stays, until begin().
   RunDir(const std::string& path, bool overwrite, bool resume = false);
+  /// Without first_step_is_done(), an earlier run's files lie there again as they were.
+  ~RunDir();
+  RunDir(const RunDir&) = delete;
+  RunDir& operator=(const RunDir&) = delete;
+
+  /// Nothing will refuse this run any more, so it takes the place of an earlier one, whose files
+  /// are put aside. They come back where this run ends before its first step has, even by
+  /// `kill -9`: then the next RunDir of this path finds them. A run that resumes keeps them.
+  void begin();
+  /// This run has been refused. It leaves the directory as it was.
+  void withdraw() { withdrawn_ = true; }
+  /// From here on this run is worth more than an earlier one, which is removed.
+  void first_step_is_done();
+  /// Whether an earlier run's files are aside.
+  bool has_earlier_run() const { return aside_; }
 
   std::string file(const std::string& name) const { return (path_ / name).string(); }
   const std::filesystem::path& path() const { return path_; }
@@ -34,10 +49,13 @@ class RunDir {
   void finish(const std::string& how) const { write("done", how + "\n"); }
 
  private:
-  void start(bool overwrite) const;
+  void check_free() const;
+  void put_aside() const;
+  void take_back() const;
 
   std::filesystem::path path_;
   bool resumes_;
+  bool made_ = false, begun_ = false, aside_ = false, first_step_done_ = false, withdrawn_ = false;
   std::unique_ptr<RunLock> lock_;
 };
 
@@ -46,13 +64,13 @@ bool is_checkpoint_name(std::string_view name);
 /// The same of one that is being written or removed: .tmp or .old.tmp follows.
 bool is_unfinished_checkpoint_name(std::string_view name);
 
-/// Turns Ctrl-C (SIGINT), SIGTERM and the end of who reads standard output into a request that
-/// stop_requested() reports. Ctrl-C or SIGTERM again a moment later ends the process at once.
-/// A thread that does nothing else receives them: the calling thread no longer does, nor do those
-/// that it starts afterwards.
+/// Turns Ctrl-C (SIGINT), SIGTERM, a terminal that is closed (SIGHUP) and output that is lost into
+/// a request that stop_requested() reports. One of these signals again a moment later ends the
+/// process at once, but SIGHUP never does. A thread that does nothing else receives them: the
+/// calling thread no longer does, nor do those that it starts afterwards.
 void install_stop_handlers();
 bool stop_requested();  ///< whether any of these has come
-/// SIGINT or SIGTERM, whichever asked last; 0: neither has.
+/// SIGINT, SIGTERM or SIGHUP, whichever asked last; 0: none has.
 int stop_signal_number();
 
 }  // namespace usp

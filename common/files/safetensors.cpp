@@ -10,6 +10,7 @@
 
 #include "base/file_writer.h"
 #include "base/json_reader.h"
+#include "files/file_kind.h"
 
 namespace usp {
 
@@ -121,7 +122,7 @@ class EntryReader {
     const std::string& text = it->get_ref<const std::string&>();
     const auto row = std::ranges::find(kElements, text, &ElementInfo::name);
     if (row == kElements.end()) {
-      refuse("dtype {} is unknown; such as F64, F32, F16, BF16 or I32 are", in_quotes(text));
+      refuse("dtype {} is unknown; weights are F32, BF16, F16 or F64", in_quotes(text));
     }
     return row->type;
   }
@@ -267,6 +268,8 @@ SafetensorsFile::SafetensorsFile(const std::string& name, std::span<const std::b
 }
 
 void SafetensorsFile::parse(std::span<const std::byte> bytes) {
+  const std::string other = other_kind_than("safetensors", bytes, path_);
+  if (!other.empty()) fail("{}", other);
   uint64_t length = 0;
   if (std::ssize(bytes) < kLengthBytes) {
     fail("{}: byte 0: {} bytes hold no header length, which takes 8", path_, bytes.size());
@@ -319,6 +322,8 @@ const StoredTensor& SafetensorsFile::get(std::string_view name) const {
 
 std::map<std::string, std::string> parse_safetensors_index(std::string_view text,
                                                            const std::string& path) {
+  const std::string other = other_kind_than("JSON", std::as_bytes(std::span(text)), path);
+  if (!other.empty()) fail("{}", other);
   const Json json = parse_json(text, path);
   if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
     fail("{}: there is no weight_map, an object from tensors to files", path);
@@ -344,7 +349,8 @@ TensorCollection::TensorCollection(const std::string& path) : path_(path) {
     path_ = fs::path(path) / "model.safetensors";
     if (!fs::exists(path_)) path_ = fs::path(path) / "model.safetensors.index.json";
     if (!fs::exists(path_)) {
-      fail("{} holds neither model.safetensors nor model.safetensors.index.json", path);
+      fail("{} holds neither model.safetensors nor model.safetensors.index.json{}", path,
+           found_instead(path));
     }
   }
   if (path_.ends_with(".json")) {

@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/rules.h"
+#include "run/run_config.h"
 #include "tensor/device_group.h"
 #include "tensor/runtime.h"
 
@@ -44,6 +46,9 @@ void CommConfig::bind(Args& args) {
       .may_differ_on_resume();
   args.bind("comm", comm, {"mpi", "nccl"}, "what carries tensors of GPUs: mpi goes by the host")
       .may_differ_on_resume();
+  args.bind("world_size", world_size,
+            "ranks that --estimate and plans speak of, without starting them; 0: those that run")
+      .may_differ_on_resume();
   args.bind("node_size", node_size, "ranks in a node of the emulated machine; 0: all of them")
       .may_differ_on_resume();
   args.bind("link", link,
@@ -53,6 +58,7 @@ void CommConfig::bind(Args& args) {
 
 void CommConfig::validate(const Args&) const {
   check_range("comm_timeout", comm_timeout, 0.1, 1e6);
+  check_range("world_size", double(world_size), 0, HUGE_VAL);
   check_range("node_size", double(node_size), 0, HUGE_VAL);
   parse_links(*this);
   if (comm == "nccl" && !link.empty()) {
@@ -60,6 +66,14 @@ void CommConfig::validate(const Args&) const {
         "link={} slows messages that go by the host, and comm=nccl sends none; try --comm mpi",
         link.front());
   }
+}
+
+void CommConfig::check(const RunConfig& run) const {
+  const MeshSizes sizes = run.mesh();
+  check_mesh(sizes, ranks > 0 ? ranks : sizes.ranks());
+  if (node_size == 0 || sizes.ranks() % node_size == 0) return;
+  refuse("nodes_of_equal_size", divisors_of("node_size", sizes.ranks()),
+         "node_size={} must divide the {} ranks of the run", node_size, sizes.ranks());
 }
 
 void watch(const Communicator& world, const CommConfig& config, const RunDir& run_dir) {
@@ -72,8 +86,10 @@ void watch(const Communicator& world, const CommConfig& config, const RunDir& ru
   if (world.rank() == 0) std::filesystem::create_directories(folder, error);
   world.barrier();
   if (world.rank() != 0) std::filesystem::create_directories(folder, error);
-  if (error) fail("cannot create {}: {}", folder.string(), error.message());
-  world.engine().flight().open((folder / fmt::format("rank_{:04}.txt", world.rank())).string());
+  refuse_together(world, [&] {
+    if (error) usage_error("cannot create {}: {}", folder.string(), error.message());
+    world.engine().flight().open((folder / fmt::format("rank_{:04}.txt", world.rank())).string());
+  });
 }
 
 void use_nccl(const Communicator& world) {
@@ -102,10 +118,6 @@ Connection connect(const Communicator& world, const CommConfig& config, bool mea
   Connection connection;
   connection.ranks = world.size();
   connection.node_size = config.node_size;
-  if (config.node_size > 0 && world.size() % config.node_size != 0) {
-    usage_error("node_size={} must divide the {} ranks of the run; try {}", config.node_size,
-                world.size(), list_divisors(world.size()));
-  }
   world.engine().set_node_size(config.node_size);
   std::optional<Links> links = parse_links(config);
   if (world.size() == 1 || (!links && !measure)) return connection;

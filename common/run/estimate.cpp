@@ -28,9 +28,31 @@ int64_t bytes_of(const std::vector<LiveBytes>& parts, const LiveBytes& wanted) {
 
 std::string in_mib(double bytes) { return fmt::format("{:.2f} MiB", bytes / (1 << 20)); }
 
+/// Of those whose peak is highest, the first.
+const RankEstimate& fullest(const std::vector<RankEstimate>& ranks) {
+  return *std::ranges::max_element(
+      ranks, {}, [](const RankEstimate& estimate) { return estimate.simulation.peak; });
+}
+
+/// In bytes: ranks may differ by few.
+std::string table_of_ranks(const std::vector<RankEstimate>& ranks) {
+  if (ranks.size() == 1) return "";
+  std::string text =
+      fmt::format("\nranks that differ, simulated, in bytes:\n{:>10}{:>8}{:>18}{:>18}{:>18}\n",
+                  "the first", "alike", "states", "peak activations", "peak of all");
+  for (const auto& [prediction, simulation, count, what] : ranks) {
+    text +=
+        fmt::format("{:>10}{:>8}{:>18}{:>18}{:>18}  {}\n", prediction.rank, count,
+                    simulation.states.total(), simulation.peak_activations, simulation.peak, what);
+  }
+  return text;
+}
+
 }  // namespace
 
 int64_t Prediction::saved_bytes() const { return sum_of(saved); }
+
+int64_t Prediction::needed() const { return states.total() + peak_activations + sum_of(buffers); }
 
 int64_t Simulation::saved_bytes() const { return sum_of(saved); }
 
@@ -65,17 +87,20 @@ Simulation simulate_steps(TrainerBase& trainer) {
   return make_simulation(kSteps);
 }
 
-std::string estimate_text(const RunConfig& config, const Prediction& prediction,
-                          const Simulation& simulation) {
+std::string estimate_text(const RunConfig& config, const std::vector<RankEstimate>& ranks) {
+  const auto& [prediction, simulation, count, what] = fullest(ranks);
   const StateBytes& states = prediction.states;
   const double n = double(prediction.parameters);
   // A share of the weights over all parameters would say nothing.
   const bool has_all = states.weights >= prediction.parameters;
   constexpr double kGiB = 1 << 30;
+  const MeshSizes mesh = config.mesh();
   std::string text = fmt::format(
-      "{:.0f} parameters in {}; {} x {} tokens, {}: a step without data\n\n"
+      "{:.0f} parameters in {}; {} x {} tokens, {}: a step without data\n"
+      "rank {} of {}{}: {}\n\n"
       "{:<22}{:>12}{:>12}{:>12}{:>14}\n",
-      n, config.dtype, config.micro_batch_size, config.seq_len, prediction.execution, "GiB",
+      n, config.dtype, config.micro_batch_size, config.seq_len, prediction.execution,
+      prediction.rank, mesh.ranks(), ranks.size() > 1 ? ", the fullest" : "", describe(mesh), "GiB",
       "formula", "simulated", "the book's", has_all ? "a parameter" : "");
   const auto row = [&](std::string_view what, double formula, double simulated, double book,
                        bool by_parameters = false) {
@@ -102,6 +127,11 @@ std::string estimate_text(const RunConfig& config, const Prediction& prediction,
       none);
   row("peak of all", none, double(simulation.peak), none);
   row("reserved", none, double(simulation.reserved), none);
+  const double share = double(simulation.peak) / (config.device_memory * kGiB);
+  text += fmt::format(
+      "\nA device of {:g} GiB {}.\n", config.device_memory,
+      share <= 1 ? fmt::format("holds it: the peak of all takes {:.0f} %", 100 * share)
+                 : fmt::format("does not hold it: the peak of all is {:.2f} times that", share));
   const int block = static_cast<int>(config.model.num_layers);  // one of the layers
   text += fmt::format("\nsaved by one layer:   {:>12}{:>12}\n", "formula", "simulated");
   for (const LiveBytes& part : prediction.saved) {
@@ -115,13 +145,17 @@ std::string estimate_text(const RunConfig& config, const Prediction& prediction,
       "{:.4g}\n",
       needed, again, 100 * again / needed, simulation.flops - simulation.recomputed_flops,
       simulation.recomputed_flops);
-  return text;
+  return text + table_of_ranks(ranks);
 }
 
-std::string estimate_json(const std::string& config_json, const Prediction& prediction,
-                          const Simulation& simulation) {
+std::string estimate_json(const std::string& config_json, const MeshSizes& mesh,
+                          const std::vector<RankEstimate>& ranks) {
+  const auto& [prediction, simulation, count, what] = ranks.front();
   nlohmann::ordered_json json;
   json["config"] = nlohmann::ordered_json::parse(config_json);
+  json["mesh"] = {
+      {"dp", mesh.dp}, {"pp", mesh.pp}, {"cp", mesh.cp}, {"tp", mesh.tp}, {"ep", mesh.ep}};
+  json["rank"] = prediction.rank;
   json["parameters"] = prediction.parameters;
   json["predicted"] = {{"weights", prediction.states.weights},
                        {"gradients", prediction.states.gradients},
@@ -154,6 +188,16 @@ std::string estimate_json(const std::string& config_json, const Prediction& pred
                                    {"name", part.name},
                                    {"bytes", bytes_of(simulation.saved, part)},
                                    {"predicted", part.bytes}});
+  }
+  json["fullest_rank"] = fullest(ranks).prediction.rank;
+  json["distinct_ranks"] = nlohmann::ordered_json::array();
+  for (const RankEstimate& estimate : ranks) {
+    json["distinct_ranks"].push_back({{"rank", estimate.prediction.rank},
+                                      {"ranks", estimate.ranks},
+                                      {"what", estimate.what},
+                                      {"states", estimate.simulation.states.total()},
+                                      {"peak_activations", estimate.simulation.peak_activations},
+                                      {"peak_total", estimate.simulation.peak}});
   }
   return json.dump(1) + "\n";
 }

@@ -31,9 +31,11 @@ struct Prediction {
   double recomputed_flops = 0;     ///< done again
   double book_flops = 0;           ///< as the book counts the needed ones: no causal mask
   double book_states = 0, book_activations = 0;
+  int64_t rank = 0;       ///< of the world, which all of this is about
   std::string execution;  ///< the flags that decide what is kept, for the heading
 
   int64_t saved_bytes() const;  ///< of all that is saved
+  int64_t needed() const;       ///< of states, peak activations and buffers together
 };
 
 /// What two training steps asked of memory.
@@ -55,12 +57,20 @@ Simulation make_simulation(int64_t steps);
 /// The same of a trainer on meta, which takes two steps: the first has no optimizer states yet.
 Simulation simulate_steps(TrainerBase& trainer);
 
-/// Formulas beside what a simulated step asked for, as a table.
-std::string estimate_text(const RunConfig& config, const Prediction& prediction,
-                          const Simulation& simulation);
-/// The same as JSON.
-std::string estimate_json(const std::string& config_json, const Prediction& prediction,
-                          const Simulation& simulation);
+/// What a step asks for on a rank, which stands for all that have the same shapes.
+struct RankEstimate {
+  Prediction prediction;
+  Simulation simulation;
+  int64_t ranks = 1;      ///< that have these shapes
+  std::string what = {};  ///< what tells them from the others
+};
+
+/// Formulas beside what a simulated step asked for, as a table, on the rank whose peak is highest;
+/// and of each rank that is unlike the others, what it asks for.
+std::string estimate_text(const RunConfig& config, const std::vector<RankEstimate>& ranks);
+/// As JSON the same of the first rank, what each of the others asks for, and which is the fullest.
+std::string estimate_json(const std::string& config_json, const MeshSizes& mesh,
+                          const std::vector<RankEstimate>& ranks);
 
 /// Rows of a run's report: what it used beside what the formulas say.
 ReportRows prediction_rows(const Prediction& prediction);

@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <optional>
+#include <span>
 #include <string>
 
+#include "base/check.h"
 #include "base/rng.h"
+#include "base/threads.h"
 #include "tensor/ops.h"
 #include "tensor/runtime.h"
 
@@ -13,11 +17,20 @@ namespace usp {
 
 namespace {
 
+/// Numbers in [-0.5, 0.5) that repeat: of zeros products take less power, and less time. They are
+/// spread on the device, because a table of a large model has 10^8 of them.
 Tensor random_matrix(int64_t rows, int64_t columns, DType dtype, const std::string& name) {
+  constexpr int64_t kPattern = int64_t{1} << 16;
+  const Tensor x = Tensor::empty({rows, columns}, dtype), flat = x.view({x.numel()});
   const RandomStream stream(1, name);
-  std::vector<double> values(rows * columns);
+  std::vector<double> values(std::min(kPattern, x.numel()));
   for (size_t i = 0; i < values.size(); ++i) values[i] = stream.uniform(i) - 0.5;
-  return Tensor::from_host(values, {rows, columns}, dtype);
+  const Tensor pattern = Tensor::from_host(values, {std::ssize(values)}, dtype);
+  for (int64_t first = 0; first < x.numel(); first += pattern.numel()) {
+    const int64_t count = std::min(pattern.numel(), x.numel() - first);
+    ops::copy(flat.narrow(0, first, count), pattern.narrow(0, 0, count));
+  }
+  return x;
 }
 
 struct Product {
@@ -45,7 +58,69 @@ double time_round(const Communicator& world, std::vector<Product>& products, int
   return longest.item();
 }
 
+/// Values in [-0.5, 0.5) that cost next to nothing, unlike a RandomStream's.
+Tensor plain_matrix(int64_t rows, int64_t columns, DType dtype, uint64_t state) {
+  std::vector<double> values(rows * columns);
+  for (double& value : values) {
+    state = state * 6364136223846793005 + 1442695040888963407;  // Knuth's
+    value = static_cast<double>(state >> 40) * 0x1p-24 - 0.5;
+  }
+  return Tensor::from_host(values, {rows, columns}, dtype);
+}
+
+/// Compares element [row, column] of x [m, k] times w^T, w [n, k].
+void check_element(double got, std::span<const double> x, std::span<const double> w, DType dtype,
+                   int64_t row, int64_t column) {
+  double wanted = 0, magnitude = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    wanted += x[i] * w[i];
+    magnitude += std::abs(x[i] * w[i]);
+  }
+  const double rounding = dtype == DType::f64 ? 0x1p-52 : 0x1p-23;
+  const double last = dtype == DType::bf16 ? 0x1p-8 : 0;
+  const double allowed = (double(x.size()) * rounding + last) * magnitude;
+  if (std::abs(got - wanted) <= allowed) return;
+  usage_error(
+      "matrix products are wrong here: with {} threads element [{}, {}] of one in {} is {}, and a "
+      "plain loop gives {:.6g}; if threads of OpenMP do not come, OMP_NUM_THREADS=1 helps",
+      num_threads(), row, column, name(dtype), got, wanted);
+}
+
 }  // namespace
+
+void check_matmul(DType dtype, const std::vector<MatmulShape>& shapes) {
+  // On a CPU apart from the run, whose report counts the memory that its steps have reserved.
+  std::optional<Runtime> apart;
+  std::optional<Runtime::Use> use;
+  if (Runtime::current().device() == Device::cpu) use.emplace(apart.emplace(Device::cpu));
+  const CategoryScope scope(Category::workspace);
+  const auto size = [](const MatmulShape& shape) { return shape.n * shape.k; };
+  const MatmulShape& largest = *std::ranges::max_element(shapes, {}, size);
+  const int64_t n = largest.n, k = largest.k, threads = num_threads();
+  constexpr int64_t kWork = int64_t{1} << 23;  // of a thread, lest fewer of them be woken
+  const int64_t rows = std::clamp(kWork * threads / (n * k), 64 * threads, int64_t{1} << 16);
+  const Tensor x = plain_matrix(rows, k, dtype, 1), w = plain_matrix(n, k, dtype, 2);
+  const Tensor product = Tensor::from_host(std::vector<double>(rows * n, NAN), {rows, n}, dtype);
+  ops::matmul(product, x, w.transposed());
+  const std::vector<double> got = product.items();
+  const auto check = [&](int64_t row, std::span<const int64_t> columns) {
+    const std::vector<double> x_row = x.narrow(0, row, 1).items();
+    for (int64_t column : columns) {
+      check_element(got[row * n + column], x_row, w.narrow(0, column, 1).items(), dtype, row,
+                    column);
+    }
+  };
+  const auto missing = std::ranges::find_if(got, [](double value) { return std::isnan(value); });
+  if (missing != got.end()) {
+    const int64_t at = missing - got.begin(), column = at % n;
+    check(at / n, {&column, 1});
+  }
+  // In each direction so many, evenly spread: some in whatever part a thread has.
+  constexpr int64_t kSample = 64;
+  std::vector<int64_t> columns;
+  for (int64_t i = 0; i < kSample; ++i) columns.push_back(i * n / kSample);
+  for (int64_t i = 0; i < kSample; ++i) check(i * rows / kSample, columns);
+}
 
 double measure_matmul_gflops(const Communicator& world, DType dtype,
                              const std::vector<MatmulShape>& shapes, double seconds) {

@@ -37,14 +37,12 @@ std::string in_units(double bytes) {
                       : fmt::format("{:.1f} GiB", bytes / kGiB);
 }
 
-/// Bytes that a rank needs. Workspace of kernels and the cache of a sample are small beside it.
+/// Bytes that a rank needs at most. Workspace of kernels and the cache of a sample are small beside
+/// it.
 double needed_bytes(const RunConfig& config, const Predict& predict) {
-  const Prediction prediction = predict();
-  double bytes = double(prediction.states.total()) + double(prediction.peak_activations);
-  for (const LiveBytes& buffer : prediction.buffers) bytes += double(buffer.bytes);
   // Before the first step, the rotary embedding's table is made in f64.
   const double table = double(config.seq_len) * double(config.model.head_dim()) * sizeof(double);
-  return std::max(bytes, table);
+  return std::max(double(predict().needed()), table);
 }
 
 /// Finds flags that fit into so many bytes a rank, the least change first. It tries them on the

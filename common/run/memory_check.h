@@ -7,7 +7,7 @@
 
 namespace usp {
 
-/// What the formulas say of the configuration as it is.
+/// What the formulas say of the configuration as it is, on the rank that needs most.
 using Predict = std::function<Prediction()>;
 
 /// Throws UsageError where the ranks of this machine need more memory than is available there, on

@@ -69,7 +69,11 @@ void MetricsWriter::cut(int64_t kept_steps) {
   while (std::getline(input, line)) {
     const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object() || !json.contains("step") || json["step"] > kept_steps) break;
-    read_metrics(json, last_);
+    try {
+      read_metrics(json, last_);
+    } catch (const nlohmann::json::exception&) {
+      break;  // a damaged line
+    }
     if (last_.skipped()) skipped_.push_back(last_.step);
     kept += line + "\n";
   }
@@ -117,8 +121,8 @@ void MetricsWriter::write(const StepMetrics& metrics, Runtime& runtime) {
 }
 
 std::string utilisation_text(double utilisation) {
-  return fmt::format("{:.0f} %{}", 100 * utilisation,
-                     utilisation > 1 ? " (the peak was underestimated)" : "");
+  if (utilisation > 1) return "over 100 % (the peak was measured at a busy moment)";
+  return fmt::format("{:.0f} %", 100 * utilisation);
 }
 
 std::string json_number(double value, int digits) {

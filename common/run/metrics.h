@@ -70,7 +70,7 @@ class MetricsWriter {
   int digits_;
 };
 
-/// "66 %"; above 100 it says why that can be: the peak was measured too low.
+/// "66 %"; above 100 no number, but why that can be: the peak was measured too low.
 std::string utilisation_text(double utilisation);
 
 /// A number as a JSON value: `digits` significant digits, or "nan", "inf", "-inf" in quotes.

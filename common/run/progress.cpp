@@ -4,9 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 
 #include "base/check.h"
+#include "base/output.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -35,50 +35,61 @@ std::string duration(double seconds) {
 }
 
 Progress::Progress(int64_t steps, int64_t done)
+    : Progress(steps, done, isatty(STDOUT_FILENO) == 1) {}
+
+Progress::Progress(int64_t steps, int64_t done, bool terminal)
     : steps_(steps),
       done_(done),
-      terminal_(isatty(STDOUT_FILENO) == 1),
+      terminal_(terminal),
       begin_(std::chrono::steady_clock::now()),
       shown_(begin_ - kLogInterval) {}
 
 Progress::~Progress() {
-  if (line_open_) fmt::print("\n");
+  if (line_open_) write_output("\n");
 }
 
 void Progress::show(const StepMetrics& metrics) {
   if (metrics.has_val_loss) {
     val_loss_ = metrics.val_loss;
-    has_val_loss_ = true;
+    val_step_ = metrics.step;
   }
   if (!speaks_for_all()) return;
   const auto now = std::chrono::steady_clock::now();
   const bool last = metrics.step == steps_;
   if (now - shown_ < (terminal_ ? kTerminalInterval : kLogInterval) && !last) return;
   shown_ = now;
-  const double elapsed = std::chrono::duration<double>(now - begin_).count();
-  const double done = double(metrics.step - done_) / double(steps_ - done_);
-  std::string line = fmt::format("step {:>{}}/{}  loss {:.4f}", metrics.step,
-                                 fmt::formatted_size("{}", steps_), steps_, metrics.loss);
-  if (has_val_loss_) line += fmt::format("  val {:.4f}", val_loss_);
-  line += fmt::format("  grad norm {:.3f}  lr {:.2e}  {:.0f} tokens/s", metrics.grad_norm,
-                      metrics.lr, metrics.tokens_per_s);
-  if (metrics.mfu > 0) line += fmt::format("  MFU {}", utilisation_text(metrics.mfu));
-  line += fmt::format("  {} left", duration(elapsed * (1 - done) / done));
+  const std::string text = line(metrics, std::chrono::duration<double>(now - begin_).count());
   clear_line();
-  fmt::print("{}{}", terminal_ ? fitted(line) : line, terminal_ ? "" : "\n");
-  std::fflush(stdout);
+  write_output(terminal_ ? fitted(text) : text + "\n");
+  flush_output();
   line_open_ = terminal_;
+}
+
+std::string Progress::line(const StepMetrics& metrics, double elapsed) {
+  const double done = double(metrics.step - done_) / double(steps_ - done_);
+  std::string text = fmt::format("step {:>{}}/{}  loss {:.4f}", metrics.step,
+                                 fmt::formatted_size("{}", steps_), steps_, metrics.loss);
+  if (val_step_ == metrics.step) {
+    text += fmt::format("  val {:.4f}", val_loss_);
+  } else if (val_step_ > 0) {
+    text += fmt::format("  val@{} {:.4f}", val_step_, val_loss_);
+  }
+  if (!terminal_) val_step_ = 0;  // that line stays, and the next need not say it again
+  text += fmt::format("  grad norm {:.3f}  lr {:.2e}  {:.0f} tokens/s", metrics.grad_norm,
+                      metrics.lr, metrics.tokens_per_s);
+  if (metrics.mfu > 0) text += fmt::format("  MFU {}", utilisation_text(metrics.mfu));
+  return text + fmt::format("  {} left", duration(elapsed * (1 - done) / done));
 }
 
 void Progress::say(const std::string& line) {
   if (!speaks_for_all()) return;
   clear_line();
-  fmt::print("{}\n", line);
-  std::fflush(stdout);
+  write_output(line + "\n");
+  flush_output();
 }
 
 void Progress::clear_line() {
-  if (line_open_) fmt::print("\r\033[K");
+  if (line_open_) write_output("\r\033[K");
   line_open_ = false;
 }
 

@@ -16,9 +16,13 @@ class Progress {
  public:
   /// A run of so many steps, of which the first `done` were finished before.
   explicit Progress(int64_t steps, int64_t done = 0);
+  Progress(int64_t steps, int64_t done, bool terminal);  ///< whether its line is rewritten in place
   ~Progress();
 
   void show(const StepMetrics& metrics);  ///< a step that has just ended
+  /// The line of a step, `elapsed` seconds after the run began. A validation loss of an earlier
+  /// step is named with that step; where lines stay, it is in one of them.
+  std::string line(const StepMetrics& metrics, double elapsed);
   /// Prints a line of its own, above the live one.
   void say(const std::string& line);
 
@@ -29,7 +33,7 @@ class Progress {
   bool terminal_;
   bool line_open_ = false;
   double val_loss_ = 0;
-  bool has_val_loss_ = false;
+  int64_t val_step_ = 0;  ///< at which it was computed; 0: none that is still to be shown
   std::chrono::steady_clock::time_point begin_;
   std::chrono::steady_clock::time_point shown_;
 };

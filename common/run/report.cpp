@@ -10,6 +10,7 @@
 
 #include "base/machine.h"
 #include "base/threads.h"
+#include "tensor/console.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -18,6 +19,7 @@ RunFacts gather_facts(const TokenFile& file, const Dataset& dataset, const RunCo
   RunFacts facts;
   facts.data_path = file.path();
   facts.data_sha256 = file.sha256();
+  facts.data_is_text = file.is_text();
   facts.train_tokens = dataset.train_tokens();
   facts.val_tokens = dataset.val_tokens();
   facts.unigram_entropy = dataset.unigram_entropy(config.model.vocab_size);
@@ -66,25 +68,37 @@ void write_json(const RunDir& run_dir, const nlohmann::ordered_json& json) {
 }  // namespace
 
 void write_record(const RunDir& run_dir, const RunFacts& facts) {
+  nlohmann::ordered_json json = circumstances(facts);
   if (run_dir.resumes()) {
     std::ifstream file(run_dir.file("run.json"));
-    auto json = nlohmann::ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object()) fail("{} is no JSON object", run_dir.file("run.json"));
-    json["resumed"].push_back(circumstances(facts));
-    write_json(run_dir, json);
-    return;
+    auto old = nlohmann::ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
+    if (old.is_object() && (!old.contains("resumed") || old["resumed"].is_array())) {
+      old["resumed"].push_back(json);
+      return write_json(run_dir, old);
+    }
+    // The checkpoint has all that a run needs to go on.
+    print("{} is missing or damaged and is written anew; how the run began is lost.\n",
+          run_dir.file("run.json"));
+    json["resumed"] = {json};
   }
-  nlohmann::ordered_json json = circumstances(facts);
   json["chapter"] = facts.chapter;
   json["config"] = nlohmann::ordered_json::parse(facts.config_json);
-  json["data"] = {{"path", facts.data_path},
-                  {"sha256", facts.data_sha256},
-                  {"train_tokens", facts.train_tokens},
-                  {"val_tokens", facts.val_tokens},
-                  {"unigram_entropy", facts.unigram_entropy}};
+  json["data"] = {{"path", facts.data_path},        {"sha256", facts.data_sha256},
+                  {"text", facts.data_is_text},     {"train_tokens", facts.train_tokens},
+                  {"val_tokens", facts.val_tokens}, {"unigram_entropy", facts.unigram_entropy}};
   json["parameters"] = facts.parameters;
   write_json(run_dir, json);
 }
+
+namespace {
+
+/// What the progress lines went by, where that was another peak by more than a tenth.
+std::string provisional_text(double first_gflops, double peak_gflops) {
+  if (first_gflops <= 0 || peak_gflops <= 1.1 * first_gflops) return "";
+  return fmt::format("; progress lines went by {:.1f}, measured before the run", first_gflops);
+}
+
+}  // namespace
 
 ReportRows speed_rows(const RunSummary& summary, double peak_gflops) {
   if (summary.step_ms.empty()) return {};
@@ -140,6 +154,9 @@ Report make_report(const RunFacts& facts, const RunSummary& summary, double peak
   if (val_loss) row("validation loss", fmt::format("{:.4f} nats per token", *val_loss));
   row("token frequencies alone", fmt::format("{:.4f} nats per token", facts.unigram_entropy));
   append(speed_rows(summary, peak_gflops));
+  for (auto& [what, value] : report.rows) {
+    if (what == "MFU") value += provisional_text(facts.matmul_gflops, peak_gflops);
+  }
   append(rows);
   if (summary.diverged) {
     report.verdict = "Training has diverged: the run was ended.";

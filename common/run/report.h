@@ -19,6 +19,7 @@ struct RunFacts {
   std::string config_json;
   std::string data_path;
   std::string data_sha256;
+  bool data_is_text = false;  ///< whose bytes are the tokens
   int64_t train_tokens = 0;
   int64_t val_tokens = 0;
   double unigram_entropy = 0;  ///< nats per token

@@ -28,6 +28,10 @@ void SampleConfig::validate(const Args&) const {
   if (prompt.empty()) usage_error("prompt is empty; give at least one character, such as 'The '");
 }
 
+void SampleConfig::check(const RunConfig& run) const {
+  if (!prompt_ids.empty()) parse_token_ids("prompt_ids", prompt_ids, run.model.vocab_size);
+}
+
 EngineKind RunConfig::engine() const {
   if (device != "cuda") return EngineKind::host;
   return communication && communication->comm == "nccl" ? EngineKind::nccl : EngineKind::staged;
@@ -50,9 +54,11 @@ void RunConfig::bind_training(Args& args) {
 
 void RunConfig::bind_data(Args& args) {
   args.group("Data");
-  args.bind("data", data, "text file, or .bin of tokens; default: this project's own text")
+  args.bind("data", data,
+            "text, lines of JSON, or token ids (docs/models.md); default: this project's own text")
       .may_differ_on_resume();  // its digest may not
-  args.bind("token_dtype", token_dtype, {"uint16", "uint32"}, "of a .bin file");
+  args.bind("token_dtype", token_dtype, {"uint16", "uint32"},
+            "of token ids in a file that does not say it");
   args.bind("data_order", data_order, {"sequential", "shuffled"}, "order of the samples");
   args.bind("val_fraction", val_fraction, "tail of the data held out for validation");
   args.bind("eval_interval", eval_interval, "steps between validations; 0: none")
@@ -80,15 +86,19 @@ void RunConfig::bind_output(Args& args) {
       .may_differ_on_resume();
   args.bind("estimate_file", estimate_file, "JSON file for what --estimate finds")
       .may_differ_on_resume();
+  args.bind("device_memory", device_memory,
+            "GiB of memory that a rank has, for --estimate and plans; what is sold as 80 GB has 80")
+      .may_differ_on_resume();
 }
 
-/// Of what a sample begins with: ids, or the bytes of a text.
-void RunConfig::validate_prompt() const {
-  if (!sample.prompt_ids.empty()) {
-    parse_token_ids("prompt_ids", sample.prompt_ids, model.vocab_size);
-    return;
+void RunConfig::validate_text() const {
+  if (!model.byte_tokens) {
+    usage_error(
+        "data={} is text, but the tokens of model={} are no bytes; write a .bin of them with "
+        "./book tokenize {} FILE --output FILE.bin, and give that as data",
+        data.empty() ? "the project's own" : data, model.model, model.model);
   }
-  if (sample.sample_tokens == 0 || data.ends_with(".bin")) return;
+  if (!sample.prompt_ids.empty() || sample.sample_tokens == 0) return;
   for (char character : sample.prompt) {
     const auto byte = static_cast<uint8_t>(character);
     if (byte < model.vocab_size) continue;
@@ -139,13 +149,6 @@ void RunConfig::validate_run() const {
                 model.pretrained ? " of " + model.model + "/config.json" : "",
                 model.max_position_embeddings);
   }
-  if (!model.byte_tokens && !data.ends_with(".bin")) {
-    usage_error(
-        "data={} is text, but the tokens of model={} are no bytes; write a .bin of them with "
-        "./book tokenize {} FILE --output FILE.bin, and give that as data",
-        data.empty() ? "the project's own" : data, model.model, model.model);
-  }
-  validate_prompt();
   validate_sizes();
   check_range("max_skipped_steps", double(max_skipped_steps), 0, HUGE_VAL);
   check_range("seed", double(seed), 0, HUGE_VAL);
@@ -158,6 +161,7 @@ void RunConfig::validate_run() const {
   if (!estimate && !estimate_file.empty()) {
     usage_error("estimate_file={} is written by --estimate; add that flag", estimate_file);
   }
+  if (!(device_memory > 0)) usage_error("device_memory={} must be above 0; try 80", device_memory);
   if (run_dir.empty()) usage_error("run_dir is empty; try runs/{}", chapter);
 }
 

@@ -1,14 +1,19 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "base/args.h"
+#include "base/rules.h"
+#include "comm/mesh.h"
 #include "run/comm_config.h"
 #include "train/checkpoint.h"
 #include "train/model_config.h"
 
 namespace usp {
+
+struct RunConfig;
 
 /// The text that a trained model writes at the end of a run.
 struct SampleConfig {
@@ -21,6 +26,8 @@ struct SampleConfig {
 
   void bind(Args& args);
   void validate(const Args& args) const;
+  /// Throws UsageError where the prompt is not of the model's tokens.
+  void check(const RunConfig& run) const;
 };
 
 /// What a Session needs to know of a run. A chapter's TrainConfig adds what the chapter is about.
@@ -58,6 +65,7 @@ struct RunConfig {
   int64_t trace_steps = 3;
   bool estimate = false;
   std::string estimate_file;  ///< empty: none
+  double device_memory = 80;  ///< GiB that a rank has, for what is planned and not run
 
   explicit RunConfig(std::string chapter_name)
       : chapter(std::move(chapter_name)), run_dir("runs/" + chapter) {}
@@ -66,13 +74,21 @@ struct RunConfig {
   /// Samples of an optimizer step, over all ranks.
   virtual int64_t global_batch_size() const = 0;
   int64_t tokens_per_step() const { return global_batch_size() * seq_len; }
+  /// Of data that are text: whether bytes are the model's tokens, and those of the prompt are too;
+  /// throws UsageError.
+  void validate_text() const;
+  /// The ranks that the flags ask for.
+  virtual MeshSizes mesh() const { return {}; }
   /// What the ranks exchange tensors by.
   EngineKind engine() const;
 
+  /// Another one of its kind, as it is before any flag is read.
+  virtual std::unique_ptr<RunConfig> fresh() const = 0;
   virtual void bind(Args& args) = 0;
   /// Fills what the command line left open and depends on the number of ranks.
   virtual void spread_over(int64_t /*world_size*/, const Args&) {}
-  /// Resolves the model preset and refuses impossible values; throws UsageError.
+  /// Resolves the model preset, and refuses impossible values and what does not go together; throws
+  /// UsageError.
   virtual void validate(const Args& args) = 0;
 
  protected:
@@ -88,7 +104,6 @@ struct RunConfig {
 
  private:
   void validate_sizes() const;
-  void validate_prompt() const;
 };
 
 }  // namespace usp

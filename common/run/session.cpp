@@ -1,10 +1,15 @@
 #include "run/session.h"
 
+#include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
+#include "base/machine.h"
+#include "base/output.h"
+#include "run/command_line.h"
 #include "run/matmul_rate.h"
 #include "run/progress.h"
 #include "run/sample.h"
@@ -28,6 +33,9 @@ std::vector<MatmulShape> matmul_shapes(const RunConfig& config) {
           {tokens, m.vocab_size, m.hidden_size}};
 }
 
+/// A model of fewer steps says nothing that is worth reading, unless somebody asks for it.
+constexpr int64_t kStepsToLearn = 50;
+
 /// What the sample continues: --prompt_ids, the prompt's bytes, or the first token of a
 /// pre-tokenised file.
 std::vector<int32_t> encode_prompt(const RunConfig& config, const TokenFile& file) {
@@ -40,6 +48,12 @@ std::vector<int32_t> encode_prompt(const RunConfig& config, const TokenFile& fil
   return tokens;
 }
 
+/// What begins the command line of a run like this one. ./book says what its own is.
+std::string how_to_start(int ranks, const std::string& program) {
+  if (const char* by_book = std::getenv("USP_STARTED_BY")) return by_book;
+  return (ranks > 1 ? fmt::format("mpiexec -n {} ", ranks) : "") + shell_quoted(program);
+}
+
 }  // namespace
 
 Session::Session(RunConfig& config, const Communicator& world)
@@ -49,24 +63,60 @@ bool Session::parse(int argc, char** argv) {
   command_.assign(argv, argv + argc);
   runtime_.emplace(Device::cpu, world_.rank(), world_.size());
   use_.emplace(*runtime_);
-  config_.bind(args_);
   bool goes_on = true;
-  refuse_together(world_, [&] {
-    goes_on = args_.parse(argc, argv);
-    if (!goes_on) return;
-    config_.spread_over(world_.size(), args_);
-    config_.validate(args_);
-  });
+  // One rank may estimate what several would do: its flags say how many.
+  const int64_t ranks = world_.size() > 1 ? world_.size() : 0;
+  refuse_together(world_, [&] { goes_on = read_command_line(config_, args_, command_, ranks); });
   if (goes_on) install_stop_handlers();
+  if (goes_on) check_same_run();
   return goes_on;
 }
 
-int Session::estimate(const Prediction& prediction, const Simulation& simulation) const {
-  print("{}", estimate_text(config_, prediction, simulation));
+/// Ranks that were started one by one may have got other flags, and may compute with other
+/// instructions, which moves the last bits.
+void Session::check_same_run() const {
+  if (world_.size() == 1) return;
+  auto flags = nlohmann::json::parse(args_.to_json());
+  // Places, which hosts may call differently.
+  for (const char* place : {"data", "run_dir", "model", "estimate_file"}) flags.erase(place);
+  const std::vector<std::string> all = world_.all_gather_text(flags.dump());
+  const auto first = nlohmann::json::parse(all.front());
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all.front()) continue;
+    const auto other = nlohmann::json::parse(all[rank]);
+    for (const auto& [flag, value] : other.items()) {
+      if (value == first[flag]) continue;
+      throw RefusedTogether(fmt::format(
+          "rank {} was given {}={}, and rank 0 {}={}; start all ranks with the same flags", rank,
+          flag, value.dump(), flag, first[flag].dump()));
+    }
+  }
+  const std::string own = fmt::format("{}, built for {}", matmul_library(), build_architecture());
+  const std::vector<std::string> computing = world_.all_gather_text(own);
+  const auto other = std::ranges::find_if(computing, [&](const auto& of) { return of != own; });
+  if (other == computing.end()) return;
+  print(
+      "rank {} computes with {}, and rank 0 with {}: the last bits depend on who computes what.\n",
+      other - computing.begin(), *other, own);
+}
+
+/// Files of one name may differ from host to host.
+void Session::check_same_data() const {
+  const std::vector<std::string> digests = world_.all_gather_text(file_->sha256());
+  const auto other =
+      std::ranges::find_if(digests, [&](const auto& of) { return of != digests[0]; });
+  if (other == digests.end()) return;
+  throw RefusedTogether(fmt::format(
+      "the data of rank {} has the SHA-256 {}, and rank 0's {}; give all ranks the same",
+      other - digests.begin(), *other, digests[0]));
+}
+
+int Session::estimate(const std::vector<RankEstimate>& ranks) const {
+  print("{}", estimate_text(config_, ranks));
   if (config_.estimate_file.empty() || !speaks_for_all()) return 0;
   std::ofstream file(config_.estimate_file);
-  file << estimate_json(args_.to_json(), prediction, simulation) << std::flush;
-  if (!file) fail("cannot write {}", config_.estimate_file);
+  file << estimate_json(args_.to_json(), config_.mesh(), ranks) << std::flush;
+  if (!file) usage_error("estimate_file={} cannot be written", config_.estimate_file);
   return 0;
 }
 
@@ -78,27 +128,41 @@ int Session::answer(const std::string& text) const {
 /// From here on tensors lie where --device says.
 void Session::move_to_device() {
   if (config_.device != name(Device::cuda)) return;
+  if (config_.communication && config_.communication->comm == "nccl") {
+    // CUDA loads a kernel when it is first started, and may wait for the device to do so, which may
+    // wait for another rank. Streams of several communicators get queues of their own.
+    setenv("CUDA_MODULE_LOADING", "EAGER", /*replace=*/0);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*replace=*/0);
+  }
   runtime_->move_to(Device::cuda);
+  runtime_->accelerator()->require(parse_dtype(config_.dtype));
 }
 
 void Session::open(const Predict& predict) {
   refuse_together(world_, [&] {
     move_to_device();
-    file_.emplace(config_.data.empty() ? USP_CORPUS : config_.data,
-                  config_.token_dtype == "uint16" ? 2 : 4, config_.model.vocab_size);
+    const std::string path = config_.data.empty() ? USP_CORPUS : config_.data;
+    TokenFormat format = read_token_format(path, config_.token_dtype == "uint16" ? 2 : 4,
+                                           args_.given("token_dtype"));
+    if (format.is_text) config_.validate_text();
+    file_.emplace(path, std::move(format), config_.model.vocab_size);
     dataset_.emplace(*file_, config_.seq_len, config_.val_fraction,
                      config_.data_order == "shuffled" ? DataOrder::shuffled : DataOrder::sequential,
                      config_.seed);
   });
+  check_same_data();
   if (config_.engine() == EngineKind::nccl) use_nccl(world_);
   check_memory(config_, predict, world_);
+  refuse_together(world_,
+                  [&] { check_matmul(parse_dtype(config_.dtype), matmul_shapes(config_)); });
   refuse_together(world_, [&] {
     run_dir_.emplace(config_.run_dir, config_.overwrite, config_.checkpoints.resume);
   });
-  if (config_.communication) {
+  unless_refused([&] {
+    if (!config_.communication) return;
     watch(world_, *config_.communication, *run_dir_);
     connection_ = connect(world_, *config_.communication, config_.trace_steps > 0);
-  }
+  });
   facts_ = gather_facts(*file_, *dataset_, config_);
   facts_.command = command_;
   facts_.config_json = args_.to_json();
@@ -113,24 +177,48 @@ double Session::matmul_gflops() const {
   return measure_matmul_gflops(world_, parse_dtype(config_.dtype), matmul_shapes(config_), seconds);
 }
 
-int Session::train(TrainerBase& trainer) {
-  facts_.parameters = static_cast<int64_t>(world_.sum(double(trainer.parameters().counted())));
+/// What is refused leaves nothing behind.
+void Session::unless_refused(const std::function<void()>& start) {
+  try {
+    start();
+  } catch (const UsageError&) {
+    run_dir_->withdraw();
+    throw;
+  }
+}
+
+int Session::train(const std::function<std::unique_ptr<TrainerBase>()>& make) {
+  std::unique_ptr<TrainerBase> trainer;
+  unless_refused([&] { refuse_together(world_, [&] { trainer = make(); }); });
+  facts_.parameters = static_cast<int64_t>(world_.sum(double(trainer->parameters().counted())));
   Checkpoints checkpoints(*run_dir_, config_.checkpoints,
                           {facts_.config_json, config_.global_batch_size(), facts_.data_sha256,
                            args_.may_differ_on_resume(), args_.decisive()},
                           world_);
-  if (run_dir_->resumes()) checkpoints.resume(trainer.state(), config_.steps);
-  write_record(*run_dir_, facts_);
+  std::optional<MetricsWriter> metrics;
+  unless_refused([&] {
+    if (run_dir_->resumes()) checkpoints.resume(trainer->state(), config_.steps);
+    refuse_together(world_, [&] {
+      run_dir_->begin();
+      write_record(*run_dir_, facts_);
+      metrics.emplace(run_dir_->file("metrics.jsonl"), parse_dtype(config_.dtype),
+                      checkpoints.resumed_at());
+    });
+  });
   print("{}\n", headline(facts_, config_));
 
-  const RunSummary summary = run_steps(trainer, checkpoints);
+  const RunSummary summary = run_steps(*trainer, checkpoints, *metrics);
   bool stopped = summary.last.step < config_.steps && !summary.diverged;
   std::string text;
-  if (config_.sample.sample_tokens > 0 && !stopped && !summary.diverged) {
-    text = sample(trainer);
+  const bool learnt = summary.last.step >= kStepsToLearn || args_.given("sample_tokens");
+  if (learnt && config_.sample.sample_tokens > 0 && !stopped && !summary.diverged) {
+    text = sample(*trainer);
     stopped = stop_requested_anywhere();
   }
-  ReportRows rows = trainer.report_rows(summary.last.step - checkpoints.resumed_at());
+  ReportRows rows = trainer->report_rows();
+  if (const Accelerator* device = runtime_->accelerator()) {
+    for (const std::string& remark : device->remarks()) rows.emplace_back("device", remark);
+  }
   write_records(rows);
   // Once more, as it may have been measured at a busy moment; after the records of memory.
   const double peak_gflops = std::max(facts_.matmul_gflops, matmul_gflops());
@@ -147,25 +235,35 @@ int Session::end(const RunSummary& summary, bool stopped) {
   if (summary.diverged) {
     run_dir_->finish(fmt::format("diverged after step {}", last.step));
     if (speaks_for_all()) {
-      fmt::print(stderr,
-                 "error: the last {} updates were left out, as no gradient was finite: training "
-                 "has diverged; try a lower --lr (it was {:.3g}), or --max_skipped_steps 0 to go "
-                 "on regardless\n",
-                 summary.skipped_in_a_row, last.lr);
+      print_error(
+          fmt::format("the last {} updates were left out, as no gradient was finite: training has "
+                      "diverged; try a lower --lr (it was {:.3g}), or --max_skipped_steps 0 to go "
+                      "on regardless",
+                      summary.skipped_in_a_row, last.lr));
     }
     return 1;
   }
   run_dir_->finish(stopped ? fmt::format("interrupted after step {}", last.step) : "finished");
   if (!stopped) return 0;
+  if (!newest_checkpoint(config_.run_dir).empty() && !run_dir_->has_earlier_run()) {
+    print("\nTo go on from here:\n  {} --run_dir {} --resume\n",
+          how_to_start(world_.size(), command_[0]), shell_quoted(config_.run_dir));
+  }
+  if (run_dir_->has_earlier_run()) {
+    print("{} holds the run that it held before.\n", config_.run_dir);
+  }
+  if (world_.any(output_is_lost())) return 1;  // finish_output() says so
   // One rank may have been asked for all of them.
-  return 128 + (world_.any(stop_signal_number() == SIGTERM) ? SIGTERM : SIGINT);
+  for (const int number : {SIGTERM, SIGHUP}) {
+    if (world_.any(stop_signal_number() == number)) return 128 + number;
+  }
+  return 128 + SIGINT;
 }
 
 bool Session::stop_requested_anywhere() const { return world_.any(stop_requested()); }
 
-RunSummary Session::run_steps(TrainerBase& trainer, Checkpoints& checkpoints) {
+RunSummary Session::run_steps(TrainerBase& trainer, Checkpoints& checkpoints, MetricsWriter& file) {
   const int64_t first = checkpoints.resumed_at();
-  MetricsWriter file(run_dir_->file("metrics.jsonl"), parse_dtype(config_.dtype), first);
   Progress progress(config_.steps, first);
   RunSummary summary;
   StepMetrics& metrics = summary.last = file.last();
@@ -190,6 +288,7 @@ RunSummary Session::run_steps(TrainerBase& trainer, Checkpoints& checkpoints) {
       metrics.has_val_loss = true;
     }
     file.write(metrics, *runtime_);
+    if (step == first) run_dir_->first_step_is_done();
     summary.step_ms.push_back(metrics.step_ms);
     skipped_in_a_row = metrics.skipped() ? skipped_in_a_row + 1 : 0;
     summary.diverged = skipped_in_a_row > 0 && skipped_in_a_row == config_.max_skipped_steps;

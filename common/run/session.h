@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <optional>
 
 #include "files/data.h"
@@ -24,9 +26,9 @@ class Session {
   /// where the run ends here with success (--help, --version). Throws UsageError.
   bool parse(int argc, char** argv);
 
-  /// --estimate: prints what a step would need; with --estimate_file, writes it too. Returns the
-  /// exit code.
-  int estimate(const Prediction& prediction, const Simulation& simulation) const;
+  /// --estimate: prints what a step would need, of all ranks that differ; with --estimate_file,
+  /// writes it too. Returns the exit code.
+  int estimate(const std::vector<RankEstimate>& ranks) const;
 
   /// Prints the answer to what else the command line asks for instead of training. Returns the exit
   /// code.
@@ -38,11 +40,15 @@ class Session {
   const Dataset& dataset() const { return *dataset_; }
 
   /// Trains, validates, saves, resumes, samples and writes the run's files. Returns the exit code.
-  int train(TrainerBase& trainer);
+  /// `make` builds what trains. What it finds wrong is refused, on all ranks: no step is begun yet.
+  int train(const std::function<std::unique_ptr<TrainerBase>()>& make);
 
  private:
   void move_to_device();
-  RunSummary run_steps(TrainerBase& trainer, Checkpoints& checkpoints);
+  void check_same_run() const;
+  void check_same_data() const;
+  void unless_refused(const std::function<void()>& start);
+  RunSummary run_steps(TrainerBase& trainer, Checkpoints& checkpoints, MetricsWriter& file);
   std::string sample(TrainerBase& trainer) const;
   void write_records(ReportRows& rows);
   bool stop_requested_anywhere() const;

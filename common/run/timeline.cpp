@@ -61,7 +61,7 @@ Json exchanges_json(const Tracer& tracer, int64_t clock_offset) {
     const auto [begin, end] = carried_out(e);
     list.push_back({{"group", e.group},
                     {"id", e.group_id},
-                    {"members", e.members},
+                    {"members", *e.members},
                     {"kind", e.kind},
                     {"number", e.number},
                     {"peer", e.peer},
@@ -77,6 +77,7 @@ Json exchanges_json(const Tracer& tracer, int64_t clock_offset) {
                     {"wait_end", e.wait_end_ns - clock_offset},
                     {"wait_cpu_begin", e.wait_cpu_begin_ns},
                     {"wait_cpu_end", e.wait_cpu_end_ns},
+                    {"turn", e.turn},
                     {"on_device", on_device_json(e, clock_offset)}});
   }
   return list;
@@ -166,8 +167,9 @@ class TimelineWriter {
     Lanes lanes{rank, {}, {}};
     for (const Json& exchange : exchanges_[rank]) {
       const bool by_device = is_by_device(exchange);
-      const int lane = by_device ? lanes.device("device: messages of " + lane_of(exchange), text)
-                                 : lanes.host(lane_of(exchange), text);
+      const std::string queue = queue_of(exchange);
+      const int lane =
+          by_device ? lanes.device("device: messages of " + queue, text) : lanes.host(queue, text);
       const Participants& participants = participants_.at(key_of(exchange, rank));
       text += wait_event(exchange, rank, participants);
       text += comm_event(exchange, rank, lane);
@@ -191,16 +193,16 @@ class TimelineWriter {
 
     /// Its number; a new one is named in `text`.
     int host(const std::string& name, std::string& text) {
-      return number(of_host, /*before=*/0, name, text);
+      return number(of_host, kTurns, name, text);
     }
     int device(const std::string& name, std::string& text) {
-      return number(of_device, kDeviceLane, name, text);
+      return number(of_device, kDeviceLane + kTurns, name, text);
     }
 
    private:
-    int number(std::map<std::string, int>& lanes, int before, const std::string& name,
+    int number(std::map<std::string, int>& lanes, int first, const std::string& name,
                std::string& text) const {
-      const auto [lane, is_new] = lanes.try_emplace(name, before + int(lanes.size()) + 1);
+      const auto [lane, is_new] = lanes.try_emplace(name, first + int(lanes.size()));
       if (is_new) text += lane_name_event(rank, lane->second, name);
       return lane->second;
     }
@@ -217,10 +219,14 @@ class TimelineWriter {
     return known ? on_device["came"] : exchange["queued"];
   }
 
-  /// Sends and receives of a communicator may be under way at the same time.
-  static std::string lane_of(const Json& exchange) {
+  /// What an operation shares a lane with: those of its communicator follow one another, and so do
+  /// messages to one rank or from one. Others may be under way at the same time.
+  static std::string queue_of(const Json& exchange) {
     const std::string group = exchange["group"], kind = exchange["kind"];
-    return exchange["peer"] < 0 ? group : fmt::format("{} {}", group, kind);
+    const int peer = exchange["peer"];
+    if (peer < 0) return group;
+    return fmt::format("{} {} {} rank {}", group, kind, kind == "send" ? "to" : "from",
+                       int(exchange["members"][peer]));
   }
 
   double us(const Json& time) const { return double(int64_t(time) - origin_ns_) * 1e-3; }
@@ -241,7 +247,7 @@ class TimelineWriter {
     const int64_t cpu_begin = e["wait_cpu_begin"], cpu_end = e["wait_cpu_end"];
     const int64_t ready = std::clamp(participants.last_queued, begin, end);
     if (e["on_device"].is_null()) add_up(e, begin, ready, end);
-    Json event = wait_of(e, "wait", rank, 0, begin, ready, end);
+    Json event = wait_of(e, "wait", rank, e["turn"], begin, ready, end);
     event["tts"] = double(cpu_begin) * 1e-3;
     event["tdur"] = double(cpu_end - cpu_begin) * 1e-3;
     return line(event);
@@ -252,7 +258,8 @@ class TimelineWriter {
     const int64_t begin = e["on_device"]["wait_begin"], end = e["on_device"]["wait_end"];
     const int64_t ready = std::clamp(participants.last_came, begin, end);
     add_up(e, begin, ready, end);
-    return line(wait_of(e, "device wait", rank, kDeviceLane, begin, ready, end));
+    const int lane = kDeviceLane + int(e["turn"]);
+    return line(wait_of(e, "device wait", rank, lane, begin, ready, end));
   }
 
   /// Skew until `ready`, when all had come; exposed from then on.
@@ -311,18 +318,20 @@ class TimelineWriter {
                  {"args", args}});
   }
 
-  /// An arrow from the span that sends to the one that receives.
+  /// An arrow from the span that sends to the one that receives. Each end lies within its span: at
+  /// the end of one, Perfetto would find none.
   std::string flow_event(const Json& e, int rank, int lane,
                          const Participants& participants) const {
     if (participants.flow == 0) return {};
     const bool sends = e["kind"] == "send";
+    const int64_t begin = e["begin"], end = e["end"];
     Json event = {{"name", "message"},
                   {"cat", "comm"},
                   {"ph", sends ? "s" : "f"},
                   {"id", participants.flow},
                   {"pid", rank},
                   {"tid", lane},
-                  {"ts", us(sends ? e["begin"] : e["end"])}};
+                  {"ts", us(sends ? begin : std::max(begin, end - 1))}};
     if (!sends) event["bp"] = "e";
     return line(event);
   }

@@ -31,8 +31,8 @@ class TrainerBase {
   virtual ParameterList& parameters() = 0;  ///< those of this rank
   /// All that train_step() changes, for checkpoints.
   virtual TrainState state() = 0;
-  /// What the run of so many steps used, beside what the formulas say.
-  virtual ReportRows report_rows(int64_t steps) = 0;
+  /// What the steps so far used, beside what the formulas say.
+  virtual ReportRows report_rows() = 0;
 };
 
 }  // namespace usp

@@ -63,6 +63,7 @@ void Allocator::release(void* pointer, int64_t bytes, const MemoryTag& tag) {
     ++shelf.pretended;
   } else {
     shelf.blocks.insert(pointer);
+    if (accelerator_ != nullptr && device_ == Device::cuda) accelerator_->released(pointer, bytes);
   }
 }
 

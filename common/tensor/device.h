@@ -4,6 +4,9 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "tensor/dtype.h"
 
 namespace usp {
 
@@ -33,6 +36,8 @@ class Accelerator {
 
   virtual std::string description() const = 0;     ///< of device, driver and library
   virtual std::string matmul_library() const = 0;  ///< name and version
+  /// Throws UsageError where it does not compute with tensors of this type.
+  virtual void require(DType dtype) const = 0;
   /// Its kernels go into the queue.
   virtual std::unique_ptr<Backend> make_backend() = 0;
 
@@ -41,6 +46,9 @@ class Accelerator {
   virtual void* take(Device where, int64_t bytes) = 0;
   /// Returns what take() gave.
   virtual void give_back(Device where, void* pointer) = 0;
+  /// A block of its memory waits for the next tensor: what it holds may be anything from here on,
+  /// in the order of the queue. An emulated device sees to that.
+  virtual void released(void* /*pointer*/, int64_t /*bytes*/) {}
   /// Bytes of the device that nobody has taken.
   virtual int64_t available_memory() = 0;
 
@@ -59,6 +67,10 @@ class Accelerator {
   virtual void begin_range(const char* name) = 0;
   /// Ends the range that was begun last.
   virtual void end_range() = 0;
+
+  /// What a report should say of how it has computed, a sentence each, such as operations that went
+  /// a slower way.
+  virtual std::vector<std::string> remarks() const { return {}; }
 
   /// They tell when the device did what it was given: those of the trace.
   virtual Marks& marks() = 0;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,15 +27,18 @@ class DeviceGroup {
     std::vector<int64_t> input_counts, output_counts;  ///< all_to_all: elements, by rank
   };
 
+  /// Calls nothing of the library, which would wait for the other ranks: see leave().
   virtual ~DeviceGroup() = default;
-  /// Queues the operation, which begins when the device has done all that it was given so far. The
-  /// event is behind it. All ranks call the same, in the same order; the host waits for none.
-  virtual std::shared_ptr<SideCopies::Event> start(const Call& call) = 0;
+  /// Returns when all ranks of the group have called it, or abort(), and the device has ended what
+  /// was under way. All leave their groups in the same order. Nothing can be started any more.
+  virtual void leave() = 0;
 
   // For any thread.
   /// What the library has noticed of a failure, of this rank or of another; empty if nothing.
   virtual std::string error() = 0;
-  /// Ends what is under way, whose outputs are then undefined. Nothing can be started any more.
+  /// Ends what is under way, whose outputs are then undefined. Nothing can be started any more. As
+  /// leave(), it returns when all ranks have come to it: where they do not, call it in a thread of
+  /// its own.
   virtual void abort() = 0;
 };
 
@@ -52,6 +56,20 @@ class DeviceLibrary {
   virtual std::string new_group_id() = 0;
   /// Returns when all ranks of the group have called it.
   virtual std::unique_ptr<DeviceGroup> join(const std::string& id, int ranks, int rank) = 0;
+  /// A group of two for messages from its rank 0 to its rank 1, which are connected when it
+  /// returns: the library would do that in the first message, whose sender and receiver wait for
+  /// each other.
+  virtual std::unique_ptr<DeviceGroup> join_pair(const std::string& id, bool sends) = 0;
+
+  /// An operation of a group that join() or join_pair() has made.
+  struct Start {
+    DeviceGroup* group;
+    DeviceGroup::Call call;
+  };
+  /// Queues operations, which begin when the device has done all that it was given so far, together
+  /// if they are several: none of them waits for another one's order. The events are behind them.
+  /// All ranks of a group start the same, in the same order; the host waits for none.
+  virtual std::vector<std::shared_ptr<SideCopies::Event>> start(std::span<const Start> calls) = 0;
 };
 
 }  // namespace usp

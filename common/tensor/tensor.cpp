@@ -9,6 +9,9 @@ namespace usp {
 
 namespace {
 
+/// Fewer are converted in less time than it takes to wake other threads.
+constexpr int64_t kParallelElements = 1 << 16;
+
 /// Calls visit(offset in elements) for every element of a strided tensor in row-major order.
 template <class Visit>
 void for_each_offset(const Tensor& tensor, Visit&& visit) {
@@ -229,9 +232,10 @@ void Tensor::assign(std::span<const double> values) {
             shape_.to_string());
   dispatch(dtype_, [&]<class T>(T) {
     if (device() != Device::cpu) {
-      std::vector<T> converted;
-      converted.reserve(values.size());
-      for (double value : values) converted.push_back(static_cast<T>(value));
+      std::vector<T> converted(values.size());
+      const int64_t count = std::ssize(values);
+#pragma omp parallel for if (count >= kParallelElements)
+      for (int64_t i = 0; i < count; ++i) converted[i] = static_cast<T>(values[i]);
       return assign_bytes(std::as_bytes(std::span(converted)));
     }
     T* target = data<T>();

@@ -21,6 +21,7 @@ int64_t clock_ns() {
 namespace {
 
 thread_local int64_t cpu_ns_before = 0;  ///< of the threads whose clock this one carries on
+thread_local int turn_of_thread = 0;
 
 }  // namespace
 
@@ -31,6 +32,10 @@ int64_t thread_cpu_ns() {
 }
 
 void continue_thread_cpu_ns(int64_t ns) { cpu_ns_before += ns - thread_cpu_ns(); }
+
+void set_thread_turn(int turn) { turn_of_thread = turn; }
+
+int thread_turn() { return turn_of_thread; }
 
 namespace {
 
@@ -65,12 +70,12 @@ std::string numbered(std::string_view name, int64_t number) {
   return number < 0 ? std::string(name) : fmt::format("{} {}", name, number);
 }
 
-/// The span in the device's lane. It could do all of it from `queued` on.
+/// The span in the device's lane of its turn. It could do all of it from `queued` on.
 std::string device_event(const Tracer::Span& span, int rank, int64_t origin_ns) {
   return fmt::format(
       ",\n{{\"name\": \"{}\", \"cat\": \"device {}\", \"ph\": \"X\", \"pid\": {}, \"tid\": {}, "
       "\"ts\": {:.3f}, \"dur\": {:.3f}, \"args\": {}, \"queued\": {:.3f}}}}}",
-      numbered(span.name, span.number), span.category, rank, kDeviceLane,
+      numbered(span.name, span.number), span.category, rank, kDeviceLane + span.turn,
       (span.device_begin - origin_ns) * 1e-3, (span.device_end - span.device_begin) * 1e-3,
       span_args(span, Side::device), (span.end_ns - origin_ns) * 1e-3);
 }
@@ -133,17 +138,22 @@ int64_t Tracer::origin_ns() const {
 
 std::string Tracer::span_events(int rank, int64_t origin_ns) const {
   std::string events, on_device;
+  bool takes_turns = false;
   for (const Span& span : spans_) {
+    takes_turns |= span.turn > 0;
     fmt::format_to(
         std::back_inserter(events),
-        ",\n{{\"name\": \"{}\", \"cat\": \"{}\", \"ph\": \"X\", \"pid\": {}, \"tid\": 0, "
+        ",\n{{\"name\": \"{}\", \"cat\": \"{}\", \"ph\": \"X\", \"pid\": {}, \"tid\": {}, "
         "\"ts\": {:.3f}, \"dur\": {:.3f}, \"tts\": {:.3f}, \"tdur\": {:.3f}, \"args\": {}}}}}",
-        numbered(span.name, span.number), span.category, rank, (span.begin_ns - origin_ns) * 1e-3,
-        (span.end_ns - span.begin_ns) * 1e-3, span.cpu_begin_ns * 1e-3,
-        (span.cpu_end_ns - span.cpu_begin_ns) * 1e-3, span_args(span, Side::host));
+        numbered(span.name, span.number), span.category, rank, span.turn,
+        (span.begin_ns - origin_ns) * 1e-3, (span.end_ns - span.begin_ns) * 1e-3,
+        span.cpu_begin_ns * 1e-3, (span.cpu_end_ns - span.cpu_begin_ns) * 1e-3,
+        span_args(span, Side::host));
     if (span.on_device()) on_device += device_event(span, rank, origin_ns);
   }
+  if (takes_turns) events += lane_name_event(rank, 1, "main, in turns");
   if (on_device.empty()) return events;
+  if (takes_turns) on_device += lane_name_event(rank, kDeviceLane + 1, "device, in turns");
   return events + clocks_event(accelerator_->marks().clocks(), rank) +
          lane_name_event(rank, kDeviceLane, "device") + on_device;
 }
@@ -226,6 +236,7 @@ TraceScope::TraceScope(std::string_view name, std::string_view category, Label l
   span_ = {name, category, clock_ns(), 0, thread_cpu_ns(), 0, double(flops), bytes, tracer.step()};
   span_.number = label.number;
   span_.micro_batch = label.micro_batch;
+  span_.turn = thread_turn();
   if (accelerator_ != nullptr && on_device) span_.device_begin = accelerator_->marks().make();
 }
 

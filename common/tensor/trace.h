@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,16 +20,23 @@ int64_t thread_cpu_ns();
 /// From here on this thread's clock goes on from `ns`, that of a thread whose work it takes over.
 void continue_thread_cpu_ns(int64_t ns);
 
+/// Of a rank whose program runs as two strands in turns, each on a thread of its own: which of them
+/// this thread is, from here on. Slices of one lane must nest, so each strand has lanes of its own.
+void set_thread_turn(int turn);
+/// 0 for the rank's own thread.
+int thread_turn();
+
 /// Collects timed spans and writes them as Chrome trace events, which https://ui.perfetto.dev
 /// opens. Off until record(true); an unrecorded span costs one branch.
 ///
 /// A rank's lanes are its main thread, which runs all phases and ops, and its communication
-/// threads. Where an accelerator does the work, the main thread's spans say when the host queued
-/// it, and further lanes when the device did it: one of its phases and ops, others of what it does
-/// for messages. OpenMP's workers have none. The matmul library starts parallel regions of its own
-/// and does not report them, and a worker's CPU clock runs on while the worker spins for the next
-/// region. A lane made from either would show work where there is none. What an op loses on serial
-/// parts and on unequal workers shows in its GFLOP/s.
+/// threads. Two strands that take turns are two main threads. Where an accelerator does the work,
+/// the main thread's spans say when the host queued it, and further lanes when the device did it:
+/// one of its phases and ops, others of what it does for messages. OpenMP's workers have none. The
+/// matmul library starts parallel regions of its own and does not report them, and a worker's CPU
+/// clock runs on while the worker spins for the next region. A lane made from either would show
+/// work where there is none. What an op loses on serial parts and on unequal workers shows in its
+/// GFLOP/s.
 class Tracer {
  public:
   /// One finished span. Names are string literals: they are stored as views.
@@ -46,17 +54,19 @@ class Tracer {
     int64_t micro_batch = -1;  ///< of its step; -1: none, or that of the phase around
     /// When an accelerator did the work, by the host's clock; its marks while recording is on.
     int64_t device_begin = -1, device_end = -1;
+    int turn = 0;  ///< of the strand it belongs to: see set_thread_turn()
 
     bool on_device() const { return device_begin >= 0; }
   };
   /// A call of a Communicator: queued, carried out, waited for.
   struct Exchange {
-    std::string group;         ///< its communicator's name
-    int64_t group_id;          ///< tells it from others of that name
-    std::vector<int> members;  ///< world rank of each rank of the communicator
-    std::string_view kind;     ///< "all_reduce", ...
-    int64_t number;            ///< of its kind of queue: see Operation
-    int peer;                  ///< send, recv: rank within the group; else -1
+    std::string group;  ///< its communicator's name
+    int64_t group_id;   ///< tells it from others of that name
+    /// World rank of each rank of the communicator, which all its exchanges share.
+    std::shared_ptr<const std::vector<int>> members;
+    std::string_view kind;  ///< "all_reduce", ...
+    int64_t number;         ///< of its kind of queue: see Operation
+    int peer;               ///< send, recv: rank within the group; else -1
     int64_t payload_bytes, wire_bytes;
     int64_t step;
     int64_t queued_ns, queued_cpu_ns;    ///< by the main thread, and its CPU clock then
@@ -72,6 +82,7 @@ class Tracer {
     std::vector<DevicePart> device_parts;
     /// For so long the accelerator's own queue stood still, as for a Span.
     int64_t device_wait_begin = -1, device_wait_end = -1;
+    int turn = 0;  ///< of the strand that waits
 
     /// Whether the device carried it out, and nobody of the host.
     bool by_device() const { return !device_parts.empty() && device_parts[0].where_to.empty(); }
@@ -113,7 +124,10 @@ class Tracer {
   size_t timed_spans_ = 0, timed_exchanges_ = 0;  ///< those behind hold marks while recording is on
 };
 
-/// The lane of what an accelerator does in its own queue; those of its other queues follow.
+/// The main thread's lanes, one for each turn: 0 and 1. Those of communication threads follow.
+inline constexpr int kTurns = 2;
+/// The first lane of what an accelerator does in its own queue, one for each turn as well; those of
+/// its other queues follow.
 inline constexpr int kDeviceLane = 1000;
 
 /// Writes a trace file. `other_data` is a JSON object of facts about the run; `events` are as

@@ -80,10 +80,14 @@ void remove_checkpoint(const fs::path& path) {
 
 // ---- What ranks do together --------------------------------------------------------------------
 
+/// Who speaks where a rank fails: in the middle of a run, rank 0 ends it; before, all throw the
+/// same.
+enum class Failure : uint8_t { ends_run, is_thrown_by_all };
+
 /// Does this rank's share of something and returns what every rank's has returned, by rank. Where
-/// one fails none goes on, and the error is told once, by rank 0. A UsageError of any rank is
-/// thrown by all.
-std::vector<std::string> together(const Peers& peers, const std::function<std::string()>& share) {
+/// one fails none goes on, and the error is told once. A UsageError of any rank is thrown by all.
+std::vector<std::string> together(const Peers& peers, Failure failure,
+                                  const std::function<std::string()>& share) {
   constexpr char kDone = '+', kFailed = '-', kRefused = '!';
   std::string own;
   try {
@@ -98,8 +102,16 @@ std::vector<std::string> together(const Peers& peers, const std::function<std::s
     const char mark = texts[rank].front();
     texts[rank].erase(0, 1);
     if (mark == kDone) continue;
+    const bool ends_run = mark == kFailed && failure == Failure::ends_run;
+    if (ends_run && peers.rank() != 0) {
+      peers.all_gather_text("");  // until rank 0 has ended it: PeerFailed
+    } else if (!ends_run) {
+      try {
+        peers.all_gather_text("");  // until every rank has the texts; whoever leaves first ends it
+      } catch (const PeerFailed&) {
+      }
+    }
     if (mark == kRefused) throw RefusedTogether(texts[rank]);
-    if (peers.rank() != 0) peers.all_gather_text("");  // until rank 0 has ended it: PeerFailed
     fail("{}{}", texts[rank], rank == 0 ? "" : fmt::format(" (on rank {})", rank));
   }
   return texts;
@@ -216,11 +228,12 @@ void check_identity(const std::string& path, const nlohmann::json& record,
 }
 
 void write_record(const std::string& directory, int64_t step, const TrainState& state,
-                  const RunIdentity& identity, const Json& files) {
+                  const RunIdentity& identity, const Json& files, int ranks) {
   Json record;
   record["format"] = kFormat;
   record["step"] = step;
   record["tokens"] = state.tokens;
+  record["ranks"] = ranks;
   record["global_batch_size"] = identity.global_batch_size;
   record["data_sha256"] = identity.data_sha256;
   record["config"] = Json::parse(identity.config_json);
@@ -249,13 +262,13 @@ std::vector<std::string> state_file_names(const std::vector<std::string>& writes
 /// Every rank's file, in a directory that rank 0 has made; returns what checkpoint.json says of
 /// them.
 Json write_files(const fs::path& directory, const TrainState& state, const Peers& peers) {
-  const std::vector<std::string> answers = together(peers, [&] {
+  const std::vector<std::string> answers = together(peers, Failure::ends_run, [&] {
     if (peers.rank() == 0) create_empty(directory);
     return writes_any(state) ? "yes" : "no";
   });
   const std::vector<std::string> names = state_file_names(answers);
   const std::string& name = names[peers.rank()];
-  const std::vector<std::string> records = together(peers, [&]() -> std::string {
+  const std::vector<std::string> records = together(peers, Failure::ends_run, [&]() -> std::string {
     if (name.empty()) return "";
     write_state(directory / name, state);
     return file_record(directory / name).dump();
@@ -291,6 +304,10 @@ std::string newest_checkpoint(const std::string& run_dir) {
   return all.empty() ? "" : all.front().string();
 }
 
+std::string checkpoint_record(const std::string& directory) {
+  return read_record(directory).dump();
+}
+
 void write_checkpoint(const std::string& run_dir, int64_t step, const TrainState& state,
                       const RunIdentity& identity, const Peers& peers) {
   const fs::path path = directory_of(run_dir) / step_name(step);
@@ -299,7 +316,7 @@ void write_checkpoint(const std::string& run_dir, int64_t step, const TrainState
     const Json files = write_files(aside, state, peers);
     if (peers.rank() != 0) return;
     StoredState(aside, files).check_cover(state);
-    write_record(aside, step, state, identity, files);
+    write_record(aside, step, state, identity, files, peers.size());
     sync_directory(aside);
   } catch (...) {
     // On a full disk, half a checkpoint is in the way of all others.
@@ -313,14 +330,14 @@ void write_checkpoint(const std::string& run_dir, int64_t step, const TrainState
 int64_t load_checkpoint(const std::string& directory, const TrainState& state,
                         const RunIdentity& identity, const Peers& peers) {
   nlohmann::json record;
-  together(peers, [&] {
+  together(peers, Failure::is_thrown_by_all, [&] {
     record = read_record(directory);
     check_identity(directory, record, identity);
     verify_files(directory, record, peers);
     return "";
   });
   std::optional<StoredState> stored;
-  together(peers, [&] {
+  together(peers, Failure::is_thrown_by_all, [&] {
     stored.emplace(directory, record.at("files"));
     stored->find(state);
     return "";
@@ -368,7 +385,7 @@ int64_t Checkpoints::resume(const TrainState& state, int64_t steps) {
     throw;  // that rank says what follows
   } catch (const Error& error) {
     std::string remedy = "there is no older one";
-    for (size_t i = 1; i < all.size(); ++i) {
+    for (size_t i = 1; i < all.size() && peers_.rank() == 0; ++i) {
       try {
         verify_files(all[i], read_record(all[i]), alone());
       } catch (const std::exception&) {
@@ -378,7 +395,7 @@ int64_t Checkpoints::resume(const TrainState& state, int64_t steps) {
                            all[i].filename().string(), all.front().filename().string());
       break;
     }
-    fail("{}; {}", error.what(), remedy);
+    throw RefusedTogether(fmt::format("{}; {}", error.what(), remedy));
   }
   if (last_ > steps) {
     usage_error("resume: steps={} must be at least the {} that are done; try {}", steps, last_,
@@ -392,7 +409,6 @@ int64_t Checkpoints::resume(const TrainState& state, int64_t steps) {
     identity_.config_json = config.dump();
   }
   if (speaks_for_all()) remove_unfinished(run_dir_.path());
-  run_dir_.remove("done");
   print("Resumed from {}.\n", all.front().string());
   return last_;
 }

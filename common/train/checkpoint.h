@@ -12,6 +12,8 @@
 
 namespace usp {
 
+struct RunConfig;
+
 /// When checkpoints are written, and whether a run begins from one.
 struct CheckpointConfig {
   int64_t checkpoint_interval = 0;  ///< steps from one to the next; 0: none
@@ -20,6 +22,7 @@ struct CheckpointConfig {
 
   void bind(Args& args);
   void validate(const Args& args) const;
+  void check(const RunConfig&) const {}  ///< they go together with everything
 };
 
 /// What the optimizer remembers between steps: one value for each element of the parameters'
@@ -57,6 +60,10 @@ struct RunIdentity {
 /// Where the newest checkpoint of a run lies: its directory, with the files described at
 /// write_checkpoint(); empty if there is none.
 std::string newest_checkpoint(const std::string& run_dir);
+
+/// What checkpoint.json in a checkpoint's directory says, found to be as it was written. Throws
+/// Error where it is not.
+std::string checkpoint_record(const std::string& directory);
 
 /// Writes RUN_DIR/checkpoints/step-NNNNNNNN: every rank writes the shards that it counts to a file
 /// of its own. Everything goes to a directory of another name first, is brought to the disk, and

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/rules.h"
+
 namespace usp {
 
 int64_t ExpertShape::layers(int64_t first, int64_t count) const {
@@ -15,7 +17,6 @@ int64_t ExpertShape::weights(int64_t hidden_size, int64_t ffn_hidden_size, bool 
 }
 
 void ExpertShape::bind(Args& args) {
-  offered = true;
   args.group("Experts");
   args.bind("num_experts", num_experts, "experts of a layer; 0: every MLP is dense");
   args.bind("num_experts_per_tok", num_experts_per_tok, "experts that each token is sent to");
@@ -39,7 +40,9 @@ void ExpertShape::validate(const Args& args, int64_t num_layers) const {
     for (const char* flag : {"num_experts_per_tok", "moe_ffn_hidden_size", "num_shared_experts",
                              "first_dense_layers", "router_score", "norm_topk_prob",
                              "routed_scaling_factor", "expert_nodes", "route_nodes"}) {
-      if (args.given(flag)) usage_error("{} needs experts; try --num_experts 8", flag);
+      if (!args.given(flag)) continue;
+      refuse("flag_of_experts", {"--num_experts 8", fmt::format("leave out --{}", flag)},
+             "{} needs experts", flag);
     }
     return;
   }
@@ -50,23 +53,22 @@ void ExpertShape::validate(const Args& args, int64_t num_layers) const {
   check_range("routed_scaling_factor", routed_scaling_factor, 1e-6, 1e6);
   check_positive("expert_nodes", expert_nodes);
   if (num_experts % expert_nodes != 0) {
-    usage_error("expert_nodes={} must divide num_experts={}; try {}", expert_nodes, num_experts,
-                list_divisors(num_experts));
+    refuse("nodes_of_experts", divisors_of("expert_nodes", num_experts),
+           "expert_nodes={} must divide num_experts={}", expert_nodes, num_experts);
   }
   check_range("route_nodes", double(route_nodes), 0, double(num_experts));
   if (route_nodes > expert_nodes) {
     int64_t enough = route_nodes;
     while (num_experts % enough != 0) ++enough;
-    usage_error("route_nodes={} must be at most expert_nodes={}; try --expert_nodes {}",
-                route_nodes, expert_nodes, enough);
+    refuse("routes_to_nodes", values_of("expert_nodes", {enough}),
+           "route_nodes={} must be at most expert_nodes={}", route_nodes, expert_nodes);
   }
   const int64_t within_reach = nodes_of_token() * (num_experts / expert_nodes);
   if (within_reach < num_experts_per_tok) {
-    usage_error(
-        "route_nodes={} nodes of {} experts are fewer than num_experts_per_tok={}; try route_nodes "
-        "{}",
-        nodes_of_token(), num_experts / expert_nodes, num_experts_per_tok,
-        (num_experts_per_tok * expert_nodes + num_experts - 1) / num_experts);
+    const int64_t enough = (num_experts_per_tok * expert_nodes + num_experts - 1) / num_experts;
+    refuse("routes_to_choices", values_of("route_nodes", {enough}),
+           "route_nodes={} nodes of {} experts are fewer than num_experts_per_tok={}",
+           nodes_of_token(), num_experts / expert_nodes, num_experts_per_tok);
   }
 }
 

@@ -21,7 +21,6 @@ struct ExpertShape {
   int64_t expert_nodes = 1;  ///< groups of experts in a row, among which a token chooses first
   int64_t route_nodes = 0;   ///< groups that a token may choose experts in; 0: all
   bool choice_bias = false;  ///< a directory has the routers' biases, which decide choices
-  bool offered = false;      ///< whether the program has flags for them, and so can compute them
 
   /// Whether layer `layer` has experts.
   bool at(int64_t layer) const { return num_experts > 0 && layer >= first_dense_layers; }

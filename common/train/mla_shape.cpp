@@ -1,5 +1,7 @@
 #include "train/mla_shape.h"
 
+#include "base/rules.h"
+
 namespace usp {
 
 int64_t MlaShape::matmul_weights(int64_t hidden_size, int64_t num_heads) const {
@@ -11,7 +13,6 @@ int64_t MlaShape::matmul_weights(int64_t hidden_size, int64_t num_heads) const {
 }
 
 void MlaShape::bind(Args& args) {
-  offered = true;
   args.group("Attention");
   args.bind("attention_kind", attention_kind, {"gqa", "mla"},
             "keys and values of heads that share them, or of a latent vector that all heads share");
@@ -35,6 +36,13 @@ void MlaShape::fill(int64_t width) {
 }
 
 void MlaShape::validate(const Args& args, int64_t num_heads, int64_t num_kv_heads) const {
+  for (const char* flag : {"q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+                           "v_head_dim", "latent_rms_norm_eps"}) {
+    if (on() || !args.given(flag)) continue;
+    refuse("flag_of_latents", {"--attention_kind mla", fmt::format("leave out --{}", flag)},
+           "{} needs latent attention", flag);
+  }
+  if (!on()) return;
   constexpr double kMaxWidth = 1 << 24;
   check_range("q_lora_rank", double(q_lora_rank), 0, kMaxWidth);
   check_range("kv_lora_rank", double(kv_lora_rank), 1, kMaxWidth);
@@ -43,14 +51,14 @@ void MlaShape::validate(const Args& args, int64_t num_heads, int64_t num_kv_head
   check_range("v_head_dim", double(v_head_dim), 1, kMaxWidth);
   check_range("latent_rms_norm_eps", latent_rms_norm_eps, 0, 1);
   if (qk_rope_head_dim % 2 != 0) {
-    usage_error("qk_rope_head_dim={} must be even: RoPE turns pairs of channels; try {}",
-                qk_rope_head_dim, qk_rope_head_dim + 1);
+    refuse("pairs_of_channels", values_of("qk_rope_head_dim", {qk_rope_head_dim + 1}),
+           "qk_rope_head_dim={} must be even: RoPE turns pairs of channels", qk_rope_head_dim);
   }
   if (v_head_dim > head_dim()) {
-    usage_error(
-        "v_head_dim={} must be at most qk_nope_head_dim + qk_rope_head_dim={}: attention pads a "
-        "value to the width of a key; try {}",
-        v_head_dim, head_dim(), head_dim());
+    refuse("value_within_key", values_of("v_head_dim", {head_dim()}),
+           "v_head_dim={} must be at most qk_nope_head_dim + qk_rope_head_dim={}: attention pads a "
+           "value to the width of a key",
+           v_head_dim, head_dim());
   }
   if (args.given("head_dim")) {
     usage_error(
@@ -58,18 +66,11 @@ void MlaShape::validate(const Args& args, int64_t num_heads, int64_t num_kv_head
         "qk_rope_head_dim and v_head_dim");
   }
   if (num_kv_heads != num_heads) {
-    usage_error(
+    refuse(
+        "heads_of_latents", {"leave out --num_kv_heads"},
         "attention_kind=mla makes a key and a value for each of num_heads={}: num_kv_heads={} is "
-        "for gqa; leave it out",
+        "for gqa",
         num_heads, num_kv_heads);
-  }
-}
-
-void MlaShape::refuse_without(const Args& args) const {
-  if (on()) return;
-  for (const char* flag : {"q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
-                           "v_head_dim", "latent_rms_norm_eps"}) {
-    if (args.given(flag)) usage_error("{} needs latent attention; try --attention_kind mla", flag);
   }
 }
 

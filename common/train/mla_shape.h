@@ -23,7 +23,6 @@ struct MlaShape {
   int64_t qk_rope_head_dim = 0;
   int64_t v_head_dim = 0;
   double latent_rms_norm_eps = 0;  ///< of the norms of latents; 0: rms_norm_eps
-  bool offered = false;            ///< whether the program has flags for it, and so can compute it
 
   bool on() const { return attention_kind == "mla"; }
   /// D: channels of a query and a key.
@@ -39,10 +38,9 @@ struct MlaShape {
   /// Gives widths that are 0 the ratios of DeepSeek-V2 to this one: nope 1, rope 1/2, v 1,
   /// latent 4.
   void fill(int64_t width);
-  /// Throws UsageError where the numbers do not go together.
+  /// Throws UsageError where the numbers do not go together, or are given to a model of another
+  /// attention.
   void validate(const Args& args, int64_t num_heads, int64_t num_kv_heads) const;
-  /// Throws UsageError where flags of it are given to a model of another attention.
-  void refuse_without(const Args& args) const;
 };
 
 }  // namespace usp

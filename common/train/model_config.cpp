@@ -5,6 +5,9 @@
 #include <span>
 #include <vector>
 
+#include "base/mapped_file.h"
+#include "base/rules.h"
+#include "files/file_kind.h"
 #include "train/pretrained.h"
 
 namespace usp {
@@ -86,6 +89,8 @@ void ModelConfig::bind(Args& args) {
   args.bind("tie_word_embeddings", tie_word_embeddings, "lm_head reads the embedding's weight");
   args.bind("max_position_embeddings", max_position_embeddings,
             "longest sequence the model is made for; 0: seq_len");
+  if (offers_latents) mla.bind(args);
+  if (offers_experts) experts.bind(args);
 }
 
 void ModelConfig::fill_from_preset(const Args& args) {
@@ -104,6 +109,14 @@ void ModelConfig::fill_from_preset(const Args& args) {
     return;
   }
   std::error_code error;
+  if (std::filesystem::is_regular_file(model, error)) {
+    const std::string other =
+        other_kind_than("a model's directory", MappedFile(model).bytes(), model);
+    usage_error("model={}", other.empty() ? model +
+                                                " is a file; give the directory that it is in, "
+                                                "with config.json and model.safetensors"
+                                          : other);
+  }
   if (!std::filesystem::is_directory(model, error)) {
     usage_error(
         "model={} is no preset ({}) and no directory with config.json and model.safetensors, or "
@@ -122,8 +135,8 @@ void ModelConfig::read_directory(const Args& args) {
     }
   };
   refuse(kShapeFlags);
-  if (experts.offered) refuse(kExpertFlags);
-  if (mla.offered) refuse(kLatentFlags);
+  if (offers_experts) refuse(kExpertFlags);
+  if (offers_latents) refuse(kLatentFlags);
   const HfConfig file = read_hf_config(model);
   read_experts(file);
   read_latent(file);
@@ -148,7 +161,7 @@ void ModelConfig::read_directory(const Args& args) {
 void ModelConfig::read_experts(const HfConfig& file) {
   const HfExperts& from = file.experts;
   if (from.num_experts == 0) return;
-  if (!experts.offered) {
+  if (!offers_experts) {
     usage_error(
         "model={}: its MLPs are mixtures of {} experts, and this program computes dense ones; a "
         "program that has the flag num_experts computes both",
@@ -170,7 +183,7 @@ void ModelConfig::read_experts(const HfConfig& file) {
 void ModelConfig::read_latent(const HfConfig& file) {
   const HfLatentAttention& from = file.latent;
   if (from.kv_lora_rank == 0) return;
-  if (!mla.offered) {
+  if (!offers_latents) {
     usage_error(
         "model={}: its keys and values are made of latents of {} numbers (multi-head latent "
         "attention), and this program computes grouped-query attention; a program that has the "
@@ -209,9 +222,8 @@ int64_t ModelConfig::latent_weights() const {
 
 /// Of latent attention, which not every program offers.
 void ModelConfig::validate_latent(const Args& args) {
-  if (!mla.on()) return;
-  if (!pretrained) mla.fill(hidden_size / num_heads);
-  if (!args.given("num_kv_heads")) num_kv_heads = num_heads;
+  if (mla.on() && !pretrained) mla.fill(hidden_size / num_heads);
+  if (mla.on() && !args.given("num_kv_heads")) num_kv_heads = num_heads;
   mla.validate(args, num_heads, num_kv_heads);
 }
 
@@ -237,14 +249,14 @@ void ModelConfig::validate(const Args& args) {
   check_range("ffn_hidden_size", double(ffn_hidden_size), 1, kMaxWidth);
   check_range("vocab_size", double(vocab_size), 2, double(INT32_MAX));
   check_range("head_dim", double(given_head_dim), 0, kMaxWidth);
-  validate_latent(args);
+  if (offers_latents) validate_latent(args);
   if (given_head_dim == 0 && !mla.on() && hidden_size % num_heads != 0) {
-    usage_error("num_heads={} must divide hidden_size={}, or head_dim be given; try {}", num_heads,
-                hidden_size, list_divisors(hidden_size, 2 * num_heads));
+    refuse("heads_of_width", divisors_of("num_heads", hidden_size, 2 * num_heads),
+           "num_heads={} must divide hidden_size={}, or head_dim be given", num_heads, hidden_size);
   }
   if (num_heads % num_kv_heads != 0) {
-    usage_error("num_kv_heads={} must divide num_heads={}; try {}", num_kv_heads, num_heads,
-                list_divisors(num_heads));
+    refuse("kv_heads_of_heads", divisors_of("num_kv_heads", num_heads),
+           "num_kv_heads={} must divide num_heads={}", num_kv_heads, num_heads);
   }
   if (rotary_dim() % 2 != 0) {
     usage_error("head_dim={} must be even: RoPE turns pairs of channels; try head_dim={}",
@@ -270,6 +282,7 @@ void ModelConfig::validate(const Args& args) {
   check_rope(rope_theta, rope_scaling);
   check_range("max_position_embeddings", double(max_position_embeddings), 0, HUGE_VAL);
   check_range("rms_norm_eps", rms_norm_eps, 0, 1);
+  if (offers_experts) experts.validate(args, num_layers);
 }
 
 }  // namespace usp

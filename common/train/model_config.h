@@ -11,6 +11,8 @@
 
 namespace usp {
 
+struct RunConfig;
+
 /// The shape of a Llama. Playbook: h = hidden_size, L = num_layers, n_heads, v = vocab_size.
 struct ModelConfig {
   /// A preset, which the flags below override, or a directory in Hugging Face's format, which they
@@ -33,6 +35,8 @@ struct ModelConfig {
   int64_t max_position_embeddings = 0;  ///< longest sequence it is made for; 0: seq_len
   bool pretrained = false;              ///< model is a directory, which has the weights
   bool byte_tokens = true;              ///< a text's bytes are tokens of this model
+  bool offers_latents = false;          ///< the program has flags for `mla`, and can compute it
+  bool offers_experts = false;          ///< the same of `experts`
 
   /// Channels of a head's query and key.
   int64_t head_dim() const {
@@ -54,6 +58,7 @@ struct ModelConfig {
   /// Fills what the command line left open from the preset, and checks the result; throws
   /// UsageError.
   void validate(const Args& args);
+  void check(const RunConfig&) const {}  ///< what it has to divide by is the divisor's rule
 
  private:
   void fill_from_preset(const Args& args);

@@ -6,6 +6,8 @@
 
 namespace usp {
 
+struct RunConfig;
+
 /// AdamW, clipping, and the learning rate over the steps of a run.
 struct OptimizerConfig {
   double lr = 2e-3;
@@ -19,6 +21,7 @@ struct OptimizerConfig {
 
   void bind(Args& args);
   void validate(const Args& args) const;
+  void check(const RunConfig&) const {}  ///< it goes together with everything
 };
 
 /// Linear warm-up to config.lr, then half a cosine down to min_lr_ratio * lr at the last step.

@@ -9,14 +9,28 @@ namespace usp {
 
 namespace {
 
-/// Fills `tensor` with the initial values of the local part from element `first` on.
-void draw(const Parameter& parameter, uint64_t seed, int64_t first, const Tensor& tensor) {
+/// Elements of a flat tensor, the first of which is element `first` of the local part.
+struct DrawnPart {
+  int64_t first;
+  Tensor tensor;
+};
+
+/// Fills the parts with the initial values, each drawn once: the first part contains the others.
+void draw(const Parameter& parameter, uint64_t seed, const std::vector<DrawnPart>& parts) {
   constexpr int64_t kChunk = int64_t{1} << 20;
   std::vector<double> values;
-  for (int64_t begin = 0; begin < tensor.numel(); begin += kChunk) {
-    values.resize(std::min(kChunk, tensor.numel() - begin));
-    initial_values(parameter, seed, first + begin, values);
-    tensor.narrow(0, begin, std::ssize(values)).assign(values);
+  const DrawnPart& whole = parts.front();
+  for (int64_t begin = 0; begin < whole.tensor.numel(); begin += kChunk) {
+    values.resize(std::min(kChunk, whole.tensor.numel() - begin));
+    const int64_t first = whole.first + begin, last = first + std::ssize(values);
+    initial_values(parameter, seed, first, values);
+    for (const auto& [part_first, tensor] : parts) {
+      const int64_t from = std::max(first, part_first);
+      const int64_t count = std::min(last, part_first + tensor.numel()) - from;
+      if (count <= 0) continue;
+      tensor.narrow(0, from - part_first, count)
+          .assign(std::span(values).subspan(from - first, count));
+    }
   }
 }
 
@@ -24,14 +38,14 @@ void draw(const Parameter& parameter, uint64_t seed, int64_t first, const Tensor
 
 void initialize(Parameter& parameter, uint64_t seed) {
   const Shard& shard = parameter.shard;
+  std::vector<DrawnPart> parts;
   if (parameter.value.defined()) {
-    draw(parameter, seed, 0, parameter.value.view({parameter.value.numel()}));
+    parts.push_back({0, parameter.value.view({parameter.value.numel()})});
   } else {
-    draw(parameter, seed, shard.begin, shard.value);
+    parts.push_back({shard.begin, shard.value});
   }
-  if (shard.master.dtype() != shard.value.dtype()) {
-    draw(parameter, seed, shard.begin, shard.master);
-  }
+  if (shard.master.dtype() != shard.value.dtype()) parts.push_back({shard.begin, shard.master});
+  draw(parameter, seed, parts);
 }
 
 GradAccumulation parse_grad_accumulation(std::string_view name) {

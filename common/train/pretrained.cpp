@@ -99,6 +99,19 @@ std::map<std::string, Shape> expected_weights(const HfConfig& config) {
   return weights;
 }
 
+/// Throws unless the elements are what weights are: whole numbers and truth values belong to
+/// packed, quantised or unrelated tensors, whatever their names.
+void check_is_weight(const StoredTensor& tensor) {
+  for (ElementType type :
+       {ElementType::F64, ElementType::F32, ElementType::F16, ElementType::BF16}) {
+    if (tensor.type == type) return;
+  }
+  fail(
+      "{}: tensor {} is {}, and weights must be F32, BF16, F16 or F64; convert the model to one of "
+      "them first",
+      tensor.file, in_quotes(tensor.name), name(tensor.type));
+}
+
 /// "a, b, c and 12 more"
 std::string list_names(const std::vector<std::string>& names) {
   constexpr size_t kShown = 3;
@@ -269,8 +282,12 @@ void compare_weights(const std::string& directory, const HfConfig& config) {
     usage_error("{}: {} tensors have no place in the model of config.json: {}", weights.path(),
                 surplus.size(), list_names(surplus));
   }
-  for (const auto& [name, shape] : expected) weights.get(name).check_shape(shape);
+  for (const auto& [name, shape] : expected) {
+    check_is_weight(weights.get(name));
+    weights.get(name).check_shape(shape);
+  }
   if (both) {
+    check_is_weight(weights.get(kHead));
     weights.get(kHead).check_shape(expected.at(kEmbedding));
     check_tied(weights.get(kEmbedding), weights.get(kHead));
   }

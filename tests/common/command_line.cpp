@@ -1,6 +1,8 @@
 #include <unistd.h>
 
+#include <iostream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "base/args.h"
 #include "files/run_dir.h"
@@ -43,6 +45,22 @@ TEST_CASE("flags fill their fields, the others keep their defaults") {
   REQUIRE(!flags.args.given("name"));
 }
 
+TEST_CASE("--help shows one default of a flag, in words where its number stands for them") {
+  Flags flags;
+  int64_t share = 1;
+  flags.args.bind("share", share, "ranks of a batch; default: all");
+  std::ostringstream shown;
+  std::streambuf* const before = std::cout.rdbuf(shown.rdbuf());
+  const bool goes_on = flags.parse({"--help"});
+  std::cout.rdbuf(before);
+  REQUIRE(!goes_on);
+  const std::string text = shown.str();
+  REQUIRE((text.find("INT=all") != text.npos || text.find("INT [all]") != text.npos));
+  REQUIRE(text.find("ranks of a batch\n") != std::string::npos);
+  REQUIRE((text.find("INT=3") != text.npos || text.find("INT [3]") != text.npos));
+  REQUIRE(share == 1);
+}
+
 TEST_CASE("an unknown flag or a malformed value is a usage error that names it") {
   const auto parse = [](std::vector<const char*> words) { return [=] { Flags().parse(words); }; };
   check_throws<UsageError>(parse({"--cuont", "3"}), {"--cuont", "--help"});
@@ -51,6 +69,20 @@ TEST_CASE("an unknown flag or a malformed value is a usage error that names it")
   check_throws<UsageError>(parse({"--count"}), {"count"});
   check_throws<UsageError>(parse({"--mode", "fastest"}), {"mode", "fastest", "quick"});
   check_throws<UsageError>(parse({"stray"}), {"stray"});
+}
+
+TEST_CASE("a flag that is given twice is refused with both of its values") {
+  const auto parse = [](std::vector<const char*> words) { return [=] { Flags().parse(words); }; };
+  check_throws<UsageError>(parse({"--count", "3", "--fast", "--count", "4"}),
+                           {"count is given twice, as 3 and as 4; leave one of them out"});
+  check_throws<UsageError>(parse({"--name=a b", "--name", "--count"}),
+                           {"name is given twice, as a b and as --count"});
+  check_throws<UsageError>(parse({"--mode", "slow", "--mode=slow"}), {"as slow and as slow"});
+  Flags flags;
+  std::vector<std::string> list;
+  flags.args.bind("list", list, "a list");
+  REQUIRE(flags.parse({"--list", "a", "--fast", "--list", "b", "--fast"}));
+  REQUIRE(list == std::vector<std::string>{"a", "b"});
 }
 
 TEST_CASE("an unknown flag that is one's slip of the pen names that one") {
@@ -134,7 +166,21 @@ TEST_CASE("a directory that holds a run is refused unless it may be overwritten"
   check_throws<UsageError>([&] { RunDir(path, false); }, {path, "--overwrite"});
   REQUIRE(read_file(path + "/metrics.jsonl") == "old");
   REQUIRE(read_file(path + "/done") == "finished\n");
-  const RunDir again(path, /*overwrite=*/true);
+  { const RunDir refused(path, /*overwrite=*/true); }
+  {
+    RunDir without_a_step(path, /*overwrite=*/true);
+    without_a_step.begin();
+    REQUIRE(!std::filesystem::exists(without_a_step.file("metrics.jsonl")));
+    without_a_step.write("metrics.jsonl", "new");
+    without_a_step.write("report.md", "new");
+  }
+  REQUIRE(read_file(path + "/metrics.jsonl") == "old");
+  REQUIRE(read_file(path + "/done") == "finished\n");
+  REQUIRE(!std::filesystem::exists(path + "/report.md"));
+  RunDir again(path, /*overwrite=*/true);
+  again.begin();
+  again.first_step_is_done();
+  REQUIRE(!std::filesystem::exists(again.file("previous")));
   REQUIRE(!std::filesystem::exists(again.file("done")));
   REQUIRE(!std::filesystem::exists(again.file("metrics.jsonl")));
   REQUIRE(read_file(again.file("notes.txt")) == "the user's own");

@@ -206,6 +206,22 @@ TEST_CASE("a training split of one token is refused with what works, if anything
   make("ab", 1, 0);  // it works
 }
 
+TEST_CASE("a split that samples divide without a rest loses none, and none reads beyond it") {
+  const TempDir dir;
+  const TokenFile file(dir.write("text", counting_text(40)), 2, 256);
+  const Dataset dataset(file, 8, /*val_fraction=*/0.2, DataOrder::shuffled, 5);
+  std::multiset<int32_t> read;  // the inputs of an epoch: each of 32 tokens once
+  for (int64_t i = 0; i < 4; ++i) {
+    for (int32_t token : train_sample(dataset, 8, i).inputs) read.insert(token);
+  }
+  REQUIRE(read.size() == 32);
+  for (int32_t token = 0; token < 32; ++token) REQUIRE(read.count(token) == 1);
+  REQUIRE(dataset.val_tokens() == 8);
+  REQUIRE(dataset.val_samples() == 0);  // the eighth has no token behind it to predict
+  REQUIRE(Dataset(file, 7, 0.2, DataOrder::shuffled, 5).val_samples() == 1);
+  REQUIRE(Dataset(file, 4, 0.2, DataOrder::shuffled, 5).val_samples() == 1);
+}
+
 TEST_CASE("the unigram entropy is that of the training split's token frequencies") {
   const TempDir dir;
   // Training split: 4 a, 2 b, 2 c; the validation split would change it.

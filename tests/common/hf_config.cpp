@@ -1,7 +1,10 @@
 #include "files/hf_config.h"
 
+#include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numbers>
+#include <set>
 
 #include "testing.h"
 
@@ -49,7 +52,7 @@ TEST_CASE("config.json: where it is silent, what transformers assumes holds") {
   REQUIRE(!config.byte_tokens);
 }
 
-TEST_CASE("config.json: what it says holds, null says nothing, unknown keys are passed over") {
+TEST_CASE("config.json: what it says holds, null says nothing, harmless keys are passed over") {
   Json json = minimal();
   json.update({{"num_key_value_heads", 2},
                {"head_dim", 16},
@@ -125,7 +128,7 @@ TEST_CASE(
   refused("architectures", {"MistralForCausalLM"}, {"MistralForCausalLM", "LlamaForCausalLM"});
   refused("architectures", {"LlamaForCausalLM", "LlamaForCausalLM"});
   refused("architectures", "LlamaForCausalLM");
-  refused("model_type", "mistral", {"\"mistral\"", "supported: \"llama\"", "\"mixtral\""});
+  refused("model_type", "gemma", {"\"gemma\"", "supported: \"llama\"", "\"mixtral\""});
   refused("model_type", nullptr, {"missing"});
   refused("hidden_act", "gelu", {"\"gelu\"", "\"silu\""});
   refused("attention_bias", true, {"true", "false"});
@@ -137,7 +140,7 @@ TEST_CASE(
   refused("use_sliding_window", true);
   refused("layer_types", {"full_attention"});
   refused("quantization_config", {{"bits", 4}}, {"{\"bits\":4}"});
-  refused("num_local_experts", 8, {"the MLP of a \"llama\" is dense"});
+  refused("num_local_experts", 8, {"the MLP of this kind of model is dense"});
   refused("n_routed_experts", 8);
   for (const char* type : {"dynamic", "longrope", "su"}) {
     for (const char* key : {"rope_type", "type"}) {
@@ -151,7 +154,170 @@ TEST_CASE(
           {{"rope_type", "llama3"}, {"factor", 8}, {"low_freq_factor", 4}, {"high_freq_factor", 4}},
           {"high_freq_factor=4"});
   refused("rope_parameters", {{"rope_type", 3}}, {"rope_type=3", "text"});
+  refused("rope_parameters", {{"rope_type", ""}, {"factor", 2}}, {"rope_type=\"\""});
   refused("rope_parameters", {1, 2}, {"[1,2]", "no JSON object"});
+}
+
+/// A config.json of the kind that says everything it must, with dense layers before any experts.
+Json minimal_of(const std::string& model_type) {
+  Json json = minimal();
+  json["model_type"] = model_type;
+  json.erase("architectures");
+  if (model_type == "mistral") json["sliding_window"] = nullptr;
+  if (model_type != "llama" && model_type != "deepseek_v3") json["num_key_value_heads"] = 4;
+  if (model_type == "deepseek_v3") {
+    json.update({{"num_key_value_heads", 4},
+                 {"first_k_dense_replace", 1},
+                 {"n_routed_experts", 8},
+                 {"num_experts_per_tok", 4},
+                 {"n_group", 4},
+                 {"topk_group", 2}});
+  }
+  return json;
+}
+
+constexpr const char* kModelTypes[] = {"llama", "mistral", "mixtral", "deepseek_v3"};
+
+TEST_CASE("config.json: each known key is used, harmless, or refused by key and value") {
+  // No key means any of these to anybody, or they may say a thing that has an effect.
+  const Json nonsense = Json::parse(R"([{"a": 1}])");
+  for (const std::string model_type : kModelTypes) {
+    const Json base = minimal_of(model_type);
+    const HfConfig silent = parse(base);
+    for (const HfKey& row : hf_keys()) {
+      if (!row.is_of(model_type)) continue;
+      CAPTURE(model_type, row.key);
+      const auto with = [&](const Json& value) {
+        Json json = base;
+        json[row.key] = value;
+        return json;
+      };
+      if (row.rule == HfKey::harmless) {
+        for (const Json& value : {nonsense, Json(7), Json("x"), Json(true)}) {
+          REQUIRE(parse(with(value)) == silent);
+        }
+        continue;
+      }
+      const std::string shown = std::string(row.key) + "=[{\"a\":1}]";
+      check_throws<UsageError>([&] { parse(with(nonsense)); }, {"DIR/config.json", row.key});
+      if (row.rule == HfKey::used) continue;
+      check_throws<UsageError>([&] { parse(with(nonsense)); }, {shown, row.reason});
+      REQUIRE(parse(with(Json::parse(row.allowed))) == silent);
+    }
+  }
+}
+
+TEST_CASE("config.json: a key that is not known of this kind of model is refused with its value") {
+  std::set<std::string> keys = {
+      "attn_logit_softcapping", "embedding_multiplier", "qk_norm", "clip_qkv", "num_experts", ""};
+  for (const HfKey& row : hf_keys()) keys.insert(row.key);
+  int refused_keys = 0;
+  for (const std::string model_type : kModelTypes) {
+    for (const std::string& key : keys) {
+      const bool known = std::ranges::any_of(
+          hf_keys(), [&](const HfKey& row) { return row.key == key && row.is_of(model_type); });
+      if (known) continue;
+      CAPTURE(model_type, key);
+      Json json = minimal_of(model_type);
+      json[key] = 17.5;
+      check_throws<UsageError>([&] { parse(json); }, {"=17.5 is not known of a", "leave it out"});
+      json[key] = nullptr;  // which says nothing
+      parse(json);
+      ++refused_keys;
+    }
+  }
+  REQUIRE(refused_keys > 50);
+  check_throws<UsageError>([&] { parse_with("a key\nwith more lines", 1); },
+                           {R"(: "a key\nwith more lines"=1 is)"});
+  refused("original_max_position_embeddings", 64, {"=64 has no effect", "leave it out"});
+}
+
+TEST_CASE("config.json: RoPE's settings are those of their type, no more and no fewer") {
+  const Json all = {{"factor", 4.0},         {"original_max_position_embeddings", 64},
+                    {"low_freq_factor", 1},  {"high_freq_factor", 4},
+                    {"beta_fast", 20},       {"beta_slow", 2},
+                    {"mscale", 0.5},         {"mscale_all_dim", 0.5},
+                    {"truncate", true},      {"attention_factor", nullptr},
+                    {"long_factor", {1, 2}}, {"mrope_section", {1, 2}}};
+  const std::map<std::string, std::set<std::string>> needed = {
+      {"default", {}},
+      {"linear", {"factor"}},
+      {"llama3",
+       {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}},
+      {"yarn", {"factor"}}};
+  const std::set<std::string> of_yarn = {"original_max_position_embeddings",
+                                         "beta_fast",
+                                         "beta_slow",
+                                         "mscale",
+                                         "mscale_all_dim",
+                                         "truncate",
+                                         "attention_factor"};
+  for (const char* name : {"rope_parameters", "rope_scaling"}) {
+    for (const auto& [type, keys] : needed) {
+      Json settings = {{"rope_type", type}, {"rope_theta", 100}};
+      for (const std::string& key : keys) settings[key] = all[key];
+      REQUIRE(parse_with(name, settings).rope_scaling.rope_type == type);
+      for (const auto& [key, value] : all.items()) {
+        CAPTURE(name, type, key);
+        Json other = settings;
+        if (keys.contains(key)) {
+          other.erase(key);
+          refused(name, other, {key + " is missing"});
+          continue;
+        }
+        other[key] = value.is_null() ? Json(1.5) : value;
+        if (type == "yarn" && of_yarn.contains(key) && key != "attention_factor") {
+          parse_with(name, other);
+        } else {
+          refused(name, other, {key + "="});
+        }
+      }
+    }
+    // Without a type: silence is "default", and what only other types have is not passed over.
+    REQUIRE(parse_with(name, {{"rope_theta", 100}}).rope_theta == 100);
+    refused(name, {{"factor", 8}}, {"factor=8", "\"default\""});
+    refused(name, {{"rope_type", nullptr}, {"factor", 8}}, {"factor=8"});
+    refused(name, {{"type", "linear"}, {"rope_type", "default"}, {"factor", 8}},
+            {"type=\"linear\""});
+    const Json nested = {{"rope_type", "default"}, {"rope_theta", 100}};
+    refused(name, {{"full_attention", nested}, {"sliding_attention", nested}},
+            {"full_attention={\"rope_theta\":100"});
+  }
+}
+
+TEST_CASE("config.json of a Mistral whose window does not act is that of a Llama") {
+  Json json = minimal_of("mistral");
+  json["architectures"] = {"MistralForCausalLM"};
+  json["max_position_embeddings"] = 4096;
+  json["num_key_value_heads"] = 2;
+  Json llama = json;
+  llama["model_type"] = "llama";
+  llama["architectures"] = {"LlamaForCausalLM"};
+  HfConfig expected = parse(llama);
+  expected.model_type = "mistral";
+  for (const Json& window : {Json(nullptr), Json(4096), Json(131072)}) {
+    json["sliding_window"] = window;
+    REQUIRE(parse(json) == expected);
+  }
+  json.erase("sliding_window");  // which means 4096
+  REQUIRE(parse(json) == expected);
+  json["max_position_embeddings"] = 4097;
+  check_throws<UsageError>([&] { parse(json); },
+                           {"sliding_window=4096 (what its absence means)",
+                            "max_position_embeddings=4097", "set max_position_embeddings=4096"});
+  json["sliding_window"] = 100;
+  check_throws<UsageError>([&] { parse(json); }, {"sliding_window=100 is not supported"});
+  json["sliding_window"] = 0;
+  check_throws<UsageError>([&] { parse(json); }, {"sliding_window=0", "whole number"});
+  Json silent = minimal();
+  silent["model_type"] = "mistral";
+  silent["num_attention_heads"] = 8;
+  silent.erase("architectures");
+  silent["sliding_window"] = nullptr;
+  REQUIRE(parse(silent).num_kv_heads == 8);
+  REQUIRE(parse(silent).max_position_embeddings == 131072);
+  REQUIRE(parse(silent).rope_theta == 10000);
+  REQUIRE(parse(silent).rms_norm_eps == 1e-6);
 }
 
 TEST_CASE("config.json: values that cannot be are refused") {
@@ -193,8 +359,8 @@ TEST_CASE("config.json: what is no JSON object, or says a thing twice, is refuse
   refused_text(std::string(2 << 20, ' '), {"DIR/config.json", "2097152 bytes"});
 }
 
-/// Of a kind of model that is no Llama.
-Json minimal_of(const char* model_type) {
+/// Of a kind of model that is no Llama, where it is silent on the rest.
+Json silent_of(const char* model_type) {
   Json json = minimal();
   json["model_type"] = model_type;
   json.erase("architectures");
@@ -202,7 +368,7 @@ Json minimal_of(const char* model_type) {
 }
 
 TEST_CASE("config.json of a Mixtral") {
-  Json json = minimal_of("mixtral");
+  Json json = silent_of("mixtral");
   json["num_attention_heads"] = 8;
   const HfConfig silent = parse(json);
   REQUIRE(silent.model_type == "mixtral");
@@ -243,7 +409,7 @@ TEST_CASE("config.json of a Mixtral") {
 
 /// A DeepSeek-V3 that says all of its shape.
 Json deepseek() {
-  Json json = minimal_of("deepseek_v3");
+  Json json = silent_of("deepseek_v3");
   json.update({{"num_key_value_heads", 4},
                {"n_routed_experts", 12},
                {"num_experts_per_tok", 3},
@@ -276,7 +442,7 @@ void refused_deepseek(const std::string& key, const Json& value, std::vector<std
 }
 
 TEST_CASE("config.json of a DeepSeek-V3: its experts") {
-  Json json = minimal_of("deepseek_v3");
+  Json json = silent_of("deepseek_v3");
   json["num_attention_heads"] = 128;
   json["num_hidden_layers"] = 4;
   const HfExperts silent = parse(json).experts;
@@ -322,7 +488,7 @@ TEST_CASE("config.json of a DeepSeek-V3: its experts") {
 }
 
 TEST_CASE("config.json of a DeepSeek-V3: its attention") {
-  Json json = minimal_of("deepseek_v3");
+  Json json = silent_of("deepseek_v3");
   json["num_attention_heads"] = 128;
   const HfLatentAttention silent = parse(json).latent;
   REQUIRE(silent.q_lora_rank == 1536);
@@ -397,7 +563,7 @@ TEST_CASE("config.json: YaRN's settings") {
   refused_yarn("beta_fast", 2.5, {"beta_fast=2.5 must be above beta_slow=2.5"});
   refused_yarn("mscale", -1, {"mscale=-1"});
   refused_yarn("rope_theta", 1, {"rope_theta=1 must be above 1"});
-  refused_yarn("type", "linear", {"mscale_all_dim=1.0", "yarn"});
+  refused_yarn("type", "linear", {"beta_fast=16", "\"linear\"", "yarn"});
   refused_yarn("type", "dynamic", {"\"dynamic\"", "\"yarn\""});
 }
 

@@ -3,7 +3,7 @@
 #include "base/machine.h"
 #include "testing.h"
 
-/// Whether a run fits into the memory of its machine.
+/// What a machine's kernel says of cores and memory, and whether a run fits into these.
 namespace usp::test {
 namespace {
 
@@ -74,10 +74,38 @@ TEST_CASE("in a container the limit is that of the folder's top, in both version
   REQUIRE(first.available() == 6000 * 1024);
 }
 
+TEST_CASE("cores are those of the affinity mask, or of the smallest quota of a control group") {
+  const int cores = available_cores();
+  const FakeMachine none, second, below_one;
+  none.write("/proc/self/cgroup", "3:cpu,cpuacct:/x\n0::/y\n");
+  none.write("/sys/fs/cgroup/y/cpu.max", "max 100000\n");
+  none.write("/sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_quota_us", "-1\n");
+  none.write("/sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_period_us", "100000\n");
+  REQUIRE(available_cores(none.root()) == cores);
+  second.write("/proc/self/cgroup", "0::/batch/job\n");
+  second.write("/sys/fs/cgroup/batch/cpu.max", "190000 100000\n");
+  second.write("/sys/fs/cgroup/batch/job/cpu.max", "900000 100000\n");
+  REQUIRE(available_cores(second.root()) == 1);
+  for (const char* folder : {"/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/cpu"}) {
+    for (const char* group : {"", "/docker/x"}) {  // a container shows its own group at the top
+      const FakeMachine machine;
+      machine.write("/proc/self/cgroup", "4:memory:/\n3:cpu,cpuacct:/docker/x\n");
+      machine.write(std::string(folder) + group + "/cpu.cfs_quota_us", "190000\n");
+      machine.write(std::string(folder) + group + "/cpu.cfs_period_us", "100000\n");
+      CAPTURE(folder, group);
+      REQUIRE(available_cores(machine.root()) == 1);
+    }
+  }
+  below_one.write("/proc/self/cgroup", "0::/\n");
+  below_one.write("/sys/fs/cgroup/cpu.max", "50000 100000\n");
+  REQUIRE(available_cores(below_one.root()) == 1);
+}
+
 /// A run whose step needs 1000 bytes for each token of a micro-batch, and `states` of the model.
 struct FakeRun : RunConfig {
   FakeRun() : RunConfig("a_chapter") {}
   int64_t global_batch_size() const override { return micro_batch_size * grad_acc_steps; }
+  std::unique_ptr<RunConfig> fresh() const override { return std::make_unique<FakeRun>(); }
   void bind(Args&) override {}
   void validate(const Args&) override {}
 

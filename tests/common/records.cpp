@@ -5,6 +5,7 @@
 #include "tensor/ops.h"
 #include "tensor/trace.h"
 #include "testing.h"
+#include "trace_format.h"
 
 /// What a run leaves behind: trace, metrics and memory as JSON.
 namespace usp::test {
@@ -54,7 +55,7 @@ TEST_CASE("the trace file is JSON in which spans nest as their scopes did") {
     }
   }
   cpu.runtime.tracer().write(dir.file("trace.json"), "the_chapter");
-  const Json json = Json::parse(read_file(dir.file("trace.json")));
+  const Json json = read_trace(dir.file("trace.json"));
   std::map<std::string, Json> events;
   for (const Json& event : json.at("traceEvents")) events[event.at("name")] = event;
   REQUIRE(json.at("otherData").at("chapter") == "the_chapter");
@@ -86,7 +87,7 @@ TEST_CASE("the trace file is JSON in which spans nest as their scopes did") {
 Json trace_events() {
   const TempDir dir;
   Runtime::current().tracer().write(dir.file("trace.json"), "the_chapter");
-  return Json::parse(read_file(dir.file("trace.json"))).at("traceEvents");
+  return read_trace(dir.file("trace.json")).at("traceEvents");
 }
 
 TEST_CASE("a phase counts the operations of the ops inside, and tells number and micro-batch") {
@@ -169,7 +170,7 @@ TEST_CASE("a trace of nothing is JSON, too") {
   const OnDevice cpu;
   const TempDir dir;
   Tracer().write(dir.file("trace.json"), "p");
-  REQUIRE(Json::parse(read_file(dir.file("trace.json"))).at("traceEvents").size() == 2);
+  REQUIRE(read_trace(dir.file("trace.json")).at("traceEvents").size() == 2);
 }
 
 TEST_CASE("a file that cannot be written is an error") {
@@ -251,6 +252,18 @@ TEST_CASE("metrics are one JSON object a line, on disk as soon as they are writt
   REQUIRE(json.at("peak_bytes").at("optimizer") == 400);
   REQUIRE(json.at("peak_bytes").at("weights") == 0);
   REQUIRE(Json::parse(second).at("val_loss") == "nan");
+}
+
+TEST_CASE("a call that moves nothing is in the ledger and in a step's metrics, too") {
+  Ledger ledger;
+  ledger.add("dp", CommKind::barrier, {.calls = 1});
+  ledger.add("ep", CommKind::all_to_all, {.calls = 2, .header_bytes = 160});
+  REQUIRE(ledger.payload_json(Ledger()) == R"({"dp.barrier": 0, "ep.all_to_all": 0})");
+  REQUIRE(ledger.payload_json(ledger) == "{}");
+  const Json json = Json::parse(ledger.to_json());
+  REQUIRE(json.size() == 2);
+  REQUIRE(json.at("dp.barrier").at("calls") == 1);
+  REQUIRE(json.at("ep.all_to_all").at("header_bytes") == 160);
 }
 
 TEST_CASE("the memory record holds peaks, reservations, phases and every event") {

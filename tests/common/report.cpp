@@ -48,14 +48,24 @@ TEST_CASE("the report tells the median step, and tokens/s that go with it") {
 TEST_CASE("a utilisation above 100 % says that it cannot be, and why") {
   REQUIRE(utilisation_text(1) == "100 %");
   const auto low = rows_of(speed_rows(five_steps(), 100));  // 20 GFLOP in 200 ms
-  REQUIRE(low.at("MFU").starts_with("150 % (the peak was underestimated)"));
-  REQUIRE(low.at("HFU").starts_with("180 % (the peak was underestimated)"));
+  REQUIRE(low.at("MFU").starts_with("over 100 % (the peak was measured at a busy moment) of"));
+  REQUIRE(low.at("HFU").starts_with("over 100 % (the peak was measured at a busy moment),"));
   // The book's count alone may be above: pairs behind the mask are counted and not computed.
   const auto book = rows_of(speed_rows(five_steps(), 205));
   REQUIRE(book.at("MFU").starts_with("73 % of"));
   REQUIRE(book.at("HFU").starts_with("88 %,"));
   REQUIRE(book.at("MFU, no mask").starts_with("110 %"));
   REQUIRE(book.at("MFU, no mask").find("nobody computes") != std::string::npos);
+}
+
+TEST_CASE("the report says where progress lines went by another peak") {
+  RunFacts facts;
+  for (const auto& [first, says] :
+       std::map<double, bool>{{0, false}, {250, true}, {290, false}, {300, false}}) {
+    facts.matmul_gflops = first;
+    const std::string mfu = rows_of(make_report(facts, five_steps(), 300, {}, "").rows).at("MFU");
+    REQUIRE(mfu.ends_with("; progress lines went by 250.0, measured before the run") == says);
+  }
 }
 
 TEST_CASE("the report names every step whose update was left out") {

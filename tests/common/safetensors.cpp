@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "base/json_reader.h"
 #include "testing.h"
+#include "train/pretrained.h"
 
 /// Reads what Hugging Face's library wrote, writes the same bytes, and refuses what is damaged.
 namespace usp::test {
@@ -282,6 +284,78 @@ TEST_CASE("safetensors: an index that points nowhere is refused") {
   refused("{\"weight_map\": {\"a\": \"shard\", \"a\": \"shard\"}}", {"\"a\" stands twice"});
   for (const char* name : {"", "..", "../shard", "/etc/passwd", "a/b", ".", "a\\\\b", "a\\u0000"}) {
     refused(fmt::format("{{\"weight_map\": {{\"a\": \"{}\"}}}}", name), {"not the name of a file"});
+  }
+}
+
+/// A Llama of one layer, whose weights of zeros are F32 but for one.
+class TinyLlama {
+ public:
+  TinyLlama(const std::string& changed, const std::string& dtype, int64_t element_bytes) {
+    std::string header = "{", data;
+    for (const auto& [name, shape] : shapes()) {
+      const bool other = name == changed;
+      int64_t bytes = other ? element_bytes : 4;
+      for (int64_t size : shape) bytes *= size;
+      header += (header.size() > 1 ? "," : "") +
+                entry(name, other ? dtype : "F32", fmt::format("[{}]", fmt::join(shape, ",")),
+                      fmt::format("[{},{}]", data.size(), data.size() + bytes));
+      data += std::string(bytes, '\0');
+    }
+    dir_.write("model.safetensors", file_of(header + "}", data));
+  }
+
+  static std::map<std::string, std::vector<int64_t>> shapes() {
+    const std::string layer = "model.layers.0.";
+    return {{"model.embed_tokens.weight", {6, 4}},
+            {"lm_head.weight", {6, 4}},
+            {"model.norm.weight", {4}},
+            {layer + "input_layernorm.weight", {4}},
+            {layer + "post_attention_layernorm.weight", {4}},
+            {layer + "self_attn.q_proj.weight", {4, 4}},
+            {layer + "self_attn.k_proj.weight", {4, 4}},
+            {layer + "self_attn.v_proj.weight", {4, 4}},
+            {layer + "self_attn.o_proj.weight", {4, 4}},
+            {layer + "mlp.gate_proj.weight", {8, 4}},
+            {layer + "mlp.up_proj.weight", {8, 4}},
+            {layer + "mlp.down_proj.weight", {4, 8}}};
+  }
+  void check(bool tied = false) const {
+    HfConfig config;
+    config.hidden_size = 4;
+    config.num_layers = 1;
+    config.num_heads = config.num_kv_heads = 2;
+    config.head_dim = 2;
+    config.ffn_hidden_size = 8;
+    config.vocab_size = 6;
+    config.tie_word_embeddings = tied;
+    check_pretrained(dir_.file(""), config);
+  }
+
+ private:
+  TempDir dir_;
+};
+
+TEST_CASE("a model's weights are F32, BF16, F16 or F64, and no other dtype of the format") {
+  const std::map<std::string, int64_t> all = {
+      {"F64", 8},         {"F32", 4},        {"F16", 2},     {"BF16", 2},    {"F8_E5M2", 1},
+      {"F8_E4M3", 1},     {"I64", 8},        {"I32", 4},     {"I16", 2},     {"I8", 1},
+      {"U64", 8},         {"U32", 4},        {"U16", 2},     {"U8", 1},      {"BOOL", 1},
+      {"F8_E8M0", 1},     {"F4", 1},         {"F6_E2M3", 1}, {"F6_E3M2", 1}, {"C64", 8},
+      {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1}};
+  for (const auto& [dtype, bytes] : all) {
+    const bool weight = dtype == "F64" || dtype == "F32" || dtype == "F16" || dtype == "BF16";
+    for (const auto& [name, shape] : TinyLlama::shapes()) {
+      CAPTURE(dtype, name);
+      const TinyLlama model(name, dtype, bytes);
+      for (bool tied : {false, true}) {  // then lm_head.weight is there besides
+        if (weight) {
+          model.check(tied);
+        } else {
+          check_throws<UsageError>([&] { model.check(tied); },
+                                   {"model.safetensors", name, dtype, "F32, BF16"});
+        }
+      }
+    }
   }
 }
 

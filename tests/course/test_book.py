@@ -4,6 +4,7 @@
 """
 import compileall
 import contextlib
+import fcntl
 import functools
 import io
 import json
@@ -24,9 +25,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from ch01_single_gpu.figures import operations, techniques  # noqa: E402
-from tools import (bench, bench_report, chapters, compare, doctor, figures, launch,  # noqa: E402
-                   limits, machine, packages, peers, progress, runs, testing, turns)
+from tools import base, chapters, machine  # noqa: E402
 from tools.base import BookError  # noqa: E402
+from tools.bench import bench, limits, peers, turns  # noqa: E402
+from tools.book import bench_report  # noqa: E402
+from tools.look import compare, figures, runs  # noqa: E402
+from tools.run import build, doctor, launch, packages, steps, tokens  # noqa: E402
+from tools.test import progress  # noqa: E402
 
 
 def write(path, text, executable=False):
@@ -66,16 +71,53 @@ class Scratch(unittest.TestCase):
         write(self.scratch / name / "chapter.json", text)
 
 
+class Replacing(Scratch):
+    def test_what_was_there_stays_until_the_new_is_whole(self):
+        file, folder = self.scratch / "a.txt", self.scratch / "site"
+        write(file, "old", executable=True)
+        write(folder / "old.txt", "old")
+        for path in (file, folder):
+            for stopped in (KeyboardInterrupt, OSError(28, "No space left on device")):
+                with self.assertRaises((KeyboardInterrupt, OSError)), base.beside(path) as new:
+                    write(new if path == file else new / "new.txt", "ne")
+                    raise stopped
+        self.assertEqual((file.read_text(), (folder / "old.txt").read_text()), ("old", "old"))
+        with base.beside(folder) as new:
+            write(new / "new.txt", "new")
+            self.assertTrue((folder / "old.txt").exists())
+        link = self.scratch / "link.txt"
+        link.symlink_to(file)
+        base.write_whole(link, "new é")
+        self.assertEqual(file.read_text(encoding="utf-8"), "new é")
+        self.assertTrue(link.is_symlink() and os.access(file, os.X_OK))
+        self.assertEqual(sorted(path.relative_to(self.scratch).as_posix()
+                                for path in self.scratch.rglob("*")),
+                         ["a.txt", "link.txt", "site", "site/new.txt"])
+
+    def test_after_a_kill_between_the_two_renames(self):
+        folder = self.scratch / "site"
+        write(self.scratch / ".site.old" / "old.txt", "old")
+        write(self.scratch / ".site.new" / "half.txt", "")
+        with self.assertRaises(KeyboardInterrupt), base.beside(folder) as new:
+            self.assertFalse(new.exists())
+            raise KeyboardInterrupt
+        self.assertEqual((folder / "old.txt").read_text(), "old")
+
+    def test_a_device_takes_what_is_written_to_it(self):
+        base.write_whole(Path(os.devnull), "x")
+        self.assertFalse(Path(os.devnull).is_file())
+
+
 class ChapterNames(Scratch):
     def test_all_names_of_a_chapter_mean_the_same(self):
         self.add_chapter("ch01_single_gpu")
         self.add_chapter("ch02_data_parallel")
-        for name in ("2", "02", "ch02", "ch02_data_parallel", "ch02_data_parallel/"):
+        for name in ("2", "ch02", "data_parallel", "ch02_data_parallel", "ch02_data_parallel/"):
             self.assertEqual(chapters.resolve(name, self.scratch).name, "ch02_data_parallel", name)
 
     def test_unknown_chapter_names_those_that_exist(self):
         self.add_chapter("ch01_single_gpu")
-        for name in ("7", "ch10", "single_gpu", "ch01_single", ""):
+        for name in ("7", "ch10", "single", "ch01_single", ""):
             with self.assertRaises(BookError) as caught:
                 chapters.resolve(name, self.scratch)
             self.assertEqual(caught.exception.code, 2)
@@ -115,9 +157,14 @@ class RunDirectories(Scratch):
 
 class Cores(Scratch):
     def cores(self, own, quotas):
-        """usable_cores() under a cgroup tree of {path: cpu.max}, on a machine of 8 cores."""
+        """usable_cores() under a cgroup tree of {path: cpu.max}, on a machine of 8 cores. Where a
+        path has no such file: {path: (quota, period)}."""
         for path, text in quotas.items():
-            write(self.scratch / "cgroup" / path / "cpu.max", text)
+            if isinstance(text, str):
+                write(self.scratch / "cgroup" / path / "cpu.max", text)
+                continue
+            for name, value in zip(("quota", "period"), text):
+                write(self.scratch / "cgroup" / path / f"cpu.cfs_{name}_us", f"{value}\n")
         proc = write(self.scratch / "self_cgroup", own)
         with mock.patch.object(os, "sched_getaffinity", return_value=set(range(8))):
             return machine.usable_cores(self.scratch / "cgroup", proc)
@@ -131,6 +178,15 @@ class Cores(Scratch):
         self.assertEqual(self.cores("0::/a/b\n", below), 3)
         both = {"c": "700000 100000\n", "c/d": "200000 100000\n"}
         self.assertEqual(self.cores("0::/c/d\n", both), 2)
+
+    def test_quotas_of_the_first_version_count_too(self):
+        own = "4:memory:/d/x\n3:cpu,cpuacct:/d/x\n0::/\n"
+        for folder in ("cpu,cpuacct/d", "cpu/d/x", "cpu"):  # a container shows its own at the top
+            with self.subTest(folder):
+                shutil.rmtree(self.scratch / "cgroup", ignore_errors=True)
+                self.assertEqual(self.cores(own, {folder: (350000, 100000)}), 3)
+        shutil.rmtree(self.scratch / "cgroup")
+        self.assertEqual(self.cores(own, {"cpu/d": (-1, 100000), "memory/d": (1, 1)}), 8)
 
     def test_less_than_one_core_is_one(self):
         self.assertEqual(self.cores("0::/a\n", {"a": "50000 100000\n"}), 1)
@@ -146,37 +202,6 @@ class Times(unittest.TestCase):
         for seconds, words in ((40, "40 s"), (89, "89 s"), (420, "7 min"), (3500, "58 min"),
                                (3600, "1 h 0 min"), (4500, "1 h 15 min")):
             self.assertEqual(progress.in_words(seconds), words)
-
-
-class InTurn(unittest.TestCase):
-    """What takes turns: another commit, other items."""
-
-    def taken(self, commit, *arguments, **environment):
-        with mock.patch.object(testing, "output_of", lambda _: commit), \
-                mock.patch.dict(os.environ, {"USP_TEST_EVERYTHING": "", **environment}):
-            return testing.in_turn(*arguments)
-
-    def test_consecutive_numbers_take_all_items_once(self):
-        taken = [self.taken(f"{number:040x}\n", "abc") for number in range(6)]
-        self.assertEqual(taken, [["a"], ["b"], ["c"]] * 2)
-
-    def test_several_at_a_time_keep_their_order(self):
-        self.assertEqual(self.taken("f" * 40, "abcd", 2), ["a", "d"])
-        self.assertEqual(self.taken("f" * 40, "abcd", 4), list("abcd"))
-
-    def test_programs_learn_whose_turn_it_is(self):
-        told = set()
-        for number in range(4):
-            with mock.patch.object(testing, "output_of", lambda _, n=number: f"{n:040x}\n"), \
-                    mock.patch.dict(os.environ):
-                os.environ.pop("USP_TEST_TURN", None)
-                told.add(testing._environment(False, False)["USP_TEST_TURN"])
-        self.assertEqual(told, set("0123"))
-
-    def test_everything_and_no_commit(self):
-        self.assertEqual(self.taken("1", "abc", USP_TEST_EVERYTHING="1"), list("abc"))
-        self.assertEqual(self.taken(None, "abc"), ["a"])
-        self.assertEqual(self.taken("1", []), [])
 
 
 class FakeTools(Scratch):
@@ -384,6 +409,15 @@ class Metrics(Scratch):
         write(self.scratch / "metrics.jsonl", text)
         return runs.read_metrics(self.scratch)
 
+    def test_a_run_that_is_not_there_names_those_that_are(self):
+        for number in ("001", "002", "006"):
+            write(self.scratch / number / "run.json", "{}")
+        self.assertEqual(runs.existing(str(self.scratch / "002")), str(self.scratch / "002"))
+        for name, words in (("999", " has 001 to 006$"), ("nowhere/001", "; ./book run makes one$")):
+            with self.assertRaisesRegex(BookError, "there is no run .*" + words) as caught:
+                runs.existing(self.scratch / name)
+            self.assertEqual(caught.exception.code, 2)
+
     def test_a_cut_last_line_is_left_out_and_said(self):
         records, warnings = self.read('{"step": 0, "loss": 5.5}\n{"step": 1, "lo')
         self.assertEqual(len(records), 1)
@@ -409,6 +443,19 @@ class Metrics(Scratch):
         self.assertEqual(records[0]["loss"].text, "5.50")
         self.assertEqual(records[0]["grad_norm"], math.inf)
         self.assertTrue(math.isnan(records[0]["val_loss"]))
+
+
+class Tokens(Scratch):
+    def test_a_terminal_shows_some_ids_and_a_pipe_all(self):
+        write(self.scratch / "config.json", '{"vocab_size": 256}')
+        write(self.scratch / "text", "x" * 50)
+        for is_terminal, lines in ((False, [" ".join(["120"] * 50)]),
+                                   (True, [" ".join(["120"] * 20),
+                                           "... 50 tokens; --output FILE.bin writes them all"])):
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                out.isatty = lambda: is_terminal
+                self.assertEqual(tokens.tokenize(self.scratch, self.scratch / "text"), 0)
+            self.assertEqual(out.getvalue().splitlines(), lines)
 
 
 class Compare(Scratch):
@@ -442,6 +489,26 @@ class Compare(Scratch):
         code, text = self.compare(a, b)
         self.assertEqual(code, 1)
         self.assertRegex(text, "grad_norm .*0.25 .*0.26")
+
+    def test_runs_that_differ_by_rounding_are_equal_to_it_in_their_dtype(self):
+        for dtype, other, verdict in (("f64", "4.0000000001", "equal to rounding of f64"),
+                                      ("f64", "4.000001", "the runs differ"),
+                                      ("f32", "4.00001", "equal to rounding of f32"),
+                                      ("f32", "4.0001", "the runs differ"),
+                                      ("bf16", "4.004", "equal to rounding of bf16"),
+                                      ("bf16", "4.04", "the runs differ"),
+                                      ("f32", '"nan"', "the runs differ")):
+            a = write_run(self.scratch / "a", ["5.5", "4.0"], dtype=dtype)
+            b = write_run(self.scratch / "b", ["5.5", other], dtype=dtype)
+            code, text = self.compare(a, b)
+            self.assertEqual((code, f"Result: {verdict}" in text), (1, True), (dtype, other, text))
+        b = write_run(self.scratch / "b", ["5.5"], dtype="f32")
+        self.assertIn("the runs differ", self.compare(a, b)[1])
+
+    def test_flags_of_one_run_alone_share_a_line(self):
+        a = write_run(self.scratch / "a", ["5.5"], lr=0.1)
+        b = write_run(self.scratch / "b", ["5.5"], lr=0.1, cp_size=4, zero_stage=0)
+        self.assertIn("\n  only B has: --cp_size 4, --zero_stage 0\n", self.compare(a, b)[1])
 
     def test_a_longer_run_is_not_identical(self):
         a = write_run(self.scratch / "a", ["5.5", "4.0"])
@@ -657,6 +724,71 @@ def compiled_tools():
     return folder / "tools"
 
 
+class Builds(unittest.TestCase):
+    """What is said of a build while it goes on."""
+
+    MANIFEST = """\
+rule once
+  command = touch $out
+rule unchanged
+  command = :
+  restat = 1
+build CMakeFiles/cmake.verify_globs: unchanged | CMakeFiles/VerifyGlobs.cmake_force
+  pool = console
+build CMakeFiles/VerifyGlobs.cmake_force: phony
+build common/CMakeFiles/usp_commit common/commit.h | other: unchanged
+build build.ninja: once CMakeFiles/cmake.verify_globs
+  generator = 1
+build common/usp_commit: phony common/CMakeFiles/usp_commit common/commit.h
+build a.o: once a.cpp | common/commit.h || common/usp_commit
+  description = Building a.o
+build all: phony a.o
+"""
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = Path(scratch.name)
+
+    def shown(self, pending, lines, jobs=1):
+        """What is said while lines come in, one in 20 seconds."""
+        now, said = [0.0], []
+        with mock.patch.object(steps, "say", said.append):
+            shown = steps.Steps(pending, self.folder, jobs, live=False, clock=lambda: now[0])
+            for line in lines:
+                now[0] += 20
+                shown.read_line(line)
+        return said
+
+    def test_the_time_left_is_that_of_the_steps_left(self):
+        pending = ["Building a.o", "Building b.o", "Linking c"]
+        write(self.folder / ".ninja_log", "# ninja log v5\n0\t30000\t1\ta.o\tx\n"
+              "0\t10000\t1\tb.o\tx\n0\t20000\t1\tc\tx\n")
+        self.assertEqual(self.shown(pending, ["[1/3] Building a.o", "a warning", "[2/3] Building b.o"]), [
+            "book: 3 steps to build, about 60 s",
+            "book: built 1 of 3, about 20 s left: Building a.o",
+            "book: built 2 of 3, about 30 s left: Building b.o"])
+        self.assertEqual(self.shown(pending, [], jobs=3), [])  # too short to announce
+
+    def test_without_a_record_each_kind_of_step_has_its_usual_time(self):
+        pending = ["Building CXX object Unity/unity_0.o", "Building CXX object b.o", "Linking c"]
+        shown = steps.Steps(pending, self.folder, 1, live=False)
+        self.assertEqual(list(shown.seconds.values()), [6.0, 2.0, 0.5])
+
+    @unittest.skipUnless(shutil.which("ninja"), "needs ninja")
+    def test_what_ninja_always_does_is_no_work(self):
+        for name in ("a.cpp", "common/commit.h", "CMakeFiles/cmake.verify_globs"):
+            write(self.folder / name, "")
+        write(self.folder / "build.ninja", self.MANIFEST)
+        self.assertEqual(build._pending(self.folder, ["a.o"]), ["Building a.o"])
+        subprocess.run(["ninja", "a.o"], cwd=self.folder, check=True, stdout=subprocess.DEVNULL)
+        self.assertEqual(build._pending(self.folder, ["build.ninja", "a.o"]), [])
+        later = time.time() + 10  # a file system may count in hundredths of a second
+        os.utime(self.folder / "a.cpp", (later, later))
+        self.assertEqual(build._pending(self.folder, ["a.o"]), ["Building a.o"])
+        self.assertIsNone(build._pending(self.folder, ["missing"]))
+
+
 class FakeTree(FakeTools):
     """A copy of the tree in which cmake, ninja, ctest and the chapters' programs are fakes."""
 
@@ -708,6 +840,7 @@ class FakeTree(FakeTools):
         write(self.tree / "CMakePresets.json", "{}")
         write(self.tree / "tests.json", json.dumps({
             "unit.common": {"targets": ["test_common"], "sources": ["common/ops.cpp", "common/rope.cpp"]},
+            "unit.kernels.plain": {"targets": ["test_plain"], "sources": ["common/ops.cpp"]},
             "unit.kernels.odd": {"targets": ["test_odd"], "sources": ["common/ops.cpp"],
                                  "only_in_all": True},
             "technique.older": {"targets": ["test_older"], "sources": ["common/rope.cpp"],
@@ -719,7 +852,7 @@ class FakeTree(FakeTools):
               'TEST_CASE("a row, of [1] sums", "[ops]") {}\nTEMPLATE_TEST_CASE("kinds", "", int) {}\n')
         write(self.tree / "tests/common/rope.cpp", 'TEST_CASE("turns by \\"pairs\\", "\n   "always") {}\n')
         write(self.tree / "tests/parity/test_runs.py", "class Runs:\n    def test_it_ends(self):\n")
-        write(self.tree / "tests/faults/wrong_sign.patch", "")
+        write(self.tree / "tests/faults/tools/wrong_sign.patch", "")
         write(self.tree / "ch01_single_gpu/chapter.json",
               '{"title": "One device", "technique": "a Llama"}')
         fake = write(self.scratch / "fake_chapter", self.CHAPTER.replace("PYTHON", sys.executable),
@@ -741,8 +874,8 @@ class FakeTree(FakeTools):
         write(self.bin / "ninja", """\
             #!/bin/sh
             for target in "$@"; do :; done
-            [ -e "$2/bin/$target" ] && echo "ninja: no work to do."
-            exit 0
+            if [ -e "$2/bin/$target" ] || [ -e "$2/$target" ]; then echo "ninja: no work to do."
+            else echo "[1/1] Linking CXX executable bin/$target"; fi
             """, executable=True)
         write(self.bin / "ctest", f"""\
             #!/bin/sh
@@ -810,8 +943,48 @@ class Launcher(FakeTree):
         second = self.book("run", "1", "--no-plot", OMP_NUM_THREADS="7")
         self.assertIn("threads 7", second.stdout)
         self.assertTrue((self.tree / "runs/ch01/002/done").exists())
-        self.assertEqual([line.split()[1] for line in self.logged()], ["--preset", "--build"])
+        self.assertEqual([line.split()[1] for line in self.logged()],
+                         ["--preset", "--build", "--build"])
         self.assertIn("--target ch01_single_gpu", self.logged()[1])
+        self.assertIn("building ch01_single_gpu took", first.stderr)
+        self.assertNotIn("building", second.stderr)  # Ninja found nothing to do
+
+    @contextlib.contextmanager
+    def another_that_builds(self, held):
+        """Within it a process holds the lock of the build folder, as it says in `held`."""
+        with open(self.tree / "build/.release.lock", "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock.write(held)
+            lock.flush()
+            yield lock
+
+    def test_what_is_built_runs_while_another_builds(self):
+        self.book("run", "--no-plot")
+        with self.another_that_builds("{}"):
+            for flags in ((), ("--estimate",)):
+                result = self.book("run", "--no-plot", "--", *flags)
+                self.assertEqual((result.returncode, "waiting" in result.stderr), (0, False))
+        self.assertEqual([line.split()[1] for line in self.logged() if " -P " not in line],
+                         ["--preset", "--build"])
+
+    def test_what_has_to_be_built_waits_and_says_for_whom(self):
+        self.book("run", "--no-plot")
+        (self.tree / "build/release/bin/ch01_single_gpu").unlink()
+        holder = {"pid": 4242, "since": time.time(), "command": "./book test zero",
+                  "targets": ["test_ch02"]}
+        with self.another_that_builds(json.dumps(holder)) as lock:
+            with subprocess.Popen([sys.executable, str(self.tree / "book"), "run", "--no-plot"],
+                                  cwd=self.tree, env=self.environment(), text=True,
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+                said = process.stderr.readline()
+                fcntl.flock(lock, fcntl.LOCK_UN)
+                process.stderr.read()
+        self.assertEqual(process.returncode, 0)
+        for part in ("`./book test zero` (process 4242)", "building test_ch02 since ",
+                     "ch01_single_gpu, has to be built after it"):
+            self.assertIn(part, said)
+        held = json.loads((self.tree / "build/.release.lock").read_text())
+        self.assertEqual((held["pid"], held["command"]), (process.pid, "./book run --no-plot"))
 
     def test_a_newly_installed_package_configures_again(self):
         self.without("ccache")
@@ -921,6 +1094,66 @@ class Launcher(FakeTree):
         self.assertRegex(self.logged()[-1], r"-j \d full=in_turns all=1$")
         self.assertIn("--target tests_all", self.logged()[-2])
 
+    MINUTES_CTEST = """\
+        #!/bin/sh
+        echo "ctest $* turn=$USP_TEST_TURN all=$USP_TEST_ALL full=$USP_TEST_FULL faults=$USP_FAULTS" >> LOG
+        outcome="   Passed "; code=0
+        case "$*" in *older*) [ -n "$FAKE_FAILS" ] && outcome="***Failed " && code=8;; esac
+        names=$(echo "$*" | sed 's/.*(//; s/).*//; s/|/ /g; s/\\\\//g')
+        for name in $names; do
+          echo "    Start 3: $name"
+          echo "1/2 Test #3: $name .....$outcome   3.25 sec"
+        done
+        echo "50% tests passed, 7 tests failed out of 9"
+        echo "Total Test time (real) = 1 sec"
+        exit $code
+        """
+
+    def test_minutes_run_what_every_commit_passes_then_what_has_waited_longest(self):
+        write(self.bin / "ctest", self.MINUTES_CTEST.replace("LOG", str(self.log)), executable=True)
+        write(self.tree / "tests/faults/tools/wrong_sign.patch", "Target:  test_common\n")
+        record = self.tree / "tests/turns.json"
+        write(record, '{"submissions": 3, "ran": {"unit.kernels.odd": 3}}')
+        result = self.book("test", "--all", "--no-install", "--minutes", "1", "--record")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        usual, *waiting = [line for line in self.logged() if line.startswith("ctest")]
+        self.assertRegex(usual, r"-R \^\(unit\\.common\|unit\\.kernels\\.plain\|parity\\.runs\|faults\)\$ turn=3 all= full= faults=$")
+        self.assertRegex(waiting[0], r"\^\(technique\\.older\)\$ turn=3 all=1 full= ")
+        self.assertRegex(waiting[1], r"\^\(faults\)\$ .* faults=wrong_sign$")
+        self.assertRegex(waiting[2], r"kernels\\.odd")
+        self.assertRegex(result.stdout, r"(?s)\n100% tests passed, 0 tests failed out of 7\n\n"
+                                        r"Total Test time \(real\) = +[\d.]+ sec\n$")
+        self.assertEqual(result.stdout.count("tests passed"), 1)
+        self.assertIn("--seed 3 repeats them", result.stderr)
+        self.assertIn("every case has run", result.stderr)
+        self.assertEqual(json.loads(record.read_text()), {"submissions": 4, "ran": {
+            "faults:wrong_sign": 4, "technique.older": 4, "unit.kernels.odd": 4}})
+
+    def test_minutes_that_are_used_leave_cases_and_a_failure_in_any_part_counts(self):
+        write(self.bin / "ctest", self.MINUTES_CTEST.replace("LOG", str(self.log)), executable=True)
+        write(self.tree / "tests/faults/tools/wrong_sign.patch", "Target:  test_common\n")
+        record = self.tree / "tests/turns.json"
+        write(record, '{"submissions": 3, "ran": {}}')
+        before = record.read_text()
+        result = self.book("test", "--all", "--no-install", "--minutes", "0.001", "--record", FAKE_FAILS="1")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("2 cases and 1 seeded faults wait", result.stderr)
+        self.assertIn("has never run: unit.kernels.odd technique.older", result.stderr)
+        self.assertEqual(json.loads(record.read_text())["submissions"], 4)
+        write(record, before)
+        failed = self.book("test", "--all", "--no-install", "--minutes", "1", "--record", "--seed", "9",
+                           FAKE_FAILS="1")
+        self.assertEqual(failed.returncode, 8, failed.stderr)
+        self.assertRegex(failed.stdout, r"71% tests passed, 2 tests failed out of 7\n(.*\n)*.*FAILED:\n"
+                                        r"(.*\n)*\t  3 - technique.older \(Failed\)\nErrors while running CTest\n$")
+        self.assertEqual(record.read_text(), before)
+        self.assertIn("turn=9 ", self.logged()[-1])
+        for flags, words in ((["--minutes", "5"], "--all alone"), (["--record"], "--minutes 60 --record"),
+                             (["--seed", "-1"], "try --seed 0")):
+            wrong = self.book("test", *flags)
+            self.assertEqual(wrong.returncode, 2)
+            self.assertIn(words, wrong.stderr)
+
     def test_only_all_installs_what_looks_at_the_pages(self):
         wanted = [p.name for p in (*packages.FOR_DOCS, *packages.FOR_BROWSER)]
         self.book("test")
@@ -947,10 +1180,17 @@ class Launcher(FakeTree):
                 ("of [1] s", "unit.common\n    a row, of [1] sums"),
                 ("^kinds$|kind", "unit.common\n    kinds - *"),
                 ("odd", "unit.kernels.odd"),
+                ("plain", "unit.kernels.plain"),
                 ("it_ends", "parity.runs\n    Runs.test_it_ends"),
                 ("wrong_sign", "faults\n    wrong_sign")):
             result = self.book("test", "--list", pattern)
             self.assertEqual((result.returncode, result.stdout), (0, expected + "\n"), result.stderr)
+        for flags, targets in ((("--no-install",), "test_common"),
+                               (("--all", "--no-install"), "test_common test_odd test_plain")):
+            result = self.book("test", "of [1] s", *flags)
+            self.assertIn(f"--target {targets}", [
+                line.partition(" -j ")[2].partition(" ")[2] for line in self.logged()])
+            self.assertEqual("not unit.kernels.plain" in result.stderr, "--all" not in flags)
         result = self.book("test", "it_ends")
         self.assertEqual((result.returncode, result.stdout), (0, "script Runs.test_it_ends\n"))
         self.assertIn("--target ch01_single_gpu", self.logged()[-1])
@@ -976,10 +1216,10 @@ class Launcher(FakeTree):
         self.assertRegex(first.stdout, r"unit.common .*3\.25 sec, about 2 min left\n")
         history = self.tree / "build/release/test_durations.json"
         self.assertEqual(json.loads(history.read_text()), {"unit.common": 3.25})
-        text = (self.tree / "tools/progress.py").read_text()
-        (self.tree / "tools/progress.py").write_text(text.replace("LOG_S = 1.0, 30.0", "LOG_S = 1.0, 0.5"))
+        text = (self.tree / "tools/test/progress.py").read_text()
+        (self.tree / "tools/test/progress.py").write_text(text.replace("LOG_S = 1.0, 30.0", "LOG_S = 1.0, 0.5"))
         slow = self.book("test", FAKE_SLOW="1")
-        self.assertRegex(slow.stderr, r"book: 0 of 3; running unit.common \d s \(half way\); "
+        self.assertRegex(slow.stderr, r"book: 0 of 4; running unit.common \d s \(half way\); "
                                       r"about \d min left")
 
     def test_help_of_a_command_and_a_slip_of_the_pen(self):
@@ -1050,11 +1290,11 @@ class Ci(Scratch):
         without = {name: value for name, value in os.environ.items() if name != "CI"}
         done = subprocess.run([self.scratch / ".ci/run"], env=without, stdout=subprocess.PIPE,
                               text=True, check=True)
-        self.assertEqual(done.stdout, "test --all CI=1\n")
+        self.assertEqual(done.stdout, "test --all --minutes 60 CI=1\n")
         # What CI decides there reaches the C++ compiler, and nvcc.
         self.assertRegex((ROOT / "CMakeLists.txt").read_text(), r'set\(USP_WERROR "\$ENV\{CI\}"')
         self.assertIn("$<$<BOOL:${USP_WERROR}>:-Werror=all-warnings>",
-                      (ROOT / "common/cuda/CMakeLists.txt").read_text())
+                      (ROOT / "tools/cmake/cuda.cmake").read_text())
 
 
 class Figures(Scratch):

@@ -13,8 +13,9 @@ sys.path.insert(0, str(ROOT))
 
 from ch04_context.figures import (  # noqa: E402  (the path comes first)
     balance, crossover, hiding, make, memory, runs, traffic, volume, ways, workload)
-from tools import bench, estimates  # noqa: E402
-from tools.trace import Communication, Span  # noqa: E402
+from tools.bench import bench  # noqa: E402
+from tools.look.trace import Communication, Span  # noqa: E402
+from tools.run import estimates  # noqa: E402
 
 LLAMA_8B = {"layers": 32, "h": 4096}  # of the book's 34 s b h
 
@@ -46,7 +47,7 @@ class Formulas(unittest.TestCase):
                 for line in traffic.messages_table(cases).splitlines() if line.startswith("| ")][1:]
         self.assertEqual(rows[0], ["2", "2 + 1 (2 + 1)", "2 + 1 (2 + 1)", "4 (4)", "", "run"])
         self.assertEqual(rows[-1], ["64", "126 + 63 (126 + 63)", "2 + 1 (2 + 1)", "4 (4)",
-                                    "14 + 7 + 4 (14 + 7 + 4)", "on shapes"])
+                                    "14 + 7 + 4 (14 + 7 + 4)", "dry run"])
         cases[0]["messages"] = {**cases[0]["messages"], "cp_ring.send": 3}
         self.assertIn("| 2 | 3 + 1 (2 + 1) |", traffic.messages_table(cases))
 

@@ -19,8 +19,8 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import changes, delta, diff, propagate, weave  # noqa: E402
 from tools.base import BookError  # noqa: E402
+from tools.book import changes, delta, diff, propagate, weave  # noqa: E402
 
 MAIN = """\
 #include "config.h"

@@ -22,9 +22,12 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import answers, build, chapters, check, exercises, own_code, quantity, testing  # noqa: E402
+from tools import chapters  # noqa: E402
 from tools.base import BookError  # noqa: E402
-from tools.lab import Lab, NotYet, RecordedLab  # noqa: E402
+from tools.exercise import answers, check, exercises, own_code, quantity  # noqa: E402
+from tools.exercise.lab import Lab, NotYet, RecordedLab  # noqa: E402
+from tools.run import build  # noqa: E402
+from tools.test import testing  # noqa: E402
 
 faults = own_code.fault_runner()
 
@@ -70,7 +73,7 @@ def needed_files(exercise):
     judge = {"fill": [exercise.beside(".judge.cpp"), exercise.solution(".cpp")],
              "predict": [exercise.beside(".judge.py")], "decide": [exercise.beside(".judge.py")],
              "table": [exercise.beside(".judge.py"), exercise.solution(".txt")],
-             "break": [ROOT / "tests" / "faults" / f"{exercise.fields.get('fault')}.patch"]}
+             "break": [testing.find_fault(exercise.fields.get("fault")) or testing.FAULTS / "one that is there"]}
     return [exercise.answer_file, exercise.solution(".md"), exercise.solution(".wrong.md"),
             *judge[exercise.kind]]
 
@@ -288,13 +291,13 @@ class Tests(unittest.TestCase):
 
     def test_the_solution_is_the_test_that_has_to_notice_the_fault(self):
         for exercise in self.found():
-            fault = faults.Fault(ROOT / "tests" / "faults" / f"{exercise.fields['fault']}.patch")
+            fault = faults.Fault(testing.find_fault(exercise.fields["fault"]))
             self.assertEqual(answer_in(exercise.solution(".md")), fault.test, exercise.name)
 
     def test_answers_name_cases_of_the_chapter(self):
         tests = testing.read_tests(build.build_dir(build.RELEASE)).values()
         for exercise in self.found():
-            fault = faults.Fault(ROOT / "tests" / "faults" / f"{exercise.fields['fault']}.patch")
+            fault = faults.Fault(testing.find_fault(exercise.fields["fault"]))
             names = {name for test in tests if fault.target in test.targets
                      for cases in test.cases().values() for name in cases}
             for answer in [fault.test, *(mistake.name for mistake in answers.mistakes(exercise))]:

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import math
+import re
 import sys
 import unittest
 from pathlib import Path
@@ -19,9 +20,9 @@ sys.path.insert(0, str(ROOT))
 from ch06_expert.figures import (  # noqa: E402  (the path comes first)
     balance, claims, counts, draw_dispatch, draw_experts, hiding, latent, latent_runs, make, memory,
     nodes, speed, ways)
-from tools import bench  # noqa: E402
-from tools.showcase import read_json  # noqa: E402
-from tools.trace import Communication, Rank, Span, Wait  # noqa: E402
+from tools.bench import bench  # noqa: E402
+from tools.book.showcase import read_json  # noqa: E402
+from tools.look.trace import Communication, Rank, Span, Wait  # noqa: E402
 
 SHAPE = {"hidden_size": 10, "num_layers": 3, "first_dense_layers": 1, "num_experts": 4,
          "num_experts_per_tok": 1, "ffn_hidden_size": 50, "moe_ffn_hidden_size": 7}
@@ -94,6 +95,26 @@ class Formulas(unittest.TestCase):
             self.assertEqual(found["most"], allowed)
             self.assertLess(found["once"], free["once"])
             self.assertAlmostEqual(found["rows"] / free["rows"], 1, 1)
+
+
+class Beside(unittest.TestCase):
+    def test_what_the_page_says_of_the_mixture_beside_the_dense_model(self):
+        found = data("beside")
+        losses = {name: [dict(map(tuple, own["val_loss"])) for own in balance.runs_of(found, name)]
+                  for name in balance.BESIDE}
+
+        def of(name, step):
+            return sorted(own[step] for own in losses[name])
+        for step in (100, 200):  # behind in every seed
+            for dense, mixture in zip(losses["dense"], losses["mixture"]):
+                self.assertGreater(mixture[step], dense[step])
+        for step in (800, 900):  # apart
+            self.assertLess(of("mixture", step)[-1], of("dense", step)[0])
+        self.assertGreater(of("mixture", 1000)[-1], of("dense", 1000)[0])  # they overlap
+        ahead = [of("dense", step)[1] - of("mixture", step)[1] for step in (800, 900)]
+        page = (ROOT / "ch06_expert/README.md").read_text(encoding="utf-8")
+        told = re.search(r"median is ahead by ([\d.]+\d)", " ".join(page.split()))
+        self.assertEqual({f"{value:.2f}" for value in ahead}, {told[1]})
 
 
 class Speed(unittest.TestCase):

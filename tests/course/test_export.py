@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tools.base import BookError  # noqa: E402
-from tools.checkpoints import Stored  # noqa: E402
-from tools.export import convert, in_rows  # noqa: E402
-from tools.export_formats import refuse_unsayable, rope_of, row_runs, weights_of  # noqa: E402
+from tools.run.checkpoints import Stored  # noqa: E402
+from tools.run.export import _program, convert, in_rows  # noqa: E402
+from tools.run.export_formats import refuse_unsayable, rope_of, row_runs, weights_of  # noqa: E402
 
 LATENT = {
     "attention_kind": "mla", "hidden_size": 3, "num_layers": 2, "num_heads": 2, "head_dim": 0,
@@ -145,6 +145,14 @@ class Formats(unittest.TestCase):
         self.assertEqual(rope_of(dict(flags, rope_type="linear")),
                          {"rope_type": "linear", "factor": 40})
         self.assertIsNone(rope_of(dict(flags, rope_type="default")))
+
+
+class Programs(unittest.TestCase):
+    def test_each_kind_of_model_has_a_chapter_that_computes_it(self):
+        found = {kind: _program({"model_type": kind})
+                 for kind in ("llama", "mistral", "mixtral", "deepseek_v3")}
+        self.assertEqual(found, {"llama": "ch01", "mistral": "ch01", "mixtral": "ch06",
+                                 "deepseek_v3": "ch06"})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import own_code, testing  # noqa: E402
+from tools.exercise import own_code  # noqa: E402
+from tools.test import turns  # noqa: E402
 
 runner = own_code.fault_runner()
 PATCH = """What:    A sign is wrong.
@@ -45,11 +46,11 @@ class Choice(unittest.TestCase):
         self.note(self.faults)
 
     def fault(self, name, target):
-        (self.source / "tests" / "faults").mkdir(parents=True, exist_ok=True)
+        (self.source / "tests" / "faults" / "tools").mkdir(parents=True, exist_ok=True)
         (self.source / f"{name}.cpp").write_text("x = 1;\n", encoding="utf-8")
         (self.source / "tests" / f"test_{name}.cpp").write_text(
             f'TEST_CASE("notices {name}") {{}}\n', encoding="utf-8")
-        patch = self.source / "tests" / "faults" / f"{name}.patch"
+        patch = self.source / "tests" / "faults" / "tools" / f"{name}.patch"
         patch.write_text(PATCH.format(target=target, test=f"notices {name}", path=f"{name}.cpp"),
                          encoding="utf-8")
         return runner.Fault(patch)
@@ -59,7 +60,7 @@ class Choice(unittest.TestCase):
 
     def chosen(self, **environment):
         kept = {name: value for name, value in os.environ.items()
-                if name not in ("USP_TEST_ALL", "USP_TEST_EVERYTHING")}
+                if name not in ("USP_TEST_ALL", "USP_TEST_EVERYTHING", "USP_FAULTS")}
         with mock.patch.dict(os.environ, {**kept, **environment}, clear=True), \
                 mock.patch("builtins.print"):
             return [fault.name for fault in runner.choose(self.faults, self.source)]
@@ -69,38 +70,82 @@ class Choice(unittest.TestCase):
             self.assertEqual(self.chosen(), ["fault03"])
 
     def test_a_changed_file_patch_or_test_chooses_the_fault(self):
-        for path in ("fault04.cpp", "tests/faults/fault04.patch", "tests/test_fault04.cpp"):
+        for path in ("fault04.cpp", "tests/faults/tools/fault04.patch", "tests/test_fault04.cpp"):
             before = (self.source / path).read_text(encoding="utf-8")
             after = before.replace("A sign", "The sign").replace("{}", "{ }")
             after = before + "//\n" if path == "fault04.cpp" else after
             (self.source / path).write_text(after, encoding="utf-8")
-            self.faults[4] = runner.Fault(self.source / "tests" / "faults" / "fault04.patch")
+            self.faults[4] = runner.Fault(self.source / "tests" / "faults" / "tools" / "fault04.patch")
             with self.subTest(path):
                 self.assertEqual(self.chosen(), ["fault04"])
             self.note([self.faults[4]])
             self.assertNotEqual(self.chosen(), ["fault04"])
 
-    def test_all_takes_turns_and_a_few_commits_try_every_fault(self):
+    def test_all_tries_those_that_have_waited_longest_and_so_in_a_few_submissions_every_fault(self):
         (self.source / "fault11.cpp").write_text("//\nx = 1;\n", encoding="utf-8")
-        seen = []
-        for commit in range(12):
-            with mock.patch.object(testing, "output_of", lambda _, commit=commit: f"{commit:x}"):
+        seen, record = [], turns.Record(self.source / "turns.json")
+        known = [f"faults:{fault.name}" for fault in self.faults]
+        with mock.patch.object(turns, "RECORD", self.source / "turns.json"):
+            for _ in range(12):
                 chosen = self.chosen(USP_TEST_ALL="1")
-            self.assertIn("fault11", chosen)
-            self.assertEqual(len(chosen), len(set(chosen)))
-            self.assertLessEqual(len(chosen), 3)
-            seen += chosen
+                self.assertIn("fault11", chosen)
+                self.assertEqual(len(chosen), len(set(chosen)))
+                self.assertLessEqual(len(chosen), 3)
+                seen += chosen
+                record.note([f"faults:{name}" for name in chosen], known)
+                record.write()
         self.assertEqual(set(seen), {fault.name for fault in self.faults})
+
+    def test_changed_ones_follow_their_wait_and_book_test_may_name_some(self):
+        for number in (2, 7, 9):
+            (self.source / f"fault{number:02}.cpp").write_text("//\nx = 1;\n", encoding="utf-8")
+        record = turns.Record(self.source / "turns.json")
+        record.note(["faults:fault02"], ["faults:fault02"])
+        record.write()
+        with mock.patch.object(turns, "RECORD", self.source / "turns.json"):
+            self.assertEqual(self.chosen(), ["fault07", "fault09", "fault02"])
+        self.assertEqual(self.chosen(USP_FAULTS="fault03 fault05"), ["fault03", "fault05"])
+
+    def test_when_its_seconds_are_used_a_run_says_how_many_remain(self):
+        said, tree = [], mock.Mock(digest="", root=self.source, built=set())
+        tree.run.return_value = (0, "")
+        with mock.patch.object(runner, "try_fault", lambda *_: (runner.CAUGHT, "")), \
+                mock.patch.object(runner.turns, "FAULTS_TOGETHER", 5), \
+                mock.patch("builtins.print", lambda *words, **_: said.append(" ".join(words))):
+            code, caught = runner.run_faults([tree], self.faults, self.source / "cache.json", False, False, 1e-9)
+            self.assertEqual((code, len(caught)), (0, 0))
+            self.assertRegex("\n".join(said), "12 of 12 remain, and wait for their turn")
+            code, caught = runner.run_faults([tree], self.faults, self.source / "cache.json", False, False, 60)
+        self.assertEqual((code, len(caught)), (0, 12))
+        self.assertEqual(len(json.loads((self.source / "tried.json").read_text(encoding="utf-8"))), 12)
 
     def test_newest_is_the_last_chapter(self):
         for chapter in ("ch01_a", "ch10_b", "ch09_c"):
             (self.source / chapter).mkdir()
-        patch = self.source / "tests" / "faults" / "fault12.patch"
+        patch = self.source / "tests" / "faults" / "model" / "fault12.patch"
+        patch.parent.mkdir()
         patch.write_text(PATCH.format(target="test_newest", test="", path="newest/x.cpp")
                          .replace("Test:    ", "Test:    a case"), encoding="utf-8")
         fault = runner.Fault(patch)
         self.assertEqual(fault.target, "test_ch10_b")
         self.assertEqual([path for path, _, _ in fault.hunks], ["ch10_b/x.cpp"])
+
+    def test_a_fault_lies_in_the_room_of_what_it_patches_under_a_name_of_its_own(self):
+        for path, room in (("ch02_data_parallel/data_parallel/zero.cpp", "data_parallel"),
+                           ("newest/train_step.cpp", "model"), ("common/cuda/loaded/nccl.cpp", "cuda"),
+                           ("common/CMakeLists.txt", "tools"), (".ci/run", "tools"),
+                           ("tests/technique/case_cover.h", "tests")):
+            self.assertEqual(runner.room_of(path), room)
+        self.assertEqual(len(runner.read_faults()), 12)
+        patch = self.source / "tests" / "faults" / "tools" / "fault04.patch"
+        elsewhere = self.source / "tests" / "faults" / "cpu" / "fault04.patch"
+        elsewhere.parent.mkdir()
+        elsewhere.write_text(patch.read_text(encoding="utf-8"), encoding="utf-8")
+        with self.assertRaisesRegex(runner.FaultError, "fault04: two faults in (cpu|tools)/ and"):
+            runner.read_faults()
+        patch.unlink()
+        with self.assertRaisesRegex(runner.FaultError, "belongs in tests/faults/tools/, not in cpu/"):
+            runner.read_faults()
 
     def test_everything_is_everything(self):
         self.assertEqual(len(self.chosen(USP_TEST_ALL="1", USP_TEST_EVERYTHING="1")), 12)

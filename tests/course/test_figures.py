@@ -22,7 +22,11 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import bench, chapters, figures, palette, showcase, testing  # noqa: E402
+from tools import chapters  # noqa: E402
+from tools.bench import bench  # noqa: E402
+from tools.book import showcase  # noqa: E402
+from tools.look import figures, palette  # noqa: E402
+from tools.test import testing  # noqa: E402
 
 CHAPTERS = [c for c in chapters.find_chapters() if (c.folder / "figures").is_dir()]
 BIN = None
@@ -160,13 +164,13 @@ class Derived(unittest.TestCase):
         found = [SimpleNamespace(name=f"ch0{number}_x") for number in range(1, 6)]
 
         def names(changed, everything=""):
-            with mock.patch.object(testing, "output_of", lambda _: "2"), \
-                    mock.patch.dict(os.environ, {"USP_TEST_EVERYTHING": everything}):
+            with mock.patch.dict(os.environ, {"USP_TEST_EVERYTHING": everything,
+                                              "USP_TEST_TURN": "1"}):
                 return [chapter.name[3] for chapter in due(found, changed)]
 
         self.assertEqual(names(set()), ["3", "4", "5"])
         self.assertEqual(names({"ch01_x/layers.h", "docs/faq.md"}), ["1", "2", "4", "5"])
-        for changed in (None, {"common/base/x.h"}, {"docs/faq.md", "tools/trace.py"}):
+        for changed in (None, {"common/base/x.h"}, {"docs/faq.md", "tools/look/trace.py"}):
             self.assertEqual(names(changed), list("12345"))
         self.assertEqual(names(set(), "1"), list("12345"))
 

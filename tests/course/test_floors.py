@@ -1,8 +1,9 @@
-"""The rooms of common/ lie on floors: no room includes one above it. Chapters are thin. And the
-layout of the code.
+"""The rooms of common/, of a chapter and of tools/ lie on floors: no room includes one above it. Chapters
+are thin. And the layout of the code.
 
     python3 tests/course/test_floors.py       needs no build; clang-format where it is installed
 """
+import ast
 import json
 import re
 import shutil
@@ -14,7 +15,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CODE = (".h", ".cpp", ".cuh", ".cu")
 FORMATTER = 14  # the major version whose layout the sources have
-DECLARATION = "common/floors.json"
+DECLARATION = "docs/floors.json"
+# Lines of the launcher that write a file in place. Whatever else a reader keeps is swapped in, by
+# write_whole() and beside(): these write to a scratch folder, a new one, or one of the build's.
+IN_PLACE = {"tools/base.py": 1, "tools/cli.py": 1, "tools/book/new.py": 3,
+            "tools/book/propagate.py": 1, "tools/cmake/ptxas.py": 2, "tools/exercise/answers.py": 3,
+            "tools/exercise/own_code.py": 1, "tools/exercise/schedule_tables.py": 1,
+            "tools/gpu/gpu_bundle.py": 4, "tools/gpu/gpu_part.py": 1, "tools/run/build.py": 1, "tools/run/doctor.py": 1,
+            "tools/run/export.py": 3, "tools/look/trace.py": 1, "tools/plot/style.py": 2,
+            "tools/bench/turns.py": 2, "tools/site/build.py": 1, "tools/site/reference.py": 5,
+            "ch04_context/figures/workload.py": 1, "ch06_expert/figures/speed.py": 1}
+WRITES = re.compile(r"\.write_(?:text|bytes)\(|\.savefig\(|\bopen\([^()]*,\s*\"[wa]")
+FREE = ("examples", "exercises", "figures")  # of a chapter, built on all of it
 MAIN_LINES = 40  # of a chapter's main.cpp: what every chapter does alike is the session's
 FIRST_CHAPTER_LINES = 1500  # of C++, which every later chapter copies
 
@@ -59,29 +71,87 @@ def drawing(rooms):
                    for here, below in lines)
 
 
+def read(root):
+    return json.loads((root / DECLARATION).read_text(encoding="utf-8"))
+
+
+def arrow_error(where, line, room, target, allowed):
+    """What is said of an arrow that is not declared, as a list; nothing of one that is."""
+    if target == room or target in allowed:
+        return []
+    return [f"{where}:{line}: new arrow {room} -> {target}; {room} may include "
+            f"{', '.join([room, *allowed])}: move the code, or put what both need on a lower floor"]
+
+
 def errors(root):
     """Arrows between rooms that are not declared, as messages."""
-    declared = json.loads((root / DECLARATION).read_text(encoding="utf-8"))
-    rooms, found = declared["rooms"], []
+    declared = read(root)
+    return (errors_in_common(root, declared["common"], declared["from_elsewhere"])
+            + errors_in_chapters(root, declared.get("chapters", {}))
+            + errors_in_tools(root, declared.get("tools", {})))
+
+
+def errors_in_common(root, rooms, from_elsewhere):
+    found = []
     for path in code_files(root / "common"):
         room, where = path.relative_to(root / "common").parts[0], path.relative_to(root)
         if room not in rooms:
             found.append(f"{where}: {room} is no room; declare it in {DECLARATION}")
             continue
-        allowed = [room, *rooms[room]]
         for number, header in includes(path):
-            if header in declared["from_elsewhere"]:
+            if header in from_elsewhere:
                 continue
             target = header.split("/")[0] if "/" in header else None
             if target not in rooms:
                 found.append(f'{where}:{number}: "{header}" is no file of a room: common/ includes '
                              "neither a chapter nor a test")
-            elif target not in allowed:
-                found.append(f"{where}:{number}: new arrow {room} -> {target}; {room} may include "
-                             f"{', '.join(allowed)}: move the code, or put what both need on a "
-                             "lower floor")
-            elif not (root / "common" / header).is_file():
+                continue
+            found += arrow_error(where, number, room, target, rooms[room])
+            if target in (room, *rooms[room]) and not (root / "common" / header).is_file():
                 found.append(f'{where}:{number}: there is no common/{header}')
+    return found
+
+
+def errors_in_chapters(root, rooms):
+    """The root of a chapter gathers its rooms, and every room may include the root."""
+    found = []
+    for chapter in sorted(root.glob("ch[0-9][0-9]_*")):
+        for path in code_files(chapter):
+            room, where = path.relative_to(chapter).parts[0], path.relative_to(root)
+            if path.parent == chapter or room in FREE:
+                continue
+            if room not in rooms:
+                found.append(f"{where}: {room} is no room; declare it in {DECLARATION}")
+                continue
+            for number, header in includes(path):
+                target = header.split("/")[0]
+                if target in rooms and (chapter / header).is_file():
+                    found += arrow_error(where, number, room, target, rooms[room])
+    return found
+
+
+def errors_in_tools(root, rooms):
+    """What lies in tools/ itself is for all rooms; its cli.py alone calls upon them."""
+    found = []
+    for path in sorted((root / "tools").rglob("*.py")):
+        room, where = path.relative_to(root / "tools").parts[0], path.relative_to(root)
+        if path.parent == root / "tools" and path.name == "cli.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("tools"):
+                continue
+            names = [node.module.split(".")[1]] if "." in node.module else [
+                name.name for name in node.names]
+            for target in names:
+                if target not in rooms:
+                    continue
+                if path.parent == root / "tools":
+                    found.append(f"{where}:{node.lineno}: it is below all rooms, and imports "
+                                 f"{target}")
+                elif room not in rooms:
+                    found.append(f"{where}: {room} is no room; declare it in {DECLARATION}")
+                else:
+                    found += arrow_error(where, node.lineno, room, target, rooms[room])
     return found
 
 
@@ -107,9 +177,11 @@ class Floors(unittest.TestCase):
         self.assertEqual("\n".join(errors(ROOT)), "")
 
     def test_the_drawing_shows_what_is_declared(self):
-        rooms = json.loads((ROOT / DECLARATION).read_text(encoding="utf-8"))["rooms"]
+        rooms = read(ROOT)["common"]
         folders = {path.name for path in (ROOT / "common").iterdir() if path.is_dir()}
         self.assertEqual(set(rooms), folders - {"__pycache__"})
+        for part in ("chapters", "tools"):
+            levels(read(ROOT)[part])  # throws if they include each other in a circle
         self.assertIn(f"```\n{drawing(rooms)}```", (ROOT / "CONTRIBUTING.md").read_text(),
                       "CONTRIBUTING.md draws the floors otherwise; they are\n" + drawing(rooms))
 
@@ -132,8 +204,19 @@ class Floors(unittest.TestCase):
         brought = set().union(*map(bound, others)) - bound(first) - bound(ROOT / "common")
         for path in code_files(ROOT / "common"):
             text = path.read_text(encoding="utf-8")
+            text = re.sub(r".*HfKey::.*", "", text)  # keys of config.json, which are others' names
             named = set(re.findall(r'--(\w+)|"(\w+)"', text))
             self.assertEqual({a or b for a, b in named} & brought, set(), str(path))
+
+
+class Writing(unittest.TestCase):
+    def test_what_a_reader_keeps_is_swapped_in(self):
+        """Whatever is made anew is made beside what is there: a full disk or Ctrl-C leaves that."""
+        found = {}
+        for path in [*ROOT.glob("tools/**/*.py"), *ROOT.glob("ch*/figures/*.py")]:
+            count = len(WRITES.findall(path.read_text(encoding="utf-8")))
+            found.update({path.relative_to(ROOT).as_posix(): count} if count else {})
+        self.assertEqual(found, IN_PLACE, "write_whole() and beside() of tools/base.py swap")
 
 
 class Toy(unittest.TestCase):
@@ -143,8 +226,10 @@ class Toy(unittest.TestCase):
         folder = tempfile.TemporaryDirectory(prefix="test_floors_")
         self.addCleanup(folder.cleanup)
         self.root = Path(folder.name)
-        self.write("common/floors.json", json.dumps(
-            {"rooms": {"low": [], "high": ["low"]}, "from_elsewhere": ["commit.h"]}))
+        self.write("docs/floors.json", json.dumps(
+            {"common": {"low": [], "high": ["low"]}, "from_elsewhere": ["commit.h"],
+             "chapters": {"technique": [], "accounting": ["technique"]},
+             "tools": {"look": [], "run": ["look"]}}))
         self.write("common/low/a.h", '#include <map>\n#include "low/b.h"\n#include "commit.h"\n')
         self.write("common/low/b.h", "")
         self.write("common/high/c.cpp", '#include "low/a.h"\n')
@@ -173,7 +258,28 @@ class Toy(unittest.TestCase):
     def test_a_room_that_is_not_declared(self):
         self.write("common/attic/x.h", "")
         self.assertEqual(errors(self.root), [
-            "common/attic/x.h: attic is no room; declare it in common/floors.json"])
+            "common/attic/x.h: attic is no room; declare it in docs/floors.json"])
+
+    def test_an_include_from_a_technique_to_accounting(self):
+        self.write("ch02_b/accounting/memory.h", '#include "technique/ring.h"\n#include "model.h"\n')
+        self.write("ch02_b/technique/ring.h", '#include "model.h"\n')
+        self.write("ch02_b/model.h", '#include "accounting/memory.h"\n')
+        self.assertEqual(errors(self.root), [])
+        self.write("ch02_b/technique/ring.h", '#include "accounting/memory.h"\n')
+        self.assertEqual(errors(self.root), [
+            "ch02_b/technique/ring.h:1: new arrow technique -> accounting; technique may include "
+            "technique: move the code, or put what both need on a lower floor"])
+
+    def test_modules_of_tools_have_floors_too(self):
+        self.write("tools/run/launch.py", "from tools import base\nfrom tools.look import why\n")
+        self.write("tools/cli.py", "from tools.run import launch\n")
+        self.assertEqual(errors(self.root), [])
+        self.write("tools/look/why.py", "from tools.run.launch import start\n")
+        self.write("tools/base.py", "from tools.look import why\n")
+        self.assertEqual(errors(self.root), [
+            "tools/base.py:1: it is below all rooms, and imports look",
+            "tools/look/why.py:1: new arrow look -> run; look may include look: move the code, or "
+            "put what both need on a lower floor"])
 
     def test_a_cycle_is_an_error_and_floors_are_drawn_from_above(self):
         with self.assertRaisesRegex(ValueError, "in a circle"):

@@ -5,6 +5,7 @@
 import json
 import lzma
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,10 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from test_book import Scratch, write  # noqa: E402
-from tools import (chapters, cli, gpu, gpu_bundle, gpu_check, gpu_part, gpu_ranks, gpu_report,  # noqa: E402
-                   gpu_speed)
+from tools import chapters, cli  # noqa: E402
 from tools.base import BookError  # noqa: E402
-from tools.gpu_part import Check, Fail, Part, Place, Skip  # noqa: E402
+from tools.gpu import (gpu_bundle, gpu_check, gpu_part, gpu_ranks, gpu_report,  # noqa: E402
+                       gpu_speed)
+from tools.gpu.gpu_part import Check, Fail, Part, Place, Skip  # noqa: E402
+from tools.run import gpu  # noqa: E402
 
 H100 = gpu.Gpu("NVIDIA H100 80GB HBM3", "580.65", 81559)
 ORIGINAL_PATH = os.environ.get("PATH", "")
@@ -58,7 +61,7 @@ class FakeMachine(Scratch):
         for patch in (mock.patch.dict(os.environ, {"PATH": str(self.bin)}, clear=True),
                       mock.patch.object(gpu, "TOOLKITS", (str(self.scratch / "cuda*"),)),
                       mock.patch.object(sys, "executable", ""),
-                      mock.patch("tools.gpu_check.say")):
+                      mock.patch("tools.gpu.gpu_check.say")):
             patch.start()
             self.addCleanup(patch.stop)
         self.script(self.bin / "ldconfig", "exit 0")
@@ -233,6 +236,44 @@ class Parts(FakeCheck):
             f"at most {gpu_speed.WAITS_OF_A_STEP}", f"at most {gpu_speed.MOST_TRACED}",
             f"at most {gpu_ranks.MOST_ALONE}", f"at most {gpu_speed.MOST_FROM_PROFILER}"])
 
+    def test_each_prediction_names_a_line_that_there_is_and_a_part_that_would_show_it(self):
+        page = (ROOT / "docs/gpu_first_contact.md").read_text()
+        rows = re.findall(r"^\| (\d+) \| \[\S+\]\(\.\./(\S+)\): `(.+?)` \| (.+) \| (\S+) \| (.+) \| .*\|$",
+                          page, re.M)
+        self.assertEqual([int(row[0]) for row in rows], list(range(1, page.count("\n| "))))
+        self.assertGreaterEqual(len(rows), 25)
+        for number, place, code, _, part, _ in rows:
+            with self.subTest(number):
+                self.assertIn(code, (ROOT / place).read_text())
+                self.assertIn(part, [each.name for each in gpu_check.PARTS])
+
+    def test_a_kernel_that_fails_is_run_once_more_with_none_beside_it(self):
+        self.folder.mkdir()
+        program = self.script(self.scratch / "p", """
+            if [ "$CUDA_LAUNCH_BLOCKING" = 1 ]; then echo "it was add_kernel"; exit 1; fi
+            echo "cudaThis failed: an illegal memory access; CUDA_LAUNCH_BLOCKING=1 shows which"
+            exit 1""")
+        with self.assertRaisesRegex(Fail, "illegal memory access.*; with CUDA_LAUNCH_BLOCKING=1: "
+                                    "it was add_kernel"):
+            self.check.output([str(program)])
+        self.assertIn("illegal", (self.folder / "log.txt").read_text())
+        self.assertIn("it was add_kernel", (self.folder / "log-blocking.txt").read_text())
+
+    def test_parts_are_chosen_by_name(self):
+        self.assertEqual([part.name for part in gpu_check.parse_parts("parity, tests")],
+                         ["tests", "parity"])
+        for wrong in ("parity,speed", ","):
+            with self.assertRaisesRegex(BookError, "there is no part .*libraries, tests"):
+                gpu_check.parse_parts(wrong)
+
+    def test_a_part_that_dies_takes_no_other_with_it(self):
+        def die(_check):
+            raise IndexError("list index out of range")
+
+        parts = (Part("first", "one", 5, die), Part("second", "two", 5, lambda check: {}))
+        self.assertFalse(gpu_check.run_parts(self.check, parts))
+        self.assertEqual(self.states(), {"first": "failed", "second": "passed"})
+
     def test_a_program_that_fails_is_quoted(self):
         bad = self.script(self.scratch / "bin/bad", "echo out of memory; echo; exit 3")
         with self.assertRaisesRegex(Fail, "bad left with exit code 3: out of memory"):
@@ -249,8 +290,9 @@ class Parts(FakeCheck):
             import sys
             sys.path.insert(0, {str(ROOT)!r})
             from pathlib import Path
-            from tools import gpu, gpu_check, gpu_part
-            from tools.gpu_part import Part
+            from tools.gpu import gpu_check, gpu_part
+            from tools.gpu.gpu_part import Part
+            from tools.run import gpu
             gpu_check.PARTS = (Part("a", "first", 9, lambda check: {{}}),
                                Part("b", "second", 90, lambda check: check.output([{str(slow)!r}])),
                                Part("c", "third", 9, lambda check: {{}}))
@@ -665,7 +707,7 @@ class Bundle(FakeMachine):
             self.assertEqual((root / path.relative_to(ROOT)).read_text(), path.read_text())
         python = shutil.which("python3", path=ORIGINAL_PATH)
         loaded = subprocess.run(
-            [python, "-c", "import sys; from tools import gpu_check; place = gpu_check.bundle_place(); "
+            [python, "-c", "import sys; from tools.gpu import gpu_check; place = gpu_check.bundle_place(); "
              "print(place.layouts, place.mpiexec, place.lib)"], cwd=root, check=True,
             stdout=subprocess.PIPE, text=True).stdout
         self.assertEqual(loaded, f"{gpu_ranks.layouts_of(ROOT)} ('{root}/bin/mpiexec',) {root}/lib\n")
@@ -681,7 +723,8 @@ class Bundle(FakeMachine):
 
     def test_the_newest_glibc_counts_as_a_number(self):
         self.script(self.bin / "objdump", "echo 0x1 0x00 04 GLIBC_2.9; echo 0x2 0x00 03 GLIBC_2.34")
-        self.assertEqual(gpu_bundle.newest_glibc(["a"]), "2.34")
+        self.assertEqual(gpu_bundle.newest("GLIBC", ["a"]), {"version": "2.34", "file": "a"})
+        self.assertEqual(gpu_bundle.newest("GLIBCXX", ["a"])["version"], "0")
 
     def test_what_cannot_be_bundled_is_refused_in_one_line(self):
         for file, message in (("x.zip", "a bundle is a .tar.xz"), ("none/x.tar.xz", "no folder"),
@@ -707,11 +750,27 @@ class Bundle(FakeMachine):
 
     def test_a_bundle_refuses_an_old_system_and_an_unknown_program(self):
         manifest = write(self.scratch / "manifest.json", json.dumps(
-            {"glibc": "99.1", "commit": "0", "cuda_major": "13"}))
+            {"glibc": {"version": "2.1", "file": "libmpich.so.12"}, "libstdc++": "GLIBCXX_3.4.30",
+             "glibc of gcc": {"version": "99.1", "file": "libstdc++.so.6"},
+             "commit": "0", "cuda_major": "13", "layouts": {}}))
         with mock.patch.object(gpu_check, "MANIFEST", manifest):
-            with self.assertRaisesRegex(BookError, "need glibc 99.1 or newer") as caught:
-                gpu_check.bundle_place()
+            with mock.patch.object(gpu_check, "has_libstdcxx", lambda version: version == "GLIBCXX_3.4.30"):
+                self.assertIsNone(gpu_check.bundle_place().gcc)  # the system's own does
+            with mock.patch.object(gpu_check, "has_libstdcxx", lambda version: False):
+                with self.assertRaisesRegex(BookError, r"libstdc\+\+.so.6 needs glibc 99.1 or newer, and "
+                                            r"here is glibc [\d.]+;") as caught:
+                    gpu_check.bundle_place()
         self.assertEqual(caught.exception.code, 2)
+
+    def test_a_libstdcxx_is_new_enough_by_the_symbols_that_it_has(self):
+        folders = [self.scratch / "none", self.scratch]
+        self.assertFalse(gpu_check.has_libstdcxx("GLIBCXX_3.4.30", folders))
+        (self.scratch / "libstdc++.so.6").write_bytes(b"GLIBCXX_3.4.3\0GLIBCXX_3.4.29\0")
+        self.assertFalse(gpu_check.has_libstdcxx("GLIBCXX_3.4.30", folders))
+        self.assertFalse(gpu_check.has_libstdcxx("GLIBCXX_3.4.2", folders))
+        self.assertTrue(gpu_check.has_libstdcxx("GLIBCXX_3.4.29", folders))
+
+    def test_a_bundle_starts_nothing_unknown(self):
         (self.scratch / "bin").mkdir()
         with mock.patch.object(gpu_check, "ROOT", self.scratch):
             with self.assertRaisesRegex(BookError, "cannot start nonsense"):

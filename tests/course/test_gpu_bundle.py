@@ -17,8 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import gpu, gpu_bundle, gpu_part  # noqa: E402
+from tools.gpu import gpu_bundle, gpu_part  # noqa: E402
 from tools.process import descendants  # noqa: E402
+from tools.run import gpu  # noqa: E402
 
 SKIPPED = 77  # as ctest has it
 # A chapter asks the kernel for cores and processes; nothing of the system's files is seen else.
@@ -78,7 +79,7 @@ class BareRoot(unittest.TestCase):
         top = f"/{gpu_bundle.TOP}"
         env = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "OMP_NUM_THREADS": "1",
                "OMP_WAIT_POLICY": "passive", **gpu_part.ONE_MACHINE,
-               "LD_LIBRARY_PATH": f"{top}/lib:/glibc"}  # on the machine, nowhere
+               "LD_LIBRARY_PATH": f"{top}/lib:{top}/lib/gcc:/glibc"}  # on the machine, nowhere
         child = subprocess.Popen(["unshare", "-m", "sh", "-c", ENTER, "sh", str(self.root),
                                   f"{top}/bin/{command[0]}", *command[1:]], env=env,
                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

@@ -22,8 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 import chromium  # noqa: E402  (the path comes first)
-from tools import chapters, interactive, trace  # noqa: E402
-from tools.estimates import words_of  # noqa: E402
+from tools import chapters  # noqa: E402
+from tools.interactive import interactive  # noqa: E402
+from tools.look import trace  # noqa: E402
+from tools.run.estimates import words_of  # noqa: E402
 
 BIN = None  # folder of the programs
 PAGES = (interactive.MEMORY, interactive.TIMELINE)
@@ -241,7 +243,7 @@ class Memory(unittest.TestCase):
         with_lessons = [chapter for chapter in chapters.find_chapters() if not chapter.is_begun]
         told = told.replace(chapters.find_chapters()[-1].name, with_lessons[-1].name)  # its copy
         self.assertEqual(interactive.block(interactive.MEMORY, "table"), told,
-                         "run python3 tools/interactive.py --bin build/release/bin")
+                         "run python3 tools/interactive/interactive.py --bin build/release/bin")
 
     def check(self, cases):
         """The page's numbers, which are those of the programs; and the programs' names."""
@@ -607,7 +609,7 @@ class Blocks(unittest.TestCase):
     def test_the_colours_are_the_palettes(self):
         for page in PAGES:
             self.assertEqual(interactive.block(page, "palette"), interactive.palette_text(),
-                             "run python3 tools/interactive.py")
+                             "run python3 tools/interactive/interactive.py")
 
 
 def main():

@@ -23,9 +23,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from test_book import FakeTree, Scratch, write  # noqa: E402
-from tools import chapters, cluster, doctor, launch, machine, mpi, packages, why  # noqa: E402
+from tools import chapters, machine  # noqa: E402
 from tools.base import BookError  # noqa: E402
-from tools.why import Death  # noqa: E402
+from tools.look import why  # noqa: E402
+from tools.look.why import Death  # noqa: E402
+from tools.run import cluster, doctor, launch, mpi, packages  # noqa: E402
 
 NOW = 1732195200.0
 TIMEOUT = ("all_reduce #8 of dp (f32, 9 elements) is not finished after 2.0 s; what the ranks are "
@@ -349,6 +351,31 @@ class Reading(Records):
             code = why.explain(self.scratch)
         return code, out.getvalue()
 
+    def test_a_pipeline_that_idles_is_told_what_shrinks_its_bubble(self):
+        for rank in range(4):
+            self.write(rank, state="finished")
+        write(self.scratch / "done", "finished\n")
+
+        def said(idle=44, **config):
+            write(self.scratch / "report.md", f"| F 1 ms; rank 0 idles {idle} % of its step, with |")
+            write(self.scratch / "run.json", json.dumps({"config": {
+                "pp_size": 4, "grad_acc_steps": 4, "pp_chunks": 1, "pp_schedule": "1f1b", **config}}))
+            code, text = self.explain()
+            self.assertEqual((code, text.splitlines()[0]),
+                             (0, "nothing is wrong: all 4 ranks finished; finished"))
+            return text.splitlines()[1:]
+
+        self.assertEqual(said(), [
+            "but rank 0 idles 44 % of its step: the bubble of its pipeline. (p - 1)/(m + p - 1) is "
+            "43 % for p = 4 ranks and m = 4 micro-batches, and 16 % with --grad_acc_steps 16; "
+            "--pp_schedule zb_h1 shrinks it, too"])
+        self.assertIn("(p - 1)/(v m + p - 1) is 27 % for p = 4 ranks of v = 2 stages",
+                      said(pp_schedule="interleaved", pp_chunks=2)[0])
+        self.assertEqual(said(pp_schedule="zb_h1"), [
+            "but rank 0 idles 44 % of its step: the bubble of its pipeline; more micro-batches "
+            "shrink it: --grad_acc_steps 16"])
+        self.assertEqual(said(idle=9) + said(pp_size=1) + said(pp_size="?"), [])
+
     def test_a_complete_run(self):
         for rank in range(4):
             self.write(rank, state="finished")
@@ -490,6 +517,10 @@ class CommandLines(Scratch):
             path = write(self.scratch / "os-release", text + "\n")
             self.assertEqual(tuple(p.name for p in packages.mpi_packages(path)), names)
         self.assertEqual(packages.mpi_packages(self.scratch / "none")[0].name, "mpich")
+
+    def test_doctor_says_how_many_ranks_meet_in_a_small_shared_memory(self):
+        self.assertEqual(doctor.shared_memory(25 << 30), "26844 MB")
+        self.assertIn("67 MB: at most 15 ranks of MPI", doctor.shared_memory(64 << 20))
 
     def test_doctor_counts_the_ranks_of_a_world(self):
         write(self.scratch / "mpiexec", '#!/bin/sh\n[ "$1" = -n ] && { $3; $3; } || echo HYDRA\n',
@@ -666,6 +697,19 @@ class Ranks(FakeTree):
         self.assertEqual(self.book("run", "ch02", "--", "--version").stdout,
                          "fake chapter 2.0 False\n")
 
+    def test_ranks_that_are_not_started_are_planned_with(self):
+        run = ("run", "ch02", "--ranks", "64", "--print", "--")
+        for flag in (("--estimate",), ("--plan", "4096"), ("--plan=4096",), ("--pp_show", "table")):
+            with self.subTest(flag):
+                line = self.book(*run, *flag).stdout
+                self.assertTrue(line.endswith(f"ch02_data_parallel {' '.join(flag)} "
+                                              "--world_size 64\n"), line)
+        self.assertNotIn("world_size", self.book("run", "ch02", "--print", "--", "--plan", "9").stdout)
+        self.assertNotIn("world_size", self.book(*run, "--help").stdout)
+        refused = self.book(*run, "--estimate", "--world_size", "8")
+        self.assertEqual(refused.returncode, 2)
+        self.assertIn("--ranks 64 and --world_size say the same thing", refused.stderr)
+
     def test_print(self):
         line = self.book("run", "2", "--ranks", "3", "--debug", "0", "--print", "--", "--prompt",
                          "a b", OMP_NUM_THREADS="4").stdout
@@ -702,7 +746,7 @@ class Ranks(FakeTree):
              f"{threads} {passive} {kill} {nodes} {program}",
              f"{alone} {passive} mpiexec -n 8 {program} {by_nccl}",
              f"{threads} {passive} {hosts} {program} {by_nccl}",
-             f"{threads} {passive} {kill} {nodes} --gpus-per-task=1 {program} {by_nccl}",
+             f"{threads} {passive} {kill} {nodes} --gpus-per-node=4 {program} {by_nccl}",
              f"{alone} {passive} mpiexec -n 8 {program} {by_host}",
              f"{threads} {passive} {kill} {nodes} --gpus-per-node=1 {program} {by_host}"])
         self.assertIn("MPICH", ways[0][0])
@@ -921,7 +965,8 @@ int main(int argc, char** argv) {
 DRIVER = """\
 import sys
 sys.path.insert(0, sys.argv[1])
-from tools import machine, mpi
+from tools import machine
+from tools.run import mpi
 job = mpi.Job(2)
 code = job.run(mpi.find().command(2, sys.argv[2:]), machine.thread_environment(ranks=2))
 print("code", code, "killed", job.killed, "statuses", sorted(d.status or 0 for d in job.deaths))

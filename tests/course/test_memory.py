@@ -19,8 +19,9 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from test_book import Scratch, write  # noqa: E402
 from ch01_single_gpu.figures import cases as estimated, claims, make, recomputation  # noqa: E402
-from tools import estimates, figures, memory  # noqa: E402
 from tools.base import BookError  # noqa: E402
+from tools.look import figures, memory  # noqa: E402
+from tools.run import estimates  # noqa: E402
 
 DATA = Path(__file__).resolve().parent / "data"
 SAMPLE = (DATA / "memory.json").read_text(encoding="utf-8")
@@ -484,7 +485,7 @@ class Claims(unittest.TestCase):
         record = {"claims": {**fake_claims(), **changes}, "recomputation": fake_recomputation()}
         text = claims.table(cases or fake_cases(), record)
         cells = [line.strip("| ").split(" | ") for line in text.splitlines()[2:]]
-        return {row[0]: row[2:4] for row in cells}
+        return {row[0].removeprefix("Q1."): row[2:4] for row in cells if row[0].startswith("Q1.")}
 
     def test_every_claim_has_a_row(self):
         self.assertEqual(list(self.rows()), [str(number) for number in range(1, 12)])

@@ -12,8 +12,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import chapters, delta, new, weave  # noqa: E402
+from tools import chapters  # noqa: E402
 from tools.base import BookError  # noqa: E402
+from tools.book import delta, new, weave  # noqa: E402
 
 BUILD = "build/release"  # laid out as the original: an object cache knows what the copies share
 
@@ -46,7 +47,7 @@ class New(unittest.TestCase):
     def test_it_is_in_order_at_once(self):
         done = self.begin("demo", "--parent", self.ranked.short)
         self.assertEqual(done.returncode, 0, done.stderr)
-        name = f"ch{self.last.number + 1:02d}_demo"
+        name = "ch90_demo"
         self.assertIn(f"{name} is a copy of {self.ranked.name}", done.stdout)
         self.assertEqual(delta.check(name, self.root), [])
         chapter = chapters.resolve(name, self.root)
@@ -59,16 +60,30 @@ class New(unittest.TestCase):
         for command in re.findall(r"^\./book (\w+)", readme.read_text(), re.M):
             self.assertIn(command, ("run", "test", "diff"))
 
+    def test_its_number_is_no_chapter_to_come(self):
+        self.assertEqual(self.begin("demo").returncode, 0)
+        self.assertEqual(self.begin("second").returncode, 0)
+        self.assertEqual([chapter.name for chapter in chapters.find_chapters(self.root)],
+                         [*(chapter.name for chapter in self.before), "ch90_demo", "ch91_second"])
+        for wanted in ("90", "ch90", "demo", "ch90_demo", "demo/"):
+            self.assertEqual(chapters.resolve(wanted, self.root).name, "ch90_demo", wanted)
+        self.assertEqual(chapters.resolve(self.last.name[5:], self.root), self.last)
+        (self.root / "ch91_second").rename(self.root / "ch99_second")
+        done = self.begin("third")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("90 to 99, and there is a ch99_second already", done.stderr)
+
     def test_the_parent_left_out_is_the_last_chapter(self):
         self.assertEqual(self.begin("demo").returncode, 0)
-        name = f"ch{self.last.number + 1:02d}_demo"
+        name = "ch90_demo"
         self.assertEqual(delta.read_manifest(name, self.root).parent, self.last.name)
 
     def test_names_that_cannot_be_are_refused_with_one_that_can(self):
-        taken = self.last.name[5:]
+        there = next(chapter.name for chapter in reversed(self.before)
+                     if chapter.name[5].isalpha())  # so that its name could be given again
         for name, hint in (("Demo", "./book new demo"), ("a b", "./book new a_b"), ("", "new demo"),
                            ("9x", "./book new x"), ("../x", "./book new x"), ("a__b", "new a_b"),
-                           ("x" * 41, "40 characters"), (taken, self.last.name),
+                           ("x" * 41, "40 characters"), (there[5:], there),
                            ("ch07_x", "./book new x")):
             with self.assertRaises(BookError) as caught:
                 new.begin_chapter(name, None, self.root)
@@ -84,7 +99,7 @@ class New(unittest.TestCase):
                 if not (self.root / "tests" / source).is_file()]
         self.assertEqual(lost, [])  # ./book test reads their cases
         self.begin("demo", "--parent", self.ranked.short)
-        name = f"ch{self.last.number + 1:02d}_demo"
+        name = "ch90_demo"
         tests = self.configure()
 
         def sources(chapter, among):
@@ -110,9 +125,9 @@ class New(unittest.TestCase):
         """A copy of the first chapter with ranks, which takes as long however many chapters follow."""
         parent = next(chapter for chapter in self.before if chapter.ranks)
         self.assertEqual(self.begin("demo", "--parent", parent.short).returncode, 0)
-        name = f"ch{self.last.number + 1:02d}_demo"
+        name = "ch90_demo"
         tests = self.configure()
-        self.assertTrue({f"{technique}.cpp" for technique in ("train_step", "data_parallel")} <=
+        self.assertTrue({f"{technique}.cpp" for technique in ("train_step", "strategy")} <=
                         {Path(source).name for source in tests[f"technique.{name}"]["sources"]})
         subprocess.run(["ninja", "-C", BUILD, "-j2", f"test_{name}", name], cwd=self.root, check=True,
                        stdout=subprocess.DEVNULL)

@@ -3,6 +3,7 @@
     python3 tests/course/test_pipeline.py        needs no build
 """
 import json
+import re
 import sys
 import tempfile
 import unittest
@@ -15,14 +16,25 @@ sys.path.insert(0, str(ROOT))
 
 from ch05_pipeline.figures import (claims, draw_measured, make, nodes, pace, planned, scaling,  # noqa: E402
                                    speed)
-from tools import bench, trace  # noqa: E402
-from tools.trace import Span  # noqa: E402
+from tools.bench import bench  # noqa: E402
+from tools.look import trace  # noqa: E402
+from tools.look.trace import Span  # noqa: E402
 
 
 def over_nodes(count, ms):
     """A case of nodes.json in which every call of every kind takes so long."""
     return {"nodes": count, "ranks": count * nodes.NODE_SIZE, "bytes": 1 << 20,
             **{kind: [ms] * 4 for kind in nodes.KINDS}}
+
+
+class Boundary(unittest.TestCase):
+    def test_a_boundarys_message_beside_a_stages_forward_pass(self):
+        page = " ".join((ROOT / "ch05_pipeline/README.md").read_text(encoding="utf-8").split())
+        ranks, rate, told = re.search(r"on (\d+) H100s, at (\d+) GB/s between them, it is ([\d.]+),", page).groups()
+        h, layers, tokens = 8192, 80, 4096  # 70B; the tokens cancel
+        message = 2 * tokens * h / (1e9 * float(rate))
+        stage = 2 * 16 * h * h * tokens * layers / int(ranks) / 989e12
+        self.assertEqual(f"{message / stage:.3f}", told)
 
 
 class Nodes(unittest.TestCase):
@@ -128,8 +140,8 @@ class Drawn(unittest.TestCase):
         found = pace.drawn_table([drawn("afab", 9, (0.5, 0.4)), drawn("zb_h1", 8, (0.3, 0.45)),
                                   drawn("zb_h2", 8, (0.2, 0.1)),
                                   drawn("zb_v", 8, (0.21, 0.05))])
-        self.assertIn("In 5 pairs", found)
-        self.assertIn("4 of them", found.replace("\n", " "))
+        self.assertIn("Of 5 pairs", found)
+        self.assertIn("4 have the same order", found.replace("\n", " "))
 
 
 class Bench(unittest.TestCase):

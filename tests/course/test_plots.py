@@ -10,8 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from test_book import Scratch, write_run  # noqa: E402
-from tools import figures  # noqa: E402
 from tools.base import BookError  # noqa: E402
+from tools.look import figures  # noqa: E402
 
 
 def points(svg, name):

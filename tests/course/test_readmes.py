@@ -9,8 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import chapters, weave  # noqa: E402  (the path comes first)
+from tools import chapters  # noqa: E402  (the path comes first)
 from tools.base import BookError  # noqa: E402
+from tools.book import weave  # noqa: E402
 from tools.cli import COMMANDS  # noqa: E402
 
 PAGES = [*weave.readmes(), ROOT / "CONTRIBUTING.md"]
@@ -34,13 +35,13 @@ class Readmes(unittest.TestCase):
                 self.assertIn(command, COMMANDS, f"{page}: ./book {command}")
 
     def test_every_flag_that_a_page_names_is_bound_or_taken_by_the_launcher(self):
-        sources = [*ROOT.glob("ch[0-9][0-9]_*/*.cpp"), *ROOT.glob("common/**/*.cpp")]
+        sources = [*ROOT.glob("ch[0-9][0-9]_*/**/*.cpp"), *ROOT.glob("common/**/*.cpp")]
         bound = set(re.findall(r'bind\(\s*"(\w+)"', "".join(p.read_text() for p in sources)))
         launcher = set(re.findall(r'"--([\w-]+)"', "".join(
-            p.read_text() for p in (ROOT / "tools").glob("*.py"))))
+            p.read_text() for p in (ROOT / "tools").rglob("*.py"))))
         others = {"preset", "test-dir", "tags", "signal",  # of cmake, ctest and scancel; of srun
-                  "mpi", "nodes", "ntasks-per-node", "gpus-per-task", "gpus-per-node",
-                  "cpus-per-task"}
+                  "mpi", "nodes", "ntasks-per-node", "gpus-per-node",
+                  "cpus-per-task", "shm-size"}  # and of docker
         known = bound | launcher | others | {"help", "version"}
         for page in PAGES:
             prose = re.sub(r"```(cpp|diff)\n.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
@@ -59,10 +60,28 @@ class Readmes(unittest.TestCase):
             self.assertIn(f"`./book run {chapter.short} --ranks 16 --print`", text)
 
     def test_markers_come_in_pairs(self):
-        for source in [*ROOT.glob("ch[0-9][0-9]_*/*.cpp"), *ROOT.glob("ch[0-9][0-9]_*/*.h")]:
+        for source in [*ROOT.glob("ch[0-9][0-9]_*/**/*.cpp"), *ROOT.glob("ch[0-9][0-9]_*/**/*.h")]:
             names = re.findall(r"^\s*// \[([\w-]+)\]\s*$", source.read_text(), re.M)
             odd = {name for name in names if names.count(name) != 2}
             self.assertEqual(odd, set(), str(source))
+
+
+def introduced(text):
+    """Words that a page introduces, in lower case."""
+    lesson = text.partition("\n## 7. ")[0].partition("\n## 8. ")[0]
+    prose = re.sub(r"(```+|~~~+).*?\1|<!--.*?-->|^\|.*?$", " ", lesson, flags=re.S | re.M)
+    terms = re.findall(r"(?<![*\w])\*([^*\n]{2,40}(?:\n[^*\n]{2,20})?)\*(?![*\w])", re.sub(r"`[^`]*`", "code", prose))
+    found = [" ".join(term.split()) for term in terms if not re.search(r"[.:?]$|code", term)]
+    found = [term for term in found if len(term.split()) <= 3]
+    found += re.findall(r"`(--[a-z_]+)(?: [^`]*)?` (?:is|has|sets|means|gives|chooses|divides|bounds|runs|puts)\b", prose)
+    found += re.findall(r"^([A-Z]{3,4})  ", lesson, re.M)
+    return [word.lower() for word in found]
+
+
+def is_in(word, text):
+    """Whether a text has a word, or its singular or plural."""
+    stem = re.sub(r"(?<=sh)es$|(?<=[^s])s$", "", word)
+    return re.search(rf"(?<![\w-]){re.escape(stem)}(?:e?s)?(?![\w-])", text) is not None
 
 
 class Glossary(unittest.TestCase):
@@ -82,6 +101,25 @@ class Glossary(unittest.TestCase):
             self.assertRegex(here, r"^[A-Z][^|]{10,}\.$", term)
             self.assertLessEqual(len(here.split()), 32, term)
             self.assertTrue(elsewhere, f"{term}: what do others call it?")
+
+    # In italics for stress, not as terms.
+    STRESSED = {"activations stay", "each document", "pair"}
+
+    def test_every_word_that_a_page_introduces_has_an_entry(self):
+        """Terms in italics, flags that a sentence explains, abbreviations of the report."""
+        text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").lower()
+        for page in PAGES:
+            if page.parent.name[:2] == "ch" and page.name not in ("club.md", "CHANGES.md"):
+                self.assertEqual([word for word in introduced(page.read_text(encoding="utf-8"))
+                                  if word not in self.STRESSED and not is_in(word, text)], [], page)
+
+    def test_words_that_a_page_introduces(self):
+        text = ("*One Term* and\n*stressed*, **bold**, `*x*`, *said to be a long piece of text*.\n"
+                "`--new_flag X` gives it, `--other` and.\n\n~~~~text\nmfu  3\nMFU  4 %\n~~~~\n\n"
+                "## 8. Exercises\n\n*Predict.* It.\n")
+        self.assertEqual(introduced(text), ["one term", "stressed", "--new_flag", "mfu"])
+        for word, known in (("stage", True), ("one stage", False), ("tag", False), ("shards", True)):
+            self.assertEqual(is_in(word, "| stages | a shard |"), known, word)
 
     def test_every_page_that_uses_its_terms_leads_to_it(self):
         for page in [ROOT / "CONTRIBUTING.md", ROOT / "README.md", *ROOT.glob("ch*/README.md")]:
@@ -116,6 +154,18 @@ class Weaving(unittest.TestCase):
             with self.assertRaisesRegex(BookError, "must stand in one line"):
                 weave.woven(block.format(mark, ""), self.folder)
 
+    def test_of_a_snippet_the_stretches_that_a_page_asks_for(self):
+        (self.folder / "b.py").write_text("# [f]\ndef f():\n    a = 1\n    b = 2\n    c = 3\n    return b\n# [f]\n")
+        block = "<!-- snippet: b.py#f lines: {} -->\n{}<!-- /woven -->\n"
+        for wanted, shown in (("def f .. a; return", "def f():\n    a = 1\n    ...\n    return b\n"),
+                              ("def .. b", "def f():\n    a = 1\n    b = 2\n...\n"),
+                              ("b = .. return mark: return", "    ...\n    b = 2\n    c = 3\n    return b  # ◀\n")):
+            self.assertEqual(weave.woven(block.format(wanted, "old"), self.folder),
+                             block.format(wanted, f"```python\n{shown}```\n"))
+        for wrong in ("return .. a", "d = 4", "c = .. d"):
+            with self.assertRaisesRegex(BookError, "no lines '"):
+                weave.woven(block.format(wrong, ""), self.folder)
+
     def test_of_an_output_the_lines_that_a_page_asks_for(self):
         (self.folder / "a.txt").write_text("first\nsecond\nthird: 3\n\nlast\nend\n")
         block = "<!-- output: a.txt{} -->\n{}<!-- /woven -->\n"
@@ -135,7 +185,7 @@ class Weaving(unittest.TestCase):
         self.assertLessEqual(max(map(len, lines)), 102)
         commands = "\n".join(lines[2:-2]).replace(" \\\n    ", " ").splitlines()
         self.assertEqual([line.partition(" build")[0].rpartition(" ")[2] for line in commands],
-                         ["--cpus-per-task=32", "--gpus-per-task=1", "--gpus-per-node=1"])
+                         ["--cpus-per-task=32", "--gpus-per-node=2", "--gpus-per-node=1"])
 
     def test_a_missing_file_is_an_error(self):
         with self.assertRaisesRegex(BookError, "cannot read"):

@@ -15,14 +15,17 @@ from types import SimpleNamespace
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(Path(__file__).resolve().parent)]
 
+import trace_format  # noqa: E402
 from test_book import Scratch, write  # noqa: E402
-from tools import chapters, figures, limits, palette, replay, steady, timelines  # noqa: E402
-from tools import trace as traces  # noqa: E402
+from tools import chapters  # noqa: E402
 from tools.base import BookError  # noqa: E402
-from tools.simulation import ring_cost  # noqa: E402
-from tools.trace import Link  # noqa: E402
+from tools.bench import limits, steady  # noqa: E402
+from tools.look import figures, palette, replay, timelines  # noqa: E402
+from tools.look import trace as traces  # noqa: E402
+from tools.look.simulation import ring_cost  # noqa: E402
+from tools.look.trace import Link  # noqa: E402
 
 MEGABYTE = 1_000_000
 # A message of a megabyte takes 1000 us and arrives 10 us later.
@@ -75,7 +78,8 @@ class Script:
         args = {"step": self.step_number, "group": group, "kind": kind, "number": number,
                 "peer": peer}
         begin = self.read_clock()
-        self.add("comm", kind, begin, begin + 3, tid=group, args={
+        lane = group if peer < 0 else 100 * group + 10 * peer + (kind == "recv")
+        self.add("comm", kind, begin, begin + 3, tid=lane, args={
             **args, "dimension": self.groups[str(group)]["name"], "payload_bytes": payload,
             "wire_bytes": payload // 2, "submitted": begin, "submitted_cpu": self.cpu})
         if kind in ("send", "recv"):
@@ -83,7 +87,7 @@ class Script:
             ends = [self.rank, members[peer]]
             flow = "-".join(map(str, [group, *(ends if kind == "send" else ends[::-1]), number]))
             self.flows.append({"ph": "s" if kind == "send" else "f", "id": flow, "pid": self.rank,
-                               "tid": group, "ts": begin, "name": "message", "cat": "comm"})
+                               "tid": lane, "ts": begin, "name": "message", "cat": "comm"})
         return args
 
     def wait(self, operation, waited=0.0, polled=0.0):
@@ -372,7 +376,7 @@ class Messages(Traces):
         source = self.record(self.pipeline(3))
         path = self.scratch / "out.json"
         traces.save(self.replay(source), path)
-        events = json.loads(path.read_text())["traceEvents"]
+        events = trace_format.check(path)
         flows = [event for event in events if event["ph"] in "sf"]
         self.assertEqual(len(flows), 2 * 6)
         self.assertEqual({e.get("bp") for e in flows if e["ph"] == "f"}, {"e"})
@@ -490,6 +494,7 @@ class Nodes(Traces):
                          [200, 300, 200, 300])
         path = self.put("", "again.json")
         traces.save(result, path)
+        trace_format.check(path)
         self.assertEqual(traces.load(path).groups, trace.groups)
 
 
@@ -586,6 +591,7 @@ class MoreRanks(Traces):
                           facts["cores"]), (4, 4, 8192, 4))
         path = self.put("", "scaled.json")
         traces.save(result, path)
+        trace_format.check(path)
         self.assertEqual(traces.load(path).groups[0].members, (0, 1, 2, 3))
 
     def test_messages_of_shards_keep_the_size_of_the_whole(self):
@@ -696,9 +702,14 @@ class Reading(Traces):
         self.assertEqual(traces.load(self.put(told)).ranks, expected.ranks)
 
     def test_no_trace(self):
-        with self.assertRaisesRegex(BookError, "nowhere holds no trace.json: run with "
+        untraced = self.scratch / "untraced"
+        untraced.mkdir()
+        with self.assertRaisesRegex(BookError, "untraced holds no trace.json: no run has begun "):
+            traces.load(untraced / "trace.json")
+        (untraced / "run.json").write_text("{}", encoding="utf-8")
+        with self.assertRaisesRegex(BookError, "untraced holds no trace.json: run with "
                                                "--trace_steps 3"):
-            traces.load(self.scratch / "nowhere" / "trace.json")
+            traces.load(untraced / "trace.json")
         with self.assertRaisesRegex(BookError, "holds no replay.json: `./book replay "):
             traces.load(self.scratch / "replay.json")
 
@@ -940,6 +951,24 @@ class Tables(Traces):
         self.assertIn("no core", replay.table(self.replay(trace, cores=1)))
 
 
+    def test_what_is_exposed_stands_by_group(self):
+        groups = world(2, _2={"name": "cp", "members": [0, 1]})
+
+        def program(script):
+            script.exchange("all_reduce", MEGABYTE)
+            if script.rank == 1:
+                script.compute(100)
+            script.exchange("all_reduce", MEGABYTE, group=2)
+
+        lines = replay.by_group(self.replay(self.record(program, groups=groups))).splitlines()
+        self.assertIn("mean and maximum of the ranks", lines[0])
+        # Rank 0 waits for 100 us of rank 1's work, too: that is skew, and stands in no group.
+        self.assertEqual([line.split() for line in lines[3:]],
+                         [["cp", "1.020", "1.020"], ["dp", "1.020", "1.020"]])
+        self.assertEqual(len(replay.by_group(self.replay(self.record(
+            lambda script: script.compute(100), ranks=1, host_link=None), links=())).splitlines()), 1)
+
+
 class Commands(Traces):
     """The whole of ./book."""
 
@@ -986,12 +1015,12 @@ class Commands(Traces):
     def test_wrong_commands(self):
         self.record(Collectives.late)
         for arguments, words in ((("replay",), "RUN_DIR"),
-                                 (("replay", "nowhere"), "--trace_steps 3"),
+                                 (("replay", "nowhere"), "there is no run nowhere"),
                                  (("replay", "run", "--link", "fast"), "node=100,2"),
                                  (("replay", "run", "--output", "run/trace.json"), "the recording"),
                                  (("plot", "run", "--step", "1"), "add --timeline"),
                                  (("plot", "run", "--input", "a"), "add --timeline"),
-                                 (("plot", "nowhere", "--timeline"), "--trace_steps 3")):
+                                 (("plot", "nowhere", "--timeline"), "there is no run nowhere")):
             result = self.book(*arguments)
             self.assertEqual(result.returncode, 2, arguments)
             self.assertRegex(result.stderr, "^error: ")
@@ -1067,7 +1096,7 @@ class Timeline(Traces):
         before = """
 import json
 from types import SimpleNamespace
-from tools import palette
+from tools.look import palette
 from tools.plot import panels, style, timeline
 def item(dimension, begin, duration):
     return SimpleNamespace(dimension=dimension, begin=begin, duration=duration)
@@ -1156,6 +1185,30 @@ found = [[box.y0 - line, box.y1 - line] for box in boxes]
             "waits": [[50, 70, 5, 15]], "messages": [[-70, 20, "dp", "all_reduce"]],
             "freed": [0, 99]}])
 
+    def test_the_second_of_two_turns_is_kept_and_drawn_over_the_lower_half(self):
+        names = ("train_step", "forward", "backward")
+        spans = [traces.Span(name, "phase", at, 100.0, at, 10.0, 0, 0, 0, lane)
+                 for name, at, lane in zip(names, (0.0, 0.0, 20.0), (0, 0, 1))]
+        facts = {"origin": "measured", "ranks": 1, "threads": 1, "cores": 1, "node_size": 0}
+        recorded = traces.Trace(facts, [traces.Rank(spans)], [])
+        [rank] = timelines.cut(recorded, 0)["ranks"]
+        self.assertEqual(rank["phases"], [["train_step", 0, 100], ["forward", 0, 100],
+                                          ["backward", 20, 120, 1]])
+        [again] = timelines.ranks_of({"ranks": [rank]})
+        self.assertEqual([span.turn for span in again.spans], [0, 0, 1])
+        part = timelines.part({"ms": 0.12, "ranks": [rank]}, 10, 100)["ranks"][0]
+        self.assertEqual(part["phases"][2], ["backward", 10, 110, 1])
+        found = self.plotting(f"""
+from unittest.mock import MagicMock
+from tools.look import timelines
+[rank] = timelines.ranks_of({json.dumps({"ranks": [rank]})})
+axes = MagicMock()
+timeline.draw_compute(axes, timeline.Lanes(1, 1), 0, rank, (0.0, 120.0))
+found = [[share / timeline.COMPUTE_INCHES for share in call.args[1]]
+         for call in axes.broken_barh.call_args_list]
+""")
+        self.assertEqual(found, [[0, 1], [0, 1], [0.5, 0.5]])
+
     def test_timelines_of_several_ways_stand_on_one_axis(self):
         self.pipeline()
         record = timelines.cut(traces.load(self.scratch / "run" / "trace.json"), 0)
@@ -1210,6 +1263,7 @@ found = [[box.y0 - line, box.y1 - line] for box in boxes]
         trace = self.pipeline()
         write(self.scratch / "run" / "run.json", '{"machine": {"cpu": "Fast"}}')  # not of a replay
         traces.save(self.replay(trace, ["node=100,2"]), self.scratch / "run" / "replay.json")
+        trace_format.check(self.scratch / "run" / "replay.json")
         path = figures.draw_timeline(self.scratch / "run", "replay.json", 0)
         self.assertTrue(path.endswith("run/timeline_replay.png"))
         self.assert_named({"replayed: every rank owns a core, node 100 us 2 GB/s",
@@ -1309,6 +1363,39 @@ class Operators(Traces):
         self.assertEqual(part.ranks[0].spans,
                          [span for span in whole.ranks[0].spans if span.step == 1])
         self.assertEqual((self.scratch / "run" / "part.json").read_text().count('"C"'), 1)
+
+
+class Format(Traces):
+    """The rule that all traces are held to."""
+
+    def check(self, slices=(), flows=()):
+        """slices: (begin, duration, thread); flows: (end, at, thread)."""
+        events = [{"ph": "X", "pid": 0, "tid": tid, "name": f"{at}", "ts": at, "dur": duration}
+                  for at, duration, tid in slices]
+        events += [{"ph": end, "pid": 0, "tid": tid, "id": 1, "ts": at} for end, at, tid in flows]
+        trace_format.check(self.put({"traceEvents": events}))
+
+    def test_slices_of_a_thread_nest_or_follow_one_another(self):
+        self.check([(0, 10, 0), (0, 4, 0), (4, 6, 0), (5, 0, 0), (10, 1, 0), (9, 5, 1)])
+        for wrong in ([(0, 10, 0), (9.999, 0.002, 0)], [(2, 3, 1), (0, 2.001, 1)],
+                      [(0, 10, 0), (0, 4, 0), (3, 2, 0)]):
+            with self.assertRaisesRegex(AssertionError, "in thread . of rank 0, .* overlaps"):
+                self.check(wrong)
+
+    def test_flows_pair_and_lie_within_slices(self):
+        lanes = [(0, 10, 1), (5, 10, 2)]
+        self.check(lanes, [("s", 0, 1), ("f", 14.999, 2)])
+        for wrong, why in (([("s", 0, 1)], "flow 1 has the ends"),
+                           ([("s", 0, 1), ("s", 5, 2)], "flow 1 has the ends"),
+                           ([("s", 6, 1), ("f", 5, 2)], "flow 1 has the ends"),
+                           ([("s", 0, 1), ("f", 15, 2)], "no slice holds"),
+                           ([("s", 0, 1), ("f", 4, 2)], "no slice holds"),
+                           ([("s", 0, 3), ("f", 6, 2)], "no slice holds")):
+            with self.assertRaisesRegex(AssertionError, why):
+                self.check(lanes, wrong)
+
+    def test_a_trace_that_is_committed_keeps_it(self):
+        trace_format.check(ROOT / "ch01_single_gpu" / "figures" / "trace.json")
 
 
 if __name__ == "__main__":

@@ -16,9 +16,11 @@ from ch01_single_gpu.figures import draw_block  # noqa: E402  (the path comes fi
 from ch02_data_parallel.figures import draw_collectives, draw_zero  # noqa: E402
 from ch03_tensor_sequence.figures import draw_tensor_2d  # noqa: E402
 from ch04_context.figures import draw_heads, draw_masks, draw_ring  # noqa: E402
-from tools import chapters, palette, schematic, showcase  # noqa: E402
+from tools import chapters  # noqa: E402
 from tools.base import BookError  # noqa: E402
-from tools.schematic import FILLS, PHONE, WIDTH, Drawing  # noqa: E402
+from tools.book import showcase  # noqa: E402
+from tools.look import palette, schematic  # noqa: E402
+from tools.look.schematic import FILLS, PHONE, WIDTH, Drawing  # noqa: E402
 
 READABLE = 4.5           # the contrast that WCAG 2 asks of text
 SMALL_PIXELS = 10.5      # of text on a phone

@@ -26,10 +26,12 @@ sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import chromium  # noqa: E402  (the path comes first)
-from tools import diff, palette, testing, weave  # noqa: E402
 from tools.base import BookError  # noqa: E402
+from tools.book import diff, weave  # noqa: E402
+from tools.look import palette  # noqa: E402
 from tools.site import (bookmap, build, check, diffs, highlight, main, markdown,  # noqa: E402
                         reference, serve, theme)
+from tools.test import testing  # noqa: E402
 
 WIDTHS = (390, 768, 1280)
 SHARE = 3  # one in so many annotated sources is looked at each time; of Doxygen's lists its square
@@ -100,6 +102,28 @@ def texts(address, is_wanted):
     return reader.found
 
 
+def code_blocks(text):
+    """How many blocks of code a page of Markdown has, counted line by line."""
+    count, fence, inside, depth, before = 0, None, False, 0, ""
+    for line in text.split("\n"):
+        opens = re.match(r" *(`{3,}|~{3,})", line)
+        if fence:
+            fence = None if opens and opens[1].startswith(fence) and not line.strip(" `~") else fence
+            before = ""
+            continue
+        indent = len(line) - len(line.lstrip())
+        item = re.match(r" *(?:[-*+]|\d+[.)]) +", line)
+        if opens and indent < depth + 4:
+            count, fence = count + 1, opens[1]
+        elif line.strip() and indent >= depth + 4 and (inside or not before):
+            count, inside = count + (not inside), True
+            continue
+        elif line.strip():
+            inside, depth = False, len(item[0]) if item else depth if indent >= depth else 0
+        before = line.strip()
+    return count
+
+
 class Converting(unittest.TestCase):
     """Markdown as GitHub reads it, as far as the pages need it."""
 
@@ -158,6 +182,14 @@ class Converting(unittest.TestCase):
             shown = self.html(f"- x\n\n  {mark}cpp\n  if (a < b)\n    *c* = 1;\n  {mark}\n")
             self.assertIn("<pre><code>if (a &lt; b)\n  *c* = 1;\n</code></pre>", shown)
 
+    def test_four_spaces_are_code_and_what_goes_on_is_not(self):
+        for text, wanted in (
+                ("a\n\n    x  <y\n\n      z\n\nb", "<p>a</p>\n<pre><code>x  &lt;y\n\n  z\n"
+                 "</code></pre>\n<p>b</p>"),
+                ("a\n    b", "<p>a\nb</p>"),
+                ("- a\n\n      x", "<ul>\n<li><p>a</p>\n<pre><code>x\n</code></pre></li>\n</ul>")):
+            self.assertEqual(self.html(text), wanted, text)
+
     def test_no_mark_of_the_pages_is_left_as_text(self):
         for path in [*weave.readmes(), ROOT / "CONTRIBUTING.md"]:
             shown = self.html(path.read_text(encoding="utf-8"))
@@ -165,7 +197,7 @@ class Converting(unittest.TestCase):
             self.assertNotRegex(prose, r"\*\*|`|\]\(|^#+ |<!--", path.name)
 
     def test_a_highlighted_text_is_the_text(self):
-        for path in [*ROOT.glob("ch*/*.cpp"), *ROOT.glob("common/*/*.h"), *ROOT.glob("tools/*.py")]:
+        for path in [*ROOT.glob("ch*/**/*.cpp"), *ROOT.glob("common/*/*.h"), *ROOT.glob("tools/**/*.py")]:
             text = path.read_text(encoding="utf-8")
             shown = highlight.lines(text, highlight.BY_SUFFIX[path.suffix])
             bare = [html.unescape(re.sub(r"<[^>]*>", "", line)) for line in shown]
@@ -190,6 +222,42 @@ class Whole(OfSite):
             self.assertIn(address, SITE.sheets)
             if path.name != "README.md" or path.parent != ROOT:
                 self.assertIn(address, [link.partition("#")[0] for link in front], path)
+
+    def test_every_block_of_code_is_one_on_its_page(self):
+        """Fenced, or four spaces deeper than what stands around it."""
+        total = 0
+        for address, sheet in SITE.sheets.items():
+            if not sheet.source.endswith(".md"):
+                continue
+            wanted = code_blocks((ROOT / sheet.source).read_text(encoding="utf-8"))
+            wanted += bool(SITE.exercise_of(sheet.source))  # its command
+            article = page(address).partition("<article>")[2].partition("</article>")[0]
+            found = len(re.findall(r'<pre\b|<div class="formula"', article))
+            self.assertEqual(found, wanted, sheet.source)
+            total += wanted
+        self.assertGreater(total, 400)
+
+    def test_hints_are_closed_and_not_found_by_a_search(self):
+        texts_of = {}
+        for address, _, _, text in SITE.records:
+            texts_of.setdefault(address.partition("#")[0], []).append(text)
+        pages = [source for source in (sheet.source for sheet in SITE.sheets.values())
+                 if SITE.exercise_of(source)]
+        self.assertGreater(len(pages), 30)
+        for source in pages:
+            address, one = SITE.address(source), SITE.exercise_of(source)
+            shown = page(address)
+            article = shown.partition("<article>")[2]
+            before, *hints = re.split(r'<details class="hint"><summary>Hint \d</summary>', article)
+            self.assertEqual(len(hints), 3, source)
+            self.assertTrue(all("</details>" in hint for hint in hints), source)
+            self.assertNotIn("Hint", before, source)
+            self.assertNotIn("#hint-", shown, source)
+            self.assertNotRegex(before, r"<li>(kind|size|learn|fault|example):", source)
+            self.assertIn(f"./book check {one.name}", before)
+            self.assertIn(f">ex {one.number} · ", page("index.html"))
+            first = " ".join(markdown.plain(one.hints[0].split("\n\n")[0]).split())[:40]
+            self.assertNotIn(first, " ".join(texts_of[address]), source)
 
     def test_pages_of_a_chapter_follow_each_other(self):
         chapter = SITE.chapters[0].name
@@ -229,8 +297,8 @@ class Whole(OfSite):
                 self.assertIn(" ".join(match[1].split()), " ".join(notes.split()))
 
     def test_terms_are_explained_where_comments_use_them(self):
-        shown = page(SITE.address(f"{SITE.chapters[-1].name}/zero.cpp"))
-        self.assertTrue(re.search(r'<a class="term" href="\.\./docs/glossary\.html#term-segment" '
+        shown = page(SITE.address(f"{SITE.chapters[-1].name}/data_parallel/zero.cpp"))
+        self.assertTrue(re.search(r'<a class="term" href="(?:\.\./)+docs/glossary\.html#term-segment" '
                                   r'data-tip="A layer with the residual', shown))
         self.assertIn("term-rank", FACTS["docs/glossary.html"].anchors)
         shapes = page(SITE.address(f"{SITE.chapters[0].name}/layers.h"))
@@ -266,6 +334,13 @@ class Whole(OfSite):
             found = sorted((signs[a["class"]], text) for a, text in shown if text.strip()
                            and not text.startswith("#include"))
             self.assertEqual(found, wanted)
+            self.assertFalse("+0 −0" in page(address), address)
+            places = {passage.address: place
+                      for place, passage in enumerate(SITE.passages[chapter.name])}
+            met = [places[f"{chapter.name}/{link}"] for link in
+                   re.findall(r'<a class="why" href="([^"]+)"', page(address))
+                   if f"{chapter.name}/{link}" in places]
+            self.assertEqual(met, sorted(met), "the order of the pages")
             hunks = page(address).count('class="hunk"')
             self.assertGreater(hunks, -1 if chapter.is_begun else 5)
             self.assertEqual(page(address).count('<a class="why" href="'), hunks)
@@ -311,7 +386,7 @@ class Whole(OfSite):
         links = {html.unescape(re.sub("<[^>]*>", "", inner)): path for path, _, inner in found}
         for text, path in (("Trainer::train_step", "train_step.cpp"), ("--grad_acc_steps", "run_config.cpp"),
                            ("./book plot RUN_DIR --memory", "cli.py"), ("Grads", "grads.h"),
-                           ("overlapped", "data_parallel.cpp"), ("footprint()", "layers.cpp")):
+                           ("overlapped", "strategy.cpp"), ("footprint()", "layers.cpp")):
             self.assertEqual(links[text].rpartition("/")[2], path, text)
 
     def test_the_search_knows_every_section(self):
@@ -364,7 +439,9 @@ class Planted(unittest.TestCase):
         options = {"with_reference": False, "out": self.out, "root": self.root}
         with contextlib.redirect_stderr(io.StringIO()) as said:
             self.assertEqual(main.make_site(**options), 0)
-        self.assertRegex(said.getvalue(), r"^book: \d+ pages; open .*/site/index.html\n$")
+        self.assertRegex(said.getvalue(), r"^book: 1 of 2: pages, about 10 s left\n"
+                         r"book: 2 of 2: looking at every link, about \d+ s left\n"
+                         r"book: \d+ pages; open .*/site/index.html\n$")
         self.write("docs/faq.md", "# Questions\n\n[gone](glossary.md#nothing)\n")
         with self.assertRaisesRegex(BookError, "faults:\n  docs/faq.html: a link to glossary.html"):
             main.make_site(**options)
@@ -430,11 +507,53 @@ class Planted(unittest.TestCase):
                      "a stands twice"):
             self.assertIn(what, said)
 
+    def make(self, **options):
+        """./book docs: what it says."""
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            main.make_site(**{"with_reference": False, "out": self.out, "root": self.root,
+                              **options})
+        return said.getvalue()
+
+    def test_a_site_stays_until_the_next_one_is_whole(self):
+        self.make()
+        before = (self.out / "index.html").read_text()
+        self.write("README.md", "# Other\n\n[one](ch01_one/README.md)\n")
+        for stopped in (KeyboardInterrupt, BookError("x"), OSError(28, "No space left")):
+            for step in ("render", "_write"):
+                with mock.patch.object(build, step, side_effect=stopped):
+                    with self.assertRaises(type(stopped) if stopped != KeyboardInterrupt else stopped):
+                        self.make()
+                self.assertEqual((self.out / "index.html").read_text(), before)
+        self.write("docs/faq.md", "# Questions\n\n[gone](glossary.md#nothing)\n")
+        with self.assertRaisesRegex(BookError, "the site has faults"):
+            self.make()
+        self.assertEqual((self.out / "index.html").read_text(), before)
+        self.write("docs/faq.md", "# Questions\n\nNone.\n")
+        self.make()
+        self.assertTrue("<h1 id=\"other\">" in (self.out / "index.html").read_text())
+        self.assertEqual(sorted(path.name for path in self.out.parent.iterdir()),
+                         ["project", "site"])
+
+    def test_a_site_that_the_sources_still_say_is_served_at_once(self):
+        self.make()
+        for name in ("runs/ch01/001/run.json", "my_model/config.json", ".git/index"):
+            self.write(name, "{}")
+        with mock.patch.object(build, "build", side_effect=AssertionError("made anew")), \
+                mock.patch.object(serve, "serve") as served:
+            self.assertRegex(self.make(serves=True), r"^book: \d+ pages; open \S+\n$")
+            served.assert_called_once_with(self.out, 8000)
+            for change in (lambda: self.write("docs/glossary.md", "# Words\n"),
+                           lambda: (self.root / "plot.svg").unlink()):
+                change()
+                with self.assertRaisesRegex(AssertionError, "made anew"):
+                    self.make(serves=True)
+
     def test_a_folder_of_something_else_is_left_alone(self):
         self.out.mkdir()
         (self.out / "mine.txt").write_text("")
-        with self.assertRaisesRegex(BookError, "not written: empty it"):
-            build.build(self.out, self.root)
+        for make in (self.make, lambda: build.build(self.out, self.root)):
+            with self.assertRaisesRegex(BookError, "not written: empty it"):
+                make()
         self.assertTrue((self.out / "mine.txt").exists())
 
 
@@ -457,6 +576,11 @@ class Reference(unittest.TestCase):
         found = sorted(name for name in FACTS if name.startswith(reference.REFERENCE))
         self.assertGreater(len(found), 100)
         self.check_records(SITE, FACTS)
+        for part, address in SITE.references.items():
+            entries = [link for link in FACTS[address].links if re.match(r"(class|struct|namespace|"
+                                                                         r"\w+_8)", link)]
+            self.assertGreater(len(entries), 10, part)
+            self.assertTrue(f"The reference of {part}" in page(address))
         if chromium.why_not():
             self.skipTest(chromium.why_not())
         browser = chromium.Page(chromium.find())
@@ -496,7 +620,7 @@ class Reference(unittest.TestCase):
         known = {(title, name): (address, text) for address, title, name, text in records}
         first, last = site.chapters[0].name, site.chapters[-1].name
         cut = next(chapter.name for chapter in site.chapters
-                   if (ROOT / chapter.name / "tensor_parallel.h").exists())
+                   if (ROOT / chapter.name / "tensor_parallel/linears.h").exists())
         for part, name, page, sentence in (
                 (reference.COMMON, "class Communicator", "classusp_1_1Communicator.html", None),
                 (reference.COMMON, "Communicator::all_reduce", "classusp_1_1Communicator.html#", None),
@@ -694,6 +818,28 @@ class Browser(OfSite):
         self.assertTrue(self.page.run("location.href").endswith(wanted))
         self.assertEqual(self.page.errors, [])
 
+    def test_the_search_finds_what_is_asked(self):
+        """Words as a question has them, with the section or the term that answers first."""
+        self.page.size(1280)
+        self.open("index.html")
+        self.page.run("document.getElementById('search').focus()")
+        wait = ("new Promise(r => { const t = setInterval(() => { if (records && records.length) "
+                "{ clearInterval(t); r(true) } }, 20) })")
+        self.assertTrue(self.page.run(wait))
+        ask = ("(() => { field.value = %s; look(); return [...found.querySelectorAll('[role=option]')]"
+               ".map(e => e.dataset.address) })()")
+        for question, wanted, among in (
+                ("bubble", "docs/glossary.html#term-bubble", 1),
+                ("bubble", "ch05_pipeline/", 4),
+                ("rank", "docs/glossary.html#term-rank", 1),
+                ("overloaded experts", "ch06_expert/", 5),
+                ("volume zero-3", "ch02_data_parallel/zero.html#2", 5),
+                ("mfu above 100", "docs/faq.html#my-mfu-is-above-100", 1),
+                ("resume another number of GPUs", "docs/faq.html#can-i-resume", 1)):
+            found = self.page.run(ask % json.dumps(question))
+            self.assertTrue(any(address.startswith(wanted) for address in found[:among]),
+                            f"{question}: {found[:8]}")
+
     def paper(self, mode):
         """The ground as the browser says it."""
         color = theme.COLORS["paper"][mode]
@@ -725,7 +871,7 @@ class Browser(OfSite):
 
     def test_a_term_explains_itself_to_the_keyboard(self):
         self.page.size(390)
-        self.open(f"{SITE.chapters[-1].name}/zero.cpp.html")
+        self.open(f"{SITE.chapters[-1].name}/data_parallel/zero.cpp.html")
         self.page.run("document.querySelector('.term').focus()")
         said, inside = self.page.run(
             "(() => { const t = document.getElementById('tip'), r = t.getBoundingClientRect();"

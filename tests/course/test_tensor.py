@@ -4,6 +4,7 @@
 """
 import contextlib
 import io
+import re
 import sys
 import unittest
 from pathlib import Path
@@ -83,11 +84,16 @@ class Formulas(unittest.TestCase):
             self.assertAlmostEqual(hiding.ratio(tp, h, flops, bandwidth), message / product)
         self.assertAlmostEqual(hiding.ratio(8, 64, flops, bandwidth, hiding.REGION) * 12,
                                hiding.ratio(8, 64, flops, bandwidth))
+        # Where the last column is 1, four messages take as long as all products of a layer.
+        enough = float(re.search(r"1 at h = ([\d,]+)", hiding.table())[1].replace(",", ""))
+        messages = 4 * 7 / 8 * enough / (249.8e9 / hiding.BYTES)
+        self.assertAlmostEqual(messages / (24 * enough * enough / 8 / hiding.H100), 1, 3)
 
     def test_the_ratio_for_ones_own_machine(self):
         with contextlib.redirect_stdout(io.StringIO()) as said:
             self.assertEqual(hiding.main(["989", "249.8", "8", "8192"]), 0)
         self.assertIn("one linear layer: 3.383\n", said.getvalue())
+        self.assertIn("a layer's four messages over the layer: 1.128\n", said.getvalue())
         for wrong in ([], ["1", "1", "1", "1"], ["x", "1", "2", "1"], ["1", "1", "2", "0"]):
             with contextlib.redirect_stderr(io.StringIO()) as said:
                 self.assertEqual(hiding.main(wrong), 2)

@@ -25,9 +25,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import launch, machine, testing  # noqa: E402  (the path comes first)
+from tools import machine  # noqa: E402  (the path comes first)
 from tools.base import BookError  # noqa: E402
 from tools.chapters import resolve  # noqa: E402
+from tools.run import launch  # noqa: E402
+from tools.test import testing  # noqa: E402
 
 BIN = None  # folder of the programs
 FENCED = re.compile(r"^(```+|~~~+)(\w*)\n(.*?)^\1[ \t]*$", re.M | re.S)
@@ -37,7 +39,7 @@ COMMAND_S = 120
 # Lines that depend on how many steps there are, the second on whether roundings have added up.
 COUNTED, ROUNDED = re.compile(r"\bsteps\b|\bstep[ -]\d"), re.compile("Largest relative difference")
 FEW_STEPS, FEW_SAMPLES = 2, 4
-COMPARE = ("import sys; sys.path.insert(0, sys.argv.pop(1)); from tools import cli, figures; "
+COMPARE = ("import sys; sys.path.insert(0, sys.argv.pop(1)); from tools import cli; from tools.look import figures; "
            "figures.draw = lambda *_: None; sys.exit(cli.main(sys.argv[1:]))")
 
 

@@ -16,8 +16,8 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from test_book import Scratch  # noqa: E402
 from ch02_data_parallel.figures import claims as zero_claims, hiding, overlap, zero  # noqa: E402
-from tools import figures  # noqa: E402
 from tools.base import BookError  # noqa: E402
+from tools.look import figures  # noqa: E402
 
 GIB = 2**30
 

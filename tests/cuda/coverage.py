@@ -29,6 +29,8 @@ LEFT_OUT = {
         "an error of the driver besides those that have a line of their own",
     ("comm/device_exchange.cpp", "}"):
         "the end of agree_on_ids() where there is no memory for a list of ids",
+    ("cuda/nccl_group.cpp", "}"):
+        "the end of start() where there is no memory for a list of events",
 }
 
 

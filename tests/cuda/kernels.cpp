@@ -130,5 +130,19 @@ TEST_CASE("cuBLASLt multiplies what lies in memory in any order, and is asked fo
   });
 }
 
+TEST_CASE("products without cuBLASLt agree with the CPU's and touch only what is theirs") {
+  emulator::Options options = emulator::options;
+  options.every_order = true;
+  options.cublas_lacks = [](const emulator::MatmulAsked&) { return true; };
+  const emulator::Use use(options);
+  for (DType dtype : kFloatDTypes) {
+    for (int64_t size : {1, 7, 24}) {
+      CAPTURE(name(dtype), size);
+      check_against_cpu([=] { return run_matmuls(dtype, size, 2 * size + 1, size + 8); },
+                        tolerance_of(dtype));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace usp::test

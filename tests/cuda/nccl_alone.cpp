@@ -2,10 +2,6 @@
 #include "tensor/ops.h"
 #include "testing.h"
 
-#if __has_include(<nccl.h>)
-#include <nccl.h>
-#endif
-
 /// NCCL's operations in communicators of one rank: all that one GPU can carry out. A chapter with
 /// one rank sends nothing, so none of its runs comes here.
 namespace usp::test {
@@ -16,6 +12,13 @@ class Alone {
   Alone() { library().require(); }
 
   std::unique_ptr<DeviceGroup> join() { return library().join(library().new_group_id(), 1, 0); }
+  std::shared_ptr<SideCopies::Event> start(DeviceGroup& group, const DeviceGroup::Call& call) {
+    return start_all({{&group, call}})[0];
+  }
+  std::vector<std::shared_ptr<SideCopies::Event>> start_all(
+      const std::vector<DeviceLibrary::Start>& calls) {
+    return library().start(calls);
+  }
   SideCopies& copies() { return dynamic_cast<SideCopies&>(*gpu_.runtime.accelerator()); }
 
  private:
@@ -69,14 +72,14 @@ TEST_CASE("a communicator of one rank gives back what it was given, in every ope
           ops::fill(y, kNaN);
           DeviceGroup::Call call = call_of(kind, x, y);
           call.maximum = maximum;
-          const std::shared_ptr<SideCopies::Event> over = group->start(call);
+          const std::shared_ptr<SideCopies::Event> over = alone.start(*group, call);
           alone.copies().hold_work_until(*over);
           REQUIRE(read_by_kernel(y) == read_by_kernel(x));
         }
       }
       CAPTURE(name(dtype), count);
       const Tensor x = made(count, dtype, 2), expected = clone(x);
-      alone.copies().hold_work_until(*group->start(call_of(CommKind::broadcast, x, x)));
+      alone.copies().hold_work_until(*alone.start(*group, call_of(CommKind::broadcast, x, x)));
       REQUIRE(read_by_kernel(x) == read_by_kernel(expected));
     }
   }
@@ -89,8 +92,8 @@ TEST_CASE("two communicators of one rank take turns, as the parts of a split do"
   for (int i = 0; i < 3; ++i) {
     const Tensor x = made(3000, DType::f32, 3), y = made(3000, DType::f32, 4);
     const Tensor sum_x = Tensor::empty({3000}, DType::f32), sum_y = clone(sum_x);
-    const auto first = whole->start(call_of(CommKind::all_reduce, x, sum_x));
-    const auto second = part->start(call_of(CommKind::all_reduce, y, sum_y));
+    const auto first = alone.start(*whole, call_of(CommKind::all_reduce, x, sum_x));
+    const auto second = alone.start(*part, call_of(CommKind::all_reduce, y, sum_y));
     alone.copies().hold_work_until(*second);
     REQUIRE(read_by_kernel(sum_y) == read_by_kernel(y));
     alone.copies().hold_work_until(*first);
@@ -102,37 +105,33 @@ TEST_CASE("a communicator that was given up starts nothing more, and another one
   Alone alone;
   const std::unique_ptr<DeviceGroup> group = alone.join();
   const Tensor x = made(70001, DType::f32, 5), y = Tensor::zeros({70001}, DType::f32);
-  alone.copies().hold_work_until(*group->start(call_of(CommKind::all_reduce, x, y)));
+  alone.copies().hold_work_until(*alone.start(*group, call_of(CommKind::all_reduce, x, y)));
   REQUIRE(read_by_kernel(y) == read_by_kernel(x));
   group->abort();
   group->abort();  // as every rank of a run may, that has failed
   REQUIRE(group->error().empty());
-  check_throws<Error>([&] { group->start(call_of(CommKind::all_reduce, x, y)); }, {"given up"});
+  check_throws<Error>([&] { alone.start(*group, call_of(CommKind::all_reduce, x, y)); },
+                      {"given up"});
   const std::unique_ptr<DeviceGroup> next = alone.join();
   ops::fill(y, kNaN);
-  alone.copies().hold_work_until(*next->start(call_of(CommKind::all_reduce, x, y)));
+  alone.copies().hold_work_until(*alone.start(*next, call_of(CommKind::all_reduce, x, y)));
   REQUIRE(read_by_kernel(y) == read_by_kernel(x));
 }
 
-#if __has_include(<nccl.h>)
 TEST_CASE("a rank's message to itself arrives, where both of its ends are in one group of calls") {
   Alone alone;
   const std::unique_ptr<DeviceGroup> group = alone.join();
   for (DType dtype : kFloatDTypes) {
     CAPTURE(name(dtype));
     const Tensor x = made(70001, dtype, 6), y = Tensor::empty({70001}, dtype);
-    const Tensor other = Tensor::zeros({1}, dtype), behind = Tensor::zeros({1}, dtype);
     ops::fill(y, kNaN);
-    REQUIRE(ncclGroupStart() == ncclSuccess);
-    group->start(call_of(CommKind::send, x, {}));
-    group->start(call_of(CommKind::recv, y, y));
-    REQUIRE(ncclGroupEnd() == ncclSuccess);
-    // What has begun within the group has no event behind it: that of the next operation is.
-    alone.copies().hold_work_until(*group->start(call_of(CommKind::all_reduce, other, behind)));
+    const auto over = alone.start_all({{group.get(), call_of(CommKind::send, x, {})},
+                                       {group.get(), call_of(CommKind::recv, y, y)}});
+    for (const auto& event : over) alone.copies().hold_work_until(*event);
     REQUIRE(read_by_kernel(y) == read_by_kernel(x));
   }
+  group->leave();
 }
-#endif
 
 }  // namespace
 }  // namespace usp::test

@@ -15,6 +15,7 @@
 
 #include "cuda/barriers.h"
 #include "emulator/emulator.h"
+#include "tensor/ops.h"
 #include "testing.h"
 
 /// Linked into an executable, makes the emulated GPU the device of its tests, with every access of
@@ -96,6 +97,21 @@ class Checks : public Listener {
   }
 };
 CATCH_REGISTER_LISTENER(Checks)
+
+TEST_CASE("matmul, where the library has no kernel for it") {
+  emulator::Options options = emulator::options;
+  options.cublas_lacks = [](const emulator::MatmulAsked&) { return true; };
+  const emulator::Use use(options);
+  const OnDevice gpu(Device::cuda);
+  for (DType dtype : kFloatDTypes) {
+    const Tensor a = Tensor::zeros({19, 33}, dtype), b = Tensor::zeros({33, 17}, dtype);
+    const Tensor c = Tensor::zeros({19, 17}, dtype);
+    ops::fill(a, 2);
+    ops::fill(b, 0.5);
+    ops::matmul(c, a, b);
+    REQUIRE(c.items() == Values(19 * 17, 33));
+  }
+}
 
 }  // namespace
 }  // namespace usp::test

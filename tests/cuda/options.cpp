@@ -15,7 +15,7 @@ const char* given(const char* name) {
 /// GPUs it sees. USP_EMULATED_NCCL: which version of NCCL there is, as NCCL writes it.
 /// USP_EMULATED_DRIVER: the CUDA that the driver knows, as CUDA writes it: 12040 for 12.4; 0: there
 /// is no driver. USP_EMULATED_CAPABILITY: that of the GPUs, 75 for 7.5. USP_EMULATED_CLOCK=host:
-/// its events tell the host's time.
+/// its events tell the host's time. USP_EMULATED_CUBLAS=none: cuBLASLt has no kernel for anything.
 bool set_options() {
   const std::string_view order = given("USP_EMULATED_STREAMS"), gpus = given("USP_EMULATED_GPUS");
   if (order == "reverse") options.streams = Order::reverse;
@@ -27,6 +27,9 @@ bool set_options() {
   if (!capability.empty()) options.compute_capability = std::atoi(capability.data());
   options.nccl_version = std::atoi(given("USP_EMULATED_NCCL"));
   options.host_clock = std::string_view(given("USP_EMULATED_CLOCK")) == "host";
+  if (std::string_view(given("USP_EMULATED_CUBLAS")) == "none") {
+    options.cublas_lacks = [](const MatmulAsked&) { return true; };
+  }
   return true;
 }
 

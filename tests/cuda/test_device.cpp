@@ -5,6 +5,7 @@
 
 #include "common/attention_case.h"
 #include "cuda/errors.h"
+#include "cuda/launch.h"
 #include "emulator/emulator.h"
 #include "tensor/ops.h"
 #include "testing.h"
@@ -152,6 +153,16 @@ TEST_CASE("each reason why there is no GPU has a line of its own") {
     options.device_count = 0;
     parts = {"device=cuda", "no GPU", "CUDA_VISIBLE_DEVICES", "--device cpu"};
   }
+  SECTION("one that another process has for itself") {
+    options = emulator::options;
+    options.device_busy = true;
+    parts = {"device=cuda", "another process has this GPU", "--device cpu"};
+  }
+  SECTION("one that is newer than the kernels, under an old driver") {
+    options = emulator::options;
+    options.ptx_too_new = true;
+    parts = {"device=cuda", "newer than the kernels", "try a newer driver"};
+  }
   const emulator::Use use(options);
   check_throws<UsageError>([] { Runtime runtime(Device::cuda); }, parts);
 }
@@ -188,6 +199,94 @@ TEST_CASE("a call that fails names itself, its place, the rank and CUDA's reason
   check_throws<Error>(failing, {"cudaThis() failed on rank 0 at there.cpp:7: invalid argument"});
 }
 
+__global__ void do_nothing() {}
+
+TEST_CASE("a launch that fails names the kernel, its grid and the line that has started it") {
+  OnDevice gpu(Device::cuda);
+  const auto start = [](int64_t blocks, int threads) {
+    cuda::launch(do_nothing, blocks, threads, 0, nullptr);
+  };
+  const std::string place = "test_device.cpp:";
+  check_throws<Error>([&] { start(3, 2000); },
+                      {"do_nothing", "3 blocks of 2000 threads", place, "invalid configuration"});
+  // 2^32 + 1 is 1 in the 32 bits that a grid has.
+  check_throws<Error>([&] { start((int64_t{1} << 32) + 1, 32); },
+                      {"do_nothing", "4294967297 blocks", place, "at most 2147483647"});
+  check_throws<Error>([] { cuda::check(cudaErrorIllegalAddress, "cudaThis()", "there.cpp", 7); },
+                      {"an illegal memory access", "CUDA_LAUNCH_BLOCKING=1 shows which"});
+}
+
+/// c += a b for operands in the middle of larger ones, held against the CPU.
+void check_product(DType dtype, DType c_dtype, int64_t m, int64_t k, int64_t n, bool accumulate) {
+  Random random(7);
+  const auto part = [&](int64_t rows, int64_t columns, DType type) {
+    return random.tensor({rows + 1, columns + 3}, type).narrow(0, 1, rows).narrow(1, 1, columns);
+  };
+  const Tensor a = part(m, k, dtype), b = part(k, n, dtype), c = part(m, n, c_dtype);
+  const Values left = a.items(), right = b.items();
+  Values expected = c.items();
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      double sum = accumulate ? expected[i * n + j] : 0;
+      for (int64_t l = 0; l < k; ++l) sum += left[i * k + l] * right[l * n + j];
+      expected[i * n + j] = sum;
+    }
+  }
+  ops::matmul(c, a, b, accumulate);
+  check_close(c, expected, tolerance_of(c_dtype), "product");
+}
+
+TEST_CASE("products that cuBLASLt has no kernel for are computed all the same, and counted") {
+  emulator::Options options = emulator::options;
+  const bool has_none = GENERATE(false, true);
+  options.cublas_lacks = [](const emulator::MatmulAsked& asked) { return asked.alignment < 16; };
+  if (has_none) options.cublas_lacks = [](const emulator::MatmulAsked&) { return true; };
+  const emulator::Use use(options);
+  OnDevice gpu(Device::cuda);
+  REQUIRE(gpu.runtime.accelerator()->remarks().empty());
+  for (const auto& [dtype, c_dtype] : {std::pair(DType::f64, DType::f64),
+                                       {DType::f32, DType::f32},
+                                       {DType::bf16, DType::bf16},
+                                       {DType::bf16, DType::f32}}) {
+    for (bool accumulate : {false, true}) {
+      CAPTURE(has_none, name(dtype), name(c_dtype), accumulate);
+      check_product(dtype, c_dtype, 1, 5, 7, accumulate);
+      check_product(dtype, c_dtype, 19, 33, 17, accumulate);
+    }
+  }
+  const std::vector<std::string> remarks = gpu.runtime.accelerator()->remarks();
+  REQUIRE(remarks.size() == 1);
+  CAPTURE(remarks[0]);
+  REQUIRE(remarks[0].find(has_none ? "16 by a kernel of our own" : "16 by aligned copies") !=
+          std::string::npos);
+}
+
+TEST_CASE("products of more shapes than cuBLASLt's plans are kept of are right, in any order") {
+  OnDevice gpu(Device::cuda);
+  constexpr int64_t kMost = 1030;
+  const Tensor ones = Tensor::empty({1, kMost}, DType::f32),
+               sum = Tensor::zeros({1, 1}, DType::f32);
+  ops::fill(ones, 1);
+  const auto multiply = [&](int64_t k) {
+    ops::matmul(sum, ones.narrow(1, 0, k), ones.narrow(1, 0, k).transposed());
+    return sum.item();
+  };
+  for (int64_t k = 1; k <= kMost; ++k) REQUIRE(multiply(k) == double(k));
+  for (int64_t k : {1, 2, 1029}) REQUIRE(multiply(k) == double(k));
+}
+
+TEST_CASE("products of bf16 are summed in f32, however deep they are") {
+  OnDevice gpu(Device::cuda);
+  Values left(128), right(128, 1.0);
+  left[0] = 256;
+  left[1] = left[100] = 1;  // each lost in a sum that is rounded to bf16: 258 is the next number
+  const Tensor a = Tensor::from_host(left, {1, 128}, DType::bf16);
+  const Tensor b = Tensor::from_host(right, {128, 1}, DType::bf16);
+  const Tensor c = Tensor::zeros({1, 1}, DType::bf16);
+  ops::matmul(c, a, b);
+  REQUIRE(c.item() == 258);
+}
+
 TEST_CASE("a cuBLASLt that does not start is named, while a rank is still being made") {
   const std::shared_ptr<Accelerator> device = make_cuda_device(0);
   emulator::Options options = emulator::options;
@@ -213,10 +312,30 @@ TEST_CASE("the records name the GPU, its driver and its library") {
 TEST_CASE("a GPU that the kernels were not compiled for is named") {
   emulator::Options options = emulator::options;
   options.compute_capability = 75;
+  options.kernels_need_capability = 80;
   const emulator::Use use(options);
   check_throws<UsageError>(
       [] { Runtime runtime(Device::cuda); },
       {"device=cuda", "compute capability 7.5", "CUDA_ARCHITECTURES=75", "--device cpu"});
+}
+
+TEST_CASE("a GPU before compute capability 8.0 computes in f32 and f64, and refuses bf16") {
+  emulator::Options options = emulator::options;
+  for (int capability : {75, 80, 90, 120}) {
+    CAPTURE(capability);
+    options.compute_capability = capability;
+    const emulator::Use use(options);
+    const OnDevice gpu(Device::cuda);
+    const Accelerator& accelerator = *gpu.runtime.accelerator();
+    accelerator.require(DType::f32);
+    accelerator.require(DType::f64);
+    if (capability >= 80) {
+      accelerator.require(DType::bf16);
+      continue;
+    }
+    check_throws<UsageError>([&] { accelerator.require(DType::bf16); },
+                             {"dtype=bf16", "capability 7.5", "try --dtype f32"});
+  }
 }
 
 }  // namespace

@@ -1,17 +1,17 @@
-#include "case_cover.h"
 #include "comm/launch.h"
 #include "emulator/emulator.h"
-#include "tiny_llama.h"
-#include "zero_parity.h"
-#if __has_include("context_attention.h")
-#include "context_parity.h"
-#elif __has_include("tensor_parallel.h")
-#include "tensor_parity.h"
+#include "technique/case_cover.h"
+#include "technique/data_parallel/zero_parity.h"
+#include "technique/tiny_llama.h"
+#if __has_include("context_parallel/attention.h")
+#include "technique/context_parallel/context_parity.h"
+#elif __has_include("tensor_parallel/linears.h")
+#include "technique/tensor_parallel/tensor_parity.h"
 #endif
-#if __has_include("router.h")
-#include "expert_parity.h"
-#elif __has_include("pipeline.h")
-#include "pipeline_parity.h"
+#if __has_include("expert_parallel/router.h")
+#include "technique/expert_parallel/expert_parity.h"
+#elif __has_include("pipeline_parallel/executor.h")
+#include "technique/pipeline_parallel/pipeline_parity.h"
 #endif
 
 /// A chapter's trainer on ranks that share a GPU, held against one rank on the CPU: losses,
@@ -94,7 +94,7 @@ TEST_CASE("ranks on a GPU train as one on the CPU: data parallelism and ZeRO") {
     const std::string what = c.name(static_cast<int>(ranks));
     const TrainConfig config = zero_training(ranks, c);
     const TrainedState& expected = c.tied ? tied : untied;
-    on_gpus(ranks, "zero", [&](const Communicator& world) {
+    on_gpus(ranks, "data_parallel/zero", [&](const Communicator& world) {
       const Mesh mesh(world, {.dp = world.size()});
       Trainer trainer(config, &dataset, mesh);
       const ZeroTraffic before = sent_by_all(world);
@@ -104,7 +104,7 @@ TEST_CASE("ranks on a GPU train as one on the CPU: data parallelism and ZeRO") {
   }
 }
 
-#if __has_include("tensor_parallel.h")
+#if __has_include("tensor_parallel/linears.h")
 TEST_CASE("ranks on a GPU train as one on the CPU: tensor and sequence parallelism") {
   const std::vector<TensorCase> cases = {
       {2, 1, 2, "off", true, 0, "none", "blockwise", "none", 1, 0.25},
@@ -122,13 +122,13 @@ TEST_CASE("ranks on a GPU train as one on the CPU: tensor and sequence paralleli
       OnDevice cpu(Device::cpu);
       return references.of(c);
     }();
-    on_gpus(c.tp * c.dp, "tensor_parallel",
+    on_gpus(c.tp * c.dp, "tensor_parallel/linears",
             [&](const Communicator& world) { check_tensor_parity(world, c, dataset, expected); });
   }
 }
 #endif
 
-#if __has_include("context_attention.h")
+#if __has_include("context_parallel/attention.h")
 ContextCase context_case(int64_t cp, int64_t tp, const char* method, int64_t ulysses_size) {
   ContextCase c{{tp, 1, 2, "off", false, 0, "none", "blockwise", "weight_grad", 1}};
   c.cp = cp;
@@ -151,13 +151,13 @@ TEST_CASE("ranks on a GPU train as one on the CPU: context parallelism") {
   ContextReferences references(dataset, 2);
   for (const ContextCase& c : cases) {
     const TrainedState& expected = references.of(c);
-    on_gpus(c.ranks(), "context_attention",
+    on_gpus(c.ranks(), "context_parallel/attention",
             [&](const Communicator& world) { check_context_parity(world, c, dataset, expected); });
   }
 }
 #endif
 
-#if __has_include("pipeline.h")
+#if __has_include("pipeline_parallel/executor.h")
 PipelineCase pipeline_case(int64_t pp, int64_t dp, const char* schedule, int64_t micro_batches) {
   PipelineCase c{{1, dp, 2, "off", false, 0, "none", "blockwise", "weight_grad", micro_batches}};
   c.pp = pp;
@@ -177,14 +177,14 @@ TEST_CASE("ranks on a GPU train as one on the CPU: pipelines") {
   PipelineReferences references(text.dataset, 2);
   for (const PipelineCase& c : cases) {
     const PipelineResult& expected = references.of(c);
-    on_gpus(c.ranks(), "pipeline", [&](const Communicator& world) {
+    on_gpus(c.ranks(), "pipeline_parallel/executor", [&](const Communicator& world) {
       check_pipeline_parity(world, c, text.dataset, expected);
     });
   }
 }
 #endif
 
-#if __has_include("pipeline.h")
+#if __has_include("pipeline_parallel/executor.h")
 /// Seconds of the device's spans of this name.
 double device_seconds(const Tracer& tracer, std::string_view name) {
   double seconds = 0;
@@ -242,7 +242,7 @@ TEST_CASE("what a stage's work takes on a GPU is the GPU's time, and not the hos
       CAPTURE(host_clock, schedule);
       const TrainConfig config = pipeline_config(pipeline_case(2, 1, schedule, 3));
       for (int i = 0; i < 2; ++i) {  // messages by way of the host, and by NCCL
-        on_gpus(2, "pipeline", [&](const Communicator& world) {
+        on_gpus(2, "pipeline_parallel/executor", [&](const Communicator& world) {
           check_measured_work(world, config, text.dataset);
         });
       }
@@ -255,7 +255,7 @@ TEST_CASE("a pipeline on GPUs learns times of the GPUs, and agrees on them") {
   TrainConfig config = pipeline_config(pipeline_case(2, 1, "auto", 4));
   config.pipeline.pp_times = "measured";
   for (int i = 0; i < 2; ++i) {
-    on_gpus(2, "pipeline", [&](const Communicator& world) {
+    on_gpus(2, "pipeline_parallel/executor", [&](const Communicator& world) {
       const Mesh mesh(world, config.mesh());
       Trainer trainer(config, &text.dataset, mesh);
       for (int64_t step = 0; step < PipelineConfig::kMeasuredUntil; ++step) {
@@ -279,7 +279,7 @@ TEST_CASE("a pipeline on GPUs learns times of the GPUs, and agrees on them") {
 }
 #endif
 
-#if __has_include("router.h")
+#if __has_include("expert_parallel/router.h")
 TEST_CASE("ranks on a GPU train as one on the CPU: experts") {
   std::vector<ExpertCase> cases = {plain_experts(2, 2), plain_experts(3, 3), plain_experts(4, 2),
                                    plain_experts(2, 4), plain_experts(1, 2)};
@@ -296,7 +296,7 @@ TEST_CASE("ranks on a GPU train as one on the CPU: experts") {
   const Text text;
   for (const ExpertCase& c : cases) {
     const ExpertResult expected = expert_reference(c, text.dataset);
-    on_gpus(c.ranks(), "router", [&](const Communicator& world) {
+    on_gpus(c.ranks(), "expert_parallel/router", [&](const Communicator& world) {
       check_expert_parity(world, c, text.dataset, expected);
     });
   }
@@ -352,20 +352,20 @@ std::vector<TrainConfig> layouts() {
     configs.push_back(zero_training(2, {stage, 0, 3, "full", false}));
   }
   configs.push_back(zero_training(4, {3, 2, 1, "none", true, "forward"}));
-#if __has_include("tensor_parallel.h")
+#if __has_include("tensor_parallel/linears.h")
   for (const char* sequence : {"off", "again"}) {
     configs.push_back(
         tensor_config({2, 2, 2, sequence, false, 1, "selective", "naive", "weight_grad", 1}));
   }
 #endif
-#if __has_include("context_attention.h")
+#if __has_include("context_parallel/attention.h")
   configs.push_back(context_config(context_case(3, 1, "ring", 1)));
 #endif
-#if __has_include("pipeline.h")
+#if __has_include("pipeline_parallel/executor.h")
   configs.push_back(pipeline_config(pipeline_case(2, 1, "1f1b", 3)));
   configs.push_back(pipeline_config(pipeline_case(3, 1, "zb_h1", 4)));
 #endif
-#if __has_include("router.h")
+#if __has_include("expert_parallel/router.h")
   ExpertCase experts = plain_experts(2, 2);
   experts.zero_stage = 3;
   configs.push_back(expert_config(experts));
@@ -375,7 +375,7 @@ std::vector<TrainConfig> layouts() {
 
 /// Whether a router decides what a rank computes.
 bool is_routed([[maybe_unused]] const TrainConfig& config) {
-#if __has_include("router.h")
+#if __has_include("expert_parallel/router.h")
   return config.model.experts.num_experts > 0;
 #else
   return false;
@@ -433,7 +433,7 @@ TEST_CASE("sums wait in memory of the host: the formulas leave them out where a 
 TEST_CASE("from the third step on ranks ask a GPU for no memory") {
   TrainConfig config = zero_training(2, {3, 0, 3, "none", false, "forward"});
   const RandomText text(config, 400);
-  on_gpus(2, "zero", [&](const Communicator& world) {
+  on_gpus(2, "data_parallel/zero", [&](const Communicator& world) {
     const Mesh mesh(world, {.dp = 2});
     Trainer trainer(config, &text.dataset, mesh);
     trainer.train_step(0);

@@ -326,6 +326,19 @@ TEST_CASE("NCCL's ranks exchange what ranks on the CPU exchange, and count it as
   }
 }
 
+TEST_CASE("NCCL brings integers, too") {
+  run_threads(
+      2,
+      [](const Communicator& world) {
+        world.engine().set_device_kind(EngineKind::nccl);
+        const std::vector<int32_t> mine{10 + world.rank(), 7};
+        const Tensor own = Tensor::from_host(mine, {2}), all = Tensor::empty({4}, DType::i32);
+        world.all_gather(all, own);
+        USP_CHECK(all.items() == Values({10, 7, 11, 7}), "another one came");
+      },
+      20, Device::cuda);
+}
+
 /// Numbers that differ from rank to rank.
 Tensor numbers(int64_t count, double first) {
   Values values(count);
@@ -674,6 +687,89 @@ TEST_CASE("a message of NCCL's that fails, or never ends, ends the run") {
       {"all_reduce", "of world", "remote process exited"});
 }
 
+/// Ranks that send by NCCL, in whatever order of the device's queues, without a problem.
+void exchange_by_nccl(int ranks, const std::function<void(const Communicator&)>& body) {
+  const StreamOrder order;
+  const emulator::Use use(with_little_patience());
+  run_threads(
+      ranks,
+      [&](const Communicator& world) {
+        world.engine().set_device_kind(EngineKind::nccl);
+        body(world);
+      },
+      20, Device::cuda);
+  REQUIRE(emulator::take_report().text() == "");
+}
+
+TEST_CASE("in a ring of NCCL's each rank may send before it receives") {
+  exchange_by_nccl(3, [](const Communicator& world) {
+    const Tensor here = numbers(1000, world.rank()), coming = Tensor::empty({1000}, DType::f64);
+    Handle sending = world.send_async(here, (world.rank() + 1) % 3);
+    Handle receiving = world.recv_async(coming, (world.rank() + 2) % 3);
+    sending.wait();
+    receiving.wait();
+    USP_CHECK(coming.item(1) == (world.rank() + 2) % 3 + 1, "{}", coming.item(1));
+  });
+}
+
+TEST_CASE("two stages of NCCL's may each ask for the other's message before they send their own") {
+  exchange_by_nccl(2, [](const Communicator& world) {
+    const Tensor here = numbers(1000, world.rank()), coming = Tensor::empty({1000}, DType::f64);
+    Handle receiving = world.recv_async(coming, 1 - world.rank());
+    Handle sending = world.send_async(here, 1 - world.rank());
+    receiving.wait();
+    sending.wait();
+    USP_CHECK(coming.item(1) == 2 - world.rank(), "{}", coming.item(1));
+  });
+}
+
+TEST_CASE("NCCL connects neighbors alone, where these were announced") {
+  exchange_by_nccl(3, [](const Communicator& world) {
+    world.connect_pairs({{0, 1}, {1, 2}});
+    const Tensor x = numbers(10, 5);
+    if (world.rank() > 0) world.recv(x, world.rank() - 1);
+    ops::add(x, x, x);
+    if (world.rank() < 2) world.send(x, world.rank() + 1);
+    USP_CHECK(x.item() == 10 << world.rank(), "{}", x.item());
+    if (world.rank() == 2) {
+      check_throws<Error>([&] { world.send(x, 0); }, {"send", "no messages were announced"});
+    }
+  });
+}
+
+TEST_CASE("a call in which NCCL waits for a rank that does not come is named when time is over") {
+  emulator::Options options = emulator::options;
+  options.patience = 20;
+  const emulator::Use use(options);
+  check_throws<Error>(
+      [&] {
+        run_by_nccl(/*timeout_seconds=*/1, [&](const Communicator& world, const Tensor& x) {
+          const Tensor y = Tensor::empty(x.shape(), x.dtype());
+          if (world.rank() == 0) return world.all_to_all(y, x);
+          std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+          world.barrier();
+        });
+      },
+      {"all_to_all #2 of world (f64, 0 elements) is not finished after 1.0 s; what the ranks are "
+       "in:\n  rank 0 is in all_to_all #2 of world (f64, 0 elements) for ",
+       "\n  rank 1 is outside communication for "});
+  REQUIRE(emulator::take_report().text() == "");
+}
+
+TEST_CASE("no thread of a rank asks a GPU of another one") {
+  emulator::Options options = emulator::options;
+  options.device_count = 2;
+  const emulator::Use use(options);
+  for (EngineKind kind : {EngineKind::staged, EngineKind::nccl}) {
+    CAPTURE(kind == EngineKind::nccl);
+    const bool same =
+        without_headers(exchange(2, DType::f32, 3001, Device::cuda, Engine::kScratchLimit, kind)) ==
+        without_headers(exchange(2, DType::f32, 3001, Device::cpu));
+    REQUIRE(emulator::take_report().text() == "");
+    REQUIRE(same);
+  }
+}
+
 TEST_CASE("NCCL's ranks that disagree are told so, long before an operation takes too long") {
   using Body = std::function<void(const Communicator&, const Tensor&)>;
   const auto disagree = [](const Body& first, const Body& second,
@@ -727,19 +823,6 @@ TEST_CASE("NCCL's ranks that disagree are told so, long before an operation take
            {"ranks of world disagree", "all_to_all #2", "48 bytes came, 32 were expected"});
 }
 
-TEST_CASE("ranks may end while their GPUs have much left to do for NCCL's messages") {
-  const emulator::Use use(with_little_patience());
-  std::atomic<int> ended = 0;
-  run_by_nccl(/*timeout_seconds=*/20, [&](const Communicator& world, const Tensor& x) {
-    const Tensor y = Tensor::zeros({1}, DType::f64);
-    world.all_reduce(x);
-    for (int i = 0; i < 600; ++i) ops::add(y, y, y);  // run one by one, while ranks look
-    world.all_reduce(x);
-    ++ended;
-  });
-  REQUIRE(ended == 2);
-}
-
 TEST_CASE("a rank that fails gives up what its GPU waits for, and its thread ends") {
   const auto begin = std::chrono::steady_clock::now();
   check_throws<Error>(
@@ -757,6 +840,49 @@ TEST_CASE("a rank that fails gives up what its GPU waits for, and its thread end
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   CAPTURE(took.count());
   REQUIRE(took.count() < 8);
+}
+
+TEST_CASE("a communicator that is given up while a rank starts something on it is let go by all") {
+  emulator::Options options = with_little_patience();
+  options.nccl_starts_late = 0.2;
+  const emulator::Use use(options);
+  check_throws<Error>(
+      [] {
+        run_by_nccl(/*timeout_seconds=*/20, [](const Communicator& world, const Tensor& x) {
+          if (world.rank() == 1) throw Error("rank 1 has a fault");
+          world.all_reduce(x);
+          x.items();
+          world.barrier();
+        });
+      },
+      {"rank 1 has a fault"});
+  REQUIRE(emulator::take_report().text() == "");
+}
+
+TEST_CASE("a communicator that a rank joins while the run is given up is let go by all") {
+  emulator::Options options = with_little_patience();
+  options.nccl_joins_late = 0.6;
+  const emulator::Use use(options);
+  check_throws<Error>(
+      [] {
+        run_threads(
+            3,
+            [](const Communicator& world) {
+              world.engine().set_device_kind(EngineKind::nccl);
+              const Communicator two = world.split("two", [](int rank) { return rank / 2; });
+              if (world.rank() == 2) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(300));
+                throw Error("rank 2 has a fault");
+              }
+              const Tensor x = numbers(10, 5);
+              two.all_reduce(x);
+              x.items();
+              world.barrier();
+            },
+            20, Device::cuda);
+      },
+      {"rank 2 has a fault"});
+  REQUIRE(emulator::take_report().text() == "");
 }
 
 TEST_CASE("a GPU that answers slowly keeps no rank from hearing of a failure, or of time") {

@@ -11,6 +11,7 @@
 #include "tensor/ops.h"
 #include "tensor/work_timer.h"
 #include "testing.h"
+#include "trace_format.h"
 
 /// When a device did what the host had queued: spans, messages and waits in lanes of their own.
 namespace usp::test {
@@ -95,7 +96,7 @@ std::pair<Json, Marks::Clocks> trace_of_steps(Device device) {
   const Accelerator* accelerator = on.runtime.accelerator();
   const auto clocks =
       accelerator == nullptr ? Marks::Clocks() : on.runtime.accelerator()->marks().clocks();
-  return {Json::parse(read_file(dir.file("trace.json"))), clocks};
+  return {read_trace(dir.file("trace.json")), clocks};
 }
 
 TEST_CASE("what the host's lane queues, the device's lane does: in order, one after the other") {
@@ -234,7 +235,7 @@ TEST_CASE("a timer has the device's times, once they are read, and the CPU's at 
   for (int i = 0; i < 5; ++i) time_of(1);
   const emulator::TimedEvents after = emulator::timed_events();
   REQUIRE(after.created == before.created);            // they serve again
-  REQUIRE(after.recorded == before.recorded + 5 * 3);  // two, and one that compares the clocks
+  REQUIRE(after.recorded == before.recorded + 5 * 6);  // two, and four that compare the clocks
   REQUIRE(gpu.runtime.accelerator()->waits() == waits);
 }
 
@@ -297,7 +298,7 @@ Json trace_of_ranks(
         world.barrier();
       },
       60, device);
-  return Json::parse(read_file(dir.file("run/trace.json")));
+  return read_trace(dir.file("run/trace.json"), /*one_clock=*/device == Device::cpu);
 }
 
 /// Payload and what was sent, by kind, group and number, but for what ranks tell each other about
@@ -397,8 +398,12 @@ TEST_CASE("NCCL's messages are the device's: with its times, and the bytes of th
     for (const Json& event : events(trace, "comm", rank)) {
       if (event["args"]["payload_bytes"] != kBytes) continue;
       const std::string kind = event["args"]["kind"];
-      const std::string group = kind == "all_reduce" ? "world" : "world " + kind;
-      REQUIRE(lanes.at(event["tid"]) == "device: messages of " + group);
+      // Each rank sends to the next and receives from the one before.
+      const std::map<std::string, std::string> group = {
+          {"all_reduce", "world"},
+          {"send", fmt::format("world send to rank {}", (rank + 1) % kRanks)},
+          {"recv", fmt::format("world recv from rank {}", (rank + kRanks - 1) % kRanks)}};
+      REQUIRE(lanes.at(event["tid"]) == "device: messages of " + group.at(kind));
       REQUIRE(event["dur"] > 0.0);
       // The device goes on when the message is over.
       for (const Json& wait : events(trace, "device wait", rank)) {

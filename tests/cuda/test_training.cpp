@@ -4,9 +4,9 @@
 #include <set>
 
 #include "emulator/emulator.h"
+#include "technique/window.h"
 #include "tensor/ops.h"
 #include "train/checkpoint.h"
-#include "window.h"
 
 /// The chapter's trainer on a GPU, held against the same on the CPU.
 namespace usp::test {

@@ -1,3 +1,5 @@
+#include <set>
+
 #include "cuda/every_op.h"
 #include "emulator/emulator.h"
 
@@ -172,12 +174,15 @@ TEST_CASE("what gradients of weights and tables move is what their comments say"
           "rmsnorm_backward_weight",
           traffic_of([&] { ops::rmsnorm_backward_weight(dweight, dy, x, rstd, accumulate); }, n),
           2 * size + 1 + partial + (accumulate ? in_and_out : 0), partial + in_and_out);
-      // For each row of the table, a warp for 512 bytes of it reads all tokens.
-      const double table = double(V) / double(T) * wide, searched = double(V) * 4 * wide / 512;
+      // A warp has 512 bytes of a row of the table. It takes a sector each to see whether its token
+      // is the first of its row, for that row, and for each next one.
+      const std::vector<double> all = tokens.items();
+      const std::set<double> rows(all.begin(), all.end());
+      const double first = double(rows.size()) / double(T), sector = 32 * wide / 512;
       check_traffic(
           "embedding_backward",
           traffic_of([&] { ops::embedding_backward(dtable, dy, tokens, 0, accumulate); }, n),
-          size + searched + (accumulate ? table : 0), table);
+          size + (2 + first) * sector + (accumulate ? first * wide : 0), first * wide);
     }
   }
 }

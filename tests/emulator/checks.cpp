@@ -3,6 +3,8 @@
 #include <link.h>
 
 #include <algorithm>
+#include <bit>
+#include <utility>
 
 #include "threads.h"
 
@@ -11,12 +13,25 @@ extern char __executable_start, end;  // of the program's image, by the linker
 namespace usp::emulator {
 namespace {
 
-// Access::thread: a thread, or several of one warp, or of several warps.
-constexpr uint16_t kThread = 0x3ff, kAtomic = 0x4000, kSeveralLanes = 0x8000,
-                   kSeveralWarps = 0xffff;
+// Access::thread: a thread, or several of one warp, or of several warps; a set of readers, or a
+// bulk copy.
+constexpr uint16_t kThread = 0x3ff, kAsync = 0x1000, kSet = 0x2000, kAtomic = 0x4000,
+                   kSeveralLanes = 0x8000, kSeveralLaunches = 0xfffe, kSeveralWarps = 0xffff;
+constexpr uint32_t kNoEpoch = ~uint32_t{0};  // of readers in several launches
 constexpr int kWarp = 32;
 
 uint32_t epoch = 1, block_epoch = 1, launch_epoch = 1;
+uint32_t known_epoch = 1;  // all launches before are over when the running one begins
+bool by_launches = false;  // the race that was found last
+/// Launches that read the same, in streams that nothing orders: by their first epochs. A reader
+/// that is one of these has its place as clock.
+std::vector<std::vector<uint32_t>> reading_launches;
+/// Lanes of a warp that read something at the same time of its clocks.
+struct Readers {
+  uint32_t lanes, releases;
+  uint16_t warp, clock;
+};
+std::vector<std::vector<Readers>> reader_sets;  // of the block
 bool everything_initialised = false;
 
 struct Range {
@@ -39,32 +54,110 @@ int find_thread_locals(dl_phdr_info* info, size_t, void* range) {
   return 1;  // the executable comes first
 }
 
+/// May the launch go on beside the running one?
+[[gnu::noinline]] bool unordered_launch(uint32_t of_launch) {
+  return by_launches = !launch_is_known(of_launch);
+}
+[[gnu::noinline]] bool unordered_launches(const Access& readers) {
+  return std::ranges::any_of(reading_launches[readers.clock], unordered_launch);
+}
+
+[[gnu::noinline]] bool unordered_set(const Access& past) {
+  for (const Readers& readers : reader_sets[past.releases]) {
+    if (readers.warp == current->number / kWarp && readers.clock < current->clock) continue;
+    for (uint32_t lanes = readers.lanes; lanes != 0; lanes &= lanes - 1) {
+      const int thread = readers.warp * kWarp + std::countr_zero(lanes);
+      if (thread == current->number) continue;
+      if (!covers(current->seen, thread, readers.clock, readers.releases)) return true;
+    }
+  }
+  return false;
+}
+
 /// Could the running thread do what it does now before, or after, what is recorded?
 USP_INLINE bool unordered(const Access& past, bool shared) {
-  if (past.epoch < (shared ? block_epoch : launch_epoch)) return false;
+  if (past.epoch < (shared ? block_epoch : launch_epoch)) {
+    return !shared && past.epoch >= known_epoch && unordered_launch(past.epoch);
+  }
   if (past.epoch < block_epoch) return true;
   if (past.epoch < epoch) return false;
   const int warp = current->number / kWarp;
-  if (past.thread == kSeveralWarps) return true;
+  if (past.thread >= kSeveralLaunches) {
+    return past.thread == kSeveralWarps || unordered_launches(past);
+  }
+  if (past.thread & kAsync) return false;  // check_async() knows
+  if (past.thread & kSet) return unordered_set(past);
   if (past.thread & kSeveralLanes) {
     return (past.thread & kThread) != warp || past.clock >= current->clock;
   }
   const int thread = past.thread & kThread;
-  return thread != current->number && (thread / kWarp != warp || past.clock >= current->clock);
+  return thread != current->number && (thread / kWarp != warp || past.clock >= current->clock) &&
+         !covers(current->seen, thread, past.clock, past.releases);
 }
 
 USP_INLINE Access now(uint16_t flags) {
-  return {epoch, static_cast<uint16_t>(current->number | flags), current->clock};
+  return {epoch, static_cast<uint16_t>(current->number | flags), current->clock, current->releases};
+}
+
+void remember_in_set(Access& reader) {
+  if (!(reader.thread & kSet)) {
+    const Readers first{1u << reader.thread % kWarp, reader.releases,
+                        static_cast<uint16_t>((reader.thread & kThread) / kWarp), reader.clock};
+    reader.releases = static_cast<uint32_t>(reader_sets.size());
+    reader.thread = kSet;
+    reader_sets.push_back({first});
+  }
+  reader.epoch = epoch;
+  std::vector<Readers>& set = reader_sets[reader.releases];
+  const uint16_t warp = static_cast<uint16_t>(current->number / kWarp);
+  for (Readers& readers : set) {
+    if (readers.warp == warp && readers.clock == current->clock &&
+        readers.releases == current->releases) {
+      readers.lanes |= 1u << current->lane;
+      return;
+    }
+  }
+  // What this lane read before is before what it reads now.
+  for (Readers& readers : set) {
+    if (readers.warp == warp) readers.lanes &= ~(1u << current->lane);
+  }
+  std::erase_if(set, [](const Readers& readers) { return readers.lanes == 0; });
+  set.push_back({1u << current->lane, current->releases, warp, current->clock});
+}
+
+/// Launches that read, and now the running one too. `readers` is one of them, or several.
+[[gnu::noinline]] void remember_launch(Access& readers) {
+  std::vector<uint32_t> launches{readers.epoch};
+  if (readers.epoch == kNoEpoch) launches = reading_launches[readers.clock];
+  std::erase_if(launches, launch_is_known);
+  if (launches.empty()) {
+    readers = now(0);
+    return;
+  }
+  launches.push_back(launch_epoch);
+  size_t place = reading_launches.size();  // the newest first
+  while (place > 0 && reading_launches[place - 1] != launches) --place;
+  if (place == 0) {
+    if (reading_launches.size() > kSeveralWarps) return;
+    reading_launches.push_back(std::move(launches));
+    place = reading_launches.size();
+  }
+  readers = {kNoEpoch, kSeveralLaunches, static_cast<uint16_t>(place - 1), 0};
 }
 
 USP_INLINE void remember_reader(Access& reader, bool shared) {
   const int warp = current->number / kWarp;
   if (reader.epoch < (shared ? block_epoch : launch_epoch)) {
+    if (!shared && reader.epoch >= known_epoch) return remember_launch(reader);
     reader = now(0);
+  } else if (reader.epoch == kNoEpoch) {
+    remember_launch(reader);
   } else if (reader.epoch < block_epoch) {
-    reader = {epoch, kSeveralWarps, 0};  // and another block
+    reader = {epoch, kSeveralWarps, 0, 0};  // and another block
   } else if (reader.epoch < epoch || reader.thread == current->number) {
     reader = now(0);
+  } else if (clocks_used && !(reader.thread & kSeveralLanes)) {
+    remember_in_set(reader);
   } else if (reader.thread != kSeveralWarps) {
     const int other =
         reader.thread & kSeveralLanes ? reader.thread & kThread : reader.thread / kWarp;
@@ -90,10 +183,10 @@ USP_INLINE bool races(std::span<Cell> cells, bool write, bool atomic, bool share
 }
 
 [[gnu::noinline]] void report_race(bool write, const char* where, const void* pc) {
-  problem("race",
-          std::string(write ? "writes " : "reads ") + where +
-              " memory that another thread uses without a barrier between",
-          pc);
+  const char* other = std::exchange(by_launches, false)
+                          ? " memory that a kernel of another stream uses without an event between"
+                          : " memory that another thread uses without a barrier between";
+  problem("race", std::string(write ? "writes " : "reads ") + where + other, pc);
 }
 
 /// What ends a kernel on a GPU ends it here.
@@ -157,6 +250,7 @@ USP_INLINE void check_shared(Range& range, const void* address, size_t bytes, bo
     report_uninitialised("reads shared memory that nothing has written", pc);
   }
   if (races(cells, write, atomic, true)) report_race(write, "shared", pc);
+  if (async_used && &range == &dynamic) check_async(offset, bytes, write, pc);
 }
 
 /// Registers, stack, constants and kernel parameters, or what a device cannot reach.
@@ -201,8 +295,13 @@ void check_access(const void* address, size_t bytes, bool write, bool atomic, co
   }
 }
 
-void begin_launch(size_t dynamic_bytes) {
+void check_copy(const void* address, size_t bytes, bool write, const void* pc) {
+  check_global(address, bytes, write, false, pc);
+}
+
+void begin_launch(size_t dynamic_bytes, bool checked) {
   launch_epoch = ++epoch;
+  known_epoch = checked ? note_launch(epoch) : epoch;
   dl_iterate_phdr(find_thread_locals, &statics);
   if (statics.cells.bytes() != statics.bytes) statics.cells = Cells(statics.bytes);
   dynamic.begin = static_cast<char*>(dynamic_shared_memory());
@@ -210,7 +309,89 @@ void begin_launch(size_t dynamic_bytes) {
   if (dynamic.cells.bytes() != dynamic_bytes) dynamic.cells = Cells(dynamic_bytes);
 }
 
-void begin_block() { block_epoch = ++epoch; }
+void begin_block() {
+  block_epoch = ++epoch;
+  reader_sets.clear();
+}
+
+bool is_before(const Access& past) { return !unordered(past, true); }
+
+Access access_now() { return now(0); }
+
+void check_proxy(const void* address, size_t bytes, bool write,
+                 const std::vector<const Clocks*>& seen, int warp, int thread, const void* pc) {
+  const size_t offset = static_cast<const char*>(address) - dynamic.begin;
+  if (offset + bytes > dynamic.cells.bytes()) return report_overrun(dynamic, offset, write, pc);
+  const auto known = [&](int other, uint16_t clock, uint32_t releases) {
+    if (thread >= 0 ? other == thread : other / kWarp == warp) return true;
+    for (const Clocks* clocks : seen) {
+      if (covers(clocks, other, clock, releases)) return true;
+    }
+    return false;
+  };
+  // Is there a fence after an access at that stamp, and before this?
+  const auto fenced = [&](int other, uint32_t releases) {
+    for (const KernelThread::Fence& fence : thread_of_block(other).fences) {
+      if (fence.releases < releases) continue;
+      return fence.epoch < epoch || known(other, fence.clock, fence.releases);
+    }
+    return false;
+  };
+  for (Cell& cell : dynamic.cells.of(offset, bytes)) {
+    const Access& past = cell.writer;
+    if (past.epoch < block_epoch) {
+      if (!write)
+        report_uninitialised("lets wgmma or a copy read shared memory that nothing has written",
+                             pc);
+    } else if (!(past.thread & kAsync)) {
+      const int other = past.thread & kThread;
+      if (past.epoch == epoch && !known(other, past.clock, past.releases)) {
+        problem("race",
+                write ? "lets a copy overwrite what a thread writes without a barrier between"
+                      : "lets wgmma or a copy read what a thread writes without a barrier between",
+                pc);
+      } else if (!fenced(other, past.releases)) {
+        problem("proxy",
+                "wgmma or a copy uses shared memory that a thread wrote, without "
+                "fence_proxy_async after the write",
+                pc);
+      }
+    }
+    if (!write || cell.reader.epoch < block_epoch) continue;
+    bool race = false, unfenced = false;
+    const auto look = [&](int other, uint16_t clock, uint32_t releases) {
+      race |= cell.reader.epoch == epoch && !known(other, clock, releases);
+      unfenced |= !fenced(other, releases);
+    };
+    if (cell.reader.thread & kSet) {
+      for (const Readers& readers : reader_sets[cell.reader.releases]) {
+        for (uint32_t lanes = readers.lanes; lanes != 0; lanes &= lanes - 1) {
+          look(readers.warp * kWarp + __builtin_ctz(lanes), readers.clock, readers.releases);
+        }
+      }
+    } else if (!(cell.reader.thread & kSeveralLanes)) {
+      look(cell.reader.thread & kThread, cell.reader.clock, cell.reader.releases);
+    }
+    if (race) {
+      problem("race", "lets a copy overwrite what a thread reads without a barrier between", pc);
+    } else if (unfenced) {
+      problem("proxy",
+              "lets a copy overwrite what a thread read, without fence_proxy_async after the read",
+              pc);
+    }
+  }
+}
+
+void mark_written(const void* address, size_t bytes, bool by_thread) {
+  const size_t offset = static_cast<const char*>(address) - dynamic.begin;
+  if (offset + bytes > dynamic.cells.bytes()) return;
+  for (Cell& cell : dynamic.cells.of(offset, bytes)) {
+    cell.writer = by_thread ? now(0) : Access{epoch, kAsync, 0, 0};
+    cell.reader = {};
+  }
+}
+
+uint32_t current_epoch() { return epoch; }
 
 void begin_epoch() { ++epoch; }
 

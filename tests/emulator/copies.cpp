@@ -59,7 +59,8 @@ void queue(const Copy& copy, cudaStream_t stream, std::function<void()> work) {
 }
 
 cudaError_t start(Copy copy, cudaMemcpyKind kind, cudaStream_t stream) {
-  if (!is_stream(stream)) return cudaErrorInvalidResourceHandle;
+  if (!is_stream(stream) || !of_this_device(stream, "a copy"))
+    return cudaErrorInvalidResourceHandle;
   if (copy.width == 0 || copy.height == 0) return cudaSuccess;
   if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault)
     return cudaErrorInvalidMemcpyDirection;
@@ -92,9 +93,10 @@ cudaError_t start(Copy copy, cudaMemcpyKind kind, cudaStream_t stream) {
 
 cudaError_t fill(void* address, int value, size_t bytes, bool initialised, cudaStream_t stream) {
   if (bytes == 0) return cudaSuccess;
-  if (!is_stream(stream)) return cudaErrorInvalidResourceHandle;
+  if (!is_stream(stream) || !of_this_device(stream, "a fill"))
+    return cudaErrorInvalidResourceHandle;
   if (!is_allocated(address, bytes)) return cudaErrorInvalidValue;
-  enqueue(stream, bytes, [=] {
+  enqueue(stream, initialised ? bytes : kNoTime, [=] {
     std::memset(address, value, bytes);
     allocation_at(address)->set_initialised(address, bytes, initialised);
   });

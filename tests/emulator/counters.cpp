@@ -87,6 +87,8 @@ Counters& Counters::operator+=(const Counters& other) {
   shared_requests += other.shared_requests, bank_conflicts += other.bank_conflicts;
   atomic_requests += other.atomic_requests, atomic_steps += other.atomic_steps;
   divergent_branches += other.divergent_branches;
+  boxes += other.boxes, box_bytes += other.box_bytes;
+  product_flops += other.product_flops;
   return *this;
 }
 

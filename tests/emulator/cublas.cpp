@@ -6,8 +6,9 @@
 #include <cuda_bf16.h>
 
 #include <algorithm>
+#include <utility>
 
-#include "internal.h"
+#include "streams.h"
 
 namespace usp::emulator {
 namespace {
@@ -84,7 +85,13 @@ struct Product {
   void *D, *workspace;
   size_t workspace_bytes;
   double alpha, beta;
+  bool in_parts = false;  // rounded to bf16 before they are added
 };
+
+template <class U>
+U rounded(U value) {
+  return static_cast<U>(static_cast<float>(__nv_bfloat16(static_cast<float>(value))));
+}
 
 /// Accumulates in U, one accumulator for each output, k ascending.
 template <class U>
@@ -101,11 +108,16 @@ void multiply(const Product& product, int batch) {
   std::vector<U> out(d.rows * d.cols);
   for (int64_t i = 0; i < d.rows; ++i) {
     U* row = out.data() + i * d.cols;
+    std::vector<U> first(product.in_parts ? d.cols : 0);  // of two parts
     for (int64_t k = 0; k < a.cols; ++k) {
+      if (product.in_parts && k == a.cols / 2) {
+        for (int64_t j = 0; j < d.cols; ++j) first[j] = rounded(std::exchange(row[j], U{0}));
+      }
       const U factor = left[i * a.cols + k];
       const U* other = right.data() + k * d.cols;
       for (int64_t j = 0; j < d.cols; ++j) row[j] += factor * other[j];
     }
+    for (size_t j = 0; j < first.size(); ++j) row[j] = first[j] + rounded(row[j]);
   }
   for (U& value : out) value *= static_cast<U>(product.alpha);
   if (product.beta != 0) {
@@ -197,9 +209,10 @@ double scalar(const void* value, cudaDataType_t type) {
 
 using namespace usp::emulator;
 
-// An algorithm's data: the bytes of workspace, then the alignments of A, B, C, D; the last marks
-// it.
+// An algorithm's data: the bytes of workspace, then the alignments of A, B, C, D; whether it adds
+// up parts; the last marks it.
 constexpr uint64_t kAlgorithm = 0xa160;
+constexpr uint64_t kDeep = 64;  // products that are cut in two where that is allowed
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t A, cublasLtMatrixLayout_t B,
@@ -211,12 +224,22 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   if (handle == nullptr || requested <= 0) return CUBLAS_STATUS_INVALID_VALUE;
   const cublasStatus_t status = check(*desc, *A, *B, *C, *D);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
+  const uint64_t depth = desc->transa == CUBLAS_OP_N ? A->cols : A->rows;
+  const uint32_t* alignments = preference->alignment;
+  if (options.cublas_lacks != nullptr &&
+      options.cublas_lacks({int64_t(D->rows), int64_t(D->cols), int64_t(depth), A->type,
+                            *std::min_element(alignments, alignments + 4)})) {
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
   results[0] = {};
   results[0].workspaceSize = preference->workspace_bytes < kWorkspaceBytes ? 0 : kWorkspaceBytes;
   results[0].wavesCount = 1;
   uint64_t* data = results[0].algo.data;
   data[0] = results[0].workspaceSize;
-  std::copy_n(preference->alignment, 4, data + 1);
+  std::copy_n(alignments, 4, data + 1);
+  constexpr uint32_t kRounding =
+      CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
+  data[5] = (preference->reductions & kRounding) != 0 && D->type == CUDA_R_16BF && depth >= kDeep;
   data[7] = kAlgorithm;
   *returned = 1;
   return CUBLAS_STATUS_SUCCESS;
@@ -232,7 +255,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   if (handle == nullptr || ready() != cudaSuccess) return CUBLAS_STATUS_NOT_INITIALIZED;
   const cublasStatus_t status = check(*desc, *Adesc, *Bdesc, *Cdesc, *Ddesc);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
-  if (!is_stream(stream)) return CUBLAS_STATUS_INVALID_VALUE;
+  if (!is_stream(stream) || !of_this_device(stream, "a product"))
+    return CUBLAS_STATUS_INVALID_VALUE;
   const void* operands[] = {A, B, C, D};
   const Layout* layouts[] = {Adesc, Bdesc, Cdesc, Ddesc};
   for (int i = 0; i < 4; ++i) {
@@ -247,9 +271,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
        (!is_allocated(workspace, needed) || reinterpret_cast<uintptr_t>(workspace) % 16 != 0))) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
-  enqueue(
-      stream, Ddesc->rows * Ddesc->cols * Ddesc->batches,
-      [product = Product{*desc, *Adesc, *Bdesc, *Cdesc, *Ddesc, A, B, C, D, workspace, needed,
-                         scalar(alpha, desc->scale), scalar(beta, desc->scale)}] { run(product); });
+  enqueue(stream, Ddesc->rows * Ddesc->cols * Ddesc->batches,
+          [product = Product{*desc, *Adesc, *Bdesc, *Cdesc, *Ddesc, A, B, C, D, workspace, needed,
+                             scalar(alpha, desc->scale), scalar(beta, desc->scale),
+                             algo != nullptr && algo->data[5] != 0}] { run(product); });
   return CUBLAS_STATUS_SUCCESS;
 }

@@ -22,5 +22,6 @@ struct cublasLtMatrixLayoutOpaque_t {
 };
 struct cublasLtMatmulPreferenceOpaque_t {
   uint64_t workspace_bytes = 0;
+  uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_MASK;
   uint32_t alignment[4] = {256, 256, 256, 256};  // of A, B, C, D
 };

@@ -134,6 +134,9 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
   if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) {
     return set(preference->workspace_bytes, value, bytes);
   }
+  if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) {
+    return set(preference->reductions, value, bytes);
+  }
   const int operand = attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
   if (operand < 0 || operand > 3) return CUBLAS_STATUS_INVALID_VALUE;
   return set(preference->alignment[operand], value, bytes);

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 
+#include "streams.h"
 #include "threads.h"
 
 namespace usp::emulator {
@@ -37,6 +39,7 @@ cudaError_t remember(cudaError_t error) {
 
 cudaError_t ready() {
   if (in_host_function) return cudaErrorNotPermitted;
+  if (options.device_busy) return cudaErrorDevicesUnavailable;
   if (options.driver_version < CUDART_VERSION) return cudaErrorInsufficientDriver;
   return options.device_count == 0 ? cudaErrorNoDevice : cudaSuccess;
 }
@@ -45,7 +48,11 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*
                    const void* parameters, size_t bytes, bool instrumented) {
   const Locked locked(lock());
   if (const cudaError_t error = ready(); error != cudaSuccess) return remember(error);
-  if (!is_stream(config.stream)) return remember(cudaErrorInvalidResourceHandle);
+  if (!is_stream(config.stream) || !of_this_device(config.stream, "a launch")) {
+    return remember(cudaErrorInvalidResourceHandle);
+  }
+  if (options.ptx_too_new) return remember(cudaErrorUnsupportedPtxVersion);
+  if (kernel_has_failed()) return remember(outcome());  // nothing goes on in this process
   if (options.compute_capability < options.kernels_need_capability) {
     return remember(cudaErrorNoKernelImageForDevice);
   }
@@ -68,6 +75,8 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*
                            {given, given + bytes},
                            kernel,
                            instrumented}] { run(launch); });
+  const char* blocking = std::getenv("CUDA_LAUNCH_BLOCKING");
+  if (blocking != nullptr && *blocking == '1') return remember(wait_for(config.stream));
   return cudaSuccess;
 }
 
@@ -110,6 +119,10 @@ constexpr ErrorText kErrors[] = {
     USP_ERROR(cudaErrorNoKernelImageForDevice,
               "no kernel image is available for execution on the device"),
     USP_ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
+    USP_ERROR(cudaErrorDevicesUnavailable, "CUDA-capable device(s) is/are busy or unavailable"),
+    USP_ERROR(cudaErrorUnsupportedPtxVersion,
+              "the provided PTX was compiled with an unsupported toolchain."),
+    USP_ERROR(cudaErrorIllegalAddress, "an illegal memory access was encountered"),
     USP_ERROR(cudaErrorNotReady, "device not ready"),
     USP_ERROR(cudaErrorLaunchFailure, "unspecified launch failure"),
     USP_ERROR(cudaErrorNotPermitted, "operation not permitted")};
@@ -265,6 +278,12 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* fu
   attributes->maxThreadsPerBlock = 1024;
   attributes->binaryVersion = attributes->ptxVersion = options.compute_capability;
   attributes->maxDynamicSharedSizeBytes = static_cast<int>(dynamic_limit(function));
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetName(const char** name, const void* function) {
+  USP_CALL(function != nullptr, cudaErrorInvalidValue);
+  *name = keep_name(function);
   return cudaSuccess;
 }
 

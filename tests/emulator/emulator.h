@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cublasLt.h>
 #include <cuda_runtime.h>
 
 #include <chrono>
@@ -16,6 +17,10 @@ namespace usp::emulator {
 /// one.
 enum class Order { forward, reverse, shuffled };
 
+/// When what is asynchronous within a kernel is over: at once; when nothing else can go on that
+/// does not wait for it; at moments that the seed chooses.
+enum class Completion { at_once, late, seeded };
+
 /// Between the host's memory and the device's.
 struct HostCopy {
   const void *to, *from;
@@ -31,17 +36,28 @@ struct CopyHooks {
   std::function<void(const HostCopy&)> over;
 };
 
+/// What cuBLASLt is asked for: op(A) [m, k] by op(B) [k, n], in the library's order.
+struct MatmulAsked {
+  int64_t m, n, k;
+  cudaDataType_t type;  // of A and B
+  uint32_t alignment;   // the least that the preference promises, bytes
+};
+
 /// May change where nothing is queued.
 struct Options {
   Order threads = Order::forward;
   Order streams = Order::forward;
   uint64_t seed = 1;  // of the shuffled orders
+  Completion completion = Completion::at_once;
   /// Each kernel that is checked runs in all orders of threads, from the same memory; what differs
   /// afterwards is a problem. A launch like one before, of other memory alone, runs in the first.
   bool every_order = false;
   bool checks = true;     // races, bounds, uninitialised reads, in instrumented kernels
   bool counters = false;  // sectors, bank conflicts, divergence, in instrumented kernels
   bool protect = true;    // a host that touches device memory dies
+  /// May leave out what orders threads and copies: asked at each call of a kernel for which, and
+  /// where.
+  bool (*leaves_out)(const char* call, const void* place) = nullptr;
   /// Events tell when the emulator came to them, by the host's clock. Else they have a clock that
   /// every operation advances by what it does, so the same everywhere.
   bool host_clock = false;
@@ -51,11 +67,16 @@ struct Options {
   int driver_version = CUDART_VERSION;  // 0: none installed
   int compute_capability = 90;
   int shared_bytes = 227 << 10;      // of a block that asks for more than 48 KiB; at most this much
-  int kernels_need_capability = 80;  // what they are compiled for
+  int kernels_need_capability = 75;  // what they are compiled for
+  bool device_busy = false;          // another process has the device for itself
+  bool ptx_too_new = false;          // for the driver, which would have to translate the kernels
   bool cublas_starts = true;
-  int nccl_error = 0;       // what NCCL's communicators say when they are asked
-  bool nccl_hangs = false;  // what NCCL has to carry out never ends
-  int nccl_version = 0;     // of the library; 0: that of its header
+  bool (*cublas_lacks)(const MatmulAsked&) = nullptr;  // a kernel for these; it has all others
+  int nccl_error = 0;           // what NCCL's communicators say when they are asked
+  bool nccl_hangs = false;      // what NCCL has to carry out never ends
+  int nccl_version = 0;         // of the library; 0: that of its header
+  double nccl_starts_late = 0;  // seconds in which a call has begun and has queued nothing
+  double nccl_joins_late = 0;   // seconds for which ranks but the first linger where they join
   /// Seconds in which no rank queues anything and nothing can run: then a wait is a deadlock.
   double patience = 10;
   std::chrono::steady_clock::time_point slow_until{};  // queries of events take 0.1 ms before
@@ -90,6 +111,8 @@ struct Counters {
   int64_t shared_requests = 0, bank_conflicts = 0;  // wavefronts beyond the ideal
   int64_t atomic_requests = 0, atomic_steps = 0;    // steps: the most lanes at one address
   int64_t divergent_branches = 0;                   // where lanes of a warp part
+  int64_t boxes = 0, box_bytes = 0;                 // of tensors that were copied, ends included
+  int64_t product_flops = 0;                        // of mma and wgmma
 
   double sectors_per_load() const { return ratio(load_sectors, load_requests); }
   double sectors_per_store() const { return ratio(store_sectors, store_requests); }
@@ -102,8 +125,9 @@ struct Counters {
 
 /// A mistake of a kernel or of host code, once for each place.
 struct Problem {
-  /// race, out of bounds, misaligned, uninitialised, divergent barrier, deadlock, host memory,
-  /// mask, order
+  /// race, out of bounds, misaligned, uninitialised, divergent barrier, deadlock, device, host
+  /// memory, mask, order; barrier, proxy, in flight, descriptor, tensor map, wgmma, wgmma fence,
+  /// registers
   std::string kind;
   std::string detail;
   uint3 thread{}, block{};
@@ -122,6 +146,9 @@ struct Report {
   /// All problems, one a line.
   std::string text() const;
 };
+
+/// "file.cu:line" of a place in a kernel.
+std::string line_of(const void* place);
 
 /// Kernels that were checked since the program began, by "file.cu:name", in how many different
 /// grids and blocks each.

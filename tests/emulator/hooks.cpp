@@ -12,7 +12,12 @@ namespace {
 USP_INLINE void access(const void* address, size_t bytes, bool write, bool atomic, const void* pc) {
   if (current == nullptr) return;  // host code of the same file
   // Most are of the thread's own stack: registers on a GPU.
-  if (address >= __builtin_frame_address(0) && address < current->stack_end) return;
+  if (address >= __builtin_frame_address(0) && address < current->stack_end) {
+    if (address >= current->watch_begin && address < current->watch_end) {
+      check_registers(address, bytes, write, pc);
+    }
+    return;
+  }
   if (options.checks) check_access(address, bytes, write, atomic, pc);
   if (!options.counters) return;
   const bool shared = is_shared(address);

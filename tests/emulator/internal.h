@@ -11,6 +11,8 @@
 /// What the parts of the emulator know of each other. All of it under lock(), but for the hooks.
 namespace usp::emulator {
 
+struct Clocks;
+
 FairMutex& lock();
 /// Holds the lock, once for each call that is under way.
 class Locked {
@@ -33,6 +35,7 @@ class Locked {
 struct Access {
   uint32_t epoch = 0;
   uint16_t thread = 0, clock = 0;
+  uint32_t releases = 0;  // or the number of a set of readers
 };
 struct Cell {
   Access writer, reader;
@@ -110,6 +113,7 @@ bool is_pinned(const void* address);
 
 /// The thread that runs, for messages; nullptr outside kernels. One for each thread of the system.
 struct KernelThread;
+struct Clocks;
 extern thread_local KernelThread* current;
 bool kernel_is_running();
 
@@ -139,11 +143,24 @@ void remember_overwritten(const Allocation& block, const void* address, size_t b
 /// Of the running kernel.
 bool is_shared(const void* address);
 void check_access(const void* address, size_t bytes, bool write, bool atomic, const void* pc);
+/// A copy that the running thread starts reads or writes global memory.
+void check_copy(const void* address, size_t bytes, bool write, const void* pc);
 /// Shared memory is undefined again.
 void begin_block();
+/// Is what is recorded before what the running thread does?
+bool is_before(const Access& past);
+/// As the running thread does it now.
+Access access_now();
+/// The async proxy reads or writes shared memory: is what threads did there before, and fenced?
+/// Threads are those of a warp, or one.
+void check_proxy(const void* address, size_t bytes, bool write,
+                 const std::vector<const Clocks*>& seen, int warp, int thread, const void* pc);
+/// The async proxy wrote it.
+void mark_written(const void* address, size_t bytes, bool by_thread);
+uint32_t current_epoch();
 /// What comes is ordered after all accesses of the block.
 void begin_epoch();
-void begin_launch(size_t dynamic_bytes);
+void begin_launch(size_t dynamic_bytes, bool checked);
 /// `current` is not used: an operation of a library reads or writes device memory.
 void check_read(const void* address, size_t bytes, const char* who);
 /// A kernel without instrumentation ran: nobody knows what it has written.
@@ -166,12 +183,18 @@ void problem(const std::string& kind, const std::string& detail, const void* pc)
 /// A place in the function's first line, for problem().
 inline const void* place_of(const void* function) { return static_cast<const char*>(function) + 1; }
 bool has_problems();
+/// Has a kernel done what makes a GPU give the process up: an access that is out of bounds, not
+/// aligned or of the host's memory?
+bool kernel_has_failed();
+/// As "kernel" or "kernel<float, 4>", for messages; lives for ever.
+const char* keep_name(const void* function);
 Counters& counters_of(const void* pc);
 void count_checked(const Launch& launch);
 
 // ---- streams.cpp
 
-/// Queues work of about `bytes` in a stream.
+/// Queues work of about `bytes` in a stream. kNoTime: nothing that a GPU would do.
+inline constexpr size_t kNoTime = ~size_t{0};
 void enqueue(cudaStream_t stream, size_t bytes, std::function<void()> work);
 bool is_stream(cudaStream_t stream);
 /// Runs queued work, in the order that the options say, until the stream is empty.
@@ -179,6 +202,11 @@ cudaError_t wait_for(cudaStream_t stream);
 cudaError_t wait_for_all();
 /// Waits are over: success unless a problem was found.
 cudaError_t outcome();
+/// The running operation is a launch whose accesses have this epoch or a later one. Those of all
+/// launches before the epoch that is returned are known to be over.
+uint32_t note_launch(uint32_t epoch);
+/// Is the launch of that epoch over before the running operation, whatever order streams take?
+bool launch_is_known(uint32_t epoch);
 /// May not call the runtime.
 extern thread_local bool in_host_function;
 

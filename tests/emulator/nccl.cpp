@@ -1,12 +1,17 @@
 /// NCCL: ranks meet where all their streams have come to a call; then the last one does the work.
+/// The host waits where NCCL's host code does: to join, to connect, and to leave.
 
 #include <cuda_bf16.h>
 #include <nccl.h>
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdlib>
+#include <list>
 #include <map>
+#include <set>
+#include <thread>
 
 #include "streams.h"
 
@@ -40,8 +45,13 @@ struct Meeting {
 using Key = std::array<int64_t, 4>;
 
 struct Group {
-  int ranks, joined = 0;
-  std::map<Key, std::shared_ptr<Meeting>> meetings;
+  int ranks;
+  int64_t number;  // for messages
+  int joined = 0;
+  int leaving = 0;  // ranks that destroy their communicator, or abort it
+  std::set<Key> have_come =
+      {};  // whose host has made a first call: of a pair's end, of collectives
+  std::map<Key, std::shared_ptr<Meeting>> meetings = {};
 };
 
 std::map<std::string, std::shared_ptr<Group>>& groups() {
@@ -63,8 +73,54 @@ struct Wait {
   cudaStream_t stream;
   std::shared_ptr<Moment> until;
 };
+
+/// A thread of the host that stands in a call until other ranks have made theirs.
+struct Standing {
+  std::string call;
+  const ncclComm* comm;
+  bool given_up = false;
+};
+std::list<Standing>& standing() {
+  static auto* standing = new std::list<Standing>;
+  return *standing;
+}
+
+/// What NCCL says of the last call that failed.
+std::string& last_failure() {
+  static auto* text = new std::string;
+  return *text;
+}
+
+/// The call's host thread waits until `done`. False where the communicator is aborted meanwhile, or
+/// where no rank does anything any more: then a problem names all threads that stand like this one.
+bool stand(const std::string& call, const ncclComm* comm, const std::function<bool()>& done) {
+  if (done()) return true;
+  const auto here = standing().insert(standing().end(), {call, comm});
+  const auto all = [] {
+    std::string text = "host threads wait for each other in NCCL: ";
+    for (const Standing& each : standing()) {
+      text += (&each == &standing().front() ? "" : "; ") + each.call;
+    }
+    return last_failure() = text;
+  };
+  const bool came = run_until([&] { return here->given_up || done(); }, all);
+  if (!came) {
+    for (Standing& each : standing()) each.given_up = true;
+  }
+  const bool fine = came && !here->given_up;
+  standing().erase(here);
+  return fine;
+}
+
+/// The first call of a pair's end, or of a communicator's collectives.
+struct First {
+  ncclComm* comm;
+  std::string call;
+  std::vector<Key> awaited;  // those of the other ranks
+};
 thread_local int open_groups = 0;
 thread_local std::vector<Wait> waits;  // of the calls of a group: all begin before one must end
+thread_local std::vector<First> firsts;
 
 size_t bytes_of(ncclDataType_t type) {
   switch (type) {
@@ -154,6 +210,7 @@ struct ncclComm {
   int rank;
   std::shared_ptr<Room> room;
   bool in_order;                 // collectives begin as the host has queued them
+  bool connected;                // for collectives, since its ranks joined
   std::map<Key, int64_t> calls;  // of each kind so far
   struct Wait {
     std::shared_ptr<Meeting> meeting;
@@ -165,13 +222,46 @@ struct ncclComm {
 namespace {
 
 enum Kind { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kPair };
+constexpr const char* kNames[] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather",
+                                  "ncclBroadcast"};
+
+/// As "ncclRecv from rank 1 by rank 0 of communicator 3".
+std::string text_of(const std::string& call, const ncclComm& comm) {
+  return call + " by rank " + std::to_string(comm.rank) + " of communicator " +
+         std::to_string(comm.group->number);
+}
+
+/// NCCL connects ranks when they first need it, in the call that does, and each waits for the
+/// others there: the two ends of a pair, or all ranks of a communicator unless
+/// NCCL_RUNTIME_CONNECT=0.
+void connect(ncclComm* comm, const Key& key, int mine) {
+  std::set<Key>& have_come = comm->group->have_come;
+  if (key[0] == kPair) {
+    if (key[1] == key[2]) return;
+    const auto end = [&](int which) { return Key{kPair, key[1], key[2], which}; };
+    if (!have_come.insert(end(mine)).second) return;
+    const int64_t peer = mine == 0 ? key[2] : key[1];
+    const std::string name = mine == 0 ? "ncclSend to rank " : "ncclRecv from rank ";
+    firsts.push_back({comm, text_of(name + std::to_string(peer), *comm), {end(1 - mine)}});
+  } else if (!comm->connected) {
+    comm->connected = true;
+    First first{comm, text_of(kNames[key[0]], *comm), {}};
+    const auto of_rank = [](int64_t rank) { return Key{kAllReduce, rank, 0, 0}; };
+    have_come.insert(of_rank(comm->rank));
+    for (int rank = 0; rank < comm->group->ranks; ++rank) first.awaited.push_back(of_rank(rank));
+    firsts.push_back(std::move(first));
+  }
+}
 
 /// Queues a call: the stream waits until all `parts` are there and `finish` has run, once.
 template <class F>
 ncclResult_t meet(ncclComm_t comm, Key key, int parts, int mine, const Part& part,
                   const Terms& terms, cudaStream_t stream, F finish) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(options.nccl_starts_late));
   const Locked locked(lock());
   if (!is_stream(stream)) return ncclInvalidArgument;
+  if (!of_this_device(stream, "a call of NCCL")) return ncclInvalidUsage;
+  connect(comm, key, mine);
   Key counted = key;
   counted[3] = mine;  // a rank's message to itself has both of its ends here
   key[3] = comm->calls[counted]++;
@@ -239,7 +329,11 @@ const char* ncclGetErrorString(ncclResult_t result) {
   return "unknown result code";
 }
 
-const char* ncclGetLastError(ncclComm_t) { return ""; }
+const char* ncclGetLastError(ncclComm_t) {
+  const Locked locked(lock());
+  thread_local std::string text;
+  return (text = last_failure()).c_str();
+}
 
 ncclResult_t ncclGetVersion(int* version) {
   *version = options.nccl_version > 0 ? options.nccl_version : NCCL_VERSION_CODE;
@@ -259,32 +353,69 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int 
   if (ready() != cudaSuccess) return ncclUnhandledCudaError;
   if (ranks < 1 || rank < 0 || rank >= ranks) return ncclInvalidArgument;
   std::shared_ptr<Group>& known = groups()[id.internal];
-  if (known == nullptr) known = std::make_shared<Group>(Group{ranks, 0, {}});
+  if (known == nullptr) known = std::make_shared<Group>(Group{ranks, std::ssize(groups())});
   const std::shared_ptr<Group> group = known;
   if (group->ranks != ranks) return ncclInvalidUsage;
+  const auto is = [](const char* name, char value) {
+    const char* text = std::getenv(name);
+    return text != nullptr && *text == value;
+  };
+  auto joined = std::make_unique<ncclComm>(ncclComm{group,
+                                                    rank,
+                                                    room_of_this_rank,
+                                                    is("NCCL_LAUNCH_ORDER_IMPLICIT", '1'),
+                                                    is("NCCL_RUNTIME_CONNECT", '0'),
+                                                    {},
+                                                    {}});
   ++group->joined;
-  const bool all_here = run_until([group] { return group->joined >= group->ranks; },
-                                  "a rank joins a communicator that another one does not");
+  const bool all_here = stand(text_of("ncclCommInitRank", *joined), joined.get(),
+                              [group] { return group->joined >= group->ranks; });
   if (!all_here) return ncclSystemError;
-  const char* in_order = std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
-  *comm =
-      new ncclComm{group, rank, room_of_this_rank, in_order != nullptr && *in_order == '1', {}, {}};
+  if (rank > 0 && options.nccl_joins_late > 0) {
+    using Clock = std::chrono::steady_clock;
+    const auto until = Clock::now() + std::chrono::duration<double>(options.nccl_joins_late);
+    run_until([until] { return Clock::now() >= until; });
+  }
+  *comm = joined.release();
   return ncclSuccess;
 }
 
+namespace {
+
+/// Streams go on as if what they wait for were over.
+void give_up(ncclComm_t comm) {
+  for (const auto& wait : comm->under_way) {
+    if (!wait.over->passed) wait.meeting->given_up = wait.over->passed = true;
+  }
+}
+
+/// Both ends of a communicator's connections have to be let go, so whoever leaves it waits for the
+/// rest.
+bool leave(ncclComm_t comm, const char* call) {
+  const std::shared_ptr<Group> group = comm->group;
+  ++group->leaving;
+  return stand(text_of(call, *comm), nullptr, [group, comm] {
+    const auto over = [](const ncclComm::Wait& wait) { return wait.over->passed; };
+    return group->leaving >= group->ranks && std::ranges::all_of(comm->under_way, over);
+  });
+}
+
+}  // namespace
+
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   const Locked locked(lock());
+  const bool all_left = leave(comm, "ncclCommDestroy");
+  give_up(comm);
   delete comm;
-  return ncclSuccess;
+  return all_left ? ncclSuccess : ncclSystemError;
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   const Locked locked(lock());
-  for (const auto& wait : comm->under_way) {
-    if (!wait.over->passed) wait.meeting->given_up = wait.over->passed = true;
-  }
-  delete comm;
-  return ncclSuccess;
+  give_up(comm);
+  for (Standing& each : standing()) each.given_up = each.given_up || each.comm == comm;
+  // Not deleted: another thread of this rank may be on its way out of a call.
+  return leave(comm, "ncclCommAbort") ? ncclSuccess : ncclSystemError;
 }
 
 ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) {
@@ -381,7 +512,15 @@ ncclResult_t ncclGroupStart() {
 ncclResult_t ncclGroupEnd() {
   const Locked locked(lock());
   if (open_groups > 0 && --open_groups > 0) return ncclSuccess;
-  for (const Wait& wait : waits) enqueue_wait(wait.stream, wait.until);
-  waits.clear();
-  return ncclSuccess;
+  bool connected = true;
+  for (const First& first : std::exchange(firsts, {})) {
+    connected = connected && stand(first.call, first.comm, [&] {
+                  return std::ranges::all_of(first.awaited, [&](const Key& key) {
+                    return first.comm->group->have_come.contains(key);
+                  });
+                });
+    if (!connected) give_up(first.comm);
+  }
+  for (const Wait& wait : std::exchange(waits, {})) enqueue_wait(wait.stream, wait.until);
+  return connected ? ncclSuccess : ncclSystemError;
 }

@@ -68,7 +68,7 @@ std::string name_of(std::string function) {
 }
 
 /// Where each place is in the source: the innermost function that is none of the emulator's own.
-std::unordered_map<const void*, Line> lines_of(const std::vector<const void*>& places) {
+std::unordered_map<const void*, Line> look_up(const std::vector<const void*>& places) {
   std::unordered_map<const void*, Line> lines;
   uintptr_t base = 0;
   dl_iterate_phdr(find_base, &base);
@@ -95,7 +95,7 @@ std::unordered_map<const void*, Line> lines_of(const std::vector<const void*>& p
       const size_t colon = std::min(line.rfind(':'), line.size());
       const std::string file = name_without_folders(line.substr(0, colon));
       found.kernel = file + ":" + name_of(std::exchange(function, ""));
-      const bool own = line.find("/emulator/include/") != std::string::npos;
+      const bool own = line.find("/emulator/include/") != std::string::npos || file == "hopper.h";
       if (own || !found.file.empty() || line[0] == '?') continue;
       found.file = file;
       found.number = std::atoi(line.c_str() + std::min(colon + 1, line.size()));
@@ -103,6 +103,14 @@ std::unordered_map<const void*, Line> lines_of(const std::vector<const void*>& p
   }
   pclose(pipe);
   return lines;
+}
+
+/// The same; starts the program that knows only for places that are new.
+const std::unordered_map<const void*, Line>& lines_of(std::vector<const void*> places) {
+  static std::unordered_map<const void*, Line> known;
+  std::erase_if(places, [](const void* place) { return known.contains(place); });
+  known.merge(look_up(places));
+  return known;
 }
 
 }  // namespace
@@ -127,6 +135,25 @@ void problem(const std::string& kind, const std::string& detail, const void* pc)
 
 bool has_problems() { return !state().problems.empty(); }
 
+bool kernel_has_failed() {
+  return std::ranges::any_of(state().problems, [](const Found& found) {
+    const std::string& kind = found.problem.kind;
+    return found.pc != nullptr &&
+           (kind == "out of bounds" || kind == "misaligned" || kind == "host memory");
+  });
+}
+
+const char* keep_name(const void* function) {
+  static auto* names = new std::map<const void*, std::string>;
+  std::string& name = (*names)[function];
+  if (name.empty()) {
+    const auto& lines = lines_of({place_of(function)});
+    const auto line = lines.find(place_of(function));
+    name = line == lines.end() ? "?" : line->second.kernel;
+  }
+  return name.c_str();
+}
+
 Counters& counters_of(const void* pc) { return state().counters[pc]; }
 
 void count_checked(const Launch& launch) {
@@ -138,7 +165,7 @@ std::map<std::string, int64_t> checked_kernels() {
   const Locked locked(lock());
   std::vector<const void*> places;
   for (const auto& [kernel, shapes] : state().checked) places.push_back(place_of(kernel));
-  const auto lines = lines_of(places);
+  const auto& lines = lines_of(places);
   std::map<std::string, int64_t> kernels;
   for (const auto& [kernel, shapes] : state().checked) {
     if (const auto line = lines.find(place_of(kernel)); line != lines.end()) {
@@ -146,6 +173,11 @@ std::map<std::string, int64_t> checked_kernels() {
     }
   }
   return kernels;
+}
+
+std::string line_of(const void* place) {
+  const Line& line = lines_of({place}).at(place);
+  return line.file + ":" + std::to_string(line.number);
 }
 
 Report take_report() {
@@ -156,7 +188,7 @@ Report take_report() {
     if (found.pc != nullptr) places.push_back(found.pc);
   }
   for (const auto& [pc, counters] : state().counters) places.push_back(pc);
-  const auto lines = lines_of(places);
+  const auto& lines = lines_of(places);
 
   Report report;
   for (const auto& [pc, counters] : state().counters) {

@@ -11,6 +11,15 @@
 namespace usp::emulator {
 namespace {
 
+/// What clocks know a stream by. One that is gone leaves it to the next.
+struct Place {
+  struct Launched {
+    uint32_t operation, epoch;  // the first of its accesses
+  };
+  uint32_t operations = 0;         // that ran
+  std::vector<Launched> launches;  // that the host has not all waited for
+};
+
 struct Queues {
   std::vector<std::unique_ptr<CUstream_st>> streams;  // oldest first
   std::map<int, CUstream_st*> legacy;                 // by device
@@ -19,6 +28,10 @@ struct Queues {
   TimedEvents timed;
   uint64_t seed = 0;
   std::mt19937_64 random;
+  // Threads of the host tell each other what nobody here sees, so they know the same.
+  std::shared_ptr<const StreamClock> host = std::make_shared<StreamClock>();
+  std::vector<Place> places;
+  const CUstream_st* running = nullptr;  // whose operation runs
 };
 
 Queues& queues() {
@@ -26,10 +39,43 @@ Queues& queues() {
   return *queues;
 }
 
+void join(StreamClock& to, const StreamClock& from) {
+  if (to.size() < from.size()) to.resize(from.size());
+  for (size_t i = 0; i < from.size(); ++i) to[i] = std::max(to[i], from[i]);
+}
+
+/// The host has waited for it.
+void tell_host(const StreamClock& known) {
+  StreamClock joined = *queues().host;
+  join(joined, known);
+  if (joined != *queues().host) queues().host = std::make_shared<StreamClock>(std::move(joined));
+}
+
+/// What is over before the operation, and the operation.
+void begin_operation(CUstream_st& stream, const CUstream_st::Operation& operation) {
+  StreamClock& known = stream.known;
+  if (operation.host != stream.host) join(known, *(stream.host = operation.host));
+  if (operation.after != nullptr) join(known, operation.after->known);
+  if (!(stream.flags & cudaStreamNonBlocking)) {
+    for (const auto& other : queues().streams) {
+      const bool waits = other->device == stream.device && other->legacy != stream.legacy &&
+                         !(other->flags & cudaStreamNonBlocking);
+      if (waits) join(known, other->known);
+    }
+  }
+  if (known.size() <= stream.place) known.resize(stream.place + 1);
+  known[stream.place] = ++queues().places[stream.place].operations;
+  queues().running = &stream;
+}
+
 CUstream_st* new_stream(unsigned flags, bool legacy) {
   auto& streams = queues().streams;
+  std::vector<bool> taken(queues().places.size());
+  for (const auto& stream : streams) taken[stream->place] = true;
+  const size_t place = std::find(taken.begin(), taken.end(), false) - taken.begin();
+  if (place == taken.size()) queues().places.emplace_back();
   streams.push_back(
-      std::make_unique<CUstream_st>(CUstream_st{current_device(), flags, legacy, {}}));
+      std::make_unique<CUstream_st>(CUstream_st{current_device(), flags, legacy, {}, place}));
   return streams.back().get();
 }
 
@@ -73,6 +119,7 @@ CUstream_st* choose() {
 
 /// What the device's clock says when an operation of so many bytes begins.
 double next_time(size_t bytes) {
+  if (bytes == kNoTime) return queues().microseconds;
   if (!options.host_clock) {
     return queues().microseconds + 1 + static_cast<double>(bytes) * 1e-6;  // 1 us, and 1 TB/s
   }
@@ -89,6 +136,7 @@ bool run_one() {
   stream->queue.pop_front();
   ++queues().run;
   queues().microseconds = next_time(next.bytes);
+  begin_operation(*stream, next);
   next.work();
   return true;
 }
@@ -119,6 +167,16 @@ class Patience {
 
 bool passed(const CUevent_st& event) { return event.last == nullptr || event.last->passed; }
 
+void tell_host_of(const CUevent_st& event) {
+  if (event.last != nullptr) tell_host(event.last->known);
+}
+
+/// To the operation that runs.
+bool is_known(size_t place, const Place::Launched& launch) {
+  const StreamClock& known = queues().running->known;
+  return place < known.size() && launch.operation <= known[place];
+}
+
 /// What a query begins with.
 void answer_slowly() {
   if (std::chrono::steady_clock::now() < options.slow_until) {
@@ -131,18 +189,35 @@ void answer_slowly() {
 thread_local int Locked::depth = 0;
 thread_local bool in_host_function = false;
 
-void enqueue_wait(cudaStream_t stream, std::shared_ptr<Moment> after) {
-  stream_of(stream)->queue.push_back({++queues().operations, 0, std::move(after), [] {}});
+namespace {
+
+CUstream_st::Operation& push(cudaStream_t stream, size_t bytes, std::shared_ptr<Moment> after,
+                             std::function<void()> work) {
+  auto& queue = stream_of(stream)->queue;
+  queue.push_back(
+      {++queues().operations, bytes, std::move(after), std::move(work), nullptr, queues().host});
+  return queue.back();
 }
 
-bool run_until(const std::function<bool()>& done, const char* waiting) {
+}  // namespace
+
+void enqueue_wait(cudaStream_t stream, std::shared_ptr<Moment> after) {
+  push(stream, 0, std::move(after), [] {});
+}
+
+bool run_until(const std::function<bool()>& done) {
+  return run_until(
+      done, [] { return std::string("streams wait for each other, or for what no rank queues"); });
+}
+
+bool run_until(const std::function<bool()>& done, const std::function<std::string()>& waiting) {
   if (done()) return true;
   const Window window;
   Patience patience;
   while (!done()) {
     if (run_one()) continue;
     if (patience.is_over()) {
-      problem("deadlock", waiting, nullptr);
+      problem("deadlock", waiting(), nullptr);
       return false;
     }
     let_others_queue();
@@ -152,14 +227,26 @@ bool run_until(const std::function<bool()>& done, const char* waiting) {
 
 bool is_stream(cudaStream_t stream) { return stream_of(stream) != nullptr; }
 
+bool on_this_device(int device, const char* what) {
+  if (device == current_device()) return true;
+  problem("device",
+          std::string(what) + " on device " + std::to_string(device) +
+              " by a thread that has set device " + std::to_string(current_device()),
+          nullptr);
+  return false;
+}
+
+bool of_this_device(cudaStream_t stream, const char* what) {
+  return on_this_device(stream_of(stream)->device, what);
+}
+
 void enqueue(cudaStream_t stream, size_t bytes, std::function<void()> work) {
-  stream_of(stream)->queue.push_back({++queues().operations, bytes, nullptr, std::move(work)});
+  push(stream, bytes, nullptr, std::move(work));
 }
 
 void enqueue_when(cudaStream_t stream, size_t bytes, std::function<bool()> may_begin,
                   std::function<void()> work) {
-  enqueue(stream, bytes, std::move(work));
-  stream_of(stream)->queue.back().may_begin = std::move(may_begin);
+  push(stream, bytes, nullptr, std::move(work)).may_begin = std::move(may_begin);
 }
 
 TimedEvents timed_events() {
@@ -169,16 +256,50 @@ TimedEvents timed_events() {
 
 cudaError_t outcome() { return has_problems() ? cudaErrorLaunchFailure : cudaSuccess; }
 
-cudaError_t wait_for(cudaStream_t stream) {
-  run_until([queue = &stream_of(stream)->queue] { return queue->empty(); });
+uint32_t note_launch(uint32_t epoch) {
+  const CUstream_st& stream = *queues().running;
+  uint32_t known = epoch;
+  for (size_t i = 0; i < queues().places.size(); ++i) {
+    auto& launches = queues().places[i].launches;
+    if (i == stream.place) launches.push_back({stream.known[i], epoch});
+    const auto unknown = [&](const Place::Launched& launch) { return !is_known(i, launch); };
+    const auto first = std::ranges::partition_point(launches, std::not_fn(unknown));
+    if (first != launches.end()) known = std::min(known, first->epoch);
+  }
+  return known;
+}
+
+bool launch_is_known(uint32_t epoch) {
+  uint32_t begin = 0;
+  bool known = true;  // by all, if nothing is noted of it
+  for (size_t i = 0; i < queues().places.size(); ++i) {
+    const auto& launches = queues().places[i].launches;
+    const auto after = std::ranges::upper_bound(launches, epoch, {}, &Place::Launched::epoch);
+    if (after == launches.begin() || std::prev(after)->epoch < begin) continue;
+    begin = std::prev(after)->epoch;
+    known = is_known(i, *std::prev(after));
+  }
+  return known;
+}
+
+cudaError_t wait_for(cudaStream_t handle) {
+  const CUstream_st& stream = *stream_of(handle);
+  if (run_until([&] { return stream.queue.empty(); })) tell_host(stream.known);
   return outcome();
 }
 
 cudaError_t wait_for_all() {
-  run_until([] {
+  const bool over = run_until([] {
     return std::all_of(queues().streams.begin(), queues().streams.end(),
                        [](const auto& stream) { return stream->queue.empty(); });
   });
+  if (!over) return outcome();
+  StreamClock all;
+  for (Place& place : queues().places) {
+    all.push_back(place.operations);
+    place.launches.clear();  // whatever is queued from here on comes after
+  }
+  tell_host(all);
   return outcome();
 }
 
@@ -210,19 +331,19 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   USP_CALL(stream != nullptr && is_stream(stream));
-  wait_for(stream);  // a GPU goes on with what is queued, too
+  run_until([stream] { return stream->queue.empty(); });  // a GPU goes on with it, too
   std::erase_if(queues().streams, [&](const auto& other) { return other.get() == stream; });
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  USP_CALL(is_stream(stream));
+  USP_CALL(is_stream(stream) && of_this_device(stream, "a wait for a stream"));
   return remember(wait_for(stream));
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  USP_CALL(is_stream(stream));
-  if (stream_of(stream)->queue.empty()) return remember(outcome());
+  USP_CALL(is_stream(stream) && of_this_device(stream, "a query"));
+  if (stream_of(stream)->queue.empty()) return remember(wait_for(stream));
   const Window window;
   run_one();  // who asks again and again gets on
   return cudaErrorNotReady;
@@ -236,6 +357,7 @@ cudaError_t cudaDeviceSynchronize() {
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   USP_CALL(is_stream(stream));
   enqueue(stream, 0, [function, data] {
+    tell_host(queues().running->known);  // it may tell the host
     in_host_function = true;
     function(data);
     in_host_function = false;
@@ -249,7 +371,7 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) {
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   USP_CALL(true);
-  *event = new CUevent_st{flags, nullptr};
+  *event = new CUevent_st{flags, current_device(), nullptr};
   if (!(flags & cudaEventDisableTiming)) ++queues().timed.created;
   return cudaSuccess;
 }
@@ -261,32 +383,37 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  USP_CALL(event != nullptr && is_stream(stream));
+  USP_CALL(event != nullptr && is_stream(stream) && of_this_device(stream, "a record"));
+  if (stream_of(stream)->device != event->device) return remember(cudaErrorInvalidResourceHandle);
   event->last = std::make_shared<Moment>();
   if (!(event->flags & cudaEventDisableTiming)) ++queues().timed.recorded;
   enqueue(stream, 0, [moment = event->last] {
     moment->passed = true;
     moment->microseconds = queues().microseconds;
+    moment->known = queues().running->known;
   });
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  USP_CALL(event != nullptr && is_stream(stream));
+  USP_CALL(event != nullptr && is_stream(stream) && of_this_device(stream, "a wait"));
   enqueue_wait(stream, event->last);
   return cudaSuccess;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  USP_CALL(event != nullptr);
-  run_until([event] { return passed(*event); });
+  USP_CALL(event != nullptr && on_this_device(event->device, "a wait for an event"));
+  if (run_until([event] { return passed(*event); })) tell_host_of(*event);
   return remember(outcome());
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   answer_slowly();
-  USP_CALL(event != nullptr);
-  if (passed(*event)) return remember(outcome());
+  USP_CALL(event != nullptr && on_this_device(event->device, "a query of an event"));
+  if (passed(*event)) {
+    tell_host_of(*event);
+    return remember(outcome());
+  }
   const Window window;
   run_one();
   return cudaErrorNotReady;

@@ -5,14 +5,23 @@
 
 #include "internal.h"
 
+namespace usp::emulator {
+
+/// How many operations of each stream, by its place, are known to be over.
+using StreamClock = std::vector<uint32_t>;
+
+}  // namespace usp::emulator
+
 /// The moment at which an event was recorded: known once the queue has come to it.
 struct Moment {
   bool passed = false;
   double microseconds = 0;
+  usp::emulator::StreamClock known{};  // to the stream that recorded it
 };
 
 struct CUevent_st {
   unsigned flags;
+  int device;
   std::shared_ptr<Moment> last;  // of the last record; nullptr before the first
 };
 
@@ -23,12 +32,16 @@ struct CUstream_st {
     std::shared_ptr<Moment> after;  // what it waits for, or nullptr
     std::function<void()> work;
     std::function<bool()> may_begin = nullptr;  // asked once `after` has passed
+    std::shared_ptr<const usp::emulator::StreamClock> host = nullptr;  // what the host knew
   };
 
   int device;
   unsigned flags;
   bool legacy;  // the default stream of its device, which takes turns with the blocking ones
-  std::deque<Operation> queue;
+  std::deque<Operation> queue{};
+  size_t place = 0;                    // in clocks; that of a stream that is gone is free
+  usp::emulator::StreamClock known{};  // to what runs now, itself included
+  std::shared_ptr<const usp::emulator::StreamClock> host{};  // what the host told last
 };
 
 namespace usp::emulator {
@@ -39,8 +52,12 @@ void enqueue_wait(cudaStream_t stream, std::shared_ptr<Moment> after);
 void enqueue_when(cudaStream_t stream, size_t bytes, std::function<bool()> may_begin,
                   std::function<void()> work);
 /// Runs queued work until it is done, and lets other ranks queue more. Where nothing can come any
-/// more, a problem says what was waited for; then false.
-bool run_until(const std::function<bool()>& done,
-               const char* waiting = "streams wait for each other, or for what no rank queues");
+/// more, a problem says what was `waiting`; then false.
+bool run_until(const std::function<bool()>& done, const std::function<std::string()>& waiting);
+/// Streams.
+bool run_until(const std::function<bool()>& done);
+/// Is the stream of the device that this thread has set? Else there is a problem: a GPU refuses
+/// `what`, or puts it on the wrong device.
+bool of_this_device(cudaStream_t stream, const char* what);
 
 }  // namespace usp::emulator

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <functional>
+#include <thread>
 
 #include "catch.h"
 #include "emulator/emulator.h"
@@ -92,6 +93,7 @@ TEST_CASE("drivers and devices that cannot be used say so") {
 
   now.device_count = 2;
   now.compute_capability = 75;
+  now.kernels_need_capability = 80;
   const Use use(now);
   REQUIRE(cudaSetDevice(2) == cudaErrorInvalidDevice);
   REQUIRE(cudaSetDevice(1) == cudaSuccess);
@@ -142,4 +144,61 @@ TEST_CASE("bfloat16 rounds to nearest even") {
   REQUIRE(__bfloat162float(__double2bfloat16(1 + 0x1p-8 + 0x1p-40)) == 1 + 0x1p-7f);
   REQUIRE(__bfloat16_as_ushort(__float2bfloat16(NAN)) == 0x7fff);
   REQUIRE(std::isinf(__bfloat162float(__float2bfloat16(3.4e38f))));
+}
+
+TEST_CASE("a thread begins with device 0, and uses no stream or event of another") {
+  Options now;
+  now.device_count = 2;
+  const Use use(now);
+  REQUIRE(cudaSetDevice(1) == cudaSuccess);
+  cudaStream_t stream;
+  cudaEvent_t event;
+  REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+  REQUIRE(cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess);
+  const Array<float> x(8);
+  std::vector<cudaError_t> errors;
+  std::thread other([&] {
+    errors = {add(stream, 8, x, 1, x),        cudaMemsetAsync(x, 0, 32, stream),
+              cudaEventRecord(event, stream), cudaEventQuery(event),
+              cudaStreamQuery(stream),        cudaStreamSynchronize(stream)};
+  });
+  other.join();
+  REQUIRE(errors == std::vector<cudaError_t>(6, cudaErrorInvalidResourceHandle));
+  const Report report = take_report();
+  REQUIRE(report.problems.size() == 6);
+  REQUIRE(report.has("device"));
+  REQUIRE(report.text().find("a launch on device 1 by a thread that has set device 0") !=
+          std::string::npos);
+  std::thread with_device([&] {
+    cudaSetDevice(1);
+    errors = {cudaMemsetAsync(x, 0, 32, stream), add(stream, 8, x, 1, x),
+              cudaEventRecord(event, stream), cudaStreamSynchronize(stream), cudaEventQuery(event)};
+  });
+  with_device.join();
+  REQUIRE(errors == std::vector<cudaError_t>(5, cudaSuccess));
+  cudaEventDestroy(event);
+  cudaStreamDestroy(stream);
+  cudaSetDevice(0);
+  REQUIRE(take_report().problems.empty());
+}
+
+TEST_CASE("after a kernel's error nothing more is launched, until the report is taken") {
+  const Array<float> x(std::vector<float>(8, 1));
+  for (const test::Case& planted : test::planted_bugs()) {
+    if (std::string(planted.kind) == "out of bounds") {
+      planted.run();
+      break;
+    }
+  }
+  REQUIRE(add(nullptr, 8, x, 1, x) == cudaErrorLaunchFailure);
+  REQUIRE(take_report().has("out of bounds"));
+  REQUIRE(add(nullptr, 8, x, 1, x) == cudaSuccess);
+  REQUIRE(x.host()[0] == 2);
+  setenv("CUDA_LAUNCH_BLOCKING", "1", /*replace=*/1);
+  REQUIRE(add(nullptr, 8, x, 1, x) == cudaSuccess);
+  unsetenv("CUDA_LAUNCH_BLOCKING");
+  const char* name = nullptr;
+  REQUIRE(cudaFuncGetName(&name, reinterpret_cast<const void*>(&test::add)) == cudaSuccess);
+  REQUIRE(std::string(name) == "simple.cu:add");
+  cudaGetLastError();
 }

@@ -75,6 +75,148 @@ TEST_CASE("correct kernels are not suspected") {
   }
 }
 
+TEST_CASE("kernels of two streams that nothing orders race, whatever the order of the streams") {
+  struct Two {
+    cudaStream_t first, second;
+    float *x, *y, *z;
+    cudaEvent_t event;
+  };
+  constexpr int kCount = 100;
+  const auto add = [](cudaStream_t stream, const float* from, float* to) {
+    REQUIRE(test::add(stream, kCount, from, 1, to) == cudaSuccess);
+  };
+  const auto hand_on = [](const Two& two, cudaStream_t from, cudaStream_t to) {
+    REQUIRE(cudaEventRecord(two.event, from) == cudaSuccess);
+    REQUIRE(cudaStreamWaitEvent(to, two.event) == cudaSuccess);
+  };
+  struct Pair {
+    const char* name;
+    bool race;
+    std::function<void(const Two&)> run;
+  };
+  const Pair pairs[] = {
+      {"both write", true,
+       [&](const Two& two) {
+         add(two.first, two.x, two.y);
+         add(two.second, two.x, two.y);
+       }},
+      {"one reads", true,
+       [&](const Two& two) {
+         add(two.first, two.y, two.z);
+         add(two.second, two.x, two.y);
+       }},
+      {"both read", false,
+       [&](const Two& two) {
+         add(two.first, two.x, two.y);
+         add(two.second, two.x, two.z);
+       }},
+      {"an event orders them", false,
+       [&](const Two& two) {
+         add(two.first, two.x, two.y);
+         hand_on(two, two.first, two.second);
+         add(two.second, two.x, two.y);
+       }},
+      {"the event is recorded too early", true,
+       [&](const Two& two) {
+         hand_on(two, two.first, two.second);
+         add(two.first, two.x, two.y);
+         add(two.second, two.x, two.y);
+       }},
+      {"the event orders the other way", true,
+       [&](const Two& two) {
+         add(two.first, two.x, two.y);
+         hand_on(two, two.second, two.first);
+         add(two.second, two.x, two.y);
+       }},
+      {"one of two that read is waited for", true,
+       [&](const Two& two) {
+         add(two.first, two.x, two.y);
+         add(two.second, two.x, two.z);
+         hand_on(two, two.first, nullptr);
+         cudaStream_t third;
+         REQUIRE(cudaStreamCreateWithFlags(&third, cudaStreamNonBlocking) == cudaSuccess);
+         REQUIRE(cudaStreamWaitEvent(third, two.event) == cudaSuccess);
+         add(third, two.y, two.x);
+         REQUIRE(cudaStreamDestroy(third) == cudaSuccess);
+       }},
+      {"both that read are waited for", false,
+       [&](const Two& two) {
+         add(two.first, two.x, two.y);
+         add(two.second, two.x, two.z);
+         hand_on(two, two.first, two.second);
+         add(two.second, two.y, two.x);
+       }},
+      {"the host waits for the first", false,
+       [&](const Two& two) {
+         add(two.first, two.x, two.y);
+         REQUIRE(cudaStreamSynchronize(two.first) == cudaSuccess);
+         add(two.second, two.x, two.y);
+       }},
+      {"the host waits for the second", true,
+       [&](const Two& two) {
+         add(two.first, two.x, two.y);
+         REQUIRE(cudaStreamSynchronize(two.second) == cudaSuccess);
+         add(two.second, two.x, two.y);
+       }},
+      {"the host asks until the first is over", false,
+       [&](const Two& two) {
+         add(two.first, two.x, two.y);
+         REQUIRE(cudaEventRecord(two.event, two.first) == cudaSuccess);
+         while (cudaEventQuery(two.event) == cudaErrorNotReady) cudaGetLastError();
+         add(two.second, two.x, two.y);
+       }},
+      {"the default stream waits, and streams that do not block it do not", true,
+       [&](const Two& two) {
+         add(nullptr, two.x, two.y);
+         add(two.second, two.x, two.y);
+       }},
+  };
+  for (const Order order : kOrders) {
+    Options now;
+    now.streams = order;
+    const Use use(now);
+    for (const Pair& pair : pairs) {
+      const Array<float> x(std::vector<float>(kCount, 1)), y(std::vector<float>(kCount, 2)),
+          z(kCount);
+      Two two{{}, {}, x, y, z, {}};
+      for (cudaStream_t* stream : {&two.first, &two.second}) {
+        REQUIRE(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking) == cudaSuccess);
+      }
+      REQUIRE(cudaEventCreateWithFlags(&two.event, cudaEventDisableTiming) == cudaSuccess);
+      pair.run(two);
+      const Report report = take_report();
+      INFO(pair.name << " in order " << static_cast<int>(order) << "\n" << report.text());
+      REQUIRE(report.has("race") == pair.race);
+      for (const Problem& problem : report.problems) {
+        REQUIRE(problem.file == "simple.cu");
+        REQUIRE(problem.detail.find("a kernel of another stream") != std::string::npos);
+      }
+      REQUIRE(cudaEventDestroy(two.event) == cudaSuccess);
+      for (cudaStream_t stream : {two.first, two.second}) {
+        REQUIRE(cudaStreamDestroy(stream) == cudaSuccess);
+      }
+    }
+  }
+}
+
+TEST_CASE("the default stream and those that block it are in order without an event") {
+  for (const Order order : kOrders) {
+    Options now;
+    now.streams = order;
+    const Use use(now);
+    cudaStream_t blocking;
+    REQUIRE(cudaStreamCreate(&blocking) == cudaSuccess);
+    const Array<float> x(std::vector<float>(100, 1)), y(100);
+    for (cudaStream_t stream : {blocking, cudaStream_t{nullptr}, blocking}) {
+      REQUIRE(test::add(stream, 100, x, 1, y) == cudaSuccess);
+    }
+    const Report report = take_report();
+    INFO(report.text());
+    REQUIRE(report.problems.empty());
+    REQUIRE(cudaStreamDestroy(blocking) == cudaSuccess);
+  }
+}
+
 TEST_CASE("a problem names the thread and the block") {
   const Array<float> x(std::vector<float>(100, 1)), y(70);
   REQUIRE(test::add(nullptr, 71, x, 1, y) == cudaSuccess);

@@ -82,6 +82,7 @@ TEST_CASE("ranks that are threads reduce, gather and send") {
 }
 
 TEST_CASE("a rank that gives a communicator up waits no longer, and changes nothing any more") {
+  setenv("NCCL_RUNTIME_CONNECT", "0", /*replace=*/1);  // or its first collective waits for others
   ncclUniqueId id;
   ncclGetUniqueId(&id);
   const auto results = on_ranks([&](ncclComm_t comm, int rank, cudaStream_t stream) {
@@ -152,6 +153,88 @@ TEST_CASE("a wait is no deadlock while another rank is at work, however long") {
     return x.host();
   });
   REQUIRE(results == std::vector<Floats>(3, {3}));
+}
+
+namespace {
+
+/// What is found where two ranks, which have joined two communicators, each run a body of its own.
+std::string deadlock_of(const std::function<void(int, ncclComm_t*, cudaStream_t*)>& body) {
+  Options now;
+  now.patience = 0.2;
+  const Use use(now);
+  ncclUniqueId ids[2];
+  for (ncclUniqueId& id : ids) ncclGetUniqueId(&id);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      ncclComm_t comms[2];
+      cudaStream_t streams[2];
+      for (int i : {0, 1}) {
+        cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking);
+        ncclCommInitRank(&comms[i], 2, ids[i], rank);
+      }
+      body(rank, comms, streams);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const Report report = take_report();
+  std::string text;
+  for (const Problem& problem : report.problems) text += problem.kind + ": " + problem.detail;
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("the host waits where NCCL's does, and who waits for whom is named") {
+  const Array<float> x(Floats{1, 2}), y(Floats{3, 4});
+  const auto leave = [](ncclComm_t first, ncclComm_t second) {
+    ncclCommDestroy(first);
+    ncclCommDestroy(second);
+  };
+  const std::string waits = "deadlock: host threads wait for each other in NCCL: ";
+  const auto has = [&](const std::string& text, const std::string& call) {
+    CAPTURE(text);
+    REQUIRE(text.starts_with(waits));
+    REQUIRE(text.find(call + " by rank 0 of communicator ") != std::string::npos);
+  };
+  // Each sends in a communicator of its own, before it receives.
+  const auto send_first = [&](int rank, ncclComm_t* comms, cudaStream_t* streams) {
+    ncclSend(x, 1, ncclFloat32, 1 - rank, comms[rank], streams[0]);
+    ncclRecv(y, 1, ncclFloat32, 1 - rank, comms[1 - rank], streams[1]);
+    leave(comms[1], comms[0]);
+  };
+  has(deadlock_of(send_first), "ncclSend to rank 1");
+  REQUIRE(deadlock_of([&](int rank, ncclComm_t* comms, cudaStream_t* streams) {
+            ncclGroupStart();
+            ncclSend(x, 1, ncclFloat32, 1 - rank, comms[rank], streams[0]);
+            ncclRecv(y, 1, ncclFloat32, 1 - rank, comms[1 - rank], streams[1]);
+            ncclGroupEnd();
+            leave(comms[1], comms[0]);
+          }).empty());
+  // Once they are connected, the host waits for nobody.
+  REQUIRE(deadlock_of([&](int rank, ncclComm_t* comms, cudaStream_t* streams) {
+            for (int from : {0, 1}) {
+              if (rank == from) ncclSend(x, 1, ncclFloat32, 1 - rank, comms[from], streams[from]);
+              if (rank != from) ncclRecv(y, 1, ncclFloat32, from, comms[from], streams[from]);
+            }
+            send_first(rank, comms, streams);
+          }).empty());
+  const auto reduce_crossed = [&](int rank, ncclComm_t* comms, cudaStream_t* streams) {
+    for (int i : {rank, 1 - rank}) {
+      ncclAllReduce(x, x, 1, ncclFloat32, ncclSum, comms[i], streams[i]);
+    }
+    leave(comms[1], comms[0]);
+  };
+  unsetenv("NCCL_RUNTIME_CONNECT");
+  has(deadlock_of(reduce_crossed), "ncclAllReduce");
+  const auto leave_crossed = [&](int rank, ncclComm_t* comms, cudaStream_t*) {
+    leave(comms[rank], comms[1 - rank]);
+  };
+  has(deadlock_of(leave_crossed), "ncclCommDestroy");
+  has(deadlock_of([&](int rank, ncclComm_t* comms, cudaStream_t*) {
+        rank == 0 ? leave(comms[1], comms[0]) : static_cast<void>(ncclCommDestroy(comms[1]));
+      }),
+      "ncclCommDestroy");
 }
 
 namespace {

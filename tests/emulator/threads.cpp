@@ -50,14 +50,16 @@ struct GuardedStacks {
   }
 };
 
-enum class State { ready, barrier, exchange, finished, faulted };
+enum class State { ready, barrier, exchange, parked, finished, faulted };
 
 struct Fiber : KernelThread {
   State state = State::finished;
-  unsigned mask = 0;         // of the lanes it waits for
-  uint64_t value = 0;        // what it gives them
-  const void* pc = nullptr;  // where it waits
-  Fiber* next = nullptr;     // of its warp, in the order in which they take turns
+  unsigned mask = 0;               // of the lanes it waits for
+  uint64_t value = 0;              // what it gives them
+  bool orders = true;              // what they did before is before what they do then
+  const void* pc = nullptr;        // where it waits
+  Condition* condition = nullptr;  // while it is parked
+  Fiber* next = nullptr;           // of its warp, in the order in which they take turns
   context::fiber context;
 };
 
@@ -75,6 +77,10 @@ struct Block {
   context::fiber* left;  // where who gave up its turn last will go on
   void (*call)(const void*);
   bool faulted;
+  int parked = 0;    // threads that wait for conditions
+  bool ran = false;  // a thread had a turn
+  int count = 0;     // of threads
+  bool stuck = false;
 };
 
 Block& block() {
@@ -163,18 +169,37 @@ bool release_groups(Warp& warp) {
     for (Fiber* other : warp.lanes) {
       if (!(mask >> other->lane & 1)) continue;
       warp.exchanged[other->lane] = other->value;
-      other->clock = clock + 1;
+      if (lane->orders) other->clock = clock + 1;
       other->state = State::ready;
+    }
+    if (clocks_used && lane->orders) {
+      KernelThread* together[kWarp];
+      size_t count = 0;
+      for (Fiber* other : warp.lanes) {
+        if (mask >> other->lane & 1) together[count++] = other;
+      }
+      join_clocks(together, count);
     }
     released = true;
   }
   return released;
 }
 
+/// Lets those lanes go on whose conditions hold.
+void release_parked(Warp& warp) {
+  for (Fiber* lane : warp.lanes) {
+    if (lane->state != State::parked || !lane->condition->over()) continue;
+    lane->state = State::ready;
+    --block().parked;
+  }
+}
+
 /// Runs the lanes of a warp until each of them ended or waits for another warp.
 void run(Warp& warp) {
+  if (block().parked > 0) release_parked(warp);
   do {
     if (Fiber* lane = find_ready(warp.first)) {
+      block().ran = true;
       take_turn(*lane);
       jump(block().scheduler, lane->context);
       current = nullptr;
@@ -198,12 +223,21 @@ bool release_barrier(std::vector<Fiber*>& threads) {
   size_t finished = 0;
   for (Fiber* thread : threads) {
     if (thread->state == State::finished) ++finished;
-    if (thread->state == State::exchange) stuck = thread;
+    if (thread->state == State::exchange || thread->state == State::parked) stuck = thread;
     if (thread->state != State::barrier) continue;
     if (waiting == nullptr) waiting = thread;
     if (thread->pc != waiting->pc) elsewhere = thread;
   }
   if (finished == threads.size()) return false;
+  block().stuck = stuck != nullptr;
+  if (stuck != nullptr && stuck->state == State::parked) {
+    for (Fiber* thread : threads) {  // each place once
+      if (thread->state == State::parked) {
+        problem_of(*thread, "deadlock", thread->condition->text());
+      }
+    }
+    return false;
+  }
   if (stuck != nullptr) {
     char mask[16];
     std::snprintf(mask, sizeof(mask), "%08x", stuck->mask);
@@ -221,6 +255,10 @@ bool release_barrier(std::vector<Fiber*>& threads) {
     thread->clock = 0;
     if (thread->state == State::barrier) thread->state = State::ready;
   }
+  if (clocks_used) {
+    std::vector<KernelThread*> all(threads.begin(), threads.end());
+    join_clocks(all.data(), all.size());
+  }
   return true;
 }
 
@@ -229,7 +267,14 @@ void run_block(std::vector<Fiber*>& threads, std::mt19937_64& random) {
   for (Fiber* thread : threads) {
     thread->state = State::ready;
     thread->clock = 0;
+    thread->releases = thread->barriers_fenced = 0;
+    thread->fences.clear();
+    thread->seen = nullptr;
+    thread->watch_begin = thread->watch_end = nullptr;
   }
+  block().parked = 0;
+  block().stuck = false;
+  block().count = static_cast<int>(threads.size());
   for (Warp& warp : warps) {
     Fiber** next = &warp.first;
     for (int lane : ordered(static_cast<int>(warp.lanes.size()), random)) {
@@ -241,15 +286,42 @@ void run_block(std::vector<Fiber*>& threads, std::mt19937_64& random) {
   }
   const std::vector<int> order = ordered(static_cast<int>(warps.size()), random);
   begin_block();
+  begin_async_block(static_cast<int>(threads.size()));
   do {
-    for (int warp : order) {
-      run(warps[warp]);
-      if (block().faulted) return;
-    }
+    do {
+      block().ran = false;
+      for (int warp : order) {
+        run(warps[warp]);
+        if (block().faulted) return;
+        if (async_used && options.completion == Completion::seeded) {
+          block().ran |= complete_seeded(random());
+        }
+      }
+    } while (block().parked > 0 && (block().ran || complete_late()));
   } while (release_barrier(threads));
+  end_async_block(block().stuck);
 }
 
 }  // namespace
+
+void park(Condition& condition, const void* pc) {
+  if (condition.over()) return;
+  Fiber& self = static_cast<Fiber&>(*current);
+  self.condition = &condition;
+  ++block().parked;
+  wait(State::parked, pc);
+}
+
+int threads_of_block() { return block().count; }
+
+KernelThread& thread_of_block(int number) { return *block().fibers[number]; }
+
+void each_parked(const std::function<void(KernelThread&, Condition&)>& visit) {
+  for (int i = 0; i < block().count; ++i) {
+    Fiber& fiber = *block().fibers[i];
+    if (fiber.state == State::parked) visit(fiber, *fiber.condition);
+  }
+}
 
 void end_kernel() {
   block().faulted = true;
@@ -267,6 +339,7 @@ void run(const Launch& launch) {
 
 void run(const Launch& launch, Order order) {
   Block& state = block();
+  accesses_seen = launch.instrumented && options.checks;
   const int count = launch.block.x * launch.block.y * launch.block.z;
   state.fibers.resize(std::max<size_t>(state.fibers.size(), count));
   state.call = launch.call;
@@ -279,7 +352,7 @@ void run(const Launch& launch, Order order) {
   std::mt19937_64 random(options.seed);
   const int blocks = launch.grid.x * launch.grid.y * launch.grid.z;
   if (!launch.instrumented) forget_initialised();
-  begin_launch(launch.dynamic_bytes);
+  begin_launch(launch.dynamic_bytes, launch.instrumented && options.checks);
   for (int number : ordered(blocks, random)) {
     blockIdx.x = number % gridDim.x;
     blockIdx.y = number / gridDim.x % gridDim.y;
@@ -312,11 +385,13 @@ int lane() { return current->lane; }
 
 namespace {
 
-USP_INLINE const uint64_t* exchange(unsigned mask, uint64_t mine, const void* pc) {
+USP_INLINE const uint64_t* exchange(unsigned mask, uint64_t mine, const void* pc,
+                                    bool orders = true) {
   Fiber& self = static_cast<Fiber&>(*current);
   if (!(mask >> self.lane & 1)) problem("mask", "names other lanes than the one that calls", pc);
   self.mask = mask | 1u << self.lane;
   self.value = mine;
+  self.orders = orders;
   wait(State::exchange, pc);
   return block().warps[self.number / kWarp].exchanged;
 }
@@ -327,6 +402,10 @@ uint64_t shuffle_bits(unsigned mask, uint64_t mine, int source) {
   const void* pc = __builtin_return_address(0);
   if (!(mask >> source & 1)) problem("mask", "does not name the lane that is read", pc);
   return exchange(mask, mine, pc)[source];
+}
+
+const uint64_t* values_of_warp(uint64_t mine, const void* pc) {
+  return exchange(0xffffffff, mine, pc, false);
 }
 
 unsigned ballot(unsigned mask, bool predicate) {
@@ -341,7 +420,13 @@ unsigned ballot(unsigned mask, bool predicate) {
 }  // namespace usp::emulator
 
 void __syncthreads() {
-  usp::emulator::wait(usp::emulator::State::barrier, __builtin_return_address(0));
+  const void* const pc = __builtin_return_address(0);
+  if (!usp::emulator::left_out("__syncthreads", pc)) {
+    usp::emulator::wait(usp::emulator::State::barrier, pc);
+  }
 }
 
-void __syncwarp(unsigned mask) { usp::emulator::exchange(mask, 0, __builtin_return_address(0)); }
+void __syncwarp(unsigned mask) {
+  const void* const pc = __builtin_return_address(0);
+  if (!usp::emulator::left_out("__syncwarp", pc)) usp::emulator::exchange(mask, 0, pc);
+}

@@ -33,10 +33,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from tools import testing  # noqa: E402
+from tools.base import write_whole  # noqa: E402
+from tools.test import budget, testing, turns  # noqa: E402
 
 RECORD = HERE / "caught.json"
-TURNS = 12  # of the faults that have not changed, ./book test --all tries one in so many
+SHARE = 12  # of the faults that have not changed, ./book test --all tries one in so many
 KEYS = ("What", "Target", "Test", "Message")
 NO_TARGET = "none"  # of a fault in what is not compiled
 NEWEST = "newest"  # as a chapter in a path, or in test_newest: whichever comes last
@@ -52,7 +53,7 @@ class FaultError(Exception):
 
 
 class Fault:
-    """NAME.patch: lines `Key: value` for each of KEYS, then a unified diff."""
+    """ROOM/NAME.patch: lines `Key: value` for each of KEYS, then a unified diff."""
 
     def __init__(self, path):
         self.name = path.stem
@@ -64,8 +65,12 @@ class Fault:
                              f"this one has {', '.join(fields) or 'none'}")
         self.what, self.target, self.test, self.message = (fields[key] for key in KEYS)
         self.hunks = parse_diff("--- " + diff, self.name)
-        newest = max((folder.name for folder in path.parents[2].glob("ch[0-9][0-9]_*")), default="")
+        newest = max((folder.name for folder in path.parents[3].glob("ch[0-9][0-9]_*")), default="")
         self.target = re.sub(rf"^test_{NEWEST}$", f"test_{newest}", self.target)
+        self.room = room_of(self.hunks[0][0])
+        if path.parent.name != self.room:
+            raise FaultError(f"{self.name}: patches {self.hunks[0][0]}, so it belongs in "
+                             f"tests/faults/{self.room}/, not in {path.parent.name}/")
         for hunk in self.hunks:
             hunk[0] = re.sub(rf"^{NEWEST}/", f"{newest}/", hunk[0])
 
@@ -105,6 +110,27 @@ def parse_diff(diff, name):
     if not hunks or any(before == after for _, before, after in hunks):
         raise FaultError(f"{name}: its diff changes nothing")
     return hunks
+
+
+def room_of(path):
+    """The room of faults in a file: the file's own in a chapter or in common/, `model` for the root
+    of a chapter, `tests`, and `tools` for whatever else builds and runs the programs."""
+    first, *rest = Path(path).parts
+    if first == NEWEST or re.match(r"ch\d\d_", first):
+        return rest[0] if len(rest) > 1 else "model"
+    if first == "common" and len(rest) > 1:
+        return rest[0]
+    return "tests" if first == "tests" else "tools"
+
+
+def read_faults():
+    """Every fault, by its name, which is its own whatever the room."""
+    paths = sorted(HERE.rglob("*.patch"), key=lambda path: path.stem)
+    for path, following in zip(paths, paths[1:]):
+        if path.stem == following.stem:
+            raise FaultError(f"{path.stem}: two faults in {path.parent.name}/ and "
+                             f"{following.parent.name}/ are called so; rename one")
+    return [Fault(path) for path in paths]
 
 
 def list_files(source):
@@ -174,27 +200,34 @@ def write_record(faults, source, names):
     own = digests(faults, source)
     known = {**read_record(), **{name: own[name] for name in names}}
     kept = {name: digest for name, digest in sorted(known.items()) if name in own}
-    RECORD.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
+    write_whole(RECORD, json.dumps(kept, indent=0) + "\n")
 
 
 def choose(faults, source):
     """Those that have changed since they were last caught: their own file, one that they patch, or
-    their test; where there are none, a sample. Where the environment asks for all
-    of the tests, a share of the others, too: another with another commit, one target after the
-    other, for each has to be built. With USP_TEST_EVERYTHING all."""
+    their test; where there are none, a sample. First those that have waited longest. Where the
+    environment asks for all of the tests, a share of the others, too, one target after the other, for
+    each has to be built. With USP_TEST_EVERYTHING all; where ./book test names some, these."""
+    named = os.environ.get("USP_FAULTS", "").split()
+    if named:
+        return [fault for fault in faults if fault.name in named]
     if os.environ.get("USP_TEST_EVERYTHING") == "1":
         return faults
     record, own = read_record(), digests(faults, source)
-    chosen = [fault for fault in faults if record.get(fault.name) != own[fault.name]]
+    ran = turns.Record().ran
+
+    def last(fault):
+        return ran.get(f"{turns.FAULTS}:{fault.name}", 0)
+
+    chosen = sorted((fault for fault in faults if record.get(fault.name) != own[fault.name]),
+                    key=lambda fault: (last(fault), fault.target))
     print(f"{len(chosen)} of {len(faults)} faults have changed since they were caught", flush=True)
     if "USP_TEST_ALL" in os.environ:
         others = sorted((fault for fault in faults if fault not in chosen),
-                        key=lambda fault: (fault.target, fault.name))
-        size = -(-len(others) // TURNS)
-        groups = [others[i:i + size] for i in range(0, len(others), size)] if others else []
-        turn = testing.in_turn(groups)
-        print(f"and {sum(map(len, turn))} of the others, with other commits others", flush=True)
-        return [fault for group in turn for fault in group] + chosen
+                        key=lambda fault: (last(fault), fault.target, fault.name))
+        size = -(-len(others) // SHARE)
+        print(f"and {size} of the others, those that have waited longest", flush=True)
+        return others[:size] + chosen
     return chosen or [fault for fault in faults if fault.name in SAMPLE]
 
 
@@ -241,18 +274,22 @@ class Tree:
         for path in set(list_tree(self.root)) - set(files):
             (self.root / path).unlink()
 
-    def build(self, targets):
-        """Throws FaultError if it fails. The build system configures itself again as needed."""
-        targets = [target for target in targets if target != NO_TARGET]
-        self.built.update(targets)
-        if not targets:
-            return
+    def commands(self, targets):
+        """What builds targets; the build system configures itself again as needed."""
         commands = [["ninja", "-C", self.build_dir, f"-j{self.jobs}", *targets]]
         if not (self.build_dir / "build.ninja").is_file():
             commands.insert(0, ["cmake", "-S", self.root, "-B", self.build_dir, "-G", "Ninja",
                                 "-DCMAKE_BUILD_TYPE=Release", "-DUSP_CUDA=OFF"])
+        return commands
+
+    def build(self, targets):
+        """Throws FaultError if it fails."""
+        targets = [target for target in targets if target != NO_TARGET]
+        self.built.update(targets)
+        if not targets:
+            return
         with open(self.log, "w", encoding="utf-8") as log:
-            for command in commands:
+            for command in self.commands(targets):
                 if subprocess.run(command, stdout=log, stderr=log).returncode != 0:
                     raise FaultError(f"building {' '.join(targets)} failed:\n{tail(self.log)}")
         if " warning: " in self.log.read_text(encoding="utf-8", errors="replace"):
@@ -405,8 +442,7 @@ class Report:
                   flush=True)
             if outcome == CAUGHT:
                 self.cache[fault.name] = digest
-                self.cache_path.write_text(json.dumps(self.cache, indent=1) + "\n",
-                                           encoding="utf-8")
+                write_whole(self.cache_path, json.dumps(self.cache, indent=1) + "\n")
             else:
                 print(f"{fault.what}\n{why}", flush=True)
 
@@ -414,9 +450,10 @@ class Report:
         return sorted(name for name, own in self.outcomes.items() if own == outcome)
 
 
-def run_faults(trees, faults, cache_path, force, are_tests_run):
+def run_faults(trees, faults, cache_path, force, are_tests_run, seconds=None):
     """Prints a line per fault; returns the exit code and the names of those caught. are_tests_run:
-    who started this runs the tests without the faults, too."""
+    who started this runs the tests without the faults, too. seconds: after so many no other fault
+    is begun, and how many remain is said."""
     cache = {}
     if cache_path.is_file() and not force:
         cache = json.loads(cache_path.read_text(encoding="utf-8"))
@@ -430,25 +467,34 @@ def run_faults(trees, faults, cache_path, force, are_tests_run):
             print(f"caught   {fault.name}  before, and nothing has changed", flush=True)
     report = Report(len(fresh), cache, cache_path)
     trees = trees[:max(1, len(fresh))]
-    runnable = fresh
-    if fresh and not are_tests_run:
-        note_progress(f"{len(fresh)} faults: first their tests without them")
-        runnable = check_unpatched(trees, fresh)
-        print(f"their tests pass without the faults, after {time.monotonic() - report.begin:.0f} s",
-              flush=True)
-    for fault in fresh:
-        if fault not in runnable:
-            report.add(fault, "", 0, CANNOT_RUN, "")
 
     def judge(tree, fault):
         begin = time.monotonic()
         outcome, why = try_fault(tree, fault)
         report.add(fault, digest[fault.name], time.monotonic() - begin, outcome, why)
 
-    share_out(trees, judge, runnable)
+    left = list(fresh)
+    together = len(left) if seconds is None else turns.FAULTS_TOGETHER
+    while left and (seconds is None or time.monotonic() - report.begin < seconds):
+        some, left = left[:together], left[together:]
+        runnable = some
+        if not are_tests_run:
+            note_progress(f"{len(some)} faults: first their tests without them")
+            runnable = check_unpatched(trees, some)
+            print("their tests pass without the faults, after "
+                  f"{time.monotonic() - report.begin:.0f} s", flush=True)
+        for fault in some:
+            if fault not in runnable:
+                report.add(fault, "", 0, CANNOT_RUN, "")
+        share_out(trees, judge, runnable)
+    if left:
+        print(f"the {seconds:.0f} seconds for faults are used: {len(left)} of {len(faults)} remain, "
+              "and wait for their turn", flush=True)
+        faults = [fault for fault in faults if fault not in left]
     skipped, missed = report.names(CANNOT_RUN), report.names(MISSED)
     print(f"{len(faults)} faults: {len(faults) - len(missed) - len(skipped)} caught, "
           f"{len(skipped)} skipped, {len(missed)} missed {' '.join(missed)}".rstrip())
+    write_whole(cache_path.parent / budget.TRIED, json.dumps([fault.name for fault in faults]))
     caught = {fault.name for fault in faults} - set(missed) - set(skipped)
     return 1 if missed else SKIPPED if skipped else 0, caught
 
@@ -470,7 +516,7 @@ def main():
     parser.add_argument("--force", action="store_true", help="also those that were caught before")
     args = parser.parse_args()
     try:
-        faults = [Fault(path) for path in sorted(HERE.glob("*.patch"))]
+        faults = read_faults()
         unknown = set(args.only or ()) - {fault.name for fault in faults}
         if unknown:
             parser.error(f"no fault {', '.join(sorted(unknown))}; --list names them")
@@ -488,7 +534,8 @@ def main():
         trees = [Tree(args.source.resolve(), args.work.resolve(), f"source{i + 1}", args.jobs)
                  for i in range(max(1, args.copies))]
         code, caught = run_faults(trees, faults, args.work.resolve() / "caught.json", args.force,
-                                  "USP_EVERY_TEST_RUNS" in os.environ)
+                                  "USP_EVERY_TEST_RUNS" in os.environ,
+                                  float(os.environ.get("USP_FAULT_SECONDS", 0)) or None)
         if args.record:
             write_record(all_faults, args.source.resolve(), caught)
         return code

@@ -45,6 +45,11 @@ def content(path):
         return f.read()
 
 
+def write_text(path, text):
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(text)
+
+
 def comparable(run_dir):
     """What must not depend on whether a run was interrupted, as the text of the file."""
     return [{key: record[key] for key in ("step", "loss", "grad_norm", "lr", "tokens", "val_loss")
@@ -150,6 +155,56 @@ class Resume(CheckpointRuns):
                          [f"step-{steps + 2:08}", f"step-{steps + 3:08}"])
         return KILLS, steps, bare
 
+    def test_flags_that_are_not_typed_are_those_of_the_run(self):
+        for more in ({}, {"model": "tiny", "num_layers": 1, "num_kv_heads": 4, "head_dim": 12},
+                     {"grad_acc_steps": 2, "micro_batch_size": 2, "prompt": "it's a \"b\" "}):
+            with self.subTest(more):
+                flags = dict(SMALL, checkpoint_interval=2, steps=6, sample_tokens=9, **more)
+                whole = self.succeed({}, base=flags)
+                run_dir = self.succeed({}, base=flags)
+                shutil.rmtree(os.path.dirname(state_file(run_dir, 6)))
+                self.succeed({"run_dir": run_dir, "resume": True}, base={})
+                self.assertEqual(comparable(run_dir), comparable(whole))
+                self.assertEqual(content(state_file(run_dir, 6)), content(state_file(whole, 6)))
+
+    def test_the_command_that_goes_on_is_printed_and_does(self):
+        flags = dict(SMALL, steps=10**6, checkpoint_interval=10**6,
+                     run_dir=os.path.join(self.scratch, "a run's"))
+        process = subprocess.Popen(
+            test_runs.command(flags), cwd=test_runs.FOLDER, env=test_runs.environment(1),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        self.addCleanup(process.kill)
+        path = os.path.join(flags["run_dir"], "metrics.jsonl")
+        self.wait_until(lambda: os.path.exists(path) and os.path.getsize(path), process)
+        process.send_signal(signal.SIGINT)
+        out = process.communicate(timeout=60)[0]
+        line = out[out.index("To go on from here:\n") + len("To go on from here:\n"):].strip()
+        steps = len(read_metrics(flags["run_dir"]))
+        done = subprocess.run(["sh", "-c", f"{line} --steps {steps + 2}"], cwd=test_runs.FOLDER,
+                              env=test_runs.environment(1), stdout=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), line)
+        self.assertEqual(len(read_metrics(flags["run_dir"])), steps + 2)
+
+    def test_a_checkpoint_is_enough(self):
+        flags = dict(CONSTANT, checkpoint_interval=2, steps=4)
+        whole = comparable(self.succeed(dict(flags, steps=6)))
+        for name, damage in (("missing", os.remove), ("cut off", lambda path: os.truncate(path, 99)),
+                             ("of another kind", lambda path: write_text(path, "[1]")),
+                             ("with other entries", lambda path: write_text(
+                                 path, json.dumps({"resumed": 3})))):
+            for file in ("run.json", "metrics.jsonl", "both"):
+                with self.subTest(name, file=file):
+                    run_dir = self.succeed(flags)
+                    for one in ("run.json", "metrics.jsonl") if file == "both" else (file,):
+                        damage(os.path.join(run_dir, one))
+                    self.refuse(dict(flags, run_dir=run_dir), {2}, "--resume")
+                    self.succeed({"run_dir": run_dir, "resume": True, "steps": 6}, base={})
+                    self.assertEqual(comparable(run_dir)[-2:], whole[-2:])
+                    record = read_json(run_dir, "run.json")
+                    self.assertEqual(record["config"]["num_layers"], SMALL["num_layers"])
+                    self.assertEqual(len(record["resumed"]), 1)
+
     def test_more_steps(self):
         flags = dict(CONSTANT, checkpoint_interval=4)
         run_dir = self.succeed(dict(flags, steps=6))
@@ -220,7 +275,7 @@ class Refusals(CheckpointRuns):
                             f"{name}={json.dumps(value)} is given")
         self.refuse(dict(self.flags, grad_acc_steps=2), {2},
                     "global_batch_size=4, and global_batch_size=8 is given")
-        self.refuse(dict(self.flags, data=None), {2}, 'data_sha256="[0-9a-f]{64}"')
+        self.refuse(dict(self.flags, data="digits.txt"), {2}, 'data_sha256="[0-9a-f]{64}"')
         self.assertEqual({name: read(self.run_dir, name) for name in RUN_FILES}, before)
         self.succeed(dict(self.flags, data=os.path.join(test_runs.FOLDER, SMALL["data"])))
 
@@ -243,7 +298,7 @@ class Refusals(CheckpointRuns):
                 if damaged is not None:
                     with open(path, "wb") as f:
                         f.write(damaged)
-                self.refuse(self.flags, {1}, "step-00000004/state.safetensors", pattern,
+                self.refuse(self.flags, {2}, "step-00000004/state.safetensors", pattern,
                             "step-00000002 is whole, remove step-00000004")
                 self.assertEqual(read(self.run_dir, "done"), "finished\n")
                 with open(path, "wb") as f:

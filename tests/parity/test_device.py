@@ -69,6 +69,17 @@ class Records(Runs):
         for what in ("weights", "gradients", "optimizer states", "saved activations"):
             self.assertRegex("\n".join(reports[0]), rf"\| {what} \| .*\(1\.0000\) \|")
 
+    def test_products_that_went_another_way_stand_in_the_report(self):
+        flags = dict(GPU, steps=1)
+        usual = self.succeed(flags)
+        with mock.patch.dict(os.environ, {"USP_EMULATED_CUBLAS": "none"}):
+            without = self.succeed(flags)
+        self.assertNotIn("cuBLASLt had no kernel", read(usual, "report.md"))
+        self.assertRegex(read(without, "report.md"),
+                         r"\| device \| cuBLASLt had no kernel for some products: \d+ by aligned "
+                         r"copies, [1-9]\d* by a kernel of our own")
+        self.assertEqual(read_metrics(usual)[0]["tokens"], read_metrics(without)[0]["tokens"])
+
     def test_a_gpu_is_asked_for_no_memory_after_the_second_step(self):
         for more in ({}, {"dtype": "bf16", "attention": "naive"}, {"recompute": "full"}):
             with self.subTest(more=more):
@@ -152,8 +163,8 @@ class CommandLine(Runs):
         for seen, why in (({"DRIVER": 0}, "there is no NVIDIA driver here"),
                           ({"DRIVER": 12040}, r"the driver knows CUDA up to 12\.4, .* newer driver"),
                           ({"GPUS": 0}, "the driver shows no GPU"),
-                          ({"CAPABILITY": 75}, r"no kernels for this GPU, .* capability 7\.5; .*"
-                                               r"-DCMAKE_CUDA_ARCHITECTURES=75")):
+                          ({"CAPABILITY": 70}, r"no kernels for this GPU, .* capability 7\.0; .*"
+                                               r"-DCMAKE_CUDA_ARCHITECTURES=70")):
             seen = {f"USP_EMULATED_{name}": str(value) for name, value in seen.items()}
             with self.subTest(seen=seen), mock.patch.dict(os.environ, seen):
                 done = self.run_chapter(GPU)
@@ -161,6 +172,15 @@ class CommandLine(Runs):
                 self.assertRegex(done.err, rf"device=cuda: .*{why}.*--device cpu")
                 self.assertEqual(done.out, "")
                 self.assertFalse(os.path.exists(done.run_dir))
+
+    def test_a_gpu_without_bf16_says_so_and_trains_in_f32(self):
+        with mock.patch.dict(os.environ, {"USP_EMULATED_CAPABILITY": "75"}):
+            done = self.run_chapter(dict(GPU, dtype="bf16"))
+            self.assert_one_error(done, {2})
+            self.assertRegex(done.err, r"dtype=bf16: .* capability 7\.5, .* 8\.0 or later; "
+                                       r"try --dtype f32, or --device cpu")
+            self.assertFalse(os.path.exists(done.run_dir))
+            self.assertEqual(self.run_chapter(dict(GPU, dtype="f32")).code, 0)
 
     def test_a_model_that_the_gpu_s_memory_does_not_hold_does_not_start(self):
         done = self.run_chapter(dict(GPU, micro_batch_size=4096, data="text.txt"))  # it has 1 GiB

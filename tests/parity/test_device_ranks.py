@@ -18,11 +18,12 @@ import sys
 from statistics import fmean
 
 import test_ranks
+import trace_format
 from test_ranks import CHAPTER as NEWEST
 from test_ranks import ROOT, RankTest, metrics, tiny
-from tools import gpu_ranks
-from tools import trace as traces
-from tools.gpu_part import words_of
+from tools.gpu import gpu_ranks
+from tools.gpu.gpu_part import words_of
+from tools.look import trace as traces
 
 # What ./book gpu-check trains on a GPU.
 FLAGS = tuple(words_of(gpu_ranks.PLAIN))
@@ -60,6 +61,7 @@ class Devices(RankTest):
                        env=test_ranks.environment(USP_MATMUL_SECONDS="0",
                                                   USP_EMULATED_STREAMS=order)), 120)
         self.assertEqual(code, 0, output)
+        trace_format.check(self.run_dir / "trace.json")
         return self.run_dir
 
 

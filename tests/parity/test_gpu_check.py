@@ -16,8 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import test_ranks  # noqa: E402
-from tools import cli, gpu_check, gpu_ranks  # noqa: E402
-from tools.gpu_part import Check  # noqa: E402
+from tools import cli  # noqa: E402
+from tools.gpu import gpu_check, gpu_ranks  # noqa: E402
+from tools.gpu.gpu_part import Check  # noqa: E402
 
 BIN = ROOT / "build" / "release" / "bin"
 LEFT_OUT = ("tests", "learning")

@@ -264,6 +264,39 @@ class Export(Models):
         self.assertEqual(self.config("tuned_model")["eos_token_id"], [5, 6])
         self.assertTrue((self.folder / "tuned_model" / "tokenizer.json").exists())
 
+    def test_text_is_no_data_for_a_model_whose_tokens_are_no_bytes(self):
+        self.train("run", SHAPE, TRAINING, {"checkpoint_interval": 3, "vocab_size": 260})
+        self.book("export", "run", "model")
+        config = self.config("model")
+        del config["byte_tokens"]
+        (self.folder / "model" / "config.json").write_text(json.dumps(config))
+        (self.folder / "names.bin").write_bytes((self.folder / "text.txt").read_bytes())
+        for data in ("text.txt", "names.bin"):  # which only its name calls tokens
+            self.assertIn("is text, but the tokens of model=", self.run_command(
+                [BINARY, *flags_of(dict(STILL, model="model", run_dir="no", data=data))], code=2))
+
+    def test_a_mistral_without_a_window_comes_in_and_goes_out_as_one(self):
+        self.train("run", SHAPE, TRAINING, {"checkpoint_interval": 3})
+        self.book("export", "run", "model")
+        config = self.config("model")
+        config.update(model_type="mistral", architectures=["MistralForCausalLM"],
+                      sliding_window=config["max_position_embeddings"])
+        for key in ("mlp_bias", "attention_bias"):
+            del config[key]
+        (self.folder / "model" / "config.json").write_text(json.dumps(config))
+        self.train("again", STILL, {"model": "model"})
+        self.assertEqual(self.results("run"), self.results("again"))
+        told = self.book("export", "again", "mistral")
+        self.assertIn("./book run ch01 -- --model", told)
+        self.assertEqual(self.config("mistral"), dict(config, sliding_window=None))
+        self.assertEqual(weights(self.folder / "mistral/model.safetensors"),
+                         weights(self.folder / "model/model.safetensors"))
+        config["sliding_window"] -= 1
+        (self.folder / "model" / "config.json").write_text(json.dumps(config))
+        self.assertIn("sliding_window=31 is not supported, as it is shorter than "
+                      "max_position_embeddings=32", self.run_command(
+                          [BINARY, *flags_of(dict(STILL, model="model", run_dir="no"))], code=2))
+
     def test_what_cannot_be_exported_is_refused(self):
         self.train("run", SHAPE, TRAINING)
         self.assertIn("--checkpoint_interval", self.book("export", "run", "model", code=2))
@@ -329,6 +362,10 @@ class Tokenize(Models):
         (self.folder / "model" / "config.json").write_text('{"vocab_size":256,"byte_tokens":true}')
         self.assertEqual(self.book("tokenize", "model", "hello.txt").split()[:2], ["104", "101"])
         self.assertEqual(self.book("tokenize", "model", "--decode", "104 101"), "he\n")
+
+    def test_lines_of_json_are_no_text(self):
+        (self.folder / "a b.jsonl").write_text('{"text": "hello"}\n')
+        self.assertIn("jq -r .text 'a b.jsonl' > texts.txt", self.tokenize("a b.jsonl", code=2))
 
     def test_what_cannot_be_tokenized_is_refused(self):
         for arguments, code, message in (

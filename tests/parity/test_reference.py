@@ -55,6 +55,7 @@ CONFIGS = {
     # 40 samples of 16 tokens pass the end of 460 training tokens, inside a sample.
     "tied_sequential_text": {
         "tie_word_embeddings": True, "vocab_size": 256, "data": "text.txt",
+        "token_dtype": None,
         "data_order": "sequential", "num_heads": 2, "val_fraction": 0.25},
     "one_kv_head": {"num_kv_heads": 1, "rope_theta": 500000, "tie_word_embeddings": True},
     "wide_heads_linear_rope": {"head_dim": 12, "rope_type": "linear", "rope_factor": 3},
@@ -114,7 +115,7 @@ def write_data(folder):
 def command_flags(flags):
     result = []
     for name, value in flags.items():
-        if value is not False:
+        if value is not False and value is not None:
             result += ["--" + name] if value is True else ["--" + name, str(value)]
     return result
 

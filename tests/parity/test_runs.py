@@ -22,9 +22,13 @@ import sys
 import tempfile
 import time
 import unittest
+from pathlib import Path
 from unittest import mock
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import binary
+import trace_format
 
 BINARY = None  # set by main()
 FOLDER = None  # of the token files, set by setUpModule()
@@ -148,6 +152,9 @@ class Runs(unittest.TestCase):
         """Runs it, demands success, returns the run directory."""
         done = self.run_chapter(changes, **options)
         self.assertEqual((done.code, done.err), (0, ""), done.out[-2000:])
+        trace = Path(FOLDER, done.run_dir, "trace.json")
+        if trace.exists():
+            trace_format.check(trace)
         return done.run_dir
 
     def wait_until(self, condition, process):
@@ -161,6 +168,33 @@ class Runs(unittest.TestCase):
         """The program ended by one line that says what is wrong, and by nothing worse."""
         self.assertIn(done.code, codes, done.err)
         self.assertRegex(done.err, r"\Aerror: [^\n]+\n\Z")
+
+
+class Teams(Runs):
+    """Where OpenMP starts fewer threads than it was asked for."""
+
+    def test_fewer_threads_compute_what_they_would_by_themselves(self):
+        for dtype in ("f32", "bf16"):
+            alone = results(self.succeed({"dtype": dtype}, threads=1))
+            for variable in ("OMP_THREAD_LIMIT=1", "OMP_MAX_ACTIVE_LEVELS=0", "OMP_DYNAMIC=true"):
+                with self.subTest(f"{dtype} {variable}"):
+                    with mock.patch.dict(os.environ, [variable.split("=")]):
+                        done = self.run_chapter({"dtype": dtype})
+                    self.assertEqual(done.code, 0, done.err)
+                    if "LIMIT" in variable:
+                        self.assertIn("OpenMP starts 1 of 2 threads (OMP_THREAD_LIMIT=1)", done.err)
+                        self.assertIn("1 rank x 1 thread;", done.out)
+                        self.assertEqual(results(done.run_dir), alone)
+
+    def test_wrong_products_end_the_run_before_its_first_step(self):
+        wrong = {"OMP_THREAD_LIMIT": "1", "USP_THREADS_AS_ASKED": "1"}
+        for dtype in ("f32", "bf16"):
+            with self.subTest(dtype), mock.patch.dict(os.environ, wrong):
+                done = self.run_chapter({"dtype": dtype})
+                self.assertEqual(done.code, 2, done.out[-2000:])
+                self.assertIn("matrix products are wrong here: with 2 threads", done.err)
+                self.assertEqual(done.err.count("\n"), 1, done.err)
+                self.assertFalse(os.path.exists(done.run_dir))
 
 
 class Repeatability(Runs):
@@ -416,7 +450,7 @@ class RunDirectories(Runs):
                 done = self.run_chapter(
                     flags, restore_signals=False,  # Python ignores SIGXFSZ, and so does the child
                     preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
-                self.assert_one_error(done, {1})
+                self.assert_one_error(done, {2 if name == "run.json" else 1})
                 self.assertIn(name, done.err)
                 self.assertFalse(os.path.exists(os.path.join(done.run_dir, "done")))
 
@@ -436,7 +470,7 @@ BAD_INPUT = {
     "a word of no choice": ({"dtype": "fp8"}, ["--dtype", "fp8", "f32", "bf16", "f64"]),
     "unknown preset": ({"model": "2B"}, ["model=2B", "tiny"]),
     "heads that do not divide": (
-        {"num_heads": 5}, ["num_heads=5", "divide", "hidden_size=32", r"1, 2, 4 or 8\b"]),
+        {"num_heads": 5}, ["num_heads=5", "divide", "hidden_size=32", r"try 2, 4 or 8\b"]),
     "kv heads that do not divide": (
         {"num_kv_heads": 3}, ["num_kv_heads=3", "divide", "num_heads=4", r"1, 2 or 4\b"]),
     "odd head_dim": (
@@ -672,7 +706,7 @@ class Files(Runs):
             self.assertAlmostEqual(data.pop("unigram_entropy"), entropy, places=9)
             self.assertEqual(data, {
                 "path": SMALL["data"], "sha256": hashlib.sha256(content).hexdigest(),
-                "train_tokens": len(train), "val_tokens": len(content) // 4})
+                "text": True, "train_tokens": len(train), "val_tokens": len(content) // 4})
 
     def test_metrics_jsonl(self):
         for _, run_dir in self.each_dtype():

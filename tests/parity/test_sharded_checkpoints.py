@@ -23,8 +23,8 @@ import test_ranks
 from test_ranks import TINY, UNTRACED, RankTest, metrics, records
 
 from tools.base import BookError
-from tools.checkpoints import Checkpoint, read_header
-from tools.export import export_run
+from tools.run.checkpoints import Checkpoint, read_header
+from tools.run.export import export_run
 
 # 12 samples a step, whoever computes them.
 BATCH = {1: "12", 2: "6", 3: "4", 4: "3"}
@@ -153,7 +153,7 @@ class ShardedCheckpoints(CheckpointTest):
                 self.check_bits(ranks, "--dtype", dtype, *own)
                 self.assertEqual(len(self.contents(4)), files)
 
-    @test_ranks.needs("tensor_parallel")
+    @test_ranks.needs("tensor_parallel/linears")
     def test_any_mesh_goes_on_in_any_other(self):
         def mesh(dp, tp, stage, *more):
             return dp * tp, [*layout(dp, stage), "--tp_size", str(tp), *more]
@@ -162,7 +162,7 @@ class ShardedCheckpoints(CheckpointTest):
         self.check_chain([], [mesh(2, 2, 1), mesh(1, 2, 0, *sequence), mesh(3, 1, 3),
                               mesh(2, 2, 3, *sequence), None])
 
-    @test_ranks.needs("context_parallel")
+    @test_ranks.needs("context_parallel/group")
     def test_tokens_shared_out_in_any_way_go_on_in_any_other(self):
         def mesh(dp, cp, tp, stage, *more):
             return dp * cp * tp, [*layout(dp, stage), "--cp_size", str(cp), "--tp_size", str(tp),
@@ -175,7 +175,7 @@ class ShardedCheckpoints(CheckpointTest):
                               mesh(1, 2, 2, 0, *contiguous), mesh(1, 4, 1, 3, *both),
                               mesh(1, 2, 1, 1)])
 
-    @test_ranks.needs("expert_parallel")
+    @test_ranks.needs("expert_parallel/group")
     def test_experts_go_on_wherever_they_lie(self):
         experts = ["--num_heads", "4", "--num_experts", "8"]
 
@@ -201,7 +201,7 @@ class ShardedCheckpoints(CheckpointTest):
                 self.check_chain([*experts, *own], layouts, test_ranks.CHAPTER, tolerance=1e-12)
                 shutil.rmtree(self.run_dir)
 
-    @test_ranks.needs("expert_parallel")
+    @test_ranks.needs("expert_parallel/group")
     def test_experts_in_an_equal_layout_go_on_bit_for_bit(self):
         for dtype, stage, own in (("bf16", 3, ["--balance", "bias", "--bias_update_rate", "0.02"]),
                                   ("f32", 0, ["--balance", "batch"])):
@@ -209,9 +209,9 @@ class ShardedCheckpoints(CheckpointTest):
                 self.check_bits(2, "--num_experts", "8", "--ep_size", "2", "--router_score",
                                 "sigmoid", "--dtype", dtype, *layout(2, stage), *own)
 
-    @test_ranks.needs("weight_stash")
+    @test_ranks.needs("pipeline_parallel/weight_stash")
     def test_pipedream_goes_on_bit_for_bit_and_in_no_other_way(self):
-        # Which flags must agree is in tests/technique/weight_stash.cpp.
+        # Which flags must agree is in tests/technique/pipeline_parallel/weight_stash.cpp.
         step = ["--micro_batch_size", "2", "--grad_acc_steps", "3", "--grad_clip", "0"]
         stages = ["--pp_size", "2"]
         self.check_bits(2, *step, *stages, "--pp_schedule", "pipedream")
@@ -226,7 +226,7 @@ class ShardedCheckpoints(CheckpointTest):
                 self.assertEqual((code, output.count("error: ")), (2, 1), output)
                 self.assertIn(message, output)
 
-    @test_ranks.needs("tensor_parallel")
+    @test_ranks.needs("tensor_parallel/linears")
     def test_a_model_goes_out_of_any_mesh_and_into_any_other(self):
         def mesh(tp, stage):
             return ["--tp_size", str(tp), "--zero_stage", str(stage)]
@@ -234,7 +234,7 @@ class ShardedCheckpoints(CheckpointTest):
         self.check_export([*mesh(2, 3), "--sequence_parallel"],
                           [(4, mesh(4, 0))])
 
-    @test_ranks.needs("context_parallel")
+    @test_ranks.needs("context_parallel/group")
     def test_a_model_goes_from_ranks_that_share_out_tokens_to_others(self):
         def mesh(cp, stage, *more):
             return ["--cp_size", str(cp), "--zero_stage", str(stage), *more]
@@ -242,7 +242,7 @@ class ShardedCheckpoints(CheckpointTest):
         self.check_export(mesh(2, 1, "--cp_method", "ulysses"),
                           [(4, mesh(2, 3, "--tp_size", "2"))], ranks=2)
 
-    @test_ranks.needs("expert_parallel")
+    @test_ranks.needs("expert_parallel/group")
     def test_experts_go_from_any_ranks_to_any_others_as_a_mixtral(self):
         def ep(size, *more):
             return ["--ep_size", str(size), *more]
@@ -260,7 +260,7 @@ class ShardedCheckpoints(CheckpointTest):
             {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
              "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 20})
 
-    @test_ranks.needs("expert_parallel")
+    @test_ranks.needs("expert_parallel/group")
     def test_what_a_format_has_no_word_for_is_not_exported(self):
         common = ["--steps", "1", "--checkpoint_interval", "1", "--micro_batch_size", "2",
                   "--num_experts", "4", "--overwrite"]
@@ -292,7 +292,7 @@ class ShardedCheckpoints(CheckpointTest):
         except BookError as error:
             return error.code, str(error)
 
-    @test_ranks.needs("mla")
+    @test_ranks.needs("latent_attention/mla")
     def test_latent_attention_goes_from_any_ranks_to_any_others_as_a_deepseek(self):
         still = ["--balance", "bias", "--bias_update_rate", "0"]
         tensor = ["--tp_size", "2", "--sequence_parallel"]
@@ -318,13 +318,13 @@ class ShardedCheckpoints(CheckpointTest):
                              "mscale_all_dim": 1, "original_max_position_embeddings": 8192}}
         self.assertEqual({key: config.get(key) for key in expected}, expected)
 
-    @test_ranks.needs("mla")
+    @test_ranks.needs("latent_attention/mla")
     def test_latent_attention_of_dense_layers_goes_out_and_in(self):
         self.check_export([*LATENT, "--num_kv_heads", "4"], [(2, ["--tp_size", "2"])], ranks=1)
         config = json.loads((self.folder / "model" / "config.json").read_text())
         self.assertEqual(config["first_k_dense_replace"], config["num_hidden_layers"])
 
-    @test_ranks.needs("mla")
+    @test_ranks.needs("latent_attention/mla")
     def test_a_deepseek_of_transformers_comes_out_of_any_mesh_with_its_own_bytes(self):
         bias = ["--balance", "bias", "--bias_update_rate", "0"]
         tensor = ["--tp_size", "2", "--sequence_parallel"]

@@ -223,9 +223,10 @@ void change_record(const std::string& directory, const std::function<void(Json&)
 }
 
 /// Fails the test unless body() fails on every rank, on rank 0 alone with an error of its own,
-/// whose message holds every one of `parts`.
+/// whose message holds every one of `parts`; before a run's first step (`by_all`) all ranks have
+/// it.
 void check_told_once(int ranks, const std::function<void(const Communicator&)>& body,
-                     const std::vector<std::string>& parts) {
+                     const std::vector<std::string>& parts, bool by_all = false) {
   std::vector<std::string> told(ranks);
   const auto watched = [&](const Communicator& world) {
     std::string& own = told[world.rank()];
@@ -241,7 +242,7 @@ void check_told_once(int ranks, const std::function<void(const Communicator&)>& 
     }
   };
   check_throws<Error>([&] { run_threads(ranks, watched); }, parts);
-  std::vector<std::string> expected(ranks, "a peer's failure");
+  std::vector<std::string> expected(ranks, by_all ? "an error" : "a peer's failure");
   expected[0] = "an error";
   REQUIRE(told == expected);
 }
@@ -389,7 +390,7 @@ TEST_CASE(
       Tensor(rank->parameters.flat_values()).assign(Values(500'000, 3));
       load_checkpoint(path, rank->state(), kIdentity, world);
     };
-    check_told_once(count, load, parts);
+    check_told_once(count, load, parts, /*by_all=*/true);
     for (const auto& rank : ranks) {
       REQUIRE(rank->parameters.flat_values().items() == Values(500'000, 3));
       REQUIRE(rank->parameters[0].version == 0);
@@ -446,7 +447,7 @@ TEST_CASE("elements that no file holds are named, with the files") {
     Tensor(rank->parameters.flat_values()).assign(Values(61, 3));
     load_checkpoint(path, rank->state(), kIdentity, world);
   };
-  check_told_once(3, load_in, {"elements 4 to 20 of w", "(on rank 1)"});
+  check_told_once(3, load_in, {"elements 4 to 20 of w", "(on rank 1)"}, /*by_all=*/true);
   const OnDevice cpu;
   for (const auto& rank : ranks) {
     REQUIRE(rank->parameters.flat_values().items() == Values(61, 3));
@@ -559,9 +560,9 @@ TEST_CASE("a damaged checkpoint of several ranks names the older one that is who
   };
   run_threads(3, resume);
   flip_byte(dir.file("checkpoints/step-00000010/state-00002-of-00003.safetensors"), 20);
-  check_told_once(3, resume,
-                  {"step-00000010/state-00002-of-00003.safetensors: bytes 0 to",
-                   "step-00000009 is whole, remove step-00000010"});
+  check_throws<RefusedTogether>([&] { run_threads(3, resume); },
+                                {"step-00000010/state-00002-of-00003.safetensors: bytes 0 to",
+                                 "step-00000009 is whole, remove step-00000010"});
 }
 
 }  // namespace

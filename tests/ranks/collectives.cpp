@@ -1,3 +1,5 @@
+#include <numeric>
+
 #include "comm/algorithms.h"
 #include "comm/launch.h"
 #include "comm/links.h"
@@ -247,6 +249,62 @@ TEST_CASE("the stages of an operation take every element of its input once, and 
       REQUIRE(times_named(left, result) == std::vector<int>(result.numel(), leaves));
     }
   }
+}
+
+/// The first ranks of the world, or every second one: rank `rank` of them.
+Group group_of(int ranks, int rank, int apart) {
+  Group group;
+  group.rank = rank;
+  for (int r = 0; r < ranks; ++r) group.members.push_back(r * apart + apart / 2);
+  return group;
+}
+
+TEST_CASE("what a rank sends, in closed form, is what its stages send") {
+  const int64_t limit = 4096;  // long reductions go in pieces
+  int64_t uneven = 0, between_nodes = 0;
+  for (int n = 1; n <= 17; ++n) {
+    for (int rank = 0; rank < n; ++rank) {
+      const int apart = 1 + rank % 2;
+      Operation operation;
+      operation.group = std::make_shared<Group>(group_of(n, rank, apart));
+      for (int64_t r = 0; r < n; ++r) operation.input_counts.push_back(r * r % 5);
+      operation.output_counts = operation.input_counts;
+      for (CommKind kind : {CommKind::all_reduce, CommKind::reduce_scatter, CommKind::all_gather,
+                            CommKind::broadcast, CommKind::all_to_all, CommKind::send,
+                            CommKind::recv, CommKind::barrier}) {
+        operation.kind = kind;
+        for (int64_t numel : {0, 1, 16, 35, 1000, 5003}) {
+          if (kind == CommKind::all_to_all) {
+            const auto& counts = operation.input_counts;
+            numel = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+          }
+          operation.dtype = numel % 2 == 0 ? DType::bf16 : DType::f64;
+          operation.peer = (rank + static_cast<int>(numel) + 1) % n;
+          operation.root = numel % 2 == 0 ? rank : 0;
+          const bool gathers = kind == CommKind::all_gather,
+                     scatters = kind == CommKind::reduce_scatter;
+          const Elements input(nullptr, numel, operation.dtype);
+          const Elements output(nullptr,
+                                gathers    ? n * numel
+                                : scatters ? numel / n
+                                           : numel,
+                                operation.dtype);
+          const auto stages = algorithms::stages(operation, input, output, {}, limit);
+          for (int64_t node_size : {0, 1, 2, 3, 4, 8, 40}) {
+            CAPTURE(n, rank, apart, name(kind), numel, node_size);
+            const Sends planned = algorithms::sends_of(stages, *operation.group, node_size);
+            const Sends counted = algorithms::sends_of(operation, numel, limit, node_size);
+            REQUIRE(counted.messages == planned.messages);
+            REQUIRE(counted.wire_bytes == planned.wire_bytes);
+            REQUIRE(counted.net_bytes == planned.net_bytes);
+            uneven += kind == CommKind::all_reduce && numel % n != 0;
+            between_nodes += planned.net_bytes > 0 && planned.net_bytes < planned.wire_bytes;
+          }
+        }
+      }
+    }
+  }
+  REQUIRE((uneven > 1000 && between_nodes > 1000));
 }
 
 TEST_CASE("all_gather, broadcast and all_to_all move every element to its place") {

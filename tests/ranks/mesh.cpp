@@ -1,5 +1,7 @@
 #include "comm/mesh.h"
 
+#include <fmt/ranges.h>
+
 #include "comm/launch.h"
 #include "tensor/runtime.h"
 #include "testing.h"
@@ -59,7 +61,7 @@ TEST_CASE("uneven sizes, and an order of one's own") {
     USP_CHECK(mesh.pp().size() == 1 && mesh.dp_cp().size() == 6, "sizes");
     USP_CHECK(mesh.ep().size() == 3 && mesh.edp().size() == 2, "experts");
 
-    const Mesh other(world, {.dp = 3, .pp = 2, .cp = 1, .tp = 2}, "tp,pp,dp,cp");
+    const Mesh other(world, {.dp = 3, .pp = 2, .tp = 2, .order = MeshOrder("tp,pp,dp,cp")});
     const double first = me / 3 * 3;  // dp is the fastest axis that is longer than 1
     USP_CHECK(members(other.dp(), me) == Values({first, first + 1, first + 2}), "dp fastest");
     USP_CHECK(members(other.tp(), me) == Values({double(me % 6), me % 6 + 6.}), "tp slowest");
@@ -80,21 +82,60 @@ TEST_CASE("sizes that do not fill the world are refused, with sizes that do") {
   const OnDevice meta(Device::meta);
   DryEngine engine(0, 8);
   const Communicator world = Communicator::world(engine);
-  const auto refused = [&](const MeshSizes& sizes, const std::string& order,
-                           const std::vector<std::string>& parts) {
-    check_throws<UsageError>([&] { const Mesh mesh(world, sizes, order); }, parts);
+  const auto refused = [&](const MeshSizes& sizes, const std::vector<std::string>& parts) {
+    check_throws<UsageError>([&] { const Mesh mesh(world, sizes); }, parts);
   };
-  const std::string order = "pp,dp,cp,tp";
   // Of flags, only those that take part.
-  refused({.dp = 3}, order, {"dp_size=3 must equal the 8 ranks", "start 3 ranks", "dp_size=8"});
-  refused({.dp = 3, .tp = 2}, order,
-          {"dp_size*tp_size = 3*2 = 6 must equal the 8 ranks", "start 6 ranks", "dp_size=4"});
-  refused({.dp = 2, .tp = 3}, order, {"= 6", "8 ranks", "start 6 ranks"});
-  refused({.dp = 8, .tp = 0}, order, {"at least 1"});
-  refused({.dp = 8, .ep = 3}, order, {"ep_size=3", "dp_size*cp_size=8", "1, 2, 4 or 8"});
-  for (const char* bad : {"", "dp", "pp,dp,cp,cp", "pp,dp,cp,tp,tp", "pp,dp,cp,xx"}) {
-    refused({.dp = 8}, bad, {"once each", "pp,dp,cp,tp"});
+  refused({.dp = 3}, {"dp_size=3 must equal the 8 ranks", "start 3 ranks", "--dp_size 8"});
+  refused({.dp = 3, .tp = 2},
+          {"dp_size*tp_size = 3*2 = 6 must equal the 8 ranks", "start 6 ranks", "--dp_size 4"});
+  refused({.dp = 2, .tp = 3}, {"= 6", "8 ranks", "start 6 ranks"});
+  refused({.dp = 8, .tp = 0}, {"at least 1"});
+  refused({.dp = 8, .ep = 3}, {"ep_size=3", "dp_size*cp_size=8", "1, 2, 4 or 8"});
+}
+
+TEST_CASE("an order names each axis once") {
+  REQUIRE(MeshOrder().text() == "pp,dp,cp,tp");
+  REQUIRE(MeshOrder("cp,tp,pp,dp").text() == "cp,tp,pp,dp");
+  for (const char* bad : {"", "dp", "pp,dp,cp", "pp,dp,cp,cp", "pp,dp,cp,tp,tp", "pp,dp,cp,xx",
+                          "pp,dp,cp,tp,", "pp, dp, cp, tp"}) {
+    check_throws<UsageError>([&] { MeshOrder{bad}; }, {"once each", "pp,dp,cp,tp"});
   }
+}
+
+TEST_CASE("groups on paper are those of the communicators, in any order of the axes") {
+  MeshSizes sizes{.dp = 2, .pp = 3, .cp = 2, .tp = 2};
+  std::vector<std::string_view> names = {"cp", "dp", "pp", "tp"};
+  do {
+    sizes.order = MeshOrder(fmt::format("{}", fmt::join(names, ",")));
+    for (const bool over_tp : {false, true}) {
+      sizes.ep_over_tp = over_tp;
+      sizes.ep = over_tp ? 4 : 2;
+      sizes.tp_kv = over_tp ? 2 : 1;
+      for (int rank = 0; rank < sizes.ranks(); ++rank) {
+        REQUIRE(sizes.rank_at(sizes.coordinates(rank)) == rank);
+        DryEngine engine(rank, int(sizes.ranks()));
+        const Mesh mesh(Communicator::world(engine), sizes);
+        for (const char* name : {"dp", "pp", "cp", "tp", "tp_kv", "dp_cp", "stage", "ep", "edp",
+                                 "embedding", "mirror", "world"}) {
+          const std::vector<int> on_paper = sizes.members(name, rank);
+          INFO(name << " of rank " << rank << ", " << sizes.order.text());
+          REQUIRE(on_paper.size() == size_t(mesh.group(name).size()));
+          REQUIRE(on_paper[mesh.group(name).rank()] == rank);
+        }
+        REQUIRE(sizes.first_of_stage(mesh.pp().rank()) == sizes.members("stage", rank).front());
+      }
+    }
+  } while (std::ranges::next_permutation(names).found);
+}
+
+TEST_CASE("Llama 3's order: tp, cp, pp, dp from the fastest") {
+  const MeshSizes sizes{.dp = 2, .pp = 2, .cp = 2, .tp = 2, .order = MeshOrder("dp,pp,cp,tp")};
+  REQUIRE(sizes.members("tp", 0) == std::vector{0, 1});
+  REQUIRE(sizes.members("cp", 0) == std::vector{0, 2});
+  REQUIRE(sizes.members("pp", 0) == std::vector{0, 4});
+  REQUIRE(sizes.members("dp", 0) == std::vector{0, 8});
+  REQUIRE(sizes.first_of_stage(1) == 4);
 }
 
 }  // namespace

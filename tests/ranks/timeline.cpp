@@ -7,6 +7,7 @@
 #include "comm/launch.h"
 #include "tensor/runtime.h"
 #include "testing.h"
+#include "trace_format.h"
 
 /// One trace of all ranks.
 namespace usp::test {
@@ -37,7 +38,7 @@ Json trace_of(int ranks, const std::function<void(const Communicator&)>& body,
     if (waiting != nullptr && world.rank() == 0) *waiting = found;
     world.barrier();
   });
-  return Json::parse(read_file(dir.file("run/trace.json")));
+  return read_trace(dir.file("run/trace.json"));
 }
 
 std::vector<Json> events(const Json& trace, const std::string& category, int rank) {
@@ -126,6 +127,42 @@ TEST_CASE("messages are arrows with both ends, and no duration is negative") {
   }
 }
 
+TEST_CASE(
+    "messages to several ranks have lanes of their own, as has each of two strands in turns") {
+  const Json trace = trace_of(3, [](const Communicator& world) {
+    const TraceScope step("train_step");
+    const Tensor large = Tensor::zeros({200000}, DType::f32), in = Tensor::zeros({2}, DType::f32);
+    const Tensor small = Tensor::zeros({2}, DType::f32);
+    if (world.rank() == 0) {  // both are under way at once
+      Handle first = world.send_async(large, 1), second = world.send_async(small, 2);
+      second.wait();
+      first.wait();
+    } else {
+      std::this_thread::sleep_for(milliseconds(world.rank() == 1 ? 20 : 1));
+      world.recv(world.rank() == 1 ? large : in, 0);
+    }
+    auto forward = std::make_unique<TraceScope>("forward");
+    set_thread_turn(1);
+    auto backward = std::make_unique<TraceScope>("backward");
+    world.barrier();
+    set_thread_turn(0);
+    forward.reset();
+    backward.reset();
+  });
+  std::map<int, std::string> lanes;
+  for (const Json& event : trace["traceEvents"]) {
+    if (event["name"] == "thread_name" && event["pid"] == 0) {
+      lanes[event["tid"]] = event["args"]["name"];
+    }
+  }
+  REQUIRE(lanes == std::map<int, std::string>{{0, "main"},
+                                              {1, "main, in turns"},
+                                              {2, "world send to rank 2"},
+                                              {3, "world send to rank 1"},
+                                              {4, "world"}});
+  REQUIRE(events(trace, "wait", 0).back()["tid"] == 1);
+}
+
 TEST_CASE("waiting for a rank that is late is not communication") {
   const Json trace = trace_of(3, [](const Communicator& world) {
     world.barrier();
@@ -172,7 +209,7 @@ void record_by_clock(const Communicator& world, int64_t ahead) {
   Tracer::Exchange exchange;
   exchange.group = "world";
   exchange.group_id = 1;
-  exchange.members = {0, 1};
+  exchange.members = std::make_shared<const std::vector<int>>(std::vector{0, 1});
   exchange.kind = "all_reduce";
   exchange.number = 1;
   exchange.peer = -1;

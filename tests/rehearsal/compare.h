@@ -4,8 +4,8 @@
 
 #include "comm/launch.h"
 #include "state.h"
+#include "technique/tiny_llama.h"
 #include "testing.h"
-#include "tiny_llama.h"
 
 /// Settings of the rehearsal on ranks next to the same on one process.
 namespace usp::rehearsal {

@@ -1,10 +1,10 @@
 #pragma once
 
 #include "comm/mesh.h"
-#include "context_attention.h"
+#include "context_parallel/attention.h"
 #include "model.h"
 #include "quantised_linear.h"
-#include "tensor_parallel.h"
+#include "tensor_parallel/linears.h"
 
 /// The model of chapter 1 with parts of its layers exchanged.
 namespace usp::rehearsal {

@@ -4,10 +4,10 @@
 #include <string>
 
 #include "base/rng.h"
+#include "data_parallel/zero.h"
 #include "optimizer.h"
 #include "parallel_llama.h"
-#include "pipeline.h"
-#include "zero.h"
+#include "pipeline_parallel/executor.h"
 
 /// The smallest trainer that runs every kind of parallelism for which a layer takes the place of
 /// another: what a chapter does to Trainer, over chapter 5's pipeline as it is.

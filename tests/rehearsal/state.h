@@ -3,8 +3,8 @@
 #include <map>
 #include <string>
 
-#include "data_parallel_parity.h"
 #include "rehearsal_trainer.h"
+#include "technique/data_parallel/data_parallel_parity.h"
 
 /// What training leaves behind, and how a rank's part of it compares with the whole.
 namespace usp::rehearsal {

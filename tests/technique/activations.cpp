@@ -1,4 +1,4 @@
-#include "window.h"
+#include "technique/window.h"
 
 /// What backward needs belongs to the micro-batch, not to the layer: several may be in flight, and
 /// running forward again recomputes it.

@@ -1,4 +1,4 @@
-#include "tiny_llama.h"
+#include "technique/tiny_llama.h"
 
 /// Which samples a step reads, and where: row `row` of a micro-batch is the global sample
 /// step * global_batch_size + (micro_step * dp_size + dp_rank) * micro_batch_size + row.
@@ -65,7 +65,7 @@ TEST_CASE("a step adds up the documented samples in the documented order, to the
   }
 }
 
-#if __has_include("data_parallel.h")
+#if __has_include("data_parallel/strategy.h")
 TEST_CASE("a rank's micro-batches are the documented ones of the global batch, in their order") {
   const OnDevice cpu;
   TrainConfig config = order_config();

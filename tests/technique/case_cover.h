@@ -27,8 +27,8 @@ inline bool is_carried([[maybe_unused]] const std::string& technique) {
 #endif
 }
 
-/// Which share of many cases has its turn: `./book test` has another number for each commit, so
-/// that a few commits try all.
+/// Which share of many cases has its turn: `./book test` counts submissions, so that a few
+/// of them try all.
 inline uint64_t turn() {
   const char* given = std::getenv("USP_TEST_TURN");
   return given == nullptr ? 0 : std::strtoull(given, nullptr, 10);

@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "files/safetensors.h"
+#include "technique/tiny_llama.h"
 #include "tensor/ops.h"
-#include "tiny_llama.h"
 
 /// A run that is continued from a checkpoint computes what the uninterrupted one does, bit for bit;
 /// a checkpoint that is not what was written is refused.
@@ -278,10 +278,10 @@ TEST_CASE("the newest checkpoints are kept, and what was not finished is none") 
   // A damaged one, and what is left then.
   const auto resume = [&] { make(3).resume(state, /*steps=*/20); };
   flip_byte(dir.file("checkpoints/step-00000010/state.safetensors"), 20);
-  check_throws<Error>(resume, {"step-00000010/state.safetensors: bytes 0 to",
-                               "step-00000009 is whole, remove step-00000010"});
+  check_throws<UsageError>(resume, {"step-00000010/state.safetensors: bytes 0 to",
+                                    "step-00000009 is whole, remove step-00000010"});
   fs::remove(dir.file("checkpoints/step-00000009/checkpoint.json"));
-  check_throws<Error>(resume, {"step-00000010/state.safetensors", "there is no older one"});
+  check_throws<UsageError>(resume, {"step-00000010/state.safetensors", "there is no older one"});
 }
 
 TEST_CASE("a chain of resumed runs goes on saving at the first one's interval") {

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "run/sample.h"
-#include "tiny_llama.h"
+#include "technique/tiny_llama.h"
 
 /// Decoding: logits of a text that grows, from a cache of its keys and values.
 namespace usp::test {

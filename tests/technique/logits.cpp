@@ -1,4 +1,4 @@
-#include "tiny_llama.h"
+#include "technique/tiny_llama.h"
 
 /// Logits of models that are not one chunk of the shipped segments alone.
 namespace usp::test {

@@ -1,4 +1,4 @@
-#include "tiny_llama.h"
+#include "technique/tiny_llama.h"
 
 /// A training step on the meta device: shapes without data.
 namespace usp::test {

@@ -1,4 +1,4 @@
-#include "window.h"
+#include "technique/window.h"
 
 namespace usp::test {
 namespace {

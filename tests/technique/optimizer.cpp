@@ -1,6 +1,6 @@
 #include "optimizer.h"
 
-#include "tiny_llama.h"
+#include "technique/tiny_llama.h"
 
 namespace usp::test {
 namespace {

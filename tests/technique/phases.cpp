@@ -1,6 +1,6 @@
 #include <map>
 
-#include "tiny_llama.h"
+#include "technique/tiny_llama.h"
 
 /// A training step's trace: which phase lies in which.
 namespace usp::test {

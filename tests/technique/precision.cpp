@@ -1,4 +1,4 @@
-#include "tiny_llama.h"
+#include "technique/tiny_llama.h"
 
 /// In what precision gradients are summed over micro-batches.
 namespace usp::test {

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "files/safetensors.h"
-#include "tiny_llama.h"
+#include "technique/tiny_llama.h"
 
 /// Models of Hugging Face's: tests/data/llama, mixtral and deepseek_v3 hold tiny ones with what
 /// transformers computes (tests/fixtures/make_llama.py, make_mixtral.py, make_deepseek.py).
@@ -268,7 +268,11 @@ TEST_CASE("a directory's shape cannot be overridden, and its longest sequence ho
   refused({"--seq_len", "129"},
           {"seq_len=129", "max_position_embeddings=128", "gqa/config.json", "try seq_len=128"});
   REQUIRE(import_config(llama("gqa"), {"--seq_len", "128"}).seq_len == 128);
-  refused({"--data", "text.txt"}, {"text.txt", "no bytes", "./book tokenize", llama("gqa")});
+  check_throws<UsageError>(
+      [] {
+        import_config(llama("gqa"), {"--data", "text.txt"}).validate_text();
+      },
+      {"text.txt", "no bytes", "./book tokenize", llama("gqa")});
   refused({"--prompt_ids", "1 64"}, {"prompt_ids", "64", "vocab_size=64"});
   check_throws<UsageError>([] { import_config("2B"); },
                            {"model=2B", "tiny, small, 1B", "config.json", "model.safetensors"});
@@ -284,7 +288,7 @@ TEST_CASE("a directory without weights is refused") {
                                {copy.path(), "model.safetensors"});
 }
 
-#if __has_include("moe.h")
+#if __has_include("expert_parallel/moe.h")
 
 constexpr const char* kMixtrals[] = {"experts", "old_spelling", "sharded"};
 
@@ -350,7 +354,7 @@ TEST_CASE("imported experts give the logits and the gradients of transformers") 
   }
 }
 
-#if __has_include("mla.h")
+#if __has_include("latent_attention/mla.h")
 
 /// Of a model whose routers choose with biases.
 const std::vector<std::string> kWithBiases = {"--balance", "bias"};
@@ -444,7 +448,7 @@ TEST_CASE("a DeepSeek-V3 whose weights do not fit its config.json is refused by 
           {"self_attn.kv_b_proj.weight", "[48, 8]", "[44, 8]"});
   refused([](const Copy& copy) { copy.set("n_shared_experts", 2); },
           {"mlp.shared_experts.down_proj.weight", "[16, 8]", "[16, 16]"});
-  refused([](const Copy&) {}, {"balance=none", "--balance bias", "--bias_update_rate 0"}, {});
+  refused([](const Copy&) {}, {"balance=none", "try bias", "bias_update_rate=0"}, {});
   for (const char* flag : {"q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
                            "v_head_dim", "latent_rms_norm_eps"}) {
     refused([](const Copy&) {}, {flag, "config.json decides"}, {fmt::format("--{}", flag), "1"});
@@ -510,8 +514,8 @@ TEST_CASE("biases of the choice come with the weights, for a run that has them")
   REQUIRE(load.value.items() == Values(4));
   TrainConfig config = import_config(mixtral("experts"));
   config.model.experts.choice_bias = true;
-  check_throws<UsageError>([&] { config.expert_parallel.check(config, config.tensor_parallel); },
-                           {"balance=none", "--balance bias", "--bias_update_rate 0"});
+  check_throws<UsageError>([&] { config.expert_parallel.check(config); },
+                           {"balance=none", "try bias", "bias_update_rate=0"});
 }
 
 #else

@@ -1,4 +1,4 @@
-#include "tiny_llama.h"
+#include "technique/tiny_llama.h"
 
 /// Recomputation trades operations for memory, and changes no result.
 namespace usp::test {

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "base/rng.h"
-#include "tiny_llama.h"
+#include "technique/tiny_llama.h"
 
 namespace usp::test {
 namespace {

@@ -5,7 +5,7 @@
 
 namespace usp::test {
 
-#if __has_include("data_parallel.h")
+#if __has_include("data_parallel/strategy.h")
 
 /// A world of one rank, without threads or messages.
 struct OneRank {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "run/sample.h"
-#include "solo_trainer.h"
+#include "technique/solo_trainer.h"
 #include "testing.h"
 #include "train/pretrained.h"
 
@@ -51,6 +51,16 @@ inline TrainConfig tiny_training() {
   return config;
 }
 
+/// Whether the settings go together: the program's own rules say.
+inline bool goes_together(TrainConfig config) {
+  try {
+    config.each_part([&](const auto& part) { part.check(config); });
+  } catch (const UsageError&) {
+    return false;
+  }
+  return true;
+}
+
 /// Weights far from their initial values, at which attention is almost uniform, every norm 1 and
 /// many a mistake too small to see. In place, so that bf16 weights keep their masters.
 inline void randomize(ParameterList& parameters, uint64_t seed) {
@@ -92,7 +102,7 @@ inline std::vector<std::pair<std::string, Values>> gradients_of(ParameterList& p
   return gradients;
 }
 
-/// A text of random tokens below the model's vocabulary, as a training set.
+/// Random tokens below the model's vocabulary, as a training set.
 class RandomText {
  public:
   RandomText(const TrainConfig& config, int64_t tokens, DataOrder order = DataOrder::shuffled)
@@ -102,11 +112,12 @@ class RandomText {
  private:
   std::string write(const TrainConfig& config, int64_t tokens) const {
     Random random(99);
-    std::string bytes;
+    std::string ids;  // of 16 bits: random bytes are no text
     for (int64_t i = 0; i < tokens; ++i) {
-      bytes += static_cast<char>(random.integer(0, config.model.vocab_size - 1));
+      const int64_t id = random.integer(0, config.model.vocab_size - 1);
+      ids += {static_cast<char>(id % 256), static_cast<char>(id / 256)};
     }
-    return dir_.write("text", bytes);
+    return dir_.write("tokens.bin", ids);
   }
 
   TempDir dir_;

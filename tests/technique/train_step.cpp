@@ -1,4 +1,4 @@
-#include "tiny_llama.h"
+#include "technique/tiny_llama.h"
 
 namespace usp::test {
 namespace {

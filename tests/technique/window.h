@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tiny_llama.h"
+#include "technique/tiny_llama.h"
 
 namespace usp::test {
 

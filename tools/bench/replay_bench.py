@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tools import replay, trace as traces  # noqa: E402
-from tools.trace import Communication, Group, Link, Rank, Span, Trace, Wait  # noqa: E402
+from tools.look import replay, trace as traces  # noqa: E402
+from tools.look.trace import Communication, Group, Link, Rank, Span, Trace, Wait  # noqa: E402
 
 RANKS, BUCKETS, OPERATORS = 8, 25, 8  # operators between two buckets
 EVENTS_PER_STEP = RANKS * (BUCKETS * (OPERATORS + 2) + 2)

@@ -1,6 +1,6 @@
 """Trains a Llama of given shapes with PyTorch, for so many steps or until it is killed.
 
-After every step a line of JSON tells how long it took: see tools/turns.py.
+After every step a line of JSON tells how long it took: see tools/bench/turns.py.
 Run under a Python that has torch, by `./book bench --peers` on the CPU and by `./book gpu-check` on
 a GPU. Everything that PyTorch offers for speed is on: scaled_dot_product_attention, fused AdamW,
 fused projections of q, k, v and of gate, up, and with --compile torch.compile. The batch is fixed

@@ -1,9 +1,16 @@
+# usp_sources_of_chapter(out folder): the .cpp files in a chapter's root and in its rooms.
+function(usp_sources_of_chapter out folder)
+  file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp ${folder}/*/*.cpp)
+  list(FILTER sources EXCLUDE REGEX "/(examples|exercises|figures)/[^/]*$")
+  set(${out} ${sources} PARENT_SCOPE)
+endfunction()
+
 # usp_add_chapter(): the executable of the chapter in the current folder, named after it, from all sources but
 # main.cpp as an object library that the chapter's tests link too. Each examples/NAME.cpp is an executable
 # <chapter>_NAME.
 function(usp_add_chapter)
   get_filename_component(chapter ${CMAKE_CURRENT_SOURCE_DIR} NAME)
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  usp_sources_of_chapter(sources ${CMAKE_CURRENT_SOURCE_DIR})
   list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/main.cpp)
   add_library(${chapter}_objects OBJECT ${sources})
   target_include_directories(${chapter}_objects PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})

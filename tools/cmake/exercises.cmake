@@ -10,14 +10,14 @@ function(usp_add_exercises chapter)
       set(target ${kind}_${short}_${number})
       set(generated ${CMAKE_BINARY_DIR}/exercises/${target}.cpp)
       set(inputs ${CMAKE_SOURCE_DIR}/${chapter}/exercises/${name}.cpp
-          ${CMAKE_SOURCE_DIR}/${chapter}/exercises/${name}.md ${CMAKE_SOURCE_DIR}/tools/answers.py)
+          ${CMAKE_SOURCE_DIR}/${chapter}/exercises/${name}.md ${CMAKE_SOURCE_DIR}/tools/exercise/answers.py)
       if(kind STREQUAL "course")
         list(APPEND inputs ${CMAKE_SOURCE_DIR}/solutions/${chapter}/${name}.cpp
              ${CMAKE_SOURCE_DIR}/solutions/${chapter}/${name}.wrong.md
-             ${CMAKE_SOURCE_DIR}/tools/mutants.py)
+             ${CMAKE_SOURCE_DIR}/tools/exercise/mutants.py)
       endif()
       add_custom_command(OUTPUT ${generated}
-        COMMAND python3 -m tools.answers ${kind} ${short}.${number} ${generated}
+        COMMAND python3 -m tools.exercise.answers ${kind} ${short}.${number} ${generated}
         WORKING_DIRECTORY ${CMAKE_SOURCE_DIR} DEPENDS ${inputs} VERBATIM)
       add_executable(${target} EXCLUDE_FROM_ALL ${generated})
       # What a starter has prepared for the reader's lines is not used yet.

@@ -2,12 +2,12 @@
 
 #include <fmt/format.h>
 
-#include "context_attention.h"
+#include "accounting/memory.h"
+#include "context_parallel/attention.h"
 #include "core_table.h"
-#include "memory.h"
+#include "data_parallel/zero_layout.h"
 #include "model.h"
 #include "tensor/runtime.h"
-#include "zero_layout.h"
 
 namespace usp {
 namespace {
@@ -26,10 +26,7 @@ const Letters kLetters = {{.name = "b"},
                           {.name = "v"},
                           {.name = "tp", .usual = 2, .largest = 64, .power = 2},
                           {.name = "core_kept", .largest = kMuch},
-                          {.name = "core_through", .largest = kMuch},
-                          {.name = "core_recomputed", .largest = kMuch},
-                          {.name = "core_forward", .largest = kMuch},
-                          {.name = "core_backward", .largest = kMuch}};
+                          {.name = "core_through", .largest = kMuch}};
 constexpr size_t kCore = 9;  // the first of its letters
 
 Runtime& meta_runtime() {
@@ -110,16 +107,13 @@ std::vector<BlockFootprint> blocks_around(Footprint core, TrainConfig config) {
 
 /// The same around a core of which the sizes say what it keeps.
 std::vector<BlockFootprint> blocks_of(const Sizes& sizes, const TrainConfig& config) {
-  return blocks_around({.kept = {{"core", sizes[kCore]}},
-                        .kept_through_recompute = {{"core", sizes[kCore + 1]}},
-                        .recomputed = sizes[kCore + 2],
-                        .forward_peak = sizes[kCore + 3],
-                        .backward_peak = sizes[kCore + 4]},
-                       config);
+  return blocks_around(
+      {.kept = {{"core", sizes[kCore]}}, .kept_through_recompute = {{"core", sizes[kCore + 1]}}},
+      config);
 }
 
-/// {"saved/layer/norm": bytes} of what forward leaves, and {"layer/1/backward_peak": bytes} of what
-/// each segment of a block says of its peaks.
+/// {"saved/layer/norm": bytes} of what forward leaves, and {"layer/1/kept": bytes} of what each
+/// segment of a block says that it keeps.
 Named bytes_of(const std::vector<BlockFootprint>& blocks) {
   Named bytes;
   for (const LiveBytes& part : kept_bytes(blocks)) {
@@ -134,12 +128,6 @@ Named bytes_of(const std::vector<BlockFootprint>& blocks) {
         bytes[name + "through"] += tensor.bytes;
       }
       bytes[name + "output"] = footprint.output.bytes;
-      bytes[name + "recomputed"] = footprint.recomputed;
-      bytes[name + "forward_peak"] = footprint.forward_peak;
-      bytes[name + "backward_peak"] = footprint.backward_peak;
-      bytes[name + "split_peak"] = footprint.split_peak;
-      bytes[name + "unread"] = footprint.unread;
-      bytes[name + "held"] = footprint.held;
     }
   }
   return bytes;
@@ -173,18 +161,34 @@ void add_mode(const Mode& mode, size_t number, Json& saved, Json& segments) {
   }
 }
 
+/// Of sizes at which the accountant may run a block.
+Letters small_letters() {
+  Letters letters = kLetters;
+  for (Letter& letter : letters)
+    letter.usual = 2, letter.largest = 16, letter.lowest = letter.least;
+  return letters;
+}
+
+/// With as many heads as its kv heads divide, for the same reason.
+TrainConfig config_that_runs(const Sizes& sizes, const char* dtype) {
+  TrainConfig config = config_of(sizes, dtype);
+  config.model.num_heads = 4 * config.model.num_kv_heads;
+  return config;
+}
+
 /// [{name, bytes}] of what belongs to no block, whatever the mode and the dtype.
 Json batch_rows() {
   const auto of_batch = [](const Sizes& sizes) {
     Named bytes;
-    for (const LiveBytes& part : predict(config_of(sizes, "f32")).saved) {
+    for (const LiveBytes& part : predict(config_that_runs(sizes, "f32")).saved) {
       if (part.block < 0) bytes[std::string(part.name)] += part.bytes;
     }
     return bytes;
   };
-  auto found = interpolate(kLetters, of_batch);
+  const Letters letters = small_letters();
+  auto found = interpolate(letters, of_batch);
   Json rows = Json::array();
-  for (const LiveBytes& part : predict(config_of(random_sizes(kLetters, 0), "f32")).saved) {
+  for (const LiveBytes& part : predict(config_that_runs(random_sizes(letters, 0), "f32")).saved) {
     if (part.block >= 0) continue;
     const Maximum& bytes = found.at(std::string(part.name));
     rows.push_back({{"name", part.name}, {"bytes", formula(only(bytes), kLetters)}});
@@ -209,10 +213,9 @@ TrainConfig with_exchange(TrainConfig config, const Exchange& exchange, int64_t 
 /// Of one exchange, in one mode.
 void check_exchange(const Exchange& exchange, const Mode& mode, const char* dtype,
                     uint64_t number) {
-  Letters letters = kLetters;
-  for (Letter& letter : letters) letter.usual = 2, letter.largest = 16;
-  const TrainConfig config = with_exchange(
-      mode.set(config_of(random_sizes(letters, number), dtype)), exchange, int64_t(2 + number % 4));
+  const Sizes sizes = random_sizes(small_letters(), number);
+  const TrainConfig config =
+      with_exchange(mode.set(config_that_runs(sizes, dtype)), exchange, int64_t(2 + number % 4));
   const Runtime::Use use(meta_runtime());
   const TensorRegion region(config.tensor_parallel);
   const ModelConfig& m = config.model;

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "context_attention.h"
-#include "ulysses.h"
+#include "context_parallel/attention.h"
+#include "context_parallel/ulysses.h"
 
 namespace usp {
 
@@ -62,15 +62,6 @@ Footprint footprint_of(const Exchange& exchange, const std::string& layout, cons
       ->footprint(core.shape(dtype));
 }
 
-/// The same names as in the table.
-Named peaks_of(const Footprint& core) {
-  return {{"recomputed", core.recomputed},
-          {"forward_peak", core.forward_peak},
-          {"backward_peak", core.backward_peak}};
-}
-
-// --- what is kept
-
 /// What is kept, with each name once.
 Named named(const std::vector<NamedBytes>& tensors) {
   Named bytes;
@@ -109,92 +100,6 @@ void add_saved(Json& rows, const Exchange& exchange, size_t number, bool through
   }
 }
 
-// --- peaks
-
-/// Places of a ring for which formulas of peaks hold: so many, or that and all above.
-struct Places {
-  int64_t least;
-  bool or_more;
-};
-
-/// An exchange that leaves heads alone, and the rings for which formulas of its peaks hold.
-struct Way {
-  Exchange exchange;
-  std::string layout;
-  Places places;
-};
-
-std::vector<Way> ways() {
-  std::vector<Way> all;
-  for (const Exchange& exchange : exchanges()) {
-    if (exchange.by_head()) continue;
-    if (!exchange.in_ring()) {
-      all.push_back({exchange, "zigzag", {1, false}});
-      continue;
-    }
-    // A ring of four places does at its ends what it does in between.
-    std::vector<Places> places = {{2, false}, {3, false}, {4, true}};
-    if (exchange.method == "all_gather") places = {{2, true}};
-    for (const char* layout : {"zigzag", "contiguous"}) {
-      for (const Places& of_ring : places) all.push_back({exchange, layout, of_ring});
-    }
-  }
-  return all;
-}
-
-void add_peaks(Json& rows, const Way& way, size_t number) {
-  Letters letters = letters_of_core(way.exchange);
-  if (way.places.or_more) {
-    letters.push_back(
-        {.name = "cp", .step = 1, .least = way.places.least, .usual = 4, .largest = 64});
-  }
-  for (const char* dtype : kDTypeNames) {
-    for (const auto& [part, maximum] : interpolate(letters, [&](const Sizes& sizes) {
-           Core core(way.exchange, sizes);
-           core.n = way.places.or_more ? sizes.back() : way.places.least;
-           return peaks_of(footprint_of(way.exchange, way.layout, core, dtype));
-         })) {
-      add_row(rows, {{"dtype", dtype}, {"part", part}, {"largest_of", formulas(maximum, letters)}},
-              "ways", number);
-    }
-  }
-}
-
-/// Ulysses around a core that says of itself what it is told.
-class AroundTold : public UlyssesAttention {
- public:
-  AroundTold(const Core& core, const ContextGroup& group, Footprint inner)
-      : UlyssesAttention(core.heads, core.kv_heads, core.width, Probabilities::never_whole, group) {
-    inner_ = std::make_unique<ToldCore>(inner_->num_heads(), inner_->num_kv_heads(), core.width,
-                                        std::move(inner));
-  }
-};
-
-void add_peaks_by_head(Json& rows, bool copies) {
-  const Exchange exchange{Probabilities::never_whole, "ring_ulysses", copies};
-  Letters letters = letters_of_core(exchange);
-  const size_t inner = letters.size();
-  for (const char* name : {"inner_kept", "inner_recomputed", "inner_forward", "inner_backward"}) {
-    letters.push_back({.name = name, .largest = kMuch});
-  }
-  for (const char* dtype : kDTypeNames) {
-    for (const auto& [part, maximum] : interpolate(letters, [&](const Sizes& sizes) {
-           const Core core(exchange, sizes);
-           const AroundTold around(core, ContextGroup(exchange.config(1, core.u)),
-                                   {.kept = {{"inner", sizes[inner]}},
-                                    .recomputed = sizes[inner + 1],
-                                    .forward_peak = sizes[inner + 2],
-                                    .backward_peak = sizes[inner + 3]});
-           return peaks_of(around.footprint(core.shape(dtype)));
-         })) {
-      rows.push_back({{"dtype", dtype},
-                      {"part", part},
-                      {"largest_of", formulas(maximum, letters)},
-                      {"copies", copies}});
-    }
-  }
-}
-
 }  // namespace
 
 ContextParallelConfig Exchange::config(int64_t n, int64_t u) const {
@@ -224,9 +129,7 @@ std::string name_of(Probabilities probabilities) {
 
 Json core_table() {
   Json json;
-  for (const char* list : {"exchanges", "saved", "ways", "peaks", "by_head"}) {
-    json[list] = Json::array();
-  }
+  for (const char* list : {"exchanges", "saved"}) json[list] = Json::array();
   for (const Exchange& exchange : exchanges()) {
     const size_t number = json["exchanges"].size();
     for (const bool through : {false, true}) add_saved(json["saved"], exchange, number, through);
@@ -245,16 +148,6 @@ Json core_table() {
   for (const Json& row : json["saved"]) place(row);
   std::stable_sort(json["saved"].begin(), json["saved"].end(),
                    [&](const Json& a, const Json& b) { return place(a) < place(b); });
-  for (const Way& way : ways()) {
-    const auto& [exchange, layout, places] = way;
-    add_peaks(json["peaks"], way, json["ways"].size());
-    json["ways"].push_back(
-        {{"attends", name_of(exchange.probabilities)},
-         {"method", exchange.method},
-         {"layout", exchange.in_ring() ? Json(layout) : Json()},
-         {"places", {places.least, places.or_more ? Json() : Json(places.least)}}});
-  }
-  for (const bool copies : {false, true}) add_peaks_by_head(json["by_head"], copies);
   return json;
 }
 

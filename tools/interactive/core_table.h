@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "context_parallel.h"
+#include "context_parallel/group.h"
 #include "formula.h"
 #include "layers.h"
 #include "train/footprint.h"
@@ -41,11 +41,7 @@ std::string name_of(Probabilities probabilities);
 /// What attention's core says of itself, as formulas of the sizes of a rank:
 /// {exchanges: [{attends, method, copies}],
 ///  saved: [{name, through, bytes, exchanges}],   through: of what outlives a recomputation
-///  ways: [{attends, method, layout, places: [least, most]}],
-///  peaks: [{dtype, part, largest_of, ways}],     part: a field of Footprint
-///  by_head: [{dtype, part, largest_of, copies}]} of the same fields of the core inside
-/// Exchanges and ways are meant by their numbers; null: any layout, no most. Ways are of those that
-/// do not exchange heads: a core that does has one of them inside, of fewer heads and more tokens.
+/// Exchanges are meant by their numbers.
 Json core_table();
 
 }  // namespace usp

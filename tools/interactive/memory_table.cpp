@@ -4,10 +4,10 @@
 
 #include <fmt/format.h>
 
+#include "accounting/memory.h"
+#include "accounting/zero_accountant.h"
 #include "block_table.h"
 #include "core_table.h"
-#include "memory.h"
-#include "zero_accountant.h"
 
 namespace usp {
 namespace {
@@ -33,7 +33,7 @@ int64_t an_element(int64_t bytes, int64_t elements) {
 /// out in any case, and of those that travel.
 Json states_of(const char* dtype, const char* accumulation, int64_t stage) {
   const TrainConfig config = two_ranks(dtype, accumulation, stage);
-  const StateBytes states = sharded_states(config);
+  const StateBytes states = predict(config).states;
   const int64_t all = num_parameters(config.model);
   const auto kept = [&](Kept part) { return part == Kept::whole ? all : all / 2; };
   const int64_t sum = bytes_of(dtype_of_gradient_sum(config));

@@ -1,1 +1,1 @@
-"""Figures: each script here is started by tools/figures.py under a Python that has matplotlib."""
+"""Figures: each script here is started by tools/look/figures.py under a Python that has matplotlib."""

@@ -8,9 +8,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np  # noqa: E402
 
 from tools.base import BookError  # noqa: E402
-from tools.compare import relative_difference  # noqa: E402
+from tools.look.compare import relative_difference  # noqa: E402
+from tools.look.runs import read_metrics  # noqa: E402
 from tools.plot import style  # noqa: E402
-from tools.runs import read_metrics  # noqa: E402
 
 
 def losses(run_dir):

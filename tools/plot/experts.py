@@ -15,8 +15,8 @@ from matplotlib.colors import LinearSegmentedColormap  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 from tools.base import BookError, show_path  # noqa: E402
+from tools.look.runs import read_metrics  # noqa: E402
 from tools.plot import style  # noqa: E402
-from tools.runs import read_metrics  # noqa: E402
 
 MOST_COLUMNS, MOST_LAYERS = 120, 6
 MOST_LOAD = 3.0   # over the mean: from there on all are of one colour

@@ -15,8 +15,8 @@ import numpy as np  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 from tools.base import BookError  # noqa: E402
+from tools.look.runs import read_metrics, read_run  # noqa: E402
 from tools.plot import style  # noqa: E402
-from tools.runs import read_metrics, read_run  # noqa: E402
 
 SMOOTH_FROM_STEPS = 40  # shorter runs are drawn as they are
 SMOOTH_SHARE = 25       # the window is 1 / SMOOTH_SHARE of the run

@@ -10,11 +10,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np  # noqa: E402
 
-from tools import palette  # noqa: E402
-from tools import memory as memories  # noqa: E402
 from tools.base import BookError  # noqa: E402
+from tools.look import palette  # noqa: E402
+from tools.look import memory as memories  # noqa: E402
+from tools.look.runs import read_run  # noqa: E402
 from tools.plot import style  # noqa: E402
-from tools.runs import read_run  # noqa: E402
 
 # The phases, in greys: the colours are the categories'.
 SHORT = {"forward": "FWD", "backward": "BWD", "optimizer": "OPT"}

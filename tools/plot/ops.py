@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
-from tools import palette  # noqa: E402
-from tools import trace as traces  # noqa: E402
-from tools.limits import ATTENTION, MATMUL, MEMORY, kind_of  # noqa: E402
+from tools.bench.limits import ATTENTION, MATMUL, MEMORY, kind_of  # noqa: E402
+from tools.look import palette  # noqa: E402
+from tools.look import trace as traces  # noqa: E402
 from tools.plot import style  # noqa: E402
 from tools.plot.timeline import EXPOSED, caption, choose_step, inside, main  # noqa: E402
 

@@ -17,8 +17,8 @@ from matplotlib.patches import Patch  # noqa: E402
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: E402
 from matplotlib.transforms import offset_copy  # noqa: E402
 
-from tools import palette  # noqa: E402
-from tools.base import BookError  # noqa: E402
+from tools.base import BookError, beside  # noqa: E402
+from tools.look import palette  # noqa: E402
 
 INK = palette.INKS["ink"][0]          # text and axes
 MUTED = palette.INKS["muted"][0]      # what stands behind the data: references, secondary text
@@ -175,9 +175,10 @@ def save(fig, *paths):
     """Writes the figure, as PNG or SVG by the ending of each path, and without a date in it."""
     for path in map(Path, paths):
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        fig.savefig(path, bbox_inches="tight", pad_inches=0.12, metadata=metadata)
-        if path.suffix == ".svg":
-            path.write_text(for_the_dark(path.read_text(encoding="utf-8")), encoding="utf-8")
+        with beside(path) as new:
+            fig.savefig(new, bbox_inches="tight", pad_inches=0.12, metadata=metadata)
+            if path.suffix == ".svg":
+                new.write_text(for_the_dark(new.read_text(encoding="utf-8")), encoding="utf-8")
     plt.close(fig)
 
 

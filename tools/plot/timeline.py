@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from matplotlib.collections import LineCollection  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
-from tools import palette  # noqa: E402
-from tools import trace as traces  # noqa: E402
 from tools.base import BookError  # noqa: E402
+from tools.look import palette  # noqa: E402
+from tools.look import trace as traces  # noqa: E402
 from tools.plot import style  # noqa: E402
 
 PHASES = {"forward": palette.FORWARD, "backward": palette.BACKWARD, "optimizer": palette.OPTIMIZER,
@@ -146,13 +146,14 @@ def messages_of(rank, begin, end):
 
 def draw_compute(axes, lanes, number, rank, window):
     """The main thread, or the device, of a rank: its phases, and over them its waits; {name:
-    colour} of them."""
+    colour} of them. Of two phases that take turns the second one covers the lower half."""
     begin, end = window
     y, seen = lanes.top(number), {}
     for span in inside(rank.work, begin, end):
         if span.category == "phase" and span.name in PHASES:
-            bars(axes, [(span.begin, span.begin + span.duration)], y, lanes.compute,
-                 PHASES[span.name], f"rank_{number}_{span.name}", window)
+            covered = lanes.compute / 2 if span.turn else lanes.compute
+            bars(axes, [(span.begin, span.begin + span.duration)], y + lanes.compute - covered,
+                 covered, PHASES[span.name], f"rank_{number}_{span.name}", window)
             seen[LABELS.get(span.name, span.name)] = PHASES[span.name]
     waits = inside(rank.stalls, begin, end)
     parts = {"waits for a later rank": [(w.begin, w.begin + w.skew) for w in waits if w.skew > 0],

@@ -1,9 +1,9 @@
 """A figure of one step of each way of doing something, on one time axis: what the chapters'
-plot_timelines.py draw, from a file that tools/timelines.py describes."""
+plot_timelines.py draw, from a file that tools/look/timelines.py describes."""
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox, TransformedBbox
 
-from tools import timelines
+from tools.look import timelines
 from tools.plot import style, timeline
 
 TITLE_INCHES = 0.34  # above each panel

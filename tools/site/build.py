@@ -9,8 +9,10 @@ import posixpath
 import re
 import shutil
 
-from tools import changes, chapters, delta, diff
+from tools import chapters
 from tools.base import ROOT, BookError
+from tools.book import changes, delta, diff
+from tools.exercise import exercises
 from tools.site import bookmap, diffs, reference, source, symbols, terms, theme
 from tools.site.layout import Entry, Group, Sheet, relative, render
 from tools.site.prose import PageWriter
@@ -21,6 +23,7 @@ CODE = (".h", ".cpp", ".cuh", ".cu")
 AS_THEY_ARE = (".svg", ".png", ".jpg", ".html", ".csv", ".gz")
 LARGEST_LISTING = 60_000  # bytes; a larger file is copied as it is
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
+EXERCISE = re.compile(r"ch\d\d_\w+/exercises/ex\d+_\w+\.md")
 PLACE = re.compile(r"^Chapter \d+(?:, (%s) page)? · " % "|".join(ORDINALS))  # of a title
 CARRIED = "as in the chapter before"
 FIRST_PAGES = ("README.md", "CONTRIBUTING.md")
@@ -117,8 +120,17 @@ class Site:
         if path not in self._titles:
             text = (self.root / path).read_text(encoding="utf-8")
             match = re.search(r"^# (.+)$", text, re.M)
-            self._titles[path] = match[1].replace("`", "") if match else posixpath.basename(path)
+            title = match[1].replace("`", "") if match else posixpath.basename(path)
+            one = self.exercise_of(path)
+            self._titles[path] = f"ex {one.number} · {title}" if one else title
         return self._titles[path]
+
+    def exercise_of(self, path):
+        """The exercise of which this is the page, or None."""
+        if not EXERCISE.fullmatch(path):
+            return None
+        chapter = next(each for each in self.chapters if each.name == path.split("/")[0])
+        return exercises.read_exercise(self.root / path, chapter)
 
     def name_of(self, path):
         """A short one, for the sidebar."""
@@ -155,6 +167,13 @@ class Site:
             self.address(path.relative_to(self.root).as_posix())
         self._record_declarations()
         self._record_interactive()
+
+    def _record_terms(self, path, out, title):
+        """Each word of the glossary and letter of the notation is a heading to the search."""
+        known = {**self.terms.words, **self.terms.letters}
+        for term in known.values():
+            if term.page == path:
+                self.records.append((f"{out}#{term.anchor}", title, term.name, term.says))
 
     def _record_declarations(self):
         """What headers declare can be searched for, by the sentence that says what it is."""
@@ -199,8 +218,9 @@ class Site:
 
     def _prose(self, path):
         out = self.address(path)
-        writer = PageWriter(self, path, out)
-        body = writer.page((self.root / path).read_text(encoding="utf-8"))
+        writer, exercise = PageWriter(self, path, out), self.exercise_of(path)
+        body = _exercise(writer, exercise) if exercise else writer.page(
+            (self.root / path).read_text(encoding="utf-8"))
         chapter = path.split("/")[0]
         if chapter in self.passages and not path.endswith("CHANGES.md"):
             self.passages[chapter] += writer.passages
@@ -213,6 +233,8 @@ class Site:
             heading = section.heading.text if section.heading.level > 1 else ""
             if text and not path.endswith("CHANGES.md"):
                 self.records.append((out + mark, title, heading, text))
+        if path in (terms.GLOSSARY, terms.NOTATION):
+            self._record_terms(path, out, title)
         return Sheet(out, title, body, writer.headings, source=path)
 
     def add(self, sheet):
@@ -265,6 +287,22 @@ class Site:
 FILES = "source.html"
 
 
+def _exercise(writer, exercise):
+    """The page of an exercise: what is asked and how it is judged, then its hints, each closed."""
+    answer = "" if exercise.kind in ("fill", "table") else " \"YOUR ANSWER\""
+    body = writer.page(f"# Exercise {exercise.number} · {exercise.title}\n\n"
+                       f"*{exercises.KINDS[exercise.kind].capitalize()}: {exercise.fields['size']}.* "
+                       f"You learn {exercise.fields['learn']}.\n\n{exercise.text}\n\n"
+                       f"```sh\n./book check {exercise.name}{answer}\n```\n")
+    said = [list(section.text) for section in writer.sections]  # no hint is found by a search
+    for number, hint in enumerate(exercise.hints, 1):
+        body += (f"\n<details class=\"hint\"><summary>Hint {number}</summary>\n"
+                 f"{writer.page(hint)}\n</details>")
+    for section, text in zip(writer.sections, said):
+        section.text = text
+    return body
+
+
 def _files_sheet(site, chapter):
     """The list of a chapter's code."""
     rows, out = [], f"{chapter.name}/{FILES}"
@@ -289,6 +327,7 @@ def _with_way_back(text, out):
     """A page of its own with a link to the site, and with the landmark that it may lack."""
     back = f'<nav aria-label="Site"><a href="{relative("index.html", out)}">← {TITLE}</a></nav>'
     opened, closed = ("", "") if "<main" in text else ("<main>\n", "</main>\n")
+    text = re.sub(r'(href="[^":]+)\.md(["#])', r"\1.html\2", text)  # to a page of Markdown
     parts = re.fullmatch(r"(.*?<body[^>]*>)(.*)(</body>.*)", text, re.S)
     return f"{parts[1]}\n{back}\n{opened}{parts[2]}{closed}{parts[3]}" if parts else text
 
@@ -298,16 +337,17 @@ def _title_of_html(path):
     return match[1].split("·")[0].strip() if match else path.stem
 
 
-def build(out, root=ROOT, with_reference=False):
+def build(out, root=ROOT, with_reference=False, begin=lambda _step: None):
     """Makes the site in the folder `out`, anew; the Site. BookError names links that lead nowhere
-    and, with the reference, members without a comment."""
+    and, with the reference, members without a comment. begin: called with each step's name."""
+    begin("pages")
     site = Site(root)
     site.make()
     if site.broken:
         raise BookError("links that lead nowhere:\n  " + "\n  ".join(sorted(set(site.broken))))
     _clear(out)
     if with_reference:
-        site.references, entries = reference.make(root, out)
+        site.references, entries = reference.make(root, out, begin)
         site.record_reference(entries)
     groups = site.groups()
     for row in site.in_order(groups):
@@ -330,13 +370,31 @@ def build(out, root=ROOT, with_reference=False):
     return site
 
 
-def _clear(out):
-    """An empty folder; one that something else has made is left alone."""
+def refuse_foreign(out):
+    """BookError for a folder that holds something else than a site."""
     if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
         raise BookError(f"{out} holds something that ./book docs has not written: empty it", 2)
+
+
+def _clear(out):
+    """An empty folder; one that something else has made is left alone."""
+    refuse_foreign(out)
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    _write(out / MARK, "")
+    write_mark(out)
+
+
+def write_mark(out, **facts):
+    """Says in a site that it is one, and what it was made of."""
+    _write(out / MARK, json.dumps(facts, indent=1) + "\n")
+
+
+def read_mark(out):
+    """What write_mark() wrote; {} where there is no whole site."""
+    try:
+        return json.loads((out / MARK).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def _write(path, text):

@@ -5,7 +5,7 @@ import math
 import re
 from collections import Counter
 
-from tools import delta, diff
+from tools.book import delta, diff
 from tools.site import highlight
 from tools.site.layout import Sheet, relative
 
@@ -21,13 +21,14 @@ def sheet(site, chapter):
     out = f"{chapter.name}/{NAME}"
     order = [key for page in site.pages_of(chapter.name)
              for key in diff.reading_order(site.root / page)]
-    hunks = diff.ordered_hunks(changes, order)
+    explain = Explanations(site, chapter.name)
+    hunks = explain.in_order([hunk for hunk in diff.ordered_hunks(changes, order)
+                              if any(diff.count(hunk[2]))])
     parts = [f"<h1>What {html.escape(site.short_title(chapter))} changes</h1>",
              _about(site, manifest, changes, out),
              _contents(hunks)]
     highlighted = {file: [highlight.lines("\n".join(source.lines), _language(file))
                           for source in sources] for file, sources in changes.sources.items()}
-    explain = Explanations(site, chapter.name)
     for number, (file, name, rows) in enumerate(hunks, 1):
         parts.append(_hunk(site, chapter.name, out, number, file, name, rows,
                            changes.sources[file], highlighted[file], explain))
@@ -47,7 +48,7 @@ def _about(site, manifest, changes, out):
     total = html.escape(diff.totals(changes, manifest.max_edited_lines))
     parent = f'<a href="{to(f"{manifest.parent}/README.md")}">the chapter before</a>'
     said = [f"<p>On the left {parent}, on the right this one, in the order in which "
-            f"its pages explain the edits: {total}. The same in a terminal: "
+            f"its pages come to the edits: {total}. The same in a terminal: "
             f"<code>./book diff {child[:4]}</code>.</p>"]
     for title, files, name in (("New files", changes.added, child),
                                ("Removed files", changes.removed, manifest.parent)):
@@ -163,6 +164,11 @@ class Explanations:
         passage, found = best
         names = ", ".join(sorted(found, key=lambda word: (self.spread[word], word))[:2]) or file
         return passage.address, f"Nearest passage: “{passage.heading}” ({names})"
+
+    def in_order(self, hunks):
+        """The hunks as a reader of the pages meets what explains them."""
+        places = {passage.address: place for place, passage in enumerate(self.passages)}
+        return sorted(hunks, key=lambda hunk: places.get(self.of(*hunk)[0], len(places)))
 
     @staticmethod
     def _is_name(word):

@@ -128,6 +128,9 @@ def _entries(entries, sheet):
 
 def _on_this_page(sheet):
     found = [heading for heading in sheet.headings if heading.level == 2]
+    asked = [heading for heading in sheet.headings if heading.text.endswith("?")]
+    if len(asked) > len(found):  # a page of questions: they are what a reader looks for
+        found = [heading for heading in sheet.headings if heading.level == 3]
     if len(found) < 2 or sheet.kind != "prose":
         return ""
     return '<ul class="inside">' + "".join(

@@ -1,6 +1,6 @@
 """Markdown to HTML: the part of GitHub's Markdown that the pages use.
 
-Headings, paragraphs, lists, tables, fenced code, quotes, rules, comments; of HTML the tags in TAGS.
+Headings, paragraphs, lists, tables, fenced and indented code, quotes, rules, comments; of HTML the tags in TAGS.
 Within a line: code, emphasis, links, images. What a page writes otherwise stays text, visibly.
 
 A Writer decides what links, code and text become; this one knows no site.
@@ -122,7 +122,7 @@ class Writer:
             if not lines[at].strip():
                 at += 1
                 continue
-            for kind in (self._fence, self._comment, self._heading, self._rule, self._list,
+            for kind in (self._indented, self._fence, self._comment, self._heading, self._rule, self._list,
                          self._table, self._quote, self._html, self._paragraph):
                 used = kind(lines, at, found, tight)
                 if used:
@@ -144,6 +144,17 @@ class Writer:
         self.sections[-1].text.append(code)
         found.append(self.fence(code, language))
         return end + 1 - at
+
+    def _indented(self, lines, at, found, _tight):
+        """Code, four spaces in; where a paragraph goes on, they mean nothing."""
+        end = at
+        while end < len(lines) and (lines[end].startswith("    ") or not lines[end].strip()):
+            end += 1
+        code = "".join(f"{line[4:]}\n" for line in lines[at:end]).rstrip("\n")
+        if code:
+            self.sections[-1].text.append(code)
+            found.append(self.fence(code + "\n", ""))
+        return end - at
 
     def _comment(self, lines, at, found, _tight):
         match = COMMENT.match(lines[at])

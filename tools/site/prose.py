@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
-from tools import weave
+from tools.book import weave
 from tools.site import highlight, terms
 from tools.site.layout import relative
 from tools.site.markdown import Writer, plain
 
-SHOWN = re.compile(r"(snippet|delta): (\S+?)#(\S+?)(?: mark: .*)?$", re.S)
+SHOWN = re.compile(r"(snippet|delta): (\S+?)#(\S+?)(?: (?:lines|mark): .*)?$", re.S)
 OUTPUT = re.compile(r"(output|include): (\S+)")
 FILE = re.compile(r"[\w/.]+\.(?:h|cpp|py|md)")
 BEHIND = re.compile(r"(.*\S) {4,}(?!=)(\S.*)$")  # a formula, and what is said of it

@@ -9,6 +9,7 @@ sums. Nor of a function whose first argument is a stream: it starts what tensor/
 field that is bound to a flag gets the flag's help.
 """
 import html
+import itertools
 import re
 import shutil
 import subprocess
@@ -17,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tools import changes
 from tools.base import ROOT, BookError
+from tools.book import changes
 from tools.site import check, theme
 from tools.site.check import REFERENCE
 from tools.site.layout import THEME_FIRST
@@ -68,14 +69,19 @@ def warnings(root, names=None):
         return found
 
 
-def make(root, out):
+def make(root, out, begin=lambda _part: None):
     """Writes the reference below `out`/reference; returns {name: address of its first page} and
-    the Entries of all classes and functions that have a page."""
+    the Entries of all classes and functions that have a page. begin: called with each part."""
     with tempfile.TemporaryDirectory(prefix="book_reference_") as scratch:
-        said = [line for name in parts(root) for line in _run(root, name, Path(scratch), out)]
+        said = []
+        for name in parts(root):
+            begin(name)
+            said += _run(root, name, Path(scratch), out)
         anchors = {path: check.read(path).anchors for path in (out / REFERENCE).rglob("*.html")}
         entries = [entry for name in parts(root)
                    for entry in _entries(root, name, Path(scratch), out, anchors)]
+    for name in parts(root):
+        _fill_front(root, name, [entry for entry in entries if entry.part == name], out)
     _mend(anchors)
     if said:
         raise BookError(f"{INCOMPLETE}:\n  " + "\n  ".join(said))
@@ -95,6 +101,27 @@ def _entries(root, part, scratch, out, anchors):
             mark = f"#{anchor}" if anchor in anchors[here] else ""
             yield Entry(part, path.relative_to(root).as_posix(),
                         f"{REFERENCE}{part}/{page}{mark}", name, sentence)
+
+
+def _fill_front(root, part, entries, out):
+    """Doxygen's first page is empty: it gets the headers, each with its classes and functions."""
+    path = out / REFERENCE / part / "index.html"
+    lines = [f"<p>{len(entries)} classes and functions, by the headers that declare them.</p>"]
+    for file, group in itertools.groupby(entries, lambda entry: entry.file):
+        lines.append(f"<h3>{html.escape(Path(file).relative_to(part).as_posix())}</h3><ul>")
+        for entry in group:
+            address = Path(entry.address).relative_to(f"{REFERENCE}{part}")
+            said = f" {html.escape(entry.sentence)}" if entry.sentence else ""
+            lines.append(f'<li><a href="{html.escape(str(address))}">{html.escape(entry.name)}</a>'
+                         f"{said}</li>")
+        lines.append("</ul>")
+    text = path.read_text(encoding="utf-8").replace(f"{part}: reference Documentation",
+                                                    f"The reference of {part}")
+    text, count = re.subn(r'(<div class="contents">)\s*(</div>)',
+                          lambda match: f"{match[1]}\n" + "\n".join(lines) + f"\n{match[2]}", text)
+    if not count:
+        raise BookError(f"doxygen's first page of {part} is not the empty one that is known")
+    path.write_text(text, encoding="utf-8")
 
 
 def _places(tags):
@@ -131,8 +158,8 @@ def _mend(anchors):
 def flags(root):
     """{field: help of the flag that is bound to it}"""
     found = {}
-    for path in [*root.glob("common/**/*.cpp"), *root.glob("ch[0-9][0-9]_*/*.cpp"),
-                 *root.glob("ch[0-9][0-9]_*/*.h")]:
+    for path in [*root.glob("common/**/*.cpp"), *root.glob("ch[0-9][0-9]_*/**/*.cpp"),
+                 *root.glob("ch[0-9][0-9]_*/**/*.h")]:
         for name, text in BOUND.findall(path.read_text(encoding="utf-8")):
             found[name] = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', text))
     return found

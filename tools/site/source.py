@@ -9,7 +9,7 @@ import posixpath
 import re
 from dataclasses import dataclass, field
 
-from tools import diff
+from tools.book import diff
 from tools.site import highlight
 from tools.site.layout import Sheet, relative
 from tools.site.prose import PageWriter, unbroken
@@ -40,7 +40,7 @@ def pairs(text, language):
     shown = highlight.lines("\n".join(lines), language)
     found, open_names = [Pair()], set()
     for number, (line, code) in enumerate(zip(lines, shown), 1):
-        marker = diff.MARKER.fullmatch(line) if language == "cpp" else None
+        marker = diff.MARKER.fullmatch(line) if language in ("cpp", "python") else None
         comment = COMMENT.match(line) if language == "cpp" else None
         begins = bool(marker) and marker[1] not in open_names
         if (begins or comment) and found[-1].code:

@@ -3,7 +3,7 @@ values, commands of ./book, functions of a chapter's scripts."""
 import re
 from collections import defaultdict
 
-from tools import changes
+from tools.book import changes
 
 CODE = ("*.h", "*.cuh", "*.cpp", "*.cu")
 NAME = re.compile(r"(?:\w+::)*~?[A-Za-z_]\w*(?:\(\))?")

@@ -23,6 +23,7 @@ void* nccl() {
   USP_FORWARD(usp::cuda::nccl, RESULT, NAME, PARAMETERS, ARGUMENTS)
 
 USP_FORWARD_NCCL(const char*, ncclGetErrorString, (ncclResult_t result), (result))
+USP_FORWARD_NCCL(const char*, ncclGetLastError, (ncclComm_t comm), (comm))
 USP_FORWARD_NCCL(ncclResult_t, ncclGetVersion, (int* version), (version))
 USP_FORWARD_NCCL(ncclResult_t, ncclGetUniqueId, (ncclUniqueId * id), (id))
 USP_FORWARD_NCCL(ncclResult_t, ncclCommInitRank,

@@ -21,11 +21,16 @@ enum cudaError_t {
   cudaErrorInvalidPitchValue = 12,
   cudaErrorInvalidMemcpyDirection = 21,
   cudaErrorInsufficientDriver = 35,
+  cudaErrorDevicesUnavailable = 46,
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
   cudaErrorNoKernelImageForDevice = 209,
+  cudaErrorUnsupportedPtxVersion = 222,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
+  cudaErrorIllegalAddress = 700,
+  cudaErrorAssert = 710,
+  cudaErrorMisalignedAddress = 716,
   cudaErrorLaunchFailure = 719,
   cudaErrorNotPermitted = 800
 };
@@ -170,6 +175,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end);
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* function);
+cudaError_t cudaFuncGetName(const char** name, const void* function);
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value);
 template <class... P>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)(P...)) {
@@ -200,8 +206,10 @@ inline constexpr bool kInstrumented = true;
 inline constexpr bool kInstrumented = false;
 #endif
 
+#define USP_CUDA_IS_EMULATED 1
+
 /// From here on in the order of `stream`, the bytes count as never written, and are NaNs: for a
-/// block that an allocator hands out again. A GPU does nothing.
+/// block that an allocator hands out again. Takes no time of the device's.
 cudaError_t mark_undefined(void* address, size_t bytes, cudaStream_t stream);
 
 }  // namespace usp::emulator

@@ -34,7 +34,7 @@ const found = document.getElementById("found");
 let records = null, chosen = -1;
 window.searchRecords = (list) => {
   records = list.map(([address, page, heading, text]) =>
-    ({ address, page, heading, text, low: [page, heading, text].map((s) => s.toLowerCase()) }));
+    ({ address, page, heading, text, low: [page, heading, text].map((s) => " " + s.toLowerCase()) }));
   look();
 };
 function load() {
@@ -44,22 +44,43 @@ function load() {
   script.src = base + "assets/search.js";
   document.head.append(script);
 }
+// What a word is looked for as: where it begins a word, without the ending that a question gives it.
+const ENDING = /(?:ations?|ings?|ed|es|s)$/;
+function stem(word) {
+  const bare = word.replace(ENDING, "");
+  return bare.length < 4 ? word : bare;
+}
+// What the pages call things that are asked for by another word.
+const ALSO = { overload: ["load", "unused"], volume: ["sent", "bytes"], traffic: ["sent", "bytes"], "zero-1": ["zero"],
+  "zero-2": ["zero"], "zero-3": ["zero"], oom: ["memory"], fsdp: ["zero"], ddp: ["data parallel"] };
+function worth(record, word) {
+  const [page, heading, text] = record.low;
+  const begins = (s) => s.split(word).slice(0, -1).filter((before) => /[^a-z0-9]$/.test(before)).length;
+  const inside = heading.includes(word) + page.includes(word) + text.includes(word);
+  return 12 * Math.min(1, begins(heading)) + 4 * Math.min(1, begins(page)) +
+         Math.min(6, 2 * Math.log2(1 + begins(text))) + Math.min(1, inside);
+}
 function score(record, words) {
-  let sum = 0;
+  let sum = 0, met = 0;
   for (const word of words) {
-    const [page, heading, text] = record.low;
-    const value = 8 * heading.includes(word) + 5 * page.includes(word) + Math.min(3, text.split(word).length - 1);
-    if (!value) return 0;
+    const value = Math.max(worth(record, word), ...(ALSO[word] || []).map((other) => 0.7 * worth(record, other)));
+    met += value > 0;
     sum += value;
   }
-  return sum;
+  if (!met || 2 * met < words.length) return 0;  // most of the words have to be met; each that is not costs
+  const exact = record.heading.toLowerCase().replace(ENDING, "") === words.join(" ");
+  const known = /glossary|notation/i.test(record.page) && exact ? 40 : 0;  // what a term means
+  const idea = /^[12]\. /.test(record.heading) ? 4 : 0;  // where a chapter says what it is about
+  const asked = /^docs\/faq\.html#/.test(record.address) ? 6 : 0;
+  const code = /\.(?:h|cuh|cpp|cu)\.html#|^reference\//.test(record.address) && !exact ? 0.6 : 1;
+  return (code * (sum + asked + idea) + 20 * exact + known) * (met / words.length) ** 3;
 }
 function excerpt(record, word) {
   const at = Math.max(0, record.low[2].indexOf(word) - 50);
   return (at ? "… " : "") + record.text.slice(at, at + 160) + " …";
 }
 function look() {
-  const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+  const words = field.value.toLowerCase().split(/\s+/).filter(Boolean).map(stem);
   found.replaceChildren();
   chosen = -1;
   const best = !words.length ? [] : records.map((record) => [score(record, words), record])

@@ -1,0 +1,33 @@
+#pragma once
+
+#include "comm/mesh.h"
+#include "config.h"
+#include "model.h"
+#include "tensor/runtime.h"
+
+namespace usp {
+
+/// A rank's part of a run of any size, of which it is the only rank: its place in the mesh, and the
+/// model that it would build, on meta and without memory. While this lives, its runtime is the
+/// current one.
+struct DryRank {
+  /// The rank of the world that has this number.
+  DryRank(const TrainConfig& config, int rank)
+      : dry(config.mesh(), config.engine(), rank, config.communication->node_size),
+        // [view]
+        model(config) {}
+  // [view]
+  DryRank(const DryRank&) = delete;
+  DryRank& operator=(const DryRank&) = delete;
+
+  const Mesh& mesh() const { return dry.mesh; }
+
+  Runtime runtime{Device::meta};
+  Runtime::Use use{runtime};
+  DryMesh dry;
+  // [parts]
+  // [parts]
+  Model model;
+};
+
+}  // namespace usp

@@ -1,0 +1,129 @@
+#include "accounting/memory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "accounting/dry_rank.h"
+#include "accounting/tensor_accountant.h"
+#include "accounting/zero_accountant.h"
+#include "train/fold.h"
+
+namespace usp {
+
+namespace {
+
+/// Weights of one layer that multiply activations.
+int64_t layer_matmul_weights(const ModelConfig& m) {
+  const int64_t qkv = (m.num_heads + 2 * m.num_kv_heads) * m.head_dim();
+  return m.hidden_size * (qkv + m.num_heads * m.head_dim() + 3 * m.ffn_hidden_size);
+}
+
+}  // namespace
+
+// [states]
+int64_t num_parameters(const ModelConfig& m) {
+  const int64_t embeddings = (m.tie_word_embeddings ? 1 : 2) * m.vocab_size * m.hidden_size;
+  const int64_t norms = (2 * m.num_layers + 1) * m.hidden_size;
+  return embeddings + norms + m.num_layers * layer_matmul_weights(m);
+}
+
+StateBytes whole_states(int64_t parameters, const TrainConfig& config) {
+  const DType dtype = parse_dtype(config.dtype);
+  const int64_t n = parameters, own = bytes_of(dtype), acc = bytes_of(accumulate_dtype(dtype));
+  int64_t gradient = acc;
+  if (config.grad_accumulation == "bf16") gradient = own;
+  if (config.grad_accumulation == "both") gradient = own + acc;
+  const int64_t master = own == acc ? 0 : acc;
+  return {n * own, n * gradient, n * (master + 2 * acc)};
+}
+// [states]
+
+// [activations]
+/// What the model that the run would build keeps, by its segments' formulas, and what else it asks
+/// for, as fold_blocks() finds.
+// [model]
+static void add_activations(const TrainConfig& config, DryRank& rank, Prediction& prediction) {
+  Model& model = rank.model;
+  // [model]
+  const DType dtype = parse_dtype(config.dtype);
+  Pass pass;
+  pass.num_samples = config.micro_batch_size;
+  pass.seq_len = config.seq_len;
+  pass.loss = Tensor::empty({1}, DType::f64);
+  // [shape]
+  const PassShape shape{config.micro_batch_size, config.seq_len, dtype,
+                        config.tensor_parallel.row_shares()};
+  // [shape]
+  // [rows]
+  pass.positions = Positions(0, config.seq_len);
+  pass.tokens = pass.targets = Tensor::empty({shape.tokens()}, DType::i32);
+  // [rows]
+  const std::vector<BlockFootprint> blocks = model.footprints(shape);
+  model.part_blocks();
+  model.parameters().allocate(dtype, /*seed=*/0);
+  const auto folded = fold_blocks(model, shape, config.model.hidden_size, pass);
+  const int64_t ids = shape.tokens() * bytes_of(DType::i32);
+  prediction.saved = {{-1, "tokens", ids}, {-1, "targets", ids}};
+  for (const LiveBytes& part : kept_bytes(blocks)) prediction.saved.push_back(part);
+  // [peak]
+  const PassBytes bytes = pass_bytes(folded);
+  prediction.peak_activations = 2 * ids + std::max(bytes.forward_peak, bytes.backward_peak);
+  // [peak]
+}
+// [activations]
+
+// [flops]
+double model_flops_per_token(const ModelConfig& m, double keys) {
+  const double weights =
+      double(m.num_layers * layer_matmul_weights(m) + m.hidden_size * m.vocab_size);
+  return 6 * weights + 12 * double(m.num_layers * m.num_heads * m.head_dim()) * keys;
+}
+
+static void add_flops(const TrainConfig& config, Prediction& prediction) {
+  const ModelConfig& m = config.model;
+  const double S = double(config.seq_len);
+  // [share]
+  const double keys = (S + 1) / 2;  // that a query sees, on average
+  const double tokens = double(config.micro_batch_size * config.grad_acc_steps) * S /
+                        double(config.tensor_parallel.tp_size);  // a rank does 1/t of their work
+  // [share]
+  prediction.flops = tokens * model_flops_per_token(m, keys);
+  prediction.book_flops = tokens * model_flops_per_token(m, S);
+  const double layers = 2 * double(m.num_layers * layer_matmul_weights(m)) * tokens;
+  // One product of the (query, key) pairs with all heads' channels.
+  const double product = double(m.num_layers * m.num_heads * m.head_dim()) * tokens * 2 * keys;
+  double& again = prediction.recomputed_flops;
+  if (config.attention == "blockwise") again += product;  // q by k, for the rows' probabilities
+  if (config.attention == "naive" && config.recompute == "selective") again += 2 * product;
+  // [again]
+  if (config.recompute == "full") again += layers + 2 * product;
+  // [again]
+}
+// [flops]
+
+// [predict]
+// [rank]
+Prediction predict(const TrainConfig& config, int rank) {
+  DryRank dry(config, rank);
+  Prediction prediction;
+  prediction.rank = rank;
+  // [rank]
+  prediction.parameters = num_parameters(config.model);
+  // [states_of_a_rank]
+  const ZeroShapes shapes(config, dry);
+  prediction.states = sharded_states(config, shapes);
+  prediction.book_states = book_sharded_states(config);
+  prediction.buffers = zero_buffers(config, shapes);
+  add_tensor_scratch(config, dry.view.region, prediction.buffers);
+  prediction.book_activations = book_sharded_activations(config);
+  add_activations(config, dry, prediction);
+  // [states_of_a_rank]
+  add_flops(config, prediction);
+  prediction.execution =
+      fmt::format("{} attention, recompute {}", config.attention, config.recompute);
+  return prediction;
+}
+// [predict]
+
+}  // namespace usp

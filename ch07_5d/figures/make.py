@@ -1,0 +1,57 @@
+"""What this chapter's page shows: schematics of a mesh, who holds what, bytes that leave a node, losses of
+compositions, and memory of one model over each dimension.
+
+`./book figures` calls it; tools/book/showcase.py says how.
+"""
+from tools.book.showcase import json_text, origin, read_json, write_json
+from tools.look import provenance
+
+from . import claims, draw_mesh, equal, memory, placed
+
+SCHEMATICS = draw_mesh.FIGURES
+PROVENANCE = {"provenance.md": ("estimates", "counts")}
+DEMO = {"micro_batch_size": 4, "check_copies": 10}
+
+
+def measure(chapter, _program, commit):
+    """Where the data come from; rerun() and count(), which come next, fill them."""
+    for name in ("estimates", "counts"):
+        write_json(chapter.folder / "figures" / f"{name}.json", origin(chapter, commit))
+
+
+def rerun(chapter, program):
+    """Estimates, and who holds what."""
+    folder = chapter.folder / "figures"
+    found = {"layout.txt": placed.layout(program), "prove.txt": placed.proof(program, chapter)}
+    if (folder / "estimates.json").exists():
+        found["estimates.json"] = json_text({**read_json(folder / "estimates.json"),
+                                             **placed.estimate_all(program),
+                                             **memory.estimate_all(program)})
+    return found
+
+
+def count(chapter, program):
+    """Bytes and losses of runs of a few steps."""
+    folder = chapter.folder / "figures"
+    if not (folder / "counts.json").exists():
+        return {}
+    return {"counts.json": json_text({**read_json(folder / "counts.json"), **placed.count(program),
+                                      **equal.count(program)})}
+
+
+def texts(folder):
+    """Every table of which the data are there."""
+    data = {path.stem: read_json(path) for path in folder.glob("*.json")}
+    found = {page: provenance.line({name: data[name] for name in names if name in data})
+             for page, names in PROVENANCE.items()}
+    estimated, counted = data.get("estimates", {}), data.get("counts", {})
+    if "large" in estimated:
+        found.update({"orders.md": placed.large_table(estimated["large"]),
+                      "memory.md": memory.memory_table(estimated["memory"])})
+    if "compositions" in counted:
+        found.update({"leaving.md": placed.small_table(counted["small"]),
+                      "compositions.md": equal.compositions_table(counted["compositions"]),
+                      "compared.md": equal.checked_table(counted["checked"])})
+    if "large" in estimated and "compositions" in counted:
+        found["claims.md"] = claims.claims_table(counted, estimated)
+    return found

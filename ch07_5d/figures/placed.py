@@ -1,0 +1,127 @@
+"""What leaves a node in each order of the mesh: a dry run of a large model, and in runs of a small one;
+and who holds what, as the program prints it."""
+import json
+import re
+
+from tools.base import say
+from tools.book.short_runs import run, table
+from tools.run import estimates, recipes
+
+MIB, GIB = 2**20, 2**30
+DIMENSIONS = ("tp", "cp", "dp", "pp")
+# Llama 3's 8B on four nodes of eight.
+LARGE = {"model": "8B", "dtype": "bf16", "micro_batch_size": 1, "seq_len": 4096, "grad_acc_steps": 4,
+         "zero_stage": 1, "recompute": "full", "dp_size": 2, "pp_size": 2, "tp_size": 8,
+         "sequence_parallel": None, "node_size": 8}
+ORDERS = ("pp,dp,cp,tp", "dp,pp,cp,tp", "pp,tp,cp,dp", "tp,cp,dp,pp")
+# The same in small, which runs.
+SMALL = {"num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size": 192,
+         "num_layers": 2, "seq_len": 64, "micro_batch_size": 2, "grad_acc_steps": 2, "dp_size": 2,
+         "pp_size": 2, "tp_size": 2, "sequence_parallel": None, "node_size": 2}
+SMALL_RANKS, STEPS = 8, 2
+LLAMA_3 = "dp,pp,cp,tp"
+PROVEN = "llama3_405b_long"  # a recipe
+# The layout that the page shows.
+SHOWN = {"num_experts": 4, "ep_size": 2, "dp_size": 2, "pp_size": 2, "cp_size": 2, "tp_size": 2,
+         "sequence_parallel": None, "zero_stage": 1, "grad_acc_steps": 2, "node_size": 8}
+
+
+def size_of(flags, axis):
+    return flags.get(f"{axis}_size", 1)
+
+
+def peers_outside(flags, order, axis):
+    """(peers of rank 0 on another node, all of its peers) along an axis."""
+    stride = 1
+    for faster in reversed(order.split(",")):
+        if faster == axis:
+            break
+        stride *= size_of(flags, faster)
+    others = [place * stride for place in range(1, size_of(flags, axis))]
+    return sum(rank >= flags["node_size"] for rank in others), len(others)
+
+
+def by_dimension(ledger, steps):
+    """{dimension: (bytes of rank 0, of these to other nodes)} of a step, of the mesh's own groups."""
+    found = {}
+    for axis in DIMENSIONS:
+        entries = [entry for name, entry in ledger.items() if name.split(".")[0] == axis]
+        found[axis] = [sum(entry[key] for entry in entries) / steps
+                       for key in ("wire_bytes", "net_bytes")]
+    return found
+
+
+def estimate_all(program):
+    say("book: what leaves a node, by dry runs")
+    return {"large": [{"order": order, "sent": estimates.read(
+        program, {**LARGE, "mesh_order": order},
+        lambda found: by_dimension(found["sent"]["ledger"], found["sent"]["steps"]))}
+        for order in ORDERS]}
+
+
+def count(program):
+    """Runs, and the last one's messages; what the layouts say of ranks and groups."""
+    say("book: what leaves a node, in runs")
+    found = []
+    for order in ORDERS:
+        _, ledger = run(program, SMALL_RANKS, **SMALL, dtype="f32", steps=STEPS, mesh_order=order,
+                        check_copies=1)
+        found.append({"order": order, "sent": by_dimension(ledger, STEPS)})
+    return {"small": found, "ledger": ledger, "layout": groups(program, SHOWN),
+            "small_layout": groups(program, {**SMALL, "mesh_order": LLAMA_3})}
+
+
+def layout(program):
+    """What --mesh_show table prints of SHOWN."""
+    return estimates.output_of([str(program), *estimates.words_of({**SHOWN, "mesh_show": "table"})])
+
+
+def proof(program, chapter):
+    """What --prove prints of a recipe, without what is measured anew each time."""
+    flags = recipes.load(chapter, PROVEN).words()
+    text = estimates.output_of([str(program), "--prove", "16", *flags])
+    return re.sub(r"(, found)? (within [\d.e-]+, )?in [\d.]+ s$", "", text, flags=re.M)
+
+
+def groups(program, flags):
+    """What --mesh_show json says of ranks and groups."""
+    found = json.loads(estimates.output_of(
+        [str(program), *estimates.words_of({**flags, "mesh_show": "json"})]))
+    return {name: found[name] for name in ("ranks", "groups")}
+
+
+def expected(flags, order, axis, wire):
+    """Bytes to other nodes by formula: those of the peers that lie there."""
+    outside, peers = peers_outside(flags, order, axis)
+    return wire * outside / peers if peers else 0
+
+
+def large_table(found):
+    """What a rank sends, and what of it leaves its node."""
+    used = [axis for axis in DIMENSIONS if size_of(LARGE, axis) > 1]
+    rows = []
+    for own in found:
+        net = {axis: own["sent"][axis][1] for axis in used}
+        rows.append([f"`{own['order']}`", *(f"{net[axis] / GIB:.2f}" for axis in used),
+                     f"{sum(net.values()) / GIB:.2f}"])
+    wire = " + ".join(f"{found[0]['sent'][axis][0] / GIB:.2f} over `{axis}`" for axis in used)
+    return table(["`--mesh_order`", *(f"`{axis}`, GiB" for axis in used), "together"], rows,
+                 f"What leaves rank 0's node in a step. It sends {wire} in every order. Llama 3's 8B on 32 ranks, "
+                 "`dp` 2 `pp` 2 `tp` 8, nodes of 8, by a dry run.")
+
+
+def small_table(found):
+    """Bytes to other nodes by formula, and by the ledger."""
+    used = [axis for axis in DIMENSIONS if size_of(SMALL, axis) > 1]
+    rows = []
+    for own in found:
+        cells, total, formula = [], 0, 0
+        for axis in used:
+            wire, net = own["sent"][axis]
+            cells.append(f"{net:,.0f}")
+            total, formula = total + net, formula + expected(SMALL, own["order"], axis, wire)
+        rows.append([f"`{own['order']}`", *cells, f"{total:,.0f}", f"{formula:,.0f}",
+                     f"{total / formula:.4f}"])
+    return table(["`--mesh_order`", *(f"`{axis}`" for axis in used), "together", "by formula", "ratio"], rows,
+                 "Bytes that rank 0 sends to other nodes in a step, by the ledger. 8 ranks on nodes of 2, `dp` 2 `pp` 2 "
+                 "`tp` 2, a small model in f32.")

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+
+namespace usp {
+
+/// Ways out of a refusal, as they would be typed: "--num_heads 2", "--num_heads 2 --num_layers 4",
+/// "leave out --head_dim", "start 2 ranks", or "--num_heads 2 on 2 ranks".
+using Remedies = std::vector<std::string>;
+
+/// One remedy for each of these values of a flag.
+Remedies values_of(const std::string& flag, const std::vector<int64_t>& values);
+/// One for each divisor of n that lies in [1, limit].
+Remedies divisors_of(const std::string& flag, int64_t n, int64_t limit = INT64_MAX);
+
+/// A command line that breaks a rule of what goes with what.
+class Refusal : public UsageError {
+ public:
+  /// `rule` is the rule's short name; `text` gives it in words, with the values that break it.
+  Refusal(std::string rule, std::string text, Remedies remedies);
+
+  const std::string& rule() const { return rule_; }
+  const Remedies& remedies() const { return remedies_; }
+  /// The same with these remedies alone.
+  Refusal with(Remedies remedies) const { return {rule_, text_, std::move(remedies)}; }
+
+ private:
+  std::string rule_, text_;
+  Remedies remedies_;
+};
+
+/// While it lives, the rule of this name refuses nothing, on any thread: for tests of what would
+/// happen. Make it before the ranks begin.
+class LiftedRule {
+ public:
+  explicit LiftedRule(const std::string& rule);
+  ~LiftedRule();
+  LiftedRule(const LiftedRule&) = delete;
+  LiftedRule& operator=(const LiftedRule&) = delete;
+
+  /// Whether one of them lives that names this rule.
+  static bool is_lifted(const std::string& rule);
+
+ private:
+  std::multiset<std::string>::iterator place_;
+};
+
+/// Throws Refusal with a formatted text, unless the rule is lifted.
+template <class... Args>
+void refuse(const char* rule, Remedies remedies, fmt::format_string<Args...> text, Args&&... args) {
+  if (LiftedRule::is_lifted(rule)) return;
+  throw Refusal(rule, fmt::format(text, std::forward<Args>(args)...), std::move(remedies));
+}
+
+/// One remedy of two.
+std::string together(const std::string& first, const std::string& second);
+/// The words of a command line as the remedy would have them: without the flags that it names, and
+/// then with those that it sets. The ranks are for whoever starts them.
+std::vector<std::string> with_remedy(std::vector<std::string> words, const std::string& remedy);
+/// The ranks of "start 2 ranks" or "--num_heads 2 on 2 ranks"; otherwise 0.
+int64_t ranks_to_start(const std::string& remedy);
+
+}  // namespace usp

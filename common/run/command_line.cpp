@@ -1,0 +1,93 @@
+#include "run/command_line.h"
+
+#include <algorithm>
+#include <set>
+
+#include "run/resume.h"
+
+namespace usp {
+
+namespace {
+
+using Words = std::vector<std::string>;
+
+bool read(RunConfig& config, Args& args, const Words& words, int64_t ranks) {
+  config.bind(args);
+  std::vector<const char*> argv;
+  for (const std::string& word : words) argv.push_back(word.c_str());
+  if (!args.parse(static_cast<int>(argv.size()), argv.data())) return false;
+  if (config.communication) {
+    if (config.communication->world_size > 0) ranks = config.communication->world_size;
+    config.communication->ranks = ranks;
+  }
+  const bool resumes = config.checkpoints.resume;
+  if (resumes) take_from_checkpoint(config, args, std::max<int64_t>(1, ranks));
+  config.spread_over(ranks, args);
+  if (resumes) keep_batch_of_checkpoint(config, args);
+  config.validate(args);
+  return true;
+}
+
+/// Tries remedies on a command line.
+class Trials {
+ public:
+  /// Where `any_ranks`, as many ranks may be started as a remedy asks for.
+  Trials(const RunConfig& kind, int64_t ranks, bool any_ranks)
+      : kind_(kind), ranks_(ranks), any_ranks_(any_ranks) {}
+
+  /// The refusal's remedies that are accepted. Where none is, the first that is accepted together
+  /// with remedies of what it leads to.
+  Remedies accepted(const Words& words, const Refusal& refusal) {
+    met_.insert(refusal.what());
+    Remedies works;
+    std::vector<std::pair<std::string, Refusal>> refused;
+    for (const std::string& remedy : refusal.remedies()) {
+      if (trials_left_-- <= 0) break;
+      const int64_t to_start = ranks_to_start(remedy);
+      const std::unique_ptr<RunConfig> config = kind_.fresh();
+      Args args("");
+      try {
+        read(*config, args, with_remedy(words, remedy),
+             to_start > 0 ? to_start : (any_ranks_ ? 0 : ranks_));
+        const int64_t on = any_ranks_ && to_start == 0 ? config->mesh().ranks() : 0;
+        works.push_back(remedy +
+                        (on > 0 ? fmt::format(" on {} rank{}", on, on == 1 ? "" : "s") : ""));
+      } catch (const Refusal& other) {
+        // No way leads back: two rules would send the reader to and fro. What has to change for
+        // other ranks says on how many it is accepted.
+        if (met_.contains(other.what()) || (to_start > 0 && !any_ranks_)) continue;
+        refused.emplace_back(to_start > 0 ? "" : remedy, other);
+      } catch (const UsageError&) {  // no remedy
+      }
+    }
+    for (size_t i = 0; works.empty() && i < refused.size(); ++i) {
+      const auto& [remedy, other] = refused[i];
+      const Remedies more = accepted(remedy.empty() ? words : with_remedy(words, remedy), other);
+      if (more.empty()) continue;
+      works = {remedy.empty() ? more.front() : together(remedy, more.front())};
+    }
+    met_.erase(refusal.what());
+    return works;
+  }
+
+ private:
+  const RunConfig& kind_;
+  int64_t ranks_;
+  bool any_ranks_;
+  int trials_left_ = 60;
+  std::set<std::string> met_;  ///< what was refused on the way here
+};
+
+}  // namespace
+
+bool read_command_line(RunConfig& config, Args& args, const Words& words, int64_t ranks) {
+  try {
+    return read(config, args, words, ranks);
+  } catch (const Refusal& refusal) {
+    Remedies works = Trials(config, ranks, /*any_ranks=*/false).accepted(words, refusal);
+    if (works.empty()) works = Trials(config, ranks, /*any_ranks=*/true).accepted(words, refusal);
+    throw refusal.with(std::move(works));
+  }
+}
+
+}  // namespace usp

@@ -1,0 +1,401 @@
+#include "files/token_format.h"
+
+#include <functional>
+#include <map>
+
+#include "files/data.h"
+#include "files/hf_config.h"
+#include "files/safetensors.h"
+#include "testing.h"
+#include "train/model_config.h"
+
+/// Files of tokens and of text as other programs write them, byte by byte; and what is neither.
+namespace usp::test {
+namespace {
+
+/// A number's little-endian bytes.
+std::string little(int64_t number, int width) {
+  std::string bytes;
+  for (int i = 0; i < width; ++i) bytes += static_cast<char>(uint64_t(number) >> (8 * i));
+  return bytes;
+}
+
+std::string swapped(std::string bytes, int width) {
+  for (size_t i = 0; i < bytes.size(); i += width) {
+    std::reverse(bytes.begin() + int64_t(i), bytes.begin() + int64_t(i) + width);
+  }
+  return bytes;
+}
+
+std::string numbers(const std::vector<int64_t>& values, int width) {
+  std::string bytes;
+  for (int64_t value : values) bytes += little(value, width);
+  return bytes;
+}
+
+/// Ids of which none is small, and the last ones need more than 16 bits if `wide`.
+std::vector<int64_t> some_ids(bool wide = false) {
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < 40; ++i) ids.push_back(300 + 37 * i);
+  if (wide) ids.insert(ids.end(), {65536, 128255, 100000});
+  return ids;
+}
+
+std::string header(int64_t magic, int64_t version, int64_t count) {
+  std::string bytes = little(magic, 4) + little(version, 4) + little(count, 4);
+  bytes.resize(1024, '\0');
+  return bytes;
+}
+
+std::string numpy(const std::string& descr, const std::string& shape, const std::string& data,
+                  int version = 1, const char* fortran_order = "False") {
+  std::string text = fmt::format("{{'descr': '{}', 'fortran_order': {}, 'shape': {}, }}", descr,
+                                 fortran_order, shape);
+  const size_t before = version == 1 ? 10 : 12;
+  text.resize((before + text.size() + 64) / 64 * 64 - before, ' ');
+  text.back() = '\n';
+  return "\x93NUMPY" + little(version, 1) + little(0, 1) +
+         little(int64_t(text.size()), version == 1 ? 2 : 4) + text + data;
+}
+
+/// Megatron's index of sequences of these lengths; documents begin with these sequences.
+std::string megatron(int code, int width, const std::vector<int64_t>& lengths,
+                     const std::vector<int64_t>& documents) {
+  std::string bytes("MMIDIDX\0\0", 9);
+  bytes += little(1, 8) + little(code, 1) + little(int64_t(lengths.size()), 8) +
+           little(int64_t(documents.size()), 8) + numbers(lengths, 4);
+  int64_t at = 0;
+  for (int64_t length : lengths) {
+    bytes += little(at, 8);
+    at += length * width;
+  }
+  return bytes + numbers(documents, 8);
+}
+
+std::vector<int64_t> tokens_of(const TokenFile& file) {
+  std::vector<int64_t> tokens;
+  for (int64_t i = 0; i < file.size(); ++i) tokens.push_back(file[i]);
+  return tokens;
+}
+
+constexpr int64_t kVocab = 200000;
+
+void refused(const std::string& path, const std::vector<std::string>& parts, int token_bytes = 2,
+             bool given = false, int64_t vocab_size = kVocab) {
+  CAPTURE(path);
+  check_throws<UsageError>([&] { TokenFile(path, token_bytes, vocab_size, given); }, {path});
+  check_throws<UsageError>([&] { TokenFile(path, token_bytes, vocab_size, given); }, parts);
+}
+
+TEST_CASE(
+    "tokens: headers of llm.c and modded-nanogpt say where tokens begin and how wide they are") {
+  const TempDir dir;
+  for (const char* name : {"a.bin", "a.tokens"}) {  // content decides
+    const std::vector<int64_t> narrow = some_ids(), wide = some_ids(true);
+    const auto write = [&](const std::string& bytes) { return dir.write(name, bytes); };
+    const std::string two = header(20240520, 1, 40) + numbers(narrow, 2);
+    const std::string four = header(20240801, 7, 43) + numbers(wide, 4);
+    for (int token_bytes : {2, 4}) {
+      REQUIRE(tokens_of(TokenFile(write(two), token_bytes, kVocab)) == narrow);
+      REQUIRE(tokens_of(TokenFile(write(four), token_bytes, kVocab)) == wide);
+    }
+    REQUIRE(tokens_of(TokenFile(write(two), 2, kVocab, true)) == narrow);
+    refused(write(two), {"2 bytes each", "--token_dtype uint32 says otherwise"}, 4, true);
+    refused(write(four), {"4 bytes each", "--token_dtype uint16 says otherwise"}, 2, true);
+    refused(write(four), {"token 128255 at position 41", "raise vocab_size"}, 4, false, 128255);
+    refused(write(two + "ab"), {"damaged", "40 tokens of 2 bytes", "1104", "1106"});
+    refused(write(two.substr(0, two.size() - 2)), {"damaged"});
+    refused(write(two.substr(0, 600)), {"damaged"});
+    refused(write(header(20240520, 1, -1)), {"damaged"});
+    refused(write(header(20240520, 1, 0)), {"holds no token"});
+    refused(write(header(20240520, 2, 40) + numbers(narrow, 2)), {"version 2", "known: 1"});
+    refused(write(header(20240326, 3, 0) + numbers(wide, 4)), {"magic number 20240326"});
+    refused(write(header(20250211, 1, 40) + numbers(narrow, 2)), {"magic number 20250211"});
+  }
+}
+
+TEST_CASE("tokens: an array of NumPy's, of whole numbers of any width") {
+  const TempDir dir;
+  const auto write = [&](const std::string& bytes) { return dir.write("a.npy", bytes); };
+  const std::vector<int64_t> ids = some_ids(), wide = some_ids(true), bytes = {0, 7, 127, 3};
+  for (const auto& [descr, width] : std::map<std::string, int>{{"<u2", 2},
+                                                               {"<i2", 2},
+                                                               {"<u4", 4},
+                                                               {"<i4", 4},
+                                                               {"<u8", 8},
+                                                               {"<i8", 8},
+                                                               {"|u1", 1},
+                                                               {"|i1", 1}}) {
+    CAPTURE(descr);
+    const std::vector<int64_t>& values = width == 1 ? bytes : width == 2 ? ids : wide;
+    const std::string data = numbers(values, width), shape = fmt::format("({},)", values.size());
+    for (int version : {1, 2}) {
+      const TokenFile file(write(numpy(descr, shape, data, version)), 2, kVocab);
+      REQUIRE(tokens_of(file) == values);
+      REQUIRE(!file.is_text());
+      REQUIRE(!file.has_documents());
+    }
+    refused(write(numpy(descr, "(7,)", data)), {"damaged"});
+    refused(write(numpy(descr, "(-1,)", data)), {"damaged"});
+    refused(write(numpy(descr, "(4611686018427387904, 4)", data)), {"damaged"});
+    refused(write(numpy(descr, shape, data).substr(0, 40)), {"damaged"});
+    if (descr[1] != 'i') continue;
+    refused(write(numpy(descr, "(2,)", numbers({5, -3}, width))),
+            {"token -3 at position 1", "an id is 0 or more"});
+  }
+  REQUIRE(tokens_of(TokenFile(write(numpy("<u2", "(4, 10)", numbers(ids, 2))), 2, kVocab)) == ids);
+  REQUIRE(tokens_of(TokenFile(write(numpy("<u2", "(40,)", numbers(ids, 2), 1, "True")), 2,
+                              kVocab)) == ids);
+  refused(write(numpy("<u2", "(4, 10)", numbers(ids, 2), 1, "True")), {"order of Fortran"});
+  refused(write(numpy(">u2", "(40,)", swapped(numbers(ids, 2), 2))),
+          {"big-endian", "astype('<u4')"});
+  refused(write(numpy("<f4", "(20,)", numbers(ids, 2))), {"<f4", "whole numbers"});
+  refused(write(numpy("|O", "(40,)", numbers(ids, 2))), {"whole numbers"});
+  refused(write(numpy("<i8", "(1,)", little(int64_t{1} << 40, 8))), {"token 1099511627776"});
+}
+
+TEST_CASE("tokens: Megatron's index says what the tokens are and where documents begin") {
+  const TempDir dir;
+  const std::vector<int64_t> ids = some_ids();
+  const std::vector<int64_t> lengths = {10, 0, 5, 25}, documents = {0, 3, 3, 4};
+  for (const auto& [code, width] : std::map<int, int>{{8, 2}, {3, 2}, {4, 4}, {5, 8}}) {
+    CAPTURE(code);
+    const std::string bin = dir.write("m.bin", numbers(ids, width));
+    const std::string idx = dir.write("m.idx", megatron(code, width, lengths, documents));
+    for (const std::string& path : {bin, idx}) {
+      const TokenFile file(path, 2, kVocab);
+      REQUIRE(tokens_of(file) == ids);
+      REQUIRE(file.has_documents());
+      std::vector<int64_t> begins;
+      for (int64_t i = 0; i < file.size(); ++i) {
+        if (file.begins_document(i)) begins.push_back(i);
+      }
+      REQUIRE(begins == std::vector<int64_t>{0, 15});
+    }
+  }
+  const std::string bin = dir.write("m.bin", numbers(ids, 2));
+  const TokenFile with(bin, 2, kVocab);
+  const auto index = [&](const std::string& bytes) {
+    dir.write("m.idx", bytes);
+    return bin;
+  };
+  const std::string good = megatron(8, 2, lengths, documents);
+  for (size_t cut = 0; cut < good.size(); ++cut) refused(index(good.substr(0, cut)), {"m.idx"});
+  refused(index(megatron(8, 2, {10, 0, 5, 24}, documents)),
+          {"damaged or of other tokens", "39 tokens"});
+  refused(index(megatron(4, 4, lengths, documents)), {"40 tokens of 4 bytes", "80 bytes"});
+  refused(index(megatron(7, 4, lengths, documents)), {"dtype has the number 7"});
+  refused(index(megatron(8, 4, lengths, documents)), {"sequence 1 begins at byte 40"});
+  refused(index(megatron(8, 2, lengths, {0, 5})), {"document 1 begins with sequence 5"});
+  refused(index(megatron(8, 2, lengths, {0, 3, 1, 4})), {"document 2"});
+  refused(index(megatron(8, 2, lengths, {0, 3})), {"last document ends"});
+  refused(index(megatron(8, 2, {50, -10}, {0, 2})), {"sequence 1"});
+  refused(index("TNTIDX\0\0 of the first release"), {"no index of Megatron's"});
+  refused(index("version https://git-lfs.github.com/spec/v1\n"),
+          {"Git LFS pointer", "git lfs pull"});
+  index(good);
+  refused(bin, {"2 bytes each"}, 4, true);
+  dir.write("m.idx", megatron(8, 2, {40}, {0, 1}));
+  REQUIRE(TokenFile(bin, 2, kVocab).sha256() != with.sha256());
+}
+
+TEST_CASE(
+    "tokens: a sample's documents begin where the file says, at its start, and where the data "
+    "wrap") {
+  const TempDir dir;
+  const std::string bin = dir.write("m.bin", numbers(some_ids(), 2));
+  dir.write("m.idx", megatron(8, 2, {10, 5, 25}, {0, 1, 2, 3}));
+  const TokenFile file(bin, 2, kVocab);
+  const Dataset dataset(file, 8, 0.4, DataOrder::sequential, 1);  // 24 for training, 16 not
+  REQUIRE(dataset.document_begins(Split::train, 0, 2) ==
+          std::vector<int32_t>{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 2, 7});
+  REQUIRE(dataset.document_begins(Split::validation, 0, 1) == std::vector<int32_t>(8, 0));
+  const Dataset shifted(file, 9, 0.4, DataOrder::sequential, 1);
+  // Tokens 18 to 23, then 0 again.
+  REQUIRE(shifted.document_begins(Split::train, 2, 1) ==
+          std::vector<int32_t>{0, 0, 0, 0, 0, 0, 6, 6, 6});
+  const TokenFile text(dir.write("text", "no documents that the file itself would know"), 2, 256);
+  REQUIRE(
+      Dataset(text, 8, 0, DataOrder::sequential, 1).document_begins(Split::train, 0, 2).empty());
+}
+
+TEST_CASE("text: of lines of JSON the texts are taken, each ended by a byte of 0") {
+  const TempDir dir;
+  const std::string lines =
+      "{\"text\": \"One \\u00e9\\n\", \"id\": 7}\r\n\n  {\"meta\": {\"text\": 3}, \"text\": "
+      "\"two\"}\n"
+      "{\"text\": \"\"}";
+  const std::string expected("One \xC3\xA9\n\0two\0\0", 13);
+  for (const char* name : {"a.jsonl", "a.json", "a.txt", "a.bin"}) {
+    const TokenFile file(dir.write(name, lines), 2, 256);
+    std::string text;
+    for (int64_t token : tokens_of(file)) text += static_cast<char>(token);
+    REQUIRE(text == expected);
+    REQUIRE(file.is_text());
+    REQUIRE(file.begins_document(8));
+    REQUIRE(!file.begins_document(7));
+  }
+  const auto write = [&](const std::string& text) { return dir.write("a b.jsonl", text); };
+  refused(
+      write(lines + "\n{\"content\": \"x\", \"id\": 2}"),
+      {"line 5 has no \"text\"", "\"content\", \"id\"", "jq -c '{text: .KEY}' '", "a b.jsonl'"});
+  refused(write(lines + "\n{\"text\": 3}"), {"line 5 has no \"text\""});
+  refused(write("{\"text\": \"x\"}\n[1]"), {"line 2", "no keys"});
+  refused(write("{\"text\": \"x\"}\n{\"text\": \"y\""), {"line 2 is none"});
+  refused(write("{\"text\": \"\\ud800\"}"), {"first line is no JSON object"});
+  refused(write("text and no JSON"), {"called lines of JSON"});
+  refused(write(lines), {"is text", "--token_dtype uint16", "leave that flag out"}, 2, true);
+  for (const char* name : {"a.json", "a.txt"}) {
+    refused(dir.write(name, "[\n{\"text\": \"x\"},\n{\"text\": \"y\"}\n]\n"),
+            {"one JSON document", "jq -c '.[]'"});
+    refused(dir.write(name, "{\n\"text\": \"x\"\n}\n"), {"one JSON document"});
+    REQUIRE(TokenFile(dir.write(name, "{ not JSON }\n"), 2, 256).is_text());
+    REQUIRE(TokenFile(dir.write(name, "[A stage direction.]\n"), 2, 256).is_text());
+  }
+}
+
+TEST_CASE("tokens without a header: the name says so, or --token_dtype; another width shows") {
+  const TempDir dir;
+  const std::vector<int64_t> ids = some_ids();
+  for (const char* name : {"a.bin", "a.dat", "a"}) {
+    const bool named = std::string(name) == "a.bin";
+    const auto write = [&](const std::string& bytes) { return dir.write(name, bytes); };
+    for (bool given : {!named, true}) {
+      REQUIRE(tokens_of(TokenFile(write(numbers(ids, 2)), 2, kVocab, given)) == ids);
+      REQUIRE(tokens_of(TokenFile(write(numbers(some_ids(true), 4)), 4, kVocab, given)) ==
+              some_ids(true));
+      refused(write(numbers(ids, 4)), {"every second number", "32 bits", "--token_dtype uint32"}, 2,
+              given);
+      refused(write(numbers(some_ids(true), 4)), {"32 bits", "--token_dtype uint32"}, 2, given);
+      refused(write(numbers(ids, 8)), {"64 bits", "numpy.fromfile", "'<i8'"}, 2, given);
+      refused(write(numbers(ids, 8)), {"64 bits", "numpy.fromfile", "'<i8'"}, 4, given);
+      refused(write(numbers(ids, 2)), {"try --token_dtype uint16"}, 4, given);
+      refused(write(swapped(numbers(ids, 4), 4)), {"big-endian", "'>u4'"}, 2, given);
+      std::vector<int64_t> small;
+      for (int64_t i = 0; i < 40; ++i) small.push_back(1 + 5 * i);
+      refused(write(swapped(numbers(small, 2), 2)), {"big-endian", "'>u2'"}, 2, given);
+    }
+    refused(write(std::string(40, 'x')), {"is text", "--token_dtype uint16"}, 2, true);
+  }
+  // Text, whatever its name; what is short may be anything.
+  REQUIRE(TokenFile(dir.write("a.bin", "A text of more than thirty-two bytes."), 2, 256).is_text());
+  REQUIRE(TokenFile(dir.write("a.bin", "abcd"), 2, kVocab).size() == 2);
+  REQUIRE(TokenFile(dir.write("old", "caf\xE9, " + std::string(600, 'x')), 2, 256).is_text());
+  std::string many;
+  for (int i = 0; i < 1000; ++i) many += little(40000 + 13 * i, 2);
+  refused(dir.write("a.tokens", many), {"neither text", "--token_dtype uint16 or uint32"});
+  std::string utf16;
+  for (int i = 0; i < 300; ++i) utf16 += std::string(1, static_cast<char>('a' + i % 26)) + '\0';
+  refused(dir.write("a.txt", utf16), {"iconv -f UTF-16LE -t UTF-8"});
+  REQUIRE(TokenFile(dir.write("utf16.bin", utf16), 2, kVocab).size() == 300);  // ids of bytes
+}
+
+/// The beginning of a file of each kind that is no data, and a part of what is said of it.
+const std::map<std::string, std::pair<std::string, std::string>>& other_kinds() {
+  using namespace std::string_literals;
+  static const std::string tar = std::string(257, 'x') + "ustar\0"s;
+  static const std::map<std::string, std::pair<std::string, std::string>> kinds = {
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n",
+       {"Git LFS pointer", "git lfs pull --include="}},
+      {"/annex/objects/SHA256-s5--0\n", {"git-annex", "git annex get"}},
+      {"<!DOCTYPE html>\n<html>", {"web page", "/resolve/"}},
+      {" \n<HTML lang=en>", {"web page", "/resolve/"}},
+      {"<?xml version=\"1.0\"?><Error><Code>AccessDenied</Code></Error>",
+       {"web page", "/resolve/"}},
+      {"\x1F\x8B\x08\0\0\0"s, {"gzip", "gunzip -k"}},
+      {"BZh91AY&SY", {"bzip2", "bunzip2 -k"}},
+      {"\xFD\x37zXZ\0\0"s, {"xz", "unxz -k"}},
+      {"\x28\xB5\x2F\xFD\4", {"zstd", "zstd -d"}},
+      {"\x04\x22\x4D\x18\4", {"lz4", "lz4 -d"}},
+      {"7z\xBC\xAF\x27\x1C", {"7z", "7z x"}},
+      {"Rar!\x1A\x07\1", {"RAR", "unrar x"}},
+      {tar, {"tar archive", "tar xf"}},
+      {"PK\3\4........words.txt", {"zip archive", "unzip"}},
+      {"PK\3\4........archive/data.pkl", {"PyTorch", "safetensors"}},
+      {"PK\3\4........ids.npy", {"NumPy archive", "numpy.save('tokens.npy'"}},
+      {"PK\3\4........[Content_Types].xml", {"office", "libreoffice"}},
+      {"PAR1\x15\x04", {"Parquet", "pandas.read_parquet"}},
+      {"ARROW1\0\0"s, {"Arrow", "read_feather"}},
+      {"\xFF\xFF\xFF\xFF\x08\0\0\0xxxxxxxxxxxx"s,
+       {"stream of Arrow", "datasets.Dataset.from_file"}},
+      {"ORC\1", {"ORC", "read_orc"}},
+      {"Obj\1\4", {"Avro", "avro-tools"}},
+      {"\x89HDF\r\n\x1A\n", {"HDF5", "h5py"}},
+      {"SQLite format 3\0"s, {"SQLite", "sqlite3"}},
+      {"GGUF\3\0\0\0"s, {"llama.cpp", "safetensors"}},
+      {"\x80\x04\x95\x10]\x94.", {"pickle", "numpy.save"}},
+      {"\x80\x02}q\1.", {"pickle", "numpy.save"}},
+      {"\x80\x02\x8A\x0Al\xFC\x9C\x46\xF9\x20\x6A\xA8\x50\x19.",
+       {"old file of PyTorch", "safetensors"}},
+      {"%PDF-1.7\n", {"PDF", "pdftotext"}},
+      {"\x89PNG\r\n\x1A\n", {"picture", "give text"}},
+      {"\x7F"
+       "ELF\2",
+       {"program", "give text"}},
+      {"\xFF\xFE"
+       "a\0b\0c\0d\0e\0f\0"s,
+       {"UTF-16", "iconv -f UTF-16 -t UTF-8"}},
+      {"\xFE\xFF\0a\0b\0c\0d\0e\0f"s, {"UTF-16", "iconv -f UTF-16 -t UTF-8"}},
+      {"\xFF\xFE\0\0a\0\0\0"s, {"UTF-32", "iconv -f UTF-32"}},
+      {"\x10\0\0\0\0\0\0\0{\"a\":0}         xx"s, {"weights in safetensors", "--model"}},
+  };
+  return kinds;
+}
+
+TEST_CASE("data of another kind are refused by what they are, with the command that helps") {
+  const TempDir dir;
+  for (const auto& [bytes, said] : other_kinds()) {
+    for (const char* name : {"a.txt", "a.bin", "a file", "a.jsonl"}) {
+      CAPTURE(name, said.first);
+      refused(dir.write(name, bytes), {said.first, said.second});
+      refused(dir.write(name, bytes), {said.first}, 2, /*given=*/true);
+    }
+  }
+  const std::string path = dir.write("it's a file.gz", "\x1F\x8B\x08 and more");
+  refused(path, {"gunzip -k '" + dir.file("it'\\''s a file.gz") + "'"});
+  REQUIRE(TokenFile(dir.write("a.html", "<!DOCTYPE html>\n<html>is text here</html>"), 2, 256)
+              .is_text());
+}
+
+TEST_CASE("model files of another kind are refused by what they are, with the command that helps") {
+  for (const auto& [bytes, said] : other_kinds()) {
+    if (said.first == "weights in safetensors") continue;
+    CAPTURE(said.first);
+    const TempDir dir;
+    const std::string path = dir.write("model.safetensors", bytes);
+    const std::vector<std::string> parts = {path, said.first, "not safetensors", said.second};
+    check_throws<Error>([&] { SafetensorsFile{path}; }, parts);
+    check_throws<UsageError>([&, text = bytes] { parse_hf_config(text, "DIR/config.json"); },
+                             {"DIR/config.json is", said.first, "not JSON", said.second});
+    check_throws<Error>([&, text = bytes] { parse_safetensors_index(text, "DIR/index"); },
+                        {"DIR/index is", said.first, "not JSON"});
+    std::filesystem::remove(path);
+    dir.write("pytorch_model.bin", bytes);
+    dir.write("README.md", "A text beside it.");
+    check_throws<Error>([&] { TensorCollection(dir.file("")); },
+                        {"holds neither", "pytorch_model.bin is", said.first, said.second});
+    check_throws<UsageError>([&] { read_hf_config(dir.file("")); },
+                             {"no config.json", "pytorch_model.bin is", said.first});
+    ModelConfig model;
+    model.model = dir.file("pytorch_model.bin");
+    const Args args("A test.");
+    check_throws<UsageError>([&] { model.validate(args); },
+                             {"model=" + model.model, said.first, "not a model's directory"});
+  }
+  const TempDir dir;
+  const std::string weights("\x10\0\0\0\0\0\0\0{\"a\":0}         xx", 26);
+  dir.write("model-00001-of-00002.safetensors", weights);
+  check_throws<Error>([&] { TensorCollection(dir.file("")); },
+                      {"model-00001-of-00002.safetensors holds weights", "get the index too"});
+  dir.write("adapter_model.safetensors", weights);
+  check_throws<UsageError>([&] { read_hf_config(dir.file("")); }, {"adapter", "merge_and_unload"});
+  const std::string path = dir.write("model.safetensors", "{\"error\": \"Repository not found\"}");
+  check_throws<Error>([&] { SafetensorsFile{path}; }, {"is text", "Repository not found"});
+  ModelConfig model;
+  model.model = path;
+  check_throws<UsageError>([&] { model.validate(Args("A test.")); },
+                           {"is a file; give the directory", "config.json"});
+}
+
+}  // namespace
+}  // namespace usp::test

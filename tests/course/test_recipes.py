@@ -1,0 +1,139 @@
+"""Recipes of published runs, and the commands that take them.
+
+    python3 tests/course/test_recipes.py        needs no build
+"""
+import contextlib
+import io
+import json
+import re
+import sys
+import tempfile
+import unittest
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tools import chapters, cli  # noqa: E402
+from tools.base import BookError  # noqa: E402
+from tools.run import launch, recipes  # noqa: E402
+
+CHAPTER = next(chapter for chapter in chapters.find_chapters() if recipes.names(chapter))
+
+
+class Files(unittest.TestCase):
+    def test_every_published_number_has_the_address_that_it_is_from(self):
+        for name in recipes.names(CHAPTER):
+            recipe = recipes.load(CHAPTER, name)
+            self.assertTrue(recipe.title and recipe.note, name)
+            for row in recipe.reported:
+                self.assertRegex(row["source"], r"^https://\S+$", f"{name}: {row['what']}")
+                self.assertRegex(row["value"], r"\d", f"{name}: {row['what']}")
+            self.assertTrue(recipe.reported or not recipe.source, name)
+
+    def test_ranks_and_batch_are_those_that_the_source_reports(self):
+        for name in recipes.names(CHAPTER):
+            recipe = recipes.load(CHAPTER, name)
+            size = {key: recipe.flags.get(f"{key}_size", 1) for key in ("dp", "tp", "cp", "pp")}
+            ranks = size["dp"] * size["tp"] * size["cp"] * size["pp"]
+            batch = size["dp"] * recipe.flags["micro_batch_size"] * recipe.flags.get("grad_acc_steps", 1)
+            tokens = batch * recipe.flags.get("seq_len", 256)
+            said = {row["what"]: row["value"].replace(",", "") for row in recipe.reported}
+            first = {what: float(re.search(r"[\d.]+", value)[0]) for what, value in said.items()}
+            for what, found in (("GPUs", ranks), ("chips", ranks), ("sequences in a batch", batch),
+                                ("tokens in a batch", tokens // 2**20)):
+                if what in first:
+                    self.assertEqual(found, first[what], f"{name}: {what}")
+
+
+class Expansion(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="test_recipes_")
+        self.addCleanup(folder.cleanup)
+        (Path(folder.name) / "recipes").mkdir()
+        self.chapter = replace(CHAPTER, folder=Path(folder.name))
+
+    def write(self, name, **fields):
+        path = self.chapter.folder / "recipes" / f"{name}.json"
+        path.write_text(json.dumps(fields))
+        return path
+
+    def expand(self, *flags):
+        return recipes.expand(list(flags), recipes.load(self.chapter, "own"))
+
+    def refused(self, name):
+        with self.assertRaises(BookError) as caught:
+            recipes.load(self.chapter, name)
+        self.assertEqual(caught.exception.code, 2)
+        return str(caught.exception)
+
+    def test_flags_that_are_given_besides_win(self):
+        self.write("own", flags={"tp_size": 8, "sequence_parallel": True, "seq_len": 64})
+        self.assertEqual(self.expand("--steps", "3", "--recipe", "own"),
+                         ["--tp_size", "8", "--sequence_parallel", "--seq_len", "64", "--steps", "3"])
+        self.assertEqual(self.expand("--recipe=own", "--seq_len=32", "--tp_size", "2"),
+                         ["--sequence_parallel", "--seq_len=32", "--tp_size", "2"])
+
+    def test_a_file_of_the_readers_own(self):
+        path = self.write("own", flags={"tp_size": 8})
+        self.assertEqual(recipes.load(CHAPTER, str(path)).flags, {"tp_size": 8})
+
+    def test_names_keys_and_flags_that_are_unknown(self):
+        self.write("own", flags={"tp_sise": 8}, notes="")
+        self.assertIn("did you mean 'note'?", self.refused("own"))
+        self.assertIn("did you mean --recipe own?", self.refused("owm"))
+        self.assertIn("there are: own", self.refused("llama"))
+        self.write("own", flags={}, reported=[{"what": "GPUs", "vlaue": "8"}])
+        self.assertIn("did you mean 'value'?", self.refused("own"))
+        self.write("own", flags=[])
+        self.assertIn("laptop.json shows the form", self.refused("own"))
+        (self.chapter.folder / "recipes" / "own.json").write_text("{")
+        self.assertIn("is no JSON", self.refused("own"))
+        self.write("own", flags={"tp_sise": 8})
+        with self.assertRaisesRegex(BookError, "no key 'tp_sise'; did you mean 'tp_size'"):
+            recipes.check_flags(recipes.load(self.chapter, "own"), ["--tp_size", "--dp_size"])
+
+    def test_a_chapter_without_recipes_says_so(self):
+        first = chapters.find_chapters()[0]
+        with self.assertRaisesRegex(BookError, "this chapter has none"):
+            recipes.load(first, "laptop")
+
+    def test_what_the_source_reports_stands_under_the_estimate(self):
+        recipe = recipes.load(CHAPTER, "deepseek_v3")
+        lines = recipe.lines()
+        self.assertIn("DeepSeek-V3: the source says", lines[0])
+        for row, line in zip(recipe.reported, lines[1:]):
+            self.assertIn(row["what"], line)
+            self.assertIn(row["source"], line)
+        self.assertEqual(lines[-1], recipe.note)
+
+
+class Proving(unittest.TestCase):
+    def run_book(self, *arguments):
+        with mock.patch.object(launch, "run_chapter", return_value=0) as run, \
+                contextlib.redirect_stderr(io.StringIO()) as said:
+            code = cli._run_command(list(arguments))
+        return code, said.getvalue(), run
+
+    def test_the_program_gets_the_most_ranks_of_a_twin_and_the_flags(self):
+        code, _, run = self.run_book("prove", CHAPTER.short, "--ranks", "24", "--", "--tp_size", "8")
+        self.assertEqual(code, 0)
+        chapter, flags, options = run.call_args[0]
+        self.assertEqual((chapter.name, flags), (CHAPTER.name, ["--prove", "24", "--tp_size", "8"]))
+        self.assertIsNone(options.ranks)
+
+    def test_a_chapter_that_proves_nothing_names_one_that_does(self):
+        code, said, run = self.run_book("prove", "ch01", "--", "--steps", "3")
+        self.assertEqual((code, run.called), (2, False))
+        self.assertIn(f"./book prove {CHAPTER.short} -- --steps 3", said)
+
+    def test_other_commands_take_no_flags_after_the_dashes(self):
+        code, said, _ = self.run_book("list", "--", "--steps", "3")
+        self.assertEqual(code, 2)
+        self.assertIn("only `run` and `prove` hand flags on", said)
+
+
+if __name__ == "__main__":
+    unittest.main()

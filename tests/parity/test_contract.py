@@ -1,0 +1,315 @@
+"""How programs end, whatever is wrong and whatever has become of their output: docs/failures.md.
+
+  test_contract.py --bin build/release/bin [--chapter ch02_data_parallel]
+
+Before a step anything wrong is refused by one line and exit code 2, on one rank and on several, and
+what lay in the run directory stays. A run whose output is lost stops in good order.
+"""
+import hashlib
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+import test_ranks
+from test_ranks import FIRST, TINY, UNTRACED, RankTest, environment, metrics, tiny
+
+ALONE, ONE, TWO = "the first chapter", "one rank", "two ranks"
+SAVED = ["--checkpoint_interval", "1"]
+
+
+def contents(folder):
+    """{path: bytes} of all files below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes()
+            for path in Path(folder).rglob("*") if path.is_file()}
+
+
+class Contract(RankTest):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory(prefix="test_contract_")
+        cls.addClassCleanup(folder.cleanup)
+        cls.shared = Path(folder.name)
+        cls.model = cls.shared / "model"
+        run = cls.shared / "run"
+        subprocess.run([*cls.words(ONE, ["--steps", "2", *SAVED], run)], check=True,
+                       env=environment(), stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, str(test_ranks.ROOT / "book"), "export", str(run),
+                        str(cls.model)], check=True, stdout=subprocess.DEVNULL)
+
+    @staticmethod
+    def words(ranks, flags, run_dir):
+        """The command line; two ranks get half of the batch each."""
+        # A fault is planted in one program, which takes the first chapter's part.
+        program = FIRST if ranks == ALONE and (test_ranks.BIN / FIRST).exists() \
+            else test_ranks.CHAPTER
+        start = ["mpiexec", "-n", "2"] if ranks == TWO else []
+        batch = [] if "--micro_batch_size" in flags else \
+            ["--micro_batch_size", "2" if ranks == TWO else "4"]
+        return [*start, str(test_ranks.BIN / program), *tiny(flags), *UNTRACED, *batch, *flags,
+                "--run_dir", str(run_dir)]
+
+    def end(self, ranks, flags, run_dir=None, **streams):
+        """The finished process."""
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+        return subprocess.run(self.words(ranks, flags, run_dir or self.run_dir), timeout=60,
+                              env=environment(), stdin=subprocess.DEVNULL, check=False, **streams)
+
+    # ---- What is refused -----------------------------------------------------------------------
+
+    def damaged_model(self, name, damage):
+        """A copy of the model in which a file's bytes have become damage(bytes)."""
+        copy = self.folder / name
+        shutil.copytree(self.model, copy)
+        path = copy / ("config.json" if name == "config" else "model.safetensors")
+        path.write_bytes(damage(path.read_bytes()))
+        return ["--model", str(copy)]
+
+    def refusals(self):
+        """{what is wrong: flags}; those of a run directory find a run with checkpoints there."""
+        def last_is_nan(data):
+            return data[:-4] + struct.pack("<f", float("nan"))
+        return {
+            "a flag": ["--lr", "-1"],
+            "no data": ["--data", str(self.folder / "nowhere")],
+            "no model": ["--model", str(self.folder / "nowhere")],
+            "a broken config.json": self.damaged_model("config", lambda data: data[:-9]),
+            "a model that is cut off": self.damaged_model("cut", lambda data: data[:-100]),
+            "a model without its header": self.damaged_model("header", lambda data: b"x" * 99),
+            "a weight that is no number": self.damaged_model("nan", last_is_nan),
+            "a run that is there": [],
+            "another run resumed": ["--resume", "--lr", "0.5"],
+            "a damaged checkpoint": ["--resume", "--steps", "9", "--keep_checkpoints", "7"],
+        }
+
+    def prepare(self):
+        """A run with checkpoints, of which the newest is damaged."""
+        if not self.run_dir.exists():
+            self.assertEqual(self.end(ONE, ["--steps", "2", *SAVED]).returncode, 0)
+        newest = max(self.run_dir.glob("checkpoints/step-*"))
+        path = newest / "state.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+    def test_before_a_step_anything_is_refused_by_one_line_and_code_2(self):
+        self.prepare()
+        before = contents(self.run_dir)
+        for name, flags in self.refusals().items():
+            # What the model's files are like is found out when the earlier run's would be replaced.
+            overwrite = ["--overwrite"] if "--model" in flags else []
+            for ranks in (ALONE, ONE, TWO):
+                with self.subTest(name, ranks=ranks):
+                    done = self.end(ranks, [*flags, *overwrite])
+                    self.assertEqual(done.returncode, 2, done.stderr)
+                    self.assertRegex(done.stderr, rb"\Aerror: [^\n]+\n\Z")
+                    self.assertEqual(contents(self.run_dir), before)
+
+    def test_an_error_that_nobody_can_read_hides_no_exit_code(self):
+        for name, flags in (("a flag", ["--lr", "-1"]), ("no data", ["--data", "/nowhere"])):
+            for ranks in (ALONE, ONE):
+                for output in ("full", "closed pipe", "closed"):
+                    with self.subTest(name, ranks=ranks, output=output):
+                        self.assertEqual(self.end_without(output, ranks, flags), 2)
+
+    def end_without(self, output, ranks, flags):
+        """The exit code of a program that can print nothing at all."""
+        if output == "closed":
+            words = self.words(ranks, flags, self.run_dir)
+            return subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *words], timeout=60,
+                                  env=environment(), check=False).returncode
+        if output == "full":
+            with open("/dev/full", "wb") as full:
+                return self.end(ranks, flags, stdout=full, stderr=full).returncode
+        reading, writing = os.pipe()
+        os.close(reading)
+        try:
+            return self.end(ranks, flags, stdout=writing, stderr=writing).returncode
+        finally:
+            os.close(writing)
+
+    # ---- What stops in good order --------------------------------------------------------------
+
+    def begin(self, ranks, flags, **options):
+        """(a run that has made a step, a function that counts its steps)."""
+        process = subprocess.Popen(self.words(ranks, flags, self.run_dir), env=environment(),
+                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **options)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.kill)
+        return process, self.wait_for_a_step(process)
+
+    def wait_for_a_step(self, process):
+        path = self.run_dir / "metrics.jsonl"
+
+        def lines():
+            return path.read_text().count("\n") if path.exists() else 0
+        while lines() == 0:
+            self.assertIsNone(process.poll())
+            time.sleep(0.02)
+        return lines
+
+    def check_stopped_in_good_order(self, code):
+        """The checkpoint is that of the last step, and all files are complete."""
+        steps = len(metrics(self.run_dir))
+        saved = self.run_dir / f"checkpoints/step-{steps:08}/checkpoint.json"
+        self.assertEqual(saved.exists(), steps > 0)
+        self.assertEqual((self.run_dir / "done").read_text(), f"interrupted after step {steps}\n")
+        self.assertFalse((self.run_dir / "lock").exists())
+        return code
+
+    def test_a_run_whose_output_is_lost_saves_what_it_has(self):
+        flags = ["--steps", "1000000", "--checkpoint_interval", "1000000"]
+        for ranks in (ALONE, ONE):
+            for output, code in (("full", 1), ("closed pipe", 128 + signal.SIGTERM)):
+                with self.subTest(ranks=ranks, output=output):
+                    found = self.end_without(output, ranks, flags)
+                    self.assertEqual(self.check_stopped_in_good_order(found), code)
+                    shutil.rmtree(self.run_dir)
+        for ranks in (ALONE, ONE):
+            process, _ = self.begin(ranks, flags)
+            process.stdout.close()
+            self.assertEqual(self.check_stopped_in_good_order(process.wait(timeout=60)),
+                             128 + signal.SIGTERM)
+            shutil.rmtree(self.run_dir)
+
+    def test_a_pipe_that_breaks_long_after_ctrl_c_is_no_second_ctrl_c(self):
+        # As in `program | tee log`: Ctrl-C ends tee at once, and the program's step takes longer.
+        process, _ = self.begin(ONE, [
+            "--steps", "1000000", "--checkpoint_interval", "1000000", "--micro_batch_size", "1",
+            "--grad_acc_steps", "2000"])
+        process.send_signal(signal.SIGINT)
+        process.stdout.close()
+        process.wait(timeout=60)
+        self.assertEqual(self.check_stopped_in_good_order(process.returncode), 128 + signal.SIGINT)
+
+    def test_a_closed_terminal_stops_a_run_in_good_order(self):
+        for ranks in (ALONE, ONE):
+            with self.subTest(ranks=ranks):
+                leader, terminal = os.openpty()
+                words = self.words(ranks, ["--steps", "1000000", "--checkpoint_interval",
+                                           "1000000"], self.run_dir)
+                process = subprocess.Popen(
+                    ["setsid", "--ctty", "--wait", *words], env=environment(), stdin=terminal,
+                    stdout=terminal, stderr=terminal)
+                os.close(terminal)
+                self.wait_for_a_step(process)
+                os.close(leader)
+                self.assertEqual(process.wait(timeout=60), 128 + signal.SIGHUP)
+                self.check_stopped_in_good_order(0)
+                shutil.rmtree(self.run_dir)
+
+    def test_nohup_keeps_a_run_going(self):
+        for ranks in (ALONE, ONE):
+            process, lines = self.begin(
+                ranks, ["--steps", "1000000"],
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+            process.send_signal(signal.SIGHUP)
+            steps = lines()
+            while lines() < steps + 20:
+                self.assertIsNone(process.poll(), ranks)
+                time.sleep(0.05)
+            process.kill()
+            process.wait()
+            shutil.rmtree(self.run_dir)
+
+    def test_a_limit_on_the_size_of_files_is_a_message(self):
+        words = self.words(ALONE, ["--steps", "1000000"], self.run_dir)
+        limited = 'ulimit -f 20; exec "$@"'  # blocks of 512 bytes, and SIGXFSZ as it is for a shell
+        done = subprocess.run(["sh", "-c", limited, "sh", *words], env=environment(), timeout=60,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertRegex(done.stderr, rb"\Aerror: [^\n]*metrics\.jsonl[^\n]*\n\Z")
+
+    # ---- What an earlier run's files are worth ---------------------------------------------------
+
+    def test_an_earlier_run_is_there_until_the_new_one_has_made_a_step(self):
+        self.assertEqual(self.end(ONE, ["--steps", "2", *SAVED]).returncode, 0)
+        before = contents(self.run_dir)
+        slow = ["--overwrite", "--steps", "5", "--grad_acc_steps", "1000000"]
+        for ranks, number in ((ALONE, signal.SIGINT), (ONE, signal.SIGKILL), (TWO, signal.SIGKILL)):
+            with self.subTest(ranks=ranks, number=number):
+                process = subprocess.Popen(self.words(ranks, slow, self.run_dir),
+                                           env=environment(), stdout=subprocess.PIPE)
+                while (self.run_dir / "done").exists():  # its first step takes an hour
+                    self.assertIsNone(process.poll())
+                    time.sleep(0.02)
+                time.sleep(0.5)
+                if number == signal.SIGINT:  # twice: it does not wait for the step to end
+                    process.send_signal(number)
+                    time.sleep(2.2)
+                process.send_signal(number)
+                process.communicate(timeout=60)
+                refused = self.end(ranks, [])
+                self.assertIn(b"holds a run; go on with it by --resume", refused.stderr)
+                found = {name: data for name, data in contents(self.run_dir).items()
+                         if not name.startswith("flight")}
+                self.assertEqual(found, before)
+        done = self.end(ONE, ["--overwrite", "--steps", "1"])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(len(metrics(self.run_dir)), 1)
+        self.assertFalse(list(self.run_dir.glob("**/previous*")) + list(
+            self.run_dir.glob("checkpoints")))
+
+    # ---- Ranks that are not the same ------------------------------------------------------------
+
+    def together(self, *parts, seconds=60):
+        """(exit code, output) of ranks with a command line of their own each."""
+        words = ["mpiexec"]
+        for number, (program, flags) in enumerate(parts):
+            words += [":"] * (number > 0) + ["-n", "1", str(program), *TINY, *UNTRACED, "--steps",
+                                             "1", *flags, "--run_dir", str(self.run_dir)]
+        done = subprocess.run(words, env=environment(), stdin=subprocess.DEVNULL, timeout=seconds,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              check=False)
+        return done.returncode, done.stdout
+
+    def another_commit(self):
+        """The program as another commit would have built it."""
+        program = test_ranks.BIN / test_ranks.CHAPTER
+        version = subprocess.run([str(program), "--version"], stdout=subprocess.PIPE, check=True,
+                                 env=environment()).stdout
+        commit = version.split()[1]
+        copy = self.folder / program.name
+        other = b"0" * 8 + commit[8:]  # the compiler may have cut the text to pieces of 8 bytes
+        copy.write_bytes(program.read_bytes().replace(commit[:8], other[:8]))
+        copy.chmod(0o755)
+        return copy, other.decode()
+
+    def test_ranks_that_are_not_the_same_are_refused_by_rank(self):
+        program = test_ranks.BIN / test_ranks.CHAPTER
+        renamed = self.folder / "another_program"
+        shutil.copy(program, renamed)
+        other, commit = self.another_commit()
+        text = self.folder / "text.txt"
+        text.write_text("another text, of another size. " * 500)
+        for part, expected in (
+                ((renamed, []), "rank 1 runs another_program of commit"),
+                ((other, []), f"of commit {commit}, message format 1, and rank 0 "),
+                ((program, ["--lr", "0.5"]), "rank 1 was given lr=0.5, and rank 0 lr="),
+                ((program, ["--tie_word_embeddings"]), "rank 1 was given tie_word_embeddings=true"),
+                ((program, ["--data", str(text)]), "the data of rank 1 has the SHA-256 "
+                 + hashlib.sha256(text.read_bytes()).hexdigest())):
+            with self.subTest(expected):
+                code, output = self.together((program, []), part)
+                self.assertEqual((code, output.count("\n")), (2, 1), output)
+                self.assertRegex(output, r"\Aerror: ")
+                self.assertIn(expected, output)
+
+    def test_ranks_with_other_instructions_are_told_of_and_go_on(self):
+        program = test_ranks.BIN / test_ranks.CHAPTER
+        slow = self.folder / "slow" / test_ranks.CHAPTER
+        slow.parent.mkdir()
+        slow.write_text(f'#!/bin/sh\nexport ONEDNN_MAX_CPU_ISA=SSE41\nexec -a {slow.name} '
+                        f'{program} "$@"\n'.replace("#!/bin/sh", "#!/bin/bash"))
+        slow.chmod(0o755)
+        code, output = self.together((program, []), (slow, []))
+        self.assertEqual(code, 0, output)
+        self.assertEqual(output.count("rank 1 computes with oneDNN"), 1, output)
+
+
+if __name__ == "__main__":
+    sys.exit(test_ranks.main())

@@ -1,0 +1,151 @@
+#include "proof/prove.h"
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include "accounting/zero_walk.h"
+#include "run/command_line.h"
+#include "technique/case_cover.h"
+#include "testing.h"
+
+namespace usp::test {
+namespace {
+
+TrainConfig parsed(const std::string& flags) {
+  std::vector<std::string> words = {"program"};
+  std::istringstream stream(flags);
+  for (std::string word; stream >> word;) words.push_back(word);
+  TrainConfig config;
+  Args args("");
+  read_command_line(config, args, words, /*ranks=*/0);
+  return config;
+}
+
+/// Layouts of many ranks: each has a class that axes of two and powers of two do not have.
+const std::vector<std::string> kLayouts = {
+    // stages between the first and the last
+    "--model 70B --tp_size 8 --dp_size 4 --pp_size 8 --cp_size 2 --sequence_parallel "
+    "--zero_stage 1 --seq_len 8192 --micro_batch_size 1 --grad_acc_steps 8 --node_size 8",
+    // more ranks of tp than kv heads
+    "--hidden_size 8192 --num_layers 80 --num_heads 64 --num_kv_heads 2 --ffn_hidden_size 28672 "
+    "--vocab_size 152064 --tp_size 8 --dp_size 2 --sequence_parallel --seq_len 4096 "
+    "--micro_batch_size 1 --grad_acc_steps 3",
+    // several experts on a rank
+    "--hidden_size 4096 --num_layers 32 --num_heads 32 --num_kv_heads 8 --ffn_hidden_size 14336 "
+    "--num_experts 32 --num_experts_per_tok 2 --norm_topk_prob --ep_size 8 --tp_size 2 --dp_size 8 "
+    "--sequence_parallel --zero_stage 2 --seq_len 4096 --micro_batch_size 1 --grad_acc_steps 8 "
+    "--balance bias",
+    // a vocabulary with a rest that moves where parts begin
+    "--hidden_size 4608 --num_layers 31 --num_heads 36 --num_kv_heads 12 --ffn_hidden_size 12288 "
+    "--vocab_size 32000 --tp_size 3 --dp_size 5 --seq_len 4095 --micro_batch_size 1 "
+    "--grad_acc_steps 3 --sequence_parallel",
+};
+
+TEST_CASE("twins keep every class of a layout, and compute what one process does") {
+  for (size_t i = 0; i < kLayouts.size(); ++i) {
+    INFO(kLayouts[i]);
+    const TwinFamily family = shrink(parsed(kLayouts[i]), /*most_ranks=*/16);
+    for (const LostClass& lost : family.lost) FAIL(lost.name << ": " << lost.real);
+    REQUIRE(family.twins.size() <= 5);
+    for (const Twin& twin : family.twins) {
+      INFO(twin.flags);
+      REQUIRE(twin.config.mesh().ranks() <= 16);
+      const TwinResult result = run_twin(twin);
+      REQUIRE(result.failure == "");
+      REQUIRE(result.largest > 0);  // it has compared something
+    }
+  }
+}
+
+TEST_CASE("a class that a twin does not have is named") {
+  const auto classes_of = [](const std::string& flags) { return classes(parsed(flags)); };
+  const auto lost = [&](const std::string& real, const std::string& twin) {
+    std::vector<std::string> names;
+    for (const LostClass& of : lost_classes(classes_of(real), classes_of(twin))) {
+      names.push_back(of.name);
+    }
+    return names;
+  };
+  const std::string sizes =
+      "--hidden_size 48 --num_heads 12 --num_kv_heads 12 --ffn_hidden_size 60 "
+      "--seq_len 24 --vocab_size 32 --micro_batch_size 1 ";
+  struct Pair {
+    std::string real, twin, name;
+  };
+  const std::vector<Pair> pairs = {
+      {"--dp_size 3", "--dp_size 2", "dp: a rank that is neither first nor last"},
+      {"--pp_size 4 --grad_acc_steps 8", "--pp_size 2 --grad_acc_steps 8",
+       "pp: a rank that is neither first nor last"},
+      {"--tp_size 6 --num_kv_heads 3", "--tp_size 2 --num_kv_heads 2", "kv heads over tp"},
+      {"--tp_size 3", "--tp_size 3 --vocab_size 31",
+       "vocabulary over tp: the rest moves where a part begins"},
+      {"--pp_size 2 --num_layers 5 --grad_acc_steps 2",
+       "--pp_size 2 --num_layers 4 --grad_acc_steps 2", "layers over stages"},
+      {"--pp_size 4 --num_layers 8 --grad_acc_steps 2",
+       "--pp_size 4 --num_layers 8 --grad_acc_steps 8", "micro-batches and stages"},
+      {"--num_experts 4 --ep_size 2 --dp_size 2", "--num_experts 2 --ep_size 2 --dp_size 2",
+       "experts over ep"},
+      {"--dp_size 12 --zero_stage 1", "--dp_size 2 --zero_stage 1",
+       "ZeRO, dense layer: a parameter over three ranks"},
+      {"--micro_batch_size 2", "--micro_batch_size 1", "samples of a micro-batch"},
+      {"--cp_size 4 --cp_method ring_ulysses --ulysses_size 2", "--cp_size 4 --cp_method ulysses",
+       "ulysses in cp"},
+      {"--hidden_size 96 --head_dim 4", "--hidden_size 48",
+       "heads together are as wide as the model"},
+  };
+  const auto with = [&](const std::string& own) {
+    std::istringstream stream(sizes);
+    std::string flags, flag, value;
+    while (stream >> flag >> value) {
+      if (own.find(flag + " ") == std::string::npos) flags += flag + " " + value + " ";
+    }
+    return flags + own;
+  };
+  for (const auto& [real, twin, name] : pairs) {
+    INFO(real << " | " << twin << " | " << name);
+    const std::vector<std::string> names = lost(with(real), with(twin));
+    REQUIRE(std::ranges::count(names, name) == 1);
+    REQUIRE(lost(with(real), with(real)).empty());
+  }
+}
+
+TEST_CASE("sizes of units are those of the model") {
+  const std::vector<std::string> flags = {
+      "--tp_size 2 --dp_size 2 --zero_stage 1 --num_kv_heads 2 --vocab_size 37",
+      "--dp_size 3 --zero_stage 3 --tie_word_embeddings",
+      "--dp_size 4 --zero_stage 1 --num_experts 4 --ep_size 2 --num_shared_experts 2 "
+      "--first_dense_layers 1 --moe_ffn_hidden_size 40",
+      "--tp_size 2 --dp_size 4 --cp_size 2 --zero_stage 2 --num_experts 4 --ep_size 2 --expert_tp "
+      "--sequence_parallel",
+      "--dp_size 2 --zero_stage 1 --attention_kind mla --q_lora_rank 9 --kv_lora_rank 8 "
+      "--qk_nope_head_dim 4 --qk_rope_head_dim 4 --v_head_dim 6",
+  };
+  for (const std::string& of : flags) {
+    INFO(of);
+    const TrainConfig config = parsed(of + " --num_layers 2");
+    DryRank rank(config, 0);
+    std::set<std::pair<int64_t, int64_t>> held, expected;  // elements, ranks
+    for (const UnitShape& unit : ZeroShapes(config, rank).units)
+      held.insert({unit.held, unit.ranks});
+    for (const UnitSizes& unit : unit_sizes(config)) {
+      int64_t sum = 0;
+      for (int64_t size : unit.sizes) sum += size;
+      expected.insert({sum, unit.ranks});
+    }
+    REQUIRE(held == expected);
+  }
+}
+
+TEST_CASE("what cannot be proven is refused") {
+  const auto refused = [](const std::string& flags, const std::vector<std::string>& parts) {
+    check_throws<UsageError>([&] { prove(parsed(flags)); }, parts);
+  };
+  refused("--prove 16 --pp_size 2 --pp_schedule pipedream --grad_clip 0 --grad_acc_steps 4",
+          {"pipedream", "--pp_schedule 1f1b"});
+  refused("--prove 65", {"prove=65"});
+  refused("--prove 16", {"one process", "--dp_size 2"});
+}
+
+}  // namespace
+}  // namespace usp::test

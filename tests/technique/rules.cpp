@@ -1,0 +1,305 @@
+#include "base/rules.h"
+
+#include <fmt/ranges.h>
+
+#include <cmath>
+
+#include "run/command_line.h"
+#if __has_include("data_parallel/strategy.h")
+#include "comm/launch.h"
+#endif
+#include "technique/case_cover.h"
+#include "technique/tiny_llama.h"
+
+/// What goes with what: a command line that is accepted is built and run, and what a refusal
+/// advises is accepted.
+namespace usp::test {
+namespace {
+
+using Words = std::vector<std::string>;
+
+/// A flag, and values that a drawn command line may give it; "": it is a switch.
+struct Choice {
+  const char* flag;
+  std::vector<const char*> values;
+};
+
+const std::vector<Choice>& choices() {
+  static const std::vector<Choice> all = {
+      {"num_heads", {"2", "4", "6"}},
+      {"num_kv_heads", {"1", "2", "3"}},
+      {"num_layers", {"1", "2", "5"}},
+      {"vocab_size", {"3", "16", "31"}},
+      {"tie_word_embeddings", {""}},
+      {"seq_len", {"8", "12", "21"}},
+      {"micro_batch_size", {"1", "2", "3"}},
+      {"grad_acc_steps", {"1", "2", "3", "8"}},
+      {"dtype", {"f32", "bf16", "f64"}},
+      {"attention", {"naive", "blockwise"}},
+      {"recompute", {"none", "selective", "full"}},
+      {"grad_accumulation", {"bf16", "both"}},
+      {"grad_clip", {"0", "0.5"}},
+      {"dp_size", {"1", "2", "3", "4"}},
+      {"grad_sync", {"naive", "overlapped"}},
+      {"zero_stage", {"0", "1", "2", "3"}},
+      {"shard_size", {"1", "2", "3"}},
+      {"gather_overlap", {"none", "optimizer"}},
+      {"reduce_after", {"step"}},
+      {"reshard_after", {"chunk", "step"}},
+      {"node_size", {"1", "2", "3", "4"}},
+      {"tp_size", {"2", "3", "4"}},
+      {"sequence_parallel", {""}},
+      {"gathered_input", {"kept"}},
+      {"tp_overlap", {"none", "chunks", "batch_halves"}},
+      {"dropout", {"0.1"}},
+      {"cp_size", {"2", "3", "4"}},
+      {"cp_layout", {"contiguous"}},
+      {"cp_method", {"all_gather", "ulysses", "ring_ulysses"}},
+      {"ulysses_size", {"1", "2"}},
+      {"cp_overlap", {"none"}},
+      {"cp_recompute", {"keep"}},
+      {"document_mask", {""}},
+      {"document_separator", {"1"}},
+      {"pp_size", {"2", "3", "4"}},
+      {"pp_schedule",
+       {"naive", "afab", "interleaved", "breadth_first", "llama3", "zb_h1", "zb_v", "dualpipe",
+        "dualpipe_v", "auto", "pipedream"}},
+      {"pp_chunks", {"2", "3"}},
+      {"pp_run_length", {"1"}},
+      {"pp_layers", {"1,1", "0,2", "2,1,2"}},
+      {"pp_in_flight", {"2"}},
+      {"pp_times", {"1,2,1,0.5", "measured"}},
+      {"overlap_dispatch", {""}},
+      {"num_experts", {"2", "4", "6"}},
+      {"num_experts_per_tok", {"1", "3"}},
+      {"moe_ffn_hidden_size", {"8"}},
+      {"num_shared_experts", {"1"}},
+      {"first_dense_layers", {"1"}},
+      {"expert_nodes", {"2"}},
+      {"route_nodes", {"1"}},
+      {"ep_size", {"2", "3", "4"}},
+      {"dispatch", {"by_node"}},
+      {"expert_tp", {""}},
+      {"balance", {"sample", "batch", "bias"}},
+      {"balance_coef", {"0.1"}},
+      {"router_z_loss_coef", {"0.01"}},
+      {"capacity_factor", {"1"}},
+      {"attention_kind", {"mla"}},
+      {"q_lora_rank", {"6"}},
+      {"v_head_dim", {"2", "40"}},
+  };
+  return all;
+}
+
+/// A command line, on so many ranks; 0: on as many as it asks for.
+struct Drawn {
+  Words words;
+  int64_t ranks;
+
+  std::string name() const {
+    return fmt::format("{} on {} ranks", fmt::join(words.begin() + 1, words.end(), " "), ranks);
+  }
+};
+
+/// Of a small model, some of the flags that the chapter has.
+Drawn draw(Random& random) {
+  Drawn drawn{{"program", "--hidden_size", "24", "--ffn_hidden_size", "12", "--warmup_steps", "0"},
+              random.integer(0, 6)};
+  TrainConfig config;
+  Args args("");
+  config.bind(args);
+  for (const auto& [flag, values] : choices()) {
+    if (args.group_of(flag).empty() || random.integer(0, 19) > 0) continue;
+    drawn.words.push_back(std::string("--") + flag);
+    const std::string value = values[random.integer(0, std::ssize(values) - 1)];
+    if (!value.empty()) drawn.words.push_back(value);
+  }
+  return drawn;
+}
+
+TrainConfig read(const Drawn& drawn) {
+  TrainConfig config;
+  Args args("");
+  USP_CHECK(read_command_line(config, args, drawn.words, drawn.ranks), "--help was not asked for");
+  return config;
+}
+
+/// Of a command line, one that is accepted: itself, or as a remedy of its refusal would have it.
+/// Nothing where it has a value that could not be, whatever else it says.
+std::optional<Drawn> accepted(const Drawn& drawn, Random& random) {
+  try {
+    read(drawn);
+    return drawn;
+  } catch (const Refusal& refusal) {
+    INFO(drawn.name() << "\n" << refusal.what());
+    const Remedies& remedies = refusal.remedies();
+    REQUIRE(!remedies.empty());
+    const std::string& remedy = remedies[random.integer(0, std::ssize(remedies) - 1)];
+    const int64_t ranks = ranks_to_start(remedy);
+    const Drawn mended{with_remedy(drawn.words, remedy), ranks > 0 ? ranks : drawn.ranks};
+    REQUIRE_NOTHROW(read(mended));
+    return mended;
+  } catch (const UsageError&) {
+    return std::nullopt;
+  }
+}
+
+#if __has_include("data_parallel/strategy.h")
+
+/// One step on shapes, as every rank of the run in turn. Throws where one cannot.
+void build_everywhere(const TrainConfig& config) {
+  const auto ranks = static_cast<int>(config.mesh().ranks());
+  for (int rank = 0; rank < ranks; ++rank) {
+    const OnDevice meta(Device::meta);
+    DryEngine engine(rank, ranks);
+    engine.set_node_size(config.communication->node_size);
+    const Mesh mesh(Communicator::world(engine), config.mesh());
+    Trainer trainer(config, nullptr, mesh);
+    trainer.train_step(0);
+  }
+}
+
+/// Two steps, by threads as ranks. Throws where one cannot.
+void run_everywhere(const TrainConfig& config) {
+  const RandomText text(config, 4000);
+  run_threads(static_cast<int>(config.mesh().ranks()), [&](const Communicator& world) {
+    world.engine().set_node_size(config.communication->node_size);
+    const Mesh mesh(world, config.mesh());
+    Trainer trainer(config, &text.dataset, mesh);
+    for (int64_t step = 0; step < 2; ++step) {
+      trainer.train_step(step);
+      const double loss = trainer.report(step, 0).loss;
+      USP_CHECK(std::isfinite(loss), "loss {} of step {}", loss, step);
+    }
+  });
+}
+
+#else
+
+void build_everywhere(const TrainConfig& config) {
+  const OnDevice meta(Device::meta);
+  Trainer(config, nullptr).train_step(0);
+}
+
+void run_everywhere(const TrainConfig& config) {
+  const OnDevice cpu;
+  const RandomText text(config, 4000);
+  Trainer trainer(config, &text.dataset);
+  for (int64_t step = 0; step < 2; ++step) trainer.train_step(step);
+}
+
+#endif
+
+TEST_CASE("what is accepted is built on every rank, and runs; what is advised is accepted") {
+  Random random(17 + turn());
+  constexpr int kDrawn = kSanitized ? 20 : 500, kShare = kSanitized ? 5 : 20;
+  int as_drawn = 0, built = 0, run = 0;
+  for (int i = 0; i < kDrawn; ++i) {
+    const Drawn drawn = draw(random);
+    const auto mended = accepted(drawn, random);
+    if (!mended) continue;
+    as_drawn += mended->words == drawn.words && mended->ranks == drawn.ranks;
+    const TrainConfig config = read(*mended);
+    if (config.mesh().ranks() > 16) continue;
+    INFO(mended->name());
+    REQUIRE_NOTHROW(build_everywhere(config));
+    if (++built % kShare != 0 || config.mesh().ranks() > 8) continue;
+    REQUIRE_NOTHROW(run_everywhere(config));
+    ++run;
+  }
+  CAPTURE(as_drawn, built, run);
+  REQUIRE(built > kDrawn / 2);
+  REQUIRE(run > 0);
+  REQUIRE(as_drawn > 0);
+}
+
+#if __has_include("tensor_parallel/region.h")
+TEST_CASE("two rules that contradict each other's advice both advise what satisfies both") {
+  const auto advice = [](const char* tp_size, int64_t ranks) {
+    try {
+      read({{"program", "--tp_size", tp_size}, ranks});
+    } catch (const Refusal& refusal) {
+      return refusal.remedies();
+    }
+    return Remedies{};
+  };
+  // Six heads and an MLP of 512: 3 divides the former alone, 4 the latter.
+  REQUIRE(advice("3", 0) == usp::values_of("tp_size", {1, 2}));
+  REQUIRE(advice("4", 0) == usp::values_of("tp_size", {1, 2}));
+  REQUIRE(advice("4", 8) == usp::values_of("tp_size", {1, 2}));
+  REQUIRE(advice("3", 3) == usp::values_of("tp_size", {1}));
+}
+
+TEST_CASE("advice that starts other ranks says what these need besides") {
+  Random random(1);
+  const Drawn drawn{{"program", "--tp_size", "2", "--node_size", "3"}, /*ranks=*/5};
+  const auto mended = accepted(drawn, random);
+  REQUIRE(mended);
+  REQUIRE(mended->ranks != drawn.ranks);  // of which tp_size=2 makes no groups
+  REQUIRE(mended->words != drawn.words);  // nor does node_size=3 divide the 4 that it leaves
+}
+
+TEST_CASE("a vocabulary's rest is refused where ranks would hold other parts of a norm") {
+  int refusals = 0;
+  for (const char* vocab_size : {"3", "5", "6", "31"}) {
+    for (const char* tp_size : {"2", "3"}) {
+      for (int64_t dp = 2; dp <= 4; ++dp) {
+        const Drawn drawn{{"program",
+                           "--hidden_size",
+                           "12",
+                           "--num_heads",
+                           "6",
+                           "--ffn_hidden_size",
+                           "12",
+                           "--num_layers",
+                           "1",
+                           "--seq_len",
+                           "6",
+                           "--vocab_size",
+                           vocab_size,
+                           "--tp_size",
+                           tp_size,
+                           "--sequence_parallel",
+                           "--zero_stage",
+                           "1",
+                           "--dp_size",
+                           fmt::format("{}", dp)},
+                          0};
+        CAPTURE(drawn.name());
+        bool refused = false, fails = false;
+        try {
+          read(drawn);
+        } catch (const Refusal& refusal) {
+          refused = refusal.rule() == "rest_of_vocabulary";
+        }
+        const LiftedRule lifted("rest_of_vocabulary");
+        try {
+          run_everywhere(read(drawn));
+        } catch (const Error&) {
+          fails = true;
+        }
+        REQUIRE(refused == fails);
+        refusals += refused;
+      }
+    }
+  }
+  REQUIRE(refusals > 0);
+}
+#endif
+
+#if __has_include("data_parallel/strategy.h")
+TEST_CASE(
+    "nodes that would not hold equally many ranks are refused, and ranks that are not there") {
+  const auto refused = [](const Words& flags, int64_t ranks, const std::string& text) {
+    Words words = flags;
+    words.insert(words.begin(), "program");
+    check_throws<Refusal>([&] { read({words, ranks}); }, {text});
+  };
+  refused({"--node_size", "2"}, 3, "node_size=2 must divide the 3 ranks of the run; try 1 or 3");
+  refused({"--dp_size", "2"}, 3,
+          "dp_size=2 must equal the 3 ranks of the run; start 2 ranks, or --dp_size 3");
+}
+#endif
+
+}  // namespace
+}  // namespace usp::test

@@ -1,0 +1,1 @@
+"""How fast chapters are, beside what limits them on the same machine."""

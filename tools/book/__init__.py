@@ -1,0 +1,1 @@
+"""The chapters as a book: their differences, pages and figures."""

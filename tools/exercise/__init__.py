@@ -1,0 +1,1 @@
+"""Exercises: showing them, judging answers, recording what judges compare with."""

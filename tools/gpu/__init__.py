@@ -1,0 +1,1 @@
+"""Checking a GPU's results and speed, also on a bare machine."""

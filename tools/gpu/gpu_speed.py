@@ -1,0 +1,286 @@
+"""The parts of ./book gpu-check that measure speed. It fails none: they say whether what is asked of a
+GPU is reached."""
+import csv
+import io
+import json
+import re
+import statistics
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+from tools.base import ROOT
+from tools.gpu.gpu_part import (BILLION, NO_TIME, SMALL_MODEL, Fail, Skip, asked, billion,
+                                difference, json_line, middle, needs_cublas, train, words_of)
+from tools.process import output_of
+from tools.run import gpu
+
+FIND_TORCH_S = 25  # to load it from a cold disk
+TRACED_STEPS = 8  # the last of them is looked at, those behind the first ones are timed
+PROFILED_STEPS = 3
+ROUNDS = 3  # of two programs in turns, as many as there is time for
+TORCH_TRAINING = ROOT / "tools" / "bench" / "torch_bench.py"
+TORCH_PRODUCTS = ROOT / "tools" / "bench" / "torch_products.py"
+SHAPE = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size",
+         "seq_len", "micro_batch_size", "dtype")
+# What is asked of a GPU.
+LEAST_OF_TORCH, LEAST_MFU, MOST_IDLE = 0.75, 0.30, 0.05
+LEAST_OF_PRODUCTS, LEAST_OF_COPY, MOST_TRACED, MOST_FROM_PROFILER = 0.95, 0.8, 0.02, 0.05
+WAITS_OF_A_STEP = 2  # at its end: for the loss and for the gradient norm
+SHORTEST_US = 50  # of an operation whose time is compared: events and launches take some themselves
+
+
+def _bench(check, measure, **flags):
+    """What gpu_bench prints of it; on the emulated device of small tensors, each call once."""
+    small = {"tokens": 16, "seconds": 0} if check.emulated else {}
+    return json_line(check.output([check.program("gpu_bench"), "--measure", measure,
+                                   *words_of({**flags, **small})]))
+
+
+def run_products(check):
+    """Squares and the products of the model's layers beside the data sheet and, in turns, beside
+    torch.matmul."""
+    needs_cublas(check)
+    flags = {"model": "tiny"} if check.emulated else billion(check)
+    flags = {"model": flags["model"],
+             "tokens": flags.get("micro_batch_size", 1) * flags.get("seq_len", 1)}
+    sheet = {} if check.emulated else gpu.data_sheet(check.gpus[0].name)
+    python, text = (None, "not asked for") if check.emulated else find_torch()
+    ours, theirs = [], []
+    for _ in check.turns(ROUNDS if python else 1):
+        ours.append(_bench(check, "products", **flags))
+        try:
+            if python:
+                theirs.append(json_line(check.output([python, str(TORCH_PRODUCTS),
+                                                      json.dumps(ours[-1])])))
+        except Fail as fail:
+            text += f": {fail}"
+            theirs = []
+            break
+    rows, of_torch = [], []
+    for number, each in enumerate(ours[0]):
+        rate = statistics.median(found[number]["tflops"] for found in ours)
+        peak = sheet.get(each["dtype"])
+        row = {name: each[name] for name in ("product", "dtype", "m", "n", "k")}
+        row.update({"TFLOP/s": NO_TIME if check.emulated else round(rate, 2),
+                    "data sheet": peak or "unknown", "fraction": f"{rate / peak:.2f}" if peak else ""})
+        if theirs:
+            share = statistics.median(mine[number]["tflops"] / other[number]["tflops"]
+                                      for mine, other in zip(ours, theirs))
+            row["torch.matmul"] = round(statistics.median(found[number]["tflops"]
+                                                          for found in theirs), 2)
+            row["of torch"] = f"{share:.2f}"
+            if each["product"] != "square":
+                of_torch.append(share)
+        rows.append(row)
+    return {f"products; {text}": rows, "what is asked": [asked(
+        "rate of the model's products, of torch.matmul's, the lowest",
+        min(of_torch, default=None), least=LEAST_OF_PRODUCTS)]}
+
+
+def find_torch():
+    """(The first Python whose torch sees a GPU or None, which torch in words)."""
+    for python in gpu.find_pythons():
+        found = output_of([python, "-c", "import torch; assert torch.cuda.is_available(); "
+                                         "print(torch.__version__)"], timeout=FIND_TORCH_S)
+        if found is not None:
+            return python, f"torch {found.strip().splitlines()[-1]}"
+    return None, "no Python here has a torch that sees the GPU"
+
+
+def run_memory(check):
+    """Memory-bound kernels beside a copy, and the copy beside the data sheet."""
+    needs_cublas(check)
+    rows = _bench(check, "memory")
+    peak = None if check.emulated else gpu.data_sheet(check.gpus[0].name).get("memory")
+    held = [row for row in rows if row["held"]]
+    if not held:
+        raise Fail("it timed no kernel")
+    least = min(held, key=lambda row: row["of_copy"])
+    return {f"memory; data sheet: {f'{peak} GB/s' if peak else 'unknown'}": [
+        {"kernel": row["kernel"], "us": NO_TIME if check.emulated else row["us"],
+         "GB/s": NO_TIME if check.emulated else row["gb_per_s"],
+         "of the copy": NO_TIME if check.emulated else row["of_copy"],
+         "memory-bound": "yes" if row["held"] else "no"} for row in rows],
+        "what is asked": [asked(
+            "rate of memory-bound kernels, of the copy's, the lowest"
+            + ("" if check.emulated else f": {least['kernel']}"),
+            None if check.emulated else least["of_copy"], least=LEAST_OF_COPY)]}
+
+
+def _train_torch(check, python, config):
+    """The milliseconds of the median step of PyTorch on a model of that shape."""
+    words = words_of({**{name: config[name] for name in SHAPE}, "device": "cuda",
+                      "steps": BILLION["steps"]})
+    text = check.output([python, str(TORCH_TRAINING), *words])
+    return float(middle([json.loads(line) for line in text.splitlines()
+                         if line.startswith("{")])["step_ms"])
+
+
+def _one_training(check, flags):
+    """(The median step, run.json) of the first chapter."""
+    with tempfile.TemporaryDirectory(prefix="gpu_check_") as scratch:
+        step = middle(train(check, "cuda", flags, Path(scratch) / "run"))
+        run = json.loads((Path(scratch) / "run" / "run.json").read_text(encoding="utf-8"))
+    return step, run
+
+
+def _of_peak(check, mfu, run):
+    """Model FLOPs of the data sheet's dense rate; None where we know none."""
+    peak = gpu.data_sheet(check.gpus[0].name).get("bf16")
+    return mfu * float(run["matmul_gflops"]) / 1000 / peak if peak else None
+
+
+def _training_row(check, flags, steps, run):
+    """(A row of the report, MFU of the data sheet) of median steps."""
+    found = {name: statistics.median(float(record[name]) for record in steps)
+             for name in ("tokens_per_s", "step_ms", "mfu")}
+    of_peak = _of_peak(check, found["mfu"], run)
+    return {**{name: flags[name] for name in ("model", "dtype", "attention", "seq_len",
+                                              "micro_batch_size")},
+            "rounds": len(steps), "tokens/s": found["tokens_per_s"], "step ms": found["step_ms"],
+            "MFU, of the measured products": f"{found['mfu']:.3f}",
+            "MFU, of the data sheet": "unknown" if of_peak is None else f"{of_peak:.3f}"}, of_peak
+
+
+def run_training(check):
+    """The speed of the first chapter on a model of a billion parameters, in turns with PyTorch."""
+    needs_cublas(check)
+    flags = billion(check)
+    python, text = find_torch()
+    ours, theirs = [], []
+    # Each in a process of its own: the GPU's memory does not hold both.
+    for _ in check.turns(ROUNDS if python else 1):
+        step, run = _one_training(check, flags)
+        ours.append(step)
+        if python:
+            try:
+                theirs.append(_train_torch(check, python, run["config"]))
+            except Fail as fail:
+                text += f": {fail}"
+                break
+    row, of_peak = _training_row(check, flags, ours, run)
+    of_torch = None
+    if theirs:
+        row["step ms, PyTorch"] = round(statistics.median(theirs), 3)
+        of_torch = statistics.median(ms / float(record["step_ms"])
+                                     for ms, record in zip(theirs, ours))
+    return {f"the median step; {text}": [row], "what is asked": [
+        asked("tokens/s, of PyTorch's", of_torch, least=LEAST_OF_TORCH),
+        asked("MFU, of the data sheet", of_peak, least=LEAST_MFU)]}
+
+
+def run_blockwise(check):
+    """The speed of the same training with blockwise attention, of which nothing is asked."""
+    needs_cublas(check)
+    flags = {**billion(check), "attention": "blockwise"}
+    step, run = _one_training(check, flags)
+    return {"the median step": [_training_row(check, flags, [step], run)[0]]}
+
+
+def idle_share(events):
+    """The part of the time from a step's first kernel to its last in which the device had none.
+
+    events: the step's operations. Where the host was late, the device counts as idle until all
+    kernels of the operation were queued. Gaps between kernels of one operation are not seen.
+    """
+    spans = sorted((event["ts"], event["ts"] + event["dur"], event["args"]["queued"])
+                   for event in events)
+    if not spans:
+        raise Fail("the trace has no operations of the step")
+    first, done, _ = spans[0]
+    idle = 0.0
+    for begin, end, queued in spans[1:]:
+        begin = min(max(begin, queued), end)
+        idle += max(0.0, begin - done)
+        done = max(done, end)
+    return idle / (done - first)
+
+
+def _device_ops(run_dir):
+    """The operations of a trace as the device carried them out."""
+    trace = json.loads((Path(run_dir) / "trace.json").read_text(encoding="utf-8"))
+    return [event for event in trace["traceEvents"] if event.get("cat") == "device op"]
+
+
+def run_steps(check):
+    """What a step leaves to the host: how long the device is idle, how often the host waits; and what
+    it costs to trace a step, in turns with steps that are not traced."""
+    needs_cublas(check)
+    flags = {**(SMALL_MODEL if check.emulated else billion(check)), "steps": TRACED_STEPS}
+    traced, untraced, counts, events = [], [], [], []
+    for number in check.turns(1 if check.emulated else ROUNDS):
+        with tempfile.TemporaryDirectory(prefix="gpu_check_") as scratch:
+            run_dir = Path(scratch) / "traced"
+            records = train(check, "cuda", {**flags, "trace_steps": TRACED_STEPS}, run_dir)
+            if number == 0:
+                # The counter goes on from step to step, and so counts nothing before the first one's
+                # end.
+                counts, events = [record["host_waits"] for record in records], _device_ops(run_dir)
+            traced.append(float(middle(records)["step_ms"]))
+            records = train(check, "cuda", flags, Path(scratch) / "untraced")
+            untraced.append(float(middle(records)["step_ms"]))
+    waits = max((after - before for before, after in zip(counts, counts[1:])), default=None)
+    last = [event for event in events if event["args"]["step"] == TRACED_STEPS]
+    figures = {"": [
+        asked("host waits of a step, for its loss and its norm", waits, most=WAITS_OF_A_STEP),
+        asked("idle share between the first and the last kernel",
+              None if check.emulated else idle_share(last), most=MOST_IDLE),
+        asked("what tracing adds to a step", None if check.emulated else statistics.median(
+            ours / without for ours, without in zip(traced, untraced)) - 1, most=MOST_TRACED)]}
+    if waits is None or waits > WAITS_OF_A_STEP:
+        raise Fail("the host waits for the device before the end of a step", figures)
+    return figures
+
+
+def read_ranges(text):
+    """{range: (how often, median us)}: what Nsight Systems prints, with --format csv, of the ranges
+    of NVTX from the first to the last kernel of each."""
+    lines = text.splitlines()
+    head = next((i for i, line in enumerate(lines) if re.match(r'"?Range"?,', line)), None)
+    if head is None:
+        return {}
+    return {row["Range"].lstrip(":"): (int(row["Range Instances"].replace(",", "")),
+                                       float(row["Proj Med (ns)"].replace(",", "")) / 1e3)
+            for row in csv.DictReader(io.StringIO("\n".join(lines[head:])))
+            if row.get("Proj Med (ns)")}
+
+
+def compare_spans(events, ranges):
+    """(rows, the largest difference): by name, spans of the device and what a profiler has of them."""
+    durations = defaultdict(list)
+    for event in events:
+        durations[event["name"]].append(float(event["dur"]))
+    rows, worst = [], None
+    for name, found in sorted(durations.items()):
+        times, theirs = ranges.get(name, (0, float("nan")))
+        ours = statistics.median(found)
+        if ours < SHORTEST_US:
+            continue
+        far = difference(ours, theirs)
+        worst = max(far, worst or 0.0)
+        rows.append({"operation": name, "spans": len(found), "ranges": times,
+                     "median us": f"{ours:.1f}", "Nsight Systems, us": f"{theirs:.1f}",
+                     "difference": f"{far:.3f}"})
+    return rows, worst
+
+
+def run_timeline(check):
+    """Spans of the device's lane beside Nsight Systems' times of the same operations."""
+    needs_cublas(check)
+    profiler = gpu.find_tool("nsys")
+    if profiler is None:
+        raise Skip("nsys (Nsight Systems) is not here")
+    flags = {**billion(check), "steps": PROFILED_STEPS, "trace_steps": PROFILED_STEPS}
+    with tempfile.TemporaryDirectory(prefix="gpu_check_") as scratch:
+        report = Path(scratch) / "steps.nsys-rep"
+        train(check, "cuda", flags, Path(scratch) / "run", before=[
+            profiler, "profile", "--trace", "cuda,nvtx", "--sample", "none", "--cpuctxsw", "none",
+            "--output", str(report)])
+        ranges = read_ranges(check.output([profiler, "stats", "--report", "nvtx_gpu_proj_sum",
+                                           "--format", "csv", str(report)]))
+        rows, worst = compare_spans(_device_ops(Path(scratch) / "run"), ranges)
+    if not ranges:
+        raise Fail("nsys shows no ranges of NVTX")
+    return {f"operations of at least {SHORTEST_US} us": rows, "what is asked": [asked(
+        "largest difference from Nsight Systems", worst, most=MOST_FROM_PROFILER)]}

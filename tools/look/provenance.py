@@ -1,0 +1,36 @@
+"""The lines that say where the numbers of a page come from, and what makes them."""
+from tools import machine
+from tools.look import trace
+
+
+def line(records):
+    """Markdown for {name: record}, of figures/NAME.json: a run's facts or a measurement's. Data of
+    one machine and commit make one line, with links to them; others a line of their own. Below them
+    stand the commands that make it all."""
+    sessions = {}
+    for name, record in records.items():
+        sessions.setdefault(_origin(record), []).append((name, _date(record)))
+    measured = "\n".join(f"Measured on {origin}, {max(day for _, day in data)}.\n"
+                         f"Data: {', '.join(f'[{n}.json](figures/{n}.json)' for n, _ in data)}.\n"
+                         for origin, data in sessions.items())
+    return measured + _commands(records)
+
+
+def _commands(records):
+    chapter = next(iter(records.values()))["chapter"].split("_")[0]
+    figures = f"`./book figures {chapter}` makes every figure and table of numbers on this page"
+    return figures + (f"; `./book bench {chapter}` measures `bench.json`.\n" if "bench" in records
+                      else ".\n")
+
+
+def _origin(record):
+    host = record["machine"]
+    isa = host["isa"].split() if isinstance(host["isa"], str) else host["isa"]
+    known = [name for name in (*machine.X86_ISA, *machine.ARM_ISA) if name in isa]
+    commit = record.get("commit") or record["build"]["commit"]
+    return (f"{host['cpu']}, {trace.counted(host['cores'], 'core')}, {' '.join(known)}; "
+            f"commit {commit[:12] + commit[40:]}")
+
+
+def _date(record):
+    return (record.get("date") or record["started"])[:10]

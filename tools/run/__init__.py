@@ -1,0 +1,1 @@
+"""Building the chapters' programs, starting them, and what they leave in Hugging Face's format."""

@@ -1,0 +1,1 @@
+"""Building and running the tests, and saying how long they take."""
