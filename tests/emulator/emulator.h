@@ -92,6 +92,9 @@ struct TimedEvents {
 };
 TimedEvents timed_events();
 
+/// Streams run as far as they can, as a GPU's do while every host sleeps.
+void run_streams();
+
 /// Sets the options for the lifetime of the object.
 class Use {
  public:

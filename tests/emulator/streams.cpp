@@ -254,6 +254,13 @@ TimedEvents timed_events() {
   return queues().timed;
 }
 
+void run_streams() {
+  const Locked locked(lock());
+  const Window window;
+  while (run_one()) {
+  }
+}
+
 cudaError_t outcome() { return has_problems() ? cudaErrorLaunchFailure : cudaSuccess; }
 
 uint32_t note_launch(uint32_t epoch) {
