@@ -19,7 +19,9 @@ int run(const Communicator& world, int argc, char** argv) {
   // [show]
   const PipelineConfig& pipeline = config.pipeline;
   if (!pipeline.pp_show.empty()) return session.answer(pipeline.show(config.grad_acc_steps));
-  if (!config.composition.mesh_show.empty()) return session.answer(show_layout(config));
+  if (!config.composition.mesh_show.empty()) {
+    return session.answer(show_layout(config, session.flags()));
+  }
   if (config.composition.prove > 0) return prove(config);
   // [show]
   const Mesh mesh(world, config.mesh());

@@ -34,6 +34,9 @@ class Session {
   /// code.
   int answer(const std::string& text) const;
 
+  /// Every flag with its value, as a JSON object.
+  std::string flags() const { return args_.to_json(); }
+
   /// Opens data, run directory and connections. Throws UsageError, on all ranks, where any rank
   /// cannot have them, or where a step needs, as `predict` says, more memory than there is.
   void open(const Predict& predict);

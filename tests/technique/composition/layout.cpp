@@ -176,7 +176,7 @@ TEST_CASE("the table of a layout and its JSON say the same") {
   TrainConfig config = expert_config(c);
   config.communication->node_size = 1;
   config.composition.mesh_show = "table";
-  const std::string table = show_layout(config);
+  const std::string table = show_layout(config, "{}");
   for (const char* part : {"8 ranks: dp 2 x pp 2 x tp 2, ep 2", "pp,dp,cp,tp",
                            "tp leaves the node: its 2 ranks lie on 2 nodes of 1",
                            "layers.*.mlp.experts.*.down_proj"}) {
@@ -184,7 +184,7 @@ TEST_CASE("the table of a layout and its JSON say the same") {
     REQUIRE(table.find(part) != std::string::npos);
   }
   config.composition.mesh_show = "json";
-  const auto json = nlohmann::json::parse(show_layout(config));
+  const auto json = nlohmann::json::parse(show_layout(config, "{}"));
   REQUIRE(json["ranks"].size() == 8);
   REQUIRE(json["ranks"][5] == nlohmann::json{{"dp", 0}, {"pp", 1}, {"cp", 0}, {"tp", 1}});
   REQUIRE(json["groups"][0]["ranks"][0] == std::vector{0, 1});
@@ -195,9 +195,17 @@ TEST_CASE("the table of a layout and its JSON say the same") {
     }
   }
   REQUIRE(elements == num_parameters(config.model));
+  config.composition.mesh_show = "flags";
+  config.model.num_layers = 5;
+  config.data_parallel.dp_size = 4096;
+  const auto flags = nlohmann::json::parse(show_layout(config, R"({"pp_size": 2})"));
+  REQUIRE(flags["flags"] == nlohmann::json{{"pp_size", 2}});
+  REQUIRE(flags["ranks"] == 4096 * 4);
+  REQUIRE(flags["layers_of_stages"] == std::vector{3, 2});
 
+  config.composition.mesh_show = "json";
   config.data_parallel.dp_size = 2048;
-  check_throws<UsageError>([&] { show_layout(config); }, {"mesh_show=json", "4096 at most"});
+  check_throws<UsageError>([&] { show_layout(config, "{}"); }, {"mesh_show=json", "4096 at most"});
 }
 
 }  // namespace
