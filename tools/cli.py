@@ -160,6 +160,8 @@ def _run(arguments, flags):
                          ("./book run ch01 -- --data my.txt --steps 1000", "train on your text"),
                          ("./book run ch02 --ranks 4", "four processes on this machine"),
                          ("./book run ch02 --ranks 16 --print", "how to start them on a cluster"),
+                         ("./book run ch07 -- --recipe laptop --as megatron",
+                          "a layout in another framework's flags, by ch07"),
                          ("./book run ch02/collectives", "a small program of chapter 2")))
     parser.add_argument("chapter", nargs="?", default="1",
                         help="default: chapter 1; ch02/NAME runs an example of a chapter, which "

@@ -5,6 +5,7 @@ compositions, and memory of one model over each dimension.
 """
 from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
+from tools.run import bridge
 
 from . import claims, draw_mesh, equal, memory, placed
 
@@ -22,7 +23,8 @@ def measure(chapter, _program, commit):
 def rerun(chapter, program):
     """Estimates, and who holds what."""
     folder = chapter.folder / "figures"
-    found = {"layout.txt": placed.layout(program), "prove.txt": placed.proof(program, chapter)}
+    found = {"layout.txt": placed.layout(program), "prove.txt": placed.proof(program, chapter),
+             "bridge.txt": placed.bridged(program, chapter)}
     if (folder / "estimates.json").exists():
         found["estimates.json"] = json_text({**read_json(folder / "estimates.json"),
                                              **placed.estimate_all(program),
@@ -40,10 +42,12 @@ def count(chapter, program):
 
 
 def texts(folder):
-    """Every table of which the data are there."""
+    """Every table of which the data are there, and those of names."""
     data = {path.stem: read_json(path) for path in folder.glob("*.json")}
     found = {page: provenance.line({name: data[name] for name in names if name in data})
              for page, names in PROVENANCE.items()}
+    found.update({"bridge.md": bridge.table(), "bridge_sources.md": bridge.sources(),
+                  "bridge_differs.md": bridge.differing(), "bridge_refused.md": bridge.refused()})
     estimated, counted = data.get("estimates", {}), data.get("counts", {})
     if "large" in estimated:
         found.update({"orders.md": placed.large_table(estimated["large"]),

@@ -5,7 +5,7 @@ import re
 
 from tools.base import say
 from tools.book.short_runs import run, table
-from tools.run import estimates, recipes
+from tools.run import bridge, estimates, recipes
 
 MIB, GIB = 2**20, 2**30
 DIMENSIONS = ("tp", "cp", "dp", "pp")
@@ -21,6 +21,7 @@ SMALL = {"num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size"
 SMALL_RANKS, STEPS = 8, 2
 LLAMA_3 = "dp,pp,cp,tp"
 PROVEN = "llama3_405b_long"  # a recipe
+BRIDGED = "llama3_405b"  # the recipe that the page shows in other flags
 # The layout that the page shows.
 SHOWN = {"num_experts": 4, "ep_size": 2, "dp_size": 2, "pp_size": 2, "cp_size": 2, "tp_size": 2,
          "sequence_parallel": None, "zero_stage": 1, "grad_acc_steps": 2, "node_size": 8}
@@ -81,6 +82,13 @@ def proof(program, chapter):
     flags = recipes.load(chapter, PROVEN).words()
     text = estimates.output_of([str(program), "--prove", "16", *flags])
     return re.sub(r"(, found)? (within [\d.e-]+, )?in [\d.]+ s$", "", text, flags=re.M)
+
+
+def bridged(program, chapter):
+    """A recipe as --as prints it."""
+    recipe = recipes.load(chapter, BRIDGED)
+    _, found = bridge.ask(program, recipe.words())
+    return "\n".join(bridge.translate(bridge.FRAMEWORKS["megatron"], found, recipe.title)) + "\n"
 
 
 def groups(program, flags):

@@ -41,7 +41,9 @@ class Readmes(unittest.TestCase):
             p.read_text() for p in (ROOT / "tools").rglob("*.py"))))
         others = {"preset", "test-dir", "tags", "signal",  # of cmake, ctest and scancel; of srun
                   "mpi", "nodes", "ntasks-per-node", "gpus-per-node",
-                  "cpus-per-task", "shm-size"}  # and of docker
+                  "cpus-per-task", "shm-size",  # and of docker
+                  "nnodes", "nproc-per-node",   # of torchrun, and torchtitan's sections
+                  "parallelism", "training"}
         known = bound | launcher | others | {"help", "version"}
         for page in PAGES:
             prose = re.sub(r"```(cpp|diff)\n.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)

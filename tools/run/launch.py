@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional
 
-from tools import machine
+from tools import chapters, machine
 from tools.base import ROOT, BookError, say, show_path
 from tools.look import figures, runs, why
 from tools.process import output_of, signal_name, wait_for
-from tools.run import build, cluster, mpi, packages, recipes
+from tools.run import bridge, build, cluster, mpi, packages, recipes
 
 # With these a chapter prints something and ends: no run directory, no `done` mark.
 INFORMATION_FLAGS = {"-h", "--help", "--help-all", "--version", "--plan", "--estimate",
@@ -110,12 +110,17 @@ def run_chapter(chapter, flags, options):
     if any(flag.partition("=")[0] == "--recipe" for flag in flags):
         recipe = recipes.load(chapter, given_value(flags, "--recipe") or "")
         flags = recipes.expand(flags, recipe)
+    framework = None
+    if any(flag.partition("=")[0] == "--as" for flag in flags):
+        framework = bridge.find(given_value(flags, "--as") or "")
+        flags = cluster.without(flags, "--as")
+        bridge.check_flags(chapter, chapters.find_chapters(), flags)
     names = {flag.partition("=")[0] for flag in flags}
-    informs = bool(INFORMATION_FLAGS & names)
+    informs = bool(INFORMATION_FLAGS & names) or framework is not None
     if "--resume" in names and not informs:
         flags, options = resumed(chapter, flags, options)
     ranks = rank_count(chapter, options)
-    if options.ranks is not None and ranks > 1 and PLANNING_FLAGS & names:
+    if options.ranks is not None and ranks > 1 and (PLANNING_FLAGS & names or framework):
         if "--world_size" in names:
             raise BookError(f"--ranks {ranks} and --world_size say the same thing; give one", 2)
         flags = [*flags, "--world_size", str(ranks)]
@@ -127,7 +132,8 @@ def run_chapter(chapter, flags, options):
     if options.only_print:
         added = ["--run_dir", show_path(runs.next_run_dir(chapter))] if own_dir else []
         program = [show_path(executable), *added]
-        print(mpi.command_line(rank_command([*program, *flags], ranks, options.debug, None), env))
+        asked = [*program, *flags, *(bridge.QUESTION if framework else ())]
+        print(mpi.command_line(rank_command(asked, ranks, options.debug, None), env))
         if ranks > 1 and options.debug is None:
             print_elsewhere(program, flags, ranks)
         return 0
@@ -138,6 +144,8 @@ def run_chapter(chapter, flags, options):
     build.prepare(build.RELEASE, chapter.name)
     if recipe:
         recipes.check_flags(recipe, known_flags(chapter))
+    if framework:
+        return bridge.show(executable, flags, framework, recipe.title if recipe else "")
     run_dir = runs.reserve_run_dir(chapter) if own_dir else given_run_dir(flags)
     added = ["--run_dir", show_path(run_dir)] if own_dir else []
     program = [show_path(executable), *added, *flags]
