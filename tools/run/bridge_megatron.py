@@ -163,8 +163,8 @@ ROWS = (
         of_experts(lambda it: when(it.expert_nodes > 1, it.route_nodes or it.expert_nodes))),
     Row(("balance",), "--moe-router-load-balancing-type",
         of_experts(lambda it: BALANCE[it.balance]),
-        "global_aux_loss counts the micro-batches so far, balance=batch those of the step",
-        lambda it: it.balance == "batch" and it.grad_acc_steps > 1),
+        "global_aux_loss counts the choices of this step so far, balance=batch those of the step "
+        "before", lambda it: it.balance == "batch"),
     Row(("balance_coef",), "--moe-aux-loss-coeff",
         of_experts(lambda it: when(it.balance in ("sample", "batch"), it.balance_coef))),
     Row(("balance",), "--moe-router-enable-expert-bias",
