@@ -32,6 +32,7 @@ Read and run
                            how to start them on a cluster, or on GPUs: with --print
   diff CHAPTER [OTHER]     what differs between two chapters; one alone: from its parent
   prove CHAPTER -- FLAGS   your layout, shrunk to what runs here: does it compute what one rank does?
+  fuzz CHAPTER             the same of layouts drawn at random, for some minutes
 Do the exercises
   exercise [CHAPTER]       list them: state, size, what one learns; exercise ch02.ex1 shows one
   check ch02.ex1 [ANSWER]  judge an answer; check CHAPTER: all that are begun
@@ -214,14 +215,45 @@ def _prove(arguments, flags):
     _add_set_up(parser)
     parser.flags = tuple(flags)
     args = parser.parse_args(arguments)
-    chapter = chapters.resolve(args.chapter)
-    able = [other for other in chapters.find_chapters() if (other.folder / "proof").is_dir()]
-    if chapter not in able:
-        command = shlex.join(["./book", "prove", able[0].short, "--", *flags])
-        raise BookError(f"{chapter.short} proves no layouts; {able[0].short} takes its flags, too: "
-                        f"{command}", 2)
+    chapter = _chapter_with_proof("prove", args.chapter, flags)
     options = launch.Options(install=not args.no_install, skip_packages=args.skip_packages)
     return launch.run_chapter(chapter, ["--prove", str(args.ranks), *flags], options)
+
+
+def _chapter_with_proof(command, name, flags):
+    """The chapter, if it can train layouts beside one process. BookError (2) where it cannot."""
+    chapter = chapters.resolve(name)
+    able = [other for other in chapters.find_chapters() if (other.folder / "proof").is_dir()]
+    if chapter in able:
+        return chapter
+    words = ["./book", command, able[0].short, *(["--", *flags] if flags else [])]
+    raise BookError(f"{chapter.short} proves no layouts; {able[0].short} takes its flags, too: "
+                    f"{shlex.join(words)}", 2)
+
+
+def _fuzz(arguments, _flags):
+    """./book fuzz"""
+    parser = _Parser(prog="./book fuzz", usage="./book fuzz CHAPTER [options]",
+                     description="Draws flags of every dimension at random, small models and "
+                     "layouts of at most 16 ranks. What the chapter's own rules accept trains for "
+                     "a step, is saved, and goes on both as it is and in another layout: all has "
+                     "to agree with one process, as for ./book prove. What differs is printed with "
+                     "its number: --seed NUMBER begins with it. Exit code: 0 = all agree, 1 = one "
+                     "differs, 2 = bad input.",
+                     examples=(("./book fuzz ch07", "for a minute"),
+                               ("./book fuzz ch07 --minutes 60 --seed 5000",
+                                "others, and more of them")))
+    parser.add_argument("chapter", metavar="CHAPTER", help="such as ch07")
+    parser.add_argument("--minutes", type=_positive(float), default=1.0, metavar="N",
+                        help="how long (default 1)")
+    parser.add_argument("--seed", type=_positive(int), default=1, metavar="NUMBER",
+                        help="the first one's number (default 1)")
+    _add_set_up(parser)
+    args = parser.parse_args(arguments)
+    chapter = _chapter_with_proof("fuzz", args.chapter, [])
+    options = launch.Options(install=not args.no_install, skip_packages=args.skip_packages)
+    return launch.run_chapter(
+        chapter, ["--fuzz", f"{args.minutes:g}", "--seed", str(args.seed)], options)
 
 
 def _test(arguments, _flags):
@@ -656,12 +688,13 @@ def _solution(arguments, _flags):
     return exercises.show_solution(exercises.resolve(args.exercise), args.yes)
 
 
-COMMANDS = {"run": _run, "prove": _prove, "test": _test, "bench": _bench, "plot": _plot,
-            "why": _why, "list": _list, "compare": _compare, "doctor": _doctor, "figures": _figures,
-            "weave": _weave, "delta": _delta, "diff": _diff, "propagate": _propagate,
-            "replay": _replay, "export": _export, "tokenize": _tokenize, "new": _new, "docs": _docs,
-            "gpu-check": _gpu_check, "gpu-bundle": _gpu_bundle, "exercise": _exercise,
-            "check": _check, "watch": _watch, "hint": _hint, "solution": _solution}
+COMMANDS = {"run": _run, "prove": _prove, "fuzz": _fuzz, "test": _test, "bench": _bench,
+            "plot": _plot, "why": _why, "list": _list, "compare": _compare, "doctor": _doctor,
+            "figures": _figures, "weave": _weave, "delta": _delta, "diff": _diff,
+            "propagate": _propagate, "replay": _replay, "export": _export, "tokenize": _tokenize,
+            "new": _new, "docs": _docs, "gpu-check": _gpu_check, "gpu-bundle": _gpu_bundle,
+            "exercise": _exercise, "check": _check, "watch": _watch, "hint": _hint,
+            "solution": _solution}
 
 
 def _terminate(number, _frame):

@@ -32,6 +32,10 @@ TensorTraffic predict_tensor_traffic(const TrainConfig& config) {
   const int64_t copies = config.data_parallel.zero_stage == 0 ? ranks : ranks / shard_size(config);
   const int64_t norms = (2 * L + 1) * H * bytes_of(dtype_of_gradient_sum(config));
   sent.all_reduce += copies * 2 * (t - 1) * norms;
+  // [mirrored]
+  if (config.pipeline.mirrors(config.grad_acc_steps))
+    sent.all_reduce += copies * 2 * (t - 1) * norms;
+  // [mirrored]
   return sent;
 }
 // [traffic]

@@ -129,6 +129,16 @@ class Proving(unittest.TestCase):
         self.assertEqual((code, run.called), (2, False))
         self.assertIn(f"./book prove {CHAPTER.short} -- --steps 3", said)
 
+    def test_layouts_drawn_at_random_get_minutes_and_the_first_number(self):
+        code, _, run = self.run_book("fuzz", CHAPTER.short, "--minutes", "0.5", "--seed", "7")
+        self.assertEqual(code, 0)
+        chapter, flags, _ = run.call_args[0]
+        self.assertEqual((chapter.name, flags),
+                         (CHAPTER.name, ["--fuzz", "0.5", "--seed", "7"]))
+        code, said, run = self.run_book("fuzz", "ch01")
+        self.assertEqual((code, run.called), (2, False))
+        self.assertIn(f"./book fuzz {CHAPTER.short}", said)
+
     def test_other_commands_take_no_flags_after_the_dashes(self):
         code, said, _ = self.run_book("list", "--", "--steps", "3")
         self.assertEqual(code, 2)

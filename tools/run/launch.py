@@ -16,7 +16,7 @@ from tools.run import bridge, build, cluster, mpi, packages, recipes
 
 # With these a chapter prints something and ends: no run directory, no `done` mark.
 INFORMATION_FLAGS = {"-h", "--help", "--help-all", "--version", "--plan", "--estimate",
-                     "--pp_show", "--mesh_show", "--prove"}
+                     "--pp_show", "--mesh_show", "--prove", "--fuzz"}
 # Of these, what depends on how many ranks there are; they start none.
 PLANNING_FLAGS = {"--plan", "--estimate", "--pp_show", "--mesh_show", "--prove"}
 DIVIDING_FLAGS = {"--dp_size", "--tp_size", "--cp_size", "--pp_size"}
@@ -127,7 +127,8 @@ def run_chapter(chapter, flags, options):
     ranks = 1 if informs else ranks
     own_dir = not informs and given_run_dir(flags) is None
     executable = build.binary(build.RELEASE, chapter.name)
-    threads = machine.usable_cores() if "--prove" in names else ranks  # twins' ranks are threads
+    of_threads = {"--prove", "--fuzz"} & names  # whose ranks are threads of one process
+    threads = machine.usable_cores() if of_threads else ranks
     env = {**machine.thread_environment(ranks=threads), "USP_STARTED_BY": started_by(chapter, ranks)}
     if options.only_print:
         added = ["--run_dir", show_path(runs.next_run_dir(chapter))] if own_dir else []
