@@ -134,8 +134,9 @@ def _nodes(record):
     return (f"{expected[0]:.2f}; falls, {expected[1]:.2f} from 1 to {last} nodes",
             f"{found[0]:.2f}; {'falls' if falls else 'does not'}, {found[1]:.2f}",
             verdict(abs(found[0] / expected[0] - 1) < 0.15 and falls),
-            f"emulated nodes of {measured['node_size']}: links that nobody else uses. More than the "
-            "share of bytes that leaves the node, the book's lose to what no link of ours has")
+            f"emulated nodes of {measured['node_size']}: links that nobody else uses. The book's "
+            "bandwidths fall by more than the share of bytes that leaves the node explains; what else "
+            "slows its links, ours do not have")
 
 
 def _sent(simulated):
