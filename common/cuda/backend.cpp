@@ -31,12 +31,7 @@ CopyShape copy_shape(const Tensor& y, const Tensor& x) {
 }  // namespace
 
 CudaBackend::CudaBackend(cudaStream_t stream, MatmulDetours& detours)
-    : stream_(stream), library_(stream, detours) {
-  int device = 0;
-  USP_CUDA(cudaGetDevice(&device));
-  USP_CUDA(
-      cudaDeviceGetAttribute(&max_shared_bytes_, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-}
+    : stream_(stream), library_(stream, detours), limits_(limits_of_this_device()) {}
 
 void CudaBackend::fill(Tensor y, double value) {
   with_type(y.dtype(),

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "cuda/cuda_backend.h"
+#include "cuda/device_limits.h"
 #include "cuda/matmul.h"
 
 namespace usp::cuda {
@@ -105,7 +106,7 @@ class CudaBackend : public Backend {
 
   cudaStream_t stream_;
   MatmulLibrary library_;
-  int max_shared_bytes_ = 0;  ///< of a block that asks for more than the default
+  DeviceLimits limits_;
 };
 
 }  // namespace usp::cuda

@@ -78,7 +78,7 @@ AttentionProblem<T> attention_problem(const Tensor& q, const Tensor& k, const Te
 template <class T>
 void CudaBackend::check_head_dim(int64_t D) const {
   const auto fits = [&](int64_t d) {
-    return d <= kMaxHeadDim && AttentionGradients<T>::shared_bytes(d) <= max_shared_bytes_;
+    return d <= kMaxHeadDim && AttentionGradients<T>::shared_bytes(d) <= limits_.shared_bytes;
   };
   if (fits(D)) return;
   int64_t most = kMaxHeadDim;
@@ -86,7 +86,7 @@ void CudaBackend::check_head_dim(int64_t D) const {
   usage_error(
       "head_dim={} of attention=blockwise must be at most {} in this dtype on this GPU, of which a "
       "block has {} bytes of shared memory; try a head_dim of {}, or --attention naive",
-      D, most, max_shared_bytes_, most);
+      D, most, limits_.shared_bytes, most);
 }
 
 void CudaBackend::attention_forward(Tensor out, Tensor lse, const Tensor& q, const Tensor& k,

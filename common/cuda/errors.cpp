@@ -11,8 +11,10 @@ namespace {
 std::string text_of(const Launched& launched) {
   const char* name = nullptr;
   if (cudaFuncGetName(&name, launched.kernel) != cudaSuccess) name = "?";
-  return fmt::format("the launch of {}, {} blocks of {} threads,", name, launched.blocks,
-                     launched.threads);
+  const auto [x, y, z] = launched.grid;
+  const std::string blocks =
+      y == 1 && z == 1 ? fmt::format("{}", x) : fmt::format("{} x {} x {}", x, y, z);
+  return fmt::format("the launch of {}, {} blocks of {} threads,", name, blocks, launched.threads);
 }
 
 /// A kernel's failure is reported by whatever is called later, again and again.
@@ -70,8 +72,13 @@ void check_launch(cudaError_t status, const Launched& launched) {
 }
 
 void check_grid(const Launched& launched) {
-  USP_CHECK(launched.blocks <= INT32_MAX, "{} at {}:{}: CUDA counts at most {} blocks",
-            text_of(launched), launched.file, launched.line, INT32_MAX);
+  constexpr int kMostAcross = 65535;  // in the second and third direction
+  const auto [x, y, z] = launched.grid;
+  USP_CHECK(x <= INT32_MAX, "{} at {}:{}: CUDA counts at most {} blocks", text_of(launched),
+            launched.file, launched.line, INT32_MAX);
+  USP_CHECK(y <= kMostAcross && z <= kMostAcross,
+            "{} at {}:{}: CUDA counts at most {} blocks in the second and third direction",
+            text_of(launched), launched.file, launched.line, kMostAcross);
 }
 
 }  // namespace usp::cuda

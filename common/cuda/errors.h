@@ -14,10 +14,15 @@ std::string version_text(int version);
 /// where the program has no kernels for this GPU.
 void check(cudaError_t status, const char* call, const char* file, int line);
 
+/// Blocks of a launch in each direction.
+struct Grid {
+  int64_t x = 1, y = 1, z = 1;
+};
 /// A kernel that was to be started, for messages.
 struct Launched {
   const void* kernel;
-  int64_t blocks, threads;
+  Grid grid;
+  int64_t threads;
   const char* file;  ///< where
   int line;
 };

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <type_traits>
+#include <vector>
 
 #include "cuda/errors.h"
 
@@ -31,25 +32,47 @@ struct Queue {
       : stream(given), file(from), line(at) {}
 };
 
-/// Enqueues kernel(arguments...) for `blocks` blocks of `threads` threads. No blocks: nothing to
-/// do, where CUDA would report an error. A function, because C++ cannot parse CUDA's <<<>>>.
+/// Of a launch: blocks in each direction, threads and dynamic shared memory of a block, and what
+/// CUDA lets a launch ask for besides.
+struct LaunchShape {
+  Grid grid;
+  int threads = kThreads;
+  int64_t shared_bytes = 0;
+  std::vector<cudaLaunchAttribute> attributes = {};
+};
+
+/// Enqueues kernel(arguments...). No blocks: nothing to do, where CUDA would report an error. A
+/// function, because C++ cannot parse CUDA's <<<>>>. By reference, so that what is a
+/// __grid_constant__ parameter, such as a tensor map, keeps its alignment on the way.
+template <class... Parameters>
+void launch(void (*kernel)(Parameters...), const LaunchShape& shape, const Queue& queue,
+            const std::type_identity_t<Parameters>&... arguments) {
+  const auto [x, y, z] = shape.grid;
+  if (x == 0 || y == 0 || z == 0) return;
+  const Launched launched{reinterpret_cast<const void*>(kernel), shape.grid, shape.threads,
+                          queue.file, queue.line};
+  check_grid(launched);
+  if (shape.shared_bytes > kDefaultSharedBytes) {
+    USP_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(shape.shared_bytes)));
+  }
+  std::vector<cudaLaunchAttribute> attributes = shape.attributes;  // which CUDA wants to change
+  cudaLaunchConfig_t config{};
+  config.gridDim =
+      dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
+  config.stream = queue.stream;
+  config.attrs = attributes.data();
+  config.numAttrs = static_cast<unsigned>(attributes.size());
+  check_launch(cudaLaunchKernelEx(&config, kernel, arguments...), launched);
+}
+
+/// The same for `blocks` blocks in a row.
 template <class... Parameters>
 void launch(void (*kernel)(Parameters...), int64_t blocks, int threads, int64_t shared_bytes,
-            const Queue& queue, std::type_identity_t<Parameters>... arguments) {
-  if (blocks == 0) return;
-  const Launched launched{reinterpret_cast<const void*>(kernel), blocks, threads, queue.file,
-                          queue.line};
-  check_grid(launched);
-  if (shared_bytes > kDefaultSharedBytes) {
-    USP_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(shared_bytes)));
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = queue.stream;
-  check_launch(cudaLaunchKernelEx(&config, kernel, arguments...), launched);
+            const Queue& queue, const std::type_identity_t<Parameters>&... arguments) {
+  launch(kernel, LaunchShape{{blocks}, threads, shared_bytes}, queue, arguments...);
 }
 
 /// The number of this thread in the whole grid.

@@ -65,6 +65,7 @@ BarrierState* find_barrier(const void* address, const void* pc) {
 void complete_phases(BarrierState& barrier) {
   while (barrier.pending == 0 && barrier.bytes == 0) {
     ++barrier.phase;
+    if (options.counters) ++counters_of(barrier.pc).barriers;
     barrier.pending = barrier.expected;
     if (barrier.message.told == nullptr) barrier.message.told = new_clocks(nullptr);
     barrier.message.told->of[layout.barriers + barrier.index] = barrier.phase;
@@ -198,6 +199,7 @@ void named_barrier(int number, int threads, bool wait) {
     if (barrier.generation > 0 && barrier.warps != barrier.warps_before) {
       problem("barrier", "other warps meet at this number than the last time", pc);
     }
+    if (options.counters) ++counters_of(pc).barriers;
     barrier.warps_before = barrier.warps;
     barrier.warps = 0;
     barrier.arrived = 0;

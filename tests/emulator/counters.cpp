@@ -24,6 +24,7 @@ int sectors(const std::vector<Event>& group) {
   std::array<uint64_t, 4 * kWarp> touched;
   int count = 0;
   for (const Event& event : group) {
+    if (event.bytes == 0) continue;  // of a cp.async that writes zeros alone
     const uint64_t last = (number(event) + event.bytes - 1) / kSectorBytes;
     for (uint64_t sector = number(event) / kSectorBytes; sector <= last; ++sector) {
       if (count < static_cast<int>(touched.size())) touched[count++] = sector;
@@ -87,6 +88,7 @@ Counters& Counters::operator+=(const Counters& other) {
   shared_requests += other.shared_requests, bank_conflicts += other.bank_conflicts;
   atomic_requests += other.atomic_requests, atomic_steps += other.atomic_steps;
   divergent_branches += other.divergent_branches;
+  barriers += other.barriers;
   boxes += other.boxes, box_bytes += other.box_bytes;
   product_flops += other.product_flops;
   return *this;

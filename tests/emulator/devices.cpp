@@ -4,7 +4,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <string_view>
 
+#include "cuda.h"
 #include "streams.h"
 #include "threads.h"
 
@@ -22,6 +24,13 @@ std::map<const void*, size_t>& dynamic_limits() {
 }
 
 bool is_device_number(int number) { return number >= 0 && number < options.device_count; }
+
+/// Blocks run one after another, so only clusters of one.
+bool is_carried_out(const cudaLaunchAttribute& attribute) {
+  const auto& [x, y, z] = attribute.val.clusterDim;
+  return attribute.id == cudaLaunchAttributeIgnore ||
+         (attribute.id == cudaLaunchAttributeClusterDimension && x == 1 && y == 1 && z == 1);
+}
 
 size_t dynamic_limit(const void* kernel) {
   const auto limit = dynamic_limits().find(kernel);
@@ -64,6 +73,9 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*
   }
   if (config.dynamicSmemBytes > dynamic_limit(kernel) || bytes > 4096) {
     return remember(cudaErrorInvalidValue);
+  }
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    if (!is_carried_out(config.attrs[i])) return remember(cudaErrorNotSupported);
   }
   const char* given = static_cast<const char*>(parameters);
   const size_t work = size_t{grid.x} * grid.y * grid.z * threads;
@@ -125,6 +137,7 @@ constexpr ErrorText kErrors[] = {
     USP_ERROR(cudaErrorIllegalAddress, "an illegal memory access was encountered"),
     USP_ERROR(cudaErrorNotReady, "device not ready"),
     USP_ERROR(cudaErrorLaunchFailure, "unspecified launch failure"),
+    USP_ERROR(cudaErrorNotSupported, "operation not supported"),
     USP_ERROR(cudaErrorNotPermitted, "operation not permitted")};
 
 const ErrorText* text_of(cudaError_t error) {
@@ -269,6 +282,19 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   USP_CALL(true, cudaSuccess);
   *total = options.device_memory;
   *free = options.device_memory - std::min(options.device_memory, allocated_bytes(device));
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  USP_CALL(symbol != nullptr && function != nullptr, cudaErrorInvalidValue);
+  const bool known =
+      options.makes_tensor_maps && std::string_view(symbol) == "cuTensorMapEncodeTiled";
+  *function = known ? reinterpret_cast<void*>(&cuTensorMapEncodeTiled) : nullptr;
+  if (result != nullptr) {
+    *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  }
   return cudaSuccess;
 }
 

@@ -70,6 +70,7 @@ struct Options {
   int kernels_need_capability = 75;  // what they are compiled for
   bool device_busy = false;          // another process has the device for itself
   bool ptx_too_new = false;          // for the driver, which would have to translate the kernels
+  bool makes_tensor_maps = true;     // the driver
   bool cublas_starts = true;
   bool (*cublas_lacks)(const MatmulAsked&) = nullptr;  // a kernel for these; it has all others
   int nccl_error = 0;           // what NCCL's communicators say when they are asked
@@ -114,8 +115,9 @@ struct Counters {
   int64_t shared_requests = 0, bank_conflicts = 0;  // wavefronts beyond the ideal
   int64_t atomic_requests = 0, atomic_steps = 0;    // steps: the most lanes at one address
   int64_t divergent_branches = 0;                   // where lanes of a warp part
-  int64_t boxes = 0, box_bytes = 0;                 // of tensors that were copied, ends included
-  int64_t product_flops = 0;                        // of mma and wgmma
+  int64_t barriers = 0;  // a block met, at __syncthreads or a named one; phases of an mbarrier
+  int64_t boxes = 0, box_bytes = 0;  // of tensors that were copied, ends included
+  int64_t product_flops = 0;         // of mma and wgmma
 
   double sectors_per_load() const { return ratio(load_sectors, load_requests); }
   double sectors_per_store() const { return ratio(store_sectors, store_requests); }

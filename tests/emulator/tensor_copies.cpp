@@ -281,6 +281,12 @@ void cp_async(void* to, const void* from, int bytes) {
     if (bytes > 0) check_copy(from, bytes, false, pc);
     check_access(to, kChunk, true, false, pc);
   }
+  if (options.counters) {
+    // Two requests, so of a place each, both in the line that calls.
+    const void* const before = static_cast<const char*>(pc) - 1;
+    current->log->push_back({before, from, static_cast<uint32_t>(bytes), false, false, false});
+    current->log->push_back({pc, to, kChunk, true, true, false});
+  }
   chunks[offset / kChunk].copy = static_cast<uint16_t>(1 + current->number);
   mine().copies.push_back(
       {static_cast<char*>(to), static_cast<const char*>(from), bytes, mine().copy_groups + 1, pc});

@@ -88,7 +88,7 @@ Block& block() {
   return *block;
 }
 
-alignas(16) char parameters[4096];  // of the launch, not on the heap, which a device cannot reach
+alignas(64) char parameters[4096];  // of the launch, not on the heap, which a device cannot reach
 alignas(1024) char dynamic_memory[kMaxDynamicBytes];
 
 Order order_of_threads;
@@ -250,6 +250,7 @@ bool release_barrier(std::vector<Fiber*>& threads) {
   } else if (elsewhere != nullptr) {
     problem_of(*elsewhere, "divergent barrier", "other threads wait at another one");
   }
+  if (options.counters) ++counters_of(waiting->pc).barriers;
   begin_epoch();
   for (Fiber* thread : threads) {
     thread->clock = 0;

@@ -114,27 +114,25 @@ __global__ void turn_kernel(const __nv_bfloat16* x, __nv_bfloat16* y) {
 
 }  // namespace
 
-cudaError_t layout_product(int swizzle, bool a_mn, bool b_mn, const __nv_bfloat16* a,
-                           const __nv_bfloat16* b, float* c) {
+void layout_product(int swizzle, bool a_mn, bool b_mn, const __nv_bfloat16* a,
+                    const __nv_bfloat16* b, float* c) {
   const auto kernel = a_mn ? (b_mn ? layouts_kernel<1, 1> : layouts_kernel<1, 0>)
                            : (b_mn ? layouts_kernel<0, 1> : layouts_kernel<0, 0>);
-  return start(kernel, 1, 128, 16384, swizzle, a, b, c);
+  launch(kernel, 1, 128, 16384, nullptr, swizzle, a, b, c);
 }
 
-cudaError_t registers_product(int n, int plane, const __nv_bfloat16* a, const __nv_bfloat16* b,
-                              float* c) {
-  CUtensorMap right;
-  if (!encode(&right, b, n, 64, 64, n, 64, CU_TENSOR_MAP_SWIZZLE_128B, 4)) {
-    return cudaErrorInvalidValue;
-  }
+void registers_product(int n, int plane, const __nv_bfloat16* a, const __nv_bfloat16* b, float* c) {
+  TensorMaps maps;
+  const CUtensorMap& right =
+      maps.of(boxed(b, n, 64, 64, n, 64, CU_TENSOR_MAP_SWIZZLE_128B, /*planes=*/4));
   const auto kernel = n == 64    ? registers_kernel<32>
                       : n == 128 ? registers_kernel<64>
                                  : registers_kernel<128>;
-  return start(kernel, 1, 128, n * 128 + 8, a, right, plane, c);
+  launch(kernel, 1, 128, n * 128 + 8, nullptr, a, right, plane, c);
 }
 
-cudaError_t turn(const __nv_bfloat16* x, __nv_bfloat16* y) {
-  return start(turn_kernel, 1, 32, 512, x, y);
+void turn(const __nv_bfloat16* x, __nv_bfloat16* y) {
+  launch(turn_kernel, 1, 32, 512, nullptr, x, y);
 }
 
 }  // namespace usp::hopper

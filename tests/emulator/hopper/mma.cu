@@ -72,9 +72,10 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t mma_product(const Product& x) {
-  return start(mma_kernel, dim3((x.n + kTile - 1) / kTile, (x.m + kTile - 1) / kTile), kThreads,
-               kStages * kStageBytes, x.a, x.b, x.c, x.m, x.n, x.k, x.pitch, x.c_pitch);
+void mma_product(const Product& x) {
+  launch(mma_kernel,
+         {{ceil_div(x.n, kTile), ceil_div(x.m, kTile)}, kThreads, kStages * kStageBytes}, nullptr,
+         x.a, x.b, x.c, x.m, x.n, x.k, x.pitch, x.c_pitch);
 }
 
 }  // namespace usp::hopper

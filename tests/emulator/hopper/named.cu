@@ -28,8 +28,8 @@ __global__ void named_kernel(const float* x, float* y, int rounds) {
 
 }  // namespace
 
-cudaError_t turn_rows(const float* x, float* y, int rows) {
-  return start(named_kernel, 1, kThreads, 0, x, y, rows);
+void turn_rows(const float* x, float* y, int rows) {
+  launch(named_kernel, 1, kThreads, 0, nullptr, x, y, rows);
 }
 
 }  // namespace usp::hopper

@@ -80,16 +80,13 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t tma_product(const Product& x, bool swizzled) {
-  CUtensorMap left, right;
+void tma_product(const Product& x, bool swizzled) {
+  TensorMaps maps;
   const auto how = swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE;
-  if (!encode(&left, x.a, x.m, x.k, x.pitch, kTile, kDepth, how) ||
-      !encode(&right, x.b, x.n, x.k, x.pitch, kTile, kDepth, how)) {
-    return cudaErrorInvalidValue;
-  }
-  return start(swizzled ? tma_kernel<true> : tma_kernel<false>,
-               dim3((x.n + kTile - 1) / kTile, (x.m + kTile - 1) / kTile), kThreads, kSharedBytes,
-               left, right, x.c, x.m, x.n, x.k, x.c_pitch);
+  launch(swizzled ? tma_kernel<true> : tma_kernel<false>,
+         {{ceil_div(x.n, kTile), ceil_div(x.m, kTile)}, kThreads, kSharedBytes}, nullptr,
+         maps.of(boxed(x.a, x.m, x.k, x.pitch, kTile, kDepth, how)),
+         maps.of(boxed(x.b, x.n, x.k, x.pitch, kTile, kDepth, how)), x.c, x.m, x.n, x.k, x.c_pitch);
 }
 
 }  // namespace usp::hopper

@@ -127,16 +127,16 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
-cudaError_t wgmma_product(const Product& x, bool by_tma, int blocks) {
-  CUtensorMap left, right, out{};
-  if (!encode(&left, x.a, x.m, x.k, x.pitch, kTile, kDepth, CU_TENSOR_MAP_SWIZZLE_128B) ||
-      !encode(&right, x.b, x.n, x.k, x.pitch, kTile, kDepth, CU_TENSOR_MAP_SWIZZLE_128B) ||
-      (by_tma &&
-       !encode(&out, x.c, x.m, x.n, x.c_pitch, 64, kOutColumns, CU_TENSOR_MAP_SWIZZLE_NONE))) {
-    return cudaErrorInvalidValue;
-  }
-  return start(by_tma ? wgmma_kernel<true> : wgmma_kernel<false>, dim3(blocks), kThreads,
-               kSharedBytes, left, right, out, x.c, x.m, x.n, x.k, x.c_pitch);
+void wgmma_product(const Product& x, bool by_tma, int blocks) {
+  TensorMaps maps;
+  const auto operand = [&](const __nv_bfloat16* from, int rows) -> const CUtensorMap& {
+    return maps.of(boxed(from, rows, x.k, x.pitch, kTile, kDepth, CU_TENSOR_MAP_SWIZZLE_128B));
+  };
+  const CUtensorMap out =
+      by_tma ? maps.of(boxed(x.c, x.m, x.n, x.c_pitch, 64, kOutColumns, CU_TENSOR_MAP_SWIZZLE_NONE))
+             : CUtensorMap{};
+  launch(by_tma ? wgmma_kernel<true> : wgmma_kernel<false>, blocks, kThreads, kSharedBytes, nullptr,
+         operand(x.a, x.m), operand(x.b, x.n), out, x.c, x.m, x.n, x.k, x.c_pitch);
 }
 
 }  // namespace usp::hopper

@@ -1,0 +1,12 @@
+#pragma once
+
+namespace usp::cuda {
+
+/// What a kernel may ask of the GPU.
+struct DeviceLimits {
+  int shared_bytes = 0;  ///< of a block that asks for more than the default
+  int capability = 0;    ///< 90 for 9.0, which has what hopper.h needs
+};
+DeviceLimits limits_of_this_device();
+
+}  // namespace usp::cuda
