@@ -1001,7 +1001,8 @@ class ChangesPage(Toy):
         self.expect()
 
     def test_every_declared_edit_of_a_chapter_is_listed_and_every_new_class(self):
-        for folder in sorted(ROOT.glob("ch[0-9][0-9]_*")):
+        for path in sorted(ROOT.glob("ch[0-9][0-9]_*/chapter.json")):
+            folder = path.parent
             manifest = delta.read_manifest(folder.name)
             if manifest.parent is None:
                 continue

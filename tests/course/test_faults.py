@@ -122,6 +122,8 @@ class Choice(unittest.TestCase):
     def test_newest_is_the_last_chapter(self):
         for chapter in ("ch01_a", "ch10_b", "ch09_c"):
             (self.source / chapter).mkdir()
+            (self.source / chapter / "chapter.json").touch()
+        (self.source / "ch11_no_chapter_yet").mkdir()
         patch = self.source / "tests" / "faults" / "model" / "fault12.patch"
         patch.parent.mkdir()
         patch.write_text(PATCH.format(target="test_newest", test="", path="newest/x.cpp")

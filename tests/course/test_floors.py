@@ -160,7 +160,8 @@ def thick_chapters(root):
     def lines(path):
         return len(path.read_text(encoding="utf-8").splitlines())
 
-    chapters, found = sorted(root.glob("ch[0-9][0-9]_*")), []
+    chapters = sorted(path.parent for path in root.glob("ch[0-9][0-9]_*/main.cpp"))
+    found = []
     for chapter in chapters:
         if lines(chapter / "main.cpp") > MAIN_LINES:
             found.append(f"{chapter.name}/main.cpp has {lines(chapter / 'main.cpp')} lines, more "

@@ -94,18 +94,23 @@ Counters& Counters::operator+=(const Counters& other) {
   return *this;
 }
 
-void replay(std::vector<Event>* logs, int lanes) {
+void replay(std::vector<Event>* logs, int lanes, unsigned over) {
   std::array<size_t, kWarp> at{};
   std::vector<Event> group;
   std::vector<int> together;
   for (;;) {
-    // The lanes at the lowest address of code go on together; others wait for them to catch up.
-    const void* lowest = nullptr;
+    // The lanes at the lowest address of code go on together; others wait for them to catch up, and
+    // so do those that are where all meet.
+    const void *lowest = nullptr, *meeting = nullptr;
+    bool missing = false;
     for (int lane = 0; lane < lanes; ++lane) {
+      if (at[lane] + 1 >= logs[lane].size()) missing |= !(over >> lane & 1);  // or still there
       if (at[lane] == logs[lane].size()) continue;
-      const void* pc = logs[lane][at[lane]].pc;
-      if (lowest == nullptr || pc < lowest) lowest = pc;
+      const Event& event = logs[lane][at[lane]];
+      const void*& first = event.meets ? meeting : lowest;
+      if (first == nullptr || event.pc < first) first = event.pc;
     }
+    if (lowest == nullptr && !missing) lowest = meeting;
     if (lowest == nullptr) break;
     group.clear();
     together.clear();
@@ -123,7 +128,9 @@ void replay(std::vector<Event>* logs, int lanes) {
       ++counters_of(lowest).divergent_branches;
     }
   }
-  for (int lane = 0; lane < lanes; ++lane) logs[lane].clear();
+  for (int lane = 0; lane < lanes; ++lane) {
+    logs[lane].erase(logs[lane].begin(), logs[lane].begin() + static_cast<ptrdiff_t>(at[lane]));
+  }
 }
 
 }  // namespace usp::emulator

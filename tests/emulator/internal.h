@@ -173,9 +173,11 @@ struct Event {
   const void* address;  // nullptr: a basic block begins
   uint32_t bytes;
   bool write, shared, atomic;
+  bool meets = false;  // all lanes come here before any goes on
 };
-/// Reissues what the lanes of a warp did as one that executes in lock step would.
-void replay(std::vector<Event>* logs, int lanes);
+/// Reissues what the lanes of a warp did as one that executes in lock step would, but for what
+/// comes after a place where all meet and some are to come: those that are not over.
+void replay(std::vector<Event>* logs, int lanes, unsigned over);
 
 // ---- report.cpp
 

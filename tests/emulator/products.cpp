@@ -431,6 +431,7 @@ void wgmma_commit() {
 
 void wgmma_wait(int pending) {
   USP_ORDERS();
+  if (options.counters) current->log->push_back({pc, nullptr, 0, false, false, false, true});
   ThreadState& state = mine();
   const int number = current->number / kWarpgroup, thread = current->number % kWarpgroup;
   Warpgroup& group = warpgroups[number];

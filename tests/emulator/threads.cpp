@@ -205,7 +205,11 @@ void run(Warp& warp) {
       current = nullptr;
       if (block().faulted) return;
     }
-    if (options.counters) replay(warp.logs, static_cast<int>(warp.lanes.size()));
+    if (options.counters) {
+      unsigned over = 0;
+      for (const Fiber* lane : warp.lanes) over |= (lane->state == State::finished) << lane->lane;
+      replay(warp.logs, static_cast<int>(warp.lanes.size()), over);
+    }
   } while (release_groups(warp));
 }
 

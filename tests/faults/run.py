@@ -65,7 +65,8 @@ class Fault:
                              f"this one has {', '.join(fields) or 'none'}")
         self.what, self.target, self.test, self.message = (fields[key] for key in KEYS)
         self.hunks = parse_diff("--- " + diff, self.name)
-        newest = max((folder.name for folder in path.parents[3].glob("ch[0-9][0-9]_*")), default="")
+        newest = max((file.parent.name for file in path.parents[3].glob("ch[0-9][0-9]_*/chapter.json")),
+                     default="")
         self.target = re.sub(rf"^test_{NEWEST}$", f"test_{newest}", self.target)
         self.room = room_of(self.hunks[0][0])
         if path.parent.name != self.room:

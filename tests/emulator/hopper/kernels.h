@@ -17,12 +17,8 @@ struct Product {
   int pitch, c_pitch;
 };
 
-/// By TMA and wgmma; `by_tma`: so is c written.
-void wgmma_product(const Product& x, bool by_tma, int blocks);
 /// By TMA and mma.sync, from tiles that are swizzled or not.
 void tma_product(const Product& x, bool swizzled);
-/// By cp.async and mma.sync.
-void mma_product(const Product& x);
 /// y = x^T, 16 x 16, by ldmatrix and stmatrix.
 void turn(const __nv_bfloat16* x, __nv_bfloat16* y);
 /// Each row of 32 the other way round, by one warp for another.
