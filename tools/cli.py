@@ -13,6 +13,7 @@ from tools.bench import bench
 from tools.book import delta, diff, new, propagate, showcase, weave
 from tools.exercise import check, exercises, own_code
 from tools.gpu import gpu_bundle, gpu_check
+from tools.lab import lab
 from tools.look import compare, figures, replay, runs, why
 from tools.run import build, doctor, export, gpu, launch, mpi, packages, tokens
 from tools.site import main as site
@@ -59,6 +60,7 @@ Check
   bench [CHAPTER]          speed: medians of interleaved runs, as text and JSON
   gpu-check                a GPU: its results beside the CPU's, its speed; --emulated: without one
   gpu-bundle FILE.tar.xz   what gpu-check needs, for a machine with a GPU and nothing else
+  lab [NAME]               kernels rung by rung: bytes, bank conflicts, barriers of each; --list
   delta [CHAPTER]          what chapters change of their parents: declared, small, explained?
 Write
   new NAME [--parent CH]   a chapter of your own that begins as a copy of another
@@ -351,6 +353,32 @@ def _gpu_check(arguments, _flags):
     place = gpu_check.checkout_place(build.build_dir(build.RELEASE), starts_ranks())
     return gpu_check.run_check(place, gpus, args.emulated,
                                args.report or build.ROOT / "build" / "gpu-check", args.parts)
+
+
+def _lab(arguments, _flags):
+    """./book lab"""
+    parser = _Parser(prog="./book lab", usage="./book lab [NAME] [options]",
+                     description="Runs kernels rung by rung, each with one idea more than the one "
+                     "before, on the emulated GPU: what a formula predicts of each, and what was "
+                     "counted. What needs a card says \"not measured\". Exit code: 0 = all ran, "
+                     "1 = the emulated GPU found a mistake, 2 = bad input.",
+                     examples=(
+                         ("./book lab --list", "the rungs, and which of them this card runs"),
+                         ("./book lab ch09.matmul", "a product of matrices, eleven rungs"),
+                         ("./book lab ch09.matmul --size 130,70,37", "with tails")))
+    parser.add_argument("name", nargs="?", default=next(iter(lab.LABS)), metavar="NAME",
+                        help="default: %(default)s")
+    parser.add_argument("--list", action="store_true", help="only say what there is")
+    parser.add_argument("--size", default=",".join(map(str, lab.SIZE)), metavar="M,N,K",
+                        help="of c [M, N] = a [M, K] b [K, N] (default %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write what was counted there, too")
+    _add_set_up(parser)
+    args = parser.parse_args(arguments)
+    if args.list:
+        lab.list_labs()
+        return 0
+    return lab.run_lab(lab.resolve(args.name), lab.parse_size(args.size), args.json,
+                       not args.no_install, args.skip_packages)
 
 
 def starts_ranks():
@@ -693,8 +721,8 @@ COMMANDS = {"run": _run, "prove": _prove, "fuzz": _fuzz, "test": _test, "bench":
             "figures": _figures, "weave": _weave, "delta": _delta, "diff": _diff,
             "propagate": _propagate, "replay": _replay, "export": _export, "tokenize": _tokenize,
             "new": _new, "docs": _docs, "gpu-check": _gpu_check, "gpu-bundle": _gpu_bundle,
-            "exercise": _exercise, "check": _check, "watch": _watch, "hint": _hint,
-            "solution": _solution}
+            "lab": _lab, "exercise": _exercise, "check": _check, "watch": _watch,
+            "hint": _hint, "solution": _solution}
 
 
 def _terminate(number, _frame):

@@ -1,1 +1,85 @@
-int main() {}
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "lab/case.h"
+
+/// The rungs of the ladder on the emulated GPU: lab_matmul M N K prints what each asks for and
+/// does, one JSON object a line.
+namespace usp::lab {
+namespace {
+
+/// The largest error beside the largest number, of sums in f64.
+template <class T>
+double relative_error(const Case<T>& x) {
+  const std::vector<double> a = x.a(), b = x.b(), c = x.c();
+  const auto [m, n, k] = std::tuple(x.product.m, x.product.n, x.product.k);
+  double error = 0, scale = 0;
+  for (int i = 0; i < m; ++i) {
+    for (int j = 0; j < n; ++j) {
+      double sum = 0;
+      for (int l = 0; l < k; ++l) {
+        sum += a[i * k + l] * (Case<T>::kTransposed ? b[j * k + l] : b[l * n + j]);
+      }
+      scale = std::max(scale, std::abs(sum));
+      const double found = std::abs(c[i * n + j] - sum);
+      if (!(found <= error)) error = found;
+    }
+  }
+  return error / scale;
+}
+
+/// False if the emulator has something to say of the rung, which is printed.
+template <class T>
+bool show(const ladder::Rung<T>& rung, int m, int n, int k) {
+  const Case<T> x(m, n, k);
+  ladder::check(rung, x.product);
+  rung.run(nullptr, x.product);
+  const emulator::Report report = emulator::take_report();
+  if (!report.problems.empty()) {
+    std::fprintf(stderr, "error: %s: %s", rung.name, report.text().c_str());
+    return false;
+  }
+  const emulator::Counters& counted = report.total;
+  const ladder::Cost predicted = predict(rung, x.product);
+  nlohmann::json row{{"name", rung.name},
+                     {"type", Case<T>::kTransposed ? "bf16" : "f32"},
+                     {"tile", {rung.rows, rung.columns}},
+                     {"predicted_bytes", predicted.bytes},
+                     {"bytes", counted.sector_bytes() + counted.box_bytes},
+                     {"predicted_flops", predicted.flops},
+                     {"flops", nullptr},  // of scalar instructions, which nobody counts
+                     {"sectors_per_load", nullptr},
+                     {"bank_conflicts", counted.bank_conflicts},
+                     {"barriers", counted.barriers},
+                     {"error", relative_error(x)}};
+  if (counted.product_flops > 0) row["flops"] = counted.product_flops;
+  if (counted.load_requests > 0) row["sectors_per_load"] = counted.sectors_per_load();
+  std::puts(row.dump().c_str());
+  return true;
+}
+
+int run(int m, int n, int k) {
+  emulator::options.counters = true;
+  for (const auto* rung : ladder::f32_rungs()) {
+    if (!show(*rung, m, n, k)) return EXIT_FAILURE;
+  }
+  for (const auto* rung : ladder::bf16_rungs()) {
+    if (!show(*rung, m, n, k)) return EXIT_FAILURE;
+  }
+  return EXIT_SUCCESS;
+}
+
+}  // namespace
+}  // namespace usp::lab
+
+int main(int argc, char** argv) {
+  int sizes[3] = {};
+  for (int i = 0; i < 3 && i + 1 < argc; ++i) sizes[i] = std::atoi(argv[i + 1]);
+  if (argc != 4 || sizes[0] < 1 || sizes[1] < 1 || sizes[2] < 1) {
+    std::fprintf(stderr, "error: M, N and K must be at least 1; try lab_matmul 128 256 128\n");
+    return 2;
+  }
+  return usp::lab::run(sizes[0], sizes[1], sizes[2]);
+}

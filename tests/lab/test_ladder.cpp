@@ -135,6 +135,14 @@ TEST_CASE("each rung does what it is there for") {
   REQUIRE(by["vectorised"].shared_requests * 2 < by["coarsened_2d"].shared_requests);
   REQUIRE(by["cp_async"].load_requests == by["vectorised"].load_requests);
   REQUIRE(bytes("persistent") < bytes("ring"));
+  // Tiles times steps times barriers of a step; those at the beginning, phases of mbarriers.
+  REQUIRE(by["coalesced"].barriers == 0);
+  REQUIRE(by["tiled"].barriers == 32 * 2 * 2);
+  REQUIRE(by["cp_async"].barriers == 2 * 4 * 2);
+  REQUIRE(by["mma"].barriers == 2 * 1);
+  REQUIRE(by["tma_wgmma"].barriers == 2 * (1 + 1 + 1));
+  REQUIRE(by["ring"].barriers == 2 * (1 + 1));              // nobody gives the last stages back
+  REQUIRE(by["persistent"].barriers == 1 + 2 + 2 * 4 * 2);  // two groups, four boxes, twice
   for (const auto& [name, counters] : by) {
     INFO(name);
     REQUIRE(counters.bank_conflicts == 0);

@@ -1,0 +1,136 @@
+"""Tests of ./book lab: its list, its table, what it refuses; with the program also the whole command.
+
+    python3 tests/course/test_lab.py --bin build/release/bin       needs lab_matmul
+"""
+import argparse
+import contextlib
+import io
+import json
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tools import cli  # noqa: E402
+from tools.base import BookError  # noqa: E402
+from tools.lab import lab  # noqa: E402
+
+LAB = "ch09.matmul"
+MOST_LINES, MOST_OF_LAST = 80, 150
+BIN = None
+
+
+def run(*arguments):
+    """(exit code, standard output, standard error)"""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli._run_command(["lab", *arguments])  # pylint: disable=protected-access
+    return code, out.getvalue(), err.getvalue()
+
+
+class Sources(unittest.TestCase):
+    def test_every_file_with_a_kernel_is_a_rung_of_its_name_and_in_the_order(self):
+        folder = ROOT / lab.LABS[LAB][0]
+        self.assertEqual({path.stem for path in folder.glob("*.cu")}, set(lab.rungs(LAB)))
+        self.assertEqual(list(lab.rungs(LAB))[0], "naive")
+        self.assertEqual(list(lab.rungs(LAB))[-1], "persistent")
+
+    def test_a_rung_fits_on_two_screens(self):
+        *rungs, last = lab.rungs(LAB).values()
+        self.assertEqual([(rung.name, rung.lines) for rung in rungs if rung.lines > MOST_LINES], [])
+        self.assertLessEqual(last.lines, MOST_OF_LAST)
+
+    def test_those_that_copy_boxes_run_on_hopper_alone(self):
+        on = {capability: {rung.name for rung in lab.rungs(LAB).values() if rung.runs_on(capability)}
+              for capability in (75, 80, 90, 100)}
+        self.assertEqual(on[90] - on[80], {"tma_wgmma", "ring", "persistent"})
+        self.assertEqual(on[80] - on[75], {"cp_async", "mma"})
+        self.assertEqual(on[100], on[80])
+
+
+class Command(unittest.TestCase):
+    def test_the_list_says_what_runs_on_this_card(self):
+        for said, here, ring in ((None, "there is no GPU here", "emulated"),
+                                 ("9.0 \n", "here is a GPU of compute capability 9.0", "yes"),
+                                 ("10.0\n9.0\n", "compute capability 10.0", "emulated")):
+            with mock.patch.object(lab, "output_of", return_value=said):
+                code, out, _ = run("--list")
+            self.assertEqual(code, 0)
+            self.assertIn(here, out)
+            line = next(line for line in out.splitlines() if line.strip().startswith("ring "))
+            self.assertEqual(line.split()[4], ring, line)
+
+    def test_bad_input_is_one_line_that_says_what_works(self):
+        for arguments, message in (
+                (["ch09.matmull"], "there is no lab 'ch09.matmull'; labs here: ch09.matmul"),
+                (["--size", "0,1,1"], "--size=0,1,1 must be M,N,K, each at least 1; try --size 128,256,128"),
+                (["--size", "64"], "--size=64 must be M,N,K"),
+                (["--size", "64,64,x"], "--size=64,64,x must be M,N,K"),
+                (["--size", "512,512,512"], "takes 134217728 multiplications.*try --size 256,256,256")):
+            with mock.patch.object(lab.build, "prepare") as prepare:
+                code, out, err = run(*arguments)
+            self.assertEqual((code, out, prepare.called), (2, "", False), arguments)
+            self.assertRegex(err, message)
+            self.assertEqual(len(err.splitlines()), 1)
+        lab.parse_size("256,256,256")  # which is advised
+
+    def test_the_table_says_what_was_not_measured_and_not_counted(self):
+        record = {"name": "mma", "type": "bf16", "predicted_bytes": 12345, "bytes": 12000,
+                  "predicted_flops": 5, "flops": None, "sectors_per_load": 15.96,
+                  "bank_conflicts": 0, "barriers": 7}
+        source = lab.Rung("mma", "an idea", 80, 73)
+        head, row = lab.table([record], {"mma": source})
+        self.assertEqual(head.split("  ")[0], "rung")
+        self.assertEqual(row.split(),
+                         "mma bf16 73 12,345 12,000 5 - 16.0 0 7 not measured not measured".split())
+
+    def test_a_program_that_fails_says_why(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(folder, "lab_matmul")
+            program.write_text("#!/bin/sh\necho 'error: ring: race at ring.cu:51' >&2\nexit 1\n",
+                               encoding="utf-8")
+            program.chmod(0o755)
+            with self.assertRaisesRegex(BookError, r"lab_matmul failed:\nerror: ring: race at ring.cu:51"):
+                lab.run_program(program, (1, 1, 1))
+
+
+class Program(unittest.TestCase):
+    def setUp(self):
+        if BIN is None:
+            self.skipTest("--bin names no folder of programs")
+
+    def test_the_whole_command_at_a_size_with_tails(self):
+        with tempfile.TemporaryDirectory() as folder, \
+                mock.patch.object(lab.build, "prepare"), \
+                mock.patch.object(lab.build, "binary", lambda _, name: BIN / name):
+            file = Path(folder, "lab.json")
+            code, out, err = run(LAB, "--skip-packages", "--size", "65,70,37", "--json", str(file))
+            self.assertEqual((code, err), (0, ""))
+            record = json.loads(file.read_text(encoding="utf-8"))
+        self.assertEqual(record["size"], [65, 70, 37])
+        self.assertEqual([row["name"] for row in record["rungs"]], list(lab.rungs(LAB)))
+        for row in record["rungs"]:
+            self.assertLessEqual(row["bytes"], row["predicted_bytes"], row)
+            self.assertLessEqual(row["error"], 1e-5 if row["type"] == "f32" else 5e-3, row)
+            self.assertEqual(row["flops"], row["predicted_flops"] if row["type"] == "bf16" else None)
+        lines = out.splitlines()
+        self.assertIn("c [65, 70] = a [65, 37] b, on the emulated GPU", lines[0])
+        self.assertEqual([line.split()[0] for line in lines[2:13]], list(lab.rungs(LAB)))
+        for line in lines[2:13]:
+            self.assertTrue(line.endswith("not measured  not measured"), line)
+
+    def test_the_program_refuses_sizes_that_are_none(self):
+        with self.assertRaisesRegex(BookError, "must be at least 1; try lab_matmul 128 256 128"):
+            lab.run_program(BIN / "lab_matmul", (128, 0, 128))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", type=Path)
+    options, rest = parser.parse_known_args()
+    BIN = options.bin
+    unittest.main(argv=[sys.argv[0], *rest])
