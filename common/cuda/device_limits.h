@@ -7,6 +7,7 @@ struct DeviceLimits {
   int shared_bytes = 0;  ///< of a block that asks for more than the default
   int capability = 0;    ///< 90 for 9.0, which has what hopper.h needs
 };
+/// Of the GPU that this thread uses.
 DeviceLimits limits_of_this_device();
 
 }  // namespace usp::cuda

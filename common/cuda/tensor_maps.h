@@ -24,9 +24,11 @@ struct Boxed {
   auto operator<=>(const Boxed&) const = default;
 };
 
+/// What a tensor map calls the type of these elements.
 inline CUtensorMapDataType tensor_map_type(const __nv_bfloat16*) {
   return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
+/// The same for f32.
 inline CUtensorMapDataType tensor_map_type(const float*) { return CU_TENSOR_MAP_DATA_TYPE_FLOAT32; }
 
 /// Tensor maps, each made once: what a map says depends on nothing but its Boxed.
@@ -35,6 +37,7 @@ class TensorMaps {
   /// Throws UsageError where copies of boxes cannot take the matrix, or the driver makes no maps.
   const CUtensorMap& of(const Boxed& matrix);
 
+  /// How many there are.
   int64_t made() const { return static_cast<int64_t>(maps_.size()); }
 
  private:
