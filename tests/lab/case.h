@@ -4,6 +4,7 @@
 #include <random>
 #include <vector>
 
+#include "cuda/launch.h"
 #include "emulator/emulator.h"
 #include "emulator/kernels.h"
 #include "kernels/matmul/ladder.h"
@@ -75,7 +76,7 @@ class Case {
 /// Of a rung's whole grid, as its formula has it.
 template <class T>
 ladder::Cost predict(const ladder::Rung<T>& rung, const ladder::Product<T>& p) {
-  const int64_t tiles = ladder::ceil_div(p.m, rung.rows) * ladder::ceil_div(p.n, rung.columns);
+  const int64_t tiles = cuda::ceil_div(p.m, rung.rows) * cuda::ceil_div(p.n, rung.columns);
   const auto [bytes, flops] = rung.cost(p.k);
   return {tiles * bytes, tiles * flops};
 }

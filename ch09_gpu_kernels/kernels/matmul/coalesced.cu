@@ -1,4 +1,4 @@
-#include "ladder.h"
+#include "rung.h"
 
 /// Lanes of a warp have a column each, of one row: they read 128 bytes of b that lie together, and
 /// the same number of a. Nothing else changes.

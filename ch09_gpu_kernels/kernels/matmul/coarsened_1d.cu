@@ -1,4 +1,4 @@
-#include "ladder.h"
+#include "rung.h"
 
 /// A thread computes eight elements of a column: it reads a number of b once for all of them, so
 /// shared memory is asked for 9 numbers where it was for 16.

@@ -1,4 +1,4 @@
-#include "ladder.h"
+#include "rung.h"
 
 /// A thread computes 8 x 8 elements: for 16 numbers that it reads it multiplies 64 times. They lie
 /// 16 rows and columns apart, so that neighbouring lanes have neighbouring columns.

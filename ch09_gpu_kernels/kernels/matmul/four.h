@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ladder.h"
+#include "rung.h"
 
 /// Four numbers in one access: of rows that begin at multiples of 16 bytes.
 namespace usp::ladder {

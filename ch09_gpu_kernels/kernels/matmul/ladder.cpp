@@ -1,6 +1,9 @@
 #include "ladder.h"
 
+#include <algorithm>
+
 #include "base/check.h"
+#include "cuda/errors.h"
 
 namespace usp::ladder {
 
@@ -34,7 +37,7 @@ void check(const Rung<T>& rung, const Product<T>& x) {
           rung.name, name, bytes, beyond, (bytes - beyond) / sizeof(T));
     }
     if (pitch < least || pitch % rung.unit != 0) {
-      const int64_t tried = ceil_div(std::max(pitch, least), rung.unit) * rung.unit;
+      const int tried = (std::max(pitch, least) + rung.unit - 1) / rung.unit * rung.unit;
       usage_error("{}: {}_pitch={} must be at least {} and a multiple of {}; try {}", rung.name,
                   name, pitch, least, rung.unit, tried);
     }

@@ -2,15 +2,16 @@
 
 #include <span>
 
-#include "cuda/hopper.h"
-#include "cuda/launch.h"
 #include "cuda/tensor_maps.h"
+
+namespace usp::cuda {
+struct Queue;
+}
 
 /// A product of matrices, from the plainest kernel to one that uses all that a Hopper card has:
 /// each rung is a file with one idea more.
 namespace usp::ladder {
 
-using cuda::ceil_div;
 using bf16 = __nv_bfloat16;
 
 /// c = a b. Rows begin `pitch` elements after each other.
@@ -27,24 +28,13 @@ struct Product {
   int blocks = 0;                    ///< of a persistent kernel; 0: one a multiprocessor
 };
 
-/// A block for each tile of c.
-template <class T>
-cuda::Grid grid_of(const Product<T>& p, int tile) {
-  return {ceil_div(p.n, tile), ceil_div(p.m, tile)};
-}
-
 /// What a tile of c costs: bytes that its block asks of global memory, in sectors of 32 that a warp
 /// touches and in whole boxes; operations, of depths that are filled up with zeros.
 struct Cost {
   int64_t bytes, flops;
 };
 
-/// Of a kernel that reads each tile of a and b once: `of_c` is how often it asks for a byte of c.
-inline Cost cost_of_tile(int64_t rows, int64_t columns, int64_t k, int64_t bytes,
-                         int64_t of_c = 1) {
-  return {((rows + columns) * k + of_c * rows * columns) * bytes, 2 * rows * columns * k};
-}
-
+/// A kernel and what it is there for. run() queues it.
 template <class T>
 struct Rung {
   const char* name;  ///< of its file, too
@@ -60,11 +50,12 @@ extern const Rung<float> kNaive, kCoalesced, kTiled, kCoarsened1d, kCoarsened2d,
     kCpAsync;
 extern const Rung<bf16> kMma, kTmaWgmma, kRing, kPersistent;
 
-/// Of this GPU.
+/// How many this GPU has.
 int multiprocessors();
 
-/// All of them, the lowest first.
+/// Those in f32, the lowest first.
 std::span<const Rung<float>* const> f32_rungs();
+/// Those in bf16, which go on from there.
 std::span<const Rung<bf16>* const> bf16_rungs();
 
 /// Throws UsageError where the rung takes no such pitch or address.

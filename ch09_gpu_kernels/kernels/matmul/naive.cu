@@ -1,4 +1,4 @@
-#include "ladder.h"
+#include "rung.h"
 
 /// A thread computes an element of c. Lanes of a warp have a row each: what they read of a in one
 /// step lies in 32 places, and of every 32 bytes that come they use 4.

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "swizzled.h"
 
 /// Each block takes every gridDim.x-th tile of c: while warpgroups write one, the tiles of a and b

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ladder.h"
+#include "rung.h"
 
 /// What the rungs for tensor cores share: tiles of 64 columns in rows of 128 bytes, pieces of 16 of
 /// which change places, and how accumulators leave.

@@ -1,4 +1,4 @@
-#include "ladder.h"
+#include "rung.h"
 
 /// A block brings a tile of a and one of b to shared memory, where each number is read 32 times.
 namespace usp::ladder {
