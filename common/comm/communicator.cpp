@@ -7,6 +7,7 @@
 
 #include "tensor/marks.h"
 #include "tensor/ops.h"
+#include "tensor/recorder.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -28,6 +29,16 @@ void enter_in_ledger(const Operation& operation, const Sends& sends) {
   entry.net_bytes = sends.net_bytes;
   if (!operation.by_device) entry.header_bytes = sends.messages * Engine::kHeaderBytes;
   Runtime::current().ledger().add(operation.group->name, operation.kind, entry);
+}
+
+/// Tells whoever records the program that an operation begins.
+void tell_recorder(Operation& operation, const Sends& sends) {
+  Recorder* recorder = Runtime::current().recorder();
+  if (recorder == nullptr) return;
+  const Group& group = *operation.group;
+  operation.recorded_as = recorder->post(
+      {group.name, group.id, group.rank, {operation.group, &group.members}, operation.kind,
+       operation.peer, operation.payload_bytes, sends.wire_bytes, sends.net_bytes});
 }
 
 /// The main thread's clocks before and after it has waited for an operation.
@@ -120,6 +131,9 @@ void Handle::wait() {
   operations_.clear();
   for (const std::shared_ptr<Operation>& operation : operations) {
     const bool traced = operation->queued_cpu_ns >= 0;
+    if (operation->recorded_as >= 0 && Runtime::current().recorder() != nullptr) {
+      Runtime::current().recorder()->wait(operation->recorded_as);
+    }
     const int64_t begin = clock_ns(), cpu_begin = traced ? thread_cpu_ns() : 0;
     OnDevice on_device;
     if (traced) on_device.wait_begin = mark_device();
@@ -407,7 +421,9 @@ Handle Communicator::start(std::vector<std::shared_ptr<Operation>> operations) c
   if (operations.empty()) return {};
   for (const std::shared_ptr<Operation>& operation : operations) {
     engine_->prepare(*operation);
-    enter_in_ledger(*operation, engine_->sends(*operation));
+    const Sends sends = engine_->sends(*operation);
+    enter_in_ledger(*operation, sends);
+    tell_recorder(*operation, sends);
     stamp(*operation);
   }
   engine_->submit(operations);

@@ -107,6 +107,7 @@ struct Operation {
   int64_t piece_bytes = 0;    ///< the engine's piece_limit()
 
   int64_t flight_entry = -1;
+  int64_t recorded_as = -1;  ///< by the runtime's Recorder; -1: it was told nothing
   std::chrono::steady_clock::time_point queued;  ///< by the main thread
   int64_t queued_cpu_ns = -1;                    ///< its CPU clock then, where a trace is recorded
   int64_t wire_bytes = 0, header_bytes = 0;      ///< sent by this rank

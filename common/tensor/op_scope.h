@@ -1,6 +1,7 @@
 #pragma once
 
 #include "tensor/backend.h"
+#include "tensor/recorder.h"
 #include "tensor/runtime.h"
 
 /// What every operation does before its kernel: the span of the trace, the counts, the checks of
@@ -23,6 +24,10 @@ class OpScope {
         trace_(name, "op", flops, (int64_t{0} + ... + bytes_of_operand(operands)),
                &backend_ == &runtime_.backend()) {
     runtime_.add_flops(flops);
+    if (runtime_.recorder() != nullptr) {
+      const int64_t bytes = (int64_t{0} + ... + bytes_of_operand(operands));
+      runtime_.recorder()->op(name, flops, bytes, {&tensor_of(operands)...});
+    }
   }
 
   /// So many of the op's floating-point operations repeat what forward had done.

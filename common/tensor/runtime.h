@@ -11,6 +11,7 @@
 namespace usp {
 
 class Backend;
+class Recorder;
 
 /// Everything mutable that belongs to one rank: device, allocator, backend, trace, counters. A
 /// rank's threads reach it through one thread-local pointer, so ranks may be processes or threads.
@@ -59,6 +60,10 @@ class Runtime {
   void wait();
   Tracer& tracer() { return tracer_; }
   Ledger& ledger() { return ledger_; }
+  /// Who is told what this rank's program does; nullptr: nobody, which costs a branch an op.
+  Recorder* recorder() const { return recorder_; }
+  /// It has to outlive the runtime, or be taken back.
+  void tell(Recorder* recorder) { recorder_ = recorder; }
 
   /// What the scopes below have set.
   struct Scopes {
@@ -103,6 +108,7 @@ class Runtime {
   int rank_, world_size_;
   Tracer tracer_;
   Ledger ledger_;
+  Recorder* recorder_ = nullptr;
   Scopes scopes_;
   double flops_ = 0, recomputed_flops_ = 0;  // a step may have more than 2^63; exact up to 2^53
 };

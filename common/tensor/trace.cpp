@@ -10,6 +10,7 @@
 #include "base/machine.h"
 #include "base/threads.h"
 #include "tensor/marks.h"
+#include "tensor/recorder.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -247,9 +248,12 @@ TraceScope::TraceScope(std::string_view name, std::string_view category, int64_t
 TraceScope::TraceScope(std::string_view name, Label label)
     : TraceScope(name, kPhase, label, /*flops=*/0, /*bytes=*/0, /*on_device=*/true) {
   if (runtime_ != nullptr) span_.flops = -runtime_->flops();  // the difference remains
+  recorder_ = Runtime::current().recorder();
+  if (recorder_ != nullptr) recorder_->begin_phase(name, label.number, label.micro_batch);
 }
 
 TraceScope::~TraceScope() {
+  if (recorder_ != nullptr) recorder_->end_phase();
   if (accelerator_ != nullptr) accelerator_->end_range();
   if (runtime_ == nullptr) return;
   if (span_.on_device()) span_.device_end = accelerator_->marks().make();

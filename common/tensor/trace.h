@@ -10,6 +10,7 @@ namespace usp {
 
 class Accelerator;
 class Allocator;
+class Recorder;
 class Runtime;
 
 /// Nanoseconds of the steady clock, which all processes of a machine read alike.
@@ -170,6 +171,7 @@ class TraceScope {
 
   Accelerator* accelerator_ = nullptr;  ///< nullptr where there is none
   Runtime* runtime_ = nullptr;          ///< nullptr when nothing is recorded
+  Recorder* recorder_ = nullptr;        ///< of a phase, nullptr where nobody is told
   Tracer::Span span_;
 };
 

@@ -1,6 +1,7 @@
 #include "train/grads.h"
 
 #include "tensor/ops.h"
+#include "tensor/recorder.h"
 
 namespace usp {
 
@@ -31,6 +32,7 @@ void Grads::add(std::vector<Parameter*> parameters, Compute compute) {
 }
 
 void Grads::run(Deferred& deferred) {
+  const RecordedPhase weights("weights");
   for (Contribution& contribution : deferred) {
     compute(contribution);
     contribution.compute = nullptr;  // with the tensors that it owned
@@ -77,6 +79,7 @@ void Grads::compute(const Contribution& contribution) {
 // [compute]
 
 void Grads::end_window() const {
+  const RecordedPhase update("update");
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const int64_t expected = parameters_[i].uses * micro_batches_ * rounds_;
     USP_CHECK(contributions_[i] == expected, "{} got {} of {} gradient contributions",

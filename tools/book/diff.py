@@ -16,7 +16,8 @@ from tools.base import ROOT, BookError
 
 # May always differ.
 # and a chapter's pages, *.md
-FREE = ("chapter.json", "cards.json", "exercises", "examples", "figures", "recipes")
+FREE = ("chapter.json", "cards.json", "exercises", "examples", "figures", "recipes",
+        "clusters", "data")
 CMAKE = "CMakeLists.txt"  # the same bytes in every chapter
 MARKER = re.compile(r"[ \t]*(?://|#) \[([\w-]+)\][ \t]*")
 SHOWN = re.compile(r"<!-- (?:snippet|delta): (\S+)#(\S+)(?: lines: [^\n]*?)?(?: mark: [^\n]*?)? -->")

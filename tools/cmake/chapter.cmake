@@ -18,6 +18,10 @@ function(usp_add_chapter)
     USP_CHAPTER="${chapter}")
   target_link_libraries(${chapter}_objects
     PUBLIC usp_ranks PRIVATE nlohmann_json::nlohmann_json)
+  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/planner/cluster.cpp)  # in this file alone: it names the checkout
+    set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/planner/cluster.cpp PROPERTIES
+      COMPILE_DEFINITIONS USP_CLUSTERS="${CMAKE_CURRENT_SOURCE_DIR}/clusters")
+  endif()
   target_compile_options(${chapter}_objects PRIVATE ${usp_once_flags})
   usp_reuse_headers(${chapter}_objects usp_once)
   # Headers take longer than the rest of such a file. Where nobody waits for a single one, several
