@@ -15,19 +15,6 @@ constexpr double kGiB = 1 << 30;
 
 using Sizes = std::vector<int64_t>;
 
-/// Powers of two up to a limit; or the one that the command line says.
-Sizes sizes(bool chosen, int64_t value, int64_t limit) {
-  if (chosen) return {value};
-  Sizes all;
-  for (int64_t size = 1; size <= limit; size *= 2) all.push_back(size);
-  return all;
-}
-
-/// Whether the command line decides the flag.
-bool chosen(const TrainConfig& config, const std::string& flag) {
-  return (" " + config.search.chosen + " ").find(" " + flag + " ") != std::string::npos;
-}
-
 /// Sorts out one layout after the other.
 class Sorter {
  public:
@@ -57,15 +44,19 @@ class Sorter {
  private:
   static constexpr int64_t kLong = 32768;  ///< tokens from which samples may be cut
 
+  /// Powers of two up to a limit; or what the command line says.
   Sizes of(const char* flag, int64_t value, int64_t limit) const {
-    return sizes(chosen(base_, flag), value, limit);
+    if (base_.search.decides(flag)) return {value};
+    Sizes all;
+    for (int64_t size = 1; size <= limit; size *= 2) all.push_back(size);
+    return all;
   }
 
   // [layout]
   void lay_out(int64_t tp, int64_t cp, int64_t pp, int64_t ep) {
     TrainConfig config = base_;
     config.tensor_parallel.tp_size = tp;
-    if (!chosen(base_, "sequence_parallel")) config.tensor_parallel.sequence_parallel = tp > 1;
+    if (!base_.search.decides("sequence_parallel")) config.tensor_parallel.sequence_parallel = tp > 1;
     config.context_parallel.cp_size = cp;
     config.pipeline.pp_size = pp;
     config.expert_parallel.ep_size = ep;
@@ -73,15 +64,15 @@ class Sorter {
     config.communication->ranks = ranks_;
     config.communication->node_size =
         std::min(ranks_, static_cast<int64_t>(cluster_.ranks_per_node.value));
-    if (chosen(base_, "dp_size") && config.data_parallel.dp_size != base_.data_parallel.dp_size) {
+    if (base_.search.decides("dp_size") && config.data_parallel.dp_size != base_.data_parallel.dp_size) {
       return;
     }
     ++found_.of_ranks;
-    const Sizes stages = chosen(base_, "zero_stage") ? Sizes{base_.data_parallel.zero_stage}
+    const Sizes stages = base_.search.decides("zero_stage") ? Sizes{base_.data_parallel.zero_stage}
                          : config.mesh().dp_cp() > 1 ? Sizes{0, 1, 2, 3}
                                                      : Sizes{0};
     const std::vector<std::string> recomputes =
-        chosen(base_, "recompute") ? std::vector{base_.recompute}
+        base_.search.decides("recompute") ? std::vector{base_.recompute}
                                    : std::vector<std::string>{"none", "full"};
     for (int64_t stage : stages) {
       config.data_parallel.zero_stage = stage;

@@ -134,7 +134,7 @@ Cluster parse_cluster(const std::string& text, const std::string& file) {
   cluster.host_computes = computes == "host";
   cluster.ranks_per_node = whole(reader.number("ranks_per_node", 1, 1024, 8), file, "ranks_per_node");
   cluster.nics_per_node = whole(reader.number("nics_per_node", 1, 1024, 8), file, "nics_per_node");
-  cluster.memory_gib = reader.number("memory_gib", 1e-3, 1e6, 75);
+  cluster.memory_gib = reader.number("memory_gib", 1e-6, 1e6, 75);
   Reader peaks = reader.child("peak_tflops", "\"peak_tflops\": {\"bf16\": {...}}");
   for (const std::string& key : peaks.keys()) {
     if (key != "bf16" && key != "f32" && key != "f64") {

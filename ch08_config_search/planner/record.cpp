@@ -98,10 +98,7 @@ class ProgramRecorder : public Recorder {
     if (name == "block") strand.now.block = static_cast<int32_t>(number);
     const char work = name == "forward" ? 'F' : name == "backward" ? 'B' : name == "weights" ? 'W' : '-';
     if (work != '-') strand.now.action = actions_++, works_.resize(actions_), works_.back() = work;
-    if (name == "update") {
-      if (program_.tail < 0) program_.tail = std::ssize(program_.events);
-      tail_ = true;
-    }
+    if (name == "update" && program_.tail < 0) program_.tail = std::ssize(program_.events);
   }
   void end_phase() override {
     Strand& strand = this->strand();
@@ -109,6 +106,8 @@ class ProgramRecorder : public Recorder {
     strand.now = strand.phases.back();
     strand.phases.pop_back();
   }
+
+  void note_peak(int64_t bytes) { program_.peak = bytes; }
 
   /// The step, whose forward and backward passes were those of `actions`, in their order.
   Program take(const std::vector<Action>& actions, const Stages& stages, int stage_rank);
@@ -151,7 +150,6 @@ class ProgramRecorder : public Recorder {
   Strand strands_[kTurns];
   int64_t step_ = 0, actions_ = 0;
   std::vector<char> works_;  ///< of each action
-  bool tail_ = false;
 };
 
 Program ProgramRecorder::take(const std::vector<Action>& actions, const Stages& stages,
@@ -217,6 +215,7 @@ Program record(const TrainConfig& config, int rank) {
     trainer.train_step(step);
   }
   runtime.tell(nullptr);
+  recorder.note_peak(runtime.allocator().peak_bytes());
   const Schedule& schedule = trainer.pipeline().schedule();
   const int stage_rank = dry.mesh.pp().rank();
   return recorder.take(schedule.actions[stage_rank], schedule.stages, stage_rank);

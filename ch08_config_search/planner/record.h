@@ -79,6 +79,7 @@ struct Program {
   std::vector<Event> events;
   int64_t tail = 0;   ///< the first event behind the last gradient
   int64_t posts = 0;  ///< exchanges of a step
+  int64_t peak = 0;   ///< bytes that are alive at a time, at most
 
   double flops() const;                     ///< of all kernels
   Ledger ledger() const;                    ///< what is sent, as a run counts it

@@ -102,7 +102,9 @@ class Replay {
     const int64_t from = actor.at;
     const int step = actor.step;
     while (!actor.done()) {
-      if (actor.at == actor.program->tail) actor.time.gradients = now(actor);
+      if (actor.at == actor.program->tail) {
+        (actor.step == 0 ? actor.time.first_gradients : actor.time.gradients) = now(actor);
+      }
       if (actor.at == std::ssize(events)) {
         end_step(actor);
         continue;
@@ -216,7 +218,11 @@ class Replay {
     actor.posted[1] = std::move(actor.posted[0]);
     actor.posted[0].clear();
     if (actor.done()) return;
-    actor.time = {.rank = actor.program->rank, .exposed = {}};
+    const double first = actor.time.first_gradients;
+    actor.time = {.rank = actor.program->rank,
+                  .exposed = {},
+                  .first_gradients = first,
+                  .peak = actor.program->peak};
   }
 
   std::string stuck() const {

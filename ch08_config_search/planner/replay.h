@@ -16,6 +16,8 @@ struct RankTime {
   std::map<std::string, double> exposed;  ///< it waits for an exchange of this group
   double starves = 0;                     ///< the device waits for its host
   double gradients = 0;                   ///< when it had the last of them; from the step's begin
+  double first_gradients = 0;             ///< the same of a first step, which follows none
+  int64_t peak = 0;                       ///< bytes
 };
 
 /// A step, laid out in time.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <sstream>
 
 #include "accounting/memory.h"
@@ -28,7 +29,7 @@ struct Requirement {
 
   bool holds(const Timed& timed, const Cluster& cluster) const {
     const double is = what == "mfu"    ? timed.mfu(cluster)
-                      : what == "mem"  ? timed.candidate.gib
+                      : what == "mem"  ? timed.gib()
                       : what == "step" ? timed.replayed.step
                                        : timed.tokens_per_second();
     return at_least ? is >= value : is <= value;
@@ -92,6 +93,10 @@ class Search {
 
   /// Says what is missing: of the layout that needs least, how much.
   void refuse_all() const {
+    if (found_.of_ranks == 0) {
+      usage_error("nodes={}: {} ranks cannot be laid out with {}; try --nodes {}, or leave out a size",
+                  config_.search.nodes, ranks(), given_sizes(), nodes_that_divide());
+    }
     if (found_.too_large.empty()) {
       std::string why;
       if (found_.uneven > 0) {
@@ -109,6 +114,27 @@ class Search {
         config_.planning.plan, flags_of(least.config), least.gib, least.fullest, least.most,
         cluster_.name, cluster_.memory_gib.value, least.gib - cluster_.memory_gib.value,
         2 * config_.search.nodes);
+  }
+
+  /// The sizes of the command line, which are more than the ranks, or do not divide them.
+  std::string given_sizes() const {
+    const MeshSizes mesh = config_.mesh();
+    std::vector<std::string> sizes;
+    for (const auto& [flag, size] : {std::pair{"tp_size", mesh.tp}, {"cp_size", mesh.cp},
+                                     {"pp_size", mesh.pp}, {"dp_size", mesh.dp}}) {
+      if (config_.search.decides(flag)) sizes.push_back(fmt::format("{}={}", flag, size));
+    }
+    return fmt::format("{}", fmt::join(sizes, ", "));
+  }
+
+  int64_t nodes_that_divide() const {
+    const MeshSizes mesh = config_.mesh();
+    int64_t product = 1;
+    for (const auto& [flag, size] : {std::pair{"tp_size", mesh.tp}, {"cp_size", mesh.cp},
+                                     {"pp_size", mesh.pp}, {"dp_size", mesh.dp}}) {
+      if (config_.search.decides(flag)) product *= size;
+    }
+    return product / std::gcd(product, static_cast<int64_t>(cluster_.ranks_per_node.value));
   }
 
   // [time_best]
@@ -178,7 +204,7 @@ class Search {
   static std::string dimension(const std::string& group) {
     if (group == "dp_cp" || group == "shard" || group == "replica" || group == "edp") return "dp";
     if (group.starts_with("cp")) return "cp";
-    if (group.starts_with("ep")) return "ep";
+    if (group.starts_with("ep") || group == "stage") return "ep";  // and how full experts are
     if (group == "tp_kv") return "tp";
     if (group == "world" || group == "mirror" || group == "embedding") return "pp";
     return group;
@@ -215,7 +241,7 @@ class Search {
       text += fmt::format("{:>4}{:>10.3f}{:>10.3f}{:>14.0f}{:>6.1f}%{:>7.1f}{:>7.1f}%   {:<28}{}\n",
                           i + 1, timed.replayed.step, timed.candidate.closed_form,
                           timed.tokens_per_second() / double(ranks()), 100 * timed.mfu(cluster_),
-                          timed.candidate.gib, 100 * timed.replayed.bubble(timed.classes),
+                          timed.gib(), 100 * timed.replayed.bubble(timed.classes),
                           fmt::format("{}", fmt::join(waits, ", ")),
                           flags_of(timed.candidate.config));
     }
@@ -251,8 +277,8 @@ class Search {
       row["formula_s"] = timed.candidate.closed_form;
       row["tokens_per_s_per_rank"] = timed.tokens_per_second() / double(ranks());
       row["mfu"] = timed.mfu(cluster_);
-      row["gib"] = timed.candidate.gib;
-      row["fullest_rank"] = timed.candidate.fullest;
+      row["gib"] = timed.gib();
+      row["fullest_rank"] = timed.fullest();
       row["bubble"] = timed.replayed.bubble(timed.classes);
       row["exposed"] = exposed(timed);
       for (const auto& [origin, count] : timed.origins) {
@@ -302,6 +328,10 @@ void SearchConfig::validate(const Args& args) {
     }
   }
   parse_requirements(require);
+}
+
+bool SearchConfig::decides(const std::string& flag) const {
+  return (" " + chosen).find(" " + flag + " ") != std::string::npos;
 }
 
 void SearchConfig::check(const TrainConfig& run) const {

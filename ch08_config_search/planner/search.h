@@ -17,6 +17,9 @@ struct SearchConfig {
   std::string require;         ///< what the best has to reach; empty: nothing
   std::string chosen;          ///< flags whose values the command line decides
 
+  /// Whether the command line decides this flag, of those that a search would choose.
+  bool decides(const std::string& flag) const;
+
   void bind(Args& args);
   void validate(const Args& args);
   /// Throws UsageError where there is no batch to plan for.

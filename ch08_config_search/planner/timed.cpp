@@ -1,6 +1,6 @@
 #include "planner/timed.h"
 
-#include <set>
+#include <algorithm>
 
 #include "accounting/memory.h"
 
@@ -56,6 +56,14 @@ Timed time_step(const Candidate& candidate, const Cluster& cluster, bool all) {
   return timed;
 }
 // [time_step]
+
+double Timed::gib() const {
+  return double(std::ranges::max(replayed.classes, {}, &RankTime::peak).peak) / (1 << 30);
+}
+
+int Timed::fullest() const {
+  return std::ranges::max(replayed.classes, {}, &RankTime::peak).rank;
+}
 
 double Timed::tokens_per_second() const {
   return double(candidate.config.tokens_per_step()) / replayed.step;

@@ -12,6 +12,9 @@ struct Timed {
   RankClasses classes;
   std::map<Origin, int> origins;  ///< of the cluster's numbers that it rests on
 
+  /// The class whose peak is highest: GiB, and its first rank.
+  double gib() const;
+  int fullest() const;
   double tokens_per_second() const;
   /// Of the cluster's peak, what the book's count of the model's operations makes.
   double mfu(const Cluster& cluster) const;

@@ -1,0 +1,139 @@
+#include "planner/record.h"
+
+#include <mutex>
+
+#include "comm/launch.h"
+#include "technique/planner/layouts.h"
+#include "technique/tiny_llama.h"
+#include "train_step.h"
+
+/// A record is what a run does.
+namespace usp::test {
+namespace {
+
+/// What a rank sent and computed in its second step.
+struct Step {
+  Ledger::Entries sent;
+  double flops = 0;
+};
+
+std::vector<Step> second_steps(const TrainConfig& config) {
+  const RandomText text(config, 4000);
+  std::vector<Step> steps(config.mesh().ranks());
+  std::mutex mutex;
+  run_threads(static_cast<int>(config.mesh().ranks()), [&](const Communicator& world) {
+    world.engine().set_node_size(config.communication->node_size);
+    const Mesh mesh(world, config.mesh());
+    Trainer trainer(config, &text.dataset, mesh);
+    trainer.train_step(0);
+    const Ledger before = Runtime::current().ledger();
+    const double flops = Runtime::current().flops();
+    trainer.train_step(1);
+    Step step;
+    step.flops = Runtime::current().flops() - flops;
+    for (const auto& [key, entry] : Runtime::current().ledger().entries()) {
+      const Ledger::Entry since = entry - before.get(key.first, key.second);
+      if (since.calls > 0) step.sent[key] = since;
+    }
+    const std::lock_guard lock(mutex);
+    steps[world.rank()] = step;
+  });
+  return steps;
+}
+
+const std::vector<std::string> kRuns = {
+    "--dp_size 2 --grad_acc_steps 2",
+    "--dp_size 3 --zero_stage 1 --grad_acc_steps 2 --node_size 3",
+    "--dp_size 2 --zero_stage 3 --grad_acc_steps 2",
+    "--dp_size 2 --tp_size 2 --sequence_parallel --zero_stage 2 --grad_acc_steps 2 --node_size 2",
+    "--pp_size 2 --dp_size 2 --grad_acc_steps 4 --node_size 2",
+    "--pp_size 2 --pp_schedule zb_h1 --tp_size 2 --grad_acc_steps 4",
+    "--pp_size 2 --pp_schedule dualpipe --grad_acc_steps 4",
+    "--cp_size 2 --dp_size 2 --zero_stage 1",
+    "--cp_size 3 --cp_layout contiguous --seq_len 24",
+    "--tp_size 2 --tp_overlap batch_halves --sequence_parallel",
+};
+
+TEST_CASE("a record has what a run sends and computes, on every rank") {
+  for (const std::string& flags : kRuns) {
+    if (kSanitized && &flags != &kRuns[3]) continue;
+    const TrainConfig config = layout_of_flags(instead(kSmall, flags));
+    const std::vector<Step> steps = second_steps(config);
+    for (int rank = 0; rank < std::ssize(steps); ++rank) {
+      CAPTURE(flags, rank);
+      const Program program = record(config, rank);
+      const Ledger recorded = program.ledger();
+      CHECK(program.flops() == steps[rank].flops);
+      REQUIRE(recorded.entries().size() == steps[rank].sent.size());
+      for (const auto& [key, entry] : steps[rank].sent) {
+        const Ledger::Entry own = recorded.get(key.first, key.second);
+        CAPTURE(key.first, name(key.second));
+        CHECK(own.calls == entry.calls);
+        CHECK(own.payload_bytes == entry.payload_bytes);
+        CHECK(own.wire_bytes == entry.wire_bytes);
+        CHECK(own.net_bytes == entry.net_bytes);
+      }
+    }
+  }
+}
+
+TEST_CASE("a record's peak is that of the simulation, and its passes are those of the schedule") {
+  for (const std::string& flags : random_layouts(kSanitized ? 3 : 30, 3 + turn())) {
+    const TrainConfig config = layout_of_flags(flags);
+    const int rank = static_cast<int>(config.mesh().ranks()) - 1;
+    const Program program = record(config, rank);
+    CAPTURE(flags);
+    CHECK(program.peak == simulate(config, rank).peak);
+    const Schedule schedule = config.pipeline.schedule(config.grad_acc_steps);
+    const auto stage = config.mesh().place_of(rank).pp;
+    std::vector<ProgramSegment> seen;
+    for (const Event& event : program.events) {
+      const ProgramSegment& segment = program.segments[event.segment];
+      if (segment.work == '-' || segment.work == 'U') continue;
+      if (std::ranges::find(seen, segment) == seen.end()) seen.push_back(segment);
+    }
+    size_t at = 0;
+    for (const Action& action : schedule.actions[stage]) {
+      const char work = action.work == Work::F ? 'F' : action.work == Work::W ? 'W' : 'B';
+      const ProgramSegment expected{work, schedule.stages.stage_of({int(stage), action.chunk}),
+                                    action.chunk, action.micro_batch};
+      // A stage without a layer has no weights to compute.
+      if (at >= seen.size() || seen[at] != expected) {
+        CHECK(work == 'W');
+        continue;
+      }
+      ++at;
+    }
+    CHECK(at == seen.size());
+  }
+}
+
+TEST_CASE("a product's kernel has its three lengths") {
+  const Program program = record(layout_of_flags(kSmall), 0);  // 32 tokens, 24 wide, 31 words
+  const auto has = [&](const char* op, int64_t m, int64_t n, int64_t k) {
+    return std::ranges::count_if(program.kernels, [&](const Kernel& kernel) {
+      return kernel.op == op && kernel.m == m && kernel.n == n && kernel.k == k;
+    });
+  };
+  CHECK(has("linear_forward", 32, 31, 24) == 1);
+  CHECK(has("linear_backward_input", 32, 24, 31) == 1);
+  CHECK(has("linear_backward_weight", 31, 24, 32) == 1);
+  for (const Kernel& kernel : program.kernels) {
+    CAPTURE(kernel.op);
+    if (kernel.kind != KernelKind::matmul) continue;
+    CHECK(kernel.flops == 2 * kernel.groups * kernel.m * kernel.n * kernel.k);
+  }
+  const Program experts = record(layout_of_flags(instead(kSmall, "--num_experts 4")), 0);
+  int64_t grouped = 0;
+  for (const Kernel& kernel : experts.kernels) {
+    if (!kernel.op.starts_with("grouped_linear_")) continue;
+    ++grouped;
+    CAPTURE(kernel.op, kernel.m, kernel.n, kernel.k);
+    CHECK(kernel.groups == 4);
+    CHECK(kernel.flops == 2 * kernel.groups * kernel.m * kernel.n * kernel.k);
+  }
+  CHECK(grouped > 0);
+}
+
+}  // namespace
+}  // namespace usp::test
