@@ -1,0 +1,73 @@
+"""What this chapter's page shows: schematics of a record and its replay, and answers of searches.
+
+`./book figures` calls it; tools/book/showcase.py says how.
+"""
+from tools.book.short_runs import look_into, run
+from tools.book.showcase import json_text, origin, read_json, write_json
+from tools.look import provenance
+
+from . import draw_replay, searched
+
+SCHEMATICS = draw_replay.FIGURES
+PROVENANCE = {"provenance.md": ("searches", "counts")}
+# A small run whose exchanges the box of the algorithm names.
+SMALL = {"num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size": 192, "num_layers": 2,
+         "seq_len": 64, "micro_batch_size": 2, "grad_acc_steps": 2, "dp_size": 2, "tp_size": 2,
+         "sequence_parallel": None, "dtype": "f32", "steps": 2}
+SMALL_RANKS = 4
+ALONE = {**{name: value for name, value in SMALL.items() if not name.endswith("_size") or name.startswith(
+    ("hidden", "ffn_hidden", "micro"))}, "vocab_size": 256, "trace_steps": 1}
+ALONE.pop("sequence_parallel")
+
+
+def measure(chapter, _program, commit):
+    """Where the data come from; rerun() and count(), which come next, fill them."""
+    for name in ("searches", "counts"):
+        write_json(chapter.folder / "figures" / f"{name}.json", origin(chapter, commit))
+
+
+def rerun(chapter, program):
+    """Searches, which no machine changes."""
+    folder = chapter.folder / "figures"
+    found = {"plan.txt": searched.plan_text(program)}
+    if (folder / "searches.json").exists():
+        found["searches.json"] = json_text({**read_json(folder / "searches.json"), **searched.search_all(program)})
+    return found
+
+
+def count(chapter, program):
+    """What a small run sends."""
+    folder = chapter.folder / "figures"
+    if not (folder / "counts.json").exists():
+        return {}
+    _, ledger = run(program, SMALL_RANKS, **SMALL)
+    products = look_into(program, 1, products_of_a_step, **ALONE)
+    sent = {name: {key: entry[key] for key in ("calls", "payload_bytes", "wire_bytes")}
+            for name, entry in ledger.items()}
+    return {"counts.json": json_text({**read_json(folder / "counts.json"), "products": products, "ledger": sent})}
+
+
+def products_of_a_step(run_dir):
+    """{op: operations} of the products of weights in a traced step."""
+    events = read_json(run_dir / "trace.json")["traceEvents"]
+    ops = [event for event in events if event.get("cat") == "op" and event["name"].startswith("linear_")]
+    step = max(event["args"]["step"] for event in ops)
+    found = {}
+    for event in ops:
+        if event["args"]["step"] == step:
+            found[event["name"]] = found.get(event["name"], 0) + event["args"]["flops"]
+    return found
+
+
+def texts(folder):
+    """Every table of which the data are there."""
+    data = {path.stem: read_json(path) for path in folder.glob("*.json")}
+    found = {page: provenance.line({name: data[name] for name in names if name in data})
+             for page, names in PROVENANCE.items()}
+    searches = data.get("searches", {})
+    if "one_node" in searches:
+        found.update({"problem.md": searched.problem_table(searches["one_node"]),
+                      "formula.md": searched.formula_table(searches["one_node"]),
+                      "nodes.md": searched.nodes_table(searches["nodes"]),
+                      "claims.md": searched.claims_table(searches)})
+    return found
