@@ -17,11 +17,7 @@ int run(const Communicator& world, int argc, char** argv) {
   if (!session.parse(argc, argv)) return 0;  // --help
   if (config.estimate) return session.estimate(estimate_ranks(config));
   // [search]
-  if (!config.search.cluster.empty()) {
-    const SearchAnswer found = search(config);
-    session.answer(found.text);
-    return found.exit_code;
-  }
+  if (!config.search.cluster.empty()) return print_search(config);
   // [search]
   if (config.planning.plan > 0) return session.answer(plan_batch(config));
   // [show]

@@ -10,6 +10,7 @@ from tools.run import estimates
 BASE = {"dtype": "bf16", "seq_len": 4096, "cluster": "h100_nvl8", "plan": 2**20}
 SHOWN = {"model": "8B", **BASE, "nodes": 1}
 MODELS, NODES = ("1B", "8B"), (1, 8)
+WORDS = {1: "one node", 8: "eight nodes"}
 TOO_LARGE, FEW_NODES = "70B", (1, 2)
 PLANNED = 4  # rows of the program's own table that the page shows
 
@@ -100,8 +101,8 @@ def formula_table(found):
 
 def nodes_table(found):
     """MFU of the best layout by nodes."""
-    return table(("model, nodes", "step, s", "MFU", "exposed", "layout"), [
-        (f"{row['model']}, {row['nodes']}", f"{row['best'][0]['step_s']:.3f}", f"{100 * row['best'][0]['mfu']:.1f} %",
+    return table(("model", "step, s", "MFU", "exposed", "layout"), [
+        (f"{row['model']} on {WORDS[row['nodes']]}", f"{row['best'][0]['step_s']:.3f}", f"{100 * row['best'][0]['mfu']:.1f} %",
          f"{100 * sum(row['best'][0]['exposed'].values()):.1f} %", layout(row["best"][0]["flags"])) for row in found],
         "The fastest layout without recomputation, at the same batch of 1,048,576 tokens.")
 

@@ -22,8 +22,8 @@ class Sorter {
       : base_(base),
         cluster_(cluster),
         ranks_(base.search.nodes * static_cast<int64_t>(cluster.ranks_per_node.value)),
-        samples_(std::max<int64_t>(1, std::llround(double(base.planning.plan) /
-                                                   double(base.seq_len)))) {}
+        samples_(std::max<int64_t>(
+            1, std::llround(double(base.planning.plan) / double(base.seq_len)))) {}
 
   Candidates take() {
     const int64_t node = static_cast<int64_t>(cluster_.ranks_per_node.value);
@@ -32,7 +32,8 @@ class Sorter {
     for (int64_t tp : of("tp_size", base_.tensor_parallel.tp_size, node)) {
       for (int64_t cp : of("cp_size", base_.context_parallel.cp_size, long_samples ? ranks_ : 1)) {
         for (int64_t pp : of("pp_size", base_.pipeline.pp_size, base_.model.num_layers)) {
-          for (int64_t ep : of("ep_size", base_.expert_parallel.ep_size, std::max<int64_t>(1, experts))) {
+          for (int64_t ep :
+               of("ep_size", base_.expert_parallel.ep_size, std::max<int64_t>(1, experts))) {
             if (ranks_ % (tp * cp * pp) == 0) lay_out(tp, cp, pp, ep);
           }
         }
@@ -56,7 +57,8 @@ class Sorter {
   void lay_out(int64_t tp, int64_t cp, int64_t pp, int64_t ep) {
     TrainConfig config = base_;
     config.tensor_parallel.tp_size = tp;
-    if (!base_.search.decides("sequence_parallel")) config.tensor_parallel.sequence_parallel = tp > 1;
+    if (!base_.search.decides("sequence_parallel"))
+      config.tensor_parallel.sequence_parallel = tp > 1;
     config.context_parallel.cp_size = cp;
     config.pipeline.pp_size = pp;
     config.expert_parallel.ep_size = ep;
@@ -64,16 +66,17 @@ class Sorter {
     config.communication->ranks = ranks_;
     config.communication->node_size =
         std::min(ranks_, static_cast<int64_t>(cluster_.ranks_per_node.value));
-    if (base_.search.decides("dp_size") && config.data_parallel.dp_size != base_.data_parallel.dp_size) {
+    if (base_.search.decides("dp_size") &&
+        config.data_parallel.dp_size != base_.data_parallel.dp_size) {
       return;
     }
     ++found_.of_ranks;
     const Sizes stages = base_.search.decides("zero_stage") ? Sizes{base_.data_parallel.zero_stage}
-                         : config.mesh().dp_cp() > 1 ? Sizes{0, 1, 2, 3}
-                                                     : Sizes{0};
-    const std::vector<std::string> recomputes =
-        base_.search.decides("recompute") ? std::vector{base_.recompute}
-                                   : std::vector<std::string>{"none", "full"};
+                         : config.mesh().dp_cp() > 1        ? Sizes{0, 1, 2, 3}
+                                                            : Sizes{0};
+    const std::vector<std::string> recomputes = base_.search.decides("recompute")
+                                                    ? std::vector{base_.recompute}
+                                                    : std::vector<std::string>{"none", "full"};
     for (int64_t stage : stages) {
       config.data_parallel.zero_stage = stage;
       for (const std::string& recompute : recomputes) {
@@ -87,8 +90,8 @@ class Sorter {
   /// From the smallest micro-batch to the first that does not fit.
   void micro_batches(TrainConfig config) {
     const int64_t dp = config.data_parallel.dp_size;
-    for (int64_t size : of("micro_batch_size", base_.micro_batch_size,
-                           std::max<int64_t>(1, samples_ / dp))) {
+    for (int64_t size :
+         of("micro_batch_size", base_.micro_batch_size, std::max<int64_t>(1, samples_ / dp))) {
       if (size * config.seq_len > RunConfig::kMaxTokensAtOnce) return;
       if (samples_ % (size * dp) != 0) {
         ++found_.uneven;

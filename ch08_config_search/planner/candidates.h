@@ -12,18 +12,18 @@ namespace usp {
 /// A layout that a search looks at, and what it finds.
 struct Candidate {
   TrainConfig config;
-  double gib = 0;              ///< of the fullest rank
-  int64_t fullest = 0;         ///< which
-  std::string most;            ///< what it has most of: "weights", "activations", ...
-  double closed_form = 0;      ///< seconds of a step, by the book's formulas
+  double gib = 0;          ///< of the fullest rank
+  int64_t fullest = 0;     ///< which
+  std::string most;        ///< what it has most of: "weights", "activations", ...
+  double closed_form = 0;  ///< seconds of a step, by the book's formulas
 };
 
 /// All layouts of a batch, sorted out.
 struct Candidates {
   std::vector<Candidate> fit, too_large;
-  int64_t of_ranks = 0;                     ///< ways to lay out the ranks
-  std::map<std::string, int64_t> refused;   ///< by the rule's name
-  int64_t uneven = 0;                       ///< the batch does not divide
+  int64_t of_ranks = 0;                    ///< ways to lay out the ranks
+  std::map<std::string, int64_t> refused;  ///< by the rule's name
+  int64_t uneven = 0;                      ///< the batch does not divide
 };
 
 /// Every layout of so many ranks that the command line leaves open: sizes of tp, cp, pp, ep and dp,

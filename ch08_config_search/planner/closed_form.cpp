@@ -11,8 +11,9 @@ namespace {
 
 /// Seconds in which a ring of this group sends so many bytes once around: (n-1)/n of them.
 double around(const TrainConfig& config, Cost& cost, const char* group, double bytes) {
-  ProgramGroup of{.name = group,
-                  .members = std::make_shared<const std::vector<int>>(config.mesh().members(group, 0))};
+  ProgramGroup of{
+      .name = group,
+      .members = std::make_shared<const std::vector<int>>(config.mesh().members(group, 0))};
   if (of.members->size() < 2) return 0;
   return cost.of({.kind = CommKind::all_gather, .payload_bytes = int64_t(bytes)}, of).busy;
 }

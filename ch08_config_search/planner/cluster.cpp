@@ -94,8 +94,8 @@ class Reader {
 };
 
 ClusterLink read_link(Reader& links, const std::string& name) {
-  Reader of = links.child(
-      name, fmt::format("\"{}\": {{\"latency_us\": {{...}}, \"gbs\": {{...}}}}", name));
+  Reader of =
+      links.child(name, fmt::format("\"{}\": {{\"latency_us\": {{...}}, \"gbs\": {{...}}}}", name));
   ClusterLink link;
   link.latency_us = of.number("latency_us", 0, 1e6, 5);
   link.gbs = of.number("gbs", 1e-6, 1e6, 50);
@@ -132,7 +132,8 @@ Cluster parse_cluster(const std::string& text, const std::string& file) {
                 in_quotes(computes));
   }
   cluster.host_computes = computes == "host";
-  cluster.ranks_per_node = whole(reader.number("ranks_per_node", 1, 1024, 8), file, "ranks_per_node");
+  cluster.ranks_per_node =
+      whole(reader.number("ranks_per_node", 1, 1024, 8), file, "ranks_per_node");
   cluster.nics_per_node = whole(reader.number("nics_per_node", 1, 1024, 8), file, "nics_per_node");
   cluster.memory_gib = reader.number("memory_gib", 1e-6, 1e6, 75);
   Reader peaks = reader.child("peak_tflops", "\"peak_tflops\": {\"bf16\": {...}}");

@@ -23,7 +23,8 @@ struct Sourced {
 /// A kind of link.
 struct ClusterLink {
   Sourced latency_us;  ///< alpha: of each message
-  Sourced gbs;         ///< beta: 1e9 bytes a second in one direction; inside a node of a rank, beyond of a NIC
+  Sourced
+      gbs;  ///< beta: 1e9 bytes a second in one direction; inside a node of a rank, beyond of a NIC
 };
 
 // [cluster]
@@ -33,13 +34,13 @@ struct Cluster {
   bool host_computes = false;  ///< ops run where the program runs: nothing is launched
   Sourced ranks_per_node;
   Sourced nics_per_node;
-  Sourced memory_gib;                     ///< that a rank can have
-  std::map<DType, Sourced> peak_tflops;   ///< of products, by what they multiply
-  Sourced memory_gbs;                     ///< of a rank's memory
-  Sourced matmul, attention, memory;      ///< efficiencies: of large products, attention, the rest
-  Sourced half_width, half_depth;         ///< m, n and k at which a product reaches half of that
-  Sourced launch_us;                      ///< of an op, on the host
-  ClusterLink node, net;                  ///< inside a node, between two
+  Sourced memory_gib;                    ///< that a rank can have
+  std::map<DType, Sourced> peak_tflops;  ///< of products, by what they multiply
+  Sourced memory_gbs;                    ///< of a rank's memory
+  Sourced matmul, attention, memory;     ///< efficiencies: of large products, attention, the rest
+  Sourced half_width, half_depth;        ///< m, n and k at which a product reaches half of that
+  Sourced launch_us;                     ///< of an op, on the host
+  ClusterLink node, net;                 ///< inside a node, between two
 };
 // [cluster]
 

@@ -37,8 +37,8 @@ double Cost::efficiency(const Kernel& kernel) {
 
 // [kernel]
 double Cost::of(const Kernel& kernel) {
-  const double rate = take("memory_gbs", cluster_.memory_gbs) * 1e9 *
-                      take("memory", cluster_.memory);
+  const double rate =
+      take("memory_gbs", cluster_.memory_gbs) * 1e9 * take("memory", cluster_.memory);
   const double moved = double(kernel.bytes) / rate;
   if (kernel.flops == 0) return moved;
   const auto peak = cluster_.peak_tflops.find(kernel.dtype);
@@ -46,9 +46,8 @@ double Cost::of(const Kernel& kernel) {
     usage_error("{}: peak_tflops has no {}; add \"{}\" there, or choose another --dtype",
                 cluster_.name, name(kernel.dtype), name(kernel.dtype));
   }
-  const double reached = kernel.kind == KernelKind::matmul
-                             ? efficiency(kernel)
-                             : take("attention", cluster_.attention);
+  const double reached = kernel.kind == KernelKind::matmul ? efficiency(kernel)
+                                                           : take("attention", cluster_.attention);
   const std::string key = fmt::format("peak {}", name(kernel.dtype));
   return std::max(moved, double(kernel.flops) / (take(key.c_str(), peak->second) * 1e12 * reached));
 }
@@ -114,7 +113,8 @@ double Cost::all_to_all(double bytes, const GroupLayout& layout) {
              (own - 1) / n * bytes / (take("node.gbs", cluster_.node.gbs) * 1e9);
   }
   if (layout.nodes > 1) {
-    beyond = 1e-6 * take("net.latency", cluster_.net.latency_us) + (n - own) / n * bytes / net_share();
+    beyond =
+        1e-6 * take("net.latency", cluster_.net.latency_us) + (n - own) / n * bytes / net_share();
   }
   return std::max(inside, beyond);
 }

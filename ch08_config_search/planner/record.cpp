@@ -32,7 +32,8 @@ bool is_product(std::string_view op) {
 }
 
 // [kernel]
-/// What an op is, by its outputs and operands. A product's inner length follows from its operations.
+/// What an op is, by its outputs and operands. A product's inner length follows from its
+/// operations.
 Kernel kernel_of(std::string_view op, int64_t flops, int64_t bytes,
                  std::initializer_list<const Tensor*> operands) {
   Kernel kernel{.op = std::string(op), .flops = flops, .bytes = bytes};
@@ -96,7 +97,10 @@ class ProgramRecorder : public Recorder {
     Strand& strand = this->strand();
     strand.phases.push_back(strand.now);
     if (name == "block") strand.now.block = static_cast<int32_t>(number);
-    const char work = name == "forward" ? 'F' : name == "backward" ? 'B' : name == "weights" ? 'W' : '-';
+    const char work = name == "forward"    ? 'F'
+                      : name == "backward" ? 'B'
+                      : name == "weights"  ? 'W'
+                                           : '-';
     if (work != '-') strand.now.action = actions_++, works_.resize(actions_), works_.back() = work;
     if (name == "update" && program_.tail < 0) program_.tail = std::ssize(program_.events);
   }
@@ -197,8 +201,8 @@ std::string Program::site(const Event& at) const {
   const ProgramSegment& segment = segments[at.segment];
   if (segment.work == 'U') return "the update";
   if (segment.work == '-') return "between two passes";
-  std::string text =
-      fmt::format("{} of micro-batch {}, chunk {}", segment.work, segment.micro_batch, segment.chunk);
+  std::string text = fmt::format("{} of micro-batch {}, chunk {}", segment.work,
+                                 segment.micro_batch, segment.chunk);
   return at.block < 0 ? text : text + fmt::format(", block {}", at.block);
 }
 

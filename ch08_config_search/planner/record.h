@@ -38,7 +38,7 @@ struct ProgramGroup {
 struct Exchange {
   int group = 0;  ///< of the program
   CommKind kind = CommKind::barrier;
-  int peer = -1;  ///< send, recv: rank within the group
+  int peer = -1;                                             ///< send, recv: rank within the group
   int64_t payload_bytes = 0, wire_bytes = 0, net_bytes = 0;  ///< as the ledger has them
 
   auto operator<=>(const Exchange&) const = default;

@@ -27,9 +27,9 @@ using QueueKey = std::tuple<std::string, int64_t, int, bool>;
 /// A class's representative on its way through its program.
 struct Actor {
   const Program* program = nullptr;
-  std::vector<double> kernels;          ///< seconds of each
-  std::vector<ExchangeSeconds> busy;    ///< of each shape of exchange
-  std::vector<int> queue_of;            ///< of each shape of exchange
+  std::vector<double> kernels;        ///< seconds of each
+  std::vector<ExchangeSeconds> busy;  ///< of each shape of exchange
+  std::vector<int> queue_of;          ///< of each shape of exchange
   std::map<QueueKey, int> queue_index;
   std::vector<Queue> queues;
   struct Posted {
@@ -231,11 +231,10 @@ class Replay {
       if (actor.done()) continue;
       const Event& event = actor.program->events[actor.at];
       const auto [number, place] = actor.posted[event.kind == Event::wait_last ? 1 : 0][event.what];
-      const Exchange& exchange =
-          actor.program->exchanges[actor.queues[number].exchanges[place]];
-      text += fmt::format("\n  rank {} waits for {} #{} of {}", actor.program->rank,
-                          name(exchange.kind), place + 1,
-                          actor.program->groups[exchange.group].name);
+      const Exchange& exchange = actor.program->exchanges[actor.queues[number].exchanges[place]];
+      text +=
+          fmt::format("\n  rank {} waits for {} #{} of {}", actor.program->rank,
+                      name(exchange.kind), place + 1, actor.program->groups[exchange.group].name);
       if (exchange.peer >= 0) text += fmt::format(" with rank {} of it", exchange.peer);
       text += fmt::format(", in {}", actor.program->site(event));
     }

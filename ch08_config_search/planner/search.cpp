@@ -11,15 +11,16 @@
 #include "accounting/memory.h"
 #include "base/rules.h"
 #include "planner/timed.h"
+#include "tensor/console.h"
 
 namespace usp {
 
 namespace {
 
-constexpr double kMargin = 1.25;   ///< of the formulas' best: what is beyond is not replayed
-constexpr size_t kAtLeast = 24;    ///< is replayed, if so many fit
+constexpr double kMargin = 1.25;  ///< of the formulas' best: what is beyond is not replayed
+constexpr size_t kAtLeast = 24;   ///< is replayed, if so many fit
 constexpr size_t kAtMost = 96;
-constexpr int kUnreachable = 3;    ///< the exit code where nothing is as required
+constexpr int kUnreachable = 3;  ///< the exit code where nothing is as required
 
 /// What --require asks for.
 struct Requirement {
@@ -49,9 +50,10 @@ std::vector<Requirement> parse_requirements(const std::string& text) {
       if (!(number >> value) || !number.eof()) value = std::nan("");
     }
     if (!known || std::isnan(value)) {
-      usage_error("require={}: {} must be one of mfu, mem, step, tokens_per_s with >= or <= and a "
-                  "number; try \"mfu>=0.4,mem<=75\"",
-                  text, part.empty() ? "an empty part" : part);
+      usage_error(
+          "require={}: {} must be one of mfu, mem, step, tokens_per_s with >= or <= and a "
+          "number; try \"mfu>=0.4,mem<=75\"",
+          text, part.empty() ? "an empty part" : part);
     }
     all.push_back({what, part[at] == '>', value});
   }
@@ -94,8 +96,9 @@ class Search {
   /// Says what is missing: of the layout that needs least, how much.
   void refuse_all() const {
     if (found_.of_ranks == 0) {
-      usage_error("nodes={}: {} ranks cannot be laid out with {}; try --nodes {}, or leave out a size",
-                  config_.search.nodes, ranks(), given_sizes(), nodes_that_divide());
+      usage_error(
+          "nodes={}: {} ranks cannot be laid out with {}; try --nodes {}, or leave out a size",
+          config_.search.nodes, ranks(), given_sizes(), nodes_that_divide());
     }
     if (found_.too_large.empty()) {
       std::string why;
@@ -120,8 +123,10 @@ class Search {
   std::string given_sizes() const {
     const MeshSizes mesh = config_.mesh();
     std::vector<std::string> sizes;
-    for (const auto& [flag, size] : {std::pair{"tp_size", mesh.tp}, {"cp_size", mesh.cp},
-                                     {"pp_size", mesh.pp}, {"dp_size", mesh.dp}}) {
+    for (const auto& [flag, size] : {std::pair{"tp_size", mesh.tp},
+                                     {"cp_size", mesh.cp},
+                                     {"pp_size", mesh.pp},
+                                     {"dp_size", mesh.dp}}) {
       if (config_.search.decides(flag)) sizes.push_back(fmt::format("{}={}", flag, size));
     }
     return fmt::format("{}", fmt::join(sizes, ", "));
@@ -130,8 +135,10 @@ class Search {
   int64_t nodes_that_divide() const {
     const MeshSizes mesh = config_.mesh();
     int64_t product = 1;
-    for (const auto& [flag, size] : {std::pair{"tp_size", mesh.tp}, {"cp_size", mesh.cp},
-                                     {"pp_size", mesh.pp}, {"dp_size", mesh.dp}}) {
+    for (const auto& [flag, size] : {std::pair{"tp_size", mesh.tp},
+                                     {"cp_size", mesh.cp},
+                                     {"pp_size", mesh.pp},
+                                     {"dp_size", mesh.dp}}) {
       if (config_.search.decides(flag)) product *= size;
     }
     return product / std::gcd(product, static_cast<int64_t>(cluster_.ranks_per_node.value));
@@ -155,10 +162,11 @@ class Search {
   // [time_best]
 
   std::string heading() const {
-    return fmt::format("{}: {} node{} of {:g}, {} ranks, {:g} GiB each; {} tokens a step, {} a sample, {}\n\n",
-                       cluster_.name, config_.search.nodes, config_.search.nodes == 1 ? "" : "s",
-                       cluster_.ranks_per_node.value, ranks(), cluster_.memory_gib.value,
-                       config_.planning.plan, config_.seq_len, config_.dtype);
+    return fmt::format(
+        "{}: {} node{} of {:g}, {} ranks, {:g} GiB each; {} tokens a step, {} a sample, {}\n\n",
+        cluster_.name, config_.search.nodes, config_.search.nodes == 1 ? "" : "s",
+        cluster_.ranks_per_node.value, ranks(), cluster_.memory_gib.value, config_.planning.plan,
+        config_.seq_len, config_.dtype);
   }
 
   std::string text() const {
@@ -171,16 +179,18 @@ class Search {
         "1. What fits\n   {} ways to lay out the ranks; with ZeRO's stages, recomputation and "
         "micro-batches {} layouts fit, {} do not\n",
         found_.of_ranks, found_.fit.size(), found_.too_large.size());
-    for (const char* category : {"weights", "gradients", "optimizer", "activations", "communication"}) {
+    for (const char* category :
+         {"weights", "gradients", "optimizer", "activations", "communication"}) {
       std::vector<const Candidate*> of;
       for (const Candidate& candidate : found_.too_large) {
         if (candidate.most == category) of.push_back(&candidate);
       }
       if (of.empty()) continue;
       const Candidate& closest = **std::ranges::min_element(of, {}, &Candidate::gib);
-      text += fmt::format("   {:>4} for their {}: the closest by {:.1f} GiB on rank {}, {}\n",
-                          of.size(), category, closest.gib - cluster_.memory_gib.value,
-                          closest.fullest, flags_of(closest.config));
+      text +=
+          fmt::format("   {:>4} for their {}; the closest by {:.1f} GiB, on rank {}:\n        {}\n",
+                      of.size(), category, closest.gib - cluster_.memory_gib.value, closest.fullest,
+                      flags_of(closest.config));
     }
     for (const auto& [rule, count] : found_.refused) {
       text += fmt::format("   {:>4} refused: {}\n", count, rule);
@@ -230,20 +240,21 @@ class Search {
     if (timed_.empty()) {
       return text + fmt::format("   none is as required: {}\n", config_.search.require);
     }
-    text += fmt::format("\n{:>4}{:>10}{:>10}{:>14}{:>7}{:>7}{:>8}   {:<28}{}\n", "", "step, s",
-                        "formula", "tokens/s/rank", "MFU", "GiB", "bubble", "exposed", "flags");
+    text += fmt::format("\n{:>4}{:>10}{:>10}{:>14}{:>7}{:>7}{:>8}   {}\n", "", "step, s", "formula",
+                        "tokens/s/rank", "MFU", "GiB", "bubble", "exposed");
     for (int64_t i = 0; i < std::ssize(timed_) && i < config_.search.plan_best; ++i) {
       const Timed& timed = timed_[i];
       std::vector<std::string> waits;
       for (const auto& [what, share] : exposed(timed)) {
-        if (what != "pp" && share >= 0.0005) waits.push_back(fmt::format("{} {:.1f}%", what, 100 * share));
+        if (what != "pp" && share >= 0.0005)
+          waits.push_back(fmt::format("{} {:.1f}%", what, 100 * share));
       }
-      text += fmt::format("{:>4}{:>10.3f}{:>10.3f}{:>14.0f}{:>6.1f}%{:>7.1f}{:>7.1f}%   {:<28}{}\n",
-                          i + 1, timed.replayed.step, timed.candidate.closed_form,
-                          timed.tokens_per_second() / double(ranks()), 100 * timed.mfu(cluster_),
-                          timed.gib(), 100 * timed.replayed.bubble(timed.classes),
-                          fmt::format("{}", fmt::join(waits, ", ")),
-                          flags_of(timed.candidate.config));
+      text +=
+          fmt::format("{:>4}{:>10.3f}{:>10.3f}{:>14.0f}{:>6.1f}%{:>7.1f}{:>7.1f}%   {}\n      {}\n",
+                      i + 1, timed.replayed.step, timed.candidate.closed_form,
+                      timed.tokens_per_second() / double(ranks()), 100 * timed.mfu(cluster_),
+                      timed.gib(), 100 * timed.replayed.bubble(timed.classes),
+                      fmt::format("{}", fmt::join(waits, ", ")), flags_of(timed.candidate.config));
     }
     return text;
   }
@@ -316,8 +327,8 @@ void SearchConfig::validate(const Args& args) {
   check_range("nodes", double(nodes), 1, 1 << 16);
   check_range("plan_best", double(plan_best), 1, 1000);
   chosen.clear();
-  for (const char* flag : {"tp_size", "sequence_parallel", "cp_size", "pp_size", "ep_size", "dp_size",
-                           "zero_stage", "micro_batch_size", "recompute"}) {
+  for (const char* flag : {"tp_size", "sequence_parallel", "cp_size", "pp_size", "ep_size",
+                           "dp_size", "zero_stage", "micro_batch_size", "recompute"}) {
     if (args.typed(flag)) chosen += std::string(flag) + " ";
   }
   if (cluster.empty()) {
@@ -342,5 +353,11 @@ void SearchConfig::check(const TrainConfig& run) const {
 }
 
 SearchAnswer search(const TrainConfig& config) { return Search(config).run(); }
+
+int print_search(const TrainConfig& config) {
+  const SearchAnswer answer = search(config);
+  print("{}", answer.text);
+  return answer.exit_code;
+}
 
 }  // namespace usp

@@ -10,12 +10,12 @@ struct TrainConfig;
 
 /// The flags of a search: with --cluster, --plan looks for the best layout of a batch.
 struct SearchConfig {
-  std::string cluster;         ///< a name, or a file; empty: no search
-  int64_t nodes = 1;           ///< of the cluster
-  int64_t plan_best = 10;      ///< layouts to print
-  bool plan_json = false;      ///< as JSON
-  std::string require;         ///< what the best has to reach; empty: nothing
-  std::string chosen;          ///< flags whose values the command line decides
+  std::string cluster;     ///< a name, or a file; empty: no search
+  int64_t nodes = 1;       ///< of the cluster
+  int64_t plan_best = 10;  ///< layouts to print
+  bool plan_json = false;  ///< as JSON
+  std::string require;     ///< what the best has to reach; empty: nothing
+  std::string chosen;      ///< flags whose values the command line decides
 
   /// Whether the command line decides this flag, of those that a search would choose.
   bool decides(const std::string& flag) const;
@@ -35,5 +35,7 @@ struct SearchAnswer {
 /// Looks for the layouts in which the cluster trains fastest, by the book's three steps: what fits,
 /// how the batch is reached, what is fastest. Playbook, "Finding the Best Training Configuration".
 SearchAnswer search(const TrainConfig& config);
+/// Prints the answer; returns the exit code.
+int print_search(const TrainConfig& config);
 
 }  // namespace usp

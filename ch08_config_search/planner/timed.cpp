@@ -40,8 +40,10 @@ Replayed go_on(const Replayed& a, const Replayed& b, double times) {
 Timed time_step(const Candidate& candidate, const Cluster& cluster, bool all) {
   const TrainConfig& config = candidate.config;
   Cost cost(cluster);
-  Timed timed{candidate, {},
-              classes_of_ranks(config, static_cast<int64_t>(cluster.ranks_per_node.value)), {}};
+  Timed timed{candidate,
+              {},
+              classes_of_ranks(config, static_cast<int64_t>(cluster.ranks_per_node.value)),
+              {}};
   const int64_t m = config.grad_acc_steps, p = config.pipeline.pp_size;
   const int64_t few = 2 * p + m % p, more = few + p;  // a steady step is between them
   const bool is_file = config.pipeline.pp_schedule.find_first_of("/.") != std::string::npos;
@@ -61,9 +63,7 @@ double Timed::gib() const {
   return double(std::ranges::max(replayed.classes, {}, &RankTime::peak).peak) / (1 << 30);
 }
 
-int Timed::fullest() const {
-  return std::ranges::max(replayed.classes, {}, &RankTime::peak).rank;
-}
+int Timed::fullest() const { return std::ranges::max(replayed.classes, {}, &RankTime::peak).rank; }
 
 double Timed::tokens_per_second() const {
   return double(candidate.config.tokens_per_step()) / replayed.step;
@@ -71,8 +71,8 @@ double Timed::tokens_per_second() const {
 
 double Timed::mfu(const Cluster& cluster) const {
   const TrainConfig& config = candidate.config;
-  const double needed = tokens_per_second() *
-                        model_flops_per_token(config.model, double(config.seq_len));
+  const double needed =
+      tokens_per_second() * model_flops_per_token(config.model, double(config.seq_len));
   const double peak = cluster.peak_tflops.at(parse_dtype(config.dtype)).value * 1e12;
   return needed / (double(config.mesh().ranks()) * peak);
 }

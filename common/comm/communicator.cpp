@@ -36,9 +36,15 @@ void tell_recorder(Operation& operation, const Sends& sends) {
   Recorder* recorder = Runtime::current().recorder();
   if (recorder == nullptr) return;
   const Group& group = *operation.group;
-  operation.recorded_as = recorder->post(
-      {group.name, group.id, group.rank, {operation.group, &group.members}, operation.kind,
-       operation.peer, operation.payload_bytes, sends.wire_bytes, sends.net_bytes});
+  operation.recorded_as = recorder->post({group.name,
+                                          group.id,
+                                          group.rank,
+                                          {operation.group, &group.members},
+                                          operation.kind,
+                                          operation.peer,
+                                          operation.payload_bytes,
+                                          sends.wire_bytes,
+                                          sends.net_bytes});
 }
 
 /// The main thread's clocks before and after it has waited for an operation.

@@ -22,12 +22,12 @@ class Recorder {
 
   /// An operation that begins, as this rank sees it.
   struct Posted {
-    std::string_view group;  ///< its communicator's name
-    int64_t group_id;        ///< tells it from others of that name
-    int rank;                ///< this one, within the group
+    std::string_view group;                           ///< its communicator's name
+    int64_t group_id;                                 ///< tells it from others of that name
+    int rank;                                         ///< this one, within the group
     std::shared_ptr<const std::vector<int>> members;  ///< rank of the world of each
     CommKind kind;
-    int peer;  ///< send, recv: rank within the group; else -1
+    int peer;                                      ///< send, recv: rank within the group; else -1
     int64_t payload_bytes, wire_bytes, net_bytes;  ///< as the ledger has them
   };
 

@@ -47,8 +47,7 @@ TEST_CASE("of dp's exchanges the formulas count what backward does not hide") {
   CHECK(data("--dp_size 2 --zero_stage 3") == Approx(3 * once - backward));
   // Of four micro-batches the last one's backward pass hides it, or each hides its own.
   CHECK(data("--dp_size 2 --grad_acc_steps 4") == Approx(2 * once - backward));
-  CHECK(data("--dp_size 2 --grad_acc_steps 4 --zero_stage 3") ==
-        Approx(12 * once - 4 * backward));
+  CHECK(data("--dp_size 2 --grad_acc_steps 4 --zero_stage 3") == Approx(12 * once - 4 * backward));
 }
 
 }  // namespace

@@ -17,8 +17,15 @@ Exchange exchange_of(CommKind kind, int64_t bytes, int peer = -1) {
 TEST_CASE("a product costs its operations or its bytes, and more where it is narrow or shallow") {
   Cluster cluster = round_cluster(4);
   Cost cost(cluster);
-  Kernel kernel{.op = "linear_forward", .kind = KernelKind::matmul, .dtype = DType::f32,
-                .groups = 1, .m = 300, .n = 100, .k = 25, .flops = 1500000, .bytes = 1000};
+  Kernel kernel{.op = "linear_forward",
+                .kind = KernelKind::matmul,
+                .dtype = DType::f32,
+                .groups = 1,
+                .m = 300,
+                .n = 100,
+                .k = 25,
+                .flops = 1500000,
+                .bytes = 1000};
   CHECK(cost.of(kernel) == Approx(1500000e-9));
   kernel.bytes = 2000000;
   CHECK(cost.of(kernel) == Approx(2000000e-9));

@@ -108,6 +108,27 @@ TEST_CASE("a record's peak is that of the simulation, and its passes are those o
   }
 }
 
+TEST_CASE("a record knows what the step before has left to it") {
+  const auto waits = [](const std::string& flags) {
+    const Program program = record(layout_of_flags(instead(kSmall, flags)), 0);
+    std::vector<int> times(program.posts);
+    int64_t wait_last = 0;
+    for (const Event& event : program.events) {
+      if (event.kind != Event::wait && event.kind != Event::wait_last) continue;
+      ++times[event.what];
+      wait_last += event.kind == Event::wait_last;
+    }
+    CAPTURE(flags);
+    CHECK(std::ranges::count(times, 1) == program.posts);  // each is waited for once
+    return wait_last;
+  };
+  CHECK(waits("--dp_size 2 --zero_stage 1 --gather_overlap none") == 0);
+  const int64_t wait_last = waits("--dp_size 2 --zero_stage 1");
+  CHECK(wait_last == 6);  // weights of the embedding, four layers and the head
+  CHECK(waits("--dp_size 2 --pp_size 2 --grad_acc_steps 4") == 0);
+  CHECK(waits("--dp_size 2 --zero_stage 3 --grad_acc_steps 2") == 0);
+}
+
 TEST_CASE("a product's kernel has its three lengths") {
   const Program program = record(layout_of_flags(kSmall), 0);  // 32 tokens, 24 wide, 31 words
   const auto has = [&](const char* op, int64_t m, int64_t n, int64_t k) {

@@ -111,7 +111,8 @@ TEST_CASE("a communicator carries out one exchange after the other, another one 
   CHECK(step(1).classes[0].exposed.at("dp") == Approx(89e-6));
 }
 
-TEST_CASE("a message leaves after the one before it, and is there whether or not it was asked for") {
+TEST_CASE(
+    "a message leaves after the one before it, and is there whether or not it was asked for") {
   const Program sender = Written(0, {0, 1})
                              .post(CommKind::send, 10, 1)
                              .post(CommKind::send, 10, 1)
@@ -218,8 +219,8 @@ TEST_CASE("one rank of each class takes as long as all ranks, to the bit") {
 }
 
 TEST_CASE("whatever order the ranks are visited in, the step is the same") {
-  const TrainConfig config = layout_of_flags(instead(
-      kSmall, "--dp_size 2 --pp_size 2 --tp_size 2 --zero_stage 3 --grad_acc_steps 4"));
+  const TrainConfig config = layout_of_flags(
+      instead(kSmall, "--dp_size 2 --pp_size 2 --tp_size 2 --zero_stage 3 --grad_acc_steps 4"));
   const RankClasses forwards = each_for_itself(config);
   RankClasses backwards = forwards;
   std::ranges::reverse(backwards.representative);

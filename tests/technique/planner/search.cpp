@@ -49,8 +49,8 @@ TEST_CASE("a search puts what fits in the order of its steps, with flags that ru
 TEST_CASE("a layout's memory is that of its fullest rank, to the byte") {
   const Json json = found("--zero_stage 1");
   for (const Json& row : json["best"]) {
-    const TrainConfig config = layout_of_flags(
-        instead(kSmall, "--vocab_size 32 " + row["flags"].get<std::string>()));
+    const TrainConfig config =
+        layout_of_flags(instead(kSmall, "--vocab_size 32 " + row["flags"].get<std::string>()));
     CAPTURE(row["flags"]);
     CHECK(row["gib"] == double(simulate_fullest(config).peak) / (1 << 30));
     CHECK(simulate(config, row["fullest_rank"]).peak == simulate_fullest(config).peak);
@@ -59,11 +59,12 @@ TEST_CASE("a layout's memory is that of its fullest rank, to the byte") {
 
 TEST_CASE("steady micro-batches that are not recorded cost what they would") {
   const Cluster cluster = read_cluster("two_cores");
-  for (const char* flags : {"--dp_size 2 --grad_acc_steps 9", "--pp_size 2 --grad_acc_steps 13",
-                            "--pp_size 4 --grad_acc_steps 32",
-                            "--pp_size 2 --pp_schedule interleaved --pp_chunks 2 --grad_acc_steps 12",
-                            "--pp_size 2 --pp_schedule zb_h1 --grad_acc_steps 12",
-                            "--tp_size 2 --sequence_parallel --dp_size 2 --zero_stage 3 --grad_acc_steps 8"}) {
+  for (const char* flags :
+       {"--dp_size 2 --grad_acc_steps 9", "--pp_size 2 --grad_acc_steps 13",
+        "--pp_size 4 --grad_acc_steps 32",
+        "--pp_size 2 --pp_schedule interleaved --pp_chunks 2 --grad_acc_steps 12",
+        "--pp_size 2 --pp_schedule zb_h1 --grad_acc_steps 12",
+        "--tp_size 2 --sequence_parallel --dp_size 2 --zero_stage 3 --grad_acc_steps 8"}) {
     const TrainConfig config = layout_of_flags(instead(kSmall, flags));
     const Timed all = time_step({config, 0, 0, "", 0}, cluster, /*all=*/true);
     const Timed few = time_step({config, 0, 0, "", 0}, cluster);
