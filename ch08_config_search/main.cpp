@@ -1,7 +1,6 @@
 #include "accounting/distinct_ranks.h"
 #include "comm/launch.h"
 #include "composition/layout.h"
-#include "planner/search.h"
 #include "proof/prove.h"
 #include "run/session.h"
 #include "train_step.h"
@@ -17,13 +16,14 @@ int run(const Communicator& world, int argc, char** argv) {
   if (!session.parse(argc, argv)) return 0;  // --help
   if (config.estimate) return session.estimate(estimate_ranks(config));
   // [search]
-  if (!config.search.cluster.empty()) return print_search(config);
+  if (config.planning.plan > 0) return print_plan(config);
   // [search]
-  if (config.planning.plan > 0) return session.answer(plan_batch(config));
   // [show]
   const PipelineConfig& pipeline = config.pipeline;
   if (!pipeline.pp_show.empty()) return session.answer(pipeline.show(config.grad_acc_steps));
-  if (!config.composition.mesh_show.empty()) return session.answer(show_layout(config));
+  if (!config.composition.mesh_show.empty()) {
+    return session.answer(show_layout(config, session.flags()));
+  }
   if (config.composition.prove > 0) return prove(config);
   // [show]
   const Mesh mesh(world, config.mesh());

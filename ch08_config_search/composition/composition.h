@@ -11,7 +11,7 @@ struct TrainConfig;
 /// Which ranks are neighbours, and what a run says and checks of who holds what.
 struct CompositionConfig {
   std::string mesh_order = "pp,dp,cp,tp";  ///< the axes from the slowest to the fastest
-  std::string mesh_show;                   ///< print who is who instead of training
+  std::string mesh_show;                   ///< print who is who, or the flags, instead of training
   int64_t check_copies = 0;                ///< steps from one comparison to the next; 0: none
   int64_t prove = 0;                       ///< train twins of at most so many ranks; 0: none
 

@@ -356,9 +356,23 @@ std::string json_of(const TrainConfig& config, const std::vector<PlacedPart>& pa
   return json.dump() + '\n';
 }
 
+/// Of a stage's blocks, those that are neither the embedding nor the head are its layers.
+std::string json_of_flags(const TrainConfig& config, const std::string& flags) {
+  const int64_t stages = config.pipeline.schedule(config.grad_acc_steps).stages.count();
+  nlohmann::ordered_json json = {{"flags", nlohmann::ordered_json::parse(flags)},
+                                 {"ranks", config.mesh().ranks()},
+                                 {"layers_of_stages", nlohmann::json::array()}};
+  for (const BlockRange& blocks : blocks_of_stages(config.pipeline, config.model, stages)) {
+    const int64_t first = std::max<int64_t>(1, blocks.begin);
+    json["layers_of_stages"].push_back(std::min(config.model.num_layers + 1, blocks.end) - first);
+  }
+  return json.dump() + '\n';
+}
+
 }  // namespace
 
-std::string show_layout(const TrainConfig& config) {
+std::string show_layout(const TrainConfig& config, const std::string& flags) {
+  if (config.composition.mesh_show == "flags") return json_of_flags(config, flags);
   const std::vector<PlacedPart> parts = place_parameters(config);
   if (config.composition.mesh_show == "json") return json_of(config, parts);
   const MeshSizes mesh = config.mesh();

@@ -45,7 +45,8 @@ struct PlacedGroups {
 /// copy, and those that exchange tokens for heads.
 std::vector<PlacedGroups> place_groups(const TrainConfig& config);
 
-/// What --mesh_show prints: coordinates of the ranks, groups, and who holds what.
-std::string show_layout(const TrainConfig& config);
+/// What --mesh_show prints: coordinates of the ranks, groups, and who holds what; or the flags, as
+/// Session::flags() has them, with the ranks and the layers of each stage that they come to.
+std::string show_layout(const TrainConfig& config, const std::string& flags);
 
 }  // namespace usp

@@ -354,8 +354,9 @@ void SearchConfig::check(const TrainConfig& run) const {
 
 SearchAnswer search(const TrainConfig& config) { return Search(config).run(); }
 
-int print_search(const TrainConfig& config) {
-  const SearchAnswer answer = search(config);
+int print_plan(const TrainConfig& config) {
+  const SearchAnswer answer =
+      config.search.cluster.empty() ? SearchAnswer{plan_batch(config)} : search(config);
   print("{}", answer.text);
   return answer.exit_code;
 }

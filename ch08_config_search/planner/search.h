@@ -35,7 +35,8 @@ struct SearchAnswer {
 /// Looks for the layouts in which the cluster trains fastest, by the book's three steps: what fits,
 /// how the batch is reached, what is fastest. Playbook, "Finding the Best Training Configuration".
 SearchAnswer search(const TrainConfig& config);
-/// Prints the answer; returns the exit code.
-int print_search(const TrainConfig& config);
+/// Prints the plan of a batch: what search() finds where there is a cluster, else plan_batch().
+/// Returns the exit code.
+int print_plan(const TrainConfig& config);
 
 }  // namespace usp
