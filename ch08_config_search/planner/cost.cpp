@@ -75,10 +75,8 @@ ExchangeSeconds Cost::of(const Exchange& exchange, const ProgramGroup& group) {
   if (exchange.kind == CommKind::send || exchange.kind == CommKind::recv) {
     return message(exchange, group);
   }
-  const auto key = std::pair(group.members.get(), int64_t{0});
   const auto ranks_per_node = static_cast<int64_t>(cluster_.ranks_per_node.value);
-  if (!layouts_.contains(key)) layouts_[key] = layout_of(*group.members, ranks_per_node);
-  const GroupLayout& layout = layouts_[key];
+  const GroupLayout layout = layout_of(*group.members, ranks_per_node);
   const auto n = double(layout.ranks), bytes = double(exchange.payload_bytes);
   const double alpha = 1e-6 * (layout.nodes > 1 ? take("net.latency", cluster_.net.latency_us)
                                                 : take("node.latency", cluster_.node.latency_us));

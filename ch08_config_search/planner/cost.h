@@ -1,9 +1,7 @@
 #pragma once
 
 #include <map>
-#include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "planner/cluster.h"
@@ -56,7 +54,6 @@ class Cost {
 
   const Cluster& cluster_;
   std::map<std::string, Origin> taken_;
-  std::map<std::pair<const std::vector<int>*, int64_t>, GroupLayout> layouts_;
 };
 
 }  // namespace usp

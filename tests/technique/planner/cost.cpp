@@ -77,6 +77,17 @@ TEST_CASE("a rank has its share of the NICs, once, and a ring as many as it has 
   CHECK(seconds(CommKind::all_to_all, {0, 1, 4, 5}) == Approx(10e-6 + 0.5 * 32e-6));
 }
 
+TEST_CASE("a group costs what its ranks make it, whatever group was asked about before") {
+  const Cluster cluster = round_cluster(4);
+  Cost cost(cluster);
+  for (int n : {2, 4, 3, 2, 4, 3}) {
+    std::vector<int> members;
+    for (int rank = 0; rank < n; ++rank) members.push_back(rank);
+    CHECK(cost.of(exchange_of(CommKind::barrier, 0), group_of(members)).busy ==
+          Approx(2e-6 * (n - 1)));
+  }
+}
+
 TEST_CASE("a message is there a latency after it has left, over the link to its peer") {
   const Cluster cluster = round_cluster(4);
   Cost cost(cluster);

@@ -151,6 +151,7 @@ TEST_CASE("a product's kernel has its three lengths") {
     ++grouped;
     CAPTURE(kernel.op, kernel.m, kernel.n, kernel.k);
     CHECK(kernel.groups == 4);
+    CHECK(kernel.k >= 8);  // rows of an expert, or a width
     CHECK(kernel.flops == 2 * kernel.groups * kernel.m * kernel.n * kernel.k);
   }
   CHECK(grouped > 0);
