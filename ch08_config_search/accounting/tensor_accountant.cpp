@@ -54,6 +54,10 @@ TensorTraffic predict_tensor_traffic(const TrainConfig& config) {
   const int64_t norms = numel * bytes_of(dtype_of_gradient_sum(config));
   // [replicated]
   sent.all_reduce += copies * 2 * (t - 1) * norms;
+  // [mirrored]
+  if (config.pipeline.mirrors(config.grad_acc_steps))
+    sent.all_reduce += copies * 2 * (t - 1) * norms;
+  // [mirrored]
   return sent;
 }
 // [traffic]

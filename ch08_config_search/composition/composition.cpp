@@ -19,12 +19,18 @@ void CompositionConfig::bind(Args& args) {
   args.bind("prove", prove,
             "train twins of this layout, of at most so many ranks, beside one process, and end")
       .may_differ_on_resume();
+  args.bind(
+          "fuzz", fuzz,
+          "for so many minutes, train layouts drawn at random beside one process, and end; --seed: "
+          "the first one's number")
+      .may_differ_on_resume();
 }
 
 void CompositionConfig::validate(const Args&) const {
   MeshOrder{mesh_order};
   check_range("check_copies", double(check_copies), 0, 1 << 30);
   check_range("prove", double(prove), 0, 64);
+  check_range("fuzz", fuzz, 0, 1e6);
 }
 
 }  // namespace usp

@@ -15,12 +15,12 @@ Tensor zeros(Category category, int64_t numel, DType dtype) {
   return Tensor::zeros({numel}, dtype);
 }
 
-/// Whether stages hold it that have other parameters beside it: a tied embedding.
+/// A tied embedding: on some stages other parameters of its block lie beside it, on others none.
 bool on_several_stages(const Parameter& parameter) {
   const auto has = [&](const char* group) {
     return std::ranges::find(parameter.grad_groups, group) != parameter.grad_groups.end();
   };
-  return has("embedding") || (has("mirror") && parameter.uses > 1);
+  return has("embedding") || parameter.readers.size() > 1;
 }
 
 bool of_one_unit(const Parameter& a, const Parameter& b) {

@@ -46,6 +46,10 @@ struct PipelineConfig {
   std::string show(int64_t micro_batches) const;
   /// The schedule of a step of so many micro-batches.
   Schedule schedule(int64_t micro_batches) const;
+  /// Whether there are two of every stage, each with gradients of its own to sum.
+  bool mirrors(int64_t micro_batches) const {
+    return schedule(micro_batches).stages.placement == Placement::mirror;
+  }
 
  private:
   Schedule one_after_the_other(int64_t micro_batches) const;

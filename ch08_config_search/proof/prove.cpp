@@ -31,15 +31,15 @@ constexpr double kTolerance = 1e-10;
 /// Messages as short as a twin's go in one piece; those of the real layout do not.
 constexpr int64_t kPieceBytes = 256;
 
-/// Tokens in documents that are shorter and longer than a sample, in a file that is there while
-/// this lives. Token 0 ends a document.
-class TwinTokens {
+/// A folder that is there while this lives, with tokens in documents that are shorter and longer
+/// than a sample. Token 0 ends a document.
+class TwinFolder {
  public:
-  TwinTokens(int64_t vocab_size, int64_t seq_len) {
+  TwinFolder(int64_t vocab_size, int64_t seq_len) {
     std::string name = (std::filesystem::temp_directory_path() / "usp_prove_XXXXXX").string();
     if (mkdtemp(name.data()) == nullptr) fail("no temporary directory {}", name);
     folder_ = name;
-    std::ofstream stream(path());
+    std::ofstream stream(tokens());
     const RandomStream random(1, "documents");
     const std::vector<int64_t> lengths = {1, 2, 5, seq_len / 2, seq_len, 2 * seq_len};
     const auto put = [&](uint64_t token) { stream.put(char(token)).put(char(token >> 8)); };
@@ -52,11 +52,12 @@ class TwinTokens {
       tokens += length + 1;
     }
   }
-  ~TwinTokens() { std::filesystem::remove_all(folder_); }
-  TwinTokens(const TwinTokens&) = delete;
-  TwinTokens& operator=(const TwinTokens&) = delete;
+  ~TwinFolder() { std::filesystem::remove_all(folder_); }
+  TwinFolder(const TwinFolder&) = delete;
+  TwinFolder& operator=(const TwinFolder&) = delete;
 
-  std::string path() const { return (folder_ / "documents.bin").string(); }
+  std::string tokens() const { return (folder_ / "documents.bin").string(); }
+  std::string checkpoints() const { return folder_.string(); }
 
  private:
   std::filesystem::path folder_;
@@ -119,7 +120,10 @@ class Findings {
     bytes_.insert(fmt::format("{}: {:.0f} bytes, by formula {:.0f}", what, found, expected));
   }
 
+  void step() { ++steps_; }
+
   double largest() const { return largest_; }
+  int64_t steps() const { return steps_; }
   /// In the order in which they explain each other.
   std::string text() const {
     std::vector<std::string> lines;
@@ -151,6 +155,7 @@ class Findings {
   const std::vector<PlacedPart>& parts_;
   std::mutex mutex_;
   double largest_ = 0;
+  int64_t steps_ = 0;
   std::set<std::string> numbers_, bytes_;
   std::optional<WholeState::Difference> first_;
   int64_t first_step_ = 0;
@@ -216,53 +221,80 @@ void compare_memory(const TrainConfig& config, int rank, Findings& findings) {
   }
 }
 
+/// Trains from the checkpoint in `folder`, if there is one, and leaves one of the first step there.
 void train_rank(const TrainConfig& config, const Dataset& dataset, const Communicator& world,
-                const std::vector<Step>& expected, Findings& findings) {
+                const std::vector<Step>& expected, const std::string& folder, Findings& findings) {
   world.engine().set_node_size(config.communication->node_size);
   world.engine().limit_pieces(kPieceBytes);
   const Mesh mesh(world, config.mesh());
   Trainer trainer(config, &dataset, mesh);
   Sent sent(config, trainer, mesh);
-  for (int64_t step = 0; step < kSteps; ++step) {
+  const RunIdentity identity{"{}", config.global_batch_size(), "documents", {}};
+  const std::string checkpoint = newest_checkpoint(folder);
+  const int64_t begin =
+      checkpoint.empty() ? 0 : load_checkpoint(checkpoint, trainer.state(), identity, world);
+  for (int64_t step = begin; step < kSteps; ++step) {
     sent.begin();
     trainer.train_step(step);
-    sent.compare(world, findings);
+    // Weights that a checkpoint has brought may have to be gathered once more.
+    if (step > begin || checkpoint.empty()) sent.compare(world, findings);
     findings.tensors(step, world.rank(), expected[step].state.compare(trainer.state(), kTolerance));
     const StepMetrics metrics = trainer.report(step, 0);
     if (world.rank() == 0) {
+      findings.step();
       findings.number(step, "the loss", metrics.loss, expected[step].loss);
       findings.number(step, "the gradient norm", metrics.grad_norm, expected[step].grad_norm);
     }
+    if (step == 0) write_checkpoint(folder, 1, trainer.state(), identity, world);
   }
   compare_memory(config, world.rank(), findings);
 }
 
 }  // namespace
 
-TwinResult run_twin(const Twin& twin) {
+TwinResult run_twin(const Twin& twin, const Twin* then) {
   const auto begin = std::chrono::steady_clock::now();
-  TrainConfig config = with_updates(twin.config);
-  const TwinTokens tokens(config.model.vocab_size, config.seq_len);
-  const TokenFile file(tokens.path(), 2, config.model.vocab_size);
-  const Dataset dataset(file, config.seq_len, 0, DataOrder::shuffled, uint64_t(config.seed));
-  const std::vector<PlacedPart> parts = place_parameters(config);
-  config.composition.check_copies = has_copies(parts) ? 1 : 0;
-  Findings findings(parts);
+  const ModelConfig& model = twin.config.model;
+  const int64_t seq_len = twin.config.seq_len;
+  const TwinFolder folder(model.vocab_size, seq_len);
+  const TokenFile file(folder.tokens(), 2, model.vocab_size);
+  const Dataset dataset(file, seq_len, 0, DataOrder::shuffled, uint64_t(twin.config.seed));
   TwinResult result;
-  try {
-    const std::vector<Step> expected = train_alone(with_updates(alone(twin)), dataset);
-    run_threads(
-        int(config.mesh().ranks()),
-        [&](const Communicator& world) { train_rank(config, dataset, world, expected, findings); },
-        /*timeout_seconds=*/20);
-    result.failure = findings.text();
-  } catch (const std::exception& error) {
-    result.failure = findings.text();
-    result.failure += (result.failure.empty() ? "" : "\n") + std::string(error.what());
+  std::vector<Step> expected;
+  const auto train = [&](const Twin& of) {
+    TrainConfig config = with_updates(of.config);
+    const std::vector<PlacedPart> parts = place_parameters(config);
+    config.composition.check_copies = has_copies(parts) ? 1 : 0;
+    Findings findings(parts);
+    try {
+      if (expected.empty()) expected = train_alone(with_updates(alone(of)), dataset);
+      run_threads(
+          int(config.mesh().ranks()),
+          [&](const Communicator& world) {
+            train_rank(config, dataset, world, expected, folder.checkpoints(), findings);
+          },
+          /*timeout_seconds=*/20);
+      result.failure = findings.text();
+    } catch (const std::exception& error) {
+      result.failure = findings.text();
+      result.failure += (result.failure.empty() ? "" : "\n") + std::string(error.what());
+    }
+    result.largest = std::max(result.largest, findings.largest());
+    result.compared += findings.steps();
+  };
+  train(twin);
+  if (then != nullptr && result.failure.empty()) {
+    train(*then);
+    if (!result.failure.empty()) result.failure = "after it went on:\n" + result.failure;
   }
-  result.largest = findings.largest();
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return result;
+}
+
+std::string indented(std::string text) {
+  for (size_t at = 0; (at = text.find('\n', at)) != std::string::npos;)
+    text.replace(at++, 1, "\n  ");
+  return "  " + text;
 }
 
 int prove(const TrainConfig& config) {
@@ -294,10 +326,7 @@ int prove(const TrainConfig& config) {
       continue;
     }
     ++failed;
-    std::string text = result.failure;
-    for (size_t at = 0; (at = text.find('\n', at)) != std::string::npos;)
-      text.replace(at++, 1, "\n  ");
-    print("  DIFFERS\n  {}\n", text);
+    print("  DIFFERS\n{}\n", indented(result.failure));
   }
   print("\n");
   const auto said = [](const std::string& label) { return label == "-" ? "not there" : label; };

@@ -6,7 +6,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <optional>
 #include <set>
 
 #include "run/command_line.h"
@@ -100,21 +99,6 @@ std::vector<std::string> flags_of(TrainConfig config) {
   return words;
 }
 
-/// As the program reads it from its flags; nothing where a rule refuses it.
-std::optional<Twin> accepted(const TrainConfig& config) {
-  std::vector<std::string> words = flags_of(config);
-  Twin twin{{}, fmt::format("{}", fmt::join(words, " ")), {}};
-  words.insert(words.begin(), "twin");
-  try {
-    Args args("");
-    if (!read_command_line(twin.config, args, words, config.mesh().ranks())) return {};
-    twin.classes = classes(twin.config);
-  } catch (const UsageError&) {
-    return {};
-  }
-  return twin;
-}
-
 /// What classes of which names are worth at present; others what they weigh.
 using Weights = std::map<std::string, double>;
 
@@ -139,7 +123,7 @@ class Search {
     size_t checked = 0;
     for (const auto& [rank, config] : found_) {
       if (checked++ == kMostChecked) break;
-      if (std::optional<Twin> twin = accepted(config)) return twin;
+      if (std::optional<Twin> twin = read_twin(flags_of(config))) return twin;
     }
     return {};
   }
@@ -555,6 +539,19 @@ void Search::each_widths(const TrainConfig& from, const Take& take) const {
 
 }  // namespace
 
+std::optional<Twin> read_twin(std::vector<std::string> flags) {
+  Twin twin{{}, fmt::format("{}", fmt::join(flags, " ")), {}};
+  flags.insert(flags.begin(), "twin");
+  try {
+    Args args("");
+    if (!read_command_line(twin.config, args, flags, /*ranks=*/0)) return {};
+    twin.classes = classes(twin.config);
+  } catch (const UsageError&) {
+    return {};
+  }
+  return twin;
+}
+
 TwinFamily shrink(const TrainConfig& real, int64_t most_ranks) {
   TwinFamily family{classes(real), {}, {}};
   Weights weights;
@@ -594,6 +591,7 @@ TwinFamily shrink(const TrainConfig& real, int64_t most_ranks) {
 TrainConfig alone(const Twin& twin) {
   TrainConfig one = words_of(twin.config);
   one.model = twin.config.model;
+  one.optimizer = twin.config.optimizer;
   one.seq_len = twin.config.seq_len;
   one.micro_batch_size = twin.config.micro_batch_size;
   one.grad_acc_steps = twin.config.grad_acc_steps * twin.config.data_parallel.dp_size;

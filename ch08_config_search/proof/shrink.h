@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,9 @@ struct TwinFamily {
 /// What one twin loses the next one looks for; it may leave dimensions out. Every twin is one that
 /// the checks of all parts accept. Throws UsageError where there is none.
 TwinFamily shrink(const TrainConfig& real, int64_t most_ranks);
+
+/// What these flags make of the program's defaults; nothing where a rule refuses them.
+std::optional<Twin> read_twin(std::vector<std::string> flags);
 
 /// The twin's model and batch on one rank.
 TrainConfig alone(const Twin& twin);
