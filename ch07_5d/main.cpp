@@ -1,7 +1,7 @@
 #include "accounting/distinct_ranks.h"
 #include "comm/launch.h"
 #include "composition/layout.h"
-#include "proof/compositions.h"
+#include "proof/prove.h"
 #include "run/session.h"
 #include "train_step.h"
 
@@ -22,8 +22,7 @@ int run(const Communicator& world, int argc, char** argv) {
   if (!config.composition.mesh_show.empty()) {
     return session.answer(show_layout(config, session.flags()));
   }
-  if (config.composition.prove > 0) return prove(config);
-  if (config.composition.fuzz > 0) return fuzz(config);
+  if (config.composition.proves()) return prove(config);
   // [show]
   const Mesh mesh(world, config.mesh());
   session.open([&] { return predict_fullest(config); });

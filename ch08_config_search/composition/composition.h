@@ -16,6 +16,8 @@ struct CompositionConfig {
   int64_t prove = 0;                       ///< train twins of at most so many ranks; 0: none
   double fuzz = 0;                         ///< minutes of layouts drawn at random; 0: none
 
+  bool proves() const { return prove > 0 || fuzz > 0; }
+
   void bind(Args& args);
   void validate(const Args& args) const;
   void check(const TrainConfig&) const {}  ///< any order goes with any run

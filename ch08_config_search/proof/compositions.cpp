@@ -16,14 +16,6 @@ namespace {
 constexpr int64_t kMostRanks = 16;
 constexpr int kDrawsOfSecond = 300;
 
-std::vector<int64_t> divisors(int64_t n) {
-  std::vector<int64_t> found;
-  for (int64_t d = 1; d <= n; ++d) {
-    if (n % d == 0) found.push_back(d);
-  }
-  return found;
-}
-
 }  // namespace
 
 CompositionDraw::CompositionDraw(uint64_t number, int64_t most_ranks)

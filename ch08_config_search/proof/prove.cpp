@@ -18,6 +18,7 @@
 #include "base/rules.h"
 #include "comm/launch.h"
 #include "composition/layout.h"
+#include "proof/compositions.h"
 #include "tensor/console.h"
 #include "train/whole_state.h"
 #include "train_step.h"
@@ -298,6 +299,7 @@ std::string indented(std::string text) {
 }
 
 int prove(const TrainConfig& config) {
+  if (config.composition.fuzz > 0) return fuzz(config);
   if (config.mesh().ranks() == 1) {
     usage_error(
         "prove compares a layout with one process, and this layout is one process; try --dp_size "

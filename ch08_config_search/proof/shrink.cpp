@@ -16,14 +16,6 @@ namespace {
 
 constexpr size_t kMostTwins = 5, kMostMeshes = 24, kMostChecked = 40;
 
-std::vector<int64_t> divisors(int64_t n) {
-  std::vector<int64_t> found;
-  for (int64_t d = 1; d <= n; ++d) {
-    if (n % d == 0) found.push_back(d);
-  }
-  return found;
-}
-
 bool is_file(const PipelineConfig& pipeline) {
   return pipeline.pp_schedule.find_first_of("/.") != std::string::npos;
 }
@@ -538,6 +530,14 @@ void Search::each_widths(const TrainConfig& from, const Take& take) const {
 }
 
 }  // namespace
+
+std::vector<int64_t> divisors(int64_t n) {
+  std::vector<int64_t> found;
+  for (int64_t d = 1; d <= n; ++d) {
+    if (n % d == 0) found.push_back(d);
+  }
+  return found;
+}
 
 std::optional<Twin> read_twin(std::vector<std::string> flags) {
   Twin twin{{}, fmt::format("{}", fmt::join(flags, " ")), {}};

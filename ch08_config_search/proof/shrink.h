@@ -28,6 +28,8 @@ struct TwinFamily {
 /// the checks of all parts accept. Throws UsageError where there is none.
 TwinFamily shrink(const TrainConfig& real, int64_t most_ranks);
 
+std::vector<int64_t> divisors(int64_t n);  ///< from 1 to n
+
 /// What these flags make of the program's defaults; nothing where a rule refuses them.
 std::optional<Twin> read_twin(std::vector<std::string> flags);
 
