@@ -21,6 +21,7 @@ class CompositionDraw {
  public:
   CompositionDraw(uint64_t number, int64_t most_ranks);
 
+  /// The next composition whose first layout the checks accept.
   Composition draw();
   int64_t drawn() const { return drawn_; }  ///< lists of flags so far, refused ones included
 

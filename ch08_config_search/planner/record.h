@@ -54,6 +54,7 @@ struct ProgramSegment {
 
 /// What a rank does next. Its place in the list is its time: there is no clock.
 struct Event {
+  /// What an event is.
   enum Kind : uint8_t {
     compute,    ///< a kernel
     post,       ///< an exchange begins: the next of this step

@@ -12,10 +12,9 @@ struct Timed {
   RankClasses classes;
   std::map<Origin, int> origins;  ///< of the cluster's numbers that it rests on
 
-  /// The class whose peak is highest: GiB, and its first rank.
-  double gib() const;
-  int fullest() const;
-  double tokens_per_second() const;
+  double gib() const;                ///< the peak of the fullest rank
+  int fullest() const;               ///< the first rank with that peak
+  double tokens_per_second() const;  ///< of all ranks together
   /// Of the cluster's peak, what the book's count of the model's operations makes.
   double mfu(const Cluster& cluster) const;
 };

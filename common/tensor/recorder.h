@@ -36,10 +36,11 @@ class Recorder {
                   std::initializer_list<const Tensor*> operands) = 0;
   /// Returns the number, 0 or higher, that its wait() will be told.
   virtual int64_t post(const Posted& operation) = 0;
+  /// The rank waits for the operation of that number.
   virtual void wait(int64_t posted) = 0;
   /// A phase of the trace; see TraceScope::Label.
   virtual void begin_phase(std::string_view name, int64_t number, int64_t micro_batch) = 0;
-  virtual void end_phase() = 0;
+  virtual void end_phase() = 0;  ///< the innermost one
 };
 
 /// A phase that the Recorder alone is told of, not the trace.
