@@ -73,6 +73,12 @@ class Search {
       usage_error("dtype={}: {} has no peak for it; try --dtype {}", config.dtype, cluster_.name,
                   fmt::join(known, " or "));
     }
+    if (config.pipeline.updates_each_micro_batch()) {
+      usage_error(
+          "pp_schedule={}: a search lays out steps that end with their only update; try "
+          "--pp_schedule 1f1b",
+          config.pipeline.pp_schedule);
+    }
   }
 
   SearchAnswer run() {
