@@ -107,7 +107,7 @@ CompositionDraw::Words CompositionDraw::pipeline(int64_t stages) {
     if (name != "pipedream") names.push_back(name.c_str());
   }
   add(words, "--pp_schedule", names);
-  const std::string& name = words.back();
+  const std::string name = words.back();
   if (name == "interleaved" || name == "breadth_first" || name == "llama3")
     add(words, "--pp_chunks", between(1, 3));
   if (name.ends_with("_v")) add(words, "--pp_chunks", 2);
