@@ -544,7 +544,7 @@ std::optional<Twin> read_twin(std::vector<std::string> flags) {
   flags.insert(flags.begin(), "twin");
   try {
     Args args("");
-    if (!read_command_line(twin.config, args, flags, /*ranks=*/0)) return {};
+    if (!read_without_advice(twin.config, args, flags, /*ranks=*/0)) return {};
     twin.classes = classes(twin.config);
   } catch (const UsageError&) {
     return {};

@@ -42,11 +42,11 @@ MeshSizes CompositionDraw::mesh() {
 CompositionDraw::Words CompositionDraw::model(const MeshSizes& mesh) {
   Words words;
   const int64_t heads = mesh.tp * mesh.cp * between(1, 2), width = pick({2, 4, 4, 6, 8});
-  const bool apart = chance(0.2);
+  const bool apart = chance(0.2), latent = chance(0.25);
   add(words, "--num_heads", heads);
-  add(words, "--num_kv_heads", pick(divisors(heads)));
+  if (!latent) add(words, "--num_kv_heads", pick(divisors(heads)));
   add(words, "--hidden_size", heads * width + (apart ? 4 : 0));
-  if (apart) add(words, "--head_dim", width);
+  if (apart && !latent) add(words, "--head_dim", width);
   add(words, "--ffn_hidden_size", mesh.tp * between(2, 9));
   add(words, "--vocab_size", std::max(mesh.tp, between(11, 70)));
   add(words, "--num_layers", mesh.pp + between(0, 5));
@@ -55,11 +55,11 @@ CompositionDraw::Words CompositionDraw::model(const MeshSizes& mesh) {
   if (chance(0.2)) words.emplace_back("--document_mask");
   if (chance(0.2)) add(words, "--dropout", {"0.1", "0.4"});
   if (chance(0.2)) add(words, "--grad_clip", 0);
-  Words more;
-  if (chance(0.25)) more = latent_attention();
-  words.insert(words.end(), more.begin(), more.end());
-  if (chance(0.5)) more = experts(mesh);
-  words.insert(words.end(), more.begin(), more.end());
+  const auto append = [&](const Words& more) {
+    words.insert(words.end(), more.begin(), more.end());
+  };
+  if (latent) append(latent_attention());
+  if (chance(0.5)) append(experts(mesh));
   return words;
 }
 
@@ -110,7 +110,6 @@ CompositionDraw::Words CompositionDraw::pipeline(int64_t stages) {
   const std::string name = words.back();
   if (name == "interleaved" || name == "breadth_first" || name == "llama3")
     add(words, "--pp_chunks", between(1, 3));
-  if (name.ends_with("_v")) add(words, "--pp_chunks", 2);
   if (name == "llama3" && chance(0.5)) add(words, "--pp_run_length", between(1, 2 * stages));
   if (name == "auto") add(words, "--pp_in_flight", between(0, 2 * stages));
   return words;

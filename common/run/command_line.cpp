@@ -7,11 +7,8 @@
 
 namespace usp {
 
-namespace {
-
-using Words = std::vector<std::string>;
-
-bool read(RunConfig& config, Args& args, const Words& words, int64_t ranks) {
+bool read_without_advice(RunConfig& config, Args& args, const std::vector<std::string>& words,
+                         int64_t ranks) {
   config.bind(args);
   std::vector<const char*> argv;
   for (const std::string& word : words) argv.push_back(word.c_str());
@@ -27,6 +24,10 @@ bool read(RunConfig& config, Args& args, const Words& words, int64_t ranks) {
   config.validate(args);
   return true;
 }
+
+namespace {
+
+using Words = std::vector<std::string>;
 
 /// Tries remedies on a command line.
 class Trials {
@@ -47,8 +48,8 @@ class Trials {
       const std::unique_ptr<RunConfig> config = kind_.fresh();
       Args args("");
       try {
-        read(*config, args, with_remedy(words, remedy),
-             to_start > 0 ? to_start : (any_ranks_ ? 0 : ranks_));
+        read_without_advice(*config, args, with_remedy(words, remedy),
+                            to_start > 0 ? to_start : (any_ranks_ ? 0 : ranks_));
         const int64_t on = any_ranks_ && to_start == 0 ? config->mesh().ranks() : 0;
         works.push_back(remedy +
                         (on > 0 ? fmt::format(" on {} rank{}", on, on == 1 ? "" : "s") : ""));
@@ -82,7 +83,7 @@ class Trials {
 
 bool read_command_line(RunConfig& config, Args& args, const Words& words, int64_t ranks) {
   try {
-    return read(config, args, words, ranks);
+    return read_without_advice(config, args, words, ranks);
   } catch (const Refusal& refusal) {
     Remedies works = Trials(config, ranks, /*any_ranks=*/false).accepted(words, refusal);
     if (works.empty()) works = Trials(config, ranks, /*any_ranks=*/true).accepted(words, refusal);

@@ -14,4 +14,8 @@ namespace usp {
 bool read_command_line(RunConfig& config, Args& args, const std::vector<std::string>& words,
                        int64_t ranks);
 
+/// The same; what a Refusal advises has not been tried, which may take longer than all the rest.
+bool read_without_advice(RunConfig& config, Args& args, const std::vector<std::string>& words,
+                         int64_t ranks);
+
 }  // namespace usp
