@@ -54,9 +54,9 @@ class Sources(unittest.TestCase):
 
 class Command(unittest.TestCase):
     def test_the_list_says_what_runs_on_this_card(self):
-        for said, here, ring in ((None, "there is no GPU here", "emulated"),
+        for said, here, ring in ((None, "there is no GPU here", "-"),
                                  ("9.0 \n", "here is a GPU of compute capability 9.0", "yes"),
-                                 ("10.0\n9.0\n", "compute capability 10.0", "emulated")):
+                                 ("10.0\n9.0\n", "compute capability 10.0", "no")):
             with mock.patch.object(lab, "output_of", return_value=said):
                 code, out, _ = run("--list")
             self.assertEqual(code, 0)

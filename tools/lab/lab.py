@@ -1,5 +1,5 @@
 """./book lab: kernels rung by rung, each one idea more than the one before, with what it asks of the
-memory. Without a GPU they run on the emulated one (tests/emulator), which counts."""
+memory. They run on the emulated GPU (tests/emulator), which counts."""
 import json
 import re
 import subprocess
@@ -85,16 +85,16 @@ def columns(rows):
 
 
 def list_labs():
-    """Prints the labs and, of each rung, on which cards it runs."""
+    """Prints the labs and, of each rung, which cards can run it; the lab itself runs on none."""
     capability = find_capability()
     here = ("there is no GPU here" if capability is None
             else f"here is a GPU of compute capability {capability / 10:.1f}")
     for lab, (folder, _, about) in LABS.items():
-        print(f"{lab}  {about}\n  {folder}; {here}")
-        head = ["rung", "lines", "compute capability", "runs here", "idea"]
+        print(f"{lab}  {about}\n  {folder}; {here}; the lab runs on the emulated one")
+        head = ["rung", "lines", "compute capability", "this card", "idea"]
         rows = [[rung.name, str(rung.lines), rung.cards,
-                 "emulated" if capability is None else
-                 "yes" if rung.runs_on(capability) else "emulated", rung.idea]
+                 "-" if capability is None else
+                 "yes" if rung.runs_on(capability) else "no", rung.idea]
                 for rung in rungs(lab).values()]
         print("\n".join("  " + line for line in columns([head, *rows])))
 
