@@ -46,7 +46,7 @@ def clocks():
         drawing.box(left + (before + under) * UNIT, top, exposed[rank] * UNIT, 48, "ghost", f"{exposed[rank]}", 20)
         drawing.box(left + begins * UNIT, top + 58, TAKES * UNIT, 40, "message", f"{TAKES}", 20)
     y = drawing.legend(290, {"forward": "computes", "message": "exchange", "ghost": "exposed: waits"})
-    drawing.text(MARGIN, y + 24, "It begins when the last member has posted it.", 20)
+    drawing.text(MARGIN, y + 24, "An exchange begins when its last member has posted it.", 20)
     drawing.text(MARGIN, y + 54, "Lengths in microseconds.", 20, ink="muted")
     return drawing.svg()
 
