@@ -369,16 +369,17 @@ def _lab(arguments, _flags):
     parser.add_argument("name", nargs="?", default=next(iter(lab.LABS)), metavar="NAME",
                         help="default: %(default)s")
     parser.add_argument("--list", action="store_true", help="only say what there is")
-    parser.add_argument("--size", default=",".join(map(str, lab.SIZE)), metavar="M,N,K",
-                        help="of c [M, N] = a [M, K] b [K, N] (default %(default)s)")
+    parser.add_argument("--size", metavar="SIZES",
+                        help="such as M,N,K of c [M, N] = a [M, K] b [K, N]; a lab has its own default")
     parser.add_argument("--json", metavar="FILE", help="write what was counted there, too")
     _add_set_up(parser)
     args = parser.parse_args(arguments)
     if args.list:
         lab.list_labs()
         return 0
-    return lab.run_lab(lab.resolve(args.name), lab.parse_size(args.size), args.json,
-                       not args.no_install, args.skip_packages)
+    name = lab.resolve(args.name)
+    return lab.run_lab(name, lab.parse_size(lab.LABS[name], args.size), args.json, not args.no_install,
+                       args.skip_packages)
 
 
 def starts_ranks():

@@ -1,11 +1,12 @@
 """Tests of ./book lab: its list, its table, what it refuses; with the program also the whole command.
 
-    python3 tests/course/test_lab.py --bin build/release/bin       needs lab_matmul
+    python3 tests/course/test_lab.py --bin build/release/bin       needs the labs' programs
 """
 import argparse
 import contextlib
 import io
 import json
+import re
 import sys
 import tempfile
 import unittest
@@ -34,7 +35,7 @@ def run(*arguments):
 
 class Sources(unittest.TestCase):
     def test_every_file_with_a_kernel_is_a_rung_of_its_name_and_in_the_order(self):
-        folder = ROOT / lab.LABS[LAB][0]
+        folder = ROOT / lab.LABS[LAB].source
         self.assertEqual({path.stem for path in folder.glob("*.cu")}, set(lab.rungs(LAB)))
         self.assertEqual(list(lab.rungs(LAB))[0], "naive")
         self.assertEqual(list(lab.rungs(LAB))[-1], "persistent")
@@ -70,21 +71,27 @@ class Command(unittest.TestCase):
                 (["--size", "0,1,1"], "--size=0,1,1 must be M,N,K, each at least 1; try --size 128,256,128"),
                 (["--size", "64"], "--size=64 must be M,N,K"),
                 (["--size", "64,64,x"], "--size=64,64,x must be M,N,K"),
-                (["--size", "512,512,512"], "takes 134217728 multiplications.*try --size 256,256,256")):
+                (["--size", "512,512,512"],
+                 "512 x 512 x 512 = 134217728, and the emulated GPU does at most 16777216 of them")):
             with mock.patch.object(lab.build, "prepare") as prepare:
                 code, out, err = run(*arguments)
             self.assertEqual((code, out, prepare.called), (2, "", False), arguments)
             self.assertRegex(err, message)
             self.assertEqual(len(err.splitlines()), 1)
-        lab.parse_size("256,256,256")  # which is advised
+        for each in lab.LABS.values():  # which is advised
+            usual = ",".join(map(str, each.size.values()))
+            self.assertEqual(lab.parse_size(each, usual), lab.parse_size(each, None))
 
     def test_the_table_says_what_was_not_measured_and_not_counted(self):
         record = {"name": "mma", "type": "bf16", "predicted_bytes": 12345, "bytes": 12000,
                   "predicted_flops": 5, "flops": None, "sectors_per_load": 15.96,
                   "bank_conflicts": 0, "barriers": 7}
         source = lab.Rung("mma", "an idea", 80, 73)
-        head, row = lab.table([record], {"mma": source})
-        self.assertEqual(head.split("  ")[0], "rung")
+        head, row = lab.table([record], {"mma": source}, ("time", "of cuBLAS"))
+        self.assertEqual(re.split("  +", head),
+                         ["rung", "type", "lines", "bytes predicted", "bytes counted", "flops predicted",
+                          "flops counted", "sectors/load", "bank conflicts", "barriers", "time",
+                          "of cuBLAS"])
         self.assertEqual(row.split(),
                          "mma bf16 73 12,345 12,000 5 - 16.0 0 7 not measured not measured".split())
 
@@ -95,7 +102,7 @@ class Command(unittest.TestCase):
                                encoding="utf-8")
             program.chmod(0o755)
             with self.assertRaisesRegex(BookError, r"lab_matmul failed:\nerror: ring: race at ring.cu:51"):
-                lab.run_program(program, (1, 1, 1))
+                lab.run_program(program, 1, 1, 1)
 
 
 class Program(unittest.TestCase):
@@ -125,7 +132,7 @@ class Program(unittest.TestCase):
 
     def test_the_program_refuses_sizes_that_are_none(self):
         with self.assertRaisesRegex(BookError, "must be at least 1; try lab_matmul 128 256 128"):
-            lab.run_program(BIN / "lab_matmul", (128, 0, 128))
+            lab.run_program(BIN / "lab_matmul", 128, 0, 128)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 #include <cstdio>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 
 #include "base/check.h"
 #include "lab/case.h"
+#include "lab/record.h"
 
 /// The rungs of the ladder on the emulated GPU: lab_matmul M N K prints what each asks for and
 /// does, one JSON object a line.
@@ -43,19 +43,11 @@ bool show(const ladder::Rung<T>& rung, int m, int n, int k) {
   }
   const emulator::Counters& counted = report.total;
   const ladder::Cost predicted = predict(rung, x.product);
-  nlohmann::json row{{"name", rung.name},
-                     {"type", Case<T>::kTransposed ? "bf16" : "f32"},
-                     {"tile", {rung.rows, rung.columns}},
-                     {"predicted_bytes", predicted.bytes},
-                     {"bytes", counted.sector_bytes() + counted.box_bytes},
-                     {"predicted_flops", predicted.flops},
-                     {"flops", nullptr},  // of scalar instructions, which nobody counts
-                     {"sectors_per_load", nullptr},
-                     {"bank_conflicts", counted.bank_conflicts},
-                     {"barriers", counted.barriers},
-                     {"error", relative_error(x)}};
-  if (counted.product_flops > 0) row["flops"] = counted.product_flops;
-  if (counted.load_requests > 0) row["sectors_per_load"] = counted.sectors_per_load();
+  nlohmann::ordered_json row =
+      record_of(rung.name, Case<T>::kTransposed ? "bf16" : "f32", predicted.bytes, counted);
+  add_flops(row, predicted.flops, counted);
+  add_accesses(row, counted);
+  row["error"] = relative_error(x);
   std::puts(row.dump().c_str());
   return true;
 }

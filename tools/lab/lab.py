@@ -1,21 +1,20 @@
 """./book lab: kernels rung by rung, each one idea more than the one before, with what it asks of the
 memory. They run on the emulated GPU (tests/emulator), which counts."""
 import json
+import math
 import re
 import subprocess
 from dataclasses import dataclass
 
 from tools.base import ROOT, BookError, show_path, write_whole
+from tools.lab.labs import LABS
 from tools.process import output_of
 from tools.run import build, packages
 
 NOT_MEASURED = "not measured"
-# name: the folder of its rungs, the program that runs them, and what it is about.
-LABS = {"ch09.matmul": ("ch09_gpu_kernels/kernels/matmul", "lab_matmul",
-                        "a product of matrices, from a thread an element to a persistent kernel")}
-SIZE = (128, 256, 128)
-MOST = 1 << 24  # multiplications: a scalar rung takes a second for four million
-RUNG = re.compile(r'const Rung<(float|bf16)> (k\w+)\{\s*"(\w+)",\s*"([^"]+)",\s*(\d+),')
+RUNG = re.compile(r'(k\w+)?\s*\{\s*"(\w+)",\s*"([^"]+)",\s*(\d+),')
+ORDER = "ladder.cpp"  # lists the rungs of a folder by their names in C++
+OF_RUNG = ("name", "type", "error")  # what a record says beside what was predicted and counted
 
 
 @dataclass(frozen=True)
@@ -38,16 +37,25 @@ class Rung:
         return f"{version} alone" if self.capability == 90 else f"{version} and later"
 
 
-def rungs(lab, root=ROOT):
+def rungs(name, root=ROOT):
     """{name: Rung}, the lowest first, as the sources have them."""
-    folder = root / LABS[lab][0]
-    order = re.findall(r"&(k\w+)", (folder / "ladder.cpp").read_text(encoding="utf-8"))
+    source = root / LABS[name].source
+    files = sorted(source.glob("*.cu")) if source.is_dir() else [source]
     found = {}
-    for path in folder.glob("*.cu"):
+    for path in files:
         text = path.read_text(encoding="utf-8")
-        for _, symbol, name, idea, capability in RUNG.findall(text):
-            found[symbol] = Rung(name, idea, int(capability), len(text.splitlines()))
-    return {found[symbol].name: found[symbol] for symbol in order}
+        for symbol, rung, idea, capability in RUNG.findall(text):
+            found[symbol or rung] = Rung(rung, idea, int(capability), lines_of(text, rung))
+    if source.is_dir():
+        order = re.findall(r"&(k\w+)", (source / ORDER).read_text(encoding="utf-8"))
+        found = {symbol: found[symbol] for symbol in order}
+    return {rung.name: rung for rung in found.values()}
+
+
+def lines_of(text, rung):
+    """Those between two // [rung], or all of a file without them."""
+    *_, last = text.split(f"// [{rung}]\n")[:2]
+    return len(last.splitlines())
 
 
 def resolve(name):
@@ -57,16 +65,19 @@ def resolve(name):
     return name
 
 
-def parse_size(text):
-    """(M, N, K) of "128,256,128". BookError (2) where they are no such sizes."""
-    words = text.split(",")
-    if len(words) != 3 or not all(re.fullmatch(r"[1-9]\d{0,5}", word) for word in words):
-        raise BookError(f"--size={text} must be M,N,K, each at least 1; try --size 128,256,128", 2)
-    m, n, k = map(int, words)
-    if m * n * k > MOST:
-        raise BookError(f"--size={text} takes {m * n * k} multiplications, and the emulated GPU does "
-                        f"at most {MOST}; try --size 256,256,256", 2)
-    return m, n, k
+def parse_size(lab, text):
+    """The sizes of "128,256,128", or the lab's own of None. BookError (2) where they are no such sizes."""
+    if text is None:
+        return tuple(lab.size.values())
+    words, usual = text.split(","), ",".join(map(str, lab.size.values()))
+    if len(words) != len(lab.size) or not all(re.fullmatch(r"[1-9]\d{0,7}", word) for word in words):
+        each = ", each at least 1" if len(lab.size) > 1 else ", at least 1"
+        raise BookError(f"--size={text} must be {','.join(lab.size)}{each}; try --size {usual}", 2)
+    size = tuple(map(int, words))
+    if math.prod(size) > lab.most:
+        raise BookError(f"--size={text} is {' x '.join(words)} = {math.prod(size)}, and the emulated GPU "
+                        f"does at most {lab.most} of them; try --size {usual}", 2)
+    return size
 
 
 def find_capability():
@@ -89,34 +100,42 @@ def list_labs():
     capability = find_capability()
     here = ("there is no GPU here" if capability is None
             else f"here is a GPU of compute capability {capability / 10:.1f}")
-    for lab, (folder, _, about) in LABS.items():
-        print(f"{lab}  {about}\n  {folder}; {here}; the lab runs on the emulated one")
+    for name, lab in LABS.items():
+        print(f"{name}  {lab.about}\n  {lab.source}; {here}; the lab runs on the emulated one")
         head = ["rung", "lines", "compute capability", "this card", "idea"]
         rows = [[rung.name, str(rung.lines), rung.cards,
                  "-" if capability is None else
                  "yes" if rung.runs_on(capability) else "no", rung.idea]
-                for rung in rungs(lab).values()]
+                for rung in rungs(name).values()]
         print("\n".join("  " + line for line in columns([head, *rows])))
 
 
-def table(records, sources):
-    """Lines: what was predicted and counted of each rung, and what only a card could say."""
-    def number(value, form=","):
-        return "-" if value is None else format(value, form)
+def head_of(key, keys):
+    """The head of a column: "bytes predicted" of predicted_bytes, "bytes counted" of the bytes beside it."""
+    if key.startswith("predicted_"):
+        return head_of(key.removeprefix("predicted_"), ()) + " predicted"
+    return key.replace("_per_", "/").replace("_", " ") + (" counted" if f"predicted_{key}" in keys else "")
 
-    head = ["rung", "type", "lines", "bytes predicted", "bytes counted", "flops predicted",
-            "flops counted", "sectors/load", "bank conflicts", "barriers", "time", "of cuBLAS"]
+
+def table(records, sources, on_a_card):
+    """Lines: what was predicted and counted of each rung, and what only a card could say."""
+    def cell(value):
+        if isinstance(value, str):
+            return value
+        return "-" if value is None else format(value, ",.1f" if isinstance(value, float) else ",")
+
+    keys = [key for key in dict.fromkeys(key for record in records for key in record)
+            if key not in OF_RUNG]
+    head = ["rung", "type", "lines", *(head_of(key, keys) for key in keys), *on_a_card]
     rows = [[record["name"], record["type"], str(sources[record["name"]].lines),
-             number(record["predicted_bytes"]), number(record["bytes"]),
-             number(record["predicted_flops"]), number(record["flops"]),
-             number(record["sectors_per_load"], ".1f"), number(record["bank_conflicts"]),
-             number(record["barriers"]), NOT_MEASURED, NOT_MEASURED] for record in records]
+             *(cell(record.get(key)) for key in keys), *(NOT_MEASURED for _ in on_a_card)]
+            for record in records]
     return columns([head, *rows])
 
 
-def run_program(program, size):
+def run_program(program, *words):
     """The records that it prints. BookError with what it says, if it fails."""
-    done = subprocess.run([str(program), *map(str, size)], stdout=subprocess.PIPE,
+    done = subprocess.run([str(program), *map(str, words)], stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         raise BookError(f"{show_path(program)} failed:\n{done.stderr.strip()}")
@@ -125,20 +144,22 @@ def run_program(program, size):
 
 def run_lab(name, size, json_file, install, skip_packages):
     """Builds and runs the rungs of a lab, and prints their table."""
-    program = LABS[name][1]
+    lab = LABS[name]
     if not skip_packages:
         packages.ensure(packages.TEST, install)
-    build.prepare(build.RELEASE, program)
-    records = run_program(build.binary(build.RELEASE, program), size)
+    build.prepare(build.RELEASE, lab.program)
+    records = run_program(build.binary(build.RELEASE, lab.program), *lab.words, *size)
     if json_file:
         write_whole(json_file, json.dumps({"lab": name, "size": size, "device": "emulated",
                                            "rungs": records}, indent=1) + "\n")
-    m, n, k = size
-    print(f"{name}: c [{m}, {n}] = a [{m}, {k}] b, on the emulated GPU")
-    print("\n".join(table(records, rungs(name))))
-    print("bytes: what blocks ask of global memory, in sectors of 32 bytes and whole boxes; at tails "
-          "predicted is the most\n"
-          "flops: of tensor cores, with zeros behind the ends; those of scalar instructions are not "
-          "counted\n"
-          "time, of cuBLAS: these need a card")
+    print("\n".join(show(name, size, records)))
     return 0
+
+
+def show(name, size, records):
+    """Lines: the title, the table, and what its columns mean."""
+    lab = LABS[name]
+    return [f"{name}: {lab.title.format(**dict(zip(lab.size, size)))}, on the emulated GPU",
+            *table(records, rungs(name), lab.on_a_card), *lab.notes,
+            f"{', '.join(lab.on_a_card)}: {'this needs' if len(lab.on_a_card) == 1 else 'these need'} "
+            "a card"]
