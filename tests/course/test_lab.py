@@ -21,7 +21,7 @@ from tools.base import BookError  # noqa: E402
 from tools.lab import lab  # noqa: E402
 
 LAB = "ch09.matmul"
-MOST_LINES, MOST_OF_LAST = 80, 150
+MOST_LINES, MOST_OF_LAST, MOST_OF_SEVERAL = 80, 150, 100
 BIN = None
 
 
@@ -44,6 +44,16 @@ class Sources(unittest.TestCase):
         *rungs, last = lab.rungs(LAB).values()
         self.assertEqual([(rung.name, rung.lines) for rung in rungs if rung.lines > MOST_LINES], [])
         self.assertLessEqual(last.lines, MOST_OF_LAST)
+        for name, each in lab.LABS.items():
+            if each.source.endswith(".cu"):
+                self.assertGreaterEqual(len(lab.rungs(name)), 2, name)
+                lines = (ROOT / each.source).read_text(encoding="utf-8").splitlines()
+                self.assertLessEqual(len(lines), MOST_OF_SEVERAL, name)
+
+    def test_a_rung_of_a_file_with_several_has_the_lines_of_its_region(self):
+        text = '// [a]\nx\ny\n// [a]\n{"a", "an idea", 75, f},\n{"b", "more", 80, g},\n'
+        self.assertEqual((lab.lines_of(text, "a"), lab.lines_of(text, "b")), (2, None))
+        self.assertEqual(lab.lines_of('const Rung<float> kC{"c", "an idea", 75, f};\n', "c"), 1)
 
     def test_those_that_copy_boxes_run_on_hopper_alone(self):
         on = {capability: {rung.name for rung in lab.rungs(LAB).values() if rung.runs_on(capability)}
@@ -70,6 +80,7 @@ class Command(unittest.TestCase):
                 (["ch09.matmull"], "there is no lab 'ch09.matmull'; labs here: ch09.matmul"),
                 (["--size", "0,1,1"], "--size=0,1,1 must be M,N,K, each at least 1; try --size 128,256,128"),
                 (["--size", "64"], "--size=64 must be M,N,K"),
+                (["ch09.fusion", "--size", "1,2"], "--size=1,2 must be N, at least 1; try --size 16384"),
                 (["--size", "64,64,x"], "--size=64,64,x must be M,N,K"),
                 (["--size", "512,512,512"],
                  "512 x 512 x 512 = 134217728, and the emulated GPU does at most 16777216 of them")):
@@ -130,9 +141,32 @@ class Program(unittest.TestCase):
         for line in lines[2:13]:
             self.assertTrue(line.endswith("not measured  not measured"), line)
 
+    def test_every_lab_of_one_idea_runs_as_it_is_and_at_a_size_with_tails(self):
+        for name, each in lab.LABS.items():
+            if each.program != "lab_ideas":
+                continue
+            with mock.patch.object(lab.build, "prepare"), \
+                    mock.patch.object(lab.build, "binary", lambda _, program: BIN / program):
+                code, out, err = run(name, "--skip-packages")
+            self.assertEqual((code, err), (0, ""))
+            lines = out.splitlines()
+            head = re.split("  +", lines[1])
+            self.assertEqual([line.split()[0] for line in lines[2:2 + len(lab.rungs(name))]],
+                             list(lab.rungs(name)))
+            for line in lines[2:2 + len(lab.rungs(name))]:  # whole tiles: what was predicted
+                row = dict(zip(head, re.split("  +", line)))
+                for column, value in row.items():
+                    if column.removesuffix(" predicted") + " counted" in row:
+                        self.assertEqual(value, row[column.removesuffix(" predicted") + " counted"], line)
+            for record in lab.run_program(BIN / each.program, *each.words, *(13 for _ in each.size)):
+                self.assertLessEqual(record["bytes"], record["predicted_bytes"], record)
+                self.assertLessEqual(record["error"], 1e-5, record)
+
     def test_the_program_refuses_sizes_that_are_none(self):
         with self.assertRaisesRegex(BookError, "must be at least 1; try lab_matmul 128 256 128"):
             lab.run_program(BIN / "lab_matmul", 128, 0, 128)
+        with self.assertRaisesRegex(BookError, "at least 1; try lab_ideas banks 64 128"):
+            lab.run_program(BIN / "lab_ideas", "bank", 64, 128)
 
 
 if __name__ == "__main__":

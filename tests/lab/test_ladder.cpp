@@ -10,10 +10,8 @@
 namespace usp::lab {
 namespace {
 
-using emulator::Completion;
 using emulator::Counters;
 using emulator::Options;
-using emulator::Order;
 using emulator::Report;
 using emulator::take_report;
 using emulator::Use;
@@ -26,23 +24,6 @@ template <class F>
 void each_rung(F use) {
   for (const Rung<float>* rung : ladder::f32_rungs()) use(*rung);
   for (const Rung<bf16>* rung : ladder::bf16_rungs()) use(*rung);
-}
-
-/// An order of threads and a completion of what is asynchronous. Races do not depend on them.
-template <class F>
-void each_pair(F run) {
-  const std::pair<Order, Completion> pairs[] = {{Order::forward, Completion::at_once},
-                                                {Order::reverse, Completion::late},
-                                                {Order::shuffled, Completion::seeded}};
-  for (const auto& [threads, completion] : pairs) {
-    Options now = emulator::options;
-    now.threads = threads;
-    now.completion = completion;
-    const Use use(now);
-    INFO("threads " << static_cast<int>(threads) << ", completion "
-                    << static_cast<int>(completion));
-    run();
-  }
 }
 
 /// By the CPU's op.

@@ -24,7 +24,11 @@ class Rung:
     name: str
     idea: str
     capability: int  # 75: from there on; 90: there alone
-    lines: int
+    lines: int       # None: it shares them with others
+
+    @property
+    def length(self):
+        return "-" if self.lines is None else str(self.lines)
 
     def runs_on(self, capability):
         """Does it run on a card of this compute capability, such as 90?"""
@@ -53,9 +57,11 @@ def rungs(name, root=ROOT):
 
 
 def lines_of(text, rung):
-    """Those between two // [rung], or all of a file without them."""
-    *_, last = text.split(f"// [{rung}]\n")[:2]
-    return len(last.splitlines())
+    """Those between two // [rung], else those of a file; None if that has several rungs."""
+    parts = text.split(f"// [{rung}]\n")
+    if len(parts) == 3:
+        return len(parts[1].splitlines())
+    return len(text.splitlines()) if len(RUNG.findall(text)) == 1 else None
 
 
 def resolve(name):
@@ -103,7 +109,7 @@ def list_labs():
     for name, lab in LABS.items():
         print(f"{name}  {lab.about}\n  {lab.source}; {here}; the lab runs on the emulated one")
         head = ["rung", "lines", "compute capability", "this card", "idea"]
-        rows = [[rung.name, str(rung.lines), rung.cards,
+        rows = [[rung.name, rung.length, rung.cards,
                  "-" if capability is None else
                  "yes" if rung.runs_on(capability) else "no", rung.idea]
                 for rung in rungs(name).values()]
@@ -127,7 +133,7 @@ def table(records, sources, on_a_card):
     keys = [key for key in dict.fromkeys(key for record in records for key in record)
             if key not in OF_RUNG]
     head = ["rung", "type", "lines", *(head_of(key, keys) for key in keys), *on_a_card]
-    rows = [[record["name"], record["type"], str(sources[record["name"]].lines),
+    rows = [[record["name"], record["type"], sources[record["name"]].length,
              *(cell(record.get(key)) for key in keys), *(NOT_MEASURED for _ in on_a_card)]
             for record in records]
     return columns([head, *rows])

@@ -19,6 +19,16 @@ class Lab:
     most: int = MOST              # of the product of the sizes
 
 
+def idea(name, about, size):
+    """The lab of a file of kernels/ideas. A vector is a matrix of one row."""
+    words = (name,) if len(size) > 1 else (name, 1)
+    sizes = " x ".join(f"{{{one}}}" for one in size)
+    return Lab(f"ch09_gpu_kernels/kernels/ideas/{name}.cu", "lab_ideas", words, size, about,
+               f"{sizes} numbers in f32",
+               ("bytes: what blocks ask of global memory, in sectors of 32 bytes; at tails predicted is "
+                "the most",), most=1 << 20)
+
+
 LABS = {
     "ch09.matmul": Lab(
         "ch09_gpu_kernels/kernels/matmul", "lab_matmul", (), {"M": 128, "N": 256, "K": 128},
@@ -28,4 +38,15 @@ LABS = {
          "predicted is the most",
          "flops: of tensor cores, with zeros behind the ends; those of scalar instructions are not "
          "counted"), ("time", "of cuBLAS")),
+    # Each of one idea: a file with several rungs.
+    "ch09.primer": idea("primer", "an addition, a copy, a chain of FMAs: what a card is fed with",
+                        {"N": 16384}),
+    "ch09.layer_norm": idea("layer_norm", "LayerNorm, a block a row", {"ROWS": 64, "COLUMNS": 256}),
+    "ch09.coalescing": idea("coalescing", "a copy of a matrix, by rows and by columns",
+                            {"ROWS": 64, "COLUMNS": 256}),
+    "ch09.banks": idea("banks", "a transpose, and what it meets in shared memory",
+                       {"ROWS": 64, "COLUMNS": 256}),
+    "ch09.divergence": idea("divergence", "a branch that parts lanes, warps, or nobody", {"N": 16384}),
+    "ch09.fusion": idea("fusion", "ELU, a kernel an operation and one for all", {"N": 16384}),
+    "ch09.reduction": idea("reduction", "a sum, by atomics, by trees, by shuffles", {"N": 16384}),
 }

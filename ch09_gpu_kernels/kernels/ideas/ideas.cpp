@@ -1,0 +1,11 @@
+#include "ideas.h"
+
+namespace usp::ideas {
+
+std::span<const Ideas* const> all() {
+  static constexpr const Ideas* kAll[] = {&kPrimer,     &kLayerNorm, &kCoalescing, &kBanks,
+                                          &kDivergence, &kFusion,    &kReduction};
+  return kAll;
+}
+
+}  // namespace usp::ideas
