@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools import cli  # noqa: E402
 from tools.base import BookError  # noqa: E402
+from ch09_gpu_kernels.figures import labs as shown  # noqa: E402
 from tools.lab import lab  # noqa: E402
 
 LAB = "ch09.matmul"
@@ -61,6 +62,33 @@ class Sources(unittest.TestCase):
         self.assertEqual(on[90] - on[80], {"tma_wgmma", "ring", "persistent"})
         self.assertEqual(on[80] - on[75], {"cp_async", "mma"})
         self.assertEqual(on[100], on[80])
+
+
+class Page(unittest.TestCase):
+    """What the page of the ladder shows."""
+
+    FOLDER = ROOT / "ch09_gpu_kernels" / "figures"
+
+    def read(self, name):
+        return (self.FOLDER / name).read_text(encoding="utf-8")
+
+    def test_its_tables_and_drawings_follow_from_its_data(self):
+        for name, text in shown.texts(json.loads(self.read(shown.DATA))).items():
+            self.assertEqual(self.read(name), text, name)
+        for name, draw in shown.SCHEMATICS.items():
+            self.assertEqual(self.read(name), draw(), name)
+
+    def test_its_data_are_what_the_programs_count(self):
+        if BIN is None:
+            self.skipTest("--bin names no folder of programs")
+        self.assertEqual(shown.count(BIN / "any"), {shown.DATA: self.read(shown.DATA)})
+
+    def test_a_tables_numbers_and_where_memory_ends(self):
+        self.assertEqual([shown.cell(x) for x in (None, 1234, 0.0606, 12.34, 0.0)],
+                         ["", "1,234", "0.06", "12.3", "0.0"])
+        rung = {"type": "f32", "predicted_flops_per_byte": 2.0}
+        self.assertEqual(shown.attainable(rung), 6.7)
+        self.assertEqual(shown.attainable({**rung, "predicted_flops_per_byte": 100.0}), 67.0)
 
 
 class Command(unittest.TestCase):

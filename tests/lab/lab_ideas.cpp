@@ -76,6 +76,9 @@ void add_counts(nlohmann::ordered_json& record, const Ran& ran, const std::vecto
   }
   both("barriers", &Counts::barriers, &Counters::barriers);
   add("atomic_steps", [](const Ran& x) { return x.counted.atomic_steps; });
+  add("predicted_blocks_held", [](const Ran& x) { return x.predicted.blocks_held; });
+  add("predicted_warps_held", [](const Ran& x) { return x.predicted.warps_held; });
+  add("predicted_bytes_in_flight", [](const Ran& x) { return x.predicted.bytes_in_flight; });
   add(
       "launches", [](const Ran& x) { return x.launches; }, 1);
 }

@@ -46,6 +46,11 @@ bool show(const ladder::Rung<T>& rung, int m, int n, int k) {
   nlohmann::ordered_json row =
       record_of(rung.name, Case<T>::kTransposed ? "bf16" : "f32", predicted.bytes, counted);
   add_flops(row, predicted.flops, counted);
+  const ladder::Cost large =
+      predict(rung, ladder::Product<T>{4096, 4096, 4096, {}, 0, {}, 0, {}, 0});
+  row["predicted_flops_per_byte"] =
+      static_cast<double>(large.flops) / static_cast<double>(large.bytes);
+  row["bytes_at_4096"] = large.bytes;
   add_accesses(row, counted);
   row["error"] = relative_error(x);
   std::puts(row.dump().c_str());

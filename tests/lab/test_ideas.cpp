@@ -1,5 +1,6 @@
 #include <map>
 
+#include "kernels/ideas/occupancy.h"
 #include "lab/ideas_case.h"
 #include "testing.h"
 
@@ -98,6 +99,26 @@ TEST_CASE("each rung of an idea does what it is there for") {
   REQUIRE(by["atomics"].atomic_steps == 64 * 128);
   REQUIRE(by["interleaved"].bank_conflicts > 0);
   REQUIRE(by["shuffles"].shared_requests * 3 == by["halves"].shared_requests);
+}
+
+TEST_CASE("blocks are held by what runs out first") {
+  using ideas::blocks_held;
+  REQUIRE(blocks_held({256, 32, 0}) == 8);          // threads
+  REQUIRE(blocks_held({256, 33, 0}) == 6);          // registers, 40 of which each thread gets
+  REQUIRE(blocks_held({32, 16, 0}) == 32);          // blocks
+  REQUIRE(blocks_held({33, 16, 0}) == 32);          // whole warps
+  REQUIRE(blocks_held({96, 16, 0}) == 21);          // 63 warps
+  REQUIRE(blocks_held({256, 32, 227 << 10}) == 1);  // shared memory, with what the system takes
+  REQUIRE(blocks_held({256, 32, 113 << 10}) == 2);
+  REQUIRE(blocks_held({256, 32, 114 << 10}) == 1);
+  REQUIRE(blocks_held({384, 168, 0}) == 1);  // the last rung of the product
+  std::map<std::string, Counts> by;
+  for (const Rung& rung : ideas::kOccupancy.rungs) by[rung.name] = rung.predict({64, 128});
+  REQUIRE(by["one_each"].warps_held == 64);
+  REQUIRE(by["much_shared"].blocks_held == 2);
+  REQUIRE(by["large_block"].warps_held == 48);
+  REQUIRE(by["many_each"].warps_held == 16);
+  REQUIRE(by["many_each"].bytes_in_flight == 16 * by["one_each"].bytes_in_flight);
 }
 
 std::map<const void*, std::string> barriers_of_ideas;

@@ -96,6 +96,11 @@ TEST_CASE("a rung asks for as many bytes as its formula says, and at tails for n
   });
 }
 
+TEST_CASE("the first rung's formula gives the sectors that the book's profiler counted") {
+  const ladder::Product<float> of_the_book{4096, 4096, 4096, {}, 0, {}, 0, {}, 0};
+  REQUIRE(predict(ladder::kNaive, of_the_book).bytes == int64_t{70'883'737'600} * 32);
+}
+
 TEST_CASE("each rung does what it is there for") {
   Options now;
   now.counters = true;

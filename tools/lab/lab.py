@@ -14,7 +14,7 @@ from tools.run import build, packages
 NOT_MEASURED = "not measured"
 RUNG = re.compile(r'(k\w+)?\s*\{\s*"(\w+)",\s*"([^"]+)",\s*(\d+),')
 ORDER = "ladder.cpp"  # lists the rungs of a folder by their names in C++
-OF_RUNG = ("name", "type", "error")  # what a record says beside what was predicted and counted
+OF_RUNG = ("name", "type", "error", "bytes_at_4096")  # what a record says beside what was predicted and counted
 
 
 @dataclass(frozen=True)

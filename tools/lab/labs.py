@@ -37,7 +37,8 @@ LABS = {
         ("bytes: what blocks ask of global memory, in sectors of 32 bytes and whole boxes; at tails "
          "predicted is the most",
          "flops: of tensor cores, with zeros behind the ends; those of scalar instructions are not "
-         "counted"), ("time", "of cuBLAS")),
+         "counted",
+         "flops/byte: of matrices of 4,096 x 4,096"), ("time", "of cuBLAS")),
     # Each of one idea: a file with several rungs.
     "ch09.primer": idea("primer", "an addition, a copy, a chain of FMAs: what a card is fed with",
                         {"N": 16384}),
@@ -47,6 +48,8 @@ LABS = {
     "ch09.banks": idea("banks", "a transpose, and what it meets in shared memory",
                        {"ROWS": 64, "COLUMNS": 256}),
     "ch09.divergence": idea("divergence", "a branch that parts lanes, warps, or nobody", {"N": 16384}),
+    "ch09.occupancy": idea("occupancy", "copies, by how many blocks a multiprocessor holds",
+                           {"N": 16384}),
     "ch09.fusion": idea("fusion", "ELU, a kernel an operation and one for all", {"N": 16384}),
     "ch09.reduction": idea("reduction", "a sum, by atomics, by trees, by shuffles", {"N": 16384}),
 }

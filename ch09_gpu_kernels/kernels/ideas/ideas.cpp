@@ -4,7 +4,7 @@ namespace usp::ideas {
 
 std::span<const Ideas* const> all() {
   static constexpr const Ideas* kAll[] = {&kPrimer,     &kLayerNorm, &kCoalescing, &kBanks,
-                                          &kDivergence, &kFusion,    &kReduction};
+                                          &kDivergence, &kOccupancy, &kFusion,     &kReduction};
   return kAll;
 }
 

@@ -36,6 +36,10 @@ struct Counts {
   int64_t barriers = 0;            ///< __syncthreads, a block at a time
   int64_t divergent_branches = 0;  ///< branches at which lanes of a warp part
   int64_t launches = 1;
+  /// Of a multiprocessor of an H100 with as many registers as the rung allows: what it holds at
+  /// once, and bytes that its threads have asked for before one of them waits. 0: not what it is
+  /// about.
+  int64_t blocks_held = 0, warps_held = 0, bytes_in_flight = 0;
 };
 
 /// A kernel, or several in a row, and what it is there for. run() queues it.
@@ -52,7 +56,8 @@ struct Ideas {
   std::span<const Rung> rungs;
 };
 
-extern const Ideas kPrimer, kLayerNorm, kCoalescing, kBanks, kDivergence, kFusion, kReduction;
+extern const Ideas kPrimer, kLayerNorm, kCoalescing, kBanks, kDivergence, kOccupancy, kFusion,
+    kReduction;
 
 /// All of them, in the order in which the page has them.
 std::span<const Ideas* const> all();

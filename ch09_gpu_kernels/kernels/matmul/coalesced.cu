@@ -9,8 +9,10 @@ namespace {
 constexpr int kTile = 32, kSector = 32;
 
 __global__ void kernel(Product<float> p) {
+  // [element]
   const int row = static_cast<int>(blockIdx.y * kTile + threadIdx.x / kTile);
   const int column = static_cast<int>(blockIdx.x * kTile + threadIdx.x % kTile);
+  // [element]
   if (row >= p.m || column >= p.n) return;
   const float* const a = p.a + int64_t{row} * p.a_pitch;
   const float* const b = p.b + column;

@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(kThreads) kernel(Product<float> p) {
       right[row][j] = in_b ? p.b[int64_t{first + row} * p.b_pitch + side + j] : 0;
     }
     __syncthreads();
+    // [products]
     USP_UNROLL
     for (int l = 0; l < kDepth; ++l) {
       float of_a[kEach], of_b[kEach];
@@ -36,6 +37,7 @@ __global__ void __launch_bounds__(kThreads) kernel(Product<float> p) {
         sums[i / kEach][i % kEach] += of_a[i / kEach] * of_b[i % kEach];
       }
     }
+    // [products]
     __syncthreads();
   }
   USP_UNROLL

@@ -34,6 +34,7 @@ __global__ void __launch_bounds__(kBlock) kernel(Product<bf16> p) {
     const char* const stage = shared + step % kStages * kStage;
     USP_UNROLL
     for (int l = 0; l < kDepth / 8; l += 2) {
+      // [tensor_cores]
       uint32_t a[4][4], b[2][4];
       USP_UNROLL
       for (int i = 0; i < 4; ++i) {
@@ -49,6 +50,7 @@ __global__ void __launch_bounds__(kBlock) kernel(Product<bf16> p) {
         mma_m16n8k16(d[i / 4][i % 4], a[i / 4],
                      {b[i % 4 / 2][i % 2 * 2], b[i % 4 / 2][i % 2 * 2 + 1]});
       }
+      // [tensor_cores]
     }
   }
   USP_UNROLL

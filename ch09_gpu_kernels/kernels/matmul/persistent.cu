@@ -35,10 +35,12 @@ struct Place {
 /// The tiles of c that this block takes: use(top, side) for each.
 template <class F>
 __device__ void each_tile(const Product<bf16>& p, F use) {
+  // [takes_tiles]
   const int across = (p.n + kColumns - 1) / kColumns, tiles = (p.m + kRows - 1) / kRows * across;
   for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += static_cast<int>(gridDim.x)) {
     use(tile / across * kRows, tile % across * kColumns);
   }
+  // [takes_tiles]
 }
 
 /// A group's 64 rows of a tile: 64 columns at a time go to a buffer, and from there in one box.

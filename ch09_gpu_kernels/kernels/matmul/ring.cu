@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kBlock)
   __syncthreads();
   const int steps = static_cast<int>(ceil_div(p.k, kDepth));
   if (group == kGroups) {
+    // [brings]
     for (int step = 0; first && step < steps; ++step) {
       const int at = step % kStages;
       char* const stage = shared + at * kStage;
@@ -40,6 +41,7 @@ __global__ void __launch_bounds__(kBlock)
       tma_load_2d(stage, &a, &full[at], step * kDepth, top);
       tma_load_2d(stage + kOperand, &b, &full[at], step * kDepth, side);
     }
+    // [brings]
     return;
   }
   float d[kTile / 2];

@@ -13,6 +13,7 @@ __global__ void kernel(Product<float> p) {
   const int row = static_cast<int>(blockIdx.y) * kTile + y;
   const int column = static_cast<int>(blockIdx.x) * kTile + x;
   float sum = 0;
+  // [tiles]
   for (int first = 0; first < p.k; first += kTile) {
     const bool in_a = row < p.m && first + x < p.k, in_b = first + y < p.k && column < p.n;
     left[y][x] = in_a ? p.a[int64_t{row} * p.a_pitch + first + x] : 0;
@@ -21,6 +22,7 @@ __global__ void kernel(Product<float> p) {
     for (int l = 0; l < kTile; ++l) sum += left[y][l] * right[l][x];
     __syncthreads();
   }
+  // [tiles]
   if (row < p.m && column < p.n) p.c[int64_t{row} * p.c_pitch + column] = sum;
 }
 

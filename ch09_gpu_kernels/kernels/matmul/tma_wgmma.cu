@@ -25,6 +25,7 @@ __global__ void __launch_bounds__(kBlock)
   __syncthreads();
   float d[kTile / 2];
   for (int step = 0; step * kDepth < p.k; ++step) {
+    // [step]
     if (threadIdx.x == 0) {
       full->arrive_expect(kStage);
       tma_load_2d(shared, &a, full, step * kDepth, top);
@@ -34,6 +35,7 @@ __global__ void __launch_bounds__(kBlock)
     multiply(d, shared + group * kOperand / 2, shared + kOperand, step > 0);
     wgmma_wait<0>(d);
     __syncthreads();
+    // [step]
   }
   store_group(p, top + group * kTile / 2, side, d);
 }

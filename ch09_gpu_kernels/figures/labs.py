@@ -1,0 +1,223 @@
+"""What the page of the ladder shows: counts of ./book lab, and what a card's data sheet says of them.
+
+labs.json holds what the labs' programs print, which no machine changes. make.py asks for all of it here.
+"""
+from math import log10
+
+from tools.book.showcase import json_text
+from tools.lab import lab
+from tools.lab.labs import LABS
+from tools.look import palette, schematic
+from tools.look.schematic import MARGIN, WIDTH
+from tools.run import gpu
+
+DATA = "labs.json"
+PRODUCT = "ch09.matmul"
+IDEAS = ("primer", "layer_norm", "coalescing", "banks", "divergence", "occupancy", "fusion", "reduction")
+SHOWN = (PRODUCT, *(f"ch09.{idea}" for idea in IDEAS))
+CARD = "H100 SXM"
+SHEET = gpu.data_sheet(CARD)  # TFLOP/s of each dtype, GB/s of memory
+HEADS = {"predicted_bytes": "bytes, predicted", "bytes": "bytes, counted",
+         "predicted_flops_per_byte": "flops/byte", "sectors_per_load": "sectors/load",
+         "sectors_per_store": "sectors/store", "requests": "requests", "shared_requests": "requests, shared",
+         "predicted_bank_conflicts": "conflicts, predicted", "bank_conflicts": "conflicts, counted",
+         "predicted_divergent_branches": "divergent, predicted", "divergent_branches": "divergent, counted",
+         "predicted_barriers": "barriers, predicted", "barriers": "barriers, counted",
+         "atomic_steps": "atomic steps", "launches": "launches", "predicted_blocks_held": "blocks held",
+         "predicted_warps_held": "warps held", "predicted_bytes_in_flight": "bytes in flight"}
+LEFT_OUT = ("predicted_flops", "flops")  # of a table: wide, and for tensor cores alone
+AXIS = (0.04, 200.0)  # of the roofline: flops/byte
+RATES = (0.1, 1500.0)  # TFLOP/s
+
+
+def count(program):
+    """{labs.json: text}, where the labs' programs are built beside a chapter's."""
+    programs = {LABS[name].program for name in SHOWN}
+    if not all((program.parent / each).exists() for each in programs):
+        return {}
+    return {DATA: json_text({name: record(name, program.parent) for name in SHOWN})}
+
+
+def record(name, folder):
+    """What a lab's program prints at the lab's own sizes."""
+    each = LABS[name]
+    size = tuple(each.size.values())
+    rungs = lab.run_program(folder / each.program, *each.words, *size)
+    for rung in rungs:
+        del rung["error"]  # whose last digits are the machine's
+    return {"size": size, "rungs": rungs}
+
+
+def texts(data):
+    """Every table and the roofline."""
+    found = {"ladder.md": table(PRODUCT, data), "profiler.md": profiler_table(data[PRODUCT]["rungs"]),
+             "roofline.md": roofline_table(data[PRODUCT]["rungs"]),
+             "roofline.svg": roofline(data[PRODUCT]["rungs"])}
+    return {**found, **{f"lab_{idea}.md": table(f"ch09.{idea}", data) for idea in IDEAS}}
+
+
+def table(name, data):
+    """A lab's counts as Markdown."""
+    rungs, size = data[name]["rungs"], dict(zip(LABS[name].size, data[name]["size"]))
+    keys = [key for key in HEADS if any(key in rung for rung in rungs) and key not in LEFT_OUT]
+    heads = ["rung", *(HEADS[key] for key in keys)]
+    rows = [[rung["name"], *(cell(rung.get(key)) for key in keys)] for rung in rungs]
+    if name == PRODUCT:
+        lines = lab.rungs(name)
+        heads.insert(1, "lines")
+        rows = [[row[0], lines[row[0]].length, *row[1:]] for row in rows]
+    return markdown(f"{LABS[name].title.format(**size)}, on the emulated GPU.", heads, rows)
+
+
+def markdown(caption, heads, rows):
+    line = "|".join(["", "---", *["---:"] * (len(heads) - 1), ""])
+    body = "\n".join("| " + " | ".join(row) + " |" for row in [heads, *rows][1:])
+    return f"{caption}\n\n| {' | '.join(heads)} |\n{line}\n{body}\n"
+
+
+def cell(value):
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.2f}" if value < 1 and value > 0 else f"{value:,.1f}"
+    return f"{value:,}"
+
+
+# Of the book's first profile, a product of 4096 x 4096 matrices: sectors, and of these the excessive ones.
+BOOK_SIZE, BOOK_SECTORS, BOOK_EXCESSIVE = 4096, 70_883_737_600, 60_144_222_208
+SECTOR, IDEAL = 32, 4  # bytes; sectors of a request for 32 numbers
+
+
+def profiler_table(rungs):
+    """What formulas say of the book's product, beside what its profiler counted."""
+    requests = BOOK_SIZE ** 3 // 32 + BOOK_SIZE ** 2 // 32  # of lanes a row apart: reads of a, writes of c
+    excessive = {"naive": requests * (32 - IDEAL), "coalesced": 0}
+    rows = []
+    for rung in rungs:
+        if rung["name"] in excessive:
+            sectors, too_many = rung["bytes_at_4096"] // SECTOR, excessive[rung["name"]]
+            book = (BOOK_SECTORS, BOOK_EXCESSIVE) if rung["name"] == "naive" else (None, None)
+            rows.append([rung["name"], cell(sectors), cell(book[0]), cell(too_many), cell(book[1]),
+                         f"{100 * too_many / sectors:.1f}"])
+    return markdown(f"A product of {BOOK_SIZE} x {BOOK_SIZE} matrices, in sectors of {SECTOR} bytes.",
+                    ["rung", "sectors, by formula", "by the book's profiler", "excessive, by formula",
+                     "excessive, by the profiler", "of all, %"], rows)
+
+
+# --- the roofline ---------------------------------------------------------------------------------
+
+
+def attainable(rung):
+    """TFLOP/s if every byte that blocks ask for came from memory, by the data sheet."""
+    return min(float(SHEET[rung["type"]]), rung["predicted_flops_per_byte"] * SHEET["memory"] / 1e3)
+
+
+def roofline_table(rungs):
+    """For each rung: what memory alone would allow, and how often a byte has to come from a cache."""
+    rows = []
+    for rung in rungs:
+        needed = SHEET[rung["type"]] / rung["predicted_flops_per_byte"]  # TB/s asked for at the peak
+        rows.append([rung["name"], rung["type"], cell(rung["predicted_flops_per_byte"]),
+                     cell(attainable(rung)), cell(float(SHEET[rung["type"]])), cell(needed),
+                     cell(max(0.0, 100 * (1 - SHEET["memory"] / 1e3 / needed)))])
+    return markdown(
+        f"{CARD}: {SHEET['memory'] / 1e3:.2f} TB/s, by its data sheet. Matrices of 4,096 x 4,096. Nothing is measured.",
+        ["rung", "type", "flops/byte", "TFLOP/s from memory alone", "peak", "TB/s asked at the peak",
+         "of it from caches, %"], rows)
+
+
+def place(value, low_high, begin, end):
+    """On a logarithmic axis."""
+    low, high = low_high
+    return begin + log10(value / low) / log10(high / low) * (end - begin)
+
+
+def roofline(rungs):
+    """Two roofs, and where on them each rung stands."""
+    drawing = schematic.Drawing(520, "Where the rungs stand under an H100's roofs", (
+        "Horizontal: operations for each byte that blocks ask for, from 0.06 of the first rung to 85 of the last. "
+        "Vertical: what memory alone would allow, up to the peak of f32 or bf16."))
+    left, right, top, bottom = MARGIN + 60, WIDTH - MARGIN, 40, 440
+
+    def at(intensity, rate):
+        return place(intensity, AXIS, left, right), place(rate, RATES, bottom, top)
+
+    drawing.line(at(AXIS[0], RATES[0]), at(AXIS[1], RATES[0]), quiet=True)
+    drawing.line(at(AXIS[0], RATES[0]), at(AXIS[0], RATES[1]), quiet=True)
+    slope = SHEET["memory"] / 1e3
+    drawing.line(at(AXIS[0], AXIS[0] * slope), at(AXIS[1], AXIS[1] * slope))
+    for dtype in ("f32", "bf16"):
+        x, y = at(min(SHEET[dtype] / slope, AXIS[1]), SHEET[dtype])
+        if dtype == "f32":
+            drawing.line((x, y), at(AXIS[1], SHEET[dtype]))
+        else:
+            drawing.line(at(1.2, SHEET[dtype]), at(AXIS[1], SHEET[dtype]), dashed=True)
+        drawing.text(at(0.06, 1)[0], y + 7, f"{dtype}: {SHEET[dtype]} TFLOP/s", 20)
+    for intensity, names in together(rungs).items():
+        x, y = at(intensity, min(intensity * slope, SHEET[names[0]["type"]]))
+        drawing.box(x - 7, y - 7, 14, 14, "forward" if names[0]["type"] == "f32" else "optimizer")
+        label = names[0]["name"] + (f", +{len(names) - 1}" if len(names) > 1 else "")
+        drop, anchor = (26, "start") if intensity < 10 else (6 if len(names) > 1 else -12, "end")  # to the side without a roof
+        if intensity * slope > SHEET[names[0]["type"]]:
+            x, drop, anchor = right, 28, "end"
+        drawing.text(x + {"start": 16, "end": -16}[anchor] * (x < right), y + drop, label, 20, anchor=anchor)
+    for value in (0.1, 1, 10, 100):
+        drawing.text(at(value, 1)[0], bottom + 28, f"{value:g}", 20, anchor="middle")
+        drawing.text(left - 8, at(1, value)[1] + 7, f"{value:g}", 20, anchor="end")
+    drawing.text((left + right) / 2, bottom + 60, "operations a byte that blocks ask for", 20, anchor="middle")
+    drawing.text(MARGIN, 24, "TFLOP/s", 20)
+    return drawing.svg()
+
+
+def together(rungs):
+    """{flops/byte: rungs}, those that ask alike in one place."""
+    found = {}
+    for rung in rungs:
+        near = next((at for at in found if abs(at / rung["predicted_flops_per_byte"] - 1) < 0.05),
+                    rung["predicted_flops_per_byte"])
+        found.setdefault(near, []).append(rung)
+    return found
+
+
+# --- drawings -------------------------------------------------------------------------------------
+
+
+def lanes():
+    """What a warp asks for in one step: 32 sectors, or four."""
+    drawing = schematic.Drawing(310, "What 32 lanes ask for in one step", (
+        "Above: each lane reads a number of another row, and 32 sectors come, of which a number each is used. Below: "
+        "lanes read numbers beside each other, which lie in four sectors, all of which are used."))
+    each = (WIDTH - 2 * MARGIN) / 16
+    drawing.text(MARGIN, 30, "lanes a row apart: 32 sectors, 4 of 32 bytes used", 20)
+    for i in range(16):
+        drawing.box(MARGIN + i * each, 50, each - 6, 34, "ghost")
+        drawing.box(MARGIN + i * each, 50, (each - 6) / 4, 34, "forward")
+    drawing.text(WIDTH - MARGIN, 116, "(16 of them drawn)", 20, anchor="end", ink="muted")
+    drawing.text(MARGIN, 186, "lanes beside each other: 4 sectors, all used", 20)
+    for i in range(4):
+        for j in range(8):
+            drawing.box(MARGIN + i * 8 * 12 + i * 10 + j * 12, 206, 10, 34, "forward")
+    drawing.text(MARGIN, 290, "A sector is 32 bytes: what the memory brings at least.", 20, ink="muted")
+    return drawing.svg()
+
+
+def stages():
+    """Copies and products in turn, and under each other."""
+    drawing = schematic.Drawing(380, "Copies before products, and copies under products", (
+        "Above: each step copies its tiles, then multiplies them. Below: one warp asks for tiles of steps to come, "
+        "and two groups of warps multiply those that have come."))
+    width, copy, product = 66, "message", "forward"
+    drawing.text(MARGIN, 30, "one after the other: tma_wgmma", 20)
+    for i in range(4):
+        drawing.box(MARGIN + 2 * i * width, 46, width - 4, 44, copy, str(i))
+        drawing.box(MARGIN + (2 * i + 1) * width, 46, width - 4, 44, product, str(i))
+    drawing.text(MARGIN, 140, "a ring of four stages: ring, persistent", 20)
+    for i in range(8):
+        drawing.box(MARGIN + i * width, 156, width - 4, 44, copy, str(i))
+        drawing.box(MARGIN + (i + 1) * width, 206, width - 4, 44, product, str(i))
+    y = drawing.legend(300, {copy: "copy of a step's tiles", product: "product"})
+    drawing.text(MARGIN, y + 30, "Boxes have the step's number. Lengths are not to scale.", 20, ink="muted")
+    return drawing.svg()
+
+
+SCHEMATICS = {"lanes.svg": lanes, "stages.svg": stages}
