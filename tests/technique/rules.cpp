@@ -87,6 +87,7 @@ const std::vector<Choice>& choices() {
       {"attention_kind", {"mla"}},
       {"q_lora_rank", {"6"}},
       {"v_head_dim", {"2", "40"}},
+      {"kernels", {"fused"}},
   };
   return all;
 }

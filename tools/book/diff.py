@@ -17,7 +17,7 @@ from tools.base import ROOT, BookError
 # May always differ.
 # and a chapter's pages, *.md
 FREE = ("chapter.json", "cards.json", "exercises", "examples", "figures", "recipes",
-        "clusters", "data")
+        "clusters", "data", "kernels")
 CMAKE = "CMakeLists.txt"  # the same bytes in every chapter
 MARKER = re.compile(r"[ \t]*(?://|#) \[([\w-]+)\][ \t]*")
 SHOWN = re.compile(r"<!-- (?:snippet|delta): (\S+)#(\S+)(?: lines: [^\n]*?)?(?: mark: [^\n]*?)? -->")

@@ -31,7 +31,7 @@ OF_THE_RUN = frozenset((
     "pp_show", "mesh_show", "check_copies", "prove", "fuzz", "comm_timeout", "comm", "world_size",
     "node_size", "link", "steps", "max_skipped_steps", "seed", "data", "token_dtype", "data_order",
     "val_fraction", "eval_interval", "eval_samples", "device", "allow_oversize", "run_dir",
-    "overwrite", "trace_steps", "estimate", "estimate_file", "device_memory"))
+    "overwrite", "trace_steps", "kernels", "loss_rows", "estimate", "estimate_file", "device_memory"))
 
 
 def find(key):

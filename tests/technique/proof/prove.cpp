@@ -141,6 +141,9 @@ TEST_CASE("whatever a chapter can do is drawn", "[not_sanitized]") {
   }
   for (const char* name : {"ring", "all_gather", "ulysses", "ring_ulysses"})
     wanted.push_back(fmt::format("--cp_method {} ", name));
+#if __has_include("fusion/fusion.h")
+  wanted.push_back("--kernels fused");
+#endif
   for (uint64_t number = 0; number < 400 && !wanted.empty(); ++number) {
     const Composition of = CompositionDraw(number, /*most_ranks=*/16).draw();
     std::erase_if(wanted, [&](const std::string& text) {

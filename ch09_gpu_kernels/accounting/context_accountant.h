@@ -1,0 +1,41 @@
+#pragma once
+
+#include "accounting/memory.h"
+#include "run/traffic.h"
+
+namespace usp {
+
+/// Bytes that all ranks together send over their groups of cp in a step, by operation.
+struct ContextTraffic {
+  int64_t send = 0;            ///< keys, values and their gradients around rings
+  int64_t all_gather = 0;      ///< keys and values
+  int64_t reduce_scatter = 0;  ///< their gradients
+  int64_t all_to_all = 0;      ///< of tokens for heads, and back
+
+  int64_t total() const { return send + all_gather + reduce_scatter + all_to_all; }
+};
+// [latents]
+/// Where a ring carries latents, k is the bytes of C + rope numbers of each position, whatever the
+/// heads, and k' the same in acc dtype.
+///
+// [latents]
+/// With k the bytes of keys and values of a rank's rows, k' those of their gradients in acc dtype,
+/// q and o those of its qkv and its attention's output, a block makes each rank of a ring of n, and
+/// of a group of u that exchanges heads, send
+///
+/// |            | forward         | backward                  |
+/// |------------|-----------------|---------------------------|
+/// | ring       | (n-1) k         | (n-1) (k + k')            |
+/// | all-gather | (n-1) k         | (n-1) (k + k')            |
+/// | Ulysses    | (u-1)/u (q + o) | (u-1)/u (q + o)           |
+///
+/// Under ring_ulysses both, where a rank's share of its group's keys goes round. Where a group has
+/// more ranks than there are kv heads, q counts a head as often as it is sent, and gradients go
+/// back in acc dtype. Full recomputation adds forward's once more, unless attention's output is
+/// kept; Ulysses sends even then.
+ContextTraffic predict_context_traffic(const TrainConfig& config);
+
+/// What this rank sends over cp while a step computes.
+Traffic context_traffic(const TrainConfig& config, const ContextGroup& group);
+
+}  // namespace usp

@@ -1,0 +1,26 @@
+#pragma once
+
+#include "train_step.h"
+
+namespace usp {
+
+/// Ranks of the world whose tensors have the same shapes.
+struct RankClass {
+  int rank = 0;       ///< the first of them
+  int64_t ranks = 0;  ///< how many they are
+  std::string what;   ///< what their shapes follow from
+};
+
+/// All ranks of a run, however many, without running any: those that hold and compute as much are
+/// in one class, in the order of their first ranks. They still differ in the scratch of reductions
+/// whose slices do not divide; the first of a class has most of it.
+std::vector<RankClass> distinct_ranks(const TrainConfig& config);
+
+/// What the first rank of each class needs, by all formulas and on shapes.
+std::vector<RankEstimate> estimate_ranks(const TrainConfig& config);
+/// What the rank that needs most memory needs, by all formulas.
+Prediction predict_fullest(const TrainConfig& config);
+/// The same on shapes alone.
+Simulation simulate_fullest(const TrainConfig& config);
+
+}  // namespace usp

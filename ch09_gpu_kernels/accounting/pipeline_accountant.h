@@ -1,0 +1,55 @@
+#pragma once
+
+#include "accounting/zero_walk.h"
+#include "config.h"
+#include "data_parallel/strategy.h"
+#include "pipeline_parallel/executor.h"
+#include "run/estimate.h"
+#include "run/traffic.h"
+#include "train/fold.h"
+
+namespace usp {
+
+/// What is alive on a rank for each micro-batch in flight, besides what its blocks keep.
+struct StageBytes {
+  int64_t pass = 0;      ///< tokens, targets, documents
+  int64_t boundary = 0;  ///< what one stage hands to the next
+};
+
+/// The most activations that are alive on a rank at a time: the schedule, walked through. `chunks`:
+/// what each of its chunks asks for. Where passes run in turns it is a bound: both may need the
+/// most at once.
+int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
+                               const std::vector<PassBytes>& chunks, const StageBytes& bytes);
+/// Adds what of other stages is there when a rank's first forward pass ends: the x that it read,
+/// and tensors of receives that were posted an action ahead.
+void add_bytes_from_stages(const Schedule& schedule, int rank, const StageBytes& bytes,
+                           std::vector<LiveBytes>& saved);
+
+/// The versions besides the newest one that a rank keeps at most, of m micro-batches.
+int64_t most_stashed(int64_t ranks, int64_t rank, int64_t m);
+/// Bytes of them on a rank of the run whose weights have so many; 0 where no version is kept.
+int64_t stashed_bytes(const TrainConfig& config, int stage_rank, int64_t weights);
+
+/// What a rank's blocks ask for, by the chunk that they are in.
+std::vector<PassBytes> by_chunk(const std::vector<PassBytes>& blocks,
+                                const std::vector<BlockRange>& chunks);
+/// A step's work of a rank of the pipeline, as the formulas of ZeRO read it.
+std::vector<ChunkPass> passes_of_schedule(const TrainConfig& config, int stage_rank);
+/// For counts of operations, each chunk of a rank as a model: its layers, and the vocabulary if it
+/// has the head.
+std::vector<ModelConfig> chunk_models(const TrainConfig& config, int stage_rank);
+
+/// Bytes that all ranks send to other stages in a step of training: activations one way, their
+/// gradients the other, for each micro-batch and boundary.
+int64_t predict_pipeline_traffic(const TrainConfig& config);
+
+/// What this rank sends to other stages in a step.
+Traffic pipeline_traffic(const TrainConfig& config, const Communicator& pp);
+
+/// For the report: what a stage's work took on this rank, as --pp_times wants it, and how much of
+/// a step it idled, beside what the schedule says with these times.
+std::pair<std::string, std::string> measured_work_row(const TrainConfig& config,
+                                                      const MeasuredWork& measured);
+
+}  // namespace usp

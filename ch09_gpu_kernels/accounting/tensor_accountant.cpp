@@ -1,0 +1,112 @@
+#include "accounting/tensor_accountant.h"
+
+#include "accounting/expert_accountant.h"
+#include "accounting/zero_accountant.h"
+#include "latent_attention/ring.h"
+
+namespace usp {
+
+// [traffic]
+TensorTraffic predict_tensor_traffic(const TrainConfig& config) {
+  const TensorParallelConfig& tp = config.tensor_parallel;
+  const int64_t t = tp.tp_size, dp = config.data_parallel.dp_size;
+  const int64_t L = config.model.num_layers, H = config.model.hidden_size;
+  const DType dtype = parse_dtype(config.dtype);
+  const int64_t T = config.micro_batch_size * config.seq_len;
+  const int64_t x = (t - 1) * T * H * bytes_of(dtype);  // an all-gather or a reduce-scatter of x
+  const int64_t rows = 2 * (t - 1) * T * bytes_of(accumulate_dtype(dtype));
+  const int64_t again = config.recompute == "full" ? L : 0;  // blocks that run forward once more
+  const int64_t passes = dp * config.grad_acc_steps;
+  TensorTraffic sent{.all_reduce = passes * 3 * rows};
+  // [latent_entries]
+  // Into latent attention go latents and the shared part of keys, that part again where it travels
+  // over cp beside the latents.
+  const int64_t number = (t - 1) * T * bytes_of(dtype);
+  const int64_t rope = config.model.mla.on() ? config.model.mla.qk_rope_head_dim : 0;
+  const int64_t instead = number * config.model.attention_inputs() - x;
+  const bool travels = passes_latents_on(config.model, config.context_parallel);
+  const int64_t instead_again = instead - (travels ? 0 : number * rope);
+  // [latent_entries]
+  // [sent]
+  if (!tp.sequence_parallel) {
+    const int64_t edges = 4 * L + 2 + again;  // two exits and two entries; embedding and head
+    sent.all_reduce += passes * (edges * 2 * x + L * 2 * instead);
+    return sent;
+  }
+  const int64_t entries = 2 * L + 1, exits = 2 * L + 1;
+  const int64_t gathered_again = tp.gathered_input == "again" ? entries : 0;
+  sent.all_gather = passes * (entries + exits + gathered_again + 2 * again) * x;
+  sent.reduce_scatter = passes * (entries + exits + again) * x;
+  sent.all_gather += passes * (L + again) * instead;
+  if (tp.gathered_input == "again") sent.all_gather += passes * L * instead_again;
+  sent.reduce_scatter += passes * L * instead;
+  const TensorTraffic of_experts = expert_traffic_over_tp(config);
+  sent.all_gather += of_experts.all_gather;
+  sent.reduce_scatter += of_experts.reduce_scatter;
+  // [sent]
+  // The norms' gradients, of which each copy of the model has one.
+  const int64_t ranks = config.mesh().dp_cp();
+  const int64_t copies = config.data_parallel.zero_stage == 0 ? ranks : ranks / shard_size(config);
+  // [replicated]
+  const ExpertShape& shape = config.model.experts;
+  const int64_t numel = (2 * L + 1) * H + L * config.model.latent_weights() +
+                        shape.layers(0, L) * shape.num_experts * H;  // routers
+  const int64_t norms = numel * bytes_of(dtype_of_gradient_sum(config));
+  // [replicated]
+  sent.all_reduce += copies * 2 * (t - 1) * norms;
+  // [mirrored]
+  if (config.pipeline.mirrors(config.grad_acc_steps))
+    sent.all_reduce += copies * 2 * (t - 1) * norms;
+  // [mirrored]
+  return sent;
+}
+// [traffic]
+
+Traffic tensor_traffic(const TrainConfig& config, const Communicator& tp) {
+  Operations counted(tp, CommKind::all_reduce);
+  counted.add(tp, CommKind::all_gather).add(tp, CommKind::reduce_scatter);
+  const MeshSizes sizes = config.mesh();
+  return {.what = "activations sent over tp",
+          .counted = counted,
+          .formula = double(predict_tensor_traffic(config).total()) /
+                     double(sizes.dp_cp() * sizes.tp * sizes.pp),
+          .note = sizes.pp > 1 ? ", mean of all stages" : ""};
+}
+
+void add_tensor_scratch(const TrainConfig& config, const TensorRegion& region,
+                        std::vector<LiveBytes>& buffers) {
+  if (region.size() == 1) return;
+  const int64_t samples = config.micro_batch_size / config.tensor_parallel.halves();
+  // [rows]
+  const int64_t rows = samples * config.seq_len / config.context_parallel.cp_size;
+  // [rows]
+  // [widest]
+  const MlaShape& mla = config.model.mla;
+  const bool joined = passes_latents_on(config.model, config.context_parallel);
+  const int64_t of_keys = joined ? mla.cached() : mla.kv_lora_rank;
+  const int64_t latent = mla.on() ? std::max(mla.q_lora_rank, of_keys) : 0;
+  const int64_t numel = rows * std::max(config.model.hidden_size, latent);
+  // [widest]
+  const int64_t bytes = device_scratch(config.engine(), region.size(), region.rank(), numel,
+                                       parse_dtype(config.dtype));
+  if (bytes == 0) return;
+  if (buffers.empty() || buffers.back().name != "scratch of reductions") {
+    buffers.push_back({-1, "scratch of reductions", 0});
+  }
+  buffers.back().bytes += bytes;
+}
+
+// [book]
+double book_sharded_activations(const TrainConfig& config) {
+  const double t = double(config.tensor_parallel.tp_size);
+  const double h = double(config.model.hidden_size), s = double(config.seq_len);
+  const bool shares_rows = config.tensor_parallel.sequence_parallel;
+  double bytes = shares_rows ? 34 / t : 10 + 24 / t;
+  if (config.recompute == "none") bytes += 5 * double(config.model.num_heads) * s / h / t;
+  if (config.recompute == "full") bytes = shares_rows ? 2 / t : 2;
+  const double rows = s / double(config.context_parallel.cp_size);
+  return double(config.model.num_layers * config.micro_batch_size) * rows * h * bytes;
+}
+// [book]
+
+}  // namespace usp

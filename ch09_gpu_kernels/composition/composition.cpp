@@ -1,0 +1,36 @@
+#include "composition/composition.h"
+
+#include "comm/mesh.h"
+
+namespace usp {
+
+void CompositionConfig::bind(Args& args) {
+  args.group("Composition");
+  args.bind("mesh_order", mesh_order,
+            "dp, pp, cp and tp from the slowest to the fastest: neighbouring ranks differ in the "
+            "last of them")
+      .may_differ_on_resume();
+  args.bind("mesh_show", mesh_show, {"", "table", "json", "flags"},
+            "print who holds what, or what every flag comes to, and end")
+      .may_differ_on_resume();
+  args.bind("check_copies", check_copies,
+            "steps after which ranks that hold the same elements compare them; 0: never")
+      .may_differ_on_resume();
+  args.bind("prove", prove,
+            "train twins of this layout, of at most so many ranks, beside one process, and end")
+      .may_differ_on_resume();
+  args.bind(
+          "fuzz", fuzz,
+          "for so many minutes, train layouts drawn at random beside one process, and end; --seed: "
+          "the first one's number")
+      .may_differ_on_resume();
+}
+
+void CompositionConfig::validate(const Args&) const {
+  MeshOrder{mesh_order};
+  check_range("check_copies", double(check_copies), 0, 1 << 30);
+  check_range("prove", double(prove), 0, 64);
+  check_range("fuzz", fuzz, 0, 1e6);
+}
+
+}  // namespace usp

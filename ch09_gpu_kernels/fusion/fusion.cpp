@@ -1,0 +1,24 @@
+#include "fusion/fusion.h"
+
+#include "base/rules.h"
+
+namespace usp {
+
+void FusionConfig::bind(Args& args) {
+  args.group("Fusion");
+  args.bind("kernels", kernels, {"reference", "fused"},
+            "each operation by itself, or head and loss as one that never holds the logits")
+      .may_differ_on_resume();
+  args.bind("loss_rows", loss_rows, "rows of the logits that kernels=fused holds at once")
+      .may_differ_on_resume();
+}
+
+void FusionConfig::validate(const Args&) const { check_positive("loss_rows", loss_rows); }
+
+void FusionConfig::check(const TrainConfig&) const {
+  if (fused() || loss_rows == kLossRows) return;
+  refuse("rows_of_fused_loss", {"leave out --loss_rows", "--kernels fused"},
+         "loss_rows={} is for kernels=fused", loss_rows);
+}
+
+}  // namespace usp

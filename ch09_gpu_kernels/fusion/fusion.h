@@ -1,0 +1,27 @@
+#pragma once
+
+#include <string>
+
+#include "base/args.h"
+
+namespace usp {
+
+struct TrainConfig;
+
+/// Which operations of the trainer are one where their parts would be several.
+struct FusionConfig {
+  static constexpr int64_t kLossRows = 512;  ///< unless the flag says otherwise
+
+  std::string kernels = "reference";
+  int64_t loss_rows = kLossRows;  ///< of the logits that are there at once
+
+  /// Whether what can be fused is.
+  bool fused() const { return kernels == "fused"; }
+
+  void bind(Args& args);
+  void validate(const Args& args) const;
+  /// Throws UsageError where a flag has nothing to say; fused operations go with any layout.
+  void check(const TrainConfig& run) const;
+};
+
+}  // namespace usp

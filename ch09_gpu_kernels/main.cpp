@@ -1,0 +1,40 @@
+#include "accounting/distinct_ranks.h"
+#include "comm/launch.h"
+#include "composition/layout.h"
+#include "proof/prove.h"
+#include "run/session.h"
+#include "train_step.h"
+
+namespace usp {
+namespace {
+
+// [run]
+/// One run, on one of the ranks of `world`.
+int run(const Communicator& world, int argc, char** argv) {
+  TrainConfig config;
+  Session session(config, world);
+  if (!session.parse(argc, argv)) return 0;  // --help
+  if (config.estimate) return session.estimate(estimate_ranks(config));
+  // [search]
+  if (config.planning.plan > 0) return print_plan(config);
+  // [search]
+  // [show]
+  const PipelineConfig& pipeline = config.pipeline;
+  if (!pipeline.pp_show.empty()) return session.answer(pipeline.show(config.grad_acc_steps));
+  if (!config.composition.mesh_show.empty()) {
+    return session.answer(show_layout(config, session.flags()));
+  }
+  if (config.composition.proves()) return prove(config);
+  // [show]
+  const Mesh mesh(world, config.mesh());
+  session.open([&] { return predict_fullest(config); });
+  return session.train([&] { return std::make_unique<Trainer>(config, &session.dataset(), mesh); });
+}
+// [run]
+
+}  // namespace
+}  // namespace usp
+
+// [main]
+int main(int argc, char** argv) { return usp::run_ranks_main(usp::run, argc, argv); }
+// [main]

@@ -1,0 +1,170 @@
+#include "planner/candidates.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "accounting/distinct_ranks.h"
+#include "base/rules.h"
+#include "planner/closed_form.h"
+
+namespace usp {
+
+namespace {
+
+constexpr double kGiB = 1 << 30;
+
+using Sizes = std::vector<int64_t>;
+
+/// Sorts out one layout after the other.
+class Sorter {
+ public:
+  Sorter(const TrainConfig& base, const Cluster& cluster)
+      : base_(base),
+        cluster_(cluster),
+        ranks_(base.search.nodes * static_cast<int64_t>(cluster.ranks_per_node.value)),
+        samples_(std::max<int64_t>(
+            1, std::llround(double(base.planning.plan) / double(base.seq_len)))) {}
+
+  Candidates take() {
+    const int64_t node = static_cast<int64_t>(cluster_.ranks_per_node.value);
+    const bool long_samples = base_.seq_len >= kLong;
+    const int64_t experts = base_.model.experts.num_experts;
+    for (int64_t tp : of("tp_size", base_.tensor_parallel.tp_size, node)) {
+      for (int64_t cp : of("cp_size", base_.context_parallel.cp_size, long_samples ? ranks_ : 1)) {
+        for (int64_t pp : of("pp_size", base_.pipeline.pp_size, base_.model.num_layers)) {
+          for (int64_t ep :
+               of("ep_size", base_.expert_parallel.ep_size, std::max<int64_t>(1, experts))) {
+            if (ranks_ % (tp * cp * pp) == 0) lay_out(tp, cp, pp, ep);
+          }
+        }
+      }
+    }
+    return std::move(found_);
+  }
+
+ private:
+  static constexpr int64_t kLong = 32768;  ///< tokens from which samples may be cut
+
+  /// Powers of two up to a limit; or what the command line says.
+  Sizes of(const char* flag, int64_t value, int64_t limit) const {
+    if (base_.search.decides(flag)) return {value};
+    Sizes all;
+    for (int64_t size = 1; size <= limit; size *= 2) all.push_back(size);
+    return all;
+  }
+
+  // [layout]
+  void lay_out(int64_t tp, int64_t cp, int64_t pp, int64_t ep) {
+    TrainConfig config = base_;
+    config.tensor_parallel.tp_size = tp;
+    if (!base_.search.decides("sequence_parallel"))
+      config.tensor_parallel.sequence_parallel = tp > 1;
+    config.context_parallel.cp_size = cp;
+    config.pipeline.pp_size = pp;
+    config.expert_parallel.ep_size = ep;
+    config.data_parallel.dp_size = ranks_ / (tp * cp * pp);
+    config.communication->ranks = ranks_;
+    config.communication->node_size =
+        std::min(ranks_, static_cast<int64_t>(cluster_.ranks_per_node.value));
+    if (base_.search.decides("dp_size") &&
+        config.data_parallel.dp_size != base_.data_parallel.dp_size) {
+      return;
+    }
+    ++found_.of_ranks;
+    const Sizes stages = base_.search.decides("zero_stage") ? Sizes{base_.data_parallel.zero_stage}
+                         : config.mesh().dp_cp() > 1        ? Sizes{0, 1, 2, 3}
+                                                            : Sizes{0};
+    const std::vector<std::string> recomputes = base_.search.decides("recompute")
+                                                    ? std::vector{base_.recompute}
+                                                    : std::vector<std::string>{"none", "full"};
+    for (int64_t stage : stages) {
+      config.data_parallel.zero_stage = stage;
+      for (const std::string& recompute : recomputes) {
+        config.recompute = recompute;
+        micro_batches(config);
+      }
+    }
+  }
+  // [layout]
+
+  /// From the smallest micro-batch to the first that does not fit.
+  void micro_batches(TrainConfig config) {
+    const int64_t dp = config.data_parallel.dp_size;
+    for (int64_t size :
+         of("micro_batch_size", base_.micro_batch_size, std::max<int64_t>(1, samples_ / dp))) {
+      if (size * config.seq_len > RunConfig::kMaxTokensAtOnce) return;
+      if (samples_ % (size * dp) != 0) {
+        ++found_.uneven;
+        return;
+      }
+      config.micro_batch_size = size;
+      config.grad_acc_steps = samples_ / (size * dp);
+      if (!add(config)) return;
+    }
+  }
+
+  bool add(const TrainConfig& config) {
+    try {
+      TrainConfig checked = config;
+      checked.each_part([&](const auto& part) { part.check(checked); });
+      check_mesh(checked.mesh(), ranks_);
+    } catch (const Refusal& refusal) {
+      ++found_.refused[refusal.rule()];
+      return true;
+    } catch (const UsageError&) {
+      ++found_.refused["others"];
+      return true;
+    }
+    const Prediction needs = predict_fullest(config);
+    Candidate candidate{config, double(needs.needed()) / kGiB, needs.rank, most_of(needs), 0};
+    candidate.closed_form = closed_form(config, cluster_).step();
+    const bool fits = candidate.gib <= cluster_.memory_gib.value;
+    (fits ? found_.fit : found_.too_large).push_back(std::move(candidate));
+    return fits;
+  }
+
+  static std::string most_of(const Prediction& needs) {
+    int64_t buffers = 0;
+    for (const LiveBytes& buffer : needs.buffers) buffers += buffer.bytes;
+    const std::vector<std::pair<int64_t, const char*>> categories = {
+        {needs.states.weights, "weights"},
+        {needs.states.gradients, "gradients"},
+        {needs.states.optimizer, "optimizer"},
+        {needs.peak_activations, "activations"},
+        {buffers, "communication"}};
+    return std::ranges::max_element(categories)->second;
+  }
+
+  const TrainConfig& base_;
+  const Cluster& cluster_;
+  const int64_t ranks_, samples_;
+  Candidates found_;
+};
+
+}  // namespace
+
+Candidates make_candidates(const TrainConfig& config, const Cluster& cluster) {
+  return Sorter(config, cluster).take();
+}
+
+std::string flags_of(const TrainConfig& config) {
+  const MeshSizes mesh = config.mesh();
+  std::string flags = fmt::format("--dp_size {}", mesh.dp);
+  const auto add = [&](const char* flag, int64_t value) {
+    if (value > 1) flags += fmt::format(" --{} {}", flag, value);
+  };
+  add("tp_size", mesh.tp);
+  if (mesh.tp > 1 && config.tensor_parallel.sequence_parallel) flags += " --sequence_parallel";
+  add("cp_size", mesh.cp);
+  add("pp_size", mesh.pp);
+  add("ep_size", mesh.ep);
+  if (config.data_parallel.zero_stage > 0) {
+    flags += fmt::format(" --zero_stage {}", config.data_parallel.zero_stage);
+  }
+  flags += fmt::format(" --micro_batch_size {} --grad_acc_steps {}", config.micro_batch_size,
+                       config.grad_acc_steps);
+  if (config.recompute != "none") flags += " --recompute " + config.recompute;
+  return flags;
+}
+
+}  // namespace usp

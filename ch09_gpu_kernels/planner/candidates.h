@@ -1,0 +1,36 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "config.h"
+#include "planner/cluster.h"
+
+namespace usp {
+
+/// A layout that a search looks at, and what it finds.
+struct Candidate {
+  TrainConfig config;
+  double gib = 0;          ///< of the fullest rank
+  int64_t fullest = 0;     ///< which
+  std::string most;        ///< what it has most of: "weights", "activations", ...
+  double closed_form = 0;  ///< seconds of a step, by the book's formulas
+};
+
+/// All layouts of a batch, sorted out.
+struct Candidates {
+  std::vector<Candidate> fit, too_large;
+  int64_t of_ranks = 0;                    ///< ways to lay out the ranks
+  std::map<std::string, int64_t> refused;  ///< by the rule's name
+  int64_t uneven = 0;                      ///< the batch does not divide
+};
+
+/// Every layout of so many ranks that the command line leaves open: sizes of tp, cp, pp, ep and dp,
+/// ZeRO's stage, the micro-batch, recomputation.
+Candidates make_candidates(const TrainConfig& config, const Cluster& cluster);
+
+/// The flags that make this layout of the base.
+std::string flags_of(const TrainConfig& config);
+
+}  // namespace usp

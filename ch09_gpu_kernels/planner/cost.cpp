@@ -1,0 +1,132 @@
+#include "planner/cost.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace usp {
+
+GroupLayout layout_of(const std::vector<int>& members, int64_t ranks_per_node) {
+  std::map<int64_t, int64_t> in_node;
+  for (int rank : members) ++in_node[rank / ranks_per_node];
+  GroupLayout layout{std::ssize(members), std::ssize(in_node), std::ssize(members)};
+  for (const auto& [node, ranks] : in_node) layout.in_node = std::min(layout.in_node, ranks);
+  return layout;
+}
+
+double Cost::take(const char* key, const Sourced& number) {
+  taken_[key] = number.origin;
+  return number.value;
+}
+
+std::map<Origin, int> Cost::origins() const {
+  std::map<Origin, int> count;
+  for (const auto& [key, origin] : taken_) ++count[origin];
+  return count;
+}
+
+// [efficiency]
+/// The share of the peak that a product reaches: less where m, n or k is short.
+double Cost::efficiency(const Kernel& kernel) {
+  const double width = take("half_width", cluster_.half_width);
+  const double depth = take("half_depth", cluster_.half_depth);
+  const auto narrow = double(std::min(kernel.m, kernel.n)), k = double(kernel.k);
+  return take("matmul", cluster_.matmul) * narrow / (narrow + width) * k / (k + depth);
+}
+// [efficiency]
+
+// [kernel]
+double Cost::of(const Kernel& kernel) {
+  const double rate =
+      take("memory_gbs", cluster_.memory_gbs) * 1e9 * take("memory", cluster_.memory);
+  const double moved = double(kernel.bytes) / rate;
+  if (kernel.flops == 0) return moved;
+  const auto peak = cluster_.peak_tflops.find(kernel.dtype);
+  if (peak == cluster_.peak_tflops.end()) {
+    usage_error("{}: peak_tflops has no {}; add \"{}\" there, or choose another --dtype",
+                cluster_.name, name(kernel.dtype), name(kernel.dtype));
+  }
+  const double reached = kernel.kind == KernelKind::matmul ? efficiency(kernel)
+                                                           : take("attention", cluster_.attention);
+  const std::string key = fmt::format("peak {}", name(kernel.dtype));
+  return std::max(moved, double(kernel.flops) / (take(key.c_str(), peak->second) * 1e12 * reached));
+}
+
+double Cost::launch() { return take("launch", cluster_.launch_us) * 1e-6; }
+// [kernel]
+
+// [links]
+/// Of the NICs of a node each rank has a share that does not depend on who sends: the ranks of a
+/// node do the same at the same time.
+double Cost::net_share() {
+  return take("net.gbs", cluster_.net.gbs) * 1e9 * take("nics_per_node", cluster_.nics_per_node) /
+         take("ranks_per_node", cluster_.ranks_per_node);
+}
+
+/// A ring leaves each node once; as many rings as the group has ranks in a node share the work.
+double Cost::ring_rate(const GroupLayout& layout) {
+  const double beyond = layout.nodes > 1 ? net_share() * double(layout.in_node) : 1e30;
+  const double inside =
+      layout.in_node > 1 || layout.nodes == 1 ? take("node.gbs", cluster_.node.gbs) * 1e9 : 1e30;
+  return std::min(beyond, inside);
+}
+
+ExchangeSeconds Cost::of(const Exchange& exchange, const ProgramGroup& group) {
+  if (exchange.kind == CommKind::send || exchange.kind == CommKind::recv) {
+    return message(exchange, group);
+  }
+  const auto ranks_per_node = static_cast<int64_t>(cluster_.ranks_per_node.value);
+  const GroupLayout layout = layout_of(*group.members, ranks_per_node);
+  const auto n = double(layout.ranks), bytes = double(exchange.payload_bytes);
+  const double alpha = 1e-6 * (layout.nodes > 1 ? take("net.latency", cluster_.net.latency_us)
+                                                : take("node.latency", cluster_.node.latency_us));
+  const double all = bytes / ring_rate(layout), hops = n - 1;
+  double seconds = 2 * hops * alpha;  // a barrier
+  switch (exchange.kind) {
+    case CommKind::all_reduce:
+      seconds = 2 * hops * alpha + 2 * hops / n * all;
+      break;
+    case CommKind::reduce_scatter:
+    case CommKind::all_gather:
+      seconds = hops * alpha + hops / n * all;
+      break;
+    case CommKind::broadcast:
+      seconds = hops * alpha + all;
+      break;
+    case CommKind::all_to_all:
+      seconds = all_to_all(bytes, layout);
+      break;
+    default:
+      break;
+  }
+  return {seconds, seconds};
+}
+// [links]
+
+double Cost::all_to_all(double bytes, const GroupLayout& layout) {
+  const auto n = double(layout.ranks), own = double(layout.in_node);
+  double inside = 0, beyond = 0;  // side by side
+  if (own > 1) {
+    inside = 1e-6 * take("node.latency", cluster_.node.latency_us) +
+             (own - 1) / n * bytes / (take("node.gbs", cluster_.node.gbs) * 1e9);
+  }
+  if (layout.nodes > 1) {
+    beyond =
+        1e-6 * take("net.latency", cluster_.net.latency_us) + (n - own) / n * bytes / net_share();
+  }
+  return std::max(inside, beyond);
+}
+
+ExchangeSeconds Cost::message(const Exchange& exchange, const ProgramGroup& group) {
+  const auto node = [&](int rank) {
+    return (*group.members)[rank] / static_cast<int64_t>(cluster_.ranks_per_node.value);
+  };
+  const bool near = node(group.rank) == node(exchange.peer);
+  const double rate = near ? take("node.gbs", cluster_.node.gbs) * 1e9 : net_share();
+  const double alpha = 1e-6 * (near ? take("node.latency", cluster_.node.latency_us)
+                                    : take("net.latency", cluster_.net.latency_us));
+  const double busy = double(exchange.payload_bytes) / rate;
+  return {busy, busy + alpha};
+}
+
+}  // namespace usp

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "planner/cluster.h"
+#include "planner/record.h"
+
+namespace usp {
+
+/// How a group of ranks lies on nodes.
+struct GroupLayout {
+  int64_t ranks = 1;
+  int64_t nodes = 1;
+  int64_t in_node = 1;  ///< of its ranks in the node that has fewest
+
+  auto operator<=>(const GroupLayout&) const = default;
+};
+
+/// Of these ranks of the world, where so many make a node.
+GroupLayout layout_of(const std::vector<int>& members, int64_t ranks_per_node);
+
+/// Seconds of an exchange: `busy` while the next of its queue waits, and until it has arrived.
+struct ExchangeSeconds {
+  double busy = 0, arrives = 0;
+};
+
+// [cost]
+/// What the events of a program take on a cluster, in seconds. Nothing else here knows any.
+class Cost {
+ public:
+  explicit Cost(const Cluster& cluster) : cluster_(cluster) {}
+
+  /// An op: as long as its products or its memory want, whichever is longer.
+  double of(const Kernel& kernel);
+  /// A ring of the group's ranks; a message goes to the peer alone.
+  ExchangeSeconds of(const Exchange& exchange, const ProgramGroup& group);
+  double launch();  ///< what the host spends on an op, or on an exchange
+  // [cost]
+
+  const Cluster& cluster() const { return cluster_; }
+  /// Of the numbers that it was asked for so far, how many come from where.
+  std::map<Origin, int> origins() const;
+
+ private:
+  double take(const char* key, const Sourced& number);
+  double efficiency(const Kernel& kernel);
+  /// Bytes a second at which each rank of a ring can send.
+  double ring_rate(const GroupLayout& layout);
+  double net_share();
+  ExchangeSeconds message(const Exchange& exchange, const ProgramGroup& group);
+  double all_to_all(double bytes, const GroupLayout& layout);
+
+  const Cluster& cluster_;
+  std::map<std::string, Origin> taken_;
+};
+
+}  // namespace usp

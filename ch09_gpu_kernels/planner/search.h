@@ -1,0 +1,42 @@
+#pragma once
+
+#include <string>
+
+#include "base/args.h"
+
+namespace usp {
+
+struct TrainConfig;
+
+/// The flags of a search: with --cluster, --plan looks for the best layout of a batch.
+struct SearchConfig {
+  std::string cluster;     ///< a name, or a file; empty: no search
+  int64_t nodes = 1;       ///< of the cluster
+  int64_t plan_best = 10;  ///< layouts to print
+  bool plan_json = false;  ///< as JSON
+  std::string require;     ///< what the best has to reach; empty: nothing
+  std::string chosen;      ///< flags whose values the command line decides
+
+  /// Whether the command line decides this flag, of those that a search would choose.
+  bool decides(const std::string& flag) const;
+
+  void bind(Args& args);
+  void validate(const Args& args);
+  /// Throws UsageError where there is no batch to plan for.
+  void check(const TrainConfig& run) const;
+};
+
+/// What a search has to say, and the exit code that goes with it: 3 where nothing is as required.
+struct SearchAnswer {
+  std::string text;
+  int exit_code = 0;
+};
+
+/// Looks for the layouts in which the cluster trains fastest, by the book's three steps: what fits,
+/// how the batch is reached, what is fastest. Playbook, "Finding the Best Training Configuration".
+SearchAnswer search(const TrainConfig& config);
+/// Prints the plan of a batch: what search() finds where there is a cluster, else plan_batch().
+/// Returns the exit code.
+int print_plan(const TrainConfig& config);
+
+}  // namespace usp

@@ -1,0 +1,240 @@
+#include "proof/compositions.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <set>
+
+#include "pipeline_parallel/generators.h"
+#include "tensor/console.h"
+
+namespace usp {
+
+namespace {
+
+constexpr int64_t kMostRanks = 16;
+constexpr int kDrawsOfSecond = 300;
+
+}  // namespace
+
+CompositionDraw::CompositionDraw(uint64_t number, int64_t most_ranks)
+    : random_(number, "composition"), most_ranks_(most_ranks) {}
+
+void CompositionDraw::add(Words& words, const char* flag, int64_t value) const {
+  words.insert(words.end(), {flag, std::to_string(value)});
+}
+
+void CompositionDraw::add(Words& words, const char* flag, const std::vector<const char*>& of) {
+  words.insert(words.end(), {flag, of[random_.bits(next_++).a % of.size()]});
+}
+
+MeshSizes CompositionDraw::mesh() {
+  const std::vector<int64_t> sizes = {1, 1, 1, 2, 2, 3, 4};
+  MeshSizes mesh;
+  do {
+    mesh.dp = pick(sizes), mesh.pp = pick(sizes), mesh.cp = pick(sizes), mesh.tp = pick(sizes);
+  } while (mesh.ranks() == 1 || mesh.ranks() > most_ranks_);
+  return mesh;
+}
+
+/// What a run that goes on has to have, too: the model, what it is fed, and what changes results.
+CompositionDraw::Words CompositionDraw::model(const MeshSizes& mesh) {
+  Words words;
+  const int64_t heads = mesh.tp * mesh.cp * between(1, 2), width = pick({2, 4, 4, 6, 8});
+  const bool apart = chance(0.2), latent = chance(0.25);
+  add(words, "--num_heads", heads);
+  if (!latent) add(words, "--num_kv_heads", pick(divisors(heads)));
+  add(words, "--hidden_size", heads * width + (apart ? 4 : 0));
+  if (apart && !latent) add(words, "--head_dim", width);
+  add(words, "--ffn_hidden_size", mesh.tp * between(2, 9));
+  add(words, "--vocab_size", std::max(mesh.tp, between(11, 70)));
+  add(words, "--num_layers", mesh.pp + between(0, 5));
+  add(words, "--seq_len", 2 * mesh.cp * mesh.tp * between(1, 3) + 2 * mesh.cp * between(0, 2));
+  if (chance(0.3)) words.emplace_back("--tie_word_embeddings");
+  if (chance(0.2)) words.emplace_back("--document_mask");
+  if (chance(0.2)) add(words, "--dropout", {"0.1", "0.4"});
+  if (chance(0.2)) add(words, "--grad_clip", 0);
+  const auto append = [&](const Words& more) {
+    words.insert(words.end(), more.begin(), more.end());
+  };
+  if (latent) append(latent_attention());
+  if (chance(0.5)) append(experts(mesh));
+  return words;
+}
+
+CompositionDraw::Words CompositionDraw::latent_attention() {
+  Words words = {"--attention_kind", "mla"};
+  add(words, "--q_lora_rank", pick({0, 3, 6}));
+  add(words, "--kv_lora_rank", between(3, 8));
+  add(words, "--qk_nope_head_dim", pick({2, 3, 4}));
+  add(words, "--qk_rope_head_dim", pick({2, 4}));
+  add(words, "--v_head_dim", between(2, 6));
+  return words;
+}
+
+CompositionDraw::Words CompositionDraw::experts(const MeshSizes& mesh) {
+  Words words;
+  const int64_t count =
+      std::max<int64_t>(2, pick(divisors(mesh.dp_cp() * mesh.tp))) * between(1, 3);
+  add(words, "--num_experts", count);
+  add(words, "--num_experts_per_tok", between(1, std::min<int64_t>(4, count)));
+  add(words, "--moe_ffn_hidden_size", pick({0, mesh.tp, 2 * mesh.tp, 3 * mesh.tp}));
+  add(words, "--num_shared_experts", pick({0, 0, 1, 2}));
+  add(words, "--first_dense_layers", pick({0, 0, 1, 2}));
+  add(words, "--router_score", {"softmax", "sigmoid"});
+  add(words, "--balance", {"none", "sample", "batch", "bias"});
+  add(words, "--router_z_loss_coef", {"0", "0.01"});
+  add(words, "--routed_scaling_factor", {"1", "2.5"});
+  if (chance(0.5)) words.emplace_back("--norm_topk_prob");
+  if (chance(0.2)) add(words, "--capacity_factor", {"1", "1.5"});
+  if (chance(0.3)) {
+    const int64_t nodes = pick(divisors(count));
+    add(words, "--expert_nodes", nodes);
+    add(words, "--route_nodes", between(0, nodes));
+  }
+  return words;
+}
+
+CompositionDraw::Words CompositionDraw::pipeline(int64_t stages) {
+  Words words;
+  add(words, "--pp_size", stages);
+  if (chance(0.2)) words.emplace_back("--overlap_dispatch");
+  if (stages == 1) return words;
+  std::vector<const char*> names;
+  for (const std::string& name : schedule_names()) {
+    // That one updates by weights of other steps, so there is nothing to compare it with.
+    if (name != "pipedream") names.push_back(name.c_str());
+  }
+  add(words, "--pp_schedule", names);
+  const std::string name = words.back();
+  if (name == "interleaved" || name == "breadth_first" || name == "llama3")
+    add(words, "--pp_chunks", between(1, 3));
+  if (name == "llama3" && chance(0.5)) add(words, "--pp_run_length", between(1, 2 * stages));
+  if (name == "auto") add(words, "--pp_in_flight", between(0, 2 * stages));
+  return words;
+}
+
+CompositionDraw::Words CompositionDraw::layout(const MeshSizes& mesh, bool has_experts) {
+  Words words = pipeline(mesh.pp);
+  add(words, "--dp_size", mesh.dp);
+  add(words, "--tp_size", mesh.tp);
+  add(words, "--cp_size", mesh.cp);
+  add(words, "--attention", {"naive", "blockwise"});
+  add(words, "--recompute", {"none", "none", "selective", "full"});
+  add(words, "--zero_stage", pick({0, 0, 1, 2, 3}));
+  if (words.back() == "0") {
+    add(words, "--grad_sync", {"naive", "overlapped", "bucketed"});
+    if (words.back() == "bucketed") add(words, "--bucket_mb", {"0.002", "25"});
+  } else {
+    const bool weights = words.back() == "3", gradients = weights || words.back() == "2";
+    if (chance(0.3)) add(words, "--shard_size", pick(divisors(mesh.dp_cp())));
+    if (!weights) add(words, "--gather_overlap", {"none", "optimizer", "forward"});
+    if (gradients) add(words, "--reduce_after", {"micro_batch", "step"});
+    if (weights) add(words, "--reshard_after", {"block", "chunk", "step"});
+  }
+  if (mesh.tp > 1) {
+    if (chance(0.6)) {
+      words.emplace_back("--sequence_parallel");
+      if (chance(0.3)) add(words, "--gathered_input", {"kept"});
+    }
+    add(words, "--tp_overlap", {"none", "weight_grad", "chunks", "batch_halves"});
+  }
+  if (mesh.cp > 1) {
+    add(words, "--cp_method", {"ring", "all_gather", "ulysses", "ring_ulysses"});
+    if (words.back() == "ring_ulysses") add(words, "--ulysses_size", pick(divisors(mesh.cp)));
+    add(words, "--cp_layout", {"zigzag", "contiguous"});
+    add(words, "--cp_overlap", {"none", "compute"});
+    add(words, "--cp_recompute", {"exchange", "keep"});
+  }
+  if (has_experts) {
+    add(words, "--ep_size", pick(divisors(mesh.dp_cp() * mesh.tp)));
+    add(words, "--dispatch", {"direct", "direct", "by_node"});
+    if (mesh.tp > 1 && chance(0.3)) words.emplace_back("--expert_tp");
+  }
+  if (chance(0.4)) {
+    std::vector<const char*> axes = {"pp", "dp", "cp", "tp"};
+    for (size_t i = axes.size(); i-- > 1;) std::swap(axes[i], axes[between(0, int64_t(i))]);
+    words.insert(words.end(), {"--mesh_order", fmt::format("{}", fmt::join(axes, ","))});
+  }
+  if (chance(0.5)) add(words, "--node_size", pick(divisors(mesh.ranks())));
+  // [kernels]
+  if (chance(0.5)) words.insert(words.end(), {"--kernels", "fused", "--loss_rows", "5"});
+  // [kernels]
+  return words;
+}
+
+/// A layout of these axes for a model and a step of so many samples; nothing where a rule refuses
+/// it.
+std::optional<Twin> CompositionDraw::composed(const MeshSizes& mesh, int64_t samples, Words model) {
+  ++drawn_;
+  if (samples % mesh.dp != 0) return {};
+  const int64_t micro = pick(divisors(samples / mesh.dp));
+  add(model, "--micro_batch_size", micro);
+  add(model, "--grad_acc_steps", samples / mesh.dp / micro);
+  const bool has_experts = std::ranges::count(model, "--num_experts") > 0;
+  const Words words = layout(mesh, has_experts);
+  model.insert(model.end(), words.begin(), words.end());
+  model.insert(model.end(), {"--dtype", "f64", "--device", "cpu"});
+  return read_twin(model);
+}
+
+Composition CompositionDraw::draw() {
+  Composition drawn;
+  while (true) {
+    const MeshSizes sizes = mesh();
+    const Words model = this->model(sizes);
+    const int64_t samples = sizes.dp * pick({1, 2, 2, 3, 4}) * pick({1, 2, 3, 4, 6, 8});
+    const std::optional<Twin> first = composed(sizes, samples, model);
+    if (!first) continue;
+    drawn.first = *first;
+    for (int i = 0; i < kDrawsOfSecond && !drawn.second; ++i) {
+      drawn.second = composed(mesh(), samples, model);
+    }
+    return drawn;
+  }
+}
+
+int fuzz(const TrainConfig& config) {
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  const auto minutes = [&] {
+    return std::chrono::duration<double, std::ratio<60>>(Clock::now() - begin).count();
+  };
+  int64_t done = 0, resumed = 0, failed = 0, drawn = 0;
+  double largest = 0, said = 0;
+  std::set<std::string> classes;
+  do {
+    const uint64_t number = uint64_t(config.seed) + uint64_t(done);
+    CompositionDraw draw(number, kMostRanks);
+    const Composition of = draw.draw();
+    drawn += draw.drawn();
+    ++done;
+    if (of.second) ++resumed;
+    for (const RemainderClass& each : of.first.classes)
+      classes.insert(each.name + ": " + each.label);
+    const TwinResult result = run_twin(of.first, of.second ? &*of.second : nullptr);
+    largest = std::max(largest, result.largest);
+    if (!result.failure.empty()) {
+      ++failed;
+      print("composition {}, {} ranks ({})\n  {}\n", number, of.first.config.mesh().ranks(),
+            describe(of.first.config.mesh()), of.first.flags);
+      if (of.second) print("  and from its first step on\n  {}\n", of.second->flags);
+      print("  DIFFERS\n{}\n", indented(result.failure));
+    }
+    if (minutes() - said > 0.25) {
+      said = minutes();
+      print("{:.1f} of {} min: {} compositions, {} differ\n", said, config.composition.fuzz, done,
+            failed);
+    }
+  } while (minutes() < config.composition.fuzz);
+  print(
+      "{} compositions, numbers {} to {}, of {} lists of flags that were drawn; {} went on in "
+      "another one from a checkpoint; {} classes met\n",
+      done, config.seed, config.seed + done - 1, drawn, resumed, classes.size());
+  if (failed == 0) print("all are equal to one process within {:.1e}\n", largest);
+  if (failed > 0) print("{} differ\n", failed);
+  return failed == 0 ? 0 : 1;
+}
+
+}  // namespace usp

@@ -1,0 +1,343 @@
+#include "proof/prove.h"
+
+#include <fmt/ranges.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <set>
+
+#include "accounting/memory.h"
+#include "accounting/pipeline_accountant.h"
+#include "accounting/zero_accountant.h"
+#include "base/rng.h"
+#include "base/rules.h"
+#include "comm/launch.h"
+#include "composition/layout.h"
+#include "proof/compositions.h"
+#include "tensor/console.h"
+#include "train/whole_state.h"
+#include "train_step.h"
+
+namespace usp {
+
+namespace {
+
+constexpr int64_t kSteps = 2;
+constexpr double kTolerance = 1e-10;
+/// Messages as short as a twin's go in one piece; those of the real layout do not.
+constexpr int64_t kPieceBytes = 256;
+
+/// A folder that is there while this lives, with tokens in documents that are shorter and longer
+/// than a sample. Token 0 ends a document.
+class TwinFolder {
+ public:
+  TwinFolder(int64_t vocab_size, int64_t seq_len) {
+    std::string name = (std::filesystem::temp_directory_path() / "usp_prove_XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) fail("no temporary directory {}", name);
+    folder_ = name;
+    std::ofstream stream(tokens());
+    const RandomStream random(1, "documents");
+    const std::vector<int64_t> lengths = {1, 2, 5, seq_len / 2, seq_len, 2 * seq_len};
+    const auto put = [&](uint64_t token) { stream.put(char(token)).put(char(token >> 8)); };
+    uint64_t draws = 0;
+    for (int64_t tokens = 0; tokens < 4000 + 40 * seq_len;) {
+      const int64_t length = lengths[random.bits(draws++).a % lengths.size()];
+      for (int64_t i = 0; i < length; ++i)
+        put(1 + random.bits(draws++).a % uint64_t(vocab_size - 1));
+      put(0);
+      tokens += length + 1;
+    }
+  }
+  ~TwinFolder() { std::filesystem::remove_all(folder_); }
+  TwinFolder(const TwinFolder&) = delete;
+  TwinFolder& operator=(const TwinFolder&) = delete;
+
+  std::string tokens() const { return (folder_ / "documents.bin").string(); }
+  std::string checkpoints() const { return folder_.string(); }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+/// Updates that are large enough to show in the second step, with clipping at work.
+TrainConfig with_updates(TrainConfig config) {
+  config.optimizer.lr = 0.01;
+  config.optimizer.warmup_steps = 2;
+  if (config.optimizer.grad_clip > 0) config.optimizer.grad_clip = 0.05;
+  config.steps = 20;
+  return config;
+}
+
+struct Step {
+  double loss, grad_norm;
+  WholeState state;
+};
+
+std::vector<Step> train_alone(const TrainConfig& config, const Dataset& dataset) {
+  std::vector<Step> steps;
+  run_threads(1, [&](const Communicator& world) {
+    const Mesh mesh(world, config.mesh());
+    Trainer trainer(config, &dataset, mesh);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      trainer.train_step(step);
+      const StepMetrics metrics = trainer.report(step, 0);
+      steps.push_back({metrics.loss, metrics.grad_norm, WholeState(trainer.state())});
+    }
+  });
+  return steps;
+}
+
+/// What the ranks have found, each on its own.
+class Findings {
+ public:
+  explicit Findings(const std::vector<PlacedPart>& parts) : parts_(parts) {}
+
+  void number(int64_t step, const char* what, double found, double expected) {
+    const double off = std::abs(found / expected - 1);
+    const std::scoped_lock lock(mutex_);
+    largest_ = std::max(largest_, off);
+    if (off <= kTolerance) return;
+    numbers_.emplace(fmt::format("{} of step {} is {:.12g}, one process has {:.12g}", what,
+                                 step + 1, found, expected));
+  }
+  void tensors(int64_t step, int rank, const WholeState::Comparison& comparison) {
+    const std::scoped_lock lock(mutex_);
+    largest_ = std::max(largest_, comparison.largest);
+    if (!comparison.first) return;
+    const std::pair key(step, comparison.first->order);
+    if (first_ && std::pair(first_step_, first_->order) <= key) return;
+    first_step_ = step;
+    first_ = comparison.first;
+    rank_ = rank;
+  }
+  void bytes(const std::string& what, double found, double expected) {
+    const std::scoped_lock lock(mutex_);
+    if (std::abs(found - expected) < 0.5) return;
+    bytes_.insert(fmt::format("{}: {:.0f} bytes, by formula {:.0f}", what, found, expected));
+  }
+
+  void step() { ++steps_; }
+
+  double largest() const { return largest_; }
+  int64_t steps() const { return steps_; }
+  /// In the order in which they explain each other.
+  std::string text() const {
+    std::vector<std::string> lines;
+    if (first_) lines.push_back(text_of_tensor());
+    for (const std::string& line : numbers_) lines.push_back(line);
+    for (const std::string& line : bytes_) lines.push_back(line);
+    return fmt::format("{}", fmt::join(lines, "\n"));
+  }
+
+ private:
+  std::string text_of_tensor() const {
+    std::string text = fmt::format(
+        "the first that differs: {} of {}, element {} on rank {} after step {}: {:.12g}, "
+        "one process has {:.12g}",
+        first_->what, first_->parameter, first_->element, rank_, first_step_ + 1, first_->found,
+        first_->expected);
+    for (const PlacedPart& part : parts_) {
+      if (part.name != first_->parameter || !std::ranges::count(part.ranks, rank_)) continue;
+      const auto list = [](const std::vector<std::string>& groups) {
+        return groups.empty() ? "no group" : fmt::format("{}", fmt::join(groups, ", "));
+      };
+      text += fmt::format("\nthat weight: sharded over {}; copied over {}; gradient summed over {}",
+                          list(part.sharded_over), list(part.copied_over), list(part.summed_over));
+      break;
+    }
+    return text;
+  }
+
+  const std::vector<PlacedPart>& parts_;
+  std::mutex mutex_;
+  double largest_ = 0;
+  int64_t steps_ = 0;
+  std::set<std::string> numbers_, bytes_;
+  std::optional<WholeState::Difference> first_;
+  int64_t first_step_ = 0;
+  int rank_ = 0;
+};
+
+bool has_copies(const std::vector<PlacedPart>& parts) {
+  return std::ranges::any_of(parts, [](const PlacedPart& part) {
+    std::set<std::pair<int64_t, int64_t>> seen;
+    return std::ranges::any_of(part.owners, [&](const PlacedPart::Owner& owner) {
+      return owner.end > owner.begin && !seen.insert({owner.begin, owner.end}).second;
+    });
+  });
+}
+
+/// What a step has sent, of all ranks together, beside the formulas.
+class Sent {
+ public:
+  Sent(const TrainConfig& config, Trainer& trainer, const Mesh& mesh)
+      : view_(config, mesh), rows_(traffic_of_step(config, trainer.data_parallel(), mesh, view_)) {
+    // A report's formulas are those of its rank; these, of all together.
+    const double copies = double(config.mesh().dp_cp()), ranks = double(config.mesh().ranks());
+    for (Traffic& row : rows_) {
+      if (row.what.starts_with("gradients")) {
+        row.formula = double(predict_traffic(config, mesh.world().rank()).total()) / copies;
+      } else if (row.what.find("over pp") != std::string::npos) {
+        row.formula = double(predict_pipeline_traffic(config)) / ranks;
+      }
+    }
+  }
+
+  void begin() {
+    before_.clear();
+    for (const Traffic& row : rows_) before_.push_back(row.counted.wire_bytes());
+  }
+  /// Collective.
+  void compare(const Communicator& world, Findings& findings) {
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      const auto sent = double(rows_[i].counted.wire_bytes() - before_[i]);
+      const double all = world.sum(sent), expected = world.sum(rows_[i].formula);
+      // Who has how many tokens of experts is the routers' business.
+      if (rows_[i].beside.find("even load") != std::string::npos) continue;
+      if (world.rank() == 0) findings.bytes(rows_[i].what + " in a step", all, expected);
+    }
+  }
+
+ private:
+  RankView view_;
+  std::vector<Traffic> rows_;
+  std::vector<int64_t> before_;
+};
+
+void compare_memory(const TrainConfig& config, int rank, Findings& findings) {
+  const Allocator& allocator = Runtime::current().allocator();
+  const StateBytes states = predict(config, rank).states;
+  const std::vector<std::tuple<const char*, Category, int64_t>> kinds = {
+      {"weights", Category::weights, states.weights},
+      {"gradients", Category::gradients, states.gradients},
+      {"optimizer states", Category::optimizer, states.optimizer}};
+  for (const auto& [what, category, bytes] : kinds) {
+    findings.bytes(fmt::format("{} that last on rank {}", what, rank),
+                   double(allocator.live_bytes(category)), double(bytes));
+  }
+}
+
+/// Trains from the checkpoint in `folder`, if there is one, and leaves one of the first step there.
+void train_rank(const TrainConfig& config, const Dataset& dataset, const Communicator& world,
+                const std::vector<Step>& expected, const std::string& folder, Findings& findings) {
+  world.engine().set_node_size(config.communication->node_size);
+  world.engine().limit_pieces(kPieceBytes);
+  const Mesh mesh(world, config.mesh());
+  Trainer trainer(config, &dataset, mesh);
+  Sent sent(config, trainer, mesh);
+  const RunIdentity identity{"{}", config.global_batch_size(), "documents", {}};
+  const std::string checkpoint = newest_checkpoint(folder);
+  const int64_t begin =
+      checkpoint.empty() ? 0 : load_checkpoint(checkpoint, trainer.state(), identity, world);
+  for (int64_t step = begin; step < kSteps; ++step) {
+    sent.begin();
+    trainer.train_step(step);
+    // Weights that a checkpoint has brought may have to be gathered once more.
+    if (step > begin || checkpoint.empty()) sent.compare(world, findings);
+    findings.tensors(step, world.rank(), expected[step].state.compare(trainer.state(), kTolerance));
+    const StepMetrics metrics = trainer.report(step, 0);
+    if (world.rank() == 0) {
+      findings.step();
+      findings.number(step, "the loss", metrics.loss, expected[step].loss);
+      findings.number(step, "the gradient norm", metrics.grad_norm, expected[step].grad_norm);
+    }
+    if (step == 0) write_checkpoint(folder, 1, trainer.state(), identity, world);
+  }
+  compare_memory(config, world.rank(), findings);
+}
+
+}  // namespace
+
+TwinResult run_twin(const Twin& twin, const Twin* then) {
+  const auto begin = std::chrono::steady_clock::now();
+  const ModelConfig& model = twin.config.model;
+  const int64_t seq_len = twin.config.seq_len;
+  const TwinFolder folder(model.vocab_size, seq_len);
+  const TokenFile file(folder.tokens(), 2, model.vocab_size);
+  const Dataset dataset(file, seq_len, 0, DataOrder::shuffled, uint64_t(twin.config.seed));
+  TwinResult result;
+  std::vector<Step> expected;
+  const auto train = [&](const Twin& of) {
+    TrainConfig config = with_updates(of.config);
+    const std::vector<PlacedPart> parts = place_parameters(config);
+    config.composition.check_copies = has_copies(parts) ? 1 : 0;
+    Findings findings(parts);
+    try {
+      if (expected.empty()) expected = train_alone(with_updates(alone(of)), dataset);
+      run_threads(
+          int(config.mesh().ranks()),
+          [&](const Communicator& world) {
+            train_rank(config, dataset, world, expected, folder.checkpoints(), findings);
+          },
+          /*timeout_seconds=*/20);
+      result.failure = findings.text();
+    } catch (const std::exception& error) {
+      result.failure = findings.text();
+      result.failure += (result.failure.empty() ? "" : "\n") + std::string(error.what());
+    }
+    result.largest = std::max(result.largest, findings.largest());
+    result.compared += findings.steps();
+  };
+  train(twin);
+  if (then != nullptr && result.failure.empty()) {
+    train(*then);
+    if (!result.failure.empty()) result.failure = "after it went on:\n" + result.failure;
+  }
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return result;
+}
+
+std::string indented(std::string text) {
+  for (size_t at = 0; (at = text.find('\n', at)) != std::string::npos;)
+    text.replace(at++, 1, "\n  ");
+  return "  " + text;
+}
+
+int prove(const TrainConfig& config) {
+  if (config.composition.fuzz > 0) return fuzz(config);
+  if (config.mesh().ranks() == 1) {
+    usage_error(
+        "prove compares a layout with one process, and this layout is one process; try --dp_size "
+        "2");
+  }
+  if (config.pipeline.updates_each_micro_batch()) {
+    usage_error(
+        "prove compares with one process, and pp_schedule=pipedream updates by weights of other "
+        "steps there; try --pp_schedule 1f1b");
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  const TwinFamily family = shrink(config, config.composition.prove);
+  const auto searched =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  print("{} ranks ({}): {} classes; {} kept by twins of at most {} ranks, found in {:.1f} s\n",
+        config.mesh().ranks(), describe(config.mesh()), family.real.size(),
+        family.real.size() - family.lost.size(), config.composition.prove, searched);
+  int failed = 0;
+  for (size_t i = 0; i < family.twins.size(); ++i) {
+    const Twin& twin = family.twins[i];
+    print("\ntwin {}, {} ranks ({})\n  {}\n", i + 1, twin.config.mesh().ranks(),
+          describe(twin.config.mesh()), twin.flags);
+    const TwinResult result = run_twin(twin);
+    if (result.failure.empty()) {
+      print("  equal to one process within {:.1e}, in {:.1f} s\n", result.largest, result.seconds);
+      continue;
+    }
+    ++failed;
+    print("  DIFFERS\n{}\n", indented(result.failure));
+  }
+  print("\n");
+  const auto said = [](const std::string& label) { return label == "-" ? "not there" : label; };
+  for (const LostClass& lost : family.lost) {
+    print("no twin keeps \"{}\": {} in the layout, {} in the first twin\n", lost.name,
+          said(lost.real), said(lost.twin));
+  }
+  print("lengths of messages and tiles are those of the twins, not of the layout\n");
+  return failed == 0 ? 0 : 1;
+}
+
+}  // namespace usp

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+
+#include "proof/shrink.h"
+
+namespace usp {
+
+/// How a twin has trained, beside one process with the same model and batch.
+struct TwinResult {
+  double largest = 0;    ///< relative difference of a loss, a norm or an element
+  int64_t compared = 0;  ///< steps
+  std::string failure;   ///< what is wrong, in a few lines; empty: nothing
+  double seconds = 0;
+};
+
+/// Trains the twin for two steps on threads of this process, and its model on one. What has to
+/// agree: losses and norms, every gradient, weight and moment, element by element, copies to the
+/// bit, bytes sent and bytes that last by their formulas. `then` is a layout of the same model and
+/// global batch: it takes the second step, too, from a checkpoint of the first.
+TwinResult run_twin(const Twin& twin, const Twin* then = nullptr);
+
+/// Lines two columns further to the right.
+std::string indented(std::string text);
+
+/// Says of a layout whether its twins compute what one process does, line by line as it is found
+/// (`--prove`), or of layouts drawn at random (`--fuzz`). Returns the exit code: 1 if a twin
+/// differs. Throws UsageError where nothing can be proven.
+int prove(const TrainConfig& config);
+
+}  // namespace usp

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <memory>
+
+#include "comm/mesh.h"
+#include "config.h"
+#include "context_parallel/group.h"
+#include "expert_parallel/load.h"
+#include "pipeline_parallel/stages.h"
+#include "tensor_parallel/region.h"
+
+namespace usp {
+
+/// A rank's view of a run: what it shares out with others while it computes, as its layers see it.
+struct RankView {
+  RankView() = default;                          ///< of a rank that is alone
+  explicit RankView(const TrainConfig& config);  ///< of rank 0, on paper: nothing is sent
+  /// Of this rank of the mesh, and on meta of any.
+  RankView(const TrainConfig& config, const Mesh& mesh);
+
+  // [view]
+  TensorRegion region;   ///< shares out its layers
+  ContextGroup context;  ///< shares out the tokens of a sample
+  RankBlocks blocks;     ///< of the pipeline
+  ExpertGroup experts;   ///< shares out the experts of a layer
+  // [fusion]
+  FusionConfig fusion;  ///< of its operations
+  // [fusion]
+  /// Where the routers of its layers count.
+  std::shared_ptr<ExpertLoad> load = std::make_shared<ExpertLoad>(ExpertConfig{});
+  // [view]
+};
+
+}  // namespace usp

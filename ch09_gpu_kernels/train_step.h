@@ -1,0 +1,75 @@
+#pragma once
+
+#include <chrono>
+
+#include "accounting/memory.h"
+#include "accounting/pipeline_accountant.h"
+#include "accounting/traffic.h"
+#include "comm/mesh.h"
+#include "composition/copies.h"
+#include "data_parallel/zero.h"
+#include "files/data.h"
+#include "model.h"
+#include "optimizer.h"
+#include "pipeline_parallel/executor.h"
+#include "run/trainer_base.h"
+
+namespace usp {
+
+/// Trains a model: one call of train_step() per optimizer step, then report() for what it measured.
+class Trainer : public TrainerBase {
+ public:
+  /// Builds the model on the current runtime's device. On meta, `dataset` may be nullptr: batches
+  /// then have a shape and no tokens.
+  // [trainer]
+  Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& mesh);
+  // [trainer]
+
+  void train_step(int64_t step) override;
+  StepMetrics report(int64_t step, double peak_gflops) override;
+  double evaluate() override;
+  Tensor logits(const Pass& pass) override;
+  ParameterList& parameters() override { return model_.parameters(); }
+  TrainState state() override;
+  ReportRows report_rows() override;
+
+  Model& model() { return model_; }
+  const Optimizer& optimizer() const { return optimizer_; }
+  // [accessor]
+  DataParallelStrategy& data_parallel() { return *data_parallel_; }
+  const Pipeline& pipeline() const { return pipeline_; }
+  const ExpertLoad& expert_load() const { return *view_.load; }
+  // [accessor]
+
+ private:
+  Pass take_batch(Split split, int64_t first_sample, int64_t num_samples) const;
+  // [forward_backward]
+  // [forward_backward]
+
+  TrainConfig config_;
+  const Dataset* dataset_;
+  // [region]
+  RankView view_;
+  // [region]
+  Model model_;
+  Grads grads_;
+  Optimizer optimizer_;
+  // [members]
+  const Mesh& mesh_;
+  Pipeline pipeline_;
+  std::unique_ptr<DataParallelStrategy> data_parallel_;
+  std::optional<Copies> copies_;
+  TrafficTable traffic_;
+  Tensor loss_;  // [1] f64: the share of this rank's samples in the running step's loss
+  // [members]
+  int64_t tokens_ = 0;
+  double flops_ = 0;  // of the last step, on this rank
+  std::chrono::steady_clock::time_point step_begin_;
+};
+
+// [simulate]
+/// What a training step asks for on this rank of the world, found by running it on shapes alone.
+Simulation simulate(const TrainConfig& config, int rank = 0);
+// [simulate]
+
+}  // namespace usp
