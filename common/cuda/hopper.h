@@ -371,4 +371,15 @@ USP_WRAP uint32_t pack_bf16(float low, float high) {
   return word;
 }
 
+/// 2^x, to two units in the last place; 0 where the result would be below f32's normal numbers.
+USP_WRAP float fast_exp2(float x) {
+#ifdef __CUDACC__
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return exp2f(x);
+#endif
+}
+
 }  // namespace usp::cuda

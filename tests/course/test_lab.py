@@ -91,6 +91,16 @@ class Page(unittest.TestCase):
         self.assertEqual(shown.attainable({**rung, "predicted_flops_per_byte": 100.0}), 67.0)
 
 
+class AttentionSources(unittest.TestCase):
+    def test_every_file_with_a_kernel_is_a_rung_that_fits_and_says_where_it_runs(self):
+        rungs = lab.rungs("ch09.attention")
+        folder = ROOT / lab.LABS["ch09.attention"].source
+        self.assertEqual({path.stem for path in folder.glob("*.cu")}, set(rungs))
+        self.assertEqual(list(rungs), ["naive", "flash_1", "blockwise", "flash_2", "flash_3", "flash_4"])
+        self.assertEqual([rung.name for rung in rungs.values() if rung.length > MOST_OF_LAST], [])
+        self.assertEqual([rung.capability for rung in rungs.values()], [75, 75, 75, 80, 90, 90])
+
+
 class Command(unittest.TestCase):
     def test_the_list_says_what_runs_on_this_card(self):
         for said, here, ring in ((None, "there is no GPU here", "-"),

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <random>
-#include <utility>
 #include <vector>
 
 #include "cuda/launch.h"
@@ -80,22 +79,6 @@ ladder::Cost predict(const ladder::Rung<T>& rung, const ladder::Product<T>& p) {
   const int64_t tiles = cuda::ceil_div(p.m, rung.rows) * cuda::ceil_div(p.n, rung.columns);
   const auto [bytes, flops] = rung.cost(p.k);
   return {tiles * bytes, tiles * flops};
-}
-
-/// An order of threads and a completion of what is asynchronous. Races do not depend on them.
-template <class F>
-void each_pair(F run) {
-  const std::pair<emulator::Order, emulator::Completion> pairs[] = {
-      {emulator::Order::forward, emulator::Completion::at_once},
-      {emulator::Order::reverse, emulator::Completion::late},
-      {emulator::Order::shuffled, emulator::Completion::seeded}};
-  for (const auto& [threads, completion] : pairs) {
-    emulator::Options now = emulator::options;
-    now.threads = threads;
-    now.completion = completion;
-    const emulator::Use use(now);
-    run();
-  }
 }
 
 }  // namespace usp::lab

@@ -2,7 +2,7 @@
 
 #include "kernels/ideas/occupancy.h"
 #include "lab/ideas_case.h"
-#include "testing.h"
+#include "lab/pairs.h"
 
 /// Every rung of the small ladders computes what the CPU does, asks for what its formula says, and
 /// has no barrier that it could do without.

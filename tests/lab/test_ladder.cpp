@@ -1,9 +1,8 @@
 #include <map>
-#include <set>
 
 #include "lab/case.h"
+#include "lab/pairs.h"
 #include "tensor/ops.h"
-#include "testing.h"
 
 /// Every rung of the ladder computes what the CPU does, asks for what its formula says, and has no
 /// barrier, wait or fence that it could do without.
@@ -135,18 +134,7 @@ TEST_CASE("each rung does what it is there for") {
   }
 }
 
-// What orders threads and copies, by call and place; which of them is left out.
-std::map<std::pair<std::string, const void*>, bool> orders;
-const void* left_out_place = nullptr;
-bool leaves_out(const char* call, const void* place) {
-  orders[{call, place}];
-  return place == left_out_place;
-}
-
 TEST_CASE("a barrier, wait or fence that a rung lacks is found, with a line of the kernel") {
-  Options now;
-  now.leaves_out = leaves_out;
-  const Use use(now);
   size_t places = 0;
   each_rung([&]<class T>(const Rung<T>& rung) {
     // Two tiles for a block that takes several, a ring that goes round, no more than that.
@@ -157,25 +145,9 @@ TEST_CASE("a barrier, wait or fence that a rung lacks is found, with a line of t
       rung.run(nullptr, product);
       return take_report();
     };
-    orders.clear();
-    const Report right = run();
-    INFO(right.text());
-    REQUIRE(right.problems.empty());
-    const auto found = orders;
-    for (const auto& [order, unused] : found) {
-      ++places;
-      left_out_place = order.second;
-      each_pair([&, order = order] {
-        const Report report = run();
-        INFO(rung.name << ": " << order.first << " at " << emulator::line_of(order.second)
-                       << " left out: " << report.text());
-        CHECK(!report.problems.empty());
-        for (const emulator::Problem& problem : report.problems) {
-          CHECK((problem.file.ends_with(".cu") || problem.file.ends_with("swizzled.h")));
-        }
-      });
-      left_out_place = nullptr;
-    }
+    places += leave_out_each(rung.name, run, [](const std::string& file) {
+      return file.ends_with(".cu") || file.ends_with("swizzled.h");
+    });
   });
   REQUIRE(places >= 55);
 }

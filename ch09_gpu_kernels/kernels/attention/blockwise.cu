@@ -1,0 +1,57 @@
+#include "rows.h"
+
+/// The loops change places: a block keeps 32 queries, and keys and values pass by. Outputs stay in
+/// registers until they are divided, once; blocks are as many as tiles of queries; and those of
+/// which no key is seen are not read. FlashAttention 2's order.
+namespace usp::attention {
+
+namespace {
+
+using namespace cuda;
+
+template <int width>
+__global__ void __launch_bounds__(kBlock, 1) kernel(Problem<float> p) {
+  float* const queries = dynamic_shared<float>();
+  float *const keys = queries + kElements<width>, *const values = keys + kElements<width>;
+  float* const weights = values + kElements<width> + first_row() * kTile;
+  const Head<float> head(p, static_cast<int>(blockIdx.y));
+  const int top = static_cast<int>(blockIdx.x) * kTile, row = top + first_row();
+  const int end = p.seen_by(min(top + kTile, p.queries) - 1);
+  bring<width>(queries, head.q, head.pitch, top, p.queries);
+  Rows<width> rows;
+  rows.clear();
+  for (int first = 0; first < end; first += kTile) {
+    bring<width>(keys, head.k, head.kv_pitch, first, p.keys);
+    bring<width>(values, head.v, head.kv_pitch, first, p.keys);
+    __syncthreads();
+    rows.take(p, p.scale, row, queries, keys, values, weights, first);
+    __syncthreads();
+  }
+  rows.finish(head, row, p.queries);
+}
+
+/// Queries, outputs and lse once; keys and values once a block.
+Cost cost(const Shape& x) {
+  const int64_t down = ceil_div(x.queries, kTile), tiles = tiles_of(x, kTile, kTile);
+  const int64_t row = int64_t{x.width} * int64_t{sizeof(float)};
+  const int64_t head = 2 * (down + tiles) * kTile * row + int64_t{x.queries} * kSector;
+  const int64_t heads = int64_t{x.samples} * x.heads;
+  return {heads * head, heads * 4 * tiles * kTile * kTile * x.width, heads * down};
+}
+
+void run(const Queue& queue, const Problem<float>& p) {
+  with_width(p.width, [&](auto width) {
+    launch(kernel<width>,
+           {{ceil_div(p.queries, kTile), int64_t{p.samples} * p.heads},
+            kBlock,
+            (3 * kElements<width> + kTile * kTile) * int64_t{sizeof(float)}},
+           queue, p);
+  });
+}
+
+}  // namespace
+
+const Rung<float> kBlockwise{"blockwise", "tiles of queries, keys pass by", 75, kTile, kTile, cost,
+                             run};
+
+}  // namespace usp::attention

@@ -1,0 +1,120 @@
+#include "cuda/reduce.h"
+#include "fragments.h"
+
+/// Tensor cores of a warp. Each of eight warps has 16 queries, and all of them the same keys: so no
+/// warp needs another's numbers, neither for a row's maximum nor for its output. The next tile of
+/// keys and values comes meanwhile.
+namespace usp::attention {
+
+namespace {
+
+using namespace cuda;
+
+constexpr int kQueries = 128, kKeys = 64, kStages = 2, kBlock = 256;
+
+/// Rows of a head in panels of 64 channels.
+template <int width, int rows>
+__device__ void bring(char* to, const bf16* x, int pitch, int first, int end) {
+  for (int panel = 0; panel < width / kDepth; ++panel) {
+    ladder::bring_rows<rows, kBlock>(to + panel * rows * kRowBytes, x, pitch, first, end,
+                                     panel * kDepth, width);
+  }
+}
+
+/// s = the warp's queries times all keys of the tile.
+template <int width>
+__device__ void multiply(float (&s)[kKeys / 2], const char* queries, const char* keys) {
+  const int lane = cuda::lane();
+  USP_UNROLL
+  for (int i = 0; i < kKeys / 2; ++i) s[i] = 0;
+  USP_UNROLL
+  for (int l = 0; l < width / 8; l += 2) {
+    uint32_t a[4];
+    ldmatrix_x4(a, queries + l / 8 * kQueries * kRowBytes +
+                       place(warp() * 16 + lane % 16, l % 8 + lane / 16));
+    USP_UNROLL
+    for (int j = 0; j < kKeys / 16; ++j) {
+      uint32_t b[4];
+      ldmatrix_x4(b, keys + l / 8 * kKeys * kRowBytes +
+                         place(j * 16 + lane / 16 * 8 + lane % 8, l % 8 + lane / 8 % 2));
+      mma_m16n8k16(fragment(s, 2 * j), a, {b[0], b[1]});
+      mma_m16n8k16(fragment(s, 2 * j + 1), a, {b[2], b[3]});
+    }
+  }
+}
+
+/// o += weights times values, of which ldmatrix turns 8 x 8 at a time.
+template <int width>
+__device__ void add_weighted(float (&o)[width / 2], const float (&weights)[kKeys / 2],
+                             const char* values) {
+  const int lane = cuda::lane();
+  USP_UNROLL
+  for (int l = 0; l < kKeys / 16; ++l) {
+    uint32_t a[4];
+    pack(a, weights, l);
+    USP_UNROLL
+    for (int j = 0; j < width / 16; ++j) {
+      uint32_t b[4];
+      ldmatrix_x4_trans(
+          b, values + j / 4 * kKeys * kRowBytes + place(l * 16 + lane % 16, j % 4 * 2 + lane / 16));
+      mma_m16n8k16(fragment(o, 2 * j), a, {b[0], b[1]});
+      mma_m16n8k16(fragment(o, 2 * j + 1), a, {b[2], b[3]});
+    }
+  }
+}
+
+template <int width>
+__global__ void __launch_bounds__(kBlock) kernel(Problem<bf16> p) {
+  constexpr int kTile = kKeys * width * 2, kStage = 2 * kTile;
+  char* const queries = swizzled_shared();
+  char* const stages = queries + kQueries * width * 2;
+  const Head<bf16> head(p, static_cast<int>(blockIdx.y));
+  const int top = static_cast<int>(blockIdx.x) * kQueries;
+  const int row = top + warp() * 16 + lane() / 4, seen[2] = {p.seen_by(row), p.seen_by(row + 8)};
+  const int end = p.seen_by(min(top + kQueries, p.queries) - 1);
+  const auto bring_tile = [&](int first) {
+    char* const stage = stages + first / kKeys % kStages * kStage;
+    if (first < end) {
+      bring<width, kKeys>(stage, head.k, head.kv_pitch, first, p.keys);
+      bring<width, kKeys>(stage + kTile, head.v, head.kv_pitch, first, p.keys);
+    }
+    cp_async_commit();
+  };
+  OnlineSoftmax softmax;
+  float s[kKeys / 2], o[width / 2] = {};
+  if (end > 0) bring<width, kQueries>(queries, head.q, head.pitch, top, p.queries);
+  bring_tile(0);
+  for (int first = 0; first < end; first += kKeys) {
+    const char* const stage = stages + first / kKeys % kStages * kStage;
+    bring_tile(first + kKeys);
+    cp_async_wait<1>();
+    __syncthreads();
+    multiply<width>(s, queries, stage);
+    if (first + kKeys > p.seen_by(top + warp() * 16)) mask(s, first + lane() % 4 * 2, seen);
+    softmax.take(s, p.scale * kLog2e);
+    USP_UNROLL
+    for (int i = 0; i < width / 2; ++i) o[i] *= softmax.factor[i / 2 % 2];
+    add_weighted<width>(o, s, stage + kTile);
+    __syncthreads();
+  }
+  finish(p, head, row, softmax, o);
+}
+
+Cost cost(const Shape& x) { return cost_of(x, kQueries, kKeys); }
+
+void run(const Queue& queue, const Problem<bf16>& p) {
+  with_width(p.width, [&](auto width) {
+    launch(kernel<width>,
+           {{ceil_div(p.queries, kQueries), int64_t{p.samples} * p.heads},
+            kBlock,
+            (kQueries + 2 * kStages * kKeys) * width * 2},
+           queue, p);
+  });
+}
+
+}  // namespace
+
+const Rung<bf16> kFlash2{
+    "flash_2", "tensor cores, queries split over warps", 80, kQueries, kKeys, cost, run};
+
+}  // namespace usp::attention

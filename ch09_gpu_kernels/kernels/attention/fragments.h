@@ -1,0 +1,129 @@
+#pragma once
+
+#include "../matmul/swizzled.h"
+#include "rung.h"
+
+/// What the rungs for tensor cores share. Of scores and outputs a thread has two rows, 8 apart:
+/// register i belongs to row i / 2 % 2, and to column i / 4 * 8 + i % 2 from the thread's first one
+/// on. Four threads side by side have the same rows.
+namespace usp::attention {
+
+using ladder::kDepth;
+using ladder::kRowBytes;
+using ladder::place;
+
+inline constexpr float kLog2e = 1.44269504f;
+
+/// The registers of columns 8 * tile to 8 * tile + 7, as a product of a warp takes them.
+template <int registers>
+__device__ float (&fragment(float (&d)[registers], int tile))[4] {
+  return *reinterpret_cast<float(*)[4]>(d + tile * 4);
+}
+
+/// 2^x by the unit for special functions, of which a multiprocessor has few.
+struct UnitExp2 {
+  __device__ float operator()(float x, int) const { return cuda::fast_exp2(x); }
+};
+
+/// The larger of the four threads' numbers.
+__device__ inline float row_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(cuda::kAllLanes, x, 1));
+  return fmaxf(x, __shfl_xor_sync(cuda::kAllLanes, x, 2));
+}
+/// Their sum.
+__device__ inline float row_sum(float x) {
+  x += __shfl_xor_sync(cuda::kAllLanes, x, 1);
+  return x + __shfl_xor_sync(cuda::kAllLanes, x, 2);
+}
+
+/// Scores of keys that a row does not see become -inf. `key` is that of register 0.
+template <int registers>
+__device__ void mask(float (&s)[registers], int key, const int (&seen)[2]) {
+  USP_UNROLL
+  for (int i = 0; i < registers; ++i) {
+    if (key + i / 4 * 8 + i % 2 >= seen[i / 2 % 2]) s[i] = -INFINITY;
+  }
+}
+
+/// Softmax of two rows that arrive tile by tile.
+struct OnlineSoftmax {
+  float base[2] = {-INFINITY, -INFINITY};  ///< what weights are relative to: the largest score
+  float sum[2] = {0, 0};                   ///< of this thread's weights
+  float factor[2] = {1, 1};                ///< what summed outputs are to be multiplied by
+
+  /// s: scores become weights, 2^(scale s - scale base). `scale` includes log2(e).
+  template <int registers, class Exp2 = UnitExp2>
+  __device__ void take(float (&s)[registers], float scale, const Exp2& exp2 = {}) {
+    float largest[2] = {base[0], base[1]};
+    USP_UNROLL
+    for (int i = 0; i < registers; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i]);
+    USP_UNROLL
+    for (int half = 0; half < 2; ++half) move(half, row_max(largest[half]), scale);
+    sum_weights(s, scale, exp2);
+  }
+
+  /// Scores become weights, which are summed.
+  template <int registers, class Exp2>
+  __device__ void sum_weights(float (&s)[registers], float scale, const Exp2& exp2) {
+    const float shift[2] = {shift_of(base[0]) * scale, shift_of(base[1]) * scale};
+    USP_UNROLL
+    for (int i = 0; i < registers; ++i) {
+      s[i] = exp2(fmaf(s[i], scale, -shift[i / 2 % 2]), i);
+      sum[i / 2 % 2] += s[i];
+    }
+  }
+
+  /// A new base, and what this does to all that was summed.
+  __device__ void move(int half, float to, float scale) {
+    factor[half] = cuda::fast_exp2((base[half] - shift_of(to)) * scale);
+    base[half] = to;
+    sum[half] *= factor[half];
+  }
+
+  /// -inf - -inf would be NaN.
+  __device__ static float shift_of(float base) { return base == -INFINITY ? 0 : base; }
+};
+
+/// The weights of 16 keys, as the product with values takes them: no thread needs another's.
+template <int registers>
+__device__ void pack(uint32_t (&to)[4], const float (&weights)[registers], int step) {
+  USP_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    to[j] = cuda::pack_bf16(weights[step * 8 + j * 2], weights[step * 8 + j * 2 + 1]);
+  }
+}
+
+/// Outputs are divided by the sums and leave in bf16, with each row's lse. `row` is the thread's
+/// first.
+template <int registers>
+__device__ void finish(const Problem<bf16>& p, const Head<bf16>& head, int row,
+                       const OnlineSoftmax& softmax, const float (&o)[registers]) {
+  const int quarter = static_cast<int>(threadIdx.x) % 4;
+  USP_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const float sum = row_sum(softmax.sum[half]),
+                inverse = softmax.base[half] == -INFINITY ? 0 : 1 / sum;
+    const int y = row + half * 8;
+    if (y >= p.queries) continue;
+    if (quarter == 0) head.lse[y] = softmax.base[half] * p.scale + logf(sum);
+    bf16* const out = head.out + int64_t{y} * head.pitch + quarter * 2;
+    USP_UNROLL
+    for (int i = half * 2; i < registers; i += 4) {
+      *reinterpret_cast<uint32_t*>(out + i / 4 * 8) =
+          cuda::pack_bf16(o[i] * inverse, o[i + 1] * inverse);
+    }
+  }
+}
+
+/// Of rungs that keep `queries` queries a block. Each output is written by half a sector.
+inline Cost cost_of(const Shape& x, int queries, int keys) {
+  const int64_t down = ceil_div(x.queries, queries), tiles = tiles_of(x, queries, keys);
+  const int64_t row = int64_t{x.width} * int64_t{sizeof(bf16)};
+  const int64_t of_lse = x.queries % 8 == 0 ? 32 : 64;  // bytes of eight rows
+  const int64_t head = down * queries * row + 2 * tiles * keys * row + 2 * x.queries * row +
+                       ceil_div(x.queries, 8) * of_lse;
+  const int64_t heads = int64_t{x.samples} * x.heads;
+  return {heads * head, heads * 4 * tiles * queries * keys * x.width, heads * down};
+}
+
+}  // namespace usp::attention

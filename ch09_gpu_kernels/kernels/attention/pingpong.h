@@ -1,0 +1,218 @@
+#pragma once
+
+#include <utility>
+
+#include "cuda/reduce.h"
+#include "fragments.h"
+
+/// The kernel of two warpgroups that take turns, for any softmax.
+namespace usp::attention {
+
+inline constexpr int kQueries = 128, kKeys = 128, kStages = 2, kGroup = 128, kGroups = 2;
+inline constexpr int kBlock = kGroup * (kGroups + 1);
+/// 128 rows of 64 channels: a box.
+inline constexpr int kPanel = 128 * kRowBytes;
+
+/// Shared memory of a block: a tile of queries, stages of keys and of values, barriers.
+template <int width>
+struct Place {
+  static constexpr int kTile = width / kDepth * kPanel;
+  static constexpr int kBarriersAt = (1 + 2 * kStages) * kTile;
+  static constexpr int kBytes =
+      kBarriersAt + (1 + 4 * kStages) * static_cast<int>(sizeof(cuda::Barrier));
+
+  char* queries;
+
+  __device__ char* keys(int stage) const { return queries + (1 + stage) * kTile; }
+  __device__ char* values(int stage) const { return keys(kStages + stage); }
+  __device__ cuda::Barrier* loaded() const {
+    return reinterpret_cast<cuda::Barrier*>(queries + kBarriersAt);
+  }
+  __device__ cuda::Barrier& keys_full(int stage) const { return loaded()[1 + stage]; }
+  __device__ cuda::Barrier& keys_empty(int stage) const { return keys_full(kStages + stage); }
+  __device__ cuda::Barrier& values_full(int stage) const { return keys_full(2 * kStages + stage); }
+  __device__ cuda::Barrier& values_empty(int stage) const { return keys_full(3 * kStages + stage); }
+
+  __device__ void init() const {
+    loaded()->init(1);
+    for (int i = 0; i < kStages; ++i) {
+      keys_full(i).init(1);
+      values_full(i).init(1);
+      keys_empty(i).init(kGroups);
+      values_empty(i).init(kGroups);
+    }
+    cuda::fence_barrier_init();
+  }
+};
+
+/// Maps of the three operands, [samples, rows, heads * width].
+struct Maps {
+  CUtensorMap q, k, v;
+};
+
+/// One thread brings all tiles, as soon as both groups have given a stage back.
+template <int width>
+__device__ void bring_all(const Place<width>& place, const Maps& maps, const Problem<bf16>& p,
+                          const Head<bf16>& head, int top, int tiles) {
+  const auto bring = [&](char* to, const CUtensorMap& map, cuda::Barrier* full, int column,
+                         int row) {
+    full->arrive_expect(Place<width>::kTile);
+    for (int panel = 0; panel < width / kDepth; ++panel) {
+      const int x = column + panel * kDepth;
+      if (p.samples == 1) cuda::tma_load_2d(to + panel * kPanel, &map, full, x, row);
+      if (p.samples > 1) cuda::tma_load_3d(to + panel * kPanel, &map, full, x, row, head.sample);
+    }
+  };
+  const int kv = head.kv * width;
+  bring(place.queries, maps.q, place.loaded(), static_cast<int>(blockIdx.y) % p.heads * width, top);
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int stage = tile % kStages, parity = (tile / kStages & 1) ^ 1;
+    place.keys_empty(stage).wait(parity);
+    bring(place.keys(stage), maps.k, &place.keys_full(stage), kv, tile * kKeys);
+    place.values_empty(stage).wait(parity);
+    bring(place.values(stage), maps.v, &place.values_full(stage), kv, tile * kKeys);
+  }
+}
+
+/// A warpgroup with 64 queries.
+template <int width, class Softmax>
+struct Group {
+  Place<width> place;
+  int group, seen[2], first_seen;
+  float scale;
+  float s[kKeys / 2], o[width / 2];
+  uint32_t weights[kKeys / 16][4];
+  Softmax softmax;
+
+  __device__ static bool is_first() { return threadIdx.x % kGroup == 0; }
+
+  __device__ void wait_for_values(int tile) {
+    place.values_full(tile % kStages).wait(tile / kStages & 1);
+  }
+
+  /// Threads have touched registers that the next products use. Nothing may branch from here to
+  /// these, or the assembler puts fences of its own before them.
+  __device__ void fence() {
+    [this]<size_t... i>(std::index_sequence<i...>) { cuda::wgmma_fence(s, o, weights[i]...); }
+    (std::make_index_sequence<kKeys / 16>{});
+  }
+
+  /// Asks for the scores of a tile.
+  __device__ void begin_scores(int tile) {
+    const char* const rows = place.queries + group * kPanel / kGroups;
+    const char* const keys = place.keys(tile % kStages);
+    USP_UNROLL
+    for (int i = 0; i < width / 16; ++i) {
+      const int at = i / 4 * kPanel + i % 4 * 32;
+      cuda::wgmma(s, cuda::descriptor(rows + at, cuda::Swizzle::bytes128, 0, 1024),
+                  cuda::descriptor(keys + at, cuda::Swizzle::bytes128, 0, 1024), i > 0);
+    }
+    cuda::wgmma_commit();
+  }
+
+  /// Asks for the weights of a tile times its values, to be added to what came before.
+  __device__ void begin_output(int tile) {
+    const char* const values = place.values(tile % kStages);
+    USP_UNROLL
+    for (int i = 0; i < kKeys / 16; ++i) {
+      cuda::wgmma<1>(
+          o, weights[i],
+          cuda::descriptor(values + i * 16 * kRowBytes, cuda::Swizzle::bytes128, kPanel, 1024),
+          tile > 0 || i > 0);
+    }
+    cuda::wgmma_commit();
+  }
+
+  /// The tile's scores are there: they become weights in s.
+  __device__ void take_scores(int tile) {
+    if (is_first()) place.keys_empty(tile % kStages).arrive();
+    if ((tile + 1) * kKeys > first_seen) {
+      mask(s, tile * kKeys + cuda::wgmma_column(static_cast<int>(threadIdx.x)), seen);
+    }
+    softmax.take(s, scale);
+  }
+
+  __device__ void pack_weights() {
+    USP_UNROLL
+    for (int i = 0; i < kKeys / 16; ++i) pack(weights[i], s, i);
+  }
+
+  /// [turns] All tiles. Groups ask for products in turns: while one takes the softmax of a tile,
+  /// the tensor cores work for the other, and for its own output of the tile before.
+  __device__ void run(int tiles) {
+    place.loaded()->wait(0);
+    place.keys_full(0).wait(0);
+    fence();
+    begin_scores(0);
+    cuda::wgmma_wait<0>(s);
+    take_scores(0);
+    pack_weights();
+    if (group == 1 && tiles > 1) cuda::named_arrive(1, kGroups * kGroup);
+    for (int tile = 1; tile < tiles; ++tile) {
+      cuda::named_barrier(1 + group, kGroups * kGroup);
+      wait_for_values(tile - 1);
+      place.keys_full(tile % kStages).wait(tile / kStages & 1);
+      fence();
+      begin_scores(tile);
+      begin_output(tile - 1);
+      if (group == 0 || tile + 1 < tiles) cuda::named_arrive(2 - group, kGroups * kGroup);
+      cuda::wgmma_wait<1>(s);
+      take_scores(tile);
+      cuda::wgmma_wait<0>(o);
+      if (is_first()) place.values_empty((tile - 1) % kStages).arrive();
+      softmax.rescale(o);
+      pack_weights();
+    }
+    wait_for_values(tiles - 1);
+    fence();
+    begin_output(tiles - 1);
+    cuda::wgmma_wait<0>(o);
+  }
+  // [/turns]
+};
+
+/// Blocks with the most keys begin first: under a causal mask those of the last queries.
+template <int width, class Softmax>
+__global__ void __launch_bounds__(kBlock, 1)
+    pingpong_kernel(const __grid_constant__ Maps maps, Problem<bf16> p) {
+  const Place<width> place{cuda::swizzled_shared()};
+  if (threadIdx.x == 0) place.init();
+  __syncthreads();
+  const int top = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kQueries;
+  const int group = static_cast<int>(threadIdx.x) / kGroup;
+  const Head<bf16> head(p, static_cast<int>(blockIdx.y));
+  const int tiles = (p.seen_by(min(top + kQueries, p.queries) - 1) + kKeys - 1) / kKeys;
+  if (group == kGroups) {
+    cuda::fewer_registers<40>();
+    if (threadIdx.x % kGroup == 0 && tiles > 0) bring_all(place, maps, p, head, top, tiles);
+    return;
+  }
+  cuda::more_registers<232>();
+  const int first = top + group * kQueries / kGroups;
+  const int row = first + cuda::wgmma_row(static_cast<int>(threadIdx.x) % kGroup);
+  Group<width, Softmax> own{
+      place, group, {p.seen_by(row), p.seen_by(row + 8)}, p.seen_by(first), p.scale * kLog2e};
+  if (tiles > 0) own.run(tiles);
+  finish(p, head, row, own.softmax, own.o);
+}
+
+template <class Softmax>
+void run_pingpong(const cuda::Queue& queue, const Problem<bf16>& p) {
+  const auto map_of = [&](const bf16* x, int rows, int heads) {
+    const int64_t pitch = int64_t{heads} * p.width;
+    return p.maps->of({x, cuda::tensor_map_type(x), rows, pitch, pitch, kQueries, kDepth,
+                       CU_TENSOR_MAP_SWIZZLE_128B, p.samples, rows * pitch});
+  };
+  with_width(p.width, [&](auto width) {
+    launch(pingpong_kernel<width, Softmax>,
+           {{ceil_div(p.queries, kQueries), int64_t{p.samples} * p.heads},
+            kBlock,
+            Place<width>::kBytes},
+           queue,
+           Maps{map_of(p.q, p.queries, p.heads), map_of(p.k, p.keys, p.kv_heads),
+                map_of(p.v, p.keys, p.kv_heads)},
+           p);
+  });
+}
+
+}  // namespace usp::attention

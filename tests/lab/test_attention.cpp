@@ -1,0 +1,179 @@
+#include "lab/attention_case.h"
+#include "lab/pairs.h"
+#include "tensor/ops.h"
+
+/// Every rung of attention computes what the CPU does, asks for what its formula says, and has no
+/// barrier, wait or fence that it could do without.
+namespace usp::lab {
+namespace {
+
+using attention::bf16;
+using emulator::Counters;
+using emulator::Options;
+using emulator::Report;
+using emulator::take_report;
+using emulator::Use;
+using test::check_throws;
+
+/// use(rung) for every one, of either type.
+template <class F>
+void each_rung(F use) {
+  for (const Rung<float>* rung : attention::f32_rungs()) use(*rung);
+  for (const Rung<bf16>* rung : attention::bf16_rungs()) use(*rung);
+}
+
+template <class T>
+constexpr double kTolerance = sizeof(T) == sizeof(float) ? 1e-5 : 5e-3;
+constexpr double kLseTolerance = 1e-5;
+
+/// Outputs and their lse.
+struct Results {
+  std::vector<double> out, lse;
+};
+
+/// What the CPU's op makes of the same numbers in f64.
+template <class T>
+Results expected_of(const Attended<T>& attended) {
+  const test::OnDevice cpu(Device::cpu);
+  const Shape& x = attended.problem;
+  const auto tensor = [&](const std::vector<double>& values, int64_t rows, int64_t heads) {
+    return Tensor::from_host(values, {x.samples, rows, heads, x.width}, DType::f64);
+  };
+  Tensor out = Tensor::empty({x.samples, x.queries, x.heads, x.width}, DType::f64);
+  Tensor lse = Tensor::empty({x.samples, x.heads, x.queries}, DType::f64);
+  // Keys are at positions behind 0, so that queries before them have one, too.
+  const int64_t first = x.causal ? std::max(0, -x.offset) : 0;
+  const int64_t query = x.causal ? first + x.offset : x.keys;
+  ops::attention_forward(out, lse, {}, tensor(attended.q(), x.queries, x.heads),
+                         tensor(attended.k(), x.keys, x.kv_heads),
+                         tensor(attended.v(), x.keys, x.kv_heads), attended.problem.scale,
+                         {query, x.queries}, {first, x.keys});
+  return {out.items(), lse.items()};
+}
+
+/// Runs the rung and compares both results with the CPU's.
+template <class T>
+void check_values(const Rung<T>& rung, const Shape& shape, Scores scores = Scores::usual) {
+  const Results expected = expected_of(Attended<T>(rung, shape, scores));
+  each_pair([&] {
+    const Attended<T> x(rung, shape, scores);
+    rung.run(nullptr, x.problem);
+    const Report report = take_report();
+    INFO(rung.name << ": " << shape.samples << " x " << shape.queries << " x " << shape.keys
+                   << ", heads " << shape.heads << "/" << shape.kv_heads << " of " << shape.width
+                   << (shape.causal ? ", causal from " : "") << shape.offset << "\n"
+                   << report.text());
+    REQUIRE(report.problems.empty());
+    test::check_close(x.out(), expected.out, kTolerance<T>, "out");
+    test::check_close(x.lse(), expected.lse, kLseTolerance, "lse");
+  });
+}
+
+TEST_CASE("every rung computes what the CPU computes, on odd lengths, tails and shared heads") {
+  const Shape shapes[] = {{2, 33, 47, 2, 1, 64},  // tails of both, two samples
+                          {1, 1, 1, 1, 1, 128},
+                          {1, 70, 70, 4, 2, 64, true, 0},
+                          {1, 40, 34, 1, 1, 128, true, -6}};  // queries before all keys
+  for (const Shape& shape : shapes) {
+    each_rung([&](const auto& rung) { check_values(rung, shape); });
+  }
+}
+
+TEST_CASE("blocks of tensor cores compute what the CPU computes, over several tiles") {
+  const Shape shapes[] = {{2, 150, 300, 2, 1, 64},
+                          {1, 257, 390, 2, 2, 128, true, 133},
+                          {1, 300, 200, 2, 1, 64, true, -140}};
+  for (const Shape& shape : shapes) {
+    for (const Rung<bf16>* rung : attention::bf16_rungs()) check_values(*rung, shape);
+  }
+}
+
+TEST_CASE("keys that are not there count nothing where all scores are far below zero") {
+  each_rung([&](const auto& rung) { check_values(rung, {1, 5, 37, 1, 1, 64}, Scores::far_below); });
+}
+
+TEST_CASE("a maximum that grows by more than a weight can hold is followed") {
+  each_rung([&]<class T>(const Rung<T>& rung) {
+    check_values(rung, {1, 5, sizeof(T) == 4 ? 70 : 260, 1, 1, 64}, Scores::growing);
+  });
+}
+
+/// What a rung asks for.
+template <class T>
+attention::Cost count(const Rung<T>& rung, const Shape& shape) {
+  Options now;
+  now.counters = true;
+  const Use use(now);
+  const Attended<T> x(rung, shape);
+  rung.run(nullptr, x.problem);
+  const Counters counted = take_report().total;
+  return {counted.sector_bytes() + counted.box_bytes, counted.product_flops, 0};
+}
+
+TEST_CASE("a rung of attention asks for as many bytes as its formula says, at tails for no more") {
+  each_rung([&]<class T>(const Rung<T>& rung) {
+    const int n = sizeof(T) == 4 ? 64 : 256;
+    const Shape whole{1, n, 2 * n, 2, 1, 64}, causal{1, 2 * n, 2 * n, 1, 1, 128, true},
+        tails{1, 70, 130, 1, 1, 64, true, 60};
+    for (const Shape* each : {&whole, &causal, &tails}) {
+      const Shape& shape = *each;
+      INFO(rung.name << ", " << shape.queries << " x " << shape.keys);
+      const attention::Cost counted = count(rung, shape), predicted = rung.cost(shape);
+      CHECK((each == &tails ? counted.bytes <= predicted.bytes : counted.bytes == predicted.bytes));
+      if (sizeof(T) == 2) CHECK(counted.flops == predicted.flops);
+    }
+    CHECK(rung.cost(whole).flops == int64_t{2} * 4 * n * 2 * n * 64);
+    CHECK(rung.scratch(whole) == (rung.keeps_scores ? 2 * n * 2 * n * 4 : 0));
+  });
+}
+
+TEST_CASE("scores in memory cost bytes of the square of the length, and flash has none of them") {
+  int64_t before = 0;
+  for (const int length : {32, 64, 128}) {
+    const Shape shape{1, length, length, 1, 1, 64};
+    const int64_t naive = count(attention::kNaive, shape).bytes,
+                  flash = count(attention::kBlockwise, shape).bytes;
+    INFO(length << ": " << naive << ", " << flash);
+    // Both read rows of k and v once a tile of 32 x 32; naive reads rows of q then, too.
+    const int64_t tile_of_rows = 32 * 64 * 4, tiles = int64_t{length / 32} * (length / 32);
+    REQUIRE(naive - flash == 5 * 4 * length * length + (tiles - length / 32) * tile_of_rows);
+    REQUIRE(naive > before * 3);
+    before = naive;
+  }
+}
+
+TEST_CASE("a barrier, wait or fence that attention lacks is found, with a line of the kernel") {
+  size_t places = 0;
+  each_rung([&]<class T>(const Rung<T>& rung) {
+    // A tile and a row of scalar rungs; stages that go round, where there are some.
+    const Attended<T> x(rung, {1, 33, sizeof(T) == 4 ? 40 : 390, 1, 1, 64});
+    const auto run = [&] {
+      rung.run(nullptr, x.problem);
+      return take_report();
+    };
+    const auto is_ours = [](const std::string& file) {
+      return file.ends_with(".cu") || file.ends_with("rows.h") || file.ends_with("pingpong.h") ||
+             file.ends_with("fragments.h") || file.ends_with("swizzled.h");
+    };
+    places += leave_out_each(rung.name, run, is_ours, /*turns=*/"named_barrier");
+  });
+  REQUIRE(places >= 40);
+}
+
+TEST_CASE("a shape that no rung of attention takes is refused") {
+  attention::check({1, 128, 128, 4, 2, 64});
+  check_throws<UsageError>(
+      [] {
+        attention::check({1, 128, 128, 4, 2, 80});
+      },
+      {"width=80 must be 64 or 128", "try 64"});
+  check_throws<UsageError>(
+      [] {
+        attention::check({1, 128, 128, 4, 3, 64});
+      },
+      {"kv_heads=3 must divide heads=4", "try 1"});
+  check_throws<UsageError>([] { attention::check({1, 0, 128, 4, 4, 64}); }, {"queries=0"});
+}
+
+}  // namespace
+}  // namespace usp::lab
