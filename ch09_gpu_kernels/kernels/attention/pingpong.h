@@ -80,9 +80,9 @@ struct Group {
   Place<width> place;
   int group, seen[2], first_seen;
   float scale;
-  float s[kKeys / 2], o[width / 2];
-  uint32_t weights[kKeys / 16][4];
-  Softmax softmax;
+  float s[kKeys / 2] = {}, o[width / 2] = {};
+  uint32_t weights[kKeys / 16][4] = {};
+  Softmax softmax = {};
 
   __device__ static bool is_first() { return threadIdx.x % kGroup == 0; }
 
