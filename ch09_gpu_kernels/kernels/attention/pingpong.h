@@ -33,6 +33,7 @@ struct Place {
   __device__ cuda::Barrier& values_full(int stage) const { return keys_full(2 * kStages + stage); }
   __device__ cuda::Barrier& values_empty(int stage) const { return keys_full(3 * kStages + stage); }
 
+  /// By one thread. Both groups give a stage back, and one copy fills it.
   __device__ void init() const {
     loaded()->init(1);
     for (int i = 0; i < kStages; ++i) {
@@ -86,6 +87,7 @@ struct Group {
 
   __device__ static bool is_first() { return threadIdx.x % kGroup == 0; }
 
+  /// Values come after the keys of their tile.
   __device__ void wait_for_values(int tile) {
     place.values_full(tile % kStages).wait(tile / kStages & 1);
   }
@@ -132,6 +134,7 @@ struct Group {
     softmax.take(s, scale);
   }
 
+  /// Weights go where a product takes them, which the one before must have left.
   __device__ void pack_weights() {
     USP_UNROLL
     for (int i = 0; i < kKeys / 16; ++i) pack(weights[i], s, i);
@@ -196,6 +199,7 @@ __global__ void __launch_bounds__(kBlock, 1)
   finish(p, head, row, own.softmax, own.o);
 }
 
+/// Queues it: a block for each 128 queries of a head.
 template <class Softmax>
 void run_pingpong(const cuda::Queue& queue, const Problem<bf16>& p) {
   const auto map_of = [&](const bf16* x, int rows, int heads) {
