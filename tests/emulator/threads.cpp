@@ -32,22 +32,24 @@ constexpr int kWarp = 32;
 /// Stacks with an inaccessible page below each, so that one that overflows dies. The lanes of a
 /// warp take turns: were their stacks whole pages apart, they would share a few sets of the cache.
 struct GuardedStacks {
+  void* memory;   // of make()
   size_t unused;  // at the top
 
-  explicit GuardedStacks(int lane) : unused(lane * kPageBytes / kWarp) {}
+  GuardedStacks(void* stack, int lane) : memory(stack), unused(lane * kPageBytes / kWarp) {}
 
-  context::stack_context allocate() {
+  static void* make() {
     void* memory = mmap(nullptr, kPageBytes + kStackBytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     mprotect(memory, kPageBytes, PROT_NONE);
+    return memory;
+  }
+  context::stack_context allocate() const {
     context::stack_context stack;
     stack.size = kStackBytes - unused;
     stack.sp = static_cast<char*>(memory) + kPageBytes + stack.size;
     return stack;
   }
-  void deallocate(context::stack_context& stack) {
-    munmap(static_cast<char*>(stack.sp) - stack.size - kPageBytes, kPageBytes + kStackBytes);
-  }
+  void deallocate(context::stack_context&) const { munmap(memory, kPageBytes + kStackBytes); }
 };
 
 enum class State { ready, barrier, exchange, parked, finished, faulted };
@@ -60,6 +62,7 @@ struct Fiber : KernelThread {
   const void* pc = nullptr;        // where it waits
   Condition* condition = nullptr;  // while it is parked
   Fiber* next = nullptr;           // of its warp, in the order in which they take turns
+  void* stack = nullptr;
   context::fiber context;
 };
 
@@ -72,6 +75,7 @@ struct Warp {
 
 struct Block {
   std::vector<std::unique_ptr<Fiber>> fibers;  // reused by later blocks and launches
+  std::vector<void*> stacks;                   // of fibers that were stuck
   std::vector<Warp> warps;
   context::fiber scheduler;
   context::fiber* left;  // where who gave up its turn last will go on
@@ -138,17 +142,27 @@ USP_INLINE void wait(State state, const void* pc) {
 void make_fiber(std::unique_ptr<Fiber>& slot, int lane) {
   slot = std::make_unique<Fiber>();
   Fiber* self = slot.get();
-  self->context =
-      context::fiber(std::allocator_arg, GuardedStacks(lane), [self](context::fiber&& from) {
-        *block().left = std::move(from);
-        self->stack_end = __builtin_frame_address(0);  // what the kernel calls lies below
-        for (;;) {
-          block().call(parameters);
-          self->state = State::finished;
-          give_turn(*self);
-        }
-        return context::fiber{};
-      });
+  std::vector<void*>& stacks = block().stacks;
+  if (stacks.empty()) stacks.push_back(GuardedStacks::make());
+  self->stack = stacks.back();
+  stacks.pop_back();
+  const GuardedStacks stack(self->stack, lane);
+  self->context = context::fiber(std::allocator_arg, stack, [self](context::fiber&& from) {
+    *block().left = std::move(from);
+    self->stack_end = __builtin_frame_address(0);  // what the kernel calls lies below
+    for (;;) {
+      block().call(parameters);
+      self->state = State::finished;
+      give_turn(*self);
+    }
+    return context::fiber{};
+  });
+}
+
+/// What is stuck never goes on: nothing unwinds it, and its stack is another's.
+void abandon(std::unique_ptr<Fiber>& slot) {
+  block().stacks.push_back(slot->stack);
+  static_cast<void>(slot.release());
 }
 
 /// Lets those lanes go on whose groups are complete.
@@ -367,7 +381,7 @@ void run(const Launch& launch, Order order) {
     for (Warp& warp : state.warps) warp.lanes.clear();
     for (int i = 0; i < count; ++i) {
       std::unique_ptr<Fiber>& slot = state.fibers[i];
-      if (slot != nullptr && slot->state != State::finished) slot.release();  // stuck: abandoned
+      if (slot != nullptr && slot->state != State::finished) abandon(slot);
       if (slot == nullptr) make_fiber(slot, i % kWarp);
       Warp& warp = state.warps[i / kWarp];
       warp.lanes.push_back(slot.get());
