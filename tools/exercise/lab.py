@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tools import chapters, machine
 from tools.base import BookError, say
+from tools.lab import lab
 from tools.process import wait_for
 from tools.run import build, estimates, launch
 
@@ -63,6 +64,10 @@ class Lab:
         """What tools/run/estimates.py reads of --estimate with these flags; a flag that takes no value
         has None."""
         return estimates.estimate(self.program(chapter), flags)
+
+    def kernels(self, name, *size):
+        """{rung: what ./book lab counts of it} at these sizes."""
+        return {record["name"]: record for record in lab.counted(name, size)}
 
     def run(self, chapter, ranks=1, **flags):
         """Trains with these flags and returns the Run. A flag given as a list is repeated; a flag

@@ -148,13 +148,18 @@ def run_program(program, *words):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def counted(name, size):
+    """The records of a lab at these sizes; builds its program."""
+    lab = LABS[name]
+    build.prepare(build.RELEASE, lab.program)
+    return run_program(build.binary(build.RELEASE, lab.program), *lab.words, *size)
+
+
 def run_lab(name, size, json_file, install, skip_packages):
     """Builds and runs the rungs of a lab, and prints their table."""
-    lab = LABS[name]
     if not skip_packages:
         packages.ensure(packages.TEST, install)
-    build.prepare(build.RELEASE, lab.program)
-    records = run_program(build.binary(build.RELEASE, lab.program), *lab.words, *size)
+    records = counted(name, size)
     if json_file:
         write_whole(json_file, json.dumps({"lab": name, "size": size, "device": "emulated",
                                            "rungs": records}, indent=1) + "\n")
