@@ -1,4 +1,5 @@
 """Random small mistakes in the solution of an exercise, which its judge must not let pass."""
+import itertools
 import random
 import re
 
@@ -29,7 +30,7 @@ def places(hole):
 
 def of(solution, name, count):
     """[(mutant_K, text)]: `count` solutions with one mistake each, or two where single ones run
-    out. The same ones every time."""
+    out; fewer of a short one, which has no more. The same ones every time."""
     hole = exercises.HOLE.search(solution)
     begin, end = hole.start(), hole.end()
     code = solution[begin:end]
@@ -37,7 +38,8 @@ def of(solution, name, count):
     draw = random.Random(name)
     draw.shuffle(chosen)
     plans = [(place,) for place in chosen]
-    while len(plans) < count:
+    pairs = sum(one[1] <= other[0] for one, other in itertools.combinations(sorted(chosen), 2))
+    while len(plans) < min(count, len(chosen) + pairs):
         one, other = sorted(draw.sample(chosen, 2))
         if one[1] <= other[0] and (one, other) not in plans:
             plans.append((one, other))
