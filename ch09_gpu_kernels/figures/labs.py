@@ -14,7 +14,8 @@ from tools.run import gpu
 DATA = "labs.json"
 PRODUCT = "ch09.matmul"
 IDEAS = ("primer", "layer_norm", "coalescing", "banks", "divergence", "occupancy", "fusion", "reduction")
-SHOWN = (PRODUCT, *(f"ch09.{idea}" for idea in IDEAS))
+ATTENTION, LENGTHS = "ch09.attention", (64, 128, 256)
+SHOWN = (PRODUCT, ATTENTION, *(f"ch09.{idea}" for idea in IDEAS))
 CARD = "H100 SXM"
 SHEET = gpu.data_sheet(CARD)  # TFLOP/s of each dtype, GB/s of memory
 HEADS = {"predicted_bytes": "bytes, predicted", "bytes": "bytes, counted",
@@ -23,7 +24,8 @@ HEADS = {"predicted_bytes": "bytes, predicted", "bytes": "bytes, counted",
          "predicted_bank_conflicts": "conflicts, predicted", "bank_conflicts": "conflicts, counted",
          "predicted_divergent_branches": "divergent, predicted", "divergent_branches": "divergent, counted",
          "predicted_barriers": "barriers, predicted", "barriers": "barriers, counted",
-         "atomic_steps": "atomic steps", "launches": "launches", "predicted_blocks_held": "blocks held",
+         "atomic_steps": "atomic steps", "launches": "launches", "scores_bytes": "bytes of scores", "blocks": "blocks",
+         "predicted_blocks_held": "blocks held",
          "predicted_warps_held": "warps held", "predicted_bytes_in_flight": "bytes in flight"}
 LEFT_OUT = ("predicted_flops", "flops")  # of a table: wide, and for tensor cores alone
 AXIS = (0.04, 200.0)  # of the roofline: flops/byte
@@ -35,16 +37,18 @@ def count(program):
     programs = {LABS[name].program for name in SHOWN}
     if not all((program.parent / each).exists() for each in programs):
         return {}
-    return {DATA: json_text({name: record(name, program.parent) for name in SHOWN})}
+    data = {name: record(name, program.parent) for name in SHOWN}
+    lengths = [record(ATTENTION, program.parent, (length, 64)) for length in LENGTHS]
+    return {DATA: json_text({**data, "attention_lengths": lengths})}
 
 
-def record(name, folder):
-    """What a lab's program prints at the lab's own sizes."""
+def record(name, folder, size=None):
+    """What a lab's program prints, at the lab's own sizes unless others are given."""
     each = LABS[name]
-    size = tuple(each.size.values())
+    size = size or tuple(each.size.values())
     rungs = lab.run_program(folder / each.program, *each.words, *size)
     for rung in rungs:
-        del rung["error"]  # whose last digits are the machine's
+        rung.pop("error", None)  # whose last digits are the machine's
     return {"size": size, "rungs": rungs}
 
 
@@ -52,7 +56,8 @@ def texts(data):
     """Every table and the roofline."""
     found = {"ladder.md": table(PRODUCT, data), "profiler.md": profiler_table(data[PRODUCT]["rungs"]),
              "roofline.md": roofline_table(data[PRODUCT]["rungs"]),
-             "roofline.svg": roofline(data[PRODUCT]["rungs"])}
+             "roofline.svg": roofline(data[PRODUCT]["rungs"]),
+             "lab_attention.md": table(ATTENTION, data), "attention_lengths.md": lengths_table(data)}
     return {**found, **{f"lab_{idea}.md": table(f"ch09.{idea}", data) for idea in IDEAS}}
 
 
@@ -67,6 +72,19 @@ def table(name, data):
         heads.insert(1, "lines")
         rows = [[row[0], lines[row[0]].length, *row[1:]] for row in rows]
     return markdown(f"{LABS[name].title.format(**size)}, on the emulated GPU.", heads, rows)
+
+
+def lengths_table(data):
+    """Bytes that attention asks for as the sequence grows."""
+    rows = []
+    for each in data["attention_lengths"]:
+        by = {rung["name"]: rung for rung in each["rungs"]}
+        rows.append([str(each["size"][0]), *(cell(by["naive"][key]) for key in ("predicted_bytes", "bytes", "scores_bytes")),
+                     *(cell(by[name]["bytes"]) for name in ("flash_1", "blockwise")),
+                     cell(by["naive"]["bytes"] / by["blockwise"]["bytes"])])
+    return markdown("Two heads of 64 channels in f32, on the emulated GPU.",
+                    ["S", "naive, predicted", "naive, counted", "naive keeps as scores", "flash_1", "blockwise",
+                     "naive / blockwise"], rows)
 
 
 def markdown(caption, heads, rows):

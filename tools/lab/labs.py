@@ -55,7 +55,7 @@ LABS = {
     "ch09.attention": Lab(
         "ch09_gpu_kernels/kernels/attention", "lab_attention", (), {"S": 256, "D": 64},
         "attention, from scores in memory to two warpgroups that take turns",
-        "two heads of {S} queries and keys, {D} channels wide",
+        "Two heads of {S} queries and keys, {D} channels wide",
         ("bytes: what blocks ask of global memory, in sectors of 32 bytes and whole boxes; at tails "
          "predicted is the most",
          "scores bytes: what is kept in memory besides operands; blocks: that can run side by side",

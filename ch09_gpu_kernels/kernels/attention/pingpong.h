@@ -140,7 +140,8 @@ struct Group {
     for (int i = 0; i < kKeys / 16; ++i) pack(weights[i], s, i);
   }
 
-  /// [turns] All tiles. Groups ask for products in turns: while one takes the softmax of a tile,
+  // [turns]
+  /// All tiles. Groups ask for products in turns: while one takes the softmax of a tile,
   /// the tensor cores work for the other, and for its own output of the tile before.
   __device__ void run(int tiles) {
     place.loaded()->wait(0);
@@ -171,7 +172,7 @@ struct Group {
     begin_output(tiles - 1);
     cuda::wgmma_wait<0>(o);
   }
-  // [/turns]
+  // [turns]
 };
 
 /// Blocks with the most keys begin first: under a causal mask those of the last queries.

@@ -68,8 +68,9 @@ struct Rows {
     }
   }
 
-  /// [take] The keys of a tile, from number `first` on. What was summed so far was relative to the
-  /// old maximum, and is multiplied by exp(old - new): sum and result alike.
+  // [take]
+  /// The keys of a tile, from number `first` on. What was summed so far was relative to the old
+  /// maximum, and is multiplied by exp(old - new): sum and result alike.
   __device__ void take(const Shape& p, float scale, int row, const float* queries,
                        const float* keys, const float* values, float* weights, int first) {
     float score[kRows];
@@ -88,7 +89,7 @@ struct Rows {
     __syncwarp();
     add_weighted<width>(result, weights, values);
   }
-  // [/take]
+  // [take]
 
   /// Row `row` of the head and those behind it: divides by the sum.
   __device__ void finish(const Head<float>& head, int row, int end) {
