@@ -31,7 +31,7 @@ from tools.bench import bench, limits, peers, turns  # noqa: E402
 from tools.book import bench_report  # noqa: E402
 from tools.look import compare, figures, runs  # noqa: E402
 from tools.run import build, doctor, launch, packages, steps, tokens  # noqa: E402
-from tools.test import progress  # noqa: E402
+from tools.test import budget, progress, testing  # noqa: E402
 
 
 def write(path, text, executable=False):
@@ -722,6 +722,28 @@ def compiled_tools():
         "__pycache__", "cmake"))
     compileall.compile_dir(folder / "tools", quiet=1)
     return folder / "tools"
+
+
+class Tests(unittest.TestCase):
+    """What is said of a run of tests while it goes on."""
+
+    def test_a_ctest_within_a_test_is_only_shown(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        summary = budget.Summary()
+        tests = [testing.Test(name, {}) for name in ("outer", "last")]
+        shown = progress.Progress(Path(scratch.name), tests, lambda _text: None, 1, summary)
+        lines = ["    Start 1: outer", "1/2 Test #1: outer ....***Failed    5.00 sec",
+                 "      Start 1: inner", "1/3 Test #1: inner ....***Failed    1.00 sec",
+                 "33% tests passed, 2 tests failed out of 3", "    Start 2: last",
+                 "2/2 Test #2: last .....   Passed    1.00 sec", "50% tests passed, 1 tests failed out of 2"]
+        with mock.patch("sys.stdout", io.StringIO()) as printed:
+            for line in lines:
+                shown.read_line(line + "\n")
+        self.assertEqual((shown.done, shown.running, shown.passed), (2, {}, {"last"}))
+        self.assertEqual((summary.tests, [name for _, name, _ in summary.failed]), (2, ["outer"]))
+        self.assertIn(lines[4], printed.getvalue())
+        self.assertNotIn(lines[7], printed.getvalue())
 
 
 class Builds(unittest.TestCase):

@@ -16,6 +16,7 @@ UNKNOWN_S = 10.0
 FOLDER = "USP_PROGRESS"  # long tests write into files there, by their names, how far they are
 START = re.compile(r"\s*Start\s+\d+: (\S+)")
 END = re.compile(r"\s*\d+/\d+ Test\s+#\d+: (\S+) \.*.*?([\d.]+) sec\s*$")
+COUNT = re.compile(r"\s*\d+/(\d+) Test\s+#|\d+% tests passed.* out of (\d+)\s*$")
 TERMINAL_S, LOG_S = 1.0, 30.0
 
 
@@ -78,6 +79,7 @@ class Progress:
         self.waiting = {test.name: test.is_serial for test in tests}
         self.running, self.passed = {}, set()
         self.total, self.done = len(tests), 0
+        self.count = None  # of tests, as this ctest says it
         self.lock, self.ended = threading.Lock(), threading.Event()
         self.is_terminal = sys.stderr.isatty()
         self.environment = {FOLDER: str(self.notes)}
@@ -96,15 +98,16 @@ class Progress:
         self._clear()
 
     def read_line(self, line):
-        """One line of ctest."""
-        start, end = START.match(line), END.match(line)
+        """One line of ctest. What a test has printed follows its line, and may be of a ctest too."""
         with self.lock:
-            if start:
-                self.waiting.pop(start[1], None)
+            is_ours = self._is_ours(line)
+            start, end = START.match(line), END.match(line) if is_ours else None
+            if start and start[1] in self.waiting:
+                self.waiting.pop(start[1])
                 self.running[start[1]] = time.monotonic()
                 return
             self._clear()
-            if self.summary and self.summary.keeps_back(line):
+            if is_ours and self.summary and self.summary.keeps_back(line):
                 return
             if end:
                 self.passed.update({end[1]} if " Passed " in line else ())
@@ -112,6 +115,13 @@ class Progress:
                 line = f"{line.rstrip()}{self._left(', ')}\n"
             sys.stdout.write(line)
             sys.stdout.flush()
+
+    def _is_ours(self, line):
+        """Whether a line that counts tests counts ours: the first one of a run is ours."""
+        count = COUNT.match(line)
+        if count and self.count is None:
+            self.count = count[1] or count[2]
+        return not count or self.count in count.groups()
 
     def _end(self, name, seconds):
         self.waiting.pop(name, None)
