@@ -344,6 +344,7 @@ def _gpu_check(arguments, _flags):
     if args.list:
         return gpu_check.list_parts()
     gpus = gpu_check.require_gpu(args.emulated)
+    gpu_check.parts_of(args, gpus)
     if not args.emulated and gpu.find_tool("nvcc") is None:
         parser.error("there is no nvcc to compile kernels with; install CUDA's toolkit, or bring "
                      "a bundle: ./book gpu-bundle --help")
@@ -351,8 +352,8 @@ def _gpu_check(arguments, _flags):
         packages.ensure(packages.TEST, not args.no_install)
     build.prepare(build.RELEASE, "gpu_emulated" if args.emulated else "gpu_tests")
     place = gpu_check.checkout_place(build.build_dir(build.RELEASE), starts_ranks())
-    return gpu_check.run_check(place, gpus, args.emulated,
-                               args.report or build.ROOT / "build" / "gpu-check", args.parts)
+    return gpu_check.run_check(place, gpus, args,
+                               args.report or build.ROOT / "build" / "gpu-check")
 
 
 def _lab(arguments, _flags):

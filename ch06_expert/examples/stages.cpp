@@ -1,5 +1,5 @@
-// What each stage of a pipeline with experts holds, by a step on shapes of every one: --estimate
-// tells of the first alone.
+// What each stage of a pipeline with experts holds, category by category, by a step on shapes of
+// every one: --estimate adds the categories up.
 
 #include "comm/launch.h"
 #include "run/session.h"
@@ -15,9 +15,11 @@ int run(const Communicator& world, int argc, char** argv) {
   if (!config.estimate) usage_error("the example takes no step with data; add --estimate");
   std::string text = fmt::format("{:>5} {:>15} {:>15} {:>15} {:>16} {:>15}\n", "stage", "weights",
                                  "gradients", "optimizer", "peak_activations", "peak_total");
-  for (int rank = 0; rank < config.pipeline.pp_size; ++rank) {
-    const Simulation found = simulate(config, rank);
-    text += fmt::format("{:>5} {:>15} {:>15} {:>15} {:>16} {:>15}\n", rank, found.states.weights,
+  const int64_t pp_size = config.pipeline.pp_size;
+  for (int64_t stage = 0; stage < pp_size; ++stage) {
+    // The ranks of a stage have numbers in a row.
+    const Simulation found = simulate(config, int(stage * (config.mesh().ranks() / pp_size)));
+    text += fmt::format("{:>5} {:>15} {:>15} {:>15} {:>16} {:>15}\n", stage, found.states.weights,
                         found.states.gradients, found.states.optimizer, found.peak_activations,
                         found.peak);
   }

@@ -100,27 +100,42 @@ std::string provisional_text(double first_gflops, double peak_gflops) {
 
 }  // namespace
 
-ReportRows speed_rows(const RunSummary& summary, double peak_gflops) {
-  if (summary.step_ms.empty()) return {};
-  std::vector<double> sorted = summary.step_ms;
+void StepTimes::add(double ms) {
+  if (steps_++ % every_ != 0) return;
+  kept_.push_back(ms);
+  if (kept_.size() <= kMost) return;
+  every_ *= 2;
+  for (size_t i = 1; 2 * i < kept_.size(); ++i) kept_[i] = kept_[2 * i];
+  kept_.resize((kept_.size() + 1) / 2);
+}
+
+double StepTimes::median() const {
+  std::vector<double> sorted = kept_;
   const auto middle = sorted.begin() + std::ssize(sorted) / 2;
   std::nth_element(sorted.begin(), middle, sorted.end());
+  return *middle;
+}
+
+ReportRows speed_rows(const RunSummary& summary, double peak_gflops) {
+  if (summary.step_ms.steps() == 0) return {};
+  const double median = summary.step_ms.median();
   StepMetrics typical = summary.last;
-  typical.tokens_per_s *= typical.step_ms / *middle;
-  typical.step_ms = *middle;
+  typical.tokens_per_s *= typical.step_ms / median;
+  typical.step_ms = median;
   typical.relate_to(peak_gflops);
   const double tokens = typical.tokens_per_s * typical.step_ms * 1e-3;
   const char* why_above = "; above 100 %, as it counts pairs behind the mask that nobody computes";
-  return {{"speed", fmt::format("{:.0f} tokens/s: {:.3f} ms a step of {:.0f} tokens, median of {}",
-                                typical.tokens_per_s, typical.step_ms, tokens, sorted.size())},
-          {"MFU", fmt::format("{} of the matmul library's {:.1f} GFLOP/s, "
-                              "needed below the causal mask",
-                              utilisation_text(typical.mfu), peak_gflops)},
-          {"MFU, no mask", fmt::format("{:.0f} %, by the book's count, which has no causal mask{}",
-                                       100 * typical.book_mfu,
-                                       typical.book_mfu > 1 && typical.hfu <= 1 ? why_above : "")},
-          {"HFU", fmt::format("{}, by what was carried out: recomputation counts",
-                              utilisation_text(typical.hfu))}};
+  return {
+      {"speed", fmt::format("{:.0f} tokens/s: {:.3f} ms a step of {:.0f} tokens, median of {}",
+                            typical.tokens_per_s, typical.step_ms, tokens, summary.step_ms.kept())},
+      {"MFU", fmt::format("{} of the matmul library's {:.1f} GFLOP/s, "
+                          "needed below the causal mask",
+                          utilisation_text(typical.mfu), peak_gflops)},
+      {"MFU, no mask", fmt::format("{:.0f} %, by the book's count, which has no causal mask{}",
+                                   100 * typical.book_mfu,
+                                   typical.book_mfu > 1 && typical.hfu <= 1 ? why_above : "")},
+      {"HFU", fmt::format("{}, by what was carried out: recomputation counts",
+                          utilisation_text(typical.hfu))}};
 }
 
 std::string skipped_text(const std::vector<int64_t>& skipped, int64_t steps) {

@@ -38,10 +38,26 @@ std::string headline(const RunFacts& facts, const RunConfig& config);
 /// Writes run.json; where a run is resumed, adds under what circumstances.
 void write_record(const RunDir& run_dir, const RunFacts& facts);
 
+/// How long the steps of a run took. A long run keeps each second, fourth, eighth ... of them, so
+/// that at most `kMost` are kept.
+class StepTimes {
+ public:
+  static constexpr size_t kMost = 4096;
+
+  void add(double ms);
+  int64_t steps() const { return steps_; }  ///< that this program has run
+  int64_t kept() const { return std::ssize(kept_); }
+  double median() const;  ///< of those kept; there has to be one
+
+ private:
+  int64_t steps_ = 0, every_ = 1;
+  std::vector<double> kept_;
+};
+
 /// How the steps went.
 struct RunSummary {
   StepMetrics last;
-  std::vector<double> step_ms;   ///< of each step that this program has run
+  StepTimes step_ms;
   std::vector<int64_t> skipped;  ///< steps whose update was left out
   std::optional<double> val_loss;
   int64_t skipped_in_a_row = 0;  ///< the last so many

@@ -289,7 +289,7 @@ RunSummary Session::run_steps(TrainerBase& trainer, Checkpoints& checkpoints, Me
     }
     file.write(metrics, *runtime_);
     if (step == first) run_dir_->first_step_is_done();
-    summary.step_ms.push_back(metrics.step_ms);
+    summary.step_ms.add(metrics.step_ms);
     skipped_in_a_row = metrics.skipped() ? skipped_in_a_row + 1 : 0;
     summary.diverged = skipped_in_a_row > 0 && skipped_in_a_row == config_.max_skipped_steps;
     if (metrics.skipped()) {
@@ -301,7 +301,7 @@ RunSummary Session::run_steps(TrainerBase& trainer, Checkpoints& checkpoints, Me
   }
   // A run that is shorter than that has diverged where it has made no update at all.
   if (metrics.step == config_.steps && config_.max_skipped_steps > 0) {
-    summary.diverged |= skipped_in_a_row > 0 && skipped_in_a_row == std::ssize(summary.step_ms);
+    summary.diverged |= skipped_in_a_row > 0 && skipped_in_a_row == summary.step_ms.steps();
   }
   checkpoints.at_end(metrics.step, trainer.state());
   record(false);

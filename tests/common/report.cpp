@@ -1,5 +1,6 @@
 #include "run/report.h"
 
+#include <cmath>
 #include <map>
 
 #include "comm/communicator.h"
@@ -14,7 +15,7 @@ namespace {
 /// Five steps of 2048 tokens that need 30 GFLOP each and carry out 36; the median takes 200 ms.
 RunSummary five_steps() {
   RunSummary summary;
-  summary.step_ms = {1000, 210, 190, 200, 160};
+  for (const double ms : {1000, 210, 190, 200, 160}) summary.step_ms.add(ms);
   summary.last.step = 5;
   summary.last.step_ms = 160;
   summary.last.tokens_per_s = 2048 / 0.160;
@@ -43,6 +44,17 @@ TEST_CASE("the report tells the median step, and tokens/s that go with it") {
   REQUIRE(rows.at("MFU, no mask").starts_with("75 %, by the book's count"));
   REQUIRE(rows.at("HFU").starts_with("60 %, by what was carried out"));
   REQUIRE(speed_rows(RunSummary(), 300).empty());  // no step, no speed
+}
+
+TEST_CASE("a long run keeps the times of some of its steps, evenly over all of them") {
+  StepTimes times;
+  const int64_t steps = 10 * int64_t(StepTimes::kMost) + 3;
+  for (int64_t step = 0; step < steps; ++step) times.add(double(step));
+  REQUIRE(times.steps() == steps);
+  REQUIRE(times.kept() <= int64_t(StepTimes::kMost));
+  REQUIRE(2 * times.kept() >= int64_t(StepTimes::kMost));
+  const double distance = double(steps) / double(times.kept());
+  REQUIRE(std::abs(times.median() - double(steps) / 2) <= distance);
 }
 
 TEST_CASE("a utilisation above 100 % says that it cannot be, and why") {

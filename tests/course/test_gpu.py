@@ -2,6 +2,7 @@
 
     python3 tests/course/test_gpu.py        needs no build and no GPU
 """
+import argparse
 import json
 import lzma
 import os
@@ -642,11 +643,48 @@ class WholeCheck(FakeCheck):
         self.assertEqual(self.failed(check), ["libraries"])
         self.assertEqual(self.entry("tests")["why"], "there is no cuBLASLt")
 
+    @staticmethod
+    def arguments(emulated=False, ranks=0, **more):
+        return argparse.Namespace(**{"emulated": emulated, "ranks": ranks, "parts": gpu_check.PARTS, **more})
+
+    def test_ranks_with_a_card_each_are_held_against_the_cpu(self):
+        said = self.scratch / "said"
+        self.program("ch03_b", f'echo "$@" >> {said}\n' + self.trainer("5.5", sent=65))
+        self.program("ch03_b_emulated", self.trainer("5.5"))
+        with mock.patch.object(gpu_check, "CARD_PARTS", gpu_check.CARD_PARTS[1:]), \
+                mock.patch("tools.run.gpu.find_library", lambda *_: Path("/x/y")):
+            self.assertEqual(gpu_check.run_check(self.place, [H100] * 4, self.arguments(ranks=4),
+                                                 self.folder), 0)
+        rows, = self.entry("cards")["figures"].values()
+        self.assertEqual([(row["chapter"], row["layout"], row["ranks"]) for row in rows], [
+            ("ch02_a", "zero", 4), ("ch03_b", "pipeline", 4), ("ch03_b", "data_parallel", 4),
+            ("ch03_b", "zero", 4), ("ch03_b", "afab", 4)])
+        lines = said.read_text().splitlines()
+        self.assertEqual(["--comm nccl" in line for line in lines], [True, False] * 4)
+        self.assertEqual(sum("--pp_schedule afab" in line for line in lines), 2)
+        self.program("ch02_a", "echo they wait for each other; exit 1")
+        with mock.patch("tools.run.gpu.find_library", lambda *_: Path("/x/y")):
+            self.assertEqual(gpu_check.run_check(self.place, [H100] * 4, self.arguments(ranks=4),
+                                                 self.folder), 1)
+        self.assertIn("ch02_a, zero, 4 ranks: ", self.entry("cards")["why"])
+
+    def test_ranks_need_as_many_cards_and_an_even_number_of_them(self):
+        for ranks, cards, works in ((4, 3, "try --ranks 2"), (3, 4, "try --ranks 4"),
+                                    (2, 1, "try --parts ranks"), (-2, 4, "try --ranks 4")):
+            with self.assertRaisesRegex(BookError, f"--ranks {ranks} must be even.*{works}") as caught:
+                gpu_check.parts_of(self.arguments(ranks=ranks), [H100] * cards)
+            self.assertEqual(caught.exception.code, 2)
+        for more in ({"emulated": True}, {"parts": gpu_check.PARTS[:1]}):
+            with self.assertRaisesRegex(BookError, "has parts of its own"):
+                gpu_check.parts_of(self.arguments(ranks=2, **more), [H100] * 2)
+        self.assertIs(gpu_check.parts_of(self.arguments(), []), gpu_check.PARTS)
+
     def test_exit_codes(self):
         for emulated, gpus, loss, code in ((True, [], "5.5", 0), (True, [], "9", 1)):
             self.program("ch01_single_gpu_emulated", self.trainer(loss))
             with mock.patch.object(gpu_check, "PARTS", gpu_check.PARTS[:3]):
-                self.assertEqual(gpu_check.run_check(self.place, gpus, emulated, self.folder), code)
+                self.assertEqual(gpu_check.run_check(self.place, gpus, self.arguments(emulated),
+                                                     self.folder), code)
         with self.assertRaisesRegex(BookError, "no GPU here.*--emulated") as caught:
             gpu_check.require_gpu(emulated=False)
         self.assertEqual(caught.exception.code, 2)
@@ -718,7 +756,7 @@ class Bundle(FakeMachine):
         self.assertEqual(list(layouts), [chapter.name for chapter in ranked])
         own = [list(layouts[chapter.name])[-1] for chapter in ranked if not chapter.is_begun]
         self.assertEqual(sorted(set(own)), sorted(own))
-        self.assertEqual({chapter for chapter, _, ranks in gpu_ranks.plan(layouts) if ranks == 8},
+        self.assertEqual({chapter for chapter, _, ranks in gpu_ranks.plan(layouts, gpu_ranks.RANKS) if ranks == 8},
                          set(layouts))
 
     def test_the_newest_glibc_counts_as_a_number(self):

@@ -98,6 +98,14 @@ class Experts(Scratch):
         self.assertIn("12.5 % dropped", texts)
         self.assertEqual(re.findall(r"layer (\d+)", texts), ["0", "12", "24", "36", "48", "60"])
 
+    def test_the_experts_of_each_rank_are_named(self):
+        run_dir = self.write([[4, 4, 4, 4]] * 5)
+        self.assertNotRegex(self.texts(run_dir), r"\bep \d")
+        run = json.loads((run_dir / "run.json").read_text())
+        run["config"] = {**run.get("config", {}), "ep_size": 2}
+        (run_dir / "run.json").write_text(json.dumps(run))
+        self.assertEqual(re.findall(r"\bep \d", self.texts(run_dir)), ["ep 0", "ep 1"] * 2)
+
     def test_a_run_without_experts_is_refused(self):
         with self.assertRaisesRegex(BookError, "its model has no experts") as caught:
             figures.draw("experts", [write_run(self.scratch / "b", ["2.0"])])

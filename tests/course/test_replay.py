@@ -1121,6 +1121,57 @@ found = [sorted((row, c.dimension, c.begin) for row, c in rank)
             [[0, "dp", 70], [0, "keys", 0], [0, "world", 90], [1, "keys", 10], [2, "sums", 20]],
             [[0, "dp", 70], [0, "keys", 0], [2, "sums", 50]]])
 
+    def test_a_message_is_thin_until_both_of_its_ends_are_there(self):
+        self.pipeline()
+        found = self.plotting("""
+from unittest.mock import MagicMock
+send, recv = (SimpleNamespace(dimension="pp", kind=kind, begin=begin, duration=end - begin)
+              for kind, begin, end in (("send", 70.0, 90.0), ("recv", 10.0, 95.0)))
+trace = MagicMock(_matched={("a", "message"): [(0, send), (1, recv)]})
+moves = timeline.moves_from(trace)
+found = []
+for number, item in enumerate((send, recv)):
+    axes = MagicMock()
+    timeline.draw_messages(axes, timeline.Lanes(2, 1), number, [(0, item)], {"pp": "#882255"},
+                           (0.0, 100.0), moves)
+    found.append([[1000 * part for box in call.args[0] for part in box]
+                  + [round(call.args[1][1] / timeline.MESSAGES_INCHES, 3)]
+                  for call in axes.broken_barh.call_args_list])
+""")
+        thin, thick = 0.16, 0.76
+        for bars, expected in zip(found, ([[70, 20, thick]], [[10, 60, thin], [70, 25, thick]])):
+            self.assertEqual([[round(part, 3) for part in bar] for bar in bars], expected)
+        figures.draw_timeline(self.scratch / "run")
+        self.assert_named({"a message's way", "thin: the other end is not there yet"})
+
+    def test_a_micro_batch_has_its_number_where_the_bar_has_room(self):
+        found = self.plotting("""
+from unittest.mock import MagicMock
+def rank(duration, number, waits=()):
+    span = SimpleNamespace(name="forward", category="phase", begin=0.0, duration=duration, turn=0,
+                           micro_batch=number)
+    waits = [SimpleNamespace(begin=a, duration=b - a, skew=0.0, exposed=b - a) for a, b in waits]
+    return SimpleNamespace(work=[span], stalls=waits, buffers=[])
+found = []
+for of in (rank(500.0, 3), rank(10.0, 3), rank(500.0, -1), rank(500.0, 12, [(100.0, 500.0)])):
+    axes = MagicMock()
+    timeline.draw_compute(axes, timeline.Lanes(1, 1), 0, of, (0.0, 1000.0))
+    found.append([[1000 * call.args[0], call.args[2]] for call in axes.text.call_args_list])
+""")
+        self.assertEqual(found, [[[250, "3"]], [], [], [[50, "12"]]])
+
+    def test_a_group_that_is_like_another_has_its_colour_or_a_shade_of_it(self):
+        found = self.plotting("""
+def colors(*names):
+    return timeline.dimension_colors([[SimpleNamespace(dimension=name, kind="send")
+                                       for name in names]])
+found = [colors("dp_cp", "cp_ring"), colors("dp", "dp_cp"),
+         [timeline.DIMENSIONS["dp"], timeline.DIMENSIONS["cp"], style.other_shade(palette.DP)]]
+""")
+        alone, together, (dp, cp, shade) = found
+        self.assertEqual(alone, {"dp_cp": dp, "cp_ring": cp})
+        self.assertEqual(together, {"dp": dp, "dp_cp": shade})
+
     def test_the_second_shade_of_a_colour_stands_out_on_either_paper(self):
         found = self.plotting("""
 found = [[palette.contrast(style.other_shade(color), paper) for paper in palette.PAPER]

@@ -221,6 +221,12 @@ PARTS = (
     Part("blockwise", "the same with blockwise attention", 15, gpu_speed.run_blockwise, True),
     Part("timeline", "spans of the device and Nsight Systems", 15, gpu_speed.run_timeline, True, "nsys"),
 )
+# What --ranks asks of a machine with several cards.
+CARD_PARTS = (
+    *(part for part in PARTS if part.name in ("libraries", "nccl")),
+    Part("cards", "ranks with a card each, by NCCL, and as many on the CPU", 300, gpu_ranks.run_cards,
+         True),
+)
 
 
 # --- the report -----------------------------------------------------------------------------------
@@ -346,6 +352,23 @@ def add_arguments(parser):
     parser.add_argument("--parts", metavar="A,B", type=parse_parts, default=PARTS,
                         help="these parts alone, such as libraries,tests,parity")
     parser.add_argument("--list", action="store_true", help="name the parts, and run none")
+    parser.add_argument("--ranks", metavar="N", type=int, default=0,
+                        help="a machine with N cards or more: N ranks with a card each, by NCCL")
+
+
+def parts_of(args, gpus):
+    """The parts that the arguments ask for; BookError (2) for ranks that have no cards."""
+    if not args.ranks:
+        return args.parts
+    if args.parts is not PARTS or args.emulated:
+        raise BookError(f"--ranks {args.ranks} has parts of its own, and needs cards; leave "
+                        f"{'--emulated' if args.emulated else '--parts'} out", 2)
+    most = len(gpus) - len(gpus) % 2
+    if not 0 < args.ranks <= most or args.ranks % 2:
+        works = f"try --ranks {most}" if most else "try --parts ranks, whose ranks share a card"
+        raise BookError(f"--ranks {args.ranks} must be even and have as many cards: here are "
+                        f"{len(gpus)}; {works}", 2)
+    return CARD_PARTS
 
 
 def parse_parts(names):
@@ -375,11 +398,12 @@ def require_gpu(emulated):
     return [] if emulated else gpus
 
 
-def run_check(place, gpus, emulated, folder, parts=PARTS):
+def run_check(place, gpus, args, folder):
     """What `./book gpu-check` does; the exit code."""
-    check = Check(place, Path(folder), emulated, gpus, {
+    parts = parts_of(args, gpus)
+    check = Check(place, Path(folder), args.emulated, gpus, {
         "cuBLASLt": gpu.find_library(gpu.CUBLAS, place.cuda_major),
-        "NCCL": gpu.find_library(gpu.NCCL, "2")})
+        "NCCL": gpu.find_library(gpu.NCCL, "2")}, cards=args.ranks)
     try:
         passed = run_parts(check, parts)
     finally:
@@ -439,8 +463,7 @@ def main(argv):
         if args.list:
             return end_output(list_parts())
         gpus = require_gpu(args.emulated)
-        return end_output(run_check(bundle_place(), gpus, args.emulated,
-                                    args.report or "gpu-report", args.parts))
+        return end_output(run_check(bundle_place(), gpus, args, args.report or "gpu-report"))
     except BookError as error:
         say(f"error: {error}")
         return error.code

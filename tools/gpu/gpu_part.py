@@ -84,6 +84,7 @@ class Check:
     libraries: dict = field(default_factory=dict)
     deadline: float = float("inf")  # of the part that runs
     log: str = "log"
+    cards: int = 0  # with a rank each, of --ranks
 
     def program(self, name, on_device=True):
         """The path of a program of ours, of its emulated twin where there is no GPU."""

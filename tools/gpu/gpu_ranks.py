@@ -1,4 +1,5 @@
-"""The parts of ./book gpu-check with ranks: several that share the GPU, and NCCL's world of one."""
+"""The parts of ./book gpu-check with ranks: several that share the GPU, or with a card each, and
+NCCL's world of one."""
 import json
 import statistics
 import tempfile
@@ -32,13 +33,25 @@ def layouts_of(root):
     return found
 
 
-def plan(layouts):
-    """[(chapter, layout, ranks)]: of every chapter what it brings, on as many ranks as we have; then
-    on two what the newest has of those before it."""
+def plan(layouts, numbers):
+    """[(chapter, layout, ranks)]: of every chapter what it brings, on all these numbers of ranks; then
+    on the first of them what the newest has of those before it."""
     own = [(chapter, list(names)[-1]) for chapter, names in layouts.items()]
     newest, names = list(layouts.items())[-1]
-    return [*((*each, ranks) for ranks in RANKS for each in own),
-            *((newest, name, RANKS[0]) for name in list(names)[:-1])]
+    return [*((*each, ranks) for ranks in numbers for each in own),
+            *((newest, name, numbers[0]) for name in list(names)[:-1])]
+
+
+def with_afab(layouts):
+    """The same, and after the chapter's own layout with a pipeline the one that sends most at once."""
+    found = {}
+    for chapter, names in layouts.items():
+        found[chapter] = {}
+        for name, flags in names.items():
+            if "pp_size" in flags:
+                found[chapter]["afab"] = {**flags, "pp_schedule": "afab"}
+            found[chapter][name] = flags
+    return found
 
 
 def _ranks(check, ranks, words):
@@ -65,30 +78,49 @@ def _chapters(check):
     return check.place.layouts
 
 
-def run_ranks(check):
-    """Every chapter's losses, gradient norms and bytes sent, of ranks that share the device."""
-    needs_cublas(check)
+def _beside_cpu(check, layouts, tries, comm):
+    """Losses and gradient norms of [(chapter, layout, ranks)] beside those on the CPU, and where
+    messages are ours the bytes sent; Fail where they differ."""
     rows, far = [], []
     figures = {"largest relative difference from as many ranks on the CPU, in f64": rows}
-    for chapter, layout, ranks in plan(_chapters(check)):
-        flags = {**TINY, **PLAIN, **_chapters(check)[chapter][layout], "steps": STEPS}
+    for chapter, layout, ranks in tries:
+        flags = {**TINY, **PLAIN, **layouts[chapter][layout], "steps": STEPS}
         try:
-            here, there = (_train(check, chapter, device, ranks, flags)
-                           for device in ("cuda", "cpu"))
+            here = _train(check, chapter, "cuda", ranks, {**flags, **comm})
+            there = _train(check, chapter, "cpu", ranks, flags)
         except Fail as fail:
             raise Fail(f"{chapter}, {layout}, {ranks} ranks: {fail}", figures) from fail
         worst = {name: largest_difference(here, there, name) for name in ("loss", "grad_norm")}
-        alike = [record["comm_bytes"] for record in here] == [record["comm_bytes"]
-                                                              for record in there]
         rows.append({"chapter": chapter, "layout": layout, "ranks": ranks, "steps": len(here),
-                     **{name: f"{value:.1e}" for name, value in worst.items()},
-                     "bytes sent": "the same" if alike else "others"})
+                     **{name: f"{value:.1e}" for name, value in worst.items()}})
+        alike = True
+        if not comm:  # NCCL's messages have no headers
+            alike = [record["comm_bytes"] for record in here] == [record["comm_bytes"]
+                                                                  for record in there]
+            rows[-1]["bytes sent"] = "the same" if alike else "others"
         if not (len(here) == len(there) == STEPS and max(worst.values()) <= TOLERANCE and alike):
             far.append(f"{chapter} with {layout} on {ranks} ranks")
     if far:
         raise Fail(f"too far from the CPU, of which {TOLERANCE:.0e} is asked: {'; '.join(far)}",
                    figures)
     return figures
+
+
+def run_ranks(check):
+    """Every chapter's layouts, of ranks that share the device."""
+    needs_cublas(check)
+    layouts = _chapters(check)
+    return _beside_cpu(check, layouts, plan(layouts, RANKS), {})
+
+
+def run_cards(check):
+    """The same by NCCL, of ranks with a card each: collectives by ZeRO and tensor parallelism, pairs by
+    the ring and the pipeline, which with AFAB has most messages on their way."""
+    needs_cublas(check)
+    if not check.libraries["NCCL"]:
+        raise Skip("there is no NCCL")
+    layouts = with_afab(_chapters(check))
+    return _beside_cpu(check, layouts, plan(layouts, (check.cards,)), {"comm": "nccl"})
 
 
 def run_sanitized(check):

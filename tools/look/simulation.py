@@ -402,7 +402,8 @@ def _lay_out_spans(spans, program, moment):
     """The spans with new times. What ended before a wait ends before it, what held it holds it."""
     laid_out, segment = [], 0
     wait_begins, wait_ends = [*program.wait_begins, math.inf], [*program.wait_ends, math.inf]
-    for name, category, begin, duration, cpu, cpu_duration, step, flops, size, lane in spans:
+    for (name, category, begin, duration, cpu, cpu_duration, step, flops, size, lane,
+         micro_batch) in spans:
         while wait_ends[segment] <= begin + SAME_MOMENT_US:
             segment += 1
         end, last = begin + duration - SAME_MOMENT_US, segment
@@ -411,7 +412,7 @@ def _lay_out_spans(spans, program, moment):
         start = moment(segment, cpu)
         laid_out.append(new_span(Span, (
             name, category, start, moment(last, cpu + cpu_duration) - start, cpu, cpu_duration,
-            step, flops, size, lane)))
+            step, flops, size, lane, micro_batch)))
     return laid_out
 
 

@@ -7,8 +7,8 @@ core. Where two strands of the program take turns on it, thread 1 is the second 
 CPU clock. The threads after these are lanes: operations as they are carried out, by communicator,
 and messages by the other rank. Slices of one thread nest or follow one another.
 
-  cat phase, op   a Span of the main thread; args: step, flops, bytes; micro_batch, GFLOP/s and
-                  GB/s are for whoever looks at it
+  cat phase, op   a Span of the main thread; args: step, flops, bytes, of some phases micro_batch;
+                  GFLOP/s and GB/s are for whoever looks at it
   cat wait        a Wait of the main thread; args: step, group, kind, number, peer, exposed_us,
                   skew_us
   cat comm        a Communication in a lane; args: step, group, dimension (the group's name), kind,
@@ -104,6 +104,7 @@ class Span(NamedTuple):
     flops: int
     bytes: int
     lane: int = 0
+    micro_batch: int = -1  # of its step; -1: of none alone
 
     @property
     def turn(self):
@@ -410,7 +411,8 @@ def _read_event(ranks, flows, event):
         else:
             rank.spans.append(new_span(Span, (
                 event["name"], category, begin, duration, cpu_begin, cpu_duration, args["step"],
-                args.get("flops", 0), args.get("bytes", 0), event["tid"])))
+                args.get("flops", 0), args.get("bytes", 0), event["tid"],
+                args.get("micro_batch", -1))))
     elif kind in ("s", "f"):
         flows[event["id"]].append(kind)
     elif kind == "C" and event["name"] == BUFFERS:
@@ -429,7 +431,8 @@ def _read_of_device(rank, event, category, begin, duration, args):
                                 args["dimension"], args["kind"], args["where_to"], args["bytes"]))
     elif category in ("op", "phase"):
         rank.device.append(Span(event["name"], category, begin, duration, 0.0, 0.0, args["step"],
-                                args.get("flops", 0), args.get("bytes", 0), event["tid"]))
+                                args.get("flops", 0), args.get("bytes", 0), event["tid"],
+                                args.get("micro_batch", -1)))
     else:
         raise ValueError(f"a device has no {category!r}")
 
@@ -570,11 +573,13 @@ def _rank_lines(trace, number):
     names = {span.name for span in rank.spans} | {span.category for span in rank.spans}
     names |= {item.dimension for item in rank.communications}
     quoted = {name: json.dumps(name) for name in names}
-    for name, category, begin, duration, cpu, cpu_duration, step, flops, size, lane in rank.spans:
+    for (name, category, begin, duration, cpu, cpu_duration, step, flops, size, lane,
+         micro_batch) in rank.spans:
+        of = f',"micro_batch":{micro_batch}' if micro_batch >= 0 else ""
         yield (f'{{"ph":"X","pid":{number},"tid":{lane},"cat":{quoted[category]},'
                f'"name":{quoted[name]},"ts":{begin:.3f},"dur":{written(begin, duration):.3f},'
                f'"tts":{cpu:.3f},"tdur":{cpu_duration:.3f},'
-               f'"args":{{"step":{step},"flops":{flops},"bytes":{size}}}}}')
+               f'"args":{{"step":{step},"flops":{flops},"bytes":{size}{of}}}}}')
     for w in rank.waits:
         yield (f'{{"ph":"X","pid":{number},"tid":{w.lane},"cat":"wait","name":"wait {w.kind}",'
                f'"ts":{w.begin:.3f},"dur":{written(w.begin, w.duration):.3f},'

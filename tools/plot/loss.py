@@ -52,7 +52,8 @@ def draw_series(axes, steps, values, color, label):
         return 1
     window = max(5, len(steps) // SMOOTH_SHARE) | 1
     name = label.replace(" ", "_")
-    axes.plot(steps, values, color=color, alpha=0.28, linewidth=0.9, gid=name)
+    axes.plot(steps, values, color=color, alpha=0.28, linewidth=0.9, gid=name,
+              label=f"{label}, each step")
     axes.plot(steps, smooth(values, window), color=color, gid=f"mean_of_{name}",
               label=f"{label}, mean of {window} steps")
     return window

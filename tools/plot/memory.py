@@ -19,6 +19,7 @@ from tools.plot import style  # noqa: E402
 # The phases, in greys: the colours are the categories'.
 SHORT = {"forward": "FWD", "backward": "BWD", "optimizer": "OPT"}
 GREYS = {"forward": palette.GREYS["forward"][0], "backward": style.MUTED, "optimizer": style.INK}
+BETWEEN = palette.GREYS["lane"][0]
 MOST_STEPS = 10       # drawn; later ones look alike
 MOST_MOMENTS = 1200   # drawn: the figure is some 800 pixels wide where it is read
 FITS = 0.09           # of the width, that a label in a phase needs
@@ -108,6 +109,7 @@ def draw_phases(axes, memory, span):
         left, width = 1e-6 * (phase.begin - begin), 1e-6 * (phase.end - phase.begin)
         middle = left + width / 2
         if phase.name == memories.STEP:
+            axes.broken_barh([(left, width)], (0, 1), facecolors=BETWEEN, linewidths=0, zorder=0.5)
             axes.annotate(f"step {phase.step}", (middle, 1.2), ha="center", va="bottom",
                           fontsize=style.SMALL, annotation_clip=False)
             continue
@@ -155,7 +157,8 @@ def heading(memory, run, left_out):
     if left_out:
         facts.append(f"{left_out} more were recorded")
     first = {0: "recorded", 1: "of the first step"}.get(steps, f"of the first {steps} steps")
-    return f"Memory {first}", " · ".join(fact for fact in facts if fact)
+    # A line breaks between facts, not within one.
+    return f"Memory {first}", " · ".join(fact.replace(" ", "\u00a0") for fact in facts if fact)
 
 
 def draw(memory, run):
@@ -173,8 +176,8 @@ def draw(memory, run):
     below = style.legend(axes, style.patches(drawn), 42)
     marked = {phase.name for phase in memory.phases} & set(GREYS)
     if marked:
-        style.legend(axes, style.patches({f"{SHORT[name]}: {name}": grey for name, grey
-                                          in GREYS.items() if name in marked}), below)
+        greys = {f"{SHORT[name]}: {name}": grey for name, grey in GREYS.items() if name in marked}
+        style.legend(axes, style.patches({**greys, "between them": BETWEEN}), below)
     title, subtitle = heading(memory, run, left_out)
     style.heading(axes, title, subtitle, 46)
     return fig

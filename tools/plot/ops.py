@@ -27,7 +27,9 @@ COLORS = {MATMUL: style.BLUE, ATTENTION: style.ORANGE, MEMORY: style.GREEN, WAIT
           OUTSIDE: palette.GREYS["outside"][0]}
 LANE, DARK_LANE = palette.GREYS["lane"][0], palette.GREYS["dark lane"][0]  # phases, in turns
 NAMES = ("pass", "block", "segment", "operator")
-SHORT = {"attention": "attn", "embedding": "emb"}
+FULL = {"grad_squares": "gradient norm", "take_batch": "batch"}
+SHORT = {"attention": "attn", "embedding": "emb", "forward": "fwd", "backward": "bwd",
+         "grad_squares": "norm", "optimizer": "opt"}
 LANE_INCHES, BAR = 0.3, 0.88  # and the part of it that a bar fills
 CHARACTER = 0.072  # inches, of a label in a bar
 INCHES = 4.6       # of the axes, about
@@ -99,7 +101,7 @@ def draw_phases(axes, spans, row):
         axes.broken_barh([(begin, end - begin)], (row - BAR / 2, BAR),
                          facecolors=(LANE, DARK_LANE)[i % 2], edgecolors="none")
         short = SHORT.get(span.name, span.name.removeprefix("block "))
-        label(axes, (span.name, short), begin, end - begin, row, style.INK)
+        label(axes, (FULL.get(span.name, span.name), short), begin, end - begin, row, style.INK)
 
 
 def draw_operators(axes, operators, waits, row):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from matplotlib.collections import LineCollection  # noqa: E402
+from matplotlib.lines import Line2D  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 from tools.base import BookError  # noqa: E402
@@ -24,16 +25,20 @@ PHASES = {"forward": palette.FORWARD, "backward": palette.BACKWARD, "optimizer":
 LABELS = {traces.STEP: "anything else"}
 EXPOSED, SKEW = palette.EXPOSED, palette.SKEW
 WAITS = {"waits for messages": EXPOSED, "waits for a later rank": SKEW}
+LIKE = {"dp_cp": "dp", "cp_ring": "cp"}  # a group in the colour of one that is like it
 DIMENSIONS = {"dp": palette.DP, "tp": palette.TP, "cp": "#e69f00", "pp": "#882255", "ep": "#999933",
               "world": "#6b7280"}
 GATHERS = "gathers"    # of a dimension in which there are other collectives, too: another shade
 FREED, FREED_WIDTH = "weights freed", 0.0045  # of the width
 COPIES = "copies"      # to and from devices, in the place of a dimension
-MORE = ("#4b6fb5", "#95603f", "#54845c", "#8f6f9f")
+MORE = ("#95603f", "#8f6f9f", "#b3a369", "#7c4d79")  # none of them like a phase's
+PATH, UNREADY = "a message's way", "thin: the other end is not there yet"
+THICK, THIN = 0.76, 0.16  # of a row: a bar of messages; one that waits for the other end
 COMPUTE_INCHES, MESSAGES_INCHES, GAP_INCHES = 0.28, 0.14, 0.12
 MOST_ROWS = 3          # of operations of one dimension that a rank is in at the same time
 MOST_INCHES = 11.0     # of all lanes
 MOST_MESSAGES = 600    # with a line each
+NUMBER_INCHES, AXES_INCHES = 0.1, 4.1  # a digit on a bar; the axes' width, about
 SEPARATED = 0.004      # of the width: bars from here on are set off against their neighbours
 
 
@@ -148,14 +153,14 @@ def draw_compute(axes, lanes, number, rank, window):
     """The main thread, or the device, of a rank: its phases, and over them its waits; {name:
     colour} of them. Of two phases that take turns the second one covers the lower half."""
     begin, end = window
-    y, seen = lanes.top(number), {}
+    y, seen, waits = lanes.top(number), {}, inside(rank.stalls, begin, end)
     for span in inside(rank.work, begin, end):
         if span.category == "phase" and span.name in PHASES:
             covered = lanes.compute / 2 if span.turn else lanes.compute
             bars(axes, [(span.begin, span.begin + span.duration)], y + lanes.compute - covered,
                  covered, PHASES[span.name], f"rank_{number}_{span.name}", window)
             seen[LABELS.get(span.name, span.name)] = PHASES[span.name]
-    waits = inside(rank.stalls, begin, end)
+            number_bar(axes, span, waits, y + lanes.compute - covered, covered, window)
     parts = {"waits for a later rank": [(w.begin, w.begin + w.skew) for w in waits if w.skew > 0],
              "waits for messages": [(w.begin + w.duration - w.exposed, w.begin + w.duration)
                                     for w in waits if w.exposed > 0]}
@@ -172,6 +177,21 @@ def draw_compute(axes, lanes, number, rank, window):
     return seen
 
 
+def number_bar(axes, span, waits, y, height, window):
+    """A phase's micro-batch on its bar, in the longest part without waits, if there is room."""
+    number, end = str(getattr(span, "micro_batch", -1)), min(span.begin + span.duration, window[1])
+    parts, at = [], max(span.begin, window[0])
+    for wait in inside(waits, at, end):
+        parts.append((wait.begin - at, at))
+        at = wait.begin + wait.duration
+    length, begin = max([*parts, (end - at, at)])
+    room = length / (window[1] - window[0]) * AXES_INCHES
+    if number != "-1" and height > 0.2 and room > NUMBER_INCHES * len(number):
+        axes.text(1e-3 * (begin + length / 2 - window[0]), y + height / 2, number, zorder=3,
+                  ha="center", va="center", fontsize=style.SMALL,
+                  color=palette.text_on(PHASES[span.name]))
+
+
 def times_of_release(rank):
     """When gathered weights became fewer."""
     gathered = [buffer for buffer in rank.buffers if buffer.name == "gathered weights"]
@@ -185,32 +205,48 @@ def label_of(item, colors):
     return gathers if item.kind == "all_gather" and gathers in colors else item.dimension
 
 
-def draw_messages(axes, lanes, number, placed, colors, window):
+def moves_from(trace):
+    """{id of a send or recv: when both of its ends were there}; what a side had to wait until then
+    is no transfer."""
+    return {id(item): max(part.begin for _, part in parts)
+            for key, parts in traces.match(trace).items() if key[-1] == "message"
+            for _, item in parts}
+
+
+def draw_messages(axes, lanes, number, placed, colors, window, moves):
     """The operations of a rank, each in its colour."""
     for label, color in colors.items():
         for row in range(lanes.rows):
-            spans = [(c.begin, c.begin + c.duration) for at, c in placed
-                     if at == row and label_of(c, colors) == label]
-            if spans:
-                bars(axes, spans, lanes.row(number, row) + 0.12 * lanes.messages,
-                     0.76 * lanes.messages, color, f"rank_{number}_{label.replace(' ', '_')}",
-                     window)
+            thin, thick = [], []
+            for at, item in placed:
+                if at == row and label_of(item, colors) == label:
+                    begin, end = item.begin, item.begin + item.duration
+                    moving = min(moves.get(id(item), begin), end)
+                    thin += [(begin, moving)] if moving > begin else []
+                    thick += [(moving, end)] if end > moving else []
+            for spans, height in ((thin, THIN), (thick, THICK)):
+                if spans:
+                    bars(axes, spans, lanes.row(number, row) + (1 - height) / 2 * lanes.messages,
+                         height * lanes.messages, color,
+                         f"rank_{number}_{label.replace(' ', '_')}", window)
 
 
-def draw_paths(axes, lanes, trace, begin, placed):
-    """A thin line from where a message leaves to where it arrives, behind the bars."""
+def draw_paths(axes, lanes, trace, begin, placed, moves):
+    """A thin line from where a message leaves to where it arrives, behind the bars; how many."""
     rows = {(number, id(item)): row for number, items in enumerate(placed) for row, item in items}
     lines = []
     for key, parts in traces.match(trace).items():
         ends = [(number, id(item)) for number, item in parts]
         if key[-1] != "message" or not all(end in rows for end in ends):
             continue
-        times = (parts[0][1].begin, parts[1][1].begin + parts[1][1].duration)
+        times = (moves[id(parts[0][1])], parts[1][1].begin + parts[1][1].duration)
         lines.append([(1e-3 * (time - begin), lanes.row(end[0], rows[end]) + lanes.messages / 2)
                       for time, end in zip(times, ends)])
-    if len(lines) <= MOST_MESSAGES:
-        axes.add_collection(LineCollection(lines, colors=style.INK, linewidths=0.6, zorder=0.9),
-                            autolim=False)
+    if len(lines) > MOST_MESSAGES:
+        return 0
+    axes.add_collection(LineCollection(lines, colors=style.INK, linewidths=0.6, zorder=0.9),
+                        autolim=False)
+    return len(lines)
 
 
 def dimension_colors(ranks):
@@ -220,6 +256,10 @@ def dimension_colors(ranks):
     others = sorted(names - set(known))
     plain = {**{name: DIMENSIONS[name] for name in known},
              **{name: MORE[i % len(MORE)] for i, name in enumerate(others)}}
+    for name in plain:
+        like = LIKE.get(name)
+        if like:
+            plain[name] = style.other_shade(DIMENSIONS[like]) if like in plain else DIMENSIONS[like]
     colors = {}
     for name, color in plain.items():
         colors[name] = color
@@ -240,12 +280,12 @@ def collectives(messages, colors):
             for label, color in colors.items()}
 
 
-def draw_ranks(axes, lanes, ranks, placed, colors, window):
-    """All lanes of a panel; {name: colour} of what the main threads did."""
+def draw_ranks(axes, lanes, ranks, placed, colors, window, moves=None):
+    """All lanes of a panel; {name: colour} of what the main threads did. moves: moves_from()."""
     seen = {}
     for number, rank in enumerate(ranks):
         seen.update(draw_compute(axes, lanes, number, rank, window))
-        draw_messages(axes, lanes, number, placed[number], colors, window)
+        draw_messages(axes, lanes, number, placed[number], colors, window, moves or {})
     axes.set_ylim(lanes.height - GAP_INCHES / 4, -GAP_INCHES / 2)
     axes.grid(axis="y", visible=False)
     return seen
@@ -300,15 +340,19 @@ def draw(trace, run_dir, wanted):
     placed = lay_rows(messages, colors)
     lanes = Lanes(len(trace.ranks), count_rows(placed))
     fig, (axes,) = style.figure(size=(5.3, lanes.height + 0.1))
-    seen = draw_ranks(axes, lanes, trace.ranks, placed, colors, window)
-    draw_paths(axes, lanes, trace, window[0], placed)
+    moves = moves_from(trace)
+    seen = draw_ranks(axes, lanes, trace.ranks, placed, colors, window, moves)
+    paths = draw_paths(axes, lanes, trace, window[0], placed, moves)
     axes.set_xlim(0, 1e-3 * (window[1] - window[0]))
     axes.xaxis.set_major_locator(MaxNLocator(7))
     axes.set_xlabel(f"ms since step {step} began")
     label_lanes(axes, lanes, [(share.exposed + share.skew) / max(share.end - share.begin, 1e-9)
                               for share in shares])
     below = style.legend(axes, style.patches(in_order(seen)), 44)
-    style.legend(axes, style.patches(collectives(messages, colors)), below)
+    below = style.legend(axes, style.patches(collectives(messages, colors)), below)
+    if paths:
+        style.legend(axes, [Line2D([], [], color=style.INK, linewidth=0.6, label=PATH),
+                            Line2D([], [], color=style.MUTED, linewidth=2, label=UNREADY)], below)
     facts = trace.facts
     ranks, duration = traces.counted(len(trace.ranks), "rank"), 1e-3 * (window[1] - window[0])
     style.title(axes, f"{facts['chapter']}, step {step} on {ranks}: {duration:.1f} ms",
