@@ -1124,7 +1124,7 @@ class Launcher(FakeTree):
         names=$(echo "$*" | sed 's/.*(//; s/).*//; s/|/ /g; s/\\\\//g')
         for name in $names; do
           echo "    Start 3: $name"
-          echo "1/2 Test #3: $name .....$outcome   3.25 sec"
+          echo "1/9 Test #3: $name .....$outcome   3.25 sec"
         done
         echo "50% tests passed, 7 tests failed out of 9"
         echo "Total Test time (real) = 1 sec"

@@ -696,10 +696,25 @@ class Reading(Traces):
         told = json.loads((self.scratch / "run" / "trace.json").read_text(encoding="utf-8"))
         for event in told["traceEvents"]:
             if event.get("cat") in ("op", "phase"):
-                event["args"].update({"GFLOP/s": 1.5, "GB/s": 0.25, "micro_batch": 1})
+                event["args"].update({"GFLOP/s": 1.5, "GB/s": 0.25})
         told["traceEvents"].append({"ph": "C", "pid": 0, "name": "memory", "ts": 1000.5,
                                     "args": {"activations": 4096}})
         self.assertEqual(traces.load(self.put(told)).ranks, expected.ranks)
+
+    def test_a_micro_batch_is_kept_by_a_replay_and_by_what_is_written(self):
+        def program(script):
+            with script.span("phase", "forward"):
+                script.compute(5, "matmul")
+        self.record(program)
+        told = json.loads((self.scratch / "run" / "trace.json").read_text(encoding="utf-8"))
+        for event in told["traceEvents"]:
+            if event.get("name") == "forward":
+                event["args"]["micro_batch"] = 3
+        trace = traces.load(self.put(told))
+        traces.save(self.replay(trace), self.scratch / "run" / "replay.json")
+        for found in (trace, traces.load(self.scratch / "run" / "replay.json")):
+            self.assertEqual([span.micro_batch for span in found.ranks[0].spans
+                              if span.name in ("forward", "matmul")], [3, -1])
 
     def test_no_trace(self):
         untraced = self.scratch / "untraced"
