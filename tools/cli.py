@@ -15,7 +15,7 @@ from tools.exercise import check, exercises, own_code
 from tools.gpu import gpu_bundle, gpu_check
 from tools.lab import lab
 from tools.look import compare, figures, replay, runs, why
-from tools.run import build, doctor, export, gpu, launch, mpi, packages, tokens
+from tools.run import build, doctor, export, gpu, launch, mpi, packages, plan, tokens
 from tools.site import main as site
 from tools.test import testing
 
@@ -34,6 +34,9 @@ Read and run
   diff CHAPTER [OTHER]     what differs between two chapters; one alone: from its parent
   prove CHAPTER -- FLAGS   your layout, shrunk to what runs here: does it compute what one rank does?
   fuzz CHAPTER             the same of layouts drawn at random, for some minutes
+Find a layout
+  plan --model 8B --cluster h100_nvl8 --nodes 8 --batch 1M    what fits, and what is fastest
+  plan --predict FILE.csv --cluster a100 -o OUT.csv           step and memory of each layout there
 Do the exercises
   exercise [CHAPTER]       list them: state, size, what one learns; exercise ch02.ex1 shows one
   check ch02.ex1 [ANSWER]  judge an answer; check CHAPTER: all that are begun
@@ -256,6 +259,48 @@ def _fuzz(arguments, _flags):
     options = launch.Options(install=not args.no_install, skip_packages=args.skip_packages)
     return launch.run_chapter(
         chapter, ["--fuzz", f"{args.minutes:g}", "--seed", str(args.seed)], options)
+
+
+def _plan(arguments, flags):
+    """./book plan"""
+    parser = _Parser(prog="./book plan", usage="./book plan --cluster NAME (--batch TOKENS | "
+                     "--predict FILE | --fit FILE) [options] [-- chapter flags]",
+                     description="Looks for the layouts in which a cluster trains a model fastest, "
+                     "by dry runs. Or predicts step and memory of each layout of a table, or fits "
+                     "what it predicts with to steps that were measured. Exit code: 3 = no layout "
+                     "is as --require says, 2 = bad input.",
+                     examples=(
+                         ("./book plan --model 8B --cluster h100_nvl8 --nodes 8 --batch 1M",
+                          "ten layouts, the fastest first"),
+                         ("./book plan --predict runs.csv --cluster a100 -o out.csv",
+                          "the table with three more columns"),
+                         ("./book plan --fit runs.csv --cluster a100 -o mine.json",
+                          "a cluster's file with what fits best")))
+    parser.add_argument("--cluster", required=True, help="a name such as h100_nvl8, or a file")
+    asks = parser.add_mutually_exclusive_group(required=True)
+    asks.add_argument("--batch", metavar="TOKENS", help="of a step, such as 1M")
+    asks.add_argument("--predict", metavar="FILE.csv", help="a table of layouts")
+    asks.add_argument("--fit", metavar="FILE.csv", nargs="+", help="tables of measured steps")
+    parser.add_argument("--rows", default="all", metavar="\"pp<=1,nodes<=32\"",
+                        help="with --fit: the rows to fit (default: all)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="of --predict or --fit")
+    parser.add_argument("--model", help="with --batch, like the four below: such as 8B")
+    parser.add_argument("--nodes", help="of the cluster (default 1)")
+    parser.add_argument("--seq_len", default="4096", help="tokens of a sample (default 4096)")
+    parser.add_argument("--require", help='such as "mfu>=0.4,mem<=75"')
+    parser.add_argument("--json", action="store_true", help="the answer for programs")
+    _add_set_up(parser)
+    parser.flags = tuple(flags)
+    args = parser.parse_args(arguments)
+    options = launch.Options(install=not args.no_install, skip_packages=args.skip_packages, ranks=1)
+    if args.predict:
+        return plan.predict(args.predict, args.cluster, args.output, options)
+    if args.fit:
+        return plan.fit(args.fit, args.cluster, args.rows, args.output, options)
+    named = [word for name in ("model", "nodes", "seq_len", "require") if getattr(args, name)
+             for word in (f"--{name}", getattr(args, name))]
+    return plan.search(args.cluster, args.batch,
+                       [*named, *["--plan_json"] * args.json, *flags], options)
 
 
 def _test(arguments, _flags):
@@ -718,7 +763,8 @@ def _solution(arguments, _flags):
     return exercises.show_solution(exercises.resolve(args.exercise), args.yes)
 
 
-COMMANDS = {"run": _run, "prove": _prove, "fuzz": _fuzz, "test": _test, "bench": _bench,
+COMMANDS = {"run": _run, "prove": _prove, "fuzz": _fuzz, "plan": _plan,
+            "test": _test, "bench": _bench,
             "plot": _plot, "why": _why, "list": _list, "compare": _compare, "doctor": _doctor,
             "figures": _figures, "weave": _weave, "delta": _delta, "diff": _diff,
             "propagate": _propagate, "replay": _replay, "export": _export, "tokenize": _tokenize,
@@ -749,9 +795,9 @@ def _dispatch(argv):
         raise BookError(f"there is no command {name!r}; {hint}", 2)
     split = argv.index("--") if "--" in argv else len(argv)
     arguments, flags = argv[1:split], argv[split + 1:]
-    if flags and argv[0] not in ("run", "prove"):
-        raise BookError(f"./book {argv[0]} takes nothing after `--`; only `run` and `prove` hand "
-                        "flags on", 2)
+    if flags and argv[0] not in ("run", "prove", "plan"):
+        raise BookError(f"./book {argv[0]} takes nothing after `--`; only `run`, `prove` and "
+                        "`plan` hand flags on", 2)
     return COMMANDS[argv[0]](arguments, flags)
 
 

@@ -1,4 +1,4 @@
-"""What this chapter's page shows: schematics of a record and its replay, and answers of searches.
+"""What this chapter's page shows: schematics, answers of searches, predictions beside measurements.
 
 `./book figures` calls it; tools/book/showcase.py says how.
 """
@@ -6,10 +6,10 @@ from tools.book.short_runs import look_into, run
 from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
 
-from . import draw_replay, searched
+from . import draw_replay, predicted, searched
 
 SCHEMATICS = draw_replay.FIGURES
-PROVENANCE = {"provenance.md": ("searches", "counts")}
+PROVENANCE = {"provenance.md": ("searches", "counts", "fits", "predicted")}
 # A small run whose exchanges the box of the algorithm names.
 SMALL = {"num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size": 192, "num_layers": 2,
          "seq_len": 64, "micro_batch_size": 2, "grad_acc_steps": 2, "dp_size": 2, "tp_size": 2,
@@ -20,10 +20,12 @@ ALONE = {**{name: value for name, value in SMALL.items() if not name.endswith("_
 ALONE.pop("sequence_parallel")
 
 
-def measure(chapter, _program, commit):
-    """Where the data come from; rerun() and count(), which come next, fill them."""
-    for name in ("searches", "counts"):
+def measure(chapter, program, commit):
+    """Fits, which take a minute; and where the data come from that rerun() and count() fill next."""
+    for name in ("searches", "counts", "predicted"):
         write_json(chapter.folder / "figures" / f"{name}.json", origin(chapter, commit))
+    write_json(chapter.folder / "figures" / "fits.json",
+               {**origin(chapter, commit), "clusters": predicted.fit_all(program)})
 
 
 def rerun(chapter, program):
@@ -32,6 +34,9 @@ def rerun(chapter, program):
     found = {"plan.txt": searched.plan_text(program)}
     if (folder / "searches.json").exists():
         found["searches.json"] = json_text({**read_json(folder / "searches.json"), **searched.search_all(program)})
+    if (folder / "predicted.json").exists():
+        found["predicted.json"] = json_text({**read_json(folder / "predicted.json"),
+                                             "tables": predicted.predict_all(program)})
     return found
 
 
@@ -70,4 +75,7 @@ def texts(folder):
                       "formula.md": searched.formula_table(searches["one_node"]),
                       "nodes.md": searched.nodes_table(searches["nodes"]),
                       "claims.md": searched.claims_table(searches)})
+    if "fits" in data and "tables" in data.get("predicted", {}):
+        both = data["fits"]["clusters"], data["predicted"]["tables"]
+        found.update({"fitted.md": predicted.fitted_table(*both), "judged.md": predicted.judged_table(*both)})
     return found

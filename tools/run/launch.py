@@ -15,7 +15,7 @@ from tools.process import output_of, signal_name, wait_for
 from tools.run import bridge, build, cluster, mpi, packages, recipes
 
 # With these a chapter prints something and ends: no run directory, no `done` mark.
-INFORMATION_FLAGS = {"-h", "--help", "--help-all", "--version", "--plan", "--estimate",
+INFORMATION_FLAGS = {"-h", "--help", "--help-all", "--version", "--plan", "--plan_rows", "--estimate",
                      "--pp_show", "--mesh_show", "--prove", "--fuzz"}
 # Of these, what depends on how many ranks there are; they start none.
 PLANNING_FLAGS = {"--plan", "--estimate", "--pp_show", "--mesh_show", "--prove"}

@@ -1,0 +1,67 @@
+"""`./book plan`: asks the program of the chapter that searches layouts.
+
+What it answers is the program's; here a few words become its flags, and files absolute paths.
+"""
+import re
+from pathlib import Path
+
+from tools import chapters
+from tools.base import BookError, show_path
+from tools.run import launch
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def find_chapter():
+    """The first chapter that searches layouts; later ones take its flags, too."""
+    return next(chapter for chapter in chapters.find_chapters()
+                if (chapter.folder / "planner").is_dir())
+
+
+def tokens(text):
+    """1048576 for "1M". BookError (2) for what is no number of tokens."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)", text.strip().upper())
+    count = float(found[1]) * UNITS[found[2]] if found else 0
+    if count < 1 or count != int(count):
+        raise BookError(f"--batch {text}: it is a number of tokens such as 1048576, 512K or 1M", 2)
+    return int(count)
+
+
+def place(cluster):
+    """A cluster's name as it is; its file by an absolute path."""
+    is_file = "/" in cluster or "." in cluster
+    return str(Path(cluster).absolute()) if is_file else cluster
+
+
+def existing(files):
+    """Tables, by absolute paths. BookError (2) where one is missing."""
+    for name in files:
+        if not Path(name).is_file():
+            raise BookError(f"{show_path(name)}: there is no such table; try "
+                            f"{show_path(find_chapter().folder / 'data' / 'playbook_h100.csv')}", 2)
+    return ",".join(str(Path(name).absolute()) for name in files)
+
+
+def written(output):
+    return ["--plan_out", str(Path(output).absolute())] if output else []
+
+
+def predict(table, cluster, output, options):
+    """The table's rows, with what is predicted of each."""
+    return launch.run_chapter(find_chapter(), [
+        "--cluster", place(cluster), "--plan_rows", existing([table]), *written(output)], options)
+
+
+def fit(tables, cluster, rows, output, options):
+    """The numbers of the cluster's framework, fitted to the tables."""
+    return launch.run_chapter(find_chapter(), [
+        "--cluster", place(cluster), "--plan_rows", existing(tables), "--plan_fit", rows,
+        *written(output)], options)
+
+
+def search(cluster, batch, flags, options):
+    """The best layouts of a batch."""
+    given = {flag.partition("=")[0] for flag in flags}
+    dtype = [] if "--dtype" in given else ["--dtype", "bf16"]
+    return launch.run_chapter(find_chapter(), [
+        "--cluster", place(cluster), "--plan", str(tokens(batch)), *dtype, *flags], options)
