@@ -16,7 +16,7 @@ int run(const Communicator& world, int argc, char** argv) {
   if (!session.parse(argc, argv)) return 0;  // --help
   if (config.estimate) return session.estimate(estimate_ranks(config));
   // [search]
-  if (config.planning.plan > 0) return print_plan(config);
+  if (config.search.plans(config)) return print_plan(config);
   // [search]
   // [show]
   const PipelineConfig& pipeline = config.pipeline;

@@ -63,9 +63,9 @@ std::vector<Requirement> parse_requirements(const std::string& text) {
 }
 
 /// A search under way: the candidates, those that were replayed, the text.
-class Search {
+class LayoutSearch {
  public:
-  explicit Search(const TrainConfig& config)
+  explicit LayoutSearch(const TrainConfig& config)
       : config_(config),
         cluster_(read_cluster(config.search.cluster)),
         required_(parse_requirements(config.search.require)) {
@@ -371,7 +371,7 @@ void SearchConfig::check(const TrainConfig& run) const {
   }
 }
 
-SearchAnswer search(const TrainConfig& config) { return Search(config).run(); }
+SearchAnswer search(const TrainConfig& config) { return LayoutSearch(config).run(); }
 
 int print_plan(const TrainConfig& config) {
   if (!config.search.plan_rows.empty()) {

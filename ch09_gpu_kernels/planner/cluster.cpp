@@ -17,8 +17,8 @@ namespace usp {
 
 namespace {
 
-constexpr std::array<std::string_view, 4> kOrigins = {"data sheet", "measured", "published",
-                                                      "assumed"};
+constexpr std::array<std::string_view, 5> kOrigins = {"data sheet", "measured", "published",
+                                                      "fitted", "assumed"};
 
 /// Reads an object of a file, and refuses what it does not know.
 class Reader {
@@ -44,6 +44,8 @@ class Reader {
     if (!value.is_string()) usage_error("{}: {} must be a text; try {}", file_, full(key), example);
     return value.get<std::string>();
   }
+
+  bool has(const std::string& key) const { return object_.contains(key); }
 
   Reader child(const std::string& key, std::string_view example) {
     return {get(key, example), file_, full(key)};
@@ -103,6 +105,31 @@ ClusterLink read_link(Reader& links, const std::string& name) {
   return link;
 }
 
+Framework read_framework(Reader of) {
+  Framework framework;
+  framework.name = of.text("name", "\"name\": \"nanotron\"");
+  framework.attention = of.text("attention", "\"attention\": \"blockwise\"");
+  framework.recompute = of.text("recompute", "\"recompute\": \"none\"");
+  framework.sequence_parallel = of.number("sequence_parallel", 0, 1, 1).value == 1;
+  framework.matmul = of.number("matmul", 1e-3, 1, 0.7);
+  framework.attention_share = of.number("attention_share", 1e-3, 1, 0.3);
+  framework.half = of.number("half", 0, 1e6, 100);
+  framework.launch_us = of.number("launch_us", 0, 1e6, 50);
+  framework.net_latency_us = of.number("net_latency_us", 0, 1e6, 20);
+  framework.net_gbs = of.number("net_gbs", 1e-6, 1e6, 40);
+  framework.per_doubling = of.number("per_doubling", 0.1, 1, 0.8);
+  framework.all_reduce = of.number("all_reduce", 1, 10, 1);
+  framework.exposed = of.number("exposed", 0, 1, 0.5);
+  framework.overlap = of.number("overlap", 0, 1, 0.5);
+  framework.step_ms = of.number("step_ms", 0, 1e6, 1);
+  framework.logit_bytes = of.number("logit_bytes", 0, 1000, 20);
+  framework.gradient_bytes = of.number("gradient_bytes", 0, 16, 4);
+  framework.kept_bytes = of.number("kept_bytes", 0, 1000, 16);
+  framework.constant_gib = of.number("constant_gib", 0, 1000, 1);
+  of.end();
+  return framework;
+}
+
 Sourced whole(Sourced number, const std::string& file, const char* key) {
   if (number.value != std::floor(number.value)) {
     usage_error("{}: {} must be a whole number, not {:g}; try {:g}", file, key, number.value,
@@ -157,15 +184,36 @@ Cluster parse_cluster(const std::string& text, const std::string& file) {
   cluster.node = read_link(links, "node");
   cluster.net = read_link(links, "net");
   links.end();
+  if (reader.has("framework")) {
+    cluster.framework = read_framework(reader.child("framework", "\"framework\": {...}"));
+  }
   reader.end();
   return cluster;
 }
 
+Cluster as_used(Cluster cluster) {
+  if (!cluster.framework) return cluster;
+  const Framework& framework = *cluster.framework;
+  cluster.matmul = framework.matmul;
+  cluster.attention = framework.attention_share;
+  cluster.half_width = cluster.half_depth = framework.half;
+  cluster.launch_us = framework.launch_us;
+  cluster.net = {framework.net_latency_us, framework.net_gbs};
+  cluster.per_doubling = framework.per_doubling;
+  cluster.all_reduce = framework.all_reduce;
+  return cluster;
+}
+
+std::string cluster_file(const std::string& name_or_file) {
+  const bool is_file = name_or_file.find_first_of("/.") != std::string::npos;
+  if (is_file) return name_or_file;
+  return std::filesystem::path(USP_CLUSTERS) / (name_or_file + ".json");
+}
+
 Cluster read_cluster(const std::string& name_or_file) {
   namespace fs = std::filesystem;
-  const fs::path shipped = USP_CLUSTERS;
-  const bool is_file = name_or_file.find_first_of("/.") != std::string::npos;
-  const fs::path path = is_file ? fs::path(name_or_file) : shipped / (name_or_file + ".json");
+  const fs::path shipped = USP_CLUSTERS, path = cluster_file(name_or_file);
+  const bool is_file = path == name_or_file;
   std::ifstream file(path);
   if (!file) {
     std::vector<std::string> names;

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "tensor/dtype.h"
@@ -9,7 +10,7 @@
 namespace usp {
 
 /// Where a number of a cluster comes from.
-enum class Origin : uint8_t { data_sheet, measured, published, assumed };
+enum class Origin : uint8_t { data_sheet, measured, published, fitted, assumed };
 /// As files have it, such as "data sheet".
 std::string_view name(Origin origin);
 
@@ -27,6 +28,27 @@ struct ClusterLink {
       gbs;  ///< beta: 1e9 bytes a second in one direction; inside a node of a rank, beyond of a NIC
 };
 
+// [framework]
+/// What another framework makes of the cluster, fitted on its runs: for tables of measured steps.
+struct Framework {
+  std::string name;
+  std::string attention, recompute;    ///< as the flags have them, where a row does not say
+  bool sequence_parallel = false;      ///< likewise
+  Sourced matmul, attention_share;     ///< efficiencies, in the place of the cluster's
+  Sourced half;                        ///< m, n and k at which a product reaches half of that
+  Sourced launch_us;                   ///< in the place of the cluster's
+  Sourced net_latency_us, net_gbs;     ///< likewise
+  Sourced per_doubling;                ///< share of net_gbs left with twice as many nodes
+  Sourced all_reduce;                  ///< times net_gbs: what an all-reduce reaches between nodes
+  Sourced exposed;                     ///< share of tp's exchanges that computing does not cover
+  Sourced overlap;                     ///< share of a backward pass under which gradients are sent
+  Sourced step_ms;                     ///< of each step, whatever its layout
+  Sourced logit_bytes;                 ///< that the loss moves for each logit
+  Sourced gradient_bytes, kept_bytes;  ///< of a parameter; of a token, layer and channel
+  Sourced constant_gib;                ///< on every rank
+};
+// [framework]
+
 // [cluster]
 /// A cluster that one need not have: what its file says, in the file's units.
 struct Cluster {
@@ -41,12 +63,19 @@ struct Cluster {
   Sourced half_width, half_depth;        ///< m, n and k at which a product reaches half of that
   Sourced launch_us;                     ///< of an op, on the host
   ClusterLink node, net;                 ///< inside a node, between two
+  Sourced per_doubling{1, Origin::assumed, ""};  ///< of net.gbs, with twice as many nodes
+  Sourced all_reduce{1, Origin::assumed, ""};    ///< times net.gbs, of one between nodes
+  std::optional<Framework> framework;            ///< whose runs on it have been measured
 };
 // [cluster]
 
 /// The cluster of this name, of those that the chapter ships, or in this file. Throws UsageError,
 /// with the file, the key and a value that works.
 Cluster read_cluster(const std::string& name_or_file);
+/// The cluster as its framework makes use of it; itself where there is none.
+Cluster as_used(Cluster cluster);
+/// Where its file is.
+std::string cluster_file(const std::string& name_or_file);
 /// The same of a file's text.
 Cluster parse_cluster(const std::string& text, const std::string& file);
 

@@ -1,6 +1,7 @@
 #include "planner/cost.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.h"
 
@@ -57,15 +58,20 @@ double Cost::launch() { return take("launch", cluster_.launch_us) * 1e-6; }
 
 // [links]
 /// Of the NICs of a node each rank has a share that does not depend on who sends: the ranks of a
-/// node do the same at the same time.
-double Cost::net_share() {
-  return take("net.gbs", cluster_.net.gbs) * 1e9 * take("nics_per_node", cluster_.nics_per_node) /
+/// node do the same at the same time. It shrinks with the nodes that a group lies on.
+double Cost::net_share(int64_t nodes) {
+  const double doublings = std::max(0.0, std::log2(double(nodes) / 2));
+  const double left = std::pow(cluster_.per_doubling.value, doublings);
+  return take("net.gbs", cluster_.net.gbs) * 1e9 * left *
+         take("nics_per_node", cluster_.nics_per_node) /
          take("ranks_per_node", cluster_.ranks_per_node);
 }
 
 /// A ring leaves each node once; as many rings as the group has ranks in a node share the work.
-double Cost::ring_rate(const GroupLayout& layout) {
-  const double beyond = layout.nodes > 1 ? net_share() * double(layout.in_node) : 1e30;
+double Cost::ring_rate(const GroupLayout& layout, bool sums) {
+  const double faster = sums ? cluster_.all_reduce.value : 1;
+  const double beyond =
+      layout.nodes > 1 ? faster * net_share(layout.nodes) * double(layout.in_node) : 1e30;
   const double inside =
       layout.in_node > 1 || layout.nodes == 1 ? take("node.gbs", cluster_.node.gbs) * 1e9 : 1e30;
   return std::min(beyond, inside);
@@ -80,7 +86,7 @@ ExchangeSeconds Cost::of(const Exchange& exchange, const ProgramGroup& group) {
   const auto n = double(layout.ranks), bytes = double(exchange.payload_bytes);
   const double alpha = 1e-6 * (layout.nodes > 1 ? take("net.latency", cluster_.net.latency_us)
                                                 : take("node.latency", cluster_.node.latency_us));
-  const double all = bytes / ring_rate(layout), hops = n - 1;
+  const double all = bytes / ring_rate(layout, exchange.kind == CommKind::all_reduce), hops = n - 1;
   double seconds = 2 * hops * alpha;  // a barrier
   switch (exchange.kind) {
     case CommKind::all_reduce:
@@ -111,8 +117,8 @@ double Cost::all_to_all(double bytes, const GroupLayout& layout) {
              (own - 1) / n * bytes / (take("node.gbs", cluster_.node.gbs) * 1e9);
   }
   if (layout.nodes > 1) {
-    beyond =
-        1e-6 * take("net.latency", cluster_.net.latency_us) + (n - own) / n * bytes / net_share();
+    beyond = 1e-6 * take("net.latency", cluster_.net.latency_us) +
+             (n - own) / n * bytes / net_share(layout.nodes);
   }
   return std::max(inside, beyond);
 }
@@ -122,7 +128,7 @@ ExchangeSeconds Cost::message(const Exchange& exchange, const ProgramGroup& grou
     return (*group.members)[rank] / static_cast<int64_t>(cluster_.ranks_per_node.value);
   };
   const bool near = node(group.rank) == node(exchange.peer);
-  const double rate = near ? take("node.gbs", cluster_.node.gbs) * 1e9 : net_share();
+  const double rate = near ? take("node.gbs", cluster_.node.gbs) * 1e9 : net_share(2);
   const double alpha = 1e-6 * (near ? take("node.latency", cluster_.node.latency_us)
                                     : take("net.latency", cluster_.net.latency_us));
   const double busy = double(exchange.payload_bytes) / rate;

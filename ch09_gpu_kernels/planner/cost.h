@@ -46,9 +46,9 @@ class Cost {
  private:
   double take(const char* key, const Sourced& number);
   double efficiency(const Kernel& kernel);
-  /// Bytes a second at which each rank of a ring can send.
-  double ring_rate(const GroupLayout& layout);
-  double net_share();
+  /// Bytes a second at which each rank of a ring can send; `sums`: of an all-reduce.
+  double ring_rate(const GroupLayout& layout, bool sums);
+  double net_share(int64_t nodes);
   ExchangeSeconds message(const Exchange& exchange, const ProgramGroup& group);
   double all_to_all(double bytes, const GroupLayout& layout);
 

@@ -10,6 +10,8 @@
 
 #include "accounting/memory.h"
 #include "base/rules.h"
+#include "planner/fit.h"
+#include "planner/rows.h"
 #include "planner/timed.h"
 #include "tensor/console.h"
 
@@ -61,9 +63,9 @@ std::vector<Requirement> parse_requirements(const std::string& text) {
 }
 
 /// A search under way: the candidates, those that were replayed, the text.
-class Search {
+class LayoutSearch {
  public:
-  explicit Search(const TrainConfig& config)
+  explicit LayoutSearch(const TrainConfig& config)
       : config_(config),
         cluster_(read_cluster(config.search.cluster)),
         required_(parse_requirements(config.search.require)) {
@@ -327,6 +329,13 @@ void SearchConfig::bind(Args& args) {
   args.bind("require", require,
             "what a layout has to reach, such as \"mfu>=0.4,mem<=75\"; exit code 3 if none does")
       .may_differ_on_resume();
+  args.bind("plan_rows", plan_rows, "predict each layout of this table (.csv) on the cluster")
+      .may_differ_on_resume();
+  args.bind("plan_out", plan_out, "write the table to this file, with what is predicted")
+      .may_differ_on_resume();
+  args.bind("plan_fit", plan_fit,
+            "fit the cluster's numbers to the measured rows that are so: all, or \"pp<=1\"")
+      .may_differ_on_resume();
 }
 
 void SearchConfig::validate(const Args& args) {
@@ -338,7 +347,7 @@ void SearchConfig::validate(const Args& args) {
     if (args.typed(flag)) chosen += std::string(flag) + " ";
   }
   if (cluster.empty()) {
-    for (const char* flag : {"nodes", "plan_best", "plan_json", "require"}) {
+    for (const char* flag : {"nodes", "plan_best", "plan_json", "require", "plan_rows"}) {
       if (!args.typed(flag)) continue;
       refuse("search_has_a_cluster", {fmt::format("leave out --{}", flag)},
              "{} is about a search, which needs --cluster and --plan", flag);
@@ -351,16 +360,24 @@ bool SearchConfig::decides(const std::string& flag) const {
   return (" " + chosen).find(" " + flag + " ") != std::string::npos;
 }
 
+bool SearchConfig::plans(const TrainConfig& run) const {
+  return run.planning.plan > 0 || !plan_rows.empty();
+}
+
 void SearchConfig::check(const TrainConfig& run) const {
-  if (!cluster.empty() && run.planning.plan == 0) {
+  if (!cluster.empty() && run.planning.plan == 0 && plan_rows.empty()) {
     refuse("search_has_a_batch", {"--plan 1048576", "leave out --cluster"},
            "cluster={} needs a batch to plan for: --plan", cluster);
   }
 }
 
-SearchAnswer search(const TrainConfig& config) { return Search(config).run(); }
+SearchAnswer search(const TrainConfig& config) { return LayoutSearch(config).run(); }
 
 int print_plan(const TrainConfig& config) {
+  if (!config.search.plan_rows.empty()) {
+    print("{}", !config.search.plan_fit.empty() ? fit_rows(config) : predict_rows(config));
+    return 0;
+  }
   const SearchAnswer answer =
       config.search.cluster.empty() ? SearchAnswer{plan_batch(config)} : search(config);
   print("{}", answer.text);

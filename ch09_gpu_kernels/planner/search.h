@@ -15,10 +15,16 @@ struct SearchConfig {
   int64_t plan_best = 10;  ///< layouts to print
   bool plan_json = false;  ///< as JSON
   std::string require;     ///< what the best has to reach; empty: nothing
+  std::string plan_rows;   ///< a table of runs to predict; empty: none
+  std::string plan_out;    ///< the file that gets it with what is predicted
+  std::string plan_fit;    ///< fit the cluster's numbers to the rows that are so; empty: do not
   std::string chosen;      ///< flags whose values the command line decides
 
   /// Whether the command line decides this flag, of those that a search would choose.
   bool decides(const std::string& flag) const;
+
+  /// Whether there is something to plan: a batch, or a table of runs.
+  bool plans(const TrainConfig& run) const;
 
   void bind(Args& args);
   void validate(const Args& args);

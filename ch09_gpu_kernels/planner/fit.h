@@ -1,0 +1,37 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "config.h"
+#include "planner/cluster.h"
+
+namespace usp {
+
+/// A number of a framework's profile that a fit may choose.
+struct Knob {
+  std::string name;         ///< as the cluster's file has it
+  double minimum, maximum;  ///< of it
+  double start;             ///< where a fit begins, whatever the file says
+  Sourced Framework::*member;
+
+  Sourced& of(Cluster& cluster) const { return (*cluster.framework).*member; }
+};
+
+/// The knobs that steps depend on; `gathers`: some runs have ZeRO, whose gathers an all-reduce can
+/// be compared with.
+std::vector<Knob> step_knobs(bool gathers);
+/// The knobs that memory depends on.
+std::vector<Knob> memory_knobs();
+
+/// Chooses the knobs so that error(cluster) is least, by trying a factor up and down for each and
+/// going on where that helps (Hooke and Jeeves).
+Cluster fit(Cluster cluster, const std::vector<Knob>& knobs,
+            const std::function<double(const Cluster&)>& error);
+
+/// Fits the cluster's numbers to the tables of `plan_rows`, and says how far off they are on the
+/// rows that were fitted, and on fifths of them that were left out of a fit in turn.
+std::string fit_rows(const TrainConfig& config);
+
+}  // namespace usp
