@@ -122,7 +122,7 @@ class LayoutSearch {
     usage_error(
         "plan={}: nothing fits. The layout that needs least, {}, takes {:.1f} GiB on rank {}, most "
         "of it {}, and {} has {:g}: {:.1f} are missing; try --nodes {}",
-        config_.planning.plan, flags_of(least.config), least.gib, least.fullest, least.most,
+        config_.planning.plan, layout_flags(least.config), least.gib, least.fullest, least.most,
         cluster_.name, cluster_.memory_gib.value, least.gib - cluster_.memory_gib.value,
         2 * config_.search.nodes);
   }
@@ -198,7 +198,7 @@ class LayoutSearch {
       text +=
           fmt::format("   {:>4} for their {}; the closest by {:.1f} GiB, on rank {}:\n        {}\n",
                       of.size(), category, closest.gib - cluster_.memory_gib.value, closest.fullest,
-                      flags_of(closest.config));
+                      layout_flags(closest.config));
     }
     for (const auto& [rule, count] : found_.refused) {
       text += fmt::format("   {:>4} refused: {}\n", count, rule);
@@ -257,12 +257,12 @@ class LayoutSearch {
         if (what != "pp" && share >= 0.0005)
           waits.push_back(fmt::format("{} {:.1f}%", what, 100 * share));
       }
-      text +=
-          fmt::format("{:>4}{:>10.3f}{:>10.3f}{:>14.0f}{:>6.1f}%{:>7.1f}{:>7.1f}%   {}\n      {}\n",
-                      i + 1, timed.replayed.step, timed.candidate.closed_form,
-                      timed.tokens_per_second() / double(ranks()), 100 * timed.mfu(cluster_),
-                      timed.gib(), 100 * timed.replayed.bubble(timed.classes),
-                      fmt::format("{}", fmt::join(waits, ", ")), flags_of(timed.candidate.config));
+      text += fmt::format(
+          "{:>4}{:>10.3f}{:>10.3f}{:>14.0f}{:>6.1f}%{:>7.1f}{:>7.1f}%   {}\n      {}\n", i + 1,
+          timed.replayed.step, timed.candidate.closed_form,
+          timed.tokens_per_second() / double(ranks()), 100 * timed.mfu(cluster_), timed.gib(),
+          100 * timed.replayed.bubble(timed.classes), fmt::format("{}", fmt::join(waits, ", ")),
+          layout_flags(timed.candidate.config));
     }
     return text;
   }
@@ -291,7 +291,7 @@ class LayoutSearch {
     for (int64_t i = 0; i < std::ssize(timed_) && i < config_.search.plan_best; ++i) {
       const Timed& timed = timed_[i];
       nlohmann::ordered_json row;
-      row["flags"] = flags_of(timed.candidate.config);
+      row["flags"] = layout_flags(timed.candidate.config);
       row["step_s"] = timed.replayed.step;
       row["formula_s"] = timed.candidate.closed_form;
       row["tokens_per_s_per_rank"] = timed.tokens_per_second() / double(ranks());

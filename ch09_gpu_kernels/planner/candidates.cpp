@@ -147,7 +147,7 @@ Candidates make_candidates(const TrainConfig& config, const Cluster& cluster) {
   return Sorter(config, cluster).take();
 }
 
-std::string flags_of(const TrainConfig& config) {
+std::string layout_flags(const TrainConfig& config) {
   const MeshSizes mesh = config.mesh();
   std::string flags = fmt::format("--dp_size {}", mesh.dp);
   const auto add = [&](const char* flag, int64_t value) {

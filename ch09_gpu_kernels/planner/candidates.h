@@ -31,6 +31,6 @@ struct Candidates {
 Candidates make_candidates(const TrainConfig& config, const Cluster& cluster);
 
 /// The flags that make this layout of the base.
-std::string flags_of(const TrainConfig& config);
+std::string layout_flags(const TrainConfig& config);
 
 }  // namespace usp
