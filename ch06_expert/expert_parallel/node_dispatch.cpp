@@ -61,15 +61,15 @@ namespace {
 
 // [copies]
 /// The copies of tokens that go to nodes.
-struct Copies {
+struct NodeCopies {
   std::vector<int32_t> nodes;  ///< [T, k]: the node of each choice; -1: not the token's first there
   std::vector<int32_t> choices;  ///< [R, k]: of each copy, by node and token, those that its node
                                  ///< serves, by their numbers in the node; -1: all others
 };
 
 /// choices [T, k] of experts of which each of n nodes has so many.
-Copies copies_of(std::span<const int64_t> choices, int64_t k, int64_t n, int64_t of_node) {
-  Copies copies;
+NodeCopies copies_of(std::span<const int64_t> choices, int64_t k, int64_t n, int64_t of_node) {
+  NodeCopies copies;
   copies.nodes.assign(choices.size(), -1);
   for (int64_t node = 0; node < n; ++node) {
     const int64_t first = node * of_node;
@@ -96,7 +96,7 @@ Copies copies_of(std::span<const int64_t> choices, int64_t k, int64_t n, int64_t
 void route_by_node(Routing& routing, const Tensor& kept, int64_t E, const NodeGroups& nodes) {
   const int64_t T = kept.size(0), k = kept.size(1), n = nodes.between.size(), of_node = E / n;
   const bool known = kept.device() != Device::meta;
-  const Copies copies = known ? copies_of(kept.counts(), k, n, of_node) : Copies();
+  const NodeCopies copies = known ? copies_of(kept.counts(), k, n, of_node) : NodeCopies();
   const auto as_tensor = [known](const std::vector<int32_t>& numbers, const Shape& shape) {
     return known ? Tensor::from_host(numbers, shape, "choices")
                  : Tensor::empty(shape, DType::i32, "choices");

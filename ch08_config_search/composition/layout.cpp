@@ -133,7 +133,7 @@ std::vector<PlacedPart> Holders::parts(const MeshSizes& mesh) const {
 }
 
 /// Of each group, a part of so many ranks that are neighbours in it.
-std::vector<std::vector<int>> cut(const std::vector<std::vector<int>>& groups, int64_t size) {
+std::vector<std::vector<int>> each_cut(const std::vector<std::vector<int>>& groups, int64_t size) {
   std::vector<std::vector<int>> parts;
   for (const std::vector<int>& group : groups) {
     for (auto begin = group.begin(); begin != group.end(); begin += size) {
@@ -180,12 +180,12 @@ std::vector<PlacedGroups> place_groups(const TrainConfig& config) {
     return groups;
   };
   for (const char* name : {"tp", "tp_kv", "cp"}) add(name, of_mesh(name));
-  add("cp_heads", cut(of_mesh("cp"), config.context_parallel.head_ranks()));
+  add("cp_heads", each_cut(of_mesh("cp"), config.context_parallel.head_ranks()));
   for (const char* name : {"dp", "dp_cp"}) {
     if (name != std::string_view("dp_cp") || mesh.cp > 1) add(name, of_mesh(name));
   }
   if (const int64_t size = config.data_parallel.shard_size; size > 0) {
-    add("shard", cut(of_mesh("dp_cp"), size));
+    add("shard", each_cut(of_mesh("dp_cp"), size));
   }
   add("pp", of_mesh("pp"));
   if (mesh.ep > 1) {

@@ -11,8 +11,6 @@ namespace usp {
 
 namespace {
 
-constexpr double kGiB = 1 << 30;
-
 using Sizes = std::vector<int64_t>;
 
 /// Sorts out one layout after the other.
@@ -116,7 +114,8 @@ class Sorter {
       return true;
     }
     const Prediction needs = predict_fullest(config);
-    Candidate candidate{config, double(needs.needed()) / kGiB, needs.rank, most_of(needs), 0};
+    Candidate candidate{config, double(needs.needed()) / kBytesOfGiB, needs.rank, most_of(needs),
+                        0};
     candidate.closed_form = closed_form(config, cluster_).step();
     const bool fits = candidate.gib <= cluster_.memory_gib.value;
     (fits ? found_.fit : found_.too_large).push_back(std::move(candidate));

@@ -9,6 +9,8 @@
 
 namespace usp {
 
+constexpr double kBytesOfGiB = 1 << 30;  ///< as a cluster's memory_gib has it
+
 /// Where a number of a cluster comes from.
 enum class Origin : uint8_t { data_sheet, measured, published, fitted, assumed };
 /// As files have it, such as "data sheet".

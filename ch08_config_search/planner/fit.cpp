@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -51,11 +52,15 @@ bool is_as_asked(const RunRow& row, const std::string& condition, double ranks_p
       {"dp", double(mesh.dp)},
       {"nodes", std::ceil(double(mesh.ranks()) / ranks_per_node)}};
   const auto found = values.find(what);
-  if (at == std::string::npos || found == values.end()) {
-    usage_error("plan_fit={}: {} must be tp, pp, dp or nodes with <= and a number; try \"pp<=1\"",
-                condition, what);
+  double most = 0;
+  const char* const end = condition.data() + condition.size();
+  const char* const from = at == std::string::npos ? end : condition.data() + at + 2;
+  const auto [to, error] = std::from_chars(from, end, most);
+  if (found == values.end() || error != std::errc() || to != end) {
+    usage_error("plan_fit={}: it must be tp, pp, dp or nodes with <= and a number; try \"pp<=1\"",
+                condition);
   }
-  return found->second <= std::atof(condition.c_str() + at + 2);
+  return found->second <= most;
 }
 
 FitRows read_fit_rows(const TrainConfig& config, const Cluster& cluster) {

@@ -10,7 +10,6 @@ namespace usp {
 
 namespace {
 
-constexpr double kGiB = 1 << 30;
 constexpr int64_t kGptVocabulary = 51200;
 constexpr int64_t kLogitBytes = 6;  ///< of a framework: bf16, and f32 for the loss
 constexpr int64_t kOptimizerBytes = 12;
@@ -162,7 +161,7 @@ RowPrediction RowPredictor::predict(const RunRow& row, const Cluster& cluster) {
 /// Of the first and the last stage, the one that needs more.
 double gib_of_row(const RunRow& row, const Cluster& cluster) {
   const TrainConfig& config = row.config;
-  if (!row.by_framework) return double(predict_fullest(config).needed()) / kGiB;
+  if (!row.by_framework) return double(predict_fullest(config).needed()) / kBytesOfGiB;
   const Framework& framework = *cluster.framework;
   const ModelConfig& model = config.model;
   const int64_t p = config.pipeline.pp_size, stage = config.data_parallel.zero_stage;
@@ -186,7 +185,7 @@ double gib_of_row(const RunRow& row, const Cluster& cluster) {
     const double logits = head ? kLogitBytes * tokens * double(model.vocab_size) / tp : 0;
     fullest = std::max(fullest, states + tokens * layers * kept * in_flight + logits);
   }
-  return fullest / kGiB + framework.constant_gib.value;
+  return fullest / kBytesOfGiB + framework.constant_gib.value;
 }
 // [gib]
 

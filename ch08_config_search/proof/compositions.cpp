@@ -13,7 +13,7 @@ namespace usp {
 
 namespace {
 
-constexpr int64_t kMostRanks = 16;
+constexpr int64_t kDrawnRanks = 16;
 constexpr int kDrawsOfSecond = 300;
 
 }  // namespace
@@ -203,7 +203,7 @@ int fuzz(const TrainConfig& config) {
   std::set<std::string> classes;
   do {
     const uint64_t number = uint64_t(config.seed) + uint64_t(done);
-    CompositionDraw draw(number, kMostRanks);
+    CompositionDraw draw(number, kDrawnRanks);
     const Composition of = draw.draw();
     drawn += draw.drawn();
     ++done;

@@ -21,9 +21,9 @@ constexpr std::array<std::string_view, 5> kOrigins = {"data sheet", "measured", 
                                                       "fitted", "assumed"};
 
 /// Reads an object of a file, and refuses what it does not know.
-class Reader {
+class ClusterReader {
  public:
-  Reader(const nlohmann::json& object, std::string file, std::string path)
+  ClusterReader(const nlohmann::json& object, std::string file, std::string path)
       : object_(object), file_(std::move(file)), path_(std::move(path)) {
     if (!object_.is_object()) {
       usage_error("{}: {} must be an object {{...}}", file_, path_.empty() ? "it" : path_);
@@ -47,7 +47,7 @@ class Reader {
 
   bool has(const std::string& key) const { return object_.contains(key); }
 
-  Reader child(const std::string& key, std::string_view example) {
+  ClusterReader child(const std::string& key, std::string_view example) {
     return {get(key, example), file_, full(key)};
   }
 
@@ -55,7 +55,7 @@ class Reader {
   Sourced number(const std::string& key, double minimum, double maximum, double such_as) {
     const std::string example = fmt::format(
         "\"{}\": {{\"value\": {:g}, \"source\": \"assumed\", \"from\": \"...\"}}", key, such_as);
-    Reader of = child(key, example);
+    ClusterReader of = child(key, example);
     const nlohmann::json& value = of.get("value", fmt::format("\"value\": {:g}", such_as));
     const double number = value.is_number() ? value.get<double>() : std::nan("");
     if (!(number >= minimum && number <= maximum)) {
@@ -95,8 +95,8 @@ class Reader {
   std::set<std::string> known_;
 };
 
-ClusterLink read_link(Reader& links, const std::string& name) {
-  Reader of =
+ClusterLink read_link(ClusterReader& links, const std::string& name) {
+  ClusterReader of =
       links.child(name, fmt::format("\"{}\": {{\"latency_us\": {{...}}, \"gbs\": {{...}}}}", name));
   ClusterLink link;
   link.latency_us = of.number("latency_us", 0, 1e6, 5);
@@ -105,7 +105,7 @@ ClusterLink read_link(Reader& links, const std::string& name) {
   return link;
 }
 
-Framework read_framework(Reader of) {
+Framework read_framework(ClusterReader of) {
   Framework framework;
   framework.name = of.text("name", "\"name\": \"nanotron\"");
   framework.attention = of.text("attention", "\"attention\": \"blockwise\"");
@@ -149,7 +149,7 @@ Cluster parse_cluster(const std::string& text, const std::string& file) {
   } catch (const Error& error) {
     throw UsageError(error.what());
   }
-  Reader reader(json, file, "");
+  ClusterReader reader(json, file, "");
   Cluster cluster;
   cluster.name = reader.text("name", "\"name\": \"my_cluster\"");
   reader.text("about", "\"about\": \"...\"");
@@ -163,7 +163,7 @@ Cluster parse_cluster(const std::string& text, const std::string& file) {
       whole(reader.number("ranks_per_node", 1, 1024, 8), file, "ranks_per_node");
   cluster.nics_per_node = whole(reader.number("nics_per_node", 1, 1024, 8), file, "nics_per_node");
   cluster.memory_gib = reader.number("memory_gib", 1e-6, 1e6, 75);
-  Reader peaks = reader.child("peak_tflops", "\"peak_tflops\": {\"bf16\": {...}}");
+  ClusterReader peaks = reader.child("peak_tflops", "\"peak_tflops\": {\"bf16\": {...}}");
   for (const std::string& key : peaks.keys()) {
     if (key != "bf16" && key != "f32" && key != "f64") {
       usage_error("{}: there is no dtype {} in peak_tflops; try bf16, f32 or f64", file,
@@ -172,7 +172,7 @@ Cluster parse_cluster(const std::string& text, const std::string& file) {
     cluster.peak_tflops[parse_dtype(key)] = peaks.number(key, 1e-6, 1e6, 900);
   }
   cluster.memory_gbs = reader.number("memory_gbs", 1e-3, 1e6, 3000);
-  Reader efficiency = reader.child("efficiency", "\"efficiency\": {\"matmul\": {...}}");
+  ClusterReader efficiency = reader.child("efficiency", "\"efficiency\": {\"matmul\": {...}}");
   cluster.matmul = efficiency.number("matmul", 1e-3, 1, 0.8);
   cluster.attention = efficiency.number("attention", 1e-3, 1, 0.5);
   cluster.memory = efficiency.number("memory", 1e-3, 1, 0.8);
@@ -180,7 +180,7 @@ Cluster parse_cluster(const std::string& text, const std::string& file) {
   cluster.half_depth = efficiency.number("half_depth", 0, 1e6, 100);
   efficiency.end();
   cluster.launch_us = reader.number("launch_us", 0, 1e6, 4);
-  Reader links = reader.child("links", "\"links\": {\"node\": {...}, \"net\": {...}}");
+  ClusterReader links = reader.child("links", "\"links\": {\"node\": {...}, \"net\": {...}}");
   cluster.node = read_link(links, "node");
   cluster.net = read_link(links, "net");
   links.end();

@@ -9,7 +9,7 @@ namespace usp {
 
 namespace {
 
-constexpr int kSteps = 2;  ///< the first one fills what a step leaves to the next
+constexpr int kReplayed = 2;  ///< the first one fills what a step leaves to the next
 
 /// Exchanges that a communicator carries out one after the other: its collectives, or the messages
 /// to one peer. As one rank sees them.
@@ -43,7 +43,7 @@ struct Actor {
   double begin = 0, end = 0;  ///< of the last step
   RankTime time;
 
-  bool done() const { return step == kSteps; }
+  bool done() const { return step == kReplayed; }
 };
 
 class Replay {
@@ -213,7 +213,7 @@ class Replay {
   /// The report reads the loss: the host waits for its device.
   void end_step(Actor& actor) {
     actor.host = actor.device = now(actor);
-    (++actor.step == kSteps ? actor.end : actor.begin) = actor.device;
+    (++actor.step == kReplayed ? actor.end : actor.begin) = actor.device;
     actor.at = 0;
     actor.posted[1] = std::move(actor.posted[0]);
     actor.posted[0].clear();

@@ -44,10 +44,10 @@ class StepTimes {
  public:
   static constexpr size_t kMost = 4096;
 
-  void add(double ms);
-  int64_t steps() const { return steps_; }  ///< that this program has run
-  int64_t kept() const { return std::ssize(kept_); }
-  double median() const;  ///< of those kept; there has to be one
+  void add(double ms);                                ///< of the next step
+  int64_t steps() const { return steps_; }            ///< that this program has run
+  int64_t kept() const { return std::ssize(kept_); }  ///< that the median is of
+  double median() const;                              ///< of those kept; there has to be one
 
  private:
   int64_t steps_ = 0, every_ = 1;

@@ -12,7 +12,7 @@ struct Queue;
 /// with one idea more.
 namespace usp::attention {
 
-using bf16 = __nv_bfloat16;
+using bf16 = __nv_bfloat16;  ///< CUDA's type
 
 /// How much there is, and who sees whom.
 struct Shape {

@@ -23,6 +23,7 @@ void each_pass(int64_t n, F use) {
   for (int64_t blocks = 0; blocks != 1; n = blocks) use(n, blocks = ceil_div(n, kPart));
 }
 
+/// Queues a kernel that adds up parts of numbers, pass after pass, until one sum is left.
 template <void (*kernel)(int64_t, const float*, float*)>
 void run_passes(const cuda::Queue& queue, const Data& d) {
   const float* from = d.x;

@@ -12,7 +12,7 @@ struct Queue;
 /// each rung is a file with one idea more.
 namespace usp::ladder {
 
-using bf16 = __nv_bfloat16;
+using bf16 = __nv_bfloat16;  ///< CUDA's type
 
 /// c = a b. Rows begin `pitch` elements after each other.
 template <class T>

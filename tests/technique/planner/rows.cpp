@@ -202,6 +202,20 @@ TEST_CASE("a fit finds the numbers that steps were made with") {
   }
 }
 
+TEST_CASE("rows to fit are chosen by a name that is known and a number") {
+  const TempDir dir;
+  std::ofstream(dir.file("runs.csv"))
+      << kColumns << ",step_time_ms\n1024,16,4,128,2,2,2,2,16,900\n";
+  TrainConfig config;
+  config.search.cluster = "a100";
+  config.search.plan_rows = dir.file("runs.csv");
+  for (const char* wrong : {"pp", "pp<=", "pp<=x", "pp<=1x", "cp<=1"}) {
+    config.search.plan_fit = wrong;
+    check_throws<UsageError>([&] { fit_rows(config); },
+                             {std::string("plan_fit=") + wrong, "try \"pp<=1\""});
+  }
+}
+
 TEST_CASE("a table is written as it was read, with three columns more") {
   const TempDir dir;
   const std::string text = std::string(kColumns) + ",step_time_ms\n";
