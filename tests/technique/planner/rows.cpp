@@ -61,7 +61,8 @@ TEST_CASE("a table's unknown column, short line and bad number are refused by na
         parts);
   };
   const std::string columns = kColumns;
-  refused(columns + ",colour\n", {"runs.csv", "colour", "try one of", "hidden"});
+  refused(columns + ",colour\n64,4,2,8,1,1,1,1,4,7\n",
+          {"runs.csv", "colour", "try one of", "hidden"});
   refused(columns + "\n64,4\n", {"runs.csv", "line 2", "2 values for 9 columns"});
   refused(columns + "\n64,4,2,8,two,1,1,1,4\n", {"row 1", "tp=\"two\"", "try 1"});
   refused(columns + "\n64,4,2,8,0,1,1,1,4\n", {"row 1", "tp=\"0\"", "try 1"});
