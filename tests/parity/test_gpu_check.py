@@ -50,7 +50,7 @@ class Emulated(unittest.TestCase):
     def test_every_chapter_trains_on_two_four_and_eight_ranks(self):
         rows, = self.parts["ranks"]["figures"].values()
         self.assertEqual([(row["chapter"], row["layout"], row["ranks"]) for row in rows],
-                         gpu_ranks.plan(gpu_ranks.layouts_of(ROOT)))
+                         gpu_ranks.plan(gpu_ranks.layouts_of(ROOT), gpu_ranks.RANKS))
         self.assertEqual({(row["steps"], row["bytes sent"]) for row in rows},
                          {(gpu_ranks.STEPS, "the same")})
 
