@@ -14,6 +14,7 @@ import unittest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -404,7 +405,7 @@ RULES = (headings_in_order, header_is_whole, few_short_lines, few_short_snippets
 # --- what pages in the new form have besides -------------------------------------------------------
 
 # Pages of earlier chapters that have it; those of chapters to come have it anyway.
-NEW_FORM = tuple(f"ch06_expert/{name}.md" for name in ("README", "dispatch", "latent"))
+NEW_FORM = ("ch04_context/README.md", *(f"ch06_expert/{name}.md" for name in ("README", "dispatch", "latent")))
 LAST_OLD, FIRST_OWN = 6, 90  # chapters; a reader's own may look as they like
 MOST_TABLES, NEW_SNIPPETS, NEW_SNIPPET_LINES = 4, 6, 15
 TORCH_LINES = range(8, 16)
@@ -456,7 +457,7 @@ def takeaways_with_a_number(page):
         blocks = "\n".join(line.text for line in page.lines
                            if line.part == part and line.kind != "heading").strip().split("\n\n")
         told = re.sub(r"<!--.*?-->|`[^`]*`|\]\(.*?\)", " ", blocks[-1], flags=re.S)
-        numbers = re.findall(r"(?<![\w.,])\d(?:[\d,]*\d)?(?:\.\d+)?(?!\w)", told)
+        numbers = re.findall(r"(?<![\w.,])(?<!\w-)\d(?:[\d,]*\d)?(?:\.\d+)?(?!\w)", told)
         marks = re.findall(r"<!-- rank: [^>]* = (\S+) -->", blocks[-1])
         if not blocks[-1].startswith(TAKEAWAY):
             wrong.append((1, f"part {part} does not end with '{TAKEAWAY}'"))
@@ -876,7 +877,8 @@ NEW_BREAKS = {
         ("**Takeaway.** It is 1", "It is 1", "part 5 does not end"),
         ("It takes 1.50 times", "It takes 1.60 times", "numbers 1.60, and marks of 1.50"),
         ("It is 1 everywhere", "It is one everywhere", "numbers none"),
-        ("times as long with", "times, 3 times as long with", "numbers 1.50, 3")],
+        ("times as long with", "times, 3 times as long with", "numbers 1.50, 3"),
+        ("times as long with", "times, -3 times as long with", "numbers 1.50, 3")],
     few_tables: [("| 1 | 1 |\n", "| 1 | 1 |\n" + "\nIt.\n\n| a |\n|---|\n| 1 |\n" * 4, "5 tables in part 5")],
     few_shorter_snippets: [
         ("int x;\n", "int x;\n" * 16, "a snippet of 16 lines"),
@@ -998,6 +1000,25 @@ class Rules(unittest.TestCase):
             (folder / in_pytorch.RECORD).write_text(json.dumps({**found, **more}))
             self.assertIn(message, in_pytorch.problem(folder))
             self.assertEqual(bool(message), bool(in_pytorch.problem(folder)))
+
+    def test_lines_in_pytorch_whose_model_changed_after_they_ran(self):
+        (self.path.parent / "examples").mkdir()
+        shared = self.path.parent / "llama_in_torch.py"
+        shared.write_text("LAYERS = 2\n")
+        script = self.path.parent / in_pytorch.SCRIPT
+        with mock.patch.object(in_pytorch, "MODEL", shared):
+            for text, depends in (("import llama_in_torch\n", True), ("import torch\n", False)):
+                script.write_text(text)
+                before = in_pytorch.digest(self.path.parent)
+                shared.write_text(shared.read_text() + "#\n")
+                self.assertEqual(in_pytorch.digest(self.path.parent) != before, depends, text)
+
+    def test_steps_that_are_apart(self):
+        steps = [[2.0, 1.0], [1.0, 4.0]]
+        self.assertEqual(in_pytorch.apart(steps, steps), 0)
+        self.assertAlmostEqual(in_pytorch.apart([[2.0, 1.0], [1.0, 4.1]], steps), 0.025)
+        self.assertEqual(in_pytorch.apart(steps[:1], steps), float("inf"))
+        self.assertEqual(in_pytorch.apart([[2.0, float("nan")], [1.0, 4.0]], steps), float("inf"))
 
     def test_lines_in_pytorch_are_run_and_recorded(self):
         chapter = SimpleNamespace(folder=self.path.parent, short="ch09")
