@@ -109,8 +109,9 @@ class Findings {
     const std::scoped_lock lock(mutex_);
     largest_ = std::max(largest_, comparison.largest);
     if (!comparison.first) return;
-    const std::pair key(step, comparison.first->order);
-    if (first_ && std::pair(first_step_, first_->order) <= key) return;
+    // Of ranks that differ in the same place, the lowest: else it would be whoever was the fastest.
+    const std::tuple key(step, comparison.first->order, rank);
+    if (first_ && std::tuple(first_step_, first_->order, rank_) <= key) return;
     first_step_ = step;
     first_ = comparison.first;
     rank_ = rank;
