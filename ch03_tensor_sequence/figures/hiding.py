@@ -38,8 +38,8 @@ def table():
     enough = ratio(GPUS_OF_A_NODE, 1, H100, 1e9 * NODES[1], REGION / MESSAGES)  # 1/h of it is the ratio
     return runs.table(["`tp` of H100s", "all-gather, GB/s", "h", "one message over one linear layer: 2",
                        "one message over a layer: 24", "a layer's four messages over the layer: 24 / 4"], rows,
-                      "t_comm / t_compute in bf16, forward. Above 1 the messages take longer than the products. "
-                      f"Speeds are the data sheet's peaks. Within a node the last column is 1 at h = {enough:,.0f}.")
+                      "t_comm / t_compute of a forward pass in bf16, at the peaks of the data sheet. Above 1 the messages take "
+                      f"longer than the products; within a node the last column is 1 at h = {enough:,.0f}.")
 
 
 def main(arguments):

@@ -132,4 +132,4 @@ def table(measured):
         f"A step of rank 0 of {measured['ranks']}, {measured['num_layers']} layers in f32; scalars "
         f"left out. Medians of {ROUNDS} rounds, in brackets the shortest and the longest. The "
         f"emulated link is `{measured['link']}` (us, GB/s): messages take {100 * share:.0f} % of the "
-        "step of `none`. Exposed: on the slower rank. Replayed: every thread owns a core.")
+        "step of `none`. Exposed is the time of the slower rank; in a replay every thread owns a core.")

@@ -107,6 +107,6 @@ def table(measured):
     return runs.table(["tokens", "of a rank", "GFLOP/s of attention", "t_comm / t_compute",
                        "exposed, by formula", "exposed, replayed",
                        "GB/s that hide half, by formula", "replayed"], rows,
-                      f"Keys and values of forward, a ring of {RANKS} ranks. The first columns: a "
-                      f"link of {measured['gb_per_s']:.3g} GB/s without latency. GFLOP/s are a core's in "
-                      "attention's forward, as it was recorded. Exposed: of the messages' time.")
+                      f"Keys and values of forward, a ring of {RANKS} ranks. Up to the exposed share of the messages' "
+                      f"time, the columns are for a link of {measured['gb_per_s']:.3g} GB/s without latency. "
+                      "GFLOP/s are a core's in attention's forward, as it was recorded.")

@@ -253,5 +253,5 @@ def held_keys_table(keys):
                      f"{case['peak'] / ring:.2f}"])
     return runs.table(["", "`cp`", "blocks of keys, by formula", "counted",
                        "peak of activations, by formula", "by a dry run", "of the ring's"],
-                      rows, "Blocks: the most that are alive of one rank's keys and values, without its "
-                      "own. A gather has its own among them. Bytes of rank 0, small model in f32.")
+                      rows, "Bytes of rank 0, small model in f32. Blocks: how many ranks' keys and values are there at the "
+                      "same time at most, besides the rank's own; a gather counts its own among them.")

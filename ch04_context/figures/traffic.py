@@ -122,6 +122,6 @@ def sent_table(cases):
         rows.append(row + ["run" if cp <= RUN_CP else "dry run"])
     return runs.table(["`cp`", *(f"`{method}`" for method in runs.METHODS), "ranks"], rows,
                       "Bytes that rank 0 sends for a layer and a micro-batch by formula, and what the "
-                      "ledger counted over that. A small model in f32: "
-                      f"{SHAPE['num_heads']} heads, {SHAPE['num_kv_heads']} kv heads. Groups of "
+                      "ledger counted over that. The model is a small one in f32, of "
+                      f"{SHAPE['num_heads']} heads and {SHAPE['num_kv_heads']} kv heads, and groups of "
                       f"`ring_ulysses` have at most {NODE} ranks.")

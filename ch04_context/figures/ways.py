@@ -150,9 +150,9 @@ def recompute_table(measured, saved):
     return runs.table(["recompute", "activations, MiB", "sent over `cp`, MiB", "operations, × none",
                        "step, ms", "time, × none (in one round)"], rows,
                       f"{RANKS} ranks, {RECOMPUTE_SHAPE['seq_len']:,} tokens, "
-                      f"{RECOMPUTE_SHAPE['num_layers']} layers in f32, a ring. Medians of {ROUNDS} "
-                      "rounds, in brackets the lowest and the highest. Activations and operations by "
-                      "a dry run.")
+                      f"{RECOMPUTE_SHAPE['num_layers']} layers in f32, a ring. Activations and operations are "
+                      f"by a dry run; times are medians of {ROUNDS} rounds, in brackets the lowest and the "
+                      "highest.")
 
 
 def estimate_recompute(program, estimate):

@@ -146,5 +146,5 @@ def documents_table(measured):
             for text in (f"{layout}: cells", "operations", "time")]
     return runs.table([f"documents of {balance.TOKENS:,} tokens", *head], rows,
                       f"The most of a rank of {RANKS}, in means of the ranks. Cells are the mask's, "
-                      "operations those of attention that the ranks counted. Time is attention's, of "
-                      "the CPU.")
+                      "operations those of attention that the ranks counted, and the time is "
+                      "attention's on the CPU.")

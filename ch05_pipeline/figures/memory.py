@@ -153,5 +153,5 @@ def zero_table(found):
             for own in found]
     return table(["8 micro-batches, 8 copies", "stage", "`--reduce_after`", "`--reshard_after`",
                   "gathered weights", "gradients to reduce", "sent in a step"], rows,
-                 "GiB of rank 0, 8B in bf16 with gradients in f32. Buffers are at their peaks; sent are "
-                 "weights and gradients, to the other copies. By a dry run.")
+                 "GiB of rank 0 by a dry run, 8B in bf16 with gradients in f32. Buffers are at their peaks; what "
+                 "is sent are weights and gradients, to the other copies.")

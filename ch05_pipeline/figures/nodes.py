@@ -91,6 +91,6 @@ def nodes_table(measured):
     head = [text for name in KINDS.values() for text in (f"{name}, MB/s", "formula")]
     first = measured["found"][0]
     return table(["nodes", "ranks", *head], rows,
-                 f"Bytes that a rank sends, over the time; {first['bytes'] >> 20} MiB, medians of "
-                 f"{len(first['all_reduce'])} calls, in brackets 5 % and 95 %. Emulated links: "
-                 f"`{' '.join(measured['links'])}` (us, GB/s), nodes of {measured['node_size']}.")
+                 f"Bytes that a rank sends, over the time: medians of {len(first['all_reduce'])} calls with "
+                 f"{first['bytes'] >> 20} MiB, in brackets 5 % and 95 %, on nodes of {measured['node_size']} and "
+                 f"emulated links `{' '.join(measured['links'])}` (us, GB/s).")

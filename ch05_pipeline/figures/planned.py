@@ -211,5 +211,5 @@ def runs_table(found):
                      f"{own[0]['held'][0]:.2f}"])
     return table(["micro-batches in a run", *(f"bubble, message {message:g}" for message in MESSAGES),
                   "activations of rank 0"], rows,
-                 f"`--pp_schedule llama3`, `p` = {RUN_RANKS}, `v` = 2, `m` = {RUN_MICRO_BATCHES}. A "
-                 "message takes so many units; a chunk's forward takes 0.5.")
+                 f"`--pp_schedule llama3`, simulated with `p` = {RUN_RANKS}, `v` = 2 and `m` = {RUN_MICRO_BATCHES}; a message "
+                 "takes so many units, and a chunk's forward pass 0.5.")

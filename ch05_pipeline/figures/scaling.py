@@ -83,8 +83,8 @@ def scaling_table(measured):
     head = [text for name in ("`m` = `p-1`", f"`m` = {MANY}")
             for text in (f"{name}: tokens/s", "by the bubble", "the book's")]
     return table(["`p`", *head], rows,
-                 f"Of each rank. {SHAPE['num_layers']} layers, {SHAPE['seq_len']} tokens a "
-                 f"micro-batch, 1F1B. With `m` = `p-1` the batch grows with the ranks (weak scaling), with "
-                 f"`m` = {MANY} it does not (strong scaling). Replayed on nodes of {measured['node_size']}, links "
-                 f"`{' '.join(measured['links'])}` (us, GB/s), a core for every rank. By the bubble: "
-                 f"from `p` = {PP[0]}, `m` = {MANY}. The book's model and GPUs are others.")
+                 f"Of each rank, with {SHAPE['num_layers']} layers, {SHAPE['seq_len']} tokens a micro-batch and 1F1B, "
+                 f"replayed on nodes of {measured['node_size']} with links `{' '.join(measured['links'])}` (us, GB/s) "
+                 f"and a core for every rank. With `m` = `p-1` the batch grows with the ranks (weak scaling), with "
+                 f"`m` = {MANY} it does not (strong scaling). By the bubble: what the run with `p` = {PP[0]} and "
+                 f"`m` = {MANY} leads us to expect. The book's numbers are of another model, on GPUs.")

@@ -99,7 +99,7 @@ def losses_table(found):
         rows.append([name, f"{updates:,}", *(f"{own[rate]:.3f}" for rate in RATES)])
     return table(["", "updates", *(f"rate {rate:g}" for rate in RATES)], rows,
                  f"Validation loss after {found['steps']} steps of {found['micro_batches']} "
-                 "micro-batches: the same samples in each row. The demo's model, no clipping.")
+                 "micro-batches of the demo's model without clipping: the same samples in each row.")
 
 
 def versions(schedule):
@@ -138,4 +138,4 @@ def versions_table(schedule):
             for rank, found in enumerate(versions(schedule))]
     return table(["rank", "a gradient is late by, updates", "versions at once"], rows,
                  f"`p` = {schedule['ranks']}, `m` = {schedule['micro_batches']}: the most of each, by "
-                 "going through the drawn step. The newest version is counted.")
+                 "going through the drawn step; the newest version counts as one.")
