@@ -7,7 +7,7 @@ from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
 from tools.run import bridge
 
-from . import claims, draw_mesh, equal, memory, placed
+from . import claims, draw_mesh, equal, memory, museum, placed
 
 SCHEMATICS = draw_mesh.FIGURES
 PROVENANCE = {"provenance.md": ("estimates", "counts")}
@@ -58,4 +58,6 @@ def texts(folder):
                       "compared.md": equal.checked_table(counted["checked"])})
     if "large" in estimated and "compositions" in counted:
         found["claims.md"] = claims.claims_table(counted, estimated)
+    if "museum" in data:
+        found.update(museum.texts(data["museum"]))
     return found

@@ -16,7 +16,7 @@ from tools.base import ROOT, BookError
 
 # May always differ.
 # and a chapter's pages, *.md
-FREE = ("chapter.json", "cards.json", "exercises", "examples", "figures", "recipes",
+FREE = ("chapter.json", "cards.json", "layouts.json", "exercises", "examples", "figures", "recipes",
         "clusters", "data", "kernels")
 CMAKE = "CMakeLists.txt"  # the same bytes in every chapter
 MARKER = re.compile(r"[ \t]*(?://|#) \[([\w-]+)\][ \t]*")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tools import chapters, machine
 from tools.base import BookError, say
+from tools.exercise import planted
 from tools.lab import lab
 from tools.process import wait_for
 from tools.run import build, estimates, launch
@@ -88,6 +89,14 @@ class Lab:
             raise BookError(f"the run ended with exit code {code}:\n{''.join(held[-20:])}")
         return Run(folder)
 
+    def prove(self, chapter, mistake, words):
+        """What ./book prove says of a layout, in the chapter with a fault of tests/faults in it: the
+        lines about its first twin that differs, none where all are equal to one process. Builds the
+        program in a copy of the sources."""
+        say("book: building the program with the mistake; the first time takes minutes")
+        with planted.Copy(chapters.resolve(chapter)).program(mistake) as program:
+            return planted.proof(program, words)
+
 
 class RecordedLab(Lab):
     """Hands out the runs of an exN_name.runs.json instead of running anything."""
@@ -102,6 +111,14 @@ class RecordedLab(Lab):
             if run["chapter"] == chapter and run["flags"] == flags:
                 return RecordedRun(run["steps"])
         raise BookError(f"no recorded run of {chapter} has {flags}; python3 -m tools.exercise.record records")
+
+    def prove(self, chapter, mistake, words):
+        """BookError if nobody has recorded this layout."""
+        for run in self.runs:
+            if run["chapter"] == chapter and run["flags"] == {"mistake": mistake, "flags": " ".join(words)}:
+                return run["says"]
+        raise BookError(f"no recorded proof of {chapter} has {' '.join(words)}; "
+                        "python3 -m tools.exercise.record records")
 
 
 class RecordedRun:
