@@ -63,7 +63,8 @@ def tables(record):
     """{file: Markdown}: where the time of a step goes, what techniques gained, operators next to
     their limits, and PyTorch."""
     found = {"time.md": time_lines(record), "techniques.md": techniques.lines(record["techniques"]),
-             "limits.md": limit_lines(record), "peers.md": peer_lines(record)}
+             "limits.md": limit_lines(record), "peers.md": peer_lines(record),
+             "peer_times.md": peer_time_lines(record)}
     return {name: "\n".join(lines) + "\n" for name, lines in found.items() if lines}
 
 
@@ -120,4 +121,29 @@ def peer_lines(record):
         lines.append(f"| {entry['config']} {entry['dtype']} | {speeds['eager']:,.0f} | "
                      f"{speeds['compile']:,.0f} | {speeds['ours']:,.0f} | {entry['ratio']:.2f} "
                      f"({entry['ratio_low']:.2f}–{entry['ratio_high']:.2f}){noise} |")
+    return lines
+
+
+def peer_time_lines(record):
+    """Where the time of a step goes, ours and PyTorch's, and what the products leave to gain."""
+    entries = [entry for entry in record["peers"] if "kinds" in entry]
+    if not entries:
+        return []
+    lines = ["| ms of a step, ours / PyTorch | " + " | ".join(
+        f"{entry['config']} {entry['dtype']}" for entry in entries) + " |",
+        "|---|" + "---:|" * len(entries)]
+
+    def row(what, text):
+        lines.append(f"| {what} | " + " | ".join(text(entry["kinds"]) for entry in entries) + " |")
+
+    def both(of):
+        return lambda kinds: " / ".join(of(kinds, kinds[whose]) for whose in ("ours", "theirs"))
+
+    for name, kind in (("products of the linear layers", "matmul"), ("attention", "attention"),
+                       ("all else", "other")):
+        row(name, both(lambda _, ms, kind=kind: f"{ms[kind]:.1f}"))
+    row("**step**", both(lambda _, ms: f"{sum(ms.values()):.1f}"))
+    row("products, GFLOP/s", both(lambda kinds, ms: f"{1e3 * kinds['gflop'] / ms['matmul']:,.0f}"))
+    row("PyTorch's step over our products", lambda kinds: (
+        f"{sum(kinds['theirs'].values()) / kinds['ours']['matmul']:.2f}"))
     return lines

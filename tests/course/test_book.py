@@ -639,6 +639,27 @@ while True:
         self.assertEqual(caught.exception.code, 2)
         self.assertIn("--peers setup", str(caught.exception))
 
+    def test_a_profile_of_the_peer_is_its_last_line(self):
+        python = write(self.scratch / "python", "#!/bin/sh\nsleep 60 &\necho '{\"step_ms\": 1}'\n"
+                       "echo '{\"ms\": {\"matmul\": 2}}'\necho \"$*\" >&2\n", executable=True)
+        begin = time.monotonic()  # nobody waits for the process that is left with the output open
+        self.assertEqual(peers.profile(python, {}, "f32", "compile"), {"matmul": 2})
+        self.assertLess(time.monotonic() - begin, 30)
+        python.write_text("#!/bin/sh\necho no torch >&2\nexit 3\n")
+        with self.assertRaises(BookError) as caught:
+            peers.profile(python, {}, "f32", "compile")
+        self.assertIn("exit code 3:\nno torch", str(caught.exception))
+
+    def test_a_step_of_the_peer_stands_beside_ours_by_kind(self):
+        kinds = {"ours": {"matmul": 100.0, "attention": 20.0, "other": 30.0},
+                 "theirs": {"matmul": 120.0, "attention": 60.0, "other": 20.0}, "gflop": 40.0}
+        record = {"peers": [{"config": "A", "dtype": "f32", "kinds": kinds}, {"config": "old"}]}
+        self.assertEqual(operations.peer_time_lines(record)[2:],
+                         ["| products of the linear layers | 100.0 / 120.0 |",
+                          "| attention | 20.0 / 60.0 |", "| all else | 30.0 / 20.0 |",
+                          "| **step** | 150.0 / 200.0 |", "| products, GFLOP/s | 400 / 333 |",
+                          "| PyTorch's step over our products | 2.00 |"])
+
     def test_a_profile_adds_up_the_steps_that_count(self):
         events = []
         for step, length in enumerate((900, 100, 120)):  # us; the first one does not count

@@ -202,9 +202,21 @@ def _measure_peers(chapter, python, seconds, rounds):
             entry = peers.summarise(peers.measure(
                 python, lambda run_dir: _command(chapter, config, dtype, 1, ENDLESS, run_dir),
                 config, dtype, seconds, TURNS_PER_ROUND * rounds), tokens)
-            found.append({"config": name, "dtype": dtype, **entry})
             say(f"book: {label(name, dtype, 1)}: {_speeds(entry)} tokens/s")
+            found.append({"config": name, "dtype": dtype, **entry,
+                          "kinds": _kinds(chapter, python, name, dtype, entry["best"])})
     return found
+
+
+def _kinds(chapter, python, name, dtype, mode):
+    """Where the steps' time goes: {ours, theirs: {kind: ms}} and the products' operations, GFLOP."""
+    own = profile(chapter, name, dtype)
+    kinds = {kind: of["ms"] for kind, of in limits.by_kind(own).items()}
+    ours = {kind: kinds[kind] for kind in (limits.MATMUL, limits.ATTENTION)}
+    theirs = peers.profile(python, CONFIGS[name], dtype, mode)
+    return {"ours": {**ours, "other": own["step_ms"] - sum(ours.values())}, "theirs": theirs,
+            "gflop": sum(1e-3 * op["ms"] * op["gflops"] for op in own["ops"]
+                         if op["kind"] == limits.MATMUL)}
 
 
 def _speeds(entry):

@@ -4,23 +4,29 @@
 look. Its default index has builds with CUDA alone, of several GB, which run on a CPU as well;
 PIP_INDEX_URL chooses another.
 """
+import json
+import os
+import shlex
 import shutil
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tools import machine
 from tools.base import ROOT, BookError, say, show_path
-from tools.bench.turns import Program, take
-from tools.process import output_of, run_step
+from tools.bench.turns import WARM_UP_STEPS, Program, take
+from tools.process import die_with_parent, output_of, run_step
 from tools.run.estimates import words_of
 
 ENVIRONMENT = ROOT / "build" / "peers"
 SCRIPT = ROOT / "tools" / "bench" / "torch_bench.py"
 SET_UP_BYTES = 12 << 30  # the packages unpacked, and downloaded beside them
 OWN, MODES = "ours", ("eager", "compile")
+PROFILED_STEPS = 8
 # What slows PyTorch down and is none of its doing: a BLAS told to use fewer instructions than the
 # CPU has, and an allocator that gives every step's memory back to the system.
 UNSET = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "ATEN_CPU_CAPABILITY")
@@ -87,10 +93,36 @@ def measure(python, own_command, config, dtype, seconds, turns):
             Program(own_command(run_dir), machine.thread_environment(), scratch / OWN,
                     run_dir / "metrics.jsonl"))}
         for mode in MODES:
-            command = [str(python), str(SCRIPT), *words_of({**config, "dtype": dtype}),
-                       *(["--compile"] if mode == "compile" else [])]
-            programs[mode] = stack.enter_context(Program(command, environment(), scratch / mode))
+            programs[mode] = stack.enter_context(Program(
+                _command(python, config, dtype, mode), environment(), scratch / mode))
         return take(programs, seconds, turns)
+
+
+def profile(python, config, dtype, mode):
+    """{kind: ms of a step} of PyTorch in this mode; kinds as in limits.by_kind(), "other" for memory."""
+    command = [*_command(python, config, dtype, mode), "--steps", str(WARM_UP_STEPS),
+               "--profile", str(PROFILED_STEPS)]
+    # Workers of PyTorch's compiler may outlive it, with its output open.
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, stdout=out,
+                                 stderr=errors, start_new_session=True, preexec_fn=die_with_parent)
+        try:
+            code = child.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        out.seek(0)
+        errors.seek(0)
+        if code != 0:
+            raise BookError(f"`{shlex.join(command)}` ended with exit code {code}:\n"
+                            f"{errors.read()[-2000:]}")
+        return json.loads(out.read().splitlines()[-1])["ms"]
+
+
+def _command(python, config, dtype, mode):
+    return [str(python), str(SCRIPT), *words_of({**config, "dtype": dtype}),
+            *(["--compile"] if mode == "compile" else [])]
 
 
 def summarise(turns, tokens):

@@ -1,6 +1,7 @@
 """Trains a Llama of given shapes with PyTorch, for so many steps or until it is killed.
 
-After every step a line of JSON tells how long it took: see tools/bench/turns.py.
+After every step a line of JSON tells how long it took: see tools/bench/turns.py. With --profile the
+last steps run under torch.profiler, and a last line says where their time went.
 Run under a Python that has torch, by `./book bench --peers` on the CPU and by `./book gpu-check` on
 a GPU. Everything that PyTorch offers for speed is on: scaled_dot_product_attention, fused AdamW,
 fused projections of q, k, v and of gate, up, and with --compile torch.compile. The batch is fixed
@@ -71,6 +72,24 @@ class Llama(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
+def kind_of(name):
+    """What an operator of PyTorch does: as limits.kind_of() of ours."""
+    if "scaled_dot_product" in name:
+        return "attention"
+    return "matmul" if name in ("aten::mm", "aten::addmm", "aten::bmm") else "other"
+
+
+def profiled(step, steps):
+    """{kind: ms of a step}, each operator's time without that of those it calls."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
+        for _ in range(steps):
+            step()
+    found = {"matmul": 0.0, "attention": 0.0, "other": 0.0}
+    for event in recorded.key_averages():
+        found[kind_of(event.key)] += 1e-3 * event.self_cpu_time_total / steps
+    return found
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(description="Times training steps of PyTorch.")
     for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_hidden_size",
@@ -80,6 +99,7 @@ def parse_arguments():
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--steps", type=int, help="default: until it is killed")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--profile", type=int, metavar="STEPS", help="so many more, after --steps")
     return parser.parse_args()
 
 
@@ -110,6 +130,8 @@ def main():
         print(json.dumps({"step_ms": 1e3 * (time.perf_counter() - begin),
                           "torch": torch.__version__, "threads": torch.get_num_threads()}),
               flush=True)
+    if a.profile:
+        print(json.dumps({"ms": profiled(step, a.profile)}))
 
 
 if __name__ == "__main__":
