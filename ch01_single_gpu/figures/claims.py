@@ -115,8 +115,33 @@ def table(cases, runs_record):
         ("11", "Llama 1B in f32: 4.60 GiB of weights, 4.60 of gradients, 9.21 of Adam's states",
          *_llama_1b(cases)),
     ]
+    appendix = [
+        ("QA2.1", "weights of all layers, with a gated MLP: 16 h² L", *_weights_of_layers(cases)),
+        ("QA2.2", "a token takes 6 Ψ + 12 L h s operations", *_operations_of_a_token(cases)),
+    ]
     return ("| | the book | formula | measured | where |\n|---|---|---|---|---|\n"
-            + "".join(f"| Q1.{' | '.join(row)} |\n" for row in rows))
+            + "".join(f"| {' | '.join(row)} |\n" for row in [*((f"Q1.{row[0]}", *row[1:]) for row in rows), *appendix]))
+
+
+def _weights_of_layers(cases):
+    case = find(cases, shape_of("8B", SEQUENCE))
+    shape = case["shape"]
+    of_layers = case["parameters"] - 2 * shape["vocab_size"] * shape["hidden_size"]
+    found = of_layers / (16 * shape["hidden_size"] ** 2 * shape["num_layers"])
+    return ("1", f"{found:.2f}", "parameters of 8B without embedding and head, over the formula's: its MLP is "
+            f"{shape['ffn_hidden_size'] / shape['hidden_size']:g} h wide where the book has 4 h, and it has "
+            f"{shape['num_kv_heads']} kv heads for {shape['num_heads']}")
+
+
+def _operations_of_a_token(cases):
+    case = find(cases, shape_of("8B", SEQUENCE))
+    shape, counted = case["shape"], case["simulated"]["flops"] / SEQUENCE
+    attention = 12 * shape["num_layers"] * shape["hidden_size"] * SEQUENCE
+    multiplied = case["parameters"] - shape["vocab_size"] * shape["hidden_size"]
+    ours = 6 * multiplied + attention * (SEQUENCE + 1) / (2 * SEQUENCE)
+    return ("1", f"{counted / (6 * case['parameters'] + attention):.3f}; {counted / ours:.3f}",
+            f"operations of 8B at {SEQUENCE} tokens that a step on shapes counted, over the formula; over the same "
+            "without the embedding, which multiplies nothing, and with the pairs that the causal mask lets through")
 
 
 def _bytes_per_parameter(states):

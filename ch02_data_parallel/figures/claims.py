@@ -141,13 +141,73 @@ def table(record, overlap, compared=None, numbers=range(1, 12)):
          *_formula(record["zero"]["held"], claims["limit"])),
         ("6", "sent in a step: 2Ψ, 2Ψ, 2Ψ, 3Ψ", *_traffic(ways)),
         ("7", "stage 3 gathers 2 L - 1 times", *_gathers(ways)),
-        ("8", "a reduce-scatter takes half the time of an all-reduce", *_halves(claims["parts"])),
         ("9", "loss curves of all stages are the same", *_equal(claims["layouts"], (1, 2, 3))),
         ("10", "stage 2 costs no time over stage 1", *_second_stage(ways, compared)),
         ("11", "1024 samples = 2 · 4 · 128 = 2 · 1 · 512", *_example(claims["plans"])),
     ]
-    return ("| | the book | expected | measured | where |\n|---|---|---|---|---|\n"
-            + "".join(f"| Q2.{' | '.join(row)} |\n" for row in rows if int(row[0]) in numbers))
+    return HEAD + "".join(f"| Q2.{' | '.join(row)} |\n" for row in rows if int(row[0]) in numbers)
+
+
+HEAD = "| | the book | expected | measured | where |\n|---|---|---|---|---|\n"
+
+
+def appendix_table(record, demo, tour):
+    """Claims of the book's appendix A0 on collectives, from what the tour printed, the demo sent and the
+    bench of parts took."""
+    stops = stops_of(tour)
+    held = [name for name in DEFINED if stops.get(name) == _defined(name)]
+    slept = stops["barrier"]
+    sent = demo["ledger"]["dp.all_reduce"]["wire_bytes"] / demo["ledger"]["dp.all_reduce"]["payload_bytes"]
+    ranks = int(demo["config"]["dp_size"])
+    rows = [
+        ("QA0.1", "listings of seven collectives on 3 ranks, with what they print", str(len(DEFINED)), str(len(held)),
+         "collectives of `./book run ch02/collectives`, with the book's tensors, after which each rank holds what "
+         "the definition says"),
+        ("QA0.2", "in a ring all-reduce a rank sends 2 (N-1) K/N values", f"{2 * (ranks - 1) / ranks:.3f}",
+         f"{sent:.3f}", f"bytes that rank 0 of {ranks} sent in the demo, over those of its gradients"),
+        ("Q2.8, QA0.4", "a reduce-scatter takes half the time of an all-reduce", *_halves(record["claims"]["parts"])),
+        ("QA0.5", "all ranks leave a barrier with the slowest", str(max(before for before, _ in slept)[0]),
+         ", ".join(str(after[0]) for _, after in slept), "seconds after which each of 3 ranks came out of the tour's "
+         "barrier; they had slept for " + ", ".join(str(before[0]) for before, _ in slept)),
+    ]
+    return HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+TOUR_RANKS = 3
+DEFINED = ("broadcast", "reduce", "all_reduce", "gather", "all_gather", "scatter", "reduce_scatter")
+
+
+def stops_of(tour):
+    """{collective: [(what a rank held before, after)]} of the tour's output; the first of several stops with a
+    name counts."""
+    found = {}
+    for stop in tour.split("\n\n"):
+        rows = re.findall(r"^  rank \d+ +(\[.*?\]) +-> (\[.*\])$", stop, re.M)
+        if rows:
+            found.setdefault(re.match(r"\w+", stop)[0], [tuple(map(json.loads, row)) for row in rows])
+    return found
+
+
+def _defined(name):
+    """[(before, after)] of the book's listing by what the collective's name means."""
+    ranks = range(TOUR_RANKS)
+    before = [[rank + 1] * 5 for rank in ranks]
+    joined = [value for values in before for value in values]
+    if name == "broadcast":
+        before = [[1, 2, 3, 4, 5], *([0] * 5 for _ in ranks[1:])]
+        return [(own, before[0]) for own in before]
+    if name == "scatter":
+        return list(zip([joined, *([0] * 15 for _ in ranks[1:])], before))
+    if name == "all_gather":
+        return [(own, joined) for own in before]
+    if name == "gather":
+        return [(own, [0] * 15 if rank else joined) for rank, own in enumerate(before)]
+    if name == "reduce_scatter":
+        before = [[(value * (rank + 1)) ** (power + 1) for power in ranks for value in (1, 2)] for rank in ranks]
+    total = [sum(values) for values in zip(*before)]
+    if name == "reduce_scatter":
+        return [(own, total[2 * rank:2 * rank + 2]) for rank, own in enumerate(before)]
+    return [(own, own if name == "reduce" and rank else total) for rank, own in enumerate(before)]
 
 
 def _equal(layouts, stages):

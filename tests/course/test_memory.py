@@ -485,10 +485,20 @@ class Claims(unittest.TestCase):
         record = {"claims": {**fake_claims(), **changes}, "recomputation": fake_recomputation()}
         text = claims.table(cases or fake_cases(), record)
         cells = [line.strip("| ").split(" | ") for line in text.splitlines()[2:]]
-        return {row[0].removeprefix("Q1."): row[2:4] for row in cells if row[0].startswith("Q1.")}
+        return {row[0].removeprefix("Q1."): row[2:4] for row in cells}
 
     def test_every_claim_has_a_row(self):
-        self.assertEqual(list(self.rows()), [str(number) for number in range(1, 12)])
+        self.assertEqual(list(self.rows()), [*(str(number) for number in range(1, 12)), "QA2.1", "QA2.2"])
+
+    def test_claims_of_the_appendix_about_typical_scales(self):
+        self.assertEqual(self.rows()["QA2.1"], ["1", "0.81"])  # 13 h², as 3 · 3.5 h² + 2.5 h², over 16
+        cases = fake_cases()
+        of_8b = estimates.find(cases, estimated.shape_of("8B", 4096))
+        tokens = 4096
+        of_8b["simulated"]["flops"] = tokens * (6 * (8_030_261_248 - 128256 * 4096) + 6 * 32 * 4096 * (tokens + 1))
+        self.assertEqual(self.rows(cases)["QA2.2"], ["1", "0.883; 1.000"])
+        of_8b["simulated"]["flops"] *= 1.5
+        self.assertEqual(self.rows(cases)["QA2.2"], ["1", "1.325; 1.500"])
 
     def test_values_known_by_hand(self):
         for claim, formula, measured in (
