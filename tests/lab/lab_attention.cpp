@@ -12,11 +12,9 @@ namespace {
 
 constexpr int kHeads = 2;
 
-/// False if the emulator has something to say of the rung, which is printed.
-template <class T>
-bool show(const Rung<T>& rung, const Shape& shape) {
-  const Attended<T> x(rung, shape);
-  rung.run(nullptr, x.problem);
+/// Prints what a rung did. False if the emulator has something to say of it, which is printed.
+template <class T, class Given>
+bool show(const Rung<T, Given>& rung, const Shape& shape) {
   const emulator::Report report = emulator::take_report();
   if (!report.problems.empty()) {
     std::fprintf(stderr, "error: %s: %s", rung.name, report.text().c_str());
@@ -33,15 +31,33 @@ bool show(const Rung<T>& rung, const Shape& shape) {
   return true;
 }
 
+template <class T>
+bool run_and_show(const Rung<T>& rung, const Shape& shape) {
+  const Attended<T> x(rung, shape);
+  rung.run(nullptr, x.problem);
+  return show(rung, shape);
+}
+
+bool run_and_show(const Rung<bf16, Gradients<bf16>>& rung, const Shape& shape) {
+  const Differentiated x(shape);
+  x.forward();
+  if (!emulator::take_report().problems.empty()) return false;  // which its own row has shown
+  rung.run(nullptr, x.gradients);
+  return show(rung, shape);
+}
+
 int run(int length, int width) {
   const Shape shape{1, length, length, kHeads, kHeads, width};
   attention::check(shape);
   emulator::options.counters = true;
   for (const auto* rung : attention::f32_rungs()) {
-    if (!show(*rung, shape)) return EXIT_FAILURE;
+    if (!run_and_show(*rung, shape)) return EXIT_FAILURE;
   }
   for (const auto* rung : attention::bf16_rungs()) {
-    if (!show(*rung, shape)) return EXIT_FAILURE;
+    if (!run_and_show(*rung, shape)) return EXIT_FAILURE;
+  }
+  for (const auto* rung : attention::backward_rungs()) {
+    if (!run_and_show(*rung, shape)) return EXIT_FAILURE;
   }
   return EXIT_SUCCESS;
 }

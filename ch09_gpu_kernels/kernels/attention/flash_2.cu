@@ -1,5 +1,4 @@
-#include "cuda/reduce.h"
-#include "fragments.h"
+#include "warps.h"
 
 /// Tensor cores of a warp. Each of eight warps has 16 queries, and all of them the same keys: so no
 /// warp needs another's numbers, neither for a row's maximum nor for its output. The next tile of
@@ -10,58 +9,7 @@ namespace {
 
 using namespace cuda;
 
-constexpr int kQueries = 128, kKeys = 64, kStages = 2, kBlock = 256;
-
-/// Rows of a head in panels of 64 channels.
-template <int width, int rows>
-__device__ void bring(char* to, const bf16* x, int pitch, int first, int end) {
-  for (int panel = 0; panel < width / kDepth; ++panel) {
-    ladder::bring_rows<rows, kBlock>(to + panel * rows * kRowBytes, x, pitch, first, end,
-                                     panel * kDepth, width);
-  }
-}
-
-/// s = the warp's queries times all keys of the tile.
-template <int width>
-__device__ void multiply(float (&s)[kKeys / 2], const char* queries, const char* keys) {
-  const int lane = cuda::lane();
-  USP_UNROLL
-  for (int i = 0; i < kKeys / 2; ++i) s[i] = 0;
-  USP_UNROLL
-  for (int l = 0; l < width / 8; l += 2) {
-    uint32_t a[4];
-    ldmatrix_x4(a, queries + l / 8 * kQueries * kRowBytes +
-                       place(warp() * 16 + lane % 16, l % 8 + lane / 16));
-    USP_UNROLL
-    for (int j = 0; j < kKeys / 16; ++j) {
-      uint32_t b[4];
-      ldmatrix_x4(b, keys + l / 8 * kKeys * kRowBytes +
-                         place(j * 16 + lane / 16 * 8 + lane % 8, l % 8 + lane / 8 % 2));
-      mma_m16n8k16(fragment(s, 2 * j), a, {b[0], b[1]});
-      mma_m16n8k16(fragment(s, 2 * j + 1), a, {b[2], b[3]});
-    }
-  }
-}
-
-/// o += weights times values, of which ldmatrix turns 8 x 8 at a time.
-template <int width>
-__device__ void add_weighted(float (&o)[width / 2], const float (&weights)[kKeys / 2],
-                             const char* values) {
-  const int lane = cuda::lane();
-  USP_UNROLL
-  for (int l = 0; l < kKeys / 16; ++l) {
-    uint32_t a[4];
-    pack(a, weights, l);
-    USP_UNROLL
-    for (int j = 0; j < width / 16; ++j) {
-      uint32_t b[4];
-      ldmatrix_x4_trans(
-          b, values + j / 4 * kKeys * kRowBytes + place(l * 16 + lane % 16, j % 4 * 2 + lane / 16));
-      mma_m16n8k16(fragment(o, 2 * j), a, {b[0], b[1]});
-      mma_m16n8k16(fragment(o, 2 * j + 1), a, {b[2], b[3]});
-    }
-  }
-}
+constexpr int kQueries = kOwnRows, kKeys = 64, kStages = 2, kBlock = kEightWarps;
 
 template <int width>
 __global__ void __launch_bounds__(kBlock) kernel(Problem<bf16> p) {
@@ -94,7 +42,7 @@ __global__ void __launch_bounds__(kBlock) kernel(Problem<bf16> p) {
     softmax.take(s, p.scale * kLog2e);
     USP_UNROLL
     for (int i = 0; i < width / 2; ++i) o[i] *= softmax.factor[i / 2 % 2];
-    add_weighted<width>(o, s, stage + kTile);
+    add_weighted(o, s, stage + kTile);
     __syncthreads();
   }
   finish(p, head, row, softmax, o);

@@ -93,26 +93,39 @@ __device__ void pack(uint32_t (&to)[4], const float (&weights)[registers], int s
   }
 }
 
+/// Two rows leave in bf16, each multiplied by its factor; `row` is the thread's first one.
+template <int registers>
+__device__ void store_rows(bf16* to, int pitch, int row, int end, const float (&o)[registers],
+                           const float (&factor)[2]) {
+  USP_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const int y = row + half * 8;
+    if (y >= end) continue;
+    bf16* const at = to + int64_t{y} * pitch + static_cast<int>(threadIdx.x) % 4 * 2;
+    USP_UNROLL
+    for (int i = half * 2; i < registers; i += 4) {
+      *reinterpret_cast<uint32_t*>(at + i / 4 * 8) =
+          cuda::pack_bf16(o[i] * factor[half], o[i + 1] * factor[half]);
+    }
+  }
+}
+
 /// Outputs are divided by the sums and leave in bf16, with each row's lse. `row` is the thread's
 /// first.
 template <int registers>
 __device__ void finish(const Problem<bf16>& p, const Head<bf16>& head, int row,
                        const OnlineSoftmax& softmax, const float (&o)[registers]) {
-  const int quarter = static_cast<int>(threadIdx.x) % 4;
+  float inverse[2];
   USP_UNROLL
   for (int half = 0; half < 2; ++half) {
-    const float sum = row_sum(softmax.sum[half]),
-                inverse = softmax.base[half] == -INFINITY ? 0 : 1 / sum;
+    const float sum = row_sum(softmax.sum[half]);
     const int y = row + half * 8;
-    if (y >= p.queries) continue;
-    if (quarter == 0) head.lse[y] = softmax.base[half] * p.scale + logf(sum);
-    bf16* const out = head.out + int64_t{y} * head.pitch + quarter * 2;
-    USP_UNROLL
-    for (int i = half * 2; i < registers; i += 4) {
-      *reinterpret_cast<uint32_t*>(out + i / 4 * 8) =
-          cuda::pack_bf16(o[i] * inverse, o[i + 1] * inverse);
+    inverse[half] = softmax.base[half] == -INFINITY ? 0 : 1 / sum;
+    if (y < p.queries && threadIdx.x % 4 == 0) {
+      head.lse[y] = softmax.base[half] * p.scale + logf(sum);
     }
   }
+  store_rows(head.out, head.pitch, row, p.queries, o, inverse);
 }
 
 /// Of rungs that keep `queries` queries a block. Each output is written by half a sector.

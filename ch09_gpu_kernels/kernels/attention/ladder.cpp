@@ -16,6 +16,11 @@ std::span<const Rung<bf16>* const> bf16_rungs() {
   return kRungs;
 }
 
+std::span<const Rung<bf16, Gradients<bf16>>* const> backward_rungs() {
+  static constexpr const Rung<bf16, Gradients<bf16>>* kRungs[] = {&kFlash2Backward};
+  return kRungs;
+}
+
 void check(const Shape& x) {
   if (x.width != 64 && x.width != 128) {
     usage_error("width={} must be 64 or 128; try {}", x.width, x.width < 96 ? 64 : 128);
@@ -34,6 +39,14 @@ int64_t tiles_of(const Shape& x, int queries, int keys) {
   for (int first = 0; first < x.queries; first += queries) {
     const int last = std::min(first + queries, x.queries) - 1;
     tiles += (x.seen_by(last) + keys - 1) / keys;
+  }
+  return tiles;
+}
+
+int64_t tiles_of_keys(const Shape& x, int keys, int queries) {
+  int64_t tiles = 0;
+  for (int first = 0; first < x.keys; first += keys) {
+    tiles += std::max(0, (x.queries + queries - 1) / queries - x.first_to_see(first) / queries);
   }
   return tiles;
 }

@@ -1,0 +1,174 @@
+#include "lab/attention_reference.h"
+#include "lab/pairs.h"
+
+/// Every rung that goes backward computes the CPU's gradients, with the same bits in each order,
+/// asks for what its formula says, and has no barrier or wait that it could do without.
+namespace usp::lab {
+namespace {
+
+using attention::backward_rungs;
+using emulator::Options;
+using emulator::Report;
+using emulator::take_report;
+using emulator::Use;
+using BackwardRung = Rung<bf16, Gradients<bf16>>;
+
+/// Of the largest gradient: weights, their gradients and the result are rounded to bf16, and out,
+/// which delta comes from, was. Along a direction errors of many elements nearly cancel.
+constexpr double kTolerance = 1e-2, kToleranceAlong = 5e-3;
+
+struct Found {
+  std::vector<double> dq, dk, dv;
+
+  bool operator==(const Found&) const = default;
+};
+
+/// What the rung makes of a shape; the emulator has nothing to say of it.
+Found run(const BackwardRung& rung, const Shape& shape, Scores scores) {
+  const Differentiated x(shape, scores);
+  x.forward();
+  rung.run(nullptr, x.gradients);
+  const Report report = take_report();
+  INFO(report.text());
+  REQUIRE(report.problems.empty());
+  return {x.dq(), x.dk(), x.dv()};
+}
+
+/// The CPU's gradients in f64; those of the rung are compared with them and, along a direction,
+/// with finite differences of the CPU's forward pass.
+void check_values(const BackwardRung& rung, const Shape& shape, Scores scores = Scores::usual) {
+  INFO(rung.name << ": " << text_of(shape));
+  const test::OnDevice cpu(Device::cpu);
+  const Differentiated x(shape, scores);
+  Reference r(x.attended());
+  const Tensor dout = Tensor::from_host(x.dout(), r.q.shape(), DType::f64);
+  const Tensor dq = Tensor::zeros(r.q.shape(), DType::f64);
+  const Tensor dk = Tensor::zeros(r.k.shape(), DType::f64);
+  const Tensor dv = Tensor::zeros(r.k.shape(), DType::f64);
+  const Tensor delta = Tensor::empty(r.lse.shape(), DType::f64);
+  ops::attention_delta(delta, dout, r.out);
+  ops::attention_backward(dq, dk, dv, dout, {}, r.q, r.k, r.v, r.lse, delta, r.scale, r.queries,
+                          r.keys);
+  Found first;
+  each_pair([&] {
+    const Found found = run(rung, shape, scores);
+    test::check_close(found.dq, dq, kTolerance, "dq");
+    test::check_close(found.dk, dk, kTolerance, "dk");
+    test::check_close(found.dv, dv, kTolerance, "dv");
+    if (first.dq.empty()) first = found;
+    REQUIRE(found == first);
+  });
+  // Of keys with a mean, what delta lost to out's rounding moves all elements in one direction.
+  if (scores == Scores::far_below) return;
+  const auto check_along = [&](const std::vector<double>& gradient, const Tensor& input,
+                               const char* what) {
+    test::check_gradient_along(
+        Tensor::from_host(gradient, input.shape(), DType::f64), input,
+        [&] {
+          r.forward();
+          return test::dot(r.out, dout);
+        },
+        what, kToleranceAlong);
+  };
+  check_along(first.dq, r.q, "dq");
+  check_along(first.dk, r.k, "dk");
+  check_along(first.dv, r.v, "dv");
+}
+
+TEST_CASE("backward rungs compute the CPU's gradients, in the same bits whatever the order") {
+  const Shape shapes[] = {
+      {2, 33, 47, 2, 1, 64},               // tails of both, two samples
+      {1, 1, 5, 2, 2, 128},                //
+      {1, 70, 70, 4, 2, 64, true},         //
+      {1, 40, 34, 1, 1, 128, true, -6},    // queries before all keys
+      {1, 40, 300, 3, 1, 128, true},       // keys behind all queries
+      {1, 150, 300, 3, 3, 64},             // several blocks
+      {1, 257, 390, 2, 2, 128, true, 133}  //
+  };
+  for (const BackwardRung* rung : backward_rungs()) {
+    for (const Shape& shape : shapes) check_values(*rung, shape);
+  }
+}
+
+TEST_CASE("gradients have no part of keys that are not there where scores are far below zero") {
+  for (const BackwardRung* rung : backward_rungs()) {
+    check_values(*rung, {1, 5, 37, 1, 1, 64}, Scores::far_below);
+    check_values(*rung, {1, 130, 140, 2, 1, 128, true, 10}, Scores::far_below);
+  }
+}
+
+TEST_CASE("small parts of a gradient count, since nothing is rounded before its end") {
+  for (const BackwardRung* rung : backward_rungs()) {
+    check_values(*rung, {1, 512, 512, 1, 1, 64}, Scores::none);
+  }
+}
+
+/// What a rung does.
+emulator::Counters count(const BackwardRung& rung, const Shape& shape) {
+  Options now;
+  now.counters = true;
+  const Use use(now);
+  const Differentiated x(shape);
+  x.forward();
+  take_report();
+  rung.run(nullptr, x.gradients);
+  return take_report().total;
+}
+
+TEST_CASE("a backward rung asks for as many bytes as its formula says, at tails for no more") {
+  const Shape whole{1, 128, 256, 2, 1, 64}, causal{1, 256, 256, 1, 1, 128, true},
+      tails{1, 70, 130, 1, 1, 64, true, 60};
+  for (const BackwardRung* rung : backward_rungs()) {
+    for (const Shape* each : {&whole, &causal, &tails}) {
+      INFO(rung->name << ": " << text_of(*each));
+      const emulator::Counters counted = count(*rung, *each);
+      const attention::Cost predicted = rung->cost(*each);
+      const int64_t least = each == &tails ? 0 : predicted.bytes;  // exact where nothing is cut
+      CHECK(counted.sector_bytes() >= least);
+      CHECK(counted.sector_bytes() <= predicted.bytes);
+      CHECK(counted.product_flops == predicted.flops);
+      CHECK(counted.bank_conflicts == 0);
+      CHECK(counted.atomic_requests == 0);
+    }
+  }
+}
+
+TEST_CASE("two passes take seven products, and bytes grow with the square of the length") {
+  for (const BackwardRung* rung : backward_rungs()) {
+    int64_t bytes[3];
+    for (int i = 0; i < 3; ++i) {
+      const int length = 128 << i, width = 64;
+      const Shape shape{1, length, length, 1, 1, width};
+      const emulator::Counters counted = count(*rung, shape);
+      const int64_t product = int64_t{2} * length * length * width;
+      CHECK(counted.product_flops == 7 * product);
+      // flash_2 has the two of a forward pass.
+      CHECK(attention::kFlash2.cost(shape).flops == 2 * product);
+      bytes[i] = counted.sector_bytes();
+    }
+    // a S + b S²: what twice the length asks for beyond twice as much is 2 b S².
+    CHECK(bytes[2] - 2 * bytes[1] == 4 * (bytes[1] - 2 * bytes[0]));
+  }
+}
+
+TEST_CASE("a barrier or wait that backward lacks is found, with a line of the kernel") {
+  size_t places = 0;
+  for (const BackwardRung* rung : backward_rungs()) {
+    const Differentiated x({1, 100, 100, 1, 1, 64});
+    x.forward();
+    take_report();
+    const auto run = [&] {
+      rung->run(nullptr, x.gradients);
+      return take_report();
+    };
+    const auto is_ours = [](const std::string& file) {
+      return file.ends_with(".cu") || file.ends_with("warps.h") || file.ends_with("backward.h") ||
+             file.ends_with("fragments.h") || file.ends_with("swizzled.h");
+    };
+    places += leave_out_each(rung->name, run, is_ours);
+  }
+  REQUIRE(places >= 6);
+}
+
+}  // namespace
+}  // namespace usp::lab
