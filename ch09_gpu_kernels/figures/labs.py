@@ -57,7 +57,8 @@ def texts(data):
     found = {"ladder.md": table(PRODUCT, data), "profiler.md": profiler_table(data[PRODUCT]["rungs"]),
              "roofline.md": roofline_table(data[PRODUCT]["rungs"]),
              "roofline.svg": roofline(data[PRODUCT]["rungs"]),
-             "lab_attention.md": table(ATTENTION, data), "attention_lengths.md": lengths_table(data)}
+             "lab_attention.md": table(ATTENTION, data), "attention_lengths.md": lengths_table(data),
+             "attention_backward.md": backward_table(data)}
     return {**found, **{f"lab_{idea}.md": table(f"ch09.{idea}", data) for idea in IDEAS}}
 
 
@@ -85,6 +86,23 @@ def lengths_table(data):
     return markdown("Two heads of 64 channels in f32, on the emulated GPU.",
                     ["S", "naive, predicted", "naive, counted", "naive keeps as scores", "flash_1", "blockwise",
                      "naive / blockwise"], rows)
+
+
+def backward_table(data):
+    """What attention asks for and multiplies, forward and backward, where tiles fill the sequence; and what backward
+    would read if forward had kept its weights."""
+    rows = []
+    for each in data["attention_lengths"]:
+        length, by = each["size"][0], {rung["name"]: rung for rung in each["rungs"]}
+        if length % 128 == 0:
+            forward, backward, product = by["flash_2"], by["flash_2_backward"], by["naive"]["predicted_flops"] // 2
+            weights = by["naive"]["scores_bytes"] // 2  # of bf16
+            rows.append([str(length), *(cell(one) for one in (
+                forward["bytes"], backward["predicted_bytes"], backward["bytes"], forward["flops"] // product,
+                backward["flops"] // product, backward["barriers"], weights, weights * 2 // length))])
+    return markdown("Two heads of 64 channels in bf16, on the emulated GPU.",
+                    ["S", "forward, bytes", "backward, predicted", "backward, counted", "products, forward",
+                     "products, backward", "barriers, backward", "weights, if kept", "lse, kept"], rows)
 
 
 def markdown(caption, heads, rows):
