@@ -371,10 +371,12 @@ def _bench(arguments, _flags):
     parser.add_argument("--rounds", type=_positive(int), default=3, metavar="N", help="default 3")
     parser.add_argument("--peers", metavar="PYTHON", help="PyTorch in turns with the chapter, "
                         "under this Python; setup: under one that pip installs into build/peers")
+    parser.add_argument("--only-peers", action="store_true", help="nothing but these turns")
     _add_set_up(parser)
     args = parser.parse_args(arguments)
     return bench.run_bench(chapters.resolve(args.chapter), args.seconds, args.rounds, args.json,
-                           not args.no_install, args.skip_packages, args.peers)
+                           not args.no_install, args.skip_packages, args.peers,
+                           args.only_peers)
 
 
 def _gpu_check(arguments, _flags):

@@ -238,8 +238,10 @@ def profile(chapter, name, dtype, ranks=1, threads=None):
 
 
 def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packages=False,
-              peer=None):
+              peer=None, only_peers=False):
     """What `./book bench` does; returns the exit code."""
+    if only_peers and not peer:
+        raise BookError("--only-peers needs --peers; try --peers setup", 2)
     out = Path(json_file) if json_file else ROOT / "build" / f"bench_{chapter.short}.json"
     if not out.parent.is_dir():  # found out before the minutes of measuring, not after
         raise BookError(f"cannot write {show_path(out)}: there is no such folder", 2)
@@ -251,14 +253,18 @@ def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packa
     for program in maker.BENCH_PROGRAMS:
         build.prepare(build.RELEASE, program)
     python = peers.prepare(peer) if peer else None
-    record = _record(chapter, _measure_rounds(chapter, seconds, rounds))
+    record = _record(chapter, {} if only_peers else _measure_rounds(chapter, seconds, rounds))
     record["peers"] = _measure_peers(chapter, python, seconds, rounds) if python else []
-    record.update(maker.bench(chapter, record, seconds, rounds))
+    if not only_peers:
+        record.update(maker.bench(chapter, record, seconds, rounds))
     try:
         write_whole(out, json.dumps(record, indent=1) + "\n")
     except OSError as error:
         raise BookError(f"cannot write {show_path(out)}: {error.strerror}")
-    print_table(record, maker.bench_text(record))
+    if only_peers:
+        _print_peers(record)
+    else:
+        print_table(record, maker.bench_text(record))
     print(f"\nJSON: {show_path(out)}")
     if out.resolve() == chapter.folder / "figures" / bench_report.RECORD:
         showcase.render(chapter)
