@@ -574,6 +574,27 @@ class Bench(Scratch):
         self.assertEqual(bench.summarise(rounds)["step_ms"],
                          {"median": 2.5, "min": 1.0, "max": 3.0})
 
+    def test_a_disturbed_round_is_measured_again(self):
+        speeds = {1: [100, 71, 69, 110], 2: [50]}
+        rounds = {ranks: [{"tokens_per_s": speed} for speed in of_case]
+                  for ranks, of_case in speeds.items()}
+        self.assertEqual({ranks: bench.disturbed(of_case) for ranks, of_case in rounds.items()},
+                         {1: [], 2: []})
+        rounds[1][2]["tokens_per_s"] = 59  # the median is 85.5
+        self.assertEqual(bench.disturbed(rounds[1]), [2])
+        left = iter([1, 100, 10, 90, 200])  # one to find out how long a step is, three rounds, again
+
+        def run_once(*_, **__):
+            return {"tokens_per_s": next(left), "step_ms": 1.0}
+
+        with (mock.patch.object(bench, "run_once", run_once), mock.patch.object(bench, "say"),
+              mock.patch.object(bench, "_cases", return_value=[("A", "f32", 1)]),
+              mock.patch.object(bench, "configs", return_value=bench.CONFIGS),
+              mock.patch.object(bench, "_bound", return_value={"bound_tokens_per_s": 400})):
+            found = bench._measure_rounds(None, 1, 3)
+        self.assertEqual([(each["tokens_per_s"], each["of_bound"]) for each in found["A", "f32", 1]],
+                         [(100, 0.25), (200, 0.5), (90, 0.225)])
+
     def test_the_peer_counts_with_its_best_mode(self):
         turns = [{name: [{"step_ms": ms, "torch": "2", "threads": 2} for ms in (one, one, 900)]
                   for name, one in zip((peers.OWN, *peers.MODES), steps)}
@@ -649,6 +670,12 @@ while True:
         with self.assertRaises(BookError) as caught:
             peers.profile(python, {}, "f32", "compile")
         self.assertIn("exit code 3:\nno torch", str(caught.exception))
+
+    def test_the_turns_alone_need_a_peer(self):
+        with self.assertRaises(BookError) as caught:
+            bench.run_bench(None, 1, 1, only_peers=True)
+        self.assertEqual((caught.exception.code, "try --peers setup" in str(caught.exception)),
+                         (2, True))
 
     def test_a_step_of_the_peer_stands_beside_ours_by_kind(self):
         kinds = {"ours": {"matmul": 100.0, "attention": 20.0, "other": 30.0},

@@ -43,6 +43,7 @@ ENDLESS = 10**6  # steps of a run that is killed
 MEASURES = ("tokens_per_s", "step_ms", "model_gflops", "matmul_gflops", "fraction",
             "bound_tokens_per_s", "of_bound")
 PROFILED_STEPS = 8
+DISTURBED = 0.7  # of the median of a case's rounds
 # Of the fraction computed here and the `book_mfu` that the run itself reports.
 MFU_TOLERANCE = 0.02
 
@@ -166,20 +167,35 @@ def _measure_rounds(chapter, seconds, rounds):
         say(f"book: {label(*case)}: how long is a step?")
         first = run_once(chapter, *case, PROBED_STEPS, skipped=PROBED_STEPS - 1)
         steps[case[:2]] = steps_for(seconds, first["step_ms"])
+    def measured(case, bounds):
+        name, dtype, _ = case
+        result = run_once(chapter, *case, steps[name, dtype])
+        if (name, dtype) not in bounds:
+            bounds[name, dtype] = _bound(configs(chapter)[name], dtype)
+        result.update(bounds[name, dtype])
+        result["of_bound"] = result["tokens_per_s"] / result["bound_tokens_per_s"]
+        return result
+
     results = {case: [] for case in cases}
     for number in range(rounds):
         bounds = {}
         for case in cases:
-            name, dtype, _ = case
-            result = run_once(chapter, *case, steps[name, dtype])
-            if (name, dtype) not in bounds:
-                bounds[name, dtype] = _bound(configs(chapter)[name], dtype)
-            result.update(bounds[name, dtype])
-            result["of_bound"] = result["tokens_per_s"] / result["bound_tokens_per_s"]
+            result = measured(case, bounds)
             results[case].append(result)
             say(f"book: round {number + 1}/{rounds}  {label(*case):<15}  "
                 f"{result['tokens_per_s']:9.0f} tokens/s  {result['of_bound']:.2f} of the bound")
+    for case, of_case in results.items():
+        for number in disturbed(of_case):
+            say(f"book: {label(*case)}: round {number + 1} was disturbed, and is measured again")
+            of_case[number] = measured(case, {})
     return results
+
+
+def disturbed(rounds):
+    """Which rounds of a case something else slowed down: far below its median."""
+    median = statistics.median(each["tokens_per_s"] for each in rounds)
+    return [number for number, each in enumerate(rounds)
+            if each["tokens_per_s"] < DISTURBED * median]
 
 
 def _bound(config, dtype):
