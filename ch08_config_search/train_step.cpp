@@ -161,7 +161,9 @@ double Trainer::evaluate() {
 ReportRows Trainer::report_rows() {
   ReportRows rows = prediction_rows(predict(config_, mesh_.world().rank()));
   std::ranges::copy(traffic_.report(), std::back_inserter(rows));
-  rows.push_back(measured_work_row(config_, pipeline_.measured()));
+  if (config_.pipeline.pp_size > 1) {
+    rows.push_back(measured_work_row(config_, pipeline_.measured()));
+  }
   return rows;
 }
 // [report_rows]

@@ -35,6 +35,7 @@ void TrafficTable::end_step() {
 ReportRows TrafficTable::report() const {
   ReportRows report;
   for (const auto& [traffic, before, sent] : rows_) {
+    if (sent == 0 && traffic.formula == 0) continue;  // an axis of one rank
     const double a_step = double(sent) / double(std::max<int64_t>(1, steps_));
     report.emplace_back(traffic.what,
                         fmt::format("{:.0f} bytes a step by rank 0{} {:.0f}{}", a_step,

@@ -39,9 +39,10 @@ class TrafficTable {
  public:
   explicit TrafficTable(const std::vector<Traffic>& rows);
 
-  void begin_step();          ///< from here on counts
-  void end_step();            ///< until here; the step is over
-  ReportRows report() const;  ///< a row each: bytes a step that were sent, beside the formula's
+  void begin_step();  ///< from here on counts
+  void end_step();    ///< until here; the step is over
+  /// A row each: bytes a step that were sent, beside the formula's. None where both are zero.
+  ReportRows report() const;
 
  private:
   struct Row {

@@ -14,7 +14,9 @@ TEST_CASE("a table of traffic tells what the ledger has of steps, divided by the
     both.add(world, CommKind::broadcast).add(world, CommKind::all_reduce);
     const bool sends = world.rank() == 0;
     TrafficTable table({{"sums", Operations(world, CommKind::all_reduce), 320},
-                        {"sums, copies", both, 8, ", at most", " and more"}});
+                        {"sums, copies", both, 8, ", at most", " and more"},
+                        {"copies that are not sent", Operations(world, CommKind::all_gather)},
+                        {"copies that should be", Operations(world, CommKind::all_gather), 16}});
     world.all_reduce(x);
     int64_t of_sums = 0, of_copies = 0;
     for (int step = 0; step < 4; ++step) {
@@ -37,7 +39,8 @@ TEST_CASE("a table of traffic tells what the ledger has of steps, divided by the
     const ReportRows expected = {
         {"sums", "800 bytes a step by rank 0, by formula 320"},
         {"sums, copies", fmt::format("{:.0f} bytes a step by rank 0, at most 8 and more",
-                                     double(of_sums + of_copies) / 4)}};
+                                     double(of_sums + of_copies) / 4)},
+        {"copies that should be", "0 bytes a step by rank 0, by formula 16"}};
     USP_CHECK(table.report() == expected, "{}, {}", table.report()[0].second,
               table.report()[1].second);
   });
