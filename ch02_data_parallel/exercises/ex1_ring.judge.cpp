@@ -52,8 +52,8 @@ std::vector<Suspect> suspects(int n, int64_t numel) {
       {"each rank has finished one chunk, the others stay partial sums: the second trip around the "
        "ring is missing",
        with(partial)},
-      {"every chunk holds the values of one rank only: what arrives must be added to a rank's own "
-       "values",
+      {"every chunk holds the values of one rank only: either the first trip does not add what "
+       "arrives, or the second begins with another chunk than the finished one, chunk(rank + 1)",
        with([](int, int chunk, int other) { return chunk == other ? 1 : 0; })},
       {"this is the mean over the ranks: an all-reduce adds up, and divides nothing",
        with([n](int, int, int) { return 1.0 / n; })},

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <regex>
 
 #include "base/rng.h"
 #include "comm/launch.h"
@@ -19,6 +20,21 @@ double patience() {
   return text == nullptr ? 5 : std::atof(text);
 }
 
+/// The name of the operation that an error of ranks that wait in vain tells of; "" of another one.
+std::string late_operation(const std::string& error) {
+  static const std::regex kLate(
+      R"((\w+) #\d+ of .* is not finished after|and rank \d+ waits for it in (\w+))");
+  std::smatch found;
+  if (!std::regex_search(error, found, kLate)) return "";
+  return found[1].matched ? found[1] : found[2];
+}
+
+std::string words_for(const std::string& late) {
+  if (late == "recv") return "a message is awaited that nobody sends";
+  if (late == "send") return "a message is sent that nobody receives";
+  return fmt::format("not every rank calls this {}", late);
+}
+
 /// Calls body(); what it throws becomes words for the reader.
 void guarded(const std::function<void()>& body) {
   try {
@@ -29,10 +45,9 @@ void guarded(const std::function<void()>& body) {
     throw;
   } catch (const std::exception& error) {
     const std::string what = error.what();
-    const bool stuck = what.find("is not finished after") != std::string::npos ||
-                       what.find("waits for it in") != std::string::npos;
-    throw NotYet({stuck ? "the ranks wait for each other: a message is awaited that nobody sends"
-                        : "it ends with an error",
+    const std::string late = late_operation(what);
+    throw NotYet({late.empty() ? "it ends with an error"
+                               : "the ranks wait for each other: " + words_for(late),
                   what});
   }
 }

@@ -384,8 +384,8 @@ class Quantities(unittest.TestCase):
     def test_a_suspect_has_its_words_and_a_near_number_passes(self):
         suspects = [(50, "half of it is missing")]
         check.compare_number(100.9, 100, "bytes", 0.01, suspects)
-        for given, words in ((50.2, "half of it is missing"), (200, "too much: by a factor of 2"),
-                             (25, "too little: by a factor of 4")):
+        for given, words in ((50.2, "half of it is missing"), (200, "too much, by a factor of 2 at most"),
+                             (25, "too little, by a factor of 10 at most")):
             with self.assertRaises(NotYet) as caught:
                 check.compare_number(given, 100, "bytes", 0.01, suspects)
             self.assertEqual(caught.exception.lines[0], words)

@@ -176,12 +176,19 @@ def compare_number(given, measured, kind, tolerance, suspects):
 
     if near(measured):
         return
-    words = next((words for value, words in suspects if near(value)),
-                 f"too {'much' if given > measured else 'little'}: by a factor of "
-                 f"{max(given, measured) / max(1e-300, min(given, measured)):.3g}"
-                 if min(given, measured) > 0 else "that is not what is measured")
+    words = next((words for value, words in suspects if near(value)), _how_far(given, measured))
     raise NotYet(words, f"your answer was {quantity.show(given, kind)}; what is measured is in the "
                         "solution")
+
+
+def _how_far(given, measured):
+    """In words. The factor itself would be the answer."""
+    if not min(given, measured) > 0:
+        return "that is not what is measured"
+    factor = max(given, measured) / min(given, measured)
+    bound = next((bound for bound in (1.1, 2, 10, 100) if factor <= bound), None)
+    return (f"too {'much' if given > measured else 'little'}, by "
+            + (f"a factor of {bound} at most" if bound else "more than a factor of 100"))
 
 
 def _judge_setting(exercise, answer):
