@@ -33,6 +33,10 @@ REPORTED = {"steps": 3, "eval_interval": 0, "sample_tokens": 0, "tp_size": 2,
             "sequence_parallel": None}
 REPORT_ROWS = ("saved activations", "weights ", "activations sent", "gradients  ")
 REPORT_RANKS = 2
+# A model on a cluster that no reader has at hand.
+CLUSTER = {"model": "70B", "dtype": "bf16", "seq_len": 4096, "micro_batch_size": 1, "tp_size": 8,
+           "zero_stage": 3, "sequence_parallel": None}
+CLUSTER_RANKS = 64
 BENCH_SHARED = "tp_size"
 bench_lines, bench_text = layouts.lines, layouts.text
 EXAMPLE_RANKS = {"linears": draw_linears.RANKS, "tensor_2d": 4}  # 4: a square
@@ -74,7 +78,16 @@ def counted(program):
 def rerun(chapter, program):
     """Estimates."""
     record = read_json(chapter.folder / "figures" / "memory.json")
-    return {"memory.json": json_text({**record, **estimate(program)})}
+    return {"memory.json": json_text({**record, **estimate(program)}),
+            "cluster.txt": cluster(chapter, program)}
+
+
+def cluster(chapter, program):
+    """An estimate for many ranks, below its command."""
+    flags = ["--estimate", *estimates.words_of(CLUSTER)]
+    said = output_of(program, [*flags, "--world_size", str(CLUSTER_RANKS)])
+    command = f"./book run {chapter.short} --ranks {CLUSTER_RANKS} -- {' '.join(flags)}"
+    return "".join(f"{line.rstrip()}\n" for line in (f"$ {command}", *said.splitlines()))
 
 
 def count(chapter, program):
