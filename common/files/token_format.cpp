@@ -352,7 +352,8 @@ class FormatReader {
     std::vector<std::string> keys;
     for (const auto& [key, value] : json.items()) keys.push_back(in_quotes(key));
     refuse(
-        "is lines of JSON, but line {} has no \"text\" that is one; it has {}; choose what is to "
+        "is lines of JSON, but line {} has no string as its \"text\"; its keys are {}; choose what "
+        "is to "
         "be trained on, such as with `jq -c '{{text: .KEY}}' {} > texts.jsonl`",
         number, json.is_object() ? fmt::format("{}", fmt::join(keys, ", ")) : "no keys",
         shell_word(path_));

@@ -48,7 +48,9 @@ class Trials {
       const std::unique_ptr<RunConfig> config = kind_.fresh();
       Args args("");
       try {
-        read_without_advice(*config, args, with_remedy(words, remedy),
+        Words tried = with_remedy(words, remedy);
+        if (to_start > 0 || any_ranks_) tried = with_remedy(tried, "leave out --world_size");
+        read_without_advice(*config, args, tried,
                             to_start > 0 ? to_start : (any_ranks_ ? 0 : ranks_));
         const int64_t on = any_ranks_ && to_start == 0 ? config->mesh().ranks() : 0;
         works.push_back(remedy +

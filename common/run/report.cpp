@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -70,7 +71,10 @@ void write_json(const RunDir& run_dir, const nlohmann::ordered_json& json) {
 void write_record(const RunDir& run_dir, const RunFacts& facts) {
   nlohmann::ordered_json json = circumstances(facts);
   if (run_dir.resumes()) {
-    std::ifstream file(run_dir.file("run.json"));
+    std::ifstream file;
+    if (std::filesystem::is_regular_file(run_dir.file("run.json"))) {
+      file.open(run_dir.file("run.json"));
+    }
     auto old = nlohmann::ordered_json::parse(file, nullptr, /*allow_exceptions=*/false);
     if (old.is_object() && (!old.contains("resumed") || old["resumed"].is_array())) {
       old["resumed"].push_back(json);

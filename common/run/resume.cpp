@@ -50,7 +50,7 @@ void take_from_checkpoint(RunConfig& config, Args& args, int64_t ranks) {
     same_layout = same_layout && !(args.typed(flag) && divides(flag));
   }
   const std::string model = flags.value("model", "");
-  const bool is_directory = std::filesystem::is_directory(model);
+  const bool is_directory = !is_preset(model) && std::filesystem::is_directory(model);
   const bool other_model = args.typed("model");
   std::vector<std::string> given;  // before any is taken
   for (const auto& [flag, value] : flags.items()) {

@@ -32,6 +32,10 @@ void ExpertShape::bind(Args& args) {
             "nodes that a layer's experts lie on, for route_nodes; where a run has others, the "
             "results are the same and less is saved");
   args.bind("route_nodes", route_nodes, "nodes that a token is sent to at most; 0: any number");
+  // A program without experts has a model without them.
+  args.decide_result([this] {
+    return num_experts > 0 ? std::vector<std::string>{"num_experts"} : std::vector<std::string>{};
+  });
 }
 
 void ExpertShape::validate(const Args& args, int64_t num_layers) const {

@@ -26,6 +26,10 @@ void MlaShape::bind(Args& args) {
   args.bind("v_head_dim", v_head_dim, "channels of a head's value; 0: hidden_size / num_heads");
   args.bind("latent_rms_norm_eps", latent_rms_norm_eps,
             "added to the mean square in the norms of latents; 0: rms_norm_eps");
+  // A program without latents has a model without them.
+  args.decide_result([this] {
+    return on() ? std::vector<std::string>{"attention_kind"} : std::vector<std::string>{};
+  });
 }
 
 void MlaShape::fill(int64_t width) {

@@ -1,5 +1,6 @@
 #include "train/model_config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <span>
@@ -69,6 +70,10 @@ std::string preset_names() {
 }
 
 }  // namespace
+
+bool is_preset(const std::string& model) {
+  return std::ranges::find(kPresets, model, &Preset::name) != std::end(kPresets);
+}
 
 void ModelConfig::bind(Args& args) {
   args.group("Model");

@@ -13,6 +13,9 @@ namespace usp {
 
 struct RunConfig;
 
+/// Whether `--model` of this name is a shape that is built in, and no directory.
+bool is_preset(const std::string& model);
+
 /// The shape of a Llama. Playbook: h = hidden_size, L = num_layers, n_heads, v = vocab_size.
 struct ModelConfig {
   /// A preset, which the flags below override, or a directory in Hugging Face's format, which they

@@ -7,6 +7,7 @@
 #include "base/args.h"
 #include "files/run_dir.h"
 #include "testing.h"
+#include "train/model_config.h"
 
 namespace usp::test {
 namespace {
@@ -128,6 +129,18 @@ TEST_CASE("a flag says whether a resumed run may give it another value") {
   args.decide_result([] { return std::vector<std::string>{"parts"}; });
   order = "later";
   REQUIRE(args.decisive() == std::vector<std::string>{"later", "seed", "parts"});
+}
+
+TEST_CASE("experts and latents decide a result, though another program has no such flags") {
+  ModelConfig model;
+  model.offers_experts = model.offers_latents = true;
+  Args args("A program.");
+  model.bind(args);
+  REQUIRE(args.decisive().empty());
+  model.experts.num_experts = 4;
+  REQUIRE(args.decisive() == std::vector<std::string>{"num_experts"});
+  model.mla.attention_kind = "mla";
+  REQUIRE(args.decisive() == std::vector<std::string>{"attention_kind", "num_experts"});
 }
 
 TEST_CASE("a value outside its range is a usage error with flag, value and range") {

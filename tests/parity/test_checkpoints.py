@@ -167,6 +167,13 @@ class Resume(CheckpointRuns):
                 self.assertEqual(comparable(run_dir), comparable(whole))
                 self.assertEqual(content(state_file(run_dir, 6)), content(state_file(whole, 6)))
 
+    def test_a_directory_called_as_a_preset_is_not_taken_for_the_model(self):
+        os.mkdir(os.path.join(test_runs.FOLDER, "small"))
+        flags = {**SMALL, **CONSTANT, "model": "small", "checkpoint_interval": 2}
+        run_dir = self.succeed(flags)
+        self.succeed({"run_dir": run_dir, "resume": True, "steps": 5}, base={})
+        self.assertEqual(len(comparable(run_dir)), 5)
+
     def test_the_command_that_goes_on_is_printed_and_does(self):
         flags = dict(SMALL, steps=10**6, checkpoint_interval=10**6,
                      run_dir=os.path.join(self.scratch, "a run's"))

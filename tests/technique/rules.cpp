@@ -240,6 +240,16 @@ TEST_CASE("advice that starts other ranks says what these need besides") {
   REQUIRE(mended->words != drawn.words);  // nor does node_size=3 divide the 4 that it leaves
 }
 
+TEST_CASE("advice on other ranks is tried without the number that --world_size says") {
+  const Drawn drawn{{"program", "--tp_size", "2", "--world_size", "5"}, /*ranks=*/1};
+  try {
+    read(drawn);
+    FAIL("nothing is refused");
+  } catch (const Refusal& refusal) {
+    CHECK(std::string(refusal.what()).ends_with("; start 4 ranks"));
+  }
+}
+
 TEST_CASE("a vocabulary's rest is refused where ranks would hold other parts of a norm") {
   int refusals = 0;
   for (const char* vocab_size : {"3", "5", "6", "31"}) {
