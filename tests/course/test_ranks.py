@@ -7,9 +7,9 @@
 
 `<`: less, and where both cells have brackets these do not overlap; `~`: they overlap; `<=`: not more;
 `=`: the cell, or the ratio of two, rounds to a number that the paragraph has.
-A row is named by the words of its first cells, a column by its head. In part 5 of a page, "Predict,
-then measure", a paragraph with a word of ranking needs a mark at its end, where its section has such a
-table.
+A row is named by the words of its first cells, a column by its head. On every page of docs/ and of the
+chapters, a paragraph with a word of ranking needs a mark at its end, where its section has such a table,
+or one that was written by hand and has mostly numbers.
 
     python3 tests/course/test_ranks.py        needs no build
 """
@@ -27,7 +27,8 @@ WORDS = re.compile(r"\b(?:faster|fastest|slower|slowest|loses?|lost|wins?|won|be
                    r"worse|(?:little|nothing|much) to (?:gain|lose))\b")
 # What these words are in when they rank no rows.
 OTHERWISE = re.compile(r"in brackets the slowest and the\s+fastest|slowest\s+(?:rank|one|link)|cells\s+above|\w+ (?:errata|note|table|tables|formula)\s+(?:above|below)|"
-                       r"(?:[Ww]here (?:the )?(?:brackets|ranges)\s+overlap|within these),\s+(?:the|a)\s+difference\s+is\s+noise|corrected\s+above")
+                       r"(?:[Ww]here (?:the )?(?:brackets|ranges)\s+overlap|within these),\s+(?:the|a)\s+difference\s+is\s+noise|corrected\s+above|"
+                       r"a\s+difference\s+within\s+them\s+is\s+noise|paragraph\s+\*\w+\*\s+below|[A-Z][^.?!]*\?")
 WOVEN = re.compile(r"<!-- (?:include|output|snippet|delta|cluster|changes)[^>]*-->.*?<!-- /woven -->|```.*?```|~~~.*?~~~", re.S)
 MARK = re.compile(r'<!-- rank: (\S+), "([^"]+)": (.+?) -->', re.S)
 NONE = re.compile(r"<!-- no rank: \S.*? -->", re.S)
@@ -100,14 +101,20 @@ def untold(text):
                 yield f"{told[1]}: {' '.join(prose.split())[:60]}"
 
 
+def has_numbers(section):
+    """Whether a section has a generated table, or a table whose cells are numbers for the most part."""
+    if re.search(r"<!-- include: \S*figures/\S+\.md ", section):
+        return True
+    rows = [cells_of(line) for line in WOVEN.sub("", section).splitlines() if line.startswith("|")]
+    cells = [plain(cell) for row in rows[2:] for cell in row[1:]]
+    return 2 * sum(bool(re.match(r"[-+−]?[\d.]", cell)) for cell in cells) > len(cells)
+
+
 def unmarked(text):
-    """Paragraphs with a word of ranking and no mark, in sections with a generated table."""
-    part = re.search(r"^## 5\. .*?(?=^## |\Z)", text, re.M | re.S)
-    for section in sections(part[0] if part else ""):
-        if "<!-- include: figures/" not in section:
-            continue
+    """Paragraphs with a word of ranking and no mark, in sections with a table of numbers."""
+    for section in filter(has_numbers, sections(text)):
         for part in map(str.strip, WOVEN.sub("", section).split("\n\n")):
-            prose = re.sub(r"<!--.*?-->|!\[.*?\]\(.*?\)|(?<=\])\(.*?\)|`[^`]*`", " ", part, flags=re.S)
+            prose = re.sub(r"<!--.*?-->|!\[.*?\]\(.*?\)|(?<=\])\(.*?\)|`[^`]*`", " ", part, flags=re.S).strip()
             if prose.startswith(("|", "#")) or not WORDS.search(OTHERWISE.sub(" ", prose)):
                 continue
             if not MARK.search(part) and not NONE.search(part):
@@ -123,7 +130,8 @@ def disturbed(text):
 
 
 def pages():
-    return [path for path in sorted(ROOT.glob("ch[0-9][0-9]_*/*.md")) if path.name not in ("CHANGES.md", "club.md")]
+    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("ch[0-9][0-9]_*/*.md")]
+    return [path for path in sorted(found) if path.name != "CHANGES.md"]
 
 
 class Ranks(unittest.TestCase):
@@ -135,7 +143,8 @@ class Ranks(unittest.TestCase):
     def test_marks_say_what_the_tables_say(self):
         count = 0
         for path in pages():
-            for file, column, order in MARK.findall(path.read_text(encoding="utf-8")):
+            shown = re.sub(r"```.*?```|`<!--[^`]*`", "", path.read_text(encoding="utf-8"), flags=re.S)  # how to write one
+            for file, column, order in MARK.findall(shown):
                 table = (path.parent / file).read_text(encoding="utf-8")
                 self.assertEqual(list(contradictions(table, column, order)), [], path)
                 count += 1
@@ -183,6 +192,9 @@ class Rules(unittest.TestCase):
         self.assertEqual(list(unmarked(text + '<!-- rank: a.md, "b": c < d -->\n')), [])
         self.assertEqual(list(unmarked(text + "<!-- no rank: x -->\n")), [])
         self.assertEqual(list(unmarked("## 5. X\n\nNew ones lose.\n")), [])
+        self.assertEqual(list(unmarked("# X\n\n| a | b |\n|---|---|\n| c | 1 |\n\nWhich is faster? C wins.\n")),
+                         ["Which is faster? C wins."])
+        self.assertEqual(list(unmarked("# X\n\n| a | b |\n|---|---|\n| c | d |\n\nC wins.\n")), [])
 
     def test_a_round_that_was_disturbed(self):
         self.assertEqual(list(disturbed("| 0.98 (0.45–1.03) | 1.02 (0.96 to 1.03) |")), ["0.98 (0.45 to 1.03)"])
