@@ -16,6 +16,7 @@
 #include "run/timeline.h"
 #include "tensor/console.h"
 #include "tensor/memory_profile.h"
+#include "train/pretrained.h"
 
 namespace usp {
 
@@ -102,13 +103,19 @@ void Session::check_same_run() const {
 
 /// Files of one name may differ from host to host.
 void Session::check_same_data() const {
-  const std::vector<std::string> digests = world_.all_gather_text(file_->sha256());
-  const auto other =
-      std::ranges::find_if(digests, [&](const auto& of) { return of != digests[0]; });
-  if (other == digests.end()) return;
-  throw RefusedTogether(fmt::format(
-      "the data of rank {} has the SHA-256 {}, and rank 0's {}; give all ranks the same",
-      other - digests.begin(), *other, digests[0]));
+  const auto check = [&](const char* what, const std::string& digest) {
+    const std::vector<std::string> digests = world_.all_gather_text(digest);
+    const auto other =
+        std::ranges::find_if(digests, [&](const auto& of) { return of != digests[0]; });
+    if (other == digests.end()) return;
+    throw RefusedTogether(
+        fmt::format("{} of rank {} has the SHA-256 {}, and rank 0's {}; give all ranks the same",
+                    what, other - digests.begin(), *other, digests[0]));
+  };
+  check("the data", file_->sha256());
+  if (config_.model.pretrained) {
+    check("a sample of the model's weights", digest_of_pretrained(config_.model.model));
+  }
 }
 
 int Session::estimate(const std::vector<RankEstimate>& ranks) const {

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/json_reader.h"
+#include "base/sha256.h"
 #include "files/safetensors.h"
 
 namespace usp {
@@ -311,6 +312,21 @@ void check_pretrained(const std::string& directory, const HfConfig& config) {
   } catch (const Error& error) {  // of the files: another model has to be given
     usage_error("model={}: {}", directory, error.what());
   }
+}
+
+std::string digest_of_pretrained(const std::string& directory) {
+  constexpr size_t kSample = 4096;  // bytes
+  const TensorCollection weights(directory);
+  std::string all;
+  for (const auto& [tensor_name, tensor] : weights.tensors()) {
+    const std::span<const std::byte> bytes = tensor->bytes;
+    const size_t size = std::min(kSample, bytes.size());
+    all += fmt::format("{} {} {}\n", tensor_name, name(tensor->type), tensor->shape_text());
+    for (const size_t begin : {size_t{0}, (bytes.size() - size) / 2, bytes.size() - size}) {
+      all.append(reinterpret_cast<const char*>(bytes.data()) + begin, size);
+    }
+  }
+  return sha256(std::as_bytes(std::span(all)));
 }
 
 void load_pretrained(ParameterList& parameters, const std::string& directory,

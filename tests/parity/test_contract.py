@@ -299,6 +299,17 @@ class Contract(RankTest):
                 self.assertRegex(output, r"\Aerror: ")
                 self.assertIn(expected, output)
 
+    def test_ranks_with_other_weights_are_refused(self):
+        other = self.damaged_model("other", lambda data: data[:-4] + struct.pack("<f", 0.5))
+        words = ["mpiexec"]
+        for flags in (["--model", str(self.model)], other):
+            words += [":"] * (len(words) > 1) + [
+                "-n", "1", *self.words(ONE, [*flags, "--steps", "1"], self.run_dir)]
+        done = subprocess.run(words, env=environment(), stdin=subprocess.DEVNULL, timeout=60,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        self.assertEqual((done.returncode, done.stdout.count("\n")), (2, 1), done.stdout)
+        self.assertRegex(done.stdout, r"\Aerror: a sample of the model's weights of rank 1 has the SHA-256")
+
     def test_ranks_with_other_instructions_are_told_of_and_go_on(self):
         program = test_ranks.BIN / test_ranks.CHAPTER
         slow = self.folder / "slow" / test_ranks.CHAPTER
