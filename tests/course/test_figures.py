@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools import chapters  # noqa: E402
 from tools.bench import bench  # noqa: E402
-from tools.book import showcase  # noqa: E402
+from tools.book import in_pytorch, showcase  # noqa: E402
 from tools.look import figures, palette  # noqa: E402
 from tools.test import testing  # noqa: E402
 
@@ -141,6 +141,21 @@ class Derived(unittest.TestCase):
                 self.skipTest(f"{program} is not built")
             with contextlib.redirect_stderr(io.StringIO()):
                 self.compare(chapter, showcase.maker(chapter).rerun(chapter, program))
+
+    def test_programs_train_as_the_lines_in_pytorch_did(self):
+        if BIN is None:
+            self.skipTest("no --bin: no program is run")
+        found = 0
+        for chapter in CHAPTERS:
+            path = chapter.folder / in_pytorch.RECORD
+            record = showcase.read_json(path) if path.exists() else {}
+            if "steps" in record and (BIN / chapter.name).exists():
+                steps, ledger = in_pytorch.trained(BIN / chapter.name, record["ranks"], record["flags"])
+                with self.subTest(chapter=chapter.name):
+                    self.assertLessEqual(in_pytorch.apart(record["steps"], steps), in_pytorch.TOLERANCE)
+                    self.assertEqual(ledger, record["ledger"])
+                found += 1
+        self.assertGreater(found, 0)
 
     @unittest.skipIf(figures.find_python() is None, "no Python here imports numpy and matplotlib")
     def test_figures_follow_from_their_data(self):

@@ -20,7 +20,7 @@ DECLARATION = "docs/floors.json"
 # write_whole() and beside(): these write to a scratch folder, a new one, or one of the build's.
 IN_PLACE = {"tools/base.py": 1, "tools/cli.py": 1, "tools/book/new.py": 3,
             "tools/book/propagate.py": 1, "tools/cmake/ptxas.py": 2, "tools/exercise/answers.py": 3,
-            "tools/exercise/own_code.py": 1, "tools/exercise/schedule_tables.py": 1,
+            "tools/book/in_pytorch.py": 1, "tools/exercise/own_code.py": 1, "tools/exercise/schedule_tables.py": 1,
             "tools/gpu/gpu_bundle.py": 4, "tools/gpu/gpu_part.py": 1, "tools/run/build.py": 1, "tools/run/doctor.py": 1,
             "tools/run/export.py": 3, "tools/look/trace.py": 1, "tools/plot/style.py": 2,
             "tools/bench/turns.py": 2, "tools/site/build.py": 1, "tools/site/reference.py": 5,

@@ -3,28 +3,70 @@
     python3 -m tools.book.in_pytorch [ch06 ...]     without an argument: every chapter that has such lines
 
 A chapter's examples/in_pytorch.py holds the lines, runs them on ranks of its own, and prints {"difference",
-"compared", "ranks", "torch"}. The record, figures/in_pytorch.json, adds the script's digest: a script that has
-changed since it ran, or that differs too much, fails tests/course/test_form.py. Runs under the first Python
-that has torch: that of $USP_TORCH_PYTHON, or this one.
+"compared", "ranks", "torch"}. Where the lines train a model, it prints {"steps": [[loss, gradient norm], ...],
+"flags", "ranks", "torch"}, and the chapter's program, which must be built, trains the same model on the same
+samples with these flags; the record has the program's ledger besides. The record, figures/in_pytorch.json, adds
+the script's digest: a script that has changed since it ran, or that differs too much, fails
+tests/course/test_form.py. Runs under the first Python that has torch: that of $USP_TORCH_PYTHON, or this one.
 """
 import hashlib
 import json
+import math
 import os
+import struct
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 from tools import chapters
-from tools.base import BookError, say, write_whole
+from tools.base import ROOT, BookError, say, write_whole
+from tools.book import short_runs
+from tools.look import runs
+from tools.run import build
 
 SCRIPT, RECORD = "examples/in_pytorch.py", "figures/in_pytorch.json"
+MODEL = ROOT / "tests/fixtures/llama_in_torch.py"  # what the scripts that train share
 TOLERANCE = 1e-6
 TIMEOUT_S = 300
+# What both train: a tiny Llama of transformers' on made-up tokens.
+FIXTURE = ROOT / "tests/data/llama/gqa"
+SEQ_LEN, STEPS, WORDS = 16, 5, 64
+FLAGS = {"dtype": "f64", "seq_len": SEQ_LEN, "steps": STEPS, "data_order": "sequential", "val_fraction": 0}
 
 
 def digest(folder):
-    """Of a chapter's script."""
-    return hashlib.sha256((folder / SCRIPT).read_bytes()).hexdigest()
+    """Of a chapter's script, and of what it shares with others."""
+    text = (folder / SCRIPT).read_bytes()
+    return hashlib.sha256(text + (MODEL.read_bytes() if MODEL.stem.encode() in text else b"")).hexdigest()
+
+
+def tokens():
+    """Ids below WORDS."""
+    return [(7 * i * i + 3 * i + i // 5) % WORDS for i in range(2000)]
+
+
+def trained(program, ranks, flags):
+    """([[loss, gradient norm], ...] of the steps of a chapter's program, {message: what rank 0 sent})."""
+    with tempfile.TemporaryDirectory(prefix="book_torch_") as scratch:
+        data = Path(scratch) / "tokens.bin"
+        data.write_bytes(struct.pack(f"<{len(tokens())}H", *tokens()))
+
+        def look(run_dir):
+            path = run_dir / "ledger.json"  # one rank alone has none
+            sent = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            return ([[record["loss"], record["grad_norm"]] for record in runs.read_metrics(run_dir)[0]],
+                    {name: {what: entry[what] for what in ("calls", "payload_bytes", "wire_bytes")}
+                     for name, entry in sent.items()})
+        return short_runs.look_into(program, ranks, look, model=FIXTURE, data=data, **FLAGS, **flags)
+
+
+def apart(steps, others):
+    """The largest relative difference of losses and gradient norms; infinite where one is missing or NaN."""
+    if len(steps) != len(others):
+        return float("inf")
+    found = [abs(a - b) / abs(b) for step, other in zip(steps, others) for a, b in zip(step, other)]
+    return max(found) if all(map(math.isfinite, found)) else float("inf")
 
 
 def problem(folder):
@@ -61,11 +103,14 @@ def record(chapter, python):
     if ran.returncode != 0:
         raise BookError(f"{chapter.short}: {SCRIPT} ended with exit code {ran.returncode}:\n{ran.stderr}")
     found = json.loads(ran.stdout.strip().splitlines()[-1])
+    if "steps" in found:
+        ours, ledger = trained(build.binary(build.RELEASE, chapter.name), found["ranks"], found["flags"])
+        found.update({"difference": apart(found["steps"], ours), "compared": 2 * len(ours), "ledger": ledger})
     write_whole(folder / RECORD, json.dumps({**found, "digest": digest(folder)}, indent=1) + "\n")
     wrong = problem(folder)
     if wrong:
         raise BookError(f"{chapter.short}: {wrong}")
-    say(f"book: {chapter.short}: {found['compared']} tensors, at most {found['difference']:.1e} apart")
+    say(f"book: {chapter.short}: {found['compared']} compared, at most {found['difference']:.1e} apart")
 
 
 def main(arguments):
