@@ -5,7 +5,7 @@
 /// What both passes backward share: a block keeps rows of two tensors, tiles of two others pass by.
 namespace usp::attention {
 
-inline constexpr int kStep = 32;  // rows that pass by at a time
+inline constexpr int kStep = 32;  ///< rows that pass by at a time
 
 /// Shared memory of a block: its rows, stages of tiles and of what backward keeps of queries.
 template <int width>
@@ -18,17 +18,20 @@ struct Pairs {
 
   char* shared;
 
+  /// Of one tensor, 0 or 1: the block's rows, and those that pass by.
   __device__ char* own(int tensor) const { return shared + tensor * kOwn; }
   __device__ char* tile(int step, int tensor) const {
     return shared + 2 * kOwn + step % 2 * kStage + tensor * kTile;
   }
+  /// Of the queries that pass by, where these are queries.
   __device__ Row* rows(int step) const { return reinterpret_cast<Row*>(tile(step, 2)); }
 
-  /// Rows of x and y from `first` on, zeros from `end` on.
+  /// The block's rows: those of x and y from `first` on, zeros from `end` on.
   __device__ void bring_own(const bf16* x, const bf16* y, int pitch, int first, int end) const {
     bring<width, kOwnRows>(own(0), x, pitch, first, end);
     bring<width, kOwnRows>(own(1), y, pitch, first, end);
   }
+  /// The same for a step.
   __device__ void bring_tiles(int step, const bf16* x, const bf16* y, int pitch, int first,
                               int end) const {
     bring<width, kStep>(tile(step, 0), x, pitch, first, end);
@@ -44,8 +47,8 @@ struct Pairs {
 };
 
 // [weigh]
-/// A score becomes a weight again, and the gradient of a weight that of a score, but for `scale`,
-/// which here includes log2(e).
+/// A score becomes a weight again, and the gradient of a weight becomes the gradient of the score,
+/// not yet times the problem's scale. `scale` is that one times log2(e).
 __device__ inline void weigh(float& s, float& ds, const Gradients<bf16>::Row& row, float scale) {
   s = cuda::fast_exp2(fmaf(s, scale, -row.lse));
   ds = s * (ds - row.delta);
