@@ -19,11 +19,17 @@ using attention::Problem;
 using attention::Rung;
 using attention::Shape;
 
-/// How large scores are. far_below: near -100, so that a key that is not there would count with 0
-/// for much. growing: those of the second half of the keys are near 100, or -100. none: all are 0,
-/// and every gradient is a sum of terms of one sign, of which those from rows behind the first 128
-/// have a 128th of the others' size.
-enum class Scores { usual, far_below, growing, none };
+/// How large scores are. far_below: near -40, so that a key that is not there would count with 0
+/// for much; backward, near -100, where it would have an infinite weight. growing: those of the
+/// second half of the keys are near 100, or -100. none: all are 0, and every gradient is a sum of
+/// terms of one sign, of which those from rows behind the first 128 have a 128th of the others'
+/// size.
+enum class Scores { usual, far_below, far_below_backward, growing, none };
+
+/// Of queries, and of keys with the other sign, so that scores have theirs.
+inline float mean_of(Scores scores) {
+  return scores == Scores::far_below ? 2 : scores == Scores::far_below_backward ? 3.5F : 0;
+}
 
 /// Operands of a shape, in the order of memory.
 template <class T>
@@ -89,12 +95,12 @@ class Attended {
 
  private:
   static std::vector<T> queries_of(const Shape& x, Scores scores) {
-    Operand<T> q(x, x.queries, x.heads, 1, scores == Scores::far_below ? 3 : 0);
+    Operand<T> q(x, x.queries, x.heads, 1, mean_of(scores));
     if (scores == Scores::none) q.change([](float, int, int channel) { return channel == 0; });
     return q;
   }
   static std::vector<T> keys_of(const Shape& x, Scores scores) {
-    Operand<T> k(x, x.keys, x.kv_heads, 2, scores == Scores::far_below ? -4 : 0);
+    Operand<T> k(x, x.keys, x.kv_heads, 2, -mean_of(scores));
     if (scores == Scores::growing) {
       k.change([&](float value, int row, int) { return row < x.keys / 2 ? value : value * 60; });
     }
