@@ -36,6 +36,7 @@ Read and run
   fuzz CHAPTER             the same of layouts drawn at random, for some minutes
 Find a layout
   plan --model 8B --cluster h100_nvl8 --nodes 8 --batch 1M    what fits, and what is fastest
+  plan ... --what_if net=+100%   or   plan ... --why 1 4      on a changed cluster; why B is slower
   plan --predict FILE.csv --cluster a100 -o OUT.csv           step and memory of each layout there
 Do the exercises
   exercise [CHAPTER]       list them: state, size, what one learns; exercise ch02.ex1 shows one
@@ -272,6 +273,9 @@ def _plan(arguments, flags):
                      examples=(
                          ("./book plan --model 8B --cluster h100_nvl8 --nodes 8 --batch 1M",
                           "ten layouts, the fastest first"),
+                         ("./book plan ... --what_if net=+100%",
+                          "the same search on a changed cluster beside it"),
+                         ("./book plan ... --why 1 4", "two of the layouts, part by part"),
                          ("./book plan --predict runs.csv --cluster a100 -o out.csv",
                           "the table with three more columns"),
                          ("./book plan --fit runs.csv --cluster a100 -o mine.json",
@@ -288,17 +292,25 @@ def _plan(arguments, flags):
     parser.add_argument("--nodes", help="of the cluster (default 1)")
     parser.add_argument("--seq_len", default="4096", help="tokens of a sample (default 4096)")
     parser.add_argument("--require", help='such as "mfu>=0.4,mem<=75"')
+    parser.add_argument("--what_if", metavar="CHANGES",
+                        help="search on a changed cluster, too: net=+100%%, gpu=a100, ranks=-8")
+    parser.add_argument("--why", nargs=2, metavar=("A", "B"),
+                        help="what makes B slower than A: numbers of the list, or flags in quotes")
     parser.add_argument("--json", action="store_true", help="the answer for programs")
     _add_set_up(parser)
     parser.flags = tuple(flags)
     args = parser.parse_args(arguments)
     options = launch.Options(install=not args.no_install, skip_packages=args.skip_packages, ranks=1)
+    named = [word for name in ("model", "nodes", "seq_len", "require") if getattr(args, name)
+             for word in (f"--{name}", getattr(args, name))]
+    named += ["--what_if", plan.placed(args.what_if)] if args.what_if else []
+    named += ["--why", "; ".join(args.why)] if args.why else []
+    if not args.batch:
+        plan.refuse_of_a_search(args.what_if, args.why)
     if args.predict:
         return plan.predict(args.predict, args.cluster, args.output, options)
     if args.fit:
         return plan.fit(args.fit, args.cluster, args.rows, args.output, options)
-    named = [word for name in ("model", "nodes", "seq_len", "require") if getattr(args, name)
-             for word in (f"--{name}", getattr(args, name))]
     return plan.search(args.cluster, args.batch,
                        [*named, *["--plan_json"] * args.json, *flags], options)
 

@@ -31,7 +31,7 @@ def measure(chapter, program, commit):
 def rerun(chapter, program):
     """Searches, which no machine changes."""
     folder = chapter.folder / "figures"
-    found = {"plan.txt": searched.plan_text(program)}
+    found = {"plan.txt": searched.plan_text(program), **searched.answers(program)}
     if (folder / "searches.json").exists():
         found["searches.json"] = json_text({**read_json(folder / "searches.json"), **searched.search_all(program)})
     if (folder / "predicted.json").exists():
@@ -74,6 +74,7 @@ def texts(folder):
         found.update({"problem.md": searched.problem_table(searches["one_node"]),
                       "formula.md": searched.formula_table(searches["one_node"]),
                       "nodes.md": searched.nodes_table(searches["nodes"]),
+                      "depends.md": searched.depends_table(searches["nodes"]),
                       "claims.md": searched.claims_table(searches)})
     if "fits" in data and "tables" in data.get("predicted", {}):
         both = data["fits"]["clusters"], data["predicted"]["tables"]

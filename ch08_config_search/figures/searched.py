@@ -13,6 +13,11 @@ MODELS, NODES = ("1B", "8B"), (1, 8)
 WORDS = {1: "one node", 8: "eight nodes"}
 TOO_LARGE, FEW_NODES = "70B", (1, 2)
 PLANNED = 4  # rows of the program's own table that the page shows
+# What the program answers to further questions, by the file that has it.
+ASKED = {"why.txt": {**SHOWN, "why": "1; --tp_size 2 --sequence_parallel --zero_stage 1 --micro_batch_size 4 "
+                                     "--grad_acc_steps 16"},
+         "what_if.txt": {**SHOWN, "nodes": 2, "what_if": "net=-90%"},
+         "node_down.txt": {**SHOWN, "nodes": 4, "what_if": "ranks=-8"}}
 
 
 def search(program, flags):
@@ -43,6 +48,11 @@ def search_all(program):
 def plan_text(program):
     """The program's own words."""
     return estimates.output_of([str(program), *estimates.words_of({**SHOWN, "plan_best": PLANNED})])
+
+
+def answers(program):
+    """{file: the program's words}"""
+    return {name: estimates.output_of([str(program), *estimates.words_of(flags)]) for name, flags in ASKED.items()}
 
 
 def values_of(flags):
@@ -105,6 +115,16 @@ def nodes_table(found):
         (f"{row['model']} on {WORDS[row['nodes']]}", f"{row['best'][0]['step_s']:.3f}", f"{100 * row['best'][0]['mfu']:.1f} %",
          f"{100 * sum(row['best'][0]['exposed'].values()):.1f} %", layout(row["best"][0]["flags"])) for row in found],
         "The fastest layout without recomputation, at the same batch of 1,048,576 tokens.")
+
+
+def depends_table(found):
+    """What 10 % more of each of the cluster's numbers does to the best step, by nodes."""
+    names = list(found[0]["best"][0]["plus_10_percent"])
+    return table(("the fastest layout of", *names), [
+        (f"{row['model']} on {WORDS[row['nodes']]}",
+         *(f"{100 * row['best'][0]['plus_10_percent'][name]:.2f} %" for name in names)) for row in found],
+        "By how much the step changes with 10 % more of one number of `clusters/h100_nvl8.json`; the layouts are those "
+        "of chapter 8's table of nodes.")
 
 
 def mfu(found, model, nodes):

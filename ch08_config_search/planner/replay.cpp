@@ -1,6 +1,7 @@
 #include "planner/replay.h"
 
 #include <algorithm>
+#include <array>
 #include <tuple>
 
 #include "base/check.h"
@@ -11,14 +12,22 @@ namespace {
 
 constexpr int kReplayed = 2;  ///< the first one fills what a step leaves to the next
 
+/// A time, and the last point on the way to it.
+struct Clock {
+  double at = 0;
+  int32_t point = -1;
+};
+
+const Clock& later(const Clock& a, const Clock& b) { return b.at > a.at ? b : a; }
+
 /// Exchanges that a communicator carries out one after the other: its collectives, or the messages
 /// to one peer. As one rank sees them.
 struct Queue {
   std::vector<int> exchanges;  ///< which shape, as posted
-  std::vector<double> ready;   ///< when this rank had posted each
-  std::vector<double> over;    ///< as far as is known
-  std::vector<double> arrives;
-  double free = 0;
+  std::vector<Clock> ready;    ///< when this rank had posted each
+  std::vector<Clock> over;     ///< as far as is known
+  std::vector<Clock> arrives;
+  Clock free;
 };
 
 /// Name and number of the communicator; the peer of messages, -1 for collectives; whether it sends.
@@ -27,9 +36,11 @@ using QueueKey = std::tuple<std::string, int64_t, int, bool>;
 /// A class's representative on its way through its program.
 struct Actor {
   const Program* program = nullptr;
+  int32_t number = 0;                 ///< of its class
   std::vector<double> kernels;        ///< seconds of each
   std::vector<ExchangeSeconds> busy;  ///< of each shape of exchange
   std::vector<int> queue_of;          ///< of each shape of exchange
+  std::vector<int> group_of;          ///< of each post of a step
   std::map<QueueKey, int> queue_index;
   std::vector<Queue> queues;
   struct Posted {
@@ -37,20 +48,28 @@ struct Actor {
   };
   std::vector<Posted> posted[2];  ///< of this step, of the one before
 
-  double host = 0, device = 0;
+  Clock host, device;
   int64_t at = 0;
   int step = 0;
-  double begin = 0, end = 0;  ///< of the last step
+  Clock begin, end;  ///< of the last step
   RankTime time;
+  /// What the device did in the last step, one thing after the other, until when.
+  struct Span {
+    double until;
+    int64_t event;
+    bool starves;
+  };
+  std::vector<Span> spans;
 
   bool done() const { return step == kReplayed; }
+  void spend(bool starves) { spans.push_back({device.at, at, starves}); }
 };
 
 class Replay {
  public:
   Replay(const std::vector<Program>& programs, const RankClasses& classes, Cost& cost)
-      : classes_(classes), cost_(cost), host_computes_(cost.cluster().host_computes) {
-    launch_ = host_computes_ ? 0 : cost.launch();
+      : classes_(classes), cost_(cost) {
+    launch_ = cost.cluster().host_computes ? 0 : cost.launch();
     for (const Program& program : programs) prepare(program);
   }
 
@@ -63,23 +82,28 @@ class Replay {
       if (!actor.done()) fail("the ranks wait for each other for ever:{}", stuck());
     }
     Replayed result;
-    double begin = 0, end = 0;
-    for (Actor& actor : actors_) {
-      begin = std::max(begin, actor.begin);
-      end = std::max(end, actor.end);
+    Clock begin, end;
+    for (const Actor& actor : actors_) {
+      begin = later(begin, actor.begin);
+      end = later(end, actor.end);
     }
-    result.step = end - begin;
+    result.step = end.at - begin.at;
     for (Actor& actor : actors_) {
-      actor.time.gradients -= begin;
+      actor.time.gradients -= begin.at;
       result.gradients = std::max(result.gradients, actor.time.gradients);
+      actor.time.end = actor.end.at;
+      actor.time.parts = parts_of(actor, begin.at, end.at);
       result.classes.push_back(std::move(actor.time));
     }
+    add_way(result.path, end, 1);
+    add_way(result.path, begin, -1);
     return result;
   }
 
  private:
   void prepare(const Program& program) {
     Actor actor;
+    actor.number = static_cast<int32_t>(actors_.size());
     actor.program = &program;
     actor.time.rank = program.rank;
     for (const Kernel& kernel : program.kernels) actor.kernels.push_back(cost_.of(kernel));
@@ -92,6 +116,9 @@ class Replay {
       if (is_new) actor.queues.emplace_back();
       actor.queue_of.push_back(place->second);
     }
+    for (const Event& event : program.events) {
+      if (event.kind == Event::post) actor.group_of.push_back(program.exchanges[event.what].group);
+    }
     actors_.push_back(std::move(actor));
   }
 
@@ -103,7 +130,7 @@ class Replay {
     const int step = actor.step;
     while (!actor.done()) {
       if (actor.at == actor.program->tail) {
-        (actor.step == 0 ? actor.time.first_gradients : actor.time.gradients) = now(actor);
+        (actor.step == 0 ? actor.time.first_gradients : actor.time.gradients) = now(actor).at;
       }
       if (actor.at == std::ssize(events)) {
         end_step(actor);
@@ -111,7 +138,7 @@ class Replay {
       }
       const Event& event = events[actor.at];
       if (event.kind == Event::compute) {
-        compute(actor, actor.kernels[event.what]);
+        compute(actor, event.what);
       } else if (event.kind == Event::post) {
         post(actor, event.what);
       } else if (!wait(actor, event)) {
@@ -122,23 +149,37 @@ class Replay {
     return actor.at != from || actor.step != step;
   }
 
+  /// So much later than a time, for this reason.
+  Clock after(const Clock& clock, const PathPoint& why, double seconds) {
+    if (seconds == 0) return clock;
+    points_.push_back({clock.point, why});
+    return {clock.at + seconds, static_cast<int32_t>(points_.size() - 1)};
+  }
+
+  void launch(Actor& actor) {
+    actor.host = after(actor.host, {actor.number, PathPoint::launch, 0}, launch_);
+  }
+
   /// The device does ops in order, each when the host has launched it. Where the host computes,
   /// both are one.
-  void compute(Actor& actor, double seconds) {
-    actor.host += launch_;
-    const double begin = host_computes_ ? actor.device : std::max(actor.device, actor.host);
-    actor.time.starves += begin - actor.device;
+  void compute(Actor& actor, int kernel) {
+    launch(actor);
+    const double idle_from = actor.device.at, seconds = actor.kernels[kernel];
+    actor.device = later(actor.device, actor.host);
+    actor.time.starves += actor.device.at - idle_from;
+    actor.spend(/*starves=*/true);
     actor.time.computes += seconds;
-    actor.device = begin + seconds;
+    actor.device = after(actor.device, {actor.number, PathPoint::kernel, kernel}, seconds);
+    actor.spend(/*starves=*/false);
   }
 
   /// It may begin when the device has done all that was launched before.
   void post(Actor& actor, int exchange) {
-    actor.host += launch_;
+    launch(actor);
     const int number = actor.queue_of[exchange];
     Queue& queue = actor.queues[number];
     queue.exchanges.push_back(exchange);
-    queue.ready.push_back(std::max(actor.host, actor.device));
+    queue.ready.push_back(later(actor.host, actor.device));
     actor.posted[0].push_back({number, static_cast<int>(queue.ready.size()) - 1});
   }
 
@@ -149,7 +190,7 @@ class Replay {
     const auto [number, place] = actor.posted[of_last ? 1 : 0][event.what];
     Queue& queue = actor.queues[number];
     const Exchange& exchange = actor.program->exchanges[queue.exchanges[place]];
-    double over = 0;
+    Clock over;
     if (exchange.kind == CommKind::recv) {
       if (!arrived(actor, exchange, place, over)) return false;
     } else {
@@ -157,8 +198,9 @@ class Replay {
       over = queue.over[place];
     }
     const ProgramGroup& group = actor.program->groups[exchange.group];
-    actor.time.exposed[group.name] += std::max(0.0, over - actor.device);
-    actor.device = std::max(actor.device, over);
+    actor.time.exposed[group.name] += std::max(0.0, over.at - actor.device.at);
+    actor.device = later(actor.device, over);
+    actor.spend(/*starves=*/false);
     return true;
   }
   // [event]
@@ -172,7 +214,7 @@ class Replay {
     Queue& queue = actor.queues[number];
     for (int i = static_cast<int>(queue.over.size()); i <= place; ++i) {
       const Exchange& exchange = actor.program->exchanges[queue.exchanges[i]];
-      double ready = queue.ready[i];
+      Clock ready = queue.ready[i];
       if (exchange.kind != CommKind::send) {
         const ProgramGroup& group = actor.program->groups[exchange.group];
         const QueueKey key(group.name, group.number, -1, false);
@@ -182,21 +224,23 @@ class Replay {
           if (found == other.queue_index.end()) return false;
           const Queue& theirs = other.queues[found->second];
           if (i >= std::ssize(theirs.ready)) return false;
-          ready = std::max(ready, theirs.ready[i]);
+          ready = later(ready, theirs.ready[i]);
         }
       }
-      const ExchangeSeconds& seconds = actor.busy[queue.exchanges[i]];
-      const double begin = std::max(ready, queue.free);
-      queue.free = begin + seconds.busy;
+      const int shape = queue.exchanges[i];
+      const ExchangeSeconds& seconds = actor.busy[shape];
+      const Clock begin = later(ready, queue.free);
+      queue.free = after(begin, {actor.number, PathPoint::busy, shape}, seconds.busy);
       queue.over.push_back(queue.free);
-      queue.arrives.push_back(begin + seconds.arrives);
+      queue.arrives.push_back(
+          after(begin, {actor.number, PathPoint::arrives, shape}, seconds.arrives));
     }
     return true;
   }
   // [carry]
 
   /// A message is there when its sender has sent it, whether or not it was asked for.
-  bool arrived(Actor& actor, const Exchange& exchange, int place, double& when) {
+  bool arrived(Actor& actor, const Exchange& exchange, int place, Clock& when) {
     const ProgramGroup& group = actor.program->groups[exchange.group];
     Actor& sender = actor_of((*group.members)[exchange.peer]);
     const auto found = sender.queue_index.find({group.name, group.number, group.rank, true});
@@ -208,11 +252,11 @@ class Replay {
     return true;
   }
 
-  double now(const Actor& actor) const { return std::max(actor.host, actor.device); }
+  static const Clock& now(const Actor& actor) { return later(actor.host, actor.device); }
 
   /// The report reads the loss: the host waits for its device.
   void end_step(Actor& actor) {
-    actor.host = actor.device = now(actor);
+    actor.host = actor.device = Clock(now(actor));
     (++actor.step == kReplayed ? actor.end : actor.begin) = actor.device;
     actor.at = 0;
     actor.posted[1] = std::move(actor.posted[0]);
@@ -222,8 +266,57 @@ class Replay {
     actor.time = {.rank = actor.program->rank,
                   .exposed = {},
                   .first_gradients = first,
-                  .peak = actor.program->peak};
+                  .peak = actor.program->peak,
+                  .parts = {}};
+    actor.spans.clear();
   }
+
+  // [parts]
+  /// What the rank's device did between two times, which all ranks share.
+  static std::map<std::string, double> parts_of(const Actor& actor, double begin, double end) {
+    const Program& program = *actor.program;
+    std::vector<double> sums(kParts + program.groups.size(), 0.0);
+    double from = begin;
+    for (const Actor::Span& span : actor.spans) {
+      const double until = std::clamp(span.until, from, end);
+      sums[part_of(actor, span)] += until - from;
+      from = until;
+    }
+    sums[kTail] += end - from;  // its host, and ranks that end later
+    std::map<std::string, double> parts;
+    for (size_t i = 0; i < sums.size(); ++i) {
+      if (sums[i] == 0) continue;
+      const std::string dimension = i < kParts ? "" : dimension_of(program.groups[i - kParts].name);
+      parts[i < kParts ? kPartNames[i] : dimension == "pp" ? "bubble" : dimension] += sums[i];
+    }
+    return parts;
+  }
+
+  static constexpr size_t kLaunch = 9, kTail = 10, kParts = 11;
+  static constexpr std::array<const char*, kParts> kPartNames = {"forward matmul",
+                                                                 "forward attention",
+                                                                 "forward memory",
+                                                                 "backward matmul",
+                                                                 "backward attention",
+                                                                 "backward memory",
+                                                                 "between matmul",
+                                                                 "between attention",
+                                                                 "between memory",
+                                                                 "launch",
+                                                                 "tail"};
+
+  /// Which of these; beyond, the group of an exchange that is waited for.
+  static size_t part_of(const Actor& actor, const Actor::Span& span) {
+    const Program& program = *actor.program;
+    if (span.event >= program.tail) return kTail;
+    if (span.starves) return kLaunch;
+    const Event& event = program.events[span.event];
+    if (event.kind != Event::compute) return kParts + actor.group_of[event.what];
+    const char work = program.segments[event.segment].work;
+    const size_t pass = work == 'F' ? 0 : work == '-' ? 2 : 1;
+    return 3 * pass + size_t(program.kernels[event.what].kind);
+  }
+  // [parts]
 
   std::string stuck() const {
     std::string text;
@@ -241,11 +334,25 @@ class Replay {
     return text;
   }
 
+  // [way]
+  /// Adds each point on the way to a time, so many times.
+  void add_way(CriticalPath& path, const Clock& to, int64_t times) const {
+    for (int32_t point = to.point; point >= 0; point = points_[point].before) {
+      path[points_[point].why] += times;
+    }
+    std::erase_if(path, [](const auto& entry) { return entry.second == 0; });
+  }
+  // [way]
+
+  struct Point {
+    int32_t before;
+    PathPoint why;
+  };
   const RankClasses& classes_;
   Cost& cost_;
-  const bool host_computes_;
   double launch_;
   std::vector<Actor> actors_;
+  std::vector<Point> points_;
 };
 
 }  // namespace
@@ -265,8 +372,50 @@ double Replayed::bubble(const RankClasses& of) const {
   return exposed(of, "pp") + exposed(of, "world") + exposed(of, "mirror");
 }
 
+int Replayed::last() const {
+  return static_cast<int>(std::ranges::max_element(classes, {}, &RankTime::end) - classes.begin());
+}
+
+std::string dimension_of(const std::string& group) {
+  if (group == "dp_cp" || group == "shard" || group == "replica" || group == "edp") return "dp";
+  if (group.starts_with("cp")) return "cp";
+  if (group.starts_with("ep") || group == "stage") return "ep";  // and how full experts are
+  if (group == "tp_kv") return "tp";
+  if (group == "world" || group == "mirror" || group == "embedding") return "pp";
+  return group;
+}
+
+// [seconds_of]
+ResourceSeconds seconds_of(const CriticalPath& path, const std::vector<Program>& programs,
+                           Cost& cost) {
+  ResourceSeconds seconds{};
+  const auto add = [&](Resource resource, double of, int64_t times) {
+    seconds[size_t(resource)] += of * double(times);
+  };
+  for (const auto& [point, times] : path) {
+    const Program& program = programs[point.of_class];
+    if (point.kind == PathPoint::launch) {
+      add(Resource::launch, cost.launch(), times);
+    } else if (point.kind == PathPoint::kernel) {
+      const Kernel& kernel = program.kernels[point.what];
+      add(cost.limit(kernel), cost.of(kernel), times);
+    } else {
+      const Exchange& exchange = program.exchanges[point.what];
+      const ExchangeSeconds of = cost.of(exchange, program.groups[exchange.group]);
+      const double all = point.kind == PathPoint::busy ? of.busy : of.arrives;
+      const double latency = of.latency - (of.arrives - all);
+      add(Resource::latency, latency, times);
+      add(of.link, all - latency, times);
+    }
+  }
+  return seconds;
+}
+// [seconds_of]
+
 Replayed replay(const std::vector<Program>& programs, const RankClasses& classes, Cost& cost) {
-  return Replay(programs, classes, cost).run();
+  Replayed replayed = Replay(programs, classes, cost).run();
+  replayed.critical = seconds_of(replayed.path, programs, cost);
+  return replayed;
 }
 
 }  // namespace usp

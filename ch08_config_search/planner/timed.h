@@ -10,7 +10,8 @@ struct Timed {
   Candidate candidate;
   Replayed replayed;
   RankClasses classes;
-  std::map<Origin, int> origins;  ///< of the cluster's numbers that it rests on
+  std::map<Origin, int> origins;    ///< of the cluster's numbers that it rests on
+  std::vector<CriticalPath> paths;  ///< of the steps that were replayed
 
   double gib() const;                ///< the peak of the fullest rank
   int fullest() const;               ///< the first rank with that peak
@@ -19,8 +20,27 @@ struct Timed {
   double mfu(const Cluster& cluster) const;
 };
 
-/// The step of a run on a cluster. Of many micro-batches it records two numbers of them that differ
-/// by one for each stage, and goes on as from the first to the second: with `all`, it records all.
+/// The record of a layout's step, for any cluster whose nodes have as many ranks. Of many
+/// micro-batches it records two numbers of them that differ by one for each stage, and goes on as
+/// from the first to the second: with `all`, it records all.
+class RecordedStep {
+ public:
+  RecordedStep(Candidate candidate, int64_t ranks_per_node, bool all = false);
+
+  /// Lays it out in time.
+  Timed time(const Cluster& cluster) const;
+  /// Seconds that the critical path of another cluster takes on this one: the step's, where it is
+  /// critical here as well.
+  double along(const Timed& other, const Cluster& cluster) const;
+
+ private:
+  Candidate candidate_;
+  RankClasses classes_;
+  std::vector<std::vector<Program>> runs_;  ///< one, or two
+  double times_ = 0;                        ///< the difference of the two, beyond the first
+};
+
+/// A layout's step on a cluster.
 Timed time_step(const Candidate& candidate, const Cluster& cluster, bool all = false);
 
 }  // namespace usp

@@ -16,12 +16,19 @@ using Sizes = std::vector<int64_t>;
 /// Sorts out one layout after the other.
 class Sorter {
  public:
-  Sorter(const TrainConfig& base, const Cluster& cluster)
+  Sorter(const TrainConfig& base, const Cluster& cluster, const Candidates* known)
       : base_(base),
         cluster_(cluster),
         ranks_(base.search.nodes * static_cast<int64_t>(cluster.ranks_per_node.value)),
-        samples_(std::max<int64_t>(
-            1, std::llround(double(base.planning.plan) / double(base.seq_len)))) {}
+        samples_(
+            std::max<int64_t>(1, std::llround(double(base.planning.plan) / double(base.seq_len)))) {
+    if (known == nullptr) return;
+    for (const auto* all : {&known->fit, &known->too_large}) {
+      for (const Candidate& candidate : *all) {
+        known_.emplace(layout_flags(candidate.config), &candidate);
+      }
+    }
+  }
 
   Candidates take() {
     const int64_t node = static_cast<int64_t>(cluster_.ranks_per_node.value);
@@ -113,13 +120,23 @@ class Sorter {
       ++found_.refused["others"];
       return true;
     }
-    const Prediction needs = predict_fullest(config);
-    Candidate candidate{config, double(needs.needed()) / kBytesOfGiB, needs.rank, most_of(needs),
-                        0};
+    Candidate candidate = counted(config);
     candidate.closed_form = closed_form(config, cluster_).step();
     const bool fits = candidate.gib <= cluster_.memory_gib.value;
     (fits ? found_.fit : found_.too_large).push_back(std::move(candidate));
     return fits;
+  }
+
+  /// With its memory.
+  Candidate counted(const TrainConfig& config) const {
+    const auto found = known_.find(layout_flags(config));
+    if (found != known_.end()) {
+      Candidate candidate = *found->second;
+      candidate.config = config;
+      return candidate;
+    }
+    const Prediction needs = predict_fullest(config);
+    return {config, double(needs.needed()) / kBytesOfGiB, needs.rank, most_of(needs), 0};
   }
 
   static std::string most_of(const Prediction& needs) {
@@ -137,13 +154,15 @@ class Sorter {
   const TrainConfig& base_;
   const Cluster& cluster_;
   const int64_t ranks_, samples_;
+  std::map<std::string, const Candidate*> known_;  ///< by their flags
   Candidates found_;
 };
 
 }  // namespace
 
-Candidates make_candidates(const TrainConfig& config, const Cluster& cluster) {
-  return Sorter(config, cluster).take();
+Candidates make_candidates(const TrainConfig& config, const Cluster& cluster,
+                           const Candidates* known) {
+  return Sorter(config, cluster, known).take();
 }
 
 std::string layout_flags(const TrainConfig& config) {

@@ -27,8 +27,10 @@ struct Candidates {
 };
 
 /// Every layout of so many ranks that the command line leaves open: sizes of tp, cp, pp, ep and dp,
-/// ZeRO's stage, the micro-batch, recomputation.
-Candidates make_candidates(const TrainConfig& config, const Cluster& cluster);
+/// ZeRO's stage, the micro-batch, recomputation. The memory of layouts that are among `known`, of
+/// as many ranks on nodes of the same size, is not counted again.
+Candidates make_candidates(const TrainConfig& config, const Cluster& cluster,
+                           const Candidates* known = nullptr);
 
 /// The flags that make this layout of the base.
 std::string layout_flags(const TrainConfig& config);

@@ -7,6 +7,12 @@
 
 namespace usp {
 
+std::string_view name(Resource resource) {
+  constexpr std::array<std::string_view, kResources> kNames = {"peak", "bandwidth", "node",
+                                                               "net",  "latency",   "launch"};
+  return kNames[size_t(resource)];
+}
+
 GroupLayout layout_of(const std::vector<int>& members, int64_t ranks_per_node) {
   std::map<int64_t, int64_t> in_node;
   for (int rank : members) ++in_node[rank / ranks_per_node];
@@ -37,11 +43,19 @@ double Cost::efficiency(const Kernel& kernel) {
 // [efficiency]
 
 // [kernel]
-double Cost::of(const Kernel& kernel) {
-  const double rate =
-      take("memory_gbs", cluster_.memory_gbs) * 1e9 * take("memory", cluster_.memory);
-  const double moved = double(kernel.bytes) / rate;
-  if (kernel.flops == 0) return moved;
+double Cost::of(const Kernel& kernel) { return std::max(moved(kernel), multiplied(kernel)); }
+
+Resource Cost::limit(const Kernel& kernel) {
+  return multiplied(kernel) > moved(kernel) ? Resource::peak : Resource::bandwidth;
+}
+
+double Cost::moved(const Kernel& kernel) {
+  return double(kernel.bytes) /
+         (take("memory_gbs", cluster_.memory_gbs) * 1e9 * take("memory", cluster_.memory));
+}
+
+double Cost::multiplied(const Kernel& kernel) {
+  if (kernel.flops == 0) return 0;
   const auto peak = cluster_.peak_tflops.find(kernel.dtype);
   if (peak == cluster_.peak_tflops.end()) {
     usage_error("{}: peak_tflops has no {}; add \"{}\" there, or choose another --dtype",
@@ -50,7 +64,7 @@ double Cost::of(const Kernel& kernel) {
   const double reached = kernel.kind == KernelKind::matmul ? efficiency(kernel)
                                                            : take("attention", cluster_.attention);
   const std::string key = fmt::format("peak {}", name(kernel.dtype));
-  return std::max(moved, double(kernel.flops) / (take(key.c_str(), peak->second) * 1e12 * reached));
+  return double(kernel.flops) / (take(key.c_str(), peak->second) * 1e12 * reached);
 }
 
 double Cost::launch() { return take("launch", cluster_.launch_us) * 1e-6; }
@@ -68,12 +82,13 @@ double Cost::net_share(int64_t nodes) {
 }
 
 /// A ring leaves each node once; as many rings as the group has ranks in a node share the work.
-double Cost::ring_rate(const GroupLayout& layout, bool sums) {
+double Cost::ring_rate(const GroupLayout& layout, bool sums, Resource& link) {
   const double faster = sums ? cluster_.all_reduce.value : 1;
   const double beyond =
       layout.nodes > 1 ? faster * net_share(layout.nodes) * double(layout.in_node) : 1e30;
   const double inside =
       layout.in_node > 1 || layout.nodes == 1 ? take("node.gbs", cluster_.node.gbs) * 1e9 : 1e30;
+  link = beyond < inside ? Resource::net : Resource::node;
   return std::min(beyond, inside);
 }
 
@@ -86,41 +101,47 @@ ExchangeSeconds Cost::of(const Exchange& exchange, const ProgramGroup& group) {
   const auto n = double(layout.ranks), bytes = double(exchange.payload_bytes);
   const double alpha = 1e-6 * (layout.nodes > 1 ? take("net.latency", cluster_.net.latency_us)
                                                 : take("node.latency", cluster_.node.latency_us));
-  const double all = bytes / ring_rate(layout, exchange.kind == CommKind::all_reduce), hops = n - 1;
-  double seconds = 2 * hops * alpha;  // a barrier
+  Resource link = Resource::node;
+  const double all = bytes / ring_rate(layout, exchange.kind == CommKind::all_reduce, link);
+  const double hops = n - 1;
+  double latency = hops * alpha, sends = 0;
   switch (exchange.kind) {
     case CommKind::all_reduce:
-      seconds = 2 * hops * alpha + 2 * hops / n * all;
+      latency *= 2;
+      sends = 2 * hops / n * all;
       break;
     case CommKind::reduce_scatter:
     case CommKind::all_gather:
-      seconds = hops * alpha + hops / n * all;
+      sends = hops / n * all;
       break;
     case CommKind::broadcast:
-      seconds = hops * alpha + all;
+      sends = all;
       break;
     case CommKind::all_to_all:
-      seconds = all_to_all(bytes, layout);
-      break;
+      return all_to_all(bytes, layout);
     default:
+      latency *= 2;  // a barrier
       break;
   }
-  return {seconds, seconds};
+  return {latency + sends, latency + sends, latency, link};
 }
 // [links]
 
-double Cost::all_to_all(double bytes, const GroupLayout& layout) {
+/// Inside of nodes and beyond them, side by side.
+ExchangeSeconds Cost::all_to_all(double bytes, const GroupLayout& layout) {
   const auto n = double(layout.ranks), own = double(layout.in_node);
-  double inside = 0, beyond = 0;  // side by side
+  ExchangeSeconds inside, beyond;
   if (own > 1) {
-    inside = 1e-6 * take("node.latency", cluster_.node.latency_us) +
-             (own - 1) / n * bytes / (take("node.gbs", cluster_.node.gbs) * 1e9);
+    const double alpha = 1e-6 * take("node.latency", cluster_.node.latency_us);
+    const double all = alpha + (own - 1) / n * bytes / (take("node.gbs", cluster_.node.gbs) * 1e9);
+    inside = {all, all, alpha, Resource::node};
   }
   if (layout.nodes > 1) {
-    beyond = 1e-6 * take("net.latency", cluster_.net.latency_us) +
-             (n - own) / n * bytes / net_share(layout.nodes);
+    const double alpha = 1e-6 * take("net.latency", cluster_.net.latency_us);
+    const double all = alpha + (n - own) / n * bytes / net_share(layout.nodes);
+    beyond = {all, all, alpha, Resource::net};
   }
-  return std::max(inside, beyond);
+  return beyond.busy > inside.busy ? beyond : inside;
 }
 
 ExchangeSeconds Cost::message(const Exchange& exchange, const ProgramGroup& group) {
@@ -132,7 +153,7 @@ ExchangeSeconds Cost::message(const Exchange& exchange, const ProgramGroup& grou
   const double alpha = 1e-6 * (near ? take("node.latency", cluster_.node.latency_us)
                                     : take("net.latency", cluster_.net.latency_us));
   const double busy = double(exchange.payload_bytes) / rate;
-  return {busy, busy + alpha};
+  return {busy, busy + alpha, alpha, near ? Resource::node : Resource::net};
 }
 
 }  // namespace usp

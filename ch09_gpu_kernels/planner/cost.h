@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <map>
 #include <string>
 #include <vector>
@@ -21,9 +22,21 @@ struct GroupLayout {
 /// Of these ranks of the world, where so many make a node.
 GroupLayout layout_of(const std::vector<int>& members, int64_t ranks_per_node);
 
-/// Seconds of an exchange: `busy` while the next of its queue waits, and until it has arrived.
+/// What an event's seconds depend on: the peak of products, the memory's bandwidth, links inside a
+/// node and between two, the latency of either, what a launch costs.
+enum class Resource : uint8_t { peak, bandwidth, node, net, latency, launch };
+constexpr int kResources = 6;
+/// As flags and answers have them, such as "peak".
+std::string_view name(Resource resource);
+/// Seconds on each of them.
+using ResourceSeconds = std::array<double, kResources>;
+
+/// Seconds of an exchange: `busy` while the next of its queue waits, and until it has arrived. So
+/// much of that is latency, and the rest its link's.
 struct ExchangeSeconds {
   double busy = 0, arrives = 0;
+  double latency = 0;
+  Resource link = Resource::node;
 };
 
 // [cost]
@@ -34,6 +47,7 @@ class Cost {
 
   /// An op: as long as its products or its memory want, whichever is longer.
   double of(const Kernel& kernel);
+  Resource limit(const Kernel& kernel);  ///< which of the two that is
   /// A ring of the group's ranks; a message goes to the peer alone.
   ExchangeSeconds of(const Exchange& exchange, const ProgramGroup& group);
   double launch();  ///< what the host spends on an op, or on an exchange
@@ -47,10 +61,12 @@ class Cost {
   double take(const char* key, const Sourced& number);
   double efficiency(const Kernel& kernel);
   /// Bytes a second at which each rank of a ring can send; `sums`: of an all-reduce.
-  double ring_rate(const GroupLayout& layout, bool sums);
+  double ring_rate(const GroupLayout& layout, bool sums, Resource& link);
   double net_share(int64_t nodes);
+  double moved(const Kernel& kernel);
+  double multiplied(const Kernel& kernel);
   ExchangeSeconds message(const Exchange& exchange, const ProgramGroup& group);
-  double all_to_all(double bytes, const GroupLayout& layout);
+  ExchangeSeconds all_to_all(double bytes, const GroupLayout& layout);
 
   const Cluster& cluster_;
   std::map<std::string, Origin> taken_;

@@ -18,6 +18,8 @@ struct SearchConfig {
   std::string plan_rows;   ///< a table of runs to predict; empty: none
   std::string plan_out;    ///< the file that gets it with what is predicted
   std::string plan_fit;    ///< fit the cluster's numbers to the rows that are so; empty: do not
+  std::string what_if;     ///< changes of the cluster: search on both; empty: none
+  std::string why;         ///< two layouts to compare part by part; empty: none
   std::string chosen;      ///< flags whose values the command line decides
 
   /// Whether the command line decides this flag, of those that a search would choose.
@@ -31,6 +33,8 @@ struct SearchConfig {
   /// Throws UsageError where there is no batch to plan for.
   void check(const TrainConfig& run) const;
 };
+
+constexpr int kNothingAsRequired = 3;  ///< the exit code where no layout is as required
 
 /// What a search has to say, and the exit code that goes with it: 3 where nothing is as required.
 struct SearchAnswer {

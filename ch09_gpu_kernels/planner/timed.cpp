@@ -1,6 +1,7 @@
 #include "planner/timed.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "accounting/memory.h"
 
@@ -8,56 +9,87 @@ namespace usp {
 
 namespace {
 
-Replayed record_and_replay(TrainConfig config, int64_t micro_batches, const RankClasses& classes,
-                           Cost& cost) {
-  config.grad_acc_steps = micro_batches;
-  return replay(record_classes(config, classes), classes, cost);
+double on(double from, double to, double times) { return from + times * (to - from); }
+
+/// The same of what has names; a name that one of them lacks is 0 there.
+std::map<std::string, double> on(const std::map<std::string, double>& from,
+                                 const std::map<std::string, double>& to, double times) {
+  std::map<std::string, double> result;
+  for (const auto& [name, seconds] : from) result[name] = on(seconds, 0, times);
+  for (const auto& [name, seconds] : to) result[name] += times * seconds;
+  return result;
 }
 
 /// As a and b, so many times their difference beyond a.
 Replayed go_on(const Replayed& a, const Replayed& b, double times) {
-  const auto on = [times](double from, double to) { return from + times * (to - from); };
-  Replayed result = a;
-  result.step = on(a.step, b.step);
-  result.gradients = on(a.gradients, b.gradients);
+  Replayed result = b;
+  result.step = on(a.step, b.step, times);
+  result.gradients = on(a.gradients, b.gradients, times);
+  for (int i = 0; i < kResources; ++i) {
+    result.critical[i] = on(a.critical[i], b.critical[i], times);
+  }
   for (size_t i = 0; i < a.classes.size(); ++i) {
     const RankTime &from = a.classes[i], &to = b.classes[i];
     RankTime& time = result.classes[i];
-    time.computes = on(from.computes, to.computes);
-    time.starves = on(from.starves, to.starves);
-    time.gradients = on(from.gradients, to.gradients);
-    for (auto& [group, seconds] : time.exposed) {
-      const auto found = to.exposed.find(group);
-      seconds = on(seconds, found == to.exposed.end() ? 0 : found->second);
-    }
+    time.computes = on(from.computes, to.computes, times);
+    time.starves = on(from.starves, to.starves, times);
+    time.gradients = on(from.gradients, to.gradients, times);
+    time.exposed = on(from.exposed, to.exposed, times);
+    time.parts = on(from.parts, to.parts, times);
+    time.peak = from.peak;
   }
   return result;
 }
 
 }  // namespace
 
-// [time_step]
-Timed time_step(const Candidate& candidate, const Cluster& cluster, bool all) {
-  const TrainConfig& config = candidate.config;
-  Cost cost(cluster);
-  Timed timed{candidate,
-              {},
-              classes_of_ranks(config, static_cast<int64_t>(cluster.ranks_per_node.value)),
-              {}};
+// [recorded]
+RecordedStep::RecordedStep(Candidate candidate, int64_t ranks_per_node, bool all)
+    : candidate_(std::move(candidate)),
+      classes_(classes_of_ranks(candidate_.config, ranks_per_node)) {
+  TrainConfig config = candidate_.config;
   const int64_t m = config.grad_acc_steps, p = config.pipeline.pp_size;
   const int64_t few = 2 * p + m % p, more = few + p;  // a steady step is between them
   const bool is_file = config.pipeline.pp_schedule.find_first_of("/.") != std::string::npos;
-  if (all || is_file || m <= more) {
-    timed.replayed = record_and_replay(config, m, timed.classes, cost);
-  } else {
-    const Replayed a = record_and_replay(config, few, timed.classes, cost);
-    const Replayed b = record_and_replay(config, more, timed.classes, cost);
-    timed.replayed = go_on(a, b, double(m - few) / double(p));
+  std::vector<int64_t> micro_batches = {m};
+  if (!all && !is_file && m > more) {
+    micro_batches = {few, more};
+    times_ = double(m - few) / double(p);
   }
+  for (int64_t count : micro_batches) {
+    config.grad_acc_steps = count;
+    runs_.push_back(record_classes(config, classes_));
+  }
+}
+
+Timed RecordedStep::time(const Cluster& cluster) const {
+  Cost cost(cluster);
+  std::vector<Replayed> each;
+  Timed timed{candidate_, {}, classes_, {}, {}};
+  for (const std::vector<Program>& programs : runs_) {
+    each.push_back(replay(programs, classes_, cost));
+    timed.paths.push_back(each.back().path);
+  }
+  timed.replayed = each.size() == 1 ? each[0] : go_on(each[0], each[1], times_);
   timed.origins = cost.origins();
   return timed;
 }
-// [time_step]
+
+double RecordedStep::along(const Timed& other, const Cluster& cluster) const {
+  Cost cost(cluster);
+  std::vector<double> seconds;
+  for (size_t i = 0; i < runs_.size(); ++i) {
+    const ResourceSeconds of = seconds_of(other.paths[i], runs_[i], cost);
+    seconds.push_back(std::accumulate(of.begin(), of.end(), 0.0));
+  }
+  return seconds.size() == 1 ? seconds[0] : on(seconds[0], seconds[1], times_);
+}
+// [recorded]
+
+Timed time_step(const Candidate& candidate, const Cluster& cluster, bool all) {
+  return RecordedStep(candidate, static_cast<int64_t>(cluster.ranks_per_node.value), all)
+      .time(cluster);
+}
 
 double Timed::gib() const {
   return double(std::ranges::max(replayed.classes, {}, &RankTime::peak).peak) / (1 << 30);

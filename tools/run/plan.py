@@ -33,6 +33,12 @@ def place(cluster):
     return str(Path(cluster).absolute()) if is_file else cluster
 
 
+def placed(changes):
+    """Of a what-if the clusters whose cards it names, likewise."""
+    return ",".join("gpu=" + place(part[4:]) if part.startswith("gpu=") else part
+                    for part in changes.split(","))
+
+
 def existing(files):
     """Tables, by absolute paths. BookError (2) where one is missing."""
     for name in files:
@@ -57,6 +63,13 @@ def fit(tables, cluster, rows, output, options):
     return launch.run_chapter(find_chapter(), [
         "--cluster", place(cluster), "--plan_rows", existing(tables), "--plan_fit", rows,
         *written(output)], options)
+
+
+def refuse_of_a_search(what_if, why):
+    """BookError (2) where a table is asked what only a search can answer."""
+    for option, value in (("--what_if", what_if), ("--why", why)):
+        if value:
+            raise BookError(f"{option} is about a search; give --batch 1M instead of a table", 2)
 
 
 def search(cluster, batch, flags, options):

@@ -74,12 +74,12 @@ TEST_CASE("a bad cluster is refused with the file, the key and what would do") {
   refused([](Json& json) { json["launch_us"] = 5; }, {"launch_us must be an object"});
   refused([](Json& json) { json["computes"] = "both"; }, {"computes", "accelerator or host"});
   check_throws<UsageError>([] { parse_cluster("{", "mine.json"); }, {"mine.json"});
-  check_throws<UsageError>([] { read_cluster("h200"); }, {"cluster=h200", "h100_nvl8"});
+  check_throws<UsageError>([] { read_cluster("h300"); }, {"cluster=h300", "h100_nvl8"});
   check_throws<UsageError>([] { read_cluster("./no.json"); }, {"no such file"});
 }
 
 TEST_CASE("the clusters that are shipped can be read, and a name is its file's") {
-  for (const char* name : {"h100_nvl8", "a100", "two_cores"}) {
+  for (const char* name : {"h100_nvl8", "h200", "a100", "two_cores"}) {
     CHECK(read_cluster(name).name == name);
   }
 }
