@@ -246,7 +246,7 @@ TEST_CASE("advice on other ranks is tried without the number that --world_size s
     read(drawn);
     FAIL("nothing is refused");
   } catch (const Refusal& refusal) {
-    CHECK(std::string(refusal.what()).ends_with("; start 4 ranks"));
+    REQUIRE(std::string(refusal.what()).ends_with("; start 4 ranks"));
   }
 }
 
