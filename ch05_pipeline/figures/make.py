@@ -16,8 +16,8 @@ DRAWINGS = (("plot_bubble", "schedules.json", "bubble"),
             ("plot_plane", "schedules.json", "plane"), ("plot_nodes", "nodes.json", "nodes"),
             ("plot_stale", "stale.json", "stale"))
 PROVENANCE = {"provenance.md": ("demo", "schedules", "memory", "counts", "pace", "nodes"),
-              "provenance_filling.md": ("schedules", "memory", "counts", "pace", "scaling", "nodes",
-                                        "bench"),
+              "provenance_filling.md": ("schedules", "memory", "counts", "pace", "scaling", "nodes"),
+              "provenance_ranks.md": ("bench",),
               "provenance_pipedream.md": ("stale",)}  # {page's line: its data}
 CLAIMS = {"claims.md": ("Q5.1", "Q5.2", "Q5.3", "Q5.4", "Q5.5", "Q5.8", "Q5.11"),
           "claims_filling.md": ("Q5.6", "Q5.7", "Q5.9", "Q5.10")}
