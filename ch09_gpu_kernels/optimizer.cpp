@@ -37,16 +37,22 @@ void Optimizer::step(int64_t step, double lr, const Tensor& squares) {
   settings.step = step + 1;
   // [optimizer_step]
   int64_t offset = 0;
+  std::vector<AdamWRange> ranges;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     const Shard& shard = parameter.shard;
     // Decay pulls weights that multiply others towards 0; a norm's scale belongs near 1.
     settings.weight_decay = parameter.global_shape.rank() >= 2 ? config_.weight_decay : 0;
-    ops::adamw(shard.value, shard.master, m_.narrow(0, offset, shard.numel()),
-               v_.narrow(0, offset, shard.numel()), shard.grad, coefficient_, settings);
+    ranges.push_back({shard.value, shard.master, m_.narrow(0, offset, shard.numel()),
+                      v_.narrow(0, offset, shard.numel()), shard.grad, settings.weight_decay});
     ++parameter.version;
     offset += shard.numel();
-    for (const auto& observer : on_updated_) observer(parameter);
+    if (goes_on(i)) continue;
+    ops::adamw(ranges, coefficient_, settings);
+    for (size_t k = i + 1 - ranges.size(); k <= i; ++k) {
+      for (const auto& observer : on_updated_) observer(parameters_[k]);
+    }
+    ranges.clear();
   }
   // [optimizer_step]
 }

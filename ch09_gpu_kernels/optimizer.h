@@ -14,6 +14,10 @@ class Optimizer {
  public:
   Optimizer(ParameterList& parameters, const OptimizerConfig& config);
 
+  // [fuse]
+  /// From now on a call of adamw() updates all parameters that one block of the model added.
+  void fuse() { fused_ = true; }
+  // [fuse]
   /// Sums the squares of the finished gradients that this rank counts: [1] f64.
   Tensor grad_squares();
   /// One update from the finished gradients, clipped by their norm: the root of `squares`, which is
@@ -37,6 +41,13 @@ class Optimizer {
 
  private:
   void allocate_states();
+  // [goes_on]
+  /// Whether the parameter after this one is updated by the same call of adamw().
+  bool goes_on(size_t i) const {
+    return fused_ && i + 1 < parameters_.size() && parameters_[i + 1].block == parameters_[i].block;
+  }
+  bool fused_ = false;
+  // [goes_on]
 
   ParameterList& parameters_;
   OptimizerConfig config_;

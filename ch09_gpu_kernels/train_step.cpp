@@ -19,6 +19,9 @@ Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& 
       pipeline_(config, model_, grads_, view_.region, mesh),
       data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh)),
       traffic_(traffic_of_step(config, *data_parallel_, mesh, view_)) {
+  // [fuse_optimizer]
+  if (config.fusion.fused()) optimizer_.fuse();
+  // [fuse_optimizer]
   view_.load->allocate(config.model.experts.num_experts, parse_dtype(config.dtype));
   if (config.model.pretrained) {
     load_pretrained(model_.parameters(), config.model.model, view_.load->buffers());

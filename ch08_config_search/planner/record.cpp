@@ -35,7 +35,7 @@ bool is_product(std::string_view op) {
 /// What an op is, by its outputs and operands. A product's inner length follows from its
 /// operations.
 Kernel kernel_of(std::string_view op, int64_t flops, int64_t bytes,
-                 std::initializer_list<const Tensor*> operands) {
+                 std::span<const Tensor* const> operands) {
   Kernel kernel{.op = std::string(op), .flops = flops, .bytes = bytes};
   int64_t narrowest = INT64_MAX;
   for (const Tensor* operand : operands) {
@@ -75,7 +75,7 @@ class ProgramRecorder : public Recorder {
   }
 
   void op(std::string_view name, int64_t flops, int64_t bytes,
-          std::initializer_list<const Tensor*> operands) override {
+          std::span<const Tensor* const> operands) override {
     add(Event::compute, kernel_(kernel_of(name, flops, bytes, operands)));
   }
 

@@ -70,8 +70,8 @@ class CpuBackend : public Backend {
   void sum_squares(Tensor sum, const Tensor& x, bool accumulate) override;
   void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums,
                         double max_norm) override;
-  void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
-             const Tensor& coefficient, const AdamWSettings& settings) override;
+  void adamw(std::span<const AdamWRange> ranges, const Tensor& coefficient,
+             const AdamWSettings& settings) override;
 
   // experts.cpp
   void router_scores(Tensor scores, const Tensor& logits, RouterScore kind) override;

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "cpu/cpu_backend.h"
 #include "cpu/parallel.h"
@@ -40,15 +42,12 @@ void CpuBackend::clip_coefficient(Tensor coefficient, Tensor norm, const Tensor&
   *coefficient.data<double>() = factor;
 }
 
-void CpuBackend::adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
-                       const Tensor& coefficient, const AdamWSettings& settings) {
+void CpuBackend::adamw(std::span<const AdamWRange> ranges, const Tensor& coefficient,
+                       const AdamWSettings& settings) {
   const double factor = *coefficient.data<double>();
   if (std::isnan(factor)) return;
   const auto update = [&]<class T, class G>(T, G) {
     using A = accumulate_t<T>;
-    T* weight = value.data<T>();
-    A *w = master.data<A>(), *mean = m.data<A>(), *variance = v.data<A>();
-    const G* gradient = grad.data<G>();
     const double t = static_cast<double>(settings.step);
     const A clip = A(factor), eps = A(settings.eps);
     const A beta1 = A(settings.beta1), beta2 = A(settings.beta2);
@@ -57,19 +56,39 @@ void CpuBackend::adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Te
     const A unbias1 = A(1 / (1 - std::pow(settings.beta1, t)));
     const A unbias2 = A(1 / (1 - std::pow(settings.beta2, t)));
     const A lr = A(settings.lr);
-    const A keep = A(1 - settings.lr * settings.weight_decay);
-    parallel_for_elements(value.numel(), [=](int64_t i) {
-      const A g = load(gradient[i]) * clip;
-      mean[i] = beta1 * mean[i] + fresh1 * g;
-      variance[i] = beta2 * variance[i] + fresh2 * g * g;
-      const A step = mean[i] * unbias1 / (std::sqrt(variance[i] * unbias2) + eps);
-      const A updated = w[i] * keep - lr * step;
-      w[i] = updated;
-      store(weight[i], updated);
+    const double rate = settings.lr;
+    std::vector<int64_t> first_blocks;  // of each range, where all blocks of all are in one row
+    int64_t blocks = 0;
+    for (const AdamWRange& range : ranges) {
+      first_blocks.push_back(blocks);
+      blocks += (range.value.numel() + kBlock - 1) / kBlock;
+    }
+    const std::span<const int64_t> first(first_blocks);
+    parallel_for(blocks, kBlock, [=](int64_t block) {
+      const auto after = std::upper_bound(first.begin(), first.end(), block);
+      const int64_t at = after - first.begin() - 1;  // the last that begins here: earlier are empty
+      const AdamWRange& range = ranges[at];
+      const int64_t begin = (block - first[at]) * kBlock;
+      const int64_t end = std::min(range.value.numel(), begin + kBlock);
+      T* weight = range.value.data<T>();
+      A *w = range.master.data<A>(), *mean = range.m.data<A>(), *variance = range.v.data<A>();
+      const G* gradient = range.grad.data<G>();
+      const A keep = A(1 - rate * range.weight_decay);
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) {
+        const A g = load(gradient[i]) * clip;
+        mean[i] = beta1 * mean[i] + fresh1 * g;
+        variance[i] = beta2 * variance[i] + fresh2 * g * g;
+        const A step = mean[i] * unbias1 / (std::sqrt(variance[i] * unbias2) + eps);
+        const A updated = w[i] * keep - lr * step;
+        w[i] = updated;
+        store(weight[i], updated);
+      }
     });
   };
-  dispatch(value.dtype(), [&]<class T>(T weight) {
-    grad.dtype() == value.dtype() ? update(weight, weight) : update(weight, accumulate_t<T>{});
+  const DType dtype = ranges[0].value.dtype();
+  dispatch(dtype, [&]<class T>(T weight) {
+    ranges[0].grad.dtype() == dtype ? update(weight, weight) : update(weight, accumulate_t<T>{});
   });
 }
 

@@ -1,6 +1,7 @@
 #include "cuda/backend.h"
 
 #include <cmath>
+#include <vector>
 
 #include "cuda/errors.h"
 #include "cuda/operands.h"
@@ -193,9 +194,9 @@ void CudaBackend::clip_coefficient(Tensor coefficient, Tensor norm, const Tensor
                          sums.numel(), max_norm);
 }
 
-void CudaBackend::adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
-                        const Tensor& coefficient, const AdamWSettings& settings) {
-  with_type(value.dtype(), grad.dtype(), [&]<class T, class G>(T, G) {
+void CudaBackend::adamw(std::span<const AdamWRange> ranges, const Tensor& coefficient,
+                        const AdamWSettings& settings) {
+  with_type(ranges[0].value.dtype(), ranges[0].grad.dtype(), [&]<class T, class G>(T, G) {
     using A = accumulate_t<T>;
     const AdamWSettings& s = settings;
     const auto t = static_cast<double>(s.step);
@@ -207,10 +208,14 @@ void CudaBackend::adamw(Tensor value, Tensor master, Tensor m, Tensor v, const T
                                   .unbias1 = A(1 / (1 - std::pow(s.beta1, t))),
                                   .unbias2 = A(1 / (1 - std::pow(s.beta2, t))),
                                   .eps = A(s.eps),
-                                  .lr = A(s.lr),
-                                  .keep = A(1 - s.lr * s.weight_decay)};
-    AdamW<T, G>::run(stream_, data<T>(value), data<A>(master), data<A>(m), data<A>(v),
-                     data<G>(grad), data<double>(coefficient), factors, value.numel());
+                                  .lr = A(s.lr)};
+    std::vector<typename AdamW<T, G>::Range> here;
+    here.reserve(ranges.size());
+    for (const auto& [value, master, m, v, grad, weight_decay] : ranges) {
+      here.push_back({data<T>(value), data<A>(master), data<A>(m), data<A>(v), data<G>(grad),
+                      value.numel(), A(1 - s.lr * weight_decay)});
+    }
+    AdamW<T, G>::run(stream_, here, data<double>(coefficient), factors);
   });
 }
 

@@ -42,8 +42,8 @@ class CudaBackend : public Backend {
   void sum_squares(Tensor sum, const Tensor& x, bool accumulate) override;
   void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums,
                         double max_norm) override;
-  void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
-             const Tensor& coefficient, const AdamWSettings& settings) override;
+  void adamw(std::span<const AdamWRange> ranges, const Tensor& coefficient,
+             const AdamWSettings& settings) override;
 
   // backend_attention.cpp
   void rope(Tensor x, const Tensor& cos, const Tensor& sin, const Positions& positions,

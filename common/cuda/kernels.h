@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 
 #include "base/rng.h"
 #include "cuda/numbers.h"
@@ -257,15 +258,31 @@ template <class A>
 struct AdamWFactors {
   A beta1, beta2, fresh1, fresh2;  ///< what is kept of the moments, and what is new
   A unbias1, unbias2;              ///< 1 / (1 - beta^step)
-  A eps, lr, keep;                 ///< keep: what weight decay leaves
+  A eps, lr;
 };
 
 /// optimizer.cu; gradients are in G: A or T
 template <class T, class G>
 struct AdamW {
   using A = accumulate_t<T>;
-  static void run(cudaStream_t stream, T* value, A* master, A* m, A* v, const G* grad,
-                  const double* coefficient, const AdamWFactors<A>& factors, int64_t count);
+  struct Range {
+    T* value;
+    A *master, *m, *v;
+    const G* grad;
+    int64_t count;
+    A keep;  ///< what weight decay leaves
+    int64_t first_block = 0;
+  };
+  static constexpr int kMostRanges = 32;  ///< of one launch
+  /// What a launch updates: 2 KiB among its parameters, which have room for 4.
+  struct Ranges {
+    Range of[kMostRanges];
+    int size = 0;
+    int64_t blocks = 0;
+  };
+
+  static void run(cudaStream_t stream, std::span<const Range> ranges, const double* coefficient,
+                  const AdamWFactors<A>& factors);
 };
 /// The size of the workspace that the next needs.
 int64_t sum_squares_partial_sums(int64_t count);

@@ -50,14 +50,20 @@ __global__ void clip_kernel(double* coefficient, double* norm, const double* sum
 }
 
 /// W elements a thread. Of bf16 weights with gradients in f32, an element costs 30 bytes: it reads
-/// gradient, m, v and master, 16 bytes, and writes m, v, master and value, 14. A coefficient of NaN
-/// says that the gradients are not finite: then nothing is written.
+/// gradient, m, v and master, 16 bytes, and writes m, v, master and value, 14. A block works on one
+/// range, the last that begins at it or before. A coefficient of NaN says that the gradients are not
+/// finite: then nothing is written.
 template <class T, class G, int W>
-__global__ void adamw_kernel(T* value, accumulate_t<T>* master, accumulate_t<T>* m,
-                             accumulate_t<T>* v, const G* grad, const double* coefficient,
-                             AdamWFactors<accumulate_t<T>> f, int64_t count) {
+__global__ void adamw_kernel(const __grid_constant__ typename AdamW<T, G>::Ranges ranges,
+                             const double* coefficient, AdamWFactors<accumulate_t<T>> f) {
   using A = accumulate_t<T>;
-  const int64_t i = thread_of_grid() * W;
+  int at = 0, end = ranges.size;
+  while (end - at > 1) {
+    const int middle = (at + end) / 2;
+    (ranges.of[middle].first_block <= int64_t{blockIdx.x} ? at : end) = middle;
+  }
+  const auto& [value, master, m, v, grad, count, keep, first_block] = ranges.of[at];
+  const int64_t i = ((blockIdx.x - first_block) * blockDim.x + threadIdx.x) * W;
   const double factor = *coefficient;
   if (i >= count || factor != factor) return;
   const A clip = static_cast<A>(factor);
@@ -69,7 +75,7 @@ __global__ void adamw_kernel(T* value, accumulate_t<T>* master, accumulate_t<T>*
     mean[w] = f.beta1 * mean[w] + f.fresh1 * g;
     variance[w] = f.beta2 * variance[w] + f.fresh2 * g * g;
     const A step = mean[w] * f.unbias1 / (std::sqrt(variance[w] * f.unbias2) + f.eps);
-    weight[w] = weight[w] * f.keep - f.lr * step;
+    weight[w] = weight[w] * keep - f.lr * step;
   }
   store_pack(m + i, mean);
   store_pack(v + i, variance);
@@ -95,13 +101,26 @@ void clip_coefficient(cudaStream_t stream, double* coefficient, double* norm, co
 }
 
 template <class T, class G>
-void AdamW<T, G>::run(cudaStream_t stream, T* value, A* master, A* m, A* v, const G* grad,
-                      const double* coefficient, const AdamWFactors<A>& factors, int64_t count) {
-  with_width<A>(count, {value, master, m, v, grad}, [&](auto width) {
-    constexpr int W = width;
-    launch(adamw_kernel<T, G, W>, ceil_div(count, int64_t{kThreads} * W), kThreads, 0, stream,
-           value, master, m, v, grad, coefficient, factors, count);
-  });
+void AdamW<T, G>::run(cudaStream_t stream, std::span<const Range> ranges, const double* coefficient,
+                      const AdamWFactors<A>& factors) {
+  Ranges wide{}, narrow{};  // narrow: what is not aligned, an element at a time
+  const auto start = [&](auto width, Ranges& together) {
+    launch(adamw_kernel<T, G, width>, together.blocks, kThreads, 0, stream, together, coefficient,
+           factors);
+    together = {};
+  };
+  for (const Range& range : ranges) {
+    with_width<A>(range.count, {range.value, range.master, range.m, range.v, range.grad},
+                  [&](auto width) {
+      Ranges& together = width == 1 ? narrow : wide;
+      Range& added = together.of[together.size++] = range;
+      added.first_block = together.blocks;
+      together.blocks += ceil_div(range.count, int64_t{kThreads} * width);
+      if (together.size == kMostRanges) start(width, together);
+    });
+  }
+  start(std::integral_constant<int, kWide<A>>{}, wide);
+  start(std::integral_constant<int, 1>{}, narrow);
 }
 
 template struct SumSquares<float>;

@@ -54,8 +54,7 @@ class MetaBackend : public Backend {
                               double) override {}
   void sum_squares(Tensor, const Tensor&, bool) override {}
   void clip_coefficient(Tensor, Tensor, const Tensor&, double) override {}
-  void adamw(Tensor, Tensor, Tensor, Tensor, const Tensor&, const Tensor&,
-             const AdamWSettings&) override {}
+  void adamw(std::span<const AdamWRange>, const Tensor&, const AdamWSettings&) override {}
   void router_scores(Tensor, const Tensor&, RouterScore) override {}
   void router_scores_backward(Tensor, const Tensor&, const Tensor&, RouterScore) override {}
   void choose_experts(Tensor, const Tensor&, const Tensor&, int64_t, int64_t) override {}

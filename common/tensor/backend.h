@@ -17,8 +17,14 @@ struct AdamWSettings {
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;
-  double weight_decay = 0;
+  double weight_decay = 0;  ///< where it is not given for each range
   int64_t step = 1;  ///< 1 for the first update (bias correction)
+};
+
+/// A flat range of one parameter, as adamw() in ops.h updates it.
+struct AdamWRange {
+  Tensor value, master, m, v, grad;
+  double weight_decay = 0;
 };
 
 /// The kernels of one device. ops.h and expert_ops.h document each operation, check shapes and
@@ -100,8 +106,8 @@ class Backend {
   virtual void sum_squares(Tensor sum, const Tensor& x, bool accumulate) = 0;
   virtual void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums,
                                 double max_norm) = 0;
-  virtual void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
-                     const Tensor& coefficient, const AdamWSettings& settings) = 0;
+  virtual void adamw(std::span<const AdamWRange> ranges, const Tensor& coefficient,
+                     const AdamWSettings& settings) = 0;
   ///@}
 
   ///@{

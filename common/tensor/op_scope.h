@@ -1,5 +1,9 @@
 #pragma once
 
+#include <array>
+#include <span>
+#include <vector>
+
 #include "tensor/backend.h"
 #include "tensor/recorder.h"
 #include "tensor/runtime.h"
@@ -19,16 +23,12 @@ class OpScope {
  public:
   template <class... Operands>
   OpScope(std::string_view name, int64_t flops, const Operands&... operands)
-      : runtime_(Runtime::current()),
-        backend_(runtime_.backend(check_devices(name, {&tensor_of(operands)...}))),
-        trace_(name, "op", flops, (int64_t{0} + ... + bytes_of_operand(operands)),
-               &backend_ == &runtime_.backend()) {
-    runtime_.add_flops(flops);
-    if (runtime_.recorder() != nullptr) {
-      const int64_t bytes = (int64_t{0} + ... + bytes_of_operand(operands));
-      runtime_.recorder()->op(name, flops, bytes, {&tensor_of(operands)...});
-    }
-  }
+      : OpScope(std::array<const Tensor*, sizeof...(Operands)>{&tensor_of(operands)...}, name, flops,
+                (int64_t{0} + ... + bytes_of_operand(operands))) {}
+  /// Of an op without floating-point operations that are counted, on a list of operands, which
+  /// move so many bytes.
+  OpScope(std::string_view name, int64_t bytes, const std::vector<const Tensor*>& operands)
+      : OpScope(operands, name, 0, bytes) {}
 
   /// So many of the op's floating-point operations repeat what forward had done.
   void repeats(int64_t flops) { runtime_.add_flops(0, flops); }
@@ -37,6 +37,16 @@ class OpScope {
   Backend* operator->() { return &backend_; }
 
  private:
+  using List = std::span<const Tensor* const>;
+
+  OpScope(List operands, std::string_view name, int64_t flops, int64_t bytes)
+      : runtime_(Runtime::current()),
+        backend_(runtime_.backend(check_devices(name, operands))),
+        trace_(name, "op", flops, bytes, &backend_ == &runtime_.backend()) {
+    runtime_.add_flops(flops);
+    if (runtime_.recorder() != nullptr) runtime_.recorder()->op(name, flops, bytes, operands);
+  }
+
   static const Tensor& tensor_of(const Tensor& operand) { return operand; }
   static const Tensor& tensor_of(const Uncounted& operand) { return operand.tensor; }
   static int64_t bytes_of_operand(const Tensor& operand) {
@@ -45,7 +55,7 @@ class OpScope {
   static int64_t bytes_of_operand(const Uncounted&) { return 0; }
 
   /// The device of all operands: the runtime's or, beside an accelerator, the host.
-  Device check_devices(std::string_view op, std::initializer_list<const Tensor*> operands) const {
+  Device check_devices(std::string_view op, List operands) const {
     const Device here = runtime_.device();
     Device device = here;
     for (const Tensor* operand : operands) {

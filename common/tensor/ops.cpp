@@ -322,15 +322,30 @@ void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums, doubl
 
 void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
            const Tensor& coefficient, const AdamWSettings& settings) {
-  const DType acc = accumulate_dtype(value.dtype());
-  check_operand(value, value.shape(), value.dtype(), "adamw: value");
-  check_operand(master, value.shape(), acc, "adamw: master");
-  check_operand(m, value.shape(), acc, "adamw: m");
-  check_operand(v, value.shape(), acc, "adamw: v");
-  check_weight_gradient(grad, value.shape(), value.dtype(), "adamw: grad");
+  const AdamWRange range{std::move(value), std::move(master), std::move(m), std::move(v), grad,
+                         settings.weight_decay};
+  adamw({&range, 1}, coefficient, settings);
+}
+
+void adamw(std::span<const AdamWRange> ranges, const Tensor& coefficient,
+           const AdamWSettings& settings) {
   check_operand(coefficient, {1}, DType::f64, "adamw: coefficient");
-  OpScope("adamw", 0, value, master, m, m, v, v, grad, Uncounted{coefficient})
-      ->adamw(value, master, m, v, grad, coefficient, settings);
+  if (ranges.empty()) return;
+  const DType dtype = ranges[0].value.dtype(), acc = accumulate_dtype(dtype);
+  std::vector<const Tensor*> operands;
+  int64_t bytes = 0;
+  for (const auto& [value, master, m, v, grad, weight_decay] : ranges) {
+    check_operand(value, value.shape(), dtype, "adamw: value");
+    check_operand(master, value.shape(), acc, "adamw: master");
+    check_operand(m, value.shape(), acc, "adamw: m");
+    check_operand(v, value.shape(), acc, "adamw: v");
+    check_weight_gradient(grad, value.shape(), dtype, "adamw: grad");
+    check_dtype(grad, ranges[0].grad.dtype(), "adamw: grad");
+    operands.insert(operands.end(), {&value, &master, &m, &v, &grad});
+    bytes += value.bytes() + master.bytes() + 2 * m.bytes() + 2 * v.bytes() + grad.bytes();
+  }
+  operands.push_back(&coefficient);
+  OpScope("adamw", bytes, operands)->adamw(ranges, coefficient, settings);
 }
 
 }  // namespace usp::ops

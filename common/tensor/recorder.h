@@ -1,8 +1,8 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -33,7 +33,7 @@ class Recorder {
 
   /// `operands`: outputs first, as the op's function has them; some may be undefined.
   virtual void op(std::string_view name, int64_t flops, int64_t bytes,
-                  std::initializer_list<const Tensor*> operands) = 0;
+                  std::span<const Tensor* const> operands) = 0;
   /// Returns the number, 0 or higher, that its wait() will be told.
   virtual int64_t post(const Posted& operation) = 0;
   /// The rank waits for the operation of that number.

@@ -72,6 +72,57 @@ TEST_CASE("AdamW follows the formula over several steps") {
   }
 }
 
+TEST_CASE("AdamW of several ranges leaves what a call for each leaves, to the bit") {
+  const OnDevice device;
+  const auto expect_same = [](const std::vector<int64_t>& sizes, DType dtype, DType of_gradient) {
+    Random one(5), other(5);
+    std::vector<Adam> apart, together;
+    std::vector<AdamWRange> ranges;
+    for (int64_t numel : sizes) {
+      apart.emplace_back(one, numel, dtype);
+      together.emplace_back(other, numel, dtype);
+      for (Adam* adam : {&apart.back(), &together.back()}) {
+        adam->grad = Tensor::from_host(adam->grad.items(), {numel}, of_gradient);
+      }
+      Adam& adam = together.back();
+      const double decay = 0.1 * double(apart.size() % 3);
+      apart.back().settings.weight_decay = decay;
+      ranges.push_back({adam.value, adam.master, adam.m, adam.v, adam.grad, decay});
+    }
+    for (const Adam& adam : apart) adam.update();
+    ops::adamw(ranges, together[0].coefficient, together[0].settings);
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      CAPTURE(i, sizes[i]);
+      REQUIRE(same_bits(together[i].value, apart[i].value));
+      REQUIRE(same_bits(together[i].master, apart[i].master));
+      REQUIRE(same_bits(together[i].m, apart[i].m));
+      REQUIRE(same_bits(together[i].v, apart[i].v));
+    }
+  };
+  for (DType dtype : kFloatDTypes) {
+    for (DType of_gradient : {dtype, accumulate_dtype(dtype)}) {
+      CAPTURE(name(dtype), name(of_gradient));
+      expect_same({8192, 64, 1001, 0, 4096, 1, 4097}, dtype, of_gradient);
+      if (dtype == DType::f64) continue;
+      expect_same(std::vector<int64_t>(70, 8), dtype, of_gradient);  // more than a launch takes
+      expect_same(std::vector<int64_t>(33, 5), dtype, of_gradient);
+    }
+  }
+}
+
+TEST_CASE("ranges of other dtypes do not go together") {
+  const OnDevice cpu;
+  Random random(6);
+  const Adam f32(random, 8, DType::f32), f64(random, 8, DType::f64);
+  std::vector<AdamWRange> ranges;
+  for (const Adam* adam : {&f32, &f64}) {
+    ranges.push_back({adam->value, adam->master, adam->m, adam->v, adam->grad});
+  }
+  const auto update = [&] { ops::adamw(ranges, f32.coefficient, f32.settings); };
+  check_throws<Error>(update, {"adamw: value holds f64, expected f32"});
+  ops::adamw({}, f32.coefficient, f32.settings);  // none: nothing to do
+}
+
 TEST_CASE("AdamW without decay leaves a weight without gradient where it is") {
   const OnDevice cpu;
   Random random(2);

@@ -41,7 +41,8 @@ TEST_CASE("a run shorter than its warm-up never reaches the peak learning rate")
   }
 }
 
-/// A model whose gradients the test sets, and its optimizer.
+/// A model whose gradients the test sets, and its optimizer, which updates several parameters in
+/// one call where it can.
 struct Setup {
   explicit Setup(const OptimizerConfig& config, DType dtype = DType::f64)
       : model(allocated_model(tiny_model(), 4, dtype, Probabilities::never_whole, 1)),
@@ -51,6 +52,11 @@ struct Setup {
     for (size_t i = 0; i < parameters.size(); ++i) {
       ops::copy(parameters[i].grad, random.tensor(parameters[i].grad.shape()));
     }
+    fuse(optimizer);
+  }
+
+  static void fuse(auto& optimizer) {
+    if constexpr (requires { optimizer.fuse(); }) optimizer.fuse();
   }
 
   void step(int64_t step, double lr) { optimizer.step(step, lr, optimizer.grad_squares()); }
@@ -123,10 +129,13 @@ TEST_CASE("what a rank does not count is not in its squares, and is updated all 
 TEST_CASE("all observers see each parameter as it is updated, in the order they were added") {
   const OnDevice cpu;
   Setup setup({});
+  const Tensor before = clone(setup.parameters.flat_masters());
   std::vector<std::string> seen, expected;
   for (const char* name : {"a ", "b "}) {
     setup.optimizer.on_updated([&, name](const Parameter& parameter) {
+      const Tensor& master = parameter.shard.master;
       REQUIRE(parameter.version == 1);
+      REQUIRE(!same_bits(master, before.narrow(0, parameter.flat_begin, master.numel())));
       seen.push_back(name + parameter.name);
     });
   }

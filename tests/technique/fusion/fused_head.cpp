@@ -151,7 +151,7 @@ TEST_CASE("of logits and of the product in the MLP nothing is kept, on the CPU a
 /// Counts operations, and phases of fused ones, by name.
 class Counter : public Recorder {
  public:
-  void op(std::string_view name, int64_t, int64_t, std::initializer_list<const Tensor*>) override {
+  void op(std::string_view name, int64_t, int64_t, std::span<const Tensor* const>) override {
     ++count[std::string(name)];
   }
   int64_t post(const Posted&) override { return 0; }
@@ -171,6 +171,7 @@ TEST_CASE("a step has as many fused calls as it has micro-batches, forward and b
     meta.runtime.tell(&counter);
     trainer.train_step(0);
     meta.runtime.tell(nullptr);
+    counter.count["parameters"] = int64_t(trainer.parameters().size());
     return counter.count;
   };
   auto parts = counted("reference"), fused = counted("fused");
@@ -191,6 +192,8 @@ TEST_CASE("a step has as many fused calls as it has micro-batches, forward and b
   CHECK(fused["linear_forward"] - parts["linear_forward"] == (2 * chunks - 1) * micro_batches);
   CHECK(parts["swiglu_forward"] == layers * micro_batches);
   CHECK(fused["swiglu_forward"] == 2 * layers * micro_batches);
+  CHECK(parts["adamw"] == parts["parameters"]);
+  CHECK(fused["adamw"] == layers + 2);  // and one for the embedding, one for the last norm and head
 }
 
 TEST_CASE("rows of the loss are refused where they are not at least one, or nobody reads them") {
