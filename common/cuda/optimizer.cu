@@ -51,8 +51,8 @@ __global__ void clip_kernel(double* coefficient, double* norm, const double* sum
 
 /// W elements a thread. Of bf16 weights with gradients in f32, an element costs 30 bytes: it reads
 /// gradient, m, v and master, 16 bytes, and writes m, v, master and value, 14. A block works on one
-/// range, the last that begins at it or before. A coefficient of NaN says that the gradients are not
-/// finite: then nothing is written.
+/// range, the last that begins at it or before. A coefficient of NaN says that the gradients are
+/// not finite: then nothing is written.
 template <class T, class G, int W>
 __global__ void adamw_kernel(const __grid_constant__ typename AdamW<T, G>::Ranges ranges,
                              const double* coefficient, AdamWFactors<accumulate_t<T>> f) {
@@ -112,12 +112,12 @@ void AdamW<T, G>::run(cudaStream_t stream, std::span<const Range> ranges, const 
   for (const Range& range : ranges) {
     with_width<A>(range.count, {range.value, range.master, range.m, range.v, range.grad},
                   [&](auto width) {
-      Ranges& together = width == 1 ? narrow : wide;
-      Range& added = together.of[together.size++] = range;
-      added.first_block = together.blocks;
-      together.blocks += ceil_div(range.count, int64_t{kThreads} * width);
-      if (together.size == kMostRanges) start(width, together);
-    });
+                    Ranges& together = width == 1 ? narrow : wide;
+                    Range& added = together.of[together.size++] = range;
+                    added.first_block = together.blocks;
+                    together.blocks += ceil_div(range.count, int64_t{kThreads} * width);
+                    if (together.size == kMostRanges) start(width, together);
+                  });
   }
   start(std::integral_constant<int, kWide<A>>{}, wide);
   start(std::integral_constant<int, 1>{}, narrow);

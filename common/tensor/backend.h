@@ -18,7 +18,7 @@ struct AdamWSettings {
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0;  ///< where it is not given for each range
-  int64_t step = 1;  ///< 1 for the first update (bias correction)
+  int64_t step = 1;         ///< 1 for the first update (bias correction)
 };
 
 /// A flat range of one parameter, as adamw() in ops.h updates it.

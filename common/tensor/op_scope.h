@@ -23,8 +23,8 @@ class OpScope {
  public:
   template <class... Operands>
   OpScope(std::string_view name, int64_t flops, const Operands&... operands)
-      : OpScope(std::array<const Tensor*, sizeof...(Operands)>{&tensor_of(operands)...}, name, flops,
-                (int64_t{0} + ... + bytes_of_operand(operands))) {}
+      : OpScope(std::array<const Tensor*, sizeof...(Operands)>{&tensor_of(operands)...}, name,
+                flops, (int64_t{0} + ... + bytes_of_operand(operands))) {}
   /// Of an op without floating-point operations that are counted, on a list of operands, which
   /// move so many bytes.
   OpScope(std::string_view name, int64_t bytes, const std::vector<const Tensor*>& operands)

@@ -322,7 +322,7 @@ void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums, doubl
 
 void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
            const Tensor& coefficient, const AdamWSettings& settings) {
-  const AdamWRange range{std::move(value), std::move(master), std::move(m), std::move(v), grad,
+  const AdamWRange range{std::move(value),     std::move(master), std::move(m), std::move(v), grad,
                          settings.weight_decay};
   adamw({&range, 1}, coefficient, settings);
 }

@@ -128,9 +128,9 @@ void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums, doubl
 /// coefficient [1] (f64) first.
 void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
            const Tensor& coefficient, const AdamWSettings& settings);
-/// The same of several ranges at once, all of the same dtypes, each with its weight decay: to the bit what one call for each
-/// leaves, in one loop over all of their elements, or in one launch of a kernel for up to 32 of
-/// them.
+/// The same of several ranges at once, all of the same dtypes, each with its weight decay: to the
+/// bit what one call for each leaves, in one loop over all of their elements, or in one launch of a
+/// kernel for up to 32 of them.
 void adamw(std::span<const AdamWRange> ranges, const Tensor& coefficient,
            const AdamWSettings& settings);
 

@@ -20,8 +20,8 @@ std::string stored_name(std::string_view model_type, const std::string& name);
 /// passed over.
 void check_pretrained(const std::string& directory, const HfConfig& config);
 
-/// A digest that two directories with other weights do not share in practice: of each tensor's name,
-/// dtype and shape, and of some bytes from its beginning, middle and end.
+/// A digest that two directories with other weights do not share in practice: of each tensor's
+/// name, dtype and shape, and of some bytes from its beginning, middle and end.
 std::string digest_of_pretrained(const std::string& directory);
 
 /// Overwrites the parameters' values, and their master weights, with the weights of a model
