@@ -93,6 +93,18 @@ def correct_flags(words, known):
     return tuple(corrected), wrong
 
 
+class _Once(argparse.Action):
+    """Stores an option's value, and refuses a second one, as the programs do with their flags."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        before = vars(namespace).setdefault("_given", {}).setdefault(self.dest, values)
+        if option_string and before != values:
+            one, other = (" ".join(map(str, each)) if isinstance(each, list) else each
+                          for each in (before, values))
+            parser.error(f"{option_string} is given twice, as {one} and as {other}: give it once")
+        setattr(namespace, self.dest, values)
+
+
 class _Parser(argparse.ArgumentParser):
     """An argument parser that fails as the rest of ./book does."""
 
@@ -101,6 +113,7 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, *arguments, examples=(), **options):
         """examples: commands, each with what it does."""
         super().__init__(*arguments, **options)
+        self.register("action", None, _Once)  # where add_argument() names no action
         self.examples = examples
 
     def format_help(self):

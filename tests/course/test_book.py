@@ -1094,6 +1094,11 @@ class Launcher(FakeTree):
         self.assertEqual((result.returncode, result.stdout, result.stderr),
                          (1, "", "error: No space left on device\n"))
 
+    def test_an_option_given_twice_is_refused_with_both_values(self):
+        result = self.book("run", "ch02", "--ranks", "2", "--ranks", "4")
+        self.assertEqual((result.returncode, result.stderr),
+                         (2, "error: ./book run: --ranks is given twice, as 2 and as 4: give it once\n"))
+
     def test_exit_code_0_without_a_done_mark_is_a_failure(self):
         result = self.book("run", FAKE_RUN="unfinished")
         self.assertEqual(result.returncode, 1)
