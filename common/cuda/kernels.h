@@ -265,6 +265,7 @@ struct AdamWFactors {
 template <class T, class G>
 struct AdamW {
   using A = accumulate_t<T>;
+  /// What AdamWRange in backend.h says, by addresses.
   struct Range {
     T* value;
     A *master, *m, *v;

@@ -236,10 +236,10 @@ TEST_CASE("text: of lines of JSON the texts are taken, each ended by a byte of 0
     REQUIRE(!file.begins_document(7));
   }
   const auto write = [&](const std::string& text) { return dir.write("a b.jsonl", text); };
-  refused(
-      write(lines + "\n{\"content\": \"x\", \"id\": 2}"),
-      {"line 5 has no \"text\"", "\"content\", \"id\"", "jq -c '{text: .KEY}' '", "a b.jsonl'"});
-  refused(write(lines + "\n{\"text\": 3}"), {"line 5 has no \"text\""});
+  const std::string no_text = "line 5 has no string as its \"text\"";
+  refused(write(lines + "\n{\"content\": \"x\", \"id\": 2}"),
+          {no_text, "\"content\", \"id\"", "jq -c '{text: .KEY}' '", "a b.jsonl'"});
+  refused(write(lines + "\n{\"text\": 3}"), {no_text});
   refused(write("{\"text\": \"x\"}\n[1]"), {"line 2", "no keys"});
   refused(write("{\"text\": \"x\"}\n{\"text\": \"y\""), {"line 2 is none"});
   refused(write("{\"text\": \"\\ud800\"}"), {"first line is no JSON object"});

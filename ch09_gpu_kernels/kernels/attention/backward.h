@@ -10,7 +10,7 @@ inline constexpr int kStep = 32;  ///< rows that pass by at a time
 /// Shared memory of a block: its rows, stages of tiles and of what backward keeps of queries.
 template <int width>
 struct Pairs {
-  using Row = Gradients<bf16>::Row;
+  using Row = Gradients<bf16>::Row;  ///< two numbers of a query, for the passes to come
 
   static constexpr int kOwn = kOwnRows * width * 2, kTile = kStep * width * 2;
   static constexpr int kStage = 2 * kTile + kStep * static_cast<int>(sizeof(Row));
