@@ -111,6 +111,8 @@ TEST_CASE("the optimizer clips by the norm over all parameters and reports it un
   check_close(Values{clipped.optimizer.grad_norm().item()}, Values{norm}, 1e-14);
   check_close(Values{scaled.optimizer.grad_norm().item()}, Values{0.5}, 1e-14);
   check_close(clipped.parameters.flat_masters(), scaled.parameters.flat_masters(), 1e-13);
+  check_close(Values{norm_of(clipped.optimizer.first_moments().items())},
+              Values{(1 - config.adam_beta1) * 0.5}, 1e-12, "moments");
 }
 
 TEST_CASE("what a rank does not count is not in its squares, and is updated all the same") {
