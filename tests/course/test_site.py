@@ -632,7 +632,7 @@ class Reference(unittest.TestCase):
             address, text = known[f"Reference of {part}", name]
             self.assertTrue(address.startswith(f"reference/{part}/{page}"), address)
             self.assertIn(sentence or " ", text)
-        self.assertNotIn((f"Reference of {last}", "class Optimizer"), known)  # as in those before
+        self.assertNotIn((f"Reference of {last}", "class Trainer"), known)  # as in those before
 
     def warnings_of(self, header):
         with tempfile.TemporaryDirectory(prefix="test_site_") as scratch:
