@@ -223,6 +223,11 @@ class Whole(OfSite):
             if path.name != "README.md" or path.parent != ROOT:
                 self.assertIn(address, [link.partition("#")[0] for link in front], path)
 
+    def test_no_two_lines_of_a_chapter_are_called_alike_in_the_sidebar(self):
+        for group in SITE.groups():
+            titles = [entry.title for entry in group.entries]
+            self.assertEqual(sorted(set(titles)), sorted(titles), group.title)
+
     def test_every_block_of_code_is_one_on_its_page(self):
         """Fenced, or four spaces deeper than what stands around it."""
         total = 0

@@ -136,7 +136,9 @@ class Site:
         """A short one, for the sidebar."""
         if path.endswith("CHANGES.md"):
             return "All edits, as a list"
-        return PLACE.sub("", self.title_of(path)).split(":")[0]
+        title = PLACE.sub("", self.title_of(path))
+        name, _, rest = title.partition(":")
+        return rest[1:2].upper() + rest[2:] if name == "Beyond the book" else name
 
     @staticmethod
     def short_title(chapter):
