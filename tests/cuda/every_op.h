@@ -85,22 +85,35 @@ inline Results run_loss(DType dtype, int64_t T, int64_t V) {
           {"loss", loss},       {"lse", lse},         {"dlogits", dlogits}};
 }
 
+/// One update of two ranges, each with weights of its own and both with one gradient.
 inline Results run_optimizer(DType dtype, int64_t numel) {
   Random random(4);
   const DType acc = accumulate_dtype(dtype);
-  const Tensor master = random.tensor({numel}, acc), grad = random.tensor({numel}, dtype);
-  const Tensor value = dtype == acc ? master : Tensor::zeros({numel}, dtype);
-  const Tensor m = Tensor::zeros({numel}, acc), v = Tensor::zeros({numel}, acc);
+  const Tensor grad = random.tensor({numel}, dtype);
+  std::vector<AdamWRange> ranges;
+  for (int range = 0; range < 2; ++range) {
+    const Tensor master = random.tensor({numel}, acc);
+    const Tensor value = dtype == acc ? master : Tensor::zeros({numel}, dtype);
+    ranges.push_back(
+        {value, master, Tensor::zeros({numel}, acc), Tensor::zeros({numel}, acc), grad});
+  }
   const Tensor sum = random.tensor({1}, DType::f64, 0.1), norm = Tensor::zeros({1}, DType::f64);
   const Tensor coefficient = Tensor::zeros({1}, DType::f64);
   ops::sum_squares(sum, grad, true);
-  ops::sum_squares(sum, master, true);
+  for (const AdamWRange& range : ranges) ops::sum_squares(sum, range.master, true);
   ops::clip_coefficient(coefficient, norm, sum, 1);
   AdamWSettings settings;
   settings.lr = 0.1;
-  ops::adamw(value, master, m, v, grad, coefficient, settings);
-  return {{"value", value}, {"master", master},           {"m", m},
-          {"v", v},         {"coefficient", coefficient}, {"norm", norm}};
+  ops::adamw(ranges, coefficient, settings);
+  Results results{{"coefficient", coefficient}, {"norm", norm}};
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const std::string of = " of range " + std::to_string(i);
+    results.insert({{"value" + of, ranges[i].value},
+                    {"master" + of, ranges[i].master},
+                    {"m" + of, ranges[i].m},
+                    {"v" + of, ranges[i].v}});
+  }
+  return results;
 }
 
 inline Results run_attention(DType dtype, bool naive, const AttentionCase& c) {

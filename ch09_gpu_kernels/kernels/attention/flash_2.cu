@@ -12,7 +12,7 @@ using namespace cuda;
 constexpr int kQueries = kOwnRows, kKeys = 64, kStages = 2, kBlock = kEightWarps;
 
 template <int width>
-__global__ void __launch_bounds__(kBlock) kernel(Problem<bf16> p) {
+__global__ void __launch_bounds__(kBlock, 1) kernel(Problem<bf16> p) {
   constexpr int kTile = kKeys * width * 2, kStage = 2 * kTile;
   char* const queries = swizzled_shared();
   char* const stages = queries + kQueries * width * 2;
