@@ -144,6 +144,6 @@ def peer_time_lines(record):
         row(name, both(lambda _, ms, kind=kind: f"{ms[kind]:.1f}"))
     row("**step**", both(lambda _, ms: f"{sum(ms.values()):.1f}"))
     row("products, GFLOP/s", both(lambda kinds, ms: f"{1e3 * kinds['gflop'] / ms['matmul']:,.0f}"))
-    row("PyTorch's step over our products", lambda kinds: (
+    row("PyTorch's step, in our products", lambda kinds: (
         f"{sum(kinds['theirs'].values()) / kinds['ours']['matmul']:.2f}"))
     return lines

@@ -685,7 +685,7 @@ while True:
                          ["| products of the linear layers | 100.0 / 120.0 |",
                           "| attention | 20.0 / 60.0 |", "| all else | 30.0 / 20.0 |",
                           "| **step** | 150.0 / 200.0 |", "| products, GFLOP/s | 400 / 333 |",
-                          "| PyTorch's step over our products | 2.00 |"])
+                          "| PyTorch's step, in our products | 2.00 |"])
 
     def test_a_profile_adds_up_the_steps_that_count(self):
         events = []
