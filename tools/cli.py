@@ -9,7 +9,7 @@ import sys
 
 from tools import chapters
 from tools.base import BookError, end_output, is_dropped, say, show_path, watch
-from tools.bench import bench
+from tools.bench import bench, measure
 from tools.book import delta, diff, new, propagate, showcase, weave
 from tools.exercise import check, exercises, own_code
 from tools.gpu import gpu_bundle, gpu_check
@@ -37,6 +37,7 @@ Read and run
 Find a layout
   plan --model 8B --cluster h100_nvl8 --nodes 8 --batch 1M    what fits, and what is fastest
   plan ... --what_if net=+100%   or   plan ... --why 1 4      on a changed cluster; why B is slower
+  plan ... --measure 10                                       the ten best, run on this machine
   plan --predict FILE.csv --cluster a100 -o OUT.csv           step and memory of each layout there
 Do the exercises
   exercise [CHAPTER]       list them: state, size, what one learns; exercise ch02.ex1 shows one
@@ -280,15 +281,17 @@ def _plan(arguments, flags):
     parser = _Parser(prog="./book plan", usage="./book plan --cluster NAME (--batch TOKENS | "
                      "--predict FILE | --fit FILE) [options] [-- chapter flags]",
                      description="Looks for the layouts in which a cluster trains a model fastest, "
-                     "by dry runs. Or predicts step and memory of each layout of a table, or fits "
-                     "what it predicts with to steps that were measured. Exit code: 3 = no layout "
-                     "is as --require says, 2 = bad input.",
+                     "by dry runs, and runs the best here with --measure. Or predicts step and "
+                     "memory of each layout of a table, or fits what it predicts with to steps that "
+                     "were measured. Exit code: 3 = no layout is as --require says, 2 = bad input, 1 "
+                     "= of those to measure none ran.",
                      examples=(
                          ("./book plan --model 8B --cluster h100_nvl8 --nodes 8 --batch 1M",
                           "ten layouts, the fastest first"),
                          ("./book plan ... --what_if net=+100%",
                           "the same search on a changed cluster beside it"),
                          ("./book plan ... --why 1 4", "two of the layouts, part by part"),
+                         ("./book plan ... --measure 10", "the ten best, run on this machine"),
                          ("./book plan --predict runs.csv --cluster a100 -o out.csv",
                           "the table with three more columns"),
                          ("./book plan --fit runs.csv --cluster a100 -o mine.json",
@@ -309,6 +312,10 @@ def _plan(arguments, flags):
                         help="search on a changed cluster, too: net=+100%%, gpu=a100, ranks=-8")
     parser.add_argument("--why", nargs=2, metavar=("A", "B"),
                         help="what makes B slower than A: numbers of the list, or flags in quotes")
+    parser.add_argument("--measure", type=_positive(int), metavar="N",
+                        help="run the N best on this machine, and compare")
+    parser.add_argument("--limit", type=_positive(float), default=120.0, metavar="SECONDS",
+                        help="with --measure: for the few steps of one layout (default 120)")
     parser.add_argument("--json", action="store_true", help="the answer for programs")
     _add_set_up(parser)
     parser.flags = tuple(flags)
@@ -319,11 +326,16 @@ def _plan(arguments, flags):
     named += ["--what_if", plan.placed(args.what_if)] if args.what_if else []
     named += ["--why", "; ".join(args.why)] if args.why else []
     if not args.batch:
-        plan.refuse_of_a_search(args.what_if, args.why)
+        plan.refuse_of_a_search(args.what_if, args.why, args.measure)
     if args.predict:
         return plan.predict(args.predict, args.cluster, args.output, options)
     if args.fit:
         return plan.fit(args.fit, args.cluster, args.rows, args.output, options)
+    if args.measure:
+        if args.what_if or args.why:
+            parser.error("--measure runs what one search finds; ask --what_if and --why without it")
+        return measure.run_measure(args.cluster, args.batch, [*named, *flags], args.measure, args.limit,
+                                   args.json, options)
     return plan.search(args.cluster, args.batch,
                        [*named, *["--plan_json"] * args.json, *flags], options)
 

@@ -17,12 +17,15 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import cli  # noqa: E402
+from tools import cli, machine  # noqa: E402
+from tools.base import BookError  # noqa: E402
+from tools.bench import measure, steady  # noqa: E402
 from tools.run import launch, plan  # noqa: E402
 
 TABLE = plan.find_chapter().folder / "data" / "vtrain_a100_multi.csv"
 TINY = ("--nodes", "2", "--seq_len", "16", "--batch", "1K", "--", "--hidden_size", "24", "--num_heads", "4",
         "--num_kv_heads", "2", "--ffn_hidden_size", "36", "--vocab_size", "32", "--num_layers", "4", "--dtype", "f32")
+RUNS = tuple("256" if word == "32" else word for word in TINY[TINY.index("--") + 1:])  # a vocabulary of bytes
 BIN = None
 
 
@@ -95,6 +98,13 @@ class Words(unittest.TestCase):
                 (("--cluster", "a100", "--predict", "nowhere.csv"), ("nowhere.csv", "playbook_h100.csv")),
                 (("--cluster", "a100", "--fit", str(TABLE), "nowhere.csv"), ("nowhere.csv", "no such table")),
                 (("--cluster", "a100", "--batch", "1M", "--why", "1"), ("--why", "2 arguments")),
+                (("--cluster", "a100", "--batch", "1M", "--measure", "0"), ("--measure", "positive")),
+                (("--cluster", "a100", "--batch", "1M", "--measure", "3", "--limit", "-1"), ("--limit", "positive")),
+                (("--cluster", "a100", "--batch", "1M", "--measure", "3", "--what_if", "net=+1%"), ("--measure",)),
+                (("--cluster", "a100", "--batch", "1M", "--measure", "3", "--nodes", "2"), ("--nodes 2", "--nodes 1")),
+                (("--cluster", "a100", "--batch", "1M", "--measure", "3", "--", "--steps", "4"),
+                 ("--steps 4", "--steps 14")),
+                (("--cluster", "a100", "--predict", str(TABLE), "--measure", "3"), ("--measure", "--batch 1M")),
                 (("--cluster", "a100", "--predict", str(TABLE), "--why", "1", "2"), ("--why", "--batch 1M")),
                 (("--cluster", "a100", "--fit", str(TABLE), "--what_if", "net=+1%"), ("--what_if", "--batch 1M"))):
             with self.subTest(arguments):
@@ -102,6 +112,78 @@ class Words(unittest.TestCase):
                 self.assertEqual((code, text.count("\n"), started), (2, 1, []), text)
                 for part in parts:
                     self.assertIn(part, text)
+
+
+def row(predicted, steps, outcome=measure.RAN, gib=0.5):
+    return measure.Row(f"--dp_size {predicted}", predicted, gib, outcome, list(steps), list(steps))
+
+
+class Judged(unittest.TestCase):
+    """What --measure makes of predictions and measurements."""
+
+    def test_rank_correlation_is_spearmans(self):
+        for predicted, found, expected in (
+                ((1, 2, 3, 4), (10, 20, 30, 40), 1), ((1, 2, 3, 4), (4, 3, 2, 1), -1),
+                ((1, 2, 3, 4, 5), (2, 1, 4, 3, 5), 0.8),          # 1 - 6 * 4 / (5 * 24)
+                ((1, 2, 3, 4), (1, 1, 2, 3), 0.9 ** 0.5)):       # places 1.5, 1.5, 3, 4
+            self.assertAlmostEqual(measure.rank_correlation(predicted, found), expected)
+        self.assertIsNone(measure.rank_correlation((1, 2), (1, 2)))
+        self.assertIsNone(measure.rank_correlation((1, 2, 3), (5, 5, 5)))
+
+    def test_regret_is_of_the_planners_choice(self):
+        rows = [row(1.0, [3.0, 9.0, 3.3]), row(1.1, [3.0]), row(1.2, [], "exit code 1"), row(1.3, [4.0])]
+        self.assertAlmostEqual(measure.regret(rows, by_replay=False), 0.1)
+        rows[0].outcome = "killed"
+        self.assertIsNone(measure.regret(rows, by_replay=False))
+
+    def test_steps_of_the_warm_up_do_not_count(self):
+        shares = [mock.Mock(begin=1000.0 * sum((100, 80, 60, 40, *[7] * 9)[:step])) for step in range(13)]
+        with mock.patch.object(steady.trace, "steps", return_value={n: [s] for n, s in enumerate(shares)}):
+            found, _ = steady.later_steps(mock.Mock(ranks=[mock.Mock(waits=[])]))
+        self.assertEqual(found, [7.0] * 8)
+
+    def test_a_layout_that_fails_stays_with_its_outcome(self):
+        rows = [row(1.0, []), row(1.1, []), row(1.2, [])]
+        ends = {"1.0": (None, "not done within 5 s"), "1.1": ("trace", measure.RAN),
+                "1.2": (None, "killed by SIGKILL, as where memory runs out")}
+        tried = []
+
+        def run_layout(_program, _ranks, flags, _run_dir, _limit):
+            tried.append(flags[-1])
+            return ends[flags[-1]]
+
+        with mock.patch.object(measure, "run_layout", run_layout), \
+                mock.patch.object(steady, "later_steps", return_value=([1500.0, 1600.0], [])), \
+                mock.patch.object(steady, "on_links"), contextlib.redirect_stderr(io.StringIO()):
+            measure.measure(rows, "program", 2, ["--dp_size", "9", "--steps", "14"], 5)
+        self.assertEqual(tried, ["1.0", "1.1", "1.2", "1.1"])  # one that failed is not tried again
+        facts = {"cluster": "c", "ranks": 2, "cores": 2, "tokens": 8, "left_out": 4}
+        text, found = measure.as_text(rows, facts, False), measure.as_json(rows, facts, False)
+        self.assertEqual([entry["outcome"] for entry in found["rows"]], [row.outcome for row in rows])
+        self.assertEqual([entry["measured_s"] for entry in found["rows"]], [None, 1.55, None])
+        for part in ("not done within 5 s", "killed by SIGKILL", "1 of 3 ran", "1.5500", "none can be told"):
+            self.assertIn(part, text)
+
+    def test_a_model_too_large_for_this_machine_is_refused_with_the_figures(self):
+        rows = [row(1.0, [], gib=3.0), row(1.1, [], gib=1.5)]
+        with mock.patch.object(machine, "memory_bytes", return_value=(2**33, 2**32)):
+            measure.leave_out_too_large(rows, 2)
+        self.assertIn("6.0 GiB", rows[0].outcome)
+        self.assertEqual(rows[1].outcome, measure.RAN)
+        with mock.patch.object(machine, "memory_bytes", return_value=(2**33, 2**31)), \
+                self.assertRaises(BookError) as refused:
+            measure.leave_out_too_large(rows, 2)
+        self.assertEqual(refused.exception.code, 2)
+        for part in ("3.0 GiB", "2.0 GiB free", "mem<=1"):
+            self.assertIn(part, str(refused.exception))
+
+    def test_why_a_run_failed(self):
+        self.assertIn("memory", measure.how_failed(-9, ""))
+        self.assertIn("memory", measure.how_failed(137, ""))
+        self.assertEqual(measure.how_failed(1, "step 1\nerror: out of memory on cpu: 9 bytes; try less\n"),
+                         "out of memory on cpu: 9 bytes")
+        self.assertEqual(measure.how_failed(139, ""), "killed by SIGSEGV")
+        self.assertEqual(measure.how_failed(3, "no word"), "exit code 3")
 
 
 class Answers(unittest.TestCase):
@@ -155,6 +237,23 @@ class Answers(unittest.TestCase):
                 found, given = csv.DictReader(file), csv.DictReader(before)
                 self.assertEqual(found.fieldnames[-3:], ["predicted_step_time_s", "predicted_mem_GB", "predicted_fits"])
                 self.assertEqual(len(list(found)), len(list(given)))
+
+    def test_the_best_are_measured(self):
+        words = ["--batch", "1K", "--seq_len", "16", "--", *RUNS, "--steps", "8"]
+        out, error = io.StringIO(), io.StringIO()
+        with mock.patch.object(measure.build, "prepare"), mock.patch.object(measure.packages, "ensure"), \
+                mock.patch.object(measure.build, "binary", return_value=BIN / plan.find_chapter().name), \
+                contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+            code = cli._run_command(  # pylint: disable=protected-access
+                ["plan", "--cluster", "two_cores", "--measure", "3", "--json", *words])
+        self.assertEqual(code, 0, error.getvalue())
+        found = json.loads(out.getvalue())
+        self.assertEqual((found["ranks"], len(found["rows"])), (2, 3))
+        for entry in found["rows"]:
+            self.assertEqual((entry["outcome"], entry["steps"]), ("ran", 6))  # 8 less 4 make 3 lengths a round
+            self.assertGreater(entry["own_replay_s"], 0)
+        self.assertIsNotNone(found["rank_correlation"])
+        self.assertGreaterEqual(found["regret"], 0)
 
 
 if __name__ == "__main__":

@@ -65,16 +65,20 @@ def fit(tables, cluster, rows, output, options):
         *written(output)], options)
 
 
-def refuse_of_a_search(what_if, why):
+def refuse_of_a_search(what_if, why, measure):
     """BookError (2) where a table is asked what only a search can answer."""
-    for option, value in (("--what_if", what_if), ("--why", why)):
+    for option, value in (("--what_if", what_if), ("--why", why), ("--measure", measure)):
         if value:
             raise BookError(f"{option} is about a search; give --batch 1M instead of a table", 2)
 
 
-def search(cluster, batch, flags, options):
-    """The best layouts of a batch."""
+def search_flags(cluster, batch, flags):
+    """What asks the program for the best layouts of a batch."""
     given = {flag.partition("=")[0] for flag in flags}
     dtype = [] if "--dtype" in given else ["--dtype", "bf16"]
-    return launch.run_chapter(find_chapter(), [
-        "--cluster", place(cluster), "--plan", str(tokens(batch)), *dtype, *flags], options)
+    return ["--cluster", place(cluster), "--plan", str(tokens(batch)), *dtype, *flags]
+
+
+def search(cluster, batch, flags, options):
+    """The best layouts of a batch."""
+    return launch.run_chapter(find_chapter(), search_flags(cluster, batch, flags), options)
