@@ -19,7 +19,7 @@ from tools.run import build, estimates, mpi
 from . import zero
 
 QUIET = {"eval_interval": 0, "sample_tokens": 0, "trace_steps": 0}
-BATCH, STEPS = 4, 20  # samples of a step, shared out by the ranks
+BATCH, STEPS = 4, 20  # samples of a step, divided among the ranks
 LAYOUTS = [(1, 0), (2, 0), (4, 0), (4, 1), (4, 2), (4, 3)]  # ranks, stage; the first: one rank
 ACCUMULATED = 4       # micro-batches
 RANKS = (1, 2, 4, 8)  # whose memory is compared
@@ -170,6 +170,11 @@ def appendix_table(record, demo, tour):
          ", ".join(str(after[0]) for _, after in slept), "seconds after which each of 3 ranks came out of the tour's "
          "barrier; they had slept for " + ", ".join(str(before[0]) for before, _ in slept)),
     ]
+    return rows_text(rows)
+
+
+def rows_text(rows):
+    """Claims as a table."""
     return HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

@@ -57,7 +57,7 @@ def zero_shards():
 
 UNITS = 3  # of parameters, in the drawing of a step
 # (what a rank keeps only a shard of, elements that a rank sends in a step)
-STEPS = (("ZeRO-1: optimizer states shared out", "2 Ψ"), ("ZeRO-2: gradients freed, too", "2 Ψ"),
+STEPS = (("ZeRO-1: optimizer states sharded", "2 Ψ"), ("ZeRO-2: gradients freed, too", "2 Ψ"),
          ("ZeRO-3: weights freed, too", "3 Ψ"))
 FORWARD, BACKWARD, MESSAGE = 56, 80, 40  # widths, of a unit
 

@@ -3,6 +3,7 @@
 `./book figures` and `./book bench` call it; tools/book/showcase.py says how.
 """
 import tempfile
+from pathlib import Path
 
 from tools.base import write_whole
 from tools.bench import layouts, steady
@@ -13,7 +14,7 @@ from tools.gpu import gpu_report
 from tools.look import provenance, timelines, trace
 from tools.run import build, estimates
 
-from . import claims, draw_collectives, draw_ranks, draw_zero, hiding, overlap, ranks, zero
+from . import claims, draw_collectives, draw_ranks, draw_zero, hiding, overlap, ranks, tokens, zero
 
 BENCH_PROGRAMS = ("comm_bench",)
 bench, bench_lines, bench_text = ranks.bench, ranks.lines, ranks.text
@@ -24,7 +25,8 @@ DRAWINGS = (("plot_scaling", "overlap.json", "scaling"), ("plot_zero", "zero.jso
             ("plot_loss", "demo.json", "loss"),
             ("plot_timelines", TIMELINES, "timelines"))
 PROVENANCE = {"provenance.md": ("demo", "overlap", "bench"),  # of a page: its data
-              "provenance_zero.md": ("zero", "bench"), "provenance_collectives.md": ("bench",)}
+              "provenance_zero.md": ("zero", "bench"), "provenance_collectives.md": ("bench",),
+              "provenance_tokens.md": ("tokens",)}
 EXAMPLE_RANKS = 3  # the book's
 # The book's example of a global batch, on 128 and 512 ranks, and a model that does not fit.
 PLAN = ["--plan", "4194304", "--seq_len", "4096", "--dtype", "bf16"]
@@ -63,6 +65,7 @@ def measure(chapter, program, commit):
               "claims": claims.measure(chapter)}
     write_json(folder / "zero.json", record)
     write_whole(folder / TIMELINES, timelines.text({**origin(chapter, commit), "ways": drawn}))
+    write_json(folder / "tokens.json", {**origin(chapter, commit), **tokens.measure(chapter)})
 
 
 def demo(chapter, run_dir):
@@ -89,14 +92,15 @@ def count(chapter, program):
     record = read_json(chapter.folder / "figures" / "zero.json")
     record["zero"]["held"] = zero.measure_held(chapter, program)
     record["claims"].update(claims.count(program))
-    files = {"zero.json": json_text(record)}
+    files = {}
     for example in chapter.examples():
         binary = build.binary(build.RELEASE, f"{chapter.name}_{example}")
         files[f"{example}.txt"] = output_of(binary, [], EXAMPLE_RANKS)
     with tempfile.TemporaryDirectory(prefix="book_report_") as scratch:
         flags = estimates.words_of({**STAGE_3, "run_dir": f"{scratch}/run"})
         files["zero_report.txt"] = rows_of(output_of(program, flags, STAGE_3_RANKS), HELD_ROWS)
-    return files
+        record["ledger"] = sorted(read_json(Path(scratch) / "run/ledger.json"))
+    return {**files, "zero.json": json_text(record)}
 
 
 def short_tour(text):
@@ -134,9 +138,18 @@ def texts(folder):
                for name, numbers in CLAIMS.items()},
             "claims_collectives.md": claims.appendix_table(record, read_json(folder / "demo.json"),
                                                            said["collectives"]),
-            **{page: provenance.line({name: read_json(folder / f"{name}.json") for name in data
-                                      if (folder / f"{name}.json").exists()})
-               for page, data in PROVENANCE.items()}}
+            **of_tokens(folder),
+            **{page: provenance.line({name: read_json(folder / f"{name}.json") for name in data})
+               for page, data in PROVENANCE.items() if all((folder / f"{name}.json").exists() for name in data)}}
+
+
+def of_tokens(folder):
+    """What says whether the ratio predicts what is exposed, if that was measured."""
+    path = folder / "tokens.json"
+    if not path.exists():
+        return {}
+    measured = read_json(path)
+    return {"tokens.md": tokens.table(measured), "claims_tokens.md": claims.rows_text(tokens.claims(measured))}
 
 
 def traffic_table(demo_record):

@@ -5,7 +5,7 @@ beside the book.
 """
 from . import draw_linears, memory, runs, scaling, traffic, ways
 
-BATCH, STEPS = 4, 20  # samples of a step, shared out by the copies of the model
+BATCH, STEPS = 4, 20  # samples of a step, divided among the copies of the model
 # (dp, tp, way) of the runs in f64; the first: one rank. 4 and 8 ranks have copies of the kv heads.
 LAYOUTS = ((1, 1, "tensor"), (1, 2, "tensor"), (1, 4, "tensor"), (1, 8, "tensor"),
            (2, 2, "tensor"), (1, 2, "again"), (1, 4, "kept"), (2, 2, "again"))
@@ -176,7 +176,7 @@ def _activations(record):
             f"{ours['tensor']:.3f}; {ours['kept']:.3f}, {ours['again']:.3f}",
             ", ".join(holding) or "no",
             f"bytes of a layer of 70B for tp = {tp}, of one rank's: tensor parallelism; `kept`, "
-            "`again`. A Llama keeps other parts whole than a GPT")
+            "`again`. A Llama replicates other tensors than a GPT")
 
 
 def _boundary(measured):

@@ -72,7 +72,7 @@ def estimate(program):
 
 def counted(program):
     """What runs of a few steps send, hold and lose, on any machine."""
-    return {"traffic": traffic.count(program), "claims": claims.count(program)}
+    return {"traffic": traffic.count(program), "ledger": traffic.ledger(program), "claims": claims.count(program)}
 
 
 def rerun(chapter, program):
@@ -140,7 +140,7 @@ def of_memory(data):
     if "memory" not in data:
         return {}
     large, batches = data["memory"]["large"], data["memory"]["batches"]
-    return {"problem.md": memory.problem_table(large), "whole.md": memory.whole_table(large),
+    return {"problem.md": memory.problem_table(large), "replicated.md": memory.replicated_table(large),
             "kept.md": memory.kept_table(large), "memory_70b.md": memory.large_table(large),
             "batches.md": memory.batches_table(batches)}
 

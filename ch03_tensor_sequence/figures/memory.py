@@ -18,7 +18,7 @@ BOOK_ACTIVATIONS = {(1, "tensor"): (21.25, 85.0, 340.0), (8, "tensor"): (8.125, 
                     (16, "tensor"): (7.188, 28.75, 115.0), (8, "again"): (2.656, 10.625, 42.5),
                     (16, "again"): (1.328, 5.312, 21.25)}
 KEPT_TP = (8, 16)  # whose layers are taken apart
-BESIDE_ZERO = {"dp_size": 2, "zero_stage": 1}  # two copies share out the optimizer states
+BESIDE_ZERO = {"dp_size": 2, "zero_stage": 1}  # two copies shard the optimizer states
 
 # The book's 3B, which has as many kv heads as heads: the largest batch that fitted.
 BATCHED = {"hidden_size": 3072, "num_layers": 28, "num_heads": 32, "num_kv_heads": 32,
@@ -36,9 +36,9 @@ def _estimate(program, tp, way, **flags):
 
 
 def kept_bytes(shape, tp, way):
-    """(whole, divided) bytes that a rank keeps of a layer for each token, 2 bytes a number.
+    """(replicated, divided) bytes that a rank keeps of a layer for each token, 2 bytes a number.
 
-    Whole are what enters the regions and lies between them; divided is what lies within.
+    What enters the regions and lies between them is replicated; what lies within is divided.
     """
     h, h_ff, a = (shape[name] for name in ("hidden_size", "ffn_hidden_size", "num_heads"))
     a_kv = max(shape["num_kv_heads"], tp)  # copies count
@@ -64,26 +64,26 @@ def kept_table(record):
     """A layer of 70B under each way: formula, program, the book's GPT."""
     rows = []
     for case in record["kept"]:
-        whole, divided = kept_bytes(case["shape"], case["tp"], case["way"])
-        predicted, found = whole + divided / case["tp"], of_a_layer(case)
-        rows.append([runs.WAY_NAMES[case["way"]], str(case["tp"]), f"{whole:,.0f}",
+        replicated, divided = kept_bytes(case["shape"], case["tp"], case["way"])
+        predicted, found = replicated + divided / case["tp"], of_a_layer(case)
+        rows.append([runs.WAY_NAMES[case["way"]], str(case["tp"]), f"{replicated:,.0f}",
                      f"{divided:,.0f}/{case['tp']}", f"{predicted:,.0f}", f"{found:,.0f}",
                      f"{found / predicted:.4f}", f"{book_kept(case['tp'], case['way']):.2f} h"])
-    return runs.table(["", "`tp`", "whole", "divided", "together", "`--estimate`", "ratio",
+    return runs.table(["", "`tp`", "replicated", "divided", "together", "`--estimate`", "ratio",
                        "the book's GPT"], rows,
                       "Bytes for each token that a layer of 70B leaves for backward, in bf16 with "
                       "blockwise attention.")
 
 
-def whole_table(record):
-    """What plain tensor parallelism leaves whole."""
+def replicated_table(record):
+    """What plain tensor parallelism leaves replicated."""
     rows = []
     shape = record["kept"][0]["shape"]
     for tp in (1, *KEPT_TP):
-        whole, divided = kept_bytes(shape, tp, "tensor")
-        rows.append([str(tp), f"{whole:,.0f}", f"{divided / tp:,.0f}",
-                     f"{100 * whole / (whole + divided / tp):.0f} %"])
-    return runs.table(["`tp`", "whole: 8 h + 8", "divided by `tp`", "share that is whole"], rows)
+        replicated, divided = kept_bytes(shape, tp, "tensor")
+        rows.append([str(tp), f"{replicated:,.0f}", f"{divided / tp:,.0f}",
+                     f"{100 * replicated / (replicated + divided / tp):.0f} %"])
+    return runs.table(["`tp`", "replicated: 8 h + 8", "divided by `tp`", "share that is replicated"], rows)
 
 
 # --- 70B ------------------------------------------------------------------------------------------
@@ -177,6 +177,6 @@ def batches_table(found):
         book = [BOOK_BATCHES[way][number] for way in BOOK_BATCHES]
         rows.append([str(tp), *(f"{own} ({theirs})" for own, theirs in zip(ours, book)),
                      f"{ours[1] / ours[0]:.2f} ({book[1] / book[0]:.2f})" if ours[0] else ""])
-    return runs.table(["`tp`", "tensor parallelism", "and sequence parallelism", "ratio"], rows,
+    return runs.table(["`tp`", "tensor parallelism", "with sequence parallelism", "ratio"], rows,
                       "Sequences of 4,096 tokens in a micro-batch that fits into 80 GiB, by a dry "
                       "run; in brackets the book's.")

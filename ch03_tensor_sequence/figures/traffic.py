@@ -56,6 +56,12 @@ def count(program):
     return found
 
 
+def ledger(program):
+    """The names of the messages of a run with sequence parallelism, inputs gathered again."""
+    return sorted(runs.run(program, RANKS[0], **runs.SHAPE, steps=STEPS, tp_size=RANKS[0],
+                           micro_batch_size=SAMPLES, **runs.WAYS["again"])[1])
+
+
 def values():
     """s b h of these runs."""
     return SAMPLES * runs.SHAPE["seq_len"] * runs.SHAPE["hidden_size"]

@@ -1,4 +1,4 @@
-"""How evenly layouts share out the cells of the mask, counted: whole samples, and documents."""
+"""How evenly layouts divide the cells of the mask, counted: whole samples, and documents."""
 from . import runs
 from .draw_masks import begins, positions
 

@@ -7,7 +7,7 @@ import statistics
 
 from . import balance, crossover, runs, traffic, ways, workload
 
-BATCH, STEPS = 4, 20  # samples of a step, shared out by the copies of the model
+BATCH, STEPS = 4, 20  # samples of a step, divided among the copies of the model
 # Flags of the runs in f64; the first: one rank.
 LAYOUTS = ({}, {"cp_size": 2}, {"cp_size": 4}, {"cp_size": 8},
            {"cp_size": 4, "cp_layout": "contiguous"}, {"cp_size": 4, "cp_method": "all_gather"},

@@ -88,8 +88,8 @@ def count(chapter, program):
     """Messages, peaks and losses of runs of a few steps; and the examples."""
     record, decoded = (read_json(chapter.folder / "figures" / f"{name}.json")
                        for name in ("traffic", "decoding"))
-    found = {"traffic": traffic.count(program), "claims": claims.count(program),
-             **memory.count(program)}
+    found = {"traffic": traffic.count(program), "ledger": traffic.ledger(program),
+             "claims": claims.count(program), **memory.count(program)}
     files = {"traffic.json": json_text({**record, **found}),
              "decoding.json": json_text({**decoded, "decoding": decoding.count(program)}),
              "methods_report.txt": report(program)}

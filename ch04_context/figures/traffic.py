@@ -75,6 +75,12 @@ def count(program):
     return found
 
 
+def ledger(program):
+    """The names of the messages of a run under Ulysses."""
+    cp = CP[0]
+    return sorted(runs.run(program, cp, **SHAPE, **flags_of("ulysses", cp), num_layers=LAYERS[0], steps=STEPS)[1])
+
+
 def _ledger(program, cp, flags):
     """{communicator.kind: (operations, bytes)} of rank 0 in a step."""
     none = dict.fromkeys(KINDS, (0, 0))

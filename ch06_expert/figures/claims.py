@@ -45,7 +45,7 @@ def _divided(counted, estimated):
     return (f"{ep}; {ep}", f"{weights:.2f}; {work:.2f}",
             f"memory {verdict(abs(weights / ep - 1) < 0.01 and as_counted)}, work "
             f"{verdict(abs(work / ep - 1) < 0.01)}",
-            f"Mixtral's shape on {ep} data-parallel ranks, which share out the batch already, `ep` = 1 over "
+            f"Mixtral's shape on {ep} data-parallel ranks, which divide the batch already, `ep` = 1 over "
             f"{ep}. In runs of a small model to the byte"
             + ("" if as_counted else ": **no**"))
 

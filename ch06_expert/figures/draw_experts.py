@@ -120,7 +120,7 @@ def groups():
     ep, experts = 4, 8
     inner, outer = groups_of(ep)
     drawing = schematic.Drawing(300, "Groups ep and edp", "; ".join(
-        [f"ranks {', '.join(map(str, ranks))} share out the {experts} experts" for ranks in inner]
+        [f"ranks {', '.join(map(str, ranks))} hold the {experts} experts" for ranks in inner]
         + [f"ranks {' and '.join(map(str, ranks))} hold experts {experts_at(place, ep, experts)}"
            for place, ranks in enumerate(outer)]))
     ranks_head(drawing, 32)

@@ -17,7 +17,7 @@ DRAWINGS = (("plot_balance", "balance.json", "balance"), ("plot_beside", "beside
             ("plot_latent", "latent.json", "latent"))
 PROVENANCE = {"provenance.md": ("demo", "memory", "counts", "balance", "beside"),
               "provenance_dispatch.md": ("ways", "nodes"),
-              "provenance_latent.md": ("latent",)}  # {page's line: its data}
+              "provenance_latent.md": ("latent",), "provenance_schedules.md": ("schedules",)}  # {page's line: its data}
 CLAIMS = {"claims.md": ("Q6.1", "Q6.2", "Q6.3", "Q6.4", "Q6.5")}
 DEMO = {"num_experts": 8, "moe_ffn_hidden_size": 256, "ep_size": 2, "balance": "bias",
         "micro_batch_size": 4}
@@ -46,6 +46,7 @@ def measure(chapter, program, commit):
                                       "ratio": hiding.measure(chapter)})
     write_whole(folder / "timelines.json", timelines.text({**head, "ways": drawn}))
     write_json(folder / "nodes.json", {**head, "steps": nodes.measure(chapter)})
+    write_json(folder / "schedules.json", {**head, **ways.measure_schedules(chapter)})
     for name, found in (("balance", balance.measure(program)),
                         ("beside", balance.measure_beside(program))):
         write_whole(folder / f"{name}.json", balance.text({**head, **found}))
@@ -93,7 +94,7 @@ def texts(folder):
     """Every table of which the data are there."""
     data = {path.stem: read_json(path) for path in folder.glob("*.json")}
     found = {page: provenance.line({name: data[name] for name in names if name in data})
-             for page, names in PROVENANCE.items()}
+             for page, names in PROVENANCE.items() if set(names) & set(data)}
     estimated, counted = data.get("memory", {}), data.get("counts", {})
     if "problem" in estimated:
         found.update({"problem.md": memory.problem_table(estimated["problem"]),
@@ -113,6 +114,8 @@ def texts(folder):
                       "faster.md": ways.faster_table(data["ways"]),
                       "left.md": ways.left_table(data["ways"]),
                       "ratios.md": hiding.ratios_table(data["ways"]["ratio"])})
+    if "schedules" in data:
+        found["schedules.md"] = ways.schedules_table(data["schedules"])
     if "nodes" in data.get("nodes", {}):
         found.update({"hiding.md": hiding.large_table(data["nodes"]["copies"]),
                       "classes.md": nodes.nodes_table(data["nodes"]["nodes"]),

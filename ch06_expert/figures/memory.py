@@ -1,5 +1,5 @@
 """What a mixture of experts costs, by a dry run: parameters and work beside dense models, what a
-rank holds by the number of ranks that share out experts, and two published shapes on meshes."""
+rank holds by the number of ranks that divide experts, and two published shapes on meshes."""
 from tools.base import say
 from tools.book.short_runs import run, table
 from tools.run import build, estimates

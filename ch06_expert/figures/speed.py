@@ -69,7 +69,7 @@ def measure(chapter, seconds, rounds):
         for number in range(rounds):
             for model, own in zip(models, found):
                 say(f"book: round {number + 1}/{rounds}  {' '.join(model)}: experts beside a dense "
-                    "MLP, and shared out")
+                    "MLP, and divided over ep")
                 own["rounds"].append({
                     case: _run(chapter, scratch, SKIPPED_STEPS + steps[model], *what)
                     for case, what in _cases(*model, scratch).items()})

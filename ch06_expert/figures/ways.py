@@ -11,7 +11,7 @@ from pathlib import Path
 from tools.base import say
 from tools.bench.steady import SKIPPED_STEPS, on_links, steady, train
 from tools.book.short_runs import table
-from tools.look import replay, timelines, trace
+from tools.look import replay, runs, timelines, trace
 
 SHAPE = {"hidden_size": 192, "num_heads": 4, "num_kv_heads": 4, "num_layers": 4, "seq_len": 128,
          "ffn_hidden_size": 384, "num_experts": 8, "num_experts_per_tok": 2,
@@ -21,7 +21,7 @@ SHARED = {**ALONE, "num_shared_experts": 1}
 # As many samples in a step as four ranks have without stages.
 DUALPIPE = {"pp_size": 2, "pp_schedule": "dualpipe", "grad_acc_steps": 16}
 TURNS = {**DUALPIPE, "overlap_dispatch": None}
-# {way: (ranks, flags)}; the ranks of a stage share out its experts.
+# {way: (ranks, flags)}; the ranks of a stage divide its experts.
 WAYS = {"plain_2": (2, ALONE), "shared_2": (2, SHARED), "plain_4": (4, ALONE),
         "shared_4": (4, SHARED), "one_by_one": (4, DUALPIPE), "turns": (4, TURNS),
         "turns_shared": (4, {**TURNS, "num_shared_experts": 1})}
@@ -34,11 +34,19 @@ AT, PART_US = 0.4, 60000            # from where in a step, and for how long
 ROUNDS = 3                          # of those, in turns
 LATENCY_US, SHARE = 100, 0.35       # of the step
 FASTER = (1, 2, 4, 8)               # links of so many times the bandwidth
+# {schedule: (ranks, flags)}: what passes in turns hide under each, and what they cost.
+INTERLEAVED = {"pp_size": 2, "pp_schedule": "interleaved", "pp_chunks": 2, "grad_acc_steps": 16}
+SCHEDULES = {"without a pipeline": (2, ALONE), "`interleaved`, `v` = 2": (4, INTERLEAVED), "`dualpipe`": (4, DUALPIPE)}
+ORDERS = {"one pass at a time": {}, "in turns": {"overlap_dispatch": None}}
 
 
 def run(chapter, run_dir, way, **more):
     """A few traced steps; the trace."""
-    ranks, flags = WAYS[way]
+    return run_on(chapter, run_dir, *WAYS[way], **more)
+
+
+def run_on(chapter, run_dir, ranks, flags, **more):
+    """The same on so many ranks, with these flags."""
     return train(chapter, run_dir, ranks, ep_size=ranks // flags.get("pp_size", 1),
                  **{**SHAPE, **flags, **more})
 
@@ -128,6 +136,41 @@ def measure(chapter, keep):
                                      for times in FASTER
                                      for laid_out in [on_links(recorded, faster(link, times))]]})
         return {"link": link, "ways": found}
+
+
+def measure_schedules(chapter):
+    """Steps of every schedule, with one pass at a time and with passes in turns, replayed on one link."""
+    with tempfile.TemporaryDirectory(prefix="book_schedules_") as scratch:
+        link = link_for(run(chapter, Path(scratch) / "unlinked", "plain_2"))
+        found = []
+        for name, (ranks, flags) in SCHEDULES.items():
+            for order, more in ORDERS.items():
+                say(f"book: rows of experts, to be replayed: {name}, {order}")
+                run_dir = Path(scratch) / str(len(found))
+                recorded = run_on(chapter, run_dir, ranks, flags, **more)
+                peaks = runs.read_metrics(run_dir)[0][-1]["peak_bytes"]
+                found.append({"schedule": name, "order": order, "activation_bytes": int(peaks["activations"]),
+                              **of_a_step(on_links(recorded, link))})
+    return {"link": link, "schedules": found}
+
+
+def schedules_table(measured):
+    """Exposed time, steps and activations of each schedule, in both orders."""
+    rows = []
+    for name, (ranks, _) in SCHEDULES.items():
+        alone, turns = (next(own for own in measured["schedules"] if (own["schedule"], own["order"]) == (name, order))
+                        for order in ORDERS)
+        rows.append([name, str(ranks), f"{alone['rows_ms']:.0f}",
+                     *(f"{own['rows_exposed_ms']:.0f}" for own in (alone, turns)),
+                     *(f"{own['step_ms']:.0f}" for own in (alone, turns)),
+                     *(f"{own['activation_bytes'] / 2**20:.2f}" for own in (alone, turns))])
+    return table(["schedule", "ranks", "rows travel, ms", "exposed, one by one", "exposed, in turns",
+                  "step, one by one, ms", "step, in turns, ms", "activations, one by one, MiB",
+                  "activations, in turns, MiB"], rows,
+                 f"Replayed on `{measured['link']}` (us, GB/s) with a core for each rank, in f32; `ep`: all ranks, "
+                 f"with a pipeline the two of a stage. {ALONE['grad_acc_steps']} micro-batches without a pipeline, "
+                 f"{DUALPIPE['grad_acc_steps']} with one. Rows with their counts, means of the ranks; activations are "
+                 "the peak of rank 0.")
 
 
 def of_rounds(rounds):

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools import chapters  # noqa: E402  (the path comes first)
 from tools.base import BookError  # noqa: E402
-from tools.book import cards, in_pytorch  # noqa: E402
+from tools.book import cards, in_pytorch, new  # noqa: E402
 from tools.look import provenance  # noqa: E402
 
 PARTS = ("The problem in numbers", "The idea", "Run it", "The code", "Predict, then measure",
@@ -402,26 +402,22 @@ RULES = (headings_in_order, header_is_whole, few_short_lines, few_short_snippets
          provenance_of_its_data, card_of_its_technique, leads_to_notation)
 
 
-# --- what pages in the new form have besides -------------------------------------------------------
+# --- what only the book's own chapters have to have ------------------------------------------------
 
-# Pages of earlier chapters that have it; those of chapters to come have it anyway.
-NEW_FORM = (*(f"ch{name}/README.md" for name in
-              ("01_single_gpu", "02_data_parallel", "03_tensor_sequence", "04_context", "05_pipeline")),
-            *(f"ch06_expert/{name}.md" for name in ("README", "dispatch", "latent")))
-LAST_OLD, FIRST_OWN = 6, 90  # chapters; a reader's own may look as they like
-MOST_TABLES, NEW_SNIPPETS, NEW_SNIPPET_LINES = 4, 6, 15
+MOST_TABLES, LESSON_SNIPPETS, LESSON_SNIPPET_LINES = 4, 6, 15
 TORCH_LINES = range(8, 16)
 WAYS = ("critical path", "can be hidden")
 ALGORITHM = re.compile(r"<!-- algorithm: (\S+) -->\n(.*?)<!-- /algorithm -->", re.S)
 TAKEAWAY = "**Takeaway.**"
 
 
-def is_in_new_form(path):
+def is_a_lesson(path):
+    """Whether a page has the whole form: every page of a chapter that no reader has added, but
+    for a club's."""
     if path.suffix != ".md" or path.name == CLUB or ROOT not in path.resolve().parents:
         return False
-    name = path.resolve().relative_to(ROOT).as_posix()
-    number = re.match(r"ch(\d\d)_", name)
-    return name in NEW_FORM or bool(number) and LAST_OLD < int(number[1]) < FIRST_OWN
+    number = re.match(r"ch(\d\d)_", path.resolve().relative_to(ROOT).as_posix())
+    return bool(number) and int(number[1]) < new.FIRST_OWN
 
 
 def arithmetic_in_the_head(page):
@@ -430,8 +426,8 @@ def arithmetic_in_the_head(page):
 
 
 def algorithm_with_its_messages(page):
-    """Steps F1, F2, ... and B1, B2, ... in rows (step, what, message); a message is one that the named
-    run's ledger has, and is on the critical path or can be hidden."""
+    """Steps F1, F2, ... and B1, B2, ... in rows (step, what, message), or 1, 2, ... where the algorithm has no
+    two passes; a message is one that the named run's ledger has, and is on the critical path or can be hidden."""
     found = ALGORITHM.findall("\n".join(line.text for line in page.lines if line.part == IDEA))
     if len(found) != 1:
         return [(1, f"{len(found)} boxes '<!-- algorithm: figures/RECORD.json -->' in 'The idea', one is needed")]
@@ -439,11 +435,12 @@ def algorithm_with_its_messages(page):
     # One rank alone has no ledger, and its box no column of messages.
     ledger = json.loads((page.path.parent / record).read_text(encoding="utf-8")).get("ledger", {})
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()
-            if re.match(r"\| [FB]\d", line)]
-    for letter in "FB":
-        steps = [row[0] for row in rows if row[0][0] == letter]
+            if re.match(r"\| [FB]?\d", line)]
+    for letter in "FB" if any(row[0][0] in "FB" for row in rows) else ("",):
+        steps = [row[0] for row in rows if row[0].startswith(letter)]
         if not steps or steps != [f"{letter}{n}" for n in range(1, len(steps) + 1)]:
-            wrong.append((1, f"the box's steps {letter} are {', '.join(steps) or 'missing'}, not {letter}1, {letter}2, ..."))
+            found = ", ".join(steps) or "missing"
+            wrong.append((1, f"the box's {f'steps {letter}'.strip()} are {found}, not {letter}1, {letter}2, ..."))
     wrong += [(1, f"{row[0]}: a run with a ledger, and no column of messages") for row in rows
               if ledger and not row[2:]]
     for step, message in ((row[0], row[2]) for row in rows if row[2:] and row[2]):
@@ -481,10 +478,10 @@ def few_tables(page):
 
 def few_shorter_snippets(page):
     blocks = [block for block in page.blocks(CODE) if block[0].part != FRAMEWORKS]
-    wrong = [(block[0].number, f"a snippet of {len(block)} lines, at most {NEW_SNIPPET_LINES}")
-             for block in blocks if len(block) > NEW_SNIPPET_LINES]
-    return wrong + ([] if len(blocks) <= NEW_SNIPPETS else [
-        (blocks[NEW_SNIPPETS][0].number, f"{len(blocks)} snippets, at most {NEW_SNIPPETS}")])
+    wrong = [(block[0].number, f"a snippet of {len(block)} lines, at most {LESSON_SNIPPET_LINES}")
+             for block in blocks if len(block) > LESSON_SNIPPET_LINES]
+    return wrong + ([] if len(blocks) <= LESSON_SNIPPETS else [
+        (blocks[LESSON_SNIPPETS][0].number, f"{len(blocks)} snippets, at most {LESSON_SNIPPETS}")])
 
 
 def the_same_in_pytorch(page):
@@ -512,8 +509,8 @@ def exercises_numbered_as_judges(page):
     return wrong
 
 
-NEW_RULES = (arithmetic_in_the_head, algorithm_with_its_messages, takeaways_with_a_number, few_tables,
-             few_shorter_snippets, the_same_in_pytorch, exercises_numbered_as_judges)
+LESSON_RULES = (arithmetic_in_the_head, algorithm_with_its_messages, takeaways_with_a_number, few_tables,
+                few_shorter_snippets, the_same_in_pytorch, exercises_numbered_as_judges)
 
 
 # --- a club's page --------------------------------------------------------------------------------
@@ -604,7 +601,7 @@ def pages(root=ROOT):
 def problems(path, rules=None):
     """PAGE:LINE: what is wrong, by the page's lines."""
     page = Page(path.read_text(encoding="utf-8"), path)
-    usual = MEASURED_RULES if is_beside(page) else RULES + NEW_RULES * is_in_new_form(path)
+    usual = MEASURED_RULES if is_beside(page) else RULES + LESSON_RULES * is_a_lesson(path)
     rules = rules or (CLUB_RULES if path.name == CLUB else usual)
     found = [problem for rule in rules for problem in rule(page)]
     return [f"{path}:{number}: {text}" for number, text in sorted(found)]
@@ -850,8 +847,8 @@ One. Two. Three. Four, e.g. this. Five.
 **Misconceptions.** That it is free.
 """
 # {rule: [(what stands there, what is put in its place, the message)]}
-# What makes of it a page in the new form: [(what stands there, what is put in its place)]
-NEWER = [
+# What makes a lesson of it: [(what stands there, what is put in its place)]
+LESSON = [
     ("## 1. The", "**What allows it**: linearity.\n\n## 1. The"),
     ("It is cut.", """<!-- algorithm: figures/counts.json -->
 | step | what | message |
@@ -871,7 +868,7 @@ NEWER = [
     ("torchtitan and DeepSpeed do so.\n", "torchtitan and DeepSpeed do so.\n\n```python\n" + "x = 1\n" * 8 + "```\n"),
     ("1. Predict it.", "1. Predict it: `./book check ch09.ex1`."), ("2. Break it.", "- Break it."),
 ]
-NEW_BREAKS = {
+LESSON_BREAKS = {
     arithmetic_in_the_head: [("**What allows", "**What permits", "no line '**What allows it**")],
     algorithm_with_its_messages: [
         ("| F2 | it computes | |", "| F2 | it computes |", "F2: a run with a ledger, and no column"),
@@ -978,16 +975,16 @@ class Rules(unittest.TestCase):
                     self.path.write_text(GOOD.replace(old, new, 1), encoding="utf-8")
                     self.assertIn(message, "\n".join(problems(self.path, [rule])))
 
-    def test_every_rule_of_the_new_form_sees_what_breaks_it(self):
+    def test_every_rule_of_a_lesson_sees_what_breaks_it(self):
         (self.path.parent / "figures/counts.json").write_text('{"ledger": ["dp.send", "dp.recv"]}')
         page = GOOD
-        for old, new in NEWER:
+        for old, new in LESSON:
             self.assertIn(old, page)
             page = page.replace(old, new, 1)
         self.path.write_text(page, encoding="utf-8")
-        self.assertEqual(problems(self.path, RULES + NEW_RULES), [])
-        self.assertEqual(set(NEW_BREAKS), set(NEW_RULES))
-        for rule, cases in NEW_BREAKS.items():
+        self.assertEqual(problems(self.path, RULES + LESSON_RULES), [])
+        self.assertEqual(set(LESSON_BREAKS), set(LESSON_RULES))
+        for rule, cases in LESSON_BREAKS.items():
             for old, new, message in cases:
                 with self.subTest(rule=rule.__name__, message=message):
                     self.assertIn(old, page)
@@ -1053,10 +1050,23 @@ class Rules(unittest.TestCase):
                 self.assertIn(message, "\n".join(problems(page)))
                 self.assertEqual(bool(message), bool(problems(page)))
 
-    def test_which_pages_are_in_the_new_form(self):
-        for name, known in (("ch07_5d/README.md", True), ("ch07_5d/club.md", False), ("ch05_pipeline/filling.md", False), ("ch90_mine/README.md", False), ("docs/gpu.md", False)):
-            self.assertEqual(is_in_new_form(ROOT / name), known, name)
-        self.assertFalse(is_in_new_form(self.path))
+    def test_which_pages_are_lessons(self):
+        for name, known in (("ch07_5d/README.md", True), ("ch05_pipeline/filling.md", True), ("ch07_5d/club.md", False),
+                            ("ch90_mine/README.md", False), ("docs/gpu.md", False)):
+            self.assertEqual(is_a_lesson(ROOT / name), known, name)
+        self.assertFalse(is_a_lesson(self.path))
+
+    def test_an_algorithm_without_two_passes(self):
+        (self.path.parent / "figures/counts.json").write_text("{}")
+        box = ("## 2. The idea\n\n<!-- algorithm: figures/counts.json -->\n| step | what |\n|---|---|\n{}"
+               "<!-- /algorithm -->\n")
+        for rows, message in (("| 1 | sends |\n| 2 | adds |\n", ""), ("", "are missing"),
+                              ("| 1 | sends |\n| 3 | adds |\n", "are 1, 3, not 1, 2"),
+                              ("| F1 | sends |\n", "steps B are missing")):
+            self.path.write_text(box.format(rows), encoding="utf-8")
+            found = "\n".join(problems(self.path, [algorithm_with_its_messages]))
+            self.assertIn(message, found)
+            self.assertEqual(bool(message), bool(found), rows)
 
     def test_the_line_that_figures_make_is_the_one_that_a_page_needs(self):
         demo = {"chapter": "ch09_idea", "build": {"commit": "0123456789ab"}, "started": "2026-01-02T00:00:00Z",

@@ -1017,14 +1017,14 @@ class Commands(Traces):
         self.assertIn("replayed: 4 threads share 2 cores, nodes of 2, node 10 us 1 GB/s, net 20 us "
                       "1 GB/s", result.stdout)
         self.assertEqual(len(traces.load(self.scratch / "four.json").ranks), 4)
-        self.assertNotIn("share out", result.stderr)
+        self.assertNotIn("shard the optimizer", result.stderr)
 
     def test_a_replay_on_more_ranks_says_what_it_does_not_know_of_shards(self):
         self.record(lambda script: script.exchange("reduce_scatter", MEGABYTE))
         alike = self.book("replay", "run", *("--link", "node=10,1"))
-        self.assertNotIn("share out", alike.stderr)
+        self.assertNotIn("shard the optimizer", alike.stderr)
         more = self.book("replay", "run", *("--link", "node=10,1", "--ranks", "6"))
-        self.assertIn("share out the optimizer: messages are those of 6, but each still updates "
+        self.assertIn("shard the optimizer states: messages are those of 6, but each still updates "
                       "1/2 of", more.stderr)
 
     def test_wrong_commands(self):

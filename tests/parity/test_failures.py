@@ -144,7 +144,7 @@ class Examples(unittest.TestCase):
         def run(ranks, *flags):
             return run_example("tensor_2d", ranks, *flags)
 
-        # Of a small model that the squares share out; the ledger's bytes are the formula's.
+        # Of a small model that the squares divide; the ledger's bytes are the formula's.
         done = run(4, "--hidden_size", "64", "--ffn_hidden_size", "192", "--seq_len", "65536")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue(done.stdout.startswith("2 x 2 ranks: an MLP's output and gradients are"))
@@ -187,7 +187,7 @@ class Examples(unittest.TestCase):
                 found = numbers(*shape, *flags, *more)
                 self.assertEqual(found["cache by formula"], 2 * 32 * cached * 4)
                 self.assertEqual(found[counted], found["cache by formula"], flags)
-        # Of 6 heads of 32 channels a rank has 3, and all of a latent; cp shares out positions.
+        # Of 6 heads of 32 channels a rank has 3, and all of a latent; cp divides positions.
         for ranks, flags, cached in (("--tp_size", (), 192), ("--tp_size", mla, 46),
                                      ("--cp_size", (), 192), ("--cp_size", mla, 23)):
             found = numbers(*shape, *flags, ranks, "2")

@@ -182,7 +182,7 @@ def _run_demo(chapter, run_dir, ranks=None):
     flags = ["--run_dir", str(run_dir)]
     if ranks > 1 and maker(chapter).DEMO:
         flags += estimates.words_of(maker(chapter).DEMO)
-    elif chapter.ranks:  # the parent's batch, shared out
+    elif chapter.ranks:  # the parent's batch, divided among them
         flags += ["--micro_batch_size", str(DEMO_BATCH // ranks)]
     say("book: running the demo" + (f" on {trace.counted(ranks, 'rank')}" if chapter.ranks else ""))
     return output_of(build.binary(build.RELEASE, chapter.name), flags, ranks)

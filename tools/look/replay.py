@@ -37,7 +37,7 @@ def scale(trace, ranks):
 
 
 def shares_out(trace):
-    """Do the ranks of the run share out what they update?"""
+    """Do the ranks of the run shard what they update?"""
     return any(item.kind == "reduce_scatter" for rank in trace.ranks
                for item in rank.communications)
 
@@ -133,7 +133,7 @@ def run_replay(run_dir, cores=None, node_size=None, links=(), ranks=None, output
     if ranks is not None and ranks != len(trace.ranks):
         trace = scale(trace, ranks)
         if shares_out(recorded):
-            say(f"book: the ranks share out the optimizer: messages are those of {ranks}, but each "
+            say(f"book: the ranks shard the optimizer states: messages are those of {ranks}, but each "
                 f"still updates 1/{len(recorded.ranks)} of the parameters, as it was recorded")
     replayed = replay(trace, choose_machine(trace, cores, node_size, links))
     traces.save(replayed, output)
