@@ -840,6 +840,9 @@ class Browser(OfSite):
                 ("overloaded experts", "ch06_expert/", 5),
                 ("volume zero-3", "ch02_data_parallel/zero.html#2", 5),
                 ("mfu above 100", "docs/faq.html#my-mfu-is-above-100", 1),
+                ("how do I resume?", "docs/faq.html#can-i-resume", 1),
+                ("What is a bucket", "docs/glossary.html#term-bucket", 1),
+                ("activation checkpointing", "ch01_single_gpu/index.html#recomputation", 2),
                 ("resume another number of GPUs", "docs/faq.html#can-i-resume", 1)):
             found = self.page.run(ask % json.dumps(question))
             self.assertTrue(any(address.startswith(wanted) for address in found[:among]),

@@ -50,6 +50,20 @@ function stem(word) {
   const bare = word.replace(ENDING, "");
   return bare.length < 4 ? word : bare;
 }
+// Words that only make a question of the others.
+const ASKING = new Set(("a an and are be can do does for from how i in is it its me must my of on or should so that the " +
+  "there this to was what when where which why will with you your").split(" "));
+// What the pages call otherwise than people do; where it is one term, its words are looked for together.
+const CALLED = [[/(?:activation|gradient)[ -]checkpoint(?:ing|s)?/g, "recomputation"], [/flash[ -]attention/g, "flashattention"],
+  [/warm[ -]?up/g, "warm-up"], [/all[ _]reduce/g, "all-reduce"], [/all[ _]gather/g, "all-gather"],
+  [/reduce[ _]scatter/g, "reduce-scatter"], [/all[ _]to[ _]all/g, "all-to-all"]];
+function wordsOf(question) {
+  let text = question.toLowerCase();
+  for (const [called, here] of CALLED) text = text.replace(called, here);
+  const words = text.split(/[\s?!,;]+/).filter(Boolean);
+  const telling = words.filter((word) => !ASKING.has(word));
+  return (telling.length ? telling : words).map(stem);
+}
 // What the pages call things that are asked for by another word.
 const ALSO = { overload: ["load", "unused"], volume: ["sent", "bytes"], traffic: ["sent", "bytes"], "zero-1": ["zero"],
   "zero-2": ["zero"], "zero-3": ["zero"], oom: ["memory"], fsdp: ["zero"], ddp: ["data parallel"] };
@@ -80,7 +94,7 @@ function excerpt(record, word) {
   return (at ? "… " : "") + record.text.slice(at, at + 160) + " …";
 }
 function look() {
-  const words = field.value.toLowerCase().split(/\s+/).filter(Boolean).map(stem);
+  const words = wordsOf(field.value);
   found.replaceChildren();
   chosen = -1;
   const best = !words.length ? [] : records.map((record) => [score(record, words), record])
