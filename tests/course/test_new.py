@@ -8,6 +8,7 @@ import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -59,6 +60,12 @@ class New(unittest.TestCase):
         self.assertEqual(weave.woven(readme.read_text(), readme.parent), readme.read_text())
         for command in re.findall(r"^\./book (\w+)", readme.read_text(), re.M):
             self.assertIn(command, ("run", "test", "diff"))
+
+    def test_one_that_is_interrupted_leaves_nothing_in_the_way(self):
+        with mock.patch.object(new.changes, "page", side_effect=KeyboardInterrupt):
+            self.assertRaises(KeyboardInterrupt, new.begin_chapter, "demo", root=self.root)
+        self.assertEqual(chapters.find_chapters(self.root), self.before)
+        self.assertFalse((self.root / "ch90_demo").exists())
 
     def test_its_number_is_no_chapter_to_come(self):
         self.assertEqual(self.begin("demo").returncode, 0)

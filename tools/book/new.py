@@ -46,6 +46,17 @@ def begin_chapter(name, parent=None, root=ROOT):
     _check(name, number, present)
     folder = root / f"ch{number:02d}_{name}"
     folder.mkdir()
+    try:
+        _fill(folder, begun, number, name)
+    except BaseException:  # also Ctrl-C: half a chapter would be in the way of the next try
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    print(f"{folder.name} is a copy of {begun.name}; now: ./book run {name}")
+    return 0
+
+
+def _fill(folder, begun, number, name):
+    """The copy of the chapter that it begins from, and its own pages."""
     for file in [*diff.carried_files(begun.folder), diff.CMAKE]:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(begun.folder / file, folder / file)
@@ -59,8 +70,6 @@ def begin_chapter(name, parent=None, root=ROOT):
         number=number, title=title, parent=begun.name, parent_number=begun.number,
         short=folder.name[:4]), encoding="utf-8")
     (folder / changes.FILE).write_text(changes.page(folder), encoding="utf-8")
-    print(f"{folder.name} is a copy of {begun.name}; now: ./book run {name}")
-    return 0
 
 
 def _check(name, number, present):
