@@ -186,21 +186,40 @@ class Contract(RankTest):
         process.wait(timeout=60)
         self.assertEqual(self.check_stopped_in_good_order(process.returncode), 128 + signal.SIGINT)
 
+    def close_terminal(self, ranks, flags, is_ready=lambda: True):
+        """The exit code of a run whose terminal is closed when it has made a step and is ready."""
+        leader, terminal = os.openpty()
+        words = self.words(ranks, ["--steps", "1000000", *flags], self.run_dir)
+        process = subprocess.Popen(
+            ["setsid", "--ctty", "--wait", *words], env=environment(), stdin=terminal,
+            stdout=terminal, stderr=terminal)
+        os.close(terminal)
+        self.wait_for_a_step(process)
+        while not is_ready():
+            self.assertIsNone(process.poll())
+            time.sleep(0.02)
+        os.close(leader)
+        return process.wait(timeout=60)
+
     def test_a_closed_terminal_stops_a_run_in_good_order(self):
         for ranks in (ALONE, ONE):
             with self.subTest(ranks=ranks):
-                leader, terminal = os.openpty()
-                words = self.words(ranks, ["--steps", "1000000", "--checkpoint_interval",
-                                           "1000000"], self.run_dir)
-                process = subprocess.Popen(
-                    ["setsid", "--ctty", "--wait", *words], env=environment(), stdin=terminal,
-                    stdout=terminal, stderr=terminal)
-                os.close(terminal)
-                self.wait_for_a_step(process)
-                os.close(leader)
-                self.assertEqual(process.wait(timeout=60), 128 + signal.SIGHUP)
+                code = self.close_terminal(ranks, ["--checkpoint_interval", "1000000"])
+                self.assertEqual(code, 128 + signal.SIGHUP)
                 self.check_stopped_in_good_order(0)
                 shutil.rmtree(self.run_dir)
+
+    def test_a_closed_terminal_of_a_bare_mpiexec_leaves_a_checkpoint_to_resume(self):
+        # It ends its ranks by kill -9, perhaps in the middle of the next one.
+        checkpoints = self.run_dir / "checkpoints"
+        code = self.close_terminal(TWO, SAVED, lambda: any(checkpoints.glob("step-????????")))
+        self.assertNotEqual(code, 0)
+        unfinished = checkpoints / "step-00999999.tmp"
+        unfinished.mkdir(parents=True, exist_ok=True)
+        steps = str(len(metrics(self.run_dir)) + 2)
+        done = self.end(TWO, ["--resume", "--steps", steps])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertFalse(list(checkpoints.glob("*.tmp")))
 
     def test_nohup_keeps_a_run_going(self):
         for ranks in (ALONE, ONE):
