@@ -12,18 +12,24 @@ HALVES = (("RMSNorm", ("q, k, v: columns", "attention: own heads", "o: rows")),
 def layer():
     """A layer from above: two column-row pairs, each with one all-reduce forward."""
     row, height, gap = 50, 42, 24
-    left, width = 60, (WIDTH - 60 - MARGIN - gap) / RANKS
-    drawing = schematic.Drawing(766, "A transformer layer on two tensor-parallel ranks",
+    left, outside = 66, 16  # beside the columns a line for the residual
+    right = WIDTH - MARGIN - outside
+    width = (right - left - gap) / RANKS
+    beside = (left - outside, right + outside)  # of each rank
+    drawing = schematic.Drawing(816, "A transformer layer on two tensor-parallel ranks",
                                 "Norms are computed alike on both ranks. Between f and f* each rank "
                                 "works with its own slice: columns of q, k, v, gate and up, rows of "
                                 "o and down. f* is an all-reduce forward, f one backward.")
     for rank in range(RANKS):
         drawing.text(left + rank * (width + gap) + width / 2, 36, f"rank {rank}", anchor="middle",
                      bold=True)
-    y = 52
+    y = 68
     for norm, steps in HALVES:
+        begin = y - 10  # of the residual's way round the half
         for rank in range(RANKS):
-            drawing.box(left + rank * (width + gap), y, width, height, "plain", norm)
+            x = left + rank * (width + gap)
+            drawing.arrow((x + width / 2, y - 22), (x + width / 2, y))
+            drawing.box(x, y, width, height, "plain", norm)
         y += row
         _edge(drawing, y + 14, "f", "backward: all-reduce")
         y += 40
@@ -38,13 +44,13 @@ def layer():
             x = left + rank * (width + gap) + width / 2
             drawing.arrow((x, y - row + height + 2), (x, y + 6))
         drawing.text(MARGIN, y + 38, "f*")
-        drawing.box(left, y + 8, WIDTH - MARGIN - left, height, "tp", "forward: all-reduce",
-                    bold=True)
+        drawing.box(left, y + 8, right - left, height, "tp", "forward: all-reduce", bold=True)
         y += row + 6
         for rank in range(RANKS):
-            x = left + rank * (width + gap)
-            drawing.text(x + width / 2, y + 27, "+ x", 24, "middle", bold=True)
-        y += 38
+            x = left + rank * (width + gap) + width / 2
+            drawing.text(x, y + 27, "+", 28, "middle", bold=True)
+            drawing.arrow((x, begin), (beside[rank], begin), (beside[rank], y + 18), (x + (14, -14)[rank == 0], y + 18))
+        y += 54
     drawing.legend(y + 10, {"plain": "the same on both", "forward": "rank 0's weights",
                             "optimizer": "rank 1's"})
     return drawing.svg()
@@ -53,9 +59,9 @@ def layer():
 def _edge(drawing, y, name, says):
     """Where a region begins that only backward notices."""
     drawing.text(MARGIN, y + 7, name)
-    drawing.line((60, y), (WIDTH / 2 - 120, y), quiet=True, dashed=True)
+    drawing.line((66, y), (WIDTH / 2 - 120, y), quiet=True, dashed=True)
     drawing.text(WIDTH / 2, y + 7, says, 20, "middle", "muted")
-    drawing.line((WIDTH / 2 + 120, y), (WIDTH - MARGIN, y), quiet=True, dashed=True)
+    drawing.line((WIDTH / 2 + 120, y), (WIDTH - MARGIN - 16, y), quiet=True, dashed=True)
 
 
 QUERY_HEADS, KV_HEADS = 8, 2

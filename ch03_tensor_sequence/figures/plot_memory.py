@@ -19,7 +19,7 @@ PARTS = (*memory.STATES, "activations")
 OURS, BOOK = 0.44, 0.3  # widths, of a layout's place
 # Colour, marker, name.
 LOOKS = {"tensor": (style.BLUE, "o", "tensor parallelism"),
-         "again": (style.ORANGE, "D", "and sequence parallelism")}
+         "again": (style.ORANGE, "D", "with sequence parallelism")}
 
 
 def draw_large(record):

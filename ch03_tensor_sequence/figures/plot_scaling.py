@@ -8,7 +8,7 @@ from tools.plot import style
 from . import scaling
 
 LOOKS = {"tensor": (style.BLUE, "o", "tensor parallelism"),
-         "again": (style.ORANGE, "D", "and sequence parallelism")}
+         "again": (style.ORANGE, "D", "with sequence parallelism")}
 
 
 def draw_way(axes, measured, way):

@@ -26,7 +26,7 @@ def _block(drawing, x, y, layout, rank, of):
     for i, query in enumerate(positions(layout, rank)):
         for j, key in enumerate(positions(layout, of)):
             drawing.box(x + j * CELL, y + i * CELL, CELL - 2, CELL - 2,
-                        OWN[rank] if (query, key) in computed else "plain")
+                        OWN[of] if (query, key) in computed else "plain")
 
 
 def ring(layout):
@@ -50,7 +50,7 @@ def ring(layout):
             if rank + 1 < RANKS and step + 1 < RANKS:  # it goes on to the next rank
                 drawing.arrow((x + 62, y + 73), (x + PITCH - 2, y + ROW + 2), quiet=True, width=1.5)
     y = 56 + RANKS * ROW
-    drawing.text(MARGIN, y + 22, "Cells: a rank's own queries, and the keys that are here.", 20)
+    drawing.text(MARGIN, y + 22, "A cell of the rank's queries has the color of its keys.", 20)
     drawing.text(MARGIN, y + 52, f"Rank {RANKS - 1} sends to rank 0. Outlined: hidden by the mask.",
                  20)
     return drawing.svg()

@@ -36,7 +36,7 @@ def draw(measured):
     axes.set_ylabel("ms of attention in a step")
     style.legend(axes, [Patch(facecolor=color, label=name) for color, name in LOOKS.values()]
                  + [Line2D([], [], color=style.INK, linewidth=1.6,
-                           label="the ranks' time, divided by cells of the mask")], 30)
+                           label="the ranks' time, in proportion to the cells of the mask")], 30)
     style.title(axes, "Attention by rank",
                 f"{workload.SHAPE['seq_len']:,} tokens on {workload.RANKS} ranks, forward and "
                 "backward, CPU time")

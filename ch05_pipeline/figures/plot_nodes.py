@@ -1,4 +1,5 @@
-"""Draws bandwidths of collectives over nodes: medians, a band, the formula.
+"""Draws bandwidths of collectives over nodes: medians, a band, the formula. The medians hardly differ, so each
+marker leaves the one below it in sight.
 
     arguments: NODES.json STEM
 """
@@ -10,20 +11,21 @@ from tools.plot import style
 
 from . import nodes
 
-LOOKS = {"all_reduce": (style.BLUE, "o"), "all_gather": (style.ORANGE, "s"),
-         "reduce_scatter": (style.GREEN, "D")}
+LOOKS = {"all_reduce": (style.BLUE, "o", 15), "all_gather": (style.ORANGE, "s", 9),
+         "reduce_scatter": (style.GREEN, "D", 4)}  # the last: the marker's size
 
 
 def draw(measured):
     """A line and a band for each collective."""
     fig, (axes,) = style.figure(size=(style.WIDTH, 4.2))
     places = [case["nodes"] for case in measured["found"]]
-    for kind, (color, marker) in LOOKS.items():
+    for kind, (color, marker, size) in LOOKS.items():
         low, median, high = (
             [1000 * value for value in values]
             for values in zip(*(nodes.spread(case, kind) for case in measured["found"])))
         axes.fill_between(places, low, high, color=color, alpha=0.25, linewidth=0)
-        axes.plot(places, median, color=color, marker=marker, markersize=5, label=nodes.KINDS[kind])
+        axes.plot(places, median, color=color, marker=marker, markersize=size, label=nodes.KINDS[kind],
+                  clip_on=False)
     by_formula = [1000 * nodes.formula(case, "all_gather", measured["node_size"], measured["links"])
                   for case in measured["found"]]
     axes.plot(places, by_formula, color=style.MUTED, linewidth=1.0, dashes=(5, 3),

@@ -10,11 +10,11 @@ UNIT = 1.0  # a microsecond in units of the drawing
 def chain():
     """What is recorded once, and read with any cluster."""
     drawing = schematic.Drawing(440, "From a dry run to a step's time", (
-        "The trainer runs on shapes, once for each class of ranks. Its events go with a cluster's numbers into the "
+        "The trainer makes a dry run, once for each class of ranks. Its events go with a cluster's numbers into the "
         "replay, which gives the step, bubble and exposed time."))
     width = (WIDTH - 2 * MARGIN - 60) / 3
     columns = [MARGIN + number * (width + 30) for number in range(3)]
-    drawing.box(columns[0], 20, width, 90, "forward", "the trainer\non shapes")
+    drawing.box(columns[0], 20, width, 90, "forward", "a dry run of\nthe trainer")
     drawing.box(columns[1], 20, width, 90, "plain", "programs:\none a class")
     drawing.box(columns[2], 20, width, 90, "optimizer", "replay:\nclocks")
     for left, right in zip(columns, columns[1:]):
