@@ -1,4 +1,4 @@
-"""Judge of ch01.ex1: the bytes that a step on shapes keeps."""
+"""Judge of ch01.ex1: the bytes that a dry run keeps."""
 
 FLAGS = {"model": "small", "dtype": "bf16"}
 BYTES = 18  # a parameter: 2 weight, 4 gradient, 4 master, 4 + 4 moments

@@ -140,7 +140,7 @@ def _operations_of_a_token(cases):
     multiplied = case["parameters"] - shape["vocab_size"] * shape["hidden_size"]
     ours = 6 * multiplied + attention * (SEQUENCE + 1) / (2 * SEQUENCE)
     return ("1", f"{counted / (6 * case['parameters'] + attention):.3f}; {counted / ours:.3f}",
-            f"operations of 8B at {SEQUENCE} tokens that a step on shapes counted, over the formula; over the same "
+            f"operations of 8B at {SEQUENCE} tokens that a dry run counted, over the formula; over the same "
             "without the embedding, which multiplies nothing, and with the pairs that the causal mask lets through")
 
 

@@ -222,7 +222,7 @@ def expected(settings, found):
         rows.setdefault(f"{block}/{entry['name']}", set()).add(entry["predicted"])
     return {**{name: found["predicted"][name] for name in ("weights", "gradients", "optimizer")},
             "activations": found["predicted"]["activations"],
-            # Of the step on shapes, against which the program's tests hold the formula.
+            # Of the dry run, against which the program's tests hold the formula.
             "peak_activations": found["simulated"]["peak_activations"],
             "saved": {name: list(sizes) for name, sizes in rows.items()},
             "buffers": {entry["name"]: entry["predicted"] for entry in found["buffers"]}}

@@ -1017,7 +1017,7 @@ class Text(Runs):
 
 
 class Estimate(Runs):
-    """--estimate: a step on shapes alone."""
+    """--estimate: a dry run."""
 
     def estimate(self, **flags):
         path = os.path.join(self.scratch, "estimate.json")

@@ -2,10 +2,10 @@
 
   flags        of the case, as the program got them; shape: what they come to
   predicted    bytes by the chapter's formulas, and operations of a step
-  simulated    bytes that a step on shapes asked for, and its operations; activations: what forward
+  simulated    bytes that a dry run asked for, and its operations; activations: what forward
                leaves for backward
   book         bytes by the book's formulas, which are GPT's
-  buffers      {name: its bytes} of communication, at their peaks: bytes that the step on shapes
+  buffers      {name: its bytes} of communication, at their peaks: bytes that the dry run
                asked for, and predicted
   layer        {tensor: bytes} that one layer leaves for backward
 """
