@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from test_book import Scratch  # noqa: E402
-from ch02_data_parallel.figures import claims as zero_claims, hiding, overlap, zero  # noqa: E402
+from ch02_data_parallel.figures import claims as zero_claims, hiding, overlap, tokens, zero  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.look import figures  # noqa: E402
 
@@ -240,6 +240,35 @@ class Hidden(unittest.TestCase):
             with contextlib.redirect_stderr(io.StringIO()) as said:
                 self.assertEqual(hiding.main(words), 2)
             self.assertIn("try 0.1 6.5 2", said.getvalue())
+
+
+class Tokens(unittest.TestCase):
+    """A million parameters in f32 on 2 ranks: data parallelism sends 4 MB in a step, ZeRO-3 6 MB."""
+
+    OWN = {"samples": 2, "computing_ms": 10.0, "half_gb_per_s": 0.21, "exposed": 0.52}
+
+    def measured(self):
+        return {"gb_per_s": 0.2, "ranks": 2, "parameters": 10**6,
+                "runs": [{"way": way, **self.OWN} for way in tokens.WAYS]}
+
+    def test_the_link_that_hides_half_by_hand(self):
+        halves = [tokens.half_hidden(own, 10**6) for own in self.measured()["runs"]]
+        self.assertEqual([round(half, 9) for half in halves], [0.2, 0.3])  # 4 and 6 MB in 20 ms
+
+    def test_rows_and_claims(self):
+        rows = tokens.table(self.measured()).splitlines()[2:4]
+        self.assertEqual(rows, ["| data parallelism | 256 | 102 | 2.00 | 50 % | 52 % | 0.2 | 0.21 |",
+                                "| ZeRO-3 | 256 | 154 | 3.00 | 67 % | 52 % | 0.3 | 0.21 |"])
+        falls, crossing = tokens.claims(self.measured())
+        self.assertEqual((falls[3], crossing[3]), ("52 %; 52 %", "1.05; 0.70"))
+
+    def test_what_was_measured_is_as_the_page_says(self):
+        measured = json.loads((ROOT / "ch02_data_parallel/figures/tokens.json").read_text(encoding="utf-8"))
+        for own in measured["runs"]:
+            half = tokens.half_hidden(own, measured["parameters"])
+            self.assertLess(abs(own["half_gb_per_s"] / half - 1), 0.075, own)
+            by_formula = max(0, 1 - measured["gb_per_s"] / (2 * half))
+            self.assertLess(abs(own["exposed"] - by_formula), 0.075, own)
 
 
 class Claims(unittest.TestCase):
