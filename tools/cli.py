@@ -183,6 +183,8 @@ def _run(arguments, flags):
                          ("./book run ch02 --ranks 16 --print", "how to start them on a cluster"),
                          ("./book run ch07 -- --recipe laptop --as megatron",
                           "a layout in another framework's flags, by ch07"),
+                         ("./book run ch07 -- --recipe laptop --mesh_page mesh.html",
+                          "who holds what, as a page to click on"),
                          ("./book run ch02/collectives", "a small program of chapter 2")))
     parser.add_argument("chapter", nargs="?", default="1",
                         help="default: chapter 1; ch02/NAME runs an example of a chapter, which "
@@ -228,16 +230,22 @@ def _prove(arguments, flags):
                          ("./book prove ch07 -- --recipe llama3_405b", "a published layout"),
                          ("./book prove ch07 -- --model 8B --tp_size 8 --dp_size 4",
                           "your own, as you would run it"),
-                         ("./book prove ch07 --ranks 24 -- ...", "larger twins")))
+                         ("./book prove ch07 --ranks 24 -- ...", "larger twins"),
+                         ("./book prove ch07 --dtype bf16 -- --tp_size 2",
+                          "is the difference in my loss rounding?")))
     parser.add_argument("chapter", metavar="CHAPTER", help="such as ch07")
     parser.add_argument("--ranks", type=_positive(int), default=16, metavar="N",
                         help="of a twin, at most (default 16)")
+    parser.add_argument("--dtype", choices=("f64", "bf16"), default="f64",
+                        help="bf16: whether the twins are further from one process than five orders "
+                        "of its samples are from each other (default f64)")
     _add_set_up(parser)
     parser.flags = tuple(flags)
     args = parser.parse_args(arguments)
     chapter = _chapter_with_proof("prove", args.chapter, flags)
     options = launch.Options(install=not args.no_install, skip_packages=args.skip_packages)
-    return launch.run_chapter(chapter, ["--prove", str(args.ranks), *flags], options)
+    asked = ["--prove", str(args.ranks), *(["--prove_dtype", args.dtype] if args.dtype != "f64" else [])]
+    return launch.run_chapter(chapter, [*asked, *flags], options)
 
 
 def _chapter_with_proof(command, name, flags):

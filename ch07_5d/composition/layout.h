@@ -34,6 +34,9 @@ struct PlacedPart {
 /// on paper. Throws UsageError where there are more than 4096 ranks.
 std::vector<PlacedPart> place_parameters(const TrainConfig& config);
 
+/// Whether two ranks update the same elements, so that --check_copies has something to compare.
+bool has_copies(const std::vector<PlacedPart>& parts);
+
 /// A kind of groups of ranks, all of one size.
 struct PlacedGroups {
   std::string name;

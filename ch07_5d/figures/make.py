@@ -7,7 +7,7 @@ from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
 from tools.run import bridge
 
-from . import claims, draw_mesh, equal, memory, museum, placed
+from . import claims, draw_mesh, equal, memory, museum, placed, rounding
 
 SCHEMATICS = draw_mesh.FIGURES
 PROVENANCE = {"provenance.md": ("estimates", "counts")}
@@ -60,4 +60,6 @@ def texts(folder):
         found["claims.md"] = claims.claims_table(counted, estimated)
     if "museum" in data:
         found.update(museum.texts(data["museum"]))
+    if "rounding" in data:
+        found.update(rounding.texts(data["rounding"]))
     return found

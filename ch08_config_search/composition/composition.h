@@ -14,6 +14,7 @@ struct CompositionConfig {
   std::string mesh_show;                   ///< print who is who, or the flags, instead of training
   int64_t check_copies = 0;                ///< steps from one comparison to the next; 0: none
   int64_t prove = 0;                       ///< train twins of at most so many ranks; 0: none
+  std::string prove_dtype = "f64";         ///< bf16: is it further from one process than rounding?
   double fuzz = 0;                         ///< minutes of layouts drawn at random; 0: none
 
   bool proves() const { return prove > 0 || fuzz > 0; }

@@ -1,7 +1,6 @@
 #include "proof/prove.h"
 
 #include <fmt/ranges.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <chrono>
@@ -19,6 +18,8 @@
 #include "comm/launch.h"
 #include "composition/layout.h"
 #include "proof/compositions.h"
+#include "proof/rounding.h"
+#include "proof/temporary_folder.h"
 #include "tensor/console.h"
 #include "train/whole_state.h"
 #include "train_step.h"
@@ -32,14 +33,11 @@ constexpr double kTolerance = 1e-10;
 /// Messages as short as a twin's go in one piece; those of the real layout do not.
 constexpr int64_t kPieceBytes = 256;
 
-/// A folder that is there while this lives, with tokens in documents that are shorter and longer
-/// than a sample. Token 0 ends a document.
+/// A folder with tokens in documents that are shorter and longer than a sample. Token 0 ends a
+/// document.
 class TwinFolder {
  public:
   TwinFolder(int64_t vocab_size, int64_t seq_len) {
-    std::string name = (std::filesystem::temp_directory_path() / "usp_prove_XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) fail("no temporary directory {}", name);
-    folder_ = name;
     std::ofstream stream(tokens());
     const RandomStream random(1, "documents");
     const std::vector<int64_t> lengths = {1, 2, 5, seq_len / 2, seq_len, 2 * seq_len};
@@ -53,15 +51,12 @@ class TwinFolder {
       tokens += length + 1;
     }
   }
-  ~TwinFolder() { std::filesystem::remove_all(folder_); }
-  TwinFolder(const TwinFolder&) = delete;
-  TwinFolder& operator=(const TwinFolder&) = delete;
 
-  std::string tokens() const { return (folder_ / "documents.bin").string(); }
-  std::string checkpoints() const { return folder_.string(); }
+  std::string tokens() const { return (folder_.path() / "documents.bin").string(); }
+  std::string checkpoints() const { return folder_.path().string(); }
 
  private:
-  std::filesystem::path folder_;
+  TemporaryFolder folder_;
 };
 
 /// Updates that are large enough to show in the second step, with clipping at work.
@@ -163,15 +158,6 @@ class Findings {
   int64_t first_step_ = 0;
   int rank_ = 0;
 };
-
-bool has_copies(const std::vector<PlacedPart>& parts) {
-  return std::ranges::any_of(parts, [](const PlacedPart& part) {
-    std::set<std::pair<int64_t, int64_t>> seen;
-    return std::ranges::any_of(part.owners, [&](const PlacedPart::Owner& owner) {
-      return owner.end > owner.begin && !seen.insert({owner.begin, owner.end}).second;
-    });
-  });
-}
 
 /// What a step has sent, of all ranks together, beside the formulas.
 class Sent {
@@ -299,6 +285,33 @@ std::string indented(std::string text) {
   return "  " + text;
 }
 
+namespace {
+
+/// What differs from one process in f64; prints how little, where it is nothing but rounding.
+std::string prove_equal(const Twin& twin) {
+  const TwinResult result = run_twin(twin);
+  if (result.failure.empty()) {
+    print("  equal to one process within {:.1e}, in {:.1f} s\n", result.largest, result.seconds);
+  }
+  return result.failure;
+}
+
+/// The same in bf16, where rounding is what lies between orders of one process.
+std::string prove_rounding(const Twin& twin) {
+  const RoundingResult result = compare_rounding(twin);
+  if (!result.orders.empty()) print("{}\n", indented(table_of(result)));
+  if (result.failure.empty()) {
+    print("  {} ({:.2f} times), in {:.1f} s\n",
+          result.ratio <= 1
+              ? "rounding: no further from one process than its orders are from each other"
+              : "perhaps rounding: further, but less than twice as far as its orders",
+          result.ratio, result.seconds);
+  }
+  return result.failure;
+}
+
+}  // namespace
+
 int prove(const TrainConfig& config) {
   if (config.composition.fuzz > 0) return fuzz(config);
   if (config.mesh().ranks() == 1) {
@@ -318,18 +331,16 @@ int prove(const TrainConfig& config) {
   print("{} ranks ({}): {} classes; {} kept by twins of at most {} ranks, found in {:.1f} s\n",
         config.mesh().ranks(), describe(config.mesh()), family.real.size(),
         family.real.size() - family.lost.size(), config.composition.prove, searched);
+  const bool rounds = config.composition.prove_dtype == "bf16";
   int failed = 0;
   for (size_t i = 0; i < family.twins.size(); ++i) {
-    const Twin& twin = family.twins[i];
+    const Twin twin = rounds ? in_bf16(family.twins[i]) : family.twins[i];
     print("\ntwin {}, {} ranks ({})\n  {}\n", i + 1, twin.config.mesh().ranks(),
           describe(twin.config.mesh()), twin.flags);
-    const TwinResult result = run_twin(twin);
-    if (result.failure.empty()) {
-      print("  equal to one process within {:.1e}, in {:.1f} s\n", result.largest, result.seconds);
-      continue;
-    }
+    const std::string failure = rounds ? prove_rounding(twin) : prove_equal(twin);
+    if (failure.empty()) continue;
     ++failed;
-    print("  DIFFERS\n{}\n", indented(result.failure));
+    print("  DIFFERS\n{}\n", indented(failure));
   }
   print("\n");
   const auto said = [](const std::string& label) { return label == "-" ? "not there" : label; };

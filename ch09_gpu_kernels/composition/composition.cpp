@@ -19,6 +19,10 @@ void CompositionConfig::bind(Args& args) {
   args.bind("prove", prove,
             "train twins of this layout, of at most so many ranks, beside one process, and end")
       .may_differ_on_resume();
+  args.bind("prove_dtype", prove_dtype, {"f64", "bf16"},
+            "f64: twins have to agree with one process; bf16: to be no further from it than it is "
+            "from itself in other orders of addition")
+      .may_differ_on_resume();
   args.bind(
           "fuzz", fuzz,
           "for so many minutes, train layouts drawn at random beside one process, and end; --seed: "
@@ -31,6 +35,10 @@ void CompositionConfig::validate(const Args&) const {
   check_range("check_copies", double(check_copies), 0, 1 << 30);
   check_range("prove", double(prove), 0, 64);
   check_range("fuzz", fuzz, 0, 1e6);
+  if (prove_dtype != "f64" && prove == 0) {
+    usage_error("prove_dtype={} says in what twins train, and there are none; try --prove 16",
+                prove_dtype);
+  }
 }
 
 }  // namespace usp

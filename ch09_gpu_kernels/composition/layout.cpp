@@ -156,6 +156,15 @@ std::vector<PlacedPart> place_parameters(const TrainConfig& config) {
   return holders.parts(mesh);
 }
 
+bool has_copies(const std::vector<PlacedPart>& parts) {
+  return std::ranges::any_of(parts, [](const PlacedPart& part) {
+    std::set<std::pair<int64_t, int64_t>> seen;
+    return std::ranges::any_of(part.owners, [&](const PlacedPart::Owner& owner) {
+      return owner.end > owner.begin && !seen.insert({owner.begin, owner.end}).second;
+    });
+  });
+}
+
 std::vector<PlacedGroups> place_groups(const TrainConfig& config) {
   const MeshSizes mesh = config.mesh();
   const int64_t node_size = config.communication->node_size;
@@ -337,6 +346,41 @@ nlohmann::ordered_json json_of(const PlacedPart& part) {
   return json;
 }
 
+/// What each rank takes of the first step's batch: samples, tokens of each of them, and rows of a
+/// micro-batch between the linears. Stretches [begin, end).
+nlohmann::ordered_json json_of_batch(const TrainConfig& config) {
+  using Json = nlohmann::ordered_json;
+  const MeshSizes mesh = config.mesh();
+  const int64_t size = config.micro_batch_size, shares = config.tensor_parallel.row_shares();
+  const int64_t rows = size * config.seq_len / mesh.cp / shares;
+  const auto add = [](Json& stretches, int64_t begin, int64_t length) {
+    if (!stretches.empty() && stretches.back()[1] == begin) {
+      stretches.back()[1] = begin + length;
+    } else {
+      stretches.push_back(Json::array({begin, begin + length}));
+    }
+  };
+  Json ranks = Json::array();
+  for (int rank = 0; rank < mesh.ranks(); ++rank) {
+    const MeshCoordinates at = mesh.coordinates(rank);
+    const auto place = [&](MeshAxis axis) { return at[size_t(axis)]; };
+    Json samples = Json::array(), tokens = Json::array(), own_rows = Json::array();
+    for (int64_t micro_step = 0; micro_step < config.grad_acc_steps; ++micro_step) {
+      add(samples, (micro_step * mesh.dp + place(MeshAxis::dp)) * size, size);
+    }
+    const Positions own = config.context_parallel.of_rank(config.seq_len, place(MeshAxis::cp));
+    for (int64_t row = 0; row < own.count(); row += own.run_from(row)) {
+      add(tokens, own[row], own.run_from(row));
+    }
+    add(own_rows, shares == 1 ? 0 : place(MeshAxis::tp) * rows, rows);
+    ranks.push_back({{"samples", samples}, {"tokens", tokens}, {"rows", own_rows}});
+  }
+  return {{"samples", config.global_batch_size()},
+          {"tokens", config.seq_len},
+          {"rows", rows * shares},
+          {"ranks", ranks}};
+}
+
 std::string json_of(const TrainConfig& config, const std::vector<PlacedPart>& parts) {
   const MeshSizes mesh = config.mesh();
   nlohmann::ordered_json json = {{"order", mesh.order.text()},
@@ -352,6 +396,7 @@ std::string json_of(const TrainConfig& config, const std::vector<PlacedPart>& pa
     json["groups"].push_back(
         {{"name", kind.name}, {"nodes", kind.most_nodes}, {"ranks", kind.groups}});
   }
+  json["batch"] = json_of_batch(config);
   for (const PlacedPart& part : parts) json["parameters"].push_back(json_of(part));
   return json.dump() + '\n';
 }

@@ -24,11 +24,12 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 import chromium  # noqa: E402  (the path comes first)
 from tools import chapters  # noqa: E402
 from tools.interactive import interactive  # noqa: E402
-from tools.look import trace  # noqa: E402
+from tools.look import mesh, trace  # noqa: E402
 from tools.run.estimates import words_of  # noqa: E402
 
 BIN = None  # folder of the programs
 PAGES = (interactive.MEMORY, interactive.TIMELINE)
+LOOKED_AT = (*PAGES, mesh.PAGE)
 WIDTHS = (390, 768, 1280)
 SCHEMES = ("light", "dark")
 SETTINGS = 50
@@ -504,7 +505,7 @@ class Looks(unittest.TestCase):
     def test_widths_contrast_and_reach(self):
         look = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")
         least = json.dumps({"text": AA, "large": AA_LARGE})
-        for page, width, scheme in itertools.product(PAGES, WIDTHS, SCHEMES):
+        for page, width, scheme in itertools.product(LOOKED_AT, WIDTHS, SCHEMES):
             with self.subTest(page=page.name, width=width, scheme=scheme):
                 browser = whole(page, width, scheme)
                 seen = browser.run(f"(() => {{ {look}\nreturn look({least}); }})()")
@@ -514,7 +515,7 @@ class Looks(unittest.TestCase):
                 self.assertEqual({name: faults for name, faults in seen.items() if faults}, {})
 
     def test_the_tab_key_reaches_every_control(self):
-        for page in PAGES:
+        for page in LOOKED_AT:
             browser = whole(page)
             wanted = browser.run("[...document.querySelectorAll('a[href], button, input, select, "
                                  "[tabindex]')].filter((each) => each.getClientRects().length && "
@@ -529,7 +530,8 @@ class Looks(unittest.TestCase):
 
     def test_they_ask_no_host(self):
         for page, shown in ((interactive.MEMORY, "153 GiB"),
-                            (interactive.TIMELINE, "ch02_data_parallel, measured: step")):
+                            (interactive.TIMELINE, "ch02_data_parallel, measured: step"),
+                            (mesh.PAGE, "Rank 0 on node 0")):
             browser = opened(page)
             self.assertEqual(browser.errors, [], page.name)  # with every address that is loaded
             self.assertIn(shown, browser.run("document.body.innerText"))

@@ -1,6 +1,6 @@
-"""Fills the data of docs/interactive/*.html: palette, the accountant's formulas, a recorded step.
+"""Fills the data of docs/interactive/*.html: palette, the accountant's formulas, a layout, a recorded step.
 
-    python3 tools/interactive/interactive.py --bin build/release/bin        the colours and the formulas
+    python3 tools/interactive/interactive.py --bin build/release/bin        all but the recorded step
     python3 tools/interactive/interactive.py --sample runs/ch02/001         the last traced step of a run
 
 A page is one file that works from a folder. What it computes with stands in it, as JSON between
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tools.base import (  # noqa: E402  (the path comes first)
     ROOT, BookError, say, show_path, write_whole)
-from tools.look import palette, trace  # noqa: E402
+from tools.look import mesh, palette, trace  # noqa: E402
 from tools.process import output_of  # noqa: E402
 
 FOLDER = ROOT / "docs" / "interactive"
@@ -25,6 +25,9 @@ MEMORY, TIMELINE = FOLDER / "memory.html", FOLDER / "timeline.html"
 # that hold at the settings of test_interactive.py, to the byte. A part is a block, the number of its
 # segment, and what is alive besides what it keeps; ways are meant by their numbers.
 PEAKS = Path(__file__).resolve().parent / "peaks.json"
+# The layout that the mesh page shows first, with every dimension at once.
+LAYOUT = ("--num_experts", "4", "--ep_size", "2", "--dp_size", "2", "--pp_size", "2", "--cp_size", "2", "--tp_size",
+          "2", "--sequence_parallel", "--zero_stage", "1", "--grad_acc_steps", "2", "--node_size", "8")
 BLOCK = r'(<script type="application/json" id="{}">\n)(.*?)(</script>)'
 
 
@@ -66,6 +69,15 @@ def table_text(folder):
     return rows.sub("\n", json.dumps(table, separators=(",", ":"))) + "\n"
 
 
+def layout_text(folder):
+    """LAYOUT as the newest program that has layouts says it. BookError if it fails."""
+    program = sorted(path for path in Path(folder).glob("ch07_*") if "." not in path.name)[0]
+    text = output_of([str(program), *LAYOUT, "--mesh_show", "json"], timeout=600)
+    if text is None:
+        raise BookError(f"{program} does not run: ninja -C build/release {program.name}")
+    return mesh.layout_text(json.loads(text), " ".join(LAYOUT))
+
+
 def sample_text(run_dir):
     """The last whole step of a run's trace as a trace of its own, without operators: phases, waits,
     and on every rank the operations that a rank began or waited for."""
@@ -104,6 +116,7 @@ def main(arguments):
             fill(page, "palette", palette_text())
         if given.bin:
             fill(MEMORY, "table", table_text(given.bin))
+            fill(mesh.PAGE, "layout", layout_text(given.bin))
         if given.sample:
             fill(TIMELINE, "sample", sample_text(given.sample))
     except BookError as error:

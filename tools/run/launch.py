@@ -12,7 +12,7 @@ from tools import chapters, machine
 from tools.base import ROOT, BookError, say, show_path
 from tools.look import figures, runs, why
 from tools.process import output_of, signal_name, wait_for
-from tools.run import bridge, build, cluster, mpi, packages, recipes
+from tools.run import bridge, build, cluster, mesh_page, mpi, packages, recipes
 
 # With these a chapter prints something and ends: no run directory, no `done` mark.
 INFORMATION_FLAGS = {"-h", "--help", "--help-all", "--version", "--plan", "--plan_rows", "--estimate",
@@ -110,17 +110,22 @@ def run_chapter(chapter, flags, options):
     if any(flag.partition("=")[0] == "--recipe" for flag in flags):
         recipe = recipes.load(chapter, given_value(flags, "--recipe") or "")
         flags = recipes.expand(flags, recipe)
+    page = None
+    if any(flag.partition("=")[0] == "--mesh_page" for flag in flags):
+        page = given_value(flags, "--mesh_page") or ""
+        flags = cluster.without(flags, "--mesh_page")
+        mesh_page.check_flags(chapter, chapters.find_chapters(), flags, page)
     framework = None
     if any(flag.partition("=")[0] == "--as" for flag in flags):
         framework = bridge.find(given_value(flags, "--as") or "")
         flags = cluster.without(flags, "--as")
         bridge.check_flags(chapter, chapters.find_chapters(), flags)
     names = {flag.partition("=")[0] for flag in flags}
-    informs = bool(INFORMATION_FLAGS & names) or framework is not None
+    informs = bool(INFORMATION_FLAGS & names) or framework is not None or page is not None
     if "--resume" in names and not informs:
         flags, options = resumed(chapter, flags, options)
     ranks = rank_count(chapter, options)
-    if options.ranks is not None and ranks > 1 and (PLANNING_FLAGS & names or framework):
+    if options.ranks is not None and ranks > 1 and (PLANNING_FLAGS & names or framework or page):
         if "--world_size" in names:
             raise BookError(f"--ranks {ranks} and --world_size say the same thing; give one", 2)
         flags = [*flags, "--world_size", str(ranks)]
@@ -133,7 +138,8 @@ def run_chapter(chapter, flags, options):
     if options.only_print:
         added = ["--run_dir", show_path(runs.next_run_dir(chapter))] if own_dir else []
         program = [show_path(executable), *added]
-        asked = [*program, *flags, *(bridge.QUESTION if framework else ())]
+        question = bridge.QUESTION if framework else mesh_page.QUESTION if page else ()
+        asked = [*program, *flags, *question]
         print(mpi.command_line(rank_command(asked, ranks, options.debug, None), env))
         if ranks > 1 and options.debug is None:
             print_elsewhere(program, flags, ranks)
@@ -147,6 +153,8 @@ def run_chapter(chapter, flags, options):
         recipes.check_flags(recipe, known_flags(chapter))
     if framework:
         return bridge.show(executable, flags, framework, recipe.title if recipe else "")
+    if page:
+        return mesh_page.write(executable, flags, Path(page), recipe.title if recipe else "")
     run_dir = runs.reserve_run_dir(chapter) if own_dir else given_run_dir(flags)
     added = ["--run_dir", show_path(run_dir)] if own_dir else []
     program = [show_path(executable), *added, *flags]

@@ -1,5 +1,6 @@
 #include "composition/layout.h"
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -167,6 +168,42 @@ TEST_CASE("groups say on how many nodes their ranks lie") {
   REQUIRE(nodes_of("tp,pp,dp,cp").at("tp") == 2);
   REQUIRE(nodes_of("tp,pp,dp,cp").at("dp_cp") == 1);
   REQUIRE(nodes_of("pp,dp,cp,tp") == usual);
+}
+
+TEST_CASE("by a layout's JSON every token of a batch is taken once by each stage and rank of tp") {
+  for (ExpertCase c : layouts()) {
+    INFO(c.name());
+    c.grad_acc_steps = 2 * c.pp;
+    TrainConfig config = expert_config(c);
+    config.composition.mesh_show = "json";
+    const auto json = nlohmann::json::parse(show_layout(config, "{}"));
+    const auto& batch = json["batch"];
+    const auto numbers = [](const nlohmann::json& stretches) {
+      std::vector<int64_t> found;
+      for (const auto& stretch : stretches) {
+        for (int64_t i = stretch[0]; i < stretch[1]; ++i) found.push_back(i);
+      }
+      return found;
+    };
+    std::map<std::pair<int64_t, int64_t>, int> tokens;  // how often, of samples and their tokens
+    std::map<int64_t, int> rows;
+    for (int rank = 0; rank < config.mesh().ranks(); ++rank) {
+      const auto& own = batch["ranks"][rank];
+      for (int64_t sample : numbers(own["samples"])) {
+        for (int64_t token : numbers(own["tokens"])) ++tokens[{sample, token}];
+      }
+      for (int64_t row : numbers(own["rows"])) ++rows[row];
+      // The first micro-batches are those of the first samples, in the order of dp.
+      const int64_t first = config.micro_batch_size * int64_t(json["ranks"][rank]["dp"]);
+      REQUIRE(own["samples"][0][0] == first);
+    }
+    REQUIRE(int64_t(tokens.size()) == config.global_batch_size() * config.seq_len);
+    REQUIRE(int64_t(rows.size()) == batch["rows"].get<int64_t>());
+    const MeshSizes mesh = config.mesh();
+    for (const auto& [token, times] : tokens) REQUIRE(times == mesh.tp * mesh.pp);
+    const int64_t shares = config.tensor_parallel.row_shares();
+    for (const auto& [row, times] : rows) REQUIRE(times == mesh.ranks() / shares);
+  }
 }
 
 TEST_CASE("the table of a layout and its JSON say the same") {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <set>
 #include <sstream>
@@ -6,6 +7,7 @@
 #include "accounting/zero_walk.h"
 #include "pipeline_parallel/generators.h"
 #include "proof/compositions.h"
+#include "proof/rounding.h"
 #include "run/command_line.h"
 #include "technique/case_cover.h"
 #include "testing.h"
@@ -241,6 +243,61 @@ TEST_CASE("sizes of units are those of the model") {
   }
 }
 
+/// Of every axis, with experts and ZeRO among them; flags of twins.
+const std::vector<std::string> kRounded = {
+    "--num_heads 4 --num_kv_heads 2 --hidden_size 32 --ffn_hidden_size 48 --vocab_size 40 "
+    "--num_layers 2 --seq_len 16 --micro_batch_size 1 --grad_acc_steps 8 --tp_size 2 "
+    "--sequence_parallel",
+    "--num_heads 4 --num_kv_heads 2 --hidden_size 32 --ffn_hidden_size 48 --vocab_size 40 "
+    "--num_layers 2 --seq_len 16 --micro_batch_size 1 --grad_acc_steps 4 --dp_size 2 --pp_size 2 "
+    "--zero_stage 2 --tie_word_embeddings",
+    "--num_heads 4 --num_kv_heads 2 --hidden_size 32 --ffn_hidden_size 48 --vocab_size 40 "
+    "--num_layers 2 --seq_len 16 --micro_batch_size 1 --grad_acc_steps 4 --dp_size 2 --cp_size 2 "
+    "--ep_size 2 --num_experts 4",
+};
+
+Twin twin_of(const std::string& flags) {
+  std::istringstream stream(flags + " --dtype f64 --device cpu");
+  std::optional<Twin> twin =
+      read_twin({std::istream_iterator<std::string>(stream), std::istream_iterator<std::string>()});
+  REQUIRE(twin.has_value());
+  return *twin;
+}
+
+TEST_CASE("in bf16 a layout is about as far from one process as five orders from each other",
+          "[not_sanitized]") {
+  for (const std::string& flags : kRounded) {
+    INFO(flags);
+    const RoundingResult result = compare_rounding(in_bf16(twin_of(flags)));
+    INFO(table_of(result));
+    REQUIRE(result.failure == "");
+    REQUIRE(result.orders.size() == 5);
+    REQUIRE(result.ratio <= kMostOfRounding);
+    // What is compared is there: all have rounded, and each in its own way.
+    REQUIRE(result.of_layout.loss > 1e-6);
+    REQUIRE(result.of_orders.loss > 1e-6);
+    REQUIRE(result.of_orders.loss < 0.1);
+  }
+}
+
+TEST_CASE("two runs are as far apart as the second half of their steps") {
+  const TrainedSeries one{"", {9, 9, 2, 4}, {1, 1, 1, 1}}, other{"", {1, 1, 1, 4}, {1, 1, 1, 2}};
+  REQUIRE(distance_of(one, other).loss == std::sqrt(0.5));
+  REQUIRE(distance_of(one, other).norm == std::sqrt(0.125));
+  REQUIRE(distance_of(one, one).loss == 0);
+}
+
+TEST_CASE("a twin in bf16 has micro-batches enough for other orders, and no dropout") {
+  const std::string sizes =
+      "--num_heads 2 --num_kv_heads 2 --hidden_size 8 --ffn_hidden_size 8 --vocab_size 16 "
+      "--num_layers 2 --seq_len 4 --micro_batch_size 1 ";
+  const TrainConfig few = in_bf16(twin_of(sizes + "--dp_size 3 --dropout 0.1")).config;
+  REQUIRE(few.dtype == "bf16");
+  REQUIRE(few.grad_acc_steps == 3);
+  REQUIRE(few.tensor_parallel.dropout == 0);
+  REQUIRE(in_bf16(twin_of(sizes + "--tp_size 2 --grad_acc_steps 12")).config.grad_acc_steps == 12);
+}
+
 TEST_CASE("what cannot be proven is refused") {
   const auto refused = [](const std::string& flags, const std::vector<std::string>& parts) {
     check_throws<UsageError>([&] { prove(parsed(flags)); }, parts);
@@ -249,6 +306,7 @@ TEST_CASE("what cannot be proven is refused") {
           {"pipedream", "--pp_schedule 1f1b"});
   refused("--prove 65", {"prove=65"});
   refused("--prove 16", {"one process", "--dp_size 2"});
+  refused("--prove_dtype bf16 --dp_size 2", {"prove_dtype=bf16", "--prove 16"});
 }
 
 }  // namespace
