@@ -14,8 +14,8 @@ from tools.run import gpu
 DATA = "labs.json"
 PRODUCT = "ch09.matmul"
 IDEAS = ("primer", "layer_norm", "coalescing", "banks", "divergence", "occupancy", "fusion", "reduction")
-ATTENTION, LENGTHS = "ch09.attention", (64, 128, 256)
-SHOWN = (PRODUCT, ATTENTION, *(f"ch09.{idea}" for idea in IDEAS))
+ATTENTION, LENGTHS, MASKS = "ch09.attention", (64, 128, 256), "ch09.masks"
+SHOWN = (PRODUCT, ATTENTION, MASKS, *(f"ch09.{idea}" for idea in IDEAS))
 CARD = "H100 SXM"
 SHEET = gpu.data_sheet(CARD)  # TFLOP/s of each dtype, GB/s of memory
 HEADS = {"predicted_bytes": "bytes, predicted", "bytes": "bytes, counted",
@@ -58,7 +58,8 @@ def texts(data):
              "roofline.md": roofline_table(data[PRODUCT]["rungs"]),
              "roofline.svg": roofline(data[PRODUCT]["rungs"]),
              "lab_attention.md": table(ATTENTION, data), "attention_lengths.md": lengths_table(data),
-             "attention_backward.md": backward_table(data)}
+             "attention_backward.md": backward_table(data),
+             "attention_masks.md": masks_table(data[MASKS])}
     return {**found, **{f"lab_{idea}.md": table(f"ch09.{idea}", data) for idea in IDEAS}}
 
 
@@ -103,6 +104,25 @@ def backward_table(data):
     return markdown("Two heads of 64 channels in bf16, on the emulated GPU.",
                     ["S", "forward, bytes", "backward, predicted", "backward, counted", "products, forward",
                      "products, backward", "barriers, backward", "weights, if kept", "lse, kept"], rows)
+
+
+def masks_table(data):
+    """Of each mask: how many tiles hold a score that is seen, and how many a rung went over."""
+    piece, width = data["size"]
+    tile = 4 * 2 * 128 * 64 * width  # operations of flash_2 for a tile of both heads
+    by = {(rung["mask"], rung["name"]): rung for rung in data["rungs"]}
+    rows = []
+    for mask in dict.fromkeys(mask for mask, _ in by):
+        forward, backward = by[mask, "flash_2"], by[mask, "flash_2_backward"]
+        rows.append([mask, *(cell(one) for one in (
+            forward["flops_without_a_mask"] // tile, forward["predicted_flops"] // tile, forward["flops"] // tile,
+            forward["predicted_bytes"], forward["bytes"],
+            round(100 * backward["flops"] / backward["flops_without_a_mask"]),
+            backward["predicted_bytes"], backward["bytes"]))])
+    return markdown(
+        f"Two samples, two heads of {width} channels that share keys, pieces of {piece} positions, on the emulated GPU.",
+        ["mask", "tiles of a head", "with a seen score", "counted", "bytes, predicted", "bytes, counted",
+         "backward, % of all products", "its bytes, predicted", "its bytes, counted"], rows)
 
 
 def markdown(caption, heads, rows):

@@ -77,14 +77,18 @@ template <class T>
 class Attended {
  public:
   explicit Attended(const Rung<T>& rung, const Shape& shape, Scores scores = Scores::usual)
-      : q_(queries_of(shape, scores)),
+      : begins_(host_begins(shape)),
+        q_(queries_of(shape, scores)),
         k_(keys_of(shape, scores)),
         v_(values_of(shape, scores)),
         out_(std::vector<T>(queries_of(shape, scores).size(), T(NAN))),
         lse_(std::vector<float>(size_t{1} * shape.samples * shape.heads * shape.queries, NAN)),
         scores_(std::max<size_t>(rung.scratch(shape) / sizeof(float), 1)),
         problem{shape,   q_,    k_, v_, out_, lse_, 1 / std::sqrt(static_cast<float>(shape.width)),
-                scores_, &maps_} {}
+                scores_, &maps_},
+        on_host(shape) {
+    if (shape.begins != nullptr) problem.begins = begins_;
+  }
 
   std::vector<double> out() const { return wide(out_); }
   std::vector<double> lse() const { return wide(lse_); }
@@ -94,6 +98,10 @@ class Attended {
   std::vector<double> v() const { return wide(v_); }
 
  private:
+  static std::vector<int32_t> host_begins(const Shape& x) {
+    if (x.begins == nullptr) return {0};
+    return {x.begins, x.begins + size_t{1} * x.samples * x.queries};
+  }
   static std::vector<T> queries_of(const Shape& x, Scores scores) {
     Operand<T> q(x, x.queries, x.heads, 1, mean_of(scores));
     if (scores == Scores::none) q.change([](float, int, int channel) { return channel == 0; });
@@ -117,12 +125,14 @@ class Attended {
     return v;
   }
 
+  emulator::test::Array<int32_t> begins_;
   emulator::test::Array<T> q_, k_, v_, out_;
   emulator::test::Array<float> lse_, scores_;
   cuda::TensorMaps maps_;
 
  public:
   Problem<T> problem;
+  const Shape on_host;  ///< the same, with begins in the host's memory
 };
 
 /// A problem of flash_2, which forward() runs, and its gradients, for any rung that goes backward.

@@ -10,29 +10,48 @@ struct Reference {
   Tensor q, k, v, out, lse;
   double scale;
   Positions queries, keys;
+  Documents documents;
 
   template <class T>
   explicit Reference(const Attended<T>& attended) : scale(attended.problem.scale) {
-    const attention::Shape& x = attended.problem;
+    const attention::Shape& x = attended.on_host;
     q = Tensor::from_host(attended.q(), {x.samples, x.queries, x.heads, x.width}, DType::f64);
     k = Tensor::from_host(attended.k(), {x.samples, x.keys, x.kv_heads, x.width}, DType::f64);
     v = Tensor::from_host(attended.v(), k.shape(), DType::f64);
     out = Tensor::empty(q.shape(), DType::f64);
     lse = Tensor::empty({x.samples, x.heads, x.queries}, DType::f64);
-    // Keys are at positions behind 0, so that queries before them have one, too.
-    const int64_t first = x.causal ? std::max(0, -x.offset) : 0;
-    queries = {x.causal ? first + x.offset : x.keys, x.queries};
-    keys = {first, x.keys};
+    // All are moved, so that queries before the first key have a position, too.
+    const int moved = std::max(0, -x.query_at.begin);
+    queries = positions_of(x.query_at, x.queries, x.causal ? moved : x.keys);
+    keys = positions_of(x.key_at, x.keys, moved);
+    if (x.begins != nullptr) {
+      documents = Documents({x.begins, x.begins + size_t{1} * x.samples * x.queries},
+                            {x.samples, x.queries});
+    }
     forward();
   }
-  void forward() { ops::attention_forward(out, lse, {}, q, k, v, scale, queries, keys); }
+  void forward() { ops::attention_forward(out, lse, {}, q, k, v, scale, queries, keys, documents); }
+
+ private:
+  static Positions positions_of(const attention::Ranges& at, int count, int moved) {
+    const int first = std::min(count, at.length);
+    return {at.begin + moved, first, at.second + moved, count - first};
+  }
 };
 
 /// As a message has it.
 inline std::string text_of(const attention::Shape& x) {
-  return fmt::format("{} x {} x {}, heads {}/{} of {}{}{}", x.samples, x.queries, x.keys, x.heads,
-                     x.kv_heads, x.width, x.causal ? ", causal from " : "",
-                     x.causal ? std::to_string(x.offset) : "");
+  const auto text = [](const attention::Ranges& at, int count) {
+    std::string ranges = std::to_string(at.begin);
+    if (at.length < count) ranges += fmt::format(" ({}), {}", at.length, at.second);
+    return ranges;
+  };
+  return fmt::format(
+      "{} x {} x {}, heads {}/{} of {}{}", x.samples, x.queries, x.keys, x.heads, x.kv_heads,
+      x.width,
+      x.causal ? fmt::format(", causal from {}, keys from {}{}", text(x.query_at, x.queries),
+                             text(x.key_at, x.keys), x.begins == nullptr ? "" : ", documents")
+               : "");
 }
 
 }  // namespace usp::lab

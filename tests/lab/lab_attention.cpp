@@ -1,32 +1,41 @@
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 
 #include "base/check.h"
 #include "lab/attention_case.h"
+#include "lab/masks.h"
 #include "lab/record.h"
 
-/// The rungs of attention on the emulated GPU: lab_attention S D prints what each asks for and does
-/// for two heads of S queries and keys, D channels wide, one JSON object a line.
+/// The rungs of attention on the emulated GPU, one JSON object a line: lab_attention S D prints
+/// what each asks for and does for two heads of S queries and keys, D channels wide; lab_attention
+/// masks P D the same of those for tensor cores, under the masks of pieces of P positions.
 namespace usp::lab {
 namespace {
 
 constexpr int kHeads = 2;
 
-/// Prints what a rung did. False if the emulator has something to say of it, which is printed.
+/// What a rung did. False if the emulator has something to say of it, which is printed.
+bool take_counters(const char* rung, emulator::Counters& counted) {
+  const emulator::Report report = emulator::take_report();
+  counted = report.total;
+  if (report.problems.empty()) return true;
+  std::fprintf(stderr, "error: %s: %s", rung, report.text().c_str());
+  return false;
+}
+
+/// Prints what a rung did. False where take_counters() is.
 template <class T, class Given>
 bool show(const Rung<T, Given>& rung, const Shape& shape) {
-  const emulator::Report report = emulator::take_report();
-  if (!report.problems.empty()) {
-    std::fprintf(stderr, "error: %s: %s", rung.name, report.text().c_str());
-    return false;
-  }
+  emulator::Counters counted;
+  if (!take_counters(rung.name, counted)) return false;
   const attention::Cost predicted = rung.cost(shape);
   nlohmann::ordered_json row =
-      record_of(rung.name, sizeof(T) == 2 ? "bf16" : "f32", predicted.bytes, report.total);
+      record_of(rung.name, sizeof(T) == 2 ? "bf16" : "f32", predicted.bytes, counted);
   row["scores_bytes"] = rung.scratch(shape);
   row["blocks"] = predicted.blocks;
-  add_flops(row, predicted.flops, report.total);
-  add_accesses(row, report.total);
+  add_flops(row, predicted.flops, counted);
+  add_accesses(row, counted);
   std::puts(row.dump().c_str());
   return true;
 }
@@ -44,6 +53,52 @@ bool run_and_show(const Rung<bf16, Gradients<bf16>>& rung, const Shape& shape) {
   if (!emulator::take_report().problems.empty()) return false;  // which its own row has shown
   rung.run(nullptr, x.gradients);
   return show(rung, shape);
+}
+
+/// Prints what a rung did under a mask. `tiles` says, of a shape, for how many tiles the rung
+/// multiplies, in products of its own: once by asking each pair of a query and a key, once as if
+/// each query saw each key.
+template <class Given, class Tiles>
+bool show_masked(const Rung<bf16, Given>& rung, const Masks::Mask& mask, const Tiles& tiles) {
+  emulator::Counters counted;
+  if (!take_counters(rung.name, counted)) return false;
+  const Shape& x = mask.shape;
+  Shape all = x;
+  all.causal = false;
+  const int64_t product = int64_t{2} * x.heads * rung.queries * rung.keys * x.width;
+  nlohmann::ordered_json row = record_of(rung.name, "bf16", rung.cost(x).bytes, counted);
+  row["mask"] = mask.name;
+  add_flops(row, tiles(x) * product, counted);
+  row["flops_without_a_mask"] = tiles(all) * product;
+  std::puts(row.dump().c_str());
+  return true;
+}
+
+int run_masks(int piece, int width) {
+  emulator::options.counters = true;
+  for (const Masks::Mask& mask : Masks(piece, width)) {
+    attention::check(mask.shape);
+    for (const Rung<bf16>* rung : attention::bf16_rungs()) {
+      const Attended<bf16> x(*rung, mask.shape);
+      rung->run(nullptr, x.problem);
+      const auto tiles = [&](const Shape& shape) {
+        return 2 * tiles_with_a_pair(shape, rung->queries, rung->keys);
+      };
+      if (!show_masked(*rung, mask, tiles)) return EXIT_FAILURE;
+    }
+    for (const auto* rung : attention::backward_rungs()) {
+      const Differentiated x(mask.shape);
+      x.forward();
+      emulator::take_report();  // which the rung's own row has shown
+      rung->run(nullptr, x.gradients);
+      const auto tiles = [&](const Shape& shape) {
+        return 4 * tiles_with_a_pair(shape, rung->keys, rung->queries) +
+               3 * tiles_with_a_pair(shape, rung->queries, rung->keys);
+      };
+      if (!show_masked(*rung, mask, tiles)) return EXIT_FAILURE;
+    }
+  }
+  return EXIT_SUCCESS;
 }
 
 int run(int length, int width) {
@@ -66,13 +121,15 @@ int run(int length, int width) {
 }  // namespace usp::lab
 
 int main(int argc, char** argv) {
-  const int length = argc == 3 ? std::atoi(argv[1]) : 0;
+  const bool masks = argc == 4 && argv[1] == std::string_view("masks");
+  const int length = argc == 3 || masks ? std::atoi(argv[argc - 2]) : 0;
   if (length < 1) {
     std::fprintf(stderr, "error: S and D must be at least 1; try lab_attention 256 64\n");
     return 2;
   }
   try {
-    return usp::lab::run(length, std::atoi(argv[2]));
+    const int width = std::atoi(argv[argc - 1]);
+    return masks ? usp::lab::run_masks(length, width) : usp::lab::run(length, width);
   } catch (const usp::UsageError& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 2;

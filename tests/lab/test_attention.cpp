@@ -1,4 +1,5 @@
 #include "lab/attention_reference.h"
+#include "lab/masks.h"
 #include "lab/pairs.h"
 
 /// Every rung of attention computes what the CPU does, asks for what its formula says, and has no
@@ -43,8 +44,8 @@ void check_values(const Rung<T>& rung, const Shape& shape, Scores scores = Score
 TEST_CASE("every rung computes what the CPU computes, on odd lengths, tails and shared heads") {
   const Shape shapes[] = {{2, 33, 47, 2, 1, 64},  // tails of both, two samples
                           {1, 1, 1, 1, 1, 128},
-                          {1, 70, 70, 4, 2, 64, true, 0},
-                          {1, 40, 34, 1, 1, 128, true, -6}};  // queries before all keys
+                          {1, 70, 70, 4, 2, 64, true},
+                          {1, 40, 34, 1, 1, 128, true, {-6}}};  // queries before all keys
   for (const Shape& shape : shapes) {
     each_rung([&](const auto& rung) { check_values(rung, shape); });
   }
@@ -52,9 +53,22 @@ TEST_CASE("every rung computes what the CPU computes, on odd lengths, tails and 
 
 TEST_CASE("blocks of tensor cores compute what the CPU computes, over several tiles") {
   const Shape shapes[] = {{2, 150, 300, 2, 1, 64},
-                          {1, 257, 390, 2, 2, 128, true, 133},
-                          {1, 300, 200, 2, 1, 64, true, -140}};
+                          {1, 257, 390, 2, 2, 128, true, {133}},
+                          {1, 300, 200, 2, 1, 64, true, {-140}}};
   for (const Shape& shape : shapes) {
+    for (const Rung<bf16>* rung : attention::bf16_rungs()) check_values(*rung, shape);
+  }
+}
+
+TEST_CASE("every rung takes documents and the two ranges of zig-zag, and rows that see no key") {
+  for (const auto& [name, shape] : Masks(/*piece=*/21)) {
+    each_rung([&](const auto& rung) { check_values(rung, shape); });
+  }
+}
+
+TEST_CASE("blocks of tensor cores go over the tiles of documents and of two ranges") {
+  for (const auto& [name, shape] : Masks(/*piece=*/100)) {
+    if (shape.begins == nullptr) continue;
     for (const Rung<bf16>* rung : attention::bf16_rungs()) check_values(*rung, shape);
   }
 }
@@ -85,7 +99,7 @@ TEST_CASE("a rung of attention asks for as many bytes as its formula says, at ta
   each_rung([&]<class T>(const Rung<T>& rung) {
     const int n = sizeof(T) == 4 ? 64 : 256;
     const Shape whole{1, n, 2 * n, 2, 1, 64}, causal{1, 2 * n, 2 * n, 1, 1, 128, true},
-        tails{1, 70, 130, 1, 1, 64, true, 60};
+        tails{1, 70, 130, 1, 1, 64, true, {60}};
     for (const Shape* each : {&whole, &causal, &tails}) {
       const Shape& shape = *each;
       INFO(rung.name << ", " << shape.queries << " x " << shape.keys);
@@ -95,6 +109,25 @@ TEST_CASE("a rung of attention asks for as many bytes as its formula says, at ta
     }
     CHECK(rung.cost(whole).flops == int64_t{2} * 4 * n * 2 * n * 64);
     CHECK(rung.scratch(whole) == (rung.keeps_scores ? 2 * n * 2 * n * 4 : 0));
+  });
+}
+
+TEST_CASE("a rung asks for the tiles in which a query sees a key, and for no others") {
+  each_rung([&]<class T>(const Rung<T>& rung) {
+    // A second range begins inside a block; where all scores are computed, one block is enough.
+    const int piece = rung.keeps_scores ? rung.queries / 2 : rung.queries * 3 / 2;
+    for (const auto& [name, shape] : Masks(piece)) {
+      if (shape.begins == nullptr) continue;
+      INFO(rung.name << ": " << name);
+      const int64_t tiles = tiles_with_a_pair(shape, rung.queries, rung.keys);
+      const attention::Cost counted = count(rung, shape), predicted = rung.cost(shape);
+      CHECK(counted.bytes == predicted.bytes);
+      const int64_t flops_of_tile = int64_t{4} * rung.queries * rung.keys * shape.width;
+      if (sizeof(T) == 2) CHECK(counted.flops == shape.heads * tiles * flops_of_tile);
+      if (rung.name == attention::kBlockwise.name) {
+        CHECK(predicted.flops == shape.heads * tiles * flops_of_tile);
+      }
+    }
   });
 }
 
@@ -145,6 +178,23 @@ TEST_CASE("a shape that no rung of attention takes is refused") {
       },
       {"kv_heads=3 must divide heads=4", "try 1"});
   check_throws<UsageError>([] { attention::check({1, 0, 128, 4, 4, 64}); }, {"queries=0"});
+  attention::check({1, 8, 8, 1, 1, 64, true, {0, 4, 4}, {2, 4, 12}});
+  check_throws<UsageError>(
+      [] {
+        attention::check({1, 8, 8, 1, 1, 64, true, {8, 4, 2}});
+      },
+      {"positions of queries begin again at 2, behind 4 from 8 on", "try 12"});
+  check_throws<UsageError>(
+      [] {
+        attention::check({1, 8, 8, 1, 1, 64, true, {}, {0, 4, 3}});
+      },
+      {"positions of keys begin again at 3", "try 4"});
+  const int32_t begins[1] = {0};
+  check_throws<UsageError>(
+      [&] {
+        attention::check({1, 1, 8, 1, 1, 64, false, {}, {}, begins});
+      },
+      {"documents of causal=false", "try causal=true"});
 }
 
 }  // namespace

@@ -60,4 +60,11 @@ LABS = {
          "predicted is the most",
          "scores bytes: what is kept in memory besides operands; blocks: that can run side by side",
          "flops: of tensor cores; those of scalar instructions are not counted"), most=1 << 16),
+    "ch09.masks": Lab(
+        "ch09_gpu_kernels/kernels/attention", "lab_attention", ("masks",), {"P": 192, "D": 64},
+        "attention under masks: documents, and the two ranges of zig-zag",
+        "Two samples, two heads that share keys, pieces of {P} positions, {D} channels wide",
+        ("flops predicted: of tiles in which some query sees a key, asked pair by pair",
+         "bytes: what blocks ask of global memory, in sectors of 32 bytes and whole boxes; at tails "
+         "predicted is the most"), most=1 << 14),
 }

@@ -46,6 +46,23 @@ struct Pairs {
   }
 };
 
+/// What backward keeps of a row of a head, for its warp to write.
+__device__ inline Gradients<bf16>::Row keep(const Gradients<bf16>& g, int index, int row) {
+  const Problem<bf16>& p = g.of;
+  const Head<bf16> head(p, index);
+  Gradients<bf16>::Row kept{INFINITY, 0, p.seen_by(head.sample, row)};
+  if (row >= p.queries) return kept;
+  const int64_t at = head.out - p.out + int64_t{row} * head.pitch;
+  for (int x = cuda::lane() * 2; x < p.width; x += 2 * cuda::kWarp) {
+    const auto dout = cuda::load_pack<2>(g.dout + at + x), out = cuda::load_pack<2>(p.out + at + x);
+    kept.delta += dout[0] * out[0] + dout[1] * out[1];
+  }
+  kept.delta = cuda::warp_sum(kept.delta);
+  const float lse = head.lse[row];
+  kept.lse = lse == -INFINITY ? INFINITY : lse * kLog2e;
+  return kept;
+}
+
 // [weigh]
 /// A score becomes a weight again, and the gradient of a weight becomes the gradient of the score,
 /// not yet times the problem's scale. `scale` is that one times log2(e).

@@ -16,27 +16,30 @@ __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<float> p) {
   float* const weights = values + kElements<width> + first_row() * kTile;
   const Head<float> head(p, static_cast<int>(blockIdx.y));
   const int top = static_cast<int>(blockIdx.x) * kTile, row = top + first_row();
-  const int end = p.seen_by(min(top + kTile, p.queries) - 1);
+  const Tiles tiles = p.tiles_seen(head.sample, top, kTile, kTile);
   bring<width>(queries, head.q, head.pitch, top, p.queries);
-  Rows<width> rows;
-  rows.clear();
-  for (int first = 0; first < end; first += kTile) {
+  Rows<width> rows(p, head.sample, row);
+  for (int step = 0; step < tiles.count; ++step) {
+    const int first = tiles[step] * kTile;
     bring<width>(keys, head.k, head.kv_pitch, first, p.keys);
     bring<width>(values, head.v, head.kv_pitch, first, p.keys);
     __syncthreads();
-    rows.take(p, p.scale, row, queries, keys, values, weights, first);
+    rows.take(p.scale, queries, keys, values, weights, first);
     __syncthreads();
   }
   rows.finish(head, row, p.queries);
 }
 
-/// Queries, outputs and lse once; keys and values once a block.
+/// Queries, outputs and lse once; keys and values once a block; with documents, their begins.
 Cost cost(const Shape& x) {
-  const int64_t down = ceil_div(x.queries, kTile), tiles = tiles_of(x, kTile, kTile);
+  const int64_t down = x.samples * ceil_div(x.queries, kTile),
+                tiles = count_tiles(x, kTile, kTile).tiles;
   const int64_t row = int64_t{x.width} * int64_t{sizeof(float)};
-  const int64_t head = 2 * (down + tiles) * kTile * row + int64_t{x.queries} * kSector;
-  const int64_t heads = int64_t{x.samples} * x.heads;
-  return {heads * head, heads * 4 * tiles * kTile * kTile * x.width, heads * down};
+  const int64_t rows = int64_t{x.samples} * x.queries;
+  const int64_t head =
+      2 * (down + tiles) * kTile * row + rows * kSector +
+      bytes_of_begins(x, rows + kWarps * stretches_of(x, x.query_at, x.queries, kTile));
+  return {x.heads * head, x.heads * 4 * tiles * kTile * kTile * x.width, x.heads * down};
 }
 
 void run(const Queue& queue, const Problem<float>& p) {

@@ -19,19 +19,18 @@ __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<float> p) {
     bring<width>(keys, head.k, head.kv_pitch, first, p.keys);
     bring<width>(values, head.v, head.kv_pitch, first, p.keys);
     for (int top = 0; top < p.queries; top += kTile) {
-      if (first > 0 && p.seen_by(top + kTile - 1) <= first) continue;
+      if (first > 0 && !p.tiles_seen(head.sample, top, kTile, kTile).holds(first / kTile)) continue;
       const int row = top + first_row();
       bring<width>(queries, head.q, head.pitch, top, p.queries);
       __syncthreads();
-      Rows<width> rows;
-      rows.clear();
+      Rows<width> rows(p, head.sample, row);
       for (int r = 0; first > 0 && r < kRows && row + r < p.queries; ++r) {
         const float* const out = head.out + int64_t{row + r} * head.pitch + lane();
         rows.max[r] = head.lse[row + r];
         rows.sum[r] = lane() == 0 && rows.max[r] > -kInfinity<float> ? 1 : 0;
         for (int c = 0; c < width / kTile; ++c) rows.result[r][c] = out[c * kTile];
       }
-      rows.take(p, p.scale, row, queries, keys, values, weights, first);
+      rows.take(p.scale, queries, keys, values, weights, first);
       rows.finish(head, row, p.queries);
       __syncthreads();
     }
@@ -39,18 +38,24 @@ __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<float> p) {
 }
 
 /// Keys and values once. For each tile of scores queries are read, outputs and lse written, and
-/// but for the first tile of keys read before.
+/// but for the first tile of keys, which all queries meet, read before; with documents, their
+/// begins.
 Cost cost(const Shape& x) {
-  const int64_t down = ceil_div(x.queries, kTile);
+  const int64_t down = x.samples * ceil_div(x.queries, kTile), across = ceil_div(x.keys, kTile);
   int64_t tiles = down;
-  for (int first = kTile; first < x.keys; first += kTile) {
-    for (int top = 0; top < x.queries; top += kTile) tiles += x.seen_by(top + kTile - 1) > first;
+  for (int sample = 0; sample < x.samples; ++sample) {
+    for (int top = 0; top < x.queries; top += kTile) {
+      const Tiles seen = x.tiles_seen(sample, top, kTile, kTile);
+      tiles += seen.count - seen.holds(0);
+    }
   }
   const int64_t row = int64_t{x.width} * int64_t{sizeof(float)};
-  const int64_t head = 2 * ceil_div(x.keys, kTile) * kTile * row + tiles * kTile * row +
-                       (2 * tiles - down) * kTile * (row + kSector);
-  const int64_t heads = int64_t{x.samples} * x.heads;
-  return {heads * head, heads * 4 * tiles * kTile * kTile * x.width, heads};
+  const int64_t looked_up = (across - 1) * stretches_of(x, x.query_at, x.queries, kTile);
+  const int64_t head = x.samples * 2 * across * kTile * row + tiles * kTile * row +
+                       (2 * tiles - down) * kTile * (row + kSector) +
+                       bytes_of_begins(x, tiles * kTile + kWarps * looked_up);
+  return {x.heads * head, x.heads * 4 * tiles * kTile * kTile * x.width,
+          int64_t{x.samples} * x.heads};
 }
 
 void run(const Queue& queue, const Problem<float>& p) {

@@ -18,11 +18,14 @@ __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<bf16> p) {
   char* const stages = queries + kQueries * width * 2;
   const Head<bf16> head(p, static_cast<int>(blockIdx.y));
   const int top = static_cast<int>(blockIdx.x) * kQueries;
-  const int row = top + warp() * 16 + lane() / 4, seen[2] = {p.seen_by(row), p.seen_by(row + 8)};
-  const int end = p.seen_by(min(top + kQueries, p.queries) - 1);
-  const auto bring_tile = [&](int first) {
-    char* const stage = stages + first / kKeys % kStages * kStage;
-    if (first < end) {
+  const int warp_top = top + warp() * kWarpRows, row = warp_top + lane() / 4;
+  const Stretch seen[2] = {p.seen_by(head.sample, row), p.seen_by(head.sample, row + 8)};
+  const Stretch seen_by_all = p.seen_by_all(head.sample, warp_top, kWarpRows);
+  const Tiles tiles = p.tiles_seen(head.sample, top, kQueries, kKeys);
+  const auto bring_tile = [&](int step) {
+    char* const stage = stages + step % kStages * kStage;
+    if (step < tiles.count) {
+      const int first = tiles[step] * kKeys;
       bring<width, kKeys>(stage, head.k, head.kv_pitch, first, p.keys);
       bring<width, kKeys>(stage + kTile, head.v, head.kv_pitch, first, p.keys);
     }
@@ -30,15 +33,16 @@ __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<bf16> p) {
   };
   OnlineSoftmax softmax;
   float s[kKeys / 2], o[width / 2] = {};
-  if (end > 0) bring<width, kQueries>(queries, head.q, head.pitch, top, p.queries);
+  if (tiles.count > 0) bring<width, kQueries>(queries, head.q, head.pitch, top, p.queries);
   bring_tile(0);
-  for (int first = 0; first < end; first += kKeys) {
-    const char* const stage = stages + first / kKeys % kStages * kStage;
-    bring_tile(first + kKeys);
+  for (int step = 0; step < tiles.count; ++step) {
+    const int first = tiles[step] * kKeys;
+    const char* const stage = stages + step % kStages * kStage;
+    bring_tile(step + 1);
     cp_async_wait<1>();
     __syncthreads();
     multiply<width>(s, queries, stage);
-    if (first + kKeys > p.seen_by(top + warp() * 16)) mask(s, first + lane() % 4 * 2, seen);
+    if (!seen_by_all.holds(first, first + kKeys)) mask(s, first + lane() % 4 * 2, seen);
     softmax.take(s, p.scale * kLog2e);
     USP_UNROLL
     for (int i = 0; i < width / 2; ++i) o[i] *= softmax.factor[i / 2 % 2];
@@ -48,7 +52,7 @@ __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<bf16> p) {
   finish(p, head, row, softmax, o);
 }
 
-Cost cost(const Shape& x) { return cost_of(x, kQueries, kKeys); }
+Cost cost(const Shape& x) { return cost_of(x, kQueries, kKeys, kBlock / kWarp); }
 
 void run(const Queue& queue, const Problem<bf16>& p) {
   with_width(p.width, [&](auto width) {

@@ -15,22 +15,10 @@ using Given = Gradients<bf16>;
 
 /// A warp a row.
 __global__ void __launch_bounds__(kEightWarps) rows_kernel(Given g) {
-  const Problem<bf16>& p = g.of;
-  const int row = static_cast<int>(warp_of_grid()), rows = Given::rows_of(p.queries);
-  const Head<bf16> head(p, static_cast<int>(blockIdx.y));
+  const int row = static_cast<int>(warp_of_grid()), rows = Given::rows_of(g.of.queries);
   if (row >= rows) return;
-  float lse = -INFINITY, delta = 0;
-  if (row < p.queries) {
-    const int64_t at = head.out - p.out + int64_t{row} * head.pitch;
-    for (int x = lane() * 2; x < p.width; x += 2 * kWarp) {
-      const auto dout = load_pack<2>(g.dout + at + x), out = load_pack<2>(p.out + at + x);
-      delta += dout[0] * out[0] + dout[1] * out[1];
-    }
-    delta = warp_sum(delta);
-    lse = head.lse[row];
-  }
-  const Numbers<float, 2> kept{{lse == -INFINITY ? INFINITY : lse * kLog2e, delta}};
-  if (lane() == 0) store_pack<2>(&g.rows[int64_t{blockIdx.y} * rows + row].lse, kept);
+  const Given::Row kept = keep(g, static_cast<int>(blockIdx.y), row);
+  if (lane() == 0) g.rows[int64_t{blockIdx.y} * rows + row] = kept;
 }
 
 template <int width>
@@ -39,21 +27,20 @@ __global__ void __launch_bounds__(kEightWarps, 1) keys_kernel(Given g) {
   const Pairs<width> pairs{swizzled_shared()};
   const int side = static_cast<int>(blockIdx.x) * kOwnRows, group = p.heads / p.kv_heads;
   const int first_head = static_cast<int>(blockIdx.y) * group;
-  const int begin = p.first_to_see(side) / kStep, end = (p.queries + kStep - 1) / kStep;
-  const int tiles = max(0, end - begin), steps = tiles * group;  // of a head, of all
-  const auto top_of = [&](int step) { return (begin + step % tiles) * kStep; };
+  const Head<bf16> own(p, first_head);
+  const Tiles tiles = p.tiles_seeing(own.sample, side, kOwnRows, kStep);
+  const int steps = tiles.count * group;  // of all heads
   const auto bring_step = [&](int step) {
     if (step < steps) {
-      const int index = first_head + step / tiles, top = top_of(step);
+      const int index = first_head + step / tiles.count, top = tiles[step % tiles.count] * kStep;
       const Head<bf16> head(p, index);
       pairs.bring_tiles(step, head.q, g.dout + (head.q - p.q), head.pitch, top, p.queries);
       const Given::Row* const rows = g.rows + int64_t{index} * Given::rows_of(p.queries) + top;
-      const int two = static_cast<int>(threadIdx.x) * 2;  // 16 bytes
-      if (two < kStep) cp_async_16(pairs.rows(step) + two, rows + two);
+      const int row = static_cast<int>(threadIdx.x);
+      if (row < kStep) cp_async_16(pairs.rows(step) + row, rows + row);
     }
     cp_async_commit();
   };
-  const Head<bf16> own(p, first_head);
   const int first = side + warp() * kWarpRows, key = first + lane() / 4;
   float s[kStep / 2], ds[kStep / 2], dk[width / 2] = {}, dv[width / 2] = {};
   if (steps > 0) pairs.bring_own(own.k, own.v, own.kv_pitch, side, p.keys);
@@ -63,12 +50,15 @@ __global__ void __launch_bounds__(kEightWarps, 1) keys_kernel(Given g) {
     cp_async_wait<1>();
     __syncthreads();
     pairs.multiply_both(s, ds, step);
-    const bool all_see = p.seen_by(top_of(step)) >= first + kWarpRows;
+    const Given::Row* const rows = pairs.rows(step);
+    const Stretch seen_by_all{rows[kStep - 1].seen.from, rows[0].seen.to};
+    const bool all_see = seen_by_all.holds(first, first + kWarpRows);
     USP_UNROLL
     for (int i = 0; i < kStep / 2; ++i) {
-      const int query = i / 4 * 8 + lane() % 4 * 2 + i % 2;
-      if (!all_see && key + i / 2 % 2 * 8 >= p.seen_by(top_of(step) + query)) s[i] = -INFINITY;
-      weigh(s[i], ds[i], pairs.rows(step)[query], p.scale * kLog2e);
+      const Given::Row row = rows[i / 4 * 8 + lane() % 4 * 2 + i % 2];
+      const int own_key = key + i / 2 % 2 * 8;
+      if (!all_see && !row.seen.holds(own_key, own_key + 1)) s[i] = -INFINITY;
+      weigh(s[i], ds[i], row, p.scale * kLog2e);
     }
     add_weighted(dv, s, pairs.tile(step, 1));
     add_weighted(dk, ds, pairs.tile(step, 0));
@@ -86,26 +76,29 @@ __global__ void __launch_bounds__(kEightWarps, 1) queries_kernel(Given g) {
   const int top = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kOwnRows;
   const int first = top + warp() * kWarpRows, query = first + lane() / 4;
   const Head<bf16> head(p, static_cast<int>(blockIdx.y));
-  const int end = p.seen_by(min(top + kOwnRows, p.queries) - 1);
+  const Tiles tiles = p.tiles_seen(head.sample, top, kOwnRows, kStep);
+  const Stretch seen_by_all = p.seen_by_all(head.sample, first, kWarpRows);
   const auto bring_step = [&](int step) {
-    const int key = step * kStep;
-    if (key < end) pairs.bring_tiles(step, head.k, head.v, head.kv_pitch, key, p.keys);
+    if (step < tiles.count) {
+      pairs.bring_tiles(step, head.k, head.v, head.kv_pitch, tiles[step] * kStep, p.keys);
+    }
     cp_async_commit();
   };
   const Given::Row* const rows = g.rows + int64_t{blockIdx.y} * Given::rows_of(p.queries) + query;
   const Given::Row own[2] = {rows[0], rows[8]};
-  const int seen[2] = {p.seen_by(query), p.seen_by(query + 8)};
+  const Stretch seen[2] = {own[0].seen, own[1].seen};
   float s[kStep / 2], ds[kStep / 2], dq[width / 2] = {};
-  if (end > 0) {
+  if (tiles.count > 0) {
     pairs.bring_own(head.q, g.dout + (head.q - p.q), head.pitch, top, p.queries);
   }
   bring_step(0);
-  for (int step = 0; step * kStep < end; ++step) {
+  for (int step = 0; step < tiles.count; ++step) {
+    const int key = tiles[step] * kStep;
     bring_step(step + 1);
     cp_async_wait<1>();
     __syncthreads();
     pairs.multiply_both(s, ds, step);
-    if ((step + 1) * kStep > p.seen_by(first)) mask(s, step * kStep + lane() % 4 * 2, seen);
+    if (!seen_by_all.holds(key, key + kStep)) mask(s, key + lane() % 4 * 2, seen);
     USP_UNROLL
     for (int i = 0; i < kStep / 2; ++i) weigh(s[i], ds[i], own[i / 2 % 2], p.scale * kLog2e);
     add_weighted(dq, ds, pairs.tile(step, 0));
@@ -114,19 +107,27 @@ __global__ void __launch_bounds__(kEightWarps, 1) queries_kernel(Given g) {
   store_rows(g.dq + (head.q - p.q), head.pitch, query, p.queries, dq, {p.scale, p.scale});
 }
 
-/// Each gradient is written by half a sector, as outputs are.
+/// Each gradient is written by half a sector, as outputs are. Where documents begin is read for
+/// each row, each look-up of tiles, and what all rows of a warp see; searches among queries add up.
 Cost cost(const Shape& x) {
-  const int64_t row = x.width * int64_t{sizeof(bf16)}, of_row = sizeof(Given::Row), sector = 32;
-  const int64_t heads = int64_t{x.samples} * x.heads, kv_heads = int64_t{x.samples} * x.kv_heads;
-  const int64_t down = ceil_div(x.queries, kOwnRows), across = ceil_div(x.keys, kOwnRows);
-  const int64_t seen = tiles_of(x, kOwnRows, kStep), seeing = tiles_of_keys(x, kOwnRows, kStep);
-  const int64_t of_rows = x.queries * (2 * row + sector) + Given::rows_of(x.queries) * sector;
-  const int64_t of_keys = across * kOwnRows * 2 * row + 2 * x.keys * 2 * row;
-  const int64_t of_queries = down * kOwnRows * (2 * row + of_row) + x.queries * 2 * row;
-  const int64_t passing = kStep * (seeing * (2 * row + of_row) + seen * 2 * row);
-  return {heads * (of_rows + of_queries + passing) + kv_heads * of_keys,
-          heads * 2 * kOwnRows * kStep * x.width * (4 * seeing + 3 * seen),
-          std::min(heads * down, kv_heads * across)};
+  const int64_t row = x.width * int64_t{sizeof(bf16)}, of_row = sizeof(Given::Row);
+  const int64_t down = x.samples * ceil_div(x.queries, kOwnRows);
+  const int64_t across = ceil_div(x.keys, kOwnRows), rows = int64_t{x.samples} * x.queries;
+  const Count seen = count_tiles(x, kOwnRows, kStep);
+  const Count seeing = count_tiles_of_keys(x, kOwnRows, kStep);
+  const int64_t warps = kEightWarps / kWarp;
+  const int64_t searches = warps * stretches_of(x, x.key_at, x.keys, kOwnRows) * x.search_steps();
+  const int64_t reads = rows + warps * (stretches_of(x, x.query_at, x.queries, kOwnRows) + down);
+  const int64_t of_rows =
+      rows * (2 * row + kSector) + x.samples * Given::rows_of(x.queries) * kSector;
+  const int64_t of_keys = seeing.blocks * kOwnRows * 2 * row + 2 * x.samples * x.keys * 2 * row +
+                          bytes_of_begins(x, searches);
+  const int64_t of_queries = (seen.blocks * 2 * row + down * of_row) * kOwnRows + rows * 2 * row +
+                             bytes_of_begins(x, reads);
+  const int64_t passing = kStep * (seeing.tiles * (2 * row + of_row) + seen.tiles * 2 * row);
+  return {x.heads * (of_rows + of_queries + passing) + x.kv_heads * of_keys,
+          x.heads * 2 * kOwnRows * kStep * x.width * (4 * seeing.tiles + 3 * seen.tiles),
+          std::min(x.heads * down, x.kv_heads * x.samples * across)};
 }
 
 void run(const Queue& queue, const Given& g) {

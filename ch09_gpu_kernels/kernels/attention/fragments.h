@@ -38,10 +38,11 @@ __device__ inline float row_sum(float x) {
 
 /// Scores of keys that a row does not see become -inf. `key` is that of register 0.
 template <int registers>
-__device__ void mask(float (&s)[registers], int key, const int (&seen)[2]) {
+__device__ void mask(float (&s)[registers], int key, const Stretch (&seen)[2]) {
   USP_UNROLL
   for (int i = 0; i < registers; ++i) {
-    if (key + i / 4 * 8 + i % 2 >= seen[i / 2 % 2]) s[i] = -INFINITY;
+    const int own = key + i / 4 * 8 + i % 2;
+    if (!seen[i / 2 % 2].holds(own, own + 1)) s[i] = -INFINITY;
   }
 }
 
@@ -128,15 +129,20 @@ __device__ void finish(const Problem<bf16>& p, const Head<bf16>& head, int row,
   store_rows(head.out, head.pitch, row, p.queries, o, inverse);
 }
 
-/// Of rungs that keep `queries` queries a block. Each output is written by half a sector.
-inline Cost cost_of(const Shape& x, int queries, int keys) {
-  const int64_t down = ceil_div(x.queries, queries), tiles = tiles_of(x, queries, keys);
-  const int64_t row = int64_t{x.width} * int64_t{sizeof(bf16)};
-  const int64_t of_lse = x.queries % 8 == 0 ? 32 : 64;  // bytes of eight rows
-  const int64_t head = down * queries * row + 2 * tiles * keys * row + 2 * x.queries * row +
-                       ceil_div(x.queries, 8) * of_lse;
-  const int64_t heads = int64_t{x.samples} * x.heads;
-  return {heads * head, heads * 4 * tiles * queries * keys * x.width, heads * down};
+/// Of rungs that keep `queries` queries a block, in which so many warps look up its tiles, and each
+/// of eight where the documents of 16 rows begin and what all of them see. Each output is written
+/// by half a sector.
+inline Cost cost_of(const Shape& x, int queries, int keys, int warps) {
+  const int64_t down = x.samples * ceil_div(x.queries, queries);
+  const auto [tiles, blocks] = count_tiles(x, queries, keys);
+  const int64_t row = int64_t{x.width} * int64_t{sizeof(bf16)},
+                rows = int64_t{x.samples} * x.queries;
+  const int64_t of_eight = x.queries % 8 == 0 ? kSector : 2 * kSector;  // lse, begins
+  const int64_t eights = x.samples * ceil_div(x.queries, 8) * of_eight;
+  const int64_t reads = warps * stretches_of(x, x.query_at, x.queries, queries) + 8 * down;
+  const int64_t head = blocks * queries * row + 2 * tiles * keys * row + 2 * rows * row + eights +
+                       bytes_of_begins(x, reads) + (x.begins == nullptr ? 0 : eights);
+  return {x.heads * head, x.heads * 4 * tiles * queries * keys * x.width, x.heads * down};
 }
 
 }  // namespace usp::attention

@@ -6,6 +6,19 @@
 
 namespace usp::attention {
 
+namespace {
+
+/// Two ranges of `count` rows have to ascend; `what` they are of.
+void check_ascending(const Ranges& at, int count, const char* what) {
+  if (at.length >= count) return;
+  if (at.length < 1 || at.second < at.begin + at.length) {
+    usage_error("positions of {} begin again at {}, behind {} from {} on: they must ascend; try {}",
+                what, at.second, at.length, at.begin, at.begin + std::max(at.length, 1));
+  }
+}
+
+}  // namespace
+
 std::span<const Rung<float>* const> f32_rungs() {
   static constexpr const Rung<float>* kRungs[] = {&kNaive, &kFlash1, &kBlockwise};
   return kRungs;
@@ -32,23 +45,40 @@ void check(const Shape& x) {
     usage_error("samples={}, queries={} and keys={} must be at least 1; try 1, 128 and 128",
                 x.samples, x.queries, x.keys);
   }
+  check_ascending(x.query_at, x.queries, "queries");
+  check_ascending(x.key_at, x.keys, "keys");
+  if (x.begins != nullptr && !x.causal) {
+    usage_error("documents of causal=false must be whole samples; try causal=true");
+  }
 }
 
-int64_t tiles_of(const Shape& x, int queries, int keys) {
-  int64_t tiles = 0;
-  for (int first = 0; first < x.queries; first += queries) {
-    const int last = std::min(first + queries, x.queries) - 1;
-    tiles += (x.seen_by(last) + keys - 1) / keys;
+Count count_tiles(const Shape& x, int queries, int keys) {
+  Count all{};
+  for (int sample = 0; sample < x.samples; ++sample) {
+    for (int first = 0; first < x.queries; first += queries) {
+      const int tiles = x.tiles_seen(sample, first, queries, keys).count;
+      all.tiles += tiles;
+      all.blocks += tiles > 0;
+    }
   }
-  return tiles;
+  return all;
 }
 
-int64_t tiles_of_keys(const Shape& x, int keys, int queries) {
-  int64_t tiles = 0;
-  for (int first = 0; first < x.keys; first += keys) {
-    tiles += std::max(0, (x.queries + queries - 1) / queries - x.first_to_see(first) / queries);
+Count count_tiles_of_keys(const Shape& x, int keys, int queries) {
+  Count all{};
+  for (int sample = 0; sample < x.samples; ++sample) {
+    for (int first = 0; first < x.keys; first += keys) {
+      const int tiles = x.tiles_seeing(sample, first, keys, queries).count;
+      all.tiles += tiles;
+      all.blocks += tiles > 0;
+    }
   }
-  return tiles;
+  return all;
+}
+
+int64_t stretches_of(const Shape& x, const Ranges& at, int count, int rows) {
+  const bool turns = at.length < count && at.length % rows != 0;
+  return int64_t{x.samples} * ((count + rows - 1) / rows + turns);
 }
 
 }  // namespace usp::attention

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <climits>
 #include <span>
 
 #include "cuda/tensor_maps.h"
@@ -14,22 +15,135 @@ namespace usp::attention {
 
 using bf16 = __nv_bfloat16;  ///< CUDA's type
 
+/// Ascending numbers of rows, in two runs at most: row 0 has `begin`, and those behind it count on,
+/// until row `length` has `second`.
+struct Ranges {
+  int begin = 0, length = INT_MAX, second = 0;
+
+  /// The number of a row.
+  __host__ __device__ int operator[](int row) const {
+    return row < length ? begin + row : second + (row - length);
+  }
+  /// How many of the first `count` rows have a number below this one.
+  __host__ __device__ int below(int number, int count) const {
+    const int first = count < length ? count : length;
+    return within(number - begin, first) + within(number - second, count - first);
+  }
+  /// Does the second run begin inside rows first to end - 1?
+  __host__ __device__ bool turns_in(int first, int end) const {
+    return first < length && length < end;
+  }
+
+ private:
+  __host__ __device__ static int within(int x, int most) { return x < 0 ? 0 : x < most ? x : most; }
+};
+
+/// Rows from `from` on, `to` not included; none if they are equal.
+struct Stretch {
+  int from, to;
+
+  /// Does it hold all of these rows?
+  __host__ __device__ bool holds(int first, int end) const { return from <= first && end <= to; }
+};
+
+/// Tiles that pass by a block: those that the mask empties are not among them.
+struct Tiles {
+  Ranges number{0, 0, 0};
+  int count = 0;
+
+  /// The tile of a step, from 0 to count - 1.
+  __host__ __device__ int operator[](int step) const { return number[step]; }
+  /// Is this tile one of them?
+  __host__ __device__ bool holds(int tile) const {
+    return number.below(tile + 1, count) > number.below(tile, count);
+  }
+  /// Adds the tiles of so many rows that hold a row of the stretch. It is the first one, or begins
+  /// no earlier than the first one did.
+  __host__ __device__ void add(const Stretch& rows, int size) {
+    const int begin = rows.from / size, end = (rows.to + size - 1) / size;
+    const int next = count == 0 || begin > number[count - 1] ? begin : number[count - 1] + 1;
+    if (rows.from >= rows.to || next >= end) return;
+    if (count == 0) number = {next, end - next, 0};
+    if (count > 0) number.second = next;
+    count += end - next;
+  }
+};
+
 /// How much there is, and who sees whom.
 struct Shape {
   int samples, queries, keys;
   int heads, kv_heads;  ///< heads / kv_heads heads of queries share keys and values
   int width;            ///< channels of a head: 64 or 128
-  bool causal = false;
-  int offset = 0;  ///< causal: query i sees keys 0 to i + offset, so some may see none
+  bool causal = false;  ///< a query sees keys up to its own position, of its document; else all
+  Ranges query_at{}, key_at{};  ///< positions in a sample: of all rows, or of a piece of a ring's
+  /// Causal: [samples, queries], the position at which each query's document begins. Without, a
+  /// sample is one document.
+  const int32_t* begins = nullptr;
 
-  /// How many keys this query sees; they are the first ones.
-  __host__ __device__ int seen_by(int query) const {
-    const int last = causal ? query + offset : keys - 1;
-    return last < 0 ? 0 : last < keys ? last + 1 : keys;
+  /// The keys that a query sees lie side by side, because positions ascend: this is the first one,
+  __host__ __device__ int seen_from(int sample, int query) const {
+    if (!causal || begins == nullptr) return 0;
+    return key_at.below(begins[int64_t{sample} * queries + query], keys);
   }
-  /// The first query that sees this key; all those behind it do, too. `queries` or more: none.
-  __host__ __device__ int first_to_see(int key) const {
-    return causal && key > offset ? key - offset : 0;
+  /// and here they end. Neither decreases from a query to the next.
+  __host__ __device__ int seen_to(int query) const {
+    return causal ? key_at.below(query_at[query] + 1, keys) : keys;
+  }
+  /// Both; no keys for a query that is not there.
+  __host__ __device__ Stretch seen_by(int sample, int query) const {
+    if (query >= queries) return {keys, keys};
+    return {seen_from(sample, query), seen_to(query)};
+  }
+  /// The keys that each of so many queries sees: those of them that are there.
+  __host__ __device__ Stretch seen_by_all(int sample, int first, int rows) const {
+    const int last = (first + rows < queries ? first + rows : queries) - 1;
+    return {seen_from(sample, last), seen_to(first)};
+  }
+
+  // [tiles_seen]
+  /// The tiles of keys of which a block of queries sees any. What queries at consecutive positions
+  /// see is one stretch.
+  __host__ __device__ Tiles tiles_seen(int sample, int first, int rows, int tile) const {
+    const int end = first + rows < queries ? first + rows : queries;
+    const bool turns = query_at.turns_in(first, end);
+    Tiles tiles;
+    tiles.add({seen_from(sample, first), seen_to((turns ? query_at.length : end) - 1)}, tile);
+    if (turns) tiles.add({seen_from(sample, query_at.length), seen_to(end - 1)}, tile);
+    return tiles;
+  }
+  // [tiles_seen]
+  /// The tiles of queries that see any key of a block.
+  __host__ __device__ Tiles tiles_seeing(int sample, int first, int rows, int tile) const {
+    const int end = first + rows < keys ? first + rows : keys;
+    const bool turns = key_at.turns_in(first, end);
+    Tiles tiles;
+    tiles.add(seeing(sample, first, turns ? key_at.length : end), tile);
+    if (turns) tiles.add(seeing(sample, key_at.length, end), tile);
+    return tiles;
+  }
+  /// Numbers of `begins` that tiles_seeing() reads for a stretch of keys.
+  int search_steps() const {
+    int steps = 0;
+    for (int step = 1; begins != nullptr && step <= queries; step *= 2) ++steps;
+    return steps;
+  }
+
+ private:
+  /// The queries that see any of these keys, which are at consecutive positions.
+  __host__ __device__ Stretch seeing(int sample, int first, int end) const {
+    if (!causal) return {0, queries};
+    return {query_at.below(key_at[first], queries), begun_by(sample, key_at[end - 1])};
+  }
+  /// How many queries are of documents that begin at this position at the latest: by bisection.
+  __host__ __device__ int begun_by(int sample, int position) const {
+    if (begins == nullptr) return queries;
+    int found = 0, step = 1;
+    while (step <= queries / 2) step *= 2;
+    for (; step > 0; step /= 2) {
+      const int next = found + step < queries ? found + step : queries;
+      if (begins[int64_t{sample} * queries + next - 1] <= position) found = next;
+    }
+    return found;
   }
 };
 
@@ -49,10 +163,12 @@ struct Problem : Shape {
 /// written, rounded once, and have the same bits in each run.
 template <class T>
 struct Gradients {
-  /// What backward keeps of a query: its lse to base 2, infinite where it sees no key, and its
-  /// delta, the sum over channels of dout * out. From them a score's weight and gradient follow.
-  struct alignas(8) Row {
+  /// What backward keeps of a query: its lse to base 2, infinite where it sees no key, its delta,
+  /// the sum over channels of dout * out, and the keys it sees. From them a score's weight and
+  /// gradient follow.
+  struct alignas(16) Row {
     float lse, delta;
+    Stretch seen;
   };
 
   Problem<T> of;
@@ -105,9 +221,17 @@ std::span<const Rung<bf16, Gradients<bf16>>* const> backward_rungs();
 /// Throws UsageError where no rung takes such a shape.
 void check(const Shape& shape);
 
-/// Tiles of scores of a head that hold one that is seen, where a block has so many queries.
-int64_t tiles_of(const Shape& shape, int queries, int keys);
-/// The same where a block has so many keys, and tiles of queries pass by.
-int64_t tiles_of_keys(const Shape& shape, int keys, int queries);
+/// Of one head, in all samples: tiles of scores that hold one that is seen, and blocks that have
+/// such a tile.
+struct Count {
+  int64_t tiles, blocks;
+};
+/// Where a block has so many queries. `begins` has to be in the host's memory.
+Count count_tiles(const Shape& shape, int queries, int keys);
+/// Where a block has so many keys, and tiles of queries pass by.
+Count count_tiles_of_keys(const Shape& shape, int keys, int queries);
+/// Stretches that blocks of so many rows look up, of one head in all samples: one for each range of
+/// positions that a block meets.
+int64_t stretches_of(const Shape& shape, const Ranges& at, int count, int rows);
 
 }  // namespace usp::attention

@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(kBlock) scores_kernel(Problem<float> p) {
   const int row = top + first_row(), key = side + lane();
   for (int r = 0; r < kRows; ++r) {
     if (row + r >= p.queries || key >= p.keys) continue;
-    head.scores[int64_t{row + r} * p.keys + key] =
-        key < p.seen_by(row + r) ? score[r] * p.scale : -kInfinity<float>;
+    const bool seen = p.seen_by(head.sample, row + r).holds(key, key + 1);
+    head.scores[int64_t{row + r} * p.keys + key] = seen ? score[r] * p.scale : -kInfinity<float>;
   }
 }
 
@@ -66,13 +66,14 @@ __global__ void __launch_bounds__(kBlock) values_kernel(Problem<float> p) {
 }
 
 /// Scores are written, read twice and written as weights, and read again. For each tile of them
-/// rows of q and k are read, and of v once.
+/// rows of q and k are read, with documents their begins, and of v once.
 Cost cost(const Shape& x) {
   const int64_t down = ceil_div(x.queries, kTile), across = ceil_div(x.keys, kTile);
   const int64_t scores = (kTile * int64_t{sizeof(float)} + (x.keys % 8 == 0 ? 0 : kSector)) *
                          across * x.queries;  // a row may begin within a sector
   const int64_t head = (3 * down * across + down) * kTile * x.width * int64_t{sizeof(float)} +
-                       5 * scores + int64_t{x.queries} * kSector;
+                       5 * scores + int64_t{x.queries} * kSector +
+                       bytes_of_begins(x, x.queries * across);
   const int64_t heads = int64_t{x.samples} * x.heads;
   return {heads * head, heads * 4 * down * across * kTile * kTile * x.width, heads * down};
 }

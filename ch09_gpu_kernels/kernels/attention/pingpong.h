@@ -54,7 +54,7 @@ struct Maps {
 /// One thread brings all tiles, as soon as both groups have given a stage back.
 template <int width>
 __device__ void bring_all(const Place<width>& place, const Maps& maps, const Problem<bf16>& p,
-                          const Head<bf16>& head, int top, int tiles) {
+                          const Head<bf16>& head, int top, const Tiles& tiles) {
   const auto bring = [&](char* to, const CUtensorMap& map, cuda::Barrier* full, int column,
                          int row) {
     full->arrive_expect(Place<width>::kTile);
@@ -66,12 +66,12 @@ __device__ void bring_all(const Place<width>& place, const Maps& maps, const Pro
   };
   const int kv = head.kv * width;
   bring(place.queries, maps.q, place.loaded(), static_cast<int>(blockIdx.y) % p.heads * width, top);
-  for (int tile = 0; tile < tiles; ++tile) {
-    const int stage = tile % kStages, parity = (tile / kStages & 1) ^ 1;
+  for (int step = 0; step < tiles.count; ++step) {
+    const int stage = step % kStages, parity = (step / kStages & 1) ^ 1, row = tiles[step] * kKeys;
     place.keys_empty(stage).wait(parity);
-    bring(place.keys(stage), maps.k, &place.keys_full(stage), kv, tile * kKeys);
+    bring(place.keys(stage), maps.k, &place.keys_full(stage), kv, row);
     place.values_empty(stage).wait(parity);
-    bring(place.values(stage), maps.v, &place.values_full(stage), kv, tile * kKeys);
+    bring(place.values(stage), maps.v, &place.values_full(stage), kv, row);
   }
 }
 
@@ -79,7 +79,8 @@ __device__ void bring_all(const Place<width>& place, const Maps& maps, const Pro
 template <int width, class Softmax>
 struct Group {
   Place<width> place;
-  int group, seen[2], first_seen;
+  int group;
+  Stretch seen[2], seen_by_all;  // by a thread's rows; by each of the group's
   float scale;
   float s[kKeys / 2] = {}, o[width / 2] = {};
   uint32_t weights[kKeys / 16][4] = {};
@@ -88,8 +89,8 @@ struct Group {
   __device__ static bool is_first() { return threadIdx.x % kGroup == 0; }
 
   /// Values come after the keys of their tile.
-  __device__ void wait_for_values(int tile) {
-    place.values_full(tile % kStages).wait(tile / kStages & 1);
+  __device__ void wait_for_values(int step) {
+    place.values_full(step % kStages).wait(step / kStages & 1);
   }
 
   /// Threads have touched registers that the next products use. Nothing may branch from here to
@@ -99,10 +100,10 @@ struct Group {
     (std::make_index_sequence<kKeys / 16>{});
   }
 
-  /// Asks for the scores of a tile.
-  __device__ void begin_scores(int tile) {
+  /// Asks for the scores of a step's tile.
+  __device__ void begin_scores(int step) {
     const char* const rows = place.queries + group * kPanel / kGroups;
-    const char* const keys = place.keys(tile % kStages);
+    const char* const keys = place.keys(step % kStages);
     USP_UNROLL
     for (int i = 0; i < width / 16; ++i) {
       const int at = i / 4 * kPanel + i % 4 * 32;
@@ -113,23 +114,23 @@ struct Group {
   }
 
   /// Asks for the weights of a tile times its values, to be added to what came before.
-  __device__ void begin_output(int tile) {
-    const char* const values = place.values(tile % kStages);
+  __device__ void begin_output(int step) {
+    const char* const values = place.values(step % kStages);
     USP_UNROLL
     for (int i = 0; i < kKeys / 16; ++i) {
       cuda::wgmma<1>(
           o, weights[i],
           cuda::descriptor(values + i * 16 * kRowBytes, cuda::Swizzle::bytes128, kPanel, 1024),
-          tile > 0 || i > 0);
+          step > 0 || i > 0);
     }
     cuda::wgmma_commit();
   }
 
-  /// The tile's scores are there: they become weights in s.
-  __device__ void take_scores(int tile) {
-    if (is_first()) place.keys_empty(tile % kStages).arrive();
-    if ((tile + 1) * kKeys > first_seen) {
-      mask(s, tile * kKeys + cuda::wgmma_column(static_cast<int>(threadIdx.x)), seen);
+  /// The scores of the tile from key `first` on are there: they become weights in s.
+  __device__ void take_scores(int step, int first) {
+    if (is_first()) place.keys_empty(step % kStages).arrive();
+    if (!seen_by_all.holds(first, first + kKeys)) {
+      mask(s, first + cuda::wgmma_column(static_cast<int>(threadIdx.x)), seen);
     }
     softmax.take(s, scale);
   }
@@ -143,33 +144,33 @@ struct Group {
   // [turns]
   /// All tiles. Groups ask for products in turns: while one takes the softmax of a tile,
   /// the tensor cores work for the other, and for its own output of the tile before.
-  __device__ void run(int tiles) {
+  __device__ void run(const Tiles& tiles) {
     place.loaded()->wait(0);
     place.keys_full(0).wait(0);
     fence();
     begin_scores(0);
     cuda::wgmma_wait<0>(s);
-    take_scores(0);
+    take_scores(0, tiles[0] * kKeys);
     pack_weights();
-    if (group == 1 && tiles > 1) cuda::named_arrive(1, kGroups * kGroup);
-    for (int tile = 1; tile < tiles; ++tile) {
+    if (group == 1 && tiles.count > 1) cuda::named_arrive(1, kGroups * kGroup);
+    for (int step = 1; step < tiles.count; ++step) {
       cuda::named_barrier(1 + group, kGroups * kGroup);
-      wait_for_values(tile - 1);
-      place.keys_full(tile % kStages).wait(tile / kStages & 1);
+      wait_for_values(step - 1);
+      place.keys_full(step % kStages).wait(step / kStages & 1);
       fence();
-      begin_scores(tile);
-      begin_output(tile - 1);
-      if (group == 0 || tile + 1 < tiles) cuda::named_arrive(2 - group, kGroups * kGroup);
+      begin_scores(step);
+      begin_output(step - 1);
+      if (group == 0 || step + 1 < tiles.count) cuda::named_arrive(2 - group, kGroups * kGroup);
       cuda::wgmma_wait<1>(s);
-      take_scores(tile);
+      take_scores(step, tiles[step] * kKeys);
       cuda::wgmma_wait<0>(o);
-      if (is_first()) place.values_empty((tile - 1) % kStages).arrive();
+      if (is_first()) place.values_empty((step - 1) % kStages).arrive();
       softmax.rescale(o);
       pack_weights();
     }
-    wait_for_values(tiles - 1);
+    wait_for_values(tiles.count - 1);
     fence();
-    begin_output(tiles - 1);
+    begin_output(tiles.count - 1);
     cuda::wgmma_wait<0>(o);
   }
   // [turns]
@@ -185,18 +186,21 @@ __global__ void __launch_bounds__(kBlock, 1)
   const int top = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kQueries;
   const int group = static_cast<int>(threadIdx.x) / kGroup;
   const Head<bf16> head(p, static_cast<int>(blockIdx.y));
-  const int tiles = (p.seen_by(min(top + kQueries, p.queries) - 1) + kKeys - 1) / kKeys;
+  const Tiles tiles = p.tiles_seen(head.sample, top, kQueries, kKeys);
   if (group == kGroups) {
     cuda::fewer_registers<40>();
-    if (threadIdx.x % kGroup == 0 && tiles > 0) bring_all(place, maps, p, head, top, tiles);
+    if (threadIdx.x % kGroup == 0 && tiles.count > 0) bring_all(place, maps, p, head, top, tiles);
     return;
   }
   cuda::more_registers<232>();
-  const int first = top + group * kQueries / kGroups;
+  const int rows = kQueries / kGroups, first = top + group * rows;
   const int row = first + cuda::wgmma_row(static_cast<int>(threadIdx.x) % kGroup);
-  Group<width, Softmax> own{
-      place, group, {p.seen_by(row), p.seen_by(row + 8)}, p.seen_by(first), p.scale * kLog2e};
-  if (tiles > 0) own.run(tiles);
+  Group<width, Softmax> own{place,
+                            group,
+                            {p.seen_by(head.sample, row), p.seen_by(head.sample, row + 8)},
+                            p.seen_by_all(head.sample, first, rows),
+                            p.scale * kLog2e};
+  if (tiles.count > 0) own.run(tiles);
   finish(p, head, row, own.softmax, own.o);
 }
 

@@ -7,7 +7,7 @@
 /// For scores a lane has one of 32 keys; for outputs it has the channels lane, lane + 32, ...
 namespace usp::attention {
 
-inline constexpr int kTile = 32, kRows = 4, kBlock = 256, kSector = 32;
+inline constexpr int kTile = 32, kRows = 4, kBlock = 256, kWarps = kTile / kRows;
 /// From a row to the next in shared memory: an odd number, so that a channel of 32 rows lies in 32
 /// banks.
 template <int width>
@@ -56,12 +56,14 @@ __device__ void add_weighted(float (&result)[kRows][width / kTile], const float*
 /// A warp's rows, of which some keys have been seen: result / sum is their output so far.
 template <int width>
 struct Rows {
+  Stretch seen[kRows];
   float max[kRows], sum[kRows];  // the sum is that of this lane's keys
   float result[kRows][width / kTile];
 
-  /// Before the first key.
-  __device__ void clear() {
+  /// Those from `row` on, before the first key.
+  __device__ Rows(const Shape& p, int sample, int row) {
     for (int r = 0; r < kRows; ++r) {
+      seen[r] = p.seen_by(sample, row + r);
       max[r] = -cuda::kInfinity<float>;
       sum[r] = 0;
       for (int c = 0; c < width / kTile; ++c) result[r][c] = 0;
@@ -71,13 +73,14 @@ struct Rows {
   // [take]
   /// The keys of a tile, from number `first` on. What was summed so far was relative to the old
   /// maximum, and is multiplied by exp(old - new): sum and result alike.
-  __device__ void take(const Shape& p, float scale, int row, const float* queries,
-                       const float* keys, const float* values, float* weights, int first) {
+  __device__ void take(float scale, const float* queries, const float* keys, const float* values,
+                       float* weights, int first) {
     float score[kRows];
     multiply<width>(score, queries, keys);
+    const int key = first + cuda::lane();
     for (int r = 0; r < kRows; ++r) {
-      const bool seen = first + cuda::lane() < p.seen_by(row + r);
-      const float s = seen ? score[r] * scale : -cuda::kInfinity<float>;
+      const bool visible = seen[r].holds(key, key + 1);
+      const float s = visible ? score[r] * scale : -cuda::kInfinity<float>;
       const float new_max = cuda::Larger<float>()(max[r], cuda::warp_max(s));
       const float shift = cuda::SoftmaxSum<float>::shift(new_max);
       const float factor = std::exp(max[r] - shift), weight = std::exp(s - shift);

@@ -34,6 +34,13 @@ struct Head {
   }
 };
 
+inline constexpr int kSector = 32;
+
+/// Bytes of so many reads of where documents begin, each by a warp, of neighbours: none without.
+inline int64_t bytes_of_begins(const Shape& x, int64_t reads) {
+  return x.begins == nullptr ? 0 : reads * kSector;
+}
+
 /// run(width) with the width of a head as a constant.
 template <class Run>
 void with_width(int width, const Run& run) {
