@@ -22,6 +22,8 @@ struct SeriesDistance {
 /// Of two runs with as many steps.
 SeriesDistance distance_of(const TrainedSeries& one, const TrainedSeries& other);
 
+/// A layout that is more than so many times as far from one process as its orders are from each
+/// other differs.
 inline constexpr double kMostOfRounding = 2;
 
 /// A layout in bf16 beside one process that has added up the same samples in five orders.
