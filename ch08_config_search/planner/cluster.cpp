@@ -17,8 +17,8 @@ namespace usp {
 
 namespace {
 
-constexpr std::array<std::string_view, 5> kOrigins = {"data sheet", "measured", "published",
-                                                      "fitted", "assumed"};
+constexpr std::array<std::string_view, 6> kOrigins = {"data sheet", "measured", "published",
+                                                      "fitted",     "assumed",  "unknown"};
 
 /// Reads an object of a file, and refuses what it does not know.
 class ClusterReader {

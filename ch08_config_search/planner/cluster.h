@@ -12,7 +12,14 @@ namespace usp {
 constexpr double kBytesOfGiB = 1 << 30;  ///< as a cluster's memory_gib has it
 
 /// Where a number of a cluster comes from.
-enum class Origin : uint8_t { data_sheet, measured, published, fitted, assumed };
+enum class Origin : uint8_t {
+  data_sheet,
+  measured,
+  published,
+  fitted,
+  assumed,
+  unknown  ///< what needs the number is refused
+};
 /// As files have it, such as "data sheet".
 std::string_view name(Origin origin);
 
@@ -55,7 +62,7 @@ struct Framework {
 /// A cluster that one need not have: what its file says, in the file's units.
 struct Cluster {
   std::string name;
-  bool host_computes = false;  ///< ops run where the program runs: nothing is launched
+  bool host_computes = false;  ///< ops run where the program runs, which cannot run ahead
   Sourced ranks_per_node;
   Sourced nics_per_node;
   Sourced memory_gib;                    ///< that a rank can have

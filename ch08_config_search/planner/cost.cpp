@@ -22,6 +22,10 @@ GroupLayout layout_of(const std::vector<int>& members, int64_t ranks_per_node) {
 }
 
 double Cost::take(const char* key, const Sourced& number) {
+  if (number.origin == Origin::unknown) {
+    usage_error("{}: {} is unknown: {}; choose a layout that does without it, or name it there",
+                cluster_.name, key, number.from);
+  }
   taken_[key] = number.origin;
   return number.value;
 }

@@ -69,7 +69,8 @@ class Replay {
  public:
   Replay(const std::vector<Program>& programs, const RankClasses& classes, Cost& cost)
       : classes_(classes), cost_(cost) {
-    launch_ = cost.cluster().host_computes ? 0 : cost.launch();
+    host_computes_ = cost.cluster().host_computes;
+    launch_ = cost.launch();
     for (const Program& program : programs) prepare(program);
   }
 
@@ -156,12 +157,17 @@ class Replay {
     return {clock.at + seconds, static_cast<int32_t>(points_.size() - 1)};
   }
 
+  /// Where the host computes, it launches nothing meanwhile: its clock is the device's.
   void launch(Actor& actor) {
+    if (host_computes_) actor.host = actor.device;
     actor.host = after(actor.host, {actor.number, PathPoint::launch, 0}, launch_);
+    if (!host_computes_) return;
+    actor.time.starves += actor.host.at - actor.device.at;
+    actor.device = actor.host;
+    actor.spend(/*starves=*/true);
   }
 
-  /// The device does ops in order, each when the host has launched it. Where the host computes,
-  /// both are one.
+  /// The device does ops in order, each when the host has launched it.
   void compute(Actor& actor, int kernel) {
     launch(actor);
     const double idle_from = actor.device.at, seconds = actor.kernels[kernel];
@@ -350,6 +356,7 @@ class Replay {
   };
   const RankClasses& classes_;
   Cost& cost_;
+  bool host_computes_;
   double launch_;
   std::vector<Actor> actors_;
   std::vector<Point> points_;

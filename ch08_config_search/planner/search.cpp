@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/rules.h"
+#include "planner/calibrate.h"
 #include "planner/change.h"
 #include "planner/derivatives.h"
 #include "planner/fit.h"
@@ -218,7 +219,10 @@ void SearchConfig::bind(Args& args) {
       .may_differ_on_resume();
   args.bind("plan_rows", plan_rows, "predict each layout of this table (.csv) on the cluster")
       .may_differ_on_resume();
-  args.bind("plan_out", plan_out, "write the table to this file, with what is predicted")
+  args.bind("plan_runs", plan_runs,
+            "calibrate the cluster with the traces of these runs: directories, with commas between")
+      .may_differ_on_resume();
+  args.bind("plan_out", plan_out, "write the table, or the cluster, to this file")
       .may_differ_on_resume();
   args.bind("plan_fit", plan_fit,
             "fit the cluster's numbers to the measured rows that are so: all, or \"pp<=1\"")
@@ -234,8 +238,8 @@ void SearchConfig::validate(const Args& args) {
     if (args.typed(flag)) chosen += std::string(flag) + " ";
   }
   if (cluster.empty()) {
-    for (const char* flag :
-         {"nodes", "plan_best", "plan_json", "require", "what_if", "why", "plan_rows"}) {
+    for (const char* flag : {"nodes", "plan_best", "plan_json", "require", "what_if", "why",
+                             "plan_rows", "plan_runs"}) {
       if (!args.typed(flag)) continue;
       refuse("search_has_a_cluster", {fmt::format("leave out --{}", flag)},
              "{} is about a search, which needs --cluster and --plan", flag);
@@ -255,11 +259,11 @@ bool SearchConfig::decides(const std::string& flag) const {
 }
 
 bool SearchConfig::plans(const TrainConfig& run) const {
-  return run.planning.plan > 0 || !plan_rows.empty();
+  return run.planning.plan > 0 || !plan_rows.empty() || !plan_runs.empty();
 }
 
 void SearchConfig::check(const TrainConfig& run) const {
-  if (!cluster.empty() && run.planning.plan == 0 && plan_rows.empty()) {
+  if (!cluster.empty() && !plans(run)) {
     refuse("search_has_a_batch", {"--plan 1048576", "leave out --cluster"},
            "cluster={} needs a batch to plan for: --plan", cluster);
   }
@@ -276,6 +280,10 @@ SearchAnswer search(const TrainConfig& config) {
 }
 
 int print_plan(const TrainConfig& config) {
+  if (!config.search.plan_runs.empty()) {
+    print("{}", calibrate_cluster(config));
+    return 0;
+  }
   if (!config.search.plan_rows.empty()) {
     print("{}", !config.search.plan_fit.empty() ? fit_rows(config) : predict_rows(config));
     return 0;

@@ -19,8 +19,8 @@ namespace usp {
 namespace {
 
 constexpr int kFolds = 5;
-constexpr double kFinest = 2e-3;  ///< the step of a knob, in parts, at which a fit ends
-constexpr double kSoft = 0.05;    ///< what is off by more counts by its amount, not its square
+constexpr double kFinest = 2e-3;     ///< the step of a knob, in parts, at which a fit ends
+constexpr double kSoftMemory = 0.1;  ///< the scale of soft() for GiB
 
 std::vector<std::string> split_list(const std::string& text) {
   std::vector<std::string> parts;
@@ -88,11 +88,6 @@ FitRows read_fit_rows(const TrainConfig& config, const Cluster& cluster) {
                 config.search.plan_fit, config.search.plan_rows, all.rows.size());
   }
   return all;
-}
-
-double soft(double predicted, double measured, double scale = kSoft) {
-  const double off = std::log(predicted / measured) / scale;
-  return std::sqrt(1 + off * off) - 1;
 }
 
 /// Seconds of each row on a cluster. Rows of a class share its parts.
@@ -168,7 +163,7 @@ double memory_error(const FitRows& all, const Cluster& cluster, int fold) {
     const double gib = gib_of_row(row, cluster);
     const bool fits = gib <= cluster.memory_gib.value;
     if (row.failed == fits) wrong += row.failed ? 1 : 5;
-    if (row.mem_gb > 0) sum += soft(gib, row.mem_gb, 2 * kSoft), ++rows;
+    if (row.mem_gb > 0) sum += soft(gib, row.mem_gb, kSoftMemory), ++rows;
   }
   return sum / std::max(1.0, rows) + 10 * wrong / double(all.memory.size());
 }
@@ -203,28 +198,40 @@ void write_fitted(const Cluster& cluster, const std::vector<Knob>& knobs, const 
   out.finish();
 }
 
+Knob of_framework(const char* name, double minimum, double maximum, double start,
+                  Sourced Framework::*member) {
+  return {name, minimum, maximum, start,
+          [member](Cluster& cluster) -> Sourced& { return (*cluster.framework).*member; }};
+}
+
 }  // namespace
+
+double soft(double predicted, double measured, double scale) {
+  const double off = std::log(predicted / measured) / scale;
+  return std::sqrt(1 + off * off) - 1;
+}
 
 // [knobs]
 std::vector<Knob> step_knobs(bool gathers) {
-  std::vector<Knob> knobs = {{"matmul", 0.1, 1, 0.7, &Framework::matmul},
-                             {"attention_share", 0.02, 1, 0.1, &Framework::attention_share},
-                             {"half", 1, 1000, 10, &Framework::half},
-                             {"launch_us", 0.5, 200, 50, &Framework::launch_us},
-                             {"net_latency_us", 0.5, 50, 20, &Framework::net_latency_us},
-                             {"net_gbs", 1, 50, 20, &Framework::net_gbs},
-                             {"per_doubling", 0.3, 1, 0.8, &Framework::per_doubling},
-                             {"exposed", 0.01, 1, 0.5, &Framework::exposed},
-                             {"overlap", 0.01, 1, 0.3, &Framework::overlap},
-                             {"step_ms", 0.01, 2000, 5, &Framework::step_ms},
-                             {"logit_bytes", 1, 200, 20, &Framework::logit_bytes}};
-  if (gathers) knobs.push_back({"all_reduce", 1, 3, 1.5, &Framework::all_reduce});
+  std::vector<Knob> knobs = {
+      of_framework("matmul", 0.1, 1, 0.7, &Framework::matmul),
+      of_framework("attention_share", 0.02, 1, 0.1, &Framework::attention_share),
+      of_framework("half", 1, 1000, 10, &Framework::half),
+      of_framework("launch_us", 0.5, 200, 50, &Framework::launch_us),
+      of_framework("net_latency_us", 0.5, 50, 20, &Framework::net_latency_us),
+      of_framework("net_gbs", 1, 50, 20, &Framework::net_gbs),
+      of_framework("per_doubling", 0.3, 1, 0.8, &Framework::per_doubling),
+      of_framework("exposed", 0.01, 1, 0.5, &Framework::exposed),
+      of_framework("overlap", 0.01, 1, 0.3, &Framework::overlap),
+      of_framework("step_ms", 0.01, 2000, 5, &Framework::step_ms),
+      of_framework("logit_bytes", 1, 200, 20, &Framework::logit_bytes)};
+  if (gathers) knobs.push_back(of_framework("all_reduce", 1, 3, 1.5, &Framework::all_reduce));
   return knobs;
 }
 
 std::vector<Knob> memory_knobs() {
-  return {{"kept_bytes", 1, 200, 16, &Framework::kept_bytes},
-          {"constant_gib", 0.01, 20, 1, &Framework::constant_gib}};
+  return {of_framework("kept_bytes", 1, 200, 16, &Framework::kept_bytes),
+          of_framework("constant_gib", 0.01, 20, 1, &Framework::constant_gib)};
 }
 // [knobs]
 

@@ -9,15 +9,16 @@
 
 namespace usp {
 
-/// A number of a framework's profile that a fit may choose.
+/// A number of a cluster that a fit may choose.
 struct Knob {
-  std::string name;         ///< as the cluster's file has it
-  double minimum, maximum;  ///< of it
-  double start;             ///< where a fit begins, whatever the file says
-  Sourced Framework::*member;
-
-  Sourced& of(Cluster& cluster) const { return (*cluster.framework).*member; }
+  std::string name;                      ///< as the cluster's file has it
+  double minimum, maximum;               ///< of it
+  double start;                          ///< where a fit begins, whatever the file says
+  std::function<Sourced&(Cluster&)> of;  ///< where a cluster has it
 };
+
+/// By how much a prediction is off: up to `scale`, in parts, its square counts, beyond its amount.
+double soft(double predicted, double measured, double scale = 0.05);
 
 /// The knobs that steps depend on; `gathers`: some runs have ZeRO, whose gathers an all-reduce can
 /// be compared with.

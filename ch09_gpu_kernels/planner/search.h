@@ -16,16 +16,17 @@ struct SearchConfig {
   bool plan_json = false;  ///< as JSON
   std::string require;     ///< what the best has to reach; empty: nothing
   std::string plan_rows;   ///< a table of runs to predict; empty: none
-  std::string plan_out;    ///< the file that gets it with what is predicted
-  std::string plan_fit;    ///< fit the cluster's numbers to the rows that are so; empty: do not
-  std::string what_if;     ///< changes of the cluster: search on both; empty: none
-  std::string why;         ///< two layouts to compare part by part; empty: none
-  std::string chosen;      ///< flags whose values the command line decides
+  std::string plan_runs;  ///< directories of traced runs to calibrate the cluster with; empty: none
+  std::string plan_out;   ///< the file that gets what is predicted, fitted or calibrated
+  std::string plan_fit;   ///< fit the cluster's numbers to the rows that are so; empty: do not
+  std::string what_if;    ///< changes of the cluster: search on both; empty: none
+  std::string why;        ///< two layouts to compare part by part; empty: none
+  std::string chosen;     ///< flags whose values the command line decides
 
   /// Whether the command line decides this flag, of those that a search would choose.
   bool decides(const std::string& flag) const;
 
-  /// Whether there is something to plan: a batch, or a table of runs.
+  /// Whether there is something to plan: a batch, a table of runs, or traces of some.
   bool plans(const TrainConfig& run) const;
 
   void bind(Args& args);

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from tools import cli, machine  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.bench import measure, steady  # noqa: E402
-from tools.run import launch, plan  # noqa: E402
+from tools.run import launch, mpi, plan  # noqa: E402
 
 TABLE = plan.find_chapter().folder / "data" / "vtrain_a100_multi.csv"
 TINY = ("--nodes", "2", "--seq_len", "16", "--batch", "1K", "--", "--hidden_size", "24", "--num_heads", "4",
@@ -254,6 +254,37 @@ class Answers(unittest.TestCase):
             self.assertGreater(entry["own_replay_s"], 0)
         self.assertIsNotNone(found["rank_correlation"])
         self.assertGreaterEqual(found["regret"], 0)
+
+    def test_a_run_calibrates_a_cluster(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run_dir, out = Path(folder) / "run", Path(folder) / "mine.json"
+            steady_flags = ["--steps", "8", "--trace_steps", "8", "--eval_interval", "0", "--sample_tokens", "0"]
+            program = [str(BIN / plan.find_chapter().name), *RUNS, "--seq_len", "16", "--micro_batch_size", "2",
+                       "--dp_size", "2", "--link", "node=2000,0.05", *steady_flags, "--run_dir", str(run_dir)]
+            done = subprocess.run(mpi.find().command(2, program), env=machine.thread_environment(ranks=2), check=False,
+                                  stdin=subprocess.DEVNULL, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            program = [str(BIN / plan.find_chapter().name), "--cluster", "two_cores", "--plan_runs", str(run_dir)]
+            done = subprocess.run([*program, "--plan_out", str(out)], check=False, stdin=subprocess.DEVNULL,
+                                  capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("links.net.gbs", done.stdout)
+            mine = json.loads(out.read_text())
+            node = mine["links"]["node"]
+            self.assertEqual((node["gbs"]["source"], mine["links"]["net"]["gbs"]["source"]), ("fitted", "unknown"))
+            self.assertGreater(node["latency_us"]["value"], 1500)  # 2000 are emulated
+            self.assertLess(node["latency_us"]["value"], 4000)
+            code, text, error = said("--cluster", str(out), "--batch", "1K", "--seq_len", "16", "--", *RUNS)
+            self.assertEqual(code, 0, error)
+            self.assertIn("fitted", text)
+            code, _, error = said("--cluster", str(out), *TINY)  # on two nodes
+            self.assertEqual((code, error.count("\n")), (2, 1), error)
+            self.assertIn("net.latency is unknown", error)
+            trace = run_dir / "trace.json"
+            trace.write_text(trace.read_text().replace('"rmsnorm', '"other', 1))
+            done = subprocess.run(program, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
+            self.assertIn("in a dry run of the same flags", done.stderr)
 
 
 if __name__ == "__main__":

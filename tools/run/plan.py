@@ -1,4 +1,4 @@
-"""`./book plan`: asks the program of the chapter that searches layouts.
+"""`./book plan` and `./book calibrate`: asks the program of the chapter that searches layouts.
 
 What it answers is the program's; here a few words become its flags, and files absolute paths.
 """
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tools import chapters
 from tools.base import BookError, show_path
+from tools.look import runs
 from tools.run import launch
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -63,6 +64,16 @@ def fit(tables, cluster, rows, output, options):
     return launch.run_chapter(find_chapter(), [
         "--cluster", place(cluster), "--plan_rows", existing(tables), "--plan_fit", rows,
         *written(output)], options)
+
+
+def calibrate(run_dirs, cluster, output, options):
+    """The cluster's numbers as the traces of these runs have them."""
+    named = [str(Path(runs.existing(run_dir)).absolute()) for run_dir in run_dirs]
+    planners = [chapter for chapter in chapters.find_chapters() if (chapter.folder / "planner").is_dir()]
+    of_runs = {runs.read_run(run_dir).get("chapter") for run_dir in named}
+    own = [chapter for chapter in planners if chapter.name in of_runs]
+    return launch.run_chapter([*planners[:1], *own][-1], [
+        "--cluster", place(cluster), "--plan_runs", ",".join(named), *written(output)], options)
 
 
 def refuse_of_a_search(what_if, why, measure):
