@@ -6,10 +6,10 @@ from tools.book.short_runs import look_into, run
 from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
 
-from . import draw_replay, predicted, searched
+from . import draw_replay, measured, predicted, searched
 
 SCHEMATICS = draw_replay.FIGURES
-PROVENANCE = {"provenance.md": ("searches", "counts", "fits", "predicted")}
+PROVENANCE = {"provenance.md": ("searches", "counts", "fits", "predicted"), "provenance_here.md": ("measured",)}
 # A small run whose exchanges the box of the algorithm names.
 SMALL = {"num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size": 192, "num_layers": 2,
          "seq_len": 64, "micro_batch_size": 2, "grad_acc_steps": 2, "dp_size": 2, "tp_size": 2,
@@ -21,7 +21,10 @@ ALONE.pop("sequence_parallel")
 
 
 def measure(chapter, program, commit):
-    """Fits, which take a minute; and where the data come from that rerun() and count() fill next."""
+    """Layouts that run here, for some minutes, and fits; and where the data come from that rerun() and
+    count() fill next."""
+    write_json(chapter.folder / "figures" / "measured.json",
+               {**origin(chapter, commit), **measured.collect(chapter, program)})
     for name in ("searches", "counts", "predicted"):
         write_json(chapter.folder / "figures" / f"{name}.json", origin(chapter, commit))
     write_json(chapter.folder / "figures" / "fits.json",
@@ -68,7 +71,9 @@ def texts(folder):
     """Every table of which the data are there."""
     data = {path.stem: read_json(path) for path in folder.glob("*.json")}
     found = {page: provenance.line({name: data[name] for name in names if name in data})
-             for page, names in PROVENANCE.items()}
+             for page, names in PROVENANCE.items() if data.keys() & set(names)}
+    if "measured" in data:
+        found.update(measured.texts(data["measured"]))
     searches = data.get("searches", {})
     if "one_node" in searches:
         found.update({"problem.md": searched.problem_table(searches["one_node"]),

@@ -281,7 +281,7 @@ class Answers(unittest.TestCase):
             self.assertEqual((code, error.count("\n")), (2, 1), error)
             self.assertIn("net.latency is unknown", error)
             trace = run_dir / "trace.json"
-            trace.write_text(trace.read_text().replace('"rmsnorm', '"other', 1))
+            trace.write_text(trace.read_text().replace('"rmsnorm', '"other'))
             done = subprocess.run(program, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
             self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
             self.assertIn("in a dry run of the same flags", done.stderr)
