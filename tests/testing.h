@@ -16,6 +16,7 @@
 #include "catch.h"
 #include "tensor/runtime.h"
 #include "tensor/tensor.h"
+#include "tolerances.h"
 
 /// What the tests share: random inputs, comparisons that a NaN fails, finite differences.
 namespace usp::test {
@@ -110,7 +111,21 @@ inline double relative_error(const Values& a, const Values& b) {
   return scale == 0 ? kInf : difference / scale;
 }
 
-/// Fails the test unless relative_error(actual, expected) <= tolerance, naming the worst element.
+/// An executable that sets it asks how much is left of the tolerances: an error may be no more than
+/// such a part of them. Results are rounded once to f32 in any case, and tolerances of bf16 are for
+/// roundings to 8 bits, as many on every device, so of these nothing is asked.
+inline double margin = 1;
+
+/// How large a relative error may be where `tolerance` is granted.
+inline double granted(double tolerance) {
+  constexpr double kLeastOfBf16 = 1e-3, kOneRounding = 0x1p-24;
+  if (margin == 1 || tolerance >= kLeastOfBf16) return tolerance;
+  const double rounding = tolerance > kOneRounding ? kOneRounding : 0;
+  return rounding + (tolerance - rounding) / margin;
+}
+
+/// Fails the test unless relative_error(actual, expected) <= granted(tolerance), naming the worst
+/// element.
 template <class Actual, class Expected>
 void check_close(const Actual& actual, const Expected& expected, double tolerance,
                  std::string_view what = "values") {
@@ -124,13 +139,12 @@ void check_close(const Actual& actual, const Expected& expected, double toleranc
     UNSCOPED_INFO(fmt::format("{}: element {} of {} is {}, expected {}", what, worst, a.size(),
                               a[worst], b[worst]));
   }
-  REQUIRE(relative_error(a, b) <= tolerance);
+  REQUIRE(relative_error(a, b) <= granted(tolerance));
 }
 
-/// Relative rounding that a kernel's result may carry. f32: a few hundred sums of 2^-24; bf16: two
-/// roundings to 8 bits, of 2^-9 each.
-inline double tolerance_of(DType dtype) {
-  return dtype == DType::f64 ? 1e-12 : dtype == DType::f32 ? 1e-5 : 5e-3;
+/// Relative rounding that a kernel's result may carry; of other numbers, by a row of the table.
+inline double tolerance_of(DType dtype, const Tolerance& of = kOperationTolerance) {
+  return dtype == DType::f64 ? of.f64 : dtype == DType::f32 ? of.f32 : of.bf16;
 }
 
 inline constexpr DType kFloatDTypes[] = {DType::f64, DType::f32, DType::bf16};

@@ -1,6 +1,7 @@
 #include "comm/staging.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "comm/operation.h"
 #include "tensor/runtime.h"
@@ -39,6 +40,13 @@ std::vector<SideCopies::Copy> copies_of(const std::vector<Elements>& parts,
   return copies;
 }
 
+/// Bytes of pinned memory, which the system can lend to nobody else, that a rank keeps for its next
+/// messages.
+int64_t most_pinned() {
+  const char* given = std::getenv("USP_MOST_PINNED");
+  return given != nullptr ? std::atoll(given) : int64_t{4} << 30;
+}
+
 }  // namespace
 
 Elements Staging::take(Staged& staged, const Elements& like) {
@@ -56,6 +64,10 @@ void Staging::begin(Operation& operation, Elements& input, Elements& output) {
   auto staged = std::make_shared<Staged>();
   staged->copies = dynamic_cast<SideCopies*>(accelerator);
   USP_CHECK(staged->copies != nullptr, "{}: this device sends no tensors", operation.to_string());
+  if (pool_ != nullptr && pool_->reserved_bytes() > most_pinned()) {
+    accelerator->wait();  // what was uploaded from there has arrived
+    pool_ = nullptr;      // operations under way keep theirs
+  }
   if (pool_ == nullptr || pool_->accelerator() != accelerator) {
     // The allocator of the runtime keeps the device alive.
     pool_ = std::make_shared<Allocator>(

@@ -1,10 +1,12 @@
 #include "cuda/cuda_device.h"
 
+#include <cublasLt.h>
 #include <fmt/format.h>
 #include <nvtx3/nvToolsExt.h>
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "base/check.h"
 #include "cuda/cuda_backend.h"
@@ -17,6 +19,11 @@ namespace usp {
 namespace cuda {
 
 namespace {
+
+/// Lengths of rows that this thread's kernels moved element by element, the shortest first.
+thread_local std::set<int64_t> narrow_rows;
+constexpr size_t kNamedRows = 8;        ///< at most: what depends on the data has many
+constexpr int64_t kLeastNarrow = 1000;  ///< elements of a row that is worth a word
 
 /// How many GPUs there are; throws UsageError where there is none, or none for this program.
 int count_devices() {
@@ -82,7 +89,12 @@ bool UploadRing::make_room() {
   return false;
 }
 
+void note_narrow_rows(int64_t length) {
+  if (length >= kLeastNarrow && narrow_rows.size() < kNamedRows) narrow_rows.insert(length);
+}
+
 CudaDevice::CudaDevice(int index) : index_(index) {
+  narrow_rows.clear();
   use();
   USP_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
   marks_.emplace(stream_);
@@ -118,9 +130,8 @@ void CudaDevice::require(DType dtype) const {
 }
 
 std::string CudaDevice::matmul_library() const {
-  int runtime = 0;
-  USP_CUDA(cudaRuntimeGetVersion(&runtime));
-  return fmt::format("cuBLASLt of CUDA {}", version_text(runtime));
+  const size_t version = cublasLtGetVersion();  // 130100 for 13.1.0
+  return fmt::format("cuBLASLt {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
 std::unique_ptr<Backend> CudaDevice::make_backend() {
@@ -129,10 +140,20 @@ std::unique_ptr<Backend> CudaDevice::make_backend() {
 }
 
 std::vector<std::string> CudaDevice::remarks() const {
-  if (detours_.by_copies + detours_.by_own_kernel == 0) return {};
-  return {fmt::format(
-      "cuBLASLt had no kernel for some products: {} by aligned copies, {} by a kernel of our own.",
-      detours_.by_copies, detours_.by_own_kernel)};
+  std::vector<std::string> remarks;
+  if (detours_.by_copies + detours_.by_own_kernel > 0) {
+    remarks.push_back(
+        fmt::format("cuBLASLt had no kernel for some products: {} by aligned copies, {} by a "
+                    "kernel of our own.",
+                    detours_.by_copies, detours_.by_own_kernel));
+  }
+  if (!narrow_rows.empty()) {
+    remarks.push_back(fmt::format(
+        "Rows of {} elements are no multiple of 16 bytes, or begin between two: they were moved "
+        "element by element, at half the bandwidth or less.",
+        fmt::join(narrow_rows, ", ")));
+  }
+  return remarks;
 }
 
 void* CudaDevice::take(Device where, int64_t bytes) {

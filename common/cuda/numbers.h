@@ -67,6 +67,10 @@ __device__ void store_pack(T* to, const Numbers<A, W>& numbers) {
   *reinterpret_cast<Pack<T, W>*>(to) = pack;
 }
 
+/// Says that rows of so many elements were too uneven for accesses of 16 bytes:
+/// CudaDevice::remarks() names them.
+void note_narrow_rows(int64_t length);
+
 /// Calls run(W) with the widest W that suits rows of `length` elements at these addresses:
 /// kWide<T>, T being the largest of their types, or 1 where rows would not begin on a multiple of
 /// 16 bytes. Kernels are written for both; a warp's access is coalesced either way, and the wide
@@ -75,6 +79,7 @@ template <class T, class Run>
 void with_width(int64_t length, std::initializer_list<const void*> addresses, const Run& run) {
   bool wide = length % kWide<T> == 0;
   for (const void* address : addresses) wide &= reinterpret_cast<uintptr_t>(address) % 16 == 0;
+  if (!wide) note_narrow_rows(length);
   wide ? run(std::integral_constant<int, kWide<T>>{}) : run(std::integral_constant<int, 1>{});
 }
 

@@ -24,11 +24,16 @@ int64_t ranks_here(const Peers& peers) {
   return std::ranges::count(peers.all_gather_text(memory), memory);
 }
 
+/// What comes into a GPU's memory besides tensors once a run has begun: kernels of libraries,
+/// NCCL's buffers, the rest of pages of 2 MiB. Estimated: see docs/gpu_first_contact.md.
+constexpr int64_t kBesideTensors = int64_t{1} << 29;
+
 int64_t available_here() {
   const char* given = std::getenv("USP_AVAILABLE_MEMORY");
   if (given != nullptr) return std::atoll(given);
   Accelerator* accelerator = Runtime::current().accelerator();
-  return accelerator != nullptr ? accelerator->available_memory() : available_memory();
+  if (accelerator == nullptr) return available_memory();
+  return std::max<int64_t>(0, accelerator->available_memory() - kBesideTensors);
 }
 
 std::string in_units(double bytes) {

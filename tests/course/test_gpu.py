@@ -333,7 +333,8 @@ MEMORY = json.dumps([
     {"kernel": name, "us": 7, "gb_per_s": 2900 * share, "of_copy": share, "held": held}
     for name, share, held in (("copy", 1, True), ("add", 0.9, True), ("clip", 0.01, False))])
 PRODUCTS = json.dumps([
-    {"product": name, "kind": "forward", "dtype": "bf16", "m": 1, "n": 2, "k": 3, "tflops": rate}
+    {"product": name, "kind": "forward", "dtype": "bf16", "m": 1, "n": 2, "k": 3, "tflops": rate,
+     "library": "cuBLASLt 13.1.0"}
     for name, rate in (("square", 70.0), ("qkv", 700.0), ("head", 780.0))])
 STAGED = json.dumps({"ranks": 2, "bytes": 256000000, "all_reduce_ms": 40, "download_ms": 10,
                      "host_ms": 26, "upload_ms": 11})
@@ -395,7 +396,7 @@ class WholeCheck(FakeCheck):
             case "$*" in
               *is_available*) echo 2.9;;
               *torch_bench*) {of_torch};;
-              *torch_products*) echo '[{{"tflops": 800}}, {{"tflops": 800}}, {{"tflops": 800}}]';;
+              *torch_products*) echo '{json.dumps([{"tflops": 800, "library": "cuBLASLt 12.8.4"}] * 3)}';;
             esac"""))
 
     @staticmethod
@@ -484,7 +485,8 @@ class WholeCheck(FakeCheck):
         self.python(self.steps(7.2))
         self.assertEqual(self.failed(self.check), [])
         self.assertEqual(set(self.states().values()), {"passed"})
-        figures = self.entry("products")["figures"]["products; torch 2.9"][1]
+        figures = self.entry("products")["figures"][
+            "products; cuBLASLt 13.1.0; torch 2.9 with cuBLASLt 12.8.4"][1]
         self.assertEqual((figures["fraction"], figures["of torch"]), ("0.71", "0.88"))
         self.assertEqual(self.found("products"), [("at least 0.95", "0.875", "no")])  # not the square
         self.assertEqual(self.found("memory"), [("at least 0.8", "0.9", "yes")])  # not what is not held

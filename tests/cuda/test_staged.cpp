@@ -441,6 +441,41 @@ TEST_CASE("what has arrived is not overwritten by the next message before it is 
       60, Device::cuda);
 }
 
+/// The most pinned memory that two ranks have meanwhile, which sum tensors of ever other sizes.
+size_t pinned_by_sums_of_many_sizes() {
+  constexpr int64_t kMessages = 40;
+  const auto count_of = [](int64_t message) { return 10000 + 1500 * message; };
+  std::atomic<size_t> most = 0;
+  run_threads(
+      2,
+      [&](const Communicator& world) {
+        std::vector<Tensor> sums;
+        for (int64_t i = 0; i < kMessages; ++i) {
+          sums.push_back(numbers(count_of(i), world.rank()));
+          world.all_reduce(sums.back());
+          size_t now = emulator::pinned_bytes(), seen = most;
+          while (now > seen && !most.compare_exchange_weak(seen, now)) {
+          }
+        }
+        for (int64_t i = 0; i < kMessages; ++i) {
+          const Tensor expected = numbers(count_of(i), 0);
+          ops::add(expected, expected, numbers(count_of(i), 1));
+          USP_CHECK(same_bits(sums[i], expected), "sum {} of {} is another one", i, kMessages);
+        }
+      },
+      60, Device::cuda);
+  return most;
+}
+
+TEST_CASE("pinned memory of sizes that come no more is given back, and no message is lost by it") {
+  const size_t all = pinned_by_sums_of_many_sizes();  // 12 MB of a rank's sums, and of its uploads
+  REQUIRE(setenv("USP_MOST_PINNED", "1000000", /*replace=*/1) == 0);
+  const size_t kept = pinned_by_sums_of_many_sizes();
+  unsetenv("USP_MOST_PINNED");
+  CAPTURE(all, kept);
+  REQUIRE(kept + 8000000 < all);
+}
+
 TEST_CASE("a GPU's memory is not used again before wait()") {
   const StreamOrder order;
   run_threads(

@@ -65,13 +65,10 @@ Trace train(const TrainConfig& config, const Dataset& dataset, Device device) {
   return trace_of(trainer, kSteps);
 }
 
-/// Relative, by dtype and quantity. Losses and norms as in tests/parity/test_reference.py; what is
-/// left out there is held in f64 alone.
+/// Of losses and norms, and of the state, which is held in f64 alone.
 double tolerance(std::string_view dtype, std::string_view what) {
-  if (dtype == "f64") return 1e-10;
-  if (what == "losses") return dtype == "f32" ? 2e-6 : 2e-3;
-  if (what == "norms") return dtype == "f32" ? 2e-5 : 2e-2;
-  return kInf;
+  if (what != "losses" && what != "norms" && dtype != "f64") return kInf;
+  return tolerance_of(parse_dtype(dtype), what == "norms" ? kGradNormTolerance : kLossTolerance);
 }
 
 void check_same(const Trace& cuda, const Trace& cpu, std::string_view dtype) {

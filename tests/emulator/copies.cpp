@@ -105,6 +105,13 @@ cudaError_t fill(void* address, int value, size_t bytes, bool initialised, cudaS
 
 }  // namespace
 
+size_t pinned_bytes() {
+  const Locked locked(lock());
+  size_t sum = 0;
+  for (const auto& [address, bytes] : pinned()) sum += bytes;
+  return sum;
+}
+
 bool is_pinned(const void* address) {
   const char* byte = static_cast<const char*>(address);
   const auto next = pinned().upper_bound(byte);

@@ -41,7 +41,7 @@ const char* cublasLtGetStatusName(cublasStatus_t status) {
 
 const char* cublasLtGetStatusString(cublasStatus_t status) { return cublasLtGetStatusName(status); }
 
-size_t cublasLtGetVersion() { return 130000; }
+size_t cublasLtGetVersion() { return 130002; }
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   if (ready() != cudaSuccess || !options.cublas_starts) return CUBLAS_STATUS_NOT_INITIALIZED;

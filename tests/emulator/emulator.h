@@ -93,6 +93,9 @@ struct TimedEvents {
 };
 TimedEvents timed_events();
 
+/// What cudaMallocHost has given and nobody has given back.
+size_t pinned_bytes();
+
 /// Streams run as far as they can, as a GPU's do while every host sleeps.
 void run_streams();
 

@@ -51,7 +51,7 @@ class Records(Runs):
         self.assertEqual(record["config"]["device"], "cuda")
         self.assertRegex(record["machine"]["gpu"],
                          r"\Aemulated device, compute capability 9\.0, driver for CUDA \d+\.\d\Z")
-        self.assertRegex(record["build"]["matmul"], r"\AcuBLASLt of CUDA \d+\.\d\Z")
+        self.assertRegex(record["build"]["matmul"], r"\AcuBLASLt \d+\.\d+\.\d+\Z")
         record = read_json(self.succeed(dict(GPU, steps=1, device="cpu")), "run.json")
         self.assertEqual(record["config"]["device"], "cpu")
         self.assertNotIn("gpu", record["machine"])
@@ -185,7 +185,9 @@ class CommandLine(Runs):
     def test_a_model_that_the_gpu_s_memory_does_not_hold_does_not_start(self):
         done = self.run_chapter(dict(GPU, micro_batch_size=4096, data="text.txt"))  # it has 1 GiB
         self.assert_one_error(done, {2})
-        self.assertRegex(done.err, r"needs .* GiB of memory here, .*; try --micro_batch_size \d+")
+        # Of the GiB that the GPU has, half is left to what comes besides tensors.
+        self.assertRegex(done.err, r"needs .* GiB of memory here, and 51[012]\.\d MiB are available; "
+                                   r"try --micro_batch_size \d+")
         self.assertFalse(os.path.exists(done.run_dir))
 
 

@@ -15,8 +15,12 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from pathlib import Path
 
 import binary
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tools.gpu.tolerances import TOLERANCES  # noqa: E402
 
 REFERENCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "reference.py")
 BINARY = None  # set by main()
@@ -27,10 +31,9 @@ BINARY = None  # set by main()
 # loss by 3e-4 and the norm by 2e-3, so its case sees coarse faults only (a mask off by one:
 # 2.8e-3 and 4.5e-2); the finer ones are left to f32 and f64.
 TOLERANCE = {
-    "f64": {"loss": 1e-10, "val_loss": 1e-10, "grad_norm": 1e-10, "lr": 1e-10},
-    "f32": {"loss": 2e-6, "val_loss": 2e-6, "grad_norm": 2e-5, "lr": 1e-6},
-    "bf16": {"loss": 2e-3, "val_loss": 2e-3, "grad_norm": 2e-2, "lr": 1e-6},
-}
+    dtype: {"loss": TOLERANCES["loss"][dtype], "val_loss": TOLERANCES["loss"][dtype],
+            "grad_norm": TOLERANCES["grad_norm"][dtype], "lr": 1e-10 if dtype == "f64" else 1e-6}
+    for dtype in ("f64", "f32", "bf16")}
 
 BASE = {
     "hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ffn_hidden_size": 48,

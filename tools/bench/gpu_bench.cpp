@@ -97,9 +97,10 @@ std::string measure_products(const ModelConfig& model, const Sizes& sizes) {
     const double seconds = seconds_of(sizes, [&] { ops::matmul(c, a, b); });
     text += fmt::format(
         "{}{{\"product\": \"{}\", \"kind\": \"{}\", \"dtype\": \"{}\", \"m\": {}, \"n\": {}, "
-        "\"k\": {}, \"tflops\": {:.4g}}}",
+        "\"k\": {}, \"tflops\": {:.4g}, \"library\": \"{}\"}}",
         text.empty() ? "" : ", ", p.name, p.kind, name(p.dtype), p.m, p.n, p.k,
-        2e-12 * double(p.m) * double(p.n) * double(p.k) / seconds);
+        2e-12 * double(p.m) * double(p.n) * double(p.k) / seconds,
+        Runtime::current().accelerator()->matmul_library());
   }
   return text;
 }

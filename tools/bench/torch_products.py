@@ -2,9 +2,12 @@
 
 Run by `./book gpu-check` under a Python whose torch sees a GPU. Prints the rates in the same order.
 """
+import ctypes
 import json
+import re
 import statistics
 import sys
+from pathlib import Path
 
 import torch
 
@@ -35,13 +38,24 @@ def seconds_of(a, b):
     return statistics.median(times[WARM_UP:])
 
 
+def library():
+    """The cuBLASLt that torch has loaded, which need not be the one that gpu_bench finds."""
+    loaded = re.search(r"\S*/libcublasLt\.so\S*", Path("/proc/self/maps").read_text())
+    if loaded is None:
+        return "no cuBLASLt"
+    version = ctypes.CDLL(loaded[0]).cublasLtGetVersion
+    version.restype = ctypes.c_size_t
+    number = version()  # 130100 for 13.1.0
+    return f"cuBLASLt {number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
 def main():
     torch.backends.cuda.matmul.allow_tf32 = False
     found = []
     for each in json.loads(sys.argv[1]):
         m, n, k = each["m"], each["n"], each["k"]
         a, b = operands(each["kind"], m, n, k, DTYPES[each["dtype"]])
-        found.append({"tflops": 2e-12 * m * n * k / seconds_of(a, b)})
+        found.append({"tflops": 2e-12 * m * n * k / seconds_of(a, b), "library": library()})
     print(json.dumps(found))
 
 

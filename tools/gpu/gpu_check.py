@@ -22,6 +22,7 @@ from tools.gpu import gpu_ranks, gpu_speed
 from tools.gpu.gpu_part import (MODEL, SMALL_MODEL, Check, Fail, Part, Place, Skip, difference,
                                 largest_difference, needs_cublas, train)
 from tools.gpu.gpu_ranks import SANITIZER, SANITIZER_ERROR
+from tools.gpu.tolerances import TOLERANCES
 from tools.process import git_commit
 from tools.run import gpu
 
@@ -31,8 +32,6 @@ EMULATED_SLOWER = 3  # all may take so much longer there
 SYSTEM_LIBRARIES = ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64")
 MANIFEST = ROOT / "manifest.json"  # only in a bundle
 NOT_RUN, PASSED, FAILED, SKIPPED = "not run", "passed", "failed", "skipped"
-# Relative, of the loss and the gradient norm after 5 steps of a small model.
-TOLERANCES = {"f64": 1e-10, "f32": 5e-5, "bf16": 1e-2}
 # At the default learning rate, twice as high, the loss passes a spike at which rounding alone makes
 # more than this difference: naive and blockwise attention on the same CPU do.
 LEARNING = {"dtype": "bf16", "steps": 200, "lr": 1e-3}
@@ -93,7 +92,7 @@ def run_parity(check):
     """The first chapter's losses and gradient norms, step by step."""
     needs_cublas(check)
     rows, far = [], []
-    for dtype, tolerance in TOLERANCES.items():
+    for dtype, tolerance in TOLERANCES["steps"].items():
         with tempfile.TemporaryDirectory(prefix="gpu_check_") as scratch:
             flags = {**(SMALL_MODEL if check.emulated else MODEL), "dtype": dtype}
             here = train(check, "cuda", flags, Path(scratch) / "cuda")

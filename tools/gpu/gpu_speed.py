@@ -57,6 +57,7 @@ def run_products(check):
             text += f": {fail}"
             theirs = []
             break
+    text = f"{ours[0][0]['library']}; {text}" + (f" with {theirs[0][0]['library']}" if theirs else "")
     rows, of_torch = [], []
     for number, each in enumerate(ours[0]):
         rate = statistics.median(found[number]["tflops"] for found in ours)

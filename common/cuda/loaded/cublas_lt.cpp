@@ -26,6 +26,7 @@ void* cublas_lt() {
 
 USP_FORWARD(usp::cuda::cublas_lt, const char*, cublasLtGetStatusString, (cublasStatus_t status),
             (status))
+USP_FORWARD(usp::cuda::cublas_lt, size_t, cublasLtGetVersion, (), ())
 USP_FORWARD_CALL(cublasLtCreate, (cublasLtHandle_t * handle), (handle))
 USP_FORWARD_CALL(cublasLtDestroy, (cublasLtHandle_t handle), (handle))
 USP_FORWARD_CALL(cublasLtMatmulDescCreate,
