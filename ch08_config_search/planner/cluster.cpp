@@ -210,7 +210,7 @@ std::string cluster_file(const std::string& name_or_file) {
   return std::filesystem::path(USP_CLUSTERS) / (name_or_file + ".json");
 }
 
-Cluster read_cluster(const std::string& name_or_file) {
+Cluster read_cluster(const std::string& name_or_file, const std::string& flag) {
   namespace fs = std::filesystem;
   const fs::path shipped = USP_CLUSTERS, path = cluster_file(name_or_file);
   const bool is_file = path == name_or_file;
@@ -222,7 +222,7 @@ Cluster read_cluster(const std::string& name_or_file) {
       if (entry.path().extension() == ".json") names.push_back(entry.path().stem());
     }
     std::ranges::sort(names);
-    usage_error("cluster={}: there is no {}; try {}, or a file such as ./mine.json", name_or_file,
+    usage_error("{}={}: there is no {}; try {}, or a file such as ./mine.json", flag, name_or_file,
                 is_file ? "such file" : "cluster of this name", fmt::join(names, ", "));
   }
   std::stringstream text;

@@ -78,9 +78,9 @@ struct Cluster {
 };
 // [cluster]
 
-/// The cluster of this name, of those that the chapter ships, or in this file. Throws UsageError,
-/// with the file, the key and a value that works.
-Cluster read_cluster(const std::string& name_or_file);
+/// The cluster of this name, of those that the chapter ships, or in this file; `flag` is what named
+/// it. Throws UsageError, with the flag, the file or the key, and a value that works.
+Cluster read_cluster(const std::string& name_or_file, const std::string& flag = "cluster");
 /// The cluster as its framework makes use of it; itself where there is none.
 Cluster as_used(Cluster cluster);
 /// Where its file is.

@@ -49,7 +49,8 @@ Altered alter(const TrainConfig& config, const Cluster& cluster) {
     if (change.key == "ranks") {
       ranks = change.ranks;
     } else if (change.key == "gpu") {
-      altered.cluster = with_cards(altered.cluster, read_cluster(change.gpu));
+      const std::string flag = fmt::format("what_if={}: gpu", config.search.what_if);
+      altered.cluster = with_cards(altered.cluster, read_cluster(change.gpu, flag));
     } else {
       altered.cluster = changed(altered.cluster, change.key, change.factor);
     }

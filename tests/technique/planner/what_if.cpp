@@ -102,7 +102,8 @@ TEST_CASE("a change that is none is refused with one that is") {
   check_throws<UsageError>([] { parse_changes("net=+1%,net=+2%"); }, {"net changes twice"});
   check_throws<UsageError>([] { asked("ranks=-3"); }, {"whole nodes", "ranks=-2"});
   check_throws<UsageError>([] { asked("ranks=-4"); }, {"one stays", "ranks=-2"});
-  check_throws<UsageError>([] { asked("gpu=h300"); }, {"h300", "h100_nvl8"});
+  check_throws<UsageError>([] { asked("net=+1%,gpu=h300"); },
+                           {"what_if=net=+1%,gpu=h300: gpu=h300", "h100_nvl8"});
   check_throws<UsageError>([] { layout_of_flags("--what_if net=+1%"); }, {"what_if", "--cluster"});
   check_throws<UsageError>([] { tiny_search(slow_cluster(), "--why 1;2 --what_if net=+1%"); },
                            {"two questions"});
