@@ -653,6 +653,14 @@ HfConfig read_hf_config(const std::string& directory) {
         "names{}",
         directory, found_instead(directory));
   }
+  // Where this file lies, transformers adds the adapter to the weights.
+  if (std::filesystem::exists(path.parent_path() / "adapter_config.json", error)) {
+    usage_error(
+        "model={}: adapter_config.json says that an adapter changes the weights beside it, and "
+        "adapters are not computed here; merge the two with `merge_and_unload` of peft and save "
+        "what comes out, or remove the file if they are merged already",
+        directory);
+  }
   const MappedFile file(path.string());
   return parse_hf_config(file.text(), path.string());
 }

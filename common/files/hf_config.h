@@ -94,7 +94,8 @@ std::span<const HfKey> hf_keys();
 /// impossible value. Throws Error for text that is no JSON.
 HfConfig parse_hf_config(std::string_view text, const std::string& file);
 
-/// The same for the config.json of a directory; throws UsageError too where there is none.
+/// The same for the config.json of a directory; throws UsageError too where there is none, or an
+/// adapter's beside it.
 HfConfig read_hf_config(const std::string& directory);
 
 }  // namespace usp

@@ -389,6 +389,10 @@ TEST_CASE("model files of another kind are refused by what they are, with the co
                       {"model-00001-of-00002.safetensors holds weights", "get the index too"});
   dir.write("adapter_model.safetensors", weights);
   check_throws<UsageError>([&] { read_hf_config(dir.file("")); }, {"adapter", "merge_and_unload"});
+  dir.write("config.json", "{}");
+  dir.write("adapter_config.json", "{}");
+  check_throws<UsageError>([&] { read_hf_config(dir.file("")); },
+                           {"adapter_config.json", "changes the weights", "merge_and_unload"});
   const std::string path = dir.write("model.safetensors", "{\"error\": \"Repository not found\"}");
   check_throws<Error>([&] { SafetensorsFile{path}; }, {"is text", "Repository not found"});
   ModelConfig model;
