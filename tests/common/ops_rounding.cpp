@@ -144,5 +144,31 @@ TEST_CASE("softmax and the loss's gradient in bf16 are rounded once") {
   check_rounded_once(dlogits, of_logits, 1);
 }
 
+TEST_CASE("what a token's experts return is added up, and rounded once in bf16") {
+  const OnDevice cpu;
+  Random random(14);
+  const int64_t T = 9, H = 40, k = 3;
+  const Tensor rows = random.tensor({T * k, H}, DType::bf16);
+  const Tensor gates = random.tensor({T, k}, DType::f32);
+  std::vector<int32_t> slot(T * k);
+  for (int64_t i = 0; i < T * k; ++i) slot[i] = static_cast<int32_t>(i * 7 % (T * k));
+  slot[4] = -1;  // dropped
+  const Tensor slots = Tensor::from_host(slot, {T, k});
+  const Values row = rows.items(), gate = gates.items();
+  for (bool accumulate : {false, true}) {
+    const Tensor y = random.tensor({T, H}, DType::bf16);
+    Values expected = y.items();
+    for (int64_t i = 0; i < T * H; ++i) {
+      if (!accumulate) expected[i] = 0;
+      for (int64_t choice = i / H * k; choice < (i / H + 1) * k; ++choice) {
+        if (slot[choice] >= 0) expected[i] += gate[choice] * row[slot[choice] * H + i % H];
+      }
+    }
+    CAPTURE(accumulate);
+    ops::unpermute(y, rows, slots, gates, accumulate);
+    check_rounded_once(y, expected, 4);
+  }
+}
+
 }  // namespace
 }  // namespace usp::test
