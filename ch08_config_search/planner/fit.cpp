@@ -193,9 +193,7 @@ void write_fitted(const Cluster& cluster, const std::vector<Knob>& knobs, const 
     entry["source"] = "fitted";
     entry["from"] = from;
   }
-  FileWriter out(config.search.plan_out);
-  out.write(json.dump(2) + "\n");
-  out.finish();
+  write_file(config.search.plan_out, json.dump(2) + "\n");
 }
 
 Knob of_framework(const char* name, double minimum, double maximum, double start,

@@ -224,11 +224,7 @@ std::string predict_rows(const TrainConfig& config) {
   table.add("predicted_step_time_s", steps);
   table.add("predicted_mem_GB", memory);
   table.add("predicted_fits", fits);
-  if (!config.search.plan_out.empty()) {
-    FileWriter out(config.search.plan_out);
-    out.write(table.text());
-    out.finish();
-  }
+  if (!config.search.plan_out.empty()) write_file(config.search.plan_out, table.text());
   return fmt::format("{} rows of {} layer classes on {}\n{}{}", rows.size(), predictor.classes(),
                      cluster.name, errors_of(off_time, "steps"), errors_of(off_memory, "memory"));
 }

@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "base/check.h"
 
@@ -66,6 +67,32 @@ void FileWriter::close() {
   const int result = ::close(descriptor_);
   descriptor_ = -1;
   if (result != 0) fail("closing {} failed: {}", path_, std::strerror(errno));
+}
+
+void write_file(const std::string& path, std::string_view text) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const bool exists = fs::exists(path, error);
+  if (exists && !fs::is_regular_file(path, error)) {
+    FileWriter stream(path);
+    stream.write(text);
+    return stream.close();
+  }
+  const fs::path target = exists ? fs::canonical(path, error) : fs::path(path);  // behind a link
+  const std::string beside = target.string() + ".tmp";
+  try {
+    FileWriter file(beside);
+    file.write(text);
+    file.finish();
+    if (exists) fs::permissions(beside, fs::status(target).permissions());
+    fs::rename(beside, target);
+  } catch (const fs::filesystem_error& failure) {
+    fs::remove(beside, error);
+    fail("cannot replace {}: {}", path, failure.code().message());
+  } catch (const Error&) {
+    fs::remove(beside, error);
+    throw;
+  }
 }
 
 void sync_directory(const std::string& path) {

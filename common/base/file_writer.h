@@ -41,6 +41,10 @@ class FileWriter {
   std::vector<std::byte> buffer_;
 };
 
+/// Writes a whole file: beside the one that is there, which stays as it is until the new one can
+/// take its place. What is no regular file, such as a pipe, takes the text itself. Throws Error.
+void write_file(const std::string& path, std::string_view text);
+
 /// Brings a directory's list of names to the disk. Only after that does a file that was just
 /// created or renamed survive a power failure. Throws Error.
 void sync_directory(const std::string& path);

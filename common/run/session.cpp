@@ -4,9 +4,9 @@
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/file_writer.h"
 #include "base/machine.h"
 #include "base/output.h"
 #include "run/command_line.h"
@@ -121,9 +121,11 @@ void Session::check_same_data() const {
 int Session::estimate(const std::vector<RankEstimate>& ranks) const {
   print("{}", estimate_text(config_, ranks));
   if (config_.estimate_file.empty() || !speaks_for_all()) return 0;
-  std::ofstream file(config_.estimate_file);
-  file << estimate_json(args_.to_json(), config_.mesh(), ranks) << std::flush;
-  if (!file) usage_error("estimate_file={} cannot be written", config_.estimate_file);
+  try {
+    write_file(config_.estimate_file, estimate_json(args_.to_json(), config_.mesh(), ranks));
+  } catch (const Error& error) {
+    usage_error("estimate_file={} cannot be written: {}", config_.estimate_file, error.what());
+  }
   return 0;
 }
 

@@ -1,10 +1,14 @@
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "base/args.h"
+#include "base/file_writer.h"
 #include "files/run_dir.h"
 #include "testing.h"
 #include "train/model_config.h"
@@ -262,6 +266,32 @@ TEST_CASE("only what bears the name of a checkpoint is one") {
     REQUIRE(!is_checkpoint_name(name));
     REQUIRE(!is_unfinished_checkpoint_name(std::string(name) + ".tmp"));
   }
+}
+
+TEST_CASE("a file is replaced by one that is whole, or not at all") {
+  const auto read = [](const std::string& path) {
+    std::ifstream file(path);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const TempDir dir;
+  const std::string path = dir.write("table.csv", "old"), link = dir.file("link.csv");
+  std::filesystem::create_symlink("table.csv", link);
+  write_file(link, "new");
+  REQUIRE(read(path) == "new");
+  REQUIRE(std::filesystem::is_symlink(link));
+  write_file("/dev/null", "whatever");
+  check_throws<Error>([&] { write_file(dir.file("missing/table.csv"), "x"); }, {"missing/table"});
+
+  rlimit before{};  // on the size of files, as a full disk is
+  getrlimit(RLIMIT_FSIZE, &before);
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{4, before.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &small);
+  check_throws<Error>([&] { write_file(path, "more than fits"); }, {"table.csv", "at byte 4"});
+  setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, old_handler);
+  REQUIRE(read(path) == "new");
+  REQUIRE(std::distance(std::filesystem::directory_iterator(dir.file("")), {}) == 2);
 }
 
 TEST_CASE("a directory that cannot be made or a file that cannot be written is an error") {
