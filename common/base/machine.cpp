@@ -1,5 +1,6 @@
 #include "base/machine.h"
 
+#include <dnnl.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -7,7 +8,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <dnnl.hpp>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -132,15 +132,15 @@ double cgroup_quota(const std::string& root) {
 
 std::string onednn_isa() {
 #if defined(__x86_64__)
-  switch (dnnl::get_effective_cpu_isa()) {
-    case dnnl::cpu_isa::avx2:
+  switch (dnnl_get_effective_cpu_isa()) {
+    case dnnl_cpu_isa_avx2:
       return "avx2";
-    case dnnl::cpu_isa::avx512_core:
-    case dnnl::cpu_isa::avx512_core_vnni:
+    case dnnl_cpu_isa_avx512_core:
+    case dnnl_cpu_isa_avx512_core_vnni:
       return "avx512";
-    case dnnl::cpu_isa::avx512_core_bf16:
+    case dnnl_cpu_isa_avx512_core_bf16:
       return "avx512_bf16";
-    case dnnl::cpu_isa::avx512_core_amx:
+    case dnnl_cpu_isa_avx512_core_amx:
       return "avx512_amx";
     default:
       return "other";

@@ -10,6 +10,7 @@
 #include "base/machine.h"
 #include "base/output.h"
 #include "run/command_line.h"
+#include "run/corpus.h"
 #include "run/matmul_rate.h"
 #include "run/progress.h"
 #include "run/sample.h"
@@ -150,7 +151,7 @@ void Session::move_to_device() {
 void Session::open(const Predict& predict) {
   refuse_together(world_, [&] {
     move_to_device();
-    const std::string path = config_.data.empty() ? USP_CORPUS : config_.data;
+    const std::string path = config_.data.empty() ? corpus_path() : config_.data;
     TokenFormat format = read_token_format(path, config_.token_dtype == "uint16" ? 2 : 4,
                                            args_.given("token_dtype"));
     if (format.is_text) config_.validate_text();

@@ -17,7 +17,7 @@
 namespace usp {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 namespace {
 
@@ -134,7 +134,7 @@ std::vector<std::string> digests_of(std::span<const std::byte> bytes) {
   return digests;
 }
 
-Json file_record(const std::string& path) {
+OrderedJson file_record(const std::string& path) {
   const MappedFile file(path);
   return {{"bytes", file.bytes().size()}, {"sha256_per_mib", digests_of(file.bytes())}};
 }
@@ -143,8 +143,8 @@ Json file_record(const std::string& path) {
 constexpr std::string_view kSealBegin = ",\n  \"sha256\": \"", kSealEnd = "\"\n}\n";
 constexpr size_t kDigestChars = 64;
 
-std::string sealed(const Json& record) {
-  std::string text = record.dump(2, ' ', false, Json::error_handler_t::replace);
+std::string sealed(const OrderedJson& record) {
+  std::string text = record.dump(2, ' ', false, OrderedJson::error_handler_t::replace);
   text.resize(text.size() - 2);  // "\n}"
   const std::string digest = sha256(std::as_bytes(std::span(text)));
   return fmt::format("{}{}{}{}", text, kSealBegin, digest, kSealEnd);
@@ -228,15 +228,15 @@ void check_identity(const std::string& path, const nlohmann::json& record,
 }
 
 void write_record(const std::string& directory, int64_t step, const TrainState& state,
-                  const RunIdentity& identity, const Json& files, int ranks) {
-  Json record;
+                  const RunIdentity& identity, const OrderedJson& files, int ranks) {
+  OrderedJson record;
   record["format"] = kFormat;
   record["step"] = step;
   record["tokens"] = state.tokens;
   record["ranks"] = ranks;
   record["global_batch_size"] = identity.global_batch_size;
   record["data_sha256"] = identity.data_sha256;
-  record["config"] = Json::parse(identity.config_json);
+  record["config"] = OrderedJson::parse(identity.config_json);
   if (!identity.decisive.empty()) record["decisive"] = identity.decisive;
   record["files"] = files;
   FileWriter file(fs::path(directory) / kRecord);
@@ -261,7 +261,7 @@ std::vector<std::string> state_file_names(const std::vector<std::string>& writes
 
 /// Every rank's file, in a directory that rank 0 has made; returns what checkpoint.json says of
 /// them.
-Json write_files(const fs::path& directory, const TrainState& state, const Peers& peers) {
+OrderedJson write_files(const fs::path& directory, const TrainState& state, const Peers& peers) {
   const std::vector<std::string> answers = together(peers, Failure::ends_run, [&] {
     if (peers.rank() == 0) create_empty(directory);
     return writes_any(state) ? "yes" : "no";
@@ -273,9 +273,9 @@ Json write_files(const fs::path& directory, const TrainState& state, const Peers
     write_state(directory / name, state);
     return file_record(directory / name).dump();
   });
-  Json files = Json::object();
+  OrderedJson files = OrderedJson::object();
   for (size_t rank = 0; rank < names.size(); ++rank) {
-    if (!names[rank].empty()) files[names[rank]] = Json::parse(records[rank]);
+    if (!names[rank].empty()) files[names[rank]] = OrderedJson::parse(records[rank]);
   }
   return files;
 }
@@ -313,7 +313,7 @@ void write_checkpoint(const std::string& run_dir, int64_t step, const TrainState
   const fs::path path = directory_of(run_dir) / step_name(step);
   const fs::path aside = path.string() + kUnfinished;
   try {
-    const Json files = write_files(aside, state, peers);
+    const OrderedJson files = write_files(aside, state, peers);
     if (peers.rank() != 0) return;
     StoredState(aside, files).check_cover(state);
     write_record(aside, step, state, identity, files, peers.size());
@@ -404,7 +404,8 @@ int64_t Checkpoints::resume(const TrainState& state, int64_t steps) {
   if (config_.checkpoint_interval == 0) {
     config_.checkpoint_interval =
         read_record(all.front()).at("config").value("checkpoint_interval", int64_t{0});
-    Json config = Json::parse(identity_.config_json);  // for the run that resumes this one
+    OrderedJson config =
+        OrderedJson::parse(identity_.config_json);  // for the run that resumes this one
     config["checkpoint_interval"] = config_.checkpoint_interval;
     identity_.config_json = config.dump();
   }

@@ -8,13 +8,13 @@
 namespace usp {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 namespace {
 
 /// Which part of the whole weight a file holds.
-Json layout_of(const Parameter& parameter) {
-  Json slices = Json::array();
+OrderedJson layout_of(const Parameter& parameter) {
+  OrderedJson slices = OrderedJson::array();
   for (const Slice& slice : parameter.slices) {
     slices.push_back({slice.axis, slice.offset, slice.length});
   }
@@ -105,7 +105,7 @@ bool writes_any(const TrainState& state) {
 }
 
 void write_state(const std::string& path, const TrainState& state) {
-  Json layouts = Json::object();
+  OrderedJson layouts = OrderedJson::object();
   std::vector<TensorToStore> tensors;
   each_tensor(state,
               [&](const Parameter& parameter, const std::string& name, const Tensor& tensor) {
