@@ -335,9 +335,7 @@ void write_calibrated(const Calibration& found, const TrainConfig& config) {
     write(fmt::format("links.{}.latency_us", key), link->latency_us);
     write(fmt::format("links.{}.gbs", key), link->gbs);
   }
-  FileWriter out(config.search.plan_out);
-  out.write(json.dump(2) + "\n");
-  out.finish();
+  write_file(config.search.plan_out, json.dump(2) + "\n");
 }
 
 std::vector<std::string> directories(const std::string& text) {
