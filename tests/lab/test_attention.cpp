@@ -117,7 +117,8 @@ TEST_CASE("a rung asks for the tiles in which a query sees a key, and for no oth
     // A second range begins inside a block; where all scores are computed, one block is enough.
     const int piece = rung.keeps_scores ? rung.queries / 2 : rung.queries * 3 / 2;
     for (const auto& [name, shape] : Masks(piece)) {
-      if (shape.begins == nullptr) continue;
+      // Without documents, what a block's second range sees begins with what the first one does.
+      if (shape.begins == nullptr && name != "causal: zig-zag") continue;
       INFO(rung.name << ": " << name);
       const int64_t tiles = tiles_with_a_pair(shape, rung.queries, rung.keys);
       const attention::Cost counted = count(rung, shape), predicted = rung.cost(shape);
