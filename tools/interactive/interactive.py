@@ -25,9 +25,8 @@ MEMORY, TIMELINE = FOLDER / "memory.html", FOLDER / "timeline.html"
 # that hold at the settings of test_interactive.py, to the byte. A part is a block, the number of its
 # segment, and what is alive besides what it keeps; ways are meant by their numbers.
 PEAKS = Path(__file__).resolve().parent / "peaks.json"
-# The layout that the mesh page shows first, with every dimension at once.
-LAYOUT = ("--num_experts", "4", "--ep_size", "2", "--dp_size", "2", "--pp_size", "2", "--cp_size", "2", "--tp_size",
-          "2", "--sequence_parallel", "--zero_stage", "1", "--grad_acc_steps", "2", "--node_size", "8")
+# Flags of the layout that the mesh page shows first, with every dimension at once.
+LAYOUT = (Path(__file__).resolve().parent / "layout.txt").read_text(encoding="utf-8").split()
 BLOCK = r'(<script type="application/json" id="{}">\n)(.*?)(</script>)'
 
 
