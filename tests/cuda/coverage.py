@@ -27,6 +27,8 @@ SKIPPED = 77
 LEFT_OUT = {
     ("cuda/cuda_device.cpp", 'usage_error("device=cuda: CUDA does not start'):
         "an error of the driver besides those that have a line of their own",
+    ("cuda/cuda_device.cpp", "}"):
+        "the end of remarks() where there is no memory for a sentence",
     ("comm/device_exchange.cpp", "}"):
         "the end of agree_on_ids() where there is no memory for a list of ids",
     ("cuda/nccl_group.cpp", "}"):
