@@ -7,10 +7,11 @@ from pathlib import Path
 
 from tools.gpu.gpu_part import (NO_TIME, QUIET, SMALL_MODEL, Fail, Skip, asked, billion, json_line,
                                 largest_difference, middle, needs_cublas, read_metrics, words_of)
+from tools.gpu.tolerances import TOLERANCES
 from tools.run import gpu
 
 RANKS = (2, 4, 8)
-TOLERANCE = 1e-10  # in f64, relative
+TOLERANCE = TOLERANCES["steps"]["f64"]  # PLAIN computes in f64
 TINY = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "ffn_hidden_size": 64, "seq_len": 32}
 PLAIN = {"dtype": "f64", "micro_batch_size": 2, "warmup_steps": 0, "min_lr_ratio": 1}
 STEPS = 3
