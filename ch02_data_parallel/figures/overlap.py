@@ -196,5 +196,5 @@ def latency_table(record):
             for way in measured["ways"]]
     return (f"| `--grad_sync` | messages |{head}\n" + "|---" * (2 + 2 * len(latencies)) + "|\n"
             + "\n".join(rows) + note(
-                "Milliseconds of a step: the runs of the table above, replayed on a link of "
+                "Milliseconds of a step: the runs of part 5 of the chapter, replayed on a link of "
                 f"{rate:g} GB/s and these latencies."))
