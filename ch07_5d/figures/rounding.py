@@ -67,10 +67,9 @@ def rounding_table(record):
 
 
 def texts(record):
-    measured = provenance.line({"rounding": record}).splitlines()[:-1]  # the last names another command
-    made = "`python3 -m ch07_5d.figures.rounding` measures them."
+    made = f"`{record['command']}` measures them.\n"
     return {"rounding.txt": shown(record), "rounding.md": rounding_table(record),
-            "rounding_provenance.md": "\n".join([*measured, made]) + "\n"}
+            "rounding_provenance.md": provenance.measured({"rounding": record}) + made}
 
 
 if __name__ == "__main__":

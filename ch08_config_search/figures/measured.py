@@ -8,6 +8,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
+from tools import machine
 from tools.base import say, write_whole
 from tools.bench import measure, steady
 from tools.book.short_runs import table
@@ -102,8 +103,8 @@ def collect(chapter, program):
         answer, _ = measure.best_of_search(program, asked, MEASURED)
         rows = [measure.Row(row["flags"], row["step_s"], row["gib"]) for row in answer["best"]]
         measure.measure(rows, program, answer["ranks"], measure.flags_of_a_run(asked), limit_s=120)
-        facts = {"cluster": answer["cluster"], "ranks": answer["ranks"], "cores": 2, "tokens": answer["tokens"],
-                 "left_out": steady.SKIPPED_STEPS}
+        facts = {"cluster": answer["cluster"], "ranks": answer["ranks"], "cores": machine.usable_cores(),
+                 "tokens": answer["tokens"], "left_out": steady.SKIPPED_STEPS}
         found["measured"] = measure.as_json(rows, facts, by_replay=False)
         found["said"] = measure.as_text(rows, facts, by_replay=False)
     return found

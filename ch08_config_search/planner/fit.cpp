@@ -22,13 +22,6 @@ constexpr int kFolds = 5;
 constexpr double kFinest = 2e-3;     ///< the step of a knob, in parts, at which a fit ends
 constexpr double kSoftMemory = 0.1;  ///< the scale of soft() for GiB
 
-std::vector<std::string> split_list(const std::string& text) {
-  std::vector<std::string> parts;
-  std::stringstream stream(text);
-  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
-  return parts;
-}
-
 std::string file_name(const std::string& path) { return std::filesystem::path(path).filename(); }
 
 /// Rows of some files, each with its part of the whole.
@@ -204,6 +197,13 @@ Knob of_framework(const char* name, double minimum, double maximum, double start
 
 }  // namespace
 
+std::vector<std::string> split_list(const std::string& text) {
+  std::vector<std::string> parts;
+  std::stringstream stream(text);
+  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
+  return parts;
+}
+
 double soft(double predicted, double measured, double scale) {
   const double off = std::log(predicted / measured) / scale;
   return std::sqrt(1 + off * off) - 1;
@@ -232,6 +232,11 @@ std::vector<Knob> memory_knobs() {
           of_framework("constant_gib", 0.01, 20, 1, &Framework::constant_gib)};
 }
 // [knobs]
+
+Cluster begin_at(Cluster cluster, const std::vector<Knob>& knobs) {
+  for (const Knob& knob : knobs) knob.of(cluster).value = knob.start;
+  return cluster;
+}
 
 // [fit]
 Cluster fit(Cluster cluster, const std::vector<Knob>& knobs,
@@ -267,11 +272,6 @@ Cluster fit(Cluster cluster, const std::vector<Knob>& knobs,
 // [fit]
 
 namespace {
-
-Cluster begin_at(Cluster cluster, const std::vector<Knob>& knobs) {
-  for (const Knob& knob : knobs) knob.of(cluster).value = knob.start;
-  return cluster;
-}
 
 /// The errors of steps, in per cent: of a fit to all rows, and where each was left out of one.
 std::string describe_steps(const FitRows& all, const FitSteps& steps, const Cluster& fitted,

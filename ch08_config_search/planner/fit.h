@@ -17,6 +17,9 @@ struct Knob {
   std::function<Sourced&(Cluster&)> of;  ///< where a cluster has it
 };
 
+/// The parts of a flag's list, which commas separate.
+std::vector<std::string> split_list(const std::string& text);
+
 /// By how much a prediction is off: up to `scale`, in parts, its square counts, beyond its amount.
 double soft(double predicted, double measured, double scale = 0.05);
 
@@ -25,6 +28,9 @@ double soft(double predicted, double measured, double scale = 0.05);
 std::vector<Knob> step_knobs(bool gathers);
 /// The knobs that memory depends on.
 std::vector<Knob> memory_knobs();
+
+/// The cluster from which a fit sets out: each knob where it starts.
+Cluster begin_at(Cluster cluster, const std::vector<Knob>& knobs);
 
 /// Chooses the knobs so that error(cluster) is least, by trying a factor up and down for each and
 /// going on where that helps (Hooke and Jeeves).

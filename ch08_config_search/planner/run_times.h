@@ -27,7 +27,6 @@ struct RunTimes {
     int64_t events = 0;
   };
 
-  std::string run_dir;
   int64_t ranks_per_node = 1;
   int64_t steps = 0;  ///< that count
   std::vector<Op> ops;

@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
-#include <sstream>
 
 #include "base/check.h"
 #include "base/file_writer.h"
@@ -180,9 +179,8 @@ KnobGroup knobs_of_link(const Runs& runs, bool near) {
   return group;
 }
 
-Cluster fit_group(Cluster cluster, const KnobGroup& group, const Runs& runs) {
-  for (const Knob& knob : group.knobs) knob.of(cluster).value = knob.start;
-  return fit(cluster, group.knobs, [&](const Cluster& tried) {
+Cluster fit_group(const Cluster& cluster, const KnobGroup& group, const Runs& runs) {
+  return fit(begin_at(cluster, group.knobs), group.knobs, [&](const Cluster& tried) {
     double sum = 0;  // each run counts alike
     for (const RunTimes* run : runs) {
       Off off;
@@ -338,13 +336,6 @@ void write_calibrated(const Calibration& found, const TrainConfig& config) {
   write_file(config.search.plan_out, json.dump(2) + "\n");
 }
 
-std::vector<std::string> directories(const std::string& text) {
-  std::vector<std::string> parts;
-  std::stringstream stream(text);
-  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
-  return parts;
-}
-
 std::string describe(const Calibration& found, const std::vector<RunTimes>& runs) {
   int64_t steps = 0;
   for (const RunTimes& run : runs) steps += run.steps;
@@ -382,7 +373,7 @@ std::string calibrate_cluster(const TrainConfig& config) {
         config.search.cluster);
   }
   std::vector<RunTimes> runs;
-  for (const std::string& run_dir : directories(config.search.plan_runs)) {
+  for (const std::string& run_dir : split_list(config.search.plan_runs)) {
     runs.push_back(read_run_times(run_dir));
   }
   const Calibration found = calibrate(start, runs);

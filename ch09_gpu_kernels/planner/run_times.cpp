@@ -284,7 +284,6 @@ RunTimes read_run_times(const std::string& run_dir) {
   const TrainConfig config = config_of_run(run_dir);
   const TraceReader trace(run_dir);
   RunTimes times;
-  times.run_dir = run_dir;
   times.ranks_per_node = trace.ranks_per_node;
   times.steps = std::ssize(trace.steps);
   Samples<Kernel> ops;

@@ -207,9 +207,8 @@ class Clicks(unittest.TestCase):
 
 class Page(unittest.TestCase):
     def test_the_page_of_this_repository_shows_what_the_program_says(self):
-        found = mesh.BLOCK.search(mesh.PAGE.read_text(encoding="utf-8"))[0]
-        self.assertIn(interactive.layout_text(BIN), found,
-                      "run python3 tools/interactive/interactive.py --bin build/release/bin")
+        self.assertEqual(interactive.block(mesh.PAGE, "layout"), interactive.layout_text(BIN),
+                         "run python3 tools/interactive/interactive.py --bin build/release/bin")
 
     def test_a_title_cannot_end_the_block(self):
         found = said_of(flags_of("laptop"))

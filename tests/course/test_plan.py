@@ -87,6 +87,21 @@ class Words(unittest.TestCase):
         words = asked("--cluster", "a100", "--batch", "1M", "--why", "1", "--tp_size 2 --micro_batch_size 4")
         self.assertEqual(self.value(words, "--why"), "1; --tp_size 2 --micro_batch_size 4")
 
+    def test_a_calibration_is_asked_of_a_chapter_that_its_runs_are_of(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run_dirs = [str(Path(folder) / name) for name in ("elsewhere", "own")]
+            for run_dir, chapter in zip(run_dirs, ("ch02_data_parallel", "ch09_gpu_kernels")):
+                Path(run_dir).mkdir()
+                (Path(run_dir) / "run.json").write_text(json.dumps({"chapter": chapter}), encoding="utf-8")
+            for count, short in ((1, plan.find_chapter().short), (2, "ch09")):
+                with mock.patch.object(launch, "run_chapter", return_value=0) as run:
+                    code = cli._run_command(  # pylint: disable=protected-access
+                        ["calibrate", *run_dirs[:count], "-o", "mine.json"])
+                chapter, words, options = run.call_args.args
+                self.assertEqual((code, chapter.short, options.ranks), (0, short, 1))
+                self.assertEqual(words, ["--cluster", "two_cores", "--plan_runs", ",".join(run_dirs[:count]),
+                                         "--plan_out", str(Path("mine.json").absolute())])
+
     def test_what_cannot_be_asked_is_refused_in_a_line(self):
         for arguments, parts in (
                 ((), ("--cluster",)),

@@ -14,7 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tools.base import (  # noqa: E402  (the path comes first)
+from tools import chapters  # noqa: E402  (the path comes first)
+from tools.base import (  # noqa: E402
     ROOT, BookError, say, show_path, write_whole)
 from tools.look import mesh, palette, trace  # noqa: E402
 from tools.process import output_of  # noqa: E402
@@ -69,8 +70,8 @@ def table_text(folder):
 
 
 def layout_text(folder):
-    """LAYOUT as the newest program that has layouts says it. BookError if it fails."""
-    program = sorted(path for path in Path(folder).glob("ch07_*") if "." not in path.name)[0]
+    """LAYOUT as the program of chapter 7 says it. BookError if it is not there, or fails."""
+    program = Path(folder) / chapters.resolve("ch07").name
     text = output_of([str(program), *LAYOUT, "--mesh_show", "json"], timeout=600)
     if text is None:
         raise BookError(f"{program} does not run: ninja -C build/release {program.name}")

@@ -4,16 +4,20 @@ from tools.look import trace
 
 
 def line(records):
-    """Markdown for {name: record}, of figures/NAME.json: a run's facts or a measurement's. Data of
-    one machine and commit make one line, with links to them; others a line of their own. Below them
-    stand the commands that make it all."""
+    """Markdown for {name: record}, of figures/NAME.json: where it was measured, and the commands that
+    make it all."""
+    return measured(records) + _commands(records)
+
+
+def measured(records):
+    """The same without the commands: a record is a run's facts or a measurement's. Data of one machine
+    and commit make one line, with links to them; others a line of their own."""
     sessions = {}
     for name, record in records.items():
         sessions.setdefault(_origin(record), []).append((name, _date(record)))
-    measured = "\n".join(f"Measured on {origin}, {max(day for _, day in data)}.\n"
-                         f"Data: {', '.join(f'[{n}.json](figures/{n}.json)' for n, _ in data)}.\n"
-                         for origin, data in sessions.items())
-    return measured + _commands(records)
+    return "\n".join(f"Measured on {origin}, {max(day for _, day in data)}.\n"
+                     f"Data: {', '.join(f'[{n}.json](figures/{n}.json)' for n, _ in data)}.\n"
+                     for origin, data in sessions.items())
 
 
 def _commands(records):

@@ -13,10 +13,14 @@ from tools.run import launch
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
+def _planners():
+    """The chapters that search layouts."""
+    return [chapter for chapter in chapters.find_chapters() if (chapter.folder / "planner").is_dir()]
+
+
 def find_chapter():
     """The first chapter that searches layouts; later ones take its flags, too."""
-    return next(chapter for chapter in chapters.find_chapters()
-                if (chapter.folder / "planner").is_dir())
+    return _planners()[0]
 
 
 def tokens(text):
@@ -67,12 +71,11 @@ def fit(tables, cluster, rows, output, options):
 
 
 def calibrate(run_dirs, cluster, output, options):
-    """The cluster's numbers as the traces of these runs have them."""
+    """The cluster's numbers as the traces of these runs have them. Asks the newest of their chapters."""
     named = [str(Path(runs.existing(run_dir)).absolute()) for run_dir in run_dirs]
-    planners = [chapter for chapter in chapters.find_chapters() if (chapter.folder / "planner").is_dir()]
     of_runs = {runs.read_run(run_dir).get("chapter") for run_dir in named}
-    own = [chapter for chapter in planners if chapter.name in of_runs]
-    return launch.run_chapter([*planners[:1], *own][-1], [
+    own = [chapter for chapter in _planners() if chapter.name in of_runs]
+    return launch.run_chapter(own[-1] if own else find_chapter(), [
         "--cluster", place(cluster), "--plan_runs", ",".join(named), *written(output)], options)
 
 

@@ -34,6 +34,7 @@ struct Head {
   }
 };
 
+/// Bytes that an access to memory moves at least.
 inline constexpr int kSector = 32;
 
 /// Bytes of so many reads of where documents begin, each by a warp, of neighbours: none without.
