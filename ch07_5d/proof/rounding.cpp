@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <fstream>
 #include <numeric>
 #include <sstream>
 
+#include "base/file_writer.h"
 #include "base/rng.h"
 #include "base/rules.h"
 #include "comm/launch.h"
@@ -63,10 +63,10 @@ std::vector<SampleOrder> orders_of(const TrainConfig& one) {
 /// before, so that there is something to learn.
 void write_samples(const std::string& path, const TrainConfig& config,
                    const std::vector<int64_t>& order) {
-  std::ofstream stream(path, std::ios::binary);
+  std::string text;
   const RandomStream random(1, "samples");
   const auto words = uint64_t(config.model.vocab_size - 1);
-  const auto put = [&](uint64_t token) { stream.put(char(token)).put(char(token >> 8)); };
+  const auto put = [&](uint64_t token) { text += {char(token), char(token >> 8)}; };
   for (int64_t step = 0; step < kRoundedSteps; ++step) {
     for (int64_t place : order) {
       const auto sample = uint64_t(step * std::ssize(order) + place);
@@ -81,6 +81,7 @@ void write_samples(const std::string& path, const TrainConfig& config,
     }
   }
   put(0);
+  write_file(path, text);
 }
 
 /// Updates that are large enough for rounding to spread in so few steps.
@@ -121,8 +122,31 @@ double apart(const std::vector<double>& one, const std::vector<double>& other) {
   return std::sqrt(squares / double(one.size() - begin));
 }
 
-/// The layout's distances, the orders', and what they say.
+bool is_finite(const std::vector<double>& values) {
+  return std::ranges::all_of(values, [](double value) { return std::isfinite(value); });
+}
+
+/// Of distances, of which the orders' may be 0.
+double ratio(double layout, double orders) { return layout == 0 ? 0 : layout / orders; }
+
+std::vector<const TrainedSeries*> all_of(const RoundingResult& result) {
+  std::vector<const TrainedSeries*> all = {&result.layout};
+  for (const TrainedSeries& order : result.orders) all.push_back(&order);
+  return all;
+}
+
+}  // namespace
+
+SeriesDistance distance_of(const TrainedSeries& one, const TrainedSeries& other) {
+  return {apart(one.losses, other.losses), apart(one.norms, other.norms)};
+}
+
 void judge(RoundingResult& result) {
+  for (const TrainedSeries* series : all_of(result)) {
+    if (is_finite(series->losses) && is_finite(series->norms)) continue;
+    result.failure = fmt::format("{}: a loss or a gradient norm is no number", series->what);
+    return;
+  }
   bool all_are_equal = true;
   result.of_layout = distance_of(result.layout, result.orders.front());
   for (size_t i = 0; i < result.orders.size(); ++i) {
@@ -142,18 +166,12 @@ void judge(RoundingResult& result) {
     return;
   }
   const auto& [loss, norm] = result.of_layout;
-  result.ratio = std::max(loss / result.of_orders.loss, norm / result.of_orders.norm);
-  if (!(result.ratio <= kMostOfRounding)) {  // NaN is no rounding either
+  result.ratio = std::max(ratio(loss, result.of_orders.loss), ratio(norm, result.of_orders.norm));
+  if (result.ratio > kMostOfRounding) {
     result.failure = fmt::format(
         "{:.1f} times as far from one process as any two of its orders are from each other",
         result.ratio);
   }
-}
-
-}  // namespace
-
-SeriesDistance distance_of(const TrainedSeries& one, const TrainedSeries& other) {
-  return {apart(one.losses, other.losses), apart(one.norms, other.norms)};
 }
 
 Twin in_bf16(const Twin& twin) {

@@ -247,12 +247,6 @@ void pair_ops(const Program& program, const RankStep& step, const std::string& r
 
 }  // namespace
 
-bool RunTimes::crosses_nodes() const {
-  return std::ranges::any_of(sent, [&](const Sent& one) {
-    return layout_of(*one.group.members, ranks_per_node).nodes > 1;
-  });
-}
-
 TrainConfig config_of_run(const std::string& run_dir) {
   const Json json = read_json(run_dir, "run.json", "give directories of runs that have ended");
   TrainConfig config;

@@ -33,8 +33,6 @@ struct RunTimes {
   std::vector<Sent> sent;
   double between = 0;        ///< by the CPU clock, beside ops and waits: for each op or exchange
   int64_t between_them = 0;  ///< ops and exchanges
-
-  bool crosses_nodes() const;  ///< whether ranks of two nodes have exchanged anything
 };
 
 constexpr int64_t kWarmUpSteps = 4;  ///< are left out: their first touch of memory is no op's time

@@ -245,6 +245,11 @@ void SearchConfig::validate(const Args& args) {
              "{} is about a search, which needs --cluster and --plan", flag);
     }
   }
+  if (!plan_rows.empty() && !plan_runs.empty()) {
+    refuse("rows_or_runs", {"leave out --plan_rows", "leave out --plan_runs"},
+           "plan_rows={} is a table to predict, and plan_runs={} are runs to calibrate with",
+           plan_rows, plan_runs);
+  }
   parse_requirements(require);
   if (!what_if.empty()) parse_changes(what_if);
   if (!why.empty()) sides_of_why(why);

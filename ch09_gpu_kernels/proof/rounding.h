@@ -40,6 +40,10 @@ struct RoundingResult {
   double seconds = 0;
 };
 
+/// Fills in what the six runs of a result say: distances, ratio, and what is wrong, which also
+/// covers runs with a loss or a norm that is no number, and orders that are all the same.
+void judge(RoundingResult& result);
+
 /// What a twin's flags are in bf16: without dropout, with micro-batches enough to be put in other
 /// orders, and with gradients that are summed in bf16. Summed in f32, whose rounding is a 65,536th
 /// of bf16's, an order makes no difference for dozens of steps, and is no measure of bf16. Throws

@@ -41,7 +41,7 @@ std::vector<SideCopies::Copy> copies_of(const std::vector<Elements>& parts,
 }
 
 /// Bytes of pinned memory, which the system can lend to nobody else, that a rank keeps for its next
-/// messages.
+/// messages; the variable USP_MOST_PINNED gives another number.
 int64_t most_pinned() {
   const char* given = std::getenv("USP_MOST_PINNED");
   return given != nullptr ? std::atoll(given) : int64_t{4} << 30;

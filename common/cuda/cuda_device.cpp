@@ -149,9 +149,10 @@ std::vector<std::string> CudaDevice::remarks() const {
   }
   if (!narrow_rows.empty()) {
     remarks.push_back(fmt::format(
-        "Rows of {} elements are no multiple of 16 bytes, or begin between two: they were moved "
+        "Rows of {} elements{} are no multiple of 16 bytes, or begin between two: they were moved "
         "element by element, at half the bandwidth or less.",
-        fmt::join(narrow_rows, ", ")));
+        fmt::join(narrow_rows, ", "),
+        narrow_rows.size() < kNamedRows ? "" : ", and perhaps others,"));
   }
   return remarks;
 }

@@ -454,6 +454,7 @@ class Refusals(unittest.TestCase):
         for words, part in ((["--as", "megatrom"], "did you mean megatron?"),
                             (["--as", "jax"], "try megatron or torchtitan or nanotron"),
                             (["--tp_size", "2", "--as"], "needs a framework"),
+                            (["--as", "megatron", "--plan_runs", "r"], "without --plan_runs"),
                             (["--as", "megatron", "--estimate"], "without --estimate"),
                             (["--as=nanotron", "--prove=4"], "without --prove")):
             code, said, _ = run_book("run", CHAPTER.short, "--", *words)

@@ -245,6 +245,8 @@ class Launcher(unittest.TestCase):
                             (["--mesh_page", "mesh"], "not 'mesh'"),
                             (["--mesh_page", "/not/there/mesh.html"], "there is no folder /not/there"),
                             (["--mesh_page", "m.html", "--as", "megatron"], "without --as"),
+                            (["--mesh_page=m.html", "--plan_rows", "t.csv"], "without --plan_rows"),
+                            (["--mesh_page=m.html", "--help"], "without --help"),
                             (["--mesh_page=m.html", "--estimate"], "without --estimate")):
             code, said, write = self.run_book("run", "ch07", "--", *words)
             self.assertEqual((code, write.called), (2, False), words)

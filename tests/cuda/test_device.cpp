@@ -311,7 +311,10 @@ TEST_CASE("rows that no access of 16 bytes moves are named once, if they are lon
   const std::vector<std::string> remarks = gpu.runtime.accelerator()->remarks();
   REQUIRE(remarks.size() == 1);
   CAPTURE(remarks[0]);
-  REQUIRE(remarks[0].starts_with("Rows of 1004, 32003 elements "));
+  REQUIRE(remarks[0].starts_with("Rows of 1004, 32003 elements are "));
+  for (int64_t numel = 1001; numel < 1012; ++numel) add(numel, DType::bf16);
+  REQUIRE(gpu.runtime.accelerator()->remarks()[0].find("elements, and perhaps others, are ") !=
+          std::string::npos);
 }
 
 TEST_CASE("the records name the GPU, its driver and its library") {

@@ -21,8 +21,9 @@ NAMES = Path(__file__).with_name("bridge_names.json")
 WIDTH = 100
 LEAVE_OUT = "leave out "
 QUESTION = ("--mesh_show", "flags")
-# Other things to ask the program for.
-ASKING = ("--estimate", "--plan", "--pp_show", "--mesh_show", "--prove", "--resume")
+# What the program can be asked for instead of a run.
+ASKING = ("-h", "--help", "--help-all", "--version", "--plan", "--plan_rows", "--plan_runs", "--estimate",
+          "--pp_show", "--mesh_show", "--prove", "--fuzz")
 # Of the run and its place, not of the layout.
 OF_THE_RUN = frozenset((
     "model", "lr", "min_lr_ratio", "warmup_steps", "adam_beta1", "adam_beta2", "adam_eps",
@@ -46,25 +47,34 @@ def find(key):
 def check_flags(chapter, chapters, flags):
     """BookError (2) where the chapter's program cannot say what flags come to, or is asked for
     something else besides."""
+    check_question(chapter, chapters, flags, "--as", "what it comes to", "prints flags")
+
+
+def check_question(chapter, chapters, flags, option, says, does, others=()):
+    """BookError (2) where the chapter's program has no answer for an option that is about a layout,
+    or is asked for something else besides, such as these others."""
     able = [other for other in chapters if (other.folder / "composition").is_dir()]
     if chapter not in able:
-        raise BookError(f"--as: {chapter.short} says of no layout what it comes to; try "
-                        f"{able[0].short}, which takes its flags, too", 2)
+        raise BookError(f"{option}: {chapter.short} says of no layout {says}; try {able[0].short}, "
+                        "which takes its flags, too", 2)
     for flag in flags:
-        if flag.partition("=")[0] in ASKING:
-            raise BookError(f"--as prints flags and starts nothing: ./book run takes it, without "
-                            f"{flag}", 2)
+        if flag.partition("=")[0] in (*ASKING, "--resume", *others):
+            raise BookError(f"{option} {does} and starts nothing: ./book run takes it, without {flag}", 2)
+
+
+def answer(program, flags, question):
+    """(exit code, JSON) of what the program says of these flags; None where it refuses them, for
+    which it gives the reason itself."""
+    done = subprocess.run([str(program), *flags, *question], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, check=False)
+    return done.returncode, json.loads(done.stdout) if done.returncode == 0 else None
 
 
 def ask(program, flags):
-    """(exit code, Layout) of what the program says of these flags; None where it refuses them,
-    for which it gives the reason itself."""
-    command = [str(program), *flags, *QUESTION]
-    answer = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
-    if answer.returncode != 0:
-        return answer.returncode, None
+    """(exit code, Layout): see answer()."""
+    code, said = answer(program, flags, QUESTION)
     given = {word.partition("=")[0][2:] for word in flags if word.startswith("--")}
-    return 0, Layout(json.loads(answer.stdout), given)
+    return code, None if said is None else Layout(said, given)
 
 
 def show(program, flags, framework, title=""):

@@ -15,8 +15,7 @@ from tools.process import output_of, signal_name, wait_for
 from tools.run import bridge, build, cluster, mesh_page, mpi, packages, recipes
 
 # With these a chapter prints something and ends: no run directory, no `done` mark.
-INFORMATION_FLAGS = {"-h", "--help", "--help-all", "--version", "--plan", "--plan_rows", "--plan_runs",
-                     "--estimate", "--pp_show", "--mesh_show", "--prove", "--fuzz"}
+INFORMATION_FLAGS = set(bridge.ASKING)
 # Of these, what depends on how many ranks there are; they start none.
 PLANNING_FLAGS = {"--plan", "--estimate", "--pp_show", "--mesh_show", "--prove"}
 DIVIDING_FLAGS = {"--dp_size", "--tp_size", "--cp_size", "--pp_size"}

@@ -247,7 +247,7 @@ TEST_CASE("a trace says what each op and exchange took, and what is between them
   const RunTimes times = read_run_times(run.path());
   CHECK(times.steps == 4);
   CHECK(times.ranks_per_node == 2);
-  CHECK(!times.crosses_nodes());
+  CHECK(read_run_times(TracedRun("--dp_size 2", 8, /*node_size=*/1).path()).ranks_per_node == 1);
   REQUIRE(!times.ops.empty());
   for (const RunTimes::Op& op : times.ops) CHECK(op.seconds == Approx(10 * kUs));
   CHECK(std::ranges::any_of(times.ops, [](const RunTimes::Op& op) { return op.kernel.k > 0; }));
@@ -258,7 +258,6 @@ TEST_CASE("a trace says what each op and exchange took, and what is between them
     CHECK(*sent.group.members == std::vector<int>{0, 1});
   }
   CHECK(times.between == Approx(2 * kUs));
-  CHECK(read_run_times(TracedRun("--dp_size 2", 8, /*node_size=*/1).path()).crosses_nodes());
 }
 
 TEST_CASE("traces of other programs, and those that are too short, are refused") {
@@ -304,6 +303,9 @@ TEST_CASE("runs that cannot calibrate are refused in a line") {
                            {"plan_runs=nowhere", "run.json", "directories of runs"});
   check_throws<UsageError>([] { layout_of_flags("--plan_runs nowhere"); },
                            {"plan_runs", "--cluster"});
+  check_throws<UsageError>(
+      [] { layout_of_flags("--cluster h100_nvl8 --plan_runs nowhere --plan_rows t.csv"); },
+      {"plan_rows=t.csv", "plan_runs=nowhere", "leave out --plan_runs"});
 }
 
 }  // namespace

@@ -287,6 +287,28 @@ TEST_CASE("two runs are as far apart as the second half of their steps") {
   REQUIRE(distance_of(one, one).loss == 0);
 }
 
+TEST_CASE("a layout is judged by the larger ratio of losses and norms, which must be numbers") {
+  RoundingResult right;
+  right.layout = {"the layout", {1, 2}, {1, 2.5}};
+  right.orders = {{"one", {1, 2}, {1, 2}}, {"other", {1, 2}, {1, 4}}};
+  const auto judged = [&](std::vector<double> norms) {
+    RoundingResult result = right;
+    result.layout.norms = std::move(norms);
+    judge(result);
+    return result;
+  };
+  const RoundingResult near = judged({1, 2.5});
+  REQUIRE(near.failure.empty());
+  REQUIRE(near.ratio == 0.25);  // of norms: 2.5 / 2 - 1, over 4 / 2 - 1; losses are equal
+  REQUIRE(judged({1, 0.5}).failure.empty());
+  REQUIRE(judged({1, 16}).failure.find("3.0 times") == 0);
+  for (double none : {kNaN, kInf}) {
+    REQUIRE(judged({1, none}).failure.find("the layout: a loss or a gradient norm") == 0);
+  }
+  right.orders[1] = right.orders[0];
+  REQUIRE(judged({1, 2}).failure.find("differ in no bit") != std::string::npos);
+}
+
 TEST_CASE("a twin in bf16 has micro-batches enough for other orders, and no dropout") {
   const std::string sizes =
       "--num_heads 2 --num_kv_heads 2 --hidden_size 8 --ffn_hidden_size 8 --vocab_size 16 "
