@@ -23,9 +23,10 @@ def draw(measured):
               label="found by replays on other links")
     axes.axhline(measured["gb_per_s"], color=style.MUTED, linewidth=1.0, dashes=(5, 3))
     axes.annotate(f"{measured['gb_per_s']:.3g} GB/s: the link of the table",
-                  (1, measured["gb_per_s"]), xytext=(-2, 4), xycoords=("axes fraction", "data"),
-                  textcoords="offset points", ha="right", color=style.MUTED, fontsize=style.SMALL)
-    axes.annotate("more is hidden", (0.62, 0.68), xycoords="axes fraction", color=style.MUTED)
+                  (1, measured["gb_per_s"]), xytext=(-2, -4), xycoords=("axes fraction", "data"),
+                  textcoords="offset points", ha="right", va="top", color=style.MUTED,
+                  fontsize=style.SMALL)
+    axes.annotate("more is hidden", (0.66, 0.55), xycoords="axes fraction", color=style.MUTED)
     axes.annotate("more is exposed", (0.06, 0.12), xycoords="axes fraction", color=style.MUTED)
     axes.set_xscale("log", base=2)
     axes.set_xticks(tokens, [f"{count:,}" for count in tokens])
