@@ -8,7 +8,7 @@ void TrainConfig::bind(Args& args) {
   bind_data(args);
   bind_execution(args);
   args.bind("attention", attention, {"naive", "blockwise"},
-            "store the attention probabilities, or recompute them in backward");
+            "store attention probabilities, or recompute them in backward; on a GPU: the faster");
   args.bind("recompute", recompute, {"none", "selective", "full"},
             "drop the attention probabilities, or all of a block but its input, until backward")
       .may_differ_on_resume();

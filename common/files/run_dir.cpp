@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kRecord = "run.json";
 constexpr const char* kRunFiles[] = {kRecord,       "metrics.jsonl", "trace.json", "memory.json",
-                                     "ledger.json", "report.md",     "done"};
+                                     "ledger.json", "start.json",    "report.md",  "done"};
 constexpr const char* kUnfinished = ".tmp";  // of a file that write() has not renamed yet
 constexpr const char *kCheckpoints = "checkpoints", *kFlight = "flight", *kOldFlight = "flight.old";
 /// Folders of an earlier run's files, beside where they lay: while they are put there, when all are

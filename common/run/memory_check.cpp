@@ -36,12 +36,6 @@ int64_t available_here() {
   return std::max<int64_t>(0, accelerator->available_memory() - kBesideTensors);
 }
 
-std::string in_units(double bytes) {
-  constexpr double kMiB = 1 << 20, kGiB = 1 << 30;
-  return bytes < kGiB ? fmt::format("{:.1f} MiB", bytes / kMiB)
-                      : fmt::format("{:.1f} GiB", bytes / kGiB);
-}
-
 /// Bytes that a rank needs at most. Workspace of kernels and the cache of a sample are small beside
 /// it.
 double needed_bytes(const RunConfig& config, const Predict& predict) {
@@ -111,19 +105,29 @@ class Remedy {
 
 }  // namespace
 
+std::string in_units(double bytes) {
+  constexpr double kMiB = 1 << 20, kGiB = 1 << 30;
+  return bytes < kGiB ? fmt::format("{:.1f} MiB", bytes / kMiB)
+                      : fmt::format("{:.1f} GiB", bytes / kGiB);
+}
+
+SharedMemory shared_memory(const RunConfig& config, const Predict& predict, const Peers& peers) {
+  return {ranks_here(peers), needed_bytes(config, predict), double(available_here())};
+}
+
 void check_memory(RunConfig& config, const Predict& predict, const Peers& peers) {
   if (config.allow_oversize) return;
   const int64_t ranks = ranks_here(peers);
   refuse_together(peers, [&] {
-    const double each = needed_bytes(config, predict), available = double(available_here());
-    if (each * double(ranks) <= available) return;
+    const SharedMemory memory{ranks, needed_bytes(config, predict), double(available_here())};
+    if (memory.needed() <= memory.available) return;
     const std::string of_all =
-        ranks == 1 ? "" : fmt::format(" ({} on each of {} ranks)", in_units(each), ranks);
+        ranks == 1 ? "" : fmt::format(" ({} on each of {} ranks)", in_units(memory.of_each), ranks);
     usage_error(
         "the run needs {} of memory here{}, and {} are available; try {}, or --allow_oversize to "
         "start it all the same",
-        in_units(each * double(ranks)), of_all, in_units(available),
-        Remedy(config, predict, available / double(ranks)).find());
+        in_units(memory.needed()), of_all, in_units(memory.available),
+        Remedy(config, predict, memory.available / double(ranks)).find());
   });
 }
 

@@ -9,6 +9,7 @@
 #include "base/file_writer.h"
 #include "base/machine.h"
 #include "base/output.h"
+#include "run/attention_choice.h"
 #include "run/command_line.h"
 #include "run/corpus.h"
 #include "run/matmul_rate.h"
@@ -71,6 +72,7 @@ bool Session::parse(int argc, char** argv) {
   refuse_together(world_, [&] { goes_on = read_command_line(config_, args_, command_, ranks); });
   if (goes_on) install_stop_handlers();
   if (goes_on) check_same_run();
+  start_.ended("command line");
   return goes_on;
 }
 
@@ -121,6 +123,11 @@ void Session::check_same_data() const {
 
 int Session::estimate(const std::vector<RankEstimate>& ranks) const {
   print("{}", estimate_text(config_, ranks));
+  if (config_.device == name(Device::cuda) && !args_.typed("attention")) {
+    print(
+        "A run takes naive attention where it is estimated to be faster on its GPU and fits there; "
+        "--attention says which.\n");
+  }
   if (config_.estimate_file.empty() || !speaks_for_all()) return 0;
   try {
     write_file(config_.estimate_file, estimate_json(args_.to_json(), config_.mesh(), ranks));
@@ -148,9 +155,46 @@ void Session::move_to_device() {
   runtime_->accelerator()->require(parse_dtype(config_.dtype));
 }
 
+/// Where nothing says by what attention a GPU computes, it is the one that is estimated to be
+/// faster, if all ranks have the memory. A resumed run keeps that of its checkpoint.
+void Session::choose_attention(const Predict& predict) {
+  const bool has_flag = !args_.group_of("attention").empty();
+  if (runtime_->accelerator() == nullptr || config_.checkpoints.resume) return;
+  if (!has_flag || args_.typed("attention") || !accepts_naive_attention()) return;
+  const auto take = [&](const std::string& value) {
+    args_.take("attention", nlohmann::json(value).dump(), /*always=*/false);
+  };
+  take("naive");
+  const SharedMemory memory = shared_memory(config_, predict, world_);
+  const AttentionChoice own =
+      usp::choose_attention(attention_shape(config_), memory.needed(), memory.available);
+  // The first rank that wants blockwise attention decides for all.
+  const std::vector<std::string> wanted = world_.all_gather_text(own.attention);
+  const std::vector<std::string> reasons = world_.all_gather_text(own.why);
+  const auto decides = std::ranges::find(wanted, "blockwise");
+  const auto rank = decides == wanted.end() ? 0 : decides - wanted.begin();
+  take(wanted[rank]);
+  attention_line_ = fmt::format("On this GPU attention={}: {}; --attention takes either.\n",
+                                wanted[rank], reasons[rank]);
+}
+
+/// Whether no other flag asks for blockwise attention.
+bool Session::accepts_naive_attention() const {
+  std::vector<std::string> words = command_;
+  words.insert(words.end(), {"--attention", "naive"});
+  const std::unique_ptr<RunConfig> config = config_.fresh();
+  Args args("");
+  try {
+    return read_without_advice(*config, args, words, world_.size() > 1 ? world_.size() : 0);
+  } catch (const UsageError&) {
+    return false;
+  }
+}
+
 void Session::open(const Predict& predict) {
+  refuse_together(world_, [&] { move_to_device(); });
+  start_.ended("device");
   refuse_together(world_, [&] {
-    move_to_device();
     const std::string path = config_.data.empty() ? corpus_path() : config_.data;
     TokenFormat format = read_token_format(path, config_.token_dtype == "uint16" ? 2 : 4,
                                            args_.given("token_dtype"));
@@ -161,10 +205,14 @@ void Session::open(const Predict& predict) {
                      config_.seed);
   });
   check_same_data();
+  start_.ended("data");
   if (config_.engine() == EngineKind::nccl) use_nccl(world_);
+  choose_attention(predict);
   check_memory(config_, predict, world_);
+  start_.ended("check of memory");
   refuse_together(world_,
                   [&] { check_matmul(parse_dtype(config_.dtype), matmul_shapes(config_)); });
+  start_.ended("check of a product");
   refuse_together(world_, [&] {
     run_dir_.emplace(config_.run_dir, config_.overwrite, config_.checkpoints.resume);
   });
@@ -176,7 +224,9 @@ void Session::open(const Predict& predict) {
   facts_ = gather_facts(*file_, *dataset_, config_);
   facts_.command = command_;
   facts_.config_json = args_.to_json();
+  start_.ended("run directory and connections");
   facts_.matmul_gflops = matmul_gflops();
+  start_.ended("rate of products");
 }
 
 /// The environment variable USP_MATMUL_SECONDS is for tests of many short runs: to measure for so
@@ -200,6 +250,7 @@ void Session::unless_refused(const std::function<void()>& start) {
 int Session::train(const std::function<std::unique_ptr<TrainerBase>()>& make) {
   std::unique_ptr<TrainerBase> trainer;
   unless_refused([&] { refuse_together(world_, [&] { trainer = make(); }); });
+  start_.ended("model");
   facts_.parameters = static_cast<int64_t>(world_.sum(double(trainer->parameters().counted())));
   Checkpoints checkpoints(*run_dir_, config_.checkpoints,
                           {facts_.config_json, config_.global_batch_size(), facts_.data_sha256,
@@ -215,7 +266,9 @@ int Session::train(const std::function<std::unique_ptr<TrainerBase>()>& make) {
                       checkpoints.resumed_at());
     });
   });
-  print("{}\n", headline(facts_, config_));
+  print("{}{}\n", attention_line_, headline(facts_, config_));
+  start_.ended("checkpoint and records");
+  run_dir_->write("start.json", start_.to_json());  // once more after the first step
 
   const RunSummary summary = run_steps(*trainer, checkpoints, *metrics);
   bool stopped = summary.last.step < config_.steps && !summary.diverged;
@@ -291,6 +344,7 @@ RunSummary Session::run_steps(TrainerBase& trainer, Checkpoints& checkpoints, Me
     record(step < first + config_.trace_steps);
     trainer.train_step(step);
     metrics = trainer.report(step, facts_.matmul_gflops);
+    if (step == first) start_.ended("first step");
     const bool last = step + 1 == config_.steps;
     const bool due = config_.eval_interval > 0 && (last || (step + 1) % config_.eval_interval == 0);
     if (due && std::min(config_.eval_samples, dataset_->val_samples()) > 0) {
@@ -298,7 +352,10 @@ RunSummary Session::run_steps(TrainerBase& trainer, Checkpoints& checkpoints, Me
       metrics.has_val_loss = true;
     }
     file.write(metrics, *runtime_);
-    if (step == first) run_dir_->first_step_is_done();
+    if (step == first) {
+      run_dir_->first_step_is_done();
+      run_dir_->write("start.json", start_.to_json());
+    }
     summary.step_ms.add(metrics.step_ms);
     skipped_in_a_row = metrics.skipped() ? skipped_in_a_row + 1 : 0;
     summary.diverged = skipped_in_a_row > 0 && skipped_in_a_row == config_.max_skipped_steps;

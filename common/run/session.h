@@ -10,6 +10,7 @@
 #include "run/memory_check.h"
 #include "run/report.h"
 #include "run/run_config.h"
+#include "run/start_profile.h"
 #include "run/trainer_base.h"
 #include "tensor/runtime.h"
 
@@ -48,6 +49,8 @@ class Session {
 
  private:
   void move_to_device();
+  void choose_attention(const Predict& predict);
+  bool accepts_naive_attention() const;
   void check_same_run() const;
   void check_same_data() const;
   void unless_refused(const std::function<void()>& start);
@@ -58,6 +61,7 @@ class Session {
   int end(const RunSummary& summary, bool stopped);
   double matmul_gflops() const;
 
+  StartProfile start_;
   RunConfig& config_;
   const Communicator world_;
   Args args_;
@@ -69,6 +73,7 @@ class Session {
   std::optional<RunDir> run_dir_;
   Connection connection_;
   RunFacts facts_;
+  std::string attention_line_;  ///< where it was chosen here: which, and why
 };
 
 }  // namespace usp

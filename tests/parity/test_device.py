@@ -140,6 +140,55 @@ class Resume(Runs):
                         self.assertTrue(abs(x - y) <= 1e-9 * scale, name)
 
 
+class Attention(Runs):
+    """By what attention a GPU computes where no flag says it."""
+
+    # A shape for which naive attention is estimated to be faster: wide heads, many scores.
+    WIDE = dict(GPU, dtype="bf16", hidden_size=256, num_layers=1, num_heads=4, num_kv_heads=4,
+                ffn_hidden_size=32, seq_len=512, micro_batch_size=1, steps=1, trace_steps=0)
+
+    def chosen(self, changes=(), available=None):
+        """(what the run's record says, the line that says why or "")"""
+        limit = {} if available is None else {"USP_AVAILABLE_MEMORY": str(available)}
+        with mock.patch.dict(os.environ, limit):
+            done = self.run_chapter(dict(self.WIDE, **dict(changes)))
+        self.assertEqual((done.code, done.err), (0, ""))
+        lines = [line for line in done.out.splitlines() if line.startswith("On this GPU")]
+        self.assertLessEqual(len(lines), 1)
+        return read_json(done.run_dir, "run.json")["config"]["attention"], "".join(lines)
+
+    def needed(self, attention):
+        """The bytes that a run is refused for where there is next to nothing."""
+        with mock.patch.dict(os.environ, {"USP_AVAILABLE_MEMORY": "1"}):
+            done = self.run_chapter(dict(self.WIDE, attention=attention))
+        return float(re.search(r"needs ([\d.]+) MiB", done.err)[1]) * 2**20
+
+    def test_it_is_the_faster_one_at_that_shape_and_one_line_says_so(self):
+        attention, line = self.chosen()
+        self.assertEqual(attention, "naive")
+        self.assertRegex(line, r"\AOn this GPU attention=naive: estimated to be 1\.\d times as fast as "
+                               r"blockwise at this shape; --attention takes either\.\Z")
+        attention, line = self.chosen({"seq_len": 32})
+        self.assertEqual(attention, "blockwise")
+        self.assertRegex(line, r"attention=blockwise: estimated to be \d\.\d times as fast as naive")
+
+    def test_it_is_blockwise_where_the_memory_would_not_do(self):
+        naive, blockwise = self.needed("naive"), self.needed("blockwise")
+        self.assertGreater(naive, blockwise + 2**20)
+        attention, line = self.chosen(available=int((naive + blockwise) / 2))
+        self.assertEqual(attention, "blockwise")
+        self.assertRegex(line, r"attention=blockwise: naive is estimated to be 1\.\d times as fast at "
+                               r"this shape, but needs [\d.]+ MiB of memory, and [\d.]+ MiB are available")
+        self.assertEqual(self.chosen(available=int(naive + 2**17))[0], "naive")
+
+    def test_nothing_is_chosen_on_a_cpu_nor_where_a_flag_or_a_checkpoint_says_it(self):
+        self.assertEqual(self.chosen({"device": "cpu"}), ("blockwise", ""))
+        self.assertEqual(self.chosen({"attention": "blockwise"}), ("blockwise", ""))
+        run_dir = self.succeed(dict(self.WIDE, device="cpu", checkpoint_interval=1))
+        resumed = {"run_dir": run_dir, "resume": True, "steps": 2}
+        self.assertEqual(self.chosen(resumed), ("blockwise", ""))
+
+
 class CommandLine(Runs):
     def test_an_estimate_needs_no_gpu(self):
         found = []
@@ -149,6 +198,7 @@ class CommandLine(Runs):
             self.assertEqual((done.code, done.err), (0, ""))
             found.append(done.out)
         self.assertIn("a step without data", found[0])
+        self.assertIn("A run takes naive attention where it is estimated to be faster", found[0])
         self.assertEqual(*found)
 
     def test_a_machine_without_a_gpu_says_so(self):

@@ -33,7 +33,8 @@ import trace_format
 BINARY = None  # set by main()
 FOLDER = None  # of the token files, set by setUpModule()
 
-RUN_FILES = {"run.json", "metrics.jsonl", "trace.json", "memory.json", "report.md", "done"}
+RUN_FILES = {"run.json", "metrics.jsonl", "trace.json", "memory.json", "start.json", "report.md",
+             "done"}
 CATEGORIES = ["weights", "gradients", "optimizer", "activations", "communication", "workspace"]
 GROUPS = ["Model", "Optimizer", "Checkpoints", "Sampling", "Training", "Data", "Execution",
           "Output"]
@@ -793,6 +794,26 @@ class Files(Runs):
                                  [bytes_ * self.parameters for bytes_ in cost[dtype]])
                 self.assertGreater(peak["activations"], 0)
                 self.assertEqual(peak["communication"], 0)
+
+    def test_start_json_has_every_part_until_the_first_step_has_ended(self):
+        begin = time.monotonic()
+        run_dir = self.succeed({"steps": 2, "checkpoint_interval": 1})
+        whole = time.monotonic() - begin
+        start = read_json(run_dir, "start.json")
+        parts = start["parts"]
+        self.assertEqual([part["what"] for part in parts],
+                         ["command line", "device", "data", "check of memory", "check of a product",
+                          "run directory and connections", "rate of products", "model",
+                          "checkpoint and records", "first step"])
+        self.assertAlmostEqual(sum(part["seconds"] for part in parts), start["seconds"],
+                               delta=0.001 * len(parts))
+        self.assertLess(start["seconds"], whole)
+        self.assertGreater(parts[-1]["seconds"] + 0.001, 1e-3 * read_metrics(run_dir)[0]["step_ms"])
+        for part in parts:
+            self.assertTrue(0 <= part["cores"] <= os.cpu_count() + 1, part)
+        # A run that resumes has a start of its own, whose first step is a later one.
+        self.succeed({"run_dir": run_dir, "resume": True, "steps": 3})
+        self.assertNotEqual(read_json(run_dir, "start.json"), start)
 
     def test_memory_json(self):
         for _, run_dir in self.each_dtype():
