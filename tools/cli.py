@@ -460,13 +460,15 @@ def _gpu_check(arguments, _flags):
     if args.list:
         return gpu_check.list_parts()
     gpus = gpu_check.require_gpu(args.emulated)
-    gpu_check.parts_of(args, gpus)
+    parts = gpu_check.parts_of(args, gpus)
     if not args.emulated and gpu.find_tool("nvcc") is None:
         parser.error("there is no nvcc to compile kernels with; install CUDA's toolkit, or bring "
                      "a bundle: ./book gpu-bundle --help")
     if not args.skip_packages:
         packages.ensure(packages.TEST, not args.no_install)
-    build.prepare(build.RELEASE, "gpu_emulated" if args.emulated else "gpu_tests")
+    targets = ["gpu_emulated"] if args.emulated else gpu_check.targets_of(parts)
+    if targets:
+        build.prepare(build.RELEASE, targets)
     place = gpu_check.checkout_place(build.build_dir(build.RELEASE), starts_ranks())
     return gpu_check.run_check(place, gpus, args,
                                args.report or build.ROOT / "build" / "gpu-check")

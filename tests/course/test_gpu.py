@@ -104,6 +104,10 @@ class Libraries(FakeMachine):
                          ["NVIDIA H100 PCIe"])
         self.script(self.bin / "nvidia-smi", "echo 'NVIDIA H100 80GB HBM3, 580.65, 81559'")
         self.assertEqual(gpu.find_gpus(), [H100])
+        self.script(self.bin / "nvidia-smi", "case $1 in *compute_cap) printf '7.5\\n9.0\\n';; "
+                    "*) printf 'Tesla T4, 550.54, 15360\\nNVIDIA H200, 550.54, 143771\\n';; esac")
+        self.assertEqual([(each.capability, each.multiplies_bf16) for each in gpu.find_gpus()],
+                         [("7.5", False), ("9.0", True)])
         self.script(self.bin / "nvidia-smi", "echo No devices were found")
         self.assertEqual(gpu.find_gpus(), [])
 
@@ -266,6 +270,16 @@ class Parts(FakeCheck):
         for wrong in ("parity,speed", ","):
             with self.assertRaisesRegex(BookError, "there is no part .*libraries, tests"):
                 gpu_check.parse_parts(wrong)
+
+    def test_only_what_the_parts_run_is_built(self):
+        def built(names):
+            return gpu_check.targets_of(gpu_check.parse_parts(names))
+
+        self.assertEqual(built("libraries"), [])
+        self.assertEqual(built("libraries,tests,parity"), ["ch01_single_gpu", *sorted(gpu_check.TESTS)])
+        self.assertEqual(built("parity,ranks"), ["gpu_tests"])
+        self.assertEqual(gpu_check.targets_of(gpu_check.CARD_PARTS),
+                         [*gpu_ranks.layouts_of(ROOT), "test_nccl_gpu"])
 
     def test_a_part_that_dies_takes_no_other_with_it(self):
         def die(_check):
@@ -435,6 +449,19 @@ class WholeCheck(FakeCheck):
                              f"too far from the CPU: {'f64, f32' if loss == '5.52' else 'f64, f32, bf16'}")
         self.assertEqual(self.entry("learning")["why"],
                          "the losses differ by more than 1% from the CPU's")
+
+    def test_a_gpu_without_bf16_is_asked_for_none(self):
+        self.check.gpus = [gpu.Gpu("Tesla T4", "550.54", 15360, "7.5")]
+        # What a program does there: it refuses bf16.
+        self.program("ch01_single_gpu", f'case "$*" in *"--dtype bf16"*) exit 2;; esac\n'
+                     f'{self.trainer("5.5")}')
+        self.assertEqual(self.failed(self.check, "tests", "parity", "learning", "training"), [])
+        why = "a GPU of compute capability 7.5 does not multiply bf16"
+        rows = self.entry("parity")["figures"]["largest relative difference from the CPU"]
+        self.assertEqual([(row["dtype"], row["steps"]) for row in rows],
+                         [("f64", 5), ("f32", 5), ("bf16", f"none: {why}")])
+        for name in ("learning", "training"):
+            self.assertEqual((self.entry(name)["state"], self.entry(name)["why"]), ("skipped", why))
 
     def test_a_run_that_ends_early_has_not_learned(self):
         for name in ("ch01_single_gpu", "ch01_single_gpu_emulated"):

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -517,6 +518,20 @@ class CommandLines(Scratch):
             path = write(self.scratch / "os-release", text + "\n")
             self.assertEqual(tuple(p.name for p in packages.mpi_packages(path)), names)
         self.assertEqual(packages.mpi_packages(self.scratch / "none")[0].name, "mpich")
+
+    def test_ubuntu_22_04_gets_gcc_12_and_is_told_that_its_cmake_is_too_old(self):
+        for text, name in (('ID=debian\nVERSION_ID="12"', "g++"), ('ID=ubuntu\nVERSION_ID="24.04"', "g++"),
+                           ('VERSION_ID="22.04"\nID=ubuntu', "g++-12")):
+            path = write(self.scratch / "os-release", text + "\n")
+            self.assertEqual(packages.compiler(path), name)
+        self.assertEqual(packages.compiler(self.scratch / "none"), "g++")
+        least = re.search(r"VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
+        self.assertEqual(doctor.LEAST["cmake"][0], least)
+        for tool, version, fine in (("cmake", "3.22.1", False), ("cmake", least, True),
+                                    ("cmake", "4.0.2", True), ("g++", "11.4.0", False),
+                                    ("g++-12", "12.3.0", True), ("ninja", "1.10.1", True)):
+            self.assertEqual(doctor.too_old(tool, version) == "", fine, (tool, version))
+        self.assertIn("3.24 is needed; try python3 -m pip install cmake", doctor.too_old("cmake", "3.22.1"))
 
     def test_doctor_says_how_many_ranks_meet_in_a_small_shared_memory(self):
         self.assertEqual(doctor.shared_memory(25 << 30), "26844 MB")

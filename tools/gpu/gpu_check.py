@@ -20,7 +20,7 @@ from tools import machine
 from tools.base import ROOT, BookError, end_output, say, show_path, write_whole
 from tools.gpu import gpu_ranks, gpu_speed
 from tools.gpu.gpu_part import (MODEL, SMALL_MODEL, Check, Fail, Part, Place, Skip, difference,
-                                largest_difference, needs_cublas, train)
+                                lacks_bf16, largest_difference, needs_cublas, train)
 from tools.gpu.gpu_ranks import SANITIZER, SANITIZER_ERROR
 from tools.gpu.tolerances import TOLERANCES
 from tools.process import git_commit
@@ -93,6 +93,9 @@ def run_parity(check):
     needs_cublas(check)
     rows, far = [], []
     for dtype, tolerance in TOLERANCES["steps"].items():
+        if dtype == "bf16" and lacks_bf16(check):
+            rows.append({"dtype": dtype, "steps": f"none: {lacks_bf16(check)}"})
+            continue
         with tempfile.TemporaryDirectory(prefix="gpu_check_") as scratch:
             flags = {**(SMALL_MODEL if check.emulated else MODEL), "dtype": dtype}
             here = train(check, "cuda", flags, Path(scratch) / "cuda")
@@ -177,6 +180,8 @@ def run_counts(check):
 def run_learning(check):
     """The losses of 200 steps on the text, in bf16, on the device and on the CPU."""
     needs_cublas(check)
+    if lacks_bf16(check):
+        raise Skip(lacks_bf16(check))
     flags = {**(SMALL_MODEL if check.emulated else MODEL), **LEARNING}
     with tempfile.TemporaryDirectory(prefix="gpu_check_") as scratch:
         here = train(check, "cuda", flags, Path(scratch) / "cuda")
@@ -194,11 +199,13 @@ def run_learning(check):
 
 # Whether the device computes what it should comes first, how fast it is then.
 PARTS = (
-    Part("libraries", "libraries", 5, find_libraries),
-    Part("tests", "operations and training against references", 60, run_tests),
-    Part("parity", "chapter 1 on the device and on the CPU", 25, run_parity),
+    Part("libraries", "libraries", 5, find_libraries, programs=()),
+    Part("tests", "operations and training against references", 60, run_tests, programs=tuple(TESTS)),
+    Part("parity", "chapter 1 on the device and on the CPU", 25, run_parity,
+         programs=("ch01_single_gpu",)),
     Part("ranks", "ranks that share the device, and as many on the CPU", 80, gpu_ranks.run_ranks),
-    Part("nccl", "NCCL's operations in communicators of one rank", 10, run_nccl),
+    Part("nccl", "NCCL's operations in communicators of one rank", 10, run_nccl,
+         programs=("test_nccl_gpu",)),
     Part("learning", "losses of 200 steps on the device and on the CPU", 15, run_learning),
     Part("memcheck", "kernels under compute-sanitizer: bounds", 30, _sanitizer("memcheck"), True,
          SANITIZER),
@@ -224,7 +231,7 @@ PARTS = (
 CARD_PARTS = (
     *(part for part in PARTS if part.name in ("libraries", "nccl")),
     Part("cards", "ranks with a card each, by NCCL, and as many on the CPU", 300, gpu_ranks.run_cards,
-         True),
+         True, programs=lambda: tuple(gpu_ranks.layouts_of(ROOT))),
 )
 
 
@@ -379,6 +386,12 @@ def parse_parts(names):
         raise BookError(f"there is no part {unknown[0] if unknown else names!r}; there are "
                         f"{', '.join(known)}", 2)
     return tuple(part for part in PARTS if part.name in wanted)
+
+
+def targets_of(parts):
+    """What has to be built for these parts on a GPU: their programs, or all that a check has."""
+    programs = [part.programs() if callable(part.programs) else part.programs for part in parts]
+    return ["gpu_tests"] if None in programs else sorted({name for each in programs for name in each})
 
 
 def list_parts():

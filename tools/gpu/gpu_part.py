@@ -71,6 +71,8 @@ class Part:
     run: Callable
     needs_gpu: bool = False  # the emulated one does not do
     tool: str = ""  # without which no GPU can tell
+    # All that it runs on a GPU, or a function that names them; None: any of those that a check has.
+    programs: object = None
 
 
 @dataclass
@@ -189,6 +191,13 @@ def needs_cublas(check):
         raise Skip("there is no cuBLASLt")
 
 
+def lacks_bf16(check):
+    """Why a program of ours is refused bf16 on this GPU, "" where it is not."""
+    if all(each.multiplies_bf16 for each in check.gpus[:1]):
+        return ""
+    return f"a GPU of compute capability {check.gpus[0].capability} does not multiply bf16"
+
+
 def words_of(flags):
     """Flags as words of a command line; True is a switch."""
     return [word for name, value in flags.items()
@@ -211,7 +220,10 @@ def train(check, device, flags, run_dir, before=()):
 
 
 def billion(check):
-    """The flags of a model of a billion parameters; Skip where the chapter has none."""
+    """The flags of a model of a billion parameters, in bf16; Skip where the chapter has none or the
+    GPU computes in no bf16."""
+    if lacks_bf16(check):
+        raise Skip(lacks_bf16(check))
     if " 1B" not in check.output([check.program("ch01_single_gpu"), "--help"]):
         raise Skip("the first chapter has no preset 1B")
     return {**BILLION, "micro_batch_size": next(

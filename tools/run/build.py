@@ -148,6 +148,8 @@ def _configure(preset, with_tests):
         return
     command = ["cmake", "--preset", preset, "-S", str(ROOT),
                f"-DUSP_TESTS={'ON' if with_tests else 'OFF'}"]
+    if packages.compiler() != "g++" and "CXX" not in os.environ:  # one that CMake would not take
+        command.append(f"-DCMAKE_CXX_COMPILER={packages.compiler()}")
     cached = (build_dir(preset) / "CMakeCache.txt").exists()
     if cached and have is not None and have.get("machine") != wanted["machine"]:
         command.append("--fresh")  # the cache holds another machine's compiler and CPU

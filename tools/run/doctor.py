@@ -76,15 +76,29 @@ def _machine():
     _row("dtype bf16", machine.bf16_path())
 
 
+# The oldest that will do, as CMakeLists.txt and the sources have it, and how to get one.
+LEAST = {"cmake": ("3.24", "python3 -m pip install cmake"), "g++": ("12", "apt-get install g++-12")}
+
+
+def too_old(name, version):
+    """What to do about a tool of this version, "" if it will do."""
+    least, remedy = LEAST.get(name.partition("-")[0], ("0", ""))
+    numbers = [[int(part) for part in text.split(".")] for text in (version, least)]
+    return "" if numbers[0] >= numbers[1] else f"; too old: {least} is needed; try {remedy}"
+
+
 def _tools():
-    """Prints compilers and the Python that draws."""
+    """Prints compilers and the Python that draws; True if none of them is too old."""
     print("\nTools")
-    version = r"\d+(\.\d+)+"
-    for name in ("g++", "clang++", "cmake", "ninja", "ccache"):
+    version, fine = r"\d+(\.\d+)+", True
+    for name in (packages.compiler(), "clang++", "cmake", "ninja", "ccache"):
         path = shutil.which(name)
         found = _first_line([path, "--version"], version) if path else None
-        _row(name, f"{found or 'unknown version'} ({path})" if path else "not found")
+        old = too_old(name, found) if found else ""
+        fine = fine and not old
+        _row(name, f"{found or 'unknown version'} ({path}){old}" if path else "not found")
     _row("Python for plots", figures.find_python() or "none imports numpy and matplotlib")
+    return fine
 
 
 def _gpus():
@@ -176,7 +190,7 @@ def examine():
     """Prints everything; 0 if what is required is here, else 1."""
     complete = _packages()
     _machine()
-    _tools()
+    new_enough = _tools()
     _gpus()
     launches = _mpi()
     try:
@@ -184,7 +198,7 @@ def examine():
     except BookError as error:
         print(f"\n{error}")
         runs = False
-    if complete and launches and runs:
+    if complete and new_enough and launches and runs:
         print("\nEverything required is here.")
         return 0
     print("\nSomething required is missing or broken.")

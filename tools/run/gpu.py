@@ -17,11 +17,18 @@ CUBLAS, NCCL = "libcublasLt.so", "libnccl.so"
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as its driver names it; memory in MiB."""
+    """A GPU as its driver names it; memory in MiB, compute capability such as "9.0" where the driver
+    says it."""
 
     name: str
     driver: str
     memory_mib: int
+    capability: str = ""
+
+    @property
+    def multiplies_bf16(self):
+        """Whether it has instructions for it, as far as we know: those before 8.0 do not."""
+        return not self.capability or float(self.capability) >= 8
 
 
 # Dense rates in TFLOP/s of the arithmetic that the products use, and GB/s of memory, from NVIDIA's
@@ -41,15 +48,22 @@ def data_sheet(name):
     return next((sheet for pattern, sheet in DATA_SHEETS if re.search(pattern, name)), {})
 
 
+def _ask_driver(fields):
+    """What nvidia-smi says of every GPU, a line each; None where it says nothing."""
+    return output_of(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"])
+
+
 def find_gpus(proc="/proc/driver/nvidia/gpus"):
     """The GPUs that the driver shows, [] where there is no driver."""
-    text = output_of(["nvidia-smi", "--query-gpu=name,driver_version,memory.total",
-                      "--format=csv,noheader,nounits"])
+    text = _ask_driver("name,driver_version,memory.total")
+    capabilities = (_ask_driver("compute_cap") or "").splitlines()  # old drivers do not know it
     found = []
-    for line in (text or "").splitlines():
+    for number, line in enumerate((text or "").splitlines()):
         fields = [field.strip() for field in line.split(",")]
+        capability = capabilities[number].strip() if number < len(capabilities) else ""
         if len(fields) == 3:
-            found.append(Gpu(fields[0], fields[1], int(fields[2]) if fields[2].isdigit() else 0))
+            found.append(Gpu(fields[0], fields[1], int(fields[2]) if fields[2].isdigit() else 0,
+                             capability if re.fullmatch(r"\d+\.\d+", capability) else ""))
     if text is None:  # containers may lack the program
         for file in sorted(Path(proc).glob("*/information")):
             model = re.search(r"^Model:\s*(.+)$", file.read_text(errors="replace"), re.M)

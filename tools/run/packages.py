@@ -37,17 +37,27 @@ class Package:
     probes: tuple
 
 
-def mpi_packages(os_release="/etc/os-release"):
-    """Starting and linking MPI programs: MPICH, but for Ubuntu 24.04.
-
-    There MPICH's mpiexec starts N ranks that all believe to be alone.
-    """
+def _distribution(os_release):
+    """("ubuntu", "24.04"), or what else this system calls itself."""
     try:
         lines = Path(os_release).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     fields = {key: value.strip("\"'") for key, _, value in (line.partition("=") for line in lines)}
-    broken = (fields.get("ID"), fields.get("VERSION_ID")) == ("ubuntu", "24.04")
+    return fields.get("ID"), fields.get("VERSION_ID")
+
+
+def compiler(os_release="/etc/os-release"):
+    """The C++ compiler: g++, but for Ubuntu 22.04, whose own is GCC 11, and which has GCC 12 besides."""
+    return "g++-12" if _distribution(os_release) == ("ubuntu", "22.04") else "g++"
+
+
+def mpi_packages(os_release="/etc/os-release"):
+    """Starting and linking MPI programs: MPICH, but for Ubuntu 24.04.
+
+    There MPICH's mpiexec starts N ranks that all believe to be alone.
+    """
+    broken = _distribution(os_release) == ("ubuntu", "24.04")
     program, library = ("openmpi-bin", "libopenmpi-dev") if broken else ("mpich", "libmpich-dev")
     return (Package(program, "mpiexec, which starts several ranks", (RUN, TEST), (),
                     ("command:mpiexec",)),
@@ -56,8 +66,8 @@ def mpi_packages(os_release="/etc/os-release"):
 
 
 PACKAGES = (
-    Package("g++", "compiles the C++20 sources (GCC 12 or newer)", (RUN, TEST), (),
-            ("command:g++", "command:clang++")),
+    Package(compiler(), "compiles the C++20 sources (GCC 12 or newer)", (RUN, TEST), (),
+            (f"command:{compiler()}", "command:clang++")),
     Package("cmake", "configures the build", (RUN, TEST), (), ("command:cmake",)),
     Package("ninja-build", "runs the build", (RUN, TEST), (), ("command:ninja",)),
     Package("ccache", "keeps compiled objects, so that a rebuild takes seconds", (), (RUN, TEST),
