@@ -73,6 +73,7 @@ class CudaBackend : public Backend {
                                 const Tensor& v, const Tensor& delta, double scale) override;
 
   // backend_experts.cpp
+  int64_t unit_of_rows(int64_t rows) const override;
   void router_scores(Tensor scores, const Tensor& logits, RouterScore kind) override;
   void router_scores_backward(Tensor dlogits, const Tensor& dscores, const Tensor& scores,
                               RouterScore kind) override;

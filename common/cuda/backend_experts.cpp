@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <bit>
+
 #include "cuda/backend.h"
 #include "cuda/operands.h"
 #include "tensor/expert_ops.h"
@@ -13,6 +16,14 @@ void with_router_type(DType dtype, const Body& body) {
 }
 
 }  // namespace
+
+/// For each shape the library's heuristic is asked, which takes longer than a small product. Of 32
+/// shapes from one power of 2 to the next the nearest is at most 1/32 away.
+int64_t CudaBackend::unit_of_rows(int64_t rows) const {
+  constexpr int kDigits = 6;
+  const int digits = static_cast<int>(std::bit_width(static_cast<uint64_t>(rows)));
+  return int64_t{1} << std::max(0, digits - kDigits);
+}
 
 void CudaBackend::router_scores(Tensor scores, const Tensor& logits, RouterScore kind) {
   with_router_type(scores.dtype(), [&]<class A>(A) {

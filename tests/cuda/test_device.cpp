@@ -7,6 +7,7 @@
 #include "cuda/errors.h"
 #include "cuda/launch.h"
 #include "emulator/emulator.h"
+#include "tensor/expert_ops.h"
 #include "tensor/ops.h"
 #include "testing.h"
 
@@ -273,6 +274,33 @@ TEST_CASE("products of more shapes than cuBLASLt's plans are kept of are right, 
   };
   for (int64_t k = 1; k <= kMost; ++k) REQUIRE(multiply(k) == double(k));
   for (int64_t k : {1, 2, 1029}) REQUIRE(multiply(k) == double(k));
+}
+
+int asked_for = 0;
+
+TEST_CASE("experts' products ask for few choices, whatever tokens choose") {
+  emulator::Options options = emulator::options;
+  options.cublas_lacks = [](const emulator::MatmulAsked&) { return ++asked_for < 0; };
+  const emulator::Use use(options);
+  OnDevice gpu(Device::cuda);
+  asked_for = 0;
+  constexpr int64_t kExperts = 4, kWidth = 8;
+  const Tensor weights = Tensor::zeros({kExperts, kWidth, kWidth}, DType::f32);
+  Random random(5);
+  for (int step = 0; step < 60; ++step) {
+    std::vector<int64_t> counts;
+    for (int64_t expert = 1; expert < kExperts; ++expert) {
+      counts.push_back(random.integer(200, 400));
+    }
+    counts.push_back(64);  // behind the last expert there are no rows to fill its shape
+    const int64_t rows = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    const Tensor x = Tensor::zeros({rows, kWidth}, DType::f32),
+                 y = Tensor::empty(x.shape(), x.dtype());
+    ops::grouped_linear_forward(y, x, weights, counts);
+    gpu.runtime.wait();
+  }
+  // From 200 to 256 rows each fourth, from there to 400 each eighth, and 64.
+  REQUIRE(asked_for <= 15 + 18 + 1);
 }
 
 TEST_CASE("products of bf16 are summed in f32, however deep they are") {
