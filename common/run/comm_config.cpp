@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <string_view>
 
 #include "base/rules.h"
 #include "run/run_config.h"
@@ -92,14 +95,42 @@ void watch(const Communicator& world, const CommConfig& config, const RunDir& ru
   });
 }
 
+namespace {
+
+/// Slurm's --gpus-per-task shows each rank its own GPU alone, and then NCCL cannot map the memory
+/// of the others on that host.
+void refuse_hidden_gpus(const Communicator& world, const std::string& host,
+                        const std::vector<std::string>& places) {
+  const char *shown = std::getenv("CUDA_VISIBLE_DEVICES"),
+             *no_maps = std::getenv("NCCL_P2P_DISABLE");
+  const bool one = shown != nullptr && *shown != '\0' && std::strchr(shown, ',') == nullptr;
+  const bool maps = no_maps == nullptr || std::string_view(no_maps) != "1";
+  const std::vector<std::string> hosts = world.all_gather_text(host);
+  const std::vector<std::string> sees_one = world.all_gather_text(one && maps ? "yes" : "no");
+  for (size_t rank = 0; rank < hosts.size(); ++rank) {
+    for (size_t first = 0; first < rank; ++first) {
+      if (hosts[first] != hosts[rank] || places[first] == places[rank]) continue;
+      if (sees_one[first] == "no" || sees_one[rank] == "no") continue;
+      throw RefusedTogether(fmt::format(
+          "comm=nccl: ranks {} and {} of a host see one GPU each, and NCCL maps the memory of "
+          "both; "
+          "try srun --gpus-per-node in place of --gpus-per-task, NCCL_P2P_DISABLE=1, or --comm mpi",
+          first, rank));
+    }
+  }
+}
+
+}  // namespace
+
 void use_nccl(const Communicator& world) {
   Accelerator* const device = Runtime::current().accelerator();
   auto& library = dynamic_cast<DeviceLibrary&>(*device);
   refuse_together(world, [&] { library.require(); });
-  std::string place;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> place;
-  place += " " + dynamic_cast<SideCopies&>(*device).address();
+  std::string host;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> host;
+  const std::string place = host + " " + dynamic_cast<SideCopies&>(*device).address();
   const std::vector<std::string> places = world.all_gather_text(place);
+  refuse_hidden_gpus(world, host, places);
   const std::vector<std::string> why_not = world.all_gather_text(library.why_not_shared());
   for (size_t rank = 0; rank < places.size(); ++rank) {
     const size_t first = std::ranges::find(places, places[rank]) - places.begin();

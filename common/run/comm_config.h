@@ -40,7 +40,7 @@ struct Connection {
 void watch(const Communicator& world, const CommConfig& config, const RunDir& run_dir);
 
 /// From here on NCCL carries what lies on GPUs. Collective over the world. Throws UsageError on all
-/// ranks where two of them share a GPU, or where one of them cannot use NCCL.
+/// ranks where two of them share a GPU or cannot see each other's, or one cannot use NCCL.
 void use_nccl(const Communicator& world);
 
 /// From here on messages are as slow as the links that the configuration asks for, and the ledger

@@ -606,6 +606,25 @@ TEST_CASE("NCCL wants a GPU for each rank, and all ranks say the same where ther
   }
 }
 
+TEST_CASE("NCCL's ranks of a host that see one GPU each are told to see all") {
+  setenv("CUDA_VISIBLE_DEVICES", "0", /*replace=*/1);
+  const std::vector<std::string> one = refusals(3, 0);
+  setenv("NCCL_P2P_DISABLE", "1", /*replace=*/1);
+  const std::vector<std::string> by_the_host = refusals(3, 0);
+  unsetenv("NCCL_P2P_DISABLE");
+  setenv("CUDA_VISIBLE_DEVICES", "0,1,2", /*replace=*/1);
+  const std::vector<std::string> all = refusals(3, 0);
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  REQUIRE(one ==
+          std::vector<std::string>(
+              3,
+              "comm=nccl: ranks 0 and 1 of a host see one GPU each, and NCCL maps the memory "
+              "of both; try srun --gpus-per-node in place of --gpus-per-task, "
+              "NCCL_P2P_DISABLE=1, or --comm mpi"));
+  REQUIRE(all == std::vector<std::string>(3));
+  REQUIRE(by_the_host == all);
+}
+
 TEST_CASE("NCCL's ranks share a GPU from 2.30 on, where they are told to") {
   setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", /*replace=*/1);
   const std::vector<std::string> allowed = refusals(1, 23000), old = refusals(1, 22999);
