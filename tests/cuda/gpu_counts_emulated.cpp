@@ -1,13 +1,10 @@
 #include <fmt/format.h>
 
-#include "cuda/barriers.h"
 #include "cuda/gpu_counts.h"
 #include "emulator/emulator.h"
 #include "tensor/runtime.h"
 
 namespace usp::test {
-
-bool leaves_out(const char* /*file*/, int /*line*/) { return false; }
 
 void run_counted(std::string_view kernel, const std::function<void()>& run) {
   emulator::Options options;
