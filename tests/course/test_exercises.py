@@ -232,17 +232,20 @@ class CachedLab(Lab):
     def __exit__(self, *_):
         pass
 
-    def _once(self, method, chapter, flags):
-        key = repr((method.__name__, chapter, sorted(flags.items())))
+    def _once(self, method, *words, **flags):
+        key = repr((method.__name__, words, sorted(flags.items())))
         if key not in self.known:
-            self.known[key] = method(chapter, **flags)
+            self.known[key] = method(*words, **flags)
         return self.known[key]
 
     def estimate(self, chapter, **flags):
-        return self._once(super().estimate, chapter, flags)
+        return self._once(super().estimate, chapter, **flags)
 
     def run(self, chapter, **flags):
-        return self._once(super().run, chapter, flags)
+        return self._once(super().run, chapter, **flags)
+
+    def plan(self, cluster, batch, words):
+        return self._once(super().plan, str(cluster), batch, words)
 
 
 class Tables(unittest.TestCase):

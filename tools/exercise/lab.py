@@ -1,15 +1,16 @@
 """What judges of exercises measure with: estimates and short runs of the chapters' programs."""
 import json
+import re
 import shlex
 import tempfile
 from pathlib import Path
 
 from tools import chapters, machine
-from tools.base import BookError, say
+from tools.base import BookError, say, write_whole
 from tools.exercise import planted
 from tools.lab import lab
 from tools.process import wait_for
-from tools.run import build, estimates, launch
+from tools.run import build, estimates, launch, plan
 
 
 class NotYet(Exception):
@@ -70,6 +71,24 @@ class Lab:
         """{rung: what ./book lab counts of it} at these sizes."""
         return {record["name"]: record for record in lab.counted(name, size)}
 
+    def plan(self, cluster, batch, words):
+        """The fastest layout that ./book plan answers with, as its --json has it. `cluster` is a name or
+        a file, `words` are flags of the search."""
+        flags = plan.search_flags(str(cluster), batch, [*shlex.split(words), "--plan_best", "1", "--plan_json"])
+        found = estimates.output_of([str(self.program(plan.find_chapter().short)), *flags])
+        return json.loads(found)["best"][0]
+
+    def changed(self, cluster, **values):
+        """The file of a cluster in which some numbers are others, each named by its last key, such as
+        nics_per_node=1; `cluster` is a file. BookError (2) for a key that it has not, or has twice."""
+        found = json.loads(cluster.read_text(encoding="utf-8"))
+        for key, value in values.items():
+            _place(found, key)["value"] = value
+        name = "_".join([cluster.stem, *(f"{key}_{value:g}" for key, value in values.items())])
+        path = Path(self._scratch.name) / f"{name.replace('.', '-').replace('/', '-')}.json"
+        write_whole(path, json.dumps(found))
+        return path
+
     def run(self, chapter, ranks=1, **flags):
         """Trains with these flags and returns the Run. A flag given as a list is repeated; a flag
         that takes no value has None."""
@@ -96,6 +115,28 @@ class Lab:
         say("book: building the program with the mistake; the first time takes minutes")
         with planted.Copy(chapters.resolve(chapter)).program(mistake) as program:
             return planted.proof(program, words)
+
+
+def _place(numbers, key):
+    """Where {"value": ...} of a key such as matmul or node.gbs stands."""
+    found = [value for where, value in _walk(numbers, "") if f".{where}".endswith(f".{key}")]
+    if len(found) != 1:
+        raise BookError(f"{key!r} stands {len(found)} times in the cluster's file; try nics_per_node or net.gbs", 2)
+    return found[0]
+
+
+def _walk(numbers, where):
+    """(its keys with dots, itself) of each {"value": ...}."""
+    for name, value in numbers.items():
+        if isinstance(value, dict):
+            path = f"{where}.{name}" if where else name
+            yield from [(path, value)] if "value" in value else _walk(value, path)
+
+
+def rows_of(page):
+    """[(flags, seconds)] of a page's table of measured steps: | `flags` | 1.234 |"""
+    found = re.findall(r"^\| `([^`]+)` \| ([\d.]+) \|$", page.read_text(encoding="utf-8"), re.M)
+    return [(flags, float(seconds)) for flags, seconds in found]
 
 
 class RecordedLab(Lab):
