@@ -51,7 +51,7 @@ class Trainer : public TrainerBase {
   std::chrono::steady_clock::time_point step_begin_;
 };
 
-/// What a training step asks for, found by running it on shapes alone.
+/// What a training step asks for, found by a dry run.
 Simulation simulate(const TrainConfig& config);
 
 }  // namespace usp

@@ -45,7 +45,7 @@ struct TrainConfig : RunConfig {
   int64_t global_batch_size() const override {
     return micro_batch_size * grad_acc_steps * data_parallel.dp_size;
   }
-  /// All ranks share the work of a batch, unless the command line says otherwise.
+  /// All ranks split a batch's samples, unless the command line says otherwise.
   void spread_over(int64_t world_size, const Args& args) override {
     if (args.given("dp_size")) return;
     data_parallel.dp_size = std::max<int64_t>(1, world_size / mesh().ranks_of_a_copy());

@@ -6,7 +6,7 @@
 
 namespace usp {
 
-/// A rank's view of a run: what it shares out with others while it computes, as its layers see it.
+/// A rank's view of a run: what it splits with others while it computes, as its layers see it.
 struct RankView {
   RankView() = default;                          ///< of a rank that is alone
   explicit RankView(const TrainConfig& config);  ///< of rank 0, on paper: nothing is sent
@@ -14,7 +14,7 @@ struct RankView {
   RankView(const TrainConfig& config, const Mesh& mesh);
 
   // [view]
-  TensorRegion region;  ///< shares out its layers
+  TensorRegion region;  ///< shards its layers
   // [view]
 };
 

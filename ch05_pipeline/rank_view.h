@@ -8,7 +8,7 @@
 
 namespace usp {
 
-/// A rank's view of a run: what it shares out with others while it computes, as its layers see it.
+/// A rank's view of a run: what it splits with others while it computes, as its layers see it.
 struct RankView {
   RankView() = default;                          ///< of a rank that is alone
   explicit RankView(const TrainConfig& config);  ///< of rank 0, on paper: nothing is sent
@@ -16,8 +16,8 @@ struct RankView {
   RankView(const TrainConfig& config, const Mesh& mesh);
 
   // [view]
-  TensorRegion region;   ///< shares out its layers
-  ContextGroup context;  ///< shares out the tokens of a sample
+  TensorRegion region;   ///< shards its layers
+  ContextGroup context;  ///< shards the tokens of a sample
   RankBlocks blocks;     ///< of the pipeline
   // [view]
 };

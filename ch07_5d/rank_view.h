@@ -11,7 +11,7 @@
 
 namespace usp {
 
-/// A rank's view of a run: what it shares out with others while it computes, as its layers see it.
+/// A rank's view of a run: what it splits with others while it computes, as its layers see it.
 struct RankView {
   RankView() = default;                          ///< of a rank that is alone
   explicit RankView(const TrainConfig& config);  ///< of rank 0, on paper: nothing is sent
@@ -19,10 +19,10 @@ struct RankView {
   RankView(const TrainConfig& config, const Mesh& mesh);
 
   // [view]
-  TensorRegion region;   ///< shares out its layers
-  ContextGroup context;  ///< shares out the tokens of a sample
+  TensorRegion region;   ///< shards its layers
+  ContextGroup context;  ///< shards the tokens of a sample
   RankBlocks blocks;     ///< of the pipeline
-  ExpertGroup experts;   ///< shares out the experts of a layer
+  ExpertGroup experts;   ///< shards the experts of a layer
   /// Where the routers of its layers count.
   std::shared_ptr<ExpertLoad> load = std::make_shared<ExpertLoad>(ExpertConfig{});
   // [view]

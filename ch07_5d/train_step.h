@@ -68,7 +68,7 @@ class Trainer : public TrainerBase {
 };
 
 // [simulate]
-/// What a training step asks for on this rank of the world, found by running it on shapes alone.
+/// What a training step asks for on this rank of the world, found by a dry run.
 Simulation simulate(const TrainConfig& config, int rank = 0);
 // [simulate]
 

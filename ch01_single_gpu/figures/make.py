@@ -1,4 +1,4 @@
-"""What this chapter's README shows: memory by formulas, on shapes and in runs, and a step's time.
+"""What this chapter's README shows: memory by formulas, in dry runs and in runs, and a step's time.
 
 `./book figures` and `./book bench` call it; tools/book/showcase.py says how.
 """

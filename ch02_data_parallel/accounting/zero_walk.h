@@ -24,7 +24,7 @@ struct UnitShape {
   std::vector<int64_t> blocks;  ///< that read it, in order
   std::string group;            ///< over which its gradients are summed
   int64_t copies;               ///< ranks of the group
-  int64_t ranks;                ///< Z of them share out one copy
+  int64_t ranks;                ///< Z of them shard one copy
   int64_t rank;                 ///< this one, in the group
 
   int64_t shard() const { return numel / ranks; }

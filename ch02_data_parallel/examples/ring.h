@@ -7,7 +7,7 @@
 
 namespace usp {
 
-/// tensor = the sum over ranks, by hand: every rank talks to its two neighbours on a ring only.
+/// tensor = the sum over ranks, by hand: every rank talks to its two neighbors on a ring only.
 ///
 /// The tensor is cut into as many chunks as there are ranks, n. In n-1 steps each rank passes on a
 /// chunk to which it has added its own values; after them, rank i holds the finished chunk

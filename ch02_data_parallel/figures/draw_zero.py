@@ -4,7 +4,7 @@ from tools.look.schematic import MARGIN, WIDTH
 
 RANKS = 3
 STAGES = ("no ZeRO", "ZeRO-1", "ZeRO-2", "ZeRO-3")
-# (what, bytes of a parameter in bf16 with gradients in f32, the stage that shares it out)
+# (what, bytes of a parameter in bf16 with gradients in f32, the stage that shards it)
 STATES = (("weights", 2, 3), ("gradients", 4, 2), ("states", 12, 1))
 LABELS = {"weights": "weights", "gradients": "gradients", "states": "optimizer"}
 

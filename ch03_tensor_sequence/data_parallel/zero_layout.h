@@ -28,14 +28,14 @@ inline constexpr KeptByStage kKept[] = {
 
 /// Parameters whose weights are gathered, and whose gradients are reduced, as one message: those of
 /// one block that are summed over the same ranks. They lie side by side, followed by padding up to
-/// a multiple of Z, the number of ranks that share out one copy. Rank s owns part s of Z equal
+/// a multiple of Z, the number of ranks that shard one copy. Rank s owns part s of Z equal
 /// ones, wherever in a parameter that begins and ends, and updates nothing else.
 struct Unit {
   std::vector<Parameter*> parameters;
   int64_t numel = 0;   ///< of the parameters; padding follows
   int64_t length = 0;  ///< of a rank's part
 
-  const Communicator* shard_group = nullptr;  ///< ranks that share out one copy
+  const Communicator* shard_group = nullptr;  ///< ranks that shard one copy
   const Communicator* replicas = nullptr;     ///< ranks that hold the same part, of every copy
 
   // [tensors]
@@ -55,7 +55,7 @@ struct Unit {
 };
 
 /// The list's parameters as units of Z = 1: in order, cut where block or gradient group change. A
-/// weight that several pipeline stages hold is alone in its unit: other neighbours in each stage
+/// weight that several pipeline stages hold is alone in its unit: other neighbors in each stage
 /// would give its shards other bounds.
 std::vector<Unit> cut_into_units(ParameterList& parameters);
 
@@ -72,8 +72,8 @@ DType dtype_of_gradient_sum(const TrainConfig& config);
 class ZeroLayout {
  public:
   /// Collective over every group that gradients are summed over. Throws UsageError where
-  /// shard_size does not divide one, and Error where ranks that hold copies of a weight would share
-  /// it out in different ways.
+  /// shard_size does not divide one, and Error where ranks that hold copies of a weight would shard
+  /// it in different ways.
   ZeroLayout(const TrainConfig& config, ParameterList& parameters, const Mesh& mesh);
   ZeroLayout(const ZeroLayout&) = delete;
   ZeroLayout& operator=(const ZeroLayout&) = delete;

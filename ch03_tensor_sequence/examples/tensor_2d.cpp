@@ -63,7 +63,7 @@ void check_against_one_rank(const Communicator& world) {
   print("{} x {} ranks: an MLP's output and gradients are those of one rank, to 1e-10\n\n", Q, Q);
 }
 
-/// Bytes that one of so many ranks sends in `pass`, from the ledger of a run without data.
+/// Bytes that one of this many ranks sends in `pass`, from the ledger of a run without data.
 int64_t bytes_sent(int ranks, const std::function<void(const Communicator&)>& pass) {
   Runtime runtime(Device::meta, /*rank=*/0, ranks);
   const Runtime::Use use(runtime);

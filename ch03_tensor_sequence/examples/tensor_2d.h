@@ -46,7 +46,7 @@ class Grid {
   }
   int64_t length(int64_t whole) const {
     if (whole % side_ != 0) {
-      usage_error("{} x {} ranks cannot share out an axis of {}; try {}", side_, side_, whole,
+      usage_error("{} x {} ranks cannot split an axis of {}; try {}", side_, side_, whole,
                   (whole / side_ + 1) * side_);
     }
     return whole / side_;

@@ -12,7 +12,7 @@ struct Answer {
 
 namespace {
 
-/// x [T, I], W [O, I] and the residual [T, O], and how many ranks share out the I channels.
+/// x [T, I], W [O, I] and the residual [T, O], and how many ranks split the I channels.
 struct Layer {
   int ranks;
   int64_t T, I, O;

@@ -13,7 +13,7 @@ struct Answer {
 
 namespace {
 
-/// Logits [T, V] around `centre`, whose columns so many ranks share out.
+/// Logits [T, V] around `centre`, whose columns this many ranks split.
 struct Head {
   int ranks;
   int64_t T, V;

@@ -6,7 +6,7 @@ from tools.look import schematic
 from tools.look.schematic import MARGIN
 
 SIDE = 3   # rows and columns of ranks
-DRAWN = 1  # the step; its row and column have neighbours on both sides
+DRAWN = 1  # the step; its row and column have neighbors on both sides
 INPUT, OUTPUT = "input", "output"  # what moves along the rows
 WIDTH, HEIGHT = 62, 120   # of a rank
 ACROSS, DOWN = 116, 144   # from one rank to the next
@@ -47,7 +47,7 @@ def step_of_summa():
 
 
 def _rank(drawing, x, y, rank, blocks, input_moves):
-    """A rank's blocks, and arrows to its neighbours: copies that it sends, terms that it gets."""
+    """A rank's blocks, and arrows to its neighbors: copies that it sends, terms that it gets."""
     row, column = rank
     owner = column == DRAWN  # of what moves along the row
     kinds = ("activations" if owner or not input_moves else "plain",

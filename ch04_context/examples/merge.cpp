@@ -27,7 +27,7 @@ Part attend(const Tensor& q, const Tensor& k, const Tensor& v) {
   return part;
 }
 
-/// Attention to blocks of so many keys each, merged in their order.
+/// Attention to blocks of this many keys each, merged in their order.
 Part attend_in_blocks(const Tensor& q, const Tensor& k, const Tensor& v, int64_t block) {
   Part sum;
   for (int64_t first = 0; first < k.size(1); first += block) {

@@ -61,7 +61,7 @@ void check_against_one_rank(const Communicator& world) {
         n == 1 ? "" : "s");
 }
 
-/// What one of so many ranks holds and sends, without data, beside the formulas.
+/// What one of this many ranks holds and sends, without data, beside the formulas.
 struct Measured {
   int64_t kept = 0, peak = 0, sent = 0, messages = 0;
   AttentionCosts formula{};

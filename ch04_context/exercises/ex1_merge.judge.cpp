@@ -24,7 +24,7 @@ using Merge = std::function<void(Part& sum, const Part& part)>;
 
 constexpr int64_t kKeys = 3;  // of a part
 
-/// Rows whose keys come in so many parts.
+/// Rows whose keys come in this many parts.
 struct Case {
   int64_t rows, D, parts;
   double apart = 0;     ///< by how much the scores of a part exceed those of the part before

@@ -12,7 +12,7 @@ struct Answer {
 
 namespace {
 
-/// So many ranks on a ring, each with a share of the gradient of every rank's keys.
+/// This many ranks on a ring, each with a share of the gradient of every rank's keys.
 struct Ring {
   int n;
   int64_t numel;

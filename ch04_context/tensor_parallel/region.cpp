@@ -8,19 +8,18 @@ namespace usp {
 
 void TensorParallelConfig::bind(Args& args) {
   args.group("Tensor and sequence parallelism");
-  args.bind("tp_size", tp_size, "ranks that share out every block's weights")
-      .may_differ_on_resume();
+  args.bind("tp_size", tp_size, "ranks that shard every block's weights").may_differ_on_resume();
   args.bind("sequence_parallel", sequence_parallel,
-            "share out the tokens too, wherever the weights are not")
+            "shard the tokens too, wherever the weights are not")
       .may_differ_on_resume();
   args.bind("gathered_input", gathered_input, {"again", "kept"},
             "under sequence_parallel: gather a linear's input again for backward, or keep it")
       .may_differ_on_resume();
   args.bind("tp_overlap", tp_overlap, {"none", "weight_grad", "chunks", "batch_halves"},
-            "what is computed while tensors cross the ranks of tp")
+            "what is computed while messages between the ranks of tp travel")
       .may_differ_on_resume();
   args.bind("dropout", dropout,
-            "the part of what attention and MLP add to the residual stream that is set to 0");
+            "probability of 0 for each number that attention and MLP add to the residual stream");
 }
 
 void TensorParallelConfig::validate(const Args&) const {

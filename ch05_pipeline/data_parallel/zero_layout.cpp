@@ -112,7 +112,7 @@ ZeroLayout::ZeroLayout(const TrainConfig& config, ParameterList& parameters, con
   check_copies(parameters, mesh);
 }
 
-/// Neighbouring ranks share out a copy: they lie within a node.
+/// Neighboring ranks shard a copy: they lie within a node.
 const ZeroLayout::Groups& ZeroLayout::groups_of(const std::string& name,
                                                 const DataParallelConfig& config,
                                                 const Mesh& mesh) {
@@ -198,7 +198,7 @@ void ZeroLayout::check_copies(const ParameterList& parameters, const Mesh& mesh)
           Tensor::from_host(std::vector<double>{begin, -begin, end, -end}, {4}, DType::f64);
       copies.all_reduce(bounds, ReduceOp::max);
       USP_CHECK(bounds.item(0) == -bounds.item(1) && bounds.item(2) == -bounds.item(3),
-                "{}: the ranks of {} would share it out in different ways, for the parameters "
+                "{}: the ranks of {} would shard it in different ways, for the parameters "
                 "beside it are not cut evenly",
                 parameter->name, parameter->grad_groups[g]);
     }

@@ -1,5 +1,5 @@
 // What a model's cache of keys and values holds of a position, and what attention of new tokens to
-// it computes: by steps on shapes, and for a small model while it continues a text.
+// it computes: by dry runs, and for a small model while it continues a text.
 
 #include <algorithm>
 #include <cmath>
@@ -100,7 +100,7 @@ class Attention {
         dtype_(parse_dtype(config.dtype)),
         segment_(*trainer.model().chunk(0)[1][0]) {}
 
-  /// Of `count` new tokens, the last of so many keys, by the cache.
+  /// Of `count` new tokens, the last of this many keys, by the cache.
   double cached(int64_t count, int64_t keys) const {
     KvCache cache(keys);
     if (keys > count) forward(0, keys - count, &cache);
@@ -185,7 +185,7 @@ int run(const Communicator& world, int argc, char** argv) {
   const Runtime::Use use(runtime);
   const DryMesh dry(config.mesh());
   Trainer trainer(config, /*dataset=*/nullptr, dry.mesh);
-  print("{:<28}{:>22} bytes\n", "cache on shapes", bytes_on_shapes(trainer, config.seq_len));
+  print("{:<28}{:>22} bytes\n", "cache in a dry run", bytes_on_shapes(trainer, config.seq_len));
   const MeshSizes mesh = config.mesh();
   if (mesh.tp * mesh.cp == 1) count_operations(s, trainer);
   return 0;

@@ -1,4 +1,4 @@
-// What each stage of a pipeline with experts holds, category by category, by a step on shapes of
+// What each stage of a pipeline with experts holds, category by category, by a dry run of
 // every one: --estimate adds the categories up.
 
 #include "comm/launch.h"

@@ -1,4 +1,4 @@
-"""Judge of ch06.ex7: two models on shapes that differ by a layer."""
+"""Judge of ch06.ex7: dry runs of two models that differ by a layer."""
 
 WIDTH, HEADS = 7168, 128
 FLAGS = {"attention_kind": "mla", "hidden_size": WIDTH, "num_heads": HEADS, "q_lora_rank": 1536,

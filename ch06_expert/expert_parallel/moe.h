@@ -21,7 +21,7 @@ struct Mixture {
   ExpertGroup experts;
   TensorRegion region;
 
-  /// Whether the ranks of tp share out each expert, and so work on the same tokens.
+  /// Whether the ranks of tp shard each expert, and so work on the same tokens.
   bool splits() const { return experts.config().expert_tp && region.size() > 1; }
   bool travels() const { return experts.size() > 1; }
   /// By which rows travel with dispatch=by_node; nullptr: directly.

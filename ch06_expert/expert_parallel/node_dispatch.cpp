@@ -11,7 +11,7 @@ namespace usp {
 
 namespace {
 
-/// What a group of so many ranks knows of the run.
+/// What a group of this many ranks knows of the run.
 ExpertConfig direct_among(ExpertConfig config, int64_t ranks) {
   config.ep_size = ranks;
   config.dispatch = "direct";
@@ -67,7 +67,7 @@ struct NodeCopies {
                                  ///< serves, by their numbers in the node; -1: all others
 };
 
-/// choices [T, k] of experts of which each of n nodes has so many.
+/// choices [T, k] of experts of which each of n nodes has this many.
 NodeCopies copies_of(std::span<const int64_t> choices, int64_t k, int64_t n, int64_t of_node) {
   NodeCopies copies;
   copies.nodes.assign(choices.size(), -1);

@@ -23,7 +23,7 @@ def chosen():
 
 
 def groups_of(ep, size=1):
-    """(groups ep, groups edp) of RANKS ranks; of so many neighbours the experts' mesh sees one."""
+    """(groups ep, groups edp) of RANKS ranks; of so many neighbors the experts' mesh sees one."""
     units = range(RANKS // size)
     return ([[unit for unit in units if unit // ep == first] for first in range(len(units) // ep)],
             [[unit for unit in units if unit % ep == place] for place in range(ep)])
@@ -84,7 +84,7 @@ def way():
 
 
 def row_of(drawing, top, labels, kinds, size=1, height=62):
-    """Boxes for the ranks, or one for so many neighbours."""
+    """Boxes for the ranks, or one for so many neighbors."""
     for place, (label, kind) in enumerate(zip(labels, kinds)):
         drawing.box(MARGIN + place * size * COLUMN, top, size * COLUMN - 5, height, kind, label, 20)
 
@@ -97,7 +97,7 @@ def bracket(drawing, top, first, last, label, size=1):
 
 
 def across(drawing, y, ranks):
-    """A red line under ranks of a group that are not neighbours, with a tick at each."""
+    """A red line under ranks of a group that are not neighbors, with a tick at each."""
     xs = [MARGIN + rank * COLUMN + COLUMN / 2 - 2 for rank in ranks]
     drawing.line((xs[0], y - 8), (xs[0], y), (xs[-1], y), (xs[-1], y - 8), strong=True, width=2)
     for x in xs[1:-1]:

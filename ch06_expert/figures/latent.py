@@ -209,9 +209,9 @@ def ledger(program):
 def _cache(program, model, kind, **more):
     found = say_of_cache(program, {**flags_of(kind, model), "dtype": "bf16",
                                    "seq_len": POSITIONS, **more})
-    if found["cache on shapes"] != found["cache by formula"]:
+    if found["cache in a dry run"] != found["cache by formula"]:
         raise BookError(f"{model}, {kind}: {found}")
-    return found["cache on shapes"]
+    return found["cache in a dry run"]
 
 
 def _layer(program, kind, new, keys):

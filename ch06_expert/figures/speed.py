@@ -1,5 +1,5 @@
 """What `./book bench` says of experts: a layer of them beside a dense one with as much work for a token,
-and ranks that share them out beside ranks that have them all.
+and ranks that shard them beside ranks that have them all.
 
 The runs that are compared take turns. Models have the widths of the bench's A and B, and few layers, for
 it is layers that are compared.
@@ -41,7 +41,7 @@ def _flags(name, dtype):
 
 def _cases(name, dtype, scratch):
     """{case: (kind, ranks, flags)}: on one rank the dense model, then experts on text and on random
-    bytes; then experts on ranks that all have them and on ranks that share them out, on text and
+    bytes; then experts on ranks that all have them and on ranks that shard them, on text and
     where every token goes to every expert."""
     config = _flags(name, dtype)
     shared = {**config, "micro_batch_size": config["micro_batch_size"] // RANKS}
@@ -108,7 +108,7 @@ def over_mean(counts):
 
 
 def of_ranks(tokens):
-    """Of the tokens of each expert, those of each rank that shares them out."""
+    """Of the tokens of each expert, those of each rank that shards them."""
     here = len(tokens) // RANKS
     return [sum(tokens[first:first + here]) for first in range(0, len(tokens), here)]
 
@@ -153,7 +153,7 @@ def layer_table(record):
 
 
 def ep_table(record):
-    """Ranks that share experts out beside ranks that do not, as Markdown."""
+    """Ranks that shard experts beside ranks that do not, as Markdown."""
     rows = []
     for own in record["experts"]:
         label = f"{own['config']} {own['dtype']}"

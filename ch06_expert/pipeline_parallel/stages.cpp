@@ -16,10 +16,10 @@ namespace usp {
 
 void PipelineConfig::bind(Args& args) {
   args.group("Pipeline parallelism");
-  args.bind("pp_size", pp_size, "ranks that share out the layers").may_differ_on_resume();
-  args.bind("pp_schedule", pp_schedule, "order of work: a name, or a file with a table of it")
+  args.bind("pp_size", pp_size, "ranks that split the layers").may_differ_on_resume();
+  args.bind("pp_schedule", pp_schedule, "schedule: a name, or a file with its table")
       .may_differ_on_resume();
-  args.bind("pp_chunks", pp_chunks, "stages of each rank").may_differ_on_resume();
+  args.bind("pp_chunks", pp_chunks, "model chunks (stages) of each rank").may_differ_on_resume();
   args.bind("pp_run_length", pp_run_length, "llama3: micro-batches in a row; 0: pp_size")
       .may_differ_on_resume();
   args.bind("pp_layers", pp_layers, "layers of each stage, such as 3,5,4; default: evenly")
@@ -121,8 +121,7 @@ void check_stale_updates(const TrainConfig& run) {
   constexpr std::string_view why = "pp_schedule=pipedream updates each stage by itself, ";
   if (run.data_parallel.zero_stage > 0) {
     refuse("stale_updates_of_whole_weights", {"--zero_stage 0"},
-           "{}with whole weights, which zero_stage={} shares out", why,
-           run.data_parallel.zero_stage);
+           "{}with whole weights, which zero_stage={} shards", why, run.data_parallel.zero_stage);
   }
   if (run.model.tie_word_embeddings && run.pipeline.pp_size > 1) {
     refuse("stale_updates_of_one_stage", {"leave out --tie_word_embeddings", "--pp_size 1"},

@@ -91,7 +91,7 @@ class VocabParallelCrossEntropy : public CrossEntropy {
   TensorRegion region_;
 };
 
-/// Leaves each rank its rows of the weights, unless they have been shared out before.
+/// Leaves each rank its rows of the weights, unless they have been sharded before.
 std::unique_ptr<Linear> make_column_parallel(std::vector<Parameter*> weights,
                                              std::string_view output_name,
                                              const TensorRegion& region);

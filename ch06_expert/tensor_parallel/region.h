@@ -21,17 +21,17 @@ struct TrainConfig;
 
 /// Who shares one layer, and what they send while they compute.
 struct TensorParallelConfig {
-  int64_t tp_size = 1;             ///< ranks that share out every block's weights
-  bool sequence_parallel = false;  ///< they share out the tokens between the blocks' linears too
+  int64_t tp_size = 1;             ///< ranks that shard every block's weights
+  bool sequence_parallel = false;  ///< they shard the tokens between the blocks' linears too
   std::string gathered_input = "again";
   std::string tp_overlap = "weight_grad";
   double dropout = 0;
 
   void bind(Args& args);
   void validate(const Args& args) const;
-  /// Ranks that share out the rows of the residual stream.
+  /// Ranks that shard the rows of the residual stream.
   int64_t row_shares() const { return sequence_parallel ? tp_size : 1; }
-  /// Of the run, with so many data-parallel ranks.
+  /// Of the run, with this many data-parallel ranks.
   MeshSizes mesh(int64_t dp_size, const ModelConfig& model) const;
   /// Parts of a micro-batch that run in turns.
   int64_t halves() const { return tp_overlap == "batch_halves" && tp_size > 1 ? 2 : 1; }
@@ -108,10 +108,10 @@ class TensorRegion {
   int64_t rank() const { return tp_ ? tp_->rank() : 0; }
   int64_t size() const { return config_.tp_size; }
   const TensorParallelConfig& config() const { return config_; }
-  /// Of so many heads, those of a rank: at least one.
+  /// Of this many heads, those of a rank: at least one.
   int64_t heads(int64_t number) const { return std::max<int64_t>(1, number / size()); }
   /// Whether a rank has but a part of the rows outside. A text that grows has one token at a time:
-  /// too few to share out.
+  /// too few to shard.
   bool shares_rows(const Pass& pass) const {
     return shares_rows() && pass.mode != Pass::Mode::decode;
   }
@@ -130,7 +130,7 @@ class TensorRegion {
   // [halves]
   /// The rows of x [T, ...] that are this rank's outside: all of them without sequence parallelism.
   Tensor own_rows(const Tensor& x) const;
-  /// The first of so many rows that are this rank's outside.
+  /// The first of this many rows that are this rank's outside.
   int64_t first_row(int64_t rows, const Pass& pass) const {
     return shares_rows(pass) ? rank() * rows : 0;
   }

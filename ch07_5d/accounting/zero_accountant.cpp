@@ -10,7 +10,7 @@ namespace usp {
 
 namespace {
 
-/// Scratch of all-reductions that are under way at once. Those of a group share it: only one that
+/// Scratch of all-reduces that are under way at once. Those of a group share it: only one that
 /// needs more than all before it has its own.
 int64_t scratch_of_buckets(const TrainConfig& config, const Mesh& mesh,
                            const std::vector<GradientShape>& buckets) {

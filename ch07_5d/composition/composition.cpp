@@ -7,7 +7,7 @@ namespace usp {
 void CompositionConfig::bind(Args& args) {
   args.group("Composition");
   args.bind("mesh_order", mesh_order,
-            "dp, pp, cp and tp from the slowest to the fastest: neighbouring ranks differ in the "
+            "dp, pp, cp and tp from the slowest to the fastest: neighboring ranks differ in the "
             "last of them")
       .may_differ_on_resume();
   args.bind("mesh_show", mesh_show, {"", "table", "json", "flags"},
@@ -17,7 +17,7 @@ void CompositionConfig::bind(Args& args) {
             "steps after which ranks that hold the same elements compare them; 0: never")
       .may_differ_on_resume();
   args.bind("prove", prove,
-            "train twins of this layout, of at most so many ranks, beside one process, and end")
+            "train twins of this layout, of at most this many ranks, beside one process, and end")
       .may_differ_on_resume();
   args.bind("prove_dtype", prove_dtype, {"f64", "bf16"},
             "f64: twins have to agree with one process; bf16: to be no further from it than it is "
@@ -25,7 +25,7 @@ void CompositionConfig::bind(Args& args) {
       .may_differ_on_resume();
   args.bind(
           "fuzz", fuzz,
-          "for so many minutes, train layouts drawn at random beside one process, and end; --seed: "
+          "minutes in which to train layouts drawn at random beside one process, and end; --seed: "
           "the first one's number")
       .may_differ_on_resume();
 }

@@ -20,9 +20,9 @@ uint64_t digest_of(const Tensor& tensor, uint64_t seed = 0);
 /// the copies stay equal only as long as every gradient is summed over the right ranks. A copy that
 /// drifts raises no error, and the loss hardly shows it.
 ///
-/// What a rank compares are the elements that it updates: weight, wider copy, both moments, or the
-/// value of a buffer. With ZeRO these are its shards. The ranks find out who has the same ones from
-/// the slices of their Parameters, of whatever axis.
+/// What a rank compares are the elements that it updates: weight, master weight, both moments, or
+/// the value of a buffer. With ZeRO these are its shards. The ranks find out who has the same ones
+/// from the slices of their Parameters, of whatever axis.
 class Copies {
  public:
   /// `every`: steps from one comparison to the next; 0: none. Collective. Throws UsageError where

@@ -27,8 +27,8 @@ class GradientExchange {
   virtual Tensor own() = 0;
 };
 
-/// Keys and values go round the ring, one place further in each step, while the block that is here
-/// is computed. Two blocks are here at a time. Liu et al. (2023).
+/// Keys and values travel around the ring, one place further in each step, while the block that is
+/// here is computed. Two blocks are here at a time. Liu et al. (2023).
 class RingKeys : public KeyExchange {
  public:
   RingKeys(const ContextGroup& group, Tensor own) : group_(group), here_(std::move(own)) {}

@@ -12,19 +12,19 @@ namespace usp {
 
 void DataParallelConfig::bind(Args& args) {
   args.group("Data parallelism");
-  args.bind("dp_size", dp_size, "ranks that share the work of a batch; default: all")
+  args.bind("dp_size", dp_size, "ranks that split a batch's samples; default: all")
       .may_differ_on_resume();
   args.bind("grad_sync", grad_sync, {"naive", "overlapped", "bucketed"},
             "all-reduce after the backward pass, per parameter under it, or per bucket")
       .may_differ_on_resume();
   args.bind("bucket_mb", bucket_mb, "MiB of gradients in a bucket").may_differ_on_resume();
   args.bind("zero_stage", zero_stage,
-            "share out nothing (0), optimizer states (1), gradients too (2), weights too (3)")
+            "shard nothing (0), optimizer states (1), gradients too (2), weights too (3)")
       .may_differ_on_resume();
-  args.bind("shard_size", shard_size, "ranks that share out one copy; 0: all of dp")
+  args.bind("shard_size", shard_size, "ranks that shard one copy; 0: all of dp")
       .may_differ_on_resume();
   args.bind("gather_overlap", gather_overlap, {"none", "optimizer", "forward"},
-            "what hides the gathering of updated weights in stages 1 and 2")
+            "what hides the all-gather of updated weights in stages 1 and 2")
       .may_differ_on_resume();
   args.bind("reduce_after", reduce_after, {"micro_batch", "step"},
             "when stages 2 and 3 reduce gradients and free them")

@@ -14,14 +14,13 @@ namespace usp {
 
 void ExpertConfig::bind(Args& args) {
   args.group("Expert parallelism");
-  args.bind("ep_size", ep_size, "ranks that share out the experts of a layer")
-      .may_differ_on_resume();
+  args.bind("ep_size", ep_size, "ranks that shard the experts of a layer").may_differ_on_resume();
   args.bind("dispatch", dispatch, {"direct", "by_node"},
             "how tokens reach their experts: a copy for each, or one for each node (of node_size "
             "ranks) that hands it on")
       .may_differ_on_resume();
   args.bind("expert_tp", expert_tp,
-            "the ranks of tp share out each expert, rather than hold whole ones")
+            "the ranks of tp shard each expert, rather than hold whole ones")
       .may_differ_on_resume();
   args.bind(
       "balance", balance, {"none", "sample", "batch", "bias"},
@@ -164,7 +163,7 @@ int64_t RowCounts::received() const {
 
 namespace {
 
-/// The sums of so many equal stretches of counts.
+/// The sums of this many equal stretches of counts.
 std::vector<int64_t> sums_of(const std::vector<int64_t>& counts, int64_t stretches) {
   std::vector<int64_t> sums(stretches);
   const int64_t length = std::ssize(counts) / stretches;
@@ -233,7 +232,7 @@ RowCounts ExpertGroup::exchange_counts(const Tensor& counts, int64_t choices) co
 
 namespace {
 
-/// Of so many rows for each rank, the elements.
+/// Of this many rows for each rank, the elements.
 std::vector<int64_t> elements(std::vector<int64_t> rows, int64_t width) {
   for (int64_t& count : rows) count *= width;
   return rows;

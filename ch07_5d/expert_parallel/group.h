@@ -16,9 +16,9 @@ struct TrainConfig;
 
 /// Who holds which experts, and what keeps them evenly loaded.
 struct ExpertConfig {
-  int64_t ep_size = 1;  ///< ranks that share out the experts of a layer
+  int64_t ep_size = 1;  ///< ranks that shard the experts of a layer
   std::string dispatch = "direct";
-  bool expert_tp = false;  ///< the ranks of tp share out each expert; else they hold whole ones
+  bool expert_tp = false;  ///< the ranks of tp shard each expert; else they hold whole ones
   std::string balance = "none";
   double balance_coef = 0.01;
   double router_z_loss_coef = 0;
@@ -54,7 +54,7 @@ struct RowCounts {
 
 struct NodeGroups;
 
-/// A rank's view of those with which it shares out the experts: ep ranks, each with E/ep of them in
+/// A rank's view of those with which it shards the experts: ep ranks, each with E/ep of them in
 /// a row. Lepikhin et al., GShard (2021).
 ///
 /// |            | one GPU               | rank r of ep                                  |
@@ -107,17 +107,17 @@ class ExpertGroup {
   std::shared_ptr<const NodeGroups> nodes_;
 };
 
-/// Of so many choices, those that fall on each of E experts where all are equally popular.
+/// Of this many choices, those that fall on each of E experts where all are equally popular.
 std::vector<int64_t> even_counts(int64_t choices, int64_t experts);
 
-/// Of these, those of one of so many ranks, which share out the experts: all ranks send it as many.
+/// Of these, those of one of this many ranks, which shard the experts: all ranks send it as many.
 int64_t even_received(int64_t choices, int64_t experts, int64_t ranks, int64_t rank);
 
 /// What a rank sends and receives then.
 struct EvenRows {
   int64_t sent, received;
 };
-/// That of this rank of `ranks`, which share out the experts.
+/// That of this rank of `ranks`, which shard the experts.
 EvenRows even_rows(int64_t choices, int64_t experts, const ExpertGroup& ranks);
 
 }  // namespace usp

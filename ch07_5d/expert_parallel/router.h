@@ -25,7 +25,7 @@ struct Routing {
 };
 
 /// Fills slots and rows. destinations [T, k] i32: of each choice, one of the `number` places that
-/// the ranks share out; -1: none. `expected`: choices that go somewhere, where nobody has chosen.
+/// the ranks split; -1: none. `expected`: choices that go somewhere, where nobody has chosen.
 void assign_rows(Routing& routing, const Tensor& destinations, int64_t number, int64_t expected,
                  const ExpertGroup& ranks);
 
@@ -53,7 +53,7 @@ class Router {
     Tensor load;            ///< [runs, E] acc dtype: what the balance loss multiplies scores by
   };
 
-  /// `ranks`: who shares out a sample's tokens, and the experts.
+  /// `ranks`: who shards a sample's tokens, and the experts.
   Router(const ExpertShape& shape, std::unique_ptr<Linear> linear, const ExpertGroup& experts,
          const TensorRegion& region, const ContextGroup& context, const LayerLoad& load);
 
@@ -77,7 +77,7 @@ class Router {
     std::vector<int64_t> all;     ///< [runs, E]: of the run's whole sample
   };
   SampleCounts count_samples(const Tensor& choices, const Pass& pass) const;
-  /// The same numbers of all ranks with which this one shares out a sample.
+  /// The same numbers of all ranks with which this one shards a sample.
   Tensor gather_from_sample(Tensor numbers, const Pass& pass) const;
 
   /// Fills choices, slots and rows of `routing`.

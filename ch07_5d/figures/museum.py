@@ -62,7 +62,7 @@ def refused(program, exhibit):
 
 
 def memory(program, exhibit):
-    """Activations that a step on shapes leaves for backward, against the formula."""
+    """Activations that a dry run leaves for backward, against the formula."""
     found = estimates.estimate(program, flags_of(exhibit))
     simulated, predicted = found["simulated"]["activations"], found["predicted"]["activations"]
     return [] if simulated == predicted else [f"saved activations: {simulated} bytes, by formula {predicted}"]

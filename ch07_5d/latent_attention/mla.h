@@ -122,7 +122,7 @@ class LatentAttention : public Segment {
     Tensor out, lse;
   };
 
-  /// Whether latents go round. What is decoded without a cache is whole on every rank.
+  /// Whether latents travel. What is decoded without a cache is replicated.
   bool passes_latents_on(const Pass& pass) const {
     return ring_ != nullptr && pass.mode != Pass::Mode::decode;
   }
@@ -174,8 +174,8 @@ struct LatentOptions {
   double init_std, output_init_std;  ///< of its weights; of o_proj's
   Probabilities probabilities;
   RopeTable rope;        ///< of qk_rope_head_dim channels
-  TensorRegion region;   ///< shares out its heads
-  ContextGroup context;  ///< shares out the tokens of a sample
+  TensorRegion region;   ///< shards its heads
+  ContextGroup context;  ///< shards the tokens of a sample
 };
 /// The first half of a layer, whose weights it adds to the list.
 std::unique_ptr<Segment> make_latent_attention(const ModelConfig& config,

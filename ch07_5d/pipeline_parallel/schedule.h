@@ -94,7 +94,7 @@ std::string to_text(const Action& action);  ///< such as "F3.1"
 Schedule parse_schedule(std::string_view text, std::string_view name);
 // [text]
 
-/// The forward passes alone, of so many micro-batches.
+/// The forward passes alone, of this many micro-batches.
 Schedule forward_only(const Stages& stages, int64_t micro_batches);
 
 }  // namespace usp

@@ -330,7 +330,7 @@ void Search::fill(const TrainConfig& mesh) {
     }
   }
   for (const TrainConfig& option : options) {
-    // Layers that the default rule shares out are those of more models.
+    // Layers that the default rule splits are those of more models.
     const double spelt =
         !option.pipeline.pp_layers.empty() && real_.pipeline.pp_layers.empty() ? 1 : 0;
     const std::optional<double> all = loses(option), by_widths = loses_by_widths(option);
@@ -438,8 +438,8 @@ void Search::each_layers(const TrainConfig& from, const Take& take) const {
       const auto work = double(L + dense);
       if (L >= stages) {
         with(L, dense, {}, work);
-        // As the default rule would have it with a head of so many half layers; widths decide that
-        // later, or else they stay spelt out.
+        // As the default rule would have it with a head of this many half layers; widths decide
+        // that later, or else they stay spelt out.
         for (int64_t head = 0; stages > 1 && head <= 3; ++head) {
           std::vector<int64_t> layers(stages, 1), busy(stages, 2);
           busy.back() += head;

@@ -29,7 +29,7 @@ struct ContextTraffic {
 /// | all-gather | (n-1) k         | (n-1) (k + k')            |
 /// | Ulysses    | (u-1)/u (q + o) | (u-1)/u (q + o)           |
 ///
-/// Under ring_ulysses both, where a rank's share of its group's keys goes round. Where a group has
+/// Under ring_ulysses both, where a rank's share of its group's keys travels. Where a group has
 /// more ranks than there are kv heads, q counts a head as often as it is sent, and gradients go
 /// back in acc dtype. Full recomputation adds forward's once more, unless attention's output is
 /// kept; Ulysses sends even then.

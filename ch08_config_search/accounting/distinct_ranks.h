@@ -16,11 +16,11 @@ struct RankClass {
 /// whose slices do not divide; the first of a class has most of it.
 std::vector<RankClass> distinct_ranks(const TrainConfig& config);
 
-/// What the first rank of each class needs, by all formulas and on shapes.
+/// What the first rank of each class needs, by all formulas and in a dry run.
 std::vector<RankEstimate> estimate_ranks(const TrainConfig& config);
 /// What the rank that needs most memory needs, by all formulas.
 Prediction predict_fullest(const TrainConfig& config);
-/// The same on shapes alone.
+/// The same in a dry run.
 Simulation simulate_fullest(const TrainConfig& config);
 
 }  // namespace usp

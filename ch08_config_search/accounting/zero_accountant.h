@@ -8,9 +8,9 @@
 
 namespace usp {
 
-/// Ranks that share out one copy of the model.
+/// Ranks that shard one copy of the model.
 int64_t shard_size(const TrainConfig& config);
-/// Of those that hold `copies` of some weights, the ranks that share out one.
+/// Of those that hold `copies` of some weights, the ranks that shard one.
 int64_t shard_size(const TrainConfig& config, int64_t copies);
 
 /// What lasts from step to step on a rank of these shapes, under any stage.

@@ -7,19 +7,19 @@ namespace usp {
 
 void ContextParallelConfig::bind(Args& args) {
   args.group("Context parallelism");
-  args.bind("cp_size", cp_size, "ranks that share out the tokens of every sample")
+  args.bind("cp_size", cp_size, "ranks that shard the tokens of every sample")
       .may_differ_on_resume();
   args.bind("cp_layout", cp_layout, {"zigzag", "contiguous"},
             "a rank has one early and one late piece of a sample, or one piece")
       .may_differ_on_resume();
   args.bind("cp_method", cp_method, {"ring", "all_gather", "ulysses", "ring_ulysses"},
-            "keys go round, or to all at once; tokens are exchanged for heads; or both")
+            "keys travel around a ring, or to all at once; tokens are exchanged for heads; or both")
       .may_differ_on_resume();
   args.bind("ulysses_size", ulysses_size,
             "under ring_ulysses: ranks that exchange tokens for heads; a ring joins such groups")
       .may_differ_on_resume();
   args.bind("cp_overlap", cp_overlap, {"none", "compute"},
-            "what is done while keys, values and their gradients travel")
+            "whether a rank computes while keys, values and their gradients travel")
       .may_differ_on_resume();
   args.bind("cp_recompute", cp_recompute, {"exchange", "keep"},
             "under --recompute full: run attention's exchanges again, or keep what it returned")

@@ -17,7 +17,7 @@ struct TrainConfig;
 
 /// Who shares the tokens of a sample, and how a query meets the keys of the others.
 struct ContextParallelConfig {
-  int64_t cp_size = 1;  ///< ranks that share out the tokens of every sample
+  int64_t cp_size = 1;  ///< ranks that shard the tokens of every sample
   std::string cp_layout = "zigzag";
   std::string cp_method = "ring";
   int64_t ulysses_size = 1;  ///< ranks that exchange tokens for heads, under ring_ulysses
@@ -31,12 +31,12 @@ struct ContextParallelConfig {
   /// Throws UsageError where the model or its samples do not divide.
   void check(const TrainConfig& run) const;
 
-  /// Ranks of a group that exchanges tokens for heads: neighbours.
+  /// Ranks of a group that exchanges tokens for heads: neighbors.
   int64_t head_ranks() const;
   /// Ranks of a ring, each of which is such a group.
   int64_t ring_size() const { return cp_size / head_ranks(); }
   bool overlaps() const { return cp_overlap != "none"; }
-  /// Whether keys go round a ring, rather than to all at once.
+  /// Whether keys travel around a ring, rather than to all at once.
   bool by_ring() const { return cp_method == "ring" || cp_method == "ring_ulysses"; }
 
   // [positions]
@@ -47,7 +47,7 @@ struct ContextParallelConfig {
   // [positions]
 };
 
-/// A rank's view of those with which it shares out the tokens of a sample: cp ranks, in groups of
+/// A rank's view of those with which it shards the tokens of a sample: cp ranks, in groups of
 /// u that exchange tokens for heads, the groups on rings of n = cp/u places.
 class ContextGroup {
  public:

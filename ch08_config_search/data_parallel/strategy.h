@@ -15,11 +15,11 @@ struct TrainConfig;
 
 /// Who shares the work of a batch, and how their gradients travel.
 struct DataParallelConfig {
-  int64_t dp_size = 1;  ///< ranks that share the work of a batch
+  int64_t dp_size = 1;  ///< ranks that split a batch's samples
   std::string grad_sync = "bucketed";
   double bucket_mb = 25;  ///< MiB of gradients in a bucket
   int64_t zero_stage = 0;
-  int64_t shard_size = 0;  ///< ranks that share out one copy of the model; 0: all of dp
+  int64_t shard_size = 0;  ///< ranks that shard one copy of the model; 0: all of dp
   std::string gather_overlap = "forward";
   std::string reduce_after = "micro_batch";
   std::string reshard_after = "block";
@@ -40,8 +40,8 @@ class DataParallelStrategy {
   DataParallelStrategy& operator=(const DataParallelStrategy&) = delete;
 
   // [strategy]
-  /// Opens the gradients' window of a step of so many micro-batches, each of which runs in so many
-  /// parts.
+  /// Opens the gradients' window of a step of this many micro-batches, each of which runs in
+  /// `parts` pieces.
   virtual void begin_step(int64_t micro_batches, int64_t parts = 1) {
     grads_.begin_window(micro_batches * parts);
   }
@@ -102,7 +102,7 @@ class DataParallel : public DataParallelStrategy {
   };
 
   void cut(const DataParallelConfig& config);
-  /// Those in which the parameter's gradient lies: neighbours, found by halving.
+  /// Those in which the parameter's gradient lies: neighbors, found by halving.
   std::span<Bucket> buckets_of(const Parameter& parameter);
   void on_ready(const Parameter& parameter);
 

@@ -47,7 +47,7 @@ class Zero::Boundary : public Segment {
 
   Zero& zero_;
   End end_;
-  Units own_, before_, after_;  ///< what this block reads, and its neighbours in the chunk
+  Units own_, before_, after_;  ///< what this block reads, and its neighbors in the chunk
   Units stay_;                  ///< through this pass and those that follow it in the chunk
 };
 

@@ -11,8 +11,8 @@
 
 namespace usp {
 
-/// ZeRO: ranks that hold copies of one model share out what they would all keep. Rajbhandari et al.
-/// (2020); stage 3 is also known as FSDP, Zhao et al. (2023). P parameters, Z ranks that share out
+/// ZeRO: ranks that hold copies of one model shard what they would all keep. Rajbhandari et al.
+/// (2020); stage 3 is also known as FSDP, Zhao et al. (2023). P parameters, Z ranks that shard
 /// one copy, M micro-batches in a step; a rank sends (Z-1)/Z times the last column's elements:
 ///
 /// | stage | weights           | gradients       | optimizer | sent            |
@@ -29,7 +29,7 @@ namespace usp {
 /// step (`reduce_after`).
 ///
 /// Where Z is less than dp (`shard_size`: hybrid sharding) there are dp/Z copies. A step's sum of
-/// gradients over the ranks that share out one is then summed over the copies.
+/// gradients over the ranks that shard one is then summed over the copies.
 class Zero : public DataParallelStrategy {
  public:
   /// Gives the parameters memory and initial values, and puts segments around the blocks of every

@@ -19,9 +19,9 @@ struct TrainConfig;
 /// The ranks of ep as a grid. Between nodes, a node is to a token what an expert is otherwise.
 struct NodeGroups {
   ExpertGroup between;  ///< "ep_rail": n ranks, each the one at this rank's place in its node
-  ExpertGroup within;   ///< "ep_node": those of this rank's node, which share out its experts
+  ExpertGroup within;   ///< "ep_node": those of this rank's node, which shard its experts
 
-  /// On paper, with so many of the ranks on each node: the first rank's.
+  /// On paper, with this many of the ranks on each node: the first rank's.
   NodeGroups(const ExpertConfig& config, int64_t in_node);
   /// Throws Error where the ranks of a node, by Engine::node_size(), do not lie in a row, or where
   /// one has more of them than another. Collective over ep.
@@ -36,7 +36,7 @@ ExpertGroup experts_on_paper(const TrainConfig& config);
 /// those that come here. kept [T, k] i32: the choices that are not dropped, of E experts.
 void route_by_node(Routing& routing, const Tensor& kept, int64_t E, const NodeGroups& nodes);
 
-/// What so many tokens make a rank send and receive of copies where nodes are equally popular.
+/// What this many tokens make a rank send and receive of copies where nodes are equally popular.
 EvenRows even_copies(int64_t tokens, int64_t k, const NodeGroups& nodes);
 /// And how many choices its node then serves for the copies that come to it.
 int64_t choices_in_node(int64_t tokens, int64_t k, const NodeGroups& nodes);

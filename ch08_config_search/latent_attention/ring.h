@@ -5,7 +5,7 @@
 
 namespace usp {
 
-/// Where a rank has the latents of its own rows, they go round instead of the keys and values that
+/// Where a rank has the latents of its own rows, they travel instead of the keys and values that
 /// are made of them: C + rope numbers of a position instead of 2 N D. Every rank makes its own
 /// heads' keys and values of a block when it arrives.
 ///

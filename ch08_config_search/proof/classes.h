@@ -8,7 +8,7 @@
 
 namespace usp {
 
-/// Something that a layout's behaviour depends on, and how it is in this one: "layers over stages"
+/// Something that a layout's behavior depends on, and how it is in this one: "layers over stages"
 /// is "several, with a rest". Two layouts with the same classes take the same ways through the
 /// code, whatever their sizes.
 struct RemainderClass {
@@ -38,7 +38,7 @@ std::vector<LostClass> lost_classes(const std::vector<RemainderClass>& real,
 struct UnitSizes {
   std::string name;
   std::vector<int64_t> sizes;
-  int64_t ranks;  ///< that share out one copy
+  int64_t ranks;  ///< that shard one copy
 };
 
 /// One of every kind. A formula, because a search asks it of many thousand models; a test holds it

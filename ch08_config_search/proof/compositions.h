@@ -50,7 +50,7 @@ class CompositionDraw {
   int64_t drawn_ = 0;
 };
 
-/// Trains one composition after the other beside one process, until so many minutes are over
+/// Trains one composition after the other beside one process, until this many minutes are over
 /// (`--fuzz`), beginning with that of number `seed`. Returns the exit code: 1 if one differs.
 int fuzz(const TrainConfig& config);
 

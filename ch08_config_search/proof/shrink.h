@@ -22,8 +22,8 @@ struct TwinFamily {
   std::vector<LostClass> lost;       ///< classes that none of them has, as the first has them
 };
 
-/// Shrinks a layout to at most five twins of at most so many ranks each. Of the meshes that fit it
-/// takes those that keep most classes, and finds sizes for each, group by group, smallest first.
+/// Shrinks a layout to at most five twins of at most this many ranks each. Of the meshes that fit
+/// it takes those that keep most classes, and finds sizes for each, group by group, smallest first.
 /// What one twin loses the next one looks for; it may leave dimensions out. Every twin is one that
 /// the checks of all parts accept. Throws UsageError where there is none.
 TwinFamily shrink(const TrainConfig& real, int64_t most_ranks);

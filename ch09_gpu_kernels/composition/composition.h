@@ -8,12 +8,12 @@ namespace usp {
 
 struct TrainConfig;
 
-/// Which ranks are neighbours, and what a run says and checks of who holds what.
+/// Which ranks are neighbors, and what a run says and checks of who holds what.
 struct CompositionConfig {
   std::string mesh_order = "pp,dp,cp,tp";  ///< the axes from the slowest to the fastest
   std::string mesh_show;                   ///< print who is who, or the flags, instead of training
   int64_t check_copies = 0;                ///< steps from one comparison to the next; 0: none
-  int64_t prove = 0;                       ///< train twins of at most so many ranks; 0: none
+  int64_t prove = 0;                       ///< train twins of at most this many ranks; 0: none
   std::string prove_dtype = "f64";         ///< bf16: is it further from one process than rounding?
   double fuzz = 0;                         ///< minutes of layouts drawn at random; 0: none
 

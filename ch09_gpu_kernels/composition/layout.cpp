@@ -132,7 +132,7 @@ std::vector<PlacedPart> Holders::parts(const MeshSizes& mesh) const {
   return parts;
 }
 
-/// Of each group, a part of so many ranks that are neighbours in it.
+/// Of each group, a part of this many ranks that are neighbors in it.
 std::vector<std::vector<int>> each_cut(const std::vector<std::vector<int>>& groups, int64_t size) {
   std::vector<std::vector<int>> parts;
   for (const std::vector<int>& group : groups) {

@@ -44,7 +44,7 @@ struct PlacedGroups {
   int64_t most_nodes = 1;                ///< on which the ranks of one of them lie
 };
 
-/// The kinds with groups of more than one rank: those of the mesh, those of ZeRO that share out a
+/// The kinds with groups of more than one rank: those of the mesh, those of ZeRO that shard a
 /// copy, and those that exchange tokens for heads.
 std::vector<PlacedGroups> place_groups(const TrainConfig& config);
 

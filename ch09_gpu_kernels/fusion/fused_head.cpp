@@ -8,7 +8,7 @@ namespace usp {
 
 namespace {
 
-/// use(begin, count) for rows [begin, begin + count) of T, so many at once.
+/// use(begin, count) for rows [begin, begin + count) of T, this many at once.
 template <class Use>
 void each_chunk(int64_t T, int64_t at_once, const Use& use) {
   for (int64_t begin = 0; begin < T; begin += at_once) use(begin, std::min(at_once, T - begin));

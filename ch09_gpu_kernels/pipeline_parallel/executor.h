@@ -17,7 +17,7 @@ namespace usp {
 /// What one stage hands to the next: rows of the residual stream.
 struct Boundary {
   int64_t hidden_size;
-  int64_t row_shares;  ///< ranks beside this one that share out the rows
+  int64_t row_shares;  ///< ranks beside this one that shard the rows
   DType dtype;
 
   Shape shape(int64_t tokens) const { return {tokens / row_shares, hidden_size}; }
@@ -75,7 +75,7 @@ struct MeasuredWork {
   std::vector<double> all[4] = {};  ///< seconds of each action, by Work
   std::string times = {};           ///< what the ranks have agreed on, as pp_times has it
 
-  /// An action that took so many seconds; or two, in turns, of which this is the first.
+  /// An action that took this many seconds; or two, in turns, of which this is the first.
   void add(const Action& action, double took);
   double mean(Work work) const {
     const auto i = static_cast<int>(work);

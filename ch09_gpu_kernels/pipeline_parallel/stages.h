@@ -17,11 +17,11 @@ struct TrainConfig;
 
 /// Who holds which layers, and in which order they work.
 struct PipelineConfig {
-  int64_t pp_size = 1;  ///< ranks that share out the layers
+  int64_t pp_size = 1;  ///< ranks that split the layers
   std::string pp_schedule = "1f1b";
-  int64_t pp_chunks = 1;      ///< stages of each rank
+  int64_t pp_chunks = 1;      ///< model chunks of each rank
   int64_t pp_run_length = 0;  ///< of llama3: micro-batches in a row; 0: pp_size
-  std::string pp_layers;      ///< of each stage, such as "3,5,4"; empty: shared out evenly
+  std::string pp_layers;      ///< of each stage, such as "3,5,4"; empty: split evenly
   int64_t pp_in_flight = 0;   ///< of auto: micro-batches on a rank at most; 0: pp_size
   /// Of F, B, W and a message, for auto and pp_show; "measured": by the first steps of the run.
   std::string pp_times = "1,1,1,0";
@@ -44,7 +44,7 @@ struct PipelineConfig {
   WorkTimes times() const;  ///< pp_times; where they are yet to be measured, 1,1,1,0
   /// The schedule, laid out in time: as lines for a reader, or as JSON.
   std::string show(int64_t micro_batches) const;
-  /// The schedule of a step of so many micro-batches.
+  /// The schedule of a step of this many micro-batches.
   Schedule schedule(int64_t micro_batches) const;
   /// Whether there are two of every stage, each with gradients of its own to sum.
   bool mirrors(int64_t micro_batches) const {
@@ -57,7 +57,7 @@ struct PipelineConfig {
 
 // [stages]
 /// Of each stage, its blocks: the embedding in the first, the head in the last, and the layers
-/// shared out so that no stage has much more to compute than another.
+/// split so that no stage has much more to compute than another.
 std::vector<BlockRange> blocks_of_stages(const PipelineConfig& config, const ModelConfig& model,
                                          int64_t stages);
 // [stages]

@@ -179,7 +179,7 @@ class Classes {
     const std::vector<int> copies = mesh_.members("dp_cp", 0);
     put("shard of ZeRO lies along", span_label(some_of(copies, Z, 1), mesh_), 6);
     put("replicas of shards lie along", span_label(some_of(copies, mesh_.dp_cp(), Z), mesh_), 8);
-    put("ZeRO ranks that share out a copy", size_label(Z), 4);
+    put("ZeRO ranks that shard a copy", size_label(Z), 4);
   }
 
   void tensor() {

@@ -164,7 +164,7 @@ CompositionDraw::Words CompositionDraw::layout(const MeshSizes& mesh, bool has_e
   return words;
 }
 
-/// A layout of these axes for a model and a step of so many samples; nothing where a rule refuses
+/// A layout of these axes for a model and a step of this many samples; nothing where a rule refuses
 /// it.
 std::optional<Twin> CompositionDraw::composed(const MeshSizes& mesh, int64_t samples, Words model) {
   ++drawn_;

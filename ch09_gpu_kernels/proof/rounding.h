@@ -22,7 +22,7 @@ struct SeriesDistance {
 /// Of two runs with as many steps.
 SeriesDistance distance_of(const TrainedSeries& one, const TrainedSeries& other);
 
-/// A layout that is more than so many times as far from one process as its orders are from each
+/// A layout that is more than this many times as far from one process as its orders are from each
 /// other differs.
 inline constexpr double kMostOfRounding = 2;
 

@@ -263,11 +263,11 @@ Sends sends_of(const Operation& operation, int64_t numel, int64_t limit, int64_t
   const Group& group = *operation.group;
   const int64_t n = group.size(), element = bytes_of(operation.dtype);
   const OwnNode node(group, node_size);
-  // One message of so many elements to every other rank.
+  // One message of this many elements to every other rank.
   const auto to_each = [&](int64_t elements) {
     return Sends{n - 1, (n - 1) * elements * element, (n - node.size()) * elements * element};
   };
-  // To every other rank its slice, in so many pieces.
+  // To every other rank its slice, in this many pieces.
   const auto slices = [&](int64_t pieces) {
     const int64_t own = slice(numel, n, group.rank).count;
     const int64_t in_node = slice(numel, n, node.last).begin - slice(numel, n, node.first).begin;

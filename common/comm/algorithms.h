@@ -31,7 +31,7 @@ std::vector<Stage> all_reduce(const Group& group, const Elements& tensor, const 
 std::vector<Stage> reduce_scatter(const Group& group, const Elements& output, const Elements& input,
                                   const Elements& scratch, ReduceOp op, int64_t limit);
 /// Bytes of scratch for the other ranks' contributions to what `rank` of `ranks` sums, of a message
-/// of so many elements. At most `limit`, or two elements of each rank.
+/// of this many elements. At most `limit`, or two elements of each rank.
 int64_t reduction_scratch(int ranks, int rank, int64_t numel, DType dtype, int64_t limit);
 
 /// Every rank sends its input to every other one.

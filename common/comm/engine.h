@@ -29,7 +29,7 @@ enum class EngineKind : uint8_t {
 };
 
 /// Bytes of a rank's device in which the other ranks' contributions to a reduction wait to be
-/// added, on this rank of so many: none where they wait in memory of the host. Of ranks whose
+/// added, on this rank of this many: none where they wait in memory of the host. Of ranks whose
 /// slices differ, the first has the longest.
 int64_t device_scratch(EngineKind kind, int64_t ranks, int64_t rank, int64_t numel, DType dtype);
 
@@ -118,7 +118,7 @@ class Engine {
 /// The engine carries out a communicator's collectives one after the other. The same holds for the
 /// sends to each peer, and for the receives from it. Everything else may overtake. Two
 /// communicators whose ranks enqueue in crossing order therefore do not deadlock, nor does a
-/// pipeline whose neighbours send to each other at the same time.
+/// pipeline whose neighbors send to each other at the same time.
 ///
 /// Every message carries a header that says which operation it belongs to. Ranks that disagree
 /// find out from the first message, on both sides.

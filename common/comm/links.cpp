@@ -14,7 +14,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Nanoseconds = std::chrono::duration<double, std::nano>;
 
-/// Median seconds of sending a message of so many elements there and back, halved.
+/// Median seconds of sending a message of this many elements there and back, halved.
 double one_way_seconds(const Communicator& world, int peer, int64_t count, int rounds) {
   const HostScope on_host;
   const Tensor tensor = Tensor::zeros({count}, DType::f32);

@@ -47,7 +47,7 @@ class EmulatedLinks {
     Clock::time_point sent;     ///< the last byte has left
     Clock::time_point arrives;  ///< and has come
   };
-  /// When a message of so many bytes, handed to the link at `time`, leaves and arrives. Both are
+  /// When a message of this many bytes, handed to the link at `time`, leaves and arrives. Both are
   /// the epoch where the link is not emulated.
   Times transmit(int to, int64_t bytes, Clock::time_point time);
 
@@ -66,7 +66,7 @@ void parse_link(const std::string& text, Links& links);
 /// leaves a link emulated.
 std::chrono::nanoseconds measure_wake_up(const Communicator& world);
 
-/// What messages between neighbouring ranks take here, all pairs at once: the largest latency and
+/// What messages between neighboring ranks take here, all pairs at once: the largest latency and
 /// the smallest bandwidth of any. Collective; takes some ten milliseconds.
 Link measure_host_link(const Communicator& world);
 

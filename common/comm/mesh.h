@@ -19,8 +19,8 @@ inline constexpr std::array<std::string_view, 4> kMeshAxes = {"dp", "pp", "cp", 
 /// Where a rank lies on each axis, by MeshAxis.
 using MeshCoordinates = std::array<int64_t, 4>;
 
-/// The axes from the slowest to the fastest. Neighbouring ranks of the world, which a node has, are
-/// neighbours along the fastest one: it belongs to the kind of parallelism that communicates most.
+/// The axes from the slowest to the fastest. Neighboring ranks of the world, which a node has, are
+/// neighbors along the fastest one: it belongs to the kind of parallelism that communicates most.
 class MeshOrder {
  public:
   MeshOrder() = default;  ///< pp,dp,cp,tp
@@ -41,7 +41,7 @@ struct MeshPlace {
   int64_t dp_cp = 0, edp = 0;  ///< among those that hold the same dense weights, the same experts
 };
 
-/// How many ranks each kind of parallelism uses, and which of them are neighbours. The product of
+/// How many ranks each kind of parallelism uses, and which of them are neighbors. The product of
 /// dp, pp, cp and tp is the size of the world.
 struct MeshSizes {
   int64_t dp = 1;  ///< data
@@ -79,7 +79,7 @@ struct MeshSizes {
   int64_t ranks_of_a_copy() const { return std::max<int64_t>(1, pp * cp * tp); }
 };
 
-/// Throws UsageError, with sizes that do, where they do not fill a world of so many ranks.
+/// Throws UsageError, with sizes that do, where they do not fill a world of this many ranks.
 void check_mesh(const MeshSizes& sizes, int64_t world);
 
 /// As "dp 8 x tp 8": all that are above 1; "dp 1" where none is.
@@ -100,7 +100,7 @@ class Mesh {
   const Communicator& tp_kv() const { return tp_kv_; }  ///< ranks of tp that hold the same kv heads
   /// Ranks that hold the same dense weights. Where cp is 1 this is dp, and the ledger calls it dp.
   const Communicator& dp_cp() const { return sizes_.cp == 1 ? dp_ : dp_cp_; }
-  const Communicator& ep() const { return ep_; }        ///< ranks that share out the experts
+  const Communicator& ep() const { return ep_; }        ///< ranks that shard the experts
   const Communicator& edp() const { return edp_; }      ///< ranks that hold the same experts
   const Communicator& stage() const { return stage_; }  ///< ranks that work on the same layers
 

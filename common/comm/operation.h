@@ -36,7 +36,7 @@ struct Group {
   std::weak_ptr<Tensor> scratch;
 
   int size() const { return static_cast<int>(members.size()); }
-  /// The node of a rank of the group, where so many ranks of the world make one; 0: all of them.
+  /// The node of a rank of the group, where this many ranks of the world make one; 0: all of them.
   int64_t node_of(int rank, int64_t node_size) const {
     return node_size == 0 ? 0 : members[rank] / node_size;
   }

@@ -88,7 +88,7 @@ typedef uint32_t Pair __attribute__((aligned(2), may_alias));
 inline Pair pair_of(bf16 first, bf16 second) { return first.bits | uint32_t{second.bits} << 16; }
 
 /// The same for multiply_tile() of bf16: rows 2k and 2k + 1 of x are zipped. In whole vectors where
-/// the elements of a row, or those of a pair, are neighbours.
+/// the elements of a row, or those of a pair, are neighbors.
 inline void pack_panels(bf16* to, const bf16* x, int64_t row_stride, int64_t column_stride,
                         int64_t rows, int64_t columns, int64_t padded_rows) {
   constexpr int64_t kColumns = kTileColumns<bf16>;

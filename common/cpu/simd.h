@@ -22,7 +22,7 @@
 
 /// Loops over the elements of a row. A loop's body is written once, for an index that is either one
 /// element or, where the CPU has AVX2 or AVX-512, the Lanes of a register; on other CPUs the
-/// compiler vectorises it. All give the same bits: every operation is in IEEE arithmetic, and sums
+/// compiler vectorizes it. All give the same bits: every operation is in IEEE arithmetic, and sums
 /// have the same order.
 namespace usp::cpu {
 
@@ -56,7 +56,7 @@ template <class T>
 accumulate_t<T> load(const T* x, int64_t i) {
   return load(x[i]);
 }
-/// element = value, rounded. A function, because GCC does not vectorise a loop that holds the
+/// element = value, rounded. A function, because GCC does not vectorize a loop that holds the
 /// conversion's temporary object itself.
 template <class T>
 void store(T& element, accumulate_t<T> value) {
@@ -89,7 +89,7 @@ struct Window {
 inline double hide_unseen(double score, const int32_t* keys, int64_t i, Window window) {
   return window.from <= keys[i] && keys[i] <= window.to ? score : -kInfinity<double>;
 }
-/// In integers: of a condition GCC may make a branch, and then does not vectorise the loop.
+/// In integers: of a condition GCC may make a branch, and then does not vectorize the loop.
 inline float hide_unseen(float score, const int32_t* keys, int64_t i, Window window) {
   const uint32_t unseen = uint32_t{keys[i] < window.from} | uint32_t{keys[i] > window.to};
   const uint32_t seen = unseen - 1;  // all bits or none
@@ -130,7 +130,7 @@ inline F polynomial(F r, float c0, Coefficients... higher) {
 }
 
 /// e^x of x <= 0, which is all that softmax and sigmoid ask for; without branches or calls, so that
-/// loops over it vectorise. To 3 ulp or, where T = bf16 rounds what comes of it, to 5e-6. NaN stays
+/// loops over it vectorize. To 3 ulp or, where T = bf16 rounds what comes of it, to 5e-6. NaN stays
 /// NaN, results below 8e-39 are 0. F is float or Floats.
 template <class T, class F>
 inline F exp(F x) {

@@ -66,7 +66,7 @@ __device__ inline bool sees_none(const Window& window, int64_t key) {
 }
 
 /// to [count, stride] = `count` rows of head (b, n) of x from `first` on; zeros from row `end` on.
-/// A warp a row, neighbouring lanes on neighbouring channels.
+/// A warp a row, neighboring lanes on neighboring channels.
 template <class T>
 __device__ void load_rows(accumulate_t<T>* to, int count, const Heads<const T>& x, int64_t b,
                           int64_t n, int64_t first, int64_t end, int D) {

@@ -4,7 +4,7 @@
 #include "cuda/launch.h"
 
 /// Kernels that look at each element alone. They are as fast as the memory is: what counts is that
-/// neighbouring threads touch neighbouring addresses, and how many bytes there are to move.
+/// neighboring threads touch neighboring addresses, and how many bytes there are to move.
 namespace usp::cuda {
 
 namespace {

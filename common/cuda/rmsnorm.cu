@@ -69,7 +69,7 @@ __global__ void backward_input_kernel(T* dx, const T* dy, const T* x, const T* w
   }
 }
 
-/// Adds up blocks of kRowsPerSum rows. A thread has a column, so that a warp reads 32 neighbours of
+/// Adds up blocks of kRowsPerSum rows. A thread has a column, so that a warp reads 32 neighbors of
 /// each row: 2 sizeof(T) bytes an element, and a 64th of sizeof(A) written in sums, which are read
 /// once more. Blocks of the grid are numbered by columns first.
 template <class T>

@@ -13,7 +13,7 @@ constexpr int kRowsPerBlock = kThreads / kWarp;
 
 /// Reads the keys that the query sees twice, the second time from a cache for rows of a few
 /// thousand, and writes the whole row, zeros where it sees nothing: up to 2 sizeof(T) bytes an
-/// element. Neighbouring lanes have neighbouring keys.
+/// element. Neighboring lanes have neighboring keys.
 template <class T>
 __global__ void forward_kernel(T* probs, accumulate_t<T>* lse, const T* scores,
                                accumulate_t<T> scale, Positions queries, Positions keys,

@@ -31,7 +31,7 @@ struct HfLatentAttention {
   int64_t q_lora_rank = 0;   ///< 0: queries are made of x
   int64_t kv_lora_rank = 0;  ///< 0: the attention is another one
   int64_t qk_nope_head_dim = 0, qk_rope_head_dim = 0, v_head_dim = 0;
-  /// RoPE turns neighbouring channels 2c and 2c + 1 as pairs, not c and c + qk_rope_head_dim / 2.
+  /// RoPE turns neighboring channels 2c and 2c + 1 as pairs, not c and c + qk_rope_head_dim / 2.
   bool rope_interleave = false;
   double rms_norm_eps = 0;  ///< of the norms of latents
 

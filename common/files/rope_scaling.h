@@ -48,7 +48,7 @@ struct RopeScaling {
 
  private:
   double blended(double frequency) const;  ///< of llama3
-  /// The number of the pair, and parts of one, whose wave fits so many times into the original
+  /// The number of the pair, and parts of one, whose wave fits this many times into the original
   /// context.
   double pair_of(double times, double theta, int64_t rotary_dim) const;
 };

@@ -41,7 +41,7 @@ struct Suspect {
   std::vector<Values> values;  ///< by rank
 };
 
-/// Runs body() on so many ranks, which are threads; it returns what the judge is to look at. An
+/// Runs body() on this many ranks, which are threads; it returns what the judge is to look at. An
 /// exception of the answer becomes NotYet, except Unsolved.
 Outcome run_ranks(int ranks, const std::function<Values(const Communicator& world)>& body);
 /// The same without ranks.
@@ -59,7 +59,7 @@ struct TrafficMistake {
   std::string words;
   std::vector<int64_t> bytes;  ///< by rank
 };
-/// Throws NotYet unless each rank has sent so many bytes of tensors. The words are those of the
+/// Throws NotYet unless each rank has sent this many bytes of tensors. The words are those of the
 /// first entry of `mistakes` that agrees, or say "too many" or "too few".
 void expect_traffic(const std::string& setting, const Outcome& got,
                     const std::vector<int64_t>& wanted,

@@ -50,7 +50,7 @@ void CommConfig::bind(Args& args) {
   args.bind("comm", comm, {"mpi", "nccl"}, "what carries tensors of GPUs: mpi goes by the host")
       .may_differ_on_resume();
   args.bind("world_size", world_size,
-            "ranks that --estimate and plans speak of, without starting them; 0: those that run")
+            "ranks of a dry run or a plan, none of which is started; 0: those that run")
       .may_differ_on_resume();
   args.bind("node_size", node_size, "ranks in a node of the emulated machine; 0: all of them")
       .may_differ_on_resume();

@@ -51,7 +51,7 @@ struct Simulation {
 
   int64_t saved_bytes() const;  ///< of all that is saved
 };
-/// What the current runtime counted in so many steps, which it recorded.
+/// What the current runtime counted in this many steps, which it recorded.
 Simulation make_simulation(int64_t steps);
 
 /// The same of a trainer on meta, which takes two steps: the first has no optimizer states yet.

@@ -115,7 +115,7 @@ void check_matmul(DType dtype, const std::vector<MatmulShape>& shapes) {
     const int64_t at = missing - got.begin(), column = at % n;
     check(at / n, {&column, 1});
   }
-  // In each direction so many, evenly spread: some in whatever part a thread has.
+  // In each direction this many, evenly spread: some in whatever part a thread has.
   constexpr int64_t kSample = 64;
   std::vector<int64_t> columns;
   for (int64_t i = 0; i < kSample; ++i) columns.push_back(i * n / kSample);

@@ -44,7 +44,7 @@ double needed_bytes(const RunConfig& config, const Predict& predict) {
   return std::max(double(predict().needed()), table);
 }
 
-/// Finds flags that fit into so many bytes a rank, the least change first. It tries them on the
+/// Finds flags that fit into this many bytes a rank, the least change first. It tries them on the
 /// run's own configuration and puts that back.
 class Remedy {
  public:

@@ -14,7 +14,7 @@ std::string duration(double seconds);
 /// then.
 class Progress {
  public:
-  /// A run of so many steps, of which the first `done` were finished before.
+  /// A run of this many steps, of which the first `done` were finished before.
   explicit Progress(int64_t steps, int64_t done = 0);
   Progress(int64_t steps, int64_t done, bool terminal);  ///< whether its line is rewritten in place
   ~Progress();

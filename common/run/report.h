@@ -60,7 +60,7 @@ struct RunSummary {
   StepTimes step_ms;
   std::vector<int64_t> skipped;  ///< steps whose update was left out
   std::optional<double> val_loss;
-  int64_t skipped_in_a_row = 0;  ///< the last so many
+  int64_t skipped_in_a_row = 0;  ///< the last updates
   bool diverged = false;         ///< they were enough to end the run
 };
 

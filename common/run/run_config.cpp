@@ -46,7 +46,7 @@ void RunConfig::bind_training(Args& args) {
   args.bind("grad_acc_steps", grad_acc_steps, "micro-batches per optimizer step")
       .may_differ_on_resume();
   args.bind("max_skipped_steps", max_skipped_steps,
-            "end the run after so many skipped updates in a row; 0: never")
+            "end the run after this many skipped updates in a row; 0: never")
       .may_differ_on_resume();
   args.bind("seed", seed, "of weights, data order and sampling");
   args.bind("dtype", dtype, {"f32", "bf16", "f64"}, "of weights and activations");
@@ -82,7 +82,7 @@ void RunConfig::bind_output(Args& args) {
   args.bind("overwrite", overwrite, "replace the run that run_dir holds").may_differ_on_resume();
   args.bind("trace_steps", trace_steps, "steps to record in trace.json; 0: none")
       .may_differ_on_resume();
-  args.bind("estimate", estimate, "say what a step would need, without data, and stop")
+  args.bind("estimate", estimate, "dry run: say what a step would need, without data, and end")
       .may_differ_on_resume();
   args.bind("estimate_file", estimate_file, "JSON file for what --estimate finds")
       .may_differ_on_resume();

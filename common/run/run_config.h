@@ -47,7 +47,7 @@ struct RunConfig {
   int64_t micro_batch_size = 8;  ///< samples per forward
   int64_t grad_acc_steps = 1;    ///< micro-batches per optimizer step
   int64_t seed = 1;
-  int64_t max_skipped_steps = 10;  ///< so many updates left out in a row end the run; 0: none do
+  int64_t max_skipped_steps = 10;  ///< this many updates left out in a row end the run; 0: none do
   std::string dtype = "f32";
   std::string device = "auto";
   bool allow_oversize = false;  ///< start a run that needs more memory than there is

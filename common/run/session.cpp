@@ -40,7 +40,7 @@ std::vector<MatmulShape> matmul_shapes(const RunConfig& config) {
 constexpr int64_t kStepsToLearn = 50;
 
 /// What the sample continues: --prompt_ids, the prompt's bytes, or the first token of a
-/// pre-tokenised file.
+/// pre-tokenized file.
 std::vector<int32_t> encode_prompt(const RunConfig& config, const TokenFile& file) {
   if (!config.sample.prompt_ids.empty()) {
     return parse_token_ids("prompt_ids", config.sample.prompt_ids, config.model.vocab_size);

@@ -140,7 +140,7 @@ class Backend {
                                              std::span<const int64_t> counts);
   virtual void grouped_linear_backward_weight(Tensor dweights, const Tensor& dy, const Tensor& x,
                                               std::span<const int64_t> counts, bool accumulate);
-  /// Of a product of so many rows. Above 1 where each shape has to be prepared: how many rows an
+  /// Of a product of this many rows. Above 1 where each shape has to be prepared: how many rows an
   /// expert has depends on what tokens chose, so hardly a shape would come again.
   virtual int64_t unit_of_rows(int64_t /*rows*/) const { return 1; }
 

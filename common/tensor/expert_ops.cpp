@@ -27,7 +27,7 @@ void check_choices(const Tensor& tensor, int64_t tokens, std::string_view what) 
   check_operand(tensor, {tokens, tensor.size(1)}, DType::i32, what);
 }
 
-/// `tensor` has a row for each of the runs, into which so many tokens are cut.
+/// `tensor` has a row for each of the runs, into which this many tokens are cut.
 void check_runs(const Tensor& tensor, int64_t tokens, std::string_view what) {
   USP_CHECK(tensor.defined() && tensor.rank() == 2, "{} has shape {}, expected [runs, experts]",
             what, tensor.shape().to_string());

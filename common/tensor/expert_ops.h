@@ -31,7 +31,7 @@ void router_scores_backward(Tensor dlogits, const Tensor& dscores, const Tensor&
                             RouterScore kind);
 
 /// choices [T, k] i32 = for each token the k experts of the highest scores + bias [E] (undefined:
-/// 0), the highest first; of equals the lower number. With `groups` > 1, experts lie in so many
+/// 0), the highest first; of equals the lower number. With `groups` > 1, experts lie in this many
 /// groups of E / groups in a row, and a token chooses within its `allowed` best ones: those of the
 /// highest sum over their best ceil(k / allowed) experts; of equals the lower number.
 /// DeepSeek-AI (2024), section 2.1.2: a group is a node. bias is in the scores' dtype; NaN counts

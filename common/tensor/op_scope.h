@@ -26,11 +26,11 @@ class OpScope {
       : OpScope(std::array<const Tensor*, sizeof...(Operands)>{&tensor_of(operands)...}, name,
                 flops, (int64_t{0} + ... + bytes_of_operand(operands))) {}
   /// Of an op without floating-point operations that are counted, on a list of operands, which
-  /// move so many bytes.
+  /// move this many bytes.
   OpScope(std::string_view name, int64_t bytes, const std::vector<const Tensor*>& operands)
       : OpScope(operands, name, 0, bytes) {}
 
-  /// So many of the op's floating-point operations repeat what forward had done.
+  /// This many of the op's floating-point operations repeat what forward had done.
   void repeats(int64_t flops) { runtime_.add_flops(0, flops); }
 
   /// The kernels of the device where the operands lie.

@@ -22,7 +22,7 @@ class SideCopies {
   /// A point in a queue. Any thread of the rank may ask for it.
   class Event {
    public:
-    /// What it is behind: so many bytes, between two of the device's marks; -1 while there are
+    /// What it is behind: this many bytes, between two of the device's marks; -1 while there are
     /// none.
     int64_t bytes = 0, begin_mark = -1, end_mark = -1;
 

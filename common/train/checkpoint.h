@@ -73,7 +73,7 @@ std::string checkpoint_record(const std::string& directory);
 ///
 /// `state-00000-of-00004.safetensors`, or `state.safetensors` where one rank writes all, holds four
 /// tensors for each parameter: under its own name the weight; NAME/master where the optimizer
-/// updates a wider copy; and NAME/ with the names of the optimizer's states. For a buffer, which
+/// updates a master weight; and NAME/ with the names of the optimizer's states. For a buffer, which
 /// stands among the parameters, it holds one. A rank's part of a
 /// parameter that is not its whole local tensor has one axis. The metadata entry `parameters` is a
 /// JSON object that says for each name the global shape, the rank's slices of it ([axis, offset,
@@ -105,7 +105,7 @@ class Checkpoints {
   int64_t resume(const TrainState& state, int64_t steps);
   /// How many steps were finished before this run resumed; 0 if it did not.
   int64_t resumed_at() const { return resumed_at_; }
-  /// Writes a checkpoint where one is due after so many steps; removes the oldest beyond
+  /// Writes a checkpoint where one is due after this many steps; removes the oldest beyond
   /// keep_checkpoints.
   void after_step(int64_t finished_steps, const TrainState& state);
   /// Writes one after the last step, however the run comes to its end.

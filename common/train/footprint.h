@@ -13,7 +13,7 @@ struct PassShape {
   int64_t num_samples;  ///< B
   int64_t seq_len;      ///< S
   DType dtype;
-  int64_t row_shares = 1;  ///< ranks that share out the rows of the residual stream
+  int64_t row_shares = 1;  ///< ranks that shard the rows of the residual stream
 
   /// Of the T rows of the residual stream, those that lie here.
   int64_t rows() const { return tokens() / row_shares; }

@@ -12,7 +12,7 @@ namespace usp {
 ///
 /// A head's query and key have qk_nope_head_dim channels without a position, and behind these
 /// qk_rope_head_dim rotated ones, which in keys are the same for all heads. RoPE pairs channels c
-/// and c + qk_rope_head_dim / 2. Hugging Face's DeepseekV3 pairs neighbours (rope_interleave):
+/// and c + qk_rope_head_dim / 2. Hugging Face's DeepseekV3 pairs neighbors (rope_interleave):
 /// of the rows that q_b_proj and kv_a_proj_with_mqa have for rotated channels, import and export
 /// move its 2c and 2c + 1 to c and c + qk_rope_head_dim / 2, and back.
 struct MlaShape {

@@ -52,7 +52,7 @@ struct ModelConfig {
   int64_t attention_weights() const;
   /// Weights of a layer that multiply activations; of experts all, or those that one token meets.
   int64_t layer_weights(int64_t layer, bool active) const;
-  /// Numbers of a token that one layer's attention reads where its heads are shared out.
+  /// Numbers of a token that one layer's attention reads where its heads are sharded.
   int64_t attention_inputs() const;
   /// Weights of one layer's attention that are not any head's: those that make latents.
   int64_t latent_weights() const;

@@ -17,7 +17,7 @@ struct Slice {
 };
 
 /// What this rank updates of a parameter: elements [begin, end) of its flattened local part. That
-/// is all of it, unless the ranks that hold the same part share out the work.
+/// is all of it, unless the ranks that hold the same part split the work.
 struct Shard {
   int64_t begin = 0;
   int64_t end = 0;
@@ -31,8 +31,8 @@ struct Shard {
 /// A weight: what it is called, which part of it lives here, and the tensors that train it.
 /// Initialisation, gradient sums, the optimizer, checkpoints and export read this and nothing else.
 ///
-/// Layers read `value` and write `grad`; the optimizer reads and writes `shard`. Where ranks share
-/// out a weight, value and grad are undefined while no layer needs them.
+/// Layers read `value` and write `grad`; the optimizer reads and writes `shard`. Where ranks shard
+/// a weight, value and grad are undefined while no layer needs them.
 struct Parameter {
   std::string name;           ///< Hugging Face name, such as "model.norm.weight"
   Shape global_shape;         ///< of the whole weight, over all ranks

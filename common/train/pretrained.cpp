@@ -101,7 +101,7 @@ std::map<std::string, Shape> expected_weights(const HfConfig& config) {
 }
 
 /// Throws unless the elements are what weights are: whole numbers and truth values belong to
-/// packed, quantised or unrelated tensors, whatever their names.
+/// packed, quantized or unrelated tensors, whatever their names.
 void check_is_weight(const StoredTensor& tensor) {
   for (ElementType type :
        {ElementType::F64, ElementType::F32, ElementType::F16, ElementType::BF16}) {
@@ -161,7 +161,7 @@ bool representable(double value, DType dtype) {
 
 /// In which row of a directory's weight a row of ours lies. Rotated channels come last, in a head
 /// of q_proj or q_b_proj and behind the latent in kv_a_proj_with_mqa; there pairs may be
-/// neighbours.
+/// neighbors.
 struct StoredRows {
   int64_t period = 1;   ///< rows of a head, or of all
   int64_t rotated = 0;  ///< of these, those that lie elsewhere; the last

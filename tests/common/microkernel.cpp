@@ -7,7 +7,7 @@
 namespace usp::test {
 namespace {
 
-/// Elements of T, the value of each of which is far from its neighbours'.
+/// Elements of T, the value of each of which is far from its neighbors'.
 template <class T>
 std::vector<T> random_elements(Random& random, int64_t count) {
   std::vector<T> elements;

@@ -4,7 +4,7 @@
 #include "expert_case.h"
 
 /// Every loop of ours gives the same bits whatever the number of threads; so does all of f64. The
-/// sizes are odd, and large enough for the work to be shared out.
+/// sizes are odd, and large enough for the work to be split.
 namespace usp::test {
 namespace {
 

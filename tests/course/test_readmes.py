@@ -86,7 +86,20 @@ def is_in(word, text):
     return re.search(rf"(?<![\w-]){re.escape(stem)}(?:e?s)?(?![\w-])", text) is not None
 
 
+def comments(code):
+    """The comments of a source in C++, each joined over its lines, and between them nothing of the code."""
+    found = re.findall(r"""'(?:[^'\\\n]|\\.)'|"(?:[^"\\\n]|\\.)*"|(//+<?[^\n]*(?:\n\s*//+<?[^\n]*)*)""", code)
+    return [re.sub(r"\s*//+<? ?", " ", comment).strip() for comment in found if comment]
+
+
+def help_texts(code):
+    """What --help says of each flag: of the programs' flags, in C++, and of the launcher's."""
+    bound = re.findall(r'\bbind\(((?:"[^"]*"|[^";])*)', code) + re.findall(r'\bhelp=\(?((?:\s*"[^"]*")+)', code)
+    return ["".join(re.findall(r'"([^"]*)"', flag)) for flag in bound]
+
+
 class Glossary(unittest.TestCase):
+    maxDiff = None
     TERMS = ("rank", "world", "mesh", "segment", "block", "model chunk", "micro-batch", "Pass",
              "Saved", "BlockSaved", "window", "round", "shard", "unit", "unshard", "reshard",
              "prefetch", "tensor parallelism", "column-parallel", "row-parallel", "region",
@@ -126,6 +139,33 @@ class Glossary(unittest.TestCase):
         self.assertGreater(len(found), 15)
         self.assertEqual([flag for flag, first in found
                           if first and not re.search(rf"`--{flag}[` ]", text)], [])
+
+    # {what we have called it: the field's word}
+    FIELD = {r"\bshar(?:e|es|ed|ing)(?: them| it| those)?[ -]out\b": "shard, or split what is no tensor",
+             r"\bsteps? on shapes\b|\bon shapes alone\b": "dry run", r"\bwider cop(?:y|ies)\b": "master weight",
+             r"\ball-reductions?\b": "all-reduce", r"\bin a token's way\b": "active parameters",
+             r"\bstands? in the way\b": "critical path", r"\bneighbour|\bbehaviour": "American spelling"}
+
+    def test_comments_help_texts_and_pages_use_the_words_of_the_field(self):
+        sources = [path for pattern in ("*.h", "*.cpp", "*.cu", "*.py") for folder in (
+            "common", "ch[0-9][0-9]_*", "tests", "tools") for path in sorted(ROOT.glob(f"{folder}/**/{pattern}"))]
+        self.assertGreater(len(sources), 1000)
+        ours, found = re.compile("|".join(self.FIELD)), []
+        for path in [*sources, *PAGES]:
+            text = path.read_text(encoding="utf-8")
+            if not ours.search(" ".join(re.sub(r"\n\s*//+<?", " ", text).split())):
+                continue  # most of them
+            texts = {".md": lambda text: [" ".join(re.sub(r"^(```+|~~~+).*?^\1", "", text, flags=re.S | re.M).split())],
+                     ".py": help_texts}.get(path.suffix, lambda text: comments(text) + help_texts(text))(text)
+            found += [f"{path.relative_to(ROOT)}: '{word[0]}', in the field's words: {fields}" for part in texts
+                      for ours_here, fields in self.FIELD.items() if (word := re.search(ours_here, part))]
+        self.assertEqual(found, [])
+
+    def test_comments_and_help_texts_of_a_source(self):
+        self.assertEqual(comments("/// One\n/// two.\nint x = '\"';  // three\nf(\"// no\");  ///< four\n"),
+                         ["One two.", "three", "four"])
+        self.assertEqual(help_texts('args.bind("flag", flag, {"a", "b"},\n  "what " "it is");\nadd("-x", help="x");'),
+                         ["flagabwhat it is", "x"])
 
     def test_words_that_a_page_introduces(self):
         text = ("*One Term* and\n*stressed*, **bold**, `*x*`, *said to be a long piece of text*.\n"

@@ -61,7 +61,7 @@ void on_gpus(int64_t ranks, const char* technique,
   }
 }
 
-/// A state shared out in one way or another, over 12 samples a step.
+/// A state sharded in one way or another, over 12 samples a step.
 TrainConfig zero_training(int64_t ranks, const ZeroCase& c) {
   TrainConfig config = zero_config(c, static_cast<int>(ranks));
   config.micro_batch_size = 12 / (ranks * c.grad_acc_steps);

@@ -182,7 +182,7 @@ class Examples(unittest.TestCase):
         shape = ("--num_layers", "2", "--seq_len", "32", "--sample_tokens", "12")
         mla = ("--attention_kind", "mla", "--kv_lora_rank", "40", "--qk_rope_head_dim", "6")
         for flags, cached in (((), 384), (("--num_kv_heads", "2"), 128), (mla, 46)):
-            for counted, more in (("cache on shapes", ()),
+            for counted, more in (("cache in a dry run", ()),
                                   ("cache while sampling", ("--while_sampling",))):
                 found = numbers(*shape, *flags, *more)
                 self.assertEqual(found["cache by formula"], 2 * 32 * cached * 4)
@@ -191,7 +191,7 @@ class Examples(unittest.TestCase):
         for ranks, flags, cached in (("--tp_size", (), 192), ("--tp_size", mla, 46),
                                      ("--cp_size", (), 192), ("--cp_size", mla, 23)):
             found = numbers(*shape, *flags, ranks, "2")
-            for counted in ("cache by formula", "cache on shapes"):
+            for counted in ("cache by formula", "cache in a dry run"):
                 self.assertEqual(found[counted], 2 * 32 * cached * 4, (ranks, flags))
         # Of queries, latents and output; to the latents and back, or from them; of 122 pairs.
         found = numbers(*shape, *mla, "--new_tokens", "4")

@@ -26,7 +26,7 @@ struct Part {
   bool counted = true;
 };
 
-/// How so many ranks share out every parameter.
+/// How so many ranks shard every parameter.
 struct Layout {
   std::string name;
   int ranks;

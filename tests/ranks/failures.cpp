@@ -202,7 +202,7 @@ TEST_CASE("two communicators enqueued in crossing order do not deadlock") {
 }
 
 /// Activations go down a pipeline and gradients up it, in the order of the 1F1B schedule: in its
-/// steady state neighbours send to each other at the same time.
+/// steady state neighbors send to each other at the same time.
 void one_forward_one_backward(const Communicator& world, int64_t micro_batches, int64_t count) {
   const int stage = world.rank(), stages = world.size();
   const bool first = stage == 0, last = stage == stages - 1;

@@ -28,7 +28,7 @@ TEST_CASE("a mesh of 2 x 2 x 2 x 2: tp fastest, then cp, dp, pp") {
     USP_CHECK(members(mesh.pp(), me) == pair(8), "pp");
     const double base = me & ~6;
     USP_CHECK(members(mesh.dp_cp(), me) == Values({base, base + 2, base + 4, base + 6}), "dp_cp");
-    // Experts are shared out among neighbours of the dp x cp plane; the others hold copies.
+    // Experts are sharded among neighbors of the dp x cp plane; the others hold copies.
     USP_CHECK(members(mesh.ep(), me) == pair(2), "ep");
     USP_CHECK(members(mesh.edp(), me) == pair(4), "edp");
   });

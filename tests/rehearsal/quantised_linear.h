@@ -13,13 +13,13 @@ enum class Quantisation {
   uncached  ///< a weight whenever a matmul reads it
 };
 
-/// All three matmuls of a linear layer read quantised operands.
+/// All three matmuls of a linear layer read quantized operands.
 class QuantisedLinear : public Linear {
  public:
   QuantisedLinear(std::vector<Parameter*> weights, bool cached)
       : Linear(std::move(weights)), cached_(cached) {}
 
-  /// How often the weight was quantised.
+  /// How often the weight was quantized.
   int64_t quantisations() const { return quantisations_; }
 
  protected:

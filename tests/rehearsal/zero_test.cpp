@@ -16,7 +16,7 @@ int64_t most_alive(std::string_view name) {
   return most;
 }
 
-/// Each stage that shares something out. `units`: that are unsharded, and whose gradients there
+/// Each stage that shards something. `units`: that are unsharded, and whose gradients there
 /// are, at once.
 void check_stages(Setting setting, const MeshSizes& sizes, const State& expected,
                   const std::string& what, int64_t units) {

@@ -147,7 +147,7 @@ std::optional<Drawn> accepted(const Drawn& drawn, Random& random) {
 
 #if __has_include("data_parallel/strategy.h")
 
-/// One step on shapes, as every rank of the run in turn. Throws where one cannot.
+/// A dry run of one step, as every rank of the run in turn. Throws where one cannot.
 void build_everywhere(const TrainConfig& config) {
   const auto ranks = static_cast<int>(config.mesh().ranks());
   for (int rank = 0; rank < ranks; ++rank) {

@@ -61,7 +61,7 @@ def active_width(config):
 
 
 def flops_per_token(config):
-    """Model FLOPs of forward and backward: 6 * matmul parameters in a token's way (no lookup table)
+    """Model FLOPs of forward and backward: 6 * active matmul parameters (no lookup table)
     + 12 L h s."""
     hidden, layers = config["hidden_size"], config["num_layers"]
     kv_width = hidden // config["num_heads"] * config["num_kv_heads"]

@@ -54,7 +54,7 @@ double time_mpi_all_reduce(int64_t bytes, int rounds) {
   return median(times);
 }
 
-/// What a message of so many bytes takes one way, by its way there and back between ranks 0 and 1.
+/// How long a message of this many bytes takes: half of its time there and back, ranks 0 and 1.
 double one_way_us(const Communicator& world, int64_t bytes, int rounds) {
   const Tensor x = Tensor::zeros({bytes / 4}, DType::f32);
   const int peer = 1 - world.rank();
@@ -178,7 +178,7 @@ int run(int argc, char** argv) {
   Args args("Times collectives.");
   args.bind("links", links, "instead: how true emulated links are to their figures");
   args.bind("parts", parts, "instead: a large reduce-scatter and all-gather beside an all-reduce");
-  args.bind("node_size", node_size, "instead: large collectives on nodes of so many ranks");
+  args.bind("node_size", node_size, "instead: large collectives on nodes of this many ranks");
   args.bind("node_link", node_link, "of ranks of a node: microseconds, GB/s");
   args.bind("net_link", net_link, "of ranks of two nodes");
   args.bind("small", small, "bytes of the small all-reduce");

@@ -239,7 +239,7 @@ void check_exchange(const Exchange& exchange, const Mode& mode, const char* dtyp
   }
 }
 
-/// {"embedding": elements} of the units that ZeRO shares out, and of the parameters in them.
+/// {"embedding": elements} of the units that ZeRO shards, and of the parameters in them.
 Named unit_elements(TrainConfig config, bool tied) {
   config.model.tie_word_embeddings = tied;
   const Runtime::Use use(meta_runtime());

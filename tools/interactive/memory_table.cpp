@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kStages = std::size(kKept);
 
-/// A model whose parameters are so many that no padding is needed, shared out by two ranks.
+/// A model whose parameters are so many that no padding is needed, sharded by two ranks.
 TrainConfig two_ranks(const char* dtype, const char* accumulation, int64_t stage) {
   TrainConfig config = config_of({2, 2, 8, 2, 2, 4, 8, 8, 1}, dtype);
   config.grad_accumulation = accumulation;
@@ -29,8 +29,8 @@ int64_t an_element(int64_t bytes, int64_t elements) {
   return bytes / elements;
 }
 
-/// Bytes a parameter of weights, gradients and optimizer states, of gradients that are not shared
-/// out in any case, and of those that travel.
+/// Bytes a parameter of weights, gradients and optimizer states, of gradients that are not sharded
+/// in any case, and of those that travel.
 Json states_of(const char* dtype, const char* accumulation, int64_t stage) {
   const TrainConfig config = two_ranks(dtype, accumulation, stage);
   const StateBytes states = predict(config).states;

@@ -18,7 +18,7 @@ def scale(trace, ranks):
     """The Trace of a data-parallel run as if so many ranks had run it, the recorded ones in turn.
 
     Every rank does what a recorded one did, so the global batch grows with the ranks. Messages keep
-    their size: what is gathered or reduced is all of something, however many ranks share it out.
+    their size: what is gathered or reduced is all of something, however many ranks shard it.
     BookError (2) if the run is not data-parallel alone.
     """
     _check_scalable(trace, ranks)

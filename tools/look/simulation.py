@@ -10,7 +10,7 @@ operation, computed, waited for one, and so on. That program is simulated for al
   same rank on the same communicator has left; it is there whether or not the receiver has asked.
 - A rank's outgoing link, one inside the node and one beyond it, serves one operation at a time, in
   the order in which they become ready.
-- n ranks in a ring, B bytes, latency L and bandwidth W of the slowest link between neighbours:
+- n ranks in a ring, B bytes, latency L and bandwidth W of the slowest link between neighbors:
 
       all_reduce                  2 (n-1) L + 2 (n-1)/n B/W
       reduce_scatter, all_gather    (n-1) L +   (n-1)/n B/W

@@ -39,7 +39,7 @@ MOST_ROWS = 3          # of operations of one dimension that a rank is in at the
 MOST_INCHES = 11.0     # of all lanes
 MOST_MESSAGES = 600    # with a line each
 NUMBER_INCHES, AXES_INCHES = 0.1, 4.1  # a digit on a bar; the axes' width, about
-SEPARATED = 0.004      # of the width: bars from here on are set off against their neighbours
+SEPARATED = 0.004      # of the width: bars from here on are set off against their neighbors
 
 
 def choose_step(trace, wanted):
@@ -124,7 +124,7 @@ class Lanes:
 def bars(axes, spans, y, height, color, name, window):
     """Bars [(begin, end)] of one colour in a lane, in ms from the step's begin; `name` is their id.
 
-    A thin gap tells long ones from their neighbours of the same colour.
+    A thin gap tells long ones from their neighbors of the same colour.
     """
     begin, gap = 1e-3 * window[0], SEPARATED * 1e-3 * (window[1] - window[0])
     boxes = [(1e-3 * a - begin, 1e-3 * (b - a)) for a, b in spans]

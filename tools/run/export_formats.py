@@ -158,7 +158,7 @@ def head_dim(config):
 
 def row_runs(config, name, rows):
     """[(first row, rows)] of ours, in the order in which a directory of DeepSeek-V3 has them: the
-    channels that RoPE turns as pairs are neighbours there, where ours lie half of them apart. None:
+    channels that RoPE turns as pairs are neighbors there, where ours lie half of them apart. None:
     in our order."""
     if not has_latents(config):
         return None
@@ -257,5 +257,5 @@ def _deepseek_of(config, source):
 
 
 def interleaves(source):
-    """Whether pairs of rotated channels are neighbours: unless the model it began with says no."""
+    """Whether pairs of rotated channels are neighbors: unless the model it began with says no."""
     return source.get("rope_interleave", True) is True

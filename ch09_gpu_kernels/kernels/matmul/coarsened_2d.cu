@@ -1,7 +1,7 @@
 #include "rung.h"
 
 /// A thread computes 8 x 8 elements: for 16 numbers that it reads it multiplies 64 times. They lie
-/// 16 rows and columns apart, so that neighbouring lanes have neighbouring columns.
+/// 16 rows and columns apart, so that neighboring lanes have neighboring columns.
 namespace usp::ladder {
 
 namespace {

@@ -3,7 +3,7 @@
 #include "run/book_formulas.h"
 #include "technique/tiny_llama.h"
 
-/// The memory accountant: formulas, the step on shapes alone, and the allocator of a real run.
+/// The memory accountant: formulas, the dry run, and the allocator of a real run.
 namespace usp::test {
 namespace {
 

@@ -6,7 +6,7 @@
 namespace usp::test {
 namespace {
 
-/// Ranks that share out units which they do not divide, and so pad.
+/// Ranks that shard units which they do not divide, and so pad.
 TrainConfig padded(int64_t ranks, int64_t stage) {
   TrainConfig config = tiny_training();
   config.model.vocab_size = 61;

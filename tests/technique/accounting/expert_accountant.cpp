@@ -5,7 +5,7 @@
 #include "technique/accounting/kept.h"
 #include "technique/pipeline_parallel/pipeline_parity.h"
 
-/// What a mixture of experts asks of memory: formulas beside a step on shapes alone.
+/// What a mixture of experts asks of memory: formulas beside a dry run.
 namespace usp::test {
 namespace {
 

@@ -23,7 +23,7 @@ struct ContextCase : TensorCase {
   int64_t shard_size = 0;
 
   int64_t ranks() const { return cp * tp * dp; }
-  /// Three ranks share out 12 heads.
+  /// Three ranks split 12 heads.
   int64_t num_heads() const { return cp == 3 ? 12 : 8; }
   ContextParallelConfig context() const {
     ContextParallelConfig config;
@@ -44,7 +44,7 @@ struct ContextCase : TensorCase {
   }
 };
 
-/// Samples of 48 tokens, which 16 pieces share out, and 6 of them in a step.
+/// Samples of 48 tokens, which 16 pieces split, and 6 of them in a step.
 inline TrainConfig context_config(const ContextCase& c) {
   TrainConfig config = tensor_config(c);
   config.model.num_heads = c.num_heads();

@@ -101,7 +101,7 @@ inline std::vector<double> whole(const Parameter& parameter, const std::vector<d
   return sum.items();
 }
 
-/// Trains; then collects what the ranks of `world` have shared out. nullptr: nothing is.
+/// Trains; then collects what the ranks of `world` have sharded. nullptr: nothing is.
 inline TrainedState train(Trainer& trainer, int64_t steps, const Communicator* world = nullptr) {
   TrainedState state;
   for (int64_t step = 0; step < steps; ++step) {

@@ -9,7 +9,7 @@
 #include "technique/case_cover.h"
 #include "technique/data_parallel/data_parallel_parity.h"
 
-/// Training with shared-out states next to training on one rank, for any engine.
+/// Training with sharded states next to training on one rank, for any engine.
 namespace usp::test {
 
 struct ZeroCase {

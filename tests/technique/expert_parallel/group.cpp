@@ -37,13 +37,14 @@ std::vector<std::string> settings_of(const ExpertCase& c) {
           fmt::format("cp {} {}", c.cp, c.cp_method),
           fmt::format("pp {} {}", c.pp, c.schedule),
           fmt::format("stage {} {} {}", c.zero_stage, c.reduce_after, c.reshard_after),
-          fmt::format("{} micro-batches", c.grad_acc_steps)};
+          fmt::format("{} micro-batches", c.grad_acc_steps),
+          fmt::format("in turns {}", c.in_turns)};
 }
 
 TEST_CASE("every two settings of experts meet in a case, but for those that exclude each other",
           "[not_sanitized]") {
   std::set<std::pair<std::string, std::string>> met;
-  std::vector<std::set<std::string>> settings(14);
+  std::vector<std::set<std::string>> settings(15);
   std::set<std::string_view> attention_on_halves;
   for (const ExpertCase& c : expert_cases(0)) {
     if (c.overlap == std::string_view("batch_halves")) attention_on_halves.insert(c.attention_kind);
@@ -55,7 +56,7 @@ TEST_CASE("every two settings of experts meet in a case, but for those that excl
   }
   std::vector<size_t> numbers;
   for (const auto& axis : settings) numbers.push_back(axis.size());
-  REQUIRE(numbers == std::vector<size_t>{4, 3, 3, 2, 4, 3, 2, 3, 3, 2, 4, 14, 6, 3});
+  REQUIRE(numbers == std::vector<size_t>{4, 3, 3, 2, 4, 3, 2, 3, 3, 2, 4, 14, 6, 3, 2});
   REQUIRE(attention_on_halves == std::set<std::string_view>{"gqa", "mla"});
   std::vector<std::string> apart;
   for (size_t i = 0; i < settings.size(); ++i) {
@@ -71,12 +72,14 @@ TEST_CASE("every two settings of experts meet in a case, but for those that excl
                        // Not a whole expert, or no node but one, for each rank; 32 ranks.
                        "ep 8 and 4 experts", "ep 1 and nodes of 1", "ep 1 and nodes of 2",
                        "ep 8 and pp 4 1f1b",
-                       // A copy of each expert for tp has no tp; one head is not shared out.
+                       // A copy of each expert for tp has no tp; one head is not sharded.
                        "tp 1 and expert_tp true", "tp 4 and cp 2 ulysses",
                        // Both directions at once take two micro-batches for each rank.
                        "pp 2 dualpipe and 1 micro-batches", "pp 2 dualpipe and 2 micro-batches",
-                       "pp 2 dualpipe_v and 1 micro-batches",
-                       "pp 2 dualpipe_v and 2 micro-batches"});
+                       "pp 2 dualpipe_v and 1 micro-batches", "pp 2 dualpipe_v and 2 micro-batches",
+                       // Two blocks at a time would have their whole weights gathered.
+                       "stage 3 micro_batch block and in turns true",
+                       "stage 3 step step and in turns true"});
 }
 
 /// The cases of this turn: sixteen ranks take most of the time.

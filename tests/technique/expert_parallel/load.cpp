@@ -6,7 +6,7 @@
 namespace usp::test {
 namespace {
 
-/// Eight samples a step, shared out in other ways.
+/// Eight samples a step, split in other ways.
 struct Share {
   int64_t dp, ep, grad_acc_steps, pp, tp;
 };

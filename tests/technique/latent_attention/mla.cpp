@@ -180,7 +180,7 @@ TEST_CASE("latent attention is what the formulas of the paper say") {
 
 // ---- layouts
 
-/// A layout of the pipeline's kind, and how tokens are shared out over cp.
+/// A layout of the pipeline's kind, and how tokens are sharded over cp.
 struct LatentCase : PipelineCase {
   int64_t q_lora_rank = 9;
   const char *method = "ring", *layout = "zigzag";
@@ -195,7 +195,7 @@ struct LatentCase : PipelineCase {
   }
 };
 
-constexpr int64_t kTokens = 24;  // of a sample: three and four ranks share them out in two pieces
+constexpr int64_t kTokens = 24;  // of a sample: three and four ranks split them into two pieces
 
 TrainConfig latent_config(const LatentCase& c) {
   TrainConfig config = pipeline_config(c);
@@ -307,7 +307,7 @@ TEST_CASE("latent attention over tp, cp and pp is training on one rank") {
   for (const LatentCase& c : latent_cases(0)) parity.check(c);
 }
 
-/// Two halves of each micro-batch in turns, with latents that tp and cp share out in every way.
+/// Two halves of each micro-batch in turns, with latents that tp and cp shard in every way.
 std::vector<LatentCase> cases_of_halves() {
   const std::vector<const char*> sequence = {"off", "again", "kept"};
   const std::vector<const char*> recompute = {"none", "selective", "full"};

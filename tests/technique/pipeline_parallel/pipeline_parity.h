@@ -227,7 +227,7 @@ inline void check_pipeline_parity(const Communicator& world, const PipelineCase&
 }
 
 /// Trains on ranks, each of which holds a stage. Throws Error where activations saved by its first
-/// forward pass have other bytes than the formula says, or than the step on shapes alone.
+/// forward pass have other bytes than the formula says, or than the dry run.
 inline void check_saved_bytes(const TrainConfig& config, const Dataset& dataset) {
   run_threads(static_cast<int>(config.mesh().pp), [&](const Communicator& world) {
     const Mesh mesh(world, config.mesh());
@@ -236,7 +236,7 @@ inline void check_saved_bytes(const TrainConfig& config, const Dataset& dataset)
     const int64_t predicted = predict(config, world.rank()).saved_bytes();
     const int64_t simulated = simulate(config, world.rank()).saved_bytes();
     USP_CHECK(measured == predicted && measured == simulated,
-              "rank {}: {} bytes saved, {} by formula, {} on shapes alone", world.rank(), measured,
+              "rank {}: {} bytes saved, {} by formula, {} in a dry run", world.rank(), measured,
               predicted, simulated);
   });
 }

@@ -216,7 +216,7 @@ TEST_CASE("pipelines from both ends idle (p/2-1) max(F, F+B-W), folded ones (p-1
     for (int64_t m : {2 * p, 2 * p + 2, 5 * p}) {
       for (const WorkTimes& times : some_times(60)) {
         const auto [F, B, W, message] = times;
-        if (B > F || F > B + W) continue;  // then a rank waits for a neighbour in other places, too
+        if (B > F || F > B + W) continue;  // then a rank waits for a neighbor in other places, too
         CAPTURE(p, m, F, B, W);
         const double gap = F + std::max(0.0, B - W), work = double(m) * (F + B + W);
         CHECK(bubble("dualpipe", request(p, m), times) * work ==

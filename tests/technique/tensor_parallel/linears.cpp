@@ -558,7 +558,7 @@ TEST_CASE("a square of ranks refuses what does not divide") {
       [&] {
         grid.block(Tensor::empty({6, 10}, DType::f64));
       },
-      {"3 x 3 ranks cannot share out an axis of 10; try 12"});
+      {"3 x 3 ranks cannot split an axis of 10; try 12"});
 }
 #endif
 

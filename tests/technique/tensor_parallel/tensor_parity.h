@@ -20,7 +20,7 @@ struct TensorCase {
   const char *recompute, *attention, *overlap;
   int64_t grad_acc_steps;
   double dropout = 0;
-  int64_t all_heads = 8;  ///< three ranks share out 12
+  int64_t all_heads = 8;  ///< three ranks split 12
 
   std::string name() const {
     return fmt::format(
@@ -31,7 +31,7 @@ struct TensorCase {
   }
 };
 
-/// Bytes of the model's states: what the formula says, and what a step on shapes has.
+/// Bytes of the model's states: what the formula says, and what a dry run has.
 inline void check_states(const Prediction& prediction, const Simulation& simulation) {
   CHECK(prediction.states.weights == simulation.states.weights);
   CHECK(prediction.states.gradients == simulation.states.gradients);
