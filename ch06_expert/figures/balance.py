@@ -91,7 +91,7 @@ def balance_table(found):
                      f"{max(own[0]['load']):.2f}", f"{late_load(own[0]):.2f}",
                      f"{100 * own[0]['dropped'] / choices / MODEL['num_layers']:.1f} %",
                      spread([one["val_loss"] for one in own])])
-    return table(["`--balance`", "fullest expert's load, at most", f"its load in the last {LATE} steps", "dropped",
+    return table(["`--balance`", "fullest expert's highest load", f"its load in the last {LATE} steps", "dropped",
                   "validation loss"], rows,
                  f"Load over the mean load, averaged over layers; dropped in the last {LATE} steps. In brackets the "
                  f"lowest and the highest of {len(SEEDS['bias'])} seeds.")

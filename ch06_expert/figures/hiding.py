@@ -74,7 +74,7 @@ def large_table(nodes):
                  rows, "t_comm / t_compute in bf16, on H100s. Up to 1, a micro-batch's rows can hide under the experts' work on "
                  "another one. "
                  f"Data sheets: {H100 / 1e12:.0f} TFLOP/s, {NVLINK / 1e9:.0f} GB/s each way in a node, "
-                 f"{NETWORK / 1e9:.0f} GB/s for each GPU between nodes. On several nodes, what crosses them.")
+                 f"{NETWORK / 1e9:.0f} GB/s for each GPU between nodes. On several nodes only rows that cross between nodes count.")
 
 
 # --- runs -----------------------------------------------------------------------------------------

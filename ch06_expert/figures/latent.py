@@ -272,8 +272,8 @@ def formula_table(found):
         counted = size / (DEEPSEEK["num_layers"] * POSITIONS * BF16)
         rows.append([name, formula, f"{cached_numbers(kind, DEEPSEEK):,}", f"{counted:,.0f}"])
     return table(["keys and values", "formula", "by formula", "counted"], rows,
-                 f"Numbers of a position in a layer. `h/a` are the channels of a head: {CHANNELS} in DeepSeek-V3, "
-                 f"though its `h` over `a` is {DEEPSEEK['hidden_size'] // DEEPSEEK['num_heads']}.")
+                 f"Numbers of a position in a layer. `h/a` stands for the channels of a head. DeepSeek-V3's "
+                 f"heads have {CHANNELS}, more than its `h` divided by its `a`, which is {DEEPSEEK['hidden_size'] // DEEPSEEK['num_heads']}.")
 
 
 def parameters_table(problem):
@@ -295,7 +295,7 @@ def operations_table(found):
     rows = [[f"{own['new']:,}", *(f"{own[name] / 1e9:,.2f} ({way(own['new'], own['keys']) / 1e9:,.2f})"
                                  for name, way in (("absorbed", absorbed), ("expanded", expanded))),
              f"{own['absorbed'] / own['expanded']:.2f}"] for own in found]
-    return table(["new tokens", "absorbed, GFLOP", "keys and values again, GFLOP", "ratio"], rows,
+    return table(["new tokens", "absorbed, GFLOP", "made again, GFLOP", "ratio"], rows,
                  f"Attention of one layer of DeepSeek-V3, for the last of {KEYS:,} positions; counted, in "
                  "brackets by formula. The last row is a prompt: no latent is older than the pass.")
 
@@ -316,7 +316,7 @@ def intensity_table(found):
                      f"{own['operations'] / size:,.0f}"])
     return table(["", "bytes of a position in a layer", "operations that it costs a new token",
                   "operations for a byte"], rows,
-                 "DeepSeek-V3's heads, in bf16; counted as the difference that a position more makes.")
+                 "DeepSeek-V3's heads, in bf16; counted as the difference that one more position makes.")
 
 
 def over_tp_table(found):

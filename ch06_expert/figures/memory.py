@@ -197,8 +197,8 @@ def small_text(estimated, counted):
     of_shapes, of_runs = ("–".join(dict.fromkeys(f"{end:.4f}" for end in (min(own), max(own))))
                           for own in ratios)
     return (f"A small model, `ep` {', '.join(str(ep) for ep in SMALL_EP)}: model "
-            f"states of {', '.join(held)} bytes, {flops:,.0f} operations. Over formula: dry run {of_shapes}, "
-            f"run {of_runs}.")
+            f"states of {', '.join(held)} bytes, {flops:,.0f} operations: "
+            f"{of_shapes} of the formula in a dry run, {of_runs} in a run.")
 
 
 def mesh_name(mesh):

@@ -212,7 +212,7 @@ def ways_table(measured):
         elif on_cores:
             row += ["", ""]
         rows.append(row)
-    columns = ["ranks", "beside the rows", "rows travel, ms", "rows exposed, ms", "rows hidden",
+    columns = ["ranks", "what computes meanwhile", "rows travel, ms", "rows exposed, ms", "rows hidden",
                "other messages exposed, ms", "step, ms",
                *(["measured: rows exposed, ms", "measured: step, ms"] if on_cores else [])]
     caption = f"Replayed on `{measured['link']}` (us, GB/s) with a core for each rank. "
@@ -230,8 +230,8 @@ def left_table(measured):
         own = find(measured, "turns")["faster"][number]
         rows.append([f"× {times}", f"{own['rows_ms']:.1f}", f"{own['rows_exposed_ms']:.1f}",
                      *(f"{value:.1f}" for value in own["left_ms"])])
-    return table(["bandwidth", "rows travel, ms", "exposed, ms", "of these counts", "of passes without a partner",
-                  "of passes in turns"], rows,
+    return table(["bandwidth", "rows travel, ms", "exposed, ms", "exposed counts, ms",
+                  "exposed in passes without a partner, ms", "exposed in passes in turns, ms"], rows,
                  f"{NAMES['turns']}, 4 ranks: ms of a step, replayed on links of so many times the bandwidth.")
 
 
@@ -240,6 +240,6 @@ def faster_table(measured):
     rows = [[str(own["ranks"]), NAMES[own["way"]], *(f"{100 * hidden(case):.0f} %"
                                                      for case in own["faster"])]
             for own in measured["ways"]]
-    return table(["ranks", "beside the rows", *(f"bandwidth × {times}" for times in FASTER)], rows,
+    return table(["ranks", "what computes meanwhile", *(f"bandwidth × {times}" for times in FASTER)], rows,
                  "The share of the rows' way that is hidden: the same runs, replayed on links of so many "
                  "times the bandwidth.")
