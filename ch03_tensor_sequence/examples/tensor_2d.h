@@ -125,7 +125,7 @@ class Linear2D {
   /// dy [T/Q, O/Q] -> dx [T/Q, I/Q]; grad() += this rank's block of dW.
   Tensor backward(const Tensor& dy, const Saved& saved) const {
     const Tensor dx = zeros(saved.x.shape());
-    const Tensor dweight = zeros(weight_.shape());  // this rank's term
+    const Tensor dweight = zeros(weight_.shape());  // a partial sum
     for (int step = 0; step < grid_.side(); ++step) {
       const Tensor weight = spread(grid_.column(), weight_, step);
       if (moves_ == Moves::input) {

@@ -9,7 +9,7 @@ namespace usp {
 /// [T, O] is whole and the same on every rank.
 Tensor row_parallel_forward(const Communicator& tp, const Tensor& x, const Tensor& weight,
                             const Tensor& residual) {
-  // TODO (about 4 lines): this rank's term of y, the residual once, then the sum
+  // TODO (about 4 lines): this rank's partial sum of y, the residual once, then the sum
   USP_TODO("ch03.ex1");
 }
 

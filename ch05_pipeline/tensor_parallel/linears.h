@@ -15,7 +15,7 @@ namespace usp {
 /// | W, dW   | [O, I]   | [O/t, I]                                            |
 /// | x       | [T, I]   | [T, I]; with sequence parallelism gathered from T/t |
 /// | y, dy   | [T, O]   | [T, O/t]                                            |
-/// | dx      | [T, I]   | the sum over the ranks of terms [T, I]              |
+/// | dx      | [T, I]   | the sum over ranks of partial sums [T, I]           |
 class ColumnParallelLinear : public Linear {
  public:
   ColumnParallelLinear(std::vector<Parameter*> weights, std::string_view output_name,
@@ -40,7 +40,7 @@ class ColumnParallelLinear : public Linear {
 /// |---------|----------|-------------------------------------------------------|
 /// | W, dW   | [O, I]   | [O, I/t]                                              |
 /// | x, dx   | [T, I]   | [T, I/t]                                              |
-/// | y       | [T, O]   | the sum over the ranks of terms [T, O]; T/t rows of it |
+/// | y       | [T, O]   | the sum over ranks of partial sums; T/t rows of it    |
 /// | dy      | [T, O]   | [T, O]; with sequence parallelism gathered from T/t   |
 class RowParallelLinear : public Linear {
  public:

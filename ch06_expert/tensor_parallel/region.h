@@ -83,8 +83,8 @@ class TensorRegion {
   TensorRegion(const TensorParallelConfig& config, const Communicator& tp);
 
   Pending enter(const Tensor& x, const Pass& pass) const;  ///< f, or g
-  Pending enter_backward(const Tensor& dx) const;          ///< dx [T, H]: this rank's term
-  Pending leave(const Tensor& y, const Pass& pass) const;  ///< f*, or g*; y [T, H]: its term
+  Pending enter_backward(const Tensor& dx) const;          ///< dx [T, H]: this rank's partial sum
+  Pending leave(const Tensor& y, const Pass& pass) const;  ///< f*, or g*; y [T, H]: its partial sum
   Pending leave_backward(const Tensor& dy) const;          ///< -> dy [T, H]
 
   Pending gather(const Tensor& x) const;  ///< [T/t, ...] -> [T, ...]

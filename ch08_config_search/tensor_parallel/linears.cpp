@@ -62,7 +62,7 @@ Tensor ColumnParallelLinear::forward_in_chunks(const Tensor& x, Saved& saved) co
 Tensor RowParallelLinear::forward(const Tensor& x, Saved& saved, const Pass& pass) const {
   const bool unread = ends_block_ && pass.mode == Pass::Mode::recompute;
   if (region_.in_chunks() && !unread) return drop(forward_in_chunks(x, saved, pass), pass);
-  const Tensor y = Linear::forward(x, saved, pass);  // this rank's term of the sum
+  const Tensor y = Linear::forward(x, saved, pass);  // this rank's partial sum
   if (unread) return region_.own_rows(y);
   return drop(region_.leave(y, pass).wait(), pass);
 }

@@ -145,7 +145,7 @@ class LatentAttention : public Segment {
   struct Projected {
     Tensor dq;      ///< [T, N D]
     Tensor dkv;     ///< [T, N (nope + V)]; undefined over a ring
-    Tensor shared;  ///< [T, rope], over a ring [T, C + rope]: this rank's term of what heads share
+    Tensor shared;  ///< [T, rope], over a ring [T, C + rope]: a partial sum over heads
   };
   Projected attend_backward(const Tensor& dheads, Saved& kept, Grads& grads,
                             const Pass& pass) const;

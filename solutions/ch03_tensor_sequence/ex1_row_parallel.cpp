@@ -9,7 +9,7 @@ namespace usp {
 /// [T, O] is whole and the same on every rank.
 Tensor row_parallel_forward(const Communicator& tp, const Tensor& x, const Tensor& weight,
                             const Tensor& residual) {
-  // SOLUTION BEGIN (about 4 lines): this rank's term of y, the residual once, then the sum
+  // SOLUTION BEGIN (about 4 lines): this rank's partial sum of y, the residual once, then the sum
   const Tensor y = Tensor::empty({x.size(0), weight.size(0)}, x.dtype());
   ops::linear_forward(y, x, weight);
   if (tp.rank() == 0) ops::add(y, y, residual);

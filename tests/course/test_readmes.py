@@ -144,7 +144,8 @@ class Glossary(unittest.TestCase):
     FIELD = {r"\bshar(?:e|es|ed|ing)(?: them| it| those)?[ -]out\b": "shard, or split what is no tensor",
              r"\bsteps? on shapes\b|\bon shapes alone\b": "dry run", r"\bwider cop(?:y|ies)\b": "master weight",
              r"\ball-reductions?\b": "all-reduce", r"\bin a token's way\b": "active parameters",
-             r"\bstands? in the way\b": "critical path", r"\bneighbour|\bbehaviour": "American spelling"}
+             r"\bstands? in the way\b": "critical path", r"\bthis rank's term\b": "partial sum",
+             r"\bneighbour|\bbehaviour": "American spelling"}
 
     def test_comments_help_texts_and_pages_use_the_words_of_the_field(self):
         sources = [path for pattern in ("*.h", "*.cpp", "*.cu", "*.py") for folder in (
