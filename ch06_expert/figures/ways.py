@@ -224,7 +224,7 @@ def ways_table(measured):
 
 
 def left_table(measured):
-    """What is left of the rows' way where passes run in turns, by the bandwidth."""
+    """What is exposed of the rows where passes run in turns, by the bandwidth."""
     rows = []
     for number, times in enumerate(FASTER):
         own = find(measured, "turns")["faster"][number]
@@ -232,7 +232,7 @@ def left_table(measured):
                      *(f"{value:.1f}" for value in own["left_ms"])])
     return table(["bandwidth", "rows travel, ms", "exposed, ms", "exposed counts, ms",
                   "exposed in passes without a partner, ms", "exposed in passes in turns, ms"], rows,
-                 f"{NAMES['turns']}, 4 ranks: ms of a step, replayed on links of so many times the bandwidth.")
+                 f"{NAMES['turns']}, 4 ranks: ms of a step, replayed on links of 1 to {FASTER[-1]} times the bandwidth.")
 
 
 def faster_table(measured):
@@ -241,5 +241,5 @@ def faster_table(measured):
                                                      for case in own["faster"])]
             for own in measured["ways"]]
     return table(["ranks", "what computes meanwhile", *(f"bandwidth × {times}" for times in FASTER)], rows,
-                 "The share of the rows' way that is hidden: the same runs, replayed on links of so many "
-                 "times the bandwidth.")
+                 "The share of the time that rows travel which is hidden: the same runs, replayed on links of 1 to "
+                 f"{FASTER[-1]} times the bandwidth.")
