@@ -105,7 +105,7 @@ def problem_table(found):
         states = [own[name] / GIB for name in STATES]
         rows.append([str(own["pp"]), *(f"{size:,.1f}" for size in states), f"{sum(states):,.1f}",
                      f"{own['peak_activations'] / GIB:,.1f}"])
-    return table(["`p`", "weights", "gradients", "optimizer", "these together",
+    return table(["`p`", "weights", "gradients", "optimizer", "model states",
                   "activations, at most"], rows,
                  f"GiB of rank 0, 70B in bf16 with gradients in f32, {PROBLEM['seq_len']:,} tokens a "
                  "micro-batch, `m` = `p`, in the order 1F1B of [the idea](#2-the-idea). By a dry run.")

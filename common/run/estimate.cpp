@@ -39,7 +39,7 @@ std::string table_of_ranks(const std::vector<RankEstimate>& ranks) {
   if (ranks.size() == 1) return "";
   std::string text =
       fmt::format("\nranks that differ, simulated, in bytes:\n{:>10}{:>8}{:>18}{:>18}{:>18}\n",
-                  "the first", "alike", "states", "peak activations", "peak of all");
+                  "the first", "alike", "model states", "peak activations", "peak memory");
   for (const auto& [prediction, simulation, count, what] : ranks) {
     text +=
         fmt::format("{:>10}{:>8}{:>18}{:>18}{:>18}  {}\n", prediction.rank, count,
@@ -116,7 +116,7 @@ std::string estimate_text(const RunConfig& config, const std::vector<RankEstimat
   row("gradients", double(states.gradients), double(simulation.states.gradients), none, true);
   row("optimizer states", double(states.optimizer), double(simulation.states.optimizer), none,
       true);
-  row("these together", double(states.total()), double(simulation.states.total()),
+  row("model states", double(states.total()), double(simulation.states.total()),
       prediction.book_states, true);
   row("saved activations", double(prediction.saved_bytes()), double(simulation.saved_bytes()),
       prediction.book_activations);
@@ -125,13 +125,13 @@ std::string estimate_text(const RunConfig& config, const std::vector<RankEstimat
   }
   row("peak activations", double(prediction.peak_activations), double(simulation.peak_activations),
       none);
-  row("peak of all", none, double(simulation.peak), none);
+  row("peak memory", none, double(simulation.peak), none);
   row("reserved", none, double(simulation.reserved), none);
   const double share = double(simulation.peak) / (config.device_memory * kGiB);
-  text += fmt::format(
-      "\nA device of {:g} GiB {}.\n", config.device_memory,
-      share <= 1 ? fmt::format("holds it: the peak of all takes {:.0f} %", 100 * share)
-                 : fmt::format("does not hold it: the peak of all is {:.2f} times that", share));
+  text += fmt::format("\nA device of {:g} GiB {}.\n", config.device_memory,
+                      share <= 1
+                          ? fmt::format("holds it: the peak takes {:.0f} %", 100 * share)
+                          : fmt::format("does not hold it: the peak is {:.2f} times that", share));
   const int block = static_cast<int>(config.model.num_layers);  // one of the layers
   text += fmt::format("\nsaved by one layer:   {:>12}{:>12}\n", "formula", "simulated");
   for (const LiveBytes& part : prediction.saved) {

@@ -168,7 +168,7 @@ Report make_report(const RunFacts& facts, const RunSummary& summary, double peak
   };
   row("parameters", fmt::format("{} in {}", facts.parameters, facts.dtype));
   row("trained", fmt::format("{} steps, {} tokens", last.step, last.tokens));
-  if (!summary.skipped.empty()) row("updates left out", skipped_text(summary.skipped, last.step));
+  if (!summary.skipped.empty()) row("skipped updates", skipped_text(summary.skipped, last.step));
   row("training loss", fmt::format("{:.4f} nats per token, last step", last.loss));
   if (val_loss) row("validation loss", fmt::format("{:.4f} nats per token", *val_loss));
   row("token frequencies alone", fmt::format("{:.4f} nats per token", facts.unigram_entropy));

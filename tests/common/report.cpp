@@ -82,10 +82,10 @@ TEST_CASE("the report says where progress lines went by another peak") {
 
 TEST_CASE("the report names every step whose update was left out") {
   RunSummary summary = five_steps();
-  REQUIRE(rows_of(make_report({}, summary, 300, {}, "").rows).count("updates left out") == 0);
+  REQUIRE(rows_of(make_report({}, summary, 300, {}, "").rows).count("skipped updates") == 0);
   summary.skipped = {2, 3, 4};
   const Report report = make_report({}, summary, 300, {}, "");
-  REQUIRE(rows_of(report.rows).at("updates left out") ==
+  REQUIRE(rows_of(report.rows).at("skipped updates") ==
           "3 of 5, the gradient was not finite: steps 2 to 4");
   REQUIRE(report.verdict.empty());
   REQUIRE(skipped_text({7}, 9) == "1 of 9, the gradient was not finite: step 7");

@@ -1381,7 +1381,7 @@ class Figures(Scratch):
         figures.draw("loss", [run_dir])
         self.assertTrue((run_dir / "loss.png").read_bytes().startswith(b"\x89PNG"))
         self.assertIn("<svg", (run_dir / "loss.svg").read_text())
-        self.assertIn("50 updates left out", (run_dir / "loss.svg").read_text())
+        self.assertIn("50 skipped updates", (run_dir / "loss.svg").read_text())
         never_finite = write_run(self.scratch / "b", ['"nan"'] * 3, ['"nan"'] * 3)
         figures.draw("loss", [never_finite])
         self.assertTrue((never_finite / "loss.png").exists())
@@ -1389,7 +1389,7 @@ class Figures(Scratch):
     def test_the_loss_plot_marks_every_update_left_out_and_no_other(self):
         norms = ["0.5"] * 20
         norms[6], norms[12] = '"nan"', '"inf"'
-        for found, label in ((norms, "2 updates left out"), (["0.5"] * 20, None)):
+        for found, label in ((norms, "2 skipped updates"), (["0.5"] * 20, None)):
             run_dir = write_run(self.scratch / f"run{label is None}", ["5.5"] * 20, found)
             figures.draw("loss", [run_dir])
             svg = (run_dir / "loss.svg").read_text()

@@ -607,10 +607,10 @@ class Runs(RankTest):
         self.assertAlmostEqual(gib(many, "optimizer states") * 64, gib(alone, "optimizer states"),
                                delta=0.1)
         self.assertEqual(many, estimate("--dp_size", "64"))
-        share = gib(alone, "peak of all") / 15
-        self.assertIn(f"A device of 15 GiB does not hold it: the peak of all is {share:.2f} times "
+        share = gib(alone, "peak memory") / 15
+        self.assertIn(f"A device of 15 GiB does not hold it: the peak is {share:.2f} times "
                       "that.", alone)
-        self.assertRegex(many, r"A device of 15 GiB holds it: the peak of all takes \d+ %\.")
+        self.assertRegex(many, r"A device of 15 GiB holds it: the peak takes \d+ %\.")
         self.assertIn("dp_size=4 must equal the 64 ranks of the run",
                       estimate("--world_size", "64", "--dp_size", "4", code=2))
         # A program that trains has the ranks that were started.

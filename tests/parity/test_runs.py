@@ -1002,7 +1002,7 @@ class Text(Runs):
         self.assertEqual((done.code, done.err), (0, ""))
         self.assertIn("step 2: gradient norm is", done.out)
         self.assertIn("update is left out", done.out)
-        self.assertIn("| updates left out | 5 of 6, the gradient was not finite: steps 2 to 6 |",
+        self.assertIn("| skipped updates | 5 of 6, the gradient was not finite: steps 2 to 6 |",
                       read(done.run_dir, "report.md"))
         records = read_metrics(done.run_dir)  # refuses bare NaN and Infinity
         self.assertIsInstance(records[0]["loss"], float)

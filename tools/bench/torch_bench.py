@@ -99,7 +99,7 @@ def parse_arguments():
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--steps", type=int, help="default: until it is killed")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--profile", type=int, metavar="STEPS", help="so many more, after --steps")
+    parser.add_argument("--profile", type=int, metavar="STEPS", help="this many more, after --steps")
     return parser.parse_args()
 
 

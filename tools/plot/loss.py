@@ -130,8 +130,8 @@ def draw_norm(axes, records):
     if len(skipped):
         marks = axes.plot(skipped, np.full(len(skipped), 0.06), color=style.RED, linestyle="none",
                           marker="x", markersize=4.5, transform=axes.get_xaxis_transform(),
-                          label=f"{len(skipped)} updates left out" if len(skipped) > 1 else
-                          "1 update left out", zorder=4)
+                          label=f"{len(skipped)} skipped updates" if len(skipped) > 1 else
+                          "1 skipped update", zorder=4)
         marks[0].set_gid("skipped_" + "_".join(f"{step:.0f}" for step in skipped))
         axes.legend(handles=marks, loc="upper right")
     axes.set_ylabel("gradient norm")
