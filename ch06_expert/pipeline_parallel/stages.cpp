@@ -166,6 +166,11 @@ void PipelineConfig::check(const TrainConfig& run) const {
            "pp_size={} orders",
            pp_size);
   }
+  if (overlap_dispatch && run.tensor_parallel.halves() > 1) {
+    refuse("turns_of_halves", {"leave out --overlap_dispatch"},
+           "tp_overlap=batch_halves runs the halves of a micro-batch in turns, which "
+           "overlap_dispatch does with two micro-batches");
+  }
   if (measures_times() && !pp_show.empty()) {
     refuse("times_before_steps", {"--pp_times 1,1,1,0"},
            "pp_show={} prints a schedule before pp_times=measured has any", pp_show);

@@ -419,6 +419,11 @@ TEST_CASE("a schedule that cannot be run is refused before a rank starts, with o
   in_turns.in_turns = true;
   in_turns.zero_stage = 3;
   refuses(in_turns, {"overlap_dispatch", "zero_stage=3", "try --zero_stage 2"});
+  PipelineCase halves = plain_case(1, "1f1b", 2);
+  halves.tp = 2;
+  halves.overlap = "batch_halves";
+  halves.in_turns = true;
+  refuses(halves, {"tp_overlap=batch_halves", "leave out --overlap_dispatch"});
   refuses(table(2, 1, "0: F0 BW0\n1: F0 BW0 BW0"),
           {"own.txt: rank 1, action 2, BW0: a second time"});
   refuses(table(2, 2, "0: F0 BW0 F1 BW1\n1: F0 F1 BW0 BW1"), {"own.txt: deadlock: rank 0 waits"});
