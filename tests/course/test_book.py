@@ -1393,7 +1393,7 @@ class Figures(Scratch):
             run_dir = write_run(self.scratch / f"run{label is None}", ["5.5"] * 20, found)
             figures.draw("loss", [run_dir])
             svg = (run_dir / "loss.svg").read_text()
-            self.assertEqual("left out" in svg, label is not None)
+            self.assertEqual("skipped" in svg, label is not None)
             self.assertEqual('id="skipped_7_13"' in svg, label is not None)
 
     def test_the_same_run_gives_the_same_figure(self):
