@@ -993,6 +993,61 @@ class Launcher(FakeTree):
             self.assertRegex(result.stderr, "^error: ")
             self.assertIn(hint, result.stderr)
 
+    def test_help_of_a_program_that_is_not_built_is_read_from_its_sources(self):
+        write(self.tree / "common/run_config.h", """\
+            inline constexpr int64_t kFew = 5;
+            struct SampleConfig {
+              int64_t length = kFew;  ///< of a sample
+              double warmth = 8e-1, unused = 1;
+            };
+            struct RunConfig {
+              std::string run_dir, word = "a b";
+              SampleConfig sample{};
+            };
+            """)
+        write(self.tree / "ch01_single_gpu/config.h", """\
+            struct TrainConfig : RunConfig {
+              bool quiet = false;
+              template <class Visit>
+              void each_part(Visit visit) {
+                visit(sample);
+              }
+            };
+            """)
+        write(self.tree / "ch01_single_gpu/config.cpp", """\
+            void SampleConfig::bind(Args& args) {
+              args.group("Sampling");
+              args.bind("length", length, "tokens, \\"all\\" of them; "
+                                          "default: all").may_differ_on_resume();
+              args.bind("warmth", warmth, "0: none");
+            }
+
+            void TrainConfig::bind(Args& args) {
+              each_part([&](auto& part) { part.bind(args); });
+              args.group("Output");
+              args.bind("run_dir", run_dir, "directory");
+              args.bind("word", word, {"a b", "c"}, "which");
+              args.bind("quiet", quiet, "say nothing");
+            }
+            """)
+        shown = self.book("run", "ch01", "--", "--help").stdout
+        self.assertEqual(shown.partition("\n\n\n")[2], textwrap.dedent("""\
+            Sampling:
+              --length INT=all                tokens, "all" of them
+              --warmth FLOAT=0.8              0: none
+
+
+            Output:
+              --run_dir TEXT=runs/ch01_single_gpu
+                                              directory
+              --word TEXT:{a b,c}=a b         which
+              --quiet                         say nothing
+
+            """))
+        self.assertEqual(self.logged(), [])
+        self.book("run", "ch01", "--", "--version")  # builds it
+        self.assertIn("  --steps INT [400]", self.book("run", "ch01", "--", "--help").stdout)
+
     def test_list(self):
         result = self.book("list")
         for text in ("One device", "a Llama", "./book run ch01"):

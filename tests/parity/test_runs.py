@@ -25,10 +25,12 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path[:0] = [str(folder) for folder in Path(__file__).resolve().parents[1:3]]
 
 import binary
 import trace_format
+from tools import chapters
+from tools.run import program_help
 
 BINARY = None  # set by main()
 FOLDER = None  # of the token files, set by setUpModule()
@@ -169,6 +171,15 @@ class Runs(unittest.TestCase):
         """The program ended by one line that says what is wrong, and by nothing worse."""
         self.assertIn(done.code, codes, done.err)
         self.assertRegex(done.err, r"\Aerror: [^\n]+\n\Z")
+
+
+class Help(unittest.TestCase):
+    def test_sources_say_what_the_program_does(self):
+        """`./book run chNN -- --help` reads them where the program is not built."""
+        chapter = chapters.resolve(Path(BINARY).name)
+        said = subprocess.run([BINARY, "--help"], stdout=subprocess.PIPE, text=True, check=True,
+                              env=environment(1)).stdout
+        self.assertEqual(program_help.help_text(chapter, BINARY), said)
 
 
 class Teams(Runs):

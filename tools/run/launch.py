@@ -12,7 +12,7 @@ from tools import chapters, machine
 from tools.base import ROOT, BookError, say, show_path
 from tools.look import figures, runs, why
 from tools.process import output_of, signal_name, wait_for
-from tools.run import bridge, build, cluster, mesh_page, mpi, packages, recipes
+from tools.run import bridge, build, cluster, mesh_page, mpi, packages, program_help, recipes
 
 # With these a chapter prints something and ends: no run directory, no `done` mark.
 INFORMATION_FLAGS = set(bridge.ASKING)
@@ -143,6 +143,11 @@ def run_chapter(chapter, flags, options):
         if ranks > 1 and options.debug is None:
             print_elsewhere(program, flags, ranks)
         return 0
+    if {"-h", "--help"} & names and not build.is_up_to_date(build.RELEASE, [chapter.name]):
+        text = program_help.help_text(chapter, show_path(executable))
+        if text is not None:
+            print(text, end="")
+            return 0
     if not options.skip_packages:
         packages.ensure(packages.RUN, options.install)
     if ranks > 1:
