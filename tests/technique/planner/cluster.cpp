@@ -79,9 +79,13 @@ TEST_CASE("a bad cluster is refused with the file, the key and what would do") {
 }
 
 TEST_CASE("the clusters that are shipped can be read, and a name is its file's") {
-  for (const char* name : {"h100_nvl8", "h200", "a100", "two_cores"}) {
-    CHECK(read_cluster(name).name == name);
+  size_t read = 0;
+  namespace fs = std::filesystem;
+  for (const auto& entry : fs::directory_iterator(fs::path(cluster_file("a100")).parent_path())) {
+    CHECK(read_cluster(entry.path().stem()).name == entry.path().stem());
+    ++read;
   }
+  CHECK(read >= 8);
 }
 
 }  // namespace
