@@ -28,7 +28,7 @@ void add_bytes_from_stages(const Schedule& schedule, int rank, const StageBytes&
 
 /// The versions besides the newest one that a rank keeps at most, of m micro-batches.
 int64_t most_stashed(int64_t ranks, int64_t rank, int64_t m);
-/// Bytes of them on a rank of the run whose weights have this many; 0 where no version is kept.
+/// Their bytes on a rank of the run whose weights take this many; 0 where no version is kept.
 int64_t stashed_bytes(const TrainConfig& config, int stage_rank, int64_t weights);
 
 /// What a rank's blocks ask for, by the chunk that they are in.

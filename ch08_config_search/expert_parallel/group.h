@@ -110,7 +110,7 @@ class ExpertGroup {
 /// Of this many choices, those that fall on each of E experts where all are equally popular.
 std::vector<int64_t> even_counts(int64_t choices, int64_t experts);
 
-/// Of these, those of one of this many ranks, which shard the experts: all ranks send it as many.
+/// Of these, those for one rank, where this many shard the experts: all ranks send it as many.
 int64_t even_received(int64_t choices, int64_t experts, int64_t ranks, int64_t rank);
 
 /// What a rank sends and receives then.
