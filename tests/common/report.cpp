@@ -57,6 +57,20 @@ TEST_CASE("a long run keeps the times of some of its steps, evenly over all of t
   REQUIRE(std::abs(times.median() - double(steps) / 2) <= distance);
 }
 
+TEST_CASE("the times that a long run keeps begin with the first, and are all equally far apart") {
+  StepTimes times;
+  for (int64_t step = 0; step <= int64_t(StepTimes::kMost); ++step) times.add(double(step));
+  // One more than are kept: steps 0, 2, 4 ... of which the last is kMost itself.
+  REQUIRE(times.kept() == int64_t(StepTimes::kMost) / 2 + 1);
+  REQUIRE(times.median() == double(StepTimes::kMost / 2));
+}
+
+TEST_CASE("of an even number of steps the median is the slower of the two in the middle") {
+  StepTimes times;
+  for (const double ms : {40, 10, 30, 20}) times.add(ms);
+  REQUIRE(times.median() == 30);
+}
+
 TEST_CASE("a utilisation above 100 % says that it cannot be, and why") {
   REQUIRE(utilisation_text(1) == "100 %");
   const auto low = rows_of(speed_rows(five_steps(), 100));  // 20 GFLOP in 200 ms

@@ -124,7 +124,14 @@ std::string refused(int ranks, const CommConfig& config) {
 TEST_CASE("links that this machine cannot imitate are refused, with what it can do") {
   CommConfig config;
   config.link = {"node=0.001,0.001"};
-  REQUIRE(refused(2, config).find("would be faster than this machine") != std::string::npos);
+  const std::string refusal = refused(2, config);
+  REQUIRE(refusal.find("would be faster than this machine") != std::string::npos);
+  double latency = 0, speed = 0, advised = 0, share = 0;
+  REQUIRE(std::sscanf(refusal.c_str() + refusal.find("messages in"),
+                      "messages in %lf us and at %lf GB/s; try node=%lf,%lf", &latency, &speed,
+                      &advised, &share) == 4);
+  REQUIRE(advised >= 2 * latency - 1);  // which was rounded to be told
+  REQUIRE(std::fmod(advised, 100) == 0);
   config.link = {"node=1e6,1e6"};
   REQUIRE(refused(2, config).find("would be faster than this machine") != std::string::npos);
   config.link = {"node=1e6,0.001"};

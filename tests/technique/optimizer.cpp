@@ -23,6 +23,15 @@ TEST_CASE("the learning rate warms up linearly and falls along half a cosine") {
   REQUIRE(close(lr(14), 0.2));
   REQUIRE(close(lr(100), 0.2));
   for (int64_t step = 4; step < 14; ++step) REQUIRE(lr(step + 1) < lr(step));
+  // Neither the warm-up nor what follows it need have an even number of steps.
+  config.warmup_steps = 3;
+  const auto odd = [&](int64_t step) { return learning_rate(config, step, /*steps=*/10); };
+  REQUIRE(close(odd(0), 2.0 / 3));
+  REQUIRE(close(odd(1), 4.0 / 3));
+  REQUIRE(odd(2) == 2.0);
+  REQUIRE(odd(3) == 2.0);
+  REQUIRE(close(odd(5), 0.2 + 1.8 * (1 + std::cos(std::acos(-1) * 2 / 7)) / 2));
+  REQUIRE(close(odd(10), 0.2));
 }
 
 TEST_CASE("without warm-up the learning rate begins at its peak") {

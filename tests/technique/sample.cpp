@@ -15,8 +15,9 @@ bool never() { return false; }
 
 /// A model with opinions, and the logits it gives after a prompt.
 struct Sampler {
-  Sampler()
-      : model(allocated_model(tiny_model(), kSeqLen, DType::f64, Probabilities::never_whole, 1)) {
+  explicit Sampler(int64_t seq_len = 8)
+      : seq_len(seq_len),
+        model(allocated_model(tiny_model(), seq_len, DType::f64, Probabilities::never_whole, 1)) {
     randomize(model.parameters(), 2);
     config.sample_tokens = 20;
     config.temperature = 1;
@@ -24,7 +25,7 @@ struct Sampler {
   }
 
   Tokens sample(uint64_t seed, const Tokens& prompt = {3}) {
-    return sample_tokens(logits_of(model), config, kSeqLen, prompt, seed, never);
+    return sample_tokens(logits_of(model), config, seq_len, prompt, seed, never);
   }
   Values logits_after(const Tokens& tokens) {
     Pass pass;
@@ -34,30 +35,32 @@ struct Sampler {
     return model.logits(pass).narrow(0, std::ssize(tokens) - 1, 1).items();
   }
 
-  static constexpr int64_t kSeqLen = 8;
+  const int64_t seq_len;
   Model model;
   SampleConfig config;
 };
 
 TEST_CASE("temperature 0 and top_k 1 always take the likeliest token") {
   const OnDevice cpu;
-  Sampler sampler;
-  Tokens expected = {3};
-  int64_t first = 0;  // of the tokens that the model still sees
-  for (int i = 0; i < 20; ++i) {
-    if (std::ssize(expected) - first > Sampler::kSeqLen) {
-      first = std::ssize(expected) - Sampler::kSeqLen / 2;
+  for (const int64_t seq_len : {8, 7}) {
+    Sampler sampler(seq_len);
+    Tokens expected = {3};
+    int64_t first = 0;  // of the tokens that the model still sees
+    for (int i = 0; i < 20; ++i) {
+      if (std::ssize(expected) - first > seq_len) {
+        first = std::ssize(expected) - (seq_len + 1) / 2;  // the later half, rounded up
+      }
+      const Values logits = sampler.logits_after(Tokens(expected.begin() + first, expected.end()));
+      const auto best = std::max_element(logits.begin(), logits.end());
+      expected.push_back(static_cast<int32_t>(best - logits.begin()));
     }
-    const Values logits = sampler.logits_after(Tokens(expected.begin() + first, expected.end()));
-    const auto best = std::max_element(logits.begin(), logits.end());
-    expected.push_back(static_cast<int32_t>(best - logits.begin()));
+    sampler.config.temperature = 0;
+    REQUIRE(sampler.sample(1) == expected);
+    REQUIRE(sampler.sample(2) == expected);
+    sampler.config.temperature = 50;
+    sampler.config.top_k = 1;
+    REQUIRE(sampler.sample(3) == expected);
   }
-  sampler.config.temperature = 0;
-  REQUIRE(sampler.sample(1) == expected);
-  REQUIRE(sampler.sample(2) == expected);
-  sampler.config.temperature = 50;
-  sampler.config.top_k = 1;
-  REQUIRE(sampler.sample(3) == expected);
 }
 
 TEST_CASE("a sample is a function of the seed") {

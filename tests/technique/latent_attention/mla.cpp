@@ -706,6 +706,9 @@ TEST_CASE("widths that are left out have DeepSeek-V2's ratios to hidden_size / n
   REQUIRE(model.mla.v_head_dim == 8);
   REQUIRE(model.num_kv_heads == 4);
   REQUIRE(model.head_dim() == 12);
+  MlaShape odd;
+  odd.fill(/*width=*/6);  // whose half is no whole number of pairs
+  REQUIRE(odd.qk_rope_head_dim == 2);
   REQUIRE(parsed({"mla", "--model", "8B", "--kv_lora_rank", "512"}).model.mla.kv_lora_rank == 512);
 }
 

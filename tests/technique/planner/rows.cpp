@@ -136,6 +136,11 @@ TEST_CASE("a step of parts adds the bubble, the messages, the gradients and the 
   CHECK(step.constant == Approx(4e-3));
   row.config.data_parallel.zero_stage = 1;
   CHECK(step_of_parts(row.config, parts, cost).update == Approx(own / 2 * 1e-6));
+  // Ten layers over four stages: the fullest has three.
+  const RunRow uneven = row_of(kColumns, "64,4,10,16,1,2,4,2,40", framework_cluster());
+  const StepOfParts fullest = step_of_parts(uneven.config, parts, cost);
+  CHECK(fullest.stages == Approx(10 * (3 * 3 + 0.8)));
+  CHECK(fullest.bubble == Approx(0.3 + 10 * 3 + 0.8 - (3 * 3 + 0.8)));
   // With nothing to hide it: half of the bytes twice, or once for gradients and once for weights.
   const PartSeconds none{};
   CHECK(step_of_parts(row.config, none, cost).gradients == Approx(2e-6 + own * 2e-9).epsilon(1e-6));
@@ -169,6 +174,11 @@ TEST_CASE("the memory of a row is its framework's, or this trainer's to the byte
   row.config.data_parallel.zero_stage = 1;
   const double full = own * 10 + tokens * 2 * 2 * 64 + 6 * tokens * 51200 / 2;
   CHECK(gib_of_row(row, cluster) == Approx(3 + full / (1 << 30)));
+  // Nine layers over four stages: the fullest has three, with one and without states of its own.
+  row = row_of(kColumns, "64,4,9,16,2,2,4,2,40", cluster);
+  const double three = (3 * double(model.layer_weights(0, false)) + 51200 * 64) / 2;
+  const double uneven = three * 16 + tokens * 3 * 2 * 64 + 6 * tokens * 51200 / 2;
+  CHECK(gib_of_row(row, cluster) == Approx(3 + uneven / (1 << 30)));
   row.by_framework = false;
   CHECK(gib_of_row(row, cluster) == double(predict_fullest(row.config).needed()) / (1 << 30));
 }
@@ -214,6 +224,15 @@ TEST_CASE("rows to fit are chosen by a name that is known and a number") {
     config.search.plan_fit = wrong;
     check_throws<UsageError>([&] { fit_rows(config); },
                              {std::string("plan_fit=") + wrong, "try \"pp<=1\""});
+  }
+  // Nine ranks lie on two nodes of eight, eight ranks on one.
+  std::ofstream(dir.file("runs.csv")) << kColumns << ",step_time_ms\n"
+                                      << "1152,9,4,128,9,1,1,2,16,900\n"
+                                      << "1024,8,4,128,8,1,1,2,16,900\n";
+  for (const auto& [condition, number] : {std::pair("nodes<=1", 1), {"nodes<=2", 2}}) {
+    config.search.plan_fit = condition;
+    check_throws<UsageError>([&] { fit_rows(config); },
+                             {condition, fmt::format("has {} such rows", number)});
   }
 }
 
