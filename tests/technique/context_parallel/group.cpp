@@ -135,7 +135,7 @@ TEST_CASE("in bf16 attention over eight ranks errs no more than attention on one
 
 TEST_CASE("blocks that positions or documents empty are not computed") {
   constexpr int64_t B = AttentionInput::B, S = AttentionInput::S, kRanks = 4;
-  for (int64_t length : {int64_t{3}, S / 4, S / 2, S}) {  // of a document
+  for (int64_t length : {int64_t{2}, int64_t{3}, S / 4, S / 2, S}) {  // of a document
     AttentionInput input(8, 2, /*documents=*/false);
     for (int64_t i = 0; i < B * S; ++i) {
       // Those of the second sample begin elsewhere.
