@@ -18,9 +18,10 @@ namespace usp {
 namespace {
 
 /// Numbers in [-0.5, 0.5) that repeat: of zeros products take less power, and less time. They are
-/// spread on the device, because a table of a large model has 10^8 of them.
+/// spread on the device, because a table of a large model has 10^8 of them. A prime number of them
+/// repeats, so that rows that follow each other differ.
 Tensor random_matrix(int64_t rows, int64_t columns, DType dtype, const std::string& name) {
-  constexpr int64_t kPattern = int64_t{1} << 16;
+  constexpr int64_t kPattern = 65521;
   const Tensor x = Tensor::empty({rows, columns}, dtype), flat = x.view({x.numel()});
   const RandomStream stream(1, name);
   std::vector<double> values(std::min(kPattern, x.numel()));
@@ -58,16 +59,6 @@ double time_round(const Communicator& world, std::vector<Product>& products, int
   return longest.item();
 }
 
-/// Values in [-0.5, 0.5) that cost next to nothing, unlike a RandomStream's.
-Tensor plain_matrix(int64_t rows, int64_t columns, DType dtype, uint64_t state) {
-  std::vector<double> values(rows * columns);
-  for (double& value : values) {
-    state = state * 6364136223846793005 + 1442695040888963407;  // Knuth's
-    value = static_cast<double>(state >> 40) * 0x1p-24 - 0.5;
-  }
-  return Tensor::from_host(values, {rows, columns}, dtype);
-}
-
 /// Compares element [row, column] of x [m, k] times w^T, w [n, k].
 void check_element(double got, std::span<const double> x, std::span<const double> w, DType dtype,
                    int64_t row, int64_t column) {
@@ -99,7 +90,7 @@ void check_matmul(DType dtype, const std::vector<MatmulShape>& shapes) {
   const int64_t n = largest.n, k = largest.k, threads = num_threads();
   constexpr int64_t kWork = int64_t{1} << 23;  // of a thread, lest fewer of them be woken
   const int64_t rows = std::clamp(kWork * threads / (n * k), 64 * threads, int64_t{1} << 16);
-  const Tensor x = plain_matrix(rows, k, dtype, 1), w = plain_matrix(n, k, dtype, 2);
+  const Tensor x = random_matrix(rows, k, dtype, "a"), w = random_matrix(n, k, dtype, "b");
   const Tensor product = Tensor::from_host(std::vector<double>(rows * n, NAN), {rows, n}, dtype);
   ops::matmul(product, x, w.transposed());
   const std::vector<double> got = product.items();

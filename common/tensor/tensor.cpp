@@ -231,15 +231,19 @@ void Tensor::assign(std::span<const double> values) {
   USP_CHECK(static_cast<int64_t>(values.size()) == numel(), "{} values for shape {}", values.size(),
             shape_.to_string());
   dispatch(dtype_, [&]<class T>(T) {
-    if (device() != Device::cpu) {
-      std::vector<T> converted(values.size());
+    const double* source = values.data();
+    const auto convert = [&](T* to) {
       const int64_t count = std::ssize(values);
 #pragma omp parallel for if (count >= kParallelElements)
-      for (int64_t i = 0; i < count; ++i) converted[i] = static_cast<T>(values[i]);
+      for (int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(source[i]);
+    };
+    if (device() != Device::cpu) {
+      std::vector<T> converted(values.size());
+      convert(converted.data());
       return assign_bytes(std::as_bytes(std::span(converted)));
     }
     T* target = data<T>();
-    const double* source = values.data();
+    if (contiguous()) return convert(target);
     for_each_offset(*this, [&](int64_t offset) { target[offset] = static_cast<T>(*source++); });
   });
 }
