@@ -67,7 +67,7 @@ std::vector<std::pair<const char*, Bounds>> mistakes() {
        [](int64_t, int64_t, int64_t numel, int rank, int ranks) {
          return right(numel, 0, numel, rank, ranks);
        }},
-      {"bounds lie outside of the parameter: what belongs to its neighbours is not its own",
+      {"bounds lie outside of the parameter: what belongs to its neighbors is not its own",
        [](int64_t total, int64_t offset, int64_t, int rank, int ranks) {
          const int64_t length = rounded_up(total, ranks);
          return ShardBounds{rank * length - offset, (rank + 1) * length - offset};
