@@ -19,10 +19,10 @@ int run(const Communicator& world, int argc, char** argv) {
   // [show]
   const PipelineConfig& pipeline = config.pipeline;
   if (!pipeline.pp_show.empty()) return session.answer(pipeline.show(config.grad_acc_steps));
+  if (config.composition.proves() || config.composition.mesh_show == "types") return prove(config);
   if (!config.composition.mesh_show.empty()) {
     return session.answer(show_layout(config, session.flags()));
   }
-  if (config.composition.proves()) return prove(config);
   // [show]
   const Mesh mesh(world, config.mesh());
   session.open([&] { return predict_fullest(config); });

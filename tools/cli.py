@@ -34,6 +34,7 @@ Read and run
   diff CHAPTER [OTHER]     what differs between two chapters; one alone: from its parent
   prove CHAPTER -- FLAGS   your layout, shrunk to what runs here: does it compute what one rank does?
   fuzz CHAPTER             the same of layouts drawn at random, for some minutes
+  types CHAPTER -- FLAGS   of which types a layout's tensors are, and the first that does not fit
 Find a layout
   plan --model 8B --cluster h100_nvl8 --nodes 8 --batch 1M    what fits, and what is fastest
   plan ... --what_if net=+100%   or   plan ... --why 1 4      on a changed cluster; why B is slower
@@ -247,6 +248,27 @@ def _prove(arguments, flags):
     options = launch.Options(install=not args.no_install, skip_packages=args.skip_packages)
     asked = ["--prove", str(args.ranks), *(["--prove_dtype", args.dtype] if args.dtype != "f64" else [])]
     return launch.run_chapter(chapter, [*asked, *flags], options)
+
+
+def _types(arguments, flags):
+    """./book types"""
+    parser = _Parser(prog="./book types", usage="./book types CHAPTER [options] -- chapter flags",
+                     description="Follows the types of all tensors through two training steps of the "
+                     "layout that the flags describe, on shapes alone: along each axis of the mesh, "
+                     "whether they are the same on every rank, terms of a sum, other rows and so on. "
+                     "Prints those of a layer, and the first operation whose operands do not fit. "
+                     "Exit code: 0 = all fit, 1 = one does not, 2 = bad input.",
+                     examples=(
+                         ("./book types ch07 -- --recipe llama3_405b", "a published layout"),
+                         ("./book types ch07 -- --tp_size 2 --sequence_parallel",
+                          "of which types are a layer's tensors?")))
+    parser.add_argument("chapter", metavar="CHAPTER", help="such as ch07")
+    _add_set_up(parser)
+    parser.flags = tuple(flags)
+    args = parser.parse_args(arguments)
+    chapter = _chapter_with_proof("types", args.chapter, flags)
+    options = launch.Options(install=not args.no_install, skip_packages=args.skip_packages)
+    return launch.run_chapter(chapter, ["--mesh_show", "types", *flags], options)
 
 
 def _chapter_with_proof(command, name, flags):
@@ -836,7 +858,7 @@ def _solution(arguments, _flags):
     return exercises.show_solution(exercises.resolve(args.exercise), args.yes)
 
 
-COMMANDS = {"run": _run, "prove": _prove, "fuzz": _fuzz, "plan": _plan,
+COMMANDS = {"run": _run, "prove": _prove, "fuzz": _fuzz, "types": _types, "plan": _plan,
             "calibrate": _calibrate,
             "test": _test, "bench": _bench,
             "plot": _plot, "why": _why, "list": _list, "compare": _compare, "doctor": _doctor,
@@ -869,9 +891,9 @@ def _dispatch(argv):
         raise BookError(f"there is no command {name!r}; {hint}", 2)
     split = argv.index("--") if "--" in argv else len(argv)
     arguments, flags = argv[1:split], argv[split + 1:]
-    if flags and argv[0] not in ("run", "prove", "plan"):
-        raise BookError(f"./book {argv[0]} takes nothing after `--`; only `run`, `prove` and "
-                        "`plan` hand flags on", 2)
+    if flags and argv[0] not in ("run", "prove", "types", "plan"):
+        raise BookError(f"./book {argv[0]} takes nothing after `--`; only `run`, `prove`, "
+                        "`types` and `plan` hand flags on", 2)
     return COMMANDS[argv[0]](arguments, flags)
 
 

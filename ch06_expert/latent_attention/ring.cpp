@@ -3,6 +3,7 @@
 #include <functional>
 #include <optional>
 
+#include "tensor/recorder.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -47,6 +48,7 @@ Tensor gather_heads(const Tensor& dkv, DType dtype, const MlaShape& shape) {
 Tensor shared_key_gradient(const Tensor& dkv, DType acc, const MlaShape& shape) {
   const int64_t B = dkv.size(0), S = dkv.size(1), N = dkv.size(2) / 2;
   const int64_t nope = shape.qk_nope_head_dim, rope = shape.qk_rope_head_dim;
+  const RecordedPhase adds_heads("sums over heads");
   const Tensor sum = Tensor::zeros({B, S, 1, rope}, acc), of_head = Tensor::empty(sum.shape(), acc);
   for (int64_t head = 0; head < N; ++head) {
     ops::copy(of_head, dkv.narrow(2, head, 1).narrow(3, nope, rope));

@@ -75,7 +75,7 @@ class ProgramRecorder : public Recorder {
   }
 
   void op(std::string_view name, int64_t flops, int64_t bytes,
-          std::span<const Tensor* const> operands) override {
+          std::span<const Tensor* const> operands, bool) override {
     add(Event::compute, kernel_(kernel_of(name, flops, bytes, operands)));
   }
 

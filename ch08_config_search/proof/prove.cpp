@@ -19,6 +19,7 @@
 #include "proof/compositions.h"
 #include "proof/rounding.h"
 #include "proof/temporary_folder.h"
+#include "proof/types.h"
 #include "tensor/console.h"
 #include "train/whole_state.h"
 #include "train_step.h"
@@ -312,6 +313,7 @@ std::string prove_rounding(const Twin& twin) {
 }  // namespace
 
 int prove(const TrainConfig& config) {
+  if (config.composition.mesh_show == "types") return show_types(config);
   if (config.composition.fuzz > 0) return fuzz(config);
   if (config.mesh().ranks() == 1) {
     usage_error(

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "expert_parallel/node_dispatch.h"
+#include "tensor/recorder.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -92,6 +93,7 @@ Tensor Router::drop(const Tensor& choices, const SampleCounts& samples, const Pa
 // [drop]
 
 void Router::record(const Tensor& choices, const Tensor& kept, const Tensor& scores) const {
+  const RecordedPhase counts_tokens("sums over rows");  // what comes back from the host is
   const CategoryScope small(Category::workspace);
   const int64_t E = shape_.num_experts;
   const Tensor chosen = Tensor::empty({1, E}, DType::i32),

@@ -44,7 +44,10 @@ void tell_recorder(Operation& operation, const Sends& sends) {
                                           operation.peer,
                                           operation.payload_bytes,
                                           sends.wire_bytes,
-                                          sends.net_bytes});
+                                          sends.net_bytes,
+                                          &operation.memory.input,
+                                          &operation.memory.output,
+                                          operation.reduce == ReduceOp::max});
 }
 
 /// The main thread's clocks before and after it has waited for an operation.

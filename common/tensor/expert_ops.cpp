@@ -171,7 +171,8 @@ void unpermute(Tensor y, const Tensor& rows, const Tensor& slots, const Tensor& 
   if (gates.defined()) {
     check_operand(gates, slots.shape(), accumulate_dtype(y.dtype()), "unpermute: gates");
   }
-  OpScope("unpermute", 0, y, rows, slots, gates)->unpermute(y, rows, slots, gates, accumulate);
+  OpScope("unpermute", Flag{accumulate}, 0, y, rows, slots, gates)
+      ->unpermute(y, rows, slots, gates, accumulate);
 }
 
 void unpermute_backward(Tensor drows, Tensor dgates, const Tensor& dy, const Tensor& rows,
@@ -208,7 +209,7 @@ void grouped_linear_backward_weight(Tensor dweights, const Tensor& dy, const Ten
   const int64_t flops = check_grouped(dy, x, dweights, counts, "grouped_linear_backward_weight");
   check_weight_gradient(dweights, dweights.shape(), x.dtype(),
                         "grouped_linear_backward_weight: dweights");
-  OpScope("grouped_linear_backward_weight", flops, dweights, dy, x)
+  OpScope("grouped_linear_backward_weight", Flag{accumulate}, flops, dweights, dy, x)
       ->grouped_linear_backward_weight(dweights, dy, x, counts, accumulate);
 }
 

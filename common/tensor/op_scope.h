@@ -17,6 +17,11 @@ struct Uncounted {
   const Tensor& tensor;
 };
 
+/// What a Recorder is told of an op besides its operands; see Recorder::op().
+struct Flag {
+  bool value;
+};
+
 /// The trace span of one op; counts its floating-point operations and the bytes of its operands,
 /// and demands that they lie in one place, whose kernels it gives.
 class OpScope {
@@ -25,6 +30,11 @@ class OpScope {
   OpScope(std::string_view name, int64_t flops, const Operands&... operands)
       : OpScope(std::array<const Tensor*, sizeof...(Operands)>{&tensor_of(operands)...}, name,
                 flops, (int64_t{0} + ... + bytes_of_operand(operands))) {}
+  /// Of an op that does more, or other things, where `flag` is set.
+  template <class... Operands>
+  OpScope(std::string_view name, Flag flag, int64_t flops, const Operands&... operands)
+      : OpScope(std::array<const Tensor*, sizeof...(Operands)>{&tensor_of(operands)...}, name,
+                flops, (int64_t{0} + ... + bytes_of_operand(operands)), flag) {}
   /// Of an op without floating-point operations that are counted, on a list of operands, which
   /// move this many bytes.
   OpScope(std::string_view name, int64_t bytes, const std::vector<const Tensor*>& operands)
@@ -39,12 +49,13 @@ class OpScope {
  private:
   using List = std::span<const Tensor* const>;
 
-  OpScope(List operands, std::string_view name, int64_t flops, int64_t bytes)
+  OpScope(List operands, std::string_view name, int64_t flops, int64_t bytes, Flag flag = {false})
       : runtime_(Runtime::current()),
         backend_(runtime_.backend(check_devices(name, operands))),
         trace_(name, "op", flops, bytes, &backend_ == &runtime_.backend()) {
     runtime_.add_flops(flops);
-    if (runtime_.recorder() != nullptr) runtime_.recorder()->op(name, flops, bytes, operands);
+    if (runtime_.recorder() == nullptr) return;
+    runtime_.recorder()->op(name, flops, bytes, operands, flag.value);
   }
 
   static const Tensor& tensor_of(const Tensor& operand) { return operand; }

@@ -61,7 +61,7 @@ int64_t attention_flops(const AttentionSizes& s, int matmuls, const Positions& q
 
 void fill(Tensor y, double value) {
   USP_CHECK(y.contiguous(), "fill: y must be contiguous");
-  OpScope("fill", 0, y)->fill(y, value);
+  OpScope("fill", Flag{value == 0}, 0, y)->fill(y, value);
 }
 
 void copy(Tensor y, const Tensor& x) {
@@ -93,7 +93,7 @@ void dropout(Tensor y, const Tensor& x, double rate, const RandomStream& random,
 
 void matmul(Tensor c, const Tensor& a, const Tensor& b, bool accumulate) {
   check_matmul(c, a, b);
-  OpScope("matmul", matmul_flops(c, a), c, a, b)->matmul(c, a, b, accumulate);
+  OpScope("matmul", Flag{accumulate}, matmul_flops(c, a), c, a, b)->matmul(c, a, b, accumulate);
 }
 
 void linear_forward(Tensor y, const Tensor& x, const Tensor& weight) {
@@ -111,7 +111,7 @@ void linear_backward_input(Tensor dx, const Tensor& dy, const Tensor& weight) {
 void linear_backward_weight(Tensor dweight, const Tensor& dy, const Tensor& x, bool accumulate) {
   const Tensor a = dy.transposed();
   check_matmul(dweight, a, x);
-  OpScope("linear_backward_weight", matmul_flops(dweight, a), dweight, dy, x)
+  OpScope("linear_backward_weight", Flag{accumulate}, matmul_flops(dweight, a), dweight, dy, x)
       ->matmul(dweight, a, x, accumulate);
 }
 
@@ -129,7 +129,7 @@ void embedding_backward(Tensor dtable, const Tensor& dy, const Tensor& tokens, i
                         "embedding_backward: dtable");
   check_operand(tokens, {dy.size(0)}, DType::i32, "embedding_backward: tokens");
   check_operand(dy, dy.shape(), dy.dtype(), "embedding_backward: dy");
-  OpScope("embedding_backward", 0, dtable, dy, tokens)
+  OpScope("embedding_backward", Flag{accumulate}, 0, dtable, dy, tokens)
       ->embedding_backward(dtable, dy, tokens, vocab_offset, accumulate);
 }
 
@@ -162,7 +162,7 @@ void rmsnorm_backward_weight(Tensor dweight, const Tensor& dy, const Tensor& x, 
   check_operand(dy, x.shape(), x.dtype(), "rmsnorm_backward_weight: dy");
   check_weight_gradient(dweight, {x.size(1)}, x.dtype(), "rmsnorm_backward_weight: dweight");
   check_operand(rstd, {x.size(0)}, acc, "rmsnorm_backward_weight: rstd");
-  OpScope("rmsnorm_backward_weight", 0, dweight, dy, x, rstd)
+  OpScope("rmsnorm_backward_weight", Flag{accumulate}, 0, dweight, dy, x, rstd)
       ->rmsnorm_backward_weight(dweight, dy, x, rstd, accumulate);
 }
 
@@ -309,14 +309,14 @@ void cross_entropy_backward(Tensor dlogits, const Tensor& logits, const Tensor& 
 void sum_squares(Tensor sum, const Tensor& x, bool accumulate) {
   check_operand(sum, {1}, DType::f64, "sum_squares: sum");
   USP_CHECK(x.contiguous(), "sum_squares: x must be contiguous");
-  OpScope("sum_squares", 0, x, Uncounted{sum})->sum_squares(sum, x, accumulate);
+  OpScope("sum_squares", Flag{accumulate}, 0, x, Uncounted{sum})->sum_squares(sum, x, accumulate);
 }
 
 void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums, double max_norm) {
   check_operand(coefficient, {1}, DType::f64, "clip_coefficient: coefficient");
   check_operand(norm, {1}, DType::f64, "clip_coefficient: norm");
   check_operand(sums, {sums.numel()}, DType::f64, "clip_coefficient: sums");
-  OpScope("clip_coefficient", 0, sums, Uncounted{coefficient}, Uncounted{norm})
+  OpScope("clip_coefficient", Flag{max_norm == 0}, 0, sums, Uncounted{coefficient}, Uncounted{norm})
       ->clip_coefficient(coefficient, norm, sums, max_norm);
 }
 

@@ -29,11 +29,19 @@ class Recorder {
     CommKind kind;
     int peer;                                      ///< send, recv: rank within the group; else -1
     int64_t payload_bytes, wire_bytes, net_bytes;  ///< as the ledger has them
+    const Tensor* input;   ///< what is read; undefined where this rank only receives
+    const Tensor* output;  ///< what is overwritten, perhaps `input`; undefined where it only sends
+    bool takes_maximum;    ///< of a reduction: instead of the sum
   };
 
-  /// `operands`: outputs first, as the op's function has them; some may be undefined.
+  /// Where values come from that no op writes.
+  enum class Source { zeros, host, copy };
+
+  /// `operands`: outputs first, as the op's function has them; some may be undefined. `flag`: that
+  /// the op adds to what its output holds; of fill, that it writes 0; of clip_coefficient, that it
+  /// clips nothing.
   virtual void op(std::string_view name, int64_t flops, int64_t bytes,
-                  std::span<const Tensor* const> operands) = 0;
+                  std::span<const Tensor* const> operands, bool flag) = 0;
   /// Returns the number, 0 or higher, that its wait() will be told.
   virtual int64_t post(const Posted& operation) = 0;
   /// The rank waits for the operation of that number.
@@ -41,6 +49,12 @@ class Recorder {
   /// A phase of the trace; see TraceScope::Label.
   virtual void begin_phase(std::string_view name, int64_t number, int64_t micro_batch) = 0;
   virtual void end_phase() = 0;  ///< the innermost one
+
+  /// The address that a storage of so many bytes shall have on meta, where it has none, for who
+  /// wants to know which elements an operand is. It is never read from.
+  virtual void* place(int64_t) { return nullptr; }
+  /// A tensor is made with values: 0, the host's, or those of `from`. `name`: Tensor::empty()'s.
+  virtual void made(const Tensor&, Source, std::string_view /*name*/, const Tensor* /*from*/) {}
 };
 
 /// A phase that the Recorder alone is told of, not the trace.

@@ -3,11 +3,19 @@
 #include <cstring>
 
 #include "tensor/ops.h"
+#include "tensor/recorder.h"
 #include "tensor/runtime.h"
 
 namespace usp {
 
 namespace {
+
+/// Tells whoever records the program where the tensor's values come from.
+void tell_recorder(const Tensor& tensor, Recorder::Source source, std::string_view name = {},
+                   const Tensor* from = nullptr) {
+  Recorder* recorder = Runtime::current().recorder();
+  if (recorder != nullptr) recorder->made(tensor, source, name, from);
+}
 
 /// Fewer are converted in less time than it takes to wake other threads.
 constexpr int64_t kParallelElements = 1 << 16;
@@ -52,13 +60,16 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, std::string_view name) {
   const std::shared_ptr<Allocator>& allocator = runtime.allocator_in_force();
   const MemoryTag tag(runtime.category(), runtime.block(), name);
   void* pointer = allocator->allocate(bytes, tag);
+  const bool nowhere = allocator->device() == Device::meta && bytes > 0;
+  if (nowhere && runtime.recorder() != nullptr) pointer = runtime.recorder()->place(bytes);
   tensor.storage_.reset(new Storage{allocator, pointer, bytes, tag});
   return tensor;
 }
 
 Tensor Tensor::zeros(const Shape& shape, DType dtype) {
   Tensor tensor = empty(shape, dtype);
-  if (tensor.address() == nullptr) return tensor;
+  tell_recorder(tensor, Recorder::Source::zeros);
+  if (tensor.address() == nullptr || tensor.device() == Device::meta) return tensor;
   if (tensor.device() == Device::cpu) {
     std::memset(tensor.address(), 0, tensor.bytes());
   } else {
@@ -69,6 +80,7 @@ Tensor Tensor::zeros(const Shape& shape, DType dtype) {
 
 Tensor Tensor::from_host(std::span<const double> values, const Shape& shape, DType dtype) {
   Tensor tensor = empty(shape, dtype);
+  tell_recorder(tensor, Recorder::Source::host);
   if (tensor.device() != Device::meta) tensor.assign(values);
   return tensor;
 }
@@ -78,6 +90,7 @@ Tensor Tensor::from_host(std::span<const int32_t> values, const Shape& shape,
   Tensor tensor = empty(shape, DType::i32, name);
   USP_CHECK(static_cast<int64_t>(values.size()) == shape.numel(), "{} values for shape {}",
             values.size(), shape.to_string());
+  tell_recorder(tensor, Recorder::Source::host, name);
   if (tensor.device() != Device::meta) tensor.assign_bytes(std::as_bytes(values));
   return tensor;
 }
@@ -146,7 +159,8 @@ Tensor Tensor::to_contiguous() const {
   if (contiguous()) return *this;
   const HostScope beside_it(device() == Device::cpu);
   Tensor copy = empty(shape_, dtype_);
-  if (address() == nullptr) return copy;
+  tell_recorder(copy, Recorder::Source::copy, {}, this);
+  if (address() == nullptr || device() == Device::meta) return copy;
   if (device() != Device::cpu) {
     ops::copy(copy, *this);
     return copy;

@@ -147,7 +147,7 @@ class Proving(unittest.TestCase):
     def test_other_commands_take_no_flags_after_the_dashes(self):
         code, said, _ = self.run_book("list", "--", "--steps", "3")
         self.assertEqual(code, 2)
-        self.assertIn("only `run`, `prove` and `plan` hand flags on", said)
+        self.assertIn("only `run`, `prove`, `types` and `plan` hand flags on", said)
 
 
 if __name__ == "__main__":

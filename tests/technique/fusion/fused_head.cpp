@@ -151,7 +151,7 @@ TEST_CASE("of logits and of the product in the MLP nothing is kept, on the CPU a
 /// Counts operations, and phases of fused ones, by name.
 class Counter : public Recorder {
  public:
-  void op(std::string_view name, int64_t, int64_t, std::span<const Tensor* const>) override {
+  void op(std::string_view name, int64_t, int64_t, std::span<const Tensor* const>, bool) override {
     ++count[std::string(name)];
   }
   int64_t post(const Posted&) override { return 0; }

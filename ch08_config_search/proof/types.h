@@ -1,0 +1,44 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "train_step.h"
+#include "types/checker.h"
+
+namespace usp {
+
+/// What the types of a run's tensors say of it.
+struct TypeCheck {
+  int64_t ranks = 0, ops = 0, messages = 0;  ///< that were followed
+  std::string error;                         ///< the first; empty: there is none
+  std::string mutated;  ///< which message was, such as "all_reduce over dp"; empty: none was met
+  bool mutated_integers = false;
+};
+
+/// Of which rank of a stage a run is followed: the first along every factor of the mesh, or the
+/// second. Who enters what all ranks know into a sum is seen from both alone.
+enum class TypedPlace { first, second };
+
+/// Two training steps of one rank, on meta: the rank of that place in this stage of the pipeline.
+struct TypedRank {
+  TypedPlace place = TypedPlace::first;
+  int64_t stage = 0;
+  types::Mutation mutation;
+  std::function<void(const types::Checker&, const types::TypedOp&)> listener;  ///< may be empty
+};
+
+/// What goes in `sent` and `received`, where they are not nullptr: messages along pp, by peer.
+TypeCheck check_types_of(const TrainConfig& config, const TypedRank& rank,
+                         std::map<int, int64_t>* sent = nullptr,
+                         std::map<int, int64_t>* received = nullptr);
+
+/// Every stage in both places; besides, that each message from one of these ranks to another of
+/// them has a receive. Throws UsageError where the sizes of the mesh have no types.
+TypeCheck check_types(const TrainConfig& config, const types::Mutation& mutation = {});
+
+/// Prints the types of the tensors of a decoder layer, and whether all of the run fit (`--mesh_show
+/// types`). Returns the exit code: 1 if one does not. Throws UsageError like check_types().
+int show_types(const TrainConfig& config);
+
+}  // namespace usp

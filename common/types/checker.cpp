@@ -1,0 +1,348 @@
+#include "types/checker.h"
+
+#include <algorithm>
+
+#include "types/rules.h"
+
+namespace usp::types {
+
+namespace {
+
+/// Where a tensor lies in another one, in elements; nothing where it does not.
+std::optional<int64_t> offset_in(const Tensor& part, const Tensor& whole) {
+  if (!part.defined() || part.numel() == 0) return {};
+  const auto* at = static_cast<const char*>(part.address());
+  const auto* begin = static_cast<const char*>(whole.address());
+  if (at < begin || at >= begin + whole.bytes()) return {};
+  return (at - begin) / bytes_of(whole.dtype());
+}
+
+}  // namespace
+
+Checker::Checker(Setting setting) : setting_(std::move(setting)) {
+  for (std::vector<Phase>& phases : phases_) phases.emplace_back();
+}
+
+void Checker::declare(ParameterList& parameters, const std::map<std::string, Declared>& types) {
+  parameters_ = &parameters;
+  all_have_stage_copies_ = setting_.mesh.pp > 1;
+  const auto is_sharded = [&](const Parameter& parameter) {  // with others of its group
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const Parameter& other = parameters[i];
+      if (other.grad_groups.front() != parameter.grad_groups.front()) continue;
+      if (other.shard.numel() != other.local_shape().numel()) return true;
+    }
+    return false;
+  };
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    Parameter& parameter = parameters[i];
+    const Declared& declared = types.at(parameter.name);
+    declared_.emplace(&parameter, declared);
+    versions_.push_back(parameter.version);
+    const int pp = count() - 1;
+    const bool has_copies = pp >= 0 && is_pp(pp) && declared.type[pp] == Kind::replicated;
+    has_stage_copies_ = has_stage_copies_ || has_copies;
+    all_have_stage_copies_ = all_have_stage_copies_ && has_copies;
+    for (const Tensor& tensor : {parameter.value, parameter.shard.value, parameter.shard.master}) {
+      if (!tensor.defined() || tensor.numel() == 0) continue;
+      // Of shards of weights, the groups say later who has which.
+      const bool is_here = parameter.value.defined() || !is_sharded(parameter);
+      const Type type = is_here ? declared.type : all_of(Kind::zero);
+      write(tensor, 0, regions_.width(tensor), type, "the initial values", &parameter);
+    }
+  }
+  lasts_ = regions_.mark();
+}
+
+bool Checker::is_first(int factor, const Parameter* parameter) const {
+  if (is_pp(factor) && parameter != nullptr) return declared_.at(parameter).is_first_holder;
+  return setting_.factors[factor].place(setting_.mesh, setting_.rank) == 0;
+}
+
+std::string Checker::where() const {
+  std::string text;
+  const Phase& phase = phases_[thread_turn()].back();
+  if (!phase.name.empty()) text += " in " + phase.name;
+  if (phase.micro_batch >= 0) text += fmt::format(" of micro-batch {}", phase.micro_batch);
+  const int block = Runtime::current().block();
+  if (block >= 0) text += fmt::format("{}block {}", text.empty() ? " in " : ", ", block);
+  return text;
+}
+
+void Checker::refuse(std::string_view operation, int factor, const std::string& what) const {
+  std::string along;
+  if (factor >= 0) along = fmt::format(", over {}", setting_.factors[factor].name());
+  throw TypeError(fmt::format("{}{}{}: {}", operation, where(), along, what));
+}
+
+void Checker::write(const Tensor& tensor, int64_t begin, int64_t end, const Type& type,
+                    std::string_view origin, const Parameter* parameter) {
+  const int block = Runtime::current().block();
+  regions_.change(tensor, begin, end, [&](Region& region) {
+    if (region.arriving > 0 || region.reading > 0) {
+      refuse(origin, -1,
+             fmt::format("writes into what a message that is under way {} (last written by {})",
+                         region.arriving > 0 ? "writes too" : "still reads", region.origin));
+    }
+    region.type = type;
+    region.origin = origin;
+    region.block = block;
+    region.is_gathered = false;
+    if (parameter != nullptr) region.parameter = parameter;
+  });
+}
+
+void Checker::write(const Tensor& tensor, const Type& type, std::string_view origin) {
+  if (!tensor.defined() || tensor.numel() == 0) return;
+  write(tensor, 0, regions_.width(tensor), type, origin);
+}
+
+std::vector<Region> Checker::as_read(const Tensor& tensor) {
+  std::vector<Region> all = regions_.of(tensor);
+  for (Region& region : all) {
+    for (int f = 0; region.is_gathered && f < count(); ++f) {
+      const bool is_part = setting_.factors[f].axis == MeshAxis::cp && region.type[f] == Kind::rows;
+      if (is_part) region.type[f] = Kind::replicated;
+    }
+  }
+  return all;
+}
+
+void Checker::copy(const Tensor& to, const Tensor& from) {
+  if (from.numel() == 0) return;
+  const std::vector<Region> all = as_read(from);
+  if (all.empty()) return;  // integers that the host makes
+  const int64_t width = regions_.width(from), rows = from.numel() / std::max<int64_t>(1, width);
+  if (all.size() > 1 && rows > 1) regions_.divide_into_columns(to, width);
+  if (regions_.width(to) == width) {
+    for (const Region& region : all) {
+      write(to, region.begin, region.end, region.type, "copy", region.parameter);
+    }
+    return;
+  }
+  Type type = all_of(Kind::unwritten);
+  for (int f = 0; f < count(); ++f) {
+    for (const Region& region : all) {
+      const Kind kind = region.type[f], before = type[f];
+      const Kind both = same(before, kind);
+      const bool of_heads = both == kRefused && (before == Kind::columns || kind == Kind::columns);
+      if (both == kRefused && !of_heads) {
+        refuse("copy", f,
+               fmt::format("one part of it is {}, another {}", words(before), words(kind)));
+      }
+      type[f] = of_heads ? Kind::columns : both;
+    }
+  }
+  write(to, type, "copy");
+}
+
+void Checker::set_under_way(const Tensor& tensor, bool arrives, int change) {
+  if (!tensor.defined() || tensor.numel() == 0) return;
+  regions_.change(tensor, [&](Region& region) {
+    auto& counter = arrives ? region.arriving : region.reading;
+    counter = static_cast<int16_t>(counter + change);
+  });
+}
+
+void Checker::note_read(const Tensor& tensor) {
+  const std::vector<Region> all = regions_.of(tensor);
+  if (std::ranges::none_of(all, &Region::is_unread_gradient)) return;
+  regions_.change(tensor, [](Region& region) { region.is_unread_gradient = false; });
+}
+
+std::vector<Checker::Part> Checker::parts_of(const Tensor& tensor,
+                                             Tensor Parameter::*member) const {
+  std::vector<Part> parts;
+  if (!tensor.defined() || tensor.numel() == 0 || parameters_ == nullptr) return parts;
+  for (size_t i = 0; i < parameters_->size(); ++i) {
+    const Parameter& parameter = (*parameters_)[i];
+    const Tensor& part = parameter.*member;
+    const std::optional<int64_t> begin = offset_in(part, tensor);
+    if (begin) parts.push_back({&parameter, *begin, *begin + part.numel()});
+  }
+  return parts;
+}
+
+void Checker::own_stage_enters(const Tensor& gradient) {
+  const auto has_name = [](const Region& region) { return region.parameter != nullptr; };
+  if (!std::ranges::all_of(regions_.of(gradient), has_name)) {
+    for (const auto& [parameter, begin, end] : parts_of(gradient, &Parameter::grad)) {
+      regions_.change(gradient, begin, end, [&](Region& r) { r.parameter = parameter; });
+    }
+  }
+  if (!has_stage_copies_) return;
+  const int pp = count() - 1;
+  regions_.change(gradient, [&](Region& region) {
+    if (region.parameter == nullptr || region.type[pp] != Kind::layers) return;
+    if (declared_.at(region.parameter).type[pp] != Kind::replicated) return;
+    region.type[pp] = Kind::partial;
+  });
+}
+
+void Checker::note_updates() {
+  if (!is_updating_) return;
+  is_updating_ = false;
+  for (size_t i = 0; i < parameters_->size(); ++i) {
+    const Parameter& parameter = (*parameters_)[i];
+    if (std::exchange(versions_[i], parameter.version) == parameter.version) continue;
+    const Tensor& value = parameter.value;
+    if (!value.defined() || parameter.shard.numel() == value.numel()) continue;
+    const int64_t begin = parameter.shard.begin, end = parameter.shard.end;
+    const auto out_of_date = [](Region& region) {
+      region.type = all_of(Kind::unwritten);
+      region.origin = "an update on other ranks";
+    };
+    regions_.change(value, 0, begin, out_of_date);
+    regions_.change(value, end, value.numel(), out_of_date);
+  }
+}
+
+void Checker::end_step() {
+  note_updates();
+  for (size_t i = 0; i < parameters_->size(); ++i) {
+    const Parameter& parameter = (*parameters_)[i];
+    const Type& declared = declared_.at(&parameter).type;
+    for (const Region& region : regions_.of(parameter.value)) {
+      for (int f = 0; f < count(); ++f) {
+        if (region.type[f] == declared[f]) continue;
+        refuse("the end of the step", f,
+               fmt::format("{} was {}, and is left {} (by {})", parameter.name, words(declared[f]),
+                           words(region.type[f]), region.origin));
+      }
+    }
+  }
+  const auto lost = regions_.find([](const Region& r) { return r.is_unread_gradient; });
+  if (lost) {
+    refuse("the end of the step", -1,
+           fmt::format("nothing has read the gradient of {} that {} left in block {}",
+                       lost->parameter ? lost->parameter->name : "a weight", lost->origin,
+                       lost->block));
+  }
+  for (const Tensor& number : terms_) {
+    for (const Region& region : regions_.of(number)) {
+      for (int f = 0; f < count(); ++f) {
+        if (is_neutral(region.type[f]) || region.type[f] == Kind::partial) continue;
+        refuse(region.origin, f,
+               fmt::format("the report sums this number over all ranks, and it is {}: it counts "
+                           "{} times",
+                           words(region.type[f]), setting_.factors[f].size));
+      }
+    }
+  }
+  for (const auto& [group, sends] : in_ring_) {
+    if (sends == 0) continue;
+    refuse("the end of the step", -1,
+           sends > 0 ? "a rank sends on what it has not received: a receive is missing"
+                     : "a rank receives more than it sends on: a send is missing");
+  }
+}
+
+void Checker::op(std::string_view name, int64_t, int64_t, std::span<const Tensor* const> operands,
+                 bool flag) {
+  note_updates();
+  ++ops_;
+  TypedOp typed;
+  const auto first_of = [&](const Tensor& operand) -> std::optional<Type> {
+    const std::vector<Region> all = regions_.of(operand);
+    if (all.empty()) return {};
+    if (all.front().parameter != nullptr) typed.parameter = all.front().parameter->name;
+    return all.front().type;
+  };
+  if (listener_) {
+    typed = {std::string(name),
+             phase().name,
+             Runtime::current().block(),
+             phase().micro_batch,
+             {},
+             {},
+             ""};
+    for (const Tensor* operand : operands) {
+      if (const auto type = first_of(*operand)) typed.operands.push_back(*type);
+    }
+  }
+  apply_rule({*this, name, operands, flag});
+  if (!listener_) return;
+  typed.result = first_of(*operands.front());
+  listener_(typed);
+}
+
+int64_t Checker::post(const Posted& operation) {
+  note_updates();
+  const int64_t number = messages_++;
+  const Mutation& mutation = setting_.mutation;
+  const bool is_mutated = mutation.what != Mutation::What::none && number == mutation.message;
+  const std::string_view origin =
+      lasting(fmt::format("{} over {}", name(operation.kind), operation.group));
+  if (is_mutated) {
+    mutated_ = origin;
+    const Tensor& any = operation.input->defined() ? *operation.input : *operation.output;
+    mutated_integers_ = any.defined() && any.dtype() == DType::i32;
+  }
+  if (is_mutated && mutation.what == Mutation::What::left_out) {
+    under_way_.emplace_back();
+    return std::ssize(under_way_) - 1;
+  }
+  TypedOp typed;
+  if (listener_) {
+    typed = {std::string(origin),
+             phase().name,
+             Runtime::current().block(),
+             phase().micro_batch,
+             {},
+             {},
+             ""};
+    const std::vector<Region> all = regions_.of(*operation.input);
+    if (!all.empty()) typed.operands.push_back(all.front().type);
+  }
+  apply_message_rule({*this, operation, origin});
+  if (is_mutated && mutation.what == Mutation::What::twice) {
+    apply_message_rule({*this, operation, origin});
+  }
+  set_under_way(*operation.input, /*arrives=*/false, +1);
+  set_under_way(*operation.output, /*arrives=*/true, +1);
+  under_way_.push_back({*operation.input, *operation.output});
+  if (listener_) {
+    const std::vector<Region> all = regions_.of(*operation.output);
+    if (!all.empty()) typed.result = all.front().type;
+    listener_(typed);
+  }
+  return std::ssize(under_way_) - 1;
+}
+
+void Checker::wait(int64_t posted) {
+  const UnderWay over = std::exchange(under_way_[posted], {});
+  set_under_way(over.input, /*arrives=*/false, -1);
+  set_under_way(over.output, /*arrives=*/true, -1);
+}
+
+void Checker::begin_phase(std::string_view name, int64_t, int64_t micro_batch) {
+  Phase now = phase();
+  if (name == "forward" || name == "backward" || name == "recompute") now.name = name;
+  if (micro_batch >= 0) now.micro_batch = micro_batch;
+  now.is_recomputing = now.is_recomputing || name == "recompute";
+  now.sums_rows = name == "sums over rows";
+  now.sums_heads = name == "sums over heads";
+  phases_[thread_turn()].push_back(now);
+}
+
+void Checker::end_phase() {
+  if (phases_[thread_turn()].size() > 1) phases_[thread_turn()].pop_back();
+}
+
+void Checker::made(const Tensor& tensor, Source source, std::string_view name, const Tensor* from) {
+  if (tensor.numel() == 0) return;
+  if (source == Source::copy) return copy(tensor, *from);
+  if (source == Source::zeros) return write(tensor, all_of(Kind::zero), "zeros");
+  Type type = all_of(tensor.dtype() == DType::i32 ? Kind::unknown : Kind::replicated);
+  if (name == "tokens" || name == "targets") type = setting_.batch;
+  if (phase().sums_rows) {
+    for (int f = 0; f < count(); ++f) {
+      type[f] = term(scores_[f], is_first(f, nullptr));
+      // Stages whose layers no other one has count apart.
+      if (is_pp(f) && !all_have_stage_copies_) type[f] = Kind::layers;
+    }
+  }
+  write(tensor, type, "values of the host");
+}
+
+}  // namespace usp::types

@@ -1,0 +1,164 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/check.h"
+#include "tensor/recorder.h"
+#include "train/parameter.h"
+#include "types/regions.h"
+
+namespace usp::types {
+
+/// A tensor is not of the type that an operation needs. The message names the operation, where it
+/// runs, the axis of the mesh, and what wrote the tensor.
+class TypeError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// What is wrong with a message on purpose, to see whether the types say so.
+struct Mutation {
+  enum class What { none, left_out, twice };
+  What what = What::none;  ///< what happens to it
+  int64_t message = -1;    ///< the number of the message, from 0 on, among those of the rank
+};
+
+/// A rank of a mesh, and what its types begin from.
+struct Setting {
+  MeshSizes mesh;                    ///< of all ranks
+  int rank = 0;                      ///< of the world
+  std::vector<Factor> factors;       ///< of the mesh
+  Type batch{};                      ///< of tokens
+  Type boundary{};                   ///< of what one stage of the pipeline sends another
+  bool stages_update_apart = false;  ///< PipeDream: no norm is that of all stages
+  Mutation mutation;                 ///< none, but in tests
+};
+
+/// What a parameter is, by what the neighbors hold; see Checker::declare().
+struct Declared {
+  Type type{};                  ///< of its values
+  bool is_first_holder = true;  ///< no stage before this one holds it as well
+};
+
+/// One operation as a table shows it: the type of each operand that has one, and where.
+struct TypedOp {
+  std::string name;            ///< such as "linear_forward", or "all_reduce over tp"
+  std::string phase;           ///< "forward", "backward", "recompute" or ""
+  int block = -1;              ///< of the model
+  int64_t micro_batch = -1;    ///< of the step
+  std::vector<Type> operands;  ///< outputs first, as before the operation, and then
+  std::optional<Type> result;  ///< what it makes of the first
+  std::string parameter;       ///< among the operands
+};
+
+/// Follows the types of all tensors through a program on meta: hears of each op and message, and
+/// throws TypeError at the first that does not fit. It has to be told of by Runtime::tell() before
+/// the program makes its first tensor.
+class Checker : public Recorder {
+ public:
+  explicit Checker(Setting setting);  ///< of this rank
+
+  /// The parameters of the program, and the type of each, by name.
+  void declare(ParameterList& parameters, const std::map<std::string, Declared>& types);
+  /// Looks at what has to hold after each training step: weights are whole, every gradient has been
+  /// read, numbers that are summed for the report have one term from each rank, and every send in a
+  /// ring has its receive.
+  void end_step();
+  /// Is called after every operation that is typed.
+  void on_typed(std::function<void(const TypedOp&)> listener) { listener_ = std::move(listener); }
+
+  int64_t ops() const { return ops_; }            ///< so far
+  int64_t messages() const { return messages_; }  ///< so far
+  /// Of the message that was mutated, such as "all_reduce over dp"; empty: it was not met.
+  const std::string& mutated() const { return mutated_; }
+  bool mutated_integers() const { return mutated_integers_; }  ///< of which nothing is known
+  /// Messages to and from other ranks of the world along pp, by peer.
+  const std::map<int, int64_t>& sent() const { return sent_; }
+  const std::map<int, int64_t>& received() const { return received_; }
+
+  // As a Recorder.
+  void op(std::string_view name, int64_t flops, int64_t bytes,
+          std::span<const Tensor* const> operands, bool flag) override;
+  int64_t post(const Posted& operation) override;
+  void wait(int64_t posted) override;
+  void begin_phase(std::string_view name, int64_t number, int64_t micro_batch) override;
+  void end_phase() override;
+  void* place(int64_t bytes) override { return regions_.place(bytes); }
+  void made(const Tensor& tensor, Source source, std::string_view name,
+            const Tensor* from) override;
+
+ private:
+  friend class Rules;
+  friend class MessageRules;
+
+  struct Phase {
+    std::string name;
+    int64_t micro_batch = -1;
+    bool is_recomputing = false, sums_rows = false, sums_heads = false;
+  };
+  struct UnderWay {
+    Tensor input, output;
+  };
+  struct Part {  ///< of a tensor, with the parameter that lies there
+    const Parameter* parameter;
+    int64_t begin, end;
+  };
+
+  int count() const { return static_cast<int>(setting_.factors.size()); }
+  bool is_pp(int factor) const { return setting_.factors[factor].axis == MeshAxis::pp; }
+  /// Whether this rank is the first along a factor; of copies on stages, the first that holds them.
+  bool is_first(int factor, const Parameter* parameter) const;
+  [[noreturn]] void refuse(std::string_view operation, int factor, const std::string& what) const;
+  /// Writes a type to columns or elements [begin, end).
+  void write(const Tensor& tensor, int64_t begin, int64_t end, const Type& type,
+             std::string_view origin, const Parameter* parameter = nullptr);
+  void write(const Tensor& tensor, const Type& type, std::string_view origin);
+  void copy(const Tensor& to, const Tensor& from);
+  /// As an op reads them: a rank's own part of what was gathered over cp stands for its place
+  /// there.
+  std::vector<Region> as_read(const Tensor& tensor);
+  void set_under_way(const Tensor& tensor, bool arrives, int change);
+  void note_read(const Tensor& tensor);
+  std::vector<Part> parts_of(const Tensor& tensor, Tensor Parameter::*member) const;
+  /// Names the weights in a gradient. That of a weight that other stages hold too is a term of a
+  /// sum.
+  void own_stage_enters(const Tensor& gradient);
+  /// What was updated elsewhere is out of date here.
+  void note_updates();
+  Phase& phase() { return phases_[thread_turn()].back(); }
+  std::string where() const;
+  std::string_view lasting(const std::string& text) { return *texts_.insert(text).first; }
+
+  const Setting setting_;
+  Regions regions_;
+  ParameterList* parameters_ = nullptr;
+  std::unordered_map<const Parameter*, Declared> declared_;
+  std::vector<int64_t> versions_;
+  bool has_stage_copies_ = false, all_have_stage_copies_ = false, is_updating_ = false;
+  std::set<const Parameter*> without_rows_;  ///< experts whose gradients are 0
+  std::vector<Tensor> terms_;                ///< numbers that are summed after the step
+  size_t lasts_ = 0;  ///< tensors that were made before last longer than a step
+  Type scores_ = all_of(Kind::replicated);  ///< the last router's
+  struct PassedOn {
+    int64_t columns = 0;  ///< of a row, where regions are columns
+    std::vector<Region> regions;
+  };
+  std::map<int64_t, PassedOn> passed_on_;  ///< last sent in a ring, by group
+  std::vector<UnderWay> under_way_;
+  std::map<int64_t, int64_t> in_ring_;  ///< sends without their receives, by group
+  std::map<int, int64_t> sent_, received_;
+  std::vector<Phase> phases_[kTurns];
+  std::set<std::string> texts_;
+  std::function<void(const TypedOp&)> listener_;
+  int64_t ops_ = 0, messages_ = 0;
+  std::string mutated_;
+  bool mutated_integers_ = false;
+};
+
+}  // namespace usp::types

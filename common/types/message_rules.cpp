@@ -1,0 +1,298 @@
+#include <algorithm>
+
+#include "tensor/runtime.h"
+#include "types/rules.h"
+
+namespace usp::types {
+
+using enum Kind;
+
+/// The rules of messages, on one that begins.
+class MessageRules {
+ public:
+  explicit MessageRules(const MessageInTypes& message)
+      : c_(message.checker),
+        operation_(message.operation),
+        origin_(message.origin),
+        input_(*message.operation.input),
+        output_(*message.operation.output) {
+    find_factors();
+  }
+
+  void apply() {
+    read_input();
+    if (has_integers()) return c_.write(output_, all_of(unknown), origin_);
+    switch (operation_.kind) {
+      case CommKind::all_reduce:
+        return all_reduce();
+      case CommKind::reduce_scatter:
+        return reduce_scatter();
+      case CommKind::all_gather:
+        return all_gather();
+      case CommKind::all_to_all:
+        return all_to_all();
+      case CommKind::send:
+        return send();
+      case CommKind::recv:
+        return receive();
+      case CommKind::broadcast:
+        return broadcast();
+      default:
+        return;  // a barrier
+    }
+  }
+
+ private:
+  /// The factors of the mesh in whose digits the members of the group differ.
+  void find_factors() {
+    const std::vector<int>& members = *operation_.members;
+    const MeshSizes& mesh = c_.setting_.mesh;
+    int64_t ranks = 1;
+    for (int f = 0; f < c_.count(); ++f) {
+      const Factor& factor = c_.setting_.factors[f];
+      std::set<int64_t> places;
+      for (int member : members) places.insert(factor.place(mesh, member));
+      along_[f] = places.size() > 1;
+      ranks *= std::ssize(places);
+    }
+    if (ranks != std::ssize(members)) {
+      refuse(-1, fmt::format("the {} ranks of this group are no product of factors of the mesh",
+                             members.size()));
+    }
+  }
+
+  bool has_integers() const {
+    const Tensor& any = input_.defined() ? input_ : output_;
+    return any.defined() && any.dtype() == DType::i32;
+  }
+  bool along_pp() const {
+    return c_.count() > 0 && c_.is_pp(c_.count() - 1) && along_[c_.count() - 1];
+  }
+
+  [[noreturn]] void refuse(int f, const std::string& what) const { c_.refuse(origin_, f, what); }
+
+  std::string told(const Region& x, int f) const {
+    std::string text = fmt::format("{}, {} (from {}", x.parameter ? x.parameter->name : "a tensor",
+                                   words(x.type[f]), x.origin);
+    if (x.block >= 0) text += fmt::format(" in block {}", x.block);
+    return text + ")";
+  }
+
+  void read_input() {
+    if (!input_.defined() || input_.numel() == 0) return;
+    from_ = c_.regions_.of(input_);
+    int64_t covered = 0;
+    for (const Region& region : from_) {
+      covered += region.end - region.begin;
+      if (region.arriving > 0) {
+        refuse(-1,
+               fmt::format("sends what {} has not brought yet: a wait is missing", region.origin));
+      }
+      for (int f = 0; f < c_.count(); ++f) {
+        if (region.type[f] == unwritten && !has_integers()) {
+          refuse(f, fmt::format("sends what is not there: written by {}", region.origin));
+        }
+      }
+    }
+    if (covered < c_.regions_.width(input_) && !has_integers()) {
+      refuse(-1, "sends what nothing has written");
+    }
+    c_.note_read(input_);
+  }
+
+  /// What a reduction makes of a region, along one of the group's factors.
+  Kind reduced(const Region& region, int f, Kind to) const {
+    const Kind kind = region.type[f];
+    if (kind == zero || kind == unknown) return kind == zero ? zero : to;
+    if (operation_.takes_maximum) {
+      if (kind == maximum) return replicated;
+      refuse(f, "takes the maximum of " + told(region, f));
+    }
+    if (kind == partial) return to;
+    refuse(f, fmt::format("sums what is no term of a sum: {}", told(region, f)));
+  }
+
+  void all_reduce() const {
+    for (const Region& region : from_) {
+      Type type = region.type;
+      for (int f = 0; f < c_.count(); ++f) {
+        if (along_[f]) type[f] = reduced(region, f, replicated);
+      }
+      c_.write(output_, region.begin, region.end, type, origin_);
+    }
+  }
+
+  void reduce_scatter() const {
+    if (has_columns()) {
+      std::vector<Region> parts = from_;
+      for (Region& region : parts) {
+        for (int f = 0; f < c_.count(); ++f) {
+          if (along_[f]) region.type[f] = reduced(region, f, rows);
+        }
+      }
+      return put_columns(parts);
+    }
+    const int64_t length = c_.regions_.width(input_) / std::ssize(*operation_.members);
+    const int64_t first = length * operation_.rank;
+    for (const Region& region : c_.regions_.of(output_)) {
+      if (region.is_unread_gradient && region.parameter != nullptr && !is_inside()) {
+        refuse(-1,
+               fmt::format("writes over a gradient that nothing has read, from {}", region.origin));
+      }
+    }
+    for (const Region& region : from_) {
+      Type type = region.type;
+      for (int f = 0; f < c_.count(); ++f) {
+        if (along_[f]) type[f] = reduced(region, f, rows);
+      }
+      const int64_t begin = std::max(region.begin, first) - first;
+      const int64_t end = std::min(region.end, first + length) - first;
+      if (begin >= end) continue;
+      c_.write(output_, begin, end, type, origin_, region.parameter);
+      if (region.parameter == nullptr) continue;
+      c_.regions_.change(output_, begin, end, [](Region& r) { r.is_unread_gradient = true; });
+    }
+  }
+  /// Whether the output is a part of the input.
+  bool is_inside() const {
+    const auto* at = static_cast<const char*>(output_.address());
+    const auto* begin = static_cast<const char*>(input_.address());
+    return at >= begin && at < begin + input_.bytes();
+  }
+
+  void all_gather() const {
+    std::vector<Region> gathered = from_;
+    for (Region& region : gathered) {
+      for (int f = 0; f < c_.count(); ++f) {
+        Kind& kind = region.type[f];
+        if (!along_[f] || kind == zero || kind == unknown) continue;
+        if (kind != rows && kind != columns && kind != dispatched) {
+          refuse(f, "gathers " + told(region, f));
+        }
+        kind = replicated;
+      }
+    }
+    const auto weights = c_.parts_of(output_, &Parameter::value);
+    if (!weights.empty()) return gather_weights(gathered, weights);
+    if (has_columns()) {
+      put_columns(gathered);
+    } else {
+      const int64_t length = input_.numel();
+      for (int64_t slot = 0; slot < std::ssize(*operation_.members); ++slot) {
+        for (const Region& region : gathered) {
+          c_.write(output_, slot * length + region.begin, slot * length + region.end, region.type,
+                   origin_);
+        }
+      }
+    }
+    const bool along_cp = std::ranges::any_of(c_.setting_.factors, [&](const Factor& factor) {
+      return factor.axis == MeshAxis::cp && along_[&factor - c_.setting_.factors.data()];
+    });
+    if (along_cp) c_.regions_.change(input_, [](Region& region) { region.is_gathered = true; });
+  }
+  /// Other ranks' shards are of other parameters than this one's.
+  void gather_weights(const std::vector<Region>& gathered,
+                      const std::vector<Checker::Part>& weights) const {
+    for (const Region& region : gathered) {
+      if (region.parameter == nullptr) continue;
+      const Type& declared = c_.declared_.at(region.parameter).type;
+      for (int f = 0; f < c_.count(); ++f) {
+        if (region.type[f] == declared[f] || region.type[f] == zero) continue;
+        refuse(f, fmt::format("the gathered {} would be {}; it was {}", region.parameter->name,
+                              words(region.type[f]), words(declared[f])));
+      }
+    }
+    c_.write(output_, all_of(zero), origin_);
+    for (const auto& [parameter, begin, end] : weights) {
+      c_.write(output_, begin, end, c_.declared_.at(parameter).type, origin_, parameter);
+    }
+  }
+
+  void all_to_all() const {
+    if (output_.numel() == 0) return;
+    const bool of_experts = operation_.group.starts_with("ep");
+    if (from_.empty()) return c_.write(output_, all_of(unknown), origin_);  // no row leaves here
+    std::vector<Region> parts = from_;
+    for (Region& region : parts) {
+      for (int f = 0; f < c_.count(); ++f) {
+        Kind& kind = region.type[f];
+        if (!along_[f] || kind == zero || kind == unknown) continue;
+        if (kind == rows) {
+          kind = of_experts ? dispatched : columns;
+        } else if (kind == dispatched || kind == columns) {
+          kind = rows;
+        } else {
+          refuse(f, "exchanges " + told(region, f));
+        }
+      }
+    }
+    if (has_columns()) return put_columns(parts);
+    c_.write(output_, parts[0].type, origin_);
+  }
+
+  /// Whether what is sent lies in columns, whose types differ.
+  bool has_columns() const {
+    const int64_t period = c_.regions_.period(input_);
+    return period > 0 && output_.numel() % period == 0 && c_.regions_.width(input_) == period;
+  }
+  void put_columns(const std::vector<Region>& columns) const {
+    const int64_t period = c_.regions_.period(input_);
+    c_.regions_.divide_into_columns(output_, period);
+    const bool fits = c_.regions_.width(output_) == period;
+    for (const Region& region : columns) {
+      if (!fits) return c_.write(output_, region.type, origin_);
+      c_.write(output_, region.begin, region.end, region.type, origin_);
+    }
+  }
+
+  void send() const {
+    if (!along_pp()) {
+      ++c_.in_ring_[operation_.group_id];
+      const bool by_columns = c_.regions_.width(input_) == c_.regions_.period(input_);
+      c_.passed_on_[operation_.group_id] = {by_columns ? c_.regions_.period(input_) : 0, from_};
+      return;
+    }
+    ++c_.sent_[(*operation_.members)[operation_.peer]];
+    for (const Region& region : from_) {
+      for (int f = 0; f < c_.count(); ++f) {
+        const Kind kind = region.type[f], expected = c_.setting_.boundary[f];
+        if (kind == expected || is_neutral(kind)) continue;
+        refuse(f, fmt::format("the other stage takes it as {}, and gets {}", words(expected),
+                              told(region, f)));
+      }
+    }
+  }
+  void receive() const {
+    if (along_pp()) {
+      ++c_.received_[(*operation_.members)[operation_.peer]];
+      return c_.write(output_, c_.setting_.boundary, origin_);
+    }
+    // Every rank of a ring does the same: what comes is as what goes.
+    --c_.in_ring_[operation_.group_id];
+    const auto& [columns, sent] = c_.passed_on_[operation_.group_id];
+    if (columns > 0) c_.regions_.divide_into_columns(output_, columns);
+    for (const Region& region : sent) {
+      if (c_.regions_.width(output_) < region.end) return c_.write(output_, sent[0].type, origin_);
+      c_.write(output_, region.begin, region.end, region.type, origin_);
+    }
+  }
+  void broadcast() const {
+    std::vector<Region> all = from_.empty() ? c_.regions_.of(output_) : from_;
+    if (all.empty() || !output_.defined()) return;
+    for (int f = 0; f < c_.count(); ++f) {
+      if (along_[f]) all[0].type[f] = replicated;
+    }
+    c_.write(output_, all[0].type, origin_);
+  }
+
+  Checker& c_;
+  const Recorder::Posted& operation_;
+  const std::string_view origin_;
+  const Tensor &input_, &output_;
+  std::array<bool, kFactors> along_{};
+  std::vector<Region> from_;
+};
+
+void apply_message_rule(const MessageInTypes& message) { MessageRules(message).apply(); }
+
+}  // namespace usp::types

@@ -1,0 +1,173 @@
+#include "types/regions.h"
+
+#include <algorithm>
+
+namespace usp::types {
+
+namespace {
+
+/// Where a tensor lies in its storage: elements, or columns of rows of `period` elements.
+struct Columns {
+  int64_t period, begin, end;
+};
+
+Columns columns_of(const Tensor& t, int64_t offset) {
+  std::vector<std::pair<int64_t, int64_t>> axes;  // stride, size
+  for (int axis = 0; axis < t.rank(); ++axis) {
+    if (t.size(axis) > 1) axes.emplace_back(t.stride(axis), t.size(axis));
+  }
+  std::ranges::sort(axes);
+  int64_t chunk = 1;
+  for (const auto& [stride, size] : axes) {
+    if (stride != chunk) return {stride, offset % stride, offset % stride + chunk};
+    chunk *= size;
+  }
+  return {0, offset, offset + chunk};
+}
+
+Kind joined(Kind a, Kind b) {
+  if (a == b || b == Kind::unwritten || b == Kind::zero) return a;
+  if (a == Kind::unwritten || a == Kind::zero) return b;
+  const bool of_heads = (a == Kind::replicated && b == Kind::columns) ||
+                        (a == Kind::columns && b == Kind::replicated);
+  return of_heads ? Kind::columns : Kind::unknown;
+}
+
+/// All regions become one, of rows of `period` columns.
+void collapse(std::vector<Region>& regions, int64_t period) {
+  Region all = regions.front();
+  for (const Region& region : regions) {
+    for (int f = 0; f < kFactors; ++f) all.type[f] = joined(all.type[f], region.type[f]);
+    all.reading = std::max(all.reading, region.reading);
+    all.arriving = std::max(all.arriving, region.arriving);
+  }
+  all.begin = 0;
+  all.end = period;
+  regions = {all};
+}
+
+/// Cuts regions so that none crosses `at`; the number of the first behind it.
+size_t cut_at(std::vector<Region>& regions, int64_t at) {
+  const auto found = std::ranges::partition_point(regions, [=](auto& r) { return r.end <= at; });
+  const size_t number = found - regions.begin();
+  if (found == regions.end() || found->begin >= at) return number;
+  Region tail = *found;
+  found->end = tail.begin = at;
+  regions.insert(regions.begin() + number + 1, tail);
+  return number + 1;
+}
+
+bool is_alike(const Region& a, const Region& b) {
+  return a.type == b.type && a.parameter == b.parameter && a.reading == b.reading &&
+         a.arriving == b.arriving && a.is_gathered == b.is_gathered && a.origin == b.origin &&
+         a.is_unread_gradient == b.is_unread_gradient;
+}
+
+}  // namespace
+
+void* Regions::place(int64_t bytes) {
+  storages_.push_back({next_, 0, {}});
+  const uintptr_t begin = next_;
+  next_ += (uintptr_t(bytes) + 127) / 64 * 64;  // none begins where another one ends
+  return reinterpret_cast<void*>(begin);        // NOLINT: never read from
+}
+
+Regions::Storage& Regions::storage(const Tensor& tensor) {
+  const auto address = reinterpret_cast<uintptr_t>(tensor.address());  // NOLINT
+  const auto next =
+      std::ranges::upper_bound(storages_, address, {}, [](const Storage& s) { return s.begin; });
+  USP_CHECK(next != storages_.begin(), "a tensor was made before its types were asked for");
+  return *std::prev(next);
+}
+
+int64_t Regions::offset(const Tensor& tensor) {
+  const auto address = reinterpret_cast<uintptr_t>(tensor.address());  // NOLINT
+  return int64_t(address - storage(tensor).begin) / bytes_of(tensor.dtype());
+}
+
+bool Regions::is_older(const Tensor& tensor, size_t mark) {
+  return mark >= storages_.size() || storage(tensor).begin < storages_[mark].begin;
+}
+
+Regions::Range Regions::locate(const Tensor& tensor) {
+  Storage& of = storage(tensor);
+  const Columns c = columns_of(tensor, offset(tensor));
+  if (of.regions.empty()) of.period = c.period;
+  if (c.period == of.period) return {c.begin, c.end};
+  if (c.period == 0 || (of.period > 0 && c.period % of.period == 0)) {
+    // Of rows of columns: whole ones, or a part of each.
+    const int64_t begin = c.begin % of.period, end = begin + c.end - c.begin;
+    return end > of.period ? Range{0, of.period} : Range{begin, end};
+  }
+  collapse(of.regions, c.period);
+  of.period = c.period;
+  return {c.begin, c.end};
+}
+
+int64_t Regions::width(const Tensor& tensor) {
+  const Range range = locate(tensor);
+  return range.end - range.begin;
+}
+
+std::vector<Region> Regions::of(const Tensor& tensor) {
+  std::vector<Region> result;
+  if (!tensor.defined() || tensor.numel() == 0) return result;
+  const Range range = locate(tensor);
+  const std::vector<Region>& all = storage(tensor).regions;
+  auto i = std::ranges::partition_point(all, [&](auto& r) { return r.end <= range.begin; });
+  for (; i != all.end() && i->begin < range.end; ++i) {
+    Region& region = result.emplace_back(*i);
+    region.begin = std::max(region.begin, range.begin) - range.begin;
+    region.end = std::min(region.end, range.end) - range.begin;
+  }
+  return result;
+}
+
+void Regions::change(const Tensor& tensor, int64_t from, int64_t to, const Change& change) {
+  const Range range = locate(tensor);
+  const int64_t begin = range.begin + from, end = range.begin + to;
+  if (end <= begin) return;
+  std::vector<Region>& all = storage(tensor).regions;
+  const size_t first = cut_at(all, begin), last = cut_at(all, end);
+  std::vector<Region> now;
+  int64_t at = begin;
+  const auto fill_until = [&](int64_t next) {
+    if (next > at) now.push_back({at, next, all_of(Kind::unwritten), ""});
+  };
+  for (size_t i = first; i < last; ++i) {
+    fill_until(all[i].begin);
+    now.push_back(all[i]);
+    at = all[i].end;
+  }
+  fill_until(end);
+  std::vector<Region> merged;
+  for (Region& region : now) {
+    change(region);
+    if (!merged.empty() && is_alike(merged.back(), region)) {
+      merged.back().end = region.end;
+    } else {
+      merged.push_back(region);
+    }
+  }
+  all.erase(all.begin() + first, all.begin() + last);
+  all.insert(all.begin() + first, merged.begin(), merged.end());
+}
+
+std::optional<Region> Regions::find(const std::function<bool(const Region&)>& is_so) const {
+  for (const Storage& storage : storages_) {
+    const auto found = std::ranges::find_if(storage.regions, is_so);
+    if (found != storage.regions.end()) return *found;
+  }
+  return {};
+}
+
+void Regions::divide_into_columns(const Tensor& tensor, int64_t columns) {
+  Storage& of = storage(tensor);
+  const Columns c = columns_of(tensor, offset(tensor));
+  const bool fits = (c.end - c.begin) % columns == 0 && c.begin % columns == 0;
+  if (!of.regions.empty() || !fits || c.period % columns != 0) return;
+  of.period = columns;
+  of.regions.push_back({0, columns, all_of(Kind::unwritten), ""});
+}
+
+}  // namespace usp::types

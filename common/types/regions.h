@@ -1,0 +1,75 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tensor/tensor.h"
+#include "types/kind.h"
+
+namespace usp {
+struct Parameter;
+}
+
+namespace usp::types {
+
+/// Elements of a storage, or columns of all its rows, that are of one type.
+struct Region {
+  int64_t begin, end;
+  Type type;
+  std::string_view origin;               ///< the operation that wrote it, or what it is
+  int block = -1;                        ///< where
+  const Parameter* parameter = nullptr;  ///< whose values these are; nullptr: of none
+  int16_t reading = 0, arriving = 0;     ///< messages under way that read it, or write it
+  bool is_gathered = false;              ///< a message has given it to the ranks that differ in it
+  bool is_unread_gradient = false;       ///< a gradient that nothing has read yet
+};
+
+/// The types of all tensors of a rank. A type lies on the storage, so that views and what is
+/// written through them agree; tensors are told apart by addresses, which place() makes up.
+class Regions {
+ public:
+  /// The address of a new storage of so many bytes, which holds nothing.
+  void* place(int64_t bytes);
+
+  /// The regions of a tensor, begin and end counted from its own first element or column.
+  std::vector<Region> of(const Tensor& tensor);
+  /// In what these are counted.
+  int64_t width(const Tensor& tensor);
+  /// The regions of part [begin, end) take what `change` makes of them; what had none takes what it
+  /// makes of an unwritten one.
+  using Change = std::function<void(Region&)>;
+  void change(const Tensor& tensor, int64_t begin, int64_t end, const Change& change);
+  /// The same of the whole tensor.
+  void change(const Tensor& tensor, const Change& to) { change(tensor, 0, width(tensor), to); }
+  /// Says of a tensor without types that its rows are so many columns, if it consists of such rows.
+  void divide_into_columns(const Tensor& tensor, int64_t columns);
+  /// How long rows are where regions are columns; 0: they are elements.
+  int64_t period(const Tensor& tensor) { return storage(tensor).period; }
+  /// The first region of which this is so, in any storage so far; nothing where there is none.
+  std::optional<Region> find(const std::function<bool(const Region&)>& is_so) const;
+  /// Whether it was made before this point, which mark() gives.
+  bool is_older(const Tensor& tensor, size_t mark);
+  size_t mark() const { return storages_.size(); }  ///< now, for is_older()
+
+ private:
+  struct Storage {
+    uintptr_t begin;
+    int64_t period = 0;
+    std::vector<Region> regions;  ///< sorted; none overlap
+  };
+  struct Range {
+    int64_t begin, end;
+  };
+  Storage& storage(const Tensor& tensor);
+  int64_t offset(const Tensor& tensor);  ///< of its first element
+  Range locate(const Tensor& tensor);
+
+  uintptr_t next_ = 4096;
+  std::deque<Storage> storages_;  ///< by address; of those let go of, too: no address comes again
+};
+
+}  // namespace usp::types

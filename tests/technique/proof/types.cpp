@@ -1,0 +1,407 @@
+#include "proof/types.h"
+
+#include <map>
+#include <sstream>
+
+#include "comm/mesh.h"
+#include "proof/compositions.h"
+#include "run/command_line.h"
+#include "technique/case_cover.h"
+#include "tensor/ops.h"
+#include "testing.h"
+#include "types/rules.h"
+
+namespace usp::test::of_types {
+namespace {
+
+using types::Kind;
+using types::kRefused;
+using enum types::Kind;
+
+// ---- the schemas, beside numbers on two ranks
+
+/// A matrix as rows.
+using Matrix = std::vector<Values>;
+
+Matrix random_matrix(Random& random, int64_t rows, int64_t columns) {
+  Matrix m;
+  for (int64_t i = 0; i < rows; ++i) m.push_back(random.normals(columns));
+  return m;
+}
+
+Matrix zip(const Matrix& a, const Matrix& b, const std::function<double(double, double)>& f) {
+  Matrix c = a;
+  for (size_t i = 0; i < a.size(); ++i) {
+    for (size_t j = 0; j < a[i].size(); ++j) c[i][j] = f(a[i][j], b[i][j]);
+  }
+  return c;
+}
+
+Matrix transposed(const Matrix& a) {
+  Matrix t(a[0].size(), Values(a.size()));
+  for (size_t i = 0; i < a.size(); ++i) {
+    for (size_t j = 0; j < a[i].size(); ++j) t[j][i] = a[i][j];
+  }
+  return t;
+}
+
+/// a [N, K] times b [M, K] transposed.
+Matrix product(const Matrix& a, const Matrix& b) {
+  REQUIRE(a[0].size() == b[0].size());
+  Matrix c(a.size(), Values(b.size()));
+  for (size_t i = 0; i < a.size(); ++i) {
+    for (size_t j = 0; j < b.size(); ++j) {
+      for (size_t k = 0; k < b[j].size(); ++k) c[i][j] += a[i][k] * b[j][k];
+    }
+  }
+  return c;
+}
+
+Matrix half_of_rows(const Matrix& a, size_t rank) {
+  const auto half = std::ssize(a) / 2;
+  return {a.begin() + half * rank, a.begin() + half * (rank + 1)};
+}
+
+/// What two ranks have of a matrix that is of this kind.
+std::array<Matrix, 2> shared(Random& random, const Matrix& whole, Kind kind) {
+  switch (kind) {
+    case partial: {
+      const Matrix first = random_matrix(random, std::ssize(whole), std::ssize(whole[0]));
+      return {first, zip(whole, first, [](double w, double f) { return w - f; })};
+    }
+    case rows:
+    case outputs:
+      return {half_of_rows(whole, 0), half_of_rows(whole, 1)};
+    case columns:
+    case inputs: {
+      const Matrix t = transposed(whole);
+      return {transposed(half_of_rows(t, 0)), transposed(half_of_rows(t, 1))};
+    }
+    default:
+      return {whole, whole};
+  }
+}
+
+bool is_close(const Matrix& a, const Matrix& b) {
+  bool close = a.size() == b.size() && a[0].size() == b[0].size();
+  for (size_t i = 0; close && i < a.size(); ++i) {
+    for (size_t j = 0; j < a[i].size(); ++j) close = close && std::abs(a[i][j] - b[i][j]) < 1e-12;
+  }
+  return close;
+}
+
+/// Whether what two ranks have is the whole matrix, read as this kind.
+bool is_of_kind(const std::array<Matrix, 2>& parts, const Matrix& whole, Kind kind) {
+  const auto& [first, second] = parts;
+  if (kind == partial) {
+    return first.size() == second.size() && first[0].size() == second[0].size() &&
+           is_close(zip(first, second, std::plus()), whole);
+  }
+  if (kind == replicated) return is_close(first, whole) && is_close(second, whole);
+  Random unused(1);
+  const std::array<Matrix, 2> expected = shared(unused, whole, kind);
+  return is_close(first, expected[0]) && is_close(second, expected[1]);
+}
+
+/// The kinds that activations and weights have in one layer.
+const std::vector<Kind> kOfRows = {replicated, partial, rows, columns};
+const std::vector<Kind> kOfWeights = {replicated, outputs, inputs};
+
+using Schema = Kind (*)(Kind, Kind);
+using Function = std::function<Matrix(const Matrix&, const Matrix&)>;
+
+/// Holds each answer of the schema against numbers; how many it has.
+int compare(Schema schema, const std::vector<Kind>& of_second, const Function& function,
+            const Matrix& x, const Matrix& y) {
+  Random random(7);
+  int answers = 0;
+  for (Kind of_x : kOfRows) {
+    for (Kind of_y : of_second) {
+      const Kind answer = schema(of_x, of_y);
+      if (answer == kRefused) continue;
+      ++answers;
+      INFO(types::letter(of_x) << " with " << types::letter(of_y) << " is said to be "
+                               << types::letter(answer));
+      const auto xs = shared(random, x, of_x), ys = shared(random, y, of_y);
+      REQUIRE(is_of_kind({function(xs[0], ys[0]), function(xs[1], ys[1])}, function(x, y), answer));
+    }
+  }
+  return answers;
+}
+
+TEST_CASE("the schemas of types say what numbers on two ranks do") {
+  constexpr int64_t T = 6, I = 4, O = 8;
+  Random random(3);
+  const Matrix x = random_matrix(random, T, I), dy = random_matrix(random, T, O);
+  const Matrix weight = random_matrix(random, O, I), more = random_matrix(random, T, I);
+  const auto times = [](const Matrix& a, const Matrix& w) { return product(a, w); };
+  const auto transposed_times = [](const Matrix& d, const Matrix& w) {
+    return product(d, transposed(w));
+  };
+  const auto over_rows = [](const Matrix& d, const Matrix& a) {
+    return product(transposed(d), transposed(a));
+  };
+  const auto sum = [](const Matrix& a, const Matrix& b) { return zip(a, b, std::plus()); };
+  const auto each = [](const Matrix& a, const Matrix& b) { return zip(a, b, std::multiplies()); };
+  CHECK(compare(types::times, kOfWeights, times, x, weight) == 5);
+  CHECK(compare(types::times_transposed, kOfWeights, transposed_times, dy, weight) == 5);
+  CHECK(compare(types::over_rows, kOfRows, over_rows, dy, x) == 5);
+  CHECK(compare(types::same, kOfRows, sum, x, more) == 4);
+  CHECK(compare(types::linear_in, kOfRows, each, x, more) == 4);
+  const Schema nonlinear = [](Kind a, Kind b) { return a == b ? types::nonlinear(a) : kRefused; };
+  const auto square = [](const Matrix& a, const Matrix&) { return zip(a, a, std::multiplies()); };
+  CHECK(compare(nonlinear, kOfRows, square, x, x) == 3);
+}
+
+TEST_CASE("a number that all ranks know enters a sum once") {
+  Random random(5);
+  const Matrix x = random_matrix(random, 6, 4);
+  const auto total = [](const Matrix& a) {
+    double sum = 0;
+    for (const Values& row : a) {
+      for (double value : row) sum += value;
+    }
+    return sum;
+  };
+  for (Kind kind : {replicated, rows, columns}) {
+    INFO(types::letter(kind));
+    const auto parts = shared(random, x, kind);
+    double sum = 0;
+    for (int rank : {0, 1}) {
+      if (types::term(kind, rank == 0) == partial) sum += total(parts[rank]);
+    }
+    REQUIRE(std::abs(sum - total(x)) < 1e-12);
+  }
+  REQUIRE(types::term(partial, true) == kRefused);  // a square of a term is no term
+}
+
+// ---- layouts
+
+TrainConfig config_of(const std::string& flags) {
+  std::vector<std::string> words = {"program"};
+  std::istringstream stream(flags);
+  for (std::string word; stream >> word;) words.push_back(word);
+  TrainConfig config;
+  Args args("");
+  read_command_line(config, args, words, /*ranks=*/0);
+  return config;
+}
+
+constexpr const char* kModel =
+    "--hidden_size 32 --num_heads 4 --num_kv_heads 4 --ffn_hidden_size 48 --vocab_size 40 "
+    "--num_layers 4 --seq_len 16 --micro_batch_size 2 --grad_acc_steps 2 ";
+
+/// Each technique, by the flags that bring it.
+const std::vector<std::string> kLayouts = {
+    "--dp_size 4",
+    "--dp_size 2 --grad_sync bucketed --tie_word_embeddings",
+    "--dp_size 4 --zero_stage 1",
+    "--dp_size 4 --zero_stage 2 --shard_size 2",
+    "--dp_size 4 --zero_stage 3 --recompute full",
+    "--tp_size 2",
+    "--tp_size 4 --sequence_parallel --num_kv_heads 2",
+    "--tp_size 2 --sequence_parallel --tp_overlap chunks --recompute full",
+    "--tp_size 2 --tp_overlap batch_halves",
+    "--cp_size 4",
+    "--cp_size 2 --cp_method all_gather",
+    "--cp_size 4 --cp_method ring_ulysses --ulysses_size 2",
+    "--pp_size 4 --grad_acc_steps 8 --tie_word_embeddings",
+    "--pp_size 2 --pp_schedule dualpipe --grad_acc_steps 4 --dp_size 2",
+    "--dp_size 4 --num_experts 8 --ep_size 4 --balance bias",
+    "--dp_size 2 --tp_size 2 --sequence_parallel --num_experts 8 --ep_size 4 --zero_stage 1",
+    "--dp_size 2 --tp_size 2 --sequence_parallel --num_experts 4 --ep_size 2 --expert_tp "
+    "--balance sample --router_z_loss_coef 0.01",
+    "--tp_size 2 --cp_size 2 --attention_kind mla --q_lora_rank 6 --kv_lora_rank 8 "
+    "--qk_nope_head_dim 4 --qk_rope_head_dim 4 --v_head_dim 4",
+};
+
+std::string with_model(const std::string& own) {
+  std::istringstream stream(kModel);
+  std::string flags, flag, value;
+  while (stream >> flag >> value) {
+    const bool is_given = own.find(flag + " ") != std::string::npos;
+    if (!is_given && !(flag == "--num_kv_heads" && own.find("mla") != std::string::npos)) {
+      flags += flag + " " + value + " ";
+    }
+  }
+  return flags + own;
+}
+
+TEST_CASE("every technique's tensors have types that fit") {
+  for (const std::string& own : kLayouts) {
+    INFO(own);
+    const TypeCheck found = check_types(config_of(with_model(own)));
+    REQUIRE(found.error == "");
+    REQUIRE(found.messages > 0);
+    REQUIRE(found.ops > 100);
+  }
+}
+
+TEST_CASE("no layout drawn at random has a false alarm") {
+  const uint64_t count = kSanitized ? 2 : is_full() ? 532 : 40;
+  const uint64_t begin = 1 + (is_full() ? 0 : turn() * count);
+  int64_t typed = 0, untyped = 0;
+  for (uint64_t number = begin; number < begin + count; ++number) {
+    const Composition of = CompositionDraw(number, /*most_ranks=*/16).draw();
+    INFO("composition " << number << "\n" << of.first.flags);
+    try {
+      const TypeCheck found = check_types(of.first.config);
+      REQUIRE(found.error == "");
+      ++typed;
+    } catch (const UsageError&) {  // sizes of which neither divides the other
+      ++untyped;
+    }
+  }
+  INFO(typed << " typed, " << untyped << " not");
+  REQUIRE(untyped * 10 <= int64_t(count));
+}
+
+// ---- mutations
+
+struct Share {
+  int64_t named = 0, all = 0;
+};
+
+/// Of the messages of one rank every `apart`-th, each in a run of its own.
+void mutate(const TrainConfig& config, TypedRank of, types::Mutation::What what, int64_t apart,
+            std::map<std::string, Share>& shares) {
+  const int64_t messages = check_types_of(config, of).messages;
+  for (int64_t number = 0; number < messages; number += apart) {
+    of.mutation = {what, number};
+    const TypeCheck found = check_types(config, of.mutation);
+    if (found.mutated.empty()) continue;
+    const std::string kind = found.mutated.substr(0, found.mutated.find(' '));
+    if (what == types::Mutation::What::twice && kind != "all_reduce") continue;
+    Share& share = shares[found.mutated_integers ? "counts" : kind];
+    ++share.all;
+    share.named += !found.error.empty();
+  }
+}
+
+TEST_CASE("types name a message that is left out, and an all_reduce that is done twice",
+          "[not_sanitized]") {
+  std::map<std::string, Share> left_out, twice;
+  for (const std::string& own : kLayouts) {
+    const TrainConfig config = config_of(with_model(own));
+    const int64_t messages = check_types_of(config, {}).messages;
+    const int64_t apart = std::max<int64_t>(1, messages / (is_full() ? 40 : 8));
+    mutate(config, {}, types::Mutation::What::left_out, apart, left_out);
+    mutate(config, {}, types::Mutation::What::twice, apart, twice);
+  }
+  Share all_twice, all_left_out;
+  for (const auto& [kind, share] : twice) {
+    all_twice.named += share.named, all_twice.all += share.all;
+  }
+  std::string text;
+  for (const auto& [kind, share] : left_out) {
+    text += fmt::format("{}: {} of {}\n", kind, share.named, share.all);
+    if (kind == "counts") continue;  // integers have no types
+    all_left_out.named += share.named, all_left_out.all += share.all;
+  }
+  INFO("left out\n" << text);
+  REQUIRE(all_twice.all > 20);
+  REQUIRE(all_twice.named == all_twice.all);
+  REQUIRE(double(all_left_out.named) >= 0.95 * double(all_left_out.all));
+}
+
+TEST_CASE("an error names the operation, the place, the axis and what wrote the tensor") {
+  const TrainConfig config = config_of(with_model("--tp_size 2"));
+  const TypeCheck found = check_types(config, {types::Mutation::What::left_out, 1});
+  INFO(found.error);
+  for (const char* part : {"rank 0: ", "add in forward of micro-batch 0, block 1, over tp: ",
+                           "a term of a sum (from linear_forward in block 1)"}) {
+    REQUIRE(found.error.find(part) != std::string::npos);
+  }
+}
+
+/// A rank of two along tp, whose program is checked.
+struct TypedProgram {
+  explicit TypedProgram(int rank) {
+    sizes.tp = 2;
+    types::Setting setting;
+    setting.mesh = sizes;
+    setting.rank = rank;
+    setting.factors = {{MeshAxis::tp, 1, 2}};
+    checker.emplace(setting);
+    meta.runtime.tell(&*checker);
+    dry.emplace(sizes, EngineKind::host, rank);
+  }
+  /// What the ranks have the same.
+  static Tensor same_on_all(const Shape& shape) {
+    const Tensor x = Tensor::empty(shape, DType::f64);
+    ops::fill(x, 1);
+    return x;
+  }
+  void begin() { checker->declare(none, {}); }
+
+  OnDevice meta{Device::meta};
+  MeshSizes sizes;
+  std::optional<types::Checker> checker;
+  std::optional<DryMesh> dry;
+  ParameterList none;
+};
+
+TEST_CASE("a loss that every rank knows and enters is seen on the second rank") {
+  for (int rank : {0, 1}) {
+    TypedProgram program(rank);
+    const Tensor loss = Tensor::zeros({1}, DType::f64), lse = Tensor::empty({4}, DType::f64);
+    program.begin();
+    const Tensor row = TypedProgram::same_on_all({4});
+    ops::cross_entropy_loss(loss, lse, row, row, row, 1);
+    if (rank == 0) {
+      program.checker->end_step();
+      continue;
+    }
+    check_throws<types::TypeError>([&] { program.checker->end_step(); },
+                                   {"cross_entropy_loss", "over tp", "counts 2 times"});
+  }
+}
+
+TEST_CASE("what is under way is neither read nor written over before it is waited for") {
+  const auto with_message = [](const std::function<void(const Tensor&, Handle&)>& body) {
+    TypedProgram program(0);
+    const Tensor x = TypedProgram::same_on_all({4, 6});
+    const Tensor y = Tensor::empty({8, 6}, DType::f64);
+    program.begin();
+    Handle message = program.dry->mesh.tp().all_gather_async(y, x);
+    body(y, message);
+  };
+  const auto as_rows = [](const std::function<void(const Tensor&, Handle&)>& body) {
+    TypedProgram program(0);
+    const Tensor y = Tensor::empty({8, 6}, DType::f64), x = Tensor::zeros({4, 6}, DType::f64);
+    program.begin();
+    Handle message = program.dry->mesh.tp().all_gather_async(y, x);
+    body(y, message);
+  };
+  check_throws<types::TypeError>([&] { with_message([](const Tensor&, Handle&) {}); },
+                                 {"all_gather over tp", "gathers", "the same on every rank"});
+  const auto read = [](const Tensor& y) { ops::copy(Tensor::empty(y.shape(), y.dtype()), y); };
+  check_throws<types::TypeError>([&] { as_rows([&](const Tensor& y, Handle&) { read(y); }); },
+                                 {"copy", "a wait is missing"});
+  check_throws<types::TypeError>(
+      [&] { as_rows([](const Tensor& y, Handle&) { ops::fill(y, 0); }); },
+      {"fill", "a message that is under way"});
+  as_rows([&](const Tensor& y, Handle& message) {
+    message.wait();
+    read(y);
+  });
+}
+
+TEST_CASE("an op without a rule is an error") {
+  OnDevice meta(Device::meta);
+  types::Checker checker({});
+  check_throws<types::TypeError>([&] { checker.op("no_such_op", 0, 0, {}, false); },
+                                 {"no_such_op", "no rule"});
+  REQUIRE(types::ops_with_rules().size() == 49);
+}
+
+TEST_CASE("groups that take no factor of an axis are refused in one line") {
+  check_throws<UsageError>(
+      [&] {
+        check_types(config_of(with_model("--dp_size 3 --cp_size 2 --num_experts 3 --ep_size 3")));
+      },
+      {"a group of 3 ranks", "neither all of the 2 ranks of cp"});
+}
+
+}  // namespace
+}  // namespace usp::test::of_types
