@@ -6,10 +6,11 @@ from tools.book.short_runs import look_into, run
 from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
 
-from . import draw_replay, measured, predicted, searched
+from . import against, draw_replay, measured, predicted, searched
 
 SCHEMATICS = draw_replay.FIGURES
-PROVENANCE = {"provenance.md": ("searches", "counts", "fits", "predicted"), "provenance_here.md": ("measured",)}
+PROVENANCE = {"provenance.md": ("searches", "counts", "fits", "predicted"), "provenance_here.md": ("measured",),
+              "provenance_against.md": ("against",)}
 # A small run whose exchanges the box of the algorithm names.
 SMALL = {"num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size": 192, "num_layers": 2,
          "seq_len": 64, "micro_batch_size": 2, "grad_acc_steps": 2, "dp_size": 2, "tp_size": 2,
@@ -25,7 +26,7 @@ def measure(chapter, program, commit):
     count() fill next."""
     write_json(chapter.folder / "figures" / "measured.json",
                {**origin(chapter, commit), **measured.collect(chapter, program)})
-    for name in ("searches", "counts", "predicted"):
+    for name in ("searches", "counts", "predicted", "against"):
         write_json(chapter.folder / "figures" / f"{name}.json", origin(chapter, commit))
     write_json(chapter.folder / "figures" / "fits.json",
                {**origin(chapter, commit), "clusters": predicted.fit_all(program)})
@@ -37,6 +38,8 @@ def rerun(chapter, program):
     found = {"plan.txt": searched.plan_text(program), **searched.answers(program)}
     if (folder / "searches.json").exists():
         found["searches.json"] = json_text({**read_json(folder / "searches.json"), **searched.search_all(program)})
+    if (folder / "against.json").exists():
+        found["against.json"] = json_text({**read_json(folder / "against.json"), **against.compare_all(program)})
     if (folder / "predicted.json").exists():
         found["predicted.json"] = json_text({**read_json(folder / "predicted.json"),
                                              "tables": predicted.predict_all(program)})
@@ -74,6 +77,8 @@ def texts(folder):
              for page, names in PROVENANCE.items() if data.keys() & set(names)}
     if "measured" in data:
         found.update(measured.texts(data["measured"]))
+    if "map" in data.get("against", {}):
+        found.update(against.texts(data["against"]))
     searches = data.get("searches", {})
     if "one_node" in searches:
         found.update({"problem.md": searched.problem_table(searches["one_node"]),

@@ -79,14 +79,10 @@ class Lab:
         return json.loads(found)["best"][0]
 
     def changed(self, cluster, **values):
-        """The file of a cluster in which some numbers are others, each named by its last key, such as
-        nics_per_node=1; `cluster` is a file. BookError (2) for a key that it has not, or has twice."""
-        found = json.loads(cluster.read_text(encoding="utf-8"))
-        for key, value in values.items():
-            _place(found, key)["value"] = value
+        """A file in the lab of this cluster's file with other numbers: tools/run/plan.py, changed()."""
         name = "_".join([cluster.stem, *(f"{key}_{value:g}" for key, value in values.items())])
         path = Path(self._scratch.name) / f"{name.replace('.', '-').replace('/', '-')}.json"
-        write_whole(path, json.dumps(found))
+        write_whole(path, plan.changed(cluster, **values))
         return path
 
     def run(self, chapter, ranks=1, **flags):
@@ -115,22 +111,6 @@ class Lab:
         say("book: building the program with the mistake; the first time takes minutes")
         with planted.Copy(chapters.resolve(chapter)).program(mistake) as program:
             return planted.proof(program, words)
-
-
-def _place(numbers, key):
-    """Where {"value": ...} of a key such as matmul or node.gbs stands."""
-    found = [value for where, value in _walk(numbers, "") if f".{where}".endswith(f".{key}")]
-    if len(found) != 1:
-        raise BookError(f"{key!r} stands {len(found)} times in the cluster's file; try nics_per_node or net.gbs", 2)
-    return found[0]
-
-
-def _walk(numbers, where):
-    """(its keys with dots, itself) of each {"value": ...}."""
-    for name, value in numbers.items():
-        if isinstance(value, dict):
-            path = f"{where}.{name}" if where else name
-            yield from [(path, value)] if "value" in value else _walk(value, path)
 
 
 def rows_of(page):

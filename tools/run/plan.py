@@ -2,6 +2,7 @@
 
 What it answers is the program's; here a few words become its flags, and files absolute paths.
 """
+import json
 import re
 from pathlib import Path
 
@@ -42,6 +43,26 @@ def placed(changes):
     """Of a what-if the clusters whose cards it names, likewise."""
     return ",".join("gpu=" + place(part[4:]) if part.startswith("gpu=") else part
                     for part in changes.split(","))
+
+
+def changed(cluster, **values):
+    """The text of a cluster's file in which some numbers are others, each named by the end of its keys:
+    nics_per_node=1, **{"net.gbs": 20}. BookError (2) for a key that it has not, or has twice."""
+    found = json.loads(Path(cluster).read_text(encoding="utf-8"))
+    for key, value in values.items():
+        places = [number for where, number in _numbers(found, "") if f".{where}".endswith(f".{key}")]
+        if len(places) != 1:
+            raise BookError(f"{key!r} stands {len(places)} times in the cluster's file; try nics_per_node or net.gbs", 2)
+        places[0]["value"] = value
+    return json.dumps(found)
+
+
+def _numbers(node, where):
+    """(its keys with dots, itself) of each {"value": ...} below."""
+    for name, value in node.items():
+        if isinstance(value, dict):
+            path = f"{where}.{name}" if where else name
+            yield from [(path, value)] if "value" in value else _numbers(value, path)
 
 
 def existing(files):
