@@ -18,8 +18,8 @@ struct Derivative {
 
 constexpr double kMore = 1.1;  ///< what a derivative compares with
 
-/// One for each resource: replays of one record, on the cluster and on clusters of which a number
-/// is 10 % larger. `timed` is the first of them.
+/// One for each resource: of one record, the replay on the cluster, `timed`, beside products of
+/// matrices on clusters of which a number is 10 % larger.
 std::vector<Derivative> derivatives(const RecordedStep& step, const Timed& timed,
                                     const Cluster& cluster);
 

@@ -2,6 +2,7 @@
 
 #include "planner/candidates.h"
 #include "planner/replay.h"
+#include "planner/schedule_replay.h"
 
 namespace usp {
 
@@ -20,6 +21,21 @@ struct Timed {
   double mfu(const Cluster& cluster) const;
 };
 
+/// A recorded step as products of matrices: its seconds alone, and those in no time.
+class FoldedStep {
+ public:
+  /// Of one run, or of two that go on as from the first to the second, so many times beyond it.
+  FoldedStep(std::vector<ScheduleReplay> runs, double times)
+      : runs_(std::move(runs)), times_(times) {}
+
+  /// On a cluster: as long as RecordedStep::time() lays it out.
+  double seconds(const Cluster& cluster);
+
+ private:
+  std::vector<ScheduleReplay> runs_;
+  double times_;
+};
+
 /// The record of a layout's step, for any cluster whose nodes have as many ranks. Of many
 /// micro-batches it records two numbers of them that differ by one for each stage, and goes on as
 /// from the first to the second: with `all`, it records all.
@@ -29,6 +45,8 @@ class RecordedStep {
 
   /// Lays it out in time.
   Timed time(const Cluster& cluster) const;
+  /// To ask how long it is on many clusters.
+  FoldedStep fold() const;
   /// Seconds that the critical path of another cluster takes on this one: the step's, where it is
   /// critical here as well.
   double along(const Timed& other, const Cluster& cluster) const;

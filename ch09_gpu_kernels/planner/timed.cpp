@@ -43,6 +43,16 @@ Replayed go_on(const Replayed& a, const Replayed& b, double times) {
 
 }  // namespace
 
+double FoldedStep::seconds(const Cluster& cluster) {
+  Cost cost(cluster);
+  std::vector<double> each;
+  for (ScheduleReplay& run : runs_) {
+    run.price(cost);
+    each.push_back(run.time().step);
+  }
+  return each.size() == 1 ? each[0] : on(each[0], each[1], times_);
+}
+
 // [recorded]
 RecordedStep::RecordedStep(Candidate candidate, int64_t ranks_per_node, bool all)
     : candidate_(std::move(candidate)),
@@ -73,6 +83,12 @@ Timed RecordedStep::time(const Cluster& cluster) const {
   timed.replayed = each.size() == 1 ? each[0] : go_on(each[0], each[1], times_);
   timed.origins = cost.origins();
   return timed;
+}
+
+FoldedStep RecordedStep::fold() const {
+  std::vector<ScheduleReplay> folded;
+  for (const std::vector<Program>& programs : runs_) folded.emplace_back(programs, classes_);
+  return {std::move(folded), times_};
 }
 
 double RecordedStep::along(const Timed& other, const Cluster& cluster) const {

@@ -1,65 +1,25 @@
 #include "planner/replay.h"
 
-#include "technique/planner/layouts.h"
+#include "planner/schedule_replay.h"
+#include "technique/planner/written.h"
 
 /// Programs laid out in time: by hand, and folded as all ranks would be.
 namespace usp::test {
 namespace {
 
-/// A program of a rank, written by hand: kernels of so many microseconds.
-class Written {
- public:
-  Written(int rank, std::vector<int> members) {
-    program_.rank = rank;
-    program_.groups.push_back({"dp", 0, rank, std::make_shared<const std::vector<int>>(members)});
-    program_.segments = {{.work = 'B', .micro_batch = 3}};
-  }
-  /// Another communicator of the same ranks.
-  Written& group(const char* name) {
-    program_.groups.push_back({name, 0, program_.groups[0].rank, program_.groups[0].members});
-    return *this;
-  }
-  Written& compute(int64_t us) {
-    program_.kernels.push_back({.op = "copy", .bytes = us * 1000});
-    return add(Event::compute, program_.kernels.size() - 1);
-  }
-  Written& post(CommKind kind, int64_t us, int peer = -1, int group = 0) {
-    program_.exchanges.push_back(
-        {.group = group, .kind = kind, .peer = peer, .payload_bytes = us * 1000});
-    ++program_.posts;
-    return add(Event::post, program_.exchanges.size() - 1);
-  }
-  Written& wait(int64_t posted) { return add(Event::wait, posted); }
-  Written& wait_last(int64_t posted) { return add(Event::wait_last, posted); }
-  Program take() {
-    program_.tail = std::ssize(program_.events);
-    return program_;
-  }
-
- private:
-  Written& add(Event::Kind kind, size_t what) {
-    program_.events.push_back({kind, static_cast<int32_t>(what), 0, 5});
-    return *this;
-  }
-  Program program_;
-};
-
-RankClasses so_many(int ranks) {
-  RankClasses classes;
-  for (int rank = 0; rank < ranks; ++rank) {
-    classes.of_rank.push_back(rank);
-    classes.representative.push_back(rank);
-    classes.ranks.push_back(1);
-  }
-  return classes;
-}
-
-/// Microseconds of the step of these ranks, in one node: a message has 1 us of latency.
+/// The step of these ranks, in one node, where a message has 1 us of latency. By products of
+/// matrices it takes as long.
 Replayed replayed(const std::vector<Program>& programs, double launch_us = 0) {
   Cluster cluster = round_cluster(8);
   cluster.launch_us.value = launch_us;
   Cost cost(cluster);
-  return replay(programs, so_many(static_cast<int>(programs.size())), cost);
+  const RankClasses classes = so_many(static_cast<int>(programs.size()));
+  const Replayed found = replay(programs, classes, cost);
+  ScheduleReplay matrices(programs, classes);
+  matrices.price(cost);
+  CHECK(matrices.time().step == Approx(found.step));
+  CHECK(matrices.time().gradients == Approx(found.gradients));
+  return found;
 }
 
 constexpr CommKind kGather = CommKind::all_gather;  // of two ranks: 1 us, and half of its bytes
@@ -178,19 +138,6 @@ TEST_CASE("ranks that wait for each other for ever are named, with where they wa
                   Written(1, {0, 1}).compute(1).take()});
       },
       {"rank 0 waits for recv #1 of dp with rank 1"});
-}
-
-/// Of a run whose nodes have so many ranks, and whose numbers are no round ones.
-Cluster uneven_cluster(int64_t ranks_per_node, bool host_computes) {
-  Cluster cluster = round_cluster(ranks_per_node);
-  cluster.host_computes = host_computes;
-  cluster.launch_us.value = 0.37;
-  cluster.half_width.value = 7;
-  cluster.half_depth.value = 11;
-  cluster.node.gbs.value = 3.3;
-  cluster.net.latency_us.value = 4.7;
-  cluster.net.gbs.value = 1.9;
-  return cluster;
 }
 
 TEST_CASE("one rank of each class takes as long as all ranks, to the bit") {

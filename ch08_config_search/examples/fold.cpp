@@ -1,0 +1,139 @@
+// A step of a layout as products of max-plus matrices: how many there are, what they say beside the
+// formulas and the replay of every event, and the matrix of an action. --on names the cluster;
+// --rates says how fast each of the three is.
+
+#include <ctime>
+#include <set>
+
+#include "comm/launch.h"
+#include "planner/candidates.h"
+#include "planner/closed_form.h"
+#include "planner/replay.h"
+#include "planner/schedule_replay.h"
+#include "run/command_line.h"
+#include "tensor/console.h"
+
+namespace usp {
+namespace {
+
+/// How often a core can do it in a second.
+double rate(const std::function<void()>& done) {
+  constexpr double kSeconds = 0.5;
+  int64_t times = 0;
+  double seconds = 0;
+  const std::clock_t begin = std::clock();
+  for (int64_t more = 1; seconds < kSeconds; more *= 2) {
+    for (int64_t i = 0; i < more; ++i) done();
+    times += more;
+    seconds = double(std::clock() - begin) / CLOCKS_PER_SEC;
+  }
+  return double(times) / seconds;
+}
+
+void show(const std::string& what, double number) { print("{:<28}{:>16.9g}\n", what, number); }
+
+/// Names of a class's clocks.
+std::vector<std::string> clocks_of(const ActionProgram& folded) {
+  std::vector<std::string> names = {"host", "device"};
+  for (int32_t queue : folded.clock_queues) {
+    const auto& [group, number, peer, sends] = folded.queues[queue];
+    names.push_back(!sends ? group : fmt::format("to {} {}", group, peer));
+  }
+  return names;
+}
+
+/// The matrix of the action that is taken most often, of those of its kind, in ms.
+void show_matrix(const ScheduleReplay& replay, char work) {
+  const ActionProgram& folded = replay.folded(0);
+  std::map<int32_t, int64_t> often;
+  for (const ActionProgram::Turn& turn : folded.turns) {
+    if (turn.work == work) ++often[turn.action];
+  }
+  if (often.empty()) return;
+  const int32_t action =
+      std::ranges::max_element(often, {}, [](const auto& entry) { return entry.second; })->first;
+  const MaxPlus& matrix = replay.matrix(0, action);
+  std::vector<std::string> rows = clocks_of(folded), columns = rows;
+  for (int i = folded.clocks(); i < matrix.rows(); ++i) rows.emplace_back("leaves");
+  for (int i = folded.clocks(); i < matrix.columns(); ++i) columns.emplace_back("comes");
+  print("\n{} of rank 0, {} of {} times\n{:>12}", work, often[action],
+        std::ranges::count(folded.turns, work, &ActionProgram::Turn::work), "ms");
+  for (const std::string& column : columns) print("{:>12}", column);
+  for (int i = 0; i < matrix.rows(); ++i) {
+    print("\n{:>12}", rows[i]);
+    for (double item : matrix.row(i)) {
+      print("{:>12}", item == kNever ? "-" : fmt::format("{:.3f}", 1e3 * item));
+    }
+  }
+  print("\n");
+}
+
+void show_sizes(const ScheduleReplay::Size& size, size_t classes) {
+  show("classes of ranks", double(classes));
+  show("events of a step", double(size.events));
+  show("products of a step", double(size.products));
+  show("matrices of blocks", double(size.blocks));
+  show("matrices of actions", double(size.actions));
+  show("clocks of a rank", double(size.clocks));
+}
+
+void show_rates(const TrainConfig& config, const std::vector<Program>& programs,
+                const RankClasses& classes, ScheduleReplay& matrices, Cost& cost) {
+  show("formulas a second", rate([&] { closed_form(config, cost.cluster()); }));
+  show("products a second", rate([&] { matrices.time(); }));
+  show("with new matrices a second", rate([&] {
+         matrices.price(cost);
+         matrices.time();
+       }));
+  show("replays of events a second", rate([&] { replay(programs, classes, cost); }));
+  show("foldings a second", rate([&] { ScheduleReplay(programs, classes); }));
+  show("records a second", rate([&] { record_classes(config, classes); }));
+}
+
+/// Takes a word out of a command line, with so many behind it: the last of them; empty without it.
+std::string take(std::vector<std::string>& words, const std::string& flag, int64_t behind) {
+  const auto found = std::ranges::find(words, flag);
+  if (found == words.end()) return "";
+  if (words.end() - found <= behind) usage_error("{} needs a cluster; try {} a100", flag, flag);
+  std::string value = *(found + behind);
+  words.erase(found, found + behind + 1);
+  return value;
+}
+
+int run(const Communicator&, int argc, char** argv) {
+  std::vector<std::string> words(argv, argv + argc);
+  const std::string on = take(words, "--on", 1);
+  const bool rates = !take(words, "--rates", 0).empty();
+  TrainConfig config;
+  Args args("");
+  if (!read_command_line(config, args, words, /*ranks=*/0)) return 0;
+  const Cluster cluster = read_cluster(on.empty() ? "h100_nvl8" : on, "on");
+  Cost cost(cluster);
+  const RankClasses classes =
+      classes_of_ranks(config, static_cast<int64_t>(cluster.ranks_per_node.value));
+  const std::vector<Program> programs = record_classes(config, classes);
+  ScheduleReplay matrices(programs, classes);
+  print("{} on {}\n", layout_flags(config), cluster.name);
+  show_sizes(matrices.size(), classes.ranks.size());
+
+  matrices.price(cost);
+  const double by_events = replay(programs, classes, cost).step, step = matrices.time().step;
+  show("seconds by formulas", closed_form(config, cluster).step());
+  show("seconds by products", step);
+  show("seconds by events", by_events);
+  std::set<std::string> dimensions;
+  for (const ProgramGroup& group : programs[0].groups) dimensions.insert(dimension_of(group.name));
+  for (const std::string& dimension : dimensions) {
+    matrices.price(cost, dimension);
+    show(fmt::format("seconds if {} took none", dimension), matrices.time().step);
+  }
+  matrices.price(cost);
+  if (rates) show_rates(config, programs, classes, matrices, cost);
+  for (char work : {'F', 'B'}) show_matrix(matrices, work);
+  return 0;
+}
+
+}  // namespace
+}  // namespace usp
+
+int main(int argc, char** argv) { return usp::run_alone_main(usp::run, argc, argv); }
