@@ -60,6 +60,27 @@ def make_site():
     FACTS = check.read_all(FOLDER)
 
 
+class Front(unittest.TestCase):
+    """The first page of a reference, which Doxygen leaves empty."""
+
+    def test_words_of_code_are_shown_as_code(self):
+        with tempfile.TemporaryDirectory(prefix="test_site_") as scratch:
+            path = Path(scratch, reference.REFERENCE, reference.COMMON, "index.html")
+            path.parent.mkdir(parents=True)
+            path.write_text('<div class="contents">\n</div>', encoding="utf-8")
+            of_header = (reference.COMMON, f"{reference.COMMON}/base/args.h",
+                         f"{reference.REFERENCE}{reference.COMMON}/args.html")
+            reference._fill_front(ROOT, reference.COMMON, [
+                reference.Entry(*of_header, "Args::Args", "`a < b` heads --help."),
+                reference.Entry(*of_header, "Args::bind", "")], Path(scratch))
+            shown = path.read_text(encoding="utf-8")
+        self.assertIn("2 classes and functions", shown)
+        self.assertIn("<h3>base/args.h</h3>", shown)
+        self.assertIn('<a href="args.html">Args::Args</a>&ensp;'
+                      "<code>a &lt; b</code> heads --help.</li>", shown)
+        self.assertIn(">Args::bind</a></li>", shown)
+
+
 class OfSite(unittest.TestCase):
     """A test of the site of this checkout."""
 

@@ -111,9 +111,9 @@ def _fill_front(root, part, entries, out):
         lines.append(f"<h3>{html.escape(Path(file).relative_to(part).as_posix())}</h3><ul>")
         for entry in group:
             address = Path(entry.address).relative_to(f"{REFERENCE}{part}")
-            said = f" {html.escape(entry.sentence)}" if entry.sentence else ""
+            said = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(entry.sentence))
             lines.append(f'<li><a href="{html.escape(str(address))}">{html.escape(entry.name)}</a>'
-                         f"{said}</li>")
+                         f"{said and '&ensp;'}{said}</li>")
         lines.append("</ul>")
     text = path.read_text(encoding="utf-8").replace(f"{part}: reference Documentation",
                                                     f"The reference of {part}")
