@@ -45,6 +45,9 @@ CONFIGS = {
     # 3.6 choices are 4, as many as 1.0 allows, and not 3.
     "capacity_rounded_up": {"capacity_factor": 0.9, "drops": True,
                             "shows": {"capacity_factor": 0.75}},
+    # A mean of 5.33 choices is not rounded before the factor: 6 are taken, 5 where it is 0.9.
+    "capacity_of_an_uneven_mean": {"num_experts": 6, "capacity_factor": 1.0, "drops": True,
+                                   "shows": {"capacity_factor": 0.9}},
     # As in DeepSeek-V3, in small.
     "everything": {"num_experts": 16, "num_experts_per_tok": 4, "num_shared_experts": 1,
                    "first_dense_layers": 1, "router_score": "sigmoid", "norm_topk_prob": True,
