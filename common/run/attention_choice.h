@@ -17,10 +17,12 @@ struct AttentionShape {
                         ///< query heads that share a kv head
   DType dtype = DType::f32;
 };
+/// Of a run, on each of its ranks.
 AttentionShape attention_shape(const RunConfig& config);
 
 /// Estimated seconds of forward and backward on an H100.
 double naive_attention_seconds(const AttentionShape& shape);
+/// The same where no probabilities are kept.
 double blockwise_attention_seconds(const AttentionShape& shape);
 
 /// A value of --attention, and in words why it is the one.
