@@ -24,6 +24,7 @@ def rerun(chapter, program):
     """Estimates, and who holds what."""
     folder = chapter.folder / "figures"
     found = {"layout.txt": placed.layout(program), "prove.txt": placed.proof(program, chapter),
+             "types.txt": placed.typed(program),
              "bridge.txt": placed.bridged(program, chapter)}
     if (folder / "estimates.json").exists():
         found["estimates.json"] = json_text({**read_json(folder / "estimates.json"),

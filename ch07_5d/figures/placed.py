@@ -20,6 +20,7 @@ SMALL = {"num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size"
          "pp_size": 2, "tp_size": 2, "sequence_parallel": None, "node_size": 2}
 SMALL_RANKS, STEPS = 8, 2
 LLAMA_3 = "dp,pp,cp,tp"
+TYPED = "--dp_size 2 --tp_size 2 --sequence_parallel"
 PROVEN = "llama3_405b_long"  # a recipe
 BRIDGED = "llama3_405b"  # the recipe that the page shows in other flags
 # The layout that the page shows.
@@ -82,6 +83,12 @@ def proof(program, chapter):
     flags = recipes.load(chapter, PROVEN).words()
     text = estimates.output_of([str(program), "--prove", "16", *flags])
     return re.sub(r"(, found)? (within [\d.e-]+, )?in [\d.]+ s$", "", text, flags=re.M)
+
+
+def typed(program):
+    """What ./book types prints of a small layout, with its command."""
+    text = estimates.output_of([str(program), *TYPED.split(), "--mesh_show", "types"])
+    return f"$ ./book types ch07 -- {TYPED}\n{text}"
 
 
 def bridged(program, chapter):
