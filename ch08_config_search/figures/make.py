@@ -6,10 +6,11 @@ from tools.book.short_runs import look_into, run
 from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
 
-from . import against, draw_replay, measured, predicted, searched
+from . import against, draw_replay, folded, measured, predicted, searched
 
 SCHEMATICS = draw_replay.FIGURES
 PROVENANCE = {"provenance.md": ("searches", "counts", "fits", "predicted"), "provenance_here.md": ("measured",),
+              "provenance_folded.md": ("folded",),
               "provenance_against.md": ("against",)}
 # A small run whose exchanges the box of the algorithm names.
 SMALL = {"num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size": 192, "num_layers": 2,
@@ -28,6 +29,8 @@ def measure(chapter, program, commit):
                {**origin(chapter, commit), **measured.collect(chapter, program)})
     for name in ("searches", "counts", "predicted", "against"):
         write_json(chapter.folder / "figures" / f"{name}.json", origin(chapter, commit))
+    write_json(chapter.folder / "figures" / "folded.json",
+               {**origin(chapter, commit), "rates": folded.measure_rates(chapter)})
     write_json(chapter.folder / "figures" / "fits.json",
                {**origin(chapter, commit), "clusters": predicted.fit_all(program)})
 
@@ -47,7 +50,7 @@ def rerun(chapter, program):
 
 
 def count(chapter, program):
-    """What a small run sends."""
+    """What a small run sends, and steps as products of matrices."""
     folder = chapter.folder / "figures"
     if not (folder / "counts.json").exists():
         return {}
@@ -55,7 +58,11 @@ def count(chapter, program):
     products = look_into(program, 1, products_of_a_step, **ALONE)
     sent = {name: {key: entry[key] for key in ("calls", "payload_bytes", "wire_bytes")}
             for name, entry in ledger.items()}
-    return {"counts.json": json_text({**read_json(folder / "counts.json"), "products": products, "ledger": sent})}
+    found = {"counts.json": json_text({**read_json(folder / "counts.json"), "products": products, "ledger": sent})}
+    if (folder / "folded.json").exists():
+        found.update({"fold.txt": folded.shown(chapter), "folded.json": json_text({
+            **read_json(folder / "folded.json"), "steps": folded.fold_all(chapter)})})
+    return found
 
 
 def products_of_a_step(run_dir):
@@ -86,6 +93,10 @@ def texts(folder):
                       "nodes.md": searched.nodes_table(searches["nodes"]),
                       "depends.md": searched.depends_table(searches["nodes"]),
                       "claims.md": searched.claims_table(searches)})
+    if "steps" in data.get("folded", {}):
+        found.update({"folded.md": folded.sizes_table(data["folded"]["steps"]),
+                      "without.md": folded.without_table(data["folded"]["steps"]),
+                      "rates.md": folded.rates_table(data["folded"]["rates"])})
     if "fits" in data and "tables" in data.get("predicted", {}):
         both = data["fits"]["clusters"], data["predicted"]["tables"]
         found.update({"fitted.md": predicted.fitted_table(*both), "judged.md": predicted.judged_table(*both)})
