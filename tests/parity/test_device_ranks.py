@@ -65,6 +65,21 @@ class Devices(RankTest):
         return self.run_dir
 
 
+class Attention(Devices):
+    # For which naive attention is estimated to be faster on a GPU.
+    WIDE = ("--hidden_size", "256", "--num_layers", "1", "--num_heads", "4", "--num_kv_heads", "4",
+            "--ffn_hidden_size", "32", "--seq_len", "512", "--cp_size", "2")
+
+    def test_the_faster_one_is_not_taken_where_another_flag_asks_for_blockwise(self):
+        if not any("--cp_size" in flags for _, flags in layouts()):
+            self.skipTest("this chapter adds no flag that asks for an attention")
+        for more, attention in (((), "naive"),
+                                (("--recompute", "full", "--cp_recompute", "keep"), "blockwise")):
+            run_dir = self.run_on("cuda", 2, *self.WIDE, *more, steps=1)
+            config = json.loads((run_dir / "run.json").read_text())["config"]
+            self.assertEqual(config["attention"], attention, more)
+
+
 class Layouts(Devices):
     def test_they_train_alike_send_the_same_and_take_the_memory_of_the_formulas(self):
         full = "USP_TEST_FULL" in os.environ
