@@ -179,6 +179,25 @@ void Checker::own_stage_enters(const Tensor& gradient) {
   });
 }
 
+void Checker::check_norm() {
+  for (size_t i = 0; i < parameters_->size(); ++i) {
+    const Parameter& parameter = (*parameters_)[i];
+    const std::vector<Region> all = regions_.of(parameter.shard.grad);
+    if (all.empty() || in_norm_.contains(parameter.shard.grad.address())) continue;
+    const Type& type = all.front().type;
+    bool is_first_with_it = !without_rows_.contains(&parameter);
+    for (int f = 0; f < count(); ++f) {
+      const bool is_copy = type[f] == Kind::replicated && !is_first(f, &parameter);
+      is_first_with_it = is_first_with_it && !is_copy && !is_neutral(type[f]);
+    }
+    if (!is_first_with_it) continue;
+    refuse(
+        "the gradient norm", -1,
+        fmt::format("leaves out {}, which is here and on no rank that enters it", parameter.name));
+  }
+  in_norm_.clear();
+}
+
 void Checker::note_updates() {
   if (!is_updating_) return;
   is_updating_ = false;

@@ -129,6 +129,8 @@ class Checker : public Recorder {
   /// Names the weights in a gradient. That of a weight that other stages hold too is a term of a
   /// sum.
   void own_stage_enters(const Tensor& gradient);
+  /// The norm has every gradient that no rank before this one has, too.
+  void check_norm();
   /// What was updated elsewhere is out of date here.
   void note_updates();
   Phase& phase() { return phases_[thread_turn()].back(); }
@@ -141,6 +143,7 @@ class Checker : public Recorder {
   std::unordered_map<const Parameter*, Declared> declared_;
   std::vector<int64_t> versions_;
   bool has_stage_copies_ = false, all_have_stage_copies_ = false, is_updating_ = false;
+  std::set<const void*> in_norm_;            ///< where the gradients begin that this update's has
   std::set<const Parameter*> without_rows_;  ///< experts whose gradients are 0
   std::vector<Tensor> terms_;                ///< numbers that are summed after the step
   size_t lasts_ = 0;  ///< tensors that were made before last longer than a step

@@ -442,8 +442,10 @@ class Rules {
     if (!operand(0).defined() || operand(0).numel() == 0) return;
     const Value x = read(0);
     add_to(1, flag(), [&](int f) { return number(f, x); });
+    c_.in_norm_.insert(operand(0).address());
   }
   void clip_coefficient() const {  // sums, coefficient, norm
+    c_.check_norm();
     const Value sums = read(0);
     const auto norm = [&](int f) {
       if (sums.type[f] == replicated || sums.type[f] == zero) return replicated;

@@ -357,6 +357,30 @@ TEST_CASE("a loss that every rank knows and enters is seen on the second rank") 
   }
 }
 
+TEST_CASE("a norm that leaves out a gradient is refused on the first rank that has it") {
+  for (bool is_counted : {true, false}) {
+    for (int rank : {0, 1}) {
+      INFO("rank " << rank << ", counted " << is_counted);
+      TypedProgram program(rank);
+      ParameterList list;
+      list.add("weight", {4, 2}, 1);
+      list.allocate(DType::f64, /*seed=*/1);
+      program.checker->declare(list, {{"weight", {types::all_of(replicated), true}}});
+      const Tensor sums = Tensor::zeros({1}, DType::f64), one = Tensor::empty({1}, DType::f64);
+      ops::linear_backward_weight(list[0].grad, TypedProgram::same_on_all({3, 4}),
+                                  TypedProgram::same_on_all({3, 2}), /*accumulate=*/false);
+      if (is_counted && rank == 0) ops::sum_squares(sums, list[0].shard.grad, /*accumulate=*/true);
+      if (is_counted && rank == 0) program.dry->mesh.tp().all_reduce(sums);
+      const auto clip = [&] { ops::clip_coefficient(one, one, sums, 1); };
+      if (is_counted || rank == 1) {
+        clip();
+      } else {
+        check_throws<types::TypeError>(clip, {"the gradient norm", "leaves out weight"});
+      }
+    }
+  }
+}
+
 TEST_CASE("what is under way is neither read nor written over before it is waited for") {
   const auto with_message = [](const std::function<void(const Tensor&, Handle&)>& body) {
     TypedProgram program(0);
