@@ -25,8 +25,8 @@ std::string indented(std::string text);
 
 /// Says of a layout whether its twins compute what one process does, line by line as it is found
 /// (`--prove`), or of layouts drawn at random (`--fuzz`); or whether its tensors' types fit
-/// (`--mesh_show types`). Returns the exit code: 1 if a twin differs, or a type does not fit. Throws
-/// UsageError where nothing can be proven.
+/// (`--mesh_show types`). Returns the exit code: 1 if a twin differs, or a type does not fit.
+/// Throws UsageError where nothing can be proven.
 int prove(const TrainConfig& config);
 
 }  // namespace usp
