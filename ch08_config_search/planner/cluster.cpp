@@ -184,6 +184,9 @@ Cluster parse_cluster(const std::string& text, const std::string& file) {
   cluster.node = read_link(links, "node");
   cluster.net = read_link(links, "net");
   links.end();
+  if (reader.has("price_per_gpu_hour")) {
+    cluster.price = reader.number("price_per_gpu_hour", 0, 1e6, 2);
+  }
   if (reader.has("framework")) {
     cluster.framework = read_framework(reader.child("framework", "\"framework\": {...}"));
   }

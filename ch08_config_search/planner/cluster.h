@@ -74,7 +74,8 @@ struct Cluster {
   ClusterLink node, net;                 ///< inside a node, between two
   Sourced per_doubling{1, Origin::assumed, ""};  ///< of net.gbs, with twice as many nodes
   Sourced all_reduce{1, Origin::assumed, ""};    ///< times net.gbs, of one between nodes
-  std::optional<Framework> framework;            ///< whose runs on it have been measured
+  std::optional<Sourced> price;  ///< of a rank and an hour, in whatever money; none is shipped
+  std::optional<Framework> framework;  ///< whose runs on it have been measured
 };
 // [cluster]
 

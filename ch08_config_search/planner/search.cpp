@@ -39,7 +39,7 @@ class FoundLayouts {
   }
 
   std::string text() const {
-    return search_.heading() + fits() + reaches() + fastest() + depends_on() + rests_on();
+    return search_.heading() + fits() + reaches() + fastest() + depends_on() + costs() + rests_on();
   }
 
   std::string json() const {
@@ -59,6 +59,7 @@ class FoundLayouts {
       row["formula_s"] = timed.candidate.closed_form;
       row["tokens_per_s_per_rank"] = timed.tokens_per_second() / double(search_.ranks());
       row["mfu"] = timed.mfu(cluster_);
+      if (cluster_.price) row["price_per_million_tokens"] = price_of_a_million(timed);
       row["gib"] = timed.gib();
       row["fullest_rank"] = timed.fullest();
       row["bubble"] = timed.replayed.bubble(timed.classes);
@@ -177,6 +178,18 @@ class FoundLayouts {
                               same ? "the same layout" : "by another layout:\n      " + flags);
   }
   // [depends_on]
+
+  /// What a million tokens cost, in the money of the cluster's price.
+  double price_of_a_million(const Timed& timed) const {
+    const double an_hour = cluster_.price->value * double(search_.ranks());
+    return 1e6 * an_hour / (3600 * timed.tokens_per_second());
+  }
+
+  std::string costs() const {
+    if (timed_.empty() || !cluster_.price) return "";
+    return fmt::format("\nAt {:g} a GPU and hour, a million tokens cost {:.4g} with the first.\n",
+                       cluster_.price->value, price_of_a_million(timed_.front()));
+  }
 
   std::string rests_on() const {
     if (timed_.empty()) return "";

@@ -6,13 +6,11 @@
 
 #include "accounting/distinct_ranks.h"
 #include "planner/timed.h"
-#include "technique/planner/layouts.h"
+#include "technique/planner/edited_cluster.h"
 
 /// What a search finds, refuses and says.
 namespace usp::test {
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr const char* kSearch =
     "--cluster two_cores --nodes 2 --plan 1024 --seq_len 16 --hidden_size 24 --num_heads 4 "
@@ -116,6 +114,22 @@ TEST_CASE("what does not fit is left out, and nothing that fits says what is mis
       [&] { search(layout_of_flags(instead(kSearch, "--hidden_size 480 --cluster " + file))); },
       {"nothing fits", "GiB on rank", "are missing", "--nodes 4"});
   std::filesystem::remove(file);
+}
+
+TEST_CASE("a price makes tokens per second tokens for the money, and none is shipped") {
+  Json cluster = slow_cluster();
+  CHECK_FALSE(tiny_answer(cluster, "")["best"][0].contains("price_per_million_tokens"));
+  cluster["price_per_gpu_hour"] = {{"value", 1.8}, {"source", "assumed"}, {"from", "a test"}};
+  const Json answer = tiny_answer(cluster, "");
+  for (const Json& row : answer["best"]) {
+    const double of_a_rank = row["tokens_per_s_per_rank"].get<double>() * 3600 / 1.8;
+    CHECK(row["price_per_million_tokens"].get<double>() == Approx(1e6 / of_a_rank));
+  }
+  const ClusterFile file(cluster);
+  TrainConfig config = tiny_search(cluster, "");
+  config.search.cluster = file.path();
+  CHECK(search(config).text.find("At 1.8 a GPU and hour, a million tokens cost") !=
+        std::string::npos);
 }
 
 TEST_CASE("a search says no in one sentence") {
