@@ -39,9 +39,9 @@ class Regions {
   std::vector<Region> of(const Tensor& tensor);
   /// In what these are counted.
   int64_t width(const Tensor& tensor);
+  using Change = std::function<void(Region&)>;  ///< what it makes of a region
   /// The regions of part [begin, end) take what `change` makes of them; what had none takes what it
   /// makes of an unwritten one.
-  using Change = std::function<void(Region&)>;
   void change(const Tensor& tensor, int64_t begin, int64_t end, const Change& change);
   /// The same of the whole tensor.
   void change(const Tensor& tensor, const Change& to) { change(tensor, 0, width(tensor), to); }
