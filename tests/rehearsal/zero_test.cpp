@@ -81,7 +81,7 @@ TEST_CASE("ZeRO and weights that tensor parallelism cuts unevenly: refused, not 
     } catch (const Error& error) {
       message = error.what();
     }
-    USP_CHECK(message.find("post_attention_layernorm.weight: the ranks of tp would share") <
+    USP_CHECK(message.find("post_attention_layernorm.weight: the ranks of tp would shard") <
                   message.size(),
               "{}", message);
   });
