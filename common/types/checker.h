@@ -24,9 +24,10 @@ class TypeError : public Error {
 
 /// What is wrong with a message on purpose, to see whether the types say so.
 struct Mutation {
-  enum class What { none, left_out, twice };  ///< nothing, never sent, sent twice
-  What what = What::none;                     ///< what happens to it
-  int64_t message = -1;  ///< the number of the message, from 0 on, among those of the rank
+  /// What may happen to it.
+  enum class What { none, left_out, twice };
+  What what = What::none;  ///< what happens to it
+  int64_t message = -1;    ///< the number of the message, from 0 on, among those of the rank
 };
 
 /// A rank of a mesh, and what its types begin from.
