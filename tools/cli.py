@@ -235,40 +235,40 @@ def _prove(arguments, flags):
                          ("./book prove ch07 --ranks 24 -- ...", "larger twins"),
                          ("./book prove ch07 --dtype bf16 -- --tp_size 2",
                           "is the difference in my loss rounding?")))
-    parser.add_argument("chapter", metavar="CHAPTER", help="such as ch07")
     parser.add_argument("--ranks", type=_positive(int), default=16, metavar="N",
                         help="of a twin, at most (default 16)")
     parser.add_argument("--dtype", choices=("f64", "bf16"), default="f64",
                         help="bf16: whether the twins are further from one process than five orders "
                         "of its samples are from each other (default f64)")
-    _add_set_up(parser)
-    parser.flags = tuple(flags)
-    args = parser.parse_args(arguments)
-    chapter = _chapter_with_proof("prove", args.chapter, flags)
-    options = launch.Options(install=not args.no_install, skip_packages=args.skip_packages)
-    asked = ["--prove", str(args.ranks), *(["--prove_dtype", args.dtype] if args.dtype != "f64" else [])]
-    return launch.run_chapter(chapter, [*asked, *flags], options)
+    args, run = _layout_asked("prove", parser, arguments, flags)
+    return run(["--prove", str(args.ranks), *(["--prove_dtype", args.dtype] if args.dtype != "f64" else [])])
 
 
 def _types(arguments, flags):
     """./book types"""
     parser = _Parser(prog="./book types", usage="./book types CHAPTER [options] -- chapter flags",
                      description="Follows the types of all tensors through two training steps of the "
-                     "layout that the flags describe, on shapes alone: along each axis of the mesh, "
-                     "whether they are the same on every rank, terms of a sum, other rows and so on. "
+                     "layout that the flags describe, in a dry run: along each axis of the mesh, "
+                     "whether they are replicated, partial sums, other rows and so on. "
                      "Prints those of a layer, and the first operation whose operands do not fit. "
                      "Exit code: 0 = all fit, 1 = one does not, 2 = bad input.",
                      examples=(
                          ("./book types ch07 -- --recipe llama3_405b", "a published layout"),
                          ("./book types ch07 -- --tp_size 2 --sequence_parallel",
                           "of which types are a layer's tensors?")))
+    _, run = _layout_asked("types", parser, arguments, flags)
+    return run(["--mesh_show", "types"])
+
+
+def _layout_asked(command, parser, arguments, flags):
+    """(what was given of a command about a layout, and what runs the chapter with further flags before the layout's)."""
     parser.add_argument("chapter", metavar="CHAPTER", help="such as ch07")
     _add_set_up(parser)
     parser.flags = tuple(flags)
     args = parser.parse_args(arguments)
-    chapter = _chapter_with_proof("types", args.chapter, flags)
+    chapter = _chapter_with_proof(command, args.chapter, flags)
     options = launch.Options(install=not args.no_install, skip_packages=args.skip_packages)
-    return launch.run_chapter(chapter, ["--mesh_show", "types", *flags], options)
+    return args, lambda asked: launch.run_chapter(chapter, [*asked, *flags], options)
 
 
 def _chapter_with_proof(command, name, flags):

@@ -268,13 +268,7 @@ void Checker::op(std::string_view name, int64_t, int64_t, std::span<const Tensor
     return all.front().type;
   };
   if (listener_) {
-    typed = {std::string(name),
-             phase().name,
-             Runtime::current().block(),
-             phase().micro_batch,
-             {},
-             {},
-             ""};
+    typed = typed_here(name);
     for (const Tensor* operand : operands) {
       if (const auto type = first_of(*operand)) typed.operands.push_back(*type);
     }
@@ -283,6 +277,15 @@ void Checker::op(std::string_view name, int64_t, int64_t, std::span<const Tensor
   if (!listener_) return;
   typed.result = first_of(*operands.front());
   listener_(typed);
+}
+
+TypedOp Checker::typed_here(std::string_view name) {
+  TypedOp typed;
+  typed.name = name;
+  typed.phase = phase().name;
+  typed.block = Runtime::current().block();
+  typed.micro_batch = phase().micro_batch;
+  return typed;
 }
 
 int64_t Checker::post(const Posted& operation) {
@@ -303,13 +306,7 @@ int64_t Checker::post(const Posted& operation) {
   }
   TypedOp typed;
   if (listener_) {
-    typed = {std::string(origin),
-             phase().name,
-             Runtime::current().block(),
-             phase().micro_batch,
-             {},
-             {},
-             ""};
+    typed = typed_here(origin);
     const std::vector<Region> all = regions_.of(*operation.input);
     if (!all.empty()) typed.operands.push_back(all.front().type);
   }

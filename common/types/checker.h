@@ -136,6 +136,7 @@ class Checker : public Recorder {
   void note_updates();
   Phase& phase() { return phases_[thread_turn()].back(); }
   std::string where() const;
+  TypedOp typed_here(std::string_view name);  ///< without its operands yet
   std::string_view lasting(const std::string& text) { return *texts_.insert(text).first; }
 
   const Setting setting_;

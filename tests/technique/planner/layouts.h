@@ -4,27 +4,12 @@
 
 #include "planner/cluster.h"
 #include "planner/replay.h"
-#include "run/command_line.h"
 #include "technique/case_cover.h"
+#include "technique/layout_of_flags.h"
 #include "testing.h"
 
 /// Small runs of every kind, and clusters whose numbers one can calculate with.
 namespace usp::test {
-
-inline std::vector<std::string> words_of_flags(const std::string& flags) {
-  std::vector<std::string> words = {"program"};
-  std::istringstream stream(flags);
-  for (std::string word; stream >> word;) words.push_back(word);
-  return words;
-}
-
-/// The configuration that a command line makes, on as many ranks as it asks for.
-inline TrainConfig layout_of_flags(const std::string& flags) {
-  TrainConfig config;
-  Args args("");
-  read_command_line(config, args, words_of_flags(flags), /*ranks=*/0);
-  return config;
-}
 
 /// Flags of which later ones take the place of earlier ones, each with one value.
 inline std::string instead(const std::string& flags, const std::string& later) {

@@ -8,22 +8,12 @@
 #include "pipeline_parallel/generators.h"
 #include "proof/compositions.h"
 #include "proof/rounding.h"
-#include "run/command_line.h"
 #include "technique/case_cover.h"
+#include "technique/layout_of_flags.h"
 #include "testing.h"
 
 namespace usp::test {
 namespace {
-
-TrainConfig parsed(const std::string& flags) {
-  std::vector<std::string> words = {"program"};
-  std::istringstream stream(flags);
-  for (std::string word; stream >> word;) words.push_back(word);
-  TrainConfig config;
-  Args args("");
-  read_command_line(config, args, words, /*ranks=*/0);
-  return config;
-}
 
 /// Layouts of many ranks: each has a class that axes of two and powers of two do not have.
 const std::vector<std::string> kLayouts = {
@@ -48,7 +38,7 @@ const std::vector<std::string> kLayouts = {
 TEST_CASE("twins keep every class of a layout, and compute what one process does") {
   for (size_t i = 0; i < kLayouts.size(); ++i) {
     INFO(kLayouts[i]);
-    const TwinFamily family = shrink(parsed(kLayouts[i]), /*most_ranks=*/16);
+    const TwinFamily family = shrink(layout_of_flags(kLayouts[i]), /*most_ranks=*/16);
     for (const LostClass& lost : family.lost) FAIL(lost.name << ": " << lost.real);
     REQUIRE(family.twins.size() <= 5);
     for (const Twin& twin : family.twins) {
@@ -165,7 +155,7 @@ TEST_CASE("a number draws the same composition again, and others draw others") {
 }
 
 TEST_CASE("a class that a twin does not have is named") {
-  const auto classes_of = [](const std::string& flags) { return classes(parsed(flags)); };
+  const auto classes_of = [](const std::string& flags) { return classes(layout_of_flags(flags)); };
   const auto lost = [&](const std::string& real, const std::string& twin) {
     std::vector<std::string> names;
     for (const LostClass& of : lost_classes(classes_of(real), classes_of(twin))) {
@@ -229,7 +219,7 @@ TEST_CASE("sizes of units are those of the model") {
   };
   for (const std::string& of : flags) {
     INFO(of);
-    const TrainConfig config = parsed(of + " --num_layers 2");
+    const TrainConfig config = layout_of_flags(of + " --num_layers 2");
     DryRank rank(config, 0);
     std::set<std::pair<int64_t, int64_t>> held, expected;  // elements, ranks
     for (const UnitShape& unit : ZeroShapes(config, rank).units)
@@ -322,7 +312,7 @@ TEST_CASE("a twin in bf16 has micro-batches enough for other orders, and no drop
 
 TEST_CASE("what cannot be proven is refused") {
   const auto refused = [](const std::string& flags, const std::vector<std::string>& parts) {
-    check_throws<UsageError>([&] { prove(parsed(flags)); }, parts);
+    check_throws<UsageError>([&] { prove(layout_of_flags(flags)); }, parts);
   };
   refused("--prove 16 --pp_size 2 --pp_schedule pipedream --grad_clip 0 --grad_acc_steps 4",
           {"pipedream", "--pp_schedule 1f1b"});

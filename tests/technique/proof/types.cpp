@@ -5,8 +5,8 @@
 
 #include "comm/mesh.h"
 #include "proof/compositions.h"
-#include "run/command_line.h"
 #include "technique/case_cover.h"
+#include "technique/layout_of_flags.h"
 #include "tensor/ops.h"
 #include "testing.h"
 #include "types/rules.h"
@@ -177,16 +177,6 @@ TEST_CASE("a number that all ranks know enters a sum once") {
 
 // ---- layouts
 
-TrainConfig config_of(const std::string& flags) {
-  std::vector<std::string> words = {"program"};
-  std::istringstream stream(flags);
-  for (std::string word; stream >> word;) words.push_back(word);
-  TrainConfig config;
-  Args args("");
-  read_command_line(config, args, words, /*ranks=*/0);
-  return config;
-}
-
 constexpr const char* kModel =
     "--hidden_size 32 --num_heads 4 --num_kv_heads 4 --ffn_hidden_size 48 --vocab_size 40 "
     "--num_layers 4 --seq_len 16 --micro_batch_size 2 --grad_acc_steps 2 ";
@@ -200,14 +190,17 @@ const std::vector<std::string> kLayouts = {
     "--dp_size 4 --zero_stage 3 --recompute full",
     "--tp_size 2",
     "--tp_size 4 --sequence_parallel --num_kv_heads 2",
+    "--tp_size 2 --num_kv_heads 1",
     "--tp_size 2 --sequence_parallel --tp_overlap chunks --recompute full",
     "--tp_size 2 --tp_overlap batch_halves",
     "--cp_size 4",
     "--cp_size 2 --cp_method all_gather",
     "--cp_size 4 --cp_method ring_ulysses --ulysses_size 2",
     "--pp_size 4 --grad_acc_steps 8 --tie_word_embeddings",
+    "--pp_size 2 --dp_size 2 --zero_stage 1 --tie_word_embeddings",
     "--pp_size 2 --pp_schedule dualpipe --grad_acc_steps 4 --dp_size 2",
     "--dp_size 4 --num_experts 8 --ep_size 4 --balance bias",
+    "--dp_size 2 --tp_size 2 --sequence_parallel --num_experts 4 --balance bias",
     "--dp_size 2 --tp_size 2 --sequence_parallel --num_experts 8 --ep_size 4 --zero_stage 1",
     "--dp_size 2 --tp_size 2 --sequence_parallel --num_experts 4 --ep_size 2 --expert_tp "
     "--balance sample --router_z_loss_coef 0.01",
@@ -230,7 +223,7 @@ std::string with_model(const std::string& own) {
 TEST_CASE("every technique's tensors have types that fit") {
   for (const std::string& own : kLayouts) {
     INFO(own);
-    const TypeCheck found = check_types(config_of(with_model(own)));
+    const TypeCheck found = check_types(layout_of_flags(with_model(own)));
     REQUIRE(found.error == "");
     REQUIRE(found.messages > 0);
     REQUIRE(found.ops > 100);
@@ -282,7 +275,7 @@ TEST_CASE("types name a message that is left out, and an all_reduce that is done
           "[not_sanitized]") {
   std::map<std::string, Share> left_out, twice;
   for (const std::string& own : kLayouts) {
-    const TrainConfig config = config_of(with_model(own));
+    const TrainConfig config = layout_of_flags(with_model(own));
     const int64_t messages = check_types_of(config, {}).messages;
     const int64_t apart = std::max<int64_t>(1, messages / (is_full() ? 40 : 8));
     mutate(config, {}, types::Mutation::What::left_out, apart, left_out);
@@ -305,7 +298,7 @@ TEST_CASE("types name a message that is left out, and an all_reduce that is done
 }
 
 TEST_CASE("an error names the operation, the place, the axis and what wrote the tensor") {
-  const TrainConfig config = config_of(with_model("--tp_size 2"));
+  const TrainConfig config = layout_of_flags(with_model("--tp_size 2"));
   const TypeCheck found = check_types(config, {types::Mutation::What::left_out, 1});
   INFO(found.error);
   for (const char* part : {"rank 0: ", "add in forward of micro-batch 0, block 1, over tp: ",
@@ -422,7 +415,8 @@ TEST_CASE("an op without a rule is an error") {
 TEST_CASE("groups that take no factor of an axis are refused in one line") {
   check_throws<UsageError>(
       [&] {
-        check_types(config_of(with_model("--dp_size 3 --cp_size 2 --num_experts 3 --ep_size 3")));
+        check_types(
+            layout_of_flags(with_model("--dp_size 3 --cp_size 2 --num_experts 3 --ep_size 3")));
       },
       {"a group of 3 ranks", "neither all of the 2 ranks of cp"});
 }
