@@ -99,7 +99,7 @@ def texts(found):
             (str(row["micro_batches"]), f"{row['length']:,}", f"{row['formula']:.1f}",
              *((f"{row['replayed']:.1f}", f"{row['replayed'] / row['formula']:.2f}") if row["replayed"] else
                (f"none up to {MOST:.0f}", ""))) for row in found["crossings"]],
-            "At so many GB/s of a NIC both steps are equally long; with more, ZeRO-3 is faster."),
+            "At this many GB/s of a NIC both steps are equally long; with more, ZeRO-3 is faster."),
         "freed.md": table(("ranks of `dp`", "`--reshard_after`", "step, s", "exposed over `dp`", "GiB"), [
             (row["where"], f"`{row['reshard_after']}`", f"{row['step_s']:.2f}", f"{100 * row['exposed'].get('dp', 0):.0f} %", f"{row['gib']:.1f}")
             for row in found["freed"]],
