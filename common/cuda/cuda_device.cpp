@@ -134,10 +134,7 @@ std::string CudaDevice::matmul_library() const {
   return fmt::format("cuBLASLt {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-std::unique_ptr<Backend> CudaDevice::make_backend() {
-  start_nothing(stream_);  // else a run would find out in its first step
-  return make_cuda_backend(stream_, detours_);
-}
+std::unique_ptr<Backend> CudaDevice::make_backend() { return make_cuda_backend(stream_, detours_); }
 
 std::vector<std::string> CudaDevice::remarks() const {
   std::vector<std::string> remarks;

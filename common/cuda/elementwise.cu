@@ -9,9 +9,6 @@ namespace usp::cuda {
 
 namespace {
 
-/// With a parameter: CUDA makes an array of what it is given.
-__global__ void nothing_kernel(int /*unused*/) {}
-
 /// Blocks for one thread per W elements.
 template <int W>
 int64_t blocks_of(int64_t count) {
@@ -104,8 +101,6 @@ __global__ void dropout_kernel(T* y, const T* x, int64_t H, double rate, RandomS
 }
 
 }  // namespace
-
-void start_nothing(cudaStream_t stream) { launch(nothing_kernel, 1, 1, 0, stream, 0); }
 
 template <class T>
 void Elementwise<T>::fill(cudaStream_t stream, T* y, int64_t count, double value) {

@@ -18,10 +18,6 @@
 /// Positions and random streams go to the GPU by value, with the code that reads them.
 namespace usp::cuda {
 
-/// elementwise.cu. Starts a kernel that does nothing. Throws UsageError where the GPU is of an
-/// architecture that the kernels were not compiled for.
-void start_nothing(cudaStream_t stream);
-
 /// elementwise.cu
 template <class T>
 struct Elementwise {

@@ -210,6 +210,7 @@ void Session::open(const Predict& predict) {
   choose_attention(predict);
   check_memory(config_, predict, world_);
   start_.ended("check of memory");
+  // Its kernels are a GPU's first: where there are none for it, that shows here.
   refuse_together(world_,
                   [&] { check_matmul(parse_dtype(config_.dtype), matmul_shapes(config_)); });
   start_.ended("check of a product");
