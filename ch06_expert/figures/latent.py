@@ -341,8 +341,8 @@ def tp_table(found):
                  rows, f"Bytes that rank 0 sends over `tp` for a layer in a step, by the ledger; in brackets "
                  f"by formula. {SMALL['hidden_size']} channels, {SMALL['num_heads']} heads, "
                  f"{SMALL['micro_batch_size']} samples of {SMALL['seq_len']} positions, f32. Latents have "
-                 f"{SMALL_LATENT['kv_lora_rank']} channels, those of queries "
-                 f"{SMALL_KINDS['MLA, queries of a latent']['q_lora_rank']}, `rope` is "
+                 f"{SMALL_LATENT['kv_lora_rank']} channels, latents of queries "
+                 f"{SMALL_KINDS['MLA, queries of a latent']['q_lora_rank']}, and `rope` is "
                  f"{SMALL_LATENT['qk_rope_head_dim']}.")
 
 

@@ -196,9 +196,9 @@ def small_text(estimated, counted):
             ratio += [own[name] / expected for name, expected in formulas.items()]
     of_shapes, of_runs = ("–".join(dict.fromkeys(f"{end:.4f}" for end in (min(own), max(own))))
                           for own in ratios)
-    return (f"A small model, `ep` {', '.join(str(ep) for ep in SMALL_EP)}: model "
-            f"states of {', '.join(held)} bytes, {flops:,.0f} operations: "
-            f"{of_shapes} of the formula in a dry run, {of_runs} in a run.")
+    return (f"By formula a small model with `ep` {', '.join(str(ep) for ep in SMALL_EP)} has model states "
+            f"of {', '.join(held)} bytes and does {flops:,.0f} operations; dry runs find {of_shapes} times "
+            f"these numbers, and runs {of_runs} times.")
 
 
 def mesh_name(mesh):

@@ -219,8 +219,9 @@ def ways_table(measured):
     if on_cores:
         caption += (f"Measured on that emulated link: medians of {ROUNDS} rounds, in brackets the "
                     "shortest and the longest. ")
-    return table(columns, rows, caption + "`ep`: all ranks, with `dualpipe` the two of a stage. In f32; "
-                 "rows with their counts, means of the ranks; other messages are gradients and what stages send.")
+    return table(columns, rows, caption + "`ep` spans all ranks, or with `dualpipe` the two of a stage. In f32; "
+                 "times of the rows include their counts, and are means of the ranks; other messages are gradients "
+                 "and what stages send.")
 
 
 def left_table(measured):
