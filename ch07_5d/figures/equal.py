@@ -78,7 +78,7 @@ def compositions_table(found):
              f"{own['steps'][-1][0]:.12f}", f"{own['alone'][-1][0]:.12f}", f"{difference(own):.0e}"]
             for own in found]
     return table(["ranks", "layout", "`--mesh_order`", "last loss", "of one rank", "largest difference"], rows,
-                 f"f64, {STEPS} steps; the difference is relative, of every loss and gradient norm.")
+                 f"f64, {STEPS} steps; differences are relative, and the largest is over all losses and gradient norms.")
 
 
 def checked_table(found):

@@ -172,8 +172,8 @@ def losses_table(record):
     head = ["planted", *(f"step {step}, {which}" for step in SHOWN for which in ("right", "planted")),
             "norm of step 1, ratio"]
     return table(head, rows, "Losses of the same layout and samples without the mistake and with it: `tiny` with two "
-                 "layers on samples of 64 tokens, in f32. The ratio is that of the gradient norm with the mistake to "
-                 "that without. The last row has no mistake: its second run has other initial values and samples.")
+                 "layers on samples of 64 tokens, in f32. The ratio divides the gradient norm with the mistake "
+                 "by the one without. The last row has no mistake: its second run has other initial values and samples.")
 
 
 def _beside(right, other):

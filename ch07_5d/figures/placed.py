@@ -121,7 +121,7 @@ def large_table(found):
                      f"{sum(net.values()) / GIB:.2f}"])
     wire = " + ".join(f"{found[0]['sent'][axis][0] / GIB:.2f} over `{axis}`" for axis in used)
     return table(["`--mesh_order`", *(f"`{axis}`, GiB" for axis in used), "together"], rows,
-                 f"What leaves rank 0's node in a step. It sends {wire} in every order. Llama 3's 8B on 32 ranks, "
+                 f"What leaves rank 0's node in a step. The rank sends {wire} in every order. Llama 3's 8B on 32 ranks, "
                  "`dp` 2 `pp` 2 `tp` 8, nodes of 8, by a dry run.")
 
 
