@@ -60,8 +60,8 @@ def sizes_table(found):
         (name, f"{of['events of a step']:,.0f}", f"{of['products of a step']:,.0f}",
          f"{of['matrices of actions']:.0f}", f"{of['clocks of a rank']:.0f}", f"{of['seconds by events']:.4f}",
          f"{of['seconds by products']:.4f}", apart(of)) for name, of in found.items()],
-        "A step of 8B on one node of H100s, with 256 samples of 4,096 tokens. Counts are sums over one rank of each class; "
-        "`matrices`: of actions that differ; `clocks`: of the rank that has most; `apart`: relative.")
+        "A step of 8B on one node of H100s, with 256 samples of 4,096 tokens. Counts are sums over one rank of each class, "
+        "but `clocks` is the number of the rank that has most. `matrices` counts actions that differ; `apart` is relative.")
 
 
 def without_table(found):

@@ -105,8 +105,8 @@ def formula_table(found):
          f"{row['step_s'] / row['formula_s']:.2f}", f"{100 * row['bubble']:.1f} %",
          f"{100 * sum(share for name, share in row['exposed'].items() if name != 'pp'):.1f} %")
         for row in order],
-        "The fastest layout of each kind: 8B on one node of H100s. `exposed`: what waits for exchanges other than "
-        "those between stages takes of the step.")
+        "The fastest layout of each kind: 8B on one node of H100s. `exposed`: the share of the step spent waiting for "
+        "exchanges other than those between stages.")
 
 
 def nodes_table(found):
