@@ -58,7 +58,7 @@ def memory_table(record):
         (f"{a['model']}, {a['recompute']}", gib(a["saved"]), gib(b["saved"]), gib(a["peak"]), gib(b["peak"]),
          gib(b["simulated"]["peak_activations"]), f"{b['peak'] / a['peak']:.2f}") for a, b in pairs(record)],
         "Activations of one sample of 4,096 tokens in bf16: what is saved between forward and backward, the peak by formula, "
-        "and the peak of a dry run. The last column is about the two peaks.")
+        "and the peak of a dry run. The last column divides the two peaks by formula.")
 
 
 def cost_table(record):
