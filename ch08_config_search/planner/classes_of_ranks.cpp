@@ -40,7 +40,7 @@ Groups make_groups(const std::vector<Key>& colours) {
   return groups;
 }
 
-/// The parts of these groups with so many neighbors each, and those across them.
+/// The parts of these groups with `size` neighbors each, and the groups across the parts.
 void cut_groups(const Groups& groups, int64_t size, std::vector<Groups>& into) {
   std::vector<Key> rows(groups.of_rank.size()), columns(rows);
   for (const std::vector<int>& members : groups.members) {

@@ -25,7 +25,7 @@ class LayoutSearch {
  public:
   static constexpr double kMargin =
       1.25;                               ///< of the formulas' best: what is beyond is not replayed
-  static constexpr size_t kAtLeast = 24;  ///< is replayed, if so many fit
+  static constexpr size_t kAtLeast = 24;  ///< layouts are replayed, if they fit
   static constexpr size_t kAtMost = 96;
 
   /// Throws UsageError for what no search is about.

@@ -19,7 +19,7 @@ struct Kernel {
   std::string op;
   KernelKind kind = KernelKind::memory;
   DType dtype = DType::f32;  ///< of the narrowest operand
-  /// Of a product: so many times [m, k] by [k, n].
+  /// Of a product: `groups` times [m, k] by [k, n].
   int64_t groups = 1, m = 0, n = 0, k = 0;
   int64_t flops = 0, bytes = 0;
 

@@ -26,7 +26,7 @@ struct Candidates {
   int64_t uneven = 0;                      ///< the batch does not divide
 };
 
-/// Every layout of so many ranks that the command line leaves open: sizes of tp, cp, pp, ep and dp,
+/// Every layout of the run's ranks that the command line leaves open: tp, cp, pp, ep and dp,
 /// ZeRO's stage, the micro-batch, recomputation. The memory of layouts that are among `known`, of
 /// as many ranks on nodes of the same size, is not counted again.
 Candidates make_candidates(const TrainConfig& config, const Cluster& cluster,

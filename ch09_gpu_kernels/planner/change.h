@@ -23,7 +23,7 @@ struct Change {
 
 /// Changes that commas separate. Throws UsageError with the part that is none.
 std::vector<Change> parse_changes(const std::string& text);
-/// The cluster with one of its numbers so many times as large.
+/// The cluster with one of its numbers, called `key`, `factor` times as large.
 Cluster changed(Cluster cluster, const std::string& key, double factor);
 /// The cluster with the cards of another one: what they compute, hold and move, and the links among
 /// those of a node. Its nodes and their NICs stay.

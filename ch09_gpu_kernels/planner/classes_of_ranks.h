@@ -13,8 +13,8 @@ struct RankClasses {
   std::vector<int64_t> ranks;       ///< of each class
 };
 
-/// The classes of a run on nodes of so many ranks. Two ranks are in one class if they do the same
-/// work, and if their groups lie on nodes alike and consist of ranks of the same classes.
+/// The classes of a run on nodes of `ranks_per_node`. Two ranks are in one class if they do the
+/// same work, and if their groups lie on nodes alike and consist of ranks of the same classes.
 RankClasses classes_of_ranks(const TrainConfig& config, int64_t ranks_per_node);
 /// Each rank is a class of its own.
 RankClasses each_for_itself(const TrainConfig& config);

@@ -9,7 +9,7 @@ namespace usp {
 
 namespace {
 
-/// Seconds in which a ring of this group sends so many bytes once around: (n-1)/n of them.
+/// Seconds in which a ring of this group sends `bytes` bytes once around: (n-1)/n of them.
 double around(const TrainConfig& config, Cost& cost, const char* group, double bytes) {
   ProgramGroup of{
       .name = group,

@@ -19,7 +19,7 @@ struct GroupLayout {
   auto operator<=>(const GroupLayout&) const = default;
 };
 
-/// Of these ranks of the world, where so many make a node.
+/// Of these ranks of the world, on nodes of `ranks_per_node`.
 GroupLayout layout_of(const std::vector<int>& members, int64_t ranks_per_node);
 
 /// What an event's seconds depend on: the peak of products, the memory's bandwidth, links inside a

@@ -32,7 +32,7 @@ void add_event(PartWork& work, const Program& program, const Event& event, doubl
 }
 
 // [seconds]
-/// With so many seconds of the device besides those of the kernels.
+/// Seconds of the work, with `besides` seconds of the device on top of its kernels.
 double seconds_of(const PartWork& work, const LayerClass& of, Cost& cost, double besides = 0) {
   double device = besides, launches = 0, exchanges = 0;
   for (const auto& [kernel, times] : work.kernels) {
@@ -108,7 +108,7 @@ PartSeconds part_seconds(const LayerClass& layer_class, Cost& cost) {
 
 namespace {
 
-/// Seconds of dp's exchanges of the gradients and weights of so many parameters.
+/// Seconds in which dp exchanges gradients and weights of `parameters` parameters.
 double exchange_gradients(const TrainConfig& config, double parameters, Cost& cost) {
   if (config.data_parallel.dp_size * config.context_parallel.cp_size < 2) return 0;
   const ProgramGroup group = group_of_mesh(config, "dp_cp");

@@ -341,7 +341,7 @@ class Replay {
   }
 
   // [way]
-  /// Adds each point on the way to a time, so many times.
+  /// Adds each point on the way to a time, `times` times.
   void add_way(CriticalPath& path, const Clock& to, int64_t times) const {
     for (int32_t point = to.point; point >= 0; point = points_[point].before) {
       path[points_[point].why] += times;

@@ -20,7 +20,7 @@ std::map<std::string, double> on(const std::map<std::string, double>& from,
   return result;
 }
 
-/// As a and b, so many times their difference beyond a.
+/// Goes on from a to b and beyond: a, and `times` times the difference between b and a.
 Replayed go_on(const Replayed& a, const Replayed& b, double times) {
   Replayed result = b;
   result.step = on(a.step, b.step, times);

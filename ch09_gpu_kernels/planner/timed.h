@@ -24,7 +24,7 @@ struct Timed {
 /// A recorded step as products of matrices: its seconds alone, and those in no time.
 class FoldedStep {
  public:
-  /// Of one run, or of two that go on as from the first to the second, so many times beyond it.
+  /// Of one run, or of two: then their difference is added `times` times to the first.
   FoldedStep(std::vector<ScheduleReplay> runs, double times)
       : runs_(std::move(runs)), times_(times) {}
 

@@ -8,7 +8,7 @@ namespace usp::cuda {
 
 namespace {
 
-/// Shared memory for so many rows, and for weights of every warp.
+/// Shared memory for `rows` rows, and for the weights of every warp, in bytes.
 template <class A>
 int64_t shared_bytes(int rows, int64_t D) {
   return static_cast<int64_t>(sizeof(A)) * (rows * row_stride(D) + kBlockWarps * kTile * kRows);

@@ -67,8 +67,8 @@ struct alignas(8) Barrier {
                 : "memory"),
             emulator::barrier_arrive(this, 0));
   }
-  /// Arrives, and the phase waits for so many bytes as well: of whole boxes, also at a tensor's
-  /// end.
+  /// Arrives, and the phase waits for `bytes` bytes as well: those of whole boxes, also at a
+  /// tensor's end.
   USP_WRAP void arrive_expect(unsigned bytes) {
     USP_PTX(asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(
                              shared_address(this)),

@@ -67,7 +67,7 @@ __device__ void store_pack(T* to, const Numbers<A, W>& numbers) {
   *reinterpret_cast<Pack<T, W>*>(to) = pack;
 }
 
-/// Says that rows of so many elements were too uneven for accesses of 16 bytes:
+/// Says that rows of `length` elements were too uneven for accesses of 16 bytes:
 /// CudaDevice::remarks() names them.
 void note_narrow_rows(int64_t length);
 

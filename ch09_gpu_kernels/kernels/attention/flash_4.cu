@@ -10,7 +10,7 @@ namespace {
 
 /// Weights stay below 2^kSlack.
 constexpr float kSlack = 8;
-/// One of so many powers is a polynomial's.
+/// A polynomial computes one of every kEvery powers.
 constexpr int kEvery = 4;
 
 /// 2^x = 2^n 2^f, n whole and f from -1/2 to 1/2. The polynomial of degree 5 errs by 2.4e-7, as

@@ -9,7 +9,7 @@ namespace usp::attention {
 
 inline constexpr int kOwnRows = 128, kEightWarps = 256, kWarpRows = 16;
 
-/// to = so many rows of x from `first` on; zeros from row `end` on.
+/// to = `rows` rows of x from `first` on; zeros from row `end` on.
 template <int width, int rows>
 __device__ void bring(char* to, const bf16* x, int pitch, int first, int end) {
   for (int panel = 0; panel < width / kDepth; ++panel) {

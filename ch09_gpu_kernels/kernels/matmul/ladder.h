@@ -41,7 +41,7 @@ struct Rung {
   const char* idea;
   int capability;     ///< from which on it runs: 75, 80; 90 alone for those that copy boxes
   int rows, columns;  ///< of a tile
-  int unit;           ///< addresses and pitches are multiples of so many elements
+  int unit;           ///< addresses and pitches are multiples of this many elements
   Cost (*cost)(int64_t k);
   void (*run)(const cuda::Queue& queue, const Product<T>& product);
 };

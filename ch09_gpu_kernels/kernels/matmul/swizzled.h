@@ -60,7 +60,7 @@ __device__ void multiply(float (&d)[registers], const char* left, const char* ri
   cuda::wgmma_commit();
 }
 
-/// The map of a matrix that is copied in boxes of so many rows.
+/// The map of a matrix that is copied in boxes of `box_rows` rows.
 inline const CUtensorMap& map_of(const Product<bf16>& p, const bf16* x, int rows, int columns,
                                  int pitch, int box_rows) {
   return p.maps->of({x, cuda::tensor_map_type(x), rows, columns, pitch, box_rows, kDepth});

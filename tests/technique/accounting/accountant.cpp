@@ -81,7 +81,7 @@ TEST_CASE("bytes of states and saved activations are exactly those of the formul
   }
 }
 
-TEST_CASE("peaks and reserved bytes of a run are exactly those of the step on shapes alone") {
+TEST_CASE("peaks and reserved bytes of a run are exactly those of a dry run") {
   for (const Case& c : kCases) {
     CAPTURE(c.dtype, c.attention, c.recompute, c.grad_accumulation, c.tied);
     const TrainConfig config = config_of(c);

@@ -331,7 +331,7 @@ TEST_CASE("activations over cp are those of the formulas in every way of attenti
   }
 }
 
-TEST_CASE("the memory of a rank of cp is that of the step on shapes alone", "[not_sanitized]") {
+TEST_CASE("the memory of a rank of cp is that of a dry run", "[not_sanitized]") {
   for (const Method& method : kMethods) {
     for (const char* recompute : {"none", "full"}) {
       ContextCase c = plain_case(4, method);

@@ -306,7 +306,7 @@ TEST_CASE("the gradient of an expert under ep x dp is that of one process, whate
   }
 }
 
-TEST_CASE("ZeRO-3 shares out an expert over the ranks that hold it, apart from dense weights") {
+TEST_CASE("ZeRO-3 shards an expert over the ranks that hold it, apart from dense weights") {
   const Text text;
   for (int64_t ep : {1, 2, 4}) {
     ExpertCase c = plain_experts(4, ep);

@@ -323,7 +323,7 @@ TEST_CASE("what crosses nodes can be told without the ranks that send it") {
   REQUIRE((node_net == 0 && node_wire > 0));
 }
 
-TEST_CASE("the report's formula of rows by node is what a step on shapes alone sends") {
+TEST_CASE("the report's formula of rows by node is what a dry run sends") {
   for (int64_t node_size : {1, 2, 4, 8}) {
     for (const char* recompute : {"none", "full"}) {
       const NodeCase c{8, node_size, 2, 4, false, recompute};

@@ -119,7 +119,7 @@ TEST_CASE("what fused operations keep, their peak and their work are those of th
   }
 }
 
-TEST_CASE("of logits and of the product in the MLP nothing is kept, on the CPU as on shapes") {
+TEST_CASE("neither logits nor the product in the MLP are kept, on the CPU or in a dry run") {
   for (const char* dtype : {"f64", "f32", "bf16"}) {
     OnDevice cpu;
     TrainConfig config = several_chunks("fused");
