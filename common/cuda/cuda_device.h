@@ -99,7 +99,7 @@ class CudaDevice : public Accelerator, public SideCopies, public DeviceLibrary {
   class NcclGroup;
   /// What `stream` is given from here on begins when the kernels queued so far have ended.
   void let_follow_work(cudaStream_t stream);
-  /// A point of a stream behind so many bytes, which began at a mark.
+  /// A point of a stream behind `bytes` bytes, which began at a mark.
   std::shared_ptr<Event> record(cudaStream_t stream, int64_t begin_mark, int64_t bytes);
 
   /// Threads begin with GPU 0. One that asks there about another makes a context on it besides.

@@ -129,7 +129,7 @@ __device__ void finish(const Problem<bf16>& p, const Head<bf16>& head, int row,
   store_rows(head.out, head.pitch, row, p.queries, o, inverse);
 }
 
-/// Of rungs that keep `queries` queries a block, in which so many warps look up its tiles, and each
+/// Of rungs that keep `queries` queries a block, in which `warps` warps look up its tiles, and each
 /// of eight where the documents of 16 rows begin and what all of them see. Each output is written
 /// by half a sector.
 inline Cost cost_of(const Shape& x, int queries, int keys, int warps) {

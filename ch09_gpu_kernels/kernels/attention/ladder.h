@@ -57,8 +57,8 @@ struct Tiles {
   __host__ __device__ bool holds(int tile) const {
     return number.below(tile + 1, count) > number.below(tile, count);
   }
-  /// Adds the tiles of so many rows that hold a row of the stretch. It is the first one, or begins
-  /// no earlier than the first one did.
+  /// Adds the tiles of `size` rows that hold a row of the stretch. A second stretch begins no
+  /// earlier than the first one did.
   __host__ __device__ void add(const Stretch& rows, int size) {
     const int begin = rows.from / size, end = (rows.to + size - 1) / size;
     const int next = count == 0 || begin > number[count - 1] ? begin : number[count - 1] + 1;
@@ -94,7 +94,7 @@ struct Shape {
     if (query >= queries) return {keys, keys};
     return {seen_from(sample, query), seen_to(query)};
   }
-  /// The keys that each of so many queries sees: those of them that are there.
+  /// The keys that all of `rows` queries from `first` on see, as far as there are queries.
   __host__ __device__ Stretch seen_by_all(int sample, int first, int rows) const {
     const int last = (first + rows < queries ? first + rows : queries) - 1;
     return {seen_from(sample, last), seen_to(first)};
@@ -226,11 +226,11 @@ void check(const Shape& shape);
 struct Count {
   int64_t tiles, blocks;
 };
-/// Where a block has so many queries. `begins` has to be in the host's memory.
+/// Where a block has `queries` queries. `begins` has to be in the host's memory.
 Count count_tiles(const Shape& shape, int queries, int keys);
-/// Where a block has so many keys, and tiles of queries pass by.
+/// Where a block has `keys` keys, and tiles of queries pass by.
 Count count_tiles_of_keys(const Shape& shape, int keys, int queries);
-/// Stretches that blocks of so many rows look up, of one head in all samples: one for each range of
+/// Stretches that blocks of `rows` rows look up, of one head in all samples: one for each range of
 /// positions that a block meets.
 int64_t stretches_of(const Shape& shape, const Ranges& at, int count, int rows);
 

@@ -37,7 +37,7 @@ struct Head {
 /// Bytes that an access to memory moves at least.
 inline constexpr int kSector = 32;
 
-/// Bytes of so many reads of where documents begin, each by a warp, of neighbors: none without.
+/// Bytes of `reads` reads of where documents begin, each of neighbors, by a warp; 0 without them.
 inline int64_t bytes_of_begins(const Shape& x, int64_t reads) {
   return x.begins == nullptr ? 0 : reads * kSector;
 }
