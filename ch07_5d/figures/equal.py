@@ -77,7 +77,7 @@ def compositions_table(found):
     rows = [[str(own["ranks"]), layout_text(own), f"`{own['flags'].get('mesh_order', 'pp,dp,cp,tp')}`",
              f"{own['steps'][-1][0]:.12f}", f"{own['alone'][-1][0]:.12f}", f"{difference(own):.0e}"]
             for own in found]
-    return table(["ranks", "layout", "`--mesh_order`", "last loss", "of one rank", "largest difference"], rows,
+    return table(["ranks", "layout", "`--mesh_order`", "last loss", "last loss of one rank", "largest difference"], rows,
                  f"f64, {STEPS} steps; differences are relative, and the largest is over all losses and gradient norms.")
 
 

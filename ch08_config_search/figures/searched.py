@@ -85,7 +85,7 @@ def problem_table(found):
     """The fastest layout, the one in the middle, the slowest of those that were laid out in time."""
     rows = found["best"]
     chosen = {"fastest": rows[0], "median": rows[len(rows) // 2], "slowest": rows[-1]}
-    return table(("of those laid out in time", "step, s", "MFU", "GiB", "layout"), [
+    return table(("among the layouts", "step, s", "MFU", "GiB", "layout"), [
         (name, f"{row['step_s']:.2f}", f"{100 * row['mfu']:.1f} %", f"{row['gib']:.1f}", layout(row["flags"]))
         for name, row in chosen.items()],
         f"Llama 3's 8B on one node of eight H100s by `clusters/h100_nvl8.json`, {found['tokens']:,} tokens a step. "

@@ -45,7 +45,7 @@ def pairs(record):
 
 def problem_table(record):
     rows = [reference for reference, _ in pairs(record) if reference["model"] == "8B"]
-    return table(("recomputation", "saved, GiB", "logits, GiB", "the MLPs' products, GiB", "logits of what is saved"), [
+    return table(("recomputation", "saved, GiB", "logits, GiB", "the MLPs' products, GiB", "share of the logits"), [
         (row["recompute"], gib(row["saved"]), gib(row["logits"]), gib(row["product"]),
          f"{100 * row['logits'] / row['saved']:.0f} %") for row in rows],
         f"Llama 3's 8B in bf16, a vocabulary of {rows[0]['vocab_size']:,}, one sample of 4,096 tokens, reference kernels: what "
