@@ -64,9 +64,12 @@ class GroupedLinear {
 
   /// Rows sorted by expert, counts[e] for expert e: [Q, I] -> [Q, O]
   Tensor forward(const Tensor& x, const std::vector<int64_t>& counts, Saved& saved) const;
-  Tensor backward(const Tensor& dy, const std::vector<int64_t>& counts, Saved& saved,
-                  Grads& grads) const;  ///< [Q, O] -> [Q, I]
-  int64_t outputs() const;              ///< O, of this rank
+  /// dy [Q, O] -> [Q, I]
+  Tensor backward_input(const Tensor& dy, const std::vector<int64_t>& counts) const;
+  /// The rest of backward, apart: it can run while the input's gradient travels. dy [Q, O]
+  void backward_weight(const Tensor& dy, const std::vector<int64_t>& counts, const Saved& saved,
+                       Grads& grads) const;
+  int64_t outputs() const;  ///< O, of this rank
 
  private:
   Tensor of_experts(Tensor Parameter::*member) const;  ///< [experts, O, I]

@@ -35,16 +35,19 @@ Tensor GroupedLinear::forward(const Tensor& x, const std::vector<int64_t>& count
   return y;
 }
 
-Tensor GroupedLinear::backward(const Tensor& dy, const std::vector<int64_t>& counts, Saved& saved,
-                               Grads& grads) const {
+Tensor GroupedLinear::backward_input(const Tensor& dy, const std::vector<int64_t>& counts) const {
   const Tensor w = of_experts(&Parameter::value);
   Tensor dx = Tensor::empty({dy.size(0), w.size(2)}, dy.dtype());  // [Q, I]
   ops::grouped_linear_backward_input(dx, dy, w, counts);
+  return dx;
+}
+
+void GroupedLinear::backward_weight(const Tensor& dy, const std::vector<int64_t>& counts,
+                                    const Saved& saved, Grads& grads) const {
   // An expert without rows takes part: its gradient is 0, and is expected like any other.
   grads.add(weights_, [this, dy, x = saved.x, counts](bool accumulate) {
     ops::grouped_linear_backward_weight(of_experts(&Parameter::grad), dy, x, counts, accumulate);
   });
-  return dx;
 }
 // [grouped]
 
@@ -148,15 +151,18 @@ Tensor Experts::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, cons
   if (shared_) {
     saved.emplace<SharedInput>().x = shared_->backward(dy, kept.shared, grads, pass);
   }
-  Tensor drows = saved.take<ToExperts>().rows.wait();  // [Q, H]
-  drows = mixture_.at_experts().by_expert(drows, counts);
-  const Tensor dhidden = down_proj_.backward(drows, counts.of_expert, kept.down_proj, grads);
+  Tensor dy_rows = saved.take<ToExperts>().rows.wait();  // [Q, H]
+  dy_rows = mixture_.at_experts().by_expert(dy_rows, counts);
+  const Tensor dhidden = down_proj_.backward_input(dy_rows, counts.of_expert);
   const Tensor dgate_up = kept.gate_up;  // read here for the last time, so overwritten
   ops::swiglu_backward(dgate_up, dhidden, kept.gate_up);
-  drows = gate_up_proj_.backward(dgate_up, counts.of_expert, kept.gate_up_proj, grads);
+  Tensor drows = gate_up_proj_.backward_input(dgate_up, counts.of_expert);
   drows = mixture_.at_experts().by_rank(drows, counts);
   saved.emplace<FromExperts>().rows =
       mixture_.at_experts().from_experts(drows, counts, mixture_.region);
+  // While the rows' gradients travel to the ranks of their tokens.
+  down_proj_.backward_weight(dy_rows, counts.of_expert, kept.down_proj, grads);
+  gate_up_proj_.backward_weight(dgate_up, counts.of_expert, kept.gate_up_proj, grads);
   return dy;
 }
 // [experts]
