@@ -292,8 +292,8 @@ TEST_CASE("shared experts compute while rows travel to the others, forward and b
         USP_CHECK(hidden["swiglu_forward"] == forwards && hidden["swiglu_backward"] == layers &&
                       hidden["linear_forward"] == 2 * forwards,
                   "under exchanges are {}, not {} and {}", hidden, forwards, layers);
-        // Experts' weight gradients wait until the gradients of their rows are on their way: of each
-        // layer down projection, gate and up projection.
+        // Experts' weight gradients wait until the gradients of their rows are on their way: of
+        // each layer down projection, gate and up projection.
         USP_CHECK(hidden["grouped_linear_backward_weight"] == 2 * config.model.num_layers,
                   "weight gradients under exchanges: {}", hidden);
       });
