@@ -62,5 +62,5 @@ def texts(folder):
     if "museum" in data:
         found.update(museum.texts(data["museum"]))
     if "rounding" in data:
-        found.update(rounding.texts(data["rounding"]))
+        found.update(rounding.texts(data["rounding"], data["museum_bf16"]))
     return found

@@ -16,6 +16,8 @@ from tools.look import provenance
 from tools.process import git_commit
 from tools.run import build, estimates
 
+from . import museum_bf16
+
 FOLDER = Path(__file__).resolve().parent
 SIZES = "--num_layers 2 --seq_len 64 --micro_batch_size 2 --grad_acc_steps 4"
 # Layouts of the reader's kind: (what, its flags). The first is shown whole.
@@ -66,10 +68,13 @@ def rounding_table(record):
                  "two of the five. Ratio: the larger of the two quotients. A twin of each layout, in bf16, 40 steps.")
 
 
-def texts(record):
-    made = f"`{record['command']}` measures them.\n"
+def texts(record, of_museum):
+    """of_museum: the record of museum_bf16."""
+    records = {"rounding": record, "museum_bf16": of_museum}
+    made = " and ".join(f"`{own['command']}`" for own in records.values())
     return {"rounding.txt": shown(record), "rounding.md": rounding_table(record),
-            "rounding_provenance.md": provenance.measured({"rounding": record}) + made}
+            "museum_bf16.md": museum_bf16.bf16_table(of_museum),
+            "rounding_provenance.md": f"{provenance.measured(records)}{made} measure them.\n"}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ch07_5d.figures import museum  # noqa: E402
+from ch07_5d.figures import museum, museum_bf16  # noqa: E402
 from tools import chapters  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.exercise import check, exercises, planted  # noqa: E402
@@ -94,6 +94,37 @@ class Proof(unittest.TestCase):
             with self.assertRaisesRegex(BookError, message) as caught:
                 self.proof(printed, code)
             self.assertEqual(caught.exception.code, 2 if code == 2 else 1)
+
+
+class InBf16(unittest.TestCase):
+    """What is read of ./book prove --dtype bf16."""
+
+    TWIN = "twin 1, 2 ranks (tp 2)\n  --tp_size 2\n"
+
+    def test_a_bug_hides_where_the_layout_is_no_further_than_two_orders(self):
+        for printed, ratio, verdict in (
+                ("  rounding: no further from one process than its orders are from each other (0.85 times), in 1.6 s\n",
+                 0.85, "hidden"),
+                ("  perhaps rounding: further, but less than twice as far as its orders (1.34 times), in 2 s\n",
+                 1.34, "perhaps rounding"),
+                (f"{planted.DIFFERS}  60.4 times as far from one process as any two of its orders are from each other\n",
+                 60.4, "seen"),
+                (f"{planted.DIFFERS}  after step 1, a.weight: ranks 1 hold other values than ranks 0 of the same 4 "
+                 "elements\n", None, "seen: copies differ")):
+            self.assertEqual((museum_bf16.ratio(self.TWIN + printed), museum_bf16.verdict(self.TWIN + printed)),
+                             (ratio, verdict))
+
+    def test_what_has_no_ratio_or_two_is_no_answer(self):
+        for printed in ("", "(0.85 times), in 1.6 s\n" * 2):
+            with self.assertRaisesRegex(BookError, "one twin"):
+                museum_bf16.ratio(self.TWIN + printed)
+
+    def test_the_record_has_every_bug_that_a_proof_sees_and_none_without_the_mistake(self):
+        printed = museum.read_json(museum.FOLDER / "museum_bf16.json")["printed"]
+        self.assertEqual(list(printed), [exhibit["fault"] for exhibit in museum.exhibits()
+                                         if exhibit["seen_by"] == "prove"])
+        for fault, own in printed.items():
+            self.assertNotIn(planted.DIFFERS, own["right"], fault)
 
 
 class Layouts(unittest.TestCase):
