@@ -10,9 +10,9 @@ void CompositionConfig::bind(Args& args) {
             "dp, pp, cp and tp from the slowest to the fastest: neighboring ranks differ in the "
             "last of them")
       .may_differ_on_resume();
-  args.bind("mesh_show", mesh_show, {"", "table", "json", "flags", "types"},
-            "print who holds what, what every flag comes to, or of which types a layer's tensors "
-            "are, and end")
+  args.bind("mesh_show", mesh_show, {"", "table", "json", "flags", "types", "shapes"},
+            "print who holds what, what every flag comes to, or of which types or shapes a layer's "
+            "tensors are, and end")
       .may_differ_on_resume();
   args.bind("check_copies", check_copies,
             "steps after which ranks that hold the same elements compare them; 0: never")

@@ -264,7 +264,10 @@ void Checker::op(std::string_view name, int64_t, int64_t, std::span<const Tensor
   const auto first_of = [&](const Tensor& operand) -> std::optional<Type> {
     const std::vector<Region> all = regions_.of(operand);
     if (all.empty()) return {};
-    if (all.front().parameter != nullptr) typed.parameter = all.front().parameter->name;
+    if (all.front().parameter != nullptr) {
+      typed.parameter = all.front().parameter->name;
+      typed.taken = operand.shape();
+    }
     return all.front().type;
   };
   if (listener_) {
@@ -276,6 +279,7 @@ void Checker::op(std::string_view name, int64_t, int64_t, std::span<const Tensor
   apply_rule({*this, name, operands, flag});
   if (!listener_) return;
   typed.result = first_of(*operands.front());
+  if (typed.result) typed.shape = operands.front()->shape();
   listener_(typed);
 }
 
@@ -307,6 +311,8 @@ int64_t Checker::post(const Posted& operation) {
   TypedOp typed;
   if (listener_) {
     typed = typed_here(origin);
+    if (operation.input->defined()) typed.taken = operation.input->shape();
+    if (operation.output->defined()) typed.shape = operation.output->shape();
     const std::vector<Region> all = regions_.of(*operation.input);
     if (!all.empty()) typed.operands.push_back(all.front().type);
   }

@@ -56,6 +56,8 @@ struct TypedOp {
   std::vector<Type> operands;  ///< outputs first, as before the operation, and then
   std::optional<Type> result;  ///< what it makes of the first
   std::string parameter;       ///< among the operands
+  Shape shape;                 ///< on this rank, of what it makes
+  Shape taken;                 ///< on this rank: of the parameter; of what a message sends
 };
 
 /// Follows the types of all tensors through a program on meta: hears of each op and message, and
@@ -74,6 +76,7 @@ class Checker : public Recorder {
   /// Is called after every operation that is typed.
   void on_typed(std::function<void(const TypedOp&)> listener) { listener_ = std::move(listener); }
 
+  const Setting& setting() const { return setting_; }  ///< that its types begin from
   int64_t ops() const { return ops_; }            ///< so far
   int64_t messages() const { return messages_; }  ///< so far
   /// Of the message that was mutated, such as "all_reduce over dp"; empty: it was not met.
