@@ -1,7 +1,6 @@
 #include "accounting/distinct_ranks.h"
 #include "comm/launch.h"
 #include "composition/layout.h"
-#include "proof/layer_map.h"
 #include "proof/prove.h"
 #include "run/session.h"
 #include "train_step.h"
@@ -22,11 +21,9 @@ int run(const Communicator& world, int argc, char** argv) {
   // [show]
   const PipelineConfig& pipeline = config.pipeline;
   if (!pipeline.pp_show.empty()) return session.answer(pipeline.show(config.grad_acc_steps));
-  if (config.composition.proves() || config.composition.mesh_show == "types") return prove(config);
-  if (config.composition.mesh_show == "shapes") return session.answer(show_layer(config));
-  if (!config.composition.mesh_show.empty()) {
-    return session.answer(show_layout(config, session.flags()));
-  }
+  const std::string& shown = config.composition.mesh_show;
+  if (config.composition.proves() || shown == "types" || shown == "shapes") return prove(config);
+  if (!shown.empty()) return session.answer(show_layout(config, session.flags()));
   // [show]
   const Mesh mesh(world, config.mesh());
   session.open([&] { return predict_fullest(config); });

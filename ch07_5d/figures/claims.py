@@ -1,7 +1,7 @@
 """The book's claims about combining dimensions, each beside what was found here."""
 from tools.book.short_runs import table
 
-from . import equal, memory
+from . import equal, memory, placed
 
 EXACT = 1e-10
 
@@ -10,11 +10,13 @@ def verdict(holds):
     return "yes" if holds else "**no**"
 
 
-def claims_table(counted, estimated):
+def claims_table(counted, estimated, layer):
+    """layer: what placed.mapped() prints."""
     return table(["", "the book", "expected", "found", "holds", "where"],
                  [["Q7.1", "any combination computes what one device does", *_same(counted)],
                   ["Q7.2", "the degrees multiply to the ranks, and ranks of `tp` are neighbors", *_groups(counted)],
-                  ["Q7.3", "each dimension divides what it shards, and nothing else", *_divided(estimated)]])
+                  ["Q7.3", "each dimension divides what it shards, and nothing else", *_divided(estimated)],
+                  ["Q7.4", "the shapes in a layer with every dimension", *_shapes(layer)]])
 
 
 def _same(counted):
@@ -51,3 +53,16 @@ def _divided(estimated):
             "weights by ZeRO-3, activations by `cp`, weights by `cp`; `cp` in the book's figure divides activations by 64")
 
 
+def _shapes(layer):
+    """Of attention, of what lies between two products' regions, and of the experts' weights."""
+    sizes = {axis: placed.MAPPED[f"{axis}_size"] for axis in ("dp", "cp", "tp", "ep")}
+    samples, tokens = placed.MAPPED["micro_batch_size"], placed.MAPPED["seq_len"] // sizes["cp"]
+    attention, of_all = placed.shapes_in(layer, "attention_forward")
+    added, _ = placed.shapes_in(layer, "add")
+    experts, *_ = placed.shapes_in(layer, "grouped_linear_forward", "gate_proj")
+    expected = [[samples, tokens, of_all[2] // sizes["tp"], of_all[3]],
+                [samples * tokens // sizes["tp"], added[1]],
+                [placed.MAPPED["num_experts"] // sizes["ep"], *experts[1:]]]
+    found = [attention, added, experts]
+    return ("; ".join(map(str, expected)), "; ".join(map(str, found)), verdict(found == expected),
+            "attention, residual, weights of experts: by `--mesh_show shapes`")

@@ -24,7 +24,7 @@ def rerun(chapter, program):
     """Estimates, and who holds what."""
     folder = chapter.folder / "figures"
     found = {"layout.txt": placed.layout(program), "prove.txt": placed.proof(program, chapter),
-             "types.txt": placed.typed(program),
+             "types.txt": placed.typed(program), "layer.txt": placed.mapped(program),
              "bridge.txt": placed.bridged(program, chapter)}
     if (folder / "estimates.json").exists():
         found["estimates.json"] = json_text({**read_json(folder / "estimates.json"),
@@ -58,7 +58,7 @@ def texts(folder):
                       "compositions.md": equal.compositions_table(counted["compositions"]),
                       "compared.md": equal.checked_table(counted["checked"])})
     if "large" in estimated and "compositions" in counted:
-        found["claims.md"] = claims.claims_table(counted, estimated)
+        found["claims.md"] = claims.claims_table(counted, estimated, (folder / "layer.txt").read_text(encoding="utf-8"))
     if "museum" in data:
         found.update(museum.texts(data["museum"]))
     if "rounding" in data:

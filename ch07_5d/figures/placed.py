@@ -2,6 +2,7 @@
 and who holds what, as the program prints it."""
 import json
 import re
+import textwrap
 
 from tools.base import say
 from tools.book.short_runs import run, table
@@ -23,6 +24,9 @@ LLAMA_3 = "dp,pp,cp,tp"
 TYPED = "--dp_size 2 --tp_size 2 --sequence_parallel"
 PROVEN = "llama3_405b_long"  # a recipe
 BRIDGED = "llama3_405b"  # the recipe that the page shows in other flags
+# Every dimension at once, of which the page shows a layer.
+MAPPED = {"num_experts": 8, "ep_size": 4, "dp_size": 2, "pp_size": 4, "cp_size": 2, "tp_size": 2,
+          "sequence_parallel": None, "zero_stage": 3, "micro_batch_size": 2, "seq_len": 64, "grad_acc_steps": 4}
 # The layout that the page shows.
 SHOWN = {"num_experts": 4, "ep_size": 2, "dp_size": 2, "pp_size": 2, "cp_size": 2, "tp_size": 2,
          "sequence_parallel": None, "zero_stage": 1, "grad_acc_steps": 2, "node_size": 8}
@@ -89,6 +93,30 @@ def typed(program):
     """What ./book types prints of a small layout, with its command."""
     text = estimates.output_of([str(program), *TYPED.split(), "--mesh_show", "types"])
     return f"$ ./book types ch07 -- {TYPED}\n{text}"
+
+
+def mapped(program):
+    """What --mesh_show shapes prints of MAPPED, forward, with the command."""
+    flags = estimates.words_of({**MAPPED, "mesh_show": "shapes"})
+    command = textwrap.fill(f"$ ./book run ch07 --ranks 1 -- {' '.join(flags)}", 110, subsequent_indent="    ",
+                            break_long_words=False, break_on_hyphens=False).replace("\n", " \\\n")
+    lines = estimates.output_of([str(program), *flags]).splitlines()
+    shown = narrowed(lines[:lines.index("backward")])
+    return "\n".join([command, *shown, *lines[-1:]]) + "\n"
+
+
+def narrowed(lines):
+    """Without columns of blanks but for two between cells."""
+    width = max(map(len, lines))
+    blank = [all(line.ljust(width)[at] == " " for line in lines[1:]) for at in range(width)]
+    kept = [at for at in range(width) if not (blank[at] and at > 1 and blank[at - 1] and blank[at - 2])]
+    return lines[:1] + ["".join(line.ljust(width)[at] for at in kept).rstrip() for line in lines[1:]]
+
+
+def shapes_in(text, operation, weight=""):
+    """All shapes in the first row of mapped() with this operation and weight, from left to right."""
+    row = next(line for line in text.splitlines() if re.match(rf"{operation} +{weight}", line))
+    return [[int(size) for size in shape.split(", ")] for shape in re.findall(r"\[([\d, ]+)\]", row)]
 
 
 def bridged(program, chapter):

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "proof/types.h"
+#include "tensor/console.h"
 
 namespace usp {
 
@@ -16,8 +17,8 @@ using types::Kind;
 /// Neither computes with a layer's values nor sends any.
 bool is_left_out(const types::TypedOp& op) {
   static constexpr std::array<std::string_view, 8> kLeftOut = {
-      "fill",          "copy",       "count_choices",  "choose_experts",
-      "assign_slots",  "accumulate", "router_entropy", "all_to_all over ep_counts"};
+      "fill",         "copy",       "count_choices",  "choose_experts",
+      "assign_slots", "accumulate", "router_entropy", "all_to_all over ep_counts"};
   return std::ranges::count(kLeftOut, op.name) > 0;
 }
 
@@ -177,7 +178,7 @@ std::vector<LayerPoint> map_layer(const TrainConfig& config) {
   return log.layer();
 }
 
-std::string show_layer(const TrainConfig& config) {
+std::string table_of_layer(const TrainConfig& config) {
   const std::vector<LayerPoint> points = map_layer(config);
   std::vector<Cells> rows = {
       {"", "weight", "on this rank", "on all", "tokens", "features", "terms"}};
@@ -197,7 +198,12 @@ std::string show_layer(const TrainConfig& config) {
     for (size_t i = 0; i < row.size(); ++i) line += fmt::format("{:<{}}  ", row[i], widths[i]);
     text += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
   }
-  return text + "tokens, features, terms: over which axes ranks have other ones (terms: of a sum)\n";
+  return text + "tokens, features, terms: axes whose ranks have different ones (terms of a sum)\n";
+}
+
+int show_layer(const TrainConfig& config) {
+  print("{}", table_of_layer(config));
+  return 0;
 }
 
 }  // namespace usp

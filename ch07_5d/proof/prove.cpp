@@ -17,6 +17,7 @@
 #include "comm/launch.h"
 #include "composition/layout.h"
 #include "proof/compositions.h"
+#include "proof/layer_map.h"
 #include "proof/rounding.h"
 #include "proof/temporary_folder.h"
 #include "proof/types.h"
@@ -314,6 +315,7 @@ std::string prove_rounding(const Twin& twin) {
 
 int prove(const TrainConfig& config) {
   if (config.composition.mesh_show == "types") return show_types(config);
+  if (config.composition.mesh_show == "shapes") return show_layer(config);
   if (config.composition.fuzz > 0) return fuzz(config);
   if (config.mesh().ranks() == 1) {
     usage_error(

@@ -20,7 +20,8 @@ struct LayerPoint {
   std::vector<std::string> tokens_over;    ///< axes of the mesh whose ranks have other tokens
   std::vector<std::string> features_over;  ///< other features, heads or experts
   std::vector<std::string> terms_over;     ///< other terms of a sum
-  bool is_routed = false;  ///< its tokens are those that the router sends here: a dry run's are even
+  bool is_routed =
+      false;  ///< its tokens are those that the router sends here: a dry run's are even
 
   bool operator==(const LayerPoint&) const = default;
 };
@@ -30,7 +31,10 @@ struct LayerPoint {
 /// Throws UsageError where the sizes of the mesh have no types.
 std::vector<LayerPoint> map_layer(const TrainConfig& config);
 
-/// The same as a table, for `--mesh_show shapes`.
-std::string show_layer(const TrainConfig& config);
+/// The same as a table.
+std::string table_of_layer(const TrainConfig& config);
+
+/// Prints it, for `--mesh_show shapes`. Returns the exit code. Throws UsageError like map_layer().
+int show_layer(const TrainConfig& config);
 
 }  // namespace usp

@@ -77,8 +77,8 @@ class Checker : public Recorder {
   void on_typed(std::function<void(const TypedOp&)> listener) { listener_ = std::move(listener); }
 
   const Setting& setting() const { return setting_; }  ///< that its types begin from
-  int64_t ops() const { return ops_; }            ///< so far
-  int64_t messages() const { return messages_; }  ///< so far
+  int64_t ops() const { return ops_; }                 ///< so far
+  int64_t messages() const { return messages_; }       ///< so far
   /// Of the message that was mutated, such as "all_reduce over dp"; empty: it was not met.
   const std::string& mutated() const { return mutated_; }
   bool mutated_integers() const { return mutated_integers_; }  ///< of which nothing is known

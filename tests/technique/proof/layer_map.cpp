@@ -12,12 +12,11 @@ namespace usp::test::of_layers {
 namespace {
 
 constexpr const char* kModel =
-    "--hidden_size 24 --num_heads 4 --ffn_hidden_size 20 --vocab_size 61 --num_layers 2 --seq_len 8 "
+    "--hidden_size 24 --num_heads 4 --ffn_hidden_size 20 --vocab_size 61 --num_layers 2 --seq_len "
+    "8 "
     "--micro_batch_size 3 --grad_acc_steps 2 --steps 2 ";
 
-TrainConfig config_of(const std::string& own) {
-  return layout_of_flags(std::string(kModel) + own);
-}
+TrainConfig config_of(const std::string& own) { return layout_of_flags(std::string(kModel) + own); }
 
 /// All dimensions at once, and each technique that changes what a layer sends.
 const std::vector<std::string> kLayouts = {
@@ -66,8 +65,7 @@ TEST_CASE("by the map of a layer the parts of all ranks make up the whole") {
     const auto found = wholes.find({point.operation, point.parameter});
     if (found == wholes.end()) continue;
     INFO(point.operation << " " << point.parameter << " makes " << point.made.to_string() << " of "
-                         << point.whole.to_string() << ", expected "
-                         << found->second.to_string());
+                         << point.whole.to_string() << ", expected " << found->second.to_string());
     met.insert(found->first);
     REQUIRE(point.whole == found->second);
   }
@@ -133,8 +131,8 @@ bool is_like(const LayerPoint& point, const RunLog::Entry& entry) {
 
 TEST_CASE("each row of the map of a layer is what a rank of a run does") {
   const std::set<std::string> left_out = {
-      "fill",       "copy",           "count_choices", "choose_experts", "assign_slots",
-      "accumulate", "router_entropy", "all_to_all over ep_counts"};
+      "fill",         "copy",       "count_choices",  "choose_experts",
+      "assign_slots", "accumulate", "router_entropy", "all_to_all over ep_counts"};
   for (const std::string& own : kLayouts) {
     const TrainConfig config = config_of(own);
     const MeshSizes mesh_sizes = config.mesh();
@@ -169,7 +167,7 @@ TEST_CASE("each row of the map of a layer is what a rank of a run does") {
 }
 
 TEST_CASE("the table of a layer has a row for each operation and ends where the layer does") {
-  const std::string table = show_layer(config_of(kLayouts.front()));
+  const std::string table = table_of_layer(config_of(kLayouts.front()));
   INFO(table);
   for (const char* row :
        {"a layer on 16 ranks: dp 2 x pp 2 x cp 2 x tp 2, ep 4\n", "\nforward\n", "\nbackward\n",
