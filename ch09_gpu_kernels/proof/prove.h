@@ -24,9 +24,9 @@ TwinResult run_twin(const Twin& twin, const Twin* then = nullptr);
 std::string indented(std::string text);
 
 /// Says of a layout whether its twins compute what one process does, line by line as it is found
-/// (`--prove`), or of layouts drawn at random (`--fuzz`); or what types or shapes its tensors have
-/// (`--mesh_show types`, `shapes`). Returns the exit code: 1 if a twin differs, or a type does not fit.
-/// Throws UsageError where nothing can be proven.
+/// (`--prove`), or of layouts drawn at random (`--fuzz`); or of which types and shapes its tensors
+/// are (`--mesh_show types`, `shapes`). Returns the exit code: 1 if a twin differs, or a type does
+/// not fit. Throws UsageError where nothing can be proven.
 int prove(const TrainConfig& config);
 
 }  // namespace usp
