@@ -14,7 +14,7 @@ from tools.book import delta, diff, new, propagate, showcase, weave
 from tools.exercise import check, exercises, own_code
 from tools.gpu import gpu_bundle, gpu_check
 from tools.lab import lab
-from tools.look import compare, figures, replay, runs, why
+from tools.look import compare, figures, layouts, replay, runs, why
 from tools.run import build, doctor, export, gpu, launch, mpi, packages, plan, tokens
 from tools.site import main as site
 from tools.test import testing
@@ -38,6 +38,7 @@ Read and run
 Find a layout
   plan --model 8B --cluster h100_nvl8 --nodes 8 --batch 1M    what fits, and what is fastest
   plan ... --what_if net=+100%   or   plan ... --why 1 4      on a changed cluster; why B is slower
+  plan ... --plot layouts.png    all its layouts; of --nodes 1,2,4 or --model 1B,8B the best as a heatmap
   plan ... --measure 10                                       the ten best, run on this machine
   plan --predict FILE.csv --cluster a100 -o OUT.csv           step and memory of each layout there
   calibrate RUN_DIR ... -o mine.json                          a cluster's file from traces of runs
@@ -322,6 +323,9 @@ def _plan(arguments, flags):
                          ("./book plan ... --what_if net=+100%",
                           "the same search on a changed cluster beside it"),
                          ("./book plan ... --why 1 4", "two of the layouts, part by part"),
+                         ("./book plan ... --plot layouts.png", "all layouts of the search in a figure"),
+                         ("./book plan --model 1B,8B --nodes 1,2,4,8 ... --plot map.png",
+                          "the best of each, as a heatmap"),
                          ("./book plan ... --measure 10", "the ten best, run on this machine"),
                          ("./book plan --predict runs.csv --cluster a100 -o out.csv",
                           "the table with three more columns"),
@@ -343,6 +347,8 @@ def _plan(arguments, flags):
                         help="search on a changed cluster, too: net=+100%%, gpu=a100, ranks=-8")
     parser.add_argument("--why", nargs=2, metavar=("A", "B"),
                         help="what makes B slower than A: numbers of the list, or flags in quotes")
+    parser.add_argument("--plot", metavar="FILE", help="draw what the search finds, as .png or .svg; "
+                        "--model and --nodes may then have several values with commas between")
     parser.add_argument("--measure", type=_positive(int), metavar="N",
                         help="run the N best on this machine, and compare")
     parser.add_argument("--limit", type=_positive(float), default=120.0, metavar="SECONDS",
@@ -352,12 +358,14 @@ def _plan(arguments, flags):
     parser.flags = tuple(flags)
     args = parser.parse_args(arguments)
     options = launch.Options(install=not args.no_install, skip_packages=args.skip_packages, ranks=1)
+    if args.plot and args.batch:
+        return _plan_plot(parser, args, flags, options)
     named = [word for name in ("model", "nodes", "seq_len", "require") if getattr(args, name)
              for word in (f"--{name}", getattr(args, name))]
     named += ["--what_if", plan.placed(args.what_if)] if args.what_if else []
     named += ["--why", "; ".join(args.why)] if args.why else []
     if not args.batch:
-        plan.refuse_of_a_search(args.what_if, args.why, args.measure)
+        plan.refuse_of_a_search(args.what_if, args.why, args.measure, args.plot)
     if args.predict:
         return plan.predict(args.predict, args.cluster, args.output, options)
     if args.fit:
@@ -369,6 +377,18 @@ def _plan(arguments, flags):
                                    args.json, options)
     return plan.search(args.cluster, args.batch,
                        [*named, *["--plan_json"] * args.json, *flags], options)
+
+
+def _plan_plot(parser, args, flags, options):
+    """./book plan --plot"""
+    for option in ("what_if", "why", "measure", "json"):
+        if getattr(args, option):
+            parser.error(f"--plot draws what searches find; ask --{option} without it")
+    given = [word for name in ("seq_len", "require") if getattr(args, name)
+             for word in (f"--{name}", getattr(args, name))]
+    models, nodes = ([part for part in (text or "").split(",") if part] for text in (args.model, args.nodes))
+    return layouts.run_plot(args.plot, args.cluster, args.batch, models or [""], nodes or ["1"],
+                            [*given, *flags], options)
 
 
 def _calibrate(arguments, _flags):

@@ -6,11 +6,13 @@ from tools.book.short_runs import look_into, run
 from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
 
-from . import against, draw_replay, folded, measured, predicted, searched
+from . import against, beside, draw_replay, folded, mapped, measured, predicted, searched
 
 SCHEMATICS = draw_replay.FIGURES
+DRAWINGS = (("plot_heatmap", "map.json", "heatmap"), ("plot_layouts", "searches.json", "layouts"))
 PROVENANCE = {"provenance.md": ("searches", "counts", "fits", "predicted"), "provenance_here.md": ("measured",),
-              "provenance_folded.md": ("folded",),
+              "provenance_folded.md": ("folded",), "provenance_map.md": ("map", "searches"),
+              "provenance_beside.md": ("beside",),
               "provenance_against.md": ("against",)}
 # A small run whose exchanges the box of the algorithm names.
 SMALL = {"num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size": 192, "num_layers": 2,
@@ -27,6 +29,8 @@ def measure(chapter, program, commit):
     count() fill next."""
     write_json(chapter.folder / "figures" / "measured.json",
                {**origin(chapter, commit), **measured.collect(chapter, program)})
+    write_json(chapter.folder / "figures" / "beside.json", {**origin(chapter, commit), **beside.measure(chapter)})
+    write_json(chapter.folder / "figures" / "map.json", {**origin(chapter, commit), **mapped.collect(program)})
     for name in ("searches", "counts", "predicted", "against"):
         write_json(chapter.folder / "figures" / f"{name}.json", origin(chapter, commit))
     write_json(chapter.folder / "figures" / "folded.json",
@@ -84,6 +88,11 @@ def texts(folder):
              for page, names in PROVENANCE.items() if data.keys() & set(names)}
     if "measured" in data:
         found.update(measured.texts(data["measured"]))
+    if "beside" in data:
+        found.update({"beside.md": beside.beside_table(data["beside"]),
+                      "claims_beside.md": beside.claims_table(data["beside"])})
+    if "map" in data:
+        found.update(mapped.texts(data["map"]))
     if "map" in data.get("against", {}):
         found.update(against.texts(data["against"]))
     searches = data.get("searches", {})

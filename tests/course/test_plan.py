@@ -5,6 +5,7 @@
 import argparse
 import contextlib
 import csv
+import importlib
 import io
 import json
 import subprocess
@@ -20,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 from tools import cli, machine  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.bench import measure, steady  # noqa: E402
+from tools.look import figures, layouts  # noqa: E402
 from tools.run import launch, mpi, plan  # noqa: E402
 
 TABLE = plan.find_chapter().folder / "data" / "vtrain_a100_multi.csv"
@@ -133,6 +135,74 @@ def row(predicted, steps, outcome=measure.RAN, gib=0.5):
     return measure.Row(f"--dp_size {predicted}", predicted, gib, outcome, list(steps), list(steps))
 
 
+class Drawn(unittest.TestCase):
+    """What --plot asks the program, and what it hands to the figures."""
+
+    def draw(self, *arguments, answers=None):
+        """(exit code, standard error, [words of each search], [script, record] or None)"""
+        asked_for, drawn = [], []
+
+        def search(_program, flags, _count):
+            asked_for.append(flags)
+            model, nodes = (flags[flags.index(flag) + 1] if flag in flags else "" for flag in ("--model", "--nodes"))
+            if model == "70B" and nodes == "1":
+                raise BookError("plan=9: nothing fits. ... and h has 75: 73.8 are missing; try --nodes 2", 2)
+            if nodes == "3":
+                raise BookError("nodes=3: 24 ranks cannot be laid out", 2)
+            return {"best": [{"mfu": 0.5, "flags": f"{model} on {nodes}"}] if answers is None else answers}, 0
+
+        def draw(script, paths):
+            drawn.extend([script, json.loads(Path(paths[0]).read_text(encoding="utf-8"))])
+
+        error = io.StringIO()
+        with mock.patch.object(measure, "best_of_search", search), mock.patch.object(figures, "draw", draw), \
+                mock.patch.object(figures, "need_python"), mock.patch.object(layouts.build, "prepare"), \
+                mock.patch.object(layouts.build, "binary"), mock.patch.object(layouts.packages, "ensure"), \
+                contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(error):
+            code = cli._run_command(  # pylint: disable=protected-access
+                ["plan", "--cluster", "a100", "--batch", "1M", "--plot", *arguments])
+        return code, error.getvalue(), asked_for, drawn
+
+    def test_a_heatmap_has_a_search_for_each_cell(self):
+        code, _, words, (script, record) = self.draw("map.png", "--model", "8B,70B", "--nodes", "1,16", "--", "--tp_size",
+                                                     "8")
+        self.assertEqual((code, script, len(words)), (0, "heatmap", 4))
+        cells = [("8B", 1), ("8B", 16), ("70B", 1), ("70B", 16)]
+        self.assertEqual([(cell["model"], cell["nodes"]) for cell in record["cells"]], cells)
+        for (model, nodes), cell, asked_for in zip(cells, record["cells"], words):
+            self.assertEqual(asked_for[-4:], ["--model", model, "--nodes", str(nodes)])
+            self.assertEqual(asked_for[asked_for.index("--tp_size") + 1], "8")
+            if (model, nodes) == ("70B", 1):
+                self.assertEqual(cell["missing"], 73.8)
+            else:
+                self.assertEqual(cell["best"]["flags"], f"{model} on {nodes}")
+
+    def test_one_search_has_all_its_layouts_drawn(self):
+        code, _, words, (script, record) = self.draw("all.svg", "--model", "8B", "--nodes", "2")
+        self.assertEqual((code, script, len(words)), (0, "layouts", 1))
+        self.assertEqual(record["layouts"], [{"mfu": 0.5, "flags": "8B on 2"}])
+        self.assertEqual(record["about"], ["8B on 2 nodes", "a100, 1,048,576 tokens a step"])
+
+    def test_what_cannot_be_drawn_is_refused_in_a_line(self):
+        for arguments, code, parts in (
+                (("map.txt",), 2, ("map.txt", "--plot layouts.png")),
+                (("nowhere/map.png",), 2, ("nowhere/map.png", "no such folder")),
+                (("map.png", "--json"), 2, ("--json", "without it")),
+                (("map.png", "--measure", "3"), 2, ("--measure", "without it")),
+                (("map.png", "--nodes", "1,3"), 2, ("24 ranks cannot",)),
+                (("map.png", "--model", "70B", "--nodes", "1"), 2, ("nothing fits",))):
+            with self.subTest(arguments):
+                found, text, _, drawn = self.draw(*arguments)
+                said_of_it = [line for line in text.splitlines() if not line.startswith("book: ")]
+                self.assertEqual((found, len(said_of_it), drawn), (code, 1, []), text)
+                for part in parts:
+                    self.assertIn(part, text)
+        self.assertEqual(self.draw("map.png", "--nodes", "2", "--require", "mfu>=2", answers=[])[0], 3)
+        code, text, started = book_plan("--cluster", "a100", "--predict", str(TABLE), "--plot", "map.png")
+        self.assertEqual((code, started), (2, []))
+        self.assertIn("--batch 1M", text)
+
+
 class Judged(unittest.TestCase):
     """What --measure makes of predictions and measurements."""
 
@@ -242,6 +312,29 @@ class Answers(unittest.TestCase):
                 self.assertEqual(error.count("\n"), 1 if code == 2 else 0, error)
                 self.assertIn(part, error)
         self.assertEqual(said("--cluster", "nowhere", *TINY)[0], 2)
+
+    def test_the_heatmap_on_the_page_is_what_searches_say(self):
+        chapter = plan.find_chapter()
+        mapped = importlib.import_module(f"{chapter.name}.figures.mapped")
+        model, nodes = mapped.AGAIN
+        record = json.loads((chapter.folder / "figures" / "map.json").read_text(encoding="utf-8"))
+        with contextlib.redirect_stderr(io.StringIO()):
+            cell = mapped.ask(BIN / chapter.name, model, nodes)
+        self.assertEqual(mapped.place(record["cells"], model, nodes), cell)
+
+    def test_layouts_are_drawn(self):
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(layouts.build, "prepare"), \
+                mock.patch.object(layouts.build, "binary", return_value=BIN / plan.find_chapter().name), \
+                contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            if figures.find_python() is None:
+                self.skipTest("no Python here imports numpy and matplotlib")
+            for name, nodes in (("one.svg", "1"), ("all.png", "1,2")):
+                out = Path(folder) / name
+                code = cli._run_command(  # pylint: disable=protected-access
+                    ["plan", "--cluster", "two_cores", "--plot", str(out), "--skip-packages", "--nodes", nodes,
+                     *TINY[2:]])
+                self.assertEqual(code, 0)
+                self.assertGreater(out.stat().st_size, 10000)
 
     def test_a_table_gets_three_columns(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -112,5 +112,63 @@ class Experts(Scratch):
         self.assertEqual(caught.exception.code, 2)
 
 
+def best(mfu, flags, gib=10.0, step_s=1.0):
+    """A row of a search's answer, as far as figures read it."""
+    return {"mfu": mfu, "gib": gib, "step_s": step_s, "flags": f"{flags} --micro_batch_size 2 --grad_acc_steps 4"}
+
+
+@unittest.skipIf(figures.find_python() is None, "no Python here imports numpy and matplotlib")
+class Searches(Scratch):
+    """What ./book plan --plot draws."""
+
+    def svg(self, script, record):
+        path = self.scratch / "record.json"
+        path.write_text(json.dumps(record))
+        figures.draw(script, [path, self.scratch / "out.svg"])
+        return (self.scratch / "out.svg").read_text()
+
+    def test_each_layout_stands_in_the_row_of_its_nodes_and_the_column_of_its_model(self):
+        cells = [{"model": model, "nodes": nodes, "best": best(mfu, f"--dp_size {nodes} --tp_size {tp}")}
+                 for model, tp, mfus in (("8B", 2, (0.61, 0.52, 0.41)), ("1B", 4, (0.66, 0.44, 0.57)))
+                 for nodes, mfu in zip((4, 16, 1), mfus)]
+        svg = self.svg("heatmap", {"cells": cells})
+        places = re.findall(r'<g id="([xy])tick_\d">.*?<!-- (\w+) -->.*?translate\(([\d.]+) ([\d.]+)\)', svg, re.S)
+        self.assertEqual([name for axis, name, _, _ in places if axis == "y"], ["1", "4", "16"])  # from the top
+        at = {name: float(x if axis == "x" else y) for axis, name, x, y in places}
+        shades = {}
+        for cell in cells:
+            name = f"cell_{cell['model']}_{cell['nodes']}"
+            corners = points(svg, name)
+            for middle, ends in zip((at[cell["model"]], at[str(cell["nodes"])]), zip(*corners)):
+                self.assertTrue(min(ends) < middle < max(ends), name)
+            shades[cell["best"]["mfu"]] = re.search(rf'<g id="{name}">.*?fill: (#\w+)', svg, re.S)[1]
+            said = re.search(rf'<g id="text_{name}">(.*?)</g>\s*</g>', svg, re.S)[1]
+            self.assertIn(f"{100 * cell['best']['mfu']:.1f} %, 10 GiB", said)
+        for nodes, tp in ((1, 2), (4, 2), (16, 2), (1, 4), (4, 4), (16, 4)):
+            degrees = f"dp {nodes} tp {tp}" if nodes > 1 else f"tp {tp}"
+            self.assertEqual(svg.count(f"<!-- {degrees} -->"), 1)
+        self.assertEqual(shades[0.41], shades[0.44])  # 40 to 50 %
+        self.assertEqual(len(set(shades.values())), 3)
+
+    def test_what_does_not_fit_is_said_with_what_is_missing(self):
+        svg = self.svg("heatmap", {"cells": [{"model": "70B", "nodes": 1, "missing": 73.8},
+                                             {"model": "70B", "nodes": 2, "best": None}]})
+        for part in ("nothing fits:", "73.8 GiB missing", "none as required"):
+            self.assertEqual(svg.count(f"<!-- {part} -->"), 1)
+
+    def test_a_line_meets_each_axis_at_its_layouts_value(self):
+        # Of 8 ranks; the first is the fastest.
+        rows = [best(0.6, "--dp_size 8 --zero_stage 3", step_s=1.0), best(0.5, "--dp_size 2 --tp_size 4", step_s=1.2),
+                best(0.4, "--dp_size 1 --tp_size 4 --pp_size 2 --recompute full", step_s=1.5)]
+        svg = self.svg("layouts", {"layouts": rows[::-1]})
+        axes = re.findall(r'<g id="xtick_\d">.*?<!-- ([\w-]+) -->', svg, re.S)
+        self.assertEqual(axes, ["dp", "tp", "pp", "ZeRO", "recom-", "MFU"])  # cp, ep and micro-batches are all alike
+        self.assertIn("cp 1, ep 1", " ".join(re.findall("<!-- (.*?) -->", svg, re.S)))
+        heights = [[-y for _, y in points(svg, f"layout_{number}")] for number in (1, 2, 3)]
+        for axis, order in zip(axes, ("321", "132", "213", "321", "213", "321")):
+            found = sorted((1, 2, 3), key=lambda number, at=axes.index(axis): heights[number - 1][at])
+            self.assertEqual("".join(map(str, found)), order, axis)
+
+
 if __name__ == "__main__":
     unittest.main()

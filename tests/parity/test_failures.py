@@ -165,6 +165,22 @@ class Examples(unittest.TestCase):
         self.assertEqual((refused.returncode, refused.stdout), (2, ""))
         self.assertIn("error: tp_size=3 must be a square; try 4 or 9", refused.stderr)
 
+    def test_beside(self):
+        done = run_example("beside", 2, "--rounds", "7", "--width", "192", "--mib", "8")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        found = re.findall(r"^(\w.*?) {2,}([\d.]+) +([\d.]+) to ([\d.]+)$", done.stdout, re.M)
+        self.assertEqual(len(found), 2 * 4, done.stdout)  # on each of two links
+        for what, median, lower, upper in found:
+            self.assertTrue(0 < float(lower) <= float(median) <= float(upper), what)
+        rate = next(float(median) for what, median, _, _ in found if what.startswith("rate of products"))
+        self.assertLess(rate, 1)  # the cores copy the exchange's bytes, too
+        for ranks, flags, part in ((2, ("--rounds", "0"), "rounds=0 must be at least 1; try --rounds"),
+                                   (1, (), "needs two ranks; try --ranks 2")):
+            refused = run_example("beside", ranks, *flags)
+            self.assertEqual((refused.returncode, refused.stdout), (2, ""))
+            self.assertEqual(refused.stderr.count("error: "), 1)
+            self.assertIn(part, refused.stderr)
+
     def test_kv_cache(self):
         chapter = next(c for c in CHAPTERS if "kv_cache" in c.examples())
 

@@ -39,13 +39,19 @@ def find_python(modules=PLOT_MODULES):
     return None
 
 
-def draw(script, arguments):
-    """Runs tools/plot/<script>.py, or a chapter's script given as a module, such as
-    chNN_x.figures.plot_y; BookError if no Python can, or if the script refuses."""
+def need_python():
+    """The Python that draws; BookError if there is none."""
     python = find_python()
     if python is None:
         raise BookError("no Python here imports numpy and matplotlib, which the plots need; try:\n"
                         "  apt-get install python3-numpy python3-matplotlib")
+    return python
+
+
+def draw(script, arguments):
+    """Runs tools/plot/<script>.py, or a chapter's script given as a module, such as
+    chNN_x.figures.plot_y; BookError if no Python can, or if the script refuses."""
+    python = need_python()
     module = script if "." in script else f"tools.plot.{script}"
     command = [python, "-c", RUN_MODULE, str(ROOT), module, *map(str, arguments)]
     env = dict(os.environ, MPLBACKEND="Agg")

@@ -23,7 +23,8 @@ INKS = {"ink": (INK, "#e6edf3"), "muted": (MUTED, "#9ba5b1"), "blue": ("#2a5f9e"
 GREYS = {"grid": ("#e6e8eb", "#2d353f"), "lane": ("#eef0f3", "#1c232c"),
          "dark lane": ("#e0e4e9", "#2d353f"), "outside": ("#d9dde2", "#343c46"),
          "skew": (SKEW, "#3f4853"), "other": (OTHER, "#6b7480"), "forward": ("#aab1ba", "#4a525d"),
-         "light blue": ("#94afce", "#35577d"), "light green": ("#9bbfaa", "#345f48")}
+         "pale blue": ("#c9d7e7", "#25394f"), "light blue": ("#94afce", "#35577d"),
+         "light green": ("#9bbfaa", "#345f48")}
 
 
 def luminance(color):

@@ -100,9 +100,9 @@ def calibrate(run_dirs, cluster, output, options):
         "--cluster", place(cluster), "--plan_runs", ",".join(named), *written(output)], options)
 
 
-def refuse_of_a_search(what_if, why, measure):
+def refuse_of_a_search(what_if, why, measure, plot):
     """BookError (2) where a table is asked what only a search can answer."""
-    for option, value in (("--what_if", what_if), ("--why", why), ("--measure", measure)):
+    for option, value in (("--what_if", what_if), ("--why", why), ("--measure", measure), ("--plot", plot)):
         if value:
             raise BookError(f"{option} is about a search; give --batch 1M instead of a table", 2)
 
