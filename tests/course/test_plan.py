@@ -203,6 +203,31 @@ class Drawn(unittest.TestCase):
         self.assertIn("--batch 1M", text)
 
 
+class Beside(unittest.TestCase):
+    """What the page makes of products beside an all-reduce."""
+
+    def setUp(self):
+        self.beside = importlib.import_module(f"{plan.find_chapter().name}.figures.beside")
+
+    def said(self, own, emulated):
+        lines = ("2 ranks\n\nthe link of this machine\n", own, "\nan emulated link of 0.500 GB/s\n", emulated)
+        return "".join(part if isinstance(part, str) else "".join(
+            f"{what:<42}{numbers[0]:>10}   {numbers[1]} to {numbers[2]}\n" for what, numbers in part.items())
+            for part in lines)
+
+    def test_each_link_has_its_row_and_the_claim_holds_by_three_of_four_rounds(self):
+        beside = self.beside
+        own = {beside.RATE: (0.5, 0.4, 0.6), beside.TIME: (1.5, 1.4, 1.6), beside.BOTH: (1.0, 0.9, 1.1)}
+        emulated = {beside.RATE: (0.9, 0.8, 0.95), beside.TIME: (1.2, 1.1, 1.3), beside.BOTH: (0.7, 0.6, 0.75)}
+        found = {"rounds": 100, **beside.parse(self.said(own, emulated))}
+        rows = [line for line in beside.beside_table(found).splitlines() if line.startswith("| ")]
+        self.assertEqual(rows[1], "| its own | 0.50 (0.40 to 0.60) | 1.50 (1.40 to 1.60) | 1.00 (0.90 to 1.10) |")
+        self.assertEqual(rows[2], "| emulated | 0.90 (0.80 to 0.95) | 1.20 (1.10 to 1.30) | 0.70 (0.60 to 0.75) |")
+        self.assertIn("| yes |", beside.claims_table(found))
+        own[beside.RATE] = (0.5, 0.4, 1.01)
+        self.assertIn("| no |", beside.claims_table({"rounds": 100, **beside.parse(self.said(own, emulated))}))
+
+
 class Judged(unittest.TestCase):
     """What --measure makes of predictions and measurements."""
 
