@@ -9,12 +9,12 @@ import sys
 
 from tools import chapters
 from tools.base import BookError, end_output, is_dropped, say, show_path, watch
-from tools.bench import bench, measure
+from tools.bench import bench, measure, plan_plot
 from tools.book import delta, diff, new, propagate, showcase, weave
 from tools.exercise import check, exercises, own_code
 from tools.gpu import gpu_bundle, gpu_check
 from tools.lab import lab
-from tools.look import compare, figures, layouts, replay, runs, why
+from tools.look import compare, figures, replay, runs, why
 from tools.run import build, doctor, export, gpu, launch, mpi, packages, plan, tokens
 from tools.site import main as site
 from tools.test import testing
@@ -387,8 +387,8 @@ def _plan_plot(parser, args, flags, options):
     given = [word for name in ("seq_len", "require") if getattr(args, name)
              for word in (f"--{name}", getattr(args, name))]
     models, nodes = ([part for part in (text or "").split(",") if part] for text in (args.model, args.nodes))
-    return layouts.run_plot(args.plot, args.cluster, args.batch, models or [""], nodes or ["1"],
-                            [*given, *flags], options)
+    return plan_plot.run_plot(args.plot, args.cluster, args.batch, models or [""], nodes or ["1"],
+                              [*given, *flags], options)
 
 
 def _calibrate(arguments, _flags):

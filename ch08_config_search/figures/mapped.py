@@ -3,9 +3,8 @@ own procedure comes to there.
 
 The searches take minutes, so ./book figures makes them, and a test asks again for a cell that takes seconds.
 """
-from tools.base import BookError
+from tools.bench import plan_plot
 from tools.book.short_runs import table
-from tools.look import layouts
 from tools.run import estimates
 
 from . import searched
@@ -39,7 +38,7 @@ def short(cell):
 
 
 def ask(program, model, nodes, **flags):
-    return short(layouts.cell(program, model, str(nodes), words(**flags)))
+    return short(plan_plot.cell(program, model, str(nodes), words(**flags)))
 
 
 def collect(program):

@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT))
 
 from tools import cli, machine  # noqa: E402
 from tools.base import BookError  # noqa: E402
-from tools.bench import measure, steady  # noqa: E402
-from tools.look import figures, layouts  # noqa: E402
+from tools.bench import measure, plan_plot, steady  # noqa: E402
+from tools.look import figures  # noqa: E402
 from tools.run import launch, mpi, plan  # noqa: E402
 
 TABLE = plan.find_chapter().folder / "data" / "vtrain_a100_multi.csv"
@@ -156,8 +156,8 @@ class Drawn(unittest.TestCase):
 
         error = io.StringIO()
         with mock.patch.object(measure, "best_of_search", search), mock.patch.object(figures, "draw", draw), \
-                mock.patch.object(figures, "need_python"), mock.patch.object(layouts.build, "prepare"), \
-                mock.patch.object(layouts.build, "binary"), mock.patch.object(layouts.packages, "ensure"), \
+                mock.patch.object(figures, "need_python"), mock.patch.object(plan_plot.build, "prepare"), \
+                mock.patch.object(plan_plot.build, "binary"), mock.patch.object(plan_plot.packages, "ensure"), \
                 contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(error):
             code = cli._run_command(  # pylint: disable=protected-access
                 ["plan", "--cluster", "a100", "--batch", "1M", "--plot", *arguments])
@@ -348,8 +348,8 @@ class Answers(unittest.TestCase):
         self.assertEqual(mapped.place(record["cells"], model, nodes), cell)
 
     def test_layouts_are_drawn(self):
-        with tempfile.TemporaryDirectory() as folder, mock.patch.object(layouts.build, "prepare"), \
-                mock.patch.object(layouts.build, "binary", return_value=BIN / plan.find_chapter().name), \
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(plan_plot.build, "prepare"), \
+                mock.patch.object(plan_plot.build, "binary", return_value=BIN / plan.find_chapter().name), \
                 contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             if figures.find_python() is None:
                 self.skipTest("no Python here imports numpy and matplotlib")

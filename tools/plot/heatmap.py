@@ -2,7 +2,7 @@
 
 usage: python3 tools/plot/heatmap.py CELLS.json OUT.png
 
-CELLS.json is as tools/look/layouts.py says.
+CELLS.json is as tools/bench/plan_plot.py says.
 """
 import json
 import math

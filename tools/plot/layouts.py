@@ -2,7 +2,7 @@
 
 usage: python3 tools/plot/layouts.py LAYOUTS.json OUT.png
 
-LAYOUTS.json is as tools/look/layouts.py says. Choices that no layout makes otherwise have no axis.
+LAYOUTS.json is as tools/bench/plan_plot.py says. Choices that no layout makes otherwise have no axis.
 """
 import math
 import sys
