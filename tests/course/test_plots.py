@@ -147,8 +147,10 @@ class Searches(Scratch):
         for nodes, tp in ((1, 2), (4, 2), (16, 2), (1, 4), (4, 4), (16, 4)):
             degrees = f"dp {nodes} tp {tp}" if nodes > 1 else f"tp {tp}"
             self.assertEqual(svg.count(f"<!-- {degrees} -->"), 1)
-        self.assertEqual(shades[0.41], shades[0.44])  # 40 to 50 %
-        self.assertEqual(len(set(shades.values())), 3)
+        self.assertEqual(shades[0.41], shades[0.52])  # both are below 55 %, like half of the cells
+        self.assertEqual(len(set(shades.values())), 4)
+        for part in ("below 55 %", "55 to 60 %", "60 to 65 %", "65 to 70 %"):
+            self.assertEqual(svg.count(f"<!-- {part} -->"), 1)
 
     def test_what_does_not_fit_is_said_with_what_is_missing(self):
         svg = self.svg("heatmap", {"cells": [{"model": "70B", "nodes": 1, "missing": 73.8},

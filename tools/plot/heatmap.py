@@ -25,18 +25,26 @@ ROW, COLUMN = 0.62, 1.62                   # inches of a cell
 
 
 def bounds(values):
-    """[lower bound of each shade used, and the last one's upper], all of them multiples of one of STEPS."""
+    """Where the second, third and fourth shade begin, and the fourth ends: multiples of the first of STEPS
+    with which the lightest shade, which has all below, is left to half of the values at most."""
     for step in STEPS:
-        low, high = math.floor(min(values) / step + 1e-9), math.floor(max(values) / step + 1e-9) + 1
-        if high - low <= len(SHADES):
-            return [step * place for place in range(low, high + 1)]
-    return [0.0, 1.0]
+        end = math.floor(max(values) / step + 1e-9) + 1
+        limits = [step * (end - back) for back in (3, 2, 1, 0)]
+        if 2 * sum(value < limits[0] - 1e-9 for value in values) <= len(values):
+            break
+    return limits
 
 
 def shade_of(mfu, limits):
-    """The shade of a cell. With fewer classes than shades, those at the ends are used."""
-    place = sum(mfu >= limit - 1e-9 for limit in limits[1:-1])
-    return SHADES[round(place * (len(SHADES) - 1) / max(1, len(limits) - 2))]
+    """The number of a cell's shade."""
+    return sum(mfu >= limit - 1e-9 for limit in limits[:-1])
+
+
+def shades_used(values, limits):
+    """{what it stands for: its color} of each shade that some cell has."""
+    names = [f"below {100 * limits[0]:.0f} %"]
+    names += [f"{100 * low:.0f} to {100 * high:.0f} %" for low, high in zip(limits, limits[1:])]
+    return {names[shade]: SHADES[shade][0] for shade in sorted({shade_of(value, limits) for value in values})}
 
 
 def lines_of(cell):
@@ -49,7 +57,7 @@ def lines_of(cell):
     value = layouts.values_of(best["flags"])
     degrees = " ".join(f"{name} {size}" for name, size in layouts.degrees_of(best["flags"]).items() if size > 1)
     choices = f"Z{value.get('zero_stage', 0)} mb {value['micro_batch_size']}"
-    return [f"{100 * best['mfu']:.1f} %, {best['gib']:.{0 if best['gib'] >= 10 else 1}f} GiB", degrees or "dp 1",
+    return [f"{100 * best['mfu']:.1f} %, {best['gib']:.{0 if best['gib'] >= 9.95 else 1}f} GiB", degrees or "dp 1",
             choices + (" recomputes" if value.get("recompute", "none") != "none" else "")]
 
 
@@ -57,7 +65,7 @@ def draw_cell(axes, x, y, cell, limits):
     """The rectangle and its text. Two cells that touch have paper between them."""
     fill, ink = palette.PAPER[0], style.MUTED
     if cell.get("best"):
-        fill, ink = shade_of(cell["best"]["mfu"], limits)
+        fill, ink = SHADES[shade_of(cell["best"]["mfu"], limits)]
     name = f"cell_{cell['model']}_{cell['nodes']}"
     axes.add_patch(Rectangle((x + 0.015, y + 0.03), 0.97, 0.94, facecolor=fill, linewidth=0, gid=name))
     axes.text(x + 0.5, y + 0.5, style.plain("\n".join(lines_of(cell))), ha="center", va="center", color=ink,
@@ -85,9 +93,7 @@ def draw(record):
         axes.spines[side].set_visible(False)
     axes.set_ylabel("nodes")
     if values:
-        style.legend(axes, style.patches({
-            f"{100 * low:.0f} to {100 * high:.0f} %": shade_of((low + high) / 2, limits)[0]
-            for low, high in zip(limits, limits[1:])}), 26)
+        style.legend(axes, style.patches(shades_used(values, limits)), 26)
     style.title(axes, "The fastest layout of each model, by nodes",
                 "; ".join([*record.get("about", []), "color and first number: MFU; GiB: memory of the fullest "
                            "GPU; Z: stage of ZeRO; mb: micro-batch, in samples"]))
