@@ -66,7 +66,7 @@ def advised_table(record):
     ways = list(dict.fromkeys((row["model"], row["way"]) for row in record["advised"]))
 
     def shown(model, way, nodes):
-        found = [row for row in record["advised"] if row["way"] == way and (row["model"], row["nodes"]) == (model, nodes)]
+        found = [row for row in record["advised"] if (row["model"], row["nodes"], row["way"]) == (model, nodes, way)]
         if not found:
             return ""
         ratio = over_best(record, found[0])
@@ -74,8 +74,8 @@ def advised_table(record):
 
     return table(("model, and the book's way", *(f"{nodes} nodes" if nodes > 1 else "1 node" for nodes in NODES)), [
         (f"{model}, {way}", *(shown(model, way, nodes) for nodes in NODES)) for model, way in ways],
-        "The step of the fastest layout that is made in this way over that of the fastest of all; empty where the book says "
-        "to do something else.")
+        "The step of the fastest layout that is made in this way over that of the fastest of all. Nothing stands "
+        "where the book advises something else.")
 
 
 def legal(record):
