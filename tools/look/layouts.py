@@ -14,3 +14,8 @@ def degrees_of(flags):
     """{"dp": 4, "tp": 1, ...}"""
     value = values_of(flags)
     return {name: value.get(f"{name}_size", 1) for name in DEGREES}
+
+
+def stage_of(flags):
+    """The stage of ZeRO, 0 without it. No other flag of a layout ends so."""
+    return next((value for name, value in values_of(flags).items() if name.endswith("_stage")), 0)

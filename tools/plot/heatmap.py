@@ -56,7 +56,7 @@ def lines_of(cell):
         return ["none as required"]
     value = layouts.values_of(best["flags"])
     degrees = " ".join(f"{name} {size}" for name, size in layouts.degrees_of(best["flags"]).items() if size > 1)
-    choices = f"Z{value.get('zero_stage', 0)} mb {value['micro_batch_size']}"
+    choices = f"Z{layouts.stage_of(best['flags'])} mb {value['micro_batch_size']}"
     return [f"{100 * best['mfu']:.1f} %, {best['gib']:.{0 if best['gib'] >= 9.95 else 1}f} GiB", degrees or "dp 1",
             choices + (" recomputes" if value.get("recompute", "none") != "none" else "")]
 

@@ -21,7 +21,7 @@ LOWER = 0.25    # of a band, from its middle down to its label
 PERCENT = (1, 2, 5, 10, 20, 50)  # from one label of MFU to the next
 # {axis: (its text, what a layout has there, by its flags)}
 AXES = {**{name: (name, lambda flags, name=name: layouts.degrees_of(flags)[name]) for name in layouts.DEGREES},
-        "zero": ("ZeRO", lambda flags: layouts.values_of(flags).get("zero_stage", 0)),
+        "zero": ("ZeRO", layouts.stage_of),
         "micro_batch": ("micro-\nbatch", lambda flags: layouts.values_of(flags)["micro_batch_size"]),
         "recompute": ("recom-\npute", lambda flags: layouts.values_of(flags).get("recompute", "none"))}
 ORDER = ("none", "selective", "full")
