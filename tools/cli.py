@@ -224,7 +224,8 @@ def _run(arguments, flags):
 def _prove(arguments, flags):
     """./book prove"""
     parser = _Parser(prog="./book prove", usage="./book prove CHAPTER [options] -- chapter flags",
-                     description="Shrinks the layout that the flags describe to a family of small "
+                     description="Asks the types of the layout's tensors, as ./book types does, and ends "
+                     "if one does not fit. Then shrinks the layout to a family of small "
                      "ones, twins, that divide everything as it does, with the same rests. Each "
                      "trains beside one process: losses, gradients, weights and moments have to "
                      "agree element by element, copies to the bit, bytes by formula. Says what no "
@@ -242,7 +243,8 @@ def _prove(arguments, flags):
                         help="bf16: whether the twins are further from one process than five orders "
                         "of its samples are from each other (default f64)")
     args, run = _layout_asked("prove", parser, arguments, flags)
-    return run(["--prove", str(args.ranks), *(["--prove_dtype", args.dtype] if args.dtype != "f64" else [])])
+    dtype = ["--prove_dtype", args.dtype] if args.dtype != "f64" else []
+    return run(["--prove", str(args.ranks), "--mesh_show", "types", *dtype])
 
 
 def _types(arguments, flags):

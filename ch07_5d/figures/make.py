@@ -7,7 +7,7 @@ from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
 from tools.run import bridge
 
-from . import claims, draw_mesh, equal, memory, museum, placed, rounding
+from . import claims, draw_mesh, equal, memory, museum, placed, rounding, typed
 
 SCHEMATICS = draw_mesh.FIGURES
 PROVENANCE = {"provenance.md": ("estimates", "counts")}
@@ -63,4 +63,6 @@ def texts(folder):
         found.update(museum.texts(data["museum"]))
     if "rounding" in data:
         found.update(rounding.texts(data["rounding"], data["museum_bf16"]))
+    if "typed" in data:
+        found.update(typed.texts(data["typed"]))
     return found

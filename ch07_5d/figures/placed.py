@@ -83,9 +83,9 @@ def layout(program):
 
 
 def proof(program, chapter):
-    """What --prove prints of a recipe, without what is measured anew each time."""
+    """What ./book prove prints of a recipe, without what is measured anew each time."""
     flags = recipes.load(chapter, PROVEN).words()
-    text = estimates.output_of([str(program), "--prove", "16", *flags])
+    text = estimates.output_of([str(program), "--prove", "16", "--mesh_show", "types", *flags])
     return re.sub(r"(, found)? (within [\d.e-]+, )?in [\d.]+ s$", "", text, flags=re.M)
 
 

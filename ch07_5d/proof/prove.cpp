@@ -313,8 +313,23 @@ std::string prove_rounding(const Twin& twin) {
 
 }  // namespace
 
-int prove(const TrainConfig& config) {
-  if (config.composition.mesh_show == "types") return show_types(config);
+namespace {
+
+/// Whether types fit, as far as the layout has any; says so.
+bool is_typed(const TrainConfig& config, const types::Mutation& mutation) {
+  try {
+    return say_types(config, mutation);
+  } catch (const UsageError& error) {  // groups that are no factors of an axis
+    print("not typed: {}\n", error.what());
+    return true;
+  }
+}
+
+}  // namespace
+
+int prove(const TrainConfig& config, const types::Mutation& mutation) {
+  const bool asks_types = config.composition.mesh_show == "types";
+  if (asks_types && config.composition.prove == 0) return show_types(config);
   if (config.composition.mesh_show == "shapes") return show_layer(config);
   if (config.composition.fuzz > 0) return fuzz(config);
   if (config.mesh().ranks() == 1) {
@@ -327,6 +342,7 @@ int prove(const TrainConfig& config) {
         "prove compares with one process, and pp_schedule=pipedream updates by weights of other "
         "steps there; try --pp_schedule 1f1b");
   }
+  if (asks_types && !is_typed(config, mutation)) return 1;
   const auto begin = std::chrono::steady_clock::now();
   const TwinFamily family = shrink(config, config.composition.prove);
   const auto searched =

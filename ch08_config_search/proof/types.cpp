@@ -6,6 +6,7 @@
 #include <set>
 
 #include "accounting/dry_rank.h"
+#include "pipeline_parallel/stages.h"
 #include "tensor/console.h"
 
 namespace usp {
@@ -24,7 +25,8 @@ std::vector<MeshAxis> fastest_first(const MeshSizes& mesh, const std::vector<Mes
   return axes;
 }
 
-/// Where the groups of a run cut the axes of its mesh.
+}  // namespace
+
 std::vector<Factor> factors_of(const TrainConfig& config) {
   using enum MeshAxis;
   const MeshSizes mesh = config.mesh();
@@ -46,6 +48,8 @@ std::vector<Factor> factors_of(const TrainConfig& config) {
   return types::factors_of(mesh, cuts);
 }
 
+namespace {
+
 /// The rank whose digits are all 0, or all 1, in a stage.
 int rank_at(const MeshSizes& mesh, const std::vector<Factor>& factors, const TypedRank& of) {
   MeshCoordinates at{};
@@ -56,15 +60,27 @@ int rank_at(const MeshSizes& mesh, const std::vector<Factor>& factors, const Typ
   return mesh.rank_at(at);
 }
 
-/// The parts of weights that a rank holds.
-std::map<std::string, std::vector<Slice>> slices_of(const TrainConfig& config, int rank) {
-  DryRank dry(config, rank);
-  std::map<std::string, std::vector<Slice>> slices;
-  for (const Parameter* parameter : dry.model.parameters().by_name()) {
-    slices[parameter->name] = parameter->slices;
+/// The parts of weights that ranks hold, each asked once.
+class Holdings {
+ public:
+  using Slices = std::map<std::string, std::vector<Slice>>;  ///< by name of the weight
+
+  explicit Holdings(const TrainConfig& config) : config_(config) {}
+
+  const Slices& of(int rank) {
+    const auto [place, is_new] = known_.try_emplace(rank);
+    if (!is_new) return place->second;
+    DryRank dry(config_, rank);
+    for (const Parameter* parameter : dry.model.parameters().by_name()) {
+      place->second[parameter->name] = parameter->slices;
+    }
+    return place->second;
   }
-  return slices;
-}
+
+ private:
+  const TrainConfig& config_;
+  std::map<int, Slices> known_;
+};
 
 /// Along a factor, by what the neighbor has of the same weight.
 Kind kind_beside(const std::vector<Slice>& own, const std::vector<Slice>* neighbors) {
@@ -79,11 +95,11 @@ Kind kind_beside(const std::vector<Slice>& own, const std::vector<Slice>* neighb
 
 /// The types of a rank's weights, from what its neighbors hold: what is done with their gradients
 /// is to be checked, so it is not asked.
-std::map<std::string, types::Declared> declared_of(const TrainConfig& config, int rank,
-                                                   const std::vector<Factor>& factors) {
-  const MeshSizes mesh = config.mesh();
+std::map<std::string, types::Declared> declared_of(const MeshSizes& mesh, int rank,
+                                                   const std::vector<Factor>& factors,
+                                                   Holdings& holdings) {
   const MeshCoordinates own_place = mesh.coordinates(rank);
-  const auto own = slices_of(config, rank);
+  const Holdings::Slices& own = holdings.of(rank);
   std::map<std::string, types::Declared> declared;
   for (size_t f = 0; f < factors.size(); ++f) {
     const Factor& factor = factors[f];
@@ -97,7 +113,7 @@ std::map<std::string, types::Declared> declared_of(const TrainConfig& config, in
       const int64_t own_digit = at[axis] / factor.stride % factor.size;
       if (digit == own_digit || (!is_pp && digit != (own_digit + 1) % factor.size)) continue;
       at[axis] += (digit - own_digit) * factor.stride;
-      const auto others = slices_of(config, mesh.rank_at(at));
+      const Holdings::Slices& others = holdings.of(mesh.rank_at(at));
       for (auto& [name, of_name] : declared) {
         const auto found = others.find(name);
         const bool is_there = found != others.end();
@@ -133,13 +149,11 @@ types::Setting setting_of(const TrainConfig& config, const TypedRank& of) {
   return setting;
 }
 
-}  // namespace
-
-TypeCheck check_types_of(const TrainConfig& config, const TypedRank& of,
-                         std::map<int, int64_t>* sent, std::map<int, int64_t>* received) {
+TypeCheck check_rank(const TrainConfig& config, const TypedRank& of, Holdings& holdings,
+                     std::map<int, int64_t>* sent, std::map<int, int64_t>* received) {
   constexpr int64_t kSteps = 2;  // the second begins with what the first has left
   const types::Setting setting = setting_of(config, of);
-  const auto declared = declared_of(config, setting.rank, setting.factors);
+  const auto declared = declared_of(setting.mesh, setting.rank, setting.factors, holdings);
   TypeCheck result;
   result.ranks = 1;
   Runtime runtime(Device::meta);
@@ -169,9 +183,18 @@ TypeCheck check_types_of(const TrainConfig& config, const TypedRank& of,
   return result;
 }
 
+}  // namespace
+
+TypeCheck check_types_of(const TrainConfig& config, const TypedRank& of,
+                         std::map<int, int64_t>* sent, std::map<int, int64_t>* received) {
+  Holdings holdings(config);
+  return check_rank(config, of, holdings, sent, received);
+}
+
 TypeCheck check_types(const TrainConfig& config, const types::Mutation& mutation) {
   const MeshSizes mesh = config.mesh();
   const std::vector<Factor> factors = factors_of(config);
+  Holdings holdings(config);
   TypeCheck all;
   std::set<int> seen;
   for (TypedPlace place : {TypedPlace::first, TypedPlace::second}) {
@@ -180,7 +203,7 @@ TypeCheck check_types(const TrainConfig& config, const types::Mutation& mutation
       const TypedRank of{place, stage, mutation, {}};
       const int rank = rank_at(mesh, factors, of);
       if (!seen.insert(rank).second) continue;  // along factors of 1 both are one
-      const TypeCheck found = check_types_of(config, of, &sent[rank], &received[rank]);
+      const TypeCheck found = check_rank(config, of, holdings, &sent[rank], &received[rank]);
       all.ranks += found.ranks;
       all.ops += found.ops;
       all.messages += found.messages;
@@ -209,6 +232,104 @@ TypeCheck check_types(const TrainConfig& config, const types::Mutation& mutation
     }
   }
   return all;
+}
+
+namespace {
+
+/// Transformer layers of a stage, by their MLP.
+struct StageLayers {
+  int64_t dense = 0, with_experts = 0;
+  bool operator==(const StageLayers&) const = default;
+};
+
+/// Of each stage the layers that are kept: of each kind the first and the last.
+std::vector<StageLayers> kept_layers(const TrainConfig& config) {
+  const int64_t count = config.pipeline.schedule(config.grad_acc_steps).stages.count();
+  std::vector<StageLayers> stages;
+  for (const BlockRange& blocks : blocks_of_stages(config.pipeline, config.model, count)) {
+    StageLayers& stage = stages.emplace_back();
+    for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+      if (block == 0 || block > config.model.num_layers) continue;  // the embedding and the head
+      int64_t& kind = config.model.experts.at(block - 1) ? stage.with_experts : stage.dense;
+      kind = std::min<int64_t>(2, kind + 1);
+    }
+  }
+  return stages;
+}
+
+/// Without `count` stages between others that have the same layers; nothing where there are fewer.
+std::optional<std::vector<StageLayers>> without(std::vector<StageLayers> stages, int64_t count) {
+  for (size_t i = 2; count > 0 && i + 2 < stages.size();) {
+    if (stages[i] == stages[i - 1] && stages[i] == stages[i + 1]) {
+      stages.erase(stages.begin() + int64_t(i));
+      --count;
+    } else {
+      ++i;
+    }
+  }
+  if (count > 0) return {};
+  return stages;
+}
+
+/// The layout with these layers on so many ranks of pp.
+TrainConfig with_stages(TrainConfig config, const std::vector<StageLayers>& stages, int64_t ranks) {
+  std::vector<int64_t> layers;
+  int64_t dense = 0, all = 0;
+  for (const StageLayers& stage : stages) {
+    layers.push_back(stage.dense + stage.with_experts);
+    dense += stage.dense;
+    all += layers.back();
+  }
+  config.model.num_layers = all;
+  if (config.model.experts.num_experts > 0) config.model.experts.first_dense_layers = dense;
+  config.pipeline.pp_size = ranks;
+  config.communication->ranks = 0;  // as many as the mesh has
+  if (layers.size() > 1) config.pipeline.pp_layers = fmt::format("{}", fmt::join(layers, ","));
+  return config;
+}
+
+bool is_accepted(TrainConfig& config) {
+  try {
+    config.each_part([&](const auto& part) { part.check(config); });
+    return true;
+  } catch (const UsageError&) {
+    return false;
+  }
+}
+
+/// Whether groups cut the other axes of both meshes at the same places.
+bool has_same_factors(const std::vector<Factor>& one, const std::vector<Factor>& two) {
+  return std::ranges::equal(one, two, [](const Factor& a, const Factor& b) {
+    const bool is_pp = a.axis == MeshAxis::pp;
+    return a.axis == b.axis && (is_pp || (a.stride == b.stride && a.size == b.size));
+  });
+}
+
+}  // namespace
+
+TrainConfig reduced_for_types(const TrainConfig& config) {
+  constexpr int64_t kMicroBatches = 3, kStages = 4;  // the first, the last and between
+  const std::vector<Factor> factors = factors_of(config);
+  const std::vector<StageLayers> stages = kept_layers(config);
+  const int64_t pp = config.pipeline.pp_size, chunks = std::ssize(stages) / pp;
+  for (int64_t ranks = std::min(pp, kStages); ranks <= pp; ++ranks) {
+    const auto kept = without(stages, std::ssize(stages) - ranks * chunks);
+    if (!kept) continue;
+    TrainConfig reduced = with_stages(config, *kept, ranks);
+    const int64_t fewest = std::min(config.grad_acc_steps, kMicroBatches);
+    for (int64_t count = fewest; count <= config.grad_acc_steps; ++count) {
+      reduced.grad_acc_steps = count;
+      if (!is_accepted(reduced)) continue;
+      if (has_same_factors(factors_of(reduced), factors)) return reduced;
+      break;
+    }
+  }
+  return config;
+}
+
+TypeCheck check_types_reduced(const TrainConfig& config, const types::Mutation& mutation) {
+  const TypeCheck found = check_types(reduced_for_types(config), mutation);
+  return found.error.empty() ? found : check_types(config, mutation);
 }
 
 namespace {
@@ -286,21 +407,34 @@ class LayerTable {
 
 }  // namespace
 
+bool say_types(const TrainConfig& config, const types::Mutation& mutation) {
+  const TypeCheck found = check_types_reduced(config, mutation);
+  if (!found.error.empty()) {
+    print("NOT TYPED\n  {}\n", found.error);
+    return false;
+  }
+  const TrainConfig reduced = reduced_for_types(config);
+  std::string text = fmt::format("typed: {} ops and {} messages of {} ranks (of {})", found.ops,
+                                 found.messages, found.ranks, config.mesh().ranks());
+  const auto add = [&](const char* what, int64_t kept, int64_t all) {
+    if (kept < all) text += fmt::format(", {} {} (of {})", kept, what, all);
+  };
+  add("micro-batches", reduced.grad_acc_steps, config.grad_acc_steps);
+  add("layers", reduced.model.num_layers, config.model.num_layers);
+  add("stages", reduced.pipeline.pp_size, config.pipeline.pp_size);
+  print("{}\n", text);
+  return true;
+}
+
 int show_types(const TrainConfig& config) {
   const std::vector<Factor> factors = factors_of(config);
+  const TrainConfig reduced = reduced_for_types(config);
   LayerTable table(factors, /*block=*/1);  // behind the embedding
   TypedRank first;
   first.listener = [&](const types::Checker&, const types::TypedOp& op) { table.add(op); };
-  check_types_of(config, first);
+  check_types_of(reduced, first);
   table.print_all();
-  const TypeCheck found = check_types(config);
-  if (!found.error.empty()) {
-    print("NOT TYPED\n  {}\n", found.error);
-    return 1;
-  }
-  print("typed: {} ops and {} messages of {} ranks (of {})\n", found.ops, found.messages,
-        found.ranks, config.mesh().ranks());
-  return 0;
+  return say_types(config) ? 0 : 1;
 }
 
 }  // namespace usp

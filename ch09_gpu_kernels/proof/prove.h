@@ -3,6 +3,7 @@
 #include <string>
 
 #include "proof/shrink.h"
+#include "types/checker.h"
 
 namespace usp {
 
@@ -25,8 +26,10 @@ std::string indented(std::string text);
 
 /// Says of a layout whether its twins compute what one process does, line by line as it is found
 /// (`--prove`), or of layouts drawn at random (`--fuzz`); or of which types and shapes its tensors
-/// are (`--mesh_show types`, `shapes`). Returns the exit code: 1 if a twin differs, or a type does
-/// not fit. Throws UsageError where nothing can be proven.
-int prove(const TrainConfig& config);
+/// are (`--mesh_show types`, `shapes`). With `--prove` and `--mesh_show types` it first says in a
+/// line whether the types fit, and ends if one does not. Returns the exit code: 1 if a twin
+/// differs, or a type does not fit. `mutation`: of what is typed, in tests. Throws UsageError where
+/// nothing can be proven.
+int prove(const TrainConfig& config, const types::Mutation& mutation = {});
 
 }  // namespace usp

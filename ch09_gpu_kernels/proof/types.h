@@ -8,6 +8,10 @@
 
 namespace usp {
 
+/// The factors of a layout's mesh: its axes, cut where its groups are. Throws UsageError where the
+/// sizes have no types.
+std::vector<types::Factor> factors_of(const TrainConfig& config);
+
 /// What the types of a run's tensors say of it.
 struct TypeCheck {
   int64_t ranks = 0, ops = 0, messages = 0;  ///< that were followed
@@ -36,6 +40,19 @@ TypeCheck check_types_of(const TrainConfig& config, const TypedRank& rank,
 /// Every stage in both places; besides, that each message from one of these ranks to another of
 /// them has a receive. Throws UsageError where the sizes of the mesh have no types.
 TypeCheck check_types(const TrainConfig& config, const types::Mutation& mutation = {});
+
+/// The same layout with as little of it as types depend on: of each stage's layers the first and
+/// the last of each kind, the fewest micro-batches that the schedule takes, three at least, and of
+/// more than two stages in a row with the same layers two. Throws UsageError like check_types().
+TrainConfig reduced_for_types(const TrainConfig& config);
+
+/// What check_types() says of the reduced layout. If a type does not fit there, what it says of the
+/// whole one, so that the error has the names and numbers of that.
+TypeCheck check_types_reduced(const TrainConfig& config, const types::Mutation& mutation = {});
+
+/// Prints in one line what check_types_reduced() has followed, or its error. Returns whether all
+/// types fit. Throws UsageError like check_types().
+bool say_types(const TrainConfig& config, const types::Mutation& mutation = {});
 
 /// Prints the types of the tensors of a decoder layer, and whether all of the run fit (`--mesh_show
 /// types`). Returns the exit code: 1 if one does not. Throws UsageError like check_types().

@@ -280,6 +280,9 @@ void Checker::op(std::string_view name, int64_t, int64_t, std::span<const Tensor
   if (!listener_) return;
   typed.result = first_of(*operands.front());
   if (typed.result) typed.shape = operands.front()->shape();
+  for (const Region& region : regions_.of(*operands.front())) {
+    typed.is_mixed = typed.is_mixed || region.type != *typed.result;
+  }
   listener_(typed);
 }
 
@@ -315,6 +318,7 @@ int64_t Checker::post(const Posted& operation) {
     if (operation.output->defined()) typed.shape = operation.output->shape();
     const std::vector<Region> all = regions_.of(*operation.input);
     if (!all.empty()) typed.operands.push_back(all.front().type);
+    if (!all.empty() && all.front().parameter) typed.parameter = all.front().parameter->name;
   }
   apply_message_rule({*this, operation, origin});
   if (is_mutated && mutation.what == Mutation::What::twice) {

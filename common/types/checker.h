@@ -55,6 +55,7 @@ struct TypedOp {
   int64_t micro_batch = -1;    ///< of the step
   std::vector<Type> operands;  ///< outputs first, as before the operation, and then
   std::optional<Type> result;  ///< what it makes of the first
+  bool is_mixed = false;       ///< other parts of the result are of other types
   std::string parameter;       ///< among the operands
   Shape shape;                 ///< on this rank, of what it makes
   Shape taken;                 ///< on this rank: of the parameter; of what a message sends
@@ -157,7 +158,8 @@ class Checker : public Recorder {
     int64_t columns = 0;  ///< of a row, where regions are columns
     std::vector<Region> regions;
   };
-  std::map<int64_t, PassedOn> passed_on_;  ///< last sent in a ring, by group
+  std::map<int64_t, PassedOn> passed_on_;                ///< last sent in a ring, by group
+  std::map<int64_t, std::array<bool, kFactors>> along_;  ///< the factors of groups met, by id
   std::vector<UnderWay> under_way_;
   std::map<int64_t, int64_t> in_ring_;  ///< sends without their receives, by group
   std::map<int, int64_t> sent_, received_;

@@ -45,6 +45,11 @@ class MessageRules {
  private:
   /// The factors of the mesh in whose digits the members of the group differ.
   void find_factors() {
+    const auto [known, is_new] = c_.along_.try_emplace(operation_.group_id);
+    if (!is_new) {
+      along_ = known->second;
+      return;
+    }
     const std::vector<int>& members = *operation_.members;
     const MeshSizes& mesh = c_.setting_.mesh;
     int64_t ranks = 1;
@@ -59,6 +64,7 @@ class MessageRules {
       refuse(-1, fmt::format("the {} ranks of this group are no product of factors of the mesh",
                              members.size()));
     }
+    known->second = along_;
   }
 
   bool has_integers() const {

@@ -121,13 +121,13 @@ class Proving(unittest.TestCase):
         code, _, run = self.run_book("prove", CHAPTER.short, "--ranks", "24", "--", "--tp_size", "8")
         self.assertEqual(code, 0)
         chapter, flags, options = run.call_args[0]
-        self.assertEqual((chapter.name, flags), (CHAPTER.name, ["--prove", "24", "--tp_size", "8"]))
+        self.assertEqual((chapter.name, flags), (CHAPTER.name, ["--prove", "24", "--mesh_show", "types", "--tp_size", "8"]))
         self.assertIsNone(options.ranks)
 
     def test_in_bf16_the_program_is_asked_about_rounding(self):
         _, _, run = self.run_book("prove", CHAPTER.short, "--dtype", "bf16", "--", "--tp_size", "2")
         self.assertEqual(run.call_args[0][1],
-                         ["--prove", "16", "--prove_dtype", "bf16", "--tp_size", "2"])
+                         ["--prove", "16", "--mesh_show", "types", "--prove_dtype", "bf16", "--tp_size", "2"])
 
     def test_a_chapter_that_proves_nothing_names_one_that_does(self):
         code, said, run = self.run_book("prove", "ch01", "--", "--steps", "3")

@@ -154,6 +154,16 @@ TEST_CASE("a number draws the same composition again, and others draw others") {
   REQUIRE(flags.size() == 3);
 }
 
+TEST_CASE("a layout whose types do not fit is refused before a twin trains") {
+  TrainConfig config = layout_of_flags(
+      "--hidden_size 16 --num_heads 4 --ffn_hidden_size 12 --seq_len 8 --vocab_size 32 "
+      "--num_layers 2 --micro_batch_size 1 --tp_size 2 --dtype f64 --device cpu");
+  config.composition.prove = 4;
+  config.composition.mesh_show = "types";
+  REQUIRE(prove(config) == 0);
+  REQUIRE(prove(config, {types::Mutation::What::left_out, 1}) == 1);
+}
+
 TEST_CASE("a class that a twin does not have is named") {
   const auto classes_of = [](const std::string& flags) { return classes(layout_of_flags(flags)); };
   const auto lost = [&](const std::string& real, const std::string& twin) {

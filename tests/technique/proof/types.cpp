@@ -1,12 +1,14 @@
 #include "proof/types.h"
 
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "comm/mesh.h"
 #include "proof/compositions.h"
 #include "technique/case_cover.h"
 #include "technique/layout_of_flags.h"
+#include "technique/proof/type_values.h"
 #include "tensor/ops.h"
 #include "testing.h"
 #include "types/rules.h"
@@ -14,9 +16,7 @@
 namespace usp::test::of_types {
 namespace {
 
-using types::Kind;
 using types::kRefused;
-using enum types::Kind;
 
 // ---- the schemas, beside numbers on two ranks
 
@@ -247,6 +247,164 @@ TEST_CASE("no layout drawn at random has a false alarm") {
   }
   INFO(typed << " typed, " << untyped << " not");
   REQUIRE(untyped * 10 <= int64_t(count));
+}
+
+// ---- the reduced layout
+
+/// A layout drawn at random that is larger than those that train here: more stages, layers and
+/// micro-batches. Nothing where its rules refuse it, or its groups have no types.
+std::optional<TrainConfig> enlarged(uint64_t number) {
+  TrainConfig config = CompositionDraw(number, /*most_ranks=*/8).draw().first.config;
+  PipelineConfig& pipeline = config.pipeline;
+  if (pipeline.pp_size > 1) pipeline.pp_size += int64_t(4 + number % 3);
+  config.communication->node_size = 0;
+  config.expert_parallel.dispatch = "direct";
+  pipeline.pp_layers.clear();
+  config.grad_acc_steps = 2 * pipeline.pp_size + 4;
+  try {
+    const int64_t stages = pipeline.schedule(config.grad_acc_steps).stages.count();
+    config.model.num_layers = 5 * stages + int64_t(number % 3);
+    config.each_part([&](const auto& part) { part.check(config); });
+    reduced_for_types(config);
+    return config;
+  } catch (const UsageError&) {
+    return {};
+  }
+}
+
+std::string without_digits(std::string text) {
+  std::erase_if(text, [](char c) { return c >= '0' && c <= '9'; });
+  return text;
+}
+
+/// An operation as a row of the table, with its block's kind for its number. Of a flat buffer the
+/// row has the first parameter's type, and which that is depends on sizes: so it is left out there.
+std::string row_of(const TrainConfig& config, const types::TypedOp& op) {
+  const int64_t head = config.model.num_layers + 1;
+  const auto letters = [](const types::Type& type) {
+    std::string text;
+    for (Kind kind : type) text += types::letter(kind);
+    return text;
+  };
+  const bool is_layers = op.name.find("linear") != std::string::npos || op.name.starts_with("rms");
+  std::string text = fmt::format("{} {} {} {}", op.phase, op.name,
+                                 op.block == 0      ? "embedding"
+                                 : op.block == head ? "head"
+                                                    : "layer",
+                                 is_layers ? without_digits(op.parameter) : "");
+  if (!is_layers && !op.parameter.empty()) return text;
+  for (const types::Type& type : op.operands) text += " " + letters(type);
+  return text + (op.result ? " = " + letters(*op.result) : "");
+}
+
+struct TypedLayout {
+  std::set<std::string> rows;               ///< of all stages and both places
+  std::vector<std::string> first;           ///< of the first layer, in the first micro-batch
+  std::map<std::string, int64_t> messages;  ///< of the first rank: their numbers, by place
+};
+
+TypedLayout typed_layout(const TrainConfig& config) {
+  TypedLayout found;
+  for (TypedPlace place : {TypedPlace::first, TypedPlace::second}) {
+    for (int64_t stage = 0; stage < config.pipeline.pp_size; ++stage) {
+      TypedRank of{place, stage, {}, {}};
+      of.listener = [&](const types::Checker& checker, const types::TypedOp& op) {
+        const std::string row = row_of(config, op);
+        found.rows.insert(row);
+        if (place == TypedPlace::second || stage > 0 || op.micro_batch != 0) return;
+        if (op.block == 1) found.first.push_back(row);
+        if (op.block > 1 || op.name.find(" over ") == std::string::npos) return;
+        found.messages.emplace(fmt::format("{} in block {}", row, op.block),
+                               checker.messages() - 1);
+      };
+      REQUIRE(check_types_of(config, of).error == "");
+    }
+  }
+  return found;
+}
+
+TEST_CASE("the reduced layout has the types of the whole one, and the same errors") {
+  const uint64_t count = kSanitized ? 1 : is_full() ? 50 : 6;
+  uint64_t number = 2'000'000 + (is_full() ? 0 : turn() * count * 3);
+  int64_t mutated = 0, named = 0;
+  for (uint64_t compared = 0; compared < count; ++number) {
+    const std::optional<TrainConfig> whole = enlarged(number);
+    if (!whole) continue;
+    ++compared;
+    const TrainConfig reduced = reduced_for_types(*whole);
+    INFO("composition " << number << "\n"
+                        << CompositionDraw(number, /*most_ranks=*/8).draw().first.flags);
+    REQUIRE(reduced.pipeline.pp_size <= 6);
+    REQUIRE(reduced.grad_acc_steps < whole->grad_acc_steps);
+    REQUIRE(reduced.model.num_layers < whole->model.num_layers);
+    const TypedLayout all = typed_layout(*whole), less = typed_layout(reduced);
+    for (const std::string& row : all.rows) {
+      INFO("only in the whole layout: " << row);
+      REQUIRE(less.rows.contains(row));
+    }
+    REQUIRE(less.rows.size() == all.rows.size());
+    REQUIRE(less.first == all.first);
+    int64_t turns = 0;
+    for (const auto& [place, message] : less.messages) {
+      INFO(place);
+      REQUIRE(all.messages.contains(place));
+      if (++turns % 3 != 0) continue;
+      const auto without = [&](const TrainConfig& of, int64_t left_out) {
+        TypedRank rank;
+        rank.mutation = {types::Mutation::What::left_out, left_out};
+        return without_digits(check_types_of(of, rank).error);
+      };
+      const std::string error = without(reduced, message);
+      REQUIRE(error == without(*whole, all.messages.at(place)));
+      ++mutated;
+      named += !error.empty();
+    }
+  }
+  if (!kSanitized) REQUIRE(named * 2 > mutated);
+}
+
+TEST_CASE("a published layout is reduced to four stages of two layers") {
+  const TrainConfig whole = layout_of_flags(
+      "--model 405B --tp_size 8 --sequence_parallel --pp_size 16 --zero_stage 2 --dp_size 128 "
+      "--pp_layers 7,8,8,8,8,8,8,8,8,8,8,8,8,8,8,7 --micro_batch_size 1 --grad_acc_steps 16 "
+      "--dtype bf16 --seq_len 8192");
+  const TrainConfig reduced = reduced_for_types(whole);
+  REQUIRE(reduced.pipeline.pp_size == 4);
+  REQUIRE(reduced.pipeline.pp_layers == "2,2,2,2");
+  REQUIRE(reduced.grad_acc_steps == 3);
+  REQUIRE(check_types_reduced(whole).error == "");
+}
+
+TEST_CASE("an error of the reduced layout is told of the whole one") {
+  const TrainConfig whole = layout_of_flags(with_model("--tp_size 2 --num_layers 9"));
+  const TypeCheck found = check_types_reduced(whole, {types::Mutation::What::left_out, 1});
+  REQUIRE(found.error == check_types(whole, {types::Mutation::What::left_out, 1}).error);
+  REQUIRE(found.error != "");
+}
+
+// ---- values
+
+TEST_CASE("what types say of results is true of their values on all ranks", "[not_sanitized]") {
+  const uint64_t count = is_full() ? 100 : 8;
+  const uint64_t begin = 3'000'000 + (is_full() ? 0 : turn() * count);
+  std::map<char, int64_t> seen;
+  for (uint64_t number = begin; number < begin + count; ++number) {
+    const Composition of = CompositionDraw(number, /*most_ranks=*/16).draw();
+    INFO("composition " << number << "\n" << of.first.flags);
+    try {
+      factors_of(of.first.config);
+    } catch (const UsageError&) {  // sizes of which neither divides the other
+      continue;
+    }
+    Comparison comparison(of.first, number);
+    comparison.compare();
+    for (const std::string& wrong : comparison.wrong()) FAIL_CHECK(wrong);
+    for (const auto& [letter, times] : comparison.seen()) seen[letter] += times;
+  }
+  std::string text;
+  for (const auto& [letter, times] : seen) text += fmt::format("{}: {}  ", letter, times);
+  INFO(text);
+  for (char letter : std::string(is_full() ? "RPMTFOIED" : "RPTFO")) REQUIRE(seen[letter] > 0);
 }
 
 // ---- mutations
