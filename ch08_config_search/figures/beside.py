@@ -40,8 +40,9 @@ def beside_table(found):
     names = {"own": "its own", "emulated": "emulated"}
     return table(("link of this machine", "rate of products", "time of the all-reduce", "both at once"), [
         (name, *(ratio(found[link][what]) for what in (RATE, TIME, BOTH))) for link, name in names.items()],
-        f"{RANKS} ranks on a core each; products of 256 x 256 in f32 beside an all-reduce of 64 MiB. Rate and time: "
-        "beside the other over alone; `both at once`: over one after the other. The emulated link has an eighth of the "
+        f"{RANKS} ranks on a core each; products of 256 x 256 in f32 beside an all-reduce of 64 MiB. Rates "
+        "and times are those beside the other over those alone; `both at once` is over one after the other. The "
+        "emulated link has an eighth of the "
         f"other's bandwidth, {found['gbs']:.2f} GB/s. Brackets have the middle half of {found['rounds']} rounds.")
 
 

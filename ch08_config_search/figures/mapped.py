@@ -74,8 +74,8 @@ def advised_table(record):
 
     return table(("model, and the book's way", *(f"{nodes} nodes" if nodes > 1 else "1 node" for nodes in NODES)), [
         (f"{model}, {way}", *(shown(model, way, nodes) for nodes in NODES)) for model, way in ways],
-        "The step of the fastest layout that is made in this way over that of the fastest of all. Nothing stands "
-        "where the book advises something else.")
+        "The step of the fastest layout that follows the advice of its row, over the step of the fastest layout of all. "
+        "Nothing stands where the book advises something else.")
 
 
 def legal(record):
