@@ -492,6 +492,157 @@ struct TypedProgram {
   ParameterList none;
 };
 
+// ---- the schemas, on every op that they serve
+
+/// An op, how many operands it has, and which of them its schema is about.
+struct Served {
+  const char* op;
+  int operands;
+  std::vector<int> reads;
+  int output = 0;
+};
+
+/// What the op makes of operands that are of these kinds along tp, on this rank; kRefused: an
+/// error.
+Kind made_by(const Served& served, int rank, const std::vector<Kind>& kinds) {
+  TypedProgram program(rank);
+  ParameterList list;
+  std::map<std::string, types::Declared> declared;
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const std::string name = fmt::format("operand {}", i);
+    list.add(name, {4, 4}, 1);
+    declared[name].type = types::all_of(kinds[i]);
+  }
+  list.allocate(DType::f64, /*seed=*/1);
+  program.checker->declare(list, declared);
+  std::vector<Tensor> operands(served.operands);
+  std::vector<const Tensor*> pointers;
+  for (Tensor& operand : operands) {
+    operand = Tensor::zeros({4, 4}, DType::f64);
+    pointers.push_back(&operand);
+  }
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    operands[served.reads[i]] = list.find(fmt::format("operand {}", i)).value;
+  }
+  try {
+    program.checker->op(served.op, 0, 0, pointers, false);
+  } catch (const types::TypeError&) {
+    return kRefused;
+  }
+  Kind made = unknown;
+  program.checker->on_typed([&](const types::TypedOp& op) { made = (*op.result)[0]; });
+  ops::copy(Tensor::empty({4, 4}, DType::f64), operands[served.output]);
+  return made;
+}
+
+/// The kinds that an operand may have when an op reads it.
+std::vector<Kind> written_kinds() {
+  std::vector<Kind> kinds;
+  for (int kind = 0; kind < types::kKinds; ++kind) {
+    if (Kind(kind) != unwritten && Kind(kind) != unknown) kinds.push_back(Kind(kind));
+  }
+  return kinds;
+}
+
+using SchemaOfKinds = std::function<Kind(const std::vector<Kind>&, int rank)>;
+
+/// The schemas, and the ops that each of them serves alone.
+std::vector<std::pair<SchemaOfKinds, std::vector<Served>>> schemas() {
+  const auto of_two = [](Schema schema) {
+    return [=](const std::vector<Kind>& kinds, int) { return schema(kinds[0], kinds[1]); };
+  };
+  return {
+      {of_two(types::same),
+       {{"add", 3, {1, 2}}, {"accumulate", 3, {1, 2}}, {"attention_merge", 6, {1, 2}}}},
+      {[](const std::vector<Kind>& kinds, int) { return types::nonlinear(kinds[0]); },
+       {{"swiglu_forward", 2, {1}},
+        {"router_scores", 2, {1}},
+        {"choose_experts", 3, {1}},
+        {"gates_forward", 3, {1}}}},
+      {of_two(types::linear_in),
+       {{"swiglu_backward", 3, {1, 2}},
+        {"attention_delta", 3, {1, 2}},
+        {"router_scores_backward", 3, {1, 2}},
+        {"gates_backward", 5, {1, 2}}}},
+      {of_two(types::times),
+       {{"matmul", 3, {1, 2}},
+        {"linear_forward", 3, {1, 2}},
+        {"grouped_linear_forward", 3, {1, 2}}}},
+      {of_two(types::times_transposed),
+       {{"linear_backward_input", 3, {1, 2}}, {"grouped_linear_backward_input", 3, {1, 2}}}},
+      {of_two(types::over_rows),
+       {{"linear_backward_weight", 3, {1, 2}},
+        {"rmsnorm_backward_weight", 3, {1, 2}},
+        {"grouped_linear_backward_weight", 3, {1, 2}}}},
+      {[](const std::vector<Kind>& kinds, int rank) { return types::term(kinds[0], rank == 0); },
+       {{"sum_squares", 2, {0}, 1},
+        {"balance_loss_forward", 3, {1}},
+        {"z_loss_forward", 2, {1}},
+        {"router_entropy", 2, {1}}}},
+      {[](const std::vector<Kind>& kinds, int) { return kinds[0]; },  // rows that are moved
+       {{"drop_elements", 2, {1}},
+        {"count_choices", 2, {1}},
+        {"drop_choices", 2, {1}},
+        {"assign_slots", 2, {1}},
+        {"permute", 3, {1}},
+        {"unpermute", 4, {1}}}},
+  };
+}
+
+TEST_CASE("every op that a schema serves makes what the schema says, of all kinds") {
+  const std::vector<Kind> all = written_kinds();
+  for (const auto& [schema, ops] : schemas()) {
+    for (const Served& served : ops) {
+      for (int rank : {0, 1}) {
+        for (Kind x : all) {
+          for (Kind y : served.reads.size() == 1 ? std::vector{x} : all) {
+            std::vector<Kind> kinds = {x, y};
+            kinds.resize(served.reads.size());
+            INFO(served.op << " of " << types::letter(x) << " and " << types::letter(y) << ", rank "
+                           << rank);
+            const Kind expected = schema(kinds, rank), made = made_by(served, rank, kinds);
+            INFO((made == kRefused ? '!' : types::letter(made)) << " is not what the schema says");
+            REQUIRE(made == expected);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("every op has a schema, or is listed among those with rules of their own") {
+  std::set<std::string_view> known = {"fill",
+                                      "copy",
+                                      "rope",
+                                      "embedding_forward",
+                                      "embedding_backward",
+                                      "rmsnorm_forward",
+                                      "rmsnorm_backward_input",
+                                      "attention_forward",
+                                      "attention_rescale",
+                                      "attention_backward",
+                                      "cross_entropy_forward",
+                                      "cross_entropy_rescale",
+                                      "cross_entropy_loss",
+                                      "cross_entropy_backward",
+                                      "clip_coefficient",
+                                      "adamw",
+                                      "unpermute_backward",
+                                      "balance_loss_backward",
+                                      "z_loss_backward",
+                                      "balance_bias"};
+  REQUIRE(known.size() == 20);
+  for (const auto& [schema, ops] : schemas()) {
+    for (const Served& served : ops) known.insert(served.op);
+  }
+  REQUIRE(schemas().back().second.size() == 6);
+  for (std::string_view op : types::ops_with_rules()) {
+    INFO(op);
+    REQUIRE(known.contains(op));
+  }
+  REQUIRE(known.size() == types::ops_with_rules().size());
+}
+
 TEST_CASE("a loss that every rank knows and enters is seen on the second rank") {
   for (int rank : {0, 1}) {
     TypedProgram program(rank);
