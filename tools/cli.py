@@ -14,7 +14,7 @@ from tools.book import delta, diff, new, propagate, showcase, weave
 from tools.exercise import check, exercises, own_code
 from tools.gpu import gpu_bundle, gpu_check
 from tools.lab import lab
-from tools.look import compare, figures, replay, runs, why
+from tools.look import compare, figures, layout, replay, runs, why
 from tools.run import build, doctor, export, gpu, launch, mpi, packages, plan, tokens
 from tools.site import main as site
 from tools.test import testing
@@ -56,6 +56,7 @@ Look at what a run has recorded
   plot RUN_DIR --experts   how many tokens each expert got, over steps: experts.png and experts.svg
   plot RUN_DIR --memory    what memory is spent on in the first steps: memory.png and memory.svg
   replay RUN_DIR           a simulation: the same run with a core for every rank, on any links
+  layout RUN_DIR           what each dimension sent, over which links, and what was waited for
   compare RUN_A RUN_B      the first step that differs, and both losses in one figure
   why RUN_DIR              what broke a run of several ranks, or holds it up
 Models in Hugging Face's format; `./book run ch01 -- --model DIR` trains one
@@ -633,6 +634,18 @@ def _replay(arguments, _flags):
                              args.output, args.by_rank)
 
 
+def _layout(arguments, _flags):
+    """./book layout"""
+    parser = _Parser(prog="./book layout", description="What each dimension of a run's layout sent in a step: messages "
+                     "and bytes of rank 0, within its node and to other nodes, beside the formula; and how long ranks "
+                     "waited for them.")
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=runs.existing, help=RUN_DIR_HELP)
+    parser.add_argument("--input", metavar="FILE", help="take the waits of another trace of the run, such as "
+                        "replay.json")
+    args = parser.parse_args(arguments)
+    return layout.show(args.run_dir, args.input)
+
+
 def _compare(arguments, _flags):
     """./book compare"""
     parser = _Parser(prog="./book compare",
@@ -885,7 +898,8 @@ COMMANDS = {"run": _run, "prove": _prove, "fuzz": _fuzz, "types": _types, "plan"
             "test": _test, "bench": _bench,
             "plot": _plot, "why": _why, "list": _list, "compare": _compare, "doctor": _doctor,
             "figures": _figures, "weave": _weave, "delta": _delta, "diff": _diff,
-            "propagate": _propagate, "replay": _replay, "export": _export, "tokenize": _tokenize,
+            "propagate": _propagate, "replay": _replay, "layout": _layout, "export": _export,
+            "tokenize": _tokenize,
             "new": _new, "docs": _docs, "gpu-check": _gpu_check, "gpu-bundle": _gpu_bundle,
             "lab": _lab, "exercise": _exercise, "check": _check, "watch": _watch,
             "hint": _hint, "solution": _solution}

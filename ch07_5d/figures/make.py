@@ -7,7 +7,7 @@ from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
 from tools.run import bridge
 
-from . import claims, draw_mesh, equal, memory, museum, placed, rounding, typed
+from . import claims, dimensions, draw_mesh, equal, memory, museum, placed, rounding, typed
 
 SCHEMATICS = draw_mesh.FIGURES
 PROVENANCE = {"provenance.md": ("estimates", "counts")}
@@ -59,6 +59,8 @@ def texts(folder):
                       "compared.md": equal.checked_table(counted["checked"])})
     if "large" in estimated and "compositions" in counted:
         found["claims.md"] = claims.claims_table(counted, estimated, (folder / "layer.txt").read_text(encoding="utf-8"))
+    if "dimensions" in data:
+        found.update(dimensions.texts(data["dimensions"]))
     if "museum" in data:
         found.update(museum.texts(data["museum"]))
     if "rounding" in data:
