@@ -128,8 +128,11 @@ class LayerLog {
     point.taken = op.taken;
     point.made = op.shape;
     const bool is_message = op.name.find(" over ") != std::string::npos;
-    const bool is_flat = is_message && op.shape.rank() == 1;  // several weights in one buffer
-    if (op.result && !is_flat) relate(point, *op.result, checker.setting().factors);
+    if (is_message && op.shape.rank() == 1) {  // several weights in one buffer
+      point.parameter.clear();
+    } else if (op.result) {
+      relate(point, *op.result, checker.setting().factors);
+    }
     return point;
   }
 
