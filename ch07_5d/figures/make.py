@@ -7,7 +7,7 @@ from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
 from tools.run import bridge
 
-from . import claims, dimensions, draw_mesh, equal, memory, museum, placed, rounding, typed
+from . import claims, dimensions, draw_mesh, equal, memory, museum, placed, published, rounding, typed
 
 SCHEMATICS = draw_mesh.FIGURES
 PROVENANCE = {"provenance.md": ("estimates", "counts")}
@@ -29,7 +29,8 @@ def rerun(chapter, program):
     if (folder / "estimates.json").exists():
         found["estimates.json"] = json_text({**read_json(folder / "estimates.json"),
                                              **placed.estimate_all(program),
-                                             **memory.estimate_all(program)})
+                                             **memory.estimate_all(program),
+                                             **published.estimate_all(program)})
     return found
 
 
@@ -52,7 +53,8 @@ def texts(folder):
     estimated, counted = data.get("estimates", {}), data.get("counts", {})
     if "large" in estimated:
         found.update({"orders.md": placed.large_table(estimated["large"]),
-                      "memory.md": memory.memory_table(estimated["memory"])})
+                      "memory.md": memory.memory_table(estimated["memory"]),
+                      "published.md": published.published_table(estimated["published"])})
     if "compositions" in counted:
         found.update({"leaving.md": placed.small_table(counted["small"]),
                       "compositions.md": equal.compositions_table(counted["compositions"]),

@@ -16,11 +16,31 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from ch07_5d.figures import published  # noqa: E402
 from tools import chapters, cli  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.run import launch, recipes  # noqa: E402
 
 CHAPTER = next(chapter for chapter in chapters.find_chapters() if recipes.names(chapter))
+
+
+class Published(unittest.TestCase):
+    """The table of dry runs beside what the sources report."""
+
+    def test_what_a_dry_run_says_is_what_the_source_reports(self):
+        record = json.loads((CHAPTER.folder / "figures" / "estimates.json").read_text(encoding="utf-8"))["published"]
+        self.assertEqual(list(record), list(published.published()))
+        compared = 0
+        for name, recipe in published.published().items():
+            for fact in recipe.reported:
+                here = published.here(fact["what"], record[name])
+                if here is None:
+                    continue
+                # As many digits as the source has: 405 billion, 540.35 billion, 16 million, 3,360.
+                numbers = [float(re.match(r"[\d,.]+", text)[0].replace(",", "")) for text in (fact["value"], here)]
+                self.assertLess(abs(numbers[1] - numbers[0]), 1, f"{name}: {fact['what']}")
+                compared += 1
+        self.assertGreater(compared, 10)
 
 
 class Files(unittest.TestCase):
