@@ -21,6 +21,7 @@ Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& 
       traffic_(traffic_of_step(config, *data_parallel_, mesh, view_)) {
   // [fuse_optimizer]
   if (config.fusion.fused()) optimizer_.fuse();
+  config.fusion.tell_device();
   // [fuse_optimizer]
   view_.load->allocate(config.model.experts.num_experts, parse_dtype(config.dtype));
   if (config.model.pretrained) {

@@ -1,17 +1,22 @@
 #include "fusion/fusion.h"
 
 #include "base/rules.h"
+#include "tensor/backend.h"
+#include "tensor/runtime.h"
 
 namespace usp {
 
 void FusionConfig::bind(Args& args) {
   args.group("Fusion");
   args.bind("kernels", kernels, {"reference", "fused"},
-            "each operation by itself, or head and loss as one that never holds the logits")
+            "each operation by itself, or head and loss as one that never holds the logits, and "
+            "attention on a GPU's tensor cores")
       .may_differ_on_resume();
   args.bind("loss_rows", loss_rows, "rows of the logits that kernels=fused holds at once")
       .may_differ_on_resume();
 }
+
+void FusionConfig::tell_device() const { Runtime::current().backend().fuse(fused()); }
 
 void FusionConfig::validate(const Args&) const { check_positive("loss_rows", loss_rows); }
 

@@ -18,6 +18,9 @@ struct FusionConfig {
   /// Whether what can be fused is.
   bool fused() const { return kernels == "fused"; }
 
+  /// The rank's device may take faster kernels from now on if fused(), and may not otherwise.
+  void tell_device() const;
+
   void bind(Args& args);
   void validate(const Args& args) const;
   /// Throws UsageError where a flag has nothing to say; fused operations go with any layout.

@@ -31,8 +31,13 @@ CopyShape copy_shape(const Tensor& y, const Tensor& x) {
 
 }  // namespace
 
-CudaBackend::CudaBackend(cudaStream_t stream, MatmulDetours& detours)
-    : stream_(stream), library_(stream, detours), limits_(limits_of_this_device()) {}
+CudaBackend::CudaBackend(cudaStream_t stream, BackendCounts& counts)
+    : stream_(stream),
+      library_(stream, counts.detours),
+      limits_(limits_of_this_device()),
+      calls_(counts.attention) {
+  if (make_attention_kernels != nullptr) attention_ = make_attention_kernels(limits_);
+}
 
 void CudaBackend::fill(Tensor y, double value) {
   with_type(y.dtype(),
@@ -223,8 +228,8 @@ void CudaBackend::adamw(std::span<const AdamWRange> ranges, const Tensor& coeffi
 
 namespace usp {
 
-std::unique_ptr<Backend> make_cuda_backend(cudaStream_t stream, cuda::MatmulDetours& detours) {
-  return std::make_unique<cuda::CudaBackend>(stream, detours);
+std::unique_ptr<Backend> make_cuda_backend(cudaStream_t stream, cuda::BackendCounts& counts) {
+  return std::make_unique<cuda::CudaBackend>(stream, counts);
 }
 
 }  // namespace usp

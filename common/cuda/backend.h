@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/attention_kernels.h"
 #include "cuda/cuda_backend.h"
 #include "cuda/device_limits.h"
 #include "cuda/matmul.h"
@@ -9,7 +10,9 @@ namespace usp::cuda {
 /// Hands the operands of every operation to its kernels.
 class CudaBackend : public Backend {
  public:
-  CudaBackend(cudaStream_t stream, MatmulDetours& detours);
+  CudaBackend(cudaStream_t stream, BackendCounts& counts);
+  void fuse(bool fused) override;
+  bool fuses_attention(DType dtype, int64_t head_dim) const override;
 
   // backend.cpp
   void fill(Tensor y, double value) override;
@@ -104,10 +107,18 @@ class CudaBackend : public Backend {
  private:
   template <class T>
   void check_head_dim(int64_t D) const;
+  /// Whether the program's own kernels have queued the operation.
+  template <class T, class O>
+  bool attend(const Heads<O>& out, accumulate_t<T>* lse, const AttentionProblem<T>& problem);
+  template <class T>
+  bool attend_backward(const AttentionGradients<T>& gradients, const AttentionProblem<T>& problem);
 
   cudaStream_t stream_;
   MatmulLibrary library_;
   DeviceLimits limits_;
+  AttentionCalls& calls_;
+  std::unique_ptr<AttentionKernels> attention_;  ///< nullptr: none for this GPU
+  bool fused_ = false;
 };
 
 }  // namespace usp::cuda

@@ -89,13 +89,57 @@ void CudaBackend::check_head_dim(int64_t D) const {
       D, most, limits_.shared_bytes, most);
 }
 
+void CudaBackend::fuse(bool fused) {
+  fused_ = fused;
+  if (!fused || attention_ == nullptr) return;
+  calls_.forward_by = attention_->name_of_forward();
+  calls_.backward_by = attention_->name_of_backward();
+}
+
+bool CudaBackend::fuses_attention(DType dtype, int64_t head_dim) const {
+  return dtype == DType::bf16 && attention_ != nullptr && attention_->takes_heads_of(head_dim);
+}
+
+template <class T, class O>
+bool CudaBackend::attend(const Heads<O>& out, accumulate_t<T>* lse,
+                         const AttentionProblem<T>& problem) {
+  if (!fused_) return false;
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (attention_ != nullptr && attention_->forward(stream_, out, lse, problem)) {
+      ++calls_.forward;
+      return true;
+    }
+  }
+  ++calls_.blockwise;
+  return false;
+}
+
+template <class T>
+bool CudaBackend::attend_backward(const AttentionGradients<T>& gradients,
+                                  const AttentionProblem<T>& problem) {
+  if (!fused_) return false;
+  if constexpr (std::is_same_v<T, bf16>) {
+    const int64_t bytes = attention_ ? attention_->workspace(gradients, problem) : -1;
+    if (bytes >= 0) {
+      const Tensor rows = workspace({bytes / 4}, DType::f32);
+      attention_->backward(stream_, gradients, problem, rows.address());
+      ++calls_.backward;
+      return true;
+    }
+  }
+  ++calls_.blockwise;
+  return false;
+}
+
 void CudaBackend::attention_forward(Tensor out, Tensor lse, const Tensor& q, const Tensor& k,
                                     const Tensor& v, double scale, const Positions& queries,
                                     const Positions& keys, const Tensor& begins) {
   with_type(q.dtype(), out.dtype(), [&]<class T, class O>(T, O) {
+    const auto problem = attention_problem<T>(q, k, v, scale, queries, keys, begins);
+    accumulate_t<T>* const sums = data<accumulate_t<T>>(lse);
+    if (attend<T>(heads<O>(out), sums, problem)) return;
     check_head_dim<T>(q.size(3));
-    Attention<T, O>::forward(stream_, heads<O>(out), data<accumulate_t<T>>(lse),
-                             attention_problem<T>(q, k, v, scale, queries, keys, begins));
+    Attention<T, O>::forward(stream_, heads<O>(out), sums, problem);
   });
 }
 
@@ -130,11 +174,13 @@ void CudaBackend::attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tens
                                      const Tensor& begins) {
   with_type(q.dtype(), [&]<class T>(T) {
     using A = accumulate_t<T>;
-    check_head_dim<T>(q.size(3));
+    const auto problem = attention_problem<T>(q, k, v, scale, queries, keys, begins);
     const AttentionGradients<T> gradients{heads<A>(dq),       heads<A>(dk),
                                           heads<A>(dv),       heads<const T>(dout),
                                           data<const A>(lse), data<const A>(delta)};
-    gradients.backward(stream_, attention_problem<T>(q, k, v, scale, queries, keys, begins));
+    if (attend_backward(gradients, problem)) return;
+    check_head_dim<T>(q.size(3));
+    gradients.backward(stream_, problem);
   });
 }
 

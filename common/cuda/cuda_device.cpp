@@ -134,15 +134,27 @@ std::string CudaDevice::matmul_library() const {
   return fmt::format("cuBLASLt {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
-std::unique_ptr<Backend> CudaDevice::make_backend() { return make_cuda_backend(stream_, detours_); }
+std::unique_ptr<Backend> CudaDevice::make_backend() { return make_cuda_backend(stream_, counts_); }
 
 std::vector<std::string> CudaDevice::remarks() const {
   std::vector<std::string> remarks;
-  if (detours_.by_copies + detours_.by_own_kernel > 0) {
+  const MatmulDetours& detours = counts_.detours;
+  const AttentionCalls& calls = counts_.attention;
+  if (detours.by_copies + detours.by_own_kernel > 0) {
     remarks.push_back(
         fmt::format("cuBLASLt had no kernel for some products: {} by aligned copies, {} by a "
                     "kernel of our own.",
-                    detours_.by_copies, detours_.by_own_kernel));
+                    detours.by_copies, detours.by_own_kernel));
+  }
+  if (calls.forward + calls.backward > 0) {
+    remarks.push_back(fmt::format(
+        "Attention ran on tensor cores: calls forward {} ({}), backward {} ({}), and {} on the "
+        "blockwise kernels.",
+        calls.forward, calls.forward_by, calls.backward, calls.backward_by, calls.blockwise));
+  } else if (calls.blockwise > 0) {
+    remarks.push_back(
+        "Attention ran on the blockwise kernels: those for tensor cores take bf16 and heads of 64 "
+        "or 128 channels, from compute capability 8.0 on.");
   }
   if (!narrow_rows.empty()) {
     remarks.push_back(fmt::format(

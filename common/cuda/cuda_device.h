@@ -111,7 +111,7 @@ class CudaDevice : public Accelerator, public SideCopies, public DeviceLibrary {
   cudaStream_t down_ = nullptr, up_ = nullptr;  ///< made with the first message
   UploadRing ring_;
   std::optional<EventMarks> marks_;  ///< made with the stream
-  MatmulDetours detours_;
+  BackendCounts counts_;
 };
 
 }  // namespace usp::cuda

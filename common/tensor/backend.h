@@ -37,6 +37,12 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
+  /// From now on operations may run on faster kernels that the program adds for this device, which
+  /// round otherwise; false: no longer. Default: there are none.
+  virtual void fuse(bool /*fused*/) {}
+  /// Whether fuse() finds such kernels for attention with heads this wide.
+  virtual bool fuses_attention(DType /*dtype*/, int64_t /*head_dim*/) const { return false; }
+
   ///@{
   /// The operation of this name in ops.h. `begins` are those of its documents, or undefined.
   virtual void fill(Tensor y, double value) = 0;

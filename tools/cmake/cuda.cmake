@@ -53,3 +53,24 @@ function(usp_add_kernels target)
   set_target_properties(${target} PROPERTIES CUDA_COMPILER_LAUNCHER
     "python3;${CMAKE_SOURCE_DIR}/tools/cmake/ptxas.py;compile;${CMAKE_CXX_COMPILER_LAUNCHER}")
 endfunction()
+
+# usp_add_attention(library folder): of a chapter's folder, the rungs of attention that its trainer runs,
+# each for the GPUs that run it: Hopper alone, or all with bf16.
+function(usp_add_attention library folder)
+  set(rungs ${folder}/kernels/attention)
+  set(with_bf16 ${CMAKE_CUDA_ARCHITECTURES})
+  list(FILTER with_bf16 EXCLUDE REGEX "^7")
+  if(NOT with_bf16)
+    set(with_bf16 80-real)
+  endif()
+  usp_add_kernels(${library}_80 ${rungs}/flash_2.cu ${rungs}/flash_2_backward.cu
+    ${folder}/fusion/attention.cu)
+  set_target_properties(${library}_80 PROPERTIES CUDA_ARCHITECTURES "${with_bf16}")
+  usp_add_kernels(${library}_90 ${rungs}/flash_3.cu)
+  set_target_properties(${library}_90 PROPERTIES CUDA_ARCHITECTURES 90a-real)
+  set_target_properties(${library}_80 ${library}_90 PROPERTIES EXCLUDE_FROM_ALL ON)
+  add_library(${library} STATIC EXCLUDE_FROM_ALL ${rungs}/tiles.cpp
+    $<TARGET_OBJECTS:${library}_80> $<TARGET_OBJECTS:${library}_90>)
+  target_compile_options(${library} PRIVATE -Wno-psabi)  # a tensor map is aligned to 64 bytes
+  target_link_libraries(${library} PUBLIC usp_common CUDA::cudart_static)  # beside usp_cuda, whole
+endfunction()

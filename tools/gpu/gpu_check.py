@@ -36,8 +36,10 @@ NOT_RUN, PASSED, FAILED, SKIPPED = "not run", "passed", "failed", "skipped"
 # more than this difference: naive and blockwise attention on the same CPU do.
 LEARNING = {"dtype": "bf16", "steps": 200, "lr": 1e-3}
 LEARNING_TOLERANCE = 1e-2
-TESTS = {"test_ops_gpu": (), "test_kernels_gpu": (), "test_training_gpu": ("~[emulated]",)}
-TESTS_EMULATED = {"test_ops_emulated": (), "test_cuda_kernels": (), "test_cuda_training": ()}
+TESTS = {"test_ops_gpu": (), "test_kernels_gpu": (), "test_attention_gpu": ("~[emulated]",),
+         "test_training_gpu": ("~[emulated]",)}
+TESTS_EMULATED = {"test_ops_emulated": (), "test_cuda_kernels": (), "test_cuda_attention": (),
+                  "test_cuda_training": ()}
 COUNTS_TOLERANCE = 0.05
 SECTORS = {"per_load": "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
            "per_store": "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio"}

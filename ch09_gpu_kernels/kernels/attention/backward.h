@@ -7,6 +7,17 @@ namespace usp::attention {
 
 inline constexpr int kStep = 32;  ///< rows that pass by at a time
 
+/// Rows of a head, and how far apart they are.
+struct Source {
+  const bf16* rows;
+  int pitch;
+};
+
+/// Of the outputs' gradient.
+__device__ inline Source dout_of(const Gradients<bf16>& g, const Head<bf16>& head) {
+  return {head_of(g.dout, g.of_dout, head.sample, head.number, g.of.width), g.of_dout.row};
+}
+
 /// Shared memory of a block: its rows, stages of tiles and of what backward keeps of queries.
 template <int width>
 struct Pairs {
@@ -27,15 +38,15 @@ struct Pairs {
   __device__ Row* rows(int step) const { return reinterpret_cast<Row*>(tile(step, 2)); }
 
   /// The block's rows: those of x and y from `first` on, zeros from `end` on.
-  __device__ void bring_own(const bf16* x, const bf16* y, int pitch, int first, int end) const {
-    bring<width, kOwnRows>(own(0), x, pitch, first, end);
-    bring<width, kOwnRows>(own(1), y, pitch, first, end);
+  __device__ void bring_own(const Source& x, const Source& y, int first, int end) const {
+    bring<width, kOwnRows>(own(0), x.rows, x.pitch, first, end);
+    bring<width, kOwnRows>(own(1), y.rows, y.pitch, first, end);
   }
   /// The same for a step.
-  __device__ void bring_tiles(int step, const bf16* x, const bf16* y, int pitch, int first,
+  __device__ void bring_tiles(int step, const Source& x, const Source& y, int first,
                               int end) const {
-    bring<width, kStep>(tile(step, 0), x, pitch, first, end);
-    bring<width, kStep>(tile(step, 1), y, pitch, first, end);
+    bring<width, kStep>(tile(step, 0), x.rows, x.pitch, first, end);
+    bring<width, kStep>(tile(step, 1), y.rows, y.pitch, first, end);
   }
 
   /// s, ds = the warp's rows of one tensor times the tile of one, and of the other: scores, and
@@ -52,15 +63,36 @@ __device__ inline Gradients<bf16>::Row keep(const Gradients<bf16>& g, int index,
   const Head<bf16> head(p, index);
   Gradients<bf16>::Row kept{INFINITY, 0, p.seen_by(head.sample, row)};
   if (row >= p.queries) return kept;
-  const int64_t at = head.out - p.out + int64_t{row} * head.pitch;
-  for (int x = cuda::lane() * 2; x < p.width; x += 2 * cuda::kWarp) {
-    const auto dout = cuda::load_pack<2>(g.dout + at + x), out = cuda::load_pack<2>(p.out + at + x);
-    kept.delta += dout[0] * out[0] + dout[1] * out[1];
+  if (g.delta != nullptr) {
+    kept.delta = g.delta[int64_t{index} * p.queries + row];
+  } else {
+    const Source dout = dout_of(g, head);
+    const bf16* const x = dout.rows + int64_t{row} * dout.pitch;
+    const bf16* const y = head.out + int64_t{row} * head.out_pitch;
+    for (int at = cuda::lane() * 2; at < p.width; at += 2 * cuda::kWarp) {
+      const auto a = cuda::load_pack<2>(x + at), b = cuda::load_pack<2>(y + at);
+      kept.delta += a[0] * b[0] + a[1] * b[1];
+    }
+    kept.delta = cuda::warp_sum(kept.delta);
   }
-  kept.delta = cuda::warp_sum(kept.delta);
   const float lse = head.lse[row];
   kept.lse = lse == -INFINITY ? INFINITY : lse * kLog2e;
   return kept;
+}
+
+/// A gradient's rows of a head leave: to `to`, or to `sums` if there are any. Multiplied by
+/// `factor`.
+template <int registers>
+__device__ void leave(bf16* to, float* sums, const Pitch& pitch, int sample, int head, int row,
+                      int end, const float (&gradient)[registers], float factor) {
+  const float factors[2] = {factor, factor};
+  const int width = 2 * registers;
+  if (sums == nullptr) {
+    store_rows(head_of(to, pitch, sample, head, width), pitch.row, row, end, gradient, factors);
+  } else {
+    store_rows(head_of(sums, pitch, sample, head, width), pitch.row, row, end, gradient, factors,
+               /*adds=*/true);
+  }
 }
 
 // [weigh]

@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<float> p) {
       __syncthreads();
       Rows<width> rows(p, head.sample, row);
       for (int r = 0; first > 0 && r < kRows && row + r < p.queries; ++r) {
-        const float* const out = head.out + int64_t{row + r} * head.pitch + lane();
+        const float* const out = head.out + int64_t{row + r} * head.out_pitch + lane();
         rows.max[r] = head.lse[row + r];
         rows.sum[r] = lane() == 0 && rows.max[r] > -kInfinity<float> ? 1 : 0;
         for (int c = 0; c < width / kTile; ++c) rows.result[r][c] = out[c * kTile];

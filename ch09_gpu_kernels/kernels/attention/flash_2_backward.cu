@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kEightWarps, 1) keys_kernel(Given g) {
     if (step < steps) {
       const int index = first_head + step / tiles.count, top = tiles[step % tiles.count] * kStep;
       const Head<bf16> head(p, index);
-      pairs.bring_tiles(step, head.q, g.dout + (head.q - p.q), head.pitch, top, p.queries);
+      pairs.bring_tiles(step, {head.q, head.pitch}, dout_of(g, head), top, p.queries);
       const Given::Row* const rows = g.rows + int64_t{index} * Given::rows_of(p.queries) + top;
       const int row = static_cast<int>(threadIdx.x);
       if (row < kStep) cp_async_16(pairs.rows(step) + row, rows + row);
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kEightWarps, 1) keys_kernel(Given g) {
   };
   const int first = side + warp() * kWarpRows, key = first + lane() / 4;
   float s[kStep / 2], ds[kStep / 2], dk[width / 2] = {}, dv[width / 2] = {};
-  if (steps > 0) pairs.bring_own(own.k, own.v, own.kv_pitch, side, p.keys);
+  if (steps > 0) pairs.bring_own({own.k, own.kv_pitch}, {own.v, own.kv_pitch}, side, p.keys);
   bring_step(0);
   for (int step = 0; step < steps; ++step) {
     bring_step(step + 1);
@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kEightWarps, 1) keys_kernel(Given g) {
     add_weighted(dk, ds, pairs.tile(step, 0));
     __syncthreads();
   }
-  store_rows(g.dk + (own.k - p.k), own.kv_pitch, key, p.keys, dk, {p.scale, p.scale});
-  store_rows(g.dv + (own.k - p.k), own.kv_pitch, key, p.keys, dv, {1, 1});
+  leave(g.dk, g.dk_sums, g.of_dkv, own.sample, own.kv, key, p.keys, dk, p.scale);
+  leave(g.dv, g.dv_sums, g.of_dkv, own.sample, own.kv, key, p.keys, dv, 1);
 }
 
 /// Blocks with the most keys begin first.
@@ -80,7 +80,8 @@ __global__ void __launch_bounds__(kEightWarps, 1) queries_kernel(Given g) {
   const Stretch seen_by_all = p.seen_by_all(head.sample, first, kWarpRows);
   const auto bring_step = [&](int step) {
     if (step < tiles.count) {
-      pairs.bring_tiles(step, head.k, head.v, head.kv_pitch, tiles[step] * kStep, p.keys);
+      pairs.bring_tiles(step, {head.k, head.kv_pitch}, {head.v, head.kv_pitch}, tiles[step] * kStep,
+                        p.keys);
     }
     cp_async_commit();
   };
@@ -88,9 +89,7 @@ __global__ void __launch_bounds__(kEightWarps, 1) queries_kernel(Given g) {
   const Given::Row own[2] = {rows[0], rows[8]};
   const Stretch seen[2] = {own[0].seen, own[1].seen};
   float s[kStep / 2], ds[kStep / 2], dq[width / 2] = {};
-  if (tiles.count > 0) {
-    pairs.bring_own(head.q, g.dout + (head.q - p.q), head.pitch, top, p.queries);
-  }
+  if (tiles.count > 0) pairs.bring_own({head.q, head.pitch}, dout_of(g, head), top, p.queries);
   bring_step(0);
   for (int step = 0; step < tiles.count; ++step) {
     const int key = tiles[step] * kStep;
@@ -104,7 +103,7 @@ __global__ void __launch_bounds__(kEightWarps, 1) queries_kernel(Given g) {
     add_weighted(dq, ds, pairs.tile(step, 0));
     __syncthreads();
   }
-  store_rows(g.dq + (head.q - p.q), head.pitch, query, p.queries, dq, {p.scale, p.scale});
+  leave(g.dq, g.dq_sums, g.of_dq, head.sample, head.number, query, p.queries, dq, p.scale);
 }
 
 /// Each gradient is written by half a sector, as outputs are. Where documents begin is read for

@@ -94,24 +94,46 @@ __device__ void pack(uint32_t (&to)[4], const float (&weights)[registers], int s
   }
 }
 
-/// Two rows leave in bf16, each multiplied by its factor; `row` is the thread's first one.
-template <int registers>
-__device__ void store_rows(bf16* to, int pitch, int row, int end, const float (&o)[registers],
-                           const float (&factor)[2]) {
+/// put(where, number, its neighbor) for all pairs of columns of two rows, each multiplied by its
+/// factor; `row` is the thread's first one.
+template <class T, int registers, class Put>
+__device__ void each_pair(T* to, int pitch, int row, int end, const float (&o)[registers],
+                          const float (&factor)[2], const Put& put) {
   USP_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int y = row + half * 8;
     if (y >= end) continue;
-    bf16* const at = to + int64_t{y} * pitch + static_cast<int>(threadIdx.x) % 4 * 2;
+    T* const at = to + int64_t{y} * pitch + static_cast<int>(threadIdx.x) % 4 * 2;
     USP_UNROLL
     for (int i = half * 2; i < registers; i += 4) {
-      *reinterpret_cast<uint32_t*>(at + i / 4 * 8) =
-          cuda::pack_bf16(o[i] * factor[half], o[i + 1] * factor[half]);
+      put(at + i / 4 * 8, o[i] * factor[half], o[i + 1] * factor[half]);
     }
   }
 }
 
-/// Outputs are divided by the sums and leave in bf16, with each row's lse. `row` is the thread's
+/// They leave in bf16.
+template <int registers>
+__device__ void store_rows(bf16* to, int pitch, int row, int end, const float (&o)[registers],
+                           const float (&factor)[2]) {
+  each_pair(to, pitch, row, end, o, factor, [](bf16* at, float x, float y) {
+    *reinterpret_cast<uint32_t*>(at) = cuda::pack_bf16(x, y);
+  });
+}
+/// They leave as they are, and are added to what is there if `adds`.
+template <int registers>
+__device__ void store_rows(float* to, int pitch, int row, int end, const float (&o)[registers],
+                           const float (&factor)[2], bool adds) {
+  each_pair(to, pitch, row, end, o, factor, [adds](float* at, float x, float y) {
+    cuda::Numbers<float, 2> pair{{x, y}};
+    if (adds) {
+      const auto before = cuda::load_pack<2>(at);
+      pair[0] += before[0], pair[1] += before[1];
+    }
+    cuda::store_pack<2>(at, pair);
+  });
+}
+
+/// Outputs are divided by the sums and leave, with each row's lse. `row` is the thread's
 /// first.
 template <int registers>
 __device__ void finish(const Problem<bf16>& p, const Head<bf16>& head, int row,
@@ -126,7 +148,12 @@ __device__ void finish(const Problem<bf16>& p, const Head<bf16>& head, int row,
       head.lse[y] = softmax.base[half] * p.scale + logf(sum);
     }
   }
-  store_rows(head.out, head.pitch, row, p.queries, o, inverse);
+  if (p.wide_out == nullptr) {
+    store_rows(head.out, head.out_pitch, row, p.queries, o, inverse);
+  } else {
+    float* const out = head_of(p.wide_out, p.of_out, head.sample, head.number, p.width);
+    store_rows(out, head.out_pitch, row, p.queries, o, inverse, /*adds=*/false);
+  }
 }
 
 /// Of rungs that keep `queries` queries a block, in which `warps` warps look up its tiles, and each

@@ -147,6 +147,13 @@ struct Shape {
   }
 };
 
+/// From a row of an operand to the next, and from a sample to the next, in elements. Heads lie side
+/// by side.
+struct Pitch {
+  int row;
+  int64_t sample;
+};
+
 /// out = softmax(scale q k^T) v. A query that sees no key gets 0, and an lse of -inf.
 template <class T>
 struct Problem : Shape {
@@ -157,10 +164,15 @@ struct Problem : Shape {
   float scale;             ///< positive
   float* scores;           ///< scratch() bytes
   cuda::TensorMaps* maps;  ///< for rungs that copy boxes
+  // Without gaps, unless an operand is part of a wider tensor.
+  Pitch of_q{heads * width, int64_t{queries} * heads* width};
+  Pitch of_kv{kv_heads * width, int64_t{keys} * kv_heads* width};
+  Pitch of_out{heads * width, int64_t{queries} * heads* width};
+  float* wide_out = nullptr;  ///< takes out's place, in f32: to be merged, and rounded later
 };
 
 /// Gradients of a problem whose out and lse a forward rung has left, from that of out. They are
-/// written, rounded once, and have the same bits in each run.
+/// written, rounded once, or added to sums in f32, and have the same bits in each run.
 template <class T>
 struct Gradients {
   /// What backward keeps of a query: its lse to base 2, infinite where it sees no key, its delta,
@@ -176,6 +188,12 @@ struct Gradients {
   T* dq;          ///< as q
   T *dk, *dv;     ///< as k, summed over the heads that share it
   Row* rows;      ///< [samples, heads, rows_of(queries)]: scratch
+  /// What is the sum over all keys, where the problem has some of them: [samples, heads, queries];
+  /// nullptr: it is computed, from out. With it, `out` is not read.
+  const float* delta = nullptr;
+  /// What is added to instead of dq, dk and dv; all nullptr, or none.
+  float *dq_sums = nullptr, *dk_sums = nullptr, *dv_sums = nullptr;
+  Pitch of_dout = of.of_out, of_dq = of.of_q, of_dkv = of.of_kv;
 
   /// Rows of a head: whole tiles of queries.
   __host__ __device__ static int rows_of(int queries) { return (queries + 127) / 128 * 128; }

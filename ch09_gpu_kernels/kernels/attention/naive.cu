@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kBlock) values_kernel(Problem<float> p) {
     __syncthreads();
   }
   for (int r = 0; r < kRows && row + r < p.queries; ++r) {
-    float* const out = head.out + int64_t{row + r} * head.pitch + lane();
+    float* const out = head.out + int64_t{row + r} * head.out_pitch + lane();
     for (int c = 0; c < width / kTile; ++c) out[c * kTile] = result[r][c];
   }
 }

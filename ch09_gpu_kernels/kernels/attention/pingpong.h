@@ -207,10 +207,9 @@ __global__ void __launch_bounds__(kBlock, 1)
 /// Queues it: a block for each 128 queries of a head.
 template <class Softmax>
 void run_pingpong(const cuda::Queue& queue, const Problem<bf16>& p) {
-  const auto map_of = [&](const bf16* x, int rows, int heads) {
-    const int64_t pitch = int64_t{heads} * p.width;
-    return p.maps->of({x, cuda::tensor_map_type(x), rows, pitch, pitch, kQueries, kDepth,
-                       CU_TENSOR_MAP_SWIZZLE_128B, p.samples, rows * pitch});
+  const auto map_of = [&](const bf16* x, int rows, int heads, const Pitch& pitch) {
+    return p.maps->of({x, cuda::tensor_map_type(x), rows, int64_t{heads} * p.width, pitch.row,
+                       kQueries, kDepth, CU_TENSOR_MAP_SWIZZLE_128B, p.samples, pitch.sample});
   };
   with_width(p.width, [&](auto width) {
     launch(pingpong_kernel<width, Softmax>,
@@ -218,8 +217,8 @@ void run_pingpong(const cuda::Queue& queue, const Problem<bf16>& p) {
             kBlock,
             Place<width>::kBytes},
            queue,
-           Maps{map_of(p.q, p.queries, p.heads), map_of(p.k, p.keys, p.kv_heads),
-                map_of(p.v, p.keys, p.kv_heads)},
+           Maps{map_of(p.q, p.queries, p.heads, p.of_q), map_of(p.k, p.keys, p.kv_heads, p.of_kv),
+                map_of(p.v, p.keys, p.kv_heads, p.of_kv)},
            p);
   });
 }

@@ -100,7 +100,7 @@ struct Rows {
       const float total = cuda::warp_sum(sum[r]), inverse = total == 0 ? 0 : 1 / total;
       if (row + r >= end) continue;
       if (cuda::lane() == 0) head.lse[row + r] = max[r] + std::log(total);
-      float* const out = head.out + int64_t{row + r} * head.pitch + cuda::lane();
+      float* const out = head.out + int64_t{row + r} * head.out_pitch + cuda::lane();
       for (int c = 0; c < width / kTile; ++c) out[c * kTile] = result[r][c] * inverse;
     }
   }

@@ -9,29 +9,34 @@ namespace usp::attention {
 
 using cuda::ceil_div;
 
+/// Where a head of a sample begins in an operand.
+template <class T>
+__device__ T* head_of(T* x, const Pitch& pitch, int sample, int head, int width) {
+  return x + sample * pitch.sample + head * width;
+}
+
 /// Where head number `index` of all samples begins in each operand, and how far apart rows are.
 template <class T>
 struct Head {
-  int sample, kv;
+  int sample, number, kv;  ///< number: in its sample
   const T *q, *k, *v;
   T* out;
   float *lse, *scores;
-  int pitch, kv_pitch;
+  int pitch, kv_pitch, out_pitch;
 
   __device__ Head(const Problem<T>& p, int index)
       : sample(index / p.heads),
-        kv(index % p.heads / (p.heads / p.kv_heads)),
+        number(index % p.heads),
+        kv(number / (p.heads / p.kv_heads)),
+        q(head_of(p.q, p.of_q, sample, number, p.width)),
+        k(head_of(p.k, p.of_kv, sample, kv, p.width)),
+        v(head_of(p.v, p.of_kv, sample, kv, p.width)),
+        out(head_of(p.out, p.of_out, sample, number, p.width)),
         lse(p.lse + int64_t{index} * p.queries),
         scores(p.scores + int64_t{index} * p.queries * p.keys),
-        pitch(p.heads * p.width),
-        kv_pitch(p.kv_heads * p.width) {
-    const int64_t at = int64_t{sample} * p.queries * pitch + index % p.heads * p.width;
-    const int64_t kv_at = int64_t{sample} * p.keys * kv_pitch + kv * p.width;
-    q = p.q + at;
-    out = p.out + at;
-    k = p.k + kv_at;
-    v = p.v + kv_at;
-  }
+        pitch(p.of_q.row),
+        kv_pitch(p.of_kv.row),
+        out_pitch(p.of_out.row) {}
 };
 
 /// Bytes that an access to memory moves at least.

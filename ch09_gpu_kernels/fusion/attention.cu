@@ -1,0 +1,149 @@
+#include <climits>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "../kernels/attention/ladder.h"
+#include "cuda/attention_kernels.h"
+#include "cuda/launch.h"
+
+/// The rungs for tensor cores as the trainer's attention: flash_3 on Hopper, flash_2 elsewhere, and
+/// backward by flash_2's.
+namespace usp::attention {
+
+namespace {
+
+using cuda::Heads;
+using Given = cuda::AttentionProblem<bf16>;
+using GivenGradients = cuda::AttentionGradients<bf16>;
+
+/// Copies and boxes begin at multiples of 16 bytes, and rungs count with int.
+constexpr int64_t kAligned = 16;
+constexpr bool fits(int64_t count) { return 0 < count && count <= INT_MAX; }
+
+/// Where heads of `width` channels lie side by side, and rows begin as copies need them: how far
+/// apart these are.
+template <class T>
+std::optional<Pitch> pitch_of(const Heads<T>& x, int64_t width) {
+  constexpr auto kElements = static_cast<int64_t>(kAligned / sizeof(T));
+  const bool aligned = reinterpret_cast<uintptr_t>(x.data) % kAligned == 0 &&
+                       x.row % kElements == 0 && x.sample % kElements == 0;
+  if (!aligned || x.head != width || !fits(x.row)) return {};
+  return Pitch{static_cast<int>(x.row), x.sample};
+}
+
+bool operator==(const Pitch& a, const Pitch& b) { return a.row == b.row && a.sample == b.sample; }
+
+/// Positions as rungs have them: nothing where they do not ascend.
+std::optional<Ranges> ranges_of(const Positions& positions) {
+  const int64_t count = positions.count(), first = positions.run_from(0);
+  if (!fits(positions.end())) return {};
+  Ranges ranges{static_cast<int>(positions[0])};
+  if (first == count) return ranges;
+  ranges.length = static_cast<int>(first);
+  ranges.second = static_cast<int>(positions[first]);
+  if (positions[first] < positions[0] + first) return {};
+  return ranges;
+}
+
+std::optional<Shape> shape_of(const Given& x) {
+  for (int64_t size : {x.B, x.S, x.N, x.K, x.G, x.B * x.N}) {
+    if (!fits(size)) return {};
+  }
+  const auto queries = ranges_of(x.queries), keys = ranges_of(x.keys);
+  if (!queries || !keys) return {};
+  const auto number = [](int64_t size) { return static_cast<int>(size); };
+  return Shape{number(x.B), number(x.S), number(x.K), number(x.N), number(x.G),
+               number(x.D), true,        *queries,    *keys,       x.begins};
+}
+
+class Rungs : public cuda::AttentionKernels {
+ public:
+  explicit Rungs(const Rung<bf16>& forward) : forward_(forward) {}
+
+  bool takes_heads_of(int64_t head_dim) const override { return head_dim == 64 || head_dim == 128; }
+  std::string_view name_of_forward() const override { return forward_.name; }
+  std::string_view name_of_backward() const override { return kFlash2Backward.name; }
+
+  bool forward(cudaStream_t stream, const Heads<bf16>& out, float* lse,
+               const Given& given) override {
+    return run(stream, out, out.data, nullptr, lse, given);
+  }
+  bool forward(cudaStream_t stream, const Heads<float>& out, float* lse,
+               const Given& given) override {
+    return run(stream, out, nullptr, out.data, lse, given);
+  }
+
+  int64_t workspace(const GivenGradients& gradients, const Given& given) const override {
+    const auto found = gradients_of(gradients, given);
+    if (!found) return -1;
+    return given.B * given.N * Gradients<bf16>::rows_of(found->of.queries) *
+           int64_t{sizeof(Gradients<bf16>::Row)};
+  }
+  void backward(cudaStream_t stream, const GivenGradients& gradients, const Given& given,
+                void* workspace) override {
+    Gradients<bf16> found = *gradients_of(gradients, given);
+    found.rows = static_cast<Gradients<bf16>::Row*>(workspace);
+    kFlash2Backward.run(stream, found);
+  }
+
+ private:
+  /// Without out.
+  std::optional<Problem<bf16>> problem_of(const Given& x) const {
+    if (!takes_heads_of(x.D)) return {};
+    const auto shape = shape_of(x);
+    const auto q = pitch_of(x.q, x.D), k = pitch_of(x.k, x.D), v = pitch_of(x.v, x.D);
+    if (!shape || !q || !k || !v || !(*k == *v)) return {};
+    const auto scale = static_cast<float>(x.scale);
+    return Problem<bf16>{*shape, x.q.data, x.k.data, x.v.data, nullptr, nullptr,
+                         scale,  nullptr,  nullptr,  *q,       *k};
+  }
+
+  template <class O>
+  bool run(cudaStream_t stream, const Heads<O>& at, bf16* out, float* wide_out, float* lse,
+           const Given& given) {
+    auto problem = problem_of(given);
+    const auto pitch = pitch_of(at, given.D);
+    if (!problem || !pitch) return false;
+    problem->out = out;
+    problem->wide_out = wide_out;
+    problem->of_out = *pitch;
+    problem->lse = lse;
+    problem->maps = &maps_;
+    forward_.run(stream, *problem);
+    return true;
+  }
+
+  /// Without scratch.
+  std::optional<Gradients<bf16>> gradients_of(const GivenGradients& g, const Given& given) const {
+    auto problem = problem_of(given);
+    const auto dout = pitch_of(g.dout, given.D), dq = pitch_of(g.dq, given.D);
+    const auto dk = pitch_of(g.dk, given.D), dv = pitch_of(g.dv, given.D);
+    if (!problem || !dout || !dq || !dk || !dv || !(*dk == *dv)) return {};
+    problem->lse = const_cast<float*>(g.lse);  // which backward reads
+    return Gradients<bf16>{*problem,  g.dout.data, nullptr,   nullptr, nullptr, nullptr, g.delta,
+                           g.dq.data, g.dk.data,   g.dv.data, *dout,   *dq,     *dk};
+  }
+
+  const Rung<bf16>& forward_;
+  cuda::TensorMaps maps_;
+};
+
+// [make]
+/// Rungs that copy boxes run on their own generation alone. No block asks for more shared memory
+/// than every GPU has from kFlash2's capability on: 99 KiB.
+std::unique_ptr<cuda::AttentionKernels> make(const cuda::DeviceLimits& limits) {
+  if (limits.capability < kFlash2.capability) return nullptr;
+  const bool hopper = limits.capability == kFlash3.capability;
+  return std::make_unique<Rungs>(hopper ? kFlash3 : kFlash2);
+}
+// [make]
+
+[[maybe_unused]] const bool is_announced = [] {
+  cuda::make_attention_kernels = make;
+  return true;
+}();
+
+}  // namespace
+
+}  // namespace usp::attention

@@ -1,0 +1,207 @@
+#include <mutex>
+#include <regex>
+
+#include "comm/launch.h"
+#include "emulator/emulator.h"
+#include "technique/tiny_llama.h"
+#include "tensor/backend.h"
+
+/// The last chapter's trainer with --kernels fused on an emulated GPU: attention runs on tensor
+/// cores, in every layout, and trains as the CPU does.
+namespace usp::test {
+namespace {
+
+constexpr int64_t kSteps = 2, kTokens = 48;
+
+/// Heads of 64 channels, two for each kv head; odd lengths but where ranks divide them.
+TrainConfig wide_training() {
+  TrainConfig config = tiny_training();
+  config.model.hidden_size = 32;
+  config.model.num_heads = 4;
+  config.model.num_kv_heads = 2;
+  config.model.given_head_dim = 64;
+  config.seq_len = kTokens;
+  config.micro_batch_size = 2;
+  config.grad_acc_steps = 2;
+  config.dtype = "bf16";
+  config.optimizer.lr = 1e-3;  // of bf16 the noise grows from step to step
+  config.fusion.kernels = "fused";
+  config.fusion.loss_rows = 50;
+  return config;
+}
+
+struct Trained {
+  Values losses, norms;
+};
+
+Trained train(Trainer& trainer) {
+  Trained found;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    trainer.train_step(step);
+    const StepMetrics metrics = trainer.report(step, 0);
+    found.losses.push_back(metrics.loss);
+    found.norms.push_back(metrics.grad_norm);
+  }
+  return found;
+}
+
+void check_same(const Trained& found, const Trained& expected) {
+  check_close(found.losses, expected.losses, tolerance_of(DType::bf16, kLossTolerance), "loss");
+  check_close(found.norms, expected.norms, tolerance_of(DType::bf16, kGradNormTolerance), "norm");
+}
+
+Trained train_on_cpu(const TrainConfig& config, const Dataset& dataset) {
+  const OnDevice cpu(Device::cpu);
+  SoloTrainer trainer(config, &dataset);
+  return train(trainer);
+}
+
+/// Calls forward, backward and by the blockwise kernels, as the report has them.
+std::array<int64_t, 3> calls_of(const Accelerator& accelerator) {
+  static const std::regex kRemark(
+      R"(Attention ran on tensor cores: calls forward (\d+) .*, backward (\d+) .*, and (\d+) .*)");
+  for (const std::string& remark : accelerator.remarks()) {
+    std::smatch found;
+    if (!std::regex_match(remark, found, kRemark)) continue;
+    return {std::stoll(found[1]), std::stoll(found[2]), std::stoll(found[3])};
+  }
+  return {0, 0, 0};
+}
+
+TEST_CASE("with --kernels fused a GPU trains as the CPU does, by attention on tensor cores") {
+  for (const int capability : {80, 90}) {
+    for (const char* recompute : {"none", "full"}) {
+      emulator::Options options = emulator::options;
+      options.compute_capability = capability;
+      const emulator::Use use(options);
+      CAPTURE(capability, recompute);
+      TrainConfig config = wide_training();
+      config.recompute = recompute;
+      const RandomText text(config, 1600);
+      const Trained expected = train_on_cpu(config, text.dataset);
+      OnDevice gpu(Device::cuda);
+      SoloTrainer trainer(config, &text.dataset);
+      check_same(train(trainer), expected);
+      const int64_t passes = kSteps * config.grad_acc_steps * config.model.num_layers;
+      const int64_t forward = recompute == std::string_view("full") ? 2 * passes : passes;
+      REQUIRE(calls_of(*gpu.runtime.accelerator()) == std::array{forward, passes, int64_t{0}});
+    }
+  }
+}
+
+TEST_CASE("--kernels reference, and f32, stay on the blockwise kernels, bit for bit") {
+  TrainConfig config = wide_training();
+  const RandomText text(config, 1600);
+  const auto trained = [&](const char* kernels, const char* dtype, bool asked) {
+    config.fusion.kernels = kernels;
+    config.dtype = dtype;
+    OnDevice gpu(Device::cuda);
+    SoloTrainer trainer(config, &text.dataset);
+    if (!asked) gpu.runtime.backend().fuse(false);
+    const Trained found = train(trainer);
+    const auto none = std::array<int64_t, 3>{0, 0, 0};
+    REQUIRE(calls_of(*gpu.runtime.accelerator()) == none);
+    return found.norms;
+  };
+  trained("reference", "bf16", true);
+  const bool same = trained("fused", "f32", true) == trained("fused", "f32", false);
+  REQUIRE(same);
+}
+
+/// What a layout changes of wide_training(), and on how many ranks.
+struct Layout {
+  const char* name;
+  int ranks;
+  std::function<void(TrainConfig&)> change;
+  bool in_parts = false;  ///< a rank's queries meet one part of their keys after the other
+};
+
+const std::vector<Layout> kLayouts = {
+    {"tp 2", 2, [](TrainConfig& c) { c.tensor_parallel.tp_size = 2; }},
+    {"ring of 2, zig-zag", 2, [](TrainConfig& c) { c.context_parallel.cp_size = 2; }, true},
+    {"ring of 3, documents", 3,
+     [](TrainConfig& c) {
+       c.context_parallel.cp_size = 3;
+       c.context_parallel.document_mask = true;
+     },
+     true},
+    {"all_gather", 2,
+     [](TrainConfig& c) {
+       c.context_parallel.cp_size = 2;
+       c.context_parallel.cp_method = "all_gather";
+     },
+     true},
+    {"ulysses", 2,
+     [](TrainConfig& c) {
+       c.context_parallel.cp_size = 2;
+       c.context_parallel.cp_method = "ulysses";
+     }},
+    {"1f1b", 2, [](TrainConfig& c) { c.pipeline.pp_size = 2; }},
+    {"ZeRO-3", 2,
+     [](TrainConfig& c) {
+       c.data_parallel.dp_size = 2;
+       c.data_parallel.zero_stage = 3;
+       c.micro_batch_size = 1;
+     }},
+};
+
+/// What the first rank reports, and the calls of all of them.
+struct Run {
+  Trained trained;
+  std::array<int64_t, 3> calls{};
+};
+
+Run run_ranks(const TrainConfig& config, const Dataset& dataset, int ranks, Device device) {
+  Run run;
+  std::mutex one_at_a_time;
+  run_threads(
+      ranks,
+      [&](const Communicator& world) {
+        const Mesh mesh(world, config.mesh());
+        Trainer trainer(config, &dataset, mesh);
+        const Trained found = train(trainer);
+        const std::lock_guard lock(one_at_a_time);
+        if (world.rank() == 0) run.trained = found;
+        if (device == Device::cpu) return;
+        const auto calls = calls_of(*Runtime::current().accelerator());
+        for (size_t i = 0; i < calls.size(); ++i) run.calls[i] += calls[i];
+      },
+      600, device);
+  return run;
+}
+
+TEST_CASE("in every layout ranks on a GPU with --kernels fused train as those on the CPU do") {
+  for (const Layout& layout : kLayouts) {
+    CAPTURE(layout.name);
+    TrainConfig config = wide_training();
+    layout.change(config);
+    const RandomText text(config, 1600);
+    const Run gpu = run_ranks(config, text.dataset, layout.ranks, Device::cuda);
+    const Run cpu = run_ranks(config, text.dataset, layout.ranks, Device::cpu);
+    check_same(gpu.trained, cpu.trained);
+    // Each rank has the layers of its stage; of a ring, each query meets the keys of those before.
+    const auto [forward, backward, blockwise] = gpu.calls;
+    const int64_t passes = kSteps * config.grad_acc_steps * config.model.num_layers * layout.ranks /
+                           config.pipeline.pp_size;
+    CHECK(blockwise == 0);
+    CHECK(backward == forward);
+    CHECK((layout.in_parts ? forward > passes : forward == passes));
+  }
+}
+
+TEST_CASE("with --kernels fused a GPU's tensors take the bytes of the CPU's and the estimate's") {
+  for (const char* recompute : {"none", "full"}) {
+    CAPTURE(recompute);
+    TrainConfig config = wide_training();
+    config.recompute = recompute;
+    const RandomText text(config, 1600);
+    const Events cuda = events_of(config, text.dataset, Device::cuda);
+    const bool as_on_cpu = cuda == events_of(config, text.dataset, Device::cpu);
+    const bool as_estimated = cuda == events_of(config, text.dataset, Device::meta);
+    REQUIRE(as_on_cpu);
+    REQUIRE(as_estimated);
+  }
+}
+
+}  // namespace
+}  // namespace usp::test
