@@ -148,9 +148,11 @@ void ContextGroup::take_rows(std::span<const int32_t> tokens, std::span<const in
 std::vector<int32_t> take_positions(std::span<const int32_t> samples, int64_t S,
                                     const Positions& positions) {
   std::vector<int32_t> taken;
+  taken.reserve(std::ssize(samples) / S * positions.count());
   for (int64_t begin = 0; begin < std::ssize(samples); begin += S) {
-    for (int64_t row = 0; row < positions.count(); ++row) {
-      taken.push_back(samples[begin + positions[row]]);
+    for (int64_t row = 0; row < positions.count(); row += positions.run_from(row)) {
+      const auto from = samples.begin() + begin + positions[row];
+      taken.insert(taken.end(), from, from + positions.run_from(row));
     }
   }
   return taken;

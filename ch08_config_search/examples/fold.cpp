@@ -1,6 +1,7 @@
 // A step of a layout as products of max-plus matrices: how many there are, what they say beside the
 // formulas and the replay of every event, and the matrix of an action. --on names the cluster;
-// --rates says how fast each of the three is.
+// --rates says how fast each of the three is; --search, where the time of a search goes (as --plan
+// and --cluster ask for one).
 
 #include <ctime>
 #include <set>
@@ -8,8 +9,10 @@
 #include "comm/launch.h"
 #include "planner/candidates.h"
 #include "planner/closed_form.h"
+#include "planner/layout_search.h"
 #include "planner/replay.h"
 #include "planner/schedule_replay.h"
+#include "planner/segments.h"
 #include "run/command_line.h"
 #include "tensor/console.h"
 
@@ -79,7 +82,8 @@ void show_sizes(const ScheduleReplay::Size& size, size_t classes) {
 
 void show_rates(const TrainConfig& config, const std::vector<Program>& programs,
                 const RankClasses& classes, ScheduleReplay& matrices, Cost& cost) {
-  show("formulas a second", rate([&] { closed_form(config, cost.cluster()); }));
+  const ModelSize size(config);
+  show("formulas a second", rate([&] { closed_form(config, cost.cluster(), size); }));
   show("products a second", rate([&] { matrices.time(); }));
   show("with new matrices a second", rate([&] {
          matrices.price(cost);
@@ -88,6 +92,55 @@ void show_rates(const TrainConfig& config, const std::vector<Program>& programs,
   show("replays of events a second", rate([&] { replay(programs, classes, cost); }));
   show("foldings a second", rate([&] { ScheduleReplay(programs, classes); }));
   show("records a second", rate([&] { record_classes(config, classes); }));
+  show("records of segments a second", rate([&] { SegmentRecords().programs(config, classes); }));
+  SegmentRecords known;
+  known.programs(config, classes);
+  show("written a second", rate([&] { known.programs(config, classes); }));
+}
+
+/// Seconds that a core spends on it.
+double seconds_of(const std::function<void()>& done) {
+  const std::clock_t begin = std::clock();
+  done();
+  return double(std::clock() - begin) / CLOCKS_PER_SEC;
+}
+
+/// Where the time of a search goes: memory and formulas of all layouts; of those that it lays out
+/// in time, dry runs, by whole steps and by segments, folding, and replays.
+void show_search(const TrainConfig& config, const Cluster& cluster) {
+  const auto node = static_cast<int64_t>(cluster.ranks_per_node.value);
+  LayoutSearch search(config, cluster);
+  const double all = seconds_of([&] { search.run(); });
+  Candidates found;
+  const double sorts = seconds_of([&] { found = make_candidates(config, cluster); });
+  double whole = 0, segments = 0, folds = 0, replays = 0;
+  int64_t recorded = 0, written = 0;
+  for (const Timed& timed : search.timed()) {
+    TrainConfig layout = timed.candidate.config;
+    SegmentRecords records;
+    std::optional<RecordedStep> step;
+    segments += seconds_of([&] { step.emplace(timed.candidate, node, records); });
+    folds += seconds_of([&] { step->fold(); });
+    replays += seconds_of([&] { step->time(cluster); });
+    recorded += records.recorded();
+    written += records.written();
+    const int64_t m = layout.grad_acc_steps, few = steady_micro_batches(layout);
+    const int64_t more = few + layout.pipeline.pp_size;
+    for (int64_t count : m > more ? std::vector{few, more} : std::vector{m}) {
+      layout.grad_acc_steps = count;
+      whole += seconds_of([&] { record_classes(layout, timed.classes); });
+    }
+  }
+  show("layouts", double(found.fit.size() + found.too_large.size()));
+  show("layouts in time", double(search.replayed()));
+  show("seconds of the search", all);
+  show("seconds of memory", sorts);
+  show("seconds of whole dry runs", whole);
+  show("seconds of segments", segments);
+  show("seconds of folding", folds);
+  show("seconds of replays", replays);
+  show("programs recorded", double(recorded));
+  show("programs written", double(written));
 }
 
 /// Takes a word out of a command line, with so many behind it: the last of them; empty without it.
@@ -104,9 +157,11 @@ int run(const Communicator&, int argc, char** argv) {
   std::vector<std::string> words(argv, argv + argc);
   const std::string on = take(words, "--on", 1);
   const bool rates = !take(words, "--rates", 0).empty();
+  const bool searches = !take(words, "--search", 0).empty();
   TrainConfig config;
   Args args("");
   if (!read_command_line(config, args, words, /*ranks=*/0)) return 0;
+  if (searches) return show_search(config, read_cluster(config.search.cluster)), 0;
   const Cluster cluster = read_cluster(on.empty() ? "h100_nvl8" : on, "on");
   Cost cost(cluster);
   const RankClasses classes =

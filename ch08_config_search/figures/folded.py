@@ -19,7 +19,14 @@ LAYOUTS = {
 SHOWN = "`dp` 8, ZeRO-3"
 DIMENSIONS = ("dp", "tp", "pp")
 RATES = ("formulas a second", "products a second", "with new matrices a second", "replays of events a second",
-         "records a second")
+         "records a second", "written a second")
+SEARCHES = {
+    "8B, 64 ranks": {**BASE, "cluster": "h100_nvl8", "nodes": 8, "plan": 1 << 20},
+    "175B, 512 ranks, `tp` 8 `pp` 8": {
+        "num_layers": 96, "hidden_size": 12288, "num_heads": 96, "num_kv_heads": 96, "ffn_hidden_size": 32768,
+        "vocab_size": 51200, "dtype": "bf16", "seq_len": 2048, "cluster": "a100", "nodes": 64, "plan": 1536 * 2048,
+        "tp_size": 8, "sequence_parallel": None, "pp_size": 8},
+}
 
 
 def output(chapter, flags, *more):
@@ -42,6 +49,13 @@ def measure_rates(chapter):
     say("book: how fast are formulas, products and replays?")
     found = {name: numbers(output(chapter, flags, "--rates")) for name, flags in LAYOUTS.items()}
     return {name: {rate: of[rate] for rate in RATES} for name, of in found.items()}
+
+
+def measure_searches(chapter):
+    say("book: where does the time of a search go?")
+    program = str(build.binary(build.RELEASE, f"{chapter.name}_{EXAMPLE}"))
+    return {name: numbers(estimates.output_of([program, "--search", *estimates.words_of(flags)]))
+            for name, flags in SEARCHES.items()}
 
 
 def shown(chapter):
@@ -82,9 +96,23 @@ def without_table(found):
 def rates_table(found):
     names = {"formulas a second": "formulas", "products a second": "products",
              "with new matrices a second": "with new matrices", "replays of events a second": "replays",
-             "records a second": "records"}
+             "records a second": "records", "written a second": "written"}
     return table(("layout", *(f"{name}, 1/s" for name in names.values()), "products over replays"), [
         (name, *(f"{of[rate]:,.0f}" if of[rate] >= 10 else f"{of[rate]:.1f}" for rate in names),
          f"{of['products a second'] / of['replays of events a second']:,.0f}") for name, of in found.items()],
         "Steps that one core computes in a second, by its own clock. `records`: dry runs of all classes, which products "
-        "and replays begin with.")
+        "and replays begin with; `written`: the same programs, out of segments that are there.")
+
+
+def searches_table(found):
+    """Where the time of a search goes."""
+    parts = {"memory": "seconds of memory", "whole dry runs": "seconds of whole dry runs",
+             "by segments": "seconds of segments", "folding": "seconds of folding", "replays": "seconds of replays",
+             "search": "seconds of the search"}
+    return table(("search", "layouts", "in time", "recorded", "written", *(f"{name}, s" for name in parts)), [
+        (name, f"{of['layouts']:,.0f}", f"{of['layouts in time']:.0f}", f"{of['programs recorded']:,.0f}",
+         f"{of['programs written']:,.0f}", *(f"{of[part]:.1f}" for part in parts.values()))
+        for name, of in found.items()],
+        "Seconds of one core. `memory`: of all layouts, with the formulas; the others are of the layouts `in time`. "
+        "`recorded` and `written`: programs of ranks. The search takes `memory`, `by segments` and `replays`; before "
+        "there were segments it took `whole dry runs` in the place of the second.")

@@ -34,7 +34,8 @@ def measure(chapter, program, commit):
     for name in ("searches", "counts", "predicted", "against"):
         write_json(chapter.folder / "figures" / f"{name}.json", origin(chapter, commit))
     write_json(chapter.folder / "figures" / "folded.json",
-               {**origin(chapter, commit), "rates": folded.measure_rates(chapter)})
+               {**origin(chapter, commit), "rates": folded.measure_rates(chapter),
+                "searches": folded.measure_searches(chapter)})
     write_json(chapter.folder / "figures" / "fits.json",
                {**origin(chapter, commit), "clusters": predicted.fit_all(program)})
 
@@ -105,7 +106,8 @@ def texts(folder):
     if "steps" in data.get("folded", {}):
         found.update({"folded.md": folded.sizes_table(data["folded"]["steps"]),
                       "without.md": folded.without_table(data["folded"]["steps"]),
-                      "rates.md": folded.rates_table(data["folded"]["rates"])})
+                      "rates.md": folded.rates_table(data["folded"]["rates"]),
+                      "search_parts.md": folded.searches_table(data["folded"]["searches"])})
     if "fits" in data and "tables" in data.get("predicted", {}):
         both = data["fits"]["clusters"], data["predicted"]["tables"]
         found.update({"fitted.md": predicted.fitted_table(*both), "judged.md": predicted.judged_table(*both)})

@@ -2,16 +2,39 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "accounting/distinct_ranks.h"
+#include "accounting/memory.h"
 #include "base/rules.h"
 #include "planner/closed_form.h"
+#include "planner/segments.h"
 
 namespace usp {
 
 namespace {
 
 using Sizes = std::vector<int64_t>;
+
+// [fullest]
+/// What predict_fullest() finds. Of stages that do the same work, the first keeps the activations
+/// of most micro-batches under these schedules, if there are enough of them for all stages to be at
+/// work at a time. So it is the only one to ask about.
+Prediction fullest_of(const TrainConfig& config) {
+  const std::string& schedule = config.pipeline.pp_schedule;
+  const bool is_known = schedule == "1f1b" || schedule == "interleaved" || schedule == "afab";
+  const bool is_full = config.grad_acc_steps >= config.pipeline.pp_size;
+  if (!is_known || !is_full || config.pipeline.overlap_dispatch) return predict_fullest(config);
+  Prediction fullest;
+  std::set<std::vector<int64_t>> known;
+  for (const RankClass& of : distinct_ranks(config)) {
+    if (!known.insert(stage_work(config, static_cast<int>(of.rank))).second) continue;
+    Prediction prediction = predict(config, of.rank);
+    if (prediction.needed() > fullest.needed()) fullest = std::move(prediction);
+  }
+  return fullest;
+}
+// [fullest]
 
 /// Sorts out one layout after the other.
 class Sorter {
@@ -21,7 +44,8 @@ class Sorter {
         cluster_(cluster),
         ranks_(base.search.nodes * static_cast<int64_t>(cluster.ranks_per_node.value)),
         samples_(
-            std::max<int64_t>(1, std::llround(double(base.planning.plan) / double(base.seq_len)))) {
+            std::max<int64_t>(1, std::llround(double(base.planning.plan) / double(base.seq_len)))),
+        size_(base) {
     if (known == nullptr) return;
     for (const auto* all : {&known->fit, &known->too_large}) {
       for (const Candidate& candidate : *all) {
@@ -121,7 +145,7 @@ class Sorter {
       return true;
     }
     Candidate candidate = counted(config);
-    candidate.closed_form = closed_form(config, cluster_).step();
+    candidate.closed_form = closed_form(config, cluster_, size_).step();
     const bool fits = candidate.gib <= cluster_.memory_gib.value;
     (fits ? found_.fit : found_.too_large).push_back(std::move(candidate));
     return fits;
@@ -135,7 +159,7 @@ class Sorter {
       candidate.config = config;
       return candidate;
     }
-    const Prediction needs = predict_fullest(config);
+    const Prediction needs = fullest_of(config);
     return {config, double(needs.needed()) / kBytesOfGiB, needs.rank, most_of(needs), 0};
   }
 
@@ -154,6 +178,7 @@ class Sorter {
   const TrainConfig& base_;
   const Cluster& cluster_;
   const int64_t ranks_, samples_;
+  const ModelSize size_;
   std::map<std::string, const Candidate*> known_;  ///< by their flags
   Candidates found_;
 };

@@ -1,6 +1,7 @@
 #include "planner/closed_form.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "accounting/memory.h"
 #include "planner/cost.h"
@@ -9,19 +10,40 @@ namespace usp {
 
 namespace {
 
+/// How the group of ranks that differ along these axes alone lies on nodes.
+GroupLayout layout_along(const MeshSizes& mesh, std::initializer_list<MeshAxis> axes,
+                         const char* name, int64_t ranks_per_node) {
+  int64_t ranks = 1, distance = 1, faster = 1;
+  for (auto axis = mesh.order.end(); axis-- != mesh.order.begin();) {
+    const int64_t size = mesh.size(*axis);
+    if (size > 1 && std::ranges::find(axes, *axis) != axes.end()) {
+      if (ranks == 1) distance = faster;
+      // Another axis lies between two of these: the ranks are not equally far apart.
+      if (distance * ranks != faster) return layout_of(mesh.members(name, 0), ranks_per_node);
+      ranks *= size;
+    }
+    faster *= size;
+  }
+  return layout_of(ranks, distance, ranks_per_node);
+}
+
 /// Seconds in which a ring of this group sends `bytes` bytes once around: (n-1)/n of them.
-double around(const TrainConfig& config, Cost& cost, const char* group, double bytes) {
-  ProgramGroup of{
-      .name = group,
-      .members = std::make_shared<const std::vector<int>>(config.mesh().members(group, 0))};
-  if (of.members->size() < 2) return 0;
-  return cost.of({.kind = CommKind::all_gather, .payload_bytes = int64_t(bytes)}, of).busy;
+double around(const GroupLayout& group, Cost& cost, double bytes) {
+  return group.ranks < 2 ? 0 : cost.of(CommKind::all_gather, std::floor(bytes), group).busy;
 }
 
 }  // namespace
 
-// [closed_form]
+ModelSize::ModelSize(const TrainConfig& config)
+    : flops_per_token(model_flops_per_token(config.model, double(config.seq_len))),
+      parameters(double(num_parameters(config.model))) {}
+
 ClosedForm closed_form(const TrainConfig& config, const Cluster& cluster) {
+  return closed_form(config, cluster, ModelSize(config));
+}
+
+// [closed_form]
+ClosedForm closed_form(const TrainConfig& config, const Cluster& cluster, const ModelSize& size) {
   Cost cost(cluster);
   const MeshSizes mesh = config.mesh();
   const auto ranks = double(mesh.ranks()), tokens = double(config.tokens_per_step());
@@ -32,7 +54,7 @@ ClosedForm closed_form(const TrainConfig& config, const Cluster& cluster) {
 
   ClosedForm step;
   const double again = config.recompute == "full" ? 4.0 / 3 : 1;
-  const double flops = tokens * again * model_flops_per_token(config.model, double(config.seq_len));
+  const double flops = tokens * again * size.flops_per_token;
   const auto peak = cluster.peak_tflops.find(dtype);
   const double rate = peak == cluster.peak_tflops.end() ? 1 : peak->second.value * 1e12;
   step.computes = flops / (ranks * rate * cluster.matmul.value);
@@ -41,12 +63,15 @@ ClosedForm closed_form(const TrainConfig& config, const Cluster& cluster) {
   const double stream = double(config.micro_batch_size * config.seq_len / mesh.cp) *
                         double(config.model.hidden_size) * element;
   const double layers = double(config.model.num_layers) / p;
-  step.tensor = 8 * m * layers * around(config, cost, "tp", stream);
-  const double own = double(num_parameters(config.model)) / double(mesh.tp * mesh.pp);
+  const auto node = static_cast<int64_t>(cluster.ranks_per_node.value);
+  const GroupLayout tensor = layout_along(mesh, {MeshAxis::tp}, "tp", node);
+  const GroupLayout data = layout_along(mesh, {MeshAxis::dp, MeshAxis::cp}, "dp_cp", node);
+  step.tensor = 8 * m * layers * around(tensor, cost, stream);
+  const double own = size.parameters / double(mesh.tp * mesh.pp);
   const double summed = own * double(bytes_of(accumulate_dtype(dtype)));
   const int64_t stage = config.data_parallel.zero_stage;
-  const double once = around(config, cost, "dp_cp", summed);
-  const double gathers = around(config, cost, "dp_cp", own * element) * (stage == 3 ? 2 * m : 1);
+  const double once = around(data, cost, summed);
+  const double gathers = around(data, cost, own * element) * (stage == 3 ? 2 * m : 1);
   const double sends = stage == 0 ? 2 * once : once * (stage >= 2 ? m : 1) + gathers;
   const double hides = (stage >= 2 ? 1 : 1 / m) * step.computes * 2 / 3;  // backward: two of three
   step.data = std::max(0.0, sends - hides);

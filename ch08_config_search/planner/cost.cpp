@@ -21,12 +21,27 @@ GroupLayout layout_of(const std::vector<int>& members, int64_t ranks_per_node) {
   return layout;
 }
 
-double Cost::take(const char* key, const Sourced& number) {
+GroupLayout layout_of(int64_t ranks, int64_t distance, int64_t ranks_per_node) {
+  if (ranks == 1) return {};
+  if (distance >= ranks_per_node && distance % ranks_per_node == 0) return {ranks, ranks, 1};
+  if (ranks_per_node % distance == 0) {
+    const int64_t in_node = ranks_per_node / distance;
+    const int64_t nodes = (ranks + in_node - 1) / in_node;
+    return {ranks, nodes, ranks - (nodes - 1) * in_node};
+  }
+  std::vector<int> members;
+  for (int64_t i = 0; i < ranks; ++i) members.push_back(static_cast<int>(i * distance));
+  return layout_of(members, ranks_per_node);
+}
+
+double Cost::take(std::string_view key, const Sourced& number) {
   if (number.origin == Origin::unknown) {
     usage_error("{}: {} is unknown: {}; choose a layout that does without it, or name it there",
                 cluster_.name, key, number.from);
   }
-  taken_[key] = number.origin;
+  if (const auto known = taken_.find(key); known == taken_.end()) {
+    taken_.emplace(key, number.origin);
+  }
   return number.value;
 }
 
@@ -68,7 +83,7 @@ double Cost::multiplied(const Kernel& kernel) {
   const double reached = kernel.kind == KernelKind::matmul ? efficiency(kernel)
                                                            : take("attention", cluster_.attention);
   const std::string key = fmt::format("peak {}", name(kernel.dtype));
-  return double(kernel.flops) / (take(key.c_str(), peak->second) * 1e12 * reached);
+  return double(kernel.flops) / (take(key, peak->second) * 1e12 * reached);
 }
 
 double Cost::launch() { return take("launch", cluster_.launch_us) * 1e-6; }
@@ -101,15 +116,19 @@ ExchangeSeconds Cost::of(const Exchange& exchange, const ProgramGroup& group) {
     return message(exchange, group);
   }
   const auto ranks_per_node = static_cast<int64_t>(cluster_.ranks_per_node.value);
-  const GroupLayout layout = layout_of(*group.members, ranks_per_node);
-  const auto n = double(layout.ranks), bytes = double(exchange.payload_bytes);
+  return of(exchange.kind, double(exchange.payload_bytes),
+            layout_of(*group.members, ranks_per_node));
+}
+
+ExchangeSeconds Cost::of(CommKind kind, double bytes, const GroupLayout& layout) {
+  const auto n = double(layout.ranks);
   const double alpha = 1e-6 * (layout.nodes > 1 ? take("net.latency", cluster_.net.latency_us)
                                                 : take("node.latency", cluster_.node.latency_us));
   Resource link = Resource::node;
-  const double all = bytes / ring_rate(layout, exchange.kind == CommKind::all_reduce, link);
+  const double all = bytes / ring_rate(layout, kind == CommKind::all_reduce, link);
   const double hops = n - 1;
   double latency = hops * alpha, sends = 0;
-  switch (exchange.kind) {
+  switch (kind) {
     case CommKind::all_reduce:
       latency *= 2;
       sends = 2 * hops / n * all;

@@ -21,6 +21,8 @@ struct GroupLayout {
 
 /// Of these ranks of the world, on nodes of `ranks_per_node`.
 GroupLayout layout_of(const std::vector<int>& members, int64_t ranks_per_node);
+/// Of `ranks` ranks from rank 0 on, each at this distance from the one before it.
+GroupLayout layout_of(int64_t ranks, int64_t distance, int64_t ranks_per_node);
 
 /// What an event's seconds depend on: the peak of products, the memory's bandwidth, links inside a
 /// node and between two, the latency of either, what a launch costs.
@@ -50,6 +52,8 @@ class Cost {
   Resource limit(const Kernel& kernel);  ///< which of the two that is
   /// A ring of the group's ranks; a message goes to the peer alone.
   ExchangeSeconds of(const Exchange& exchange, const ProgramGroup& group);
+  /// A collective of a group that lies on nodes like this.
+  ExchangeSeconds of(CommKind kind, double bytes, const GroupLayout& layout);
   double launch();  ///< what the host spends on an op, or on an exchange
   // [cost]
 
@@ -58,7 +62,7 @@ class Cost {
   std::map<Origin, int> origins() const;
 
  private:
-  double take(const char* key, const Sourced& number);
+  double take(std::string_view key, const Sourced& number);
   double efficiency(const Kernel& kernel);
   /// Bytes a second at which each rank of a ring can send; `sums`: of an all-reduce.
   double ring_rate(const GroupLayout& layout, bool sums, Resource& link);
@@ -69,7 +73,7 @@ class Cost {
   ExchangeSeconds all_to_all(double bytes, const GroupLayout& layout);
 
   const Cluster& cluster_;
-  std::map<std::string, Origin> taken_;
+  std::map<std::string, Origin, std::less<>> taken_;
 };
 
 }  // namespace usp

@@ -64,6 +64,7 @@ void LayoutSearch::run(const LayoutSearch* same_memory, const LayoutSearch* same
   found_ =
       make_candidates(config_, cluster_, same_memory == nullptr ? nullptr : &same_memory->found_);
   if (found_.fit.empty()) refuse_all();
+  if (same_steps != nullptr) records_ = same_steps->records_;
   time_best(same_steps);
   timed_ = all_timed_;
   std::erase_if(timed_, [&](const Timed& timed) {
@@ -139,7 +140,7 @@ void LayoutSearch::time_best(const LayoutSearch* same_steps) {
   for (size_t i = 0; i < order.size() && i < std::max(least, kAtMost); ++i) {
     if (i >= least && order[i]->closed_form > limit) break;
     const Timed* timed = same_steps == nullptr ? nullptr : same_steps->find(order[i]->config);
-    all_timed_.push_back(timed == nullptr ? time_step(*order[i], cluster_) : *timed);
+    all_timed_.push_back(timed == nullptr ? time_step(*order[i], cluster_, *records_) : *timed);
   }
   std::ranges::stable_sort(all_timed_, {}, [](const Timed& timed) { return timed.replayed.step; });
 }

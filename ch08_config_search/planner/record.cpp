@@ -67,11 +67,14 @@ class ProgramRecorder : public Recorder {
   /// Forgets all events: those of the step that begins now count.
   void begin_step() {
     ++step_;
+    end_stretch();
+    program_.memory.clear();
     program_.events.clear();
     program_.posts = 0;
     program_.tail = -1;
     actions_ = 0;
     for (Strand& strand : strands_) strand = {};
+    begin_stretch(-1);
   }
 
   void op(std::string_view name, int64_t flops, int64_t bytes,
@@ -102,7 +105,7 @@ class ProgramRecorder : public Recorder {
                       : name == "weights"  ? 'W'
                                            : '-';
     if (work != '-') strand.now.action = actions_++, works_.resize(actions_), works_.back() = work;
-    if (name == "update" && program_.tail < 0) program_.tail = std::ssize(program_.events);
+    if (name == "update" && program_.tail < 0) begin_tail();
   }
   void end_phase() override {
     Strand& strand = this->strand();
@@ -110,8 +113,6 @@ class ProgramRecorder : public Recorder {
     strand.now = strand.phases.back();
     strand.phases.pop_back();
   }
-
-  void note_peak(int64_t bytes) { program_.peak = bytes; }
 
   /// The step, whose forward and backward passes were those of `actions`, in their order.
   Program take(const std::vector<Action>& actions, const Stages& stages, int stage_rank);
@@ -128,8 +129,30 @@ class ProgramRecorder : public Recorder {
 
   Strand& strand() { return strands_[thread_turn()]; }
 
+  void begin_tail() {
+    program_.tail = std::ssize(program_.events);
+    begin_stretch(-1);
+  }
+
+  // [memory]
+  void begin_stretch(int64_t action) {
+    end_stretch();
+    stretch_ = action;
+    program_.memory.push_back(
+        {std::ssize(program_.events), Runtime::current().allocator().live_bytes(), 0});
+  }
+  void end_stretch() {
+    Allocator& allocator = Runtime::current().allocator();
+    program_.peak = std::max(program_.peak, allocator.peak_bytes());
+    if (!program_.memory.empty()) program_.memory.back().peak = allocator.peak_bytes();
+    allocator.reset_peaks();
+  }
+  // [memory]
+
   void add(Event::Kind kind, int32_t what) {
     const At& now = strand().now;
+    const bool begins = program_.tail < 0 && now.action >= 0 && now.action != stretch_;
+    if (begins) begin_stretch(now.action);
     // The number of the action stands for its segment until take().
     const auto segment = static_cast<int32_t>(program_.tail >= 0 ? -2 : now.action);
     program_.events.push_back({kind, what, segment, now.block});
@@ -153,6 +176,7 @@ class ProgramRecorder : public Recorder {
   std::map<int64_t, int> groups_;  ///< by the communicator's number
   Strand strands_[kTurns];
   int64_t step_ = 0, actions_ = 0;
+  int64_t stretch_ = -1;     ///< the action that it is of
   std::vector<char> works_;  ///< of each action
 };
 
@@ -169,7 +193,8 @@ Program ProgramRecorder::take(const std::vector<Action>& actions, const Stages& 
     return {works_[number], stage, action.chunk, action.micro_batch};
   };
   for (Event& event : program_.events) event.segment = segment(of_action(event.segment));
-  if (program_.tail < 0) program_.tail = std::ssize(program_.events);
+  if (program_.tail < 0) begin_tail();
+  end_stretch();
   return std::move(program_);
 }
 
@@ -219,7 +244,6 @@ Program record(const TrainConfig& config, int rank) {
     trainer.train_step(step);
   }
   runtime.tell(nullptr);
-  recorder.note_peak(runtime.allocator().peak_bytes());
   const Schedule& schedule = trainer.pipeline().schedule();
   const int stage_rank = dry.mesh.pp().rank();
   return recorder.take(schedule.actions[stage_rank], schedule.stages, stage_rank);

@@ -69,6 +69,14 @@ struct Event {
   bool operator==(const Event&) const = default;
 };
 
+/// Bytes that are alive in a stretch of a program: when it begins, and at a time, at most.
+struct ProgramMemory {
+  int64_t event = 0;  ///< the first of the stretch, which ends with the next one's
+  int64_t begin = 0, peak = 0;
+
+  bool operator==(const ProgramMemory&) const = default;
+};
+
 // [program]
 /// A step of training as one rank does it: what a dry run has told, in its order.
 struct Program {
@@ -81,6 +89,8 @@ struct Program {
   int64_t tail = 0;   ///< the first event behind the last gradient
   int64_t posts = 0;  ///< exchanges of a step
   int64_t peak = 0;   ///< bytes that are alive at a time, at most
+  /// Of the step's begin, of each action from its first event on, and of the tail.
+  std::vector<ProgramMemory> memory;
 
   double flops() const;                     ///< of all kernels
   Ledger ledger() const;                    ///< what is sent, as a run counts it

@@ -54,21 +54,22 @@ double FoldedStep::seconds(const Cluster& cluster) {
 }
 
 // [recorded]
-RecordedStep::RecordedStep(Candidate candidate, int64_t ranks_per_node, bool all)
+RecordedStep::RecordedStep(Candidate candidate, int64_t ranks_per_node, SegmentRecords& records,
+                           bool all)
     : candidate_(std::move(candidate)),
       classes_(classes_of_ranks(candidate_.config, ranks_per_node)) {
   TrainConfig config = candidate_.config;
   const int64_t m = config.grad_acc_steps, p = config.pipeline.pp_size;
-  const int64_t few = 2 * p + m % p, more = few + p;  // a steady step is between them
-  const bool is_file = config.pipeline.pp_schedule.find_first_of("/.") != std::string::npos;
+  const int64_t few = steady_micro_batches(config), more = few + p;
   std::vector<int64_t> micro_batches = {m};
-  if (!all && !is_file && m > more) {
+  if (!all && m > more) {
     micro_batches = {few, more};
     times_ = double(m - few) / double(p);
   }
-  for (int64_t count : micro_batches) {
-    config.grad_acc_steps = count;
-    runs_.push_back(record_classes(config, classes_));
+  runs_.resize(micro_batches.size());
+  for (size_t i = runs_.size(); i-- > 0;) {  // the longer one may have what the shorter one lacks
+    config.grad_acc_steps = micro_batches[i];
+    runs_[i] = records.programs(config, classes_);
   }
 }
 
@@ -102,9 +103,15 @@ double RecordedStep::along(const Timed& other, const Cluster& cluster) const {
 }
 // [recorded]
 
-Timed time_step(const Candidate& candidate, const Cluster& cluster, bool all) {
-  return RecordedStep(candidate, static_cast<int64_t>(cluster.ranks_per_node.value), all)
+Timed time_step(const Candidate& candidate, const Cluster& cluster, SegmentRecords& records,
+                bool all) {
+  return RecordedStep(candidate, static_cast<int64_t>(cluster.ranks_per_node.value), records, all)
       .time(cluster);
+}
+
+Timed time_step(const Candidate& candidate, const Cluster& cluster, bool all) {
+  SegmentRecords records;
+  return time_step(candidate, cluster, records, all);
 }
 
 double Timed::gib() const {

@@ -3,6 +3,7 @@
 #include "planner/candidates.h"
 #include "planner/replay.h"
 #include "planner/schedule_replay.h"
+#include "planner/segments.h"
 
 namespace usp {
 
@@ -38,10 +39,12 @@ class FoldedStep {
 
 /// The record of a layout's step, for any cluster whose nodes have as many ranks. Of many
 /// micro-batches it records two numbers of them that differ by one for each stage, and goes on as
-/// from the first to the second: with `all`, it records all.
+/// from the first to the second: with `all`, it records all. What `records` has is not recorded
+/// again.
 class RecordedStep {
  public:
-  RecordedStep(Candidate candidate, int64_t ranks_per_node, bool all = false);
+  RecordedStep(Candidate candidate, int64_t ranks_per_node, SegmentRecords& records,
+               bool all = false);
 
   /// Lays it out in time.
   Timed time(const Cluster& cluster) const;
@@ -59,6 +62,9 @@ class RecordedStep {
 };
 
 /// A layout's step on a cluster.
+Timed time_step(const Candidate& candidate, const Cluster& cluster, SegmentRecords& records,
+                bool all = false);
+/// The same, with records of its own.
 Timed time_step(const Candidate& candidate, const Cluster& cluster, bool all = false);
 
 }  // namespace usp

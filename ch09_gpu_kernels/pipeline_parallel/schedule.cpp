@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <charconv>
-#include <map>
-#include <tuple>
 
 #include "base/check.h"
 
@@ -31,12 +29,19 @@ Place Stages::place_of(int64_t stage, int64_t micro_batch, int64_t m) const {
 std::vector<StageMessage> messages(const Schedule& schedule) {
   const Stages& stages = schedule.stages;
   const int64_t m = schedule.micro_batches;
-  using Step = std::tuple<int, int64_t, int64_t, bool>;  // rank, chunk, micro-batch, backward
-  std::map<Step, int64_t> done_by;
+  // Of each rank, chunk and micro-batch: at which place of the rank's list the passes are.
+  struct Done {
+    int64_t forward = -1, backward = -1;
+    int64_t& of(bool back) { return back ? backward : forward; }
+  };
+  std::vector<Done> done(stages.ranks * stages.chunks * m);
+  const auto done_by = [&](int rank, int64_t chunk, int64_t micro_batch, bool back) -> int64_t& {
+    return done[(rank * stages.chunks + chunk) * m + micro_batch].of(back);
+  };
   for (int rank = 0; rank < stages.ranks; ++rank) {
     for (size_t i = 0; i < schedule.actions[rank].size(); ++i) {
       const auto& [work, micro_batch, chunk, with_next] = schedule.actions[rank][i];
-      if (work != Work::W) done_by[{rank, chunk, micro_batch, work != Work::F}] = int64_t(i);
+      if (work != Work::W) done_by(rank, chunk, micro_batch, work != Work::F) = int64_t(i);
     }
   }
   std::vector<StageMessage> found;
@@ -47,10 +52,10 @@ std::vector<StageMessage> messages(const Schedule& schedule) {
       const int64_t next = stages.stage_of({rank, chunk}) + (work == Work::F ? 1 : -1);
       if (next < 0 || next == stages.count()) continue;
       const Place to = stages.place_of(next, micro_batch, m);
-      const auto use = done_by.find({to.rank, to.chunk, micro_batch, work != Work::F});
-      USP_CHECK(use != done_by.end(), "nobody uses what {} of rank {} sends",
+      const int64_t use = done_by(to.rank, to.chunk, micro_batch, work != Work::F);
+      USP_CHECK(use >= 0, "nobody uses what {} of rank {} sends",
                 to_text({work, micro_batch, chunk}), rank);
-      found.push_back({rank, to.rank, micro_batch, int64_t(i), use->second});
+      found.push_back({rank, to.rank, micro_batch, int64_t(i), use});
     }
   }
   return found;

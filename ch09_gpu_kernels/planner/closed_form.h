@@ -16,7 +16,16 @@ struct ClosedForm {
   double step() const { return computes + bubble + tensor + data; }
 };
 
+/// What the formulas need of a model and its samples, in whichever layout.
+struct ModelSize {
+  explicit ModelSize(const TrainConfig& config);
+
+  double flops_per_token;  ///< as the book counts them
+  double parameters;
+};
+
 /// Of a layout on this cluster.
-ClosedForm closed_form(const TrainConfig& config, const Cluster& cluster);
+ClosedForm closed_form(const TrainConfig& config, const Cluster& cluster, const ModelSize& size);
+ClosedForm closed_form(const TrainConfig& config, const Cluster& cluster);  ///< of its own model
 
 }  // namespace usp

@@ -42,6 +42,8 @@ class LayoutSearch {
   /// Those that are as required, the fastest first.
   const std::vector<Timed>& timed() const { return timed_; }
   int64_t replayed() const { return std::ssize(all_timed_); }
+  /// The dry runs, for whoever asks more about these layouts.
+  SegmentRecords& records() const { return *records_; }
   int64_t ranks() const;  ///< of all nodes
   /// "h100_nvl8: 1 node of 8, 8 ranks, ..."
   std::string heading() const;
@@ -58,6 +60,7 @@ class LayoutSearch {
   std::vector<Requirement> required_;
   Candidates found_;
   std::vector<Timed> all_timed_, timed_;
+  std::shared_ptr<SegmentRecords> records_ = std::make_shared<SegmentRecords>();
 };
 
 /// The share of the step that ranks wait, by dimension.

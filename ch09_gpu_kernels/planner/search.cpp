@@ -31,7 +31,8 @@ class FoundLayouts {
     const int64_t count = config_.search.plan_json ? std::min(kDerived, shown()) : 1;
     for (int64_t i = 0; i < count; ++i) {
       const RecordedStep step(timed_[i].candidate,
-                              static_cast<int64_t>(cluster_.ranks_per_node.value));
+                              static_cast<int64_t>(cluster_.ranks_per_node.value),
+                              search_.records());
       derivatives_.push_back(derivatives(step, timed_[i], cluster_));
     }
     more_.emplace(config_, changed(cluster_, "capacity", kMore));

@@ -1,7 +1,6 @@
 #include "comm/mesh.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "base/check.h"
 #include "base/rules.h"
@@ -33,12 +32,17 @@ std::string product_of(const MeshSizes& sizes) {
 }  // namespace
 
 MeshOrder::MeshOrder(const std::string& text) {
-  std::stringstream stream(text);
-  std::vector<MeshAxis> named;
-  for (std::string word; std::getline(stream, word, ',');) {
-    named.push_back(MeshAxis(std::ranges::find(kMeshAxes, word) - kMeshAxes.begin()));
+  std::array<MeshAxis, 4> named;
+  size_t count = 0;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const auto word = std::string_view(text).substr(begin, end - begin);
+    const auto axis = MeshAxis(std::ranges::find(kMeshAxes, word) - kMeshAxes.begin());
+    if (count < named.size()) named[count] = axis;
+    ++count;
+    begin = end + 1;
   }
-  if (!std::ranges::is_permutation(named, axes_) || text.ends_with(',')) {
+  if (count != named.size() || !std::ranges::is_permutation(named, axes_)) {
     usage_error("the mesh order '{}' must name dp, pp, cp and tp once each, such as {}", text,
                 this->text());
   }
@@ -68,22 +72,28 @@ int MeshSizes::rank_at(const MeshCoordinates& at) const {
 
 namespace {
 
-/// The axes along which the ranks of a group lie.
-std::vector<MeshAxis> axes_of(std::string_view group) {
-  using enum MeshAxis;
-  if (group == "dp") return {dp};
-  if (group == "pp" || group == "embedding" || group == "mirror") return {pp};
-  if (group == "cp") return {cp};
-  if (group == "tp" || group == "tp_kv") return {tp};
-  if (group == "dp_cp") return {dp, cp};
-  if (group == "stage") return {dp, cp, tp};
+/// The axes along which the ranks of a group lie: whether they do along each MeshAxis.
+using Axes = std::array<bool, 4>;
+
+constexpr Axes kOfDp = {true, false, false, false}, kOfPp = {false, true, false, false},
+               kOfCp = {false, false, true, false}, kOfTp = {false, false, false, true},
+               kOfDpCp = {true, false, true, false}, kOfStage = {true, false, true, true},
+               kOfWorld = {true, true, true, true};
+
+Axes axes_of(std::string_view group) {
+  if (group == "dp") return kOfDp;
+  if (group == "pp" || group == "embedding" || group == "mirror") return kOfPp;
+  if (group == "cp") return kOfCp;
+  if (group == "tp" || group == "tp_kv") return kOfTp;
+  if (group == "dp_cp") return kOfDpCp;
+  if (group == "stage") return kOfStage;
   USP_CHECK(group == "world", "the mesh has no group {}", group);
-  return {dp, pp, cp, tp};
+  return kOfWorld;
 }
 
 /// Those of the ranks among which a layer's experts lie.
-std::vector<MeshAxis> axes_of_experts(const MeshSizes& sizes) {
-  return axes_of(sizes.ep_over_tp ? "stage" : "dp_cp");
+const Axes& axes_of_experts(const MeshSizes& sizes) {
+  return sizes.ep_over_tp ? kOfStage : kOfDpCp;
 }
 
 /// Where a rank lies, seen along some axes; in world order, as the ranks of a communicator are.
@@ -93,12 +103,12 @@ struct Along {
   int64_t ranks = 1;   ///< of each group
 };
 
-Along along(const MeshSizes& sizes, const std::vector<MeshAxis>& axes, int64_t world_rank) {
+Along along(const MeshSizes& sizes, const Axes& axes, int64_t world_rank) {
   const MeshCoordinates at = sizes.coordinates(world_rank);
   Along place;
   // [along]
   for (MeshAxis axis : sizes.order) {
-    const bool is_along = std::ranges::find(axes, axis) != axes.end();
+    const bool is_along = axes[size_t(axis)];
     int64_t& digits = is_along ? place.index : place.number;
     digits = digits * sizes.size(axis) + at[size_t(axis)];
     if (is_along) place.ranks *= sizes.size(axis);
@@ -117,7 +127,7 @@ MeshPlace MeshSizes::place_of(int64_t world_rank) const {
           .cp = cp_at,
           .tp = tp_at,
           .ep = of_experts % ep,
-          .dp_cp = along(*this, axes_of("dp_cp"), world_rank).index,
+          .dp_cp = along(*this, kOfDpCp, world_rank).index,
           .edp = of_experts / ep};
 }
 

@@ -1,6 +1,7 @@
 #include "planner/closed_form.h"
 
 #include "accounting/memory.h"
+#include "planner/cost.h"
 #include "technique/planner/layouts.h"
 
 /// The book's formulas, calculated by hand.
@@ -29,6 +30,28 @@ TEST_CASE("the formulas of a step are the book's") {
   // 8 exchanges a layer, of 32 tokens: a hop of 1 us, and half of 32 x 24 x 4 bytes at 1 GB/s.
   CHECK(form("--tp_size 2").tensor == Approx(8 * 4 * (1e-6 + 0.5 * 3072e-9)));
   CHECK(form("--tp_size 2 --grad_acc_steps 3").tensor == Approx(3 * form("--tp_size 2").tensor));
+}
+
+TEST_CASE("the formulas know where a group's ranks lie, whichever axis is the fastest") {
+  const auto step = [](const char* order) {
+    const std::string flags = "--dp_size 2 --cp_size 2 --tp_size 2 --mesh_order ";
+    const TrainConfig config = layout_of_flags(instead(kSmall, flags + order));
+    const Cluster cluster = round_cluster(2);
+    const ClosedForm form = closed_form(config, cluster);
+    Cost cost(cluster);
+    // 8 exchanges a layer of 16 tokens, 24 wide, in f32.
+    const GroupLayout tp = layout_of(config.mesh().members("tp", 0), 2);
+    CHECK(form.tensor == Approx(8 * 4 * cost.of(CommKind::all_gather, 1536, tp).busy));
+    const GroupLayout dp = layout_of(config.mesh().members("dp_cp", 0), 2);
+    const double bytes = 4 * double(num_parameters(config.model)) / 2;
+    const double sums = 2 * cost.of(CommKind::all_gather, bytes, dp).busy;
+    CHECK(form.data == Approx(std::max(0.0, sums - form.computes * 2 / 3)));
+    return form.step();
+  };
+  CHECK(step("pp,dp,cp,tp") != Approx(step("pp,dp,tp,cp")));
+  CHECK(step("pp,cp,dp,tp") == Approx(step("pp,dp,cp,tp")));
+  step("pp,dp,tp,cp");  // tp between dp and cp
+  step("tp,pp,cp,dp");
 }
 
 TEST_CASE("of dp's exchanges the formulas count what backward does not hide") {

@@ -88,6 +88,19 @@ TEST_CASE("a group costs what its ranks make it, whatever group was asked about 
   }
 }
 
+TEST_CASE("ranks equally far apart lie on nodes as a list of them does") {
+  for (int64_t ranks = 1; ranks <= 12; ++ranks) {
+    for (int64_t distance = 1; distance <= 12; ++distance) {
+      for (int64_t ranks_per_node = 1; ranks_per_node <= 9; ++ranks_per_node) {
+        std::vector<int> members;
+        for (int64_t i = 0; i < ranks; ++i) members.push_back(static_cast<int>(i * distance));
+        CAPTURE(ranks, distance, ranks_per_node);
+        CHECK(layout_of(ranks, distance, ranks_per_node) == layout_of(members, ranks_per_node));
+      }
+    }
+  }
+}
+
 TEST_CASE("a message is there a latency after it has left, over the link to its peer") {
   const Cluster cluster = round_cluster(4);
   Cost cost(cluster);

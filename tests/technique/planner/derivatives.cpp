@@ -85,7 +85,8 @@ TEST_CASE("the seconds of a critical path add up to the step, and say what littl
   layouts.push_back(instead(kSmall, "--dp_size 4 --zero_stage 3 --grad_acc_steps 12"));
   const Cluster cluster = parse_cluster(slow_cluster().dump(), "slow.json");
   for (const std::string& flags : layouts) {
-    const RecordedStep step({layout_of_flags(flags), 0, 0, "", 0}, 2);
+    SegmentRecords records;
+    const RecordedStep step({layout_of_flags(flags), 0, 0, "", 0}, 2, records);
     const Timed timed = step.time(cluster);
     const double now = timed.replayed.step;
     CAPTURE(flags, now);
@@ -115,7 +116,8 @@ TEST_CASE("where another path becomes critical the old one is shorter or longer 
                                   std::string(flags)));
   }
   for (const std::string& flags : layouts) {
-    const RecordedStep step({layout_of_flags(flags), 0, 0, "", 0}, 2);
+    SegmentRecords records;
+    const RecordedStep step({layout_of_flags(flags), 0, 0, "", 0}, 2, records);
     const Timed timed = step.time(cluster);
     for (const Derivative& derivative : derivatives(step, timed, cluster)) {
       const Cluster other = changed(cluster, std::string(name(derivative.of)), 1.1);

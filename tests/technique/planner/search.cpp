@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "accounting/distinct_ranks.h"
+#include "planner/candidates.h"
 #include "planner/timed.h"
 #include "technique/planner/edited_cluster.h"
 
@@ -52,6 +53,23 @@ TEST_CASE("a layout's memory is that of its fullest rank, to the byte") {
     CAPTURE(row["flags"]);
     CHECK(row["gib"] == double(simulate_fullest(config).peak) / (1 << 30));
     CHECK(simulate(config, row["fullest_rank"]).peak == simulate_fullest(config).peak);
+  }
+}
+
+TEST_CASE("what decides whether a layout fits is its fullest rank, under every schedule") {
+  const Cluster cluster = read_cluster("two_cores");
+  for (const char* flags : {"", "--pp_schedule afab", "--pp_schedule zb_h1", "--pp_schedule zb_v",
+                            "--pp_schedule interleaved --pp_chunks 2"}) {
+    const std::string small = "--nodes 4 --num_layers 12 --tp_size 1 --zero_stage 1 ";
+    const TrainConfig config = layout_of_flags(instead(kSearch, small + flags));
+    const Candidates found = make_candidates(config, cluster);
+    CHECK(found.fit.size() > 4);
+    for (const Candidate& candidate : found.fit) {
+      const Prediction fullest = predict_fullest(candidate.config);
+      CAPTURE(layout_flags(candidate.config), candidate.config.pipeline.pp_schedule);
+      CHECK(candidate.gib == double(fullest.needed()) / (1 << 30));
+      CHECK(candidate.fullest == fullest.rank);
+    }
   }
 }
 
