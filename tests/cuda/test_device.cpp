@@ -140,6 +140,12 @@ TEST_CASE("a device that is full says what for, how much, and what lives there")
   REQUIRE(small.items() == Values(1000));  // the device goes on
 }
 
+/// The first of a program, which shows whether the GPU has kernels.
+void run_a_kernel() {
+  const OnDevice gpu(Device::cuda);
+  ops::fill(Tensor::empty({3}, DType::f32), 1);
+}
+
 TEST_CASE("each reason why there is no GPU has a line of its own") {
   emulator::Options options = emulator::options;
   options.driver_version = 0;
@@ -165,7 +171,7 @@ TEST_CASE("each reason why there is no GPU has a line of its own") {
     parts = {"device=cuda", "newer than the kernels", "try a newer driver"};
   }
   const emulator::Use use(options);
-  check_throws<UsageError>([] { Runtime runtime(Device::cuda); }, parts);
+  check_throws<UsageError>(run_a_kernel, parts);
 }
 
 /// Forward and backward of blockwise attention with so many channels a head.
@@ -362,9 +368,8 @@ TEST_CASE("a GPU that the kernels were not compiled for is named") {
   options.compute_capability = 75;
   options.kernels_need_capability = 80;
   const emulator::Use use(options);
-  check_throws<UsageError>(
-      [] { Runtime runtime(Device::cuda); },
-      {"device=cuda", "compute capability 7.5", "CUDA_ARCHITECTURES=75", "--device cpu"});
+  check_throws<UsageError>(run_a_kernel, {"device=cuda", "compute capability 7.5",
+                                          "CUDA_ARCHITECTURES=75", "--device cpu"});
 }
 
 TEST_CASE("a GPU before compute capability 8.0 computes in f32 and f64, and refuses bf16") {
