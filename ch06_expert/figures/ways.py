@@ -184,7 +184,7 @@ def of_rounds(rounds):
 
 def drawn_part(record):
     """A part of a step's record, from where rank 0 begins a forward pass."""
-    begins = [begin for name, begin, _ in record["ranks"][0]["phases"] if name == "forward"]
+    begins = [begin for name, begin, *_ in record["ranks"][0]["phases"] if name == "forward"]
     wanted = AT * 1000 * record["ms"]
     return timelines.part(record, min(begins, key=lambda begin: abs(begin - wanted)), PART_US)
 
