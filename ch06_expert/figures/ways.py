@@ -1,4 +1,4 @@
-"""How much of the rows' way to experts and back shows: with nothing beside it, with shared experts, and
+"""How much of the rows' way to experts and back shows: with weight gradients alone beside it, with shared experts, and
 with two micro-batches in turns.
 
 Two ranks are measured on an emulated link, on which rows take a given share of the step that hides
@@ -25,7 +25,7 @@ TURNS = {**DUALPIPE, "overlap_dispatch": None}
 WAYS = {"plain_2": (2, ALONE), "shared_2": (2, SHARED), "plain_4": (4, ALONE),
         "shared_4": (4, SHARED), "one_by_one": (4, DUALPIPE), "turns": (4, TURNS),
         "turns_shared": (4, {**TURNS, "num_shared_experts": 1})}
-NAMES = {"plain_2": "nothing", "shared_2": "shared experts", "plain_4": "nothing",
+NAMES = {"plain_2": "weight gradients alone", "shared_2": "shared experts", "plain_4": "weight gradients alone",
          "shared_4": "shared experts", "one_by_one": "`dualpipe`, one pass at a time",
          "turns": "`dualpipe`, two passes in turns", "turns_shared": "`dualpipe`, in turns, and shared experts"}
 MEASURED = ("plain_2", "shared_2")  # as many ranks as cores
