@@ -16,9 +16,9 @@ class AttentionKernels {
 
   /// Whether they take heads with this many channels.
   virtual bool takes_heads_of(int64_t head_dim) const = 0;
-  /// As the report has them.
+  /// As the report has it.
   virtual std::string_view name_of_forward() const = 0;
-  virtual std::string_view name_of_backward() const = 0;
+  virtual std::string_view name_of_backward() const = 0;  ///< as the report has it
 
   ///@{
   /// Queues what Attention::forward() does; false, and nothing is queued, where operands lie as no

@@ -35,7 +35,8 @@ function(usp_add_chapter)
   if(USP_PROGRAMS_WITH_CUDA)  # whole, or the programs would take usp_common's refusal of this device
     target_link_libraries(${chapter} PRIVATE $<LINK_LIBRARY:WHOLE_ARCHIVE,usp_cuda>)
   endif()
-  if(USP_WITH_CUDA AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/fusion/attention.cu)
+  # A copy of a chapter has no kernels/ of its own: its trainer keeps the blockwise kernels.
+  if(USP_WITH_CUDA AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/kernels/attention)
     usp_add_attention(${chapter}_attention ${CMAKE_CURRENT_SOURCE_DIR})
     if(USP_PROGRAMS_WITH_CUDA)
       target_link_libraries(${chapter} PRIVATE $<LINK_LIBRARY:WHOLE_ARCHIVE,${chapter}_attention>)
