@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kBlock) softmax_kernel(Problem<float> p) {
 }
 
 template <int width>
-__global__ void __launch_bounds__(kBlock) values_kernel(Problem<float> p) {
+__global__ void __launch_bounds__(kBlock, 1) values_kernel(Problem<float> p) {
   float* const weights = dynamic_shared<float>();
   float* const values = weights + kTile * kTile;
   const Head<float> head(p, static_cast<int>(blockIdx.y));
