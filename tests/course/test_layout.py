@@ -14,6 +14,7 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tests.parity import binary  # noqa: E402
 from tools import chapters  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.book import short_runs  # noqa: E402
@@ -107,10 +108,5 @@ class Run(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    for option in ("--bin", "--binary"):
-        if option in sys.argv:
-            at = sys.argv.index(option)
-            PROGRAM = Path(sys.argv[at + 1]).resolve()
-            PROGRAM = PROGRAM / CHAPTER.name if option == "--bin" else PROGRAM
-            del sys.argv[at:at + 2]
+    PROGRAM = binary.given(CHAPTER.name, PROGRAM)
     unittest.main()

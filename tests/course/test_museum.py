@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from ch07_5d.figures import museum, museum_bf16  # noqa: E402
+from tests.parity import binary  # noqa: E402
 from tools import chapters  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.exercise import check, exercises, planted  # noqa: E402
@@ -177,10 +178,5 @@ class Planted(unittest.TestCase):
 
 if __name__ == "__main__":
     add_tests()
-    for option in ("--bin", "--binary"):
-        if option in sys.argv:
-            at = sys.argv.index(option)
-            PROGRAM = Path(sys.argv[at + 1]).resolve()
-            PROGRAM = PROGRAM / CHAPTER.name if option == "--bin" else PROGRAM
-            del sys.argv[at:at + 2]
+    PROGRAM = binary.given(CHAPTER.name, PROGRAM)
     unittest.main()

@@ -1,7 +1,9 @@
 """What the tests of one program share: its path on the command line."""
 import argparse
 import os
+import sys
 import textwrap
+from pathlib import Path
 
 
 def parse(description):
@@ -13,3 +15,15 @@ def parse(description):
     if not os.access(args.binary, os.X_OK):
         parser.error(f"--binary {args.binary}: no such executable; build it first")
     return os.path.abspath(args.binary), rest
+
+
+def given(name, otherwise):
+    """The executable of the chapter with this name, as ctest gives it: --binary FILE or --bin FOLDER, which
+    unittest is not to see; else `otherwise`."""
+    for option in ("--bin", "--binary"):
+        if option in sys.argv:
+            at = sys.argv.index(option)
+            path = Path(sys.argv[at + 1]).resolve()
+            del sys.argv[at:at + 2]
+            return path / name if option == "--bin" else path
+    return otherwise
