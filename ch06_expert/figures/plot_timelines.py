@@ -8,7 +8,7 @@ from pathlib import Path
 from tools.base import BookError
 from tools.plot import style, ways
 
-TITLES = {"timelines": {"plain_2": "no shared expert: every message is waited for",
+TITLES = {"timelines": {"plain_2": "no shared expert: weight gradients alone hide messages",
                         "shared_2": "a shared expert: it computes while rows travel"},
           "timelines_turns": {"one_by_one": "dualpipe: one pass at a time",
                               "turns": "overlap_dispatch: one pass computes while the other's rows travel"}}
