@@ -178,5 +178,5 @@ class Planted(unittest.TestCase):
 
 if __name__ == "__main__":
     add_tests()
-    PROGRAM = binary.given(CHAPTER.name, PROGRAM)
+    PROGRAM = binary.given(CHAPTER.name)
     unittest.main()

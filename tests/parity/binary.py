@@ -17,13 +17,13 @@ def parse(description):
     return os.path.abspath(args.binary), rest
 
 
-def given(name, otherwise):
-    """The executable of the chapter with this name, as ctest gives it: --binary FILE or --bin FOLDER, which
-    unittest is not to see; else `otherwise`."""
+def given(name):
+    """The executable of the chapter with this name, as ctest gives it: --bin FOLDER or --binary FILE, which
+    unittest is not to see."""
     for option in ("--bin", "--binary"):
         if option in sys.argv:
             at = sys.argv.index(option)
             path = Path(sys.argv[at + 1]).resolve()
             del sys.argv[at:at + 2]
             return path / name if option == "--bin" else path
-    return otherwise
+    sys.exit(f"{sys.argv[0]}: add --bin FOLDER or --binary FILE: the tests run {name}")

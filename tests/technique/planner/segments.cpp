@@ -99,7 +99,7 @@ TEST_CASE("programs written out of segments are those that are recorded, to the 
     }
   }
   CAPTURE(layouts, records.recorded(), records.written());
-  CHECK(records.written() > records.recorded());
+  CHECK(records.written() > 3 * layouts);  // or little has been compared
 }
 
 }  // namespace
