@@ -22,7 +22,8 @@ int run(const Communicator& world, int argc, char** argv) {
   const PipelineConfig& pipeline = config.pipeline;
   if (!pipeline.pp_show.empty()) return session.answer(pipeline.show(config.grad_acc_steps));
   const std::string& shown = config.composition.mesh_show;
-  if (config.composition.proves() || shown == "types" || shown == "shapes") return prove(config);
+  if (config.composition.proves() || shown == "types" || shown == "shapes")
+    return prove(config, world);
   if (!shown.empty()) return session.answer(show_layout(config, session.flags()));
   // [show]
   const Mesh mesh(world, config.mesh());

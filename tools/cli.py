@@ -297,16 +297,21 @@ def _fuzz(arguments, _flags):
                      "differs, 2 = bad input.",
                      examples=(("./book fuzz ch07", "for a minute"),
                                ("./book fuzz ch07 --minutes 60 --seed 5000",
-                                "others, and more of them")))
+                                "others, and more of them"),
+                               ("./book fuzz ch07 --ranks 6", "on ranks under mpiexec")))
     parser.add_argument("chapter", metavar="CHAPTER", help="such as ch07")
     parser.add_argument("--minutes", type=_positive(float), default=1.0, metavar="N",
                         help="how long (default 1)")
     parser.add_argument("--seed", type=_positive(int), default=1, metavar="NUMBER",
                         help="the first one's number (default 1)")
+    parser.add_argument("--ranks", type=_positive(int), metavar="N",
+                        help="start N ranks with mpiexec, which train layouts of N ranks; default: "
+                        "threads of one process, in layouts of at most 16")
     _add_set_up(parser)
     args = parser.parse_args(arguments)
     chapter = _chapter_with_proof("fuzz", args.chapter, [])
-    options = launch.Options(install=not args.no_install, skip_packages=args.skip_packages)
+    options = launch.Options(install=not args.no_install, skip_packages=args.skip_packages,
+                             ranks=args.ranks)
     return launch.run_chapter(
         chapter, ["--fuzz", f"{args.minutes:g}", "--seed", str(args.seed)], options)
 

@@ -143,6 +143,13 @@ void check_stale_updates(const TrainConfig& run) {
   }
 }
 
+/// Whether any two passes run in turns.
+bool has_turns(const Schedule& schedule) {
+  return std::ranges::any_of(schedule.actions, [](const std::vector<Action>& of) {
+    return std::ranges::any_of(of, &Action::with_next);
+  });
+}
+
 }  // namespace
 
 void PipelineConfig::check(const TrainConfig& run) const {
@@ -177,6 +184,12 @@ void PipelineConfig::check(const TrainConfig& run) const {
   }
   const Schedule checked = schedule(run.grad_acc_steps);
   check_schedule(checked, "pp_schedule=" + pp_schedule);
+  if (run.data_parallel.zero_stage == 3 && has_turns(checked)) {
+    refuse("turns_of_file", {"--zero_stage 2"},
+           "pp_schedule={} has passes in turns (&), two blocks at a time, and zero_stage=3 gathers "
+           "the weights of one after the other",
+           pp_schedule);
+  }
   blocks_of_stages(*this, run.model, checked.stages.count());
 }
 

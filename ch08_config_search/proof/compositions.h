@@ -3,7 +3,7 @@
 #include <optional>
 #include <vector>
 
-#include "base/rng.h"
+#include "proof/drawn_pipeline.h"
 #include "proof/prove.h"
 
 namespace usp {
@@ -19,7 +19,8 @@ struct Composition {
 /// they accept has to be right. The same number draws the same composition.
 class CompositionDraw {
  public:
-  CompositionDraw(uint64_t number, int64_t most_ranks);
+  /// Layouts of at most so many ranks; `exactly`: of as many.
+  CompositionDraw(uint64_t number, int64_t most_ranks, bool exactly = false);
 
   /// The next composition whose first layout the checks accept.
   Composition draw();
@@ -28,15 +29,15 @@ class CompositionDraw {
  private:
   using Words = std::vector<std::string>;
 
-  bool chance(double probability) { return random_.uniform(next_++) < probability; }
-  int64_t pick(const std::vector<int64_t>& of) { return of[random_.bits(next_++).a % of.size()]; }
-  int64_t between(int64_t low, int64_t high) {
-    return low + int64_t(random_.bits(next_++).a % uint64_t(high - low + 1));
-  }
+  bool chance(double probability) { return draws_.chance(probability); }
+  int64_t pick(const std::vector<int64_t>& of) { return draws_.pick(of); }
+  int64_t between(int64_t low, int64_t high) { return draws_.between(low, high); }
   void add(Words& words, const char* flag, int64_t value) const;
   void add(Words& words, const char* flag, const std::vector<const char*>& of);
+  static void leave_out(Words& words, const char* flag);
 
   MeshSizes mesh();
+  MeshSizes mesh_of_all();
   Words model(const MeshSizes& mesh);
   Words experts(const MeshSizes& mesh);
   Words latent_attention();
@@ -44,14 +45,22 @@ class CompositionDraw {
   Words pipeline(int64_t stages);
   std::optional<Twin> composed(const MeshSizes& mesh, int64_t samples, Words model);
 
-  RandomStream random_;
+  Words with_layers(Words words, const TrainConfig& of);
+  Words with_file(Words words, const TrainConfig& of);
+  std::optional<Twin> with_own_pipeline(const Words& words, const Twin& named);
+
+  const uint64_t number_;
+  Draws draws_;
+  Draws pipeline_;  ///< of what is no flag's value: draws of its own leave all others as they are
   const int64_t most_ranks_;
-  uint64_t next_ = 0;
-  int64_t drawn_ = 0;
+  const bool exactly_;
+  int64_t drawn_ = 0, files_ = 0;
 };
 
 /// Trains one composition after the other beside one process, until this many minutes are over
-/// (`--fuzz`), beginning with that of number `seed`. Returns the exit code: 1 if one differs.
-int fuzz(const TrainConfig& config);
+/// (`--fuzz`), beginning with that of number `seed`. On the ranks of `world` if there are several,
+/// each layout on all of them; else on threads, at most 16. Returns the exit code: 1 if one
+/// differs.
+int fuzz(const TrainConfig& config, const Communicator& world);
 
 }  // namespace usp

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
 #include <set>
+#include <sstream>
 
 #include "pipeline_parallel/generators.h"
 #include "tensor/console.h"
@@ -18,18 +20,44 @@ constexpr int kDrawsOfSecond = 300;
 
 }  // namespace
 
-CompositionDraw::CompositionDraw(uint64_t number, int64_t most_ranks)
-    : random_(number, "composition"), most_ranks_(most_ranks) {}
+CompositionDraw::CompositionDraw(uint64_t number, int64_t most_ranks, bool exactly)
+    : number_(number),
+      draws_(number, "composition"),
+      pipeline_(number, "pipeline"),
+      most_ranks_(most_ranks),
+      exactly_(exactly) {}
 
 void CompositionDraw::add(Words& words, const char* flag, int64_t value) const {
   words.insert(words.end(), {flag, std::to_string(value)});
 }
 
 void CompositionDraw::add(Words& words, const char* flag, const std::vector<const char*>& of) {
-  words.insert(words.end(), {flag, of[random_.bits(next_++).a % of.size()]});
+  words.insert(words.end(), {flag, of[draws_.index(of.size())]});
+}
+
+/// With its value.
+void CompositionDraw::leave_out(Words& words, const char* flag) {
+  const auto at = std::ranges::find(words, flag);
+  if (at != words.end()) words.erase(at, at + 2);
+}
+
+/// All ranks, split among the axes in any order.
+MeshSizes CompositionDraw::mesh_of_all() {
+  MeshSizes mesh;
+  std::vector<int64_t*> axes = {&mesh.dp, &mesh.pp, &mesh.cp, &mesh.tp};
+  int64_t left = most_ranks_;
+  while (axes.size() > 1) {
+    const auto axis = axes.begin() + between(0, std::ssize(axes) - 1);
+    **axis = pick(divisors(left));
+    left /= **axis;
+    axes.erase(axis);
+  }
+  *axes.front() = left;
+  return mesh;
 }
 
 MeshSizes CompositionDraw::mesh() {
+  if (exactly_) return mesh_of_all();
   const std::vector<int64_t> sizes = {1, 1, 1, 2, 2, 3, 4};
   MeshSizes mesh;
   do {
@@ -164,6 +192,38 @@ CompositionDraw::Words CompositionDraw::layout(const MeshSizes& mesh, bool has_e
   return words;
 }
 
+/// Each layer in any stage: few or many, and in the first and the last one perhaps none.
+CompositionDraw::Words CompositionDraw::with_layers(Words words, const TrainConfig& of) {
+  const int64_t stages = of.pipeline.schedule(of.grad_acc_steps).stages.count();
+  const std::vector<int64_t> layers = draw_layers(of.model.num_layers, stages, pipeline_);
+  words.insert(words.end(), {"--pp_layers", fmt::format("{}", fmt::join(layers, ","))});
+  return words;
+}
+
+/// The same stages, and an order that no name stands for.
+CompositionDraw::Words CompositionDraw::with_file(Words words, const TrainConfig& of) {
+  const Schedule named = of.pipeline.schedule(of.grad_acc_steps);
+  for (const char* flag : {"--pp_schedule", "--pp_chunks", "--pp_run_length", "--pp_in_flight"}) {
+    leave_out(words, flag);
+  }
+  const Schedule drawn = draw_schedule(named.stages, named.micro_batches, pipeline_);
+  const std::string name = fmt::format("schedule_{}_{}_{}.txt", most_ranks_, number_, files_++);
+  words.insert(words.end(), {"--pp_schedule", keep_drawn(name, to_text(drawn))});
+  return words;
+}
+
+/// Half of what has stages gets layers of its own, a schedule of its own or both, where the rules
+/// take that.
+std::optional<Twin> CompositionDraw::with_own_pipeline(const Words& words, const Twin& named) {
+  if (named.config.pipeline.pp_size == 1) return {};
+  const int64_t which = pipeline_.between(0, 5);
+  if (which > 2) return {};
+  Words own = words;
+  if (which != 1) own = with_layers(own, named.config);
+  if (which != 0) own = with_file(own, named.config);
+  return read_twin(own);
+}
+
 /// A layout of these axes for a model and a step of this many samples; nothing where a rule refuses
 /// it.
 std::optional<Twin> CompositionDraw::composed(const MeshSizes& mesh, int64_t samples, Words model) {
@@ -176,7 +236,10 @@ std::optional<Twin> CompositionDraw::composed(const MeshSizes& mesh, int64_t sam
   const Words words = layout(mesh, has_experts);
   model.insert(model.end(), words.begin(), words.end());
   model.insert(model.end(), {"--dtype", "f64", "--device", "cpu"});
-  return read_twin(model);
+  const std::optional<Twin> twin = read_twin(model);
+  if (!twin) return {};
+  const std::optional<Twin> own = with_own_pipeline(model, *twin);
+  return own ? own : twin;
 }
 
 Composition CompositionDraw::draw() {
@@ -195,46 +258,92 @@ Composition CompositionDraw::draw() {
   }
 }
 
-int fuzz(const TrainConfig& config) {
+namespace {
+
+/// The flags of a layout, with the schedule of its file if it has one.
+std::string text_of(const Twin& layout) {
+  const std::string& schedule = layout.config.pipeline.pp_schedule;
+  if (schedule.find('/') == std::string::npos) return layout.flags;
+  std::stringstream table;
+  table << std::ifstream(schedule).rdbuf();
+  return fmt::format("{}\nand the file of its schedule\n{}", layout.flags, table.str());
+}
+
+}  // namespace
+
+namespace {
+
+/// What the compositions of a run have come to.
+struct Tally {
+  int64_t done = 0, resumed = 0, failed = 0, drawn = 0;
+  double largest = 0;
+  std::set<std::string> classes;
+
+  void say(int64_t first) const {
+    print(
+        "{} compositions, numbers {} to {}, of {} lists of flags that were drawn; {} went on in "
+        "another one from a checkpoint; {} classes met\n",
+        done, first, first + done - 1, drawn, resumed, classes.size());
+    if (failed == 0) print("all are equal to one process within {:.1e}\n", largest);
+    if (failed > 0) print("{} differ\n", failed);
+  }
+};
+
+void say_that_differs(uint64_t number, const Composition& of, const std::string& failure) {
+  print("composition {}, {} ranks ({})\n{}\n", number, of.first.config.mesh().ranks(),
+        describe(of.first.config.mesh()), indented(text_of(of.first)));
+  if (of.second) print("  and from its first step on\n{}\n", indented(text_of(*of.second)));
+  print("  DIFFERS\n{}\n", indented(failure));
+}
+
+/// On threads in a world of one. What a rank throws ends all, and says of which composition it is.
+TwinResult run_composition(uint64_t number, const Composition& of, const Communicator& world) {
+  const Twin* then = of.second ? &*of.second : nullptr;
+  if (world.size() == 1) return run_twin(of.first, then);
+  try {
+    return run_twin(of.first, then, world);
+  } catch (const PeerFailed&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail("composition {}: {}\n{}", number, error.what(), indented(text_of(of.first)));
+  }
+}
+
+}  // namespace
+
+int fuzz(const TrainConfig& config, const Communicator& world) {
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
   const auto minutes = [&] {
     return std::chrono::duration<double, std::ratio<60>>(Clock::now() - begin).count();
   };
-  int64_t done = 0, resumed = 0, failed = 0, drawn = 0;
-  double largest = 0, said = 0;
-  std::set<std::string> classes;
+  const bool has_ranks = world.size() > 1;
+  double said = 0;
+  Tally tally;
   do {
-    const uint64_t number = uint64_t(config.seed) + uint64_t(done);
-    CompositionDraw draw(number, kDrawnRanks);
+    const uint64_t number = uint64_t(config.seed) + uint64_t(tally.done);
+    CompositionDraw draw(number, has_ranks ? world.size() : kDrawnRanks, /*exactly=*/has_ranks);
     const Composition of = draw.draw();
-    drawn += draw.drawn();
-    ++done;
-    if (of.second) ++resumed;
-    for (const RemainderClass& each : of.first.classes)
-      classes.insert(each.name + ": " + each.label);
-    const TwinResult result = run_twin(of.first, of.second ? &*of.second : nullptr);
-    largest = std::max(largest, result.largest);
+    tally.drawn += draw.drawn();
+    ++tally.done;
+    if (of.second) ++tally.resumed;
+    for (const RemainderClass& each : of.first.classes) {
+      tally.classes.insert(each.name + ": " + each.label);
+    }
+    const TwinResult result = run_composition(number, of, world);
+    tally.largest = std::max(tally.largest, result.largest);
     if (!result.failure.empty()) {
-      ++failed;
-      print("composition {}, {} ranks ({})\n  {}\n", number, of.first.config.mesh().ranks(),
-            describe(of.first.config.mesh()), of.first.flags);
-      if (of.second) print("  and from its first step on\n  {}\n", of.second->flags);
-      print("  DIFFERS\n{}\n", indented(result.failure));
+      ++tally.failed;
+      say_that_differs(number, of, result.failure);
     }
     if (minutes() - said > 0.25) {
       said = minutes();
-      print("{:.1f} of {} min: {} compositions, {} differ\n", said, config.composition.fuzz, done,
-            failed);
+      print("{:.1f} of {} min: {} compositions, {} differ\n", said, config.composition.fuzz,
+            tally.done, tally.failed);
     }
-  } while (minutes() < config.composition.fuzz);
-  print(
-      "{} compositions, numbers {} to {}, of {} lists of flags that were drawn; {} went on in "
-      "another one from a checkpoint; {} classes met\n",
-      done, config.seed, config.seed + done - 1, drawn, resumed, classes.size());
-  if (failed == 0) print("all are equal to one process within {:.1e}\n", largest);
-  if (failed > 0) print("{} differ\n", failed);
-  return failed == 0 ? 0 : 1;
+  } while (!world.any(minutes() >= config.composition.fuzz));
+  tally.say(config.seed);
+  return tally.failed == 0 ? 0 : 1;
 }
 
 }  // namespace usp

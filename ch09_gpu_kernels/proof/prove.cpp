@@ -239,15 +239,29 @@ void train_rank(const TrainConfig& config, const Dataset& dataset, const Communi
   compare_memory(config, world.rank(), findings);
 }
 
-}  // namespace
+/// On every rank what the first has found of those that have found anything.
+void agree(const Communicator& world, TwinResult& result) {
+  const std::vector<std::string> failures = world.all_gather_text(result.failure);
+  const auto first = std::ranges::find_if(failures, [](const auto& of) { return !of.empty(); });
+  if (first != failures.end()) result.failure = *first;
+  for (const std::string& largest : world.all_gather_text(fmt::format("{}", result.largest))) {
+    result.largest = std::max(result.largest, std::stod(largest));
+  }
+}
 
-TwinResult run_twin(const Twin& twin, const Twin* then) {
+/// On threads, or on the ranks of `world`.
+TwinResult run_beside_one(const Twin& twin, const Twin* then, const Communicator* world) {
   const auto begin = std::chrono::steady_clock::now();
   const ModelConfig& model = twin.config.model;
   const int64_t seq_len = twin.config.seq_len;
   const TwinFolder folder(model.vocab_size, seq_len);
   const TokenFile file(folder.tokens(), 2, model.vocab_size);
   const Dataset dataset(file, seq_len, 0, DataOrder::shuffled, uint64_t(twin.config.seed));
+  // One folder for the checkpoints of all ranks.
+  const std::string checkpoints = world == nullptr
+                                      ? folder.checkpoints()
+                                      : world->all_gather_text(folder.checkpoints()).front();
+  const auto of_all = [&](double own) { return int64_t(world == nullptr ? own : world->sum(own)); };
   TwinResult result;
   std::vector<Step> expected;
   const auto train = [&](const Twin& of) {
@@ -257,19 +271,25 @@ TwinResult run_twin(const Twin& twin, const Twin* then) {
     Findings findings(parts);
     try {
       if (expected.empty()) expected = train_alone(with_updates(alone(of)), dataset);
-      run_threads(
-          int(config.mesh().ranks()),
-          [&](const Communicator& world) {
-            train_rank(config, dataset, world, expected, folder.checkpoints(), findings);
-          },
-          /*timeout_seconds=*/20);
+      const auto train_on = [&](const Communicator& ranks) {
+        train_rank(config, dataset, ranks, expected, checkpoints, findings);
+      };
+      if (world == nullptr) {
+        run_threads(int(config.mesh().ranks()), train_on, /*timeout_seconds=*/20);
+      } else {
+        Runtime runtime(Device::cpu, world->rank(), world->size());
+        const Runtime::Use use(runtime);
+        train_on(*world);
+      }
       result.failure = findings.text();
     } catch (const std::exception& error) {
+      if (world != nullptr) throw;  // the other ranks wait for this one
       result.failure = findings.text();
       result.failure += (result.failure.empty() ? "" : "\n") + std::string(error.what());
     }
     result.largest = std::max(result.largest, findings.largest());
-    result.compared += findings.steps();
+    result.compared += of_all(double(findings.steps()));
+    if (world != nullptr) agree(*world, result);
   };
   train(twin);
   if (then != nullptr && result.failure.empty()) {
@@ -278,6 +298,16 @@ TwinResult run_twin(const Twin& twin, const Twin* then) {
   }
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return result;
+}
+
+}  // namespace
+
+TwinResult run_twin(const Twin& twin, const Twin* then) {
+  return run_beside_one(twin, then, nullptr);
+}
+
+TwinResult run_twin(const Twin& twin, const Twin* then, const Communicator& world) {
+  return run_beside_one(twin, then, &world);
 }
 
 std::string indented(std::string text) {
@@ -331,7 +361,6 @@ int prove(const TrainConfig& config, const types::Mutation& mutation) {
   const bool asks_types = config.composition.mesh_show == "types";
   if (asks_types && config.composition.prove == 0) return show_types(config);
   if (config.composition.mesh_show == "shapes") return show_layer(config);
-  if (config.composition.fuzz > 0) return fuzz(config);
   if (config.mesh().ranks() == 1) {
     usage_error(
         "prove compares a layout with one process, and this layout is one process; try --dp_size "
@@ -369,6 +398,10 @@ int prove(const TrainConfig& config, const types::Mutation& mutation) {
   }
   print("lengths of messages and tiles are those of the twins, not of the layout\n");
   return failed == 0 ? 0 : 1;
+}
+
+int prove(const TrainConfig& config, const Communicator& world) {
+  return config.composition.fuzz > 0 ? fuzz(config, world) : prove(config);
 }
 
 }  // namespace usp

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "comm/communicator.h"
 #include "proof/shrink.h"
 #include "types/checker.h"
 
@@ -21,15 +22,22 @@ struct TwinResult {
 /// global batch: it takes the second step, too, from a checkpoint of the first.
 TwinResult run_twin(const Twin& twin, const Twin* then = nullptr);
 
+/// The same on the ranks of `world`, each of which calls it and gets the same result; there are as
+/// many of them as in both layouts, on one machine. What a rank throws is thrown here.
+TwinResult run_twin(const Twin& twin, const Twin* then, const Communicator& world);
+
 /// Lines two columns further to the right.
 std::string indented(std::string text);
 
 /// Says of a layout whether its twins compute what one process does, line by line as it is found
-/// (`--prove`), or of layouts drawn at random (`--fuzz`); or of which types and shapes its tensors
+/// (`--prove`); or of which types and shapes its tensors
 /// are (`--mesh_show types`, `shapes`). With `--prove` and `--mesh_show types` it first says in a
 /// line whether the types fit, and ends if one does not. Returns the exit code: 1 if a twin
 /// differs, or a type does not fit. `mutation`: of what is typed, in tests. Throws UsageError where
 /// nothing can be proven.
 int prove(const TrainConfig& config, const types::Mutation& mutation = {});
+
+/// The same, and with `--fuzz` fuzz() on the ranks of `world`.
+int prove(const TrainConfig& config, const Communicator& world);
 
 }  // namespace usp

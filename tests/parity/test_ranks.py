@@ -308,6 +308,12 @@ class Training(RankTest):
                         self.assertAlmostEqual(*entropies, delta=1e-8)
                         self.assertEqual({**found, "entropy": layer["entropy"]}, layer)
 
+    @needs("proof/compositions")
+    def test_layouts_drawn_at_random_train_on_the_ranks_that_are_there(self):
+        code, output = self.finish(self.start(3, CHAPTER, "--fuzz", "0.0001", "--seed", "12"), 60)
+        self.assertEqual(code, 0, output)
+        self.assertRegex(output, r"\A1 compositions, numbers 12 to 12, .*\nall are equal to one process within \S+\n\Z")
+
     @needs("expert_parallel/group")
     def test_experts_that_cannot_be_shared_out_are_refused_once(self):
         experts = ["--num_experts", "8"]

@@ -121,6 +121,7 @@ def run_chapter(chapter, flags, options):
         bridge.check_flags(chapter, chapters.find_chapters(), flags)
     names = {flag.partition("=")[0] for flag in flags}
     informs = bool(INFORMATION_FLAGS & names) or framework is not None or page is not None
+    on_ranks = "--fuzz" in names and options.ranks is not None  # of mpiexec, not threads of one process
     if "--resume" in names and not informs:
         flags, options = resumed(chapter, flags, options)
     ranks = rank_count(chapter, options)
@@ -128,11 +129,11 @@ def run_chapter(chapter, flags, options):
         if "--world_size" in names:
             raise BookError(f"--ranks {ranks} and --world_size say the same thing; give one", 2)
         flags = [*flags, "--world_size", str(ranks)]
-    ranks = 1 if informs else ranks
+    ranks = 1 if informs and not on_ranks else ranks
     own_dir = not informs and given_run_dir(flags) is None
     executable = build.binary(build.RELEASE, chapter.name)
     of_threads = {"--prove", "--fuzz"} & names  # whose ranks are threads of one process
-    threads = machine.usable_cores() if of_threads else ranks
+    threads = machine.usable_cores() if of_threads and ranks == 1 else ranks
     env = {**machine.thread_environment(ranks=threads), "USP_STARTED_BY": started_by(chapter, ranks)}
     if options.only_print:
         added = ["--run_dir", show_path(runs.next_run_dir(chapter))] if own_dir else []
@@ -237,6 +238,8 @@ def _run_and_judge(command, env, ranks, run_dir, options):
     if ranks == 1:
         code = _run_alone(command, env)
         complete = run_dir is None or runs.done_stamp(run_dir) not in (None, before)
+    elif run_dir is None:
+        return _run_ranks_that_answer(command, env, ranks)
     else:
         known = why.identities(run_dir)
         job = mpi.Job(ranks, options.debug)
@@ -253,6 +256,15 @@ def _run_and_judge(command, env, ranks, run_dir, options):
         raise BookError(f"{os.path.basename(command[0])} ended with exit code 0 but wrote no "
                         f"`done` mark into {show_path(run_dir)}: the run is not complete")
     _report(run_dir, options.plot)
+    return code
+
+
+def _run_ranks_that_answer(command, env, ranks):
+    """Runs ranks that print something and leave no files; 1: what they say is no."""
+    job = mpi.Job(ranks, None)
+    code = job.run(command, env)
+    if code not in (0, 1):
+        mpi.show_held(job)
     return code
 
 

@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -5,6 +7,7 @@
 #include <sstream>
 
 #include "accounting/zero_walk.h"
+#include "comm/launch.h"
 #include "pipeline_parallel/generators.h"
 #include "proof/compositions.h"
 #include "proof/rounding.h"
@@ -127,7 +130,9 @@ TEST_CASE("whatever a chapter can do is drawn", "[not_sanitized]") {
                                      "--node_size",
                                      "--zero_stage 3",
                                      "--pp_run_length",
-                                     "--pp_in_flight"};
+                                     "--pp_in_flight",
+                                     "--pp_layers",
+                                     "--pp_schedule /"};
   for (const std::string& name : schedule_names()) {
     if (name != "pipedream") wanted.push_back("--pp_schedule " + name + " ");
   }
@@ -145,6 +150,86 @@ TEST_CASE("whatever a chapter can do is drawn", "[not_sanitized]") {
   }
   for (const std::string& text : wanted) FAIL_CHECK(text << " was not drawn");
   SUCCEED();
+}
+
+TEST_CASE("a schedule drawn at random is one that the rules take, and is told apart from others") {
+  using enum Placement;
+  std::set<std::string> tables;
+  bool has_cuts = false, has_turns = false;
+  for (uint64_t number = 0; number < 60; ++number) {
+    Draws draws(number, "test");
+    const auto placement = std::vector{loop, fold, mirror}[draws.index(3)];
+    const int64_t ranks = placement == mirror ? 2 * draws.between(1, 2) : draws.between(1, 4);
+    const Stages stages{placement, ranks, placement == loop ? draws.between(1, 3) : 2};
+    const int64_t m = 2 * draws.between(1, 3);
+    const Schedule drawn = draw_schedule(stages, m, draws);
+    const std::string table = to_text(drawn);
+    INFO(table);
+    check_schedule(drawn, "drawn");
+    REQUIRE(to_text(parse_schedule(table, "drawn")) == table);
+    has_cuts = has_cuts || table.find(" W") != std::string::npos;
+    has_turns = has_turns || table.find('&') != std::string::npos;
+    tables.insert(table);
+  }
+  REQUIRE(tables.size() > 55);
+  REQUIRE(has_cuts);
+  REQUIRE(has_turns);
+}
+
+TEST_CASE("a file with passes in turns does not go with weights that are gathered block by block") {
+  const std::string file =
+      keep_drawn("turns.txt", "placement loop\n0: F0 F1&BW0 BW1\n1: F0 BW0 F1 BW1\n");
+  const std::string flags =
+      "--num_layers 2 --pp_size 2 --dp_size 2 --grad_acc_steps 2 --pp_schedule " + file;
+  REQUIRE(layout_of_flags(flags + " --zero_stage 2").pipeline.pp_schedule == file);
+  check_throws<UsageError>([&] { layout_of_flags(flags + " --zero_stage 3"); },
+                           {"passes in turns", "zero_stage=3", "try --zero_stage 2"});
+}
+
+TEST_CASE("layers drawn for stages are all of the model's, and leave no inner stage empty") {
+  for (uint64_t number = 0; number < 60; ++number) {
+    Draws draws(number, "test");
+    const int64_t stages = draws.between(1, 6), layers = stages + draws.between(0, 5);
+    const std::vector<int64_t> drawn = draw_layers(layers, stages, draws);
+    INFO(fmt::format("{}", fmt::join(drawn, ",")));
+    REQUIRE(std::ssize(drawn) == stages);
+    int64_t sum = 0;
+    for (int64_t of : drawn) sum += of;
+    REQUIRE(sum == layers);
+    for (size_t stage = 1; stage + 1 < drawn.size(); ++stage) REQUIRE(drawn[stage] > 0);
+  }
+}
+
+/// What each of these ranks says of a composition that it trains together with the others.
+std::vector<TwinResult> results_of_ranks(int ranks, const Twin& first, const Twin& second) {
+  std::vector<TwinResult> results(ranks);
+  run_threads(ranks, [&](const Communicator& world) {
+    results[world.rank()] = run_twin(first, &second, world);
+  });
+  return results;
+}
+
+TEST_CASE("on ranks that are there a composition takes all of them, and all say the same") {
+  for (int ranks : {3, 4}) {
+    Composition of;
+    for (uint64_t number = 1; !of.second; ++number) {
+      of = CompositionDraw(number, ranks, /*exactly=*/true).draw();
+    }
+    INFO(of.first.flags << "\n" << of.second->flags);
+    REQUIRE(of.first.config.mesh().ranks() == ranks);
+    REQUIRE(of.second->config.mesh().ranks() == ranks);
+    for (const TwinResult& result : results_of_ranks(ranks, of.first, *of.second)) {
+      REQUIRE(result.failure == "");
+      REQUIRE(result.largest > 0);
+      REQUIRE(result.compared == 3);
+    }
+    of.second->config.optimizer.weight_decay += 0.5;
+    const std::vector<TwinResult> wrong = results_of_ranks(ranks, of.first, *of.second);
+    for (const TwinResult& result : wrong) {
+      REQUIRE(result.failure.find("after it went on:\nthe first that differs: weight of") == 0);
+      REQUIRE(result.failure == wrong.front().failure);
+    }
+  }
 }
 
 TEST_CASE("a number draws the same composition again, and others draw others") {
