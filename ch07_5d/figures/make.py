@@ -7,11 +7,18 @@ from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
 from tools.run import bridge
 
-from . import claims, dimensions, draw_mesh, equal, memory, museum, placed, published, rounding, typed
+from . import claims, dimensions, draw_layer, draw_mesh, equal, memory, museum, placed, published, rounding, speed, typed
 
-SCHEMATICS = draw_mesh.FIGURES
+SCHEMATICS = {**draw_mesh.FIGURES, **draw_layer.FIGURES}
 PROVENANCE = {"provenance.md": ("estimates", "counts")}
 DEMO = {"micro_batch_size": 4, "check_copies": 10}
+BENCH_ALONE, BENCH_PROGRAMS = True, speed.programs()
+bench_lines, bench_text = speed.lines, speed.text
+
+
+def bench(chapter, _record, seconds, rounds):
+    """What goes into the record beside what every chapter measures."""
+    return speed.measure(chapter, seconds, rounds)
 
 
 def measure(chapter, _program, commit):
@@ -25,6 +32,7 @@ def rerun(chapter, program):
     folder = chapter.folder / "figures"
     found = {"layout.txt": placed.layout(program), "prove.txt": placed.proof(program, chapter),
              "types.txt": placed.typed(program), "layer.txt": placed.mapped(program),
+             "layer_back.txt": placed.messages_back(program),
              "bridge.txt": placed.bridged(program, chapter)}
     if (folder / "estimates.json").exists():
         found["estimates.json"] = json_text({**read_json(folder / "estimates.json"),

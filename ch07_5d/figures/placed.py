@@ -95,6 +95,15 @@ def typed(program):
     return f"$ ./book types ch07 -- {TYPED}\n{text}"
 
 
+def messages_back(program):
+    """What it prints of the same layer's messages on the way back."""
+    lines = estimates.output_of([str(program), *estimates.words_of({**MAPPED, "mesh_show": "shapes"})]).splitlines()
+    sent = [line for line in lines[lines.index("backward"):-1] if " over " in line]
+    rows = narrowed([lines[0], lines[1], *sent])[1:]
+    weight, here = rows[0].index("weight"), rows[0].index("on this rank")  # messages have no weight
+    return "".join(f"{row[:weight]}{row[here:]}\n" for row in rows)
+
+
 def mapped(program):
     """What --mesh_show shapes prints of MAPPED, forward, with the command."""
     flags = estimates.words_of({**MAPPED, "mesh_show": "shapes"})

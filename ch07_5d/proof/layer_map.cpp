@@ -67,11 +67,12 @@ void relate(LayerPoint& point, const types::Type& type, const std::vector<types:
 /// What a rank does, block by block, in the first micro-batch of its first step.
 class LayerLog {
  public:
-  explicit LayerLog(bool sends_on) : sends_on_(sends_on) {}
-
   void hear(const types::Checker& checker, const types::TypedOp& op) {
     if (is_left_out(op)) return;
-    if (op.block < 0) return hear_between(checker, op);
+    if (op.name.ends_with(" over pp")) {
+      crossings_.push_back({op.name.starts_with("send"), op.peer, point_of(checker, op)});
+    }
+    if (op.block < 0) return;
     if (op.micro_batch != 0 || op.phase.empty()) return;
     Block& block = blocks_[op.block];
     block.is_over = block.is_over || (op.phase == "forward" && block.goes_back);
@@ -83,22 +84,36 @@ class LayerLog {
     if (block.points.empty() || !(block.points.back() == point)) block.points.push_back(point);
   }
 
-  /// The last layer, with experts if any has them.
-  std::vector<LayerPoint> layer() const {
+  /// The last layer, with experts if any has them, and the messages of its chunk.
+  std::vector<LayerPoint> layer(const TrainConfig& config, int stage) const {
     const Block* chosen = nullptr;
-    for (const auto& [number, block] : blocks_) {
-      const bool is_better = chosen == nullptr || block.has_experts || !chosen->has_experts;
-      if (block.has_attention && is_better) chosen = &block;
+    int64_t number = 0;
+    for (const auto& [block, own] : blocks_) {
+      const bool is_better = chosen == nullptr || own.has_experts || !chosen->has_experts;
+      if (own.has_attention && is_better) chosen = &own, number = block;
     }
     USP_CHECK(chosen != nullptr, "the stage has no layer");
+    const RankBlocks held = blocks_of_rank(config, stage);
+    const auto chunk = std::ranges::find_if(
+        held.chunks, [&](const BlockRange& of) { return of.begin <= number && number < of.end; });
+    const Crossings crossings{config, stage, chunk - held.chunks.begin()};
     std::vector<LayerPoint> points;
-    if (received_) points.push_back(*received_);
+    const auto cross = [&](bool sends, const char* phase) {
+      if (const LayerPoint* found = crossing(crossings, sends, phase)) {
+        points.push_back(*found);
+        points.back().phase = phase;
+      }
+    };
+    cross(/*sends=*/false, "forward");
+    bool goes_back = false;
     for (const LayerPoint& point : chosen->points) {
-      if (sent_ && point.phase == "backward" && points.back().phase == "forward") {
-        points.push_back(*sent_);
+      if (!std::exchange(goes_back, point.phase != "forward") && goes_back) {
+        cross(/*sends=*/true, "forward");
+        cross(/*sends=*/false, "backward");
       }
       points.push_back(point);
     }
+    cross(/*sends=*/true, "backward");
     return points;
   }
 
@@ -108,13 +123,42 @@ class LayerLog {
     bool goes_back = false, is_over = false, has_experts = false, has_attention = false;
   };
 
-  /// The first message from the stage before is the first micro-batch's, and so is the first to the
-  /// next one.
-  void hear_between(const types::Checker& checker, const types::TypedOp& op) {
-    const bool computed = std::ranges::any_of(
-        blocks_, [](const auto& block) { return !block.second.points.empty(); });
-    if (op.name == "recv over pp" && !received_ && !computed) received_ = point_of(checker, op);
-    if (op.name == "send over pp" && !sent_ && sends_on_) sent_ = point_of(checker, op);
+  /// A message between stages.
+  struct Crossing {
+    bool sends;
+    int peer;
+    LayerPoint point;
+  };
+  /// Whose messages are asked for.
+  struct Crossings {
+    const TrainConfig& config;
+    int stage;
+    int64_t chunk;
+  };
+
+  /// The message that the first micro-batch's pass through the chunk waits for, or sends on. Two
+  /// ranks send in the order of their schedule, so it has the same number here and there.
+  const LayerPoint* crossing(const Crossings& of, bool sends, std::string_view phase) const {
+    const Schedule schedule = of.config.pipeline.schedule(of.config.grad_acc_steps);
+    std::map<int, int64_t> numbers;  // of each peer
+    for (const StageMessage& message : messages(schedule)) {
+      if (message.from == message.to) continue;
+      if ((sends ? message.from : message.to) != of.stage) continue;
+      const int peer = sends ? message.to : message.from;
+      const int64_t number = numbers[peer]++;
+      const Action& action = schedule.actions[of.stage][sends ? message.sent_by : message.used_by];
+      const bool goes_back = action.work != Work::F;
+      if (action.micro_batch != 0 || action.chunk != of.chunk) continue;
+      if (goes_back == (phase == "backward")) return nth(sends, peer, number);
+    }
+    return nullptr;
+  }
+
+  const LayerPoint* nth(bool sends, int peer, int64_t number) const {
+    for (const Crossing& of : crossings_) {
+      if (of.sends == sends && of.peer == peer && number-- == 0) return &of.point;
+    }
+    return nullptr;
   }
 
   static LayerPoint point_of(const types::Checker& checker, const types::TypedOp& op) {
@@ -136,9 +180,8 @@ class LayerLog {
     return point;
   }
 
-  const bool sends_on_;
   std::map<int, Block> blocks_;
-  std::optional<LayerPoint> received_, sent_;
+  std::vector<Crossing> crossings_;
 };
 
 using Cells = std::array<std::string, 7>;
@@ -172,13 +215,13 @@ Cells cells_of(const LayerPoint& point) {
 std::vector<LayerPoint> map_layer(const TrainConfig& config) {
   TypedRank of;
   of.stage = config.pipeline.pp_size / 2;
-  LayerLog log(/*sends_on=*/of.stage + 1 < config.pipeline.pp_size);
+  LayerLog log;
   of.listener = [&](const types::Checker& checker, const types::TypedOp& op) {
     log.hear(checker, op);
   };
   const TypeCheck found = check_types_of(config, of);
   if (!found.error.empty()) fail("{}", found.error);
-  return log.layer();
+  return log.layer(config, int(of.stage));
 }
 
 std::string table_of_layer(const TrainConfig& config) {

@@ -27,8 +27,9 @@ struct LayerPoint {
 };
 
 /// What the first rank of the pipeline's middle stage does in its first micro-batch: all of a layer
-/// (one with experts, if it has any), in order, but what only copies or counts. From a dry run.
-/// Throws UsageError where the sizes of the mesh have no types.
+/// (one with experts, if it has any), in order, but what only copies or counts, between the
+/// messages from and to other stages. From a dry run. Throws UsageError where the sizes of the mesh
+/// have no types.
 std::vector<LayerPoint> map_layer(const TrainConfig& config);
 
 /// The same as a table.

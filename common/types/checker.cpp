@@ -314,6 +314,7 @@ int64_t Checker::post(const Posted& operation) {
   TypedOp typed;
   if (listener_) {
     typed = typed_here(origin);
+    typed.peer = operation.peer;
     if (operation.input->defined()) typed.taken = operation.input->shape();
     if (operation.output->defined()) typed.shape = operation.output->shape();
     const std::vector<Region> all = regions_.of(*operation.input);

@@ -59,6 +59,7 @@ struct TypedOp {
   std::string parameter;       ///< among the operands
   Shape shape;                 ///< on this rank, of what it makes
   Shape taken;                 ///< on this rank: of the parameter; of what a message sends
+  int peer = -1;               ///< of a send or a receive: the other rank, within the group
 };
 
 /// Follows the types of all tensors through a program on meta: hears of each op and message, and

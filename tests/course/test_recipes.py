@@ -16,9 +16,10 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from ch07_5d.figures import published  # noqa: E402
+from ch07_5d.figures import published, speed  # noqa: E402
 from tools import chapters, cli  # noqa: E402
 from tools.base import BookError  # noqa: E402
+from tools.bench import bench  # noqa: E402
 from tools.run import launch, recipes  # noqa: E402
 
 CHAPTER = next(chapter for chapter in chapters.find_chapters() if recipes.names(chapter))
@@ -160,6 +161,9 @@ class Proving(unittest.TestCase):
         chapter, flags, _ = run.call_args[0]
         self.assertEqual((chapter.name, flags),
                          (CHAPTER.name, ["--fuzz", "0.5", "--seed", "7"]))
+        self.assertIsNone(run.call_args[0][2].ranks)
+        _, _, run = self.run_book("fuzz", CHAPTER.short, "--ranks", "6")
+        self.assertEqual((run.call_args[0][1], run.call_args[0][2].ranks), (["--fuzz", "1", "--seed", "1"], 6))
         code, said, run = self.run_book("fuzz", "ch01")
         self.assertEqual((code, run.called), (2, False))
         self.assertIn(f"./book fuzz {CHAPTER.short}", said)
@@ -168,6 +172,29 @@ class Proving(unittest.TestCase):
         code, said, _ = self.run_book("list", "--", "--steps", "3")
         self.assertEqual(code, 2)
         self.assertIn("only `run`, `prove`, `types` and `plan` hand flags on", said)
+
+
+class Speed(unittest.TestCase):
+    ROUNDS = [{"ch01": 100.0, "ch02": 99.0, "copies_never": 80.0, "copies_every": 79.0, "two_dp": 90.0, "two_tp": 50.0},
+              {"ch01": 10.0, "ch02": 10.0, "copies_never": 8.0, "copies_every": 8.0, "two_dp": 9.0, "two_tp": 9.9},
+              {"ch01": 100.0, "ch02": 98.0, "copies_never": 80.0, "copies_every": 78.0, "two_dp": 95.0, "two_tp": 50.0}]
+
+    def test_ratios_are_those_of_rounds_and_the_best_of_two_ranks_has_a_goal(self):
+        record = {"composition": {"rounds": self.ROUNDS}}
+        self.assertEqual([(what, found["median"], goal) for what, found, goal in speed.rows(record)], [
+            ("ch02, size 1, over ch01", 0.99, 0.99), ("`--check_copies 10` over none", 79 / 80, 0.995),
+            ("`dp` on 2 ranks over ch01 with all threads", 0.9, 0.95),
+            ("`tp` on 2 ranks over ch01 with all threads", 0.5, None)])
+
+    def test_ranks_of_an_estimate_are_those_of_the_mesh(self):
+        mesh = {"dp": 4, "pp": 3, "cp": 2, "tp": 2, "ep": 8}
+        self.assertEqual(speed.counted({"mesh": mesh, "distinct_ranks": [{}, {}]}), {"ranks": 48, "distinct": 2})
+
+    def test_every_way_of_two_ranks_has_the_batch_of_one(self):
+        for way, flags in speed.WAYS.items():
+            samples = flags.get("micro_batch_size", 4) * flags.get("grad_acc_steps", 1) * flags.get("dp_size", 1)
+            ranks = flags.get("dp_size", 1) * flags.get("tp_size", 1) * flags.get("cp_size", 1) * flags.get("pp_size", 1)
+            self.assertEqual((samples, ranks), (bench.CONFIGS["B"]["micro_batch_size"], speed.RANKS), way)
 
 
 if __name__ == "__main__":

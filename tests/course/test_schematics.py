@@ -16,6 +16,7 @@ from ch01_single_gpu.figures import draw_block  # noqa: E402  (the path comes fi
 from ch02_data_parallel.figures import draw_collectives, draw_zero  # noqa: E402
 from ch03_tensor_sequence.figures import draw_tensor_2d  # noqa: E402
 from ch04_context.figures import draw_heads, draw_masks, draw_ring  # noqa: E402
+from ch07_5d.figures import draw_layer  # noqa: E402
 from tools import chapters  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.book import showcase  # noqa: E402
@@ -252,6 +253,32 @@ class Truth(unittest.TestCase):
         for place in range(draw_masks.RANKS // draw_heads.GROUP):
             members = held[place * draw_heads.GROUP:(place + 1) * draw_heads.GROUP]
             self.assertEqual(sorted(itertools.chain(*members)), draw_heads.of_place(place))
+
+    def test_the_drawing_of_a_layer_has_the_messages_weights_and_shapes_that_the_program_printed(self):
+        printed = (ROOT / "ch07_5d" / "figures" / "layer.txt").read_text()
+        rows = printed.partition("forward\n")[2].splitlines()[:-1]
+        drawn = [node.text for node in ElementTree.fromstring(draw_layer.layer()).iter() if node.tag.endswith("}text")]
+        said = "\n".join(drawn).replace("send, recv over", "send over").replace("→", "->")
+        messages = [row for row in rows if " over " in row and not row.startswith("recv over cp_ring")]
+        self.assertGreater(len(messages), 8)
+        at = 0
+        for row in messages:  # in their order
+            operation, shape = re.match(r"(\S+ over \S+) +(\[[\d, ]+\](?: -> \[[\d, ]+\])?)", row).groups()
+            at = said.index(f"{operation}  {shape}", at) + 1
+        self.assertEqual(sum(" over " in text and "[" in text for text in drawn), len(messages))
+        weight = r"[a-z]\w+ \[[\d, ]+\]"
+        weights = re.findall(weight, "\n".join(row for row in rows if " over " not in row))
+        self.assertEqual(weights, [text for text in drawn if re.fullmatch(weight, text)])
+        shapes = set(re.findall(r"\[[\d, ]+\]", "\n".join(rows)))
+        self.assertLessEqual({text for text in drawn if text.startswith("[")}, shapes)
+        self.assertEqual(drawn[drawn.index("o_proj [192, 96]") + 1:][:2], ["[64, 192]", "cp dp +tp"])
+
+    def test_a_layer_that_is_not_there_is_not_drawn(self):
+        printed = (ROOT / "ch07_5d" / "figures" / "layer.txt").read_text()
+        empty = printed.partition("forward\n")[0] + "forward\n"
+        for text in (empty, printed.replace("over ep", "over me")):
+            with self.assertRaisesRegex(BookError, "has no layer"):
+                draw_layer.draw(text)
 
 
 if __name__ == "__main__":

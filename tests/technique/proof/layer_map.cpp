@@ -16,7 +16,13 @@ constexpr const char* kModel =
     "8 "
     "--micro_batch_size 3 --grad_acc_steps 2 --steps 2 ";
 
-TrainConfig config_of(const std::string& own) { return layout_of_flags(std::string(kModel) + own); }
+/// The flags win over those of kModel.
+TrainConfig config_of(const std::string& own) {
+  std::string model = kModel;
+  const std::string layers = "--num_layers";
+  if (own.find(layers) != std::string::npos) model.erase(model.find(layers), layers.size() + 3);
+  return layout_of_flags(model + own);
+}
 
 /// All dimensions at once, and each technique that changes what a layer sends.
 const std::vector<std::string> kLayouts = {
@@ -161,9 +167,37 @@ TEST_CASE("each row of the map of a layer is what a rank of a run does") {
       last = entry;
       ++next;
     }
+    while (next < points.size() && points[next].operation.ends_with(" over pp")) ++next;
     REQUIRE(next == points.size());
     REQUIRE(next > 20);
   }
+}
+
+/// The messages between stages, such as "forward recv over pp".
+std::vector<std::string> crossings_of(const std::string& own) {
+  std::vector<std::string> found;
+  for (const LayerPoint& point : map_layer(config_of(own))) {
+    if (!point.operation.ends_with(" over pp")) continue;
+    found.push_back(point.phase + " " + point.operation);
+    const Shape& here = point.made.rank() > 0 ? point.made : point.taken;
+    INFO(own << ": " << found.back() << " " << here.to_string());
+    REQUIRE(here == Shape({3 * 8, 24}));
+    REQUIRE((point.whole.rank() == 0 || point.whole == here));
+  }
+  return found;
+}
+
+TEST_CASE("the map of a layer has the messages of its micro-batch, forward and backward") {
+  const std::string in = "forward recv over pp", out = "forward send over pp",
+                    back_in = "backward recv over pp", back_out = "backward send over pp";
+  const std::string three = "--num_layers 3 --num_kv_heads 2 --pp_size 3 ";
+  for (const char* own : {"", "--recompute full", "--pp_schedule zb_h1", "--pp_schedule afab"}) {
+    REQUIRE(crossings_of(three + own) == std::vector{in, out, back_in, back_out});
+  }
+  REQUIRE(crossings_of("--num_kv_heads 2 --pp_size 2") == std::vector{in, back_out});
+  const std::string chunks = "--num_kv_heads 2 --pp_size 2 --num_layers 4 --pp_chunks 2 ";
+  REQUIRE(crossings_of(chunks + "--pp_schedule interleaved") == std::vector{in, back_out});
+  REQUIRE(crossings_of("--num_kv_heads 2") == std::vector<std::string>());
 }
 
 TEST_CASE("the table of a layer has a row for each operation and ends where the layer does") {
