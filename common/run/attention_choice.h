@@ -16,8 +16,9 @@ struct AttentionShape {
   double batches = 0;   ///< products that naive attention does one by one: samples times the
                         ///< query heads that share a kv head
   DType dtype = DType::f32;
+  bool fused = false;  ///< kernels for tensor cores that a run may take compute it blockwise
 };
-/// Of a run, on each of its ranks.
+/// Of a run, on each of its ranks, where no kernels are fused.
 AttentionShape attention_shape(const RunConfig& config);
 
 /// Estimated seconds of forward and backward on an H100.
@@ -31,8 +32,9 @@ struct AttentionChoice {
   std::string why;
 };
 
-/// What a GPU computes attention by where no flag says it: what is estimated to be faster at this
-/// shape, and blockwise attention where a run with naive attention needs more bytes than there are.
+/// What a GPU computes attention by where no flag says it: blockwise where it has fused kernels for
+/// that, else what is estimated to be faster at this shape; and blockwise where a run with naive
+/// attention needs more bytes than there are.
 AttentionChoice choose_attention(const AttentionShape& shape, double bytes_of_naive,
                                  double available_bytes);
 

@@ -16,6 +16,7 @@
 #include "run/progress.h"
 #include "run/sample.h"
 #include "run/timeline.h"
+#include "tensor/backend.h"
 #include "tensor/console.h"
 #include "tensor/memory_profile.h"
 #include "train/pretrained.h"
@@ -34,6 +35,11 @@ std::vector<MatmulShape> matmul_shapes(const RunConfig& config) {
           {tokens, 2 * m.ffn_hidden_size, m.hidden_size},
           {tokens, m.hidden_size, m.ffn_hidden_size},
           {tokens, m.vocab_size, m.hidden_size}};
+}
+
+/// Whether a chapter that has fused kernels is to use them; `flags` as Session::flags() has them.
+bool asks_for_fused_kernels(const std::string& flags) {
+  return nlohmann::json::parse(flags).value("kernels", "") == "fused";
 }
 
 /// A model of fewer steps says nothing that is worth reading, unless somebody asks for it.
@@ -125,8 +131,11 @@ int Session::estimate(const std::vector<RankEstimate>& ranks) const {
   print("{}", estimate_text(config_, ranks));
   if (config_.device == name(Device::cuda) && !args_.typed("attention")) {
     print(
-        "A run takes naive attention where it is estimated to be faster on its GPU and fits there; "
-        "--attention says which.\n");
+        "A run takes naive attention where it is estimated to be faster on its GPU and fits "
+        "there{}; --attention says which.\n",
+        asks_for_fused_kernels(flags())
+            ? ", and where the GPU has no fused kernels for blockwise attention"
+            : "");
   }
   if (config_.estimate_file.empty() || !speaks_for_all()) return 0;
   try {
@@ -155,8 +164,9 @@ void Session::move_to_device() {
   runtime_->accelerator()->require(parse_dtype(config_.dtype));
 }
 
-/// Where nothing says by what attention a GPU computes, it is the one that is estimated to be
-/// faster, if all ranks have the memory. A resumed run keeps that of its checkpoint.
+/// Where nothing says by what attention a GPU computes, it is blockwise attention if there are
+/// fused kernels for it, else the one that is estimated to be faster, if all ranks have the memory.
+/// A resumed run keeps that of its checkpoint.
 void Session::choose_attention(const Predict& predict) {
   const bool has_flag = !args_.group_of("attention").empty();
   if (runtime_->accelerator() == nullptr || config_.checkpoints.resume) return;
@@ -164,10 +174,12 @@ void Session::choose_attention(const Predict& predict) {
   const auto take = [&](const std::string& value) {
     args_.take("attention", nlohmann::json(value).dump(), /*always=*/false);
   };
+  AttentionShape shape = attention_shape(config_);
+  shape.fused = asks_for_fused_kernels(flags()) &&
+                runtime_->backend().fuses_attention(shape.dtype, config_.model.head_dim());
   take("naive");
   const SharedMemory memory = shared_memory(config_, predict, world_);
-  const AttentionChoice own =
-      usp::choose_attention(attention_shape(config_), memory.needed(), memory.available);
+  const AttentionChoice own = usp::choose_attention(shape, memory.needed(), memory.available);
   // The first rank that wants blockwise attention decides for all.
   const std::vector<std::string> wanted = world_.all_gather_text(own.attention);
   const std::vector<std::string> reasons = world_.all_gather_text(own.why);

@@ -56,5 +56,14 @@ TEST_CASE("which attention is faster depends on the width of heads, the dtype an
   REQUIRE(chosen(small) == "blockwise");
 }
 
+TEST_CASE("fused kernels are taken whatever the estimate says of those without tensor cores") {
+  AttentionShape shape = billion();
+  REQUIRE(choose_attention(shape, 1, 1).attention == "naive");
+  shape.fused = true;
+  const AttentionChoice fused = choose_attention(shape, 1, 1);
+  REQUIRE(fused.attention == "blockwise");
+  REQUIRE(fused.why == "this GPU has fused kernels for it, on tensor cores");
+}
+
 }  // namespace
 }  // namespace usp::test

@@ -49,18 +49,19 @@ def memory_rows(run_dir):
 
 class Devices(RankTest):
     def run_on(self, device, ranks, *flags, steps=3, traced=("--trace_steps", "0"), resume=False,
-               order="forward"):
+               order="forward", plain=FLAGS):
         """The run's folder: a new one, unless an earlier run goes on."""
         if not resume:
             self.run_dir = self.folder / f"{device} {len(list(self.folder.iterdir()))}"
         program = test_ranks.CHAPTER + ("_emulated" if device == "cuda" else "")
-        flags = (*FLAGS, *flags, "--device", device, "--steps", str(steps))
+        flags = (*plain, *flags, "--device", device, "--steps", str(steps))
         code, output = self.finish(
             self.start(ranks, program, *tiny(flags), *traced, *flags,
                        *(["--resume"] if resume else []),
                        env=test_ranks.environment(USP_MATMUL_SECONDS="0",
                                                   USP_EMULATED_STREAMS=order)), 120)
         self.assertEqual(code, 0, output)
+        self.output = output
         trace_format.check(self.run_dir / "trace.json")
         return self.run_dir
 
@@ -78,6 +79,18 @@ class Attention(Devices):
             run_dir = self.run_on("cuda", 2, *self.WIDE, *more, steps=1)
             config = json.loads((run_dir / "run.json").read_text())["config"]
             self.assertEqual(config["attention"], attention, more)
+
+    def test_fused_kernels_are_taken_without_a_word_on_attention(self):
+        if not (ROOT / test_ranks.CHAPTER / "fusion").is_dir():
+            self.skipTest("this chapter has no fused kernels")
+        why = "On this GPU attention=blockwise: this GPU has fused kernels for it"
+        for kernels in ("reference", "fused"):
+            run_dir = self.run_on("cuda", 1, "--head_dim", "64", "--num_layers", "1", "--kernels",
+                                  kernels, steps=1, plain=("--dtype", "bf16"))
+            for text, said in (("On this GPU attention=", True), (why, kernels == "fused")):
+                self.assertEqual(text in self.output, said, self.output)
+            self.assertEqual("Attention ran on tensor cores" in (run_dir / "report.md").read_text(),
+                             kernels == "fused")
 
 
 class Layouts(Devices):
