@@ -15,6 +15,7 @@ DATA = "labs.json"
 PRODUCT = "ch09.matmul"
 IDEAS = ("primer", "layer_norm", "coalescing", "banks", "divergence", "occupancy", "fusion", "reduction")
 ATTENTION, LENGTHS, MASKS = "ch09.attention", (64, 128, 256), "ch09.masks"
+DEGREES = "attention_degrees"
 SHOWN = (PRODUCT, ATTENTION, MASKS, *(f"ch09.{idea}" for idea in IDEAS))
 CARD = "H100 SXM"
 SHEET = gpu.data_sheet(CARD)  # TFLOP/s of each dtype, GB/s of memory
@@ -39,7 +40,8 @@ def count(program):
         return {}
     data = {name: record(name, program.parent) for name in SHOWN}
     lengths = [record(ATTENTION, program.parent, (length, 64)) for length in LENGTHS]
-    return {DATA: json_text({**data, "attention_lengths": lengths})}
+    degrees = lab.run_program(program.parent / LABS[ATTENTION].program, "degrees")
+    return {DATA: json_text({**data, "attention_lengths": lengths, DEGREES: degrees})}
 
 
 def record(name, folder, size=None):
@@ -59,7 +61,8 @@ def texts(data):
              "roofline.svg": roofline(data[PRODUCT]["rungs"]),
              "lab_attention.md": table(ATTENTION, data), "attention_lengths.md": lengths_table(data),
              "attention_backward.md": backward_table(data),
-             "attention_masks.md": masks_table(data[MASKS])}
+             "attention_masks.md": masks_table(data[MASKS]),
+             "attention_degrees.md": degrees_table(data[DEGREES])}
     return {**found, **{f"lab_{idea}.md": table(f"ch09.{idea}", data) for idea in IDEAS}}
 
 
@@ -104,6 +107,15 @@ def backward_table(data):
     return markdown("Two heads of 64 channels in bf16, on the emulated GPU.",
                     ["S", "forward, bytes", "backward, predicted", "backward, counted", "products, forward",
                      "products, backward", "barriers, backward", "weights, if kept", "lse, kept"], rows)
+
+
+def degrees_table(rows):
+    """How far off a polynomial's powers of two are, and what they cost."""
+    def millionths(error):
+        return f"{error * 1e6:,.0f}" if error > 1e-5 else f"{error * 1e6:.2g}"
+    return markdown("Over fractions from -1/2 to 1/2, in f32.", ["degree", "FMAs", "largest error, millionths", "taken"],
+                    [[row["name"], str(row["fmas"]), millionths(float(row["error"])), "yes" if row["chosen"] else ""]
+                     for row in rows])
 
 
 def masks_table(data):

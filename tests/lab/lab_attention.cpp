@@ -1,15 +1,19 @@
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
 #include "base/check.h"
 #include "lab/attention_case.h"
+#include "lab/degrees.h"
 #include "lab/masks.h"
 #include "lab/record.h"
 
 /// The rungs of attention on the emulated GPU, one JSON object a line: lab_attention S D prints
 /// what each asks for and does for two heads of S queries and keys, D channels wide; lab_attention
-/// masks P D the same of those for tensor cores, under the masks of pieces of P positions.
+/// masks P D the same of those for tensor cores, under the masks of pieces of P positions;
+/// lab_attention degrees how far off the powers of two of each polynomial are.
 namespace usp::lab {
 namespace {
 
@@ -101,6 +105,18 @@ int run_masks(int piece, int width) {
   return EXIT_SUCCESS;
 }
 
+int run_degrees() {
+  for (const Degree& each : degrees()) {
+    nlohmann::ordered_json row;
+    row["name"] = fmt::format("{}", each.degree);
+    row["fmas"] = each.degree;
+    row["error"] = fmt::format("{:.1e}", each.error);
+    row["chosen"] = each.degree == attention::kExp2Degree;
+    std::puts(row.dump().c_str());
+  }
+  return EXIT_SUCCESS;
+}
+
 int run(int length, int width) {
   const Shape shape{1, length, length, kHeads, kHeads, width};
   attention::check(shape);
@@ -121,6 +137,7 @@ int run(int length, int width) {
 }  // namespace usp::lab
 
 int main(int argc, char** argv) {
+  if (argc == 2 && argv[1] == std::string_view("degrees")) return usp::lab::run_degrees();
   const bool masks = argc == 4 && argv[1] == std::string_view("masks");
   const int length = argc == 3 || masks ? std::atoi(argv[argc - 2]) : 0;
   if (length < 1) {

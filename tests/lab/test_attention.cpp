@@ -1,4 +1,5 @@
 #include "lab/attention_reference.h"
+#include "lab/degrees.h"
 #include "lab/masks.h"
 #include "lab/pairs.h"
 
@@ -75,6 +76,19 @@ TEST_CASE("blocks of tensor cores go over the tiles of documents and of two rang
 
 TEST_CASE("keys that are not there count nothing where all scores are far below zero") {
   each_rung([&](const auto& rung) { check_values(rung, {1, 5, 37, 1, 1, 64}, Scores::far_below); });
+}
+
+TEST_CASE(
+    "the polynomial's degree is the least whose powers of two are as close as lse has to be") {
+  int least = 0;
+  double before = 1;
+  for (const Degree& each : degrees()) {
+    CAPTURE(each.degree, each.error);
+    REQUIRE(each.error < before);
+    before = each.error;
+    if (least == 0 && each.error < kLseTolerance) least = each.degree;
+  }
+  REQUIRE(attention::kExp2Degree == least);
 }
 
 TEST_CASE("a maximum that grows by more than a weight can hold is followed") {

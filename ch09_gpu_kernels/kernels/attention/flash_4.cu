@@ -1,4 +1,5 @@
 #include "pingpong.h"
+#include "polynomial.h"
 
 /// What is left beside the products is made less. Outputs are rescaled only where a row's maximum
 /// has grown so far that its weights might become too large: until then they are relative to an
@@ -13,18 +14,13 @@ constexpr float kSlack = 8;
 /// A polynomial computes one of every kEvery powers.
 constexpr int kEvery = 4;
 
-/// 2^x = 2^n 2^f, n whole and f from -1/2 to 1/2. The polynomial of degree 5 errs by 2.4e-7, as
-/// much as f32 can hold; n is added to the exponent.
+/// 2^x = 2^n 2^f, n whole and f from -1/2 to 1/2: n is added to the exponent of the polynomial's
+/// 2^f.
 __device__ inline float polynomial_exp2(float x) {
   constexpr float kRound = 12582912;  // 1.5 * 2^23: what is added to it loses its fraction
   x = fmaxf(x, -126);
   const float shifted = x + kRound, f = x - (shifted - kRound);
-  float y = 0.00133336f;
-  y = fmaf(y, f, 0.00961813f);
-  y = fmaf(y, f, 0.0555041f);
-  y = fmaf(y, f, 0.240226507f);
-  y = fmaf(y, f, 0.693147181f);
-  y = fmaf(y, f, 1);
+  const float y = exp2_of_fraction<kExp2Degree>(f);
   return __int_as_float(__float_as_int(y) + (__float_as_int(shifted) << 23));
 }
 
