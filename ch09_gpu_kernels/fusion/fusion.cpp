@@ -1,10 +1,23 @@
 #include "fusion/fusion.h"
 
 #include "base/rules.h"
+#include "config.h"
+#include "run/attention_choice.h"
 #include "tensor/backend.h"
 #include "tensor/runtime.h"
 
 namespace usp {
+
+namespace {
+
+[[maybe_unused]] const bool is_announced = [] {
+  asks_for_fused_kernels = [](const RunConfig& run) {
+    return static_cast<const TrainConfig&>(run).fusion.fused();
+  };
+  return true;
+}();
+
+}  // namespace
 
 void FusionConfig::bind(Args& args) {
   args.group("Fusion");

@@ -26,6 +26,10 @@ double naive_attention_seconds(const AttentionShape& shape);
 /// The same where no probabilities are kept.
 double blockwise_attention_seconds(const AttentionShape& shape);
 
+/// Whether a run may take fused kernels. A chapter that has any sets this before main().
+using AsksForFusedKernels = bool (*)(const RunConfig& config);
+inline AsksForFusedKernels asks_for_fused_kernels = nullptr;
+
 /// A value of --attention, and in words why it is the one.
 struct AttentionChoice {
   std::string attention;

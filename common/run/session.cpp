@@ -37,9 +37,8 @@ std::vector<MatmulShape> matmul_shapes(const RunConfig& config) {
           {tokens, m.vocab_size, m.hidden_size}};
 }
 
-/// Whether a chapter that has fused kernels is to use them; `flags` as Session::flags() has them.
-bool asks_for_fused_kernels(const std::string& flags) {
-  return nlohmann::json::parse(flags).value("kernels", "") == "fused";
+bool may_fuse(const RunConfig& config) {
+  return asks_for_fused_kernels != nullptr && asks_for_fused_kernels(config);
 }
 
 /// A model of fewer steps says nothing that is worth reading, unless somebody asks for it.
@@ -133,9 +132,8 @@ int Session::estimate(const std::vector<RankEstimate>& ranks) const {
     print(
         "A run takes naive attention where it is estimated to be faster on its GPU and fits "
         "there{}; --attention says which.\n",
-        asks_for_fused_kernels(flags())
-            ? ", and where the GPU has no fused kernels for blockwise attention"
-            : "");
+        may_fuse(config_) ? ", and where the GPU has no fused kernels for blockwise attention"
+                          : "");
   }
   if (config_.estimate_file.empty() || !speaks_for_all()) return 0;
   try {
@@ -175,7 +173,7 @@ void Session::choose_attention(const Predict& predict) {
     args_.take("attention", nlohmann::json(value).dump(), /*always=*/false);
   };
   AttentionShape shape = attention_shape(config_);
-  shape.fused = asks_for_fused_kernels(flags()) &&
+  shape.fused = may_fuse(config_) &&
                 runtime_->backend().fuses_attention(shape.dtype, config_.model.head_dim());
   take("naive");
   const SharedMemory memory = shared_memory(config_, predict, world_);
