@@ -1,7 +1,10 @@
 // A step of a layout as products of max-plus matrices: how many there are, what they say beside the
 // formulas and the replay of every event, and the matrix of an action. --on names the cluster;
-// --rates says how fast each of the three is; --search, where the time of a search goes (as --plan
-// and --cluster ask for one).
+// --rates says how fast each of the three is, --step what one layout of many ranks takes; as --plan
+// and --cluster ask for a search, --search says where its time goes, and --space how fast formulas
+// go through all of its layouts.
+
+#include <sys/resource.h>
 
 #include <ctime>
 #include <set>
@@ -10,6 +13,7 @@
 #include "planner/candidates.h"
 #include "planner/closed_form.h"
 #include "planner/layout_search.h"
+#include "planner/parts.h"
 #include "planner/replay.h"
 #include "planner/schedule_replay.h"
 #include "planner/segments.h"
@@ -105,6 +109,32 @@ double seconds_of(const std::function<void()>& done) {
   return double(std::clock() - begin) / CLOCKS_PER_SEC;
 }
 
+double median(std::vector<double> numbers) {
+  if (numbers.empty()) return 0;
+  std::ranges::nth_element(numbers, numbers.begin() + std::ssize(numbers) / 2);
+  return numbers[numbers.size() / 2];
+}
+
+/// Milliseconds from a layout to its step by products: of layouts that come after another of their
+/// layer class, and of all of them where each is known.
+void show_later(const LayoutSearch& search, const Cluster& cluster) {
+  const auto node = static_cast<int64_t>(cluster.ranks_per_node.value);
+  SegmentRecords records;
+  std::set<std::string> classes;
+  std::vector<double> later, known;
+  for (std::vector<double>* times : {&later, &known}) {
+    for (const Timed& timed : search.timed()) {
+      const double seconds =
+          seconds_of([&] { RecordedStep(timed.candidate, node, records).fold().seconds(cluster); });
+      const bool is_first = classes.insert(layer_class_key(timed.candidate.config)).second;
+      if (!is_first) times->push_back(1e3 * seconds);
+    }
+  }
+  show("layouts after their first", double(later.size()));
+  show("ms of such a layout", median(later));
+  show("ms of a layout once more", median(known));
+}
+
 /// Where the time of a search goes: memory and formulas of all layouts; of those that it lays out
 /// in time, dry runs, by whole steps and by segments, folding, and replays.
 void show_search(const TrainConfig& config, const Cluster& cluster) {
@@ -141,6 +171,49 @@ void show_search(const TrainConfig& config, const Cluster& cluster) {
   show("seconds of replays", replays);
   show("programs recorded", double(recorded));
   show("programs written", double(written));
+  show_later(search, cluster);
+}
+
+/// What one layout of many ranks takes, from its flags to its step, and at how much memory.
+void show_step(const TrainConfig& config, const Cluster& cluster) {
+  const auto node = static_cast<int64_t>(cluster.ranks_per_node.value);
+  std::optional<RankClasses> classes;
+  const double looks = seconds_of([&] { classes = classes_of_ranks(config, node); });
+  SegmentRecords records;
+  const Candidate candidate{config, 0, 0, "", 0};
+  std::optional<RecordedStep> step;
+  const double writes = seconds_of([&] { step.emplace(candidate, node, records); });
+  const double replays = 1 / rate([&] { step->time(cluster); });
+  std::optional<FoldedStep> folded;
+  const double folds = seconds_of([&] { folded = step->fold(); });
+  show("ranks", double(config.mesh().ranks()));
+  show("classes of ranks", double(classes->ranks.size()));
+  show("seconds of the step", step->time(cluster).replayed.step);
+  show("seconds of classes", looks);
+  show("seconds of the record", writes - looks);
+  show("seconds of a replay", replays);
+  show("seconds of folding", folds);
+  show("seconds of products", 1 / rate([&] { folded->seconds(cluster); }));
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  show("GB", 1024.0 * double(usage.ru_maxrss) / 1e9);
+}
+
+/// How fast memory and formulas go through all layouts of a search.
+void show_space(const TrainConfig& config, const Cluster& cluster) {
+  Candidates found;
+  const double counts = seconds_of([&] { found = make_candidates(config, cluster); });
+  const ModelSize size(config);
+  const auto all = double(found.fit.size() + found.too_large.size());
+  const double passes = rate([&] {
+    for (const auto* layouts : {&found.fit, &found.too_large}) {
+      for (const Candidate& each : *layouts) closed_form(each.config, cluster, size);
+    }
+  });
+  show("layouts", all);
+  show("layouts that fit", double(found.fit.size()));
+  show("formulas a second", all * passes);
+  show("with memory a second", all / counts);
 }
 
 /// Takes a word out of a command line, with so many behind it: the last of them; empty without it.
@@ -158,11 +231,15 @@ int run(const Communicator&, int argc, char** argv) {
   const std::string on = take(words, "--on", 1);
   const bool rates = !take(words, "--rates", 0).empty();
   const bool searches = !take(words, "--search", 0).empty();
+  const bool steps = !take(words, "--step", 0).empty();
+  const bool space = !take(words, "--space", 0).empty();
   TrainConfig config;
   Args args("");
   if (!read_command_line(config, args, words, /*ranks=*/0)) return 0;
   if (searches) return show_search(config, read_cluster(config.search.cluster)), 0;
+  if (space) return show_space(config, read_cluster(config.search.cluster)), 0;
   const Cluster cluster = read_cluster(on.empty() ? "h100_nvl8" : on, "on");
+  if (steps) return show_step(config, cluster), 0;
   Cost cost(cluster);
   const RankClasses classes =
       classes_of_ranks(config, static_cast<int64_t>(cluster.ranks_per_node.value));

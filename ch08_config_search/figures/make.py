@@ -6,7 +6,7 @@ from tools.book.short_runs import look_into, run
 from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
 
-from . import against, beside, draw_replay, folded, mapped, measured, predicted, searched
+from . import against, beside, draw_replay, folded, mapped, measured, predicted, searched, speed
 
 SCHEMATICS = draw_replay.FIGURES
 DRAWINGS = (("plot_heatmap", "map.json", "heatmap"), ("plot_layouts", "searches.json", "layouts"))
@@ -14,6 +14,8 @@ PROVENANCE = {"provenance.md": ("searches", "counts", "fits", "predicted"), "pro
               "provenance_folded.md": ("folded",), "provenance_map.md": ("map", "searches"),
               "provenance_beside.md": ("beside",),
               "provenance_against.md": ("against",)}
+BENCH_TRAINS, BENCH_PROGRAMS = False, (f"ch08_config_search_{folded.EXAMPLE}",)
+bench_lines, bench_text = speed.lines, speed.text
 # A small run whose exchanges the box of the algorithm names.
 SMALL = {"num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size": 192, "num_layers": 2,
          "seq_len": 64, "micro_batch_size": 2, "grad_acc_steps": 2, "dp_size": 2, "tp_size": 2,
@@ -22,6 +24,11 @@ SMALL_RANKS = 4
 ALONE = {**{name: value for name, value in SMALL.items() if not name.endswith("_size") or name.startswith(
     ("hidden", "ffn_hidden", "micro"))}, "vocab_size": 256, "trace_steps": 1}
 ALONE.pop("sequence_parallel")
+
+
+def bench(chapter, _record, _seconds, _rounds):
+    """What `./book bench` measures: rates of a search."""
+    return speed.measure(chapter)
 
 
 def measure(chapter, program, commit):

@@ -329,12 +329,10 @@ std::optional<Program> Segments::write(const TrainConfig& config, int rank) cons
 }
 
 // [work]
-std::string layout_key(const TrainConfig& config) {
-  TrainConfig any = config;
-  any.grad_acc_steps = 0;
-  Args args("");
-  any.bind(args);
-  return fmt::format("{} ranks: {}", config.mesh().ranks(), args.to_json());
+std::string LayoutKeys::of(const TrainConfig& config) {
+  any_ = config;
+  any_.grad_acc_steps = 0;
+  return fmt::format("{} ranks: {}", config.mesh().ranks(), args_.to_json());
 }
 
 std::vector<int64_t> stage_work(const TrainConfig& config, int rank) {
@@ -366,7 +364,7 @@ int64_t steady_micro_batches(const TrainConfig& config) {
 // [records]
 std::vector<Program> SegmentRecords::programs(const TrainConfig& config,
                                               const RankClasses& classes) {
-  const std::string layout = layout_key(config);
+  const std::string layout = keys_.of(config);
   std::vector<Program> programs;
   for (int rank : classes.representative) programs.push_back(program(config, rank, layout));
   return programs;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/args.h"
 #include "planner/classes_of_ranks.h"
 
 namespace usp {
@@ -58,6 +59,18 @@ class Segments {
   Segment tail_;  ///< behind the last gradient
 };
 
+/// What a segment depends on, of a layout: all of its flags but the number of micro-batches.
+class LayoutKeys {
+ public:
+  LayoutKeys() : args_("") { any_.bind(args_); }
+  /// As text.
+  std::string of(const TrainConfig& config);
+
+ private:
+  TrainConfig any_;
+  Args args_;  ///< bound to that one: to bind flags takes longer than to write a program
+};
+
 /// Dry runs of a search, each segment recorded once.
 class SegmentRecords {
  public:
@@ -69,6 +82,7 @@ class SegmentRecords {
  private:
   Program program(const TrainConfig& config, int rank, const std::string& layout);
 
+  LayoutKeys keys_;
   std::map<std::pair<std::string, int>, std::vector<Segments>> known_;  ///< by layout, rank
   int64_t recorded_ = 0, written_ = 0;
 };
@@ -77,8 +91,6 @@ class SegmentRecords {
 /// as there are stages do the same once more; all of them where a file has the schedule.
 int64_t steady_micro_batches(const TrainConfig& config);
 
-/// What a segment depends on, of a layout: all of its flags but the number of micro-batches.
-std::string layout_key(const TrainConfig& config);
 /// What a rank's shapes depend on, within a layout: its place in all groups but the pipeline, and
 /// in a node, and the layers of its stage.
 std::vector<int64_t> stage_work(const TrainConfig& config, int rank);

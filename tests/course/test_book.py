@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from ch01_single_gpu.figures import operations, techniques  # noqa: E402
+from ch08_config_search.figures import speed  # noqa: E402
 from tools import base, chapters, machine  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.bench import bench, limits, peers, turns  # noqa: E402
@@ -739,6 +740,29 @@ while True:
         self.assertEqual(bench_report.bench_table(record, []).splitlines()[2],
                          "| A f32 | 15 | 150.0 | 80.0 | 125.0 | 64 % (50–96) | 96.0 | "
                          "64 % (50–90) |")
+
+    def test_a_chapter_that_trains_nothing_has_its_own_lines_alone(self):
+        record = {"machine": {"cpu": "A CPU", "threads": 2, "isa": ["avx2"]}, "commit": "0" * 40,
+                  "date": "2026-01-02", "results": []}
+        self.assertEqual(bench_report.bench_table(record, ["| a row |"]).splitlines(),
+                         ["| a row |", "", "A CPU, 2 threads, avx2; commit 000000000000, 2026-01-02."])
+
+    def test_rates_of_a_search_stand_beside_what_was_asked(self):
+        record = {"rates": {name: {"products a second": rate} for name, rate in (("a", 1e3), ("b", 4e4), ("c", 9e5))},
+                  "searches": {name: {"ms of such a layout": ms, "ms of a layout once more": 0.5}
+                               for name, ms in (("a", 4.0), ("b", 2.0))},
+                  "steps": {"512": {"seconds of a replay": 0.05},
+                            "16384": {"seconds of classes": 1.0, "seconds of the record": 0.75,
+                                      "seconds of a replay": 0.25, "GB": 0.5}},
+                  "space": {"layouts": 2000.0, "formulas a second": 5e5, "with memory a second": 400.0}}
+        found = speed.found(record)
+        self.assertEqual({what: round(speed.over_goal(what, number), 3) for what, number in found.items()},
+                         dict(zip(speed.GOALS, (0.5, 2.0, 2.0, 0.25, 2.0, 21.049, 0.017, 0.5, 2.0))))
+        rows = speed.lines(record)
+        self.assertEqual(rows[3], "| products, the median layout, 1/s | 40,000 | at least 20,000 | 2 |")
+        self.assertEqual(rows[5], "| a layout after the first of its class, ms | 4 | at most 1 | 0.25 |")
+        self.assertEqual(len(list(speed.text(record))), len(speed.GOALS))
+        self.assertEqual(speed.lines({}), [])
 
     def test_a_peer_within_the_spread_is_noise(self):
         entry = {"config": "A", "dtype": "f32", "turns": 3, "torch": "2", "ratio": 1.02,

@@ -3,8 +3,9 @@
 Every round measures, besides each case, its bound: the time of the step's own matrix products
 alone; with --peers PyTorch in turns with the chapter. What else a chapter measures, its
 figures/make.py says: BENCH_PROGRAMS to build, BENCH_CONFIGS to train beside CONFIGS, BENCH_ALONE if
-on one rank only, bench(chapter, record, seconds, rounds) for what goes into the record,
-bench_lines(record) of it for bench.md, bench_text(record) for the terminal.
+on one rank only, BENCH_TRAINS = False if no model is to be trained, bench(chapter, record, seconds,
+rounds) for what goes into the record, bench_lines(record) of it for bench.md, bench_text(record)
+for the terminal.
 """
 import datetime
 import json
@@ -263,13 +264,13 @@ def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packa
         raise BookError(f"cannot write {show_path(out)}: there is no such folder", 2)
     if not skip_packages:
         packages.ensure(packages.RUN, install)
-    build.prepare(build.RELEASE, chapter.name)
-    build.prepare(build.RELEASE, limits.PROGRAM)
     maker = showcase.maker(chapter)
-    for program in maker.BENCH_PROGRAMS:
+    trained = (chapter.name, limits.PROGRAM) if maker.BENCH_TRAINS or peer else ()
+    for program in (*trained, *maker.BENCH_PROGRAMS):
         build.prepare(build.RELEASE, program)
     python = peers.prepare(peer) if peer else None
-    record = _record(chapter, {} if only_peers else _measure_rounds(chapter, seconds, rounds))
+    trains = maker.BENCH_TRAINS and not only_peers
+    record = _record(chapter, _measure_rounds(chapter, seconds, rounds) if trains else {})
     record["peers"] = _measure_peers(chapter, python, seconds, rounds) if python else []
     if not only_peers:
         record.update(maker.bench(chapter, record, seconds, rounds))
@@ -321,6 +322,9 @@ def print_table(record, more):
     print(f"{host['cpu']}, {host['threads']} threads, {' '.join(host['isa'])}")
     for name, config in {r["config"]: r["flags"] for r in record["results"]}.items():
         print(f"{name} = " + " ".join(f"--{flag} {value}" for flag, value in config.items()))
+    if not record["results"]:
+        print("\n" + "\n".join(more))
+        return
     print("\nMedian of rounds (lowest to highest)")
     print(f"{'':8} {'tokens/s':>24} {'step ms':>24} {'model GFLOP/s':>22} {'matmul GFLOP/s':>22} "
           f"{'fraction':>19} {'of the bound':>19}")

@@ -10,6 +10,10 @@ def bench_table(record, more):
     A percentage is the quotient of two medians of its row; beside it stand the lowest and the
     highest of the rounds."""
     host = record["machine"]
+    measured = (f"{host['cpu']}, {host['threads']} threads, {' '.join(host['isa'])}; "
+                f"commit {record['commit'][:12]}, {record['date'][:10]}.")
+    if not record["results"]:
+        return "\n".join([*more, "", measured]) + "\n"
     lines = ["| | tokens/s | step, ms | model GFLOP/s | matmul GFLOP/s | MFU (rounds) | bound, ms | "
              "of the bound (rounds) |", "|---|---|---|---|---|---|---|---|"]
     several = len({result["ranks"] for result in record["results"]}) > 1
@@ -25,8 +29,7 @@ def bench_table(record, more):
     rounds = len(record["results"][0]["rounds"])
     lines += more
     lines.append("")
-    lines.append(f"Medians of {rounds} interleaved rounds; {host['cpu']}, {host['threads']} threads, "
-                 f"{' '.join(host['isa'])}; commit {record['commit'][:12]}, {record['date'][:10]}.")
+    lines.append(f"Medians of {rounds} interleaved rounds; {measured}")
     return "\n".join(lines) + "\n"
 
 

@@ -14,7 +14,7 @@ What is a chapter's own lies with it, in chNN_*/figures/make.py. It may define
 
 and, for `./book bench`, BENCH_PROGRAMS, BENCH_CONFIGS ({name: flags} of models beside those of every
 chapter), BENCH_SHARED (a flag that gets the number of ranks, which then share no samples),
-BENCH_ALONE (all on one rank),
+BENCH_ALONE (all on one rank), BENCH_TRAINS (False: what bench() measures alone, and no training),
 bench(chapter, record, seconds, rounds), bench_lines(record) and bench_text(record) (tools/bench/bench.py).
 `./book figures --render` does all but measure() and the
 demo. The READMEs are woven anew afterwards.
@@ -47,7 +47,7 @@ def maker(chapter):
     found = {"measure": lambda *_: None, "demo": lambda *_: {}, "rerun": lambda *_: {},
              "count": lambda *_: {}, "texts": lambda _: {}, "DRAWINGS": (), "SCHEMATICS": {},
              "DEMO": {}, "BENCH_PROGRAMS": (), "BENCH_CONFIGS": {}, "BENCH_SHARED": None,
-             "BENCH_ALONE": False, "bench": lambda *_: {}, "bench_lines": lambda _: [],
+             "BENCH_ALONE": False, "BENCH_TRAINS": True, "bench": lambda *_: {}, "bench_lines": lambda _: [],
              "bench_text": lambda _: []}
     if (ROOT / chapter.name / "figures" / "make.py").exists():
         found.update(vars(importlib.import_module(f"{chapter.name}.figures.make")))
