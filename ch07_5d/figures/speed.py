@@ -12,7 +12,8 @@ from pathlib import Path
 from tools import chapters
 from tools.base import say
 from tools.bench.bench import CONFIGS, PROBED_STEPS, SKIPPED_STEPS, run_once, run_quietly, steps_for
-from tools.book.short_runs import run, table
+from tools.book.short_runs import look_into, table
+from tools.look import runs
 from tools.run import build, recipes
 
 MODEL, DTYPE, RANKS = "B", "f32", 2
@@ -59,7 +60,8 @@ def measure(chapter, seconds, rounds):
 def _tokens_per_s(chapter, ranks, steps, flags):
     """Tokens of a step over the mean time of those after the first few: the mean has the steps that compare."""
     program = build.binary(build.RELEASE, chapter.name)
-    records, _ = run(program, ranks, **{**CONFIGS[MODEL], "dtype": DTYPE, "steps": steps, **flags})
+    records, _ = look_into(program, ranks, runs.read_metrics,
+                           **{**CONFIGS[MODEL], "dtype": DTYPE, "steps": steps, **flags})
     timed = [record["step_ms"] for record in records[SKIPPED_STEPS:]]
     return 1000 * CONFIGS[MODEL]["micro_batch_size"] * CONFIGS[MODEL]["seq_len"] / statistics.fmean(timed)
 
