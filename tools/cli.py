@@ -259,9 +259,15 @@ def _types(arguments, flags):
                      examples=(
                          ("./book types ch07 -- --recipe llama3_405b", "a published layout"),
                          ("./book types ch07 -- --tp_size 2 --sequence_parallel",
-                          "of which types are a layer's tensors?")))
-    _, run = _layout_asked("types", parser, arguments, flags)
-    return run(["--mesh_show", "types"])
+                          "of which types are a layer's tensors?"),
+                         ('./book types ch07 --why "linear_forward o_proj" -- --tp_size 2',
+                          "why is that a partial sum?")))
+    parser.add_argument("--why", metavar="TENSOR",
+                        help="instead of the table: the operations that gave the result of one its type, "
+                        "axis by axis; TENSOR: words of the operation's row, of which the last that has "
+                        "them all is meant")
+    args, run = _layout_asked("types", parser, arguments, flags)
+    return run(["--mesh_show", "types", *(["--mesh_why", args.why] if args.why is not None else [])])
 
 
 def _layout_asked(command, parser, arguments, flags):

@@ -14,6 +14,15 @@ void CompositionConfig::bind(Args& args) {
             "print who holds what, what every flag comes to, or of which types or shapes a layer's "
             "tensors are, and end")
       .may_differ_on_resume();
+  args.bind("mesh_why", mesh_why,
+            "with --mesh_show types: words of a row, such as \"linear_forward o_proj\": print the "
+            "operations that gave its result its type")
+      .may_differ_on_resume();
+  args.bind(
+          "mesh_left_out", mesh_left_out,
+          "with --mesh_show types: leave out the message of this number, of those that the layer's "
+          "rows show, and print what no longer fits; 0: none")
+      .may_differ_on_resume();
   args.bind("check_copies", check_copies,
             "steps after which ranks that hold the same elements compare them; 0: never")
       .may_differ_on_resume();
@@ -33,6 +42,16 @@ void CompositionConfig::bind(Args& args) {
 
 void CompositionConfig::validate(const Args&) const {
   MeshOrder{mesh_order};
+  if (!mesh_why.empty() && mesh_show != "types") {
+    usage_error("mesh_why={} asks about a row of types, and none are shown; try --mesh_show types",
+                mesh_why);
+  }
+  check_range("mesh_left_out", double(mesh_left_out), 0, 1 << 30);
+  if (mesh_left_out > 0 && mesh_show != "types") {
+    usage_error(
+        "mesh_left_out={} leaves out a message of types, and none are shown; try --mesh_show types",
+        mesh_left_out);
+  }
   check_range("check_copies", double(check_copies), 0, 1 << 30);
   check_range("prove", double(prove), 0, 64);
   check_range("fuzz", fuzz, 0, 1e6);

@@ -7,9 +7,10 @@ from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
 from tools.run import bridge
 
-from . import claims, dimensions, draw_layer, draw_mesh, equal, memory, museum, placed, published, rounding, speed, typed
+from . import (claims, dimensions, draw_layer, draw_mesh, draw_types, equal, memory, museum, placed, published, rounding,
+               speed, typed)
 
-SCHEMATICS = {**draw_mesh.FIGURES, **draw_layer.FIGURES}
+SCHEMATICS = {**draw_mesh.FIGURES, **draw_layer.FIGURES, **draw_types.FIGURES}
 PROVENANCE = {"provenance.md": ("estimates", "counts")}
 DEMO = {"micro_batch_size": 4, "check_copies": 10}
 BENCH_ALONE, BENCH_PROGRAMS = True, speed.programs()
@@ -31,7 +32,8 @@ def rerun(chapter, program):
     """Estimates, and who holds what."""
     folder = chapter.folder / "figures"
     found = {"layout.txt": placed.layout(program), "prove.txt": placed.proof(program, chapter),
-             "types.txt": placed.typed(program), "layer.txt": placed.mapped(program),
+             "types.txt": placed.typed(program), "why.txt": placed.why(program),
+             "edges.json": json_text(placed.edges(program)), "layer.txt": placed.mapped(program),
              "layer_back.txt": placed.messages_back(program),
              "bridge.txt": placed.bridged(program, chapter)}
     if (folder / "estimates.json").exists():

@@ -22,6 +22,11 @@ SMALL = {"num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size"
 SMALL_RANKS, STEPS = 8, 2
 LLAMA_3 = "dp,pp,cp,tp"
 TYPED = "--dp_size 2 --tp_size 2 --sequence_parallel"
+WHY = "linear_forward o_proj"
+# Of these layouts a chapter's page of changes shows the types at its edges: the messages of a layer.
+EDGES = {"ch03_tensor_sequence": ("--tp_size 2", "--tp_size 2 --sequence_parallel"),
+         "ch04_context": ("--cp_size 2 --cp_method all_gather", "--cp_size 2 --cp_method ulysses"),
+         "ch06_expert": ("--dp_size 2 --num_experts 4 --ep_size 2",)}
 PROVEN = "llama3_405b_long"  # a recipe
 BRIDGED = "llama3_405b"  # the recipe that the page shows in other flags
 # Every dimension at once, of which the page shows a layer.
@@ -102,6 +107,43 @@ def messages_back(program):
     rows = narrowed([lines[0], lines[1], *sent])[1:]
     weight, here = rows[0].index("weight"), rows[0].index("on this rank")  # messages have no weight
     return "".join(f"{row[:weight]}{row[here:]}\n" for row in rows)
+
+
+def why(program):
+    """What ./book types --why prints of a row of that layout, with its command."""
+    text = estimates.output_of([str(program), *TYPED.split(), "--mesh_show", "types", "--mesh_why", WHY])
+    return f'$ ./book types ch07 --why "{WHY}" -- {TYPED}\n{text}'
+
+
+def edges(program):
+    """{chapter: [{flags, rows}]}: a layer's messages in order, with the operations around them."""
+    found = {}
+    for chapter, layouts in EDGES.items():
+        found[chapter] = []
+        for flags in layouts:
+            text = estimates.output_of([str(program), *flags.split(), "--mesh_show", "types"])
+            found[chapter].append({"flags": flags, "rows": edges_in(text)})
+    return found
+
+
+def rows_in(text):
+    """The cells of a layer's rows: phase, operation, weight, what it makes, of what."""
+    head, *lines = text.split("\n\n")[0].splitlines()
+    at = [0, *(head.index(word) for word in ("operation", "weight", "makes")), head.rindex("of"), None]
+    return [[line[begin:end].strip() for begin, end in zip(at, at[1:])] for line in lines]
+
+
+def edges_in(text):
+    """The messages among the rows of a layer's types, each with the row before and the row after it."""
+    rows, found = rows_in(text), []
+    for i, (phase, name, _, makes, of) in enumerate(rows):
+        if " over " not in name:
+            continue
+        around = [next((" ".join(row[1:3]).strip() for row in others if " over " not in row[1] and row[0] == phase), "")
+                  for others in (rows[i::-1], rows[i:])]
+        found.append({"phase": phase, "message": name, "after": around[0], "of": of, "makes": makes,
+                      "before": around[1]})
+    return found
 
 
 def mapped(program):

@@ -3,7 +3,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
+#include <sstream>
 
 #include "accounting/dry_rank.h"
 #include "pipeline_parallel/stages.h"
@@ -161,6 +163,7 @@ TypeCheck check_rank(const TrainConfig& config, const TypedRank& of, Holdings& h
   types::Checker checker(setting);
   if (of.listener) {
     checker.on_typed([&](const types::TypedOp& op) { of.listener(checker, op); });
+    if (of.keeps_history) checker.keep_history();
   }
   runtime.tell(&checker);
   try {
@@ -346,15 +349,48 @@ std::string letters(const types::Type& type, const std::vector<Factor>& factors)
   return text;
 }
 
+using Row = std::array<std::string, 5>;
+
+/// Rows in columns, a line each.
+std::string aligned(const std::vector<Row>& rows) {
+  std::array<size_t, 4> widths{};
+  for (const Row& row : rows) {
+    for (size_t i = 0; i < widths.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const Row& row : rows) {
+    std::string line = fmt::format("{:<{}}  {:<{}}  {:<{}}  {:<{}}  {}", row[0], widths[0], row[1],
+                                   widths[1], row[2], widths[2], row[3], widths[3], row[4]);
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  }
+  return text;
+}
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
+/// As "self_attn.o_proj".
+std::string weight_of(const types::TypedOp& op) {
+  std::string name = op.parameter;
+  const std::string layer = fmt::format("model.layers.{}.", op.block - 1), end = ".weight";
+  if (name.starts_with(layer)) name.erase(0, layer.size());
+  if (name.ends_with(end)) name.erase(name.size() - end.size());
+  return name;
+}
+
 /// The operations of one decoder layer in the first micro-batch, as rows.
 class LayerTable {
  public:
   LayerTable(const std::vector<Factor>& factors, int block) : factors_(factors), block_(block) {}
 
-  void add(const types::TypedOp& op) {
-    if (op.block != block_ || op.micro_batch != 0 || op.phase.empty()) return;
+  /// Returns whether the operation has a row.
+  bool add(const types::TypedOp& op) {
+    if (op.block != block_ || op.micro_batch != 0 || op.phase.empty()) return false;
     ends_ = ends_ || (op.phase == "forward" && was_backward_);  // in the second step
-    if (ends_) return;
+    if (ends_) return false;
     was_backward_ = was_backward_ || op.phase == "backward";
     std::vector<std::string> operands;
     for (const types::Type& type : op.operands) {
@@ -363,41 +399,34 @@ class LayerTable {
     }
     rows_.push_back({op.phase, op.name, weight_of(op), op.result ? noted(*op.result) : "",
                      fmt::format("{}", fmt::join(operands, ", "))});
+    return true;
+  }
+  /// How many rows are messages so far.
+  int64_t messages() const {
+    return std::ranges::count_if(
+        rows_, [](const Row& row) { return row[1].find(" over ") != std::string::npos; });
+  }
+  /// Whether the last row has all of these words, or ends of them such as "o_proj".
+  bool last_row_has(const std::vector<std::string>& words) const {
+    const std::vector<std::string> own =
+        words_of(fmt::format("{} {} {}", rows_.back()[0], rows_.back()[1], rows_.back()[2]));
+    return std::ranges::all_of(words, [&](const std::string& word) {
+      return std::ranges::any_of(
+          own, [&](const std::string& text) { return text == word || text.ends_with("." + word); });
+    });
   }
 
   void print_all() const {
-    std::array<size_t, 4> widths{};
-    for (const Row& row : rows_) {
-      for (size_t i = 0; i < widths.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-    }
-    for (const Row& row : rows_) {
-      std::string line =
-          fmt::format("{:<{}}  {:<{}}  {:<{}}  {:<{}}  {}", row[0], widths[0], row[1], widths[1],
-                      row[2], widths[2], row[3], widths[3], row[4]);
-      line.erase(line.find_last_not_of(' ') + 1);
-      print("{}\n", line);
-    }
-    print("\n");
+    print("{}\n", aligned(rows_));
     for (Kind kind : seen_) print("{}  {}\n", types::letter(kind), types::words(kind));
     print("\n");
   }
 
  private:
-  using Row = std::array<std::string, 5>;
-
   std::string noted(const types::Type& type) {
     for (size_t f = 0; f < factors_.size(); ++f) seen_.insert(type[f]);
     return letters(type, factors_);
   }
-  /// As "self_attn.o_proj".
-  static std::string weight_of(const types::TypedOp& op) {
-    std::string name = op.parameter;
-    const std::string layer = fmt::format("model.layers.{}.", op.block - 1), end = ".weight";
-    if (name.starts_with(layer)) name.erase(0, layer.size());
-    if (name.ends_with(end)) name.erase(name.size() - end.size());
-    return name;
-  }
-
   const std::vector<Factor>& factors_;
   int block_;
   bool was_backward_ = false, ends_ = false;
@@ -405,7 +434,138 @@ class LayerTable {
   std::set<Kind> seen_;
 };
 
+/// How a tensor came to its type along one factor: from the last operation to the first, the
+/// operations that gave it another letter, and between these which ones kept it.
+class Chain {
+ public:
+  /// Of a tensor of this type, which the last operation of the history has written.
+  Chain(const std::vector<types::Link>& history, int factor, const types::Type& type)
+      : history_(history), f_(factor), letter_(letter_of(type)) {}
+
+  std::vector<Row> rows() {
+    for (int64_t at = std::ssize(history_) - 1; at >= 0;) at = add(history_[at]);
+    say_kept();
+    return rows_;
+  }
+
+ private:
+  /// Returns the link before this one, along the operand that decides; -1: there is none.
+  int64_t add(const types::Link& link) {
+    const std::optional<size_t> from = decisive(link);
+    const char before = from ? letter_of(link.of[*from].type) : letter_;
+    if (from && before == letter_) {
+      kept_.push_back(link.op.name);
+    } else {
+      say_kept();
+      put(letter_, link.op.name, weight_of(link.op), place_of(link.op), operands_of(link));
+    }
+    if (!from) return -1;
+    letter_ = before;
+    const types::Region& region = link.of[*from];
+    if (region.link < 0) {
+      say_kept();
+      const std::string name = region.parameter ? region.parameter->name : "";
+      put(before, std::string(region.origin), name, "", "");
+    }
+    return region.link;
+  }
+  /// The operand with the letter of the result, or the first that is no weight.
+  std::optional<size_t> decisive(const types::Link& link) const {
+    std::optional<size_t> first;
+    for (size_t i = 0; i < link.of.size(); ++i) {
+      const types::Region& region = link.of[i];
+      const bool is_weight = region.link < 0 && region.parameter != nullptr;
+      if (is_weight || types::is_neutral(region.type[f_])) continue;
+      if (letter_of(region.type) == letter_) return i;
+      if (!first) first = i;
+    }
+    if (!first && !link.of.empty()) first = 0;
+    return first;
+  }
+  std::string operands_of(const types::Link& link) const {
+    std::vector<std::string> letters;
+    for (const types::Region& region : link.of) {
+      const std::string letter(1, letter_of(region.type));
+      if (std::ranges::count(letters, letter) == 0) letters.push_back(letter);
+    }
+    return letters.empty() ? "" : fmt::format("of {}", fmt::join(letters, " and "));
+  }
+  static std::string place_of(const types::TypedOp& op) {
+    std::string text = op.phase;
+    if (op.micro_batch >= 0) text += fmt::format(" of micro-batch {}", op.micro_batch);
+    if (op.block >= 0) text += fmt::format(", block {}", op.block);
+    return text;
+  }
+  char letter_of(const types::Type& type) const { return types::letter(type[f_]); }
+  void put(char letter, const std::string& name, const std::string& weight,
+           const std::string& place, const std::string& of) {
+    rows_.push_back({fmt::format("  {}", letter), name, weight, place, of});
+  }
+  void say_kept() {
+    if (kept_.empty()) return;
+    constexpr size_t kNamed = 3;
+    put(letter_,
+        kept_.size() > kNamed
+            ? fmt::format("kept by {} operations, from {} on", kept_.size(), kept_.back())
+            : fmt::format("kept by {}", fmt::join(kept_, ", ")),
+        "", "", "");
+    kept_.clear();
+  }
+
+  const std::vector<types::Link>& history_;
+  const int f_;
+  char letter_;  ///< of what the next link has written
+  std::vector<std::string> kept_;
+  std::vector<Row> rows_;
+};
+
 }  // namespace
+
+std::string why_typed(const TrainConfig& config, const std::string& words) {
+  const std::vector<Factor> factors = factors_of(config);
+  LayerTable table(factors, /*block=*/1);
+  std::string text;
+  TypedRank first;
+  first.keeps_history = true;
+  first.listener = [&](const types::Checker& checker, const types::TypedOp& op) {
+    if (!table.add(op) || !op.result || !table.last_row_has(words_of(words))) return;
+    text = fmt::format("{} {}: {}\n", op.name, weight_of(op), letters(*op.result, factors));
+    std::string before;
+    for (size_t f = 0; f < factors.size(); ++f) {
+      const std::string chain = aligned(Chain(checker.history(), int(f), *op.result).rows());
+      const bool is_new = f == 0 || factors[f].axis != factors[f - 1].axis || chain != before;
+      if (is_new) text += fmt::format("\nalong {}\n{}", factors[f].name(), chain);
+      before = chain;
+    }
+  };
+  check_types_of(reduced_for_types(config), first);
+  if (text.empty()) {
+    usage_error(
+        "mesh_why={}: no operation of a layer has all of these words; try words of a row of "
+        "--mesh_show types, such as \"linear_forward o_proj\"",
+        words);
+  }
+  return text;
+}
+
+int64_t message_of_row(const TrainConfig& config, int64_t place) {
+  const std::vector<Factor> factors = factors_of(config);
+  LayerTable table(factors, /*block=*/1);
+  int64_t number = -1;
+  TypedRank first;
+  first.listener = [&](const types::Checker& checker, const types::TypedOp& op) {
+    const int64_t before = table.messages();
+    if (table.add(op) && table.messages() == place && before < place) {
+      number = checker.messages() - 1;
+    }
+  };
+  check_types_of(reduced_for_types(config), first);
+  if (number < 0) {
+    usage_error("mesh_left_out={}: the layer has {} messages; try one of them", place,
+                table.messages());
+  }
+  return number;
+}
 
 bool say_types(const TrainConfig& config, const types::Mutation& mutation) {
   const TypeCheck found = check_types_reduced(config, mutation);
@@ -427,6 +587,17 @@ bool say_types(const TrainConfig& config, const types::Mutation& mutation) {
 }
 
 int show_types(const TrainConfig& config) {
+  if (config.composition.mesh_left_out > 0) {
+    const int64_t number = message_of_row(config, config.composition.mesh_left_out);
+    const TypeCheck found =
+        check_types(reduced_for_types(config), {types::Mutation::What::left_out, number});
+    print("{}\n", found.error.empty() ? "all types fit without the message" : found.error);
+    return found.error.empty() ? 0 : 1;
+  }
+  if (!config.composition.mesh_why.empty()) {
+    print("{}\n", why_typed(config, config.composition.mesh_why));
+    return say_types(config) ? 0 : 1;
+  }
   const std::vector<Factor> factors = factors_of(config);
   const TrainConfig reduced = reduced_for_types(config);
   LayerTable table(factors, /*block=*/1);  // behind the embedding

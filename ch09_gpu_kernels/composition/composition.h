@@ -12,6 +12,8 @@ struct TrainConfig;
 struct CompositionConfig {
   std::string mesh_order = "pp,dp,cp,tp";  ///< the axes from the slowest to the fastest
   std::string mesh_show;                   ///< print who is who, or the flags, instead of training
+  std::string mesh_why;                    ///< of which row of the types the reason is asked
+  int64_t mesh_left_out = 0;               ///< of a layer's messages, from 1 on; 0: none is
   int64_t check_copies = 0;                ///< steps from one comparison to the next; 0: none
   int64_t prove = 0;                       ///< train twins of at most this many ranks; 0: none
   std::string prove_dtype = "f64";         ///< bf16: is it further from one process than rounding?

@@ -30,6 +30,7 @@ struct TypedRank {
   int64_t stage = 0;
   types::Mutation mutation;
   std::function<void(const types::Checker&, const types::TypedOp&)> listener;  ///< may be empty
+  bool keeps_history = false;  ///< for the listener: Checker::history()
 };
 
 /// What goes in `sent` and `received`, where they are not nullptr: messages along pp, by peer.
@@ -54,8 +55,20 @@ TypeCheck check_types_reduced(const TrainConfig& config, const types::Mutation& 
 /// types fit. Throws UsageError like check_types().
 bool say_types(const TrainConfig& config, const types::Mutation& mutation = {});
 
-/// Prints the types of the tensors of a decoder layer, and whether all of the run fit (`--mesh_show
-/// types`). Returns the exit code: 1 if one does not. Throws UsageError like check_types().
+/// How the result of an operation of the first decoder layer came to its type, along each axis: the
+/// operations that gave it another letter, from the last to the first, in lines. `words`: of the
+/// operation's row in show_types(); the last row that has them all is meant. Throws UsageError like
+/// check_types(), and if no row has them.
+std::string why_typed(const TrainConfig& config, const std::string& words);
+
+/// The number that a Mutation knows a message by which has the `place`th row, from 1 on, among the
+/// messages in show_types(). Throws UsageError like check_types(), and if there are fewer.
+int64_t message_of_row(const TrainConfig& config, int64_t place);
+
+/// Prints the types of the tensors of a decoder layer, or with `--mesh_why` why one of them has its
+/// type, and whether all of the run fit (`--mesh_show types`); with `--mesh_left_out` this alone,
+/// of a run without that message. Returns the exit code: 1 if one does not. Throws UsageError like
+/// check_types().
 int show_types(const TrainConfig& config);
 
 }  // namespace usp

@@ -87,6 +87,7 @@ void Checker::write(const Tensor& tensor, int64_t begin, int64_t end, const Type
     region.type = type;
     region.origin = origin;
     region.block = block;
+    region.link = link_;
     region.is_gathered = false;
     if (parameter != nullptr) region.parameter = parameter;
   });
@@ -148,6 +149,16 @@ void Checker::note_read(const Tensor& tensor) {
   const std::vector<Region> all = regions_.of(tensor);
   if (std::ranges::none_of(all, &Region::is_unread_gradient)) return;
   regions_.change(tensor, [](Region& region) { region.is_unread_gradient = false; });
+}
+
+void Checker::begin_link(const TypedOp& op) {
+  if (!keeps_history_) return;
+  link_ = std::ssize(history_);
+  history_.push_back({op, {}});
+}
+
+void Checker::add_to_link(const Region& read) {
+  if (link_ >= 0) history_[link_].of.push_back(read);
 }
 
 std::vector<Checker::Part> Checker::parts_of(const Tensor& tensor,
@@ -275,8 +286,10 @@ void Checker::op(std::string_view name, int64_t, int64_t, std::span<const Tensor
     for (const Tensor* operand : operands) {
       if (const auto type = first_of(*operand)) typed.operands.push_back(*type);
     }
+    begin_link(typed);
   }
   apply_rule({*this, name, operands, flag});
+  end_link();
   if (!listener_) return;
   typed.result = first_of(*operands.front());
   if (typed.result) typed.shape = operands.front()->shape();
@@ -320,11 +333,13 @@ int64_t Checker::post(const Posted& operation) {
     const std::vector<Region> all = regions_.of(*operation.input);
     if (!all.empty()) typed.operands.push_back(all.front().type);
     if (!all.empty() && all.front().parameter) typed.parameter = all.front().parameter->name;
+    begin_link(typed);
   }
   apply_message_rule({*this, operation, origin});
   if (is_mutated && mutation.what == Mutation::What::twice) {
     apply_message_rule({*this, operation, origin});
   }
+  end_link();
   set_under_way(*operation.input, /*arrives=*/false, +1);
   set_under_way(*operation.output, /*arrives=*/true, +1);
   under_way_.push_back({*operation.input, *operation.output});
@@ -358,10 +373,16 @@ void Checker::end_phase() {
 
 void Checker::made(const Tensor& tensor, Source source, std::string_view name, const Tensor* from) {
   if (tensor.numel() == 0) return;
-  if (source == Source::copy) return copy(tensor, *from);
+  if (source == Source::copy) {
+    begin_link(typed_here("copy"));
+    for (const Region& region : as_read(*from)) add_to_link(region);
+    copy(tensor, *from);
+    return end_link();
+  }
   if (source == Source::zeros) return write(tensor, all_of(Kind::zero), "zeros");
   Type type = all_of(tensor.dtype() == DType::i32 ? Kind::unknown : Kind::replicated);
-  if (name == "tokens" || name == "targets") type = setting_.batch;
+  const bool is_batch = name == "tokens" || name == "targets";
+  if (is_batch) type = setting_.batch;
   if (phase().sums_rows) {
     for (int f = 0; f < count(); ++f) {
       type[f] = term(scores_[f], is_first(f, nullptr));
@@ -369,7 +390,7 @@ void Checker::made(const Tensor& tensor, Source source, std::string_view name, c
       if (is_pp(f) && !all_have_stage_copies_) type[f] = Kind::layers;
     }
   }
-  write(tensor, type, "values of the host");
+  write(tensor, type, is_batch ? "the batch" : "values of the host");
 }
 
 }  // namespace usp::types

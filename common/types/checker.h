@@ -62,6 +62,13 @@ struct TypedOp {
   int peer = -1;               ///< of a send or a receive: the other rank, within the group
 };
 
+/// One operation of a history, with the parts of tensors that it has read: each has the type that
+/// it had then, and the link that wrote it.
+struct Link {
+  TypedOp op;
+  std::vector<Region> of;
+};
+
 /// Follows the types of all tensors through a program on meta: hears of each op and message, and
 /// throws TypeError at the first that does not fit. It has to be told of by Runtime::tell() before
 /// the program makes its first tensor.
@@ -77,6 +84,11 @@ class Checker : public Recorder {
   void end_step();
   /// Is called after every operation that is typed.
   void on_typed(std::function<void(const TypedOp&)> listener) { listener_ = std::move(listener); }
+
+  /// From now on keeps what each operation has read. The last link is that of the operation that a
+  /// listener is told of.
+  void keep_history() { keeps_history_ = true; }
+  const std::vector<Link>& history() const { return history_; }  ///< as far as it is kept
 
   const Setting& setting() const { return setting_; }  ///< that its types begin from
   int64_t ops() const { return ops_; }                 ///< so far
@@ -131,6 +143,10 @@ class Checker : public Recorder {
   std::vector<Region> as_read(const Tensor& tensor);
   void set_under_way(const Tensor& tensor, bool arrives, int change);
   void note_read(const Tensor& tensor);
+  /// What is written until end_link() was written by this.
+  void begin_link(const TypedOp& op);
+  void end_link() { link_ = -1; }
+  void add_to_link(const Region& read);
   std::vector<Part> parts_of(const Tensor& tensor, Tensor Parameter::*member) const;
   /// Names the weights in a gradient. That of a weight that other stages hold too is a term of a
   /// sum.
@@ -167,6 +183,9 @@ class Checker : public Recorder {
   std::vector<Phase> phases_[kTurns];
   std::set<std::string> texts_;
   std::function<void(const TypedOp&)> listener_;
+  bool keeps_history_ = false;
+  std::vector<Link> history_;
+  int64_t link_ = -1;  ///< of what is written now
   int64_t ops_ = 0, messages_ = 0;
   std::string mutated_;
   bool mutated_integers_ = false;

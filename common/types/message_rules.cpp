@@ -90,6 +90,7 @@ class MessageRules {
     int64_t covered = 0;
     for (const Region& region : from_) {
       covered += region.end - region.begin;
+      c_.add_to_link(region);
       if (region.arriving > 0) {
         refuse(-1,
                fmt::format("sends what {} has not brought yet: a wait is missing", region.origin));
@@ -278,6 +279,7 @@ class MessageRules {
     const auto& [columns, sent] = c_.passed_on_[operation_.group_id];
     if (columns > 0) c_.regions_.divide_into_columns(output_, columns);
     for (const Region& region : sent) {
+      c_.add_to_link(region);
       if (c_.regions_.width(output_) < region.end) return c_.write(output_, sent[0].type, origin_);
       c_.write(output_, region.begin, region.end, region.type, origin_);
     }

@@ -23,6 +23,7 @@ struct Region {
   std::string_view origin;               ///< the operation that wrote it, or what it is
   int block = -1;                        ///< where
   const Parameter* parameter = nullptr;  ///< whose values these are; nullptr: of none
+  int64_t link = -1;                     ///< in Checker::history(): what wrote it; -1: not kept
   int16_t reading = 0, arriving = 0;     ///< messages under way that read it, or write it
   bool is_gathered = false;              ///< a message has given it to the ranks that differ in it
   bool is_unread_gradient = false;       ///< a gradient that nothing has read yet

@@ -48,6 +48,7 @@ class Rules {
       refuse(-1,
              fmt::format("reads what {} has not brought yet: a wait is missing", region.origin));
     }
+    c_.add_to_link(region);
     return {region.type, region.origin, region.block, region.parameter, true};
   }
 

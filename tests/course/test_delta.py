@@ -1000,6 +1000,17 @@ class ChangesPage(Toy):
         write(self.root / "ch02_b/CHANGES.md", page)
         self.expect()
 
+    def test_types_at_the_edges_of_a_layer(self):
+        self.assertNotIn("edges", changes.page(self.root / "ch02_b"))
+        row = {"phase": "forward", "message": "all_reduce over tp", "after": "linear_forward o_proj", "of": "tp:P",
+               "makes": "tp:R", "before": "add"}
+        (self.root / changes.EDGES).parent.mkdir(parents=True)
+        write(self.root / changes.EDGES, json.dumps({"ch02_b": [{"flags": "--tp_size 2", "rows": [row]}]}))
+        self.assertIn("## Types at its edges\n", changes.page(self.root / "ch02_b"))
+        self.assertIn("`--tp_size 2`:\n\n| phase | after | message | takes | makes | before |\n|---|---|---|---|---|---|\n"
+                      "| forward | linear_forward o_proj | all_reduce over tp | tp:P | tp:R | add |\n",
+                      changes.page(self.root / "ch02_b"))
+
     def test_every_declared_edit_of_a_chapter_is_listed_and_every_new_class(self):
         for path in sorted(ROOT.glob("ch[0-9][0-9]_*/chapter.json")):
             folder = path.parent

@@ -2,6 +2,7 @@
 
 `./book weave` writes it; the README, which links to it, shows only what its lesson needs.
 """
+import json
 import re
 import textwrap
 
@@ -9,6 +10,7 @@ from tools.base import BookError
 from tools.book import delta, diff
 
 FILE = "CHANGES.md"
+EDGES = "ch07_5d/figures/edges.json"  # what the types say of messages, by chapter
 NO_DIFF = "None.\n"
 SENTENCE = re.compile(r"(.*?(?<!\be\.g)(?<!\bi\.e)(?<!\bet al)\.)(?=\s+[A-Z`]|\s*$)", re.S)
 CLASS = re.compile(r"(?:template\s*<.*?>\s*)?(class|struct|enum class|enum)\s+(\w+)[^;()]*\{")
@@ -147,7 +149,24 @@ def page(folder):
     parts += [] if changes.added else [NO_DIFF]
     parts += ["## Removed files\n\n" + "".join(f"- `{file}`\n" for file in changes.removed)
               ] if changes.removed else []
+    parts += _edges(folder)
     return "\n".join(parts)
+
+
+def _edges(folder):
+    """A part about the types of what a layer's messages take and make, where the chapter has some."""
+    path = folder.parent / EDGES
+    layouts = json.loads(path.read_text(encoding="utf-8")).get(folder.name, []) if path.exists() else []
+    if not layouts:
+        return []
+    shown = ["## Types at its edges\n\nThe messages of a layer, as `./book types ch07` shows them: of which type is "
+             "what a message takes, and what it makes? [The page on types](../ch07_5d/types.md) says what letters mean.\n"]
+    for layout in layouts:
+        rows = [f"| {row['phase']} | {row['after']} | {row['message']} | {row['of']} | {row['makes']} | {row['before']} |"
+                for row in layout["rows"]]
+        shown.append("\n".join([f"`{layout['flags']}`:\n", "| phase | after | message | takes | makes | before |",
+                                "|---|---|---|---|---|---|", *rows, ""]))
+    return shown
 
 
 def _listed(path):

@@ -29,10 +29,11 @@ OF_THE_RUN = frozenset((
     "model", "lr", "min_lr_ratio", "warmup_steps", "adam_beta1", "adam_beta2", "adam_eps",
     "weight_decay", "grad_clip", "checkpoint_interval", "keep_checkpoints", "resume",
     "sample_tokens", "temperature", "top_k", "prompt", "no_kv_cache", "prompt_ids", "plan",
-    "pp_show", "mesh_show", "check_copies", "prove", "prove_dtype", "fuzz", "comm_timeout", "comm", "world_size",
-    "node_size", "link", "steps", "max_skipped_steps", "seed", "data", "token_dtype", "data_order",
-    "val_fraction", "eval_interval", "eval_samples", "device", "allow_oversize", "run_dir",
-    "overwrite", "trace_steps", "kernels", "loss_rows", "estimate", "estimate_file", "device_memory"))
+    "pp_show", "mesh_show", "mesh_why", "mesh_left_out", "check_copies", "prove", "prove_dtype",
+    "fuzz", "comm_timeout", "comm", "world_size", "node_size", "link", "steps", "max_skipped_steps",
+    "seed", "data", "token_dtype", "data_order", "val_fraction", "eval_interval", "eval_samples",
+    "device", "allow_oversize", "run_dir", "overwrite", "trace_steps", "kernels", "loss_rows",
+    "estimate", "estimate_file", "device_memory"))
 
 
 def find(key):

@@ -465,6 +465,87 @@ TEST_CASE("an error names the operation, the place, the axis and what wrote the 
   }
 }
 
+/// The letters at the beginnings of a chain's lines, along the axis of this name.
+std::string letters_along(const std::string& why, const std::string& axis) {
+  std::istringstream stream(why.substr(why.find("along " + axis + "\n")));
+  std::string line, letters;
+  std::getline(stream, line);
+  while (std::getline(stream, line) && !line.empty()) letters += line.at(2);
+  return letters;
+}
+
+TEST_CASE("the operations that gave a tensor its type lead back to the batch") {
+  const TrainConfig config =
+      layout_of_flags(with_model("--dp_size 2 --tp_size 2 --sequence_parallel"));
+  const std::string why = why_typed(config, "linear_forward o_proj");
+  INFO(why);
+  REQUIRE(why.starts_with("linear_forward self_attn.o_proj: tp:P dp:T\n"));
+  REQUIRE(letters_along(why, "tp") == "PFFRTTPR");
+  REQUIRE(letters_along(why, "dp") == "TT");
+  std::vector<std::string> lines;
+  std::istringstream stream(why);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  const auto says = [&](const std::vector<std::string>& parts) {
+    return std::ranges::any_of(lines, [&](const std::string& line) {
+      return std::ranges::all_of(
+          parts, [&](const std::string& part) { return line.find(part) != std::string::npos; });
+    });
+  };
+  REQUIRE(
+      says({"  P  linear_forward", "o_proj", "forward of micro-batch 0, block 1", "of F and I"}));
+  REQUIRE(says({"  F  kept by attention_forward, rope"}));
+  REQUIRE(says({"  R  all_gather over tp", "forward of micro-batch 0, block 1", "of T"}));
+  REQUIRE(says({"  P  embedding_forward", "model.embed_tokens", "block 0", "of R and O"}));
+  REQUIRE(says({"  R  the batch"}));
+}
+
+TEST_CASE("a message of the layer's rows is left out, by its place among them") {
+  const TrainConfig config = layout_of_flags(with_model("--tp_size 2"));
+  const TypeCheck found =
+      check_types(config, {types::Mutation::What::left_out, message_of_row(config, 1)});
+  REQUIRE(found.mutated == "all_reduce over tp");
+  INFO(found.error);
+  REQUIRE(found.error.find("add in forward of micro-batch 0, block 1, over tp") !=
+          std::string::npos);
+  REQUIRE(found.error.find("a term of a sum (from linear_forward in block 1)") !=
+          std::string::npos);
+  REQUIRE(message_of_row(config, 2) > message_of_row(config, 1));
+  // Its number is that of the reduced layout, whose backward begins sooner.
+  TrainConfig longer = layout_of_flags(with_model("--tp_size 2 --num_layers 9"));
+  longer.composition.mesh_show = "types";
+  longer.composition.mesh_left_out = 4;
+  REQUIRE(show_types(longer) == 1);
+  check_throws<UsageError>([&] { message_of_row(config, 99); },
+                           {"mesh_left_out=99", "has 4 messages"});
+  check_throws<UsageError>([&] { layout_of_flags(with_model("--tp_size 2 --mesh_left_out 1")); },
+                           {"mesh_left_out=1", "--mesh_show types"});
+}
+
+TEST_CASE("every row of a layer has its reason, also where a flat buffer and a ring are in it") {
+  for (const char* own :
+       {"--dp_size 2 --zero_stage 3 --recompute full", "--cp_size 4",
+        "--dp_size 2 --tp_size 2 --sequence_parallel --num_experts 8 --ep_size 4"}) {
+    INFO(own);
+    const TrainConfig config = layout_of_flags(with_model(own));
+    for (const char* row :
+         {"linear_backward_weight q_proj", "attention_forward", "backward o_proj"}) {
+      const std::string why = why_typed(config, row);
+      INFO(why);
+      REQUIRE(why.find("\nalong ") != std::string::npos);
+      REQUIRE(
+          (why.ends_with("the batch\n") || why.find("the initial values") != std::string::npos));
+    }
+  }
+}
+
+TEST_CASE("the reason of a type is refused where no row has the words, and without types") {
+  const TrainConfig config = layout_of_flags(with_model("--tp_size 2"));
+  check_throws<UsageError>([&] { why_typed(config, "linear_forward router"); },
+                           {"mesh_why=linear_forward router", "\"linear_forward o_proj\""});
+  check_throws<UsageError>([&] { layout_of_flags(with_model("--tp_size 2 --mesh_why add")); },
+                           {"mesh_why=add", "--mesh_show types"});
+}
+
 /// A rank of two along tp, whose program is checked.
 struct TypedProgram {
   explicit TypedProgram(int rank) {
