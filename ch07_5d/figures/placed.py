@@ -139,7 +139,8 @@ def edges_in(text):
     for i, (phase, name, _, makes, of) in enumerate(rows):
         if " over " not in name:
             continue
-        around = [next((" ".join(row[1:3]).strip() for row in others if " over " not in row[1] and row[0] == phase), "")
+        around = [next((" ".join(row[1:3]).strip() for row in others
+                        if " over " not in row[1] and row[0] == phase), "")
                   for others in (rows[i::-1], rows[i:])]
         found.append({"phase": phase, "message": name, "after": around[0], "of": of, "makes": makes,
                       "before": around[1]})

@@ -65,8 +65,8 @@ struct TypedOp {
 /// One operation of a history, with the parts of tensors that it has read: each has the type that
 /// it had then, and the link that wrote it.
 struct Link {
-  TypedOp op;
-  std::vector<Region> of;
+  TypedOp op;              ///< without its result
+  std::vector<Region> of;  ///< parts of tensors
 };
 
 /// Follows the types of all tensors through a program on meta: hears of each op and message, and

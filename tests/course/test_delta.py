@@ -1007,8 +1007,8 @@ class ChangesPage(Toy):
         (self.root / changes.EDGES).parent.mkdir(parents=True)
         write(self.root / changes.EDGES, json.dumps({"ch02_b": [{"flags": "--tp_size 2", "rows": [row]}]}))
         self.assertIn("## Types at its edges\n", changes.page(self.root / "ch02_b"))
-        self.assertIn("`--tp_size 2`:\n\n| phase | after | message | takes | makes | before |\n|---|---|---|---|---|---|\n"
-                      "| forward | linear_forward o_proj | all_reduce over tp | tp:P | tp:R | add |\n",
+        self.assertIn("`--tp_size 2`:\n\n| phase | after | message | takes | makes | before |\n"
+                      "|---|---|---|---|---|---|\n| forward | linear_forward o_proj | all_reduce over tp | tp:P | tp:R | add |\n",
                       changes.page(self.root / "ch02_b"))
 
     def test_every_declared_edit_of_a_chapter_is_listed_and_every_new_class(self):

@@ -152,7 +152,8 @@ class Proving(unittest.TestCase):
 
     def test_of_types_the_program_is_asked_for_a_reason(self):
         _, _, run = self.run_book("types", CHAPTER.short, "--why", "forward o_proj", "--", "--tp_size", "2")
-        self.assertEqual(run.call_args[0][1], ["--mesh_show", "types", "--mesh_why", "forward o_proj", "--tp_size", "2"])
+        self.assertEqual(run.call_args[0][1],
+                         ["--mesh_show", "types", "--mesh_why", "forward o_proj", "--tp_size", "2"])
 
     def test_a_chapter_that_proves_nothing_names_one_that_does(self):
         code, said, run = self.run_book("prove", "ch01", "--", "--steps", "3")

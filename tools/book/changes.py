@@ -159,11 +159,12 @@ def _edges(folder):
     layouts = json.loads(path.read_text(encoding="utf-8")).get(folder.name, []) if path.exists() else []
     if not layouts:
         return []
-    shown = ["## Types at its edges\n\nThe messages of a layer, as `./book types ch07` shows them: of which type is "
-             "what a message takes, and what it makes? [The page on types](../ch07_5d/types.md) says what letters mean.\n"]
+    shown = ["## Types at its edges\n\nThe messages of a layer, as `./book types ch07` shows them: of which "
+             "type is what a message takes, and what it makes? [The page on types](../ch07_5d/types.md) says what "
+             "letters mean.\n"]
     for layout in layouts:
-        rows = [f"| {row['phase']} | {row['after']} | {row['message']} | {row['of']} | {row['makes']} | {row['before']} |"
-                for row in layout["rows"]]
+        keys = ("phase", "after", "message", "of", "makes", "before")
+        rows = [f"| {' | '.join(row[key] for key in keys)} |" for row in layout["rows"]]
         shown.append("\n".join([f"`{layout['flags']}`:\n", "| phase | after | message | takes | makes | before |",
                                 "|---|---|---|---|---|---|", *rows, ""]))
     return shown
