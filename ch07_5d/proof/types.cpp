@@ -349,16 +349,16 @@ std::string letters(const types::Type& type, const std::vector<Factor>& factors)
   return text;
 }
 
-using Row = std::array<std::string, 5>;
+using TypesRow = std::array<std::string, 5>;
 
 /// Rows in columns, a line each.
-std::string aligned(const std::vector<Row>& rows) {
+std::string aligned(const std::vector<TypesRow>& rows) {
   std::array<size_t, 4> widths{};
-  for (const Row& row : rows) {
+  for (const TypesRow& row : rows) {
     for (size_t i = 0; i < widths.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   }
   std::string text;
-  for (const Row& row : rows) {
+  for (const TypesRow& row : rows) {
     std::string line = fmt::format("{:<{}}  {:<{}}  {:<{}}  {:<{}}  {}", row[0], widths[0], row[1],
                                    widths[1], row[2], widths[2], row[3], widths[3], row[4]);
     line.erase(line.find_last_not_of(' ') + 1);
@@ -367,7 +367,7 @@ std::string aligned(const std::vector<Row>& rows) {
   return text;
 }
 
-std::vector<std::string> words_of(const std::string& text) {
+std::vector<std::string> words_in(const std::string& text) {
   std::istringstream stream(text);
   return {std::istream_iterator<std::string>(stream), {}};
 }
@@ -404,12 +404,12 @@ class LayerTable {
   /// How many rows are messages so far.
   int64_t messages() const {
     return std::ranges::count_if(
-        rows_, [](const Row& row) { return row[1].find(" over ") != std::string::npos; });
+        rows_, [](const TypesRow& row) { return row[1].find(" over ") != std::string::npos; });
   }
   /// Whether the last row has all of these words, or ends of them such as "o_proj".
   bool last_row_has(const std::vector<std::string>& words) const {
     const std::vector<std::string> own =
-        words_of(fmt::format("{} {} {}", rows_.back()[0], rows_.back()[1], rows_.back()[2]));
+        words_in(fmt::format("{} {} {}", rows_.back()[0], rows_.back()[1], rows_.back()[2]));
     return std::ranges::all_of(words, [&](const std::string& word) {
       return std::ranges::any_of(
           own, [&](const std::string& text) { return text == word || text.ends_with("." + word); });
@@ -430,7 +430,7 @@ class LayerTable {
   const std::vector<Factor>& factors_;
   int block_;
   bool was_backward_ = false, ends_ = false;
-  std::vector<Row> rows_ = {{"", "operation", "weight", "makes", "of"}};
+  std::vector<TypesRow> rows_ = {{"", "operation", "weight", "makes", "of"}};
   std::set<Kind> seen_;
 };
 
@@ -442,7 +442,7 @@ class Chain {
   Chain(const std::vector<types::Link>& history, int factor, const types::Type& type)
       : history_(history), f_(factor), letter_(letter_of(type)) {}
 
-  std::vector<Row> rows() {
+  std::vector<TypesRow> rows() {
     for (int64_t at = std::ssize(history_) - 1; at >= 0;) at = add(history_[at]);
     say_kept();
     return rows_;
@@ -516,7 +516,7 @@ class Chain {
   const int f_;
   char letter_;  ///< of what the next link has written
   std::vector<std::string> kept_;
-  std::vector<Row> rows_;
+  std::vector<TypesRow> rows_;
 };
 
 }  // namespace
@@ -528,7 +528,7 @@ std::string why_typed(const TrainConfig& config, const std::string& words) {
   TypedRank first;
   first.keeps_history = true;
   first.listener = [&](const types::Checker& checker, const types::TypedOp& op) {
-    if (!table.add(op) || !op.result || !table.last_row_has(words_of(words))) return;
+    if (!table.add(op) || !op.result || !table.last_row_has(words_in(words))) return;
     text = fmt::format("{} {}: {}\n", op.name, weight_of(op), letters(*op.result, factors));
     std::string before;
     for (size_t f = 0; f < factors.size(); ++f) {

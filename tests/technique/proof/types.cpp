@@ -507,8 +507,7 @@ TEST_CASE("a message of the layer's rows is left out, by its place among them") 
   INFO(found.error);
   REQUIRE(found.error.find("add in forward of micro-batch 0, block 1, over tp") !=
           std::string::npos);
-  REQUIRE(found.error.find("a term of a sum (from linear_forward in block 1)") !=
-          std::string::npos);
+  REQUIRE(found.error.find("from all_reduce over tp in block 0") != std::string::npos);
   REQUIRE(message_of_row(config, 2) > message_of_row(config, 1));
   // Its number is that of the reduced layout, whose backward begins sooner.
   TrainConfig longer = layout_of_flags(with_model("--tp_size 2 --num_layers 9"));
