@@ -24,9 +24,9 @@ LLAMA_3 = "dp,pp,cp,tp"
 TYPED = "--dp_size 2 --tp_size 2 --sequence_parallel"
 WHY = "linear_forward o_proj"
 # Of these layouts a chapter's page of changes shows the types at its edges: the messages of a layer.
-EDGES = {"ch03_tensor_sequence": ("--tp_size 2", "--tp_size 2 --sequence_parallel"),
-         "ch04_context": ("--cp_size 2 --cp_method all_gather", "--cp_size 2 --cp_method ulysses"),
-         "ch06_expert": ("--dp_size 2 --num_experts 4 --ep_size 2",)}
+EDGES = {"ch03": ("--tp_size 2", "--tp_size 2 --sequence_parallel"),
+         "ch04": ("--cp_size 2 --cp_method all_gather", "--cp_size 2 --cp_method ulysses"),
+         "ch06": ("--dp_size 2 --num_experts 4 --ep_size 2",)}
 PROVEN = "llama3_405b_long"  # a recipe
 BRIDGED = "llama3_405b"  # the recipe that the page shows in other flags
 # Every dimension at once, of which the page shows a layer.

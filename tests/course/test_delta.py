@@ -1005,7 +1005,7 @@ class ChangesPage(Toy):
         row = {"phase": "forward", "message": "all_reduce over tp", "after": "linear_forward o_proj", "of": "tp:P",
                "makes": "tp:R", "before": "add"}
         (self.root / changes.EDGES).parent.mkdir(parents=True)
-        write(self.root / changes.EDGES, json.dumps({"ch02_b": [{"flags": "--tp_size 2", "rows": [row]}]}))
+        write(self.root / changes.EDGES, json.dumps({"ch02": [{"flags": "--tp_size 2", "rows": [row]}]}))
         self.assertIn("## Types at its edges\n", changes.page(self.root / "ch02_b"))
         self.assertIn("`--tp_size 2`:\n\n| phase | after | message | takes | makes | before |\n"
                       "|---|---|---|---|---|---|\n| forward | linear_forward o_proj | all_reduce over tp | tp:P | tp:R | add |\n",

@@ -156,7 +156,7 @@ def page(folder):
 def _edges(folder):
     """A part about the types of what a layer's messages take and make, where the chapter has some."""
     path = folder.parent / EDGES
-    layouts = json.loads(path.read_text(encoding="utf-8")).get(folder.name, []) if path.exists() else []
+    layouts = json.loads(path.read_text(encoding="utf-8")).get(folder.name[:4], []) if path.exists() else []
     if not layouts:
         return []
     shown = ["## Types at its edges\n\nThe messages of a layer, as `./book types ch07` shows them: of which "
