@@ -40,6 +40,12 @@ struct ExpertConfig {
 // [counts]
 /// How many rows go where. Rows on their way are ordered by destination rank, expert and token;
 /// where they arrive, by source rank, expert and token.
+///
+/// On rank 0 of two, with experts 0 and 1 here and 2 and 3 there, where this rank's tokens chose
+/// experts 0 0 1 3 3 3 and the other's 0 2 2 3:
+///   to_experts {2, 1, 0, 3}, rows_to_rank {3, 3}: the rows leave as 0 0 1 | 3 3 3;
+///   from_ranks {2, 1, 1, 0}, rows_by_rank {3, 1}: rows arrive for 0 0 1 | 0, from rank 0 | 1;
+///   of_expert {3, 1}: by_expert() sorts them to 0 0 0 | 1, and by_rank() back.
 struct RowCounts {
   std::vector<int64_t> to_experts;    ///< [E]: rows of this rank for each expert
   std::vector<int64_t> from_ranks;    ///< [ep, E/ep]: rows from each rank for each expert here

@@ -7,7 +7,33 @@
 #include "expert_parallel/router.h"
 
 /// A mixture of experts in the place of a block's MLP, as segments of the block: between the
-/// one that starts an exchange and the one that waits for it, anything else may run.
+/// one that starts an exchange and the one that waits for it, anything else may run. The two
+/// exchanges cut a layer into five stages, as the field draws it:
+///
+/// | stage                | what happens                                  | code           |
+/// |----------------------|-----------------------------------------------|----------------|
+/// | attention and router | who goes to which expert                      | up to Dispatch |
+/// | dispatch             | rows travel to the ranks of their experts     | an exchange    |
+/// | experts              | each expert multiplies the rows that chose it | Experts        |
+/// | combine              | rows travel back to the ranks of their tokens | an exchange    |
+/// | aggregate            | each token adds up its rows, by their gates   | Combine        |
+///
+/// What the segments hand each other lies in the block's BlockSaved: who puts it, who
+/// takes it. Decided is kept for a block that recomputes.
+///
+/// | in BlockSaved | what it is                | in forward        | in backward       |
+/// |---------------|---------------------------|-------------------|-------------------|
+/// | Routing       | choices, gates, RowCounts | Dispatch, stays   | taken by Dispatch |
+/// | ToExperts     | rows on their way         | Dispatch, Experts | Combine, Experts  |
+/// | FromExperts   | rows on their way back    | Experts, Combine  | Experts, Dispatch |
+/// | SharedInput   | shared experts' input     | Dispatch, Experts | Experts, Dispatch |
+/// | SharedOutput  | what they return          | Experts, Combine  |                   |
+/// | GateGradient  | the gradient of gates     |                   | Combine, Dispatch |
+/// | Saved         | for the same segment      | each, stays       | taken by each     |
+/// | Decided       | choices of the first run  | Dispatch, again   |                   |
+///
+/// With dispatch=by_node, FanOut and FanIn (node_dispatch.h) stand between them: each takes rows
+/// from one exchange and puts them under way in the next.
 ///
 /// Dimensions: T tokens of this rank, H hidden_size, F the width of an expert, E num_experts, k
 /// num_experts_per_tok, R = T k rows that this rank sends away, Q rows that arrive for its experts.

@@ -991,6 +991,7 @@ class ChangesPage(Toy):
     def test_edits_as_diffs_and_new_files_in_sentences(self):
         write(self.root / "ch02_b/zero.h", HEADER)
         page = changes.page(self.root / "ch02_b")
+        self.assertIn("| the root | 1 file, %d lines | 2 files, +2 -1 |  |\n" % HEADER.count("\n"), page)
         self.assertIn("### [config.h](config.h)#flags\n\n+1 -0\n\n```diff\n+int ranks = 2;\n```\n", page)
         self.assertIn("### [main.cpp](main.cpp)#run\n\n+1 -1\n", page)
         self.assertIn("-  int a = 1;\n+  int a = ranks();\n", page)

@@ -134,7 +134,7 @@ def page(folder):
     changes = diff.compare(manifest.parent, folder.name, folder.parent)
     parts = [f"# What this chapter changes\n\nWritten by `./book weave` from the sources, beside "
              f"[the parent's](../{manifest.parent}/README.md). What it is for, the "
-             "[README](README.md) says.\n\n## Edits\n"]
+             "[README](README.md) says.\n", _rooms(changes, folder), "## Edits\n"]
     for file, names in manifest.edits.items():
         for name in names:
             plus, minus = diff.count(row for row in changes.edited.get(file, ())
@@ -168,6 +168,26 @@ def _edges(folder):
         shown.append("\n".join([f"`{layout['flags']}`:\n", "| phase | after | message | takes | makes | before |",
                                 "|---|---|---|---|---|---|", *rows, ""]))
     return shown
+
+
+def _rooms(changes, folder):
+    """A table of the chapter's folders: what is new in each, edited, and as the parent has it."""
+    edited = set(changes.edited_files())
+    rooms = {}
+    for file in sorted(set(diff.carried_files(folder)) - {diff.CMAKE}):
+        rooms.setdefault(file.rpartition("/")[0], []).append(file)
+    lines = ["| room | new | edited | as in the parent |", "|---|---|---|---|"]
+    for room, files in sorted(rooms.items()):
+        new = [file for file in files if file in changes.added]
+        own = [file for file in files if file in edited]
+        kept = len(files) - len(new) - len(own)
+        cells = [diff.amount(len(new), "file")
+                 + f", {diff.amount(sum(changes.added[file] for file in new), 'line')}" if new else "",
+                 "{}, +{} -{}".format(diff.amount(len(own), "file"), *diff.count(
+                     row for file in own for row in changes.edited[file])) if own else "",
+                 diff.amount(kept, "file") if kept else ""]
+        lines.append(f"| {f'`{room}`' if room else 'the root'} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def _listed(path):
