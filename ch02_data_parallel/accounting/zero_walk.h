@@ -84,8 +84,10 @@ class ZeroWalk {
   void enter(const Units& units, const Units& next, const std::vector<bool>& stays);
   void gather(size_t unit);
   void run(const ChunkPass& pass);
+  // [gradients]
   void add_gradients(int64_t chunk);
   void contribute(size_t unit);
+  // [gradients]
   void begin(size_t unit);
   void reduce(size_t unit);
   void complete();

@@ -127,6 +127,7 @@ void ZeroWalk::gather(size_t unit) {
   most_gathered = std::max(most_gathered, live_ += shapes_.units[unit].numel);
 }
 
+// [gradients]
 void ZeroWalk::add_gradients(int64_t chunk) {
   const auto [begin, end] = shapes_.chunks[chunk];
   for (int64_t block = end; block-- > begin;) {
@@ -144,6 +145,7 @@ void ZeroWalk::contribute(size_t unit) {
   if (contributions_[unit] % expected == 0) begin(unit);
   if (++contributions_[unit] % expected == 0) reduce(unit);
 }
+// [gradients]
 
 void ZeroWalk::begin(size_t unit) {
   if (contains(reducing_, unit)) complete();

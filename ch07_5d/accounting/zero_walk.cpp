@@ -128,6 +128,7 @@ void ZeroWalk::gather(size_t unit) {
   most_gathered = std::max(most_gathered, live_ += shapes_.units[unit].numel);
 }
 
+// [gradients]
 void ZeroWalk::add_gradients(int64_t chunk) {
   const auto [begin, end] = shapes_.chunks[chunk];
   for (int64_t block = end; block-- > begin;) {
@@ -136,6 +137,10 @@ void ZeroWalk::add_gradients(int64_t chunk) {
     std::ranges::reverse(units);
     std::ranges::stable_partition(
         units, [&](size_t unit) { return shapes_.units[unit].blocks.front() != block; });
+    if (units.size() > 1 && config_.model.experts.at(block - 1)) {
+      add_mixture(units.front(), units.back());
+      continue;
+    }
     for (size_t unit : units) contribute(unit);
   }
 }
@@ -145,6 +150,7 @@ void ZeroWalk::contribute(size_t unit) {
   if (contributions_[unit] % expected == 0) begin(unit);
   if (++contributions_[unit] % expected == 0) reduce(unit);
 }
+// [gradients]
 
 void ZeroWalk::begin(size_t unit) {
   if (contains(reducing_, unit)) complete();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "accounting/pipeline_accountant.h"
+#include "accounting/zero_walk.h"
 #include "expert_parallel/node_dispatch.h"
 #include "expert_parallel/router.h"
 
@@ -98,5 +99,18 @@ Traffic expert_traffic(const TrainConfig& config, const Communicator& ep,
           .formula = double(predict_expert_traffic(config)),
           .beside = ", with even load"};
 }
+
+// [mixture_walk]
+void ZeroWalk::add_mixture(size_t experts, size_t rest) {
+  const bool shared_first = config_.model.experts.num_shared_experts > 0;
+  if (!shared_first) contribute(experts);
+  if (contributions_[rest] % in_round_ == 0) begin(rest);
+  if (shared_first) {  // they are in the rest, whose gradients are written around the experts'
+    if (in_round_ == 1) complete();  // as Zero does where a unit is begun while one is written
+    contribute(experts);
+  }
+  if (++contributions_[rest] % in_round_ == 0) reduce(rest);
+}
+// [mixture_walk]
 
 }  // namespace usp
