@@ -168,6 +168,8 @@ class Planted(unittest.TestCase):
             with self.subTest(exhibit["fault"]), contextlib.redirect_stderr(io.StringIO()):
                 with copy.program(exhibit["fault"]) as program:
                     said = museum.SEES[exhibit["seen_by"]](program, exhibit)
+                    if "drawn" in record[exhibit["fault"]]:
+                        self.assertEqual(museum.drawn(program), record[exhibit["fault"]]["drawn"])
                 self.assertEqual(*(self.tensor(lines) for lines in (said, record[exhibit["fault"]]["says"])))
 
     @staticmethod
