@@ -2,6 +2,8 @@
 
 `./book figures` calls it; tools/book/showcase.py says how.
 """
+from pathlib import Path
+
 from tools.book.short_runs import look_into, run
 from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
@@ -14,7 +16,8 @@ PROVENANCE = {"provenance.md": ("searches", "counts", "fits", "predicted"), "pro
               "provenance_folded.md": ("folded",), "provenance_map.md": ("map", "searches"),
               "provenance_beside.md": ("beside",),
               "provenance_against.md": ("against",)}
-BENCH_TRAINS, BENCH_PROGRAMS = False, (f"ch08_config_search_{folded.EXAMPLE}",)
+CHAPTER = Path(__file__).resolve().parents[1].name
+BENCH_TRAINS, BENCH_PROGRAMS = False, (f"{CHAPTER}_{folded.EXAMPLE}",)
 bench_lines, bench_text = speed.lines, speed.text
 # A small run whose exchanges the box of the algorithm names.
 SMALL = {"num_heads": 4, "num_kv_heads": 2, "hidden_size": 64, "ffn_hidden_size": 192, "num_layers": 2,
