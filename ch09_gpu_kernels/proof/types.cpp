@@ -311,6 +311,10 @@ bool has_same_factors(const std::vector<Factor>& one, const std::vector<Factor>&
 }  // namespace
 
 TrainConfig reduced_for_types(const TrainConfig& config) {
+  // Its ends add to the head's gradient in an order that fewer micro-batches do not have.
+  const DataParallelConfig& dp = config.data_parallel;
+  const bool adds_until_the_end = dp.zero_stage == 3 && dp.reduce_after == "step";
+  if (config.pipeline.pp_schedule == "dualpipe" && adds_until_the_end) return config;
   constexpr int64_t kMicroBatches = 3, kStages = 4;  // the first, the last and between
   const std::vector<Factor> factors = factors_of(config);
   const std::vector<StageLayers> stages = kept_layers(config);
