@@ -137,10 +137,7 @@ void ZeroWalk::add_gradients(int64_t chunk) {
     std::ranges::reverse(units);
     std::ranges::stable_partition(
         units, [&](size_t unit) { return shapes_.units[unit].blocks.front() != block; });
-    if (units.size() > 1 && config_.model.experts.at(block - 1)) {
-      add_mixture(units.front(), units.back());
-      continue;
-    }
+    if (add_mixture(block, units)) continue;
     for (size_t unit : units) contribute(unit);
   }
 }

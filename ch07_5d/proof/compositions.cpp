@@ -266,10 +266,6 @@ std::string text_of(const Twin& layout) {
   return fmt::format("{}\nand the file of its schedule\n{}", layout.flags, table.str());
 }
 
-}  // namespace
-
-namespace {
-
 /// What the compositions of a run have come to.
 struct Tally {
   int64_t done = 0, resumed = 0, failed = 0, drawn = 0;

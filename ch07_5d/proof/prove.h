@@ -30,11 +30,10 @@ TwinResult run_twin(const Twin& twin, const Twin* then, const Communicator& worl
 std::string indented(std::string text);
 
 /// Says of a layout whether its twins compute what one process does, line by line as it is found
-/// (`--prove`); or of which types and shapes its tensors
-/// are (`--mesh_show types`, `shapes`). With `--prove` and `--mesh_show types` it first says in a
-/// line whether the types fit, and ends if one does not. Returns the exit code: 1 if a twin
-/// differs, or a type does not fit. `mutation`: of what is typed, in tests. Throws UsageError where
-/// nothing can be proven.
+/// (`--prove`); or of which types and shapes its tensors are (`--mesh_show types`, `shapes`). With
+/// `--prove` and `--mesh_show types` it first says in a line whether the types fit, and ends if one
+/// does not. Returns the exit code: 1 if a twin differs, or a type does not fit. `mutation`: of
+/// what is typed, in tests. Throws UsageError where nothing can be proven.
 int prove(const TrainConfig& config, const types::Mutation& mutation = {});
 
 /// The same, and with `--fuzz` fuzz() on the ranks of `world`.

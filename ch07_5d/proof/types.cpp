@@ -311,15 +311,14 @@ bool has_same_factors(const std::vector<Factor>& one, const std::vector<Factor>&
 }  // namespace
 
 TrainConfig reduced_for_types(const TrainConfig& config) {
-  // Its ends add to the head's gradient in an order that fewer micro-batches do not have.
-  const DataParallelConfig& dp = config.data_parallel;
-  const bool adds_until_the_end = dp.zero_stage == 3 && dp.reduce_after == "step";
-  if (config.pipeline.pp_schedule == "dualpipe" && adds_until_the_end) return config;
-  constexpr int64_t kMicroBatches = 3, kStages = 4;  // the first, the last and between
+  constexpr int64_t kMicroBatches = 3;
+  // The first, the last and between. DualPipe's first rank puts off p/2 - 1 products of weights'
+  // gradients, and only from the second one on do they add to what is there.
+  const int64_t fewest_stages = config.pipeline.pp_schedule == "dualpipe" ? 6 : 4;
   const std::vector<Factor> factors = factors_of(config);
   const std::vector<StageLayers> stages = kept_layers(config);
   const int64_t pp = config.pipeline.pp_size, chunks = std::ssize(stages) / pp;
-  for (int64_t ranks = std::min(pp, kStages); ranks <= pp; ++ranks) {
+  for (int64_t ranks = std::min(pp, fewest_stages); ranks <= pp; ++ranks) {
     const auto kept = without(stages, std::ssize(stages) - ranks * chunks);
     if (!kept) continue;
     TrainConfig reduced = with_stages(config, *kept, ranks);

@@ -101,7 +101,10 @@ Traffic expert_traffic(const TrainConfig& config, const Communicator& ep,
 }
 
 // [mixture_walk]
-void ZeroWalk::add_mixture(size_t experts, size_t rest) {
+bool ZeroWalk::add_mixture(int64_t block, const Units& units) {
+  const bool is_layer = block <= config_.model.num_layers;
+  if (!is_layer || units.size() == 1 || !config_.model.experts.at(block - 1)) return false;
+  const size_t experts = units.front(), rest = units.back();
   const bool shared_first = config_.model.experts.num_shared_experts > 0;
   if (!shared_first) contribute(experts);
   if (contributions_[rest] % in_round_ == 0) begin(rest);
@@ -110,6 +113,7 @@ void ZeroWalk::add_mixture(size_t experts, size_t rest) {
     contribute(experts);
   }
   if (++contributions_[rest] % in_round_ == 0) reduce(rest);
+  return true;
 }
 // [mixture_walk]
 

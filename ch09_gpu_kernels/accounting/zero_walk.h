@@ -87,7 +87,7 @@ class ZeroWalk {
   // [gradients]
   void add_gradients(int64_t chunk);
   void contribute(size_t unit);
-  void add_mixture(size_t experts, size_t rest);  ///< of a block: its experts', and its other unit
+  bool add_mixture(int64_t block, const Units& units);  ///< false: the block is no such layer
   // [gradients]
   void begin(size_t unit);
   void reduce(size_t unit);

@@ -159,8 +159,8 @@ def _edges(folder):
     layouts = json.loads(path.read_text(encoding="utf-8")).get(folder.name[:4], []) if path.exists() else []
     if not layouts:
         return []
-    shown = ["## Types at its edges\n\nThe messages of a layer, as `./book types ch07` shows them: of which "
-             "type is what a message takes, and what it makes? [The page on types](../ch07_5d/types.md) says what "
+    shown = ["## Types at its edges\n\nThe messages of a layer, as `./book types ch07` shows them, with the type "
+             "that each takes and the type that it makes. [The page on types](../ch07_5d/types.md) says what the "
              "letters mean.\n"]
     for layout in layouts:
         keys = ("phase", "after", "message", "of", "makes", "before")

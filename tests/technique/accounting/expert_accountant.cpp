@@ -3,6 +3,7 @@
 #include "accounting/distinct_ranks.h"
 #include "expert_parallel/moe.h"
 #include "technique/accounting/kept.h"
+#include "technique/layout_of_flags.h"
 #include "technique/pipeline_parallel/pipeline_parity.h"
 
 /// What a mixture of experts asks of memory: formulas beside a dry run.
@@ -186,6 +187,22 @@ TEST_CASE("on every rank of any layout, formulas and shapes say the same, to the
     for (int64_t stage = 0; stage < 4; ++stage) REQUIRE(of_stage[stage] > 3);
   }
   REQUIRE(unlike_first > (kSanitized ? 0 : 100));
+}
+
+TEST_CASE("shared experts' gradients are written first, in the formula too") {
+  for (const char* rounds : {"micro_batch", "step"}) {
+    const TrainConfig config = layout_of_flags(fmt::format(
+        "--hidden_size 16 --num_heads 4 --num_kv_heads 1 --ffn_hidden_size 12 --num_layers 3 "
+        "--vocab_size 33 --seq_len 8 --micro_batch_size 1 --grad_acc_steps 2 --dp_size 2 "
+        "--zero_stage 3 --num_experts 4 --num_shared_experts 1 --ep_size 2 --reduce_after {}",
+        rounds));
+    CAPTURE(rounds);
+    for (int rank = 0; rank < 2; ++rank) {
+      const HeldBytes predicted = held_bytes(predict(config, rank));
+      CHECK(predicted == held_bytes(simulate(config, rank)));
+      CHECK(predicted.at("gradients to reduce") > 0);
+    }
+  }
 }
 
 TEST_CASE("ranks of a class are alike, and the fullest of all is the first of one", "[no_races]") {

@@ -266,9 +266,6 @@ std::optional<TrainConfig> enlarged(uint64_t number) {
     config.model.num_layers = 5 * stages + int64_t(number % 3);
     config.each_part([&](const auto& part) { part.check(config); });
     reduced_for_types(config);
-    const DataParallelConfig& dp = config.data_parallel;
-    const bool adds_until_the_end = dp.zero_stage == 3 && dp.reduce_after == "step";
-    if (pipeline.pp_schedule == "dualpipe" && adds_until_the_end) return {};  // checked whole
     return config;
   } catch (const UsageError&) {
     return {};
