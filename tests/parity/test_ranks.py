@@ -310,9 +310,17 @@ class Training(RankTest):
 
     @needs("proof/compositions")
     def test_layouts_drawn_at_random_train_on_the_ranks_that_are_there(self):
-        code, output = self.finish(self.start(3, CHAPTER, "--fuzz", "0.0001", "--seed", "12"), 60)
-        self.assertEqual(code, 0, output)
-        self.assertRegex(output, r"\A1 compositions, numbers 12 to 12, .*\nall are equal to one process within \S+\n\Z")
+        # One layout a program; with --full forty of them.
+        drawn = [(3, 12)]
+        if os.environ.get("USP_TEST_FULL") == "1":
+            drawn += [(ranks, seed) for ranks in (2, 4, 5, 6) for seed in range(100 * ranks, 100 * ranks + 10)]
+        for ranks, seed in drawn:
+            with self.subTest(ranks=ranks, seed=seed):
+                code, output = self.finish(
+                    self.start(ranks, CHAPTER, "--fuzz", "0.0001", "--seed", str(seed)), 60)
+                self.assertEqual(code, 0, output)
+                self.assertRegex(output, rf"\A1 compositions, numbers {seed} to {seed}, .*\n"
+                                         r"all are equal to one process within \S+\n\Z")
 
     @needs("expert_parallel/group")
     def test_experts_that_cannot_be_shared_out_are_refused_once(self):
