@@ -93,5 +93,5 @@ def balance_table(found):
                      spread([one["val_loss"] for one in own])])
     return table(["`--balance`", "fullest expert's highest load", f"its load in the last {LATE} steps", "dropped",
                   "validation loss"], rows,
-                 f"Load over the mean load, averaged over layers; dropped in the last {LATE} steps. In brackets the "
+                 f"Load over the mean load, averaged over layers; choices dropped in the last {LATE} steps. In brackets the "
                  f"lowest and the highest of {len(SEEDS['bias'])} seeds.")

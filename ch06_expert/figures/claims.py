@@ -45,8 +45,8 @@ def _divided(counted, estimated):
     return (f"{ep}; {ep}", f"{weights:.2f}; {work:.2f}",
             f"memory {verdict(abs(weights / ep - 1) < 0.01 and as_counted)}, work "
             f"{verdict(abs(work / ep - 1) < 0.01)}",
-            f"Mixtral's shape on {ep} data-parallel ranks, which divide the batch already, `ep` = 1 over "
-            f"{ep}. In runs of a small model to the byte"
+            f"`ep` = 1 over `ep` = {ep}: Mixtral's shape on {ep} data-parallel ranks, which divide the batch "
+            f"already. A small model agrees to the byte"
             + ("" if as_counted else ": **no**"))
 
 
@@ -65,16 +65,16 @@ def _nodes(counted):
     once = limited["once"] / free["once"]
     rows = limited["rows"] / free["rows"]
     return ("4; below 1", f"{limited['most']}; {once:.2f}", verdict(limited["most"] <= 4 and once < 1),
-            f"random scores, 4 of {counts.NODES} nodes; copies that leave a node, if each gets one, over "
-            f"those without `M`. With a copy for each choice: {rows:.2f}")
+            f"random scores, `M` = 4 of {counts.NODES} nodes; copies that leave a node, over those without `M`, "
+            f"if a node gets one. With one for each choice: {rows:.2f}")
 
 
 def _repeated(estimated):
     ep = memory.EP[-1]
     one, many = (_case(estimated["ep"], size)["flops"] for size in (1, ep))
     return ("1", f"{many / one:.2f}", verdict(abs(many / one - 1) < 0.01),
-            f"work of a rank whose tokens are its own, over that without `ep`; with the same tokens {ep} ranks "
-            f"would do attention {ep} times")
+            f"a rank's work with `ep` and its own tokens, over its work without `ep`; if {ep} ranks had the "
+            f"same tokens, they would do attention {ep} times")
 
 
 def dispatch_table(on_their_way, on_nodes):
@@ -93,7 +93,7 @@ def _between(counted):
         shares[way] = found[0]["between"] / found[-1]["between"]
     return ("below 1", ", ".join(f"`{way}` {share:.2f}" for way, share in shares.items()),
             ", ".join(f"`{way}` {verdict(share < 0.9)}" for way, share in shares.items()),
-            f"bytes between nodes by ledgers, of a token on 1 node over one on {counted['nodes']}")
+            f"bytes between nodes by the ledgers, with 1 node for a token over those with {counted['nodes']}")
 
 
 def _under_computing(measured):
@@ -101,8 +101,8 @@ def _under_computing(measured):
     exposed = turns["rows_exposed_ms"] / turns["rows_ms"]
     return ("near 0", f"{one['rows_exposed_ms']:.0f} ms without turns, {turns['rows_exposed_ms']:.0f} with",
             verdict(exposed < NEARLY),
-            f"exposed of {turns['rows_ms']:.0f} ms, replayed on a link on which rows take "
-            f"{100 * ways.SHARE:.0f} % of a step; with turns {100 * exposed:.0f} %")
+            f"exposed of {turns['rows_ms']:.0f} ms that rows travel, in turns {100 * exposed:.0f} %; replayed on "
+            f"a link where they take {100 * ways.SHARE:.0f} % of a step")
 
 
 def _cheatsheet(measured):
@@ -113,4 +113,5 @@ def _cheatsheet(measured):
                               1e9 * own["products_gflops"], bandwidth, hiding.VALUE_BYTES)
         over.append(own["comm_ms"] / own["compute_ms"] / book)
     return ("1", f"{min(over):.1f} to {max(over):.1f}", verdict(max(abs(x - 1) for x in over) < 0.25),
-            "measured over the book's, at the rate of the experts' products; the runs of the table of the ratio")
+            "measured ratio over the book's, at the rate of the experts' products; the runs of "
+            "[that table](measured.md)")

@@ -271,7 +271,7 @@ def formula_table(found):
         size = find(found, model="DeepSeek-V3", kind=kind)["bytes"]
         counted = size / (DEEPSEEK["num_layers"] * POSITIONS * BF16)
         rows.append([name, formula, f"{cached_numbers(kind, DEEPSEEK):,}", f"{counted:,.0f}"])
-    return table(["keys and values", "formula", "by formula", "counted"], rows,
+    return table(["keys and values", "formula", "its value", "counted"], rows,
                  f"Numbers of a position in a layer. `h/a` stands for the channels of a head. DeepSeek-V3's "
                  f"heads have {CHANNELS}, more than its `h` divided by its `a`, which is {DEEPSEEK['hidden_size'] // DEEPSEEK['num_heads']}.")
 

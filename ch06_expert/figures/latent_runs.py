@@ -109,8 +109,8 @@ def memory_table(estimated, counted):
     return table(["", "numbers of a position in a layer", "cache while sampling, bytes",
                   "activations of training, at most, MiB"], rows,
                  f"{MODEL['num_layers']} layers of {MODEL['hidden_size']} channels and {MODEL['num_heads']} "
-                 f"heads, f32; a cache of {MODEL['seq_len']} positions. In brackets by formula, and by a dry "
-                 "run.")
+                 f"heads, f32; a cache of {MODEL['seq_len']} positions. In brackets: the cache by formula, activations "
+                 "by a dry run.")
 
 
 def losses_table(estimated, runs):

@@ -198,7 +198,7 @@ def small_text(estimated, counted):
                           for own in ratios)
     return (f"By formula a small model with `ep` {', '.join(str(ep) for ep in SMALL_EP)} has model states "
             f"of {', '.join(held)} bytes and does {flops:,.0f} operations; dry runs find {of_shapes} times "
-            f"these numbers, and runs {of_runs} times.")
+            f"these numbers, and real runs {of_runs} times.")
 
 
 def mesh_name(mesh):

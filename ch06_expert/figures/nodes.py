@@ -81,7 +81,8 @@ def steps_table(measured):
              f"{own['step_ms']:.0f}"] for own in measured]
     return table(["nodes of a token", "`--dispatch`", "between nodes, MiB", "inside, MiB",
                   "slow link alone, ms", "rows exposed, ms", "step, ms"], rows,
-                 f"A step of rank 0 of {RANKS}, nodes of {NODE_SIZE}, by the ledger; exposed is the mean of the ranks. "
+                 f"MiB that rank 0 of {RANKS} sends in a step, by the ledger; nodes of {NODE_SIZE} ranks; exposed: the "
+                 "mean of the ranks. "
                  f"Replayed on `{NODE_LINK}` and `net={NET[0]:g},{NET[1]:g}` (us, GB/s), a core for each rank.")
 
 
