@@ -30,7 +30,7 @@ class Trainer : public TrainerBase {
   Model& model() { return model_; }
   const Optimizer& optimizer() const { return optimizer_; }
 
- private:
+ protected:
   Pass take_batch(Split split, int64_t first_sample, int64_t num_samples) const;
   // [forward_backward]
   void forward_backward(const Pass& pass);

@@ -36,7 +36,7 @@ class Trainer : public TrainerBase {
   DataParallelStrategy& data_parallel() { return *data_parallel_; }
   // [accessor]
 
- private:
+ protected:
   Pass take_batch(Split split, int64_t first_sample, int64_t num_samples) const;
   // [forward_backward]
   void forward_backward(const Pass& pass);

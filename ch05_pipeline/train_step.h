@@ -39,7 +39,7 @@ class Trainer : public TrainerBase {
   const Pipeline& pipeline() const { return pipeline_; }
   // [accessor]
 
- private:
+ protected:
   Pass take_batch(Split split, int64_t first_sample, int64_t num_samples) const;
   // [forward_backward]
   // [forward_backward]

@@ -61,7 +61,7 @@ void Trainer::train_step(int64_t step) {
   const TraceScope trace("train_step");
   ops::fill(loss_, 0);
   // [samples]
-  data_parallel_->begin_step(pipeline_.micro_batches_of_update(), config_.tensor_parallel.halves());
+  data_parallel_->begin_step(pipeline_.micro_batches_of_chunk(), config_.tensor_parallel.halves());
   traffic_.begin_step();
   view_.load->begin_step();
   const auto take = [&](int64_t micro_step) {
@@ -75,16 +75,14 @@ void Trainer::train_step(int64_t step) {
     pass.loss_scale = 1 / double(config_.tokens_per_step());
     return pass;
   };
-  const double lr = learning_rate(config_.optimizer, step, config_.steps);
-  const StageUpdate update{step * pipeline_.updates(), lr, grads_, *data_parallel_, optimizer_};
-  pipeline_.train(take, update);
+  pipeline_.train(take);
   // [samples]
   // [after_backward]
   grads_.end_window();
   data_parallel_->finish();
   const Tensor squares = optimizer_.grad_squares();
   mesh_.world().all_reduce(squares);  // 8 bytes: of all shards, each counted on one rank
-  optimizer_.step((step + 1) * pipeline_.updates() - 1, lr, squares);
+  optimizer_.step(step, learning_rate(config_.optimizer, step, config_.steps), squares);
   data_parallel_->after_update();
   traffic_.end_step();
   view_.load->end_step();

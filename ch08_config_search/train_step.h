@@ -41,7 +41,7 @@ class Trainer : public TrainerBase {
   const ExpertLoad& expert_load() const { return *view_.load; }
   // [accessor]
 
- private:
+ protected:
   Pass take_batch(Split split, int64_t first_sample, int64_t num_samples) const;
   // [forward_backward]
   // [forward_backward]

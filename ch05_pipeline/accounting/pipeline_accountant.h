@@ -26,11 +26,6 @@ int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
 void add_bytes_from_stages(const Schedule& schedule, int rank, const StageBytes& bytes,
                            std::vector<LiveBytes>& saved);
 
-/// The versions besides the newest one that a rank keeps at most, of m micro-batches.
-int64_t most_stashed(int64_t ranks, int64_t rank, int64_t m);
-/// Their bytes on a rank of the run whose weights take this many; 0 where no version is kept.
-int64_t stashed_bytes(const TrainConfig& config, int stage_rank, int64_t weights);
-
 /// What a rank's blocks ask for, by the chunk that they are in.
 std::vector<PassBytes> by_chunk(const std::vector<PassBytes>& blocks,
                                 const std::vector<BlockRange>& chunks);

@@ -11,7 +11,7 @@ from . import draw_schedules, memory, planned
 SHAPE = {"micro_batch_size": 1, "grad_acc_steps": 8, "dp_size": 1, "grad_clip": 0}
 STEPS, EVAL_INTERVAL = 200, 20
 RATES = (0.002, 0.0007)
-# (name, stages, schedule): of one rank, PipeDream is training with one micro-batch after the other.
+# (name, stages, what trains): of one rank, PipeDream is training with one micro-batch after the other.
 RUNS = (("1F1B, an update a step", 4, "1f1b"), ("an update a micro-batch, 1 rank", 1, "pipedream"),
         ("PipeDream, 4 ranks", 4, "pipedream"))
 # What is drawn; steps of so many micro-batches; pipelines of a small model.
@@ -20,13 +20,18 @@ LENGTHS = (8, 80, 800)
 WEIGHTS_RANKS = (1, 2, 4, 8)
 
 
+def _program(program, schedule):
+    """What trains so: the chapter's program, or its example."""
+    return program.with_name(f"{program.name}_pipedream") if schedule == "pipedream" else program
+
+
 def measure(program):
     """{steps, micro_batches, runs: [losses of a run]}"""
     found = []
     for name, ranks, schedule in RUNS:
         for rate in RATES:
             say(f"book: training with {schedule} on {ranks} ranks, learning rate {rate:g}")
-            records, _ = run(program, ranks, **SHAPE, pp_size=ranks, pp_schedule=schedule, lr=rate,
+            records, _ = run(_program(program, schedule), ranks, **SHAPE, pp_size=ranks, lr=rate,
                              steps=STEPS, eval_interval=EVAL_INTERVAL)
             found.append({"name": name, "ranks": ranks, "schedule": schedule, "lr": rate,
                           "loss": [round(float(record["loss"]), 6) for record in records],
@@ -37,10 +42,10 @@ def measure(program):
 
 def simulate(program):
     """A step laid out in time, bubbles, and the weights of rank 0 by a dry run."""
-    found = planned.ask(program, "pipedream", DRAWN_RANKS, DRAWN_MICRO_BATCHES)
+    found = planned.ask(program, "1f1b", DRAWN_RANKS, DRAWN_MICRO_BATCHES)
     actions = [[[own["action"], own["begin"], own["end"]] for own in of_rank]
                for of_rank in found["actions"]]
-    bubbles = [[m, round(planned.ask(program, "pipedream", DRAWN_RANKS, m)["bubble"], 6)]
+    bubbles = [[m, round(planned.ask(program, "1f1b", DRAWN_RANKS, m)["bubble"], 6)]
                for m in LENGTHS]
     weights = [{"p": p, **{name: _weights(program, p, name) for name in ("1f1b", "pipedream")}}
                for p in WEIGHTS_RANKS]
@@ -52,8 +57,9 @@ def simulate(program):
 def _weights(program, p, schedule):
     """[bytes that a dry run asked for, bytes by formula] of rank 0."""
     return estimates.read(
-        program, {**memory.SMALL, "pp_size": p, "pp_schedule": schedule, "grad_acc_steps": 2 * p,
-                  "pp_layers": ",".join([str(memory.SMALL["num_layers"] // p)] * p), "grad_clip": 0},
+        _program(program, schedule),
+        {**memory.SMALL, "pp_size": p, "grad_acc_steps": 2 * p,
+         "pp_layers": ",".join([str(memory.SMALL["num_layers"] // p)] * p), "grad_clip": 0},
         lambda found: [found["simulated"]["weights"], found["predicted"]["weights"]])
 
 

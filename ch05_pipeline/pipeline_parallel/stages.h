@@ -33,11 +33,6 @@ struct PipelineConfig {
   /// Throws UsageError where the schedule cannot take the run's micro-batches, or there are fewer
   /// layers than stages.
   void check(const TrainConfig& run) const;
-  /// PipeDream: each stage updates its weights after each backward pass, with nothing between
-  /// stages but activations and their gradients. What needs all gradients of a step, such as
-  /// their norm for clipping, it cannot have.
-  bool updates_each_micro_batch() const { return pp_schedule == "pipedream"; }
-
   /// With pp_times=measured: steps that do not count, and until when those that do last.
   static constexpr int64_t kWarmUpSteps = 1, kMeasuredUntil = 3;
   bool measures_times() const { return pp_times == "measured"; }  ///< as pp_times asks for

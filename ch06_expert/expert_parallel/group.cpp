@@ -128,11 +128,6 @@ void ExpertConfig::check(const TrainConfig& run) const {
     refuse("tokens_on_one_rank", {"--sequence_parallel"},
            "experts with tp_size={} need each token on one rank of tp", tensor.tp_size);
   }
-  if (balance == "batch" && run.pipeline.updates_each_micro_batch()) {
-    refuse("loads_of_a_step", {"--balance sample", "--balance bias"},
-           "balance=batch has the loads of a whole step, which pp_schedule=pipedream cuts into "
-           "updates of a micro-batch");
-  }
   if (tensor.dropout > 0) {
     refuse("experts_without_dropout", {"leave out --dropout"},
            "dropout={} is for MLPs, and experts add all that they compute", tensor.dropout);

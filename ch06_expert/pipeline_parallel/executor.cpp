@@ -120,9 +120,7 @@ Pipeline::Pipeline(const TrainConfig& config, Model& model, Grads& grads,
       boundary_{config.model.hidden_size, config.tensor_parallel.row_shares(),
                 parse_dtype(config.dtype)},
       tokens_(config.micro_batch_size * config.seq_len / config.context_parallel.cp_size),
-      columns_(cut(config.model.vocab_size, mesh.tp().rank(), mesh.tp().size()).count),
-      stage_(mesh.stage()) {
-  if (config.pipeline.updates_each_micro_batch()) stash_.emplace(model.parameters());
+      columns_(cut(config.model.vocab_size, mesh.tp().rank(), mesh.tp().size()).count) {
   share_copies(model.parameters(), schedule_.stages, mesh);
   pp_.connect_pairs(neighbors(schedule_));
   // Shapes take no time.
@@ -139,7 +137,6 @@ struct Pipeline::InFlight {
 // [work_on]
 Tensor Pipeline::work_on(const Action& action, Tensor in, InFlight& own, bool with_backward) {
   if (action.work == Work::F) {
-    if (stash_ && with_backward) stash_->begin_forward(action.micro_batch);
     return model_.forward_chunk(action.chunk, std::move(in),
                                 with_backward ? &own.activations : nullptr, own.pass);
   }
@@ -147,7 +144,6 @@ Tensor Pipeline::work_on(const Action& action, Tensor in, InFlight& own, bool wi
     grads_.run(own.weights);
     return {};
   }
-  if (stash_) return stale_backward(action, std::move(in), own);  // PipeDream alone
   if (action.work == Work::B) grads_.defer_to(&own.weights);
   Tensor dx = model_.backward_chunk(action.chunk, std::move(in), std::move(own.activations), grads_,
                                     own.pass);
@@ -156,35 +152,13 @@ Tensor Pipeline::work_on(const Action& action, Tensor in, InFlight& own, bool wi
 }
 // [work_on]
 
-// [stale]
-Tensor Pipeline::stale_backward(const Action& action, Tensor dy, InFlight& own) {
-  // The loss is a mean over the step, an update's gradient that of the mean over its micro-batch.
-  own.pass.loss_scale *= double(updates());
-  stash_->begin_backward(action.micro_batch);
-  Tensor dx = model_.backward_chunk(action.chunk, std::move(dy), std::move(own.activations), grads_,
-                                    own.pass);
-  stash_->end_backward(action.micro_batch);
-  return dx;
-}
-
-void Pipeline::update_after(const Action& action, const Update& update) {
-  if (action.work != Work::BW || action.micro_batch + 1 == schedule_.micro_batches) return;
-  const int64_t begin = timer_.now();
-  stash_->begin_update();
-  update(action.micro_batch, stage_);
-  // Which is no idle time.
-  timer_.since(begin, [this](double took) { measured_.span -= took; });
-}
-// [stale]
-
 void Pipeline::add_time(const Action& action, int64_t begin) {
   timer_.since(begin, [this, action](double took) { measured_.add(action, took); });
 }
 
 // [run]
 void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
-                   const TakeBatch& take_batch, const Update& update) {
-  const bool with_backward = update != nullptr;
+                   const TakeBatch& take_batch, bool with_backward) {
   const std::vector<Action>& actions = schedule.actions[pp_.rank()];
   Mail mail(schedule, pp_, boundary_, std::move(tokens));
   std::map<std::pair<int64_t, int64_t>, InFlight> running;  // by chunk, micro-batch
@@ -216,18 +190,17 @@ void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
         running.erase({action.chunk, action.micro_batch});
       }
     }
-    if (stash_) update_after(actions[i], update);  // PipeDream alone
   }
   // [loop]
   if (with_backward) timer_.since(first, [this](double took) { measured_.span += took; });
 }
 // [run]
 
-void Pipeline::train(const TakeBatch& take_batch, const Update& update) {
+void Pipeline::train(const TakeBatch& take_batch) {
   timer_.read();  // what the step before took
   if (region_.config().halves() == 1) {
     const std::vector<int64_t> tokens(schedule_.micro_batches, tokens_);
-    run(schedule_, tokens, take_batch, update);
+    run(schedule_, tokens, take_batch, /*with_backward=*/true);
     return learn_times();
   }
   for (int64_t i = 0; i < schedule_.micro_batches; ++i) {
@@ -286,7 +259,7 @@ void Pipeline::evaluate(const std::vector<Pass>& passes) {
   for (const Pass& pass : passes) tokens.push_back(pass.tokens.numel());
   run(
       forward_only(schedule_.stages, std::ssize(passes)), tokens,
-      [&](int64_t i) { return passes[i]; }, /*update=*/nullptr);
+      [&](int64_t i) { return passes[i]; }, /*with_backward=*/false);
 }
 
 // [logits]

@@ -152,9 +152,6 @@ ZeroTraffic predict_traffic(const TrainConfig& config, int rank) {
 Traffic data_parallel_traffic(const TrainConfig& config, const DataParallelStrategy& strategy) {
   Traffic traffic{.what = "gradients, weights sent", .counted = strategy.operations()};
   traffic.formula = double(predict_traffic(config).total()) / double(config.mesh().dp_cp());
-  // [updates]
-  if (config.pipeline.updates_each_micro_batch()) traffic.formula *= double(config.grad_acc_steps);
-  // [updates]
   if (config.data_parallel.zero_stage == 0) {
     traffic.what = "gradients sent";
     traffic.beside = fmt::format(", buckets: {}; by formula", strategy.num_buckets());

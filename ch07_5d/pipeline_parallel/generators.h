@@ -28,7 +28,6 @@ const std::vector<std::string>& schedule_names();
 /// | `naive`         | one micro-batch at a time             | loop        | BW       |
 /// | `afab`          | GPipe, Huang et al. (2019)            | loop        | BW       |
 /// | `1f1b`          | PipeDream-flush, Narayanan (2021)     | loop        | BW       |
-/// | `pipedream`     | the same order; see WeightStash       | loop        | BW       |
 /// | `interleaved`   | Megatron-LM, Narayanan et al. (2021)  | loop        | BW       |
 /// | `breadth_first` | Lamy-Poirier (2023)                   | loop        | BW       |
 /// | `llama3`        | Llama 3, Dubey et al. (2024)          | loop        | BW       |

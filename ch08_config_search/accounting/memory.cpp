@@ -154,7 +154,6 @@ Prediction predict(const TrainConfig& config, int rank) {
   // [states_of_a_rank]
   const ZeroShapes shapes(config, dry);
   prediction.states = sharded_states(config, shapes);
-  prediction.states.weights += stashed_bytes(config, dry.stage_rank(), prediction.states.weights);
   prediction.book_states = book_sharded_states(config);
   prediction.buffers = zero_buffers(config, shapes);
   add_tensor_scratch(config, dry.view.region, prediction.buffers);

@@ -268,7 +268,6 @@ const std::map<std::string, std::function<Schedule(const ScheduleRequest&)>>& ge
       {"afab", afab},
       {"breadth_first", afab},
       {"1f1b", one_f_one_b},
-      {"pipedream", one_f_one_b},
       {"interleaved", [](const ScheduleRequest& r) { return in_runs(r, r.ranks); }},
       {"llama3",
        [](const ScheduleRequest& r) {

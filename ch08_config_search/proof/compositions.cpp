@@ -130,10 +130,7 @@ CompositionDraw::Words CompositionDraw::pipeline(int64_t stages) {
   if (chance(0.2)) words.emplace_back("--overlap_dispatch");
   if (stages == 1) return words;
   std::vector<const char*> names;
-  for (const std::string& name : schedule_names()) {
-    // That one updates by weights of other steps, so there is nothing to compare it with.
-    if (name != "pipedream") names.push_back(name.c_str());
-  }
+  for (const std::string& name : schedule_names()) names.push_back(name.c_str());
   add(words, "--pp_schedule", names);
   const std::string name = words.back();
   if (name == "interleaved" || name == "breadth_first" || name == "llama3")

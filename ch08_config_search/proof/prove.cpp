@@ -366,11 +366,6 @@ int prove(const TrainConfig& config, const types::Mutation& mutation) {
         "prove compares a layout with one process, and this layout is one process; try --dp_size "
         "2");
   }
-  if (config.pipeline.updates_each_micro_batch()) {
-    usage_error(
-        "prove compares with one process, and pp_schedule=pipedream updates by weights of other "
-        "steps there; try --pp_schedule 1f1b");
-  }
   if (asks_types && !is_typed(config, mutation)) return 1;
   const auto begin = std::chrono::steady_clock::now();
   const TwinFamily family = shrink(config, config.composition.prove);

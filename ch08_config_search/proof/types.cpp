@@ -140,7 +140,6 @@ types::Setting setting_of(const TrainConfig& config, const TypedRank& of) {
   setting.factors = factors_of(config);
   setting.rank = rank_at(setting.mesh, setting.factors, of);
   setting.mutation = of.mutation;
-  setting.stages_update_apart = config.pipeline.updates_each_micro_batch();
   for (size_t f = 0; f < setting.factors.size(); ++f) {
     const MeshAxis axis = setting.factors[f].axis;
     const bool is_pp = axis == MeshAxis::pp, is_tp = axis == MeshAxis::tp;

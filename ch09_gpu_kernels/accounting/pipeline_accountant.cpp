@@ -99,20 +99,6 @@ void add_bytes_from_stages(const Schedule& schedule, int rank, const StageBytes&
   if (received > 0) saved.push_back({-1, "from another stage", received});
 }
 
-// [most_stashed]
-int64_t most_stashed(int64_t ranks, int64_t rank, int64_t m) {
-  const int64_t ahead = std::min(ranks - 1 - rank, m - 1);
-  // While a micro-batch is in flight for each of them, versions 0 and on; with few micro-batches
-  // all have read version 0.
-  return ahead == 0 ? 0 : std::clamp<int64_t>(m - ahead, 1, ahead);
-}
-
-int64_t stashed_bytes(const TrainConfig& config, int stage_rank, int64_t weights) {
-  if (!config.pipeline.updates_each_micro_batch()) return 0;
-  return most_stashed(config.pipeline.pp_size, stage_rank, config.grad_acc_steps) * weights;
-}
-// [most_stashed]
-
 std::vector<PassBytes> by_chunk(const std::vector<PassBytes>& blocks,
                                 const std::vector<BlockRange>& chunks) {
   std::vector<PassBytes> of_chunks;

@@ -3,13 +3,11 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <optional>
 #include <utility>
 
 #include "comm/communicator.h"
 #include "model.h"
 #include "pipeline_parallel/schedule.h"
-#include "pipeline_parallel/weight_stash.h"
 #include "tensor/work_timer.h"
 
 namespace usp {
@@ -69,9 +67,8 @@ struct MeasuredWork {
   double seconds[4] = {};   ///< by Work: of all actions that ran alone
   int64_t actions[4] = {};  ///< by Work
   double in_turns = 0;      ///< seconds of those that did not
-  /// Seconds from the first action of each step to the end of the last, without updates in between.
-  double span = 0;
-  bool keeps_all = false;           ///< of every action, too
+  double span = 0;          ///< seconds from the first action of each step to the end of the last
+  bool keeps_all = false;   ///< of every action, too
   std::vector<double> all[4] = {};  ///< seconds of each action, by Work
   std::string times = {};           ///< what the ranks have agreed on, as pp_times has it
 
@@ -95,17 +92,14 @@ class Pipeline {
  public:
   /// The micro-batch of this number.
   using TakeBatch = std::function<Pass(int64_t micro_batch)>;
-  /// Updates the weights with a micro-batch's gradients. `stage`: the ranks that hold this stage.
-  using Update = std::function<void(int64_t micro_batch, const Communicator& stage)>;
 
   /// Says of the model's parameters which of them other stages hold, too: they have no memory yet.
   Pipeline(const TrainConfig& config, Model& model, Grads& grads, const TensorRegion& region,
            const Mesh& mesh);
 
   /// A step: every micro-batch forward and backward, in the order of the schedule. Halves of them,
-  /// where those run in turns on a pipeline of one rank. Of several updates of a step, `update`
-  /// makes all but the last.
-  void train(const TakeBatch& take_batch, const Update& update);
+  /// where those run in turns on a pipeline of one rank.
+  void train(const TakeBatch& take_batch);
   /// The forward passes alone, for the loss. On every rank of the pipeline the passes are over the
   /// same samples.
   void evaluate(const std::vector<Pass>& passes);
@@ -116,11 +110,9 @@ class Pipeline {
     timer_.read();
     return measured_;
   }
-  /// Of the weights in a step: one, unless every micro-batch makes its own.
-  int64_t updates() const { return stash_ ? schedule_.micro_batches : 1; }
-  /// Those of an update that each chunk of this rank sees.
-  int64_t micro_batches_of_update() const {
-    return schedule_.stages.share_of(schedule_.micro_batches) / updates();
+  /// The micro-batches of a step that each chunk of this rank sees.
+  int64_t micro_batches_of_chunk() const {
+    return schedule_.stages.share_of(schedule_.micro_batches);
   }
 
   const Schedule& schedule() const { return schedule_; }
@@ -128,16 +120,10 @@ class Pipeline {
  private:
   struct InFlight;
 
-  /// `update` is nullptr where there is no backward pass.
   void run(const Schedule& schedule, std::vector<int64_t> tokens, const TakeBatch& take_batch,
-           const Update& update);
+           bool with_backward);
   /// The action's work on what another stage made; what the next one needs of it.
   Tensor work_on(const Action& action, Tensor in, InFlight& own, bool with_backward);
-  /// A backward pass with the weights of the forward pass, where an update has come in between.
-  Tensor stale_backward(const Action& action, Tensor dy, InFlight& own);
-  /// Where the action was a backward pass, unless it was the step's last.
-  void update_after(const Action& action, const Update& update);
-
   /// Measures the action, or two in turns of which it is the first, which began at that point.
   void add_time(const Action& action, int64_t begin);
   /// With pp_times=measured, after a step: once there are enough, the ranks agree on what work and
@@ -157,9 +143,7 @@ class Pipeline {
   int64_t tokens_;   ///< of a micro-batch
   int64_t columns_;  ///< of the logits that the head makes
   MeasuredWork measured_;
-  mutable WorkTimer timer_;           ///< has what is still to be added to measured_
-  Communicator stage_;                ///< ranks that hold the same stages as this one
-  std::optional<WeightStash> stash_;  ///< where every micro-batch makes an update
+  mutable WorkTimer timer_;  ///< has what is still to be added to measured_
 };
 // [pipeline]
 

@@ -35,11 +35,6 @@ void PipelineConfig::bind(Args& args) {
       .may_differ_on_resume();
   args.bind("pp_show", pp_show, {"", "table", "json"}, "print the schedule and end")
       .may_differ_on_resume();
-  // PipeDream's weights depend on who holds which layers and on how many updates a step has.
-  args.decide_result([this]() -> std::vector<std::string> {
-    if (!updates_each_micro_batch()) return {};
-    return {"pp_schedule", "pp_size", "pp_layers", "grad_acc_steps"};
-  });
 }
 
 void PipelineConfig::validate(const Args&) const {
@@ -116,33 +111,6 @@ Schedule PipelineConfig::one_after_the_other(int64_t micro_batches) const {
 
 namespace {
 
-/// Refuses what a stage that updates its weights alone cannot do.
-void check_stale_updates(const TrainConfig& run) {
-  constexpr std::string_view why = "pp_schedule=pipedream updates each stage by itself, ";
-  if (run.data_parallel.zero_stage > 0) {
-    refuse("stale_updates_of_whole_weights", {"--zero_stage 0"},
-           "{}with whole weights, which zero_stage={} shards", why, run.data_parallel.zero_stage);
-  }
-  if (run.model.tie_word_embeddings && run.pipeline.pp_size > 1) {
-    refuse("stale_updates_of_one_stage", {"leave out --tie_word_embeddings", "--pp_size 1"},
-           "{}but tie_word_embeddings has one weight on two stages", why);
-  }
-  if (run.tensor_parallel.halves() > 1) {
-    refuse("stale_updates_after_micro_batches", {"--tp_overlap chunks"},
-           "{}after a whole micro-batch, which tp_overlap=batch_halves cuts", why);
-  }
-  if (run.pipeline.overlap_dispatch) {
-    refuse("stale_updates_between_passes", {"leave out --overlap_dispatch"},
-           "{}and its passes read different versions, which overlap_dispatch would run in turns",
-           why);
-  }
-  if (run.optimizer.grad_clip > 0 && run.pipeline.pp_show.empty()) {
-    refuse("stale_updates_without_norm", {"--grad_clip 0"},
-           "{}so nobody has the norm of all gradients for grad_clip={}", why,
-           run.optimizer.grad_clip);
-  }
-}
-
 /// Whether any two passes run in turns.
 bool has_turns(const Schedule& schedule) {
   return std::ranges::any_of(schedule.actions, [](const std::vector<Action>& of) {
@@ -161,7 +129,6 @@ void PipelineConfig::check(const TrainConfig& run) const {
   needs_schedule("pp_in_flight", pp_in_flight != 0, "auto");
   needs_schedule("pp_times", measures_times(), "auto");
   needs_schedule("pp_run_length", pp_run_length != 0, "llama3");
-  if (updates_each_micro_batch()) check_stale_updates(run);
   if (overlap_dispatch && run.data_parallel.zero_stage == 3) {
     refuse("turns_of_whole_weights", {"--zero_stage 2"},
            "overlap_dispatch runs two blocks at a time, and zero_stage=3 gathers the weights of "

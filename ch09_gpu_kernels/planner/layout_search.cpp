@@ -52,12 +52,6 @@ LayoutSearch::LayoutSearch(TrainConfig config, Cluster cluster)
     usage_error("dtype={}: {} has no peak for it; try --dtype {}", config_.dtype, cluster_.name,
                 fmt::join(known, " or "));
   }
-  if (config_.pipeline.updates_each_micro_batch()) {
-    usage_error(
-        "pp_schedule={}: a search lays out steps that end with their only update; try "
-        "--pp_schedule 1f1b",
-        config_.pipeline.pp_schedule);
-  }
 }
 
 void LayoutSearch::run(const LayoutSearch* same_memory, const LayoutSearch* same_steps) {

@@ -32,13 +32,12 @@ struct Mutation {
 
 /// A rank of a mesh, and what its types begin from.
 struct Setting {
-  MeshSizes mesh;                    ///< of all ranks
-  int rank = 0;                      ///< of the world
-  std::vector<Factor> factors;       ///< of the mesh
-  Type batch{};                      ///< of tokens
-  Type boundary{};                   ///< of what one stage of the pipeline sends another
-  bool stages_update_apart = false;  ///< PipeDream: no norm is that of all stages
-  Mutation mutation;                 ///< none, but in tests
+  MeshSizes mesh;               ///< of all ranks
+  int rank = 0;                 ///< of the world
+  std::vector<Factor> factors;  ///< of the mesh
+  Type batch{};                 ///< of tokens
+  Type boundary{};              ///< of what one stage of the pipeline sends another
+  Mutation mutation;            ///< none, but in tests
 };
 
 /// What a parameter is, by what the neighbors hold; see Checker::declare().

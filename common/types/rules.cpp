@@ -450,8 +450,6 @@ class Rules {
     const Value sums = read(0);
     const auto norm = [&](int f) {
       if (sums.type[f] == replicated || sums.type[f] == zero) return replicated;
-      // Where nothing is clipped, the stages may be apart.
-      if (flag() && c_.is_pp(f) && c_.setting_.stages_update_apart) return layers;
       refuse(f, "the norm is not that of all gradients: " + told(sums, f));
     };
     for (int i : {1, 2}) put(i, norm);

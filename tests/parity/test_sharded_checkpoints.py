@@ -209,23 +209,6 @@ class ShardedCheckpoints(CheckpointTest):
                 self.check_bits(2, "--num_experts", "8", "--ep_size", "2", "--router_score",
                                 "sigmoid", "--dtype", dtype, *layout(2, stage), *own)
 
-    @test_ranks.needs("pipeline_parallel/weight_stash")
-    def test_pipedream_goes_on_bit_for_bit_and_in_no_other_way(self):
-        # Which flags must agree is in tests/technique/pipeline_parallel/weight_stash.cpp.
-        step = ["--micro_batch_size", "2", "--grad_acc_steps", "3", "--grad_clip", "0"]
-        stages = ["--pp_size", "2"]
-        self.check_bits(2, *step, *stages, "--pp_schedule", "pipedream")
-        for ranks, own, message, chapter in (
-                (2, stages, 'pp_schedule="pipedream", and pp_schedule="1f1b" is given',
-                 test_ranks.CHAPTER),
-                (1, [], 'pp_schedule="pipedream", and no pp_schedule is given', test_ranks.FIRST)):
-            with self.subTest(flags=own):
-                code, output = self.finish(self.start(
-                    ranks, chapter, *TINY, *UNTRACED, "--checkpoint_interval", "2", "--steps", "4",
-                    *step, *own, "--resume"))
-                self.assertEqual((code, output.count("error: ")), (2, 1), output)
-                self.assertIn(message, output)
-
     @test_ranks.needs("tensor_parallel/linears")
     def test_a_model_goes_out_of_any_mesh_and_into_any_other(self):
         def mesh(tp, stage):

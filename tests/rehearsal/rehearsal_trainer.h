@@ -57,8 +57,7 @@ class RehearsalTrainer {
     const NoHostReads no_host_reads;
     ops::fill(loss_, 0);
     data_parallel_->begin_step(setting_.micro_batches);
-    pipeline_.train([&](int64_t i) { return take_batch(step, i); },
-                    /*update=*/[](int64_t, const Communicator&) {});
+    pipeline_.train([&](int64_t i) { return take_batch(step, i); });
     grads_.end_window();
     data_parallel_->finish();
     squares_ = optimizer_.grad_squares();

@@ -63,7 +63,7 @@ const std::vector<Choice>& choices() {
       {"pp_size", {"2", "3", "4"}},
       {"pp_schedule",
        {"naive", "afab", "interleaved", "breadth_first", "llama3", "zb_h1", "zb_v", "dualpipe",
-        "dualpipe_v", "auto", "pipedream"}},
+        "dualpipe_v", "auto", "zb_h2"}},
       {"pp_chunks", {"2", "3"}},
       {"pp_run_length", {"1"}},
       {"pp_layers", {"1,1", "0,2", "2,1,2"}},

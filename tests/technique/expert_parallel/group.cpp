@@ -5,7 +5,6 @@
 
 #include "run/command_line.h"
 #include "technique/expert_parallel/expert_parity.h"
-#include "technique/pipeline_parallel/pipedream_parity.h"
 #include "technique/pipeline_parallel/random_schedule.h"
 #include "technique/tiny_llama.h"
 
@@ -142,113 +141,6 @@ TEST_CASE("experts train in whatever order a file of the schedule has") {
     c.balance = i % 2 == 0 ? "sample" : "bias";
     CAPTURE(to_text(schedule));
     check_parity(c, text, /*steps=*/2);
-  }
-}
-
-/// Experts in PipeDream's order of updates, on one rank. What evens out their load moves once a
-/// step, as everywhere.
-class SerialExperts {
- public:
-  SerialExperts(const TrainConfig& config, const Dataset& dataset)
-      : tokens_(config.tokens_per_step()),
-        load_(std::make_shared<ExpertLoad>(config.expert_parallel)),
-        serial_(on_one_rank(config), dataset, [this](const TrainConfig& one) {
-          RankView view(one);
-          view.load = load_;
-          return Model(one, view);
-        }) {
-    load_->allocate(config.model.experts.num_experts, DType::f64);
-  }
-
-  double step(int64_t step) {
-    load_->begin_step();
-    const double loss = serial_.step(step);
-    load_->end_step();
-    return loss;
-  }
-  TrainedState state() { return serial_.state(); }
-  const ExpertLoad& load() const { return *load_; }
-  std::map<int64_t, SeenLoad> seen() const {
-    std::map<int64_t, SeenLoad> loads;
-    for (const SeenLoad& load : load_->seen(tokens_)) loads.emplace(load.layer, load);
-    return loads;
-  }
-
- private:
-  static TrainConfig on_one_rank(TrainConfig config) {
-    config.expert_parallel.ep_size = 1;
-    config.expert_parallel.expert_tp = false;
-    return config;
-  }
-
-  int64_t tokens_;
-  std::shared_ptr<ExpertLoad> load_;
-  SerialPipeDream serial_;
-};
-
-/// Trains the case over its ranks and compares every step with the serial program.
-void check_stale_experts(const ExpertCase& c, const Text& text) {
-  CAPTURE(c.name());
-  TrainConfig config = expert_config(c);
-  config.optimizer.grad_clip = 0;
-  config.expert_parallel.check(config);
-  std::vector<double> losses, expert_losses;
-  std::vector<std::map<int64_t, SeenLoad>> loads;
-  std::map<std::string, Values> buffers;
-  TrainedState expected;
-  {
-    const OnDevice cpu;
-    SerialExperts serial(config, text.dataset);
-    for (int64_t step = 0; step < kStashSteps; ++step) {
-      losses.push_back(serial.step(step));
-      expert_losses.push_back(serial.load().loss() / double(c.grad_acc_steps));
-      loads.push_back(serial.seen());
-    }
-    expected = serial.state();
-    for (const Parameter* each : serial.load().buffers()) buffers[each->name] = each->value.items();
-  }
-  run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
-    const Mesh mesh(world, config.mesh());
-    Trainer trainer(config, &text.dataset, mesh);
-    for (int64_t step = 0; step < kStashSteps; ++step) {
-      trainer.train_step(step);
-      expect_close({trainer.report(step, 0).loss}, {losses[step]}, 1e-10, c.name() + ": loss");
-      expect_close({world.sum(trainer.expert_load().loss())}, {expert_losses[step]}, 1e-10,
-                   c.name() + ": expert loss");
-      expect_same_loads(seen_by_layer(trainer, config), loads[step], c.name());
-    }
-    expect_same_parameters(trainer, expected, 1e-10, c.name());
-    for (const Parameter* buffer : trainer.expert_load().buffers()) {
-      expect_close(buffer->value.items(), buffers.at(buffer->name), 1e-10, buffer->name);
-    }
-  });
-}
-
-TEST_CASE("PipeDream trains experts one by one, with the weights that its stages have by then") {
-  const Text text;
-  ExpertCase plain = plain_experts(2, 2);
-  plain.pp = 2;
-  plain.schedule = "pipedream";
-  plain.grad_acc_steps = 4;
-  ExpertCase sample = plain, bias = plain, over_tp = plain, over_cp = plain;
-  plain.ep = 1;
-  sample.balance = "sample";
-  sample.z_loss = 0.01;
-  sample.shared = 1;
-  bias.balance = "bias";
-  bias.recompute = "full";
-  over_tp.dp = 1;
-  over_tp.tp = 2;
-  over_tp.sequence = "again";
-  over_tp.balance = "sample";
-  over_cp.dp = 1;
-  over_cp.cp = 2;
-  over_cp.capacity = 1;
-  ExpertCase split = over_tp;
-  split.dp = 2;
-  split.expert_tp = true;
-  for (const ExpertCase& c : {plain, sample, bias, over_tp, over_cp, split}) {
-    check_stale_experts(c, text);
   }
 }
 
@@ -779,13 +671,6 @@ TEST_CASE("flags of experts are refused with what would do", "[not_sanitized]") 
   refuses("--num_experts 8 --balance sample --balance_coef 0.1", "");
   refuses("--num_experts 8 --balance sample --bias_update_rate 0.1", "bias_update_rate is for");
   refuses("--num_experts 8 --balance bias --bias_update_rate 0.1", "");
-  const std::string stale =
-      "--num_experts 8 --pp_size 2 --pp_schedule pipedream --grad_acc_steps 4 --grad_clip 0 ";
-  refuses(stale + "--balance batch",
-          "balance=batch has the loads of a whole step, which pp_schedule=pipedream cuts into "
-          "updates of a micro-batch; try sample or bias");
-  refuses(stale + "--balance sample", "");
-  refuses(stale + "--balance bias", "");
   refuses("--dp_size 2 --ep_size 2", "ep_size needs experts; try --num_experts 8, or leave it out");
   for (const char* flag :
        {"num_experts_per_tok 2", "num_shared_experts 1", "router_score sigmoid", "norm_topk_prob",

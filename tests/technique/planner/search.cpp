@@ -158,7 +158,6 @@ TEST_CASE("a search says no in one sentence") {
   refused("--dp_size 4 --micro_batch_size 3", {"none of the", "1024 tokens", "--plan"});
   refused("--require mfu>0.5", {"mfu>0.5", "mfu>=0.4"});
   refused("--require speed>=1", {"speed>=1", "tokens_per_s"});
-  refused("--pp_schedule pipedream --grad_clip 0", {"pp_schedule=pipedream", "--pp_schedule 1f1b"});
   refused("--plan 0", {"needs a batch", "--plan"});
   check_throws<UsageError>([] { layout_of_flags("--nodes 2"); }, {"nodes", "--cluster"});
 }

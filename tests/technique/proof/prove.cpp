@@ -133,9 +133,7 @@ TEST_CASE("whatever a chapter can do is drawn", "[not_sanitized]") {
                                      "--pp_in_flight",
                                      "--pp_layers",
                                      "--pp_schedule /"};
-  for (const std::string& name : schedule_names()) {
-    if (name != "pipedream") wanted.push_back("--pp_schedule " + name + " ");
-  }
+  for (const std::string& name : schedule_names()) wanted.push_back("--pp_schedule " + name + " ");
   for (const char* name : {"ring", "all_gather", "ulysses", "ring_ulysses"})
     wanted.push_back(fmt::format("--cp_method {} ", name));
 #if __has_include("fusion/fusion.h")
@@ -409,8 +407,6 @@ TEST_CASE("what cannot be proven is refused") {
   const auto refused = [](const std::string& flags, const std::vector<std::string>& parts) {
     check_throws<UsageError>([&] { prove(layout_of_flags(flags)); }, parts);
   };
-  refused("--prove 16 --pp_size 2 --pp_schedule pipedream --grad_clip 0 --grad_acc_steps 4",
-          {"pipedream", "--pp_schedule 1f1b"});
   refused("--prove 65", {"prove=65"});
   refused("--prove 16", {"one process", "--dp_size 2"});
   refused("--prove_dtype bf16 --dp_size 2", {"prove_dtype=bf16", "--prove 16"});

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <functional>
-
 #include "technique/pipeline_parallel/pipeline_parity.h"
 
 /// What PipeDream's updates come to, without a pipeline.
@@ -14,15 +12,11 @@ inline constexpr int64_t kStashSteps = 3;
 /// the first max(0, i - (p-1-r)) micro-batches of the step have made.
 class SerialPipeDream {
  public:
-  /// `whole_model`: makes the model of a run on one rank.
-  SerialPipeDream(
-      const TrainConfig& config, const Dataset& dataset,
-      const std::function<Model(const TrainConfig&)>& whole_model =
-          [](const TrainConfig& one) { return Model(one); })
+  SerialPipeDream(const TrainConfig& config, const Dataset& dataset)
       : config_(config),
         dataset_(dataset),
         stages_(blocks_of_stages(config.pipeline, config.model, config.pipeline.pp_size)),
-        model_(whole_model(alone(config))) {
+        model_(alone(config)) {
     model_.parameters().allocate(DType::f64, uint64_t(config.seed));
     for (size_t i = 0; i < model_.parameters().size(); ++i) {
       const Parameter& parameter = model_.parameters()[i];

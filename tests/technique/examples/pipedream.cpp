@@ -1,8 +1,7 @@
-#include "pipeline_parallel/weight_stash.h"
+#include "examples/pipedream.h"
 
-#include "technique/pipeline_parallel/pipedream_parity.h"
+#include "technique/examples/pipedream_parity.h"
 #include "technique/tiny_llama.h"
-#include "train/checkpoint.h"
 
 namespace usp::test {
 namespace {
@@ -10,7 +9,6 @@ namespace {
 PipelineCase stale_case(int64_t p, int64_t m, int64_t dp = 1) {
   PipelineCase c{{1, dp, 2, "off", false, 0, "none", "blockwise", "weight_grad", m}};
   c.pp = p;
-  c.schedule = "pipedream";
   return c;
 }
 
@@ -33,7 +31,7 @@ void check_against_serial(const TrainConfig& config, int64_t ranks, const Text& 
   }
   run_threads(static_cast<int>(ranks), [&](const Communicator& world) {
     const Mesh mesh(world, config.mesh());
-    Trainer trainer(config, &text.dataset, mesh);
+    PipeDream trainer(config, &text.dataset, mesh);
     for (int64_t step = 0; step < kStashSteps; ++step) {
       trainer.train_step(step);
       expect_close({trainer.report(step, 0).loss}, {losses[step]}, 1e-10, what + ": loss");
@@ -46,7 +44,6 @@ TEST_CASE("PipeDream is training one by one with the weights that its stages hav
   const Text text;
   for (int64_t p : {2, 3, 4}) {
     for (int64_t m : {1, 2, 4, 9}) {
-      if (is_carried("pipeline_parallel/weight_stash") && m != 4) continue;
       for (int64_t dp : {1, 2}) {
         const PipelineCase c = stale_case(p, m, dp);
         CAPTURE(c.name());
@@ -93,7 +90,7 @@ TEST_CASE("without a version in between, PipeDream is training with batches of a
     const TrainedState expected = one_by_one(config, text, kStashSteps * m);
     run_threads(static_cast<int>(p), [&, m = m](const Communicator& world) {
       const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &text.dataset, mesh);
+      PipeDream trainer(config, &text.dataset, mesh);
       for (int64_t step = 0; step < kStashSteps; ++step) {
         trainer.train_step(step);
         const StepMetrics metrics = trainer.report(step, 0);
@@ -120,70 +117,6 @@ TEST_CASE("with a version in between, PipeDream is other training than one by on
   CHECK(std::abs(first - fresh.step(0)) > 1e-6);
 }
 
-/// The bits of everything that a step changes on this rank, and of what it reports.
-struct StepBits {
-  std::vector<std::vector<char>> state;
-  std::vector<double> reported;
-  bool operator==(const StepBits&) const = default;
-};
-
-StepBits train_to(Trainer& trainer, int64_t begin, int64_t end) {
-  StepBits bits;
-  for (int64_t step = begin; step < end; ++step) {
-    trainer.train_step(step);
-    const StepMetrics metrics = trainer.report(step, 0);
-    bits.reported = {metrics.loss, metrics.grad_norm, double(metrics.tokens)};
-  }
-  const TrainState state = trainer.state();
-  bits.state = {bits_of(state.parameters.flat_values()), bits_of(state.parameters.flat_masters())};
-  for (const OptimizerState& moment : state.optimizer) bits.state.push_back(bits_of(moment.values));
-  return bits;
-}
-
-TEST_CASE("PipeDream goes on from a checkpoint with the bits of a run that nobody interrupted",
-          "[no_races]") {
-  const Text text;
-  const RunIdentity identity{"{}", 1, "text", {}};
-  for (const auto& [p, m, dp] : {std::tuple<int64_t, int64_t, int64_t>{1, 3, 1},
-                                 {2, 4, 1},
-                                 {3, 5, 1},
-                                 {4, 2, 1},
-                                 {2, 3, 2}}) {
-    for (const char* dtype : {"f64", "f32", "bf16"}) {
-      TrainConfig config = stale_config(stale_case(p, m, dp));
-      config.dtype = dtype;
-      config.steps = 5;
-      CAPTURE(p, m, dp, dtype);
-      const TempDir folder;
-      run_threads(static_cast<int>(p * dp), [&](const Communicator& world) {
-        const Mesh mesh(world, config.mesh());
-        Trainer whole(config, &text.dataset, mesh), resumed(config, &text.dataset, mesh);
-        const StepBits saved = train_to(whole, 0, 2);
-        write_checkpoint(folder.file(""), 2, whole.state(), identity, world);
-        const StepBits expected = train_to(whole, 2, 4);
-        const int64_t step =
-            load_checkpoint(newest_checkpoint(folder.file("")), resumed.state(), identity, world);
-        USP_CHECK(step == 2, "{} steps are done", step);
-        USP_CHECK(train_to(resumed, step, step).state == saved.state, "what was saved is not back");
-        USP_CHECK(train_to(resumed, step, 4) == expected, "resumed, it is another run");
-      });
-    }
-  }
-}
-
-TEST_CASE(
-    "to resume PipeDream takes the same stages and updates, to resume another order does not") {
-  TrainConfig config;
-  Args args("A program.");
-  config.bind(args);
-  REQUIRE(args.decisive().empty());
-  config.pipeline.pp_schedule = "pipedream";
-  const std::vector<std::string> decisive = args.decisive();
-  REQUIRE(decisive ==
-          std::vector<std::string>{"pp_schedule", "pp_size", "pp_layers", "grad_acc_steps"});
-  for (const std::string& flag : decisive) args.given(flag.c_str());  // throws where there is none
-}
-
 TEST_CASE("a rank keeps the versions that the formula says, and as many micro-batches as in 1F1B",
           "[no_races]") {
   for (int64_t p : {1, 2, 3, 4}) {
@@ -193,18 +126,17 @@ TEST_CASE("a rank keeps the versions that the formula says, and as many micro-ba
         config.dtype = dtype;
         for (int rank = 0; rank < p; ++rank) {
           CAPTURE(p, m, dtype, rank);
-          config.pipeline.pp_schedule = "1f1b";
           const Simulation plain = simulate(config, rank);
-          config.pipeline.pp_schedule = "pipedream";
-          const Simulation stale = simulate(config, rank);
-          const int64_t stash = stashed_bytes(config, rank, plain.states.weights);
+          const Simulation stale = simulate_pipedream(config, rank);
+          const int64_t most = WeightStash::most(p, rank, m);
+          const int64_t stash = most * plain.states.weights;
           CHECK(stale.states.weights == plain.states.weights + stash);
           CHECK(stale.peak == plain.peak + stash);
           CHECK(stale.peak_activations == plain.peak_activations);
           CHECK(stale.peak_activations == predict(config, rank).peak_activations);
-          CHECK(most_stashed(p, rank, m) <= p - rank - 1);
-          if (m >= 2 * p) CHECK(most_stashed(p, rank, m) == p - rank - 1);
-          CHECK(predict(config, rank).states.weights == stale.states.weights);
+          CHECK(most <= p - rank - 1);
+          if (m >= 2 * p) CHECK(most == p - rank - 1);
+          CHECK(predict_pipedream(config, rank).states.weights == stale.states.weights);
         }
       }
     }
@@ -215,9 +147,9 @@ TEST_CASE("what PipeDream cannot do is refused with what can") {
   const auto refuses = [](const std::function<void(TrainConfig&)>& change,
                           const std::vector<std::string>& parts) {
     TrainConfig config = stale_config(stale_case(2, 4));
-    config.pipeline.check(config);  // as it is, it trains
+    check_updates_of_a_stage(config);  // as it is, it trains
     change(config);
-    check_throws<UsageError>([&] { config.pipeline.check(config); }, parts);
+    check_throws<UsageError>([&] { check_updates_of_a_stage(config); }, parts);
   };
   refuses([](TrainConfig& c) { c.optimizer.grad_clip = 0.5; }, {"grad_clip=0.5", "--grad_clip 0"});
   refuses([](TrainConfig& c) { c.pipeline.overlap_dispatch = true; },
@@ -232,13 +164,11 @@ TEST_CASE("what PipeDream cannot do is refused with what can") {
         c.tensor_parallel.tp_overlap = "batch_halves";
       },
       {"tp_overlap=batch_halves", "--tp_overlap chunks"});
-  refuses([](TrainConfig& c) { c.pipeline.pp_chunks = 2; }, {"pp_chunks=2; leave out --pp_chunks"});
+  refuses([](TrainConfig& c) { c.pipeline.pp_schedule = "zb_h1"; },
+          {"pp_schedule=zb_h1", "--pp_schedule 1f1b"});
   TrainConfig config = stale_config(stale_case(1, 4));
   config.model.tie_word_embeddings = true;  // on one stage
-  config.pipeline.check(config);
-  config.optimizer.grad_clip = 1;
-  config.pipeline.pp_show = "table";  // trains nothing
-  config.pipeline.check(config);
+  check_updates_of_a_stage(config);
 }
 
 }  // namespace

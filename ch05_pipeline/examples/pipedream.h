@@ -1,0 +1,164 @@
+#pragma once
+
+#include "train_step.h"
+#include "weight_stash.h"
+
+namespace usp {
+
+/// Refuses what a stage that updates its weights alone cannot do.
+inline void check_updates_of_a_stage(const TrainConfig& run) {
+  constexpr std::string_view why = "PipeDream updates each stage by itself, ";
+  if (run.pipeline.pp_schedule != "1f1b") {
+    refuse("stale_updates_in_one_order", {"--pp_schedule 1f1b"},
+           "PipeDream works in the order of 1f1b, not of pp_schedule={}", run.pipeline.pp_schedule);
+  }
+  if (run.data_parallel.zero_stage > 0) {
+    refuse("stale_updates_of_whole_weights", {"--zero_stage 0"},
+           "{}with whole weights, which zero_stage={} shards", why, run.data_parallel.zero_stage);
+  }
+  if (run.model.tie_word_embeddings && run.pipeline.pp_size > 1) {
+    refuse("stale_updates_of_one_stage", {"leave out --tie_word_embeddings", "--pp_size 1"},
+           "{}but tie_word_embeddings has one weight on two stages", why);
+  }
+  if (run.tensor_parallel.halves() > 1) {
+    refuse("stale_updates_after_micro_batches", {"--tp_overlap chunks"},
+           "{}after a whole micro-batch, which tp_overlap=batch_halves cuts", why);
+  }
+  if (run.pipeline.overlap_dispatch) {
+    refuse("stale_updates_between_passes", {"leave out --overlap_dispatch"},
+           "{}and its passes read different versions, which overlap_dispatch would run in turns",
+           why);
+  }
+  if (run.optimizer.grad_clip > 0) {
+    refuse("stale_updates_without_norm", {"--grad_clip 0"},
+           "{}so nobody has the norm of all gradients for grad_clip={}", why,
+           run.optimizer.grad_clip);
+  }
+}
+
+/// Trains as PipeDream first did: in the order of 1F1B, and each stage updates its weights after
+/// each backward pass, with nothing between stages but activations and their gradients. What needs
+/// all gradients of a step, such as their norm for clipping, it cannot have.
+class PipeDream : public Trainer {
+ public:
+  PipeDream(const TrainConfig& config, const Dataset* dataset, const Mesh& mesh)
+      : Trainer(config, dataset, mesh), stash_(model_.parameters()) {}
+
+  /// A step of m updates. Its loss is the mean over the micro-batches, each before its own update.
+  void train_step(int64_t step) override {
+    step_begin_ = std::chrono::steady_clock::now();
+    const double flops_before = Runtime::current().flops();
+    const NoHostReads no_host_reads;
+    const TraceScope trace("train_step");
+    ops::fill(loss_, 0);
+    run(step);
+    tokens_ += config_.tokens_per_step();
+    flops_ = Runtime::current().flops() - flops_before;
+  }
+
+  ReportRows report_rows() override;
+
+ private:
+  /// A micro-batch from its forward to its backward pass.
+  struct InFlight {
+    Pass pass;
+    Model::Activations activations;
+  };
+
+  void run(int64_t step) {
+    const Schedule& schedule = pipeline_.schedule();
+    const std::vector<Action>& actions = schedule.actions[mesh_.pp().rank()];
+    Mail mail(schedule, mesh_.pp(), boundary(),
+              std::vector<int64_t>(schedule.micro_batches, tokens_of_micro_batch()));
+    std::map<int64_t, InFlight> running;  // by micro-batch
+    // [loop]
+    for (int64_t i = 0; i < std::ssize(actions); ++i) {
+      const int64_t micro_batch = actions[i].micro_batch;
+      const bool is_forward = actions[i].work == Work::F;
+      InFlight& own = running[micro_batch];
+      if (is_forward) own.pass = take(step, micro_batch);
+      Tensor in = mail.take(i);
+      mail.post(i + 1);
+      mail.send(i, is_forward ? forward(micro_batch, std::move(in), own)
+                              : backward(micro_batch, std::move(in), own));
+      if (is_forward) continue;
+      running.erase(micro_batch);
+      update(step, micro_batch);
+    }
+    // [loop]
+  }
+
+  Tensor forward(int64_t micro_batch, Tensor x, InFlight& own) {
+    stash_.begin_forward(micro_batch);
+    return model_.forward_chunk(0, std::move(x), &own.activations, own.pass);
+  }
+
+  Tensor backward(int64_t micro_batch, Tensor dy, InFlight& own) {
+    // The loss is a mean over the step, an update's gradient that of the mean over its micro-batch.
+    own.pass.loss_scale *= double(config_.grad_acc_steps);
+    data_parallel_->begin_step(/*micro_batches=*/1);
+    stash_.begin_backward(micro_batch);
+    Tensor dx =
+        model_.backward_chunk(0, std::move(dy), std::move(own.activations), grads_, own.pass);
+    stash_.end_backward(micro_batch);
+    return dx;
+  }
+
+  // [update]
+  void update(int64_t step, int64_t micro_batch) {
+    const int64_t m = config_.grad_acc_steps;
+    stash_.begin_update();
+    grads_.end_window();
+    data_parallel_->finish();
+    const Tensor squares = optimizer_.grad_squares();
+    // 8 bytes: all ranks of a stage skip an update that is not finite, or none. The last one's norm
+    // is reported, of all stages.
+    (micro_batch + 1 < m ? mesh_.stage() : mesh_.world()).all_reduce(squares);
+    const double lr = learning_rate(config_.optimizer, step, config_.steps);
+    optimizer_.step(step * m + micro_batch, lr, squares);
+    data_parallel_->after_update();
+  }
+  // [update]
+
+  Pass take(int64_t step, int64_t micro_batch) const {
+    const int64_t samples = config_.micro_batch_size, ranks = mesh_.dp().size();
+    const int64_t before = (step * config_.grad_acc_steps + micro_batch) * ranks;
+    Pass pass = take_batch(Split::train, (before + mesh_.dp().rank()) * samples, samples);
+    pass.micro_batch = micro_batch;
+    pass.loss_scale = 1 / double(config_.tokens_per_step());
+    return pass;
+  }
+  Boundary boundary() const {
+    return {config_.model.hidden_size, config_.tensor_parallel.row_shares(),
+            parse_dtype(config_.dtype)};
+  }
+  int64_t tokens_of_micro_batch() const {
+    return config_.micro_batch_size * config_.seq_len / config_.context_parallel.cp_size;
+  }
+
+  WeightStash stash_;
+};
+
+/// The formulas of a rank under 1F1B, with the versions of its weights that it keeps besides.
+inline Prediction predict_pipedream(const TrainConfig& config, int rank) {
+  Prediction prediction = predict(config, rank);
+  const int64_t older = WeightStash::most(config.pipeline.pp_size, config.mesh().place_of(rank).pp,
+                                          config.grad_acc_steps);
+  prediction.states.weights += older * prediction.states.weights;
+  return prediction;
+}
+
+/// What a step asks for on this rank of the world, found by a dry run.
+inline Simulation simulate_pipedream(const TrainConfig& config, int rank) {
+  Runtime runtime(Device::meta);
+  const Runtime::Use use(runtime);
+  const DryMesh dry(config.mesh(), config.engine(), rank, config.communication->node_size);
+  PipeDream trainer(config, /*dataset=*/nullptr, dry.mesh);
+  return simulate_steps(trainer);
+}
+
+inline ReportRows PipeDream::report_rows() {
+  return prediction_rows(predict_pipedream(config_, mesh_.world().rank()));
+}
+
+}  // namespace usp
