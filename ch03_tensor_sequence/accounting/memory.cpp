@@ -80,16 +80,16 @@ double model_flops_per_token(const ModelConfig& m, double keys) {
   return 6 * weights + 12 * double(m.num_layers * m.num_heads * m.head_dim()) * keys;
 }
 
-static void add_flops(const TrainConfig& config, Prediction& prediction) {
-  const ModelConfig& m = config.model;
+/// Of the model, or of a part of it.
+static void add_flops(const TrainConfig& config, const ModelConfig& m, Prediction& prediction) {
   const double S = double(config.seq_len);
   // [share]
   const double keys = (S + 1) / 2;  // that a query sees, on average
   const double tokens = double(config.micro_batch_size * config.grad_acc_steps) * S /
                         double(config.tensor_parallel.tp_size);  // a rank does 1/t of their work
   // [share]
-  prediction.flops = tokens * model_flops_per_token(m, keys);
-  prediction.book_flops = tokens * model_flops_per_token(m, S);
+  prediction.flops += tokens * model_flops_per_token(m, keys);
+  prediction.book_flops += tokens * model_flops_per_token(m, S);
   const double layers = 2 * double(m.num_layers * layer_matmul_weights(m)) * tokens;
   // One product of the (query, key) pairs with all heads' channels.
   const double product = double(m.num_layers * m.num_heads * m.head_dim()) * tokens * 2 * keys;
@@ -119,7 +119,7 @@ Prediction predict(const TrainConfig& config, int rank) {
   prediction.book_activations = book_sharded_activations(config);
   add_activations(config, dry, prediction);
   // [states_of_a_rank]
-  add_flops(config, prediction);
+  add_flops(config, config.model, prediction);
   prediction.execution =
       fmt::format("{} attention, recompute {}", config.attention, config.recompute);
   return prediction;

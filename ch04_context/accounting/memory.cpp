@@ -87,8 +87,8 @@ double model_flops_per_token(const ModelConfig& m, double keys) {
   return 6 * weights + 12 * double(m.num_layers * m.num_heads * m.head_dim()) * keys;
 }
 
-static void add_flops(const TrainConfig& config, Prediction& prediction) {
-  const ModelConfig& m = config.model;
+/// Of the model, or of a part of it.
+static void add_flops(const TrainConfig& config, const ModelConfig& m, Prediction& prediction) {
   const double S = double(config.seq_len);
   // [share]
   const ContextParallelConfig& cp = config.context_parallel;
@@ -99,8 +99,8 @@ static void add_flops(const TrainConfig& config, Prediction& prediction) {
   const double keys =
       double(causal_pairs(attended, {0, config.seq_len})) / double(attended.count());
   // [share]
-  prediction.flops = tokens * model_flops_per_token(m, keys);
-  prediction.book_flops = tokens * model_flops_per_token(m, S);
+  prediction.flops += tokens * model_flops_per_token(m, keys);
+  prediction.book_flops += tokens * model_flops_per_token(m, S);
   const double layers = 2 * double(m.num_layers * layer_matmul_weights(m)) * tokens;
   // One product of the (query, key) pairs with all heads' channels.
   const double product = double(m.num_layers * m.num_heads * m.head_dim()) * tokens * 2 * keys;
@@ -131,7 +131,7 @@ Prediction predict(const TrainConfig& config, int rank) {
   prediction.book_activations = book_sharded_activations(config);
   add_activations(config, dry, prediction);
   // [states_of_a_rank]
-  add_flops(config, prediction);
+  add_flops(config, config.model, prediction);
   prediction.execution =
       fmt::format("{} attention, recompute {}", config.attention, config.recompute);
   return prediction;

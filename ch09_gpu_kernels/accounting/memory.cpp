@@ -106,9 +106,8 @@ double model_flops_per_token(const ModelConfig& m, double keys) {
   return 6 * weights + 12 * double(m.num_layers * m.num_heads * m.head_dim()) * keys;
 }
 
-// [stage_flops]
+/// Of the model, or of a part of it.
 static void add_flops(const TrainConfig& config, const ModelConfig& m, Prediction& prediction) {
-  // [stage_flops]
   const double S = double(config.seq_len);
   // [share]
   const ContextParallelConfig& cp = config.context_parallel;
@@ -121,10 +120,8 @@ static void add_flops(const TrainConfig& config, const ModelConfig& m, Predictio
   const double keys =
       double(causal_pairs(attended, {0, config.seq_len})) / double(attended.count());
   // [share]
-  // [sums]
   prediction.flops += tokens * model_flops_per_token(m, keys);
   prediction.book_flops += tokens * model_flops_per_token(m, S);
-  // [sums]
   // [recomputed]
   const double layers = 2 * double(layer_weights(m, /*active=*/true)) * tokens;
   // [recomputed]
