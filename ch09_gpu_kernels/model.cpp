@@ -4,8 +4,7 @@
 #include <cmath>
 
 #include "context_parallel/attention.h"
-#include "expert_parallel/moe.h"
-#include "expert_parallel/node_dispatch.h"
+#include "expert_parallel/add_mixture.h"
 #include "fusion/fused_head.h"
 #include "latent_attention/mla.h"
 #include "tensor/runtime.h"
@@ -57,11 +56,13 @@ Block Llama::build(int64_t block, ParameterList& parameters) const {
     segments.push_back(attention(block - 1, parameters));
     // [mixture]
     if (config_.experts.at(block - 1)) {
-      for (auto& segment : experts(block - 1, parameters)) segments.push_back(std::move(segment));
-    } else {
-      segments.push_back(mlp(block - 1, parameters));
+      const double out_std = residual_init_std(config_);
+      add_mixture(config_, {block - 1, layer_name(block - 1, ""), kInitStd, out_std}, options_.view,
+                  parameters, segments);
+      return segments;
     }
     // [mixture]
+    segments.push_back(mlp(block - 1, parameters));
   }
   return segments;
 }
@@ -139,67 +140,6 @@ std::unique_ptr<Segment> Llama::mlp(int64_t layer, ParameterList& parameters) co
   // [fuse]
 }
 // [mlp]
-
-// [experts]
-Block Llama::experts(int64_t layer, ParameterList& parameters) const {
-  const ExpertShape& shape = config_.experts;
-  const int64_t H = config_.hidden_size, F = shape.width(config_.ffn_hidden_size);
-  const double std = residual_init_std(config_);
-  const TensorRegion& region = options_.view.region;
-  const auto weight = [&](const std::string& name, const Shape& sizes,
-                          double init_std) -> Parameter& {
-    return parameters.add(layer_name(layer, name.c_str()), sizes, init_std);
-  };
-  Parameter& norm = weight("post_attention_layernorm.weight", {H}, 0);
-  Parameter& gate = weight("mlp.gate.weight", {shape.num_experts, H}, kInitStd);
-  region.replicate(norm);
-  region.replicate(gate);
-  std::optional<FeedForward> shared;
-  if (const int64_t wide = shape.num_shared_experts * F; wide > 0) {
-    Parameter& gate_proj = weight("mlp.shared_experts.gate_proj.weight", {wide, H}, kInitStd);
-    Parameter& up = weight("mlp.shared_experts.up_proj.weight", {wide, H}, kInitStd);
-    Parameter& down = weight("mlp.shared_experts.down_proj.weight", {H, wide}, std);
-    auto gate_up = make_column_parallel({&gate_proj, &up}, "gate_up", region);
-    shared.emplace(std::move(gate_up), make_row_parallel(down, region));
-    // [fuse_shared]
-    if (options_.view.fusion.fused()) shared->fuse();
-    // [fuse_shared]
-  }
-  // [expert_groups]
-  const int64_t here = shape.num_experts / options_.view.experts.size();
-  const int64_t first = options_.view.experts.rank() * here;
-  std::vector<Parameter*> gate_up, down;
-  const auto of_expert = [&](int64_t expert, const char* name, const Shape& sizes, double init_std,
-                             int cut_axis) {
-    Parameter& added =
-        weight(fmt::format("mlp.experts.{}.{}.weight", expert, name), sizes, init_std);
-    added.grad_groups = {"edp"};  // other ranks' copies of the same expert
-    if (options_.view.experts.config().expert_tp) region.share(added, cut_axis);
-    return &added;
-  };
-  // [expert_groups]
-  for (int64_t e = first; e < first + here; ++e) {
-    gate_up.push_back(of_expert(e, "gate_proj", {F, H}, kInitStd, 0));
-    gate_up.push_back(of_expert(e, "up_proj", {F, H}, kInitStd, 0));
-  }
-  for (int64_t e = first; e < first + here; ++e) {
-    down.push_back(of_expert(e, "down_proj", {H, F}, std, 1));
-  }
-  Router router(shape, std::make_unique<RouterLinear>(gate), options_.view.experts, region,
-                options_.view.context, options_.view.load->add_layer(layer));
-  const Mixture mixture{shape, H, options_.view.experts, region};
-  Block segments;
-  segments.push_back(
-      std::make_unique<Dispatch>(RmsNorm(norm, config_.rms_norm_eps), std::move(router), mixture));
-  if (mixture.nodes()) segments.push_back(std::make_unique<FanOut>(mixture));
-  segments.push_back(std::make_unique<Experts>(GroupedLinear(gate_up, here, "gate_up"),
-                                               GroupedLinear(down, here, "expert output"),
-                                               std::move(shared), mixture));
-  if (mixture.nodes()) segments.push_back(std::make_unique<FanIn>(mixture));
-  segments.push_back(std::make_unique<Combine>(mixture));
-  return segments;
-}
-// [experts]
 
 // [head]
 std::unique_ptr<Segment> Llama::head(ParameterList& parameters) const {

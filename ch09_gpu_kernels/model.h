@@ -38,10 +38,6 @@ class Llama {
   std::unique_ptr<Segment> attention(int64_t layer, ParameterList& parameters) const;
   /// The second half.
   std::unique_ptr<Segment> mlp(int64_t layer, ParameterList& parameters) const;
-  // [experts]
-  /// The same as a mixture of experts: dispatch, experts, combine.
-  Block experts(int64_t layer, ParameterList& parameters) const;
-  // [experts]
   /// The segment in the last block.
   std::unique_ptr<Segment> head(ParameterList& parameters) const;
   // [table]

@@ -7,8 +7,8 @@
 #include "base/args.h"
 #include "base/rng.h"
 #include "comm/launch.h"
+#include "expert_parallel/add_mixture.h"
 #include "expert_parallel/node_dispatch.h"
-#include "model.h"
 #include "tensor/console.h"
 #include "tensor/runtime.h"
 
@@ -91,13 +91,15 @@ void run_layer(const Setting& s, const ModelConfig& model, const ExpertConfig& p
                const Communicator& world, Sent& sent) {
   world.engine().set_node_size(s.node_size);
   const Mesh mesh(world, {.dp = s.ranks, .ep = s.ranks, .ep_over_tp = true});
-  LlamaOptions options{s.tokens, DType::f32, Probabilities::stored};
-  options.view.experts = ExpertGroup(parallel, mesh);
-  options.view.load = std::make_shared<ExpertLoad>(parallel);
+  RankView view;
+  view.experts = ExpertGroup(parallel, mesh);
+  view.load = std::make_shared<ExpertLoad>(parallel);
   ParameterList parameters;
-  const Block layer = Llama(model, options).experts(0, parameters);
+  Block layer;
+  add_mixture(model, {0, "model.layers.0.", /*init_std=*/0.02, /*output_init_std=*/0.01}, view,
+              parameters, layer);
   parameters.allocate(DType::f32, /*seed=*/1);
-  options.view.load->allocate(s.num_experts, DType::f32);
+  view.load->allocate(s.num_experts, DType::f32);
   Grads grads(parameters);
   grads.begin_window(1);
   Pass pass;

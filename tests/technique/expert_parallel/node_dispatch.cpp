@@ -4,7 +4,7 @@
 
 #include "accounting/expert_accountant.h"
 #include "comm/launch.h"
-#include "model.h"
+#include "expert_parallel/add_mixture.h"
 #include "technique/case_cover.h"
 #include "technique/data_parallel/data_parallel_parity.h"
 #include "technique/tiny_llama.h"
@@ -79,11 +79,11 @@ class LayerOnRank {
   LayerOnRank(const NodeCase& c, const ExpertGroup& experts) : parallel_(experts.config()) {
     ModelConfig model = tiny_model();
     model.experts = shape_of(c);
-    LlamaOptions options{kSampleLen, DType::f64, Probabilities::stored};
-    options.view.experts = experts;
-    options.view.load = std::make_shared<ExpertLoad>(parallel_);
-    load_ = options.view.load;
-    segments_ = Llama(model, options).experts(0, parameters_);
+    RankView view;
+    view.experts = experts;
+    view.load = load_ = std::make_shared<ExpertLoad>(parallel_);
+    add_mixture(model, {0, "", /*init_std=*/0.02, /*output_init_std=*/0.01}, view, parameters_,
+                segments_);
     parameters_.allocate(DType::f64, 1);
     load_->allocate(kExperts, DType::f64);
   }
