@@ -14,9 +14,9 @@ from tools.run import gpu
 DATA = "labs.json"
 PRODUCT = "ch09.matmul"
 IDEAS = ("primer", "layer_norm", "coalescing", "banks", "divergence", "occupancy", "fusion", "reduction")
-ATTENTION, LENGTHS, MASKS = "ch09.attention", (64, 128, 256), "ch09.masks"
-DEGREES = "attention_degrees"
-SHOWN = (PRODUCT, ATTENTION, MASKS, *(f"ch09.{idea}" for idea in IDEAS))
+ATTENTION, LENGTHS, MASKS, DECODING = "ch09.attention", (64, 128, 256), "ch09.masks", "ch09.decoding"
+DEGREES, EXPONENTIALS, ORDERS = "attention_degrees", "attention_exponentials", "attention_orders"
+SHOWN = (PRODUCT, ATTENTION, MASKS, DECODING, *(f"ch09.{idea}" for idea in IDEAS))
 CARD = "H100 SXM"
 SHEET = gpu.data_sheet(CARD)  # TFLOP/s of each dtype, GB/s of memory
 HEADS = {"predicted_bytes": "bytes, predicted", "bytes": "bytes, counted",
@@ -40,8 +40,9 @@ def count(program):
         return {}
     data = {name: record(name, program.parent) for name in SHOWN}
     lengths = [record(ATTENTION, program.parent, (length, 64)) for length in LENGTHS]
-    degrees = lab.run_program(program.parent / LABS[ATTENTION].program, "degrees")
-    return {DATA: json_text({**data, "attention_lengths": lengths, DEGREES: degrees})}
+    words = {f"attention_{word}": lab.run_program(program.parent / LABS[ATTENTION].program, word)
+             for word in ("degrees", "exponentials", "orders")}
+    return {DATA: json_text({**data, "attention_lengths": lengths, **words})}
 
 
 def record(name, folder, size=None):
@@ -62,7 +63,10 @@ def texts(data):
              "lab_attention.md": table(ATTENTION, data), "attention_lengths.md": lengths_table(data),
              "attention_backward.md": backward_table(data),
              "attention_masks.md": masks_table(data[MASKS]),
-             "attention_degrees.md": degrees_table(data[DEGREES])}
+             "attention_degrees.md": degrees_table(data[DEGREES]),
+             "attention_exponentials.md": exponentials_table(data[EXPONENTIALS]),
+             "attention_orders.md": orders_table(data[ORDERS]),
+             "attention_decoding.md": decoding_table(data[DECODING])}
     return {**found, **{f"lab_{idea}.md": table(f"ch09.{idea}", data) for idea in IDEAS}}
 
 
@@ -116,6 +120,34 @@ def degrees_table(rows):
     return markdown("Over fractions from -1/2 to 1/2, in f32.", ["degree", "FMAs", "largest error, millionths", "taken"],
                     [[row["name"], str(row["fmas"]), millionths(float(row["error"])), "yes" if row["chosen"] else ""]
                      for row in rows])
+
+
+def exponentials_table(rows):
+    """What a row's softmax takes."""
+    return markdown("A row of 1,024 keys, on the emulated GPU.",
+                    ["rung", "tiles", "weights by the unit", "weights by the polynomial", "rescalings"],
+                    [[row["name"], *(cell(round(row[key], 1) if row[key] % 1 else int(row[key]))
+                                     for key in ("tiles", "by_unit", "by_polynomial", "rescalings"))] for row in rows])
+
+
+def orders_table(rows):
+    """Tiles of the multiprocessor that has the most, by the order in which blocks begin."""
+    keys = ("lightest_by_head", "heaviest_by_head", "heaviest_of_all")
+    return markdown("Tiles of 128 queries by 128 keys under a causal mask, on 132 multiprocessors, by calculation.",
+                    ["heads × S", "blocks", "mean tiles", "most: first queries first, by head",
+                     "most: last queries first, by head", "most: last queries first, all heads", "over the mean, %"],
+                    [[row["name"].replace("x", "×"), cell(row["blocks"]), cell(row["mean"]), *(cell(row[key]) for key in keys),
+                      cell(100 * (row[keys[-1]] / row["mean"] - 1))] for row in rows])
+
+
+def decoding_table(data):
+    """One query with its cache: keys whole, and split."""
+    keys, width = data["size"]
+    return markdown(f"One query of eight heads, two heads of {keys:,} keys, {width} channels wide, on the emulated GPU.",
+                    ["kernel", "blocks", "keys of a block", "bytes, predicted", "bytes, counted", "bytes of parts"],
+                    [[rung["name"] + (f" in {rung['parts']} parts" if rung["parts"] > 1 else ""),
+                      *(cell(rung[key]) for key in ("blocks", "keys_of_a_block", "predicted_bytes", "bytes",
+                                                    "parts_bytes"))] for rung in data["rungs"]])
 
 
 def masks_table(data):

@@ -7,8 +7,8 @@
 #include "cuda/attention_kernels.h"
 #include "cuda/launch.h"
 
-/// The rungs for tensor cores as the trainer's attention: flash_3 on Hopper, flash_2 elsewhere, and
-/// backward by flash_2's.
+/// The rungs for tensor cores as the trainer's attention: flash_3 on Hopper, flash_2 elsewhere, for
+/// one query flash_decode, and backward by flash_2's.
 namespace usp::attention {
 
 namespace {
@@ -59,19 +59,25 @@ std::optional<Shape> shape_of(const Given& x) {
 
 class Rungs : public cuda::AttentionKernels {
  public:
-  explicit Rungs(const Rung<bf16>& forward) : forward_(forward) {}
+  Rungs(const Rung<bf16>& forward, int multiprocessors)
+      : forward_(forward), multiprocessors_(multiprocessors) {}
 
   bool takes_heads_of(int64_t head_dim) const override { return head_dim == 64 || head_dim == 128; }
   std::string_view name_of_forward() const override { return forward_.name; }
+  std::string_view name_of_decoding() const override { return kFlashDecode.name; }
   std::string_view name_of_backward() const override { return kFlash2Backward.name; }
 
-  bool forward(cudaStream_t stream, const Heads<bf16>& out, float* lse,
-               const Given& given) override {
-    return run(stream, out, out.data, nullptr, lse, given);
+  int64_t workspace(const Given& given) const override {
+    const auto problem = problem_of(given);
+    return problem ? kFlashDecode.scratch(*problem) : 0;
   }
-  bool forward(cudaStream_t stream, const Heads<float>& out, float* lse,
-               const Given& given) override {
-    return run(stream, out, nullptr, out.data, lse, given);
+  bool forward(cudaStream_t stream, const Heads<bf16>& out, float* lse, const Given& given,
+               void* workspace) override {
+    return run(stream, out, out.data, nullptr, lse, given, workspace);
+  }
+  bool forward(cudaStream_t stream, const Heads<float>& out, float* lse, const Given& given,
+               void* workspace) override {
+    return run(stream, out, nullptr, out.data, lse, given, workspace);
   }
 
   int64_t workspace(const GivenGradients& gradients, const Given& given) const override {
@@ -91,9 +97,10 @@ class Rungs : public cuda::AttentionKernels {
   /// Without out.
   std::optional<Problem<bf16>> problem_of(const Given& x) const {
     if (!takes_heads_of(x.D)) return {};
-    const auto shape = shape_of(x);
+    auto shape = shape_of(x);
     const auto q = pitch_of(x.q, x.D), k = pitch_of(x.k, x.D), v = pitch_of(x.v, x.D);
     if (!shape || !q || !k || !v || !(*k == *v)) return {};
+    if (x.S == 1) shape->splits = splits_of(*shape, multiprocessors_);
     const auto scale = static_cast<float>(x.scale);
     return Problem<bf16>{*shape, x.q.data, x.k.data, x.v.data, nullptr, nullptr,
                          scale,  nullptr,  nullptr,  *q,       *k};
@@ -101,7 +108,7 @@ class Rungs : public cuda::AttentionKernels {
 
   template <class O>
   bool run(cudaStream_t stream, const Heads<O>& at, bf16* out, float* wide_out, float* lse,
-           const Given& given) {
+           const Given& given, void* workspace) {
     auto problem = problem_of(given);
     const auto pitch = pitch_of(at, given.D);
     if (!problem || !pitch) return false;
@@ -109,8 +116,9 @@ class Rungs : public cuda::AttentionKernels {
     problem->wide_out = wide_out;
     problem->of_out = *pitch;
     problem->lse = lse;
+    problem->scratch = static_cast<float*>(workspace);
     problem->maps = &maps_;
-    forward_.run(stream, *problem);
+    (given.S == 1 ? kFlashDecode : forward_).run(stream, *problem);
     return true;
   }
 
@@ -126,6 +134,7 @@ class Rungs : public cuda::AttentionKernels {
   }
 
   const Rung<bf16>& forward_;
+  int multiprocessors_;
   cuda::TensorMaps maps_;
 };
 
@@ -135,7 +144,7 @@ class Rungs : public cuda::AttentionKernels {
 std::unique_ptr<cuda::AttentionKernels> make(const cuda::DeviceLimits& limits) {
   if (limits.capability < kFlash2.capability) return nullptr;
   const bool hopper = limits.capability == kFlash3.capability;
-  return std::make_unique<Rungs>(hopper ? kFlash3 : kFlash2);
+  return std::make_unique<Rungs>(hopper ? kFlash3 : kFlash2, limits.multiprocessors);
 }
 // [make]
 

@@ -18,15 +18,18 @@ class AttentionKernels {
   virtual bool takes_heads_of(int64_t head_dim) const = 0;
   /// As the report has it.
   virtual std::string_view name_of_forward() const = 0;
+  virtual std::string_view name_of_decoding() const = 0;  ///< where each sample has one query
   virtual std::string_view name_of_backward() const = 0;  ///< as the report has it
 
+  /// Bytes of memory that forward() needs besides its operands.
+  virtual int64_t workspace(const AttentionProblem<bf16>& problem) const = 0;
   ///@{
   /// Queues what Attention::forward() does; false, and nothing is queued, where operands lie as no
   /// kernel takes them.
   virtual bool forward(cudaStream_t stream, const Heads<bf16>& out, float* lse,
-                       const AttentionProblem<bf16>& problem) = 0;
+                       const AttentionProblem<bf16>& problem, void* workspace) = 0;
   virtual bool forward(cudaStream_t stream, const Heads<float>& out, float* lse,
-                       const AttentionProblem<bf16>& problem) = 0;
+                       const AttentionProblem<bf16>& problem, void* workspace) = 0;
   ///@}
 
   /// Bytes of memory that backward() needs besides its operands; -1 where it does not take them.

@@ -93,6 +93,7 @@ void CudaBackend::fuse(bool fused) {
   fused_ = fused;
   if (!fused || attention_ == nullptr) return;
   calls_.forward_by = attention_->name_of_forward();
+  calls_.decoding_by = attention_->name_of_decoding();
   calls_.backward_by = attention_->name_of_backward();
 }
 
@@ -105,8 +106,10 @@ bool CudaBackend::attend(const Heads<O>& out, accumulate_t<T>* lse,
                          const AttentionProblem<T>& problem) {
   if (!fused_) return false;
   if constexpr (std::is_same_v<T, bf16>) {
-    if (attention_ != nullptr && attention_->forward(stream_, out, lse, problem)) {
-      ++calls_.forward;
+    const int64_t bytes = attention_ ? attention_->workspace(problem) : 0;
+    const Tensor parts = bytes > 0 ? workspace({bytes / 4}, DType::f32) : Tensor();
+    if (attention_ && attention_->forward(stream_, out, lse, problem, data<float>(parts))) {
+      ++(problem.S == 1 ? calls_.decoding : calls_.forward);
       return true;
     }
   }

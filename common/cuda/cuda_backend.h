@@ -19,8 +19,9 @@ struct MatmulDetours {
 /// Calls of attention since Backend::fuse() asked for other kernels than the blockwise ones: by
 /// those, if any take heads on this GPU, and by the blockwise ones all the same.
 struct AttentionCalls {
-  std::string forward_by, backward_by;  ///< the kernels' names; empty: there are none
-  int64_t forward = 0, backward = 0, blockwise = 0;
+  std::string forward_by, decoding_by, backward_by;  ///< the kernels' names; empty: there are none
+  /// decoding: forward, with one query for each sample.
+  int64_t forward = 0, decoding = 0, backward = 0, blockwise = 0;
 };
 
 /// What a device counts of its backend's work, and what outlives that one.

@@ -146,11 +146,12 @@ std::vector<std::string> CudaDevice::remarks() const {
                     "kernel of our own.",
                     detours.by_copies, detours.by_own_kernel));
   }
-  if (calls.forward + calls.backward > 0) {
+  if (calls.forward + calls.decoding + calls.backward > 0) {
     remarks.push_back(fmt::format(
-        "Attention ran on tensor cores: calls forward {} ({}), backward {} ({}), and {} on the "
-        "blockwise kernels.",
-        calls.forward, calls.forward_by, calls.backward, calls.backward_by, calls.blockwise));
+        "Attention ran on tensor cores: calls forward {} ({}), decoding {} ({}), backward {} ({}), "
+        "and {} on the blockwise kernels.",
+        calls.forward, calls.forward_by, calls.decoding, calls.decoding_by, calls.backward,
+        calls.backward_by, calls.blockwise));
   } else if (calls.blockwise > 0) {
     remarks.push_back(
         "Attention ran on the blockwise kernels: those for tensor cores take bf16 and heads of 64 "

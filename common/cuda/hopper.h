@@ -378,7 +378,7 @@ USP_WRAP float fast_exp2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #else
-  return exp2f(x);
+  return emulator::fast_exp2(x);
 #endif
 }
 

@@ -30,14 +30,15 @@ struct FusedGpu : OnDevice {
   }
 };
 
-/// So many calls forward and backward, and by the blockwise kernels.
-void check_calls(const FusedGpu& gpu, int forward, int backward, int blockwise) {
+/// So many calls forward, of one query, backward, and by the blockwise kernels.
+void check_calls(const FusedGpu& gpu, int forward, int decoding, int backward, int blockwise) {
   const std::string remark = gpu.remark();
   CAPTURE(remark);
   const std::regex expected(
-      fmt::format(R"(Attention ran on tensor cores: calls forward {} \(flash_[23]\), backward {} )"
-                  R"(\(flash_2_backward\), and {} on the blockwise kernels\.)",
-                  forward, backward, blockwise));
+      fmt::format(R"(Attention ran on tensor cores: calls forward {} \(flash_[23]\), decoding {} )"
+                  R"(\(flash_decode\), backward {} \(flash_2_backward\), and {} on the blockwise )"
+                  R"(kernels\.)",
+                  forward, decoding, backward, blockwise));
   const bool is_said = std::regex_match(remark, expected);
   REQUIRE(is_said);
 }
@@ -48,6 +49,7 @@ std::vector<AttentionCase> taken_cases() {
       {2, 4, 2, 64, {0, 150}, {0, 150}},
       {1, 2, 1, 128, {0, 70}, {0, 70}},
       {1, 3, 1, 64, {120, 1}, {0, 121}},  // one new token
+      {2, 4, 2, 64, {299, 1}, {0, 300}},  // whose keys are split
       {1, 2, 1, 64, {0, 6}, {3, 9}},      // the first queries see no key
       {1, 2, 1, 64, {0, 6}, {6, 5}},      // nobody sees anything
       {2, 2, 1, 64, {0, 50, 150, 49}, {50, 50, 100, 50}},
@@ -123,7 +125,7 @@ TEST_CASE("kernels for tensor cores attend to slices of wider tensors, and add t
       check_close(dq.added(), expected.dq, kOfGradients, "dq");
       check_close(dk.added(), expected.dk, kOfGradients, "dk");
       check_close(dv.added(), expected.dv, kOfGradients, "dv");
-      check_calls(gpu, 1, 1, 0);
+      check_calls(gpu, c.S() > 1, c.S() == 1, 1, 0);
     }
   }
 }
@@ -167,7 +169,7 @@ TEST_CASE("of parts of the keys they leave f32, and what is merged is rounded on
     check_close(dq.added(), expected.dq, kOfGradients, "dq");
     check_close(dk.added(), expected.dk, kOfGradients, "dk");
     check_close(dv.added(), expected.dv, kOfGradients, "dv");
-    check_calls(gpu, 4, 3, 0);
+    check_calls(gpu, 4, 0, 3, 0);
   }
 }
 
@@ -178,6 +180,20 @@ TEST_CASE("backward takes 16 bytes of workspace for each query and head, in whol
   gpu.runtime.allocator().reset_peaks();
   run.backward();
   REQUIRE(gpu.runtime.allocator().peak_bytes(Category::workspace) == 2 * 4 * 256 * 16);
+}
+
+TEST_CASE("a query whose keys are split takes f32 outputs and lse of each part as workspace",
+          "[emulated]") {
+  for (const auto& [keys, parts] : {std::pair(127, 0), {300, 2}, {2000, 8}}) {
+    CAPTURE(keys);
+    FusedGpu gpu;  // of four multiprocessors, each with room for four blocks
+    const AttentionCase c{1, 4, 2, 64, {keys - 1, 1}, {0, keys}};
+    AttentionRun run(c, DType::bf16, /*naive=*/false, 30);
+    gpu.runtime.allocator().reset_peaks();
+    run.forward();
+    REQUIRE(gpu.runtime.allocator().peak_bytes(Category::workspace) == parts * 4 * (64 + 1) * 4);
+    check_report();
+  }
 }
 
 TEST_CASE("the GPU's capability says which kernels it has", "[emulated]") {

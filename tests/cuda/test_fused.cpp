@@ -56,16 +56,18 @@ Trained train_on_cpu(const TrainConfig& config, const Dataset& dataset) {
   return train(trainer);
 }
 
-/// Calls forward, backward and by the blockwise kernels, as the report has them.
-std::array<int64_t, 3> calls_of(const Accelerator& accelerator) {
+/// Calls forward, of one query, backward, and by the blockwise kernels, as the report has them.
+using Calls = std::array<int64_t, 4>;
+Calls calls_of(const Accelerator& accelerator) {
   static const std::regex kRemark(
-      R"(Attention ran on tensor cores: calls forward (\d+) .*, backward (\d+) .*, and (\d+) .*)");
+      R"(Attention ran on tensor cores: calls forward (\d+) .*, decoding (\d+) .*, )"
+      R"(backward (\d+) .*, and (\d+) .*)");
   for (const std::string& remark : accelerator.remarks()) {
     std::smatch found;
     if (!std::regex_match(remark, found, kRemark)) continue;
-    return {std::stoll(found[1]), std::stoll(found[2]), std::stoll(found[3])};
+    return {std::stoll(found[1]), std::stoll(found[2]), std::stoll(found[3]), std::stoll(found[4])};
   }
-  return {0, 0, 0};
+  return {0, 0, 0, 0};
 }
 
 TEST_CASE("with --kernels fused a GPU trains as the CPU does, by attention on tensor cores") {
@@ -84,7 +86,7 @@ TEST_CASE("with --kernels fused a GPU trains as the CPU does, by attention on te
       check_same(train(trainer), expected);
       const int64_t passes = kSteps * config.grad_acc_steps * config.model.num_layers;
       const int64_t forward = recompute == std::string_view("full") ? 2 * passes : passes;
-      REQUIRE(calls_of(*gpu.runtime.accelerator()) == std::array{forward, passes, int64_t{0}});
+      REQUIRE(calls_of(*gpu.runtime.accelerator()) == Calls{forward, 0, passes, 0});
     }
   }
 }
@@ -99,8 +101,7 @@ TEST_CASE("--kernels reference, and f32, stay on the blockwise kernels, bit for 
     SoloTrainer trainer(config, &text.dataset);
     if (!asked) gpu.runtime.backend().fuse(false);
     const Trained found = train(trainer);
-    const auto none = std::array<int64_t, 3>{0, 0, 0};
-    REQUIRE(calls_of(*gpu.runtime.accelerator()) == none);
+    REQUIRE(calls_of(*gpu.runtime.accelerator()) == Calls{0, 0, 0, 0});
     return found.norms;
   };
   trained("reference", "bf16", true);
@@ -148,7 +149,7 @@ const std::vector<Layout> kLayouts = {
 /// What the first rank reports, and the calls of all of them.
 struct Run {
   Trained trained;
-  std::array<int64_t, 3> calls{};
+  Calls calls{};
 };
 
 Run run_ranks(const TrainConfig& config, const Dataset& dataset, int ranks, Device device) {
@@ -180,13 +181,49 @@ TEST_CASE("in every layout ranks on a GPU with --kernels fused train as those on
     const Run cpu = run_ranks(config, text.dataset, layout.ranks, Device::cpu);
     check_same(gpu.trained, cpu.trained);
     // Each rank has the layers of its stage; of a ring, each query meets the keys of those before.
-    const auto [forward, backward, blockwise] = gpu.calls;
+    const auto [forward, decoding, backward, blockwise] = gpu.calls;
     const int64_t passes = kSteps * config.grad_acc_steps * config.model.num_layers * layout.ranks /
                            config.pipeline.pp_size;
-    CHECK(blockwise == 0);
+    CHECK(blockwise + decoding == 0);
     CHECK(backward == forward);
     CHECK((layout.in_parts ? forward > passes : forward == passes));
   }
+}
+
+TEST_CASE("with --kernels fused a GPU decodes as the CPU does, with keys split over blocks") {
+  constexpr int64_t kPrompt = 290, kLength = 293, kSamples = 2;
+  const ModelConfig config = wide_training().model;
+  const std::vector<int32_t> text = Random(3).tokens(kSamples * kLength, config.vocab_size);
+  const auto logits_on = [&](Device device) {
+    OnDevice here(device);
+    here.runtime.backend().fuse(device == Device::cuda);
+    Model model = allocated_model(config, kLength, DType::bf16, probabilities_of(false), 1);
+    randomize(model.parameters(), 2);
+    KvCache cache(kLength);
+    Values logits;
+    for (int64_t begin = 0, end = kPrompt; end <= kLength; begin = end, ++end) {
+      std::vector<int32_t> tokens;
+      for (int64_t sample = 0; sample < kSamples; ++sample) {
+        const auto first = text.begin() + sample * kLength;
+        tokens.insert(tokens.end(), first + begin, first + end);
+      }
+      Pass pass;
+      pass.mode = Pass::Mode::decode;
+      pass.num_samples = kSamples;
+      pass.positions = Positions(begin, end - begin);
+      pass.tokens = Tensor::from_host(tokens, {std::ssize(tokens)});
+      pass.kv_cache = &cache;
+      const Values found = model.logits(pass).items();
+      logits.insert(logits.end(), found.begin(), found.end());
+    }
+    if (device == Device::cuda) {
+      const int64_t layers = config.num_layers;
+      REQUIRE(calls_of(*here.runtime.accelerator()) ==
+              Calls{layers, (kLength - kPrompt) * layers, 0, 0});
+    }
+    return logits;
+  };
+  check_close(logits_on(Device::cuda), logits_on(Device::cpu), 0.05, "logits");
 }
 
 TEST_CASE("with --kernels fused a GPU's tensors take the bytes of the CPU's and the estimate's") {

@@ -91,6 +91,7 @@ Counters& Counters::operator+=(const Counters& other) {
   barriers += other.barriers;
   boxes += other.boxes, box_bytes += other.box_bytes;
   product_flops += other.product_flops;
+  exponentials += other.exponentials;
   return *this;
 }
 

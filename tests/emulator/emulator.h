@@ -121,6 +121,7 @@ struct Counters {
   int64_t barriers = 0;  // a block met, at __syncthreads or a named one; phases of an mbarrier
   int64_t boxes = 0, box_bytes = 0;  // of tensors that were copied, ends included
   int64_t product_flops = 0;         // of mma and wgmma
+  int64_t exponentials = 0;          // of a thread, by the unit for special functions
 
   double sectors_per_load() const { return ratio(load_sectors, load_requests); }
   double sectors_per_store() const { return ratio(store_sectors, store_requests); }

@@ -1,6 +1,7 @@
 /// Products of warps (ldmatrix, mma) and of warpgroups (wgmma), and the registers that they use.
 
 #include <algorithm>
+#include <cmath>
 
 #include "async.h"
 
@@ -473,6 +474,12 @@ void wgmma_done(const float* d) {
             "group that may still be pending",
             pc);
   }
+}
+
+float fast_exp2(float x) {
+  USP_HERE;
+  if (options.counters) ++counters_of(pc).exponentials;
+  return exp2f(x);
 }
 
 }  // namespace usp::emulator

@@ -7,13 +7,17 @@
 #include "base/check.h"
 #include "lab/attention_case.h"
 #include "lab/degrees.h"
+#include "lab/exponentials.h"
 #include "lab/masks.h"
 #include "lab/record.h"
+#include "lab/schedule.h"
 
 /// The rungs of attention on the emulated GPU, one JSON object a line: lab_attention S D prints
 /// what each asks for and does for two heads of S queries and keys, D channels wide; lab_attention
 /// masks P D the same of those for tensor cores, under the masks of pieces of P positions;
-/// lab_attention degrees how far off the powers of two of each polynomial are.
+/// lab_attention decoding K D of one query with K keys; lab_attention degrees how far off the
+/// powers of two of each polynomial are; lab_attention exponentials how many a row takes;
+/// lab_attention orders how tiles fall to an H100's multiprocessors.
 namespace usp::lab {
 namespace {
 
@@ -105,6 +109,67 @@ int run_masks(int piece, int width) {
   return EXIT_SUCCESS;
 }
 
+/// One query of eight heads, which share two heads of keys.
+int run_decoding(int keys, int width) {
+  emulator::options.counters = true;
+  Shape shape{1, 1, keys, 8, 2, width, /*causal=*/true, {keys - 1}};
+  attention::check(shape);
+  const auto run = [&](const Rung<bf16>& rung, int splits) {
+    shape.splits = splits;
+    const Attended<bf16> x(rung, shape);
+    rung.run(nullptr, x.problem);
+    emulator::Counters counted;
+    if (!take_counters(rung.name, counted)) return false;
+    const attention::Cost predicted = rung.cost(shape);
+    const int tiles = (keys + rung.keys - 1) / rung.keys;
+    nlohmann::ordered_json row = record_of(rung.name, "bf16", predicted.bytes, counted);
+    row["parts"] = splits;
+    row["blocks"] = predicted.blocks;
+    row["keys_of_a_block"] = (tiles + splits - 1) / splits * rung.keys;
+    row["parts_bytes"] = rung.scratch(shape);
+    add_flops(row, predicted.flops, counted);
+    std::puts(row.dump().c_str());
+    return true;
+  };
+  const bool all = run(attention::kFlash2, 1) && run(attention::kFlashDecode, 1) &&
+                   run(attention::kFlashDecode, attention::splits_of(shape, kMultiprocessors));
+  return all ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+int run_orders() {
+  const Rung<bf16>& rung = attention::kFlash3;
+  for (const auto& [heads, length] : {std::pair(32, 1024), {32, 4096}, {32, 8192}, {8, 4096}}) {
+    const Shape shape = causal_sample(heads, length);
+    const auto load = [&](TurnOf turn) { return load_of(shape, rung.queries, rung.keys, turn); };
+    const Load taken = load(heaviest_of_all);
+    nlohmann::ordered_json row;
+    row["name"] = fmt::format("{} x {}", heads, length);
+    row["blocks"] = taken.blocks;
+    row["mean"] = taken.mean();
+    row["lightest_by_head"] = load(lightest_by_head).busiest;
+    row["heaviest_by_head"] = load(heaviest_by_head).busiest;
+    row["heaviest_of_all"] = taken.busiest;
+    std::puts(row.dump().c_str());
+  }
+  return EXIT_SUCCESS;
+}
+
+int run_exponentials() {
+  const Shape shape{1, 128, 1024, 1, 1, 64};
+  emulator::options.counters = true;
+  for (const Rung<bf16>* rung : attention::bf16_rungs()) {
+    const Exponentials each = exponentials_of(*rung, shape);
+    nlohmann::ordered_json row;
+    row["name"] = rung->name;
+    row["tiles"] = shape.keys / rung->keys;
+    row["by_unit"] = each.by_unit;
+    row["by_polynomial"] = each.by_polynomial;
+    row["rescalings"] = each.rescalings;
+    std::puts(row.dump().c_str());
+  }
+  return EXIT_SUCCESS;
+}
+
 int run_degrees() {
   for (const Degree& each : degrees()) {
     nlohmann::ordered_json row;
@@ -138,15 +203,20 @@ int run(int length, int width) {
 
 int main(int argc, char** argv) {
   if (argc == 2 && argv[1] == std::string_view("degrees")) return usp::lab::run_degrees();
-  const bool masks = argc == 4 && argv[1] == std::string_view("masks");
-  const int length = argc == 3 || masks ? std::atoi(argv[argc - 2]) : 0;
+  if (argc == 2 && argv[1] == std::string_view("orders")) return usp::lab::run_orders();
+  if (argc == 2 && argv[1] == std::string_view("exponentials")) return usp::lab::run_exponentials();
+  const std::string_view word = argc == 4 ? argv[1] : "";
+  const bool knows = argc == 3 || word == "masks" || word == "decoding";
+  const int length = knows ? std::atoi(argv[argc - 2]) : 0;
   if (length < 1) {
     std::fprintf(stderr, "error: S and D must be at least 1; try lab_attention 256 64\n");
     return 2;
   }
   try {
     const int width = std::atoi(argv[argc - 1]);
-    return masks ? usp::lab::run_masks(length, width) : usp::lab::run(length, width);
+    if (word == "masks") return usp::lab::run_masks(length, width);
+    if (word == "decoding") return usp::lab::run_decoding(length, width);
+    return usp::lab::run(length, width);
   } catch (const usp::UsageError& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 2;

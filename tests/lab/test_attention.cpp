@@ -1,7 +1,9 @@
 #include "lab/attention_reference.h"
 #include "lab/degrees.h"
+#include "lab/exponentials.h"
 #include "lab/masks.h"
 #include "lab/pairs.h"
+#include "lab/schedule.h"
 
 /// Every rung of attention computes what the CPU does, asks for what its formula says, and has no
 /// barrier, wait or fence that it could do without.
@@ -91,6 +93,23 @@ TEST_CASE(
   REQUIRE(attention::kExp2Degree == least);
 }
 
+TEST_CASE("flash_4 takes a quarter of its powers from the polynomial, and seldom rescales") {
+  Options now;
+  now.counters = true;
+  const Use use(now);
+  const Shape shape{1, 128, 512, 1, 1, 64};
+  const auto check = [&](const Rung<bf16>& rung, double by_unit, double rescalings) {
+    INFO(rung.name);
+    const Exponentials each = exponentials_of(rung, shape);
+    CHECK(each.by_unit == by_unit);
+    CHECK(each.by_polynomial == 512 - by_unit);
+    CHECK(each.rescalings == rescalings);
+  };
+  check(attention::kFlash2, 512, 8);
+  check(attention::kFlash3, 512, 4);
+  check(attention::kFlash4, 384, 1);  // before the first key
+}
+
 TEST_CASE("a maximum that grows by more than a weight can hold is followed") {
   each_rung([&]<class T>(const Rung<T>& rung) {
     check_values(rung, {1, 5, sizeof(T) == 4 ? 70 : 260, 1, 1, 64}, Scores::growing);
@@ -146,6 +165,136 @@ TEST_CASE("a rung asks for the tiles in which a query sees a key, and for no oth
   });
 }
 
+/// One query a head.
+Shape decoded(int samples, int keys, int heads, int kv_heads, int width, int splits) {
+  Shape x{samples, 1, keys, heads, kv_heads, width};
+  x.splits = splits;
+  return x;
+}
+
+TEST_CASE("a single query's keys may be split over blocks, into parts of any length") {
+  std::vector<Shape> shapes = {decoded(1, 1, 1, 1, 64, 1),    decoded(2, 100, 4, 2, 128, 1),
+                               decoded(2, 300, 4, 2, 64, 3),  decoded(1, 97, 6, 2, 128, 4),
+                               decoded(1, 190, 20, 1, 64, 2),  // heads that fill two tiles
+                               decoded(1, 33, 2, 1, 64, 5),    // parts without a key
+                               decoded(1, 1120, 1, 1, 64, 35)};
+  Shape causal = decoded(2, 200, 2, 1, 64, 3);
+  causal.causal = true;
+  for (const int position : {199, 100, 31, -5}) {  // the last one sees no key
+    causal.query_at = {position};
+    shapes.push_back(causal);
+  }
+  const std::vector<int32_t> begins = {70, 3};
+  causal.query_at = {150};
+  causal.begins = begins.data();
+  shapes.push_back(causal);
+  for (const Rung<bf16>* rung : attention::decoding_rungs()) {
+    for (const Shape& shape : shapes) {
+      CAPTURE(shape.splits);
+      check_values(*rung, shape);
+      check_values(*rung, shape, Scores::growing);
+    }
+    check_values(*rung, decoded(1, 37, 1, 1, 64, 2), Scores::far_below);
+  }
+}
+
+TEST_CASE("split keys ask for what the formula says, parts included, at tails for no more") {
+  const std::vector<int32_t> begins = {30, 40};
+  Shape documents = decoded(2, 256, 4, 2, 64, 3);
+  documents.causal = true;
+  documents.query_at = {255};
+  documents.begins = begins.data();
+  const Shape whole[] = {decoded(1, 256, 8, 2, 64, 1), decoded(2, 256, 8, 1, 128, 3),
+                         decoded(1, 96, 32, 2, 64, 5), documents};
+  for (const Rung<bf16>* rung : attention::decoding_rungs()) {
+    for (const Shape& shape : whole) {
+      CAPTURE(shape.keys, shape.splits);
+      const attention::Cost counted = count(*rung, shape), predicted = rung->cost(shape);
+      CHECK(counted.bytes == predicted.bytes);
+      CHECK(counted.flops == predicted.flops);
+    }
+    const Shape tails = decoded(1, 250, 3, 1, 64, 4);
+    CHECK(count(*rung, tails).bytes <= rung->cost(tails).bytes);
+    // Each head's output and lse, in f32, once a part.
+    CHECK(rung->scratch(whole[1]) == 3 * 2 * 8 * (128 + 1) * 4);
+    CHECK(rung->scratch(whole[0]) == 0);
+    // Keys are read once for the heads that share them.
+    CHECK(rung->cost(decoded(1, 8192, 8, 1, 64, 1)).bytes <
+          rung->cost(decoded(1, 8192, 1, 1, 64, 1)).bytes * 1.01);
+  }
+}
+
+TEST_CASE("keys are split until a GPU has blocks enough, but not into parts that are too short") {
+  using attention::splits_of;
+  REQUIRE(splits_of(decoded(1, 32768, 32, 8, 128, 1), 132) == 66);  // 4 blocks a multiprocessor
+  REQUIRE(splits_of(decoded(2, 32768, 32, 8, 128, 1), 132) == 33);
+  REQUIRE(splits_of(decoded(1, 32768, 32, 1, 128, 1), 132) == 256);  // 128 keys a part
+  REQUIRE(splits_of(decoded(1, 1000, 8, 1, 64, 1), 132) == 7);
+  REQUIRE(splits_of(decoded(1, 5, 8, 1, 64, 1), 132) == 1);
+  REQUIRE(splits_of(decoded(64, 32768, 32, 32, 128, 1), 132) == 1);
+}
+
+/// How often each block of a launch orders threads or copies, in the order in which blocks begin.
+struct Begun {
+  static inline std::vector<std::pair<std::pair<unsigned, unsigned>, int>> blocks;
+
+  static bool note(const char* /*call*/, const void* /*place*/) {
+    const std::pair block(blockIdx.x, blockIdx.y);
+    if (blocks.empty() || blocks.back().first != block) blocks.push_back({block, 0});
+    ++blocks.back().second;
+    return false;
+  }
+};
+
+TEST_CASE("blocks with the most tiles begin first, of all heads") {
+  const Shape shape{1, 500, 500, 2, 2, 64, true};
+  Options now;
+  now.leaves_out = Begun::note;
+  const Use use(now);
+  // Each of a launch's blocks, of which there are `count`, orders no more than the one before.
+  const auto check_launch = [](const char* name, size_t first, size_t count) {
+    INFO(name);
+    REQUIRE(Begun::blocks.size() >= first + count);
+    const auto* const begin = Begun::blocks.data() + first;
+    for (size_t i = 1; i < count; ++i) CHECK(begin[i].second <= begin[i - 1].second);
+    CHECK(begin[count - 1].second < begin[0].second);
+  };
+  for (const Rung<bf16>* rung : attention::bf16_rungs()) {
+    Begun::blocks.clear();
+    const Attended<bf16> x(*rung, shape);
+    rung->run(nullptr, x.problem);
+    REQUIRE(take_report().problems.empty());
+    REQUIRE(Begun::blocks.size() == 8);
+    check_launch(rung->name, 0, 8);
+  }
+  for (const auto* rung : attention::backward_rungs()) {
+    const Differentiated x(shape);
+    x.forward();
+    take_report();
+    Begun::blocks.clear();
+    rung->run(nullptr, x.gradients);
+    REQUIRE(take_report().problems.empty());
+    REQUIRE(Begun::blocks.size() == 16);
+    check_launch("keys", 0, 8);
+    check_launch("queries", 8, 8);
+  }
+}
+
+TEST_CASE("longest blocks first leave the busiest multiprocessor little more than the mean") {
+  for (const auto& [heads, length] : {std::pair(32, 1024), {32, 4096}, {8, 4096}, {13, 3000}}) {
+    CAPTURE(heads, length);
+    const Shape shape = causal_sample(heads, length);
+    const Load first = load_of(shape, 128, 128, heaviest_of_all);
+    for (const TurnOf other : {lightest_by_head, heaviest_by_head}) {
+      const Load load = load_of(shape, 128, 128, other);
+      REQUIRE(load.all == first.all);
+      REQUIRE(load.busiest > first.busiest);
+    }
+    REQUIRE(static_cast<double>(first.busiest) < 1.1 * first.mean());
+    REQUIRE(first.all == tiles_with_a_pair(causal_sample(1, length), 128, 128) * heads);
+  }
+}
+
 TEST_CASE("scores in memory cost bytes of the square of the length, and flash has none of them") {
   int64_t before = 0;
   for (const int length : {32, 64, 128}) {
@@ -177,6 +326,18 @@ TEST_CASE("a barrier, wait or fence that attention lacks is found, with a line o
     };
     places += leave_out_each(rung.name, run, is_ours, /*turns=*/"named_barrier");
   });
+  for (const Rung<bf16>* rung : attention::decoding_rungs()) {
+    const Attended<bf16> x(*rung, decoded(1, 250, 2, 1, 64, 2));
+    const auto run = [&] {
+      rung->run(nullptr, x.problem);
+      return take_report();
+    };
+    const auto is_ours = [](const std::string& file) {
+      return file.ends_with(".cu") || file.ends_with("warps.h") || file.ends_with("merge.h") ||
+             file.ends_with("fragments.h") || file.ends_with("swizzled.h");
+    };
+    places += leave_out_each(rung->name, run, is_ours);
+  }
   REQUIRE(places >= 40);
 }
 
@@ -204,6 +365,13 @@ TEST_CASE("a shape that no rung of attention takes is refused") {
         attention::check({1, 8, 8, 1, 1, 64, true, {}, {0, 4, 3}});
       },
       {"positions of keys begin again at 3", "try 4"});
+  check_throws<UsageError>(
+      [] {
+        Shape split{1, 2, 8, 1, 1, 64};
+        split.splits = 2;
+        attention::check(split);
+      },
+      {"splits=2 must be 1 for queries=2", "try 1"});
   const int32_t begins[1] = {0};
   check_throws<UsageError>(
       [&] {

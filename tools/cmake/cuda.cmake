@@ -64,7 +64,7 @@ function(usp_add_attention library folder)
     set(with_bf16 80-real)
   endif()
   usp_add_kernels(${library}_80 ${rungs}/flash_2.cu ${rungs}/flash_2_backward.cu
-    ${folder}/fusion/attention.cu)
+    ${rungs}/flash_decode.cu ${folder}/fusion/attention.cu)
   set_target_properties(${library}_80 PROPERTIES CUDA_ARCHITECTURES "${with_bf16}")
   usp_add_kernels(${library}_90 ${rungs}/flash_3.cu)
   set_target_properties(${library}_90 PROPERTIES CUDA_ARCHITECTURES 90a-real)

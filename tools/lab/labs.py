@@ -67,4 +67,11 @@ LABS = {
         ("flops predicted: of tiles in which some query sees a key, asked pair by pair",
          "bytes: what blocks ask of global memory, in sectors of 32 bytes and whole boxes; at tails "
          "predicted is the most"), most=1 << 14),
+    "ch09.decoding": Lab(
+        "ch09_gpu_kernels/kernels/attention", "lab_attention", ("decoding",), {"K": 1024, "D": 64},
+        "one query and its cache: keys whole, and split over blocks",
+        "One query of eight heads, two heads of {K} keys, {D} channels wide",
+        ("bytes: what blocks ask of global memory, in sectors of 32 bytes; at tails predicted is the most",
+         "parts: as many as an H100's multiprocessors ask for; parts bytes: outputs and lse to be merged",
+         "keys of a block: of the one that has the most"), most=1 << 18),
 }

@@ -16,8 +16,9 @@ __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<bf16> p) {
   constexpr int kTile = kKeys * width * 2, kStage = 2 * kTile;
   char* const queries = swizzled_shared();
   char* const stages = queries + kQueries * width * 2;
-  const Head<bf16> head(p, static_cast<int>(blockIdx.y));
-  const int top = static_cast<int>(blockIdx.x) * kQueries;
+  const Turn turn = p.turn(static_cast<int>(blockIdx.x), kQueries);
+  const Head<bf16> head(p, turn.head);
+  const int top = turn.first;
   const int warp_top = top + warp() * kWarpRows, row = warp_top + lane() / 4;
   const Stretch seen[2] = {p.seen_by(head.sample, row), p.seen_by(head.sample, row + 8)};
   const Stretch seen_by_all = p.seen_by_all(head.sample, warp_top, kWarpRows);
@@ -49,18 +50,15 @@ __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<bf16> p) {
     add_weighted(o, s, stage + kTile);
     __syncthreads();
   }
-  finish(p, head, row, softmax, o);
+  finish(p, head, row, p.queries, softmax, o);
 }
 
 Cost cost(const Shape& x) { return cost_of(x, kQueries, kKeys, kBlock / kWarp); }
 
 void run(const Queue& queue, const Problem<bf16>& p) {
   with_width(p.width, [&](auto width) {
-    launch(kernel<width>,
-           {{ceil_div(p.queries, kQueries), int64_t{p.samples} * p.heads},
-            kBlock,
-            (kQueries + 2 * kStages * kKeys) * width * 2},
-           queue, p);
+    launch(kernel<width>, ceil_div(p.queries, kQueries) * p.samples * p.heads, kBlock,
+           (kQueries + 2 * kStages * kKeys) * width * 2, queue, p);
   });
 }
 

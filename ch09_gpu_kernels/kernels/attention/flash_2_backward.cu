@@ -25,8 +25,8 @@ template <int width>
 __global__ void __launch_bounds__(kEightWarps, 1) keys_kernel(Given g) {
   const Problem<bf16>& p = g.of;
   const Pairs<width> pairs{swizzled_shared()};
-  const int side = static_cast<int>(blockIdx.x) * kOwnRows, group = p.heads / p.kv_heads;
-  const int first_head = static_cast<int>(blockIdx.y) * group;
+  const int side = static_cast<int>(blockIdx.y) * kOwnRows, group = p.heads / p.kv_heads;
+  const int first_head = static_cast<int>(blockIdx.x) * group;
   const Head<bf16> own(p, first_head);
   const Tiles tiles = p.tiles_seeing(own.sample, side, kOwnRows, kStep);
   const int steps = tiles.count * group;  // of all heads
@@ -68,14 +68,13 @@ __global__ void __launch_bounds__(kEightWarps, 1) keys_kernel(Given g) {
   leave(g.dv, g.dv_sums, g.of_dkv, own.sample, own.kv, key, p.keys, dv, 1);
 }
 
-/// Blocks with the most keys begin first.
 template <int width>
 __global__ void __launch_bounds__(kEightWarps, 1) queries_kernel(Given g) {
   const Problem<bf16>& p = g.of;
   const Pairs<width> pairs{swizzled_shared()};
-  const int top = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kOwnRows;
-  const int first = top + warp() * kWarpRows, query = first + lane() / 4;
-  const Head<bf16> head(p, static_cast<int>(blockIdx.y));
+  const Turn turn = p.turn(static_cast<int>(blockIdx.x), kOwnRows);
+  const int top = turn.first, first = top + warp() * kWarpRows, query = first + lane() / 4;
+  const Head<bf16> head(p, turn.head);
   const Tiles tiles = p.tiles_seen(head.sample, top, kOwnRows, kStep);
   const Stretch seen_by_all = p.seen_by_all(head.sample, first, kWarpRows);
   const auto bring_step = [&](int step) {
@@ -85,7 +84,7 @@ __global__ void __launch_bounds__(kEightWarps, 1) queries_kernel(Given g) {
     }
     cp_async_commit();
   };
-  const Given::Row* const rows = g.rows + int64_t{blockIdx.y} * Given::rows_of(p.queries) + query;
+  const Given::Row* const rows = g.rows + int64_t{turn.head} * Given::rows_of(p.queries) + query;
   const Given::Row own[2] = {rows[0], rows[8]};
   const Stretch seen[2] = {own[0].seen, own[1].seen};
   float s[kStep / 2], ds[kStep / 2], dq[width / 2] = {};
@@ -136,8 +135,8 @@ void run(const Queue& queue, const Given& g) {
   launch(rows_kernel, {{rows / (kEightWarps / kWarp), heads}, kEightWarps}, queue, g);
   with_width(g.of.width, [&](auto width) {
     constexpr int kBytes = Pairs<width>::kBytes;
-    launch(keys_kernel<width>, {{across, kv_heads}, kEightWarps, kBytes}, queue, g);
-    launch(queries_kernel<width>, {{rows / kOwnRows, heads}, kEightWarps, kBytes}, queue, g);
+    launch(keys_kernel<width>, {{kv_heads, across}, kEightWarps, kBytes}, queue, g);
+    launch(queries_kernel<width>, rows / kOwnRows * heads, kEightWarps, kBytes, queue, g);
   });
 }
 

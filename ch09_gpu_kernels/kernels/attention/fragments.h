@@ -133,10 +133,10 @@ __device__ void store_rows(float* to, int pitch, int row, int end, const float (
   });
 }
 
-/// Outputs are divided by the sums and leave, with each row's lse. `row` is the thread's
-/// first.
+/// Outputs are divided by the sums and leave, with each row's lse, as far as there are rows. `row`
+/// is the thread's first.
 template <int registers>
-__device__ void finish(const Problem<bf16>& p, const Head<bf16>& head, int row,
+__device__ void finish(const Problem<bf16>& p, const Head<bf16>& head, int row, int end,
                        const OnlineSoftmax& softmax, const float (&o)[registers]) {
   float inverse[2];
   USP_UNROLL
@@ -144,15 +144,14 @@ __device__ void finish(const Problem<bf16>& p, const Head<bf16>& head, int row,
     const float sum = row_sum(softmax.sum[half]);
     const int y = row + half * 8;
     inverse[half] = softmax.base[half] == -INFINITY ? 0 : 1 / sum;
-    if (y < p.queries && threadIdx.x % 4 == 0) {
+    if (y < end && threadIdx.x % 4 == 0) {
       head.lse[y] = softmax.base[half] * p.scale + logf(sum);
     }
   }
-  if (p.wide_out == nullptr) {
-    store_rows(head.out, head.out_pitch, row, p.queries, o, inverse);
+  if (head.wide_out == nullptr) {
+    store_rows(head.out, head.out_pitch, row, end, o, inverse);
   } else {
-    float* const out = head_of(p.wide_out, p.of_out, head.sample, head.number, p.width);
-    store_rows(out, head.out_pitch, row, p.queries, o, inverse, /*adds=*/false);
+    store_rows(head.wide_out, head.out_pitch, row, end, o, inverse, /*adds=*/false);
   }
 }
 

@@ -29,6 +29,11 @@ std::span<const Rung<bf16>* const> bf16_rungs() {
   return kRungs;
 }
 
+std::span<const Rung<bf16>* const> decoding_rungs() {
+  static constexpr const Rung<bf16>* kRungs[] = {&kFlashDecode};
+  return kRungs;
+}
+
 std::span<const Rung<bf16, Gradients<bf16>>* const> backward_rungs() {
   static constexpr const Rung<bf16, Gradients<bf16>>* kRungs[] = {&kFlash2Backward};
   return kRungs;
@@ -44,6 +49,10 @@ void check(const Shape& x) {
   if (x.samples < 1 || x.queries < 1 || x.keys < 1) {
     usage_error("samples={}, queries={} and keys={} must be at least 1; try 1, 128 and 128",
                 x.samples, x.queries, x.keys);
+  }
+  if (x.splits < 1 || (x.splits > 1 && x.queries > 1)) {
+    usage_error("splits={} must be 1 for queries={}: keys are split for one query alone; try 1",
+                x.splits, x.queries);
   }
   check_ascending(x.query_at, x.queries, "queries");
   check_ascending(x.key_at, x.keys, "keys");

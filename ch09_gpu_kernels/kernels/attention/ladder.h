@@ -69,6 +69,11 @@ struct Tiles {
   }
 };
 
+/// What a block has to do: a head, counted over all samples, and queries from `first` on.
+struct Turn {
+  int head, first;
+};
+
 /// How much there is, and who sees whom.
 struct Shape {
   int samples, queries, keys;
@@ -79,6 +84,7 @@ struct Shape {
   /// Causal: [samples, queries], the position at which each query's document begins. Without, a
   /// sample is one document.
   const int32_t* begins = nullptr;
+  int splits = 1;  ///< of the keys of a single query: each part has blocks of its own
 
   /// The keys that a query sees lie side by side, because positions ascend: this is the first one,
   __host__ __device__ int seen_from(int sample, int query) const {
@@ -112,6 +118,14 @@ struct Shape {
     return tiles;
   }
   // [tiles_seen]
+  // [turn]
+  /// Of the blocks of `rows` queries, in the order in which they begin: the last queries first, of
+  /// all heads. Under a causal mask they see the most keys, and what begins last is short.
+  __host__ __device__ Turn turn(int block, int rows) const {
+    const int all_heads = samples * heads, down = (queries + rows - 1) / rows;
+    return {block % all_heads, (down - 1 - block / all_heads) * rows};
+  }
+  // [turn]
   /// The tiles of queries that see any key of a block.
   __host__ __device__ Tiles tiles_seeing(int sample, int first, int rows, int tile) const {
     const int end = first + rows < keys ? first + rows : keys;
@@ -162,7 +176,7 @@ struct Problem : Shape {
   T* out;                  ///< as q
   float* lse;              ///< [samples, heads, queries]: the logarithm of the sum of exp(scores)
   float scale;             ///< positive
-  float* scores;           ///< scratch() bytes
+  float* scratch;          ///< Rung::scratch() bytes
   cuda::TensorMaps* maps;  ///< for rungs that copy boxes
   // Without gaps, unless an operand is part of a wider tensor.
   Pitch of_q{heads * width, int64_t{queries} * heads* width};
@@ -218,14 +232,20 @@ struct Rung {
   void (*run)(const cuda::Queue& queue, const Given& given);
   bool keeps_scores = false;  ///< in memory
 
-  /// Bytes of memory besides its operands.
+  /// Bytes of memory besides its operands: for scores, or for outputs and lse of each part.
   int64_t scratch(const Shape& x) const {
-    return keeps_scores ? int64_t{4} * x.samples * x.heads * x.queries * x.keys : 0;
+    const int64_t rows = int64_t{4} * x.samples * x.heads * x.queries;
+    if (keeps_scores) return rows * x.keys;
+    return x.splits > 1 ? rows * x.splits * (x.width + 1) : 0;
   }
 };
 
 extern const Rung<float> kNaive, kFlash1, kBlockwise;
 extern const Rung<bf16> kFlash2, kFlash3, kFlash4;
+/// For a single query, as decoding has it: its keys may be split.
+extern const Rung<bf16> kFlashDecode;
+/// Into how many parts they are, for a GPU's blocks to have all of its multiprocessors.
+int splits_of(const Shape& shape, int multiprocessors);
 /// Backward of kFlash2, which takes what any of them leaves.
 extern const Rung<bf16, Gradients<bf16>> kFlash2Backward;
 
@@ -233,6 +253,8 @@ extern const Rung<bf16, Gradients<bf16>> kFlash2Backward;
 std::span<const Rung<float>* const> f32_rungs();
 /// Those in bf16, which go on from there.
 std::span<const Rung<bf16>* const> bf16_rungs();
+/// Those for a single query.
+std::span<const Rung<bf16>* const> decoding_rungs();
 /// Those that go backward.
 std::span<const Rung<bf16, Gradients<bf16>>* const> backward_rungs();
 

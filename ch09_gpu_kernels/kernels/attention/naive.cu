@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kBlock) scores_kernel(Problem<float> p) {
 __global__ void __launch_bounds__(kBlock) softmax_kernel(Problem<float> p) {
   const int64_t row = warp_of_grid();
   if (row >= int64_t{p.samples} * p.heads * p.queries) return;
-  float* const x = p.scores + row * p.keys;
+  float* const x = p.scratch + row * p.keys;
   SoftmaxSum<float> own;
   for (int i = lane(); i < p.keys; i += kWarp) own.add(x[i]);
   const SoftmaxSum<float> all = warp_softmax_sum(own);

@@ -65,7 +65,7 @@ __device__ void bring_all(const Place<width>& place, const Maps& maps, const Pro
     }
   };
   const int kv = head.kv * width;
-  bring(place.queries, maps.q, place.loaded(), static_cast<int>(blockIdx.y) % p.heads * width, top);
+  bring(place.queries, maps.q, place.loaded(), head.number * width, top);
   for (int step = 0; step < tiles.count; ++step) {
     const int stage = step % kStages, parity = (step / kStages & 1) ^ 1, row = tiles[step] * kKeys;
     place.keys_empty(stage).wait(parity);
@@ -176,16 +176,15 @@ struct Group {
   // [turns]
 };
 
-/// Blocks with the most keys begin first: under a causal mask those of the last queries.
 template <int width, class Softmax>
 __global__ void __launch_bounds__(kBlock, 1)
     pingpong_kernel(const __grid_constant__ Maps maps, Problem<bf16> p) {
   const Place<width> place{cuda::swizzled_shared()};
   if (threadIdx.x == 0) place.init();
   __syncthreads();
-  const int top = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kQueries;
-  const int group = static_cast<int>(threadIdx.x) / kGroup;
-  const Head<bf16> head(p, static_cast<int>(blockIdx.y));
+  const Turn turn = p.turn(static_cast<int>(blockIdx.x), kQueries);
+  const int top = turn.first, group = static_cast<int>(threadIdx.x) / kGroup;
+  const Head<bf16> head(p, turn.head);
   const Tiles tiles = p.tiles_seen(head.sample, top, kQueries, kKeys);
   if (group == kGroups) {
     cuda::fewer_registers<40>();
@@ -201,7 +200,7 @@ __global__ void __launch_bounds__(kBlock, 1)
                             p.seen_by_all(head.sample, first, rows),
                             p.scale * kLog2e};
   if (tiles.count > 0) own.run(tiles);
-  finish(p, head, row, own.softmax, own.o);
+  finish(p, head, row, p.queries, own.softmax, own.o);
 }
 
 /// Queues it: a block for each 128 queries of a head.
@@ -212,11 +211,8 @@ void run_pingpong(const cuda::Queue& queue, const Problem<bf16>& p) {
                        kQueries, kDepth, CU_TENSOR_MAP_SWIZZLE_128B, p.samples, pitch.sample});
   };
   with_width(p.width, [&](auto width) {
-    launch(pingpong_kernel<width, Softmax>,
-           {{ceil_div(p.queries, kQueries), int64_t{p.samples} * p.heads},
-            kBlock,
-            Place<width>::kBytes},
-           queue,
+    launch(pingpong_kernel<width, Softmax>, ceil_div(p.queries, kQueries) * p.samples * p.heads,
+           kBlock, Place<width>::kBytes, queue,
            Maps{map_of(p.q, p.queries, p.heads, p.of_q), map_of(p.k, p.keys, p.kv_heads, p.of_kv),
                 map_of(p.v, p.keys, p.kv_heads, p.of_kv)},
            p);

@@ -21,7 +21,7 @@ struct Head {
   int sample, number, kv;  ///< number: in its sample
   const T *q, *k, *v;
   T* out;
-  float *lse, *scores;
+  float *wide_out, *lse, *scores;
   int pitch, kv_pitch, out_pitch;
 
   __device__ Head(const Problem<T>& p, int index)
@@ -32,8 +32,10 @@ struct Head {
         k(head_of(p.k, p.of_kv, sample, kv, p.width)),
         v(head_of(p.v, p.of_kv, sample, kv, p.width)),
         out(head_of(p.out, p.of_out, sample, number, p.width)),
+        wide_out(p.wide_out == nullptr ? nullptr
+                                       : head_of(p.wide_out, p.of_out, sample, number, p.width)),
         lse(p.lse + int64_t{index} * p.queries),
-        scores(p.scores + int64_t{index} * p.queries * p.keys),
+        scores(p.scratch + int64_t{index} * p.queries * p.keys),
         pitch(p.of_q.row),
         kv_pitch(p.of_kv.row),
         out_pitch(p.of_out.row) {}

@@ -10,16 +10,17 @@ namespace usp::attention {
 inline constexpr int kOwnRows = 128, kEightWarps = 256, kWarpRows = 16;
 
 /// to = `rows` rows of x from `first` on; zeros from row `end` on.
-template <int width, int rows>
+template <int width, int rows, int threads = kEightWarps>
 __device__ void bring(char* to, const bf16* x, int pitch, int first, int end) {
   for (int panel = 0; panel < width / kDepth; ++panel) {
-    ladder::bring_rows<rows, kEightWarps>(to + panel * rows * kRowBytes, x, pitch, first, end,
-                                          panel * kDepth, width);
+    ladder::bring_rows<rows, threads>(to + panel * rows * kRowBytes, x, pitch, first, end,
+                                      panel * kDepth, width);
   }
 }
 
-/// s = the warp's 16 rows times 2 * registers rows of the tile that passes by.
-template <int width, int registers>
+/// s = the warp's 16 rows, of the `own_rows` of its block, times 2 * registers rows of the tile
+/// that passes by.
+template <int width, int own_rows = kOwnRows, int registers>
 __device__ void multiply(float (&s)[registers], const char* rows, const char* tile) {
   const int lane = cuda::lane();
   USP_UNROLL
@@ -27,7 +28,7 @@ __device__ void multiply(float (&s)[registers], const char* rows, const char* ti
   USP_UNROLL
   for (int l = 0; l < width / 8; l += 2) {
     uint32_t a[4];
-    cuda::ldmatrix_x4(a, rows + l / 8 * kOwnRows * kRowBytes +
+    cuda::ldmatrix_x4(a, rows + l / 8 * own_rows * kRowBytes +
                              place(cuda::warp() * kWarpRows + lane % 16, l % 8 + lane / 16));
     USP_UNROLL
     for (int j = 0; j < registers / 8; ++j) {

@@ -37,4 +37,6 @@ void wgmma_wait(int pending);
 void wgmma_done(const float* d);
 void set_registers(int registers, bool more);
 
+float fast_exp2(float x);
+
 }  // namespace usp::emulator

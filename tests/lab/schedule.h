@@ -1,0 +1,59 @@
+#pragma once
+
+#include <functional>
+#include <queue>
+#include <vector>
+
+#include "kernels/attention/ladder.h"
+
+/// How much falls to each multiprocessor under a causal mask, by the order in which blocks begin.
+namespace usp::lab {
+
+inline constexpr int kMultiprocessors = 132;  ///< of an H100
+
+/// Which turn the block of a number has.
+using TurnOf = attention::Turn (*)(const attention::Shape& x, int block, int rows);
+
+inline attention::Turn lightest_by_head(const attention::Shape& x, int block, int rows) {
+  const int down = (x.queries + rows - 1) / rows;
+  return {block / down, block % down * rows};
+}
+inline attention::Turn heaviest_by_head(const attention::Shape& x, int block, int rows) {
+  const int down = (x.queries + rows - 1) / rows;
+  return {block / down, (down - 1 - block % down) * rows};
+}
+/// That of the kernels.
+inline attention::Turn heaviest_of_all(const attention::Shape& x, int block, int rows) {
+  return x.turn(block, rows);
+}
+
+/// In tiles.
+struct Load {
+  int64_t blocks = 0, all = 0, busiest = 0;
+  double mean() const { return static_cast<double>(all) / kMultiprocessors; }
+};
+
+/// Each multiprocessor holds one block, and takes the next as soon as it has gone over its tiles.
+inline Load load_of(const attention::Shape& x, int rows, int tile, TurnOf turn_of) {
+  std::vector<int64_t> none(kMultiprocessors);
+  std::priority_queue<int64_t, std::vector<int64_t>, std::greater<>> busy({}, std::move(none));
+  Load load;
+  load.blocks = int64_t{x.samples} * x.heads * ((x.queries + rows - 1) / rows);
+  for (int block = 0; block < load.blocks; ++block) {
+    const attention::Turn turn = turn_of(x, block, rows);
+    const int tiles = x.tiles_seen(turn.head / x.heads, turn.first, rows, tile).count;
+    const int64_t until = busy.top() + tiles;
+    busy.pop();
+    busy.push(until);
+    load.all += tiles;
+    load.busiest = std::max(load.busiest, until);
+  }
+  return load;
+}
+
+/// A sample of so many heads and positions, of which a query sees those before it.
+inline attention::Shape causal_sample(int heads, int length) {
+  return {1, length, length, heads, heads, 128, /*causal=*/true};
+}
+
+}  // namespace usp::lab
