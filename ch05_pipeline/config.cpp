@@ -21,8 +21,8 @@ void TrainConfig::validate(const Args& args) {
   each_part([&](auto& part) { part.validate(args); });
   validate_run();
   if (grad_accumulation != "f32" && dtype != "bf16") {
-    refuse("grad_accumulation_of_bf16", {"leave out --grad_accumulation", "--dtype bf16"},
-           "grad_accumulation={} needs dtype=bf16, not {}", grad_accumulation, dtype);
+    refuse_silent("grad_accumulation_of_bf16", {"leave out --grad_accumulation", "--dtype bf16"},
+                  "grad_accumulation={} needs dtype=bf16, not {}", grad_accumulation, dtype);
   }
   each_part([&](const auto& part) { part.check(*this); });
 }

@@ -47,10 +47,10 @@ void DataParallelConfig::check(const TrainConfig& run) const {
   const DataParallelConfig unset;
   const auto needs_stage = [&](const char* flag, bool is_set, int64_t first, int64_t last) {
     if (!is_set || (zero_stage >= first && zero_stage <= last)) return;
-    refuse("stage_of_flag", {fmt::format("leave out --{}", flag)},
-           "{} is for zero_stage {}, not {}", flag,
-           first == last ? fmt::format("{}", last) : fmt::format("{} to {}", first, last),
-           zero_stage);
+    refuse_silent("stage_of_flag", {fmt::format("leave out --{}", flag)},
+                  "{} is for zero_stage {}, not {}", flag,
+                  first == last ? fmt::format("{}", last) : fmt::format("{} to {}", first, last),
+                  zero_stage);
   };
   needs_stage("grad_sync", grad_sync != unset.grad_sync, 0, 0);
   needs_stage("bucket_mb", bucket_mb != unset.bucket_mb, 0, 0);

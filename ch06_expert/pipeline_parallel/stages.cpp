@@ -123,8 +123,8 @@ bool has_turns(const Schedule& schedule) {
 void PipelineConfig::check(const TrainConfig& run) const {
   const auto needs_schedule = [&](const char* flag, bool is_set, const char* name) {
     if (!is_set || pp_schedule == name) return;
-    refuse("schedule_of_flag", {fmt::format("leave out --{}", flag)},
-           "{} is for pp_schedule={}, not {}", flag, name, pp_schedule);
+    refuse_silent("schedule_of_flag", {fmt::format("leave out --{}", flag)},
+                  "{} is for pp_schedule={}, not {}", flag, name, pp_schedule);
   };
   needs_schedule("pp_in_flight", pp_in_flight != 0, "auto");
   needs_schedule("pp_times", measures_times(), "auto");
@@ -141,9 +141,9 @@ void PipelineConfig::check(const TrainConfig& run) const {
            pp_size);
   }
   if (overlap_dispatch && run.tensor_parallel.halves() > 1) {
-    refuse("turns_of_halves", {"leave out --overlap_dispatch"},
-           "tp_overlap=batch_halves runs the halves of a micro-batch in turns, which "
-           "overlap_dispatch does with two micro-batches");
+    refuse_silent("turns_of_halves", {"leave out --overlap_dispatch"},
+                  "tp_overlap=batch_halves runs the halves of a micro-batch in turns, which "
+                  "overlap_dispatch does with two micro-batches");
   }
   if (measures_times() && !pp_show.empty()) {
     refuse("times_before_steps", {"--pp_times 1,1,1,0"},

@@ -243,9 +243,9 @@ void check_request(const std::string& name, const ScheduleRequest& request) {
   const bool many_chunks = name == "interleaved" || name == "breadth_first" || name == "llama3" ||
                            name == "naive" || name == "afab";
   if (request.chunks > 1 && !many_chunks) {
-    refuse("chunks_of_schedule", {"leave out --pp_chunks"},
-           "pp_schedule={} sets the number of chunks itself, not pp_chunks={}", name,
-           request.chunks);
+    refuse_silent("chunks_of_schedule", {"leave out --pp_chunks"},
+                  "pp_schedule={} sets the number of chunks itself, not pp_chunks={}", name,
+                  request.chunks);
   }
   if (name == "dualpipe" && (p % 2 != 0 || m % 2 != 0 || m < 2 * p)) {
     const int64_t even = p + p % 2, enough = std::max(m + m % 2, 2 * even);
@@ -255,10 +255,11 @@ void check_request(const std::string& name, const ScheduleRequest& request) {
            p, m);
   }
   if (name == "dualpipe_v" && m < 2 * p) {
-    refuse("full_dualpipe_v", values_of("grad_acc_steps", {2 * p}),
-           "pp_schedule=dualpipe_v needs at least 2 pp_size micro-batches, not grad_acc_steps={} "
-           "with pp_size={}",
-           m, p);
+    refuse_hang(
+        "full_dualpipe_v", values_of("grad_acc_steps", {2 * p}),
+        "pp_schedule=dualpipe_v needs at least 2 pp_size micro-batches, not grad_acc_steps={} "
+        "with pp_size={}",
+        m, p);
   }
 }
 

@@ -87,11 +87,11 @@ class Walk {
     return std::nullopt;
   }
 
-  /// Who waits for whom, from one that is stuck on, until somebody comes twice.
+  /// Who waits for whom, from one that is stuck on, until somebody comes twice or waits no longer.
   std::string who_waits() const {
     std::string text;
     std::vector<bool> seen(next_.size());
-    for (size_t rank = *stuck(); !seen[rank];) {
+    for (size_t rank = *stuck(); !seen[rank] && !next_actions(rank).empty();) {
       seen[rank] = true;
       const size_t index = waiting(rank);
       const Action& action = schedule_.actions[rank][index];

@@ -35,8 +35,8 @@ void FusionConfig::validate(const Args&) const { check_positive("loss_rows", los
 
 void FusionConfig::check(const TrainConfig&) const {
   if (fused() || loss_rows == kLossRows) return;
-  refuse("rows_of_fused_loss", {"leave out --loss_rows", "--kernels fused"},
-         "loss_rows={} is for kernels=fused", loss_rows);
+  refuse_silent("rows_of_fused_loss", {"leave out --loss_rows", "--kernels fused"},
+                "loss_rows={} is for kernels=fused", loss_rows);
 }
 
 }  // namespace usp

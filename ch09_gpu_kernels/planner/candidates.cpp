@@ -138,7 +138,8 @@ class Sorter {
       checked.each_part([&](const auto& part) { part.check(checked); });
       check_mesh(checked.mesh(), ranks_);
     } catch (const Refusal& refusal) {
-      ++found_.refused[refusal.rule()];
+      const std::string_view otherwise = name(refusal.otherwise());
+      ++found_.refused[fmt::format("{}, otherwise {}", refusal.rule(), otherwise)];
       return true;
     } catch (const UsageError&) {
       ++found_.refused["others"];

@@ -22,7 +22,7 @@ struct Candidate {
 struct Candidates {
   std::vector<Candidate> fit, too_large;
   int64_t of_ranks = 0;                    ///< ways to lay out the ranks
-  std::map<std::string, int64_t> refused;  ///< by the rule's name
+  std::map<std::string, int64_t> refused;  ///< by the rule, with what it prevents
   int64_t uneven = 0;                      ///< the batch does not divide
 };
 

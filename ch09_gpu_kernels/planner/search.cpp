@@ -255,21 +255,21 @@ void SearchConfig::validate(const Args& args) {
     for (const char* flag : {"nodes", "plan_best", "plan_json", "require", "what_if", "why",
                              "plan_rows", "plan_runs"}) {
       if (!args.typed(flag)) continue;
-      refuse("search_has_a_cluster", {fmt::format("leave out --{}", flag)},
-             "{} is about a search, which needs --cluster and --plan", flag);
+      refuse_silent("search_has_a_cluster", {fmt::format("leave out --{}", flag)},
+                    "{} is about a search, which needs --cluster and --plan", flag);
     }
   }
   if (!plan_rows.empty() && !plan_runs.empty()) {
-    refuse("rows_or_runs", {"leave out --plan_rows", "leave out --plan_runs"},
-           "plan_rows={} is a table to predict, and plan_runs={} are runs to calibrate with",
-           plan_rows, plan_runs);
+    refuse_silent("rows_or_runs", {"leave out --plan_rows", "leave out --plan_runs"},
+                  "plan_rows={} is a table to predict, and plan_runs={} are runs to calibrate with",
+                  plan_rows, plan_runs);
   }
   parse_requirements(require);
   if (!what_if.empty()) parse_changes(what_if);
   if (!why.empty()) sides_of_why(why);
   if (!why.empty() && !what_if.empty()) {
-    refuse("why_or_what_if", {"leave out --why", "leave out --what_if"},
-           "why={} and what_if={} are two questions, with an answer each", why, what_if);
+    refuse_silent("why_or_what_if", {"leave out --why", "leave out --what_if"},
+                  "why={} and what_if={} are two questions, with an answer each", why, what_if);
   }
 }
 
@@ -283,8 +283,8 @@ bool SearchConfig::plans(const TrainConfig& run) const {
 
 void SearchConfig::check(const TrainConfig& run) const {
   if (!cluster.empty() && !plans(run)) {
-    refuse("search_has_a_batch", {"--plan 1048576", "leave out --cluster"},
-           "cluster={} needs a batch to plan for: --plan", cluster);
+    refuse_silent("search_has_a_batch", {"--plan 1048576", "leave out --cluster"},
+                  "cluster={} needs a batch to plan for: --plan", cluster);
   }
 }
 

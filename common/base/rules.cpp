@@ -48,6 +48,12 @@ std::string advice(const std::string& text, const Remedies& remedies) {
 
 }  // namespace
 
+std::string_view name(Otherwise otherwise) {
+  return otherwise == Otherwise::wrong   ? "wrong"
+         : otherwise == Otherwise::hangs ? "hangs"
+                                         : "silent";
+}
+
 Remedies values_of(const std::string& flag, const std::vector<int64_t>& values) {
   Remedies remedies;
   for (int64_t value : values) remedies.push_back(fmt::format("--{} {}", flag, value));
@@ -62,8 +68,9 @@ Remedies divisors_of(const std::string& flag, int64_t n, int64_t limit) {
   return values_of(flag, divisors);
 }
 
-Refusal::Refusal(std::string rule, std::string text, Remedies remedies)
+Refusal::Refusal(Otherwise otherwise, std::string rule, std::string text, Remedies remedies)
     : UsageError(text + advice(text, remedies)),
+      otherwise_(otherwise),
       rule_(std::move(rule)),
       text_(std::move(text)),
       remedies_(std::move(remedies)) {}

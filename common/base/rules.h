@@ -2,6 +2,7 @@
 
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/check.h"
@@ -17,18 +18,29 @@ Remedies values_of(const std::string& flag, const std::vector<int64_t>& values);
 /// One for each divisor of n that lies in [1, limit].
 Remedies divisors_of(const std::string& flag, int64_t n, int64_t limit = INT64_MAX);
 
+/// What would come of a command line that breaks a rule if nothing refused it.
+enum class Otherwise {
+  wrong,   ///< another result than one process has, or an error in the run
+  hangs,   ///< ranks would wait for each other forever
+  silent,  ///< a right result, and no word of a flag without effect, or of a rank without work
+};
+
+std::string_view name(Otherwise otherwise);  ///< "wrong", "hangs" or "silent"
+
 /// A command line that breaks a rule of what goes with what.
 class Refusal : public UsageError {
  public:
   /// `rule` is the rule's short name; `text` gives it in words, with the values that break it.
-  Refusal(std::string rule, std::string text, Remedies remedies);
+  Refusal(Otherwise otherwise, std::string rule, std::string text, Remedies remedies);
 
+  Otherwise otherwise() const { return otherwise_; }
   const std::string& rule() const { return rule_; }
   const Remedies& remedies() const { return remedies_; }
   /// The same with these remedies alone.
-  Refusal with(Remedies remedies) const { return {rule_, text_, std::move(remedies)}; }
+  Refusal with(Remedies remedies) const { return {otherwise_, rule_, text_, std::move(remedies)}; }
 
  private:
+  Otherwise otherwise_;
   std::string rule_, text_;
   Remedies remedies_;
 };
@@ -51,9 +63,29 @@ class LiftedRule {
 
 /// Throws Refusal with a formatted text, unless the rule is lifted.
 template <class... Args>
-void refuse(const char* rule, Remedies remedies, fmt::format_string<Args...> text, Args&&... args) {
+void refuse(Otherwise otherwise, const char* rule, Remedies remedies,
+            fmt::format_string<Args...> text, Args&&... args) {
   if (LiftedRule::is_lifted(rule)) return;
-  throw Refusal(rule, fmt::format(text, std::forward<Args>(args)...), std::move(remedies));
+  throw Refusal(otherwise, rule, fmt::format(text, std::forward<Args>(args)...),
+                std::move(remedies));
+}
+
+/// The same of what would be wrong.
+template <class... Args>
+void refuse(const char* rule, Remedies remedies, fmt::format_string<Args...> text, Args&&... args) {
+  refuse(Otherwise::wrong, rule, std::move(remedies), text, std::forward<Args>(args)...);
+}
+/// The same of what would hang.
+template <class... Args>
+void refuse_hang(const char* rule, Remedies remedies, fmt::format_string<Args...> text,
+                 Args&&... args) {
+  refuse(Otherwise::hangs, rule, std::move(remedies), text, std::forward<Args>(args)...);
+}
+/// The same of what would be right, and say nothing.
+template <class... Args>
+void refuse_silent(const char* rule, Remedies remedies, fmt::format_string<Args...> text,
+                   Args&&... args) {
+  refuse(Otherwise::silent, rule, std::move(remedies), text, std::forward<Args>(args)...);
 }
 
 /// One remedy of two.

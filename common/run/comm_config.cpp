@@ -75,8 +75,8 @@ void CommConfig::check(const RunConfig& run) const {
   const MeshSizes sizes = run.mesh();
   check_mesh(sizes, ranks > 0 ? ranks : sizes.ranks());
   if (node_size == 0 || sizes.ranks() % node_size == 0) return;
-  refuse("nodes_of_equal_size", divisors_of("node_size", sizes.ranks()),
-         "node_size={} must divide the {} ranks of the run", node_size, sizes.ranks());
+  refuse_silent("nodes_of_equal_size", divisors_of("node_size", sizes.ranks()),
+                "node_size={} must divide the {} ranks of the run", node_size, sizes.ranks());
 }
 
 void watch(const Communicator& world, const CommConfig& config, const RunDir& run_dir) {

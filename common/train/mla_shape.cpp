@@ -43,8 +43,8 @@ void MlaShape::validate(const Args& args, int64_t num_heads, int64_t num_kv_head
   for (const char* flag : {"q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
                            "v_head_dim", "latent_rms_norm_eps"}) {
     if (on() || !args.given(flag)) continue;
-    refuse("flag_of_latents", {"--attention_kind mla", fmt::format("leave out --{}", flag)},
-           "{} needs latent attention", flag);
+    refuse_silent("flag_of_latents", {"--attention_kind mla", fmt::format("leave out --{}", flag)},
+                  "{} needs latent attention", flag);
   }
   if (!on()) return;
   constexpr double kMaxWidth = 1 << 24;
