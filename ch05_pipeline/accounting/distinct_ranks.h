@@ -12,8 +12,8 @@ struct RankClass {
 };
 
 /// All ranks of a run, however many, without running any: those that hold and compute as much are
-/// in one class, in the order of their first ranks. They still differ in the scratch of reductions
-/// whose slices do not divide; the first of a class has most of it.
+/// in one class, in the order of their first ranks. They still differ where slices do not divide,
+/// such as those of a reduction's scratch; the first of a class has most.
 std::vector<RankClass> distinct_ranks(const TrainConfig& config);
 
 /// What the first rank of each class needs, by all formulas and in a dry run.

@@ -34,36 +34,11 @@ MeshSizes TensorParallelConfig::mesh(int64_t dp_size, const ModelConfig& model) 
   return {.dp = dp_size, .tp = tp_size, .tp_kv = std::max<int64_t>(1, copies)};
 }
 
-namespace {
-
-/// Refuses a vocabulary that leaves a rest, where ZeRO would then cut the last norm, which is side
-/// by side with a rank's rows of it, in other places on other ranks of tp.
-void check_rest_of_vocabulary(const TrainConfig& run) {
-  const MeshSizes sizes = run.mesh();
-  const DataParallelConfig& dp = run.data_parallel;
-  const int64_t shards = dp.shard_size > 0 ? dp.shard_size : sizes.dp_cp();
-  const int64_t H = run.model.hidden_size, V = run.model.vocab_size, rest = V % sizes.tp;
-  const auto shard = [&](int64_t rows) { return (H + rows * H + shards - 1) / shards; };
-  const int64_t least = shard(V / sizes.tp), most = shard(V / sizes.tp + 1);
-  if (rest == 0 || dp.zero_stage == 0 || !run.tensor_parallel.sequence_parallel) return;
-  if (run.model.tie_word_embeddings || shards == 1 || least >= H || least == most) return;
-  Remedies remedies = {fmt::format("--vocab_size {}", V + sizes.tp - rest)};
-  for (const char* remedy : {"--zero_stage 0", "leave out --sequence_parallel"}) {
-    remedies.emplace_back(remedy);
-  }
-  refuse("rest_of_vocabulary", remedies,
-         "vocab_size={} leaves a rest to tp_size={}, so that {} shards of zero_stage={} would cut "
-         "the last norm in other places on some ranks of tp",
-         V, sizes.tp, shards, dp.zero_stage);
-}
-
-}  // namespace
-
 void TensorParallelConfig::check(const TrainConfig& run) const {
   const ModelConfig& model = run.model;
   const auto needs = [](const char* what, const char* flag, bool is_set) {
     if (!is_set) return;
-    refuse("flag_of_tp", {fmt::format("leave out --{}", flag)}, "{} is for {}", flag, what);
+    refuse_silent("flag_of_tp", {fmt::format("leave out --{}", flag)}, "{} is for {}", flag, what);
   };
   needs("tp_size above 1", "sequence_parallel", sequence_parallel && tp_size == 1);
   needs("tp_size above 1", "tp_overlap", tp_overlap != "weight_grad" && tp_size == 1);
@@ -74,22 +49,25 @@ void TensorParallelConfig::check(const TrainConfig& run) const {
            number);
   };
   divides("tp_of_heads", "num_heads", model.num_heads);
-  divides("tp_of_ffn", "ffn_hidden_size", model.ffn_hidden_size);
+  if (model.ffn_hidden_size % tp_size != 0) {
+    refuse_silent("tp_of_ffn", divisors_of("tp_size", model.ffn_hidden_size),
+                  "tp_size={} must divide ffn_hidden_size={}, or ranks wait for the widest part",
+                  tp_size, model.ffn_hidden_size);
+  }
   if (model.num_kv_heads % tp_size != 0 && tp_size % model.num_kv_heads != 0) {
     refuse("tp_of_kv_heads", divisors_of("tp_size", model.num_kv_heads),
            "tp_size={} must divide num_kv_heads={}, or be a multiple of it", tp_size,
            model.num_kv_heads);
   }
   if (model.vocab_size < tp_size) {
-    refuse("tp_of_vocabulary", divisors_of("tp_size", model.num_heads),
-           "tp_size={} must be at most vocab_size={}", tp_size, model.vocab_size);
+    refuse_silent("tp_of_vocabulary", divisors_of("tp_size", model.num_heads),
+                  "tp_size={} must be at most vocab_size={}", tp_size, model.vocab_size);
   }
   if (sequence_parallel) divides("tp_of_tokens", "seq_len", run.seq_len);
   if (run.micro_batch_size % halves() != 0) {
     refuse("halves_of_micro_batch", values_of("micro_batch_size", {run.micro_batch_size + 1}),
            "tp_overlap=batch_halves needs an even micro_batch_size, not {}", run.micro_batch_size);
   }
-  check_rest_of_vocabulary(run);
 }
 
 TensorRegion::TensorRegion(const TensorParallelConfig& config, const Communicator& tp)
@@ -196,6 +174,7 @@ void TensorRegion::each_half(const Pass& pass, const std::function<void(const Pa
     part.part = which;
     part.num_samples = pass.num_samples / 2;
     part.first_sample = pass.first_sample + which * part.num_samples;
+    part.documents = pass.documents.of_samples(which * part.num_samples, part.num_samples);
     const int64_t tokens = part.num_samples * pass.positions.count();
     part.tokens = pass.tokens.narrow(0, which * tokens, tokens);
     part.targets = pass.targets.narrow(0, which * tokens, tokens);
@@ -222,8 +201,10 @@ Tensor TensorRegion::own_rows(const Tensor& x) const {
 
 // [weights]
 void TensorRegion::share(Parameter& weight, int axis) const {
-  const auto [begin, count] = cut(weight.global_shape[axis], rank(), size());
+  const int64_t length = weight.global_shape[axis];
+  const auto [begin, count] = cut(length, rank(), size());
   if (size() > 1) weight.slices = {{axis, begin, count}};
+  weight.uneven = length % size() != 0;
 }
 
 void TensorRegion::share_kv_heads(Parameter& weight, int64_t G) const {

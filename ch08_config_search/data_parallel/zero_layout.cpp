@@ -25,7 +25,7 @@ bool on_several_stages(const Parameter& parameter) {
 
 bool of_one_unit(const Parameter& a, const Parameter& b) {
   return a.block == b.block && a.grad_groups.front() == b.grad_groups.front() &&
-         !on_several_stages(a) && !on_several_stages(b);
+         a.uneven == b.uneven && !on_several_stages(a) && !on_several_stages(b);
 }
 
 }  // namespace

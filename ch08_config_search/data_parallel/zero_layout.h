@@ -55,8 +55,9 @@ struct Unit {
 };
 
 /// The list's parameters as units of Z = 1: in order, cut where block or gradient group change. A
-/// weight that several pipeline stages hold is alone in its unit: other neighbors in each stage
-/// would give its shards other bounds.
+/// weight that several pipeline stages hold is alone in its unit, and weights that are cut into
+/// parts of different lengths lie apart from the others: neighbors that differ from rank to rank
+/// would give copies of a weight other bounds.
 std::vector<Unit> cut_into_units(ParameterList& parameters);
 
 /// How often a step reduces each unit's gradients.

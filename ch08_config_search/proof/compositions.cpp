@@ -107,7 +107,7 @@ CompositionDraw::Words CompositionDraw::experts(const MeshSizes& mesh) {
       std::max<int64_t>(2, pick(divisors(mesh.dp_cp() * mesh.tp))) * between(1, 3);
   add(words, "--num_experts", count);
   add(words, "--num_experts_per_tok", between(1, std::min<int64_t>(4, count)));
-  add(words, "--moe_ffn_hidden_size", pick({0, mesh.tp, 2 * mesh.tp, 3 * mesh.tp}));
+  add(words, "--moe_ffn_hidden_size", pick({0, mesh.tp, 2 * mesh.tp + 1, 3 * mesh.tp}));
   add(words, "--num_shared_experts", pick({0, 0, 1, 2}));
   add(words, "--first_dense_layers", pick({0, 0, 1, 2}));
   add(words, "--router_score", {"softmax", "sigmoid"});

@@ -39,7 +39,7 @@ void ContextParallelConfig::check(const TrainConfig& run) const {
   const ContextParallelConfig unset;
   const auto needs = [](const std::string& what, const char* flag, bool is_set) {
     if (!is_set) return;
-    refuse("flag_of_cp", {fmt::format("leave out --{}", flag)}, "{} is for {}", flag, what);
+    refuse_silent("flag_of_cp", {fmt::format("leave out --{}", flag)}, "{} is for {}", flag, what);
   };
   const bool alone = cp_size == 1;
   needs("cp_size above 1", "cp_layout", alone && cp_layout != unset.cp_layout);
@@ -82,12 +82,8 @@ void ContextParallelConfig::check(const TrainConfig& run) const {
            "{}={} must divide the {} kv heads of a rank, or be a multiple of them", flag, u, G);
   }
   if (cp_recompute == "keep" && (run.recompute != "full" || run.attention != "blockwise")) {
-    refuse("keep_of_full_recompute", {"leave out --cp_recompute"},
-           "cp_recompute=keep is for recompute=full with attention=blockwise");
-  }
-  if (document_mask && tensor.halves() > 1) {
-    refuse("halves_without_documents", {"--tp_overlap chunks"},
-           "tp_overlap=batch_halves knows no document_mask");
+    refuse_silent("keep_of_full_recompute", {"leave out --cp_recompute"},
+                  "cp_recompute=keep is for recompute=full with attention=blockwise");
   }
 }
 

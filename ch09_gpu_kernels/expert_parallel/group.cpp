@@ -55,8 +55,8 @@ void check_nodes(const MeshSizes& mesh, int64_t node_size) {
   const int apart = group[1] - group[0];
   const Remedies remedies = divisors_of("node_size", apart * mesh.ep);
   if (node_size == 0) {
-    refuse("nodes_to_dispatch", remedies,
-           "dispatch=by_node needs nodes between which tokens travel, and node_size=0");
+    refuse_silent("nodes_to_dispatch", remedies,
+                  "dispatch=by_node needs nodes between which tokens travel, and node_size=0");
     return;
   }
   std::map<std::pair<int64_t, int64_t>, int64_t> in_node;  // by group and node
@@ -89,13 +89,13 @@ void ExpertConfig::check(const TrainConfig& run) const {
   const ExpertConfig unset;
   const auto needs = [](const char* what, const char* flag, bool is_set) {
     if (!is_set) return;
-    refuse("flag_of_ep", {fmt::format("leave out --{}", flag)}, "{} is for {}", flag, what);
+    refuse_silent("flag_of_ep", {fmt::format("leave out --{}", flag)}, "{} is for {}", flag, what);
   };
   if (experts.num_experts == 0) {
     const auto needs_experts = [](const char* flag, bool asked) {
       if (!asked) return;
-      refuse("flag_of_experts", {"--num_experts 8", fmt::format("leave out --{}", flag)},
-             "{} needs experts", flag);
+      refuse_silent("flag_of_experts", {"--num_experts 8", fmt::format("leave out --{}", flag)},
+                    "{} needs experts", flag);
     };
     needs_experts("ep_size", ep_size > 1);
     needs_experts("expert_tp", expert_tp);
@@ -129,13 +129,14 @@ void ExpertConfig::check(const TrainConfig& run) const {
            "experts with tp_size={} need each token on one rank of tp", tensor.tp_size);
   }
   if (tensor.dropout > 0) {
-    refuse("experts_without_dropout", {"leave out --dropout"},
-           "dropout={} is for MLPs, and experts add all that they compute", tensor.dropout);
+    refuse_silent("experts_without_dropout", {"leave out --dropout"},
+                  "dropout={} is for MLPs, and experts add all that they compute", tensor.dropout);
   }
   const int64_t width = experts.width(run.model.ffn_hidden_size);
-  if (expert_tp && width % tensor.tp_size != 0) {
-    refuse("tp_of_experts", divisors_of("tp_size", width),
-           "expert_tp: tp_size={} must divide the experts' width of {}", tensor.tp_size, width);
+  if (expert_tp && width < tensor.tp_size) {
+    refuse_silent("tp_of_experts", divisors_of("tp_size", width),
+                  "expert_tp: tp_size={} must be at most the experts' width of {}", tensor.tp_size,
+                  width);
   }
   check_shards(run);
   if (by_node()) check_nodes(run.mesh(), run.communication->node_size);

@@ -433,14 +433,17 @@ std::vector<UnitSizes> unit_sizes(const TrainConfig& config) {
     const int64_t width = experts.width(model.ffn_hidden_size), E = experts.num_experts;
     units.push_back({"MoE layer", attention, Z});
     for (int64_t size : {H, E * H}) units.back().sizes.push_back(size);
-    const int64_t shared = experts.num_shared_experts * width / tp;
+    const int64_t shared = cut(experts.num_shared_experts * width, 0, tp).count;
+    if (experts.num_shared_experts * width % tp != 0) units.push_back({"shared experts", {}, Z});
     for (int i = 0; shared > 0 && i < 3; ++i) units.back().sizes.push_back(shared * H);
-    const int64_t own = config.expert_parallel.expert_tp ? width / tp : width;
+    const int64_t own = config.expert_parallel.expert_tp ? cut(width, 0, tp).count : width;
     units.push_back({"experts", std::vector<int64_t>(3 * E / mesh.ep, own * H),
                      shard_size(config, mesh.expert_ranks() / mesh.ep)});
   }
   units.push_back({"head", {H}, Z});
-  if (!model.tie_word_embeddings) units.back().sizes.push_back(V * H);
+  if (model.tie_word_embeddings) return units;
+  if (model.vocab_size % tp != 0) units.push_back({"table of the head", {}, Z});
+  units.back().sizes.push_back(V * H);
   return units;
 }
 

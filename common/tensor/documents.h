@@ -26,6 +26,16 @@ class Documents {
   std::span<const int32_t> on_host() const {
     return on_host_ ? std::span(*on_host_) : std::span<const int32_t>();
   }
+  /// Those of `count` samples, from `first` on.
+  Documents of_samples(int64_t first, int64_t count) const {
+    if (!defined()) return {};
+    Documents part;
+    part.begins_ = begins_.narrow(0, first, count);
+    const auto begin = on_host_->begin() + first * begins_.size(1);
+    part.on_host_ =
+        std::make_shared<const std::vector<int32_t>>(begin, begin + count * begins_.size(1));
+    return part;
+  }
 
  private:
   Tensor begins_;

@@ -38,6 +38,7 @@ struct Parameter {
   Shape global_shape;         ///< of the whole weight, over all ranks
   double init_std = 0;        ///< normal(0, init_std); 0: all ones
   std::vector<Slice> slices;  ///< this rank's part; none: all of it
+  bool uneven = false;        ///< whether other ranks hold a longer or shorter part of it
   /// Groups of ranks over which its gradient is summed, as Mesh names them. The first holds the
   /// ranks that work on other tokens with the same part.
   std::vector<std::string> grad_groups = {"dp_cp"};

@@ -190,17 +190,20 @@ TEST_CASE("on every rank of any layout, formulas and shapes say the same, to the
 }
 
 TEST_CASE("shared experts' gradients are written first, in the formula too") {
-  for (const char* rounds : {"micro_batch", "step"}) {
-    const TrainConfig config = layout_of_flags(fmt::format(
-        "--hidden_size 16 --num_heads 4 --num_kv_heads 1 --ffn_hidden_size 12 --num_layers 3 "
-        "--vocab_size 33 --seq_len 8 --micro_batch_size 1 --grad_acc_steps 2 --dp_size 2 "
-        "--zero_stage 3 --num_experts 4 --num_shared_experts 1 --ep_size 2 --reduce_after {}",
-        rounds));
-    CAPTURE(rounds);
-    for (int rank = 0; rank < 2; ++rank) {
-      const HeldBytes predicted = held_bytes(predict(config, rank));
-      CHECK(predicted == held_bytes(simulate(config, rank)));
-      CHECK(predicted.at("gradients to reduce") > 0);
+  // In a unit with the block's dense weights; and in one of their own, where tp cuts them unevenly.
+  for (const char* tp : {"", "--tp_size 2 --sequence_parallel --moe_ffn_hidden_size 7"}) {
+    for (const char* rounds : {"micro_batch", "step"}) {
+      const TrainConfig config = layout_of_flags(fmt::format(
+          "--hidden_size 16 --num_heads 4 --num_kv_heads 2 --ffn_hidden_size 12 --num_layers 3 "
+          "--vocab_size 33 --seq_len 8 --micro_batch_size 1 --grad_acc_steps 2 --dp_size 2 "
+          "--zero_stage 3 --num_experts 4 --num_shared_experts 1 --ep_size 2 --reduce_after {} {}",
+          rounds, tp));
+      CAPTURE(rounds, tp);
+      for (int rank = 0; rank < config.mesh().ranks(); ++rank) {
+        const HeldBytes predicted = held_bytes(predict(config, rank));
+        CHECK(predicted == held_bytes(simulate(config, rank)));
+        CHECK(predicted.at("gradients to reduce") > 0);
+      }
     }
   }
 }

@@ -673,9 +673,6 @@ TEST_CASE("flags of context parallelism that would do nothing are refused") {
       {"cp_recompute=keep", "attention=blockwise"});
   refused({"--cp_size", "4", "--ulysses_size", "2"}, {"ulysses_size", "ring_ulysses"});
   refused({"--document_separator", "3"}, {"document_separator", "document_mask"});
-  refused({"--document_mask", "--tp_size", "2", "--tp_overlap", "batch_halves",
-           "--micro_batch_size", "2"},
-          {"batch_halves", "document_mask", "chunks"});
   refused({"--cp_size", "2", "--cp_method", "ulysses", "--cp_overlap", "none"},
           {"cp_overlap", "ulysses"});
   for (const char* flag : {"--cp_layout", "--cp_method", "--cp_overlap"}) {

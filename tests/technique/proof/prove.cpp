@@ -64,6 +64,18 @@ const std::vector<std::string> kRare = {
     "--num_heads 2 --num_kv_heads 2 --hidden_size 4 --ffn_hidden_size 7 --vocab_size 58 "
     "--num_layers 8 --seq_len 2 --tie_word_embeddings --micro_batch_size 1 --grad_acc_steps 12 "
     "--pp_size 4 --pp_schedule dualpipe --dp_size 3 --zero_stage 2 --reduce_after step",
+    // Shared experts that ranks of tp cut unevenly, beside norms that all of these hold.
+    "--num_heads 3 --num_kv_heads 3 --hidden_size 12 --ffn_hidden_size 12 --vocab_size 30 "
+    "--num_layers 1 --seq_len 12 --micro_batch_size 1 --tp_size 3 --sequence_parallel --dp_size 4 "
+    "--zero_stage 2 --ep_size 2 --num_experts 4 --num_shared_experts 1 --moe_ffn_hidden_size 7",
+    // Experts that ranks of tp cut unevenly.
+    "--num_heads 3 --num_kv_heads 3 --hidden_size 12 --ffn_hidden_size 12 --vocab_size 31 "
+    "--num_layers 2 --seq_len 12 --micro_batch_size 1 --tp_size 3 --sequence_parallel --dp_size 2 "
+    "--zero_stage 3 --ep_size 2 --num_experts 4 --moe_ffn_hidden_size 7 --expert_tp",
+    // The documents of the second half of a micro-batch.
+    "--num_heads 4 --num_kv_heads 2 --hidden_size 16 --ffn_hidden_size 12 --vocab_size 31 "
+    "--num_layers 2 --seq_len 16 --micro_batch_size 4 --cp_size 2 --tp_size 2 --document_mask "
+    "--tp_overlap batch_halves",
     // The one process beside it clips no gradients either.
     "--hidden_size 12 --num_heads 2 --ffn_hidden_size 7 --vocab_size 29 --num_layers 1 --seq_len 8 "
     "--micro_batch_size 2 --dp_size 2 --grad_clip 0",
@@ -303,6 +315,8 @@ TEST_CASE("sizes of units are those of the model") {
   const std::vector<std::string> flags = {
       "--tp_size 2 --dp_size 2 --zero_stage 1 --num_kv_heads 2 --vocab_size 37",
       "--dp_size 3 --zero_stage 3 --tie_word_embeddings",
+      "--tp_size 2 --dp_size 2 --zero_stage 2 --num_experts 4 --num_shared_experts 3 "
+      "--moe_ffn_hidden_size 7 --sequence_parallel",
       "--dp_size 4 --zero_stage 1 --num_experts 4 --ep_size 2 --num_shared_experts 2 "
       "--first_dense_layers 1 --moe_ffn_hidden_size 40",
       "--tp_size 2 --dp_size 4 --cp_size 2 --zero_stage 2 --num_experts 4 --ep_size 2 --expert_tp "

@@ -1,0 +1,134 @@
+#include "proof/compositions.h"
+
+#include <optional>
+#include <sstream>
+
+#include "base/rules.h"
+#include "technique/layout_of_flags.h"
+#include "testing.h"
+
+/// The rules from their other side: what they refuse would not do.
+namespace usp::test {
+namespace {
+
+/// Sizes of a model and a batch.
+constexpr const char* kTwinSizes =
+    "--hidden_size 24 --num_heads 6 --num_kv_heads 6 --ffn_hidden_size 12 --num_layers 2 "
+    "--vocab_size 21 --seq_len 12 --micro_batch_size 2 --grad_acc_steps 2 --dtype f64 "
+    "--device cpu ";
+
+struct Refused {
+  const char* rule;
+  Otherwise otherwise;
+  const char* flags;
+};
+
+const std::vector<Refused>& refused_flags() {
+  using enum Otherwise;
+  static const std::vector<Refused> all = {
+      {"tp_of_heads", wrong, "--num_kv_heads 2 --tp_size 4"},
+      {"tp_of_kv_heads", wrong, "--num_kv_heads 3 --tp_size 2"},
+      {"tp_of_ffn", silent, "--ffn_hidden_size 13 --tp_size 2"},
+      {"tp_of_vocabulary", silent, "--vocab_size 2 --tp_size 3"},
+      {"tp_of_rows", wrong,
+       "--hidden_size 32 --num_heads 8 --num_kv_heads 8 --micro_batch_size 1 --cp_size 2 --tp_size "
+       "4 --sequence_parallel"},
+      {"halves_of_micro_batch", wrong,
+       "--micro_batch_size 3 --tp_size 2 --tp_overlap batch_halves"},
+      {"halves_outside_schedules", wrong, "--pp_size 2 --tp_size 2 --tp_overlap batch_halves"},
+      {"turns_of_halves", silent,
+       "--tp_size 2 --sequence_parallel --num_experts 4 --tp_overlap batch_halves "
+       "--overlap_dispatch"},
+      {"flag_of_tp", silent, "--dp_size 2 --sequence_parallel"},
+      {"cp_of_tokens", wrong, "--seq_len 10 --cp_size 2"},
+      {"ulysses_in_cp", wrong, "--cp_size 3 --cp_method ring_ulysses --ulysses_size 2"},
+      {"ulysses_of_heads", wrong, "--num_heads 3 --num_kv_heads 1 --cp_size 2 --cp_method ulysses"},
+      {"ulysses_of_kv_heads", wrong, "--num_kv_heads 3 --cp_size 2 --cp_method ulysses"},
+      {"keep_of_full_recompute", silent, "--cp_size 2 --cp_recompute keep"},
+      {"flag_of_cp", silent, "--dp_size 2 --cp_layout contiguous"},
+      {"shards_in_dp", wrong, "--dp_size 4 --zero_stage 1 --shard_size 3"},
+      {"shards_in_edp", wrong,
+       "--dp_size 4 --zero_stage 1 --shard_size 4 --num_experts 4 --ep_size 2"},
+      {"stage_of_flag", silent, "--dp_size 2 --zero_stage 1 --reshard_after step"},
+      {"grad_accumulation_of_bf16", silent, "--dp_size 2 --grad_accumulation both"},
+      {"ep_of_experts", wrong, "--dp_size 2 --num_experts 3 --ep_size 2"},
+      {"experts_on_all_ranks", wrong, "--dp_size 2 --num_experts 3 --ep_size 3"},
+      {"tokens_on_one_rank", wrong, "--tp_size 2 --num_experts 4"},
+      {"tp_of_experts", silent,
+       "--tp_size 2 --sequence_parallel --num_experts 4 --moe_ffn_hidden_size 1 --expert_tp"},
+      {"experts_without_dropout", silent, "--dp_size 2 --num_experts 4 --dropout 0.1"},
+      {"nodes_to_dispatch", silent, "--dp_size 4 --num_experts 4 --ep_size 4 --dispatch by_node"},
+      {"nodes_of_equal_experts", wrong,
+       "--dp_size 6 --num_experts 3 --ep_size 3 --dispatch by_node --node_size 2"},
+      {"nodes_of_equal_size", silent, "--dp_size 4 --node_size 3"},
+      {"flag_of_ep", silent, "--dp_size 2 --num_experts 4 --dispatch by_node --node_size 2"},
+      {"flag_of_experts", silent, "--dp_size 2 --balance sample"},
+      {"layers_in_list", wrong, "--pp_size 2 --pp_layers 1,2"},
+      {"even_dualpipe", wrong,
+       "--num_layers 6 --pp_size 3 --pp_schedule dualpipe --grad_acc_steps 6"},
+      {"full_dualpipe_v", hangs,
+       "--num_layers 4 --pp_size 2 --pp_schedule dualpipe_v --grad_acc_steps 2"},
+      {"chunks_of_schedule", silent, "--num_layers 4 --pp_size 2 --pp_schedule zb_v --pp_chunks 3"},
+      {"schedule_of_flag", silent, "--pp_size 2 --pp_in_flight 3"},
+  };
+  return all;
+}
+
+TrainConfig read_twin_config(const std::string& flags) {
+  TrainConfig config;
+  Args args("");
+  read_without_advice(config, args, words_of_flags(flags), /*ranks=*/0);
+  return config;
+}
+
+/// The refusal of these flags; nothing where they are accepted.
+std::optional<Refusal> refusal_of(const std::string& flags) {
+  try {
+    read_twin_config(flags);
+    return {};
+  } catch (const Refusal& refusal) {
+    return refusal;
+  }
+}
+
+/// How a run of these flags fails beside one process; "" where it does not.
+std::string failure_of(const std::string& flags) {
+  try {
+    return run_twin({read_twin_config(flags), flags, {}}).failure;
+  } catch (const Refusal&) {
+    throw;  // by another rule: nothing is known of this one
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+/// These flags, and those of kTwinSizes that they leave out.
+std::string with_sizes(const std::string& own) {
+  std::istringstream stream(kTwinSizes);
+  std::string flags, flag, value;
+  while (stream >> flag >> value) {
+    if (own.find(flag + " ") == std::string::npos) flags += flag + " " + value + " ";
+  }
+  return flags + own;
+}
+
+TEST_CASE("what a rule refuses would be wrong, hang or say nothing, as the refusal is marked",
+          "[not_sanitized]") {
+  for (const Refused& refused : refused_flags()) {
+    const std::string flags = with_sizes(refused.flags);
+    INFO(refused.rule << ": " << flags);
+    const std::optional<Refusal> refusal = refusal_of(flags);
+    REQUIRE(refusal.has_value());
+    REQUIRE(refusal->rule() == refused.rule);
+    REQUIRE(refusal->otherwise() == refused.otherwise);
+    const LiftedRule lifted(refused.rule);
+    const std::string failure = failure_of(flags);
+    INFO(failure);
+    REQUIRE((failure == "") == (refused.otherwise == Otherwise::silent));
+    REQUIRE((failure.find("deadlock") != std::string::npos) ==
+            (refused.otherwise == Otherwise::hangs));
+  }
+}
+
+}  // namespace
+}  // namespace usp::test
