@@ -105,7 +105,8 @@ StepMetrics Trainer::report(int64_t step, double peak_gflops) {
 // [evaluate]
 double Trainer::evaluate() {
   const TraceScope trace("evaluate");
-  const int64_t samples = std::min(config_.eval_samples, dataset_->val_samples());
+  const int64_t there = dataset_ != nullptr ? dataset_->val_samples() : config_.eval_samples;
+  const int64_t samples = std::min(config_.eval_samples, there);
   if (samples == 0) return std::nan("");
   ops::fill(loss_, 0);
   for (int64_t first = 0; first < samples; first += config_.micro_batch_size) {

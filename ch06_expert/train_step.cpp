@@ -129,7 +129,8 @@ StepMetrics Trainer::report(int64_t step, double peak_gflops) {
 // [evaluate]
 double Trainer::evaluate() {
   const TraceScope trace("evaluate");
-  const int64_t samples = std::min(config_.eval_samples, dataset_->val_samples());
+  const int64_t there = dataset_ != nullptr ? dataset_->val_samples() : config_.eval_samples;
+  const int64_t samples = std::min(config_.eval_samples, there);
   if (samples == 0) return std::nan("");
   ops::fill(loss_, 0);
   const int64_t ranks = mesh_.dp().size(), rank = mesh_.dp().rank();

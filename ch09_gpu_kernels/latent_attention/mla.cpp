@@ -1,6 +1,7 @@
 #include "latent_attention/mla.h"
 
 #include "context_parallel/attention.h"
+#include "tensor/recorder.h"
 #include "tensor/runtime.h"
 #include "tensor_parallel/linears.h"
 
@@ -205,6 +206,7 @@ Tensor LatentAttention::attend_cached(const Tensor& normed, const Pass& pass) co
   // [attend_latents]
   if (shares) out = merge_shares(out, lse, q.dtype(), context_.cp());
   const Tensor heads = Tensor::empty({B * S, N * V}, q.dtype());
+  const RecordedPhase apart("heads apart");
   // [values_once]
   out = out.view({B * S, N * W});  // of each head's W channels, C are a mean of latents
   for (int64_t head = 0; head < N; ++head) {
@@ -220,6 +222,7 @@ Tensor LatentAttention::absorbed_queries(const Tensor& normed, const Pass& pass)
   const int64_t N = core_->num_heads(), D = core_->head_dim(), C = shape_.kv_lora_rank;
   const int64_t nope = shape_.qk_nope_head_dim, rope = shape_.qk_rope_head_dim, W = C + rope;
   LatentQuery::Saved dropped;
+  const RecordedPhase apart("heads apart");
   // [absorb]
   const Tensor q = query_.forward(normed, dropped, pass);  // [T, N D]
   const Tensor absorbed = Tensor::empty({B, S, N, W}, q.dtype());

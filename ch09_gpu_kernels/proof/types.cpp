@@ -9,6 +9,7 @@
 
 #include "accounting/dry_rank.h"
 #include "pipeline_parallel/stages.h"
+#include "run/sample.h"
 #include "tensor/console.h"
 
 namespace usp {
@@ -150,6 +151,22 @@ types::Setting setting_of(const TrainConfig& config, const TypedRank& of) {
   return setting;
 }
 
+/// What a run does besides its steps: the loss is evaluated, a checkpoint is written, and read as
+/// by a run that goes on with it, and a text is continued until it outgrows seq_len.
+void follow_other_passes(const TrainConfig& config, Trainer& trainer, types::Checker& checker) {
+  trainer.evaluate();
+  checker.end_step();
+  checker.save(trainer.state());
+  checker.load(trainer.state());
+  checker.begin_decoding();
+  SampleConfig greedy = config.sample;
+  greedy.temperature = 0;
+  greedy.sample_tokens = 3;
+  const std::vector<int32_t> prompt(std::max<int64_t>(1, config.seq_len - 1));
+  sample_tokens([&](const Pass& pass) { return trainer.logits(pass); }, greedy, config.seq_len,
+                prompt, /*seed=*/0, [] { return false; });
+}
+
 TypeCheck check_rank(const TrainConfig& config, const TypedRank& of, Holdings& holdings,
                      std::map<int, int64_t>* sent, std::map<int, int64_t>* received) {
   constexpr int64_t kSteps = 2;  // the second begins with what the first has left
@@ -167,12 +184,15 @@ TypeCheck check_rank(const TrainConfig& config, const TypedRank& of, Holdings& h
   runtime.tell(&checker);
   try {
     const DryMesh dry(setting.mesh, config.engine(), setting.rank, config.communication->node_size);
-    Trainer trainer(config, /*dataset=*/nullptr, dry.mesh);
+    TrainConfig followed = config;
+    followed.eval_samples = setting.mesh.dp * config.micro_batch_size;  // some on every rank
+    Trainer trainer(followed, /*dataset=*/nullptr, dry.mesh);
     checker.declare(trainer.parameters(), declared);
     for (int64_t step = 0; step < kSteps; ++step) {
       trainer.train_step(step);
       checker.end_step();
     }
+    follow_other_passes(followed, trainer, checker);
   } catch (const types::TypeError& error) {
     result.error = fmt::format("rank {}: {}", setting.rank, error.what());
   }

@@ -17,10 +17,11 @@ int32_t draw(std::vector<double> logits, const SampleConfig& config, double unif
   }
   std::vector<int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
-  std::ranges::sort(order, [&](int32_t a, int32_t b) {
+  const auto is_likelier = [&](int32_t a, int32_t b) {
     return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-  });
-  if (config.temperature == 0) return order[0];
+  };
+  if (config.temperature == 0) return *std::ranges::min_element(order, is_likelier);
+  std::ranges::sort(order, is_likelier);
   if (config.top_k > 0 && config.top_k < std::ssize(order)) order.resize(config.top_k);
   std::vector<double> cumulative;
   double total = 0;
@@ -90,7 +91,8 @@ std::vector<int32_t> sample_tokens(const Logits& logits, const SampleConfig& con
     pass.mode = Pass::Mode::decode;
     pass.num_samples = 1;
     pass.positions = Positions(cached, window - cached);
-    pass.tokens = Tensor::from_host(std::span(tokens).last(window - cached), {window - cached});
+    pass.tokens =
+        Tensor::from_host(std::span(tokens).last(window - cached), {window - cached}, "tokens");
     if (!config.no_kv_cache) pass.kv_cache = &cache;
     tokens.push_back(draw(logits(pass).items(), config, stream.uniform(i)));
     if (!config.no_kv_cache) cached = window;

@@ -55,6 +55,9 @@ class Recorder {
   virtual void* place(int64_t) { return nullptr; }
   /// A tensor is made with values: 0, the host's, or those of `from`. `name`: Tensor::empty()'s.
   virtual void made(const Tensor&, Source, std::string_view /*name*/, const Tensor* /*from*/) {}
+  /// The host asks for the values of a tensor on meta, which has none. Returns whether it gets 0
+  /// for each; otherwise that is an error.
+  virtual bool host_reads(const Tensor&) { return false; }
 };
 
 /// A phase that the Recorder alone is told of, not the trace.

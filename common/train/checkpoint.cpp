@@ -343,8 +343,7 @@ int64_t load_checkpoint(const std::string& directory, const TrainState& state,
     return "";
   });
   stored->copy();
-  for (size_t i = 0; i < state.parameters.size(); ++i) ++state.parameters[i].version;
-  for (Parameter* buffer : state.buffers) ++buffer->version;
+  note_loaded(state);
   state.tokens = record.at("tokens").get<int64_t>();
   return record.at("step").get<int64_t>();
 }

@@ -24,36 +24,11 @@ OrderedJson layout_of(const Parameter& parameter) {
           {"range", {parameter.shard.begin, parameter.shard.end}}};
 }
 
-/// Calls visit(parameter, name, tensor [elements of the shard]) for all that a checkpoint holds of
-/// a rank's shards.
-template <class Visit>
-void each_tensor(const TrainState& state, Visit visit) {
-  int64_t offset = 0;  // of the parameter's first element in the optimizer's states
-  for (size_t i = 0; i < state.parameters.size(); ++i) {
-    const Parameter& parameter = state.parameters[i];
-    const Shard& shard = parameter.shard;
-    if (shard.numel() == 0) continue;
-    visit(parameter, parameter.name, shard.value);
-    if (shard.master.address() != shard.value.address()) {
-      visit(parameter, parameter.name + "/master", shard.master);
-    }
-    for (const OptimizerState& states : state.optimizer) {
-      visit(parameter, parameter.name + "/" + states.name,
-            states.values.narrow(0, offset, shard.numel()));
-    }
-    offset += shard.numel();
-  }
-  for (const Parameter* buffer : state.buffers) visit(*buffer, buffer->name, buffer->shard.value);
-}
-
 std::vector<int64_t> stored_shape(const Parameter& parameter) {
   const Shape local = parameter.local_shape();
   if (parameter.shard.numel() != local.numel()) return {parameter.shard.numel()};
   return {local.begin(), local.end()};
 }
-
-/// Whether a checkpoint has the parameter's elements from this rank.
-bool writes(const Parameter& parameter) { return parameter.counted && parameter.shard.numel() > 0; }
 
 /// Elements of a shard that lie side by side in the whole weight too.
 struct Run {
@@ -96,10 +71,40 @@ Parameter shard_of(const nlohmann::json& layout, const Shape& global_shape) {
 
 }  // namespace
 
+void each_stored(
+    const TrainState& state,
+    const std::function<void(const Parameter&, const std::string&, const Tensor&)>& visit) {
+  int64_t offset = 0;  // of the parameter's first element in the optimizer's states
+  for (size_t i = 0; i < state.parameters.size(); ++i) {
+    const Parameter& parameter = state.parameters[i];
+    const Shard& shard = parameter.shard;
+    if (shard.numel() == 0) continue;
+    visit(parameter, parameter.name, shard.value);
+    if (shard.master.address() != shard.value.address()) {
+      visit(parameter, parameter.name + "/master", shard.master);
+    }
+    for (const OptimizerState& states : state.optimizer) {
+      visit(parameter, parameter.name + "/" + states.name,
+            states.values.narrow(0, offset, shard.numel()));
+    }
+    offset += shard.numel();
+  }
+  for (const Parameter* buffer : state.buffers) visit(*buffer, buffer->name, buffer->shard.value);
+}
+
+bool is_stored(const Parameter& parameter) {
+  return parameter.counted && parameter.shard.numel() > 0;
+}
+
+void note_loaded(const TrainState& state) {
+  for (size_t i = 0; i < state.parameters.size(); ++i) ++state.parameters[i].version;
+  for (Parameter* buffer : state.buffers) ++buffer->version;
+}
+
 bool writes_any(const TrainState& state) {
   bool any = false;
-  each_tensor(state, [&](const Parameter& parameter, const std::string&, const Tensor&) {
-    any = any || writes(parameter);
+  each_stored(state, [&](const Parameter& parameter, const std::string&, const Tensor&) {
+    any = any || is_stored(parameter);
   });
   return any;
 }
@@ -107,9 +112,9 @@ bool writes_any(const TrainState& state) {
 void write_state(const std::string& path, const TrainState& state) {
   OrderedJson layouts = OrderedJson::object();
   std::vector<TensorToStore> tensors;
-  each_tensor(state,
+  each_stored(state,
               [&](const Parameter& parameter, const std::string& name, const Tensor& tensor) {
-                if (!writes(parameter)) return;
+                if (!is_stored(parameter)) return;
                 layouts[parameter.name] = layout_of(parameter);
                 tensors.push_back(to_store(name, tensor, stored_shape(parameter)));
               });
@@ -153,7 +158,7 @@ void StoredState::check_cover(const TrainState& state) const {
 void StoredState::find(const TrainState& state) {
   const Parameter* found = nullptr;
   std::vector<Transfer> of_shard;
-  each_tensor(state,
+  each_stored(state,
               [&](const Parameter& parameter, const std::string& name, const Tensor& tensor) {
                 if (found != &parameter) of_shard = transfers(parameter);
                 found = &parameter;

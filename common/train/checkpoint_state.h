@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -10,8 +11,18 @@
 #include "train/checkpoint.h"
 
 /// The files of a checkpoint that hold its tensors, as write_checkpoint() describes them. For
-/// checkpoint.cpp alone.
+/// checkpoint.cpp, and for who follows a program without files.
 namespace usp {
+
+/// Calls visit(parameter, name, tensor [elements of the shard]) for all that a rank has of a state
+/// which may go to a checkpoint.
+void each_stored(
+    const TrainState& state,
+    const std::function<void(const Parameter&, const std::string&, const Tensor&)>& visit);
+/// Whether a checkpoint has the parameter's elements from this rank.
+bool is_stored(const Parameter& parameter);
+/// What follows from a state that was read: weights of other ranks' shards are stale.
+void note_loaded(const TrainState& state);
 
 /// Whether a rank with this state has anything to save.
 bool writes_any(const TrainState& state);

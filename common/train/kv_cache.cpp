@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tensor/ops.h"
+#include "tensor/recorder.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -25,6 +26,7 @@ Tensor KvCache::append(const void* layer, const Tensor& kv, const Positions& pos
                 held = std::clamp<int64_t>(end - first, 0, room(share));
   const int64_t from = std::max(begin, first);  // of the new ones, the first that belongs here
   if (from < first + held) {
+    const RecordedPhase takes_own("own positions");
     ops::copy(entry.kv.narrow(1, from - first, first + held - from),
               kv.narrow(1, from - begin, first + held - from));
   }

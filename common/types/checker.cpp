@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "train/checkpoint_state.h"
 #include "types/rules.h"
 
 namespace usp::types {
@@ -21,6 +22,9 @@ std::optional<int64_t> offset_in(const Tensor& part, const Tensor& whole) {
 
 Checker::Checker(Setting setting) : setting_(std::move(setting)) {
   for (std::vector<Phase>& phases : phases_) phases.emplace_back();
+  for (const Factor& factor : setting_.factors) {
+    is_first_.push_back(factor.place(setting_.mesh, setting_.rank) == 0);
+  }
 }
 
 void Checker::declare(ParameterList& parameters, const std::map<std::string, Declared>& types) {
@@ -56,7 +60,7 @@ void Checker::declare(ParameterList& parameters, const std::map<std::string, Dec
 
 bool Checker::is_first(int factor, const Parameter* parameter) const {
   if (is_pp(factor) && parameter != nullptr) return declared_.at(parameter).is_first_holder;
-  return setting_.factors[factor].place(setting_.mesh, setting_.rank) == 0;
+  return is_first_[factor];
 }
 
 std::string Checker::where() const {
@@ -64,6 +68,8 @@ std::string Checker::where() const {
   const Phase& phase = phases_[thread_turn()].back();
   if (!phase.name.empty()) text += " in " + phase.name;
   if (phase.micro_batch >= 0) text += fmt::format(" of micro-batch {}", phase.micro_batch);
+  if (phase.is_evaluating) text += " of an evaluation";
+  if (is_decoding_) text += " while decoding";
   const int block = Runtime::current().block();
   if (block >= 0) text += fmt::format("{}block {}", text.empty() ? " in " : ", ", block);
   return text;
@@ -111,8 +117,10 @@ std::vector<Region> Checker::as_read(const Tensor& tensor) {
 
 void Checker::copy(const Tensor& to, const Tensor& from) {
   if (from.numel() == 0) return;
-  const std::vector<Region> all = as_read(from);
+  std::vector<Region> all = as_read(from);
   if (all.empty()) return;  // integers that the host makes
+  if (phase().takes_own)
+    std::ranges::for_each(all, [&](Region& r) { r.type = own_part_of(r.type); });
   const int64_t width = regions_.width(from), rows = from.numel() / std::max<int64_t>(1, width);
   if (all.size() > 1 && rows > 1) regions_.divide_into_columns(to, width);
   if (regions_.width(to) == width) {
@@ -135,6 +143,17 @@ void Checker::copy(const Tensor& to, const Tensor& from) {
     }
   }
   write(to, type, "copy");
+}
+
+Type Checker::own_part_of(Type type) const {
+  for (int f = 0; f < count(); ++f) {
+    if (setting_.factors[f].axis != MeshAxis::cp || is_neutral(type[f])) continue;
+    if (type[f] != Kind::replicated) {
+      refuse("copy", f, fmt::format("takes a rank's own part of what is {}", words(type[f])));
+    }
+    type[f] = Kind::rows;
+  }
+  return type;
 }
 
 void Checker::set_under_way(const Tensor& tensor, bool arrives, int change) {
@@ -215,16 +234,82 @@ void Checker::note_updates() {
   for (size_t i = 0; i < parameters_->size(); ++i) {
     const Parameter& parameter = (*parameters_)[i];
     if (std::exchange(versions_[i], parameter.version) == parameter.version) continue;
-    const Tensor& value = parameter.value;
-    if (!value.defined() || parameter.shard.numel() == value.numel()) continue;
-    const int64_t begin = parameter.shard.begin, end = parameter.shard.end;
-    const auto out_of_date = [](Region& region) {
-      region.type = all_of(Kind::unwritten);
-      region.origin = "an update on other ranks";
-    };
-    regions_.change(value, 0, begin, out_of_date);
-    regions_.change(value, end, value.numel(), out_of_date);
+    set_out_of_date(parameter, "an update on other ranks");
   }
+}
+
+void Checker::set_out_of_date(const Parameter& parameter, std::string_view origin) {
+  const Tensor& value = parameter.value;
+  if (!value.defined() || parameter.shard.numel() == value.numel()) return;
+  const auto out_of_date = [&](Region& region) {
+    region.type = all_of(Kind::unwritten);
+    region.origin = origin;
+  };
+  regions_.change(value, 0, parameter.shard.begin, out_of_date);
+  regions_.change(value, parameter.shard.end, value.numel(), out_of_date);
+}
+
+void Checker::begin_decoding() {
+  is_decoding_ = true;
+  for (int f = 0; f < count(); ++f) {
+    if (!is_pp(f)) setting_.batch[f] = setting_.boundary[f] = Kind::replicated;
+  }
+}
+
+void Checker::save(const TrainState& state) {
+  each_stored(state, [&](const Parameter& parameter, const std::string& name, const Tensor& part) {
+    const auto refuse_it = [&](const std::string& what) { refuse("the checkpoint", -1, what); };
+    for (const Region& region : regions_.of(part)) {
+      for (int f = 0; f < count(); ++f) {
+        if (region.type[f] != Kind::partial && region.type[f] != Kind::unwritten) continue;
+        refuse("the checkpoint", f, fmt::format("takes {}: {}", name, words(region.type[f])));
+      }
+      // Weights are gathered; what the optimizer keeps is not, and says who has which.
+      if (!declared_.contains(&parameter) || !is_of_optimizer(parameter, part)) continue;
+      bool is_copy = false;
+      for (int f = 0; f < count(); ++f) {
+        is_copy = is_copy || (region.type[f] == Kind::replicated && !is_first(f, &parameter));
+      }
+      if (is_stored(parameter) && is_copy) {
+        refuse_it(fmt::format("has {} from this rank and from others", name));
+      }
+      if (!is_stored(parameter) && !is_copy) {
+        refuse_it(fmt::format("leaves out {}, which is here and on no rank that writes it", name));
+      }
+    }
+  });
+}
+
+bool Checker::is_of_optimizer(const Parameter& parameter, const Tensor& part) {
+  return part.address() != parameter.shard.value.address() &&
+         part.address() != parameter.shard.master.address();
+}
+
+void Checker::load(const TrainState& state) {
+  // A run begins with it: of what this one has sent, nothing is under way.
+  for (int64_t posted = 0; posted < std::ssize(under_way_); ++posted) wait(posted);
+  each_stored(state, [&](const Parameter& parameter, const std::string&, const Tensor& part) {
+    const std::vector<Region> all = regions_.of(part);
+    if (!declared_.contains(&parameter) || !is_of_optimizer(parameter, part) || all.empty()) return;
+    set_out_of_date(parameter, "a checkpoint on other ranks");
+    for (const Tensor& values : {parameter.shard.value, parameter.shard.master}) {
+      regions_.change(values, [&](Region& region) {
+        region.type = all.front().type;
+        region.origin = "a checkpoint";
+      });
+    }
+  });
+  note_loaded(state);
+}
+
+bool Checker::host_reads(const Tensor& tensor) {
+  const Type type = type_for_host({*this, "the host", {}, false}, tensor);
+  for (int f = 0; f < count(); ++f) {
+    if (type[f] == Kind::replicated || is_neutral(type[f])) continue;
+    refuse("the host", f, fmt::format("reads what is {}", words(type[f])));
+  }
+  std::erase_if(terms_, [&](const Tensor& sum) { return sum.address() == tensor.address(); });
+  return true;
 }
 
 void Checker::end_step() {
@@ -364,6 +449,9 @@ void Checker::begin_phase(std::string_view name, int64_t, int64_t micro_batch) {
   now.is_recomputing = now.is_recomputing || name == "recompute";
   now.sums_rows = name == "sums over rows";
   now.sums_heads = name == "sums over heads";
+  now.has_heads_apart = name == "heads apart";
+  now.takes_own = name == "own positions";
+  now.is_evaluating = now.is_evaluating || name == "evaluate";
   phases_[thread_turn()].push_back(now);
 }
 

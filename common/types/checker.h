@@ -10,7 +10,7 @@
 
 #include "base/check.h"
 #include "tensor/recorder.h"
-#include "train/parameter.h"
+#include "train/checkpoint.h"
 #include "types/regions.h"
 
 namespace usp::types {
@@ -81,6 +81,13 @@ class Checker : public Recorder {
   /// read, numbers that are summed for the report have one term from each rank, and every send in a
   /// ring has its receive.
   void end_step();
+  /// From here on the program continues a text, which all ranks have whole: `batch` and `boundary`
+  /// are no longer the setting's.
+  void begin_decoding();
+  /// A checkpoint of this state is written: each element once, from a rank where it is up to date.
+  void save(const TrainState& state);
+  /// It is read again: a rank has its own shards then, and no others.
+  void load(const TrainState& state);
   /// Is called after every operation that is typed.
   void on_typed(std::function<void(const TypedOp&)> listener) { listener_ = std::move(listener); }
 
@@ -109,6 +116,7 @@ class Checker : public Recorder {
   void* place(int64_t bytes) override { return regions_.place(bytes); }
   void made(const Tensor& tensor, Source source, std::string_view name,
             const Tensor* from) override;
+  bool host_reads(const Tensor& tensor) override;
 
  private:
   friend class Rules;
@@ -117,7 +125,8 @@ class Checker : public Recorder {
   struct Phase {
     std::string name;
     int64_t micro_batch = -1;
-    bool is_recomputing = false, sums_rows = false, sums_heads = false;
+    bool is_recomputing = false, is_evaluating = false;
+    bool sums_rows = false, sums_heads = false, has_heads_apart = false, takes_own = false;
   };
   struct UnderWay {
     Tensor input, output;
@@ -137,6 +146,8 @@ class Checker : public Recorder {
              std::string_view origin, const Parameter* parameter = nullptr);
   void write(const Tensor& tensor, const Type& type, std::string_view origin);
   void copy(const Tensor& to, const Tensor& from);
+  /// Of what all ranks of cp have, the positions that this one keeps.
+  Type own_part_of(Type type) const;
   /// As an op reads them: a rank's own part of what was gathered over cp stands for its place
   /// there.
   std::vector<Region> as_read(const Tensor& tensor);
@@ -154,17 +165,23 @@ class Checker : public Recorder {
   void check_norm();
   /// What was updated elsewhere is out of date here.
   void note_updates();
+  void set_out_of_date(const Parameter& parameter, std::string_view origin);
+  static bool is_of_optimizer(const Parameter& parameter, const Tensor& part);
+  /// What a rank's rows of tokens are, and those of the ranks beside it.
+  Kind kind_of_tokens() const { return is_decoding_ ? Kind::replicated : Kind::rows; }
   Phase& phase() { return phases_[thread_turn()].back(); }
   std::string where() const;
   TypedOp typed_here(std::string_view name);  ///< without its operands yet
   std::string_view lasting(const std::string& text) { return *texts_.insert(text).first; }
 
-  const Setting setting_;
+  Setting setting_;
+  std::vector<bool> is_first_;  ///< this rank, along each factor
   Regions regions_;
   ParameterList* parameters_ = nullptr;
   std::unordered_map<const Parameter*, Declared> declared_;
   std::vector<int64_t> versions_;
   bool has_stage_copies_ = false, all_have_stage_copies_ = false, is_updating_ = false;
+  bool is_decoding_ = false;
   std::set<const void*> in_norm_;            ///< where the gradients begin that this update's has
   std::set<const Parameter*> without_rows_;  ///< experts whose gradients are 0
   std::vector<Tensor> terms_;                ///< numbers that are summed after the step

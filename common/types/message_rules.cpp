@@ -173,7 +173,8 @@ class MessageRules {
       for (int f = 0; f < c_.count(); ++f) {
         Kind& kind = region.type[f];
         if (!along_[f] || kind == zero || kind == unknown) continue;
-        if (kind != rows && kind != columns && kind != dispatched) {
+        const bool is_list = c_.is_decoding_ && kind == own_sums;  // which a merge makes one of
+        if (kind != rows && kind != columns && kind != dispatched && !is_list) {
           refuse(f, "gathers " + told(region, f));
         }
         kind = replicated;
@@ -224,10 +225,10 @@ class MessageRules {
       for (int f = 0; f < c_.count(); ++f) {
         Kind& kind = region.type[f];
         if (!along_[f] || kind == zero || kind == unknown) continue;
-        if (kind == rows) {
+        if (kind == c_.kind_of_tokens()) {
           kind = of_experts ? dispatched : columns;
         } else if (kind == dispatched || kind == columns) {
-          kind = rows;
+          kind = c_.kind_of_tokens();
         } else {
           refuse(f, "exchanges " + told(region, f));
         }
@@ -284,13 +285,20 @@ class MessageRules {
       c_.write(output_, region.begin, region.end, region.type, origin_);
     }
   }
+  /// Of logits, by the stage that has the head. Who gets them takes them for a rank's columns.
   void broadcast() const {
-    std::vector<Region> all = from_.empty() ? c_.regions_.of(output_) : from_;
-    if (all.empty() || !output_.defined()) return;
+    Type type = c_.setting_.boundary;
     for (int f = 0; f < c_.count(); ++f) {
-      if (along_[f]) all[0].type[f] = replicated;
+      if (along_[f]) type[f] = replicated;
+      if (c_.setting_.factors[f].axis == MeshAxis::tp) type[f] = columns;
+      for (const Region& region : from_) {
+        const Kind kind = region.type[f];
+        if (along_[f] || kind == type[f] || is_neutral(kind)) continue;
+        refuse(f, fmt::format("the others take it as {}, and get {}", words(type[f]),
+                              told(region, f)));
+      }
     }
-    c_.write(output_, all[0].type, origin_);
+    c_.write(from_.empty() ? output_ : input_, type, origin_);
   }
 
   Checker& c_;

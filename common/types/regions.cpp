@@ -60,7 +60,19 @@ size_t cut_at(std::vector<Region>& regions, int64_t at) {
 bool is_alike(const Region& a, const Region& b) {
   return a.type == b.type && a.parameter == b.parameter && a.reading == b.reading &&
          a.arriving == b.arriving && a.is_gathered == b.is_gathered && a.origin == b.origin &&
-         a.is_unread_gradient == b.is_unread_gradient;
+         a.is_unread_gradient == b.is_unread_gradient && a.block == b.block && a.link == b.link;
+}
+
+/// These stand where regions [first, last) were.
+void put_in_place(std::vector<Region>& all, size_t first, size_t last,
+                  const std::vector<Region>& now) {
+  const size_t common = std::min(last - first, now.size());
+  std::copy_n(now.begin(), common, all.begin() + int64_t(first));
+  if (common < now.size()) {
+    all.insert(all.begin() + int64_t(first + common), now.begin() + int64_t(common), now.end());
+  }
+  all.erase(all.begin() + int64_t(first + now.size()),
+            all.begin() + int64_t(std::max(last, first + now.size())));
 }
 
 }  // namespace
@@ -74,10 +86,16 @@ void* Regions::place(int64_t bytes) {
 
 Regions::Storage& Regions::storage(const Tensor& tensor) {
   const auto address = reinterpret_cast<uintptr_t>(tensor.address());  // NOLINT
-  const auto next =
-      std::ranges::upper_bound(storages_, address, {}, [](const Storage& s) { return s.begin; });
-  USP_CHECK(next != storages_.begin(), "a tensor was made before its types were asked for");
-  return *std::prev(next);
+  const auto is_behind = [&](size_t at) {
+    return at >= storages_.size() || address < storages_[at].begin;
+  };
+  if (is_behind(last_) || !is_behind(last_ + 1)) {
+    const auto next =
+        std::ranges::upper_bound(storages_, address, {}, [](const Storage& s) { return s.begin; });
+    USP_CHECK(next != storages_.begin(), "a tensor was made before its types were asked for");
+    last_ = next - storages_.begin() - 1;
+  }
+  return storages_[last_];
 }
 
 int64_t Regions::offset(const Tensor& tensor) {
@@ -128,29 +146,34 @@ void Regions::change(const Tensor& tensor, int64_t from, int64_t to, const Chang
   const int64_t begin = range.begin + from, end = range.begin + to;
   if (end <= begin) return;
   std::vector<Region>& all = storage(tensor).regions;
-  const size_t first = cut_at(all, begin), last = cut_at(all, end);
+  const size_t first = cut_at(all, begin);
   std::vector<Region> now;
   int64_t at = begin;
-  const auto fill_until = [&](int64_t next) {
-    if (next > at) now.push_back({at, next, all_of(Kind::unwritten), ""});
+  const auto put = [&](Region region) {
+    change(region);
+    at = region.end;
+    if (!now.empty() && is_alike(now.back(), region)) {
+      now.back().end = region.end;
+    } else {
+      now.push_back(region);
+    }
   };
+  const auto fill_until = [&](int64_t next) {
+    if (next > at) put({at, next, all_of(Kind::unwritten), ""});
+  };
+  const size_t last = cut_at(all, end);
   for (size_t i = first; i < last; ++i) {
     fill_until(all[i].begin);
-    now.push_back(all[i]);
-    at = all[i].end;
+    put(all[i]);
   }
   fill_until(end);
-  std::vector<Region> merged;
-  for (Region& region : now) {
-    change(region);
-    if (!merged.empty() && is_alike(merged.back(), region)) {
-      merged.back().end = region.end;
-    } else {
-      merged.push_back(region);
-    }
+  // What is written in parts is one region in the end, or all who read it see hundreds.
+  if (first > 0 && all[first - 1].end == begin && is_alike(all[first - 1], now.front())) {
+    now.front().begin = all[first - 1].begin;
+    all.erase(all.begin() + first - 1);
+    return put_in_place(all, first - 1, last - 1, now);
   }
-  all.erase(all.begin() + first, all.begin() + last);
-  all.insert(all.begin() + first, merged.begin(), merged.end());
+  put_in_place(all, first, last, now);
 }
 
 std::optional<Region> Regions::find(const std::function<bool(const Region&)>& is_so) const {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <optional>
 #include <string>
@@ -70,7 +69,8 @@ class Regions {
   Range locate(const Tensor& tensor);
 
   uintptr_t next_ = 4096;
-  std::deque<Storage> storages_;  ///< by address; of those let go of, too: no address comes again
+  std::vector<Storage> storages_;  ///< by address; of those let go of, too: no address comes again
+  size_t last_ = 0;                ///< the one that was asked for last, as the next often is
 };
 
 }  // namespace usp::types

@@ -313,7 +313,11 @@ class Rules {
   }
   void matmul() const {  // c, a, b
     const Value a = read(1), b = read(2);
-    add_to(0, flag(), [&](int f) { return product(times, f, a, b); });
+    const bool has_heads_apart = c_.phase().has_heads_apart;  // of one head, with its own weight
+    add_to(0, flag(), [&](int f) {
+      if (has_heads_apart && a.type[f] == columns && b.type[f] == outputs) return columns;
+      return product(times, f, a, b);
+    });
   }
   void embedding_forward() const {  // y, y, tokens, table
     const Value tokens = read(2), table = read(3);
@@ -366,6 +370,10 @@ class Rules {
     const Value q = read(3), k = read(4), v = read(5);
     const auto attends = [&](int f) {
       whole(f, q), whole(f, v);
+      // Each rank has a share of the text before, perhaps none of it: a part of every row's sum.
+      const bool is_share = c_.is_decoding_ && c_.setting_.factors[f].axis == MeshAxis::cp;
+      if (is_share && q.type[f] == replicated && (!k.is_there || k.type[f] == rows))
+        return own_sums;
       if (whole(f, k) == replicated && (q.type[f] == rows || q.type[f] == columns))
         return q.type[f];
       return agree(f, "attends with", q, k);
@@ -373,10 +381,9 @@ class Rules {
     for (int i : {0, 1, 2}) put(i, attends);
   }
   void attention_merge() const {  // out, out, part_out, lse, lse, part_lse
-    const Value out = read(1), part = read(2);
-    const auto merged = [&](int f) { return agree(f, "merges", out, part); };
-    put(0, merged);
-    put(3, merged);
+    const Value out = read(1), part = read(2), lse = read(4), part_lse = read(5);
+    put(0, [&](int f) { return agree(f, "merges", out, part); });
+    put(3, [&](int f) { return agree(f, "merges", lse, part_lse); });
   }
   void attention_rescale() const {  // probs, probs, part_lse, lse
     const Value probs = read(1), lse = read(3);
@@ -600,6 +607,11 @@ void apply_rule(const OpInTypes& op) {
     throw TypeError(fmt::format("{}: there is no rule for the types of this op", op.name));
   }
   found->second(Rules(op));
+}
+
+Type type_for_host(const OpInTypes& op, const Tensor& tensor) {
+  const Rules::Value value = Rules(op).read(tensor);
+  return value.is_there ? value.type : all_of(unknown);
 }
 
 std::vector<std::string_view> ops_with_rules() {

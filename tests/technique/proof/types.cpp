@@ -204,6 +204,9 @@ const std::vector<std::string> kLayouts = {
     "--dp_size 2 --tp_size 2 --sequence_parallel --num_experts 8 --ep_size 4 --zero_stage 1",
     "--dp_size 2 --tp_size 2 --sequence_parallel --num_experts 4 --ep_size 2 --expert_tp "
     "--balance sample --router_z_loss_coef 0.01",
+    "--tp_size 2 --cp_size 2 --pp_size 2 --sequence_parallel --no_kv_cache",
+    "--dp_size 2 --cp_size 2 --num_experts 8 --ep_size 4",
+    "--dp_size 4 --num_experts 8 --ep_size 4 --dispatch by_node --node_size 2",
     "--tp_size 2 --cp_size 2 --attention_kind mla --q_lora_rank 6 --kv_lora_rank 8 "
     "--qk_nope_head_dim 4 --qk_rope_head_dim 4 --v_head_dim 4",
 };
@@ -413,13 +416,13 @@ struct Share {
   int64_t named = 0, all = 0;
 };
 
-/// Of the messages of one rank every `apart`-th, each in a run of its own.
-void mutate(const TrainConfig& config, TypedRank of, types::Mutation::What what, int64_t apart,
+/// Of the messages of the first rank from `begin` on, `count` or so, each in a run of its own.
+void mutate(const TrainConfig& config, types::Mutation::What what, int64_t begin, int64_t count,
             std::map<std::string, Share>& shares) {
-  const int64_t messages = check_types_of(config, of).messages;
-  for (int64_t number = 0; number < messages; number += apart) {
-    of.mutation = {what, number};
-    const TypeCheck found = check_types(config, of.mutation);
+  const int64_t messages = check_types_of(config, {}).messages;
+  const int64_t apart = std::max<int64_t>(1, (messages - begin) / count);
+  for (int64_t number = begin; number < messages; number += apart) {
+    const TypeCheck found = check_types(config, {what, number});
     if (found.mutated.empty()) continue;
     const std::string kind = found.mutated.substr(0, found.mutated.find(' '));
     if (what == types::Mutation::What::twice && kind != "all_reduce") continue;
@@ -434,10 +437,9 @@ TEST_CASE("types name a message that is left out, and an all_reduce that is done
   std::map<std::string, Share> left_out, twice;
   for (const std::string& own : kLayouts) {
     const TrainConfig config = layout_of_flags(with_model(own));
-    const int64_t messages = check_types_of(config, {}).messages;
-    const int64_t apart = std::max<int64_t>(1, messages / (is_full() ? 40 : 8));
-    mutate(config, {}, types::Mutation::What::left_out, apart, left_out);
-    mutate(config, {}, types::Mutation::What::twice, apart, twice);
+    const int64_t count = is_full() ? 40 : 8;
+    mutate(config, types::Mutation::What::left_out, 0, count, left_out);
+    mutate(config, types::Mutation::What::twice, 0, count, twice);
   }
   Share all_twice, all_left_out;
   for (const auto& [kind, share] : twice) {
@@ -453,6 +455,38 @@ TEST_CASE("types name a message that is left out, and an all_reduce that is done
   REQUIRE(all_twice.all > 20);
   REQUIRE(all_twice.named == all_twice.all);
   REQUIRE(double(all_left_out.named) >= 0.95 * double(all_left_out.all));
+}
+
+/// How many messages the first rank has sent or received when its last update begins.
+int64_t messages_of_steps(const TrainConfig& config) {
+  int64_t messages = 0;
+  TypedRank first;
+  first.listener = [&](const types::Checker& checker, const types::TypedOp& op) {
+    if (op.name == "adamw") messages = checker.messages();
+  };
+  check_types_of(config, first);
+  return messages;
+}
+
+TEST_CASE("types name a message of an evaluation or of decoding, left out or twice",
+          "[not_sanitized]") {
+  Share sums, left_out;
+  for (const std::string& own : kLayouts) {
+    const TrainConfig config = layout_of_flags(with_model(own));
+    const int64_t begin = messages_of_steps(config), count = is_full() ? 60 : 6;
+    std::map<std::string, Share> once, twice;
+    mutate(config, types::Mutation::What::left_out, begin, count, once);
+    mutate(config, types::Mutation::What::twice, begin, count, twice);
+    for (const auto& [kind, share] : once) {
+      if (kind == "counts") continue;  // integers have no types
+      UNSCOPED_INFO(own << ", " << kind << ": " << share.named << " of " << share.all);
+      left_out.named += share.named, left_out.all += share.all;
+    }
+    sums.named += twice["all_reduce"].named, sums.all += twice["all_reduce"].all;
+  }
+  REQUIRE(sums.all > 20);
+  REQUIRE(sums.named == sums.all);
+  REQUIRE(double(left_out.named) >= 0.95 * double(left_out.all));
 }
 
 TEST_CASE("an error names the operation, the place, the axis and what wrote the tensor") {
@@ -758,6 +792,46 @@ TEST_CASE("a norm that leaves out a gradient is refused on the first rank that h
         clip();
       } else {
         check_throws<types::TypeError>(clip, {"the gradient norm", "leaves out weight"});
+      }
+    }
+  }
+}
+
+TEST_CASE("the host may read what is the same on all ranks, and no term of a sum") {
+  for (bool is_summed : {true, false}) {
+    TypedProgram program(0);
+    const Tensor sum = Tensor::zeros({1}, DType::f64);
+    program.begin();
+    ops::sum_squares(sum, TypedProgram::same_on_all({4}), /*accumulate=*/true);
+    if (is_summed) program.dry->mesh.tp().all_reduce(sum);
+    if (is_summed) {
+      REQUIRE(sum.item() == 0);
+    } else {
+      check_throws<types::TypeError>([&] { sum.item(); }, {"the host, over tp", "a term of a sum"});
+    }
+    const NoHostReads in_a_step;
+    check_throws<Error>([&] { sum.item(); }, {"has no values to read"});
+  }
+}
+
+TEST_CASE("a checkpoint has what all ranks hold from one of them") {
+  for (int rank : {0, 1}) {
+    for (bool is_counted : {true, false}) {
+      INFO("rank " << rank << ", counted " << is_counted);
+      TypedProgram program(rank);
+      ParameterList list;
+      list.add("weight", {4, 2}, 1).counted = is_counted;
+      list.allocate(DType::f64, /*seed=*/1);
+      program.checker->declare(list, {{"weight", {types::all_of(replicated), true}}});
+      int64_t tokens = 0;
+      const OptimizerState moment{"moment", TypedProgram::same_on_all({8})};
+      const auto save = [&] { program.checker->save({list, {moment}, tokens}); };
+      if (is_counted == (rank == 0)) {
+        save();
+      } else {
+        check_throws<types::TypeError>(
+            save, {"the checkpoint", is_counted ? "from this rank and from others" : "leaves out",
+                   "weight"});
       }
     }
   }
