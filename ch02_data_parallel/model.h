@@ -82,7 +82,7 @@ class Model {
   /// Logits [T, V] of every position; while decoding, [B, V] of each sample's last one. Where the
   /// head holds a shard of the vocabulary, its columns of them. Throws Error on a part of a model.
   Tensor logits(const Pass& pass);
-  /// Those that the chunk with the head makes of x [T, H]; undefined where it has the embedding.
+  /// Logits that the chunk with the head makes of x [T, H]; undefined where it has the embedding.
   Tensor logits_of_chunk(int64_t chunk, Tensor x, const Pass& pass);
 
   /// For a schedule that runs segment by segment, and for whoever adds segments.

@@ -60,7 +60,7 @@ class Model {
   Model(const BuildBlock& build, const std::vector<BlockRange>& chunks);
   /// A run's whole Llama as one chunk, likewise without memory; recomputes what the run asks for.
   // [model]
-  /// Of it, the part of a rank.
+  /// A rank's part of the run's Llama.
   Model(const TrainConfig& config, const RankView& view);
   explicit Model(const TrainConfig& config) : Model(config, RankView(config)) {}
   // [model]
@@ -87,7 +87,7 @@ class Model {
   /// Logits [T, V] of every position; while decoding, [B, V] of each sample's last one. Where the
   /// head holds a shard of the vocabulary, its columns of them. Throws Error on a part of a model.
   Tensor logits(const Pass& pass);
-  /// Those that the chunk with the head makes of x [T, H]; undefined where it has the embedding.
+  /// Logits that the chunk with the head makes of x [T, H]; undefined where it has the embedding.
   Tensor logits_of_chunk(int64_t chunk, Tensor x, const Pass& pass);
 
   /// For a schedule that runs segment by segment, and for whoever adds segments.

@@ -245,7 +245,7 @@ class CrossEntropy {
   virtual Footprint footprint(const PassShape& shape) const;
 
  protected:
-  /// Of each row of logits: the largest, the sum of exp(logit - largest), and the target's.
+  /// Largest value, sum of exp(logit - largest) and target's logit of each row of logits.
   struct Rows {
     Tensor max, sum, target_logit;  ///< [T]
   };

@@ -15,7 +15,7 @@ namespace usp {
 struct RankView {
   RankView() = default;                          ///< of a rank that is alone
   explicit RankView(const TrainConfig& config);  ///< of rank 0, on paper: nothing is sent
-  /// Of this rank of the mesh, and on meta of any.
+  /// View of this rank of the mesh, and on meta of any.
   RankView(const TrainConfig& config, const Mesh& mesh);
 
   // [view]

@@ -79,7 +79,7 @@ double model_flops_per_token(const ModelConfig& m, double keys) {
   return 6 * weights + 12 * double(m.num_layers * m.num_heads * m.head_dim()) * keys;
 }
 
-/// Of the model, or of a part of it.
+/// Adds the operations of the model, or of a part of it.
 static void add_flops(const TrainConfig& config, const ModelConfig& m, Prediction& prediction) {
   const double S = double(config.seq_len);
   // [share]

@@ -75,7 +75,7 @@ inline void collect(const Communicator& line, const Tensor& sum, const Tensor& t
 }
 // [steps]
 
-/// Of a linear layer's activations, those that travel along the rows of the grid. The others stay
+/// Activations of a linear layer that travel along the rows of the grid. The others stay
 /// where they are.
 enum class Moves { input, output };
 using MlpMoves = std::pair<Moves, Moves>;  ///< of an MLP's first layer and of its second

@@ -38,7 +38,7 @@ struct Case {
   bool sees(int64_t row, int64_t part) const {
     return !hidden || (row + 1 < rows && (row + part) % 3 != 0);
   }
-  /// Of the keys [first, last) of a row; those of a part it does not see do not count.
+  /// Attention of a row to the keys [first, last); those of a part it does not see do not count.
   Part attend(int64_t row, int64_t first, int64_t last) const {
     const Values scores = normals(700 + row, parts * kKeys);
     const Values values = normals(800 + row, parts * kKeys * D);
@@ -61,7 +61,7 @@ struct Case {
     all.lse = largest + std::log(sum);
     return all;
   }
-  /// Of every row, its parts merged one after the other.
+  /// Every row's parts, merged one after the other.
   Parts merged(const Merge& merge) const {
     Parts found;
     for (int64_t row = 0; row < rows; ++row) {
@@ -73,7 +73,7 @@ struct Case {
     }
     return found;
   }
-  /// Of every row, attention to all its keys at once.
+  /// Attention of every row to all its keys at once.
   Parts whole() const {
     Parts found;
     for (int64_t row = 0; row < rows; ++row) found.push_back(attend(row, 0, parts * kKeys));

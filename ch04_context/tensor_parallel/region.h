@@ -31,7 +31,7 @@ struct TensorParallelConfig {
   void validate(const Args& args) const;
   /// Ranks that shard the rows of the residual stream.
   int64_t row_shares() const { return sequence_parallel ? tp_size : 1; }
-  /// Of the run, with this many data-parallel ranks.
+  /// Sizes of the run's mesh, with this many data-parallel ranks.
   MeshSizes mesh(int64_t dp_size, const ModelConfig& model) const;
   /// Parts of a micro-batch that run in turns.
   int64_t halves() const { return tp_overlap == "batch_halves" && tp_size > 1 ? 2 : 1; }
@@ -108,7 +108,7 @@ class TensorRegion {
   int64_t rank() const { return tp_ ? tp_->rank() : 0; }
   int64_t size() const { return config_.tp_size; }
   const TensorParallelConfig& config() const { return config_; }
-  /// Of this many heads, those of a rank: at least one.
+  /// Heads of a rank, of this many in all: at least one.
   int64_t heads(int64_t number) const { return std::max<int64_t>(1, number / size()); }
   /// Whether a rank has but a part of the rows outside. A text that grows has one token at a time:
   /// too few to shard.

@@ -105,7 +105,7 @@ void check_row(const Step& step, int64_t rank, const Actions& actions) {
   }
 }
 
-/// Of each rank, its forward passes up to the first backward.
+/// Number of each rank's forward passes up to its first backward.
 std::vector<int64_t> leads(const Schedule& schedule) {
   std::vector<int64_t> found;
   for (const Actions& actions : schedule.actions) {

@@ -130,7 +130,7 @@ class Walk {
     }
   };
 
-  /// Of the next actions, the one for which nothing has come.
+  /// Index of the action, among the next ones, for which nothing has come.
   size_t waiting(size_t rank) const {
     return next_[rank] + (there_at(rank, next_actions(rank)[0]) ? 1 : 0);
   }

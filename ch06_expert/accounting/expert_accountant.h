@@ -18,7 +18,7 @@ struct RowsOfRank {
   int64_t copies;   ///< of tokens that are in its node
   int64_t choices;  ///< of its own experts
 };
-/// Of each rank of ep; nothing where the model has no experts.
+/// Rows of each rank of ep; nothing where the model has no experts.
 std::vector<RowsOfRank> even_rows_of_ranks(const TrainConfig& config);
 
 /// What layers with experts send over tp under sequence parallelism, less what an MLP in their

@@ -10,7 +10,7 @@ namespace usp {
 
 /// Ranks that shard one copy of the model.
 int64_t shard_size(const TrainConfig& config);
-/// Of those that hold `copies` of some weights, the ranks that shard one.
+/// Ranks that shard one copy of some weights, among the ranks that hold `copies` of them.
 int64_t shard_size(const TrainConfig& config, int64_t copies);
 
 /// What lasts from step to step on a rank of these shapes, under any stage.

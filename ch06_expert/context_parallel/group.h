@@ -40,9 +40,9 @@ struct ContextParallelConfig {
   bool by_ring() const { return cp_method == "ring" || cp_method == "ring_ulysses"; }
 
   // [positions]
-  /// Of a sample of S tokens, those that a place of the ring holds.
+  /// Positions of a sample of S tokens that a place of the ring holds.
   Positions of_ring_place(int64_t S, int64_t place) const;
-  /// Those that a rank of cp holds: its share of those of its place in the ring.
+  /// Positions that a rank of cp holds: its share of those of its place in the ring.
   Positions of_rank(int64_t S, int64_t rank) const;
   // [positions]
 };
@@ -71,9 +71,9 @@ class ContextGroup {
   /// `begins`, the position for each token, or if that is empty behind the separators.
   void take_rows(std::span<const int32_t> tokens, std::span<const int32_t> targets, Pass& pass,
                  std::vector<int32_t> begins = {}) const;
-  /// Those of this rank's rows.
+  /// Positions of this rank's rows.
   Positions positions(int64_t S) const { return config_.of_rank(S, rank()); }
-  /// Those of the rows that meet in this rank's attention: its own, or its group's.
+  /// Positions of the rows that meet in this rank's attention: its own, or its group's.
   Positions attended(int64_t S) const { return config_.of_ring_place(S, ring_place()); }
 
  private:
@@ -81,10 +81,10 @@ class ContextGroup {
   std::optional<Communicator> cp_, ring_, ring_gradients_, heads_;
 };
 
-/// Of samples of S numbers each, those at the positions.
+/// Numbers at the positions, of samples of S numbers each.
 std::vector<int32_t> take_positions(std::span<const int32_t> samples, int64_t S,
                                     const Positions& positions);
-/// Of every token of samples of S, the position at which its document begins: behind the last
+/// Position, for every token of samples of S, at which its document begins: behind the last
 /// separator before it.
 std::vector<int32_t> document_begins(std::span<const int32_t> samples, int64_t S,
                                      int64_t separator);

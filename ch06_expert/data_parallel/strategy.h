@@ -102,7 +102,7 @@ class DataParallel : public DataParallelStrategy {
   };
 
   void cut(const DataParallelConfig& config);
-  /// Those in which the parameter's gradient lies: neighbors, found by halving.
+  /// Buckets in which the parameter's gradient lies: neighbors, found by halving.
   std::span<Bucket> buckets_of(const Parameter& parameter);
   void on_ready(const Parameter& parameter);
 

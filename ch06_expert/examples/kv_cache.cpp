@@ -42,7 +42,7 @@ struct Setting {
   }
 };
 
-/// Of a position in one layer, on one rank.
+/// Numbers cached of a position in one layer, on one rank.
 int64_t cached_numbers(const TrainConfig& config) {
   const ModelConfig& m = config.model;
   if (m.mla.on()) return m.mla.cached();
@@ -67,7 +67,7 @@ Pass pass_over(int64_t begin, int64_t count, KvCache* cache) {
   return pass;
 }
 
-/// Of the cache, after a pass over the first position.
+/// Bytes of the cache, after a pass over the first position.
 int64_t bytes_on_shapes(Trainer& trainer, int64_t positions) {
   const int64_t before = live_bytes();
   KvCache cache(positions);
@@ -75,7 +75,7 @@ int64_t bytes_on_shapes(Trainer& trainer, int64_t positions) {
   return live_bytes() - before;
 }
 
-/// Of what lives between two tokens of a text that is continued.
+/// Bytes of what lives between two tokens of a text that is continued.
 int64_t bytes_while_sampling(const TrainConfig& config, const Communicator& world) {
   Runtime runtime(Device::cpu);
   const Runtime::Use use(runtime);
@@ -100,7 +100,7 @@ class Attention {
         dtype_(parse_dtype(config.dtype)),
         segment_(*trainer.model().chunk(0)[1][0]) {}
 
-  /// Of `count` new tokens, the last of this many keys, by the cache.
+  /// Operations of `count` new tokens, the last of this many keys, by the cache.
   double cached(int64_t count, int64_t keys) const {
     KvCache cache(keys);
     if (keys > count) forward(0, keys - count, &cache);

@@ -64,7 +64,7 @@ Tensor random_rows(int64_t rows, int64_t rank) {
   return Tensor::from_host(numbers, {rows, kHidden}, DType::f32);
 }
 
-/// Of all ranks.
+/// Bytes that all ranks send.
 struct Sent {
   std::atomic<int64_t> net{0}, node{0}, formula_net{0}, formula_node{0};
 };

@@ -4,7 +4,7 @@
 
 namespace usp {
 
-/// Of one token, what its gates' gradient means for the scores: dscores [E] += the gradient.
+/// Adds what one token's gates' gradient means for the scores: dscores [E] += the gradient.
 /// Forward made gates[j] = scale * scores[choices[j]], and where `normalised` divided this by the
 /// sum of the scores of all k choices. dgates, choices: [k]; scores: [E].
 void gates_gradient(std::span<double> dscores, std::span<const double> dgates,

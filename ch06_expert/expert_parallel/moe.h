@@ -50,11 +50,11 @@ struct Mixture {
   /// Whether the ranks of tp shard each expert, and so work on the same tokens.
   bool splits() const { return experts.config().expert_tp && region.size() > 1; }
   bool travels() const { return experts.size() > 1; }
-  /// By which rows travel with dispatch=by_node; nullptr: directly.
+  /// Groups of ranks in which rows travel with dispatch=by_node; nullptr: directly.
   const NodeGroups* nodes() const { return experts.nodes(); }
-  /// Those to whom Dispatch sends rows, and from whom Combine has them back.
+  /// Ranks to which Dispatch sends rows, and from which Combine has them back.
   const ExpertGroup& away() const;
-  /// Those from whom Experts have their rows.
+  /// Ranks from which Experts have their rows.
   const ExpertGroup& at_experts() const;
 };
 // [mixture]

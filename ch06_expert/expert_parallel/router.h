@@ -20,7 +20,7 @@ struct Routing {
   /// its node. The slots and rows above are then of the copies that go from node to node.
   std::shared_ptr<Routing> in_node;
 
-  /// Of the rows that reach experts.
+  /// Counts of the rows that reach experts.
   const RowCounts& at_experts() const { return in_node ? in_node->rows : rows; }
 };
 
@@ -29,8 +29,8 @@ struct Routing {
 void assign_rows(Routing& routing, const Tensor& destinations, int64_t number, int64_t expected,
                  const ExpertGroup& ranks);
 
-/// Of the stretches into which each rank cuts its rows to count choices by sample: on all ranks of
-/// cp and tp the same, and so short that each is of one sample.
+/// Length of the stretches into which each rank cuts its rows to count choices by sample: on all
+/// ranks of cp and tp the same, and so short that each is of one sample.
 int64_t run_length(const ContextParallelConfig& context, int64_t rows, int64_t seq_len);
 
 /// The logits of the experts [T, E], in acc dtype: rounded ones would make ties.
@@ -88,7 +88,7 @@ class Router {
   Tensor as_tensor(const std::vector<int64_t>& counts, int64_t runs, DType dtype) const;
 
   void add_losses(const Saved& saved, const Pass& pass) const;
-  /// By which the balance loss multiplies scores: the sample's counts, or those of the batch
+  /// Load by which the balance loss multiplies scores: the sample's counts, or those of the batch
   /// before.
   Tensor load_of(const Saved& saved) const;
   double balance_scale(const Pass& pass) const;

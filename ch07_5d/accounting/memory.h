@@ -7,7 +7,7 @@ namespace usp {
 
 /// The numbers that a model of this shape learns: matrices, norms and the embedding.
 int64_t num_parameters(const ModelConfig& config);
-/// Of a rank that holds this many parameters, and shards none of them.
+/// States of a rank that holds this many parameters and shards none of them.
 StateBytes whole_states(int64_t parameters, const TrainConfig& config);
 /// Floating-point operations that training on one token needs: 6 per weight of a matmul (a lookup
 /// is none), and 12 L h keys for attention (h: the width of all query heads). A query meets

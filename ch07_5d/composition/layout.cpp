@@ -132,7 +132,7 @@ std::vector<PlacedPart> Holders::parts(const MeshSizes& mesh) const {
   return parts;
 }
 
-/// Of each group, a part of this many ranks that are neighbors in it.
+/// Parts of each group, of this many ranks that are neighbors in it.
 std::vector<std::vector<int>> each_cut(const std::vector<std::vector<int>>& groups, int64_t size) {
   std::vector<std::vector<int>> parts;
   for (const std::vector<int>& group : groups) {
@@ -401,7 +401,7 @@ std::string json_of(const TrainConfig& config, const std::vector<PlacedPart>& pa
   return json.dump() + '\n';
 }
 
-/// Of a stage's blocks, those that are neither the embedding nor the head are its layers.
+/// JSON of flags, ranks and each stage's layers: its blocks but for the embedding and the head.
 std::string json_of_flags(const TrainConfig& config, const std::string& flags) {
   const int64_t stages = config.pipeline.schedule(config.grad_acc_steps).stages.count();
   nlohmann::ordered_json json = {{"flags", nlohmann::ordered_json::parse(flags)},

@@ -228,7 +228,7 @@ RowCounts ExpertGroup::exchange_counts(const Tensor& counts, int64_t choices) co
 
 namespace {
 
-/// Of this many rows for each rank, the elements.
+/// Elements of this many rows for each rank.
 std::vector<int64_t> elements(std::vector<int64_t> rows, int64_t width) {
   for (int64_t& count : rows) count *= width;
   return rows;

@@ -102,7 +102,7 @@ Tensor in_dtype(const Tensor& x, DType dtype);
 /// Whether a run's ring carries latents. Where ranks exchange heads, keys and values are made
 /// first.
 bool passes_latents_on(const ModelConfig& model, const ContextParallelConfig& context);
-/// Of a layer, for each token of a rank: the operations of products with kv_b_proj's weight beyond
+/// Operations of a layer, for each token of a rank, in products with kv_b_proj's weight beyond
 /// one in forward and two in backward. Of the b blocks that the first place reads, b - 1 are not
 /// its own, and take three more; and all are expanded again in backward: 4 (b - 1) + 1 products. A
 /// recomputed forward pass expands b blocks more, or none where attention's output is kept.

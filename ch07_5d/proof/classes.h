@@ -20,7 +20,7 @@ struct RemainderClass {
 /// All classes of a configuration that validate() has taken, or would take: of the axes, of the
 /// groups inside groups, and of every division in a check() or where parts are cut.
 std::vector<RemainderClass> classes(const TrainConfig& config);
-/// Of these the ones that the widths of the model and its vocabulary decide.
+/// Classes among these that the widths of the model and its vocabulary decide.
 std::vector<RemainderClass> classes_of_widths(const TrainConfig& config);
 
 /// A class that two layouts do not share; "-": a layout that does not have it.
@@ -29,7 +29,7 @@ struct LostClass {
   double weight;
 };
 
-/// Those of `real` that are another in `twin`, and those that `twin` alone has.
+/// Classes of `real` that are another in `twin`, and classes that `twin` alone has.
 std::vector<LostClass> lost_classes(const std::vector<RemainderClass>& real,
                                     const std::vector<RemainderClass>& twin);
 

@@ -126,7 +126,7 @@ bool is_finite(const std::vector<double>& values) {
   return std::ranges::all_of(values, [](double value) { return std::isfinite(value); });
 }
 
-/// Of distances, of which the orders' may be 0.
+/// Ratio of the layout's distance to the orders', which may be 0.
 double ratio(double layout, double orders) { return layout == 0 ? 0 : layout / orders; }
 
 std::vector<const TrainedSeries*> all_of(const RoundingResult& result) {

@@ -264,7 +264,7 @@ struct StageLayers {
   bool operator==(const StageLayers&) const = default;
 };
 
-/// Of each stage the layers that are kept: of each kind the first and the last.
+/// Layers of each stage that are kept: of each kind the first and the last.
 std::vector<StageLayers> kept_layers(const TrainConfig& config) {
   const int64_t count = config.pipeline.schedule(config.grad_acc_steps).stages.count();
   std::vector<StageLayers> stages;
@@ -460,7 +460,7 @@ class LayerTable {
 /// operations that gave it another letter, and between these which ones kept it.
 class Chain {
  public:
-  /// Of a tensor of this type, which the last operation of the history has written.
+  /// Chain of a tensor of this type, which the last operation of the history has written.
   Chain(const std::vector<types::Link>& history, int factor, const types::Type& type)
       : history_(history), f_(factor), letter_(letter_of(type)) {}
 

@@ -20,7 +20,7 @@ struct TypeCheck {
   bool mutated_integers = false;
 };
 
-/// Of which rank of a stage a run is followed: the first along every factor of the mesh, or the
+/// Rank of a stage on which a run is followed: the first along every factor of the mesh, or the
 /// second. Who enters what all ranks know into a sum is seen from both alone.
 enum class TypedPlace { first, second };
 

@@ -11,7 +11,7 @@ namespace usp {
 class KeyExchange {
  public:
   virtual ~KeyExchange() = default;
-  /// Those of the next step: [B, S', 2G, D], S' positions of one place.
+  /// Keys and values of the next step: [B, S', 2G, D], S' positions of one place.
   virtual Tensor next() = 0;
 };
 
@@ -89,7 +89,7 @@ class ScatteredGradients : public GradientExchange {
   int step_ = 0;
 };
 
-/// Those of the run's cp_method. `own`: this rank's keys and values [B, S', 2G, D], contiguous.
+/// Exchange by the run's cp_method. `own`: this rank's keys and values [B, S', 2G, D], contiguous.
 std::unique_ptr<KeyExchange> exchange_keys(const ContextGroup& group, Tensor own);
 /// For gradients of that shape.
 std::unique_ptr<GradientExchange> exchange_gradients(const ContextGroup& group, const Shape& shape,

@@ -54,7 +54,7 @@ class RingAttention : public ContextAttention {
   /// all.
   void normalise(const Tensor& probs, const Tensor& part_lses, const Tensor& lse,
                  const Pass& pass) const;
-  /// Those of a step's block as backward reads them; undefined in blockwise attention.
+  /// Probabilities of a step's block as backward reads them; undefined in blockwise attention.
   Tensor probabilities_of(Saved& saved, const Tensor& kv, int step, const Pass& pass) const;
 };
 

@@ -75,15 +75,15 @@ class ExpertGroup {
   /// node; 0: all.
   explicit ExpertGroup(const ExpertConfig& config, int64_t in_node = 0);
   ExpertGroup(const ExpertConfig& config, const Mesh& mesh);
-  /// Of ranks that send each other rows directly.
+  /// Group of ranks that send each other rows directly.
   ExpertGroup(const ExpertConfig& config, const Communicator& ranks);
 
   const ExpertConfig& config() const { return config_; }
   int64_t size() const { return config_.ep_size; }
   int64_t rank() const { return ep_ ? ep_->rank() : 0; }
-  /// By which rows travel; none on paper and where there is a single rank.
+  /// Ranks among which rows travel; none on paper and where there is a single rank.
   const std::optional<Communicator>& ranks() const { return ep_; }
-  /// By which rows travel with dispatch=by_node; nullptr: directly.
+  /// Groups of ranks in which rows travel with dispatch=by_node; nullptr: directly.
   const NodeGroups* nodes() const { return nodes_.get(); }
 
   /// From the choices that fell on each expert, counts [E] i32, what each rank sends and receives.
@@ -113,17 +113,17 @@ class ExpertGroup {
   std::shared_ptr<const NodeGroups> nodes_;
 };
 
-/// Of this many choices, those that fall on each of E experts where all are equally popular.
+/// Numbers of these choices that fall on each of E experts where all are equally popular.
 std::vector<int64_t> even_counts(int64_t choices, int64_t experts);
 
-/// Of these, those for one rank, where this many shard the experts: all ranks send it as many.
+/// Share of these for one rank, where this many shard the experts: all ranks send it as many.
 int64_t even_received(int64_t choices, int64_t experts, int64_t ranks, int64_t rank);
 
 /// What a rank sends and receives then.
 struct EvenRows {
   int64_t sent, received;
 };
-/// That of this rank of `ranks`, which shard the experts.
+/// Rows that this rank of `ranks`, which shard the experts, sends and receives then.
 EvenRows even_rows(int64_t choices, int64_t experts, const ExpertGroup& ranks);
 
 }  // namespace usp

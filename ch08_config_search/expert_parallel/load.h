@@ -57,7 +57,7 @@ class ExpertLoad {
   /// choices are `before` of the next one.
   void end_step();
 
-  /// Of the last step, which was over this many tokens; reads from the device. Collective.
+  /// Load of the last step, which was over this many tokens; reads from the device. Collective.
   std::vector<SeenLoad> seen(int64_t tokens) const;
   /// What routers have added in the last step, on this rank.
   double loss() const { return layers_.empty() ? 0 : loss_.item(); }

@@ -57,7 +57,7 @@ struct Stages {
   /// Where a micro-batch meets a stage. Of m micro-batches the second half runs through a mirrored
   /// pipeline from its other end.
   Place place_of(int64_t stage, int64_t micro_batch, int64_t m) const;
-  /// Of m micro-batches, those that a chunk sees.
+  /// Micro-batches that a chunk sees, of m in all.
   int64_t share_of(int64_t m) const { return placement == Placement::mirror ? m / 2 : m; }
 };
 // [places]

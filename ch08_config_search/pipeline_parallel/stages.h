@@ -23,7 +23,7 @@ struct PipelineConfig {
   int64_t pp_run_length = 0;  ///< of llama3: micro-batches in a row; 0: pp_size
   std::string pp_layers;      ///< of each stage, such as "3,5,4"; empty: split evenly
   int64_t pp_in_flight = 0;   ///< of auto: micro-batches on a rank at most; 0: pp_size
-  /// Of F, B, W and a message, for auto and pp_show; "measured": by the first steps of the run.
+  /// Times of F, B, W and a message, for auto and pp_show; "measured": by the run's first steps.
   std::string pp_times = "1,1,1,0";
   bool overlap_dispatch = false;  ///< forward and backward passes run in turns
   std::string pp_show;            ///< print the schedule instead of training
@@ -51,7 +51,7 @@ struct PipelineConfig {
 };
 
 // [stages]
-/// Of each stage, its blocks: the embedding in the first, the head in the last, and the layers
+/// Blocks of each stage: the embedding in the first, the head in the last, and the layers
 /// split so that no stage has much more to compute than another.
 std::vector<BlockRange> blocks_of_stages(const PipelineConfig& config, const ModelConfig& model,
                                          int64_t stages);
@@ -66,10 +66,10 @@ struct RankBlocks {
 };
 // [rank_blocks]
 
-/// Those of a rank of the pipeline.
+/// Blocks of a rank of the pipeline.
 RankBlocks blocks_of_rank(const TrainConfig& config, int stage_rank);
 
-/// Of each parameter that several stages hold: its gradients are summed over them, and it enters
+/// Marks each parameter that several stages hold: its gradients are summed over them, and it enters
 /// the gradient norm, and checkpoints, on the first of them.
 void share_copies(ParameterList& parameters, const Stages& stages, const Mesh& mesh);
 

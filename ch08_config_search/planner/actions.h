@@ -90,8 +90,8 @@ struct ActionProgram {
     int32_t place;  ///< in the queue, from the step's begin
   };
   static constexpr int kHost = 0, kDevice = 1, kQueues = 2;
-  /// Of the rank: its host's, its device's, and one for each of these queues, in which a block may
-  /// leave something.
+  /// Number of the rank's clocks: its host's, its device's, and one for each of these queues, in
+  /// which a block may leave something.
   int clocks() const { return kQueues + static_cast<int>(clock_queues.size()); }
   std::vector<int32_t> clock_queues;
   std::vector<ActionBlock> blocks;

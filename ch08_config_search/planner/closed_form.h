@@ -24,7 +24,7 @@ struct ModelSize {
   double parameters;
 };
 
-/// Of a layout on this cluster.
+/// Closed form of a layout's step on this cluster.
 ClosedForm closed_form(const TrainConfig& config, const Cluster& cluster, const ModelSize& size);
 ClosedForm closed_form(const TrainConfig& config, const Cluster& cluster);  ///< of its own model
 

@@ -103,7 +103,7 @@ class FitSteps {
     return seconds;
   }
 
-  /// Of the rows that are not in a fold.
+  /// Error over the rows that are not in a fold.
   double error(const Cluster& cluster, int fold) const {
     const std::vector<double> seconds = on(cluster);
     double sum = 0;
@@ -133,7 +133,7 @@ struct Fits {
   double refuses() const { return 100 * double(refused) / double(std::max<int64_t>(1, failed)); }
 };
 
-/// Of a fold's rows; of all where it is -1.
+/// Fits of a fold's rows; of all where it is -1.
 Fits fits_of(const FitRows& all, const Cluster& cluster, int fold) {
   Fits count;
   for (size_t i = 0; i < all.memory.size(); ++i) {

@@ -39,7 +39,7 @@ class LayoutSearch {
   const TrainConfig& config() const { return config_; }
   const Cluster& cluster() const { return cluster_; }
   const Candidates& candidates() const { return found_; }
-  /// Those that are as required, the fastest first.
+  /// Layouts that are as required, the fastest first.
   const std::vector<Timed>& timed() const { return timed_; }
   int64_t replayed() const { return std::ssize(all_timed_); }
   /// The dry runs, for whoever asks more about these layouts.

@@ -56,7 +56,7 @@ struct StepOfParts {
   double step() const { return stages + bubble + messages + gradients + update + constant; }
 };
 
-/// Of a run whose layers are of the class with these seconds. A framework's `overlap` and
+/// Step of a run whose layers are of the class with these seconds. A framework's `overlap` and
 /// `step_ms` count; without one, backward hides all that it can.
 StepOfParts step_of_parts(const TrainConfig& config, const PartSeconds& parts, Cost& cost);
 

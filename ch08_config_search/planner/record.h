@@ -19,7 +19,7 @@ struct Kernel {
   std::string op;
   KernelKind kind = KernelKind::memory;
   DType dtype = DType::f32;  ///< of the narrowest operand
-  /// Of a product: `groups` times [m, k] by [k, n].
+  /// Sizes of a product: `groups` times [m, k] by [k, n].
   int64_t groups = 1, m = 0, n = 0, k = 0;
   int64_t flops = 0, bytes = 0;
 
@@ -89,7 +89,7 @@ struct Program {
   int64_t tail = 0;   ///< the first event behind the last gradient
   int64_t posts = 0;  ///< exchanges of a step
   int64_t peak = 0;   ///< bytes that are alive at a time, at most
-  /// Of the step's begin, of each action from its first event on, and of the tail.
+  /// Memory of the step's begin, of each action from its first event on, and of the tail.
   std::vector<ProgramMemory> memory;
 
   double flops() const;                     ///< of all kernels

@@ -19,7 +19,7 @@ struct ScheduleTime {
 /// schedule is folded into one, and a step multiplies a rank's clocks by one after the other.
 class ScheduleReplay {
  public:
-  /// Of the programs of the classes' representatives.
+  /// Takes the programs of the classes' representatives.
   ScheduleReplay(const std::vector<Program>& programs, const RankClasses& classes);
 
   /// Makes the matrices, in this cluster's seconds; exchanges of the dimension `without` (such as

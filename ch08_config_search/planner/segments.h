@@ -14,8 +14,8 @@ namespace usp {
 /// depends on. Programs of more or fewer micro-batches are written out of them.
 class Segments {
  public:
-  /// Of a rank's recorded program. Has none where two actions run in turns, where the program does
-  /// not follow its schedule, and where two segments that should be alike are not.
+  /// Segments of a rank's recorded program. Has none where two actions run in turns, where the
+  /// program does not follow its schedule, and where two segments that should be alike are not.
   Segments(const TrainConfig& config, const Program& program);
 
   /// What record() returns for this rank of the layout with any number of micro-batches. nullopt:

@@ -18,14 +18,14 @@ struct Timed {
   double gib() const;                ///< the peak of the fullest rank
   int fullest() const;               ///< the first rank with that peak
   double tokens_per_second() const;  ///< of all ranks together
-  /// Of the cluster's peak, what the book's count of the model's operations makes.
+  /// Share of the cluster's peak that the book's count of the model's operations makes.
   double mfu(const Cluster& cluster) const;
 };
 
 /// A recorded step as products of matrices: its seconds alone, and those in no time.
 class FoldedStep {
  public:
-  /// Of one run, or of two: then their difference is added `times` times to the first.
+  /// Step of one run, or of two: then their difference is added `times` times to the first.
   FoldedStep(std::vector<ScheduleReplay> runs, double times)
       : runs_(std::move(runs)), times_(times) {}
 

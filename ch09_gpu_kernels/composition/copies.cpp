@@ -115,7 +115,7 @@ Copies::Held Copies::held_by(const std::vector<int>& partition,
 
 namespace {
 
-/// Of each parameter's elements here, the weight and what the optimizer keeps of them.
+/// Digest of each parameter's elements here: the weight and what the optimizer keeps of them.
 std::vector<uint64_t> digests_of(const std::vector<const Parameter*>& own,
                                  const TrainState& state) {
   std::map<const Parameter*, int64_t> begins;  // in the optimizer's states, which lie side by side

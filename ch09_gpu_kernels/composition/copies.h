@@ -41,7 +41,7 @@ class Copies {
     std::vector<int> members;        ///< of the world
     std::vector<size_t> parameters;  ///< positions in own_
   };
-  /// Of a parameter whose copies are not equal.
+  /// A parameter whose copies are not equal.
   struct Difference {
     size_t parameter;  ///< its position in own_
     std::string text;

@@ -59,7 +59,7 @@ class FanOut : public Segment {
   Mixture mixture_;
 };
 
-/// Of each copy, the sum over its experts in this node of gate * output goes back to the token's
+/// Sum of gate * output over each copy's experts in this node, which goes back to the token's
 /// node. x and dy pass through.
 class FanIn : public Segment {
  public:
@@ -86,7 +86,7 @@ struct DispatchRows {
   DispatchRows& operator+=(const DispatchRows& other);
 };
 
-/// Those that the tokens of rank `rank` of ep cause, by the choices [T, k] of theirs that are kept
+/// Rows that the tokens of rank `rank` of ep cause, by the choices [T, k] of theirs that are kept
 /// (-1: dropped), with `in_node` ranks of ep on every node.
 DispatchRows rows_on_their_way(std::span<const int64_t> choices, int64_t k, int64_t E, int64_t rank,
                                int64_t ep, int64_t in_node, bool by_node);

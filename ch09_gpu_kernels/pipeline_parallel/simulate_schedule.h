@@ -25,7 +25,7 @@ struct Interval {
 struct SimulatedSchedule {
   std::vector<std::vector<Interval>> intervals;  ///< of each rank's actions
   std::vector<double> busy;                      ///< of each rank
-  /// Of each rank: the most chunks of micro-batches whose forward pass has begun and whose last
+  /// The most chunks of micro-batches on each rank whose forward pass has begun and whose last
   /// gradient has not been computed.
   std::vector<int64_t> most_in_flight;
   double makespan = 0;  ///< from the first action's begin to the last one's end

@@ -90,7 +90,7 @@ double Cost::launch() { return take("launch", cluster_.launch_us) * 1e-6; }
 // [kernel]
 
 // [links]
-/// Of the NICs of a node each rank has a share that does not depend on who sends: the ranks of a
+/// Share of a node's NICs that each rank has. It does not depend on who sends: the ranks of a
 /// node do the same at the same time. It shrinks with the nodes that a group lies on.
 double Cost::net_share(int64_t nodes) {
   const double doublings = std::max(0.0, std::log2(double(nodes) / 2));

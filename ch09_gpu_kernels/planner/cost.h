@@ -19,9 +19,9 @@ struct GroupLayout {
   auto operator<=>(const GroupLayout&) const = default;
 };
 
-/// Of these ranks of the world, on nodes of `ranks_per_node`.
+/// Layout of these ranks of the world, on nodes of `ranks_per_node`.
 GroupLayout layout_of(const std::vector<int>& members, int64_t ranks_per_node);
-/// Of `ranks` ranks from rank 0 on, each at this distance from the one before it.
+/// Layout of `ranks` ranks from rank 0 on, each at this distance from the one before it.
 GroupLayout layout_of(int64_t ranks, int64_t distance, int64_t ranks_per_node);
 
 /// What an event's seconds depend on: the peak of products, the memory's bandwidth, links inside a
@@ -58,7 +58,7 @@ class Cost {
   // [cost]
 
   const Cluster& cluster() const { return cluster_; }
-  /// Of the numbers that it was asked for so far, how many come from where.
+  /// Counts of the numbers that it was asked for so far, by where they come from.
   std::map<Origin, int> origins() const;
 
  private:

@@ -158,7 +158,7 @@ RowPrediction RowPredictor::predict(const RunRow& row, const Cluster& cluster) {
 }
 
 // [gib]
-/// Of the first and the last stage, the one that needs more.
+/// GiB that the first or the last stage needs, whichever needs more.
 double gib_of_row(const RunRow& row, const Cluster& cluster) {
   const TrainConfig& config = row.config;
   if (!row.by_framework) return double(predict_fullest(config).needed()) / kBytesOfGiB;

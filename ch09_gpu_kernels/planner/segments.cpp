@@ -19,7 +19,7 @@ ProgramSegment segment_of(const Action& action, const Stages& stages, int stage)
           action.micro_batch};
 }
 
-/// Of each action of a rank, what Mail does around it: from which stage it takes a message, after
+/// What Mail does around each action of a rank: from which stage it takes a message, after
 /// how many of its own messages there are over; which receives are posted before it begins, for the
 /// next one; where its output goes. Stages are counted from the rank's own.
 struct MailTurn {
@@ -80,7 +80,7 @@ int stage_of(const TrainConfig& config, int rank) {
 }  // namespace
 
 // [key]
-/// Of the step's begin, and then of each action: what its events depend on within a layout. That is
+/// Keys of the step's begin, then each action: what its events depend on within a layout. That is
 /// its work and its neighbors', whether it is among the chunk's first of its kind or the last, and
 /// messages until the next one begins.
 std::vector<Segments::Key> Segments::keys_of(const Schedule& schedule, int stage) {

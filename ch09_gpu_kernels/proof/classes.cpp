@@ -113,7 +113,7 @@ class Classes {
     return take_of_widths();
   }
 
-  /// Those that widths decide, and all that are there already.
+  /// Adds the classes that widths decide, and returns them with all that are there already.
   std::vector<RemainderClass> take_of_widths() {
     vocabulary();
     if (pp_ > 1) layers();

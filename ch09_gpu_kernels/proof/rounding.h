@@ -19,7 +19,7 @@ struct TrainedSeries {
 struct SeriesDistance {
   double loss = 0, norm = 0;
 };
-/// Of two runs with as many steps.
+/// Distance between two runs with equally many steps.
 SeriesDistance distance_of(const TrainedSeries& one, const TrainedSeries& other);
 
 /// A layout that is more than this many times as far from one process as its orders are from each

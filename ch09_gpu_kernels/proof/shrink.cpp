@@ -124,7 +124,7 @@ class Search {
   }
 
  private:
-  /// By which candidates are ordered.
+  /// Key by which candidates are ordered.
   struct Rank {
     double lost;
     int64_t ranks, work;
@@ -167,7 +167,7 @@ class Search {
     }
   }
 
-  /// Of the candidates that `each` makes of `from`, the one that loses least.
+  /// Candidate that loses least, of those that `each` makes of `from`.
   template <class Each>
   TrainConfig best_of(const TrainConfig& from, const Each& each, IsOf is_of) const {
     std::optional<std::pair<double, double>> least;

@@ -38,7 +38,7 @@ bool has_no_reader(int descriptor) {
   return poll(&output, 1, 0) == 1 && (output.revents & (POLLERR | POLLHUP)) != 0;
 }
 
-/// Of standard output and standard error, those whose reader has gone are closed for good.
+/// Closes for good those of standard output and standard error whose reader has gone.
 extern "C" void on_closed_pipe(int signal) {
   bool found = false;
   for (const int descriptor : {STDOUT_FILENO, STDERR_FILENO}) {

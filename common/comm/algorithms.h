@@ -45,8 +45,8 @@ std::vector<Stage> all_to_all(const Group& group, const Elements& output, const 
 /// An empty message from every rank to every other one.
 std::vector<Stage> barrier(const Group& group);
 
-/// Those of any operation. `input` and `output` are its tensors or copies of these in other memory,
-/// `scratch` is for a reduction.
+/// Stages of any operation. `input` and `output` are its tensors or copies of these in other
+/// memory, `scratch` is for a reduction.
 std::vector<Stage> stages(const Operation& operation, const Elements& input, const Elements& output,
                           const Elements& scratch, int64_t limit);
 

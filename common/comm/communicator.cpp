@@ -69,7 +69,7 @@ int64_t mark_device() {
   return accelerator == nullptr ? -1 : accelerator->marks().make();
 }
 
-/// Of an operation that is over for the host.
+/// Device's parts of an operation that is over for the host.
 std::vector<Tracer::Exchange::DevicePart> device_parts(const Operation& operation) {
   std::vector<Tracer::Exchange::DevicePart> parts;
   const auto add = [&](std::string_view where_to, const std::shared_ptr<SideCopies::Event>& event) {

@@ -95,7 +95,7 @@ class Engine {
 
   /// Bytes of the header that travels before every message.
   static constexpr int64_t kHeaderBytes = 56;
-  /// Of all that ranks send each other: a number that no other has had, with every change.
+  /// Format of all that ranks send each other: with every change a number that no other has had.
   static constexpr int kMessageFormat = 1;
 
  protected:

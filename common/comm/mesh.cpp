@@ -91,7 +91,7 @@ Axes axes_of(std::string_view group) {
   return kOfWorld;
 }
 
-/// Those of the ranks among which a layer's experts lie.
+/// Axes of the ranks among which a layer's experts lie.
 const Axes& axes_of_experts(const MeshSizes& sizes) {
   return sizes.ep_over_tp ? kOfStage : kOfDpCp;
 }
@@ -226,8 +226,8 @@ Communicator Mesh::group_of(const char* name) const {
   return world_.split(name, [&](int rank) { return static_cast<int>(sizes_.colour(name, rank)); });
 }
 
-/// Those that sum in a step, while ranks have other operations under way. Of an axis that has but
-/// the ranks of another, and of what only speaks between steps, the first use is time enough.
+/// Connects the groups that sum in a step, while ranks have other operations under way. For an axis
+/// that has but the ranks of another, and for what only speaks between steps, first use will do.
 void Mesh::connect() const {
   std::vector<std::pair<const char*, bool>> used = {{"dp_cp", true},
                                                     {"tp", true},

@@ -66,9 +66,9 @@ struct Stage {
   std::vector<Message> sends, receives;
   std::function<void()> finish;
   bool early = false;  ///< its messages may be under way together with the stage before's
-  /// Of the operation's input, what no stage before has sent or read.
+  /// Parts of the operation's input that no stage before has sent or read.
   std::vector<Elements> input;
-  /// Of its output, what is there once this stage is finished, and was not before.
+  /// Parts of the operation's output that are there once this stage is finished, but not before.
   std::vector<Elements> output;
   /// Behind the way of the one from a device, and of the other to it; nullptr where there is none.
   std::shared_ptr<SideCopies::Event> staged, uploaded;

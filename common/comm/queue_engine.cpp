@@ -19,7 +19,7 @@ constexpr int kPollsBeforeYield = 4;
 constexpr microseconds kWorkingPoll{20};
 /// A sleep that is meant to end at a certain moment ends so much later.
 constexpr microseconds kOversleep{60};
-/// Of the kernel, which may let sleeps take this much longer to end several at once.
+/// Timer slack of the kernel, which may let sleeps take this much longer to end several at once.
 constexpr unsigned long kTimerSlackNs = 1000;
 constexpr microseconds kShortestSleep{20}, kLongestSleep{5000}, kIdleSleep{10000};
 /// How long the ranks have to say what they are in, once one asks.

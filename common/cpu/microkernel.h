@@ -17,7 +17,7 @@ inline constexpr int64_t kTileColumns = 2 * kVectorBytes / int64_t{sizeof(A)};
 template <class A>
 inline constexpr int64_t kTileDepth = 1;
 
-/// Of bf16, two by two of the CPU's matrix registers (AMX), which hold 16 rows of 64 bytes.
+/// Tile of bf16: two by two of the CPU's matrix registers (AMX), which hold 16 rows of 64 bytes.
 template <>
 inline constexpr int64_t kTileRows<bf16> = 32;
 template <>

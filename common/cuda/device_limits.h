@@ -8,7 +8,7 @@ struct DeviceLimits {
   int capability = 0;       ///< 90 for 9.0, which has what hopper.h needs
   int multiprocessors = 0;  ///< that take blocks at the same time
 };
-/// Of the GPU that this thread uses.
+/// Limits of the GPU that this thread uses.
 DeviceLimits limits_of_this_device();
 
 }  // namespace usp::cuda

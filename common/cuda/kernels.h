@@ -191,7 +191,7 @@ struct AttentionGradients {
   Heads<A> dq, dk, dv;
   Heads<const T> dout;
   const A *lse, *delta;
-  /// Of one block, for heads of D channels: more than forward takes.
+  /// Bytes of shared memory of one block, for heads of D channels: more than forward takes.
   static int64_t shared_bytes(int64_t D);
   /// Adds to dq, dk and dv.
   void backward(cudaStream_t stream, const AttentionProblem<T>& problem) const;

@@ -32,8 +32,8 @@ struct Queue {
       : stream(given), file(from), line(at) {}
 };
 
-/// Of a launch: blocks in each direction, threads and dynamic shared memory of a block, and what
-/// CUDA lets a launch ask for besides.
+/// Shape of a launch: blocks in each direction, threads and dynamic shared memory of a block, and
+/// what CUDA lets a launch ask for besides.
 struct LaunchShape {
   Grid grid;
   int threads = kThreads;

@@ -78,7 +78,7 @@ struct SoftmaxSum {
   }
 };
 
-/// Of the whole warp, for every lane. Lanes that meet add in the order of their numbers.
+/// Softmax sum of the whole warp, for every lane. Lanes that meet add in order of their numbers.
 template <class A>
 __device__ SoftmaxSum<A> warp_softmax_sum(SoftmaxSum<A> x) {
   for (int bit = kWarp / 2; bit > 0; bit /= 2) {

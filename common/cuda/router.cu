@@ -92,8 +92,8 @@ struct Ranked {
   }
 };
 
-/// Of ranked(i) for i = begin, begin + step ... below end, the one that comes next after
-/// `previous`.
+/// Candidate that comes next after `previous`, of ranked(i) for i = begin, begin + step ... below
+/// end.
 template <class A, class Candidate>
 __device__ Ranked<A> next_after(const Ranked<A>& previous, int begin, int end, int step,
                                 const Candidate& ranked) {

@@ -28,7 +28,7 @@ class TokenFile {
   /// Whether a document begins with this token, by the file's own word: it has documents.
   bool begins_document(int64_t index) const;
   const std::string& path() const { return path_; }
-  /// Of the file's bytes, in hexadecimal; with an index of documents, of its digest and the
+  /// SHA-256 of the file's bytes, in hexadecimal; with an index of documents, of its digest and the
   /// index's.
   std::string sha256() const;
 
@@ -69,8 +69,8 @@ class Dataset {
   void read(Split split, int64_t first_sample, std::span<int32_t> inputs,
             std::span<int32_t> targets) const;
 
-  /// Of each token of so many consecutive samples, the position at which its document begins, where
-  /// the file says so; otherwise nothing.
+  /// Position at which each token's document begins, for so many consecutive samples, where the
+  /// file says so; otherwise nothing.
   std::vector<int32_t> document_begins(Split split, int64_t first_sample,
                                        int64_t num_samples) const;
 

@@ -150,7 +150,7 @@ bool is_safetensors(std::string_view text) {
   return length >= 2 && length <= text.size() - sizeof(length) && text[8] == '{';
 }
 
-/// Of pairs of bytes: whether nearly all of one place of the pair are 0, and few of the other.
+/// Whether nearly all bytes in one place of pairs of bytes are 0, and few in the other.
 bool zeros_alternate(std::string_view text) {
   int64_t zeros[2] = {};
   const size_t pairs = std::min<size_t>(text.size(), 4096) / 2;

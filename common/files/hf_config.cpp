@@ -375,7 +375,7 @@ void check_window(const Fields& fields, const HfConfig& config, const Family& fa
 
 constexpr int64_t kMaxExperts = 1 << 16;
 
-/// Of "mixtral".
+/// Experts of "mixtral".
 HfExperts read_mixtral_experts(const Fields& fields) {
   HfExperts experts;
   experts.num_experts = fields.integer("num_local_experts", 8, 1, kMaxExperts);
@@ -385,7 +385,7 @@ HfExperts read_mixtral_experts(const Fields& fields) {
   return experts;
 }
 
-/// Of "deepseek_v3".
+/// Experts of "deepseek_v3".
 HfExperts read_deepseek_experts(const Fields& fields, int64_t num_layers) {
   HfExperts experts;
   experts.num_experts = fields.integer("n_routed_experts", 256, 1, kMaxExperts);
@@ -421,7 +421,7 @@ HfExperts read_deepseek_experts(const Fields& fields, int64_t num_layers) {
   return experts;
 }
 
-/// Of "deepseek_v3".
+/// Latent attention of "deepseek_v3".
 HfLatentAttention read_latent_attention(const Fields& fields) {
   HfLatentAttention latent;
   // null says that there is none, and silence what the first DeepSeek-V3 has.

@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kTurn = 2 * std::numbers::pi;
 
-/// Of yarn: how much larger queries and keys are made for a context this many times longer.
+/// Factor by which yarn makes queries and keys larger for a context this many times longer.
 double yarn_amplitude(double factor, double mscale) {
   return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1;
 }

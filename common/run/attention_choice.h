@@ -18,7 +18,7 @@ struct AttentionShape {
   DType dtype = DType::f32;
   bool fused = false;  ///< kernels for tensor cores that a run may take compute it blockwise
 };
-/// Of a run, on each of its ranks, where no kernels are fused.
+/// Shape of a run's attention, on each of its ranks, where no kernels are fused.
 AttentionShape attention_shape(const RunConfig& config);
 
 /// Estimated seconds of forward and backward on an H100.

@@ -18,7 +18,7 @@ int64_t sum_of(const std::vector<LiveBytes>& parts) {
                          [](int64_t sum, const LiveBytes& part) { return sum + part.bytes; });
 }
 
-/// Those of the part with the same name in the same block; 0: there is none.
+/// Bytes of the part with the same name in the same block; 0: there is none.
 int64_t bytes_of(const std::vector<LiveBytes>& parts, const LiveBytes& wanted) {
   const auto found = std::ranges::find_if(parts, [&](const LiveBytes& part) {
     return part.block == wanted.block && part.name == wanted.name;
@@ -28,7 +28,7 @@ int64_t bytes_of(const std::vector<LiveBytes>& parts, const LiveBytes& wanted) {
 
 std::string in_mib(double bytes) { return fmt::format("{:.2f} MiB", bytes / (1 << 20)); }
 
-/// Of those whose peak is highest, the first.
+/// First of the ranks whose peak is highest.
 const RankEstimate& fullest(const std::vector<RankEstimate>& ranks) {
   return *std::ranges::max_element(
       ranks, {}, [](const RankEstimate& estimate) { return estimate.simulation.peak; });

@@ -74,8 +74,8 @@ struct RunConfig {
   /// Samples of an optimizer step, over all ranks.
   virtual int64_t global_batch_size() const = 0;
   int64_t tokens_per_step() const { return global_batch_size() * seq_len; }
-  /// Of data that are text: whether bytes are the model's tokens, and those of the prompt are too;
-  /// throws UsageError.
+  /// Checks, of data that are text, whether bytes are the model's tokens, and those of the prompt
+  /// are too; throws UsageError.
   void validate_text() const;
   /// The ranks that the flags ask for.
   virtual MeshSizes mesh() const { return {}; }

@@ -26,7 +26,7 @@ class Documents {
   std::span<const int32_t> on_host() const {
     return on_host_ ? std::span(*on_host_) : std::span<const int32_t>();
   }
-  /// Those of `count` samples, from `first` on.
+  /// Documents of `count` samples, from `first` on.
   Documents of_samples(int64_t first, int64_t count) const {
     if (!defined()) return {};
     Documents part;

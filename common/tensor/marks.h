@@ -30,7 +30,7 @@ class Marks {
   virtual void end() = 0;
   /// When the device came to a mark that was read, in nanoseconds of clock_ns(). -1 for any other.
   virtual int64_t time_of(int64_t mark) const = 0;
-  /// Of the comparisons since begin().
+  /// Outcome of the comparisons since begin().
   virtual Clocks clocks() const = 0;
 };
 

@@ -30,13 +30,13 @@ class OpScope {
   OpScope(std::string_view name, int64_t flops, const Operands&... operands)
       : OpScope(std::array<const Tensor*, sizeof...(Operands)>{&tensor_of(operands)...}, name,
                 flops, (int64_t{0} + ... + bytes_of_operand(operands))) {}
-  /// Of an op that does more, or other things, where `flag` is set.
+  /// Scope of an op that does more, or other things, where `flag` is set.
   template <class... Operands>
   OpScope(std::string_view name, Flag flag, int64_t flops, const Operands&... operands)
       : OpScope(std::array<const Tensor*, sizeof...(Operands)>{&tensor_of(operands)...}, name,
                 flops, (int64_t{0} + ... + bytes_of_operand(operands)), flag) {}
-  /// Of an op without floating-point operations that are counted, on a list of operands, which
-  /// move this many bytes.
+  /// Scope of an op without floating-point operations that are counted, on a list of operands,
+  /// which move this many bytes.
   OpScope(std::string_view name, int64_t bytes, const std::vector<const Tensor*>& operands)
       : OpScope(operands, name, 0, bytes) {}
 

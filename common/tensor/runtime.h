@@ -44,10 +44,10 @@ class Runtime {
   Device device() const { return allocator_->device(); }
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
-  /// Of the device.
+  /// Allocator of the device.
   Allocator& allocator() { return *allocator_; }
-  /// Of new tensors: the device's, or in a HostScope the host's. Shared with every tensor, so that
-  /// a tensor may outlive the runtime.
+  /// Allocator of new tensors: the device's, or in a HostScope the host's. Shared with every
+  /// tensor, so that a tensor may outlive the runtime.
   const std::shared_ptr<Allocator>& allocator_in_force() const {
     return scopes_.on_host ? host_allocator_ : allocator_;
   }

@@ -21,8 +21,8 @@ int64_t thread_cpu_ns();
 /// From here on this thread's clock goes on from `ns`, that of a thread whose work it takes over.
 void continue_thread_cpu_ns(int64_t ns);
 
-/// Of a rank whose program runs as two strands in turns, each on a thread of its own: which of them
-/// this thread is, from here on. Slices of one lane must nest, so each strand has lanes of its own.
+/// Says which strand this thread is, from here on, of a rank whose program runs as two in turns,
+/// each on a thread of its own. Slices of one lane must nest, so each strand has lanes of its own.
 void set_thread_turn(int turn);
 /// 0 for the rank's own thread.
 int thread_turn();

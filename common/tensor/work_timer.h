@@ -16,7 +16,7 @@ namespace usp {
 /// these are read later, so that no work waits for being measured.
 class WorkTimer {
  public:
-  /// Of the current runtime's device, which must outlive it.
+  /// Timer of work on the current runtime's device, which must outlive it.
   WorkTimer();
 
   /// A point behind all work that was given so far.

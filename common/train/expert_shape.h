@@ -24,7 +24,7 @@ struct ExpertShape {
 
   /// Whether layer `layer` has experts.
   bool at(int64_t layer) const { return num_experts > 0 && layer >= first_dense_layers; }
-  /// Of this many layers from `first` on, those with experts.
+  /// Layers with experts, among this many from `first` on.
   int64_t layers(int64_t first, int64_t count) const;
   /// F of an expert, in a model whose MLPs have this width.
   int64_t width(int64_t ffn_hidden_size) const {

@@ -19,7 +19,7 @@ struct PassBytes {
   int64_t split_peak = 0;     ///< the same where the gradients of weights wait
   int64_t held = 0;           ///< for them, from then on; dx is in the place of x
 };
-/// Of blocks in a row, from those of each.
+/// Bytes of blocks in a row, from those of each.
 PassBytes pass_bytes(const std::vector<PassBytes>& blocks);
 
 /// How fold() runs a block: as a step does, with whatever a step keeps of it.
@@ -32,8 +32,8 @@ struct FoldedBlock {
 /// and once with the gradients of weights put off, each of which counts in the window of `grads`.
 PassBytes fold(const FoldedBlock& block, const std::function<Tensor()>& make_x, Grads& grads);
 
-/// Of each block of a model on meta whose chunks are single blocks. Blocks that keep the same are
-/// of a kind, and one of each kind is run.
+/// Bytes of each block of a model on meta whose chunks are single blocks. Blocks that keep the same
+/// are of a kind, and one of each kind is run.
 template <class Model>
 std::vector<PassBytes> fold_blocks(Model& model, const PassShape& shape, int64_t hidden_size,
                                    const Pass& pass) {

@@ -6,7 +6,7 @@ namespace usp {
 
 namespace {
 
-/// Of the last segment that has one: what passes x on makes none.
+/// Output of the last segment that has one: what passes x on makes none.
 NamedBytes output_of(const BlockFootprint& block) {
   NamedBytes output;
   for (const Footprint& segment : block.segments) {

@@ -15,7 +15,7 @@ struct PassShape {
   DType dtype;
   int64_t row_shares = 1;  ///< ranks that shard the rows of the residual stream
 
-  /// Of the T rows of the residual stream, those that lie here.
+  /// Rows that lie here, of the T rows of the residual stream.
   int64_t rows() const { return tokens() / row_shares; }
   int64_t tokens() const { return num_samples * seq_len; }  ///< T
   int64_t own() const { return bytes_of(dtype); }           ///< bytes of a number

@@ -225,7 +225,7 @@ int64_t ModelConfig::latent_weights() const {
   return mla.norm_weights() + hidden_size * (mla.q_lora_rank + mla.cached());
 }
 
-/// Of latent attention, which not every program offers.
+/// Completes and checks latent attention, which not every program offers.
 void ModelConfig::validate_latent(const Args& args) {
   if (mla.on() && !pretrained) mla.fill(hidden_size / num_heads);
   if (mla.on() && !args.given("num_kv_heads")) num_kv_heads = num_heads;

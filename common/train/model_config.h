@@ -46,7 +46,7 @@ struct ModelConfig {
     if (mla.on()) return mla.head_dim();
     return given_head_dim > 0 ? given_head_dim : hidden_size / num_heads;
   }
-  /// Of these, the ones that RoPE turns.
+  /// Channels of a head's query and key that RoPE turns.
   int64_t rotary_dim() const { return mla.on() ? mla.qk_rope_head_dim : head_dim(); }
   /// Weights of one layer's attention that multiply activations.
   int64_t attention_weights() const;

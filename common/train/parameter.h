@@ -100,7 +100,7 @@ class ParameterList {
   void allocate(DType dtype, uint64_t seed, GradAccumulation accumulation = GradAccumulation::f32);
 
   int64_t numel() const;  ///< elements held here
-  /// Of the shards that this rank counts: over all ranks, every element of the model once.
+  /// Elements of the shards that this rank counts: over all ranks, every element of the model once.
   int64_t counted() const;
   size_t size() const { return parameters_.size(); }
   Parameter& operator[](size_t index) { return *parameters_[index]; }

@@ -39,7 +39,7 @@ struct Pass {
 void each_run(const Pass& pass, int64_t first, int64_t rows,
               const std::function<void(int64_t row, int64_t count, int64_t token)>& body);
 
-/// Of x [T, H], the last row of every sample: [B, H].
+/// Last row of every sample of x [T, H]: [B, H].
 Tensor last_positions(const Tensor& x, const Pass& pass);
 
 }  // namespace usp

@@ -254,7 +254,7 @@ void load(Parameter& parameter, const StoredTensor& tensor, const StoredRows& ro
 
 namespace {
 
-/// Of a layer behind the model's own, which predicts the token after the next one.
+/// Whether `name` is of a layer behind the model's own, which predicts the token after the next.
 bool in_predicting_layer(const HfConfig& config, const std::string& name) {
   for (int64_t i = 0; i < config.predicting_layers; ++i) {
     if (name.starts_with(fmt::format("model.layers.{}.", config.num_layers + i))) return true;

@@ -41,7 +41,7 @@ struct BlockRange {
   bool contains(int64_t block) const { return begin <= block && block < end; }
 };
 
-/// Of each of them.
+/// Footprint of each of the block's segments.
 inline std::vector<Footprint> footprints_of(const Block& block, const PassShape& shape) {
   std::vector<Footprint> footprints;
   for (const auto& segment : block) footprints.push_back(segment->footprint(shape));

@@ -99,7 +99,7 @@ class Checker : public Recorder {
   const Setting& setting() const { return setting_; }  ///< that its types begin from
   int64_t ops() const { return ops_; }                 ///< so far
   int64_t messages() const { return messages_; }       ///< so far
-  /// Of the message that was mutated, such as "all_reduce over dp"; empty: it was not met.
+  /// Name of the message that was mutated, such as "all_reduce over dp"; empty: it was not met.
   const std::string& mutated() const { return mutated_; }
   bool mutated_integers() const { return mutated_integers_; }  ///< of which nothing is known
   /// Messages to and from other ranks of the world along pp, by peer.
@@ -146,7 +146,7 @@ class Checker : public Recorder {
              std::string_view origin, const Parameter* parameter = nullptr);
   void write(const Tensor& tensor, const Type& type, std::string_view origin);
   void copy(const Tensor& to, const Tensor& from);
-  /// Of what all ranks of cp have, the positions that this one keeps.
+  /// Type of the positions that this rank keeps, of what all ranks of cp have.
   Type own_part_of(Type type) const;
   /// As an op reads them: a rank's own part of what was gathered over cp stands for its place
   /// there.

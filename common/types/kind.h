@@ -82,9 +82,9 @@ inline constexpr auto kRefused = static_cast<Kind>(255);
 
 // The schemas, along one factor. What comes of the kinds of operands; kRefused: these do not fit.
 
-/// Of what is added, compared, or must agree for another reason.
+/// Result of operands that are added, compared, or must agree for another reason.
 Kind same(Kind x, Kind y);
-/// Of a function that is not linear: it needs the whole value.
+/// Result of a function that is not linear: it needs the whole value.
 Kind nonlinear(Kind x);
 /// Linear in dy, beside x, which was read in forward.
 Kind linear_in(Kind dy, Kind x);

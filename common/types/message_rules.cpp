@@ -285,7 +285,8 @@ class MessageRules {
       c_.write(output_, region.begin, region.end, region.type, origin_);
     }
   }
-  /// Of logits, by the stage that has the head. Who gets them takes them for a rank's columns.
+  /// Broadcasts logits, from the stage that has the head. Who gets them takes them for a rank's
+  /// columns.
   void broadcast() const {
     Type type = c_.setting_.boundary;
     for (int f = 0; f < c_.count(); ++f) {

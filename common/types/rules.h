@@ -19,7 +19,7 @@ struct OpInTypes {
 /// there is no rule for an op of this name.
 void apply_rule(const OpInTypes& op);
 
-/// Of what goes to the host, which takes the place of operands: it has arrived and is up to date.
+/// Type of what goes to the host, in the place of operands: it has arrived and is up to date.
 Type type_for_host(const OpInTypes& op, const Tensor& tensor);
 
 /// The names of all ops that have a rule.

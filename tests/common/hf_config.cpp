@@ -359,7 +359,7 @@ TEST_CASE("config.json: what is no JSON object, or says a thing twice, is refuse
   refused_text(std::string(2 << 20, ' '), {"DIR/config.json", "2097152 bytes"});
 }
 
-/// Of a kind of model that is no Llama, where it is silent on the rest.
+/// Config of a kind of model that is no Llama, where it is silent on the rest.
 Json silent_of(const char* model_type) {
   Json json = minimal();
   json["model_type"] = model_type;

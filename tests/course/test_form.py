@@ -950,6 +950,31 @@ BREAKS = {
 }
 
 
+class DocComments(unittest.TestCase):
+    """A comment on a declaration says what that is: it begins with no "Of", "Those", "That of" or "By which"."""
+
+    NONE = r"(?:Of|Those|That of|By which)\b"
+    FIRST, BEHIND = re.compile(rf"\s*///<? ?{NONE}"), re.compile(rf"\S.*///< {NONE}")
+
+    def without_subject(self, text):
+        """Numbers of the lines where a comment begins so."""
+        lines = ["", *text.split("\n")]
+        return [number for number in range(1, len(lines)) if self.BEHIND.search(lines[number])
+                or (self.FIRST.match(lines[number]) and not lines[number - 1].lstrip().startswith("///"))]
+
+    def test_every_one_has_a_subject(self):
+        sources = [path for kind in ("h", "cpp", "cu") for folder in ("ch[0-9][0-9]_*", "common", "tests", "tools")
+                   for path in ROOT.glob(f"{folder}/**/*.{kind}")]
+        self.assertGreater(len(sources), 1000)
+        found = [f"{path.relative_to(ROOT)}:{line}" for path in sources
+                 for line in self.without_subject(path.read_text(encoding="utf-8"))]
+        self.assertEqual(found, [], "a comment begins with Of, Those, That of or By which; say what it is")
+
+    def test_a_comment_without_one_is_seen(self):
+        self.assertEqual(self.without_subject("int a;\n/// Of a rank.\nint b;  ///< Those of a step\n"), [2, 3])
+        self.assertEqual(self.without_subject("/// Bytes of a rank, and those\n/// Of another.\nint a;\n"), [])
+
+
 class Rules(unittest.TestCase):
     def setUp(self):
         scratch = tempfile.TemporaryDirectory()

@@ -9,8 +9,8 @@
 namespace usp::test {
 namespace {
 
-/// Of outputs and of gradients, of the largest: weights and their gradients are rounded to bf16,
-/// and so was out, which delta comes from.
+/// Tolerances of outputs and of gradients, as shares of the largest: weights and their gradients
+/// are rounded to bf16, and so was out, which delta comes from.
 constexpr double kOfOut = 5e-3, kOfLse = 1e-5, kOfGradients = 1e-2;
 
 constexpr int kCapabilities[] = {80, 90};

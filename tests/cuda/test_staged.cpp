@@ -224,7 +224,7 @@ emulator::Options with_little_patience() {
 /// back, too.
 class SideBySide {
  public:
-  /// Of so many pieces, and how large they are on either way.
+  /// Takes how many pieces there are, and how large they are on either way.
   SideBySide(int64_t pieces, int64_t there_bytes, int64_t back_bytes)
       : pieces_(pieces), there_bytes_(there_bytes), back_bytes_(back_bytes) {}
 

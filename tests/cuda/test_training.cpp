@@ -65,7 +65,7 @@ Trace train(const TrainConfig& config, const Dataset& dataset, Device device) {
   return trace_of(trainer, kSteps);
 }
 
-/// Of losses and norms, and of the state, which is held in f64 alone.
+/// Tolerance of losses and norms, and of the state, which is held in f64 alone.
 double tolerance(std::string_view dtype, std::string_view what) {
   if (what != "losses" && what != "norms" && dtype != "f64") return kInf;
   return tolerance_of(parse_dtype(dtype), what == "norms" ? kGradNormTolerance : kLossTolerance);

@@ -14,7 +14,7 @@ struct Traffic {
   double per_load, per_store;  ///< sectors a request
 };
 
-/// Of `run()` alone, for `elements` elements: counting takes most of the time.
+/// Traffic of `run()` alone, for `elements` elements: counting takes most of the time.
 Traffic traffic_of(const std::function<void()>& run, int64_t elements) {
   Runtime::current().wait();
   emulator::Options options = emulator::options;

@@ -26,7 +26,7 @@ bool in_dynamic(const void* address, size_t bytes, size_t* offset, const void* p
   return false;
 }
 
-/// Of 16-byte pieces, by the address: bits 4 to 6 are changed by bits 7 to 9.
+/// Address where 16-byte pieces are swizzled: bits 4 to 6 are changed by bits 7 to 9.
 uint32_t swizzled(uint32_t address, int bytes) {
   const uint32_t mask = bytes / 16 - 1;  // 128: 7, 64: 3, 32: 1
   return bytes == 0 ? address : address ^ (address >> 7 & mask) << 4;

@@ -181,7 +181,7 @@ void use_async();
 char* shared_begin();
 /// The offset in dynamic shared memory; a problem and false if it does not lie there.
 bool in_dynamic(const void* address, size_t bytes, size_t* offset, const void* pc);
-/// Of 16-byte pieces, by the address: bits 4 to 6 are changed by bits 7 to 9.
+/// Address where 16-byte pieces are swizzled: bits 4 to 6 are changed by bits 7 to 9.
 uint32_t swizzled(uint32_t address, int bytes);
 /// May the running thread, or whoever knows `seen`, touch the chunk?
 void check_chunk(const Chunk& chunk, bool write, const Clocks* seen, const char* who,

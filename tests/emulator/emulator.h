@@ -13,8 +13,8 @@
 /// What a test sets and asks of the emulated device.
 namespace usp::emulator {
 
-/// Of threads, warps and blocks; and of streams: the oldest first, the newest first, a shuffled
-/// one.
+/// Order of threads, warps and blocks; and of streams: the oldest first, the newest first, a
+/// shuffled one.
 enum class Order { forward, reverse, shuffled };
 
 /// When what is asynchronous within a kernel is over: at once; when nothing else can go on that
@@ -85,7 +85,7 @@ struct Options {
 };
 extern Options options;
 
-/// Of events that tell time, since the program began.
+/// Counts of events that tell time, since the program began.
 struct TimedEvents {
   int64_t created = 0, recorded = 0;
 
@@ -111,7 +111,7 @@ class Use {
   Options before_;
 };
 
-/// Of one source line, or of all.
+/// Counts of one source line, or of all.
 struct Counters {
   int64_t load_requests = 0, load_sectors = 0;  // a warp's accesses; 32 bytes of global memory
   int64_t store_requests = 0, store_sectors = 0;

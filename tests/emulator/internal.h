@@ -133,14 +133,14 @@ void end_kernel();
 
 // ---- orders.cpp
 
-/// Of a launch like one before, the first order alone.
+/// Runs a launch in every order; where it is like one before, in the first order alone.
 void run_in_every_order(const Launch& launch);
 /// The kernel is about to write there.
 void remember_overwritten(const Allocation& block, const void* address, size_t bytes);
 
 // ---- checks.cpp
 
-/// Of the running kernel.
+/// Whether the address lies in the running kernel's shared memory.
 bool is_shared(const void* address);
 void check_access(const void* address, size_t bytes, bool write, bool atomic, const void* pc);
 /// A copy that the running thread starts reads or writes global memory.

@@ -46,7 +46,7 @@ struct Operand {
     base = static_cast<int>(descriptor >> 49 & 7);
   }
 
-  /// Of 8 elements that lie together: row `i` of m or n and k, k + 1, ...; or i, i + 1, ... and k.
+  /// Address of 8 adjacent elements: row `i` of m or n and k, k + 1, ...; or i, i + 1, ... and k.
   uint32_t address(int i, int k) const {
     uint32_t offset;
     if (!mn) {

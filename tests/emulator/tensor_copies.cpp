@@ -22,7 +22,7 @@ struct CpAsync {
   const void* pc;
 };
 
-/// Of each thread.
+/// Copies and groups of each thread.
 struct Groups {
   std::vector<CpAsync> copies;
   uint32_t copy_groups = 0;

@@ -59,7 +59,7 @@ bool complete_late();
 bool complete_seeded(uint64_t random);
 /// All threads of the block have ended.
 void end_async_block(bool stuck);
-/// Of all threads at a barrier of the block, or of lanes that came together.
+/// Joins the clocks of all threads at a barrier of the block, or of lanes that came together.
 void join_clocks(KernelThread* const* threads, size_t count);
 /// An access to dynamic shared memory, by what is asynchronous and not over.
 extern bool async_used;

@@ -26,7 +26,7 @@ using attention::Shape;
 /// size.
 enum class Scores { usual, far_below, far_below_backward, growing, none };
 
-/// Of queries, and of keys with the other sign, so that scores have theirs.
+/// Mean of queries, and of keys with the other sign, so that scores have theirs.
 inline float mean_of(Scores scores) {
   return scores == Scores::far_below ? 2 : scores == Scores::far_below_backward ? 3.5F : 0;
 }
@@ -68,7 +68,7 @@ std::vector<double> wide(const emulator::test::Array<T>& values) {
   return all;
 }
 
-/// Of rows behind the first 128, a 128th; every second row is negative.
+/// Factor of a row: a 128th for rows behind the first 128; every second row is negative.
 inline float part_of(int row) { return row < 128 ? 1 : 1 / 128.0F; }
 inline float sign_of(int row) { return row % 2 == 0 ? 1 : -1; }
 

@@ -73,7 +73,7 @@ class Case {
   ladder::Product<T> product;
 };
 
-/// Of a rung's whole grid, as its formula has it.
+/// Cost of a rung's whole grid, as its formula has it.
 template <class T>
 ladder::Cost predict(const ladder::Rung<T>& rung, const ladder::Product<T>& p) {
   const int64_t tiles = cuda::ceil_div(p.m, rung.rows) * cuda::ceil_div(p.n, rung.columns);

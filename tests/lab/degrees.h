@@ -15,7 +15,7 @@ struct Degree {
   double error;  ///< the largest relative one
 };
 
-/// Of polynomials of each degree, over fractions that lie close together.
+/// Errors of polynomials of each degree, over fractions that lie close together.
 inline std::vector<Degree> degrees() {
   constexpr int kPoints = 1 << 16;
   std::vector<Degree> found;

@@ -7,7 +7,7 @@
 /// What a row's softmax takes on the emulated GPU.
 namespace usp::lab {
 
-/// Of a row.
+/// Exponentials and rescalings of a row.
 struct Exponentials {
   double by_unit;        ///< weights by the unit for special functions
   double by_polynomial;  ///< weights by FMAs

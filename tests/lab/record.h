@@ -9,7 +9,7 @@
 /// "predicted_x" stands beside "x", which was counted.
 namespace usp::lab {
 
-/// Of the bytes that blocks ask of global memory, predicted and counted.
+/// Record of the bytes that blocks ask of global memory, predicted and counted.
 inline nlohmann::ordered_json record_of(const char* name, const char* type, int64_t predicted_bytes,
                                         const emulator::Counters& counted) {
   return {{"name", name},

@@ -22,7 +22,7 @@ inline attention::Turn heaviest_by_head(const attention::Shape& x, int block, in
   const int down = (x.queries + rows - 1) / rows;
   return {block / down, (down - 1 - block % down) * rows};
 }
-/// That of the kernels.
+/// Order of the kernels.
 inline attention::Turn heaviest_of_all(const attention::Shape& x, int block, int rows) {
   return x.turn(block, rows);
 }

@@ -14,8 +14,8 @@ using emulator::take_report;
 using emulator::Use;
 using BackwardRung = Rung<bf16, Gradients<bf16>>;
 
-/// Of the largest gradient: weights, their gradients and the result are rounded to bf16, and out,
-/// which delta comes from, was. Along a direction errors of many elements nearly cancel.
+/// Tolerances, of the largest gradient: weights, their gradients, the result and out, which delta
+/// comes from, are rounded to bf16. Along a direction errors of many elements nearly cancel.
 constexpr double kTolerance = 1e-2, kToleranceAlong = 5e-3;
 
 struct Found {

@@ -286,7 +286,7 @@ class Buffered : public RankState {
 
 const Values kBias = {0.25, -3, 7, 1e-3 / 1024};
 
-/// Of a checkpoint in `run_dir` that one layout has saved, with a buffer that rank `counting`
+/// Saves a checkpoint of the layout in `run_dir`, with a buffer that rank `counting`
 /// counts; -1: all do.
 void save_buffered(const Layout& layout, DType dtype, const std::string& run_dir, int counting) {
   run_threads(layout.ranks, [&](const Communicator& world) {

@@ -12,7 +12,7 @@ namespace usp::rehearsal {
 using test::expect_close;
 using Values = std::vector<double>;
 
-/// Of one parameter: the gradient before clipping, both moments, the weight.
+/// State of one parameter: the gradient before clipping, both moments, the weight.
 struct Trained {
   Shape shape;
   Values grad, m, v, value;

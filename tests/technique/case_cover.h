@@ -34,7 +34,7 @@ inline uint64_t turn() {
   return given == nullptr ? 0 : std::strtoull(given, nullptr, 10);
 }
 
-/// Of cases that take long, so many turns try every one.
+/// Turns that it takes to try every one of the cases that take long.
 inline constexpr uint64_t kTurns = 4;
 
 /// Whether every combination is asked for, where pairs do on every day: by `./book test --full`
@@ -70,7 +70,7 @@ auto full_cases(const Make& make, size_t random) {
   return full_cases(make(random), make(0).size());
 }
 
-/// Of each axis, which of its values.
+/// Index of one of its values for each axis.
 using Point = std::vector<size_t>;
 
 /// Which pairs of values of two axes have not met yet, in the order of their axes and values.

@@ -63,7 +63,7 @@ Pass sample_of(const TensorCollection& expected) {
   return pass;
 }
 
-/// Of the model for the tokens of `name`'s fixture.
+/// Logits of the model for the tokens of `name`'s fixture.
 Values logits_of(Model& model, const std::string& name) {
   return model.logits(sample_of(TensorCollection(llama(name) + "/expected.safetensors"))).items();
 }
@@ -356,7 +356,7 @@ TEST_CASE("imported experts give the logits and the gradients of transformers") 
 
 #if __has_include("latent_attention/mla.h")
 
-/// Of a model whose routers choose with biases.
+/// Flags of a model whose routers choose with biases.
 const std::vector<std::string> kWithBiases = {"--balance", "bias"};
 
 constexpr const char* kDeepseeks[] = {"latent_queries", "direct_queries", "groups",

@@ -102,7 +102,7 @@ struct Drawn {
   }
 };
 
-/// Of a small model, some of the flags that the chapter has.
+/// Draws some of the flags that the chapter has, for a small model.
 Drawn draw(Random& random) {
   Drawn drawn{{"program", "--hidden_size", "24", "--ffn_hidden_size", "12", "--warmup_steps", "0"},
               random.integer(0, 6)};
@@ -125,7 +125,7 @@ TrainConfig read(const Drawn& drawn) {
   return config;
 }
 
-/// Of a command line, one that is accepted: itself, or as a remedy of its refusal would have it.
+/// Command line that is accepted: itself, or as a remedy of its refusal would have it.
 /// Nothing where it has a value that could not be, whatever else it says.
 std::optional<Drawn> accepted(const Drawn& drawn, Random& random) {
   try {

@@ -161,7 +161,7 @@ void add_mode(const Mode& mode, size_t number, Json& saved, Json& segments) {
   }
 }
 
-/// Of sizes at which the accountant may run a block.
+/// Letters with sizes at which the accountant may run a block.
 Letters small_letters() {
   Letters letters = kLetters;
   for (Letter& letter : letters)
@@ -210,7 +210,7 @@ TrainConfig with_exchange(TrainConfig config, const Exchange& exchange, int64_t 
   return config;
 }
 
-/// Of one exchange, in one mode.
+/// Checks one exchange, in one mode.
 void check_exchange(const Exchange& exchange, const Mode& mode, const char* dtype,
                     uint64_t number) {
   const Sizes sizes = random_sizes(small_letters(), number);

@@ -51,7 +51,7 @@ struct Core {
   PassShape shape(const char* dtype) const { return {b, rows, parse_dtype(dtype)}; }
 };
 
-/// Of a core that keeps through a recomputation what it can keep.
+/// Footprint of a core that keeps through a recomputation what it can keep.
 Footprint footprint_of(const Exchange& exchange, const std::string& layout, const Core& core,
                        const char* dtype) {
   ContextParallelConfig config = exchange.config(core.n, core.u);

@@ -18,10 +18,10 @@ std::string formula(const Polynomial& polynomial, const Letters& letters);
 /// "2 own b s h_ff + ...", from the bytes in every dtype: own are those of a number, acc of a sum.
 /// Throws Error where one of them has a maximum in it, or they are no sum of both and neither.
 std::string formula(const std::array<Maximum, 3>& by_dtype, const Letters& letters);
-/// Of every polynomial, sorted.
+/// Formulas of every polynomial, sorted.
 std::vector<std::string> formulas(const Maximum& maximum, const Letters& letters);
 
-/// Of what has no maximum in it. Throws Error otherwise.
+/// Only polynomial of what has no maximum in it. Throws Error otherwise.
 const Polynomial& only(const Maximum& maximum);
 
 /// Adds the number to the list `key` of the row that is the same otherwise, or the row.

@@ -181,7 +181,7 @@ class Interpolation {
     }
   }
 
-  /// Of what is the largest somewhere, no value is above the function's anywhere.
+  /// Whether the polynomial exceeds the function nowhere, as one that is its maximum must.
   bool fits(const std::string& name, const Polynomial& polynomial) const {
     return std::ranges::all_of(known_, [&](const Point& point) {
       const std::optional<Wide> value = wide_value_of(polynomial, point.first);

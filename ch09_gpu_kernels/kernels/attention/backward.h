@@ -13,7 +13,7 @@ struct Source {
   int pitch;
 };
 
-/// Of the outputs' gradient.
+/// Rows of the outputs' gradient.
 __device__ inline Source dout_of(const Gradients<bf16>& g, const Head<bf16>& head) {
   return {head_of(g.dout, g.of_dout, head.sample, head.number, g.of.width), g.of_dout.row};
 }
@@ -29,12 +29,12 @@ struct Pairs {
 
   char* shared;
 
-  /// Of one tensor, 0 or 1: the block's rows, and those that pass by.
+  /// Rows of one tensor, 0 or 1: the block's own, and those that pass by.
   __device__ char* own(int tensor) const { return shared + tensor * kOwn; }
   __device__ char* tile(int step, int tensor) const {
     return shared + 2 * kOwn + step % 2 * kStage + tensor * kTile;
   }
-  /// Of the queries that pass by, where these are queries.
+  /// Numbers kept of the rows that pass by, where these are queries.
   __device__ Row* rows(int step) const { return reinterpret_cast<Row*>(tile(step, 2)); }
 
   /// The block's rows: those of x and y from `first` on, zeros from `end` on.

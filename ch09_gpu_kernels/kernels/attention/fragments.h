@@ -155,9 +155,9 @@ __device__ void finish(const Problem<bf16>& p, const Head<bf16>& head, int row, 
   }
 }
 
-/// Of rungs that keep `queries` queries a block, in which `warps` warps look up its tiles, and each
-/// of eight where the documents of 16 rows begin and what all of them see. Each output is written
-/// by half a sector.
+/// Cost of rungs that keep `queries` queries a block, in which `warps` warps look up its tiles, and
+/// each of eight where the documents of 16 rows begin and what all of them see. Each output is
+/// written by half a sector.
 inline Cost cost_of(const Shape& x, int queries, int keys, int warps) {
   const int64_t down = x.samples * ceil_div(x.queries, queries);
   const auto [tiles, blocks] = count_tiles(x, queries, keys);

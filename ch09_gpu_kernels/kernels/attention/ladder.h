@@ -119,8 +119,8 @@ struct Shape {
   }
   // [tiles_seen]
   // [turn]
-  /// Of the blocks of `rows` queries, in the order in which they begin: the last queries first, of
-  /// all heads. Under a causal mask they see the most keys, and what begins last is short.
+  /// Turn of a block of `rows` queries, in the order in which they begin: the last queries first,
+  /// of all heads. Under a causal mask they see the most keys, and what begins last is short.
   __host__ __device__ Turn turn(int block, int rows) const {
     const int all_heads = samples * heads, down = (queries + rows - 1) / rows;
     return {block % all_heads, (down - 1 - block / all_heads) * rows};
@@ -249,20 +249,20 @@ int splits_of(const Shape& shape, int multiprocessors);
 /// Backward of kFlash2, which takes what any of them leaves.
 extern const Rung<bf16, Gradients<bf16>> kFlash2Backward;
 
-/// Those in f32, the lowest first.
+/// Rungs in f32, the lowest first.
 std::span<const Rung<float>* const> f32_rungs();
-/// Those in bf16, which go on from there.
+/// Rungs in bf16, which go on from there.
 std::span<const Rung<bf16>* const> bf16_rungs();
-/// Those for a single query.
+/// Rungs for a single query.
 std::span<const Rung<bf16>* const> decoding_rungs();
-/// Those that go backward.
+/// Rungs that go backward.
 std::span<const Rung<bf16, Gradients<bf16>>* const> backward_rungs();
 
 /// Throws UsageError where no rung takes such a shape.
 void check(const Shape& shape);
 
-/// Of one head, in all samples: tiles of scores that hold one that is seen, and blocks that have
-/// such a tile.
+/// Counts of one head, in all samples: tiles of scores that hold one that is seen, and blocks that
+/// have such a tile.
 struct Count {
   int64_t tiles, blocks;
 };

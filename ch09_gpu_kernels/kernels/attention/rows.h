@@ -12,7 +12,7 @@ inline constexpr int kTile = 32, kRows = 4, kBlock = 256, kWarps = kTile / kRows
 /// banks.
 template <int width>
 inline constexpr int kStride = width + 1;
-/// Of a tile.
+/// Elements of a tile.
 template <int width>
 inline constexpr int kElements = kTile* kStride<width>;
 
@@ -60,7 +60,7 @@ struct Rows {
   float max[kRows], sum[kRows];  // the sum is that of this lane's keys
   float result[kRows][width / kTile];
 
-  /// Those from `row` on, before the first key.
+  /// Rows from `row` on, before the first key.
   __device__ Rows(const Shape& p, int sample, int row) {
     for (int r = 0; r < kRows; ++r) {
       seen[r] = p.seen_by(sample, row + r);

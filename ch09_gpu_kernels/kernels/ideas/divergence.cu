@@ -45,7 +45,7 @@ __global__ void no_branch(int64_t n, const float* x, const float* z, float* y) {
 }
 // [no_branch]
 
-/// Those that read and write every other element touch each sector twice.
+/// Counts of a rung. Kernels that read and write every other element touch each sector twice.
 Counts predict(Shape s, int times, int64_t divergent_warps, int64_t flops) {
   return {
       .bytes = times * 3 * bytes_of(s.n()), .flops = flops, .divergent_branches = divergent_warps};

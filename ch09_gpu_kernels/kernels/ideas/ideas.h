@@ -11,7 +11,7 @@ struct Queue;
 /// not.
 namespace usp::ideas {
 
-/// Of a matrix; a vector has one row.
+/// Shape of a matrix; a vector has one row.
 struct Shape {
   int rows, columns;
 
@@ -36,9 +36,9 @@ struct Counts {
   int64_t barriers = 0;            ///< __syncthreads, a block at a time
   int64_t divergent_branches = 0;  ///< branches at which lanes of a warp part
   int64_t launches = 1;
-  /// Of a multiprocessor of an H100 with as many registers as the rung allows: what it holds at
-  /// once, and bytes that its threads have asked for before one of them waits. 0: not what it is
-  /// about.
+  /// Blocks and warps that a multiprocessor of an H100 holds at once, with as many registers as the
+  /// rung allows, and bytes that its threads have asked for before one of them waits. 0: not what
+  /// it is about.
   int64_t blocks_held = 0, warps_held = 0, bytes_in_flight = 0;
 };
 

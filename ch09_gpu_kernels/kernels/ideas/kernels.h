@@ -13,12 +13,12 @@ using cuda::launch;
 
 inline constexpr int64_t kSector = 32;
 
-/// Of n floats that lie together, from the beginning of a sector on.
+/// Bytes, in whole sectors, of n floats that lie together, from the beginning of a sector on.
 constexpr int64_t bytes_of(int64_t n) {
   return ceil_div(n * int64_t{sizeof(float)}, kSector) * kSector;
 }
 
-/// Of n floats that are read four at a time, and the last ones one by one.
+/// Bytes, in whole sectors, of n floats that are read four at a time, and the last ones one by one.
 constexpr int64_t bytes_by_four(int64_t n) {
   return bytes_of(n / 4 * 4) + (n % 4 > 0 ? kSector : 0);
 }

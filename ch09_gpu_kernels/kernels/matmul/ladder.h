@@ -53,9 +53,9 @@ extern const Rung<bf16> kMma, kTmaWgmma, kRing, kPersistent;
 /// How many this GPU has.
 int multiprocessors();
 
-/// Those in f32, the lowest first.
+/// Rungs in f32, the lowest first.
 std::span<const Rung<float>* const> f32_rungs();
-/// Those in bf16, which go on from there.
+/// Rungs in bf16, which go on from there.
 std::span<const Rung<bf16>* const> bf16_rungs();
 
 /// Throws UsageError where the rung takes no such pitch or address.

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kBlock) kernel(Product<bf16> p) {
   }
 }
 
-/// Of c a warp writes 16 bytes in a row, half of each sector.
+/// Cost of a tile where a warp writes 16 bytes of c in a row, half of each sector.
 Cost cost(int64_t k) { return cost_of_tile(kTile, kTile, full_depth(k), sizeof(bf16), 2); }
 
 void run(const Queue& queue, const Product<bf16>& p) {

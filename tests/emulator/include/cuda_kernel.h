@@ -49,7 +49,7 @@ USP_VECTOR4(float, float4, 16)
 #undef USP_VECTOR2
 #undef USP_VECTOR4
 
-/// Of the thread that runs now. One kernel runs at a time, so these are plain variables.
+/// Built-ins of the thread that runs now. One kernel runs at a time, so these are plain variables.
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 inline constexpr int warpSize = 32;

@@ -96,8 +96,8 @@ std::string found_with(const ExpertCase& c, int rank, const std::string& name, b
   return found;
 }
 
-/// Of each weight that several ranks update the same elements of, such as of a layer's norm: its
-/// name, and the last of these ranks beside the others.
+/// Name of each weight that several ranks update the same elements of, such as of a layer's norm,
+/// and the last of these ranks beside the others.
 std::map<std::string, std::vector<int>> copies_by_kind(const ExpertCase& c) {
   std::map<std::string, std::pair<std::string, std::vector<int>>> of_kind;
   for (const PlacedPart& part : place_parameters(expert_config(c))) {

@@ -198,7 +198,7 @@ struct AttentionInput {
   }
 };
 
-/// Of all positions: the output, and the gradients of q, k and v as the layer before reads them.
+/// Output at all positions, and the gradients of q, k and v as the layer before reads them.
 struct AttentionResult {
   Values out, dqkv;
   std::vector<int64_t> forwards, backwards;  ///< of each rank: blocks that it computed

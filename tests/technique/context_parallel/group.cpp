@@ -169,7 +169,7 @@ TEST_CASE("blocks that positions or documents empty are not computed") {
   }
 }
 
-/// Of a bf16 model's first step: how far its gradients are from those of f64 with the same weights.
+/// Distance of the gradients of a bf16 model's first step from those of f64 with the same weights.
 double gradient_error(const TrainConfig& config, const Dataset& dataset,
                       const std::vector<std::pair<std::string, Values>>& exact) {
   double squares = 0, scale = 0;

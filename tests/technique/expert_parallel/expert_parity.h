@@ -21,7 +21,7 @@ struct ExpertCase : PipelineCase {
   bool expert_tp = false;
   int64_t micro_batch_size = 1, shard_size = 0;
   const char* dtype = "f64";
-  /// Of the first step's choices, by expert, in every layer; with balance bias.
+  /// Biases of the first step's choices, by expert, in every layer; with balance bias.
   std::vector<double> biases = {};
 
   std::string name() const {
@@ -233,7 +233,7 @@ inline void set_biases(Trainer& trainer, const ExpertCase& c) {
   for (Parameter* buffer : trainer.expert_load().buffers()) buffer->value.assign(c.biases);
 }
 
-/// Of the last step; collective, once a step.
+/// Loads of the last step, by layer; collective, once a step.
 inline std::map<int64_t, SeenLoad> seen_by_layer(Trainer& trainer, const TrainConfig& config) {
   std::map<int64_t, SeenLoad> loads;
   for (const SeenLoad& load : trainer.expert_load().seen(config.tokens_per_step())) {

@@ -14,7 +14,7 @@ ExpertCase small_case(int64_t micro_batches) {
   return c;
 }
 
-/// Of everything that a router may do, what has a gradient of its own.
+/// Cases of everything that a router may do and that has a gradient of its own.
 std::vector<ExpertCase> differentiable_cases() {
   ExpertCase softmax = small_case(1), normalised = small_case(2), dropping = small_case(1);
   ExpertCase sigmoid = small_case(1), nodes = small_case(1), biased = small_case(2);

@@ -59,7 +59,7 @@ ExpertConfig parallel_of(const NodeCase& c, const char* dispatch) {
 
 constexpr int64_t kSampleLen = 4;
 
-/// Of each rank: the second one has nothing to do.
+/// Number of samples of each rank: the second one has nothing to do.
 int64_t samples_of(int64_t rank) { return rank == 1 ? 0 : 2 + rank % 2; }
 
 /// What ranks have of a layer, in the order of their tokens.

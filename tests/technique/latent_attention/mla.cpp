@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kLatentSteps = 2;
 
-/// Of widths that differ from each other, so that none stands in for another.
+/// Shape with widths that differ from each other, so that none stands in for another.
 MlaShape latent_shape(int64_t q_lora_rank) {
   MlaShape mla;
   mla.attention_kind = "mla";

@@ -24,7 +24,7 @@ inline bool passes(const Stages& stages, int64_t chunk, int64_t i, int64_t m) {
 /// Where an action stands in a schedule: its rank, and its number there.
 using At = std::pair<int64_t, int64_t>;
 
-/// Of every action the one of another stage that it waits for, if there is one.
+/// Every action with the one of another stage that it waits for, if there is one.
 inline std::map<At, At> needs(const Schedule& schedule) {
   std::map<std::tuple<int64_t, int64_t, bool>, At> made;  // by stage, micro-batch, backward
   const auto each = [&](const auto& body) {

@@ -28,7 +28,7 @@ std::vector<TrainConfig> with_twins(const std::string& flags) {
   return configs;
 }
 
-/// Of a communicator whose ranks lie on several stages, bytes on the wire are a rank's own.
+/// Exchange without bytes on the wire, a rank's own in a communicator with ranks on several stages.
 Exchange without_wire(Exchange of, const std::string& group) {
   if (group == "world") of.wire_bytes = of.net_bytes = 0;
   of.group = 0;

@@ -340,7 +340,7 @@ TEST_CASE("sizes of units are those of the model") {
   }
 }
 
-/// Of every axis, with experts and ZeRO among them; flags of twins.
+/// Flags of twins with every axis, experts and ZeRO among them.
 const std::vector<std::string> kRounded = {
     "--num_heads 4 --num_kv_heads 2 --hidden_size 32 --ffn_hidden_size 48 --vocab_size 40 "
     "--num_layers 2 --seq_len 16 --micro_batch_size 1 --grad_acc_steps 8 --tp_size 2 "

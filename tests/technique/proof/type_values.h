@@ -27,7 +27,7 @@ struct Place {
   auto operator<=>(const Place&) const = default;
 };
 
-/// Of the operations at a place, in the order in which they run.
+/// One T for each of the operations at a place, in the order in which they run.
 template <class T>
 using AtPlaces = std::map<Place, std::vector<T>>;
 
@@ -158,7 +158,7 @@ class Joined {
     }
     return true;
   }
-  /// Of all, once they are joined along every factor.
+  /// All values in order, once they are joined along every factor.
   Values sorted() const {
     REQUIRE(parts_.size() == 1);
     Values values = parts_.begin()->second;
@@ -229,7 +229,7 @@ class Comparison {
     alone_ = values_of_step(one, text.dataset)[0];
   }
 
-  /// Of each kind, along how many factors of operations it was seen to be true.
+  /// Number of factors of operations along which each kind was seen to be true.
   const std::map<char, int64_t>& seen() const { return seen_; }
   /// What is not as the types say.
   const std::vector<std::string>& wrong() const { return wrong_; }

@@ -416,7 +416,7 @@ struct Share {
   int64_t named = 0, all = 0;
 };
 
-/// Of the messages of the first rank from `begin` on, `count` or so, each in a run of its own.
+/// Mutates about `count` messages of the first rank from `begin` on, each in a run of its own.
 void mutate(const TrainConfig& config, types::Mutation::What what, int64_t begin, int64_t count,
             std::map<std::string, Share>& shares) {
   const int64_t messages = check_types_of(config, {}).messages;

@@ -84,7 +84,7 @@ inline std::vector<TensorCase> tensor_cases(size_t random) {
   return cases;
 }
 
-/// Of a whole tensor, the elements of this rank's shard of the parameter.
+/// Elements of a whole tensor that lie in this rank's shard of the parameter.
 inline std::vector<double> shard_of(const std::vector<double>& whole, const Parameter& parameter) {
   std::vector<double> part;
   const Shape shape = parameter.local_shape();
