@@ -26,8 +26,8 @@ def claims_table(counted, estimated, numbers):
 def _same(counted):
     largest = max(max(counts.differences(counted["losses"], name)) for name in counts.BALANCES)
     return ("0", f"at most {largest:.0e}", verdict(largest <= EXACT),
-            f"losses and gradient norms of {counts.STEPS} steps in f64, of {len(counts.AGREEING) - 1} "
-            "layouts from one rank, with each `--balance`")
+            f"how far losses and gradient norms of {len(counts.AGREEING) - 1} layouts are from one rank's: "
+            f"{counts.STEPS} steps in f64, each `--balance`")
 
 
 def _case(found, ep):
