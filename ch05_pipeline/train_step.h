@@ -40,6 +40,7 @@ class Trainer : public TrainerBase {
   // [accessor]
 
  protected:
+  /// Tokens and targets of `num_samples` samples from `first_sample` on, and where they lie.
   Pass take_batch(Split split, int64_t first_sample, int64_t num_samples) const;
   // [forward_backward]
   // [forward_backward]
