@@ -654,7 +654,9 @@ TEST_CASE("flags of experts are refused with what would do", "[not_sanitized]") 
           "experts with tp_size=2 need each token on one rank of tp; try --sequence_parallel");
   refuses("--num_experts 8 --tp_size 2 --sequence_parallel", "");
   refuses("--num_experts 8 --moe_ffn_hidden_size 9 --tp_size 2 --sequence_parallel --expert_tp",
-          "expert_tp: tp_size=2 must divide the experts' width of 9; try --tp_size 1");
+          "");
+  refuses("--num_experts 8 --moe_ffn_hidden_size 1 --tp_size 2 --sequence_parallel --expert_tp",
+          "expert_tp: tp_size=2 must be at most the experts' width of 1; try --tp_size 1");
   const std::string shards = "--num_experts 8 --dp_size 8 --ep_size 4 --zero_stage 3 --shard_size ";
   refuses(shards + "4",
           "shard_size=4 must divide the 2 ranks of edp, which hold the same experts; "
