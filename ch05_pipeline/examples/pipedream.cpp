@@ -14,7 +14,6 @@ struct PipeDreamConfig : TrainConfig {
   PipeDreamConfig() {
     optimizer.grad_clip = 0;
     run_dir = "runs/" + chapter + "_pipedream";
-    overwrite = true;
   }
 
   std::unique_ptr<RunConfig> fresh() const override { return std::make_unique<PipeDreamConfig>(); }

@@ -26,7 +26,7 @@ inline void check_updates_of_a_stage(const TrainConfig& run) {
   }
   if (run.pipeline.overlap_dispatch) {
     refuse("stale_updates_between_passes", {"leave out --overlap_dispatch"},
-           "{}and its passes read different versions, which overlap_dispatch would run in turns",
+           "{}but overlap_dispatch would run passes in turns that read different weight versions",
            why);
   }
   if (run.optimizer.grad_clip > 0) {
@@ -94,7 +94,7 @@ class PipeDream : public Trainer {
   }
 
   Tensor backward(int64_t micro_batch, Tensor dy, InFlight& own) {
-    // The loss is a mean over the step, an update's gradient that of the mean over its micro-batch.
+    // The loss is a mean over the step; an update's gradient is that of its micro-batch's mean.
     own.pass.loss_scale *= double(config_.grad_acc_steps);
     data_parallel_->begin_step(/*micro_batches=*/1);
     stash_.begin_backward(micro_batch);

@@ -11,7 +11,7 @@ from . import draw_schedules, memory, planned
 SHAPE = {"micro_batch_size": 1, "grad_acc_steps": 8, "dp_size": 1, "grad_clip": 0}
 STEPS, EVAL_INTERVAL = 200, 20
 RATES = (0.002, 0.0007)
-# (name, stages, what trains): of one rank, PipeDream is training with one micro-batch after the other.
+# (name, stages, what trains): on one rank, PipeDream is training with one micro-batch after the other.
 RUNS = (("1F1B, an update a step", 4, "1f1b"), ("an update a micro-batch, 1 rank", 1, "pipedream"),
         ("PipeDream, 4 ranks", 4, "pipedream"))
 # What is drawn; steps of so many micro-batches; pipelines of a small model.

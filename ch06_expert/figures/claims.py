@@ -66,7 +66,7 @@ def _nodes(counted):
     rows = limited["rows"] / free["rows"]
     return ("4; below 1", f"{limited['most']}; {once:.2f}", verdict(limited["most"] <= 4 and once < 1),
             f"random scores, `M` = 4 of {counts.NODES} nodes; copies that leave a node, over those without `M`, "
-            f"if a node gets one. With one for each choice: {rows:.2f}")
+            f"if a node gets one copy. With one for each choice: {rows:.2f}")
 
 
 def _repeated(estimated):
@@ -101,8 +101,8 @@ def _under_computing(measured):
     exposed = turns["rows_exposed_ms"] / turns["rows_ms"]
     return ("near 0", f"{one['rows_exposed_ms']:.0f} ms without turns, {turns['rows_exposed_ms']:.0f} with",
             verdict(exposed < NEARLY),
-            f"exposed of {turns['rows_ms']:.0f} ms that rows travel, in turns {100 * exposed:.0f} %; replayed on "
-            f"a link where they take {100 * ways.SHARE:.0f} % of a step")
+            f"how much of the {turns['rows_ms']:.0f} ms that rows travel is exposed, {100 * exposed:.0f} % with turns; "
+            f"replayed on a link where they take {100 * ways.SHARE:.0f} % of a step")
 
 
 def _cheatsheet(measured):
@@ -113,5 +113,5 @@ def _cheatsheet(measured):
                               1e9 * own["products_gflops"], bandwidth, hiding.VALUE_BYTES)
         over.append(own["comm_ms"] / own["compute_ms"] / book)
     return ("1", f"{min(over):.1f} to {max(over):.1f}", verdict(max(abs(x - 1) for x in over) < 0.25),
-            "measured ratio over the book's, at the rate of the experts' products; the runs of "
-            "[that table](measured.md)")
+            "measured ratio over the book's, at the rate of the experts' products; from "
+            "[the table of runs](measured.md#the-ratio-of-runs)")

@@ -81,8 +81,8 @@ def steps_table(measured):
              f"{own['step_ms']:.0f}"] for own in measured]
     return table(["nodes of a token", "`--dispatch`", "between nodes, MiB", "inside, MiB",
                   "slow link alone, ms", "rows exposed, ms", "step, ms"], rows,
-                 f"MiB that rank 0 of {RANKS} sends in a step, by the ledger; nodes of {NODE_SIZE} ranks; exposed: the "
-                 "mean of the ranks. "
+                 f"MiB are what rank 0 of {RANKS} sends in a step, by the ledger, in nodes of {NODE_SIZE} ranks; exposed "
+                 "times are means over ranks. "
                  f"Replayed on `{NODE_LINK}` and `net={NET[0]:g},{NET[1]:g}` (us, GB/s), a core for each rank.")
 
 

@@ -81,9 +81,13 @@ void ContextParallelConfig::check(const TrainConfig& run) const {
     refuse("ulysses_of_kv_heads", divisors_of(flag, G),
            "{}={} must divide the {} kv heads of a rank, or be a multiple of them", flag, u, G);
   }
-  if (cp_recompute == "keep" && (run.recompute != "full" || run.attention != "blockwise")) {
+  if (cp_recompute == "keep" && run.recompute != "full") {
     refuse_silent("keep_of_full_recompute", {"leave out --cp_recompute"},
                   "cp_recompute=keep is for recompute=full with attention=blockwise");
+  }
+  if (cp_recompute == "keep" && run.attention != "blockwise") {
+    refuse("keep_of_blockwise", {"leave out --cp_recompute", "--attention blockwise"},
+           "cp_recompute=keep is for recompute=full with attention=blockwise");
   }
 }
 

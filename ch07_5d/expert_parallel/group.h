@@ -113,10 +113,10 @@ class ExpertGroup {
   std::shared_ptr<const NodeGroups> nodes_;
 };
 
-/// Numbers of these choices that fall on each of E experts where all are equally popular.
+/// How many of these choices fall on each of E experts if all are equally popular.
 std::vector<int64_t> even_counts(int64_t choices, int64_t experts);
 
-/// Share of these for one rank, where this many shard the experts: all ranks send it as many.
+/// Rows that one rank gets in all, where this many shard the experts: as many from each of them.
 int64_t even_received(int64_t choices, int64_t experts, int64_t ranks, int64_t rank);
 
 /// What a rank sends and receives then.

@@ -243,9 +243,9 @@ void check_request(const std::string& name, const ScheduleRequest& request) {
   const bool many_chunks = name == "interleaved" || name == "breadth_first" || name == "llama3" ||
                            name == "naive" || name == "afab";
   if (request.chunks > 1 && !many_chunks) {
-    refuse_silent("chunks_of_schedule", {"leave out --pp_chunks"},
-                  "pp_schedule={} sets the number of chunks itself, not pp_chunks={}", name,
-                  request.chunks);
+    refuse("chunks_of_schedule", {"leave out --pp_chunks"},
+           "pp_schedule={} sets the number of chunks itself, not pp_chunks={}", name,
+           request.chunks);
   }
   if (name == "dualpipe" && (p % 2 != 0 || m % 2 != 0 || m < 2 * p)) {
     const int64_t even = p + p % 2, enough = std::max(m + m % 2, 2 * even);

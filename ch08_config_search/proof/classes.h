@@ -29,7 +29,7 @@ struct LostClass {
   double weight;
 };
 
-/// Classes of `real` that are another in `twin`, and classes that `twin` alone has.
+/// Classes of `real` with another label in `twin`, and classes that `twin` alone has.
 std::vector<LostClass> lost_classes(const std::vector<RemainderClass>& real,
                                     const std::vector<RemainderClass>& twin);
 

@@ -143,7 +143,8 @@ def orders_table(rows):
 def decoding_table(data):
     """One query with its cache: keys whole, and split."""
     keys, width = data["size"]
-    return markdown(f"One query of eight heads, two heads of {keys:,} keys, {width} channels wide, on the emulated GPU.",
+    return markdown(f"One query of eight heads that share two heads of {keys:,} keys, {width} channels wide, on the emulated "
+                    "GPU.",
                     ["kernel", "blocks", "keys of a block", "bytes, predicted", "bytes, counted", "bytes of parts"],
                     [[rung["name"] + (f" in {rung['parts']} parts" if rung["parts"] > 1 else ""),
                       *(cell(rung[key]) for key in ("blocks", "keys_of_a_block", "predicted_bytes", "bytes",

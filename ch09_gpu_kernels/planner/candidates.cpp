@@ -139,7 +139,7 @@ class Sorter {
       check_mesh(checked.mesh(), ranks_);
     } catch (const Refusal& refusal) {
       const std::string_view otherwise = name(refusal.otherwise());
-      ++found_.refused[fmt::format("{}, otherwise {}", refusal.rule(), otherwise)];
+      ++found_.refused[fmt::format("{} (without the rule: {})", refusal.rule(), otherwise)];
       return true;
     } catch (const UsageError&) {
       ++found_.refused["others"];

@@ -48,7 +48,7 @@ struct Replayed {
   CriticalPath path;
   ResourceSeconds critical{};  ///< of the path, by what its seconds depend on: the step, in all
 
-  /// Share of the step that these groups' exposed time takes, over all ranks.
+  /// Share of the step that the exposed time of groups of this name takes, over all ranks.
   double exposed(const RankClasses& of, const std::string& group) const;
   /// The share of the step in which ranks wait for other stages.
   double bubble(const RankClasses& of) const;

@@ -22,7 +22,7 @@ Remedies divisors_of(const std::string& flag, int64_t n, int64_t limit = INT64_M
 enum class Otherwise {
   wrong,   ///< another result than one process has, or an error in the run
   hangs,   ///< ranks would wait for each other forever
-  silent,  ///< a right result, and no word of a flag without effect, or of a rank without work
+  silent,  ///< a right result, but nothing says that a flag has no effect, or a rank no work
 };
 
 std::string_view name(Otherwise otherwise);  ///< "wrong", "hangs" or "silent"
@@ -70,18 +70,18 @@ void refuse(Otherwise otherwise, const char* rule, Remedies remedies,
                 std::move(remedies));
 }
 
-/// The same of what would be wrong.
+/// Refuses with Otherwise::wrong.
 template <class... Args>
 void refuse(const char* rule, Remedies remedies, fmt::format_string<Args...> text, Args&&... args) {
   refuse(Otherwise::wrong, rule, std::move(remedies), text, std::forward<Args>(args)...);
 }
-/// The same of what would hang.
+/// Refuses with Otherwise::hangs.
 template <class... Args>
 void refuse_hang(const char* rule, Remedies remedies, fmt::format_string<Args...> text,
                  Args&&... args) {
   refuse(Otherwise::hangs, rule, std::move(remedies), text, std::forward<Args>(args)...);
 }
-/// The same of what would be right, and say nothing.
+/// Refuses with Otherwise::silent.
 template <class... Args>
 void refuse_silent(const char* rule, Remedies remedies, fmt::format_string<Args...> text,
                    Args&&... args) {

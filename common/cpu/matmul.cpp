@@ -174,7 +174,7 @@ void CpuBackend::matmul(Tensor c, const Tensor& a, const Tensor& b, bool accumul
   copy(c, wide_c);  // rounds once
 }
 
-/// Unit by which 32 shapes are kept from one power of 2 to the next: the nearest is within 1/32.
+/// Unit that leaves 32 shapes from one power of 2 to the next: the nearest is within 1/32.
 int64_t CpuBackend::unit_of_rows(int64_t rows) const {
   constexpr int kDigits = 6;
   const int digits = static_cast<int>(std::bit_width(static_cast<uint64_t>(rows)));

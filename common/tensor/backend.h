@@ -146,8 +146,8 @@ class Backend {
                                              std::span<const int64_t> counts);
   virtual void grouped_linear_backward_weight(Tensor dweights, const Tensor& dy, const Tensor& x,
                                               std::span<const int64_t> counts, bool accumulate);
-  /// Unit of the rows of a product of this many. Above 1 where each shape has to be prepared: how
-  /// many rows an expert has depends on what tokens chose, so hardly a shape would come again.
+  /// Unit of which products over this many rows take multiples. Above 1 where each shape has to be
+  /// prepared: an expert's rows depend on what tokens chose, so hardly a shape would come again.
   virtual int64_t unit_of_rows(int64_t /*rows*/) const { return 1; }
 
   virtual void balance_loss_forward(Tensor loss, const Tensor& scores, const Tensor& load,

@@ -316,7 +316,7 @@ void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums, doubl
   check_operand(coefficient, {1}, DType::f64, "clip_coefficient: coefficient");
   check_operand(norm, {1}, DType::f64, "clip_coefficient: norm");
   check_operand(sums, {sums.numel()}, DType::f64, "clip_coefficient: sums");
-  OpScope("clip_coefficient", Flag{max_norm == 0}, 0, sums, Uncounted{coefficient}, Uncounted{norm})
+  OpScope("clip_coefficient", 0, sums, Uncounted{coefficient}, Uncounted{norm})
       ->clip_coefficient(coefficient, norm, sums, max_norm);
 }
 

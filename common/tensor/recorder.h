@@ -38,8 +38,7 @@ class Recorder {
   enum class Source { zeros, host, copy };
 
   /// `operands`: outputs first, as the op's function has them; some may be undefined. `flag`: that
-  /// the op adds to what its output holds; of fill, that it writes 0; of clip_coefficient, that it
-  /// clips nothing.
+  /// the op adds to what its output holds; of fill, that it writes 0.
   virtual void op(std::string_view name, int64_t flops, int64_t bytes,
                   std::span<const Tensor* const> operands, bool flag) = 0;
   /// Returns the number, 0 or higher, that its wait() will be told.

@@ -11,7 +11,7 @@
 #include "train/checkpoint.h"
 
 /// The files of a checkpoint that hold its tensors, as write_checkpoint() describes them. For
-/// checkpoint.cpp, and for who follows a program without files.
+/// checkpoint.cpp, and for whoever follows a program without files.
 namespace usp {
 
 /// Calls visit(parameter, name, tensor [elements of the shard]) for all that a rank has of a state
@@ -21,7 +21,7 @@ void each_stored(
     const std::function<void(const Parameter&, const std::string&, const Tensor&)>& visit);
 /// Whether a checkpoint has the parameter's elements from this rank.
 bool is_stored(const Parameter& parameter);
-/// What follows from a state that was read: weights of other ranks' shards are stale.
+/// Counts all parameters and buffers as changed: weights that were gathered before are stale.
 void note_loaded(const TrainState& state);
 
 /// Whether a rank with this state has anything to save.

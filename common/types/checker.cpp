@@ -286,7 +286,7 @@ bool Checker::is_of_optimizer(const Parameter& parameter, const Tensor& part) {
 }
 
 void Checker::load(const TrainState& state) {
-  // A run begins with it: of what this one has sent, nothing is under way.
+  // A run begins by reading: nothing that the run before has sent is still under way.
   for (int64_t posted = 0; posted < std::ssize(under_way_); ++posted) wait(posted);
   each_stored(state, [&](const Parameter& parameter, const std::string&, const Tensor& part) {
     const std::vector<Region> all = regions_.of(part);

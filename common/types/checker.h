@@ -86,7 +86,7 @@ class Checker : public Recorder {
   void begin_decoding();
   /// A checkpoint of this state is written: each element once, from a rank where it is up to date.
   void save(const TrainState& state);
-  /// It is read again: a rank has its own shards then, and no others.
+  /// The checkpoint is read again: a rank has its own shards then, and no others.
   void load(const TrainState& state);
   /// Is called after every operation that is typed.
   void on_typed(std::function<void(const TypedOp&)> listener) { listener_ = std::move(listener); }

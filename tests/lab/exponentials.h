@@ -14,8 +14,8 @@ struct Exponentials {
   double rescalings;     ///< of what was summed: each has a factor, which takes another exponential
 };
 
-/// Where every query sees every key, in whole tiles. Options::counters is to be set. A factor is
-/// computed by each of the four threads that have the row.
+/// Exponentials of each row, where queries see all keys, in whole tiles. Options::counters has to
+/// be set. A factor is computed by each of the four threads that have the row.
 inline Exponentials exponentials_of(const Rung<bf16>& rung, const Shape& shape) {
   constexpr int kThreadsOfRow = 4;
   const Attended<bf16> x(rung, shape);

@@ -27,7 +27,7 @@ inline attention::Turn heaviest_of_all(const attention::Shape& x, int block, int
   return x.turn(block, rows);
 }
 
-/// In tiles.
+/// Blocks of a launch, and tiles of all of them and of the busiest multiprocessor.
 struct Load {
   int64_t blocks = 0, all = 0, busiest = 0;
   double mean() const { return static_cast<double>(all) / kMultiprocessors; }

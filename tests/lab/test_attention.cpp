@@ -232,6 +232,7 @@ TEST_CASE("keys are split until a GPU has blocks enough, but not into parts that
   REQUIRE(splits_of(decoded(1, 1000, 8, 1, 64, 1), 132) == 7);
   REQUIRE(splits_of(decoded(1, 5, 8, 1, 64, 1), 132) == 1);
   REQUIRE(splits_of(decoded(64, 32768, 32, 32, 128, 1), 132) == 1);
+  REQUIRE(splits_of(decoded(1, 32768, 32, 8, 128, 1), 0) == 1);  // of an unknown GPU
 }
 
 /// How often each block of a launch orders threads or copies, in the order in which blocks begin.

@@ -70,8 +70,8 @@ LABS = {
     "ch09.decoding": Lab(
         "ch09_gpu_kernels/kernels/attention", "lab_attention", ("decoding",), {"K": 1024, "D": 64},
         "one query and its cache: keys whole, and split over blocks",
-        "One query of eight heads, two heads of {K} keys, {D} channels wide",
+        "One query of eight heads that share two heads of {K} keys, {D} channels wide",
         ("bytes: what blocks ask of global memory, in sectors of 32 bytes; at tails predicted is the most",
-         "parts: as many as an H100's multiprocessors ask for; parts bytes: outputs and lse to be merged",
+         "parts: as many as fill an H100, of at least 128 keys; parts bytes: outputs and lse to be merged",
          "keys of a block: of the one that has the most"), most=1 << 18),
 }

@@ -125,7 +125,7 @@ void run(const Queue& queue, const Problem<bf16>& p) {
 int splits_of(const Shape& x, int multiprocessors) {
   const int64_t wanted = ceil_div(int64_t{kBlocksHeld} * multiprocessors, blocks_of(x));
   const int64_t most = std::max<int64_t>(x.keys / (kLeastTiles * kKeys), 1);
-  return static_cast<int>(std::min(wanted, most));
+  return static_cast<int>(std::clamp<int64_t>(wanted, 1, most));
 }
 
 const Rung<bf16> kFlashDecode{

@@ -244,7 +244,7 @@ extern const Rung<float> kNaive, kFlash1, kBlockwise;
 extern const Rung<bf16> kFlash2, kFlash3, kFlash4;
 /// For a single query, as decoding has it: its keys may be split.
 extern const Rung<bf16> kFlashDecode;
-/// Into how many parts they are, for a GPU's blocks to have all of its multiprocessors.
+/// Parts into which the keys of a query are split, to fill a GPU of so many multiprocessors.
 int splits_of(const Shape& shape, int multiprocessors);
 /// Backward of kFlash2, which takes what any of them leaves.
 extern const Rung<bf16, Gradients<bf16>> kFlash2Backward;

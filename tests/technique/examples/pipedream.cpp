@@ -105,7 +105,7 @@ TEST_CASE("without a version in between, PipeDream is training with batches of a
   }
 }
 
-TEST_CASE("with a version in between, PipeDream is other training than one by one") {
+TEST_CASE("the plain PipeDream of one rank differs where there are versions in between") {
   const Text text;
   const TrainConfig config = stale_config(stale_case(2, 4));
   const OnDevice cpu;

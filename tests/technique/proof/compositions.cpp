@@ -7,7 +7,7 @@
 #include "technique/layout_of_flags.h"
 #include "testing.h"
 
-/// The rules from their other side: what they refuse would not do.
+/// The rules from the other side: what they refuse fails, hangs, or passes without a word.
 namespace usp::test {
 namespace {
 
@@ -45,6 +45,8 @@ const std::vector<Refused>& refused_flags() {
       {"ulysses_of_heads", wrong, "--num_heads 3 --num_kv_heads 1 --cp_size 2 --cp_method ulysses"},
       {"ulysses_of_kv_heads", wrong, "--num_kv_heads 3 --cp_size 2 --cp_method ulysses"},
       {"keep_of_full_recompute", silent, "--cp_size 2 --cp_recompute keep"},
+      {"keep_of_blockwise", wrong,
+       "--cp_size 2 --recompute full --attention naive --cp_recompute keep"},
       {"flag_of_cp", silent, "--dp_size 2 --cp_layout contiguous"},
       {"shards_in_dp", wrong, "--dp_size 4 --zero_stage 1 --shard_size 3"},
       {"shards_in_edp", wrong,
@@ -68,8 +70,9 @@ const std::vector<Refused>& refused_flags() {
        "--num_layers 6 --pp_size 3 --pp_schedule dualpipe --grad_acc_steps 6"},
       {"full_dualpipe_v", hangs,
        "--num_layers 4 --pp_size 2 --pp_schedule dualpipe_v --grad_acc_steps 2"},
-      {"chunks_of_schedule", silent, "--num_layers 4 --pp_size 2 --pp_schedule zb_v --pp_chunks 3"},
+      {"chunks_of_schedule", wrong, "--num_layers 4 --pp_size 2 --pp_schedule 1f1b --pp_chunks 2"},
       {"schedule_of_flag", silent, "--pp_size 2 --pp_in_flight 3"},
+      {"flag_of_latents", silent, "--dp_size 2 --kv_lora_rank 4"},
   };
   return all;
 }

@@ -486,6 +486,7 @@ TEST_CASE("types name a message of an evaluation or of decoding, left out or twi
   }
   REQUIRE(sums.all > 20);
   REQUIRE(sums.named == sums.all);
+  REQUIRE(left_out.all > 20);
   REQUIRE(double(left_out.named) >= 0.95 * double(left_out.all));
 }
 
