@@ -19,6 +19,7 @@ struct PipeDreamConfig : TrainConfig {
   std::unique_ptr<RunConfig> fresh() const override { return std::make_unique<PipeDreamConfig>(); }
   void validate(const Args& args) override {
     TrainConfig::validate(args);
+    if (!args.typed("run_dir")) overwrite = true;  // its own last run, and no other
     check_updates_of_a_stage(*this);
     for (const char* flag : {"checkpoint_interval", "resume", "plan", "pp_show"}) {
       if (args.typed(flag)) usage_error("{} is for the chapter's own program; leave it out", flag);
