@@ -57,9 +57,12 @@ std::string MeshOrder::text() const {
 
 MeshCoordinates MeshSizes::coordinates(int64_t world_rank) const {
   MeshCoordinates at{};
+  auto rest = static_cast<uint32_t>(world_rank);  // divides sooner: a mesh asks this of every rank
   for (auto axis = order.end(); axis-- != order.begin();) {
-    at[size_t(*axis)] = world_rank % size(*axis);
-    world_rank /= size(*axis);
+    const auto ranks = static_cast<uint32_t>(size(*axis));
+    if (ranks == 1) continue;
+    at[size_t(*axis)] = rest % ranks;
+    rest /= ranks;
   }
   return at;
 }
@@ -80,7 +83,13 @@ constexpr Axes kOfDp = {true, false, false, false}, kOfPp = {false, true, false,
                kOfDpCp = {true, false, true, false}, kOfStage = {true, false, true, true},
                kOfWorld = {true, true, true, true};
 
-Axes axes_of(std::string_view group) {
+/// Axes of the ranks among which a layer's experts lie.
+const Axes& axes_of_experts(const MeshSizes& sizes) {
+  return sizes.ep_over_tp ? kOfStage : kOfDpCp;
+}
+
+Axes axes_of(const MeshSizes& sizes, std::string_view group) {
+  if (group == "ep" || group == "edp") return axes_of_experts(sizes);
   if (group == "dp") return kOfDp;
   if (group == "pp" || group == "embedding" || group == "mirror") return kOfPp;
   if (group == "cp") return kOfCp;
@@ -89,11 +98,6 @@ Axes axes_of(std::string_view group) {
   if (group == "stage") return kOfStage;
   USP_CHECK(group == "world", "the mesh has no group {}", group);
   return kOfWorld;
-}
-
-/// Axes of the ranks among which a layer's experts lie.
-const Axes& axes_of_experts(const MeshSizes& sizes) {
-  return sizes.ep_over_tp ? kOfStage : kOfDpCp;
 }
 
 /// Where a rank lies, seen along some axes; in world order, as the ranks of a communicator are.
@@ -117,6 +121,22 @@ Along along(const MeshSizes& sizes, const Axes& axes, int64_t world_rank) {
   return place;
 }
 
+/// MeshSizes::colour() of a group that lies along these axes.
+int64_t colour_along(const MeshSizes& sizes, const Axes& axes, std::string_view group,
+                     int64_t world_rank) {
+  const int64_t pp = sizes.pp;
+  // [colour]
+  const auto [number, index, ranks] = along(sizes, axes, world_rank);
+  const int64_t first = number * ranks;  // of the parts into which a group is cut
+  if (group == "tp_kv") return first + index / sizes.tp_kv;
+  if (group == "ep") return first + index / sizes.ep;
+  if (group == "edp") return first + index % sizes.ep;
+  if (group == "embedding") return first + (index == pp - 1 ? 0 : index);
+  if (group == "mirror") return first + std::min(index, pp - 1 - index);
+  return number;
+  // [colour]
+}
+
 }  // namespace
 
 MeshPlace MeshSizes::place_of(int64_t world_rank) const {
@@ -132,25 +152,15 @@ MeshPlace MeshSizes::place_of(int64_t world_rank) const {
 }
 
 int64_t MeshSizes::colour(std::string_view group, int64_t world_rank) const {
-  const bool of_experts = group == "ep" || group == "edp";
-  const auto axes = of_experts ? axes_of_experts(*this) : axes_of(group);
-  // [colour]
-  const auto [number, index, ranks] = along(*this, axes, world_rank);
-  const int64_t first = number * ranks;  // of the parts into which a group is cut
-  if (group == "tp_kv") return first + index / tp_kv;
-  if (group == "ep") return first + index / ep;
-  if (group == "edp") return first + index % ep;
-  if (group == "embedding") return first + (index == pp - 1 ? 0 : index);
-  if (group == "mirror") return first + std::min(index, pp - 1 - index);
-  return number;
-  // [colour]
+  return colour_along(*this, axes_of(*this, group), group, world_rank);
 }
 
 std::vector<int> MeshSizes::members(std::string_view group, int64_t world_rank) const {
-  const int64_t own = colour(group, world_rank);
+  const Axes axes = axes_of(*this, group);
+  const int64_t own = colour_along(*this, axes, group, world_rank);
   std::vector<int> members;
   for (int rank = 0; rank < ranks(); ++rank) {
-    if (colour(group, rank) == own) members.push_back(rank);
+    if (colour_along(*this, axes, group, rank) == own) members.push_back(rank);
   }
   return members;
 }
@@ -223,7 +233,13 @@ Mesh::Mesh(const Communicator& world, const MeshSizes& sizes)
 }
 
 Communicator Mesh::group_of(const char* name) const {
-  return world_.split(name, [&](int rank) { return static_cast<int>(sizes_.colour(name, rank)); });
+  const std::string_view group = name;
+  const Axes axes = axes_of(sizes_, group);
+  if (along(sizes_, axes, 0).ranks == 1) {  // each rank is alone
+    return world_.split(name, [](int rank) { return rank; });
+  }
+  return world_.split(
+      name, [&](int rank) { return static_cast<int>(colour_along(sizes_, axes, group, rank)); });
 }
 
 /// Connects the groups that sum in a step, while ranks have other operations under way. For an axis

@@ -7,19 +7,6 @@
 
 namespace usp::types {
 
-namespace {
-
-/// Where a tensor lies in another one, in elements; nothing where it does not.
-std::optional<int64_t> offset_in(const Tensor& part, const Tensor& whole) {
-  if (!part.defined() || part.numel() == 0) return {};
-  const auto* at = static_cast<const char*>(part.address());
-  const auto* begin = static_cast<const char*>(whole.address());
-  if (at < begin || at >= begin + whole.bytes()) return {};
-  return (at - begin) / bytes_of(whole.dtype());
-}
-
-}  // namespace
-
 Checker::Checker(Setting setting) : setting_(std::move(setting)) {
   for (std::vector<Phase>& phases : phases_) phases.emplace_back();
   for (const Factor& factor : setting_.factors) {
@@ -164,8 +151,7 @@ void Checker::set_under_way(const Tensor& tensor, bool arrives, int change) {
   });
 }
 
-void Checker::note_read(const Tensor& tensor) {
-  const std::vector<Region> all = regions_.of(tensor);
+void Checker::note_read(const Tensor& tensor, const std::vector<Region>& all) {
   if (std::ranges::none_of(all, &Region::is_unread_gradient)) return;
   regions_.change(tensor, [](Region& region) { region.is_unread_gradient = false; });
 }
@@ -184,11 +170,15 @@ std::vector<Checker::Part> Checker::parts_of(const Tensor& tensor,
                                              Tensor Parameter::*member) const {
   std::vector<Part> parts;
   if (!tensor.defined() || tensor.numel() == 0 || parameters_ == nullptr) return parts;
+  const auto* first = static_cast<const char*>(tensor.address());
+  const auto* end = first + tensor.bytes();
   for (size_t i = 0; i < parameters_->size(); ++i) {
-    const Parameter& parameter = (*parameters_)[i];
-    const Tensor& part = parameter.*member;
-    const std::optional<int64_t> begin = offset_in(part, tensor);
-    if (begin) parts.push_back({&parameter, *begin, *begin + part.numel()});
+    const Tensor& part = (*parameters_)[i].*member;
+    if (!part.defined()) continue;
+    const auto* at = static_cast<const char*>(part.address());
+    if (at < first || at >= end || part.numel() == 0) continue;
+    const int64_t begin = (at - first) / bytes_of(tensor.dtype());
+    parts.push_back({&(*parameters_)[i], begin, begin + part.numel()});
   }
   return parts;
 }

@@ -152,7 +152,7 @@ class Checker : public Recorder {
   /// there.
   std::vector<Region> as_read(const Tensor& tensor);
   void set_under_way(const Tensor& tensor, bool arrives, int change);
-  void note_read(const Tensor& tensor);
+  void note_read(const Tensor& tensor, const std::vector<Region>& all);
   /// What is written until end_link() was written by this.
   void begin_link(const TypedOp& op);
   void end_link() { link_ = -1; }

@@ -104,7 +104,7 @@ class MessageRules {
     if (covered < c_.regions_.width(input_) && !has_integers()) {
       refuse(-1, "sends what nothing has written");
     }
-    c_.note_read(input_);
+    c_.note_read(input_, from_);
   }
 
   /// What a reduction makes of a region, along one of the group's factors.

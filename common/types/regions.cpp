@@ -12,6 +12,7 @@ struct Columns {
 };
 
 Columns columns_of(const Tensor& t, int64_t offset) {
+  if (t.contiguous()) return {0, offset, offset + t.numel()};
   std::vector<std::pair<int64_t, int64_t>> axes;  // stride, size
   for (int axis = 0; axis < t.rank(); ++axis) {
     if (t.size(axis) > 1) axes.emplace_back(t.stride(axis), t.size(axis));
@@ -61,18 +62,6 @@ bool is_alike(const Region& a, const Region& b) {
   return a.type == b.type && a.parameter == b.parameter && a.reading == b.reading &&
          a.arriving == b.arriving && a.is_gathered == b.is_gathered && a.origin == b.origin &&
          a.is_unread_gradient == b.is_unread_gradient && a.block == b.block && a.link == b.link;
-}
-
-/// These stand where regions [first, last) were.
-void put_in_place(std::vector<Region>& all, size_t first, size_t last,
-                  const std::vector<Region>& now) {
-  const size_t common = std::min(last - first, now.size());
-  std::copy_n(now.begin(), common, all.begin() + int64_t(first));
-  if (common < now.size()) {
-    all.insert(all.begin() + int64_t(first + common), now.begin() + int64_t(common), now.end());
-  }
-  all.erase(all.begin() + int64_t(first + now.size()),
-            all.begin() + int64_t(std::max(last, first + now.size())));
 }
 
 }  // namespace
@@ -141,39 +130,38 @@ std::vector<Region> Regions::of(const Tensor& tensor) {
   return result;
 }
 
-void Regions::change(const Tensor& tensor, int64_t from, int64_t to, const Change& change) {
+std::span<Region> Regions::cut_out(const Tensor& tensor, int64_t from, int64_t to) {
   const Range range = locate(tensor);
   const int64_t begin = range.begin + from, end = range.begin + to;
-  if (end <= begin) return;
+  if (end <= begin) return {};
   std::vector<Region>& all = storage(tensor).regions;
   const size_t first = cut_at(all, begin);
-  std::vector<Region> now;
-  int64_t at = begin;
-  const auto put = [&](Region region) {
-    change(region);
-    at = region.end;
-    if (!now.empty() && is_alike(now.back(), region)) {
-      now.back().end = region.end;
-    } else {
-      now.push_back(region);
+  size_t last = first;
+  for (int64_t at = begin; at < end; at = all[last++].end) {
+    const int64_t next = last < all.size() ? std::min(all[last].begin, end) : end;
+    if (next > at) {  // nothing has been written there
+      all.insert(all.begin() + int64_t(last), Region{at, next, all_of(Kind::unwritten), ""});
     }
-  };
-  const auto fill_until = [&](int64_t next) {
-    if (next > at) put({at, next, all_of(Kind::unwritten), ""});
-  };
-  const size_t last = cut_at(all, end);
-  for (size_t i = first; i < last; ++i) {
-    fill_until(all[i].begin);
-    put(all[i]);
+    if (all[last].end > end) cut_at(all, end);
   }
-  fill_until(end);
+  return std::span(all).subspan(first, last - first);
+}
+
+void Regions::join_alike(const Tensor& tensor, std::span<const Region> changed) {
   // What is written in parts is one region in the end, or all who read it see hundreds.
-  if (first > 0 && all[first - 1].end == begin && is_alike(all[first - 1], now.front())) {
-    now.front().begin = all[first - 1].begin;
-    all.erase(all.begin() + first - 1);
-    return put_in_place(all, first - 1, last - 1, now);
+  std::vector<Region>& all = storage(tensor).regions;
+  size_t kept = changed.data() - all.data();
+  const size_t end = kept + changed.size();
+  if (kept > 0) --kept;
+  const size_t begin = kept + 1;
+  for (size_t i = begin; i < end; ++i) {
+    if (all[kept].end == all[i].begin && is_alike(all[kept], all[i])) {
+      all[kept].end = all[i].end;
+    } else if (++kept < i) {
+      all[kept] = all[i];
+    }
   }
-  put_in_place(all, first, last, now);
+  if (kept + 1 < end) all.erase(all.begin() + int64_t(kept + 1), all.begin() + int64_t(end));
 }
 
 std::optional<Region> Regions::find(const std::function<bool(const Region&)>& is_so) const {

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,12 +40,19 @@ class Regions {
   std::vector<Region> of(const Tensor& tensor);
   /// In what these are counted.
   int64_t width(const Tensor& tensor);
-  using Change = std::function<void(Region&)>;  ///< what it makes of a region
-  /// The regions of part [begin, end) take what `change` makes of them; what had none takes what it
-  /// makes of an unwritten one.
-  void change(const Tensor& tensor, int64_t begin, int64_t end, const Change& change);
+  /// The regions of part [begin, end) take what `change(Region&)` makes of them; what had none
+  /// takes what it makes of an unwritten one.
+  template <class Change>
+  void change(const Tensor& tensor, int64_t begin, int64_t end, const Change& change) {
+    const std::span<Region> part = cut_out(tensor, begin, end);
+    for (Region& region : part) change(region);
+    if (!part.empty()) join_alike(tensor, part);
+  }
   /// The same of the whole tensor.
-  void change(const Tensor& tensor, const Change& to) { change(tensor, 0, width(tensor), to); }
+  template <class Change>
+  void change(const Tensor& tensor, const Change& to) {
+    change(tensor, 0, width(tensor), to);
+  }
   /// Says of a tensor without types that its rows are so many columns, if it consists of such rows.
   void divide_into_columns(const Tensor& tensor, int64_t columns);
   /// How long rows are where regions are columns; 0: they are elements.
@@ -67,6 +75,10 @@ class Regions {
   Storage& storage(const Tensor& tensor);
   int64_t offset(const Tensor& tensor);  ///< of its first element
   Range locate(const Tensor& tensor);
+  /// Part [from, to) as whole regions.
+  std::span<Region> cut_out(const Tensor& tensor, int64_t from, int64_t to);
+  /// Regions that are alike become one: these, and the one before them.
+  void join_alike(const Tensor& tensor, std::span<const Region> changed);
 
   uintptr_t next_ = 4096;
   std::vector<Storage> storages_;  ///< by address; of those let go of, too: no address comes again

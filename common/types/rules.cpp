@@ -1,7 +1,6 @@
 #include "types/rules.h"
 
 #include <algorithm>
-#include <functional>
 #include <unordered_map>
 
 #include "tensor/runtime.h"
@@ -13,8 +12,6 @@ using enum Kind;
 /// The rules of ops, on the operands of one.
 class Rules {
  public:
-  using PerFactor = std::function<Kind(int factor)>;
-
   /// What all of an operand is.
   struct Value {
     Type type{};
@@ -95,7 +92,7 @@ class Rules {
         }
       }
     }
-    c_.note_read(x);
+    c_.note_read(x, all);
     return value;
   }
 
@@ -104,7 +101,13 @@ class Rules {
 
   // ---- results
 
-  void put(int i, const PerFactor& kind) const { put(operand(i), 0, -1, kind); }
+  // `kind(f)` is the kind along factor f.
+
+  template <class PerFactor>
+  void put(int i, const PerFactor& kind) const {
+    put(operand(i), 0, -1, kind);
+  }
+  template <class PerFactor>
   void put(const Tensor& y, int64_t begin, int64_t end, const PerFactor& kind) const {
     if (!y.defined() || y.numel() == 0) return;
     Type type{};
@@ -112,9 +115,11 @@ class Rules {
     c_.write(y, begin, end < 0 ? c_.regions_.width(y) : end, type, op_.name);
   }
   /// Adds to what is there, where the op does.
+  template <class PerFactor>
   void add_to(int i, bool adds, const PerFactor& kind) const {
     add_to(operand(i), 0, -1, adds, kind);
   }
+  template <class PerFactor>
   void add_to(const Tensor& y, int64_t begin, int64_t end, bool adds, const PerFactor& kind) const {
     if (!y.defined() || y.numel() == 0) return;
     if (end < 0) end = c_.regions_.width(y);
@@ -128,7 +133,7 @@ class Rules {
         value_of(region);
       }
       if (covered < end - begin) refuse(-1, "adds to what nothing has written");
-      c_.note_read(y);
+      c_.note_read(y, before);
     }
     Value added{.origin = op_.name, .block = Runtime::current().block(), .is_there = true};
     for (int f = 0; f < c_.count(); ++f) added.type[f] = kind(f);
@@ -140,6 +145,7 @@ class Rules {
     }
   }
   /// The same of a weight's gradient, which somebody has to read before it is written over.
+  template <class PerFactor>
   void add_gradient(const Tensor& y, int64_t begin, int64_t end, const PerFactor& kind) const {
     if (!y.defined() || y.numel() == 0) return;
     if (end < 0) end = c_.regions_.width(y);
@@ -157,7 +163,8 @@ class Rules {
 
   // ---- schemas, with what an error says
 
-  Kind checked(Kind kind, int f, const std::function<std::string()>& what) const {
+  template <class What>
+  Kind checked(Kind kind, int f, const What& what) const {
     if (kind == kRefused) refuse(f, what());
     return kind;
   }
@@ -199,11 +206,22 @@ class Rules {
   }
   void copy() const {  // y, x
     if (operand(1).numel() == 0) return;
-    if (pieces(1).empty() && operand(1).dtype() != DType::i32) read(1);
-    for (const Region& region : pieces(1)) value_of(region);
+    const std::vector<Region> from = pieces(1);
+    if (from.empty() && operand(1).dtype() != DType::i32) read(1);
+    for (const Region& region : from) value_of(region);
     c_.copy(operand(0), operand(1));
-    c_.note_read(operand(1));
+    c_.note_read(operand(1), from);
     if (c_.has_stage_copies_) c_.own_stage_enters(operand(0));
+  }
+  auto sum_of(const Value& x, const Value& y) const {
+    return [=, this](int f) {
+      // The last output of a block that is made again lacks its sum over ranks, and nothing reads
+      // it.
+      if (c_.phase().is_recomputing && (x.type[f] == partial) != (y.type[f] == partial)) {
+        return unwritten;
+      }
+      return agree(f, "adds", x, y);
+    };
   }
   void add() const {  // y, a, b; accumulate: y, y, x
     const std::vector<Region> one = pieces(1), two = pieces(2);
@@ -214,7 +232,8 @@ class Rules {
           if (begin < end) put(operand(0), begin, end, sum_of(value_of(x), value_of(y)));
         }
       }
-      for (int i : {1, 2}) c_.note_read(operand(i));
+      c_.note_read(operand(1), one);
+      c_.note_read(operand(2), two);
     } else if (c_.phase().sums_heads) {
       const Value before = read(1);
       Value x = read(2);
@@ -223,16 +242,6 @@ class Rules {
     } else {
       put(0, sum_of(read(1), read(2)));
     }
-  }
-  PerFactor sum_of(const Value& x, const Value& y) const {
-    return [=, this](int f) {
-      // The last output of a block that is made again lacks its sum over ranks, and nothing reads
-      // it.
-      if (c_.phase().is_recomputing && (x.type[f] == partial) != (y.type[f] == partial)) {
-        return unwritten;
-      }
-      return agree(f, "adds", x, y);
-    };
   }
   void same_as(int from) const {
     const Value x = read(from);
