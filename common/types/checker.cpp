@@ -68,6 +68,38 @@ void Checker::refuse(std::string_view operation, int factor, const std::string& 
   throw TypeError(fmt::format("{}{}{}: {}", operation, where(), along, what));
 }
 
+std::string Checker::told(const Region& x, int f) {
+  std::string text = fmt::format("{}, {} (from {}", x.parameter ? x.parameter->name : "a tensor",
+                                 words(x.type[f]), x.origin);
+  if (x.block >= 0) text += fmt::format(" in block {}", x.block);
+  return text + ")";
+}
+
+void Checker::check_arrived(std::string_view operation, std::string_view verb,
+                            const Region& region) const {
+  if (region.arriving == 0) return;
+  refuse(operation, -1,
+         fmt::format("{} what {} has not brought yet: a wait is missing", verb, region.origin));
+}
+
+void Checker::check_there(std::string_view operation, std::string_view verb, const Tensor& x,
+                          const std::vector<Region>& all) {
+  int64_t covered = 0;
+  for (const Region& region : all) {
+    covered += region.end - region.begin;
+    for (int f = 0; f < count(); ++f) {
+      if (region.type[f] != Kind::unwritten) continue;
+      refuse(operation, f,
+             fmt::format("{} {}, which is not there: written by {}", verb,
+                         region.parameter ? region.parameter->name : "a tensor",
+                         region.origin.empty() ? "nothing" : region.origin));
+    }
+  }
+  if (covered < regions_.width(x)) {
+    refuse(operation, -1, fmt::format("{} what nothing has written", verb));
+  }
+}
+
 void Checker::write(const Tensor& tensor, int64_t begin, int64_t end, const Type& type,
                     std::string_view origin, const Parameter* parameter) {
   const int block = Runtime::current().block();
@@ -119,14 +151,10 @@ void Checker::copy(const Tensor& to, const Tensor& from) {
   Type type = all_of(Kind::unwritten);
   for (int f = 0; f < count(); ++f) {
     for (const Region& region : all) {
-      const Kind kind = region.type[f], before = type[f];
-      const Kind both = same(before, kind);
-      const bool of_heads = both == kRefused && (before == Kind::columns || kind == Kind::columns);
-      if (both == kRefused && !of_heads) {
-        refuse("copy", f,
-               fmt::format("one part of it is {}, another {}", words(before), words(kind)));
-      }
-      type[f] = of_heads ? Kind::columns : both;
+      const Kind before = std::exchange(type[f], beside(type[f], region.type[f]));
+      if (type[f] != kRefused) continue;
+      refuse("copy", f,
+             fmt::format("one part of it is {}, another {}", words(before), words(region.type[f])));
     }
   }
   write(to, type, "copy");

@@ -141,6 +141,13 @@ class Checker : public Recorder {
   /// Whether this rank is the first along a factor; of copies on stages, the first that holds them.
   bool is_first(int factor, const Parameter* parameter) const;
   [[noreturn]] void refuse(std::string_view operation, int factor, const std::string& what) const;
+  /// A tensor as errors have it: its name, its kind along the factor, and what wrote it.
+  static std::string told(const Region& x, int factor);
+  /// No message still brings the region that an operation "reads" or "sends".
+  void check_arrived(std::string_view operation, std::string_view verb, const Region& region) const;
+  /// All of what it reads or sends has been written, and is up to date.
+  void check_there(std::string_view operation, std::string_view verb, const Tensor& x,
+                   const std::vector<Region>& all);
   /// Writes a type to columns or elements [begin, end).
   void write(const Tensor& tensor, int64_t begin, int64_t end, const Type& type,
              std::string_view origin, const Parameter* parameter = nullptr);

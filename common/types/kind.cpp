@@ -84,6 +84,11 @@ Kind same(Kind x, Kind y) {
   return are(layers, partial) ? partial : kRefused;  // of copies on several stages
 }
 
+Kind beside(Kind x, Kind y) {
+  const bool of_heads = (x == replicated && y == columns) || (x == columns && y == replicated);
+  return of_heads ? columns : same(x, y);
+}
+
 Kind nonlinear(Kind x) { return x == partial || x == maximum || x == own_sums ? kRefused : x; }
 
 Kind linear_in(Kind dy, Kind x) {

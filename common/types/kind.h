@@ -84,6 +84,9 @@ inline constexpr auto kRefused = static_cast<Kind>(255);
 
 /// Result of operands that are added, compared, or must agree for another reason.
 Kind same(Kind x, Kind y);
+/// Kind of parts that lie side by side in a tensor. They must agree, but for q's heads beside k's
+/// and v's, of which ranks have copies.
+Kind beside(Kind x, Kind y);
 /// Result of a function that is not linear: it needs the whole value.
 Kind nonlinear(Kind x);
 /// Linear in dy, beside x, which was read in forward.

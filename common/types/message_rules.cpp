@@ -77,68 +77,52 @@ class MessageRules {
 
   [[noreturn]] void refuse(int f, const std::string& what) const { c_.refuse(origin_, f, what); }
 
-  std::string told(const Region& x, int f) const {
-    std::string text = fmt::format("{}, {} (from {}", x.parameter ? x.parameter->name : "a tensor",
-                                   words(x.type[f]), x.origin);
-    if (x.block >= 0) text += fmt::format(" in block {}", x.block);
-    return text + ")";
-  }
-
   void read_input() {
     if (!input_.defined() || input_.numel() == 0) return;
     from_ = c_.regions_.of(input_);
-    int64_t covered = 0;
     for (const Region& region : from_) {
-      covered += region.end - region.begin;
       c_.add_to_link(region);
-      if (region.arriving > 0) {
-        refuse(-1,
-               fmt::format("sends what {} has not brought yet: a wait is missing", region.origin));
-      }
-      for (int f = 0; f < c_.count(); ++f) {
-        if (region.type[f] == unwritten && !has_integers()) {
-          refuse(f, fmt::format("sends what is not there: written by {}", region.origin));
-        }
-      }
+      c_.check_arrived(origin_, "sends", region);
     }
-    if (covered < c_.regions_.width(input_) && !has_integers()) {
-      refuse(-1, "sends what nothing has written");
-    }
+    if (!has_integers()) c_.check_there(origin_, "sends", input_, from_);
     c_.note_read(input_, from_);
   }
 
-  /// What a reduction makes of a region, along one of the group's factors.
-  Kind reduced(const Region& region, int f, Kind to) const {
-    const Kind kind = region.type[f];
-    if (kind == zero || kind == unknown) return kind == zero ? zero : to;
-    if (operation_.takes_maximum) {
-      if (kind == maximum) return replicated;
-      refuse(f, "takes the maximum of " + told(region, f));
+  /// The input with what `kind(region, f)` makes of each kind along the group's factors; zeros
+  /// stay.
+  template <class NewKind>
+  std::vector<Region> input_as(const NewKind& kind) const {
+    std::vector<Region> parts = from_;
+    for (Region& region : parts) {
+      for (int f = 0; f < c_.count(); ++f) {
+        if (along_[f] && region.type[f] != zero) region.type[f] = kind(region, f);
+      }
     }
-    if (kind == partial) return to;
-    refuse(f, fmt::format("sums what is no term of a sum: {}", told(region, f)));
+    return parts;
+  }
+
+  /// What a reduction makes of the input: terms of a sum become this kind.
+  std::vector<Region> reduced(Kind to) const {
+    return input_as([&](const Region& region, int f) {
+      const Kind kind = region.type[f];
+      if (kind == unknown) return to;
+      if (operation_.takes_maximum && kind == maximum) return replicated;
+      if (!operation_.takes_maximum && kind == partial) return to;
+      refuse(f, (operation_.takes_maximum ? "takes the maximum of "
+                                          : "sums what is no term of a sum: ") +
+                    Checker::told(region, f));
+    });
   }
 
   void all_reduce() const {
-    for (const Region& region : from_) {
-      Type type = region.type;
-      for (int f = 0; f < c_.count(); ++f) {
-        if (along_[f]) type[f] = reduced(region, f, replicated);
-      }
-      c_.write(output_, region.begin, region.end, type, origin_);
+    for (const Region& region : reduced(replicated)) {
+      c_.write(output_, region.begin, region.end, region.type, origin_);
     }
   }
 
   void reduce_scatter() const {
-    if (has_columns()) {
-      std::vector<Region> parts = from_;
-      for (Region& region : parts) {
-        for (int f = 0; f < c_.count(); ++f) {
-          if (along_[f]) region.type[f] = reduced(region, f, rows);
-        }
-      }
-      return put_columns(parts);
-    }
+    const std::vector<Region> parts = reduced(rows);
+    if (has_columns()) return put_columns(parts);
     const int64_t length = c_.regions_.width(input_) / std::ssize(*operation_.members);
     const int64_t first = length * operation_.rank;
     for (const Region& region : c_.regions_.of(output_)) {
@@ -147,15 +131,11 @@ class MessageRules {
                fmt::format("writes over a gradient that nothing has read, from {}", region.origin));
       }
     }
-    for (const Region& region : from_) {
-      Type type = region.type;
-      for (int f = 0; f < c_.count(); ++f) {
-        if (along_[f]) type[f] = reduced(region, f, rows);
-      }
+    for (const Region& region : parts) {
       const int64_t begin = std::max(region.begin, first) - first;
       const int64_t end = std::min(region.end, first + length) - first;
       if (begin >= end) continue;
-      c_.write(output_, begin, end, type, origin_, region.parameter);
+      c_.write(output_, begin, end, region.type, origin_, region.parameter);
       if (region.parameter == nullptr) continue;
       c_.regions_.change(output_, begin, end, [](Region& r) { r.is_unread_gradient = true; });
     }
@@ -168,18 +148,13 @@ class MessageRules {
   }
 
   void all_gather() const {
-    std::vector<Region> gathered = from_;
-    for (Region& region : gathered) {
-      for (int f = 0; f < c_.count(); ++f) {
-        Kind& kind = region.type[f];
-        if (!along_[f] || kind == zero || kind == unknown) continue;
-        const bool is_list = c_.is_decoding_ && kind == own_sums;  // which a merge makes one of
-        if (kind != rows && kind != columns && kind != dispatched && !is_list) {
-          refuse(f, "gathers " + told(region, f));
-        }
-        kind = replicated;
-      }
-    }
+    const std::vector<Region> gathered = input_as([&](const Region& region, int f) {
+      const Kind kind = region.type[f];
+      const bool is_list = c_.is_decoding_ && kind == own_sums;  // which a merge makes one of
+      if (kind == rows || kind == columns || kind == dispatched || is_list) return replicated;
+      if (kind == unknown) return unknown;
+      refuse(f, "gathers " + Checker::told(region, f));
+    });
     const auto weights = c_.parts_of(output_, &Parameter::value);
     if (!weights.empty()) return gather_weights(gathered, weights);
     if (has_columns()) {
@@ -220,20 +195,13 @@ class MessageRules {
     if (output_.numel() == 0) return;
     const bool of_experts = operation_.group.starts_with("ep");
     if (from_.empty()) return c_.write(output_, all_of(unknown), origin_);  // no row leaves here
-    std::vector<Region> parts = from_;
-    for (Region& region : parts) {
-      for (int f = 0; f < c_.count(); ++f) {
-        Kind& kind = region.type[f];
-        if (!along_[f] || kind == zero || kind == unknown) continue;
-        if (kind == c_.kind_of_tokens()) {
-          kind = of_experts ? dispatched : columns;
-        } else if (kind == dispatched || kind == columns) {
-          kind = c_.kind_of_tokens();
-        } else {
-          refuse(f, "exchanges " + told(region, f));
-        }
-      }
-    }
+    const std::vector<Region> parts = input_as([&](const Region& region, int f) {
+      const Kind kind = region.type[f], of_tokens = c_.kind_of_tokens();
+      if (kind == of_tokens) return of_experts ? dispatched : columns;
+      if (kind == dispatched || kind == columns) return of_tokens;
+      if (kind == unknown) return unknown;
+      refuse(f, "exchanges " + Checker::told(region, f));
+    });
     if (has_columns()) return put_columns(parts);
     c_.write(output_, parts[0].type, origin_);
   }
@@ -266,7 +234,7 @@ class MessageRules {
         const Kind kind = region.type[f], expected = c_.setting_.boundary[f];
         if (kind == expected || is_neutral(kind)) continue;
         refuse(f, fmt::format("the other stage takes it as {}, and gets {}", words(expected),
-                              told(region, f)));
+                              Checker::told(region, f)));
       }
     }
   }
@@ -296,7 +264,7 @@ class MessageRules {
         const Kind kind = region.type[f];
         if (along_[f] || kind == type[f] || is_neutral(kind)) continue;
         refuse(f, fmt::format("the others take it as {}, and get {}", words(type[f]),
-                              told(region, f)));
+                              Checker::told(region, f)));
       }
     }
     c_.write(from_.empty() ? output_ : input_, type, origin_);

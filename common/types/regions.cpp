@@ -26,19 +26,14 @@ Columns columns_of(const Tensor& t, int64_t offset) {
   return {0, offset, offset + chunk};
 }
 
-Kind joined(Kind a, Kind b) {
-  if (a == b || b == Kind::unwritten || b == Kind::zero) return a;
-  if (a == Kind::unwritten || a == Kind::zero) return b;
-  const bool of_heads = (a == Kind::replicated && b == Kind::columns) ||
-                        (a == Kind::columns && b == Kind::replicated);
-  return of_heads ? Kind::columns : Kind::unknown;
-}
-
 /// All regions become one, of rows of `period` columns.
 void collapse(std::vector<Region>& regions, int64_t period) {
   Region all = regions.front();
   for (const Region& region : regions) {
-    for (int f = 0; f < kFactors; ++f) all.type[f] = joined(all.type[f], region.type[f]);
+    for (int f = 0; f < kFactors; ++f) {
+      const Kind both = beside(all.type[f], region.type[f]);
+      all.type[f] = both == kRefused ? Kind::unknown : both;
+    }
     all.reading = std::max(all.reading, region.reading);
     all.arriving = std::max(all.arriving, region.arriving);
   }

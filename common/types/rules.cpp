@@ -13,11 +13,7 @@ using enum Kind;
 class Rules {
  public:
   /// What all of an operand is.
-  struct Value {
-    Type type{};
-    std::string_view origin;
-    int block = -1;
-    const Parameter* parameter = nullptr;
+  struct Value : Region {
     bool is_there = false;  ///< it has elements
   };
 
@@ -31,42 +27,19 @@ class Rules {
     c_.refuse(op_.name, factor, what);
   }
 
-  std::string told(const Value& x, int f) const {
-    std::string text = fmt::format("{}, {} (from {}", x.parameter ? x.parameter->name : "a tensor",
-                                   words(x.type[f]), x.origin);
-    if (x.block >= 0) text += fmt::format(" in block {}", x.block);
-    return text + ")";
-  }
+  static std::string told(const Value& x, int f) { return Checker::told(x, f); }
 
   // ---- operands
 
   Value value_of(const Region& region) const {
-    if (region.arriving > 0) {
-      refuse(-1,
-             fmt::format("reads what {} has not brought yet: a wait is missing", region.origin));
-    }
+    c_.check_arrived(op_.name, "reads", region);
     c_.add_to_link(region);
-    return {region.type, region.origin, region.block, region.parameter, true};
-  }
-
-  /// All of it has been written, and is up to date.
-  void check_there(const Tensor& x, const std::vector<Region>& all) const {
-    int64_t covered = 0;
-    for (const Region& region : all) {
-      covered += region.end - region.begin;
-      for (int f = 0; f < c_.count(); ++f) {
-        if (region.type[f] != unwritten) continue;
-        refuse(f, fmt::format("reads {}, which is not there: written by {}",
-                              region.parameter ? region.parameter->name : "a tensor",
-                              region.origin.empty() ? "nothing" : region.origin));
-      }
-    }
-    if (covered < c_.regions_.width(x)) refuse(-1, "reads what nothing has written");
+    return {region, true};
   }
 
   Value read(int i) const { return read(operand(i)); }
   Value read(const Tensor& x) const {
-    Value value;
+    Value value{};
     if (!x.defined() || x.numel() == 0) return value;
     const std::vector<Region> all = c_.as_read(x);
     if (x.dtype() == DType::i32 && (all.empty() || all.front().type == all_of(unwritten))) {
@@ -74,22 +47,18 @@ class Rules {
       value.is_there = true;
       return value;
     }
-    check_there(x, all);
+    c_.check_there(op_.name, "reads", x, all);
     value = value_of(all.front());
-    for (const Region& region : all) {
+    for (const Region& region : std::span(all).subspan(1)) {
       const Value part = value_of(region);
       for (int f = 0; f < c_.count(); ++f) {
-        const Kind both = same(value.type[f], part.type[f]);
-        const auto heads = [](Kind a, Kind b) { return a == replicated && b == columns; };
-        if (heads(value.type[f], part.type[f]) || heads(part.type[f], value.type[f])) {
-          value.type[f] = columns;  // q's heads beside k's and v's, of which ranks have copies
-        } else if (both == kRefused) {
+        const Kind both = types::beside(value.type[f], part.type[f]);
+        if (both == kRefused) {
           refuse(f, fmt::format("one part of what it reads is {}, and another {}", told(value, f),
                                 told(part, f)));
-        } else {
-          if (both != value.type[f]) value.origin = part.origin, value.block = part.block;
-          value.type[f] = both;
         }
+        if (both != value.type[f]) value.origin = part.origin, value.block = part.block;
+        value.type[f] = both;
       }
     }
     c_.note_read(x, all);
@@ -135,7 +104,10 @@ class Rules {
       if (covered < end - begin) refuse(-1, "adds to what nothing has written");
       c_.note_read(y, before);
     }
-    Value added{.origin = op_.name, .block = Runtime::current().block(), .is_there = true};
+    Value added{};
+    added.origin = op_.name;
+    added.block = Runtime::current().block();
+    added.is_there = true;
     for (int f = 0; f < c_.count(); ++f) added.type[f] = kind(f);
     if (!adds) return put(y, begin, end, [&](int f) { return added.type[f]; });
     for (const Region& region : before) {
@@ -267,7 +239,7 @@ class Rules {
       const Value w = read(2);
       return put(0, [&](int f) { return product(times, f, x, w); });
     }
-    check_there(operand(2), parts);
+    c_.check_there(op_.name, "reads", operand(2), parts);
     for (const Region& part : parts) {
       const Value w = value_of(part);
       put(operand(0), part.begin / I, part.end / I, [&](int f) { return product(times, f, x, w); });
@@ -280,7 +252,7 @@ class Rules {
       const Value dy = read(1), w = read(2);
       return put(0, [&](int f) { return product(times_transposed, f, dy, w); });
     }
-    Value sum;
+    Value sum{};
     for (const Region& part : parts) {
       const Value w = value_of(part);
       for (const Region& piece : of_dy) {
@@ -523,12 +495,12 @@ class Rules {
     put(0, [&](int f) { return product(schema, f, x, w); });
   }
   void router_loss(bool has_load) const {  // loss, x, load
-    const Value x = read(1), load = has_load ? read(2) : Value();
+    const Value x = read(1), load = has_load ? read(2) : Value{};
     for (int f = 0; f < c_.count(); ++f) must_be_whole(f, "the load", load);
     enter(0, x);
   }
   void router_loss_backward(bool has_load) const {  // dx, dx, x, load
-    const Value before = read(1), x = read(2), load = has_load ? read(3) : Value();
+    const Value before = read(1), x = read(2), load = has_load ? read(3) : Value{};
     put(0, [&](int f) {
       must_be_whole(f, "the load", load);
       if (before.type[f] == partial && x.type[f] == replicated) {
