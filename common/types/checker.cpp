@@ -347,8 +347,8 @@ void Checker::end_step() {
   const auto lost = regions_.find([](const Region& r) { return r.is_unread_gradient; });
   if (lost) {
     refuse("the end of the step", -1,
-           fmt::format("nothing has read the gradient of {} that {} left in block {}",
-                       lost->parameter ? lost->parameter->name : "a weight", lost->origin,
+           fmt::format("nothing has read the gradient{} that {} left in block {}",
+                       lost->parameter ? " of " + lost->parameter->name : "", lost->origin,
                        lost->block));
   }
   for (const Tensor& number : terms_) {

@@ -249,9 +249,15 @@ class MessageRules {
     if (columns > 0) c_.regions_.divide_into_columns(output_, columns);
     for (const Region& region : sent) {
       c_.add_to_link(region);
-      if (c_.regions_.width(output_) < region.end) return c_.write(output_, sent[0].type, origin_);
+      if (c_.regions_.width(output_) < region.end) {
+        c_.write(output_, sent[0].type, origin_);
+        break;
+      }
       c_.write(output_, region.begin, region.end, region.type, origin_);
     }
+    // What the places before have added up, somebody has to read. Keys may go by unread.
+    if (!operation_.group.ends_with("gradients")) return;
+    c_.regions_.change(output_, [](Region& region) { region.is_unread_gradient = true; });
   }
   /// Broadcasts logits, from the stage that has the head. Who gets them takes them for a rank's
   /// columns.

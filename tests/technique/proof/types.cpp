@@ -868,6 +868,28 @@ TEST_CASE("what is under way is neither read nor written over before it is waite
   });
 }
 
+TEST_CASE("a gradient that comes around a ring is lost where nothing reads it") {
+  for (const char* name : {"ring", "ring_gradients"}) {
+    for (bool is_read : {true, false}) {
+      INFO(name << ", read " << is_read);
+      TypedProgram program(0);
+      const Tensor x = TypedProgram::same_on_all({4}), y = Tensor::empty({4}, DType::f64);
+      program.begin();
+      const Communicator ring = program.dry->mesh.tp().split(name, [](int) { return 0; });
+      const SendRecv both[] = {{SendRecv::send, x, 1}, {SendRecv::recv, y, 1}};
+      ring.send_recv_async(both).wait();
+      if (is_read) ops::add(x, x, y);
+      if (is_read || name == std::string("ring")) {
+        program.checker->end_step();
+      } else {
+        check_throws<types::TypeError>(
+            [&] { program.checker->end_step(); },
+            {"nothing has read the gradient", "recv over ring_gradients"});
+      }
+    }
+  }
+}
+
 TEST_CASE("an op without a rule is an error") {
   OnDevice meta(Device::meta);
   types::Checker checker({});
