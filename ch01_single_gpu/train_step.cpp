@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "base/clock.h"
 #include "tensor/runtime.h"
 #include "train/pretrained.h"
 
@@ -52,7 +53,7 @@ void Trainer::forward_backward(const Pass& pass) {
 
 // [train_step]
 void Trainer::train_step(int64_t step) {
-  step_begin_ = std::chrono::steady_clock::now();
+  step_begin_ = clock_ns();
   const Runtime& runtime = Runtime::current();
   const double flops_before = runtime.flops();
   const NoHostReads no_host_reads;

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <chrono>
-
 #include "accounting/memory.h"
 #include "files/data.h"
 #include "model.h"
@@ -49,8 +47,8 @@ class Trainer : public TrainerBase {
   Tensor loss_;  // [1] f64: the running step's loss
   // [members]
   int64_t tokens_ = 0;
-  double flops_ = 0;  // of the last step, on this rank
-  std::chrono::steady_clock::time_point step_begin_;
+  double flops_ = 0;        // of the last step, on this rank
+  int64_t step_begin_ = 0;  // in nanoseconds of the clock
 };
 
 /// What a training step asks for, found by a dry run.

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <chrono>
-
 #include "accounting/memory.h"
 #include "accounting/pipeline_accountant.h"
 #include "accounting/traffic.h"
@@ -62,8 +60,8 @@ class Trainer : public TrainerBase {
   Tensor loss_;  // [1] f64: the share of this rank's samples in the running step's loss
   // [members]
   int64_t tokens_ = 0;
-  double flops_ = 0;  // of the last step, on this rank
-  std::chrono::steady_clock::time_point step_begin_;
+  double flops_ = 0;        // of the last step, on this rank
+  int64_t step_begin_ = 0;  // in nanoseconds of the clock
 };
 
 // [simulate]

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/args.h"
+#include "base/clock.h"
 #include "comm/launch.h"
 #include "ring.h"
 #include "tensor/console.h"
@@ -90,13 +91,13 @@ void tour(const Communicator& world) {
 
 /// Rank r sleeps r seconds; all leave together.
 void barrier(const Communicator& world) {
-  const auto begin = std::chrono::steady_clock::now();
+  const int64_t begin = clock_ns();
   std::this_thread::sleep_for(std::chrono::seconds(world.rank()));
   const Tensor slept = values({double(world.rank())});
   world.barrier();
-  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+  const double waited = seconds_since(begin);
   show(world, "barrier: seconds that the rank slept -> seconds until it came out", slept,
-       values({std::round(waited.count() * 100) / 100}));
+       values({std::round(waited * 100) / 100}));
 }
 
 int run(const Communicator& world, int argc, char** argv) {

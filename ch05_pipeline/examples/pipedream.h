@@ -1,5 +1,7 @@
 #pragma once
 
+#include "base/clock.h"
+#include "tensor/work_timer.h"
 #include "train_step.h"
 #include "weight_stash.h"
 
@@ -36,6 +38,16 @@ inline void check_updates_of_a_stage(const TrainConfig& run) {
   }
 }
 
+/// What a rank's passes and updates have taken, in seconds.
+struct PipeDreamWork {
+  double forward = 0, backward = 0, update = 0;
+  double span = 0;  ///< from the first action of each step to its last update
+  int64_t micro_batches = 0;
+
+  /// The share of the span in which it worked on nothing. Updates are work.
+  double idle() const { return span == 0 ? 0 : 1 - (forward + backward + update) / span; }
+};
+
 /// Trains as PipeDream first did: in the order of 1F1B, and each stage updates its weights after
 /// each backward pass, with nothing between stages but activations and their gradients. What needs
 /// all gradients of a step, such as their norm for clipping, it cannot have.
@@ -46,7 +58,7 @@ class PipeDream : public Trainer {
 
   /// A step of m updates. Its loss is the mean over the micro-batches, each before its own update.
   void train_step(int64_t step) override {
-    step_begin_ = std::chrono::steady_clock::now();
+    step_begin_ = clock_ns();
     const double flops_before = Runtime::current().flops();
     const NoHostReads no_host_reads;
     const TraceScope trace("train_step");
@@ -57,8 +69,29 @@ class PipeDream : public Trainer {
   }
 
   ReportRows report_rows() override;
+  /// For between two steps.
+  const PipeDreamWork& measured() const {
+    timer_.read();
+    return work_;
+  }
 
  private:
+  /// Adds the time that it lives to a sum.
+  class Timed {
+   public:
+    Timed(WorkTimer& timer, double& sum) : timer_(timer), sum_(sum), begin_(timer.now()) {}
+    ~Timed() {
+      timer_.since(begin_, [&sum = sum_](double took) { sum += took; });
+    }
+    Timed(const Timed&) = delete;
+    Timed& operator=(const Timed&) = delete;
+
+   private:
+    WorkTimer& timer_;
+    double& sum_;
+    int64_t begin_;
+  };
+
   /// A micro-batch from its forward to its backward pass.
   struct InFlight {
     Pass pass;
@@ -66,11 +99,13 @@ class PipeDream : public Trainer {
   };
 
   void run(int64_t step) {
+    timer_.read();  // what the step before took
     const Schedule& schedule = pipeline_.schedule();
     const std::vector<Action>& actions = schedule.actions[mesh_.pp().rank()];
     Mail mail(schedule, mesh_.pp(), boundary(),
               std::vector<int64_t>(schedule.micro_batches, tokens_of_micro_batch()));
     std::map<int64_t, InFlight> running;  // by micro-batch
+    const Timed timed(timer_, work_.span);
     // [loop]
     for (int64_t i = 0; i < std::ssize(actions); ++i) {
       const int64_t micro_batch = actions[i].micro_batch;
@@ -89,11 +124,13 @@ class PipeDream : public Trainer {
   }
 
   Tensor forward(int64_t micro_batch, Tensor x, InFlight& own) {
+    const Timed timed(timer_, work_.forward);
     stash_.begin_forward(micro_batch);
     return model_.forward_chunk(0, std::move(x), &own.activations, own.pass);
   }
 
   Tensor backward(int64_t micro_batch, Tensor dy, InFlight& own) {
+    const Timed timed(timer_, work_.backward);
     // The loss is a mean over the step; an update's gradient is that of its micro-batch's mean.
     own.pass.loss_scale *= double(config_.grad_acc_steps);
     data_parallel_->begin_step(/*micro_batches=*/1);
@@ -107,16 +144,24 @@ class PipeDream : public Trainer {
   // [update]
   void update(int64_t step, int64_t micro_batch) {
     const int64_t m = config_.grad_acc_steps;
-    stash_.begin_update();
-    grads_.end_window();
-    data_parallel_->finish();
-    const Tensor squares = optimizer_.grad_squares();
+    const Tensor squares = squares_before_update();
     // 8 bytes: all ranks of a stage skip an update that is not finite, or none. The last one's norm
     // is reported, of all stages.
     (micro_batch + 1 < m ? mesh_.stage() : mesh_.world()).all_reduce(squares);
+    const Timed timed(timer_, work_.update);
     const double lr = learning_rate(config_.optimizer, step, config_.steps);
     optimizer_.step(step * m + micro_batch, lr, squares);
     data_parallel_->after_update();
+  }
+
+  /// Of the gradient, which is complete then; the version that it updates is kept if it has to be.
+  Tensor squares_before_update() {
+    const Timed timed(timer_, work_.update);
+    ++work_.micro_batches;
+    stash_.begin_update();
+    grads_.end_window();
+    data_parallel_->finish();
+    return optimizer_.grad_squares();
   }
   // [update]
 
@@ -137,6 +182,8 @@ class PipeDream : public Trainer {
   }
 
   WeightStash stash_;
+  PipeDreamWork work_;
+  mutable WorkTimer timer_;  // has what is still to be added to work_
 };
 
 /// The formulas of a rank under 1F1B, with the versions of its weights that it keeps besides.
@@ -158,7 +205,16 @@ inline Simulation simulate_pipedream(const TrainConfig& config, int rank) {
 }
 
 inline ReportRows PipeDream::report_rows() {
-  return prediction_rows(predict_pipedream(config_, mesh_.world().rank()));
+  ReportRows rows = prediction_rows(predict_pipedream(config_, mesh_.world().rank()));
+  if (config_.pipeline.pp_size == 1) return rows;
+  const PipeDreamWork& work = measured();
+  const double each = 1e3 / double(std::max<int64_t>(1, work.micro_batches));
+  rows.emplace_back("work of a stage",
+                    fmt::format("forward {:.3g}, backward {:.3g}, update {:.3g} ms; rank 0 idles "
+                                "{:.0f} % of its step",
+                                each * work.forward, each * work.backward, each * work.update,
+                                100 * work.idle()));
+  return rows;
 }
 
 }  // namespace usp

@@ -3,11 +3,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <set>
 #include <sstream>
 
+#include "base/clock.h"
 #include "pipeline_parallel/generators.h"
 #include "tensor/console.h"
 
@@ -302,11 +302,8 @@ TwinResult run_composition(uint64_t number, const Composition& of, const Communi
 }  // namespace
 
 int fuzz(const TrainConfig& config, const Communicator& world) {
-  using Clock = std::chrono::steady_clock;
-  const auto begin = Clock::now();
-  const auto minutes = [&] {
-    return std::chrono::duration<double, std::ratio<60>>(Clock::now() - begin).count();
-  };
+  const int64_t begin = clock_ns();
+  const auto minutes = [&] { return seconds_since(begin) / 60; };
   const bool has_ranks = world.size() > 1;
   double said = 0;
   Tally tally;

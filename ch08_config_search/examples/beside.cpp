@@ -4,9 +4,9 @@
 // most of whose time the cores are free.
 
 #include <algorithm>
-#include <chrono>
 
 #include "base/args.h"
+#include "base/clock.h"
 #include "comm/launch.h"
 #include "comm/links.h"
 #include "tensor/console.h"
@@ -21,10 +21,9 @@ constexpr int64_t kShare = 3;  // products take that part of the all-reduce, eac
 /// Seconds that a rank spends on something, the mean of all ranks; they begin together.
 double timed(const Communicator& world, const std::function<void()>& done) {
   world.barrier();
-  const auto begin = std::chrono::steady_clock::now();
+  const int64_t begin = clock_ns();
   done();
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  return world.sum(seconds.count()) / world.size();
+  return world.sum(seconds_since(begin)) / world.size();
 }
 
 /// What a turn took, in seconds.
@@ -62,11 +61,10 @@ class Bench {
     turn.products = timed(world_, [&] { multiply(); });
     turn.all_reduce = timed(world_, [&] { all_reduce(); });
     turn.both = timed(world_, [&] {
-      const auto begin = std::chrono::steady_clock::now();
+      const int64_t begin = clock_ns();
       Handle handle = world_.all_reduce_async(sums_);
       multiply();
-      turn.products_beside =
-          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      turn.products_beside = seconds_since(begin);
       handle.wait();
     });
     turn.products_beside = world_.sum(turn.products_beside) / world_.size();

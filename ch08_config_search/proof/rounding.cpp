@@ -1,11 +1,11 @@
 #include "proof/rounding.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 #include <sstream>
 
+#include "base/clock.h"
 #include "base/file_writer.h"
 #include "base/rng.h"
 #include "base/rules.h"
@@ -204,7 +204,7 @@ Twin in_bf16(const Twin& twin) {
 }
 
 RoundingResult compare_rounding(const Twin& twin) {
-  const auto begin = std::chrono::steady_clock::now();
+  const int64_t begin = clock_ns();
   RoundingResult result;
   TrainConfig config = with_rate(twin.config);
   config.composition.check_copies = has_copies(place_parameters(config)) ? 1 : 0;
@@ -226,7 +226,7 @@ RoundingResult compare_rounding(const Twin& twin) {
   } catch (const std::exception& error) {
     result.failure = error.what();
   }
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  result.seconds = seconds_since(begin);
   return result;
 }
 

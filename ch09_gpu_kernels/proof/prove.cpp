@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <mutex>
@@ -12,6 +11,7 @@
 #include "accounting/memory.h"
 #include "accounting/pipeline_accountant.h"
 #include "accounting/zero_accountant.h"
+#include "base/clock.h"
 #include "base/rng.h"
 #include "base/rules.h"
 #include "comm/launch.h"
@@ -251,7 +251,7 @@ void agree(const Communicator& world, TwinResult& result) {
 
 /// On threads, or on the ranks of `world`.
 TwinResult run_beside_one(const Twin& twin, const Twin* then, const Communicator* world) {
-  const auto begin = std::chrono::steady_clock::now();
+  const int64_t begin = clock_ns();
   const ModelConfig& model = twin.config.model;
   const int64_t seq_len = twin.config.seq_len;
   const TwinFolder folder(model.vocab_size, seq_len);
@@ -296,7 +296,7 @@ TwinResult run_beside_one(const Twin& twin, const Twin* then, const Communicator
     train(*then);
     if (!result.failure.empty()) result.failure = "after it went on:\n" + result.failure;
   }
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  result.seconds = seconds_since(begin);
   return result;
 }
 
@@ -367,10 +367,9 @@ int prove(const TrainConfig& config, const types::Mutation& mutation) {
         "2");
   }
   if (asks_types && !is_typed(config, mutation)) return 1;
-  const auto begin = std::chrono::steady_clock::now();
+  const int64_t begin = clock_ns();
   const TwinFamily family = shrink(config, config.composition.prove);
-  const auto searched =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const double searched = seconds_since(begin);
   print("{} ranks ({}): {} classes; {} kept by twins of at most {} ranks, found in {:.1f} s\n",
         config.mesh().ranks(), describe(config.mesh()), family.real.size(),
         family.real.size() - family.lost.size(), config.composition.prove, searched);

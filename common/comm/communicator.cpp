@@ -1,10 +1,10 @@
 #include "comm/communicator.h"
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <numeric>
 
+#include "base/clock.h"
 #include "tensor/marks.h"
 #include "tensor/ops.h"
 #include "tensor/recorder.h"
@@ -17,7 +17,9 @@ namespace {
 /// Notes when the main thread hands over an operation.
 void stamp(Operation& operation) {
   operation.queued = std::chrono::steady_clock::now();
-  if (Runtime::current().tracer().recording()) operation.queued_cpu_ns = thread_cpu_ns();
+  if (!Runtime::current().tracer().recording()) return;
+  operation.queued_ns = clock_ns();
+  operation.queued_cpu_ns = thread_cpu_ns();
 }
 
 /// Enters an operation that begins, with what this rank is going to send.
@@ -99,7 +101,7 @@ void record(const Operation& operation, const Wait& wait, OnDevice on_device) {
   exchange.payload_bytes = operation.payload_bytes;
   exchange.wire_bytes = operation.wire_bytes;
   exchange.step = tracer.step();
-  exchange.queued_ns = std::chrono::nanoseconds(operation.queued.time_since_epoch()).count();
+  exchange.queued_ns = operation.queued_ns;
   exchange.queued_cpu_ns = operation.queued_cpu_ns;
   const bool goes_on = operation.done.load(std::memory_order_acquire) == 0;
   exchange.begin_ns = goes_on ? 0 : operation.begin_ns;

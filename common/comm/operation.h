@@ -109,7 +109,8 @@ struct Operation {
   int64_t flight_entry = -1;
   int64_t recorded_as = -1;  ///< by the runtime's Recorder; -1: it was told nothing
   std::chrono::steady_clock::time_point queued;  ///< by the main thread
-  int64_t queued_cpu_ns = -1;                    ///< its CPU clock then, where a trace is recorded
+  int64_t queued_ns = -1;                        ///< clock_ns() then, where a trace is recorded
+  int64_t queued_cpu_ns = -1;                    ///< its CPU clock then, likewise
   int64_t wire_bytes = 0, header_bytes = 0;      ///< sent by this rank
   int64_t begin_ns = 0, end_ns = 0;              ///< steady clock; carried out from, to
   std::string error;                             ///< why it failed; empty if it did not

@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "base/clock.h"
 #include "cuda/errors.h"
-#include "tensor/trace.h"
 
 namespace usp::cuda {
 

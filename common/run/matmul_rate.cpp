@@ -1,13 +1,13 @@
 #include "run/matmul_rate.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <optional>
 #include <span>
 #include <string>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/rng.h"
 #include "base/threads.h"
 #include "tensor/ops.h"
@@ -45,16 +45,16 @@ constexpr double kSharedRoundSeconds = 0.02;
 double time_round(const Communicator& world, std::vector<Product>& products, int64_t repeats) {
   Runtime::current().wait();
   world.barrier();
-  const auto begin = std::chrono::steady_clock::now();
+  const int64_t begin = clock_ns();
   for (int64_t i = 0; i < repeats; ++i) {
     for (Product& product : products) {
       ops::matmul(product.c, product.a, product.b.transposed());
     }
   }
   Runtime::current().wait();
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+  const double elapsed = seconds_since(begin);
   const HostScope on_host;
-  const Tensor longest = Tensor::from_host(std::vector<double>{elapsed.count()}, {1}, DType::f64);
+  const Tensor longest = Tensor::from_host(std::vector<double>{elapsed}, {1}, DType::f64);
   world.all_reduce(longest, ReduceOp::max);
   return longest.item();
 }

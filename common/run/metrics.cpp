@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/file_writer.h"
 #include "tensor/console.h"
 #include "tensor/memory_profile.h"
@@ -40,10 +41,10 @@ void read_metrics(const nlohmann::json& json, StepMetrics& metrics) {
 
 }  // namespace
 
-void StepMetrics::took(std::chrono::steady_clock::time_point begin, int64_t tokens_of_step) {
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-  step_ms = 1e3 * elapsed.count();
-  tokens_per_s = double(tokens_of_step) / elapsed.count();
+void StepMetrics::took(int64_t begin_ns, int64_t tokens_of_step) {
+  const double seconds = seconds_since(begin_ns);
+  step_ms = 1e3 * seconds;
+  tokens_per_s = double(tokens_of_step) / seconds;
 }
 
 void StepMetrics::relate_to(double peak_gflops) {

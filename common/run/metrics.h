@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <string>
@@ -36,7 +35,7 @@ struct StepMetrics {
   /// No update was made, for want of a finite gradient.
   bool skipped() const { return !std::isfinite(grad_norm); }
   /// Fills time and speed of a step of this many tokens, which began then and ends now.
-  void took(std::chrono::steady_clock::time_point begin, int64_t tokens_of_step);
+  void took(int64_t begin_ns, int64_t tokens_of_step);
   /// Fills the utilisations: operations / time / peak. 0: leaves them out.
   void relate_to(double peak_gflops);
 };

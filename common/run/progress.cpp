@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/output.h"
 #include "tensor/runtime.h"
 
@@ -13,8 +14,8 @@ namespace usp {
 
 namespace {
 
-constexpr std::chrono::milliseconds kTerminalInterval(100);
-constexpr std::chrono::milliseconds kLogInterval(5000);
+constexpr int64_t kTerminalIntervalNs = 100'000'000;
+constexpr int64_t kLogIntervalNs = 5'000'000'000;
 
 /// `line` cut to the width of the terminal: a line that wraps cannot be rewritten in place.
 std::string fitted(std::string line) {
@@ -41,8 +42,8 @@ Progress::Progress(int64_t steps, int64_t done, bool terminal)
     : steps_(steps),
       done_(done),
       terminal_(terminal),
-      begin_(std::chrono::steady_clock::now()),
-      shown_(begin_ - kLogInterval) {}
+      begin_ns_(clock_ns()),
+      shown_ns_(begin_ns_ - kLogIntervalNs) {}
 
 Progress::~Progress() {
   if (line_open_) write_output("\n");
@@ -54,11 +55,11 @@ void Progress::show(const StepMetrics& metrics) {
     val_step_ = metrics.step;
   }
   if (!speaks_for_all()) return;
-  const auto now = std::chrono::steady_clock::now();
+  const int64_t now = clock_ns();
   const bool last = metrics.step == steps_;
-  if (now - shown_ < (terminal_ ? kTerminalInterval : kLogInterval) && !last) return;
-  shown_ = now;
-  const std::string text = line(metrics, std::chrono::duration<double>(now - begin_).count());
+  if (now - shown_ns_ < (terminal_ ? kTerminalIntervalNs : kLogIntervalNs) && !last) return;
+  shown_ns_ = now;
+  const std::string text = line(metrics, seconds_since(begin_ns_));
   clear_line();
   write_output(terminal_ ? fitted(text) : text + "\n");
   flush_output();

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <string>
 
 #include "run/metrics.h"
@@ -34,8 +33,8 @@ class Progress {
   bool line_open_ = false;
   double val_loss_ = 0;
   int64_t val_step_ = 0;  ///< at which it was computed; 0: none that is still to be shown
-  std::chrono::steady_clock::time_point begin_;
-  std::chrono::steady_clock::time_point shown_;
+  int64_t begin_ns_;
+  int64_t shown_ns_;
 };
 
 }  // namespace usp

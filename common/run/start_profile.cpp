@@ -5,7 +5,7 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
-#include "tensor/trace.h"
+#include "base/clock.h"
 
 namespace usp {
 

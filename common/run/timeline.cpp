@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "base/clock.h"
 #include "base/machine.h"
 #include "base/threads.h"
 #include "tensor/runtime.h"

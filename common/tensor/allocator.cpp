@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cstdlib>
 
 #include "base/check.h"
+#include "base/clock.h"
 
 namespace usp {
 
@@ -84,8 +84,7 @@ void Allocator::count(int64_t bytes, const MemoryTag& tag) {
   peak_[index] = std::max(peak_[index], live_[index]);
   peak_total_ = std::max(peak_total_, live_total_);
   if (recording_ && bytes != 0) {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    events_.push_back({std::chrono::nanoseconds(now).count(), bytes, tag, live_[index]});
+    events_.push_back({clock_ns(), bytes, tag, live_[index]});
   }
 }
 

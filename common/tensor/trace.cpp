@@ -1,11 +1,11 @@
 #include "tensor/trace.h"
 
 #include <algorithm>
-#include <chrono>
 #include <ctime>
 #include <map>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/file_writer.h"
 #include "base/machine.h"
 #include "base/threads.h"
@@ -14,10 +14,6 @@
 #include "tensor/runtime.h"
 
 namespace usp {
-
-int64_t clock_ns() {
-  return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 namespace {
 

@@ -13,8 +13,6 @@ class Allocator;
 class Recorder;
 class Runtime;
 
-/// Nanoseconds of the steady clock, which all processes of a machine read alike.
-int64_t clock_ns();
 /// Nanoseconds that this thread has spent on a core: they count while it computes, not while it
 /// waits.
 int64_t thread_cpu_ns();

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "tensor/marks.h"
-#include "tensor/trace.h"
 
 namespace usp {
 
@@ -25,7 +25,7 @@ class WorkTimer {
   /// when they are read.
   template <class Use>
   void since(int64_t begin, Use use) {
-    if (marks_ == nullptr) return use(double(clock_ns() - begin) * 1e-9);
+    if (marks_ == nullptr) return use(seconds_since(begin));
     unread_.push_back({begin, marks_->make(), std::move(use)});
   }
   /// Reads what was not read yet. Waits for all that an accelerator was given: for between two

@@ -211,6 +211,14 @@ class Floors(unittest.TestCase):
 
 
 class Writing(unittest.TestCase):
+    def test_time_is_read_from_one_clock_which_a_test_can_set(self):
+        """Deadlines of messages and emulated links go by the machine's clock, whatever a test says of time."""
+        sources = code_files(ROOT / "common") + [path for chapter in ROOT.glob("ch[0-9][0-9]_*")
+                                                      for path in code_files(chapter)]
+        found = {str(path.relative_to(ROOT)) for path in sources if "steady_clock" in path.read_text(encoding="utf-8")}
+        found = {path for path in found if not path.startswith("common/comm/")}
+        self.assertEqual(found, {"common/base/clock.cpp"}, "what is measured goes by clock_ns() of base/clock.h")
+
     def test_what_a_reader_keeps_is_swapped_in(self):
         """Whatever is made anew is made beside what is there: a full disk or Ctrl-C leaves that."""
         found = {}

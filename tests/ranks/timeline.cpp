@@ -5,9 +5,11 @@
 #include <thread>
 
 #include "comm/launch.h"
+#include "tensor/ops.h"
 #include "tensor/runtime.h"
 #include "testing.h"
 #include "trace_format.h"
+#include "work_clock.h"
 
 /// One trace of all ranks.
 namespace usp::test {
@@ -199,6 +201,41 @@ TEST_CASE("only what is waited for inside of a step is a step's") {
   REQUIRE(waiting.step_ms >= 490);
   REQUIRE(waiting.skew_ms > 125);  // the mean of half a second and of nothing
   REQUIRE(waiting.skew_ms < 400);
+}
+
+TEST_CASE("each group has the time that its operations are waited for once all ranks have come") {
+  WaitingTime waiting;
+  const Json trace = trace_of(
+      2,
+      [](const Communicator& world) {
+        const Communicator pair = world.split("pair", [](int) { return 0; });
+        const Tensor x = Tensor::zeros({4}, DType::f32);
+        const auto work = [&](int ops) {
+          for (int i = 0; i < ops; ++i) ops::fill(x, 0);
+        };
+        const WorkClock clock;
+        const TraceScope step("train_step");
+        work(world.rank() == 1 ? 3 : 0);
+        world.all_reduce(x);  // rank 0 is there after 0 us, rank 1 after 3; each waits for 7
+        work(world.rank() == 0 ? 5 : 0);
+        pair.all_reduce(x);  // after 12 and 10
+        pair.all_reduce(x);  // after 19 and 17
+      },
+      nullptr, &waiting);
+  const std::map<std::string, std::vector<double>> expected = {{"world", {4, 7}},
+                                                               {"pair", {14, 10}}};
+  for (int rank = 0; rank < 2; ++rank) {
+    std::map<std::string, double> exposed;  // us, by group
+    for (const Json& wait : events(trace, "wait", rank)) {
+      const std::string id = std::to_string(int64_t(wait["args"]["group"]));
+      if (wait["dur"] != 7.0) continue;  // the split's, by the clock of the machine
+      exposed[trace["otherData"]["groups"][id]["name"]] += double(wait["args"]["exposed_us"]);
+    }
+    CAPTURE(rank);
+    for (const auto& [group, us] : expected) REQUIRE(exposed[group] == us[rank]);
+  }
+  check_close(Values{waiting.exposed_ms, waiting.skew_ms, waiting.step_ms},
+              Values{0.0175, 0.0035, 0.026}, 1e-12);
 }
 
 /// An all-reduce as rank `rank` would record it with a clock that is `ahead`: queued after 1 ms on

@@ -2,6 +2,7 @@
 
 #include "technique/examples/pipedream_parity.h"
 #include "technique/tiny_llama.h"
+#include "work_clock.h"
 
 namespace usp::test {
 namespace {
@@ -139,6 +140,38 @@ TEST_CASE("a rank keeps the versions that the formula says, and as many micro-ba
           CHECK(predict_pipedream(config, rank).states.weights == stale.states.weights);
         }
       }
+    }
+  }
+}
+
+TEST_CASE("PipeDream's updates are work: a rank idles while it waits, and only then") {
+  const Text text;
+  for (int64_t p : {2, 3, 4}) {
+    for (int64_t m : {1, 4}) {
+      const PipelineCase c = stale_case(p, m);
+      const TrainConfig config = stale_config(c);
+      CAPTURE(c.name());
+      run_threads(static_cast<int>(p), [&](const Communicator& world) {
+        const Mesh mesh(world, config.mesh());
+        PipeDream trainer(config, &text.dataset, mesh);
+        const WorkClock clock(
+            {"forward", "backward", "stash", "update", "grad_squares", "optimizer"});
+        trainer.train_step(0);
+        const PipeDreamWork& work = trainer.measured();
+        const double worked = work.forward + work.backward + work.update;
+        expect_close({1e9 * worked, 1e9 * work.span, work.idle()},
+                     {double(clock.worked()), double(clock.span()), clock.idle()}, 1e-12,
+                     fmt::format("{}, rank {}: work, span, idle", c.name(), world.rank()));
+        USP_CHECK(work.idle() > 0 && work.update > 0, "idle {}, update {} s", work.idle(),
+                  work.update);
+        if (world.rank() > 0) return;
+        const double each = 1e3 / double(m);
+        const std::string row = trainer.report_rows().back().second;
+        const std::string expected = fmt::format(
+            "forward {:.3g}, backward {:.3g}, update {:.3g} ms; rank 0 idles {:.0f} % of its step",
+            each * work.forward, each * work.backward, each * work.update, 100 * clock.idle());
+        USP_CHECK(row == expected, "{}", row);
+      });
     }
   }
 }

@@ -5,6 +5,7 @@
 #include "technique/pipeline_parallel/pipeline_parity.h"
 #include "technique/pipeline_parallel/random_schedule.h"
 #include "technique/tiny_llama.h"
+#include "work_clock.h"
 
 namespace usp::test {
 namespace {
@@ -396,6 +397,32 @@ TEST_CASE("a rank idles for the share of its step that no work of either kind fi
 
 TEST_CASE("a schedule that cannot be run is refused before a rank starts, with one that can") {
   const TempDir folder;
+  TEST_CASE("a rank's idle share, its step's time, its speed and utilisation go by one clock") {
+    const Text text;
+    for (const char* schedule : {"afab", "1f1b", "zb_h1", "zb_v"}) {
+      const PipelineCase c = plain_case(3, schedule, 4);
+      CAPTURE(c.name());
+      const TrainConfig config = pipeline_config(c);
+      run_threads(3, [&](const Communicator& world) {
+        const std::string what = fmt::format("{}, rank {}", c.name(), world.rank());
+        const Mesh mesh(world, config.mesh());
+        Trainer trainer(config, &text.dataset, mesh);
+        const WorkClock clock({"forward", "backward", "weights"});
+        trainer.train_step(0);
+        const MeasuredWork& work = trainer.pipeline().measured();
+        expect_close({1e9 * work.span, work.idle()}, {double(clock.span()), clock.idle()}, 1e-12,
+                     what + ": span, idle");
+        const double seconds = 1e-9 * double(clock.now() + WorkClock::kWaitNs);  // for the loss
+        const StepMetrics found = trainer.report(0, /*peak_gflops=*/2.5);
+        const double possible = 2.5e9 * seconds;
+        expect_close({found.step_ms, found.tokens_per_s, found.mfu, found.hfu},
+                     {1e3 * seconds, double(found.tokens) / seconds, found.needed_flops / possible,
+                      found.flops / possible},
+                     1e-12, what + ": step, speed, utilisation");
+      });
+    }
+  }
+
   const auto refuses = [](PipelineCase c, const std::vector<std::string>& parts,
                           int64_t layers = 8) {
     TrainConfig config = pipeline_config(c);
