@@ -30,6 +30,8 @@ std::vector<RankClass> distinct_ranks(const TrainConfig& config) {
   const auto words = [&](const MeshPlace& at) {
     return cut(config.model.vocab_size, at.tp, mesh.tp).count;
   };
+  // Where tp cuts what it does not divide, its ranks differ.
+  const bool uneven = config.model.ffn_hidden_size % mesh.tp != 0;
   // [parts]
   using Key = std::vector<int64_t>;  // what shapes depend on
   std::map<Key, std::vector<UnitShape>> units;
@@ -37,7 +39,7 @@ std::vector<RankClass> distinct_ranks(const TrainConfig& config) {
   for (int rank = 0; rank < mesh.ranks(); ++rank) {
     const MeshPlace at = mesh.place_of(rank);
     // [key]
-    Key key = {words(at)};
+    Key key = {words(at), uneven ? at.tp : 0};
     // [key]
     if (shards && !units.contains(key)) {
       DryRank dry(config, rank);
@@ -50,6 +52,7 @@ std::vector<RankClass> distinct_ranks(const TrainConfig& config) {
     std::vector<std::string> what;
     // [what]
     what.push_back(fmt::format("{} of the vocabulary", words(at)));
+    if (uneven) what.push_back(fmt::format("tp rank {}", at.tp));
     // [what]
     if (shards) what.push_back(fmt::format("{} parameters to update", updated));
     of_rank.rank = rank;

@@ -241,23 +241,23 @@ Schedule list_schedule(const ScheduleRequest& request, Placement placement, int6
 void check_request(const std::string& name, const ScheduleRequest& request) {
   const int64_t p = request.ranks, m = request.micro_batches;
   const bool many_chunks = name == "interleaved" || name == "breadth_first" || name == "llama3" ||
-                           name == "naive" || name == "afab";
+                           name == "naive" || name == "afab" || name == "auto";
   if (request.chunks > 1 && !many_chunks) {
     refuse("chunks_of_schedule", {"leave out --pp_chunks"},
-           "pp_schedule={} sets the number of chunks itself, not pp_chunks={}", name,
-           request.chunks);
+           "pp_schedule={} is for a fixed number of chunks on each rank, not for pp_chunks={}",
+           name, request.chunks);
   }
-  if (name == "dualpipe" && (p % 2 != 0 || m % 2 != 0 || m < 2 * p)) {
-    const int64_t even = p + p % 2, enough = std::max(m + m % 2, 2 * even);
+  if (name == "dualpipe" && (p % 2 != 0 || m % 2 != 0 || m < 2 * p - 2)) {
+    const int64_t even = p + p % 2, enough = std::max(m + m % 2, 2 * even - 2);
     refuse("even_dualpipe", {fmt::format("--pp_size {} --grad_acc_steps {}", even, enough)},
            "pp_schedule=dualpipe needs an even pp_size and an even number of micro-batches, at "
-           "least 2 pp_size, not pp_size={} and grad_acc_steps={}",
+           "least 2 pp_size - 2, not pp_size={} and grad_acc_steps={}",
            p, m);
   }
-  if (name == "dualpipe_v" && m < 2 * p) {
+  if (name == "dualpipe_v" && m < 2 * p - 1) {
     refuse_hang(
-        "full_dualpipe_v", values_of("grad_acc_steps", {2 * p}),
-        "pp_schedule=dualpipe_v needs at least 2 pp_size micro-batches, not grad_acc_steps={} "
+        "full_dualpipe_v", values_of("grad_acc_steps", {2 * p - 1}),
+        "pp_schedule=dualpipe_v needs at least 2 pp_size - 1 micro-batches, not grad_acc_steps={} "
         "with pp_size={}",
         m, p);
   }

@@ -202,6 +202,7 @@ class Classes {
     // [rest]
     put_if("heads together are as wide as the model",
            N_ * c_.model.head_dim() == c_.model.hidden_size, 4);
+    put("MLP width over tp", part_label(c_.model.ffn_hidden_size, tp_), 3);
     if (c_.expert_parallel.expert_tp)
       put("expert width over tp", part_label(expert_width(), tp_), 3);
   }
@@ -420,14 +421,16 @@ std::vector<UnitSizes> unit_sizes(const TrainConfig& config) {
   const ModelConfig& model = config.model;
   const ExpertShape& experts = model.experts;
   const int64_t H = model.hidden_size, tp = config.tensor_parallel.tp_size;
-  const int64_t F = model.ffn_hidden_size / tp, V = cut(model.vocab_size, 0, tp).count;
+  const int64_t F = cut(model.ffn_hidden_size, 0, tp).count, V = cut(model.vocab_size, 0, tp).count;
   const MeshSizes mesh = config.mesh();
   const int64_t Z = shard_size(config, mesh.dp_cp());
   const std::vector<int64_t> attention = attention_sizes(config);
   std::vector<UnitSizes> units = {{"embedding", {V * H}, Z}};
   if (experts.num_experts == 0 || experts.first_dense_layers > 0) {
     units.push_back({"dense layer", attention, Z});
-    for (int64_t size : {H, F * H, F * H, H * F}) units.back().sizes.push_back(size);
+    units.back().sizes.push_back(H);
+    if (model.ffn_hidden_size % tp != 0) units.push_back({"MLP", {}, Z});
+    units.back().sizes.insert(units.back().sizes.end(), 3, F * H);
   }
   if (experts.num_experts > 0) {
     const int64_t width = experts.width(model.ffn_hidden_size), E = experts.num_experts;

@@ -75,7 +75,7 @@ CompositionDraw::Words CompositionDraw::model(const MeshSizes& mesh) {
   if (!latent) add(words, "--num_kv_heads", pick(divisors(heads)));
   add(words, "--hidden_size", heads * width + (apart ? 4 : 0));
   if (apart && !latent) add(words, "--head_dim", width);
-  add(words, "--ffn_hidden_size", mesh.tp * between(2, 9));
+  add(words, "--ffn_hidden_size", between(2 * mesh.tp, 9 * mesh.tp));
   add(words, "--vocab_size", std::max(mesh.tp, between(11, 70)));
   add(words, "--num_layers", mesh.pp + between(0, 5));
   add(words, "--seq_len", 2 * mesh.cp * mesh.tp * between(1, 3) + 2 * mesh.cp * between(0, 2));
@@ -133,7 +133,7 @@ CompositionDraw::Words CompositionDraw::pipeline(int64_t stages) {
   for (const std::string& name : schedule_names()) names.push_back(name.c_str());
   add(words, "--pp_schedule", names);
   const std::string name = words.back();
-  if (name == "interleaved" || name == "breadth_first" || name == "llama3")
+  if (name == "interleaved" || name == "breadth_first" || name == "llama3" || name == "auto")
     add(words, "--pp_chunks", between(1, 3));
   if (name == "llama3" && chance(0.5)) add(words, "--pp_run_length", between(1, 2 * stages));
   if (name == "auto") add(words, "--pp_in_flight", between(0, 2 * stages));

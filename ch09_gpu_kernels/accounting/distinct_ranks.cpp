@@ -45,6 +45,8 @@ std::vector<RankClass> distinct_ranks(const TrainConfig& config) {
   const auto words = [&](const MeshPlace& at) {
     return has_end[at.pp] ? cut(config.model.vocab_size, at.tp, mesh.tp).count : 0;
   };
+  // Where tp cuts what it does not divide, its ranks differ.
+  const bool uneven = tp_cuts_unevenly(config);
   const std::vector<RowsOfRank> rows = even_rows_of_ranks(config);
   // [parts]
   using Key = std::vector<int64_t>;  // what shapes depend on
@@ -53,7 +55,8 @@ std::vector<RankClass> distinct_ranks(const TrainConfig& config) {
   for (int rank = 0; rank < mesh.ranks(); ++rank) {
     const MeshPlace at = mesh.place_of(rank);
     // [key]
-    Key key = {at.pp, place(at), words(at), rows[at.ep].copies, rows[at.ep].choices};
+    Key key = {
+        at.pp, place(at), words(at), uneven ? at.tp : 0, rows[at.ep].copies, rows[at.ep].choices};
     // [key]
     if (shards && !units.contains(key)) {
       DryRank dry(config, rank);
@@ -67,6 +70,7 @@ std::vector<RankClass> distinct_ranks(const TrainConfig& config) {
     // [what]
     what.push_back(fmt::format("stage {}", at.pp));
     what.push_back(fmt::format("{} of the vocabulary", words(at)));
+    if (uneven) what.push_back(fmt::format("tp rank {}", at.tp));
     if (const int64_t received = rows[at.ep].choices; received > 0) {
       what.push_back(fmt::format("{} rows for its experts", received));
     }

@@ -57,6 +57,14 @@ std::vector<RowsOfRank> even_rows_of_ranks(const TrainConfig& config) {
   return rows;
 }
 
+bool tp_cuts_unevenly(const TrainConfig& config) {
+  const ExpertShape& experts = config.model.experts;
+  const int64_t F = config.model.ffn_hidden_size, width = experts.width(F);
+  const auto has_rest = [&](int64_t n) { return n % config.tensor_parallel.tp_size != 0; };
+  return has_rest(F) || has_rest(experts.num_shared_experts * width) ||
+         (config.expert_parallel.expert_tp && has_rest(width));
+}
+
 // [over_tp]
 TensorTraffic expert_traffic_over_tp(const TrainConfig& config) {
   const TensorParallelConfig& tp = config.tensor_parallel;

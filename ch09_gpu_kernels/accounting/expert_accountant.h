@@ -21,6 +21,9 @@ struct RowsOfRank {
 /// Rows of each rank of ep; nothing where the model has no experts.
 std::vector<RowsOfRank> even_rows_of_ranks(const TrainConfig& config);
 
+/// Whether tp cuts MLPs, shared experts or experts into parts of different lengths.
+bool tp_cuts_unevenly(const TrainConfig& config);
+
 /// What layers with experts send over tp under sequence parallelism, less what an MLP in their
 /// place would send; as predict_tensor_traffic() counts.
 TensorTraffic expert_traffic_over_tp(const TrainConfig& config);

@@ -83,6 +83,7 @@ std::vector<Groups> groups_of(const TrainConfig& config) {
 Key work_of(const TrainConfig& config, const MeshPlace& at, const std::vector<RowsOfRank>& rows) {
   const MeshSizes mesh = config.mesh();
   Key key = {at.pp, at.cp, cut(config.model.vocab_size, at.tp, mesh.tp).count};
+  if (tp_cuts_unevenly(config)) key.push_back(at.tp);
   if (!rows.empty()) {
     key.push_back(rows[at.ep].copies);
     key.push_back(rows[at.ep].choices);

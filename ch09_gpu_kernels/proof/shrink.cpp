@@ -500,6 +500,8 @@ void Search::each_widths(const TrainConfig& from, const Take& take) const {
   const int64_t tp = from.tensor_parallel.tp_size, N = from.model.num_heads;
   const bool mla = from.model.mla.on(), apart = from.model.given_head_dim > 0;
   const bool own_width = from.model.experts.moe_ffn_hidden_size > 0;
+  const int64_t rest =
+      real_.model.ffn_hidden_size % real_.tensor_parallel.tp_size == 0 ? 0 : tp - 1;
   using Few = std::vector<int64_t>;
   Few vocabularies = {28, 31, 32, 33, 48, 49, 64, 65, 96, 97, 128, 129, 160};
   for (int64_t V = std::max<int64_t>(tp, 8); V < 25; V += own_width && V % 4 != 0 ? 3 : 1) {
@@ -512,7 +514,7 @@ void Search::each_widths(const TrainConfig& from, const Take& take) const {
           for (int64_t V : vocabularies) {
             TrainConfig c = from;
             ModelConfig& model = c.model;
-            model.ffn_hidden_size = F * tp;
+            model.ffn_hidden_size = F * tp + rest;
             model.vocab_size = V;
             if (mla) {
               model.hidden_size = 12 + more;

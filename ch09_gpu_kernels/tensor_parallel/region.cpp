@@ -49,19 +49,17 @@ void TensorParallelConfig::check(const TrainConfig& run) const {
            number);
   };
   divides("tp_of_heads", "num_heads", model.num_heads);
-  if (model.ffn_hidden_size % tp_size != 0) {
-    refuse_silent("tp_of_ffn", divisors_of("tp_size", model.ffn_hidden_size),
-                  "tp_size={} must divide ffn_hidden_size={}, or ranks wait for the widest part",
-                  tp_size, model.ffn_hidden_size);
-  }
+  const auto gives_each = [&](const char* rule, const char* what, int64_t number) {
+    if (number >= tp_size) return;
+    refuse_silent(rule, divisors_of("tp_size", model.num_heads, number),
+                  "tp_size={} must be at most {}={}", tp_size, what, number);
+  };
+  gives_each("tp_of_ffn", "ffn_hidden_size", model.ffn_hidden_size);
+  gives_each("tp_of_vocabulary", "vocab_size", model.vocab_size);
   if (model.num_kv_heads % tp_size != 0 && tp_size % model.num_kv_heads != 0) {
     refuse("tp_of_kv_heads", divisors_of("tp_size", model.num_kv_heads),
            "tp_size={} must divide num_kv_heads={}, or be a multiple of it", tp_size,
            model.num_kv_heads);
-  }
-  if (model.vocab_size < tp_size) {
-    refuse_silent("tp_of_vocabulary", divisors_of("tp_size", model.num_heads),
-                  "tp_size={} must be at most vocab_size={}", tp_size, model.vocab_size);
   }
   if (sequence_parallel) divides("tp_of_tokens", "seq_len", run.seq_len);
   if (run.micro_batch_size % halves() != 0) {

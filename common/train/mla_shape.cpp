@@ -70,7 +70,7 @@ void MlaShape::validate(const Args& args, int64_t num_heads, int64_t num_kv_head
         "qk_rope_head_dim and v_head_dim");
   }
   if (num_kv_heads != num_heads) {
-    refuse(
+    refuse_silent(
         "heads_of_latents", {"leave out --num_kv_heads"},
         "attention_kind=mla makes a key and a value for each of num_heads={}: num_kv_heads={} is "
         "for gqa",

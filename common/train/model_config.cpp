@@ -256,8 +256,9 @@ void ModelConfig::validate(const Args& args) {
   check_range("head_dim", double(given_head_dim), 0, kMaxWidth);
   if (offers_latents) validate_latent(args);
   if (given_head_dim == 0 && !mla.on() && hidden_size % num_heads != 0) {
-    refuse("heads_of_width", divisors_of("num_heads", hidden_size, 2 * num_heads),
-           "num_heads={} must divide hidden_size={}, or head_dim be given", num_heads, hidden_size);
+    refuse_silent("heads_of_width", divisors_of("num_heads", hidden_size, 2 * num_heads),
+                  "num_heads={} must divide hidden_size={}, or head_dim be given", num_heads,
+                  hidden_size);
   }
   if (num_heads % num_kv_heads != 0) {
     refuse("kv_heads_of_heads", divisors_of("num_kv_heads", num_heads),

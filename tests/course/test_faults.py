@@ -1,9 +1,11 @@
-"""Which seeded faults a run plants: those that changed since they were caught, others in turn.
+"""Which seeded faults a run plants: those that changed since they were caught, others in turn. And
+which refusals a test lifts to see what they prevent.
 
     python3 tests/course/test_faults.py       needs no build
 """
 import json
 import os
+import re
 import sys
 import tempfile
 import unittest
@@ -162,6 +164,59 @@ class Choice(unittest.TestCase):
         self.assertEqual(sorted(after), [fault.name for fault in self.faults])
         self.assertNotEqual(after["fault01"], before["fault01"])
         self.assertEqual(after["fault02"], before["fault02"])
+
+
+class LiftedRules(unittest.TestCase):
+    """Each refusal that says "wrong" or "hangs" is lifted by tests/technique/proof/compositions.cpp, or cannot be."""
+
+    KINDS = {"refuse": "wrong", "refuse_hang": "hangs", "refuse_silent": "silent"}
+    BY_NAME = {"divides": "wrong", "gives_each": "silent"}  # functions of region.cpp that refuse by a name they get
+    PIPEDREAM = "PipeDream does not compute what one process does, with or without it"
+    CANNOT = {"mesh_of_all_ranks": "it compares flags with how many ranks were started",
+              "bias_of_the_model": "it needs the files of a model whose routers have biases",
+              "tp_of_tokens": "from chapter 4 on tp_of_rows refuses the same, too",
+              "turns_of_whole_weights": "turns_of_file refuses the same, too",
+              "layers_of_stages": "layers_in_list refuses the same, too",
+              "work_of_stages": "a stage of nothing ends the run by a signal",
+              "times_before_steps": "it is about printing a schedule, after which nothing trains",
+              "stale_updates_in_one_order": PIPEDREAM, "stale_updates_of_whole_weights": PIPEDREAM,
+              "stale_updates_of_one_stage": PIPEDREAM, "stale_updates_after_micro_batches": PIPEDREAM,
+              "stale_updates_between_passes": PIPEDREAM, "stale_updates_without_norm": PIPEDREAM}
+
+    def rules(self, text):
+        """{rule: kinds} of the refusals of a source."""
+        found = {}
+        for call, rule in re.findall(r'(?<![.>\w])(\w+)\(\s*"([a-z]+(?:_[a-z0-9]+)+)"\s*,', text):
+            kind = {**self.KINDS, **self.BY_NAME}.get(call)
+            if kind is not None:
+                found.setdefault(rule, set()).add(kind)
+        return found
+
+    def sources(self):
+        for folder in [ROOT / "common", *ROOT.glob("ch[0-9][0-9]_*")]:
+            yield from (path for path in folder.rglob("*") if path.suffix in (".h", ".cpp")
+                        and "exercises" not in path.parts and path.name != "rules.h")
+
+    def test_each_has_a_row_or_a_reason(self):
+        kinds, by_name = {}, set()
+        for path in self.sources():
+            text = path.read_text(encoding="utf-8")
+            for rule, found in self.rules(text).items():
+                kinds.setdefault(rule, set()).update(found)
+            if re.search(r"\brefuse(?:_hang|_silent)?\(\s*rule\b", text):
+                by_name.add(path.name)
+        self.assertEqual(by_name, {"region.cpp"}, "another function refuses by a name; see BY_NAME")
+        self.assertEqual({rule: found for rule, found in kinds.items() if len(found) > 1}, {})
+        rows = dict(re.findall(r'\{"(\w+)", (wrong|hangs|silent),',
+                               (ROOT / "tests/technique/proof/compositions.cpp").read_text(encoding="utf-8")))
+        self.assertGreater(len(rows), 40)
+        wanted = {rule: kind for rule, (kind,) in kinds.items() if rule not in self.CANNOT}
+        self.assertEqual(rows, wanted, "rows of refused_flags(), and rules that exist; CANNOT says why not")
+        self.assertLessEqual(set(self.CANNOT), set(kinds), "a reason for no rule")
+
+    def test_a_rule_is_read_whatever_its_lines(self):
+        self.assertEqual(self.rules('refuse_hang(\n    "full_pipe", x);\nrefuse("a_b", y); divides("c_d", z, 1);'),
+                         {"full_pipe": {"hangs"}, "a_b": {"wrong"}, "c_d": {"wrong"}})
 
 
 if __name__ == "__main__":

@@ -41,6 +41,28 @@ TEST_CASE("what the last ranks of ZeRO do not update, since it is padding, has n
   }
 }
 
+#if __has_include("tensor_parallel/region.h")
+TEST_CASE(
+    "ranks of tp whose parts of MLPs differ are apart, and the longest part's is the fullest") {
+  for (int64_t stage : {0, 3}) {
+    TrainConfig config = padded(2, stage);
+    config.tensor_parallel.tp_size = 2;
+    config.model.vocab_size = 60;
+    config.model.ffn_hidden_size = 31;              // 15 columns and 16
+    std::map<int64_t, int64_t> of_all, of_classes;  // ranks, by peak
+    for (int rank = 0; rank < 4; ++rank) ++of_all[simulate(config, rank).peak];
+    for (const RankEstimate& of : estimate_ranks(config)) {
+      of_classes[of.simulation.peak] += of.ranks;
+      CHECK(of.prediction.peak_activations == of.simulation.peak_activations);
+    }
+    CAPTURE(stage);
+    CHECK(of_classes == of_all);
+    CHECK(of_all.size() > 1);
+    CHECK(simulate_fullest(config).peak == of_all.rbegin()->first);
+  }
+}
+#endif
+
 TEST_CASE("an estimate speaks of the rank whose peak is highest, and lists those that differ") {
   const TrainConfig config = padded(2, 0);
   const RankEstimate one{predict(config), simulate(config), 1, ""};

@@ -129,6 +129,7 @@ TrainConfig random_composition(Random& random) {
     if (c.ranks() > 16 || !goes_together(pipeline_config(c))) continue;
     TrainConfig config = with_experts(c, random.integer(0, 63));
     config.model.vocab_size = random.integer(61, 66);
+    config.model.ffn_hidden_size = random.integer(12, 15);
     config.micro_batch_size = random.integer(1, 2);
     config.dtype = any_of({"f64", "bf16"});
     if (c.zero_stage == 0) {

@@ -4,6 +4,9 @@
 #include <tuple>
 
 #include "pipeline_parallel/simulate_schedule.h"
+#if __has_include("proof/drawn_pipeline.h")
+#include "proof/drawn_pipeline.h"
+#endif
 #include "testing.h"
 
 /// Schedules made at random, and what a schedule has to be, written down once more.
@@ -83,44 +86,24 @@ inline bool is_valid(const Schedule& schedule) {
   return left == 0;
 }
 
-/// Any placement that so many ranks and about so many micro-batches can have; actions in any order
-/// that ends, with backward passes in one part or two.
+#if __has_include("proof/drawn_pipeline.h")
+/// Any placement that so many ranks and about so many micro-batches can have, and actions in an
+/// order that ends, one after the other.
 inline Schedule random_schedule(Random& random, int64_t ranks, int64_t micro_batches,
                                 int64_t most_chunks = 3) {
-  Schedule schedule;
   const int64_t kinds = most_chunks < 2 ? 0 : ranks % 2 == 0 ? 2 : 1;
-  schedule.stages.placement = Placement(random.integer(0, kinds));
-  schedule.stages.ranks = ranks;
-  const bool loop = schedule.stages.placement == Placement::loop;
-  schedule.stages.chunks = loop ? random.integer(1, most_chunks) : 2;
-  const bool mirror = schedule.stages.placement == Placement::mirror;
-  const int64_t m = schedule.micro_batches = micro_batches + (mirror ? micro_batches % 2 : 0);
-  schedule.actions.resize(ranks);
-  const Stages& stages = schedule.stages;
-  const int64_t S = stages.count();
-  std::vector<std::pair<int64_t, Action>> ready;  // with its rank
-  const auto offer = [&](int64_t stage, int64_t i, bool backward) {
-    for (int64_t rank = 0; rank < ranks; ++rank) {
-      for (int64_t chunk = 0; chunk < stages.chunks; ++chunk) {
-        if (stage_at(stages, rank, chunk) != stage || !passes(stages, chunk, i, m)) continue;
-        const Work work = !backward ? Work::F : random.integer(0, 1) == 0 ? Work::BW : Work::B;
-        ready.push_back({rank, {work, i, chunk}});
-      }
-    }
-  };
-  for (int64_t i = 0; i < m; ++i) offer(0, i, false);
-  while (!ready.empty()) {
-    const auto chosen = ready.begin() + random.integer(0, std::ssize(ready) - 1);
-    const auto [rank, action] = *chosen;
-    ready.erase(chosen);
-    schedule.actions[rank].push_back(action);
-    const int64_t stage = stage_at(stages, rank, action.chunk), i = action.micro_batch;
-    if (action.work == Work::B) ready.push_back({rank, {Work::W, i, action.chunk}});
-    if (action.work == Work::F) offer(std::min(stage + 1, S - 1), i, stage == S - 1);
-    if ((action.work == Work::B || action.work == Work::BW) && stage > 0) offer(stage - 1, i, true);
+  const auto placement = Placement(random.integer(0, kinds));
+  const bool loop = placement == Placement::loop, mirror = placement == Placement::mirror;
+  const Stages stages{placement, ranks, loop ? random.integer(1, most_chunks) : 2};
+  Draws draws(uint64_t(random.integer(0, 1 << 30)), "schedule");
+  const int64_t odd = mirror ? micro_batches % 2 : 0;
+  Schedule schedule = draw_schedule(stages, micro_batches + odd, draws);
+  for (std::vector<Action>& actions : schedule.actions) {
+    for (Action& action : actions) action.with_next = false;
   }
   return schedule;
 }
+#endif
 
 /// Fails the test unless every action begins as soon as its rank is free and what it needs is
 /// there.

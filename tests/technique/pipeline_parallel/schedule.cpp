@@ -17,18 +17,20 @@ ScheduleRequest request(int64_t p, int64_t m, int64_t v = 1) {
 
 /// Whether a generator takes the request, as its page says.
 bool takes(const std::string& name, const ScheduleRequest& r) {
-  const std::set<std::string> of_any_chunks = {"naive", "afab", "breadth_first", "interleaved",
-                                               "llama3"};
+  const std::set<std::string> of_any_chunks = {"naive",       "afab",   "breadth_first",
+                                               "interleaved", "llama3", "auto"};
   if (r.chunks > 1 && !of_any_chunks.contains(name)) return false;
   if (name == "dualpipe" && (r.ranks % 2 != 0 || r.micro_batches % 2 != 0)) return false;
-  return !name.starts_with("dualpipe") || r.micro_batches >= 2 * r.ranks;
+  return !name.starts_with("dualpipe") ||
+         r.micro_batches >= 2 * r.ranks - (name == "dualpipe" ? 2 : 1);
 }
 
 /// Every name with every request that it takes.
 void each_schedule(const std::function<void(const std::string&, const ScheduleRequest&)>& body) {
   for (const std::string& name : schedule_names()) {
     for (int64_t p : {1, 2, 3, 4, 8}) {
-      for (int64_t m : std::set<int64_t>{1, 2, 3, p - 1, p, 2 * p, 2 * p + 1, 20}) {
+      for (int64_t m :
+           std::set<int64_t>{1, 2, 3, p - 1, p, 2 * p - 2, 2 * p - 1, 2 * p, 2 * p + 1, 20}) {
         for (int64_t v : {1, 2, 3}) {
           if (m == 0 || !takes(name, request(p, m, v))) continue;
           CAPTURE(name, p, m, v);
@@ -255,11 +257,14 @@ TEST_CASE("a rank holds the activations of as many micro-batches as its schedule
         CHECK(found == std::min(v * m, (v - 1) * p + 2 * (p - 1 - rank) + 1));
       }
       // Gradients of weights that wait hold what the ranks in front hold micro-batches for.
-      if (name == "zb_h1" || name == "auto") CHECK(found == std::min(p, m));
+      if (name == "zb_h1" || (name == "auto" && v == 1)) CHECK(found == std::min(p, m));
+      if (name == "auto") CHECK(found <= v * std::min(p, m));
       if (name == "zb_h2") CHECK(found == std::min(2 * p - 1, m));
       if (name == "zb_v") CHECK(found == 2 * std::min(p, m));  // of half a rank's layers
-      if (name == "dualpipe") CHECK(found == p + 1);           // of two copies
-      if (name == "dualpipe_v") CHECK(found == 2 * p + 1);
+      // Of two copies, or of halves; one less at the ends where there are no more than needed.
+      const int64_t full = name == "dualpipe" ? p + 1 : 2 * p + 1;
+      if (name.starts_with("dualpipe") && m >= 2 * p) CHECK(found == full);
+      if (name.starts_with("dualpipe") && m < 2 * p) CHECK((found == full || found == full - 1));
     }
   });
 }
@@ -308,6 +313,7 @@ TEST_CASE("v chunks multiply the messages: 2 (p v - 1) m between ranks") {
   });
 }
 
+#if __has_include("proof/drawn_pipeline.h")
 TEST_CASE("of random schedules those are accepted, and laid out in time, whose order ends") {
   Random random(5);
   int accepted = 0, cyclic = 0, out_of_order = 0;
@@ -341,6 +347,7 @@ TEST_CASE("of random schedules those are accepted, and laid out in time, whose o
   CAPTURE(accepted, cyclic, out_of_order);
   REQUIRE(std::min({accepted, cyclic, out_of_order}) > 20);
 }
+#endif
 
 TEST_CASE("a schedule that nobody can run is refused, with rank, action and reason") {
   const auto refuses = [](const std::string& ranks, const std::vector<std::string>& parts,
@@ -470,10 +477,12 @@ TEST_CASE("what a generator cannot take it refuses, and takes what it proposes")
   refuses("1f1b", request(2, 2, 3), {"pp_chunks=3; leave out --pp_chunks"});
   refuses("dualpipe", request(3, 7),
           {"not pp_size=3 and grad_acc_steps=7; try --pp_size 4 --grad_acc_steps 8"});
-  refuses("dualpipe_v", request(3, 5),
-          {"not grad_acc_steps=5 with pp_size=3; try --grad_acc_steps 6"});
-  check_schedule(make_schedule("dualpipe", request(4, 8)), "proposed");
-  check_schedule(make_schedule("dualpipe_v", request(3, 6)), "proposed");
+  refuses("dualpipe", request(4, 4),
+          {"not pp_size=4 and grad_acc_steps=4; try --pp_size 4 --grad_acc_steps 6"});
+  refuses("dualpipe_v", request(3, 4),
+          {"not grad_acc_steps=4 with pp_size=3; try --grad_acc_steps 5"});
+  check_schedule(make_schedule("dualpipe", request(4, 6)), "proposed");
+  check_schedule(make_schedule("dualpipe_v", request(3, 5)), "proposed");
 }
 
 TEST_CASE("to evaluate, every micro-batch passes every stage once") {

@@ -30,6 +30,7 @@ TEST_CASE("what tells ranks apart makes classes") {
   CHECK(count("--dp_size 4", 4) == 1);
   CHECK(count("--dp_size 4 --tp_size 2", 8) == 2);  // 31 words: 16 and 15
   CHECK(count("--dp_size 4 --tp_size 2 --vocab_size 32", 8) == 1);
+  CHECK(count("--dp_size 4 --tp_size 2 --vocab_size 32 --ffn_hidden_size 13", 8) == 2);
   CHECK(count("--pp_size 4 --grad_acc_steps 4", 4) == 4);
   CHECK(count("--cp_size 4 --cp_layout contiguous", 4) == 4);
   // Of three pairs on nodes of three the second lies in two nodes.

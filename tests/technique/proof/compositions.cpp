@@ -20,15 +20,32 @@ constexpr const char* kTwinSizes =
 struct Refused {
   const char* rule;
   Otherwise otherwise;
-  const char* flags;
+  std::string flags;
 };
+
+/// The file of a schedule for two ranks and two micro-batches, which are those of 1F1B.
+std::string file_of_two(const std::string& first_rank) {
+  return keep_drawn("of_two_" + std::to_string(first_rank.size()) + ".txt",
+                    "placement loop\n0: " + first_rank + "\n1: F0 BW0 F1 BW1\n");
+}
 
 const std::vector<Refused>& refused_flags() {
   using enum Otherwise;
+  const std::string one_by_one = file_of_two("F0 F1 BW0 BW1"), turns = file_of_two("F0 F1&BW0 BW1");
   static const std::vector<Refused> all = {
+      {"heads_of_width", silent, "--dp_size 2 --hidden_size 25"},
+      {"kv_heads_of_heads", wrong, "--dp_size 2 --num_kv_heads 4"},
+      {"pairs_of_channels", wrong, "--dp_size 2 --attention_kind mla --qk_rope_head_dim 3"},
+      {"value_within_key", wrong,
+       "--dp_size 2 --attention_kind mla --qk_nope_head_dim 2 --qk_rope_head_dim 2 --v_head_dim 6"},
+      {"heads_of_latents", silent, "--dp_size 2 --attention_kind mla --num_kv_heads 3"},
+      {"nodes_of_experts", wrong, "--dp_size 2 --num_experts 4 --expert_nodes 3 --route_nodes 2"},
+      {"routes_to_nodes", wrong, "--dp_size 2 --num_experts 4 --expert_nodes 2 --route_nodes 3"},
+      {"routes_to_choices", wrong,
+       "--dp_size 2 --num_experts 4 --num_experts_per_tok 3 --expert_nodes 2 --route_nodes 1"},
       {"tp_of_heads", wrong, "--num_kv_heads 2 --tp_size 4"},
       {"tp_of_kv_heads", wrong, "--num_kv_heads 3 --tp_size 2"},
-      {"tp_of_ffn", silent, "--ffn_hidden_size 13 --tp_size 2"},
+      {"tp_of_ffn", silent, "--ffn_hidden_size 2 --tp_size 3"},
       {"tp_of_vocabulary", silent, "--vocab_size 2 --tp_size 3"},
       {"tp_of_rows", wrong,
        "--hidden_size 32 --num_heads 8 --num_kv_heads 8 --micro_batch_size 1 --cp_size 2 --tp_size "
@@ -66,6 +83,13 @@ const std::vector<Refused>& refused_flags() {
       {"flag_of_ep", silent, "--dp_size 2 --num_experts 4 --dispatch by_node --node_size 2"},
       {"flag_of_experts", silent, "--dp_size 2 --balance sample"},
       {"layers_in_list", wrong, "--pp_size 2 --pp_layers 1,2"},
+      {"ranks_of_file", wrong, "--dp_size 2 --pp_schedule " + one_by_one},
+      {"micro_batches_of_file", wrong,
+       "--grad_acc_steps 3 --pp_size 2 --pp_schedule " + one_by_one},
+      {"turns_of_file", wrong,
+       "--num_layers 6 --dp_size 2 --pp_size 2 --zero_stage 3 --num_experts 4 --ep_size 2 "
+       "--pp_schedule " +
+           turns},
       {"even_dualpipe", wrong,
        "--num_layers 6 --pp_size 3 --pp_schedule dualpipe --grad_acc_steps 6"},
       {"full_dualpipe_v", hangs,
@@ -73,6 +97,12 @@ const std::vector<Refused>& refused_flags() {
       {"chunks_of_schedule", wrong, "--num_layers 4 --pp_size 2 --pp_schedule 1f1b --pp_chunks 2"},
       {"schedule_of_flag", silent, "--pp_size 2 --pp_in_flight 3"},
       {"flag_of_latents", silent, "--dp_size 2 --kv_lora_rank 4"},
+      {"rows_of_fused_loss", silent, "--dp_size 2 --loss_rows 5"},
+      {"search_has_a_cluster", silent, "--dp_size 2 --nodes 2"},
+      {"search_has_a_batch", silent, "--dp_size 2 --cluster h100"},
+      {"rows_or_runs", silent, "--dp_size 2 --cluster h100 --plan_rows a --plan_runs b"},
+      {"why_or_what_if", silent,
+       "--dp_size 2 --cluster h100 --plan 1024 --why 1;2 --what_if net=+1%"},
   };
   return all;
 }
@@ -94,12 +124,23 @@ std::optional<Refusal> refusal_of(const std::string& flags) {
   }
 }
 
+/// Whether the chapter has all of them.
+bool has_flags(const std::string& flags) {
+  TrainConfig config;
+  Args args("");
+  config.bind(args);
+  return std::ranges::all_of(words_of_flags(flags), [&](const std::string& word) {
+    return !word.starts_with("--") || !args.group_of(word.substr(2)).empty();
+  });
+}
+
 /// How a run of these flags fails beside one process; "" where it does not.
 std::string failure_of(const std::string& flags) {
   try {
     return run_twin({read_twin_config(flags), flags, {}}).failure;
-  } catch (const Refusal&) {
-    throw;  // by another rule: nothing is known of this one
+  } catch (const Refusal& other) {
+    FAIL_CHECK("also " << other.rule() << ": nothing is known of this one");
+    return "";
   } catch (const std::exception& error) {
     return error.what();
   }
@@ -118,18 +159,19 @@ std::string with_sizes(const std::string& own) {
 TEST_CASE("what a rule refuses would be wrong, hang or say nothing, as the refusal is marked",
           "[not_sanitized]") {
   for (const Refused& refused : refused_flags()) {
+    if (!has_flags(refused.flags)) continue;  // of a later chapter
     const std::string flags = with_sizes(refused.flags);
     INFO(refused.rule << ": " << flags);
     const std::optional<Refusal> refusal = refusal_of(flags);
-    REQUIRE(refusal.has_value());
-    REQUIRE(refusal->rule() == refused.rule);
-    REQUIRE(refusal->otherwise() == refused.otherwise);
+    CHECK((refusal ? refusal->rule() : "accepted") == refused.rule);
+    if (!refusal || refusal->rule() != refused.rule) continue;
+    CHECK(refusal->otherwise() == refused.otherwise);
     const LiftedRule lifted(refused.rule);
     const std::string failure = failure_of(flags);
     INFO(failure);
-    REQUIRE((failure == "") == (refused.otherwise == Otherwise::silent));
-    REQUIRE((failure.find("deadlock") != std::string::npos) ==
-            (refused.otherwise == Otherwise::hangs));
+    CHECK((failure == "") == (refused.otherwise == Otherwise::silent));
+    CHECK((failure.find("deadlock") != std::string::npos) ==
+          (refused.otherwise == Otherwise::hangs));
   }
 }
 

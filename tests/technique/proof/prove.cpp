@@ -1,6 +1,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <iterator>
 #include <set>
@@ -13,6 +14,7 @@
 #include "proof/rounding.h"
 #include "technique/case_cover.h"
 #include "technique/layout_of_flags.h"
+#include "technique/tiny_llama.h"
 #include "testing.h"
 
 namespace usp::test {
@@ -72,6 +74,22 @@ const std::vector<std::string> kRare = {
     "--num_heads 3 --num_kv_heads 3 --hidden_size 12 --ffn_hidden_size 12 --vocab_size 31 "
     "--num_layers 2 --seq_len 12 --micro_batch_size 1 --tp_size 3 --sequence_parallel --dp_size 2 "
     "--zero_stage 3 --ep_size 2 --num_experts 4 --moe_ffn_hidden_size 7 --expert_tp",
+    // MLPs that ranks of tp cut unevenly.
+    "--num_heads 3 --num_kv_heads 3 --hidden_size 12 --ffn_hidden_size 13 --vocab_size 31 "
+    "--num_layers 2 --seq_len 12 --micro_batch_size 1 --grad_acc_steps 2 --tp_size 3 "
+    "--sequence_parallel --dp_size 2 --zero_stage 3 --tp_overlap chunks --recompute full",
+    "--num_heads 4 --num_kv_heads 2 --hidden_size 16 --ffn_hidden_size 7 --vocab_size 31 "
+    "--num_layers 3 --seq_len 12 --micro_batch_size 2 --tp_size 4 --dp_size 2 --zero_stage 2 "
+    "--num_experts 2 --first_dense_layers 2 --moe_ffn_hidden_size 5 --sequence_parallel",
+    // The fewest micro-batches with which a pipeline from both ends works.
+    "--num_heads 2 --hidden_size 8 --ffn_hidden_size 12 --vocab_size 31 --num_layers 4 "
+    "--seq_len 8 --micro_batch_size 1 --grad_acc_steps 6 --pp_size 4 --pp_schedule dualpipe",
+    "--num_heads 2 --hidden_size 8 --ffn_hidden_size 12 --vocab_size 31 --num_layers 6 "
+    "--seq_len 8 --micro_batch_size 1 --grad_acc_steps 5 --pp_size 3 --pp_schedule dualpipe_v",
+    // A schedule made action by action, of three stages a rank.
+    "--num_heads 2 --hidden_size 8 --ffn_hidden_size 12 --vocab_size 31 --num_layers 7 "
+    "--seq_len 8 --micro_batch_size 1 --grad_acc_steps 5 --pp_size 2 --pp_schedule auto "
+    "--pp_chunks 3 --dp_size 2 --zero_stage 3",
     // The documents of the second half of a micro-batch.
     "--num_heads 4 --num_kv_heads 2 --hidden_size 16 --ffn_hidden_size 12 --vocab_size 31 "
     "--num_layers 2 --seq_len 16 --micro_batch_size 4 --cp_size 2 --tp_size 2 --document_mask "
@@ -109,6 +127,78 @@ TEST_CASE("layouts drawn at random compute what one process does, and go on in e
     went_on += of.second.has_value();
   }
   REQUIRE(2 * went_on > count);
+}
+
+/// What a rank sends, holds, keeps and reaches in two steps, by name. Where experts are, less what
+/// follows from how many rows the routers send to whom.
+std::map<std::string, int64_t> counts_of(Trainer& trainer, bool has_experts) {
+  const Ledger before = Runtime::current().ledger();
+  const Simulation of = simulate_steps(trainer);
+  std::map<std::string, int64_t> counts{{"weights", of.states.weights},
+                                        {"gradients", of.states.gradients},
+                                        {"optimizer states", of.states.optimizer}};
+  for (const auto& [key, all] : of.sent.entries()) {
+    if (has_experts && key.first.starts_with("ep")) continue;
+    const Ledger::Entry entry = all - before.get(key.first, key.second);
+    const std::string what = fmt::format("{} of {}: ", name(key.second), key.first);
+    counts[what + "calls"] = entry.calls;
+    counts[what + "payload"] = entry.payload_bytes;
+    counts[what + "on the wire"] = entry.wire_bytes;
+    counts[what + "to other nodes"] = entry.net_bytes;
+    counts[what + "headers"] = entry.header_bytes;
+  }
+  if (has_experts) return counts;
+  counts["peak activations"] = of.peak_activations;
+  for (const LiveBytes& part : of.saved) {
+    counts[fmt::format("kept by block {}: {}", part.block, part.name)] += part.bytes;
+  }
+  for (const LiveBytes& buffer : of.buffers) {
+    counts[fmt::format("buffer: {}", buffer.name)] += buffer.bytes;
+  }
+  return counts;
+}
+
+std::map<std::string, int64_t> counts_on_paper(const TrainConfig& config, int rank,
+                                               bool has_experts) {
+  Runtime runtime(Device::meta);
+  const Runtime::Use use(runtime);
+  const DryMesh dry(config.mesh(), config.engine(), rank, config.communication->node_size);
+  Trainer trainer(config, /*dataset=*/nullptr, dry.mesh);
+  return counts_of(trainer, has_experts);
+}
+
+TEST_CASE("in a run of any layout every rank sends, holds, keeps and reaches what it does on paper",
+          "[not_sanitized]") {
+  const uint64_t count = is_full() ? 50 : 4, begin = 4'000'000 + turn() * count;
+  std::atomic<int64_t> compared = 0;
+  for (uint64_t number = begin; number < begin + count; ++number) {
+    const Twin layout = CompositionDraw(number, /*most_ranks=*/16).draw().first;
+    const TrainConfig& config = layout.config;
+    const bool has_experts = config.model.experts.num_experts > 0;
+    INFO("composition " << number << "\n" << layout.flags);
+    const RandomText text(config, 40 * config.tokens_per_step());
+    run_threads(int(config.mesh().ranks()), [&](const Communicator& world) {
+      world.engine().set_node_size(config.communication->node_size);
+      const Mesh mesh(world, config.mesh());
+      Trainer trainer(config, &text.dataset, mesh);
+      const auto found = counts_of(trainer, has_experts);
+      const auto expected = counts_on_paper(config, world.rank(), has_experts);
+      for (const auto& counts : {found, expected}) {
+        for (const auto& [what, unused] : counts) {
+          const auto of = [&](const auto& in) { return in.contains(what) ? in.at(what) : 0; };
+          USP_CHECK(of(found) == of(expected), "rank {}, {}: {}, on paper {}", world.rank(), what,
+                    of(found), of(expected));
+        }
+      }
+      const StateBytes states = predict(config, world.rank()).states;
+      USP_CHECK(states.weights == found.at("weights") &&
+                    states.gradients == found.at("gradients") &&
+                    states.optimizer == found.at("optimizer states"),
+                "rank {}: states by formula", world.rank());
+      ++compared;
+    });
+  }
+  REQUIRE(compared > int64_t(2 * count));
 }
 
 TEST_CASE("whatever a chapter can do is drawn", "[not_sanitized]") {
@@ -281,6 +371,7 @@ TEST_CASE("a class that a twin does not have is named") {
       {"--tp_size 6 --num_kv_heads 3", "--tp_size 2 --num_kv_heads 2", "kv heads over tp"},
       {"--tp_size 3", "--tp_size 3 --vocab_size 31",
        "vocabulary over tp: the rest moves where a part begins"},
+      {"--tp_size 4 --ffn_hidden_size 62", "--tp_size 4", "MLP width over tp"},
       {"--pp_size 2 --num_layers 5 --grad_acc_steps 2",
        "--pp_size 2 --num_layers 4 --grad_acc_steps 2", "layers over stages"},
       {"--pp_size 4 --num_layers 8 --grad_acc_steps 2",
@@ -315,6 +406,7 @@ TEST_CASE("sizes of units are those of the model") {
   const std::vector<std::string> flags = {
       "--tp_size 2 --dp_size 2 --zero_stage 1 --num_kv_heads 2 --vocab_size 37",
       "--dp_size 3 --zero_stage 3 --tie_word_embeddings",
+      "--tp_size 2 --dp_size 2 --zero_stage 3 --ffn_hidden_size 61",
       "--tp_size 2 --dp_size 2 --zero_stage 2 --num_experts 4 --num_shared_experts 3 "
       "--moe_ffn_hidden_size 7 --sequence_parallel",
       "--dp_size 4 --zero_stage 1 --num_experts 4 --ep_size 2 --num_shared_experts 2 "

@@ -437,8 +437,8 @@ TEST_CASE("sizes that do not divide are refused, with some that do") {
   };
   refused([](TrainConfig& c) { c.tensor_parallel.tp_size = 3; },
           {"tp_size=3", "num_heads=8", "1, 2, 4 or 8"});
-  refused([](TrainConfig& c) { c.model.ffn_hidden_size = 25; },
-          {"ffn_hidden_size=25", "1, 5 or 25"});
+  refused([](TrainConfig& c) { c.model.ffn_hidden_size = 1; },
+          {"tp_size=2 must be at most ffn_hidden_size=1; try 1"});
   refused([](TrainConfig& c) { c.seq_len = 9; }, {"seq_len=9"});
   refused(
       [](TrainConfig& c) {
@@ -446,7 +446,7 @@ TEST_CASE("sizes that do not divide are refused, with some that do") {
         c.model.num_kv_heads = 3;
       },
       {"num_kv_heads=3", "1 or 3"});
-  refused([](TrainConfig& c) { c.model.vocab_size = 1; }, {"vocab_size=1"});
+  refused([](TrainConfig& c) { c.model.vocab_size = 1; }, {"vocab_size=1; try 1"});
 }
 
 #if __has_include("examples/tensor_2d.h")
