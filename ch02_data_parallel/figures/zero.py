@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from tools.base import BookError, say
-from tools.bench.steady import STEPS, steady
+from tools.bench.steady import STEPS, steady, with_range
 from tools.look import replay, trace
 from tools.run import estimates
 
@@ -256,9 +256,10 @@ def compared_lines(compared):
     for entry in compared:
         name = WAY_NAMES.get(entry["way"], entry["way"])
         found = ratios(compared, entry["way"], entry["dtype"])
-        spread = f" ({min(found):.2f} to {max(found):.2f})" if entry["stage"] else ""
+        middle = statistics.median(found)
+        shown = with_range(middle, min(found), max(found), " to ") if entry["stage"] else f"{middle:.2f}"
         lines.append(f"| {entry['dtype']} | {name} | "
                      f"{statistics.median(entry['tokens_per_s']):,.0f} | "
-                     f"{statistics.median(found):.2f}{spread} | "
+                     f"{shown} | "
                      f"{TARGETS[entry['stage']]:.2f} | {entry['peak_bytes'] / 2**20:,.0f} |")
     return lines

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from tools.base import say
-from tools.bench.steady import on_links, sent_in_a_step, steady
+from tools.bench.steady import on_links, sent_in_a_step, steady, with_range
 from tools.look.replay import parse_link
 
 from . import runs, workload
@@ -141,7 +141,7 @@ def recompute_table(measured, saved):
     base = measured["recompute"][0]
     for found in measured["recompute"]:
         ratios = [step / none for step, none in zip(found["steps_ms"], base["steps_ms"])]
-        times = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+        times = with_range(statistics.median(ratios), min(ratios), max(ratios))
         rows.append([RECOMPUTE_NAMES[found["way"]], f"{saved[found['way']]['saved'] / 2**20:.1f}",
                      f"{found['sent_bytes'] / 2**20:.1f}",
                      f"{saved[found['way']]['flops'] / saved['none']['flops']:.2f}",

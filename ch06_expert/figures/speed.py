@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tools.base import say
 from tools.bench.bench import CONFIGS, DTYPES, SKIPPED_STEPS
-from tools.bench.steady import train
+from tools.bench.steady import train, with_range
 from tools.book.short_runs import table
 from tools.look import runs
 from tools.look import trace as traces
@@ -134,7 +134,7 @@ def _median(own, case, measure_):
 
 
 def _cell(ratio):
-    return f"{ratio['median']:.2f} ({ratio['min']:.2f}–{ratio['max']:.2f})"
+    return with_range(ratio["median"], ratio["min"], ratio["max"])
 
 
 def layer_table(record):
@@ -188,7 +188,7 @@ def page(record):
                   f"`ep` = {RANKS} over 1", "even load", "fuller rank"], rows,
                  f"{EXPERTS} experts, `k` = {CHOSEN}, each 1/{CHOSEN} as wide as the dense MLP; {LAYERS} "
                  "layers of the widths of A and B. Medians of runs in turns, in brackets the lowest "
-                 "and the highest; the speeds are in [bench.json](../ch06_expert/figures/bench.json). Nearly even: on "
+                 "and the highest; of *disturbed* ones we print none. The speeds are in [bench.json](../ch06_expert/figures/bench.json). Nearly even: on "
                  f"random bytes. Even: {CHOSEN} experts, both chosen by every token. Fuller rank: its "
                  f"rows over their mean, on text. {host['cpu']}, {host['threads']} threads, "
                  f"{' '.join(host['isa'])}; commit {record['commit'][:12]}, {record['date'][:10]}.")

@@ -18,6 +18,7 @@ from pathlib import Path
 from tools import machine
 from tools.base import ROOT, BookError, say, show_path, write_whole
 from tools.bench import limits, peers
+from tools.bench.steady import DISTURBED
 from tools.book import bench_report, showcase, weave
 from tools.look import runs
 from tools.look.trace import RECORDED
@@ -44,7 +45,6 @@ ENDLESS = 10**6  # steps of a run that is killed
 MEASURES = ("tokens_per_s", "step_ms", "model_gflops", "matmul_gflops", "fraction",
             "bound_tokens_per_s", "of_bound")
 PROFILED_STEPS = 8
-DISTURBED = 0.7  # of the median of a case's rounds
 # Of the fraction computed here and the `book_mfu` that the run itself reports.
 MFU_TOLERANCE = 0.02
 

@@ -18,6 +18,9 @@ function(usp_add_chapter)
     USP_CHAPTER="${chapter}")
   target_link_libraries(${chapter}_objects
     PUBLIC usp_ranks PRIVATE nlohmann_json::nlohmann_json)
+  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/proof/types.cpp)
+    target_link_libraries(${chapter}_objects PUBLIC usp_types)
+  endif()
   if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/planner/cluster.cpp)  # in this file alone: it names the checkout
     set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/planner/cluster.cpp PROPERTIES
       COMPILE_DEFINITIONS USP_CLUSTERS="${CMAKE_CURRENT_SOURCE_DIR}/clusters")
