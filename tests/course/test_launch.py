@@ -452,6 +452,13 @@ class Output(unittest.TestCase):
         self.assertEqual(self.feed((noise + news).encode()), (news, noise.splitlines()))
         self.assertEqual(self.feed(b"-" * 74 + b"\nabc"), ("-" * 74 + "\nabc\n", []))
 
+    def test_who_closes_the_pipe_is_told_nothing(self):
+        for name, said in (("PIPE", ""), ("TERM", "error: sh was killed by SIGTERM\n")):
+            shown = io.StringIO()
+            with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
+                code = launch._run_alone(["sh", "-c", f"kill -{name} $$"], dict(os.environ))
+            self.assertEqual((code, shown.getvalue()), (128 + signal.Signals["SIG" + name], said))
+
 
 class CommandLines(Scratch):
     def test_whose_mpiexec(self):

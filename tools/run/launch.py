@@ -284,6 +284,8 @@ def _run_alone(command, env):
     code, _ = wait_for(command, env)
     if code >= 0:
         return code
+    if code == -signal.SIGPIPE:  # `| head`: who has read enough wants no error
+        return 128 - code
     hint = WHY_KILLED.get(-code)
     say(f"error: {os.path.basename(command[0])} was killed by {signal_name(-code)}"
         + (f" ({hint})" if hint else ""))
