@@ -144,7 +144,7 @@ class PipeDream : public Trainer {
   // [update]
   void update(int64_t step, int64_t micro_batch) {
     const int64_t m = config_.grad_acc_steps;
-    const Tensor squares = squares_before_update();
+    const Tensor squares = finish_gradient();
     // 8 bytes: all ranks of a stage skip an update that is not finite, or none. The last one's norm
     // is reported, of all stages.
     (micro_batch + 1 < m ? mesh_.stage() : mesh_.world()).all_reduce(squares);
@@ -153,9 +153,11 @@ class PipeDream : public Trainer {
     optimizer_.step(step * m + micro_batch, lr, squares);
     data_parallel_->after_update();
   }
+  // [update]
 
-  /// Of the gradient, which is complete then; the version that it updates is kept if it has to be.
-  Tensor squares_before_update() {
+  /// Keeps the version that will be overwritten, if it has to; the gradient is complete then.
+  /// Returns the sum of its squares on this rank.
+  Tensor finish_gradient() {
     const Timed timed(timer_, work_.update);
     ++work_.micro_batches;
     stash_.begin_update();
@@ -163,7 +165,6 @@ class PipeDream : public Trainer {
     data_parallel_->finish();
     return optimizer_.grad_squares();
   }
-  // [update]
 
   Pass take(int64_t step, int64_t micro_batch) const {
     const int64_t samples = config_.micro_batch_size, ranks = mesh_.dp().size();

@@ -169,6 +169,7 @@ class Choice(unittest.TestCase):
 class LiftedRules(unittest.TestCase):
     """Each refusal that says "wrong" or "hangs" is lifted by tests/technique/proof/compositions.cpp, or cannot be."""
 
+    maxDiff = None
     KINDS = {"refuse": "wrong", "refuse_hang": "hangs", "refuse_silent": "silent"}
     BY_NAME = {"divides": "wrong", "gives_each": "silent"}  # functions of region.cpp that refuse by a name they get
     PIPEDREAM = "PipeDream does not compute what one process does, with or without it"
