@@ -443,6 +443,10 @@ class Rules {
     for (int i : {1, 2}) put(i, norm);
   }
   void adamw() const {  // value, master, m, v, grad of each, coefficient
+    const Value coefficient = read(operands() - 1);
+    for (int f = 0; f < c_.count(); ++f) {  // zeros are what it was before there was a norm
+      if (coefficient.type[f] != replicated) refuse(f, "scales by " + told(coefficient, f));
+    }
     for (int i = 0; i + 4 < operands(); i += 5) {
       if (operand(i).numel() == 0) continue;
       const Value value = read(i), grad = read(i + 4);

@@ -798,6 +798,22 @@ TEST_CASE("a norm that leaves out a gradient is refused on the first rank that h
   }
 }
 
+TEST_CASE("an update reads a clipping factor that has been written") {
+  for (bool is_written : {true, false}) {
+    TypedProgram program(0);
+    program.begin();
+    const auto some = [] { return TypedProgram::same_on_all({4}); };
+    const Tensor factor = Tensor::zeros({1}, DType::f64);
+    if (is_written) ops::fill(factor, 1);
+    const auto update = [&] { ops::adamw(some(), some(), some(), some(), some(), factor, {}); };
+    if (is_written) {
+      update();
+    } else {
+      check_throws<types::TypeError>(update, {"adamw, over tp", "scales by a tensor, zero"});
+    }
+  }
+}
+
 TEST_CASE("the host may read what is the same on all ranks, and no term of a sum") {
   for (bool is_summed : {true, false}) {
     TypedProgram program(0);
