@@ -8,7 +8,7 @@ from tools.look import provenance
 from tools.run import bridge
 
 from . import (claims, dimensions, draw_layer, draw_mesh, draw_types, equal, memory, museum, placed, published, rounding,
-               speed, typed)
+               speed, typed, typed_faults)
 
 SCHEMATICS = {**draw_mesh.FIGURES, **draw_layer.FIGURES, **draw_types.FIGURES}
 PROVENANCE = {"provenance.md": ("estimates", "counts")}
@@ -79,4 +79,6 @@ def texts(folder):
         found.update(rounding.texts(data["rounding"], data["museum_bf16"]))
     if "typed" in data:
         found.update(typed.texts(data["typed"]))
+    if "typed_faults" in data:
+        found.update(typed_faults.texts(data["typed_faults"]))
     return found

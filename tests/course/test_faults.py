@@ -15,7 +15,9 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools.exercise import own_code  # noqa: E402
+from ch07_5d.figures import typed_faults  # noqa: E402
+from tools import chapters  # noqa: E402
+from tools.exercise import own_code, planted  # noqa: E402
 from tools.test import turns  # noqa: E402
 
 runner = own_code.fault_runner()
@@ -218,6 +220,32 @@ class LiftedRules(unittest.TestCase):
     def test_a_rule_is_read_whatever_its_lines(self):
         self.assertEqual(self.rules('refuse_hang(\n    "full_pipe", x);\nrefuse("a_b", y); divides("c_d", z, 1);'),
                          {"full_pipe": {"hangs"}, "a_b": {"wrong"}, "c_d": {"wrong"}})
+
+
+class OfTypes(unittest.TestCase):
+    """Those that chapter 7's page says types name, or do not."""
+    record = typed_faults.read_json(typed_faults.FOLDER / "typed_faults.json")
+
+    def test_each_fits_the_chapter_and_has_been_planted_in_its_layout(self):
+        for name in typed_faults.FAULTS:
+            planted.fault_in(name, chapters.resolve("ch07"))
+        self.assertEqual({name: own["layout"] for name, own in self.record["faults"].items()}, typed_faults.FAULTS)
+
+    def test_every_class_follows_from_what_was_said_and_what_is_not_named_has_a_reason(self):
+        for name, own in self.record["faults"].items():
+            if own["class"] not in (typed_faults.REFUSED, typed_faults.SILENT):
+                self.assertEqual(typed_faults.class_of(own["says"]), own["class"], name)
+        silent = typed_faults.named_in(self.record, typed_faults.SILENT)
+        self.assertEqual(sorted(typed_faults.REASONS), silent)
+
+    def test_the_page_has_their_counts(self):
+        for name, text in typed_faults.texts(self.record).items():
+            self.assertEqual((typed_faults.FOLDER / name).read_text(encoding="utf-8"), text)
+        page = (typed_faults.FOLDER.parent / "types.md").read_text(encoding="utf-8")
+        named = sum(len(typed_faults.named_in(self.record, own)) for own in typed_faults.NAMED)
+        asked = len(self.record["faults"]) - len(typed_faults.named_in(self.record, typed_faults.REFUSED))
+        self.assertGreaterEqual(named, 36)
+        self.assertIn(f"{named} of {asked}", page)
 
 
 if __name__ == "__main__":
