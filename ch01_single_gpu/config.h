@@ -28,10 +28,6 @@ struct TrainConfig : RunConfig {
   }
   // [parts]
 
-  // [batch_size]
-  int64_t global_batch_size() const override { return micro_batch_size * grad_acc_steps; }
-  // [batch_size]
-
   std::unique_ptr<RunConfig> fresh() const override { return std::make_unique<TrainConfig>(); }
   void bind(Args& args) override;
   void validate(const Args& args) override;

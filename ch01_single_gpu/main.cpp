@@ -11,9 +11,10 @@ int run(const Communicator& world, int argc, char** argv) {
   TrainConfig config;
   Session session(config, world);
   if (!session.parse(argc, argv)) return 0;  // --help
-  if (config.estimate) return session.estimate({{predict(config), simulate(config)}});
+  if (config.estimate) return session.estimate({{predict(config), simulate<Trainer>(config)}});
   session.open([&] { return predict(config); });
-  return session.train([&] { return std::make_unique<Trainer>(config, &session.dataset()); });
+  return session.train(
+      [&](const RunContext& context) { return std::make_unique<Trainer>(config, context); });
 }
 // [run]
 

@@ -55,7 +55,7 @@ class Model {
 
   /// The blocks in `chunks`. Their parameters have no memory yet: see ParameterList::allocate().
   Model(const BuildBlock& build, const std::vector<BlockRange>& chunks);
-  /// A run's whole Llama as one chunk, likewise without memory; recomputes what the run asks for.
+  /// A rank's part of a run's Llama, likewise without memory; recomputes what the run asks for.
   // [model]
   explicit Model(const TrainConfig& config);
   // [model]
@@ -101,6 +101,7 @@ class Model {
     Tensor x;  ///< [T, H]
   };
 
+  void build_chunks(const BuildBlock& build, const std::vector<BlockRange>& chunks);
   bool recomputes(int64_t block) const { return recomputed_.contains(block); }
   /// Exchanges the block's input in `saved` for all that backward needs.
   static void run_again(const Block& block, BlockSaved& saved, Pass pass);

@@ -9,12 +9,12 @@
 namespace usp {
 
 // [trainer]
-Trainer::Trainer(const TrainConfig& config, const Dataset* dataset)
+Trainer::Trainer(const TrainConfig& config, const RunContext& context)
     : config_(config),
-      dataset_(dataset),
       model_(config),
       grads_(model_.parameters()),
-      optimizer_(model_.parameters(), config.optimizer) {
+      optimizer_(model_.parameters(), config.optimizer),
+      dataset_(context.dataset) {
   model_.parameters().allocate(parse_dtype(config.dtype), config.seed,
                                parse_grad_accumulation(config.grad_accumulation));
   if (config.model.pretrained) load_pretrained(model_.parameters(), config.model.model);
@@ -65,7 +65,7 @@ void Trainer::train_step(int64_t step) {
         step * config_.global_batch_size() + micro_step * config_.micro_batch_size;
     Pass pass = take_batch(Split::train, first_sample, config_.micro_batch_size);
     pass.micro_batch = micro_step;
-    // The mean is over the tokens of all micro-batches, so the gradients only ever add up.
+    // The mean is over the tokens of the whole batch, so the gradients only ever add up.
     pass.loss_scale = 1 / double(config_.tokens_per_step());
     forward_backward(pass);
   }
@@ -77,9 +77,11 @@ void Trainer::train_step(int64_t step) {
 }
 // [train_step]
 
-// [logits]
-Tensor Trainer::logits(const Pass& pass) { return model_.logits(pass); }
-// [logits]
+Tensor Trainer::logits(const Pass& pass) {
+  // [logits]
+  return model_.logits(pass);
+  // [logits]
+}
 
 // [state]
 TrainState Trainer::state() { return {model_.parameters(), optimizer_.states(), tokens_}; }
@@ -121,17 +123,10 @@ double Trainer::evaluate() {
 }
 // [evaluate]
 
-// [report_rows]
-ReportRows Trainer::report_rows() { return prediction_rows(predict(config_)); }
-// [report_rows]
-
-// [simulate]
-Simulation simulate(const TrainConfig& config) {
-  Runtime runtime(Device::meta);
-  const Runtime::Use use(runtime);
-  Trainer trainer(config, /*dataset=*/nullptr);
-  return simulate_steps(trainer);
+ReportRows Trainer::report_rows() {
+  // [report_rows]
+  return prediction_rows(predict(config_));
+  // [report_rows]
 }
-// [simulate]
 
 }  // namespace usp

@@ -11,11 +11,8 @@ namespace usp {
 /// Trains a model: one call of train_step() per optimizer step, then report() for what it measured.
 class Trainer : public TrainerBase {
  public:
-  /// Builds the model on the current runtime's device. On meta, `dataset` may be nullptr: batches
-  /// then have a shape and no tokens.
-  // [trainer]
-  Trainer(const TrainConfig& config, const Dataset* dataset);
-  // [trainer]
+  /// Builds the model on the current runtime's device.
+  Trainer(const TrainConfig& config, const RunContext& context);
 
   void train_step(int64_t step) override;
   StepMetrics report(int64_t step, double peak_gflops) override;
@@ -37,21 +34,18 @@ class Trainer : public TrainerBase {
   // [forward_backward]
 
   TrainConfig config_;
-  const Dataset* dataset_;
   // [region]
   // [region]
   Model model_;
   Grads grads_;
   Optimizer optimizer_;
   // [members]
-  Tensor loss_;  // [1] f64: the running step's loss
+  Tensor loss_;  // [1] f64: of the running step, the share of this rank's samples
   // [members]
+  const Dataset* dataset_;
   int64_t tokens_ = 0;
   double flops_ = 0;        // of the last step, on this rank
   int64_t step_begin_ = 0;  // in nanoseconds of the clock
 };
-
-/// What a training step asks for, found by a dry run.
-Simulation simulate(const TrainConfig& config);
 
 }  // namespace usp

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "accounting/zero_accountant.h"
 #include "base/clock.h"
 #include "tensor/runtime.h"
 #include "train/pretrained.h"
@@ -9,15 +10,15 @@
 namespace usp {
 
 // [trainer]
-Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& mesh)
+Trainer::Trainer(const TrainConfig& config, const RunContext& context)
     : config_(config),
-      dataset_(dataset),
       model_(config),
       grads_(model_.parameters()),
       optimizer_(model_.parameters(), config.optimizer),
-      mesh_(mesh),
-      data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh)),
-      traffic_(traffic_of_step(config, *data_parallel_, mesh)) {
+      mesh_(context.mesh),
+      data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh_)),
+      dataset_(context.dataset) {
+  traffic_.add(data_parallel_traffic(config, *data_parallel_));
   if (config.model.pretrained) load_pretrained(model_.parameters(), config.model.model);
   const CategoryScope scope(Category::workspace);
   loss_ = Tensor::zeros({1}, DType::f64);
@@ -70,7 +71,7 @@ void Trainer::train_step(int64_t step) {
         step * config_.global_batch_size() + micro_batch * config_.micro_batch_size;
     Pass pass = take_batch(Split::train, first_sample, config_.micro_batch_size);
     pass.micro_batch = micro_step;
-    // The mean is over the tokens of all ranks' micro-batches, so the gradients only ever add up.
+    // The mean is over the tokens of the whole batch, so the gradients only ever add up.
     pass.loss_scale = 1 / double(config_.tokens_per_step());
     forward_backward(pass);
   }
@@ -89,9 +90,11 @@ void Trainer::train_step(int64_t step) {
 }
 // [train_step]
 
-// [logits]
-Tensor Trainer::logits(const Pass& pass) { return model_.logits(pass); }
-// [logits]
+Tensor Trainer::logits(const Pass& pass) {
+  // [logits]
+  return model_.logits(pass);
+  // [logits]
+}
 
 // [state]
 TrainState Trainer::state() { return {model_.parameters(), optimizer_.states(), tokens_}; }
@@ -123,11 +126,10 @@ double Trainer::evaluate() {
   const int64_t samples = std::min(config_.eval_samples, there);
   if (samples == 0) return std::nan("");
   ops::fill(loss_, 0);
-  const int64_t ranks = mesh_.dp().size(), rank = mesh_.dp().rank();
-  const int64_t at_once = ranks * config_.micro_batch_size;
+  const int64_t at_once = mesh_.dp().size() * config_.micro_batch_size;
   for (int64_t begin = 0; begin < samples; begin += at_once) {
     // Every rank runs as many passes, the last ones perhaps over nothing: weights may be gathered.
-    const int64_t first = std::min(samples, begin + rank * config_.micro_batch_size);
+    const int64_t first = std::min(samples, begin + mesh_.dp().rank() * config_.micro_batch_size);
     const int64_t count = std::min(config_.micro_batch_size, samples - first);
     Pass pass = take_batch(Split::validation, first, count);
     pass.mode = Pass::Mode::eval;
@@ -139,22 +141,10 @@ double Trainer::evaluate() {
 }
 // [evaluate]
 
-// [report_rows]
 ReportRows Trainer::report_rows() {
-  ReportRows rows = prediction_rows(predict(config_, mesh_.world().rank()));
-  std::ranges::copy(traffic_.report(), std::back_inserter(rows));
-  return rows;
+  // [report_rows]
+  return traffic_.report(prediction_rows(predict(config_, mesh_.world().rank())));
+  // [report_rows]
 }
-// [report_rows]
-
-// [simulate]
-Simulation simulate(const TrainConfig& config, int rank) {
-  Runtime runtime(Device::meta);
-  const Runtime::Use use(runtime);
-  const DryMesh dry(config.mesh(), config.engine(), rank, config.communication->node_size);
-  Trainer trainer(config, /*dataset=*/nullptr, dry.mesh);
-  return simulate_steps(trainer);
-}
-// [simulate]
 
 }  // namespace usp

@@ -2,12 +2,6 @@
 
 namespace usp {
 
-RankView::RankView(const TrainConfig& config) {
-  // [paper]
-  region = TensorRegion(config.tensor_parallel);
-  // [paper]
-}
-
 RankView::RankView(const TrainConfig& config, const Mesh& mesh) {
   // [mesh]
   region = TensorRegion(config.tensor_parallel, mesh.tp());

@@ -8,8 +8,7 @@ namespace usp {
 
 /// A rank's view of a run: what it splits with others while it computes, as its layers see it.
 struct RankView {
-  RankView() = default;                          ///< of a rank that is alone
-  explicit RankView(const TrainConfig& config);  ///< of rank 0, on paper: nothing is sent
+  RankView() = default;  ///< of a rank that is alone
   /// View of this rank of the mesh, and on meta of any.
   RankView(const TrainConfig& config, const Mesh& mesh);
 

@@ -25,9 +25,7 @@ struct TrainConfig : RunConfig {
   TensorParallelConfig tensor_parallel;
   ContextParallelConfig context_parallel;
 
-  TrainConfig() : RunConfig(USP_CHAPTER) {
-    communication.emplace();  // there may be several ranks
-  }
+  TrainConfig() : RunConfig(USP_CHAPTER, /*several_ranks=*/CommConfig()) {}
 
   /// The parts that bring flags of their own.
   template <class Visit>
@@ -44,22 +42,15 @@ struct TrainConfig : RunConfig {
   }
   // [parts]
 
-  // [batch_size]
-  int64_t global_batch_size() const override {
-    return micro_batch_size * grad_acc_steps * data_parallel.dp_size;
-  }
-  /// All ranks split a batch's samples, unless the command line says otherwise.
-  void spread_over(int64_t world_size, const Args& args) override {
-    if (args.given("dp_size")) return;
-    data_parallel.dp_size = std::max<int64_t>(1, world_size / mesh().ranks_of_a_copy());
-  }
-  // [batch_size]
   // [mesh]
   /// How many ranks each kind of parallelism uses.
   MeshSizes mesh() const override {
     MeshSizes sizes = tensor_parallel.mesh(data_parallel.dp_size, model);
     sizes.cp = context_parallel.cp_size;
     return sizes;
+  }
+  void spread_over(int64_t world_size, const Args& args) override {
+    data_parallel.spread_over(world_size, mesh(), args);
   }
   // [mesh]
 

@@ -164,12 +164,6 @@ class Attention : public Segment {
   // [keep]
 
  private:
-  // [attended]
-  /// What attention returned, so that a recomputation of the block need not attend again.
-  struct Attended {
-    Tensor out, lse;
-  };
-  // [attended]
   struct Saved {
     RmsNorm::Saved norm;
     Linear::Saved qkv_proj, o_proj;

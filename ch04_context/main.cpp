@@ -14,9 +14,9 @@ int run(const Communicator& world, int argc, char** argv) {
   if (!session.parse(argc, argv)) return 0;  // --help
   if (config.estimate) return session.estimate(estimate_ranks(config));
   if (config.planning.plan > 0) return session.answer(plan_batch(config));
-  const Mesh mesh(world, config.mesh());
   session.open([&] { return predict_fullest(config); });
-  return session.train([&] { return std::make_unique<Trainer>(config, &session.dataset(), mesh); });
+  return session.train(
+      [&](const RunContext& context) { return std::make_unique<Trainer>(config, context); });
 }
 // [run]
 

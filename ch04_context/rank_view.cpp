@@ -2,13 +2,6 @@
 
 namespace usp {
 
-RankView::RankView(const TrainConfig& config) {
-  // [paper]
-  region = TensorRegion(config.tensor_parallel);
-  context = ContextGroup(config.context_parallel);
-  // [paper]
-}
-
 RankView::RankView(const TrainConfig& config, const Mesh& mesh) {
   // [mesh]
   region = TensorRegion(config.tensor_parallel, mesh.tp());

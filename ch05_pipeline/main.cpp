@@ -18,9 +18,9 @@ int run(const Communicator& world, int argc, char** argv) {
   const PipelineConfig& pipeline = config.pipeline;
   if (!pipeline.pp_show.empty()) return session.answer(pipeline.show(config.grad_acc_steps));
   // [show]
-  const Mesh mesh(world, config.mesh());
   session.open([&] { return predict_fullest(config); });
-  return session.train([&] { return std::make_unique<Trainer>(config, &session.dataset(), mesh); });
+  return session.train(
+      [&](const RunContext& context) { return std::make_unique<Trainer>(config, context); });
 }
 // [run]
 

@@ -2,6 +2,10 @@
 
 #include <cmath>
 
+#include "accounting/context_accountant.h"
+#include "accounting/pipeline_accountant.h"
+#include "accounting/tensor_accountant.h"
+#include "accounting/zero_accountant.h"
 #include "base/clock.h"
 #include "tensor/runtime.h"
 #include "train/pretrained.h"
@@ -9,17 +13,20 @@
 namespace usp {
 
 // [trainer]
-Trainer::Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& mesh)
+Trainer::Trainer(const TrainConfig& config, const RunContext& context)
     : config_(config),
-      dataset_(dataset),
-      view_(config, mesh),
+      view_(config, context.mesh),
       model_(config, view_),
       grads_(model_.parameters()),
       optimizer_(model_.parameters(), config.optimizer),
-      mesh_(mesh),
-      pipeline_(config, model_, grads_, view_.region, mesh),
-      data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh)),
-      traffic_(traffic_of_step(config, *data_parallel_, mesh, view_)) {
+      mesh_(context.mesh),
+      pipeline_(config, model_, grads_, view_.region, mesh_),
+      data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh_)),
+      dataset_(context.dataset) {
+  traffic_.add(data_parallel_traffic(config, *data_parallel_));
+  traffic_.add(tensor_traffic(config, mesh_.tp()));
+  traffic_.add(context_traffic(config, view_.context));
+  traffic_.add(pipeline_traffic(config, mesh_.pp()));
   if (config.model.pretrained) load_pretrained(model_.parameters(), config.model.model);
   const CategoryScope scope(Category::workspace);
   loss_ = Tensor::zeros({1}, DType::f64);
@@ -68,7 +75,7 @@ void Trainer::train_step(int64_t step) {
         step * config_.global_batch_size() + micro_batch * config_.micro_batch_size;
     Pass pass = take_batch(Split::train, first_sample, config_.micro_batch_size);
     pass.micro_batch = micro_step;
-    // The mean is over the tokens of all ranks' micro-batches, so the gradients only ever add up.
+    // The mean is over the tokens of the whole batch, so the gradients only ever add up.
     pass.loss_scale = 1 / double(config_.tokens_per_step());
     return pass;
   };
@@ -88,11 +95,11 @@ void Trainer::train_step(int64_t step) {
 }
 // [train_step]
 
-// [logits]
 Tensor Trainer::logits(const Pass& pass) {
+  // [logits]
   return gather_vocabulary(pipeline_.logits(pass), config_.model.vocab_size, mesh_.tp());
+  // [logits]
 }
-// [logits]
 
 // [state]
 TrainState Trainer::state() { return {model_.parameters(), optimizer_.states(), tokens_}; }
@@ -124,12 +131,11 @@ double Trainer::evaluate() {
   const int64_t samples = std::min(config_.eval_samples, there);
   if (samples == 0) return std::nan("");
   ops::fill(loss_, 0);
-  const int64_t ranks = mesh_.dp().size(), rank = mesh_.dp().rank();
-  const int64_t at_once = ranks * config_.micro_batch_size;
+  const int64_t at_once = mesh_.dp().size() * config_.micro_batch_size;
   std::vector<Pass> passes;
   for (int64_t begin = 0; begin < samples; begin += at_once) {
     // Every rank runs as many passes, the last ones perhaps over nothing: weights may be gathered.
-    const int64_t first = std::min(samples, begin + rank * config_.micro_batch_size);
+    const int64_t first = std::min(samples, begin + mesh_.dp().rank() * config_.micro_batch_size);
     const int64_t count = std::min(config_.micro_batch_size, samples - first);
     Pass pass = take_batch(Split::validation, first, count);
     pass.mode = Pass::Mode::eval;
@@ -142,25 +148,14 @@ double Trainer::evaluate() {
 }
 // [evaluate]
 
-// [report_rows]
 ReportRows Trainer::report_rows() {
-  ReportRows rows = prediction_rows(predict(config_, mesh_.world().rank()));
-  std::ranges::copy(traffic_.report(), std::back_inserter(rows));
+  // [report_rows]
+  ReportRows rows = traffic_.report(prediction_rows(predict(config_, mesh_.world().rank())));
   if (config_.pipeline.pp_size > 1) {
     rows.push_back(measured_work_row(config_, pipeline_.measured()));
   }
   return rows;
+  // [report_rows]
 }
-// [report_rows]
-
-// [simulate]
-Simulation simulate(const TrainConfig& config, int rank) {
-  Runtime runtime(Device::meta);
-  const Runtime::Use use(runtime);
-  const DryMesh dry(config.mesh(), config.engine(), rank, config.communication->node_size);
-  Trainer trainer(config, /*dataset=*/nullptr, dry.mesh);
-  return simulate_steps(trainer);
-}
-// [simulate]
 
 }  // namespace usp

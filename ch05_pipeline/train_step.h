@@ -2,25 +2,21 @@
 
 #include "accounting/memory.h"
 #include "accounting/pipeline_accountant.h"
-#include "accounting/traffic.h"
 #include "comm/mesh.h"
 #include "data_parallel/zero.h"
 #include "files/data.h"
 #include "model.h"
 #include "optimizer.h"
 #include "pipeline_parallel/executor.h"
-#include "run/trainer_base.h"
+#include "run/traffic.h"
 
 namespace usp {
 
 /// Trains a model: one call of train_step() per optimizer step, then report() for what it measured.
 class Trainer : public TrainerBase {
  public:
-  /// Builds the model on the current runtime's device. On meta, `dataset` may be nullptr: batches
-  /// then have a shape and no tokens.
-  // [trainer]
-  Trainer(const TrainConfig& config, const Dataset* dataset, const Mesh& mesh);
-  // [trainer]
+  /// Builds the model on the current runtime's device.
+  Trainer(const TrainConfig& config, const RunContext& context);
 
   void train_step(int64_t step) override;
   StepMetrics report(int64_t step, double peak_gflops) override;
@@ -44,7 +40,6 @@ class Trainer : public TrainerBase {
   // [forward_backward]
 
   TrainConfig config_;
-  const Dataset* dataset_;
   // [region]
   RankView view_;
   // [region]
@@ -56,16 +51,12 @@ class Trainer : public TrainerBase {
   Pipeline pipeline_;
   std::unique_ptr<DataParallelStrategy> data_parallel_;
   TrafficTable traffic_;
-  Tensor loss_;  // [1] f64: the share of this rank's samples in the running step's loss
+  Tensor loss_;  // [1] f64: of the running step, the share of this rank's samples
   // [members]
+  const Dataset* dataset_;
   int64_t tokens_ = 0;
   double flops_ = 0;        // of the last step, on this rank
   int64_t step_begin_ = 0;  // in nanoseconds of the clock
 };
-
-// [simulate]
-/// What a training step asks for on this rank of the world, found by a dry run.
-Simulation simulate(const TrainConfig& config, int rank = 0);
-// [simulate]
 
 }  // namespace usp

@@ -178,11 +178,7 @@ Attention::Attention(RmsNorm norm, std::unique_ptr<Linear> qkv_proj, const RopeT
 Tensor Attention::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
   // [attended]
-  if (saved.has<Attended>()) {
-    const Attended attended = saved.take<Attended>();
-    kept.core.out = attended.out;
-    kept.core.lse = attended.lse;
-  }
+  if (saved.has<CoreAttention::Saved>()) kept.core = saved.take<CoreAttention::Saved>();
   // [attended]
   const int64_t B = pass.num_samples, S = pass.positions.count();
   const int64_t N = core_->num_heads(), G = core_->num_kv_heads(), D = core_->head_dim();
@@ -200,7 +196,7 @@ Tensor Attention::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) 
 void Attention::keep_through_recompute(BlockSaved& saved, BlockSaved& kept) const {
   if (!core_->keeps_through_recompute()) return;
   const CoreAttention::Saved& core = saved.get<Saved>().core;
-  kept.emplace<Attended>() = {core.out, core.lse};
+  kept.emplace<CoreAttention::Saved>() = {{}, core.out, core.lse, {}};
 }
 // [keep]
 

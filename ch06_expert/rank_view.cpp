@@ -4,16 +4,6 @@
 
 namespace usp {
 
-RankView::RankView(const TrainConfig& config) {
-  // [paper]
-  region = TensorRegion(config.tensor_parallel);
-  context = ContextGroup(config.context_parallel);
-  blocks = blocks_of_rank(config, 0);
-  experts = experts_on_paper(config);
-  load = std::make_shared<ExpertLoad>(config.expert_parallel);
-  // [paper]
-}
-
 RankView::RankView(const TrainConfig& config, const Mesh& mesh) {
   // [mesh]
   region = TensorRegion(config.tensor_parallel, mesh.tp());

@@ -154,7 +154,12 @@ std::unique_ptr<Segment> Llama::head(ParameterList& parameters) const {
 }
 // [head]
 
-Model::Model(const BuildBlock& build, const std::vector<BlockRange>& chunks) : ranges_(chunks) {
+Model::Model(const BuildBlock& build, const std::vector<BlockRange>& chunks) {
+  build_chunks(build, chunks);
+}
+
+void Model::build_chunks(const BuildBlock& build, const std::vector<BlockRange>& chunks) {
+  ranges_ = chunks;
   for (const BlockRange& range : chunks) {
     std::vector<Block>& blocks = chunks_.emplace_back();
     for (int64_t block = range.begin; block < range.end; ++block) {
@@ -165,11 +170,12 @@ Model::Model(const BuildBlock& build, const std::vector<BlockRange>& chunks) : r
 }
 
 // [model]
-Model::Model(const TrainConfig& config, const RankView& view)
-    : Model([llama = Llama(config.model, {config.seq_len, parse_dtype(config.dtype),
-                                          probabilities(config), view})](
-                int64_t block, ParameterList& list) { return llama.build(block, list); },
-            view.blocks.chunks) {
+Model::Model(const TrainConfig& config, const RankView& view) {
+  LlamaOptions options{config.seq_len, parse_dtype(config.dtype), probabilities(config)};
+  options.view = view;
+  const Llama llama(config.model, options);
+  build_chunks([&](int64_t block, ParameterList& list) { return llama.build(block, list); },
+               view.blocks.chunks);
   // [model]
   // The embedding keeps nothing but its tokens, and what the head keeps is needed at once.
   if (config.recompute == "full") recompute({1, config.model.num_layers + 1});

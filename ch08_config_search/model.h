@@ -62,11 +62,9 @@ class Model {
 
   /// The blocks in `chunks`. Their parameters have no memory yet: see ParameterList::allocate().
   Model(const BuildBlock& build, const std::vector<BlockRange>& chunks);
-  /// A run's whole Llama as one chunk, likewise without memory; recomputes what the run asks for.
+  /// A rank's part of a run's Llama, likewise without memory; recomputes what the run asks for.
   // [model]
-  /// A rank's part of the run's Llama.
   Model(const TrainConfig& config, const RankView& view);
-  explicit Model(const TrainConfig& config) : Model(config, RankView(config)) {}
   // [model]
 
   /// From here on forward keeps only the input of each of these blocks, and backward runs the block
@@ -110,6 +108,7 @@ class Model {
     Tensor x;  ///< [T, H]
   };
 
+  void build_chunks(const BuildBlock& build, const std::vector<BlockRange>& chunks);
   bool recomputes(int64_t block) const { return recomputed_.contains(block); }
   /// Exchanges the block's input in `saved` for all that backward needs.
   static void run_again(const Block& block, BlockSaved& saved, Pass pass);

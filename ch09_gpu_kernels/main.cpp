@@ -26,9 +26,9 @@ int run(const Communicator& world, int argc, char** argv) {
     return prove(config, world);
   if (!shown.empty()) return session.answer(show_layout(config, session.flags()));
   // [show]
-  const Mesh mesh(world, config.mesh());
   session.open([&] { return predict_fullest(config); });
-  return session.train([&] { return std::make_unique<Trainer>(config, &session.dataset(), mesh); });
+  return session.train(
+      [&](const RunContext& context) { return std::make_unique<Trainer>(config, context); });
 }
 // [run]
 

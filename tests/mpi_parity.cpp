@@ -35,7 +35,7 @@ void check_zero(const Communicator& world) {
     test::SoloTrainer solo(zero_config(c, 1), &dataset);
     const test::TrainedState expected = test::train(solo, kSteps);
     const TrainConfig config = zero_config(c, world.size());
-    Trainer trainer(config, &dataset, mesh);
+    Trainer trainer(config, {&dataset, mesh});
     const ZeroTraffic before = test::sent_by_all(world);
     expect_close(test::train(trainer, kSteps, &world), expected, 1e-10, c.name(world.size()));
     test::check_zero_traffic(world, config, before, kSteps, c.name(world.size()));

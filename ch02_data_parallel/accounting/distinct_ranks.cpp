@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "accounting/rank_trait.h"
 #include "accounting/zero_walk.h"
 
 namespace usp {
@@ -25,16 +26,15 @@ int64_t updated_at(const MeshPlace& at, const std::vector<UnitShape>& units) {
 std::vector<RankClass> distinct_ranks(const TrainConfig& config) {
   const MeshSizes mesh = config.mesh();
   const bool shards = config.data_parallel.zero_stage > 0;
-  // [parts]
-  // [parts]
+  // Ranks that hold copies of one model differ in what they update, and in nothing else.
+  std::vector<RankTrait> traits;
   using Key = std::vector<int64_t>;  // what shapes depend on
   std::map<Key, std::vector<UnitShape>> units;
   std::map<Key, RankClass> classes;
   for (int rank = 0; rank < mesh.ranks(); ++rank) {
     const MeshPlace at = mesh.place_of(rank);
-    // [key]
     Key key;
-    // [key]
+    for (const RankTrait& trait : traits) key.push_back(trait.value(at));
     if (shards && !units.contains(key)) {
       DryRank dry(config, rank);
       units[key] = ZeroShapes(config, dry).units;
@@ -44,8 +44,9 @@ std::vector<RankClass> distinct_ranks(const TrainConfig& config) {
     RankClass& of_rank = classes[key];
     if (of_rank.ranks++ > 0) continue;
     std::vector<std::string> what;
-    // [what]
-    // [what]
+    for (size_t i = 0; i < traits.size(); ++i) {
+      if (std::string text = traits[i].text(key[i]); !text.empty()) what.push_back(std::move(text));
+    }
     if (shards) what.push_back(fmt::format("{} parameters to update", updated));
     of_rank.rank = rank;
     of_rank.what = fmt::format("{}", fmt::join(what, ", "));
@@ -59,7 +60,7 @@ std::vector<RankClass> distinct_ranks(const TrainConfig& config) {
 std::vector<RankEstimate> estimate_ranks(const TrainConfig& config) {
   std::vector<RankEstimate> estimates;
   for (const auto& [rank, ranks, what] : distinct_ranks(config)) {
-    estimates.push_back({predict(config, rank), simulate(config, rank), ranks, what});
+    estimates.push_back({predict(config, rank), simulate<Trainer>(config, rank), ranks, what});
   }
   return estimates;
 }
@@ -76,7 +77,7 @@ Prediction predict_fullest(const TrainConfig& config) {
 Simulation simulate_fullest(const TrainConfig& config) {
   Simulation fullest{};
   for (const RankClass& of : distinct_ranks(config)) {
-    Simulation simulation = simulate(config, of.rank);
+    Simulation simulation = simulate<Trainer>(config, of.rank);
     if (simulation.peak > fullest.peak) fullest = std::move(simulation);
   }
   return fullest;

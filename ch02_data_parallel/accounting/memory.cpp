@@ -41,33 +41,31 @@ StateBytes whole_states(int64_t parameters, const TrainConfig& config) {
 
 // [activations]
 /// What the model that the run would build keeps, by its segments' formulas, and what else it asks
-/// for, as fold_blocks() finds.
+/// for, as fold_blocks() finds. It lies on meta, and its parameters have no memory yet.
 // [model]
-static void add_activations(const TrainConfig& config, DryRank& rank, Prediction& prediction) {
-  Model& model = rank.model;
+static void add_activations(const TrainConfig& config, Model& model, Prediction& prediction) {
   // [model]
   const DType dtype = parse_dtype(config.dtype);
   Pass pass;
   pass.num_samples = config.micro_batch_size;
   pass.seq_len = config.seq_len;
   pass.loss = Tensor::empty({1}, DType::f64);
-  // [shape]
-  const PassShape shape{config.micro_batch_size, config.seq_len, dtype};
-  // [shape]
   // [rows]
   pass.positions = Positions(0, config.seq_len);
-  pass.tokens = pass.targets = Tensor::empty({shape.tokens()}, DType::i32);
+  pass.tokens = pass.targets = Tensor::empty({pass.num_samples * pass.seq_len}, DType::i32);
   // [rows]
+  PassShape shape{pass.num_samples, pass.positions.count(), dtype};
   const std::vector<BlockFootprint> blocks = model.footprints(shape);
   model.part_blocks();
   model.parameters().allocate(dtype, /*seed=*/0);
   const auto folded = fold_blocks(model, shape, config.model.hidden_size, pass);
   const int64_t ids = shape.tokens() * bytes_of(DType::i32);
   prediction.saved = {{-1, "tokens", ids}, {-1, "targets", ids}};
+  const int64_t batch = prediction.saved_bytes();
   for (const LiveBytes& part : kept_bytes(blocks)) prediction.saved.push_back(part);
   // [peak]
   const PassBytes bytes = pass_bytes(folded);
-  prediction.peak_activations = 2 * ids + std::max(bytes.forward_peak, bytes.backward_peak);
+  prediction.peak_activations = batch + std::max(bytes.forward_peak, bytes.backward_peak);
   // [peak]
 }
 // [activations]
@@ -84,7 +82,7 @@ static void add_flops(const TrainConfig& config, const ModelConfig& m, Predictio
   const double S = double(config.seq_len);
   // [share]
   const double keys = (S + 1) / 2;  // that a query sees, on average
-  const double tokens = double(config.micro_batch_size * config.grad_acc_steps) * S;
+  const double tokens = config.tokens_per_rank();
   // [share]
   prediction.flops += tokens * model_flops_per_token(m, keys);
   prediction.book_flops += tokens * model_flops_per_token(m, S);
@@ -104,18 +102,19 @@ static void add_flops(const TrainConfig& config, const ModelConfig& m, Predictio
 // [rank]
 Prediction predict(const TrainConfig& config, int rank) {
   DryRank dry(config, rank);
+  Model& model = dry.model;
   Prediction prediction;
   prediction.rank = rank;
   // [rank]
   prediction.parameters = num_parameters(config.model);
-  // [states_of_a_rank]
-  const ZeroShapes shapes(config, dry);
-  prediction.states = sharded_states(config, shapes);
-  prediction.book_states = book_sharded_states(config);
-  prediction.buffers = zero_buffers(config, shapes);
+  prediction.states = whole_states(prediction.parameters, config);
+  prediction.book_states =
+      book_whole_states(prediction.parameters, config.grad_accumulation == "both");
   prediction.book_activations = book_activations(config, config.recompute);
-  add_activations(config, dry, prediction);
-  // [states_of_a_rank]
+  // [sharded]
+  shard_states(config, dry, prediction);
+  // [sharded]
+  add_activations(config, model, prediction);
   add_flops(config, config.model, prediction);
   prediction.execution =
       fmt::format("{} attention, recompute {}", config.attention, config.recompute);

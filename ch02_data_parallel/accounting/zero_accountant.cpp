@@ -61,6 +61,13 @@ int64_t shard_size(const TrainConfig& config, int64_t copies) {
 
 int64_t shard_size(const TrainConfig& config) { return shard_size(config, config.mesh().dp_cp()); }
 
+void shard_states(const TrainConfig& config, DryRank& dry, Prediction& prediction) {
+  const ZeroShapes shapes(config, dry);
+  prediction.states = sharded_states(config, shapes);
+  prediction.book_states = book_sharded_states(config);
+  prediction.buffers = zero_buffers(config, shapes);
+}
+
 StateBytes sharded_states(const TrainConfig& config, const ZeroShapes& shapes) {
   const int64_t stage = config.data_parallel.zero_stage;
   if (stage == 0) return whole_states(shapes.held, config);
@@ -116,9 +123,7 @@ double book_sharded_states(const TrainConfig& config) {
   const double gradients = config.grad_accumulation == "both" ? 6 : 2;
   const double bytes =
       2 / (stage == 3 ? Z : 1) + gradients / (stage >= 2 ? Z : 1) + 12 / (stage >= 1 ? Z : 1);
-  // [book_states]
   return bytes * double(num_parameters(config.model));
-  // [book_states]
 }
 
 ZeroTraffic predict_traffic(const TrainConfig& config, int rank) {

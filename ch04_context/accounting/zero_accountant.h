@@ -13,6 +13,9 @@ int64_t shard_size(const TrainConfig& config);
 /// Ranks that shard one copy of some weights, among the ranks that hold `copies` of them.
 int64_t shard_size(const TrainConfig& config, int64_t copies);
 
+/// What the stage of ZeRO makes of a prediction for a rank that keeps everything whole: other
+/// states, and buffers of communication.
+void shard_states(const TrainConfig& config, DryRank& dry, Prediction& prediction);
 /// What lasts from step to step on a rank of these shapes, under any stage.
 StateBytes sharded_states(const TrainConfig& config, const ZeroShapes& shapes);
 /// What comes and goes within a step there, kind by kind at its peak, under any stage.

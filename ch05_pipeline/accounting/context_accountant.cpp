@@ -37,6 +37,25 @@ ContextTraffic predict_context_traffic(const TrainConfig& config) {
 }
 // [traffic]
 
+RankTrait ring_trait(const TrainConfig& config) {
+  const ContextParallelConfig& cp = config.context_parallel;
+  const bool places = cp.by_ring() && cp.ring_size() > 1 && cp.cp_layout == "contiguous";
+  const int64_t head_ranks = cp.head_ranks();
+  return {
+      [=](const MeshPlace& at) { return places ? std::min<int64_t>(at.cp / head_ranks, 2) : 0; },
+      [=](int64_t place) {
+        if (!places) return std::string();
+        return fmt::format("ring place {}{}", place, place == 2 ? "+" : "");
+      }};
+}
+
+double keys_of_a_query(const TrainConfig& config, int rank) {
+  const ContextParallelConfig& cp = config.context_parallel;
+  const int64_t ring_place = config.mesh().place_of(rank).cp / cp.head_ranks();
+  const Positions attended = cp.of_ring_place(config.seq_len, ring_place);
+  return double(causal_pairs(attended, {0, config.seq_len})) / double(attended.count());
+}
+
 Traffic context_traffic(const TrainConfig& config, const ContextGroup& group) {
   Operations counted(group.ring(), CommKind::send);
   counted.add(group.ring_gradients(), CommKind::send)

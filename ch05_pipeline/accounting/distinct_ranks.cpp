@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <map>
 
+#include "accounting/context_accountant.h"
+#include "accounting/pipeline_accountant.h"
+#include "accounting/rank_trait.h"
+#include "accounting/tensor_accountant.h"
 #include "accounting/zero_walk.h"
-#include "base/stretch.h"
 
 namespace usp {
 
@@ -26,35 +29,21 @@ int64_t updated_at(const MeshPlace& at, const std::vector<UnitShape>& units) {
 std::vector<RankClass> distinct_ranks(const TrainConfig& config) {
   const MeshSizes mesh = config.mesh();
   const bool shards = config.data_parallel.zero_stage > 0;
-  // [parts]
-  // On a ring of contiguous shares, a place has its own keys, and receives those of places before
-  // it: from the third on as many are there at a time.
-  const ContextParallelConfig& cp = config.context_parallel;
-  const bool places = cp.by_ring() && cp.ring_size() > 1 && cp.cp_layout == "contiguous";
-  const auto place = [&](const MeshPlace& at) {
-    return places ? std::min<int64_t>(at.cp / cp.head_ranks(), 2) : 0;
-  };
-  std::vector<bool> has_end;  // of the model: whether a stage reads words, or predicts them
-  for (int stage = 0; stage < mesh.pp; ++stage) {
-    has_end.push_back(
-        std::ranges::any_of(blocks_of_rank(config, stage).chunks, [&](const BlockRange& chunk) {
-          return chunk.contains(0) || chunk.contains(config.model.num_layers + 1);
-        }));
-  }
-  const auto words = [&](const MeshPlace& at) {
-    return has_end[at.pp] ? cut(config.model.vocab_size, at.tp, mesh.tp).count : 0;
-  };
-  // Where tp cuts what it does not divide, its ranks differ.
-  const bool uneven = config.model.ffn_hidden_size % mesh.tp != 0;
-  // [parts]
+  // Ranks that hold copies of one model differ in what they update, and in nothing else.
+  std::vector<RankTrait> traits;
+  // [traits]
+  traits.push_back(stage_trait());
+  traits.push_back(at_ends(config, vocabulary_trait(config)));
+  traits.push_back(cut_trait(config));
+  traits.push_back(ring_trait(config));
+  // [traits]
   using Key = std::vector<int64_t>;  // what shapes depend on
   std::map<Key, std::vector<UnitShape>> units;
   std::map<Key, RankClass> classes;
   for (int rank = 0; rank < mesh.ranks(); ++rank) {
     const MeshPlace at = mesh.place_of(rank);
-    // [key]
-    Key key = {at.pp, place(at), words(at), uneven ? at.tp : 0};
-    // [key]
+    Key key;
+    for (const RankTrait& trait : traits) key.push_back(trait.value(at));
     if (shards && !units.contains(key)) {
       DryRank dry(config, rank);
       units[key] = ZeroShapes(config, dry).units;
@@ -64,13 +53,9 @@ std::vector<RankClass> distinct_ranks(const TrainConfig& config) {
     RankClass& of_rank = classes[key];
     if (of_rank.ranks++ > 0) continue;
     std::vector<std::string> what;
-    // [what]
-    what.push_back(fmt::format("stage {}", at.pp));
-    what.push_back(fmt::format("{} of the vocabulary", words(at)));
-    if (uneven) what.push_back(fmt::format("tp rank {}", at.tp));
-    if (places)
-      what.push_back(fmt::format("ring place {}{}", place(at), place(at) == 2 ? "+" : ""));
-    // [what]
+    for (size_t i = 0; i < traits.size(); ++i) {
+      if (std::string text = traits[i].text(key[i]); !text.empty()) what.push_back(std::move(text));
+    }
     if (shards) what.push_back(fmt::format("{} parameters to update", updated));
     of_rank.rank = rank;
     of_rank.what = fmt::format("{}", fmt::join(what, ", "));
@@ -84,7 +69,7 @@ std::vector<RankClass> distinct_ranks(const TrainConfig& config) {
 std::vector<RankEstimate> estimate_ranks(const TrainConfig& config) {
   std::vector<RankEstimate> estimates;
   for (const auto& [rank, ranks, what] : distinct_ranks(config)) {
-    estimates.push_back({predict(config, rank), simulate(config, rank), ranks, what});
+    estimates.push_back({predict(config, rank), simulate<Trainer>(config, rank), ranks, what});
   }
   return estimates;
 }
@@ -101,7 +86,7 @@ Prediction predict_fullest(const TrainConfig& config) {
 Simulation simulate_fullest(const TrainConfig& config) {
   Simulation fullest{};
   for (const RankClass& of : distinct_ranks(config)) {
-    Simulation simulation = simulate(config, of.rank);
+    Simulation simulation = simulate<Trainer>(config, of.rank);
     if (simulation.peak > fullest.peak) fullest = std::move(simulation);
   }
   return fullest;

@@ -1,6 +1,7 @@
 #include "accounting/tensor_accountant.h"
 
 #include "accounting/zero_accountant.h"
+#include "base/stretch.h"
 
 namespace usp {
 
@@ -51,13 +52,12 @@ Traffic tensor_traffic(const TrainConfig& config, const Communicator& tp) {
           .note = sizes.pp > 1 ? ", mean of all stages" : ""};
 }
 
-void add_tensor_scratch(const TrainConfig& config, const TensorRegion& region,
-                        std::vector<LiveBytes>& buffers) {
+/// Adds the scratch of the reductions over tp.
+static void add_tensor_scratch(const TrainConfig& config, const TensorRegion& region,
+                               std::vector<LiveBytes>& buffers) {
   if (region.size() == 1) return;
   const int64_t samples = config.micro_batch_size / config.tensor_parallel.halves();
-  // [rows]
-  const int64_t rows = samples * config.seq_len / config.context_parallel.cp_size;
-  // [rows]
+  const int64_t rows = samples * config.seq_len / config.mesh().cp;
   const int64_t numel = rows * config.model.hidden_size;
   const int64_t bytes = device_scratch(config.engine(), region.size(), region.rank(), numel,
                                        parse_dtype(config.dtype));
@@ -66,6 +66,24 @@ void add_tensor_scratch(const TrainConfig& config, const TensorRegion& region,
     buffers.push_back({-1, "scratch of reductions", 0});
   }
   buffers.back().bytes += bytes;
+}
+
+RankTrait vocabulary_trait(const TrainConfig& config) {
+  const int64_t words = config.model.vocab_size, ranks = config.mesh().tp;
+  return {[=](const MeshPlace& at) { return cut(words, at.tp, ranks).count; },
+          [](int64_t here) { return fmt::format("{} of the vocabulary", here); }};
+}
+
+RankTrait cut_trait(const TrainConfig& config) {
+  const bool uneven = config.model.ffn_hidden_size % config.mesh().tp != 0;
+  return {[=](const MeshPlace& at) { return uneven ? at.tp : 0; },
+          [=](int64_t rank) { return uneven ? fmt::format("tp rank {}", rank) : ""; }};
+}
+
+void shard_layers(const TrainConfig& config, const TensorRegion& region, Prediction& prediction) {
+  prediction.book_states /= double(config.tensor_parallel.tp_size);
+  prediction.book_activations = book_sharded_activations(config);
+  add_tensor_scratch(config, region, prediction.buffers);
 }
 
 // [book]

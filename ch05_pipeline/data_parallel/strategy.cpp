@@ -34,6 +34,10 @@ void DataParallelConfig::bind(Args& args) {
       .may_differ_on_resume();
 }
 
+void DataParallelConfig::spread_over(int64_t world_size, const MeshSizes& mesh, const Args& args) {
+  if (!args.given("dp_size")) dp_size = std::max<int64_t>(1, world_size / mesh.ranks_of_a_copy());
+}
+
 void DataParallelConfig::validate(const Args&) const {
   check_range("dp_size", double(dp_size), 1, 1 << 16);
   if (!(bucket_mb > 0 && bucket_mb <= 1e6)) {

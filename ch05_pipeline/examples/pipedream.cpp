@@ -31,7 +31,7 @@ std::vector<RankEstimate> estimate(const TrainConfig& config) {
   std::vector<RankEstimate> estimates;
   for (const auto& [rank, ranks, what] : distinct_ranks(config)) {
     estimates.push_back(
-        {predict_pipedream(config, rank), simulate_pipedream(config, rank), ranks, what});
+        {predict_pipedream(config, rank), simulate<PipeDream>(config, rank), ranks, what});
   }
   return estimates;
 }
@@ -50,10 +50,9 @@ int run(const Communicator& world, int argc, char** argv) {
   Session session(config, world);
   if (!session.parse(argc, argv)) return 0;  // --help
   if (config.estimate) return session.estimate(estimate(config));
-  const Mesh mesh(world, config.mesh());
   session.open([&] { return fullest(config); });
   return session.train(
-      [&] { return std::make_unique<PipeDream>(config, &session.dataset(), mesh); });
+      [&](const RunContext& context) { return std::make_unique<PipeDream>(config, context); });
 }
 
 }  // namespace

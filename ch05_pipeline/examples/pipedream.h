@@ -53,8 +53,8 @@ struct PipeDreamWork {
 /// all gradients of a step, such as their norm for clipping, it cannot have.
 class PipeDream : public Trainer {
  public:
-  PipeDream(const TrainConfig& config, const Dataset* dataset, const Mesh& mesh)
-      : Trainer(config, dataset, mesh), stash_(model_.parameters()) {}
+  PipeDream(const TrainConfig& config, const RunContext& context)
+      : Trainer(config, context), stash_(model_.parameters()) {}
 
   /// A step of m updates. Its loss is the mean over the micro-batches, each before its own update.
   void train_step(int64_t step) override {
@@ -194,15 +194,6 @@ inline Prediction predict_pipedream(const TrainConfig& config, int rank) {
                                           config.grad_acc_steps);
   prediction.states.weights += older * prediction.states.weights;
   return prediction;
-}
-
-/// What a step asks for on this rank of the world, found by a dry run.
-inline Simulation simulate_pipedream(const TrainConfig& config, int rank) {
-  Runtime runtime(Device::meta);
-  const Runtime::Use use(runtime);
-  const DryMesh dry(config.mesh(), config.engine(), rank, config.communication->node_size);
-  PipeDream trainer(config, /*dataset=*/nullptr, dry.mesh);
-  return simulate_steps(trainer);
 }
 
 inline ReportRows PipeDream::report_rows() {

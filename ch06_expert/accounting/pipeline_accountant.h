@@ -1,5 +1,6 @@
 #pragma once
 
+#include "accounting/rank_trait.h"
 #include "accounting/zero_walk.h"
 #include "config.h"
 #include "data_parallel/strategy.h"
@@ -29,11 +30,17 @@ void add_bytes_from_stages(const Schedule& schedule, int rank, const StageBytes&
 /// What a rank's blocks ask for, by the chunk that they are in.
 std::vector<PassBytes> by_chunk(const std::vector<PassBytes>& blocks,
                                 const std::vector<BlockRange>& chunks);
+/// The stage that a rank is.
+RankTrait stage_trait();
+/// The trait where a stage has an end of the model, reads words or predicts them; 0 elsewhere.
+RankTrait at_ends(const TrainConfig& config, RankTrait trait);
 /// A step's work of a rank of the pipeline, as the formulas of ZeRO read it.
 std::vector<ChunkPass> passes_of_schedule(const TrainConfig& config, int stage_rank);
 /// For counts of operations, each chunk of a rank as a model: its layers, and the vocabulary if it
 /// has the head.
 std::vector<ModelConfig> chunk_models(const TrainConfig& config, int stage_rank);
+/// For the same counts, a rank's share of the tokens that a step takes through a chunk.
+double tokens_of_a_chunk(const TrainConfig& config);
 
 /// Bytes that all ranks send to other stages in a step of training: activations one way, their
 /// gradients the other, for each micro-batch and boundary.

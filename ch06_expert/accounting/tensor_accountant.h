@@ -1,6 +1,7 @@
 #pragma once
 
 #include "accounting/memory.h"
+#include "accounting/rank_trait.h"
 #include "run/traffic.h"
 
 namespace usp {
@@ -29,10 +30,13 @@ TensorTraffic predict_tensor_traffic(const TrainConfig& config);
 /// What this rank sends over tp in a step, of any kind.
 Traffic tensor_traffic(const TrainConfig& config, const Communicator& tp);
 
-/// Adds the scratch of the reductions over tp.
-void add_tensor_scratch(const TrainConfig& config, const TensorRegion& region,
-                        std::vector<LiveBytes>& buffers);
-
+/// A rank's words of the vocabulary: some ranks of tp have one more, where they do not divide.
+RankTrait vocabulary_trait(const TrainConfig& config);
+/// A rank of tp, where tp cuts what it does not divide: there its ranks differ.
+RankTrait cut_trait(const TrainConfig& config);
+/// What tensor parallelism makes of a prediction for a rank that has whole layers: scratch of the
+/// reductions over tp, and the book's states and activations.
+void shard_layers(const TrainConfig& config, const TensorRegion& region, Prediction& prediction);
 /// The book's formula for activations of a rank of t: L s b h (10 + 24/t) bytes, 34/t with sequence
 /// parallelism, and the probabilities' 5 n_heads s / h divided by t. Korthikanti et al. (2022).
 double book_sharded_activations(const TrainConfig& config);

@@ -26,6 +26,9 @@ struct ContextParallelConfig {
   bool document_mask = false;
   int64_t document_separator = 0;  ///< the token that ends a document
 
+  /// Whether full recomputation leaves attention out: its output is kept.
+  bool keeps_attention() const { return cp_recompute == "keep" && cp_size > 1; }
+
   void bind(Args& args);
   void validate(const Args& args) const;
   /// Throws UsageError where the model or its samples do not divide.

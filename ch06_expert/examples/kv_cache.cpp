@@ -80,7 +80,7 @@ int64_t bytes_while_sampling(const TrainConfig& config, const Communicator& worl
   Runtime runtime(Device::cpu);
   const Runtime::Use use(runtime);
   const Mesh mesh(world, config.mesh());
-  Trainer trainer(config, /*dataset=*/nullptr, mesh);
+  Trainer trainer(config, {/*dataset=*/nullptr, mesh});
   const int64_t before = live_bytes();
   int64_t most = 0;
   const auto watched = [&](const Pass& pass) {
@@ -184,7 +184,7 @@ int run(const Communicator& world, int argc, char** argv) {
   Runtime runtime(Device::meta);
   const Runtime::Use use(runtime);
   const DryMesh dry(config.mesh());
-  Trainer trainer(config, /*dataset=*/nullptr, dry.mesh);
+  Trainer trainer(config, {/*dataset=*/nullptr, dry.mesh});
   print("{:<28}{:>22} bytes\n", "cache in a dry run", bytes_on_shapes(trainer, config.seq_len));
   const MeshSizes mesh = config.mesh();
   if (mesh.tp * mesh.cp == 1) count_operations(s, trainer);

@@ -18,7 +18,8 @@ int run(const Communicator& world, int argc, char** argv) {
   const int64_t pp_size = config.pipeline.pp_size;
   for (int64_t stage = 0; stage < pp_size; ++stage) {
     // The ranks of a stage have numbers in a row.
-    const Simulation found = simulate(config, int(stage * (config.mesh().ranks() / pp_size)));
+    const Simulation found =
+        simulate<Trainer>(config, int(stage * (config.mesh().ranks() / pp_size)));
     text += fmt::format("{:>5} {:>15} {:>15} {:>15} {:>16} {:>15}\n", stage, found.states.weights,
                         found.states.gradients, found.states.optimizer, found.peak_activations,
                         found.peak);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "accounting/memory.h"
+#include "accounting/rank_trait.h"
 #include "run/traffic.h"
 
 namespace usp {
@@ -34,6 +35,13 @@ struct ContextTraffic {
 /// back in acc dtype. Full recomputation adds forward's once more, unless attention's output is
 /// kept; Ulysses sends even then.
 ContextTraffic predict_context_traffic(const TrainConfig& config);
+
+/// On a ring of contiguous shares, a place has its own keys, and receives those of places before
+/// it: from the third on as many are there at a time.
+RankTrait ring_trait(const TrainConfig& config);
+/// Keys that a query of this rank meets below the causal mask, on average: where a ring's shares
+/// are contiguous, later ranks have more.
+double keys_of_a_query(const TrainConfig& config, int rank);
 
 /// What this rank sends over cp while a step computes.
 Traffic context_traffic(const TrainConfig& config, const ContextGroup& group);

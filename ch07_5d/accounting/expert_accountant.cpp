@@ -37,6 +37,15 @@ int64_t predict_expert_traffic(const TrainConfig& config, int rank) {
 }
 // [traffic]
 
+std::vector<RankTrait> expert_traits(const TrainConfig& config) {
+  const std::vector<RowsOfRank> rows = even_rows_of_ranks(config);
+  const auto received = [](int64_t choices) {
+    return choices > 0 ? fmt::format("{} rows for its experts", choices) : "";
+  };
+  return {{[=](const MeshPlace& at) { return rows[at.ep].choices; }, received},
+          {[=](const MeshPlace& at) { return rows[at.ep].copies; }, [](int64_t) { return ""; }}};
+}
+
 std::vector<RowsOfRank> even_rows_of_ranks(const TrainConfig& config) {
   const TensorParallelConfig& tensor = config.tensor_parallel;
   const ExpertConfig& experts = config.expert_parallel;

@@ -20,6 +20,8 @@ struct RowsOfRank {
 };
 /// Rows of each rank of ep; nothing where the model has no experts.
 std::vector<RowsOfRank> even_rows_of_ranks(const TrainConfig& config);
+/// Both of them, by which ranks differ.
+std::vector<RankTrait> expert_traits(const TrainConfig& config);
 
 /// Whether tp cuts MLPs, shared experts or experts into parts of different lengths.
 bool tp_cuts_unevenly(const TrainConfig& config);

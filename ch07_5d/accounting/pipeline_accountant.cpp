@@ -138,6 +138,32 @@ std::vector<ModelConfig> chunk_models(const TrainConfig& config, int stage_rank)
 }
 
 // [traffic]
+RankTrait stage_trait() {
+  return {[](const MeshPlace& at) { return at.pp; },
+          [](int64_t stage) { return fmt::format("stage {}", stage); }};
+}
+
+RankTrait at_ends(const TrainConfig& config, RankTrait trait) {
+  std::vector<bool> has_end;
+  for (int stage = 0; stage < config.pipeline.pp_size; ++stage) {
+    has_end.push_back(
+        std::ranges::any_of(blocks_of_rank(config, stage).chunks, [&](const BlockRange& chunk) {
+          return chunk.contains(0) || chunk.contains(config.model.num_layers + 1);
+        }));
+  }
+  const auto value = [has_end, of = std::move(trait.value)](const MeshPlace& at) {
+    return has_end[at.pp] ? of(at) : 0;
+  };
+  return {value, std::move(trait.text)};
+}
+
+double tokens_of_a_chunk(const TrainConfig& config) {
+  const Stages stages = config.pipeline.schedule(config.grad_acc_steps).stages;
+  const int64_t passes = stages.share_of(config.grad_acc_steps);
+  return double(config.micro_batch_size * passes) * double(config.seq_len) /
+         double(config.context_parallel.cp_size * config.tensor_parallel.tp_size);
+}
+
 int64_t predict_pipeline_traffic(const TrainConfig& config) {
   const Schedule schedule = config.pipeline.schedule(config.grad_acc_steps);
   const int64_t between_ranks = std::ranges::count_if(

@@ -53,7 +53,7 @@ void Holders::add(const TrainConfig& config, int rank) {
   Runtime runtime(Device::meta);
   const Runtime::Use use(runtime);
   const DryMesh dry(config.mesh(), config.engine(), rank, config.communication->node_size);
-  Trainer trainer(config, /*dataset=*/nullptr, dry.mesh);
+  Trainer trainer(config, {/*dataset=*/nullptr, dry.mesh});
   for (size_t i = 0; i < trainer.parameters().size(); ++i) {
     const Parameter& parameter = trainer.parameters()[i];
     add(parameter, rank, parameter.grad_groups);

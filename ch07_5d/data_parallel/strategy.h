@@ -25,6 +25,8 @@ struct DataParallelConfig {
   std::string reshard_after = "block";
 
   void bind(Args& args);
+  /// All ranks split a batch's samples, unless the command line says otherwise.
+  void spread_over(int64_t world_size, const MeshSizes& mesh, const Args& args);
   void validate(const Args& args) const;
   /// Throws UsageError where shards do not fill the ranks, or a flag would change nothing.
   void check(const TrainConfig& run) const;

@@ -29,9 +29,6 @@ struct NodeGroups {
 };
 // [groups]
 
-/// For formulas alone: the first rank's, of a run with such nodes.
-ExpertGroup experts_on_paper(const TrainConfig& config);
-
 /// Fills slots and rows for the copies that go from node to node, and `in_node` for what becomes of
 /// those that come here. kept [T, k] i32: the choices that are not dropped, of E experts.
 void route_by_node(Routing& routing, const Tensor& kept, int64_t E, const NodeGroups& nodes);

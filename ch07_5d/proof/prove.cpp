@@ -78,7 +78,7 @@ std::vector<Step> train_alone(const TrainConfig& config, const Dataset& dataset)
   std::vector<Step> steps;
   run_threads(1, [&](const Communicator& world) {
     const Mesh mesh(world, config.mesh());
-    Trainer trainer(config, &dataset, mesh);
+    Trainer trainer(config, {&dataset, mesh});
     for (int64_t step = 0; step < kSteps; ++step) {
       trainer.train_step(step);
       const StepMetrics metrics = trainer.report(step, 0);
@@ -163,8 +163,8 @@ class Findings {
 /// What a step has sent, of all ranks together, beside the formulas.
 class Sent {
  public:
-  Sent(const TrainConfig& config, Trainer& trainer, const Mesh& mesh)
-      : view_(config, mesh), rows_(traffic_of_step(config, trainer.data_parallel(), mesh, view_)) {
+  Sent(const TrainConfig& config, const Trainer& trainer, const Mesh& mesh)
+      : rows_(trainer.traffic().rows()) {
     // A report's formulas are those of its rank; these, of all together.
     const double copies = double(config.mesh().dp_cp()), ranks = double(config.mesh().ranks());
     for (Traffic& row : rows_) {
@@ -192,7 +192,6 @@ class Sent {
   }
 
  private:
-  RankView view_;
   std::vector<Traffic> rows_;
   std::vector<int64_t> before_;
 };
@@ -216,7 +215,7 @@ void train_rank(const TrainConfig& config, const Dataset& dataset, const Communi
   world.engine().set_node_size(config.communication->node_size);
   world.engine().limit_pieces(kPieceBytes);
   const Mesh mesh(world, config.mesh());
-  Trainer trainer(config, &dataset, mesh);
+  Trainer trainer(config, {&dataset, mesh});
   Sent sent(config, trainer, mesh);
   const RunIdentity identity{"{}", config.global_batch_size(), "documents", {}};
   const std::string checkpoint = newest_checkpoint(folder);

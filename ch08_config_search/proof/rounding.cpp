@@ -102,7 +102,7 @@ TrainedSeries train_series(const TrainConfig& config, const std::vector<int64_t>
   run_threads(int(config.mesh().ranks()), [&](const Communicator& world) {
     world.engine().set_node_size(config.communication->node_size);
     const Mesh mesh(world, config.mesh());
-    Trainer trainer(config, &dataset, mesh);
+    Trainer trainer(config, {&dataset, mesh});
     for (int64_t step = 0; step < kRoundedSteps; ++step) {
       trainer.train_step(step);
       const StepMetrics metrics = trainer.report(step, 0);

@@ -186,7 +186,7 @@ TypeCheck check_rank(const TrainConfig& config, const TypedRank& of, Holdings& h
     const DryMesh dry(setting.mesh, config.engine(), setting.rank, config.communication->node_size);
     TrainConfig followed = config;
     followed.eval_samples = setting.mesh.dp * config.micro_batch_size;  // some on every rank
-    Trainer trainer(followed, /*dataset=*/nullptr, dry.mesh);
+    Trainer trainer(followed, {/*dataset=*/nullptr, dry.mesh});
     checker.declare(trainer.parameters(), declared);
     for (int64_t step = 0; step < kSteps; ++step) {
       trainer.train_step(step);

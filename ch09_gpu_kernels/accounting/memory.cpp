@@ -10,6 +10,7 @@
 #include "accounting/tensor_accountant.h"
 #include "accounting/zero_accountant.h"
 #include "latent_attention/ring.h"
+#include "run/book_formulas.h"
 #include "train/fold.h"
 
 namespace usp {
@@ -52,10 +53,10 @@ StateBytes whole_states(int64_t parameters, const TrainConfig& config) {
 
 // [activations]
 /// What the model that the run would build keeps, by its segments' formulas, and what else it asks
-/// for, as fold_blocks() finds.
+/// for, as fold_blocks() finds. It lies on meta, and its parameters have no memory yet.
 // [model]
-static void add_activations(const TrainConfig& config, DryRank& rank, Prediction& prediction) {
-  Model& model = rank.model;
+static void add_activations(const TrainConfig& config, DryRank& dry, Prediction& prediction) {
+  Model& model = dry.model;
   const std::vector<BlockRange> chunks = model.ranges();
   // [model]
   const DType dtype = parse_dtype(config.dtype);
@@ -63,14 +64,14 @@ static void add_activations(const TrainConfig& config, DryRank& rank, Prediction
   pass.num_samples = config.micro_batch_size;
   pass.seq_len = config.seq_len;
   pass.loss = Tensor::empty({1}, DType::f64);
-  // [shape]
-  const PassShape shape{config.micro_batch_size, config.seq_len / config.context_parallel.cp_size,
-                        dtype, config.tensor_parallel.row_shares()};
-  // [shape]
   // [rows]
-  const std::vector<int32_t> any(config.micro_batch_size * config.seq_len);
-  rank.view.context.take_rows(any, any, pass);
+  const std::vector<int32_t> any(pass.num_samples * pass.seq_len);
+  dry.view.context.take_rows(any, any, pass);
   // [rows]
+  PassShape shape{pass.num_samples, pass.positions.count(), dtype};
+  // [shape]
+  shape.row_shares = config.tensor_parallel.row_shares();
+  // [shape]
   std::vector<BlockFootprint> blocks = model.footprints(shape);
   model.part_blocks();
   model.parameters().allocate(dtype, /*seed=*/0);
@@ -80,20 +81,20 @@ static void add_activations(const TrainConfig& config, DryRank& rank, Prediction
   // [stage]
   const Schedule schedule = config.pipeline.schedule(config.grad_acc_steps);
   const BlockRange& first =
-      chunks[schedule.actions[rank.stage_rank()].front().chunk];  // of the first pass
+      chunks[schedule.actions[dry.stage_rank()].front().chunk];  // of the first pass
   std::erase_if(blocks, [&](const BlockFootprint& it) { return !first.contains(it.block); });
   // [stage]
   // [documents]
-  const ContextParallelConfig& cp = config.context_parallel;
-  const int64_t begins = cp.document_mask ? ids * cp.head_ranks() : 0;  // of all rows that meet
-  if (cp.document_mask) prediction.saved.push_back({-1, "documents", begins});
+  const ContextParallelConfig& cp = config.context_parallel;  // documents of all rows that meet
+  if (cp.document_mask) prediction.saved.push_back({-1, "documents", ids * cp.head_ranks()});
   // [documents]
+  const int64_t batch = prediction.saved_bytes();
   for (const LiveBytes& part : kept_bytes(blocks)) prediction.saved.push_back(part);
   // [peak]
-  const StageBytes bytes{2 * ids + begins, shape.rows() * config.model.hidden_size * shape.own()};
-  add_bytes_from_stages(schedule, rank.stage_rank(), bytes, prediction.saved);
+  const StageBytes bytes{batch, shape.rows() * config.model.hidden_size * shape.own()};
+  add_bytes_from_stages(schedule, dry.stage_rank(), bytes, prediction.saved);
   prediction.peak_activations =
-      peak_bytes_of_schedule(schedule, rank.stage_rank(), by_chunk(folded, chunks), bytes);
+      peak_bytes_of_schedule(schedule, dry.stage_rank(), by_chunk(folded, chunks), bytes);
   // [peak]
 }
 // [activations]
@@ -110,15 +111,8 @@ double model_flops_per_token(const ModelConfig& m, double keys) {
 static void add_flops(const TrainConfig& config, const ModelConfig& m, Prediction& prediction) {
   const double S = double(config.seq_len);
   // [share]
-  const ContextParallelConfig& cp = config.context_parallel;
-  const Stages stages = config.pipeline.schedule(config.grad_acc_steps).stages;
-  const int64_t passes = stages.share_of(config.grad_acc_steps);
-  const double tokens = double(config.micro_batch_size * passes) * S /
-                        double(cp.cp_size * config.tensor_parallel.tp_size);
-  const int64_t ring_place = config.mesh().place_of(prediction.rank).cp / cp.head_ranks();
-  const Positions attended = cp.of_ring_place(config.seq_len, ring_place);
-  const double keys =
-      double(causal_pairs(attended, {0, config.seq_len})) / double(attended.count());
+  const double keys = keys_of_a_query(config, prediction.rank);
+  const double tokens = tokens_of_a_chunk(config);
   // [share]
   prediction.flops += tokens * model_flops_per_token(m, keys);
   prediction.book_flops += tokens * model_flops_per_token(m, S);
@@ -131,7 +125,7 @@ static void add_flops(const TrainConfig& config, const ModelConfig& m, Predictio
   if (config.attention == "blockwise") again += product;  // q by k, for the rows' probabilities
   if (config.attention == "naive" && config.recompute == "selective") again += 2 * product;
   // [again]
-  const bool keeps = cp.cp_recompute == "keep" && cp.cp_size > 1;
+  const bool keeps = config.context_parallel.keeps_attention();
   if (config.recompute == "full") again += layers + (keeps ? 0 : 2 * product);
   // [again]
   // [head]
@@ -151,15 +145,17 @@ Prediction predict(const TrainConfig& config, int rank) {
   prediction.rank = rank;
   // [rank]
   prediction.parameters = num_parameters(config.model);
-  // [states_of_a_rank]
-  const ZeroShapes shapes(config, dry);
-  prediction.states = sharded_states(config, shapes);
-  prediction.book_states = book_sharded_states(config);
-  prediction.buffers = zero_buffers(config, shapes);
-  add_tensor_scratch(config, dry.view.region, prediction.buffers);
-  prediction.book_activations = book_sharded_activations(config);
+  prediction.states = whole_states(prediction.parameters, config);
+  prediction.book_states =
+      book_whole_states(prediction.parameters, config.grad_accumulation == "both");
+  prediction.book_activations = book_activations(config, config.recompute);
+  // [sharded]
+  shard_states(config, dry, prediction);
+  shard_layers(config, dry.view.region, prediction);
+  // [sharded]
+  // [add]
   add_activations(config, dry, prediction);
-  // [states_of_a_rank]
+  // [add]
   // [of_stage]
   for (const ModelConfig& chunk : chunk_models(config, dry.stage_rank())) {
     add_flops(config, chunk, prediction);

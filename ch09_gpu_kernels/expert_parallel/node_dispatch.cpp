@@ -52,11 +52,6 @@ NodeGroups::NodeGroups(const ExpertConfig& config, const Communicator& ep) {
 }
 // [groups]
 
-ExpertGroup experts_on_paper(const TrainConfig& config) {
-  const ExpertConfig& experts = config.expert_parallel;
-  return ExpertGroup(experts, experts.ranks_in_node(config));
-}
-
 namespace {
 
 // [copies]

@@ -236,7 +236,7 @@ Program record(const TrainConfig& config, int rank) {
   Runtime runtime(Device::meta);
   const Runtime::Use use(runtime);
   const DryMesh dry(config.mesh(), config.engine(), rank, config.communication->node_size);
-  Trainer trainer(config, /*dataset=*/nullptr, dry.mesh);
+  Trainer trainer(config, {/*dataset=*/nullptr, dry.mesh});
   ProgramRecorder recorder(rank);
   runtime.tell(&recorder);
   for (int64_t step = 0; step < 2; ++step) {  // what one step leaves to the next is waited for

@@ -7,6 +7,7 @@
 #include "run/trainer_base.h"
 #include "tensor/ledger.h"
 #include "tensor/memory_profile.h"
+#include "tensor/runtime.h"
 
 namespace usp {
 
@@ -56,6 +57,17 @@ Simulation make_simulation(int64_t steps);
 
 /// The same of a trainer on meta, which takes two steps: the first has no optimizer states yet.
 Simulation simulate_steps(TrainerBase& trainer);
+/// The same of the Trainer that this rank of the world would have: a dry run, where nothing is
+/// sent.
+template <class Trainer, class Config>
+Simulation simulate(const Config& config, int rank = 0) {
+  Runtime runtime(Device::meta);
+  const Runtime::Use use(runtime);
+  const int64_t node_size = config.communication ? config.communication->node_size : 0;
+  const DryMesh dry(config.mesh(), config.engine(), rank, node_size);
+  Trainer trainer(config, RunContext{/*dataset=*/nullptr, dry.mesh});
+  return simulate_steps(trainer);
+}
 
 /// What a step asks for on a rank, which stands for all that have the same shapes.
 struct RankEstimate {

@@ -67,13 +67,18 @@ struct RunConfig {
   std::string estimate_file;  ///< empty: none
   double device_memory = 80;  ///< GiB that a rank has, for what is planned and not run
 
-  explicit RunConfig(std::string chapter_name)
-      : chapter(std::move(chapter_name)), run_dir("runs/" + chapter) {}
+  /// `several_ranks`: the flags of communication, where there may be several.
+  explicit RunConfig(std::string chapter_name, std::optional<CommConfig> several_ranks = {})
+      : communication(std::move(several_ranks)),
+        chapter(std::move(chapter_name)),
+        run_dir("runs/" + chapter) {}
   virtual ~RunConfig() = default;
 
   /// Samples of an optimizer step, over all ranks.
-  virtual int64_t global_batch_size() const = 0;
+  int64_t global_batch_size() const { return micro_batch_size * grad_acc_steps * mesh().dp; }
   int64_t tokens_per_step() const { return global_batch_size() * seq_len; }
+  /// A rank's share of a step's work, as a number of tokens, where all ranks do equally much.
+  double tokens_per_rank() const { return double(tokens_per_step()) / double(mesh().ranks()); }
   /// Checks, of data that are text, whether bytes are the model's tokens, and those of the prompt
   /// are too; throws UsageError.
   void validate_text() const;

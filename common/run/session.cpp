@@ -202,6 +202,7 @@ bool Session::accepts_naive_attention() const {
 }
 
 void Session::open(const Predict& predict) {
+  mesh_.emplace(world_, config_.mesh());
   refuse_together(world_, [&] { move_to_device(); });
   start_.ended("device");
   refuse_together(world_, [&] {
@@ -258,9 +259,9 @@ void Session::unless_refused(const std::function<void()>& start) {
   }
 }
 
-int Session::train(const std::function<std::unique_ptr<TrainerBase>()>& make) {
+int Session::train(const std::function<std::unique_ptr<TrainerBase>(const RunContext&)>& make) {
   std::unique_ptr<TrainerBase> trainer;
-  unless_refused([&] { refuse_together(world_, [&] { trainer = make(); }); });
+  unless_refused([&] { refuse_together(world_, [&] { trainer = make({&*dataset_, *mesh_}); }); });
   start_.ended("model");
   facts_.parameters = static_cast<int64_t>(world_.sum(double(trainer->parameters().counted())));
   Checkpoints checkpoints(*run_dir_, config_.checkpoints,

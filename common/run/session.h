@@ -38,14 +38,14 @@ class Session {
   /// Every flag with its value, as a JSON object.
   std::string flags() const { return args_.to_json(); }
 
-  /// Opens data, run directory and connections. Throws UsageError, on all ranks, where any rank
-  /// cannot have them, or where a step needs, as `predict` says, more memory than there is.
+  /// Opens the mesh, data, run directory and connections. Throws UsageError, on all ranks, where
+  /// any rank cannot have them, or where a step needs, as `predict` says, more memory than there
+  /// is.
   void open(const Predict& predict);
-  const Dataset& dataset() const { return *dataset_; }
 
   /// Trains, validates, saves, resumes, samples and writes the run's files. Returns the exit code.
   /// `make` builds what trains. What it finds wrong is refused, on all ranks: no step is begun yet.
-  int train(const std::function<std::unique_ptr<TrainerBase>()>& make);
+  int train(const std::function<std::unique_ptr<TrainerBase>(const RunContext&)>& make);
 
  private:
   void move_to_device();
@@ -68,6 +68,7 @@ class Session {
   std::vector<std::string> command_;
   std::optional<Runtime> runtime_;
   std::optional<Runtime::Use> use_;
+  std::optional<Mesh> mesh_;
   std::optional<TokenFile> file_;
   std::optional<Dataset> dataset_;
   std::optional<RunDir> run_dir_;

@@ -19,8 +19,12 @@ int64_t Operations::wire_bytes() const {
   return bytes;
 }
 
-TrafficTable::TrafficTable(const std::vector<Traffic>& rows) {
-  for (const Traffic& traffic : rows) rows_.push_back({traffic});
+void TrafficTable::add(const Traffic& row) { rows_.push_back({row}); }
+
+std::vector<Traffic> TrafficTable::rows() const {
+  std::vector<Traffic> all;
+  for (const Row& row : rows_) all.push_back(row.traffic);
+  return all;
 }
 
 void TrafficTable::begin_step() {
@@ -32,16 +36,14 @@ void TrafficTable::end_step() {
   ++steps_;
 }
 
-ReportRows TrafficTable::report() const {
-  ReportRows report;
+ReportRows TrafficTable::report(ReportRows rows) const {
   for (const auto& [traffic, before, sent] : rows_) {
     if (sent == 0 && traffic.formula == 0) continue;  // an axis of one rank
     const double a_step = double(sent) / double(std::max<int64_t>(1, steps_));
-    report.emplace_back(traffic.what,
-                        fmt::format("{:.0f} bytes a step by rank 0{} {:.0f}{}", a_step,
-                                    traffic.beside, traffic.formula, traffic.note));
+    rows.emplace_back(traffic.what, fmt::format("{:.0f} bytes a step by rank 0{} {:.0f}{}", a_step,
+                                                traffic.beside, traffic.formula, traffic.note));
   }
-  return report;
+  return rows;
 }
 
 }  // namespace usp

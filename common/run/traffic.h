@@ -37,12 +37,13 @@ struct Traffic {
 /// sampling or checkpoints send between them. Where each figure comes from stands in its row alone.
 class TrafficTable {
  public:
-  explicit TrafficTable(const std::vector<Traffic>& rows);
-
+  void add(const Traffic& row);
+  std::vector<Traffic> rows() const;
   void begin_step();  ///< from here on counts
   void end_step();    ///< until here; the step is over
-  /// A row each: bytes a step that were sent, beside the formula's. None where both are zero.
-  ReportRows report() const;
+  /// Behind `rows` a row each: bytes a step that were sent, beside the formula's. None where both
+  /// are zero.
+  ReportRows report(ReportRows rows = {}) const;
 
  private:
   struct Row {

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "comm/mesh.h"
+#include "files/data.h"
 #include "run/metrics.h"
 #include "train/checkpoint.h"
 #include "train/pass.h"
@@ -12,6 +14,12 @@ namespace usp {
 
 /// Lines of a run's report: what, value.
 using ReportRows = std::vector<std::pair<std::string, std::string>>;
+
+/// What a Session gives a chapter's Trainer, besides the configuration.
+struct RunContext {
+  const Dataset* dataset;  ///< on meta perhaps nullptr: batches then have a shape and no tokens
+  const Mesh& mesh;        ///< the ranks that train together, of which this is one
+};
 
 /// What a Session asks of a chapter's Trainer.
 class TrainerBase {

@@ -104,7 +104,6 @@ TEST_CASE("cores are those of the affinity mask, or of the smallest quota of a c
 /// A run whose step needs 1000 bytes for each token of a micro-batch, and `states` of the model.
 struct FakeRun : RunConfig {
   FakeRun() : RunConfig("a_chapter") {}
-  int64_t global_batch_size() const override { return micro_batch_size * grad_acc_steps; }
   std::unique_ptr<RunConfig> fresh() const override { return std::make_unique<FakeRun>(); }
   void bind(Args&) override {}
   void validate(const Args&) override {}

@@ -159,7 +159,7 @@ Run run_ranks(const TrainConfig& config, const Dataset& dataset, int ranks, Devi
       ranks,
       [&](const Communicator& world) {
         const Mesh mesh(world, config.mesh());
-        Trainer trainer(config, &dataset, mesh);
+        Trainer trainer(config, {&dataset, mesh});
         const Trained found = train(trainer);
         const std::lock_guard lock(one_at_a_time);
         if (world.rank() == 0) run.trained = found;

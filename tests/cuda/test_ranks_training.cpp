@@ -96,7 +96,7 @@ TEST_CASE("ranks on a GPU train as one on the CPU: data parallelism and ZeRO") {
     const TrainedState& expected = c.tied ? tied : untied;
     on_gpus(ranks, "data_parallel/zero", [&](const Communicator& world) {
       const Mesh mesh(world, {.dp = world.size()});
-      Trainer trainer(config, &dataset, mesh);
+      Trainer trainer(config, {&dataset, mesh});
       const ZeroTraffic before = sent_by_all(world);
       expect_close(train(trainer, 3, &world), expected, 1e-10, what);
       if (config.data_parallel.zero_stage > 0) check_zero_traffic(world, config, before, 3, what);
@@ -200,7 +200,7 @@ void check_measured_work(const Communicator& world, const TrainConfig& config,
                          const Dataset& dataset) {
   constexpr double kRounding = 1e-6;
   const Mesh mesh(world, config.mesh());
-  Trainer trainer(config, &dataset, mesh);
+  Trainer trainer(config, {&dataset, mesh});
   Tracer& tracer = Runtime::current().tracer();
   tracer.record(true);
   std::vector<int64_t> created;
@@ -257,7 +257,7 @@ TEST_CASE("a pipeline on GPUs learns times of the GPUs, and agrees on them") {
   for (int i = 0; i < 2; ++i) {
     on_gpus(2, "pipeline_parallel/executor", [&](const Communicator& world) {
       const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       for (int64_t step = 0; step < PipelineConfig::kMeasuredUntil; ++step) {
         USP_CHECK(trainer.pipeline().measured().times.empty(), "times after {} steps", step);
         trainer.train_step(step);
@@ -336,7 +336,7 @@ struct TakenMemory {
 
 TakenMemory taken_memory(Allocator& allocator, const TrainConfig& config, const Dataset* dataset,
                          const Mesh& mesh, bool routed) {
-  Trainer trainer(config, dataset, mesh);
+  Trainer trainer(config, {dataset, mesh});
   TakenMemory taken;
   taken.events = events_of_steps(allocator, trainer, routed);
   for (Category category : {Category::weights, Category::gradients, Category::optimizer}) {
@@ -421,7 +421,7 @@ TEST_CASE("sums wait in memory of the host: the formulas leave them out where a 
     TrainConfig config = zero_training(4, {stage, 0, 1, "none", false});
     const auto scratch = [&] {
       const auto predicted = by_name(predict(config).buffers);
-      REQUIRE(predicted == by_name(simulate(config).buffers));
+      REQUIRE(predicted == by_name(simulate<Trainer>(config).buffers));
       return predicted.contains("scratch of reductions");
     };
     REQUIRE(scratch());
@@ -435,7 +435,7 @@ TEST_CASE("from the third step on ranks ask a GPU for no memory") {
   const RandomText text(config, 400);
   on_gpus(2, "data_parallel/zero", [&](const Communicator& world) {
     const Mesh mesh(world, {.dp = 2});
-    Trainer trainer(config, &text.dataset, mesh);
+    Trainer trainer(config, {&text.dataset, mesh});
     trainer.train_step(0);
     trainer.train_step(1);
     const Allocator& allocator = Runtime::current().allocator();

@@ -13,10 +13,11 @@ TEST_CASE("a table of traffic tells what the ledger has of steps, divided by the
     Operations both(world, CommKind::all_reduce);
     both.add(world, CommKind::broadcast).add(world, CommKind::all_reduce);
     const bool sends = world.rank() == 0;
-    TrafficTable table({{"sums", Operations(world, CommKind::all_reduce), 320},
-                        {"sums, copies", both, 8, ", at most", " and more"},
-                        {"copies that are not sent", Operations(world, CommKind::all_gather)},
-                        {"copies that should be", Operations(world, CommKind::all_gather), 16}});
+    TrafficTable table;
+    table.add({"sums", Operations(world, CommKind::all_reduce), 320});
+    table.add({"sums, copies", both, 8, ", at most", " and more"});
+    table.add({"copies that are not sent", Operations(world, CommKind::all_gather)});
+    table.add({"copies that should be", Operations(world, CommKind::all_gather), 16});
     world.all_reduce(x);
     int64_t of_sums = 0, of_copies = 0;
     for (int step = 0; step < 4; ++step) {

@@ -76,7 +76,7 @@ TEST_CASE("a rank's micro-batches are the documented ones of the global batch, i
       CAPTURE(ranks, rank);
       DryEngine engine(rank, ranks);  // which adds nothing to the rank's own gradients
       const Mesh mesh(Communicator::world(engine), config.mesh());
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       check_order(trainer, documented_gradients(config, text.dataset, ranks, rank));
     }
   }

@@ -70,7 +70,7 @@ TEST_CASE("a step's operations are what the formula says: needed, and done again
       config.model.num_kv_heads = kv_heads;
       const Prediction prediction = predict(config);
       const double needed = prediction.flops, again = prediction.recomputed_flops;
-      const Simulation simulation = simulate(config);
+      const Simulation simulation = simulate<Trainer>(config);
       REQUIRE(simulation.recomputed_flops == again);
       REQUIRE(simulation.flops == needed + again);
       const bool nothing_again =
@@ -88,7 +88,7 @@ TEST_CASE("the operations of a step on the CPU are those of the simulation") {
     const RandomText text(config, 400);
     SoloTrainer trainer(config, &text.dataset);
     trainer.train_step(0);
-    REQUIRE(trainer.report(0, 0).flops == simulate(config).flops);
+    REQUIRE(trainer.report(0, 0).flops == simulate<Trainer>(config).flops);
   }
 }
 

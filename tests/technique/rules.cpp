@@ -9,6 +9,7 @@
 #include "comm/launch.h"
 #endif
 #include "technique/case_cover.h"
+#include "technique/solo_trainer.h"
 #include "technique/tiny_llama.h"
 
 /// What goes with what: a command line that is accepted is built and run, and what a refusal
@@ -155,7 +156,7 @@ void build_everywhere(const TrainConfig& config) {
     DryEngine engine(rank, ranks);
     engine.set_node_size(config.communication->node_size);
     const Mesh mesh(Communicator::world(engine), config.mesh());
-    Trainer trainer(config, nullptr, mesh);
+    Trainer trainer(config, {nullptr, mesh});
     trainer.train_step(0);
   }
 }
@@ -166,7 +167,7 @@ void run_everywhere(const TrainConfig& config) {
   run_threads(static_cast<int>(config.mesh().ranks()), [&](const Communicator& world) {
     world.engine().set_node_size(config.communication->node_size);
     const Mesh mesh(world, config.mesh());
-    Trainer trainer(config, &text.dataset, mesh);
+    Trainer trainer(config, {&text.dataset, mesh});
     for (int64_t step = 0; step < 2; ++step) {
       trainer.train_step(step);
       const double loss = trainer.report(step, 0).loss;
@@ -179,13 +180,13 @@ void run_everywhere(const TrainConfig& config) {
 
 void build_everywhere(const TrainConfig& config) {
   const OnDevice meta(Device::meta);
-  Trainer(config, nullptr).train_step(0);
+  SoloTrainer(config, nullptr).train_step(0);
 }
 
 void run_everywhere(const TrainConfig& config) {
   const OnDevice cpu;
   const RandomText text(config, 4000);
-  Trainer trainer(config, &text.dataset);
+  SoloTrainer trainer(config, &text.dataset);
   for (int64_t step = 0; step < 2; ++step) trainer.train_step(step);
 }
 

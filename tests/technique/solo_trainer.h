@@ -5,8 +5,6 @@
 
 namespace usp::test {
 
-#if __has_include("data_parallel/strategy.h")
-
 /// A world of one rank, without threads or messages.
 struct OneRank {
   OneRank() : engine(0, 1), world(Communicator::world(engine)), mesh(world, sizes) {}
@@ -20,14 +18,9 @@ struct OneRank {
 /// A trainer that is alone in its world.
 class SoloTrainer : private OneRank, public Trainer {
  public:
-  SoloTrainer(const TrainConfig& config, const Dataset* dataset) : Trainer(config, dataset, mesh) {}
+  SoloTrainer(const TrainConfig& config, const Dataset* dataset)
+      : Trainer(config, {dataset, mesh}) {}
 };
-
-#else
-
-using SoloTrainer = Trainer;
-
-#endif
 
 /// Bytes that an allocation adds or a release takes away, and what they are spent on.
 using Events = std::vector<std::pair<int64_t, Category>>;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "accounting/dry_rank.h"
 #include "accounting/memory.h"
 #include "context_parallel/attention.h"
 #include "core_table.h"
@@ -100,7 +101,7 @@ std::vector<BlockFootprint> blocks_around(Footprint core, TrainConfig config) {
   const PassShape shape = shape_of(config);
   config.context_parallel = {};
   config.seq_len = 1;
-  std::vector<BlockFootprint> blocks = Model(config).footprints(shape);
+  std::vector<BlockFootprint> blocks = DryRank(config, 0).model.footprints(shape);
   blocks.at(1).segments.at(0) = attention_around(std::move(core), config, shape);
   return blocks;
 }
@@ -224,7 +225,7 @@ void check_exchange(const Exchange& exchange, const Mode& mode, const char* dtyp
                           exchange.probabilities, ContextGroup(config.context_parallel));
   const PassShape shape = shape_of(config);
   const Named around = bytes_of(blocks_around(core->footprint(shape), config));
-  USP_CHECK(around == bytes_of(Model(config).footprints(shape)),
+  USP_CHECK(around == bytes_of(DryRank(config, 0).model.footprints(shape)),
             "in mode {}, attention is not what is around its core, over cp by {}", mode.name(),
             exchange.method);
   Named saved;
@@ -242,10 +243,9 @@ void check_exchange(const Exchange& exchange, const Mode& mode, const char* dtyp
 /// {"embedding": elements} of the units that ZeRO shards, and of the parameters in them.
 Named unit_elements(TrainConfig config, bool tied) {
   config.model.tie_word_embeddings = tied;
-  const Runtime::Use use(meta_runtime());
-  Model model(config);
+  DryRank rank(config, 0);
   Named elements;
-  for (const Unit& unit : cut_into_units(model.parameters())) {
+  for (const Unit& unit : cut_into_units(rank.model.parameters())) {
     elements[block_name(int(unit.block()))] += unit.numel;
   }
   return elements;

@@ -66,7 +66,7 @@ TEST_CASE("bytes of states and saved activations are exactly those of the formul
     const TrainConfig config = config_of(c);
     const StateBytes states = predict(config).states;
     const Parts activations = parts_of(predict(config).saved);
-    for (const Simulation& found : {measure(config), simulate(config)}) {
+    for (const Simulation& found : {measure(config), simulate<Trainer>(config)}) {
       REQUIRE(found.states.weights == states.weights);
       REQUIRE(found.states.gradients == states.gradients);
       REQUIRE(found.states.optimizer == states.optimizer);
@@ -85,7 +85,7 @@ TEST_CASE("peaks and reserved bytes of a run are exactly those of a dry run") {
   for (const Case& c : kCases) {
     CAPTURE(c.dtype, c.attention, c.recompute, c.grad_accumulation, c.tied);
     const TrainConfig config = config_of(c);
-    const Simulation real = measure(config), meta = simulate(config);
+    const Simulation real = measure(config), meta = simulate<Trainer>(config);
     REQUIRE(real.peak_activations == meta.peak_activations);
     REQUIRE(real.reserved == meta.reserved);
     REQUIRE(meta.reserved >= meta.peak - 4096);
@@ -114,7 +114,7 @@ TEST_CASE("the peak of activations is exactly that of the formula, whatever is t
             CAPTURE(dtype, attention, recompute, num_kv_heads, config.seq_len,
                     config.model.hidden_size, config.model.ffn_hidden_size,
                     config.model.vocab_size);
-            REQUIRE(predict(config).peak_activations == simulate(config).peak_activations);
+            REQUIRE(predict(config).peak_activations == simulate<Trainer>(config).peak_activations);
           }
         }
       }
@@ -145,7 +145,7 @@ TEST_CASE("the peak of all has the buffers of communication in it") {
     allocator.record_events(true);
     DryEngine engine(0, 4);
     const Mesh mesh(Communicator::world(engine), config.mesh());
-    Trainer trainer(config, nullptr, mesh);
+    Trainer trainer(config, {nullptr, mesh});
     const Simulation simulation = simulate_steps(trainer);
     REQUIRE(simulation.peak == replayed_peak(allocator.events(), true));
     REQUIRE(simulation.peak > replayed_peak(allocator.events(), false));
@@ -159,7 +159,7 @@ TEST_CASE("the peak of activations is the formula's, however ranks share out the
       TrainConfig config = config_of(c);
       config.data_parallel.dp_size = 4;
       config.data_parallel.zero_stage = stage;
-      REQUIRE(predict(config).peak_activations == simulate(config).peak_activations);
+      REQUIRE(predict(config).peak_activations == simulate<Trainer>(config).peak_activations);
     }
   }
 }
@@ -204,14 +204,14 @@ TEST_CASE(
 TEST_CASE("peak memory does not grow with accumulation, and linearly with the micro-batch") {
   TrainConfig config = tiny_training();
   config.attention = "naive";
-  const int64_t one = simulate(config).peak_activations;
+  const int64_t one = simulate<Trainer>(config).peak_activations;
   for (int64_t steps : {2, 5}) {
     config.grad_acc_steps = steps;
-    REQUIRE(simulate(config).peak_activations == one);
+    REQUIRE(simulate<Trainer>(config).peak_activations == one);
   }
   config.grad_acc_steps = 1;
   config.micro_batch_size *= 3;
-  const double ratio = double(simulate(config).peak_activations) / double(one);
+  const double ratio = double(simulate<Trainer>(config).peak_activations) / double(one);
   REQUIRE(std::abs(ratio - 3) < 0.01);
 }
 
@@ -243,7 +243,7 @@ TEST_CASE("the book's formulas give the book's numbers") {
 TEST_CASE("the estimate names formulas and simulation, and both are the same numbers") {
   TrainConfig config = tiny_training();
   config.attention = "naive";
-  const Simulation simulation = simulate(config);
+  const Simulation simulation = simulate<Trainer>(config);
   const std::string text = estimate_text(config, {{predict(config), simulation}});
   for (const char* word : {"saved activations", "probabilities", "gate_up", "FLOPs of a step"}) {
     CAPTURE(word, text);

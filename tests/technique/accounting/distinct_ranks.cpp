@@ -23,7 +23,7 @@ TEST_CASE("what the last ranks of ZeRO do not update, since it is padding, has n
       for (int rank = 0; rank < ranks; ++rank) {
         CAPTURE(ranks, stage, rank);
         const Prediction predicted = predict(config, rank);
-        const Simulation simulated = simulate(config, rank);
+        const Simulation simulated = simulate<Trainer>(config, rank);
         CHECK(predicted.rank == rank);
         CHECK(predicted.states.weights == simulated.states.weights);
         CHECK(predicted.states.gradients == simulated.states.gradients);
@@ -50,7 +50,7 @@ TEST_CASE(
     config.model.vocab_size = 60;
     config.model.ffn_hidden_size = 31;              // 15 columns and 16
     std::map<int64_t, int64_t> of_all, of_classes;  // ranks, by peak
-    for (int rank = 0; rank < 4; ++rank) ++of_all[simulate(config, rank).peak];
+    for (int rank = 0; rank < 4; ++rank) ++of_all[simulate<Trainer>(config, rank).peak];
     for (const RankEstimate& of : estimate_ranks(config)) {
       of_classes[of.simulation.peak] += of.ranks;
       CHECK(of.prediction.peak_activations == of.simulation.peak_activations);
@@ -65,7 +65,7 @@ TEST_CASE(
 
 TEST_CASE("an estimate speaks of the rank whose peak is highest, and lists those that differ") {
   const TrainConfig config = padded(2, 0);
-  const RankEstimate one{predict(config), simulate(config), 1, ""};
+  const RankEstimate one{predict(config), simulate<Trainer>(config), 1, ""};
   std::vector<RankEstimate> ranks(3, one);
   for (int64_t i = 0; i < 3; ++i) {
     ranks[i].prediction.rank = 10 + i;

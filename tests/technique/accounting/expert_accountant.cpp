@@ -66,7 +66,7 @@ TEST_CASE("the activations of a stage with experts are those of the formula, to 
               config.expert_parallel.expert_tp, config.expert_parallel.balance,
               config.model.experts.num_shared_experts, config.model.experts.num_experts, R);
       const int64_t predicted = predict(config, rank).peak_activations;
-      const int64_t made = simulate(config, rank).peak_activations;
+      const int64_t made = simulate<Trainer>(config, rank).peak_activations;
       if (c.in_turns) {
         CHECK(made <= predicted);
       } else {
@@ -96,7 +96,7 @@ TEST_CASE("the activations of tokens that go by node are those of the formula, t
               experts.balance, config.model.experts.num_shared_experts,
               config.model.experts.num_experts_per_tok);
       const int64_t predicted = predict(config, rank).peak_activations;
-      const int64_t made = simulate(config, rank).peak_activations;
+      const int64_t made = simulate<Trainer>(config, rank).peak_activations;
       if (c.in_turns) {
         CHECK(made <= predicted);
       } else {
@@ -174,7 +174,7 @@ TEST_CASE("on every rank of any layout, formulas and shapes say the same, to the
     HeldBytes first;
     for (int rank = 0; rank < config.mesh().ranks(); ++rank) {
       const HeldBytes predicted = held_bytes(predict(config, rank));
-      const HeldBytes simulated = held_bytes(simulate(config, rank));
+      const HeldBytes simulated = held_bytes(simulate<Trainer>(config, rank));
       INFO(fmt::format("seed {} layout {}: {}, rank {}\npredicted {}\nsimulated {}", seed, layout,
                        describe(config.mesh()), rank, predicted, simulated));
       CHECK(predicted == simulated);
@@ -202,7 +202,7 @@ TEST_CASE("shared experts' gradients are written first, in the formula too") {
       CAPTURE(rounds, tp);
       for (int rank = 0; rank < config.mesh().ranks(); ++rank) {
         const HeldBytes predicted = held_bytes(predict(config, rank));
-        CHECK(predicted == held_bytes(simulate(config, rank)));
+        CHECK(predicted == held_bytes(simulate<Trainer>(config, rank)));
         CHECK(predicted.at("gradients to reduce") > 0);
       }
     }
@@ -218,7 +218,7 @@ TEST_CASE("ranks of a class are alike, and the fullest of all is the first of on
     std::map<HeldBytes, int64_t> of_all, of_classes;
     int64_t peak = 0, found = 0;
     for (int rank = 0; rank < config.mesh().ranks(); ++rank) {
-      const Simulation simulation = simulate(config, rank);
+      const Simulation simulation = simulate<Trainer>(config, rank);
       ++of_all[held_bytes(simulation)];
       peak = std::max(peak, simulation.peak);
     }
@@ -239,7 +239,7 @@ void check_block_kept(const TrainConfig& config) {
   const Runtime::Use use(runtime);
   const DryMesh dry(config.mesh());
   dry.mesh.world().engine().set_node_size(config.communication->node_size);
-  Trainer trainer(config, nullptr, dry.mesh);
+  Trainer trainer(config, {nullptr, dry.mesh});
   const DType dtype = parse_dtype(config.dtype);
   const PassShape shape{config.micro_batch_size, config.seq_len, dtype,
                         config.tensor_parallel.row_shares()};

@@ -99,7 +99,7 @@ TEST_CASE("the micro-batch is the largest that fits, by what a step on meta allo
   const auto bytes = [&](int64_t micro_batch_size) {
     TrainConfig other = config;
     other.micro_batch_size = micro_batch_size;
-    return double(simulate(other).peak);
+    return double(simulate<Trainer>(other).peak);
   };
   constexpr double kGiB = 1 << 30;
   const int64_t parameters = 1'498'482'688;  // lm_head is not tied

@@ -65,7 +65,7 @@ TEST_CASE("the rank that stands for a stage works on it whatever the order of th
     const auto peaks = [&] {
       std::vector<int64_t> bytes;
       for (int stage = 0; stage < 4; ++stage) {
-        bytes.push_back(simulate(config, config.mesh().first_of_stage(stage)).peak);
+        bytes.push_back(simulate<Trainer>(config, config.mesh().first_of_stage(stage)).peak);
         REQUIRE(config.mesh().coordinates(config.mesh().first_of_stage(stage))[1] == stage);
       }
       return bytes;

@@ -43,7 +43,7 @@ TEST_CASE("copies of a weight stay equal to the bit, wherever they lie") {
     run_threads(int(c.ranks()), [&](const Communicator& world) {
       const TrainConfig config = checked_config(c);
       const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       for (int64_t step = 0; step < 2; ++step) {
         trainer.train_step(step);
         trainer.report(step, 0);
@@ -68,7 +68,7 @@ std::string found_with(const ExpertCase& c, int rank, const std::string& name, b
   run_threads(int(c.ranks()), [&](const Communicator& world) {
     const TrainConfig config = checked_config(c);
     const Mesh mesh(world, config.mesh());
-    Trainer trainer(config, &dataset, mesh);
+    Trainer trainer(config, {&dataset, mesh});
     trainer.train_step(0);
     const auto buffers = trainer.expert_load().buffers();
     const auto buffer = std::ranges::find(buffers, name, &Parameter::name);
@@ -141,7 +141,7 @@ TEST_CASE("nothing is compared between the steps that the flag names") {
     TrainConfig config = checked_config(copied()[0]);
     config.composition.check_copies = 2;
     const Mesh mesh(world, config.mesh());
-    Trainer trainer(config, &text.dataset, mesh);
+    Trainer trainer(config, {&text.dataset, mesh});
     trainer.train_step(0);
     if (world.rank() == 1) flip(trainer.parameters()[0].shard.value, 0);
     trainer.report(0, 0);
@@ -168,7 +168,7 @@ TEST_CASE("where nobody holds a copy, comparing is refused") {
       const Mesh mesh(world, config.mesh());
       std::string refused;
       try {
-        const Trainer trainer(config, &text.dataset, mesh);
+        const Trainer trainer(config, {&text.dataset, mesh});
       } catch (const UsageError& error) {
         refused = error.what();
       }

@@ -125,7 +125,7 @@ TEST_CASE("what a rank holds on paper is what it holds in a run") {
     INFO(c.name());
     run_threads(int(c.ranks()), [&](const Communicator& world) {
       const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       for (size_t i = 0; i < trainer.parameters().size(); ++i) {
         const Parameter& parameter = trainer.parameters()[i];
         const auto is_it = [&](const PlacedPart& part) {

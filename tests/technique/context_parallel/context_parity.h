@@ -166,7 +166,7 @@ inline void check_context_parity(const Communicator& world, const ContextCase& c
                                  const Dataset& dataset, const TrainedState& expected) {
   const TrainConfig config = context_config(c);
   const Mesh mesh(world, config.mesh());
-  Trainer trainer(config, &dataset, mesh);
+  Trainer trainer(config, {&dataset, mesh});
   const ContextTraffic over_cp = sent_over_cp(world);
   const TensorTraffic over_tp = sent_over_tp(world);
   const bool counts = mesh.tp().rank() == 0;  // the others may have a row of the vocabulary more

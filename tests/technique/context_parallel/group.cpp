@@ -175,7 +175,7 @@ double gradient_error(const TrainConfig& config, const Dataset& dataset,
   double squares = 0, scale = 0;
   run_threads(static_cast<int>(config.context_parallel.cp_size), [&](const Communicator& world) {
     const Mesh mesh(world, config.mesh());
-    Trainer trainer(config, &dataset, mesh);
+    Trainer trainer(config, {&dataset, mesh});
     randomize(trainer.model().parameters(), 1);
     trainer.train_step(0);
     if (world.rank() > 0) return;
@@ -226,7 +226,7 @@ int64_t most_keys(const ContextCase& c) {
   std::vector<int64_t> most(c.ranks());
   run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
     const Mesh mesh(world, config.mesh());
-    Trainer trainer(config, &text.dataset, mesh);
+    Trainer trainer(config, {&text.dataset, mesh});
     Allocator& allocator = Runtime::current().allocator();
     allocator.record_events(true);
     trainer.train_step(0);
@@ -280,7 +280,7 @@ TEST_CASE("states and activations over cp are those of the formulas, to the byte
       TrainConfig config = context_config(c);
       config.dtype = dtype;
       const Prediction prediction = predict(config);
-      const Simulation simulation = simulate(config);
+      const Simulation simulation = simulate<Trainer>(config);
       check_states(prediction, simulation);
       // One half of a micro-batch runs backward while the other runs forward.
       if (c.overlap == std::string_view("batch_halves")) continue;
@@ -320,7 +320,7 @@ TEST_CASE("activations over cp are those of the formulas in every way of attenti
               config.dtype = dtype;
               config.model.hidden_size = width * config.model.num_heads;
               const Prediction prediction = predict(config);
-              const Simulation simulation = simulate(config);
+              const Simulation simulation = simulate<Trainer>(config);
               CHECK(prediction.saved_bytes() == simulation.saved_bytes());
               CHECK(prediction.peak_activations == simulation.peak_activations);
             }
@@ -342,11 +342,11 @@ TEST_CASE("the memory of a rank of cp is that of a dry run", "[not_sanitized]") 
       Simulation measured{};
       run_threads(4, [&](const Communicator& world) {
         const Mesh mesh(world, config.mesh());
-        Trainer trainer(config, &text.dataset, mesh);
+        Trainer trainer(config, {&text.dataset, mesh});
         const Simulation of_rank = simulate_steps(trainer);
         if (world.rank() == 0) measured = of_rank;
       });
-      const Simulation simulated = simulate(config);
+      const Simulation simulated = simulate<Trainer>(config);
       CHECK(measured.peak_activations == simulated.peak_activations);
       CHECK(measured.saved_bytes() == simulated.saved_bytes());
     }
@@ -360,7 +360,7 @@ double flops_of_rank(const TrainConfig& config, int rank) {
   const MeshSizes sizes = config.mesh();
   DryEngine engine(rank, static_cast<int>(sizes.dp * sizes.cp * sizes.tp));
   const Mesh mesh(Communicator::world(engine), sizes);
-  Trainer trainer(config, nullptr, mesh);
+  Trainer trainer(config, {nullptr, mesh});
   const double before = meta.flops();
   trainer.train_step(0);
   return meta.flops() - before;
@@ -421,7 +421,7 @@ TEST_CASE("the formula for operations counts what a rank of cp does, and does ag
         CAPTURE(c.name());
         const TrainConfig config = context_config(c);
         const Prediction prediction = predict(config);
-        const Simulation simulation = simulate(config);
+        const Simulation simulation = simulate<Trainer>(config);
         CHECK(simulation.flops == Approx(prediction.flops + prediction.recomputed_flops));
         CHECK(simulation.recomputed_flops == Approx(prediction.recomputed_flops));
       }
@@ -519,7 +519,7 @@ TEST_CASE("evaluation over cp is evaluation on one rank") {
       }();
       run_threads(8, [&](const Communicator& world) {
         const Mesh mesh(world, config.mesh());
-        Trainer trainer(config, &text.dataset, mesh);
+        Trainer trainer(config, {&text.dataset, mesh});
         expect_close({trainer.evaluate()}, {expected}, 1e-12, c.name());
       });
     }
@@ -566,7 +566,7 @@ TEST_CASE("a text is continued from a cache that ranks share out, or from none")
         const Text expected = solo_text(no_cache);
         run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
           const Mesh mesh(world, config.mesh());
-          Trainer trainer(config, &text.dataset, mesh);
+          Trainer trainer(config, {&text.dataset, mesh});
           train(trainer, kContextSteps, &world);
           const Text found = continue_text(trainer, no_cache);
           USP_CHECK(found.tokens == expected.tokens, "{}: another text", c.name());
@@ -606,7 +606,7 @@ TEST_CASE("keys go to the next rank while attention to those that are here is co
     const RandomText text(config, 2000);
     run_threads(4, [&](const Communicator& world) {
       const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       const Tracer& tracer = traced_steps(trainer);
       std::map<std::string, int64_t> hidden;
       for (const Tracer::Exchange& exchange : tracer.exchanges()) {

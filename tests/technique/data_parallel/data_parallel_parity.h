@@ -198,7 +198,7 @@ inline void check_data_parallel_parity(const Communicator& world) {
       config.data_parallel.grad_sync = grad_sync;
       config.data_parallel.bucket_mb = 137.0 * 8 / (1 << 20);  // cuts inside of parameters
       const Ledger::Entry before = Runtime::current().ledger().get("dp", CommKind::all_reduce);
-      Trainer trainer(config, &dataset, mesh);
+      Trainer trainer(config, {&dataset, mesh});
       USP_CHECK(config.data_parallel.grad_sync != "bucketed" ||
                     trainer.data_parallel().num_buckets() >= 8,
                 "{}: {} buckets", what, trainer.data_parallel().num_buckets());

@@ -27,7 +27,7 @@ void check_step_traffic(const Communicator& world, const char* dtype, const char
   config.data_parallel = {world.size(), grad_sync, bucket_mb};
   const RandomText text(config, 400);
   const Mesh mesh(world, {.dp = world.size()});
-  Trainer trainer(config, &text.dataset, mesh);
+  Trainer trainer(config, {&text.dataset, mesh});
   trainer.train_step(0);
   const Ledger::Entry entry = Runtime::current().ledger().get("dp", CommKind::all_reduce);
   const int64_t parameters = trainer.model().parameters().numel();
@@ -68,7 +68,7 @@ TEST_CASE("a bucket is bucket_mb of gradients, whatever their dtype") {
       config.data_parallel = {2, "bucketed", double(kBucket) / (1 << 20)};
       const RandomText text(config, 400);
       const Mesh mesh(world, {.dp = 2});
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       const Tracer& tracer = traced_steps(trainer);
       int64_t full = 0, rest = 0;
       for (const Tracer::Exchange& exchange : tracer.exchanges()) {
@@ -92,7 +92,7 @@ TEST_CASE("speed and utilisation are of all ranks together") {
       TrainConfig own = config;
       own.data_parallel = {world.size(), "bucketed", 25};
       const Mesh mesh(world, {.dp = world.size()});
-      Trainer trainer(own, &text.dataset, mesh);
+      Trainer trainer(own, {&text.dataset, mesh});
       const double before = Runtime::current().flops();
       trainer.train_step(0);
       const double carried_out = world.sum(Runtime::current().flops() - before);
@@ -113,7 +113,7 @@ Values gradients_over(const Communicator& world, TrainConfig config, const Datas
   config.data_parallel = {world.size(), "bucketed", 0.0007};
   config.micro_batch_size = 6 / (world.size() * config.grad_acc_steps);
   const Mesh mesh(world, {.dp = world.size()});
-  Trainer trainer(config, &dataset, mesh);
+  Trainer trainer(config, {&dataset, mesh});
   randomize(trainer.model().parameters(), 1);
   trainer.train_step(0);
   return trainer.model().parameters().flat_grads().items();
@@ -201,7 +201,7 @@ TEST_CASE("nothing waits for a bucket until the backward pass is over") {
       config.data_parallel = {2, grad_sync, 0.0007};
       const RandomText text(config, 400);
       const Mesh mesh(world, {.dp = 2});
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       const Tracer& tracer = traced_steps(trainer);
       int64_t backward_ends = 0, under_way = 0;
       for (const Tracer::Span& span : tracer.spans()) {
@@ -229,7 +229,7 @@ TEST_CASE("a tied embedding's gradient is sent once, after its second contributi
     config.data_parallel = {2, "overlapped", 25};
     const RandomText text(config, 400);
     const Mesh mesh(world, {.dp = 2});
-    Trainer trainer(config, &text.dataset, mesh);
+    Trainer trainer(config, {&text.dataset, mesh});
     trainer.train_step(0);
     config.data_parallel.dp_size = 1;
     config.micro_batch_size *= 2;
@@ -307,7 +307,7 @@ TEST_CASE("rank 17 of 64 on the dry engine: shapes and bytes without data") {
   DryEngine engine(17, 64);
   const Communicator world = Communicator::world(engine);
   const Mesh mesh(world, {.dp = 64});
-  Trainer trainer(config, nullptr, mesh);
+  Trainer trainer(config, {nullptr, mesh});
   trainer.train_step(0);
   trainer.train_step(1);
   const int64_t bytes = trainer.model().parameters().flat_grads().bytes();
@@ -325,7 +325,7 @@ TEST_CASE("the dry engine's ledger is the real one's") {
   const RandomText text(config, 400);
   const auto after_two_steps = [&](const Communicator& world, const Dataset* dataset) {
     const Mesh mesh(world, {.dp = 4});
-    Trainer trainer(config, dataset, mesh);
+    Trainer trainer(config, {dataset, mesh});
     const Ledger before = Runtime::current().ledger();
     trainer.train_step(0);
     trainer.train_step(1);

@@ -30,7 +30,7 @@ TrainConfig zero_training(int64_t ranks, int64_t stage, const char* dtype = "f64
 Values gradients_after_a_step(const Communicator& world, const TrainConfig& config,
                               const Dataset& dataset) {
   const Mesh mesh(world, {.dp = world.size()});
-  Trainer trainer(config, &dataset, mesh);
+  Trainer trainer(config, {&dataset, mesh});
   trainer.train_step(0);
   Values all;
   const ParameterList& parameters = trainer.model().parameters();
@@ -69,7 +69,7 @@ TEST_CASE("with one micro-batch stages 1 to 3 train alike in bits, clipping incl
       for (int64_t stage : {1, 2, 3}) {
         TrainConfig staged = config;
         staged.data_parallel.zero_stage = stage;
-        Trainer trainer(staged, &text.dataset, mesh);
+        Trainer trainer(staged, {&text.dataset, mesh});
         states.push_back(train(trainer, 3, &world));
         USP_CHECK(states.back().grad_norms[0] > 0.1, "nothing is clipped");
         USP_CHECK(same_bits(states.back(), states[0]), "stage {} in {}: other bits", stage, dtype);
@@ -97,7 +97,7 @@ TEST_CASE("f32 and bf16 train alike under every stage, and send their own bytes"
     run_threads(4, [&](const Communicator& world) {
       TrainConfig mine = config;
       const Mesh mesh(world, {.dp = 4});
-      Trainer plain(mine, &text.dataset, mesh);
+      Trainer plain(mine, {&text.dataset, mesh});
       const TrainedState expected = train(plain, 3, &world);
       for (int64_t shard_size : {4, 2}) {
         for (int64_t stage : {1, 2, 3}) {
@@ -108,7 +108,7 @@ TEST_CASE("f32 and bf16 train alike under every stage, and send their own bytes"
             mine.data_parallel.reduce_after = reduces;
             const std::string what =
                 fmt::format("stage {} over {}, reduces after {}", stage, shard_size, reduces);
-            Trainer trainer(mine, &text.dataset, mesh);
+            Trainer trainer(mine, {&text.dataset, mesh});
             const ZeroTraffic before = sent_by_all(world);
             expect_close(train(trainer, 3, &world), expected, c.tolerance, what);
             check_zero_traffic(world, mine, before, 3, what);
@@ -158,7 +158,7 @@ Simulation measure(const TrainConfig& config, const MemoryCase& c) {
   Simulation measured{};
   run_threads(static_cast<int>(config.data_parallel.dp_size), [&](const Communicator& world) {
     const Mesh mesh(world, {.dp = world.size()});
-    Trainer trainer(config, &text.dataset, mesh);
+    Trainer trainer(config, {&text.dataset, mesh});
     Runtime& runtime = Runtime::current();
     runtime.allocator().record_events(true);
     runtime.tracer().record(true);
@@ -205,7 +205,7 @@ TEST_CASE("every stage keeps what its formula says, and unshards two units at a 
       const TrainConfig config = config_of(c, ranks);
       const StateBytes states = predict(config).states;
       const auto buffers = by_name(predict(config).buffers);
-      const Simulation measured = measure(config, c), simulated = simulate(config);
+      const Simulation measured = measure(config, c), simulated = simulate<Trainer>(config);
       for (const Simulation& found : {measured, simulated}) {
         REQUIRE(found.states.weights == states.weights);
         REQUIRE(found.states.gradients == states.gradients);
@@ -230,7 +230,7 @@ TEST_CASE("reductions need 8 MiB of scratch whatever their size, in every stage"
         config.model.vocab_size = 20000;
         config.data_parallel.shard_size = shard_size;
         config.data_parallel.grad_sync = grad_sync;
-        const Simulation simulated = simulate(config);
+        const Simulation simulated = simulate<Trainer>(config);
         const auto buffers = by_name(predict(config).buffers);
         REQUIRE(by_name(simulated.buffers) == buffers);
         const int64_t groups = shard_size == 0 ? 1 : 2;  // ranks of a copy, and of all copies
@@ -252,7 +252,7 @@ TEST_CASE("stage 3 gathers every block twice but the last one, embedding and hea
         config.grad_acc_steps = grad_acc_steps;
         const RandomText text(config, 800);
         const Mesh mesh(world, {.dp = 2});
-        Trainer trainer(config, &text.dataset, mesh);
+        Trainer trainer(config, {&text.dataset, mesh});
         for (int64_t step = 0; step < 2; ++step) {
           const auto calls = [] {
             return Runtime::current().ledger().get("dp", CommKind::all_gather).calls;
@@ -277,7 +277,7 @@ TEST_CASE("what stays whole is gathered and reduced once a step, whatever the mi
       config.data_parallel.reshard_after = reshard_after;
       const RandomText text(config, 800);
       const Mesh mesh(world, {.dp = 2});
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       Runtime& runtime = Runtime::current();
       for (int64_t step = 0; step < 2; ++step) {
         const auto calls = [&](CommKind kind) { return runtime.ledger().get("dp", kind).calls; };
@@ -310,7 +310,7 @@ void check_traffic_row(const Communicator& world, const TrainConfig& config, con
                        const std::string& what) {
   constexpr int64_t kSteps = 4;
   const Mesh mesh(world, {.dp = world.size()});
-  Trainer trainer(config, &dataset, mesh);
+  Trainer trainer(config, {&dataset, mesh});
   for (int64_t step = 0; step < kSteps; ++step) {
     trainer.train_step(step);
     if (step == 0) trainer.evaluate();
@@ -372,7 +372,7 @@ TEST_CASE("stage 1 waits for no gradient before the backward pass is over") {
     const TrainConfig config = zero_training(2, 1);
     const RandomText text(config, 400);
     const Mesh mesh(world, {.dp = 2});
-    Trainer trainer(config, &text.dataset, mesh);
+    Trainer trainer(config, {&text.dataset, mesh});
     const Tracer& tracer = traced_steps(trainer);
     int64_t backward_ends = 0, reductions = 0, under_way = 0;
     for (const Tracer::Span& span : tracer.spans()) {
@@ -395,7 +395,7 @@ TEST_CASE("what a block computes and what the next one gathers go on at the same
     config.model.num_layers = 4;
     const RandomText text(config, 400);
     const Mesh mesh(world, {.dp = 2});
-    Trainer trainer(config, &text.dataset, mesh);
+    Trainer trainer(config, {&text.dataset, mesh});
     const Tracer& tracer = traced_steps(trainer);
     // A gather is under way while an attention segment runs if it was queued before that began and
     // nobody waited for it until that was over.
@@ -423,7 +423,7 @@ TEST_CASE("stages 1 and 2 gather after the update, under it, or under the next f
       config.data_parallel.gather_overlap = overlap;
       const RandomText text(config, 400);
       const Mesh mesh(world, {.dp = 2});
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       const Tracer& tracer = traced_steps(trainer, 2);
       int64_t update_begins = 0, update_ends = 0, second_step = 0;
       for (const Tracer::Span& span : tracer.spans()) {
@@ -471,7 +471,7 @@ TEST_CASE("validation and samples are the same under every stage, whatever the r
       TrainConfig mine = zero_training(3, stage);
       mine.eval_samples = 7;
       const Mesh mesh(world, {.dp = 3});
-      Trainer trainer(mine, &text.dataset, mesh);
+      Trainer trainer(mine, {&text.dataset, mesh});
       for (int64_t step = 0; step < 3; ++step) {
         trainer.train_step(step);
         if (step == 1) trainer.evaluate();  // leaves no weights behind
@@ -487,7 +487,7 @@ TEST_CASE("weights that nobody has gathered are not there to be read") {
     const TrainConfig config = zero_training(2, 3);
     const RandomText text(config, 400);
     const Mesh mesh(world, {.dp = 2});
-    Trainer trainer(config, &text.dataset, mesh);
+    Trainer trainer(config, {&text.dataset, mesh});
     trainer.train_step(0);
     const ParameterList& parameters = trainer.model().parameters();
     for (size_t i = 0; i < parameters.size(); ++i) {
@@ -517,7 +517,7 @@ TEST_CASE("one layer, or ranks with nothing to update, train like one rank") {
       mine.data_parallel.dp_size = 12;
       mine.data_parallel.zero_stage = stage;
       const Mesh mesh(world, {.dp = 12});
-      Trainer trainer(mine, &text.dataset, mesh);
+      Trainer trainer(mine, {&text.dataset, mesh});
       expect_close(train(trainer, 3, &world), expected, 1e-10, fmt::format("stage {}", stage));
     });
   }
@@ -530,7 +530,7 @@ TEST_CASE("a gradient that is not finite on one rank's shard leaves every shard 
       config.data_parallel.gather_overlap = "none";  // no shard is on its way when it is written to
       const RandomText text(config, 400);
       const Mesh mesh(world, {.dp = 2});
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       trainer.train_step(0);
       ParameterList& parameters = trainer.model().parameters();
       Parameter& head = parameters[parameters.size() - 1];  // its end belongs to the last rank

@@ -178,7 +178,7 @@ inline void check_zero_parity(const Communicator& world) {
   for (const ZeroCase& c : zero_cases(world.size())) {
     const std::string what = c.name(world.size());
     const TrainConfig config = zero_config(c, world.size());
-    Trainer trainer(config, &dataset, mesh);
+    Trainer trainer(config, {&dataset, mesh});
     const ZeroTraffic before = sent_by_all(world);
     const TrainedState state = train(trainer, kSteps, &world);
     expect_close(state, expected[c.tied], 1e-10, what);

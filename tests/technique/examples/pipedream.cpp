@@ -32,7 +32,7 @@ void check_against_serial(const TrainConfig& config, int64_t ranks, const Text& 
   }
   run_threads(static_cast<int>(ranks), [&](const Communicator& world) {
     const Mesh mesh(world, config.mesh());
-    PipeDream trainer(config, &text.dataset, mesh);
+    PipeDream trainer(config, {&text.dataset, mesh});
     for (int64_t step = 0; step < kStashSteps; ++step) {
       trainer.train_step(step);
       expect_close({trainer.report(step, 0).loss}, {losses[step]}, 1e-10, what + ": loss");
@@ -91,7 +91,7 @@ TEST_CASE("without a version in between, PipeDream is training with batches of a
     const TrainedState expected = one_by_one(config, text, kStashSteps * m);
     run_threads(static_cast<int>(p), [&, m = m](const Communicator& world) {
       const Mesh mesh(world, config.mesh());
-      PipeDream trainer(config, &text.dataset, mesh);
+      PipeDream trainer(config, {&text.dataset, mesh});
       for (int64_t step = 0; step < kStashSteps; ++step) {
         trainer.train_step(step);
         const StepMetrics metrics = trainer.report(step, 0);
@@ -127,8 +127,8 @@ TEST_CASE("a rank keeps the versions that the formula says, and as many micro-ba
         config.dtype = dtype;
         for (int rank = 0; rank < p; ++rank) {
           CAPTURE(p, m, dtype, rank);
-          const Simulation plain = simulate(config, rank);
-          const Simulation stale = simulate_pipedream(config, rank);
+          const Simulation plain = simulate<Trainer>(config, rank);
+          const Simulation stale = simulate<PipeDream>(config, rank);
           const int64_t most = WeightStash::most(p, rank, m);
           const int64_t stash = most * plain.states.weights;
           CHECK(stale.states.weights == plain.states.weights + stash);
@@ -153,7 +153,7 @@ TEST_CASE("PipeDream's updates are work: a rank idles while it waits, and only t
       CAPTURE(c.name());
       run_threads(static_cast<int>(p), [&](const Communicator& world) {
         const Mesh mesh(world, config.mesh());
-        PipeDream trainer(config, &text.dataset, mesh);
+        PipeDream trainer(config, {&text.dataset, mesh});
         const WorkClock clock(
             {"forward", "backward", "stash", "update", "grad_squares", "optimizer"});
         trainer.train_step(0);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "technique/pipeline_parallel/pipeline_parity.h"
+#include "technique/solo_trainer.h"
 
 /// What PipeDream's updates come to, without a pipeline.
 namespace usp::test {
@@ -16,7 +17,7 @@ class SerialPipeDream {
       : config_(config),
         dataset_(dataset),
         stages_(blocks_of_stages(config.pipeline, config.model, config.pipeline.pp_size)),
-        model_(alone(config)) {
+        model_(alone(config), RankView(alone(config), rank_.mesh)) {
     model_.parameters().allocate(DType::f64, uint64_t(config.seed));
     for (size_t i = 0; i < model_.parameters().size(); ++i) {
       const Parameter& parameter = model_.parameters()[i];
@@ -119,6 +120,7 @@ class SerialPipeDream {
   TrainConfig config_;
   const Dataset& dataset_;
   std::vector<BlockRange> stages_;
+  OneRank rank_;
   Model model_;
   std::vector<Weight> weights_;
 };

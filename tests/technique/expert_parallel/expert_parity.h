@@ -289,7 +289,7 @@ inline void check_expert_parity(
   change(config);
   world.engine().set_node_size(config.communication->node_size);
   const Mesh mesh(world, config.mesh());
-  Trainer trainer(config, &dataset, mesh);
+  Trainer trainer(config, {&dataset, mesh});
   set_biases(trainer, c);
   const TrainedState& state = expected.trained;
   for (size_t i = 0; i < state.losses.size(); ++i) {

@@ -157,7 +157,7 @@ void check_expert_gradients(const ExpertCase& c, const Text& text, double tolera
     const Mesh mesh(world, config.mesh());
     const int64_t copies = c.dp * c.cp * (c.expert_tp ? 1 : c.tp) / c.ep;
     USP_CHECK(mesh.edp().size() == copies, "{} copies of an expert", mesh.edp().size());
-    Trainer trainer(config, &text.dataset, mesh);
+    Trainer trainer(config, {&text.dataset, mesh});
     trainer.train_step(0);
     const ParameterList& parameters = trainer.model().parameters();
     int64_t compared = 0;
@@ -209,7 +209,7 @@ TEST_CASE("ZeRO-3 shards an expert over the ranks that hold it, apart from dense
     const TrainConfig config = expert_config(c);
     run_threads(4, [&](const Communicator& world) {
       const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       Runtime::current().allocator().record_events(true);
       trainer.train_step(0);
       int64_t held = 0, all = 0, units = 0, most = 0;
@@ -270,7 +270,7 @@ std::map<std::string, double> gradient_errors(const TrainConfig& config, const D
               [&](const Communicator& world) {
                 world.engine().set_node_size(config.communication->node_size);
                 const Mesh mesh(world, config.mesh());
-                Trainer trainer(config, &dataset, mesh);
+                Trainer trainer(config, {&dataset, mesh});
                 trainer.train_step(0);
                 std::map<std::string, std::pair<double, double>> sums = {
                     {"experts", {}}, {"routers", {}}, {"others", {}}};
@@ -355,7 +355,7 @@ TEST_CASE("in turns, a pass computes while the rows of the other one travel betw
     run_threads(4, [&](const Communicator& world) {
       const TrainConfig config = expert_config(c);
       const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       const Tracer& tracer = traced_steps(trainer);
       int64_t all = 0, hidden = 0;
       for (const Tracer::Exchange& exchange : tracer.exchanges()) {
@@ -469,7 +469,7 @@ TEST_CASE("a rank without a sample takes part in the evaluation of the others'")
       }
       run_threads(8, [&](const Communicator& world) {
         const Mesh mesh(world, config.mesh());
-        expect_close({Trainer(config, &text.dataset, mesh).evaluate()}, {expected}, 1e-10,
+        expect_close({Trainer(config, {&text.dataset, mesh}).evaluate()}, {expected}, 1e-10,
                      c.name());
       });
     }
@@ -510,7 +510,7 @@ TEST_CASE("the next tokens are those of one rank, whoever holds the experts") {
     const TrainConfig config = expert_config(c);
     run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
       const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       Values own;
       USP_CHECK(sampled(trainer, own) == expected, "{}: other tokens", c.name());
       expect_close(own, last, 1e-10, "logits");
@@ -602,7 +602,7 @@ TEST_CASE("experts on paper: rank 37 of 64 sends what even popularity makes it s
   config.dtype = "bf16";
   DryEngine engine(37, 64);
   const Mesh mesh(Communicator::world(engine), config.mesh());
-  Trainer trainer(config, nullptr, mesh);
+  Trainer trainer(config, {nullptr, mesh});
   trainer.train_step(0);
   // 25 tokens make 75 choices: 5 for experts 0 to 10, 4 for the others. Rank 37 is the sixth of its
   // group and holds experts 10 and 11; each of 8 ranks sends it 5 + 4 rows, also it itself.

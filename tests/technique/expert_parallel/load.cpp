@@ -89,7 +89,7 @@ std::vector<double> train_with_break(const Communicator& world, const ExpertCase
     }
   };
   const Mesh mesh(world, config.mesh());
-  Trainer first(config, &dataset, mesh);
+  Trainer first(config, {&dataset, mesh});
   train(first, 0);
   if (stopped.empty()) {
     train(first, 2);
@@ -98,7 +98,7 @@ std::vector<double> train_with_break(const Communicator& world, const ExpertCase
   write_checkpoint(stopped, 2, first.state(), identity, world);
   world.barrier();
   const Mesh again(world, config.mesh());
-  Trainer second(config, &dataset, again);
+  Trainer second(config, {&dataset, again});
   load_checkpoint(newest_checkpoint(stopped), second.state(), identity, world);
   train(second, 2);
   return results;

@@ -276,7 +276,7 @@ TEST_CASE("shared experts compute while rows travel to the others, forward and b
       run_threads(2, [&](const Communicator& world) {
         const TrainConfig config = expert_config(c);
         const Mesh mesh(world, config.mesh());
-        Trainer trainer(config, &text.dataset, mesh);
+        Trainer trainer(config, {&text.dataset, mesh});
         const Tracer& tracer = traced_steps(trainer);
         std::map<std::string_view, int64_t> hidden;
         for (const Tracer::Exchange& exchange : tracer.exchanges()) {

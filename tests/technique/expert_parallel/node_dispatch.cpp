@@ -301,7 +301,7 @@ TEST_CASE("training by node is training on one rank") {
       for (const char* dispatch : {"direct", "by_node"}) {
         const TrainConfig config = node_config(c, dispatch);
         const Mesh mesh(world, config.mesh());
-        Trainer trainer(config, &dataset, mesh);
+        Trainer trainer(config, {&dataset, mesh});
         expect_trained(trainer, expected, expected_loss, c.name() + " " + dispatch);
       }
     });
@@ -312,7 +312,7 @@ TEST_CASE("what crosses nodes can be told without the ranks that send it") {
   const NodeCase c{8, 2, 2, 2, false};
   const auto bytes = [&](const char* dispatch, const char* group) {
     const Ledger::Entry entry =
-        simulate(node_config(c, dispatch), 0).sent.get(group, CommKind::all_to_all);
+        simulate<Trainer>(node_config(c, dispatch), 0).sent.get(group, CommKind::all_to_all);
     return std::pair(entry.net_bytes, entry.wire_bytes);
   };
   const auto [direct_net, direct_wire] = bytes("direct", "ep");
@@ -330,7 +330,7 @@ TEST_CASE("the report's formula of rows by node is what a dry run sends") {
       CAPTURE(c.name());
       TrainConfig config = node_config(c, "by_node");
       config.seq_len = 8;  // shares of choices without a remainder
-      const Simulation made = simulate(config, 0);
+      const Simulation made = simulate<Trainer>(config, 0);
       const int64_t sent = made.sent.get("ep_rail", CommKind::all_to_all).wire_bytes +
                            made.sent.get("ep_node", CommKind::all_to_all).wire_bytes;
       REQUIRE(predict_expert_traffic(config) > 0);

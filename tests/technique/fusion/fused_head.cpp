@@ -104,7 +104,7 @@ TEST_CASE("what fused operations keep, their peak and their work are those of th
     double needed = 0, again = 0;
     for (int rank = 0; rank < int(config.mesh().ranks()); ++rank) {
       const Prediction formula = predict(config, rank);
-      const Simulation found = simulate(config, rank);
+      const Simulation found = simulate<Trainer>(config, rank);
       CHECK(formula.saved_bytes() == found.saved_bytes());
       CHECK(formula.peak_activations == found.peak_activations);
       all.flops += formula.flops;
@@ -133,7 +133,7 @@ TEST_CASE("neither logits nor the product in the MLP are kept, on the CPU or in 
       trainer.train_step(step);
     }
     const Simulation found = make_simulation(2);
-    CHECK(found.peak_activations == simulate(config).peak_activations);
+    CHECK(found.peak_activations == simulate<Trainer>(config).peak_activations);
     CHECK(found.saved_bytes() == predict(config).saved_bytes());
     for (const LiveBytes& part : found.saved) {
       CHECK(part.name != "logits");

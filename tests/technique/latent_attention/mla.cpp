@@ -266,7 +266,7 @@ class LatentParity {
     const TrainConfig config = latent_config(c);
     run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
       const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &dataset_, mesh);
+      Trainer trainer(config, {&dataset_, mesh});
       const ContextTraffic over_cp = sent_over_cp(world);
       const TensorTraffic over_tp = sent_over_tp(world);
       const TrainedState found = train(trainer, kLatentSteps, nullptr);
@@ -343,7 +343,7 @@ TEST_CASE("halves of latent attention in turns hold no more than a whole micro-b
       TrainConfig config = latent_config(c);
       config.dtype = dtype;
       const Prediction prediction = predict(config);
-      const Simulation simulation = simulate(config);
+      const Simulation simulation = simulate<Trainer>(config);
       check_states(prediction, simulation);
       // One half runs backward while the other runs forward.
       CHECK(simulation.peak_activations <= prediction.peak_activations);
@@ -355,11 +355,11 @@ TEST_CASE("halves of latent attention in turns hold no more than a whole micro-b
     int64_t measured = 0;
     run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
       const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       const int64_t of_rank = simulate_steps(trainer).peak_activations;
       if (world.rank() == 0) measured = of_rank;
     });
-    CHECK(measured == simulate(config).peak_activations);
+    CHECK(measured == simulate<Trainer>(config).peak_activations);
   }
 }
 
@@ -386,7 +386,7 @@ TEST_CASE("a ring of latents in bf16 is near one rank, in whatever dtype gradien
     }
     run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
       const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &dataset, mesh);
+      Trainer trainer(config, {&dataset, mesh});
       const TrainedState found = train(trainer, kLatentSteps, nullptr);
       expect_close(found.losses, expected.losses, 5e-3, "loss");
       expect_close(found.grad_norms, expected.grad_norms, 2e-2, "gradient norm");
@@ -551,7 +551,7 @@ TEST_CASE("a text is continued from cached latents that ranks share out, or from
       if (kSanitized && no_cache) continue;
       run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
         const Mesh mesh(world, config.mesh());
-        Trainer trainer(config, &text.dataset, mesh);
+        Trainer trainer(config, {&text.dataset, mesh});
         train(trainer, kLatentSteps, nullptr);
         expect_close(continue_text(trainer, no_cache), expected, 1e-10, c.name() + ": logits");
       });
@@ -615,7 +615,7 @@ TEST_CASE("states and activations of a rank with latent attention are those of t
       }
       for (int64_t* width : {&mla.q_lora_rank, &mla.kv_lora_rank}) *width *= latents;
       const Prediction prediction = predict(config);
-      const Simulation simulation = simulate(config);
+      const Simulation simulation = simulate<Trainer>(config);
       CHECK(prediction.parameters == num_parameters(config.model));
       check_states(prediction, simulation);
       CHECK(prediction.saved_bytes() == simulation.saved_bytes());
@@ -663,7 +663,7 @@ TEST_CASE("the operations of a rank with latent attention are its share of the m
       TrainConfig config = latent_config(c);
       config.model.vocab_size = 64;  // equal shards
       const Prediction prediction = predict(config);
-      const Simulation simulation = simulate(config);
+      const Simulation simulation = simulate<Trainer>(config);
       CHECK(simulation.flops == Approx(prediction.flops + prediction.recomputed_flops));
       CHECK(simulation.recomputed_flops == Approx(prediction.recomputed_flops));
       // Other places' blocks, both their gradients, and all once more in backward: in a contiguous
@@ -676,7 +676,7 @@ TEST_CASE("the operations of a rank with latent attention are its share of the m
       CHECK(expansion_flops_again(config) == 2 * double(products) * weights);
       if (tp == 1) continue;
       config.tensor_parallel.sequence_parallel = false;  // every rank makes the latents of all rows
-      CHECK(simulate(config).flops > prediction.flops + prediction.recomputed_flops);
+      CHECK(simulate<Trainer>(config).flops > prediction.flops + prediction.recomputed_flops);
     }
   }
 }

@@ -117,7 +117,7 @@ std::vector<double> sent_in_a_step(const TrainConfig& config, const Dataset& dat
   std::vector<double> sent(config.pipeline.pp_size);
   run_threads(static_cast<int>(config.pipeline.pp_size), [&](const Communicator& world) {
     const Mesh mesh(world, config.mesh());
-    Trainer trainer(config, &dataset, mesh);
+    Trainer trainer(config, {&dataset, mesh});
     trainer.train_step(0);
     sent[world.rank()] = double(Runtime::current().ledger().get("pp", CommKind::send).wire_bytes);
   });
@@ -154,7 +154,7 @@ TEST_CASE("the activations of every stage are those of the formula, to the byte"
       const int rank = config.mesh().first_of_stage(stage);
       CAPTURE(c.name(), rank);
       const Prediction predicted = predict(config, rank);
-      const Simulation made = simulate(config, rank);
+      const Simulation made = simulate<Trainer>(config, rank);
       CHECK(made.saved_bytes() == predicted.saved_bytes());
       if (c.in_turns) {
         CHECK(made.peak_activations <= predicted.peak_activations);
@@ -190,7 +190,7 @@ TEST_CASE("in turns, a pass computes while the messages of the other one cross t
     run_threads(4, [&](const Communicator& world) {
       const TrainConfig config = pipeline_config(c);
       const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       const Tracer& tracer = traced_steps(trainer);
       int64_t all = 0, hidden = 0;
       for (const Tracer::Exchange& exchange : tracer.exchanges()) {
@@ -226,7 +226,7 @@ TEST_CASE("what ZeRO keeps whole takes the bytes of the formula, in every order 
     const TrainConfig config = pipeline_config(c);
     CAPTURE(c.name());
     const auto predicted = comparable(predict(config).buffers, c);
-    CHECK(comparable(simulate(config).buffers, c) == predicted);
+    CHECK(comparable(simulate<Trainer>(config).buffers, c) == predicted);
     ++compared;
     // Real ranks hold as much: once for each schedule and setting.
     const std::string kind = c.schedule + c.reduce_after + c.reshard_after;
@@ -234,7 +234,7 @@ TEST_CASE("what ZeRO keeps whole takes the bytes of the formula, in every order 
     ++measured;
     run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
       const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       const auto found = comparable(simulate_steps(trainer).buffers, c);
       USP_CHECK(world.rank() > 0 || found == predicted, "{}: measured {}, predicted {}", c.name(),
                 found, predicted);
@@ -277,7 +277,7 @@ TEST_CASE("the next tokens are those of one rank, however the layers are shared 
         const TrainConfig config = pipeline_config(c);
         run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
           const Mesh mesh(world, config.mesh());
-          Trainer trainer(config, &text.dataset, mesh);
+          Trainer trainer(config, {&text.dataset, mesh});
           Values own;
           USP_CHECK(sampled(trainer, own) == expected, "{}: other tokens", c.name());
           expect_close(own, last, 1e-10, "logits");
@@ -302,7 +302,7 @@ TEST_CASE("measured times give every rank the same table, and change no bit of t
       config.pipeline.pp_times = asked;
       run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
         const Mesh mesh(world, config.mesh());
-        Trainer trainer(config, &text.dataset, mesh);
+        Trainer trainer(config, {&text.dataset, mesh});
         const std::string& times = trainer.pipeline().measured().times;
         for (int64_t step = 0; step < PipelineConfig::kMeasuredUntil; ++step) {
           USP_CHECK(times.empty(), "step {} has times: {}", step, times);
@@ -337,7 +337,7 @@ TEST_CASE("a message takes what the link takes, as those ranks find that send on
   constexpr double kLatencyMs = 4;  // half of it is more than a message takes without the link
   run_threads(4, [&](const Communicator& world) {
     const Mesh mesh(world, config.mesh());
-    Trainer trainer(config, &text.dataset, mesh);
+    Trainer trainer(config, {&text.dataset, mesh});
     world.engine().emulate({0, {1e3 * kLatencyMs, 0.5}, {}, {}});
     for (int64_t step = 0; step < PipelineConfig::kMeasuredUntil; ++step) trainer.train_step(step);
     const std::string& times = trainer.pipeline().measured().times;
@@ -363,7 +363,7 @@ TEST_CASE("operations, tokens and utilisation of every step are those of all sta
     const TrainConfig config = pipeline_config(c);
     run_threads(static_cast<int>(c.ranks()), [&](const Communicator& world) {
       const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       for (int64_t step = 0; step < 3; ++step) {
         trainer.train_step(step);
         const StepMetrics found = trainer.report(step, /*peak_gflops=*/2.5);
@@ -406,7 +406,7 @@ TEST_CASE("a rank's idle share, its step's time, its speed and utilisation go by
     run_threads(3, [&](const Communicator& world) {
       const std::string what = fmt::format("{}, rank {}", c.name(), world.rank());
       const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       const WorkClock clock({"forward", "backward", "weights"});
       trainer.train_step(0);
       const MeasuredWork& work = trainer.pipeline().measured();

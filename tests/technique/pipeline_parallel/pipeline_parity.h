@@ -200,7 +200,7 @@ inline void check_pipeline_parity(const Communicator& world, const PipelineCase&
                                   const Dataset& dataset, const PipelineResult& expected) {
   const TrainConfig config = pipeline_config(c);
   const Mesh mesh(world, config.mesh());
-  Trainer trainer(config, &dataset, mesh);
+  Trainer trainer(config, {&dataset, mesh});
   const TrainedState& state = expected.trained;
   const int64_t before = sent_over_pp(world), steps = std::ssize(state.losses);
   // The formula is of the ranks that hold the same weights as rank 0.
@@ -231,10 +231,10 @@ inline void check_pipeline_parity(const Communicator& world, const PipelineCase&
 inline void check_saved_bytes(const TrainConfig& config, const Dataset& dataset) {
   run_threads(static_cast<int>(config.mesh().pp), [&](const Communicator& world) {
     const Mesh mesh(world, config.mesh());
-    Trainer trainer(config, &dataset, mesh);
+    Trainer trainer(config, {&dataset, mesh});
     const int64_t measured = simulate_steps(trainer).saved_bytes();
     const int64_t predicted = predict(config, world.rank()).saved_bytes();
-    const int64_t simulated = simulate(config, world.rank()).saved_bytes();
+    const int64_t simulated = simulate<Trainer>(config, world.rank()).saved_bytes();
     USP_CHECK(measured == predicted && measured == simulated,
               "rank {}: {} bytes saved, {} by formula, {} in a dry run", world.rank(), measured,
               predicted, simulated);

@@ -24,7 +24,7 @@ std::vector<Step> second_steps(const TrainConfig& config) {
   run_threads(static_cast<int>(config.mesh().ranks()), [&](const Communicator& world) {
     world.engine().set_node_size(config.communication->node_size);
     const Mesh mesh(world, config.mesh());
-    Trainer trainer(config, &text.dataset, mesh);
+    Trainer trainer(config, {&text.dataset, mesh});
     trainer.train_step(0);
     const Ledger before = Runtime::current().ledger();
     const double flops = Runtime::current().flops();
@@ -83,7 +83,7 @@ TEST_CASE("a record's peak is that of the simulation, and its passes are those o
     const int rank = static_cast<int>(config.mesh().ranks()) - 1;
     const Program program = record(config, rank);
     CAPTURE(flags);
-    CHECK(program.peak == simulate(config, rank).peak);
+    CHECK(program.peak == simulate<Trainer>(config, rank).peak);
     const Schedule schedule = config.pipeline.schedule(config.grad_acc_steps);
     const auto stage = config.mesh().place_of(rank).pp;
     std::vector<ProgramSegment> seen;

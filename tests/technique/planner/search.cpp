@@ -52,7 +52,7 @@ TEST_CASE("a layout's memory is that of its fullest rank, to the byte") {
         layout_of_flags(instead(kSmall, "--vocab_size 32 " + row["flags"].get<std::string>()));
     CAPTURE(row["flags"]);
     CHECK(row["gib"] == double(simulate_fullest(config).peak) / (1 << 30));
-    CHECK(simulate(config, row["fullest_rank"]).peak == simulate_fullest(config).peak);
+    CHECK(simulate<Trainer>(config, row["fullest_rank"]).peak == simulate_fullest(config).peak);
   }
 }
 

@@ -147,7 +147,7 @@ TEST_CASE("each row of the map of a layer is what a rank of a run does") {
     const Text text;
     run_threads(int(mesh_sizes.ranks()), [&](const Communicator& world) {
       const Mesh mesh(world, mesh_sizes);
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       if (world.rank() == followed) Runtime::current().tell(&log);
       trainer.train_step(0);
       Runtime::current().tell(nullptr);

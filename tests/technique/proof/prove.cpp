@@ -163,7 +163,7 @@ std::map<std::string, int64_t> counts_on_paper(const TrainConfig& config, int ra
   Runtime runtime(Device::meta);
   const Runtime::Use use(runtime);
   const DryMesh dry(config.mesh(), config.engine(), rank, config.communication->node_size);
-  Trainer trainer(config, /*dataset=*/nullptr, dry.mesh);
+  Trainer trainer(config, {/*dataset=*/nullptr, dry.mesh});
   return counts_of(trainer, has_experts);
 }
 
@@ -180,7 +180,7 @@ TEST_CASE("in a run of any layout every rank sends, holds, keeps and reaches wha
     run_threads(int(config.mesh().ranks()), [&](const Communicator& world) {
       world.engine().set_node_size(config.communication->node_size);
       const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       const auto found = counts_of(trainer, has_experts);
       const auto expected = counts_on_paper(config, world.rank(), has_experts);
       for (const auto& counts : {found, expected}) {

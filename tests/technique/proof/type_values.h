@@ -126,7 +126,7 @@ inline std::vector<AtPlaces<Values>> values_of_step(const TrainConfig& config,
   run_threads(int(ranks.size()), [&](const Communicator& world) {
     world.engine().set_node_size(config.communication->node_size);
     const Mesh mesh(world, config.mesh());
-    Trainer trainer(config, &dataset, mesh);
+    Trainer trainer(config, {&dataset, mesh});
     Watch watch;
     Runtime::current().tell(&watch);
     trainer.train_step(0);

@@ -168,7 +168,7 @@ TEST_CASE("a block communicates four times forward and backward, two of them in 
       Runtime meta(Device::meta);
       const Runtime::Use use(meta);
       const DryMesh dry(config.mesh());
-      Trainer trainer(config, nullptr, dry.mesh);
+      Trainer trainer(config, {nullptr, dry.mesh});
       trainer.train_step(0);
       std::map<CommKind, int64_t> found;
       for (CommKind kind : {CommKind::all_reduce, CommKind::all_gather, CommKind::reduce_scatter}) {
@@ -198,7 +198,7 @@ TEST_CASE("states and activations of a rank are those of the formulas, to the by
     CAPTURE(c.name());
     const TrainConfig config = tensor_config(c);
     const Prediction prediction = predict(config);
-    const Simulation simulation = simulate(config);
+    const Simulation simulation = simulate<Trainer>(config);
     check_states(prediction, simulation);
     auto simulated = by_name(simulation.buffers);
     for (const auto& [name, bytes] : by_name(prediction.buffers)) {
@@ -222,9 +222,9 @@ TEST_CASE("where the vocabulary leaves a remainder, the fullest rank is not the 
   CHECK(distinct[0].ranks == 1);
   CHECK(distinct[1].rank == 1);
   CHECK(distinct[1].ranks == 3);
-  const int64_t second = simulate(config, 1).peak;
-  CHECK(second > simulate(config, 0).peak);
-  for (int rank : {2, 3}) CHECK(simulate(config, rank).peak <= second);
+  const int64_t second = simulate<Trainer>(config, 1).peak;
+  CHECK(second > simulate<Trainer>(config, 0).peak);
+  for (int rank : {2, 3}) CHECK(simulate<Trainer>(config, rank).peak <= second);
   CHECK(simulate_fullest(config).peak == second);
   CHECK(predict_fullest(config).rank == 1);
   const std::string text = estimate_text(config, estimate_ranks(config));
@@ -295,11 +295,11 @@ TEST_CASE("halves that run in turns hold the units of ZeRO as one pass does", "[
           Simulation measured{};
           run_threads(4, [&](const Communicator& world) {
             const Mesh mesh(world, config.mesh());
-            Trainer trainer(config, &text.dataset, mesh);
+            Trainer trainer(config, {&text.dataset, mesh});
             const Simulation of_rank = simulate_steps(trainer);
             if (world.rank() == 0) measured = of_rank;
           });
-          const Simulation simulated = simulate(config);
+          const Simulation simulated = simulate<Trainer>(config);
           CHECK(text_of(measured.buffers) == text_of(predict(config).buffers));
           CHECK(text_of(simulated.buffers) == text_of(predict(config).buffers));
           CHECK(measured.peak_activations == simulated.peak_activations);
@@ -316,7 +316,7 @@ TEST_CASE("halves that run in turns gather a unit once for both, while they comp
   const RandomText text(config, 2000);
   run_threads(4, [&](const Communicator& world) {
     const Mesh mesh(world, config.mesh());
-    Trainer trainer(config, &text.dataset, mesh);
+    Trainer trainer(config, {&text.dataset, mesh});
     const Tracer& tracer = traced_steps(trainer);
     int64_t gathers = 0, hidden = 0;
     for (const Tracer::Exchange& exchange : tracer.exchanges()) {
@@ -339,11 +339,11 @@ TEST_CASE("the operations of a rank are 1/t of the model's, unless it has a copy
     TrainConfig config = tensor_config(c);
     config.model.vocab_size = 64;  // equal shards
     const Prediction prediction = predict(config);
-    const Simulation simulation = simulate(config);
+    const Simulation simulation = simulate<Trainer>(config);
     CHECK(prediction.flops + prediction.recomputed_flops == Approx(simulation.flops));
     CHECK(prediction.recomputed_flops == Approx(simulation.recomputed_flops));
     c.num_kv_heads = 2;  // two ranks to a head
-    CHECK(simulate(tensor_config(c)).flops > predict(tensor_config(c)).flops);
+    CHECK(simulate<Trainer>(tensor_config(c)).flops > predict(tensor_config(c)).flops);
   }
 }
 
@@ -368,7 +368,7 @@ TEST_CASE("in f32 and bf16 a layout changes roundings, and nothing else", "[no_r
       const std::vector<double> expected = train(solo, kTensorSteps).losses;
       run_threads(8, [&](const Communicator& world) {
         const Mesh mesh(world, config.mesh());
-        Trainer trainer(config, &text.dataset, mesh);
+        Trainer trainer(config, {&text.dataset, mesh});
         expect_close(train(trainer, kTensorSteps, &world).losses, expected, rounding.tolerance,
                      rounding.dtype);
       });
@@ -397,7 +397,7 @@ TEST_CASE("a text is continued from logits of all shards of the vocabulary, cach
   }();
   run_threads(4, [&](const Communicator& world) {
     const Mesh mesh(world, config.mesh());
-    Trainer trainer(config, &text.dataset, mesh);
+    Trainer trainer(config, {&text.dataset, mesh});
     train(trainer, kTensorSteps, &world);
     USP_CHECK(continue_text(trainer, false) == expected, "with a cache");
     USP_CHECK(continue_text(trainer, true) == expected, "without a cache");
@@ -411,7 +411,7 @@ TEST_CASE("what is computed while a gradient's terms are summed: the weight grad
     const RandomText text(config, 2000);
     run_threads(2, [&](const Communicator& world) {
       const Mesh mesh(world, config.mesh());
-      Trainer trainer(config, &text.dataset, mesh);
+      Trainer trainer(config, {&text.dataset, mesh});
       const Tracer& tracer = traced_steps(trainer);
       int64_t hidden = 0;
       for (const Tracer::Exchange& exchange : tracer.exchanges()) {

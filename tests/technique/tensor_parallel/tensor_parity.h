@@ -195,7 +195,7 @@ inline void check_tensor_parity(const Communicator& world, const TensorCase& c,
                                 const Dataset& dataset, const TrainedState& expected) {
   const TrainConfig config = tensor_config(c);
   const Mesh mesh(world, config.mesh());
-  Trainer trainer(config, &dataset, mesh);
+  Trainer trainer(config, {&dataset, mesh});
   const TensorTraffic before = sent_over_tp(world);
   const bool counts = mesh.tp().rank() == 0;  // the others may have a row of the vocabulary more
   const ZeroTraffic zero_before = sent_by_all(world, counts);
