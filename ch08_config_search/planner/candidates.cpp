@@ -16,26 +16,6 @@ namespace {
 
 using Sizes = std::vector<int64_t>;
 
-// [fullest]
-/// What predict_fullest() finds. Of stages that do the same work, the first keeps the activations
-/// of most micro-batches under these schedules, if there are enough of them for all stages to be at
-/// work at a time. So it is the only one to ask about.
-Prediction fullest_of(const TrainConfig& config) {
-  const std::string& schedule = config.pipeline.pp_schedule;
-  const bool is_known = schedule == "1f1b" || schedule == "interleaved" || schedule == "afab";
-  const bool is_full = config.grad_acc_steps >= config.pipeline.pp_size;
-  if (!is_known || !is_full || config.pipeline.overlap_dispatch) return predict_fullest(config);
-  Prediction fullest;
-  std::set<std::vector<int64_t>> known;
-  for (const RankClass& of : distinct_ranks(config)) {
-    if (!known.insert(stage_work(config, static_cast<int>(of.rank))).second) continue;
-    Prediction prediction = predict(config, of.rank);
-    if (prediction.needed() > fullest.needed()) fullest = std::move(prediction);
-  }
-  return fullest;
-}
-// [fullest]
-
 /// Sorts out one layout after the other.
 class Sorter {
  public:
@@ -185,6 +165,29 @@ class Sorter {
 };
 
 }  // namespace
+
+// [fullest]
+/// The first of the stages that do the same work keeps most micro-batches' activations under
+/// these schedules, if there are enough of them for all stages to be at work at a time. So it is
+/// the only one to ask about; and a stage keeps no more in a longer step.
+Prediction fullest_of(const TrainConfig& config) {
+  const std::string& schedule = config.pipeline.pp_schedule;
+  const bool is_known = schedule == "1f1b" || schedule == "interleaved" || schedule == "afab";
+  const bool is_full = config.grad_acc_steps >= config.pipeline.pp_size;
+  if (!is_known || !is_full || config.pipeline.overlap_dispatch) return predict_fullest(config);
+  TrainConfig shorter = config;
+  const int64_t enough = std::max<int64_t>(4, steady_micro_batches(config));
+  if (schedule != "afab") shorter.grad_acc_steps = std::min(config.grad_acc_steps, enough);
+  Prediction fullest;
+  std::set<std::vector<int64_t>> known;
+  for (const RankClass& of : distinct_ranks(shorter)) {
+    if (!known.insert(stage_work(shorter, static_cast<int>(of.rank))).second) continue;
+    Prediction prediction = predict(shorter, of.rank);
+    if (prediction.needed() > fullest.needed()) fullest = std::move(prediction);
+  }
+  return fullest;
+}
+// [fullest]
 
 Candidates make_candidates(const TrainConfig& config, const Cluster& cluster,
                            const Candidates* known) {

@@ -15,23 +15,24 @@ namespace {
 using Key = std::vector<int64_t>;
 
 /// Numbers for keys, in the order in which they first come.
-std::vector<int> numbered(const std::vector<Key>& keys) {
-  std::map<Key, int> known;
+template <class AnyKey>
+std::vector<int> numbered(const std::vector<AnyKey>& keys) {
+  std::map<AnyKey, int> known;
   std::vector<int> numbers;
-  for (const Key& key : keys) {
+  for (const AnyKey& key : keys) {
     numbers.push_back(known.emplace(key, static_cast<int>(known.size())).first->second);
   }
   return numbers;
 }
 
-/// All groups of one name: of each rank of the world which it is in, and who is in each.
+/// All groups of one name: of each rank of the world which it is in, and who is in each, in order.
 struct Groups {
   std::vector<int> of_rank;
   std::vector<std::vector<int>> members;
 };
 
-Groups make_groups(const std::vector<Key>& colours) {
-  Groups groups{numbered(colours), {}};
+Groups make_groups(std::vector<int> of_rank) {
+  Groups groups{std::move(of_rank), {}};
   for (size_t rank = 0; rank < groups.of_rank.size(); ++rank) {
     const size_t group = groups.of_rank[rank];
     if (group == groups.members.size()) groups.members.emplace_back();
@@ -42,18 +43,18 @@ Groups make_groups(const std::vector<Key>& colours) {
 
 /// The parts of these groups with `size` neighbors each, and the groups across the parts.
 void cut_groups(const Groups& groups, int64_t size, std::vector<Groups>& into) {
-  std::vector<Key> rows(groups.of_rank.size()), columns(rows);
+  std::vector<std::pair<int64_t, int64_t>> rows(groups.of_rank.size()), columns(rows);
   for (const std::vector<int>& members : groups.members) {
     for (int64_t i = 0; i < std::ssize(members); ++i) {
       rows[members[i]] = {groups.of_rank[members[i]], i / size};
       columns[members[i]] = {groups.of_rank[members[i]], i % size};
     }
   }
-  into.push_back(make_groups(rows));
-  into.push_back(make_groups(columns));
+  into.push_back(make_groups(numbered(rows)));
+  into.push_back(make_groups(numbered(columns)));
 }
 
-/// Every group in which a rank may exchange something in a step, but the world.
+/// Every group in which a rank may exchange something in a step with another, but the world.
 std::vector<Groups> groups_of(const TrainConfig& config) {
   const MeshSizes mesh = config.mesh();
   std::vector<std::string> names = {"dp", "pp", "cp", "tp", "tp_kv", "dp_cp", "stage", "ep", "edp"};
@@ -61,10 +62,10 @@ std::vector<Groups> groups_of(const TrainConfig& config) {
   std::vector<Groups> all;
   std::map<std::string, size_t> at;
   for (const std::string& name : names) {
-    std::vector<Key> colours;
-    for (int rank = 0; rank < mesh.ranks(); ++rank) colours.push_back({mesh.colour(name, rank)});
+    std::vector<int64_t> colours;
+    for (int rank = 0; rank < mesh.ranks(); ++rank) colours.push_back(mesh.colour(name, rank));
     at[name] = all.size();
-    all.push_back(make_groups(colours));
+    all.push_back(make_groups(numbered(colours)));
   }
   const auto parts = [&](const std::string& name, int64_t size) {
     const Groups whole = all[at[name]];
@@ -76,7 +77,13 @@ std::vector<Groups> groups_of(const TrainConfig& config) {
   }
   parts("cp", config.context_parallel.head_ranks());
   if (config.expert_parallel.by_node()) parts("ep", config.expert_parallel.ranks_in_node(config));
-  return all;
+  std::vector<Groups> found;
+  for (Groups& groups : all) {
+    const bool is_known = std::ranges::find(found, groups.of_rank, &Groups::of_rank) != found.end();
+    const bool is_alone = std::ssize(groups.members) == mesh.ranks();
+    if (!is_known && !is_alone) found.push_back(std::move(groups));
+  }
+  return found;
 }
 
 /// What a rank computes follows from these.
@@ -107,25 +114,26 @@ RankClasses classes_of_ranks(const TrainConfig& config, int64_t ranks_per_node) 
   // and which of these share a node.
   for (int before = 0, now = 1; before != now;) {
     before = 1 + *std::ranges::max_element(classes);
-    for (size_t rank = 0; rank < keys.size(); ++rank) keys[rank] = {classes[rank]};
+    std::vector<int> cut = classes;
     for (const Groups& groups : all) {
       std::vector<Key> looks;
       for (const std::vector<int>& members : groups.members) {
-        std::map<int64_t, Key> nodes;
-        for (int rank : members) nodes[rank / ranks_per_node].push_back(classes[rank]);
-        Key look;
-        for (auto& [node, of_node] : nodes) {
-          look.insert(look.end(), of_node.begin(), of_node.end());
-          look.push_back(-1);
+        Key& look = looks.emplace_back();
+        for (size_t i = 0; i < members.size(); ++i) {
+          const bool in_next =
+              i > 0 && members[i] / ranks_per_node != members[i - 1] / ranks_per_node;
+          if (in_next) look.push_back(-1);
+          look.push_back(classes[members[i]]);
         }
-        looks.push_back(std::move(look));
       }
       const std::vector<int> look = numbered(looks);
-      for (size_t rank = 0; rank < keys.size(); ++rank) {
-        keys[rank].push_back(look[groups.of_rank[rank]]);
+      std::vector<std::pair<int, int>> pairs;
+      for (size_t rank = 0; rank < cut.size(); ++rank) {
+        pairs.emplace_back(cut[rank], look[groups.of_rank[rank]]);
       }
+      cut = numbered(pairs);
     }
-    classes = numbered(keys);
+    classes = std::move(cut);
     now = 1 + *std::ranges::max_element(classes);
   }
   RankClasses result{std::move(classes), {}, {}};

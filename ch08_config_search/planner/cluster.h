@@ -65,13 +65,14 @@ struct Cluster {
   bool host_computes = false;  ///< ops run where the program runs, which cannot run ahead
   Sourced ranks_per_node;
   Sourced nics_per_node;
-  Sourced memory_gib;                    ///< that a rank can have
-  std::map<DType, Sourced> peak_tflops;  ///< of products, by what they multiply
-  Sourced memory_gbs;                    ///< of a rank's memory
-  Sourced matmul, attention, memory;     ///< efficiencies: of large products, attention, the rest
-  Sourced half_width, half_depth;        ///< m, n and k at which a product reaches half of that
-  Sourced launch_us;                     ///< of an op, on the host
-  ClusterLink node, net;                 ///< inside a node, between two
+  Sourced memory_gib;                      ///< that a rank can have
+  std::map<DType, Sourced> peak_tflops;    ///< of products, by what they multiply
+  Sourced memory_gbs;                      ///< of a rank's memory
+  Sourced matmul, attention, memory;       ///< efficiencies: of large products, attention, the rest
+  Sourced half_width, half_depth;          ///< m, n and k at which a product reaches half of that
+  Sourced beside{1, Origin::assumed, ""};  ///< share of its speed that an op has beside an exchange
+  Sourced launch_us;                       ///< of an op, on the host
+  ClusterLink node, net;                   ///< inside a node, between two
   Sourced per_doubling{1, Origin::assumed, ""};  ///< of net.gbs, with twice as many nodes
   Sourced all_reduce{1, Origin::assumed, ""};    ///< times net.gbs, of one between nodes
   std::optional<Sourced> price;  ///< of a rank and an hour, in whatever money; none is shipped

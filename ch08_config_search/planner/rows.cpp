@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "accounting/distinct_ranks.h"
 #include "base/file_writer.h"
+#include "planner/candidates.h"
 
 namespace usp {
 
@@ -161,7 +161,7 @@ RowPrediction RowPredictor::predict(const RunRow& row, const Cluster& cluster) {
 /// GiB that the first or the last stage needs, whichever needs more.
 double gib_of_row(const RunRow& row, const Cluster& cluster) {
   const TrainConfig& config = row.config;
-  if (!row.by_framework) return double(predict_fullest(config).needed()) / kBytesOfGiB;
+  if (!row.by_framework) return double(fullest_of(config).needed()) / kBytesOfGiB;
   const Framework& framework = *cluster.framework;
   const ModelConfig& model = config.model;
   const int64_t p = config.pipeline.pp_size, stage = config.data_parallel.zero_stage;

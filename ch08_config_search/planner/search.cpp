@@ -21,7 +21,7 @@ namespace usp {
 
 namespace {
 
-constexpr int64_t kDerived = 10;  ///< of the best, whose derivatives the JSON has
+constexpr int64_t kDerived = 10;  ///< of the best, whose derivatives and shared steps the JSON has
 
 /// What a search has found, in words or as JSON.
 class FoundLayouts {
@@ -34,6 +34,7 @@ class FoundLayouts {
                               static_cast<int64_t>(cluster_.ranks_per_node.value),
                               search_.records());
       derivatives_.push_back(derivatives(step, timed_[i], cluster_));
+      if (config_.search.plan_json) shared_.push_back(step.shared(cluster_));
     }
     more_.emplace(config_, changed(cluster_, "capacity", kMore));
     more_->run(&search_, &search_);
@@ -58,6 +59,7 @@ class FoundLayouts {
       row["flags"] = layout_flags(timed.candidate.config);
       row["step_s"] = timed.replayed.step;
       row["formula_s"] = timed.candidate.closed_form;
+      if (i < std::ssize(shared_)) row["shared_s"] = shared_[i];
       row["tokens_per_s_per_rank"] = timed.tokens_per_second() / double(search_.ranks());
       row["mfu"] = timed.mfu(cluster_);
       if (cluster_.price) row["price_per_million_tokens"] = price_of_a_million(timed);
@@ -136,7 +138,7 @@ class FoundLayouts {
   std::string fastest() const {
     std::string text = fmt::format(
         "3. What is fastest\n   {} of those that fit are laid out in time: whatever the formulas "
-        "put within {:g} of their best, and {} at least\n",
+        "put within {:g} of their best, or below the first here, and {} at least\n",
         search_.replayed(), LayoutSearch::kMargin, LayoutSearch::kAtLeast);
     if (timed_.empty()) {
       return text + fmt::format("   none is as required: {}\n", config_.search.require);
@@ -210,7 +212,8 @@ class FoundLayouts {
   const Candidates& found_ = search_.candidates();
   const std::vector<Timed>& timed_ = search_.timed();
   std::vector<std::vector<Derivative>> derivatives_;  ///< of the best
-  std::optional<LayoutSearch> more_;                  ///< with 10 % more of each rank's memory
+  std::vector<double> shared_;        ///< steps of these where ranks share links and cores
+  std::optional<LayoutSearch> more_;  ///< with 10 % more of each rank's memory
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <set>
 #include <tuple>
 
 #include "pipeline_parallel/stages.h"
@@ -361,6 +362,20 @@ int64_t steady_micro_batches(const TrainConfig& config) {
   return is_file ? config.grad_acc_steps : 2 * p + config.grad_acc_steps % p;
 }
 
+int64_t Segments::micro_batches_to_record(const TrainConfig& config, int rank) {
+  const int64_t most = std::max<int64_t>(4, steady_micro_batches(config));
+  if (config.grad_acc_steps <= most) return config.grad_acc_steps;
+  if (config.pipeline.pp_schedule != "1f1b") return most;  // others may refuse some numbers
+  const auto keys = [&](int64_t micro_batches) {
+    const auto all = keys_of(config.pipeline.schedule(micro_batches), stage_of(config, rank));
+    return std::set<Key>(all.begin(), all.end());
+  };
+  const std::set<Key> needed = keys(config.grad_acc_steps);
+  int64_t count = 4;
+  while (count < most && !std::ranges::includes(keys(count), needed)) ++count;
+  return count;
+}
+
 // [records]
 std::vector<Program> SegmentRecords::programs(const TrainConfig& config,
                                               const RankClasses& classes) {
@@ -379,8 +394,7 @@ Program SegmentRecords::program(const TrainConfig& config, int rank, const std::
     }
   }
   TrainConfig shorter = config;
-  const int64_t few = std::max<int64_t>(4, steady_micro_batches(config));
-  if (known.empty() && config.grad_acc_steps > few) shorter.grad_acc_steps = few;
+  if (known.empty()) shorter.grad_acc_steps = Segments::micro_batches_to_record(config, rank);
   Program program = record(shorter, rank);
   known.emplace_back(shorter, program);
   ++recorded_;

@@ -22,6 +22,10 @@ class Segments {
   /// some segment is missing.
   std::optional<Program> write(const TrainConfig& config, int rank) const;
 
+  /// The fewest micro-batches in which this rank does all that it does in the layout's step: what
+  /// to record.
+  static int64_t micro_batches_to_record(const TrainConfig& config, int rank);
+
  private:
   /// An event that says nothing of where it stands in the step.
   struct Item {

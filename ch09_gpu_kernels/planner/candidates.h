@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "accounting/memory.h"
 #include "config.h"
 #include "planner/cluster.h"
 
@@ -31,6 +32,9 @@ struct Candidates {
 /// as many ranks on nodes of the same size, is not counted again.
 Candidates make_candidates(const TrainConfig& config, const Cluster& cluster,
                            const Candidates* known = nullptr);
+
+/// The rank that predict_fullest() finds, and what it holds; not what it computes.
+Prediction fullest_of(const TrainConfig& config);
 
 /// The flags that make this layout of the base.
 std::string layout_flags(const TrainConfig& config);

@@ -178,6 +178,7 @@ Cluster parse_cluster(const std::string& text, const std::string& file) {
   cluster.memory = efficiency.number("memory", 1e-3, 1, 0.8);
   cluster.half_width = efficiency.number("half_width", 0, 1e6, 100);
   cluster.half_depth = efficiency.number("half_depth", 0, 1e6, 100);
+  if (efficiency.has("beside")) cluster.beside = efficiency.number("beside", 1e-3, 1, 0.9);
   efficiency.end();
   cluster.launch_us = reader.number("launch_us", 0, 1e6, 4);
   ClusterReader links = reader.child("links", "\"links\": {\"node\": {...}, \"net\": {...}}");

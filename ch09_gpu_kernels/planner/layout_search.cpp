@@ -130,11 +130,14 @@ void LayoutSearch::time_best(const LayoutSearch* same_steps) {
   for (const Candidate& candidate : found_.fit) order.push_back(&candidate);
   std::ranges::sort(order, {}, &Candidate::closed_form);
   const double limit = kMargin * order.front()->closed_form;
+  double fastest = HUGE_VAL;
   const size_t least = std::max<size_t>(kAtLeast, 2 * config_.search.plan_best);
   for (size_t i = 0; i < order.size() && i < std::max(least, kAtMost); ++i) {
-    if (i >= least && order[i]->closed_form > limit) break;
+    // The formulas are too fast: what they find slower than a step that is laid out is not best.
+    if (i >= least && order[i]->closed_form > std::max(limit, fastest)) break;
     const Timed* timed = same_steps == nullptr ? nullptr : same_steps->find(order[i]->config);
     all_timed_.push_back(timed == nullptr ? time_step(*order[i], cluster_, *records_) : *timed);
+    fastest = std::min(fastest, all_timed_.back().replayed.step);
   }
   std::ranges::stable_sort(all_timed_, {}, [](const Timed& timed) { return timed.replayed.step; });
 }

@@ -24,7 +24,7 @@ std::vector<Requirement> parse_requirements(const std::string& text);
 class LayoutSearch {
  public:
   static constexpr double kMargin =
-      1.25;                               ///< of the formulas' best: what is beyond is not replayed
+      1.25;  ///< of the formulas' best: what is beyond, and beyond the fastest, is not replayed
   static constexpr size_t kAtLeast = 24;  ///< layouts are replayed, if they fit
   static constexpr size_t kAtMost = 96;
 

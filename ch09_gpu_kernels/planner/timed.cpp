@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "accounting/memory.h"
+#include "planner/shared_replay.h"
 
 namespace usp {
 
@@ -84,6 +85,16 @@ Timed RecordedStep::time(const Cluster& cluster) const {
   timed.replayed = each.size() == 1 ? each[0] : go_on(each[0], each[1], times_);
   timed.origins = cost.origins();
   return timed;
+}
+
+double RecordedStep::shared(const Cluster& cluster) const {
+  Cost cost(cluster);
+  std::vector<double> each;
+  for (const std::vector<Program>& programs : runs_) {
+    each.push_back(
+        shared_step(programs, classes_, cost, {.links = true, .beside = cluster.beside.value}));
+  }
+  return each.size() == 1 ? each[0] : on(each[0], each[1], times_);
 }
 
 FoldedStep RecordedStep::fold() const {

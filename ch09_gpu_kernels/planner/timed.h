@@ -48,6 +48,9 @@ class RecordedStep {
 
   /// Lays it out in time.
   Timed time(const Cluster& cluster) const;
+  /// The step where exchanges that are under way at once divide links, and ops beside them have the
+  /// cluster's `beside` of their speed.
+  double shared(const Cluster& cluster) const;
   /// To ask how long it is on many clusters.
   FoldedStep fold() const;
   /// Seconds that the critical path of another cluster takes on this one: the step's, where it is

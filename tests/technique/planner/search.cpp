@@ -6,6 +6,7 @@
 
 #include "accounting/distinct_ranks.h"
 #include "planner/candidates.h"
+#include "planner/layout_search.h"
 #include "planner/timed.h"
 #include "technique/planner/edited_cluster.h"
 
@@ -42,7 +43,9 @@ TEST_CASE("a search puts what fits in the order of its steps, with flags that ru
     const double tokens = row["tokens_per_s_per_rank"];
     CHECK(tokens == Approx(1024 / 4 / before));
     CHECK(row["bubble"].get<double>() <= 1);
+    if (row.contains("shared_s")) CHECK(row["shared_s"] >= before * (1 - 1e-9));
   }
+  CHECK(json["best"][9].contains("shared_s"));
 }
 
 TEST_CASE("a layout's memory is that of its fullest rank, to the byte") {
@@ -54,6 +57,20 @@ TEST_CASE("a layout's memory is that of its fullest rank, to the byte") {
     CHECK(row["gib"] == double(simulate_fullest(config).peak) / (1 << 30));
     CHECK(simulate<Trainer>(config, row["fullest_rank"]).peak == simulate_fullest(config).peak);
   }
+}
+
+TEST_CASE("no layout is left out that the formulas put below the fastest step") {
+  Cluster cluster = read_cluster("two_cores");
+  cluster.ranks_per_node.value = 8;
+  cluster.net.latency_us.value = 1e5;  // the formulas count it once, a step for each block
+  LayoutSearch search(layout_of_flags(instead(kSearch, "--nodes 8 --plan_best 1")), cluster);
+  search.run();
+  const double fastest = search.timed().front().replayed.step;
+  const auto below = std::ranges::count_if(
+      search.candidates().fit, [&](const Candidate& each) { return each.closed_form < fastest; });
+  CAPTURE(fastest, search.candidates().fit.size());
+  REQUIRE(below > int64_t(LayoutSearch::kAtLeast));  // or nothing is asked
+  CHECK(search.replayed() >= std::min<int64_t>(below, LayoutSearch::kAtMost));
 }
 
 TEST_CASE("what decides whether a layout fits is its fullest rank, under every schedule") {

@@ -102,5 +102,21 @@ TEST_CASE("programs written out of segments are those that are recorded, to the 
   CHECK(records.written() > 3 * layouts);  // or little has been compared
 }
 
+TEST_CASE("a long pipeline's late stages are recorded in few micro-batches") {
+  const TrainConfig config = layout_of_flags(instead(
+      kSmall, "--dp_size 2 --pp_size 8 --num_layers 30 --grad_acc_steps 24 --zero_stage 3"));
+  const RankClasses classes = classes_of_ranks(config, /*ranks_per_node=*/2);
+  SegmentRecords records;
+  const std::vector<Program> written = records.programs(config, classes);
+  CHECK(records.recorded() == std::ssize(written));
+  CHECK(records.written() == std::ssize(written));  // or all micro-batches have been recorded
+  std::vector<int64_t> micro_batches;
+  for (const Program& program : written) {
+    CHECK(first_difference(record(config, program.rank), program) == -1);
+    micro_batches.push_back(Segments::micro_batches_to_record(config, program.rank));
+  }
+  CHECK(micro_batches == std::vector<int64_t>{11, 10, 9, 8, 7, 6, 5, 4});
+}
+
 }  // namespace
 }  // namespace usp::test
