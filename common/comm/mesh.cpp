@@ -157,11 +157,20 @@ int64_t MeshSizes::colour(std::string_view group, int64_t world_rank) const {
 
 std::vector<int> MeshSizes::members(std::string_view group, int64_t world_rank) const {
   const Axes axes = axes_of(*this, group);
-  const int64_t own = colour_along(*this, axes, group, world_rank);
-  std::vector<int> members;
-  for (int rank = 0; rank < ranks(); ++rank) {
-    if (colour_along(*this, axes, group, rank) == own) members.push_back(rank);
+  const MeshCoordinates at = coordinates(world_rank);
+  std::vector<int> members = {0};  // along the axes, in world order
+  for (MeshAxis axis : order) {
+    const auto n = static_cast<int>(size(axis)), own = static_cast<int>(at[size_t(axis)]);
+    std::vector<int> longer;
+    for (int rank : members) {
+      for (int i = 0; i < n; ++i) {
+        if (axes[size_t(axis)] || i == own) longer.push_back(rank * n + i);
+      }
+    }
+    members = std::move(longer);
   }
+  const auto colour = [&](int64_t rank) { return colour_along(*this, axes, group, rank); };
+  std::erase_if(members, [&, own = colour(world_rank)](int rank) { return colour(rank) != own; });
   return members;
 }
 
@@ -234,6 +243,11 @@ Mesh::Mesh(const Communicator& world, const MeshSizes& sizes)
 
 Communicator Mesh::group_of(const char* name) const {
   const std::string_view group = name;
+  if (world_.engine().dry()) {  // nobody compares how ranks split the world
+    std::vector<int> colours(world_.size(), 1);
+    for (int rank : sizes_.members(group, world_.rank())) colours[rank] = 0;
+    return world_.split(name, [&](int rank) { return colours[rank]; });
+  }
   const Axes axes = axes_of(sizes_, group);
   if (along(sizes_, axes, 0).ranks == 1) {  // each rank is alone
     return world_.split(name, [](int rank) { return rank; });

@@ -53,6 +53,36 @@ TEST_CASE("groups by name, one's own among them") {
   check_throws<Error>([&] { mesh.add_group("tp", world); }, {"tp"});
 }
 
+TEST_CASE("a dry run's groups are those that ranks with the same colour form") {
+  for (const char* order : {"pp,dp,cp,tp", "tp,cp,pp,dp", "dp,tp,pp,cp"}) {
+    for (bool ep_over_tp : {false, true}) {
+      const MeshSizes sizes{.dp = 3,
+                            .pp = 4,
+                            .cp = 2,
+                            .tp = 4,
+                            .ep = 3,
+                            .ep_over_tp = ep_over_tp,
+                            .tp_kv = 2,
+                            .order = MeshOrder(order)};
+      for (int rank = 0; rank < sizes.ranks(); ++rank) {
+        const DryMesh dry(sizes, EngineKind::host, rank);
+        for (const char* name : {"dp", "pp", "cp", "tp", "tp_kv", "dp_cp", "stage", "ep", "edp",
+                                 "embedding", "mirror", "world"}) {
+          std::vector<int> alike;
+          for (int other = 0; other < sizes.ranks(); ++other) {
+            if (sizes.colour(name, other) == sizes.colour(name, rank)) alike.push_back(other);
+          }
+          CAPTURE(order, ep_over_tp, rank, name);
+          CHECK(sizes.members(name, rank) == alike);
+          const Communicator& group = dry.mesh.group(name);
+          CHECK(group.size() == std::ssize(alike));
+          CHECK(alike[group.rank()] == rank);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("uneven sizes, and an order of one's own") {
   run_threads(12, [](const Communicator& world) {
     const int me = world.rank();
