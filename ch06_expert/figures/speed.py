@@ -188,7 +188,7 @@ def page(record):
                   f"`ep` = {RANKS} over 1", "even load", "fuller rank"], rows,
                  f"{EXPERTS} experts, `k` = {CHOSEN}, each 1/{CHOSEN} as wide as the dense MLP; {LAYERS} "
                  "layers of the widths of A and B. Medians of runs in turns, in brackets the lowest "
-                 "and the highest; of *disturbed* ones we print none. The speeds are in [bench.json](../ch06_expert/figures/bench.json). Nearly even: on "
+                 "and the highest; of disturbed ones we print none. The speeds are in [bench.json](../ch06_expert/figures/bench.json). Nearly even: on "
                  f"random bytes. Even: {CHOSEN} experts, both chosen by every token. Fuller rank: its "
                  f"rows over their mean, on text. {host['cpu']}, {host['threads']} threads, "
                  f"{' '.join(host['isa'])}; commit {record['commit'][:12]}, {record['date'][:10]}.")
