@@ -37,10 +37,10 @@ struct Traffic {
 /// sampling or checkpoints send between them. Where each figure comes from stands in its row alone.
 class TrafficTable {
  public:
-  void add(const Traffic& row);
-  std::vector<Traffic> rows() const;
-  void begin_step();  ///< from here on counts
-  void end_step();    ///< until here; the step is over
+  void add(const Traffic& row);       ///< what a technique sends
+  std::vector<Traffic> rows() const;  ///< as they were added
+  void begin_step();                  ///< from here on counts
+  void end_step();                    ///< until here; the step is over
   /// Behind `rows` a row each: bytes a step that were sent, beside the formula's. None where both
   /// are zero.
   ReportRows report(ReportRows rows = {}) const;
