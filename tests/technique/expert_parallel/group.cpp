@@ -73,9 +73,9 @@ TEST_CASE("every two settings of experts meet in a case, but for those that excl
                        "ep 8 and pp 4 1f1b",
                        // A copy of each expert for tp has no tp; one head is not sharded.
                        "tp 1 and expert_tp true", "tp 4 and cp 2 ulysses",
-                       // Both directions at once take two micro-batches for each rank.
-                       "pp 2 dualpipe and 1 micro-batches", "pp 2 dualpipe and 2 micro-batches",
-                       "pp 2 dualpipe_v and 1 micro-batches", "pp 2 dualpipe_v and 2 micro-batches",
+                       // Both directions at once take two micro-batches a rank, less two or one.
+                       "pp 2 dualpipe and 1 micro-batches", "pp 2 dualpipe_v and 1 micro-batches",
+                       "pp 2 dualpipe_v and 2 micro-batches",
                        // Two blocks at a time would have their whole weights gathered.
                        "stage 3 micro_batch block and in turns true",
                        "stage 3 step step and in turns true"});
