@@ -355,22 +355,24 @@ def tail(text, lines=25):
 
 def check_unpatched(trees, faults):
     """Every test has to pass without the fault, and must not print the fault's message anyway.
-    Returns those faults whose tests can run here."""
+    Returns {fault: (outcome, what to show)} of those faults that there is no use in planting."""
     def run(tree, fault):
         tree.build([fault.target])
         return tree.run(fault.target, fault.test)
 
     tests = {(fault.target, fault.test): fault for fault in faults}
     outcomes = share_out(trees, run, tests.values())
-    results = {test: outcomes[fault] for test, fault in tests.items()}
+    useless = {}
     for fault in faults:
-        code, output = results[fault.target, fault.test]
-        if code not in (0, SKIPPED):
-            raise FaultError(f"{fault.test}: does not pass without a fault:\n{tail(output)}")
-        if code == 0 and says(output, fault.message):
-            raise FaultError(f"{fault.name}: its message '{fault.message}' stands in the output "
-                             f"of the test that passes:\n{tail(output)}")
-    return [fault for fault in faults if results[fault.target, fault.test][0] == 0]
+        code, output = outcomes[tests[fault.target, fault.test]]
+        if code == SKIPPED:
+            useless[fault] = CANNOT_RUN, ""
+        elif code != 0:
+            useless[fault] = MISSED, f"the test does not pass without the fault:\n{tail(output)}"
+        elif says(output, fault.message):
+            useless[fault] = MISSED, (f"the message '{fault.message}' stands in the output of the "
+                                      f"test that passes:\n{tail(output)}")
+    return useless
 
 
 def share_out(trees, work, faults):
@@ -478,16 +480,15 @@ def run_faults(trees, faults, cache_path, force, are_tests_run, seconds=None):
     together = len(left) if seconds is None else turns.FAULTS_TOGETHER
     while left and (seconds is None or time.monotonic() - report.begin < seconds):
         some, left = left[:together], left[together:]
-        runnable = some
+        useless = {}
         if not are_tests_run:
             note_progress(f"{len(some)} faults: first their tests without them")
-            runnable = check_unpatched(trees, some)
-            print("their tests pass without the faults, after "
+            useless = check_unpatched(trees, some)
+            print("their tests ran without the faults, after "
                   f"{time.monotonic() - report.begin:.0f} s", flush=True)
-        for fault in some:
-            if fault not in runnable:
-                report.add(fault, "", 0, CANNOT_RUN, "")
-        share_out(trees, judge, runnable)
+        for fault, (outcome, why) in useless.items():
+            report.add(fault, "", 0, outcome, why)
+        share_out(trees, judge, [fault for fault in some if fault not in useless])
     if left:
         print(f"the {seconds:.0f} seconds for faults are used: {len(left)} of {len(faults)} remain, "
               "and wait for their turn", flush=True)
