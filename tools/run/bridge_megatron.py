@@ -1,8 +1,8 @@
 """Flags here as Megatron-LM's: `./book run ch07 -- ... --as megatron` (bridge.py)."""
 from itertools import groupby
 
-from tools.run.bridge_rows import (NODE, Framework, Gap, Row, Rule, as_arguments, leave_out, same,
-                                   to_1f1b, torchrun, when)
+from tools.run.bridge_rows import (NODE, Framework, Gap, Row, Rule, as_arguments, even_parts,
+                                   leave_out, same, to_1f1b, torchrun, when)
 
 SCHEDULES = ("1f1b", "interleaved", "llama3")
 CP = {"ring": "p2p", "all_gather": "all_gather", "ulysses": "a2a", "ring_ulysses": "a2a+p2p"}
@@ -21,6 +21,18 @@ def has_experts(layout):
 
 def is_latent(layout):
     return layout.attention_kind == "mla"
+
+
+def parted_experts(layout):
+    """The flag with the width of experts, routed or shared, that tp parts; "": none."""
+    if not has_experts(layout) or not (layout.expert_tp or layout.num_shared_experts):
+        return ""
+    return "moe_ffn_hidden_size" if layout.moe_ffn_hidden_size else "ffn_hidden_size"
+
+
+def parts_dense(layout):
+    dense = not has_experts(layout) or layout.first_dense_layers > 0
+    return dense or parted_experts(layout) == "ffn_hidden_size"
 
 
 def of_experts(value):
@@ -201,6 +213,10 @@ ROWS = (
 )
 
 RULES = (
+    even_parts("ffn_hidden_size", "Megatron-LM",
+               lambda it: it.ffn_hidden_size if parts_dense(it) else 0),
+    even_parts("moe_ffn_hidden_size", "Megatron-LM",
+               lambda it: it.moe_ffn_hidden_size if parted_experts(it) else 0),
     Rule("pp_schedule", lambda it: it.pp_size > 1 and it.pp_schedule not in SCHEDULES,
          f"Megatron-LM runs {', '.join(SCHEDULES[:-1])} or {SCHEDULES[-1]}",
          lambda it: to_1f1b(it, "overlap_dispatch")),

@@ -1,6 +1,6 @@
 """Flags here as nanotron's YAML: `./book run ch07 -- ... --as nanotron` (bridge.py)."""
-from tools.run.bridge_rows import (NODE, Framework, Gap, Row, Rule, leave_out, same, text_of,
-                                   to_1f1b, torchrun, when)
+from tools.run.bridge_rows import (NODE, Framework, Gap, Row, Rule, even_parts, leave_out, same,
+                                   text_of, to_1f1b, torchrun, when)
 from tools.run.bridge_torchtitan import OF_EXPERTS, OF_LATENTS
 
 SCHEDULES = ("1f1b", "afab")
@@ -56,6 +56,7 @@ ROWS = (
 )
 
 RULES = (
+    even_parts("ffn_hidden_size", "nanotron", lambda it: it.ffn_hidden_size),
     Rule("num_experts", lambda it: it.num_experts > 0,
          "nanotron's ranks exchange no tokens for experts"),
     Rule("attention_kind", lambda it: it.attention_kind == "mla",

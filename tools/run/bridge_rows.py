@@ -168,6 +168,13 @@ def leave_out(layout, *flags):
     return tuple(f"leave out --{flag}" for flag in flags if flag in layout.given)
 
 
+def even_parts(ours, framework, width):
+    """The Rule of a width that tp_size has to divide; width(layout): where tp parts it, else 0."""
+    return Rule(ours, lambda it: width(it) % it.tp_size != 0,
+                f"{framework}'s tensor-parallel ranks have equal parts of an MLP",
+                lambda it: (f"--{ours} {-(-width(it) // it.tp_size) * it.tp_size}",))
+
+
 def to_1f1b(layout, *others):
     """Remedies: the schedule that all have, without what others need."""
     of_chunks = ["pp_chunks", "pp_run_length"] + ["pp_layers"] * (layout.chunks > 1)
