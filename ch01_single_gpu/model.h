@@ -44,7 +44,7 @@ class Llama {
   RopeTable rope_;
 };
 
-/// A rank's part of a model: chunks of consecutive blocks, and their parameters.
+/// The blocks of a model that lie here, in chunks of consecutive ones, and their parameters.
 class Model {
  public:
   /// What backward needs of one micro-batch in one chunk: a BlockSaved for every block. That of a
@@ -55,7 +55,7 @@ class Model {
 
   /// The blocks in `chunks`. Their parameters have no memory yet: see ParameterList::allocate().
   Model(const BuildBlock& build, const std::vector<BlockRange>& chunks);
-  /// A rank's part of a run's Llama, likewise without memory; recomputes what the run asks for.
+  /// What lies here of a run's Llama, likewise without memory; recomputes what the run asks for.
   // [model]
   explicit Model(const TrainConfig& config);
   // [model]

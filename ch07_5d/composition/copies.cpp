@@ -43,19 +43,22 @@ std::vector<std::vector<int>> partitions_of(const std::set<std::vector<int>>& se
 
 uint64_t digest_of(const Tensor& tensor, uint64_t seed) {
   constexpr uint64_t kFactor = 0xd6e8feb86659fd93;
-  const auto mix = [](uint64_t digest) {  // one to one
-    digest = (digest ^ digest >> 32) * kFactor;
-    digest = (digest ^ digest >> 32) * kFactor;
-    return digest ^ digest >> 32;
+  const auto mix = [](uint64_t word) {  // one to one, as every step here: no word's change is lost
+    word *= kFactor;
+    return word ^ word >> 32;
   };
+  std::array<uint64_t, 8> lanes, words;  // a lane's product does not wait for its neighbor's
+  for (size_t i = 0; i < lanes.size(); ++i) lanes[i] = mix(seed + (i + 1) * kFactor);
   const Tensor host = tensor.to_host().to_contiguous();
   const auto* bytes = static_cast<const char*>(host.address());
-  uint64_t digest = mix(seed + kFactor);
-  for (int64_t begin = 0; begin < host.bytes(); begin += 8) {
-    uint64_t word = 0;
-    std::memcpy(&word, bytes + begin, std::min<int64_t>(8, host.bytes() - begin));
-    digest = mix(digest ^ word);
+  for (int64_t begin = 0; begin < host.bytes(); begin += sizeof(words)) {
+    const int64_t rest = host.bytes() - begin;
+    if (rest < int64_t{sizeof(words)}) words = {};
+    std::memcpy(words.data(), bytes + begin, std::min<int64_t>(sizeof(words), rest));
+    for (size_t i = 0; i < lanes.size(); ++i) lanes[i] = mix(lanes[i] ^ words[i]);
   }
+  uint64_t digest = seed;
+  for (uint64_t lane : lanes) digest = mix(mix(digest ^ lane));
   return digest;
 }
 
@@ -127,7 +130,8 @@ std::vector<uint64_t> digests_of(const std::vector<const Parameter*>& own,
   std::vector<uint64_t> digests;
   for (const Parameter* parameter : own) {
     const Shard& shard = parameter->shard;
-    uint64_t digest = digest_of(shard.master, digest_of(shard.value));
+    uint64_t digest = digest_of(shard.value);
+    if (shard.master.dtype() != shard.value.dtype()) digest = digest_of(shard.master, digest);
     const auto begin = begins.find(parameter);
     for (const OptimizerState& of_all : state.optimizer) {
       if (begin == begins.end()) continue;  // a buffer

@@ -1,5 +1,7 @@
 #include "base/rng.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <numbers>
 #include <utility>
@@ -21,16 +23,30 @@ uint64_t fnv1a64(std::string_view text) {
   return hash;
 }
 
+/// The first of the two numbers of Box and Muller (1958).
+double normal_of(const RandomStream::Bits& bits) {
+  const double u1 = double((bits.a >> 11) + 1) * 0x1p-53;  // in (0, 1]: its logarithm is finite
+  const double u2 = double(bits.b >> 11) * 0x1p-53;
+  return std::sqrt(-2 * std::log(u1)) * std::cos(2 * std::numbers::pi * u2);
+}
+
 }  // namespace
 
 RandomStream::RandomStream(uint64_t seed, std::string_view name)
     : key_(mix64(seed) ^ fnv1a64(name)) {}
 
 double RandomStream::normal(uint64_t index0, uint64_t index1) const {
-  const auto [a, b] = bits(index0, index1);
-  const double u1 = double((a >> 11) + 1) * 0x1p-53;  // in (0, 1]: its logarithm is finite
-  const double u2 = double(b >> 11) * 0x1p-53;
-  return std::sqrt(-2 * std::log(u1)) * std::cos(2 * std::numbers::pi * u2);
+  return normal_of(bits(index0, index1));
+}
+
+void RandomStream::normals(uint64_t index0, std::span<double> values) const {
+  // The generator in a loop of its own, of which the compiler makes vectors.
+  std::array<Bits, 64> drawn;
+  for (size_t begin = 0; begin < values.size(); begin += drawn.size()) {
+    const size_t count = std::min(drawn.size(), values.size() - begin);
+    for (size_t i = 0; i < count; ++i) drawn[i] = bits(index0 + begin + i);
+    for (size_t i = 0; i < count; ++i) values[begin + i] = normal_of(drawn[i]);
+  }
 }
 
 Permutation::Permutation(uint64_t seed, std::string_view name, uint64_t size)

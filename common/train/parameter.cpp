@@ -85,9 +85,15 @@ void initial_values(const Parameter& parameter, uint64_t seed, int64_t begin,
   }
   const RandomStream stream(seed, parameter.name);
   const Shape shape = parameter.local_shape();
+  const int64_t end = begin + std::ssize(values);
+  // Neighbors in a row are neighbors in the whole.
+  const int64_t row = std::max<int64_t>(1, shape[shape.rank() - 1]);
 #pragma omp parallel for
-  for (int64_t i = 0; i < static_cast<int64_t>(values.size()); ++i) {
-    values[i] = parameter.init_std * stream.normal(parameter.global_index(begin + i, shape));
+  for (int64_t number = begin / row; number < (end + row - 1) / row; ++number) {
+    const int64_t first = std::max(begin, number * row), last = std::min(end, (number + 1) * row);
+    const auto part = values.subspan(first - begin, last - first);
+    stream.normals(parameter.global_index(first, shape), part);
+    for (double& value : part) value *= parameter.init_std;
   }
 }
 

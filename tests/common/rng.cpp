@@ -52,6 +52,13 @@ TEST_CASE("uniform and normal follow from the bits by the published formulas") {
   }
 }
 
+TEST_CASE("normals are the normals of as many indices, to the bit") {
+  const RandomStream stream(7, "x");
+  std::vector<double> some(150);
+  stream.normals(1000, some);
+  for (size_t i = 0; i < some.size(); ++i) REQUIRE(some[i] == stream.normal(1000 + i));
+}
+
 /// Mean of x^power over n draws.
 template <class Draw>
 double moment(int n, int power, const Draw& draw) {
