@@ -276,7 +276,9 @@ ncclResult_t meet(ncclComm_t comm, Key key, int parts, int mine, const Part& par
   auto over = std::make_shared<Moment>();
   const size_t bytes_read = terms.bytes;
   const auto begin = [group = comm->group, meeting = meeting, key, mine, part, bytes_read, finish] {
-    if (part.send != nullptr) check_read(part.send, bytes_read, "NCCL");
+    // What is given up may find its memory released: nobody reads its result.
+    const bool is_read = part.send != nullptr && !meeting->given_up;
+    if (is_read) check_read(part.send, bytes_read, "NCCL");
     meeting->parts[mine] = part;
     meeting->parts[mine].here = true;
     const auto here = [](const Part& other) { return other.here; };
