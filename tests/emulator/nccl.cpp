@@ -276,14 +276,14 @@ ncclResult_t meet(ncclComm_t comm, Key key, int parts, int mine, const Part& par
   auto over = std::make_shared<Moment>();
   const size_t bytes_read = terms.bytes;
   const auto begin = [group = comm->group, meeting = meeting, key, mine, part, bytes_read, finish] {
-    // What is given up may find its memory released: nobody reads its result.
-    const bool is_read = part.send != nullptr && !meeting->given_up;
-    if (is_read) check_read(part.send, bytes_read, "NCCL");
     meeting->parts[mine] = part;
     meeting->parts[mine].here = true;
     const auto here = [](const Part& other) { return other.here; };
     if (meeting->given_up || meeting->disagreed) return;
     if (!std::all_of(meeting->parts.begin(), meeting->parts.end(), here)) return;
+    for (const Part& each : meeting->parts) {  // which nobody reads before: it may be given up
+      if (each.send != nullptr) check_read(each.send, bytes_read, "NCCL");
+    }
     finish(*meeting);
     for (const auto& over : meeting->waiting) over->passed = true;
     group->meetings.erase(key);
