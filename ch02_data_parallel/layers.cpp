@@ -135,20 +135,19 @@ Tensor CoreAttention::attend(const Tensor& out, const Tensor& lse, const Tensor&
 }
 
 // [core_attention]
-Tensor CoreAttention::backward(const Tensor& dout, Saved& saved, const Pass& pass) const {
+Tensor CoreAttention::backward(const Tensor& dout, Saved& saved, const Pass& pass,
+                               DType dtype) const {
   const Tensor& qkv = saved.qkv;
   if (probabilities_ == Probabilities::recomputed) {
     const RecomputeScope again;
     saved.probs = attend(saved.out, saved.lse, qkv, pass);  // the same bits as in forward
   }
-  const DType acc = accumulate_dtype(qkv.dtype());
-  Tensor delta = Tensor::empty(saved.lse.shape(), acc);  // [B, N, S]
+  Tensor delta = Tensor::empty(saved.lse.shape(), saved.lse.dtype());  // [B, N, S]
   ops::attention_delta(delta, dout, saved.out);
-  Tensor dqkv = Tensor::empty(qkv.shape(), acc);  // [B, S, N + 2G, D]
-  ops::fill(dqkv, 0);
+  Tensor dqkv = Tensor::empty(qkv.shape(), dtype);  // [B, S, N + 2G, D]
   ops::attention_backward(q_of(dqkv), k_of(dqkv), v_of(dqkv), dout, saved.probs, q_of(qkv),
                           k_of(qkv), v_of(qkv), saved.lse, delta, scale_, pass.positions,
-                          pass.positions, pass.documents);
+                          pass.positions, /*accumulate=*/false, pass.documents);
   return dqkv;
 }
 // [core_attention]
@@ -195,13 +194,8 @@ Tensor Attention::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, co
   const int64_t B = pass.num_samples, S = pass.positions.count();
   const int64_t N = core_->num_heads(), G = core_->num_kv_heads(), D = core_->head_dim();
   const Tensor dout = o_proj_->backward(dy, kept.o_proj, grads, pass).view({B, S, N, D});
-  Tensor dqkv = core_->backward(dout, kept.core, pass);  // [B, S, N + 2G, D]
+  const Tensor dqkv = core_->backward(dout, kept.core, pass, dy.dtype());  // [B, S, N + 2G, D]
   ops::rope(dqkv.narrow(2, 0, N + G), rope_.cos, rope_.sin, pass.positions, /*inverse=*/true);
-  if (dqkv.dtype() != dy.dtype()) {
-    const Tensor rounded = Tensor::empty(dqkv.shape(), dy.dtype());
-    ops::copy(rounded, dqkv);
-    dqkv = rounded;  // the last use of the sums, which are let go of
-  }
   const Tensor dqkv_2d = dqkv.view({B * S, (N + 2 * G) * D});
   const Tensor dnormed = qkv_proj_->backward(dqkv_2d, kept.qkv_proj, grads, pass);
   return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/dy);

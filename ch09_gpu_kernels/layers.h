@@ -120,8 +120,9 @@ class CoreAttention {
 
   /// -> out [B, S, N, D]. With pass.kv_cache, over the positions in the cache as well.
   virtual Tensor forward(Tensor qkv, Saved& saved, const Pass& pass) const;
-  /// dout [B, S, N, D] -> dqkv [B, S, N + 2G, D], acc dtype
-  virtual Tensor backward(const Tensor& dout, Saved& saved, const Pass& pass) const;
+  /// dout [B, S, N, D] -> dqkv [B, S, N + 2G, D] in `dtype`: that of dout, or its acc dtype where
+  /// something is still to be added
+  virtual Tensor backward(const Tensor& dout, Saved& saved, const Pass& pass, DType dtype) const;
   virtual Footprint footprint(const PassShape& shape) const;
   // [keeps]
   /// Whether `out` and `lse` outlive a forward pass that will be recomputed. forward() then finds

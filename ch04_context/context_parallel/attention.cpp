@@ -50,6 +50,13 @@ Tensor merge_shares(const Tensor& out, const Tensor& lse, DType dtype, const Com
 }
 // [decode]
 
+Tensor in_dtype(const Tensor& x, DType dtype) {
+  if (x.dtype() == dtype) return x;
+  const Tensor rounded = Tensor::empty(x.shape(), dtype);
+  ops::copy(rounded, x);
+  return rounded;
+}
+
 // [make_core_attention]
 std::unique_ptr<CoreAttention> make_core_attention(int64_t num_heads, int64_t num_kv_heads,
                                                    int64_t head_dim, Probabilities probabilities,

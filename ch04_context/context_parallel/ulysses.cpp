@@ -27,15 +27,14 @@ Tensor UlyssesAttention::forward_rows(Tensor qkv, Saved& saved, const Pass& pass
   return to_rows(saved.out, &UlyssesAttention::heads_of_out, num_heads());
 }
 
-Tensor UlyssesAttention::backward(const Tensor& dout, Saved& saved, const Pass& pass) const {
+Tensor UlyssesAttention::backward(const Tensor& dout, Saved& saved, const Pass& pass,
+                                  DType dtype) const {
   const Tensor by_head = to_heads(dout, &UlyssesAttention::heads_of_out, {});
-  Tensor dqkv = inner_->backward(by_head, saved, of_group(pass));
-  if (copies() == 1 && dqkv.dtype() != dout.dtype()) {  // nothing is added any more
-    const Tensor rounded = Tensor::empty(dqkv.shape(), dout.dtype());
-    ops::copy(rounded, dqkv);
-    dqkv = rounded;
-  }
-  return to_rows(dqkv, &UlyssesAttention::heads_of_qkv, num_heads() + 2 * num_kv_heads());
+  // Of a head that several have, the gradients are still to be added.
+  const DType sent = copies() == 1 ? dtype : accumulate_dtype(dtype);
+  Tensor dqkv = inner_->backward(by_head, saved, of_group(pass), sent);
+  dqkv = to_rows(dqkv, &UlyssesAttention::heads_of_qkv, num_heads() + 2 * num_kv_heads());
+  return in_dtype(dqkv, dtype);
 }
 // [ulysses]
 

@@ -22,7 +22,7 @@ class UlyssesAttention : public ContextAttention {
   UlyssesAttention(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
                    Probabilities probabilities, const ContextGroup& group);
 
-  Tensor backward(const Tensor& dout, Saved& saved, const Pass& pass) const override;
+  Tensor backward(const Tensor& dout, Saved& saved, const Pass& pass, DType dtype) const override;
   Footprint footprint(const PassShape& shape) const override;
 
  protected:

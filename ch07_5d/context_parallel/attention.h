@@ -45,6 +45,9 @@ class ContextAttention : public CoreAttention {
 /// dtype: attention to all of them, out [B, S, N, D] in `dtype`, the same bits on every rank.
 Tensor merge_shares(const Tensor& out, const Tensor& lse, DType dtype, const Communicator& cp);
 
+/// x in this dtype: x itself, where it has it.
+Tensor in_dtype(const Tensor& x, DType dtype);
+
 /// The attention of a run: of one rank, over a ring, by exchanged heads, or both.
 std::unique_ptr<CoreAttention> make_core_attention(int64_t num_heads, int64_t num_kv_heads,
                                                    int64_t head_dim, Probabilities probabilities,

@@ -66,15 +66,17 @@ void RingAttention::normalise(const Tensor& probs, const Tensor& part_lses, cons
   }
 }
 
-Tensor RingAttention::backward(const Tensor& dout, Saved& saved, const Pass& pass) const {
+Tensor RingAttention::backward(const Tensor& dout, Saved& saved, const Pass& pass,
+                               DType dtype) const {
   const Tensor& qkv = saved.qkv;
   const Tensor dqkv = Tensor::zeros(qkv.shape(), accumulate_dtype(qkv.dtype()));
   auto exchange = exchange_keys(group(), kv_of(qkv).to_contiguous());
-  const auto gradients = exchange_gradients(group(), kv_of(qkv).shape(), dqkv.dtype());
+  auto gradients = exchange_gradients(group(), kv_of(qkv).shape(), dqkv.dtype());
   backward_steps(q_of(dqkv), dout, *exchange, *gradients, saved, pass);
   exchange.reset();
   ops::copy(kv_of(dqkv), gradients->own());
-  return dqkv;
+  gradients.reset();
+  return in_dtype(dqkv, dtype);  // rounded once, however many places there are
 }
 
 // [ring_backward]
@@ -92,7 +94,7 @@ void RingAttention::backward_steps(const Tensor& dq, const Tensor& dout, KeyExch
       const Tensor probs = probabilities_of(saved, kv, step, pass);
       ops::attention_backward(dq, keys_of(dkv), values_of(dkv), dout, probs, q, keys_of(kv),
                               values_of(kv), saved.lse, delta, scale(), pass.positions, keys,
-                              pass.documents);
+                              /*accumulate=*/true, pass.documents);
     }
     gradients.pass_on(dkv);
   }

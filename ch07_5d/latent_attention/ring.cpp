@@ -18,13 +18,6 @@ Tensor compressed(const Tensor& latents, int64_t C) {
 
 }  // namespace
 
-Tensor in_dtype(const Tensor& x, DType dtype) {
-  if (x.dtype() == dtype) return x;
-  const Tensor rounded = Tensor::empty(x.shape(), dtype);
-  ops::copy(rounded, x);
-  return rounded;
-}
-
 // [spread]
 void spread_heads(const Tensor& kv, const Tensor& expanded, const Tensor& k_rope,
                   const MlaShape& shape) {

@@ -23,7 +23,7 @@ class RingAttention : public ContextAttention {
                 Probabilities probabilities, const ContextGroup& group)
       : ContextAttention(num_heads, num_kv_heads, head_dim, probabilities, group) {}
 
-  Tensor backward(const Tensor& dout, Saved& saved, const Pass& pass) const override;
+  Tensor backward(const Tensor& dout, Saved& saved, const Pass& pass, DType dtype) const override;
   Footprint footprint(const PassShape& shape) const override;
 
  protected:

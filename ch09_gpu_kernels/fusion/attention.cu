@@ -15,7 +15,8 @@ namespace {
 
 using cuda::Heads;
 using Given = cuda::AttentionProblem<bf16>;
-using GivenGradients = cuda::AttentionGradients<bf16>;
+template <class O>
+using GivenGradients = cuda::AttentionGradients<bf16, O>;
 
 /// Copies and boxes begin at multiples of 16 bytes, and rungs count with int.
 constexpr int64_t kAligned = 16;
@@ -80,17 +81,19 @@ class Rungs : public cuda::AttentionKernels {
     return run(stream, out, nullptr, out.data, lse, given, workspace);
   }
 
-  int64_t workspace(const GivenGradients& gradients, const Given& given) const override {
-    const auto found = gradients_of(gradients, given);
-    if (!found) return -1;
-    return given.B * given.N * Gradients<bf16>::rows_of(found->of.queries) *
-           int64_t{sizeof(Gradients<bf16>::Row)};
+  int64_t workspace(const GivenGradients<bf16>& gradients, const Given& given) const override {
+    return bytes_of(gradients_of(gradients, given));
   }
-  void backward(cudaStream_t stream, const GivenGradients& gradients, const Given& given,
+  int64_t workspace(const GivenGradients<float>& gradients, const Given& given) const override {
+    return bytes_of(gradients_of(gradients, given));
+  }
+  void backward(cudaStream_t stream, const GivenGradients<bf16>& gradients, const Given& given,
                 void* workspace) override {
-    Gradients<bf16> found = *gradients_of(gradients, given);
-    found.rows = static_cast<Gradients<bf16>::Row*>(workspace);
-    kFlash2Backward.run(stream, found);
+    run_backward(stream, *gradients_of(gradients, given), workspace);
+  }
+  void backward(cudaStream_t stream, const GivenGradients<float>& gradients, const Given& given,
+                void* workspace) override {
+    run_backward(stream, *gradients_of(gradients, given), workspace);
   }
 
  private:
@@ -122,15 +125,36 @@ class Rungs : public cuda::AttentionKernels {
     return true;
   }
 
+  /// Of the numbers of each row.
+  static int64_t bytes_of(const std::optional<Gradients<bf16>>& gradients) {
+    if (!gradients) return -1;
+    const Problem<bf16>& x = gradients->of;
+    return int64_t{x.samples} * x.heads * Gradients<bf16>::rows_of(x.queries) *
+           int64_t{sizeof(Gradients<bf16>::Row)};
+  }
+  static void run_backward(cudaStream_t stream, Gradients<bf16> gradients, void* workspace) {
+    gradients.rows = static_cast<Gradients<bf16>::Row*>(workspace);
+    kFlash2Backward.run(stream, gradients);
+  }
+
   /// Without scratch.
-  std::optional<Gradients<bf16>> gradients_of(const GivenGradients& g, const Given& given) const {
+  template <class O>
+  std::optional<Gradients<bf16>> gradients_of(const GivenGradients<O>& g,
+                                              const Given& given) const {
     auto problem = problem_of(given);
     const auto dout = pitch_of(g.dout, given.D), dq = pitch_of(g.dq, given.D);
     const auto dk = pitch_of(g.dk, given.D), dv = pitch_of(g.dv, given.D);
     if (!problem || !dout || !dq || !dk || !dv || !(*dk == *dv)) return {};
     problem->lse = const_cast<float*>(g.lse);  // which backward reads
-    return Gradients<bf16>{*problem,  g.dout.data, nullptr,   nullptr, nullptr, nullptr, g.delta,
-                           g.dq.data, g.dk.data,   g.dv.data, *dout,   *dq,     *dk};
+    Gradients<bf16> found{*problem, g.dout.data, nullptr, nullptr, nullptr, nullptr, g.delta};
+    if constexpr (std::is_same_v<O, bf16>) {
+      found.dq = g.dq.data, found.dk = g.dk.data, found.dv = g.dv.data;
+    } else {
+      found.dq_sums = g.dq.data, found.dk_sums = g.dk.data, found.dv_sums = g.dv.data;
+      found.adds = g.accumulate;
+    }
+    found.of_dout = *dout, found.of_dq = *dq, found.of_dkv = *dk;
+    return found;
   }
 
   const Rung<bf16>& forward_;

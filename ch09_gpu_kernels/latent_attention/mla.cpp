@@ -293,7 +293,7 @@ LatentAttention::Projected LatentAttention::attend_backward(const Tensor& dheads
   if (ring_ != nullptr) return attend_backward_over_ring(dheads, kept, grads, pass);
   const DType dtype = dheads.dtype();
   Tensor dout = padded(dheads, pass);
-  const Tensor dqkv = core_->backward(dout, kept.core, pass);  // [B, S, 3N, D], maybe acc dtype
+  const Tensor dqkv = core_->backward(dout, kept.core, pass, dtype);  // [B, S, 3N, D]
   dout = {};
   const int64_t B = dqkv.size(0), S = dqkv.size(1), N = core_->num_heads(), T = B * S;
   ops::rope(rotated(dqkv), rope_.cos, rope_.sin, pass.positions, /*inverse=*/true);

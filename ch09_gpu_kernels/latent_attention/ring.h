@@ -96,9 +96,6 @@ class LatentRing : public RingAttention {
 };
 // [latent_ring]
 
-/// x in this dtype: x itself, where it has it.
-Tensor in_dtype(const Tensor& x, DType dtype);
-
 /// Whether a run's ring carries latents. Where ranks exchange heads, keys and values are made
 /// first.
 bool passes_latents_on(const ModelConfig& model, const ContextParallelConfig& context);

@@ -147,8 +147,8 @@ class Forward {
 };
 
 /// Each task is one kv head of one sample with all query heads that read it, so that one thread
-/// sums dk and dv in a fixed order.
-template <class T>
+/// sums dk and dv in a fixed order. The gradients are in O: T or, where more is added, A.
+template <class T, class O>
 class Backward {
  public:
   using A = accumulate_t<T>;
@@ -156,6 +156,7 @@ class Backward {
 
   struct Gradients {
     const Tensor &dq, &dk, &dv, &dout, &lse, &delta;
+    bool accumulate;
   };
 
   Backward(const Gradients& gradients, const Problem& problem) : p_(problem), g_(gradients) {}
@@ -176,14 +177,18 @@ class Backward {
           query_block(QueryBlock<X>(p_.mask, b, first, p_.S), b, n);
         }
       }
-      add_tiles(HeadRows<A>(g_.dk, b, g), dkeys_.mine(), scale_.of_scores);
-      add_tiles(HeadRows<A>(g_.dv, b, g), dvalues_.mine(), 1);
+      leave_tiles(HeadRows<O>(g_.dk, b, g), dkeys_.mine(), scale_.of_scores);
+      leave_tiles(HeadRows<O>(g_.dv, b, g), dvalues_.mine(), 1);
     });
   }
 
  private:
   void query_block(const QueryBlock<X>& block, int64_t b, int64_t n) const {
-    if (!block.sees_any(p_.mask)) return;  // nothing to add
+    const HeadRows<O> dq(g_.dq, b, n);
+    if (!block.sees_any(p_.mask)) {
+      leave_nothing(dq, block.first, block.first + block.rows);
+      return;
+    }
     X *queries = queries_.mine(), *douts = douts_.mine(), *panels = panels_.mine();
     A *scores = scores_.mine(), *dprobs = dprobs_.mine(), *dqueries = dqueries_.mine();
     X *probs = probs_.mine(scores), *dscores = dscores_.mine(dprobs);
@@ -206,10 +211,9 @@ class Backward {
       OverQueries<X>::add(dkeys_.mine() + rows, dscores, panels, packed_queries_.mine(), width_,
                           block, seen);
     }
-    const HeadRows<A> dq(g_.dq, b, n);
     for (int64_t i = 0; i < block.rows; ++i, dqueries += width_) {
       dq.fetch_after(block.first + i);
-      add_row(dq[block.first + i], dqueries, 1, A(p_.scale));
+      leave_row(dq[block.first + i], dqueries, 1, A(p_.scale));
     }
   }
 
@@ -236,19 +240,29 @@ class Backward {
     }
   }
 
-  /// row [D] += factor * sums, which are `column` apart.
-  void add_row(A* row, const A* sums, int64_t column, A factor) const {
+  /// row [D] = or += factor * sums, which are `column` apart.
+  void leave_row(O* row, const A* sums, int64_t column, A factor) const {
+    if (!g_.accumulate) {
 #pragma omp simd
-    for (int64_t d = 0; d < p_.D; ++d) row[d] += factor * sums[d * column];
+      for (int64_t d = 0; d < p_.D; ++d) store(row[d], factor * sums[d * column]);
+      return;
+    }
+#pragma omp simd
+    for (int64_t d = 0; d < p_.D; ++d) store(row[d], load(row[d]) + factor * sums[d * column]);
   }
-  /// All rows of x += factor * sums, tile after tile.
-  void add_tiles(const HeadRows<A>& x, const A* sums, A factor) const {
+  /// Rows `first` to `end` of x = or += 0.
+  void leave_nothing(const HeadRows<O>& x, int64_t first, int64_t end) const {
+    for (int64_t row = first; row < end && !g_.accumulate; ++row) std::fill_n(x[row], p_.D, O{});
+  }
+  /// All rows of x = or += factor * sums, tile after tile; of keys that nobody sees there are none.
+  void leave_tiles(const HeadRows<O>& x, const A* sums, A factor) const {
     constexpr int64_t kColumn = OverQueries<X>::kOutColumn;
     for (int64_t i = 0; i < p_.K; ++i) {
       x.fetch_after(i);
       const A* tile = sums + i / kKeyTile * kKeyTile * width_;
-      add_row(x[i], tile + i % kKeyTile * (kColumn == 1 ? width_ : 1), kColumn, factor);
+      leave_row(x[i], tile + i % kKeyTile * (kColumn == 1 ? width_ : 1), kColumn, factor);
     }
+    leave_nothing(x, p_.K, p_.k.size(1));
   }
 
   const Problem& p_;
@@ -335,11 +349,14 @@ void CpuBackend::attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tenso
                                     const Tensor& q, const Tensor& k, const Tensor& v,
                                     const Tensor& lse, const Tensor& delta, double scale,
                                     const Positions& queries, const Positions& keys,
-                                    const Tensor& begins) {
-  if (q.numel() == 0 || k.numel() == 0) return;  // nothing to add
+                                    bool accumulate, const Tensor& begins) {
   const Problem problem{q, k, v, scale, CausalMask(queries, keys, begins)};
   dispatch(q.dtype(), [&]<class T>(T) {
-    Backward<T>({dq, dk, dv, dout, lse, delta}, problem).run();
+    if (dq.dtype() == dtype_of<T>) {
+      Backward<T, T>({dq, dk, dv, dout, lse, delta, accumulate}, problem).run();
+    } else {
+      Backward<T, accumulate_t<T>>({dq, dk, dv, dout, lse, delta, accumulate}, problem).run();
+    }
   });
 }
 

@@ -48,7 +48,7 @@ class CpuBackend : public Backend {
   void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
                           const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
                           double scale, const Positions& queries, const Positions& keys,
-                          const Tensor& begins) override;
+                          bool accumulate, const Tensor& begins) override;
 
   // softmax.cpp
   void causal_softmax_forward(Tensor probs, Tensor lse, const Tensor& scores, double scale,

@@ -27,11 +27,12 @@ struct Weight {
         dscore(seen ? prob * (dprob - delta) * scale : 0) {}
 };
 
-/// dq += dscores k. A block has 16 queries of one head, and reads keys and values as forward does;
-/// besides, q and dout, 2 sizeof(T) bytes a channel, and dq in and out, 2 sizeof(A). The two
-/// numbers of a row are read for each tile, from a cache.
-template <class T, int C>
-__global__ void dq_kernel(AttentionGradients<T> g, AttentionProblem<T> p, int64_t blocks_per_head) {
+/// dq = or += dscores k. A block has 16 queries of one head, and reads keys and values as forward
+/// does; besides, q and dout, 2 sizeof(T) bytes a channel, and dq out, sizeof(O), or in and out.
+/// The two numbers of a row are read for each tile, from a cache.
+template <class T, class O, int C>
+__global__ void dq_kernel(AttentionGradients<T, O> g, AttentionProblem<T> p,
+                          int64_t blocks_per_head) {
   using A = accumulate_t<T>;
   const int D = static_cast<int>(p.D), stride = row_stride(D);
   A* queries = dynamic_shared<A>();
@@ -64,15 +65,16 @@ __global__ void dq_kernel(AttentionGradients<T> g, AttentionProblem<T> p, int64_
     add_weighted<C>(result, weights, keys, D);
   }
   for (int r = 0; r < kRows; ++r) {
-    if (first + r < p.S) add_to_row<C>(g.dq, b, first + r, n, result[r], D);
+    if (first + r < p.S) leave_row(g.dq, b, first + r, n, result[r], D, g.accumulate);
   }
 }
 
-/// dk += dscoresᵀ q and dv += probsᵀ dout. A block has 16 keys of one kv head and meets the queries
-/// of every head that reads it: 2 sizeof(T) D bytes a query and head, K / 16 times in all, and its
-/// log-sum-exp and delta for each warp. Its keys, values and their gradients it meets once.
-template <class T, int C>
-__global__ void dkv_kernel(AttentionGradients<T> g, AttentionProblem<T> p,
+/// dk = or += dscoresᵀ q and dv = or += probsᵀ dout. A block has 16 keys of one kv head and meets
+/// the queries of every head that reads it: 2 sizeof(T) D bytes a query and head, K / 16 times in
+/// all, and its log-sum-exp and delta for each warp. Its keys, values and their gradients it meets
+/// once.
+template <class T, class O, int C>
+__global__ void dkv_kernel(AttentionGradients<T, O> g, AttentionProblem<T> p,
                            int64_t blocks_per_head) {
   using A = accumulate_t<T>;
   const int D = static_cast<int>(p.D), stride = row_stride(D);
@@ -118,31 +120,32 @@ __global__ void dkv_kernel(AttentionGradients<T> g, AttentionProblem<T> p,
   }
   for (int r = 0; r < kRows; ++r) {
     if (first + r >= p.K) continue;
-    add_to_row<C>(g.dk, b, first + r, kv, dk[r], D);
-    add_to_row<C>(g.dv, b, first + r, kv, dv[r], D);
+    leave_row(g.dk, b, first + r, kv, dk[r], D, g.accumulate);
+    leave_row(g.dv, b, first + r, kv, dv[r], D, g.accumulate);
   }
 }
 
 }  // namespace
 
-template <class T>
-int64_t AttentionGradients<T>::shared_bytes(int64_t D) {
+template <class T, class O>
+int64_t AttentionGradients<T, O>::shared_bytes(int64_t D) {
   return bytes_of_block<A>(2, D);
 }
 
-template <class T>
-void AttentionGradients<T>::backward(cudaStream_t stream, const AttentionProblem<T>& p) const {
+template <class T, class O>
+void AttentionGradients<T, O>::backward(cudaStream_t stream, const AttentionProblem<T>& p) const {
   const int64_t query_blocks = ceil_div(p.S, kBlockRows), key_blocks = ceil_div(p.K, kBlockRows);
   with_channels(p.D, [&](auto channels) {
-    launch(dq_kernel<T, channels>, p.B * p.N * query_blocks, kBlockWarps * kWarp,
+    launch(dq_kernel<T, O, channels>, p.B * p.N * query_blocks, kBlockWarps * kWarp,
            bytes_of_block<A>(1, p.D), stream, *this, p, query_blocks);
-    launch(dkv_kernel<T, channels>, p.B * p.G * key_blocks, kBlockWarps * kWarp, shared_bytes(p.D),
-           stream, *this, p, key_blocks);
+    launch(dkv_kernel<T, O, channels>, p.B * p.G * key_blocks, kBlockWarps * kWarp,
+           shared_bytes(p.D), stream, *this, p, key_blocks);
   });
 }
 
-template struct AttentionGradients<float>;
-template struct AttentionGradients<double>;
-template struct AttentionGradients<bf16>;
+template struct AttentionGradients<float, float>;
+template struct AttentionGradients<double, double>;
+template struct AttentionGradients<bf16, bf16>;
+template struct AttentionGradients<bf16, float>;
 
 }  // namespace usp::cuda

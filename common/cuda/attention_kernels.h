@@ -32,12 +32,20 @@ class AttentionKernels {
                        const AttentionProblem<bf16>& problem, void* workspace) = 0;
   ///@}
 
+  ///@{
   /// Bytes of memory that backward() needs besides its operands; -1 where it does not take them.
-  virtual int64_t workspace(const AttentionGradients<bf16>& gradients,
+  virtual int64_t workspace(const AttentionGradients<bf16, bf16>& gradients,
                             const AttentionProblem<bf16>& problem) const = 0;
+  virtual int64_t workspace(const AttentionGradients<bf16, float>& gradients,
+                            const AttentionProblem<bf16>& problem) const = 0;
+  ///@}
+  ///@{
   /// Queues what AttentionGradients::backward() does.
-  virtual void backward(cudaStream_t stream, const AttentionGradients<bf16>& gradients,
+  virtual void backward(cudaStream_t stream, const AttentionGradients<bf16, bf16>& gradients,
                         const AttentionProblem<bf16>& problem, void* workspace) = 0;
+  virtual void backward(cudaStream_t stream, const AttentionGradients<bf16, float>& gradients,
+                        const AttentionProblem<bf16>& problem, void* workspace) = 0;
+  ///@}
 };
 
 /// Makes those of the program for a GPU, or nullptr where it runs none of them. A program that has

@@ -103,13 +103,14 @@ __device__ void add_weighted(A (&sums)[kRows][C], const A* weights, const A* til
   }
 }
 
-/// Row `row` of head (b, n) of x += sums, at this lane's channels.
-template <int C, class A>
-__device__ void add_to_row(const Heads<A>& x, int64_t b, int64_t row, int64_t n, const A (&sums)[C],
-                           int D) {
+/// Row `row` of head (b, n) of x = sums, at this lane's channels, or += if it `adds`.
+template <int C, class O, class A>
+__device__ void leave_row(const Heads<O>& x, int64_t b, int64_t row, int64_t n, const A (&sums)[C],
+                          int D, bool adds) {
+  O* const to = x.at(b, row, n);
   for (int c = 0; c < C; ++c) {
     const int d = lane() + c * kWarp;
-    if (d < D) x.at(b, row, n)[d] += sums[c];
+    if (d < D) store(to[d], adds ? load(to[d]) + sums[c] : sums[c]);
   }
 }
 

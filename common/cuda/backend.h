@@ -66,14 +66,15 @@ class CudaBackend : public Backend {
   void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
                           const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
                           double scale, const Positions& queries, const Positions& keys,
-                          const Tensor& begins) override;
+                          bool accumulate, const Tensor& begins) override;
   void naive_attention_forward(Tensor out, Tensor lse, Tensor probs, const Tensor& q,
                                const Tensor& k, const Tensor& v, double scale,
                                const Positions& queries, const Positions& keys,
                                const Tensor& begins) override;
-  void naive_attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout,
+  void naive_attention_backward(Tensor dq, Tensor dk, Tensor dv, Tensor dscores, const Tensor& dout,
                                 const Tensor& probs, const Tensor& q, const Tensor& k,
-                                const Tensor& v, const Tensor& delta, double scale) override;
+                                const Tensor& v, const Tensor& delta, double scale,
+                                bool accumulate) override;
 
   // backend_experts.cpp
   int64_t unit_of_rows(int64_t rows) const override;
@@ -110,8 +111,9 @@ class CudaBackend : public Backend {
   /// Whether the program's own kernels have queued the operation.
   template <class T, class O>
   bool attend(const Heads<O>& out, accumulate_t<T>* lse, const AttentionProblem<T>& problem);
-  template <class T>
-  bool attend_backward(const AttentionGradients<T>& gradients, const AttentionProblem<T>& problem);
+  template <class T, class O>
+  bool attend_backward(const AttentionGradients<T, O>& gradients,
+                       const AttentionProblem<T>& problem);
 
   cudaStream_t stream_;
   MatmulLibrary library_;

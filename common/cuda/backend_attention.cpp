@@ -78,7 +78,7 @@ AttentionProblem<T> attention_problem(const Tensor& q, const Tensor& k, const Te
 template <class T>
 void CudaBackend::check_head_dim(int64_t D) const {
   const auto fits = [&](int64_t d) {
-    return d <= kMaxHeadDim && AttentionGradients<T>::shared_bytes(d) <= limits_.shared_bytes;
+    return d <= kMaxHeadDim && AttentionGradients<T, T>::shared_bytes(d) <= limits_.shared_bytes;
   };
   if (fits(D)) return;
   int64_t most = kMaxHeadDim;
@@ -117,8 +117,8 @@ bool CudaBackend::attend(const Heads<O>& out, accumulate_t<T>* lse,
   return false;
 }
 
-template <class T>
-bool CudaBackend::attend_backward(const AttentionGradients<T>& gradients,
+template <class T, class O>
+bool CudaBackend::attend_backward(const AttentionGradients<T, O>& gradients,
                                   const AttentionProblem<T>& problem) {
   if (!fused_) return false;
   if constexpr (std::is_same_v<T, bf16>) {
@@ -174,13 +174,13 @@ void CudaBackend::attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tens
                                      const Tensor& q, const Tensor& k, const Tensor& v,
                                      const Tensor& lse, const Tensor& delta, double scale,
                                      const Positions& queries, const Positions& keys,
-                                     const Tensor& begins) {
-  with_type(q.dtype(), [&]<class T>(T) {
+                                     bool accumulate, const Tensor& begins) {
+  with_type(q.dtype(), dq.dtype(), [&]<class T, class O>(T, O) {
     using A = accumulate_t<T>;
     const auto problem = attention_problem<T>(q, k, v, scale, queries, keys, begins);
-    const AttentionGradients<T> gradients{heads<A>(dq),       heads<A>(dk),
-                                          heads<A>(dv),       heads<const T>(dout),
-                                          data<const A>(lse), data<const A>(delta)};
+    const AttentionGradients<T, O> gradients{
+        heads<O>(dq),       heads<O>(dk),         heads<O>(dv), heads<const T>(dout),
+        data<const A>(lse), data<const A>(delta), accumulate};
     if (attend_backward(gradients, problem)) return;
     check_head_dim<T>(q.size(3));
     gradients.backward(stream_, problem);
@@ -207,25 +207,24 @@ void CudaBackend::naive_attention_forward(Tensor out, Tensor lse, Tensor probs, 
   });
 }
 
-void CudaBackend::naive_attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout,
-                                           const Tensor& probs, const Tensor& q, const Tensor& k,
-                                           const Tensor& v, const Tensor& delta, double scale) {
-  if (q.numel() == 0 || k.numel() == 0) return;                        // nothing to add
-  const Tensor dscores = Tensor::empty(probs.shape(), probs.dtype());  // [B, N, S, K]
+void CudaBackend::naive_attention_backward(Tensor dq, Tensor dk, Tensor dv, Tensor dscores,
+                                           const Tensor& dout, const Tensor& probs, const Tensor& q,
+                                           const Tensor& k, const Tensor& v, const Tensor& delta,
+                                           double scale, bool accumulate) {
   const int64_t group = q.size(2) / k.size(2);
   for_each_batch(q, k, [&](int64_t b, int64_t n) {
     const Matrices dout_heads = heads_of(dout, b, n, group);
     library_.multiply(scores_of(dscores, b, n, group), dout_heads, transposed(heads_of(v, b, 0, 1)),
                       false);  // of the probabilities
     library_.multiply(heads_of(dv, b, 0, 1), transposed(scores_of(probs, b, n, group)), dout_heads,
-                      /*accumulate=*/true);
+                      accumulate || n > 0);
   });
   causal_softmax_backward(dscores, dscores, probs, delta, scale);
   for_each_batch(q, k, [&](int64_t b, int64_t n) {
     const Matrices dscore_heads = scores_of(dscores, b, n, group);
-    library_.multiply(heads_of(dq, b, n, group), dscore_heads, heads_of(k, b, 0, 1), true);
+    library_.multiply(heads_of(dq, b, n, group), dscore_heads, heads_of(k, b, 0, 1), accumulate);
     library_.multiply(heads_of(dk, b, 0, 1), transposed(dscore_heads), heads_of(q, b, n, group),
-                      true);
+                      accumulate || n > 0);
   });
 }
 

@@ -184,16 +184,18 @@ struct AttentionDelta {
   static void run(cudaStream_t stream, A* delta, const Heads<const T>& dout,
                   const Heads<const T>& out, int64_t B, int64_t S, int64_t N, int64_t D);
 };
-/// attention_backward.cu; what backward reads besides the problem, and where its results go
-template <class T>
+/// attention_backward.cu; what backward reads besides the problem, and where its results go: in O,
+/// T or, where more is added, A
+template <class T, class O>
 struct AttentionGradients {
   using A = accumulate_t<T>;
-  Heads<A> dq, dk, dv;
+  Heads<O> dq, dk, dv;
   Heads<const T> dout;
   const A *lse, *delta;
+  bool accumulate;
   /// Bytes of shared memory of one block, for heads of D channels: more than forward takes.
   static int64_t shared_bytes(int64_t D);
-  /// Adds to dq, dk and dv.
+  /// Writes dq, dk and dv, or adds to them.
   void backward(cudaStream_t stream, const AttentionProblem<T>& problem) const;
 };
 

@@ -35,15 +35,13 @@ class MetaBackend : public Backend {
   void attention_delta(Tensor, const Tensor&, const Tensor&) override {}
   void attention_backward(Tensor, Tensor, Tensor, const Tensor&, const Tensor&, const Tensor&,
                           const Tensor&, const Tensor&, const Tensor&, double, const Positions&,
-                          const Positions&, const Tensor&) override {}
+                          const Positions&, bool, const Tensor&) override {}
   void naive_attention_forward(Tensor, Tensor, Tensor, const Tensor&, const Tensor&, const Tensor&,
                                double, const Positions&, const Positions&, const Tensor&) override {
   }
-  void naive_attention_backward(Tensor, Tensor, Tensor, const Tensor&, const Tensor& probs,
-                                const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                double) override {
-    Tensor::empty(probs.shape(), probs.dtype());  // the scores' gradient, which counts as memory
-  }
+  void naive_attention_backward(Tensor, Tensor, Tensor, Tensor, const Tensor&, const Tensor&,
+                                const Tensor&, const Tensor&, const Tensor&, const Tensor&, double,
+                                bool) override {}
   void dropout(Tensor, const Tensor&, double, const RandomStream&, int64_t) override {}
   void cross_entropy_forward(Tensor, Tensor, Tensor, const Tensor&, const Tensor&,
                              int64_t) override {}

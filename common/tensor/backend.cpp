@@ -62,25 +62,27 @@ void Backend::naive_attention_forward(Tensor out, Tensor lse, Tensor probs, cons
   }
 }
 
-void Backend::naive_attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout,
-                                       const Tensor& probs, const Tensor& q, const Tensor& k,
-                                       const Tensor& v, const Tensor& delta, double scale) {
+void Backend::naive_attention_backward(Tensor dq, Tensor dk, Tensor dv, Tensor dscores,
+                                       const Tensor& dout, const Tensor& probs, const Tensor& q,
+                                       const Tensor& k, const Tensor& v, const Tensor& delta,
+                                       double scale, bool accumulate) {
   const int64_t group = q.size(2) / k.size(2);
-  Tensor dscores = Tensor::empty(probs.shape(), probs.dtype());  // [B, N, S, K]
+  // The first head of a group finds no other one's gradient of its keys.
+  const auto adds = [=](int64_t n) { return accumulate || n % group > 0; };
   for (int64_t b = 0; b < q.size(0); ++b) {
     for (int64_t n = 0; n < q.size(2); ++n) {
       matmul(matrix_of(dscores, b, n), head_of(dout, b, n), head_of(v, b, n / group).transposed(),
              false);  // gradient of the probabilities
       matmul(head_of(dv, b, n / group), matrix_of(probs, b, n).transposed(), head_of(dout, b, n),
-             /*accumulate=*/true);
+             adds(n));
     }
   }
   causal_softmax_backward(dscores, dscores, probs, delta, scale);
   for (int64_t b = 0; b < q.size(0); ++b) {
     for (int64_t n = 0; n < q.size(2); ++n) {
-      matmul(head_of(dq, b, n), matrix_of(dscores, b, n), head_of(k, b, n / group), true);
+      matmul(head_of(dq, b, n), matrix_of(dscores, b, n), head_of(k, b, n / group), accumulate);
       matmul(head_of(dk, b, n / group), matrix_of(dscores, b, n).transposed(), head_of(q, b, n),
-             true);
+             adds(n));
     }
   }
 }

@@ -85,16 +85,19 @@ class Backend {
   virtual void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout,
                                   const Tensor& q, const Tensor& k, const Tensor& v,
                                   const Tensor& lse, const Tensor& delta, double scale,
-                                  const Positions& queries, const Positions& keys,
+                                  const Positions& queries, const Positions& keys, bool accumulate,
                                   const Tensor& begins) = 0;
   /// Default: one matmul per sample and head, softmax, another matmul.
   virtual void naive_attention_forward(Tensor out, Tensor lse, Tensor probs, const Tensor& q,
                                        const Tensor& k, const Tensor& v, double scale,
                                        const Positions& queries, const Positions& keys,
                                        const Tensor& begins);
-  virtual void naive_attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout,
-                                        const Tensor& probs, const Tensor& q, const Tensor& k,
-                                        const Tensor& v, const Tensor& delta, double scale);
+  /// dk and dv take sums over the query heads that share a kv head; dscores [B, N, S, K] (dtype of
+  /// probs) is a workspace.
+  virtual void naive_attention_backward(Tensor dq, Tensor dk, Tensor dv, Tensor dscores,
+                                        const Tensor& dout, const Tensor& probs, const Tensor& q,
+                                        const Tensor& k, const Tensor& v, const Tensor& delta,
+                                        double scale, bool accumulate);
 
   virtual void dropout(Tensor y, const Tensor& x, double rate, const RandomStream& random,
                        int64_t first_row) = 0;

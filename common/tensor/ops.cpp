@@ -57,6 +57,29 @@ int64_t attention_flops(const AttentionSizes& s, int matmuls, const Positions& q
   return 2 * matmuls * s.N * s.D * pairs;
 }
 
+/// What naive attention's backward pass needs besides its operands.
+struct NaiveWorkspace {
+  Shape dscores;  ///< [B, N, S, K]
+  Shape dkv;      ///< [B, K, 2G, D] in acc dtype, or empty: dk and dv take the sums themselves
+  DType dtype;    ///< of probs
+
+  NaiveWorkspace(const Tensor& probs, const Tensor& dk)
+      : dscores(probs.shape()), dkv({0}), dtype(probs.dtype()) {
+    const bool are_sums = probs.size(1) > dk.size(2);
+    if (are_sums && dk.dtype() != accumulate_dtype(dtype)) {
+      dkv = {dk.size(0), dk.size(1), 2 * dk.size(2), dk.size(3)};
+    }
+  }
+};
+
+/// x = 0, whatever its strides.
+void clear(OpScope& op, const Tensor& x) {
+  if (x.numel() == 0) return;
+  const Tensor zeros = Tensor::empty(x.shape(), x.dtype());
+  op->fill(zeros, 0);
+  op->copy(x, zeros);
+}
+
 }  // namespace
 
 void fill(Tensor y, double value) {
@@ -240,28 +263,54 @@ void attention_delta(Tensor delta, const Tensor& dout, const Tensor& out) {
 void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& probs,
                         const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
                         const Tensor& delta, double scale, const Positions& queries,
-                        const Positions& keys, const Documents& documents) {
+                        const Positions& keys, bool accumulate, const Documents& documents) {
   const AttentionSizes s = check_attention(q, k, v, queries, keys, documents);
   const DType acc = accumulate_dtype(q.dtype());
   check_heads(dout, q.shape(), q.dtype(), "attention_backward: dout");
-  check_heads(dq, q.shape(), acc, "attention_backward: dq");
-  check_heads(dk, k.shape(), acc, "attention_backward: dk");
-  check_heads(dv, v.shape(), acc, "attention_backward: dv");
+  if (!accumulate) check_sums_dtype(dq, q.dtype(), "attention_backward: dq");
+  const DType dtype = accumulate ? acc : dq.dtype();
+  check_heads(dq, q.shape(), dtype, "attention_backward: dq");
+  check_heads(dk, k.shape(), dtype, "attention_backward: dk");
+  check_heads(dv, v.shape(), dtype, "attention_backward: dv");
   check_operand(lse, {s.B, s.N, s.S}, acc, "attention_backward: lse");
   check_operand(delta, lse.shape(), acc, "attention_backward: delta");
   // Blockwise attention multiplies q by k once more: it kept the row's lse, not the probabilities.
   const int64_t repeated = probs.defined() ? 0 : attention_flops(s, 1, queries, keys, documents);
   const int64_t flops = attention_flops(s, 4, queries, keys, documents) + repeated;
   const Tensor& begins = documents.begins();
-  OpScope op("attention_backward", flops, dq, dk, dv, dout, probs, q, k, v, Uncounted{lse},
-             Uncounted{delta}, Uncounted{begins});
+  OpScope op("attention_backward", Flag{accumulate}, flops, dq, dk, dv, dout, probs, q, k, v,
+             Uncounted{lse}, Uncounted{delta}, Uncounted{begins});
   op.repeats(repeated);
+  if (q.numel() == 0 || k.numel() == 0) {  // nothing to add
+    for (const Tensor& x : {dq, dk, dv}) {
+      if (!accumulate) clear(op, x);
+    }
+    return;
+  }
   if (!probs.defined()) {
-    op->attention_backward(dq, dk, dv, dout, q, k, v, lse, delta, scale, queries, keys, begins);
+    op->attention_backward(dq, dk, dv, dout, q, k, v, lse, delta, scale, queries, keys, accumulate,
+                           begins);
     return;
   }
   check_operand(probs, {s.B, s.N, s.S, s.K}, q.dtype(), "attention_backward: probs");
-  op->naive_attention_backward(dq, dk, dv, dout, probs, q, k, v, delta, scale);
+  const NaiveWorkspace wanted(probs, dk);
+  const Tensor dscores = Tensor::empty(wanted.dscores, wanted.dtype);
+  const bool has_sums = wanted.dkv.numel() > 0;
+  const Tensor sums = has_sums ? Tensor::empty(wanted.dkv, acc) : Tensor();
+  const Tensor dk_sums = has_sums ? sums.narrow(2, 0, s.G) : dk;
+  const Tensor dv_sums = has_sums ? sums.narrow(2, s.G, s.G) : dv;
+  op->naive_attention_backward(dq, dk_sums, dv_sums, dscores, dout, probs, q, k, v, delta, scale,
+                               accumulate);
+  if (has_sums) {  // rounded once, however many heads share a key
+    op->copy(dk, dk_sums);
+    op->copy(dv, dv_sums);
+  }
+}
+
+int64_t naive_attention_workspace(const Tensor& probs, const Tensor& dk) {
+  const NaiveWorkspace wanted(probs, dk);
+  return wanted.dscores.numel() * bytes_of(wanted.dtype) +
+         wanted.dkv.numel() * bytes_of(accumulate_dtype(wanted.dtype));
 }
 
 void cross_entropy_forward(Tensor row_max, Tensor row_sum, Tensor target_logit,

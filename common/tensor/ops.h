@@ -93,12 +93,19 @@ void attention_merge(Tensor out, Tensor lse, const Tensor& part_out, const Tenso
 void attention_rescale(Tensor probs, const Tensor& part_lse, const Tensor& lse);
 /// delta [B, N, S] (acc dtype) = sum over channels of dout * out.
 void attention_delta(Tensor delta, const Tensor& dout, const Tensor& out);
-/// dq, dk, dv (acc dtype, shapes of q, k, v, any strides with D contiguous) += the gradients. `lse`
-/// and `delta` are those of the finished row, over all its keys, so a partial call adds its share.
+/// Of a call that has all keys: dq, dk, dv (shapes of q, k, v, any strides with D contiguous) = the
+/// gradients, in q's dtype, rounded once, or in its acc dtype where something is still to be added.
+/// To `accumulate`, of one that has a part of them: += its share, in acc dtype; whoever has the sum
+/// rounds it. `lse` and `delta` are those of the finished row, over all its keys.
 void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& probs,
                         const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
                         const Tensor& delta, double scale, const Positions& queries,
-                        const Positions& keys, const Documents& documents = {});
+                        const Positions& keys, bool accumulate, const Documents& documents = {});
+/// Bytes that attention_backward() allocates for a while where it has probs [B, N, S, K]: for the
+/// scores' gradient and, if query heads share the kv heads of dk [B, K, G, D] and that is in less
+/// than acc dtype, for sums of dk and dv. Without probs the device's kernels say what they need,
+/// and it counts as workspace.
+int64_t naive_attention_workspace(const Tensor& probs, const Tensor& dk);
 
 /// What a shard of the vocabulary contributes to the loss of each row. row_max [T] = max over its
 /// logits [T, V], row_sum = sum of exp(logit - row_max), target_logit = the target's logit, 0 if

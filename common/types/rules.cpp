@@ -372,14 +372,14 @@ class Rules {
   }
   void attention_backward() const {  // dq, dk, dv, dout, probs, q, k, v, lse, delta
     const Value dout = read(3), q = read(5), k = read(6);
-    add_to(0, true, [&](int f) { return beside(f, dout, q); });
+    add_to(0, flag(), [&](int f) { return beside(f, dout, q); });
     const auto of_keys = [&](int f) {
       const Kind d = dout.type[f];
       // Each rank has the gradient that its own queries send, of keys that all have.
       if (k.type[f] == replicated && (d == rows || d == columns)) return partial;
       return beside(f, dout, k);
     };
-    for (int i : {1, 2}) add_to(i, true, of_keys);
+    for (int i : {1, 2}) add_to(i, flag(), of_keys);
   }
 
   void cross_entropy_forward() const {  // row_max, row_sum, target_logit, logits, targets

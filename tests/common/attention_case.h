@@ -91,22 +91,24 @@ class AttentionRun {
     ops::attention_forward(out, lse, probs, q, k, v, scale, c.queries, c.keys, documents);
   }
 
-  /// Adds the gradients to `gradients` [B, S, N, D], [B, K, G, D], [B, K, G, D].
+  /// Adds the gradients to `gradients` [B, S, N, D], [B, K, G, D], [B, K, G, D], or writes them.
   struct Gradients {
     Tensor dq, dk, dv;
   };
-  void backward(const Gradients& gradients) {
+  void backward(const Gradients& gradients, bool accumulate = true) {
     ops::attention_delta(delta, dout, out);
     ops::attention_backward(gradients.dq, gradients.dk, gradients.dv, dout, probs, q, k, v, lse,
-                            delta, scale, c.queries, c.keys, documents);
+                            delta, scale, c.queries, c.keys, accumulate, documents);
   }
-  Gradients backward() {
-    const DType acc = accumulate_dtype(q.dtype());
-    const Gradients gradients{Tensor::zeros(c.q_shape(), acc), Tensor::zeros(c.k_shape(), acc),
-                              Tensor::zeros(c.k_shape(), acc)};
-    backward(gradients);
+  /// In this dtype, written over NaN.
+  Gradients backward(DType dtype) {
+    const Gradients gradients{Tensor::empty(c.q_shape(), dtype), Tensor::empty(c.k_shape(), dtype),
+                              Tensor::empty(c.k_shape(), dtype)};
+    for (const Tensor& x : {gradients.dq, gradients.dk, gradients.dv}) ops::fill(x, kNaN);
+    backward(gradients, /*accumulate=*/false);
     return gradients;
   }
+  Gradients backward() { return backward(accumulate_dtype(q.dtype())); }
 
   AttentionCase c;
   bool naive;
@@ -119,6 +121,26 @@ class AttentionRun {
  public:
   Tensor q, k, v, dout, out, lse, delta, probs;
 };
+
+/// Gradients written over NaN are those added to zeros; in the dtype of q they are these, rounded.
+inline void check_rounded_once(AttentionRun& run) {
+  const DType dtype = run.q.dtype(), acc = accumulate_dtype(dtype);
+  const AttentionRun::Gradients sums{Tensor::zeros(run.c.q_shape(), acc),
+                                     Tensor::zeros(run.c.k_shape(), acc),
+                                     Tensor::zeros(run.c.k_shape(), acc)};
+  run.backward(sums);
+  const auto whole = run.backward(), own = run.backward(dtype);
+  for (const auto gradient :
+       {&AttentionRun::Gradients::dq, &AttentionRun::Gradients::dk, &AttentionRun::Gradients::dv}) {
+    CAPTURE((sums.*gradient).shape().to_string());
+    const Tensor rounded = Tensor::empty((sums.*gradient).shape(), dtype);
+    ops::copy(rounded, sums.*gradient);
+    const bool is_written = (whole.*gradient).items() == (sums.*gradient).items();
+    REQUIRE(is_written);
+    const bool is_rounded_once = (own.*gradient).items() == rounded.items();
+    REQUIRE(is_rounded_once);
+  }
+}
 
 /// `run` under every case, naive and blockwise.
 template <class Run>

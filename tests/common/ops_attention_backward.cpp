@@ -48,6 +48,47 @@ TEST_CASE("attention's gradients in f32 and bf16 follow those in f64") {
   });
 }
 
+TEST_CASE("gradients of all keys take the place of what was there, and are rounded once") {
+  const OnDevice cpu;
+  for_each_attention([](const AttentionCase& c, bool naive) {
+    for (DType dtype : kFloatDTypes) {
+      CAPTURE(name(dtype));
+      AttentionRun run(c, dtype, naive, 8);
+      check_rounded_once(run);
+    }
+  });
+}
+
+TEST_CASE("naive attention's backward pass takes the memory that it says it takes") {
+  for (Device device : {Device::cpu, Device::meta}) {
+    OnDevice here(device);
+    for (int64_t kv_heads : {2, 6}) {
+      const AttentionCase c{2, 6, kv_heads, 8, {0, 20}, {0, 20}};
+      for (DType dtype : kFloatDTypes) {
+        const DType acc = accumulate_dtype(dtype);
+        for (DType of_gradients : {dtype, acc}) {
+          CAPTURE(name(device), kv_heads, name(dtype), name(of_gradients));
+          const Tensor q = Tensor::empty(c.q_shape(), dtype), k = Tensor::empty(c.k_shape(), dtype);
+          const Tensor probs = Tensor::empty(c.probs_shape(), dtype);
+          const Tensor lse = Tensor::empty(c.lse_shape(), acc);
+          const Tensor dq = Tensor::empty(c.q_shape(), of_gradients);
+          const Tensor dk = Tensor::empty(c.k_shape(), of_gradients);
+          const Tensor dv = Tensor::empty(c.k_shape(), of_gradients);
+          here.allocator().reset_peaks();
+          const int64_t before = here.allocator().live_bytes(Category::activations);
+          ops::attention_backward(dq, dk, dv, q, probs, q, k, k, lse, lse, 1, c.queries, c.keys,
+                                  /*accumulate=*/false);
+          const int64_t taken = here.allocator().peak_bytes(Category::activations) - before;
+          const int64_t scores = 2 * 6 * 20 * 20 * bytes_of(dtype);
+          const bool has_sums = kv_heads < 6 && of_gradients != acc;
+          REQUIRE(taken == scores + (has_sums ? 2 * (2 * 20 * 2 * 8) * 4 : 0));
+          REQUIRE(taken == ops::naive_attention_workspace(probs, dk));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("attention adds its gradients to slices of a fused tensor and touches nothing else") {
   const OnDevice cpu;
   for_each_attention([](const AttentionCase& c, bool naive) {

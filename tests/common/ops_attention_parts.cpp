@@ -61,7 +61,8 @@ AttentionRun::Gradients backward(AttentionRun& whole, const std::vector<Part>& p
     if (whole.naive) ops::attention_rescale(part.probs, part.lse, merged.lse);
     ops::attention_backward(sums.dq, part.of(sums.dk), part.of(sums.dv), whole.dout, part.probs,
                             whole.q, part.of(whole.k), part.of(whole.v), merged.lse, whole.delta,
-                            whole.scale, whole.c.queries, part.keys, whole.documents);
+                            whole.scale, whole.c.queries, part.keys, /*accumulate=*/true,
+                            whole.documents);
   }
   return sums;
 }

@@ -220,7 +220,8 @@ TEST_CASE("the operations count their floating-point operations") {
     const Tensor probs = naive ? f32({2, 4, 5, 5}) : Tensor();
     const auto forward = [&] { ops::attention_forward(q, lse, probs, q, kv, kv, 1, five, five); };
     const auto backward = [&] {
-      ops::attention_backward(q, kv, kv, q, probs, q, kv, kv, lse, lse, 1, five, five);
+      ops::attention_backward(q, kv, kv, q, probs, q, kv, kv, lse, lse, 1, five, five,
+                              /*accumulate=*/true);
     };
     REQUIRE(flops_of(forward) == 2 * one_matmul);
     REQUIRE(flops_of(backward) == (naive ? 4 : 5) * one_matmul);
@@ -232,7 +233,7 @@ TEST_CASE("the operations count their floating-point operations") {
             }) == 2 * fewer);
     REQUIRE(flops_of([&] {
               ops::attention_backward(q, kv, kv, q, probs, q, kv, kv, lse, lse, 1, five, five,
-                                      documents);
+                                      /*accumulate=*/true, documents);
             }) == (naive ? 4 : 5) * fewer);
   }
 }

@@ -143,10 +143,10 @@ TEST_CASE("a NaN or an infinity passes through attention, naive and blockwise") 
         forward();
         const Tensor delta = Tensor::empty(lse.shape(), acc);
         ops::attention_delta(delta, dout, out);
-        ops::fill(gradients, 0);
         const Tensor dkv = gradients.narrow(1, 1, 150);
         ops::attention_backward(gradients.narrow(1, 0, 1), dkv.narrow(2, 0, 1), dkv.narrow(2, 1, 1),
-                                dout, probs, q, k, v, lse, delta, 0.5, queries, keys);
+                                dout, probs, q, k, v, lse, delta, 0.5, queries, keys,
+                                /*accumulate=*/false);
         return gradients;
       };
       INFO((naive ? "naive" : "blockwise"));

@@ -119,8 +119,16 @@ inline Results run_optimizer(DType dtype, int64_t numel) {
 inline Results run_attention(DType dtype, bool naive, const AttentionCase& c) {
   AttentionRun run(c, dtype, naive, 5);
   const auto [dq, dk, dv] = run.backward();
-  return {{"out", run.out}, {"lse", run.lse}, {"delta", run.delta},
-          {"dq", dq},       {"dk", dk},       {"dv", dv}};
+  const auto rounded = run.backward(dtype);
+  return {{"out", run.out},
+          {"lse", run.lse},
+          {"delta", run.delta},
+          {"dq", dq},
+          {"dk", dk},
+          {"dv", dv},
+          {"dq, rounded", rounded.dq},
+          {"dk, rounded", rounded.dk},
+          {"dv, rounded", rounded.dv}};
 }
 
 inline Results run_parts(DType dtype, bool naive, const AttentionCase& c) {

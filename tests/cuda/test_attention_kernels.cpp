@@ -130,6 +130,18 @@ TEST_CASE("kernels for tensor cores attend to slices of wider tensors, and add t
   }
 }
 
+TEST_CASE("gradients of all keys take the place of what was there, and in bf16 are rounded once") {
+  const emulator::Use use(options_of(80));
+  for (const AttentionCase& c : taken_cases()) {
+    CAPTURE(c.B, c.N, c.G, c.D, c.S(), c.K(), c.begins.size());
+    FusedGpu gpu;
+    AttentionRun run(c, DType::bf16, /*naive=*/false, 30);
+    check_rounded_once(run);
+    check_report();
+    check_calls(gpu, c.S() > 1, c.S() == 1, 3, 0);
+  }
+}
+
 TEST_CASE("of parts of the keys they leave f32, and what is merged is rounded once") {
   for (const int capability : kCapabilities) {
     const emulator::Use use(options_of(capability));
@@ -163,7 +175,7 @@ TEST_CASE("of parts of the keys they leave f32, and what is merged is rounded on
       const auto of = [&](const Tensor& x) { return x.narrow(1, keys[0], keys.count()); };
       ops::attention_backward(dq.part, of(dk.part), of(dv.part), whole.dout, {}, whole.q,
                               of(whole.k), of(whole.v), lse, whole.delta, whole.scale, c.queries,
-                              keys);
+                              keys, /*accumulate=*/true);
     }
     check_report();
     check_close(dq.added(), expected.dq, kOfGradients, "dq");
@@ -260,7 +272,8 @@ TEST_CASE("operands that lie as no copy of 16 bytes takes them go to the blockwi
                delta = Tensor::zeros({1, 2, 5}, DType::f32);
   const Tensor dq = Tensor::zeros({1, 5, 2, D}, DType::f32);
   ops::attention_forward(out, lse, {}, q, q, q, 1, {0, 5}, {0, 5});
-  ops::attention_backward(dq, dq, dq, out, {}, q, q, q, lse, delta, 1, {0, 5}, {0, 5});
+  ops::attention_backward(dq, dq, dq, out, {}, q, q, q, lse, delta, 1, {0, 5}, {0, 5},
+                          /*accumulate=*/true);
   // Positions that do not ascend.
   const Tensor dense = q.to_contiguous();
   ops::attention_forward(out, lse, {}, dense, dense, dense, 1, {3, 2, 0, 3}, {0, 5});

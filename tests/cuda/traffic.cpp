@@ -382,6 +382,10 @@ TEST_CASE("what blockwise attention moves is what its comments say") {
       check_traffic("attention_backward, with its delta",
                     traffic_of([&] { run.backward(gradients); }, n), 2 * size + dq + dkv,
                     a_row + wide + 2 * keys * wide);
+      const AttentionRun::Gradients own = run.backward(dtype);
+      check_traffic("attention_backward of all keys, with its delta",
+                    traffic_of([&] { run.backward(own, /*accumulate=*/false); }, n),
+                    2 * size + dq + dkv - wide - 2 * keys * wide, a_row + size + 2 * keys * size);
     }
   }
 }

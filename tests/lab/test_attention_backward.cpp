@@ -44,13 +44,13 @@ void check_values(const BackwardRung& rung, const Shape& shape, Scores scores = 
   const Differentiated x(shape, scores);
   Reference r(x.attended());
   const Tensor dout = Tensor::from_host(x.dout(), r.q.shape(), DType::f64);
-  const Tensor dq = Tensor::zeros(r.q.shape(), DType::f64);
-  const Tensor dk = Tensor::zeros(r.k.shape(), DType::f64);
-  const Tensor dv = Tensor::zeros(r.k.shape(), DType::f64);
+  const Tensor dq = Tensor::empty(r.q.shape(), DType::f64);
+  const Tensor dk = Tensor::empty(r.k.shape(), DType::f64);
+  const Tensor dv = Tensor::empty(r.k.shape(), DType::f64);
   const Tensor delta = Tensor::empty(r.lse.shape(), DType::f64);
   ops::attention_delta(delta, dout, r.out);
   ops::attention_backward(dq, dk, dv, dout, {}, r.q, r.k, r.v, r.lse, delta, r.scale, r.queries,
-                          r.keys, r.documents);
+                          r.keys, /*accumulate=*/false, r.documents);
   Found first;
   each_pair([&] {
     const Found found = run(rung, shape, scores);

@@ -447,7 +447,7 @@ std::string measure_attention(const Config& config) {
                 G = config.num_kv_heads, D = config.head_dim();
   const Positions positions(0, S);
   const Tensor qkv = random_tensor({B, S, N + 2 * G, D}, dtype),
-               dqkv = Tensor::zeros(qkv.shape(), acc);
+               dqkv = Tensor::empty(qkv.shape(), dtype);
   const auto part = [&](const Tensor& x, int which) {
     return which == 0 ? x.narrow(2, 0, N) : x.narrow(2, N + (which - 1) * G, G);
   };
@@ -465,10 +465,10 @@ std::string measure_attention(const Config& config) {
                              positions, positions);
     });
     const double g = seconds_of([&] {
-      ops::fill(dqkv, 0);
       ops::attention_delta(delta, dout, out);
       ops::attention_backward(part(dqkv, 0), part(dqkv, 1), part(dqkv, 2), dout, {}, part(qkv, 0),
-                              part(qkv, 1), part(qkv, 2), lse, delta, scale, positions, positions);
+                              part(qkv, 1), part(qkv, 2), lse, delta, scale, positions, positions,
+                              /*accumulate=*/false);
     });
     const double m = seconds_of([&] { ops::linear_forward(c, a, b); });
     if (round < 0) continue;

@@ -80,18 +80,18 @@ __device__ inline Gradients<bf16>::Row keep(const Gradients<bf16>& g, int index,
   return kept;
 }
 
-/// A gradient's rows of a head leave: to `to`, or to `sums` if there are any. Multiplied by
-/// `factor`.
+/// A gradient's rows of a head leave: to `to`, or to `sums` if there are any, and these may have to
+/// be added to (`adds`). Multiplied by `factor`.
 template <int registers>
-__device__ void leave(bf16* to, float* sums, const Pitch& pitch, int sample, int head, int row,
-                      int end, const float (&gradient)[registers], float factor) {
+__device__ void leave(bf16* to, float* sums, bool adds, const Pitch& pitch, int sample, int head,
+                      int row, int end, const float (&gradient)[registers], float factor) {
   const float factors[2] = {factor, factor};
   const int width = 2 * registers;
   if (sums == nullptr) {
     store_rows(head_of(to, pitch, sample, head, width), pitch.row, row, end, gradient, factors);
   } else {
     store_rows(head_of(sums, pitch, sample, head, width), pitch.row, row, end, gradient, factors,
-               /*adds=*/true);
+               adds);
   }
 }
 

@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kEightWarps, 1) keys_kernel(Given g) {
     add_weighted(dk, ds, pairs.tile(step, 0));
     __syncthreads();
   }
-  leave(g.dk, g.dk_sums, g.of_dkv, own.sample, own.kv, key, p.keys, dk, p.scale);
-  leave(g.dv, g.dv_sums, g.of_dkv, own.sample, own.kv, key, p.keys, dv, 1);
+  leave(g.dk, g.dk_sums, g.adds, g.of_dkv, own.sample, own.kv, key, p.keys, dk, p.scale);
+  leave(g.dv, g.dv_sums, g.adds, g.of_dkv, own.sample, own.kv, key, p.keys, dv, 1);
 }
 
 template <int width>
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kEightWarps, 1) queries_kernel(Given g) {
     add_weighted(dq, ds, pairs.tile(step, 0));
     __syncthreads();
   }
-  leave(g.dq, g.dq_sums, g.of_dq, head.sample, head.number, query, p.queries, dq, p.scale);
+  leave(g.dq, g.dq_sums, g.adds, g.of_dq, head.sample, head.number, query, p.queries, dq, p.scale);
 }
 
 /// Each gradient is written by half a sector, as outputs are. Where documents begin is read for

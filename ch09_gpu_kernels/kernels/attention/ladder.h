@@ -205,8 +205,9 @@ struct Gradients {
   /// What is the sum over all keys, where the problem has some of them: [samples, heads, queries];
   /// nullptr: it is computed, from out. With it, `out` is not read.
   const float* delta = nullptr;
-  /// What is added to instead of dq, dk and dv; all nullptr, or none.
+  /// Where they go in f32 instead of dq, dk and dv; all nullptr, or none.
   float *dq_sums = nullptr, *dk_sums = nullptr, *dv_sums = nullptr;
+  bool adds = true;  ///< to what is in those
   Pitch of_dout = of.of_out, of_dq = of.of_q, of_dkv = of.of_kv;
 
   /// Rows of a head: whole tiles of queries.

@@ -253,7 +253,7 @@ inline AttentionResult attention_over(const ContextParallelConfig& config,
     CoreAttention::Saved saved;
     const Tensor out = core->forward(take(input.qkv, N + 2 * G), saved, pass);
     put(result.out, out, N);
-    put(result.dqkv, core->backward(take(input.dout, N), saved, pass), N + 2 * G);
+    put(result.dqkv, core->backward(take(input.dout, N), saved, pass, dtype), N + 2 * G);
     tracer.record(false);
     for (const Tracer::Span& span : tracer.spans()) {
       result.forwards[cp.rank()] += span.name == "attention_forward";

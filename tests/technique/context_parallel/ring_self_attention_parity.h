@@ -23,7 +23,8 @@ inline void check_ring_self_attention(const Communicator& world, uint64_t seed) 
   const Positions all(0, S);
   ops::attention_forward(out, lse, probs, q, k, v, scale, all, all);
   ops::attention_delta(delta, dout, out);
-  ops::attention_backward(dq, dk, dv, dout, probs, q, k, v, lse, delta, scale, all, all);
+  ops::attention_backward(dq, dk, dv, dout, probs, q, k, v, lse, delta, scale, all, all,
+                          /*accumulate=*/false);
   const auto own = [&](const Tensor& x) {
     return x.narrow(1, world.rank() * R, R).to_contiguous();
   };
@@ -86,7 +87,8 @@ inline AttentionCounts count_ring_attention(int n, const Shape& rows, DType dtyp
     const auto saved = std::make_shared<CoreAttention::Saved>();
     const Tensor qkv = Tensor::empty({rows[0], rows[1], 3 * rows[2], rows[3]}, dtype);
     const Tensor out = attention->forward(qkv, *saved, pass);
-    return [=, alive = out] { attention->backward(Tensor::empty(rows, dtype), *saved, pass); };
+    return
+        [=, alive = out] { attention->backward(Tensor::empty(rows, dtype), *saved, pass, dtype); };
   });
 }
 
