@@ -41,9 +41,11 @@ StateBytes whole_states(int64_t parameters, const TrainConfig& config) {
 
 // [activations]
 /// What the model that the run would build keeps, by its segments' formulas, and what else it asks
-/// for, as fold_blocks() finds. It lies on meta, and its parameters have no memory yet.
+/// for, as fold_blocks() finds. It lies on meta, and its parameters have no memory yet. Returns
+/// what its chunks ask for.
 // [model]
-static void add_activations(const TrainConfig& config, Model& model, Prediction& prediction) {
+static std::vector<PassBytes> add_activations(const TrainConfig& config, Model& model,
+                                              Prediction& prediction) {
   // [model]
   const DType dtype = parse_dtype(config.dtype);
   Pass pass;
@@ -56,17 +58,19 @@ static void add_activations(const TrainConfig& config, Model& model, Prediction&
   // [rows]
   PassShape shape{pass.num_samples, pass.positions.count(), dtype};
   const std::vector<BlockFootprint> blocks = model.footprints(shape);
+  const std::vector<BlockRange> chunks = model.ranges();
   model.part_blocks();
   model.parameters().allocate(dtype, /*seed=*/0);
-  const auto folded = fold_blocks(model, shape, config.model.hidden_size, pass);
+  const auto folded = by_chunk(fold_blocks(model, shape, config.model.hidden_size, pass), chunks);
   const int64_t ids = shape.tokens() * bytes_of(DType::i32);
   prediction.saved = {{-1, "tokens", ids}, {-1, "targets", ids}};
   const int64_t batch = prediction.saved_bytes();
   for (const LiveBytes& part : kept_bytes(blocks)) prediction.saved.push_back(part);
   // [peak]
-  const PassBytes bytes = pass_bytes(folded);
+  const PassBytes& bytes = folded.front();
   prediction.peak_activations = batch + std::max(bytes.forward_peak, bytes.backward_peak);
   // [peak]
+  return folded;
 }
 // [activations]
 
@@ -102,7 +106,6 @@ static void add_flops(const TrainConfig& config, const ModelConfig& m, Predictio
 // [rank]
 Prediction predict(const TrainConfig& config, int rank) {
   DryRank dry(config, rank);
-  Model& model = dry.model;
   Prediction prediction;
   prediction.rank = rank;
   // [rank]
@@ -112,9 +115,8 @@ Prediction predict(const TrainConfig& config, int rank) {
       book_whole_states(prediction.parameters, config.grad_accumulation == "both");
   prediction.book_activations = book_activations(config, config.recompute);
   // [sharded]
-  shard_states(config, dry, prediction);
+  shard_states(config, dry, add_activations(config, dry.model, prediction), prediction);
   // [sharded]
-  add_activations(config, model, prediction);
   add_flops(config, config.model, prediction);
   prediction.execution =
       fmt::format("{} attention, recompute {}", config.attention, config.recompute);

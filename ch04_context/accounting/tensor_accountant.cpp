@@ -2,6 +2,7 @@
 
 #include "accounting/zero_accountant.h"
 #include "base/stretch.h"
+#include "data_parallel/zero_layout.h"
 
 namespace usp {
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "accounting/rank_trait.h"
-#include "accounting/zero_walk.h"
+#include "accounting/zero_accountant.h"
 #include "config.h"
 #include "data_parallel/strategy.h"
 #include "pipeline_parallel/executor.h"
@@ -27,9 +27,6 @@ int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
 void add_bytes_from_stages(const Schedule& schedule, int rank, const StageBytes& bytes,
                            std::vector<LiveBytes>& saved);
 
-/// What a rank's blocks ask for, by the chunk that they are in.
-std::vector<PassBytes> by_chunk(const std::vector<PassBytes>& blocks,
-                                const std::vector<BlockRange>& chunks);
 /// The stage that a rank is.
 RankTrait stage_trait();
 /// The trait where a stage has an end of the model, reads words or predicts them; 0 elsewhere.

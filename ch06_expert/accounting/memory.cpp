@@ -53,11 +53,12 @@ StateBytes whole_states(int64_t parameters, const TrainConfig& config) {
 
 // [activations]
 /// What the model that the run would build keeps, by its segments' formulas, and what else it asks
-/// for, as fold_blocks() finds. It lies on meta, and its parameters have no memory yet.
+/// for, as fold_blocks() finds. It lies on meta, and its parameters have no memory yet. Returns
+/// what its chunks ask for.
 // [model]
-static void add_activations(const TrainConfig& config, DryRank& dry, Prediction& prediction) {
+static std::vector<PassBytes> add_activations(const TrainConfig& config, DryRank& dry,
+                                              Prediction& prediction) {
   Model& model = dry.model;
-  const std::vector<BlockRange> chunks = model.ranges();
   // [model]
   const DType dtype = parse_dtype(config.dtype);
   Pass pass;
@@ -73,9 +74,10 @@ static void add_activations(const TrainConfig& config, DryRank& dry, Prediction&
   shape.row_shares = config.tensor_parallel.row_shares();
   // [shape]
   std::vector<BlockFootprint> blocks = model.footprints(shape);
+  const std::vector<BlockRange> chunks = model.ranges();
   model.part_blocks();
   model.parameters().allocate(dtype, /*seed=*/0);
-  const auto folded = fold_blocks(model, shape, config.model.hidden_size, pass);
+  const auto folded = by_chunk(fold_blocks(model, shape, config.model.hidden_size, pass), chunks);
   const int64_t ids = shape.tokens() * bytes_of(DType::i32);
   prediction.saved = {{-1, "tokens", ids}, {-1, "targets", ids}};
   // [stage]
@@ -93,9 +95,9 @@ static void add_activations(const TrainConfig& config, DryRank& dry, Prediction&
   // [peak]
   const StageBytes bytes{batch, shape.rows() * config.model.hidden_size * shape.own()};
   add_bytes_from_stages(schedule, dry.stage_rank(), bytes, prediction.saved);
-  prediction.peak_activations =
-      peak_bytes_of_schedule(schedule, dry.stage_rank(), by_chunk(folded, chunks), bytes);
+  prediction.peak_activations = peak_bytes_of_schedule(schedule, dry.stage_rank(), folded, bytes);
   // [peak]
+  return folded;
 }
 // [activations]
 
@@ -147,12 +149,9 @@ Prediction predict(const TrainConfig& config, int rank) {
       book_whole_states(prediction.parameters, config.grad_accumulation == "both");
   prediction.book_activations = book_activations(config, config.recompute);
   // [sharded]
-  shard_states(config, dry, prediction);
+  shard_states(config, dry, add_activations(config, dry, prediction), prediction);
   shard_layers(config, dry.view.region, prediction);
   // [sharded]
-  // [add]
-  add_activations(config, dry, prediction);
-  // [add]
   // [of_stage]
   for (const ModelConfig& chunk : chunk_models(config, dry.stage_rank())) {
     add_flops(config, chunk, prediction);

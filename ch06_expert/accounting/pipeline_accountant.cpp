@@ -99,18 +99,6 @@ void add_bytes_from_stages(const Schedule& schedule, int rank, const StageBytes&
   if (received > 0) saved.push_back({-1, "from another stage", received});
 }
 
-std::vector<PassBytes> by_chunk(const std::vector<PassBytes>& blocks,
-                                const std::vector<BlockRange>& chunks) {
-  std::vector<PassBytes> of_chunks;
-  auto next = blocks.begin();
-  for (const BlockRange& chunk : chunks) {
-    const auto end = next + (chunk.end - chunk.begin);
-    of_chunks.push_back(pass_bytes({next, end}));
-    next = end;
-  }
-  return of_chunks;
-}
-
 std::vector<ChunkPass> passes_of_schedule(const TrainConfig& config, int stage_rank) {
   const Schedule schedule = config.pipeline.schedule(config.grad_acc_steps);
   std::vector<ChunkPass> passes;

@@ -1,56 +1,53 @@
 #include "accounting/zero_accountant.h"
 
 #include <algorithm>
-#include <map>
-#include <string>
 
-#include "tensor/runtime.h"
+#include "accounting/pipeline_accountant.h"
+#include "data_parallel/zero.h"
 
 namespace usp {
 
 namespace {
 
-/// Scratch of all-reduces that are under way at once. Those of a group share it: only one that
-/// needs more than all before it has its own.
-int64_t scratch_of_buckets(const TrainConfig& config, const Mesh& mesh,
-                           const std::vector<GradientShape>& buckets) {
-  int64_t bytes = 0;
-  std::map<std::string, int64_t> largest;
-  for (const auto& [group, numel] : buckets) {
-    const Communicator& ranks = mesh.group(group);
-    const int64_t needed = device_scratch(config.engine(), ranks.size(), ranks.rank(), numel,
-                                          dtype_of_reduction(config));
-    if (needed > largest[group]) bytes += largest[group] = needed;
-  }
-  return bytes;
-}
-
-/// The buckets of plain data parallelism, in the order in which they leave. They are cut from the
-/// end of the flat gradients, and where other ranks sum what lies before.
-std::vector<GradientShape> buckets(const TrainConfig& config, const ZeroShapes& shapes) {
-  const DataParallelConfig& dp = config.data_parallel;
-  int64_t size = shapes.held;
-  if (dp.grad_sync == "bucketed") {
-    const auto bytes = static_cast<int64_t>(dp.bucket_mb * (1 << 20));
-    size = std::max<int64_t>(1, bytes / bytes_of(dtype_of_reduction(config)));
-  }
-  std::vector<GradientShape> buckets;
-  int64_t room = 0;  // before the next cut
-  for (auto last = shapes.parameters.rbegin(); last != shapes.parameters.rend(); ++last) {
-    bool begins =
-        dp.grad_sync == "overlapped" || buckets.empty() || buckets.back().group != last->group;
-    for (int64_t rest = last->numel; rest > 0; begins = false) {
-      begins = begins || room == 0;
-      if (room == 0) room = size;
-      if (begins) buckets.push_back({last->group, 0});
-      const int64_t taken = std::min(rest, room);
-      buckets.back().numel += taken;
-      rest -= taken;
-      room -= taken;
+// [step]
+/// A step of the rank's own DataParallelStrategy, of whose blocks nothing is left but what that put
+/// around them. Backward writes the gradients that `chunks` name, or none. The runtime of `dry`
+/// counts what is gathered and reduced. Returns the micro-batches that each chunk runs.
+int64_t run_data_parallel(const TrainConfig& config, DryRank& dry,
+                          const std::vector<PassBytes>& chunks) {
+  Model& model = dry.model;
+  ParameterList& parameters = model.parameters();
+  Grads grads(parameters);
+  Optimizer optimizer(parameters, config.optimizer);
+  const auto strategy = make_data_parallel(config, model, grads, optimizer, dry.mesh());
+  model.recompute({0, 0});
+  for (size_t chunk = 0; chunk < model.ranges().size(); ++chunk) {
+    for (Block& block : model.chunk(chunk)) {
+      std::erase_if(block, [](const auto& segment) { return segment->name() != "unshard"; });
     }
   }
-  return buckets;
+  // Sums over further groups are of those who hold copies for another reason.
+  for (size_t i = 0; i < parameters.size(); ++i) parameters[i].grad_groups.resize(1);
+  // [passes]
+  const std::vector<ChunkPass> passes = passes_of_schedule(config, dry.stage_rank());
+  // [passes]
+  const int64_t micro_batches = std::ranges::count_if(
+      passes, [](const ChunkPass& pass) { return pass.gradients && pass.chunk == 0; });
+  strategy->begin_step(micro_batches);
+  for (const auto& [chunk, forward, backward, gradients] : passes) {
+    if (forward) model.forward_chunk(chunk, {}, /*activations=*/nullptr, {});
+    if (backward) {
+      model.backward_chunk(chunk, {}, Model::Activations(model.chunk(chunk).size()), grads, {});
+    }
+    if (!gradients || chunks.empty()) continue;
+    for (int64_t written : chunks[chunk].written) grads.add({&parameters[written]}, [](bool) {});
+  }
+  strategy->finish();
+  for (size_t i = 0; i < parameters.size(); ++i) ++parameters[i].version;  // all are updated
+  strategy->after_update();
+  return micro_batches;
 }
+// [step]
 
 }  // namespace
 
@@ -61,59 +58,60 @@ int64_t shard_size(const TrainConfig& config, int64_t copies) {
 
 int64_t shard_size(const TrainConfig& config) { return shard_size(config, config.mesh().dp_cp()); }
 
-void shard_states(const TrainConfig& config, DryRank& dry, Prediction& prediction) {
-  const ZeroShapes shapes(config, dry);
-  prediction.states = sharded_states(config, shapes);
-  prediction.book_states = book_sharded_states(config);
-  prediction.buffers = zero_buffers(config, shapes);
+std::vector<UnitShape> unit_shapes(const TrainConfig& config, DryRank& dry) {
+  std::vector<UnitShape> units;
+  for (const Unit& unit : cut_into_units(dry.model.parameters())) {
+    const std::string& group = unit.parameters.front()->grad_groups.front();
+    const Communicator& all = dry.mesh().group(group);
+    const int64_t copies = all.size(), Z = shard_size(config, copies);
+    units.push_back({(unit.numel + Z - 1) / Z * Z, unit.numel, group, copies, Z, all.rank()});
+  }
+  return units;
 }
 
-StateBytes sharded_states(const TrainConfig& config, const ZeroShapes& shapes) {
+void shard_states(const TrainConfig& config, DryRank& dry, const std::vector<PassBytes>& chunks,
+                  Prediction& prediction) {
+  prediction.states = sharded_states(config, unit_shapes(config, dry));
+  prediction.book_states = book_sharded_states(config);
+  prediction.buffers = data_parallel_buffers(config, prediction.rank, chunks);
+}
+
+StateBytes sharded_states(const TrainConfig& config, const std::vector<UnitShape>& units) {
   const int64_t stage = config.data_parallel.zero_stage;
-  if (stage == 0) return whole_states(shapes.held, config);
+  int64_t held = 0, whole = 0, shard = 0, updated = 0;
+  for (const UnitShape& unit : units) {
+    held += unit.held;
+    whole += unit.numel;
+    shard += unit.shard();
+    updated += unit.updated_by(unit.rank);
+  }
+  if (stage == 0) return whole_states(held, config);
   // [states]
   const KeptByStage& kept = kKept[stage];
   const DType dtype = parse_dtype(config.dtype);
   const int64_t weight = bytes_of(dtype), acc = bytes_of(accumulate_dtype(dtype));
-  const int64_t whole = shapes.all(), shard = shapes.shards();
   const auto elements = [&](Kept part) { return part == Kept::whole ? whole : shard; };
   StateBytes states{};
   states.weights = elements(kept.weights) * weight;
   states.gradients = elements(kept.gradients) * bytes_of(dtype_of_gradient_sum(config));
   if (kept.gradients == Kept::whole && config.grad_accumulation == "both") {
-    states.gradients += shapes.held * weight;
+    states.gradients += held * weight;
   }
-  states.optimizer = shard * (weight == acc ? 0 : acc) + shapes.updated() * 2 * acc;
+  states.optimizer = shard * (weight == acc ? 0 : acc) + updated * 2 * acc;
   // [states]
   return states;
 }
 
-std::vector<LiveBytes> zero_buffers(const TrainConfig& config, const ZeroShapes& shapes) {
-  const int64_t stage = config.data_parallel.zero_stage;
-  const bool alone = config.mesh().dp_cp() == 1;
-  std::vector<LiveBytes> buffers;
-  const auto add = [&](std::string_view name, int64_t bytes) {
-    if (bytes > 0) buffers.push_back({-1, name, bytes});
-  };
-  if (stage == 0) {
-    const int64_t scratch = scratch_of_buckets(config, shapes.rank.mesh(), buckets(config, shapes));
-    if (!alone) add("scratch of reductions", scratch);
-    return buffers;
-  }
-  // [buffers]
-  const ZeroWalk walk(config, shapes);
-  const int64_t weight = bytes_of(parse_dtype(config.dtype));
-  const int64_t gradient = bytes_of(dtype_of_reduction(config));
-  if (kKept[stage].weights == Kept::shard) add("gathered weights", walk.most_gathered * weight);
-  if (kKept[stage].gradients == Kept::shard) {
-    add("gradients to reduce", walk.most_written * gradient);
-    if (adds_up_before_reduction(config)) {
-      add("gradients to add up", walk.most_written_unpadded * weight);
-    }
-    if (walk.most_added > 0) add("reduced gradients", walk.most_added * gradient);
-  }
-  if (!alone) add("scratch of reductions", walk.scratch);
-  // [buffers]
+std::vector<LiveBytes> data_parallel_buffers(const TrainConfig& config, int64_t rank,
+                                             const std::vector<PassBytes>& chunks) {
+  DryRank dry(config, static_cast<int>(rank));
+  Allocator& allocator = dry.runtime.allocator();
+  allocator.record_events(true);
+  run_data_parallel(config, dry, chunks);
+  std::vector<LiveBytes> buffers = peaks_by_name(allocator, Category::communication);
+  // Last, whenever it was first needed: others may add to it.
+  std::ranges::stable_partition(
+      buffers, [](const LiveBytes& buffer) { return buffer.name != "scratch of reductions"; });
   return buffers;
 }
 
@@ -128,27 +126,31 @@ double book_sharded_states(const TrainConfig& config) {
 
 ZeroTraffic predict_traffic(const TrainConfig& config, int rank) {
   const DataParallelConfig& dp = config.data_parallel;
-  const int64_t weight = bytes_of(parse_dtype(config.dtype));
   const int64_t gradient = bytes_of(dtype_of_reduction(config));
   DryRank dry(config, rank);
-  const ZeroShapes shapes(config, dry);
+  const std::vector<UnitShape> units = unit_shapes(config, dry);
   const int64_t copies = config.mesh().dp_cp();
   // What one of n ranks sends to have a sum on all of them.
   const auto sent_to_sum = [&](int64_t numel, int64_t n) {
     return 2 * (n - 1) * numel * copies / n;
   };
   ZeroTraffic traffic;
-  for (const auto& [group, numel] : shapes.parameters) {
-    traffic.all_reduce += sent_to_sum(numel, dry.mesh().group(group).size()) * gradient;
+  const ParameterList& parameters = dry.model.parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const int64_t n = dry.mesh().group(parameters[i].grad_groups.front()).size();
+    traffic.all_reduce += sent_to_sum(parameters[i].local_shape().numel(), n) * gradient;
   }
   if (dp.zero_stage == 0) return traffic;
   // [traffic]
-  const ZeroWalk walk(config, shapes);
-  traffic = {.reduce_scatter = copies * walk.sent_to_reduce * gradient,
-             .all_gather = copies * walk.sent_to_gather * weight};
-  for (const UnitShape& unit : shapes.units) {
+  traffic = {};
+  const int64_t rounds = rounds_of_step(dp, run_data_parallel(config, dry, /*chunks=*/{}));
+  for (const UnitShape& unit : units) {
+    traffic.reduce_scatter += copies * rounds * (unit.ranks - 1) * unit.shard() * gradient;
     traffic.all_reduce += sent_to_sum(unit.shard(), unit.copies / unit.ranks) *
                           bytes_of(dtype_of_gradient_sum(config));
+  }
+  for (const auto& [operation, sent] : dry.runtime.ledger().entries()) {
+    if (operation.second == CommKind::all_gather) traffic.all_gather += copies * sent.wire_bytes;
   }
   return traffic;
   // [traffic]

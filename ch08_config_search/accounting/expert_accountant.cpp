@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "accounting/pipeline_accountant.h"
-#include "accounting/zero_walk.h"
 #include "expert_parallel/node_dispatch.h"
 #include "expert_parallel/router.h"
 
@@ -116,24 +115,5 @@ Traffic expert_traffic(const TrainConfig& config, const Communicator& ep,
           .formula = double(predict_expert_traffic(config)),
           .beside = ", with even load"};
 }
-
-// [mixture_walk]
-bool ZeroWalk::add_mixture(int64_t block, const Units& units) {
-  const bool is_layer = block <= config_.model.num_layers;
-  if (!is_layer || units.size() == 1 || !config_.model.experts.at(block - 1)) return false;
-  const size_t experts = units.front(), rest = units.back();
-  const bool apart = units.size() == 3;  // shared experts that ranks of tp cut unevenly
-  const bool shared_first = config_.model.experts.num_shared_experts > 0 && !apart;
-  if (apart) contribute(units[1]);
-  if (!shared_first) contribute(experts);
-  if (contributions_[rest] % in_round_ == 0) begin(rest);
-  if (shared_first) {  // they are in the rest, whose gradients are written around the experts'
-    if (in_round_ == 1) complete();  // as Zero does where a unit is begun while one is written
-    contribute(experts);
-  }
-  if (++contributions_[rest] % in_round_ == 0) reduce(rest);
-  return true;
-}
-// [mixture_walk]
 
 }  // namespace usp

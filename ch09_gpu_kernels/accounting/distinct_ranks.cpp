@@ -10,7 +10,7 @@
 #include "accounting/pipeline_accountant.h"
 #include "accounting/rank_trait.h"
 #include "accounting/tensor_accountant.h"
-#include "accounting/zero_walk.h"
+#include "accounting/zero_accountant.h"
 
 namespace usp {
 
@@ -48,7 +48,7 @@ std::vector<RankClass> distinct_ranks(const TrainConfig& config) {
     for (const RankTrait& trait : traits) key.push_back(trait.value(at));
     if (shards && !units.contains(key)) {
       DryRank dry(config, rank);
-      units[key] = ZeroShapes(config, dry).units;
+      units[key] = unit_shapes(config, dry);
     }
     const int64_t updated = shards ? updated_at(at, units[key]) : 0;
     key.push_back(updated);

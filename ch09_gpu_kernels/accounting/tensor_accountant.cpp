@@ -3,6 +3,7 @@
 #include "accounting/expert_accountant.h"
 #include "accounting/zero_accountant.h"
 #include "base/stretch.h"
+#include "data_parallel/zero_layout.h"
 #include "latent_attention/ring.h"
 
 namespace usp {

@@ -19,8 +19,21 @@ PassBytes pass_bytes(const std::vector<PassBytes>& blocks) {
     all.backward_peak = std::max(all.backward_peak, before + block->backward_peak);
     all.split_peak = std::max(all.split_peak, before + all.held + block->split_peak);
     all.held += block->held;
+    all.written.insert(all.written.end(), block->written.begin(), block->written.end());
   }
   return all;
+}
+
+std::vector<PassBytes> by_chunk(const std::vector<PassBytes>& blocks,
+                                const std::vector<BlockRange>& chunks) {
+  std::vector<PassBytes> of_chunks;
+  auto next = blocks.begin();
+  for (const BlockRange& chunk : chunks) {
+    const auto end = next + (chunk.end - chunk.begin);
+    of_chunks.push_back(pass_bytes({next, end}));
+    next = end;
+  }
+  return of_chunks;
 }
 
 PassBytes fold(const FoldedBlock& block, const std::function<Tensor()>& make_x, Grads& grads) {
@@ -41,6 +54,9 @@ PassBytes fold(const FoldedBlock& block, const std::function<Tensor()>& make_x, 
     const Tensor dx = block.backward(std::move(y));  // in whose place dy is
     grads.defer_to(nullptr);
     (split ? bytes.split_peak : bytes.backward_peak) = peak();
+    for (const Grads::Contribution& one : waiting) {
+      for (const Parameter* parameter : one.parameters) bytes.written.push_back(parameter->index);
+    }
     if (split) bytes.held = live();
     grads.run(waiting);
   }

@@ -8,6 +8,7 @@
 #include "accounting/zero_accountant.h"
 #include "block_table.h"
 #include "core_table.h"
+#include "data_parallel/zero_layout.h"
 
 namespace usp {
 namespace {

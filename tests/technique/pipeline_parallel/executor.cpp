@@ -216,6 +216,25 @@ std::map<std::string, int64_t> comparable(const std::vector<LiveBytes>& buffers,
   return bytes;
 }
 
+/// Bytes of all weights, as they are gathered, that a chunk of rank 0 reads: of the chunk that
+/// reads most.
+int64_t bytes_of_largest_chunk(const TrainConfig& config) {
+  DryRank dry(config, 0);
+  const std::vector<UnitShape> shapes = unit_shapes(config, dry);
+  const std::vector<Unit> units = cut_into_units(dry.model.parameters());
+  int64_t largest = 0;
+  for (const BlockRange& chunk : dry.model.ranges()) {
+    int64_t numel = 0;
+    for (size_t i = 0; i < units.size(); ++i) {
+      int64_t block = chunk.begin;
+      while (block < chunk.end && !units[i].serves(block)) ++block;
+      if (block < chunk.end) numel += shapes[i].numel;
+    }
+    largest = std::max(largest, numel);
+  }
+  return largest * bytes_of(parse_dtype(config.dtype));
+}
+
 TEST_CASE("what ZeRO keeps whole takes the bytes of the formula, in every order of work") {
   const Text text;
   int compared = 0, measured = 0;
@@ -227,6 +246,9 @@ TEST_CASE("what ZeRO keeps whole takes the bytes of the formula, in every order 
     CAPTURE(c.name());
     const auto predicted = comparable(predict(config).buffers, c);
     CHECK(comparable(simulate<Trainer>(config).buffers, c) == predicted);
+    if (c.zero_stage == 3 && config.data_parallel.reshard_after == "chunk") {
+      CHECK(predicted.at("gathered weights") == bytes_of_largest_chunk(config));
+    }
     ++compared;
     // Real ranks hold as much: once for each schedule and setting.
     const std::string kind = c.schedule + c.reduce_after + c.reshard_after;

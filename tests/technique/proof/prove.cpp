@@ -7,7 +7,7 @@
 #include <set>
 #include <sstream>
 
-#include "accounting/zero_walk.h"
+#include "accounting/zero_accountant.h"
 #include "comm/launch.h"
 #include "pipeline_parallel/generators.h"
 #include "proof/compositions.h"
@@ -421,8 +421,7 @@ TEST_CASE("sizes of units are those of the model") {
     const TrainConfig config = layout_of_flags(of + " --num_layers 2");
     DryRank rank(config, 0);
     std::set<std::pair<int64_t, int64_t>> held, expected;  // elements, ranks
-    for (const UnitShape& unit : ZeroShapes(config, rank).units)
-      held.insert({unit.held, unit.ranks});
+    for (const UnitShape& unit : unit_shapes(config, rank)) held.insert({unit.held, unit.ranks});
     for (const UnitSizes& unit : unit_sizes(config)) {
       int64_t sum = 0;
       for (int64_t size : unit.sizes) sum += size;
