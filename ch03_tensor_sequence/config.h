@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "accounting/plan.h"
 #include "data_parallel/strategy.h"
+#include "run/plan.h"
 #include "run/run_config.h"
 #include "tensor_parallel/region.h"
 #include "train/optimizer_config.h"

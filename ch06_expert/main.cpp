@@ -1,4 +1,5 @@
 #include "accounting/distinct_ranks.h"
+#include "accounting/plan.h"
 #include "comm/launch.h"
 #include "run/session.h"
 #include "train_step.h"

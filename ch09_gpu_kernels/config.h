@@ -2,7 +2,6 @@
 
 #include <string>
 
-#include "accounting/plan.h"
 #include "composition/composition.h"
 #include "context_parallel/group.h"
 #include "data_parallel/strategy.h"
@@ -10,6 +9,7 @@
 #include "fusion/fusion.h"
 #include "pipeline_parallel/stages.h"
 #include "planner/search.h"
+#include "run/plan.h"
 #include "run/run_config.h"
 #include "tensor_parallel/region.h"
 #include "train/optimizer_config.h"

@@ -1,109 +1,16 @@
 #include "accounting/plan.h"
 
-#include <algorithm>
-#include <cmath>
-
 #include "accounting/distinct_ranks.h"
-#include "tensor/runtime.h"
 
 namespace usp {
 
-namespace {
-
-constexpr double kGiB = 1 << 30;
-
-// [fits]
-/// The largest power of two whose step fits, and of which the batch has one for every rank; 0 where
-/// not even one sample fits.
-int64_t largest_micro_batch(TrainConfig config, int64_t samples) {
-  int64_t fits = 0;
-  for (int64_t size = 1; size == 1 || size * config.data_parallel.dp_size <= samples; size *= 2) {
-    if (size * config.seq_len > RunConfig::kMaxTokensAtOnce) break;
-    config.micro_batch_size = size;
-    if (double(simulate_fullest(config).peak) > config.device_memory * kGiB) break;
-    fits = size;
-  }
-  return fits;
-}
-// [fits]
-
-int64_t largest_divisor(int64_t n, int64_t limit) {
-  int64_t divisor = std::min(n, limit);
-  while (n % divisor != 0) --divisor;
-  return divisor;
-}
-
-/// What to do where the samples do not divide into whole micro-batches of all ranks. Everything it
-/// names makes them divide.
-std::string remedy(int64_t samples, int64_t micro_batch, int64_t ranks) {
-  const int64_t together = micro_batch * ranks;
-  if (samples >= together) {
-    return fmt::format("{} samples are no multiple of {}: try a batch of {} samples", samples,
-                       together, (samples + together / 2) / together * together);
-  }
-  std::string text = fmt::format(
-      "{} samples are fewer than the {} that {} rank{} at once:\n   enlarge the batch to {} "
-      "samples",
-      samples, together, ranks, ranks == 1 ? " takes" : "s take", together);
-  if (samples % micro_batch == 0) {
-    text += fmt::format(", leave ranks idle (dp_size={})",
-                        largest_divisor(samples / micro_batch, ranks));
-  }
-  if (samples % ranks == 0) {
-    text += fmt::format(", take smaller micro-batches (micro_batch_size={})",
-                        largest_divisor(samples / ranks, micro_batch));
-  }
-  return text;
-}
-
-}  // namespace
-
-void PlanConfig::bind(Args& args) {
-  args.group("Planning");
-  args.bind("plan", plan, "plan a global batch of this many tokens instead of training; 0: train")
-      .may_differ_on_resume();
-}
-
-void PlanConfig::validate(const Args& args) {
-  micro_batch_given = args.given("micro_batch_size");
-  check_range("plan", double(plan), 0, double(int64_t{1} << 53));
-}
-
-// [plan]
 std::string plan_batch(TrainConfig config) {
-  const int64_t tokens = config.planning.plan, ranks = config.data_parallel.dp_size;
-  const int64_t samples = std::max<int64_t>(1, std::llround(double(tokens) / config.seq_len));
-  // Stages 2 and 3 need a buffer more where there are several micro-batches, however many.
-  config.grad_acc_steps = 2;
-  const int64_t micro_batch = config.planning.micro_batch_given
-                                  ? config.micro_batch_size
-                                  : largest_micro_batch(config, samples);
-  std::string text = fmt::format(
-      "1. global batch      {} tokens\n"
-      "2. sequence length   {} tokens: {} samples\n",
-      tokens, config.seq_len, samples);
-  config.micro_batch_size = std::max<int64_t>(1, micro_batch);
-  const double gib = double(simulate_fullest(config).peak) / kGiB;
-  if (micro_batch == 0) {
-    return text + fmt::format(
-                      "3. micro-batch       not even 1 sample fits: {:.1f} of {:g} GiB\n   {}\n",
-                      gib, config.device_memory,
-                      config.data_parallel.zero_stage < 3
-                          ? "more ranks help little, each holds the whole model: try --zero_stage 3"
-                          : "try more ranks, shorter sequences or --recompute full");
-  }
-  text += fmt::format(
-      "3. micro-batch       {} samples, {}; {:.1f} of {:g} GiB\n", micro_batch,
-      config.planning.micro_batch_given ? "as asked for" : "the largest power of two that fits",
-      gib, config.device_memory);
-  const double accumulation = double(samples) / double(micro_batch * ranks);
-  text += fmt::format("4. grad_acc_steps    {} / ({} x {} ranks) = {:g}\n", samples, micro_batch,
-                      ranks, accumulation);
-  if (samples % (micro_batch * ranks) != 0)
-    return text + "   " + remedy(samples, micro_batch, ranks) + "\n";
-  return text + fmt::format("   --dp_size {} --micro_batch_size {} --grad_acc_steps {}\n", ranks,
-                            micro_batch, samples / (micro_batch * ranks));
+  const char* no_room =
+      config.data_parallel.zero_stage < 3
+          ? "more ranks help little, each holds the whole model: try --zero_stage 3"
+          : "try more ranks, shorter sequences or --recompute full";
+  return plan_batch(config, config.planning, {.ranks = "dp_size", .no_room = no_room},
+                    [&] { return simulate_fullest(config).peak; });
 }
-// [plan]
 
 }  // namespace usp

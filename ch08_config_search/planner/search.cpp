@@ -6,6 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "accounting/plan.h"
 #include "base/rules.h"
 #include "planner/calibrate.h"
 #include "planner/change.h"
