@@ -1,11 +1,11 @@
 #pragma once
 
-#include "accounting/rank_trait.h"
 #include "accounting/zero_accountant.h"
 #include "config.h"
 #include "data_parallel/strategy.h"
 #include "pipeline_parallel/executor.h"
 #include "run/estimate.h"
+#include "run/rank_classes.h"
 #include "run/traffic.h"
 #include "train/fold.h"
 

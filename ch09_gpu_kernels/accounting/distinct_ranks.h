@@ -1,15 +1,9 @@
 #pragma once
 
+#include "run/rank_classes.h"
 #include "train_step.h"
 
 namespace usp {
-
-/// Ranks of the world whose tensors have the same shapes.
-struct RankClass {
-  int rank = 0;       ///< the first of them
-  int64_t ranks = 0;  ///< how many they are
-  std::string what;   ///< what their shapes follow from
-};
 
 /// All ranks of a run, however many, without running any: those that hold and compute as much are
 /// in one class, in the order of their first ranks. They still differ where slices do not divide,

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "accounting/memory.h"
-#include "accounting/rank_trait.h"
+#include "run/rank_classes.h"
 #include "run/traffic.h"
 
 namespace usp {
