@@ -13,7 +13,13 @@ Linear::Linear(std::vector<Parameter*> weights, std::string_view output_name)
 
 Tensor Linear::forward(const Tensor& x, Saved& saved, const Pass&) const {
   saved = keep(x);
-  return output(saved);
+  return output(saved, /*residual=*/{});
+}
+
+Tensor Linear::forward_onto(const Tensor& residual, const Tensor& x, Saved& saved,
+                            const Pass&) const {
+  saved = keep(x);
+  return output(saved, residual);
 }
 
 Tensor Linear::backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass&) const {
@@ -23,10 +29,10 @@ Tensor Linear::backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass
 }
 
 // [linear]
-Tensor Linear::output(const Saved& saved) const {
+Tensor Linear::output(const Saved& saved, const Tensor& residual) const {
   const Tensor w = weight();
   Tensor y = Tensor::empty({saved.x.size(0), w.size(0)}, saved.x.dtype(), output_name_);  // [T, O]
-  ops::linear_forward(y, saved.x, w);
+  ops::linear_forward(y, saved.x, w, residual);
   return y;
 }
 
@@ -181,10 +187,8 @@ Tensor Attention::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) 
   const Tensor normed = norm_.forward(x, kept.norm);  // [T, H]
   Tensor qkv = qkv_proj_->forward(normed, kept.qkv_proj, pass).view({B, S, N + 2 * G, D});
   ops::rope(qkv.narrow(2, 0, N + G), rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
-  const Tensor out = core_->forward(std::move(qkv), kept.core, pass);        // [B, S, N, D]
-  Tensor y = o_proj_->forward(out.view({B * S, N * D}), kept.o_proj, pass);  // [T, H]
-  ops::add(y, x, y);
-  return y;
+  const Tensor out = core_->forward(std::move(qkv), kept.core, pass);            // [B, S, N, D]
+  return o_proj_->forward_onto(x, out.view({B * S, N * D}), kept.o_proj, pass);  // [T, H]
 }
 // [attention_forward]
 
@@ -214,13 +218,14 @@ Footprint Attention::footprint(const PassShape& shape) const {
 }
 // [attention_footprint]
 
-Tensor FeedForward::forward(const Tensor& x, Saved& saved, const Pass& pass) const {
+Tensor FeedForward::forward(const Tensor& x, Saved& saved, const Pass& pass,
+                            const Tensor& residual) const {
   saved.gate_up = gate_up_proj_->forward(x, saved.gate_up_proj, pass);  // [T, 2F]
   const Tensor& gate_up = saved.gate_up;
   Tensor hidden =
       Tensor::empty({gate_up.size(0), gate_up.size(1) / 2}, x.dtype(), "swiglu");  // [T, F]
   ops::swiglu_forward(hidden, gate_up);
-  return down_proj_->forward(hidden, saved.down_proj, pass);  // [T, H]
+  return down_proj_->forward_onto(residual, hidden, saved.down_proj, pass);  // [T, H]
 }
 
 Tensor FeedForward::backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) const {
@@ -232,10 +237,8 @@ Tensor FeedForward::backward(const Tensor& dy, Saved& saved, Grads& grads, const
 
 Tensor Mlp::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
-  const Tensor normed = norm_.forward(x, kept.norm);                  // [T, H]
-  Tensor y = feed_forward_.forward(normed, kept.feed_forward, pass);  // [T, H]
-  ops::add(y, x, y);
-  return y;
+  const Tensor normed = norm_.forward(x, kept.norm);  // [T, H]
+  return feed_forward_.forward(normed, kept.feed_forward, pass, /*residual=*/x);
 }
 
 Tensor Mlp::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, const Pass& pass) {

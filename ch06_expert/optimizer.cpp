@@ -17,10 +17,11 @@ Optimizer::Optimizer(ParameterList& parameters, const OptimizerConfig& config)
 Tensor Optimizer::grad_squares() {
   const TraceScope trace("grad_squares");
   ops::fill(squares_, 0);
+  std::vector<Tensor> grads;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!parameters_[i].counted) continue;
-    ops::sum_squares(squares_, parameters_[i].shard.grad, /*accumulate=*/true);
+    if (parameters_[i].counted) grads.push_back(parameters_[i].shard.grad);
   }
+  ops::add_squares(squares_, grads);
   return squares_;
 }
 // [grad_squares]

@@ -31,14 +31,18 @@ class Linear {
   Linear& operator=(const Linear&) = delete;
 
   virtual Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) const;  ///< -> [T, O]
+  /// The same, added to the residual [T, O] where that is defined.
+  virtual Tensor forward_onto(const Tensor& residual, const Tensor& x, Saved& saved,
+                              const Pass& pass) const;
   virtual Tensor backward(const Tensor& dy, Saved& saved, Grads& grads,
                           const Pass& pass) const;  ///< -> [T, I]
   virtual Footprint footprint(const PassShape& shape) const;
 
  protected:
   virtual Saved keep(const Tensor& x) const { return {x}; }  ///< what backward reads of x
-  virtual Tensor output(const Saved& saved) const;           ///< y = x Wᵀ
-  virtual Tensor input_gradient(const Tensor& dy) const;     ///< dx = dy W
+  /// y = x Wᵀ, or residual + x Wᵀ where the residual is defined
+  virtual Tensor output(const Saved& saved, const Tensor& residual) const;
+  virtual Tensor input_gradient(const Tensor& dy) const;  ///< dx = dy W
   virtual void weight_gradient(const Tensor& dy, const Saved& saved,
                                bool accumulate) const;  ///< dW = or += dyᵀ x
   /// Hands `grads` a closure that computes the weight gradient, perhaps later. The closure shares
@@ -192,7 +196,9 @@ class FeedForward {
 
   FeedForward(std::unique_ptr<Linear> gate_up_proj, std::unique_ptr<Linear> down_proj)
       : gate_up_proj_(std::move(gate_up_proj)), down_proj_(std::move(down_proj)) {}
-  Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) const;  ///< [T, H] -> [T, H]
+  /// [T, H] -> [T, H], added to the residual where that is defined
+  Tensor forward(const Tensor& x, Saved& saved, const Pass& pass,
+                 const Tensor& residual = {}) const;
   Tensor backward(const Tensor& dy, Saved& saved, Grads& grads,
                   const Pass& pass) const;  ///< [T, H] -> [T, H]
   Footprint footprint(const PassShape& shape) const;

@@ -10,7 +10,7 @@ namespace usp {
 Tensor ColumnParallelLinear::forward(const Tensor& x, Saved& saved, const Pass& pass) const {
   if (region_.in_chunks() && region_.shares_rows(pass)) return forward_in_chunks(x, saved);
   saved = keep(region_.enter(x, pass).wait());
-  const Tensor y = output(saved);
+  const Tensor y = output(saved, /*residual=*/{});
   if (region_.gathers_again()) saved.x = x;
   return y;
 }
@@ -65,6 +65,15 @@ Tensor RowParallelLinear::forward(const Tensor& x, Saved& saved, const Pass& pas
   const Tensor y = Linear::forward(x, saved, pass);  // this rank's partial sum
   if (unread) return region_.own_rows(y);
   return drop(region_.leave(y, pass).wait(), pass);
+}
+
+Tensor RowParallelLinear::forward_onto(const Tensor& residual, const Tensor& x, Saved& saved,
+                                       const Pass& pass) const {
+  const bool is_whole = region_.size() == 1 && region_.config().dropout == 0;
+  if (is_whole) return Linear::forward_onto(residual, x, saved, pass);
+  const Tensor y = forward(x, saved, pass);
+  if (residual.defined()) ops::add(y, residual, y);
+  return y;
 }
 
 Tensor RowParallelLinear::backward(const Tensor& dy, Saved& saved, Grads& grads,

@@ -39,7 +39,7 @@ class RouterLinear : public Linear {
   explicit RouterLinear(Parameter& weight) : Linear({&weight}, "router") {}
 
  protected:
-  Tensor output(const Saved& saved) const override;
+  Tensor output(const Saved& saved, const Tensor& residual) const override;
 };
 
 // [router]

@@ -49,6 +49,9 @@ class RowParallelLinear : public Linear {
       : Linear({&weight}, output_name), region_(region), ends_block_(ends_block) {}
 
   Tensor forward(const Tensor& x, Saved& saved, const Pass& pass) const override;
+  /// The residual is added by the product, unless ranks have a sum to complete before.
+  Tensor forward_onto(const Tensor& residual, const Tensor& x, Saved& saved,
+                      const Pass& pass) const override;
   Tensor backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) const override;
   Footprint footprint(const PassShape& shape) const override;
 

@@ -9,11 +9,11 @@
 
 namespace usp {
 
-Tensor RouterLinear::output(const Saved& saved) const {
+Tensor RouterLinear::output(const Saved& saved, const Tensor& residual) const {
   const Tensor w = weight();
   const DType acc = accumulate_dtype(saved.x.dtype());
   Tensor y = Tensor::empty({saved.x.size(0), w.size(0)}, acc, output_name());
-  ops::linear_forward(y, saved.x, w);
+  ops::linear_forward(y, saved.x, w, residual);
   return y;
 }
 

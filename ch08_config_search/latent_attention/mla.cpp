@@ -108,9 +108,7 @@ Tensor LatentAttention::forward(const Tensor& x, BlockSaved& saved, const Pass& 
   const Tensor normed = norm_.forward(x, kept.norm);  // [R, H]
   const bool cached = pass.kv_cache != nullptr;
   const Tensor heads = cached ? attend_cached(normed, pass) : attend(normed, kept, pass);
-  Tensor y = o_proj_->forward(heads, kept.o_proj, pass);  // [R, H]
-  ops::add(y, x, y);
-  return y;
+  return o_proj_->forward_onto(x, heads, kept.o_proj, pass);  // [R, H]
 }
 
 Tensor LatentAttention::attend(const Tensor& normed, Saved& kept, const Pass& pass) const {

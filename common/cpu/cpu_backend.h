@@ -67,7 +67,7 @@ class CpuBackend : public Backend {
                               const Tensor& lse, int64_t vocab_offset, double scale) override;
 
   // optimizer.cpp
-  void sum_squares(Tensor sum, const Tensor& x, bool accumulate) override;
+  void sum_squares(Tensor sum, std::span<const Tensor> xs, bool accumulate) override;
   void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums,
                         double max_norm) override;
   void adamw(std::span<const AdamWRange> ranges, const Tensor& coefficient,

@@ -9,10 +9,10 @@
 
 namespace usp::cpu {
 
-void CpuBackend::sum_squares(Tensor sum, const Tensor& x, bool accumulate) {
-  dispatch(x.dtype(), [&]<class T>(T) {
+void CpuBackend::sum_squares(Tensor sum, std::span<const Tensor> xs, bool accumulate) {
+  const auto squares_of = []<class T>(const Tensor& x, T) {
     const T* in = x.data<T>();
-    const double squares_of_x = sum_over_blocks(x.numel(), [=](int64_t begin, int64_t end) {
+    return sum_over_blocks(x.numel(), [=](int64_t begin, int64_t end) {
       const auto square = [x = in + begin](int64_t i) {
         const auto element = static_cast<double>(load(x[i]));
         return element * element;
@@ -25,9 +25,12 @@ void CpuBackend::sum_squares(Tensor sum, const Tensor& x, bool accumulate) {
       for (int64_t i = 0; i < end - begin; ++i) squares += square(i);
       return squares;
     });
-    double& total = *sum.data<double>();
-    total = accumulate ? total + squares_of_x : squares_of_x;
-  });
+  };
+  double& total = *sum.data<double>();
+  if (!accumulate) total = 0;
+  for (const Tensor& x : xs) {
+    dispatch(x.dtype(), [&](auto element) { total += squares_of(x, element); });
+  }
 }
 
 void CpuBackend::clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums,

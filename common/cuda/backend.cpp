@@ -78,6 +78,12 @@ void CudaBackend::matmul(Tensor c, const Tensor& a, const Tensor& b, bool accumu
   library_.multiply(c, a, b, accumulate);
 }
 
+void CudaBackend::matmul_add(Tensor c, const Tensor& a, const Tensor& b, const Tensor& addend) {
+  const bool is_product = c.numel() > 0 && a.size(1) > 0;
+  if (is_product && library_.multiply_onto(c, a, b, addend)) return;
+  Backend::matmul_add(c, a, b, addend);
+}
+
 void CudaBackend::embedding_forward(Tensor y, const Tensor& table, const Tensor& tokens,
                                     int64_t vocab_offset) {
   with_type(y.dtype(), [&]<class T>(T) {
@@ -185,11 +191,16 @@ void CudaBackend::cross_entropy_backward(Tensor dlogits, const Tensor& logits,
   });
 }
 
-void CudaBackend::sum_squares(Tensor sum, const Tensor& x, bool accumulate) {
-  const Tensor partial = workspace({sum_squares_partial_sums(x.numel())}, DType::f64);
-  with_type(x.dtype(), [&]<class T>(T) {
-    SumSquares<T>::run(stream_, data<double>(sum), data<double>(partial), data<T>(x), x.numel(),
-                       accumulate);
+void CudaBackend::sum_squares(Tensor sum, std::span<const Tensor> xs, bool accumulate) {
+  with_type(xs[0].dtype(), [&]<class T>(T) {
+    std::vector<typename SumSquares<T>::Range> here;
+    int64_t partial_sums = 0;
+    for (const Tensor& x : xs) {
+      here.push_back({data<T>(x), x.numel()});
+      partial_sums += sum_squares_partial_sums(x.numel());
+    }
+    const Tensor partial = workspace({partial_sums}, DType::f64);
+    SumSquares<T>::run(stream_, data<double>(sum), data<double>(partial), here, accumulate);
   });
 }
 

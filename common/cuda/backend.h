@@ -20,6 +20,7 @@ class CudaBackend : public Backend {
   void add(Tensor y, const Tensor& a, const Tensor& b) override;
   void accumulate(Tensor sum, const Tensor& x) override;
   void matmul(Tensor c, const Tensor& a, const Tensor& b, bool accumulate) override;
+  void matmul_add(Tensor c, const Tensor& a, const Tensor& b, const Tensor& addend) override;
   void embedding_forward(Tensor y, const Tensor& table, const Tensor& tokens,
                          int64_t vocab_offset) override;
   void embedding_backward(Tensor dtable, const Tensor& dy, const Tensor& tokens,
@@ -42,7 +43,7 @@ class CudaBackend : public Backend {
                           const Tensor& target_logit, double scale) override;
   void cross_entropy_backward(Tensor dlogits, const Tensor& logits, const Tensor& targets,
                               const Tensor& lse, int64_t vocab_offset, double scale) override;
-  void sum_squares(Tensor sum, const Tensor& x, bool accumulate) override;
+  void sum_squares(Tensor sum, std::span<const Tensor> xs, bool accumulate) override;
   void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums,
                         double max_norm) override;
   void adamw(std::span<const AdamWRange> ranges, const Tensor& coefficient,
@@ -120,7 +121,6 @@ class CudaBackend : public Backend {
   DeviceLimits limits_;
   AttentionCalls& calls_;
   std::unique_ptr<AttentionKernels> attention_;  ///< nullptr: none for this GPU
-  bool fused_ = false;
 };
 
 }  // namespace usp::cuda

@@ -90,7 +90,7 @@ void CudaBackend::check_head_dim(int64_t D) const {
 }
 
 void CudaBackend::fuse(bool fused) {
-  fused_ = fused;
+  Backend::fuse(fused);
   if (!fused || attention_ == nullptr) return;
   calls_.forward_by = attention_->name_of_forward();
   calls_.decoding_by = attention_->name_of_decoding();
@@ -104,7 +104,7 @@ bool CudaBackend::fuses_attention(DType dtype, int64_t head_dim) const {
 template <class T, class O>
 bool CudaBackend::attend(const Heads<O>& out, accumulate_t<T>* lse,
                          const AttentionProblem<T>& problem) {
-  if (!fused_) return false;
+  if (!fused()) return false;
   if constexpr (std::is_same_v<T, bf16>) {
     const int64_t bytes = attention_ ? attention_->workspace(problem) : 0;
     const Tensor parts = bytes > 0 ? workspace({bytes / 4}, DType::f32) : Tensor();
@@ -120,7 +120,7 @@ bool CudaBackend::attend(const Heads<O>& out, accumulate_t<T>* lse,
 template <class T, class O>
 bool CudaBackend::attend_backward(const AttentionGradients<T, O>& gradients,
                                   const AttentionProblem<T>& problem) {
-  if (!fused_) return false;
+  if (!fused()) return false;
   if constexpr (std::is_same_v<T, bf16>) {
     const int64_t bytes = attention_ ? attention_->workspace(gradients, problem) : -1;
     if (bytes >= 0) {

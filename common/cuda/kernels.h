@@ -259,6 +259,26 @@ struct AdamWFactors {
   A eps, lr;
 };
 
+/// Ranges of memory for one launch of a kernel, each with some blocks of its own: `first_block` and
+/// those before the next range's. At most 2 KiB among the kernel's parameters, which have room
+/// for 4.
+template <class Range>
+struct RangesOfLaunch {
+  static constexpr int kMost = 32;
+
+  Range of[kMost];
+  int size = 0;
+  int64_t blocks = 0;
+
+  /// Returns whether there is room for another one after this.
+  bool add(const Range& range, int64_t blocks_of_it) {
+    of[size] = range;
+    of[size++].first_block = blocks;
+    blocks += blocks_of_it;
+    return size < kMost;
+  }
+};
+
 /// optimizer.cu; gradients are in G: A or T
 template <class T, class G>
 struct AdamW {
@@ -272,23 +292,24 @@ struct AdamW {
     A keep;  ///< what weight decay leaves
     int64_t first_block = 0;
   };
-  static constexpr int kMostRanges = 32;  ///< of one launch
-  /// What a launch updates: 2 KiB among its parameters, which have room for 4.
-  struct Ranges {
-    Range of[kMostRanges];
-    int size = 0;
-    int64_t blocks = 0;
-  };
+  using Ranges = RangesOfLaunch<Range>;
 
   static void run(cudaStream_t stream, std::span<const Range> ranges, const double* coefficient,
                   const AdamWFactors<A>& factors);
 };
 /// The size of the workspace that the next needs.
 int64_t sum_squares_partial_sums(int64_t count);
-/// optimizer.cu; partial [sum_squares_partial_sums(count)] is a workspace
+/// optimizer.cu; partial is a workspace with sum_squares_partial_sums() of each range
 template <class T>
 struct SumSquares {
-  static void run(cudaStream_t stream, double* sum, double* partial, const T* x, int64_t count,
+  struct Range {
+    const T* x;
+    int64_t count;
+    int64_t first_block = 0;
+  };
+  using Ranges = RangesOfLaunch<Range>;
+
+  static void run(cudaStream_t stream, double* sum, double* partial, std::span<const Range> ranges,
                   bool accumulate);
 };
 /// optimizer.cu

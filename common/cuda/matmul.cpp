@@ -91,15 +91,18 @@ class MatmulLibrary::Plan {
 
   /// Whether the library has a kernel for it.
   bool found() const { return found_; }
+  /// c = a b, or addend + a b where there is an addend, which may be c.
   void run(cublasLtHandle_t library, cudaStream_t stream, const Tensor& c, const Tensor& a,
-           const Tensor& b, bool accumulate) const {
+           const Tensor& b, const Tensor& addend) const {
     const CategoryScope scope(Category::workspace);
     const auto bytes = static_cast<int64_t>(choice_.workspaceSize);
     const Tensor workspace = Tensor::empty({(bytes + 3) / 4}, DType::f32);
-    const Factor alpha(1, dtype_), beta(accumulate ? 1 : 0, dtype_);
+    const Factor alpha(1, dtype_), beta(addend.defined() ? 1 : 0, dtype_);
+    const Tensor& before = addend.defined() ? addend : c;
     USP_CUBLAS(cublasLtMatmul(library, operation_, alpha.address(), b.address(), left_, a.address(),
-                              right_, beta.address(), c.address(), result_, c.address(), result_,
-                              &choice_.algo, workspace.address(), choice_.workspaceSize, stream));
+                              right_, beta.address(), before.address(), result_, c.address(),
+                              result_, &choice_.algo, workspace.address(), choice_.workspaceSize,
+                              stream));
   }
 
  private:
@@ -180,9 +183,17 @@ MatmulLibrary::Plan* MatmulLibrary::find(const Matrices& c, const Matrices& a, c
 void MatmulLibrary::multiply(const Matrices& c, const Matrices& a, const Matrices& b,
                              bool accumulate) {
   if (const Plan* plan = find(c, a, b)) {
-    return plan->run(library_, stream_, c.first, a.first, b.first, accumulate);
+    return plan->run(library_, stream_, c.first, a.first, b.first, accumulate ? c.first : Tensor());
   }
   multiply_copies(c, a, b, accumulate);
+}
+
+bool MatmulLibrary::multiply_onto(const Matrices& c, const Matrices& a, const Matrices& b,
+                                  const Matrices& addend) {
+  const Plan* plan = Layout(addend) == Layout(c) ? find(c, a, b) : nullptr;
+  if (plan == nullptr) return false;
+  plan->run(library_, stream_, c.first, a.first, b.first, addend.first);
+  return true;
 }
 
 namespace {
@@ -216,7 +227,8 @@ void MatmulLibrary::multiply_copies(const Matrices& c, const Matrices& a, const 
     copy(stream_, left, a);
     copy(stream_, right, b);
     if (accumulate) copy(stream_, to, c);
-    plan->run(library_, stream_, to.first, left.first, right.first, accumulate);
+    plan->run(library_, stream_, to.first, left.first, right.first,
+              accumulate ? to.first : Tensor());
     return copy(stream_, c, to);
   }
   ++detours_.by_own_kernel;

@@ -38,6 +38,10 @@ class MatmulLibrary {
   /// c = a b, or c += a b, for every matrix of the batch. There is something to multiply: no size
   /// is 0.
   void multiply(const Matrices& c, const Matrices& a, const Matrices& b, bool accumulate);
+  /// c = addend + a b, where the library has a kernel for it and addend lies as c does; false: it
+  /// does not, and nothing is written.
+  bool multiply_onto(const Matrices& c, const Matrices& a, const Matrices& b,
+                     const Matrices& addend);
 
  private:
   class Plan;

@@ -11,10 +11,24 @@ namespace {
 
 constexpr int64_t kElementsPerSum = 16384;  ///< of one partial sum of squares
 
-/// A block has kElementsPerSum elements, a thread every 256th of them: sizeof(T) bytes an element.
+/// The range that this block works on: the last that begins at it or before.
+template <class Ranges>
+__device__ int range_of_block(const Ranges& ranges) {
+  int at = 0, end = ranges.size;
+  while (end - at > 1) {
+    const int middle = (at + end) / 2;
+    (ranges.of[middle].first_block <= int64_t{blockIdx.x} ? at : end) = middle;
+  }
+  return at;
+}
+
+/// A block has kElementsPerSum elements of a range, a thread every 256th of them: sizeof(T) bytes
+/// an element.
 template <class T>
-__global__ void partial_squares_kernel(double* partial, const T* x, int64_t count) {
-  const int64_t begin = blockIdx.x * kElementsPerSum;
+__global__ void partial_squares_kernel(double* partial, const __grid_constant__
+                                       typename SumSquares<T>::Ranges ranges) {
+  const auto& [x, count, first_block] = ranges.of[range_of_block(ranges)];
+  const int64_t begin = (blockIdx.x - first_block) * kElementsPerSum;
   const int64_t end = begin + kElementsPerSum < count ? begin + kElementsPerSum : count;
   double sum = 0;
   for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
@@ -50,19 +64,14 @@ __global__ void clip_kernel(double* coefficient, double* norm, const double* sum
 }
 
 /// W elements a thread. Of bf16 weights with gradients in f32, an element costs 30 bytes: it reads
-/// gradient, m, v and master, 16 bytes, and writes m, v, master and value, 14. A block works on one
-/// range, the last that begins at it or before. A coefficient of NaN says that the gradients are
-/// not finite: then nothing is written.
+/// gradient, m, v and master, 16 bytes, and writes m, v, master and value, 14. A coefficient of NaN
+/// says that the gradients are not finite: then nothing is written.
 template <class T, class G, int W>
 __global__ void adamw_kernel(const __grid_constant__ typename AdamW<T, G>::Ranges ranges,
                              const double* coefficient, AdamWFactors<accumulate_t<T>> f) {
   using A = accumulate_t<T>;
-  int at = 0, end = ranges.size;
-  while (end - at > 1) {
-    const int middle = (at + end) / 2;
-    (ranges.of[middle].first_block <= int64_t{blockIdx.x} ? at : end) = middle;
-  }
-  const auto& [value, master, m, v, grad, count, keep, first_block] = ranges.of[at];
+  const auto& [value, master, m, v, grad, count, keep, first_block] =
+      ranges.of[range_of_block(ranges)];
   const int64_t i = ((blockIdx.x - first_block) * blockDim.x + threadIdx.x) * W;
   const double factor = *coefficient;
   if (i >= count || factor != factor) return;
@@ -88,11 +97,19 @@ __global__ void adamw_kernel(const __grid_constant__ typename AdamW<T, G>::Range
 int64_t sum_squares_partial_sums(int64_t count) { return ceil_div(count, kElementsPerSum); }
 
 template <class T>
-void SumSquares<T>::run(cudaStream_t stream, double* sum, double* partial, const T* x,
-                        int64_t count, bool accumulate) {
-  const int64_t blocks = sum_squares_partial_sums(count);
-  launch(partial_squares_kernel<T>, blocks, kThreads, 0, stream, partial, x, count);
-  launch(add_squares_kernel, 1, kThreads, 0, stream, sum, partial, blocks, accumulate);
+void SumSquares<T>::run(cudaStream_t stream, double* sum, double* partial,
+                        std::span<const Range> ranges, bool accumulate) {
+  Ranges together{};
+  const auto start = [&] {
+    launch(partial_squares_kernel<T>, together.blocks, kThreads, 0, stream, partial, together);
+    launch(add_squares_kernel, 1, kThreads, 0, stream, sum, partial, together.blocks, accumulate);
+    accumulate = true;
+    together = {};
+  };
+  for (const Range& range : ranges) {
+    if (!together.add(range, sum_squares_partial_sums(range.count))) start();
+  }
+  if (together.size > 0) start();
 }
 
 void clip_coefficient(cudaStream_t stream, double* coefficient, double* norm, const double* sums,
@@ -113,10 +130,8 @@ void AdamW<T, G>::run(cudaStream_t stream, std::span<const Range> ranges, const 
     with_width<A>(range.count, {range.value, range.master, range.m, range.v, range.grad},
                   [&](auto width) {
                     Ranges& together = width == 1 ? narrow : wide;
-                    Range& added = together.of[together.size++] = range;
-                    added.first_block = together.blocks;
-                    together.blocks += ceil_div(range.count, int64_t{kThreads} * width);
-                    if (together.size == kMostRanges) start(width, together);
+                    const int64_t blocks = ceil_div(range.count, int64_t{kThreads} * width);
+                    if (!together.add(range, blocks)) start(width, together);
                   });
   }
   start(std::integral_constant<int, kWide<A>>{}, wide);

@@ -14,6 +14,7 @@ class MetaBackend : public Backend {
   void add(Tensor, const Tensor&, const Tensor&) override {}
   void accumulate(Tensor, const Tensor&) override {}
   void matmul(Tensor, const Tensor&, const Tensor&, bool) override {}
+  void matmul_add(Tensor, const Tensor&, const Tensor&, const Tensor&) override {}
   void embedding_forward(Tensor, const Tensor&, const Tensor&, int64_t) override {}
   void embedding_backward(Tensor, const Tensor&, const Tensor&, int64_t, bool) override {}
   void rmsnorm_forward(Tensor, Tensor, const Tensor&, const Tensor&, double) override {}
@@ -50,7 +51,7 @@ class MetaBackend : public Backend {
                           double) override {}
   void cross_entropy_backward(Tensor, const Tensor&, const Tensor&, const Tensor&, int64_t,
                               double) override {}
-  void sum_squares(Tensor, const Tensor&, bool) override {}
+  void sum_squares(Tensor, std::span<const Tensor>, bool) override {}
   void clip_coefficient(Tensor, Tensor, const Tensor&, double) override {}
   void adamw(std::span<const AdamWRange>, const Tensor&, const AdamWSettings&) override {}
   void router_scores(Tensor, const Tensor&, RouterScore) override {}

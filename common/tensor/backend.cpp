@@ -43,6 +43,11 @@ void for_whole_units(const Backend& backend, std::span<const int64_t> counts, in
 
 }  // namespace
 
+void Backend::matmul_add(Tensor c, const Tensor& a, const Tensor& b, const Tensor& addend) {
+  copy(c, addend);
+  matmul(c, a, b, /*accumulate=*/true);
+}
+
 void Backend::naive_attention_forward(Tensor out, Tensor lse, Tensor probs, const Tensor& q,
                                       const Tensor& k, const Tensor& v, double scale,
                                       const Positions& queries, const Positions& keys,

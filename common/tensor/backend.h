@@ -37,9 +37,10 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  /// From now on operations may run on faster kernels that the program adds for this device, which
-  /// round otherwise; false: no longer. Default: there are none.
-  virtual void fuse(bool /*fused*/) {}
+  /// From now on several operations may be one, and run on faster kernels that the program adds for
+  /// this device. Both round otherwise. false: no longer.
+  virtual void fuse(bool fused) { fused_ = fused; }
+  bool fused() const { return fused_; }
   /// Whether fuse() finds such kernels for attention with heads this wide.
   virtual bool fuses_attention(DType /*dtype*/, int64_t /*head_dim*/) const { return false; }
 
@@ -50,6 +51,8 @@ class Backend {
   virtual void add(Tensor y, const Tensor& a, const Tensor& b) = 0;
   virtual void accumulate(Tensor sum, const Tensor& x) = 0;
   virtual void matmul(Tensor c, const Tensor& a, const Tensor& b, bool accumulate) = 0;
+  /// c = addend + a b; addend has c's shape and dtype. Default: a copy, and a product added to it.
+  virtual void matmul_add(Tensor c, const Tensor& a, const Tensor& b, const Tensor& addend);
 
   virtual void embedding_forward(Tensor y, const Tensor& table, const Tensor& tokens,
                                  int64_t vocab_offset) = 0;
@@ -112,7 +115,7 @@ class Backend {
   virtual void cross_entropy_backward(Tensor dlogits, const Tensor& logits, const Tensor& targets,
                                       const Tensor& lse, int64_t vocab_offset, double scale) = 0;
 
-  virtual void sum_squares(Tensor sum, const Tensor& x, bool accumulate) = 0;
+  virtual void sum_squares(Tensor sum, std::span<const Tensor> xs, bool accumulate) = 0;
   virtual void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums,
                                 double max_norm) = 0;
   virtual void adamw(std::span<const AdamWRange> ranges, const Tensor& coefficient,
@@ -162,6 +165,9 @@ class Backend {
   virtual void router_entropy(Tensor sum, const Tensor& scores) = 0;
   virtual void balance_bias(Tensor bias, const Tensor& load, double rate) = 0;
   ///@}
+
+ private:
+  bool fused_ = false;
 };
 
 /// The kernels for CPUs: oneDNN for matrix products, OpenMP and SIMD for the rest.

@@ -37,8 +37,9 @@ class OpScope {
                 flops, (int64_t{0} + ... + bytes_of_operand(operands)), flag) {}
   /// Scope of an op without floating-point operations that are counted, on a list of operands,
   /// which move this many bytes.
-  OpScope(std::string_view name, int64_t bytes, const std::vector<const Tensor*>& operands)
-      : OpScope(operands, name, 0, bytes) {}
+  OpScope(std::string_view name, int64_t bytes, const std::vector<const Tensor*>& operands,
+          Flag flag = {false})
+      : OpScope(operands, name, 0, bytes, flag) {}
 
   /// This many of the op's floating-point operations repeat what forward had done.
   void repeats(int64_t flops) { runtime_.add_flops(0, flops); }

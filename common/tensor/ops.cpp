@@ -119,10 +119,18 @@ void matmul(Tensor c, const Tensor& a, const Tensor& b, bool accumulate) {
   OpScope("matmul", Flag{accumulate}, matmul_flops(c, a), c, a, b)->matmul(c, a, b, accumulate);
 }
 
-void linear_forward(Tensor y, const Tensor& x, const Tensor& weight) {
+void linear_forward(Tensor y, const Tensor& x, const Tensor& weight, const Tensor& residual) {
   const Tensor b = weight.transposed();
   check_matmul(y, x, b);
+  if (residual.defined() && Runtime::current().backend().fused()) {
+    check_operand(y, y.shape(), x.dtype(), "linear_forward: y");
+    check_operand(residual, y.shape(), x.dtype(), "linear_forward: residual");
+    OpScope("linear_forward_add", matmul_flops(y, x), y, x, weight, residual)
+        ->matmul_add(y, x, b, residual);
+    return;
+  }
   OpScope("linear_forward", matmul_flops(y, x), y, x, weight)->matmul(y, x, b, false);
+  if (residual.defined()) add(y, residual, y);
 }
 
 void linear_backward_input(Tensor dx, const Tensor& dy, const Tensor& weight) {
@@ -358,7 +366,25 @@ void cross_entropy_backward(Tensor dlogits, const Tensor& logits, const Tensor& 
 void sum_squares(Tensor sum, const Tensor& x, bool accumulate) {
   check_operand(sum, {1}, DType::f64, "sum_squares: sum");
   USP_CHECK(x.contiguous(), "sum_squares: x must be contiguous");
-  OpScope("sum_squares", Flag{accumulate}, 0, x, Uncounted{sum})->sum_squares(sum, x, accumulate);
+  OpScope("sum_squares", Flag{accumulate}, 0, x, Uncounted{sum})
+      ->sum_squares(sum, {&x, 1}, accumulate);
+}
+
+void add_squares(const Tensor& sum, std::span<const Tensor> xs) {
+  if (xs.empty() || !Runtime::current().backend().fused()) {
+    for (const Tensor& x : xs) sum_squares(sum, x, /*accumulate=*/true);
+    return;
+  }
+  check_operand(sum, {1}, DType::f64, "add_squares: sum");
+  std::vector<const Tensor*> operands;
+  int64_t bytes = 0;
+  for (const Tensor& x : xs) {
+    check_operand(x, x.shape(), xs[0].dtype(), "add_squares: x");
+    operands.push_back(&x);
+    bytes += x.bytes();
+  }
+  operands.push_back(&sum);
+  OpScope("sum_squares", bytes, operands, Flag{true})->sum_squares(sum, xs, /*accumulate=*/true);
 }
 
 void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums, double max_norm) {

@@ -36,8 +36,9 @@ void dropout(Tensor y, const Tensor& x, double rate, const RandomStream& random,
 void matmul(Tensor c, const Tensor& a, const Tensor& b, bool accumulate = false);
 
 /// The three matmuls of a linear layer, named in traces: y [T, O] = x [T, I] weightᵀ, weight [O,
-/// I].
-void linear_forward(Tensor y, const Tensor& x, const Tensor& weight);
+/// I]; where there is a residual [T, O], y = residual + x weightᵀ. A device that fuses adds within
+/// the product, "linear_forward_add" in traces, and rounds once; others add afterwards.
+void linear_forward(Tensor y, const Tensor& x, const Tensor& weight, const Tensor& residual = {});
 /// dx [T, I] = dy [T, O] weight
 void linear_backward_input(Tensor dx, const Tensor& dy, const Tensor& weight);
 /// dweight [O, I] (acc dtype, or x's) = or += dyᵀ x
@@ -125,6 +126,9 @@ void cross_entropy_backward(Tensor dlogits, const Tensor& logits, const Tensor& 
 
 /// sum [1] (f64) = or += the sum of x² in f64, over fixed blocks in index order; x contiguous.
 void sum_squares(Tensor sum, const Tensor& x, bool accumulate = false);
+/// sum += the squares of all of these, of one dtype: one call on a device that fuses, on others one
+/// for each.
+void add_squares(const Tensor& sum, std::span<const Tensor> xs);
 /// norm [1] (f64) = sqrt(sum of sums [n] (f64)); coefficient [1] (f64) = min(1, max_norm / norm),
 /// or NaN if the norm is not finite, at which adamw() leaves everything as it is. max_norm = 0: no
 /// clipping.

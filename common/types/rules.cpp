@@ -245,6 +245,16 @@ class Rules {
       put(operand(0), part.begin / I, part.end / I, [&](int f) { return product(times, f, x, w); });
     }
   }
+  void linear_forward_add() const {  // y, x, weight, residual
+    const Value x = read(1), w = read(2), residual = read(3);
+    put(0, [&](int f) {
+      Value product_of{};
+      product_of.is_there = true;
+      product_of.origin = op_.name;
+      product_of.type[f] = product(times, f, x, w);
+      return agree(f, "adds", residual, product_of);
+    });
+  }
   void linear_backward_input() const {  // dx, dy, weight
     const int64_t I = operand(2).size(1), O = operand(2).size(0);
     const std::vector<Region> parts = pieces(2), of_dy = pieces(1);
@@ -427,11 +437,14 @@ class Rules {
         c_.terms_, [&](const Tensor& known) { return known.address() == operand(i).address(); });
     if (is_new && c_.regions_.is_older(operand(i), c_.lasts_)) c_.terms_.push_back(operand(i));
   }
-  void sum_squares() const {  // x, sum
-    if (!operand(0).defined() || operand(0).numel() == 0) return;
-    const Value x = read(0);
-    add_to(1, flag(), [&](int f) { return number(f, x); });
-    c_.in_norm_.insert(operand(0).address());
+  void sum_squares() const {  // each x, sum
+    const int sum = operands() - 1;
+    for (int i = 0; i < sum; ++i) {
+      if (!operand(i).defined() || operand(i).numel() == 0) continue;
+      const Value x = read(i);
+      add_to(sum, flag() || i > 0, [&](int f) { return number(f, x); });
+      c_.in_norm_.insert(operand(i).address());
+    }
   }
   void clip_coefficient() const {  // sums, coefficient, norm
     c_.check_norm();
@@ -538,6 +551,7 @@ const std::unordered_map<std::string_view, Rule>& table() {
       {"drop_elements", [](const Rules& r) { r.same_as(1); }},
       {"matmul", [](const Rules& r) { r.matmul(); }},
       {"linear_forward", [](const Rules& r) { r.linear_forward(); }},
+      {"linear_forward_add", [](const Rules& r) { r.linear_forward_add(); }},
       {"linear_backward_input", [](const Rules& r) { r.linear_backward_input(); }},
       {"linear_backward_weight", [](const Rules& r) { r.linear_backward_weight(); }},
       {"embedding_forward", [](const Rules& r) { r.embedding_forward(); }},

@@ -1,5 +1,6 @@
 #include "tensor/expert_ops.h"
 #include "tensor/ops.h"
+#include "tensor/recorder.h"
 #include "testing.h"
 
 namespace usp::test {
@@ -197,6 +198,41 @@ TEST_CASE("the experts' linear layers count an operation pair for each row, inpu
   REQUIRE(meta.runtime.flops() == 2 * once);
   ops::grouped_linear_backward_weight(weights, y, x, counts, true);
   REQUIRE(meta.runtime.flops() == 3 * once);
+}
+
+/// Adds up calls and the bytes of their operands.
+struct Moved : Recorder {
+  void op(std::string_view, int64_t, int64_t of_op, std::span<const Tensor* const>, bool) override {
+    ++calls;
+    bytes += of_op;
+  }
+  int64_t post(const Posted&) override { return 0; }
+  void wait(int64_t) override {}
+  void begin_phase(std::string_view, int64_t, int64_t) override {}
+  void end_phase() override {}
+
+  int64_t calls = 0, bytes = 0;
+};
+
+TEST_CASE("a fused operation is one call, without the bytes between its parts") {
+  OnDevice meta(Device::meta);
+  const auto moved = [&](bool fused, const std::function<void()>& run) {
+    Moved counted;
+    meta.runtime.backend().fuse(fused);
+    meta.runtime.tell(&counted);
+    run();
+    meta.runtime.tell(nullptr);
+    return std::pair{counted.calls, counted.bytes};
+  };
+  const Tensor x = f32({7, 5}), weight = f32({3, 5}), y = f32({7, 3}), residual = f32({7, 3});
+  const auto onto = [&] { ops::linear_forward(y, x, weight, residual); };
+  const int64_t product = y.bytes() + x.bytes() + weight.bytes();
+  CHECK(moved(false, onto) == std::pair{int64_t{2}, product + 3 * y.bytes()});
+  CHECK(moved(true, onto) == std::pair{int64_t{1}, product + residual.bytes()});
+  const std::vector<Tensor> gradients = {x, weight, y};
+  const auto squares = [&] { ops::add_squares(f64({1}), gradients); };
+  CHECK(moved(false, squares) == std::pair{int64_t{3}, product});
+  CHECK(moved(true, squares) == std::pair{int64_t{1}, product});
 }
 
 TEST_CASE("the operations count their floating-point operations") {

@@ -1,3 +1,5 @@
+#include <array>
+
 #include "tensor/ops.h"
 #include "testing.h"
 
@@ -117,6 +119,34 @@ TEST_CASE("a linear layer's three matmuls are y = x Wᵀ and its gradients") {
     check_close(dweight, product(dy.transposed(), x, sum), 1e-12, "dweight, added");
     ops::linear_backward_weight(dweight, dy, x, /*accumulate=*/false);
     check_gradient(dweight, weight, loss, "dweight");
+  }
+}
+
+TEST_CASE("a residual is added by the product where the device fuses, and after it elsewhere") {
+  OnDevice device;
+  for (DType dtype : kFloatDTypes) {
+    const std::vector<std::array<int64_t, 3>> sizes = {
+        {5, 40, 17}, {1, 7, 3}, {33, 24, 16}, {6, 0, 9}};
+    for (const auto& [T, I, O] : sizes) {
+      CAPTURE(name(dtype), T, I, O);
+      Random random(12);
+      const Tensor x = random.tensor({T, I}, dtype), weight = random.tensor({O, I}, dtype);
+      const Tensor more = random.tensor({T + 1, O}, dtype);
+      for (const Tensor& residual : {more.narrow(0, 0, T), more.narrow(0, 1, T)}) {
+        const Tensor parts = Tensor::empty({T, O}, dtype), fused = Tensor::empty({T, O}, dtype);
+        const Tensor y = Tensor::empty({T, O}, dtype);
+        const Values before = residual.items();
+        ops::linear_forward(parts, x, weight);
+        ops::add(parts, residual, parts);
+        device.runtime.backend().fuse(false);
+        ops::linear_forward(y, x, weight, residual);
+        REQUIRE(same_bits(y, parts));
+        device.runtime.backend().fuse(true);
+        ops::linear_forward(fused, x, weight, residual);
+        check_close(fused, product(x, weight.transposed(), before), tolerance_of(dtype));
+        REQUIRE(residual.items() == before);
+      }
+    }
   }
 }
 

@@ -170,6 +170,34 @@ TEST_CASE("sum_squares adds the squares in f64") {
   check_close(Values{sum.item()}, Values{1e61}, 1e-6);
 }
 
+TEST_CASE("the squares of several tensors are those of each, whether a device fuses or not") {
+  OnDevice device;
+  Random random(7);
+  for (DType dtype : kFloatDTypes) {
+    for (const std::vector<int64_t>& sizes :
+         {std::vector<int64_t>{16385, 64, 1001, 0, 40000, 1}, std::vector<int64_t>(70, 9)}) {
+      CAPTURE(name(dtype), sizes.size());
+      double expected = 2;
+      std::vector<Tensor> all;
+      for (int64_t numel : sizes) {
+        all.push_back(random.tensor({numel}, dtype));
+        for (double value : all.back().items()) expected += value * value;
+      }
+      for (bool fused : {false, true}) {
+        device.runtime.backend().fuse(fused);
+        const Tensor together = Tensor::from_host(Values{2}, {1}, DType::f64);
+        ops::add_squares(together, all);
+        ops::add_squares(together, {});  // none: nothing to do
+        check_close(together, Values{expected}, 1e-13);
+      }
+    }
+  }
+  const std::vector<Tensor> mixed = {Tensor::zeros({3}, DType::f32),
+                                     Tensor::zeros({3}, DType::f64)};
+  check_throws<Error>([&] { ops::add_squares(Tensor::zeros({1}, DType::f64), mixed); },
+                      {"add_squares: x holds f64, expected f32"});
+}
+
 struct Clipped {
   double norm, coefficient;
 };

@@ -101,6 +101,9 @@ inline Results run_optimizer(DType dtype, int64_t numel) {
   const Tensor coefficient = Tensor::zeros({1}, DType::f64);
   ops::sum_squares(sum, grad, true);
   for (const AdamWRange& range : ranges) ops::sum_squares(sum, range.master, true);
+  Runtime::current().backend().fuse(true);
+  ops::add_squares(sum, std::vector{grad, zeros_of(0, dtype), clone(grad)});
+  Runtime::current().backend().fuse(false);
   ops::clip_coefficient(coefficient, norm, sum, 1);
   AdamWSettings settings;
   settings.lr = 0.1;
@@ -228,7 +231,15 @@ inline Results run_matmuls(DType dtype, int64_t m, int64_t k, int64_t n) {
   const Tensor of_nothing = random.tensor({m, n}, dtype), kept = random.tensor({m, n}, dtype);
   ops::matmul(of_nothing, a.narrow(1, 0, 0), b.narrow(0, 0, 0));
   ops::matmul(kept, a.narrow(1, 0, 0), b.narrow(0, 0, 0), true);
-  return {{"c", c}, {"cT", wide}, {"sum of nothing", of_nothing}, {"plus nothing", kept}};
+  const Tensor weight = random.tensor({n, k}, dtype), more = random.tensor({m + 1, n}, dtype);
+  const Tensor onto = Tensor::empty({m, n}, dtype), onto_odd = Tensor::empty({m, n}, dtype);
+  Runtime::current().backend().fuse(true);
+  ops::linear_forward(onto, a, weight, more.narrow(0, 0, m));
+  ops::linear_forward(onto_odd, a, weight, more.narrow(0, 1, m));  // aligned as its rows are
+  Runtime::current().backend().fuse(false);
+  return {
+      {"c", c},       {"cT", wide},          {"sum of nothing", of_nothing}, {"plus nothing", kept},
+      {"onto", onto}, {"onto odd", onto_odd}};
 }
 
 }  // namespace usp::test

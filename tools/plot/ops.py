@@ -33,9 +33,10 @@ SHORT = {"attention": "attn", "embedding": "emb", "forward": "fwd", "backward": 
 LANE_INCHES, BAR = 0.3, 0.88  # and the part of it that a bar fills
 CHARACTER = 0.072  # inches, of a label in a bar
 INCHES = 4.6       # of the axes, about
-SHORTENED = {"linear_forward": "$y = xW^T$", "linear_backward_input": "$dx = dy\\,W$",
-             "linear_backward_weight": "$dW = dy^T x$", "attention_forward": "attention",
-             "attention_backward": "attention", "attention_delta": "delta",
+SHORTENED = {"linear_forward": "$y = xW^T$", "linear_forward_add": "$y = r + xW^T$",
+             "linear_backward_input": "$dx = dy\\,W$", "linear_backward_weight": "$dW = dy^T x$",
+             "attention_forward": "attention", "attention_backward": "attention",
+             "attention_delta": "delta",
              "rmsnorm_forward": "norm", "rmsnorm_backward_input": "norm dx",
              "rmsnorm_backward_weight": "norm dw", "swiglu_forward": "swiglu",
              "swiglu_backward": "swiglu"}

@@ -54,6 +54,25 @@ TEST_CASE("fused operations train as their parts do") {
   }
 }
 
+TEST_CASE("in bf16, too, fused operations train as their parts do") {
+  const OnDevice cpu;
+  Values parts;
+  for (const char* kernels : {"reference", "fused"}) {
+    TrainConfig config = several_chunks(kernels);
+    config.dtype = "bf16";
+    const RandomText text(config, 800);
+    SoloTrainer trainer(config, &text.dataset);
+    Values found;
+    for (int64_t step = 0; step < 2; ++step) {
+      trainer.train_step(step);
+      found.push_back(trainer.report(step, 0).loss);
+    }
+    found.push_back(trainer.evaluate());
+    if (parts.empty()) parts = found;
+    check_close(found, parts, tolerance_of(DType::bf16, kLossTolerance), "losses");
+  }
+}
+
 /// Layouts in which the head, its weight or its rows are not where one process has them.
 const std::vector<std::string> kLayouts = {
     "--tp_size 3 --num_heads 6 --num_kv_heads 3 --hidden_size 12 --ffn_hidden_size 12",
@@ -188,8 +207,17 @@ TEST_CASE("a step has as many fused calls as it has micro-batches, forward and b
   CHECK(fused["cross_entropy_forward"] == chunks * micro_batches);
   CHECK(fused["cross_entropy_backward"] == chunks * micro_batches);
   CHECK(fused["cross_entropy_loss"] == micro_batches);
+  // Attention and MLP each end with a product onto the residual.
+  const int64_t residuals = 2 * layers * micro_batches;
+  CHECK(parts["add"] == residuals);
+  CHECK(fused["add"] == 0);
+  CHECK(parts["linear_forward_add"] == 0);
+  CHECK(fused["linear_forward_add"] == residuals);
   // The logits twice for each chunk, once as a whole.
-  CHECK(fused["linear_forward"] - parts["linear_forward"] == (2 * chunks - 1) * micro_batches);
+  CHECK(fused["linear_forward"] - parts["linear_forward"] ==
+        (2 * chunks - 1) * micro_batches - residuals);
+  CHECK(parts["sum_squares"] == parts["parameters"]);
+  CHECK(fused["sum_squares"] == 1);
   CHECK(parts["swiglu_forward"] == layers * micro_batches);
   CHECK(fused["swiglu_forward"] == 2 * layers * micro_batches);
   CHECK(parts["adamw"] == parts["parameters"]);

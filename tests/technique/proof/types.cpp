@@ -725,6 +725,21 @@ TEST_CASE("every op that a schema serves makes what the schema says, of all kind
   }
 }
 
+TEST_CASE("a product onto a residual is what adding the two would be") {
+  const std::vector<Kind> all = written_kinds();
+  const Served served{"linear_forward_add", 4, {1, 2, 3}};
+  for (Kind x : all) {
+    for (Kind w : all) {
+      for (Kind residual : all) {
+        const Kind product = types::times(x, w);
+        const Kind expected = product == kRefused ? product : types::same(residual, product);
+        INFO(types::letter(residual) << " + " << types::letter(x) << " times " << types::letter(w));
+        REQUIRE(made_by(served, 0, {x, w, residual}) == expected);
+      }
+    }
+  }
+}
+
 TEST_CASE("every op has a schema, or is listed among those with rules of their own") {
   std::set<std::string_view> known = {"fill",
                                       "copy",
@@ -745,8 +760,9 @@ TEST_CASE("every op has a schema, or is listed among those with rules of their o
                                       "unpermute_backward",
                                       "balance_loss_backward",
                                       "z_loss_backward",
-                                      "balance_bias"};
-  REQUIRE(known.size() == 20);
+                                      "balance_bias",
+                                      "linear_forward_add"};
+  REQUIRE(known.size() == 21);
   for (const auto& [schema, ops] : schemas()) {
     for (const Served& served : ops) known.insert(served.op);
   }
@@ -911,7 +927,7 @@ TEST_CASE("an op without a rule is an error") {
   types::Checker checker({});
   check_throws<types::TypeError>([&] { checker.op("no_such_op", 0, 0, {}, false); },
                                  {"no_such_op", "no rule"});
-  REQUIRE(types::ops_with_rules().size() == 49);
+  REQUIRE(types::ops_with_rules().size() == 50);
 }
 
 TEST_CASE("groups that take no factor of an axis are refused in one line") {
