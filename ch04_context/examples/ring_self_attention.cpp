@@ -45,7 +45,7 @@ void check_against_one_rank(const Communicator& world) {
   pass.positions = Positions(0, S);
   CoreAttention::Saved saved_serial;
   const Tensor out = serial.forward(qkv, saved_serial, pass);
-  const Tensor dqkv = serial.backward(dout, saved_serial, pass);
+  const Tensor dqkv = serial.backward(dout, saved_serial, pass, qkv.dtype());
   const auto own = [&](const Tensor& x) {
     return x.narrow(1, world.rank() * R, R).to_contiguous();
   };
@@ -118,8 +118,8 @@ Measured ring_attention(const Sizes& sizes, int n) {
     const auto saved = std::make_shared<CoreAttention::Saved>();
     const Tensor out =
         attention->forward(Tensor::empty({1, S / n, 3 * N, D}, kDType), *saved, pass);
-    return [attention, saved, out, pass] {
-      attention->backward(Tensor::empty(out.shape(), out.dtype()), *saved, pass);
+    return [attention, saved, out, pass, acc] {
+      attention->backward(Tensor::empty(out.shape(), out.dtype()), *saved, pass, acc);
     };
   });
 }

@@ -125,7 +125,7 @@ class Rungs : public cuda::AttentionKernels {
     return true;
   }
 
-  /// Of the numbers of each row.
+  /// What the numbers of each row take; -1: there are no such kernels.
   static int64_t bytes_of(const std::optional<Gradients<bf16>>& gradients) {
     if (!gradients) return -1;
     const Problem<bf16>& x = gradients->of;

@@ -94,9 +94,9 @@ void attention_merge(Tensor out, Tensor lse, const Tensor& part_out, const Tenso
 void attention_rescale(Tensor probs, const Tensor& part_lse, const Tensor& lse);
 /// delta [B, N, S] (acc dtype) = sum over channels of dout * out.
 void attention_delta(Tensor delta, const Tensor& dout, const Tensor& out);
-/// Of a call that has all keys: dq, dk, dv (shapes of q, k, v, any strides with D contiguous) = the
-/// gradients, in q's dtype, rounded once, or in its acc dtype where something is still to be added.
-/// To `accumulate`, of one that has a part of them: += its share, in acc dtype; whoever has the sum
+/// A call that has all keys writes dq, dk, dv (shapes of q, k, v, any strides with D contiguous),
+/// in q's dtype, rounded once, or in its acc dtype where something is still to be added.
+/// To `accumulate`, one that has a part of them adds its share, in acc dtype; whoever has the sum
 /// rounds it. `lse` and `delta` are those of the finished row, over all its keys.
 void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& probs,
                         const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lse,
