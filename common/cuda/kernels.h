@@ -292,7 +292,7 @@ struct AdamW {
     A keep;  ///< what weight decay leaves
     int64_t first_block = 0;
   };
-  using Ranges = RangesOfLaunch<Range>;
+  using Ranges = RangesOfLaunch<Range>;  ///< of one launch
 
   static void run(cudaStream_t stream, std::span<const Range> ranges, const double* coefficient,
                   const AdamWFactors<A>& factors);
@@ -302,12 +302,13 @@ int64_t sum_squares_partial_sums(int64_t count);
 /// optimizer.cu; partial is a workspace with sum_squares_partial_sums() of each range
 template <class T>
 struct SumSquares {
+  /// One tensor.
   struct Range {
     const T* x;
     int64_t count;
     int64_t first_block = 0;
   };
-  using Ranges = RangesOfLaunch<Range>;
+  using Ranges = RangesOfLaunch<Range>;  ///< of one launch
 
   static void run(cudaStream_t stream, double* sum, double* partial, std::span<const Range> ranges,
                   bool accumulate);

@@ -24,7 +24,8 @@ FOLDER = ROOT / "docs" / "interactive"
 MEMORY, TIMELINE = FOLDER / "memory.html", FOLDER / "timeline.html"
 # What is alive at a time in a block, which the accountant measures and this page computes: formulas
 # that hold at the settings of test_interactive.py, to the byte. A part is a block, the number of its
-# segment, and what is alive besides what it keeps; ways are meant by their numbers.
+# segment, and what is alive besides what it keeps; ways are meant by their numbers. Where it depends
+# on the gradients of bf16, "when" says which: sums in f32, or rounded, of heads that share keys or not.
 PEAKS = Path(__file__).resolve().parent / "peaks.json"
 # Flags of the layout that the mesh page shows first, with every dimension at once.
 LAYOUT = (Path(__file__).resolve().parent / "layout.txt").read_text(encoding="utf-8").split()
