@@ -296,7 +296,13 @@ std::string row_of(const TrainConfig& config, const types::TypedOp& op) {
                                                     : "layer",
                                  is_layers ? without_digits(op.parameter) : "");
   if (!is_layers && !op.parameter.empty()) return text;
-  for (const types::Type& type : op.operands) text += " " + letters(type);
+  std::vector<std::string> operands;
+  for (const types::Type& type : op.operands) operands.push_back(letters(type));
+  if (op.name == "sum_squares") {  // of all gradients, so as many as the layers have
+    const std::set<std::string> each(operands.begin(), operands.end());
+    operands.assign(each.begin(), each.end());
+  }
+  for (const std::string& operand : operands) text += " " + operand;
   return text + (op.result ? " = " + letters(*op.result) : "");
 }
 
