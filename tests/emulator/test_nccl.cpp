@@ -15,8 +15,10 @@ namespace {
 
 using Floats = std::vector<float>;
 
+using Body = std::function<Floats(ncclComm_t, int, cudaStream_t)>;
+
 /// Runs `body` as each of three ranks, in a thread each, and collects what they return.
-std::vector<Floats> on_ranks(const std::function<Floats(ncclComm_t, int, cudaStream_t)>& body) {
+std::vector<Floats> run_ranks(const Body& body) {
   ncclUniqueId id;
   ncclGetUniqueId(&id);
   std::vector<Floats> results(3);
@@ -33,6 +35,12 @@ std::vector<Floats> on_ranks(const std::function<Floats(ncclComm_t, int, cudaStr
     });
   }
   for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+/// The same, of ranks that make no mistake.
+std::vector<Floats> on_ranks(const Body& body) {
+  const std::vector<Floats> results = run_ranks(body);
   const Report report = take_report();
   INFO(report.text());
   REQUIRE(report.problems.empty());
@@ -100,6 +108,36 @@ TEST_CASE("a rank that gives a communicator up waits no longer, and changes noth
     return x.host();
   });
   REQUIRE(results == std::vector<Floats>(3, {3}));
+}
+
+TEST_CASE("what a rank contributes has to be written, unless the call is given up") {
+  run_ranks([](ncclComm_t comm, int rank, cudaStream_t stream) {
+    const Array<float> written(Floats{1}), unwritten(1), y(3);
+    ncclAllGather(rank == 1 ? unwritten : written, y, 1, ncclFloat32, comm, stream);
+    cudaStreamSynchronize(stream);
+    return Floats();
+  });
+  const Report report = take_report();
+  INFO(report.text());
+  REQUIRE(report.problems.size() == 1);
+  REQUIRE(report.has("uninitialised"));
+
+  setenv("NCCL_RUNTIME_CONNECT", "0", /*replace=*/1);
+  ncclUniqueId id;
+  ncclGetUniqueId(&id);
+  on_ranks([&](ncclComm_t, int rank, cudaStream_t stream) {
+    ncclComm_t pair;
+    if (rank < 2) ncclCommInitRank(&pair, 2, id, rank);
+    if (rank == 0) {
+      const Array<float> unwritten(1), y(2);
+      ncclAllGather(unwritten, y, 1, ncclFloat32, pair, stream);
+      cudaStreamQuery(stream);  // lets it run as far as it gets alone
+      ncclCommAbort(pair);
+      cudaStreamSynchronize(stream);
+    }
+    if (rank == 1) ncclCommDestroy(pair);
+    return Floats();
+  });
 }
 
 TEST_CASE("a call never ends of which ranks say different things, until they give it up") {
