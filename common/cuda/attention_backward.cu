@@ -64,9 +64,7 @@ __global__ void dq_kernel(AttentionGradients<T, O> g, AttentionProblem<T> p,
     __syncwarp();
     add_weighted<C>(result, weights, keys, D);
   }
-  for (int r = 0; r < kRows; ++r) {
-    if (first + r < p.S) leave_row(g.dq, b, first + r, n, result[r], D, g.accumulate);
-  }
+  leave_rows(g.dq, b, first, p.S, n, result, D, g.accumulate);
 }
 
 /// dk = or += dscoresᵀ q and dv = or += probsᵀ dout. A block has 16 keys of one kv head and meets
@@ -118,11 +116,8 @@ __global__ void dkv_kernel(AttentionGradients<T, O> g, AttentionProblem<T> p,
       add_weighted<C>(dv, probs, douts, D);
     }
   }
-  for (int r = 0; r < kRows; ++r) {
-    if (first + r >= p.K) continue;
-    leave_row(g.dk, b, first + r, kv, dk[r], D, g.accumulate);
-    leave_row(g.dv, b, first + r, kv, dv[r], D, g.accumulate);
-  }
+  leave_rows(g.dk, b, first, p.K, kv, dk, D, g.accumulate);
+  leave_rows(g.dv, b, first, p.K, kv, dv, D, g.accumulate);
 }
 
 }  // namespace

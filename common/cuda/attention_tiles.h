@@ -103,14 +103,19 @@ __device__ void add_weighted(A (&sums)[kRows][C], const A* weights, const A* til
   }
 }
 
-/// Row `row` of head (b, n) of x = sums, at this lane's channels, or += if it `adds`.
+/// Rows `first` and after of head (b, n) of x, which has `rows` = sums, at this lane's channels, or
+/// += if it `adds`. The compiler unrolls these loops and keeps the sums in registers: one call a
+/// tensor is small enough for that (the build refuses kernels whose sums lie in memory).
 template <int C, class O, class A>
-__device__ void leave_row(const Heads<O>& x, int64_t b, int64_t row, int64_t n, const A (&sums)[C],
-                          int D, bool adds) {
-  O* const to = x.at(b, row, n);
-  for (int c = 0; c < C; ++c) {
-    const int d = lane() + c * kWarp;
-    if (d < D) store(to[d], adds ? load(to[d]) + sums[c] : sums[c]);
+__device__ void leave_rows(const Heads<O>& x, int64_t b, int64_t first, int64_t rows, int64_t n,
+                           const A (&sums)[kRows][C], int D, bool adds) {
+  for (int r = 0; r < kRows; ++r) {
+    if (first + r >= rows) continue;
+    O* const to = x.at(b, first + r, n);
+    for (int c = 0; c < C; ++c) {
+      const int d = lane() + c * kWarp;
+      if (d < D) store(to[d], adds ? load(to[d]) + sums[r][c] : sums[r][c]);
+    }
   }
 }
 
