@@ -13,7 +13,6 @@ Optimizer::Optimizer(ParameterList& parameters, const OptimizerConfig& config)
   coefficient_ = Tensor::zeros({1}, DType::f64);
 }
 
-// [grad_squares]
 Tensor Optimizer::grad_squares() {
   const TraceScope trace("grad_squares");
   ops::fill(squares_, 0);
@@ -24,7 +23,6 @@ Tensor Optimizer::grad_squares() {
   ops::add_squares(squares_, grads);
   return squares_;
 }
-// [grad_squares]
 
 void Optimizer::step(int64_t step, double lr, const Tensor& squares) {
   const TraceScope trace("optimizer");

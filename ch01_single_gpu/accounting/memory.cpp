@@ -102,7 +102,6 @@ static void add_flops(const TrainConfig& config, const ModelConfig& m, Predictio
 }
 // [flops]
 
-// [predict]
 // [rank]
 Prediction predict(const TrainConfig& config) {
   Runtime meta(Device::meta);
@@ -123,6 +122,5 @@ Prediction predict(const TrainConfig& config) {
       fmt::format("{} attention, recompute {}", config.attention, config.recompute);
   return prediction;
 }
-// [predict]
 
 }  // namespace usp

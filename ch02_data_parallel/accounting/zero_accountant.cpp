@@ -8,7 +8,6 @@ namespace usp {
 
 namespace {
 
-// [step]
 /// A step of the rank's own DataParallelStrategy, of whose blocks nothing is left but what that put
 /// around them. Backward writes the gradients that `chunks` name, or none. The runtime of `dry`
 /// counts what is gathered and reduced. Returns the micro-batches that each chunk runs.
@@ -46,7 +45,6 @@ int64_t run_data_parallel(const TrainConfig& config, DryRank& dry,
   strategy->after_update();
   return micro_batches;
 }
-// [step]
 
 }  // namespace
 
@@ -85,7 +83,6 @@ StateBytes sharded_states(const TrainConfig& config, const std::vector<UnitShape
     updated += unit.updated_by(unit.rank);
   }
   if (stage == 0) return whole_states(held, config);
-  // [states]
   const KeptByStage& kept = kKept[stage];
   const DType dtype = parse_dtype(config.dtype);
   const int64_t weight = bytes_of(dtype), acc = bytes_of(accumulate_dtype(dtype));
@@ -97,7 +94,6 @@ StateBytes sharded_states(const TrainConfig& config, const std::vector<UnitShape
     states.gradients += held * weight;
   }
   states.optimizer = shard * (weight == acc ? 0 : acc) + updated * 2 * acc;
-  // [states]
   return states;
 }
 
@@ -140,7 +136,6 @@ ZeroTraffic predict_traffic(const TrainConfig& config, int rank) {
     traffic.all_reduce += sent_to_sum(parameters[i].local_shape().numel(), n) * gradient;
   }
   if (dp.zero_stage == 0) return traffic;
-  // [traffic]
   traffic = {};
   const int64_t rounds = rounds_of_step(dp, run_data_parallel(config, dry, /*chunks=*/{}));
   for (const UnitShape& unit : units) {
@@ -152,7 +147,6 @@ ZeroTraffic predict_traffic(const TrainConfig& config, int rank) {
     if (operation.second == CommKind::all_gather) traffic.all_gather += copies * sent.wire_bytes;
   }
   return traffic;
-  // [traffic]
 }
 
 Traffic data_parallel_traffic(const TrainConfig& config, const DataParallelStrategy& strategy) {

@@ -6,7 +6,6 @@
 
 namespace usp {
 
-// [traffic]
 TensorTraffic predict_tensor_traffic(const TrainConfig& config) {
   const TensorParallelConfig& tp = config.tensor_parallel;
   const int64_t t = tp.tp_size, dp = config.data_parallel.dp_size;
@@ -36,7 +35,6 @@ TensorTraffic predict_tensor_traffic(const TrainConfig& config) {
   sent.all_reduce += copies * 2 * (t - 1) * norms;
   return sent;
 }
-// [traffic]
 
 Traffic tensor_traffic(const TrainConfig& config, const Communicator& tp) {
   Operations counted(tp, CommKind::all_reduce);

@@ -22,7 +22,6 @@ class Zero::Boundary : public Segment {
         stay_(std::move(stay)) {}
   std::string_view name() const override { return "unshard"; }
 
-  // [boundary]
   Tensor forward(const Tensor& x, BlockSaved&, const Pass& pass) override {
     if (end_ == first) zero_.enter(pass.part, own_, turns(pass) ? before_ : after_, stay_);
     return x;
@@ -36,7 +35,6 @@ class Zero::Boundary : public Segment {
     }
     return dy;
   }
-  // [boundary]
 
  private:
   /// Whether backward runs next: at the end of a chunk, or where this is its own forward once more.
@@ -83,7 +81,6 @@ Zero::Units Zero::read_by(int64_t block) {
   return read;
 }
 
-// [stay]
 Zero::Units Zero::stay_through(const BlockRange& chunk) {
   const std::string& after = config_.data_parallel.reshard_after;
   Units stay;
@@ -96,9 +93,7 @@ Zero::Units Zero::stay_through(const BlockRange& chunk) {
   }
   return stay;
 }
-// [stay]
 
-// [surround]
 void Zero::surround_blocks(Model& model) {
   for (size_t chunk = 0; chunk < model.ranges().size(); ++chunk) {
     const auto [begin, end] = model.ranges()[chunk];
@@ -119,7 +114,6 @@ void Zero::surround_blocks(Model& model) {
     }
   }
 }
-// [surround]
 
 // [enter]
 void Zero::enter(int64_t part, const Units& units, const Units& next, const Units& stay) {

@@ -28,7 +28,6 @@ void Zero::begin_step(int64_t micro_batches, int64_t parts) {
   grads_.begin_window(micro_batches * parts / rounds_, rounds_);
 }
 
-// [begin_gradient]
 void Zero::begin_gradient(Moving& moving) {
   if (std::ranges::count(reducing_, &moving) > 0) complete_reductions();  // last micro-batch's
   Unit& unit = moving.unit;
@@ -48,7 +47,6 @@ void Zero::begin_gradient(Moving& moving) {
   if (!adds_up) return;
   unit.slice_into(&Parameter::grad, buffer(unit.numel, layout_.weights(), "gradients to add up"));
 }
-// [begin_gradient]
 
 // [reduce_gradient]
 void Zero::reduce_gradient(Moving& moving) {

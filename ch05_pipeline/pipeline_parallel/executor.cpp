@@ -40,7 +40,6 @@ Mail::Mail(const Schedule& schedule, const Communicator& pp, const Boundary& bou
   }
 }
 
-// [post]
 void Mail::post(int64_t action) {
   const auto sender = expected_.find(action);
   if (sender == expected_.end() || receiving_.contains(action)) return;
@@ -55,9 +54,7 @@ void Mail::post(int64_t action) {
     receiving_.emplace(message.used_by, Receiving{message, std::move(tensor), std::move(handle)});
   }
 }
-// [post]
 
-// [take]
 Tensor Mail::take(int64_t action) {
   if (const auto own = handed_over_.extract(action)) return own.mapped();
   post(action);
@@ -84,7 +81,6 @@ void Mail::send(int64_t action, Tensor tensor) {
     sending_[to].push_back({used_by, pp_.send_async(tensor, to)});
   }
 }
-// [take]
 
 namespace {
 
@@ -156,7 +152,6 @@ void Pipeline::add_time(const Action& action, int64_t begin) {
   timer_.since(begin, [this, action](double took) { measured_.add(action, took); });
 }
 
-// [run]
 void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
                    const TakeBatch& take_batch, bool with_backward) {
   const std::vector<Action>& actions = schedule.actions[pp_.rank()];
@@ -194,7 +189,6 @@ void Pipeline::run(const Schedule& schedule, std::vector<int64_t> tokens,
   // [loop]
   if (with_backward) timer_.since(first, [this](double took) { measured_.span += took; });
 }
-// [run]
 
 void Pipeline::train(const TakeBatch& take_batch) {
   timer_.read();  // what the step before took
@@ -210,7 +204,6 @@ void Pipeline::train(const TakeBatch& take_batch) {
   }
 }
 
-// [learn_times]
 void Pipeline::learn_times() {
   if (!measured_.keeps_all || ++steps_ < PipelineConfig::kWarmUpSteps) return;
   if (steps_ == PipelineConfig::kWarmUpSteps) {  // pages were touched in these, and buffers made
@@ -233,7 +226,6 @@ void Pipeline::learn_times() {
   config_.pp_times = measured_.times;
   schedule_ = config_.schedule(schedule_.micro_batches);
 }
-// [learn_times]
 
 double Pipeline::message_seconds() const {
   if (pp_.size() == 1 || pp_.rank() > 1) return 0;
@@ -262,7 +254,6 @@ void Pipeline::evaluate(const std::vector<Pass>& passes) {
       [&](int64_t i) { return passes[i]; }, /*with_backward=*/false);
 }
 
-// [logits]
 Tensor Pipeline::logits(const Pass& pass) {
   const Stages& stages = schedule_.stages;
   Tensor x;
@@ -290,6 +281,5 @@ Tensor Pipeline::logits(const Pass& pass) {
   pp_.broadcast(x, at);
   return x;
 }
-// [logits]
 
 }  // namespace usp

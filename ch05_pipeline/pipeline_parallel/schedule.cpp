@@ -25,7 +25,6 @@ Place Stages::place_of(int64_t stage, int64_t micro_batch, int64_t m) const {
 }
 // [stage_of]
 
-// [messages]
 std::vector<StageMessage> messages(const Schedule& schedule) {
   const Stages& stages = schedule.stages;
   const int64_t m = schedule.micro_batches;
@@ -60,7 +59,6 @@ std::vector<StageMessage> messages(const Schedule& schedule) {
   }
   return found;
 }
-// [messages]
 
 Schedule forward_only(const Stages& stages, int64_t micro_batches) {
   Schedule schedule{stages, micro_batches, {}};

@@ -109,17 +109,6 @@ Schedule PipelineConfig::one_after_the_other(int64_t micro_batches) const {
   return schedule;
 }
 
-namespace {
-
-/// Whether any two passes run in turns.
-bool has_turns(const Schedule& schedule) {
-  return std::ranges::any_of(schedule.actions, [](const std::vector<Action>& of) {
-    return std::ranges::any_of(of, &Action::with_next);
-  });
-}
-
-}  // namespace
-
 void PipelineConfig::check(const TrainConfig& run) const {
   const auto needs_schedule = [&](const char* flag, bool is_set, const char* name) {
     if (!is_set || pp_schedule == name) return;
@@ -151,7 +140,10 @@ void PipelineConfig::check(const TrainConfig& run) const {
   }
   const Schedule checked = schedule(run.grad_acc_steps);
   check_schedule(checked, "pp_schedule=" + pp_schedule);
-  if (run.data_parallel.zero_stage == 3 && has_turns(checked)) {
+  const bool has_turns = std::ranges::any_of(checked.actions, [](const std::vector<Action>& of) {
+    return std::ranges::any_of(of, &Action::with_next);
+  });
+  if (run.data_parallel.zero_stage == 3 && has_turns) {
     refuse("turns_of_file", {"--zero_stage 2"},
            "pp_schedule={} has passes in turns (&), two blocks at a time, and zero_stage=3 gathers "
            "the weights of one after the other",
@@ -176,7 +168,6 @@ std::vector<int64_t> parse_layers(const std::string& text) {
   return layers;
 }
 
-// [balance]
 /// Layers of each stage. The head multiplies as much as several layers of a small model, and the
 /// embedding nothing; a layer goes to the stage that has least to multiply.
 std::vector<int64_t> share_out_layers(const ModelConfig& model, int64_t stages) {
@@ -190,7 +181,6 @@ std::vector<int64_t> share_out_layers(const ModelConfig& model, int64_t stages) 
   }
   return layers;
 }
-// [balance]
 
 Remedies layers_that_work(const ModelConfig& model, int64_t stages) {
   if (model.num_layers < stages) return {"leave out --pp_layers"};
@@ -248,7 +238,6 @@ RankBlocks blocks_of_rank(const TrainConfig& config, int stage_rank) {
   return own;
 }
 
-// [copies]
 void share_copies(ParameterList& parameters, const Stages& stages, const Mesh& mesh) {
   for (Parameter* parameter : parameters.by_name()) {
     std::vector<std::string>& groups = parameter->grad_groups;
@@ -259,6 +248,5 @@ void share_copies(ParameterList& parameters, const Stages& stages, const Mesh& m
     }
   }
 }
-// [copies]
 
 }  // namespace usp

@@ -61,7 +61,6 @@ Tensor RingGradients::own() {
 }
 // [ring_gradients]
 
-// [gathered_keys]
 GatheredKeys::GatheredKeys(const ContextGroup& group, Tensor own)
     : group_(group), own_(std::move(own)) {
   const int64_t n = group.ring().size();
@@ -77,9 +76,7 @@ Tensor GatheredKeys::next() {
   const int64_t B = own_.size(0);
   return all_.narrow(0, owner(group_.ring(), step_ - 1) * B, B);
 }
-// [gathered_keys]
 
-// [scattered]
 ScatteredGradients::ScatteredGradients(const ContextGroup& group, const Shape& shape, DType dtype)
     : group_(group), shape_(shape) {
   all_ = Tensor::zeros({group.ring().size() * shape[0], shape[1], shape[2], shape[3]}, dtype);
@@ -94,7 +91,6 @@ Tensor ScatteredGradients::own() {
   group_.ring().reduce_scatter(sum, all_);
   return sum;
 }
-// [scattered]
 
 std::unique_ptr<KeyExchange> exchange_keys(const ContextGroup& group, Tensor own) {
   if (group.config().by_ring()) return std::make_unique<RingKeys>(group, std::move(own));

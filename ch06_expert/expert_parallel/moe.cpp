@@ -25,7 +25,6 @@ Tensor GroupedLinear::of_experts(Tensor Parameter::*member) const {
   return all.view({experts_, all.size(0) / experts_, all.size(1)});
 }
 
-// [grouped]
 Tensor GroupedLinear::forward(const Tensor& x, const std::vector<int64_t>& counts,
                               Saved& saved) const {
   saved.x = x;
@@ -49,7 +48,6 @@ void GroupedLinear::backward_weight(const Tensor& dy, const std::vector<int64_t>
     ops::grouped_linear_backward_weight(of_experts(&Parameter::grad), dy, x, counts, accumulate);
   });
 }
-// [grouped]
 
 namespace {
 
@@ -66,7 +64,6 @@ struct SharedOutput {
 Dispatch::Dispatch(RmsNorm norm, Router router, const Mixture& mixture)
     : norm_(norm), router_(std::move(router)), mixture_(mixture) {}
 
-// [dispatch]
 Tensor Dispatch::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
   Routing& routing = saved.emplace<Routing>();
@@ -99,9 +96,7 @@ Tensor Dispatch::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, con
   if (saved.has<SharedInput>()) ops::add(dnormed, dnormed, saved.take<SharedInput>().x);
   return norm_.backward(dnormed, kept.norm, grads, /*dresidual=*/dy);
 }
-// [dispatch]
 
-// [keep]
 void Dispatch::keep_through_recompute(BlockSaved& saved, BlockSaved& kept) const {
   const auto without_gates = [](Routing routing) {
     routing.gates = {};
@@ -113,7 +108,6 @@ void Dispatch::keep_through_recompute(BlockSaved& saved, BlockSaved& kept) const
   }
   kept.emplace<Decided>() = {routing, saved.get<Saved>().router.load};
 }
-// [keep]
 
 Experts::Experts(GroupedLinear gate_up_proj, GroupedLinear down_proj,
                  std::optional<FeedForward> shared, const Mixture& mixture)
@@ -122,7 +116,6 @@ Experts::Experts(GroupedLinear gate_up_proj, GroupedLinear down_proj,
       shared_(std::move(shared)),
       mixture_(mixture) {}
 
-// [experts]
 // [experts_forward]
 Tensor Experts::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
@@ -165,9 +158,7 @@ Tensor Experts::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, cons
   gate_up_proj_.backward_weight(dgate_up, counts.of_expert, kept.gate_up_proj, grads);
   return dy;
 }
-// [experts]
 
-// [combine]
 // [combine_forward]
 Tensor Combine::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   const Routing& routing = saved.get<Routing>();
@@ -204,7 +195,6 @@ Tensor Combine::backward(const Tensor& dy, BlockSaved& saved, Grads&, const Pass
       mixture_.away().to_experts(drows, routing.rows, mixture_.region);
   return dy;
 }
-// [combine]
 
 int64_t GroupedLinear::outputs() const {
   int64_t rows = 0;
@@ -212,7 +202,6 @@ int64_t GroupedLinear::outputs() const {
   return rows / experts_;
 }
 
-// [bytes]
 MixtureBytes::MixtureBytes(const Mixture& mixture, const PassShape& shape) {
   const ExpertShape& experts = mixture.shape;
   const int64_t T = mixture.splits() ? shape.tokens() : shape.rows();
@@ -236,9 +225,7 @@ MixtureBytes::MixtureBytes(const Mixture& mixture, const PassShape& shape) {
   at_experts = of_width(even_rows(choices, of_node, mixture.at_experts()), H * shape.own(),
                         mixture.at_experts());
 }
-// [bytes]
 
-// [dispatch_footprint]
 Footprint Dispatch::footprint(const PassShape& shape) const {
   const Footprint norm = norm_.footprint(shape), router = router_.footprint(shape);
   const int64_t tokens = MixtureBytes(mixture_, shape).tokens;
@@ -247,9 +234,7 @@ Footprint Dispatch::footprint(const PassShape& shape) const {
   result.keep(router.kept);
   return result;
 }
-// [dispatch_footprint]
 
-// [experts_footprint]
 Footprint Experts::footprint(const PassShape& shape) const {
   const MixtureBytes b(mixture_, shape);
   const int64_t received = b.at_experts.received;
@@ -265,9 +250,7 @@ Footprint Experts::footprint(const PassShape& shape) const {
                {"swiglu", gate_up / 2}});
   return result;
 }
-// [experts_footprint]
 
-// [combine_footprint]
 Footprint Combine::footprint(const PassShape& shape) const {
   const MixtureBytes b(mixture_, shape);
   Footprint result{.output = {"residual", b.own}};
@@ -276,6 +259,5 @@ Footprint Combine::footprint(const PassShape& shape) const {
   }
   return result;
 }
-// [combine_footprint]
 
 }  // namespace usp

@@ -54,7 +54,6 @@ NodeGroups::NodeGroups(const ExpertConfig& config, const Communicator& ep) {
 
 namespace {
 
-// [copies]
 /// The copies of tokens that go to nodes.
 struct NodeCopies {
   std::vector<int32_t> nodes;  ///< [T, k]: the node of each choice; -1: not the token's first there
@@ -83,7 +82,6 @@ NodeCopies copies_of(std::span<const int64_t> choices, int64_t k, int64_t n, int
   }
   return copies;
 }
-// [copies]
 
 }  // namespace
 
@@ -111,7 +109,6 @@ void route_by_node(Routing& routing, const Tensor& kept, int64_t E, const NodeGr
 }
 // [route]
 
-// [fan_out]
 Tensor FanOut::forward(const Tensor& x, BlockSaved& saved, const Pass&) {
   const Routing& routing = saved.get<Routing>();
   const Routing& here = *routing.in_node;
@@ -142,9 +139,7 @@ Tensor FanOut::backward(const Tensor& dy, BlockSaved& saved, Grads&, const Pass&
   ops::unpermute(dgates, of_copies, routing.slots, /*gates=*/{});
   return dy;
 }
-// [fan_out]
 
-// [fan_in]
 Tensor FanIn::forward(const Tensor& x, BlockSaved& saved, const Pass&) {
   const Routing& routing = saved.get<Routing>();
   Routing& here = *routing.in_node;
@@ -173,7 +168,6 @@ Tensor FanIn::backward(const Tensor& dy, BlockSaved& saved, Grads&, const Pass&)
       mixture_.away().from_experts(dgates, routing.rows, mixture_.region);
   return dy;
 }
-// [fan_in]
 
 EvenRows even_copies(int64_t tokens, int64_t k, const NodeGroups& nodes) {
   const int64_t n = nodes.between.size();
@@ -184,19 +178,11 @@ int64_t choices_in_node(int64_t tokens, int64_t k, const NodeGroups& nodes) {
   return k * std::min(tokens, even_copies(tokens, k, nodes).received);
 }
 
-// [fan_in_footprint]
 Footprint FanIn::footprint(const PassShape& shape) const {
   const MixtureBytes b(mixture_, shape);
   const auto& [in_node, gates] = std::tie(b.at_experts, b.gates_by_node);
   return {.kept = {{in_node.travels ? "exchanged" : "expert output", in_node.sent},
                    {gates.travels ? "exchanged" : "gates", gates.received}}};
-}
-// [fan_in_footprint]
-
-DispatchRows& DispatchRows::operator+=(const DispatchRows& other) {
-  between_nodes += other.between_nodes;
-  in_nodes += other.in_nodes;
-  return *this;
 }
 
 // [traffic]
@@ -221,13 +207,5 @@ DispatchRows rows_on_their_way(std::span<const int64_t> choices, int64_t k, int6
   return rows;
 }
 // [traffic]
-
-int64_t most_nodes_of_token(const ExpertShape& shape, int64_t n) {
-  const int64_t groups = shape.expert_nodes, limit = shape.nodes_of_token();
-  int64_t nodes = n;
-  if (groups % n == 0) nodes = limit;
-  if (n % groups == 0) nodes = limit * (n / groups);  // each of them over several nodes
-  return std::min({nodes, n, shape.num_experts_per_tok});
-}
 
 }  // namespace usp

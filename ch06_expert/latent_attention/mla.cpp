@@ -11,7 +11,6 @@ LatentQuery::LatentQuery(std::unique_ptr<Linear> q_a_proj, std::optional<RmsNorm
                          std::unique_ptr<Linear> q_b_proj)
     : q_a_proj_(std::move(q_a_proj)), norm_(norm), q_b_proj_(std::move(q_b_proj)) {}
 
-// [query]
 Tensor LatentQuery::forward(const Tensor& x, Saved& saved, const Pass& pass) const {
   if (!q_a_proj_) return q_b_proj_->forward(x, saved.q_b_proj, pass);
   const Tensor c_q = norm_->forward(q_a_proj_->forward(x, saved.q_a_proj, pass), saved.norm);
@@ -24,7 +23,6 @@ Tensor LatentQuery::backward(const Tensor& dq, Saved& saved, Grads& grads, const
   dc = norm_->backward(dc, saved.norm, grads, /*dresidual=*/{});
   return q_a_proj_->backward(dc, saved.q_a_proj, grads, pass);
 }
-// [query]
 
 LatentKeys::LatentKeys(const MlaShape& shape, std::unique_ptr<Linear> kv_a_proj, RmsNorm norm,
                        std::unique_ptr<Linear> kv_b_proj, Parameter& kv_b)
@@ -34,7 +32,6 @@ LatentKeys::LatentKeys(const MlaShape& shape, std::unique_ptr<Linear> kv_a_proj,
       kv_b_proj_(std::move(kv_b_proj)),
       kv_b_(&kv_b) {}
 
-// [keys]
 // [compress]
 LatentKeys::Latent LatentKeys::compress(const Tensor& x, Saved& saved, const Pass& pass) const {
   const int64_t R = x.size(0), C = shape_.kv_lora_rank, rope = shape_.qk_rope_head_dim;
@@ -64,7 +61,6 @@ Tensor LatentKeys::compress_backward(const Tensor& dc, Saved& saved, Grads& grad
                                      const Pass& pass) const {
   return kv_a_proj_->backward(dc, saved.kv_a_proj, grads, pass);
 }
-// [keys]
 
 Tensor LatentKeys::key_weight(int64_t head) const {
   const int64_t rows = shape_.qk_nope_head_dim + shape_.v_head_dim;
@@ -97,14 +93,9 @@ Tensor LatentAttention::rotated(const Tensor& qkv) const {
       .narrow(3, shape_.qk_nope_head_dim, shape_.qk_rope_head_dim);
 }
 
-// [forward]
 Tensor LatentAttention::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   Saved& kept = saved.emplace<Saved>();
-  if (saved.has<Attended>()) {
-    const Attended attended = saved.take<Attended>();
-    kept.core.out = attended.out;
-    kept.core.lse = attended.lse;
-  }
+  if (saved.has<CoreAttention::Saved>()) kept.core = saved.take<CoreAttention::Saved>();
   const Tensor normed = norm_.forward(x, kept.norm);  // [R, H]
   const bool cached = pass.kv_cache != nullptr;
   const Tensor heads = cached ? attend_cached(normed, pass) : attend(normed, kept, pass);
@@ -149,9 +140,7 @@ void LatentAttention::fill_keys(const Tensor& qkv, const Tensor& normed, Saved& 
   ops::rope(k_rope, rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
   spread_heads(qkv.narrow(2, N, 2 * N), kv, k_rope, shape_);
 }
-// [forward]
 
-// [over_ring]
 Tensor LatentAttention::attend_over_ring(const Tensor& normed, Saved& kept,
                                          const Pass& pass) const {
   const int64_t B = pass.num_samples, S = pass.positions.count();
@@ -181,9 +170,7 @@ Tensor LatentAttention::turned(const Tensor& latents, const Pass& pass) const {
   ops::rope(by_sample.narrow(3, C, rope), rope_.cos, rope_.sin, pass.positions, /*inverse=*/false);
   return by_sample;
 }
-// [over_ring]
 
-// [cached]
 Tensor LatentAttention::attend_cached(const Tensor& normed, const Pass& pass) const {
   const int64_t N = core_->num_heads(), C = shape_.kv_lora_rank, W = shape_.cached();
   const int64_t V = shape_.v_head_dim;
@@ -239,17 +226,13 @@ Tensor LatentAttention::latents(const Tensor& normed, const Pass& pass) const {
   LatentKeys::Saved dropped;
   return turned(joined(keys_.compress(normed, dropped, pass)), pass);
 }
-// [cached]
 
-// [keep]
 void LatentAttention::keep_through_recompute(BlockSaved& saved, BlockSaved& kept) const {
   if (!core_->keeps_through_recompute()) return;
   const CoreAttention::Saved& core = saved.get<Saved>().core;
-  kept.emplace<Attended>() = {core.out, core.lse};
+  kept.emplace<CoreAttention::Saved>() = {{}, core.out, core.lse, {}};
 }
-// [keep]
 
-// [backward]
 Tensor LatentAttention::backward(const Tensor& dy, BlockSaved& saved, Grads& grads,
                                  const Pass& pass) {
   Saved kept = saved.take<Saved>();
@@ -305,7 +288,6 @@ LatentAttention::Projected LatentAttention::attend_backward(const Tensor& dheads
   return {dq.view({T, dq.numel() / T}), dexpanded.view({T, dexpanded.numel() / T}), dk_rope};
 }
 
-// [backward_over_ring]
 LatentAttention::Projected LatentAttention::attend_backward_over_ring(const Tensor& dheads,
                                                                       Saved& kept, Grads& grads,
                                                                       const Pass& pass) const {
@@ -323,10 +305,7 @@ LatentAttention::Projected LatentAttention::attend_backward_over_ring(const Tens
   dlatents = in_dtype(dlatents, dheads.dtype());
   return {dq.view({T, dq.numel() / T}), {}, dlatents.view({T, W})};
 }
-// [backward_over_ring]
-// [backward]
 
-// [footprint]
 Footprint LatentQuery::footprint(const PassShape& shape) const {
   const Footprint q_b = q_b_proj_->footprint(shape);
   if (!q_a_proj_) return q_b;
@@ -361,7 +340,6 @@ Footprint LatentAttention::footprint(const PassShape& shape) const {
   result.keep(o.kept);
   return result;
 }
-// [footprint]
 
 namespace {
 
@@ -424,7 +402,6 @@ LatentKeys LatentWeights::keys() {
 
 }  // namespace
 
-// [make]
 std::unique_ptr<Segment> make_latent_attention(const ModelConfig& config,
                                                const LatentOptions& options,
                                                ParameterList& parameters) {
@@ -449,6 +426,5 @@ std::unique_ptr<Segment> make_latent_attention(const ModelConfig& config,
       config.mla, norm, std::move(query), std::move(keys), options.rope, std::move(core),
       make_row_parallel(o, options.region), options.region, options.context);
 }
-// [make]
 
 }  // namespace usp

@@ -117,10 +117,6 @@ class LatentAttention : public Segment {
     Tensor out;      ///< [B, S, N, D], what core returned
     Linear::Saved o_proj;
   };
-  /// What attention returned, so that a recomputation of the block need not attend again.
-  struct Attended {
-    Tensor out, lse;
-  };
 
   /// Whether latents travel. What is decoded without a cache is replicated.
   bool passes_latents_on(const Pass& pass) const {

@@ -5,8 +5,6 @@
 
 namespace usp {
 
-// [column]
-// [column_forward]
 Tensor ColumnParallelLinear::forward(const Tensor& x, Saved& saved, const Pass& pass) const {
   if (region_.in_chunks() && region_.shares_rows(pass)) return forward_in_chunks(x, saved);
   saved = keep(region_.enter(x, pass).wait());
@@ -14,7 +12,6 @@ Tensor ColumnParallelLinear::forward(const Tensor& x, Saved& saved, const Pass& 
   if (region_.gathers_again()) saved.x = x;
   return y;
 }
-// [column_forward]
 
 // [column_backward]
 Tensor ColumnParallelLinear::backward(const Tensor& dy, Saved& saved, Grads& grads,
@@ -40,9 +37,7 @@ Pending ColumnParallelLinear::input_gradient_of_all(const Tensor& dy) const {
       },
       region_.shares_rows());
 }
-// [column]
 
-// [column_chunks]
 Tensor ColumnParallelLinear::forward_in_chunks(const Tensor& x, Saved& saved) const {
   const Tensor w = weight();
   const int64_t T = x.size(0) * region_.size();
@@ -56,7 +51,6 @@ Tensor ColumnParallelLinear::forward_in_chunks(const Tensor& x, Saved& saved) co
   saved = keep(again ? x : whole);
   return y;
 }
-// [column_chunks]
 
 // [row]
 Tensor RowParallelLinear::forward(const Tensor& x, Saved& saved, const Pass& pass) const {
@@ -84,7 +78,6 @@ Tensor RowParallelLinear::backward(const Tensor& dy, Saved& saved, Grads& grads,
 }
 // [row]
 
-// [dropout]
 /// Sets elements to 0, in backward the same as in forward: which ones depends on the sample, the
 /// position and the channel, and not on the rank that holds them.
 Tensor RowParallelLinear::drop(const Tensor& x, const Pass& pass) const {
@@ -98,9 +91,7 @@ Tensor RowParallelLinear::drop(const Tensor& x, const Pass& pass) const {
            });
   return y;
 }
-// [dropout]
 
-// [row_chunks]
 Tensor RowParallelLinear::forward_in_chunks(const Tensor& x, Saved& saved, const Pass& pass) const {
   saved = keep(x);
   const Tensor w = weight();
@@ -123,9 +114,7 @@ Tensor RowParallelLinear::backward_in_chunks(const Tensor& dy, Saved& saved, Gra
   add_weight_gradient(whole, saved, grads);
   return dx;
 }
-// [row_chunks]
 
-// [embedding]
 Tensor VocabParallelEmbedding::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   return region_.leave(Embedding::forward(x, saved, pass), pass).wait();
 }
@@ -134,7 +123,6 @@ Tensor VocabParallelEmbedding::backward(const Tensor& dy, BlockSaved& saved, Gra
                                         const Pass& pass) {
   return Embedding::backward(region_.leave_backward(dy).wait(), saved, grads, pass);
 }
-// [embedding]
 
 /// A loss that nobody reads.
 static Tensor ignored() {

@@ -4,7 +4,6 @@
 
 namespace usp {
 
-// [traffic]
 ContextTraffic predict_context_traffic(const TrainConfig& config) {
   const ContextParallelConfig& cp = config.context_parallel;
   const int64_t n = cp.ring_size(), u = cp.head_ranks(), t = config.tensor_parallel.tp_size;
@@ -42,7 +41,6 @@ ContextTraffic predict_context_traffic(const TrainConfig& config) {
   // [sent]
   return sent;
 }
-// [traffic]
 
 RankTrait ring_trait(const TrainConfig& config) {
   const ContextParallelConfig& cp = config.context_parallel;

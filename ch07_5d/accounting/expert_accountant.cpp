@@ -8,7 +8,6 @@
 
 namespace usp {
 
-// [traffic]
 int64_t predict_expert_traffic(const TrainConfig& config, int rank) {
   const int64_t ep = config.expert_parallel.ep_size, H = config.model.hidden_size;
   const int64_t shares = config.expert_parallel.expert_tp ? 1 : config.tensor_parallel.row_shares();
@@ -34,7 +33,6 @@ int64_t predict_expert_traffic(const TrainConfig& config, int rank) {
   }
   return layer_passes * bytes;
 }
-// [traffic]
 
 std::vector<RankTrait> expert_traits(const TrainConfig& config) {
   const std::vector<RowsOfRank> rows = even_rows_of_ranks(config);
@@ -73,7 +71,6 @@ bool tp_cuts_unevenly(const TrainConfig& config) {
          (config.expert_parallel.expert_tp && has_rest(width));
 }
 
-// [over_tp]
 TensorTraffic expert_traffic_over_tp(const TrainConfig& config) {
   const TensorParallelConfig& tp = config.tensor_parallel;
   const ExpertConfig& experts = config.expert_parallel;
@@ -101,7 +98,6 @@ TensorTraffic expert_traffic_over_tp(const TrainConfig& config) {
                          shape.layers(0, config.model.num_layers);
   return {.all_gather = passes * (gathers * x + counts), .reduce_scatter = passes * scatters * x};
 }
-// [over_tp]
 
 Traffic expert_traffic(const TrainConfig& config, const Communicator& ep,
                        const ExpertGroup& experts) {

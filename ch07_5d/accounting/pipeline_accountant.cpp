@@ -41,7 +41,6 @@ struct Letters {
 
 }  // namespace
 
-// [peak]
 int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
                                const std::vector<PassBytes>& chunks, const StageBytes& bytes) {
   const std::vector<Action>& actions = schedule.actions[rank];
@@ -89,7 +88,6 @@ int64_t peak_bytes_of_schedule(const Schedule& schedule, int rank,
   }
   return peak;
 }
-// [peak]
 
 void add_bytes_from_stages(const Schedule& schedule, int rank, const StageBytes& bytes,
                            std::vector<LiveBytes>& saved) {
@@ -125,7 +123,6 @@ std::vector<ModelConfig> chunk_models(const TrainConfig& config, int stage_rank)
   return models;
 }
 
-// [traffic]
 RankTrait stage_trait() {
   return {[](const MeshPlace& at) { return at.pp; },
           [](int64_t stage) { return fmt::format("stage {}", stage); }};
@@ -152,32 +149,30 @@ double tokens_of_a_chunk(const TrainConfig& config) {
          double(config.context_parallel.cp_size * config.tensor_parallel.tp_size);
 }
 
+/// Bytes that a rank hands to the next stage for a micro-batch.
+static int64_t boundary_bytes(const TrainConfig& config) {
+  const int64_t rows = config.micro_batch_size * config.seq_len /
+                       (config.context_parallel.cp_size * config.tensor_parallel.row_shares());
+  return rows * config.model.hidden_size * bytes_of(parse_dtype(config.dtype));
+}
+
 int64_t predict_pipeline_traffic(const TrainConfig& config) {
   const Schedule schedule = config.pipeline.schedule(config.grad_acc_steps);
   const int64_t between_ranks = std::ranges::count_if(
       messages(schedule), [](const StageMessage& message) { return message.from != message.to; });
-  const int64_t rows = config.micro_batch_size * config.seq_len /
-                       (config.context_parallel.cp_size * config.tensor_parallel.row_shares());
   const int64_t pipelines = config.mesh().dp_cp() * config.tensor_parallel.tp_size;
-  const int64_t boundary = rows * config.model.hidden_size * bytes_of(parse_dtype(config.dtype));
-  return pipelines * between_ranks * boundary;
+  return pipelines * between_ranks * boundary_bytes(config);
 }
-// [traffic]
 
 Traffic pipeline_traffic(const TrainConfig& config, const Communicator& pp) {
   const Schedule schedule = config.pipeline.schedule(config.grad_acc_steps);
   const auto of_first = [](const StageMessage& message) {
     return message.from == 0 && message.to != 0;
   };
-  const std::vector<StageMessage> sent = messages(schedule);
-  const int64_t all = std::ranges::count_if(
-      sent, [](const StageMessage& message) { return message.from != message.to; });
-  const double pipelines = double(config.mesh().dp_cp() * config.tensor_parallel.tp_size);
-  const double a_message =
-      all == 0 ? 0 : double(predict_pipeline_traffic(config)) / pipelines / double(all);
+  const int64_t sent = std::ranges::count_if(messages(schedule), of_first);
   return {.what = "activations sent over pp",
           .counted = Operations(pp, CommKind::send),
-          .formula = a_message * double(std::ranges::count_if(sent, of_first))};
+          .formula = double(sent * boundary_bytes(config))};
 }
 
 std::pair<std::string, std::string> measured_work_row(const TrainConfig& config,

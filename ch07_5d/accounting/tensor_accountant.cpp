@@ -8,7 +8,6 @@
 
 namespace usp {
 
-// [traffic]
 TensorTraffic predict_tensor_traffic(const TrainConfig& config) {
   const TensorParallelConfig& tp = config.tensor_parallel;
   const int64_t t = tp.tp_size, dp = config.data_parallel.dp_size;
@@ -62,7 +61,6 @@ TensorTraffic predict_tensor_traffic(const TrainConfig& config) {
   // [mirrored]
   return sent;
 }
-// [traffic]
 
 Traffic tensor_traffic(const TrainConfig& config, const Communicator& tp) {
   Operations counted(tp, CommKind::all_reduce);

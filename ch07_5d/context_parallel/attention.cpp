@@ -57,7 +57,6 @@ Tensor in_dtype(const Tensor& x, DType dtype) {
   return rounded;
 }
 
-// [make_core_attention]
 std::unique_ptr<CoreAttention> make_core_attention(int64_t num_heads, int64_t num_kv_heads,
                                                    int64_t head_dim, Probabilities probabilities,
                                                    const ContextGroup& group) {
@@ -70,6 +69,5 @@ std::unique_ptr<CoreAttention> make_core_attention(int64_t num_heads, int64_t nu
   return std::make_unique<UlyssesAttention>(num_heads, num_kv_heads, head_dim, probabilities,
                                             group);
 }
-// [make_core_attention]
 
 }  // namespace usp

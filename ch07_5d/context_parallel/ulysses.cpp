@@ -44,7 +44,6 @@ Pass UlyssesAttention::of_group(const Pass& pass) const {
   return whole;
 }
 
-// [heads]
 std::vector<Stretch> UlyssesAttention::heads_of_out(int64_t member) const {
   return {cut(num_heads(), member, members())};
 }
@@ -54,7 +53,6 @@ std::vector<Stretch> UlyssesAttention::heads_of_qkv(int64_t member) const {
   const Stretch kv = copies() == 1 ? cut(G, member, members()) : Stretch{member / copies(), 1};
   return {cut(N, member, members()), {N + kv.begin, kv.count}, {N + G + kv.begin, kv.count}};
 }
-// [heads]
 
 namespace {
 
@@ -93,7 +91,6 @@ Tensor UlyssesAttention::to_heads(const Tensor& x, HeadsOf heads, std::string_vi
 }
 // [to_heads]
 
-// [to_rows]
 Tensor UlyssesAttention::to_rows(const Tensor& y, HeadsOf heads, int64_t all_heads) const {
   const int64_t B = y.size(0), u = members(), rows = y.size(1) / u, D = y.size(3);
   Tensor parts = Tensor::empty({u * B, rows, y.size(2), D}, y.dtype());
@@ -126,7 +123,6 @@ Tensor UlyssesAttention::to_rows(const Tensor& y, HeadsOf heads, int64_t all_hea
   }
   return x;
 }
-// [to_rows]
 
 std::vector<UlyssesAttention::Run> UlyssesAttention::runs(int64_t rows, int64_t member) const {
   if (group().config().cp_layout == "contiguous") return {{0, member * rows, rows}};
@@ -134,7 +130,6 @@ std::vector<UlyssesAttention::Run> UlyssesAttention::runs(int64_t rows, int64_t 
   return {{0, member * half, half}, {half, (members() + member) * half, half}};
 }
 
-// [ulysses_footprint]
 Footprint UlyssesAttention::footprint(const PassShape& shape) const {
   PassShape by_head = shape;
   by_head.seq_len = members() * shape.seq_len;
@@ -147,6 +142,5 @@ Footprint UlyssesAttention::footprint(const PassShape& shape) const {
   result.kept.push_back({"attention", out});  // of the own rows, for the projection that follows
   return result;
 }
-// [ulysses_footprint]
 
 }  // namespace usp

@@ -46,7 +46,6 @@ void Unit::slice_into(Tensor Parameter::*member, const Tensor& flat) {
   }
 }
 
-// [cut]
 std::vector<Unit> cut_into_units(ParameterList& parameters) {
   std::vector<Unit> units;
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -58,7 +57,6 @@ std::vector<Unit> cut_into_units(ParameterList& parameters) {
   }
   return units;
 }
-// [cut]
 
 int64_t rounds_of_step(const DataParallelConfig& config, int64_t micro_batches) {
   const bool once = kKept[config.zero_stage].gradients == Kept::whole;
@@ -71,14 +69,11 @@ bool adds_up_before_reduction(const TrainConfig& config) {
 }
 
 DType dtype_of_reduction(const TrainConfig& config) {
-  const GradAccumulation accumulation = parse_grad_accumulation(config.grad_accumulation);
   // Reduced micro-batch by micro-batch, gradients travel before they are added to anything.
   const bool not_added = kKept[config.data_parallel.zero_stage].gradients == Kept::shard &&
                          config.data_parallel.reduce_after == "micro_batch";
-  const bool weights_dtype = accumulation == GradAccumulation::bf16 ||
-                             (accumulation == GradAccumulation::both && not_added);
-  const DType dtype = parse_dtype(config.dtype);
-  return weights_dtype ? dtype : accumulate_dtype(dtype);
+  if (not_added && config.grad_accumulation == "both") return parse_dtype(config.dtype);
+  return dtype_of_gradient_sum(config);
 }
 
 DType dtype_of_gradient_sum(const TrainConfig& config) {
@@ -148,7 +143,6 @@ void ZeroLayout::allocate_weights(Unit& unit) {
 }
 // [allocate_weights]
 
-// [allocate_gradients]
 /// The same of gradients. With `both`, each micro-batch's have memory of their own as well.
 void ZeroLayout::allocate_gradients(Unit& unit, bool both) {
   const int64_t whole = unit.length * unit.shard_group->size();
@@ -162,9 +156,7 @@ void ZeroLayout::allocate_gradients(Unit& unit, bool both) {
   unit.slice_into(both ? &Parameter::main_grad : &Parameter::grad, unit.gradient);
   if (both) unit.slice_into(&Parameter::grad, zeros(Category::gradients, unit.numel, dtype_));
 }
-// [allocate_gradients]
 
-// [share_out]
 /// Which elements of each parameter this rank updates, and where they lie in its parts.
 void ZeroLayout::share_out(Unit& unit) {
   const int64_t begin = unit.shard_group->rank() * unit.length;  // of the unit
@@ -183,7 +175,6 @@ void ZeroLayout::share_out(Unit& unit) {
     offset += numel;
   }
 }
-// [share_out]
 
 /// Ranks that add up the shards of a weight must hold the same elements of it.
 void ZeroLayout::check_copies(const ParameterList& parameters, const Mesh& mesh) {

@@ -74,7 +74,6 @@ void ExpertLoad::sum(const Tensor& numbers) const {
   for (const Communicator& group : summed_over_) group.all_reduce(numbers);
 }
 
-// [end_step]
 void ExpertLoad::end_step() {
   if (layers_.empty()) return;
   ops::copy(before_, counts_);
@@ -85,7 +84,6 @@ void ExpertLoad::end_step() {
     }
   }
 }
-// [end_step]
 
 std::vector<SeenLoad> ExpertLoad::seen(int64_t tokens) const {
   std::vector<SeenLoad> seen;
@@ -134,8 +132,7 @@ std::string expert_metrics(const ExpertLoad& load, const TrainConfig& config,
 
 std::vector<Communicator> workers_of_stages(const TrainConfig& config, const Mesh& mesh) {
   std::vector<Communicator> groups = {mesh.stage()};
-  const Stages stages = config.pipeline.schedule(config.grad_acc_steps).stages;
-  if (stages.placement == Placement::mirror) groups.push_back(mesh.group("mirror"));
+  if (config.pipeline.mirrors(config.grad_acc_steps)) groups.push_back(mesh.group("mirror"));
   return groups;
 }
 

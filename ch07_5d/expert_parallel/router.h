@@ -85,7 +85,6 @@ class Router {
   /// The choices without those for which an expert has no room.
   Tensor drop(const Tensor& choices, const SampleCounts& samples, const Pass& pass) const;
   void record(const Tensor& choices, const Tensor& kept, const Tensor& scores) const;
-  Tensor as_tensor(const std::vector<int64_t>& counts, int64_t runs, DType dtype) const;
 
   void add_losses(const Saved& saved, const Pass& pass) const;
   /// Load by which the balance loss multiplies scores: the sample's counts, or those of the batch

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -15,17 +16,9 @@
 namespace usp {
 
 double WorkTimes::of(Work work) const {
-  switch (work) {
-    case Work::F:
-      return forward;
-    case Work::B:
-      return input_gradient;
-    case Work::W:
-      return weight_gradient;
-    case Work::BW:
-      return input_gradient + weight_gradient;
-  }
-  return 0;
+  const double times[] = {forward, input_gradient, weight_gradient,  // in the order of Work
+                          input_gradient + weight_gradient};
+  return times[static_cast<int>(work)];
 }
 
 double SimulatedSchedule::bubble() const {
@@ -55,7 +48,6 @@ class Walk {
     result_.most_in_flight.resize(next_.size());
   }
 
-  // [walk]
   /// Whether every rank gets to its end.
   bool run() {
     return run([](size_t, size_t, double) {});
@@ -77,7 +69,6 @@ class Walk {
     }
     return !stuck();
   }
-  // [walk]
 
   /// A rank that has actions left.
   std::optional<size_t> stuck() const {
@@ -135,7 +126,6 @@ class Walk {
     return next_[rank] + (there_at(rank, next_actions(rank)[0]) ? 1 : 0);
   }
 
-  // [need]
   /// What an action reads that another stage makes.
   std::optional<Step> need(size_t rank, const Action& action) const {
     const bool backward = action.work != Work::F;
@@ -146,7 +136,6 @@ class Walk {
     const Place place = stages.place_of(from, action.micro_batch, schedule_.micro_batches);
     return Step{place, action.micro_batch, backward};
   }
-  // [need]
 
   /// The next action, or those that run in turns.
   std::span<const Action> next_actions(size_t rank) const {
@@ -197,7 +186,6 @@ class Walk {
 
 }  // namespace
 
-// [in_turns]
 namespace {
 
 bool can_take_turns(const Action& one, const Action& other) {
@@ -218,9 +206,7 @@ Schedule in_turns(Schedule schedule, const WorkTimes& times) {
   });
   return schedule;
 }
-// [in_turns]
 
-// [check]
 void check_schedule(const Schedule& schedule, std::string_view name) {
   const Stages& stages = schedule.stages;
   const int64_t m = schedule.micro_batches;
@@ -236,7 +222,8 @@ void check_schedule(const Schedule& schedule, std::string_view name) {
         name, stages.ranks, m, stages.ranks + stages.ranks % 2, m + m % 2);
   }
   for (int rank = 0; rank < stages.ranks; ++rank) {
-    std::map<std::pair<int64_t, int64_t>, std::vector<int>> times;  // of chunk, micro-batch
+    // Of chunk and micro-batch: forward, gradient of the input, of the weights.
+    std::map<std::pair<int64_t, int64_t>, std::array<int, 3>> times;
     const auto refuse = [&](size_t index, const Action& action, std::string_view why) {
       usage_error("{}: rank {}, action {}, {}: {}", name, rank, index, to_text(action), why);
     };
@@ -247,8 +234,7 @@ void check_schedule(const Schedule& schedule, std::string_view name) {
       if (stages.place_of(stage, micro_batch, m) != Place{rank, chunk}) {
         refuse(i, action, "this micro-batch passes the stage on the other rank that holds it");
       }
-      std::vector<int>& done = times[{chunk, micro_batch}];
-      done.resize(3);  // forward, gradient of the input, of the weights
+      std::array<int, 3>& done = times[{chunk, micro_batch}];
       const bool b = work == Work::B || work == Work::BW, w = work == Work::W || work == Work::BW;
       if ((work == Work::F && done[0] > 0) || (b && done[1] > 0) || (w && done[2] > 0)) {
         refuse(i, action, "a second time");
@@ -269,8 +255,7 @@ void check_schedule(const Schedule& schedule, std::string_view name) {
       const int64_t stage = stages.stage_of({rank, chunk});
       for (int64_t i = 0; i < m; ++i) {
         if (stages.place_of(stage, i, m) != Place{rank, chunk}) continue;
-        std::vector<int>& done = times[{chunk, i}];
-        done.resize(3);
+        const std::array<int, 3>& done = times[{chunk, i}];
         for (const auto& [which, work] : {std::pair{0, Work::F}, {1, Work::B}, {2, Work::W}}) {
           if (done[which] == 0) {
             usage_error("{}: rank {}: {} is missing", name, rank, to_text({work, i, chunk}));
@@ -283,7 +268,6 @@ void check_schedule(const Schedule& schedule, std::string_view name) {
   Walk walk(schedule, unit);
   if (!walk.run()) usage_error("{}: deadlock: {}", name, walk.who_waits());
 }
-// [check]
 
 bool deadlocks(const Schedule& schedule) {
   const WorkTimes unit;
@@ -295,18 +279,6 @@ SimulatedSchedule simulate_schedule(const Schedule& schedule, const WorkTimes& t
   USP_CHECK(walk.run(), "deadlock: {}", walk.who_waits());
   return walk.result();
 }
-
-namespace {
-
-int64_t passes_in_turns(const Schedule& schedule) {
-  int64_t passes = 0;
-  for (const auto& actions : schedule.actions) {
-    passes += 2 * std::ranges::count_if(actions, &Action::with_next);
-  }
-  return passes;
-}
-
-}  // namespace
 
 std::string to_report(const Schedule& schedule, const WorkTimes& times) {
   const SimulatedSchedule simulated = simulate_schedule(schedule, times);
@@ -325,7 +297,9 @@ std::string to_json(const Schedule& schedule, const WorkTimes& times) {
   const SimulatedSchedule simulated = simulate_schedule(schedule, times);
   const Stages& stages = schedule.stages;
   std::string ranks;
+  int64_t passes_in_turns = 0;
   for (size_t rank = 0; rank < schedule.actions.size(); ++rank) {
+    passes_in_turns += 2 * std::ranges::count_if(schedule.actions[rank], &Action::with_next);
     std::string actions;
     for (size_t i = 0; i < schedule.actions[rank].size(); ++i) {
       const Action& action = schedule.actions[rank][i];
@@ -345,7 +319,7 @@ std::string to_json(const Schedule& schedule, const WorkTimes& times) {
       stages.ranks, stages.count(), schedule.micro_batches, simulated.makespan, simulated.bubble(),
       simulated.inner_bubble(), fmt::join(simulated.most_in_flight, ", "),
       std::ranges::count_if(messages(schedule), [](const auto& m) { return m.from != m.to; }),
-      passes_in_turns(schedule), ranks);
+      passes_in_turns, ranks);
 }
 
 }  // namespace usp

@@ -111,13 +111,8 @@ Pending TensorRegion::leave_backward(const Tensor& dy) const {
 }
 // [edges]
 
-namespace {
-
 constexpr int64_t kChunks = 4;
 
-}  // namespace
-
-// [chunks]
 // [sum_in_chunks]
 Pending TensorRegion::sum_in_chunks(const Shape& shape, DType dtype, const ComputeRows& compute,
                                     bool shares_rows) const {
@@ -162,7 +157,6 @@ void TensorRegion::gather_in_chunks(const Tensor& x, const ComputeRows& use) con
   }
 }
 // [gather_in_chunks]
-// [chunks]
 
 // [halves]
 void TensorRegion::each_half(const Pass& pass, const std::function<void(const Pass&)>& body) const {
@@ -197,7 +191,6 @@ Tensor TensorRegion::own_rows(const Tensor& x) const {
   return x.narrow(0, rank() * rows, rows);
 }
 
-// [weights]
 void TensorRegion::share(Parameter& weight, int axis) const {
   const int64_t length = weight.global_shape[axis];
   const auto [begin, count] = cut(length, rank(), size());
@@ -219,6 +212,5 @@ void TensorRegion::replicate(Parameter& weight) const {
   weight.counted = rank() == 0;
 }
 // [replicate]
-// [weights]
 
 }  // namespace usp

@@ -136,7 +136,6 @@ static void add_flops(const TrainConfig& config, const ModelConfig& m, Predictio
 }
 // [flops]
 
-// [predict]
 // [rank]
 Prediction predict(const TrainConfig& config, int rank) {
   DryRank dry(config, rank);
@@ -161,6 +160,5 @@ Prediction predict(const TrainConfig& config, int rank) {
       fmt::format("{} attention, recompute {}", config.attention, config.recompute);
   return prediction;
 }
-// [predict]
 
 }  // namespace usp

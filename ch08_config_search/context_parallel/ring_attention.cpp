@@ -14,7 +14,6 @@ Tensor of_step(const Tensor& all, int step, int places) {
 
 }  // namespace
 
-// [ring_forward]
 Tensor RingAttention::forward_rows(Tensor qkv, Saved& saved, const Pass& pass) const {
   saved.qkv = qkv;
   if (saved.out.defined()) return saved.out;  // kept while the rest of the block is recomputed
@@ -56,7 +55,6 @@ void RingAttention::forward_steps(KeyExchange& exchange, Saved& saved, const Pas
     ops::copy(saved.out, sum.out);
   }
 }
-// [ring_forward]
 
 void RingAttention::normalise(const Tensor& probs, const Tensor& part_lses, const Tensor& lse,
                               const Pass& pass) const {
@@ -118,13 +116,11 @@ Positions RingAttention::keys_of_step(int step, const Pass& pass) const {
   return group().config().of_ring_place(S, (group().ring_place() - step + n) % n);
 }
 
-// [ring_footprint]
 Footprint RingAttention::footprint(const PassShape& shape) const {
   Footprint result = CoreAttention::footprint(shape);
   if (probabilities() == Probabilities::stored) result.kept.back().bytes *= places();
   if (keeps_through_recompute()) result.kept_through_recompute = {result.kept[1], result.kept[2]};
   return result;
 }
-// [ring_footprint]
 
 }  // namespace usp

@@ -278,7 +278,6 @@ Tensor ExpertGroup::by_rank(const Tensor& rows, const RowCounts& counts) const {
   return regroup(rows, counts, /*by_expert=*/false);
 }
 
-// [regroup]
 Tensor ExpertGroup::regroup(const Tensor& rows, const RowCounts& counts, bool by_expert) const {
   if (size() == 1) return rows;  // one source: both orders are the same
   const int64_t ep = size(), here = std::ssize(counts.of_expert);
@@ -298,6 +297,5 @@ Tensor ExpertGroup::regroup(const Tensor& rows, const RowCounts& counts, bool by
   }
   return regrouped;
 }
-// [regroup]
 
 }  // namespace usp

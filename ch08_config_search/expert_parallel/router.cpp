@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "context_parallel/attention.h"
 #include "expert_parallel/node_dispatch.h"
 #include "tensor/recorder.h"
 #include "tensor/runtime.h"
@@ -26,7 +27,6 @@ Router::Router(const ExpertShape& shape, std::unique_ptr<Linear> linear, const E
       context_(context),
       load_(&load) {}
 
-// [router_forward]
 void Router::forward(const Tensor& x, Saved& saved, Routing& routing, const Pass& pass) const {
   saved.logits = linear_->forward(x, saved.linear, pass);  // [T, E]
   saved.scores = Tensor::empty(saved.logits.shape(), saved.logits.dtype(), "scores");
@@ -37,7 +37,6 @@ void Router::forward(const Tensor& x, Saved& saved, Routing& routing, const Pass
                      shape_.routed_scaling_factor);
   if (pass.mode == Pass::Mode::train) add_losses(saved, pass);
 }
-// [router_forward]
 
 void Router::choose(const Tensor& scores, Routing& routing, Saved& saved, const Pass& pass) const {
   const int64_t T = scores.size(0), E = shape_.num_experts, k = shape_.num_experts_per_tok;
@@ -55,7 +54,8 @@ void Router::choose(const Tensor& scores, Routing& routing, Saved& saved, const 
   if (samples.runs > 0 && balances) {
     saved.load = Tensor::empty({samples.runs, E}, scores.dtype(), "load");
     const CategoryScope small(Category::workspace);
-    ops::copy(saved.load, as_tensor(samples.all, samples.runs, scores.dtype()));
+    const std::vector<double> all(samples.all.begin(), samples.all.end());
+    ops::copy(saved.load, Tensor::from_host(all, saved.load.shape(), scores.dtype()));
   }
   if (samples.runs > 0 && drops) kept = drop(routing.choices, samples, pass);
   if (experts_.nodes() != nullptr) {
@@ -66,7 +66,6 @@ void Router::choose(const Tensor& scores, Routing& routing, Saved& saved, const 
   if (pass.mode == Pass::Mode::train && enters_losses()) record(routing.choices, kept, scores);
 }
 
-// [assign_rows]
 void assign_rows(Routing& routing, const Tensor& destinations, int64_t number, int64_t expected,
                  const ExpertGroup& ranks) {
   routing.slots = Tensor::empty(destinations.shape(), DType::i32, "slots");
@@ -76,9 +75,7 @@ void assign_rows(Routing& routing, const Tensor& destinations, int64_t number, i
   routing.rows = ranks.exchange_counts(counts.view({number}), expected);
   ops::assign_slots(routing.slots, destinations, routing.rows.to_experts);
 }
-// [assign_rows]
 
-// [drop]
 Tensor Router::drop(const Tensor& choices, const SampleCounts& samples, const Pass& pass) const {
   const CategoryScope small(Category::workspace);
   const double mean =
@@ -90,7 +87,6 @@ Tensor Router::drop(const Tensor& choices, const SampleCounts& samples, const Pa
   ops::drop_choices(kept, Tensor::from_host(before, {samples.runs, shape_.num_experts}), capacity);
   return kept;
 }
-// [drop]
 
 void Router::record(const Tensor& choices, const Tensor& kept, const Tensor& scores) const {
   const RecordedPhase counts_tokens("sums over rows");  // what comes back from the host is
@@ -112,11 +108,6 @@ void Router::record(const Tensor& choices, const Tensor& kept, const Tensor& sco
   ops::router_entropy(load_->entropy, scores);
 }
 
-Tensor Router::as_tensor(const std::vector<int64_t>& counts, int64_t runs, DType dtype) const {
-  return Tensor::from_host(std::vector<double>(counts.begin(), counts.end()),
-                           {runs, shape_.num_experts}, dtype);
-}
-
 int64_t run_length(const ContextParallelConfig& context, int64_t rows, int64_t seq_len) {
   int64_t length = rows;
   for (int64_t rank = 0; rank < context.cp_size; ++rank) {
@@ -126,7 +117,6 @@ int64_t run_length(const ContextParallelConfig& context, int64_t rows, int64_t s
   return length;
 }
 
-// [count_samples]
 Router::SampleCounts Router::count_samples(const Tensor& choices, const Pass& pass) const {
   const CategoryScope small(Category::workspace);
   const int64_t T = choices.size(0), E = shape_.num_experts;
@@ -159,7 +149,6 @@ Router::SampleCounts Router::count_samples(const Tensor& choices, const Pass& pa
   }
   return result;
 }
-// [count_samples]
 
 Tensor Router::gather_from_sample(Tensor numbers, const Pass& pass) const {
   if (!experts_.config().expert_tp && region_.shares_rows(pass)) {
@@ -172,7 +161,6 @@ Tensor Router::gather_from_sample(Tensor numbers, const Pass& pass) const {
   return all;
 }
 
-// [losses]
 double Router::balance_scale(const Pass& pass) const {
   // Counts over their mean are 1 where all experts are alike.
   const ExpertConfig& config = experts_.config();
@@ -196,9 +184,7 @@ void Router::add_losses(const Saved& saved, const Pass& pass) const {
 Tensor Router::load_of(const Saved& saved) const {
   return saved.load.defined() ? saved.load : load_->before.view({1, shape_.num_experts});
 }
-// [losses]
 
-// [router_backward]
 Tensor Router::backward(const Tensor& dgates, Saved& saved, const Routing& routing, Grads& grads,
                         const Pass& pass) const {
   const ExpertConfig& config = experts_.config();
@@ -214,17 +200,10 @@ Tensor Router::backward(const Tensor& dgates, Saved& saved, const Routing& routi
   if (config.router_z_loss_coef > 0 && enters_losses()) {
     ops::z_loss_backward(dlogits, saved.logits, config.router_z_loss_coef * pass.loss_scale);
   }
-  const DType dtype = saved.linear.x.dtype();
-  Tensor rounded = dlogits;
-  if (dtype != dlogits.dtype()) {
-    rounded = Tensor::empty(dlogits.shape(), dtype);
-    ops::copy(rounded, dlogits);
-  }
+  const Tensor rounded = in_dtype(dlogits, saved.linear.x.dtype());
   return linear_->backward(rounded, saved.linear, grads, pass);
 }
-// [router_backward]
 
-// [router_footprint]
 Footprint Router::footprint(const PassShape& shape) const {
   const ExpertConfig& config = experts_.config();
   const int64_t T = config.expert_tp ? shape.tokens() : shape.rows();
@@ -247,6 +226,5 @@ Footprint Router::footprint(const PassShape& shape) const {
   result.keep(result.kept_through_recompute);
   return result;
 }
-// [router_footprint]
 
 }  // namespace usp

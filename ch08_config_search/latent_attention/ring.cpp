@@ -18,7 +18,6 @@ Tensor compressed(const Tensor& latents, int64_t C) {
 
 }  // namespace
 
-// [spread]
 void spread_heads(const Tensor& kv, const Tensor& expanded, const Tensor& k_rope,
                   const MlaShape& shape) {
   const int64_t N = expanded.size(2), nope = shape.qk_nope_head_dim, V = shape.v_head_dim;
@@ -49,9 +48,7 @@ Tensor shared_key_gradient(const Tensor& dkv, DType acc, const MlaShape& shape) 
   }
   return sum;
 }
-// [spread]
 
-// [expand]
 Tensor LatentExpansion::expand(const Tensor& latents) const {
   const int64_t B = latents.size(0), S = latents.size(1), C = shape_.kv_lora_rank;
   const DType dtype = latents.dtype();
@@ -83,19 +80,12 @@ void LatentExpansion::add_weight_gradient(const Tensor& weight_sum, Grads& grads
     ops::copy(weight->grad, weight_sum);  // rounded once, where gradients are kept in bf16
   });
 }
-// [expand]
 
 namespace {
-
-/// What is done for another place's block is done there too.
-void count_as_again(std::optional<RecomputeScope>& scope, bool again) {
-  if (again) scope.emplace();
-}
 
 /// Whether a step's block is read here.
 using Reads = std::function<bool(int step)>;
 
-// [expanded_keys]
 /// Keys and values made of latents when those arrive.
 class ExpandedKeys : public KeyExchange {
  public:
@@ -111,8 +101,8 @@ class ExpandedKeys : public KeyExchange {
     here_ = latents_->next();
     ++step_;
     if (!reads_here()) return {};
-    std::optional<RecomputeScope> scope;
-    count_as_again(scope, made_before_ || step_ > 0);
+    std::optional<RecomputeScope> again;  // another place's block is made there too
+    if (made_before_ || step_ > 0) again.emplace();
     return expansion_.expand(here_);
   }
 
@@ -128,9 +118,7 @@ class ExpandedKeys : public KeyExchange {
   Tensor here_;
   int step_ = -1;
 };
-// [expanded_keys]
 
-// [compressed_gradients]
 /// A step's gradient of keys and values becomes one of latents before it is passed on.
 class CompressedGradients : public GradientExchange {
  public:
@@ -149,8 +137,8 @@ class CompressedGradients : public GradientExchange {
   }
   void pass_on(const Tensor& dkv) override {
     if (keys_.reads_here()) {
-      std::optional<RecomputeScope> scope;
-      count_as_again(scope, keys_.step() > 0);
+      std::optional<RecomputeScope> again;
+      if (keys_.step() > 0) again.emplace();
       expansion_.backward(dlatents_, weight_sum_, dkv, keys_.here());
     }
     latents_->pass_on(dlatents_);
@@ -165,11 +153,9 @@ class CompressedGradients : public GradientExchange {
   const LatentExpansion& expansion_;
   Tensor weight_sum_, dlatents_;
 };
-// [compressed_gradients]
 
 }  // namespace
 
-// [latent_ring]
 Tensor LatentRing::attend_latents(Tensor q, const Tensor& latents, Saved& saved,
                                   const Pass& pass) const {
   saved.qkv = std::move(q);
@@ -193,21 +179,17 @@ LatentRing::Gradients LatentRing::backward_latents(const Tensor& dout, const Ten
   expansion_.add_weight_gradient(gradients.weight_sum(), grads);
   return {dq, gradients.own()};
 }
-// [latent_ring]
 
-// [latent_ring_footprint]
 Footprint LatentRing::footprint(const PassShape& shape) const {
   Footprint result = RingAttention::footprint(shape);
   result.kept[0] = {"q", shape.tokens() * num_heads() * head_dim() * shape.own()};
   return result;
 }
-// [latent_ring_footprint]
 
 bool passes_latents_on(const ModelConfig& model, const ContextParallelConfig& context) {
   return model.mla.on() && context.cp_size > 1 && context.head_ranks() == 1;
 }
 
-// [again]
 double expansion_flops_again(const TrainConfig& config) {
   const ContextParallelConfig& cp = config.context_parallel;
   if (!passes_latents_on(config.model, cp)) return 0;
@@ -224,6 +206,5 @@ double expansion_flops_again(const TrainConfig& config) {
   const int64_t rows = config.model.num_heads * (mla.qk_nope_head_dim + mla.v_head_dim);
   return 2 * double(products) * double(rows * mla.kv_lora_rank);
 }
-// [again]
 
 }  // namespace usp

@@ -22,7 +22,6 @@ Schedule empty_schedule(const ScheduleRequest& request, Placement placement = Pl
           std::vector<Actions>(size_t(request.ranks))};
 }
 
-// [naive]
 /// One micro-batch is in the pipeline at a time.
 Schedule naive(const ScheduleRequest& request) {
   Schedule schedule = empty_schedule(request);
@@ -34,9 +33,7 @@ Schedule naive(const ScheduleRequest& request) {
   }
   return schedule;
 }
-// [naive]
 
-// [afab]
 /// All forward, all backward; with several chunks one chunk after the other.
 Schedule afab(const ScheduleRequest& request) {
   Schedule schedule = empty_schedule(request);
@@ -51,7 +48,6 @@ Schedule afab(const ScheduleRequest& request) {
   }
   return schedule;
 }
-// [afab]
 
 // [one_f_one_b]
 /// One forward, one backward: a rank begins backward as soon as the first gradient can have come
@@ -73,7 +69,6 @@ Schedule one_f_one_b(const ScheduleRequest& request) {
 }
 // [one_f_one_b]
 
-// [in_runs]
 /// One forward, one backward on several chunks: a rank runs `run` micro-batches through a chunk,
 /// then the same ones through its next. `further`: forward passes ahead of those that fill the
 /// pipeline.
@@ -113,7 +108,6 @@ Schedule in_runs(const ScheduleRequest& request, int64_t run) {
   }
   return schedule;
 }
-// [in_runs]
 
 // [zero_bubble]
 /// As 1F1B, but the gradients of weights wait: on rank r up to `patience` r of them, until nothing
@@ -138,7 +132,6 @@ Schedule zero_bubble(const ScheduleRequest& request, int64_t patience) {
 }
 // [zero_bubble]
 
-// [dualpipe]
 /// Micro-batches enter at both ends: here each rank has a near chunk, close to where its
 /// micro-batches come in, and a far one, close to where they turn. `depth`: ranks between the end
 /// and the middle.
@@ -186,9 +179,7 @@ Schedule dualpipe(const ScheduleRequest& request, Placement placement) {
   }
   return schedule;
 }
-// [dualpipe]
 
-// [list]
 /// A list scheduler: of all ranks, the one that can begin something first does so; a gradient of an
 /// input before a forward pass, that before the gradients of weights. A rank has at most `limit`
 /// micro-batches in flight.
@@ -235,7 +226,6 @@ Schedule list_schedule(const ScheduleRequest& request, Placement placement, int6
   }
   return schedule;
 }
-// [list]
 
 /// Refuses what a schedule cannot take.
 void check_request(const std::string& name, const ScheduleRequest& request) {

@@ -129,7 +129,6 @@ ContextGroup::ContextGroup(const ContextParallelConfig& config, const Communicat
   ring_gradients_->connect_pairs(neighbors);
 }
 
-// [take_rows]
 void ContextGroup::take_rows(std::span<const int32_t> tokens, std::span<const int32_t> targets,
                              Pass& pass, std::vector<int32_t> begins) const {
   const int64_t S = pass.seq_len;
@@ -143,7 +142,6 @@ void ContextGroup::take_rows(std::span<const int32_t> tokens, std::span<const in
   pass.documents =
       Documents(take_positions(begins, S, attended(S)), {pass.num_samples, attended(S).count()});
 }
-// [take_rows]
 
 std::vector<int32_t> take_positions(std::span<const int32_t> samples, int64_t S,
                                     const Positions& positions) {

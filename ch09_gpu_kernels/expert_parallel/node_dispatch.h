@@ -79,8 +79,6 @@ class FanIn : public Segment {
 struct DispatchRows {
   int64_t between_nodes = 0;
   int64_t in_nodes = 0;
-
-  DispatchRows& operator+=(const DispatchRows& other);
 };
 
 /// Rows that the tokens of rank `rank` of ep cause, by the choices [T, k] of theirs that are kept
@@ -88,9 +86,5 @@ struct DispatchRows {
 DispatchRows rows_on_their_way(std::span<const int64_t> choices, int64_t k, int64_t E, int64_t rank,
                                int64_t ep, int64_t in_node, bool by_node);
 // [traffic]
-
-/// The most nodes that a token of such a model is sent to, where experts lie on n nodes. That is
-/// route_nodes if every node has whole groups of experts.
-int64_t most_nodes_of_token(const ExpertShape& shape, int64_t n);
 
 }  // namespace usp

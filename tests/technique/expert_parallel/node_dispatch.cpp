@@ -171,12 +171,24 @@ Outcome run_layer(const NodeCase& c, const char* dispatch) {
   return whole;
 }
 
+/// The most nodes that a token of such a model is sent to, where experts lie on n nodes. That is
+/// route_nodes if every node has whole groups of experts.
+int64_t most_nodes_of_token(const ExpertShape& shape, int64_t n) {
+  const int64_t groups = shape.expert_nodes, limit = shape.nodes_of_token();
+  int64_t nodes = n;
+  if (groups % n == 0) nodes = limit;
+  if (n % groups == 0) nodes = limit * (n / groups);  // each of them over several nodes
+  return std::min({nodes, n, shape.num_experts_per_tok});
+}
+
 /// The formula, from the choices of all ranks.
 DispatchRows rows_of(const NodeCase& c, const Outcome& direct, bool by_node) {
   DispatchRows rows;
   for (int64_t r = 0; r < c.ep; ++r) {
-    rows += rows_on_their_way(direct.kept[r], c.k, kExperts, r, c.ep, std::min(c.node_size, c.ep),
-                              by_node);
+    const auto [between_nodes, in_nodes] = rows_on_their_way(direct.kept[r], c.k, kExperts, r, c.ep,
+                                                             std::min(c.node_size, c.ep), by_node);
+    rows.between_nodes += between_nodes;
+    rows.in_nodes += in_nodes;
   }
   return rows;
 }
