@@ -69,7 +69,7 @@ TrainConfig zero_training(int64_t ranks, const ZeroCase& c) {
   return config;
 }
 
-TEST_CASE("ranks on a GPU train as one on the CPU: data parallelism and ZeRO") {
+TEST_CASE("ranks on a GPU train as one on the CPU: data parallelism and ZeRO", "[streams]") {
   const TrainConfig parity = parity_config();
   const RandomTokens tokens(parity.model.vocab_size);
   const TokenFile file(tokens.path(), 2, parity.model.vocab_size);
@@ -280,7 +280,7 @@ TEST_CASE("a pipeline on GPUs learns times of the GPUs, and agrees on them") {
 #endif
 
 #if __has_include("expert_parallel/router.h")
-TEST_CASE("ranks on a GPU train as one on the CPU: experts") {
+TEST_CASE("ranks on a GPU train as one on the CPU: experts", "[streams]") {
   std::vector<ExpertCase> cases = {plain_experts(2, 2), plain_experts(3, 3), plain_experts(4, 2),
                                    plain_experts(2, 4), plain_experts(1, 2)};
   cases[1].experts = 6;

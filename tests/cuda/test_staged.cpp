@@ -181,7 +181,8 @@ std::vector<Outcome> without_headers(std::vector<Outcome> outcomes) {
   return outcomes;
 }
 
-TEST_CASE("ranks on a GPU exchange what ranks on the CPU exchange, bit for bit and byte for byte") {
+TEST_CASE("ranks on a GPU exchange what ranks on the CPU exchange, bit for bit and byte for byte",
+          "[streams]") {
   const StreamOrder order;
   for (int ranks : {2, 3, 4}) {
     for (DType dtype : kFloatDTypes) {
@@ -205,7 +206,7 @@ TEST_CASE("eight ranks on a GPU exchange what eight on the CPU do, by the host a
   REQUIRE(nccl);
 }
 
-TEST_CASE("a reduction in pieces has the same bits on a GPU") {
+TEST_CASE("a reduction in pieces has the same bits on a GPU", "[streams]") {
   const StreamOrder order;
   const bool same = exchange(3, DType::f32, 3001, Device::cuda, /*scratch=*/1000) ==
                     exchange(3, DType::f32, 3001, Device::cpu, /*scratch=*/1000);
@@ -266,7 +267,8 @@ class SideBySide {
   std::atomic<int64_t> there_ = 0, queued_ = 0, back_ = 0;  ///< bytes; queued: for the way back
 };
 
-TEST_CASE("pieces of a reduction go to the host, are summed and go back to the GPU side by side") {
+TEST_CASE("pieces of a reduction go to the host, are summed and go back to the GPU side by side",
+          "[streams]") {
   const StreamOrder order;
   const int ranks = GENERATE(2, 3);
   const bool all = GENERATE(true, false);  // all-reduce, or reduce-scatter
@@ -311,7 +313,8 @@ TEST_CASE("pieces of a reduction go to the host, are summed and go back to the G
       20, Device::cuda);
 }
 
-TEST_CASE("NCCL's ranks exchange what ranks on the CPU exchange, and count it as they do") {
+TEST_CASE("NCCL's ranks exchange what ranks on the CPU exchange, and count it as they do",
+          "[streams]") {
   const StreamOrder order;
   for (int ranks : {2, 3, 4}) {
     for (DType dtype : kFloatDTypes) {
@@ -346,7 +349,7 @@ Tensor numbers(int64_t count, double first) {
   return Tensor::from_host(values, {count}, DType::f64);
 }
 
-TEST_CASE("the host waits for no message of NCCL's, and reads what it has brought") {
+TEST_CASE("the host waits for no message of NCCL's, and reads what it has brought", "[streams]") {
   const StreamOrder order;
   run_threads(
       3,
@@ -393,7 +396,8 @@ TEST_CASE("what a GPU computes meanwhile does not wait for a message of NCCL's")
       60, Device::cuda);
 }
 
-TEST_CASE("NCCL's collectives of several groups begin in the order in which they were queued") {
+TEST_CASE("NCCL's collectives of several groups begin in the order in which they were queued",
+          "[streams]") {
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     emulator::Options options = with_little_patience();
     options.streams = emulator::Order::shuffled;
@@ -416,7 +420,8 @@ TEST_CASE("NCCL's collectives of several groups begin in the order in which they
   }
 }
 
-TEST_CASE("what has arrived is not overwritten by the next message before it is on the GPU") {
+TEST_CASE("what has arrived is not overwritten by the next message before it is on the GPU",
+          "[streams]") {
   const StreamOrder order;
   run_threads(
       2,
@@ -476,7 +481,7 @@ TEST_CASE("pinned memory of sizes that come no more is given back, and no messag
   REQUIRE(kept + 8000000 < all);
 }
 
-TEST_CASE("a GPU's memory is not used again before wait()") {
+TEST_CASE("a GPU's memory is not used again before wait()", "[streams]") {
   const StreamOrder order;
   run_threads(
       2,

@@ -21,8 +21,9 @@ constexpr uint32_t kNoEpoch = ~uint32_t{0};  // of readers in several launches
 constexpr int kWarp = 32;
 
 uint32_t epoch = 1, block_epoch = 1, launch_epoch = 1;
-uint32_t known_epoch = 1;  // all launches before are over when the running one begins
-bool by_launches = false;  // the race that was found last
+uint32_t known_epoch = 1;      // all launches before are over when the running one begins
+Work running_call{};           // the running operation, where it is no kernel
+const Work* racing = nullptr;  // the other side of the race that was found last, if of a stream
 /// Launches that read the same, in streams that nothing orders: by their first epochs. A reader
 /// that is one of these has its place as clock.
 std::vector<std::vector<uint32_t>> reading_launches;
@@ -56,7 +57,9 @@ int find_thread_locals(dl_phdr_info* info, size_t, void* range) {
 
 /// May the launch go on beside the running one?
 [[gnu::noinline]] bool unordered_launch(uint32_t of_launch) {
-  return by_launches = !launch_is_known(of_launch);
+  const Work* work = unordered_work(of_launch);
+  if (work != nullptr) racing = work;
+  return work != nullptr;
 }
 [[gnu::noinline]] bool unordered_launches(const Access& readers) {
   return std::ranges::any_of(reading_launches[readers.clock], unordered_launch);
@@ -125,13 +128,14 @@ void remember_in_set(Access& reader) {
   set.push_back({1u << current->lane, current->releases, warp, current->clock});
 }
 
-/// Launches that read, and now the running one too. `readers` is one of them, or several.
-[[gnu::noinline]] void remember_launch(Access& readers) {
+/// Launches that read, and now the running one too, by `mine`. `readers` is one of them, or
+/// several.
+[[gnu::noinline]] void remember_launch(Access& readers, const Access& mine) {
   std::vector<uint32_t> launches{readers.epoch};
   if (readers.epoch == kNoEpoch) launches = reading_launches[readers.clock];
-  std::erase_if(launches, launch_is_known);
+  std::erase_if(launches, [](uint32_t launch) { return unordered_work(launch) == nullptr; });
   if (launches.empty()) {
-    readers = now(0);
+    readers = mine;
     return;
   }
   launches.push_back(launch_epoch);
@@ -148,10 +152,10 @@ void remember_in_set(Access& reader) {
 USP_INLINE void remember_reader(Access& reader, bool shared) {
   const int warp = current->number / kWarp;
   if (reader.epoch < (shared ? block_epoch : launch_epoch)) {
-    if (!shared && reader.epoch >= known_epoch) return remember_launch(reader);
+    if (!shared && reader.epoch >= known_epoch) return remember_launch(reader, now(0));
     reader = now(0);
   } else if (reader.epoch == kNoEpoch) {
-    remember_launch(reader);
+    remember_launch(reader, now(0));
   } else if (reader.epoch < block_epoch) {
     reader = {epoch, kSeveralWarps, 0, 0};  // and another block
   } else if (reader.epoch < epoch || reader.thread == current->number) {
@@ -183,10 +187,13 @@ USP_INLINE bool races(std::span<Cell> cells, bool write, bool atomic, bool share
 }
 
 [[gnu::noinline]] void report_race(bool write, const char* where, const void* pc) {
-  const char* other = std::exchange(by_launches, false)
-                          ? " memory that a kernel of another stream uses without an event between"
-                          : " memory that another thread uses without a barrier between";
-  problem("race", std::string(write ? "writes " : "reads ") + where + other, pc);
+  const std::string access = std::string(write ? "writes " : "reads ") + where + " memory that ";
+  if (const Work* work = std::exchange(racing, nullptr)) {
+    problem("race", access + work->what + " of another stream uses without an event between", pc,
+            work->place);
+  } else {
+    problem("race", access + "another thread uses without a barrier between", pc);
+  }
 }
 
 /// What ends a kernel on a GPU ends it here.
@@ -299,9 +306,10 @@ void check_copy(const void* address, size_t bytes, bool write, const void* pc) {
   check_global(address, bytes, write, false, pc);
 }
 
-void begin_launch(size_t dynamic_bytes, bool checked) {
+void begin_launch(const Launch& launch, bool checked) {
+  const size_t dynamic_bytes = launch.dynamic_bytes;
   launch_epoch = ++epoch;
-  known_epoch = checked ? note_launch(epoch) : epoch;
+  known_epoch = checked ? note_work(epoch, {"a kernel", place_of(launch.kernel)}) : epoch;
   dl_iterate_phdr(find_thread_locals, &statics);
   if (statics.cells.bytes() != statics.bytes) statics.cells = Cells(statics.bytes);
   dynamic.begin = static_cast<char*>(dynamic_shared_memory());
@@ -396,6 +404,44 @@ uint32_t current_epoch() { return epoch; }
 void begin_epoch() { ++epoch; }
 
 void forget_initialised() { everything_initialised = true; }
+
+void begin_call(const Work& work) {
+  running_call = work;
+  launch_epoch = block_epoch = ++epoch;
+  known_epoch = note_work(epoch, work);
+}
+
+void check_call(const void* address, size_t bytes, bool write) {
+  if (!options.checks || everything_initialised || !is_allocated(address, bytes)) return;
+  const Access mine{epoch, 0, 0, 0};
+  // Most cells are like the one before.
+  uint32_t asked = 0;
+  bool answer = false;
+  const auto unordered = [&](const Access& past) {
+    if (past.epoch == kNoEpoch) return unordered_launches(past);
+    if (past.epoch < known_epoch || past.epoch >= launch_epoch) return false;
+    if (asked != past.epoch) answer = unordered_launch(asked = past.epoch);
+    return answer;
+  };
+  bool race = false;
+  for (Cell& cell : allocation_at(address)->cells_of(address, bytes)) {
+    race |= unordered(cell.writer);
+    if (write) {
+      race |= unordered(cell.reader);
+      cell.writer = mine;
+    } else if (cell.reader.epoch < known_epoch) {
+      cell.reader = mine;
+    } else if (cell.reader.epoch != epoch) {
+      remember_launch(cell.reader, mine);
+    }
+  }
+  if (!race) return;
+  const Work& other = *std::exchange(racing, nullptr);
+  problem("race",
+          std::string(running_call.what) + (write ? " writes" : " reads") + " global memory that " +
+              other.what + " of another stream uses without an event between",
+          running_call.place, other.place);
+}
 
 void check_read(const void* address, size_t bytes, const char* who) {
   if (!is_allocated(address, bytes)) {

@@ -15,6 +15,7 @@ std::map<const char*, size_t>& pinned() {
 }
 
 struct Copy {
+  const void* place;  // of the call
   char* to;
   size_t to_pitch;
   const char* from;
@@ -29,9 +30,12 @@ bool fits(const void* address, size_t pitch, const Copy& copy, bool device) {
 }
 
 void run(const Copy& copy) {
+  begin_call({"a copy", copy.place});
   for (size_t row = 0; row < copy.height; ++row) {
     char* to = copy.to + row * copy.to_pitch;
     const char* from = copy.from + row * copy.from_pitch;
+    check_call(from, copy.width, false);
+    check_call(to, copy.width, true);
     if (copy.to_device && copy.from_device) {
       Allocation *there = allocation_at(to), *here = allocation_at(from);
       std::memmove(there->initialised + (to - there->base), here->initialised + (from - here->base),
@@ -91,12 +95,22 @@ cudaError_t start(Copy copy, cudaMemcpyKind kind, cudaStream_t stream) {
   return copy.to_device || is_pinned(copy.to) ? cudaSuccess : wait_for(stream);
 }
 
-cudaError_t fill(void* address, int value, size_t bytes, bool initialised, cudaStream_t stream) {
+cudaError_t copy(const void* place, void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                 size_t width, size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
+  return remember(start({place, static_cast<char*>(to), to_pitch, static_cast<const char*>(from),
+                         from_pitch, width, height, false, false},
+                        kind, stream));
+}
+
+cudaError_t fill(const Work& work, void* address, int value, size_t bytes, bool initialised,
+                 cudaStream_t stream) {
   if (bytes == 0) return cudaSuccess;
   if (!is_stream(stream) || !of_this_device(stream, "a fill"))
     return cudaErrorInvalidResourceHandle;
   if (!is_allocated(address, bytes)) return cudaErrorInvalidValue;
   enqueue(stream, initialised ? bytes : kNoTime, [=] {
+    begin_call(work);
+    check_call(address, bytes, true);
     std::memset(address, value, bytes);
     allocation_at(address)->set_initialised(address, bytes, initialised);
   });
@@ -122,7 +136,7 @@ bool is_pinned(const void* address) {
 
 cudaError_t mark_undefined(void* address, size_t bytes, cudaStream_t stream) {
   const Locked locked(lock());
-  return remember(fill(address, 0xff, bytes, false, stream));
+  return remember(fill({"the allocator", USP_PLACE}, address, 0xff, bytes, false, stream));
 }
 
 }  // namespace usp::emulator
@@ -168,29 +182,29 @@ cudaError_t cudaFreeHost(void* address) {
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   USP_CALL();
-  const cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, nullptr);
+  const cudaError_t error = copy(USP_PLACE, to, bytes, from, bytes, bytes, 1, kind, nullptr);
   return error != cudaSuccess ? error : remember(wait_for(nullptr));
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
-  return cudaMemcpy2DAsync(to, bytes, from, bytes, bytes, 1, kind, stream);
+  USP_CALL();
+  return copy(USP_PLACE, to, bytes, from, bytes, bytes, 1, kind, stream);
 }
 
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
                               size_t width, size_t height, cudaMemcpyKind kind,
                               cudaStream_t stream) {
   USP_CALL();
-  return remember(start({static_cast<char*>(to), to_pitch, static_cast<const char*>(from),
-                         from_pitch, width, height, false, false},
-                        kind, stream));
+  return copy(USP_PLACE, to, to_pitch, from, from_pitch, width, height, kind, stream);
 }
 
 cudaError_t cudaMemset(void* address, int value, size_t bytes) {
-  return cudaMemsetAsync(address, value, bytes, nullptr);
+  USP_CALL();
+  return remember(fill({"a fill", USP_PLACE}, address, value, bytes, true, nullptr));
 }
 
 cudaError_t cudaMemsetAsync(void* address, int value, size_t bytes, cudaStream_t stream) {
   USP_CALL();
-  return remember(fill(address, value, bytes, true, stream));
+  return remember(fill({"a fill", USP_PLACE}, address, value, bytes, true, stream));
 }

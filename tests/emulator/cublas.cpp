@@ -79,6 +79,7 @@ void each_line(const Layout& layout, const void* base, int batch, F visit) {
 }
 
 struct Product {
+  const void* place;  // of the call
   cublasLtMatmulDescOpaque_t desc;
   Layout a, b, c, d;
   const void *A, *B, *C;
@@ -135,6 +136,7 @@ bool check_memory(const Product& product, int batch) {
   bool inside = true;
   const auto reads = [](const char* line, size_t bytes) {
     check_read(line, bytes, "cublasLtMatmul");
+    check_call(line, bytes, false);
   };
   each_line(product.a, product.A, batch, reads);
   each_line(product.b, product.B, batch, reads);
@@ -149,7 +151,11 @@ bool check_memory(const Product& product, int batch) {
 }
 
 void run(const Product& product) {
-  if (product.workspace_bytes > 0) std::memset(product.workspace, 0xff, product.workspace_bytes);
+  begin_call({"cublasLtMatmul", product.place});
+  if (product.workspace_bytes > 0) {
+    check_call(product.workspace, product.workspace_bytes, true);
+    std::memset(product.workspace, 0xff, product.workspace_bytes);
+  }
   for (int batch = 0; batch < product.d.batches; ++batch) {
     if (!check_memory(product, batch)) return;
     if (product.desc.scale == CUDA_R_64F) {
@@ -158,6 +164,7 @@ void run(const Product& product) {
       multiply<float>(product, batch);
     }
     each_line(product.d, product.D, batch, [](const char* line, size_t bytes) {
+      check_call(line, bytes, true);
       allocation_at(line)->set_initialised(line, bytes, true);
     });
   }
@@ -271,9 +278,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
        (!is_allocated(workspace, needed) || reinterpret_cast<uintptr_t>(workspace) % 16 != 0))) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
-  enqueue(stream, Ddesc->rows * Ddesc->cols * Ddesc->batches,
-          [product = Product{*desc, *Adesc, *Bdesc, *Cdesc, *Ddesc, A, B, C, D, workspace, needed,
-                             scalar(alpha, desc->scale), scalar(beta, desc->scale),
-                             algo != nullptr && algo->data[5] != 0}] { run(product); });
+  enqueue(
+      stream, Ddesc->rows * Ddesc->cols * Ddesc->batches,
+      [product = Product{USP_PLACE, *desc, *Adesc, *Bdesc, *Cdesc, *Ddesc, A, B, C, D, workspace,
+                         needed, scalar(alpha, desc->scale), scalar(beta, desc->scale),
+                         algo != nullptr && algo->data[5] != 0}] { run(product); });
   return CUBLAS_STATUS_SUCCESS;
 }

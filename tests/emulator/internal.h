@@ -140,6 +140,14 @@ void remember_overwritten(const Allocation& block, const void* address, size_t b
 
 // ---- checks.cpp
 
+/// What an operation of a stream is, for messages: as "a kernel", and where it stands or was
+/// called.
+struct Work {
+  const char* what;
+  const void* place;
+};
+#define USP_PLACE __builtin_return_address(0)  // where the host called the function
+
 /// Whether the address lies in the running kernel's shared memory.
 bool is_shared(const void* address);
 void check_access(const void* address, size_t bytes, bool write, bool atomic, const void* pc);
@@ -160,9 +168,13 @@ void mark_written(const void* address, size_t bytes, bool by_thread);
 uint32_t current_epoch();
 /// What comes is ordered after all accesses of the block.
 void begin_epoch();
-void begin_launch(size_t dynamic_bytes, bool checked);
+void begin_launch(const Launch& launch, bool checked);
 /// `current` is not used: an operation of a library reads or writes device memory.
 void check_read(const void* address, size_t bytes, const char* who);
+/// The running operation is no kernel: what it reads and writes of device memory from here on may
+/// race with what streams do that nothing orders.
+void begin_call(const Work& work);
+void check_call(const void* address, size_t bytes, bool write);
 /// A kernel without instrumentation ran: nobody knows what it has written.
 void forget_initialised();
 
@@ -181,7 +193,9 @@ void replay(std::vector<Event>* logs, int lanes, unsigned over);
 
 // ---- report.cpp
 
-void problem(const std::string& kind, const std::string& detail, const void* pc);
+/// `other`: a second place, whose line ends the sentence.
+void problem(const std::string& kind, const std::string& detail, const void* pc,
+             const void* other = nullptr);
 /// A place in the function's first line, for problem().
 inline const void* place_of(const void* function) { return static_cast<const char*>(function) + 1; }
 bool has_problems();
@@ -204,11 +218,12 @@ cudaError_t wait_for(cudaStream_t stream);
 cudaError_t wait_for_all();
 /// Waits are over: success unless a problem was found.
 cudaError_t outcome();
-/// The running operation is a launch whose accesses have this epoch or a later one. Those of all
-/// launches before the epoch that is returned are known to be over.
-uint32_t note_launch(uint32_t epoch);
-/// Is the launch of that epoch over before the running operation, whatever order streams take?
-bool launch_is_known(uint32_t epoch);
+/// The running operation's accesses have this epoch or a later one. Those of all work before the
+/// epoch that is returned are known to be over.
+uint32_t note_work(uint32_t epoch, const Work& work);
+/// The work of that epoch, unless it is over before the running operation, whatever order streams
+/// take: then nullptr.
+const Work* unordered_work(uint32_t epoch);
 /// May not call the runtime.
 extern thread_local bool in_host_function;
 

@@ -22,6 +22,7 @@ namespace {
 struct Part {
   const void* send = nullptr;
   void* receive = nullptr;
+  size_t received = 0;  // bytes
   bool here = false;
 };
 
@@ -255,7 +256,7 @@ void connect(ncclComm* comm, const Key& key, int mine) {
 
 /// Queues a call: the stream waits until all `parts` are there and `finish` has run, once.
 template <class F>
-ncclResult_t meet(ncclComm_t comm, Key key, int parts, int mine, const Part& part,
+ncclResult_t meet(const Work& work, ncclComm_t comm, Key key, int parts, int mine, const Part& part,
                   const Terms& terms, cudaStream_t stream, F finish) {
   std::this_thread::sleep_for(std::chrono::duration<double>(options.nccl_starts_late));
   const Locked locked(lock());
@@ -275,11 +276,21 @@ ncclResult_t meet(ncclComm_t comm, Key key, int parts, int mine, const Part& par
   // A rank that gives up waits no longer, whatever the others do.
   auto over = std::make_shared<Moment>();
   const size_t bytes_read = terms.bytes;
-  const auto begin = [group = comm->group, meeting = meeting, key, mine, part, bytes_read, finish] {
+  const auto begin = [group = comm->group, meeting = meeting, over, work, key, mine, part,
+                      bytes_read, finish] {
     meeting->parts[mine] = part;
     meeting->parts[mine].here = true;
     const auto here = [](const Part& other) { return other.here; };
     if (meeting->given_up || meeting->disagreed) return;
+    over->known = known_here();
+    begin_call(work);  // until this stream has waited for the others, who may come later
+    check_call(part.send, bytes_read, false);
+    size_t first = 0;
+    if (key[0] == kAllGather && part.send == static_cast<char*>(part.receive) + mine * bytes_read) {
+      check_call(part.receive, mine * bytes_read, true);  // in place: its own part stays
+      first = (mine + 1) * bytes_read;
+    }
+    check_call(static_cast<char*>(part.receive) + first, part.received - first, true);
     if (!std::all_of(meeting->parts.begin(), meeting->parts.end(), here)) return;
     for (const Part& each : meeting->parts) {  // which nobody reads before: it may be given up
       if (each.send != nullptr) check_read(each.send, bytes_read, "NCCL");
@@ -384,10 +395,12 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int 
 
 namespace {
 
-/// Streams go on as if what they wait for were over.
+/// Streams go on as if what they wait for were over, and the host knows that it is.
 void give_up(ncclComm_t comm) {
   for (const auto& wait : comm->under_way) {
-    if (!wait.over->passed) wait.meeting->given_up = wait.over->passed = true;
+    if (wait.over->passed) continue;
+    wait.meeting->given_up = wait.over->passed = true;
+    tell_host(wait.over->known);
   }
 }
 
@@ -437,8 +450,9 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* error) {
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type,
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  return meet(comm, {kAllReduce}, comm->group->ranks, comm->rank, {send, receive},
-              {count * bytes_of(type), type, op}, stream, [=](const Meeting& meeting) {
+  const size_t bytes = count * bytes_of(type);
+  return meet({"ncclAllReduce", USP_PLACE}, comm, {kAllReduce}, comm->group->ranks, comm->rank,
+              {send, receive, bytes}, {bytes, type, op}, stream, [=](const Meeting& meeting) {
                 const std::vector<char> result = reduced(meeting, 0, count, type, op);
                 for (const Part& part : meeting.parts)
                   store(part.receive, result.data(), result.size());
@@ -448,10 +462,11 @@ ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDa
 ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type,
                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   const size_t ranks = comm->group->ranks;
-  return meet(comm, {kReduceScatter}, comm->group->ranks, comm->rank, {send, receive},
-              {ranks * count * bytes_of(type), type, op}, stream, [=](const Meeting& meeting) {
+  const size_t bytes = count * bytes_of(type);
+  return meet({"ncclReduceScatter", USP_PLACE}, comm, {kReduceScatter}, comm->group->ranks,
+              comm->rank, {send, receive, bytes}, {ranks * bytes, type, op}, stream,
+              [=](const Meeting& meeting) {
                 const std::vector<char> result = reduced(meeting, 0, ranks * count, type, op);
-                const size_t bytes = count * bytes_of(type);
                 for (size_t rank = 0; rank < ranks; ++rank) {
                   store(meeting.parts[rank].receive, result.data() + rank * bytes, bytes);
                 }
@@ -461,8 +476,9 @@ ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, nc
 ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
   const size_t bytes = count * bytes_of(type);
-  return meet(comm, {kAllGather}, comm->group->ranks, comm->rank, {send, receive}, {bytes, type},
-              stream, [=](const Meeting& meeting) {
+  return meet({"ncclAllGather", USP_PLACE}, comm, {kAllGather}, comm->group->ranks, comm->rank,
+              {send, receive, bytes * comm->group->ranks}, {bytes, type}, stream,
+              [=](const Meeting& meeting) {
                 std::vector<char> all;
                 for (const Part& part : meeting.parts) {
                   const char* from = static_cast<const char*>(part.send);
@@ -476,8 +492,9 @@ ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDa
                            int root, ncclComm_t comm, cudaStream_t stream) {
   const size_t bytes = count * bytes_of(type);
   const void* from = comm->rank == root ? send : nullptr;
-  return meet(comm, {kBroadcast, root}, comm->group->ranks, comm->rank, {from, receive},
-              {bytes, type}, stream, [=](const Meeting& meeting) {
+  return meet({"ncclBroadcast", USP_PLACE}, comm, {kBroadcast, root}, comm->group->ranks,
+              comm->rank, {from, receive, bytes}, {bytes, type}, stream,
+              [=](const Meeting& meeting) {
                 for (const Part& part : meeting.parts)
                   store(part.receive, meeting.parts[root].send, bytes);
               });
@@ -485,11 +502,11 @@ ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDa
 
 namespace {
 
-ncclResult_t pair(const void* send, void* receive, size_t count, ncclDataType_t type, int from,
-                  int to, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t pair(const Work& work, const void* send, void* receive, size_t count,
+                  ncclDataType_t type, int from, int to, ncclComm_t comm, cudaStream_t stream) {
   const size_t bytes = count * bytes_of(type);
-  return meet(comm, {kPair, from, to}, 2, receive != nullptr, {send, receive}, {bytes, type},
-              stream, [=](const Meeting& meeting) {
+  return meet(work, comm, {kPair, from, to}, 2, receive != nullptr, {send, receive, bytes},
+              {bytes, type}, stream, [=](const Meeting& meeting) {
                 store(meeting.parts[1].receive, meeting.parts[0].send, bytes);
               });
 }
@@ -498,12 +515,13 @@ ncclResult_t pair(const void* send, void* receive, size_t count, ncclDataType_t 
 
 ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer,
                       ncclComm_t comm, cudaStream_t stream) {
-  return pair(send, nullptr, count, type, comm->rank, peer, comm, stream);
+  return pair({"ncclSend", USP_PLACE}, send, nullptr, count, type, comm->rank, peer, comm, stream);
 }
 
 ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  return pair(nullptr, receive, count, type, peer, comm->rank, comm, stream);
+  return pair({"ncclRecv", USP_PLACE}, nullptr, receive, count, type, peer, comm->rank, comm,
+              stream);
 }
 
 ncclResult_t ncclGroupStart() {

@@ -21,7 +21,7 @@ namespace {
 
 struct Found {
   Problem problem;
-  const void* pc;
+  const void *pc, *other;
 };
 
 struct State {
@@ -46,6 +46,12 @@ struct Line {
   std::string file;
   int number = 0;
   std::string kernel;  // "file.cu:name" of the function that was not inlined
+
+  /// "file.cu:12"; without debug information "name()".
+  std::string text() const {
+    return number == 0 ? kernel.substr(kernel.rfind(':') + 1) + "()"
+                       : file + ":" + std::to_string(number);
+  }
 };
 
 int find_base(dl_phdr_info* info, size_t, void* base) {
@@ -115,7 +121,8 @@ const std::unordered_map<const void*, Line>& lines_of(std::vector<const void*> p
 
 }  // namespace
 
-void problem(const std::string& kind, const std::string& detail, const void* pc) {
+void problem(const std::string& kind, const std::string& detail, const void* pc,
+             const void* other) {
   std::vector<Found>& problems = state().problems;
   for (const Found& found : problems) {
     if (found.pc == pc && found.problem.kind == kind &&
@@ -130,7 +137,7 @@ void problem(const std::string& kind, const std::string& detail, const void* pc)
     now.thread = current->index;
     now.block = blockIdx;
   }
-  problems.push_back({now, pc});
+  problems.push_back({now, pc, other});
 }
 
 bool has_problems() { return !state().problems.empty(); }
@@ -185,7 +192,9 @@ Report take_report() {
   wait_for_all();
   std::vector<const void*> places;
   for (const Found& found : state().problems) {
-    if (found.pc != nullptr) places.push_back(found.pc);
+    for (const void* place : {found.pc, found.other}) {
+      if (place != nullptr) places.push_back(place);
+    }
   }
   for (const auto& [pc, counters] : state().counters) places.push_back(pc);
   const auto& lines = lines_of(places);
@@ -201,6 +210,9 @@ Report take_report() {
     if (const auto line = lines.find(found.pc); line != lines.end()) {
       found.problem.file = line->second.file;
       found.problem.line = line->second.number;
+    }
+    if (const auto line = lines.find(found.other); line != lines.end()) {
+      found.problem.detail += ": " + line->second.text();
     }
     report.problems.push_back(found.problem);
   }

@@ -13,11 +13,12 @@ namespace {
 
 /// What clocks know a stream by. One that is gone leaves it to the next.
 struct Place {
-  struct Launched {
+  struct Noted {
     uint32_t operation, epoch;  // the first of its accesses
+    Work work;
   };
-  uint32_t operations = 0;         // that ran
-  std::vector<Launched> launches;  // that the host has not all waited for
+  uint32_t operations = 0;   // that ran
+  std::vector<Noted> noted;  // that the host has not all waited for
 };
 
 struct Queues {
@@ -42,13 +43,6 @@ Queues& queues() {
 void join(StreamClock& to, const StreamClock& from) {
   if (to.size() < from.size()) to.resize(from.size());
   for (size_t i = 0; i < from.size(); ++i) to[i] = std::max(to[i], from[i]);
-}
-
-/// The host has waited for it.
-void tell_host(const StreamClock& known) {
-  StreamClock joined = *queues().host;
-  join(joined, known);
-  if (joined != *queues().host) queues().host = std::make_shared<StreamClock>(std::move(joined));
 }
 
 /// What is over before the operation, and the operation.
@@ -172,9 +166,9 @@ void tell_host_of(const CUevent_st& event) {
 }
 
 /// To the operation that runs.
-bool is_known(size_t place, const Place::Launched& launch) {
+bool is_known(size_t place, const Place::Noted& noted) {
   const StreamClock& known = queues().running->known;
-  return place < known.size() && launch.operation <= known[place];
+  return place < known.size() && noted.operation <= known[place];
 }
 
 /// What a query begins with.
@@ -263,31 +257,39 @@ void run_streams() {
 
 cudaError_t outcome() { return has_problems() ? cudaErrorLaunchFailure : cudaSuccess; }
 
-uint32_t note_launch(uint32_t epoch) {
+uint32_t note_work(uint32_t epoch, const Work& work) {
   const CUstream_st& stream = *queues().running;
   uint32_t known = epoch;
   for (size_t i = 0; i < queues().places.size(); ++i) {
-    auto& launches = queues().places[i].launches;
-    if (i == stream.place) launches.push_back({stream.known[i], epoch});
-    const auto unknown = [&](const Place::Launched& launch) { return !is_known(i, launch); };
-    const auto first = std::ranges::partition_point(launches, std::not_fn(unknown));
-    if (first != launches.end()) known = std::min(known, first->epoch);
+    auto& noted = queues().places[i].noted;
+    if (i == stream.place) noted.push_back({stream.known[i], epoch, work});
+    const auto is_over = [&](const Place::Noted& one) { return is_known(i, one); };
+    const auto first = std::ranges::partition_point(noted, is_over);
+    if (first != noted.end()) known = std::min(known, first->epoch);
   }
   return known;
 }
 
-bool launch_is_known(uint32_t epoch) {
+const Work* unordered_work(uint32_t epoch) {
   uint32_t begin = 0;
-  bool known = true;  // by all, if nothing is noted of it
+  const Work* work = nullptr;  // known by all, if nothing is noted of it
   for (size_t i = 0; i < queues().places.size(); ++i) {
-    const auto& launches = queues().places[i].launches;
-    const auto after = std::ranges::upper_bound(launches, epoch, {}, &Place::Launched::epoch);
-    if (after == launches.begin() || std::prev(after)->epoch < begin) continue;
+    const auto& noted = queues().places[i].noted;
+    const auto after = std::ranges::upper_bound(noted, epoch, {}, &Place::Noted::epoch);
+    if (after == noted.begin() || std::prev(after)->epoch < begin) continue;
     begin = std::prev(after)->epoch;
-    known = is_known(i, *std::prev(after));
+    work = is_known(i, *std::prev(after)) ? nullptr : &std::prev(after)->work;
   }
-  return known;
+  return work;
 }
+
+void tell_host(const StreamClock& known) {
+  StreamClock joined = *queues().host;
+  join(joined, known);
+  if (joined != *queues().host) queues().host = std::make_shared<StreamClock>(std::move(joined));
+}
+
+const StreamClock& known_here() { return queues().running->known; }
 
 cudaError_t wait_for(cudaStream_t handle) {
   const CUstream_st& stream = *stream_of(handle);
@@ -304,7 +306,7 @@ cudaError_t wait_for_all() {
   StreamClock all;
   for (Place& place : queues().places) {
     all.push_back(place.operations);
-    place.launches.clear();  // whatever is queued from here on comes after
+    place.noted.clear();  // whatever is queued from here on comes after
   }
   tell_host(all);
   return outcome();

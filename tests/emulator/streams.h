@@ -56,6 +56,10 @@ void enqueue_when(cudaStream_t stream, size_t bytes, std::function<bool()> may_b
 bool run_until(const std::function<bool()>& done, const std::function<std::string()>& waiting);
 /// Streams.
 bool run_until(const std::function<bool()>& done);
+/// What is over when the running operation begins, and the operation itself.
+const StreamClock& known_here();
+/// The host has waited for it.
+void tell_host(const StreamClock& known);
 /// Is the stream of the device that this thread has set? Else there is a problem: a GPU refuses
 /// `what`, or puts it on the wrong device.
 bool of_this_device(cudaStream_t stream, const char* what);

@@ -224,7 +224,7 @@ std::string deadlock_of(const std::function<void(int, ncclComm_t*, cudaStream_t*
 }  // namespace
 
 TEST_CASE("the host waits where NCCL's does, and who waits for whom is named") {
-  const Array<float> x(Floats{1, 2}), y(Floats{3, 4});
+  const Array<float> x(Floats{1, 2, 3, 4}), y(Floats{5, 6, 7, 8});
   const auto leave = [](ncclComm_t first, ncclComm_t second) {
     ncclCommDestroy(first);
     ncclCommDestroy(second);
@@ -238,14 +238,14 @@ TEST_CASE("the host waits where NCCL's does, and who waits for whom is named") {
   // Each sends in a communicator of its own, before it receives.
   const auto send_first = [&](int rank, ncclComm_t* comms, cudaStream_t* streams) {
     ncclSend(x, 1, ncclFloat32, 1 - rank, comms[rank], streams[0]);
-    ncclRecv(y, 1, ncclFloat32, 1 - rank, comms[1 - rank], streams[1]);
+    ncclRecv(y + rank, 1, ncclFloat32, 1 - rank, comms[1 - rank], streams[1]);
     leave(comms[1], comms[0]);
   };
   has(deadlock_of(send_first), "ncclSend to rank 1");
   REQUIRE(deadlock_of([&](int rank, ncclComm_t* comms, cudaStream_t* streams) {
             ncclGroupStart();
             ncclSend(x, 1, ncclFloat32, 1 - rank, comms[rank], streams[0]);
-            ncclRecv(y, 1, ncclFloat32, 1 - rank, comms[1 - rank], streams[1]);
+            ncclRecv(y + rank, 1, ncclFloat32, 1 - rank, comms[1 - rank], streams[1]);
             ncclGroupEnd();
             leave(comms[1], comms[0]);
           }).empty());
@@ -253,13 +253,15 @@ TEST_CASE("the host waits where NCCL's does, and who waits for whom is named") {
   REQUIRE(deadlock_of([&](int rank, ncclComm_t* comms, cudaStream_t* streams) {
             for (int from : {0, 1}) {
               if (rank == from) ncclSend(x, 1, ncclFloat32, 1 - rank, comms[from], streams[from]);
-              if (rank != from) ncclRecv(y, 1, ncclFloat32, from, comms[from], streams[from]);
+              float* other = y + 2 + rank;
+              if (rank != from) ncclRecv(other, 1, ncclFloat32, from, comms[from], streams[from]);
             }
             send_first(rank, comms, streams);
           }).empty());
   const auto reduce_crossed = [&](int rank, ncclComm_t* comms, cudaStream_t* streams) {
     for (int i : {rank, 1 - rank}) {
-      ncclAllReduce(x, x, 1, ncclFloat32, ncclSum, comms[i], streams[i]);
+      float* value = x + 2 * rank + i;
+      ncclAllReduce(value, value, 1, ncclFloat32, ncclSum, comms[i], streams[i]);
     }
     leave(comms[1], comms[0]);
   };

@@ -371,7 +371,7 @@ void run(const Launch& launch, Order order) {
   std::mt19937_64 random(options.seed);
   const int blocks = launch.grid.x * launch.grid.y * launch.grid.z;
   if (!launch.instrumented) forget_initialised();
-  begin_launch(launch.dynamic_bytes, launch.instrumented && options.checks);
+  begin_launch(launch, launch.instrumented && options.checks);
   for (int number : ordered(blocks, random)) {
     blockIdx.x = number % gridDim.x;
     blockIdx.y = number / gridDim.x % gridDim.y;
