@@ -12,16 +12,18 @@ from tools.look.schematic import MARGIN, WIDTH
 from tools.run import gpu
 
 DATA = "labs.json"
-PRODUCT = "ch09.matmul"
+PRODUCT, STALLS = "ch09.matmul", "ch09.stalls"
 IDEAS = ("primer", "layer_norm", "coalescing", "banks", "divergence", "occupancy", "fusion", "reduction")
 ATTENTION, LENGTHS, MASKS, DECODING = "ch09.attention", (64, 128, 256), "ch09.masks", "ch09.decoding"
 DEGREES, EXPONENTIALS, ORDERS = "attention_degrees", "attention_exponentials", "attention_orders"
-SHOWN = (PRODUCT, ATTENTION, MASKS, DECODING, *(f"ch09.{idea}" for idea in IDEAS))
+SHOWN = (PRODUCT, STALLS, ATTENTION, MASKS, DECODING, *(f"ch09.{idea}" for idea in IDEAS))
 CARD = "H100 SXM"
 SHEET = gpu.data_sheet(CARD)  # TFLOP/s of each dtype, GB/s of memory
 HEADS = {"predicted_bytes": "bytes, predicted", "bytes": "bytes, counted",
          "predicted_flops_per_byte": "flops/byte", "sectors_per_load": "sectors/load",
-         "sectors_per_store": "sectors/store", "requests": "requests", "shared_requests": "requests, shared",
+         "sectors_per_store": "sectors/store", "requests": "requests", "global_requests": "requests, global",
+         "shared_requests": "requests, shared", "fmas_per_request": "FMAs/request",
+         "percent_of_peak_at_most": "% of peak at most",
          "predicted_bank_conflicts": "conflicts, predicted", "bank_conflicts": "conflicts, counted",
          "predicted_divergent_branches": "divergent, predicted", "divergent_branches": "divergent, counted",
          "predicted_barriers": "barriers, predicted", "barriers": "barriers, counted",
@@ -60,6 +62,7 @@ def texts(data):
     found = {"ladder.md": table(PRODUCT, data), "profiler.md": profiler_table(data[PRODUCT]["rungs"]),
              "roofline.md": roofline_table(data[PRODUCT]["rungs"]),
              "roofline.svg": roofline(data[PRODUCT]["rungs"]),
+             "lab_stalls.md": table(STALLS, data),
              "lab_attention.md": table(ATTENTION, data), "attention_lengths.md": lengths_table(data),
              "attention_backward.md": backward_table(data),
              "attention_masks.md": masks_table(data[MASKS]),

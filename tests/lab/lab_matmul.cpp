@@ -1,12 +1,15 @@
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 
 #include "base/check.h"
 #include "lab/case.h"
 #include "lab/record.h"
+#include "lab/requests.h"
 
 /// The rungs of the ladder on the emulated GPU: lab_matmul M N K prints what each asks for and
-/// does, one JSON object a line.
+/// does, one JSON object a line. lab_matmul stalls M N K prints what the f32 rungs let a
+/// multiprocessor do between two requests to memory.
 namespace usp::lab {
 namespace {
 
@@ -57,6 +60,36 @@ bool show(const ladder::Rung<T>& rung, int m, int n, int k) {
   return true;
 }
 
+/// False as above.
+bool show_requests(const ladder::Rung<float>& rung, int m, int n, int k) {
+  const Case<float> x(m, n, k);
+  rung.run(nullptr, x.product);
+  const emulator::Report report = emulator::take_report();
+  if (!report.problems.empty()) {
+    std::fprintf(stderr, "error: %s: %s", rung.name, report.text().c_str());
+    return false;
+  }
+  const Requests requests = requests_of(report.total, m, n, k);
+  std::puts(nlohmann::ordered_json{{"name", rung.name},
+                                   {"type", "f32"},
+                                   {"global_requests", requests.global},
+                                   {"shared_requests", requests.shared},
+                                   {"fmas_per_request", requests.fmas_of_each()},
+                                   {"percent_of_peak_at_most", requests.most_percent()},
+                                   {"barriers", report.total.barriers}}
+                .dump()
+                .c_str());
+  return true;
+}
+
+int run_stalls(int m, int n, int k) {
+  emulator::options.counters = true;
+  for (const auto* rung : ladder::f32_rungs()) {
+    if (!show_requests(*rung, m, n, k)) return EXIT_FAILURE;
+  }
+  return EXIT_SUCCESS;
+}
+
 int run(int m, int n, int k) {
   emulator::options.counters = true;
   for (const auto* rung : ladder::f32_rungs()) {
@@ -73,10 +106,12 @@ int run(int m, int n, int k) {
 
 int main(int argc, char** argv) {
   int sizes[3] = {};
+  const bool stalls = argc > 1 && std::string(argv[1]) == "stalls";
+  if (stalls) ++argv, --argc;
   for (int i = 0; i < 3 && i + 1 < argc; ++i) sizes[i] = std::atoi(argv[i + 1]);
   if (argc != 4 || sizes[0] < 1 || sizes[1] < 1 || sizes[2] < 1) {
     std::fprintf(stderr, "error: M, N and K must be at least 1; try lab_matmul 128 256 128\n");
     return 2;
   }
-  return usp::lab::run(sizes[0], sizes[1], sizes[2]);
+  return (stalls ? usp::lab::run_stalls : usp::lab::run)(sizes[0], sizes[1], sizes[2]);
 }

@@ -2,6 +2,7 @@
 
 #include "lab/case.h"
 #include "lab/pairs.h"
+#include "lab/requests.h"
 #include "tensor/ops.h"
 
 /// Every rung of the ladder computes what the CPU does, asks for what its formula says, and has no
@@ -132,6 +133,33 @@ TEST_CASE("each rung does what it is there for") {
     INFO(name);
     REQUIRE(counters.bank_conflicts == 0);
   }
+}
+
+TEST_CASE("a rung in f32 multiplies as often for a request to memory as its source says") {
+  Options now;
+  now.counters = true;
+  const Use use(now);
+  const int m = 128, n = 256, k = 64;
+  std::map<std::string, Requests> by;
+  for (const Rung<float>* rung : ladder::f32_rungs()) {
+    const Case<float> x(m, n, k);
+    rung->run(nullptr, x.product);
+    by[rung->name] = requests_of(take_report().total, m, n, k);
+  }
+  const int64_t fmas = m * n * k / 32, of_c = m * n / 32;
+  const auto shared = [&](const char* name) { return by[name].shared; };
+  REQUIRE(by["naive"].fmas == fmas);
+  REQUIRE(by["naive"].global == 2 * fmas + of_c);
+  REQUIRE(by["naive"].shared == 0);
+  REQUIRE(by["tiled"].global == 2 * fmas / 32 + of_c);
+  // Reads for a warp's FMAs of some steps; and what it writes of the tiles meanwhile.
+  REQUIRE(shared("tiled") == fmas * (2 * 32 + 2) / 32);
+  REQUIRE(shared("coarsened_1d") == fmas * ((8 + 1) * 8 + 2) / 64);
+  REQUIRE(shared("coarsened_2d") == fmas * ((8 + 8) * 8 + 8) / 512);
+  REQUIRE(shared("vectorised") == fmas * ((2 + 2 * 2) * 8 + 5) / 512);
+  REQUIRE(shared("cp_async") == fmas * ((2 + 2) * 16 + 4) / 1024);
+  REQUIRE(by["tiled"].most_percent() < 100.0 / 8);
+  REQUIRE(by["vectorised"].most_percent() == 100);
 }
 
 TEST_CASE("a barrier, wait or fence that a rung lacks is found, with a line of the kernel") {

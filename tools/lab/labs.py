@@ -39,6 +39,13 @@ LABS = {
          "flops: of tensor cores, with zeros behind the ends; those of scalar instructions are not "
          "counted",
          "flops/byte: of matrices of 4,096 x 4,096"), ("time", "of cuBLAS")),
+    "ch09.stalls": Lab(
+        "ch09_gpu_kernels/kernels/matmul", "lab_matmul", ("stalls",), {"M": 128, "N": 256, "K": 128},
+        "the product's rungs in f32: what their warps wait for",
+        "c [{M}, {N}] = a [{M}, {K}] b in f32",
+        ("requests: instructions of warps to global and shared memory; fmas: those that multiply and add",
+         "percent of peak at most: a multiprocessor of an H100 begins four FMAs a cycle, and one request"),
+        ("MIO throttle", "long scoreboard", "barrier")),
     # Each of one idea: a file with several rungs.
     "ch09.primer": idea("primer", "an addition, a copy, a chain of FMAs: what a card is fed with",
                         {"N": 16384}),
