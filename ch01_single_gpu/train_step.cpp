@@ -112,8 +112,9 @@ double Trainer::evaluate() {
   const int64_t samples = std::min(config_.eval_samples, there);
   if (samples == 0) return std::nan("");
   ops::fill(loss_, 0);
-  for (int64_t first = 0; first < samples; first += config_.micro_batch_size) {
-    const int64_t count = std::min(config_.micro_batch_size, samples - first);
+  const int64_t at_once = config_.samples_of_pass();
+  for (int64_t first = 0; first < samples; first += at_once) {
+    const int64_t count = std::min(at_once, samples - first);
     Pass pass = take_batch(Split::validation, first, count);
     pass.mode = Pass::Mode::eval;
     pass.loss_scale = 1 / double(samples * config_.seq_len);

@@ -126,11 +126,11 @@ double Trainer::evaluate() {
   const int64_t samples = std::min(config_.eval_samples, there);
   if (samples == 0) return std::nan("");
   ops::fill(loss_, 0);
-  const int64_t at_once = mesh_.dp().size() * config_.micro_batch_size;
-  for (int64_t begin = 0; begin < samples; begin += at_once) {
+  const int64_t at_once = config_.samples_of_pass();
+  for (int64_t begin = 0; begin < samples; begin += mesh_.dp().size() * at_once) {
     // Every rank runs as many passes, the last ones perhaps over nothing: weights may be gathered.
-    const int64_t first = std::min(samples, begin + mesh_.dp().rank() * config_.micro_batch_size);
-    const int64_t count = std::min(config_.micro_batch_size, samples - first);
+    const int64_t first = std::min(samples, begin + mesh_.dp().rank() * at_once);
+    const int64_t count = std::min(at_once, samples - first);
     Pass pass = take_batch(Split::validation, first, count);
     pass.mode = Pass::Mode::eval;
     pass.loss_scale = 1 / double(samples * config_.seq_len);

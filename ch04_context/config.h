@@ -52,6 +52,7 @@ struct TrainConfig : RunConfig {
   void spread_over(int64_t world_size, const Args& args) override {
     data_parallel.spread_over(world_size, mesh(), args);
   }
+  int64_t samples_of_pass() const override { return micro_batch_size / tensor_parallel.halves(); }
   // [mesh]
 
   std::unique_ptr<RunConfig> fresh() const override { return std::make_unique<TrainConfig>(); }

@@ -55,8 +55,7 @@ Traffic tensor_traffic(const TrainConfig& config, const Communicator& tp) {
 static void add_tensor_scratch(const TrainConfig& config, const TensorRegion& region,
                                std::vector<LiveBytes>& buffers) {
   if (region.size() == 1) return;
-  const int64_t samples = config.micro_batch_size / config.tensor_parallel.halves();
-  const int64_t rows = samples * config.seq_len / config.mesh().cp;
+  const int64_t rows = config.samples_of_pass() * config.seq_len / config.mesh().cp;
   const int64_t numel = rows * config.model.hidden_size;
   const int64_t bytes = device_scratch(config.engine(), region.size(), region.rank(), numel,
                                        parse_dtype(config.dtype));

@@ -77,8 +77,7 @@ Traffic tensor_traffic(const TrainConfig& config, const Communicator& tp) {
 static void add_tensor_scratch(const TrainConfig& config, const TensorRegion& region,
                                std::vector<LiveBytes>& buffers) {
   if (region.size() == 1) return;
-  const int64_t samples = config.micro_batch_size / config.tensor_parallel.halves();
-  const int64_t rows = samples * config.seq_len / config.mesh().cp;
+  const int64_t rows = config.samples_of_pass() * config.seq_len / config.mesh().cp;
   // [widest]
   const MlaShape& mla = config.model.mla;
   const bool joined = passes_latents_on(config.model, config.context_parallel);

@@ -82,6 +82,8 @@ struct RunConfig {
   /// Checks, of data that are text, whether bytes are the model's tokens, and those of the prompt
   /// are too; throws UsageError.
   void validate_text() const;
+  /// Samples that go through the model at once, in training as in evaluation.
+  virtual int64_t samples_of_pass() const { return micro_batch_size; }
   /// The ranks that the flags ask for.
   virtual MeshSizes mesh() const { return {}; }
   /// What the ranks exchange tensors by.

@@ -94,6 +94,10 @@ const std::vector<std::string> kRare = {
     "--num_heads 4 --num_kv_heads 2 --hidden_size 16 --ffn_hidden_size 12 --vocab_size 31 "
     "--num_layers 2 --seq_len 16 --micro_batch_size 4 --cp_size 2 --tp_size 2 --document_mask "
     "--tp_overlap batch_halves",
+    // Halves whose shards of rows are cut by samples otherwise than those of the whole would be.
+    "--num_heads 4 --hidden_size 8 --ffn_hidden_size 8 --vocab_size 31 --num_layers 2 --seq_len 28 "
+    "--micro_batch_size 6 --tp_size 4 --sequence_parallel --tp_overlap batch_halves "
+    "--num_experts 2 --num_experts_per_tok 2 --ep_size 2 --balance sample",
     // The one process beside it clips no gradients either.
     "--hidden_size 12 --num_heads 2 --ffn_hidden_size 7 --vocab_size 29 --num_layers 1 --seq_len 8 "
     "--micro_batch_size 2 --dp_size 2 --grad_clip 0",
@@ -113,7 +117,9 @@ TEST_CASE("layouts that few draws meet compute what one process does") {
 }
 
 TEST_CASE("layouts drawn at random compute what one process does, and go on in each other") {
-  const uint64_t count = kSanitized ? 2 : is_full() ? 50 : 10, begin = 1'000'000 + turn() * count;
+  const uint64_t all = is_full_in_turns() ? 50 : 300;
+  const uint64_t count = kSanitized ? 2 : is_full() ? all : 10;
+  const uint64_t begin = 1'000'000 + turn() * count;
   size_t went_on = 0;
   for (uint64_t number = begin; number < begin + count; ++number) {
     CompositionDraw draw(number, /*most_ranks=*/kSanitized ? 4 : 16);
