@@ -50,8 +50,8 @@ std::vector<RowsOfRank> even_rows_of_ranks(const TrainConfig& config) {
   std::vector<RowsOfRank> rows(ep);
   if (E == 0) return rows;
   const int64_t shares = experts.expert_tp ? 1 : tensor.row_shares();
-  const int64_t T = config.samples_of_pass() * config.seq_len /
-                    (config.context_parallel.cp_size * shares);
+  const int64_t T =
+      config.samples_of_pass() * config.seq_len / (config.context_parallel.cp_size * shares);
   const int64_t k = config.model.experts.num_experts_per_tok;
   const int64_t here = experts.by_node() ? experts.ranks_in_node(config) : ep;
   const int64_t n = ep / here;
@@ -90,8 +90,8 @@ TensorTraffic expert_traffic_over_tp(const TrainConfig& config) {
   }
   int64_t counts = 0;
   if (!experts.expert_tp && (experts.balance == "sample" || experts.capacity_factor > 0)) {
-    const int64_t rows = config.samples_of_pass() * config.seq_len /
-                         (config.context_parallel.cp_size * t);
+    const int64_t rows =
+        config.samples_of_pass() * config.seq_len / (config.context_parallel.cp_size * t);
     const int64_t runs = T / run_length(config.context_parallel, rows, config.seq_len);
     counts = (t - 1) * runs * (shape.num_experts + 1) * bytes_of(DType::i32);
   }
