@@ -7,8 +7,8 @@
 #include "cuda/attention_kernels.h"
 #include "cuda/launch.h"
 
-/// The rungs for tensor cores as the trainer's attention: flash_3 on Hopper, flash_2 elsewhere, for
-/// one query flash_decode, and backward by flash_2's.
+/// The rungs for tensor cores as the trainer's attention: flash_3 and its backward on Hopper,
+/// flash_2 and its own elsewhere, and for one query flash_decode.
 namespace usp::attention {
 
 namespace {
@@ -60,13 +60,13 @@ std::optional<Shape> shape_of(const Given& x) {
 
 class Rungs : public cuda::AttentionKernels {
  public:
-  Rungs(const Rung<bf16>& forward, int multiprocessors)
-      : forward_(forward), multiprocessors_(multiprocessors) {}
+  Rungs(const Rung<bf16>& forward, const Rung<bf16, Gradients<bf16>>& backward, int multiprocessors)
+      : forward_(forward), backward_(backward), multiprocessors_(multiprocessors) {}
 
   bool takes_heads_of(int64_t head_dim) const override { return head_dim == 64 || head_dim == 128; }
   std::string_view name_of_forward() const override { return forward_.name; }
   std::string_view name_of_decoding() const override { return kFlashDecode.name; }
-  std::string_view name_of_backward() const override { return kFlash2Backward.name; }
+  std::string_view name_of_backward() const override { return backward_.name; }
 
   int64_t workspace(const Given& given) const override {
     const auto problem = problem_of(given);
@@ -132,9 +132,10 @@ class Rungs : public cuda::AttentionKernels {
     return int64_t{x.samples} * x.heads * Gradients<bf16>::rows_of(x.queries) *
            int64_t{sizeof(Gradients<bf16>::Row)};
   }
-  static void run_backward(cudaStream_t stream, Gradients<bf16> gradients, void* workspace) {
+  void run_backward(cudaStream_t stream, Gradients<bf16> gradients, void* workspace) {
     gradients.rows = static_cast<Gradients<bf16>::Row*>(workspace);
-    kFlash2Backward.run(stream, gradients);
+    gradients.of.maps = &maps_;
+    backward_.run(stream, gradients);
   }
 
   /// Without scratch.
@@ -158,6 +159,7 @@ class Rungs : public cuda::AttentionKernels {
   }
 
   const Rung<bf16>& forward_;
+  const Rung<bf16, Gradients<bf16>>& backward_;
   int multiprocessors_;
   cuda::TensorMaps maps_;
 };
@@ -168,7 +170,9 @@ class Rungs : public cuda::AttentionKernels {
 std::unique_ptr<cuda::AttentionKernels> make(const cuda::DeviceLimits& limits) {
   if (limits.capability < kFlash2.capability) return nullptr;
   const bool hopper = limits.capability == kFlash3.capability;
-  return std::make_unique<Rungs>(hopper ? kFlash3 : kFlash2, limits.multiprocessors);
+  const int count = limits.multiprocessors;
+  return hopper ? std::make_unique<Rungs>(kFlash3, kFlash3Backward, count)
+                : std::make_unique<Rungs>(kFlash2, kFlash2Backward, count);
 }
 // [make]
 

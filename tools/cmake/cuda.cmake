@@ -66,7 +66,7 @@ function(usp_add_attention library folder)
   usp_add_kernels(${library}_80 ${rungs}/flash_2.cu ${rungs}/flash_2_backward.cu
     ${rungs}/flash_decode.cu ${folder}/fusion/attention.cu)
   set_target_properties(${library}_80 PROPERTIES CUDA_ARCHITECTURES "${with_bf16}")
-  usp_add_kernels(${library}_90 ${rungs}/flash_3.cu)
+  usp_add_kernels(${library}_90 ${rungs}/flash_3.cu ${rungs}/flash_3_backward.cu)
   set_target_properties(${library}_90 PROPERTIES CUDA_ARCHITECTURES 90a-real)
   set_target_properties(${library}_80 ${library}_90 PROPERTIES EXCLUDE_FROM_ALL ON)
   add_library(${library} STATIC EXCLUDE_FROM_ALL ${rungs}/tiles.cpp

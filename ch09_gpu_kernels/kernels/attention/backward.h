@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+
 #include "warps.h"
 
 /// What both passes backward share: a block keeps rows of two tensors, tiles of two others pass by.
@@ -96,12 +98,47 @@ __device__ void leave(bf16* to, float* sums, bool adds, const Pitch& pitch, int 
 }
 
 // [weigh]
-/// A score becomes a weight again, and the gradient of a weight becomes the gradient of the score,
-/// not yet times the problem's scale. `scale` is that one times log2(e).
-__device__ inline void weigh(float& s, float& ds, const Gradients<bf16>::Row& row, float scale) {
-  s = cuda::fast_exp2(fmaf(s, scale, -row.lse));
-  ds = s * (ds - row.delta);
+/// A score becomes a weight again. `scale` is the problem's times log2(e).
+__device__ inline float weight_of(float s, const Gradients<bf16>::Row& row, float scale) {
+  return cuda::fast_exp2(fmaf(s, scale, -row.lse));
+}
+/// The gradient of a weight becomes that of its score, not yet times the problem's scale.
+__device__ inline float slope_of(float ds, float weight, const Gradients<bf16>::Row& row) {
+  return weight * (ds - row.delta);
 }
 // [weigh]
+
+/// Both.
+__device__ inline void weigh(float& s, float& ds, const Gradients<bf16>::Row& row, float scale) {
+  s = weight_of(s, row, scale);
+  ds = slope_of(ds, s, row);
+}
+
+/// rows: what backward keeps of every query, a warp a row.
+void keep_rows(const cuda::Queue& queue, const Gradients<bf16>& g);
+
+/// Cost of both passes in tiles of kOwnRows by `step` rows, in which `warps` warps of a block look
+/// up its tiles. Each gradient is written by half a sector, as outputs are. Where documents begin
+/// is read for each row, each look-up of tiles, and what all rows of each of eight warps see;
+/// searches among queries add up.
+inline Cost cost_of_backward(const Shape& x, int step, int warps) {
+  const int64_t row = x.width * int64_t{sizeof(bf16)}, of_row = sizeof(Gradients<bf16>::Row);
+  const int64_t down = x.samples * ceil_div(x.queries, kOwnRows);
+  const int64_t across = ceil_div(x.keys, kOwnRows), rows = int64_t{x.samples} * x.queries;
+  const Count seen = count_tiles(x, kOwnRows, step);
+  const Count seeing = count_tiles_of_keys(x, kOwnRows, step);
+  const int64_t searches = warps * stretches_of(x, x.key_at, x.keys, kOwnRows) * x.search_steps();
+  const int64_t reads = rows + warps * stretches_of(x, x.query_at, x.queries, kOwnRows) + 8 * down;
+  const int64_t of_rows =
+      rows * (2 * row + kSector) + x.samples * Gradients<bf16>::rows_of(x.queries) * kSector;
+  const int64_t of_keys = seeing.blocks * kOwnRows * 2 * row + 2 * x.samples * x.keys * 2 * row +
+                          bytes_of_begins(x, searches);
+  const int64_t of_queries = (seen.blocks * 2 * row + down * of_row) * kOwnRows + rows * 2 * row +
+                             bytes_of_begins(x, reads);
+  const int64_t passing = step * (seeing.tiles * (2 * row + of_row) + seen.tiles * 2 * row);
+  return {x.heads * (of_rows + of_queries + passing) + x.kv_heads * of_keys,
+          x.heads * 2 * kOwnRows * step * x.width * (4 * seeing.tiles + 3 * seen.tiles),
+          std::min(x.heads * down, x.kv_heads * x.samples * across)};
+}
 
 }  // namespace usp::attention

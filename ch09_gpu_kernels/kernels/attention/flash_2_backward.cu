@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "backward.h"
 
 /// Backward of flash_2: weights are computed anew, from what forward left of each row. A block has
@@ -105,34 +103,13 @@ __global__ void __launch_bounds__(kEightWarps, 1) queries_kernel(Given g) {
   leave(g.dq, g.dq_sums, g.adds, g.of_dq, head.sample, head.number, query, p.queries, dq, p.scale);
 }
 
-/// Each gradient is written by half a sector, as outputs are. Where documents begin is read for
-/// each row, each look-up of tiles, and what all rows of a warp see; searches among queries add up.
-Cost cost(const Shape& x) {
-  const int64_t row = x.width * int64_t{sizeof(bf16)}, of_row = sizeof(Given::Row);
-  const int64_t down = x.samples * ceil_div(x.queries, kOwnRows);
-  const int64_t across = ceil_div(x.keys, kOwnRows), rows = int64_t{x.samples} * x.queries;
-  const Count seen = count_tiles(x, kOwnRows, kStep);
-  const Count seeing = count_tiles_of_keys(x, kOwnRows, kStep);
-  const int64_t warps = kEightWarps / kWarp;
-  const int64_t searches = warps * stretches_of(x, x.key_at, x.keys, kOwnRows) * x.search_steps();
-  const int64_t reads = rows + warps * (stretches_of(x, x.query_at, x.queries, kOwnRows) + down);
-  const int64_t of_rows =
-      rows * (2 * row + kSector) + x.samples * Given::rows_of(x.queries) * kSector;
-  const int64_t of_keys = seeing.blocks * kOwnRows * 2 * row + 2 * x.samples * x.keys * 2 * row +
-                          bytes_of_begins(x, searches);
-  const int64_t of_queries = (seen.blocks * 2 * row + down * of_row) * kOwnRows + rows * 2 * row +
-                             bytes_of_begins(x, reads);
-  const int64_t passing = kStep * (seeing.tiles * (2 * row + of_row) + seen.tiles * 2 * row);
-  return {x.heads * (of_rows + of_queries + passing) + x.kv_heads * of_keys,
-          x.heads * 2 * kOwnRows * kStep * x.width * (4 * seeing.tiles + 3 * seen.tiles),
-          std::min(x.heads * down, x.kv_heads * x.samples * across)};
-}
+Cost cost(const Shape& x) { return cost_of_backward(x, kStep, kEightWarps / kWarp); }
 
 void run(const Queue& queue, const Given& g) {
   const int64_t heads = int64_t{g.of.samples} * g.of.heads, rows = Given::rows_of(g.of.queries);
   const int64_t kv_heads = heads / g.of.heads * g.of.kv_heads;
   const int64_t across = ceil_div(g.of.keys, kOwnRows);
-  launch(rows_kernel, {{rows / (kEightWarps / kWarp), heads}, kEightWarps}, queue, g);
+  keep_rows(queue, g);
   with_width(g.of.width, [&](auto width) {
     constexpr int kBytes = Pairs<width>::kBytes;
     launch(keys_kernel<width>, {{kv_heads, across}, kEightWarps, kBytes}, queue, g);
@@ -141,6 +118,11 @@ void run(const Queue& queue, const Given& g) {
 }
 
 }  // namespace
+
+void keep_rows(const Queue& queue, const Given& g) {
+  const int64_t heads = int64_t{g.of.samples} * g.of.heads, rows = Given::rows_of(g.of.queries);
+  launch(rows_kernel, {{rows / (kEightWarps / kWarp), heads}, kEightWarps}, queue, g);
+}
 
 const Rung<bf16, Given> kFlash2Backward{
     "flash_2_backward", "recomputed weights, dq in a second pass", 80, kOwnRows, kStep, cost, run};

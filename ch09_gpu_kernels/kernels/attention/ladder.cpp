@@ -35,7 +35,8 @@ std::span<const Rung<bf16>* const> decoding_rungs() {
 }
 
 std::span<const Rung<bf16, Gradients<bf16>>* const> backward_rungs() {
-  static constexpr const Rung<bf16, Gradients<bf16>>* kRungs[] = {&kFlash2Backward};
+  static constexpr const Rung<bf16, Gradients<bf16>>* kRungs[] = {&kFlash2Backward,
+                                                                  &kFlash3Backward};
   return kRungs;
 }
 

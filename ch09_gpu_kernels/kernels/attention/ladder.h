@@ -10,7 +10,7 @@ struct Queue;
 }
 
 /// Attention, from scores in memory to two warpgroups that take turns: each rung is a file with one
-/// idea more. One goes backward.
+/// idea more. Two go backward.
 namespace usp::attention {
 
 using bf16 = __nv_bfloat16;  ///< CUDA's type
@@ -247,8 +247,8 @@ extern const Rung<bf16> kFlash2, kFlash3, kFlash4;
 extern const Rung<bf16> kFlashDecode;
 /// Parts into which the keys of a query are split, to fill a GPU of so many multiprocessors.
 int splits_of(const Shape& shape, int multiprocessors);
-/// Backward of kFlash2, which takes what any of them leaves.
-extern const Rung<bf16, Gradients<bf16>> kFlash2Backward;
+/// They take what any of them leaves.
+extern const Rung<bf16, Gradients<bf16>> kFlash2Backward, kFlash3Backward;
 
 /// Rungs in f32, the lowest first.
 std::span<const Rung<float>* const> f32_rungs();

@@ -2,14 +2,12 @@
 
 #include <utility>
 
-#include "cuda/reduce.h"
-#include "fragments.h"
+#include "boxes.h"
 
 /// The kernel of two warpgroups that take turns, for any softmax.
 namespace usp::attention {
 
-inline constexpr int kQueries = 128, kKeys = 128, kStages = 2, kGroup = 128, kGroups = 2;
-inline constexpr int kBlock = kGroup * (kGroups + 1);
+inline constexpr int kQueries = 128, kKeys = 128, kStages = 2;
 /// 128 rows of 64 channels: a box.
 inline constexpr int kPanel = 128 * kRowBytes;
 
@@ -58,11 +56,7 @@ __device__ void bring_all(const Place<width>& place, const Maps& maps, const Pro
   const auto bring = [&](char* to, const CUtensorMap& map, cuda::Barrier* full, int column,
                          int row) {
     full->arrive_expect(Place<width>::kTile);
-    for (int panel = 0; panel < width / kDepth; ++panel) {
-      const int x = column + panel * kDepth;
-      if (p.samples == 1) cuda::tma_load_2d(to + panel * kPanel, &map, full, x, row);
-      if (p.samples > 1) cuda::tma_load_3d(to + panel * kPanel, &map, full, x, row, head.sample);
-    }
+    bring_boxes<width, kKeys>(to, map, full, p, head.sample, row, column);
   };
   const int kv = head.kv * width;
   bring(place.queries, maps.q, place.loaded(), head.number * width, top);
@@ -85,8 +79,6 @@ struct Group {
   float s[kKeys / 2] = {}, o[width / 2] = {};
   uint32_t weights[kKeys / 16][4] = {};
   Softmax softmax = {};
-
-  __device__ static bool is_first() { return threadIdx.x % kGroup == 0; }
 
   /// Values come after the keys of their tile.
   __device__ void wait_for_values(int step) {
@@ -128,7 +120,7 @@ struct Group {
 
   /// The scores of the tile from key `first` on are there: they become weights in s.
   __device__ void take_scores(int step, int first) {
-    if (is_first()) place.keys_empty(step % kStages).arrive();
+    if (is_first_of_group()) place.keys_empty(step % kStages).arrive();
     if (!seen_by_all.holds(first, first + kKeys)) {
       mask(s, first + cuda::wgmma_column(static_cast<int>(threadIdx.x)), seen);
     }
@@ -164,7 +156,7 @@ struct Group {
       cuda::wgmma_wait<1>(s);
       take_scores(step, tiles[step] * kKeys);
       cuda::wgmma_wait<0>(o);
-      if (is_first()) place.values_empty((step - 1) % kStages).arrive();
+      if (is_first_of_group()) place.values_empty((step - 1) % kStages).arrive();
       softmax.rescale(o);
       pack_weights();
     }
@@ -188,7 +180,7 @@ __global__ void __launch_bounds__(kBlock, 1)
   const Tiles tiles = p.tiles_seen(head.sample, top, kQueries, kKeys);
   if (group == kGroups) {
     cuda::fewer_registers<40>();
-    if (threadIdx.x % kGroup == 0 && tiles.count > 0) bring_all(place, maps, p, head, top, tiles);
+    if (is_first_of_group() && tiles.count > 0) bring_all(place, maps, p, head, top, tiles);
     return;
   }
   cuda::more_registers<232>();
@@ -206,16 +198,12 @@ __global__ void __launch_bounds__(kBlock, 1)
 /// Queues it: a block for each 128 queries of a head.
 template <class Softmax>
 void run_pingpong(const cuda::Queue& queue, const Problem<bf16>& p) {
-  const auto map_of = [&](const bf16* x, int rows, int heads, const Pitch& pitch) {
-    return p.maps->of({x, cuda::tensor_map_type(x), rows, int64_t{heads} * p.width, pitch.row,
-                       kQueries, kDepth, CU_TENSOR_MAP_SWIZZLE_128B, p.samples, pitch.sample});
-  };
+  const CUtensorMap q = map_of(p, p.q, p.queries, p.heads, p.of_q, kQueries);
+  const CUtensorMap k = map_of(p, p.k, p.keys, p.kv_heads, p.of_kv, kKeys);
+  const CUtensorMap v = map_of(p, p.v, p.keys, p.kv_heads, p.of_kv, kKeys);
   with_width(p.width, [&](auto width) {
     launch(pingpong_kernel<width, Softmax>, ceil_div(p.queries, kQueries) * p.samples * p.heads,
-           kBlock, Place<width>::kBytes, queue,
-           Maps{map_of(p.q, p.queries, p.heads, p.of_q), map_of(p.k, p.keys, p.kv_heads, p.of_kv),
-                map_of(p.v, p.keys, p.kv_heads, p.of_kv)},
-           p);
+           kBlock, Place<width>::kBytes, queue, Maps{q, k, v}, p);
   });
 }
 
