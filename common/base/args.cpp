@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <utility>
 
@@ -45,11 +44,6 @@ std::string check_integer(const std::string& text) {
   return fmt::format("{} is no whole number below 2^63; try 1", text);
 }
 
-/// A path or a prompt need not be valid UTF-8; whatever is not becomes U+FFFD.
-std::string to_text(const nlohmann::json& json) {
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
 }  // namespace
 
 Args::Args(std::string description) : app_(std::make_unique<CLI::App>(std::move(description))) {
@@ -58,19 +52,6 @@ Args::Args(std::string description) : app_(std::make_unique<CLI::App>(std::move(
 }
 
 Args::~Args() = default;
-
-template <class Field>
-Args::Flag& Args::add(const char* flag, Field& field, bool once) {
-  Flag& added = flags_.emplace_back();
-  added.name_ = flag;
-  added.group_ = group_;
-  added.once_ = once;
-  added.to_json_ = [&field] { return to_text(field); };
-  added.from_json_ = [&field](const std::string& json) {
-    field = nlohmann::json::parse(json).get<Field>();
-  };
-  return added;
-}
 
 Args::Flag& Args::bind(const char* flag, int64_t& field, const char* help) {
   const std::string_view text = help;
@@ -132,18 +113,6 @@ Args::Flag* Args::find(const std::string& flag) {
   return found == flags_.end() ? nullptr : &*found;
 }
 
-void Args::take(const std::string& flag, const std::string& json, bool always) {
-  Flag* const found = find(flag);
-  if (found == nullptr || typed(flag)) return;
-  const std::string before = found->to_json_();
-  try {
-    found->from_json_(json);
-  } catch (const nlohmann::json::exception&) {
-    return;
-  }
-  found->taken_ = always || found->to_json_() != before;
-}
-
 std::string Args::group_of(const std::string& flag) const {
   const auto found = std::ranges::find(flags_, flag, &Flag::name_);
   return found == flags_.end() ? "" : found->group_;
@@ -195,12 +164,6 @@ std::string Args::suggestion(const std::string& unknown) const {
     fewest = edits;
   }
   return best.empty() ? "" : fmt::format(" did you mean --{}?", best);
-}
-
-std::string Args::to_json() const {
-  nlohmann::ordered_json json;
-  for (const Flag& flag : flags_) json[flag.name_] = nlohmann::json::parse(flag.to_json_());
-  return json.dump();
 }
 
 std::set<std::string> Args::may_differ_on_resume() const {

@@ -16,12 +16,12 @@ namespace usp {
 namespace {
 
 /// A number as json_number() writes it.
-double number(const nlohmann::json& json) {
+double number(const nlohmann::ordered_json& json) {
   return json.is_string() ? std::strtod(json.get_ref<const std::string&>().c_str(), nullptr)
                           : json.get<double>();
 }
 
-void read_metrics(const nlohmann::json& json, StepMetrics& metrics) {
+void read_metrics(const nlohmann::ordered_json& json, StepMetrics& metrics) {
   metrics.step = json.at("step");
   metrics.loss = number(json.at("loss"));
   metrics.grad_norm = number(json.at("grad_norm"));
@@ -68,8 +68,9 @@ void MetricsWriter::cut(int64_t kept_steps) {
   std::ifstream input(path_);
   std::string line, kept;
   while (std::getline(input, line)) {
-    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object() || !json.contains("step") || json["step"] > kept_steps) break;
+    const auto json = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object() || !json.contains("step") || !json["step"].is_number()) break;
+    if (json["step"].get<double>() > double(kept_steps)) break;
     try {
       read_metrics(json, last_);
     } catch (const nlohmann::json::exception&) {

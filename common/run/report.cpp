@@ -1,9 +1,6 @@
 #include "run/report.h"
 
-#include <fmt/chrono.h>
-
 #include <algorithm>
-#include <chrono>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -39,6 +36,14 @@ std::string headline(const RunFacts& facts, const RunConfig& config) {
 
 namespace {
 
+/// Such as 2026-11-29T21:00:00Z.
+std::string utc(std::time_t time) {
+  std::tm date{};
+  gmtime_r(&time, &date);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &date)};
+}
+
 /// What may be another when a run is resumed.
 nlohmann::ordered_json circumstances(const RunFacts& facts) {
   const Accelerator* accelerator = Runtime::current().accelerator();
@@ -56,7 +61,7 @@ nlohmann::ordered_json circumstances(const RunFacts& facts) {
       {"arch", build_architecture()},
       {"matmul", accelerator != nullptr ? accelerator->matmul_library() : matmul_library()}};
   json["matmul_gflops"] = facts.matmul_gflops;
-  json["started"] = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+  json["started"] = utc(std::time(nullptr));
   return json;
 }
 

@@ -26,11 +26,11 @@ bool is_among(std::string_view name, std::span<const std::string_view> names) {
 }
 
 /// checkpoint.json of the newest one; null where there is none to read.
-nlohmann::json newest_record(const std::string& run_dir) {
+nlohmann::ordered_json newest_record(const std::string& run_dir) {
   const std::string directory = newest_checkpoint(run_dir);
   if (directory.empty()) return nullptr;
   try {
-    return nlohmann::json::parse(checkpoint_record(directory));
+    return nlohmann::ordered_json::parse(checkpoint_record(directory));
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -39,9 +39,9 @@ nlohmann::json newest_record(const std::string& run_dir) {
 }  // namespace
 
 void take_from_checkpoint(RunConfig& config, Args& args, int64_t ranks) {
-  const nlohmann::json record = newest_record(config.run_dir);
+  const nlohmann::ordered_json record = newest_record(config.run_dir);
   if (!record.is_object()) return;
-  const nlohmann::json& flags = record.at("config");
+  const nlohmann::ordered_json& flags = record.at("config");
   const auto divides = [&](const std::string& flag) {
     return !is_among(args.group_of(flag), kOfAllRanks);
   };
@@ -71,7 +71,7 @@ void take_from_checkpoint(RunConfig& config, Args& args, int64_t ranks) {
 }
 
 void keep_batch_of_checkpoint(RunConfig& config, const Args& args) {
-  const nlohmann::json record = newest_record(config.run_dir);
+  const nlohmann::ordered_json record = newest_record(config.run_dir);
   if (!record.is_object()) return;
   const int64_t wanted = record.at("global_batch_size"), found = config.global_batch_size();
   if (wanted == found) return;

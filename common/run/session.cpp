@@ -85,19 +85,20 @@ bool Session::parse(int argc, char** argv) {
 /// instructions, which moves the last bits.
 void Session::check_same_run() const {
   if (world_.size() == 1) return;
-  auto flags = nlohmann::json::parse(args_.to_json());
+  using Flags = std::map<std::string, nlohmann::ordered_json>;
+  auto flags = nlohmann::ordered_json::parse(args_.to_json());
   // Places, which hosts may call differently.
   for (const char* place : {"data", "run_dir", "model", "estimate_file"}) flags.erase(place);
   const std::vector<std::string> all = world_.all_gather_text(flags.dump());
-  const auto first = nlohmann::json::parse(all.front());
+  const auto first = nlohmann::ordered_json::parse(all.front()).get<Flags>();
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all.front()) continue;
-    const auto other = nlohmann::json::parse(all[rank]);
-    for (const auto& [flag, value] : other.items()) {
-      if (value == first[flag]) continue;
+    const auto other = nlohmann::ordered_json::parse(all[rank]).get<Flags>();
+    for (const auto& [flag, value] : other) {
+      if (value == first.at(flag)) continue;
       throw RefusedTogether(fmt::format(
           "rank {} was given {}={}, and rank 0 {}={}; start all ranks with the same flags", rank,
-          flag, value.dump(), flag, first[flag].dump()));
+          flag, value.dump(), flag, first.at(flag).dump()));
     }
   }
   const std::string own = fmt::format("{}, built for {}", matmul_library(), build_architecture());
@@ -170,7 +171,7 @@ void Session::choose_attention(const Predict& predict) {
   if (runtime_->accelerator() == nullptr || config_.checkpoints.resume) return;
   if (!has_flag || args_.typed("attention") || !accepts_naive_attention()) return;
   const auto take = [&](const std::string& value) {
-    args_.take("attention", nlohmann::json(value).dump(), /*always=*/false);
+    args_.take("attention", nlohmann::ordered_json(value).dump(), /*always=*/false);
   };
   AttentionShape shape = attention_shape(config_);
   shape.fused = may_fuse(config_) &&
