@@ -38,6 +38,12 @@ namespace {
 
 constexpr std::string_view kPhase = "phase";
 
+/// The thread's CPU clock for a span. On meta nothing is computed, and the kernel takes longer to
+/// tell that clock than most ops.
+int64_t span_cpu_ns(const Runtime& runtime) {
+  return runtime.device() == Device::meta ? 0 : thread_cpu_ns();
+}
+
 /// Lanes in which a span is shown.
 enum class Side : uint8_t { host, device };
 
@@ -230,7 +236,8 @@ TraceScope::TraceScope(std::string_view name, std::string_view category, Label l
   const Tracer& tracer = runtime.tracer();
   if (!tracer.recording()) return;
   runtime_ = &runtime;
-  span_ = {name, category, clock_ns(), 0, thread_cpu_ns(), 0, double(flops), bytes, tracer.step()};
+  const int64_t cpu_ns = span_cpu_ns(runtime);
+  span_ = {name, category, clock_ns(), 0, cpu_ns, 0, double(flops), bytes, tracer.step()};
   span_.number = label.number;
   span_.micro_batch = label.micro_batch;
   span_.turn = thread_turn();
@@ -254,7 +261,7 @@ TraceScope::~TraceScope() {
   if (runtime_ == nullptr) return;
   if (span_.on_device()) span_.device_end = accelerator_->marks().make();
   if (span_.device_end < 0) span_.device_begin = -1;  // recording has ended meanwhile
-  span_.cpu_end_ns = thread_cpu_ns();
+  span_.cpu_end_ns = span_cpu_ns(*runtime_);
   span_.end_ns = clock_ns();
   if (span_.category == kPhase) span_.flops += runtime_->flops();
   runtime_->tracer().add(span_);
