@@ -16,9 +16,17 @@
 namespace usp {
 
 double WorkTimes::of(Work work) const {
-  const double times[] = {forward, input_gradient, weight_gradient,  // in the order of Work
-                          input_gradient + weight_gradient};
-  return times[static_cast<int>(work)];
+  switch (work) {
+    case Work::F:
+      return forward;
+    case Work::B:
+      return input_gradient;
+    case Work::W:
+      return weight_gradient;
+    case Work::BW:
+      return input_gradient + weight_gradient;
+  }
+  return 0;
 }
 
 double SimulatedSchedule::bubble() const {

@@ -2,8 +2,8 @@
 
 #include "base/args.h"
 
-/// The members of Args that read and write JSON: apart from the others, for the library that those
-/// include takes as long to compile as this one.
+/// The members of Args that read and write JSON. They have a file of their own, because the library
+/// for JSON and the one for command lines take seconds to compile, each in one file.
 namespace usp {
 
 namespace {

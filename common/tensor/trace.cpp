@@ -38,8 +38,8 @@ namespace {
 
 constexpr std::string_view kPhase = "phase";
 
-/// The thread's CPU clock for a span. On meta nothing is computed, and the kernel takes longer to
-/// tell that clock than most ops.
+/// The thread's CPU clock for a span, 0 on meta: nothing is computed there, and the system call
+/// takes longer than an op's shapes.
 int64_t span_cpu_ns(const Runtime& runtime) {
   return runtime.device() == Device::meta ? 0 : thread_cpu_ns();
 }

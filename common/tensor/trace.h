@@ -44,7 +44,7 @@ class Tracer {
     std::string_view category;  ///< "phase", "op", ...
     int64_t begin_ns;           ///< by the host: when the work was done or, for a device, queued
     int64_t end_ns;
-    int64_t cpu_begin_ns;
+    int64_t cpu_begin_ns;  ///< by the thread's CPU clock; 0 on meta
     int64_t cpu_end_ns;
     double flops;              ///< of a phase: those of the ops inside
     int64_t bytes;             ///< read and written, as the op's operands imply; 0 for a phase

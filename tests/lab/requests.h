@@ -10,7 +10,9 @@ namespace usp::lab {
 
 /// Instructions of warps that a kernel issues for a product in f32: FMAs, and requests to memory.
 struct Requests {
-  /// What an H100's multiprocessor begins in a cycle: it has 128 lanes for FMAs, 32 for addresses.
+  /// What an H100's multiprocessor begins in a cycle: each of its four schedulers an FMA, all four
+  /// together one request. NVIDIA, "How does the LSU execute load/store instructions"
+  /// (https://forums.developer.nvidia.com/t/273699/8).
   static constexpr int kFmasOfACycle = 4, kRequestsOfACycle = 1;
 
   int64_t fmas, global, shared;

@@ -103,15 +103,15 @@ __device__ inline float weight_of(float s, const Gradients<bf16>::Row& row, floa
   return cuda::fast_exp2(fmaf(s, scale, -row.lse));
 }
 /// The gradient of a weight becomes that of its score, not yet times the problem's scale.
-__device__ inline float slope_of(float ds, float weight, const Gradients<bf16>::Row& row) {
+__device__ inline float dscore_of(float ds, float weight, const Gradients<bf16>::Row& row) {
   return weight * (ds - row.delta);
 }
 // [weigh]
 
-/// Both.
+/// A score and the gradient of its weight become that weight and the score's gradient.
 __device__ inline void weigh(float& s, float& ds, const Gradients<bf16>::Row& row, float scale) {
   s = weight_of(s, row, scale);
-  ds = slope_of(ds, s, row);
+  ds = dscore_of(ds, s, row);
 }
 
 /// rows: what backward keeps of every query, a warp a row.

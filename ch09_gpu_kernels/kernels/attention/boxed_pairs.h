@@ -103,7 +103,7 @@ __device__ void bring_steps(const BoxedPairs<width>& place, int steps, unsigned 
 /// gradients of scores; both as products take them.
 struct Scores {
   float s[kGroupRows / 2] = {}, ds[kGroupRows / 2] = {};
-  uint32_t weights[kGroupRows / 16][4] = {}, slopes[kGroupRows / 16][4] = {};
+  uint32_t weights[kGroupRows / 16][4] = {}, dscores[kGroupRows / 16][4] = {};
 
   /// Asks for both of a step, each from the group's rows and the tile of one tensor.
   template <int width>
@@ -141,7 +141,7 @@ __device__ void begin_sum(float (&gradient)[registers], uint32_t (&factors)[kGro
   cuda::wgmma_commit();
 }
 
-/// They go where a product takes them.
+/// Numbers become factors: bf16, in the registers in which a product takes its left operand.
 __device__ inline void pack_all(uint32_t (&factors)[kGroupRows / 16][4],
                                 const float (&x)[kGroupRows / 2]) {
   USP_UNROLL

@@ -58,10 +58,10 @@ __global__ void __launch_bounds__(kBlock, 1)
     wgmma_wait<1>(x.ds);
     USP_UNROLL
     for (int i = 0; i < kGroupRows / 2; ++i) {
-      x.ds[i] = slope_of(x.ds[i], x.s[i], rows[i / 4 * 8 + i % 2]);
+      x.ds[i] = dscore_of(x.ds[i], x.s[i], rows[i / 4 * 8 + i % 2]);
     }
-    pack_all(x.slopes, x.ds);
-    begin_sum(dk, x.slopes, place.tile(step, 0));
+    pack_all(x.dscores, x.ds);
+    begin_sum(dk, x.dscores, place.tile(step, 0));
     wgmma_wait<0>(dv, dk);
     fence_proxy_async();  // each thread has read rows, which the next copy overwrites
     __syncwarp();
@@ -114,9 +114,9 @@ __global__ void __launch_bounds__(kBlock, 1)
     }
     wgmma_wait<0>(x.ds);
     USP_UNROLL
-    for (int i = 0; i < kGroupRows / 2; ++i) x.ds[i] = slope_of(x.ds[i], x.s[i], own[i / 2 % 2]);
-    pack_all(x.slopes, x.ds);
-    begin_sum(dq, x.slopes, place.tile(step, 0));
+    for (int i = 0; i < kGroupRows / 2; ++i) x.ds[i] = dscore_of(x.ds[i], x.s[i], own[i / 2 % 2]);
+    pack_all(x.dscores, x.ds);
+    begin_sum(dq, x.dscores, place.tile(step, 0));
     wgmma_wait<0>(dq);
     if (is_first_of_group()) place.empty(step).arrive();
   }

@@ -94,7 +94,7 @@ const std::vector<std::string> kRare = {
     "--num_heads 4 --num_kv_heads 2 --hidden_size 16 --ffn_hidden_size 12 --vocab_size 31 "
     "--num_layers 2 --seq_len 16 --micro_batch_size 4 --cp_size 2 --tp_size 2 --document_mask "
     "--tp_overlap batch_halves",
-    // Halves whose shards of rows are cut by samples otherwise than those of the whole would be.
+    // A rank's rows of a half, in which samples begin elsewhere than in its rows of the whole.
     "--num_heads 4 --hidden_size 8 --ffn_hidden_size 8 --vocab_size 31 --num_layers 2 --seq_len 28 "
     "--micro_batch_size 6 --tp_size 4 --sequence_parallel --tp_overlap batch_halves "
     "--num_experts 2 --num_experts_per_tok 2 --ep_size 2 --balance sample",
