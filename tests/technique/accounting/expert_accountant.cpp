@@ -209,6 +209,21 @@ TEST_CASE("shared experts' gradients are written first, in the formula too") {
   }
 }
 
+TEST_CASE("an estimate counts the rows that a pass brings to a rank's experts, be it of halves") {
+  // Of 32 tokens a rank of tp routes 16, each to two experts; each rank has half of all experts.
+  for (const auto& [overlap, rows] : {std::pair{"none", 32}, {"batch_halves", 16}}) {
+    const TrainConfig config = layout_of_flags(fmt::format(
+        "--hidden_size 16 --num_heads 4 --num_kv_heads 2 --ffn_hidden_size 12 --num_layers 1 "
+        "--vocab_size 33 --seq_len 8 --micro_batch_size 4 --tp_size 2 --sequence_parallel "
+        "--num_experts 4 --num_experts_per_tok 2 --ep_size 2 --tp_overlap {}",
+        overlap));
+    CAPTURE(overlap);
+    const std::string what = estimate_ranks(config)[0].what;
+    CAPTURE(what);
+    CHECK(what.find(fmt::format("{} rows for its experts", rows)) != std::string::npos);
+  }
+}
+
 TEST_CASE("ranks of a class are alike, and the fullest of all is the first of one", "[no_races]") {
   const uint64_t seed = 101 + turn();
   Random random(seed);
