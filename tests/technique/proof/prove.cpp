@@ -355,59 +355,6 @@ TEST_CASE("a layout whose types do not fit is refused before a twin trains") {
   REQUIRE(prove(config, {types::Mutation::What::left_out, 1}) == 1);
 }
 
-TEST_CASE("a class that a twin does not have is named") {
-  const auto classes_of = [](const std::string& flags) { return classes(layout_of_flags(flags)); };
-  const auto lost = [&](const std::string& real, const std::string& twin) {
-    std::vector<std::string> names;
-    for (const LostClass& of : lost_classes(classes_of(real), classes_of(twin))) {
-      names.push_back(of.name);
-    }
-    return names;
-  };
-  const std::string sizes =
-      "--hidden_size 48 --num_heads 12 --num_kv_heads 12 --ffn_hidden_size 60 "
-      "--seq_len 24 --vocab_size 32 --micro_batch_size 1 ";
-  struct Pair {
-    std::string real, twin, name;
-  };
-  const std::vector<Pair> pairs = {
-      {"--dp_size 3", "--dp_size 2", "dp: a rank that is neither first nor last"},
-      {"--pp_size 4 --grad_acc_steps 8", "--pp_size 2 --grad_acc_steps 8",
-       "pp: a rank that is neither first nor last"},
-      {"--tp_size 6 --num_kv_heads 3", "--tp_size 2 --num_kv_heads 2", "kv heads over tp"},
-      {"--tp_size 3", "--tp_size 3 --vocab_size 31",
-       "vocabulary over tp: the rest moves where a part begins"},
-      {"--tp_size 4 --ffn_hidden_size 62", "--tp_size 4", "MLP width over tp"},
-      {"--pp_size 2 --num_layers 5 --grad_acc_steps 2",
-       "--pp_size 2 --num_layers 4 --grad_acc_steps 2", "layers over stages"},
-      {"--pp_size 4 --num_layers 8 --grad_acc_steps 2",
-       "--pp_size 4 --num_layers 8 --grad_acc_steps 8", "micro-batches and stages"},
-      {"--num_experts 4 --ep_size 2 --dp_size 2", "--num_experts 2 --ep_size 2 --dp_size 2",
-       "experts over ep"},
-      {"--dp_size 12 --zero_stage 1", "--dp_size 2 --zero_stage 1",
-       "ZeRO, dense layer: a parameter over three ranks"},
-      {"--micro_batch_size 2", "--micro_batch_size 1", "samples of a micro-batch"},
-      {"--cp_size 4 --cp_method ring_ulysses --ulysses_size 2", "--cp_size 4 --cp_method ulysses",
-       "ulysses in cp"},
-      {"--hidden_size 96 --head_dim 4", "--hidden_size 48",
-       "heads together are as wide as the model"},
-  };
-  const auto with = [&](const std::string& own) {
-    std::istringstream stream(sizes);
-    std::string flags, flag, value;
-    while (stream >> flag >> value) {
-      if (own.find(flag + " ") == std::string::npos) flags += flag + " " + value + " ";
-    }
-    return flags + own;
-  };
-  for (const auto& [real, twin, name] : pairs) {
-    INFO(real << " | " << twin << " | " << name);
-    const std::vector<std::string> names = lost(with(real), with(twin));
-    REQUIRE(std::ranges::count(names, name) == 1);
-    REQUIRE(lost(with(real), with(real)).empty());
-  }
-}
-
 TEST_CASE("sizes of units are those of the model") {
   const std::vector<std::string> flags = {
       "--tp_size 2 --dp_size 2 --zero_stage 1 --num_kv_heads 2 --vocab_size 37",

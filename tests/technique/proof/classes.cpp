@@ -1,0 +1,304 @@
+#include "proof/classes.h"
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include "proof/compositions.h"
+#include "technique/case_cover.h"
+#include "technique/layout_of_flags.h"
+#include "testing.h"
+
+namespace usp::test::of_classes {
+namespace {
+
+/// What a class is called without what it is one of: a unit of ZeRO, or two of the lengths.
+std::string row_of(const std::string& name) {
+  if (name.ends_with(" differ")) return "lengths differ";
+  if (!name.starts_with("ZeRO, ")) return name;
+  const size_t colon = name.find(": ");
+  return colon == std::string::npos ? "ZeRO" : "ZeRO" + name.substr(colon);
+}
+
+std::set<std::string> rows_of(const std::vector<RemainderClass>& classes) {
+  std::set<std::string> rows;
+  for (const RemainderClass& of : classes) rows.insert(row_of(of.name));
+  return rows;
+}
+
+/// A class, a layout that has it, and one that is as near as can be and has lost it.
+struct Row {
+  std::string name, real, lost;
+};
+
+/// Everywhere, unless a row says otherwise.
+const std::string kSizes =
+    "--hidden_size 24 --num_heads 4 --num_kv_heads 4 --ffn_hidden_size 28 --vocab_size 36 "
+    "--num_layers 2 --seq_len 16 --micro_batch_size 1 --grad_acc_steps 2 ";
+
+/// The flags of `own`, and of kSizes those that it leaves open.
+std::string with_sizes(const std::string& own) {
+  std::istringstream stream(kSizes);
+  std::string flags, flag, value;
+  while (stream >> flag >> value) {
+    if (own.find(flag + " ") == std::string::npos) flags += flag + " " + value + " ";
+  }
+  return flags + own;
+}
+
+Twin twin_of(const std::string& own) {
+  const std::string flags = with_sizes(own) + " --dtype f64 --device cpu";
+  Twin twin{layout_of_flags(flags), flags, {}};
+  twin.classes = classes(twin.config);
+  return twin;
+}
+
+const std::vector<Row> kOfMesh = {
+    {"dp: used", "--dp_size 2", "--dp_size 1"},
+    {"dp: a rank that is neither first nor last", "--dp_size 3", "--dp_size 2"},
+    {"cp: used", "--cp_size 2", "--cp_size 1"},
+    {"cp: a rank that is neither first nor last", "--cp_size 3 --seq_len 12",
+     "--cp_size 2 --seq_len 12"},
+    {"tp: used", "--tp_size 2", "--tp_size 1"},
+    {"tp: a rank that is neither first nor last", "--tp_size 4", "--tp_size 2"},
+    {"pp: used", "--pp_size 2", "--pp_size 1"},
+    {"pp: a rank that is neither first nor last", "--pp_size 3 --num_layers 6",
+     "--pp_size 2 --num_layers 6"},
+    {"ulysses in cp", "--cp_size 4 --cp_method ring_ulysses --ulysses_size 2 --seq_len 16",
+     "--cp_size 2 --cp_method ulysses --seq_len 16"},
+    {"ring of ulysses groups", "--cp_size 6 --cp_method ring_ulysses --ulysses_size 2 --seq_len 24",
+     "--cp_size 4 --cp_method ring_ulysses --ulysses_size 2 --seq_len 24"},
+    {"ulysses ranks", "--cp_size 3 --cp_method ulysses --num_heads 6 --num_kv_heads 6 --seq_len 12",
+     "--cp_size 2 --cp_method ulysses --num_heads 6 --num_kv_heads 6 --seq_len 12"},
+    {"heads of a rank over ulysses", "--cp_size 2 --cp_method ulysses --num_kv_heads 1",
+     "--cp_size 2 --cp_method ulysses --num_kv_heads 1 --num_heads 2"},
+    {"kv heads of a rank over ulysses", "--cp_size 2 --cp_method ulysses --num_kv_heads 1",
+     "--cp_size 2 --cp_method ulysses --num_kv_heads 2"},
+    {"ulysses ranks with one kv head",
+     "--cp_size 4 --cp_method ulysses --num_kv_heads 2 --seq_len 16",
+     "--cp_size 4 --cp_method ulysses --num_kv_heads 1 --seq_len 16"},
+    {"ep: used", "--dp_size 2 --num_experts 4 --ep_size 2", "--dp_size 2 --num_experts 4"},
+    {"ep: a rank that is neither first nor last", "--dp_size 4 --num_experts 8 --ep_size 4",
+     "--dp_size 4 --num_experts 8 --ep_size 2"},
+    {"edp = ranks with the same experts", "--dp_size 4 --num_experts 4 --ep_size 2",
+     "--dp_size 2 --num_experts 4 --ep_size 2"},
+    {"ep lies along",
+     "--dp_size 2 --cp_size 2 --num_experts 4 --ep_size 2 --mesh_order pp,cp,dp,tp",
+     "--dp_size 2 --cp_size 2 --num_experts 4 --ep_size 2"},
+    {"edp lies along", "--dp_size 2 --cp_size 2 --num_experts 4 --ep_size 2",
+     "--dp_size 4 --num_experts 4 --ep_size 2"},
+    {"ranks of ep in a node",
+     "--dp_size 4 --num_experts 4 --ep_size 4 --dispatch by_node --node_size 2",
+     "--dp_size 4 --num_experts 4 --ep_size 4 --dispatch by_node --node_size 4"},
+    {"ranks of ep in a node, size",
+     "--dp_size 6 --num_experts 6 --ep_size 6 --dispatch by_node --node_size 3",
+     "--dp_size 6 --num_experts 6 --ep_size 6 --dispatch by_node --node_size 2"},
+    {"nodes of ep", "--dp_size 6 --num_experts 6 --ep_size 6 --dispatch by_node --node_size 2",
+     "--dp_size 6 --num_experts 6 --ep_size 6 --dispatch by_node --node_size 3"},
+    {"a node spans", "--dp_size 2 --tp_size 2 --node_size 2 --mesh_order pp,tp,cp,dp",
+     "--dp_size 2 --tp_size 2 --node_size 2"},
+    {"nodes", "--dp_size 6 --node_size 2", "--dp_size 4 --node_size 2"},
+};
+
+const std::vector<Row> kOfZero = {
+    {"shard of ZeRO lies along", "--dp_size 2 --cp_size 2 --zero_stage 1 --mesh_order pp,cp,dp,tp",
+     "--dp_size 2 --cp_size 2 --zero_stage 1"},
+    {"replicas of shards lie along", "--dp_size 2 --cp_size 2 --zero_stage 2 --shard_size 2",
+     "--dp_size 4 --zero_stage 2 --shard_size 2"},
+    {"ZeRO ranks that shard a copy", "--dp_size 3 --zero_stage 1 --vocab_size 33",
+     "--dp_size 2 --zero_stage 1 --vocab_size 33"},
+    {"buckets of gradients", "--dp_size 2 --bucket_mb 0.01", "--dp_size 2"},
+    {"ZeRO", "--dp_size 3 --zero_stage 1 --hidden_size 16 --vocab_size 32",
+     "--dp_size 3 --zero_stage 1 --hidden_size 16 --vocab_size 33"},
+    {"ZeRO: a rank with padding alone",
+     "--dp_size 4 --zero_stage 3 --tie_word_embeddings --hidden_size 6 --num_heads 1 "
+     "--num_kv_heads 1",
+     "--dp_size 4 --zero_stage 3 --tie_word_embeddings --hidden_size 18 --num_heads 1 "
+     "--num_kv_heads 1"},
+    {"ZeRO: a part ends within a parameter",
+     "--dp_size 2 --zero_stage 1 --num_heads 2 --num_kv_heads 2 --hidden_size 4 --ffn_hidden_size "
+     "8 --vocab_size 26",
+     "--dp_size 2 --zero_stage 1 --num_heads 2 --num_kv_heads 2 --hidden_size 12 --ffn_hidden_size "
+     "8 --vocab_size 26"},
+    {"ZeRO: several parameters in a part",
+     "--dp_size 3 --zero_stage 1 --num_experts 3 --num_experts_per_tok 1",
+     "--dp_size 3 --zero_stage 1 --num_experts 1 --num_experts_per_tok 1"},
+    {"ZeRO: a parameter over three ranks",
+     "--dp_size 4 --zero_stage 2 --num_heads 12 --num_kv_heads 1 --hidden_size 12 --head_dim 2 "
+     "--ffn_hidden_size 4 --vocab_size 53",
+     "--dp_size 4 --zero_stage 2 --num_heads 4 --num_kv_heads 1 --hidden_size 12 --head_dim 2 "
+     "--ffn_hidden_size 4 --vocab_size 53"},
+};
+
+const std::vector<Row> kOfWidths = {
+    {"kv heads over tp", "--tp_size 2 --num_kv_heads 1", "--tp_size 2 --num_kv_heads 2"},
+    {"tp ranks with one kv head", "--tp_size 4 --num_kv_heads 2", "--tp_size 4 --num_kv_heads 1"},
+    {"heads of a rank", "--tp_size 2 --num_kv_heads 1",
+     "--tp_size 2 --num_kv_heads 1 --num_heads 2"},
+    {"queries of a kv head", "--num_kv_heads 2", "--num_kv_heads 4"},
+    {"kv heads", "--num_kv_heads 1 --num_heads 4", "--num_kv_heads 2 --num_heads 4"},
+    {"vocabulary over tp", "--tp_size 2 --vocab_size 37", "--tp_size 2"},
+    {"vocabulary over tp: the rest moves where a part begins",
+     "--tp_size 3 --vocab_size 35 --num_heads 6 --num_kv_heads 6",
+     "--tp_size 3 --vocab_size 34 --num_heads 6 --num_kv_heads 6"},
+    {"heads together are as wide as the model", "--head_dim 4", "--head_dim 6"},
+    {"MLP width over tp", "--tp_size 2 --ffn_hidden_size 27", "--tp_size 2"},
+    {"expert width over tp",
+     "--tp_size 2 --sequence_parallel --num_experts 4 --expert_tp --moe_ffn_hidden_size 7",
+     "--tp_size 2 --sequence_parallel --num_experts 4 --expert_tp --moe_ffn_hidden_size 8"},
+    {"rows of a piece of a sample", "--cp_size 2", "--cp_size 2 --seq_len 4"},
+    {"rows of a rank's share of a sample over tp", "--tp_size 2 --sequence_parallel",
+     "--tp_size 2 --sequence_parallel --seq_len 2"},
+    {"samples of a micro-batch", "--micro_batch_size 2", "--micro_batch_size 1"},
+    {"a rank's rows over tp: end within a sample",
+     "--tp_size 2 --sequence_parallel --micro_batch_size 3",
+     "--tp_size 2 --sequence_parallel --micro_batch_size 4"},
+    {"rows of a rank over 4 chunks", "--tp_size 2 --tp_overlap chunks --seq_len 18",
+     "--tp_size 2 --tp_overlap chunks"},
+    {"a tp rank's rows over pieces: end within one",
+     "--tp_size 2 --cp_size 2 --sequence_parallel --cp_layout contiguous --seq_len 16",
+     "--tp_size 2 --cp_size 2 --sequence_parallel --seq_len 16"},
+    {"lengths differ", "--ffn_hidden_size 28", "--ffn_hidden_size 24"},
+};
+
+const std::vector<Row> kOfPipeline = {
+    {"micro-batches", "--grad_acc_steps 3", "--grad_acc_steps 2"},
+    {"layers", "--num_layers 2", "--num_layers 1"},
+    {"dense layers", "--num_experts 4 --first_dense_layers 1", "--num_experts 4"},
+    {"chunks of a rank", "--pp_size 2 --pp_schedule llama3 --pp_chunks 3 --num_layers 7",
+     "--pp_size 2 --pp_schedule llama3 --pp_chunks 2 --num_layers 7"},
+    {"micro-batches and stages", "--pp_size 3 --num_layers 3 --grad_acc_steps 1",
+     "--pp_size 3 --num_layers 3 --grad_acc_steps 4"},
+    {"micro-batches over runs",
+     "--pp_size 2 --pp_schedule interleaved --num_layers 4 --grad_acc_steps 5",
+     "--pp_size 2 --pp_schedule interleaved --num_layers 4 --grad_acc_steps 6"},
+    {"a run and stages",
+     "--pp_size 2 --pp_schedule llama3 --num_layers 4 --pp_run_length 3 --grad_acc_steps 6",
+     "--pp_size 2 --pp_schedule llama3 --num_layers 4 --pp_run_length 2 --grad_acc_steps 6"},
+    {"micro-batches and twice the stages",
+     "--pp_size 2 --pp_schedule dualpipe --num_layers 2 --grad_acc_steps 6",
+     "--pp_size 2 --pp_schedule dualpipe --num_layers 2 --grad_acc_steps 4"},
+    {"pairs of mirrored stages",
+     "--pp_size 4 --pp_schedule dualpipe --num_layers 4 --grad_acc_steps 8",
+     "--pp_size 2 --pp_schedule dualpipe --num_layers 2 --grad_acc_steps 4"},
+    {"ranks between the tied ends", "--pp_size 3 --num_layers 3 --tie_word_embeddings",
+     "--pp_size 2 --num_layers 2 --tie_word_embeddings"},
+    {"in flight and stages",
+     "--pp_size 3 --pp_schedule auto --pp_in_flight 2 --num_layers 3 --grad_acc_steps 4",
+     "--pp_size 3 --pp_schedule auto --pp_in_flight 4 --num_layers 3 --grad_acc_steps 4"},
+    {"layers over stages", "--pp_size 2 --num_layers 5", "--pp_size 2 --num_layers 4"},
+    {"stages of more and of fewer layers", "--pp_size 2 --num_layers 4 --pp_layers 3,1",
+     "--pp_size 2 --num_layers 4 --pp_layers 2,2"},
+    {"a stage without a layer", "--pp_size 2 --num_layers 3 --pp_layers 3,0",
+     "--pp_size 2 --num_layers 3 --pp_layers 2,1"},
+    {"a stage with one layer", "--pp_size 2 --num_layers 3 --pp_layers 2,1",
+     "--pp_size 2 --num_layers 5 --pp_layers 3,2"},
+    {"first stage", "--pp_size 2 --num_layers 5 --pp_layers 2,3",
+     "--pp_size 2 --num_layers 5 --pp_layers 3,2"},
+    {"last stage", "--pp_size 2 --num_layers 5 --pp_layers 3,2",
+     "--pp_size 2 --num_layers 5 --pp_layers 2,3"},
+    {"dense layers end", "--pp_size 2 --num_layers 4 --num_experts 4 --first_dense_layers 1",
+     "--pp_size 2 --num_layers 4 --num_experts 4 --first_dense_layers 2"},
+    {"dense layers lie in", "--pp_size 2 --num_layers 6 --num_experts 4 --first_dense_layers 4",
+     "--pp_size 2 --num_layers 6 --num_experts 4 --first_dense_layers 2"},
+};
+
+const std::vector<Row> kOfExperts = {
+    {"experts over ep", "--dp_size 2 --num_experts 4 --ep_size 2 --num_experts_per_tok 1",
+     "--dp_size 2 --num_experts 2 --ep_size 2 --num_experts_per_tok 1"},
+    {"experts of a token", "--num_experts 4 --num_experts_per_tok 4",
+     "--num_experts 4 --num_experts_per_tok 2"},
+    {"experts of a token and ranks of ep",
+     "--dp_size 2 --num_experts 6 --ep_size 2 --num_experts_per_tok 3",
+     "--dp_size 2 --num_experts 6 --ep_size 2 --num_experts_per_tok 2"},
+    {"shared experts", "--num_experts 4 --num_shared_experts 1", "--num_experts 4"},
+    {"experts can refuse tokens", "--num_experts 4 --num_experts_per_tok 1 --capacity_factor 1",
+     "--num_experts 4 --num_experts_per_tok 1 --capacity_factor 4"},
+    {"experts over groups of routing", "--num_experts 6 --num_experts_per_tok 1 --expert_nodes 2",
+     "--num_experts 2 --num_experts_per_tok 1 --expert_nodes 2"},
+    {"groups of a token",
+     "--num_experts 6 --num_experts_per_tok 2 --expert_nodes 3 --route_nodes 2",
+     "--num_experts 6 --num_experts_per_tok 2 --expert_nodes 3 --route_nodes 3"},
+    {"experts of a token over its groups",
+     "--num_experts 6 --num_experts_per_tok 3 --expert_nodes 3 --route_nodes 2",
+     "--num_experts 6 --num_experts_per_tok 2 --expert_nodes 3 --route_nodes 2"},
+    {"groups of routing and nodes",
+     "--dp_size 4 --num_experts 8 --ep_size 4 --dispatch by_node --node_size 2 --expert_nodes 4 "
+     "--route_nodes 2",
+     "--dp_size 4 --num_experts 8 --ep_size 4 --dispatch by_node --node_size 2 --expert_nodes 2 "
+     "--route_nodes 2"},
+};
+
+const std::vector<const std::vector<Row>*> kTables = {&kOfMesh, &kOfZero, &kOfWidths, &kOfPipeline,
+                                                      &kOfExperts};
+
+TEST_CASE("a class that a twin does not have is named") {
+  for (const std::vector<Row>* table : kTables) {
+    for (const Row& row : *table) {
+      INFO(row.name << "\n" << row.real << "\n" << row.lost);
+      const std::vector<RemainderClass> real = twin_of(row.real).classes;
+      std::set<std::string> lost;
+      for (const LostClass& of : lost_classes(real, twin_of(row.lost).classes)) {
+        lost.insert(row_of(of.name));
+      }
+      REQUIRE(lost.contains(row.name));
+      REQUIRE(lost_classes(real, real).empty());
+    }
+  }
+}
+
+TEST_CASE("no layout has a class that is in no table") {
+  std::set<std::string> known, met;
+  for (const std::vector<Row>* table : kTables) {
+    for (const Row& row : *table) {
+      REQUIRE(known.insert(row.name).second);
+      met.merge(rows_of(twin_of(row.real).classes));
+    }
+  }
+  for (uint64_t number = 0; number < 100; ++number) {
+    met.merge(rows_of(CompositionDraw(number, /*most_ranks=*/16).draw().first.classes));
+  }
+  for (const std::string& name : met) CHECK(known.contains(name));
+  for (const std::string& name : known) CHECK(met.contains(name));
+}
+
+/// Trains both layouts of each class. A mistake in what a class alone reaches shows in the one that
+/// has it: tests/faults has one for every row.
+void train(const std::vector<Row>& table) {
+  for (const Row& row : table) {
+    const std::string real = run_twin(twin_of(row.real)).failure;
+    const std::string lost = run_twin(twin_of(row.lost)).failure;
+    if (!real.empty() || !lost.empty()) {
+      FAIL_CHECK("the class \"" << row.name << "\" "
+                                << (lost.empty()   ? "alone differs"
+                                    : real.empty() ? "is right where another one differs"
+                                                   : "differs as another one does")
+                                << "\n"
+                                << real << lost);
+    }
+  }
+  SUCCEED();
+}
+
+TEST_CASE("with and without each class of the mesh a layout computes what one process does") {
+  train(kOfMesh);
+}
+
+TEST_CASE("with and without each class of ZeRO a layout computes what one process does") {
+  train(kOfZero);
+}
+
+TEST_CASE("with and without each class of widths a layout computes what one process does") {
+  train(kOfWidths);
+}
+
+TEST_CASE("with and without each class of stages a layout computes what one process does") {
+  train(kOfPipeline);
+}
+
+TEST_CASE("with and without each class of experts a layout computes what one process does") {
+  train(kOfExperts);
+}
+
+}  // namespace
+}  // namespace usp::test::of_classes
