@@ -1,9 +1,11 @@
 #include "proof/classes.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <set>
 #include <sstream>
 
+#include "base/json_reader.h"
 #include "proof/compositions.h"
 #include "technique/case_cover.h"
 #include "technique/layout_of_flags.h"
@@ -206,25 +208,39 @@ const std::vector<Row> kOfPipeline = {
 const std::vector<Row> kOfExperts = {
     {"experts over ep", "--dp_size 2 --num_experts 4 --ep_size 2 --num_experts_per_tok 1",
      "--dp_size 2 --num_experts 2 --ep_size 2 --num_experts_per_tok 1"},
-    {"experts of a token", "--num_experts 4 --num_experts_per_tok 4",
-     "--num_experts 4 --num_experts_per_tok 2"},
+    {"experts of a token",
+     "--dp_size 4 --num_experts 8 --ep_size 4 --num_experts_per_tok 2 --dispatch by_node "
+     "--node_size 2",
+     "--dp_size 4 --num_experts 8 --ep_size 4 --num_experts_per_tok 1 --dispatch by_node "
+     "--node_size 2"},
     {"experts of a token and ranks of ep",
-     "--dp_size 2 --num_experts 6 --ep_size 2 --num_experts_per_tok 3",
-     "--dp_size 2 --num_experts 6 --ep_size 2 --num_experts_per_tok 2"},
-    {"shared experts", "--num_experts 4 --num_shared_experts 1", "--num_experts 4"},
-    {"experts can refuse tokens", "--num_experts 4 --num_experts_per_tok 1 --capacity_factor 1",
-     "--num_experts 4 --num_experts_per_tok 1 --capacity_factor 4"},
-    {"experts over groups of routing", "--num_experts 6 --num_experts_per_tok 1 --expert_nodes 2",
-     "--num_experts 2 --num_experts_per_tok 1 --expert_nodes 2"},
+     "--dp_size 2 --num_experts 6 --ep_size 2 --num_experts_per_tok 3 --dispatch by_node "
+     "--node_size 1",
+     "--dp_size 2 --num_experts 6 --ep_size 2 --num_experts_per_tok 2 --dispatch by_node "
+     "--node_size 1"},
+    {"shared experts", "--tp_size 2 --sequence_parallel --num_experts 4 --num_shared_experts 1",
+     "--tp_size 2 --sequence_parallel --num_experts 4"},
+    {"experts can refuse tokens",
+     "--cp_size 2 --num_experts 4 --num_experts_per_tok 1 --capacity_factor 1",
+     "--cp_size 2 --num_experts 4 --num_experts_per_tok 1 --capacity_factor 4"},
+    {"experts over groups of routing",
+     "--tp_size 2 --sequence_parallel --num_experts 4 --num_experts_per_tok 1 --expert_nodes 2 "
+     "--route_nodes 1",
+     "--tp_size 2 --sequence_parallel --num_experts 2 --num_experts_per_tok 1 --expert_nodes 2 "
+     "--route_nodes 1"},
     {"groups of a token",
-     "--num_experts 6 --num_experts_per_tok 2 --expert_nodes 3 --route_nodes 2",
-     "--num_experts 6 --num_experts_per_tok 2 --expert_nodes 3 --route_nodes 3"},
+     "--tp_size 2 --sequence_parallel --num_experts 6 --num_experts_per_tok 1 --expert_nodes 3 "
+     "--route_nodes 2",
+     "--tp_size 2 --sequence_parallel --num_experts 6 --num_experts_per_tok 1 --expert_nodes 3 "
+     "--route_nodes 3"},
     {"experts of a token over its groups",
-     "--num_experts 6 --num_experts_per_tok 3 --expert_nodes 3 --route_nodes 2",
-     "--num_experts 6 --num_experts_per_tok 2 --expert_nodes 3 --route_nodes 2"},
+     "--tp_size 2 --sequence_parallel --num_experts 6 --num_experts_per_tok 3 --expert_nodes 3 "
+     "--route_nodes 2",
+     "--tp_size 2 --sequence_parallel --num_experts 6 --num_experts_per_tok 2 --expert_nodes 3 "
+     "--route_nodes 2"},
     {"groups of routing and nodes",
      "--dp_size 4 --num_experts 8 --ep_size 4 --dispatch by_node --node_size 2 --expert_nodes 4 "
-     "--route_nodes 2",
+     "--route_nodes 4",
      "--dp_size 4 --num_experts 8 --ep_size 4 --dispatch by_node --node_size 2 --expert_nodes 2 "
      "--route_nodes 2"},
 };
@@ -298,6 +314,92 @@ TEST_CASE("with and without each class of stages a layout computes what one proc
 
 TEST_CASE("with and without each class of experts a layout computes what one process does") {
   train(kOfExperts);
+}
+
+/// A published layout, a class that it has, and a twin as one makes it without thinking: all that
+/// is more than 1 in the layout is 2 or another power of two.
+struct Recipe {
+  std::string file, own, naive;
+};
+
+const std::string kNaive =
+    "--hidden_size 16 --ffn_hidden_size 32 --vocab_size 64 --seq_len 16 --micro_batch_size 1 ";
+
+std::string flags_of_recipe(const std::string& file) {
+  const std::filesystem::path root = std::filesystem::path(__FILE__).parent_path() / "../../..";
+  const std::string path = (root / "ch07_5d/recipes" / (file + ".json")).string();
+  const nlohmann::json recipe = parse_json(read_file(path), path);
+  std::string flags;
+  for (const auto& [flag, value] : recipe.at("flags").items()) {
+    const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+    flags += fmt::format("--{} {} ", flag, value.is_boolean() ? "" : text);
+  }
+  return flags;
+}
+
+/// Trains the twins of a recipe and the naive one: a mistake in what only its own class reaches
+/// shows in those alone.
+void train(const Recipe& recipe) {
+  const TwinFamily family = shrink(layout_of_flags(flags_of_recipe(recipe.file)), 16);
+  const auto has_own = [&](const std::vector<LostClass>& lost) {
+    return std::ranges::find(lost, recipe.own, &LostClass::name) == lost.end();
+  };
+  const Twin naive = twin_of(kNaive + recipe.naive);
+  REQUIRE(has_own(family.lost));
+  REQUIRE_FALSE(has_own(lost_classes(family.real, naive.classes)));
+  std::string differ;
+  for (const Twin& twin : family.twins) differ += run_twin(twin).failure;
+  const std::string of_naive = run_twin(naive).failure;
+  if (differ.empty() && of_naive.empty()) return;
+  FAIL(recipe.file << ": "
+                   << (of_naive.empty() ? "only its twins differ, and the naive one does not"
+                                        : "a naive twin differs as well")
+                   << "\n"
+                   << differ << of_naive);
+}
+
+TEST_CASE("twins of Llama 3 405B keep the stages between first and last", "[not_sanitized]") {
+  train(Recipe{"llama3_405b", "pp: a rank that is neither first nor last",
+               "--num_heads 4 --num_kv_heads 2 --num_layers 4 --tp_size 2 --sequence_parallel "
+               "--pp_size 2 --dp_size 2 --zero_stage 2 --grad_acc_steps 2"});
+}
+
+TEST_CASE("twins of Llama 3 405B for long samples keep the ranks of cp between first and last",
+          "[not_sanitized]") {
+  train(Recipe{"llama3_405b_long", "cp: a rank that is neither first nor last",
+               "--num_heads 4 --num_kv_heads 2 --num_layers 4 --tp_size 2 --sequence_parallel "
+               "--pp_size 2 --dp_size 2 --zero_stage 2 --grad_acc_steps 2 --cp_size 2 --cp_method "
+               "all_gather --document_mask"});
+}
+
+TEST_CASE("twins of DeepSeek-V3 keep several experts on a rank", "[not_sanitized]") {
+  train(Recipe{"deepseek_v3", "experts over ep",
+               "--num_heads 4 --num_kv_heads 4 --num_layers 4 --attention_kind mla --q_lora_rank 8 "
+               "--kv_lora_rank 8 --qk_nope_head_dim 4 --qk_rope_head_dim 2 --v_head_dim 4 "
+               "--num_experts 2 --num_experts_per_tok 2 --moe_ffn_hidden_size 16 "
+               "--num_shared_experts 1 --first_dense_layers 2 --expert_nodes 2 --route_nodes 2 "
+               "--balance bias --dispatch by_node --node_size 2 --pp_size 2 --ep_size 2 --dp_size "
+               "2 --zero_stage 1 --pp_schedule dualpipe --overlap_dispatch --grad_acc_steps 4"});
+}
+
+TEST_CASE("twins of Megatron-Turing NLG keep a vocabulary with a rest", "[not_sanitized]") {
+  train(Recipe{"mt_nlg_530b", "vocabulary over tp",
+               "--num_heads 4 --num_kv_heads 4 --num_layers 4 --tp_size 2 --pp_size 2 --dp_size 2 "
+               "--grad_acc_steps 4 --recompute full"});
+}
+
+TEST_CASE("twins of PaLM keep a rest of the vocabulary that moves parts", "[not_sanitized]") {
+  train(Recipe{"palm_540b", "vocabulary over tp: the rest moves where a part begins",
+               "--num_heads 4 --num_kv_heads 1 --num_layers 2 --tie_word_embeddings --tp_size 2 "
+               "--dp_size 4 --zero_stage 3 --shard_size 2 --recompute full"});
+}
+
+TEST_CASE("twins of Mixtral keep several experts of a token that are not all", "[not_sanitized]") {
+  train(Recipe{"mixtral_8x7b", "experts of a token",
+               "--num_heads 4 --num_kv_heads 2 --num_layers 2 --num_experts 2 "
+               "--num_experts_per_tok 2 --norm_topk_prob --balance batch --tp_size 2 "
+               "--sequence_parallel --dp_size 2 --ep_size 2 --zero_stage 1 --grad_acc_steps 2 "
+               "--node_size 2 --recompute full"});
 }
 
 }  // namespace
