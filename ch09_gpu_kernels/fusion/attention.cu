@@ -102,11 +102,11 @@ class Rungs : public cuda::AttentionKernels {
     if (!takes_heads_of(x.D)) return {};
     auto shape = shape_of(x);
     const auto q = pitch_of(x.q, x.D), k = pitch_of(x.k, x.D), v = pitch_of(x.v, x.D);
-    if (!shape || !q || !k || !v || !(*k == *v)) return {};
+    if (!shape || !q || !k || !v) return {};
     if (x.S == 1) shape->splits = splits_of(*shape, multiprocessors_);
     const auto scale = static_cast<float>(x.scale);
     return Problem<bf16>{*shape, x.q.data, x.k.data, x.v.data, nullptr, nullptr,
-                         scale,  nullptr,  nullptr,  *q,       *k};
+                         scale,  nullptr,  nullptr,  *q,       *k,      *v};
   }
 
   template <class O>

@@ -117,6 +117,8 @@ TEST_CASE("kernels for tensor cores attend to slices of wider tensors, and add t
       const Expected expected(c);
       FusedGpu gpu;
       AttentionRun run(c, DType::bf16, /*naive=*/false, 30);
+      run.v = run.v.to_contiguous();  // whose rows lie closer than those of keys
+      run.forward();
       const Slice dq(c.q_shape()), dk(c.k_shape()), dv(c.k_shape());
       run.backward({dq.part, dk.part, dv.part});
       check_report();
@@ -125,7 +127,7 @@ TEST_CASE("kernels for tensor cores attend to slices of wider tensors, and add t
       check_close(dq.added(), expected.dq, kOfGradients, "dq");
       check_close(dk.added(), expected.dk, kOfGradients, "dk");
       check_close(dv.added(), expected.dv, kOfGradients, "dv");
-      check_calls(gpu, c.S() > 1, c.S() == 1, 1, 0);
+      check_calls(gpu, c.S() > 1 ? 2 : 0, c.S() == 1 ? 2 : 0, 1, 0);
     }
   }
 }

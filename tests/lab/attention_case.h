@@ -36,9 +36,9 @@ template <class T>
 class Operand {
  public:
   /// [samples, rows, heads, width], normal random numbers around a mean.
-  Operand(const Shape& x, int rows, int heads, unsigned seed, float mean = 0)
-      : row_(heads * x.width),
-        width_(x.width),
+  Operand(const Shape& x, int rows, int heads, int width, unsigned seed, float mean = 0)
+      : row_(heads * width),
+        width_(width),
         rows_(rows),
         values_(size_t{1} * x.samples * rows * row_) {
     std::mt19937 random(seed);
@@ -76,12 +76,15 @@ inline float sign_of(int row) { return row % 2 == 0 ? 1 : -1; }
 template <class T>
 class Attended {
  public:
-  explicit Attended(const Rung<T>& rung, const Shape& shape, Scores scores = Scores::usual)
+  /// From three seeds, the first of which is this one.
+  explicit Attended(const Rung<T>& rung, const Shape& shape, Scores scores = Scores::usual,
+                    unsigned seed = 1)
       : begins_(host_begins(shape)),
-        q_(queries_of(shape, scores)),
-        k_(keys_of(shape, scores)),
-        v_(values_of(shape, scores)),
-        out_(std::vector<T>(queries_of(shape, scores).size(), T(NAN))),
+        q_(queries_of(shape, scores, seed)),
+        k_(keys_of(shape, scores, seed + 1)),
+        v_(values_of(shape, scores, seed + 2)),
+        out_(std::vector<T>(
+            size_t{1} * shape.samples * shape.queries * shape.heads * shape.value_width(), T(NAN))),
         lse_(std::vector<float>(size_t{1} * shape.samples * shape.heads * shape.queries, NAN)),
         scores_(std::max<size_t>(rung.scratch(shape) / sizeof(float), 1)),
         problem{shape,   q_,    k_, v_, out_, lse_, 1 / std::sqrt(static_cast<float>(shape.width)),
@@ -102,13 +105,13 @@ class Attended {
     if (x.begins == nullptr) return {0};
     return {x.begins, x.begins + size_t{1} * x.samples * x.queries};
   }
-  static std::vector<T> queries_of(const Shape& x, Scores scores) {
-    Operand<T> q(x, x.queries, x.heads, 1, mean_of(scores));
+  static std::vector<T> queries_of(const Shape& x, Scores scores, unsigned seed) {
+    Operand<T> q(x, x.queries, x.heads, x.width, seed, mean_of(scores));
     if (scores == Scores::none) q.change([](float, int, int channel) { return channel == 0; });
     return q;
   }
-  static std::vector<T> keys_of(const Shape& x, Scores scores) {
-    Operand<T> k(x, x.keys, x.kv_heads, 2, -mean_of(scores));
+  static std::vector<T> keys_of(const Shape& x, Scores scores, unsigned seed) {
+    Operand<T> k(x, x.keys, x.kv_heads, x.width, seed, -mean_of(scores));
     if (scores == Scores::growing) {
       k.change([&](float value, int row, int) { return row < x.keys / 2 ? value : value * 60; });
     }
@@ -119,8 +122,8 @@ class Attended {
     }
     return k;
   }
-  static std::vector<T> values_of(const Shape& x, Scores scores) {
-    Operand<T> v(x, x.keys, x.kv_heads, 3);
+  static std::vector<T> values_of(const Shape& x, Scores scores, unsigned seed) {
+    Operand<T> v(x, x.keys, x.kv_heads, x.value_width(), seed);
     if (scores == Scores::none) v.change([](float, int row, int) { return sign_of(row); });
     return v;
   }
@@ -159,7 +162,7 @@ class Differentiated {
 
  private:
   static std::vector<bf16> dout_of(const Shape& x, Scores scores) {
-    Operand<bf16> dout(x, x.queries, x.heads, 4);
+    Operand<bf16> dout(x, x.queries, x.heads, x.value_width(), 4);
     if (scores == Scores::none) dout.change([](float, int row, int) { return part_of(row); });
     return dout;
   }

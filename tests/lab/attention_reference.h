@@ -5,9 +5,11 @@
 
 namespace usp::lab {
 
-/// The same numbers in f64, for the CPU's op.
+/// The same numbers in f64, for the CPU's op, whose values are as wide as keys: with zeros behind
+/// those of the rung.
 struct Reference {
-  Tensor q, k, v, out, lse;
+  Tensor q, k, v, lse;
+  Tensor out;  ///< [samples, queries, heads, value_width()]
   double scale;
   Positions queries, keys;
   Documents documents;
@@ -17,8 +19,12 @@ struct Reference {
     const attention::Shape& x = attended.on_host;
     q = Tensor::from_host(attended.q(), {x.samples, x.queries, x.heads, x.width}, DType::f64);
     k = Tensor::from_host(attended.k(), {x.samples, x.keys, x.kv_heads, x.width}, DType::f64);
-    v = Tensor::from_host(attended.v(), k.shape(), DType::f64);
-    out = Tensor::empty(q.shape(), DType::f64);
+    v = Tensor::zeros(k.shape(), DType::f64);
+    ops::copy(v.narrow(3, 0, x.value_width()),
+              Tensor::from_host(attended.v(), {x.samples, x.keys, x.kv_heads, x.value_width()},
+                                DType::f64));
+    wide_out_ = Tensor::empty(q.shape(), DType::f64);
+    out = wide_out_.narrow(3, 0, x.value_width());
     lse = Tensor::empty({x.samples, x.heads, x.queries}, DType::f64);
     // All are moved, so that queries before the first key have a position, too.
     const int moved = std::max(0, -x.query_at.begin);
@@ -30,9 +36,27 @@ struct Reference {
     }
     forward();
   }
-  void forward() { ops::attention_forward(out, lse, {}, q, k, v, scale, queries, keys, documents); }
+  void forward() {
+    ops::attention_forward(wide_out_, lse, {}, q, k, v, scale, queries, keys, documents);
+  }
+  /// What naive attention makes of them in bf16, as out.
+  Tensor naive() const {
+    const auto rounded = [](const Tensor& x) {
+      const Tensor y = Tensor::empty(x.shape(), DType::bf16);
+      ops::copy(y, x);
+      return y;
+    };
+    const Tensor y = Tensor::empty(q.shape(), DType::bf16);
+    const Tensor sums = Tensor::empty(lse.shape(), DType::f32);
+    const Tensor probs = Tensor::empty({q.size(0), q.size(2), q.size(1), k.size(1)}, DType::bf16);
+    ops::attention_forward(y, sums, probs, rounded(q), rounded(k), rounded(v), scale, queries, keys,
+                           documents);
+    return y.narrow(3, 0, out.size(3));
+  }
 
  private:
+  Tensor wide_out_;
+
   static Positions positions_of(const attention::Ranges& at, int count, int moved) {
     const int first = std::min(count, at.length);
     return {at.begin + moved, first, at.second + moved, count - first};

@@ -66,7 +66,8 @@ LABS = {
         ("bytes: what blocks ask of global memory, in sectors of 32 bytes and whole boxes; at tails "
          "predicted is the most",
          "scores bytes: what is kept in memory besides operands; blocks: that can run side by side",
-         "flops: of tensor cores; those of scalar instructions are not counted"), most=1 << 16),
+         "flops: of tensor cores; those of scalar instructions are not counted",
+         "D: 64 or 128, or 192 with values of 128: flash_3 and flash_4 alone take these"), most=1 << 16),
     "ch09.masks": Lab(
         "ch09_gpu_kernels/kernels/attention", "lab_attention", ("masks",), {"P": 192, "D": 64},
         "attention under masks: documents, and the two ranges of zig-zag",

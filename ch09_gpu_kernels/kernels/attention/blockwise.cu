@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<float> p) {
   Rows<width> rows(p, head.sample, row);
   for (int step = 0; step < tiles.count; ++step) {
     const int first = tiles[step] * kTile;
-    bring<width>(keys, head.k, head.kv_pitch, first, p.keys);
-    bring<width>(values, head.v, head.kv_pitch, first, p.keys);
+    bring<width>(keys, head.k, head.k_pitch, first, p.keys);
+    bring<width>(values, head.v, head.v_pitch, first, p.keys);
     __syncthreads();
     rows.take(p.scale, queries, keys, values, weights, first);
     __syncthreads();

@@ -16,8 +16,8 @@ __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<float> p) {
   float* const weights = queries + kElements<width> + first_row() * kTile;
   const Head<float> head(p, static_cast<int>(blockIdx.x));
   for (int first = 0; first < p.keys; first += kTile) {
-    bring<width>(keys, head.k, head.kv_pitch, first, p.keys);
-    bring<width>(values, head.v, head.kv_pitch, first, p.keys);
+    bring<width>(keys, head.k, head.k_pitch, first, p.keys);
+    bring<width>(values, head.v, head.v_pitch, first, p.keys);
     for (int top = 0; top < p.queries; top += kTile) {
       if (first > 0 && !p.tiles_seen(head.sample, top, kTile, kTile).holds(first / kTile)) continue;
       const int row = top + first_row();

@@ -27,8 +27,8 @@ __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<bf16> p) {
     char* const stage = stages + step % kStages * kStage;
     if (step < tiles.count) {
       const int first = tiles[step] * kKeys;
-      bring<width, kKeys>(stage, head.k, head.kv_pitch, first, p.keys);
-      bring<width, kKeys>(stage + kTile, head.v, head.kv_pitch, first, p.keys);
+      bring<width, kKeys>(stage, head.k, head.k_pitch, first, p.keys);
+      bring<width, kKeys>(stage + kTile, head.v, head.v_pitch, first, p.keys);
     }
     cp_async_commit();
   };

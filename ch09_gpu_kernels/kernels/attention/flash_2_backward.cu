@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kEightWarps, 1) keys_kernel(Given g) {
   };
   const int first = side + warp() * kWarpRows, key = first + lane() / 4;
   float s[kStep / 2], ds[kStep / 2], dk[width / 2] = {}, dv[width / 2] = {};
-  if (steps > 0) pairs.bring_own({own.k, own.kv_pitch}, {own.v, own.kv_pitch}, side, p.keys);
+  if (steps > 0) pairs.bring_own({own.k, own.k_pitch}, {own.v, own.v_pitch}, side, p.keys);
   bring_step(0);
   for (int step = 0; step < steps; ++step) {
     bring_step(step + 1);
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kEightWarps, 1) queries_kernel(Given g) {
   const Stretch seen_by_all = p.seen_by_all(head.sample, first, kWarpRows);
   const auto bring_step = [&](int step) {
     if (step < tiles.count) {
-      pairs.bring_tiles(step, {head.k, head.kv_pitch}, {head.v, head.kv_pitch}, tiles[step] * kStep,
+      pairs.bring_tiles(step, {head.k, head.k_pitch}, {head.v, head.v_pitch}, tiles[step] * kStep,
                         p.keys);
     }
     cp_async_commit();

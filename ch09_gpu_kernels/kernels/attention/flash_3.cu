@@ -20,7 +20,14 @@ Cost cost(const Shape& x) { return cost_of(x, kQueries, kKeys, kBlock / cuda::kW
 
 }  // namespace
 
-const Rung<bf16> kFlash3{
-    "flash_3", "boxes, and warpgroups in turns", 90, kQueries, kKeys, cost, run_pingpong<Softmax>};
+const Rung<bf16> kFlash3{"flash_3",
+                         "boxes, and warpgroups in turns",
+                         90,
+                         kQueries,
+                         kKeys,
+                         cost,
+                         run_pingpong<Softmax>,
+                         /*keeps_scores=*/false,
+                         kWidestKeys};
 
 }  // namespace usp::attention

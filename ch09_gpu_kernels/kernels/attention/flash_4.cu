@@ -70,6 +70,8 @@ const Rung<bf16> kFlash4{"flash_4",
                          kQueries,
                          kKeys,
                          cost,
-                         run_pingpong<Softmax>};
+                         run_pingpong<Softmax>,
+                         /*keeps_scores=*/false,
+                         kWidestKeys};
 
 }  // namespace usp::attention

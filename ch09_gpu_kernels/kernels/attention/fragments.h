@@ -161,14 +161,16 @@ __device__ void finish(const Problem<bf16>& p, const Head<bf16>& head, int row, 
 inline Cost cost_of(const Shape& x, int queries, int keys, int warps) {
   const int64_t down = x.samples * ceil_div(x.queries, queries);
   const auto [tiles, blocks] = count_tiles(x, queries, keys);
-  const int64_t row = int64_t{x.width} * int64_t{sizeof(bf16)},
-                rows = int64_t{x.samples} * x.queries;
+  const int64_t rows = int64_t{x.samples} * x.queries;
+  const int64_t key = int64_t{x.width} * int64_t{sizeof(bf16)};  // and a query
+  const int64_t value = int64_t{x.value_width()} * int64_t{sizeof(bf16)};
   const int64_t of_eight = x.queries % 8 == 0 ? kSector : 2 * kSector;  // lse, begins
   const int64_t eights = x.samples * ceil_div(x.queries, 8) * of_eight;
   const int64_t reads = warps * stretches_of(x, x.query_at, x.queries, queries) + 8 * down;
-  const int64_t head = blocks * queries * row + 2 * tiles * keys * row + 2 * rows * row + eights +
-                       bytes_of_begins(x, reads) + (x.begins == nullptr ? 0 : eights);
-  return {x.heads * head, x.heads * 4 * tiles * queries * keys * x.width, x.heads * down};
+  const int64_t head = blocks * queries * key + tiles * keys * (key + value) + 2 * rows * value +
+                       eights + bytes_of_begins(x, reads) + (x.begins == nullptr ? 0 : eights);
+  return {x.heads * head, x.heads * 2 * tiles * queries * keys * (x.width + x.value_width()),
+          x.heads * down};
 }
 
 }  // namespace usp::attention

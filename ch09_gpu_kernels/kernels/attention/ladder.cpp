@@ -40,9 +40,10 @@ std::span<const Rung<bf16, Gradients<bf16>>* const> backward_rungs() {
   return kRungs;
 }
 
-void check(const Shape& x) {
-  if (x.width != 64 && x.width != 128) {
-    usage_error("width={} must be 64 or 128; try {}", x.width, x.width < 96 ? 64 : 128);
+void check(const Shape& x, int widest) {
+  if (x.width > widest || (x.width != 64 && x.width != kWidestValues && x.width != kWidestKeys)) {
+    usage_error("width={} must be {}; try {}", x.width,
+                widest < kWidestKeys ? "64 or 128" : "64, 128 or 192", x.width < 96 ? 64 : 128);
   }
   if (x.kv_heads < 1 || x.heads < x.kv_heads || x.heads % x.kv_heads != 0) {
     usage_error("kv_heads={} must divide heads={}; try 1", x.kv_heads, x.heads);

@@ -15,6 +15,10 @@ namespace usp::attention {
 
 using bf16 = __nv_bfloat16;  ///< CUDA's type
 
+/// Channels of latent attention's heads, as it is trained: 64 of a key's carry positions, which
+/// values do without.
+inline constexpr int kWidestKeys = 192, kWidestValues = 128;
+
 /// Ascending numbers of rows, in two runs at most: row 0 has `begin`, and those behind it count on,
 /// until row `length` has `second`.
 struct Ranges {
@@ -78,13 +82,18 @@ struct Turn {
 struct Shape {
   int samples, queries, keys;
   int heads, kv_heads;  ///< heads / kv_heads heads of queries share keys and values
-  int width;            ///< channels of a head: 64 or 128
+  int width;            ///< channels of a head's queries and keys: 64, 128 or 192
   bool causal = false;  ///< a query sees keys up to its own position, of its document; else all
   Ranges query_at{}, key_at{};  ///< positions in a sample: of all rows, or of a piece of a ring's
   /// Causal: [samples, queries], the position at which each query's document begins. Without, a
   /// sample is one document.
   const int32_t* begins = nullptr;
   int splits = 1;  ///< of the keys of a single query: each part has blocks of its own
+
+  /// Channels of a head's values and outputs.
+  __host__ __device__ int value_width() const {
+    return width < kWidestValues ? width : kWidestValues;
+  }
 
   /// The keys that a query sees lie side by side, because positions ascend: this is the first one,
   __host__ __device__ int seen_from(int sample, int query) const {
@@ -172,16 +181,18 @@ struct Pitch {
 template <class T>
 struct Problem : Shape {
   const T* q;              ///< [samples, queries, heads, width]
-  const T *k, *v;          ///< [samples, keys, kv_heads, width]
-  T* out;                  ///< as q
+  const T* k;              ///< [samples, keys, kv_heads, width]
+  const T* v;              ///< [samples, keys, kv_heads, value_width()]
+  T* out;                  ///< [samples, queries, heads, value_width()]
   float* lse;              ///< [samples, heads, queries]: the logarithm of the sum of exp(scores)
   float scale;             ///< positive
   float* scratch;          ///< Rung::scratch() bytes
   cuda::TensorMaps* maps;  ///< for rungs that copy boxes
   // Without gaps, unless an operand is part of a wider tensor.
   Pitch of_q{heads * width, int64_t{queries} * heads* width};
-  Pitch of_kv{kv_heads * width, int64_t{keys} * kv_heads* width};
-  Pitch of_out{heads * width, int64_t{queries} * heads* width};
+  Pitch of_k{kv_heads * width, int64_t{keys} * kv_heads* width};
+  Pitch of_v{kv_heads * value_width(), int64_t{keys} * kv_heads* value_width()};
+  Pitch of_out{heads * value_width(), int64_t{queries} * heads* value_width()};
   float* wide_out = nullptr;  ///< takes out's place, in f32: to be merged, and rounded later
 };
 
@@ -208,7 +219,7 @@ struct Gradients {
   /// Where they go in f32 instead of dq, dk and dv; all nullptr, or none.
   float *dq_sums = nullptr, *dk_sums = nullptr, *dv_sums = nullptr;
   bool adds = true;  ///< to what is in those
-  Pitch of_dout = of.of_out, of_dq = of.of_q, of_dkv = of.of_kv;
+  Pitch of_dout = of.of_out, of_dq = of.of_q, of_dkv = of.of_k;
 
   /// Rows of a head: whole tiles of queries.
   __host__ __device__ static int rows_of(int queries) { return (queries + 127) / 128 * 128; }
@@ -231,8 +242,10 @@ struct Rung {
   int queries, keys;  ///< of a tile of scores
   Cost (*cost)(const Shape& shape);
   void (*run)(const cuda::Queue& queue, const Given& given);
-  bool keeps_scores = false;  ///< in memory
+  bool keeps_scores = false;   ///< in memory
+  int widest = kWidestValues;  ///< keys that it takes
 
+  bool takes(const Shape& x) const { return x.width <= widest; }
   /// Bytes of memory besides its operands: for scores, or for outputs and lse of each part.
   int64_t scratch(const Shape& x) const {
     const int64_t rows = int64_t{4} * x.samples * x.heads * x.queries;
@@ -259,8 +272,8 @@ std::span<const Rung<bf16>* const> decoding_rungs();
 /// Rungs that go backward.
 std::span<const Rung<bf16, Gradients<bf16>>* const> backward_rungs();
 
-/// Throws UsageError where no rung takes such a shape.
-void check(const Shape& shape);
+/// Throws UsageError where no rung whose keys have `widest` channels at most takes such a shape.
+void check(const Shape& shape, int widest = kWidestValues);
 
 /// Counts of one head, in all samples: tiles of scores that hold one that is seen, and blocks that
 /// have such a tile.

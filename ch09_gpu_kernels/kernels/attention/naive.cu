@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kBlock) scores_kernel(Problem<float> p) {
   const Head<float> head(p, static_cast<int>(blockIdx.z));
   const int top = static_cast<int>(blockIdx.y) * kTile, side = static_cast<int>(blockIdx.x) * kTile;
   bring<width>(queries, head.q, head.pitch, top, p.queries);
-  bring<width>(keys, head.k, head.kv_pitch, side, p.keys);
+  bring<width>(keys, head.k, head.k_pitch, side, p.keys);
   __syncthreads();
   float score[kRows];
   multiply<width>(score, queries, keys);
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kBlock, 1) values_kernel(Problem<float> p) {
           inside && row + r < p.queries ? head.scores[int64_t{row + r} * p.keys + first + lane()]
                                         : 0;
     }
-    bring<width>(values, head.v, head.kv_pitch, first, p.keys);
+    bring<width>(values, head.v, head.v_pitch, first, p.keys);
     __syncthreads();
     add_weighted<width>(result, weights + first_row() * kTile, values);
     __syncthreads();

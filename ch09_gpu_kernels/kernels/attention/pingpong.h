@@ -12,17 +12,17 @@ inline constexpr int kQueries = 128, kKeys = 128, kStages = 2;
 inline constexpr int kPanel = 128 * kRowBytes;
 
 /// Shared memory of a block: a tile of queries, stages of keys and of values, barriers.
-template <int width>
+template <int width, int value_width>
 struct Place {
-  static constexpr int kTile = width / kDepth * kPanel;
-  static constexpr int kBarriersAt = (1 + 2 * kStages) * kTile;
+  static constexpr int kTile = width / kDepth * kPanel, kValues = value_width / kDepth * kPanel;
+  static constexpr int kBarriersAt = kTile + kStages * (kTile + kValues);
   static constexpr int kBytes =
       kBarriersAt + (1 + 4 * kStages) * static_cast<int>(sizeof(cuda::Barrier));
 
   char* queries;
 
   __device__ char* keys(int stage) const { return queries + (1 + stage) * kTile; }
-  __device__ char* values(int stage) const { return keys(kStages + stage); }
+  __device__ char* values(int stage) const { return keys(kStages) + stage * kValues; }
   __device__ cuda::Barrier* loaded() const {
     return reinterpret_cast<cuda::Barrier*>(queries + kBarriersAt);
   }
@@ -44,39 +44,41 @@ struct Place {
   }
 };
 
-/// Maps of the three operands, [samples, rows, heads * width].
+/// Maps of the three operands, [samples, rows, channels of all heads].
 struct Maps {
   CUtensorMap q, k, v;
 };
 
 /// One thread brings all tiles, as soon as both groups have given a stage back.
-template <int width>
-__device__ void bring_all(const Place<width>& place, const Maps& maps, const Problem<bf16>& p,
-                          const Head<bf16>& head, int top, const Tiles& tiles) {
-  const auto bring = [&](char* to, const CUtensorMap& map, cuda::Barrier* full, int column,
-                         int row) {
-    full->arrive_expect(Place<width>::kTile);
-    bring_boxes<width, kKeys>(to, map, full, p, head.sample, row, column);
+template <int width, int value_width>
+__device__ void bring_all(const Place<width, value_width>& place, const Maps& maps,
+                          const Problem<bf16>& p, const Head<bf16>& head, int top,
+                          const Tiles& tiles) {
+  const auto bring = [&](auto channels, char* to, const CUtensorMap& map, cuda::Barrier* full,
+                         int number, int row) {
+    full->arrive_expect(channels / kDepth * kPanel);
+    bring_boxes<channels, kKeys>(to, map, full, p, head.sample, row, number * channels);
   };
-  const int kv = head.kv * width;
-  bring(place.queries, maps.q, place.loaded(), head.number * width, top);
+  const std::integral_constant<int, width> of_key;
+  const std::integral_constant<int, value_width> of_value;
+  bring(of_key, place.queries, maps.q, place.loaded(), head.number, top);
   for (int step = 0; step < tiles.count; ++step) {
     const int stage = step % kStages, parity = (step / kStages & 1) ^ 1, row = tiles[step] * kKeys;
     place.keys_empty(stage).wait(parity);
-    bring(place.keys(stage), maps.k, &place.keys_full(stage), kv, row);
+    bring(of_key, place.keys(stage), maps.k, &place.keys_full(stage), head.kv, row);
     place.values_empty(stage).wait(parity);
-    bring(place.values(stage), maps.v, &place.values_full(stage), kv, row);
+    bring(of_value, place.values(stage), maps.v, &place.values_full(stage), head.kv, row);
   }
 }
 
 /// A warpgroup with 64 queries.
-template <int width, class Softmax>
+template <int width, int value_width, class Softmax>
 struct Group {
-  Place<width> place;
+  Place<width, value_width> place;
   int group;
   Stretch seen[2], seen_by_all;  // by a thread's rows; by each of the group's
   float scale;
-  float s[kKeys / 2] = {}, o[width / 2] = {};
+  float s[kKeys / 2] = {}, o[value_width / 2] = {};
   uint32_t weights[kKeys / 16][4] = {};
   Softmax softmax = {};
 
@@ -168,10 +170,10 @@ struct Group {
   // [turns]
 };
 
-template <int width, class Softmax>
+template <int width, int value_width, class Softmax>
 __global__ void __launch_bounds__(kBlock, 1)
     pingpong_kernel(const __grid_constant__ Maps maps, Problem<bf16> p) {
-  const Place<width> place{cuda::swizzled_shared()};
+  const Place<width, value_width> place{cuda::swizzled_shared()};
   if (threadIdx.x == 0) place.init();
   __syncthreads();
   const Turn turn = p.turn(static_cast<int>(blockIdx.x), kQueries);
@@ -186,11 +188,12 @@ __global__ void __launch_bounds__(kBlock, 1)
   cuda::more_registers<232>();
   const int rows = kQueries / kGroups, first = top + group * rows;
   const int row = first + cuda::wgmma_row(static_cast<int>(threadIdx.x) % kGroup);
-  Group<width, Softmax> own{place,
-                            group,
-                            {p.seen_by(head.sample, row), p.seen_by(head.sample, row + 8)},
-                            p.seen_by_all(head.sample, first, rows),
-                            p.scale * kLog2e};
+  Group<width, value_width, Softmax> own{
+      place,
+      group,
+      {p.seen_by(head.sample, row), p.seen_by(head.sample, row + 8)},
+      p.seen_by_all(head.sample, first, rows),
+      p.scale * kLog2e};
   if (tiles.count > 0) own.run(tiles);
   finish(p, head, row, p.queries, own.softmax, own.o);
 }
@@ -198,13 +201,19 @@ __global__ void __launch_bounds__(kBlock, 1)
 /// Queues it: a block for each 128 queries of a head.
 template <class Softmax>
 void run_pingpong(const cuda::Queue& queue, const Problem<bf16>& p) {
-  const CUtensorMap q = map_of(p, p.q, p.queries, p.heads, p.of_q, kQueries);
-  const CUtensorMap k = map_of(p, p.k, p.keys, p.kv_heads, p.of_kv, kKeys);
-  const CUtensorMap v = map_of(p, p.v, p.keys, p.kv_heads, p.of_kv, kKeys);
-  with_width(p.width, [&](auto width) {
-    launch(pingpong_kernel<width, Softmax>, ceil_div(p.queries, kQueries) * p.samples * p.heads,
-           kBlock, Place<width>::kBytes, queue, Maps{q, k, v}, p);
-  });
+  const CUtensorMap q = map_of(p, p.q, p.queries, p.heads * p.width, p.of_q, kQueries);
+  const CUtensorMap k = map_of(p, p.k, p.keys, p.kv_heads * p.width, p.of_k, kKeys);
+  const CUtensorMap v = map_of(p, p.v, p.keys, p.kv_heads * p.value_width(), p.of_v, kKeys);
+  const auto run = [&](auto width, auto value_width) {
+    launch(pingpong_kernel<width, value_width, Softmax>,
+           ceil_div(p.queries, kQueries) * p.samples * p.heads, kBlock,
+           Place<width, value_width>::kBytes, queue, Maps{q, k, v}, p);
+  };
+  if (p.width == kWidestKeys) {
+    run(std::integral_constant<int, kWidestKeys>{}, std::integral_constant<int, kWidestValues>{});
+  } else {
+    with_width(p.width, [&](auto width) { run(width, width); });
+  }
 }
 
 }  // namespace usp::attention

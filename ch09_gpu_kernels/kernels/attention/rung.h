@@ -22,22 +22,24 @@ struct Head {
   const T *q, *k, *v;
   T* out;
   float *wide_out, *lse, *scores;
-  int pitch, kv_pitch, out_pitch;
+  int pitch, k_pitch, v_pitch, out_pitch;
 
   __device__ Head(const Problem<T>& p, int index)
       : sample(index / p.heads),
         number(index % p.heads),
         kv(number / (p.heads / p.kv_heads)),
         q(head_of(p.q, p.of_q, sample, number, p.width)),
-        k(head_of(p.k, p.of_kv, sample, kv, p.width)),
-        v(head_of(p.v, p.of_kv, sample, kv, p.width)),
-        out(head_of(p.out, p.of_out, sample, number, p.width)),
-        wide_out(p.wide_out == nullptr ? nullptr
-                                       : head_of(p.wide_out, p.of_out, sample, number, p.width)),
+        k(head_of(p.k, p.of_k, sample, kv, p.width)),
+        v(head_of(p.v, p.of_v, sample, kv, p.value_width())),
+        out(head_of(p.out, p.of_out, sample, number, p.value_width())),
+        wide_out(p.wide_out == nullptr
+                     ? nullptr
+                     : head_of(p.wide_out, p.of_out, sample, number, p.value_width())),
         lse(p.lse + int64_t{index} * p.queries),
         scores(p.scratch + int64_t{index} * p.queries * p.keys),
         pitch(p.of_q.row),
-        kv_pitch(p.of_kv.row),
+        k_pitch(p.of_k.row),
+        v_pitch(p.of_v.row),
         out_pitch(p.of_out.row) {}
 };
 
