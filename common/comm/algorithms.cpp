@@ -128,11 +128,15 @@ std::vector<Stage> reduce_scatter(const Group& group, const Elements& output, co
   return stages;
 }
 
-std::vector<Stage> all_gather(const Group& group, const Elements& output, const Elements& input) {
+std::vector<Stage> all_gather(const Group& group, const Elements& output, const Elements& input,
+                              bool in_place) {
   const int64_t count = input.numel;
   Stage stage;
   stage.input = {input};
-  stage.output = {output};
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (rank == group.rank && in_place) continue;
+    stage.output.push_back(part(output, {rank * count, count}));
+  }
   for (int peer : others(group)) {
     stage.sends.push_back(message(peer, input, {0, count}));
     stage.receives.push_back(message(peer, output, {peer * count, count}));
@@ -197,6 +201,7 @@ std::vector<Stage> barrier(const Group& group) {
 std::vector<Stage> stages(const Operation& operation, const Elements& input, const Elements& output,
                           const Elements& scratch, int64_t limit) {
   const Group& group = *operation.group;
+  const Operation::Memory& memory = operation.memory;
   Stage stage;
   switch (operation.kind) {
     case CommKind::all_reduce:
@@ -204,7 +209,9 @@ std::vector<Stage> stages(const Operation& operation, const Elements& input, con
     case CommKind::reduce_scatter:
       return reduce_scatter(group, output, input, scratch, operation.reduce, limit);
     case CommKind::all_gather:
-      return all_gather(group, output, input);
+      return all_gather(
+          group, output, input,
+          memory.input.address() == Elements(memory.output).at(group.rank * memory.input.numel()));
     case CommKind::broadcast:
       return broadcast(group, group.rank == operation.root ? input : output, operation.root);
     case CommKind::all_to_all:

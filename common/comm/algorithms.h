@@ -34,8 +34,10 @@ std::vector<Stage> reduce_scatter(const Group& group, const Elements& output, co
 /// of this many elements. At most `limit`, or two elements of each rank.
 int64_t reduction_scratch(int ranks, int rank, int64_t numel, DType dtype, int64_t limit);
 
-/// Every rank sends its input to every other one.
-std::vector<Stage> all_gather(const Group& group, const Elements& output, const Elements& input);
+/// Every rank sends its input to every other one. In place, its own part of the output is the
+/// input, and stays as it is.
+std::vector<Stage> all_gather(const Group& group, const Elements& output, const Elements& input,
+                              bool in_place);
 /// The root sends to every other rank, itself.
 std::vector<Stage> broadcast(const Group& group, const Elements& tensor, int root);
 /// Counts are elements, by rank of the group.

@@ -165,7 +165,7 @@ PipelineCase pipeline_case(int64_t pp, int64_t dp, const char* schedule, int64_t
   return c;
 }
 
-TEST_CASE("ranks on a GPU train as one on the CPU: pipelines") {
+TEST_CASE("ranks on a GPU train as one on the CPU: pipelines", "[streams]") {
   std::vector<PipelineCase> cases = {pipeline_case(2, 1, "1f1b", 3), pipeline_case(3, 1, "afab", 3),
                                      pipeline_case(2, 2, "interleaved", 2),
                                      pipeline_case(4, 1, "zb_h1", 4),

@@ -313,6 +313,44 @@ TEST_CASE("pieces of a reduction go to the host, are summed and go back to the G
       20, Device::cuda);
 }
 
+TEST_CASE("an all-gather in place lets a rank read its own part meanwhile, and copies it once",
+          "[streams]") {
+  const StreamOrder order;
+  constexpr int64_t kCount = 5000;
+  std::atomic<int64_t> there = 0, back = 0;
+  emulator::Options options = emulator::options;
+  emulator::CopyHooks hooks;
+  hooks.queued = [](const emulator::HostCopy&) {};
+  hooks.may_begin = [](const emulator::HostCopy&) { return true; };
+  hooks.over = [&](const emulator::HostCopy& copy) {
+    if (copy.bytes >= kCount * 8) (copy.to_device ? back : there) += int64_t(copy.bytes);
+  };
+  options.copies = std::make_shared<emulator::CopyHooks>(hooks);
+  const emulator::Use use(options);
+  run_threads(
+      3,
+      [&](const Communicator& world) {
+        const Tensor all = Tensor::empty({3 * kCount}, DType::f64);
+        const Tensor own = all.narrow(0, world.rank() * kCount, kCount);
+        const Tensor twice = Tensor::empty({kCount}, DType::f64);
+        ops::fill(all, 0);
+        ops::fill(own, 1 + world.rank());
+        Handle gathering = world.all_gather_async(all, own);
+        ops::add(twice, own, own);
+        gathering.wait();
+        for (int rank = 0; rank < 3; ++rank) {
+          const bool same = all.narrow(0, rank * kCount, 1).item() == 1 + rank;
+          USP_CHECK(same, "the part of rank {} has not come", rank);
+        }
+        USP_CHECK(twice.item(kCount - 1) == 2 + 2 * world.rank(), "twice its own is {}",
+                  twice.item(kCount - 1));
+      },
+      20, Device::cuda);
+  // Each rank's part goes to the host, and those of two others come to its GPU.
+  REQUIRE(there == 3 * kCount * 8);
+  REQUIRE(back == 3 * 2 * kCount * 8);
+}
+
 TEST_CASE("NCCL's ranks exchange what ranks on the CPU exchange, and count it as they do",
           "[streams]") {
   const StreamOrder order;
