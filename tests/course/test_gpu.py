@@ -251,6 +251,11 @@ class Parts(FakeCheck):
             with self.subTest(number):
                 self.assertIn(code, (ROOT / place).read_text())
                 self.assertIn(part, [each.name for each in gpu_check.PARTS])
+        rules = re.findall(r"\*(\w+)\*[^()*]*\(([\d, ]+)\)", page)
+        self.assertEqual(len(rules), 5)
+        for word, numbers in rules:
+            for number in numbers.split(", "):
+                self.assertIn(word, rows[int(number) - 1][3], number)
 
     def test_a_kernel_that_fails_is_run_once_more_with_none_beside_it(self):
         self.folder.mkdir()
