@@ -251,11 +251,10 @@ class Parts(FakeCheck):
             with self.subTest(number):
                 self.assertIn(code, (ROOT / place).read_text())
                 self.assertIn(part, [each.name for each in gpu_check.PARTS])
-        rules = re.findall(r"\*(\w+)\*[^()*]*\(([\d, ]+)\)", page)
-        self.assertEqual(len(rules), 5)
-        for word, numbers in rules:
-            for number in numbers.split(", "):
-                self.assertIn(word, rows[int(number) - 1][3], number)
+        for word, numbers in (("box", (36,)), ("pattern", (37, 43)), ("arrival", (38,)), ("truncate", (39,)), ("fence", (44,))):
+            self.assertRegex(" ".join(page.split()), rf"rows? {' and '.join(map(str, numbers))}, [^;.]*\b{word}\b")
+            for number in numbers:
+                self.assertIn(word, rows[number - 1][3])
 
     def test_a_kernel_that_fails_is_run_once_more_with_none_beside_it(self):
         self.folder.mkdir()
