@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/errors.h"
+#include "cuda/queue.h"
 
 /// How a kernel is started and where a thread finds itself: the words that kernel files need beyond
 /// CUDA's own. Two compilers read those files: nvcc, for GPUs, and a C++ compiler that finds the
@@ -20,17 +21,6 @@ inline constexpr int64_t kDefaultSharedBytes = 48 << 10;
 
 /// The smallest number of groups of `size` that hold `count`.
 constexpr int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
-
-/// A stream, and the line that puts a kernel into it.
-struct Queue {
-  cudaStream_t stream;
-  const char* file;
-  int line;
-
-  Queue(cudaStream_t given,  // NOLINT: written as the stream that it is
-        const char* from = __builtin_FILE(), int at = __builtin_LINE())
-      : stream(given), file(from), line(at) {}
-};
 
 /// Shape of a launch: blocks in each direction, threads and dynamic shared memory of a block, and
 /// what CUDA lets a launch ask for besides.

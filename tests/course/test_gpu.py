@@ -236,7 +236,7 @@ class Parts(FakeCheck):
         table = page[page.index("| what | asked |"):].partition("\n\n")[0]
         self.assertEqual([row.split("|")[2].strip() for row in table.splitlines()[2:]], [
             f"at least {gpu_speed.LEAST_OF_PRODUCTS}", f"at least {gpu_speed.LEAST_OF_COPY}",
-            f"at least {gpu_ranks.LEAST_STAGED}", f"at least {gpu_speed.LEAST_OF_TORCH}",
+            *(f"at least {least}" for least in gpu_speed.LEAST_OF_CUBLAS.values()), f"at least {gpu_ranks.LEAST_STAGED}", f"at least {gpu_speed.LEAST_OF_TORCH}",
             f"at least {gpu_speed.LEAST_MFU:.2f}", f"at most {gpu_speed.MOST_IDLE}",
             f"at most {gpu_speed.WAITS_OF_A_STEP}", f"at most {gpu_speed.MOST_TRACED}",
             f"at most {gpu_ranks.MOST_ALONE}", f"at most {gpu_speed.MOST_FROM_PROFILER}"])
@@ -354,6 +354,10 @@ PRODUCTS = json.dumps([
     {"product": name, "kind": "forward", "dtype": "bf16", "m": 1, "n": 2, "k": 3, "tflops": rate,
      "library": "cuBLASLt 13.1.0"}
     for name, rate in (("square", 70.0), ("qkv", 700.0), ("head", 780.0))])
+LADDER = "\n".join(map(json.dumps, (
+    {"name": "ring", "why": "ring needs a card of compute capability 9.0, and this one has 8.0"},
+    *({"name": name, "type": "bf16", "ms": ms, "spread": 0.01, "tflops": 700 / ms, "of_first": 1 / ms, "error": 0.002}
+      for name, ms in (("cuBLAS", 1), ("mma", 1.6), ("persistent", 1.25))))))
 STAGED = json.dumps({"ranks": 2, "bytes": 256000000, "all_reduce_ms": 40, "download_ms": 10,
                      "host_ms": 26, "upload_ms": 11})
 
@@ -375,6 +379,8 @@ class WholeCheck(FakeCheck):
         for name in ("gpu_bench", "gpu_bench_emulated"):
             self.program(name, f'case "$*" in *memory*) echo \'{MEMORY}\';; *) echo \'{PRODUCTS}\';; '
                                "esac")
+        for name in ("ladder_bench", "ladder_bench_emulated"):
+            self.program(name, f"echo '{LADDER}'")
         for name in ("gpu_comm_bench", "gpu_comm_bench_emulated"):
             self.program(name, f"echo '{STAGED}'")
         self.script(self.bin / "mpiexec", 'shift 2; exec "$@"')
@@ -436,10 +442,10 @@ class WholeCheck(FakeCheck):
         self.assertEqual(self.failed(self.emulated), [])
         self.assertEqual([name for name, state in self.states().items() if state == "passed"],
                          ["libraries", "tests", "parity", "ranks", "nccl", "learning", "counts",
-                          "products", "memory", "all-reduce", "steps", "alone"])
+                          "products", "memory", "ladder", "all-reduce", "steps", "alone"])
         self.assertEqual(self.entry("memcheck")["why"], "the emulated device has none of this")
-        for name in ("products", "memory", "all-reduce", "alone"):  # where time means nothing
-            self.assertEqual([found for _, found, _ in self.found(name)], ["not measured"], name)
+        for name in ("products", "memory", "ladder", "all-reduce", "alone"):  # where time means nothing
+            self.assertEqual({found for _, found, _ in self.found(name)}, {"not measured"}, name)
             self.assertNotIn("2900", json.dumps(self.entry(name)))
         self.assertEqual([found for _, found, _ in self.found("steps")],
                          ["2", "not measured", "not measured"])
@@ -522,6 +528,8 @@ class WholeCheck(FakeCheck):
         self.assertEqual(self.found("products"), [("at least 0.95", "0.875", "no")])  # not the square
         self.assertEqual(self.found("memory"), [("at least 0.8", "0.9", "yes")])  # not what is not held
         self.assertIn("the lowest: add", json.dumps(self.entry("memory")))
+        self.assertEqual(self.found("ladder"), [("at least 0.6", "0.625", "yes"), ("at least 0.95", "0.8", "no")])
+        self.assertIn("ring needs a card", json.dumps(self.entry("ladder")["figures"]["not here"]))
         training = self.entry("training")["figures"]["the median step; torch 2.9"][0]
         self.assertEqual(training["MFU, of the data sheet"], f"{0.4 * 800 / 989:.3f}")
         self.assertEqual((training["attention"], training["micro_batch_size"]), ("naive", 4))  # 80 GiB

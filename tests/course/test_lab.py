@@ -6,7 +6,9 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -19,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 from tools import cli  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from ch09_gpu_kernels.figures import labs as shown  # noqa: E402
-from tools.lab import lab  # noqa: E402
+from tools.lab import lab, on_card  # noqa: E402
 
 LAB = "ch09.matmul"
 MOST_LINES, MOST_OF_LAST, MOST_OF_SEVERAL = 80, 150, 100
@@ -107,7 +109,7 @@ class Command(unittest.TestCase):
         for said, here, ring in ((None, "there is no GPU here", "-"),
                                  ("9.0 \n", "here is a GPU of compute capability 9.0", "yes"),
                                  ("10.0\n9.0\n", "compute capability 10.0", "no")):
-            with mock.patch.object(lab, "output_of", return_value=said):
+            with mock.patch.object(on_card, "output_of", return_value=said):
                 code, out, _ = run("--list")
             self.assertEqual(code, 0)
             self.assertIn(here, out)
@@ -155,6 +157,68 @@ class Command(unittest.TestCase):
                 lab.run_program(program, 1, 1, 1)
 
 
+class Card(unittest.TestCase):
+    """What is said where there is a card, from made-up times."""
+
+    RECORDS = [{"name": "ring", "why": "ring needs a card of compute capability 9.0, and this one has 8.0"},
+               *({"name": name, "type": kind, "ms": ms, "spread": 0.0125, "tflops": 12 / ms, "of_first": 2 / ms,
+                  "error": 0} for name, kind, ms in (("cuBLAS", "f32", 2.0), ("naive", "f32", 16.0),
+                                                     ("tiled", "f32", 4.0), ("cuBLAS", "bf16", 2.0),
+                                                     ("mma", "bf16", 2.5)))]
+    CARD = {"card": "NVIDIA H200", "capability": "9.0", "multiprocessors": 132, "warps": 64, "registers": 65536,
+            "shared_bytes": 233472, "shared_bytes_of_a_block": 232448, "l2_bytes": 50 << 20, "clock_mhz": 1980,
+            "memory_clock_mhz": 3201, "bus_bits": 6144, "gb_per_s_by_clock": 4917.0, "copy_gb_per_s": 4000.5,
+            "fma_tflops": 60.25, "bf16_tflops": None}
+
+    def test_a_rung_stands_beside_the_library_of_its_type_and_the_rung_before(self):
+        head, *rows = on_card.rows(self.RECORDS)
+        self.assertEqual(head, ["rung", "type", "ms", "spread, %", "TFLOP/s", "of cuBLAS", "gain"])
+        self.assertEqual(rows, [["cuBLAS", "f32", "2.000", "1.2", "6.0", "1.000", "-"],
+                                ["naive", "f32", "16.000", "1.2", "0.8", "0.125", "-"],
+                                ["tiled", "f32", "4.000", "1.2", "3.0", "0.500", "4.00"],
+                                ["cuBLAS", "bf16", "2.000", "1.2", "6.0", "1.000", "-"],
+                                ["mma", "bf16", "2.500", "1.2", "4.8", "0.800", "1.60"]])
+        self.assertEqual(on_card.left_out(self.RECORDS), [self.RECORDS[0]["why"]])
+
+    def test_a_card_by_query_by_data_sheet_and_by_measurement(self):
+        rows = {row[0]: row[1:] for row in on_card.rows([self.CARD])}
+        self.assertEqual(rows["NVIDIA H200"], ["by query", "by data sheet", "measured"])
+        self.assertEqual(rows["shared memory of a block, KiB"], ["227", "-", "-"])
+        self.assertEqual(rows["L2 cache, MiB"], ["50", "-", "-"])
+        self.assertEqual(rows["memory, GB/s"], ["4,917", "4,800", "4,000"])
+        self.assertEqual(rows["f32, TFLOP/s"], ["-", "67", "60.25"])
+        self.assertEqual(rows["bf16, TFLOP/s"], ["-", "989", "-"])
+
+    def test_where_a_card_is_its_times_follow_and_nothing_is_said_to_be_missing(self):
+        counts = [{"name": name, "type": "f32", "predicted_bytes": 1, "bytes": 1} for name in lab.rungs(LAB)]
+        def asked(program, *words):
+            return self.RECORDS if program.name == on_card.PROGRAM else counts
+        for capability, found in ((None, False), ("8.0\n", True)):
+            with mock.patch.object(on_card, "output_of", return_value=capability), \
+                    mock.patch.object(on_card.gpu, "find_tool", return_value="/usr/bin/nvcc"), \
+                    mock.patch.object(lab.build, "prepare"), mock.patch.object(lab, "run_program", asked):
+                code, out, err = run(LAB, "--skip-packages")
+            self.assertEqual((code, err), (0, ""))
+            self.assertEqual("not measured" in out, not found)
+            self.assertEqual(out.count("on this card: "), 2 if found else 0)
+            self.assertEqual(out.count(self.RECORDS[0]["why"]), 2 if found else 0)
+            self.assertEqual("8192" in out, found)
+            self.assertIn(f"beside a profiler: {on_card.profile_command(lab.LABS[LAB].size)}\n", out)
+        with mock.patch.object(on_card, "output_of", return_value="8.0\n"), \
+                mock.patch.object(on_card.gpu, "find_tool", return_value=None):
+            self.assertEqual(lab.timed(LAB), {})
+
+    def test_a_profiler_is_told_the_name_of_the_rungs_kernels_and_the_size_that_was_counted(self):
+        command = on_card.profile_command(lab.LABS[LAB].size)
+        self.assertTrue(command.endswith("ladder_bench --m 128 --n 256 --k 128 --seconds 0"), command)
+        name = re.search(r"regex:(\S+)", command)[1]
+        for path in (ROOT / lab.LABS[LAB].source).glob("*.cu"):
+            kernels = re.findall(r"__global__ void[^;{]*?(\w+)\((?:Product|const __grid)", path.read_text(encoding="utf-8"))
+            self.assertEqual([bool(re.search(name, kernel)) for kernel in kernels], [True], path.name)
+        page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8").replace("\\\n", "")
+        self.assertTrue(command in page, command)
+
+
 class Program(unittest.TestCase):
     def setUp(self):
         if BIN is None:
@@ -179,6 +243,7 @@ class Program(unittest.TestCase):
         self.assertEqual([line.split()[0] for line in lines[2:13]], list(lab.rungs(LAB)))
         for line in lines[2:13]:
             self.assertTrue(line.endswith("not measured  not measured"), line)
+        self.assertNotIn("ncu", out)  # which would be refused on a card
 
     def test_every_lab_of_one_idea_runs_as_it_is_and_at_a_size_with_tails(self):
         for name, each in lab.LABS.items():
@@ -201,6 +266,66 @@ class Program(unittest.TestCase):
                 self.assertLessEqual(record["bytes"], record["predicted_bytes"], record)
                 self.assertLessEqual(record["error"], 1e-5, record)
 
+    def bench(self, *words, **environment):
+        """(exit code, records, standard error) of what times rungs, on the emulated card."""
+        done = subprocess.run([str(BIN / "ladder_bench_emulated"), *words], capture_output=True, text=True,
+                              check=False, env={**os.environ, **environment})
+        return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+    def test_what_times_rungs_compares_each_with_the_library_in_rounds(self):
+        code, records, err = self.bench("--m", "70", "--n", "72", "--k", "40", "--seconds", "1e-9")
+        self.assertEqual((code, err), (0, ""))
+        self.assertEqual([row["name"] for row in records if row["name"] != "cuBLAS"], list(lab.rungs(LAB)))
+        self.assertEqual([row["type"] for row in records if row["name"] == "cuBLAS"], ["f32", "bf16"])
+        for row in records:
+            self.assertAlmostEqual(row["tflops"], 2e-9 * 70 * 72 * 40 / row["ms"], delta=1e-3 * row["tflops"])
+        for mask in ((), ("--causal",)):
+            code, records, err = self.bench("--measure", "attention", *mask, "--seq_len", "150", "--num_heads", "2",
+                                            "--head_dim", "64", "--seconds", "0")
+            self.assertEqual((code, err), (0, ""))
+            self.assertEqual([row["name"] for row in records][1:], list(lab.rungs("ch09.attention"))[:6])
+            for row in records:
+                self.assertLessEqual(row["error"], 1e-5 if row["type"] == "f32" else 5e-3, row)
+
+    def test_what_times_rungs_says_what_the_card_is(self):
+        _, (card,), _ = self.bench("--measure", "card", "--numbers", "4096", "--m", "64", "--n", "64", "--k", "64",
+                                   "--seconds", "0")
+        self.assertEqual((card["card"], card["warps"], card["shared_bytes_of_a_block"]),
+                         ("emulated device", 64, 227 << 10))
+        self.assertEqual(card["gb_per_s_by_clock"], 2 * 1e9 * 1024 / 8 / 1e9)
+        for name in ("copy_gb_per_s", "fma_tflops", "bf16_tflops"):
+            self.assertGreater(card[name], 0)
+        self.assertEqual([len(row) for row in on_card.rows([card])], [4] * 12)
+
+    def test_an_older_card_runs_the_rungs_that_it_can(self):
+        for capability, missing in (("100", {"tma_wgmma", "ring", "persistent"}),
+                                    ("80", {"tma_wgmma", "ring", "persistent"}),
+                                    ("75", {"cp_async", "mma", "tma_wgmma", "ring", "persistent"})):
+            code, records, _ = self.bench("--m", "8", "--n", "8", "--k", "8", "--seconds", "0",
+                                          USP_EMULATED_CAPABILITY=capability)
+            self.assertEqual((code, {row["name"] for row in records if "why" in row}), (0, missing))
+            self.assertEqual({row["name"] for row in records if "ms" in row},
+                             {*lab.rungs(LAB), "cuBLAS"} - missing)
+            self.assertEqual([row["name"] for row in records if "ms" in row].count("cuBLAS"), 1 + ("mma" not in missing))
+
+    def test_what_times_rungs_refuses_in_one_line(self):
+        for words, environment, message in (
+                ((), {"USP_EMULATED_GPUS": "0"}, "times need a GPU, and CUDA finds none here: .*; try ./book lab"),
+                ((), {"USP_EMULATED_DRIVER": "0"}, "times need a GPU, .*; try ./book lab"),
+                (("--rung", "ring"), {"USP_EMULATED_CAPABILITY": "80"},
+                 "ring needs a card of compute capability 9.0, and this one has 8.0; try --rung naive"),
+                (("--rung", "mma"), {"USP_EMULATED_CAPABILITY": "75"},
+                 "mma needs a card of compute capability 8.0 or later, and this one has 7.5; try --rung naive"),
+                (("--rung", "rings"), {}, "rung=rings must be one of naive, .*persistent; try --rung persistent"),
+                (("--k", "4100"), {}, "k=4100 must be a multiple of 8, because rows have to begin at multiples of 16 "
+                                      "bytes; try --k 4104"),
+                (("--rung", "persistent", "--n", "100"), {}, "persistent: n=100 must .*; try --n 104"),
+                (("--measure", "attention", "--head_dim", "65"), {}, "width=65 must be 64 or 128; try 64"),
+                (("--m", "0"), {}, "m=0 must lie in")):
+            code, records, err = self.bench(*words, **environment)
+            self.assertEqual((code, records, len(err.splitlines())), (2, [], 1), (words, err))
+            self.assertRegex(err, message)
+
     def test_the_program_refuses_sizes_that_are_none(self):
         with self.assertRaisesRegex(BookError, "must be at least 1; try lab_matmul 128 256 128"):
             lab.run_program(BIN / "lab_matmul", 128, 0, 128)
@@ -210,7 +335,9 @@ class Program(unittest.TestCase):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--bin", type=Path)
+    folder = parser.add_mutually_exclusive_group()
+    folder.add_argument("--bin", type=Path, help="folder of the programs")
+    folder.add_argument("--binary", type=Path, help="one of them, as a seeded fault names it")
     options, rest = parser.parse_known_args()
-    BIN = options.bin
+    BIN = options.binary.parent if options.binary else options.bin
     unittest.main(argv=[sys.argv[0], *rest])

@@ -35,7 +35,8 @@ class Readmes(unittest.TestCase):
                 self.assertIn(command, COMMANDS, f"{page}: ./book {command}")
 
     def test_every_flag_that_a_page_names_is_bound_or_taken_by_the_launcher(self):
-        sources = [*ROOT.glob("ch[0-9][0-9]_*/**/*.cpp"), *ROOT.glob("common/**/*.cpp")]
+        sources = [*ROOT.glob("ch[0-9][0-9]_*/**/*.cpp"), *ROOT.glob("common/**/*.cpp"),
+                   *ROOT.glob("tools/bench/*.cpp")]
         bound = set(re.findall(r'bind\(\s*"(\w+)"', "".join(p.read_text() for p in sources)))
         launcher = set(re.findall(r'"--([\w-]+)"', "".join(
             p.read_text() for p in (ROOT / "tools").rglob("*.py"))))

@@ -19,6 +19,7 @@ import test_ranks  # noqa: E402
 from tools import cli  # noqa: E402
 from tools.gpu import gpu_check, gpu_ranks  # noqa: E402
 from tools.gpu.gpu_part import Check  # noqa: E402
+from tools.lab import lab  # noqa: E402
 
 BIN = ROOT / "build" / "release" / "bin"
 LEFT_OUT = ("tests", "learning")
@@ -55,10 +56,15 @@ class Emulated(unittest.TestCase):
                          {(gpu_ranks.STEPS, "the same")})
 
     def test_nothing_is_said_of_time(self):
-        for name in ("products", "memory", "all-reduce", "alone"):
+        for name in ("products", "memory", "ladder", "all-reduce", "alone"):
             self.assertEqual(set(self.asked(name).values()), {"not measured"}, name)
         found = self.asked("steps")
         self.assertEqual(sorted(found.values()), ["2", "not measured", "not measured"], found)
+
+    def test_every_rung_of_the_product_agrees_with_the_library(self):
+        rows, _ = self.parts["ladder"]["figures"].values()
+        self.assertEqual([row["rung"] for row in rows if row["rung"] != "cuBLAS"], list(lab.rungs("ch09.matmul")))
+        self.assertEqual([row["rung"] for row in rows].count("cuBLAS"), 2)
 
     def test_products_are_those_of_the_model_and_kernels_are_many(self):
         rows = next(iter(self.parts["products"]["figures"].values()))

@@ -7,6 +7,7 @@
 
 #include "base/args.h"
 #include "base/rng.h"
+#include "gpu_numbers.h"
 #include "tensor/console.h"
 #include "tensor/expert_ops.h"
 #include "tensor/ops.h"
@@ -40,20 +41,6 @@ double seconds_of(const Sizes& sizes, const std::function<void()>& call) {
   for (int i = 0; i < kRounds; ++i) rounds.push_back(time(calls) / double(calls));
   std::nth_element(rounds.begin(), rounds.begin() + kRounds / 2, rounds.end());
   return rounds[kRounds / 2];
-}
-
-/// Numbers between -0.5 and 0.5 that repeat: products of zeros take less power, and less time.
-Tensor numbers(const Shape& shape, DType dtype) {
-  const RandomStream stream(1, "gpu_bench");
-  std::vector<double> values(1 << 16);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = stream.uniform(i) - 0.5;
-  const Tensor pattern = Tensor::from_host(values, {1 << 16}, dtype);
-  const Tensor x = Tensor::empty(shape, dtype), flat = x.view({x.numel()});
-  for (int64_t first = 0; first < x.numel(); first += pattern.numel()) {
-    const int64_t count = std::min(pattern.numel(), x.numel() - first);
-    ops::copy(flat.narrow(0, first, count), pattern.narrow(0, 0, count));
-  }
-  return x;
 }
 
 /// A product c [m, n] = a b of a linear layer: its forward pass (y = x weight^T), or the gradient

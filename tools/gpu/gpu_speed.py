@@ -26,6 +26,7 @@ SHAPE = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_hidden_s
 # What is asked of a GPU.
 LEAST_OF_TORCH, LEAST_MFU, MOST_IDLE = 0.75, 0.30, 0.05
 LEAST_OF_PRODUCTS, LEAST_OF_COPY, MOST_TRACED, MOST_FROM_PROFILER = 0.95, 0.8, 0.02, 0.05
+LEAST_OF_CUBLAS = {"mma": 0.6, "persistent": 0.95}
 WAITS_OF_A_STEP = 2  # at its end: for the loss and for the gradient norm
 SHORTEST_US = 50  # of an operation whose time is compared: events and launches take some themselves
 
@@ -107,6 +108,26 @@ def run_memory(check):
             "rate of memory-bound kernels, of the copy's, the lowest"
             + ("" if check.emulated else f": {least['kernel']}"),
             None if check.emulated else least["of_copy"], least=LEAST_OF_COPY)]}
+
+
+def run_ladder(check):
+    """The rungs of chapter 9's product, each compared and timed in turns with cuBLAS, of 4,096 x 4,096 matrices."""
+    needs_cublas(check)
+    flags = {"m": 64, "n": 72, "k": 80, "seconds": 0} if check.emulated else {"seconds": 0.02}
+    text = check.output([check.program("ladder_bench"), *words_of(flags)])
+    records = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    timed = [record for record in records if "ms" in record]
+    if not timed:
+        raise Fail("it timed no rung")
+    share = {record["name"]: record["of_first"] for record in timed}
+    rows = [{"rung": record["name"], "type": record["type"], "difference": record["error"],
+             **{head: NO_TIME if check.emulated else record[key]
+                for head, key in (("ms", "ms"), ("spread", "spread"), ("TFLOP/s", "tflops"),
+                                  ("of cuBLAS", "of_first"))}} for record in timed]
+    left_out = [{"rung": record["name"], "why": record["why"]} for record in records if "why" in record]
+    return {"": rows, **({"not here": left_out} if left_out else {}), "what is asked": [asked(
+        f"rate of {name}, of cuBLAS's", None if check.emulated else share.get(name), least=least)
+        for name, least in LEAST_OF_CUBLAS.items()]}
 
 
 def _train_torch(check, python, config):

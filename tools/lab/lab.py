@@ -1,5 +1,5 @@
 """./book lab: kernels rung by rung, each one idea more than the one before, with what it asks of the
-memory. They run on the emulated GPU (tests/emulator), which counts."""
+memory. They run on the emulated GPU (tests/emulator), which counts; where there is a card, it times them."""
 import json
 import math
 import re
@@ -7,8 +7,8 @@ import subprocess
 from dataclasses import dataclass
 
 from tools.base import ROOT, BookError, show_path, write_whole
+from tools.lab import on_card
 from tools.lab.labs import LABS
-from tools.process import output_of
 from tools.run import build, packages
 
 NOT_MEASURED = "not measured"
@@ -86,13 +86,6 @@ def parse_size(lab, text):
     return size
 
 
-def find_capability():
-    """Of the first GPU here, such as 90; None without one."""
-    said = output_of(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
-    version = re.match(r"(\d+)\.(\d)\s", said or "")
-    return int(version[1]) * 10 + int(version[2]) if version else None
-
-
 def columns(rows):
     """Lines of a table; the first row is its head. Numbers stand to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -102,12 +95,12 @@ def columns(rows):
 
 
 def list_labs():
-    """Prints the labs and, of each rung, which cards can run it; the lab itself runs on none."""
-    capability = find_capability()
+    """Prints the labs and, of each rung, which cards can run it."""
+    capability = on_card.find_capability()
     here = ("there is no GPU here" if capability is None
             else f"here is a GPU of compute capability {capability / 10:.1f}")
     for name, lab in LABS.items():
-        print(f"{name}  {lab.about}\n  {lab.source}; {here}; the lab runs on the emulated one")
+        print(f"{name}  {lab.about}\n  {lab.source}; {here}; the lab counts on the emulated one")
         head = ["rung", "lines", "compute capability", "this card", "idea"]
         rows = [[rung.name, rung.length, rung.cards,
                  "-" if capability is None else
@@ -155,22 +148,40 @@ def counted(name, size):
     return run_program(build.binary(build.RELEASE, lab.program), *lab.words, *size)
 
 
+def timed(name):
+    """{command: its records}: what the card here says of a lab; {} where there is none, or nothing to time."""
+    lab = LABS[name]
+    if not lab.on_card or not on_card.can_measure():
+        return {}
+    build.prepare(build.RELEASE, on_card.PROGRAM)
+    program = build.binary(build.RELEASE, on_card.PROGRAM)
+    return {" ".join((show_path(program), *words)): run_program(program, *words) for words in lab.on_card}
+
+
 def run_lab(name, size, json_file, install, skip_packages):
-    """Builds and runs the rungs of a lab, and prints their table."""
+    """Builds and runs the rungs of a lab, and prints their table; on a card also their times."""
     if not skip_packages:
         packages.ensure(packages.TEST, install)
     records = counted(name, size)
+    times = timed(name)
     if json_file:
         write_whole(json_file, json.dumps({"lab": name, "size": size, "device": "emulated",
-                                           "rungs": records}, indent=1) + "\n")
-    print("\n".join(show(name, size, records)))
+                                           "rungs": records, **({"on_card": times} if times else {})},
+                                          indent=1) + "\n")
+    print("\n".join(show(name, size, records, times)))
     return 0
 
 
-def show(name, size, records):
-    """Lines: the title, the table, and what its columns mean."""
+def show(name, size, records, times):
+    """Lines: the title, the table, and what its columns mean; then what a card says, from timed()."""
     lab = LABS[name]
-    return [f"{name}: {lab.title.format(**dict(zip(lab.size, size)))}, on the emulated GPU",
-            *table(records, rungs(name), lab.on_a_card), *lab.notes,
-            f"{', '.join(lab.on_a_card)}: {'this needs' if len(lab.on_a_card) == 1 else 'these need'} "
-            "a card"]
+    missing = () if times else lab.on_a_card
+    found = [f"{name}: {lab.title.format(**dict(zip(lab.size, size)))}, on the emulated GPU",
+             *table(records, rungs(name), missing), *lab.notes]
+    if missing:
+        found.append(f"{', '.join(missing)}: {'this needs' if len(missing) == 1 else 'these need'} a card")
+    if lab.profiled and not any(length % on_card.UNIT for length in size):
+        found.append(f"beside a profiler: {on_card.profile_command(dict(zip(lab.size, size)))}")
+    for command, of_card in times.items():
+        found += ["", f"on this card: {command}", *columns(on_card.rows(of_card)), *on_card.left_out(of_card)]
+    return found

@@ -17,16 +17,18 @@ class Lab:
     notes: tuple   # below it
     on_a_card: tuple = ("time",)  # columns that only a card can fill
     most: int = MOST              # of the product of the sizes
+    on_card: tuple = ()           # words of tools/bench/ladder_bench.cpp, once for each run on a card
+    profiled: bool = False        # its kernels have the name that Nsight Compute is told
 
 
-def idea(name, about, size):
+def idea(name, about, size, on_card=()):
     """The lab of a file of kernels/ideas. A vector is a matrix of one row."""
     words = (name,) if len(size) > 1 else (name, 1)
     sizes = " x ".join(f"{{{one}}}" for one in size)
     return Lab(f"ch09_gpu_kernels/kernels/ideas/{name}.cu", "lab_ideas", words, size, about,
                f"{sizes} numbers in f32",
                ("bytes: what blocks ask of global memory, in sectors of 32 bytes; at tails predicted is "
-                "the most",), most=1 << 20)
+                "the most",), most=1 << 20, on_card=on_card)
 
 
 LABS = {
@@ -38,7 +40,8 @@ LABS = {
          "predicted is the most",
          "flops: of tensor cores, with zeros behind the ends; those of scalar instructions are not "
          "counted",
-         "flops/byte: of matrices of 4,096 x 4,096"), ("time", "of cuBLAS")),
+         "flops/byte: of matrices of 4,096 x 4,096"), ("time", "of cuBLAS"),
+        on_card=tuple(("--m", n, "--n", n, "--k", n) for n in ("4096", "8192")), profiled=True),
     "ch09.stalls": Lab(
         "ch09_gpu_kernels/kernels/matmul", "lab_matmul", ("stalls",), {"M": 128, "N": 256, "K": 128},
         "the product's rungs in f32: what their warps wait for",
@@ -48,7 +51,7 @@ LABS = {
         ("MIO throttle", "long scoreboard", "barrier")),
     # Each of one idea: a file with several rungs.
     "ch09.primer": idea("primer", "an addition, a copy, a chain of FMAs: what a card is fed with",
-                        {"N": 16384}),
+                        {"N": 16384}, (("--measure", "card"),)),
     "ch09.layer_norm": idea("layer_norm", "LayerNorm, a block a row", {"ROWS": 64, "COLUMNS": 256}),
     "ch09.coalescing": idea("coalescing", "a copy of a matrix, by rows and by columns",
                             {"ROWS": 64, "COLUMNS": 256}),
@@ -67,7 +70,8 @@ LABS = {
          "predicted is the most",
          "scores bytes: what is kept in memory besides operands; blocks: that can run side by side",
          "flops: of tensor cores; those of scalar instructions are not counted",
-         "D: 64 or 128, or 192 with values of 128: flash_3 and flash_4 alone take these"), most=1 << 16),
+         "D: 64 or 128, or 192 with values of 128: flash_3 and flash_4 alone take these"), most=1 << 16,
+        on_card=tuple(("--measure", "attention", "--seq_len", "4096", *mask) for mask in ((), ("--causal",)))),
     "ch09.masks": Lab(
         "ch09_gpu_kernels/kernels/attention", "lab_attention", ("masks",), {"P": 192, "D": 64},
         "attention under masks: documents, and the two ranges of zig-zag",

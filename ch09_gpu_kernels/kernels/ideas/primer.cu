@@ -34,7 +34,7 @@ void run_copy(const cuda::Queue& queue, const Data& d) {
   launch(copy, min(blocks_for(ceil_div(n, 4)), kMost), kThreads, 0, queue, n, d.x, d.y);
 }
 
-constexpr int kSteps = 64, kChains = 4;
+constexpr int kSteps = 256, kChains = 4;
 
 // [fma_chain]
 /// Four chains a thread: while one addition is under way, the next three begin.
@@ -65,7 +65,7 @@ const Rung kRungs[] = {
      [](Shape s) -> Counts { return {.bytes = 3 * bytes_of(s.n()), .flops = s.n()}; }, run_add},
     {"copy", "16 bytes in one access, few blocks", 75,
      [](Shape s) -> Counts { return {.bytes = 2 * bytes_by_four(s.n())}; }, run_copy},
-    {"fma_chain", "128 operations an element", 75,
+    {"fma_chain", "512 operations an element", 75,
      [](Shape s) -> Counts { return {.bytes = 2 * bytes_of(s.n()), .flops = 2 * kSteps * s.n()}; },
      run_chain},
 };

@@ -1,0 +1,428 @@
+// Measures on a GPU what chapter 9's pages ask of one: what the card is, and the rungs of its two
+// ladders, in turns with cuBLAS or with the trainer's attention. Prints a JSON object a line. The
+// tests run the same source on the emulated GPU.
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <span>
+
+#include "base/args.h"
+#include "cuda/cuda_device.h"
+#include "cuda/device_limits.h"
+#include "cuda/queue.h"
+#include "gpu_numbers.h"
+#include "kernels/attention/ladder.h"
+#include "kernels/ideas/ideas.h"
+#include "kernels/matmul/ladder.h"
+#include "tensor/console.h"
+#include "tensor/ops.h"
+
+namespace usp {
+namespace {
+
+constexpr int kRounds = 5;
+constexpr int kHopper = 90;
+constexpr int kFirstOfBf16 = 80;
+
+struct Options {
+  std::string measure = "matmul", rung;  ///< rung: empty for all
+  int64_t m = 4096, n = 4096, k = 4096;
+  int64_t seq_len = 4096, num_heads = 16, head_dim = 128;
+  bool causal = false;
+  int64_t numbers = 1 << 28;  ///< of a copy, and of a chain of FMAs
+  double seconds = 0.05;      ///< that the calls of a round fill; 0: each is called once
+
+  void bind(Args& args) {
+    args.bind("measure", measure, {"card", "matmul", "attention"}, "what to measure");
+    args.bind("rung", rung, "of the ladder, this one alone");
+    args.bind("m", m, "rows of a product c [m, n] = a [m, k] b");
+    args.bind("n", n, "its columns");
+    args.bind("k", k, "its depth");
+    args.bind("seq_len", seq_len, "queries and keys of attention");
+    args.bind("num_heads", num_heads, "its heads");
+    args.bind("head_dim", head_dim, "channels of a head");
+    args.bind("causal", causal, "a query sees no key behind its own position");
+    args.bind("numbers", numbers, "that a copy moves, and that a chain of FMAs changes");
+    args.bind("seconds", seconds, "that a round of calls takes; 0: one call, for a profiler");
+  }
+  void validate() const {
+    for (const auto& [flag, value] : {std::pair{"m", m},
+                                      {"n", n},
+                                      {"k", k},
+                                      {"seq_len", seq_len},
+                                      {"num_heads", num_heads},
+                                      {"numbers", numbers}}) {
+      check_range(flag, static_cast<double>(value), 1, 1 << 30);
+    }
+    check_range("seconds", seconds, 0, 10);
+  }
+};
+
+template <class T>
+constexpr DType kType = sizeof(T) == sizeof(float) ? DType::f32 : DType::bf16;
+
+/// The largest difference from what was computed first that a sum in another order explains, beside
+/// the largest number. Two that are rounded to bf16 may lie a 128th apart.
+double tolerance_of(DType dtype) { return dtype == DType::f32 ? 1e-5 : 1e-2; }
+
+/// As "9.0".
+std::string version(int capability) {
+  return fmt::format("{}.{}", capability / 10, capability % 10);
+}
+
+/// The card's stream, and its clock.
+class Card {
+ public:
+  Card() : stream_(dynamic_cast<cuda::CudaDevice&>(*Runtime::current().accelerator()).stream()) {
+    for (cudaEvent_t* event : {&begin_, &end_}) USP_CUDA(cudaEventCreate(event));
+  }
+  ~Card() {
+    for (cudaEvent_t event : {begin_, end_}) static_cast<void>(cudaEventDestroy(event));
+  }
+  Card(const Card&) = delete;
+  Card& operator=(const Card&) = delete;
+
+  cuda::Queue queue() const { return stream_; }
+  int capability() const { return capability_; }
+
+  /// Seconds of a call, of so many in a row, from an event before them to one behind them.
+  double time(int64_t calls, const std::function<void()>& call) {
+    USP_CUDA(cudaEventRecord(begin_, stream_));
+    for (int64_t i = 0; i < calls; ++i) call();
+    USP_CUDA(cudaEventRecord(end_, stream_));
+    USP_CUDA(cudaEventSynchronize(end_));
+    float milliseconds = 0;
+    USP_CUDA(cudaEventElapsedTime(&milliseconds, begin_, end_));
+    return 1e-3 * milliseconds / static_cast<double>(calls);
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  int capability_ = cuda::limits_of_this_device().capability;
+};
+
+/// One of those that compute the same.
+struct Contender {
+  std::string name;
+  Tensor result;
+  std::function<void()> call;
+  std::vector<double> seconds = {};  ///< of a call, by round
+  double error = 0;                  ///< beside the first contender
+
+  double median() const {
+    std::vector<double> sorted = seconds;
+    std::sort(sorted.begin(), sorted.end());
+    return sorted[sorted.size() / 2];
+  }
+  double spread() const {
+    const auto [least, most] = std::minmax_element(seconds.begin(), seconds.end());
+    return (*most - *least) / median();
+  }
+};
+
+/// The largest difference beside the largest number; infinite where one is none.
+double difference(const std::vector<double>& found, const std::vector<double>& expected) {
+  double largest = 0, scale = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double here = std::abs(found[i] - expected[i]);
+    if (!std::isfinite(here)) return INFINITY;
+    largest = std::max(largest, here);
+    scale = std::max(scale, std::abs(expected[i]));
+  }
+  return largest / scale;
+}
+
+/// Runs each once, and compares what it leaves with what the first one does.
+void compare(Card& card, std::vector<Contender>& all) {
+  std::vector<double> expected;
+  for (Contender& each : all) {
+    ops::fill(each.result, NAN);
+    each.seconds = {card.time(1, each.call)};
+    std::vector<double> found = each.result.items();
+    if (expected.empty()) expected = std::move(found);
+    if (&each == &all.front()) continue;
+    each.error = difference(found, expected);
+    const double most = tolerance_of(each.result.dtype());
+    if (!(each.error <= most)) {
+      fail("{} differs from {} by {:.2g} of the largest number; at most {} is rounding", each.name,
+           all.front().name, each.error, most);
+    }
+  }
+}
+
+/// Fills in the seconds of rounds in which each has its turn.
+void time_in_turns(Card& card, std::vector<Contender>& all, double seconds) {
+  std::vector<int64_t> calls;
+  for (Contender& each : all) {  // the second call: the first one may have loaded its kernel
+    calls.push_back(std::max<int64_t>(1, std::llround(seconds / card.time(1, each.call))));
+    each.seconds.clear();
+  }
+  for (int round = 0; round < kRounds; ++round) {
+    for (size_t i = 0; i < all.size(); ++i) {
+      all[i].seconds.push_back(card.time(calls[i], all[i].call));
+    }
+  }
+}
+
+/// The rate beside the first contender's: the median of the ratios of a round.
+double of_first(const Contender& each, const Contender& first) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < first.seconds.size(); ++i) {
+    ratios.push_back(first.seconds[i] / each.seconds[i]);
+  }
+  std::sort(ratios.begin(), ratios.end());
+  return ratios[ratios.size() / 2];
+}
+
+/// Compares, times, and prints a line for each.
+void race(Card& card, std::vector<Contender> all, double flops, double seconds) {
+  compare(card, all);
+  if (seconds > 0) time_in_turns(card, all, seconds);
+  for (const Contender& each : all) {
+    print(
+        "{{\"name\": \"{}\", \"type\": \"{}\", \"ms\": {:.5g}, \"spread\": {:.3f}, \"tflops\": "
+        "{:.4g}, \"of_first\": {:.4f}, \"error\": {:.2g}}}\n",
+        each.name, name(each.result.dtype()), 1e3 * each.median(), each.spread(),
+        1e-12 * flops / each.median(), of_first(each, all.front()), each.error);
+  }
+}
+
+/// Hopper's boxes and warpgroups are for Hopper alone: later cards have others.
+bool runs_on(int needed, int capability) {
+  return needed == kHopper ? capability == kHopper : capability >= needed;
+}
+
+/// The rungs that are asked for and that this card runs. A line says which others there are, and
+/// why. Throws UsageError where that is the one that was asked for.
+template <class Rung>
+std::vector<const Rung*> choose(std::span<const Rung* const> rungs, const Options& o, int here) {
+  std::vector<const Rung*> chosen;
+  for (const Rung* rung : rungs) {
+    if (!o.rung.empty() && rung->name != o.rung) continue;
+    if (runs_on(rung->capability, here)) {
+      chosen.push_back(rung);
+      continue;
+    }
+    const std::string why = fmt::format(
+        "{} needs a card of compute capability {}{}, and this one has {}", rung->name,
+        version(rung->capability), rung->capability == kHopper ? "" : " or later", version(here));
+    if (!o.rung.empty()) usage_error("{}; try --rung naive", why);
+    print("{{\"name\": \"{}\", \"why\": \"{}\"}}\n", rung->name, why);
+  }
+  return chosen;
+}
+
+/// Throws UsageError where no rung has the name that was asked for.
+template <class... Spans>
+void check_name(const Options& o, const Spans&... ladders) {
+  std::vector<std::string> names;
+  (std::transform(ladders.begin(), ladders.end(), std::back_inserter(names),
+                  [](const auto* rung) { return rung->name; }),
+   ...);
+  if (!o.rung.empty() && std::find(names.begin(), names.end(), o.rung) == names.end()) {
+    usage_error("rung={} must be one of {}; try --rung {}", o.rung, fmt::join(names, ", "),
+                names.back());
+  }
+}
+
+// --- the card
+// ---------------------------------------------------------------------------------------
+
+/// What the driver says of it.
+std::string ask_driver() {
+  cudaDeviceProp p{};
+  int device = 0, clock = 0, memory_clock = 0;
+  USP_CUDA(cudaGetDevice(&device));
+  USP_CUDA(cudaGetDeviceProperties(&p, device));
+  USP_CUDA(cudaDeviceGetAttribute(&clock, cudaDevAttrClockRate, device));
+  USP_CUDA(cudaDeviceGetAttribute(&memory_clock, cudaDevAttrMemoryClockRate, device));
+  return fmt::format(
+      "\"card\": \"{}\", \"capability\": \"{}.{}\", \"multiprocessors\": {}, \"warps\": {}, "
+      "\"registers\": {}, \"shared_bytes\": {}, \"shared_bytes_of_a_block\": {}, \"l2_bytes\": {}, "
+      "\"clock_mhz\": {}, \"memory_clock_mhz\": {}, \"bus_bits\": {}, \"gb_per_s_by_clock\": "
+      "{:.4g}",
+      p.name, p.major, p.minor, p.multiProcessorCount, p.maxThreadsPerMultiProcessor / p.warpSize,
+      p.regsPerMultiprocessor, p.sharedMemPerMultiprocessor, p.sharedMemPerBlockOptin,
+      p.l2CacheSize, clock / 1000, memory_clock / 1000, p.memoryBusWidth,
+      // Both edges of the clock carry a bit of each line.
+      1e3 * 2 * memory_clock * (p.memoryBusWidth / 8) * 1e-9);
+}
+
+/// Seconds of a call, as a rung's.
+double seconds_of(Card& card, const Options& o, const std::function<void()>& call) {
+  std::vector<Contender> alone{{"", {}, call, {card.time(1, call)}}};
+  if (o.seconds > 0) time_in_turns(card, alone, o.seconds);
+  return alone[0].median();
+}
+
+/// A rung of the primer, by what it counts, a second.
+double rate_of(Card& card, const Options& o, std::string_view name,
+               int64_t ideas::Counts::*counted) {
+  const auto rungs = ideas::kPrimer.rungs;
+  const auto rung = std::find_if(rungs.begin(), rungs.end(),
+                                 [&](const ideas::Rung& each) { return each.name == name; });
+  const auto count = static_cast<int>(o.numbers);
+  const Tensor x = numbers({count}, DType::f32), y = Tensor::empty({count}, DType::f32);
+  const ideas::Data data{{1, count}, x.data<float>(), nullptr, y.data<float>(), nullptr};
+  const double seconds = seconds_of(card, o, [&] { rung->run(card.queue(), data); });
+  return static_cast<double>(rung->predict(data.shape).*counted) / seconds;
+}
+
+/// The rate of products in bf16, in TFLOP/s, as JSON: null where the card multiplies no bf16.
+std::string rate_of_products(Card& card, const Options& o) {
+  if (card.capability() < kFirstOfBf16) return "null";
+  const Tensor a = numbers({o.m, o.k}, DType::bf16), b = numbers({o.n, o.k}, DType::bf16, 2);
+  const Tensor c = Tensor::empty({o.m, o.n}, DType::bf16);
+  const double seconds = seconds_of(card, o, [&] { ops::matmul(c, a, b.transposed()); });
+  return fmt::format("{:.4g}", 2e-12 * double(o.m) * double(o.n) * double(o.k) / seconds);
+}
+
+void show_card(Card& card, const Options& o) {
+  print("{{{}, \"copy_gb_per_s\": {:.4g}, \"fma_tflops\": {:.4g}, \"bf16_tflops\": {}}}\n",
+        ask_driver(), 1e-9 * rate_of(card, o, "copy", &ideas::Counts::bytes),
+        1e-12 * rate_of(card, o, "fma_chain", &ideas::Counts::flops), rate_of_products(card, o));
+}
+
+// --- the ladders
+// ------------------------------------------------------------------------------------
+
+template <class T>
+using Rungs = std::vector<const ladder::Rung<T>*>;
+
+/// Throws UsageError where rows of k or of n elements begin where a rung cannot read them.
+template <class T>
+void check_rows(const Rungs<T>& rungs, const Options& o) {
+  for (const ladder::Rung<T>* rung : rungs) {
+    for (const auto& [flag, length] : {std::pair{"k", o.k}, {"n", o.n}}) {
+      if (length % rung->unit == 0) continue;
+      usage_error(
+          "{}: {}={} must be a multiple of {}, because rows have to begin at multiples of {} "
+          "bytes; "
+          "try --{} {}",
+          rung->name, flag, length, rung->unit, rung->unit * sizeof(T), flag,
+          (length + rung->unit - 1) / rung->unit * rung->unit);
+    }
+  }
+}
+
+template <class T>
+void climb_product(Card& card, const Rungs<T>& rungs, const Options& o) {
+  if (rungs.empty()) return;
+  constexpr bool kTransposed = sizeof(T) == 2;
+  const Tensor a = numbers({o.m, o.k}, kType<T>), c = Tensor::empty({o.m, o.n}, kType<T>);
+  const Tensor b = numbers(kTransposed ? Shape{o.n, o.k} : Shape{o.k, o.n}, kType<T>, 2);
+  cuda::TensorMaps maps;
+  const auto m = static_cast<int>(o.m), n = static_cast<int>(o.n), k = static_cast<int>(o.k);
+  const auto at = [](const Tensor& x) { return static_cast<T*>(x.address()); };
+  const ladder::Product<T> product{m, n, k, at(a), k, at(b), kTransposed ? k : n, at(c), n, &maps};
+  std::vector<Contender> all{
+      {"cuBLAS", c, [&] { ops::matmul(c, a, kTransposed ? b.transposed() : b); }}};
+  for (const auto* rung : rungs) {
+    all.push_back({rung->name, c, [&, rung] { rung->run(card.queue(), product); }});
+  }
+  race(card, std::move(all), 2.0 * double(m) * n * k, o.seconds);
+}
+
+/// Operands of attention in one type.
+template <class T>
+struct Attended {
+  Tensor q, k, v, out, lse, scratch;
+  cuda::TensorMaps maps = {};
+
+  /// bf16's numbers in f32, so that both types compute the same.
+  static Tensor operand(const Shape& shape, uint64_t seed) {
+    const Tensor x = numbers(shape, DType::bf16, seed);
+    if (kType<T> == DType::bf16) return x;
+    const Tensor wide = Tensor::zeros(shape, DType::f32);
+    ops::accumulate(wide, x);
+    return wide;
+  }
+  explicit Attended(const attention::Shape& x)
+      : q(operand({x.samples, x.queries, x.heads, x.width}, 1)),
+        k(operand(q.shape(), 2)),
+        v(operand(q.shape(), 3)),
+        out(Tensor::empty(q.shape(), kType<T>)),
+        lse(Tensor::empty({x.samples, x.heads, x.queries}, DType::f32)) {}
+};
+
+/// Adds the rungs of one type.
+template <class T>
+void add_rungs(std::vector<Contender>& all, Card& card, Attended<T>& x,
+               const std::vector<const attention::Rung<T>*>& rungs, const attention::Shape& shape,
+               float scale) {
+  int64_t bytes = 4;
+  for (const auto* rung : rungs) bytes = std::max(bytes, rung->scratch(shape));
+  x.scratch = Tensor::empty({bytes / 4}, DType::f32);
+  const auto at = [](const Tensor& tensor) { return static_cast<T*>(tensor.address()); };
+  const attention::Problem<T> problem{shape,     at(x.q),
+                                      at(x.k),   at(x.v),
+                                      at(x.out), x.lse.template data<float>(),
+                                      scale,     x.scratch.template data<float>(),
+                                      &x.maps};
+  for (const auto* rung : rungs) {
+    all.push_back({rung->name, x.out, [=, &card] { rung->run(card.queue(), problem); }});
+  }
+}
+
+void climb_attention(Card& card, const Options& o) {
+  const auto S = static_cast<int>(o.seq_len), heads = static_cast<int>(o.num_heads);
+  const attention::Shape shape{1, S, S, heads, heads, static_cast<int>(o.head_dim), o.causal};
+  attention::check(shape);
+  const float scale = 1 / std::sqrt(static_cast<float>(o.head_dim));
+  const auto narrow = choose(attention::bf16_rungs(), o, card.capability());
+  const auto wide = choose(attention::f32_rungs(), o, card.capability());
+  Attended<float> f32(shape);
+  // Queries behind all keys see all of them.
+  const Positions keys{0, S}, queries{o.causal ? 0 : S, S};
+  std::vector<Contender> all{{"blockwise op", f32.out, [&] {
+                                ops::attention_forward(f32.out, f32.lse, {}, f32.q, f32.k, f32.v,
+                                                       scale, queries, keys);
+                              }}};
+  add_rungs(all, card, f32, wide, shape, scale);
+  std::optional<Attended<ladder::bf16>> bf16;
+  if (!narrow.empty()) add_rungs(all, card, bf16.emplace(shape), narrow, shape, scale);
+  // Two products of 2 S S d each; a causal mask leaves half of the pairs, and half a diagonal.
+  const double pairs = o.causal ? 0.5 * S * (S + 1.0) : double(S) * S;
+  race(card, std::move(all), 4.0 * pairs * heads * double(o.head_dim), o.seconds);
+}
+
+int run(int argc, char** argv) {
+  Options options;
+  Args args("Times the rungs of chapter 9's ladders on a GPU.");
+  options.bind(args);
+  if (!args.parse(argc, argv)) return 0;
+  options.validate();
+  if (options.measure == "attention") {
+    check_name(options, attention::f32_rungs(), attention::bf16_rungs());
+  } else {
+    check_name(options, ladder::f32_rungs(), ladder::bf16_rungs());
+  }
+  int count = 0;
+  if (const cudaError_t status = cudaGetDeviceCount(&count); status != cudaSuccess || count < 1) {
+    usage_error(
+        "times need a GPU, and CUDA finds none here: {}; try ./book lab, which counts on the "
+        "emulated one",
+        cudaGetErrorString(status));
+  }
+  Runtime runtime(Device::cuda);
+  const Runtime::Use use(runtime);
+  Card card;
+  if (options.measure == "card") show_card(card, options);
+  if (options.measure == "matmul") {
+    const auto f32 = choose(ladder::f32_rungs(), options, card.capability());
+    const auto bf16 = choose(ladder::bf16_rungs(), options, card.capability());
+    check_rows(f32, options);
+    check_rows(bf16, options);
+    climb_product(card, f32, options);
+    climb_product(card, bf16, options);
+  }
+  if (options.measure == "attention") climb_attention(card, options);
+  return 0;
+}
+
+}  // namespace
+}  // namespace usp
+
+int main(int argc, char** argv) { return usp::run_main(usp::run, argc, argv); }

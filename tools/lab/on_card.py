@@ -1,0 +1,81 @@
+"""What ./book lab adds on a card: times by tools/bench/ladder_bench.cpp, in turns with cuBLAS; and the command that
+puts a profiler's counts beside the emulator's."""
+import re
+
+from tools.base import show_path
+from tools.process import output_of
+from tools.run import build, gpu
+
+PROGRAM = "ladder_bench"
+KERNELS = "^kernel$"  # what all rungs of the product call theirs, and no library does
+# Bytes that caches leave for the memory; then what the lab counts: sectors, sectors/load, bank conflicts.
+METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum",
+           "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+           "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
+           "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum")
+UNIT = 8  # of lengths that every rung takes there: its rows follow each other without gaps
+MIB, KIB = 1 << 20, 1 << 10
+
+
+def find_capability():
+    """Of the first GPU here, such as 90; None without one."""
+    said = output_of(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
+    version = re.match(r"(\d+)\.(\d)\s", said or "")
+    return int(version[1]) * 10 + int(version[2]) if version else None
+
+
+def can_measure():
+    """Is there a card, and what compiles for it?"""
+    return find_capability() is not None and gpu.find_tool("nvcc") is not None
+
+
+def profile_command(size):
+    """The line that runs each rung of the product once, at these sizes, under Nsight Compute."""
+    program = show_path(build.binary(build.RELEASE, PROGRAM))
+    sizes = " ".join(f"--{name.lower()} {value}" for name, value in size.items())
+    return f"ncu --kernel-name regex:{KERNELS} --metrics {','.join(METRICS)} {program} {sizes} --seconds 0"
+
+
+def rows_of_ladder(records):
+    """Rows of a table, the head first: each rung in its turn, beside the first of its kind, and the rung before."""
+    timed = [record for record in records if "ms" in record]
+    first = timed[0]["name"] if timed else "the first"
+    rows, before = [["rung", "type", "ms", "spread, %", "TFLOP/s", f"of {first}", "gain"]], None
+    for record in timed:
+        is_first = record["name"] == first
+        gain = "-" if is_first or before is None else f"{record['tflops'] / before:.2f}"
+        rows.append([record["name"], record["type"], f"{record['ms']:.3f}", f"{100 * record['spread']:.1f}",
+                     f"{record['tflops']:.1f}", f"{record['of_first']:.3f}", gain])
+        before = before if is_first else record["tflops"]
+    return rows
+
+
+def rows_of_card(card):
+    """The same of what a card is, by query, by data sheet and by measurement."""
+    sheet = gpu.data_sheet(card["card"])
+
+    def row(what, asked="-", listed="-", measured="-"):
+        return [what, *("-" if x is None else x if isinstance(x, str) else f"{x:,.4g}" if isinstance(x, float) else
+                        f"{x:,}" for x in (asked, listed, measured))]
+    return [[card["card"], "by query", "by data sheet", "measured"],
+            row("compute capability", card["capability"]),
+            row("multiprocessors", card["multiprocessors"]),
+            row("warps of one", card["warps"]),
+            row("registers of one", card["registers"]),
+            row("shared memory of one, KiB", card["shared_bytes"] // KIB),
+            row("shared memory of a block, KiB", card["shared_bytes_of_a_block"] // KIB),
+            row("L2 cache, MiB", card["l2_bytes"] / MIB),
+            row("clock, MHz", card["clock_mhz"]),
+            row("memory, GB/s", card["gb_per_s_by_clock"], sheet.get("memory"), card["copy_gb_per_s"]),
+            row("f32, TFLOP/s", None, sheet.get("f32"), card["fma_tflops"]),
+            row("bf16, TFLOP/s", None, sheet.get("bf16"), card["bf16_tflops"])]
+
+
+def rows(records):
+    """The table of one run."""
+    return rows_of_card(records[0]) if "card" in records[0] else rows_of_ladder(records)
+
+
+def left_out(records):
+    """Why rungs are not in it, a line each."""
+    return [record["why"] for record in records if "why" in record]
