@@ -97,15 +97,40 @@ def calls_table(record):
         "one micro-batch a step. Bytes are those of the operands. What time is saved on a card needs one.")
 
 
-def claims_table(record):
+def claims_table(record, labs):
     reference, fused = (record["runs"][name] for name in WAYS)
     ratio = fused["peak"] / reference["peak"]
     return table(("", "the book", "expected", "found", "holds", "where"), [
         ("T9.7", "fused kernels keep intermediate results out of memory", "a lower peak",
          f"{ratio:.3f}", "yes" if ratio < 1 else "no", "peak of activations, fused over reference, in the small run above"),
+        *(claims_of_labs(labs) if labs else ())])
+
+
+def claims_of_labs(labs):
+    """What counts say of claims about times."""
+    def pair(lab, count, *rungs):
+        by = {rung["name"]: rung[count] for rung in labs[lab]["rungs"]}
+        return [by[name] for name in rungs]
+
+    def row(number, claim, wanted, holds, found, where):
+        return number, claim, wanted, found, "yes, by counts" if holds else "no", f"{where}; time: not measured"
+    naive, coalesced, tiled = pair("ch09.matmul", "bytes", "naive", "coalesced", "tiled")
+    before, after = pair("ch09.stalls", "fmas_per_request", "tiled", "coarsened_2d")
+    by_lane, by_warp = pair("ch09.divergence", "divergent_branches", "by_lane", "by_warp")
+    ladder = "[the ladder](ladder.md#predict-then-measure)"
+    return [
+        row("Q9.1", "coalescing makes the naive product about 10 times as fast", "fewer sectors", naive > coalesced,
+            f"{naive / coalesced:.1f} times fewer", f"sectors, naive over coalesced, {ladder}"),
+        row("Q9.2", "tiles take 43 % off its time", "fewer bytes", coalesced > tiled,
+            f"{coalesced / tiled:.1f} times fewer", f"bytes, coalesced over tiled, {ladder}"),
+        row("Q9.3", "coarsening takes stalls for the memory units away", "more FMAs a request", after > before,
+            f"{after / before:.1f} times as many", f"FMAs a request, coarsened_2d over tiled, {ladder}"),
         ("Q9.4", "a fused chain of point-wise operations is about 5 times as fast", "5", "not measured", "not measured",
-         "needs a GPU")])
+         "needs a GPU"),
+        row("Q9.5", "branches that part a warp cost up to their sum, branches between warps nothing",
+            "divergent branches only within a warp", by_lane > 0 and by_warp == 0, f"{by_lane:,} and {by_warp:,}",
+            "divergent branches, by lane and by warp, [the lab](ladder.md#divergence)")]
 
 
-def tables(record):
-    return {"run.md": run_table(record), "calls.md": calls_table(record), "claims.md": claims_table(record)}
+def tables(record, labs):
+    return {"run.md": run_table(record), "calls.md": calls_table(record), "claims.md": claims_table(record, labs)}

@@ -6,7 +6,7 @@ of kernels what labs.py makes.
 from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
 
-from . import counted, draw_fused, estimated, labs
+from . import counted, draw_fused, estimated, expected, labs
 
 SCHEMATICS = {**draw_fused.FIGURES, **labs.SCHEMATICS}
 PROVENANCE = {"provenance.md": ("estimates", "counts")}
@@ -37,14 +37,15 @@ def count(chapter, program):
 
 
 def texts(folder):
-    """Every table of which the data are there."""
+    """Every table of which the data are there, and the one that is calculated."""
     data = {path.stem: read_json(path) for path in folder.glob("*.json")}
     found = {page: provenance.line({name: data[name] for name in names if name in data})
              for page, names in PROVENANCE.items()}
+    found.update(expected.tables())
     if "models" in data.get("estimates", {}):
         found.update(estimated.tables(data["estimates"]))
     if "runs" in data.get("counts", {}):
-        found.update(counted.tables(data["counts"]))
+        found.update(counted.tables(data["counts"], data.get("labs")))
     if "labs" in data:
         found.update(labs.texts(data["labs"]))
     return found

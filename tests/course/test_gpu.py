@@ -21,6 +21,7 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
+from ch09_gpu_kernels.figures import expected  # noqa: E402
 from test_book import Scratch, write  # noqa: E402
 from tools import chapters, cli  # noqa: E402
 from tools.base import BookError  # noqa: E402
@@ -255,6 +256,15 @@ class Parts(FakeCheck):
             self.assertRegex(" ".join(page.split()), rf"rows? {' and '.join(map(str, numbers))}, [^;.]*\b{word}\b")
             for number in numbers:
                 self.assertIn(word, rows[number - 1][3])
+
+    def test_the_step_of_a_billion_that_chapter_9_expects_is_the_accountants_and_the_predictions(self):
+        model = next(each for each in json.loads((ROOT / "ch09_gpu_kernels/figures/estimates.json").read_text())["models"]
+                     if (each["model"], each["recompute"], each["kernels"]) == ("1B", "none", "reference"))
+        # Forward's two products of attention, and four of backward; what is made again is not needed.
+        self.assertEqual(expected.product_flops() + 3 * expected.attention_flops(),
+                         model["flops"] - model["recomputed_flops"])
+        row = re.search(r"a step of `1B` takes about (\d+) ms", (ROOT / "docs/gpu_first_contact.md").read_text())
+        self.assertAlmostEqual(1e3 * sum(part[1] for part in expected.parts()) / int(row[1]), 1, delta=0.05)
 
     def test_a_kernel_that_fails_is_run_once_more_with_none_beside_it(self):
         self.folder.mkdir()
