@@ -247,6 +247,9 @@ class CachedLab(Lab):
     def plan(self, cluster, batch, words):
         return self._once(super().plan, str(cluster), batch, words)
 
+    def kernels(self, name, *size):
+        return self._once(super().kernels, name, *size)
+
 
 class Tables(unittest.TestCase):
     """Tables, judged by what the programs make of them."""
@@ -286,6 +289,21 @@ def lab_for(exercise):
     lab.cleanup()
 
 
+def mistake_before(exercise, mistake):
+    """The NotYet on what a wrong answer has before the colon; None where only the test is wrong."""
+    try:
+        check.words_of_test(exercise, mistake.name)
+    except NotYet as wrong:
+        return wrong
+    return None
+
+
+def wrong_tests(exercise):
+    """[(mistake, words)] of the wrong answers that name a wrong test."""
+    return [(mistake, check.words_of_test(exercise, mistake.name))
+            for mistake in answers.mistakes(exercise) if not mistake_before(exercise, mistake)]
+
+
 class Tests(unittest.TestCase):
     """Tests that readers are asked to name."""
 
@@ -295,7 +313,8 @@ class Tests(unittest.TestCase):
     def test_the_solution_is_the_test_that_has_to_notice_the_fault(self):
         for exercise in self.found():
             fault = faults.Fault(testing.find_fault(exercise.fields["fault"]))
-            self.assertEqual(answer_in(exercise.solution(".md")), fault.test, exercise.name)
+            words = check.words_of_test(exercise, answer_in(exercise.solution(".md")))
+            self.assertEqual(words, fault.test, exercise.name)
 
     def test_answers_name_cases_of_the_chapter(self):
         tests = testing.read_tests(build.build_dir(build.RELEASE)).values()
@@ -303,25 +322,37 @@ class Tests(unittest.TestCase):
             fault = faults.Fault(testing.find_fault(exercise.fields["fault"]))
             names = {name for test in tests if fault.target in test.targets
                      for cases in test.cases().values() for name in cases}
-            for answer in [fault.test, *(mistake.name for mistake in answers.mistakes(exercise))]:
+            for answer in [fault.test, *(words for _, words in wrong_tests(exercise))]:
                 meant = [name for name in names if answer.lower() in name.lower()]
                 self.assertEqual(len(meant), 1, f"{exercise.name}: {answer}")
+
+    def test_what_stands_before_the_colon_fails_with_its_words(self):
+        """Where an exercise asks for more than a test; nothing is built for it."""
+        judged = [exercise for exercise in self.found() if exercise.beside(".judge.py").is_file()]
+        self.assertTrue(judged)
+        for exercise in judged:
+            wrong = [each for each in answers.mistakes(exercise) if mistake_before(exercise, each)]
+            self.assertGreaterEqual(len(wrong), LEAST_MISTAKES["predict"], exercise.name)
+            for mistake in wrong:
+                found = mistake_before(exercise, mistake)
+                self.assertTrue(found.lines[0].startswith(mistake.says),
+                                f"{mistake.name}: {found.lines}")
 
     @unittest.skipUnless("USP_TEST_ALL" in os.environ, "builds a copy of the sources: --all")
     def test_the_named_test_fails_and_another_does_not(self):
         """Of some of them; that each fault is noticed by its test shows tests/faults/run.py."""
         for exercise in testing.in_turn(self.found()):
-            mistakes = answers.mistakes(exercise)
-            names = [answer_in(exercise.solution(".md")), *(mistake.name for mistake in mistakes)]
+            mistakes, words = zip(*wrong_tests(exercise))
+            right = check.words_of_test(exercise, answer_in(exercise.solution(".md")))
             with self.subTest(exercise.name), contextlib.redirect_stderr(io.StringIO()):
-                right, *wrong = check.judge_tests(exercise, names)
+                right, *wrong = check.judge_tests(exercise, [right, *words])
                 self.assertNotIsInstance(right, NotYet, right)
                 for mistake, found in zip(mistakes, wrong):
                     self.assertIsInstance(found, NotYet, mistake.name)
                     self.assertTrue(found.lines[0].startswith(mistake.says), found.lines)
 
     def test_a_verdict_is_that_on_the_one_answer(self):
-        exercise = self.found()[0]
+        exercise = next(one for one in self.found() if not one.beside(".judge.py").is_file())
         with mock.patch.object(check, "judge_tests", side_effect=[[["it fails"]], [NotYet("no")]]) \
                 as judge:
             self.assertEqual(check.verdict(exercise, "a"), ["it fails"])

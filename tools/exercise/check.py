@@ -200,16 +200,24 @@ def _judge_setting(exercise, answer):
 # --- a test ---------------------------------------------------------------------------------------
 
 
+def words_of_test(exercise, answer):
+    """What of an answer names a test: all of it, or what the exercise's judge leaves where it has one.
+    NotYet if the rest is wrong."""
+    if not exercise.beside(".judge.py").is_file():
+        return answer.strip()
+    return load_judge(exercise).judge(answer.strip())
+
+
 def _judge_test(exercise, answer):
-    [found] = judge_tests(exercise, [answer])
+    [found] = judge_tests(exercise, [words_of_test(exercise, answer)])
     if isinstance(found, NotYet):
         raise found
     return found
 
 
 def judge_tests(exercise, answers_given):
-    """What verdict() says of each of these answers, whose copy of the sources is built once: lines,
-    or a NotYet."""
+    """What verdict() says of each of these names of tests, whose copy of the sources is built once:
+    lines, or a NotYet."""
     faults = own_code.fault_runner()
     try:
         fault = faults.Fault(testing.find_fault(exercise.fields["fault"]))
@@ -226,7 +234,8 @@ def judge_tests(exercise, answers_given):
         with tree.patched(fault):
             say("book: building it with the mistake")
             _build_copy(tree, fault.target)
-            return [_verdict_on_test(name, *tree.run(fault.target, name)) for name in names]
+            return [_verdict_on_test(name, fault.message, *tree.run(fault.target, name))
+                    for name in names]
     except faults.FaultError as error:
         raise BookError(str(error))
 
@@ -240,11 +249,11 @@ def _build_copy(tree, target):
     tree.build([target])
 
 
-def _verdict_on_test(name, code, output):
-    """Of how it ended with the mistake."""
+def _verdict_on_test(name, message, code, output):
+    """How the test ended with the mistake; `message` is what the fault announces of it."""
     if code == 0:
         return NotYet(f"the test passes with the mistake, too: \"{name}\" does not see it")
-    return [f"with the mistake, \"{name}\" fails:", *_first_failure(output)]
+    return [f"with the mistake, \"{name}\" fails:", *_first_failure(output, message)]
 
 
 def _check_mended(fault, faults):
@@ -257,12 +266,17 @@ def _check_mended(fault, faults):
                         f"git checkout {files}")
 
 
-def _first_failure(output, lines=6):
-    """The part of a failing test's output that says what differs."""
+def _first_failure(output, message, lines=6):
+    """The part of a failing test's output that says what differs, and the line that the fault
+    announces if it comes later."""
     kept = [line.rstrip() for line in output.splitlines()
             if line.strip() and not set(line.strip()) <= set("-.=~")]
     start = next((i for i, line in enumerate(kept) if "FAILED" in line), 0)
-    return [f"  {line}" for line in kept[start:start + lines]]
+    shown = kept[start:start + lines]
+    announced = next((line for line in kept if re.search(message, line)), None)
+    if announced and announced not in shown:
+        shown.append(announced)
+    return [f"  {line}" for line in shown]
 
 
 def _find_case(target, wanted):
