@@ -535,8 +535,9 @@ def _lab(arguments, _flags):
     parser = _Parser(prog="./book lab", usage="./book lab [NAME] [options]",
                      description="Runs kernels rung by rung, each with one idea more than the one "
                      "before, on the emulated GPU: what a formula predicts of each, and what was "
-                     "counted. What needs a card says \"not measured\". Exit code: 0 = all ran, "
-                     "1 = the emulated GPU found a mistake, 2 = bad input.",
+                     "counted. Some are timed besides where a card and nvcc are; else that column says "
+                     "\"not measured\". Exit code: 0 = all ran, 1 = the emulated GPU found a mistake, or a "
+                     "result of the card's differs, 2 = bad input.",
                      examples=(
                          ("./book lab --list", "the rungs, and which of them this card runs"),
                          ("./book lab ch09.matmul", "a product of matrices, eleven rungs"),
