@@ -3,6 +3,7 @@
 
 #include "comm/launch.h"
 #include "emulator/emulator.h"
+#include "technique/case_cover.h"
 #include "technique/tiny_llama.h"
 #include "tensor/backend.h"
 
@@ -115,11 +116,21 @@ struct Layout {
   int ranks;
   std::function<void(TrainConfig&)> change;
   bool in_parts = false;  ///< a rank's queries meet one part of their keys after the other
+  int capability = 90;    ///< of the card: one before Hopper has kernels of its own
 };
+
+/// Four experts, of which a token takes two and each of two ranks has two.
+void add_experts(TrainConfig& c) {
+  c.model.experts = {.num_experts = 4, .num_experts_per_tok = 2, .moe_ffn_hidden_size = 8};
+  c.data_parallel.dp_size = 2;
+  c.expert_parallel.ep_size = 2;
+  c.micro_batch_size = 1;
+}
 
 const std::vector<Layout> kLayouts = {
     {"tp 2", 2, [](TrainConfig& c) { c.tensor_parallel.tp_size = 2; }},
     {"ring of 2, zig-zag", 2, [](TrainConfig& c) { c.context_parallel.cp_size = 2; }, true},
+    {"the same before Hopper", 2, [](TrainConfig& c) { c.context_parallel.cp_size = 2; }, true, 80},
     {"ring of 3, documents", 3,
      [](TrainConfig& c) {
        c.context_parallel.cp_size = 3;
@@ -138,12 +149,50 @@ const std::vector<Layout> kLayouts = {
        c.context_parallel.cp_method = "ulysses";
      }},
     {"1f1b", 2, [](TrainConfig& c) { c.pipeline.pp_size = 2; }},
-    {"ZeRO-3", 2,
+    {"ZeRO-3 before Hopper", 2,
      [](TrainConfig& c) {
        c.data_parallel.dp_size = 2;
        c.data_parallel.zero_stage = 3;
        c.micro_batch_size = 1;
+     },
+     false, 80},
+    {"experts", 2, add_experts},
+};
+
+/// Two techniques at once, and variants of one: with --all.
+const std::vector<Layout> kMoreLayouts = {
+    {"experts, tp 2 and sequence parallelism", 4,
+     [](TrainConfig& c) {
+       add_experts(c);
+       c.tensor_parallel.tp_size = 2;
+       c.tensor_parallel.sequence_parallel = true;
      }},
+    {"ring of 2, contiguous", 2,
+     [](TrainConfig& c) {
+       c.context_parallel.cp_size = 2;
+       c.context_parallel.cp_layout = "contiguous";
+     },
+     true},
+    {"ring_ulysses before Hopper", 4,
+     [](TrainConfig& c) {
+       c.context_parallel.cp_size = 4;
+       c.context_parallel.cp_method = "ring_ulysses";
+       c.context_parallel.ulysses_size = 2;
+     },
+     true, 80},
+    {"cp 2 and tp 2", 4,
+     [](TrainConfig& c) {
+       c.context_parallel.cp_size = 2;
+       c.tensor_parallel.tp_size = 2;
+     },
+     true},
+    {"ring of 2, recomputed but for attention", 2,
+     [](TrainConfig& c) {
+       c.context_parallel.cp_size = 2;
+       c.context_parallel.cp_recompute = "keep";
+       c.recompute = "full";
+     },
+     true},
 };
 
 /// What the first rank reports, and the calls of all of them.
@@ -171,22 +220,30 @@ Run run_ranks(const TrainConfig& config, const Dataset& dataset, int ranks, Devi
   return run;
 }
 
+void check_layout(const Layout& layout) {
+  CAPTURE(layout.name);
+  emulator::Options options = emulator::options;
+  options.compute_capability = layout.capability;
+  const emulator::Use use(options);
+  TrainConfig config = wide_training();
+  layout.change(config);
+  const RandomText text(config, 1600);
+  const Run gpu = run_ranks(config, text.dataset, layout.ranks, Device::cuda);
+  const Run cpu = run_ranks(config, text.dataset, layout.ranks, Device::cpu);
+  check_same(gpu.trained, cpu.trained);
+  // Each rank has the layers of its stage; of a ring, each query meets the keys of those before.
+  const auto [forward, decoding, backward, blockwise] = gpu.calls;
+  const int64_t passes = kSteps * config.grad_acc_steps * config.model.num_layers * layout.ranks /
+                         config.pipeline.pp_size;
+  CHECK(blockwise + decoding == 0);
+  CHECK(backward == forward);
+  CHECK((layout.in_parts ? forward > passes : forward == passes));
+}
+
 TEST_CASE("in every layout ranks on a GPU with --kernels fused train as those on the CPU do") {
-  for (const Layout& layout : kLayouts) {
-    CAPTURE(layout.name);
-    TrainConfig config = wide_training();
-    layout.change(config);
-    const RandomText text(config, 1600);
-    const Run gpu = run_ranks(config, text.dataset, layout.ranks, Device::cuda);
-    const Run cpu = run_ranks(config, text.dataset, layout.ranks, Device::cpu);
-    check_same(gpu.trained, cpu.trained);
-    // Each rank has the layers of its stage; of a ring, each query meets the keys of those before.
-    const auto [forward, decoding, backward, blockwise] = gpu.calls;
-    const int64_t passes = kSteps * config.grad_acc_steps * config.model.num_layers * layout.ranks /
-                           config.pipeline.pp_size;
-    CHECK(blockwise + decoding == 0);
-    CHECK(backward == forward);
-    CHECK((layout.in_parts ? forward > passes : forward == passes));
+  for (const Layout& layout : kLayouts) check_layout(layout);
+  for (const Layout& layout : is_full() ? kMoreLayouts : std::vector<Layout>()) {
+    check_layout(layout);
   }
 }
 
@@ -227,8 +284,11 @@ TEST_CASE("with --kernels fused a GPU decodes as the CPU does, with keys split o
 }
 
 TEST_CASE("with --kernels fused a GPU's tensors take the bytes of the CPU's and the estimate's") {
-  for (const char* recompute : {"none", "full"}) {
-    CAPTURE(recompute);
+  for (const auto& [recompute, capability] : {std::pair("none", 90), {"full", 90}, {"full", 80}}) {
+    CAPTURE(recompute, capability);
+    emulator::Options options = emulator::options;
+    options.compute_capability = capability;
+    const emulator::Use use(options);
     TrainConfig config = wide_training();
     config.recompute = recompute;
     const RandomText text(config, 1600);
@@ -237,6 +297,10 @@ TEST_CASE("with --kernels fused a GPU's tensors take the bytes of the CPU's and 
     const bool as_estimated = cuda == events_of(config, text.dataset, Device::meta);
     REQUIRE(as_on_cpu);
     REQUIRE(as_estimated);
+    if (recompute != std::string_view("none")) continue;
+    config.recompute = "selective";  // no weights are stored that it could drop
+    const bool as_with_selective = cuda == events_of(config, text.dataset, Device::cuda);
+    REQUIRE(as_with_selective);
   }
 }
 

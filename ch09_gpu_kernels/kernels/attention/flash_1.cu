@@ -1,3 +1,6 @@
+#include <iterator>
+#include <set>
+
 #include "rows.h"
 
 /// No score goes to memory. A block has a head: it keeps a tile of keys and values and walks over
@@ -16,10 +19,14 @@ __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<float> p) {
   float* const weights = queries + kElements<width> + first_row() * kTile;
   const Head<float> head(p, static_cast<int>(blockIdx.x));
   for (int first = 0; first < p.keys; first += kTile) {
-    bring<width>(keys, head.k, head.k_pitch, first, p.keys);
-    bring<width>(values, head.v, head.v_pitch, first, p.keys);
+    bool brought = false;  // by the first queries that see any of them, if there are some
     for (int top = 0; top < p.queries; top += kTile) {
       if (first > 0 && !p.tiles_seen(head.sample, top, kTile, kTile).holds(first / kTile)) continue;
+      if (!brought) {
+        bring<width>(keys, head.k, head.k_pitch, first, p.keys);
+        bring<width>(values, head.v, head.v_pitch, first, p.keys);
+        brought = true;
+      }
       const int row = top + first_row();
       bring<width>(queries, head.q, head.pitch, top, p.queries);
       __syncthreads();
@@ -37,21 +44,24 @@ __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<float> p) {
   }
 }
 
-/// Keys and values once. For each tile of scores queries are read, outputs and lse written, and
-/// but for the first tile of keys, which all queries meet, read before; with documents, their
-/// begins.
+/// Keys and values once, if a query sees them. For each tile of scores queries are read, outputs
+/// and lse written, and but for the first tile of keys, which all queries meet, read before; with
+/// documents, their begins.
 Cost cost(const Shape& x) {
   const int64_t down = x.samples * ceil_div(x.queries, kTile), across = ceil_div(x.keys, kTile);
-  int64_t tiles = down;
+  int64_t tiles = down, brought = 0;
   for (int sample = 0; sample < x.samples; ++sample) {
+    std::set<int> numbers = {0};
     for (int top = 0; top < x.queries; top += kTile) {
       const Tiles seen = x.tiles_seen(sample, top, kTile, kTile);
       tiles += seen.count - seen.holds(0);
+      for (int step = 0; step < seen.count; ++step) numbers.insert(seen[step]);
     }
+    brought += std::ssize(numbers);
   }
   const int64_t row = int64_t{x.width} * int64_t{sizeof(float)};
   const int64_t looked_up = (across - 1) * stretches_of(x, x.query_at, x.queries, kTile);
-  const int64_t head = x.samples * 2 * across * kTile * row + tiles * kTile * row +
+  const int64_t head = 2 * brought * kTile * row + tiles * kTile * row +
                        (2 * tiles - down) * kTile * (row + kSector) +
                        bytes_of_begins(x, tiles * kTile + kWarps * looked_up);
   return {x.heads * head, x.heads * 4 * tiles * kTile * kTile * x.width,
