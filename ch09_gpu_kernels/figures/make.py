@@ -1,14 +1,14 @@
-"""What this chapter's pages show: schematics of a fused head, estimates, and counts of small runs; and of the ladder
-of kernels what labs.py makes.
+"""What this chapter's pages show: schematics of a fused head and of attention, estimates, and counts of small runs; and
+of the ladder of kernels what labs.py makes.
 
 `./book figures` calls it; tools/book/showcase.py says how.
 """
 from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
 
-from . import counted, draw_fused, estimated, expected, labs
+from . import counted, draw_attention, draw_fused, estimated, expected, labs
 
-SCHEMATICS = {**draw_fused.FIGURES, **labs.SCHEMATICS}
+SCHEMATICS = {**draw_attention.FIGURES, **draw_fused.FIGURES, **labs.SCHEMATICS}
 PROVENANCE = {"provenance.md": ("estimates", "counts")}
 KEPT = ("estimates", "counts")
 

@@ -17,6 +17,7 @@ from ch02_data_parallel.figures import draw_collectives, draw_zero  # noqa: E402
 from ch03_tensor_sequence.figures import draw_tensor_2d  # noqa: E402
 from ch04_context.figures import draw_heads, draw_masks, draw_ring  # noqa: E402
 from ch07_5d.figures import draw_layer  # noqa: E402
+from ch09_gpu_kernels.figures import draw_attention  # noqa: E402
 from tools import chapters  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.book import showcase  # noqa: E402
@@ -239,6 +240,35 @@ class Truth(unittest.TestCase):
         whole = draw_ring.partial(sum(draw_ring.SCORES, ()), sum(draw_ring.VALUES, ()))
         self.assertTrue(math.isclose(total, draw_ring.lse(whole), rel_tol=1e-14))
         self.assertTrue(math.isclose(out, whole[2], rel_tol=1e-14))
+
+    def test_a_block_that_goes_over_tiles_has_after_each_what_softmax_in_one_go_has(self):
+        root = ElementTree.fromstring(draw_attention.over_tiles())
+        drawn = [node.text for node in root.iter() if node.tag.endswith("}text")]
+        for query in range(len(draw_attention.QUERIES)):
+            row, before = draw_attention.scores(query), -math.inf
+            states = draw_attention.steps(row)
+            self.assertEqual(len(states), draw_attention.TILES)
+            for tile, (top, factor, total, acc) in enumerate(states, 1):
+                seen = row[:tile * draw_attention.TILE]
+                exact = sum(map(math.exp, seen))
+                out = sum(math.exp(score) * value for score, value in zip(seen, draw_attention.VALUES)) / exact
+                self.assertEqual((top, factor), (max(seen), math.exp(before - top)))
+                self.assertTrue(math.isclose(math.log(total) + top, math.log(exact), rel_tol=1e-14))
+                self.assertTrue(math.isclose(acc / total, out, rel_tol=1e-14))
+                self.assertLessEqual({f"{number:.3f}" for number in (factor, total, acc)}, set(drawn))
+                before = top
+            self.assertIn(f"acc / sum = {out:.3f}", drawn)
+
+    def test_what_moves_has_a_rule_and_every_step_shows_one_tile(self):
+        svg = draw_attention.over_tiles()
+        groups = {node.get("class") for node in ElementTree.fromstring(svg).iter() if node.tag.endswith("}g")}
+        rules = dict(re.findall(r"@keyframes (\w+) { (.*) }", svg))
+        self.assertEqual(groups, set(rules))
+        period = draw_attention.TILES * draw_attention.STEP + draw_attention.HOLD
+        for step in range(draw_attention.TILES):
+            at = (f"{100 * step * draw_attention.STEP / period:.2f}", "1")
+            bright = {name for name, frames in rules.items() if at in re.findall(r"([\d.]+)% { opacity: ([\d.]+); }", frames)}
+            self.assertEqual(bright, {f"tile{step}", f"row{step}", f"now{step}"})
 
     def test_an_exchange_of_heads_moves_every_head_of_every_token_once(self):
         ranks = range(draw_masks.RANKS)

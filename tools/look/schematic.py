@@ -9,6 +9,7 @@ A page shows it as an image, so its style is its own: a light card, or a dark on
 system asks for dark. The card is opaque: it is read on a page of either kind. WIDTH units are 390
 pixels on a phone, so no text is smaller than SMALLEST. The same calls give the same bytes.
 """
+from contextlib import contextmanager
 from xml.sax.saxutils import escape
 
 from tools.base import BookError
@@ -55,11 +56,11 @@ def _number(value):
 
 
 class Drawing:
-    """A schematic WIDTH units wide; y grows downwards."""
+    """A schematic WIDTH units wide; y grows downwards. rules: CSS by which groups move; without, none does."""
 
-    def __init__(self, height, title, description):
+    def __init__(self, height, title, description, rules=""):
         self.height, self.title, self.description = height, title, description
-        self.parts = []
+        self.parts = [f"<style>\n{rules}\n</style>"] if rules else []
 
     # --- shapes
 
@@ -114,6 +115,13 @@ class Drawing:
                    (base[0] + HEAD * uy / 2, base[1] - HEAD * ux / 2))
         self.parts.append('<path d="M' + " L".join(f"{_number(x)} {_number(y)}" for x, y in corners)
                           + f' Z" class="{kind}"/>')
+
+    @contextmanager
+    def group(self, name, hidden=False):
+        """What is drawn inside is a group with this class. hidden: seen only while a rule shows it."""
+        self.parts.append(f'<g class="{name}"' + (' opacity="0">' if hidden else ">"))
+        yield
+        self.parts.append("</g>")
 
     def legend(self, y, entries, x=MARGIN):
         """Boxes of kinds with what they stand for, in rows; the y below the last."""
