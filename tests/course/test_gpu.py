@@ -553,6 +553,11 @@ class WholeCheck(FakeCheck):
                                                ("at most 0.02", "0", "yes")])
         self.assertEqual(self.found("timeline"), [("at most 0.05", "0.0476", "yes")])
         self.assertIn("# GPU check", (self.folder / "report.md").read_text())
+        # Each of the programs that are watched is: what is found in one of them fails the part.
+        for name in ("test_kernels_gpu", "test_attention_gpu"):
+            self.script(self.scratch / "cuda/bin/compute-sanitizer", f'case "$*" in *{name}*) exit 9;; esac')
+            self.assertEqual(self.failed(self.check, "memcheck", "racecheck", "initcheck"),
+                             ["memcheck", "racecheck", "initcheck"], name)
         self.script(self.scratch / "cuda/bin/compute-sanitizer", "exit 9")
         self.script(self.scratch / "cuda/bin/ncu", f"cat <<'X'\n{PROFILE.replace('16', '8')}X")
         of_tools = [part.name for part in gpu_check.PARTS if part.tool]
