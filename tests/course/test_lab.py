@@ -147,6 +147,16 @@ class Command(unittest.TestCase):
         self.assertEqual(row.split(),
                          "mma bf16 73 12,345 12,000 5 - 16.0 0 7 not measured not measured".split())
 
+    def test_a_ladder_says_what_each_rung_saves_of_the_bytes_of_the_one_before(self):
+        counts = [{"name": name, "type": "f32", "predicted_bytes": 1, "bytes": number, "barriers": 0}
+                  for number, name in zip((100, 40, 50), lab.rungs(LAB))]
+        for name, gains in ((LAB, ["-", "2.5", "0.8"]), ("ch09.coalescing", ["0", "0", "0"])):
+            with mock.patch.object(lab, "rungs", return_value=lab.rungs(LAB)):
+                shown = lab.show(name, tuple(lab.LABS[name].size.values()), counts, {"a card": Card.RECORDS})
+            _, head, *rows = shown[:5]
+            self.assertEqual(head.endswith("gain in bytes"), name == LAB, head)
+            self.assertEqual([row.split()[-1] for row in rows], gains)
+
     def test_a_program_that_fails_says_why(self):
         with tempfile.TemporaryDirectory() as folder:
             program = Path(folder, "lab_matmul")

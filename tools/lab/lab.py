@@ -132,6 +132,12 @@ def table(records, sources, on_a_card):
     return columns([head, *rows])
 
 
+def with_gains(records):
+    """The same rungs, each with the bytes that the rung before asks for, over its own."""
+    return [{**record, "gain_in_bytes": before and before["bytes"] / record["bytes"]}
+            for before, record in zip([None, *records], records)]
+
+
 def run_program(program, *words):
     """The records that it prints. BookError with what it says, if it fails."""
     done = subprocess.run([str(program), *map(str, words)], stdout=subprocess.PIPE,
@@ -176,6 +182,7 @@ def show(name, size, records, times):
     """Lines: the title, the table, and what its columns mean; then what a card says, from timed()."""
     lab = LABS[name]
     missing = () if times else lab.on_a_card
+    records = with_gains(records) if lab.has_gains else records
     found = [f"{name}: {lab.title.format(**dict(zip(lab.size, size)))}, on the emulated GPU",
              *table(records, rungs(name), missing), *lab.notes]
     if missing:

@@ -19,6 +19,7 @@ class Lab:
     most: int = MOST              # of the product of the sizes
     on_card: tuple = ()           # words of tools/bench/ladder_bench.cpp, once for each run on a card
     profiled: bool = False        # its kernels have the name that Nsight Compute is told
+    has_gains: bool = False       # its rungs compute one result, each from the one before
 
 
 def idea(name, about, size, on_card=()):
@@ -40,8 +41,9 @@ LABS = {
          "predicted is the most",
          "flops: of tensor cores, with zeros behind the ends; those of scalar instructions are not "
          "counted",
-         "flops/byte: of matrices of 4,096 x 4,096"), ("time", "of cuBLAS"),
-        on_card=tuple(("--m", n, "--n", n, "--k", n) for n in ("4096", "8192")), profiled=True),
+         "flops/byte: of matrices of 4,096 x 4,096",
+         "gain in bytes: those counted of the rung before, over this rung's"), ("time", "of cuBLAS"),
+        on_card=tuple(("--m", n, "--n", n, "--k", n) for n in ("4096", "8192")), profiled=True, has_gains=True),
     "ch09.stalls": Lab(
         "ch09_gpu_kernels/kernels/matmul", "lab_matmul", ("stalls",), {"M": 128, "N": 256, "K": 128},
         "the product's rungs in f32: what their warps wait for",
