@@ -16,9 +16,10 @@ WARM_UP, CALLS = 10, 20
 
 # [load]
 def load():
+    kernels = HERE.parent / "kernels/ideas"
     return cpp_extension.load(
-        "usp_layer_norm", [str(HERE / "layer_norm_extension.cu"), str(HERE / "errors_in_torch.cu"),
-                           str(HERE.parent / "kernels/ideas/layer_norm.cu")],
+        "usp_ideas", [str(HERE / "ideas_extension.cu"), str(HERE / "errors_in_torch.cu"),
+                      str(kernels / "layer_norm.cu"), str(kernels / "fusion.cu")],
         extra_include_paths=[str(HERE.parent), str(HERE.parents[1] / "common")],
         extra_cflags=["-std=c++20"], extra_cuda_cflags=["-std=c++20"])
 # [load]

@@ -4,6 +4,7 @@
 """
 import argparse
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -34,6 +35,71 @@ def run(*arguments):
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = cli._run_command(["lab", *arguments])  # pylint: disable=protected-access
     return code, out.getvalue(), err.getvalue()
+
+
+EXAMPLES = ROOT / "ch09_gpu_kernels" / "examples"
+TORCH = ("torch", "torch.nn", "torch.nn.functional", "torch.utils")
+
+
+@contextlib.contextmanager
+def elu_example():
+    """examples/elu.py with a PyTorch that only notes what is asked of it, and without Triton."""
+    stand_ins = {**{name: mock.MagicMock() for name in TORCH}, "triton": None}
+    stand_ins["torch"].testing = mock.MagicMock(spec_set=["assert_close"])  # a mock keeps the name for itself
+    with mock.patch.dict(sys.modules, stand_ins), mock.patch.object(sys, "path", [str(EXAMPLES), *sys.path]):
+        sys.modules.pop("layer_norm", None)
+        spec = importlib.util.spec_from_file_location("elu_example", EXAMPLES / "elu.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        with mock.patch.object(module, "eager", mock.MagicMock()):  # a stand-in has no order
+            yield module
+
+
+class Elu(unittest.TestCase):
+    """The example that times the book's ELU, as far as it runs without PyTorch."""
+
+    def test_without_pytorch_or_without_a_gpu_it_says_so_in_a_line(self):
+        with tempfile.TemporaryDirectory(prefix="test_lab_") as folder:
+            (Path(folder) / "torch.py").write_text("raise ImportError('no torch here')\n", encoding="utf-8")
+            done = subprocess.run([sys.executable, str(EXAMPLES / "elu.py")], capture_output=True, text=True,
+                                  check=False, env={**os.environ, "PYTHONPATH": folder})
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertRegex(done.stderr, r"\Aelu\.py needs PyTorch: no torch here; try .+\n\Z")
+        err = io.StringIO()
+        with elu_example() as elu, contextlib.redirect_stderr(err):
+            elu.torch.cuda.is_available.return_value = False
+            self.assertEqual(elu.main(), 2)
+        self.assertRegex(err.getvalue(), r"\Aelu\.py needs a GPU, .+\n\Z")
+
+    def test_what_a_machine_lacks_is_left_out_with_a_line(self):
+        out = io.StringIO()
+        with elu_example() as elu, contextlib.redirect_stdout(out):
+            elu.torch.compile.side_effect = RuntimeError("no compiler\nand much more")
+            with mock.patch.object(elu, "load", side_effect=OSError("no nvcc")):
+                self.assertEqual(list(elu.usable(mock.MagicMock())), ["eager"])
+            elu.torch.compile.side_effect = None
+            self.assertEqual(list(elu.usable(mock.MagicMock())), ["eager", "torch.compile", "CUDA"])
+        self.assertEqual(out.getvalue().splitlines(), [
+            "torch.compile is left out: no compiler", "Triton is left out: no module named triton",
+            "CUDA is left out: no nvcc", "Triton is left out: no module named triton"])
+
+    def test_wrong_values_are_an_error_and_not_left_out(self):
+        with elu_example() as elu, contextlib.redirect_stdout(io.StringIO()):
+            elu.torch.testing.assert_close.side_effect = AssertionError("not close")
+            with self.assertRaisesRegex(AssertionError, "not close"):
+                elu.usable(mock.MagicMock())
+
+    def test_a_number_counts_in_and_out_in_the_time_of_a_call(self):
+        calls = []
+        with elu_example() as elu, mock.patch.object(elu, "by_events", lambda call: call() or 2.0):
+            x = mock.MagicMock(nbytes=10**9)
+            self.assertEqual(elu.gb_per_s(calls.append, x), 1000)
+            self.assertEqual(len(calls), elu.WARM_UP + 1)
+
+    def test_alpha_is_that_of_our_kernel(self):
+        kernel = (ROOT / "ch09_gpu_kernels/kernels/ideas/fusion.cu").read_text(encoding="utf-8")
+        with elu_example() as elu:
+            self.assertEqual(float(re.search(r"kAlpha = ([\d.]+)F;", kernel)[1]), elu.ALPHA)
 
 
 class Sources(unittest.TestCase):
