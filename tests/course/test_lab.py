@@ -362,6 +362,11 @@ class Program(unittest.TestCase):
             self.assertEqual([row["name"] for row in records][1:], list(lab.rungs("ch09.attention"))[:6])
             for row in records:
                 self.assertLessEqual(row["error"], 1e-5 if row["type"] == "f32" else 5e-3, row)
+            code, records, err = self.bench("--measure", "backward", *mask, "--seq_len", "150", "--num_heads", "2",
+                                            "--head_dim", "64", "--seconds", "0")
+            self.assertEqual((code, err), (0, ""))
+            self.assertEqual([row["name"] for row in records][1:], list(lab.rungs("ch09.attention"))[7:])
+            self.assertLessEqual(max(row["error"] for row in records), 5e-3, records)
 
     def test_what_times_rungs_says_what_the_card_is(self):
         _, (card,), _ = self.bench("--measure", "card", "--numbers", "4096", "--m", "64", "--n", "64", "--k", "64",
@@ -389,9 +394,9 @@ class Program(unittest.TestCase):
                 ((), {"USP_EMULATED_GPUS": "0"}, "times need a GPU, and CUDA finds none here: .*; try ./book lab"),
                 ((), {"USP_EMULATED_DRIVER": "0"}, "times need a GPU, .*; try ./book lab"),
                 (("--rung", "ring"), {"USP_EMULATED_CAPABILITY": "80"},
-                 "ring needs a card of compute capability 9.0, and this one has 8.0; try --rung naive"),
+                 "ring needs a card of compute capability 9.0, and this one has 8.0; try --rung mma"),
                 (("--rung", "mma"), {"USP_EMULATED_CAPABILITY": "75"},
-                 "mma needs a card of compute capability 8.0 or later, and this one has 7.5; try --rung naive"),
+                 "mma needs a card of compute capability 8.0 or later, and this one has 7.5; try ./book lab"),
                 (("--rung", "rings"), {}, "rung=rings must be one of naive, .*persistent; try --rung persistent"),
                 (("--k", "4100"), {}, "k=4100 must be a multiple of 8, because rows have to begin at multiples of 16 "
                                       "bytes; try --k 4104"),

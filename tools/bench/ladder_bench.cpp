@@ -34,7 +34,7 @@ struct Options {
   double seconds = 0.05;      ///< that the calls of a round fill; 0: each is called once
 
   void bind(Args& args) {
-    args.bind("measure", measure, {"card", "matmul", "attention"}, "what to measure");
+    args.bind("measure", measure, {"card", "matmul", "attention", "backward"}, "what to measure");
     args.bind("rung", rung, "of the ladder, this one alone");
     args.bind("m", m, "rows of a product c [m, n] = a [m, k] b");
     args.bind("n", n, "its columns");
@@ -61,6 +61,11 @@ struct Options {
 
 template <class T>
 constexpr DType kType = sizeof(T) == sizeof(float) ? DType::f32 : DType::bf16;
+
+template <class T>
+T* at(const Tensor& x) {
+  return static_cast<T*>(x.address());
+}
 
 /// The largest difference from what was computed first that a sum in another order explains, beside
 /// the largest number. Two that are rounded to bf16 may lie a 128th apart.
@@ -106,10 +111,10 @@ class Card {
 /// One of those that compute the same.
 struct Contender {
   std::string name;
-  Tensor result;
+  std::vector<Tensor> results;  ///< of one dtype
   std::function<void()> call;
   std::vector<double> seconds = {};  ///< of a call, by round
-  double error = 0;                  ///< beside the first contender
+  double error = 0;                  ///< beside the first contender, of the worst result
 
   double median() const {
     std::vector<double> sorted = seconds;
@@ -136,15 +141,18 @@ double difference(const std::vector<double>& found, const std::vector<double>& e
 
 /// Runs each once, and compares what it leaves with what the first one does.
 void compare(Card& card, std::vector<Contender>& all) {
-  std::vector<double> expected;
+  std::vector<std::vector<double>> expected;
   for (Contender& each : all) {
-    ops::fill(each.result, NAN);
+    for (const Tensor& result : each.results) ops::fill(result, NAN);
     each.seconds = {card.time(1, each.call)};
-    std::vector<double> found = each.result.items();
-    if (expected.empty()) expected = std::move(found);
-    if (&each == &all.front()) continue;
-    each.error = difference(found, expected);
-    const double most = tolerance_of(each.result.dtype());
+    for (size_t i = 0; i < each.results.size(); ++i) {
+      std::vector<double> found = each.results[i].items();
+      if (&each == &all.front())
+        expected.push_back(std::move(found));
+      else
+        each.error = std::max(each.error, difference(found, expected[i]));
+    }
+    const double most = tolerance_of(each.results.front().dtype());
     if (!(each.error <= most)) {
       fail("{} differs from {} by {:.2g} of the largest number; at most {} is rounding", each.name,
            all.front().name, each.error, most);
@@ -184,7 +192,7 @@ void race(Card& card, std::vector<Contender> all, double flops, double seconds) 
     print(
         "{{\"name\": \"{}\", \"type\": \"{}\", \"ms\": {:.5g}, \"spread\": {:.3f}, \"tflops\": "
         "{:.4g}, \"of_first\": {:.4f}, \"error\": {:.2g}}}\n",
-        each.name, name(each.result.dtype()), 1e3 * each.median(), each.spread(),
+        each.name, name(each.results.front().dtype()), 1e3 * each.median(), each.spread(),
         1e-12 * flops / each.median(), of_first(each, all.front()), each.error);
   }
 }
@@ -208,7 +216,12 @@ std::vector<const Rung*> choose(std::span<const Rung* const> rungs, const Option
     const std::string why = fmt::format(
         "{} needs a card of compute capability {}{}, and this one has {}", rung->name,
         version(rung->capability), rung->capability == kHopper ? "" : " or later", version(here));
-    if (!o.rung.empty()) usage_error("{}; try --rung naive", why);
+    if (!o.rung.empty()) {
+      const bool first_runs = runs_on(rungs.front()->capability, here);
+      usage_error("{}; try {}", why,
+                  first_runs ? fmt::format("--rung {}", rungs.front()->name)
+                             : "./book lab, which counts on the emulated one");
+    }
     print("{{\"name\": \"{}\", \"why\": \"{}\"}}\n", rung->name, why);
   }
   return chosen;
@@ -315,12 +328,12 @@ void climb_product(Card& card, const Rungs<T>& rungs, const Options& o) {
   const Tensor b = numbers(kTransposed ? Shape{o.n, o.k} : Shape{o.k, o.n}, kType<T>, 2);
   cuda::TensorMaps maps;
   const auto m = static_cast<int>(o.m), n = static_cast<int>(o.n), k = static_cast<int>(o.k);
-  const auto at = [](const Tensor& x) { return static_cast<T*>(x.address()); };
-  const ladder::Product<T> product{m, n, k, at(a), k, at(b), kTransposed ? k : n, at(c), n, &maps};
+  const ladder::Product<T> product{m,        n, k,    at<T>(a), k, at<T>(b), kTransposed ? k : n,
+                                   at<T>(c), n, &maps};
   std::vector<Contender> all{
-      {"cuBLAS", c, [&] { ops::matmul(c, a, kTransposed ? b.transposed() : b); }}};
+      {"cuBLAS", {c}, [&] { ops::matmul(c, a, kTransposed ? b.transposed() : b); }}};
   for (const auto* rung : rungs) {
-    all.push_back({rung->name, c, [&, rung] { rung->run(card.queue(), product); }});
+    all.push_back({rung->name, {c}, [&, rung] { rung->run(card.queue(), product); }});
   }
   race(card, std::move(all), 2.0 * double(m) * n * k, o.seconds);
 }
@@ -347,45 +360,108 @@ struct Attended {
         lse(Tensor::empty({x.samples, x.heads, x.queries}, DType::f32)) {}
 };
 
+template <class T>
+attention::Problem<T> problem_of(Attended<T>& x, const attention::Shape& shape) {
+  const float scale = 1 / std::sqrt(static_cast<float>(shape.width));
+  return {shape, at<T>(x.q),           at<T>(x.k), at<T>(x.v), at<T>(x.out), at<float>(x.lse),
+          scale, at<float>(x.scratch), &x.maps};
+}
+
 /// Adds the rungs of one type.
 template <class T>
 void add_rungs(std::vector<Contender>& all, Card& card, Attended<T>& x,
-               const std::vector<const attention::Rung<T>*>& rungs, const attention::Shape& shape,
-               float scale) {
+               const std::vector<const attention::Rung<T>*>& rungs, const attention::Shape& shape) {
   int64_t bytes = 4;
   for (const auto* rung : rungs) bytes = std::max(bytes, rung->scratch(shape));
   x.scratch = Tensor::empty({bytes / 4}, DType::f32);
-  const auto at = [](const Tensor& tensor) { return static_cast<T*>(tensor.address()); };
-  const attention::Problem<T> problem{shape,     at(x.q),
-                                      at(x.k),   at(x.v),
-                                      at(x.out), x.lse.template data<float>(),
-                                      scale,     x.scratch.template data<float>(),
-                                      &x.maps};
   for (const auto* rung : rungs) {
-    all.push_back({rung->name, x.out, [=, &card] { rung->run(card.queue(), problem); }});
+    all.push_back({rung->name, {x.out}, [=, &card, problem = problem_of(x, shape)] {
+                     rung->run(card.queue(), problem);
+                   }});
   }
 }
 
-void climb_attention(Card& card, const Options& o) {
+attention::Shape shape_of(const Options& o) {
   const auto S = static_cast<int>(o.seq_len), heads = static_cast<int>(o.num_heads);
   const attention::Shape shape{1, S, S, heads, heads, static_cast<int>(o.head_dim), o.causal};
   attention::check(shape);
-  const float scale = 1 / std::sqrt(static_cast<float>(o.head_dim));
+  return shape;
+}
+
+/// Operations of so many products of attention, 2 d for each pair: a causal mask leaves half of
+/// the pairs, and half a diagonal.
+double flops_of(const attention::Shape& x, int products) {
+  const double S = x.queries, pairs = x.causal ? 0.5 * S * (S + 1) : S * S;
+  return 2.0 * products * pairs * x.heads * x.width;
+}
+
+/// The trainer's blockwise attention.
+struct BlockwiseOp {
+  const attention::Shape& shape;
+  Attended<float>& x;
+  double scale = 1 / std::sqrt(static_cast<double>(shape.width));
+  // Queries behind all keys see all of them.
+  Positions keys{0, shape.keys}, queries{shape.causal ? 0 : shape.keys, shape.queries};
+
+  void forward() const {
+    ops::attention_forward(x.out, x.lse, {}, x.q, x.k, x.v, scale, queries, keys);
+  }
+  void backward(std::span<const Tensor> gradients, const Tensor& dout, const Tensor& delta) const {
+    ops::attention_delta(delta, dout, x.out);
+    ops::attention_backward(gradients[0], gradients[1], gradients[2], dout, {}, x.q, x.k, x.v,
+                            x.lse, delta, scale, queries, keys, /*accumulate=*/false);
+  }
+};
+
+void climb_attention(Card& card, const Options& o) {
+  const attention::Shape shape = shape_of(o);
   const auto narrow = choose(attention::bf16_rungs(), o, card.capability());
   const auto wide = choose(attention::f32_rungs(), o, card.capability());
   Attended<float> f32(shape);
-  // Queries behind all keys see all of them.
-  const Positions keys{0, S}, queries{o.causal ? 0 : S, S};
-  std::vector<Contender> all{{"blockwise op", f32.out, [&] {
-                                ops::attention_forward(f32.out, f32.lse, {}, f32.q, f32.k, f32.v,
-                                                       scale, queries, keys);
-                              }}};
-  add_rungs(all, card, f32, wide, shape, scale);
+  const BlockwiseOp op{shape, f32};
+  std::vector<Contender> all{{"blockwise op", {f32.out}, [&] { op.forward(); }}};
+  add_rungs(all, card, f32, wide, shape);
   std::optional<Attended<ladder::bf16>> bf16;
-  if (!narrow.empty()) add_rungs(all, card, bf16.emplace(shape), narrow, shape, scale);
-  // Two products of 2 S S d each; a causal mask leaves half of the pairs, and half a diagonal.
-  const double pairs = o.causal ? 0.5 * S * (S + 1.0) : double(S) * S;
-  race(card, std::move(all), 4.0 * pairs * heads * double(o.head_dim), o.seconds);
+  if (!narrow.empty()) add_rungs(all, card, bf16.emplace(shape), narrow, shape);
+  race(card, std::move(all), flops_of(shape, 2), o.seconds);
+}
+
+/// Backward, from what flash_2 leaves. Five products count, as the field has it; those that a
+/// kernel repeats do not.
+void climb_backward(Card& card, const Options& o) {
+  using Gradients = attention::Gradients<ladder::bf16>;
+  const attention::Shape shape = shape_of(o);
+  const auto rungs = choose(attention::backward_rungs(), o, card.capability());
+  if (rungs.empty()) return;
+  Attended<float> f32(shape);
+  Attended<ladder::bf16> bf16(shape);
+  const Shape operand = f32.q.shape();
+  const auto three = [&](DType dtype) {
+    return std::vector<Tensor>{Tensor::empty(operand, dtype), Tensor::empty(operand, dtype),
+                               Tensor::empty(operand, dtype)};
+  };
+  const std::vector<Tensor> wide = three(DType::f32), narrow = three(DType::bf16);
+  const Tensor delta = Tensor::empty(f32.lse.shape(), DType::f32);
+  const Tensor wide_dout = Attended<float>::operand(operand, 4);
+  const Tensor dout = Attended<ladder::bf16>::operand(operand, 4);
+  const int64_t rows = int64_t{shape.heads} * Gradients::rows_of(shape.queries);
+  const Tensor row = Tensor::empty({rows * int64_t{sizeof(Gradients::Row)} / 4}, DType::f32);
+  bf16.scratch = Tensor::empty({1}, DType::f32);
+  const attention::Problem<ladder::bf16> forward = problem_of(bf16, shape);
+  attention::kFlash2.run(card.queue(), forward);
+  const Gradients gradients{forward,
+                            at<ladder::bf16>(dout),
+                            at<ladder::bf16>(narrow[0]),
+                            at<ladder::bf16>(narrow[1]),
+                            at<ladder::bf16>(narrow[2]),
+                            static_cast<Gradients::Row*>(row.address())};
+  const BlockwiseOp op{shape, f32};
+  op.forward();
+  std::vector<Contender> all{{"blockwise op", wide, [&] { op.backward(wide, wide_dout, delta); }}};
+  for (const auto* rung : rungs) {
+    all.push_back({rung->name, narrow, [&, rung] { rung->run(card.queue(), gradients); }});
+  }
+  race(card, std::move(all), flops_of(shape, 5), o.seconds);
 }
 
 int run(int argc, char** argv) {
@@ -396,6 +472,8 @@ int run(int argc, char** argv) {
   options.validate();
   if (options.measure == "attention") {
     check_name(options, attention::f32_rungs(), attention::bf16_rungs());
+  } else if (options.measure == "backward") {
+    check_name(options, attention::backward_rungs());
   } else {
     check_name(options, ladder::f32_rungs(), ladder::bf16_rungs());
   }
@@ -419,6 +497,7 @@ int run(int argc, char** argv) {
     climb_product(card, bf16, options);
   }
   if (options.measure == "attention") climb_attention(card, options);
+  if (options.measure == "backward") climb_backward(card, options);
   return 0;
 }
 

@@ -73,7 +73,8 @@ LABS = {
          "scores bytes: what is kept in memory besides operands; blocks: that can run side by side",
          "flops: of tensor cores; those of scalar instructions are not counted",
          "D: 64 or 128, or 192 with values of 128: flash_3 and flash_4 alone take these"), most=1 << 16,
-        on_card=tuple(("--measure", "attention", "--seq_len", "4096", *mask) for mask in ((), ("--causal",)))),
+        on_card=tuple(("--measure", *words, "--seq_len", "4096")
+                      for words in (("attention",), ("attention", "--causal"), ("backward", "--causal")))),
     "ch09.masks": Lab(
         "ch09_gpu_kernels/kernels/attention", "lab_attention", ("masks",), {"P": 192, "D": 64},
         "attention under masks: documents, and the two ranges of zig-zag",
