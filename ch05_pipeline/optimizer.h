@@ -8,8 +8,9 @@
 
 namespace usp {
 
-/// AdamW (Loshchilov & Hutter, 2019) behind global gradient-norm clipping. Nothing is read back:
-/// norm, clipping factor and the check for finite gradients stay on the device.
+/// AdamW (Loshchilov & Hutter, 2019, https://arxiv.org/abs/1711.05101) behind global gradient-norm
+/// clipping. Nothing is read back: norm, clipping factor and the check for finite gradients stay on
+/// the device.
 class Optimizer {
  public:
   Optimizer(ParameterList& parameters, const OptimizerConfig& config);

@@ -15,7 +15,7 @@ namespace {
 constexpr double kInitStd = 0.02;
 
 /// Each block adds twice to the residual stream; smaller weights there keep its variance from
-/// growing with depth. Radford et al. (2019).
+/// growing with depth. Radford et al. (2019), https://openai.com/blog/better-language-models.
 double residual_init_std(const ModelConfig& config) {
   return kInitStd / std::sqrt(2.0 * double(config.num_layers));
 }

@@ -61,7 +61,8 @@ class Linear {
   std::string_view output_name_;
 };
 
-/// y = x / sqrt(mean(x²) + eps) * weight, per token. Zhang & Sennrich (2019).
+/// y = x / sqrt(mean(x²) + eps) * weight, per token. Zhang & Sennrich (2019),
+/// https://arxiv.org/abs/1910.07467.
 class RmsNorm {
  public:
   struct Saved {
@@ -186,7 +187,8 @@ class Attention : public Segment {
   std::unique_ptr<Linear> o_proj_;
 };
 
-/// SwiGLU: down_proj(silu(gate) * up), gate and up two projections of x. Shazeer (2020).
+/// SwiGLU: down_proj(silu(gate) * up), gate and up two projections of x. Shazeer (2020),
+/// https://arxiv.org/abs/2002.05202.
 class FeedForward {
  public:
   struct Saved {

@@ -38,7 +38,8 @@ RankTrait cut_trait(const TrainConfig& config);
 /// reductions over tp, and the book's states and activations.
 void shard_layers(const TrainConfig& config, const TensorRegion& region, Prediction& prediction);
 /// The book's formula for activations of a rank of t: L s b h (10 + 24/t) bytes, 34/t with sequence
-/// parallelism, and the probabilities' 5 n_heads s / h divided by t. Korthikanti et al. (2022).
+/// parallelism, and the probabilities' 5 n_heads s / h divided by t. Korthikanti et al. (2022),
+/// https://arxiv.org/abs/2205.05198.
 double book_sharded_activations(const TrainConfig& config);
 
 }  // namespace usp

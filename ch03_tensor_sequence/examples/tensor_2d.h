@@ -7,8 +7,9 @@
 
 namespace usp {
 
-// 2D tensor parallelism, as in Xu et al. (2021): every product of matrices is SUMMA, an algorithm
-// of van de Geijn and Watts (1997).
+// 2D tensor parallelism, as in Xu et al. (2021), https://arxiv.org/abs/2104.05343: every product of
+// matrices is SUMMA, an algorithm of van de Geijn and Watts (1997),
+// https://www.netlib.org/lapack/lawnspdf/lawn96.pdf.
 //
 // Dimensions in this file: T tokens, I and O the features that a linear layer reads and writes,
 // H hidden_size, F ffn_hidden_size, Q rows and Q columns of ranks.

@@ -11,7 +11,8 @@ namespace usp {
 // [turns]
 /// Two strands of a rank's program that take turns: where one of them would wait for the other
 /// ranks, the other one computes. Only one runs at a time, and the turns change at fixed places, so
-/// that neither order nor result depends on timing. Wang et al., Domino (2024).
+/// that neither order nor result depends on timing. Wang et al., Domino (2024),
+/// https://arxiv.org/abs/2409.15241.
 class Turns {
  public:
   /// Runs both to their ends: the first on this thread, the other on one of its own. Throws what

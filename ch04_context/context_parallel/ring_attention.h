@@ -6,8 +6,8 @@
 namespace usp {
 
 /// A rank has S' = S/n positions of every sample; its queries meet the keys of one place of the
-/// ring after the other, and the partial results are merged. Liu et al. (2023); picotron's and
-/// Megatron-LM's context parallelism.
+/// ring after the other, and the partial results are merged. Liu et al. (2023),
+/// https://arxiv.org/abs/2310.01889; picotron's and Megatron-LM's context parallelism.
 ///
 /// |              | one GPU          | each of n places                               |
 /// |--------------|------------------|------------------------------------------------|

@@ -9,8 +9,9 @@ namespace usp {
 
 /// Attention by exchanged heads: u ranks, each with all heads of its own rows, become ranks with
 /// the rows of all and N/u heads each; attention does the rest, and the outputs go back. Jacobs et
-/// al., DeepSpeed-Ulysses (2023). Where u groups form a ring, the rows of a group meet the keys of
-/// the others as RingAttention says (Fang & Zhao, USP, 2024).
+/// al., DeepSpeed-Ulysses (2023), https://arxiv.org/abs/2309.14509. Where u groups form a ring, the
+/// rows of a group meet the keys of the others as RingAttention says (Fang & Zhao, USP, 2024,
+/// https://arxiv.org/abs/2405.07719).
 ///
 /// |        | a rank's own rows       | a rank's own heads                                  |
 /// |--------|-------------------------|-----------------------------------------------------|

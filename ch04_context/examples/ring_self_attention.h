@@ -9,8 +9,9 @@
 
 namespace usp {
 
-// Sequence parallelism as Li et al. (2021) first had it. Ring attention (Liu et al., 2023) came
-// later: it needs no whole row of scores.
+// Sequence parallelism as Li et al. (2021, https://arxiv.org/abs/2105.13120) first had it. Ring
+// attention (Liu et al., 2023, https://arxiv.org/abs/2310.01889) came later: it needs no whole row
+// of scores.
 //
 // Dimensions in this file: B samples of S tokens, N heads of D channels; n ranks have R = S/n rows
 // of each sample, rank r those from r R on.

@@ -12,8 +12,9 @@
 namespace usp {
 
 /// ZeRO: ranks that hold copies of one model shard what they would all keep. Rajbhandari et al.
-/// (2020); stage 3 is also known as FSDP, Zhao et al. (2023). P parameters, Z ranks that shard
-/// one copy, M micro-batches in a step; a rank sends (Z-1)/Z times the last column's elements:
+/// (2020), https://arxiv.org/abs/1910.02054; stage 3 is also known as FSDP, Zhao et al. (2023),
+/// https://arxiv.org/abs/2304.11277. P parameters, Z ranks that shard one copy, M micro-batches in
+/// a step; a rank sends (Z-1)/Z times the last column's elements:
 ///
 /// | stage | weights           | gradients       | optimizer | sent            |
 /// |-------|-------------------|-----------------|-----------|-----------------|

@@ -11,7 +11,9 @@
 namespace usp {
 
 // [weight_stash]
-/// PipeDream's versions of a stage's weights. Harlap et al. (2018), Narayanan et al. (2019).
+/// PipeDream's versions of a stage's weights. Harlap et al. (2018),
+/// https://arxiv.org/abs/1806.03377; Narayanan et al. (2019),
+/// https://doi.org/10.1145/3341301.3359646.
 ///
 /// A stage updates its weights after each backward pass, while other micro-batches are in flight.
 /// Those have run forward with older weights. A gradient is that of a function only if backward

@@ -64,7 +64,8 @@ class Pending {
 
 // [region]
 /// The part of a block in which each of t ranks works with its own slice of the weights, and what
-/// crosses the ranks at its two edges. Shoeybi et al. (2019), Korthikanti et al. (2022).
+/// crosses the ranks at its two edges. Shoeybi et al. (2019), https://arxiv.org/abs/1909.08053;
+/// Korthikanti et al. (2022), https://arxiv.org/abs/2205.05198.
 ///
 /// |       | at         | forward        | backward       |                                     |
 /// |-------|------------|----------------|----------------|-------------------------------------|

@@ -61,7 +61,7 @@ struct RowCounts {
 struct NodeGroups;
 
 /// A rank's view of those with which it shards the experts: ep ranks, each with E/ep of them in
-/// a row. Lepikhin et al., GShard (2021).
+/// a row. Lepikhin et al., GShard (2021), https://arxiv.org/abs/2006.16668.
 ///
 /// |            | one GPU               | rank r of ep                                  |
 /// |------------|-----------------------|-----------------------------------------------|

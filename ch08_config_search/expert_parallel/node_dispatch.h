@@ -7,7 +7,7 @@
 /// Tokens that reach their experts in two stages: a copy for each node, between ranks at the same
 /// place in their nodes (a rail), and from there a copy for each expert. Outputs go back the same
 /// way, summed in the node. What crosses nodes is one row for each node of a token, however many of
-/// its experts lie there. DeepSeek-AI, DeepEP (2025).
+/// its experts lie there. DeepSeek-AI, DeepEP (2025), https://github.com/deepseek-ai/DeepEP.
 ///
 /// Dimensions: as in moe.h, and n nodes of ep/n ranks, with E/n experts each; C copies of tokens
 /// that have come to this rank from its rail.

@@ -43,8 +43,10 @@ class RouterLinear : public Linear {
 };
 
 // [router]
-/// Scores the experts for each token and chooses k of them. Shazeer et al. (2017); Fedus et al.,
-/// Switch Transformer (2022); DeepSeek-AI, DeepSeek-V3 (2024).
+/// Scores the experts for each token and chooses k of them. Shazeer et al. (2017),
+/// https://arxiv.org/abs/1701.06538; Fedus et al., Switch Transformer (2022),
+/// https://arxiv.org/abs/2101.03961; DeepSeek-AI, DeepSeek-V3 (2024),
+/// https://arxiv.org/abs/2412.19437.
 class Router {
  public:
   struct Saved {

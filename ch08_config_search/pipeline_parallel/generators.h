@@ -23,19 +23,19 @@ const std::vector<std::string>& schedule_names();
 
 /// The schedule of this name:
 ///
-/// | name            | source                                | placement   | backward |
-/// |-----------------|---------------------------------------|-------------|----------|
-/// | `naive`         | one micro-batch at a time             | loop        | BW       |
-/// | `afab`          | GPipe, Huang et al. (2019)            | loop        | BW       |
-/// | `1f1b`          | PipeDream-flush, Narayanan (2021)     | loop        | BW       |
-/// | `interleaved`   | Megatron-LM, Narayanan et al. (2021)  | loop        | BW       |
-/// | `breadth_first` | Lamy-Poirier (2023)                   | loop        | BW       |
-/// | `llama3`        | Llama 3, Dubey et al. (2024)          | loop        | BW       |
-/// | `zb_h1`,`zb_h2` | zero bubble, Qi et al. (2023)         | loop        | B and W  |
-/// | `zb_v`          | Qi et al. (2024)                      | fold        | B and W  |
-/// | `dualpipe`      | DeepSeek-V3 (2024)                    | mirror      | both     |
-/// | `dualpipe_v`    | the same, folded                      | fold        | both     |
-/// | `auto`          | a list scheduler, from measured times | loop        | B and W  |
+/// | name            | source                                | arXiv      | placement | backward |
+/// |-----------------|---------------------------------------|------------|-----------|----------|
+/// | `naive`         | one micro-batch at a time             |            | loop      | BW       |
+/// | `afab`          | GPipe, Huang et al. (2019)            | 1811.06965 | loop      | BW       |
+/// | `1f1b`          | PipeDream-flush, Narayanan (2021)     | 2006.09503 | loop      | BW       |
+/// | `interleaved`   | Megatron-LM, Narayanan et al. (2021)  | 2104.04473 | loop      | BW       |
+/// | `breadth_first` | Lamy-Poirier (2023)                   | 2211.05953 | loop      | BW       |
+/// | `llama3`        | Llama 3, Dubey et al. (2024)          | 2407.21783 | loop      | BW       |
+/// | `zb_h1`,`zb_h2` | zero bubble, Qi et al. (2023)         | 2401.10241 | loop      | B and W  |
+/// | `zb_v`          | Qi et al. (2024)                      | 2405.15362 | fold      | B and W  |
+/// | `dualpipe`      | DeepSeek-V3 (2024)                    | 2412.19437 | mirror    | both     |
+/// | `dualpipe_v`    | the same, folded                      |            | fold      | both     |
+/// | `auto`          | a list scheduler, from measured times |            | loop      | B and W  |
 ///
 /// Throws UsageError where the request is none that the schedule can take, with one that it can.
 Schedule make_schedule(const std::string& name, const ScheduleRequest& request);

@@ -28,7 +28,8 @@ class GradientExchange {
 };
 
 /// Keys and values travel around the ring, one place further in each step, while the block that is
-/// here is computed. Two blocks are here at a time. Liu et al. (2023).
+/// here is computed. Two blocks are here at a time. Liu et al. (2023),
+/// https://arxiv.org/abs/2310.01889.
 class RingKeys : public KeyExchange {
  public:
   RingKeys(const ContextGroup& group, Tensor own) : group_(group), here_(std::move(own)) {}
@@ -61,7 +62,8 @@ class RingGradients : public GradientExchange {
 };
 
 /// All keys and values at once, by one all-gather, under which the own block is computed. All n
-/// blocks are here at a time. The way of Llama 3 (Grattafiori et al., 2024).
+/// blocks are here at a time. The way of Llama 3 (Grattafiori et al., 2024,
+/// https://arxiv.org/abs/2407.21783).
 class GatheredKeys : public KeyExchange {
  public:
   GatheredKeys(const ContextGroup& group, Tensor own);

@@ -8,8 +8,8 @@ namespace usp {
 
 /// The head with its product and the loss fused, so that the logits [T, V] are never there as a
 /// whole: a few rows of them at a time, forward and, multiplied once more, backward. Between the
-/// two it keeps one number a row, the logarithm of the row's sum. Hsu et al. (2024), Wijmans et al.
-/// (2024).
+/// two it keeps one number a row, the logarithm of the row's sum. Hsu et al. (2024),
+/// https://arxiv.org/abs/2410.10989; Wijmans et al. (2024), https://arxiv.org/abs/2411.09009.
 ///
 /// |          | head, then loss                    | fused                              |
 /// |----------|------------------------------------|------------------------------------|

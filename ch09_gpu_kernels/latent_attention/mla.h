@@ -9,7 +9,8 @@
 #include "train/model_config.h"
 
 /// Multi-head latent attention: keys and values of all heads are made of one narrow vector of each
-/// position, and a cache holds that vector. DeepSeek-AI, DeepSeek-V2 (2024).
+/// position, and a cache holds that vector. DeepSeek-AI, DeepSeek-V2 (2024),
+/// https://arxiv.org/abs/2405.04434.
 ///
 /// Dimensions: T = B S tokens, of which R lie on this rank outside the region of tp (R = T without
 /// sequence parallelism), H hidden_size, N heads of this rank, D = nope + rope channels of a query

@@ -23,7 +23,7 @@ uint64_t fnv1a64(std::string_view text) {
   return hash;
 }
 
-/// The first of the two numbers of Box and Muller (1958).
+/// The first of the two numbers of Box and Muller (1958), https://doi.org/10.1214/aoms/1177706645.
 double normal_of(const RandomStream::Bits& bits) {
   const double u1 = double((bits.a >> 11) + 1) * 0x1p-53;  // in (0, 1]: its logarithm is finite
   const double u2 = double(bits.b >> 11) * 0x1p-53;

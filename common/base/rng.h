@@ -27,8 +27,9 @@ struct Philox {
 };
 
 /// Random numbers without state: each is a function of (seed, stream, index0, index1), so every
-/// rank draws any part of any tensor alone and in any order. Philox4x32-10 (Salmon et al., 2011);
-/// docs/reproducibility.md gives every constant. What is constexpr here runs on GPUs as well.
+/// rank draws any part of any tensor alone and in any order. Philox4x32-10 (Salmon et al., 2011,
+/// https://doi.org/10.1145/2063384.2063405); docs/reproducibility.md gives every constant. What is
+/// constexpr here runs on GPUs as well.
 class RandomStream {
  public:
   /// 128 random bits, in two words.

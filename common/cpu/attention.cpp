@@ -9,7 +9,8 @@
 #include "cpu/simd.h"
 
 /// Blockwise attention: a block of queries meets one tile of keys after the other, so that of a
-/// head's scores no more than kQueryRows x kKeyTile exist at a time. Dao et al. (2022).
+/// head's scores no more than kQueryRows x kKeyTile exist at a time. Dao et al. (2022),
+/// https://arxiv.org/abs/2205.14135.
 ///
 /// All sums are in f32 (f64 for f64 tensors), and so is all arithmetic between the products of
 /// attention_blocks.h. Where those multiply bf16, the probabilities and the scores' gradients are
@@ -219,6 +220,7 @@ class Backward {
 
   /// Makes probabilities of the scores and dscores of the dprobs, maybe in the same place; both are
   /// 0 beyond what a row's group sees. `first` is the block's first row in lse and delta.
+  /// Differentiates add_tile's `exp<T>(load(scores, t) - shift)` over its sum.
   void softmax_backward(X* probs, X* dscores, A* scores, const A* dprobs,
                         const QueryBlock<X>& block, const Seen<X>& seen, int64_t tile,
                         int64_t first) const {
@@ -345,6 +347,8 @@ void CpuBackend::attention_delta(Tensor delta, const Tensor& dout, const Tensor&
   });
 }
 
+// Differentiates Forward's `add_over_keys(sums, probs, values_.mine() + tile * kKeyTile * width_,
+// width_, block, seen)`, and the softmax and the scores before it.
 void CpuBackend::attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout,
                                     const Tensor& q, const Tensor& k, const Tensor& v,
                                     const Tensor& lse, const Tensor& delta, double scale,

@@ -88,6 +88,7 @@ void CpuBackend::accumulate(Tensor sum, const Tensor& x) {
   });
 }
 
+// `inverse` differentiates rope's `x0 * c - x1 * s` and `x1 * c + x0 * s`: it rotates dy back.
 // [rope]
 void CpuBackend::rope(Tensor x, const Tensor& cos, const Tensor& sin, const Positions& positions,
                       bool inverse) {
@@ -130,6 +131,7 @@ void CpuBackend::swiglu_forward(Tensor y, const Tensor& gate_up) {
   });
 }
 
+// Differentiates swiglu_forward's `silu<T>(load(gate, i)) * load(up, i)`.
 void CpuBackend::swiglu_backward(Tensor dgate_up, const Tensor& dy, const Tensor& gate_up) {
   dispatch(dy.dtype(), [&]<class T>(T) {
     const int64_t F = dy.size(1);
@@ -165,6 +167,8 @@ void CpuBackend::embedding_forward(Tensor y, const Tensor& table, const Tensor& 
   });
 }
 
+// Differentiates embedding_forward's `std::memcpy(out + t * row_bytes, rows + row * row_bytes,
+// row_bytes)`: what was copied once for each token receives a gradient from each.
 void CpuBackend::embedding_backward(Tensor dtable, const Tensor& dy, const Tensor& tokens,
                                     int64_t vocab_offset, bool accumulate) {
   const DType acc = accumulate_dtype(dy.dtype());

@@ -151,6 +151,7 @@ void CpuBackend::router_scores(Tensor scores, const Tensor& logits, RouterScore 
   });
 }
 
+// Differentiates router_scores' `sigmoid<A>(load(x, e))`, or softmax's `load(y, e) * inverse`.
 void CpuBackend::router_scores_backward(Tensor dlogits, const Tensor& dscores, const Tensor& scores,
                                         RouterScore kind) {
   dispatch_acc(scores.dtype(), [&]<class A>(A) {
@@ -227,6 +228,7 @@ void CpuBackend::gates_forward(Tensor gates, const Tensor& scores, const Tensor&
   });
 }
 
+// Differentiates gates_forward's `score[choice[j]] * factor`; the factor holds all k scores.
 void CpuBackend::gates_backward(Tensor dscores, const Tensor& dgates, const Tensor& gates,
                                 const Tensor& scores, const Tensor& choices, bool normalised,
                                 double scale) {
@@ -294,6 +296,8 @@ void CpuBackend::unpermute(Tensor y, const Tensor& rows, const Tensor& slots, co
   });
 }
 
+// Differentiates unpermute's `load(in + slot[i] * H, h) * (gate == nullptr ? A{1} : gate[i])`, by
+// both factors.
 void CpuBackend::unpermute_backward(Tensor drows, Tensor dgates, const Tensor& dy,
                                     const Tensor& rows, const Tensor& slots, const Tensor& gates) {
   dispatch(dy.dtype(), [&]<class T>(T) {
@@ -332,6 +336,7 @@ void CpuBackend::balance_loss_forward(Tensor loss, const Tensor& scores, const T
   });
 }
 
+// Differentiates balance_loss_forward's `normalised ? sum * inverse_of(sum_of(score, E)) : sum`.
 void CpuBackend::balance_loss_backward(Tensor dscores, const Tensor& scores, const Tensor& load,
                                        double scale, bool normalised) {
   dispatch_acc(scores.dtype(), [&]<class A>(A) {
@@ -363,6 +368,7 @@ void CpuBackend::z_loss_forward(Tensor loss, const Tensor& logits, double scale)
   });
 }
 
+// Differentiates z_loss_forward's `z * z`, where z is `log_sum_exp(in + t * E, E)`.
 void CpuBackend::z_loss_backward(Tensor dlogits, const Tensor& logits, double scale) {
   dispatch_acc(logits.dtype(), [&]<class A>(A) {
     const int64_t E = logits.size(1);

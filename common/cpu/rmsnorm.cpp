@@ -30,6 +30,7 @@ void CpuBackend::rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const T
 }
 // [forward]
 
+// Differentiates rmsnorm_forward's `load(in_row, h) * r * load(w, h)` by x, on which r depends too.
 void CpuBackend::rmsnorm_backward_input(Tensor dx, const Tensor& dy, const Tensor& x,
                                         const Tensor& weight, const Tensor& rstd,
                                         const Tensor& dresidual) {
@@ -61,6 +62,7 @@ void CpuBackend::rmsnorm_backward_input(Tensor dx, const Tensor& dy, const Tenso
   });
 }
 
+// Differentiates rmsnorm_forward's `load(in_row, h) * r * load(w, h)` by w.
 void CpuBackend::rmsnorm_backward_weight(Tensor dweight, const Tensor& dy, const Tensor& x,
                                          const Tensor& rstd, bool accumulate) {
   if (dweight.dtype() != rstd.dtype()) {

@@ -60,6 +60,7 @@ void CpuBackend::causal_softmax_forward(Tensor probs, Tensor lse, const Tensor& 
   });
 }
 
+// Differentiates causal_softmax_row's `load(terms, i) * inverse`.
 void CpuBackend::causal_softmax_backward(Tensor dscores, const Tensor& dprobs, const Tensor& probs,
                                          const Tensor& delta, double scale) {
   dispatch(probs.dtype(), [&]<class T>(T) {
@@ -150,6 +151,8 @@ void CpuBackend::cross_entropy_loss(Tensor loss, Tensor lse, const Tensor& row_m
   });
 }
 
+// Differentiates cross_entropy_loss's `log_sums[row] = maxima[row] + std::log(sums[row])`, and the
+// target's logit that is subtracted there.
 void CpuBackend::cross_entropy_backward(Tensor dlogits, const Tensor& logits, const Tensor& targets,
                                         const Tensor& lse, int64_t vocab_offset, double scale) {
   dispatch(logits.dtype(), [&]<class T>(T) {

@@ -3,7 +3,7 @@
 #include "cuda/attention_tiles.h"
 
 /// Blockwise attention, forward: of a head's scores no more than a tile exists at a time, and none
-/// of them goes to memory. Dao et al. (2022).
+/// of them goes to memory. Dao et al. (2022), https://arxiv.org/abs/2205.14135.
 namespace usp::cuda {
 
 namespace {

@@ -30,6 +30,8 @@ struct Weight {
 /// dq = or += dscores k. A block has 16 queries of one head, and reads keys and values as forward
 /// does; besides, q and dout, 2 sizeof(T) bytes a channel, and dq out, sizeof(O), or in and out.
 /// The two numbers of a row are read for each tile, from a cache.
+/// Differentiates forward_kernel's `add_weighted<C>(result, weights, values, D)` by the weights,
+/// and their scores by q.
 template <class T, class O, int C>
 __global__ void dq_kernel(AttentionGradients<T, O> g, AttentionProblem<T> p,
                           int64_t blocks_per_head) {
@@ -71,6 +73,8 @@ __global__ void dq_kernel(AttentionGradients<T, O> g, AttentionProblem<T> p,
 /// the queries of every head that reads it: 2 sizeof(T) D bytes a query and head, K / 16 times in
 /// all, and its log-sum-exp and delta for each warp. Its keys, values and their gradients it meets
 /// once.
+/// Differentiates forward_kernel's `add_weighted<C>(result, weights, values, D)` by both factors,
+/// and the weights' scores by k.
 template <class T, class O, int C>
 __global__ void dkv_kernel(AttentionGradients<T, O> g, AttentionProblem<T> p,
                            int64_t blocks_per_head) {

@@ -66,6 +66,8 @@ __global__ void loss_kernel(double* loss, A* lse, const A* row_max, const A* row
 
 /// A block a row, W logits a thread at a time: reads a logit and writes its gradient, maybe in its
 /// place; 2 sizeof(T) bytes a logit.
+/// Differentiates loss_kernel's `row_max[row] + std::log(row_sum[row])`, and the target's logit
+/// that is subtracted there.
 template <class T, int W>
 __global__ void backward_kernel(T* dlogits, const T* logits, const int32_t* targets,
                                 const accumulate_t<T>* lse, int64_t V, int64_t vocab_offset,

@@ -68,6 +68,7 @@ __global__ void swiglu_forward_kernel(T* y, const T* gate_up, int64_t F) {
 
 /// As forward: reads gate, up and dy, writes the gradients of gate and up, maybe in their place;
 /// 5 sizeof(T) bytes an element of dy.
+/// Differentiates swiglu_forward_kernel's `numbers[w] *= sigmoid(numbers[w]) * factor[w]`.
 template <class T, int W>
 __global__ void swiglu_backward_kernel(T* dgate_up, const T* dy, const T* gate_up, int64_t F) {
   const int64_t row = blockIdx.x * 2 * F;

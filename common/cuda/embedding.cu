@@ -56,6 +56,7 @@ __global__ void link_kernel(int32_t* next, int32_t* begins, int32_t* last, const
 /// A warp has 32 W columns of a token that is the first of its row, and adds the rows of dy of all
 /// tokens in its list, in registers: dy is read once, and of dtable what tokens occur is written
 /// once (and read where it accumulates). Warps of the grid are numbered by columns first.
+/// Differentiates forward_kernel's `here ? load_pack<W>(table + row * H + h) : Numbers<A, W>{}`.
 template <class T, class G, int W>
 __global__ void backward_kernel(G* dtable, const T* dy, const int32_t* tokens, const int32_t* next,
                                 const int32_t* begins, int64_t num_tokens, int64_t H,

@@ -105,6 +105,7 @@ __global__ void unpermute_kernel(T* y, const T* rows, const int32_t* slots,
 
 /// A warp a choice, W elements a lane at a time: reads dy, the row of its slot, and writes drows,
 /// maybe in the row's place; 3 sizeof(T) bytes an element of a row.
+/// Differentiates unpermute_kernel's `sum[w] += gate * numbers[w]`, by both factors.
 template <class T, int W>
 __global__ void unpermute_backward_kernel(T* drows, accumulate_t<T>* dgates, const T* dy,
                                           const T* rows, const int32_t* slots,

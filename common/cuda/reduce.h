@@ -53,7 +53,8 @@ __device__ A block_sum(A x, A* of_warps) {
 }
 
 /// The largest x added so far and the sum of exp(x - max): what softmax needs of a row, read once.
-/// Milakov and Gimelshein (2018). NaN reaches the sum. Of none, or of -inf alone, the sum is 0.
+/// Milakov and Gimelshein (2018), https://arxiv.org/abs/1805.02867. NaN reaches the sum. Of none,
+/// or of -inf alone, the sum is 0.
 template <class A>
 struct SoftmaxSum {
   A max = -kInfinity<A>;

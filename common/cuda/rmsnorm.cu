@@ -40,6 +40,7 @@ __global__ void forward_kernel(T* y, accumulate_t<T>* rstd, const T* x, const T*
 
 /// Reads dy, x and, if there is one, dresidual, writes dx: 4 (or 3) sizeof(T) bytes an element. dx
 /// may be dy or dresidual: whoever writes an element is the last to read it.
+/// Differentiates forward_kernel's `numbers[w] *= r * factor[w]` by x, on which r depends too.
 template <class T, int W>
 __global__ void backward_input_kernel(T* dx, const T* dy, const T* x, const T* weight,
                                       const accumulate_t<T>* rstd, const T* dresidual, int64_t rows,
@@ -72,6 +73,7 @@ __global__ void backward_input_kernel(T* dx, const T* dy, const T* x, const T* w
 /// Adds up blocks of kRowsPerSum rows. A thread has a column, so that a warp reads 32 neighbors of
 /// each row: 2 sizeof(T) bytes an element, and a 64th of sizeof(A) written in sums, which are read
 /// once more. Blocks of the grid are numbered by columns first.
+/// Differentiates forward_kernel's `numbers[w] *= r * factor[w]` by weight.
 template <class T>
 __global__ void partial_weight_kernel(accumulate_t<T>* partial, const T* dy, const T* x,
                                       const accumulate_t<T>* rstd, int64_t rows, int64_t H,

@@ -8,6 +8,7 @@ namespace {
 /// A block a position of a sample; its threads take pairs (c, c + D/2) of all heads in turn. Reads
 /// and writes every element once, 2 sizeof(T) bytes; the block's row of cos and sin is read once
 /// and stays in the L1 cache for the other heads. Threads side by side have channels side by side.
+/// A sign of -1 differentiates rope_kernel's `x0 * c - x1 * sine` and `x1 * c + x0 * sine`.
 template <class T>
 __global__ void rope_kernel(Heads<T> x, const accumulate_t<T>* cos, const accumulate_t<T>* sin,
                             Positions positions, accumulate_t<T> sign, int64_t S, int N,

@@ -61,6 +61,8 @@ __global__ void scores_kernel(A* scores, const A* logits, int64_t T, int64_t E, 
 
 /// Reads dscores and scores, for softmax twice, and writes dlogits, sizeof(A) bytes an element
 /// each. dlogits may be dscores: whoever writes a number is the last to read it.
+/// Differentiates scores_kernel's `1 / (1 + std::exp(-x[e]))`, or softmax's
+/// `std::exp(x[e] - all.max) / all.sum`.
 template <class A>
 __global__ void scores_backward_kernel(A* dlogits, const A* dscores, const A* scores, int64_t T,
                                        int64_t E, bool sigmoid) {
@@ -190,6 +192,7 @@ __global__ void gates_kernel(A* gates, const A* scores, const int32_t* choices, 
 
 /// A thread a token, as above: reads each choice, dgates and dscores, writes dscores; where gates
 /// are shares it has read choice, score, dgates and gates before.
+/// Differentiates gates_kernel's `score[choice[j]] * factor`; the factor holds all k scores.
 template <class A>
 __global__ void gates_backward_kernel(A* dscores, const A* dgates, const A* gates, const A* scores,
                                       const int32_t* choices, int64_t T, int64_t E, int64_t k,
@@ -220,6 +223,7 @@ __global__ void balance_terms_kernel(double* terms, const A* scores, const A* lo
 
 /// Reads the load and dscores, and writes dscores, sizeof(A) bytes an element each; where scores
 /// are normalised it has read them twice before, and the load once.
+/// Differentiates balance_terms_kernel's `sum * inverse`.
 template <class A>
 __global__ void balance_backward_kernel(A* dscores, const A* scores, const A* load, int64_t T,
                                         int64_t E, int64_t tokens_per_run, A scale,
@@ -246,6 +250,7 @@ __global__ void z_terms_kernel(double* terms, const A* logits, int64_t T, int64_
 }
 
 /// Reads logits twice and dlogits, and writes dlogits, sizeof(A) bytes an element each.
+/// Differentiates z_terms_kernel's `z * z`, where z is `all.max + std::log(all.sum)`.
 template <class A>
 __global__ void z_backward_kernel(A* dlogits, const A* logits, int64_t T, int64_t E, A scale) {
   const int64_t t = warp_of_grid();

@@ -39,6 +39,7 @@ __global__ void forward_kernel(T* probs, accumulate_t<T>* lse, const T* scores,
 
 /// A warp a row, W keys a lane at a time: reads dprobs and probs, writes dscores, maybe in the
 /// place of dprobs; 3 sizeof(T) bytes an element.
+/// Differentiates forward_kernel's `std::exp(load(x[i]) * scale - shift) * inverse`.
 template <class T, int W>
 __global__ void backward_kernel(T* dscores, const T* dprobs, const T* probs,
                                 const accumulate_t<T>* delta, accumulate_t<T> scale, int64_t rows,

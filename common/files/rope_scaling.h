@@ -25,12 +25,13 @@ struct RopeScaling {
 
   /// In radians per position, of channel pair `pair` of `rotary_dim` / 2 with this base.
   ///
-  /// `linear` divides every frequency by the factor (Chen et al., 2023). `llama3` does so for waves
-  /// longer than original_max_position_embeddings / low_freq_factor positions, leaves those shorter
-  /// than original_max_position_embeddings / high_freq_factor alone, and blends in between (Llama
-  /// 3.1). `yarn` leaves waves alone that fit more than beta_fast times into the original context,
+  /// `linear` divides every frequency by the factor (Chen et al., 2023,
+  /// https://arxiv.org/abs/2306.15595). `llama3` does so for waves longer than
+  /// original_max_position_embeddings / low_freq_factor positions, leaves those shorter than
+  /// original_max_position_embeddings / high_freq_factor alone, and blends in between (Llama 3.1).
+  /// `yarn` leaves waves alone that fit more than beta_fast times into the original context,
   /// stretches those that fit less than beta_slow times, and blends in between, in proportion to
-  /// the number of the pair (Peng et al., 2023).
+  /// the number of the pair (Peng et al., 2023, https://arxiv.org/abs/2309.00071).
   double frequency(double theta, int64_t pair, int64_t rotary_dim) const;
 
   /// Factor of cosines and sines, and so of rotated queries and keys: `yarn` makes up for the

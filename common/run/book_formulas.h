@@ -13,7 +13,7 @@ namespace usp {
 double book_whole_states(int64_t parameters, bool gradients_twice);
 /// Activations of a GPT in mixed precision: L s b h (34 + 5 n_heads s / h) bytes, without the
 /// second term under selective and 2 instead of the bracket under full recomputation. Korthikanti
-/// et al. (2022).
+/// et al. (2022), https://arxiv.org/abs/2205.05198.
 double book_activations(const RunConfig& config, std::string_view recompute);
 ///@}
 

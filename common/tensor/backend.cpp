@@ -67,6 +67,10 @@ void Backend::naive_attention_forward(Tensor out, Tensor lse, Tensor probs, cons
   }
 }
 
+// Differentiates naive_attention_forward's `matmul(head_of(out, b, n), matrix_of(probs, b, n),
+// head_of(v, b, n / group), false)`, and with the gradient of the softmax between them
+// `matmul(matrix_of(probs, b, n), head_of(q, b, n), head_of(k, b, n / group).transposed(),
+// /*accumulate=*/false)`.
 void Backend::naive_attention_backward(Tensor dq, Tensor dk, Tensor dv, Tensor dscores,
                                        const Tensor& dout, const Tensor& probs, const Tensor& q,
                                        const Tensor& k, const Tensor& v, const Tensor& delta,
@@ -100,6 +104,8 @@ void Backend::grouped_linear_forward(Tensor y, const Tensor& x, const Tensor& we
   });
 }
 
+// Differentiates grouped_linear_forward's `matmul(y.narrow(0, begin, rows), x.narrow(0, begin,
+// rows), expert_of(weights, expert).transposed(), /*accumulate=*/false)` by x.
 void Backend::grouped_linear_backward_input(Tensor dx, const Tensor& dy, const Tensor& weights,
                                             std::span<const int64_t> counts) {
   for_whole_units(*this, counts, dy.size(0), [&](int64_t expert, int64_t begin, int64_t rows) {
@@ -108,6 +114,8 @@ void Backend::grouped_linear_backward_input(Tensor dx, const Tensor& dy, const T
   });
 }
 
+// Differentiates grouped_linear_forward's `matmul(y.narrow(0, begin, rows), x.narrow(0, begin,
+// rows), expert_of(weights, expert).transposed(), /*accumulate=*/false)` by weights.
 void Backend::grouped_linear_backward_weight(Tensor dweights, const Tensor& dy, const Tensor& x,
                                              std::span<const int64_t> counts, bool accumulate) {
   for_each_expert(counts, [&](int64_t expert, int64_t begin, int64_t count) {

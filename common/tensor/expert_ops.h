@@ -15,8 +15,8 @@ namespace usp {
 
 /// How a router's logits become scores of the experts.
 enum class RouterScore {
-  softmax,  ///< they add up to 1. Shazeer et al. (2017)
-  sigmoid,  ///< each for itself. DeepSeek-AI (2024)
+  softmax,  ///< they add up to 1. Shazeer et al. (2017), https://arxiv.org/abs/1701.06538
+  sigmoid,  ///< each for itself. DeepSeek-AI (2024), https://arxiv.org/abs/2412.19437
 };
 
 }  // namespace usp
@@ -90,14 +90,14 @@ void balance_loss_forward(Tensor loss, const Tensor& scores, const Tensor& load,
 void balance_loss_backward(Tensor dscores, const Tensor& scores, const Tensor& load, double scale,
                            bool normalised);
 /// loss [1] (f64) += scale * the sum over tokens of log(sum of exp(logits))²; logits [T, E] in acc
-/// dtype. Zoph et al. (2022).
+/// dtype. Zoph et al. (2022), https://arxiv.org/abs/2202.08906.
 void z_loss_forward(Tensor loss, const Tensor& logits, double scale);
 /// dlogits [T, E] (acc dtype) += the gradient.
 void z_loss_backward(Tensor dlogits, const Tensor& logits, double scale);
 /// sum [1] (f64) += over tokens, the entropy of p in nats, p the scores over their sum of a token.
 void router_entropy(Tensor sum, const Tensor& scores);
 /// bias [E] (acc dtype) += rate where load [E] (acc dtype) lies below its mean, -= rate where
-/// above. Wang et al. (2024).
+/// above. Wang et al. (2024), https://arxiv.org/abs/2408.15664.
 void balance_bias(Tensor bias, const Tensor& load, double rate);
 
 }  // namespace usp::ops

@@ -28,7 +28,8 @@ void add(Tensor y, const Tensor& a, const Tensor& b);
 void accumulate(Tensor sum, const Tensor& x);
 
 /// y = x / (1 - rate) where `random` draws at least `rate`, else 0: element (row, column) of x [T,
-/// H] by the draw of index (first_row + row, column). y may be x. Srivastava et al. (2014).
+/// H] by the draw of index (first_row + row, column). y may be x. Srivastava et al. (2014),
+/// https://jmlr.org/papers/v15/srivastava14a.html.
 void dropout(Tensor y, const Tensor& x, double rate, const RandomStream& random, int64_t first_row);
 
 /// c = a b, or c += a b; a [m, k], b [k, n], c [m, n], any strides with one axis of each
@@ -135,8 +136,8 @@ void add_squares(const Tensor& sum, std::span<const Tensor> xs);
 void clip_coefficient(Tensor coefficient, Tensor norm, const Tensor& sums, double max_norm);
 /// One AdamW update of a flat range: m, v and master in acc dtype, grad too or in the weights',
 /// value in the weights' dtype (the rounded master; where the weights are in acc dtype, pass the
-/// same tensor as value and master). Loshchilov & Hutter (2019). The gradient is multiplied by
-/// coefficient [1] (f64) first.
+/// same tensor as value and master). Loshchilov & Hutter (2019), https://arxiv.org/abs/1711.05101.
+/// The gradient is multiplied by coefficient [1] (f64) first.
 void adamw(Tensor value, Tensor master, Tensor m, Tensor v, const Tensor& grad,
            const Tensor& coefficient, const AdamWSettings& settings);
 /// The same of several ranges at once, all of the same dtypes, each with its weight decay: to the

@@ -8,7 +8,8 @@
 namespace usp {
 
 /// The attention of a model, where keys and values are made of a narrow latent vector: multi-head
-/// latent attention. DeepSeek-AI, DeepSeek-V2 (2024). Flags by Hugging Face's names.
+/// latent attention. DeepSeek-AI, DeepSeek-V2 (2024), https://arxiv.org/abs/2405.04434. Flags by
+/// Hugging Face's names.
 ///
 /// A head's query and key have qk_nope_head_dim channels without a position, and behind these
 /// qk_rope_head_dim rotated ones, which in keys are the same for all heads. RoPE pairs channels c

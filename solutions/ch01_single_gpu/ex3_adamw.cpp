@@ -7,7 +7,7 @@ namespace usp {
 
 /// One update of a weight by AdamW. m and v are the running means of its gradient and of its
 /// gradient's square, 0 before the first update; settings.step is 1 in that one. Loshchilov &
-/// Hutter (2019).
+/// Hutter (2019), https://arxiv.org/abs/1711.05101.
 void adamw_update(double& weight, double& m, double& v, double grad,
                   const AdamWSettings& settings) {
   // SOLUTION BEGIN (about 6 lines): moments, their bias, the step, the decay

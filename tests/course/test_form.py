@@ -950,6 +950,14 @@ BREAKS = {
 }
 
 
+def cpp_sources():
+    """Every source in C++ and CUDA of chapters, common, tests, tools and solutions."""
+    folders = ("ch[0-9][0-9]_*", "common", "solutions", "tests", "tools")
+    found = [path for kind in ("h", "cpp", "cu") for folder in folders for path in ROOT.glob(f"{folder}/**/*.{kind}")]
+    assert len(found) > 1000, "the globs are wrong"
+    return found
+
+
 class DocComments(unittest.TestCase):
     """A comment on a declaration says what that is: it begins with no "Of", "Those", "That of" or "By which"."""
 
@@ -963,16 +971,139 @@ class DocComments(unittest.TestCase):
                 or (self.FIRST.match(lines[number]) and not lines[number - 1].lstrip().startswith("///"))]
 
     def test_every_one_has_a_subject(self):
-        sources = [path for kind in ("h", "cpp", "cu") for folder in ("ch[0-9][0-9]_*", "common", "tests", "tools")
-                   for path in ROOT.glob(f"{folder}/**/*.{kind}")]
-        self.assertGreater(len(sources), 1000)
-        found = [f"{path.relative_to(ROOT)}:{line}" for path in sources
+        found = [f"{path.relative_to(ROOT)}:{line}" for path in cpp_sources()
                  for line in self.without_subject(path.read_text(encoding="utf-8"))]
         self.assertEqual(found, [], "a comment begins with Of, Those, That of or By which; say what it is")
 
     def test_a_comment_without_one_is_seen(self):
         self.assertEqual(self.without_subject("int a;\n/// Of a rank.\nint b;  ///< Those of a step\n"), [2, 3])
         self.assertEqual(self.without_subject("/// Bytes of a rank, and those\n/// Of another.\nint a;\n"), [])
+
+
+def comment_text(line):
+    """What a line of C++ has as a comment, without the marks that begin it."""
+    found = re.search(r"(?:^|\s)//+<?(.*)", line)
+    return found[1] if found else ""
+
+
+class Papers(unittest.TestCase):
+    """A paper that a source names by its authors has an address, where it is first named."""
+
+    NAME = r"[A-Z][\w-]+"
+    YEAR = r"\b(?:19|20)\d\d\b"
+    CITED = re.compile(rf"\b{NAME}\s+et\s+al\b(?:[^;|]{{0,40}}?{YEAR})?"
+                       rf"|\b{NAME}(?:\s+(?:&|and)\s+{NAME})?(?:,\s+{NAME})?,?\s+\(?{YEAR}(?=[),])")
+    ADDRESS = re.compile(r"https?://\S|\b\d{4}\.\d{5}\b")  # a number of arXiv: in a table
+    LINES = 2  # behind a paper's name, before another paper's
+
+    def without_address(self, text):
+        """[(line, paper)] where a paper is named for the first time, and no address follows."""
+        comments, seen, found = "\n".join(map(comment_text, text.split("\n"))), set(), []
+        papers = list(self.CITED.finditer(comments))
+        for paper, after in zip(papers, [*papers[1:], None]):
+            name = re.sub(r"[\W_]+", " ", paper[0])
+            if name in seen:
+                continue
+            seen.add(name)
+            behind = comments[paper.end():after.start() if after else None].split("\n")[:self.LINES + 1]
+            if not self.ADDRESS.search("\n".join(behind)):
+                found.append((comments.count("\n", 0, paper.start()) + 1, name))
+        return found
+
+    def test_every_one_has_an_address(self):
+        found, papers = [], 0
+        for path in cpp_sources():
+            text = path.read_text(encoding="utf-8")
+            papers += len(self.CITED.findall("\n".join(map(comment_text, text.split("\n")))))
+            found += [f"{path.relative_to(ROOT)}:{line}: {paper}" for line, paper in self.without_address(text)]
+        self.assertGreater(papers, 150)
+        self.assertEqual(found, [], f"a paper without an address within {self.LINES} lines")
+
+    def test_a_paper_without_one_is_seen(self):
+        url = "https://arxiv.org/abs/1234.56789"
+        for text, found in ((f"/// As Doe et al. (2020), {url}. Doe et al. (2020) again.\nint a;", []),
+                            (f"/// As Doe et al.\n/// (2020),\n/// {url}.", []),
+                            ("/// As Doe et al.\n/// (2020).", [(1, "Doe et al 2020")]),
+                            ("int a;  ///< as Doe et al. have it", [(1, "Doe et al")]),
+                            (f"/// Doe et al. (2020)\n///\n///\n/// {url}", [(1, "Doe et al 2020")]),
+                            (f"/// Doe (2019), Roe and Poe (2020), {url}", [(1, "Doe 2019")]),
+                            (f"/// (Doe & Roe, X, 2020, {url}); Doe et al. (2021)", [(1, "Doe et al 2021")]),
+                            ("/// | `a` | A, Doe et al. (2020) | 1234.56789 |\n/// | `b` | B, Doe (2021) | |",
+                             [(2, "Doe 2021")]),
+                            ("Text(config, 2000);  // Doe has 2000 (of 3000)", [])):
+            self.assertEqual(self.without_address(text), found, text)
+
+
+class Backward(unittest.TestCase):
+    """A function of a backend that computes gradients quotes the line of forward that it differentiates."""
+
+    FUNCTION = re.compile(r"^ *(?:__global__ )?void (?:\w+::)?(\w+)\(", re.M)
+    QUOTE = re.compile(r"[Dd]ifferentiates (\w+)'s? (?=`)")
+    FOLDERS = ("cpu/*.cpp", "cuda/*.cu", "tensor/backend.cpp")
+
+    def quotes(self, lines):
+        """[(function, code)] that these lines of comments quote."""
+        text = " ".join(comment_text(line).strip() for line in lines)
+        parts = self.QUOTE.split(text)[1:]  # a name, what follows it, the next name ...
+        return [(name, code) for name, rest in zip(parts[::2], parts[1::2]) for code in re.findall("`([^`]+)`", rest)]
+
+    def is_quoted(self, name, code, texts):
+        """Whether a function or class of this name has this code in one of the sources."""
+        def dense(code):
+            return re.sub(r"\s+", "", code)
+        defined = re.compile(rf"^ *(?!return)[\w<>, ]+ (?:\w+::)?{name}(?:\(| \{{$)", re.M)
+        return any(dense(code) in dense(text[found.end():].partition("\n}")[0])
+                   for text in texts for found in defined.finditer(text))
+
+    def wrong(self, text, others=(), every=False):
+        """(functions that compute gradients in a source, [what is wrong with one]). Other sources are those where
+        forward may be; `every`: every kernel of the source computes gradients."""
+        lines, found, count = text.split("\n"), [], 0
+        for function in self.FUNCTION.finditer(text):
+            if "backward" not in function[1] and not (every and "__global__" in function[0]):
+                continue
+            count += 1
+            end = text.count("\n", 0, function.start())
+            end -= lines[end - 1].startswith("template")
+            begin = end
+            while lines[begin - 1].lstrip().startswith("//"):
+                begin -= 1
+            quotes = self.quotes(lines[begin:end])
+            if not quotes:
+                found.append(f"{function[1]} quotes no line of forward")
+            found += [f"{function[1]}: {name} has no `{code}`" for name, code in quotes
+                      if not self.is_quoted(name, code, [text, *others])]
+        return count, found
+
+    def test_every_one_quotes_forward(self):
+        functions, found = 0, []
+        for folder in self.FOLDERS:
+            texts = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "common").glob(folder))}
+            for path, text in texts.items():
+                backward = "_backward" in path.name  # forward has a source of its own
+                beside = [texts[path.with_name(path.name.replace("_backward", ""))]] if backward else []
+                count, wrong = self.wrong(text, beside, every=backward)
+                functions += count
+                found += [f"{path.relative_to(ROOT)}: {problem}" for problem in wrong]
+        self.assertGreater(functions, 25)
+        self.assertEqual(found, [])
+
+    def test_a_function_that_quotes_another_line_is_seen(self):
+        forward = "void Cpu::f_forward(int x) {\n  y[i] =\n      x[i] * w;\n}\n\n"
+        none = "f_backward quotes no line of forward"
+        for above, wrong in (("// Differentiates f_forward's `x[i] * w`.\n", None),
+                             ("/// Adds up.\n/// It differentiates f_forward's `x[i] *\n/// w`, by x.\n"
+                              "template <class T>\n", None),
+                             ("// Differentiates f_forward's `y[i]`, or `x[i] + w`.\n", "f_forward has no `x[i] + w`"),
+                             ("// Differentiates f_forward's `x[i] / w`.\n", "f_forward has no `x[i] / w`"),
+                             ("// Differentiates g_forward's `x[i] * w`.\n", "g_forward has no `x[i] * w`"),
+                             ("// Differentiates f_forward's `x[i] * w`.\n\n", none), ("// Adds up.\n", none)):
+            backward = f"{above}void Cpu::f_backward(int dx) {{\n  dx[i] = x[i] / w + x[i] + w;\n}}\n"
+            count, found = self.wrong(forward + backward)
+            self.assertEqual((count, "".join(found).removeprefix("f_backward: ")), (1, wrong or ""), above)
+        self.assertEqual(self.wrong("__global__ void dq_kernel(int a) {\n}\n"), (0, []))
+        self.assertEqual(self.wrong("__global__ void dq_kernel(int a) {\n}\n", every=True),
+                         (1, ["dq_kernel quotes no line of forward"]))
 
 
 class Rules(unittest.TestCase):

@@ -27,7 +27,8 @@ from tools.look.schematic import FILLS, PHONE, WIDTH, Drawing  # noqa: E402
 READABLE = 4.5           # the contrast that WCAG 2 asks of text
 SMALL_PIXELS = 10.5      # of text on a phone
 APART = 15.0             # CIE 1976 difference of colours that stand beside each other
-# How a reader without the cones for red, or for green, sees linear light (Machado et al., 2009).
+# How a reader without the cones for red, or for green, sees linear light (Machado et al., 2009,
+# https://doi.org/10.1109/TVCG.2009.113).
 BLIND = {"protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216),
                         (-0.003882, -0.048116, 1.051998)),
          "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413),

@@ -97,7 +97,7 @@ class SerialPipeDream {
     grads.end_window();
   }
 
-  /// AdamW, Loshchilov & Hutter (2019), to the newest version.
+  /// AdamW, Loshchilov & Hutter (2019), https://arxiv.org/abs/1711.05101, to the newest version.
   void update(size_t w, int64_t step, int64_t count) {
     const OptimizerConfig& adam = config_.optimizer;
     const double lr = learning_rate(adam, step, config_.steps);
