@@ -55,8 +55,6 @@ struct ContextParallelConfig {
 class ContextGroup {
  public:
   ContextGroup() = default;  ///< of a single rank, where nothing is sent
-  /// On paper, for formulas alone: the first rank's.
-  explicit ContextGroup(const ContextParallelConfig& config) : config_(config) {}
   ContextGroup(const ContextParallelConfig& config, const Communicator& cp);
 
   const ContextParallelConfig& config() const { return config_; }

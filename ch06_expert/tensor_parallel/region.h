@@ -75,12 +75,10 @@ class Pending {
 /// | g*    | the exit   | reduce-scatter | all-gather     | a rank has T/t of the T tokens      |
 ///
 /// Inside, tensors are [T, ...]; outside [T, H], or [T/t, H] under sequence parallelism: rows r T/t
-/// to (r+1) T/t on rank r. A default region is that of a single rank, where nothing is sent; one on
-/// paper is the first rank's, for formulas alone.
+/// to (r+1) T/t on rank r. A default region is that of a single rank, where nothing is sent.
 class TensorRegion {
  public:
   TensorRegion() = default;
-  explicit TensorRegion(const TensorParallelConfig& config) : config_(config) {}  ///< on paper
   TensorRegion(const TensorParallelConfig& config, const Communicator& tp);
 
   Pending enter(const Tensor& x, const Pass& pass) const;  ///< f, or g

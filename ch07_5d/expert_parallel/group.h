@@ -71,9 +71,6 @@ struct NodeGroups;
 class ExpertGroup {
  public:
   ExpertGroup() = default;  ///< of a single rank, where nothing is sent
-  /// On paper, for formulas alone: the first rank's. `in_node`: how many of the ranks lie on each
-  /// node; 0: all.
-  explicit ExpertGroup(const ExpertConfig& config, int64_t in_node = 0);
   ExpertGroup(const ExpertConfig& config, const Mesh& mesh);
   /// Group of ranks that send each other rows directly.
   ExpertGroup(const ExpertConfig& config, const Communicator& ranks);
@@ -81,7 +78,7 @@ class ExpertGroup {
   const ExpertConfig& config() const { return config_; }
   int64_t size() const { return config_.ep_size; }
   int64_t rank() const { return ep_ ? ep_->rank() : 0; }
-  /// Ranks among which rows travel; none on paper and where there is a single rank.
+  /// Ranks among which rows travel; none where there is a single rank.
   const std::optional<Communicator>& ranks() const { return ep_; }
   /// Groups of ranks in which rows travel with dispatch=by_node; nullptr: directly.
   const NodeGroups* nodes() const { return nodes_.get(); }

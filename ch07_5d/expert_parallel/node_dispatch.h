@@ -21,8 +21,6 @@ struct NodeGroups {
   ExpertGroup between;  ///< "ep_rail": n ranks, each the one at this rank's place in its node
   ExpertGroup within;   ///< "ep_node": those of this rank's node, which shard its experts
 
-  /// On paper, with this many of the ranks on each node: the first rank's.
-  NodeGroups(const ExpertConfig& config, int64_t in_node);
   /// Throws Error where the ranks of a node, by Engine::node_size(), do not lie in a row, or where
   /// one has more of them than another. Collective over ep.
   NodeGroups(const ExpertConfig& config, const Communicator& ep);

@@ -186,11 +186,6 @@ EvenRows even_rows(int64_t choices, int64_t experts, const ExpertGroup& ranks) {
   return {choices, even_received(choices, experts, ranks.size(), ranks.rank())};
 }
 
-ExpertGroup::ExpertGroup(const ExpertConfig& config, int64_t in_node) : config_(config) {
-  if (!config.by_node()) return;
-  nodes_ = std::make_shared<NodeGroups>(config, in_node == 0 ? config.ep_size : in_node);
-}
-
 ExpertGroup::ExpertGroup(const ExpertConfig& config, const Mesh& mesh)
     : ExpertGroup(config, mesh.ep()) {
   if (config.by_node()) nodes_ = std::make_shared<NodeGroups>(config, mesh.ep());

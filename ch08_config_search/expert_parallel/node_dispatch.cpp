@@ -41,10 +41,6 @@ ExpertGroup split(const ExpertConfig& config, const Communicator& ep, const char
 }  // namespace
 
 // [groups]
-NodeGroups::NodeGroups(const ExpertConfig& config, int64_t in_node)
-    : between(direct_among(config, config.ep_size / in_node)),
-      within(direct_among(config, in_node)) {}
-
 NodeGroups::NodeGroups(const ExpertConfig& config, const Communicator& ep) {
   const int in_node = static_cast<int>(ranks_in_node(ep));
   between = split(config, ep, "ep_rail", [=](int r) { return r % in_node; });
