@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <set>
 
@@ -209,6 +210,32 @@ void compare_memory(const TrainConfig& config, int rank, Findings& findings) {
   }
 }
 
+/// Bytes by operation and communicator.
+using BytesOf = std::map<std::string, int64_t>;
+
+/// Adds what has been sent to other nodes since `before`. How many rows experts get is the routers'
+/// business.
+void add_to_other_nodes(const Ledger& sent, const Ledger& before, BytesOf& bytes) {
+  for (const auto& [key, entry] : sent.entries()) {
+    const auto& [group, kind] = key;
+    if (group.starts_with("ep")) continue;
+    bytes[fmt::format("{} over {}", name(kind), group)] +=
+        entry.net_bytes - before.get(group, kind).net_bytes;
+  }
+}
+
+/// What a rank has sent to other nodes, beside a dry run of the same steps.
+void compare_nodes(const TrainConfig& config, int rank, BytesOf found, Findings& findings) {
+  if (config.communication->node_size == 0) return;
+  BytesOf expected;
+  add_to_other_nodes(simulate<Trainer>(config, rank).sent, {}, expected);
+  for (const auto& [what, bytes] : expected) found.try_emplace(what, 0);
+  for (const auto& [what, bytes] : found) {
+    findings.bytes(fmt::format("{} to other nodes from rank {}", what, rank), double(bytes),
+                   double(expected[what]));
+  }
+}
+
 /// Trains from the checkpoint in `folder`, if there is one, and leaves one of the first step there.
 void train_rank(const TrainConfig& config, const Dataset& dataset, const Communicator& world,
                 const std::vector<Step>& expected, const std::string& folder, Findings& findings) {
@@ -221,9 +248,12 @@ void train_rank(const TrainConfig& config, const Dataset& dataset, const Communi
   const std::string checkpoint = newest_checkpoint(folder);
   const int64_t begin =
       checkpoint.empty() ? 0 : load_checkpoint(checkpoint, trainer.state(), identity, world);
+  BytesOf to_other_nodes;
   for (int64_t step = begin; step < kSteps; ++step) {
     sent.begin();
+    const Ledger before = Runtime::current().ledger();
     trainer.train_step(step);
+    add_to_other_nodes(Runtime::current().ledger(), before, to_other_nodes);
     // Weights that a checkpoint has brought may have to be gathered once more.
     if (step > begin || checkpoint.empty()) sent.compare(world, findings);
     findings.tensors(step, world.rank(), expected[step].state.compare(trainer.state(), kTolerance));
@@ -236,6 +266,7 @@ void train_rank(const TrainConfig& config, const Dataset& dataset, const Communi
     if (step == 0) write_checkpoint(folder, 1, trainer.state(), identity, world);
   }
   compare_memory(config, world.rank(), findings);
+  if (checkpoint.empty()) compare_nodes(config, world.rank(), to_other_nodes, findings);
 }
 
 /// On every rank what the first has found of those that have found anything.
