@@ -15,6 +15,8 @@ MIB = 1 << 20
 # By a name of our own: the fused operation, and which two the reference has one after the other.
 FUSIBLE = {"residual": ("linear_forward_add", ("linear_forward", "add")),
            "squares": ("sum_squares", None), "adamw": ("adamw", None)}
+ELEMENTWISE = ("swiglu_forward", "swiglu_backward", "rmsnorm_forward", "rmsnorm_backward_input", "rmsnorm_backward_weight",
+               "add", "rope")  # what expected.py has a formula for, and tests/course/test_gpu.py compares
 TITLES = {"residual": "a product, and the residual added", "squares": "squares of the gradients", "adamw": "AdamW"}
 
 
@@ -46,7 +48,8 @@ def calls_of(run_dir):
                 continue
             found[name]["calls"] += len(together)
             found[name]["bytes"] += sum(event["args"].get("bytes", 0) for event in together)
-    return found
+    alone = [event for event in ops if event["name"] in ELEMENTWISE]
+    return {**found, "elementwise": {"calls": len(alone), "bytes": sum(event["args"]["bytes"] for event in alone)}}
 
 
 def calls_predicted():

@@ -1,7 +1,8 @@
 """What a step of 1B should take on one H100, part by part: on paper, since no card was at hand.
 
-Work is counted here from the model's shape; tests/course/test_gpu.py holds it against the accountant and against the
-page of predictions. Rates of the reference kernels are those by which the program chooses attention.
+Work is counted here from the model's shape. tests/course/test_gpu.py holds operations against the accountant,
+elementwise bytes against small runs, and the sum against the page of predictions. Rates of the reference kernels are
+those by which the program chooses attention.
 """
 import re
 
@@ -46,15 +47,14 @@ def product_flops():
     return 6 * TOKENS * weights()
 
 
-def elementwise_bytes(which):
-    """Of all layers: SwiGLU forward and backward, norms, the residual, RoPE both ways."""
-    s = SHAPE
+def elementwise_bytes(which, s, tokens):
+    """Of all layers: SwiGLU forward and backward, norms, the residual, RoPE both ways; and the norm before the head."""
     of_ffn, of_hidden, of_rope = {
         "reference": (3 + 5, 2 * 8 + 2 * 3, 4),
         "fused": (3 + 5 + 3, 2 * 8 + 2 * 1, 4),      # the product of SwiGLU again; the residual is read alone
         "best": (1 + 2, 2 * 8 + 2 * 1, 0)}[which]    # SwiGLU and RoPE behind the products that they follow
-    turned = (s["heads"] + s["kv_heads"]) * s["head"]
-    return s["layers"] * TOKENS * BF16 * (of_ffn * s["ffn"] + of_hidden * s["hidden"] + of_rope * turned)
+    layer = of_ffn * s["ffn"] + of_hidden * s["hidden"] + of_rope * (s["heads"] + s["kv_heads"]) * s["head"]
+    return tokens * BF16 * (s["layers"] * layer + 7 * s["hidden"])
 
 
 def parts():
@@ -80,8 +80,8 @@ def parts():
          product_flops() / PRODUCTS, "no: one library for both, and the head's logits once more"),
         ("AdamW, squares of gradients", optimizer / rate["memory"], optimizer / rate["memory"], optimizer / best,
          "its launches; the bytes are the same"),
-        ("elementwise", elementwise_bytes("reference") / rate["memory"], elementwise_bytes("fused") / rate["memory"],
-         elementwise_bytes("best") / best, "the residual; SwiGLU's product is made again, which saves memory"),
+        ("elementwise", *(elementwise_bytes(which, s, TOKENS) / speed for which, speed in (
+            ("reference", rate["memory"]), ("fused", rate["memory"]), ("best", best))), "the residual; SwiGLU's product is made again, which saves memory"),
         ("embedding, backward", embedding / rate["memory"], embedding / rate["memory"], embedding / best,
          "in both: a warp reads the tokens of its row"),
         ("cross entropy", loss, loss, 3 * BF16 * logits / best, "its memory"),

@@ -263,6 +263,16 @@ class Parts(FakeCheck):
         # Forward's two products of attention, and four of backward; what is made again is not needed.
         self.assertEqual(expected.product_flops() + 3 * expected.attention_flops(),
                          model["flops"] - model["recomputed_flops"])
+        # Of the small model: bytes of the operands in a trace, where the residual is part of a product in fused kernels.
+        counts = json.loads((ROOT / "ch09_gpu_kernels/figures/counts.json").read_text())
+        small = counts["model"]
+        shape = {"layers": small["num_layers"], "hidden": small["hidden_size"], "heads": small["num_heads"],
+                 "kv_heads": small["num_kv_heads"], "head": small["hidden_size"] // small["num_heads"],
+                 "ffn": small["ffn_hidden_size"]}
+        tokens = small["micro_batch_size"] * small["seq_len"]
+        for which, residual in (("reference", 0), ("fused", 2 * small["num_layers"] * tokens * small["hidden_size"] * 2)):
+            self.assertAlmostEqual((counts["calls"][which]["elementwise"]["bytes"] + residual) /
+                                   expected.elementwise_bytes(which, shape, tokens), 1, delta=0.01)
         row = re.search(r"a step of `1B` takes about (\d+) ms", (ROOT / "docs/gpu_first_contact.md").read_text())
         self.assertAlmostEqual(1e3 * sum(part[1] for part in expected.parts()) / int(row[1]), 1, delta=0.05)
 
