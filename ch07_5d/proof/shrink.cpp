@@ -38,6 +38,7 @@ TrainConfig words_of(const TrainConfig& real) {
   twin.pipeline.pp_layers.clear();
   if (real.pipeline.measures_times()) twin.pipeline.pp_times = PipelineConfig().pp_times;
   twin.pipeline.pp_chunks = std::min<int64_t>(3, real.pipeline.pp_chunks);
+  if (is_file(real.pipeline)) twin.grad_acc_steps = real.grad_acc_steps;  // those of the file
   twin.expert_parallel = real.expert_parallel;
   twin.composition.mesh_order = real.composition.mesh_order;
   twin.communication->node_size = real.communication->node_size;
@@ -422,7 +423,8 @@ void Search::each_experts(const TrainConfig& from, const Take& take) const {
 }
 
 void Search::each_layers(const TrainConfig& from, const Take& take) const {
-  const int64_t stages = from.pipeline.schedule(4 * from.pipeline.pp_size).stages.count();
+  const int64_t m = is_file(from.pipeline) ? from.grad_acc_steps : 4 * from.pipeline.pp_size;
+  const int64_t stages = from.pipeline.schedule(m).stages.count();
   const auto with = [&](int64_t layers, int64_t dense, const std::vector<int64_t>& spelt,
                         double work) {
     TrainConfig c = from;
@@ -555,6 +557,13 @@ std::optional<Twin> read_twin(std::vector<std::string> flags) {
 }
 
 TwinFamily shrink(const TrainConfig& real, int64_t most_ranks) {
+  const PipelineConfig& pipeline = real.pipeline;
+  if (is_file(pipeline) && pipeline.pp_size > most_ranks) {
+    const bool can_be_more = pipeline.pp_size <= CompositionConfig::kMostRanksOfTwins;
+    usage_error("--prove {}: pp_schedule={} is for {} ranks, which every twin needs; try {}",
+                most_ranks, pipeline.pp_schedule, pipeline.pp_size,
+                can_be_more ? fmt::format("--prove {}", pipeline.pp_size) : "--pp_schedule 1f1b");
+  }
   TwinFamily family{classes(real), {}, {}};
   Weights weights;
   while (family.twins.size() < kMostTwins) {

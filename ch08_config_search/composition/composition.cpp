@@ -53,7 +53,7 @@ void CompositionConfig::validate(const Args&) const {
         mesh_left_out);
   }
   check_range("check_copies", double(check_copies), 0, 1 << 30);
-  check_range("prove", double(prove), 0, 64);
+  check_range("prove", double(prove), 0, kMostRanksOfTwins);
   check_range("fuzz", fuzz, 0, 1e6);
   if (prove_dtype != "f64" && prove == 0) {
     usage_error("prove_dtype={} says in what twins train, and there are none; try --prove 16",

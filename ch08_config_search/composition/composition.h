@@ -10,6 +10,8 @@ struct TrainConfig;
 
 /// Which ranks are neighbors, and what a run says and checks of who holds what.
 struct CompositionConfig {
+  static constexpr int64_t kMostRanksOfTwins = 64;  ///< that `prove` may ask for
+
   std::string mesh_order = "pp,dp,cp,tp";  ///< the axes from the slowest to the fastest
   std::string mesh_show;                   ///< print who is who, or the flags, instead of training
   std::string mesh_why;                    ///< of which row of the types the reason is asked

@@ -428,6 +428,22 @@ class Runs(RankTest):
             if parent is not None:
                 self.assertEqual(losses, own[parent, dtype], f"{program}, {dtype}")
 
+    def test_a_dimension_alone_prints_its_chapters_losses(self):
+        alone = {"ch02_data_parallel": ["--dp_size", "2"], "ch03_tensor_sequence": ["--tp_size", "2", "--sequence_parallel"],
+                 "ch04_context": ["--cp_size", "2"], "ch05_pipeline": ["--pp_size", "2", "--grad_acc_steps", "4"],
+                 "ch06_expert": ["--dp_size", "2", "--num_experts", "4", "--ep_size", "2"]}
+        self.assertLessEqual(set(alone), {chapter.name for chapter in CHAPTERS})
+        for program, flags in alone.items():
+            results = {}
+            for name in (program, CHAPTER):
+                with self.subTest(program=name, flags=flags):
+                    code, output = self.finish(self.start(2, name, *TINY, *UNTRACED, "--steps", "8", "--dtype", "f64",
+                                                          "--overwrite", *flags), 60)
+                    self.assertEqual(code, 0, output)
+                    results[name] = [(step["loss"], step["grad_norm"]) for step in metrics(self.run_dir)]
+            self.assertEqual(len(results[program]), 8)
+            self.assertEqual(results[program], results[CHAPTER], program)
+
     def test_a_killed_run_goes_on_bit_for_bit(self):
         flags = ["--steps", "30", "--micro_batch_size", "2", "--bucket_mb", "0.02",
                  "--checkpoint_interval", "5"]

@@ -98,6 +98,9 @@ const std::vector<std::string> kRare = {
     "--num_heads 4 --hidden_size 8 --ffn_hidden_size 8 --vocab_size 31 --num_layers 2 --seq_len 28 "
     "--micro_batch_size 6 --tp_size 4 --sequence_parallel --tp_overlap batch_halves "
     "--num_experts 2 --num_experts_per_tok 2 --ep_size 2 --balance sample",
+    // Dropout of rows that tp and cp both cut.
+    "--num_heads 4 --hidden_size 16 --ffn_hidden_size 12 --vocab_size 31 --num_layers 2 --seq_len "
+    "16 --micro_batch_size 2 --cp_size 2 --tp_size 2 --sequence_parallel --dropout 0.2",
     // The one process beside it clips no gradients either.
     "--hidden_size 12 --num_heads 2 --ffn_hidden_size 7 --vocab_size 29 --num_layers 1 --seq_len 8 "
     "--micro_batch_size 2 --dp_size 2 --grad_clip 0",
@@ -290,6 +293,38 @@ TEST_CASE("a file with passes in turns does not go with weights that are gathere
   REQUIRE(layout_of_flags(flags + " --zero_stage 2").pipeline.pp_schedule == file);
   check_throws<UsageError>([&] { layout_of_flags(flags + " --zero_stage 3"); },
                            {"passes in turns", "zero_stage=3", "try --zero_stage 2"});
+}
+
+/// The file of a named schedule's table.
+std::string file_of(const std::string& name, int64_t p, int64_t m) {
+  PipelineConfig config;
+  config.pp_schedule = name;
+  config.pp_size = p;
+  return keep_drawn(fmt::format("{}_of_{}.txt", name, p), to_text(config.schedule(m)));
+}
+
+TEST_CASE("twins of a schedule file have its ranks and micro-batches") {
+  const std::string sizes =
+      "--model 8B --seq_len 4096 --micro_batch_size 1 --tp_size 4 --sequence_parallel --dp_size 8 "
+      "--zero_stage 2 ";
+  const auto flags_of = [&](int64_t p, int64_t m) {
+    return sizes + fmt::format("--pp_size {} --grad_acc_steps {} --pp_schedule {}", p, m,
+                               file_of("1f1b", p, m));
+  };
+  for (const auto& [p, m] : {std::pair<int64_t, int64_t>{2, 4}, {4, 5}}) {
+    const TwinFamily family = shrink(layout_of_flags(flags_of(p, m)), /*most_ranks=*/16);
+    REQUIRE(family.twins.size() > 0);
+    for (const Twin& twin : family.twins) {
+      INFO(twin.flags);
+      REQUIRE(twin.config.pipeline.pp_size == p);
+      REQUIRE(twin.config.grad_acc_steps == m);
+      REQUIRE(run_twin(twin).failure == "");
+    }
+    const MeshSizes first = family.twins.front().config.mesh();
+    REQUIRE((first.dp > 1 && first.tp > 1));
+  }
+  const TrainConfig deep = layout_of_flags(flags_of(32, 32));
+  check_throws<UsageError>([&] { shrink(deep, 16); }, {"for 32 ranks", "try --prove 32"});
 }
 
 TEST_CASE("layers drawn for stages are all of the model's, and leave no inner stage empty") {
