@@ -222,6 +222,30 @@ class LiftedRules(unittest.TestCase):
                          {"full_pipe": {"hangs"}, "a_b": {"wrong"}, "c_d": {"wrong"}})
 
 
+class OfClasses(unittest.TestCase):
+    """Those that tests/technique/proof/classes.cpp has to tell apart."""
+    text = (ROOT / "tests/technique/proof/classes.cpp").read_text(encoding="utf-8")
+
+    def faults_of(self, message):
+        """{what a message names: its faults}"""
+        named = {}
+        for fault in runner.read_faults():
+            found = re.fullmatch(message, fault.message.replace(r"\s+", " "))  # Catch2 breaks lines
+            if found and f'TEST_CASE("{fault.test}"' in self.text:
+                named.setdefault(re.sub(r"\\(.)", r"\1", found[1]), []).append(fault.name)
+        return named
+
+    def test_each_class_has_one_that_shows_in_it_alone(self):
+        rows = re.findall(r'^    \{"([^"]+)",$|^    \{"([^"]+)", "--', self.text, re.M)
+        self.assertGreater(len(rows), 70)
+        self.assertEqual(sorted(self.faults_of(r'class "(.+)" alone differs')), sorted(a + b for a, b in rows))
+
+    def test_each_recipe_has_one_that_a_naive_twin_misses(self):
+        recipes = {path.stem for path in (ROOT / "ch07_5d/recipes").glob("*.json")} - {"laptop"}
+        self.assertEqual(set(re.findall(r'Recipe\{"(\w+)",', self.text)), recipes)
+        self.assertEqual(set(self.faults_of(r"(\w+): only its twins differ")), recipes)
+
+
 class OfTypes(unittest.TestCase):
     """Those that chapter 7's page says types name, or do not."""
     record = typed_faults.read_json(typed_faults.FOLDER / "typed_faults.json")
