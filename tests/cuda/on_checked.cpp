@@ -14,12 +14,14 @@
 #include <set>
 
 #include "emulator/emulator.h"
+#include "technique/case_cover.h"
 #include "tensor/ops.h"
 #include "testing.h"
 
 /// Linked into an executable, makes the emulated GPU the device of its tests, with every access of
-/// every kernel checked, in every order of threads. A case in which the emulator finds a problem
-/// fails, and so does a run of all cases that leaves out a kernel.
+/// every kernel checked, in the order of threads whose turn it is, with --full in every one. A case
+/// in which the emulator finds a problem fails, and so does a run of all cases that leaves out a
+/// kernel.
 namespace usp::test {
 
 namespace {
@@ -28,7 +30,9 @@ bool failed = false;
 
 [[maybe_unused]] const bool on_checked = [] {
   emulator::options.protect = false;
-  emulator::options.every_order = true;
+  emulator::options.every_order = is_full() && !is_full_in_turns();
+  emulator::options.threads = emulator::order_of(turn());
+  emulator::options.seed = turn();
   one_pass = true;
   std::atexit([] {
     if (failed) std::_Exit(EXIT_FAILURE);

@@ -1,9 +1,11 @@
 #include <stdlib.h>
 
 #include "emulator/emulator.h"
+#include "technique/case_cover.h"
 
 /// Linked into an executable, makes the emulated GPU the device of its tests. Shutting its memory
-/// off from the host takes longer than the tests of single operations do.
+/// off from the host takes longer than the tests of single operations do. Threads have the order
+/// whose turn it is.
 namespace usp::test {
 namespace {
 
@@ -15,6 +17,8 @@ constexpr bool kProtect = false;
 
 [[maybe_unused]] const bool on_cuda = [] {
   emulator::options.protect = kProtect;
+  emulator::options.threads = emulator::order_of(turn());
+  emulator::options.seed = turn();
   return setenv("USP_TEST_DEVICE", "cuda", /*replace=*/0) == 0;
 }();
 

@@ -17,6 +17,9 @@ namespace usp::emulator {
 /// shuffled one.
 enum class Order { forward, reverse, shuffled };
 
+/// The order that has this turn: three turns have all of them.
+constexpr Order order_of(uint64_t turn) { return static_cast<Order>(turn % 3); }
+
 /// When what is asynchronous within a kernel is over: at once; when nothing else can go on that
 /// does not wait for it; at moments that the seed chooses.
 enum class Completion { at_once, late, seeded };

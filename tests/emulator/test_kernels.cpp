@@ -279,6 +279,12 @@ TEST_CASE("lanes that part and lanes that update one word are counted") {
   REQUIRE(bins.host() == std::vector<int>(4, 8));
 }
 
+TEST_CASE("three turns have every order of threads") {
+  for (const uint64_t turn : {0, 1, 7}) {
+    REQUIRE(std::set{order_of(turn), order_of(turn + 1), order_of(turn + 2)}.size() == 3);
+  }
+}
+
 TEST_CASE("in every order of threads a kernel finds the same memory, and leaves the same") {
   Options now;
   now.every_order = true;
