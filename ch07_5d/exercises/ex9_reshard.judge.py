@@ -8,7 +8,8 @@ from collections import Counter
 from tools.exercise.lab import NotYet
 from tools.run import estimates
 
-MODEL = {"num_layers": 4, "hidden_size": 24, "num_heads": 6, "num_kv_heads": 6, "ffn_hidden_size": 120, "vocab_size": 96}
+MODEL = {"num_layers": 4, "hidden_size": 24, "num_heads": 6, "num_kv_heads": 6, "ffn_hidden_size": 120,
+         "vocab_size": 96}
 OLD = {**MODEL, "tp_size": 2, "dp_size": 2, "pp_size": 2, "zero_stage": 1, "grad_acc_steps": 2, "mesh_show": "json"}
 NEW = {**MODEL, "tp_size": 3, "dp_size": 4, "zero_stage": 1, "mesh_show": "json"}
 EMBEDDING, DOWN, HEAD, NORM = ("model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight", "lm_head.weight",
