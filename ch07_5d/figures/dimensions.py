@@ -54,10 +54,11 @@ def sharded(program):
 
 
 def lines_of(chapter, room):
-    """(lines of the technique's folder, edited lines) of a chapter beside its parent, as its CHANGES.md has them."""
+    """(lines of the technique's folder, edited lines) of a chapter beside its parent, as its CHANGES.md has them. The
+    table asks the sources, not the record of a run: they change without another run."""
     old, new, _ = delta.pair(chapter)
     changes = diff.compare(old, new)
-    return [sum(lines for file, lines in changes.added.items() if file.startswith(f"{room}/")), sum(changes.counts())]
+    return (sum(lines for file, lines in changes.added.items() if file.startswith(f"{room}/")), sum(changes.counts()))
 
 
 def look(run_dir):
@@ -73,7 +74,6 @@ def measure(path=FOLDER / "dimensions.json"):
     program = build.binary(build.RELEASE, chapter.name)
     say("book: a run with every dimension, and its replay")
     record = {**origin(chapter, git_commit()), "command": COMMAND, "sharded": sharded(program),
-              "lines": {name: lines_of(*ROOMS[name]) for name in SHARDED},
               **look_into(program, RANKS, look, **FLAGS, steps=STEPS, trace_steps=STEPS)}
     write_json(path, record)
 
@@ -85,7 +85,7 @@ def dimensions_table(record):
         if name not in SHARDED:
             continue
         counted, formula = row["declared"]
-        new, edited = record["lines"][name]
+        new, edited = lines_of(*ROOMS[name])
         rows.append([f"`{name}`", SHARDED[name][0], f"{100 * record['sharded'][name]:.0f} %", f"{row['inside']:,.0f}",
                      f"{row['outside']:,.0f}", f"{row['messages']:.0f}", f"{1e-3 * row['exposed_mean']:.2f}",
                      f"{counted / formula:.4f}", f"{new:,} + {edited}"])
