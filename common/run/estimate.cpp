@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -44,6 +45,21 @@ std::string table_of_ranks(const std::vector<RankEstimate>& ranks) {
     text +=
         fmt::format("{:>10}{:>8}{:>18}{:>18}{:>18}  {}\n", prediction.rank, count,
                     simulation.states.total(), simulation.peak_activations, simulation.peak, what);
+  }
+  return text;
+}
+
+/// Bytes that this rank sends in a step over each kind of link, a row for each group that sends.
+std::string table_of_links(const Simulation& simulation) {
+  std::map<std::string, Ledger::Entry> groups;
+  for (const auto& [key, entry] : simulation.sent.entries()) groups[key.first] += entry;
+  std::string text = fmt::format("\n{:<22}{:>18}{:>18}\n",
+                                 "sent in a step, bytes:", "inside its node", "to other nodes");
+  for (const auto& [group, entry] : groups) {
+    if (entry.wire_bytes == 0) continue;  // a barrier, or all of it on one rank
+    const auto a_step = [&](int64_t bytes) { return double(bytes) / double(simulation.steps); };
+    text += fmt::format("{:<22}{:>18.0f}{:>18.0f}\n", group,
+                        a_step(entry.wire_bytes - entry.net_bytes), a_step(entry.net_bytes));
   }
   return text;
 }
@@ -145,6 +161,7 @@ std::string estimate_text(const RunConfig& config, const std::vector<RankEstimat
       "{:.4g}\n",
       needed, again, 100 * again / needed, simulation.flops - simulation.recomputed_flops,
       simulation.recomputed_flops);
+  if (mesh.ranks() > 1) text += table_of_links(simulation);
   return text + table_of_ranks(ranks);
 }
 

@@ -78,7 +78,8 @@ struct RankEstimate {
 };
 
 /// Formulas beside what a simulated step asked for, as a table, on the rank whose peak is highest;
-/// and of each rank that is unlike the others, what it asks for.
+/// where there are several ranks, the bytes that it sends over each kind of link; and of each rank
+/// that is unlike the others, what it asks for.
 std::string estimate_text(const RunConfig& config, const std::vector<RankEstimate>& ranks);
 /// As JSON the same of the first rank, what each of the others asks for, and which is the fullest.
 std::string estimate_json(const std::string& config_json, const MeshSizes& mesh,

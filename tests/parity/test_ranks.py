@@ -211,7 +211,7 @@ class Training(RankTest):
                                        delta=0.01, msg=key)
 
     def test_the_ledger_is_the_formula_and_that_of_a_step_on_shapes(self):
-        flags = ["--micro_batch_size", "2", "--bucket_mb", "0.02"]
+        flags = ["--micro_batch_size", "2", "--bucket_mb", "0.02", "--node_size", "2"]
         self.train(4, "--steps", "2", *flags)
         run = json.loads((self.run_dir / "run.json").read_text())
         gradients = 4 * run["parameters"]
@@ -224,12 +224,16 @@ class Training(RankTest):
                         (self.run_dir / "report.md").read_text())
         self.assertEqual(2 * int(row[1]), entry["wire_bytes"])
         path = self.run_dir.with_name("estimate.json")
-        subprocess.run([str(BIN / CHAPTER), *tiny(flags), *flags, "--dp_size", "4", "--estimate",
-                        "--estimate_file", str(path)], stdout=subprocess.DEVNULL, check=True)
+        text = subprocess.run([str(BIN / CHAPTER), *tiny(flags), *flags, "--dp_size", "4", "--estimate",
+                               "--estimate_file", str(path)], capture_output=True, text=True, check=True).stdout
         found = json.loads(path.read_text())["sent"]
         self.assertEqual(found["steps"], 2)
-        for what in ("calls", "payload_bytes", "wire_bytes"):
+        for what in ("calls", "payload_bytes", "wire_bytes", "net_bytes"):
             self.assertEqual(found["ledger"]["dp.all_reduce"][what], entry[what], what)
+        self.assertIn("rank 0 of 4", text)
+        links = [2 * int(sent) for sent in re.search(r"^dp +(\d+) +(\d+)$", text, re.M).groups()]
+        self.assertEqual(links, [entry["wire_bytes"] - entry["net_bytes"], entry["net_bytes"]], "bytes by link")
+        self.assertGreater(min(links), 0)
 
     @needs("tensor_parallel/linears")
     def test_ranks_share_the_weights(self):

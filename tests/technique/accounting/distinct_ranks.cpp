@@ -84,6 +84,30 @@ TEST_CASE("an estimate speaks of the rank whose peak is highest, and lists those
   CHECK(alone.find("ranks that differ") == std::string::npos);
 }
 
+TEST_CASE("an estimate of several ranks says what the fullest sends in a step, by group and link") {
+  TrainConfig config = padded(2, 0);
+  RankEstimate one{predict(config), simulate<Trainer>(config), 1, ""};
+  one.simulation.sent = Ledger();
+  std::vector<RankEstimate> ranks(2, one);
+  ranks[1].simulation.peak += 4;
+  ranks[0].simulation.sent.add("dp", CommKind::all_reduce, {.wire_bytes = 5000});
+  Ledger& sent = ranks[1].simulation.sent;  // in two steps
+  REQUIRE(ranks[1].simulation.steps == 2);
+  sent.add("dp", CommKind::all_gather, {.payload_bytes = 9, .wire_bytes = 700, .net_bytes = 200});
+  sent.add("dp", CommKind::reduce_scatter, {.wire_bytes = 100, .net_bytes = 40, .header_bytes = 8});
+  sent.add("tp", CommKind::all_reduce, {.wire_bytes = 60});
+  sent.add("world", CommKind::barrier, {.calls = 3});
+  const std::string text = estimate_text(config, ranks);
+  const std::string expected = fmt::format(
+      "\nsent in a step, bytes:   inside its node    to other nodes\n"
+      "dp{:>38}{:>18}\ntp{:>38}{:>18}\n\nranks that differ",
+      280, 120, 30, 0);
+  CAPTURE(text, expected);
+  CHECK(text.find(expected) != std::string::npos);
+  config.data_parallel.dp_size = 1;
+  CHECK(estimate_text(config, {one}).find("sent in a step") == std::string::npos);
+}
+
 TEST_CASE("a place on a mesh is that of a rank's communicators") {
   for (const MeshSizes& sizes : {MeshSizes{.dp = 6, .pp = 3, .cp = 2, .tp = 4, .ep = 4},
                                  MeshSizes{.dp = 2, .cp = 3, .tp = 2, .ep = 6, .ep_over_tp = true},
