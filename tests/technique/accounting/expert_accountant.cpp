@@ -128,7 +128,9 @@ TrainConfig random_composition(Random& random) {
     if (c.zero_stage == 3) c.reshard_after = any_of({"block", "chunk", "step"});
     if (c.ranks() > 16 || !goes_together(pipeline_config(c))) continue;
     TrainConfig config = with_experts(c, random.integer(0, 63));
-    config.model.vocab_size = random.integer(61, 66);
+    // Logits of the larger ones are more than all that a layer keeps.
+    config.model.vocab_size = random.integer(61, 66) * any_of({1, 1, 20});
+    config.model.tie_word_embeddings = any_of({true, false});
     config.model.ffn_hidden_size = random.integer(12, 15);
     config.micro_batch_size = random.integer(1, 2);
     config.dtype = any_of({"f64", "bf16"});
@@ -168,13 +170,20 @@ TEST_CASE("on every rank of any layout, formulas and shapes say the same, to the
   const uint64_t seed = 1 + turn();
   Random random(seed);
   int64_t compared = 0, unlike_first = 0, of_stage[4] = {};
-  for (int layout = 0; layout < (kSanitized ? 4 : 50); ++layout) {
+  int64_t with_stages = 0, tied = 0, last_is_fullest = 0;  // of those with several stages
+  for (int layout = 0; with_stages < (kSanitized ? 4 : 50); ++layout) {
     const TrainConfig config = random_composition(random);
+    const MeshSizes mesh = config.mesh();
     ++of_stage[config.data_parallel.zero_stage];
+    with_stages += mesh.pp > 1;
+    tied += mesh.pp > 1 && config.model.tie_word_embeddings;
     HeldBytes first;
-    for (int rank = 0; rank < config.mesh().ranks(); ++rank) {
+    std::pair<int64_t, int64_t> fullest;  // bytes, stage
+    for (int rank = 0; rank < mesh.ranks(); ++rank) {
       const HeldBytes predicted = held_bytes(predict(config, rank));
-      const HeldBytes simulated = held_bytes(simulate<Trainer>(config, rank));
+      const Simulation simulation = simulate<Trainer>(config, rank);
+      const HeldBytes simulated = held_bytes(simulation);
+      fullest = std::max(fullest, {simulation.peak, mesh.place_of(rank).pp});
       INFO(fmt::format("seed {} layout {}: {}, rank {}\npredicted {}\nsimulated {}", seed, layout,
                        describe(config.mesh()), rank, predicted, simulated));
       CHECK(predicted == simulated);
@@ -182,10 +191,14 @@ TEST_CASE("on every rank of any layout, formulas and shapes say the same, to the
       unlike_first += simulated != first;
       ++compared;
     }
+    last_is_fullest += mesh.pp > 1 && fullest.second == mesh.pp - 1;
   }
   REQUIRE(compared > (kSanitized ? 4 : 200));
   if (!kSanitized) {  // a value that some rule always refuses would be tested nowhere
     for (int64_t stage = 0; stage < 4; ++stage) REQUIRE(of_stage[stage] > 3);
+    REQUIRE(tied > 10);
+    REQUIRE(with_stages - tied > 10);
+    REQUIRE(last_is_fullest > 5);
   }
   REQUIRE(unlike_first > (kSanitized ? 0 : 100));
 }
