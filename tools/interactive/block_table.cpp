@@ -80,7 +80,8 @@ PassShape shape_of(const TrainConfig& config) {
 Footprint attention_around(Footprint core, const TrainConfig& config, const PassShape& shape) {
   const ModelConfig& m = config.model;
   const int64_t H = m.hidden_size, D = m.head_dim(), N = m.num_heads, G = m.num_kv_heads;
-  const TensorRegion region(config.tensor_parallel);
+  const DryMesh dry(config.mesh(), config.engine());
+  const TensorRegion region(config.tensor_parallel, dry.mesh.tp());
   ParameterList list;
   Parameter &norm = list.add("norm", {H}, 0), &o = list.add("o", {H, N * D}, 0);
   Parameter &q = list.add("q", {N * D, H}, 0), &k = list.add("k", {G * D, H}, 0);
@@ -218,11 +219,12 @@ void check_exchange(const Exchange& exchange, const Mode& mode, const char* dtyp
   const TrainConfig config =
       with_exchange(mode.set(config_that_runs(sizes, dtype)), exchange, int64_t(2 + number % 4));
   const Runtime::Use use(meta_runtime());
-  const TensorRegion region(config.tensor_parallel);
+  const DryMesh dry(config.mesh(), config.engine());
+  const TensorRegion region(config.tensor_parallel, dry.mesh.tp());
   const ModelConfig& m = config.model;
-  const auto core =
-      make_core_attention(region.heads(m.num_heads), region.heads(m.num_kv_heads), m.head_dim(),
-                          exchange.probabilities, ContextGroup(config.context_parallel));
+  const auto core = make_core_attention(region.heads(m.num_heads), region.heads(m.num_kv_heads),
+                                        m.head_dim(), exchange.probabilities,
+                                        ContextGroup(config.context_parallel, dry.mesh.cp()));
   const PassShape shape = shape_of(config);
   const Named around = bytes_of(blocks_around(core->footprint(shape), config));
   USP_CHECK(around == bytes_of(DryRank(config, 0).model.footprints(shape)),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "comm/mesh.h"
 #include "context_parallel/attention.h"
 #include "context_parallel/ulysses.h"
 
@@ -57,8 +58,9 @@ Footprint footprint_of(const Exchange& exchange, const std::string& layout, cons
   ContextParallelConfig config = exchange.config(core.n, core.u);
   config.cp_layout = layout;
   config.cp_recompute = "keep";
+  const DryMesh dry({.cp = config.cp_size});
   return make_core_attention(core.heads, core.kv_heads, core.width, exchange.probabilities,
-                             ContextGroup(config))
+                             ContextGroup(config, dry.mesh.cp()))
       ->footprint(core.shape(dtype));
 }
 
