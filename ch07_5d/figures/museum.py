@@ -18,6 +18,8 @@ from tools.exercise import planted
 from tools.process import git_commit
 from tools.run import estimates
 
+from . import draw_museum
+
 FOLDER = Path(__file__).resolve().parent
 STEPS = 200
 KEPT = (1, *range(20, STEPS + 1, 20))  # steps
@@ -181,6 +183,16 @@ def _beside(right, other):
     return [*losses, f"{other['first_norm'] / right['first_norm']:.3f}"]
 
 
+def curves(record):
+    """A drawing with a panel for each exhibit in full, and one of two seeds."""
+    found = record["exhibits"]
+    pairs = [(draw_museum.NAMES[exhibit["fault"]], *(found[exhibit["fault"]][which]["loss"]
+                                                     for which in ("right", "planted")))
+             for exhibit in exhibits() if exhibit.get("full")]
+    seeds = found[exhibits()[SEEDED]["fault"]]["right"]["loss"], record["other_seed"]["loss"]
+    return draw_museum.curves([*pairs, ("another seed", *seeds)], KEPT)
+
+
 def rows_table(found, faults):
     """Every exhibit: where it happened, its layout here, and what sees it. faults: {name: its test}."""
     rows = []
@@ -206,7 +218,7 @@ def texts(record):
                 for exhibit in exhibits() if exhibit.get("full")}
     tests = {exhibit["fault"]: planted.fault_in(exhibit["fault"], chapters.resolve("ch07")).test
              for exhibit in exhibits()}
-    return {**texts_of, "museum_losses.md": losses_table(record), "museum_rows.md": rows_table(found, tests)}
+    return {**texts_of, "museum_curves.svg": curves(record), "museum_losses.md": losses_table(record), "museum_rows.md": rows_table(found, tests)}
 
 
 if __name__ == "__main__":
