@@ -151,6 +151,23 @@ constexpr Family kFamilies[] = {
     {"deepseek_v3", "DeepseekV3ForCausalLM", 128, 4096, 1e4, 1e-6},
 };
 
+/// Kinds of models that people have, and what of each is not computed here.
+constexpr std::pair<const char*, const char*> kOthers[] = {
+    {"gemma", "norms multiply by 1 + weight, the MLP has GELU, embeddings are scaled"},
+    {"gemma2", "scores are capped, norms follow attention and MLP, layers have a window"},
+    {"gemma3_text", "queries and keys have norms, layers have a window"},
+    {"gpt2", "it has LayerNorm, biases, GELU, and learned positions"},
+    {"gpt_neox", "it has LayerNorm, biases, GELU, and RoPE on a part of the channels"},
+    {"gpt_oss", "it has biases, sinks of attention, and layers with a window"},
+    {"olmo2", "norms follow attention and MLP, queries and keys have norms"},
+    {"phi3", "projections are stored as one tensor"},
+    {"qwen2", "queries, keys and values have biases"},
+    {"qwen3", "queries and keys have norms"},
+    {"qwen3_moe", "queries and keys have norms"},
+    {"smollm3", "some layers have no RoPE"},
+    {"starcoder2", "it has LayerNorm, biases, and GELU"},
+};
+
 const Family& family_of(const Fields& fields) {
   constexpr const char* kSupported =
       "supported: \"llama\", \"mistral\", \"mixtral\" and \"deepseek_v3\"";
@@ -160,6 +177,12 @@ const Family& family_of(const Fields& fields) {
   const std::string model_type = fields.text("model_type");
   for (const Family& family : kFamilies) {
     if (family.model_type == model_type) return family;
+  }
+  for (const auto& [other, difference] : kOthers) {
+    if (other == model_type) {
+      fields.refuse("model_type", *fields.find("model_type"),
+                    fmt::format("is not supported: {}; {}", difference, kSupported));
+    }
   }
   fields.refuse("model_type", *fields.find("model_type"),
                 fmt::format("is not supported; {}", kSupported));

@@ -128,7 +128,12 @@ TEST_CASE(
   refused("architectures", {"MistralForCausalLM"}, {"MistralForCausalLM", "LlamaForCausalLM"});
   refused("architectures", {"LlamaForCausalLM", "LlamaForCausalLM"});
   refused("architectures", "LlamaForCausalLM");
-  refused("model_type", "gemma", {"\"gemma\"", "supported: \"llama\"", "\"mixtral\""});
+  refused("model_type", "gemma",
+          {"\"gemma\"", "1 + weight", "supported: \"llama\"", "\"mixtral\""});
+  refused("model_type", "qwen2", {"\"qwen2\"", "have biases; supported: \"llama\""});
+  refused("model_type", "qwen3", {"\"qwen3\"", "have norms; supported: \"llama\""});
+  refused("model_type", "gpt2", {"\"gpt2\"", "learned positions; supported: \"llama\""});
+  refused("model_type", "unheard_of", {"is not supported; supported: \"llama\""});
   refused("model_type", nullptr, {"missing"});
   refused("hidden_act", "gelu", {"\"gelu\"", "\"silu\""});
   refused("attention_bias", true, {"true", "false"});

@@ -53,6 +53,10 @@ class InTurn(unittest.TestCase):
             self.assertEqual(testing.turn(), 9)
             self.assertEqual(testing._environment(False, False)["USP_TEST_TURN"], "9")
 
+    def test_faults_have_a_limit_unless_all_are_asked_for(self):
+        self.assertEqual(testing._limits(everything=False), {"USP_FAULT_SECONDS": "120"})
+        self.assertNotIn("USP_FAULT_SECONDS", testing._limits(everything=True))
+
     def test_everything(self):
         self.assertEqual(self.taken(1, "abc", USP_TEST_EVERYTHING="1"), list("abc"))
         self.assertEqual(self.taken(1, []), [])

@@ -9,6 +9,7 @@ from tools.run import build
 from tools.test import progress, turns
 
 CHANGED_FAULTS_S = 360  # for the seeded faults that have changed; those that remain wait for a turn
+DAILY_FAULTS_S = 120    # the same in ./book test
 TRIED = "tried.json"    # in the work folder of faults: the names of those that the last run tried
 SANITIZERS = "sanitize."
 CLOSING = re.compile(r"\d+% tests passed")

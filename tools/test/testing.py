@@ -66,9 +66,7 @@ def run_tests(sanitize=None, everything=False, full=False, pattern=None, install
             build.prepare(preset, targets, note, jobs=jobs)
     if minutes is not None:
         return _run_minutes(preset, tests, end, record, min(MAX_PARALLEL_TESTS, jobs), note)
-    env = _environment(full, everything)
-    if everything and chosen is None:
-        env["USP_EVERY_TEST_RUNS"] = "1"  # so seeded faults need not run theirs without the fault
+    env = {**_environment(full, everything), **({} if chosen else _limits(everything))}
     return _run(preset, tests, chosen, sanitize, env, note, min(MAX_PARALLEL_TESTS, jobs))
 
 
@@ -298,6 +296,13 @@ def _environment(full, everything):
     elif everything:
         env["USP_TEST_FULL"] = "in_turns"  # a share of the long combinations, see case_cover.h
     return env
+
+
+def _limits(everything):
+    """What seeded faults see where no test is named."""
+    if everything:
+        return {"USP_EVERY_TEST_RUNS": "1"}  # so they need not run theirs without the fault
+    return {"USP_FAULT_SECONDS": str(budget.DAILY_FAULTS_S)}
 
 
 def changed_files():
