@@ -234,6 +234,8 @@ TEST_CASE("the stages of an operation take every element of its input once, and 
       const Tensor output = Tensor::zeros({results}, DType::f64);
       const Tensor scratch = Tensor::zeros({kCount}, DType::f64);
       const bool in_place = kind == CommKind::all_reduce;
+      operation.memory.input = input;
+      operation.memory.output = in_place ? input : output;
       const auto stages = algorithms::stages(operation, input, in_place ? input : output, scratch,
                                              /*limit=*/2 * 2 * 5 * 8);  // pieces of 5 elements
       std::vector<Elements> taken, left;
