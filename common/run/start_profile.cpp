@@ -21,6 +21,10 @@ int64_t process_cpu_ns() {
 /// To so many parts of one.
 double rounded(double value, double parts) { return std::round(value * parts) / parts; }
 
+/// Seconds that the file tells apart. Of less, the time between reading the two clocks would decide
+/// how many cores were at work.
+constexpr double kResolution = 1e-3;
+
 }  // namespace
 
 StartProfile::StartProfile() : since_ns_(clock_ns()), cpu_since_ns_(process_cpu_ns()) {}
@@ -37,11 +41,11 @@ std::string StartProfile::to_json() const {
   nlohmann::ordered_json json;
   double seconds = 0;
   for (const Part& part : parts_) seconds += part.seconds;
-  json["seconds"] = rounded(seconds, 1000);
+  json["seconds"] = rounded(seconds, 1 / kResolution);
   for (const auto& [what, wall, cpu] : parts_) {
     json["parts"].push_back({{"what", what},
-                             {"seconds", rounded(wall, 1000)},
-                             {"cores", rounded(cpu / std::max(wall, 1e-9), 100)}});
+                             {"seconds", rounded(wall, 1 / kResolution)},
+                             {"cores", rounded(cpu / std::max(wall, kResolution), 100)}});
   }
   return json.dump(2) + "\n";
 }

@@ -821,9 +821,7 @@ class Files(Runs):
         self.assertLess(start["seconds"], whole)
         self.assertGreater(parts[-1]["seconds"] + 0.001, 1e-3 * read_metrics(run_dir)[0]["step_ms"])
         for part in parts:
-            self.assertGreaterEqual(part["cores"], 0, part)
-            if part["seconds"] > 0.005:  # else the two clocks' steps decide
-                self.assertLessEqual(part["cores"], os.cpu_count() + 1, part)
+            self.assertTrue(0 <= part["cores"] <= os.cpu_count() + 1, part)
         # A run that resumes has a start of its own, whose first step is a later one.
         self.succeed({"run_dir": run_dir, "resume": True, "steps": 3})
         self.assertNotEqual(read_json(run_dir, "start.json"), start)

@@ -16,6 +16,16 @@ inline std::vector<std::string> words_of_flags(const std::string& flags) {
   return words;
 }
 
+/// The flags of `own`, behind those of `others`, each with a value, that it leaves out.
+inline std::string with_flags(const std::string& own, const std::string& others) {
+  std::istringstream stream(others);
+  std::string flags, flag, value;
+  while (stream >> flag >> value) {
+    if (own.find(flag + " ") == std::string::npos) flags += flag + " " + value + " ";
+  }
+  return flags + own;
+}
+
 /// The configuration that a command line makes, on as many ranks as it asks for.
 inline TrainConfig layout_of_flags(const std::string& flags) {
   TrainConfig config;

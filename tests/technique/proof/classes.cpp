@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <set>
-#include <sstream>
 
 #include "base/json_reader.h"
 #include "proof/compositions.h"
@@ -39,18 +38,8 @@ const std::string kSizes =
     "--hidden_size 24 --num_heads 4 --num_kv_heads 4 --ffn_hidden_size 28 --vocab_size 36 "
     "--num_layers 2 --seq_len 16 --micro_batch_size 1 --grad_acc_steps 2 ";
 
-/// The flags of `own`, and of kSizes those that it leaves open.
-std::string with_sizes(const std::string& own) {
-  std::istringstream stream(kSizes);
-  std::string flags, flag, value;
-  while (stream >> flag >> value) {
-    if (own.find(flag + " ") == std::string::npos) flags += flag + " " + value + " ";
-  }
-  return flags + own;
-}
-
 Twin twin_of(const std::string& own) {
-  const std::string flags = with_sizes(own) + " --dtype f64 --device cpu";
+  const std::string flags = with_flags(own, kSizes) + " --dtype f64 --device cpu";
   Twin twin{layout_of_flags(flags), flags, {}};
   twin.classes = classes(twin.config);
   return twin;

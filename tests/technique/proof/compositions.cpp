@@ -1,7 +1,6 @@
 #include "proof/compositions.h"
 
 #include <optional>
-#include <sstream>
 
 #include "base/rules.h"
 #include "technique/layout_of_flags.h"
@@ -146,21 +145,11 @@ std::string failure_of(const std::string& flags) {
   }
 }
 
-/// These flags, and those of kTwinSizes that they leave out.
-std::string with_sizes(const std::string& own) {
-  std::istringstream stream(kTwinSizes);
-  std::string flags, flag, value;
-  while (stream >> flag >> value) {
-    if (own.find(flag + " ") == std::string::npos) flags += flag + " " + value + " ";
-  }
-  return flags + own;
-}
-
 TEST_CASE("what a rule refuses would be wrong, hang or say nothing, as the refusal is marked",
           "[not_sanitized]") {
   for (const Refused& refused : refused_flags()) {
     if (!has_flags(refused.flags)) continue;  // of a later chapter
-    const std::string flags = with_sizes(refused.flags);
+    const std::string flags = with_flags(refused.flags, kTwinSizes);
     INFO(refused.rule << ": " << flags);
     const std::optional<Refusal> refusal = refusal_of(flags);
     CHECK((refusal ? refusal->rule() : "accepted") == refused.rule);
