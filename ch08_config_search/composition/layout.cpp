@@ -286,19 +286,11 @@ std::string kind_of(const std::string& name) {
   return fmt::format("{}", fmt::join(kept, "."));
 }
 
-/// In how many pieces the ranks that hold it update it.
-size_t pieces_of(const PlacedPart& part) {
-  std::set<std::pair<int64_t, int64_t>> ranges;
-  for (const auto& owner : part.owners) ranges.insert({owner.begin, owner.end});
-  return ranges.size();
-}
-
 std::string table_of_parts(const std::vector<PlacedPart>& parts) {
   std::vector<std::vector<std::string>> rows = {{"parameter", "whole", "part", "sharded over",
-                                                 "copied over", "summed over", "pieces",
+                                                 "copied over", "summed over", "owned by",
                                                  "saved by"}};
-  std::vector<std::set<int>> savers(1);
-  std::vector<std::set<size_t>> pieces(1);
+  std::vector<std::set<int>> owners(1), savers(1);
   for (const PlacedPart& part : parts) {
     Shape shape = part.global_shape;
     for (const Slice& slice : part.slices) shape[slice.axis] = slice.length;
@@ -311,17 +303,18 @@ std::string table_of_parts(const std::vector<PlacedPart>& parts) {
     const size_t at = std::ranges::find_if(rows, is_like) - rows.begin();
     if (at == rows.size()) {
       rows.push_back(std::move(row));
+      owners.emplace_back();
       savers.emplace_back();
-      pieces.emplace_back();
     }
-    pieces[at].insert(pieces_of(part));
     for (const auto& owner : part.owners) {
+      owners[at].insert(owner.rank);
       if (owner.saves) savers[at].insert(owner.rank);
     }
   }
   for (size_t i = 1; i < rows.size(); ++i) {
-    rows[i].push_back(fmt::format("{}", fmt::join(pieces[i], ", ")));
-    rows[i].push_back(list_ranks({savers[i].begin(), savers[i].end()}));
+    for (const auto& ranks : {owners[i], savers[i]}) {
+      rows[i].push_back(list_ranks({ranks.begin(), ranks.end()}));
+    }
   }
   return to_columns(rows);
 }

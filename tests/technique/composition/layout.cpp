@@ -3,9 +3,11 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
 #include "comm/launch.h"
 #include "technique/expert_parallel/expert_parity.h"
+#include "technique/layout_of_flags.h"
 
 namespace usp::test {
 namespace {
@@ -204,6 +206,26 @@ TEST_CASE("by a layout's JSON every token of a batch is taken once by each stage
     const int64_t shares = config.tensor_parallel.row_shares();
     for (const auto& [row, times] : rows) REQUIRE(times == mesh.ranks() / shares);
   }
+}
+
+TEST_CASE(
+    "a row of the table names the ranks that own a weight, of which one of each tp group saves a "
+    "norm") {
+  TrainConfig config = layout_of_flags("--tp_size 2 --dp_size 4 --zero_stage 1 --mesh_show table");
+  std::istringstream lines(show_layout(config, "{}"));
+  std::string norm, row;
+  while (std::getline(lines, row)) {
+    if (row.starts_with("norm ")) norm = row;
+  }
+  const std::vector<PlacedPart> parts = place_parameters(config);
+  const auto part = std::ranges::find(parts, "model.norm.weight", &PlacedPart::name);
+  std::set<int> owners, savers;
+  for (const auto& owner : part->owners) {
+    owners.insert(owner.rank);
+    if (owner.saves) savers.insert(owner.rank);
+  }
+  REQUIRE((owners == std::set{0, 1} && savers == std::set{0}));
+  REQUIRE(norm.find("0-1") < norm.rfind(" 0"));
 }
 
 TEST_CASE("the table of a layout and its JSON say the same") {
