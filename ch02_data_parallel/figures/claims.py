@@ -226,14 +226,18 @@ def _equal(layouts, stages):
 
 
 def _overlap(overlap, claims):
+    """Replayed on links of several latencies: what one message a tensor gains depends on them."""
     ways = overlap["overlap"]["ways"]
-    steps = ", ".join(f"{way['grad_sync']} {way['step_ms']:.0f} ({way['replayed_step_ms']:.0f})"
-                      for way in ways)
+    latencies = [found["latency_us"] for found in ways[0]["by_latency"]]
+    steps = "; ".join(f"{latency} us: " + ", ".join(
+        f"{way['grad_sync']} {way['by_latency'][at]['step_ms']:.0f}" for way in ways)
+        for at, latency in enumerate(latencies) if at in (0, len(latencies) - 1))
     accumulation = claims["accumulation"]
     saved = 1 - accumulation["several"] / (ACCUMULATED * accumulation["one"])
     return (f"falling; {100 * (1 - 1 / ACCUMULATED):.0f} % for grad_acc = {ACCUMULATED}",
             f"{steps} ms; {100 * saved:.0f} %",
-            "steps, in brackets replayed, on the link of the table of ways; bytes by the ledger")
+            "steps, replayed on links of the least and the largest latency of the table of other latencies; "
+            "bytes by the ledger")
 
 
 def _constant(memory):

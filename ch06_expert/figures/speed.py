@@ -4,8 +4,10 @@ and ranks that shard them beside ranks that have them all.
 The runs that are compared take turns. Models have the widths of the bench's A and B, and few layers, for
 it is layers that are compared.
 """
+import array
 import random
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 
@@ -22,7 +24,7 @@ GOALS = {"layer": 0.75, "ep": 0.9}
 LAYERS, VOCABULARY = 2, 256
 SEGMENTS = {"dense": ("mlp",), "mixture": ("dispatch", "experts", "combine")}
 PROBED_STEPS, LEAST_STEPS, MOST_STEPS = 2, 2, 50
-RANDOM_BYTES = 1 << 20
+RANDOM_TOKENS, RANDOM_COUNT = "random.bin", 1 << 20
 
 
 def mixture(config, experts=EXPERTS):
@@ -47,7 +49,7 @@ def _cases(name, dtype, scratch):
     shared = {**config, "micro_batch_size": config["micro_batch_size"] // RANKS}
     experts, all_chosen = mixture(config), mixture(config, CHOSEN)
     # As much as no training: what it has learned would make experts of some bytes.
-    spread = {"data": scratch / "random.bytes", "lr": 1e-9}
+    spread = {"data": scratch / RANDOM_TOKENS, "token_dtype": "uint16", "lr": 1e-9}
     return {"dense": ("dense", 1, config),
             "text": ("mixture", 1, {**config, **experts}),
             "random": ("mixture", 1, {**config, **experts, **spread}),
@@ -55,12 +57,20 @@ def _cases(name, dtype, scratch):
                for way, flags in (("text", experts), ("all", all_chosen)) for ep in (1, RANKS)}}
 
 
+def write_random_tokens(folder):
+    """Bytes as ids of 16 bits: as bytes they would be no text, which no run takes."""
+    ids = array.array("H", list(random.Random(0).randbytes(RANDOM_COUNT)))
+    if sys.byteorder != "little":
+        ids.byteswap()
+    (folder / RANDOM_TOKENS).write_bytes(ids.tobytes())
+
+
 def measure(chapter, seconds, rounds):
     """{experts: [{config, dtype, rounds: [{case: _summary()}]}]}"""
     found = []
     with tempfile.TemporaryDirectory(prefix="book_bench_") as scratch:
         scratch = Path(scratch)
-        (scratch / "random.bytes").write_bytes(random.Random(0).randbytes(RANDOM_BYTES))
+        write_random_tokens(scratch)
         models = [(name, dtype) for name in CONFIGS for dtype in DTYPES]
         steps = {model: _steps_for(seconds, _run(
             chapter, scratch, PROBED_STEPS, *_cases(*model, scratch)["text"])["step_ms"])

@@ -8,7 +8,9 @@ import io
 import json
 import math
 import re
+import struct
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,6 +134,18 @@ class Speed(unittest.TestCase):
         with mock.patch.object(bench.limits, "op_bench", return_value={"bound_ms": 2.0}) as asked:
             bench._bound(speed.MODELS["A"], "f32")
         asked.assert_called_once_with("bound", **bench.CONFIGS["A"], dtype="f32")
+
+    def test_random_tokens_are_of_16_bits_as_the_flags_say(self):
+        # As bytes they are no text, and a run of the bench is refused.
+        with tempfile.TemporaryDirectory() as folder:
+            folder = Path(folder)
+            speed.write_random_tokens(folder)
+            for flags in (case[2] for case in speed._cases("A", "f32", folder).values()
+                          if "data" in case[2]):
+                self.assertEqual(flags["token_dtype"], "uint16")
+                data = Path(flags["data"]).read_bytes()
+        ids = struct.unpack(f"<{len(data) // 2}H", data)
+        self.assertEqual(set(ids), set(range(speed.VOCABULARY)))
 
     def test_load_of_experts_and_of_ranks(self):
         self.assertEqual(speed.over_mean([6, 1, 1, 0]), 3)

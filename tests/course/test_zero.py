@@ -95,7 +95,8 @@ def fake_record():
 
 def fake_overlap():
     rates = (1000, 990, 900)
-    return {"overlap": {"ways": [{"grad_sync": way, "step_ms": ms, "replayed_step_ms": ms - 1}
+    return {"overlap": {"ways": [{"grad_sync": way, "by_latency": [
+        {"latency_us": us, "step_ms": ms + us} for us in (15, 150, 1500)]}
                                  for way, ms in
                                  (("naive", 200), ("overlapped", 160), ("bucketed", 150))]},
             "scaling": {"links": ["node=100,2", "net=200,1"], "node_size": 8, "replayed": [
@@ -306,8 +307,8 @@ class Claims(unittest.TestCase):
     def test_values_known_by_hand(self):
         for claim, expected, measured in (
                 ("1", "0", "at most 2e-14"),
-                ("2", "falling; 75 % for grad_acc = 4", "naive 200 (199), overlapped 160 (159), "
-                 "bucketed 150 (149) ms; 75 %"),
+                ("2", "falling; 75 % for grad_acc = 4", "15 us: naive 215, overlapped 175, bucketed 165; "
+                 "1500 us: naive 1700, overlapped 1660, bucketed 1650 ms; 75 %"),
                 ("3", "1", "1.000, 1.000, 1.000, 1.001; communication 0.000, 0.050, 0.050, 0.050"),
                 ("4", "each lower than the one before", "-1.0, -9.1 %"),
                 ("5", "1; 8 as ranks are added, 7.946 for 1024", "1.0000; 7.946"),
