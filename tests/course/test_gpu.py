@@ -378,6 +378,13 @@ LADDER = "\n".join(map(json.dumps, (
     {"name": "ring", "why": "ring needs a card of compute capability 9.0, and this one has 8.0"},
     *({"name": name, "type": "bf16", "ms": ms, "spread": 0.01, "tflops": 700 / ms, "of_first": 1 / ms, "error": 0.002}
       for name, ms in (("cuBLAS", 1), ("mma", 1.6), ("persistent", 1.25))))))
+# naive takes eight times as long as flash_3; PyTorch and FlashAttention-3 are in TORCH_ATTENTION.
+ATTENTION = "\n".join(json.dumps({"name": name, "type": "bf16", "ms": ms, "tflops": 300 / ms})
+                      for name, ms in (("naive", 8), ("flash_3", 1)))
+BACKWARD = json.dumps({"name": "flash_3_backward", "type": "bf16", "ms": 4, "tflops": 187.5})
+TORCH_ATTENTION = json.dumps({"sdpa, flash": {"forward": 1.5, "backward": 5},
+                              "sdpa, cuDNN": {"why": "No available kernel."},
+                              "FlashAttention-3": {"forward": 0.9, "backward": 2}})
 STAGED = json.dumps({"ranks": 2, "bytes": 256000000, "all_reduce_ms": 40, "download_ms": 10,
                      "host_ms": 26, "upload_ms": 11})
 
@@ -400,7 +407,8 @@ class WholeCheck(FakeCheck):
             self.program(name, f'case "$*" in *memory*) echo \'{MEMORY}\';; *) echo \'{PRODUCTS}\';; '
                                "esac")
         for name in ("ladder_bench", "ladder_bench_emulated"):
-            self.program(name, f"echo '{LADDER}'")
+            self.program(name, f'case "$*" in *"measure attention"*) echo \'{ATTENTION}\';; '
+                         f'*"measure backward"*) echo \'{BACKWARD}\';; *) echo \'{LADDER}\';; esac')
         for name in ("gpu_comm_bench", "gpu_comm_bench_emulated"):
             self.program(name, f"echo '{STAGED}'")
         self.script(self.bin / "mpiexec", 'shift 2; exec "$@"')
@@ -440,6 +448,7 @@ class WholeCheck(FakeCheck):
             case "$*" in
               *is_available*) echo 2.9;;
               *torch_bench*) {of_torch};;
+              *torch_attention*) echo '{TORCH_ATTENTION}';;
               *torch_products*) echo '{json.dumps([{"tflops": 800, "library": "cuBLASLt 12.8.4"}] * 3)}';;
             esac"""))
 
@@ -462,9 +471,9 @@ class WholeCheck(FakeCheck):
         self.assertEqual(self.failed(self.emulated), [])
         self.assertEqual([name for name, state in self.states().items() if state == "passed"],
                          ["libraries", "tests", "parity", "ranks", "nccl", "learning", "counts",
-                          "products", "memory", "ladder", "all-reduce", "steps", "alone"])
+                          "products", "memory", "ladder", "attention", "all-reduce", "steps", "alone"])
         self.assertEqual(self.entry("memcheck")["why"], "the emulated device has none of this")
-        for name in ("products", "memory", "ladder", "all-reduce", "alone"):  # where time means nothing
+        for name in ("products", "memory", "ladder", "attention", "all-reduce", "alone"):  # where time means nothing
             self.assertEqual({found for _, found, _ in self.found(name)}, {"not measured"}, name)
             self.assertNotIn("2900", json.dumps(self.entry(name)))
         self.assertEqual([found for _, found, _ in self.found("steps")],
@@ -550,6 +559,14 @@ class WholeCheck(FakeCheck):
         self.assertIn("the lowest: add", json.dumps(self.entry("memory")))
         self.assertEqual(self.found("ladder"), [("at least 0.6", "0.625", "yes"), ("at least 0.95", "0.8", "no")])
         self.assertIn("ring needs a card", json.dumps(self.entry("ladder")["figures"]["not here"]))
+        self.assertEqual(self.found("attention"), [("at least 0.85", "0.9", "yes"), ("at least 0.85", "0.9", "yes"),
+                                                   ("at least 0.46", "0.5", "yes"), ("at least 5", "8", "yes")])
+        figures = self.entry("attention")["figures"]
+        self.assertEqual([(row["pass"], row["by"], row["TFLOP/s"]) for row in figures["causal; torch 2.9"]], [
+            ("forward", "naive", 37.5), ("forward", "flash_3", 300), ("forward", "sdpa, flash", 200),
+            ("forward", "FlashAttention-3", 333.3), ("backward", "flash_3_backward", 187.5),
+            ("backward", "sdpa, flash", 150), ("backward", "FlashAttention-3", 375)])
+        self.assertEqual(figures["no mask: not here"], [{"by": "sdpa, cuDNN", "why": "No available kernel."}])
         training = self.entry("training")["figures"]["the median step; torch 2.9"][0]
         self.assertEqual(training["MFU, of the data sheet"], f"{0.4 * 800 / 989:.3f}")
         self.assertEqual((training["attention"], training["micro_batch_size"]), ("naive", 4))  # 80 GiB

@@ -31,7 +31,7 @@ PROGRAMS = ("test_ops_gpu", "test_kernels_gpu", "test_attention_gpu", "test_trai
             "test_cuda_kernels", "gpu_counts_emulated", "ch01_single_gpu_emulated")
 TOOLS = ("__init__", "base", "process", "machine", "run/__init__", "run/gpu", "gpu/__init__",
          "gpu/gpu_check", "gpu/gpu_part", "gpu/gpu_ranks", "gpu/gpu_speed", "gpu/tolerances",
-         "bench/torch_bench", "bench/torch_products")
+         "bench/torch_bench", "bench/torch_products", "bench/torch_attention")
 GLIBC = re.compile(r"(linux-vdso|ld-linux[\w-]*|lib(c|m|mvec|pthread|dl|rt|resolv|util|nsl|anl|BrokenLocale"
                    r"|thread_db|nss_\w+))\.so")
 # Which need a newer glibc than all else, and are mostly on the machine already.

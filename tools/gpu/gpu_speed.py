@@ -21,12 +21,16 @@ PROFILED_STEPS = 3
 ROUNDS = 3  # of two programs in turns, as many as there is time for
 TORCH_TRAINING = ROOT / "tools" / "bench" / "torch_bench.py"
 TORCH_PRODUCTS = ROOT / "tools" / "bench" / "torch_products.py"
+TORCH_ATTENTION = ROOT / "tools" / "bench" / "torch_attention.py"
 SHAPE = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size",
          "seq_len", "micro_batch_size", "dtype")
 # What is asked of a GPU.
 LEAST_OF_TORCH, LEAST_MFU, MOST_IDLE = 0.75, 0.30, 0.05
 LEAST_OF_PRODUCTS, LEAST_OF_COPY, MOST_TRACED, MOST_FROM_PROFILER = 0.95, 0.8, 0.02, 0.05
 LEAST_OF_CUBLAS = {"mma": 0.6, "persistent": 0.95}
+# Of FlashAttention-3's rate, forward and, by kernels that sum in a fixed order, backward; of naive's time.
+LEAST_OF_FLASH_3 = {"forward": 0.85, "backward": 0.46}
+LEAST_OF_NAIVE = 5
 WAITS_OF_A_STEP = 2  # at its end: for the loss and for the gradient norm
 SHORTEST_US = 50  # of an operation whose time is compared: events and launches take some themselves
 
@@ -128,6 +132,77 @@ def run_ladder(check):
     return {"": rows, **({"not here": left_out} if left_out else {}), "what is asked": [asked(
         f"rate of {name}, of cuBLAS's", None if check.emulated else share.get(name), least=least)
         for name, least in LEAST_OF_CUBLAS.items()]}
+
+
+def _race_attention(check, shape):
+    """{pass: {rung: record}} of chapter 9's rungs at a shape, in the words of ladder_bench."""
+    found = {}
+    for name, measure in (("forward", "attention"), ("backward", "backward")):
+        text = check.output([check.program("ladder_bench"), *words_of({
+            "measure": measure, **{flag: value for flag, value in shape.items() if value is not False},
+            "seconds": 0 if check.emulated else 0.02})])
+        records = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        found[name] = {record["name"]: record for record in records if "ms" in record}
+    if not all(found.values()):
+        raise Fail("it timed no rung")
+    return found
+
+
+def run_attention(check):
+    """The rungs of chapter 9's attention, in turns with PyTorch's and with FlashAttention-3."""
+    needs_cublas(check)
+    shape = {"seq_len": 64, "num_heads": 1, "head_dim": 64} if check.emulated else {
+        "seq_len": 4096, "num_heads": 16, "head_dim": 128}
+    python, text = (None, "not asked for") if check.emulated else find_torch()
+    figures, shares = {}, {}
+    for causal in (False, True):
+        ours, theirs = [], []
+        for _ in check.turns(ROUNDS if python else 1):
+            ours.append(_race_attention(check, {**shape, "causal": causal}))
+            if python:
+                theirs.append(json_line(check.output([python, str(TORCH_ATTENTION),
+                                                      json.dumps({**shape, "causal": causal})])))
+        rows, why = _attention_rows(check, ours, theirs)
+        figures[f"{'causal' if causal else 'no mask'}; {text}"] = rows
+        if why:
+            figures[f"{'causal' if causal else 'no mask'}: not here"] = why
+        for side, rung in (("forward", "flash_3"), ("backward", "flash_3_backward")):
+            shares[side, causal] = _ratio(ours, theirs, side, rung)
+        if not causal:
+            of_naive = None if check.emulated or "flash_3" not in ours[0]["forward"] else statistics.median(
+                each["forward"]["naive"]["ms"] / each["forward"]["flash_3"]["ms"] for each in ours)
+    return {**figures, "what is asked": [
+        *(asked(f"rate of {'flash_3' if side == 'forward' else 'flash_3_backward'}"
+                f"{', causal' if causal else ''}, of FlashAttention-3's", share, least=LEAST_OF_FLASH_3[side])
+          for (side, causal), share in shares.items() if side == "forward" or causal),
+        asked("time of naive, of flash_3's", of_naive, least=LEAST_OF_NAIVE)]}
+
+
+def _ratio(ours, theirs, side, rung, name="FlashAttention-3"):
+    """Of the rates of a rung and of theirs in its round, the median; None where one was not timed."""
+    found = [other[name][side] / mine[side][rung]["ms"] for mine, other in zip(ours, theirs)
+             if side in other.get(name, {}) and rung in mine[side]]
+    return statistics.median(found) if found else None
+
+
+def _attention_rows(check, ours, theirs):
+    """(A row for each rung and for each of theirs, a row for each of theirs that does not run)."""
+    def row(side, name, kind, times, flops):
+        ms = statistics.median(times)
+        return {"pass": side, "by": name, "type": kind, **dict(zip(("ms", "TFLOP/s"), (
+            (NO_TIME, NO_TIME) if check.emulated else (round(ms, 4), round(flops / ms, 1)))))}
+
+    rows = []
+    for side in ("forward", "backward"):
+        records = ours[0][side]
+        flops = next(record["tflops"] * record["ms"] for record in records.values())
+        rows += [row(side, name, record["type"], [each[side][name]["ms"] for each in ours], flops)
+                 for name, record in records.items()]
+        rows += [row(side, name, "bf16", [each[name][side] for each in theirs], flops)
+                 for name in (theirs[0] if theirs else ()) if side in theirs[0][name]]
+    why = [{"by": name, "why": found["why"]} for name, found in (theirs[0].items() if theirs else ())
+           if "why" in found]
+    return rows, why
 
 
 def _train_torch(check, python, config):
