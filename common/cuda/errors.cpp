@@ -1,6 +1,7 @@
 #include "cuda/errors.h"
 
 #include "base/check.h"
+#include "tensor/launches.h"
 #include "tensor/runtime.h"
 
 namespace usp::cuda {
@@ -67,6 +68,7 @@ void check(cudaError_t status, const char* call, const char* file, int line) {
 }
 
 void check_launch(cudaError_t status, const Launched& launched) {
+  ++launches;
   if (status == cudaSuccess) return;
   check(status, text_of(launched).c_str(), launched.file, launched.line);
 }

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "cuda/operands.h"
+#include "tensor/launches.h"
 #include "tensor/runtime.h"
 
 namespace usp::cuda {
@@ -103,6 +104,7 @@ class MatmulLibrary::Plan {
                               right_, beta.address(), before.address(), result_, c.address(),
                               result_, &choice_.algo, workspace.address(), choice_.workspaceSize,
                               stream));
+    ++launches;
   }
 
  private:

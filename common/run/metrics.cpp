@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/file_writer.h"
 #include "tensor/console.h"
+#include "tensor/launches.h"
 #include "tensor/memory_profile.h"
 #include "tensor/runtime.h"
 
@@ -112,7 +113,7 @@ void MetricsWriter::write(const StepMetrics& metrics, Runtime& runtime) {
           runtime.ledger().payload_json(written_);
   written_ = runtime.ledger();
   if (const Accelerator* accelerator = runtime.accelerator()) {
-    line += fmt::format(", \"host_waits\": {}", accelerator->waits());
+    line += fmt::format(", \"host_waits\": {}, \"launches\": {}", accelerator->waits(), launches);
   }
   if (metrics.has_val_loss) {
     line += fmt::format(", \"val_loss\": {}", json_number(metrics.val_loss, digits_));

@@ -8,6 +8,7 @@
 #include "cuda/launch.h"
 #include "emulator/emulator.h"
 #include "tensor/expert_ops.h"
+#include "tensor/launches.h"
 #include "tensor/ops.h"
 #include "testing.h"
 
@@ -91,6 +92,21 @@ TEST_CASE("the host waits where it reads, and nowhere else") {
   }
   REQUIRE(Tensor::zeros({1}, DType::f64).item() == 0);
   REQUIRE(accelerator.waits() == before + 2);
+}
+
+TEST_CASE("kernels and products that the host launches are counted") {
+  OnDevice gpu(Device::cuda);
+  const Tensor x = Tensor::from_host(numbers(36), {6, 6}, DType::f32);
+  const Tensor y = Tensor::empty({6, 6}, DType::f32), sum = Tensor::zeros({1}, DType::f64);
+  const auto counted = [&](const std::function<void()>& call) {
+    const int64_t before = launches;
+    call();
+    return launches - before;
+  };
+  REQUIRE(counted([&] { ops::add(y, x, x); }) == 1);
+  REQUIRE(counted([&] { ops::matmul(y, x, x); }) == 1);
+  REQUIRE(counted([&] { ops::sum_squares(sum, x); }) == 2);
+  REQUIRE(counted([&] { ops::add(y.narrow(0, 0, 0), x.narrow(0, 0, 0), x.narrow(0, 0, 0)); }) == 0);
 }
 
 TEST_CASE("an op's operands lie on one device, and host tensors have the host's kernels") {

@@ -2,8 +2,10 @@
 #include <regex>
 
 #include "comm/launch.h"
+#include "cuda/kernels.h"
 #include "emulator/emulator.h"
 #include "technique/case_cover.h"
+#include "technique/fusion/fused_calls.h"
 #include "technique/tiny_llama.h"
 #include "tensor/backend.h"
 
@@ -60,9 +62,9 @@ Trained train(Trainer& trainer, bool from_initial = false) {
   return found;
 }
 
-void check_same(const Trained& found, const Trained& expected) {
-  check_close(found.losses, expected.losses, tolerance_of(DType::bf16, kLossTolerance), "loss");
-  check_close(found.norms, expected.norms, tolerance_of(DType::bf16, kGradNormTolerance), "norm");
+void check_same(const Trained& found, const Trained& expected, DType dtype = DType::bf16) {
+  check_close(found.losses, expected.losses, tolerance_of(dtype, kLossTolerance), "loss");
+  check_close(found.norms, expected.norms, tolerance_of(dtype, kGradNormTolerance), "norm");
 }
 
 Trained train_on_cpu(const TrainConfig& config, const Dataset& dataset) {
@@ -71,7 +73,8 @@ Trained train_on_cpu(const TrainConfig& config, const Dataset& dataset) {
   return train(trainer);
 }
 
-/// Calls forward, of one query, backward, and by the blockwise kernels, as the report has them.
+/// Calls of attention forward, of one query, backward, and by the blockwise kernels, as the report
+/// has them.
 using Calls = std::array<int64_t, 4>;
 Calls calls_of(const Accelerator& accelerator) {
   static const std::regex kRemark(
@@ -83,6 +86,17 @@ Calls calls_of(const Accelerator& accelerator) {
     return {std::stoll(found[1]), std::stoll(found[2]), std::stoll(found[3]), std::stoll(found[4])};
   }
   return {0, 0, 0, 0};
+}
+
+/// Each of these operations launches a kernel or two, and not as many as it has parts.
+void check_launches(CallCounter& counter, int64_t parameters) {
+  constexpr int64_t kRanges = cuda::RangesOfLaunch<int>::kMost;
+  for (const char* name : {"linear_forward_add", "adamw", "swiglu_forward"}) {
+    CAPTURE(name);
+    REQUIRE(counter.launched[name] == counter.calls[name]);
+  }
+  const int64_t groups = (parameters + kRanges - 1) / kRanges;
+  REQUIRE(counter.launched["sum_squares"] == 2 * groups * counter.calls["sum_squares"]);
 }
 
 TEST_CASE("with --kernels fused a GPU trains as the CPU does, by attention on tensor cores") {
@@ -98,7 +112,10 @@ TEST_CASE("with --kernels fused a GPU trains as the CPU does, by attention on te
       const Trained expected = train_on_cpu(config, text.dataset);
       OnDevice gpu(Device::cuda);
       SoloTrainer trainer(config, &text.dataset);
+      CallCounter counter;
       check_same(train(trainer), expected);
+      REQUIRE(differences(counter.calls, fused_calls(config, /*summing=*/1, kSteps)) == "");
+      check_launches(counter, int64_t(trainer.parameters().size()));
       const int64_t passes = kSteps * config.grad_acc_steps * config.model.num_layers;
       const int64_t forward = recompute == std::string_view("full") ? 2 * passes : passes;
       REQUIRE(calls_of(*gpu.runtime.accelerator()) == Calls{forward, 0, passes, 0});
@@ -115,8 +132,15 @@ TEST_CASE("--kernels reference, and f32, stay on the blockwise kernels, bit for 
     OnDevice gpu(Device::cuda);
     SoloTrainer trainer(config, &text.dataset);
     if (!asked) gpu.runtime.backend().fuse(false);
+    CallCounter counter;
     // From other weights the fused kernels that f32 has, too, round otherwise.
     const Trained found = train(trainer, /*from_initial=*/true);
+    if (config.fusion.fused() && asked) {
+      REQUIRE(differences(counter.calls, fused_calls(config, /*summing=*/1, kSteps)) == "");
+      check_launches(counter, int64_t(trainer.parameters().size()));
+    } else {
+      REQUIRE(counter.calls["linear_forward_add"] == 0);
+    }
     REQUIRE(calls_of(*gpu.runtime.accelerator()) == Calls{0, 0, 0, 0});
     return found.norms;
   };
@@ -130,8 +154,7 @@ struct Layout {
   const char* name;
   int ranks;
   std::function<void(TrainConfig&)> change;
-  bool in_parts = false;  ///< a rank's queries meet one part of their keys after the other
-  int capability = 90;    ///< of the card: one before Hopper has kernels of its own
+  int capability = 90;  ///< of the card: one before Hopper has kernels of its own
 };
 
 /// Four experts, of which a token takes two and each of two ranks has two.
@@ -144,20 +167,18 @@ void add_experts(TrainConfig& c) {
 
 const std::vector<Layout> kLayouts = {
     {"tp 2", 2, [](TrainConfig& c) { c.tensor_parallel.tp_size = 2; }},
-    {"ring of 2, zig-zag", 2, [](TrainConfig& c) { c.context_parallel.cp_size = 2; }, true},
-    {"the same before Hopper", 2, [](TrainConfig& c) { c.context_parallel.cp_size = 2; }, true, 80},
+    {"ring of 2, zig-zag", 2, [](TrainConfig& c) { c.context_parallel.cp_size = 2; }},
+    {"the same before Hopper", 2, [](TrainConfig& c) { c.context_parallel.cp_size = 2; }, 80},
     {"ring of 3, documents", 3,
      [](TrainConfig& c) {
        c.context_parallel.cp_size = 3;
        c.context_parallel.document_mask = true;
-     },
-     true},
+     }},
     {"all_gather", 2,
      [](TrainConfig& c) {
        c.context_parallel.cp_size = 2;
        c.context_parallel.cp_method = "all_gather";
-     },
-     true},
+     }},
     {"ulysses", 2,
      [](TrainConfig& c) {
        c.context_parallel.cp_size = 2;
@@ -170,7 +191,7 @@ const std::vector<Layout> kLayouts = {
        c.data_parallel.zero_stage = 3;
        c.micro_batch_size = 1;
      },
-     false, 80},
+     80},
     {"experts", 2, add_experts},
 };
 
@@ -186,34 +207,33 @@ const std::vector<Layout> kMoreLayouts = {
      [](TrainConfig& c) {
        c.context_parallel.cp_size = 2;
        c.context_parallel.cp_layout = "contiguous";
-     },
-     true},
+     }},
     {"ring_ulysses before Hopper", 4,
      [](TrainConfig& c) {
        c.context_parallel.cp_size = 4;
        c.context_parallel.cp_method = "ring_ulysses";
        c.context_parallel.ulysses_size = 2;
      },
-     true, 80},
+     80},
     {"cp 2 and tp 2", 4,
      [](TrainConfig& c) {
        c.context_parallel.cp_size = 2;
        c.tensor_parallel.tp_size = 2;
-     },
-     true},
+     }},
     {"ring of 2, recomputed but for attention", 2,
      [](TrainConfig& c) {
        c.context_parallel.cp_size = 2;
        c.context_parallel.cp_recompute = "keep";
        c.recompute = "full";
-     },
-     true},
+     }},
 };
 
 /// What the first rank reports, and the calls of all of them.
 struct Run {
   Trained trained;
-  Calls calls{};
+  Calls attention{};
+  CallCounts calls;
+  int64_t summing = 0;  ///< ranks that sum squares
 };
 
 Run run_ranks(const TrainConfig& config, const Dataset& dataset, int ranks, Device device) {
@@ -224,40 +244,67 @@ Run run_ranks(const TrainConfig& config, const Dataset& dataset, int ranks, Devi
       [&](const Communicator& world) {
         const Mesh mesh(world, config.mesh());
         Trainer trainer(config, {&dataset, mesh});
+        CallCounter counter;
         // With ZeRO-3 there are no whole weights to set.
         const Trained found = train(trainer, config.data_parallel.zero_stage == 3);
         const std::lock_guard lock(one_at_a_time);
         if (world.rank() == 0) run.trained = found;
+        for (const auto& [name, count] : counter.calls) run.calls[name] += count;
+        run.summing += sums_squares(trainer);
         if (device == Device::cpu) return;
         const auto calls = calls_of(*Runtime::current().accelerator());
-        for (size_t i = 0; i < calls.size(); ++i) run.calls[i] += calls[i];
+        for (size_t i = 0; i < calls.size(); ++i) run.attention[i] += calls[i];
       },
       600, device);
   return run;
 }
 
-void check_layout(const Layout& layout) {
-  CAPTURE(layout.name);
+/// Calls of attention of one layer and micro-batch, of all ranks of cp together: a rank's queries
+/// meet the keys of one place of the ring after the other, of those that are not all behind them.
+int64_t attention_calls(const ContextParallelConfig& context) {
+  const int64_t places = context.ring_size();
+  const int64_t met = context.cp_layout == "zigzag" ? places * places : places * (places + 1) / 2;
+  return met * context.head_ranks();
+}
+
+void check_layout(const Layout& layout, DType dtype = DType::bf16) {
+  CAPTURE(layout.name, name(dtype));
   emulator::Options options = emulator::options;
   options.compute_capability = layout.capability;
   const emulator::Use use(options);
   TrainConfig config = wide_training();
+  config.dtype = name(dtype);
   layout.change(config);
   const RandomText text(config, 1600);
   const Run gpu = run_ranks(config, text.dataset, layout.ranks, Device::cuda);
   const Run cpu = run_ranks(config, text.dataset, layout.ranks, Device::cpu);
-  check_same(gpu.trained, cpu.trained);
-  // Each rank has the layers of its stage; of a ring, each query meets the keys of those before.
-  const auto [forward, decoding, backward, blockwise] = gpu.calls;
-  const int64_t passes = kSteps * config.grad_acc_steps * config.model.num_layers * layout.ranks /
-                         config.pipeline.pp_size;
+  check_same(gpu.trained, cpu.trained, dtype);
+  for (const Run* run : {&gpu, &cpu}) {
+    CHECK(run->summing > 0);
+    CHECK(differences(run->calls, fused_calls(config, run->summing, kSteps)) == "");
+  }
+  const auto [forward, decoding, backward, blockwise] = gpu.attention;
+  const int64_t all = kSteps * config.grad_acc_steps * config.model.num_layers *
+                      config.mesh().ranks() / config.mesh().cp / config.pipeline.pp_size *
+                      attention_calls(config.context_parallel);
+  const bool twice = config.recompute == "full" && !config.context_parallel.keeps_attention();
+  const bool documents = config.context_parallel.document_mask;  // which skip keys of others
+  if (dtype != DType::bf16) {                                    // which tensor cores do not take
+    CHECK(forward + decoding + backward + blockwise == 0);
+    return;
+  }
   CHECK(blockwise + decoding == 0);
-  CHECK(backward == forward);
-  CHECK((layout.in_parts ? forward > passes : forward == passes));
+  CHECK(forward == (twice ? 2 : 1) * backward);
+  CHECK(backward <= all);
+  CHECK(backward > (documents ? all / config.context_parallel.ring_size() : all - 1));
 }
 
 TEST_CASE("in every layout ranks on a GPU with --kernels fused train as those on the CPU do") {
   for (const Layout& layout : kLayouts) check_layout(layout);
+  for (const Layout& layout : kLayouts) {
+    const bool always = layout.name == std::string_view("experts");
+    if (always || is_full()) check_layout(layout, DType::f64);
+  }
   for (const Layout& layout : is_full() ? kMoreLayouts : std::vector<Layout>()) {
     check_layout(layout);
   }

@@ -91,6 +91,10 @@ class Records(Runs):
         records = read_metrics(self.succeed(dict(GPU, steps=4, trace_steps=0)))
         waits = [record["host_waits"] for record in records]
         self.assertEqual([after - before for before, after in zip(waits, waits[1:])], [2, 2, 2])
+        launches = [record["launches"] for record in records]
+        each = {after - before for before, after in zip(launches, launches[1:])}
+        self.assertEqual(len(each), 1)
+        self.assertGreater(min(each), 50)
         self.assertNotIn("host_waits", read_metrics(self.succeed(dict(GPU, device="cpu")))[0])
 
     def test_the_trace_has_the_device_s_times_in_a_lane_of_its_own(self):

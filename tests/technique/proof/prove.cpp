@@ -16,6 +16,9 @@
 #include "technique/layout_of_flags.h"
 #include "technique/tiny_llama.h"
 #include "testing.h"
+#if __has_include("fusion/fusion.h")
+#include "technique/fusion/fused_calls.h"
+#endif
 
 namespace usp::test {
 namespace {
@@ -209,6 +212,31 @@ TEST_CASE("in a run of any layout every rank sends, holds, keeps and reaches wha
   }
   REQUIRE(compared > int64_t(2 * count));
 }
+
+#if __has_include("fusion/fusion.h")
+TEST_CASE("whatever the layout, a fused step has as many calls as the layout asks for",
+          "[not_sanitized]") {
+  const int64_t wanted = is_full() ? 50 : 8;
+  int64_t compared = 0;
+  for (uint64_t number = 5'000'000 + turn() * 400; compared < wanted; ++number) {
+    const Twin layout = CompositionDraw(number, /*most_ranks=*/16).draw().first;
+    const TrainConfig& config = layout.config;
+    if (!config.fusion.fused()) continue;
+    INFO("composition " << number << "\n" << layout.flags);
+    CallCounts all;
+    int64_t summing = 0;
+    for (int rank = 0; rank < int(config.mesh().ranks()); ++rank) {
+      const OnDevice meta(Device::meta);
+      const DryMesh dry(config.mesh(), config.engine(), rank, config.communication->node_size);
+      Trainer trainer(config, {/*dataset=*/nullptr, dry.mesh});
+      for (const auto& [name, count] : count_calls(trainer)) all[name] += count;
+      summing += sums_squares(trainer);
+    }
+    REQUIRE(differences(all, fused_calls(config, summing)) == "");
+    ++compared;
+  }
+}
+#endif
 
 TEST_CASE("whatever a chapter can do is drawn", "[not_sanitized]") {
   std::vector<std::string> wanted = {"--attention_kind mla",
