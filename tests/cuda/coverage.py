@@ -1,5 +1,7 @@
 """Which lines of what ranks have on a GPU, and send from there, the tests on the emulated one run.
 
+That each kernel of chapter 9 runs, with all checks, is a test of its own: tests/lab/test_every_kernel.cpp.
+
   coverage.py --source . --binary build/release/bin/test_cuda_coverage
               --objects build/release/tests/cuda/CMakeFiles/cuda_covered.dir
 

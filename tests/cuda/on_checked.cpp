@@ -8,11 +8,9 @@
 #include <catch2/catch.hpp>
 #endif
 
-#include <filesystem>
 #include <iostream>
-#include <regex>
-#include <set>
 
+#include "cuda/kernels_in.h"
 #include "emulator/emulator.h"
 #include "technique/case_cover.h"
 #include "tensor/ops.h"
@@ -40,23 +38,6 @@ bool failed = false;
   return setenv("USP_TEST_DEVICE", "cuda", /*replace=*/0) == 0;
 }();
 
-/// The kernels in the sources, by "file.cu:name".
-std::set<std::string> kernels_in_sources() {
-  std::set<std::string> kernels;
-  for (const auto& entry : std::filesystem::directory_iterator(USP_KERNELS)) {
-    if (entry.path().extension() != ".cu") continue;
-    std::ifstream source(entry.path());
-    const std::regex kernel("__global__ void (\\w+)\\(");
-    std::string line;
-    std::smatch found;
-    while (std::getline(source, line)) {
-      if (!std::regex_search(line, found, kernel)) continue;
-      kernels.insert(fmt::format("{}:{}", entry.path().filename().string(), found.str(1)));
-    }
-  }
-  return kernels;
-}
-
 #if __has_include(<catch2/catch_test_macros.hpp>)
 using Listener = Catch::EventListenerBase;
 #else
@@ -83,7 +64,7 @@ class Checks : public Listener {
 
  private:
   static void count_kernels() {
-    const std::set<std::string> kernels = kernels_in_sources();
+    const std::set<std::string> kernels = kernels_in(USP_KERNELS);
     const std::map<std::string, int64_t> checked = emulator::checked_kernels();
     int64_t shapes = 0;
     for (const auto& [kernel, shapes_of_kernel] : checked) shapes += shapes_of_kernel;
