@@ -237,6 +237,7 @@ class Parts(FakeCheck):
         table = page[page.index("| what | asked |"):].partition("\n\n")[0]
         self.assertEqual([row.split("|")[2].strip() for row in table.splitlines()[2:]], [
             f"at least {gpu_speed.LEAST_OF_PRODUCTS}", f"at least {gpu_speed.LEAST_OF_COPY}",
+            f"at least {gpu_speed.LEAST_OF_FUSED}",
             *(f"at least {least}" for least in gpu_speed.LEAST_OF_CUBLAS.values()), f"at least {gpu_ranks.LEAST_STAGED}", f"at least {gpu_speed.LEAST_OF_TORCH}",
             f"at least {gpu_speed.LEAST_MFU:.2f}", f"at most {gpu_speed.MOST_IDLE}",
             f"at most {gpu_speed.WAITS_OF_A_STEP}", f"at most {gpu_speed.MOST_TRACED}",
@@ -369,7 +370,8 @@ def wait_until(condition, seconds=20.0):
 
 MEMORY = json.dumps([
     {"kernel": name, "us": 7, "gb_per_s": 2900 * share, "of_copy": share, "held": held}
-    for name, share, held in (("copy", 1, True), ("add", 0.9, True), ("clip", 0.01, False))])
+    for name, share, held in (("copy", 1, True), ("add", 0.9, True), ("fused adamw", 0.95, True),
+                              ("clip", 0.01, False))])
 PRODUCTS = json.dumps([
     {"product": name, "kind": "forward", "dtype": "bf16", "m": 1, "n": 2, "k": 3, "tflops": rate,
      "library": "cuBLASLt 13.1.0"}
@@ -417,15 +419,19 @@ class WholeCheck(FakeCheck):
         self.script(self.scratch / "bin" / name, text)
 
     @staticmethod
-    def trainer(loss, waits=2, most_steps=999, sent=64, step_ms=9, slower_ms=9):
+    def trainer(loss, waits=2, most_steps=999, sent=64, step_ms=9, slower_ms=9, fused=None):
+        fused = fused or loss
         shape = json.dumps(dict.fromkeys(gpu_speed.SHAPE, 1))
         op = {"cat": "device op", "name": "matmul", "ts": 0, "dur": 60,
               "args": {"step": gpu_speed.TRACED_STEPS, "queued": 5}}
+        early = {**op, "ts": -500, "args": {"step": gpu_part.SKIPPED_STEPS + 1, "queued": -600}}
         trace = json.dumps({"traceEvents": [
             {"name": "process_name"}, op, {**op, "ts": 62, "dur": 38},
-            {**op, "ts": -500, "args": {"step": 4, "queued": -600}}]})
+            early, {**early, "name": "add", "ts": -438, "dur": 38}]})
         return textwrap.dedent(f"""\
-            case "$*" in *--help*) echo "tiny, small, 1B"; exit;; esac
+            case "$*" in *--help*) echo "tiny, small, 1B, --kernels"; exit;; esac
+            launches=90; remark=blockwise; loss={loss}
+            case "$*" in *"--kernels fused"*) launches=60; remark="Attention ran on tensor cores"; loss={fused};; esac
             ms={step_ms}; case "$*" in *"--trace_steps 8"*|*"--comm nccl"*) ms={slower_ms};; esac
             while [ $# -gt 0 ]; do
               case "$1" in --run_dir) folder=$2;; --steps) steps=$2;; esac
@@ -435,11 +441,12 @@ class WholeCheck(FakeCheck):
             i=0
             while [ $i -lt $steps ] && [ $i -lt {most_steps} ]; do
               i=$((i + 1))
-              echo '{{"loss": {loss}, "grad_norm": 0.5, "tokens_per_s": 2e4, "step_ms": '$ms', "mfu": 0.4,' \
-                   '"comm_bytes": {sent}, "host_waits": '$((40 + {waits} * i))'}}'
+              echo '{{"loss": '$loss', "grad_norm": 0.5, "tokens_per_s": 2e4, "step_ms": '$ms', "mfu": 0.4,' \
+                   '"comm_bytes": {sent}, "launches": '$((launches * i))', "host_waits": '$((40 + {waits} * i))'}}'
             done > "$folder/metrics.jsonl"
             echo '{{"matmul_gflops": 800000, "config": {shape}}}' > "$folder/run.json"
             echo '{trace}' > "$folder/trace.json"
+            echo "$remark" > "$folder/report.md"
             """)
 
     def python(self, of_torch):
@@ -471,13 +478,25 @@ class WholeCheck(FakeCheck):
         self.assertEqual(self.failed(self.emulated), [])
         self.assertEqual([name for name, state in self.states().items() if state == "passed"],
                          ["libraries", "tests", "parity", "ranks", "nccl", "learning", "counts",
-                          "products", "memory", "ladder", "attention", "all-reduce", "steps", "alone"])
+                          "products", "memory", "ladder", "attention", "all-reduce", "steps", "alone", "fused"])
         self.assertEqual(self.entry("memcheck")["why"], "the emulated device has none of this")
         for name in ("products", "memory", "ladder", "attention", "all-reduce", "alone"):  # where time means nothing
             self.assertEqual({found for _, found, _ in self.found(name)}, {"not measured"}, name)
             self.assertNotIn("2900", json.dumps(self.entry(name)))
         self.assertEqual([found for _, found, _ in self.found("steps")],
                          ["2", "not measured", "not measured"])
+        rows, = self.entry("fused")["figures"].values()
+        self.assertEqual([(row["launches a step"], row["tokens/s"], row["idle share"]) for row in rows],
+                         [(90, "not measured", "not measured"), (60, "not measured", "not measured")])
+
+    def test_fused_kernels_that_learn_otherwise_fail(self):
+        self.program("ch03_b_emulated", self.trainer("5.5", fused="5.6"))
+        self.assertEqual(self.failed(self.emulated, "fused"), ["fused"])
+        self.assertEqual(self.entry("fused")["why"],
+                         "fused kernels learn otherwise than the reference: losses differ by 1.8e-02")
+        self.program("ch03_b_emulated", "echo nothing of that kind")
+        self.failed(self.emulated, "fused")
+        self.assertEqual(self.entry("fused")["why"], "no chapter with fused kernels is here")
 
     def test_a_loss_that_differs_or_is_nan_fails(self):
         for loss, failed in (("5.52", ["parity"]), ("5.56", ["parity", "learning"]),
@@ -555,7 +574,8 @@ class WholeCheck(FakeCheck):
             "products; cuBLASLt 13.1.0; torch 2.9 with cuBLASLt 12.8.4"][1]
         self.assertEqual((figures["fraction"], figures["of torch"]), ("0.71", "0.88"))
         self.assertEqual(self.found("products"), [("at least 0.95", "0.875", "no")])  # not the square
-        self.assertEqual(self.found("memory"), [("at least 0.8", "0.9", "yes")])  # not what is not held
+        self.assertEqual(self.found("memory"), [("at least 0.8", "0.9", "yes"),  # not what is not held
+                                                ("at least 0.9", "0.95", "yes")])
         self.assertIn("the lowest: add", json.dumps(self.entry("memory")))
         self.assertEqual(self.found("ladder"), [("at least 0.6", "0.625", "yes"), ("at least 0.95", "0.8", "no")])
         self.assertIn("ring needs a card", json.dumps(self.entry("ladder")["figures"]["not here"]))
@@ -573,8 +593,11 @@ class WholeCheck(FakeCheck):
         self.assertEqual((training["rounds"], training["step ms, PyTorch"]), (3, 7.2))
         self.assertEqual(self.found("training"), [("at least 0.75", "0.8", "yes"),
                                                   ("at least 0.3", "0.324", "yes")])
-        row, = self.entry("blockwise")["figures"]["the median step"]
-        self.assertEqual((row["attention"], row["tokens/s"]), ("blockwise", 2e4))
+        (title, rows), = self.entry("fused")["figures"].items()
+        self.assertEqual(title, "ch03_b, 1B in bf16, --attention blockwise")
+        self.assertEqual([[row[name] for name in ("kernels", "launches a step", "tokens/s", "idle share", "rounds")]
+                          for row in rows], [["reference", 90, 2e4, 0.02, 3], ["fused", 60, 2e4, 0.02, 3]])
+        self.assertEqual([row["attention on tensor cores"] for row in rows], ["no", "yes"])
         self.assertEqual(self.found("steps"), [("at most 2", "2", "yes"),
                                                ("at most 0.05", "0.02", "yes"),
                                                ("at most 0.02", "0", "yes")])

@@ -61,6 +61,16 @@ class Emulated(unittest.TestCase):
         found = self.asked("steps")
         self.assertEqual(sorted(found.values()), ["2", "not measured", "not measured"], found)
 
+    def test_fused_kernels_launch_less_and_attend_on_tensor_cores(self):
+        (title, (reference, fused)), = self.parts["fused"]["figures"].items()
+        self.assertTrue(title.startswith(list(gpu_ranks.layouts_of(ROOT))[-1]), title)
+        self.assertEqual([(row["kernels"], row["attention on tensor cores"]) for row in (reference, fused)],
+                         [("reference", "no"), ("fused", "yes")])
+        self.assertGreater(fused["launches a step"], 50)
+        self.assertLess(fused["launches a step"], reference["launches a step"])
+        self.assertEqual({row[name] for row in (reference, fused) for name in ("tokens/s", "idle share")},
+                         {"not measured"})
+
     def test_every_rung_of_the_product_agrees_with_the_library(self):
         rows, _ = self.parts["ladder"]["figures"].values()
         self.assertEqual([row["rung"] for row in rows if row["rung"] != "cuBLAS"], list(lab.rungs("ch09.matmul")))
@@ -74,7 +84,7 @@ class Emulated(unittest.TestCase):
             self.assertIn(("head", *product), names)
         kernels = [row["kernel"] for row in next(iter(self.parts["memory"]["figures"].values()))]
         self.assertEqual(len(kernels), len(set(kernels)))
-        self.assertLessEqual({"copy", "adamw", "cross_entropy_backward", "unpermute_backward"},
+        self.assertLessEqual({"copy", "adamw", "fused adamw", "cross_entropy_backward", "unpermute_backward"},
                              set(kernels))
 
 

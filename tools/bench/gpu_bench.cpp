@@ -8,6 +8,7 @@
 #include "base/args.h"
 #include "base/rng.h"
 #include "gpu_numbers.h"
+#include "tensor/backend.h"
 #include "tensor/console.h"
 #include "tensor/expert_ops.h"
 #include "tensor/ops.h"
@@ -190,6 +191,32 @@ std::vector<Kernel> kernels_of_the_model(const Rows& r) {
   };
 }
 
+/// What is one call for all parameters of a layer, here seven of lengths that do not divide.
+std::vector<Kernel> kernels_of_several(const Rows& r) {
+  const int64_t n = r.T << 12, parameters = 7;
+  const DType acc = Rows::acc;
+  const Tensor value = Tensor::zeros({n}, Rows::dtype), grad = Tensor::zeros({n}, acc);
+  const Tensor master = Tensor::zeros({n}, acc), m = Tensor::zeros({n}, acc);
+  const Tensor v = Tensor::zeros({n}, acc), one = Tensor::zeros({1}, DType::f64);
+  AdamWSettings settings;
+  settings.lr = 1e-3;
+  std::vector<AdamWRange> ranges;
+  std::vector<Tensor> grads;
+  for (int64_t i = 0, begin = 0; i < parameters; ++i) {
+    const int64_t end = i + 1 == parameters ? n : begin + n / 28 * (i + 1) / 8 * 8;
+    const auto part = [&](const Tensor& of) { return of.narrow(0, begin, end - begin); };
+    ranges.push_back({part(value), part(master), part(m), part(v), part(grad)});
+    grads.push_back(part(grad));
+    begin = end;
+  }
+  return {
+      {"fused adamw", value.bytes() + 7 * master.bytes(),
+       [=] { ops::adamw(ranges, one, settings); }},
+      {"fused sum_squares", grad.bytes(),
+       [=, sum = Tensor::zeros({1}, DType::f64)] { ops::add_squares(sum, grads); }},
+  };
+}
+
 /// Two experts for each of the rows, of 64; the scores of many tokens.
 std::vector<Kernel> kernels_of_experts(const Rows& r) {
   const int64_t T = r.T / 2, k = 2, E = 64, N = 64 * r.T;
@@ -249,6 +276,8 @@ std::string measure_memory(const Sizes& sizes) {
   };
   measure(kernels_of_rows(rows));
   measure(kernels_of_the_model(rows));
+  Runtime::current().backend().fuse(true);
+  measure(kernels_of_several(rows));
   measure(kernels_of_experts(rows));
   return text;
 }

@@ -204,16 +204,16 @@ def run_learning(check):
 # Whether the device computes what it should comes first, how fast it is then.
 PARTS = (
     Part("libraries", "libraries", 5, find_libraries, programs=()),
-    Part("tests", "operations and training against references", 60, run_tests, programs=tuple(TESTS)),
+    Part("tests", "operations and training against references", 55, run_tests, programs=tuple(TESTS)),
     Part("parity", "chapter 1 on the device and on the CPU", 25, run_parity,
          programs=("ch01_single_gpu",)),
-    Part("ranks", "ranks that share the device, and as many on the CPU", 65, gpu_ranks.run_ranks),
+    Part("ranks", "ranks that share the device, and as many on the CPU", 60, gpu_ranks.run_ranks),
     Part("nccl", "NCCL's operations in communicators of one rank", 10, run_nccl,
          programs=("test_nccl_gpu",)),
     Part("learning", "losses of 200 steps on the device and on the CPU", 15, run_learning),
     Part("memcheck", "kernels under compute-sanitizer: bounds", 33, _sanitizer("memcheck"), True,
          SANITIZER),
-    Part("racecheck", "kernels under compute-sanitizer: races", 38, _sanitizer("racecheck"), True,
+    Part("racecheck", "kernels under compute-sanitizer: races", 33, _sanitizer("racecheck"), True,
          SANITIZER),
     Part("initcheck", "kernels under compute-sanitizer: unwritten memory", 33,
          _sanitizer("initcheck"), True, SANITIZER),
@@ -231,7 +231,7 @@ PARTS = (
     Part("alone", "what NCCL costs one rank", 25, gpu_ranks.run_alone),
     Part("training", "speed of chapter 1 on a billion parameters, and of PyTorch", 43,
          gpu_speed.run_training, True),
-    Part("blockwise", "the same with blockwise attention", 15, gpu_speed.run_blockwise, True),
+    Part("fused", "the same with blockwise attention, and with chapter 9's fused kernels", 30, gpu_speed.run_fused),
     Part("timeline", "spans of the device and Nsight Systems", 15, gpu_speed.run_timeline, True, "nsys"),
 )
 # What --ranks asks of a machine with several cards.

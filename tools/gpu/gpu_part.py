@@ -210,12 +210,12 @@ def read_metrics(run_dir):
     return [json.loads(line) for line in lines]
 
 
-def train(check, device, flags, run_dir, before=()):
-    """metrics.jsonl of a run of the first chapter. before: a tool under which it runs."""
-    program = check.program("ch01_single_gpu", on_device=device == "cuda")
+def train(check, device, flags, run_dir, before=(), chapter="ch01_single_gpu", env=None):
+    """metrics.jsonl of a run of a chapter, on one rank. before: a tool under which it runs."""
+    program = check.program(chapter, on_device=device == "cuda")
     check.output([*before, program,
                   *words_of({**QUIET, **flags, "device": device, "run_dir": run_dir,
-                             "data": check.place.corpus})])
+                             "data": check.place.corpus})], env=env)
     return read_metrics(run_dir)
 
 

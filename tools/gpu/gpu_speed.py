@@ -10,8 +10,10 @@ from collections import defaultdict
 from pathlib import Path
 
 from tools.base import ROOT
-from tools.gpu.gpu_part import (BILLION, NO_TIME, SMALL_MODEL, Fail, Skip, asked, billion,
-                                difference, json_line, middle, needs_cublas, train, words_of)
+from tools.gpu.gpu_part import (BILLION, NO_TIME, SKIPPED_STEPS, SMALL_MODEL, Fail, Skip, asked, billion,
+                                difference, json_line, largest_difference, middle, needs_cublas, train,
+                                words_of)
+from tools.gpu.tolerances import TOLERANCES
 from tools.process import output_of
 from tools.run import gpu
 
@@ -26,7 +28,9 @@ SHAPE = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_hidden_s
          "seq_len", "micro_batch_size", "dtype")
 # What is asked of a GPU.
 LEAST_OF_TORCH, LEAST_MFU, MOST_IDLE = 0.75, 0.30, 0.05
+ON_TENSOR_CORES = "Attention ran on tensor cores"  # of a report
 LEAST_OF_PRODUCTS, LEAST_OF_COPY, MOST_TRACED, MOST_FROM_PROFILER = 0.95, 0.8, 0.02, 0.05
+LEAST_OF_FUSED = 0.9  # of the copy's rate
 LEAST_OF_CUBLAS = {"mma": 0.6, "persistent": 0.95}
 # Of FlashAttention-3's rate, forward and, by kernels that sum in a fixed order, backward; of naive's time.
 LEAST_OF_FLASH_3 = {"forward": 0.85, "backward": 0.46}
@@ -103,6 +107,7 @@ def run_memory(check):
     if not held:
         raise Fail("it timed no kernel")
     least = min(held, key=lambda row: row["of_copy"])
+    fused = [row["of_copy"] for row in held if row["kernel"].startswith("fused")]
     return {f"memory; data sheet: {f'{peak} GB/s' if peak else 'unknown'}": [
         {"kernel": row["kernel"], "us": NO_TIME if check.emulated else row["us"],
          "GB/s": NO_TIME if check.emulated else row["gb_per_s"],
@@ -111,7 +116,9 @@ def run_memory(check):
         "what is asked": [asked(
             "rate of memory-bound kernels, of the copy's, the lowest"
             + ("" if check.emulated else f": {least['kernel']}"),
-            None if check.emulated else least["of_copy"], least=LEAST_OF_COPY)]}
+            None if check.emulated else least["of_copy"], least=LEAST_OF_COPY), asked(
+            "of fused ones, the lowest", None if check.emulated else min(fused, default=None),
+            least=LEAST_OF_FUSED)]}
 
 
 def run_ladder(check):
@@ -267,14 +274,6 @@ def run_training(check):
         asked("MFU, of the data sheet", of_peak, least=LEAST_MFU)]}
 
 
-def run_blockwise(check):
-    """The speed of the same training with blockwise attention, of which nothing is asked."""
-    needs_cublas(check)
-    flags = {**billion(check), "attention": "blockwise"}
-    step, run = _one_training(check, flags)
-    return {"the median step": [_training_row(check, flags, [step], run)[0]]}
-
-
 def idle_share(events):
     """The part of the time from a step's first kernel to its last in which the device had none.
 
@@ -327,6 +326,51 @@ def run_steps(check):
             ours / without for ours, without in zip(traced, untraced)) - 1, most=MOST_TRACED)]}
     if waits is None or waits > WAITS_OF_A_STEP:
         raise Fail("the host waits for the device before the end of a step", figures)
+    return figures
+
+
+def _fused_row(check, chapter, flags):
+    """(A row of the report, metrics.jsonl) of a run with these kernels. Of the steps that are timed the
+    first is traced."""
+    traced = SKIPPED_STEPS + 1
+    with tempfile.TemporaryDirectory(prefix="gpu_check_") as scratch:
+        run_dir = Path(scratch) / "run"
+        records = train(check, "cuda", {**flags, "trace_steps": traced}, run_dir, chapter=chapter,
+                        env={**check.rank_environment(), "USP_MATMUL_SECONDS": "0"})
+        step = middle(records)
+        events = [event for event in _device_ops(run_dir) if event["args"]["step"] == traced]
+        report = (run_dir / "report.md").read_text(encoding="utf-8")
+    row = {"kernels": flags["kernels"], "launches a step": records[-1]["launches"] - records[-2]["launches"],
+           "attention on tensor cores": "yes" if ON_TENSOR_CORES in report else "no"}
+    times = {"tokens/s": float(step["tokens_per_s"]), "step ms": float(step["step_ms"]),
+             "idle share": idle_share(events)}
+    return {**row, **(dict.fromkeys(times, NO_TIME) if check.emulated else times)}, records
+
+
+def run_fused(check):
+    """The newest chapter's fused kernels beside its reference ones, which are chapter 1's, in turns: what
+    they learn, tokens a second, launches of a step, idle share."""
+    needs_cublas(check)
+    chapter = list(check.place.layouts)[-1] if check.place.layouts else ""
+    if not chapter or "--kernels" not in check.output([check.program(chapter), "--help"],
+                                                      env=check.rank_environment()):
+        raise Skip("no chapter with fused kernels is here")
+    flags = {**SMALL_MODEL, "dtype": "bf16", "head_dim": 64} if check.emulated else billion(check)
+    found = {"reference": [], "fused": []}
+    for _ in check.turns(1 if check.emulated else ROUNDS):
+        for kernels, runs in found.items():
+            runs.append(_fused_row(check, chapter, {**flags, "attention": "blockwise", "kernels": kernels}))
+    rows = []
+    for runs in found.values():
+        last = dict(runs[-1][0])
+        if not check.emulated:
+            last.update({name: round(statistics.median(row[name] for row, _ in runs), 4)
+                         for name in ("tokens/s", "step ms", "idle share")})
+        rows.append({**last, "rounds": len(runs)})
+    figures = {f"{chapter}, {flags.get('model', 'a small model')} in bf16, --attention blockwise": rows}
+    far = largest_difference(found["fused"][0][1], found["reference"][0][1], "loss")
+    if not far <= TOLERANCES["steps"]["bf16"]:
+        raise Fail(f"fused kernels learn otherwise than the reference: losses differ by {far:.1e}", figures)
     return figures
 
 
