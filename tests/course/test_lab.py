@@ -315,11 +315,15 @@ class Program(unittest.TestCase):
             self.assertLessEqual(row["bytes"], row["predicted_bytes"], row)
             self.assertLessEqual(row["error"], 1e-5 if row["type"] == "f32" else 5e-3, row)
             self.assertEqual(row["flops"], row["predicted_flops"] if row["type"] == "bf16" else None)
+            for of in ("bytes", "flops"):  # of whole tiles, as many as cover c
+                self.assertEqual(row[f"predicted_{of}"] % row[f"predicted_{of}_a_block"], 0, row)
         lines = out.splitlines()
         self.assertIn("c [65, 70] = a [65, 37] b, on the emulated GPU", lines[0])
         self.assertEqual([line.split()[0] for line in lines[2:13]], list(lab.rungs(LAB)))
         for line in lines[2:13]:
-            self.assertTrue(line.endswith("not measured  not measured"), line)
+            self.assertEqual(line.count("not measured"), len(lab.LABS[LAB].on_a_card), line)
+        self.assertIn("flops a block predicted", lines[1])
+        self.assertTrue(lines[1].endswith("bytes by Nsight Compute  time          of cuBLAS     gain in time"), lines[1])
         self.assertNotIn("ncu", out)  # which would be refused on a card
 
     def test_every_lab_of_one_idea_runs_as_it_is_and_at_a_size_with_tails(self):

@@ -49,6 +49,9 @@ bool show(const ladder::Rung<T>& rung, int m, int n, int k) {
   nlohmann::ordered_json row =
       record_of(rung.name, Case<T>::kTransposed ? "bf16" : "f32", predicted.bytes, counted);
   add_flops(row, predicted.flops, counted);
+  const ladder::Cost of_block = rung.cost(k);
+  row["predicted_bytes_a_block"] = of_block.bytes;
+  row["predicted_flops_a_block"] = of_block.flops;
   const ladder::Cost large =
       predict(rung, ladder::Product<T>{4096, 4096, 4096, {}, 0, {}, 0, {}, 0});
   row["predicted_flops_per_byte"] =

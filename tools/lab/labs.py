@@ -41,8 +41,10 @@ LABS = {
          "predicted is the most",
          "flops: of tensor cores, with zeros behind the ends; those of scalar instructions are not "
          "counted",
+         "a block: for one tile of c, of which a persistent block takes several",
          "flops/byte: of matrices of 4,096 x 4,096",
-         "gain in bytes: those counted of the rung before, over this rung's"), ("time", "of cuBLAS"),
+         "gain in bytes: those counted of the rung before, over this rung's"),
+        ("bytes by Nsight Compute", "time", "of cuBLAS", "gain in time"),
         on_card=tuple(("--m", n, "--n", n, "--k", n) for n in ("4096", "8192")), profiled=True, has_gains=True),
     "ch09.stalls": Lab(
         "ch09_gpu_kernels/kernels/matmul", "lab_matmul", ("stalls",), {"M": 128, "N": 256, "K": 128},
