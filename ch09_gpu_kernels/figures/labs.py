@@ -2,8 +2,10 @@
 
 labs.json holds what the labs' programs print, which no machine changes. make.py asks for all of it here.
 """
+import re
 from math import log10
 
+from tools.base import ROOT
 from tools.book.showcase import json_text
 from tools.lab import lab
 from tools.lab.labs import LABS
@@ -324,4 +326,62 @@ def stages():
     return drawing.svg()
 
 
-SCHEMATICS = {"lanes.svg": lanes, "stages.svg": stages}
+def constants(*files):
+    """{name: value} of the constexpr int of sources of the product's rungs that are numbers."""
+    folder = ROOT / LABS[PRODUCT].source
+    return {name: int(value) for file in files
+            for line in re.findall(r"constexpr int (.+?);", (folder / file).read_text(encoding="utf-8"))
+            for name, value in re.findall(r"(\w+) = (\d+)", line)}
+
+
+def tiles():
+    """A block's tile, a warp's, an instruction's: where each lies, and what a number that is read there is good for."""
+    has = constants("swizzled.h", "mma.cu")
+    block, depth, rows, columns = (has[name] for name in ("kTile", "kDepth", "kRows", "kColumns"))
+    deep, wide = 16, 8  # of an instruction
+    drawing = schematic.Drawing(500, "Tiles within tiles", (
+        f"Left: of c, in global memory, a block computes a tile of {block} by {block}, and walks along the rows of a and "
+        f"columns of b that it needs. Middle: its warps have parts of {rows} by {columns}, whose operands they read from "
+        f"shared memory. Right: a warp's part, in registers, is made of instructions of {deep} by {wide}."))
+    left, top, panel = MARGIN, 64, 216
+    for i, text in enumerate(("global memory", "shared memory", "registers")):
+        drawing.text(left + i * (panel + 16), 34, text, bold=True)
+    # a below, b above c, and the step that is on its way.
+    strip, c, tile = 52, panel - 64, 48
+    for name, box in (("a", (left, top + strip + 12, strip, c)), ("b", (left + strip + 12, top, c, strip)),
+                      ("c", (left + strip + 12, top + strip + 12, c, c))):
+        drawing.box(*box, "plain")
+        drawing.text(box[0] + box[2] - 10, box[1] + box[3] - 10, name, anchor="end")
+    x, y = left + strip + 12 + tile, top + strip + 12 + tile // 2
+    drawing.box(left, y, strip, tile, "message")
+    drawing.box(x, top, tile, strip, "message")
+    drawing.box(x, y, tile, tile, "forward")
+    for begin, end in (((left + 6, y + tile / 2), (left + strip - 6, y + tile / 2)),
+                       ((x + tile / 2, top + 6), (x + tile / 2, top + strip - 6))):
+        drawing.arrow(begin, end)
+    across, down = block // columns, block // rows
+    left += panel + 16
+    for i in range(across * down):
+        width, height = panel / across, panel / down
+        drawing.box(left + i % across * width, top + i // across * height, width - 4, height - 4,
+                    "forward" if i == 0 else "plain", str(i))
+    left += panel + 16
+    across, down = columns // wide, rows // deep
+    for i in range(across * down):
+        width, height = panel / 2 / across, panel / down
+        drawing.box(left + i % across * width, top + i // across * height, width - 4, height - 4,
+                    "forward" if i == 0 else "plain")
+    y = top + panel + 30
+    for i, (rows_of, columns_of, whose) in enumerate(((block, block, "block"), (rows, columns, "warp"), (deep, wide, "mma"))):
+        drawing.text(MARGIN + i * (panel + 16), y, f"{whose}: {rows_of} × {columns_of}", 20)
+    for i, (way, numbers) in enumerate((
+            ("global → shared memory", f"{block}"), ("shared memory → registers", f"{columns} or {rows}"),
+            ("registers → tensor cores", f"{wide} or {deep}"))):
+        drawing.text(MARGIN, y + 44 + 36 * i, way, 20, ink="muted")
+        drawing.text(MARGIN + 310, y + 44 + 36 * i, f"a number serves {numbers} products", 20)
+    drawing.text(MARGIN, y + 160, f"The rung mma, whose steps are {depth} deep. Not to scale.", 20,
+                 ink="muted")
+    return drawing.svg()
+
+
+SCHEMATICS = {"lanes.svg": lanes, "tiles.svg": tiles, "stages.svg": stages}
