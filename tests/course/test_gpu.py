@@ -3,6 +3,9 @@
     python3 tests/course/test_gpu.py        needs no build and no GPU
 """
 import argparse
+import contextlib
+import importlib.util
+import io
 import json
 import lzma
 import os
@@ -800,6 +803,31 @@ class WholeCheck(FakeCheck):
         self.assertEqual(gpu_check.read_profile(PROFILE),
                          {"add_kernel": {"per_load": 16, "per_store": 1016.5}})
         self.assertEqual(gpu_check.read_profile("==ERROR== no kernel\n"), {})
+
+
+class Torch(Scratch):
+    """What trains in PyTorch's name, with a PyTorch that only notes what is asked of it."""
+
+    def test_shapes_may_be_those_of_a_run_and_one_more_step_is_traced_by_phases(self):
+        torch = mock.MagicMock(__version__="2.9", nn=mock.MagicMock(Module=object))
+        torch.get_num_threads.return_value = 2
+        config = {**{name: 8 + i for i, name in enumerate(gpu_speed.SHAPE)}, "dtype": "bf16"}
+        write(self.scratch / "run/run.json", json.dumps({"config": config}))
+        words = ["torch_bench.py", "--like", str(self.scratch / "run"), "--steps", "2", "--trace", "step.json"]
+        with mock.patch.dict(sys.modules, {"torch": torch, "torch.nn": torch.nn, "torch.nn.functional": mock.MagicMock()}), \
+                mock.patch.object(sys, "argv", words), contextlib.redirect_stdout(io.StringIO()) as out:
+            spec = importlib.util.spec_from_file_location("torch_bench", gpu_speed.TORCH_TRAINING)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            with mock.patch.object(module, "Llama") as model:
+                module.main()
+        asked, = model.call_args.args
+        self.assertEqual({name: getattr(asked, name) for name in config}, config)
+        self.assertEqual(len(out.getvalue().splitlines()), 2)
+        self.assertEqual([call.args[0] for call in torch.profiler.record_function.call_args_list],
+                         3 * ["forward", "backward", "optimizer"])
+        recorded = torch.profiler.profile.return_value.__enter__.return_value
+        recorded.export_chrome_trace.assert_called_once_with("step.json")
 
 
 class Bundle(FakeMachine):

@@ -1,20 +1,28 @@
 """Trains a Llama of given shapes with PyTorch, for so many steps or until it is killed.
 
 After every step a line of JSON tells how long it took: see tools/bench/turns.py. With --profile the
-last steps run under torch.profiler, and a last line says where their time went.
+last steps run under torch.profiler, and a last line says where their time went. With --trace one more
+step does, and is written as a trace that ui.perfetto.dev opens.
 Run under a Python that has torch, by `./book bench --peers` on the CPU and by `./book gpu-check` on
 a GPU. Everything that PyTorch offers for speed is on: scaled_dot_product_attention, fused AdamW,
 fused projections of q, k, v and of gate, up, and with --compile torch.compile. The batch is fixed
 and no value is read from any step.
 """
 import argparse
+import contextlib
 import itertools
 import json
+import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+
+SHAPE = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size",
+         "seq_len", "micro_batch_size")
 
 
 def rotate(x, cos, sin):
@@ -90,17 +98,31 @@ def profiled(step, steps):
     return found
 
 
+def traced(step, file):
+    """Writes what the CPU, and the GPU if there is one, do in a step."""
+    with torch.profiler.profile() as recorded:
+        step()
+    recorded.export_chrome_trace(file)
+
+
 def parse_arguments():
     parser = argparse.ArgumentParser(description="Times training steps of PyTorch.")
-    for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "ffn_hidden_size",
-                 "vocab_size", "seq_len", "micro_batch_size"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--dtype", choices=("f32", "bf16"), required=True)
+    alike = any(word.startswith("--like") for word in sys.argv)
+    for name in SHAPE:
+        parser.add_argument(f"--{name}", type=int, required=not alike)
+    parser.add_argument("--dtype", choices=("f32", "bf16"), required=not alike)
+    parser.add_argument("--like", metavar="RUN_DIR", help="shapes and dtype of a run of ours")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--steps", type=int, help="default: until it is killed")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--profile", type=int, metavar="STEPS", help="this many more, after --steps")
-    return parser.parse_args()
+    parser.add_argument("--trace", metavar="FILE", help="one more step, for ui.perfetto.dev")
+    arguments = parser.parse_args()
+    if alike:
+        config = json.loads((Path(arguments.like) / "run.json").read_text(encoding="utf-8"))["config"]
+        for name in (*SHAPE, "dtype"):
+            setattr(arguments, name, config[name])
+    return arguments
 
 
 def main():
@@ -113,14 +135,17 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95),
                                   weight_decay=0.1, fused=True)
     run = torch.compile(model) if a.compile else model
+    phase = torch.profiler.record_function if a.trace else contextlib.nullcontext  # which costs no time
 
     def step():
-        with torch.autocast(a.device, dtype=torch.bfloat16, enabled=a.dtype == "bf16"):
+        with phase("forward"), torch.autocast(a.device, dtype=torch.bfloat16, enabled=a.dtype == "bf16"):
             loss = run(tokens, targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        with phase("backward"):
+            loss.backward()
+        with phase("optimizer"):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         if a.device == "cuda":
             torch.cuda.synchronize()  # a step is over when the GPU has done it
 
@@ -132,6 +157,8 @@ def main():
               flush=True)
     if a.profile:
         print(json.dumps({"ms": profiled(step, a.profile)}))
+    if a.trace:
+        traced(step, a.trace)
 
 
 if __name__ == "__main__":
