@@ -20,7 +20,10 @@ from pathlib import Path
 import test_ranks
 from test_ranks import FIRST, TINY, UNTRACED, RankTest, environment, metrics, tiny
 
+from tools.run import doctor
+
 ALONE, ONE, TWO = "the first chapter", "one rank", "two ranks"
+OUTPUTS = "full", "closed pipe", "closed"
 SAVED = ["--checkpoint_interval", "1"]
 
 
@@ -88,6 +91,11 @@ class Contract(RankTest):
             "a damaged checkpoint": ["--resume", "--steps", "9", "--keep_checkpoints", "7"],
         }
 
+    @staticmethod
+    def overwrite(flags):
+        """What the model's files are like is found out when the earlier run's would be replaced."""
+        return ["--overwrite"] if "--model" in flags else []
+
     def prepare(self):
         """A run with checkpoints, of which the newest is damaged."""
         if not self.run_dir.exists():
@@ -100,35 +108,70 @@ class Contract(RankTest):
         self.prepare()
         before = contents(self.run_dir)
         for name, flags in self.refusals().items():
-            # What the model's files are like is found out when the earlier run's would be replaced.
-            overwrite = ["--overwrite"] if "--model" in flags else []
             for ranks in (ALONE, ONE, TWO):
                 with self.subTest(name, ranks=ranks):
-                    done = self.end(ranks, [*flags, *overwrite])
+                    done = self.end(ranks, [*flags, *self.overwrite(flags)])
                     self.assertEqual(done.returncode, 2, done.stderr)
                     self.assertRegex(done.stderr, rb"\Aerror: [^\n]+\n\Z")
                     self.assertEqual(contents(self.run_dir), before)
 
-    def test_an_error_that_nobody_can_read_hides_no_exit_code(self):
-        for name, flags in (("a flag", ["--lr", "-1"]), ("no data", ["--data", "/nowhere"])):
-            for ranks in (ALONE, ONE):
-                for output in ("full", "closed pipe", "closed"):
-                    with self.subTest(name, ranks=ranks, output=output):
-                        self.assertEqual(self.end_without(output, ranks, flags), 2)
+    def test_more_ranks_than_meet_in_dev_shm_are_refused(self):
+        # A launcher says how many ranks a node has; one more than fit would die of a bus error.
+        shared = os.statvfs("/dev/shm")
+        most = shared.f_blocks * shared.f_frsize // doctor.SHARED_BYTES_OF_RANK
+        for ranks, code, expected in (
+                (most, 0, rb"\A\Z"),
+                (most + 1, 2, rb"\Aerror: %d ranks of one node need [\d.]+ MB in /dev/shm, which has "
+                 rb"[\d.]+; start the container with --shm-size=\d+m, or run at most %d ranks\n\Z"
+                 % (most + 1, most))):
+            words = self.words(TWO, ["--steps", "1"], self.run_dir)
+            words.insert(words.index("-n") + 2, "env")
+            words.insert(words.index("env") + 1, f"MPI_LOCALNRANKS={ranks}")
+            done = subprocess.run(words, timeout=60, env=environment(), stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+            self.assertEqual(done.returncode, code, done.stderr)
+            self.assertRegex(done.stderr, expected)
 
-    def end_without(self, output, ranks, flags):
-        """The exit code of a program that can print nothing at all."""
+    def unreadable(self):
+        """(what is wrong, its flags, ranks, what has become of the output): all of them under --all,
+        else so that each two of the three meet."""
+        everywhere = (ALONE, ONE, TWO)
+        for i, (name, flags) in enumerate(self.refusals().items()):
+            for j, ranks in enumerate(everywhere):
+                outputs = OUTPUTS if os.environ.get("USP_TEST_ALL") else [OUTPUTS[(i + j) % 3]]
+                for output in outputs:
+                    yield name, flags, ranks, output
+
+    def test_an_error_that_nobody_can_read_hides_no_exit_code(self):
+        self.prepare()
+        before = contents(self.run_dir)
+        # An mpiexec that cannot hand on what a rank says ends of that, whatever the rank ends with:
+        # Hydra with 255 or of SIGPIPE.
+        says = ["mpiexec", "-n", "2", "sh", "-c", "echo error >&2; exit 2"]
+        of_mpiexec = {output: self.end_without(output, says) for output in OUTPUTS}
+        self.assertNotIn(0, of_mpiexec.values())
+        for name, flags, ranks, output in self.unreadable():
+            with self.subTest(name, ranks=ranks, output=output):
+                words = self.words(ranks, [*flags, *self.overwrite(flags)], self.run_dir)
+                self.assertEqual(self.end_without(output, words),
+                                 of_mpiexec[output] if ranks == TWO else 2)
+                self.assertEqual(contents(self.run_dir), before)
+
+    @staticmethod
+    def end_without(output, words):
+        """The exit code of a command that can print nothing at all."""
+        def end(command, to):
+            return subprocess.run(command, timeout=60, env=environment(), stdin=subprocess.DEVNULL,
+                                  stdout=to, stderr=to, check=False).returncode
         if output == "closed":
-            words = self.words(ranks, flags, self.run_dir)
-            return subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *words], timeout=60,
-                                  env=environment(), check=False).returncode
+            return end(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *words], None)
         if output == "full":
             with open("/dev/full", "wb") as full:
-                return self.end(ranks, flags, stdout=full, stderr=full).returncode
+                return end(words, full)
         reading, writing = os.pipe()
         os.close(reading)
         try:
-            return self.end(ranks, flags, stdout=writing, stderr=writing).returncode
+            return end(words, writing)
         finally:
             os.close(writing)
 
@@ -166,7 +209,7 @@ class Contract(RankTest):
         for ranks in (ALONE, ONE):
             for output, code in (("full", 1), ("closed pipe", 128 + signal.SIGTERM)):
                 with self.subTest(ranks=ranks, output=output):
-                    found = self.end_without(output, ranks, flags)
+                    found = self.end_without(output, self.words(ranks, flags, self.run_dir))
                     self.assertEqual(self.check_stopped_in_good_order(found), code)
                     shutil.rmtree(self.run_dir)
         for ranks in (ALONE, ONE):
