@@ -257,7 +257,7 @@ void SearchConfig::validate(const Args& args) {
   }
   if (cluster.empty()) {
     for (const char* flag : {"nodes", "plan_best", "plan_json", "require", "what_if", "why",
-                             "plan_rows", "plan_runs"}) {
+                             "plan_rows", "plan_runs", "plan_out", "plan_fit"}) {
       if (!args.typed(flag)) continue;
       refuse_silent("search_has_a_cluster", {fmt::format("leave out --{}", flag)},
                     "{} is about a search, which needs --cluster and --plan", flag);

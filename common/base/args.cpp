@@ -44,6 +44,16 @@ std::string check_integer(const std::string& text) {
   return fmt::format("{} is no whole number below 2^63; try 1", text);
 }
 
+/// The same of any number. One that is too large is infinite, which a range refuses.
+std::string check_number(const std::string& text) {
+  double value = 0;
+  const char* begin = text.data() + (text.starts_with('+') ? 1 : 0);
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(begin, end, value);
+  if (error != std::errc::invalid_argument && stop == end) return "";
+  return fmt::format("'{}' is no number; try one such as 0.5 or 1e-3", text);
+}
+
 }  // namespace
 
 Args::Args(std::string description) : app_(std::make_unique<CLI::App>(std::move(description))) {
@@ -65,7 +75,10 @@ Args::Flag& Args::bind(const char* flag, int64_t& field, const char* help) {
 }
 
 Args::Flag& Args::bind(const char* flag, double& field, const char* help) {
-  app_->add_option(option_name(flag), field, help)->capture_default_str()->group(group_);
+  app_->add_option(option_name(flag), field, help)
+      ->capture_default_str()
+      ->group(group_)
+      ->check(CLI::Validator(check_number, ""));
   return add(flag, field);
 }
 
@@ -147,6 +160,12 @@ bool Args::parse(int argc, const char* const* argv) {
                 suggestion(app_->remaining().front()));
   } catch (const CLI::ParseError& error) {
     throw UsageError(fmt::format("{}; --help lists the flags", error.what()));
+  }
+  // As of a shell's variable that is not set: the default would be taken for what was asked for.
+  for (const Flag& flag : flags_) {
+    const CLI::Option* option = app_->get_option(option_name(flag.name_.c_str()));
+    if (!flag.once_ || option->count() == 0 || !option->results().front().empty()) continue;
+    usage_error("{} is empty; give it a value, or leave it out", flag.name_);
   }
   return true;
 }

@@ -67,6 +67,9 @@ void TokenFile::check_width() const {
   };
   const std::string every = fmt::format("every second number of {} bits is {}", 8 * format_.width,
                                         format_.width == 2 ? "at most 7" : "0");
+  if (zeros == 2 * count) {
+    refuse("its ids are all 0, as in a file of which nothing has arrived", "get the file again");
+  }
   if (upper[1] == count && 4 * upper[0] < 3 * count) {
     if (format_.width == 4 || of_eight >= count - 1) {
       refuse(every + ", so its ids have 64 bits", convert("<i8"));

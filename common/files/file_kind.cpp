@@ -159,6 +159,35 @@ bool zeros_alternate(std::string_view text) {
   return pairs > 0 && many * 2 > int64_t(pairs) && few * 10 < int64_t(pairs);
 }
 
+/// Whether these are units of 16 bits that make text: no half of a pair alone, no controls but
+/// those that part lines and words. Ids of tokens hardly are.
+bool is_utf16_text(std::string_view text, bool little_endian) {
+  bool inside_pair = false;
+  for (size_t i = 0; i + 1 < std::min<size_t>(text.size(), 1 << 16); i += 2) {
+    const auto first = static_cast<uint8_t>(text[i]), second = static_cast<uint8_t>(text[i + 1]);
+    const int unit = little_endian ? second << 8 | first : first << 8 | second;
+    const bool low = unit >= 0xDC00 && unit < 0xE000;
+    if (low != inside_pair) return false;
+    inside_pair = unit >= 0xD800 && unit < 0xDC00;
+    if (unit >= 0xFFFE || (unit < ' ' && (unit < 7 || unit > 13))) return false;
+  }
+  return text.size() % 2 == 0;
+}
+
+/// Records of TensorFlow's: the length of each, 4 bytes, the record, 4 bytes.
+bool is_tfrecord(std::string_view text) {
+  constexpr uint64_t kAround = 16;
+  size_t at = 0;
+  for (int records = 0; records < 3 && at != text.size(); ++records) {
+    uint64_t length = 0;
+    if (text.size() - at < kAround) return false;
+    std::memcpy(&length, text.data() + at, sizeof(length));
+    if (length == 0 || length > text.size() - at - kAround) return false;
+    at += kAround + length;
+  }
+  return at > 0;
+}
+
 }  // namespace
 
 std::string_view text_of(std::span<const std::byte> bytes) {
@@ -206,8 +235,13 @@ std::optional<FileKind> recognize(std::span<const std::byte> bytes, const std::s
                     "sys; datasets.Dataset.from_file(sys.argv[1]).to_json('texts.jsonl')\" {}`",
                     file)};
   }
+  if (is_tfrecord(text)) {
+    return FileKind{"a file of TensorFlow's records",
+                    "write its texts as lines of JSON, with `tensorflow.data.TFRecordDataset`"};
+  }
   const bool marked = text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF");
-  if (marked && zeros_alternate(text.substr(2))) {
+  if (marked &&
+      (zeros_alternate(text.substr(2)) || is_utf16_text(text.substr(2), text[0] == '\xFF'))) {
     return FileKind{"text in UTF-16", fmt::format("convert it with `iconv -f UTF-16 -t UTF-8 {} > "
                                                   "utf8.txt`",
                                                   file)};

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstring>
 #include <optional>
+#include <sstream>
 #include <string_view>
 
 #include "base/check.h"
@@ -53,6 +54,7 @@ class FormatReader {
 
  private:
   static constexpr std::string_view kIndexMagic{"MMIDIDX\0\0", 9};
+  static constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // in UTF-8
 
   template <class... Args>
   [[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) const {
@@ -304,13 +306,18 @@ class FormatReader {
 
   /// Lines of JSON with a text in each. The first line says whether they are.
   bool read_json_lines() {
-    const std::string_view text = text_of(bytes_);
+    std::string_view text = text_of(bytes_);
+    if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
     const bool called = is_called({".jsonl", ".ndjson"});
     const size_t begin = text.find_first_not_of(" \t\r\n");
     if (begin == text.npos) return false;
     if (text[begin] != '{' || !is_object(line_of(text, begin))) {
       refuse_document(text, begin);
-      if (called) refuse("is called lines of JSON, but its first line is no JSON object");
+      if (called || (is_called({".json"}) && nlohmann::json::accept(line_of(text, begin)))) {
+        refuse(
+            "is called lines of JSON, but its first line is no JSON object; give a line such as "
+            "{{\"text\": \"...\"}} for each text");
+      }
       return false;
     }
     format_.decoded = std::make_unique<std::string>();
@@ -359,16 +366,32 @@ class FormatReader {
         shell_word(path_));
   }
 
-  /// One JSON document is no text: its braces and names would be trained on.
+  /// One JSON document is no text, nor are several over many lines, as jq writes them: their braces
+  /// and names would be trained on.
   void refuse_document(std::string_view text, size_t begin) const {
     const size_t last = text.find_last_not_of(" \t\r\n");
     const bool list = text[begin] == '[' && text[last] == ']';
     if (!list && !(text[begin] == '{' && text[last] == '}')) return;
-    if (!nlohmann::json::accept(text)) return;
+    const bool one = nlohmann::json::accept(text);
+    if (!one && (list || !begins_with_object(text.substr(begin)))) return;
     refuse(
-        "is one JSON document; give a line of JSON with a \"text\" for each text, such as with "
+        "is {}; give a line of JSON with a \"text\" for each text, such as with "
         "`jq -c '{}' {} > texts.jsonl`",
-        list ? ".[]" : ".", shell_word(path_));
+        one ? "one JSON document" : "JSON objects that take several lines each", list ? ".[]" : ".",
+        shell_word(path_));
+  }
+
+  /// Whether an object that is not empty ends within so many bytes.
+  static bool begins_with_object(std::string_view text) {
+    constexpr size_t kMost = 1 << 20;
+    std::istringstream stream(std::string(text.substr(0, kMost)));
+    try {
+      nlohmann::json json;
+      stream >> json;
+      return json.is_object() && !json.empty();
+    } catch (const nlohmann::json::exception&) {
+      return false;
+    }
   }
 
   void refuse_given() const {
@@ -404,7 +427,8 @@ class FormatReader {
       controls += value > 0 && value < 0x20 && (value < 7 || value > 13) && value != 0x1B;
     }
     const int64_t size = std::ssize(head);
-    if (size < 512 || (8 * zeros < size && 25 * controls < size)) return;
+    const bool few_controls = size < 512 || 25 * controls < size;  // of which a short text may be
+    if (size < 64 || (8 * zeros < size && few_controls)) return;
     refuse(
         "is neither text nor a kind of file that is known; if it holds token ids of 16 or 32 "
         "bits, give --token_dtype uint16 or uint32, and if it is text in UTF-16, convert it with "

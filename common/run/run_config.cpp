@@ -25,7 +25,6 @@ void SampleConfig::validate(const Args&) const {
   check_range("sample_tokens", double(sample_tokens), 0, HUGE_VAL);
   check_range("temperature", temperature, 0, HUGE_VAL);
   check_range("top_k", double(top_k), 0, HUGE_VAL);
-  if (prompt.empty()) usage_error("prompt is empty; give at least one character, such as 'The '");
 }
 
 void SampleConfig::check(const RunConfig& run) const {
@@ -162,7 +161,6 @@ void RunConfig::validate_run() const {
     usage_error("estimate_file={} is written by --estimate; add that flag", estimate_file);
   }
   if (!(device_memory > 0)) usage_error("device_memory={} must be above 0; try 80", device_memory);
-  if (run_dir.empty()) usage_error("run_dir is empty; try runs/{}", chapter);
 }
 
 }  // namespace usp

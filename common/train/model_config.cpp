@@ -234,6 +234,26 @@ void ModelConfig::validate_latent(const Args& args) {
 
 namespace {
 
+/// Settings of RoPE that its type does not have: without a word, the run would be one without them.
+void refuse_settings_of_other_types(const Args& args, const std::string& type) {
+  constexpr std::pair<const char*, std::string_view> kTypes[] = {
+      {"rope_factor", "linear, llama3 and yarn"},
+      {"rope_low_freq_factor", "llama3"},
+      {"rope_high_freq_factor", "llama3"},
+      {"rope_beta_fast", "yarn"},
+      {"rope_beta_slow", "yarn"},
+      {"rope_mscale", "yarn"},
+      {"rope_mscale_all_dim", "yarn"},
+      {"rope_original_max_position_embeddings", "llama3 and yarn"},
+  };
+  for (const auto& [flag, types] : kTypes) {
+    if (!args.typed(flag) || types.find(type) != types.npos) continue;
+    usage_error(
+        "{} is a setting of rope_type {}, and has no effect with rope_type={}; leave it out", flag,
+        types, type);
+  }
+}
+
 void check_rope(double theta, const RopeScaling& scaling) {
   check_range("rope_theta", theta, 1, HUGE_VAL);
   scaling.validate();
@@ -286,6 +306,7 @@ void ModelConfig::validate(const Args& args) {
         num_layers, hidden_size, weights, kMaxWeights);
   }
   check_rope(rope_theta, rope_scaling);
+  refuse_settings_of_other_types(args, rope_scaling.rope_type);
   check_range("max_position_embeddings", double(max_position_embeddings), 0, HUGE_VAL);
   check_range("rms_norm_eps", rms_norm_eps, 0, 1);
   if (offers_experts) experts.validate(args, num_layers);

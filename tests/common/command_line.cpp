@@ -4,7 +4,9 @@
 #include <csignal>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "base/args.h"
@@ -72,8 +74,49 @@ TEST_CASE("an unknown flag or a malformed value is a usage error that names it")
   check_throws<UsageError>(parse({"--count", "three"}), {"count", "three"});
   check_throws<UsageError>(parse({"--count", "1.5"}), {"count", "1.5"});
   check_throws<UsageError>(parse({"--count"}), {"count"});
+  for (const char* rate : {"fast", "1,5", "1_000", "0x10", "1e", "--count"}) {
+    check_throws<UsageError>(parse({"--rate", rate}), {"--rate", rate, "is no number; try"});
+  }
   check_throws<UsageError>(parse({"--mode", "fastest"}), {"mode", "fastest", "quick"});
   check_throws<UsageError>(parse({"stray"}), {"stray"});
+}
+
+TEST_CASE("settings of another type of RoPE are refused, since they would have no effect") {
+  const auto validate = [](std::vector<const char*> words) {
+    ModelConfig model;
+    Args args("A test.");
+    model.bind(args);
+    words.insert(words.begin(), "program");
+    args.parse(static_cast<int>(words.size()), words.data());
+    model.validate(args);
+  };
+  for (const auto& [flag, types] : std::map<std::string, std::set<std::string>>{
+           {"--rope_factor", {"linear", "llama3", "yarn"}},
+           {"--rope_low_freq_factor", {"llama3"}},
+           {"--rope_beta_slow", {"yarn"}},
+           {"--rope_mscale", {"yarn"}},
+           {"--rope_original_max_position_embeddings", {"llama3", "yarn"}}}) {
+    for (const char* type : {"default", "linear", "llama3", "yarn"}) {
+      CAPTURE(flag, type);
+      const std::vector<const char*> words = {"--rope_type", type, flag.c_str(), "2"};
+      if (types.contains(type)) {
+        REQUIRE_NOTHROW(validate(words));
+      } else {
+        check_throws<UsageError>([&] { validate(words); },
+                                 {flag.substr(2), type, "has no effect", "leave it out"});
+      }
+    }
+  }
+}
+
+TEST_CASE("an empty value is a usage error, and not the default") {
+  const auto parse = [](std::vector<const char*> words) { return [=] { Flags().parse(words); }; };
+  for (const char* flag : {"--count", "--rate", "--name", "--mode"}) {
+    const std::string equals = std::string(flag) + "=";
+    check_throws<UsageError>(parse({flag, "", "--fast"}), {flag + 2});
+    check_throws<UsageError>(parse({equals.c_str()}), {flag + 2});
+  }
+  check_throws<UsageError>(parse({"--name", ""}), {"name is empty; give it a value, or leave"});
 }
 
 TEST_CASE("a flag that is given twice is refused with both of its values") {

@@ -235,6 +235,8 @@ TEST_CASE("text: of lines of JSON the texts are taken, each ended by a byte of 0
     REQUIRE(file.begins_document(8));
     REQUIRE(!file.begins_document(7));
   }
+  const TokenFile marked(dir.write("a.txt", "\xEF\xBB\xBF" + lines), 2, 256);  // as Windows writes
+  REQUIRE(tokens_of(marked) == tokens_of(TokenFile(dir.write("b.txt", lines), 2, 256)));
   const auto write = [&](const std::string& text) { return dir.write("a b.jsonl", text); };
   const std::string no_text = "line 5 has no string as its \"text\"";
   refused(write(lines + "\n{\"content\": \"x\", \"id\": 2}"),
@@ -243,13 +245,20 @@ TEST_CASE("text: of lines of JSON the texts are taken, each ended by a byte of 0
   refused(write("{\"text\": \"x\"}\n[1]"), {"line 2", "no keys"});
   refused(write("{\"text\": \"x\"}\n{\"text\": \"y\""), {"line 2 is none"});
   refused(write("{\"text\": \"\\ud800\"}"), {"first line is no JSON object"});
-  refused(write("text and no JSON"), {"called lines of JSON"});
+  refused(write("text and no JSON"), {"called lines of JSON", "{\"text\": \"...\"}"});
+  for (const char* line : {"[\"x\", 1]\n", "\"x\"\n"}) {
+    refused(dir.write("a.json", std::string(line) + line), {"called lines of JSON"});
+    REQUIRE(TokenFile(dir.write("a.txt", std::string(line) + line), 2, 256).is_text());
+  }
   refused(write(lines), {"is text", "--token_dtype uint16", "leave that flag out"}, 2, true);
   for (const char* name : {"a.json", "a.txt"}) {
     refused(dir.write(name, "[\n{\"text\": \"x\"},\n{\"text\": \"y\"}\n]\n"),
             {"one JSON document", "jq -c '.[]'"});
     refused(dir.write(name, "{\n\"text\": \"x\"\n}\n"), {"one JSON document"});
+    refused(dir.write(name, "{\n\"text\": \"x\"\n}\n{\n\"text\": \"y\"\n}\n"),
+            {"JSON objects that take several lines each", "jq -c '.'"});
     REQUIRE(TokenFile(dir.write(name, "{ not JSON }\n"), 2, 256).is_text());
+    REQUIRE(TokenFile(dir.write(name, "{} is an empty set {}"), 2, 256).is_text());
     REQUIRE(TokenFile(dir.write(name, "[A stage direction.]\n"), 2, 256).is_text());
   }
 }
@@ -276,7 +285,11 @@ TEST_CASE("tokens without a header: the name says so, or --token_dtype; another 
       refused(write(swapped(numbers(small, 2), 2)), {"big-endian", "'>u2'"}, 2, given);
     }
     refused(write(std::string(40, 'x')), {"is text", "--token_dtype uint16"}, 2, true);
+    refused(write(std::string(4000, '\0')), {"its ids are all 0", "get the file again"}, 2, true);
   }
+  // Ids that begin as a text in UTF-16 would, and go on as none.
+  const std::string marked = numbers({0xFEFF, 5, 700, 0xDC00, 800, 31, 900, 1000}, 2);
+  REQUIRE(TokenFile(dir.write("a.bin", marked + marked + marked), 2, kVocab).size() == 24);
   // Text, whatever its name; what is short may be anything.
   REQUIRE(TokenFile(dir.write("a.bin", "A text of more than thirty-two bytes."), 2, 256).is_text());
   REQUIRE(TokenFile(dir.write("a.bin", "abcd"), 2, kVocab).size() == 2);
@@ -286,7 +299,9 @@ TEST_CASE("tokens without a header: the name says so, or --token_dtype; another 
   refused(dir.write("a.tokens", many), {"neither text", "--token_dtype uint16 or uint32"});
   std::string utf16;
   for (int i = 0; i < 300; ++i) utf16 += std::string(1, static_cast<char>('a' + i % 26)) + '\0';
-  refused(dir.write("a.txt", utf16), {"iconv -f UTF-16LE -t UTF-8"});
+  for (size_t size : {64, 100, 600}) {
+    refused(dir.write("a.txt", utf16.substr(0, size)), {"iconv -f UTF-16LE -t UTF-8"});
+  }
   REQUIRE(TokenFile(dir.write("utf16.bin", utf16), 2, kVocab).size() == 300);  // ids of bytes
 }
 
@@ -336,6 +351,9 @@ const std::map<std::string, std::pair<std::string, std::string>>& other_kinds() 
        "a\0b\0c\0d\0e\0f\0"s,
        {"UTF-16", "iconv -f UTF-16 -t UTF-8"}},
       {"\xFE\xFF\0a\0b\0c\0d\0e\0f"s, {"UTF-16", "iconv -f UTF-16 -t UTF-8"}},
+      {"\xFF\xFE\x2D\x4E\x87\x65\n\0"s, {"UTF-16", "iconv -f UTF-16 -t UTF-8"}},
+      {"\xFE\xFF\x4E\x2D\x65\x87\xD8\x3D\xDE\0"s, {"UTF-16", "iconv -f UTF-16 -t UTF-8"}},
+      {"\3\0\0\0\0\0\0\0crc.abccrc."s, {"TensorFlow's records", "TFRecordDataset"}},
       {"\xFF\xFE\0\0a\0\0\0"s, {"UTF-32", "iconv -f UTF-32"}},
       {"\x10\0\0\0\0\0\0\0{\"a\":0}         xx"s, {"weights in safetensors", "--model"}},
   };
