@@ -320,7 +320,8 @@ class Tree:
             command = [python_for(script), self.root / script, *own, name]
         else:
             command = [binary, re.sub(r"([\\,\[])", r"\\\1", test)]
-        env = dict(os.environ, OMP_NUM_THREADS=str(self.jobs), OMP_WAIT_POLICY="passive")
+        env = dict(os.environ, OMP_NUM_THREADS=str(self.jobs), OMP_WAIT_POLICY="passive",
+                   PYTHONPATH=str(self.root / "tests"))  # of sitecustomize.py, as ctest has it
         try:
             done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, timeout=TIMEOUT,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
