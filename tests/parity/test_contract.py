@@ -120,10 +120,10 @@ class Contract(RankTest):
         shared = os.statvfs("/dev/shm")
         most = shared.f_blocks * shared.f_frsize // doctor.SHARED_BYTES_OF_RANK
         for ranks, code, expected in (
-                (most, 0, rb"\A\Z"),
                 (most + 1, 2, rb"\Aerror: %d ranks of one node need [\d.]+ MB in /dev/shm, which has "
                  rb"[\d.]+; start the container with --shm-size=\d+m, or run at most %d ranks\n\Z"
-                 % (most + 1, most))):
+                 % (most + 1, most)),
+                (most, 0, rb"\A\Z")):
             words = self.words(TWO, ["--steps", "1"], self.run_dir)
             words.insert(words.index("-n") + 2, "env")
             words.insert(words.index("env") + 1, f"MPI_LOCALNRANKS={ranks}")
