@@ -47,7 +47,7 @@ class Trainer : public TrainerBase {
   // [members]
   const Mesh& mesh_;
   std::unique_ptr<DataParallelStrategy> data_parallel_;
-  TrafficTable traffic_;
+  TrafficCounter traffic_;
   Tensor loss_;  // [1] f64: of the running step, the share of this rank's samples
   // [members]
   const Dataset* dataset_;

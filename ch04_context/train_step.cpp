@@ -2,9 +2,7 @@
 
 #include <cmath>
 
-#include "accounting/context_accountant.h"
-#include "accounting/tensor_accountant.h"
-#include "accounting/zero_accountant.h"
+#include "accounting/traffic.h"
 #include "base/clock.h"
 #include "tensor/runtime.h"
 #include "train/pretrained.h"
@@ -21,9 +19,6 @@ Trainer::Trainer(const TrainConfig& config, const RunContext& context)
       mesh_(context.mesh),
       data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh_)),
       dataset_(context.dataset) {
-  traffic_.add(data_parallel_traffic(config, *data_parallel_));
-  traffic_.add(tensor_traffic(config, mesh_.tp()));
-  traffic_.add(context_traffic(config, view_.context));
   if (config.model.pretrained) load_pretrained(model_.parameters(), config.model.model);
   const CategoryScope scope(Category::workspace);
   loss_ = Tensor::zeros({1}, DType::f64);
@@ -148,7 +143,9 @@ double Trainer::evaluate() {
 
 ReportRows Trainer::report_rows() {
   // [report_rows]
-  return traffic_.report(prediction_rows(predict(config_, mesh_.world().rank())));
+  ReportRows rows = prediction_rows(predict(config_, mesh_.world().rank()));
+  traffic_.add_rows(rows, step_traffic(config_, mesh_.world().rank()));
+  return rows;
   // [report_rows]
 }
 

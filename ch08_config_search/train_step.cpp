@@ -2,11 +2,8 @@
 
 #include <cmath>
 
-#include "accounting/context_accountant.h"
-#include "accounting/expert_accountant.h"
 #include "accounting/pipeline_accountant.h"
-#include "accounting/tensor_accountant.h"
-#include "accounting/zero_accountant.h"
+#include "accounting/traffic.h"
 #include "base/clock.h"
 #include "tensor/runtime.h"
 #include "train/pretrained.h"
@@ -24,11 +21,6 @@ Trainer::Trainer(const TrainConfig& config, const RunContext& context)
       pipeline_(config, model_, grads_, view_.region, mesh_),
       data_parallel_(make_data_parallel(config, model_, grads_, optimizer_, mesh_)),
       dataset_(context.dataset) {
-  traffic_.add(data_parallel_traffic(config, *data_parallel_));
-  traffic_.add(tensor_traffic(config, mesh_.tp()));
-  traffic_.add(context_traffic(config, view_.context));
-  traffic_.add(pipeline_traffic(config, mesh_.pp()));
-  traffic_.add(expert_traffic(config, mesh_.ep(), view_.experts));
   view_.load->allocate(config.model.experts.num_experts, parse_dtype(config.dtype));
   if (config.model.pretrained) {
     load_pretrained(model_.parameters(), config.model.model, view_.load->buffers());
@@ -167,7 +159,8 @@ double Trainer::evaluate() {
 
 ReportRows Trainer::report_rows() {
   // [report_rows]
-  ReportRows rows = traffic_.report(prediction_rows(predict(config_, mesh_.world().rank())));
+  ReportRows rows = prediction_rows(predict(config_, mesh_.world().rank()));
+  traffic_.add_rows(rows, step_traffic(config_, mesh_.world().rank()));
   if (config_.pipeline.pp_size > 1) {
     rows.push_back(measured_work_row(config_, pipeline_.measured()));
   }

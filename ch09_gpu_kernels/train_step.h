@@ -33,7 +33,6 @@ class Trainer : public TrainerBase {
   DataParallelStrategy& data_parallel() { return *data_parallel_; }
   const Pipeline& pipeline() const { return pipeline_; }
   const ExpertLoad& expert_load() const { return *view_.load; }
-  const TrafficTable& traffic() const { return traffic_; }
   // [accessor]
 
  protected:
@@ -54,7 +53,7 @@ class Trainer : public TrainerBase {
   Pipeline pipeline_;
   std::unique_ptr<DataParallelStrategy> data_parallel_;
   std::optional<Copies> copies_;
-  TrafficTable traffic_;
+  TrafficCounter traffic_;
   Tensor loss_;  // [1] f64: of the running step, the share of this rank's samples
   // [members]
   const Dataset* dataset_;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "accounting/dry_rank.h"
 #include "accounting/memory.h"
 #include "run/rank_classes.h"
 #include "run/traffic.h"
@@ -28,7 +29,7 @@ struct TensorTraffic {
 TensorTraffic predict_tensor_traffic(const TrainConfig& config);
 
 /// What this rank sends over tp in a step, of any kind.
-Traffic tensor_traffic(const TrainConfig& config, const Communicator& tp);
+Traffic traffic_of(const TensorParallelConfig& part, const TrainConfig& config, const DryRank& dry);
 
 /// A rank's words of the vocabulary: some ranks of tp have one more, where they do not divide.
 RankTrait vocabulary_trait(const TrainConfig& config);

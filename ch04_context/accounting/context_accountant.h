@@ -1,5 +1,6 @@
 #pragma once
 
+#include "accounting/dry_rank.h"
 #include "accounting/memory.h"
 #include "run/rank_classes.h"
 #include "run/traffic.h"
@@ -39,6 +40,6 @@ RankTrait ring_trait(const TrainConfig& config);
 double keys_of_a_query(const TrainConfig& config, int rank);
 
 /// What this rank sends over cp while a step computes.
-Traffic context_traffic(const TrainConfig& config, const ContextGroup& group);
+Traffic traffic_of(const ContextParallelConfig& cp, const TrainConfig& config, const DryRank& dry);
 
 }  // namespace usp

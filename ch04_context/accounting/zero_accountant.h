@@ -69,6 +69,6 @@ struct ZeroTraffic {
 ZeroTraffic predict_traffic(const TrainConfig& config, int rank = 0);
 
 /// The gradients and weights that this rank sends in a step, in any stage.
-Traffic data_parallel_traffic(const TrainConfig& config, const DataParallelStrategy& strategy);
+Traffic traffic_of(const DataParallelConfig& dp, const TrainConfig& config, const DryRank& dry);
 
 }  // namespace usp

@@ -44,7 +44,7 @@ double tokens_of_a_chunk(const TrainConfig& config);
 int64_t predict_pipeline_traffic(const TrainConfig& config);
 
 /// What this rank sends to other stages in a step.
-Traffic pipeline_traffic(const TrainConfig& config, const Communicator& pp);
+Traffic traffic_of(const PipelineConfig& part, const TrainConfig& config, const DryRank& dry);
 
 /// For the report: what a stage's work took on this rank, as --pp_times wants it, and how much of
 /// a step it idled, beside what the schedule says with these times.

@@ -40,7 +40,8 @@ TensorTraffic predict_tensor_traffic(const TrainConfig& config) {
   return sent;
 }
 
-Traffic tensor_traffic(const TrainConfig& config, const Communicator& tp) {
+Traffic traffic_of(const TensorParallelConfig&, const TrainConfig& config, const DryRank& dry) {
+  const Communicator& tp = dry.mesh().tp();
   Operations counted(tp, CommKind::all_reduce);
   counted.add(tp, CommKind::all_gather).add(tp, CommKind::reduce_scatter);
   const MeshSizes sizes = config.mesh();

@@ -100,16 +100,15 @@ TensorTraffic expert_traffic_over_tp(const TrainConfig& config) {
   return {.all_gather = passes * (gathers * x + counts), .reduce_scatter = passes * scatters * x};
 }
 
-Traffic expert_traffic(const TrainConfig& config, const Communicator& ep,
-                       const ExpertGroup& experts) {
-  Operations counted(ep, CommKind::all_to_all);
-  if (const NodeGroups* nodes = experts.nodes()) {
+Traffic traffic_of(const ExpertConfig&, const TrainConfig& config, const DryRank& dry) {
+  Operations counted(dry.mesh().ep(), CommKind::all_to_all);
+  if (const NodeGroups* nodes = dry.view.experts.nodes()) {
     counted.add(*nodes->between.ranks(), CommKind::all_to_all)
         .add(*nodes->within.ranks(), CommKind::all_to_all);
   }
   return {.what = "rows sent over ep",
           .counted = counted,
-          .formula = double(predict_expert_traffic(config)),
+          .formula = double(predict_expert_traffic(config, dry.mesh().world().rank())),
           .beside = ", with even load"};
 }
 

@@ -31,7 +31,6 @@ bool tp_cuts_unevenly(const TrainConfig& config);
 TensorTraffic expert_traffic_over_tp(const TrainConfig& config);
 
 /// The rows that this rank sends over ep in a step, or over its nodes.
-Traffic expert_traffic(const TrainConfig& config, const Communicator& ep,
-                       const ExpertGroup& experts);
+Traffic traffic_of(const ExpertConfig& experts, const TrainConfig& config, const DryRank& dry);
 
 }  // namespace usp

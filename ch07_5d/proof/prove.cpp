@@ -10,8 +10,7 @@
 #include <set>
 
 #include "accounting/memory.h"
-#include "accounting/pipeline_accountant.h"
-#include "accounting/zero_accountant.h"
+#include "accounting/traffic.h"
 #include "base/clock.h"
 #include "base/rng.h"
 #include "base/rules.h"
@@ -164,37 +163,24 @@ class Findings {
 /// What a step has sent, of all ranks together, beside the formulas.
 class Sent {
  public:
-  Sent(const TrainConfig& config, const Trainer& trainer, const Mesh& mesh)
-      : rows_(trainer.traffic().rows()) {
-    // A report's formulas are those of its rank; these, of all together.
-    const double copies = double(config.mesh().dp_cp()), ranks = double(config.mesh().ranks());
-    for (Traffic& row : rows_) {
-      if (row.what.starts_with("gradients")) {
-        row.formula = double(predict_traffic(config, mesh.world().rank()).total()) / copies;
-      } else if (row.what.find("over pp") != std::string::npos) {
-        row.formula = double(predict_pipeline_traffic(config)) / ranks;
-      }
-    }
-  }
+  Sent(const TrainConfig& config, int rank) : rows_(step_traffic(config, rank)) {}
 
-  void begin() {
-    before_.clear();
-    for (const Traffic& row : rows_) before_.push_back(row.counted.wire_bytes());
-  }
+  void begin() { before_ = Runtime::current().ledger(); }
   /// Collective.
   void compare(const Communicator& world, Findings& findings) {
-    for (size_t i = 0; i < rows_.size(); ++i) {
-      const auto sent = double(rows_[i].counted.wire_bytes() - before_[i]);
-      const double all = world.sum(sent), expected = world.sum(rows_[i].formula);
+    for (const Traffic& row : rows_) {
+      const auto sent =
+          double(row.counted.wire_bytes(Runtime::current().ledger(), /*since=*/before_));
+      const double all = world.sum(sent), expected = world.sum(row.formula);
       // Who has how many tokens of experts is the routers' business.
-      if (rows_[i].beside.find("even load") != std::string::npos) continue;
-      if (world.rank() == 0) findings.bytes(rows_[i].what + " in a step", all, expected);
+      if (row.beside.find("even load") != std::string::npos) continue;
+      if (world.rank() == 0) findings.bytes(row.what + " in a step", all, expected);
     }
   }
 
  private:
   std::vector<Traffic> rows_;
-  std::vector<int64_t> before_;
+  Ledger before_;
 };
 
 void compare_memory(const TrainConfig& config, int rank, Findings& findings) {
@@ -243,7 +229,7 @@ void train_rank(const TrainConfig& config, const Dataset& dataset, const Communi
   world.engine().limit_pieces(kPieceBytes);
   const Mesh mesh(world, config.mesh());
   Trainer trainer(config, {&dataset, mesh});
-  Sent sent(config, trainer, mesh);
+  Sent sent(config, world.rank());
   const RunIdentity identity{"{}", config.global_batch_size(), "documents", {}};
   const std::string checkpoint = newest_checkpoint(folder);
   const int64_t begin =

@@ -164,14 +164,14 @@ int64_t predict_pipeline_traffic(const TrainConfig& config) {
   return pipelines * between_ranks * boundary_bytes(config);
 }
 
-Traffic pipeline_traffic(const TrainConfig& config, const Communicator& pp) {
-  const Schedule schedule = config.pipeline.schedule(config.grad_acc_steps);
-  const auto of_first = [](const StageMessage& message) {
-    return message.from == 0 && message.to != 0;
+Traffic traffic_of(const PipelineConfig& part, const TrainConfig& config, const DryRank& dry) {
+  const Schedule schedule = part.schedule(config.grad_acc_steps);
+  const auto leaves = [stage = dry.stage_rank()](const StageMessage& message) {
+    return message.from == stage && message.to != stage;
   };
-  const int64_t sent = std::ranges::count_if(messages(schedule), of_first);
+  const int64_t sent = std::ranges::count_if(messages(schedule), leaves);
   return {.what = "activations sent over pp",
-          .counted = Operations(pp, CommKind::send),
+          .counted = Operations(dry.mesh().pp(), CommKind::send),
           .formula = double(sent * boundary_bytes(config))};
 }
 

@@ -150,12 +150,17 @@ ZeroTraffic predict_traffic(const TrainConfig& config, int rank) {
   return traffic;
 }
 
-Traffic data_parallel_traffic(const TrainConfig& config, const DataParallelStrategy& strategy) {
-  Traffic traffic{.what = "gradients, weights sent", .counted = strategy.operations()};
-  traffic.formula = double(predict_traffic(config).total()) / double(config.mesh().dp_cp());
-  if (config.data_parallel.zero_stage == 0) {
+Traffic traffic_of(const DataParallelConfig& dp, const TrainConfig& config, const DryRank& dry) {
+  const int rank = dry.mesh().world().rank();
+  DryRank own(config, rank);  // of which the strategy changes the model
+  Grads grads(own.model.parameters());
+  Optimizer optimizer(own.model.parameters(), config.optimizer);
+  const auto strategy = make_data_parallel(config, own.model, grads, optimizer, own.mesh());
+  Traffic traffic{.what = "gradients, weights sent", .counted = strategy->operations()};
+  traffic.formula = double(predict_traffic(config, rank).total()) / double(config.mesh().dp_cp());
+  if (dp.zero_stage == 0) {
     traffic.what = "gradients sent";
-    traffic.beside = fmt::format(", buckets: {}; by formula", strategy.num_buckets());
+    traffic.beside = fmt::format(", buckets: {}; by formula", strategy->num_buckets());
   }
   return traffic;
 }

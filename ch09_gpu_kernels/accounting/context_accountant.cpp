@@ -61,7 +61,8 @@ double keys_of_a_query(const TrainConfig& config, int rank) {
   return double(causal_pairs(attended, {0, config.seq_len})) / double(attended.count());
 }
 
-Traffic context_traffic(const TrainConfig& config, const ContextGroup& group) {
+Traffic traffic_of(const ContextParallelConfig&, const TrainConfig& config, const DryRank& dry) {
+  const ContextGroup& group = dry.view.context;
   Operations counted(group.ring(), CommKind::send);
   counted.add(group.ring_gradients(), CommKind::send)
       .add(group.ring(), CommKind::all_gather)

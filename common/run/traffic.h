@@ -17,8 +17,8 @@ class Operations {
   Operations(const Communicator& group, CommKind kind) { add(group, kind); }
   /// Counts these as well; the same ones twice count once.
   Operations& add(const Communicator& group, CommKind kind);
-  /// Bytes that this rank has sent by them since the program began.
-  int64_t wire_bytes() const;
+  /// Bytes that a rank has sent by them, by its ledger, since the earlier one.
+  int64_t wire_bytes(const Ledger& ledger, const Ledger& since = {}) const;
 
  private:
   std::set<std::pair<std::string, CommKind>> operations_;
@@ -33,24 +33,18 @@ struct Traffic {
   std::string note = {};
 };
 
-/// The rows of a report that tell what this rank sends in training steps: nothing that validation,
-/// sampling or checkpoints send between them. Where each figure comes from stands in its row alone.
-class TrafficTable {
+/// Counts what this rank sends in training steps, and nothing that validation, sampling or
+/// checkpoints send between them.
+class TrafficCounter {
  public:
-  void add(const Traffic& row);       ///< what a technique sends
-  std::vector<Traffic> rows() const;  ///< as they were added
-  void begin_step();                  ///< from here on counts
-  void end_step();                    ///< until here; the step is over
-  /// Behind `rows` a row each: bytes a step that were sent, beside the formula's. None where both
-  /// are zero.
-  ReportRows report(ReportRows rows = {}) const;
+  void begin_step();  ///< from here on counts
+  void end_step();    ///< until here; the step is over
+  /// Adds a row for each technique: bytes a step that were sent, beside the formula's. None where
+  /// both are zero.
+  void add_rows(ReportRows& rows, const std::vector<Traffic>& techniques) const;
 
  private:
-  struct Row {
-    Traffic traffic;
-    int64_t before = 0, sent = 0;
-  };
-  std::vector<Row> rows_;
+  Ledger before_, sent_;
   int64_t steps_ = 0;
 };
 
