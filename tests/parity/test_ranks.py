@@ -304,6 +304,8 @@ class Training(RankTest):
                 self.train(ranks, *flags, *more, "--micro_batch_size", str(samples),
                            "--eval_interval", "2", "--overwrite")
                 self.check_metrics(expected)
+                self.assertEqual("| rows sent over ep |" in (self.run_dir / "report.md").read_text(),
+                                 "--ep_size" in more)
                 for step, reference in zip(metrics(self.run_dir), expected, strict=True):
                     off = abs(step["expert_loss"] - reference["expert_loss"])
                     self.assertLessEqual(off, 1e-10 * reference["expert_loss"])
