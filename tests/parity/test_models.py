@@ -226,7 +226,7 @@ class Export(Models):
                 del files["state-00002-of-00004.safetensors"]
                 change_record(checkpoint / "checkpoint.json", files=files)
                 self.assertIn("none of its files holds element 163 of model.embed_tokens.weight "
-                              "[256, 32]", self.book("export", "run", "missing", code=1))
+                              "[256, 32]", self.book("export", "run", "missing", code=2))
                 for folder in self.folder.iterdir():
                     if folder.is_dir():
                         shutil.rmtree(folder)
@@ -308,14 +308,16 @@ class Export(Models):
         intact = state.read_bytes()
         state.write_bytes(intact[:-1])
         self.assertIn(f"state.safetensors ends at byte {len(intact) - 1}",
-                      self.book("export", "run", "model", code=1))
+                      self.book("export", "run", "model", code=2))
         state.write_bytes(intact[:50000] + bytes([intact[50000] ^ 1]) + intact[50001:])
-        self.assertIn("state.safetensors: bytes 0 to", self.book("export", "run", "model", code=1))
+        self.assertIn("state.safetensors: bytes 0 to", self.book("export", "run", "model", code=2))
         state.write_bytes(intact)
         record = checkpoint / "checkpoint.json"
         record.write_text(record.read_text().replace('"num_heads": 4', '"num_heads": 5'))
         self.assertIn("checkpoint.json: bytes 0 to",
-                      self.book("export", "run", "model", code=1))
+                      self.book("export", "run", "model", code=2))
+        record.write_text("")
+        self.assertIn("checkpoint.json is empty", self.book("export", "run", "model", code=2))
         self.assertFalse((self.folder / "model" / "config.json").exists())
 
 

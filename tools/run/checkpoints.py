@@ -16,6 +16,13 @@ SEAL = re.compile(rb',\n  "sha256": "([0-9a-f]{64})"\n}\n')
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
 
 
+class Damaged(BookError):
+    """A checkpoint that is not as it was written, or cannot be read: an input that is wrong."""
+
+    def __init__(self, message):
+        super().__init__(message, 2)
+
+
 @dataclass(frozen=True)
 class Stored:
     """A tensor in a .safetensors file: where its bytes are."""
@@ -69,8 +76,8 @@ class Checkpoint:
             if layout is None:
                 continue
             if layout["global_shape"] != list(shape):
-                raise BookError(f"{show_path(self.folder)}: {name} is stored as "
-                                f"{layout['global_shape']}, and the model's is {list(shape)}")
+                raise Damaged(f"{show_path(self.folder)}: {name} is stored as "
+                              f"{layout['global_shape']}, and the model's is {list(shape)}")
             stored = next(tensors[key] for key in names if key in tensors)
             runs += [(start, stored, local, length)
                      for start, local, length in runs_of(layout)]
@@ -81,8 +88,8 @@ class Checkpoint:
             parts.append(stored.part(local, length))
             end += length
         if end != math.prod(shape):
-            raise BookError(f"{show_path(self.folder)}: none of its files holds element {end} of "
-                            f"{name} {list(shape)}")
+            raise Damaged(f"{show_path(self.folder)}: none of its files holds element {end} of "
+                          f"{name} {list(shape)}")
         return parts
 
 
@@ -130,20 +137,20 @@ def read_header(path):
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(size - 8, MAX_HEADER):
-            raise BookError(f"{show_path(path)}: a header of {length} bytes does not fit into the "
-                            f"file's {size}")
+            raise Damaged(f"{show_path(path)}: a header of {length} bytes does not fit into the "
+                          f"file's {size}")
         header = json.loads(file.read(length))
     metadata = header.pop("__metadata__", {})
     tensors = {}
     for name, entry in header.items():
         if entry["dtype"] not in BYTES:
-            raise BookError(f"{show_path(path)}: {name} is {entry['dtype']}; a weight is one of "
-                            f"{', '.join(BYTES)}")
+            raise Damaged(f"{show_path(path)}: {name} is {entry['dtype']}; a weight is one of "
+                          f"{', '.join(BYTES)}")
         begin, end = entry["data_offsets"]
         tensor = Stored(path, entry["dtype"], tuple(entry["shape"]), 8 + length + begin)
         if end - begin != tensor.bytes or 8 + length + end > size:
-            raise BookError(f"{show_path(path)}: {name}: offsets {begin} to {end} are not those of "
-                            f"{tensor.type} {list(tensor.shape)}")
+            raise Damaged(f"{show_path(path)}: {name}: offsets {begin} to {end} are not those of "
+                          f"{tensor.type} {list(tensor.shape)}")
         tensors[name] = tensor
     return tensors, metadata
 
@@ -164,7 +171,7 @@ def _read_bytes(path):
     try:
         return path.read_bytes()
     except OSError as error:
-        raise BookError(f"{show_path(path)}: {error.strerror}")
+        raise Damaged(f"{show_path(path)}: {error.strerror}")
 
 
 def _read_record(path):
@@ -173,12 +180,12 @@ def _read_record(path):
     seals = list(SEAL.finditer(text))
     if (not seals or seals[-1].end() != len(text) or
             hashlib.sha256(text[:seals[-1].start()]).hexdigest().encode() != seals[-1][1]):
-        raise BookError(f"{show_path(path)}: bytes 0 to {len(text) - 1} are not as they were "
-                        "written")
+        raise Damaged(f"{show_path(path)}: bytes 0 to {len(text) - 1} are not as they were "
+                      "written" if text else f"{show_path(path)} is empty")
     record = json.loads(text)
     if record.get("format") not in FORMATS:
-        raise BookError(f"{show_path(path)}: format {record.get('format')} is unknown; known are "
-                        f"{FORMATS[0]} to {FORMATS[-1]}")
+        raise Damaged(f"{show_path(path)}: format {record.get('format')} is unknown; known are "
+                      f"{FORMATS[0]} to {FORMATS[-1]}")
     return record
 
 
@@ -187,13 +194,13 @@ def _verify(path, written):
     try:
         size = path.stat().st_size
         if size != written["bytes"]:
-            raise BookError(f"{show_path(path)} ends at byte {size}, and {written['bytes']} bytes "
-                            "were written")
+            raise Damaged(f"{show_path(path)} ends at byte {size}, and {written['bytes']} bytes "
+                          "were written")
         with open(path, "rb") as file:
             for number, digest in enumerate(written["sha256_per_mib"]):
                 if hashlib.sha256(file.read(MIB)).hexdigest() != digest:
                     last = min((number + 1) * MIB, size) - 1
-                    raise BookError(f"{show_path(path)}: bytes {number * MIB} to {last} are not "
-                                    "as they were written")
+                    raise Damaged(f"{show_path(path)}: bytes {number * MIB} to {last} are not "
+                                  "as they were written")
     except OSError as error:
-        raise BookError(f"{show_path(path)}: {error.strerror}")
+        raise Damaged(f"{show_path(path)}: {error.strerror}")
