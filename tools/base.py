@@ -109,6 +109,9 @@ def beside(path):
         os.rename(old, path)
     try:
         yield new
+        if path.is_dir() and not new.is_dir():
+            raise BookError(f"{show_path(path)} is a directory, and what is to be written there is "
+                            "a file; name a file in it", 2)
         if path.is_dir():
             _remove(old)
             os.rename(path, old)

@@ -104,6 +104,13 @@ class Replacing(Scratch):
             raise KeyboardInterrupt
         self.assertEqual((folder / "old.txt").read_text(), "old")
 
+    def test_a_file_takes_no_directory_s_place(self):
+        write(self.scratch / "run" / "run.json", "{}")
+        with self.assertRaisesRegex(BookError, "run is a directory.* name a file in it") as caught:
+            base.write_whole(self.scratch / "run", "x")
+        self.assertEqual(caught.exception.code, 2)
+        self.assertEqual([path.name for path in self.scratch.rglob("*")], ["run", "run.json"])
+
     def test_a_device_takes_what_is_written_to_it(self):
         base.write_whole(Path(os.devnull), "x")
         self.assertFalse(Path(os.devnull).is_file())

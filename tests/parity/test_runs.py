@@ -300,6 +300,17 @@ class Stopping(Runs):
         read_json(run_dir, "run.json")
         return len(steps)
 
+    def test_data_that_become_shorter_meanwhile_end_the_run_with_a_message(self):
+        path = os.path.join(self.scratch, "shorter.txt")
+        with open(path, "w", encoding="ascii") as file:
+            file.write("a text of some pages\n" * 50000)
+        process, run_dir = self.start({"data": path})
+        self.wait_until(lambda: self.lines(run_dir) >= 1, process)
+        os.truncate(path, 0)
+        _, err = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, err.decode()), (
+            1, f"error: {path} has become shorter while it was read; start again when it is whole\n"))
+
     def test_a_signal_ends_the_run_after_the_step(self):
         for signals in ([signal.SIGINT], [signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM]):
             with self.subTest(signals=signals):
