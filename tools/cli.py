@@ -379,7 +379,7 @@ def _plan(arguments, flags):
     named += ["--what_if", plan.placed(args.what_if)] if args.what_if else []
     named += ["--why", "; ".join(args.why)] if args.why else []
     if not args.batch:
-        plan.refuse_of_a_search(args.what_if, args.why, args.measure, args.plot)
+        plan.refuse_of_a_search(args)
     if args.predict:
         return plan.predict(args.predict, args.cluster, args.output, options)
     if args.fit:

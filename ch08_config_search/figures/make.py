@@ -8,14 +8,14 @@ from tools.book.short_runs import look_into, run
 from tools.book.showcase import json_text, origin, read_json, write_json
 from tools.look import provenance
 
-from . import against, beside, draw_replay, folded, mapped, measured, predicted, searched, speed
+from . import against, beside, draw_replay, folded, mapped, measured, predicted, scaled, searched, speed
 
 SCHEMATICS = draw_replay.FIGURES
 DRAWINGS = (("plot_heatmap", "map.json", "heatmap"), ("plot_layouts", "searches.json", "layouts"))
 PROVENANCE = {"provenance.md": ("searches", "counts", "fits", "predicted"), "provenance_here.md": ("measured",),
               "provenance_folded.md": ("folded",), "provenance_map.md": ("map", "searches"),
               "provenance_beside.md": ("beside",),
-              "provenance_against.md": ("against",)}
+              "provenance_against.md": ("against",), "provenance_scaled.md": ("scaled",)}
 CHAPTER = Path(__file__).resolve().parents[1].name
 BENCH_TRAINS, BENCH_PROGRAMS = False, (f"{CHAPTER}_{folded.EXAMPLE}",)
 bench_lines, bench_text = speed.lines, speed.text
@@ -41,6 +41,7 @@ def measure(chapter, program, commit):
                {**origin(chapter, commit), **measured.collect(chapter, program)})
     write_json(chapter.folder / "figures" / "beside.json", {**origin(chapter, commit), **beside.measure(chapter)})
     write_json(chapter.folder / "figures" / "map.json", {**origin(chapter, commit), **mapped.collect(program)})
+    write_json(chapter.folder / "figures" / "scaled.json", {**origin(chapter, commit), **scaled.scale_all(program)})
     for name in ("searches", "counts", "predicted", "against"):
         write_json(chapter.folder / "figures" / f"{name}.json", origin(chapter, commit))
     write_json(chapter.folder / "figures" / "folded.json",
@@ -106,6 +107,8 @@ def texts(folder):
         found.update(mapped.texts(data["map"]))
     if "map" in data.get("against", {}):
         found.update(against.texts(data["against"]))
+    if "rows" in data.get("scaled", {}):
+        found["scaled.md"] = scaled.scaled_table(data["scaled"])
     searches = data.get("searches", {})
     if "one_node" in searches:
         found.update({"problem.md": searched.problem_table(searches["one_node"]),

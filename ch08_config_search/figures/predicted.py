@@ -1,15 +1,16 @@
 """Measured steps beside predicted ones: what is fitted, and how far off it is."""
 import collections
 import csv
+import json
 import re
 import tempfile
 from pathlib import Path
 
-from tools.base import BookError, say
+from tools.base import BookError, say, write_whole
 from tools.book.short_runs import table
 from tools.run import estimates
 
-DATA = Path(__file__).resolve().parents[1] / "data"
+DATA, CLUSTERS = (Path(__file__).resolve().parents[1] / name for name in ("data", "clusters"))
 # The tables of each cluster, and the rows that are fitted.
 FITS = {"a100": (("vtrain_a100_single", "vtrain_a100_multi"), "all"),
         "h100_nvl8": (("playbook_h100",), "pp<=1,tp<=8,nodes<=32")}
@@ -91,9 +92,24 @@ def summary(rows):
     return found
 
 
+def naive_costs(program, name, cluster):
+    """By how much naive attention changes a predicted step, compared with blockwise attention by the same
+    numbers, in the mean; None where the framework's attention is blockwise."""
+    described = json.loads((CLUSTERS / f"{cluster}.json").read_text(encoding="utf-8"))
+    if described["framework"]["attention"] != "naive":
+        return None
+    described["framework"]["attention"] = "blockwise"
+    with tempfile.TemporaryDirectory(prefix="book_blockwise_") as scratch:
+        changed = Path(scratch) / f"{cluster}.json"
+        write_whole(changed, json.dumps(described))
+        both = [predict(program, name, of) for of in (cluster, changed)]
+    ratios = [float(naive["predicted_step_time_s"]) / float(other["predicted_step_time_s"]) for naive, other in zip(*both)]
+    return sum(ratios) / len(ratios) - 1
+
+
 def predict_all(program):
     say("book: predicts measured steps")
-    return {name: summary(predict(program, name, cluster))
+    return {name: {**summary(predict(program, name, cluster)), "naive": naive_costs(program, name, cluster)}
             for cluster, (names, _) in FITS.items() for name in names}
 
 
@@ -112,7 +128,10 @@ def fitted_table(fits, predicted):
                  "`where left out`: each fifth of the rows, by a fit to the other four. The book's rows are those "
                  "without a pipeline, with `tp` up to 8, on up to 32 nodes. Over all of its "
                  f"{predicted['playbook_h100']['ran']} runs that ended the mean error is "
-                 f"{100 * predicted['playbook_h100']['mean_of_all']:.0f} %.")
+                 f"{100 * predicted['playbook_h100']['mean_of_all']:.0f} %. Naive attention changes the predicted "
+                 "steps, compared with blockwise attention and the same numbers, by " + ", and ".join(
+                     f"{100 * found['naive']:+.1f} % for {NAMES[name]}" for name, found in predicted.items()
+                     if found["naive"] is not None) + ".")
 
 
 def judged_table(fits, predicted):

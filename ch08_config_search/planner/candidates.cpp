@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 
 #include "accounting/distinct_ranks.h"
@@ -35,21 +36,43 @@ class Sorter {
   }
 
   Candidates take() {
-    const int64_t node = static_cast<int64_t>(cluster_.ranks_per_node.value);
-    const bool long_samples = base_.seq_len >= kLong;
-    const int64_t experts = base_.model.experts.num_experts;
-    for (int64_t tp : of("tp_size", base_.tensor_parallel.tp_size, node)) {
-      for (int64_t cp : of("cp_size", base_.context_parallel.cp_size, long_samples ? ranks_ : 1)) {
-        for (int64_t pp : of("pp_size", base_.pipeline.pp_size, base_.model.num_layers)) {
-          for (int64_t ep :
-               of("ep_size", base_.expert_parallel.ep_size, std::max<int64_t>(1, experts))) {
-            if (ranks_ % (tp * cp * pp) == 0) lay_out(tp, cp, pp, ep);
-          }
-        }
-      }
-    }
+    each_layout([&](int64_t tp, int64_t cp, int64_t pp, int64_t ep) { lay_out(tp, cp, pp, ep); });
     return std::move(found_);
   }
+
+  // [reached]
+  /// The nearest batch that all layouts reach; of fewer samples than that, the nearest that any of
+  /// them reaches.
+  ReachedBatch reached() const {
+    std::set<int64_t> at_once;  // samples that a layout's ranks take at once, at least
+    const int64_t smallest = base_.search.decides("micro_batch_size") ? base_.micro_batch_size : 1;
+    each_layout([&](int64_t tp, int64_t cp, int64_t pp, int64_t) {
+      at_once.insert(ranks_ / (tp * cp * pp) * smallest);
+    });
+    const double asked = double(base_.planning.plan) / double(base_.seq_len);
+    ReachedBatch batch{samples_, ""};
+    const auto reaches = [&](int64_t each) { return batch.samples % each == 0; };
+    if (double(samples_) != asked) batch.why = "are no whole number of samples";
+    if (!at_once.empty() && std::ranges::none_of(at_once, reaches)) {
+      batch.why = fmt::format("no layout of {} ranks reaches", ranks_);
+      int64_t all = 1;
+      for (int64_t each : at_once) all = std::lcm(all, each);
+      if (all <= samples_) at_once = {all};
+      const auto nearest = [&](int64_t each) {
+        return each * std::max<int64_t>(1, std::llround(asked / double(each)));
+      };
+      const auto off = [&](int64_t each) { return std::abs(double(nearest(each)) - asked); };
+      batch.samples = nearest(*std::ranges::min_element(at_once, {}, off));
+    }
+    if (std::abs(double(batch.samples) - asked) > asked / 2) {
+      usage_error(
+          "plan={}: the nearest batch that {} ranks reach with samples of {} tokens is off by more "
+          "than half; try {}",
+          base_.planning.plan, ranks_, base_.seq_len, batch.samples * base_.seq_len);
+    }
+    return batch;
+  }
+  // [reached]
 
  private:
   static constexpr int64_t kLong = 32768;  ///< tokens from which samples may be cut
@@ -60,6 +83,29 @@ class Sorter {
     Sizes all;
     for (int64_t size = 1; size <= limit; size *= 2) all.push_back(size);
     return all;
+  }
+
+  /// Calls visit(tp, cp, pp, ep) for each way to lay out the ranks that is left open.
+  template <class Visit>
+  void each_layout(const Visit& visit) const {
+    const auto node = static_cast<int64_t>(cluster_.ranks_per_node.value);
+    const bool long_samples = base_.seq_len >= kLong;
+    const int64_t experts = base_.model.experts.num_experts;
+    for (int64_t tp : of("tp_size", base_.tensor_parallel.tp_size, node)) {
+      for (int64_t cp : of("cp_size", base_.context_parallel.cp_size, long_samples ? ranks_ : 1)) {
+        for (int64_t pp : of("pp_size", base_.pipeline.pp_size, base_.model.num_layers)) {
+          const int64_t copy = tp * cp * pp;
+          if (ranks_ % copy != 0) continue;
+          if (base_.search.decides("dp_size") && base_.data_parallel.dp_size != ranks_ / copy) {
+            continue;
+          }
+          for (int64_t ep :
+               of("ep_size", base_.expert_parallel.ep_size, std::max<int64_t>(1, experts))) {
+            visit(tp, cp, pp, ep);
+          }
+        }
+      }
+    }
   }
 
   // [layout]
@@ -75,10 +121,6 @@ class Sorter {
     config.communication->ranks = ranks_;
     config.communication->node_size =
         std::min(ranks_, static_cast<int64_t>(cluster_.ranks_per_node.value));
-    if (base_.search.decides("dp_size") &&
-        config.data_parallel.dp_size != base_.data_parallel.dp_size) {
-      return;
-    }
     ++found_.of_ranks;
     const Sizes stages = base_.search.decides("zero_stage") ? Sizes{base_.data_parallel.zero_stage}
                          : config.mesh().dp_cp() > 1        ? Sizes{0, 1, 2, 3}
@@ -120,9 +162,11 @@ class Sorter {
     } catch (const Refusal& refusal) {
       const std::string_view otherwise = name(refusal.otherwise());
       ++found_.refused[fmt::format("{} (without the rule: {})", refusal.rule(), otherwise)];
+      if (found_.refusal.empty()) found_.refusal = refusal.what();
       return true;
-    } catch (const UsageError&) {
+    } catch (const UsageError& error) {
       ++found_.refused["others"];
+      if (found_.refusal.empty()) found_.refusal = error.what();
       return true;
     }
     Candidate candidate = counted(config);
@@ -192,6 +236,10 @@ Prediction fullest_of(const TrainConfig& config) {
 Candidates make_candidates(const TrainConfig& config, const Cluster& cluster,
                            const Candidates* known) {
   return Sorter(config, cluster, known).take();
+}
+
+ReachedBatch reached_batch(const TrainConfig& config, const Cluster& cluster) {
+  return Sorter(config, cluster, nullptr).reached();
 }
 
 std::string layout_flags(const TrainConfig& config) {

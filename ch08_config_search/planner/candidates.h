@@ -24,8 +24,19 @@ struct Candidates {
   std::vector<Candidate> fit, too_large;
   int64_t of_ranks = 0;                    ///< ways to lay out the ranks
   std::map<std::string, int64_t> refused;  ///< by the rule, with what it prevents
+  std::string refusal;                     ///< the first of them, in words
   int64_t uneven = 0;                      ///< the batch does not divide
 };
+
+/// The batch that a search lays out.
+struct ReachedBatch {
+  int64_t samples = 0;
+  std::string why;  ///< why it is not the one that is asked for; empty: it is
+};
+
+/// The batch that is asked for, or the nearest that the layouts of the ranks reach. Throws
+/// UsageError where that is another by more than half.
+ReachedBatch reached_batch(const TrainConfig& config, const Cluster& cluster);
 
 /// Every layout of the run's ranks that the command line leaves open: tp, cp, pp, ep and dp,
 /// ZeRO's stage, the micro-batch, recomputation. The memory of layouts that are among `known`, of

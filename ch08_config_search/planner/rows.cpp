@@ -55,6 +55,25 @@ void read_model(const TableRow& row, ModelConfig& model) {
   }
 }
 
+// [accumulation]
+/// Steps of accumulation, of a batch that they make exactly.
+int64_t accumulation_of(const TableRow& row, int64_t at_once) {
+  int64_t steps = row.whole("grad_accum", 0);
+  for (const char* column : {"global_batch", "batch_seqs"}) {
+    if (!row.has(column)) continue;
+    const int64_t samples = row.whole(column);
+    if (steps == 0) steps = std::max<int64_t>(1, (samples + at_once / 2) / at_once);
+    if (steps * at_once != samples) {
+      usage_error("{}: {}={} must be dp x micro_batch = {} times {}; try {}", row.where(), column,
+                  samples, at_once,
+                  row.has("grad_accum") ? fmt::format("grad_accum={}", steps) : "a whole number",
+                  steps * at_once);
+    }
+  }
+  return std::max<int64_t>(1, steps);
+}
+// [accumulation]
+
 void read_layout(const TableRow& row, TrainConfig& config) {
   config.data_parallel.dp_size = row.whole("dp");
   config.tensor_parallel.tp_size = row.whole("tp");
@@ -64,8 +83,7 @@ void read_layout(const TableRow& row, TrainConfig& config) {
   config.data_parallel.zero_stage = row.whole("zero_stage", 0, 0);
   config.micro_batch_size = row.whole("micro_batch");
   const int64_t dp = config.data_parallel.dp_size, at_once = dp * config.micro_batch_size;
-  const int64_t samples = row.whole("global_batch", row.whole("batch_seqs", at_once));
-  config.grad_acc_steps = row.whole("grad_accum", std::max<int64_t>(1, samples / at_once));
+  config.grad_acc_steps = accumulation_of(row, at_once);
   const int64_t ranks = config.mesh().ranks();
   const int64_t gpus = row.whole("gpus", ranks);
   if (gpus != ranks) {
@@ -82,7 +100,13 @@ Cluster without_framework(Cluster cluster) {
   return cluster;
 }
 
-void check_row(const TableRow& row, const TrainConfig& config) {
+void check_row(const TableRow& row, const TrainConfig& config, int64_t ranks_per_node) {
+  const int64_t ranks = config.mesh().ranks();
+  const int64_t nodes = (ranks + ranks_per_node - 1) / ranks_per_node;
+  if (row.whole("nodes", nodes) != nodes) {
+    usage_error("{}: nodes={} must hold {} ranks, {} a node; try {}", row.where(),
+                row.whole("nodes"), ranks, ranks_per_node, nodes);
+  }
   const int64_t tp = config.tensor_parallel.tp_size;
   if (config.model.num_heads % tp != 0) {
     usage_error("{}: tp={} must divide heads={}; try {}", row.where(), tp, config.model.num_heads,
@@ -119,7 +143,7 @@ RunRow read_row(const TableRow& row, const TrainConfig& base, const Cluster& clu
   config.tensor_parallel.sequence_parallel =
       config.tensor_parallel.tp_size > 1 &&
       flag_of(row, "sequence_parallel", run.by_framework && framework->sequence_parallel);
-  check_row(row, config);
+  check_row(row, config, static_cast<int64_t>(cluster.ranks_per_node.value));
   config.communication->ranks = config.mesh().ranks();
   config.communication->node_size =
       std::min(config.communication->ranks, int64_t(cluster.ranks_per_node.value));

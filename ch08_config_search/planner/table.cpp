@@ -52,12 +52,20 @@ Table read_table(const std::string& file, const std::vector<std::string>& known)
     usage_error("{}: there is no column {}; try one of: {}", table.file, in_quotes(column),
                 fmt::join(known, ", "));
   }
+  for (const std::string& column : table.columns) {
+    if (std::ranges::count(table.columns, column) == 1) continue;
+    usage_error("{}: the column {} is there twice; leave out one of the two", table.file, column);
+  }
   for (size_t number = 2; std::getline(stream, line); ++number) {
     if (line.empty()) continue;
     table.rows.push_back(split_line(line));
     if (table.rows.back().size() == table.columns.size()) continue;
     usage_error("{}, line {}: {} values for {} columns; try as many as the first line names",
                 table.file, number, table.rows.back().size(), table.columns.size());
+  }
+  if (table.rows.empty()) {
+    usage_error("{}: there is no row; try a line with {} values for each layout", table.file,
+                table.columns.size());
   }
   return table;
 }

@@ -2,9 +2,7 @@
 
 #include <fmt/ranges.h>
 
-#include <cmath>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 
 #include "base/check.h"
@@ -33,12 +31,6 @@ void change_ranks(Altered& altered, const TrainConfig& before, int64_t ranks) {
         before.search.nodes > 1 ? -node : node);
   }
   altered.config.search.nodes = nodes;
-  // Degrees are powers of two, so that an odd number of nodes has to divide the samples.
-  const int64_t all = nodes * node, odd = all / (all & -all);
-  const double samples = std::round(double(before.planning.plan) / double(before.seq_len));
-  if (std::fmod(samples, double(odd)) == 0) return;
-  const auto nearest = std::max<int64_t>(1, std::llround(samples / double(all)));
-  altered.config.planning.plan = nearest * all * before.seq_len;
 }
 
 // [altered]
@@ -133,6 +125,7 @@ class Comparison {
       return fmt::format("now:  none is as required: {}\n", config_.search.require);
     const std::string before = layout_flags(now->candidate.config);
     std::string text = fmt::format("now:  {}\n", before);
+    text += then_->batch_note().empty() ? "" : "then: " + then_->batch_note();
     if (!nothing_.empty()) return text + fmt::format("then: {}\n", nothing_);
     if (then == nullptr) {
       return text + fmt::format("then: none is as required: {}\n", config_.search.require);
@@ -152,6 +145,7 @@ class Comparison {
     json["cluster"] = search.cluster().name;
     json["ranks"] = search.ranks();
     json["tokens"] = search.config().planning.plan;
+    if (search.asked() != search.config().planning.plan) json["tokens_asked"] = search.asked();
     json["fit"] = search.candidates().fit.size();
     const Timed* timed = best(search);
     if (timed == nullptr) return json;

@@ -143,12 +143,12 @@ class TwoLayouts {
                   config_.search.why, side, ranks, search_.ranks(),
                   std::max<int64_t>(1, search_.ranks() / layout.mesh().ranks_of_a_copy()));
     }
-    if (samples * layout.seq_len != config_.planning.plan) {
+    if (samples * layout.seq_len != search_.config().planning.plan) {
       const int64_t each = layout.data_parallel.dp_size * layout.micro_batch_size * layout.seq_len;
       usage_error(
           "why={}: {} makes {} tokens a step, and the batch has {}; try --grad_acc_steps {}",
-          config_.search.why, side, samples * layout.seq_len, config_.planning.plan,
-          std::max<int64_t>(1, config_.planning.plan / each));
+          config_.search.why, side, samples * layout.seq_len, search_.config().planning.plan,
+          std::max<int64_t>(1, search_.config().planning.plan / each));
     }
     layout.each_part([&](const auto& part) { part.check(layout); });
     return time_step({layout, 0, 0, "", 0}, search_.cluster());

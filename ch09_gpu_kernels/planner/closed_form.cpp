@@ -32,6 +32,24 @@ double around(const GroupLayout& group, Cost& cost, double bytes) {
   return group.ranks < 2 ? 0 : cost.of(CommKind::all_gather, std::floor(bytes), group).busy;
 }
 
+// [bubble]
+/// What the ranks of a pipeline idle, over what they work, by the formula of each schedule. A
+/// backward pass is as long as two forward passes, and half of it makes gradients of weights.
+double bubble_of(const TrainConfig& config) {
+  const std::string& name = config.pipeline.pp_schedule;
+  const auto p = double(config.pipeline.pp_size), v = double(config.pipeline.pp_chunks);
+  const auto m = double(config.grad_acc_steps);
+  const double F = 1, B = config.recompute == "full" ? 2 : 1, W = 1;
+  const double work = m * (F + B + W), gap = F + std::max(0.0, B - W);
+  if (name == "naive") return p - 1;
+  if (name == "zb_h1" || name == "auto") return (p - 1) * std::max(B, F + B - W) / work;
+  if (name == "zb_h2") return (p - 1) * std::max({F, B - F, F + B - 2 * W}) / work;
+  if (name == "dualpipe") return (p / 2 - 1) * gap / work;
+  if (name == "dualpipe_v" || name == "zb_v") return (p - 1) / 2 * gap / work;
+  return (p - 1 + (v - 1) * std::max(0.0, p - m)) / (v * m);
+}
+// [bubble]
+
 }  // namespace
 
 ModelSize::ModelSize(const TrainConfig& config)
@@ -49,8 +67,7 @@ ClosedForm closed_form(const TrainConfig& config, const Cluster& cluster, const 
   const auto ranks = double(mesh.ranks()), tokens = double(config.tokens_per_step());
   const DType dtype = parse_dtype(config.dtype);
   const auto element = double(bytes_of(dtype));
-  const auto m = double(config.grad_acc_steps), v = double(config.pipeline.pp_chunks);
-  const auto p = double(mesh.pp);
+  const auto m = double(config.grad_acc_steps), p = double(mesh.pp);
 
   ClosedForm step;
   const double again = config.recompute == "full" ? 4.0 / 3 : 1;
@@ -58,7 +75,7 @@ ClosedForm closed_form(const TrainConfig& config, const Cluster& cluster, const 
   const auto peak = cluster.peak_tflops.find(dtype);
   const double rate = peak == cluster.peak_tflops.end() ? 1 : peak->second.value * 1e12;
   step.computes = flops / (ranks * rate * cluster.matmul.value);
-  step.bubble = step.computes * (p - 1) / (m * v);
+  step.bubble = step.computes * bubble_of(config);
   // Twice each way, a gather and a reduce-scatter a region, of all tokens of a rank's copy.
   const double stream = double(config.micro_batch_size * config.seq_len / mesh.cp) *
                         double(config.model.hidden_size) * element;

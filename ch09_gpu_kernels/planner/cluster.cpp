@@ -219,7 +219,7 @@ Cluster read_cluster(const std::string& name_or_file, const std::string& flag) {
   const fs::path shipped = USP_CLUSTERS, path = cluster_file(name_or_file);
   const bool is_file = path == name_or_file;
   std::ifstream file(path);
-  if (!file) {
+  if (!file || fs::is_directory(path)) {
     std::vector<std::string> names;
     std::error_code none;
     for (const auto& entry : fs::directory_iterator(shipped, none)) {

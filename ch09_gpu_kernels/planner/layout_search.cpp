@@ -11,6 +11,15 @@
 
 namespace usp {
 
+namespace {
+
+std::vector<std::pair<const char*, int64_t>> sizes_of(const TrainConfig& config) {
+  const MeshSizes mesh = config.mesh();
+  return {{"tp_size", mesh.tp}, {"cp_size", mesh.cp}, {"pp_size", mesh.pp}, {"dp_size", mesh.dp}};
+}
+
+}  // namespace
+
 bool Requirement::holds(const Timed& timed, const Cluster& cluster) const {
   const double is = what == "mfu"    ? timed.mfu(cluster)
                     : what == "mem"  ? timed.gib()
@@ -45,6 +54,7 @@ std::vector<Requirement> parse_requirements(const std::string& text) {
 LayoutSearch::LayoutSearch(TrainConfig config, Cluster cluster)
     : config_(std::move(config)),
       cluster_(std::move(cluster)),
+      asked_(config_.planning.plan),
       required_(parse_requirements(config_.search.require)) {
   if (!cluster_.peak_tflops.contains(parse_dtype(config_.dtype))) {
     std::vector<std::string_view> known;
@@ -52,6 +62,13 @@ LayoutSearch::LayoutSearch(TrainConfig config, Cluster cluster)
     usage_error("dtype={}: {} has no peak for it; try --dtype {}", config_.dtype, cluster_.name,
                 fmt::join(known, " or "));
   }
+  const ReachedBatch batch = reached_batch(config_, cluster_);
+  if (!batch.why.empty()) {
+    batch_note_ =
+        fmt::format("{} tokens are asked for, which {}; {} samples are the nearest batch\n", asked_,
+                    batch.why, batch.samples);
+  }
+  config_.planning.plan = batch.samples * config_.seq_len;
 }
 
 void LayoutSearch::run(const LayoutSearch* same_memory, const LayoutSearch* same_steps) {
@@ -72,52 +89,73 @@ int64_t LayoutSearch::ranks() const {
   return config_.search.nodes * static_cast<int64_t>(cluster_.ranks_per_node.value);
 }
 
-/// Says what is missing: of the layout that needs least, how much.
+// [refuse_all]
+/// Says what is missing: of the layout that needs least, how much; and what would help.
 void LayoutSearch::refuse_all() const {
+  const std::string help = what_helps();
   if (found_.of_ranks == 0) {
-    usage_error(
-        "nodes={}: {} ranks cannot be laid out with {}; try --nodes {}, or leave out a size",
-        config_.search.nodes, ranks(), given_sizes(), nodes_that_divide());
+    usage_error("nodes={}: {} ranks cannot be laid out with {}; {}", config_.search.nodes, ranks(),
+                given_sizes(), help.empty() ? "leave out the sizes" : help);
   }
   if (found_.too_large.empty()) {
-    std::string why;
-    if (found_.uneven > 0) {
-      why = fmt::format("; a batch of {} tokens divides into whole micro-batches of none of them",
-                        config_.planning.plan);
-    }
-    for (const auto& [rule, count] : found_.refused) why += fmt::format("; {}: {}", rule, count);
-    usage_error("none of the {} layouts of {} ranks can be run{}: try --plan {}", found_.of_ranks,
-                ranks(), why, ranks() * config_.seq_len);
+    const std::string first = found_.refusal.empty() ? "" : " (the first: " + found_.refusal + ")";
+    usage_error("none of the {} layouts of {} ranks can be run{}; {}", found_.of_ranks, ranks(),
+                first, help.empty() ? "leave out the flags that the search would choose" : help);
   }
   const Candidate& least = *std::ranges::min_element(found_.too_large, {}, &Candidate::gib);
+  const double missing = least.gib - cluster_.memory_gib.value;
   usage_error(
       "plan={}: nothing fits. The layout that needs least, {}, takes {:.1f} GiB on rank {}, most "
-      "of it {}, and {} has {:g}: {:.1f} are missing; try --nodes {}",
-      config_.planning.plan, layout_flags(least.config), least.gib, least.fullest, least.most,
-      cluster_.name, cluster_.memory_gib.value, least.gib - cluster_.memory_gib.value,
-      2 * config_.search.nodes);
+      "of it {}, and {} has {:g}: {:.1f} are missing; {}",
+      asked_, layout_flags(least.config), least.gib, least.fullest, least.most, cluster_.name,
+      cluster_.memory_gib.value, missing,
+      help.empty() ? fmt::format("try a cluster with {:.3g} GiB a rank", least.gib * 1.01) : help);
 }
+
+/// The cheapest changes with which a layout fits: the fewest nodes, by doubling, and a flag that is
+/// left out. What is advised has been tried.
+std::string LayoutSearch::what_helps() const {
+  TrainConfig asked = config_;
+  asked.planning.plan = asked_;
+  const auto helps = [&](const TrainConfig& changed) {
+    try {
+      const LayoutSearch other(changed, cluster_);
+      const Candidates* known = other.ranks() == ranks() ? &found_ : nullptr;
+      return !make_candidates(other.config_, cluster_, known).fit.empty();
+    } catch (const UsageError&) {
+      return false;
+    }
+  };
+  std::vector<std::string> ways;
+  TrainConfig more = asked;
+  more.search.nodes = found_.of_ranks == 0 ? nodes_that_divide() : 2 * asked.search.nodes;
+  for (int i = 0; i < kDoublings && ways.empty() && more.search.nodes <= SearchConfig::kMaxNodes;
+       ++i, more.search.nodes *= 2) {
+    if (helps(more)) ways.push_back(fmt::format("try --nodes {}", more.search.nodes));
+  }
+  for (const std::string& flag : asked.search.chosen) {
+    TrainConfig without = asked;
+    without.search.chosen.erase(flag);
+    if (!helps(without)) continue;
+    ways.push_back("leave out --" + flag);
+    break;
+  }
+  return fmt::format("{}", fmt::join(ways, ", or "));
+}
+// [refuse_all]
 
 /// The sizes of the command line, which are more than the ranks, or do not divide them.
 std::string LayoutSearch::given_sizes() const {
-  const MeshSizes mesh = config_.mesh();
   std::vector<std::string> sizes;
-  for (const auto& [flag, size] : {std::pair{"tp_size", mesh.tp},
-                                   {"cp_size", mesh.cp},
-                                   {"pp_size", mesh.pp},
-                                   {"dp_size", mesh.dp}}) {
+  for (const auto& [flag, size] : sizes_of(config_)) {
     if (config_.search.decides(flag)) sizes.push_back(fmt::format("{}={}", flag, size));
   }
   return fmt::format("{}", fmt::join(sizes, ", "));
 }
 
 int64_t LayoutSearch::nodes_that_divide() const {
-  const MeshSizes mesh = config_.mesh();
   int64_t product = 1;
-  for (const auto& [flag, size] : {std::pair{"tp_size", mesh.tp},
-                                   {"cp_size", mesh.cp},
-                                   {"pp_size", mesh.pp},
-                                   {"dp_size", mesh.dp}}) {
+  for (const auto& [flag, size] : sizes_of(config_)) {
     if (config_.search.decides(flag)) product *= size;
   }
   return product / std::gcd(product, static_cast<int64_t>(cluster_.ranks_per_node.value));
@@ -154,10 +192,10 @@ const Timed* LayoutSearch::find(const TrainConfig& layout) const {
 
 std::string LayoutSearch::heading() const {
   return fmt::format(
-      "{}: {} node{} of {:g}, {} ranks, {:g} GiB each; {} tokens a step, {} a sample, {}\n\n",
+      "{}: {} node{} of {:g}, {} ranks, {:g} GiB each; {} tokens a step, {} a sample, {}\n{}\n",
       cluster_.name, config_.search.nodes, config_.search.nodes == 1 ? "" : "s",
       cluster_.ranks_per_node.value, ranks(), cluster_.memory_gib.value, config_.planning.plan,
-      config_.seq_len, config_.dtype);
+      config_.seq_len, config_.dtype, batch_note_);
 }
 
 std::map<std::string, double> exposed_by_dimension(const Timed& timed) {

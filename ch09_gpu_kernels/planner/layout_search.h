@@ -27,8 +27,9 @@ class LayoutSearch {
       1.25;  ///< of the formulas' best: what is beyond, and beyond the fastest, is not replayed
   static constexpr size_t kAtLeast = 24;  ///< layouts are replayed, if they fit
   static constexpr size_t kAtMost = 96;
+  static constexpr int kDoublings = 6;  ///< of the nodes, in search of enough of them
 
-  /// Throws UsageError for what no search is about.
+  /// Takes the nearest batch that the ranks reach. Throws UsageError for what no search is about.
   LayoutSearch(TrainConfig config, Cluster cluster);
 
   /// Finds them. Of a search on a cluster with the same nodes, layouts' memory is not counted
@@ -47,9 +48,13 @@ class LayoutSearch {
   int64_t ranks() const;  ///< of all nodes
   /// "h100_nvl8: 1 node of 8, 8 ranks, ..."
   std::string heading() const;
+  /// The tokens that are asked for, and, where the batch is another, a line that says why.
+  int64_t asked() const { return asked_; }
+  const std::string& batch_note() const { return batch_note_; }
 
  private:
   [[noreturn]] void refuse_all() const;
+  std::string what_helps() const;
   std::string given_sizes() const;
   int64_t nodes_that_divide() const;
   void time_best(const LayoutSearch* same_steps);
@@ -57,6 +62,8 @@ class LayoutSearch {
 
   TrainConfig config_;
   Cluster cluster_;
+  int64_t asked_;
+  std::string batch_note_;
   std::vector<Requirement> required_;
   Candidates found_;
   std::vector<Timed> all_timed_, timed_;

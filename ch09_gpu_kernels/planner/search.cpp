@@ -22,20 +22,21 @@ namespace usp {
 
 namespace {
 
-constexpr int64_t kDerived = 10;  ///< of the best, whose derivatives and shared steps the JSON has
+constexpr int64_t kDerived = 10;  ///< of the best: their shared steps, and derivatives as JSON
+constexpr double kShares = 0.03;  ///< of a step: what sharing adds that is worth a word
 
 /// What a search has found, in words or as JSON.
 class FoundLayouts {
  public:
   explicit FoundLayouts(const LayoutSearch& search) : search_(search) {
     if (timed_.empty()) return;
-    const int64_t count = config_.search.plan_json ? std::min(kDerived, shown()) : 1;
-    for (int64_t i = 0; i < count; ++i) {
+    for (int64_t i = 0; i < std::min(kDerived, shown()); ++i) {
       const RecordedStep step(timed_[i].candidate,
                               static_cast<int64_t>(cluster_.ranks_per_node.value),
                               search_.records());
+      shared_.push_back(step.shared(cluster_));
+      if (i > 0 && !config_.search.plan_json) continue;
       derivatives_.push_back(derivatives(step, timed_[i], cluster_));
-      if (config_.search.plan_json) shared_.push_back(step.shared(cluster_));
     }
     more_.emplace(config_, changed(cluster_, "capacity", kMore));
     more_->run(&search_, &search_);
@@ -50,6 +51,7 @@ class FoundLayouts {
     json["cluster"] = cluster_.name;
     json["ranks"] = search_.ranks();
     json["tokens"] = config_.planning.plan;
+    if (search_.asked() != config_.planning.plan) json["tokens_asked"] = search_.asked();
     json["fit"] = found_.fit.size();
     json["too_large"] = found_.too_large.size();
     json["replayed"] = search_.replayed();
@@ -124,7 +126,7 @@ class FoundLayouts {
   }
 
   std::string reaches() const {
-    const int64_t samples = std::llround(double(config_.planning.plan) / double(config_.seq_len));
+    const int64_t samples = config_.planning.plan / config_.seq_len;
     int64_t fewest = INT64_MAX, most = 0;
     for (const Candidate& candidate : found_.fit) {
       fewest = std::min(fewest, candidate.config.grad_acc_steps);
@@ -144,8 +146,8 @@ class FoundLayouts {
     if (timed_.empty()) {
       return text + fmt::format("   none is as required: {}\n", config_.search.require);
     }
-    text += fmt::format("\n{:>4}{:>10}{:>10}{:>14}{:>7}{:>7}{:>8}   {}\n", "", "step, s", "formula",
-                        "tokens/s/rank", "MFU", "GiB", "bubble", "exposed");
+    text += fmt::format("\n{:>4}{:>10}{:>10}{:>10}{:>14}{:>7}{:>7}{:>8}   {}\n", "", "step, s",
+                        "shared", "formula", "tokens/s/rank", "MFU", "GiB", "bubble", "exposed");
     for (int64_t i = 0; i < shown(); ++i) {
       const Timed& timed = timed_[i];
       std::vector<std::string> waits;
@@ -153,14 +155,29 @@ class FoundLayouts {
         if (what != "pp" && share >= 0.0005)
           waits.push_back(fmt::format("{} {:.1f}%", what, 100 * share));
       }
+      const std::string shared = i < std::ssize(shared_) ? fmt::format("{:.3f}", shared_[i]) : "";
       text += fmt::format(
-          "{:>4}{:>10.3f}{:>10.3f}{:>14.0f}{:>6.1f}%{:>7.1f}{:>7.1f}%   {}\n      {}\n", i + 1,
-          timed.replayed.step, timed.candidate.closed_form,
+          "{:>4}{:>10.3f}{:>10}{:>10.3f}{:>14.0f}{:>6.1f}%{:>7.1f}{:>7.1f}%   {}\n      {}\n",
+          i + 1, timed.replayed.step, shared, timed.candidate.closed_form,
           timed.tokens_per_second() / double(search_.ranks()), 100 * timed.mfu(cluster_),
           timed.gib(), 100 * timed.replayed.bubble(timed.classes),
           fmt::format("{}", fmt::join(waits, ", ")), layout_flags(timed.candidate.config));
     }
-    return text;
+    return text + shares();
+  }
+
+  /// Which of the best rest on each communicator having the links to itself.
+  std::string shares() const {
+    std::vector<std::string> longer;
+    for (int64_t i = 0; i < std::ssize(shared_); ++i) {
+      const double more = shared_[i] / timed_[i].replayed.step - 1;
+      if (more > kShares) longer.push_back(fmt::format("number {} by {:.1f}%", i + 1, 100 * more));
+    }
+    if (longer.empty()) return "";
+    return fmt::format(
+        "   Where exchanges that are under way at once share links and cores, steps are longer: "
+        "{}\n",
+        fmt::join(longer, ", "));
   }
 
   // [depends_on]
@@ -248,12 +265,12 @@ void SearchConfig::bind(Args& args) {
 }
 
 void SearchConfig::validate(const Args& args) {
-  check_range("nodes", double(nodes), 1, 1 << 16);
+  check_range("nodes", double(nodes), 1, double(kMaxNodes));
   check_range("plan_best", double(plan_best), 1, 1000);
   chosen.clear();
   for (const char* flag : {"tp_size", "sequence_parallel", "cp_size", "pp_size", "ep_size",
                            "dp_size", "zero_stage", "micro_batch_size", "recompute"}) {
-    if (args.typed(flag)) chosen += std::string(flag) + " ";
+    if (args.typed(flag)) chosen.insert(flag);
   }
   if (cluster.empty()) {
     for (const char* flag : {"nodes", "plan_best", "plan_json", "require", "what_if", "why",
@@ -262,6 +279,11 @@ void SearchConfig::validate(const Args& args) {
       refuse_silent("search_has_a_cluster", {fmt::format("leave out --{}", flag)},
                     "{} is about a search, which needs --cluster and --plan", flag);
     }
+  }
+  for (const char* flag : {"nodes", "plan_best", "plan_json", "require", "what_if", "why"}) {
+    if ((plan_rows.empty() && plan_runs.empty()) || !args.typed(flag)) continue;
+    refuse_silent("table_is_no_search", {fmt::format("leave out --{}", flag)},
+                  "{} is about a search, not about tables or traces", flag);
   }
   if (!plan_rows.empty() && !plan_runs.empty()) {
     refuse_silent("rows_or_runs", {"leave out --plan_rows", "leave out --plan_runs"},
@@ -275,10 +297,6 @@ void SearchConfig::validate(const Args& args) {
     refuse_silent("why_or_what_if", {"leave out --why", "leave out --what_if"},
                   "why={} and what_if={} are two questions, with an answer each", why, what_if);
   }
-}
-
-bool SearchConfig::decides(const std::string& flag) const {
-  return (" " + chosen).find(" " + flag + " ") != std::string::npos;
 }
 
 bool SearchConfig::plans(const TrainConfig& run) const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <set>
 #include <string>
 
 #include "base/args.h"
@@ -21,10 +22,11 @@ struct SearchConfig {
   std::string plan_fit;   ///< fit the cluster's numbers to the rows that are so; empty: do not
   std::string what_if;    ///< changes of the cluster: search on both; empty: none
   std::string why;        ///< two layouts to compare part by part; empty: none
-  std::string chosen;     ///< flags whose values the command line decides
+  std::set<std::string> chosen;  ///< flags whose values the command line decides
+  static constexpr int64_t kMaxNodes = 1 << 16;
 
   /// Whether the command line decides this flag, of those that a search would choose.
-  bool decides(const std::string& flag) const;
+  bool decides(const std::string& flag) const { return chosen.contains(flag); }
 
   /// Whether there is something to plan: a batch, a table of runs, or traces of some.
   bool plans(const TrainConfig& run) const;

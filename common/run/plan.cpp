@@ -77,10 +77,12 @@ std::string plan_batch(RunConfig& run, const PlanConfig& planning, const PlanWor
   run.grad_acc_steps = 2;
   const int64_t micro_batch =
       planning.micro_batch_given ? run.micro_batch_size : largest_micro_batch(run, samples, peak);
+  const int64_t reached = samples * run.seq_len;
   std::string text = fmt::format(
       "1. global batch      {} tokens\n"
-      "2. sequence length   {} tokens: {} samples\n",
-      tokens, run.seq_len, samples);
+      "2. sequence length   {} tokens: {} samples{}\n",
+      tokens, run.seq_len, samples,
+      reached == tokens ? "" : fmt::format(", of {} tokens: the nearest whole number", reached));
   run.micro_batch_size = std::max<int64_t>(1, micro_batch);
   const double gib = double(peak()) / kGiB;
   if (micro_batch == 0) {

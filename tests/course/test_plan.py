@@ -123,7 +123,12 @@ class Words(unittest.TestCase):
                  ("--steps 4", "--steps 14")),
                 (("--cluster", "a100", "--predict", str(TABLE), "--measure", "3"), ("--measure", "--batch 1M")),
                 (("--cluster", "a100", "--predict", str(TABLE), "--why", "1", "2"), ("--why", "--batch 1M")),
-                (("--cluster", "a100", "--fit", str(TABLE), "--what_if", "net=+1%"), ("--what_if", "--batch 1M"))):
+                (("--cluster", "a100", "--fit", str(TABLE), "--what_if", "net=+1%"), ("--what_if", "--batch 1M")),
+                (("--cluster", "a100", "--predict", str(TABLE), "--require", "mfu>=1"), ("--require", "--batch 1M")),
+                (("--cluster", "a100", "--predict", str(TABLE), "--nodes", "4"), ("--nodes", "--batch 1M")),
+                (("--cluster", "a100", "--predict", str(TABLE), "--json"), ("--json", "--batch 1M")),
+                (("--cluster", "a100", "--predict", str(TABLE), "-o", "nowhere/out.csv"), ("nowhere/out.csv", "-o out.csv")),
+                (("--cluster", "a100", "--fit", str(TABLE), "-o", str(ROOT)), ("such folder", "-o out.csv"))):
             with self.subTest(arguments):
                 code, text, started = book_plan(*arguments)
                 self.assertEqual((code, text.count("\n"), started), (2, 1, []), text)
@@ -182,6 +187,15 @@ class Drawn(unittest.TestCase):
         self.assertEqual((code, script, len(words)), (0, "layouts", 1))
         self.assertEqual(record["layouts"], [{"mfu": 0.5, "flags": "8B on 2"}])
         self.assertEqual(record["about"], ["8B on 2 nodes", "a100, 1,048,576 tokens a step"])
+
+    def test_a_batch_that_the_ranks_do_not_reach_is_said_in_the_figure(self):
+        found = {"best": [], "tokens": 1081344, "tokens_asked": 2**20}
+        self.assertEqual(plan_plot.reached(found), {"tokens": 1081344})
+        self.assertEqual(plan_plot.reached({"best": [], "tokens": 2**20}), {})
+        cells = [{"nodes": 3, "tokens": 1081344}, {"nodes": 1}, {"nodes": 3, "tokens": 1081344}]
+        self.assertEqual(plan_plot.others({"cells": cells}), ["1,081,344 on 3 nodes"])
+        self.assertEqual(plan_plot.others({"layouts": [], "tokens": 1081344}), ["the ranks reach 1,081,344"])
+        self.assertEqual(plan_plot.others({"layouts": []}), [])
 
     def test_what_cannot_be_drawn_is_refused_in_a_line(self):
         for arguments, code, parts in (
@@ -311,6 +325,14 @@ class Answers(unittest.TestCase):
         self.assertEqual((code, len(best)), (0, 10))
         for row in best:
             self.assertAlmostEqual(sum(row["critical_path_s"].values()), row["step_s"], delta=1e-9 * row["step_s"])
+
+    def test_a_batch_that_is_no_whole_number_of_samples_is_another_and_said(self):
+        words = ["--batch", "1000", *(word for word in TINY if word not in ("--batch", "1K"))]
+        code, text, _ = said("--cluster", "two_cores", *words)
+        self.assertEqual(code, 0)
+        self.assertIn("1000 tokens are asked for, which are no whole number of samples; 63 samples", text)
+        found = json.loads(said("--cluster", "two_cores", "--json", *words)[1])
+        self.assertEqual((found["tokens"], found["tokens_asked"]), (1008, 1000))
 
     def test_what_if_and_why_answer(self):
         code, text, _ = said("--cluster", "two_cores", "--what_if", "peak=+100%", *TINY)

@@ -38,7 +38,20 @@ def cell(program, model, nodes, flags):
         if missing is None:
             raise
         return {"model": model, "nodes": int(nodes), "missing": float(missing[1])}
-    return {"model": model, "nodes": int(nodes), "best": next(iter(found["best"]), None)}
+    return {"model": model, "nodes": int(nodes), "best": next(iter(found["best"]), None), **reached(found)}
+
+
+def reached(found):
+    """{"tokens"} of a search whose ranks do not reach the batch that was asked for."""
+    return {"tokens": found["tokens"]} if "tokens_asked" in found else {}
+
+
+def others(record):
+    """What a figure says of searches of another batch."""
+    batches = sorted({(each["nodes"], each["tokens"]) for each in record.get("cells", []) if "tokens" in each})
+    if "tokens" in record:
+        return [f"the ranks reach {record['tokens']:,}"]
+    return [f"{tokens:,} on {nodes} node{'s' if nodes != 1 else ''}" for nodes, tokens in batches]
 
 
 def of_cell(model, nodes):
@@ -54,7 +67,7 @@ def cells(program, models, nodes, flags):
 def layouts(program, flags):
     """{"layouts": the rows of all that a search lays out in time, the fastest first}"""
     found, _ = measure.best_of_search(program, flags, ALL)
-    return {"layouts": found["best"]}
+    return {"layouts": found["best"], **reached(found)}
 
 
 def run_plot(path, name, batch, models, nodes, flags, options):
@@ -75,6 +88,7 @@ def run_plot(path, name, batch, models, nodes, flags, options):
         if not record["layouts"]:
             raise BookError("no layout is as --require says, so there is nothing to draw", 3)
         about = [f"{models[0] + ' ' if models[0] else ''}on {nodes[0]} node{'s' if nodes[0] != '1' else ''}", *about]
+    about += others(record)
     with tempfile.TemporaryDirectory(prefix="book_plot_") as scratch:
         data = Path(scratch) / "record.json"
         write_whole(data, json.dumps({**record, "about": about}))

@@ -75,6 +75,9 @@ def existing(files):
 
 
 def written(output):
+    """The flag of the file to write. BookError (2) where it cannot be, before anything is predicted."""
+    if output and (Path(output).is_dir() or not Path(output).absolute().parent.is_dir()):
+        raise BookError(f"-o {show_path(output)}: there is no such folder, or it is one; try -o out.csv", 2)
     return ["--plan_out", str(Path(output).absolute())] if output else []
 
 
@@ -100,11 +103,14 @@ def calibrate(run_dirs, cluster, output, options):
         "--cluster", place(cluster), "--plan_runs", ",".join(named), *written(output)], options)
 
 
-def refuse_of_a_search(what_if, why, measure, plot):
+OF_A_SEARCH = ("model", "nodes", "require", "what_if", "why", "plot", "measure", "json")
+
+
+def refuse_of_a_search(args):
     """BookError (2) where a table is asked what only a search can answer."""
-    for option, value in (("--what_if", what_if), ("--why", why), ("--measure", measure), ("--plot", plot)):
-        if value:
-            raise BookError(f"{option} is about a search; give --batch 1M instead of a table", 2)
+    for option in OF_A_SEARCH:
+        if getattr(args, option):
+            raise BookError(f"--{option} is about a search; give --batch 1M instead of a table", 2)
 
 
 def search_flags(cluster, batch, flags):

@@ -57,6 +57,8 @@ TEST_CASE(
     const std::string text = plan_batch(config);
     CAPTURE(tokens, text);
     REQUIRE(holds(text, fmt::format("4096 tokens: {} samples", samples)));
+    const std::string says = fmt::format("samples, of {} tokens: the nearest", samples * 4096);
+    REQUIRE(holds(text, says) == (tokens % 4096 != 0));
     REQUIRE(holds(text, fmt::format("try a batch of {} samples", proposed)));
   }
 }

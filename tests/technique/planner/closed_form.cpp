@@ -1,7 +1,9 @@
 #include "planner/closed_form.h"
 
 #include "accounting/memory.h"
+#include "planner/classes_of_ranks.h"
 #include "planner/cost.h"
+#include "planner/schedule_replay.h"
 #include "technique/planner/layouts.h"
 
 /// The book's formulas, calculated by hand.
@@ -52,6 +54,121 @@ TEST_CASE("the formulas know where a group's ranks lie, whichever axis is the fa
   CHECK(step("pp,cp,dp,tp") == Approx(step("pp,dp,cp,tp")));
   step("pp,dp,tp,cp");  // tp between dp and cp
   step("tp,pp,cp,dp");
+}
+
+/// Programs in whose place every pass of a kind takes equally long, and all else no time.
+std::vector<Program> uniform(std::vector<Program> programs, int64_t backward) {
+  for (Program& program : programs) {
+    const auto takes = [](int64_t us) { return Kernel{.op = "copy", .bytes = us * 1000}; };
+    // A pass that is not split makes both kinds of gradients.
+    const auto splits = [&](ProgramSegment pass) {
+      pass.work = 'W';
+      return std::ranges::find(program.segments, pass) != program.segments.end();
+    };
+    program.kernels = {takes(0), takes(100), takes(100 * backward), takes(100 * (backward + 1))};
+    std::set<int32_t> begun;
+    for (Event& event : program.events) {
+      if (event.kind != Event::compute) continue;
+      const ProgramSegment& pass = program.segments[event.segment];
+      const bool is_first = begun.insert(event.segment).second;
+      const bool is_forward = pass.work == 'F' || pass.work == 'W';  // as long as one
+      event.what = !is_first ? 0 : is_forward ? 1 : pass.work != 'B' ? 0 : splits(pass) ? 2 : 3;
+    }
+  }
+  return programs;
+}
+
+TEST_CASE("the formulas' bubble is the replay's on every schedule that has one") {
+  Cluster cluster = round_cluster(16);
+  cluster.node = {{0, Origin::assumed, ""}, {1e9, Origin::assumed, ""}};  // messages take no time
+  for (const char* schedule : {"naive", "afab", "1f1b", "interleaved", "breadth_first", "llama3",
+                               "zb_h1", "zb_h2", "dualpipe", "dualpipe_v"}) {
+    for (const auto& [p, m] : {std::pair{2, 6}, {4, 8}, {4, 12}}) {
+      for (const char* recompute : {"none", "full"}) {
+        const std::string name = schedule;
+        if (name == "dualpipe_v" && std::string(recompute) == "full")
+          continue;  // B > F: no formula
+        const bool in_chunks = name == "interleaved" || name == "breadth_first" || name == "llama3";
+        const TrainConfig config = layout_of_flags(instead(
+            kSmall, fmt::format("--num_layers 8 --pp_size {} --grad_acc_steps {} --pp_schedule {} "
+                                "--recompute {}{}",
+                                p, m, name, recompute, in_chunks ? " --pp_chunks 2" : "")));
+        const RankClasses classes = classes_of_ranks(config, 16);
+        const int64_t backward = config.recompute == "full" ? 2 : 1;
+        const std::vector<Program> programs = uniform(record_classes(config, classes), backward);
+        Cost cost(cluster);
+        const double step = replay(programs, classes, cost).step;
+        ScheduleReplay products(programs, classes);
+        products.price(cost);
+        const int passes = name == "dualpipe_v" || in_chunks ? 2 : 1;
+        const double work = 100e-6 * double(m * passes) * double(2 + backward);
+        const ClosedForm formulas = closed_form(config, cluster);
+        CAPTURE(schedule, p, m, recompute, step, work);
+        CHECK(step / work - 1 == Approx(formulas.bubble / formulas.computes).margin(1e-6));
+        CHECK(products.time().step == Approx(step));
+      }
+    }
+  }
+}
+
+/// Seconds of a rank's exchanges along a dimension, whatever hides them.
+double exchanged(const TrainConfig& config, const Cluster& cluster, const char* dimension) {
+  const Program program = record(config, 0);
+  Cost cost(cluster);
+  double seconds = 0;
+  for (const Event& event : program.events) {
+    if (event.kind != Event::post) continue;
+    const Exchange& exchange = program.exchanges[event.what];
+    const ProgramGroup& group = program.groups[exchange.group];
+    if (dimension_of(group.name) == dimension) seconds += cost.of(exchange, group).busy;
+  }
+  return seconds;
+}
+
+TEST_CASE("of a layer's exchanges the formulas count those that every pass has") {
+  const Cluster cluster = round_cluster(16);
+  Cost cost(cluster);
+  for (const auto& [recompute, m] : {std::pair{"none", 1}, {"full", 1}, {"full", 3}}) {
+    const auto more = [&](const auto& seconds) {  // of four layers more: the rest is the head's
+      const auto of = [&](int layers) {
+        return seconds(layout_of_flags(instead(
+            kSmall, fmt::format("--tp_size 2 --sequence_parallel --num_layers {} --recompute {} "
+                                "--grad_acc_steps {}",
+                                layers, recompute, m))));
+      };
+      return of(8) - of(4);
+    };
+    const double formula =
+        more([&](const TrainConfig& config) { return closed_form(config, cluster).tensor; });
+    const double record =
+        more([&](const TrainConfig& config) { return exchanged(config, cluster, "tp"); });
+    // Eight of them. Backward gathers twice more, for gradients of weights; recomputation repeats
+    // three of the forward pass; and once a step there are sums of the gradients of two norms.
+    const int counted = std::string(recompute) == "full" ? 13 : 10;
+    const GroupLayout tp = layout_of(2, 1, 16);
+    const double norms = 4 * 2 * cost.of(CommKind::all_reduce, 24 * 4, tp).busy;
+    CAPTURE(recompute, m);
+    CHECK(record == Approx(formula * counted / 8 + norms));
+  }
+}
+
+TEST_CASE("the formulas send for ZeRO's stages the bytes that a record sends") {
+  Cluster cluster = round_cluster(16);
+  cluster.node.latency_us.value = 0;
+  cluster.peak_tflops[DType::f32].value = 1e9;  // nothing is hidden
+  for (int stage : {0, 1, 2, 3}) {
+    for (int m : {1, 4}) {
+      const TrainConfig config = layout_of_flags(
+          instead(kSmall, fmt::format("--dp_size 4 --zero_stage {} --grad_acc_steps {} "
+                                      "--reduce_after micro_batch",
+                                      stage, m)));
+      // Backward needs no weights of the embedding, and still has those of the last layer and head.
+      const auto there = double(config.model.layer_weights(0, false) + (2 * 31 + 3) * 24);
+      const double again = stage == 3 ? m * 0.75 * 4 * there * 1e-9 : 0;
+      CAPTURE(stage, m);
+      CHECK(closed_form(config, cluster).data == Approx(exchanged(config, cluster, "dp") + again));
+    }
+  }
 }
 
 TEST_CASE("of dp's exchanges the formulas count what backward does not hide") {

@@ -70,6 +70,23 @@ TEST_CASE("a table's unknown column, short line and bad number are refused by na
   refused(columns + "\n64,4,2,8,8,1,1,1,4\n", {"row 1", "tp=8", "heads=4", "1, 2 or 4"});
   refused(columns + ",gpus\n64,4,2,8,2,1,1,1,4,8\n", {"row 1", "gpus=8", "try 2"});
   refused("hidden\n64\n", {"row 1", "layers is missing"});
+  refused("hidden\n", {"there is no row", "1 values"});
+  refused(columns + ",tp\n64,4,2,8,2,1,1,1,4,4\n", {"the column tp is there twice"});
+  refused(columns + ",nodes\n64,4,2,8,2,1,1,1,4,2\n", {"row 1", "nodes=2", "2 ranks", "try 1"});
+}
+
+TEST_CASE("a row's batch is made exactly, or refused with one that is") {
+  const auto refused = [](const std::string& more, const std::string& values,
+                          const std::vector<std::string>& parts) {
+    const std::string columns = "hidden,heads,layers,seq_len,tp,dp,pp,micro_batch" + more;
+    check_throws<UsageError>(
+        [&] { row_of(columns, "64,4,2,8,1,2,1,2" + values, round_cluster(8)); }, parts);
+  };
+  refused(",global_batch", ",13", {"row 1", "global_batch=13", "dp x micro_batch = 4", "try 12"});
+  refused(",global_batch", ",14", {"global_batch=14", "try 16"});
+  refused(",batch_seqs", ",1", {"batch_seqs=1", "try 4"});
+  refused(",grad_accum,global_batch", ",3,16", {"global_batch=16", "grad_accum=3", "try 12"});
+  refused(",global_batch,batch_seqs", ",16,12", {"batch_seqs=12", "try 16"});
 }
 
 TEST_CASE("a row of a GPT becomes a Llama with as many weights, one of a Llama stays") {
@@ -105,7 +122,8 @@ TEST_CASE("where nothing overlaps, the parts of a model take what its replay tak
   cluster.half_width.value = 20;
   for (const char* flags :
        {"--grad_acc_steps 3", "--grad_acc_steps 1 --recompute full --num_layers 6",
-        "--grad_acc_steps 2 --tp_size 2 --tp_overlap none"}) {
+        "--grad_acc_steps 2 --tp_size 2 --tp_overlap none",
+        "--grad_acc_steps 2 --tp_size 2 --tp_overlap none --recompute full"}) {
     CAPTURE(flags);
     const TrainConfig config = layout_of_flags(instead(kSmall, flags));
     Cost cost(cluster);
@@ -170,6 +188,11 @@ TEST_CASE("the memory of a row is its framework's, or this trainer's to the byte
   const double first = own * 16 + tokens * 2 * kept * 4;
   const double last = own * 16 + tokens * 2 * kept + 6 * tokens * 51200 / 2;
   CHECK(gib_of_row(row, cluster) == Approx(3 + std::max(first, last) / (1 << 30)));
+  // With few words the first stage is the fullest: it keeps a micro-batch for each stage.
+  RunRow narrow = row_of(std::string(kColumns) + ",vocab", "64,4,8,16,2,2,4,2,40,8", cluster);
+  narrow.config.recompute = "none";
+  const double few = (2 * double(model.layer_weights(0, false)) + 8 * 64) / 2;
+  CHECK((gib_of_row(narrow, cluster) - 3) * (1 << 30) == Approx(few * 16 + tokens * 2 * kept * 4));
   row.config.recompute = "full";
   row.config.data_parallel.zero_stage = 1;
   const double full = own * 10 + tokens * 2 * 2 * 64 + 6 * tokens * 51200 / 2;

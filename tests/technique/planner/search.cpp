@@ -144,11 +144,102 @@ TEST_CASE("what does not fit is left out, and nothing that fits says what is mis
   CHECK(some["fit"].get<int64_t>() < all["fit"].get<int64_t>());
   CHECK(some["too_large"].get<int64_t>() > 0);
   for (const Json& row : some["best"]) CHECK(row["gib"] <= middle);
-  with_memory(0.00001);
-  check_throws<UsageError>(
-      [&] { search(layout_of_flags(instead(kSearch, "--hidden_size 480 --cluster " + file))); },
-      {"nothing fits", "GiB on rank", "are missing", "--nodes 4"});
   std::filesystem::remove(file);
+}
+
+/// What a search with these flags is refused with; empty: it is not.
+std::string refusal(const std::string& flags) {
+  try {
+    search(layout_of_flags(instead(kSearch, flags)));
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// The number behind these words.
+std::string after(const std::string& text, const std::string& words) {
+  const size_t at = text.find(words);
+  REQUIRE(at != std::string::npos);
+  const size_t begin = at + words.size();
+  return text.substr(begin, text.find_first_not_of("0123456789.", begin) - begin);
+}
+
+TEST_CASE("what a search advises where nothing fits works when it is tried") {
+  const auto least = [](int64_t nodes) {
+    const Json all = found(fmt::format("--num_layers 8 --nodes {}", nodes));
+    double gib = HUGE_VAL;
+    for (const Json& row : all["best"]) gib = std::min(gib, row["gib"].get<double>());
+    return gib;
+  };
+  REQUIRE(least(16) < least(4));
+  const std::string own = with_memory((least(4) + least(16)) / 2),
+                    flags = "--num_layers 8 --cluster " + own;
+  const std::string few = refusal(flags);
+  CAPTURE(few);
+  for (const char* part :
+       {"plan=1024: nothing fits", "GiB on rank", "are missing", "try --nodes "}) {
+    CHECK(few.find(part) != std::string::npos);
+  }
+  const int64_t nodes = std::stoll(after(few, "try --nodes "));
+  CHECK(nodes > 2);
+  CHECK(refusal(fmt::format("{} --nodes {}", flags, nodes)).empty());
+  CHECK(!refusal(fmt::format("{} --nodes {}", flags, nodes / 2)).empty());  // no fewer, by doubling
+
+  const std::string sizes = " --nodes 16 --zero_stage 0 ", stages = " --pp_size 1 ";
+  const std::string kept = refusal(flags + sizes + stages);
+  CAPTURE(kept);
+  CHECK(kept.find("try --nodes") == std::string::npos);
+  CHECK(kept.find("leave out --pp_size") != std::string::npos);
+  CHECK(refusal(flags + sizes).empty());
+
+  with_memory(1e-6);
+  const std::string none = refusal("--hidden_size 480 --zero_stage 0 --pp_size 1 --cluster " + own);
+  CAPTURE(none);
+  with_memory(std::stod(after(none, "try a cluster with ")));
+  CHECK(refusal("--hidden_size 480 --zero_stage 0 --pp_size 1 --cluster " + own).empty());
+  std::filesystem::remove(own);
+}
+
+TEST_CASE("sizes that the ranks do not have are answered with nodes that have them, or without") {
+  const std::string stages = refusal("--pp_size 3");
+  CHECK(stages ==
+        "nodes=2: 4 ranks cannot be laid out with pp_size=3; try --nodes 3, or leave out "
+        "--pp_size");
+  CHECK(refusal("--pp_size 3 --nodes 3").empty());
+  // Three nodes have the ranks, but samples of 16 tokens are not cut in three.
+  const std::string heads = "--num_heads 3 --num_kv_heads 3 ";
+  CHECK(refusal(heads + "--tp_size 3") ==
+        "nodes=2: 4 ranks cannot be laid out with tp_size=3; leave out --tp_size");
+  const std::string there = refusal(heads + "--tp_size 3 --nodes 3");
+  CHECK(there.find("none of the 2 layouts of 6 ranks can be run (the first: ") == 0);
+  CHECK(there.find("leave out --tp_size") != std::string::npos);
+  CHECK(refusal(heads + "--nodes 3").empty());
+}
+
+TEST_CASE("a batch that no layout reaches is replaced by the nearest, and the answer says so") {
+  const auto reached = [](const std::string& flags, int64_t samples, const std::string& why) {
+    const Json json = found(flags);
+    CAPTURE(flags, json["tokens"]);
+    CHECK(json["tokens"] == 16 * samples);
+    CHECK(json.contains("tokens_asked") == !why.empty());
+    for (const Json& row : json["best"]) {
+      const std::string layout = "--vocab_size 32 " + row["flags"].get<std::string>();
+      CHECK(layout_of_flags(instead(kSmall, layout)).tokens_per_step() == 16 * samples);
+    }
+    const std::string text = search(layout_of_flags(instead(kSearch, flags))).text;
+    CHECK(text.find(fmt::format("; {} tokens a step", 16 * samples)) != std::string::npos);
+    CHECK((text.find("tokens are asked for, which") != std::string::npos) == !why.empty());
+    CHECK(text.find(why) != std::string::npos);
+  };
+  reached("", 64, "");
+  reached("--nodes 3", 66, "1024 tokens are asked for, which no layout of 6 ranks reaches; 66");
+  reached("--dp_size 4 --micro_batch_size 3", 60, "no layout of 4 ranks reaches; 60 samples");
+  reached("--plan 1030", 64, "1030 tokens are asked for, which are no whole number of samples; 64");
+  reached("--nodes 6 --plan 80", 6, "no layout of 12 ranks reaches; 6 samples");  // all: 12
+  CHECK(refusal("--plan 3").find("plan=3: the nearest batch that 4 ranks reach") == 0);
+  CHECK(refusal("--plan 3").find("try 16") != std::string::npos);
+  CHECK(refusal("--dp_size 4 --micro_batch_size 32").find("try 2048") != std::string::npos);
 }
 
 TEST_CASE("a price makes tokens per second tokens for the money, and none is shipped") {
@@ -171,12 +262,37 @@ TEST_CASE("a search says no in one sentence") {
   const auto refused = [](const std::string& flags, const std::vector<std::string>& parts) {
     check_throws<UsageError>([&] { search(layout_of_flags(instead(kSearch, flags))); }, parts);
   };
-  refused("--tp_size 3 --num_heads 3 --num_kv_heads 3", {"nodes=2", "tp_size=3", "--nodes 3"});
-  refused("--dp_size 4 --micro_batch_size 3", {"none of the", "1024 tokens", "--plan"});
   refused("--require mfu>0.5", {"mfu>0.5", "mfu>=0.4"});
   refused("--require speed>=1", {"speed>=1", "tokens_per_s"});
   refused("--plan 0", {"needs a batch", "--plan"});
   check_throws<UsageError>([] { layout_of_flags("--nodes 2"); }, {"nodes", "--cluster"});
+}
+
+TEST_CASE("steps whose exchanges share links stand beside the others, and the longer are named") {
+  Json one_node = slow_cluster({times("links.node.gbs", 0.3)});
+  one_node["ranks_per_node"]["value"] = 4;
+  for (const auto& [cluster, flags, some] :
+       {std::tuple{one_node, "--nodes 1 --tp_size 2 --zero_stage 3", true},
+        {slow_cluster(), "--dp_size 4", false}}) {
+    const Json answer = tiny_answer(cluster, flags);
+    const ClusterFile file(cluster);
+    TrainConfig config = tiny_search(cluster, flags);
+    config.search.cluster = file.path();
+    const std::string text = search(config).text;
+    CAPTURE(flags, text);
+    int64_t number = 0, longer = 0;
+    for (const Json& row : answer["best"]) {
+      const double step = row["step_s"], shared = row["shared_s"];
+      const std::string beside = fmt::format("{:>4}{:>10.3f}{:>10.3f}", ++number, step, shared);
+      CHECK(text.find(beside) != std::string::npos);
+      const bool is_longer = shared > 1.03 * step;
+      longer += is_longer;
+      const std::string by = fmt::format("number {} by {:.1f}%", number, 100 * (shared / step - 1));
+      CHECK((text.find(by) != std::string::npos) == is_longer);
+    }
+    CHECK((text.find("share links and cores") != std::string::npos) == (longer > 0));
+    CHECK((longer > 0) == some);  // or nothing is asked
+  }
 }
 
 TEST_CASE("a requirement that nothing meets ends with an exit code of its own") {
