@@ -149,6 +149,7 @@ int run_orders() {
     row["lightest_by_head"] = load(lightest_by_head).busiest;
     row["heaviest_by_head"] = load(heaviest_by_head).busiest;
     row["heaviest_of_all"] = taken.busiest;
+    row["persistent"] = load_of_persistent(shape, rung.queries, rung.keys).busiest;
     std::puts(row.dump().c_str());
   }
   return EXIT_SUCCESS;

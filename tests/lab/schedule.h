@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <queue>
 #include <vector>
@@ -33,6 +34,12 @@ struct Load {
   double mean() const { return static_cast<double>(all) / kMultiprocessors; }
 };
 
+/// Tiles of a turn.
+inline int64_t tiles_of(const attention::Shape& x, const attention::Turn& turn, int rows,
+                        int tile) {
+  return x.tiles_seen(turn.head / x.heads, turn.first, rows, tile).count;
+}
+
 /// Each multiprocessor holds one block, and takes the next as soon as it has gone over its tiles.
 inline Load load_of(const attention::Shape& x, int rows, int tile, TurnOf turn_of) {
   std::vector<int64_t> none(kMultiprocessors);
@@ -40,13 +47,29 @@ inline Load load_of(const attention::Shape& x, int rows, int tile, TurnOf turn_o
   Load load;
   load.blocks = int64_t{x.samples} * x.heads * ((x.queries + rows - 1) / rows);
   for (int block = 0; block < load.blocks; ++block) {
-    const attention::Turn turn = turn_of(x, block, rows);
-    const int tiles = x.tiles_seen(turn.head / x.heads, turn.first, rows, tile).count;
+    const int64_t tiles = tiles_of(x, turn_of(x, block, rows), rows, tile);
     const int64_t until = busy.top() + tiles;
     busy.pop();
     busy.push(until);
     load.all += tiles;
     load.busiest = std::max(load.busiest, until);
+  }
+  return load;
+}
+
+/// Each multiprocessor holds one block, whose turns are known from the start.
+inline Load load_of_persistent(const attention::Shape& x, int rows, int tile) {
+  Load load;
+  load.blocks = std::min(kMultiprocessors, x.turns(rows));
+  for (int block = 0; block < load.blocks; ++block) {
+    int64_t own = 0;
+    for (int round = 0;; ++round) {
+      const int number = x.number_of_turn(round, block, static_cast<int>(load.blocks));
+      if (number >= x.turns(rows)) break;
+      own += tiles_of(x, x.turn(number, rows), rows, tile);
+    }
+    load.all += own;
+    load.busiest = std::max(load.busiest, own);
   }
   return load;
 }

@@ -311,7 +311,8 @@ TEST_CASE("blocks with the most tiles begin first, of all heads") {
   };
   for (const Rung<bf16>* rung : attention::bf16_rungs()) {
     Begun::blocks.clear();
-    const Attended<bf16> x(*rung, shape);
+    Attended<bf16> x(*rung, shape);
+    x.problem.blocks = 8;  // of a persistent kernel: one a turn
     rung->run(nullptr, x.problem);
     REQUIRE(take_report().problems.empty());
     REQUIRE(Begun::blocks.size() == 8);
@@ -330,6 +331,37 @@ TEST_CASE("blocks with the most tiles begin first, of all heads") {
   }
 }
 
+TEST_CASE("a persistent block of attention takes turn after turn, each of them once") {
+  const Shape shape{2, 300, 300, 3, 1, 64, true};
+  for (const int blocks : {1, 4, 5, 100}) {
+    std::vector<int> taken(18);
+    for (int round = 0; round * blocks < 18; ++round) {
+      for (int block = 0; block < blocks; ++block) {
+        const int number = Shape::number_of_turn(round, block, blocks);
+        if (number < 18) ++taken[number];
+      }
+    }
+    REQUIRE(shape.turns(128) == 18);
+    REQUIRE(taken == std::vector<int>(18, 1));
+  }
+  for (const Rung<bf16>* rung : {&attention::kFlash3, &attention::kFlash4}) {
+    Attended<bf16> one_each(*rung, shape);
+    one_each.problem.blocks = 18;
+    rung->run(nullptr, one_each.problem);
+    for (const int blocks : {1, 5, 0}) {
+      INFO(rung->name << " in " << blocks << " blocks");
+      Attended<bf16> x(*rung, shape);
+      x.problem.blocks = blocks;
+      rung->run(nullptr, x.problem);
+      const Report report = take_report();
+      INFO(report.text());
+      REQUIRE(report.problems.empty());
+      REQUIRE(x.out() == one_each.out());
+      REQUIRE(x.lse() == one_each.lse());
+    }
+  }
+}
+
 TEST_CASE("longest blocks first leave the busiest multiprocessor little more than the mean") {
   for (const auto& [heads, length] : {std::pair(32, 1024), {32, 4096}, {8, 4096}, {13, 3000}}) {
     CAPTURE(heads, length);
@@ -339,8 +371,13 @@ TEST_CASE("longest blocks first leave the busiest multiprocessor little more tha
       const Load load = load_of(shape, 128, 128, other);
       REQUIRE(load.all == first.all);
       REQUIRE(load.busiest > first.busiest);
+      REQUIRE(load.busiest > load_of_persistent(shape, 128, 128).busiest);
     }
     REQUIRE(static_cast<double>(first.busiest) < 1.1 * first.mean());
+    const Load stays = load_of_persistent(shape, 128, 128);
+    REQUIRE(stays.all == first.all);
+    // Turns that are known from the start fit a little worse where there are few for each block.
+    REQUIRE(static_cast<double>(stays.busiest) < 1.15 * stays.mean());
     REQUIRE(first.all == tiles_with_a_pair(causal_sample(1, length), 128, 128) * heads);
   }
 }
@@ -370,9 +407,10 @@ TEST_CASE("a barrier, wait or fence that attention lacks is found, with a line o
              file.ends_with("fragments.h") || file.ends_with("swizzled.h");
     };
     for (const int width : {64, 192}) {
-      const Shape shape{1, 33, sizeof(T) == 4 ? 40 : 390, 1, 1, width};
+      const Shape shape{1, 33, sizeof(T) == 4 ? 40 : 390, 2, 2, width};
       if (!rung.takes(shape)) continue;
-      const Attended<T> x(rung, shape);
+      Attended<T> x(rung, shape);
+      x.problem.blocks = 1;  // of a persistent kernel: it takes both heads
       const auto run = [&] {
         rung.run(nullptr, x.problem);
         return take_report();

@@ -60,7 +60,7 @@ struct Softmax : OnlineSoftmax {
   }
 };
 
-Cost cost(const Shape& x) { return cost_of(x, kQueries, kKeys, kBlock / cuda::kWarp); }
+Cost cost(const Shape& x) { return cost_of(x, kQueries, kKeys, kWarpsThatLook); }
 
 }  // namespace
 

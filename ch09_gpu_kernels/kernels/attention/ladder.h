@@ -135,6 +135,17 @@ struct Shape {
     return {block % all_heads, (down - 1 - block / all_heads) * rows};
   }
   // [turn]
+  /// How many turns there are.
+  __host__ __device__ int turns(int rows) const {
+    return samples * heads * ((queries + rows - 1) / rows);
+  }
+  // [persistent]
+  /// Which turn is the one of a round, where each of `blocks` blocks takes several: back and forth,
+  /// so that a block which has had a longer one than others has a shorter one next.
+  __host__ __device__ static int number_of_turn(int round, int block, int blocks) {
+    return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
+  }
+  // [persistent]
   /// The tiles of queries that see any key of a block.
   __host__ __device__ Tiles tiles_seeing(int sample, int first, int rows, int tile) const {
     const int end = first + rows < keys ? first + rows : keys;
@@ -194,6 +205,7 @@ struct Problem : Shape {
   Pitch of_v{kv_heads * value_width(), int64_t{keys} * kv_heads* value_width()};
   Pitch of_out{heads * value_width(), int64_t{queries} * heads* value_width()};
   float* wide_out = nullptr;  ///< takes out's place, in f32: to be merged, and rounded later
+  int blocks = 0;             ///< of a persistent kernel; 0: one a multiprocessor
 };
 
 /// Gradients of a problem whose out and lse a forward rung has left, from that of out. They are

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
 #include "boxes.h"
+#include "cuda/device_limits.h"
 
-/// The kernel of two warpgroups that take turns, for any softmax.
+/// The kernel of two warpgroups that take turns, for any softmax. Its blocks stay: while warpgroups
+/// write what they have, the next queries and keys are on their way.
 namespace usp::attention {
 
 inline constexpr int kQueries = 128, kKeys = 128, kStages = 2;
@@ -17,7 +20,7 @@ struct Place {
   static constexpr int kTile = width / kDepth * kPanel, kValues = value_width / kDepth * kPanel;
   static constexpr int kBarriersAt = kTile + kStages * (kTile + kValues);
   static constexpr int kBytes =
-      kBarriersAt + (1 + 4 * kStages) * static_cast<int>(sizeof(cuda::Barrier));
+      kBarriersAt + (2 + 4 * kStages) * static_cast<int>(sizeof(cuda::Barrier));
 
   char* queries;
 
@@ -26,14 +29,16 @@ struct Place {
   __device__ cuda::Barrier* loaded() const {
     return reinterpret_cast<cuda::Barrier*>(queries + kBarriersAt);
   }
-  __device__ cuda::Barrier& keys_full(int stage) const { return loaded()[1 + stage]; }
+  __device__ cuda::Barrier* queries_left() const { return loaded() + 1; }
+  __device__ cuda::Barrier& keys_full(int stage) const { return loaded()[2 + stage]; }
   __device__ cuda::Barrier& keys_empty(int stage) const { return keys_full(kStages + stage); }
   __device__ cuda::Barrier& values_full(int stage) const { return keys_full(2 * kStages + stage); }
   __device__ cuda::Barrier& values_empty(int stage) const { return keys_full(3 * kStages + stage); }
 
-  /// By one thread. Both groups give a stage back, and one copy fills it.
+  /// By one thread. Both groups give a stage back, or the queries, and one copy fills it.
   __device__ void init() const {
     loaded()->init(1);
+    queries_left()->init(kGroups);
     for (int i = 0; i < kStages; ++i) {
       keys_full(i).init(1);
       values_full(i).init(1);
@@ -49,11 +54,40 @@ struct Maps {
   CUtensorMap q, k, v;
 };
 
+/// What of a block's turns is over: tiles that have been in the stages, and queries.
+struct Past {
+  int tiles = 0, queries = 0;
+
+  /// Where the tile of a step lies, and how often something has lain there, as a barrier counts.
+  __device__ int stage(int step) const { return (tiles + step) % kStages; }
+  __device__ int parity(int step) const { return (tiles + step) / kStages & 1; }
+  __device__ void add(const Tiles& turn) {
+    tiles += turn.count;
+    queries += turn.count > 0;
+  }
+};
+
+/// use(turn, its head, its tiles, what is over) for each turn of this block.
+template <class F>
+__device__ void each_turn(const Problem<bf16>& p, const F& use) {
+  const int turns = p.turns(kQueries), blocks = static_cast<int>(gridDim.x);
+  Past past;
+  for (int round = 0;; ++round) {
+    const int number = p.number_of_turn(round, static_cast<int>(blockIdx.x), blocks);
+    if (number >= turns) return;
+    const Turn turn = p.turn(number, kQueries);
+    const Head<bf16> head(p, turn.head);
+    const Tiles tiles = p.tiles_seen(head.sample, turn.first, kQueries, kKeys);
+    use(turn, head, tiles, past);
+    past.add(tiles);
+  }
+}
+
 /// One thread brings all tiles, as soon as both groups have given a stage back.
 template <int width, int value_width>
 __device__ void bring_all(const Place<width, value_width>& place, const Maps& maps,
                           const Problem<bf16>& p, const Head<bf16>& head, int top,
-                          const Tiles& tiles) {
+                          const Tiles& tiles, const Past& past) {
   const auto bring = [&](auto channels, char* to, const CUtensorMap& map, cuda::Barrier* full,
                          int number, int row) {
     full->arrive_expect(channels / kDepth * kPanel);
@@ -61,9 +95,12 @@ __device__ void bring_all(const Place<width, value_width>& place, const Maps& ma
   };
   const std::integral_constant<int, width> of_key;
   const std::integral_constant<int, value_width> of_value;
-  bring(of_key, place.queries, maps.q, place.loaded(), head.number, top);
+  if (tiles.count > 0) {
+    place.queries_left()->wait((past.queries & 1) ^ 1);
+    bring(of_key, place.queries, maps.q, place.loaded(), head.number, top);
+  }
   for (int step = 0; step < tiles.count; ++step) {
-    const int stage = step % kStages, parity = (step / kStages & 1) ^ 1, row = tiles[step] * kKeys;
+    const int stage = past.stage(step), parity = past.parity(step) ^ 1, row = tiles[step] * kKeys;
     place.keys_empty(stage).wait(parity);
     bring(of_key, place.keys(stage), maps.k, &place.keys_full(stage), head.kv, row);
     place.values_empty(stage).wait(parity);
@@ -75,6 +112,7 @@ __device__ void bring_all(const Place<width, value_width>& place, const Maps& ma
 template <int width, int value_width, class Softmax>
 struct Group {
   Place<width, value_width> place;
+  Past past;
   int group;
   Stretch seen[2], seen_by_all;  // by a thread's rows; by each of the group's
   float scale;
@@ -84,7 +122,7 @@ struct Group {
 
   /// Values come after the keys of their tile.
   __device__ void wait_for_values(int step) {
-    place.values_full(step % kStages).wait(step / kStages & 1);
+    place.values_full(past.stage(step)).wait(past.parity(step));
   }
 
   /// Threads have touched registers that the next products use. Nothing may branch from here to
@@ -97,7 +135,7 @@ struct Group {
   /// Asks for the scores of a step's tile.
   __device__ void begin_scores(int step) {
     const char* const rows = place.queries + group * kPanel / kGroups;
-    const char* const keys = place.keys(step % kStages);
+    const char* const keys = place.keys(past.stage(step));
     USP_UNROLL
     for (int i = 0; i < width / 16; ++i) {
       const int at = i / 4 * kPanel + i % 4 * 32;
@@ -109,7 +147,7 @@ struct Group {
 
   /// Asks for the weights of a tile times its values, to be added to what came before.
   __device__ void begin_output(int step) {
-    const char* const values = place.values(step % kStages);
+    const char* const values = place.values(past.stage(step));
     USP_UNROLL
     for (int i = 0; i < kKeys / 16; ++i) {
       cuda::wgmma<1>(
@@ -120,9 +158,12 @@ struct Group {
     cuda::wgmma_commit();
   }
 
-  /// The scores of the tile from key `first` on are there: they become weights in s.
-  __device__ void take_scores(int step, int first) {
-    if (is_first_of_group()) place.keys_empty(step % kStages).arrive();
+  /// The scores of a step are there: they become weights in s. After the last one, the queries are
+  /// no longer needed.
+  __device__ void take_scores(int step, const Tiles& tiles) {
+    const int first = tiles[step] * kKeys;
+    if (is_first_of_group()) place.keys_empty(past.stage(step)).arrive();
+    if (is_first_of_group() && step + 1 == tiles.count) place.queries_left()->arrive();
     if (!seen_by_all.holds(first, first + kKeys)) {
       mask(s, first + cuda::wgmma_column(static_cast<int>(threadIdx.x)), seen);
     }
@@ -136,29 +177,29 @@ struct Group {
   }
 
   // [turns]
-  /// All tiles. Groups ask for products in turns: while one takes the softmax of a tile,
+  /// All tiles of a turn. Groups ask for products in turns: while one takes the softmax of a tile,
   /// the tensor cores work for the other, and for its own output of the tile before.
   __device__ void run(const Tiles& tiles) {
-    place.loaded()->wait(0);
-    place.keys_full(0).wait(0);
+    place.loaded()->wait(past.queries & 1);
+    place.keys_full(past.stage(0)).wait(past.parity(0));
     fence();
     begin_scores(0);
     cuda::wgmma_wait<0>(s);
-    take_scores(0, tiles[0] * kKeys);
+    take_scores(0, tiles);
     pack_weights();
     if (group == 1 && tiles.count > 1) cuda::named_arrive(1, kGroups * kGroup);
     for (int step = 1; step < tiles.count; ++step) {
       cuda::named_barrier(1 + group, kGroups * kGroup);
       wait_for_values(step - 1);
-      place.keys_full(step % kStages).wait(step / kStages & 1);
+      place.keys_full(past.stage(step)).wait(past.parity(step));
       fence();
       begin_scores(step);
       begin_output(step - 1);
       if (group == 0 || step + 1 < tiles.count) cuda::named_arrive(2 - group, kGroups * kGroup);
       cuda::wgmma_wait<1>(s);
-      take_scores(step, tiles[step] * kKeys);
+      take_scores(step, tiles);
       cuda::wgmma_wait<0>(o);
-      if (is_first_of_group()) place.values_empty((step - 1) % kStages).arrive();
+      if (is_first_of_group()) place.values_empty(past.stage(step - 1)).arrive();
       softmax.rescale(o);
       pack_weights();
     }
@@ -166,6 +207,7 @@ struct Group {
     fence();
     begin_output(tiles.count - 1);
     cuda::wgmma_wait<0>(o);
+    if (is_first_of_group()) place.values_empty(past.stage(tiles.count - 1)).arrive();
   }
   // [turns]
 };
@@ -176,38 +218,45 @@ __global__ void __launch_bounds__(kBlock, 1)
   const Place<width, value_width> place{cuda::swizzled_shared()};
   if (threadIdx.x == 0) place.init();
   __syncthreads();
-  const Turn turn = p.turn(static_cast<int>(blockIdx.x), kQueries);
-  const int top = turn.first, group = static_cast<int>(threadIdx.x) / kGroup;
-  const Head<bf16> head(p, turn.head);
-  const Tiles tiles = p.tiles_seen(head.sample, top, kQueries, kKeys);
+  const int group = static_cast<int>(threadIdx.x) / kGroup;
   if (group == kGroups) {
     cuda::fewer_registers<40>();
-    if (is_first_of_group() && tiles.count > 0) bring_all(place, maps, p, head, top, tiles);
+    if (!is_first_of_group()) return;
+    each_turn(p,
+              [&](const Turn& turn, const Head<bf16>& head, const Tiles& tiles, const Past& past) {
+                bring_all(place, maps, p, head, turn.first, tiles, past);
+              });
     return;
   }
   cuda::more_registers<232>();
-  const int rows = kQueries / kGroups, first = top + group * rows;
-  const int row = first + cuda::wgmma_row(static_cast<int>(threadIdx.x) % kGroup);
-  Group<width, value_width, Softmax> own{
-      place,
-      group,
-      {p.seen_by(head.sample, row), p.seen_by(head.sample, row + 8)},
-      p.seen_by_all(head.sample, first, rows),
-      p.scale * kLog2e};
-  if (tiles.count > 0) own.run(tiles);
-  finish(p, head, row, p.queries, own.softmax, own.o);
+  each_turn(p, [&](const Turn& turn, const Head<bf16>& head, const Tiles& tiles, const Past& past) {
+    const int rows = kQueries / kGroups, first = turn.first + group * rows;
+    const int row = first + cuda::wgmma_row(static_cast<int>(threadIdx.x) % kGroup);
+    Group<width, value_width, Softmax> own{
+        place,
+        past,
+        group,
+        {p.seen_by(head.sample, row), p.seen_by(head.sample, row + 8)},
+        p.seen_by_all(head.sample, first, rows),
+        p.scale * kLog2e};
+    if (tiles.count > 0) own.run(tiles);
+    finish(p, head, row, p.queries, own.softmax, own.o);
+  });
 }
 
-/// Queues it: a block for each 128 queries of a head.
+/// What looks up the tiles of a turn: both groups, and the thread that brings them.
+inline constexpr int kWarpsThatLook = kGroups * kGroup / cuda::kWarp + 1;
+
+/// Queues it. 128 queries of a head are a turn.
 template <class Softmax>
 void run_pingpong(const cuda::Queue& queue, const Problem<bf16>& p) {
   const CUtensorMap q = map_of(p, p.q, p.queries, p.heads * p.width, p.of_q, kQueries);
   const CUtensorMap k = map_of(p, p.k, p.keys, p.kv_heads * p.width, p.of_k, kKeys);
   const CUtensorMap v = map_of(p, p.v, p.keys, p.kv_heads * p.value_width(), p.of_v, kKeys);
+  const int blocks = p.blocks > 0 ? p.blocks : cuda::limits_of_this_device().multiprocessors;
   const auto run = [&](auto width, auto value_width) {
-    launch(pingpong_kernel<width, value_width, Softmax>,
-           ceil_div(p.queries, kQueries) * p.samples * p.heads, kBlock,
-           Place<width, value_width>::kBytes, queue, Maps{q, k, v}, p);
+    launch(pingpong_kernel<width, value_width, Softmax>, std::min(blocks, p.turns(kQueries)),
+           kBlock, Place<width, value_width>::kBytes, queue, Maps{q, k, v}, p);
   };
   if (p.width == kWidestKeys) {
     run(std::integral_constant<int, kWidestKeys>{}, std::integral_constant<int, kWidestValues>{});

@@ -3,16 +3,8 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "cuda/errors.h"
 
 namespace usp::ladder {
-
-int multiprocessors() {
-  int device = 0, count = 0;
-  USP_CUDA(cudaGetDevice(&device));
-  USP_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
-}
 
 std::span<const Rung<float>* const> f32_rungs() {
   static constexpr const Rung<float>* kRungs[] = {

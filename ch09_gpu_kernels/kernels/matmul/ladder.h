@@ -50,9 +50,6 @@ extern const Rung<float> kNaive, kCoalesced, kTiled, kCoarsened1d, kCoarsened2d,
     kCpAsync;
 extern const Rung<bf16> kMma, kTmaWgmma, kRing, kPersistent;
 
-/// How many this GPU has.
-int multiprocessors();
-
 /// Rungs in f32, the lowest first.
 std::span<const Rung<float>* const> f32_rungs();
 /// Rungs in bf16, which go on from there.

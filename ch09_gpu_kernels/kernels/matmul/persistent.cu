@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "cuda/device_limits.h"
 #include "swizzled.h"
 
 /// Each block takes every gridDim.x-th tile of c: while warpgroups write one, the tiles of a and b
@@ -126,7 +127,7 @@ Cost cost(int64_t k) { return cost_of_tile(kRows, kColumns, full_depth(k), sizeo
 
 void run(const Queue& queue, const Product<bf16>& p) {
   const int64_t tiles = ceil_div(p.m, kRows) * ceil_div(p.n, kColumns);
-  int64_t blocks = p.blocks > 0 ? p.blocks : multiprocessors();
+  const int64_t blocks = p.blocks > 0 ? p.blocks : limits_of_this_device().multiprocessors;
   launch(kernel, {{std::min(tiles, blocks)}, kBlock, kShared}, queue,
          map_of(p, p.a, p.m, p.k, p.a_pitch, kRows), map_of(p, p.b, p.n, p.k, p.b_pitch, kColumns),
          map_of(p, p.c, p.m, p.n, p.c_pitch, kBoxRows), p);
