@@ -78,7 +78,8 @@ struct Turn {
   int head, first;
 };
 
-/// How much there is, and who sees whom.
+/// How much there is, and who sees whom. What reads `begins` is part of each kernel that asks, so
+/// that a check of the kernel's accesses has it.
 struct Shape {
   int samples, queries, keys;
   int heads, kv_heads;  ///< heads / kv_heads heads of queries share keys and values
@@ -96,7 +97,7 @@ struct Shape {
   }
 
   /// The keys that a query sees lie side by side, because positions ascend: this is the first one,
-  __host__ __device__ int seen_from(int sample, int query) const {
+  __host__ __device__ __forceinline__ int seen_from(int sample, int query) const {
     if (!causal || begins == nullptr) return 0;
     return key_at.below(begins[int64_t{sample} * queries + query], keys);
   }
@@ -105,12 +106,12 @@ struct Shape {
     return causal ? key_at.below(query_at[query] + 1, keys) : keys;
   }
   /// Both; no keys for a query that is not there.
-  __host__ __device__ Stretch seen_by(int sample, int query) const {
+  __host__ __device__ __forceinline__ Stretch seen_by(int sample, int query) const {
     if (query >= queries) return {keys, keys};
     return {seen_from(sample, query), seen_to(query)};
   }
   /// The keys that all of `rows` queries from `first` on see, as far as there are queries.
-  __host__ __device__ Stretch seen_by_all(int sample, int first, int rows) const {
+  __host__ __device__ __forceinline__ Stretch seen_by_all(int sample, int first, int rows) const {
     const int last = (first + rows < queries ? first + rows : queries) - 1;
     return {seen_from(sample, last), seen_to(first)};
   }
@@ -118,7 +119,8 @@ struct Shape {
   // [tiles_seen]
   /// The tiles of keys of which a block of queries sees any. What queries at consecutive positions
   /// see is one stretch.
-  __host__ __device__ Tiles tiles_seen(int sample, int first, int rows, int tile) const {
+  __host__ __device__ __forceinline__ Tiles tiles_seen(int sample, int first, int rows,
+                                                       int tile) const {
     const int end = first + rows < queries ? first + rows : queries;
     const bool turns = query_at.turns_in(first, end);
     Tiles tiles;
@@ -147,7 +149,8 @@ struct Shape {
   }
   // [persistent]
   /// The tiles of queries that see any key of a block.
-  __host__ __device__ Tiles tiles_seeing(int sample, int first, int rows, int tile) const {
+  __host__ __device__ __forceinline__ Tiles tiles_seeing(int sample, int first, int rows,
+                                                         int tile) const {
     const int end = first + rows < keys ? first + rows : keys;
     const bool turns = key_at.turns_in(first, end);
     Tiles tiles;
@@ -169,7 +172,7 @@ struct Shape {
     return {query_at.below(key_at[first], queries), begun_by(sample, key_at[end - 1])};
   }
   /// How many queries are of documents that begin at this position at the latest: by bisection.
-  __host__ __device__ int begun_by(int sample, int position) const {
+  __host__ __device__ __forceinline__ int begun_by(int sample, int position) const {
     if (begins == nullptr) return queries;
     int found = 0, step = 1;
     while (step <= queries / 2) step *= 2;
