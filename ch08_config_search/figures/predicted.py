@@ -128,10 +128,10 @@ def fitted_table(fits, predicted):
                  "`where left out`: each fifth of the rows, by a fit to the other four. The book's rows are those "
                  "without a pipeline, with `tp` up to 8, on up to 32 nodes. Over all of its "
                  f"{predicted['playbook_h100']['ran']} runs that ended the mean error is "
-                 f"{100 * predicted['playbook_h100']['mean_of_all']:.0f} %. Naive attention changes the predicted "
-                 "steps, compared with blockwise attention and the same numbers, by " + ", and ".join(
-                     f"{100 * found['naive']:+.1f} % for {NAMES[name]}" for name, found in predicted.items()
-                     if found["naive"] is not None) + ".")
+                 f"{100 * predicted['playbook_h100']['mean_of_all']:.0f} %. Naive attention makes predicted steps, "
+                 "compared with blockwise attention and the same numbers, " + ", and ".join(
+                     f"{100 * abs(found['naive']):.1f} % {'shorter' if found['naive'] < 0 else 'longer'} for {NAMES[name]}"
+                     for name, found in predicted.items() if found["naive"] is not None) + ".")
 
 
 def judged_table(fits, predicted):

@@ -47,6 +47,6 @@ def scaled_table(found):
          f"{100 * row['bubble']:.1f} %", f"{100 * exposed(row):.1f} %", f"{row['gib']:.1f}")
         for row in found["rows"]],
         f"405B by `clusters/meta_24k.json`, {found['rows'][0]['tokens']:,} tokens a step in samples of "
-        f"{BASE['seq_len']:,}: the fastest layout with `tp` {BASE['tp_size']}, ZeRO-{BASE['zero_stage']} and "
-        f"micro-batches of one sample. Their degrees: `pp` {THEIRS['pp_size']}, here with {THEIRS['pp_chunks']} stages of "
-        "a rank in turns; [the paper](https://arxiv.org/abs/2407.21783) has the measured MFU in table 4.")
+        f"{BASE['seq_len']:,}: the fastest layout under 1F1B with `tp` {BASE['tp_size']}, ZeRO-{BASE['zero_stage']} and "
+        f"micro-batches of one sample. Their degrees: `pp` {THEIRS['pp_size']}, interleaved, here with "
+        f"{THEIRS['pp_chunks']} stages on each rank; [the paper](https://arxiv.org/abs/2407.21783) has the measured MFU in table 4.")
