@@ -121,6 +121,7 @@ class Rungs : public cuda::AttentionKernels {
     problem->lse = lse;
     problem->scratch = static_cast<float*>(workspace);
     problem->maps = &maps_;
+    problem->blocks = multiprocessors_;
     (given.S == 1 ? kFlashDecode : forward_).run(stream, *problem);
     return true;
   }

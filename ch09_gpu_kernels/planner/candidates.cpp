@@ -41,8 +41,8 @@ class Sorter {
   }
 
   // [reached]
-  /// The nearest batch that all layouts reach; of fewer samples than that, the nearest that any of
-  /// them reaches.
+  /// The batch that is asked for if any layout reaches it; else the nearest that all of them reach,
+  /// or, where that has more samples than asked, that any of them reaches.
   ReachedBatch reached() const {
     std::set<int64_t> at_once;  // samples that a layout's ranks take at once, at least
     const int64_t smallest = base_.search.decides("micro_batch_size") ? base_.micro_batch_size : 1;

@@ -274,11 +274,16 @@ void SearchConfig::validate(const Args& args) {
   }
   if (cluster.empty()) {
     for (const char* flag : {"nodes", "plan_best", "plan_json", "require", "what_if", "why",
-                             "plan_rows", "plan_runs", "plan_out", "plan_fit"}) {
+                             "plan_rows", "plan_runs"}) {
       if (!args.typed(flag)) continue;
       refuse_silent("search_has_a_cluster", {fmt::format("leave out --{}", flag)},
                     "{} is about a search, which needs --cluster and --plan", flag);
     }
+  }
+  for (const char* flag : {"plan_out", "plan_fit"}) {
+    if (!plan_rows.empty() || !plan_runs.empty() || !args.typed(flag)) continue;
+    refuse_silent("search_has_a_cluster", {fmt::format("leave out --{}", flag)},
+                  "{} is about a table, which needs --plan_rows or --plan_runs", flag);
   }
   for (const char* flag : {"nodes", "plan_best", "plan_json", "require", "what_if", "why"}) {
     if ((plan_rows.empty() && plan_runs.empty()) || !args.typed(flag)) continue;

@@ -34,11 +34,13 @@ extern "C" void on_bus_error(int number, siginfo_t* info, void*) {
   const auto* at = static_cast<const std::byte*>(info->si_addr);
   for (const Mapping& mapping : mappings) {
     const std::byte* begin = mapping.begin;
-    if (begin == nullptr || at < begin || at >= begin + mapping.size) continue;
+    if (info->si_code != BUS_ADRERR || begin == nullptr || at < begin || at >= begin + mapping.size)
+      continue;
     std::ignore = write(STDERR_FILENO, mapping.line.data(), mapping.line.size());
     _exit(1);
   }
-  std::signal(number, SIG_DFL);  // it comes again
+  std::signal(number, SIG_DFL);
+  std::raise(number);
 }
 
 void note(const std::string& path, std::span<const std::byte> bytes) {
@@ -54,7 +56,10 @@ void note(const std::string& path, std::span<const std::byte> bytes) {
       mappings, [](const Mapping& mapping) { return mapping.begin == nullptr; });
   if (free == mappings.end()) return;
   free->line = fmt::format(
-      "error: {} has become shorter while it was read; start again when it is whole\n", path);
+      "error: {} cannot be read any more: it has become shorter, or its disk fails; start again "
+      "when "
+      "it is whole\n",
+      path);
   free->size = bytes.size();
   free->begin = bytes.data();
 }

@@ -384,8 +384,8 @@ LADDER = "\n".join(map(json.dumps, (
     *({"name": name, "type": "bf16", "ms": ms, "spread": 0.01, "tflops": 700 / ms, "of_first": 1 / ms, "error": 0.002}
       for name, ms in (("cuBLAS", 1), ("mma", 1.6), ("persistent", 1.25))))))
 # naive takes eight times as long as flash_3; PyTorch and FlashAttention-3 are in TORCH_ATTENTION.
-ATTENTION = "\n".join(json.dumps({"name": name, "type": "bf16", "ms": ms, "tflops": 300 / ms})
-                      for name, ms in (("naive", 8), ("flash_3", 1)))
+ATTENTION = "\n".join(json.dumps({"name": name, "type": kind, "ms": ms, "tflops": 300 / ms})
+                      for name, kind, ms in (("naive", "f32", 8), ("flash_3", "bf16", 1)))
 BACKWARD = json.dumps({"name": "flash_3_backward", "type": "bf16", "ms": 4, "tflops": 187.5})
 TORCH_ATTENTION = json.dumps({"sdpa, flash": {"forward": 1.5, "backward": 5},
                               "sdpa, cuDNN": {"why": "No available kernel."},

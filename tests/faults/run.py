@@ -321,7 +321,8 @@ class Tree:
         else:
             command = [binary, re.sub(r"([\\,\[])", r"\\\1", test)]
         env = dict(os.environ, OMP_NUM_THREADS=str(self.jobs), OMP_WAIT_POLICY="passive",
-                   PYTHONPATH=str(self.root / "tests"))  # of sitecustomize.py, as ctest has it
+                   PYTHONPATH=os.pathsep.join(filter(None, (  # of sitecustomize.py, as ctest has it
+                       str(self.root / "tests"), os.environ.get("PYTHONPATH")))))
         try:
             done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, timeout=TIMEOUT,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -117,13 +117,17 @@ class Contract(RankTest):
 
     def test_more_ranks_than_meet_in_dev_shm_are_refused(self):
         # A launcher says how many ranks a node has; one more than fit would die of a bus error.
+        if not os.path.isdir("/dev/shm"):
+            self.skipTest("there is no /dev/shm")
         shared = os.statvfs("/dev/shm")
         most = shared.f_blocks * shared.f_frsize // doctor.SHARED_BYTES_OF_RANK
+        if most < 2:
+            self.skipTest("/dev/shm has no limit, or is too small for two ranks")
         for ranks, code, expected in (
                 (most + 1, 2, rb"\Aerror: %d ranks of one node need [\d.]+ MB in /dev/shm, which has "
                  rb"[\d.]+; start the container with --shm-size=\d+m, or run at most %d ranks\n\Z"
                  % (most + 1, most)),
-                (most, 0, rb"\A\Z")):
+                (most, 0, rb"\A(?s:(?!error: ).)*\Z")):
             words = self.words(TWO, ["--steps", "1"], self.run_dir)
             words.insert(words.index("-n") + 2, "env")
             words.insert(words.index("env") + 1, f"MPI_LOCALNRANKS={ranks}")

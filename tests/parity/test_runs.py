@@ -309,7 +309,8 @@ class Stopping(Runs):
         os.truncate(path, 0)
         _, err = process.communicate(timeout=60)
         self.assertEqual((process.returncode, err.decode()), (
-            1, f"error: {path} has become shorter while it was read; start again when it is whole\n"))
+            1, f"error: {path} cannot be read any more: it has become shorter, or its disk fails; start again "
+            "when it is whole\n"))
 
     def test_a_signal_ends_the_run_after_the_step(self):
         for signals in ([signal.SIGINT], [signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM]):

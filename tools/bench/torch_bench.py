@@ -122,6 +122,8 @@ def parse_arguments():
         config = json.loads((Path(arguments.like) / "run.json").read_text(encoding="utf-8"))["config"]
         for name in (*SHAPE, "dtype"):
             setattr(arguments, name, config[name])
+        if arguments.dtype not in ("f32", "bf16"):
+            parser.error(f"{arguments.like} has dtype={arguments.dtype}; try a run in f32 or bf16")
     return arguments
 
 

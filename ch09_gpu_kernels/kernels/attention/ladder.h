@@ -245,7 +245,7 @@ struct Gradients {
 struct Cost {
   int64_t bytes;
   int64_t flops;   ///< of the two products, in whole tiles
-  int64_t blocks;  ///< that can run side by side
+  int64_t blocks;  ///< that can run side by side; of a persistent kernel, turns
 };
 
 /// A kernel and what it is there for. run() queues it.
