@@ -7,8 +7,8 @@
 
 namespace usp {
 
-/// A file's bytes, mapped into memory and read-only. If another process shortens the file meanwhile,
-/// this one ends with a line that says so, and exit code 1.
+/// A file's bytes, mapped into memory and read-only. If another process shortens the file
+/// meanwhile, this one ends with a line that says so, and exit code 1.
 class MappedFile {
  public:
   /// Throws Error unless `path` is a regular file that can be read. It may be empty.
