@@ -123,6 +123,18 @@ class Choice(unittest.TestCase):
         self.assertEqual((code, len(caught)), (0, 12))
         self.assertEqual(len(json.loads((self.source / "tried.json").read_text(encoding="utf-8"))), 12)
 
+    def test_a_test_that_is_skipped_says_nothing_of_its_fault(self):
+        skipped = ("import unittest\nclass Alone(unittest.TestCase):\n%s    def test_it(self):\n        %s\n"
+                   "unittest.main()\n")
+        in_class = "    @classmethod\n    def setUpClass(cls):\n        raise unittest.SkipTest('no browser')\n"
+        (self.source / "tests").mkdir(exist_ok=True)
+        tree = mock.Mock(root=self.source, build_dir=self.source, jobs=1)
+        for text, code in ((skipped % (in_class, "pass"), runner.SKIPPED),
+                           (skipped % ("", "self.skipTest('no browser')"), runner.SKIPPED),
+                           (skipped % ("", "pass"), 0), (skipped % ("", "self.fail()"), 1)):
+            (self.source / "tests/test_alone.py").write_text(text, encoding="utf-8")
+            self.assertEqual(runner.Tree.run(tree, runner.NO_TARGET, "tests/test_alone.py Alone.test_it")[0], code)
+
     def test_newest_is_the_last_chapter(self):
         for chapter in ("ch01_a", "ch10_b", "ch09_c"):
             (self.source / chapter).mkdir()
