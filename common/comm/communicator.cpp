@@ -145,6 +145,10 @@ void Handle::wait() {
     if (operation->recorded_as >= 0 && Runtime::current().recorder() != nullptr) {
       Runtime::current().recorder()->wait(operation->recorded_as);
     }
+    if (engine_->dry()) {  // it was over when it began, and nobody can have waited
+      operation->memory = {};
+      continue;
+    }
     const int64_t begin = clock_ns(), cpu_begin = traced ? thread_cpu_ns() : 0;
     OnDevice on_device;
     if (traced) on_device.wait_begin = mark_device();
@@ -377,8 +381,8 @@ Communicator Communicator::split(std::string name, const std::function<int(int)>
   auto group = std::make_shared<Group>();
   group->name = std::move(name);
   int32_t fingerprint = 0;  // of the whole colouring
-  const int own_colour = colour_of(rank());
-  for (int r = 0; r < size(); ++r) {
+  const int own_colour = colour_of(rank()), ranks = size();
+  for (int r = 0; r < ranks; ++r) {
     const int colour = colour_of(r);
     fingerprint = static_cast<int32_t>((31 * int64_t{fingerprint} + colour) % 1000003);
     if (colour != own_colour) continue;
@@ -435,7 +439,7 @@ Handle Communicator::start(std::vector<std::shared_ptr<Operation>> operations) c
     const Sends sends = engine_->sends(*operation);
     enter_in_ledger(*operation, sends);
     tell_recorder(*operation, sends);
-    stamp(*operation);
+    if (!engine_->dry()) stamp(*operation);
   }
   engine_->submit(operations);
   return {*engine_, std::move(operations)};

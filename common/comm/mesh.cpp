@@ -121,12 +121,17 @@ Along along(const MeshSizes& sizes, const Axes& axes, int64_t world_rank) {
   return place;
 }
 
-/// MeshSizes::colour() of a group that lies along these axes.
-int64_t colour_along(const MeshSizes& sizes, const Axes& axes, std::string_view group,
-                     int64_t world_rank) {
+/// Whether a group has but a part of the ranks along its axes.
+bool is_cut(std::string_view group) {
+  constexpr std::array<std::string_view, 5> kCut = {"tp_kv", "ep", "edp", "embedding", "mirror"};
+  return std::ranges::find(kCut, group) != kCut.end();
+}
+
+/// MeshSizes::colour() of a rank that lies there along the axes of a group.
+int64_t colour_at(const MeshSizes& sizes, std::string_view group, const Along& place) {
   const int64_t pp = sizes.pp;
   // [colour]
-  const auto [number, index, ranks] = along(sizes, axes, world_rank);
+  const auto [number, index, ranks] = place;
   const int64_t first = number * ranks;  // of the parts into which a group is cut
   if (group == "tp_kv") return first + index / sizes.tp_kv;
   if (group == "ep") return first + index / sizes.ep;
@@ -152,7 +157,7 @@ MeshPlace MeshSizes::place_of(int64_t world_rank) const {
 }
 
 int64_t MeshSizes::colour(std::string_view group, int64_t world_rank) const {
-  return colour_along(*this, axes_of(*this, group), group, world_rank);
+  return colour_at(*this, group, along(*this, axes_of(*this, group), world_rank));
 }
 
 std::vector<int> MeshSizes::members(std::string_view group, int64_t world_rank) const {
@@ -162,15 +167,23 @@ std::vector<int> MeshSizes::members(std::string_view group, int64_t world_rank) 
   for (MeshAxis axis : order) {
     const auto n = static_cast<int>(size(axis)), own = static_cast<int>(at[size_t(axis)]);
     std::vector<int> longer;
+    const bool is_along = axes[size_t(axis)];
+    longer.reserve(members.size() * size_t(is_along ? n : 1));
     for (int rank : members) {
-      for (int i = 0; i < n; ++i) {
-        if (axes[size_t(axis)] || i == own) longer.push_back(rank * n + i);
+      for (int i = is_along ? 0 : own; i < (is_along ? n : own + 1); ++i) {
+        longer.push_back(rank * n + i);
       }
     }
     members = std::move(longer);
   }
-  const auto colour = [&](int64_t rank) { return colour_along(*this, axes, group, rank); };
-  std::erase_if(members, [&, own = colour(world_rank)](int rank) { return colour(rank) != own; });
+  if (!is_cut(group)) return members;
+  Along place = along(*this, axes, world_rank);
+  const int64_t own = colour_at(*this, group, place);
+  place.index = -1;  // of the member before: they lie in the order of their indices
+  std::erase_if(members, [&](int) {
+    ++place.index;
+    return colour_at(*this, group, place) != own;
+  });
   return members;
 }
 
@@ -252,8 +265,9 @@ Communicator Mesh::group_of(const char* name) const {
   if (along(sizes_, axes, 0).ranks == 1) {  // each rank is alone
     return world_.split(name, [](int rank) { return rank; });
   }
-  return world_.split(
-      name, [&](int rank) { return static_cast<int>(colour_along(sizes_, axes, group, rank)); });
+  return world_.split(name, [&](int rank) {
+    return static_cast<int>(colour_at(sizes_, group, along(sizes_, axes, rank)));
+  });
 }
 
 /// Connects the groups that sum in a step, while ranks have other operations under way. For an axis

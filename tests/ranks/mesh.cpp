@@ -159,6 +159,19 @@ TEST_CASE("groups on paper are those of the communicators, in any order of the a
   } while (std::ranges::next_permutation(names).found);
 }
 
+TEST_CASE("what a dry run would send takes no time, and is in no trace") {
+  Runtime runtime(Device::meta);
+  const Runtime::Use use(runtime);
+  runtime.tracer().record(true);
+  const DryMesh dry({.dp = 16384});
+  dry.mesh.dp().all_reduce(Tensor::zeros({16384}, DType::f32));
+  const Ledger::Entry sent = runtime.ledger().get("dp", CommKind::all_reduce);
+  REQUIRE(sent.calls == 1);
+  REQUIRE(sent.wire_bytes == 2 * 16383 * 4);
+  REQUIRE(sent.wait_seconds == 0);
+  REQUIRE(runtime.tracer().exchanges().empty());
+}
+
 TEST_CASE("Llama 3's order: tp, cp, pp, dp from the fastest") {
   const MeshSizes sizes{.dp = 2, .pp = 2, .cp = 2, .tp = 2, .order = MeshOrder("dp,pp,cp,tp")};
   REQUIRE(sizes.members("tp", 0) == std::vector{0, 1});
