@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 
 from tools.base import BookError, say
-from tools.bench.steady import STEPS, steady, with_range
+from tools.bench.steady import STEPS, steady
+from tools.book.rounds import measure_again, with_range
 from tools.look import replay, trace
 from tools.run import estimates
 
@@ -142,6 +143,9 @@ def measure_ways(chapter, keep):
                 found[way].append(of_a_step(recorded))
                 if number == 0:
                     keep(way, run_dir)
+        for way, flags in WAYS.items():
+            measure_again(found[way], way, lambda each: {"step_ms": each["step_ms"]}, lambda flags=flags: of_a_step(
+                overlap.run(chapter, Path(tempfile.mkdtemp(dir=scratch)) / "run", link=link, **overlap.SHAPE, **flags)))
         ways = [{"way": "naive", **of_a_step(naive)},
                 *({"way": way, **of_rounds(rounds)} for way, rounds in found.items())]
     return {"link": link, "ranks": overlap.RANKS, "gradient_bytes": overlap.gradient_bytes(naive),
@@ -173,7 +177,7 @@ def step_and_range(found):
     """The step of a way as text, with its range where it was measured in several rounds."""
     text = f"{found['step_ms']:.0f}"
     if "step_range_ms" in found:
-        text += " ({:.0f}–{:.0f})".format(*found["step_range_ms"])
+        return with_range(found["step_ms"], *found["step_range_ms"], form=".0f")
     return text
 
 
@@ -227,12 +231,16 @@ def compare(run_once, dtypes, rounds):
     another. run_once(dtype, **flags) trains and returns {tokens_per_s, peak_bytes}."""
     compared = []
     for dtype in dtypes:
-        cases = {way: [] for way in COMPARED}
-        for number in range(rounds):
+        def measured():
+            found = {}
             for way, flags in COMPARED.items():
-                cases[way].append(run_once(dtype, **flags))
-                say(f"book: round {number + 1}/{rounds}  {dtype} {way:<16} "
-                    f"{cases[way][-1]['tokens_per_s']:9.0f} tokens/s")
+                found[way] = run_once(dtype, **flags)
+                say(f"book: {dtype} {way:<16} {found[way]['tokens_per_s']:9.0f} tokens/s")
+            return found
+
+        found = [measured() for _ in range(rounds)]
+        measure_again(found, f"{dtype}, the ways of ZeRO", _speeds, measured)
+        cases = {way: [each[way] for each in found] for way in COMPARED}
         base = [found["tokens_per_s"] for found in cases["data parallel"]]
         compared += [{"dtype": dtype, "way": way, "stage": COMPARED[way].get("zero_stage", 0),
                       "tokens_per_s": [found["tokens_per_s"] for found in found_in],
@@ -241,6 +249,11 @@ def compare(run_once, dtypes, rounds):
                       "peak_bytes": found_in[-1]["peak_bytes"]}
                      for way, found_in in cases.items()]
     return compared
+
+
+def _speeds(found):
+    """Of one round, what is printed."""
+    return {way: of["tokens_per_s"] for way, of in found.items()}
 
 
 def ratios(compared, way, dtype, base="data parallel"):

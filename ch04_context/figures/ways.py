@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 
 from tools.base import say
-from tools.bench.steady import on_links, sent_in_a_step, steady, with_range
+from tools.bench.steady import on_links, sent_in_a_step, steady
+from tools.book.rounds import measure_again, with_range
 from tools.look.replay import parse_link
 
 from . import runs, workload
@@ -60,11 +61,17 @@ def measure(chapter, keep):
         say("book: methods of context parallelism on an emulated link")
         link = link_for(workload.run(chapter, Path(scratch) / "unlinked", RANKS, **SHAPE))
         found = {way: [] for way in WAYS}
-        for number in range(ROUNDS):
+
+        def measured(flags):
+            run_dir = Path(tempfile.mkdtemp(dir=scratch)) / "run"
+            recorded = workload.run(chapter, run_dir, RANKS, **SHAPE, link=link, **flags)
+            return _of_a_step(recorded, link)
+
+        for _ in range(ROUNDS):
             for way, flags in WAYS.items():
-                recorded = workload.run(chapter, Path(scratch) / f"{way}_{number}", RANKS, **SHAPE,
-                                        link=link, **flags)
-                found[way].append(_of_a_step(recorded, link))
+                found[way].append(measured(flags))
+        for way, flags in WAYS.items():
+            measure_again(found[way], way, lambda each: {"step_ms": each["step_ms"]}, lambda flags=flags: measured(flags))
         say(f"book: the same on {MORE_RANKS} ranks, to be replayed")
         more, more_link = [], None
         for way, flags in WAYS.items():
@@ -120,7 +127,7 @@ def table(measured):
         more = _more(measured, way["way"])
         rows.append([NAMES[way["way"]], f"{way['sent_bytes'] / 2**20:.1f}",
                      f"{way['exposed_ms']:.0f}", f"{way['replayed_exposed_ms']:.0f}",
-                     "{:.0f} ({:.0f} to {:.0f})".format(way["step_ms"], *way["step_range_ms"]),
+                     with_range(way["step_ms"], *way["step_range_ms"], " to ", ".0f"),
                      f"{way['replayed_step_ms']:.0f}", f"{more['sent_bytes'] / 2**20:.1f}",
                      f"{more['exposed_ms']:.0f}", f"{more['step_ms']:.0f}"])
     ranks = f"{measured['more_ranks']} ranks"

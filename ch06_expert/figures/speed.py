@@ -13,7 +13,8 @@ from pathlib import Path
 
 from tools.base import say
 from tools.bench.bench import CONFIGS, DTYPES, SKIPPED_STEPS
-from tools.bench.steady import train, with_range
+from tools.bench.steady import train
+from tools.book.rounds import measure_again, with_range
 from tools.book.short_runs import table
 from tools.look import runs
 from tools.look import trace as traces
@@ -76,14 +77,28 @@ def measure(chapter, seconds, rounds):
             chapter, scratch, PROBED_STEPS, *_cases(*model, scratch)["text"])["step_ms"])
             for model in models}
         found = [{"config": name, "dtype": dtype, "rounds": []} for name, dtype in models]
+
+        def measured(model):
+            return {case: _run(chapter, scratch, SKIPPED_STEPS + steps[model], *what)
+                    for case, what in _cases(*model, scratch).items()}
+
         for number in range(rounds):
             for model, own in zip(models, found):
                 say(f"book: round {number + 1}/{rounds}  {' '.join(model)}: experts beside a dense "
                     "MLP, and divided over ep")
-                own["rounds"].append({
-                    case: _run(chapter, scratch, SKIPPED_STEPS + steps[model], *what)
-                    for case, what in _cases(*model, scratch).items()})
+                own["rounds"].append(measured(model))
+        for model, own in zip(models, found):
+            measure_again(own["rounds"], " ".join(model), _ratios, lambda model=model: measured(model))
     return {"experts": found}
+
+
+def _ratios(found):
+    """Of one round, what is printed with the range of the rounds."""
+    own = {"rounds": [found]}
+    ratios = {"layer": layer_ratio(own, "text"), "random": layer_ratio(own, "random"),
+              "step": step_ratio(own, "text", "dense"),
+              **{way: step_ratio(own, f"{way}_{RANKS}", f"{way}_1") for way in ("text", "all")}}
+    return {name: ratio["median"] for name, ratio in ratios.items()}
 
 
 def _steps_for(seconds, step_ms):

@@ -12,6 +12,7 @@ from pathlib import Path
 from tools import chapters
 from tools.base import say
 from tools.bench.bench import CONFIGS, PROBED_STEPS, SKIPPED_STEPS, run_once, run_quietly, steps_for
+from tools.book.rounds import measure_again, with_range
 from tools.book.short_runs import look_into, table
 from tools.look import runs
 from tools.run import build, recipes
@@ -50,10 +51,15 @@ def measure(chapter, seconds, rounds):
     steps = steps_for(seconds, first["step_ms"])
     whole = INTERVAL * max(1, round(steps / INTERVAL))  # of these steps, as many compare as the interval says
     found = []
+
+    def measured():
+        return {case: _tokens_per_s(of, ranks, SKIPPED_STEPS + whole if case.startswith("copies") else steps, flags)
+                for case, (of, ranks, flags) in cases(chapter).items()}
+
     for number in range(rounds):
         say(f"book: round {number + 1}/{rounds}  {MODEL} {DTYPE}: chapters at size 1, copies, ways of {RANKS} ranks")
-        found.append({case: _tokens_per_s(of, ranks, SKIPPED_STEPS + whole if case.startswith("copies") else steps, flags)
-                      for case, (of, ranks, flags) in cases(chapter).items()})
+        found.append(measured())
+    measure_again(found, f"{MODEL} {DTYPE}", dict, measured)
     return {"composition": {"rounds": found}, "estimates": estimate_all(chapter)}
 
 
@@ -123,7 +129,7 @@ def rows(record):
 
 
 def _cell(found):
-    return f"{found['median']:.3f} ({found['min']:.3f}–{found['max']:.3f})"
+    return with_range(found["median"], found["min"], found["max"], form=".3f")
 
 
 def lines(record):

@@ -21,11 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools.bench.steady import DISTURBED  # noqa: E402  (the path comes first)
+from tools.book.rounds import is_far, with_range  # noqa: E402  (the path comes first)
 from tools.site.markdown import cells_of, plain  # noqa: E402  (the path comes first)
 
 WORDS = re.compile(r"\b(?:faster|fastest|slower|slowest|loses?|lost|wins?|won|beats?|below|above|noise|as good|better|"
-                   r"worse|(?:little|nothing|much) to (?:gain|lose))\b")
+                   r"worse|(?:little|nothing|much) to (?:gain|lose)|falls? (?:further )?behind|lead over|gains? (?:little|nothing)|"
+                   r"costs? (?:nothing|something|about|little)|(?:more|less) than half|(?:half|twice|times) as (?:fast|long)|"
+                   r"(?:takes?|sends?) (?:a little |much )?(?:more|less)|takes? no longer|saves? more|(?:halves|doubles) (?:the|its|it))\b")
 # What these words are in when they rank no rows.
 OTHERWISE = re.compile(r"in brackets the slowest and the\s+fastest|slowest\s+(?:rank|one|link)|cells\s+above|\w+ (?:errata|note|table|tables|formula)\s+(?:above|below)|"
                        r"(?:[Ww]here (?:the )?(?:brackets|ranges)\s+overlap|within these),\s+(?:the|a)\s+difference\s+is\s+noise|corrected\s+above|"
@@ -52,15 +54,15 @@ def rows_of(text):
 
 
 def cell(text, column, row):
-    """(value, lowest, highest) of the one row whose first cells have these words."""
+    """(value, lowest, highest, values of its parts) of the one row whose first cells have these words."""
     heads, rows = rows_of(text)
     at = [i for i, head in enumerate(heads) if head == column]
     found = [cells for cells in rows if set(row.split()) <= set(" ".join(cells[:5]).split())]
     if len(at) != 1 or len(found) != 1:
         raise ValueError(f"{len(at)} columns are called {column!r}, {len(found)} rows {row!r}")
     value, span = found[0][at[0]], RANGE.search(found[0][at[0]])
-    middle = number(NUMBER.search(value)[0])
-    return (middle, *map(number, span.groups())) if span else (middle, middle, middle)
+    parts = [number(match[0]) for match in map(NUMBER.search, value.split("; ")) if match]
+    return (parts[0], *(map(number, span.groups()) if span else 2 * parts[:1]), parts)
 
 
 def contradictions(text, column, order):
@@ -74,16 +76,17 @@ def contradictions(text, column, order):
         holds = {"<": a[0] < b[0] and a[2] <= b[1], "<=": a[0] <= b[0],
                  "~": a[1] <= b[2] and b[1] <= a[2]}[sign]
         if not holds:
-            yield f"{left} {sign} {right}: {a} and {b}"
+            yield f"{left} {sign} {right}: {a[:3]} and {b[:3]}"
 
 
 def wrong_number(text, column, row, told):
-    """Whether a cell, or the ratio of two, is another number than the one told, as precisely as it is told."""
-    middles = [cell(text, column, name)[0] for name in row.split(" over ")]
-    found = middles[0] / middles[1] if len(middles) == 2 else middles[0]
+    """Whether a cell, of which "; " may divide the parts, or the ratio of two cells has another number than the one told,
+    as precisely as it is told."""
+    cells = [cell(text, column, name) for name in row.split(" over ")]
+    found = [cells[0][0] / cells[1][0]] if len(cells) == 2 else cells[0][3]
     decimals = len(told.partition(".")[2])
-    if abs(found - number(told)) > 0.5000001 * 10 ** -decimals:
-        yield f"{row} = {told}: {found:.6g}"
+    if all(abs(each - number(told)) > 0.5000001 * 10 ** -decimals for each in found):
+        yield f"{row} = {told}: {', '.join(f'{each:.6g}' for each in found)}"
 
 
 def untold(text):
@@ -119,8 +122,8 @@ def unmarked(text):
 def disturbed(text):
     """Cells whose range reaches far from the middle."""
     for line in text.splitlines():
-        for middle, low, high in re.findall(r"([\d.,]+) \(([\d.,]+)(?:–| to )([\d.,]+)\)", line):
-            if number(low) < DISTURBED * number(middle) or number(high) * DISTURBED > number(middle):
+        for middle, low, high in re.findall(r"([\d.,]+)(?: ?[^\d\s|(]+)? \(([\d.,]+)(?:–|-| to )([\d.,]+)\)", line):
+            if any(is_far(number(end), number(middle)) for end in (low, high)):
                 yield f"{middle} ({low} to {high})"
 
 
@@ -177,18 +180,33 @@ class Rules(unittest.TestCase):
         for text in ("It takes 93.", "It takes 938.5 ms.", "It takes 1,938 ms."):
             self.assertEqual(list(untold(f"{text}\n{mark}\n")), [f"938: {text}"])
 
+    def test_a_number_of_a_cell_with_parts(self):
+        table = "| way | step |\n|---|---|\n| naive | 0.51; with `keep` 0.70 |\n"
+        for told, found in (("0.51", []), ("0.70", []), ("0.60", ["naive = 0.60: 0.51, 0.7"])):
+            self.assertEqual(list(contradictions(table, "step", f"naive = {told}")), found)
+
     def test_a_word_of_ranking_without_a_mark(self):
         text = "## 5. X\n\n<!-- include: figures/a.md -->\n| a |\n<!-- /woven -->\n\nNew ones lose.\n"
         self.assertEqual(list(unmarked(text)), ["New ones lose."])
         self.assertEqual(list(unmarked(text + '<!-- rank: a.md, "b": c < d -->\n')), [])
         self.assertEqual(list(unmarked(text + "<!-- no rank: x -->\n")), [])
         self.assertEqual(list(unmarked("## 5. X\n\nNew ones lose.\n")), [])
+        for said in ("PipeDream falls further behind.", "Its lead over 1F1B is large.", "Here it costs nothing.",
+                     "A reduce-scatter takes more than half.", "That is half as long.", "Both send more.",
+                     "It takes no longer.", "This saves more bytes.", "A link doubles the time.", "The last gain little."):
+            self.assertEqual(list(unmarked(text.replace("New ones lose.", said))), [said])
         self.assertEqual(list(unmarked("# X\n\n| a | b |\n|---|---|\n| c | 1 |\n\nWhich is faster? C wins.\n")),
                          ["Which is faster? C wins."])
         self.assertEqual(list(unmarked("# X\n\n| a | b |\n|---|---|\n| c | d |\n\nC wins.\n")), [])
 
     def test_a_round_that_was_disturbed(self):
         self.assertEqual(list(disturbed("| 0.98 (0.45–1.03) | 1.02 (0.96 to 1.03) |")), ["0.98 (0.45 to 1.03)"])
+        for text in ("77 % (72–162)", "77% (72–162)", "77 ms (72 to 162)", "77 (72-162)"):
+            self.assertEqual(list(disturbed(f"| {text} | 70 % (69–72) |")), ["77 (72 to 162)"], text)
+        # Whatever is printed with a range is seen here.
+        for to, unit in (("–", " %"), (" to ", ""), ("-", " ms")):
+            middle = with_range(77, 72, 80, to, ".0f", unit)
+            self.assertEqual(list(disturbed(middle.replace("80", "162"))), ["77 (72 to 162)"], middle)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ rounds) for what goes into the record, bench_lines(record) of it for bench.md, b
 for the terminal.
 """
 import datetime
+import itertools
 import json
 import shlex
 import statistics
@@ -18,8 +19,8 @@ from pathlib import Path
 from tools import machine
 from tools.base import ROOT, BookError, say, show_path, write_whole
 from tools.bench import limits, peers
-from tools.bench.steady import DISTURBED
 from tools.book import bench_report, showcase, weave
+from tools.book.rounds import DISTURBED, measure_again, with_range
 from tools.look import runs
 from tools.look.trace import RECORDED
 from tools.process import git_commit, wait_for
@@ -186,17 +187,9 @@ def _measure_rounds(chapter, seconds, rounds):
             say(f"book: round {number + 1}/{rounds}  {label(*case):<15}  "
                 f"{result['tokens_per_s']:9.0f} tokens/s  {result['of_bound']:.2f} of the bound")
     for case, of_case in results.items():
-        for number in disturbed(of_case):
-            say(f"book: {label(*case)}: round {number + 1} was disturbed, and is measured again")
-            of_case[number] = measured(case, {})
+        measure_again(of_case, label(*case), lambda each: {name: each[name] for name in MEASURES},
+                      lambda case=case: measured(case, {}))
     return results
-
-
-def disturbed(rounds):
-    """Which rounds of a case something else slowed down: far below its median."""
-    median = statistics.median(each["tokens_per_s"] for each in rounds)
-    return [number for number, each in enumerate(rounds)
-            if each["tokens_per_s"] < DISTURBED * median]
 
 
 def _bound(config, dtype):
@@ -287,7 +280,24 @@ def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packa
         showcase.render(chapter)
         for readme in weave.weave(check=False):
             say(f"book: wove {show_path(readme)}")
+    table = bench_report.bench_table(record, maker.bench_lines(record))
+    left = [] if only_peers else disturbed_rows(table)
+    if left:
+        raise BookError(f"something else disturbed the rounds of {', '.join(left)}, each time that they were "
+                        "measured; leave the machine alone and measure again")
     return 0
+
+
+def disturbed_rows(table):
+    """Names of the rows of Markdown tables that have no number for disturbed rounds: their cells up to the first
+    number."""
+    found = []
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if DISTURBED in cells[1:]:
+            names = itertools.takewhile(lambda cell: cell != DISTURBED and not cell[:1].isdigit(), cells)
+            found.append(" ".join(filter(None, names)))
+    return found
 
 
 def label(name, dtype, ranks):
@@ -359,6 +369,5 @@ def _print_peers(record):
 
 def _cell(values, digits, width):
     """median (min-max), right-aligned."""
-    median, low, high = (f"{values[key]:.{digits}f}" for key in ("median", "min", "max"))
-    text = f"{median} ({low}-{high})"
+    text = with_range(values["median"], values["min"], values["max"], "-", f".{digits}f")
     return f"{text:>{width}}"

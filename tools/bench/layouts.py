@@ -1,4 +1,5 @@
 """Several ranks of one thread beside one rank with all of them, in a chapter's bench."""
+from tools.book.rounds import with_range
 
 
 def compare(results):
@@ -26,7 +27,7 @@ def lines(record):
 
 
 def _with_range(values):
-    return f"{values['median']:,.0f} ({values['min']:,.0f} to {values['max']:,.0f})"
+    return with_range(values["median"], values["min"], values["max"], " to ", ",.0f")
 
 
 def text(record):

@@ -10,7 +10,6 @@ from tools.run import build, estimates, mpi
 
 STEPS, SKIPPED_STEPS = 14, 4  # primitives are created and pages touched in the first ones
 SCALARS = 8  # bytes of messages that only count or measure something
-DISTURBED = 0.7  # of the median: a round that far from it was disturbed by something else
 QUIET = {"eval_interval": 0, "sample_tokens": 0, "steps": STEPS, "trace_steps": STEPS}
 
 
@@ -25,13 +24,6 @@ def train(chapter, run_dir, ranks, share=None, **flags):
     if code != 0:
         raise BookError(f"a run of {chapter.name} ended with exit code {code}:\n{''.join(held)}")
     return trace.load(Path(run_dir) / trace.RECORDED)
-
-
-def with_range(middle, lowest, highest, to="–"):
-    """A ratio with its lowest and its highest round; of disturbed rounds that they were, and no number."""
-    if lowest < DISTURBED * middle or DISTURBED * highest > middle:
-        return "disturbed"
-    return f"{middle:.2f} ({lowest:.2f}{to}{highest:.2f})"
 
 
 def on_links(recorded, *links, node_size=None):

@@ -1,6 +1,8 @@
 """A record of `./book bench` as the table that READMEs show."""
 import statistics
 
+from tools.book.rounds import median, with_range
+
 RECORD = "bench.json"
 
 
@@ -19,13 +21,16 @@ def bench_table(record, more):
     several = len({result["ranks"] for result in record["results"]}) > 1
     for result in record["results"]:
         s = {name: value["median"] for name, value in result["summary"].items()}
-        bound = statistics.median(r["bound_ms"] for r in result["rounds"])
+        bounds = [r["bound_ms"] for r in result["rounds"]]
+        bound = statistics.median(bounds)
+        speed, step, model, matmul = (
+            median((r[name] for r in result["rounds"]), form) for name, form in (
+                ("tokens_per_s", ",.0f"), ("step_ms", ".1f"), ("model_gflops", ".1f"), ("matmul_gflops", ".1f")))
         ranks = f", {result['ranks']} rank{'s' * (result['ranks'] > 1)}" if several else ""
         lines.append(
-            f"| {result['config']} {result['dtype']}{ranks} | {s['tokens_per_s']:,.0f} | "
-            f"{s['step_ms']:.1f} | {s['model_gflops']:.1f} | {s['matmul_gflops']:.1f} | "
+            f"| {result['config']} {result['dtype']}{ranks} | {speed} | {step} | {model} | {matmul} | "
             f"{_share(s['model_gflops'] / s['matmul_gflops'], result['summary']['fraction'])} | "
-            f"{bound:.1f} | {_share(bound / s['step_ms'], result['summary']['of_bound'])} |")
+            f"{median(bounds, '.1f')} | {_share(bound / s['step_ms'], result['summary']['of_bound'])} |")
     rounds = len(record["results"][0]["rounds"])
     lines += more
     lines.append("")
@@ -35,4 +40,4 @@ def bench_table(record, more):
 
 def _share(ratio, rounds):
     """73 % (69–87): of the medians, and the extremes of the rounds."""
-    return f"{100 * ratio:.0f} % ({100 * rounds['min']:.0f}–{100 * rounds['max']:.0f})"
+    return with_range(100 * ratio, 100 * rounds["min"], 100 * rounds["max"], form=".0f", unit=" %")
