@@ -56,6 +56,31 @@ void StepMetrics::relate_to(double peak_gflops) {
   hfu = flops / possible;
 }
 
+void SkippedSteps::add(int64_t step) {
+  ++count_;
+  if (further_from_ > 0) return;
+  if (!stretches_.empty() && stretches_.back().last + 1 == step) {
+    stretches_.back().last = step;
+  } else if (stretches_.size() < kMost) {
+    stretches_.push_back({step, step});
+  } else {
+    further_from_ = step;
+  }
+}
+
+std::string SkippedSteps::text(int64_t steps) const {
+  std::string text;
+  for (const Stretch& of : stretches_) {
+    const bool is_last = &of == &stretches_.back() && further_from_ == 0;
+    text += &of == &stretches_.front() ? "" : is_last ? " and " : ", ";
+    text += fmt::format("{}", of.first);
+    if (of.last > of.first) text += fmt::format(" to {}", of.last);
+  }
+  if (further_from_ > 0) text += fmt::format(" and more from {} on", further_from_);
+  return fmt::format("{} of {}, the gradient was not finite: step{} {}", count_, steps,
+                     count_ == 1 ? "" : "s", text);
+}
+
 MetricsWriter::MetricsWriter(const std::string& path, DType dtype, int64_t kept_steps)
     : path_(path), digits_(dtype == DType::f64 ? 17 : 9) {
   if (kept_steps > 0) cut(kept_steps);
@@ -77,7 +102,7 @@ void MetricsWriter::cut(int64_t kept_steps) {
     } catch (const nlohmann::json::exception&) {
       break;  // a damaged line
     }
-    if (last_.skipped()) skipped_.push_back(last_.step);
+    if (last_.skipped()) skipped_.add(last_.step);
     kept += line + "\n";
   }
   if (last_.step < kept_steps) {
@@ -96,7 +121,7 @@ void MetricsWriter::cut(int64_t kept_steps) {
 }
 
 void MetricsWriter::write(const StepMetrics& metrics, Runtime& runtime) {
-  if (metrics.skipped()) skipped_.push_back(metrics.step);
+  if (metrics.skipped()) skipped_.add(metrics.step);
   if (!stream_.is_open()) return;
   std::string line = fmt::format(
       "{{\"step\": {}, \"loss\": {}, \"grad_norm\": {}, \"lr\": {}, \"tokens\": {}, "

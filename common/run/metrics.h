@@ -40,6 +40,27 @@ struct StepMetrics {
   void relate_to(double peak_gflops);
 };
 
+/// Steps whose update was left out: how many, and the first of them. However long a run is, at most
+/// `kMost` stretches of neighbouring steps are kept.
+class SkippedSteps {
+ public:
+  static constexpr size_t kMost = 32;
+
+  void add(int64_t step);  ///< later than all before
+  int64_t count() const { return count_; }
+  /// "3 of 40, the gradient was not finite: steps 3 and 7 to 8"; there has to be one.
+  std::string text(int64_t steps) const;
+
+ private:
+  struct Stretch {
+    int64_t first, last;
+  };
+
+  int64_t count_ = 0;
+  std::vector<Stretch> stretches_;
+  int64_t further_from_ = 0;  ///< the first step that is counted alone; 0: all are kept
+};
+
 /// metrics.jsonl: one JSON object a line and step, on disk before the next step begins. A value
 /// that is not finite becomes a string such as "nan"; losses carry enough digits to compare runs
 /// bit for bit.
@@ -52,7 +73,7 @@ class MetricsWriter {
   /// What the file says of the last step that was kept; val_loss is that of the last validation.
   const StepMetrics& last() const { return last_; }
   /// Steps of the whole run whose update was left out.
-  const std::vector<int64_t>& skipped() const { return skipped_; }
+  const SkippedSteps& skipped() const { return skipped_; }
 
   /// Throws Error if writing fails (a full disk). Adds the allocator's peaks since they were reset,
   /// and what the ledger counted since the last call.
@@ -64,7 +85,7 @@ class MetricsWriter {
   std::string path_;
   std::ofstream stream_;
   StepMetrics last_;
-  std::vector<int64_t> skipped_;
+  SkippedSteps skipped_;
   Ledger written_;
   int digits_;
 };

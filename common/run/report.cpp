@@ -147,18 +147,6 @@ ReportRows speed_rows(const RunSummary& summary, double peak_gflops) {
                           utilisation_text(typical.hfu))}};
 }
 
-std::string skipped_text(const std::vector<int64_t>& skipped, int64_t steps) {
-  std::string text;
-  for (size_t begin = 0, end = 0; begin < skipped.size(); begin = end) {
-    while (end < skipped.size() && skipped[end] - skipped[begin] == int64_t(end - begin)) ++end;
-    const char* separator = begin == 0 ? "" : end == skipped.size() ? " and " : ", ";
-    text += fmt::format("{}{}", separator, skipped[begin]);
-    if (end - begin > 1) text += fmt::format(" to {}", skipped[end - 1]);
-  }
-  return fmt::format("{} of {}, the gradient was not finite: step{} {}", skipped.size(), steps,
-                     skipped.size() == 1 ? "" : "s", text);
-}
-
 Report make_report(const RunFacts& facts, const RunSummary& summary, double peak_gflops,
                    const ReportRows& rows, std::string sample) {
   Report report;
@@ -173,7 +161,7 @@ Report make_report(const RunFacts& facts, const RunSummary& summary, double peak
   };
   row("parameters", fmt::format("{} in {}", facts.parameters, facts.dtype));
   row("trained", fmt::format("{} steps, {} tokens", last.step, last.tokens));
-  if (!summary.skipped.empty()) row("skipped updates", skipped_text(summary.skipped, last.step));
+  if (summary.skipped.count() > 0) row("skipped updates", summary.skipped.text(last.step));
   row("training loss", fmt::format("{:.4f} nats per token, last step", last.loss));
   if (val_loss) row("validation loss", fmt::format("{:.4f} nats per token", *val_loss));
   row("token frequencies alone", fmt::format("{:.4f} nats per token", facts.unigram_entropy));

@@ -58,7 +58,7 @@ class StepTimes {
 struct RunSummary {
   StepMetrics last;
   StepTimes step_ms;
-  std::vector<int64_t> skipped;  ///< steps whose update was left out
+  SkippedSteps skipped;
   std::optional<double> val_loss;
   int64_t skipped_in_a_row = 0;  ///< the last updates
   bool diverged = false;         ///< they were enough to end the run
@@ -78,9 +78,6 @@ struct Report {
 
 /// Median speed, and utilisation at that speed. `peak_gflops`: the best rate that was measured.
 ReportRows speed_rows(const RunSummary& summary, double peak_gflops);
-
-/// "3 of 40: steps 3 and 7 to 8"
-std::string skipped_text(const std::vector<int64_t>& skipped, int64_t steps);
 
 /// `rows`: the trainer's.
 Report make_report(const RunFacts& facts, const RunSummary& summary, double peak_gflops,

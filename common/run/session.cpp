@@ -401,8 +401,9 @@ std::string Session::sample(TrainerBase& trainer) const {
 /// What was recorded on the way; adds the rows that tell of it.
 void Session::write_records(ReportRows& rows) {
   if (config_.communication) {
-    rows.push_back(waiting_row(write_timeline(world_, connection_, *run_dir_, config_.chapter,
-                                              config_.tokens_per_step())));
+    const WaitingTime waiting =
+        write_timeline(world_, connection_, *run_dir_, config_.chapter, config_.tokens_per_step());
+    rows.push_back(waiting_row(waiting, world_.size()));
     run_dir_->write("ledger.json", runtime_->ledger().to_json());
   } else {
     runtime_->tracer().write(run_dir_->file("trace.json"), config_.chapter);

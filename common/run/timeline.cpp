@@ -450,7 +450,8 @@ WaitingTime write_timeline(const Communicator& world, const Connection& connecti
           totals.item(3) / n / ranks * 1e-6};
 }
 
-std::pair<std::string, std::string> waiting_row(const WaitingTime& waiting) {
+std::pair<std::string, std::string> waiting_row(const WaitingTime& waiting, int ranks) {
+  if (ranks == 1) return {"communication not hidden", "none: one rank sends nothing"};
   if (waiting.step_ms == 0) return {"communication not hidden", "no step was traced"};
   return {"communication not hidden",
           fmt::format("{:.2f} of a traced step's {:.2f} ms; waiting for a late rank: {:.2f} ms",

@@ -32,7 +32,7 @@ WaitingTime write_timeline(const Communicator& world, const Connection& connecti
 /// there and back; `clock` reads this rank's. Collective over the world.
 int64_t measure_clock_offset(const Communicator& world, const std::function<int64_t()>& clock);
 
-/// A row for the report: how much of a step was communication that nothing hid.
-std::pair<std::string, std::string> waiting_row(const WaitingTime& waiting);
+/// A row for the report: how much of a step was communication that nothing hid, if there was any.
+std::pair<std::string, std::string> waiting_row(const WaitingTime& waiting, int ranks);
 
 }  // namespace usp

@@ -94,20 +94,38 @@ TEST_CASE("the report says where progress lines went by another peak") {
   }
 }
 
-TEST_CASE("the report names every step whose update was left out") {
+SkippedSteps skipped(std::initializer_list<int64_t> steps) {
+  SkippedSteps all;
+  for (int64_t step : steps) all.add(step);
+  return all;
+}
+
+TEST_CASE("the report names the steps whose updates were left out") {
   RunSummary summary = five_steps();
   REQUIRE(rows_of(make_report({}, summary, 300, {}, "").rows).count("skipped updates") == 0);
-  summary.skipped = {2, 3, 4};
+  summary.skipped = skipped({2, 3, 4});
   const Report report = make_report({}, summary, 300, {}, "");
   REQUIRE(rows_of(report.rows).at("skipped updates") ==
           "3 of 5, the gradient was not finite: steps 2 to 4");
   REQUIRE(report.verdict.empty());
-  REQUIRE(skipped_text({7}, 9) == "1 of 9, the gradient was not finite: step 7");
-  REQUIRE(skipped_text({1, 3, 4, 9, 10, 11}, 12) ==
+  REQUIRE(skipped({7}).text(9) == "1 of 9, the gradient was not finite: step 7");
+  REQUIRE(skipped({1, 3, 4, 9, 10, 11}).text(12) ==
           "6 of 12, the gradient was not finite: steps 1, 3 to 4 and 9 to 11");
   summary.diverged = true;
   summary.val_loss = 1.0;
   REQUIRE(make_report({}, summary, 300, {}, "").verdict.find("diverged") != std::string::npos);
+}
+
+TEST_CASE("a run of many left-out updates keeps the first of them, and counts the others") {
+  SkippedSteps every_second;
+  for (int64_t step = 1; step <= 100'000; step += 2) every_second.add(step);
+  REQUIRE(every_second.count() == 50'000);
+  const std::string text = every_second.text(100'000);
+  REQUIRE(text.starts_with("50000 of 100000, the gradient was not finite: steps 1, 3, 5, "));
+  REQUIRE(text.ends_with(", 61, 63 and more from 65 on"));
+  SkippedSteps all;
+  for (int64_t step = 1; step <= 1000; ++step) all.add(step);
+  REQUIRE(all.text(1000).ends_with("1000 of 1000, the gradient was not finite: steps 1 to 1000"));
 }
 
 TEST_CASE("the rate of the matmul library is that of its operations in their time") {

@@ -3,6 +3,8 @@
     test_layout.py --bin build/release/bin [unittest arguments]
     test_layout.py --binary build/release/bin/ch07_5d NAME        # as a seeded fault asks
 """
+import contextlib
+import io
 import json
 import sys
 import tempfile
@@ -58,6 +60,18 @@ class Groups(unittest.TestCase):
             with self.assertRaisesRegex(BookError, "ledger.json is missing") as caught:
                 layout.read(folder)
             self.assertEqual(caught.exception.code, 2)
+
+
+class Alone(unittest.TestCase):
+    """A run on one rank."""
+
+    def test_that_nothing_was_sent_is_a_sentence(self):
+        flags = {**FLAGS, **{name: 1 for name in ("ep_size", "cp_size", "pp_size", "tp_size")}, "node_size": 0, "zero_stage": 0}
+        del flags["sequence_parallel"]
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            self.assertEqual(short_runs.look_into(PROGRAM, 1, layout.show, **flags), 0)
+        self.assertIn("This run had one rank, which sends nothing.", said.getvalue())
+        self.assertNotIn("messages", said.getvalue())
 
 
 class Run(unittest.TestCase):

@@ -181,6 +181,15 @@ TEST_CASE("waiting for a rank that is late is not communication") {
   }
 }
 
+TEST_CASE("the row about waiting says that one rank sends nothing, and has no zeros") {
+  REQUIRE(waiting_row({}, 2).second == "no step was traced");
+  REQUIRE(waiting_row({20, 1.5, 0.25}, 2).second ==
+          "1.50 of a traced step's 20.00 ms; waiting for a late rank: 0.25 ms");
+  for (const WaitingTime& waiting : {WaitingTime{}, WaitingTime{20, 0, 0}}) {
+    REQUIRE(waiting_row(waiting, 1).second == "none: one rank sends nothing");
+  }
+}
+
 TEST_CASE("only what is waited for inside of a step is a step's") {
   WaitingTime waiting;
   trace_of(

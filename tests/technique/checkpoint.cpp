@@ -343,7 +343,9 @@ TEST_CASE("a resumed run's metrics begin with the lines of the steps before") {
     REQUIRE(file.last().has_val_loss);
     REQUIRE(file.last().val_loss == 0.25);
     REQUIRE((kept == 2 ? std::isnan(file.last().loss) : file.last().loss == 0));
-    REQUIRE(file.skipped() == (kept == 2 ? std::vector<int64_t>{1} : std::vector<int64_t>{1, 4}));
+    REQUIRE(file.skipped().text(kept) ==
+            (kept == 2 ? "1 of 2, the gradient was not finite: step 1"
+                       : "2 of 5, the gradient was not finite: steps 1 and 4"));
     REQUIRE(text.starts_with(read_file(path)));
     REQUIRE(std::ranges::count(read_file(path), '\n') == kept);
   }

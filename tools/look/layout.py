@@ -120,6 +120,9 @@ def table(rows):
 def show(run_dir, source=None):
     """Prints the table; returns the exit code."""
     rows, circumstances = read(run_dir, source)
+    if not rows:
+        print(f"{circumstances}\n\nThis run had one rank, which sends nothing; `./book run ch07` makes one of several.")
+        return 0
     print(f"{circumstances}\n\n{table(rows)}\n\n"
           "bytes and messages of rank 0 in a step; exposed: waits of all ranks for messages; reported: bytes that the "
           "formula is\nabout, by the run's report")
