@@ -58,8 +58,8 @@ class Comparison {
   explicit Comparison(const TrainConfig& config) : config_(config), before_(config, cluster()) {
     Altered altered = alter(config, before_.cluster());
     before_.run();
-    then_.emplace(std::move(altered.config), std::move(altered.cluster));
     try {
+      then_.emplace(std::move(altered.config), std::move(altered.cluster));
       then_->run(then_->ranks() == before_.ranks() ? &before_ : nullptr);
     } catch (const UsageError& error) {
       nothing_ = error.what();
@@ -82,7 +82,7 @@ class Comparison {
   /// where it does not fit.
   std::optional<Timed> kept() const {
     const Timed* first = best(before_);
-    if (first == nullptr || then_->ranks() != before_.ranks()) return {};
+    if (first == nullptr || !then_ || then_->ranks() != before_.ranks()) return {};
     if (first->gib() > then_->cluster().memory_gib.value) return {};
     return time_step(first->candidate, then_->cluster());
   }
@@ -91,7 +91,7 @@ class Comparison {
     std::string text = before_.heading();
     text +=
         fmt::format("What if {}\n{:>18}{:>14}{:>14}\n", config_.search.what_if, "", "now", "then");
-    const Timed *now = best(before_), *then = best(*then_);
+    const Timed *now = best(before_), *then = then_ ? best(*then_) : nullptr;
     const auto row = [&](const char* what, auto value) {
       const std::string a = now == nullptr ? "-" : value(before_, *now);
       const std::string b = then == nullptr ? "-" : value(*then_, *then);
@@ -125,7 +125,7 @@ class Comparison {
       return fmt::format("now:  none is as required: {}\n", config_.search.require);
     const std::string before = layout_flags(now->candidate.config);
     std::string text = fmt::format("now:  {}\n", before);
-    text += then_->batch_note().empty() ? "" : "then: " + then_->batch_note();
+    if (then_ && !then_->batch_note().empty()) text += "then: " + then_->batch_note();
     if (!nothing_.empty()) return text + fmt::format("then: {}\n", nothing_);
     if (then == nullptr) {
       return text + fmt::format("then: none is as required: {}\n", config_.search.require);
@@ -162,7 +162,7 @@ class Comparison {
     nlohmann::ordered_json json;
     json["what_if"] = config_.search.what_if;
     json["now"] = json_of(before_);
-    json["then"] = json_of(*then_);
+    if (then_) json["then"] = json_of(*then_);
     if (!nothing_.empty()) json["then"]["nothing"] = nothing_;
     if (const std::optional<Timed> same = kept()) {
       json["now_then_step_s"] = same->replayed.step;
@@ -172,8 +172,8 @@ class Comparison {
 
   const TrainConfig& config_;
   LayoutSearch before_;
-  std::optional<LayoutSearch> then_;
-  std::string nothing_;  ///< why nothing fits then
+  std::optional<LayoutSearch> then_;  ///< none where the changed cluster cannot be searched
+  std::string nothing_;               ///< why nothing is found then
 };
 
 }  // namespace

@@ -93,6 +93,21 @@ TEST_CASE(
   CHECK(asked("peak=+1%", "--require mfu>=1.5").exit_code == kNothingAsRequired);
 }
 
+TEST_CASE("cards that cannot compute in the run's dtype are an answer, beside that of now") {
+  const ClusterFile cards(slow_cluster({[](Json& json) { json["peak_tflops"].erase("bf16"); }}));
+  const std::string change = "gpu=" + cards.path();
+  const SearchAnswer answer = asked(change, "--dtype bf16");
+  const Json found = Json::parse(answer.text);
+  CHECK(answer.exit_code == kNothingAsRequired);
+  CHECK(found["now"]["step_s"].get<double>() > 0);
+  CHECK(found["then"]["nothing"].get<std::string>().find("has no peak") != std::string::npos);
+  const ClusterFile file(slow_cluster());
+  TrainConfig config = tiny_search(slow_cluster(), "--dtype bf16");
+  config.search.cluster = file.path();
+  config.search.what_if = change;
+  CHECK(search(config).text.find("then: dtype=bf16: ") != std::string::npos);
+}
+
 TEST_CASE("a change that is none is refused with one that is") {
   for (const char* change :
        {"net", "net=", "net=+100", "net=100%", "net=-100%", "net=+x%", "net=+inf%", "speed=+1%",
