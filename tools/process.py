@@ -1,6 +1,7 @@
 """Child processes: signals handed on, output held back or shown, how they ended in words."""
 import ctypes
 import fcntl
+import json
 import os
 import re
 import shlex
@@ -190,6 +191,27 @@ def die_with_parent():
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     except (OSError, AttributeError):
         pass
+
+
+def note_holder(handle, doing):
+    """Writes into a file whose lock this process has who has it, and what for: "building ch02"."""
+    handle.truncate(0)
+    handle.write(json.dumps({"pid": os.getpid(), "since": time.time(), "doing": doing,
+                             "command": shlex.join(["./book", *sys.argv[1:]])}))
+    handle.flush()
+
+
+def holder_of(handle, doing):
+    """In words: which process has the lock of a file, by which command, since when, and what for. Where that cannot
+    be read, another ./book that does what `doing` says."""
+    try:
+        handle.seek(0)
+        held = json.load(handle)
+        since = time.strftime("%H:%M:%S", time.localtime(held["since"]))
+        return (f"`{held['command']}` (process {held['pid']}), which has been {held['doing']} "
+                f"since {since}")
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"another ./book that is {doing}"
 
 
 def run_step(what, command, live, note=None, is_quiet=False, progress=None):

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools import chapters  # noqa: E402
 from tools.base import BookError  # noqa: E402
-from tools.exercise import answers, check, exercises, own_code, quantity  # noqa: E402
+from tools.exercise import answers, check, exercises, own_code, planted, quantity  # noqa: E402
 from tools.exercise.lab import Lab, NotYet, RecordedLab  # noqa: E402
 from tools.run import build  # noqa: E402
 from tools.test import testing  # noqa: E402
@@ -360,6 +360,21 @@ class Tests(unittest.TestCase):
                 check.verdict(exercise, "b")
         self.assertEqual([call.args for call in judge.call_args_list],
                          [(exercise, ["a"]), (exercise, ["b"])])
+
+
+class Planted(unittest.TestCase):
+    def test_a_program_with_a_mistake_is_built_with_a_time_left(self):
+        chapter, tree = chapters.resolve("ch07"), mock.Mock(jobs=2, build_dir=Path("x"))
+        tree.commands.return_value = [["configure"], ["build", 1]]
+        with mock.patch.object(planted.own_code, "fault_runner") as runner, \
+                mock.patch.object(planted, "run_step") as step, mock.patch.object(planted.build, "run_build") as built:
+            runner.return_value.FaultError = BookError
+            runner.return_value.Tree.return_value = tree
+            with planted.Copy(chapter).program():
+                pass
+        step.assert_called_once_with("configuring the copy", ["configure"], live=False)
+        built.assert_called_once_with(tree.build_dir, [chapter.name], ["build", "1"], 2)  # which says how far it is
+        tree.build.assert_called_once_with([chapter.name])  # what it takes for a failure
 
 
 class OwnCode(unittest.TestCase):

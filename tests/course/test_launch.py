@@ -624,7 +624,7 @@ class Ranks(FakeTree):
         (flight / f"rank_{rank:04d}.part").write_text(record)
         (flight / f"rank_{rank:04d}.part").rename(flight / f"rank_{rank:04d}.txt")
         asked = []
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, frame: asked.append(number))
         for _ in range(300):
             if rank < 0 or len(list(flight.glob("rank_*.txt"))) >= 2:
@@ -726,6 +726,10 @@ class Ranks(FakeTree):
                 line = self.book(*run, *flag).stdout
                 self.assertTrue(line.endswith(f"ch02_data_parallel {' '.join(flag)} "
                                               "--world_size 64\n"), line)
+        for flags in (("--estimate", "--dp_size", "8"), ("--plan", "9")):  # one rank that was typed is a number, too
+            line = self.book("run", "ch02", "--ranks", "1", "--print", "--", *flags).stdout
+            self.assertTrue(line.endswith(f"{' '.join(flags)} --world_size 1\n"), line)
+        self.assertNotIn("world_size", self.book("run", "ch01", "--ranks", "1", "--print", "--", "--estimate").stdout)
         self.assertNotIn("world_size", self.book("run", "ch02", "--print", "--", "--plan", "9").stdout)
         self.assertNotIn("world_size", self.book(*run, "--help").stdout)
         refused = self.book(*run, "--estimate", "--world_size", "8")
@@ -863,7 +867,7 @@ class Ranks(FakeTree):
         self.assertNotIn("killed", result.stderr)
 
     def test_a_signal_reaches_the_ranks_and_not_mpiexec(self):
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             process, pids = self.start(FAKE_RUN="slow")
             os.killpg(process.pid, number)  # as a terminal does it
             time.sleep(0.3)
@@ -971,6 +975,7 @@ int main(int argc, char** argv) {
   int rank, all = 0;
   signal(SIGINT, ask);
   signal(SIGTERM, ask);
+  signal(SIGHUP, ask);
   MPI_Init(&argc, &argv);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   printf("ready %d\\n", (int)getpid());
@@ -1024,7 +1029,7 @@ class RealMpiexec(Scratch):
     assert_gone = Ranks.assert_gone
 
     def test_one_signal_ends_the_ranks_in_good_order(self):
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             process, pids = self.start()
             process.send_signal(number)
             out, _ = process.communicate(timeout=30)

@@ -4,6 +4,7 @@ comes from elsewhere, and a browser shows each page on a phone, a tablet and a d
     python3 tests/course/test_site.py        needs no build; Doxygen and Chromium if they are here
 """
 import contextlib
+import fcntl
 import functools
 import html
 import io
@@ -15,6 +16,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 import unittest
 import urllib.request
 from html.parser import HTMLParser
@@ -558,7 +560,21 @@ class Planted(unittest.TestCase):
         self.make()
         self.assertTrue("<h1 id=\"other\">" in (self.out / "index.html").read_text())
         self.assertEqual(sorted(path.name for path in self.out.parent.iterdir()),
-                         ["project", "site"])
+                         [".site.lock", "project", "site"])
+
+    def test_who_waits_for_a_site_says_for_whom(self):
+        holder = {"pid": 4242, "since": time.time(), "command": "./book docs --serve", "doing": "making the site"}
+        with open(self.out.parent / f".{self.out.name}.lock", "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock.write(json.dumps(holder))
+            lock.flush()
+            timer = threading.Timer(0.5, fcntl.flock, (lock, fcntl.LOCK_UN))
+            timer.start()
+            said = self.make()
+            timer.join()
+        self.assertRegex(said, r"waiting for `\./book docs --serve` \(process 4242\), which has been making the site since \d")
+        held = json.loads((self.out.parent / f".{self.out.name}.lock").read_text())
+        self.assertEqual(held["pid"], os.getpid())
 
     def test_a_site_that_the_sources_still_say_is_served_at_once(self):
         self.make()

@@ -15,9 +15,9 @@ import time
 
 from tools import machine
 from tools.base import ROOT, BookError, say, show_path, write_whole
-from tools.exercise import answers, exercises, own_code, quantity
+from tools.exercise import answers, exercises, own_code, planted, quantity
 from tools.exercise.lab import Lab, NotYet
-from tools.process import run_step, signal_name
+from tools.process import signal_name
 from tools.run import build, packages
 from tools.test import testing
 
@@ -225,7 +225,7 @@ def judge_tests(exercise, answers_given):
         tree = faults.Tree(ROOT, own_code.COPY.parent, own_code.COPY.name, machine.usable_cores())
         say(f"book: building {fault.target} in a copy of the sources, without and with the mistake; "
             "the first time takes minutes")
-        _build_copy(tree, fault.target)
+        planted.build_copy(tree, fault.target)
         names = [_find_case(fault.target, answer.strip()) for answer in answers_given]
         for name in names:
             code, output = tree.run(fault.target, name)
@@ -233,20 +233,11 @@ def judge_tests(exercise, answers_given):
                 raise BookError(f"{name}: fails without the mistake:\n{faults.tail(output)}")
         with tree.patched(fault):
             say("book: building it with the mistake")
-            _build_copy(tree, fault.target)
+            planted.build_copy(tree, fault.target)
             return [_verdict_on_test(name, fault.message, *tree.run(fault.target, name))
                     for name in names]
     except faults.FaultError as error:
         raise BookError(str(error))
-
-
-def _build_copy(tree, target):
-    """Builds a target in a copy of the sources; says how far it is."""
-    *configuring, building = tree.commands([target])
-    for command in configuring:
-        run_step("configuring the copy", [str(word) for word in command], live=False)
-    build.run_build(tree.build_dir, [target], [str(word) for word in building], tree.jobs)
-    tree.build([target])
 
 
 def _verdict_on_test(name, message, code, output):

@@ -4,7 +4,8 @@ import contextlib
 from tools import machine
 from tools.base import ROOT, BookError
 from tools.exercise import own_code
-from tools.process import wait_for
+from tools.process import run_step, wait_for
+from tools.run import build
 from tools.test import testing
 
 DIFFERS = "  DIFFERS\n"  # below the flags of a twin
@@ -28,6 +29,15 @@ def fault_in(name, chapter):
     return fault
 
 
+def build_copy(tree, target):
+    """Builds a target in a copy of the sources; says how far it is."""
+    *configuring, building = tree.commands([target])
+    for command in configuring:
+        run_step("configuring the copy", [str(word) for word in command], live=False)
+    build.run_build(tree.build_dir, [target], [str(word) for word in building], tree.jobs)
+    tree.build([target])
+
+
 class Copy:
     """A copy of the sources, and the chapter's program there."""
 
@@ -43,7 +53,7 @@ class Copy:
         planted = self._tree.patched(fault_in(fault, self.chapter)) if fault else contextlib.nullcontext()
         with planted:
             try:
-                self._tree.build([self.chapter.name])
+                build_copy(self._tree, self.chapter.name)
             except self._faults.FaultError as error:
                 raise BookError(str(error))
             yield self._tree.build_dir / "bin" / self.chapter.name

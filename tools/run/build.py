@@ -5,14 +5,12 @@ import hashlib
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
-import time
 
 from tools import machine
 from tools.base import ROOT, BookError, say, write_whole
-from tools.process import run_step
+from tools.process import holder_of, note_holder, run_step
 from tools.run import gpu, packages, steps
 
 RELEASE, SANITIZE, TSAN = "release", "sanitize", "tsan"
@@ -89,27 +87,11 @@ def _lock(preset, targets, with_tests):
             if _is_built(preset, targets, with_tests):
                 yield False
                 return
-            say(f"book: waiting for {_holder(handle)}; what is wanted here, "
+            say(f"book: waiting for {holder_of(handle, 'building')}; what is wanted here, "
                 f"{', '.join(targets or ['everything'])}, has to be built after it")
             fcntl.flock(handle, fcntl.LOCK_EX)
-        handle.truncate(0)
-        handle.write(json.dumps({"pid": os.getpid(), "since": time.time(),
-                                 "targets": targets or ["everything"],
-                                 "command": shlex.join(["./book", *sys.argv[1:]])}))
-        handle.flush()
+        note_holder(handle, f"building {', '.join(targets or ['everything'])}")
         yield True
-
-
-def _holder(handle):
-    """In words: which process builds, by which command, since when, and what."""
-    try:
-        handle.seek(0)
-        held = json.load(handle)
-        since = time.strftime("%H:%M:%S", time.localtime(held["since"]))
-        return (f"`{held['command']}` (process {held['pid']}), which has been building "
-                f"{', '.join(held['targets'])} since {since}")
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another ./book that is building"
 
 
 def _fingerprint(with_tests):

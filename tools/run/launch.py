@@ -125,7 +125,7 @@ def run_chapter(chapter, flags, options):
     if "--resume" in names and not informs:
         flags, options = resumed(chapter, flags, options)
     ranks = rank_count(chapter, options)
-    if options.ranks is not None and ranks > 1 and (PLANNING_FLAGS & names or framework or page):
+    if options.ranks is not None and chapter.ranks and (PLANNING_FLAGS & names or framework or page):
         if "--world_size" in names:
             raise BookError(f"--ranks {ranks} and --world_size say the same thing; give one", 2)
         flags = [*flags, "--world_size", str(ranks)]

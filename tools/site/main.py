@@ -8,6 +8,7 @@ import os
 import time
 
 from tools.base import ROOT, BookError, beside, say, show_path
+from tools.process import holder_of, note_holder
 from tools.run import packages
 from tools.site import build, check, reference, serve
 
@@ -76,16 +77,14 @@ def sources(root, with_reference):
 def _alone(out):
     """Keeps two of these from making the same site at the same time."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(out.parent, os.O_RDONLY)
-    try:
+    with open(out.parent / f".{out.name}.lock", "a+", encoding="utf-8") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            say("book: another ./book docs is making the site; waiting for it")
+            say(f"book: waiting for {holder_of(handle, 'making the site')}")
             fcntl.flock(handle, fcntl.LOCK_EX)
+        note_holder(handle, "making the site")
         yield
-    finally:
-        os.close(handle)
 
 
 class Steps:
