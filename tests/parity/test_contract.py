@@ -6,7 +6,9 @@ Before a step anything wrong is refused by one line and exit code 2, on one rank
 what lay in the run directory stays. A run whose output is lost stops in good order.
 """
 import hashlib
+import itertools
 import os
+import random
 import shutil
 import signal
 import struct
@@ -18,13 +20,35 @@ import unittest
 from pathlib import Path
 
 import test_ranks
+import test_runs
 from test_ranks import FIRST, TINY, UNTRACED, RankTest, environment, metrics, tiny
 
 from tools.run import doctor
+from tools.test.testing import turn
 
 ALONE, ONE, TWO = "the first chapter", "one rank", "two ranks"
 OUTPUTS = "full", "closed pipe", "closed"
 SAVED = ["--checkpoint_interval", "1"]
+DRAWN = 40  # of the other refusals, each day
+# What a shell does for one of several ranks: its output is as each of these says, and its exit code is in a file, for
+# mpiexec has one of its own where it cannot hand on what a rank says.
+RANK = {
+    "full": '"$@" >/dev/full 2>&1; echo $? >"$0.$$"',
+    "closed pipe": 'mkfifo "$0.$$.pipe"; exec 3<>"$0.$$.pipe" 4>"$0.$$.pipe" 3<&-; "$@" >&4 2>&4 4>&-; echo $? >"$0.$$"',
+    "closed": '"$@" >&- 2>&-; echo $? >"$0.$$"',
+}
+# ./book with the programs of a folder, which are built.
+BY_BOOK = """
+import sys
+from pathlib import Path
+root, programs, *words = sys.argv[1:]
+sys.path.insert(0, root)
+from tools import cli
+from tools.run import build
+build.prepare = lambda *_, **__: None
+build.binary = lambda _, name: Path(programs) / name
+sys.exit(cli.main(words))
+"""
 
 
 def contents(folder):
@@ -40,6 +64,8 @@ class Contract(RankTest):
         cls.addClassCleanup(folder.cleanup)
         cls.shared = Path(folder.name)
         cls.model = cls.shared / "model"
+        test_runs.setUpModule()  # the data of the refusals that are listed there
+        os.mkfifo(Path(test_runs.FOLDER) / "pipe")
         run = cls.shared / "run"
         subprocess.run([*cls.words(ONE, ["--steps", "2", *SAVED], run)], check=True,
                        env=environment(), stdout=subprocess.DEVNULL)
@@ -47,16 +73,29 @@ class Contract(RankTest):
                         str(cls.model)], check=True, stdout=subprocess.DEVNULL)
 
     @staticmethod
-    def words(ranks, flags, run_dir):
-        """The command line; two ranks get half of the batch each."""
-        # A fault is planted in one program, which takes the first chapter's part.
-        program = FIRST if ranks == ALONE and (test_ranks.BIN / FIRST).exists() \
-            else test_ranks.CHAPTER
-        start = ["mpiexec", "-n", "2"] if ranks == TWO else []
+    def program(ranks):
+        """A fault is planted in one program, which takes the first chapter's part."""
+        return FIRST if ranks == ALONE and (test_ranks.BIN / FIRST).exists() else test_ranks.CHAPTER
+
+    @staticmethod
+    def flags(ranks, flags, run_dir):
+        """All flags; two ranks get half of the batch each."""
         batch = [] if "--micro_batch_size" in flags else \
             ["--micro_batch_size", "2" if ranks == TWO else "4"]
-        return [*start, str(test_ranks.BIN / program), *tiny(flags), *UNTRACED, *batch, *flags,
-                "--run_dir", str(run_dir)]
+        return [*tiny(flags), *UNTRACED, *batch, *flags, "--run_dir", str(run_dir)]
+
+    @classmethod
+    def words(cls, ranks, flags, run_dir):
+        """The command line."""
+        start = ["mpiexec", "-n", "2"] if ranks == TWO else []
+        return [*start, str(test_ranks.BIN / cls.program(ranks)), *cls.flags(ranks, flags, run_dir)]
+
+    @classmethod
+    def by_book(cls, ranks, flags, run_dir):
+        """The same by ./book run."""
+        count = [] if ranks == ALONE else ["--ranks", "2" if ranks == TWO else "1"]
+        return [sys.executable, "-c", BY_BOOK, str(test_ranks.ROOT), str(test_ranks.BIN), "run", cls.program(ranks),
+                "--skip-packages", "--no-plot", *count, "--", *cls.flags(ranks, flags, run_dir)]
 
     def end(self, ranks, flags, run_dir=None, **streams):
         """The finished process."""
@@ -149,24 +188,51 @@ class Contract(RankTest):
     def test_an_error_that_nobody_can_read_hides_no_exit_code(self):
         self.prepare()
         before = contents(self.run_dir)
-        # An mpiexec that cannot hand on what a rank says ends of that, whatever the rank ends with:
-        # Hydra with 255 or of SIGPIPE.
-        says = ["mpiexec", "-n", "2", "sh", "-c", "echo error >&2; exit 2"]
-        of_mpiexec = {output: self.end_without(output, says) for output in OUTPUTS}
-        self.assertNotIn(0, of_mpiexec.values())
         for name, flags, ranks, output in self.unreadable():
             with self.subTest(name, ranks=ranks, output=output):
                 words = self.words(ranks, [*flags, *self.overwrite(flags)], self.run_dir)
-                self.assertEqual(self.end_without(output, words),
-                                 of_mpiexec[output] if ranks == TWO else 2)
+                self.assertEqual(self.codes_without(output, ranks, words), [2] * (1 + (ranks == TWO)))
+                if ranks == TWO:  # mpiexec cannot hand on what they say: it ends of that, and they may end with it
+                    self.assertNotEqual(self.end_without(output, words), 0)
                 self.assertEqual(contents(self.run_dir), before)
 
+    def drawn(self):
+        """Of the refusals of test_runs.py on so many ranks, with so lost an output, those of this turn; under --all each
+        refusal on all numbers of ranks."""
+        whole = itertools.product(test_runs.BAD_INPUT, (ALONE, ONE, TWO), OUTPUTS)
+        order = random.Random(turn())
+        if not os.environ.get("USP_TEST_ALL"):
+            return order.sample(list(whole), DRAWN)
+        return [(name, ranks, order.choice(OUTPUTS)) for name in test_runs.BAD_INPUT for ranks in (ALONE, ONE, TWO)]
+
+    def test_whatever_is_refused_has_the_code_2_on_each_rank(self):
+        for name, ranks, output in self.drawn():
+            with self.subTest(name, ranks=ranks, output=output):
+                flags = {**test_runs.SMALL, **test_runs.BAD_INPUT[name][0], "run_dir": self.folder / "refused"}
+                start = ["mpiexec", "-n", "2"] if ranks == TWO else []
+                words = [*start, str(test_ranks.BIN / self.program(ranks)), *test_runs.command(flags)[1:]]
+                self.assertEqual(self.codes_without(output, ranks, words, test_runs.FOLDER), [2] * (1 + (ranks == TWO)))
+                self.assertFalse((self.folder / "refused").exists())
+
+    def codes_without(self, output, ranks, words, cwd=None):
+        """The exit code of each rank of a command, none of which can print anything."""
+        if ranks != TWO:
+            return [self.end_without(output, words, cwd)]
+        codes = self.folder / "codes"
+        codes.mkdir()
+        words = [*words[:3], "sh", "-c", RANK[output], str(codes / "of"), *words[3:]]
+        subprocess.run(words, cwd=cwd, timeout=60, env=environment(), stdin=subprocess.DEVNULL,
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+        found = [int(path.read_text()) for path in codes.iterdir() if path.suffix != ".pipe"]
+        shutil.rmtree(codes)
+        return found
+
     @staticmethod
-    def end_without(output, words):
+    def end_without(output, words, cwd=None):
         """The exit code of a command that can print nothing at all."""
         def end(command, to):
             return subprocess.run(command, timeout=60, env=environment(), stdin=subprocess.DEVNULL,
-                                  stdout=to, stderr=to, check=False).returncode
+                                  stdout=to, stderr=to, cwd=cwd, check=False).returncode
         if output == "closed":
             return end(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *words], None)
         if output == "full":
@@ -234,10 +300,10 @@ class Contract(RankTest):
         self.assertEqual(process.wait(timeout=60), 128 + signal.SIGINT)
         self.check_stopped_in_good_order(process.returncode)
 
-    def close_terminal(self, ranks, flags, is_ready=lambda: True):
+    def close_terminal(self, ranks, flags, is_ready=lambda: True, start=None):
         """The exit code of a run whose terminal is closed when it has made a step and is ready."""
         leader, terminal = os.openpty()
-        words = self.words(ranks, ["--steps", "1000000", *flags], self.run_dir)
+        words = (start or self.words)(ranks, ["--steps", "1000000", *flags], self.run_dir)
         process = subprocess.Popen(
             ["setsid", "--ctty", "--wait", *words], env=environment(), stdin=terminal,
             stdout=terminal, stderr=terminal)
@@ -255,6 +321,15 @@ class Contract(RankTest):
                 code = self.close_terminal(ranks, ["--checkpoint_interval", "1000000"])
                 self.assertEqual(code, 128 + signal.SIGHUP)
                 self.check_stopped_in_good_order(0)
+                shutil.rmtree(self.run_dir)
+
+    def test_a_closed_terminal_stops_what_the_launcher_runs_in_good_order(self):
+        for ranks in (ALONE, ONE, TWO):
+            with self.subTest(ranks=ranks):
+                code = self.close_terminal(ranks, ["--checkpoint_interval", "1000000"], start=self.by_book)
+                self.assertEqual(code, 128 + signal.SIGHUP)
+                self.check_stopped_in_good_order(0)
+                self.assertEqual(test_ranks.ranks_alive(self.run_dir), [])
                 shutil.rmtree(self.run_dir)
 
     def test_a_closed_terminal_of_a_bare_mpiexec_leaves_a_checkpoint_to_resume(self):
