@@ -23,7 +23,7 @@ IN_PLACE = {"tools/base.py": 1, "tools/cli.py": 1, "tools/book/new.py": 3,
             "tools/book/in_pytorch.py": 1, "tools/exercise/own_code.py": 1, "tools/exercise/schedule_tables.py": 1,
             "tools/gpu/gpu_bundle.py": 4, "tools/gpu/gpu_part.py": 1, "tools/run/build.py": 1, "tools/run/doctor.py": 1,
             "tools/run/export.py": 3, "tools/look/trace.py": 1, "tools/plot/style.py": 2,
-            "tools/bench/turns.py": 2, "tools/site/build.py": 1, "tools/site/reference.py": 5,
+            "tools/bench/turns.py": 2, "tools/site/build.py": 1, "tools/site/main.py": 1, "tools/site/reference.py": 5,
             "ch04_context/figures/workload.py": 1, "ch06_expert/figures/speed.py": 1}
 WRITES = re.compile(r"\.write_(?:text|bytes)\(|\.savefig\(|\bopen\([^()]*,\s*\"[wa]")
 FREE = ("examples", "exercises", "figures")  # of a chapter, built on all of it
