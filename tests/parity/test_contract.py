@@ -93,7 +93,7 @@ class Contract(RankTest):
     @classmethod
     def by_book(cls, ranks, flags, run_dir):
         """The same by ./book run."""
-        count = [] if ranks == ALONE else ["--ranks", "2" if ranks == TWO else "1"]
+        count = [] if cls.program(ranks) == FIRST else ["--ranks", "2" if ranks == TWO else "1"]
         return [sys.executable, "-c", BY_BOOK, str(test_ranks.ROOT), str(test_ranks.BIN), "run", cls.program(ranks),
                 "--skip-packages", "--no-plot", *count, "--", *cls.flags(ranks, flags, run_dir)]
 
@@ -326,11 +326,11 @@ class Contract(RankTest):
     def test_a_closed_terminal_stops_what_the_launcher_runs_in_good_order(self):
         for ranks in (ALONE, ONE, TWO):
             with self.subTest(ranks=ranks):
+                self.run_dir = self.folder / ranks.replace(" ", "_")
                 code = self.close_terminal(ranks, ["--checkpoint_interval", "1000000"], start=self.by_book)
                 self.assertEqual(code, 128 + signal.SIGHUP)
                 self.check_stopped_in_good_order(0)
                 self.assertEqual(test_ranks.ranks_alive(self.run_dir), [])
-                shutil.rmtree(self.run_dir)
 
     def test_a_closed_terminal_of_a_bare_mpiexec_leaves_a_checkpoint_to_resume(self):
         # It ends its ranks by kill -9, perhaps in the middle of the next one.
