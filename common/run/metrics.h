@@ -41,7 +41,7 @@ struct StepMetrics {
 };
 
 /// Steps whose update was left out: how many, and the first of them. However long a run is, at most
-/// `kMost` stretches of neighbouring steps are kept.
+/// `kMost` stretches of neighboring steps are kept.
 class SkippedSteps {
  public:
   static constexpr size_t kMost = 32;
