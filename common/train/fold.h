@@ -1,13 +1,9 @@
 #pragma once
 
-#include <functional>
+#include <algorithm>
 #include <map>
-#include <utility>
-#include <vector>
 
-#include "train/footprint.h"
-#include "train/grads.h"
-#include "train/pass.h"
+#include "tensor/runtime.h"
 #include "train/segment.h"
 
 namespace usp {
@@ -23,24 +19,62 @@ struct PassBytes {
   /// Parameters, by index in their list, in the order in which backward writes their gradients.
   std::vector<int64_t> written = {};
 };
-/// The same of blocks in a row, from that of each.
-PassBytes pass_bytes(const std::vector<PassBytes>& blocks);
+
 /// The same of each chunk that some of these blocks, in their order, make up.
-std::vector<PassBytes> by_chunk(const std::vector<PassBytes>& blocks,
-                                const std::vector<BlockRange>& chunks);
+inline std::vector<PassBytes> by_chunk(const std::vector<PassBytes>& blocks,
+                                       const std::vector<BlockRange>& chunks) {
+  std::vector<PassBytes> of_chunks;
+  auto block = blocks.begin();
+  for (const BlockRange& chunk : chunks) {
+    PassBytes& all = of_chunks.emplace_back();
+    for (const auto end = block + (chunk.end - chunk.begin); block != end; ++block) {
+      all.forward_peak = std::max(all.forward_peak, all.kept + block->forward_peak);
+      all.backward_peak = std::max(all.backward_peak, all.kept + block->backward_peak);
+      // Backward comes to the blocks before this one when its gradients wait already.
+      all.split_peak = std::max(all.split_peak + block->held, all.kept + block->split_peak);
+      all.kept += block->kept;
+      all.held += block->held;
+      all.written.insert(all.written.begin(), block->written.begin(), block->written.end());
+    }
+  }
+  return of_chunks;
+}
 
-/// How fold() runs a block: as a step does, with whatever a step keeps of it.
-struct FoldedBlock {
-  std::function<Tensor(Tensor x)> forward;    ///< -> y
-  std::function<Tensor(Tensor dy)> backward;  ///< -> dx
-};
+/// Runs block `b` of a model on meta forward and backward, as a step does, and reads the allocator:
+/// once as usual, and once with the gradients of weights put off. Each run counts in the window of
+/// `grads`. An x without elements is not made: the embedding reads none.
+template <class Model>
+PassBytes fold(Model& model, size_t b, Shape of_x, DType dtype, const Pass& pass, Grads& grads) {
+  Allocator& allocator = Runtime::current().allocator();
+  PassBytes bytes;
+  for (const bool split : {false, true}) {
+    Grads::Deferred waiting;
+    typename Model::Activations saved;
+    Tensor x = of_x.numel() == 0 ? Tensor() : Tensor::empty(of_x, dtype);
+    const int64_t before = allocator.live_bytes(Category::activations);
+    const auto live = [&] { return allocator.live_bytes(Category::activations) - before; };
+    const auto peak = [&] { return allocator.peak_bytes(Category::activations) - before; };
+    allocator.reset_peaks();
+    Tensor y = model.forward_chunk(b, std::move(x), &saved, pass);
+    bytes.forward_peak = peak();
+    bytes.kept = live();
+    allocator.reset_peaks();
+    grads.defer_to(split ? &waiting : nullptr);
+    // In the place of y is dy.
+    const Tensor dx = model.backward_chunk(b, std::move(y), std::move(saved), grads, pass);
+    grads.defer_to(nullptr);
+    (split ? bytes.split_peak : bytes.backward_peak) = peak();
+    for (const Grads::Contribution& one : waiting) {
+      for (const Parameter* parameter : one.parameters) bytes.written.push_back(parameter->index);
+    }
+    if (split) bytes.held = live();
+    grads.run(waiting);
+  }
+  return bytes;
+}
 
-/// Runs the block on the current runtime, which is of meta, and reads the allocator: once as usual,
-/// and once with the gradients of weights put off, each of which counts in the window of `grads`.
-PassBytes fold(const FoldedBlock& block, const std::function<Tensor()>& make_x, Grads& grads);
-
-/// The same of each block of a model on meta whose chunks are single blocks. Blocks that keep the
-/// same are of a kind, and one of each kind is run.
+/// The same of each block of a model whose chunks are single blocks. Blocks that keep the same are
+/// of a kind, and one of each kind is run.
 template <class Model>
 std::vector<PassBytes> fold_blocks(Model& model, const PassShape& shape, int64_t hidden_size,
                                    const Pass& pass) {
@@ -48,24 +82,14 @@ std::vector<PassBytes> fold_blocks(Model& model, const PassShape& shape, int64_t
   grads.begin_window(2);  // fold() runs a block twice
   const std::vector<BlockFootprint> blocks = model.footprints(shape);
   std::map<int64_t, int64_t> begin;  // of each block's parameters in their list
-  for (size_t i = model.parameters().size(); i-- > 0;) {
-    begin[model.parameters()[i].block] = static_cast<int64_t>(i);
-  }
+  for (size_t i = model.parameters().size(); i-- > 0;) begin[model.parameters()[i].block] = i;
   std::vector<PassBytes> folded;
   for (size_t b = 0; b < blocks.size(); ++b) {
     size_t same = 0;
     while (!blocks[same].is_like(blocks[b])) ++same;
-    typename Model::Activations kept;
-    const FoldedBlock block = {
-        [&](Tensor x) { return model.forward_chunk(b, std::move(x), &kept, pass); },
-        [&](Tensor dy) {
-          return model.backward_chunk(b, std::move(dy), std::exchange(kept, {}), grads, pass);
-        }};
-    const auto make_x = [&] {  // which the embedding does not read
-      return blocks[b].block == 0 ? Tensor()
-                                  : Tensor::empty({shape.rows(), hidden_size}, shape.dtype);
-    };
-    folded.push_back(same < b ? folded[same] : fold(block, make_x, grads));
+    const int64_t rows = blocks[b].block == 0 ? 0 : shape.rows();
+    folded.push_back(same < b ? folded[same]
+                              : fold(model, b, {rows, hidden_size}, shape.dtype, pass, grads));
     const int64_t further = begin[blocks[b].block] - begin[blocks[same].block];
     for (int64_t& parameter : folded.back().written) parameter += further;
   }
