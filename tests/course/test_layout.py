@@ -70,7 +70,7 @@ class Alone(unittest.TestCase):
         del flags["sequence_parallel"]
         with contextlib.redirect_stdout(io.StringIO()) as said:
             self.assertEqual(short_runs.look_into(PROGRAM, 1, layout.show, **flags), 0)
-        self.assertIn("This run had one rank, which sends nothing.", said.getvalue())
+        self.assertIn("This run had one rank, which sends nothing; ", said.getvalue())
         self.assertNotIn("messages", said.getvalue())
 
 

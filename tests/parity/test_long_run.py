@@ -37,6 +37,10 @@ def held(pid):
     return int(kib), len(os.listdir(f"/proc/{pid}/fd"))
 
 
+def parent(pid):
+    return int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+
+
 class LongRun(RankTest):
     def steps_done(self):
         try:
@@ -54,11 +58,12 @@ class LongRun(RankTest):
         return [held(pid) for pid in self.pids(ranks)]
 
     def pids(self, ranks):
-        """Of the ranks, by their flight records; one rank keeps none."""
+        """Of the ranks, by their flight records; one rank keeps none, and has a child of the same program."""
         if ranks > 1:
             return [records(self.run_dir)[rank][0]["pid"] for rank in range(ranks)]
-        return [pid for pid in ranks_alive(self.run_dir)
-                if os.path.basename(os.readlink(f"/proc/{pid}/exe")) == test_ranks.CHAPTER]
+        own = [pid for pid in ranks_alive(self.run_dir)
+               if os.path.basename(os.readlink(f"/proc/{pid}/exe")) == test_ranks.CHAPTER]
+        return [pid for pid in own if parent(pid) not in own]
 
     def test_memory_and_files_are_level_after_the_first_steps(self):
         for layout in in_turn(LAYOUTS):
