@@ -103,6 +103,13 @@ std::vector<SeenLoad> ExpertLoad::seen(int64_t tokens) const {
   return seen;
 }
 
+double ExpertLoad::loss(const Communicator& all) const {
+  const Tensor sum = Tensor::zeros({1}, DType::f64);
+  if (!layers_.empty()) ops::copy(sum, loss_);
+  all.all_reduce(sum);
+  return sum.item();
+}
+
 std::string expert_metrics(const ExpertLoad& load, const TrainConfig& config,
                            const Communicator& world) {
   if (config.model.experts.num_experts == 0) return "";
@@ -127,7 +134,7 @@ std::string expert_metrics(const ExpertLoad& load, const TrainConfig& config,
   std::vector<std::string> in_order;
   for (const auto& [number, text] : layers) in_order.push_back(text);
   return fmt::format("\"expert_loss\": {}, \"experts\": [{}]",
-                     json_number(world.sum(load.loss()), digits), fmt::join(in_order, ", "));
+                     json_number(load.loss(world), digits), fmt::join(in_order, ", "));
 }
 
 std::vector<Communicator> workers_of_stages(const TrainConfig& config, const Mesh& mesh) {

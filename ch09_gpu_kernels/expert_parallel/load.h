@@ -61,6 +61,8 @@ class ExpertLoad {
   std::vector<SeenLoad> seen(int64_t tokens) const;
   /// What routers have added in the last step, on this rank.
   double loss() const { return layers_.empty() ? 0 : loss_.item(); }
+  /// The sum of that over all ranks, of which some may have no such layers. Collective.
+  double loss(const Communicator& all) const;
   /// What a checkpoint has to hold of it: the same on all ranks of a stage, one of which counts it.
   std::vector<Parameter*> buffers() const;
 
