@@ -151,12 +151,18 @@ types::Setting setting_of(const TrainConfig& config, const TypedRank& of) {
   return setting;
 }
 
-/// What a run does besides its steps: the loss is evaluated, a checkpoint is written, and read as
-/// by a run that goes on with it, and a text is continued until it outgrows seq_len.
-void follow_other_passes(const TrainConfig& config, Trainer& trainer, types::Checker& checker) {
-  trainer.evaluate();
+using DeclaredTypes = std::map<std::string, types::Declared>;
+
+/// What a run does besides its steps: a checkpoint is written, while what the last step has sent is
+/// under way, and the loss is evaluated. Another run, which has sent nothing yet, reads the
+/// checkpoint and continues a text until it outgrows seq_len.
+void follow_other_passes(const TrainConfig& config, const Mesh& mesh, Trainer& before,
+                         const DeclaredTypes& declared, types::Checker& checker) {
+  checker.save(before.state());
+  before.evaluate();
   checker.end_step();
-  checker.save(trainer.state());
+  Trainer trainer(config, {/*dataset=*/nullptr, mesh});
+  checker.declare(trainer.parameters(), declared);
   checker.load(trainer.state());
   checker.begin_decoding();
   SampleConfig greedy = config.sample;
@@ -186,13 +192,15 @@ TypeCheck check_rank(const TrainConfig& config, const TypedRank& of, Holdings& h
     const DryMesh dry(setting.mesh, config.engine(), setting.rank, config.communication->node_size);
     TrainConfig followed = config;
     followed.eval_samples = setting.mesh.dp * config.micro_batch_size;  // some on every rank
+    followed.composition.check_copies = 0;                              // they have no values
     Trainer trainer(followed, {/*dataset=*/nullptr, dry.mesh});
     checker.declare(trainer.parameters(), declared);
     for (int64_t step = 0; step < kSteps; ++step) {
       trainer.train_step(step);
+      trainer.report(step, /*peak_gflops=*/1);
       checker.end_step();
     }
-    follow_other_passes(followed, trainer, checker);
+    follow_other_passes(followed, dry.mesh, trainer, declared, checker);
   } catch (const types::TypeError& error) {
     result.error = fmt::format("rank {}: {}", setting.rank, error.what());
   }

@@ -7,6 +7,12 @@
 
 namespace usp::types {
 
+bool is_inside(const Tensor& part, const Tensor& whole) {
+  const auto* at = static_cast<const char*>(part.address());
+  const auto* begin = static_cast<const char*>(whole.address());
+  return at >= begin && at < begin + whole.bytes();
+}
+
 Checker::Checker(Setting setting) : setting_(std::move(setting)) {
   for (std::vector<Phase>& phases : phases_) phases.emplace_back();
   for (const Factor& factor : setting_.factors) {
@@ -16,6 +22,7 @@ Checker::Checker(Setting setting) : setting_(std::move(setting)) {
 
 void Checker::declare(ParameterList& parameters, const std::map<std::string, Declared>& types) {
   parameters_ = &parameters;
+  versions_.clear();
   all_have_stage_copies_ = setting_.mesh.pp > 1;
   const auto is_sharded = [&](const Parameter& parameter) {  // with others of its group
     for (size_t i = 0; i < parameters.size(); ++i) {
@@ -35,14 +42,12 @@ void Checker::declare(ParameterList& parameters, const std::map<std::string, Dec
     has_stage_copies_ = has_stage_copies_ || has_copies;
     all_have_stage_copies_ = all_have_stage_copies_ && has_copies;
     for (const Tensor& tensor : {parameter.value, parameter.shard.value, parameter.shard.master}) {
-      if (!tensor.defined() || tensor.numel() == 0) continue;
       // Of shards of weights, the groups say later who has which.
       const bool is_here = parameter.value.defined() || !is_sharded(parameter);
       const Type type = is_here ? declared.type : all_of(Kind::zero);
-      write(tensor, 0, regions_.width(tensor), type, "the initial values", &parameter);
+      write(tensor, kWhole, type, "the initial values", &parameter);
     }
   }
-  lasts_ = regions_.mark();
 }
 
 bool Checker::is_first(int factor, const Parameter* parameter) const {
@@ -52,10 +57,9 @@ bool Checker::is_first(int factor, const Parameter* parameter) const {
 
 std::string Checker::where() const {
   std::string text;
-  const Phase& phase = phases_[thread_turn()].back();
-  if (!phase.name.empty()) text += " in " + phase.name;
-  if (phase.micro_batch >= 0) text += fmt::format(" of micro-batch {}", phase.micro_batch);
-  if (phase.is_evaluating) text += " of an evaluation";
+  if (!phase().pass.empty()) text += " in " + phase().pass;
+  if (phase().micro_batch >= 0) text += fmt::format(" of micro-batch {}", phase().micro_batch);
+  if (is_in("evaluate")) text += " of an evaluation";
   if (is_decoding_) text += " while decoding";
   const int block = Runtime::current().block();
   if (block >= 0) text += fmt::format("{}block {}", text.empty() ? " in " : ", ", block);
@@ -84,9 +88,7 @@ void Checker::check_arrived(std::string_view operation, std::string_view verb,
 
 void Checker::check_there(std::string_view operation, std::string_view verb, const Tensor& x,
                           const std::vector<Region>& all) {
-  int64_t covered = 0;
   for (const Region& region : all) {
-    covered += region.end - region.begin;
     for (int f = 0; f < count(); ++f) {
       if (region.type[f] != Kind::unwritten) continue;
       refuse(operation, f,
@@ -95,15 +97,28 @@ void Checker::check_there(std::string_view operation, std::string_view verb, con
                          region.origin.empty() ? "nothing" : region.origin));
     }
   }
-  if (covered < regions_.width(x)) {
-    refuse(operation, -1, fmt::format("{} what nothing has written", verb));
-  }
+  check_covered(operation, verb, x, kWhole, all);
 }
 
-void Checker::write(const Tensor& tensor, int64_t begin, int64_t end, const Type& type,
-                    std::string_view origin, const Parameter* parameter) {
+void Checker::check_covered(std::string_view operation, std::string_view verb, const Tensor& x,
+                            Part part, const std::vector<Region>& all) {
+  const Part asked = part.within({0, regions_.width(x)});
+  int64_t missing = asked.end - asked.begin;
+  for (const Region& region : all) missing -= region.end - region.begin;
+  if (missing > 0) refuse(operation, -1, fmt::format("{} what nothing has written", verb));
+}
+
+void Checker::check_read(std::string_view operation, const std::vector<Region>& all) const {
+  const auto lost = std::ranges::find_if(all, &Region::is_unread_gradient);
+  if (lost == all.end()) return;
+  refuse(operation, -1,
+         fmt::format("writes over a gradient that nothing has read, from {}", lost->origin));
+}
+
+void Checker::write(const Tensor& tensor, Part part, const Type& type, std::string_view origin,
+                    const Parameter* parameter) {
   const int block = Runtime::current().block();
-  regions_.change(tensor, begin, end, [&](Region& region) {
+  regions_.change(tensor, part, [&](Region& region) {
     if (region.arriving > 0 || region.reading > 0) {
       refuse(origin, -1,
              fmt::format("writes into what a message that is under way {} (last written by {})",
@@ -116,11 +131,6 @@ void Checker::write(const Tensor& tensor, int64_t begin, int64_t end, const Type
     region.is_gathered = false;
     if (parameter != nullptr) region.parameter = parameter;
   });
-}
-
-void Checker::write(const Tensor& tensor, const Type& type, std::string_view origin) {
-  if (!tensor.defined() || tensor.numel() == 0) return;
-  write(tensor, 0, regions_.width(tensor), type, origin);
 }
 
 std::vector<Region> Checker::as_read(const Tensor& tensor) {
@@ -138,26 +148,34 @@ void Checker::copy(const Tensor& to, const Tensor& from) {
   if (from.numel() == 0) return;
   std::vector<Region> all = as_read(from);
   if (all.empty()) return;  // integers that the host makes
-  if (phase().takes_own)
+  if (is_in("own positions"))
     std::ranges::for_each(all, [&](Region& r) { r.type = own_part_of(r.type); });
   const int64_t width = regions_.width(from), rows = from.numel() / std::max<int64_t>(1, width);
   if (all.size() > 1 && rows > 1) regions_.divide_into_columns(to, width);
   if (regions_.width(to) == width) {
     for (const Region& region : all) {
-      write(to, region.begin, region.end, region.type, "copy", region.parameter);
+      write(to, region, region.type, "copy", region.parameter);
     }
     return;
   }
-  Type type = all_of(Kind::unwritten);
-  for (int f = 0; f < count(); ++f) {
-    for (const Region& region : all) {
-      const Kind before = std::exchange(type[f], beside(type[f], region.type[f]));
-      if (type[f] != kRefused) continue;
-      refuse("copy", f,
-             fmt::format("one part of it is {}, another {}", words(before), words(region.type[f])));
+  write(to, kWhole, as_one("copy", all).type, "copy");
+}
+
+Region Checker::as_one(std::string_view operation, const std::vector<Region>& all) const {
+  Region one = all.front();
+  for (const Region& part : all) {
+    for (int f = 0; f < count(); ++f) {
+      const Kind both = beside(one.type[f], part.type[f]);
+      if (both == kRefused) {
+        refuse(operation, f,
+               fmt::format("one part of what it reads is {}, and another {}", told(one, f),
+                           told(part, f)));
+      }
+      if (both != one.type[f]) one.origin = part.origin, one.block = part.block;
+      one.type[f] = both;
     }
   }
-  write(to, type, "copy");
+  return one;
 }
 
 Type Checker::own_part_of(Type type) const {
@@ -171,56 +189,49 @@ Type Checker::own_part_of(Type type) const {
   return type;
 }
 
-void Checker::set_under_way(const Tensor& tensor, bool arrives, int change) {
-  if (!tensor.defined() || tensor.numel() == 0) return;
-  regions_.change(tensor, [&](Region& region) {
-    auto& counter = arrives ? region.arriving : region.reading;
-    counter = static_cast<int16_t>(counter + change);
-  });
+void Checker::set_under_way(const UnderWay& message, int change) {
+  const auto add = [&](const Tensor& tensor, int16_t Region::*counter, int by) {
+    regions_.change(tensor, kWhole, [&](Region& r) { r.*counter = int16_t(r.*counter + by); });
+  };
+  add(message.input, &Region::reading, change);
+  add(message.output, &Region::arriving, change);
+  if (message.keeps_input) add(message.input, &Region::arriving, -change);
 }
 
 void Checker::note_read(const Tensor& tensor, const std::vector<Region>& all) {
   if (std::ranges::none_of(all, &Region::is_unread_gradient)) return;
-  regions_.change(tensor, [](Region& region) { region.is_unread_gradient = false; });
-}
-
-void Checker::begin_link(const TypedOp& op) {
-  if (!keeps_history_) return;
-  link_ = std::ssize(history_);
-  history_.push_back({op, {}});
+  regions_.change(tensor, kWhole, [](Region& region) { region.is_unread_gradient = false; });
 }
 
 void Checker::add_to_link(const Region& read) {
   if (link_ >= 0) history_[link_].of.push_back(read);
 }
 
-std::vector<Checker::Part> Checker::parts_of(const Tensor& tensor,
-                                             Tensor Parameter::*member) const {
-  std::vector<Part> parts;
-  if (!tensor.defined() || tensor.numel() == 0 || parameters_ == nullptr) return parts;
-  const auto* first = static_cast<const char*>(tensor.address());
-  const auto* end = first + tensor.bytes();
+std::vector<Checker::OfParameter> Checker::parameters_in(const Tensor& tensor,
+                                                         Tensor Parameter::*member) const {
+  std::vector<OfParameter> found;
+  if (!tensor.defined() || tensor.numel() == 0 || parameters_ == nullptr) return found;
   for (size_t i = 0; i < parameters_->size(); ++i) {
     const Tensor& part = (*parameters_)[i].*member;
-    if (!part.defined()) continue;
-    const auto* at = static_cast<const char*>(part.address());
-    if (at < first || at >= end || part.numel() == 0) continue;
-    const int64_t begin = (at - first) / bytes_of(tensor.dtype());
-    parts.push_back({&(*parameters_)[i], begin, begin + part.numel()});
+    if (!part.defined() || part.numel() == 0 || !is_inside(part, tensor)) continue;
+    const int64_t begin =
+        (static_cast<const char*>(part.address()) - static_cast<const char*>(tensor.address())) /
+        bytes_of(tensor.dtype());
+    found.push_back({{begin, begin + part.numel()}, &(*parameters_)[i]});
   }
-  return parts;
+  return found;
 }
 
 void Checker::own_stage_enters(const Tensor& gradient) {
   const auto has_name = [](const Region& region) { return region.parameter != nullptr; };
   if (!std::ranges::all_of(regions_.of(gradient), has_name)) {
-    for (const auto& [parameter, begin, end] : parts_of(gradient, &Parameter::grad)) {
-      regions_.change(gradient, begin, end, [&](Region& r) { r.parameter = parameter; });
+    for (const OfParameter& part : parameters_in(gradient, &Parameter::grad)) {
+      regions_.change(gradient, part, [&](Region& r) { r.parameter = part.parameter; });
     }
   }
   if (!has_stage_copies_) return;
   const int pp = count() - 1;
-  regions_.change(gradient, [&](Region& region) {
+  regions_.change(gradient, kWhole, [&](Region& region) {
     if (region.parameter == nullptr || region.type[pp] != Kind::layers) return;
     if (declared_.at(region.parameter).type[pp] != Kind::replicated) return;
     region.type[pp] = Kind::partial;
@@ -263,8 +274,8 @@ void Checker::set_out_of_date(const Parameter& parameter, std::string_view origi
     region.type = all_of(Kind::unwritten);
     region.origin = origin;
   };
-  regions_.change(value, 0, parameter.shard.begin, out_of_date);
-  regions_.change(value, parameter.shard.end, value.numel(), out_of_date);
+  regions_.change(value, {0, parameter.shard.begin}, out_of_date);
+  regions_.change(value, {parameter.shard.end, value.numel()}, out_of_date);
 }
 
 void Checker::begin_decoding() {
@@ -275,58 +286,60 @@ void Checker::begin_decoding() {
 }
 
 void Checker::save(const TrainState& state) {
+  constexpr const char* kBy = "the checkpoint";
   each_stored(state, [&](const Parameter& parameter, const std::string& name, const Tensor& part) {
-    const auto refuse_it = [&](const std::string& what) { refuse("the checkpoint", -1, what); };
+    const bool is_declared = declared_.contains(&parameter);
     for (const Region& region : regions_.of(part)) {
-      for (int f = 0; f < count(); ++f) {
-        if (region.type[f] != Kind::partial && region.type[f] != Kind::unwritten) continue;
-        refuse("the checkpoint", f, fmt::format("takes {}: {}", name, words(region.type[f])));
-      }
-      // Weights are gathered; what the optimizer keeps is not, and says who has which.
-      if (!declared_.contains(&parameter) || !is_of_optimizer(parameter, part)) continue;
+      check_arrived(kBy, "takes", region);
       bool is_copy = false;
       for (int f = 0; f < count(); ++f) {
-        is_copy = is_copy || (region.type[f] == Kind::replicated && !is_first(f, &parameter));
+        const Kind kind = region.type[f];
+        if (kind == Kind::partial || kind == Kind::unwritten) {
+          refuse(kBy, f, fmt::format("takes {}: {}", name, words(kind)));
+        }
+        const bool is_others = !is_first(f, is_declared ? &parameter : nullptr);
+        is_copy = is_copy || (kind == Kind::replicated && is_others);
       }
+      in_file_[name] = region.type;
+      if (!is_of_optimizer(parameter, part)) continue;
       if (is_stored(parameter) && is_copy) {
-        refuse_it(fmt::format("has {} from this rank and from others", name));
+        refuse(kBy, -1, fmt::format("has {} from this rank and from others", name));
       }
       if (!is_stored(parameter) && !is_copy) {
-        refuse_it(fmt::format("leaves out {}, which is here and on no rank that writes it", name));
+        refuse(kBy, -1,
+               fmt::format("leaves out {}, which is here and on no rank that writes it", name));
       }
     }
   });
 }
 
-bool Checker::is_of_optimizer(const Parameter& parameter, const Tensor& part) {
-  return part.address() != parameter.shard.value.address() &&
+bool Checker::is_of_optimizer(const Parameter& parameter, const Tensor& part) const {
+  return declared_.contains(&parameter) && part.address() != parameter.shard.value.address() &&
          part.address() != parameter.shard.master.address();
 }
 
 void Checker::load(const TrainState& state) {
-  // A run begins by reading: nothing that the run before has sent is still under way.
-  for (int64_t posted = 0; posted < std::ssize(under_way_); ++posted) wait(posted);
-  each_stored(state, [&](const Parameter& parameter, const std::string&, const Tensor& part) {
-    const std::vector<Region> all = regions_.of(part);
-    if (!declared_.contains(&parameter) || !is_of_optimizer(parameter, part) || all.empty()) return;
+  each_stored(state, [&](const Parameter& parameter, const std::string& name, const Tensor& part) {
+    const auto type = in_file_.find(name);
+    if (type == in_file_.end()) return;
+    if (!declared_.contains(&parameter)) return write(part, kWhole, type->second, "a checkpoint");
+    if (!is_of_optimizer(parameter, part)) return;
     set_out_of_date(parameter, "a checkpoint on other ranks");
-    for (const Tensor& values : {parameter.shard.value, parameter.shard.master}) {
-      regions_.change(values, [&](Region& region) {
-        region.type = all.front().type;
-        region.origin = "a checkpoint";
-      });
+    for (const Tensor& own : {parameter.shard.value, parameter.shard.master, part}) {
+      write(own, kWhole, type->second, "a checkpoint");
     }
   });
   note_loaded(state);
 }
 
 bool Checker::host_reads(const Tensor& tensor) {
-  const Type type = type_for_host({*this, "the host", {}, false}, tensor);
+  const Type type = type_for_host(*this, tensor);
   for (int f = 0; f < count(); ++f) {
-    if (type[f] == Kind::replicated || is_neutral(type[f])) continue;
+    // What belongs to a stage's layers, the host of each stage reads.
+    const bool fits = type[f] == Kind::replicated || type[f] == Kind::layers;
+    if (fits || is_neutral(type[f])) continue;
     refuse("the host", f, fmt::format("reads what is {}", words(type[f])));
   }
-  std::erase_if(terms_, [&](const Tensor& sum) { return sum.address() == tensor.address(); });
   return true;
 }
 
@@ -351,17 +364,6 @@ void Checker::end_step() {
                        lost->parameter ? " of " + lost->parameter->name : "", lost->origin,
                        lost->block));
   }
-  for (const Tensor& number : terms_) {
-    for (const Region& region : regions_.of(number)) {
-      for (int f = 0; f < count(); ++f) {
-        if (is_neutral(region.type[f]) || region.type[f] == Kind::partial) continue;
-        refuse(region.origin, f,
-               fmt::format("the report sums this number over all ranks, and it is {}: it counts "
-                           "{} times",
-                           words(region.type[f]), setting_.factors[f].size));
-      }
-    }
-  }
   for (const auto& [group, sends] : in_ring_) {
     if (sends == 0) continue;
     refuse("the end of the step", -1,
@@ -374,41 +376,47 @@ void Checker::op(std::string_view name, int64_t, int64_t, std::span<const Tensor
                  bool flag) {
   note_updates();
   ++ops_;
-  TypedOp typed;
-  const auto first_of = [&](const Tensor& operand) -> std::optional<Type> {
-    const std::vector<Region> all = regions_.of(operand);
-    if (all.empty()) return {};
-    if (all.front().parameter != nullptr) {
-      typed.parameter = all.front().parameter->name;
-      typed.taken = operand.shape();
-    }
-    return all.front().type;
-  };
-  if (listener_) {
-    typed = typed_here(name);
-    for (const Tensor* operand : operands) {
-      if (const auto type = first_of(*operand)) typed.operands.push_back(*type);
-    }
-    begin_link(typed);
-  }
-  apply_rule({*this, name, operands, flag});
-  end_link();
-  if (!listener_) return;
-  typed.result = first_of(*operands.front());
-  if (typed.result) typed.shape = operands.front()->shape();
-  for (const Region& region : regions_.of(*operands.front())) {
-    typed.is_mixed = typed.is_mixed || region.type != *typed.result;
-  }
-  listener_(typed);
+  TypedOp typed = begin(name, operands);
+  apply_rule(*this, name, operands, flag);
+  if (listener_) note_parameter(typed, *operands.front());  // a gradient has its name now
+  end(std::move(typed), *operands.front());
 }
 
-TypedOp Checker::typed_here(std::string_view name) {
+TypedOp Checker::begin(std::string_view name, std::span<const Tensor* const> operands) {
   TypedOp typed;
+  if (!listener_) return typed;
   typed.name = name;
-  typed.phase = phase().name;
+  typed.phase = phase().pass;
   typed.block = Runtime::current().block();
   typed.micro_batch = phase().micro_batch;
+  for (const Tensor* operand : operands) {
+    const std::vector<Region> all = regions_.of(*operand);
+    if (all.empty()) continue;
+    typed.operands.push_back(all.front().type);
+    note_parameter(typed, *operand);
+  }
+  if (!keeps_history_) return typed;
+  link_ = std::ssize(history_);
+  history_.push_back({typed, {}});
   return typed;
+}
+
+void Checker::note_parameter(TypedOp& typed, const Tensor& x) {
+  const std::vector<Region> all = regions_.of(x);
+  if (all.empty() || all.front().parameter == nullptr) return;
+  typed.parameter = all.front().parameter->name;
+  typed.taken = x.shape();
+}
+
+void Checker::end(TypedOp typed, const Tensor& made) {
+  link_ = -1;
+  if (!listener_) return;
+  for (const Region& region : regions_.of(made)) {
+    if (!typed.result) typed.result = region.type;
+    typed.is_mixed = typed.is_mixed || region.type != *typed.result;
+  }
+  if (typed.result) typed.shape = made.shape();
+  listener_(typed);
 }
 
 int64_t Checker::post(const Posted& operation) {
@@ -423,53 +431,29 @@ int64_t Checker::post(const Posted& operation) {
     const Tensor& any = operation.input->defined() ? *operation.input : *operation.output;
     mutated_integers_ = any.defined() && any.dtype() == DType::i32;
   }
-  if (is_mutated && mutation.what == Mutation::What::left_out) {
-    under_way_.emplace_back();
-    return std::ssize(under_way_) - 1;
-  }
-  TypedOp typed;
-  if (listener_) {
-    typed = typed_here(origin);
-    typed.peer = operation.peer;
-    if (operation.input->defined()) typed.taken = operation.input->shape();
-    if (operation.output->defined()) typed.shape = operation.output->shape();
-    const std::vector<Region> all = regions_.of(*operation.input);
-    if (!all.empty()) typed.operands.push_back(all.front().type);
-    if (!all.empty() && all.front().parameter) typed.parameter = all.front().parameter->name;
-    begin_link(typed);
-  }
-  apply_message_rule({*this, operation, origin});
-  if (is_mutated && mutation.what == Mutation::What::twice) {
-    apply_message_rule({*this, operation, origin});
-  }
-  end_link();
-  set_under_way(*operation.input, /*arrives=*/false, +1);
-  set_under_way(*operation.output, /*arrives=*/true, +1);
-  under_way_.push_back({*operation.input, *operation.output});
-  if (listener_) {
-    const std::vector<Region> all = regions_.of(*operation.output);
-    if (!all.empty()) typed.result = all.front().type;
-    listener_(typed);
-  }
-  return std::ssize(under_way_) - 1;
+  UnderWay& message = under_way_.emplace_back();
+  const int64_t posted = std::ssize(under_way_) - 1;
+  if (is_mutated && mutation.what == Mutation::What::left_out) return posted;
+  TypedOp typed = begin(origin, {&operation.input, 1});
+  typed.peer = operation.peer;
+  if (operation.input->defined()) typed.taken = operation.input->shape();
+  const int times = is_mutated && mutation.what == Mutation::What::twice ? 2 : 1;
+  for (int i = 0; i < times; ++i) apply_message_rule(*this, operation, origin);
+  const bool gathers = operation.kind == CommKind::all_gather;
+  message = {*operation.input, *operation.output,
+             gathers && is_inside(*operation.input, *operation.output)};
+  set_under_way(message, +1);
+  end(std::move(typed), *operation.output);
+  return posted;
 }
 
-void Checker::wait(int64_t posted) {
-  const UnderWay over = std::exchange(under_way_[posted], {});
-  set_under_way(over.input, /*arrives=*/false, -1);
-  set_under_way(over.output, /*arrives=*/true, -1);
-}
+void Checker::wait(int64_t posted) { set_under_way(std::exchange(under_way_[posted], {}), -1); }
 
 void Checker::begin_phase(std::string_view name, int64_t, int64_t micro_batch) {
   Phase now = phase();
-  if (name == "forward" || name == "backward" || name == "recompute") now.name = name;
+  now.name = name;
+  if (name == "forward" || name == "backward" || name == "recompute") now.pass = name;
   if (micro_batch >= 0) now.micro_batch = micro_batch;
-  now.is_recomputing = now.is_recomputing || name == "recompute";
-  now.sums_rows = name == "sums over rows";
-  now.sums_heads = name == "sums over heads";
-  now.has_heads_apart = name == "heads apart";
-  now.takes_own = name == "own positions";
-  now.is_evaluating = now.is_evaluating || name == "evaluate";
   phases_[thread_turn()].push_back(now);
 }
 
@@ -480,23 +464,23 @@ void Checker::end_phase() {
 void Checker::made(const Tensor& tensor, Source source, std::string_view name, const Tensor* from) {
   if (tensor.numel() == 0) return;
   if (source == Source::copy) {
-    begin_link(typed_here("copy"));
+    begin("copy", {});
     for (const Region& region : as_read(*from)) add_to_link(region);
     copy(tensor, *from);
-    return end_link();
+    link_ = -1;
+    return;
   }
-  if (source == Source::zeros) return write(tensor, all_of(Kind::zero), "zeros");
+  if (source == Source::zeros) return write(tensor, kWhole, all_of(Kind::zero), "zeros");
   Type type = all_of(tensor.dtype() == DType::i32 ? Kind::unknown : Kind::replicated);
   const bool is_batch = name == "tokens" || name == "targets";
   if (is_batch) type = setting_.batch;
-  if (phase().sums_rows) {
+  if (is_in("sums over rows")) {
     for (int f = 0; f < count(); ++f) {
       type[f] = term(scores_[f], is_first(f, nullptr));
-      // Stages whose layers no other one has count apart.
-      if (is_pp(f) && !all_have_stage_copies_) type[f] = Kind::layers;
+      if (is_of_own_layers(f)) type[f] = Kind::layers;  // which are counted apart
     }
   }
-  write(tensor, type, is_batch ? "the batch" : "values of the host");
+  write(tensor, kWhole, type, is_batch ? "the batch" : "values of the host");
 }
 
 }  // namespace usp::types

@@ -22,6 +22,9 @@ class TypeError : public Error {
   using Error::Error;
 };
 
+/// Whether the part begins in the other tensor.
+bool is_inside(const Tensor& part, const Tensor& whole);
+
 /// What is wrong with a message on purpose, to see whether the types say so.
 struct Mutation {
   /// What may happen to it.
@@ -75,18 +78,20 @@ class Checker : public Recorder {
  public:
   explicit Checker(Setting setting);  ///< of this rank
 
-  /// The parameters of the program, and the type of each, by name.
+  /// The parameters of the program, and the type of each, by name. A program that follows another
+  /// declares its own.
   void declare(ParameterList& parameters, const std::map<std::string, Declared>& types);
   /// Looks at what has to hold after each training step: weights are whole, every gradient has been
-  /// read, numbers that are summed for the report have one term from each rank, and every send in a
-  /// ring has its receive.
+  /// read, and every send in a ring has its receive.
   void end_step();
   /// From here on the program continues a text, which all ranks have whole: `batch` and `boundary`
   /// are no longer the setting's.
   void begin_decoding();
-  /// A checkpoint of this state is written: each element once, from a rank where it is up to date.
+  /// A checkpoint of this state is written: each element once, from a rank where it has arrived and
+  /// is up to date.
   void save(const TrainState& state);
-  /// The checkpoint is read again: a rank has its own shards then, and no others.
+  /// The checkpoint is read by a program with this state: a rank has its own shards then, and no
+  /// others.
   void load(const TrainState& state);
   /// Is called after every operation that is typed.
   void on_typed(std::function<void(const TypedOp&)> listener) { listener_ = std::move(listener); }
@@ -123,21 +128,21 @@ class Checker : public Recorder {
   friend class MessageRules;
 
   struct Phase {
-    std::string name;
+    std::string name, pass;  ///< pass: "forward", "backward", "recompute" or ""
     int64_t micro_batch = -1;
-    bool is_recomputing = false, is_evaluating = false;
-    bool sums_rows = false, sums_heads = false, has_heads_apart = false, takes_own = false;
   };
   struct UnderWay {
     Tensor input, output;
+    bool keeps_input = false;  ///< which is a part of the output that stays as it is
   };
-  struct Part {  ///< of a tensor, with the parameter that lies there
+  struct OfParameter : Part {  ///< where it lies in a tensor
     const Parameter* parameter;
-    int64_t begin, end;
   };
 
   int count() const { return static_cast<int>(setting_.factors.size()); }
   bool is_pp(int factor) const { return setting_.factors[factor].axis == MeshAxis::pp; }
+  /// Whether stages differ in it by layers that no other stage has.
+  bool is_of_own_layers(int factor) const { return is_pp(factor) && !all_have_stage_copies_; }
   /// Whether this rank is the first along a factor; of copies on stages, the first that holds them.
   bool is_first(int factor, const Parameter* parameter) const;
   [[noreturn]] void refuse(std::string_view operation, int factor, const std::string& what) const;
@@ -148,23 +153,31 @@ class Checker : public Recorder {
   /// All of what it reads or sends has been written, and is up to date.
   void check_there(std::string_view operation, std::string_view verb, const Tensor& x,
                    const std::vector<Region>& all);
-  /// Writes a type to columns or elements [begin, end).
-  void write(const Tensor& tensor, int64_t begin, int64_t end, const Type& type,
-             std::string_view origin, const Parameter* parameter = nullptr);
-  void write(const Tensor& tensor, const Type& type, std::string_view origin);
+  /// Covers the part, or all of it that there is.
+  void check_covered(std::string_view operation, std::string_view verb, const Tensor& x, Part part,
+                     const std::vector<Region>& all);
+  /// No gradient that an operation writes over waits to be read.
+  void check_read(std::string_view operation, const std::vector<Region>& all) const;
+  void write(const Tensor& tensor, Part part, const Type& type, std::string_view origin,
+             const Parameter* parameter = nullptr);
   void copy(const Tensor& to, const Tensor& from);
+  /// Parts that an operation reads together.
+  Region as_one(std::string_view operation, const std::vector<Region>& all) const;
   /// Type of the positions that this rank keeps, of what all ranks of cp have.
   Type own_part_of(Type type) const;
   /// As an op reads them: a rank's own part of what was gathered over cp stands for its place
   /// there.
   std::vector<Region> as_read(const Tensor& tensor);
-  void set_under_way(const Tensor& tensor, bool arrives, int change);
+  /// So many messages more read and write these.
+  void set_under_way(const UnderWay& message, int change);
   void note_read(const Tensor& tensor, const std::vector<Region>& all);
-  /// What is written until end_link() was written by this.
-  void begin_link(const TypedOp& op);
-  void end_link() { link_ = -1; }
+  /// An operation with operands that the listener is told of, and its place in the history: until
+  /// end() it is what writes.
+  TypedOp begin(std::string_view name, std::span<const Tensor* const> operands);
+  void end(TypedOp typed, const Tensor& made);
+  void note_parameter(TypedOp& typed, const Tensor& x);
   void add_to_link(const Region& read);
-  std::vector<Part> parts_of(const Tensor& tensor, Tensor Parameter::*member) const;
+  std::vector<OfParameter> parameters_in(const Tensor& tensor, Tensor Parameter::*member) const;
   /// Names the weights in a gradient. That of a weight that other stages hold too is a term of a
   /// sum.
   void own_stage_enters(const Tensor& gradient);
@@ -173,12 +186,17 @@ class Checker : public Recorder {
   /// What was updated elsewhere is out of date here.
   void note_updates();
   void set_out_of_date(const Parameter& parameter, std::string_view origin);
-  static bool is_of_optimizer(const Parameter& parameter, const Tensor& part);
+  /// Whether it is a part of a parameter's state that says which rank has which elements: weights
+  /// are gathered, but what the optimizer keeps is not.
+  bool is_of_optimizer(const Parameter& parameter, const Tensor& part) const;
   /// What a rank's rows of tokens are, and those of the ranks beside it.
   Kind kind_of_tokens() const { return is_decoding_ ? Kind::replicated : Kind::rows; }
-  Phase& phase() { return phases_[thread_turn()].back(); }
+  const Phase& phase() const { return phases_[thread_turn()].back(); }
+  /// Whether this runs in a phase of that name.
+  bool is_in(std::string_view name) const {
+    return std::ranges::count(phases_[thread_turn()], name, &Phase::name) > 0;
+  }
   std::string where() const;
-  TypedOp typed_here(std::string_view name);  ///< without its operands yet
   std::string_view lasting(const std::string& text) { return *texts_.insert(text).first; }
 
   Setting setting_;
@@ -191,9 +209,7 @@ class Checker : public Recorder {
   bool is_decoding_ = false;
   std::set<const void*> in_norm_;            ///< where the gradients begin that this update's has
   std::set<const Parameter*> without_rows_;  ///< experts whose gradients are 0
-  std::vector<Tensor> terms_;                ///< numbers that are summed after the step
-  size_t lasts_ = 0;  ///< tensors that were made before last longer than a step
-  Type scores_ = all_of(Kind::replicated);  ///< the last router's
+  Type scores_ = all_of(Kind::replicated);   ///< the last router's
   struct PassedOn {
     int64_t columns = 0;  ///< of a row, where regions are columns
     std::vector<Region> regions;
@@ -201,7 +217,8 @@ class Checker : public Recorder {
   std::map<int64_t, PassedOn> passed_on_;                ///< last sent in a ring, by group
   std::map<int64_t, std::array<bool, kFactors>> along_;  ///< the factors of groups met, by id
   std::vector<UnderWay> under_way_;
-  std::map<int64_t, int64_t> in_ring_;  ///< sends without their receives, by group
+  std::map<int64_t, int64_t> in_ring_;   ///< sends without their receives, by group
+  std::map<std::string, Type> in_file_;  ///< the last checkpoint's, by name of the part
   std::map<int, int64_t> sent_, received_;
   std::vector<Phase> phases_[kTurns];
   std::set<std::string> texts_;

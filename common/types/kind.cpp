@@ -76,17 +76,37 @@ Cuts cuts_of(const MeshSizes& mesh, const std::vector<MeshAxis>& fastest_first, 
   return cuts;
 }
 
+Kind beside(Kind x, Kind y) {
+  const bool of_heads = std::minmax(x, y) == std::minmax(replicated, columns);
+  return of_heads ? columns : same(x, y);
+}
+
+namespace {
+
+// [product]
+/// x times a weight, of which `own` is the kind whose ranks make columns of their own, and `summed`
+/// that of which each rank has a part of the sum.
+Kind product(Kind x, Kind weight, Kind own, Kind summed) {
+  if (x == unknown || weight == unknown) return unknown;
+  if (x == maximum || x == own_sums) return kRefused;
+  if (weight == layers) return layers;
+  if (weight == replicated || weight == zero) return x == columns ? kRefused : x;
+  if (weight == experts && (x == dispatched || x == zero)) return dispatched;
+  if (weight == own && (x == replicated || x == zero)) return columns;
+  if (weight == summed && (x == columns || x == zero)) return partial;
+  return kRefused;
+}
+// [product]
+
+}  // namespace
+
+// [schemas]
 Kind same(Kind x, Kind y) {
   if (x == unknown || y == unknown) return unknown;
   if (x == y || is_neutral(y)) return x;
   if (is_neutral(x)) return y;
-  const auto are = [=](Kind a, Kind b) { return (x == a && y == b) || (x == b && y == a); };
-  return are(layers, partial) ? partial : kRefused;  // of copies on several stages
-}
-
-Kind beside(Kind x, Kind y) {
-  const bool of_heads = (x == replicated && y == columns) || (x == columns && y == replicated);
-  return of_heads ? columns : same(x, y);
+  const bool of_stages = std::minmax(x, y) == std::minmax(layers, partial);  // copies on several
+  return of_stages ? partial : kRefused;
 }
 
 Kind nonlinear(Kind x) { return x == partial || x == maximum || x == own_sums ? kRefused : x; }
@@ -97,44 +117,10 @@ Kind linear_in(Kind dy, Kind x) {
   return same(dy, x);
 }
 
-Kind times(Kind x, Kind weight) {
-  if (x == unknown || weight == unknown) return unknown;
-  if (x == maximum || x == own_sums) return kRefused;
-  switch (weight) {
-    case layers:
-      return layers;
-    case zero:
-    case replicated:
-      return x == columns ? kRefused : x;
-    case experts:  // of rows that were sent to them
-      return x == dispatched || x == zero ? dispatched : kRefused;
-    case outputs:
-      return x == replicated || x == zero ? columns : kRefused;
-    case inputs:
-      return x == columns || x == zero ? partial : kRefused;
-    default:
-      return kRefused;
-  }
-}
+Kind times(Kind x, Kind weight) { return product(x, weight, outputs, inputs); }
 
-Kind times_transposed(Kind dy, Kind weight) {
-  if (dy == unknown || weight == unknown) return unknown;
-  switch (weight) {
-    case layers:
-      return layers;
-    case zero:
-    case replicated:
-      return dy == columns ? kRefused : dy;
-    case experts:
-      return dy == dispatched || dy == zero ? dispatched : kRefused;
-    case outputs:
-      return dy == columns || dy == zero ? partial : kRefused;
-    case inputs:
-      return dy == replicated || dy == zero ? columns : kRefused;
-    default:
-      return kRefused;
-  }
-}
+Kind times_transposed(Kind dy, Kind weight) { return product(dy, weight, inputs, outputs); }
+// [schemas]
 
 // [over_rows]
 Kind over_rows(Kind dy, Kind x) {

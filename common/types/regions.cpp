@@ -7,12 +7,12 @@ namespace usp::types {
 namespace {
 
 /// Where a tensor lies in its storage: elements, or columns of rows of `period` elements.
-struct Columns {
-  int64_t period, begin, end;
+struct Columns : Part {
+  int64_t period;
 };
 
 Columns columns_of(const Tensor& t, int64_t offset) {
-  if (t.contiguous()) return {0, offset, offset + t.numel()};
+  if (t.contiguous()) return {{offset, offset + t.numel()}, 0};
   std::vector<std::pair<int64_t, int64_t>> axes;  // stride, size
   for (int axis = 0; axis < t.rank(); ++axis) {
     if (t.size(axis) > 1) axes.emplace_back(t.stride(axis), t.size(axis));
@@ -20,10 +20,10 @@ Columns columns_of(const Tensor& t, int64_t offset) {
   std::ranges::sort(axes);
   int64_t chunk = 1;
   for (const auto& [stride, size] : axes) {
-    if (stride != chunk) return {stride, offset % stride, offset % stride + chunk};
+    if (stride != chunk) return {{offset % stride, offset % stride + chunk}, stride};
     chunk *= size;
   }
-  return {0, offset, offset + chunk};
+  return {{offset, offset + chunk}, 0};
 }
 
 /// All regions become one, of rows of `period` columns.
@@ -87,47 +87,43 @@ int64_t Regions::offset(const Tensor& tensor) {
   return int64_t(address - storage(tensor).begin) / bytes_of(tensor.dtype());
 }
 
-bool Regions::is_older(const Tensor& tensor, size_t mark) {
-  return mark >= storages_.size() || storage(tensor).begin < storages_[mark].begin;
-}
-
-Regions::Range Regions::locate(const Tensor& tensor) {
+Part Regions::locate(const Tensor& tensor) {
   Storage& of = storage(tensor);
   const Columns c = columns_of(tensor, offset(tensor));
   if (of.regions.empty()) of.period = c.period;
-  if (c.period == of.period) return {c.begin, c.end};
+  if (c.period == of.period) return c;
   if (c.period == 0 || (of.period > 0 && c.period % of.period == 0)) {
     // Of rows of columns: whole ones, or a part of each.
     const int64_t begin = c.begin % of.period, end = begin + c.end - c.begin;
-    return end > of.period ? Range{0, of.period} : Range{begin, end};
+    return end > of.period ? Part{0, of.period} : Part{begin, end};
   }
   collapse(of.regions, c.period);
   of.period = c.period;
-  return {c.begin, c.end};
+  return c;
 }
 
 int64_t Regions::width(const Tensor& tensor) {
-  const Range range = locate(tensor);
-  return range.end - range.begin;
+  const Part all = locate(tensor);
+  return all.end - all.begin;
 }
 
-std::vector<Region> Regions::of(const Tensor& tensor) {
+std::vector<Region> Regions::of(const Tensor& tensor, Part part) {
   std::vector<Region> result;
   if (!tensor.defined() || tensor.numel() == 0) return result;
-  const Range range = locate(tensor);
-  const std::vector<Region>& all = storage(tensor).regions;
-  auto i = std::ranges::partition_point(all, [&](auto& r) { return r.end <= range.begin; });
-  for (; i != all.end() && i->begin < range.end; ++i) {
-    Region& region = result.emplace_back(*i);
-    region.begin = std::max(region.begin, range.begin) - range.begin;
-    region.end = std::min(region.end, range.end) - range.begin;
+  const Part all = locate(tensor), range = (part + all.begin).within(all);
+  const std::vector<Region>& regions = storage(tensor).regions;
+  auto i = std::ranges::partition_point(regions, [&](auto& r) { return r.end <= range.begin; });
+  for (; i != regions.end() && i->begin < range.end; ++i) {
+    Part& shown = result.emplace_back(*i);
+    shown = shown.within(range) + -all.begin;
   }
   return result;
 }
 
-std::span<Region> Regions::cut_out(const Tensor& tensor, int64_t from, int64_t to) {
-  const Range range = locate(tensor);
-  const int64_t begin = range.begin + from, end = range.begin + to;
+std::span<Region> Regions::cut_out(const Tensor& tensor, Part part) {
+  if (!tensor.defined() || tensor.numel() == 0) return {};
+  const Part whole = locate(tensor);
+  const auto [begin, end] = (part + whole.begin).within(whole);
   if (end <= begin) return {};
   std::vector<Region>& all = storage(tensor).regions;
   const size_t first = cut_at(all, begin);
@@ -135,7 +131,7 @@ std::span<Region> Regions::cut_out(const Tensor& tensor, int64_t from, int64_t t
   for (int64_t at = begin; at < end; at = all[last++].end) {
     const int64_t next = last < all.size() ? std::min(all[last].begin, end) : end;
     if (next > at) {  // nothing has been written there
-      all.insert(all.begin() + int64_t(last), Region{at, next, all_of(Kind::unwritten), ""});
+      all.insert(all.begin() + int64_t(last), Region{{at, next}, all_of(Kind::unwritten), ""});
     }
     if (all[last].end > end) cut_at(all, end);
   }
@@ -173,7 +169,7 @@ void Regions::divide_into_columns(const Tensor& tensor, int64_t columns) {
   const bool fits = (c.end - c.begin) % columns == 0 && c.begin % columns == 0;
   if (!of.regions.empty() || !fits || c.period % columns != 0) return;
   of.period = columns;
-  of.regions.push_back({0, columns, all_of(Kind::unwritten), ""});
+  of.regions.push_back({{0, columns}, all_of(Kind::unwritten), ""});
 }
 
 }  // namespace usp::types

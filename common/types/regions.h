@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -16,9 +18,22 @@ struct Parameter;
 
 namespace usp::types {
 
-/// Elements of a storage, or columns of all its rows, that are of one type.
-struct Region {
+/// Elements of a tensor, or columns of all its rows.
+struct Part {
   int64_t begin, end;
+
+  Part within(const Part& other) const {
+    return {std::max(begin, other.begin), std::min(end, other.end)};
+  }
+  bool empty() const { return begin >= end; }
+  Part operator+(int64_t offset) const { return {begin + offset, end + offset}; }
+  bool operator==(const Part&) const = default;
+};
+/// All of a tensor, however long it is.
+inline constexpr Part kWhole = {0, std::numeric_limits<int64_t>::max() / 2};
+
+/// A part of a storage that is of one type.
+struct Region : Part {
   Type type;
   std::string_view origin;               ///< the operation that wrote it, or what it is
   int block = -1;                        ///< where
@@ -36,22 +51,18 @@ class Regions {
   /// The address of a new storage of so many bytes, which holds nothing.
   void* place(int64_t bytes);
 
-  /// The regions of a tensor, begin and end counted from its own first element or column.
-  std::vector<Region> of(const Tensor& tensor);
+  /// The regions of a part, begin and end counted from the tensor's own first element or column;
+  /// none where the tensor has no elements.
+  std::vector<Region> of(const Tensor& tensor, Part part = kWhole);
   /// In what these are counted.
   int64_t width(const Tensor& tensor);
-  /// The regions of part [begin, end) take what `change(Region&)` makes of them; what had none
-  /// takes what it makes of an unwritten one.
+  /// The regions of a part take what `change(Region&)` makes of them; what had none takes what it
+  /// makes of an unwritten one.
   template <class Change>
-  void change(const Tensor& tensor, int64_t begin, int64_t end, const Change& change) {
-    const std::span<Region> part = cut_out(tensor, begin, end);
-    for (Region& region : part) change(region);
-    if (!part.empty()) join_alike(tensor, part);
-  }
-  /// The same of the whole tensor.
-  template <class Change>
-  void change(const Tensor& tensor, const Change& to) {
-    change(tensor, 0, width(tensor), to);
+  void change(const Tensor& tensor, Part part, const Change& change) {
+    const std::span<Region> regions = cut_out(tensor, part);
+    for (Region& region : regions) change(region);
+    if (!regions.empty()) join_alike(tensor, regions);
   }
   /// Says of a tensor without types that its rows are so many columns, if it consists of such rows.
   void divide_into_columns(const Tensor& tensor, int64_t columns);
@@ -59,9 +70,6 @@ class Regions {
   int64_t period(const Tensor& tensor) { return storage(tensor).period; }
   /// The first region of which this is so, in any storage so far; nothing where there is none.
   std::optional<Region> find(const std::function<bool(const Region&)>& is_so) const;
-  /// Whether it was made before this point, which mark() gives.
-  bool is_older(const Tensor& tensor, size_t mark);
-  size_t mark() const { return storages_.size(); }  ///< now, for is_older()
 
  private:
   struct Storage {
@@ -69,14 +77,11 @@ class Regions {
     int64_t period = 0;
     std::vector<Region> regions;  ///< sorted; none overlap
   };
-  struct Range {
-    int64_t begin, end;
-  };
   Storage& storage(const Tensor& tensor);
   int64_t offset(const Tensor& tensor);  ///< of its first element
-  Range locate(const Tensor& tensor);
-  /// Part [from, to) as whole regions.
-  std::span<Region> cut_out(const Tensor& tensor, int64_t from, int64_t to);
+  Part locate(const Tensor& tensor);
+  /// A part as whole regions.
+  std::span<Region> cut_out(const Tensor& tensor, Part part);
   /// Regions that are alike become one: these, and the one before them.
   void join_alike(const Tensor& tensor, std::span<const Region> changed);
 

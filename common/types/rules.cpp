@@ -9,451 +9,366 @@ namespace usp::types {
 
 using enum Kind;
 
-/// The rules of ops, on the operands of one.
+/// The rules of ops, on the operands of one. Comments name these, outputs first.
 class Rules {
  public:
-  /// What all of an operand is.
+  /// What all of an operand is, or of what an op makes.
   struct Value : Region {
     bool is_there = false;  ///< it has elements
   };
+  using Rule = void (Rules::*)() const;
 
-  explicit Rules(const OpInTypes& op) : c_(op.checker), op_(op) {}
+  Rules(Checker& checker, std::string_view name, std::span<const Tensor* const> operands, bool flag)
+      : c_(checker), name_(name), operands_(operands), flag_(flag) {}
 
-  const Tensor& operand(int i) const { return *op_.operands[i]; }
-  int operands() const { return static_cast<int>(op_.operands.size()); }
-  bool flag() const { return op_.flag; }
+  static const std::unordered_map<std::string_view, Rule>& all();
 
+  Value read(const Tensor& x) const {
+    if (!x.defined() || x.numel() == 0) return {};
+    const std::vector<Region> all = parts_of(x);
+    if (x.dtype() == DType::i32 && (all.empty() || all.front().type == all_of(unwritten))) {
+      return {{{}, all_of(unknown), ""}, true};
+    }
+    c_.check_there(name_, "reads", x, all);
+    return {c_.as_one(name_, all), true};
+  }
+
+ private:
+  const Tensor& operand(int i) const { return *operands_[i]; }
+  int operands() const { return static_cast<int>(operands_.size()); }
   [[noreturn]] void refuse(int factor, const std::string& what) const {
-    c_.refuse(op_.name, factor, what);
+    c_.refuse(name_, factor, what);
   }
+  static std::string told(const Region& x, int f) { return Checker::told(x, f); }
 
-  static std::string told(const Value& x, int f) { return Checker::told(x, f); }
-
-  // ---- operands
-
-  Value value_of(const Region& region) const {
-    c_.check_arrived(op_.name, "reads", region);
-    c_.add_to_link(region);
-    return {region, true};
-  }
+  // ---- operands and results
 
   Value read(int i) const { return read(operand(i)); }
-  Value read(const Tensor& x) const {
-    Value value{};
-    if (!x.defined() || x.numel() == 0) return value;
-    const std::vector<Region> all = c_.as_read(x);
-    if (x.dtype() == DType::i32 && (all.empty() || all.front().type == all_of(unwritten))) {
-      value.type = all_of(unknown);
-      value.is_there = true;
-      return value;
-    }
-    c_.check_there(op_.name, "reads", x, all);
-    value = value_of(all.front());
-    for (const Region& region : std::span(all).subspan(1)) {
-      const Value part = value_of(region);
-      for (int f = 0; f < c_.count(); ++f) {
-        const Kind both = types::beside(value.type[f], part.type[f]);
-        if (both == kRefused) {
-          refuse(f, fmt::format("one part of what it reads is {}, and another {}", told(value, f),
-                                told(part, f)));
-        }
-        if (both != value.type[f]) value.origin = part.origin, value.block = part.block;
-        value.type[f] = both;
-      }
-    }
+  /// What an operand consists of, which is read with this.
+  std::vector<Region> parts_of(const Tensor& x) const {
+    std::vector<Region> all = c_.as_read(x);
+    for (const Region& region : all) note(region);
     c_.note_read(x, all);
-    return value;
+    return all;
   }
-
-  std::vector<Region> pieces(int i) const { return c_.as_read(operand(i)); }
+  std::vector<Region> parts(int i) const { return parts_of(operand(i)); }
+  void note(const Region& region) const {
+    c_.check_arrived(name_, "reads", region);
+    c_.add_to_link(region);
+  }
   int64_t width(int i) const { return c_.regions_.width(operand(i)); }
 
-  // ---- results
-
-  // `kind(f)` is the kind along factor f.
-
-  template <class PerFactor>
-  void put(int i, const PerFactor& kind) const {
-    put(operand(i), 0, -1, kind);
-  }
-  template <class PerFactor>
-  void put(const Tensor& y, int64_t begin, int64_t end, const PerFactor& kind) const {
+  /// Writes a result, or adds it to what is there.
+  void put(int i, const Value& y, bool adds = false) const { put(operand(i), kWhole, y, adds); }
+  void put(const Tensor& y, Part part, const Value& value, bool adds = false) const {
     if (!y.defined() || y.numel() == 0) return;
-    Type type{};
-    for (int f = 0; f < c_.count(); ++f) type[f] = kind(f);
-    c_.write(y, begin, end < 0 ? c_.regions_.width(y) : end, type, op_.name);
-  }
-  /// Adds to what is there, where the op does.
-  template <class PerFactor>
-  void add_to(int i, bool adds, const PerFactor& kind) const {
-    add_to(operand(i), 0, -1, adds, kind);
-  }
-  template <class PerFactor>
-  void add_to(const Tensor& y, int64_t begin, int64_t end, bool adds, const PerFactor& kind) const {
-    if (!y.defined() || y.numel() == 0) return;
-    if (end < 0) end = c_.regions_.width(y);
-    std::vector<Region> before;
-    if (adds) {
-      int64_t covered = 0;
-      for (const Region& region : c_.regions_.of(y)) {
-        if (region.end <= begin || region.begin >= end) continue;
-        before.push_back(region);
-        covered += std::min(region.end, end) - std::max(region.begin, begin);
-        value_of(region);
-      }
-      if (covered < end - begin) refuse(-1, "adds to what nothing has written");
-      c_.note_read(y, before);
+    if (!adds) return c_.write(y, part, value.type, name_);
+    const std::vector<Region> before = c_.regions_.of(y, part);
+    c_.check_covered(name_, "adds to", y, part, before);
+    for (const Region& old : before) {
+      note(old);
+      c_.write(y, old, agree("adds up", {old, true}, value).type, name_);
     }
-    Value added{};
-    added.origin = op_.name;
-    added.block = Runtime::current().block();
-    added.is_there = true;
-    for (int f = 0; f < c_.count(); ++f) added.type[f] = kind(f);
-    if (!adds) return put(y, begin, end, [&](int f) { return added.type[f]; });
-    for (const Region& region : before) {
-      const Value old = value_of(region);
-      put(y, std::max(region.begin, begin), std::min(region.end, end),
-          [&](int f) { return agree(f, "adds up", old, added); });
-    }
+    c_.note_read(y, before);
   }
   /// The same of a weight's gradient, which somebody has to read before it is written over.
-  template <class PerFactor>
-  void add_gradient(const Tensor& y, int64_t begin, int64_t end, const PerFactor& kind) const {
-    if (!y.defined() || y.numel() == 0) return;
-    if (end < 0) end = c_.regions_.width(y);
-    for (const Region& region : c_.regions_.of(y)) {
-      const bool is_part = region.begin < end && region.end > begin;
-      if (!flag() && is_part && region.is_unread_gradient) {
-        refuse(-1,
-               fmt::format("writes over a gradient that nothing has read, from {}", region.origin));
-      }
-    }
-    add_to(y, begin, end, flag(), kind);
+  void put_gradient(const Value& gradient, Part part = kWhole) const {
+    const Tensor& y = operand(0);
+    if (!flag_) c_.check_read(name_, c_.regions_.of(y, part));
+    put(y, part, gradient, flag_);
     c_.own_stage_enters(y);
-    c_.regions_.change(y, begin, end, [](Region& r) { r.is_unread_gradient = true; });
+    c_.regions_.change(y, part, [](Region& r) { r.is_unread_gradient = true; });
   }
 
   // ---- schemas, with what an error says
 
+  /// The kind that `kind(f)` gives along each factor.
+  template <class PerFactor>
+  Value made(const PerFactor& kind) const {
+    Value value{{{}, {}, name_, Runtime::current().block()}, true};
+    for (int f = 0; f < c_.count(); ++f) value.type[f] = kind(f);
+    return value;
+  }
   template <class What>
   Kind checked(Kind kind, int f, const What& what) const {
     if (kind == kRefused) refuse(f, what());
     return kind;
   }
   Kind agree(int f, const char* verb, const Value& x, const Value& y) const {
-    if (!x.is_there) return y.type[f];
-    if (!y.is_there) return x.type[f];
+    if (!x.is_there || !y.is_there) return x.is_there ? x.type[f] : y.type[f];
     return checked(same(x.type[f], y.type[f]), f,
                    [&] { return fmt::format("{} {} and {}", verb, told(x, f), told(y, f)); });
   }
-  Kind whole(int f, const Value& x) const {
-    return checked(nonlinear(x.type[f]), f,
-                   [&] { return "is not linear, and reads " + told(x, f); });
+  Value agree(const char* verb, const Value& x, const Value& y) const {
+    return made([&](int f) { return agree(f, verb, x, y); });
   }
-  Kind beside(int f, const Value& dy, const Value& x) const {
-    if (!x.is_there) return dy.type[f];
-    return checked(linear_in(dy.type[f], x.type[f]), f, [&] {
-      return fmt::format("multiplies {} by what forward had: {}", told(dy, f), told(x, f));
-    });
-  }
-  template <class Schema>
-  Kind product(Schema schema, int f, const Value& x, const Value& y) const {
-    return checked(schema(x.type[f], y.type[f]), f,
-                   [&] { return fmt::format("multiplies {} by {}", told(x, f), told(y, f)); });
-  }
-  Kind number(int f, const Value& x) const {
-    return checked(term(x.type[f], c_.is_first(f, x.parameter)), f,
-                   [&] { return "is not linear, and reads " + told(x, f); });
-  }
-  void must_be_whole(int f, const char* what, const Value& x) const {
-    if (x.is_there && x.type[f] == partial) {
-      refuse(f, fmt::format("{} is not that of all ranks: {}", what, told(x, f)));
-    }
-  }
-
-  // ---- ops; the comments name their operands
-
-  void fill() const {  // y
-    put(0, [&](int) { return flag() ? zero : replicated; });
-  }
-  void copy() const {  // y, x
-    if (operand(1).numel() == 0) return;
-    const std::vector<Region> from = pieces(1);
-    if (from.empty() && operand(1).dtype() != DType::i32) read(1);
-    for (const Region& region : from) value_of(region);
-    c_.copy(operand(0), operand(1));
-    c_.note_read(operand(1), from);
-    if (c_.has_stage_copies_) c_.own_stage_enters(operand(0));
-  }
-  auto sum_of(const Value& x, const Value& y) const {
-    return [=, this](int f) {
+  Value sum(const Value& x, const Value& y) const {
+    return made([&](int f) {
       // The last output of a block that is made again lacks its sum over ranks, and nothing reads
       // it.
-      if (c_.phase().is_recomputing && (x.type[f] == partial) != (y.type[f] == partial)) {
-        return unwritten;
-      }
+      const bool is_last = c_.is_in("recompute");
+      if (is_last && (x.type[f] == partial) != (y.type[f] == partial)) return unwritten;
       return agree(f, "adds", x, y);
-    };
+    });
   }
-  void add() const {  // y, a, b; accumulate: y, y, x
-    const std::vector<Region> one = pieces(1), two = pieces(2);
-    if ((one.size() > 1 || two.size() > 1) && width(1) == width(2)) {  // part by part
-      for (const Region& x : one) {
-        for (const Region& y : two) {
-          const int64_t begin = std::max(x.begin, y.begin), end = std::min(x.end, y.end);
-          if (begin < end) put(operand(0), begin, end, sum_of(value_of(x), value_of(y)));
-        }
-      }
-      c_.note_read(operand(1), one);
-      c_.note_read(operand(2), two);
-    } else if (c_.phase().sums_heads) {
-      const Value before = read(1);
-      Value x = read(2);
-      std::ranges::replace(x.type, columns, partial);  // other heads on other ranks
-      put(0, sum_of(before, x));
-    } else {
-      put(0, sum_of(read(1), read(2)));
+  Value whole(Value x) const {
+    for (int f = 0; f < c_.count(); ++f) {
+      checked(nonlinear(x.type[f]), f, [&] { return "is not linear, and reads " + told(x, f); });
     }
+    return x;
   }
-  void same_as(int from) const {
-    const Value x = read(from);
-    put(0, [&](int f) { return x.type[f]; });
+  Value beside(Value dy, const Value& x) const {
+    for (int f = 0; x.is_there && f < c_.count(); ++f) {
+      dy.type[f] = checked(linear_in(dy.type[f], x.type[f]), f, [&] {
+        return fmt::format("multiplies {} by what forward had: {}", told(dy, f), told(x, f));
+      });
+    }
+    return dy;
   }
-  void nonlinear_of(int from) const {
-    const Value x = read(from);
-    put(0, [&](int f) { return whole(f, x); });
+  Value product(Kind (*schema)(Kind, Kind), const Value& x, const Value& y) const {
+    return made([&](int f) {
+      return checked(schema(x.type[f], y.type[f]), f,
+                     [&] { return fmt::format("multiplies {} by {}", told(x, f), told(y, f)); });
+    });
   }
-  void linear_of(int dy_at, int x_at) const {
-    const Value dy = read(dy_at), x = read(x_at);
-    put(0, [&](int f) { return beside(f, dy, x); });
+  // The same of operands, which are read in this order: a history shows it.
+  Value agree(const char* verb, int x, int y) const {
+    const Value first = read(x);
+    return agree(verb, first, read(y));
+  }
+  Value beside(int dy, int x) const {
+    const Value first = read(dy);
+    return beside(first, read(x));
+  }
+  Value product(Kind (*schema)(Kind, Kind), int x, int y) const {
+    const Value first = read(x);
+    return product(schema, first, read(y));
+  }
+  Value number(const Value& x) const {
+    return made([&](int f) {
+      return checked(term(x.type[f], c_.is_first(f, x.parameter)), f,
+                     [&] { return "is not linear, and reads " + told(x, f); });
+    });
   }
 
+  // ---- ops that a schema serves
+
+  void moved() const { put(0, read(1)); }                // y, x
+  void nonlinear_of() const { put(0, whole(read(1))); }  // y, x
+  void linear_of() const { put(0, beside(1, 2)); }       // dx, dy, x
+  void add() const {                                     // y, a, b; accumulate: y, y, x
+    const std::vector<Region> one = parts(1), two = parts(2);
+    if ((one.size() <= 1 && two.size() <= 1) || width(1) != width(2)) {
+      Value x = read(2);
+      if (c_.is_in("sums over heads"))
+        std::ranges::replace(x.type, columns, partial);  // of other ranks
+      return put(0, sum(read(1), x));
+    }
+    for (const Region& x : one) {
+      for (const Region& y : two) {
+        if (!x.within(y).empty()) put(operand(0), x.within(y), sum({x, true}, {y, true}));
+      }
+    }
+  }
   void linear_forward() const {  // y, x, weight: part by part of stacked weights
     const Value x = read(1);
     const int64_t I = operand(2).size(1), O = operand(2).size(0);
-    const std::vector<Region> parts = pieces(2);
-    const bool alike =
-        std::ranges::all_of(parts, [&](const Region& r) { return r.type == parts[0].type; });
-    if (!alike && operand(0).contiguous()) c_.regions_.divide_into_columns(operand(0), O);
-    if (alike || width(0) != O) {
-      const Value w = read(2);
-      return put(0, [&](int f) { return product(times, f, x, w); });
-    }
-    c_.check_there(op_.name, "reads", operand(2), parts);
-    for (const Region& part : parts) {
-      const Value w = value_of(part);
-      put(operand(0), part.begin / I, part.end / I, [&](int f) { return product(times, f, x, w); });
+    const std::vector<Region> stacked = parts(2);
+    const bool is_one = std::ranges::all_of(
+        stacked, [&](const Region& part) { return part.type == stacked[0].type; });
+    if (!is_one && operand(0).contiguous()) c_.regions_.divide_into_columns(operand(0), O);
+    if (is_one || width(0) != O) return put(0, product(times, x, read(2)));
+    c_.check_there(name_, "reads", operand(2), stacked);
+    for (const Region& part : stacked) {
+      put(operand(0), {part.begin / I, part.end / I}, product(times, x, {part, true}));
     }
   }
   void linear_forward_add() const {  // y, x, weight, residual
-    const Value x = read(1), w = read(2), residual = read(3);
-    put(0, [&](int f) {
-      Value product_of{};
-      product_of.is_there = true;
-      product_of.origin = op_.name;
-      product_of.type[f] = product(times, f, x, w);
-      return agree(f, "adds", residual, product_of);
-    });
+    const Value added = product(times, 1, 2);
+    put(0, agree("adds", read(3), added));
   }
   void linear_backward_input() const {  // dx, dy, weight
     const int64_t I = operand(2).size(1), O = operand(2).size(0);
-    const std::vector<Region> parts = pieces(2), of_dy = pieces(1);
-    if (parts.size() <= 1 || width(1) != O) {
-      const Value dy = read(1), w = read(2);
-      return put(0, [&](int f) { return product(times_transposed, f, dy, w); });
+    const std::vector<Region> stacked = parts(2), of_dy = parts(1);
+    if (stacked.size() <= 1 || width(1) != O) {
+      return put(0, product(times_transposed, 1, 2));
     }
     Value sum{};
-    for (const Region& part : parts) {
-      const Value w = value_of(part);
-      for (const Region& piece : of_dy) {
-        if (piece.end <= part.begin / I || piece.begin >= part.end / I) continue;
-        Value term = value_of(piece);
-        const Value dy = term;
-        for (int f = 0; f < c_.count(); ++f) {
-          term.type[f] = product(times_transposed, f, dy, w);
-          if (sum.is_there) sum.type[f] = agree(f, "adds", sum, term);
-        }
-        if (!sum.is_there) sum = term;
+    for (const Region& part : stacked) {
+      for (const Region& dy : of_dy) {
+        if (dy.within({part.begin / I, part.end / I}).empty()) continue;
+        sum = agree("adds", sum, product(times_transposed, {dy, true}, {part, true}));
       }
     }
-    put(0, [&](int f) { return sum.type[f]; });
+    put(0, sum);
   }
   void linear_backward_weight() const {  // dweight, dy, x
     const Value x = read(2);
-    const std::vector<Region> parts = pieces(1);
+    const std::vector<Region> stacked = parts(1);
     const int64_t I = operand(0).size(1), O = operand(0).size(0);
-    if (parts.size() <= 1 || width(1) != O) {
-      const Value dy = read(1);
-      return add_gradient(operand(0), 0, -1, [&](int f) { return product(over_rows, f, dy, x); });
+    if (stacked.size() <= 1 || width(1) != O) {
+      return put_gradient(product(over_rows, read(1), x));
     }
-    for (const Region& part : parts) {
-      const Value dy = value_of(part);
-      add_gradient(operand(0), part.begin * I, part.end * I,
-                   [&](int f) { return product(over_rows, f, dy, x); });
+    for (const Region& dy : stacked) {
+      put_gradient(product(over_rows, {dy, true}, x), {dy.begin * I, dy.end * I});
     }
   }
   void gradient_over_rows() const {  // dweight, dy, x
     const Value dy = read(1), x = read(2);
-    if (!x.is_there) {  // experts without rows
-      for (const auto& part : c_.parts_of(operand(0), &Parameter::grad)) {
-        c_.without_rows_.insert(part.parameter);
-      }
-      return put(0, [](int) { return zero; });
+    if (x.is_there) return put_gradient(product(over_rows, dy, x));
+    for (const auto& weight : c_.parameters_in(operand(0), &Parameter::grad)) {
+      c_.without_rows_.insert(weight.parameter);  // of experts
     }
-    add_gradient(operand(0), 0, -1, [&](int f) { return product(over_rows, f, dy, x); });
+    put(0, made([](int) { return zero; }));
   }
   void matmul() const {  // c, a, b
-    const Value a = read(1), b = read(2);
-    const bool has_heads_apart = c_.phase().has_heads_apart;  // of one head, with its own weight
-    add_to(0, flag(), [&](int f) {
-      if (has_heads_apart && a.type[f] == columns && b.type[f] == outputs) return columns;
-      return product(times, f, a, b);
-    });
+    Value a = read(1);
+    const Value b = read(2);
+    for (int f = 0; c_.is_in("heads apart") && f < c_.count(); ++f) {
+      // Each rank has other heads, with their own weights: to this product it is a head.
+      if (a.type[f] == columns && b.type[f] == outputs) a.type[f] = replicated;
+    }
+    put(0, product(times, a, b), flag_);
+  }
+  void grouped_linear() const {  // y, x, weights; dx, dy, weights
+    const Value x = read(1);
+    const bool is_forward = name_.ends_with("forward");
+    if (x.is_there) put(0, product(is_forward ? times : times_transposed, x, read(2)));
+  }
+  void gates_backward() const { put(0, beside(1, 2), true); }  // dscores, dgates, gates
+  void unpermute() const {                                     // y, rows, slots, gates
+    const Value x = read(1);
+    put(0, x.is_there ? x : made([](int) { return zero; }), flag_);
+  }
+
+  // ---- others, which combine schemas
+
+  void fill() const {  // y
+    put(0, made([&](int) { return flag_ ? zero : replicated; }));
+  }
+  void copy() const {  // y, x
+    const Tensor& x = operand(1);
+    if (x.numel() == 0) return;
+    if (parts(1).empty() && x.dtype() != DType::i32) read(1);
+    c_.copy(operand(0), x);
+    if (c_.has_stage_copies_) c_.own_stage_enters(operand(0));
   }
   void embedding_forward() const {  // y, y, tokens, table
-    const Value tokens = read(2), table = read(3);
-    put(0, [&](int f) {
-      // Zeros for the words of other ranks.
-      if (table.type[f] == outputs && tokens.type[f] == replicated) return partial;
-      return product(times, f, tokens, table);
-    });
+    Value y = product(times, 2, 3);
+    std::ranges::replace(y.type, columns, partial);  // zeros for the words of other ranks
+    put(0, y);
   }
   void embedding_backward() const {  // dtable, dy, tokens
-    const Value dy = read(1), tokens = read(2);
-    const auto parts = c_.parts_of(operand(0), &Parameter::grad);
-    add_gradient(operand(0), 0, -1, [&](int f) {
-      const Kind kind = product(over_rows, f, dy, tokens);
-      const bool of_own_words =
-          !parts.empty() && c_.declared_.at(parts[0].parameter).type[f] == outputs;
-      return of_own_words && kind == replicated ? outputs : kind;
-    });
+    Value gradient = product(over_rows, 1, 2);
+    const auto tables = c_.parameters_in(operand(0), &Parameter::grad);
+    for (int f = 0; !tables.empty() && f < c_.count(); ++f) {
+      const bool has_own_words = c_.declared_.at(tables[0].parameter).type[f] == outputs;
+      if (has_own_words && gradient.type[f] == replicated) gradient.type[f] = outputs;
+    }
+    put_gradient(gradient);
   }
 
   void rmsnorm_forward() const {  // y, rstd, x, weight
-    const Value x = read(2), w = read(3);
-    const auto norm = [&](int f) {
+    const Value x = whole(read(2));
+    for (int f = 0; f < c_.count(); ++f) {
       if (x.type[f] == columns) refuse(f, "takes the mean over columns, and reads " + told(x, f));
-      return whole(f, x);
-    };
-    put(0, [&](int f) {
-      norm(f);
-      return product(times, f, x, w);
-    });
-    put(1, norm);
+    }
+    put(0, product(times, x, read(3)));
+    put(1, x);
   }
   void rmsnorm_backward_input() const {  // dx, dy, x, dresidual, weight, rstd
-    const Value dy = read(1), x = read(2), residual = read(3), w = read(4);
-    put(0, [&](int f) {
+    const Value through = beside(1, 2), residual = read(3), w = read(4);
+    for (int f = 0; f < c_.count(); ++f) {
       if (w.type[f] != replicated && w.type[f] != layers) refuse(f, "multiplies by " + told(w, f));
-      Value through = dy;
-      through.type[f] = beside(f, dy, x);
-      return agree(f, "adds", through, residual);
-    });
+    }
+    put(0, agree("adds", through, residual));
   }
   void rope() const {  // x, x, cos, sin
-    for (const Region& region : pieces(0)) {
-      value_of(region);
-      put(operand(0), region.begin, region.end, [&](int f) { return region.type[f]; });
-    }
+    for (const Region& part : parts(0)) put(operand(0), part, {part, true});
   }
 
   void attention_forward() const {  // out, lse, probs, q, k, v
-    const Value q = read(3), k = read(4), v = read(5);
-    const auto attends = [&](int f) {
-      whole(f, q), whole(f, v);
+    const Value q = whole(read(3)), k = whole(read(4));
+    whole(read(5));
+    const Value out = made([&](int f) {
       // Each rank has a share of the text before, perhaps none of it: a part of every row's sum.
       const bool is_share = c_.is_decoding_ && c_.setting_.factors[f].axis == MeshAxis::cp;
       if (is_share && q.type[f] == replicated && (!k.is_there || k.type[f] == rows))
         return own_sums;
-      if (whole(f, k) == replicated && (q.type[f] == rows || q.type[f] == columns))
-        return q.type[f];
+      const bool of_own = q.type[f] == rows || q.type[f] == columns;
+      if (k.type[f] == replicated && of_own) return q.type[f];
       return agree(f, "attends with", q, k);
-    };
-    for (int i : {0, 1, 2}) put(i, attends);
+    });
+    for (int i : {0, 1, 2}) put(i, out);
   }
   void attention_merge() const {  // out, out, part_out, lse, lse, part_lse
-    const Value out = read(1), part = read(2), lse = read(4), part_lse = read(5);
-    put(0, [&](int f) { return agree(f, "merges", out, part); });
-    put(3, [&](int f) { return agree(f, "merges", lse, part_lse); });
+    put(0, agree("merges", 1, 2));
+    put(3, agree("merges", 4, 5));
   }
   void attention_rescale() const {  // probs, probs, part_lse, lse
-    const Value probs = read(1), lse = read(3);
-    put(0, [&](int f) { return agree(f, "rescales", probs, lse); });
+    put(0, agree("rescales", 1, 3));
   }
   void attention_backward() const {  // dq, dk, dv, dout, probs, q, k, v, lse, delta
-    const Value dout = read(3), q = read(5), k = read(6);
-    add_to(0, flag(), [&](int f) { return beside(f, dout, q); });
-    const auto of_keys = [&](int f) {
-      const Kind d = dout.type[f];
+    const Value dout = read(3), k = read(6);
+    put(0, beside(dout, read(5)), flag_);
+    Value sent = dout;
+    for (int f = 0; f < c_.count(); ++f) {
       // Each rank has the gradient that its own queries send, of keys that all have.
-      if (k.type[f] == replicated && (d == rows || d == columns)) return partial;
-      return beside(f, dout, k);
-    };
-    for (int i : {1, 2}) add_to(i, flag(), of_keys);
+      const bool of_own = dout.type[f] == rows || dout.type[f] == columns;
+      if (k.type[f] == replicated && of_own) sent.type[f] = partial;
+    }
+    for (int i : {1, 2}) put(i, beside(sent, k), flag_);
   }
 
   void cross_entropy_forward() const {  // row_max, row_sum, target_logit, logits, targets
-    const Value x = read(3), targets = read(4);
-    const auto put_as = [&](int i, Kind of_own_words) {
-      put(i, [&](int f) {
-        if (x.type[f] == columns) return of_own_words;
-        whole(f, x);
-        return agree(f, "compares", x, targets);
-      });
-    };
-    put_as(0, maximum);
-    put_as(1, own_sums);
-    put_as(2, partial);
+    const Value x = whole(read(3)), targets = read(4);
+    const std::array of_own_words = {maximum, own_sums, partial};
+    for (int i : {0, 1, 2}) {
+      put(i, made([&](int f) {
+            return x.type[f] == columns ? of_own_words[i] : agree(f, "compares", x, targets);
+          }));
+    }
   }
   void cross_entropy_rescale() const {  // row_sum, row_sum, row_max, max
     const Value sum = read(1), max = read(3);
-    put(0, [&](int f) {
-      if (sum.type[f] != own_sums) return agree(f, "rescales", sum, max);
-      if (max.type[f] != replicated) refuse(f, "refers sums to " + told(max, f));
-      return partial;
-    });
+    put(0, made([&](int f) {
+          if (sum.type[f] != own_sums) return agree(f, "rescales", sum, max);
+          if (max.type[f] != replicated) refuse(f, "refers sums to " + told(max, f));
+          return partial;
+        }));
   }
   void cross_entropy_loss() const {  // loss, lse, row_max, row_sum, target_logit
-    const Value max = read(2), sum = read(3), target = read(4);
-    put(1, [&](int f) {
-      whole(f, max), whole(f, sum), whole(f, target);
-      return agree(f, "takes the logarithm of", max, sum);
-    });
-    enter(0, read(1));
+    const Value max = whole(read(2)), sum = whole(read(3));
+    whole(read(4));
+    put(1, agree("takes the logarithm of", max, sum));
+    enter(read(1));
   }
   void cross_entropy_backward() const {  // dlogits, logits, targets, lse
-    const Value x = read(1), lse = read(3);
-    put(0, [&](int f) {
-      whole(f, x), whole(f, lse);
-      if (x.type[f] == columns && lse.type[f] == replicated) return columns;
-      return agree(f, "subtracts", x, lse);
-    });
+    const Value x = whole(read(1)), lse = whole(read(3));
+    put(0, made([&](int f) {
+          if (x.type[f] == columns && lse.type[f] == replicated) return columns;
+          return agree(f, "subtracts", x, lse);
+        }));
   }
 
-  /// A number that is summed over all ranks later on.
-  void enter(int i, const Value& x) const {
-    add_to(i, true, [&](int f) { return number(f, x); });
-    const bool is_new = std::ranges::none_of(
-        c_.terms_, [&](const Tensor& known) { return known.address() == operand(i).address(); });
-    if (is_new && c_.regions_.is_older(operand(i), c_.lasts_)) c_.terms_.push_back(operand(i));
-  }
+  /// The first operand is a number that is summed over all ranks later on.
+  void enter(const Value& x) const { put(0, number(x), true); }
   void sum_squares() const {  // each x, sum
     const int sum = operands() - 1;
     for (int i = 0; i < sum; ++i) {
       if (!operand(i).defined() || operand(i).numel() == 0) continue;
-      const Value x = read(i);
-      add_to(sum, flag() || i > 0, [&](int f) { return number(f, x); });
+      put(sum, number(read(i)), flag_ || i > 0);
       c_.in_norm_.insert(operand(i).address());
     }
   }
   void clip_coefficient() const {  // sums, coefficient, norm
     c_.check_norm();
     const Value sums = read(0);
-    const auto norm = [&](int f) {
-      if (sums.type[f] == replicated || sums.type[f] == zero) return replicated;
+    for (int f = 0; f < c_.count(); ++f) {
+      if (sums.type[f] == replicated || sums.type[f] == zero) continue;
       refuse(f, "the norm is not that of all gradients: " + told(sums, f));
-    };
-    for (int i : {1, 2}) put(i, norm);
+    }
+    for (int i : {1, 2}) put(i, made([](int) { return replicated; }));
   }
   void adamw() const {  // value, master, m, v, grad of each, coefficient
     const Value coefficient = read(operands() - 1);
@@ -463,159 +378,150 @@ class Rules {
     for (int i = 0; i + 4 < operands(); i += 5) {
       if (operand(i).numel() == 0) continue;
       const Value value = read(i), grad = read(i + 4);
-      const Parameter* parameter = value.parameter;
-      Type now{};
-      for (int f = 0; f < c_.count(); ++f) {
-        const bool unsaid = value.type[f] == zero && parameter != nullptr;
-        const Kind k = unsaid ? c_.declared_.at(parameter).type[f] : value.type[f];
-        const Kind g = grad.type[f];
-        if (g == partial) refuse(f, "updates with a gradient that is not summed: " + told(grad, f));
-        const bool own_shard = k == replicated && g == rows;
-        const bool no_rows = g == zero && c_.without_rows_.contains(parameter);
-        if (g != k && !own_shard && !no_rows && g != unknown) {
-          refuse(f, fmt::format("updates {} with {}", told(value, f), told(grad, f)));
-        }
-        now[f] = own_shard ? rows : k;
-      }
-      for (int j = i; j < i + 4; ++j) put(j, [&](int f) { return now[f]; });
+      const Value now = made([&](int f) { return updated(f, value, grad); });
+      for (int j = i; j < i + 4; ++j) put(j, now);
       // The next step may not read it again.
-      c_.write(operand(i + 4), all_of(unwritten), "the update, which was the last to read it");
+      c_.write(operand(i + 4), kWhole, all_of(unwritten),
+               "the update, which was the last to read it");
     }
     c_.is_updating_ = true;
   }
+  Kind updated(int f, const Value& value, const Value& grad) const {
+    const Parameter* parameter = value.parameter;
+    const bool unsaid = value.type[f] == zero && parameter != nullptr;
+    const Kind k = unsaid ? c_.declared_.at(parameter).type[f] : value.type[f], g = grad.type[f];
+    if (g == partial) refuse(f, "updates with a gradient that is not summed: " + told(grad, f));
+    if (k == replicated && g == rows) return rows;  // its own shard
+    const bool no_rows = g == zero && c_.without_rows_.contains(parameter);
+    if (g == k || no_rows || g == unknown) return k;
+    refuse(f, fmt::format("updates {} with {}", told(value, f), told(grad, f)));
+  }
 
   void router_scores() const {  // scores, logits
-    nonlinear_of(1);
-    c_.scores_ = pieces(0).empty() ? c_.scores_ : pieces(0).front().type;
-  }
-  void gates_backward() const {  // dscores, dgates, gates, scores, choices
-    const Value d = read(1), x = read(2);
-    add_to(0, true, [&](int f) { return beside(f, d, x); });
-  }
-  void unpermute() const {  // y, rows, slots, gates
-    const Value x = read(1);
-    add_to(0, flag(), [&](int f) { return x.is_there ? x.type[f] : zero; });
+    const Value scores = whole(read(1));
+    put(0, scores);
+    if (scores.is_there) c_.scores_ = scores.type;
   }
   void unpermute_backward() const {  // drows, dgates, dy, rows, slots, gates
-    const Value dy = read(2), x = read(3);
-    put(1, [&](int f) {
-      if (!x.is_there) return dy.type[f];
-      if (x.type[f] == partial && dy.type[f] == replicated) return partial;
-      return beside(f, dy, x);
-    });
-    put(0, [&](int f) { return dy.type[f]; });
+    const Value dy = read(2);
+    Value d = dy, x = read(3);
+    for (int f = 0; f < c_.count(); ++f) {  // linear in the rows as well
+      if (x.type[f] == partial && d.type[f] == replicated) std::swap(d.type[f], x.type[f]);
+    }
+    put(1, beside(d, x));
+    put(0, dy);
   }
-  void grouped(Kind (*schema)(Kind, Kind)) const {  // y, x, weights; dx, dy, weights
-    const Value x = read(1);
-    if (!x.is_there) return;
-    const Value w = read(2);
-    put(0, [&](int f) { return product(schema, f, x, w); });
+  Value load(int i) const {
+    const Value x = i < operands() ? read(i) : Value{};
+    for (int f = 0; x.is_there && f < c_.count(); ++f) {
+      if (x.type[f] == partial) refuse(f, "the load is not that of all ranks: " + told(x, f));
+    }
+    return x;
   }
-  void router_loss(bool has_load) const {  // loss, x, load
-    const Value x = read(1), load = has_load ? read(2) : Value{};
-    for (int f = 0; f < c_.count(); ++f) must_be_whole(f, "the load", load);
-    enter(0, x);
+  void router_loss() const {  // loss, x, perhaps load
+    load(2);
+    enter(read(1));
   }
-  void router_loss_backward(bool has_load) const {  // dx, dx, x, load
-    const Value before = read(1), x = read(2), load = has_load ? read(3) : Value{};
-    put(0, [&](int f) {
-      must_be_whole(f, "the load", load);
-      if (before.type[f] == partial && x.type[f] == replicated) {
-        if (c_.is_first(f, nullptr)) return partial;
-        refuse(f, "every rank adds what it knows of all to a term of a sum");
-      }
-      return agree(f, "adds", before, x);
-    });
+  void router_entropy() const {  // sums of each layer, scores
+    Value sum = number(read(1));
+    for (int f = 0; f < c_.count(); ++f) {
+      if (c_.is_of_own_layers(f)) sum.type[f] = layers;
+    }
+    put(0, sum, true);
   }
-  void balance_bias() const {  // bias, load
-    const Value load = read(1);
-    for (int f = 0; f < c_.count(); ++f) must_be_whole(f, "the load", load);
-    put(0, [&](int f) { return load.type[f]; });
+  void router_loss_backward() const {  // dx, dx, x, perhaps load
+    load(3);
+    const Value before = read(1), x = read(2);
+    put(0, made([&](int f) {
+          if (before.type[f] != partial || x.type[f] != replicated) {
+            return agree(f, "adds", before, x);
+          }
+          if (c_.is_first(f, nullptr)) return partial;
+          refuse(f, "every rank adds what it knows of all to a term of a sum");
+        }));
   }
+  void balance_bias() const { put(0, load(1)); }  // bias, load
 
- private:
   Checker& c_;
-  const OpInTypes& op_;
+  const std::string_view name_;
+  const std::span<const Tensor* const> operands_;
+  const bool flag_;
 };
 
-namespace {
-
-using Rule = void (*)(const Rules&);
-
-const std::unordered_map<std::string_view, Rule>& table() {
+const std::unordered_map<std::string_view, Rules::Rule>& Rules::all() {
   static const std::unordered_map<std::string_view, Rule> rules = {
-      {"fill", [](const Rules& r) { r.fill(); }},
-      {"copy", [](const Rules& r) { r.copy(); }},
-      {"add", [](const Rules& r) { r.add(); }},
-      {"accumulate", [](const Rules& r) { r.add(); }},
-      {"drop_elements", [](const Rules& r) { r.same_as(1); }},
-      {"matmul", [](const Rules& r) { r.matmul(); }},
-      {"linear_forward", [](const Rules& r) { r.linear_forward(); }},
-      {"linear_forward_add", [](const Rules& r) { r.linear_forward_add(); }},
-      {"linear_backward_input", [](const Rules& r) { r.linear_backward_input(); }},
-      {"linear_backward_weight", [](const Rules& r) { r.linear_backward_weight(); }},
-      {"embedding_forward", [](const Rules& r) { r.embedding_forward(); }},
-      {"embedding_backward", [](const Rules& r) { r.embedding_backward(); }},
-      {"rmsnorm_forward", [](const Rules& r) { r.rmsnorm_forward(); }},
-      {"rmsnorm_backward_input", [](const Rules& r) { r.rmsnorm_backward_input(); }},
-      {"rmsnorm_backward_weight", [](const Rules& r) { r.gradient_over_rows(); }},
-      {"rope", [](const Rules& r) { r.rope(); }},
-      {"swiglu_forward", [](const Rules& r) { r.nonlinear_of(1); }},
-      {"swiglu_backward", [](const Rules& r) { r.linear_of(1, 2); }},
-      {"attention_forward", [](const Rules& r) { r.attention_forward(); }},
-      {"attention_merge", [](const Rules& r) { r.attention_merge(); }},
-      {"attention_rescale", [](const Rules& r) { r.attention_rescale(); }},
-      {"attention_delta", [](const Rules& r) { r.linear_of(1, 2); }},
-      {"attention_backward", [](const Rules& r) { r.attention_backward(); }},
-      {"cross_entropy_forward", [](const Rules& r) { r.cross_entropy_forward(); }},
-      {"cross_entropy_rescale", [](const Rules& r) { r.cross_entropy_rescale(); }},
-      {"cross_entropy_loss", [](const Rules& r) { r.cross_entropy_loss(); }},
-      {"cross_entropy_backward", [](const Rules& r) { r.cross_entropy_backward(); }},
-      {"sum_squares", [](const Rules& r) { r.sum_squares(); }},
-      {"clip_coefficient", [](const Rules& r) { r.clip_coefficient(); }},
-      {"adamw", [](const Rules& r) { r.adamw(); }},
-      {"router_scores", [](const Rules& r) { r.router_scores(); }},
-      {"router_scores_backward", [](const Rules& r) { r.linear_of(1, 2); }},
-      {"choose_experts", [](const Rules& r) { r.nonlinear_of(1); }},
-      {"count_choices", [](const Rules& r) { r.same_as(1); }},
-      {"drop_choices", [](const Rules& r) { r.same_as(1); }},
-      {"assign_slots", [](const Rules& r) { r.same_as(1); }},
-      {"gates_forward", [](const Rules& r) { r.nonlinear_of(1); }},
-      {"gates_backward", [](const Rules& r) { r.gates_backward(); }},
-      {"permute", [](const Rules& r) { r.same_as(1); }},
-      {"unpermute", [](const Rules& r) { r.unpermute(); }},
-      {"unpermute_backward", [](const Rules& r) { r.unpermute_backward(); }},
-      {"grouped_linear_forward", [](const Rules& r) { r.grouped(times); }},
-      {"grouped_linear_backward_input", [](const Rules& r) { r.grouped(times_transposed); }},
-      {"grouped_linear_backward_weight", [](const Rules& r) { r.gradient_over_rows(); }},
-      {"balance_loss_forward", [](const Rules& r) { r.router_loss(/*has_load=*/true); }},
-      {"balance_loss_backward", [](const Rules& r) { r.router_loss_backward(/*has_load=*/true); }},
-      {"z_loss_forward", [](const Rules& r) { r.router_loss(/*has_load=*/false); }},
-      {"z_loss_backward", [](const Rules& r) { r.router_loss_backward(/*has_load=*/false); }},
-      {"router_entropy", [](const Rules& r) { r.router_loss(/*has_load=*/false); }},
-      {"balance_bias", [](const Rules& r) { r.balance_bias(); }},
+      {"fill", &Rules::fill},
+      {"copy", &Rules::copy},
+      {"add", &Rules::add},
+      {"accumulate", &Rules::add},
+      {"drop_elements", &Rules::moved},
+      {"matmul", &Rules::matmul},
+      {"linear_forward", &Rules::linear_forward},
+      {"linear_forward_add", &Rules::linear_forward_add},
+      {"linear_backward_input", &Rules::linear_backward_input},
+      {"linear_backward_weight", &Rules::linear_backward_weight},
+      {"embedding_forward", &Rules::embedding_forward},
+      {"embedding_backward", &Rules::embedding_backward},
+      {"rmsnorm_forward", &Rules::rmsnorm_forward},
+      {"rmsnorm_backward_input", &Rules::rmsnorm_backward_input},
+      {"rmsnorm_backward_weight", &Rules::gradient_over_rows},
+      {"rope", &Rules::rope},
+      {"swiglu_forward", &Rules::nonlinear_of},
+      {"swiglu_backward", &Rules::linear_of},
+      {"attention_forward", &Rules::attention_forward},
+      {"attention_merge", &Rules::attention_merge},
+      {"attention_rescale", &Rules::attention_rescale},
+      {"attention_delta", &Rules::linear_of},
+      {"attention_backward", &Rules::attention_backward},
+      {"cross_entropy_forward", &Rules::cross_entropy_forward},
+      {"cross_entropy_rescale", &Rules::cross_entropy_rescale},
+      {"cross_entropy_loss", &Rules::cross_entropy_loss},
+      {"cross_entropy_backward", &Rules::cross_entropy_backward},
+      {"sum_squares", &Rules::sum_squares},
+      {"clip_coefficient", &Rules::clip_coefficient},
+      {"adamw", &Rules::adamw},
+      {"router_scores", &Rules::router_scores},
+      {"router_scores_backward", &Rules::linear_of},
+      {"choose_experts", &Rules::nonlinear_of},
+      {"count_choices", &Rules::moved},
+      {"drop_choices", &Rules::moved},
+      {"assign_slots", &Rules::moved},
+      {"gates_forward", &Rules::nonlinear_of},
+      {"gates_backward", &Rules::gates_backward},
+      {"permute", &Rules::moved},
+      {"unpermute", &Rules::unpermute},
+      {"unpermute_backward", &Rules::unpermute_backward},
+      {"grouped_linear_forward", &Rules::grouped_linear},
+      {"grouped_linear_backward_input", &Rules::grouped_linear},
+      {"grouped_linear_backward_weight", &Rules::gradient_over_rows},
+      {"balance_loss_forward", &Rules::router_loss},
+      {"balance_loss_backward", &Rules::router_loss_backward},
+      {"z_loss_forward", &Rules::router_loss},
+      {"z_loss_backward", &Rules::router_loss_backward},
+      {"router_entropy", &Rules::router_entropy},
+      {"balance_bias", &Rules::balance_bias},
   };
   return rules;
 }
 
-}  // namespace
-
-void apply_rule(const OpInTypes& op) {
-  const auto found = table().find(op.name);
-  if (found == table().end()) {
-    throw TypeError(fmt::format("{}: there is no rule for the types of this op", op.name));
+void apply_rule(Checker& checker, std::string_view op, std::span<const Tensor* const> operands,
+                bool flag) {
+  const auto found = Rules::all().find(op);
+  if (found == Rules::all().end()) {
+    throw TypeError(fmt::format("{}: there is no rule for the types of this op", op));
   }
-  found->second(Rules(op));
+  const Rules rules(checker, op, operands, flag);
+  (rules.*found->second)();
 }
 
-Type type_for_host(const OpInTypes& op, const Tensor& tensor) {
-  const Rules::Value value = Rules(op).read(tensor);
+Type type_for_host(Checker& checker, const Tensor& tensor) {
+  const Rules::Value value = Rules(checker, "the host", {}, false).read(tensor);
   return value.is_there ? value.type : all_of(unknown);
 }
 
 std::vector<std::string_view> ops_with_rules() {
   std::vector<std::string_view> names;
-  for (const auto& [name, rule] : table()) names.push_back(name);
+  for (const auto& [name, rule] : Rules::all()) names.push_back(name);
   std::ranges::sort(names);
   return names;
 }

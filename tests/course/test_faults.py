@@ -283,6 +283,17 @@ class OfTypes(unittest.TestCase):
         self.assertGreaterEqual(named, 36)
         self.assertIn(f"{named} of {asked}", page)
 
+    def test_the_page_has_all_operations_with_rules_of_their_own(self):
+        page = (typed_faults.FOLDER.parent / "types.md").read_text(encoding="utf-8")
+        rules = (ROOT / "common/types/rules.cpp").read_text(encoding="utf-8")
+        tests = (ROOT / "tests/technique/proof/types.cpp").read_text(encoding="utf-8")
+        own = re.findall(r'"(\w+)"', re.search(r"string_view> known = \{(.+?)\};", tests, re.S)[1])
+        rows = page[page.index("| operations with rules of their own"):page.index("A test holds every answer of a schema")]
+        self.assertEqual(sorted(re.findall(r"`(\w+_\w+|fill|copy|rope|adamw)`", rows)), sorted(own))
+        total = len(re.findall(r'^      \{"\w+", &Rules::\w+\},$', rules, re.M))
+        self.assertIn(f"{total - len(own) - 6} of the {total} operations", page)
+        self.assertIn(f"the other {len(own)}", page)
+
 
 if __name__ == "__main__":
     unittest.main()
