@@ -1042,6 +1042,11 @@ class FakeTree(FakeTools):
             exit ${{FAKE_CTEST:-0}}
             """, executable=True)
 
+    def describe(self, more):
+        """Further tests, with their fields."""
+        path = self.tree / "tests.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **more}), encoding="utf-8")
+
     def environment(self, **extra):
         env = {key: value for key, value in os.environ.items()
                if not key.startswith(("OMP_", "USP_", "CMAKE", "PYTHON"))}
@@ -1311,7 +1316,8 @@ class Launcher(FakeTree):
 
     MINUTES_CTEST = """\
         #!/bin/sh
-        echo "ctest $* turn=$USP_TEST_TURN all=$USP_TEST_ALL full=$USP_TEST_FULL faults=$USP_FAULTS" >> LOG
+        echo "ctest $* turn=$USP_TEST_TURN all=$USP_TEST_ALL full=$USP_TEST_FULL" \
+          "sanitizer=$USP_SANITIZER_TURN seconds=$USP_FAULT_SECONDS faults=$USP_FAULTS" >> LOG
         outcome="   Passed "; code=0
         case "$*" in *older*) [ -n "$FAKE_FAILS" ] && outcome="***Failed " && code=8;; esac
         names=$(echo "$*" | sed 's/.*(//; s/).*//; s/|/ /g; s/\\\\//g')
@@ -1331,8 +1337,9 @@ class Launcher(FakeTree):
         write(record, '{"submissions": 3, "ran": {"unit.kernels.odd": 3}}')
         result = self.book("test", "--all", "--no-install", "--minutes", "1", "--record")
         self.assertEqual(result.returncode, 0, result.stderr)
-        usual, *waiting = [line for line in self.logged() if line.startswith("ctest")]
-        self.assertRegex(usual, r"-R \^\(unit\\.common\|unit\\.kernels\\.plain\|parity\\.runs\|faults\)\$ turn=3 all= full= faults=$")
+        usual, changed, *waiting = [line for line in self.logged() if line.startswith("ctest")]
+        self.assertRegex(usual, r"-R \^\(unit\\.common\|unit\\.kernels\\.plain\|parity\\.runs\)\$ turn=3 all= full= ")
+        self.assertRegex(changed, r"-R \^\(faults\)\$ turn=3 all= full= .* seconds=360 faults=$")
         self.assertRegex(waiting[0], r"\^\(technique\\.older\)\$ turn=3 all=1 full= ")
         self.assertRegex(waiting[1], r"\^\(faults\)\$ .* faults=wrong_sign$")
         self.assertRegex(waiting[2], r"kernels\\.odd")
@@ -1343,6 +1350,55 @@ class Launcher(FakeTree):
         self.assertIn("every case has run", result.stderr)
         self.assertEqual(json.loads(record.read_text()), {"submissions": 4, "ran": {
             "faults:wrong_sign": 4, "technique.older": 4, "unit.kernels.odd": 4}})
+        self.assertFalse((self.tree / "tests/durations.json").exists())
+        subprocess.run([sys.executable, "-m", "tools.test.progress"], cwd=self.tree, check=True,
+                       env=self.environment())
+        durations = json.loads((self.tree / "tests/durations.json").read_text())
+        self.assertEqual({durations[name] for name in ("unit.common", "parity.runs", "unit.kernels.odd")}, {3.2})
+        self.assertLessEqual({"build", "fault", "build.test_odd"}, set(durations))
+        self.assertLess(durations["build"], 60)
+
+    def test_what_every_commit_passes_has_a_turn_of_one_sanitizer_and_leaves_seconds_for_faults(self):
+        write(self.bin / "ctest", self.MINUTES_CTEST.replace("LOG", str(self.log)), executable=True)
+        write(self.tree / "tests/faults/tools/wrong_sign.patch", "Target:  test_common\n")
+        budget_text = (self.tree / "tools/test/budget.py").read_text()
+        (self.tree / "tools/test/budget.py").write_text(budget_text.replace("USUAL_S = 25 * 60", "USUAL_S = 95"))
+        self.describe({f"sanitize.{name}": {"only_in_all": True, "turns": 4} for name in ("address", "thread")})
+        write(self.tree / "tests/turns.json", json.dumps({"submissions": 3, "ran": {
+            **{f"sanitize.address@{turn}": 3 for turn in range(4)}, "sanitize.thread@0": 2,
+            "sanitize.thread@1": 1, "sanitize.thread@2": 2, "sanitize.thread@3": 2}}))
+        result = self.book("test", "--all", "--no-install", "--minutes", "0.001", "--record")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        usual, changed = [line for line in self.logged() if line.startswith("ctest")]
+        self.assertRegex(usual, r"\|sanitize\\.thread\)\$ turn=3 all= full= sanitizer=1 ")
+        self.assertRegex(changed, r"-R \^\(faults\)\$ .* seconds=(9[0-5]|[78]\d) ")
+        self.assertRegex(result.stderr, r"what every commit has to pass took .*, of 1 min at most")
+        record = json.loads((self.tree / "tests/turns.json").read_text())
+        self.assertEqual(record["ran"]["sanitize.thread@1"], 4)
+        self.assertIn("sanitize.thread@1", json.loads(
+            (self.tree / "build/release/test_durations.json").read_text()))
+
+    def test_a_turn_of_a_sanitizer_runs_its_cases_and_builds_what_they_need(self):
+        (self.tree / "tests.json").write_text("{}", encoding="utf-8")
+        self.describe({"unit.common": {"targets": ["test_common"],
+                                       "sources": ["common/ops.cpp", "ranks/one.cpp"]},
+                       "fuzz.file": {"targets": ["fuzz_file"]}})
+        write(self.tree / "tests/common/ops.cpp", "".join(
+            f'TEST_CASE("case {i}", "{tags}") {{}}\n' for i, tags in enumerate(
+                ("", "[not_sanitized]", "[a]", "[no_races]", "[b][not_sanitized]", "", "", ""))))
+        write(self.tree / "tests/ranks/one.cpp", 'TEST_CASE("alone") {}\n')
+        for preset in ("sanitize", "tsan"):
+            write(self.tree / f"build/{preset}/bin/test_common", "#!/bin/sh\necho $1\n", executable=True)
+        for sanitizer, ran in (("address", ("case 0,case 6", "case 2,case 7", "case 3", "case 5")),
+                               ("thread", ("case 0,case 5,case 7", "case 2,case 6"))):
+            for turn, cases in enumerate(ran):
+                result = self.book("test", "--sanitize", sanitizer, USP_SANITIZER_TURN=str(turn))
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assertEqual(result.stdout.splitlines()[0], f"{cases},alone")
+                self.assertIn("--target fuzz_file test_common", self.logged()[-2])
+                self.assertRegex(self.logged()[-1], r"-R \^\(fuzz\\.file\)\$")
+        self.book("test", "--sanitize")
+        self.assertIn("-L unit|technique", self.logged()[-1])
 
     def test_minutes_that_are_used_leave_cases_and_a_failure_in_any_part_counts(self):
         write(self.bin / "ctest", self.MINUTES_CTEST.replace("LOG", str(self.log)), executable=True)

@@ -3,7 +3,6 @@
     python3 tests/course/test_turns.py        needs a configured build
 """
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools.base import BookError  # noqa: E402
 from tools.run import build  # noqa: E402
-from tools.test import inputs, progress, testing, turns  # noqa: E402
+from tools.test import budget, inputs, progress, testing, turns  # noqa: E402
 
 
 class InTurn(unittest.TestCase):
@@ -66,38 +65,25 @@ class Turns(unittest.TestCase):
     """Which cases of `./book test --all --minutes` run in which submission."""
 
     BUDGET_S = 60 * 60
-    USUAL_S = {6: 16 * 60, 9: 25 * 60}  # what every commit has to pass, by the number of chapters
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.scratch = Path(folder.name)
-
-    def cases(self, chapters):
-        """Of the tests and faults as they are; each chapter more has tests like those of the last one
-        that is not the newest, and as many faults as a chapter has."""
-        seconds = progress.read_durations(progress.ROUGH)
+        self.timed = progress.read_durations(progress.ROUGH)
         try:
-            tests = testing.read_tests(build.build_dir(build.RELEASE))
+            self.tests = testing.read_tests(build.build_dir(build.RELEASE))
         except BookError:  # nothing is configured here: each test that has ever been timed
-            tests = {name: testing.Test(name, {"only_in_all": True, "targets": [
-                *re.findall(r"ch\d\d_[a-z_]*[a-z]", name), "test_common"]}) for name in seconds}
-        faults = testing.read_faults()
-        here = sorted({target for test in tests.values() for target in test.targets
-                       if re.fullmatch(r"ch\d\d_[a-z_]*[a-z]", target)} & {
-                           path.name for path in ROOT.glob("ch*")})
-        for name, test in list(tests.items()):
-            for number in range(chapters - len(here)):
-                if here[-2] in name:
-                    copy = name.replace(here[-2], f"copy{number}")
-                    tests[copy], seconds[copy] = test, 2 * seconds.get(name, turns.TEST_S)
-        each = len(faults) // len(here) // 2
-        faults += [(f"fault{i}", "test_more") for i in range((chapters - len(here)) * each)]
-        return turns.cases_of(tests, seconds, faults), dict(faults)
+            self.tests = {name: testing.Test(name, {
+                "only_in_all": True, "turns": testing.SANITIZED.get(name.rpartition(".")[2], (0,))[0]})
+                for name in self.timed if "@" not in name and not name.startswith("build")}
+        self.seconds = budget.planned(self.tests, self.timed)
 
     def submit(self, cases, targets, record, seconds):
-        """One submission that has so many seconds; the entries that ran."""
-        ran = []
+        """One submission that has so many seconds, besides what every commit has to pass; the entries
+        that ran."""
+        in_order = turns.in_order(cases, record, targets)
+        ran = [case.entries()[0] for case in in_order if case.test.startswith(budget.SANITIZERS)][:1]
         while True:
             waiting = turns.in_order([case for case in cases if not set(ran) & set(case.entries())],
                                      record, targets)
@@ -111,20 +97,61 @@ class Turns(unittest.TestCase):
         return ran
 
     def test_every_case_runs_within_five_submissions(self):
-        """By the durations of tests/durations.json, with six chapters and with nine."""
-        for chapters, usual in self.USUAL_S.items():
-            cases, targets = self.cases(chapters)
-            record, last, longest = turns.Record(self.scratch / "none"), {}, {}
-            known = {entry for case in cases for entry in case.entries()}
-            end = 4 * turns.WITHIN
-            for submission in range(1, end + 1):
-                for entry in self.submit(cases, targets, record, self.BUDGET_S - usual):
-                    longest[entry] = max(longest.get(entry, 0), submission - last.get(entry, 0))
-                    last[entry] = submission
-            late = {entry: wait for entry in known if (
-                wait := max(longest.get(entry, 0), end + 1 - last.get(entry, 0))) > turns.WITHIN}
-            with self.subTest(chapters=chapters):
-                self.assertEqual(late, {}, "a turn that never comes")
+        """By the durations of tests/durations.json."""
+        faults = testing.read_faults()
+        cases, targets = turns.cases_of(self.tests, self.seconds, faults), dict(faults)
+        record, last, longest = turns.Record(self.scratch / "none"), {}, {}
+        known = {entry for case in cases for entry in case.entries()}
+        end = 4 * turns.WITHIN
+        for submission in range(1, end + 1):
+            for entry in self.submit(cases, targets, record, self.BUDGET_S - budget.USUAL_S):
+                longest[entry] = max(longest.get(entry, 0), submission - last.get(entry, 0))
+                last[entry] = submission
+        late = {entry: wait for entry in known if (
+            wait := max(longest.get(entry, 0), end + 1 - last.get(entry, 0))) > turns.WITHIN}
+        self.assertEqual(late, {}, "a turn that never comes")
+
+    def test_what_every_commit_has_to_pass_fits_into_its_minutes_with_six_of_them_for_faults(self):
+        """By the durations of tests/durations.json, on two cores, beside each turn of each sanitizer."""
+        usual = [name for name, test in self.tests.items() if not test.only_in_all and name != turns.FAULTS]
+        for name in filter(lambda name: name.startswith(budget.SANITIZERS), self.tests):
+            for turn in range(self.tests[name].turns):
+                took = self.timed.get("build", 0) + budget.CHANGED_FAULTS_S + budget.expected_seconds(
+                    self.seconds, self.tests, [*usual, name], {name: turn}, jobs=2)
+                with self.subTest(turn=turns.entry(name, turn)):
+                    self.assertLessEqual(took, budget.USUAL_S)
+                    self.assertLessEqual(turns.seconds_of(self.seconds, name, turn), budget.SANITIZER_S)
+
+    def test_what_has_never_been_timed_takes_as_long_as_its_kin(self):
+        seconds = {"technique.a": 30.0, "technique.b": 50.0, "technique.b@1": 70.0, "course.x": 2.0}
+        self.assertEqual(turns.seconds_of(seconds, "technique.c"), 50.0)
+        self.assertEqual(turns.seconds_of(seconds, "technique.c", 1), 50.0)
+        self.assertEqual([turns.seconds_of(seconds, "technique.b", turn) for turn in (None, 0, 1)], [50, 50, 70])
+        self.assertEqual(turns.seconds_of(seconds, "parity.x"), turns.TEST_S)
+        self.assertEqual(turns.seconds_of(seconds, "build.x", default=1.0), 1.0)
+
+    def test_durations_are_recorded_by_test_turn_and_target_and_what_is_gone_goes(self):
+        with mock.patch.object(progress, "ROUGH", self.scratch / "durations.json"):
+            progress.ROUGH.write_text('{"a": 1.0, "gone": 2.0, "c@0": 3.0, "build.gone": 9.0}', encoding="utf-8")
+            for name, took in (("a", 5.04), ("c@1", 6.0), ("build.x", 7.0), ("fault", 4.0)):
+                progress.note_seconds(self.scratch, name, took)
+            tests = {name: testing.Test(name, {"targets": ["x"]}) for name in "ac"}
+            progress.record(self.scratch, tests)
+            self.assertEqual(progress.read_durations(progress.ROUGH), {
+                "a": 5.0, "c@0": 3.0, "c@1": 6.0, "build.x": 7.0, "fault": 4.0})
+
+    def test_a_few_turns_of_a_sanitizer_try_all_of_its_cases_and_each_some_of_every_room(self):
+        sources = [path.relative_to(ROOT / "tests") for path in (ROOT / "tests").glob("technique/**/*.cpp")]
+        test = testing.Test("technique.newest", {"sources": sources})
+        for count, without in testing.SANITIZED.values():
+            every = {source: testing.read_cases(source, without) for source in test.sources}
+            shares = [set(testing.share_of({"t": test}, turn, count, without)["t"]) for turn in range(count)]
+            self.assertEqual(set.union(*shares), {case for cases in every.values() for case in cases})
+            for turn, share in enumerate(shares):
+                self.assertLess(len(share), 1.2 / count * len(set.union(*shares)))
+                for room in {source.parent for source, cases in every.items() if cases}:
+                    cases = {case for source in every if source.parent == room for case in every[source]}
+                    self.assertTrue(share & cases, f"turn {turn} has nothing of {room.name}")
 
     def test_what_does_not_fit_waits_and_what_is_shorter_takes_its_place(self):
         long, short = turns.Case("long", 50.0), turns.Case("short", 5.0)

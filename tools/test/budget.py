@@ -8,10 +8,14 @@ from tools.base import BookError, say
 from tools.run import build
 from tools.test import progress, turns
 
-CHANGED_FAULTS_S = 360  # for the seeded faults that have changed; those that remain wait for a turn
+USUAL_S = 25 * 60       # for what every commit has to pass, the build included
+CHANGED_FAULTS_S = 360  # of these, for the seeded faults that have changed: those that remain wait for
+LEAST_FAULTS_S = 60     # a turn, as do more of them where the minutes are used
+SANITIZER_S = 360       # of these, for a turn of a sanitizer on half of the cores, its build included
 DAILY_FAULTS_S = 120    # the same in ./book test
 TRIED = "tried.json"    # in the work folder of faults: the names of those that the last run tried
 SANITIZERS = "sanitize."
+SANITIZER_TURN = "USP_SANITIZER_TURN"  # which of its turns a sanitizer takes; unset: all
 CLOSING = re.compile(r"\d+% tests passed")
 RESULT = re.compile(r"\s*\d+/\d+ Test\s+#(\d+): (\S+) \.*\s*(?:(Passed)|\*\*\*(\S.*?))\s+[\d.]+ sec")
 
@@ -53,32 +57,57 @@ class Summary:
         return "\n".join(lines)
 
 
-class Run:
-    """The cases of one `./book test` with --minutes. ctest: called with names of tests and what to
-    add to the environment, prints what ctest does but for its summary, and returns its exit code."""
+def planned(tests, seconds):
+    """The {entry: seconds} with what a turn of a sanitizer may take, where that has never been timed."""
+    may = {turns.entry(name, turn): SANITIZER_S for name, test in tests.items()
+           if name.startswith(SANITIZERS) for turn in range(test.turns)}
+    return {**may, **seconds}
 
-    def __init__(self, preset, tests, faults, end, jobs, ctest, summary):
-        self.preset, self.tests, self.end, self.jobs = preset, tests, end, jobs
+
+def expected_seconds(seconds, tests, names, turn_of, jobs):
+    """How long these tests take together, by {entry: seconds}."""
+    return progress.seconds_left(
+        [(turns.seconds_of(seconds, name, turn_of.get(name)), tests[name].is_serial) for name in names],
+        [], jobs)
+
+
+def _sanitizer_env(turn_of):
+    return {SANITIZER_TURN: str(turn) for name, turn in turn_of.items() if name.startswith(SANITIZERS)}
+
+
+class Run:
+    """The cases of one `./book test` with --minutes, which lie between `begin` and `end`. ctest:
+    called with names of tests, what to add to the environment and {test: which of its turns}, prints
+    what ctest does but for its summary, and returns its exit code."""
+
+    def __init__(self, preset, tests, faults, begin, end, jobs, ctest, summary):
+        self.preset, self.tests, self.jobs = preset, tests, jobs
+        self.begin, self.end = begin, end
         self.ctest, self.summary = ctest, summary
         self.folder = build.build_dir(preset)
         self.record = turns.Record()
-        self.seconds = progress.durations(self.folder)
+        self.seconds = planned(tests, progress.durations(self.folder))
         self.targets = dict(faults)  # {fault: the executable that it needs}
         self.cases = turns.cases_of(tests, self.seconds, faults)
         self.built, self.pace, self.code, self.ran = {}, 1.0, 0, []
 
     def run_usual(self, names):
-        """First what every commit has to pass, with one of the sanitizers."""
+        """First what every commit has to pass, with a turn of a sanitizer; then the seeded faults that
+        have changed, in what is left of its minutes. Returns the seconds since the begin."""
         sanitizers = [case for case in self.waiting() if case.test.startswith(SANITIZERS)][:1]
-        names = [*names, *(case.test for case in sanitizers)]
+        turn_of = {case.test: case.turn for case in sanitizers}
+        tests = [*(name for name in names if name != turns.FAULTS), *turn_of]
         began = time.monotonic()
-        expected = progress.seconds_left(
-            [(self.seconds.get(name, turns.TEST_S), self.tests[name].is_serial) for name in names],
-            [], self.jobs)
-        self._note(self.ctest(names, {"USP_FAULT_SECONDS": str(CHANGED_FAULTS_S)}), sanitizers)
-        self._note_tried()
+        expected = expected_seconds(self.seconds, self.tests, tests, turn_of, self.jobs)
+        self._note(self.ctest(tests, _sanitizer_env(turn_of), turn_of), sanitizers)
         # Estimates are of another machine.
         self.pace = min(4.0, max(0.8, (time.monotonic() - began) / max(1.0, expected)))
+        if turns.FAULTS in names:
+            left = self.begin + USUAL_S - time.monotonic()
+            seconds = round(min(CHANGED_FAULTS_S, max(LEAST_FAULTS_S, left)))
+            self._note(self.ctest([turns.FAULTS], {"USP_FAULT_SECONDS": str(seconds)}, {}), [])
+            self._note_tried()
+        return time.monotonic() - self.begin
 
     def run_waiting(self):
         """Then cases, until what is next does not fit into what is left."""
@@ -117,18 +146,20 @@ class Run:
             if target not in self.built:
                 self.built[target] = build.is_up_to_date(self.preset, [target])
         unbuilt = [target for target in self.tests[case.test].targets if not self.built[target]]
-        return self.pace * (case.seconds + sum(self.seconds.get(f"build.{target}", turns.BUILD_S)
-                                               for target in unbuilt))
+        return self.pace * (case.seconds + sum(
+            turns.seconds_of(self.seconds, f"build.{target}", default=turns.BUILD_S) for target in unbuilt))
 
     def _run_batch(self, batch):
         first = batch[0]
         if first.faults:
             begin = time.monotonic()
             names = [fault for case in batch for fault in case.faults]
-            self._note(self.ctest([turns.FAULTS], {"USP_FAULTS": " ".join(names)}), batch)
+            self._note(self.ctest([turns.FAULTS], {"USP_FAULTS": " ".join(names)}, {}), batch)
             progress.note_seconds(self.folder, "fault", (time.monotonic() - begin) / len(names))
             return
         targets = sorted({target for case in batch for target in self.tests[case.test].targets})
+        unbuilt = [target for target in targets if not self.built.get(target)]
+        begin = time.monotonic()
         try:
             if targets:
                 build.prepare(self.preset, targets, jobs=self.jobs)
@@ -139,11 +170,14 @@ class Run:
                 self.summary.add_failed(case.test, "Not Run")
             self._note(8, batch)
             return
+        for target in unbuilt:
+            progress.note_seconds(self.folder, f"build.{target}", (time.monotonic() - begin) / len(unbuilt))
         self.built.update(dict.fromkeys(targets, True))
+        turn_of = {case.test: case.turn for case in batch}
         env = {"USP_TEST_ALL": "1"}
         if first.turn is not None:
-            env.update(USP_TEST_FULL="in_turns", USP_TEST_TURN=str(first.turn))
-        self._note(self.ctest([case.test for case in batch], env), batch)
+            env.update(USP_TEST_FULL="in_turns", USP_TEST_TURN=str(first.turn), **_sanitizer_env(turn_of))
+        self._note(self.ctest(list(turn_of), env, turn_of), batch)
 
     def _note(self, code, cases):
         self.code = self.code or code

@@ -1,4 +1,7 @@
-"""What `./book test` shows of a run of ctest: what is running, and how long the rest will take."""
+"""What `./book test` shows of a run of ctest: what is running, and how long the rest will take.
+
+    python3 -m tools.test.progress      how long tests have taken here becomes tests/durations.json
+"""
 import json
 import os
 import re
@@ -9,10 +12,10 @@ from pathlib import Path
 
 from tools.base import ROOT, write_whole
 from tools.run.steps import in_words
+from tools.test import turns
 
 HISTORY = "test_durations.json"  # in the build folder: the seconds that tests took here
 ROUGH = ROOT / "tests" / "durations.json"  # elsewhere, for a start
-UNKNOWN_S = 10.0
 FOLDER = "USP_PROGRESS"  # long tests write into files there, by their names, how far they are
 START = re.compile(r"\s*Start\s+\d+: (\S+)")
 END = re.compile(r"\s*\d+/\d+ Test\s+#\d+: (\S+) \.*.*?([\d.]+) sec\s*$")
@@ -60,6 +63,16 @@ def note_seconds(folder, name, seconds):
     _write(folder / HISTORY, json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
+def record(folder, tests):
+    """Writes to tests/durations.json how long these tests take here, their turns, a fault, and what is
+    built for them; what has not run here stays as it was, and what is no test any more goes."""
+    targets = {f"build.{target}" for test in tests.values() for target in test.targets}
+    known = {*tests, *targets, "build", "fault"}
+    found = {name: round(seconds, 1) for name, seconds in durations(folder).items()
+             if name.partition("@")[0] in known}
+    write_whole(ROUGH, json.dumps(found, indent=1, sort_keys=True) + "\n")
+
+
 def seconds_left(waiting, running, jobs):
     """waiting: [(seconds, whether alone)]; running: the seconds that each still needs."""
     alone = sum(seconds for seconds, is_alone in waiting if is_alone)
@@ -70,12 +83,12 @@ def seconds_left(waiting, running, jobs):
 class Progress:
     """Reads what ctest prints, and says between its lines what is going on."""
 
-    def __init__(self, folder, tests, note, jobs, summary=None):
-        """summary: keeps back the lines with which ctest ends."""
+    def __init__(self, folder, tests, note, jobs, summary=None, turn_of=None):
+        """summary: keeps back the lines with which ctest ends. turn_of: {test: which of its turns}."""
         self.folder, self.summary = folder, summary
         self.notes = folder / "progress"
         self.note, self.jobs = note, jobs
-        self.seconds = durations(folder)
+        self.seconds, self.turn_of = durations(folder), turn_of or {}
         self.waiting = {test.name: test.is_serial for test in tests}
         self.running, self.passed = {}, set()
         self.total, self.done = len(tests), 0
@@ -127,8 +140,9 @@ class Progress:
         self.waiting.pop(name, None)
         self.running.pop(name, None)
         self.done += 1
-        self.seconds[name] = seconds
-        note_seconds(self.folder, name, seconds)
+        entry = turns.entry(name, self.turn_of.get(name))
+        self.seconds[entry] = seconds
+        note_seconds(self.folder, entry, seconds)
         self.note(f"{self.done} of {self.total} tests{self._left(', ')}")
 
     def _left(self, before):
@@ -137,10 +151,13 @@ class Progress:
             return ""
         now = time.monotonic()
         seconds = seconds_left(
-            [(self.seconds.get(name, UNKNOWN_S), alone) for name, alone in self.waiting.items()],
-            [max(0, self.seconds.get(name, UNKNOWN_S) - now + since)
-             for name, since in self.running.items()], self.jobs)
+            [(self._expected(name), alone) for name, alone in self.waiting.items()],
+            [max(0, self._expected(name) - now + since) for name, since in self.running.items()],
+            self.jobs)
         return f"{before}about {in_words(seconds)} left"
+
+    def _expected(self, name):
+        return turns.seconds_of(self.seconds, name, self.turn_of.get(name))
 
     def _speak(self):
         while not self.ended.wait(TERMINAL_S if self.is_terminal else LOG_S):
@@ -173,3 +190,10 @@ class Progress:
         if self.is_terminal:
             sys.stderr.write("\r\033[K")
             sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    from tools.run import build
+    from tools.test import testing
+    here = build.build_dir(build.RELEASE)
+    record(here, testing.read_tests(here))

@@ -15,9 +15,11 @@ from tools.test import budget, inputs, progress, turns
 MAX_PARALLEL_TESTS = 4
 PRESETS = {None: build.RELEASE, "address": build.SANITIZE, "thread": build.TSAN}
 STRING = r'"((?:[^"\\]|\\.)*)"'
-CATCH_CASE = re.compile(rf'^(TEMPLATE_)?TEST_CASE\w*\(\s*((?:{STRING}\s*)+)', re.M)
+CATCH_CASE = re.compile(rf'^(TEMPLATE_)?TEST_CASE\w*\(\s*((?:{STRING}\s*)+)(?:,\s*{STRING})?', re.M)
 PYTHON_CASE = re.compile(r"^(?:class (\w+)|    def (test_\w+))", re.M)
 FAULTS = ROOT / "tests" / "faults"
+# {sanitizer: in so many turns it tries all of its cases, but for those with these tags}, as CMake has it
+SANITIZED = {"address": (4, ("[not_sanitized]",)), "thread": (2, ("[not_sanitized]", "[no_races]"))}
 
 
 def run_tests(sanitize=None, everything=False, full=False, pattern=None, install=True,
@@ -28,7 +30,7 @@ def run_tests(sanitize=None, everything=False, full=False, pattern=None, install
     called so, see find(). minutes: of what takes long as much as fits into so many. record: count
     this submission, and note what ran in it. seed: of orders, samples and turns, instead of the count.
     """
-    end = time.monotonic() + 60 * (minutes or 0)
+    begin = time.monotonic()
     preset = PRESETS[sanitize]
     if seed is not None:
         os.environ["USP_TEST_TURN"] = str(seed)
@@ -42,7 +44,11 @@ def run_tests(sanitize=None, everything=False, full=False, pattern=None, install
     jobs = max(1, machine.usable_cores() // (2 if progress.is_below_another() else 1))
     build.configure(preset, with_tests=True)
     tests = read_tests(build.build_dir(preset))
-    chosen = find(pattern, tests, everything) if pattern else None
+    share = os.environ.get(budget.SANITIZER_TURN, "")
+    if sanitize and not pattern and share.isdigit():
+        chosen = share_of(tests, int(share), *SANITIZED[sanitize])
+    else:
+        chosen = find(pattern, tests, everything) if pattern else None
     left_out = [] if chosen is None or everything else drop_repeated(chosen)
     if only_list:
         return _list(chosen or find("", tests, everything))
@@ -52,7 +58,12 @@ def run_tests(sanitize=None, everything=False, full=False, pattern=None, install
         if not progress.is_below_another():
             say(f"book: orders, samples and turns are those of submission {turn()}; --seed {turn()} "
                 "repeats them")
+        build_began = time.monotonic()
         build.prepare(preset, note=note, jobs=jobs)
+        if minutes is not None:  # at most: here much of it may have been built before
+            longest = progress.durations(build.build_dir(preset)).get("build", 0)
+            progress.note_seconds(build.build_dir(preset), "build",
+                                  max(longest, time.monotonic() - build_began))
         if everything and minutes is None:
             build.prepare(preset, ["tests_all"], note, jobs=jobs)
     else:
@@ -65,7 +76,7 @@ def run_tests(sanitize=None, everything=False, full=False, pattern=None, install
         if targets:
             build.prepare(preset, targets, note, jobs=jobs)
     if minutes is not None:
-        return _run_minutes(preset, tests, end, record, min(MAX_PARALLEL_TESTS, jobs), note)
+        return _run_minutes(preset, tests, begin, 60 * minutes, record, min(MAX_PARALLEL_TESTS, jobs), note)
     env = {**_environment(full, everything), **({} if chosen else _limits(everything))}
     return _run(preset, tests, chosen, sanitize, env, note, min(MAX_PARALLEL_TESTS, jobs))
 
@@ -98,8 +109,9 @@ def read_tests(folder):
     return {name: Test(name, field) for name, field in fields.items()}
 
 
-def read_cases(source):
-    """The names of a file's test cases, as the command line of its program wants them."""
+def read_cases(source, without=()):
+    """The names of a file's test cases, as the command line of its program wants them, but for those
+    with such a tag."""
     text = source.read_text(encoding="utf-8", errors="replace")
     if source.suffix == ".py":
         names, group = [], None
@@ -109,6 +121,8 @@ def read_cases(source):
         return names
     names = []
     for match in CATCH_CASE.finditer(text):
+        if any(tag in (match[4] or "") for tag in without):
+            continue
         name = "".join(part.replace('\\"', '"') for part in re.findall(STRING, match[2]))
         names.append(name + " - *" if match[1] else name)
     return names
@@ -145,6 +159,23 @@ def find(pattern, tests, everything=False):
         raise BookError(f"no test, file of tests or case is called {pattern!r}{_near(plain, tests)}"
                         "; ./book test --list shows all", 2)
     return found if everything else usual or found
+
+
+def share_of(tests, number, count, without):
+    """{test: its cases in this one of so many turns, or None for all}: of each room every fourth, or
+    second, of those that a sanitizer tries, and at least one. A room is the folder of files of tests."""
+    chosen = {}
+    for name, test in tests.items():
+        rooms = {}
+        for source in test.sources:
+            rooms.setdefault(source.parent, []).extend(read_cases(source, without))
+        cases = []
+        for room in filter(None, rooms.values()):
+            step = min(count, len(room))
+            cases += room[number % step::step]
+        if cases or not test.sources:
+            chosen[name] = cases or None
+    return chosen
 
 
 def find_fault(name):
@@ -231,29 +262,34 @@ def _unchanged(now, folder, everything):
     return names
 
 
-def _run_minutes(preset, tests, end, record, jobs, note):
-    """What every commit has to pass, then what has waited longest, until the time is used."""
+def _run_minutes(preset, tests, begin, seconds, record, jobs, note):
+    """What every commit has to pass, then what has waited longest, until so many seconds after the
+    begin."""
     folder = build.build_dir(preset)
     summary = budget.Summary()
     usual = _environment(full=False, everything=False)
     now, passed = inputs.digests(), set()
 
-    def ctest(names, env):
+    def ctest(names, env, turn_of):
         summary.begin_run()
         command = ["ctest", "--test-dir", str(folder), "--output-on-failure", "--no-tests=error",
                    "-j", str(jobs), "-R", f"^({'|'.join(map(re.escape, names))})$"]
-        with progress.Progress(folder, [tests[name] for name in names], note, jobs, summary) as shown:
+        with progress.Progress(folder, [tests[name] for name in names], note, jobs, summary,
+                               turn_of) as shown:
             code, signals = wait_for(command, {**usual, **env, **shown.environment}, shown.read_line)
         passed.update(shown.passed)
         if signals:
             raise BookError("the tests were interrupted", 128 + signals[0])
         return code if code >= 0 else 128 - code
 
-    run = budget.Run(preset, tests, read_faults() if turns.FAULTS in tests else [], end, jobs, ctest, summary)
+    run = budget.Run(preset, tests, read_faults() if turns.FAULTS in tests else [], begin, begin + seconds,
+                     jobs, ctest, summary)
     left_out = _unchanged(now, folder, everything=False)
-    run.run_usual([name for name, test in tests.items() if not test.only_in_all and name not in left_out])
-    left = progress.in_words(max(0, end - time.monotonic()))
-    say(f"book: what every commit has to pass has run; {left} left for what has waited longest")
+    took = run.run_usual(
+        [name for name, test in tests.items() if not test.only_in_all and name not in left_out])
+    say(f"book: what every commit has to pass took {progress.in_words(took)}, of "
+        f"{budget.USUAL_S // 60} min at most; {progress.in_words(max(0, run.end - time.monotonic()))} left "
+        "for what has waited longest")
     run.run_waiting()
     say(f"book: {run.left()}")
     if record and run.code:
@@ -291,6 +327,7 @@ def _environment(full, everything):
     env.setdefault("USP_TEST_TURN", str(turn()))
     if everything:
         env["USP_TEST_ALL"] = "1"
+        env.setdefault(budget.SANITIZER_TURN, str(turn() % turns.TURNS))
     if full or os.environ.get("USP_TEST_EVERYTHING") == "1":
         env["USP_TEST_FULL"] = "1"
     elif everything:

@@ -15,7 +15,7 @@ WITHIN = 5  # so many submissions run every case
 BATCH_S = 240.0      # cases are built and run together up to this time
 FAULTS_TOGETHER = 6  # seeded faults, of one target where there are as many
 FAULTS = "faults"    # the test that plants them
-FAULT_S, BUILD_S, TEST_S = 7.0, 10.0, 10.0  # of what has never been timed
+FAULT_S, BUILD_S, TEST_S = 7.0, 10.0, 10.0  # of what has never been timed, nor anything of its kind
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,23 @@ class Case:
         """What the record calls it."""
         if self.faults:
             return [f"{self.test}:{fault}" for fault in self.faults]
-        return [self.test if self.turn is None else f"{self.test}@{self.turn}"]
+        return [entry(self.test, self.turn)]
+
+
+def entry(test, turn=None):
+    """What records call a test, or one of its turns."""
+    return test if turn is None else f"{test}@{turn}"
+
+
+def seconds_of(seconds, test, turn=None, default=TEST_S):
+    """How long a test or one of its turns takes, by {entry: seconds}: what has never been timed takes
+    as long as those of its kind do, on average."""
+    known = seconds.get(entry(test, turn), seconds.get(test))
+    if known is None:
+        kind = test.partition(".")[0]
+        kin = [took for name, took in seconds.items() if name.partition(".")[0] == kind]
+        known = sum(kin) / len(kin) if kin else default
+    return known
 
 
 class Record:
@@ -67,11 +83,10 @@ def cases_of(tests, seconds, with_faults=()):
     with_faults: [(name, target)] of the seeded faults."""
     found = []
     for name, test in tests.items():
-        took = seconds.get(name, TEST_S)
         if test.turns:
-            found += [Case(name, took, turn) for turn in range(test.turns)]
+            found += [Case(name, seconds_of(seconds, name, turn), turn) for turn in range(test.turns)]
         elif test.takes_turns:
-            found.append(Case(name, took))
+            found.append(Case(name, seconds_of(seconds, name)))
     each = seconds.get("fault", FAULT_S)
     found += [Case(FAULTS, each, faults=(name,)) for name, _ in with_faults]
     return found
