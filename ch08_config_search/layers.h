@@ -141,7 +141,7 @@ class CoreAttention {
   double scale() const { return scale_; }             ///< of the scores
   // [scale_scores]
   /// Multiplies scores by a factor besides 1 / sqrt(D).
-  void scale_scores(double factor) { scale_ *= factor; }
+  virtual void scale_scores(double factor) { scale_ *= factor; }
   // [scale_scores]
 
  protected:

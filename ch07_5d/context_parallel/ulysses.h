@@ -25,6 +25,9 @@ class UlyssesAttention : public ContextAttention {
 
   Tensor backward(const Tensor& dout, Saved& saved, const Pass& pass, DType dtype) const override;
   Footprint footprint(const PassShape& shape) const override;
+  // [scale_scores]
+  void scale_scores(double factor) override { inner_->scale_scores(factor); }
+  // [scale_scores]
 
  protected:
   std::unique_ptr<CoreAttention> inner_;  ///< of the rank's own heads
