@@ -53,6 +53,12 @@ class Files(unittest.TestCase):
             for _, address in exhibit["places"]:
                 self.assertIn(f"]({address})", page)
 
+    def test_the_lesson_says_how_many_there_are_and_each_report_stands_once(self):
+        lesson = (CHAPTER.folder / "README.md").read_text(encoding="utf-8")
+        self.assertIn(f"[The museum](museum.md) has {len(museum.exhibits())} of them", lesson)
+        addresses = [address for exhibit in museum.exhibits() for _, address in exhibit["places"]]
+        self.assertEqual(len(addresses), len(set(addresses)))
+
     def test_runs_with_two_seeds_are_further_apart_than_those_with_a_mistake_and_without(self):
         record = museum.read_json(museum.FOLDER / "museum.json")
         seeded = museum.exhibits()[museum.SEEDED]["fault"]
