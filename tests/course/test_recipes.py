@@ -191,6 +191,12 @@ class Speed(unittest.TestCase):
             ("`dp` on 2 ranks over ch01 with all threads", 0.9, 0.95),
             ("`tp` on 2 ranks over ch01 with all threads", 0.5, None)])
 
+    def test_each_estimate_has_its_own_goal(self):
+        estimates = {name: {"ranks": 8, "distinct": 4, "seconds": 6.0} for name in ("deepseek_v3", "llama3_405b")}
+        said = list(speed.text({"composition": {"rounds": self.ROUNDS}, "estimates": estimates}))[-2:]
+        self.assertEqual(said, [f"estimate of {name}: 6.00 s, 1.50 s for each of 4 ranks that differ (goals: {goal} and 1)"
+                                for name, goal in (("deepseek_v3", 20), ("llama3_405b", 10))])
+
     def test_ranks_of_an_estimate_are_those_of_the_mesh(self):
         mesh = {"dp": 4, "pp": 3, "cp": 2, "tp": 2, "ep": 8}
         self.assertEqual(speed.counted({"mesh": mesh, "distinct_ranks": [{}, {}]}), {"ranks": 48, "distinct": 2})

@@ -172,6 +172,30 @@ TEST_CASE("groups say on how many nodes their ranks lie") {
   REQUIRE(nodes_of("pp,dp,cp,tp") == usual);
 }
 
+TEST_CASE("groups inside groups lie on neighbors in these, and say on how many nodes") {
+  const auto first_of = [](const std::string& flags, const std::string& name) {
+    for (const PlacedGroups& kind : place_groups(layout_of_flags(flags))) {
+      if (kind.name == name) return std::pair(kind.groups.front(), kind.most_nodes);
+    }
+    fail("{}: no group {}", flags, name);
+  };
+  using Placed = std::pair<std::vector<int>, int64_t>;
+  const std::string heads =
+      "--num_heads 4 --num_kv_heads 2 --hidden_size 16 --dp_size 4 --tp_size 4 "
+      "--zero_stage 1 --shard_size 2 --node_size 2 ";
+  REQUIRE(first_of(heads, "tp_kv") == Placed({0, 1}, 1));
+  REQUIRE(first_of(heads, "shard") == Placed({0, 4}, 2));
+  const std::string turned = heads + "--mesh_order tp,pp,cp,dp";
+  REQUIRE(first_of(turned, "tp_kv") == Placed({0, 4}, 2));
+  REQUIRE(first_of(turned, "shard") == Placed({0, 1}, 1));
+  const std::string ring =
+      "--num_heads 4 --num_kv_heads 4 --hidden_size 16 --dp_size 2 --cp_size 4 "
+      "--cp_method ring_ulysses --ulysses_size 2 --node_size 2 ";
+  REQUIRE(first_of(ring, "cp_heads") == Placed({0, 1}, 1));
+  REQUIRE(first_of(ring, "cp") == Placed({0, 1, 2, 3}, 2));
+  REQUIRE(first_of(ring + "--mesh_order pp,cp,tp,dp", "cp_heads") == Placed({0, 2}, 2));
+}
+
 TEST_CASE("by a layout's JSON every token of a batch is taken once by each stage and rank of tp") {
   for (ExpertCase c : layouts()) {
     INFO(c.name());

@@ -397,6 +397,15 @@ void train(const Recipe& recipe) {
                    << differ << of_naive);
 }
 
+TEST_CASE("twins of the laptop's layout keep all of its classes", "[not_sanitized]") {
+  const TwinFamily family = shrink(layout_of_flags(flags_of_recipe("laptop")), 16);
+  REQUIRE(family.lost.empty());
+  for (const Twin& twin : family.twins) {
+    INFO(twin.flags);
+    REQUIRE(run_twin(twin).failure == "");
+  }
+}
+
 TEST_CASE("twins of Llama 3 405B keep the stages between first and last", "[not_sanitized]") {
   train(Recipe{"llama3_405b", "pp: a rank that is neither first nor last",
                "--num_heads 4 --num_kv_heads 2 --num_layers 4 --tp_size 2 --sequence_parallel "
