@@ -18,14 +18,15 @@ struct Twin {
 /// What stands for a layout.
 struct TwinFamily {
   std::vector<RemainderClass> real;  ///< the layout's classes
-  std::vector<Twin> twins;           ///< the first has every dimension that the layout has
+  std::vector<Twin> twins;
+  std::vector<std::string> without;  ///< dimensions that the first has no room for: mostly none
   std::vector<LostClass> lost;       ///< classes that none of them has, as the first has them
 };
 
 /// Shrinks a layout to at most five twins of at most this many ranks each. Of the meshes that fit
 /// it takes those that keep most classes, and finds sizes for each, group by group, smallest first.
-/// What one twin loses the next one looks for; it may leave dimensions out. Every twin is one that
-/// the checks of all parts accept. Throws UsageError where there is none.
+/// What one twin loses the next one looks for; it may leave dimensions out. Every twin has several
+/// ranks, and is one that the checks of all parts accept. Throws UsageError where there is none.
 TwinFamily shrink(const TrainConfig& real, int64_t most_ranks);
 
 std::vector<int64_t> divisors(int64_t n);  ///< from 1 to n

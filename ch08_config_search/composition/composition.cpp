@@ -1,6 +1,8 @@
 #include "composition/composition.h"
 
+#include "base/rules.h"
 #include "comm/mesh.h"
+#include "config.h"
 
 namespace usp {
 
@@ -58,6 +60,25 @@ void CompositionConfig::validate(const Args&) const {
   if (prove_dtype != "f64" && prove == 0) {
     usage_error("prove_dtype={} says in what twins train, and there are none; try --prove 16",
                 prove_dtype);
+  }
+}
+
+void CompositionConfig::check(const TrainConfig& run) const {
+  if (check_copies > run.steps) {
+    refuse_silent("copies_within_steps", values_of("check_copies", {run.steps}),
+                  "check_copies={} compares after as many steps, and the run has steps={}",
+                  check_copies, run.steps);
+  }
+  const std::pair<const char*, bool> others[] = {
+      {"estimate", run.estimate},
+      {"plan", run.planning.plan > 0},
+      {"pp_show", !run.pipeline.pp_show.empty()},
+      {"mesh_show", !mesh_show.empty() && mesh_show != "types"}};
+  for (const auto& [flag, is_asked] : others) {
+    if (!proves() || !is_asked) continue;
+    refuse_silent("one_question", {fmt::format("leave out --{}", flag)},
+                  "{} trains small layouts, and {} asks for something else",
+                  prove > 0 ? "prove" : "fuzz", flag);
   }
 }
 

@@ -25,7 +25,9 @@ struct CompositionConfig {
 
   void bind(Args& args);
   void validate(const Args& args) const;
-  void check(const TrainConfig&) const {}  ///< any order goes with any run
+  /// Throws UsageError where nothing would be compared or another question is asked, too. Any order
+  /// goes with any run.
+  void check(const TrainConfig& run) const;
 };
 
 }  // namespace usp

@@ -24,6 +24,7 @@ CompositionDraw::CompositionDraw(uint64_t number, int64_t most_ranks, bool exact
     : number_(number),
       draws_(number, "composition"),
       pipeline_(number, "pipeline"),
+      rope_(number, "rope"),
       most_ranks_(most_ranks),
       exactly_(exactly) {}
 
@@ -88,6 +89,7 @@ CompositionDraw::Words CompositionDraw::model(const MeshSizes& mesh) {
   };
   if (latent) append(latent_attention());
   if (chance(0.5)) append(experts(mesh));
+  append(rotary_embedding(latent));
   return words;
 }
 
@@ -98,6 +100,20 @@ CompositionDraw::Words CompositionDraw::latent_attention() {
   add(words, "--qk_nope_head_dim", pick({2, 3, 4}));
   add(words, "--qk_rope_head_dim", pick({2, 4}));
   add(words, "--v_head_dim", between(2, 6));
+  return words;
+}
+
+/// Some beyond a context that a sample may be longer than.
+CompositionDraw::Words CompositionDraw::rotary_embedding(bool latent) {
+  if (!rope_.chance(0.3)) return {};
+  const std::string type = std::vector{"linear", "llama3", "yarn"}[rope_.index(3)];
+  Words words = {"--rope_type", type, "--rope_factor", "4"};
+  if (type != "linear") {
+    add(words, "--rope_original_max_position_embeddings", rope_.between(4, 64));
+  }
+  if (type == "yarn" && latent) {
+    words.insert(words.end(), {"--rope_mscale", "1", "--rope_mscale_all_dim", "0.7"});
+  }
   return words;
 }
 

@@ -41,6 +41,7 @@ class CompositionDraw {
   Words model(const MeshSizes& mesh);
   Words experts(const MeshSizes& mesh);
   Words latent_attention();
+  Words rotary_embedding(bool latent);
   Words layout(const MeshSizes& mesh, bool has_experts);
   Words pipeline(int64_t stages);
   std::optional<Twin> composed(const MeshSizes& mesh, int64_t samples, Words model);
@@ -51,7 +52,8 @@ class CompositionDraw {
 
   const uint64_t number_;
   Draws draws_;
-  Draws pipeline_;  ///< of what is no flag's value: draws of its own leave all others as they are
+  /// Draws of what is no flag's value, and of RoPE: apart, they leave all others as they are.
+  Draws pipeline_, rope_;
   const int64_t most_ranks_;
   const bool exactly_;
   int64_t drawn_ = 0, files_ = 0;

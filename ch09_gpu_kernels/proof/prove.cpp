@@ -38,30 +38,41 @@ constexpr int64_t kPieceBytes = 256;
 /// document.
 class TwinFolder {
  public:
-  TwinFolder(int64_t vocab_size, int64_t seq_len) {
+  TwinFolder(int64_t vocab_size, int64_t seq_len, int64_t val_samples) {
     std::ofstream stream(tokens());
     const RandomStream random(1, "documents");
     const std::vector<int64_t> lengths = {1, 2, 5, seq_len / 2, seq_len, 2 * seq_len};
     const auto put = [&](uint64_t token) { stream.put(char(token)).put(char(token >> 8)); };
     uint64_t draws = 0;
-    for (int64_t tokens = 0; tokens < 4000 + 40 * seq_len;) {
-      const int64_t length = lengths[random.bits(draws++).a % lengths.size()];
-      for (int64_t i = 0; i < length; ++i)
-        put(1 + random.bits(draws++).a % uint64_t(vocab_size - 1));
-      put(0);
-      tokens += length + 1;
-    }
+    const auto write = [&](int64_t at_least) {
+      int64_t tokens = 0;
+      while (tokens < at_least) {
+        const int64_t length = lengths[random.bits(draws++).a % lengths.size()];
+        for (int64_t i = 0; i < length; ++i)
+          put(1 + random.bits(draws++).a % uint64_t(vocab_size - 1));
+        put(0);
+        tokens += length + 1;
+      }
+      return tokens;
+    };
+    const int64_t train_tokens = write(4000 + 40 * seq_len);
+    const int64_t val_tokens = write(val_samples * seq_len + 1);
+    val_fraction_ = (double(val_tokens) + 0.5) / double(train_tokens + val_tokens);
   }
 
+  double val_fraction() const { return val_fraction_; }
   std::string tokens() const { return (folder_.path() / "documents.bin").string(); }
   std::string checkpoints() const { return folder_.path().string(); }
 
  private:
   TemporaryFolder folder_;
+  double val_fraction_ = 0;  ///< of the tokens: those that validation reads
 };
 
-/// Updates that are large enough to show in the second step, with clipping at work.
-TrainConfig with_updates(TrainConfig config) {
+/// Updates that are large enough to show in the second step, with clipping at work; and validation
+/// of so many samples.
+TrainConfig with_updates(TrainConfig config, int64_t val_samples) {
+  config.eval_samples = val_samples;
   config.optimizer.lr = 0.01;
   config.optimizer.warmup_steps = 2;
   if (config.optimizer.grad_clip > 0) config.optimizer.grad_clip = 0.05;
@@ -74,18 +85,24 @@ struct Step {
   WholeState state;
 };
 
-std::vector<Step> train_alone(const TrainConfig& config, const Dataset& dataset) {
+struct Expected {
   std::vector<Step> steps;
+  double val_loss = 0;  ///< after the last of them
+};
+
+Expected train_alone(const TrainConfig& config, const Dataset& dataset) {
+  Expected expected;
   run_threads(1, [&](const Communicator& world) {
     const Mesh mesh(world, config.mesh());
     Trainer trainer(config, {&dataset, mesh});
     for (int64_t step = 0; step < kSteps; ++step) {
       trainer.train_step(step);
       const StepMetrics metrics = trainer.report(step, 0);
-      steps.push_back({metrics.loss, metrics.grad_norm, WholeState(trainer.state())});
+      expected.steps.push_back({metrics.loss, metrics.grad_norm, WholeState(trainer.state())});
     }
+    expected.val_loss = trainer.evaluate();
   });
-  return steps;
+  return expected;
 }
 
 /// What the ranks have found, each on its own.
@@ -224,7 +241,7 @@ void compare_nodes(const TrainConfig& config, int rank, BytesOf found, Findings&
 
 /// Trains from the checkpoint in `folder`, if there is one, and leaves one of the first step there.
 void train_rank(const TrainConfig& config, const Dataset& dataset, const Communicator& world,
-                const std::vector<Step>& expected, const std::string& folder, Findings& findings) {
+                const Expected& expected, const std::string& folder, Findings& findings) {
   world.engine().set_node_size(config.communication->node_size);
   world.engine().limit_pieces(kPieceBytes);
   const Mesh mesh(world, config.mesh());
@@ -242,17 +259,22 @@ void train_rank(const TrainConfig& config, const Dataset& dataset, const Communi
     add_to_other_nodes(Runtime::current().ledger(), before, to_other_nodes);
     // Weights that a checkpoint has brought may have to be gathered once more.
     if (step > begin || checkpoint.empty()) sent.compare(world, findings);
-    findings.tensors(step, world.rank(), expected[step].state.compare(trainer.state(), kTolerance));
+    const Step& own = expected.steps[step];
+    findings.tensors(step, world.rank(), own.state.compare(trainer.state(), kTolerance));
     const StepMetrics metrics = trainer.report(step, 0);
     if (world.rank() == 0) {
       findings.step();
-      findings.number(step, "the loss", metrics.loss, expected[step].loss);
-      findings.number(step, "the gradient norm", metrics.grad_norm, expected[step].grad_norm);
+      findings.number(step, "the loss", metrics.loss, own.loss);
+      findings.number(step, "the gradient norm", metrics.grad_norm, own.grad_norm);
     }
     if (step == 0) write_checkpoint(folder, 1, trainer.state(), identity, world);
   }
   compare_memory(config, world.rank(), findings);
   if (checkpoint.empty()) compare_nodes(config, world.rank(), to_other_nodes, findings);
+  const double val_loss = trainer.evaluate();
+  // Where the training differs it follows that this does.
+  if (world.rank() > 0 || !findings.text().empty()) return;
+  findings.number(kSteps - 1, "the validation loss", val_loss, expected.val_loss);
 }
 
 /// On every rank what the first has found of those that have found anything.
@@ -270,25 +292,28 @@ TwinResult run_beside_one(const Twin& twin, const Twin* then, const Communicator
   const int64_t begin = clock_ns();
   const ModelConfig& model = twin.config.model;
   const int64_t seq_len = twin.config.seq_len;
-  const TwinFolder folder(model.vocab_size, seq_len);
+  // One more than the ranks take at once: in the second pass some have none.
+  const int64_t val_samples = twin.config.data_parallel.dp_size * twin.config.micro_batch_size + 1;
+  const TwinFolder folder(model.vocab_size, seq_len, val_samples);
   const TokenFile file(folder.tokens(), 2, model.vocab_size);
-  const Dataset dataset(file, seq_len, 0, DataOrder::shuffled, uint64_t(twin.config.seed));
+  const Dataset dataset(file, seq_len, folder.val_fraction(), DataOrder::shuffled,
+                        uint64_t(twin.config.seed));
   // One folder for the checkpoints of all ranks.
   const std::string checkpoints = world == nullptr
                                       ? folder.checkpoints()
                                       : world->all_gather_text(folder.checkpoints()).front();
   const auto of_all = [&](double own) { return int64_t(world == nullptr ? own : world->sum(own)); };
   TwinResult result;
-  std::vector<Step> expected;
+  std::optional<Expected> expected;
   const auto train = [&](const Twin& of) {
-    TrainConfig config = with_updates(of.config);
+    TrainConfig config = with_updates(of.config, val_samples);
     const std::vector<PlacedPart> parts = place_parameters(config);
     config.composition.check_copies = has_copies(parts) ? 1 : 0;
     Findings findings(parts);
     try {
-      if (expected.empty()) expected = train_alone(with_updates(alone(of)), dataset);
+      if (!expected) expected = train_alone(with_updates(alone(of), val_samples), dataset);
       const auto train_on = [&](const Communicator& ranks) {
-        train_rank(config, dataset, ranks, expected, checkpoints, findings);
+        train_rank(config, dataset, ranks, *expected, checkpoints, findings);
       };
       if (world == nullptr) {
         run_threads(int(config.mesh().ranks()), train_on, /*timeout_seconds=*/20);
@@ -401,6 +426,10 @@ int prove(const TrainConfig& config, const types::Mutation& mutation) {
     print("  DIFFERS\n{}\n", indented(failure));
   }
   print("\n");
+  if (!family.without.empty()) {
+    usp::print("no twin has all dimensions at once: the first is without {}\n",
+               fmt::join(family.without, ", "));
+  }
   const auto said = [](const std::string& label) { return label == "-" ? "not there" : label; };
   for (const LostClass& lost : family.lost) {
     print("no twin keeps \"{}\": {} in the layout, {} in the first twin\n", lost.name,

@@ -16,11 +16,11 @@ struct TwinResult {
   double seconds = 0;
 };
 
-/// Trains the twin for two steps on threads of this process, and its model on one. What has to
-/// agree: losses and norms, every gradient, weight and moment, element by element, copies to the
-/// bit, bytes sent and bytes that last by their formulas, and bytes to other nodes as in a dry run.
-/// `then` is a layout of the same model and global batch: it takes the second step, too, from a
-/// checkpoint of the first.
+/// Trains the twin for two steps on threads of this process, and its model on one, and evaluates
+/// them. What has to agree: losses and norms, every gradient, weight and moment, element by
+/// element, copies to the bit, bytes sent and bytes that last by their formulas, and bytes to other
+/// nodes as in a dry run. `then` is a layout of the same model and global batch: it takes the
+/// second step, too, from a checkpoint of the first.
 TwinResult run_twin(const Twin& twin, const Twin* then = nullptr);
 
 /// The same on the ranks of `world`, each of which calls it and gets the same result; there are as

@@ -27,8 +27,8 @@ TrainConfig words_of(const TrainConfig& real) {
   twin.model.model = TrainConfig().model.model;
   twin.model.pretrained = false;
   twin.model.max_position_embeddings = 0;
-  twin.model.rope_scaling = {};
   twin.model.experts.choice_bias = false;
+  if (real.optimizer.grad_clip == 0) twin.optimizer.grad_clip = 0;
   twin.data_parallel = real.data_parallel;
   twin.tensor_parallel = real.tensor_parallel;
   twin.context_parallel = real.context_parallel;
@@ -243,13 +243,17 @@ std::vector<std::pair<double, TrainConfig>> Search::ranked_meshes() const {
   const auto high = [&](int64_t n, int64_t most) { return std::min({n, most, most_ranks_}); };
   std::array<int64_t, 4> lows = {low("dp", sizes.dp), low("pp", sizes.pp), low("cp", sizes.cp),
                                  low("tp", sizes.tp)};
-  if (lows[0] * lows[1] * lows[2] * lows[3] > most_ranks_) lows = {1, 1, 1, 1};
-  if (is_file(real_.pipeline)) lows[1] = sizes.pp;
+  const bool keeps_stages = is_file(real_.pipeline);
+  if (keeps_stages) lows[1] = sizes.pp;
+  if (lows[0] * lows[1] * lows[2] * lows[3] > most_ranks_) {
+    lows = {1, keeps_stages ? sizes.pp : 1, 1, 1};
+  }
   for (int64_t pp = lows[1]; pp <= high(sizes.pp, sizes.pp); ++pp) {
     for (int64_t tp = lows[3]; tp <= high(sizes.tp, 8); ++tp) {
       for (int64_t cp = lows[2]; cp <= high(sizes.cp, 8); ++cp) {
         for (int64_t dp = lows[0]; dp <= high(sizes.dp, 32); ++dp) {
           if (pp * tp * cp * dp > most_ranks_) break;
+          if (pp * tp * cp * dp == 1) continue;  // one process is always equal to one process
           TrainConfig mesh = base_;
           mesh.data_parallel.dp_size = dp;
           mesh.pipeline.pp_size = pp;
@@ -567,13 +571,17 @@ TwinFamily shrink(const TrainConfig& real, int64_t most_ranks) {
                 most_ranks, pipeline.pp_schedule, pipeline.pp_size,
                 can_be_more ? fmt::format("--prove {}", pipeline.pp_size) : "--pp_schedule 1f1b");
   }
-  TwinFamily family{classes(real), {}, {}};
+  TwinFamily family{classes(real), {}, {}, {}};
   Weights weights;
   while (family.twins.size() < kMostTwins) {
     std::optional<Twin> twin = Search(real, most_ranks, weights).best();
     if (!twin) break;
     std::vector<LostClass> own = lost_classes(family.real, twin->classes);
     if (family.twins.empty()) {
+      for (const LostClass& of : own) {
+        if (!of.name.ends_with(": used")) continue;
+        family.without.push_back(of.name.substr(0, of.name.find(':')));
+      }
       family.lost = std::move(own);
     } else {
       const size_t before = family.lost.size();
@@ -596,8 +604,13 @@ TwinFamily shrink(const TrainConfig& real, int64_t most_ranks) {
     }
   }
   if (family.twins.empty()) {
-    usage_error("--prove {}: no layout of at most {} ranks is like this one; try --prove {}",
-                most_ranks, most_ranks, 2 * most_ranks);
+    constexpr int64_t kMost = CompositionConfig::kMostRanksOfTwins;
+    usage_error(
+        "--prove {}: no layout of 2 ranks or more, and at most {}, is like this one; try {}",
+        most_ranks, most_ranks,
+        most_ranks < kMost
+            ? fmt::format("--prove {}", std::clamp<int64_t>(2 * most_ranks, 16, kMost))
+            : "fewer dimensions");
   }
   return family;
 }

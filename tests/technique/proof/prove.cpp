@@ -104,6 +104,17 @@ const std::vector<std::string> kRare = {
     // Dropout of rows that tp and cp both cut.
     "--num_heads 4 --hidden_size 16 --ffn_hidden_size 12 --vocab_size 31 --num_layers 2 --seq_len "
     "16 --micro_batch_size 2 --cp_size 2 --tp_size 2 --sequence_parallel --dropout 0.2",
+    // Scores of latents that travel round a ring, which YaRN makes larger.
+    "--num_heads 2 --hidden_size 8 --ffn_hidden_size 12 --vocab_size 31 --num_layers 2 "
+    "--seq_len 16 --micro_batch_size 1 --cp_size 2 --attention_kind mla --kv_lora_rank 6 "
+    "--qk_nope_head_dim 2 --qk_rope_head_dim 4 --v_head_dim 3 --rope_type yarn --rope_factor 4 "
+    "--rope_mscale 1 --rope_mscale_all_dim 0.7 --rope_original_max_position_embeddings 8",
+    // The same where heads travel, and attention is computed by the one inside.
+    "--num_heads 2 --hidden_size 8 --ffn_hidden_size 12 --vocab_size 31 --num_layers 2 "
+    "--seq_len 16 --micro_batch_size 1 --cp_size 2 --cp_method ulysses --attention_kind mla "
+    "--kv_lora_rank 6 --qk_nope_head_dim 2 --qk_rope_head_dim 4 --v_head_dim 3 --rope_type yarn "
+    "--rope_factor 4 --rope_mscale 1 --rope_mscale_all_dim 0.7 "
+    "--rope_original_max_position_embeddings 8",
     // The one process beside it clips no gradients either.
     "--hidden_size 12 --num_heads 2 --ffn_hidden_size 7 --vocab_size 29 --num_layers 1 --seq_len 8 "
     "--micro_batch_size 2 --dp_size 2 --grad_clip 0",
@@ -250,6 +261,10 @@ TEST_CASE("whatever a chapter can do is drawn", "[not_sanitized]") {
                                      "--head_dim",
                                      "--tie_word_embeddings",
                                      "--document_mask",
+                                     "--rope_type linear",
+                                     "--rope_type llama3",
+                                     "--rope_type yarn",
+                                     "--rope_mscale_all_dim",
                                      "--dropout",
                                      "--sequence_parallel",
                                      "--gathered_input kept",
@@ -353,6 +368,43 @@ TEST_CASE("twins of a schedule file have its ranks and micro-batches") {
   }
   const TrainConfig deep = layout_of_flags(flags_of(32, 32));
   check_throws<UsageError>([&] { shrink(deep, 16); }, {"for 32 ranks", "try --prove 32"});
+  // What is advised has a twin, and so has a file whose stages leave the others no room at once.
+  for (const auto& [p, most] : {std::pair<int64_t, int64_t>{32, 32}, {8, 16}}) {
+    const TwinFamily family = shrink(layout_of_flags(flags_of(p, p)), most);
+    REQUIRE(family.twins.front().config.pipeline.pp_size == p);
+    REQUIRE(!family.without.empty());
+  }
+}
+
+TEST_CASE("every twin has several ranks, however few it may have") {
+  const std::string flags =
+      "--model 8B --seq_len 4096 --micro_batch_size 2 --tp_size 8 --cp_size 2 --pp_size 4 "
+      "--dp_size 4 --sequence_parallel --zero_stage 1 --grad_acc_steps 8 --num_experts 8 --ep_size "
+      "4";
+  for (const int64_t most : {2, 3, 5, 16}) {
+    const TwinFamily family = shrink(layout_of_flags(flags), most);
+    for (const Twin& twin : family.twins) {
+      INFO(twin.flags);
+      REQUIRE(twin.config.mesh().ranks() > 1);
+      REQUIRE(twin.config.mesh().ranks() <= most);
+    }
+    REQUIRE(family.without.empty() == (most == 16));  // 16 ranks have room for two on each axis
+  }
+  check_throws<UsageError>([&] { shrink(layout_of_flags(flags), 1); },
+                           {"2 ranks or more", "try --prove 16"});
+}
+
+TEST_CASE("twins have the layout's rotary embedding, and clip no gradients where it does not") {
+  const TrainConfig real = layout_of_flags(
+      "--model 8B --seq_len 4096 --micro_batch_size 1 --tp_size 4 --cp_size 2 --grad_clip 0 "
+      "--rope_type llama3 --rope_factor 16 --rope_original_max_position_embeddings 2048");
+  for (const Twin& twin : shrink(real, 16).twins) {
+    INFO(twin.flags);
+    REQUIRE(twin.config.model.rope_scaling == real.model.rope_scaling);
+    REQUIRE(twin.config.model.rope_theta == real.model.rope_theta);
+    REQUIRE(twin.config.optimizer.grad_clip == 0);
+    REQUIRE(run_twin(twin).failure == "");
+  }
 }
 
 TEST_CASE("layers drawn for stages are all of the model's, and leave no inner stage empty") {
@@ -531,6 +583,10 @@ TEST_CASE("what cannot be proven is refused") {
   refused("--prove 65", {"prove=65"});
   refused("--prove 16", {"one process", "--dp_size 2"});
   refused("--prove_dtype bf16 --dp_size 2", {"prove_dtype=bf16", "--prove 16"});
+  for (const char* other :
+       {"--estimate", "--plan 1024", "--pp_size 2 --pp_show table", "--mesh_show table"}) {
+    refused(fmt::format("--prove 16 --dp_size 2 {}", other), {"asks for something else"});
+  }
 }
 
 }  // namespace
