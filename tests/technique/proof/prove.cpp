@@ -390,8 +390,8 @@ TEST_CASE("every twin has several ranks, however few it may have") {
     }
     REQUIRE(family.without.empty() == (most == 16));  // 16 ranks have room for two on each axis
   }
-  check_throws<UsageError>([&] { shrink(layout_of_flags(flags), 1); },
-                           {"2 ranks or more", "try --prove 16"});
+  const TrainConfig plain = layout_of_flags("--tp_size 2 --dp_size 2");
+  check_throws<UsageError>([&] { shrink(plain, 1); }, {"2 ranks or more", "try --prove 16"});
 }
 
 TEST_CASE("twins have the layout's rotary embedding, and clip no gradients where it does not") {
