@@ -1,5 +1,7 @@
 #include "files/hf_config.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -21,11 +23,18 @@ constexpr int64_t kMaxWidth = int64_t{1} << 24;  // of any axis; products stay f
 constexpr int64_t kMaxFileBytes = int64_t{1} << 20;
 
 /// A value as it stands in the file, shortened.
-std::string shown(const Json& json) {
+std::string shown(const Json& json, size_t max_length = 60) {
   std::string text =
       json.dump(-1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace);
-  constexpr size_t kMaxLength = 60;
-  return text.size() > kMaxLength ? text.substr(0, kMaxLength) + "..." : text;
+  return text.size() > max_length ? text.substr(0, max_length) + "..." : text;
+}
+
+/// Whoever wrote the file need not have written a name.
+std::string shown_key(const std::string& key) {
+  const bool plain = key.size() <= 60 && std::ranges::all_of(key, [](char c) {
+                       return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.';
+                     });
+  return plain ? key : shown(key);
 }
 
 /// Whether a word stands in a text of words that blanks separate.
@@ -122,14 +131,6 @@ class Fields {
     return value;
   }
 
-  /// Whoever wrote the file need not have written a name.
-  static std::string shown_key(const std::string& key) {
-    const bool plain = key.size() <= 60 && std::ranges::all_of(key, [](char c) {
-                         return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.';
-                       });
-    return plain ? key : shown(key);
-  }
-
   const Json& json_;
   std::string where_;
   mutable std::set<std::string> read_;
@@ -152,42 +153,142 @@ constexpr Family kFamilies[] = {
 };
 
 /// Kinds of models that people have, and what of each is not computed here.
-constexpr std::pair<const char*, const char*> kOthers[] = {
+constexpr HfOtherKind kOthers[] = {
+    {"apertus", "queries and keys have norms, the MLP has xIELU and no gate"},
+    {"arcee", "the MLP has a squared ReLU and no gate"},
+    {"baichuan", "queries, keys and values are stored as one tensor"},
+    {"bamba", "most layers are state-space models"},
+    {"bart", "it has an encoder beside the decoder"},
+    {"bert", "attention sees later tokens, it has LayerNorm, biases, GELU, and learned positions"},
+    {"bitnet",
+     "weights have three values, norms stand before the last projections, the MLP has a squared "
+     "ReLU"},
+    {"bloom", "it has LayerNorm, biases, GELU, and ALiBi in the place of RoPE"},
+    {"chatglm",
+     "projections are stored as one tensor, queries, keys and values have biases, and RoPE turns a "
+     "part of the channels"},
+    {"codegen", "it has LayerNorm, biases, GELU, and attention and MLP side by side"},
+    {"cohere",
+     "attention and MLP stand side by side behind one LayerNorm, RoPE turns neighboring channels, "
+     "logits are scaled"},
+    {"cohere2",
+     "attention and MLP stand side by side behind one LayerNorm, RoPE turns neighboring channels, "
+     "logits are scaled, layers have a window or no RoPE"},
+    {"dbrx", "it has LayerNorm, queries, keys and values are clipped and stored as one tensor"},
+    {"deepseek_v2",
+     "a softmax scores the experts, whose gates need not add up to 1, and no bias balances them"},
+    {"deepseek_v32", "an indexer chooses the tokens that attention sees"},
+    {"distilbert",
+     "attention sees later tokens, it has LayerNorm, biases, GELU, and learned positions"},
+    {"dots1", "queries and keys have norms"},
+    {"ernie4_5", "RoPE turns neighboring channels, projections may have biases"},
+    {"ernie4_5_moe", "RoPE turns neighboring channels, a softmax scores the experts"},
+    {"exaone4",
+     "queries and keys have norms, norms follow attention and MLP, layers have a window or no "
+     "RoPE"},
+    {"falcon", "it has LayerNorm and GELU, queries, keys and values are stored as one tensor"},
+    {"falcon_h1", "layers have a state-space model beside attention, and multipliers"},
+    {"falcon_mamba", "its layers are state-space models"},
+    {"flex_olmo", "norms follow attention and MLP, queries and keys have norms"},
     {"gemma", "norms multiply by 1 + weight, the MLP has GELU, embeddings are scaled"},
     {"gemma2", "scores are capped, norms follow attention and MLP, layers have a window"},
+    {"gemma3", "it reads pictures, queries and keys have norms, layers have a window"},
     {"gemma3_text", "queries and keys have norms, layers have a window"},
+    {"gemma3n", "it reads pictures and sound, and layers have embeddings of their own"},
+    {"glm",
+     "queries, keys and values have biases, RoPE turns a part of the channels, neighbors as pairs, "
+     "the MLP's projections are stored as one tensor"},
+    {"glm4",
+     "queries, keys and values have biases, norms follow attention and MLP, RoPE turns a part of "
+     "the channels, neighbors as pairs"},
+    {"glm4_moe",
+     "queries, keys and values have biases, queries and keys may have norms, RoPE turns a part of "
+     "the channels"},
     {"gpt2", "it has LayerNorm, biases, GELU, and learned positions"},
+    {"gpt_bigcode",
+     "it has LayerNorm, biases, GELU, learned positions, and one key and value for all heads"},
+    {"gpt_neo", "it has LayerNorm, biases, GELU, learned positions, and layers with a window"},
     {"gpt_neox", "it has LayerNorm, biases, GELU, and RoPE on a part of the channels"},
     {"gpt_oss", "it has biases, sinks of attention, and layers with a window"},
+    {"gptj",
+     "it has LayerNorm, biases, GELU, RoPE on a part of the channels, and attention and MLP side "
+     "by side"},
+    {"granite", "embeddings, scores, residuals and logits are multiplied by constants"},
+    {"granitemoe",
+     "embeddings, scores, residuals and logits are multiplied by constants, experts are stored as "
+     "one tensor"},
+    {"granitemoehybrid",
+     "most layers are state-space models; embeddings, scores, residuals and logits are multiplied "
+     "by constants"},
+    {"granitemoeshared",
+     "embeddings, scores, residuals and logits are multiplied by constants, experts are stored as "
+     "one tensor"},
+    {"helium", "RoPE turns neighboring channels"},
+    {"hunyuan_v1_dense", "queries and keys have norms behind RoPE"},
+    {"hunyuan_v1_moe", "queries and keys have norms behind RoPE"},
+    {"internlm2", "queries, keys and values are stored as one tensor"},
+    {"jais", "it has LayerNorm, biases, ALiBi, and scaled embeddings"},
+    {"jamba", "most layers are state-space models"},
+    {"jetmoe", "attention is a mixture of experts"},
+    {"lfm2", "most layers are short convolutions, queries and keys have norms"},
+    {"llama4", "it reads pictures; layers have no RoPE or attention in chunks"},
+    {"llama4_text",
+     "layers have no RoPE or attention in chunks, queries and keys have norms, a sigmoid gates the "
+     "experts' inputs"},
+    {"mamba", "its layers are state-space models"},
+    {"mamba2", "its layers are state-space models"},
+    {"minicpm", "embeddings, residuals and logits are scaled"},
+    {"minicpm3",
+     "embeddings, residuals and logits are scaled, keys and values are made of latents"},
+    {"minimax", "most layers have linear attention"},
+    {"minimax_m2", "queries and keys have norms, RoPE turns a part of the channels"},
+    {"ministral", "layers have a window"},
+    {"mistral3", "it reads pictures"},
+    {"mllama", "it reads pictures, which layers of their own attend to"},
+    {"modernbert", "attention sees later tokens, it has LayerNorm and GELU"},
+    {"mpt", "it has LayerNorm, GELU, and ALiBi in the place of RoPE"},
+    {"nemotron",
+     "LayerNorm multiplies by 1 + weight, the MLP has a squared ReLU and no gate, RoPE turns a "
+     "part of the channels"},
+    {"nemotron_h", "most layers are state-space models"},
+    {"olmo", "LayerNorm has no weights, queries, keys and values may be clipped"},
     {"olmo2", "norms follow attention and MLP, queries and keys have norms"},
+    {"olmo3", "norms follow attention and MLP, queries and keys have norms, layers have a window"},
+    {"olmoe", "queries and keys have norms"},
+    {"opt", "it has LayerNorm, biases, ReLU, and learned positions"},
+    {"persimmon", "it has LayerNorm, biases, a squared ReLU, and norms of queries and keys"},
+    {"phi",
+     "attention and MLP stand side by side behind one LayerNorm, it has biases and GELU, RoPE "
+     "turns a part of the channels"},
     {"phi3", "projections are stored as one tensor"},
+    {"phi3_v", "it reads pictures, and projections are stored as one tensor"},
+    {"phi4mm", "it reads pictures and sound, and projections are stored as one tensor"},
+    {"phimoe", "it has LayerNorm and biases, and its router chooses by two masked softmaxes"},
+    {"plamo", "attention and MLP stand side by side behind one norm"},
+    {"qwen", "queries, keys and values are stored as one tensor, and have biases"},
     {"qwen2", "queries, keys and values have biases"},
+    {"qwen2_5_vl", "it reads pictures; queries, keys and values have biases"},
+    {"qwen2_moe", "queries, keys and values have biases, a sigmoid gates the shared experts"},
+    {"qwen2_vl", "it reads pictures; queries, keys and values have biases"},
     {"qwen3", "queries and keys have norms"},
     {"qwen3_moe", "queries and keys have norms"},
+    {"qwen3_next", "most layers have linear attention, norms multiply by 1 + weight"},
+    {"recurrent_gemma", "most layers are recurrent"},
+    {"roberta",
+     "attention sees later tokens, it has LayerNorm, biases, GELU, and learned positions"},
+    {"rwkv", "its layers are recurrent"},
+    {"seed_oss", "queries, keys and values have biases"},
     {"smollm3", "some layers have no RoPE"},
+    {"stablelm", "it has LayerNorm, and RoPE on a part of the channels"},
     {"starcoder2", "it has LayerNorm, biases, and GELU"},
+    {"t5",
+     "it has an encoder beside the decoder, and learned biases of positions in the place of RoPE"},
+    {"xglm", "it has LayerNorm, biases, GELU, and positions of sines"},
+    {"zamba2", "most layers are state-space models"},
 };
 
-const Family& family_of(const Fields& fields) {
-  constexpr const char* kSupported =
-      "supported: \"llama\", \"mistral\", \"mixtral\" and \"deepseek_v3\"";
-  if (fields.find("model_type") == nullptr) {
-    usage_error("{}: model_type is missing; {}", fields.where(), kSupported);
-  }
-  const std::string model_type = fields.text("model_type");
-  for (const Family& family : kFamilies) {
-    if (family.model_type == model_type) return family;
-  }
-  for (const auto& [other, difference] : kOthers) {
-    if (other == model_type) {
-      fields.refuse("model_type", *fields.find("model_type"),
-                    fmt::format("is not supported: {}; {}", difference, kSupported));
-    }
-  }
-  fields.refuse("model_type", *fields.find("model_type"),
-                fmt::format("is not supported; {}", kSupported));
-}
-
+constexpr const char* kSupported =
+    "supported: \"llama\", \"mistral\", \"mixtral\" and \"deepseek_v3\"";
 constexpr const char* kAll = "llama mistral mixtral deepseek_v3";
 constexpr const char* kWindow = "is not supported: attention reaches back to the start";
 constexpr const char* kDense = "is not supported: the MLP of this kind of model is dense";
@@ -347,6 +448,66 @@ const HfKey* row_of(const std::string& key, const Family& family) {
     if (row.key == key && row.is_of(family.model_type)) return &row;
   }
   return nullptr;
+}
+
+/// What the file says that a kind of model does not have, of the kind of which that is the least.
+struct Strange {
+  const Family* family = nullptr;
+  std::vector<std::string> keys;  ///< with their values
+};
+
+bool is_harmless(const std::string& key) {
+  return std::ranges::any_of(
+      kKeys, [&](const HfKey& row) { return row.key == key && row.rule == HfKey::harmless; });
+}
+
+Strange strange_keys(const Fields& fields) {
+  Strange least;
+  for (const Family& family : kFamilies) {
+    Strange here{&family, {}};
+    fields.for_each([&](const std::string& key, const Json& value) {
+      const HfKey* row = row_of(key, family);
+      const bool differs = row == nullptr               ? !is_harmless(key)
+                           : row->rule == HfKey::absent ? true
+                           : row->rule == HfKey::only   ? value != Json::parse(row->allowed)
+                                                        : false;
+      if (differs) here.keys.push_back(fmt::format("{}={}", shown_key(key), shown(value, 24)));
+    });
+    if (least.family == nullptr || here.keys.size() < least.keys.size()) least = std::move(here);
+  }
+  return least;
+}
+
+/// Refuses a kind of model that is not computed here: by what is known of it, and by what of its
+/// keys the nearest kind that is computed does not have.
+[[noreturn]] void refuse_kind(const Fields& fields, const std::string& model_type) {
+  const auto other = std::ranges::find(kOthers, model_type, &HfOtherKind::model_type);
+  const bool known = other != std::end(kOthers);
+  auto [family, keys] = strange_keys(fields);
+  std::string rule = known ? fmt::format("is not supported: {}", other->difference)
+                           : std::string("is not known here");
+  constexpr size_t kMost = 8;
+  const size_t more = keys.size() - std::min(keys.size(), kMost);
+  keys.resize(keys.size() - more);
+  if (!keys.empty()) {
+    rule += fmt::format("; a \"{}\" does not have {}{}", family->model_type, fmt::join(keys, ", "),
+                        more == 0 ? "" : fmt::format(" and {} more", more));
+  } else if (!known) {
+    rule += fmt::format("; its keys are those of a \"{}\", so what differs is in its code",
+                        family->model_type);
+  }
+  fields.refuse("model_type", *fields.find("model_type"), fmt::format("{}; {}", rule, kSupported));
+}
+
+const Family& family_of(const Fields& fields) {
+  if (fields.find("model_type") == nullptr) {
+    usage_error("{}: model_type is missing; {}", fields.where(), kSupported);
+  }
+  const std::string model_type = fields.text("model_type");
+  for (const Family& family : kFamilies) {
+    if (family.model_type == model_type) return family;
+  }
+  refuse_kind(fields, model_type);
 }
 
 /// What transformers can do and the model here does not.
@@ -623,6 +784,8 @@ void check_heads(const Fields& fields, const HfConfig& config) {
 bool HfKey::is_of(std::string_view model_type) const { return is_among(model_type, model_types); }
 
 std::span<const HfKey> hf_keys() { return kKeys; }
+
+std::span<const HfOtherKind> hf_other_kinds() { return kOthers; }
 
 HfConfig parse_hf_config(std::string_view text, const std::string& file) {
   if (std::ssize(text) > kMaxFileBytes) {

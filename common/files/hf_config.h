@@ -88,10 +88,19 @@ struct HfKey {
 /// All keys that are known. One may have several rows, each for other kinds of models.
 std::span<const HfKey> hf_keys();
 
+/// A kind of model that people have and that is not computed here.
+struct HfOtherKind {
+  const char* model_type;
+  const char* difference;  ///< what it has, or what is done in it, that is not computed here
+};
+
+/// Those that are refused by what is known of them; any other by its keys alone.
+std::span<const HfOtherKind> hf_other_kinds();
+
 /// Reads the text of a config.json; `file` is for messages. A key that is missing has the value
-/// that transformers would assume. Throws UsageError, with the key and its value, for another
-/// architecture, a key that hf_keys() lacks, a setting that our Llama does not compute, or an
-/// impossible value. Throws Error for text that is no JSON.
+/// that transformers would assume. Throws UsageError, with the key and its value, for another kind
+/// of model (with what differs), another architecture, a key that hf_keys() lacks, a setting that
+/// our Llama does not compute, or an impossible value. Throws Error for text that is no JSON.
 HfConfig parse_hf_config(std::string_view text, const std::string& file);
 
 /// The same for the config.json of a directory; throws UsageError too where there is none, or an

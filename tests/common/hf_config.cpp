@@ -128,12 +128,6 @@ TEST_CASE(
   refused("architectures", {"MistralForCausalLM"}, {"MistralForCausalLM", "LlamaForCausalLM"});
   refused("architectures", {"LlamaForCausalLM", "LlamaForCausalLM"});
   refused("architectures", "LlamaForCausalLM");
-  refused("model_type", "gemma",
-          {"\"gemma\"", "1 + weight", "supported: \"llama\"", "\"mixtral\""});
-  refused("model_type", "qwen2", {"\"qwen2\"", "have biases; supported: \"llama\""});
-  refused("model_type", "qwen3", {"\"qwen3\"", "have norms; supported: \"llama\""});
-  refused("model_type", "gpt2", {"\"gpt2\"", "learned positions; supported: \"llama\""});
-  refused("model_type", "unheard_of", {"is not supported; supported: \"llama\""});
   refused("model_type", nullptr, {"missing"});
   refused("hidden_act", "gelu", {"\"gelu\"", "\"silu\""});
   refused("attention_bias", true, {"true", "false"});
@@ -161,6 +155,68 @@ TEST_CASE(
   refused("rope_parameters", {{"rope_type", 3}}, {"rope_type=3", "text"});
   refused("rope_parameters", {{"rope_type", ""}, {"factor", 2}}, {"rope_type=\"\""});
   refused("rope_parameters", {1, 2}, {"[1,2]", "no JSON object"});
+}
+
+TEST_CASE("config.json: each other kind of model is refused by what differs, and by its own keys") {
+  const auto all = hf_other_kinds();
+  REQUIRE(all.size() > 80);
+  std::set<std::string> seen;
+  for (const auto& [model_type, difference] : all) {
+    CAPTURE(model_type);
+    REQUIRE(seen.insert(model_type).second);  // it has one row, which is found
+    REQUIRE(std::string(difference).size() > 8);
+    const std::string said = fmt::format(
+        "model_type=\"{}\" is not supported: {}; supported: "
+        "\"llama\", \"mistral\", \"mixtral\" and \"deepseek_v3\"",
+        model_type, difference);
+    refused("model_type", model_type, {said});
+    // What no table knows is named all the same, and what is harmless is not.
+    Json json = minimal();
+    json.update({{"model_type", model_type},
+                 {"architectures", {"AnotherForCausalLM"}},
+                 {"logit_scale", 0.0625},
+                 {"hidden_act", "gelu"},
+                 {"torch_dtype", "float16"},
+                 {"attention_bias", false}});
+    check_throws<UsageError>(
+        [&] { parse(json); },
+        {fmt::format("{}; a \"llama\" does not have hidden_act=\"gelu\", logit_scale=0.0625; "
+                     "supported: ",
+                     difference)});
+  }
+  for (const char* kind :
+       {"cohere", "deepseek_v2", "gemma2", "glm4", "granite", "phi", "qwen2_moe"}) {
+    REQUIRE(seen.contains(kind));
+  }
+  for (const char* kind : {"llama", "mistral", "mixtral", "deepseek_v3"}) {
+    REQUIRE(!seen.contains(kind));
+  }
+}
+
+TEST_CASE("config.json: a kind of model that nobody knows is refused by the keys that differ") {
+  Json json = minimal();
+  json["model_type"] = "unheard_of";
+  const auto check = [&](const std::string& said) {
+    check_throws<UsageError>(
+        [&] { parse(json); },
+        {"model_type=\"unheard_of\" is not known here; " + said + "; supported: \"llama\""});
+  };
+  check("its keys are those of a \"llama\", so what differs is in its code");
+  json["layer_types"] = {"full_attention"};
+  json["attention_bias"] = true;
+  json["qk_norm"] = true;
+  check(
+      R"(a "llama" does not have attention_bias=true, layer_types=["full_attention"], qk_norm=true)");
+  // Beside the nearest kind: an expert's width is a DeepSeek-V3's.
+  json.update({{"moe_intermediate_size", 8}, {"n_routed_experts", 4}, {"scoring_func", "softmax"}});
+  check(R"(a "deepseek_v3" does not have attention_bias=true, layer_types=["full_attention"], )"
+        R"(qk_norm=true, scoring_func="softmax")");
+  for (int i = 0; i < 9; ++i) json[fmt::format("zz{}", i)] = std::string(90, 'x');
+  check(
+      "a \"deepseek_v3\" does not have attention_bias=true, layer_types=[\"full_attention\"], "
+      "qk_norm=true, scoring_func=\"softmax\", zz0=\"xxxxxxxxxxxxxxxxxxxxxxx..., "
+      "zz1=\"xxxxxxxxxxxxxxxxxxxxxxx..., zz2=\"xxxxxxxxxxxxxxxxxxxxxxx..., "
+      "zz3=\"xxxxxxxxxxxxxxxxxxxxxxx... and 5 more");
 }
 
 /// A config.json of the kind that says everything it must, with dense layers before any experts.
