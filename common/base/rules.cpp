@@ -80,8 +80,17 @@ LiftedRule::~LiftedRule() { lifted().erase(place_); }
 bool LiftedRule::is_lifted(const std::string& rule) { return lifted().contains(rule); }
 
 std::string together(const std::string& first, const std::string& second) {
-  const bool typed = first.starts_with("--") && second.starts_with("--");
-  return fmt::format("{}{}{}", first, typed ? " " : " and ", second);
+  if (!first.starts_with("--") || !second.starts_with("--")) {
+    return fmt::format("{} and {}", first, second);
+  }
+  std::vector<std::string> words = {""};  // where a command line has its program
+  std::istringstream of_first(first), of_second(second);
+  for (std::string word; of_first >> word;) words.push_back(word);
+  for (std::string word; of_second >> word;) {
+    if (word.starts_with("--")) words = with_remedy(words, "leave out " + word);
+  }
+  words.push_back(second);
+  return fmt::format("{}", fmt::join(words.begin() + 1, words.end(), " "));
 }
 
 std::vector<std::string> with_remedy(std::vector<std::string> words, const std::string& remedy) {

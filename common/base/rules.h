@@ -88,7 +88,7 @@ void refuse_silent(const char* rule, Remedies remedies, fmt::format_string<Args.
   refuse(Otherwise::silent, rule, std::move(remedies), text, std::forward<Args>(args)...);
 }
 
-/// One remedy of two.
+/// One remedy of two. A flag that both set has the second's value.
 std::string together(const std::string& first, const std::string& second);
 /// The words of a command line as the remedy would have them: without the flags that it names, and
 /// then with those that it sets. The ranks are for whoever starts them.

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "base/check.h"
+#include "base/rules.h"
 #include "base/sha256.h"
 #include "files/file_kind.h"
 
@@ -100,16 +100,31 @@ void TokenFile::check_tokens(int64_t vocab_size) const {
     const std::string shown =
         negative ? fmt::format("-{}", (bits == 64 ? ~token : (uint64_t{1} << bits) - 1 - token) + 1)
                  : fmt::format("{}", token);
-    const char* remedy = is_text()                           ? "text needs vocab_size=256 or more"
-                         : negative                          ? "an id is 0 or more"
-                         : !format_.is_raw                   ? "raise vocab_size"
-                         : format_.width == 4 && token > 1e6 ? "try --token_dtype uint16, or raise "
-                                                               "vocab_size"
-                                                             : "raise vocab_size, or check "
-                                                               "--token_dtype";
-    usage_error("data={}: token {} at position {} is not below vocab_size={}; {}", path_, shown, i,
-                vocab_size, remedy);
+    if (negative) {
+      usage_error("data={}: token {} at position {} is not below vocab_size={}; an id is 0 or more",
+                  path_, shown, i, vocab_size);
+    }
+    refuse("tokens_of_vocabulary", other_vocabularies(),
+           "data={}: token {} at position {} is not below vocab_size={}", path_, shown, i,
+           vocab_size);
   }
+}
+
+/// Flags by which all tokens may be of the vocabulary.
+Remedies TokenFile::other_vocabularies() const {
+  if (is_text()) return {"--vocab_size 256"};
+  Remedies remedies;
+  if (format_.is_raw) {
+    remedies.push_back(fmt::format("--token_dtype {}", format_.width == 4 ? "uint16" : "uint32"));
+  }
+  uint64_t most = 0;
+  for (int64_t i = 0; i < size_; ++i) {
+    uint64_t token = 0;
+    std::memcpy(&token, format_.tokens.data() + i * format_.width, format_.width);
+    most = std::max(most, token);
+  }
+  if (most < INT32_MAX) remedies.push_back(fmt::format("--vocab_size {}", most + 1));
+  return remedies;
 }
 
 std::vector<int32_t> parse_token_ids(const char* flag, const std::string& text,
@@ -152,15 +167,18 @@ Dataset::Dataset(const TokenFile& file, int64_t seq_len, double val_fraction, Da
       order_of_windows_(seed, "data.order", std::max<int64_t>(train_tokens_ / seq_len, 1)),
       offsets_(seed, "data.offset") {
   if (train_tokens_ < 2) {
-    usage_error(
-        "data={}: of {} tokens {} are for training, and a sample needs 2 or more: one to read, one "
-        "to predict; {}",
-        file.path(), file.size(), train_tokens_,
-        file.size() < 2 ? "give a longer file" : "try val_fraction=0 and seq_len=1");
+    const std::string all = "--val_fraction 0";  // for training
+    const std::string shorter = fmt::format("{} --seq_len {}", all, file.size() - 1);
+    refuse("training_tokens",
+           file.size() < 2 ? Remedies{} : Remedies{file.size() > seq_len ? all : shorter},
+           "data={}: of {} tokens {} are for training, and a sample needs 2 or more: one to read, "
+           "one to predict",
+           file.path(), file.size(), train_tokens_);
   }
   if (train_tokens_ < seq_len + 1) {
-    usage_error("data={}: {} training tokens are fewer than seq_len+1={}; try seq_len={} or less",
-                file.path(), train_tokens_, seq_len + 1, train_tokens_ - 1);
+    refuse("tokens_of_sample", values_of("seq_len", {train_tokens_ - 1}),
+           "data={}: {} training tokens are fewer than seq_len+1={}", file.path(), train_tokens_,
+           seq_len + 1);
   }
 }
 

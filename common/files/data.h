@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "base/rules.h"
 #include "files/token_format.h"
 
 namespace usp {
@@ -15,8 +16,8 @@ namespace usp {
 class TokenFile {
  public:
   /// Throws UsageError if the file is missing, unreadable, empty, of another kind, or holds a token
-  /// >= vocab_size (naming the token and where it stands). `token_bytes` (2 or 4) is the width of
-  /// tokens in a file that does not say it; `given`: the command line does.
+  /// >= vocab_size (naming the token and where it stands; Refusal). `token_bytes` (2 or 4) is the
+  /// width of tokens in a file that does not say it; `given`: the command line does.
   TokenFile(const std::string& path, int token_bytes, int64_t vocab_size, bool given = false);
   /// The same of a file whose format has been read.
   TokenFile(const std::string& path, TokenFormat format, int64_t vocab_size);
@@ -34,6 +35,7 @@ class TokenFile {
 
  private:
   void check_tokens(int64_t vocab_size) const;
+  Remedies other_vocabularies() const;
   void check_width() const;
 
   std::string path_;
@@ -55,8 +57,9 @@ enum class Split { train, validation };
 /// the rules.
 class Dataset {
  public:
-  /// The last floor(val_fraction * size) tokens are the validation split. Throws UsageError if the
-  /// training split is shorter than seq_len + 1 tokens, or val_fraction is not in [0, 1).
+  /// The last floor(val_fraction * size) tokens are the validation split. Throws UsageError if
+  /// val_fraction is not in [0, 1), and Refusal if the training split is shorter than seq_len + 1
+  /// tokens.
   Dataset(const TokenFile& file, int64_t seq_len, double val_fraction, DataOrder order,
           uint64_t seed);
 

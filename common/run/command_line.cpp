@@ -33,8 +33,8 @@ using Words = std::vector<std::string>;
 class Trials {
  public:
   /// Where `any_ranks`, as many ranks may be started as a remedy asks for.
-  Trials(const RunConfig& kind, int64_t ranks, bool any_ranks)
-      : kind_(kind), ranks_(ranks), any_ranks_(any_ranks) {}
+  Trials(const RunConfig& kind, int64_t ranks, bool any_ranks, const AlsoHolds& also)
+      : kind_(kind), ranks_(ranks), any_ranks_(any_ranks), also_(also) {}
 
   /// The refusal's remedies that are accepted. Where none is, the first that is accepted together
   /// with remedies of what it leads to.
@@ -52,6 +52,7 @@ class Trials {
         if (to_start > 0 || any_ranks_) tried = with_remedy(tried, "leave out --world_size");
         read_without_advice(*config, args, tried,
                             to_start > 0 ? to_start : (any_ranks_ ? 0 : ranks_));
+        if (also_) also_(*config, args);
         const int64_t on = any_ranks_ && to_start == 0 ? config->mesh().ranks() : 0;
         works.push_back(remedy +
                         (on > 0 ? fmt::format(" on {} rank{}", on, on == 1 ? "" : "s") : ""));
@@ -77,19 +78,30 @@ class Trials {
   const RunConfig& kind_;
   int64_t ranks_;
   bool any_ranks_;
+  const AlsoHolds& also_;
   int trials_left_ = 60;
   std::set<std::string> met_;  ///< what was refused on the way here
 };
 
 }  // namespace
 
-bool read_command_line(RunConfig& config, Args& args, const Words& words, int64_t ranks) {
+Refusal with_accepted(const RunConfig& kind, const Words& words, int64_t ranks,
+                      const Refusal& refusal, const AlsoHolds& also) {
+  Remedies works;
+  for (const bool any_ranks : {false, true}) {
+    if (works.empty()) works = Trials(kind, ranks, any_ranks, also).accepted(words, refusal);
+  }
+  return refusal.with(std::move(works));
+}
+
+bool read_command_line(RunConfig& config, Args& args, const Words& words, int64_t ranks,
+                       const AlsoHolds& also) {
   try {
     return read_without_advice(config, args, words, ranks);
   } catch (const Refusal& refusal) {
-    Remedies works = Trials(config, ranks, /*any_ranks=*/false).accepted(words, refusal);
-    if (works.empty()) works = Trials(config, ranks, /*any_ranks=*/true).accepted(words, refusal);
-    throw refusal.with(std::move(works));
+    const Refusal advised = with_accepted(config, words, ranks, refusal, also);
+    if (!also || !advised.remedies().empty()) throw advised;
+    throw with_accepted(config, words, ranks, refusal);
   }
 }
 

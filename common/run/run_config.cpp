@@ -1,7 +1,9 @@
 #include "run/run_config.h"
 
+#include <algorithm>
 #include <cmath>
 
+#include "base/output.h"
 #include "files/data.h"
 
 namespace usp {
@@ -95,15 +97,15 @@ void RunConfig::validate_text() const {
     usage_error(
         "data={} is text, but the tokens of model={} are no bytes; write a .bin of them with "
         "./book tokenize {} FILE --output FILE.bin, and give that as data",
-        data.empty() ? "the project's own" : data, model.model, model.model);
+        data.empty() ? "the project's own" : data, model.model, shell_quoted(model.model));
   }
   if (!sample.prompt_ids.empty() || sample.sample_tokens == 0) return;
   for (char character : sample.prompt) {
     const auto byte = static_cast<uint8_t>(character);
     if (byte < model.vocab_size) continue;
-    usage_error(
-        "prompt holds the byte {}, which is no token below vocab_size={}; try --prompt_ids 0", byte,
-        model.vocab_size);
+    refuse("prompt_of_tokens", {"--prompt_ids 0", "--vocab_size 256"},
+           "prompt holds the byte {}, which is no token below vocab_size={}", byte,
+           model.vocab_size);
   }
 }
 
@@ -113,10 +115,13 @@ void RunConfig::validate_sizes() const {
   check_range("grad_acc_steps", double(grad_acc_steps), 1, 1e6);
   const double tokens = double(micro_batch_size) * double(seq_len);
   if (tokens > double(kMaxTokensAtOnce)) {
-    usage_error("micro_batch_size={} times seq_len={} must be at most {} tokens; try {}={}",
-                micro_batch_size, seq_len, kMaxTokensAtOnce,
-                seq_len > kMaxTokensAtOnce ? "seq_len" : "micro_batch_size",
-                seq_len > kMaxTokensAtOnce ? 4096 : kMaxTokensAtOnce / seq_len);
+    const bool long_sequence = seq_len > kMaxTokensAtOnce;
+    const Remedies fewer = long_sequence
+                               ? Remedies{"--seq_len 4096", "--micro_batch_size 1 --seq_len 4096"}
+                               : values_of("micro_batch_size", {kMaxTokensAtOnce / seq_len});
+    refuse("tokens_at_once", fewer,
+           "micro_batch_size={} times seq_len={} must be at most {} tokens", micro_batch_size,
+           seq_len, kMaxTokensAtOnce);
   }
   // At most 64 bytes for each channel of a layer, at most 32 for each attention probability.
   const double heads = double(model.num_heads) * double(model.head_dim());
@@ -128,10 +133,12 @@ void RunConfig::validate_sizes() const {
       64 * tokens * (double(model.num_layers) * channels + double(model.vocab_size));
   constexpr double kMaxBytes = 0x1p62;
   if (bytes > kMaxBytes) {
-    usage_error(
-        "micro_batch_size={} times seq_len={} tokens have activations of {:.1g} bytes, more than "
-        "can be counted; try micro_batch_size=1 with seq_len=256",
-        micro_batch_size, seq_len, bytes);
+    const auto most = static_cast<int64_t>(kMaxBytes / (bytes / tokens));
+    refuse("bytes_at_once",
+           {fmt::format("--micro_batch_size 1 --seq_len {}", std::clamp<int64_t>(most, 1, 256))},
+           "micro_batch_size={} times seq_len={} tokens have activations of {:.1g} bytes, more "
+           "than can be counted",
+           micro_batch_size, seq_len, bytes);
   }
 }
 
@@ -143,10 +150,10 @@ void RunConfig::validate_run() const {
   check_positive("steps", steps);
   check_positive("seq_len", seq_len);
   if (model.max_position_embeddings > 0 && seq_len > model.max_position_embeddings) {
-    usage_error("seq_len={} is above max_position_embeddings={}{}; try seq_len={}", seq_len,
-                model.max_position_embeddings,
-                model.pretrained ? " of " + model.model + "/config.json" : "",
-                model.max_position_embeddings);
+    refuse("positions_of_model", values_of("seq_len", {model.max_position_embeddings}),
+           "seq_len={} is above max_position_embeddings={}{}", seq_len,
+           model.max_position_embeddings,
+           model.pretrained ? " of " + model.model + "/config.json" : "");
   }
   validate_sizes();
   check_range("max_skipped_steps", double(max_skipped_steps), 0, HUGE_VAL);

@@ -11,7 +11,6 @@
 #include "base/output.h"
 #include "run/attention_choice.h"
 #include "run/command_line.h"
-#include "run/corpus.h"
 #include "run/matmul_rate.h"
 #include "run/progress.h"
 #include "run/sample.h"
@@ -72,9 +71,8 @@ bool Session::parse(int argc, char** argv) {
   runtime_.emplace(Device::cpu, world_.rank(), world_.size());
   use_.emplace(*runtime_);
   bool goes_on = true;
-  // One rank may estimate what several would do: its flags say how many.
-  const int64_t ranks = world_.size() > 1 ? world_.size() : 0;
-  refuse_together(world_, [&] { goes_on = read_command_line(config_, args_, command_, ranks); });
+  refuse_together(
+      world_, [&] { goes_on = read_command_line(config_, args_, command_, ranks(), check_data); });
   if (goes_on) install_stop_handlers();
   if (goes_on) check_same_run();
   start_.ended("command line");
@@ -121,7 +119,7 @@ void Session::check_same_data() const {
         fmt::format("{} of rank {} has the SHA-256 {}, and rank 0's {}; give all ranks the same",
                     what, other - digests.begin(), *other, digests[0]));
   };
-  check("the data", file_->sha256());
+  check("the data", data_->file.sha256());
   if (config_.model.pretrained) {
     check("a sample of the model's weights", digest_of_pretrained(config_.model.model));
   }
@@ -196,7 +194,7 @@ bool Session::accepts_naive_attention() const {
   const std::unique_ptr<RunConfig> config = config_.fresh();
   Args args("");
   try {
-    return read_without_advice(*config, args, words, world_.size() > 1 ? world_.size() : 0);
+    return read_without_advice(*config, args, words, ranks());
   } catch (const UsageError&) {
     return false;
   }
@@ -206,16 +204,7 @@ void Session::open(const Predict& predict) {
   mesh_.emplace(world_, config_.mesh());
   refuse_together(world_, [&] { move_to_device(); });
   start_.ended("device");
-  refuse_together(world_, [&] {
-    const std::string path = config_.data.empty() ? corpus_path() : config_.data;
-    TokenFormat format = read_token_format(path, config_.token_dtype == "uint16" ? 2 : 4,
-                                           args_.given("token_dtype"));
-    if (format.is_text) config_.validate_text();
-    file_.emplace(path, std::move(format), config_.model.vocab_size);
-    dataset_.emplace(*file_, config_.seq_len, config_.val_fraction,
-                     config_.data_order == "shuffled" ? DataOrder::shuffled : DataOrder::sequential,
-                     config_.seed);
-  });
+  refuse_together(world_, [&] { data_ = open_data(config_, args_, command_, ranks()); });
   check_same_data();
   start_.ended("data");
   if (config_.engine() == EngineKind::nccl) use_nccl(world_);
@@ -234,7 +223,7 @@ void Session::open(const Predict& predict) {
     watch(world_, *config_.communication, *run_dir_);
     connection_ = connect(world_, *config_.communication, config_.trace_steps > 0);
   });
-  facts_ = gather_facts(*file_, *dataset_, config_);
+  facts_ = gather_facts(data_->file, data_->dataset, config_);
   facts_.command = command_;
   facts_.config_json = args_.to_json();
   start_.ended("run directory and connections");
@@ -262,7 +251,9 @@ void Session::unless_refused(const std::function<void()>& start) {
 
 int Session::train(const std::function<std::unique_ptr<TrainerBase>(const RunContext&)>& make) {
   std::unique_ptr<TrainerBase> trainer;
-  unless_refused([&] { refuse_together(world_, [&] { trainer = make({&*dataset_, *mesh_}); }); });
+  unless_refused([&] {
+    refuse_together(world_, [&] { trainer = make({&data_->dataset, *mesh_}); });
+  });
   start_.ended("model");
   facts_.parameters = static_cast<int64_t>(world_.sum(double(trainer->parameters().counted())));
   Checkpoints checkpoints(*run_dir_, config_.checkpoints,
@@ -360,7 +351,7 @@ RunSummary Session::run_steps(TrainerBase& trainer, Checkpoints& checkpoints, Me
     if (step == first) start_.ended("first step");
     const bool last = step + 1 == config_.steps;
     const bool due = config_.eval_interval > 0 && (last || (step + 1) % config_.eval_interval == 0);
-    if (due && std::min(config_.eval_samples, dataset_->val_samples()) > 0) {
+    if (due && std::min(config_.eval_samples, data_->dataset.val_samples()) > 0) {
       summary.val_loss = metrics.val_loss = trainer.evaluate();
       metrics.has_val_loss = true;
     }
@@ -393,8 +384,9 @@ RunSummary Session::run_steps(TrainerBase& trainer, Checkpoints& checkpoints, Me
 std::string Session::sample(TrainerBase& trainer) const {
   const std::vector<int32_t> tokens = sample_tokens(
       [&](const Pass& pass) { return trainer.logits(pass); }, config_.sample, config_.seq_len,
-      encode_prompt(config_, *file_), config_.seed, [&] { return stop_requested_anywhere(); });
-  if (file_->is_text() && config_.sample.prompt_ids.empty()) return tokens_to_text(tokens, true);
+      encode_prompt(config_, data_->file), config_.seed, [&] { return stop_requested_anywhere(); });
+  if (data_->file.is_text() && config_.sample.prompt_ids.empty())
+    return tokens_to_text(tokens, true);
   return fmt::format("token ids: {}", tokens_to_text(tokens, false));
 }
 

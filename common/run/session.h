@@ -4,12 +4,12 @@
 #include <memory>
 #include <optional>
 
-#include "files/data.h"
 #include "files/run_dir.h"
 #include "run/estimate.h"
 #include "run/memory_check.h"
 #include "run/report.h"
 #include "run/run_config.h"
+#include "run/run_data.h"
 #include "run/start_profile.h"
 #include "run/trainer_base.h"
 #include "tensor/runtime.h"
@@ -59,6 +59,8 @@ class Session {
   void write_records(ReportRows& rows);
   bool stop_requested_anywhere() const;
   int end(const RunSummary& summary, bool stopped);
+  /// For the command line: one rank may estimate what several would do, whose number flags say.
+  int64_t ranks() const { return world_.size() > 1 ? world_.size() : 0; }
   double matmul_gflops() const;
 
   StartProfile start_;
@@ -69,8 +71,7 @@ class Session {
   std::optional<Runtime> runtime_;
   std::optional<Runtime::Use> use_;
   std::optional<Mesh> mesh_;
-  std::optional<TokenFile> file_;
-  std::optional<Dataset> dataset_;
+  std::unique_ptr<RunData> data_;
   std::optional<RunDir> run_dir_;
   Connection connection_;
   RunFacts facts_;

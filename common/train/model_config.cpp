@@ -258,11 +258,37 @@ void check_rope(double theta, const RopeScaling& scaling) {
   check_range("rope_theta", theta, 1, HUGE_VAL);
   scaling.validate();
   if (scaling.rope_type == "yarn" && theta == 1) {
-    usage_error("rope_theta=1 makes all waves as long, and rope_type=yarn sorts them; try 10000");
+    refuse("waves_of_yarn", values_of("rope_theta", {10000}),
+           "rope_theta=1 makes all waves as long, and rope_type=yarn sorts them");
   }
 }
 
 }  // namespace
+
+/// Of all weights that multiply: their bytes, sixteen times as many and more, have to be counted.
+void ModelConfig::check_countable(const Args& args) const {
+  constexpr double kMaxWeights = 0x1p52;
+  const double widths =
+      4.0 * double(num_heads) * double(head_dim()) + 3.0 * double(ffn_hidden_size);
+  const double latents = mla.on() ? double(mla.q_lora_rank + mla.kv_lora_rank) : 0;
+  const double of_latents =
+      latents * (double(hidden_size) + 2 * double(num_heads) * double(head_dim()));
+  const double of_layer = double(hidden_size) * widths + of_latents;
+  const double outside = 2 * double(hidden_size) * double(vocab_size);
+  const double weights = double(num_layers) * of_layer + outside;
+  if (weights <= kMaxWeights) return;
+  std::string preset = "--model 405B";
+  for (const char* flag : kShapeFlags) {
+    if (args.typed(flag)) preset = together(preset, fmt::format("leave out --{}", flag));
+  }
+  const auto layers = static_cast<int64_t>((kMaxWeights - outside) / of_layer);
+  Remedies remedies = values_of("num_layers", {layers});
+  if (layers < 1) remedies.clear();
+  remedies.push_back(preset);
+  refuse("weights_that_count", remedies,
+         "num_layers={} of hidden_size={} make {:.1g} weights, and at most {:.1g} can be counted",
+         num_layers, hidden_size, weights, kMaxWeights);
+}
 
 void ModelConfig::validate(const Args& args) {
   fill_from_preset(args);
@@ -284,27 +310,11 @@ void ModelConfig::validate(const Args& args) {
     refuse("kv_heads_of_heads", divisors_of("num_kv_heads", num_heads),
            "num_kv_heads={} must divide num_heads={}", num_kv_heads, num_heads);
   }
-  if (rotary_dim() % 2 != 0) {
-    usage_error("head_dim={} must be even: RoPE turns pairs of channels; try head_dim={}",
-                head_dim(), head_dim() + 1);
+  if (!mla.on() && head_dim() % 2 != 0) {
+    refuse("pairs_of_head", values_of("head_dim", {head_dim() + 1}),
+           "head_dim={} must be even: RoPE turns pairs of channels", head_dim());
   }
-  // Of all weights that multiply: their bytes, sixteen times as many and more, have to be counted.
-  constexpr double kMaxWeights = 0x1p52;
-  const double widths =
-      4.0 * double(num_heads) * double(head_dim()) + 3.0 * double(ffn_hidden_size);
-  const double latents = mla.on() ? double(mla.q_lora_rank + mla.kv_lora_rank) : 0;
-  const double of_latents =
-      latents * (double(hidden_size) + 2 * double(num_heads) * double(head_dim()));
-  const double weights =
-      double(hidden_size) * (double(num_layers) * widths + 2 * double(vocab_size)) +
-      double(num_layers) * of_latents;
-  if (weights > kMaxWeights) {
-    usage_error(
-        "num_layers={} of hidden_size={} make {:.1g} weights, and at most {:.1g} can be counted; "
-        "try "
-        "model=405B",
-        num_layers, hidden_size, weights, kMaxWeights);
-  }
+  check_countable(args);
   check_rope(rope_theta, rope_scaling);
   refuse_settings_of_other_types(args, rope_scaling.rope_type);
   check_range("max_position_embeddings", double(max_position_embeddings), 0, HUGE_VAL);

@@ -69,6 +69,7 @@ struct ModelConfig {
   void read_experts(const HfConfig& file);
   void read_latent(const HfConfig& file);
   void validate_latent(const Args& args);
+  void check_countable(const Args& args) const;
 };
 
 }  // namespace usp

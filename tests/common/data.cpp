@@ -187,8 +187,8 @@ TEST_CASE("a training split shorter than a sample is refused with a length that 
     };
   };
   make(19, 0)();
-  check_throws<UsageError>(make(20, 0), {"20 training tokens", "seq_len+1=21", "seq_len=19"});
-  check_throws<UsageError>(make(15, 0.5), {"10 training tokens", "seq_len=9"});
+  check_throws<UsageError>(make(20, 0), {"20 training tokens", "seq_len+1=21", "--seq_len 19"});
+  check_throws<UsageError>(make(15, 0.5), {"10 training tokens", "--seq_len 9"});
   for (double val_fraction : {-0.1, 1.0, 1.5, kNaN}) {
     check_throws<UsageError>(make(5, val_fraction), {"val_fraction", "0.1"});
   }
@@ -200,10 +200,11 @@ TEST_CASE("a training split of one token is refused with what works, if anything
     const TokenFile file(dir.write("text", text), 2, 256);
     Dataset(file, seq_len, val_fraction, DataOrder::sequential, 1);
   };
-  check_throws<UsageError>([&] { make("a", 1, 0); }, {"of 1 tokens 1 are", "give a longer file"});
+  check_throws<UsageError>([&] { make("a", 1, 0); }, {"of 1 tokens 1 are", "to predict"});
   check_throws<UsageError>([&] { make("ab", 7, 0.5); },
-                           {"of 2 tokens 1 are", "try val_fraction=0 and seq_len=1"});
+                           {"of 2 tokens 1 are", "try --val_fraction 0 --seq_len 1"});
   make("ab", 1, 0);  // it works
+  check_throws<UsageError>([&] { make("ab", 1, 0.5); }, {"try --val_fraction 0"});
 }
 
 TEST_CASE("a split that samples divide without a rest loses none, and none reads beyond it") {

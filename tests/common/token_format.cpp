@@ -102,7 +102,8 @@ TEST_CASE(
     REQUIRE(tokens_of(TokenFile(write(two), 2, kVocab, true)) == narrow);
     refused(write(two), {"2 bytes each", "--token_dtype uint32 says otherwise"}, 4, true);
     refused(write(four), {"4 bytes each", "--token_dtype uint16 says otherwise"}, 2, true);
-    refused(write(four), {"token 128255 at position 41", "raise vocab_size"}, 4, false, 128255);
+    refused(write(four), {"token 128255 at position 41", "try --vocab_size 128256"}, 4, false,
+            128255);
     refused(write(two + "ab"), {"damaged", "40 tokens of 2 bytes", "1104", "1106"});
     refused(write(two.substr(0, two.size() - 2)), {"damaged"});
     refused(write(two.substr(0, 600)), {"damaged"});
@@ -278,7 +279,7 @@ TEST_CASE("tokens without a header: the name says so, or --token_dtype; another 
       refused(write(numbers(some_ids(true), 4)), {"32 bits", "--token_dtype uint32"}, 2, given);
       refused(write(numbers(ids, 8)), {"64 bits", "numpy.fromfile", "'<i8'"}, 2, given);
       refused(write(numbers(ids, 8)), {"64 bits", "numpy.fromfile", "'<i8'"}, 4, given);
-      refused(write(numbers(ids, 2)), {"try --token_dtype uint16"}, 4, given);
+      refused(write(numbers(ids, 2)), {"--token_dtype uint16"}, 4, given);
       refused(write(swapped(numbers(ids, 4), 4)), {"big-endian", "'>u4'"}, 2, given);
       std::vector<int64_t> small;
       for (int64_t i = 0; i < 40; ++i) small.push_back(1 + 5 * i);

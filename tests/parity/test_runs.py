@@ -499,7 +499,7 @@ BAD_INPUT = {
         {"num_kv_heads": 3}, ["num_kv_heads=3", "divide", "num_heads=4", r"1, 2 or 4\b"]),
     "odd head_dim": (
         {"hidden_size": 30, "num_heads": 10, "num_kv_heads": 10}, ["head_dim=3", "even", "try"]),
-    "odd head_dim, given": ({"head_dim": 7}, ["head_dim=7", "even", "try head_dim=8"]),
+    "odd head_dim, given": ({"head_dim": 7}, ["head_dim=7", "even", "try 8"]),
     "negative head_dim": ({"head_dim": -2}, ["head_dim=-2", r"\[0, 16777216\]"]),
     "unknown rope_type": ({"rope_type": "dynamic"}, ["rope_type", "dynamic", "yarn"]),
     "yarn without different waves": (
@@ -526,45 +526,45 @@ BAD_INPUT = {
     "val_fraction not a number": ({"val_fraction": "nan"}, ["val_fraction=nan", r"\[0, 1\)"]),
     "missing data": ({"data": "nowhere.txt"}, ["nowhere.txt", "No such file"]),
     "empty data": ({"data": "empty.txt"}, ["empty.txt", "empty"]),
-    "too little data": ({"data": "short.txt"}, ["short.txt", "27 ", "seq_len", "26"]),
+    "too little data": ({"data": "short.txt"}, ["short.txt", "27 ", "try --seq_len 26$"]),
     "a directory as data": ({"data": "."}, ["regular file"]),
     "a pipe as data": ({"data": "pipe"}, ["pipe", "regular file"]),
     "odd number of bytes": ({"data": "odd.bin"}, ["odd.bin", "201 bytes", "token_dtype"]),
     "half a uint32": ({"data": "odd.bin", "token_dtype": "uint32"}, ["odd.bin", "4-byte"]),
     "uint16 token beyond the vocabulary": (
         {"data": "vocab61.uint16.bin", "vocab_size": 61},
-        ["token 61 ", "position 137 ", "vocab_size=61"]),
+        ["token 61 ", "position 137 ", "vocab_size=61; try --vocab_size 62$"]),
     "uint32 token beyond the vocabulary": (
         {"data": "vocab70000.uint32.bin", "token_dtype": "uint32", "vocab_size": 70000},
-        ["token 2147483653 ", "position 138 ", "vocab_size=70000"]),
+        ["token 2147483653 ", "position 138 ", "vocab_size=70000; try --token_dtype uint16$"]),
     "a prompt beyond the vocabulary": (
         {"data": "digits.txt", "vocab_size": 100, "prompt": "12z", "sample_tokens": 5,
-         "prompt_ids": None}, ["prompt", "byte 122", "vocab_size=100", "--prompt_ids 0"]),
+         "prompt_ids": None}, ["prompt", "byte 122", "vocab_size=100", "try --prompt_ids 0, or --vocab_size 256"]),
     "adam_eps of 0": ({"adam_eps": 0}, ["adam_eps=0 ", "0/0", "try 1e-8"]),
     "adam_eps that is 0 in f32": ({"adam_eps": 1e-50}, ["adam_eps=1e-50", "try 1e-8"]),
     "lr infinite": ({"lr": "inf"}, ["lr=inf", "finite"]),
     "one training token": (
-        {"data": "one.txt", "seq_len": 1}, ["one.txt", "of 1 tokens", "2 or more", "longer file"]),
+        {"data": "one.txt", "seq_len": 1}, ["one.txt", "of 1 tokens", "2 or more", "give other data"]),
     "one training token by the split": (
         {"data": "two.txt", "seq_len": 1, "val_fraction": 0.5},
-        ["of 2 tokens 1 are", "val_fraction=0 and seq_len=1"]),
+        ["of 2 tokens 1 are", "try --val_fraction 0$"]),
     "a name of 300 characters for the data": (
         {"data": "x" * 300}, ["x" * 300, "File name too long"]),
     "a width of 2^62": ({"hidden_size": 2**62}, ["hidden_size=", r"\[1, 16777216\]"]),
     "2^62 layers": ({"num_layers": 2**62}, ["num_layers=", r"\[1, 4096\]"]),
     "too many weights to count": (
-        {"hidden_size": 2**24, "num_layers": 2**12}, ["num_layers=4096", "model=405B"]),
+        {"hidden_size": 2**24, "num_layers": 2**12}, ["num_layers=4096", "try --model 405B and leave out --hidden_size and leave out --num_layers"]),
     "a batch of 2^62": ({"micro_batch_size": 2**62}, ["micro_batch_size=", "at most 134217728",
-                                                      "try micro_batch_size=4194304"]),
-    "a sequence of 2^62": ({"seq_len": 2**62}, ["seq_len=", "134217728 tokens; try seq_len=4096"]),
+                                                      "try 4194304"]),
+    "a sequence of 2^62": ({"seq_len": 2**62}, ["seq_len=", "134217728 tokens; try --seq_len 4096"]),
     "2^62 micro-batches": ({"grad_acc_steps": 2**62}, ["grad_acc_steps=", r"\[1, 1000000\]"]),
     "activations beyond 2^62 bytes": (
         {"num_heads": 2**14, "num_kv_heads": 2**14, "hidden_size": 2**15, "num_layers": 2**12,
          "seq_len": 2**27, "micro_batch_size": 1, "ffn_hidden_size": 1},
-        ["seq_len=134217728", "can be counted", "seq_len=256"]),
+        ["seq_len=134217728", "can be counted", "try --micro_batch_size 1 --seq_len 256"]),
     "a device that is not there": ({"device": "cuda"}, ["device=cuda", "--device cpu"]),
     "a device of no known kind": ({"device": "gpu"}, ["--device", "gpu", "auto", "cpu", "cuda"]),
-    "text with a small vocabulary": ({"vocab_size": 100}, ["vocab_size=100", "256"]),
+    "text with a small vocabulary": ({"vocab_size": 100}, ["vocab_size=100", "try --vocab_size 256$"]),
 }
 
 

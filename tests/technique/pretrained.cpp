@@ -266,7 +266,7 @@ TEST_CASE("a directory's shape cannot be overridden, and its longest sequence ho
   refused({"--rms_norm_eps", "0.1"}, {"rms_norm_eps", "config.json decides"});
   refused({"--tie_word_embeddings"}, {"tie_word_embeddings", "config.json decides"});
   refused({"--seq_len", "129"},
-          {"seq_len=129", "max_position_embeddings=128", "gqa/config.json", "try seq_len=128"});
+          {"seq_len=129", "max_position_embeddings=128", "gqa/config.json", "try 128"});
   REQUIRE(import_config(llama("gqa"), {"--seq_len", "128"}).seq_len == 128);
   check_throws<UsageError>(
       [] {

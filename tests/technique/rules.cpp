@@ -3,8 +3,11 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
+#include <optional>
+#include <set>
 
 #include "run/command_line.h"
+#include "run/run_data.h"
 #if __has_include("data_parallel/strategy.h")
 #include "comm/launch.h"
 #endif
@@ -216,6 +219,108 @@ TEST_CASE("what is accepted is built on every rank, and runs; what is advised is
   REQUIRE(built > kDrawn / 2);
   REQUIRE(run > 0);
   REQUIRE(as_drawn > 0);
+}
+
+/// Flags of which one is far too large, or data that are too short or of other tokens.
+Drawn draw_beyond_limits(Random& random, const TempDir& dir) {
+  Drawn drawn{{"program", "--hidden_size", "24", "--warmup_steps", "0"}, random.integer(0, 4)};
+  const auto add = [&](const std::string& flag, const std::string& value) {
+    TrainConfig config;
+    Args args("");
+    config.bind(args);
+    if (args.group_of(flag).empty()) return;
+    drawn.words.insert(drawn.words.end(), {"--" + flag, value});
+  };
+  const auto one_of = [&](const std::vector<int64_t>& values) {
+    return std::to_string(values[random.integer(0, std::ssize(values) - 1)]);
+  };
+  const auto chance = [&](int one_in) { return random.integer(1, one_in) == 1; };
+  const std::string bytes(random.integer(2, 90), static_cast<char>(random.integer('1', 'z')));
+  const bool ids = chance(3);
+  add("data", dir.write(ids ? "ids.bin" : "text.txt",
+                        ids ? bytes + std::string(bytes.size() % 2, '1') + "\1\1" : bytes));
+  if (chance(2)) add("cp_size", one_of({1, 2, 3, 4}));
+  if (chance(2)) add("seq_len", one_of({1, 8, 39, 60, int64_t{1} << 27, int64_t{1} << 62}));
+  if (chance(2)) add("val_fraction", chance(2) ? "0.97" : "0.3");
+  if (chance(3)) add("micro_batch_size", one_of({2, 1 << 20, int64_t{1} << 62}));
+  if (chance(3)) add("vocab_size", one_of({3, 50, 100, 60000}));
+  if (chance(3)) add("prompt", "12z");
+  if (chance(4)) add("max_position_embeddings", one_of({7, 31}));
+  if (chance(4)) add("head_dim", one_of({3, 4, 1 << 24}));
+  if (chance(4)) add("num_heads", one_of({4, 1 << 22}));
+  if (chance(4)) add("num_layers", one_of({3, 1 << 12}));
+  if (chance(6)) add("rope_type", "yarn");
+  if (chance(6)) add("rope_theta", "1");
+  if (chance(6)) add("attention_kind", "mla");
+  return drawn;
+}
+
+/// What the configuration refuses of a command line, or else what the data do; nothing if neither.
+struct Outcome {
+  std::optional<Refusal> by_rules, by_data;
+  std::string otherwise;  ///< what else is wrong
+};
+
+Outcome outcome_of(const Drawn& drawn) {
+  Outcome found;
+  TrainConfig config;
+  Args args("");
+  try {
+    read_command_line(config, args, drawn.words, drawn.ranks, check_data);
+  } catch (const Refusal& refusal) {
+    found.by_rules = refusal;
+    return found;
+  } catch (const UsageError& error) {
+    found.otherwise = error.what();
+    return found;
+  }
+  try {
+    open_data(config, args, drawn.words, drawn.ranks);
+  } catch (const Refusal& refusal) {
+    found.by_data = refusal;
+  } catch (const UsageError& error) {
+    found.otherwise = error.what();
+  }
+  return found;
+}
+
+TEST_CASE("what is advised for sizes beyond limits, and for data, is accepted when it is typed") {
+  Random random(turn() + 3);
+  const TempDir dir;
+  int64_t advised = 0;
+  std::set<std::string> rules;
+  for (int i = 0; i < (kSanitized ? 50 : 600); ++i) {
+    const Drawn drawn = draw_beyond_limits(random, dir);
+    const Outcome found = outcome_of(drawn);
+    INFO(drawn.name() << "\n" << found.otherwise);
+    REQUIRE(found.otherwise.find("; try ") == std::string::npos);  // what is advised was tried
+    if (!found.by_rules && !found.by_data) continue;
+    const Refusal& refusal = found.by_rules ? *found.by_rules : *found.by_data;
+    rules.insert(refusal.rule());
+    int64_t with_data = 0;
+    for (const std::string& remedy : refusal.remedies()) {
+      INFO(refusal.what() << "\n" << remedy);
+      const int64_t ranks = ranks_to_start(remedy);
+      const Outcome then =
+          outcome_of({with_remedy(drawn.words, remedy), ranks > 0 ? ranks : drawn.ranks});
+      REQUIRE(!then.by_rules);
+      with_data += !then.by_data && then.otherwise.empty();
+    }
+    // A rule advises what the data allow, too, unless they allow nothing of it.
+    const int64_t all = std::ssize(refusal.remedies());
+    INFO(refusal.what());
+    REQUIRE((with_data == all || (found.by_rules && with_data == 0)));
+    advised += all;
+  }
+  CAPTURE(advised, fmt::format("{}", fmt::join(rules, " ")));
+  REQUIRE(advised > 50);
+  if (kSanitized) return;
+  for (const char* rule : {"tokens_of_sample", "training_tokens", "tokens_of_vocabulary",
+                           "prompt_of_tokens", "tokens_at_once", "bytes_at_once",
+                           "weights_that_count", "positions_of_model", "pairs_of_head"}) {
+    CAPTURE(rule);
+    REQUIRE(rules.contains(rule));
+  }
 }
 
 #if __has_include("tensor_parallel/region.h")

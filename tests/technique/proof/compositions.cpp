@@ -34,6 +34,7 @@ const std::vector<Refused>& refused_flags() {
   static const std::vector<Refused> all = {
       {"heads_of_width", silent, "--dp_size 2 --hidden_size 25"},
       {"kv_heads_of_heads", wrong, "--dp_size 2 --num_kv_heads 4"},
+      {"pairs_of_head", wrong, "--dp_size 2 --head_dim 3"},
       {"pairs_of_channels", wrong, "--dp_size 2 --attention_kind mla --qk_rope_head_dim 3"},
       {"value_within_key", wrong,
        "--dp_size 2 --attention_kind mla --qk_nope_head_dim 2 --qk_rope_head_dim 2 --v_head_dim 6"},
