@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/output.h"
 #include "base/rules.h"
 #include "base/sha256.h"
 #include "files/file_kind.h"
@@ -53,7 +54,7 @@ void TokenFile::check_width() const {
     swapped += token % 256 == 0;
     zeros += token == 0;
   }
-  const std::string file = shell_word(path_);
+  const std::string file = shell_quoted(path_);
   const auto refuse = [&](const std::string& what, const std::string& remedy) {
     usage_error("data={}: {}; {}", path_, what, remedy);
   };

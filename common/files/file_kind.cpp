@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/mapped_file.h"
+#include "base/output.h"
 
 namespace usp {
 
@@ -194,20 +195,9 @@ std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-std::string shell_word(const std::string& path) {
-  constexpr std::string_view kPlain = "%+,-./:=@_";
-  const bool plain = !path.empty() && std::ranges::all_of(path, [&](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) || kPlain.find(c) != kPlain.npos;
-  });
-  if (plain) return path;
-  std::string word = "'";
-  for (char c : path) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return word + "'";
-}
-
 std::optional<FileKind> recognize(std::span<const std::byte> bytes, const std::string& path) {
   const std::string_view text = text_of(bytes);
-  const std::string file = shell_word(path), low = beginning(text);
+  const std::string file = shell_quoted(path), low = beginning(text);
   // First: the length of the header may begin like anything.
   if (is_safetensors(text)) {
     return FileKind{"a file of weights in safetensors", "give its directory as --model", true};

@@ -36,7 +36,4 @@ std::string_view text_of(std::span<const std::byte> bytes);
 /// Whether the bytes are text in UTF-8 (so, too, in ASCII), as far as the beginning shows.
 bool is_utf8_text(std::span<const std::byte> bytes);
 
-/// A path as it can be pasted into a shell.
-std::string shell_word(const std::string& path);
-
 }  // namespace usp

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/json_reader.h"
+#include "base/output.h"
 #include "files/file_kind.h"
 
 namespace usp {
@@ -363,7 +364,7 @@ class FormatReader {
         "is to "
         "be trained on, such as with `jq -c '{{text: .KEY}}' {} > texts.jsonl`",
         number, json.is_object() ? fmt::format("{}", fmt::join(keys, ", ")) : "no keys",
-        shell_word(path_));
+        shell_quoted(path_));
   }
 
   /// One JSON document is no text, nor are several over many lines, as jq writes them: their braces
@@ -378,7 +379,7 @@ class FormatReader {
         "is {}; give a line of JSON with a \"text\" for each text, such as with "
         "`jq -c '{}' {} > texts.jsonl`",
         one ? "one JSON document" : "JSON objects that take several lines each", list ? ".[]" : ".",
-        shell_word(path_));
+        shell_quoted(path_));
   }
 
   /// Whether an object that is not empty ends within so many bytes.
@@ -433,7 +434,7 @@ class FormatReader {
         "is neither text nor a kind of file that is known; if it holds token ids of 16 or 32 "
         "bits, give --token_dtype uint16 or uint32, and if it is text in UTF-16, convert it with "
         "`iconv -f UTF-16LE -t UTF-8 {} > utf8.txt`",
-        shell_word(path_));
+        shell_quoted(path_));
   }
 
   std::string path_;

@@ -258,7 +258,7 @@ int Session::train(const std::function<std::unique_ptr<TrainerBase>(const RunCon
   facts_.parameters = static_cast<int64_t>(world_.sum(double(trainer->parameters().counted())));
   Checkpoints checkpoints(*run_dir_, config_.checkpoints,
                           {facts_.config_json, config_.global_batch_size(), facts_.data_sha256,
-                           args_.may_differ_on_resume(), args_.decisive()},
+                           args_.may_differ_on_resume(), args_.decisive(), facts_.data_is_text},
                           world_);
   std::optional<MetricsWriter> metrics;
   unless_refused([&] {

@@ -236,6 +236,7 @@ void write_record(const std::string& directory, int64_t step, const TrainState& 
   record["ranks"] = ranks;
   record["global_batch_size"] = identity.global_batch_size;
   record["data_sha256"] = identity.data_sha256;
+  record["data_is_text"] = identity.data_is_text;
   record["config"] = OrderedJson::parse(identity.config_json);
   if (!identity.decisive.empty()) record["decisive"] = identity.decisive;
   record["files"] = files;

@@ -55,6 +55,7 @@ struct RunIdentity {
   /// Flags of may_differ that decide what this run computes after all; Args::decisive(). A run that
   /// resumes another one has to agree with it about those of either.
   std::vector<std::string> decisive = {};
+  bool data_is_text = false;  ///< whose bytes are the tokens; the digest of the data says as much
 };
 
 /// Where the newest checkpoint of a run lies: its directory, with the files described at

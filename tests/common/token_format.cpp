@@ -371,7 +371,7 @@ TEST_CASE("data of another kind are refused by what they are, with the command t
     }
   }
   const std::string path = dir.write("it's a file.gz", "\x1F\x8B\x08 and more");
-  refused(path, {"gunzip -k '" + dir.file("it'\\''s a file.gz") + "'"});
+  refused(path, {"gunzip -k '" + dir.file("it'\"'\"'s a file.gz") + "'"});
   REQUIRE(TokenFile(dir.write("a.html", "<!DOCTYPE html>\n<html>is text here</html>"), 2, 256)
               .is_text());
 }

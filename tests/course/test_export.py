@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools.base import BookError  # noqa: E402
 from tools.run.checkpoints import Stored  # noqa: E402
-from tools.run.export import _program, convert, in_rows  # noqa: E402
+from tools.run.export import convert, in_rows, program_of  # noqa: E402
 from tools.run.export_formats import refuse_unsayable, rope_of, row_runs, weights_of  # noqa: E402
 
 LATENT = {
@@ -149,7 +149,7 @@ class Formats(unittest.TestCase):
 
 class Programs(unittest.TestCase):
     def test_each_kind_of_model_has_a_chapter_that_computes_it(self):
-        found = {kind: _program({"model_type": kind})
+        found = {kind: program_of({"model_type": kind})
                  for kind in ("llama", "mistral", "mixtral", "deepseek_v3")}
         self.assertEqual(found, {"llama": "ch01", "mistral": "ch01", "mixtral": "ch06",
                                  "deepseek_v3": "ch06"})

@@ -4,6 +4,7 @@
 """
 import contextlib
 import importlib
+import io
 import json
 import random
 import re
@@ -903,6 +904,22 @@ class Devices(Traces):
         figures.draw_timeline(self.scratch / "run", script="ops")
         svg = (self.scratch / "run" / "ops.svg").read_text().replace("\n", " ")
         self.assertIn("matmul 64.0 %, 50 GFLOP/s", set(re.findall("<!-- (.*?) -->", svg)))
+
+
+class Told(Traces):
+    def test_the_command_that_draws_it_can_be_pasted(self):
+        self.record(Collectives.late)
+        run = self.scratch / "a run"
+        (self.scratch / "run").rename(run)
+        for output, drawn in ((None, "replay.json"), (run / "my own.json", "my own.json"),
+                              (self.scratch / "my own.json", str(self.scratch / "my own.json"))):
+            with contextlib.redirect_stderr(io.StringIO()) as said, \
+                    contextlib.redirect_stdout(io.StringIO()):
+                replay.run_replay(run, output=output)
+            told = said.getvalue().rpartition("draw it with ")[2]
+            words = subprocess.run(["sh", "-c", f"printf '%s\\n' {told}"], check=True, text=True,
+                                   stdout=subprocess.PIPE).stdout.splitlines()
+            self.assertEqual(words, ["./book", "plot", str(run), "--timeline", "--input", drawn])
 
 
 class Machines(Traces):

@@ -11,6 +11,8 @@ import json
 import math
 import os
 import random
+import re
+import shlex
 import shutil
 import struct
 import subprocess
@@ -319,6 +321,66 @@ class Export(Models):
         record.write_text("")
         self.assertIn("checkpoint.json is empty", self.book("export", "run", "model", code=2))
         self.assertFalse((self.folder / "model" / "config.json").exists())
+
+
+    def test_a_checkpoint_is_enough(self):
+        (self.folder / "names.bin").write_bytes((self.folder / "text.txt").read_bytes())  # a text
+        self.train("run", SHAPE, TRAINING, {"checkpoint_interval": 3, "data": "names.bin"})
+        self.book("export", "run", "model")
+        self.assertTrue(self.config("model")["byte_tokens"])
+        record = self.folder / "run" / "run.json"
+        for name, damage in (("broken", lambda: record.write_text('{"data": 3}')),
+                             ("missing", record.unlink)):
+            damage()
+            self.book("export", "run", name)
+            self.assertEqual(self.config(name), self.config("model"))
+            self.assertEqual(weights(self.folder / name / "model.safetensors"),
+                             weights(self.folder / "model" / "model.safetensors"))
+
+
+class Pasting(Models):
+    """Commands that are printed, pasted into a shell in a folder whose name has a space, as have
+    those of what they name."""
+
+    def setUp(self):
+        super().setUp()
+        folder = self.folder / "a folder"
+        folder.mkdir()
+        shutil.move(self.folder / "text.txt", folder / "a text.txt")
+        self.folder = folder
+        (folder / "book").symlink_to(ROOT / "book")
+        self.train("a run", SHAPE, TRAINING,
+                   {"checkpoint_interval": 3, "data": "a text.txt", "vocab_size": 260})
+
+    def paste(self, command, more="", **environment):
+        """What a printed command prints; `more`: flags behind it."""
+        program = shlex.join([str(Path(BINARY).resolve())])
+        line = re.sub(r"^\./book run ch\d+ --", program, command.strip())
+        return self.run_command(["sh", "-c", f"{line} {more}"], **environment)
+
+    def test_what_export_and_tokenize_print_is_the_next_command(self):
+        train = "--steps 1 --trace_steps 0 --sample_tokens 0 --run_dir"
+        told = self.book("export", "a run", "a model").splitlines()[-1]
+        self.assertIn("--model 'a model'", told)
+        self.paste(told, f"--data 'a text.txt' {train} 'a second run'")
+        told = self.book("tokenize", "a model", "a text.txt", "--output", "my ids.bin")
+        self.assertIn("--data 'my ids.bin'", told)
+        self.paste(told.splitlines()[-1], f"{train} 'a third run'")
+
+    def test_data_that_need_ids_are_refused_with_the_command_that_makes_them(self):
+        self.book("export", "a run", "a model")
+        config = self.config("a model")
+        del config["byte_tokens"]
+        (self.folder / "a model" / "config.json").write_text(json.dumps(config))
+        (self.folder / "a model" / "tokenizer.json").write_text("{}")
+        (self.folder / "fake").mkdir()
+        (self.folder / "fake" / "tokenizers.py").write_text(FAKE_TOKENIZERS)
+        flags = dict(STILL, model="a model", data="a text.txt", run_dir="no")
+        told = self.run_command([BINARY, *flags_of(flags)], code=2)
+        command = re.search(r"\./book tokenize .* --output FILE\.bin", told)[0]
+        self.paste(command.replace("FILE.bin", "ids.bin").replace("FILE", "'a text.txt'"),
+                   PYTHONPATH=str(self.folder / "fake"))
+        self.assertGreater((self.folder / "ids.bin").stat().st_size, 100)
 
 
 class Sampling(Models):

@@ -1,5 +1,6 @@
 """`./book replay RUN_DIR`: a recorded run on other links, cores or ranks; see simulation.py."""
 import math
+import shlex
 from pathlib import Path
 from statistics import fmean
 
@@ -142,8 +143,9 @@ def run_replay(run_dir, cores=None, node_size=None, links=(), ranks=None, output
         print(f"measured\n{traces.table(recorded)}\n\nreplayed\n{traces.table(replayed)}\n")
     print(table(replayed, recorded if len(recorded.ranks) == len(replayed.ranks) else None))
     print(f"\n{by_group(replayed)}")
-    say(f"book: {show_path(output)}; draw it with ./book plot {show_path(run_dir)} --timeline "
-        f"--input {output.name if output.parent == Path(run_dir) else show_path(output)}")
+    drawn = output.name if output.parent == Path(run_dir) else show_path(output)
+    draw = shlex.join(["./book", "plot", show_path(run_dir), "--timeline", "--input", drawn])
+    say(f"book: {show_path(output)}; draw it with {draw}")
     return 0
 
 

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -27,8 +28,7 @@ COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.jso
 
 def export_run(run_dir, output, dtype=None, max_shard_gb=5.0):
     """Writes config.json and the weights of RUN_DIR's newest checkpoint to `output`."""
-    run = runs.read_run(run_dir)
-    checkpoint = Checkpoint(newest(run_dir))
+    checkpoint = Checkpoint(newest(runs.existing(run_dir)))
     refuse_unsayable(checkpoint.config)
     dtype = dtype or checkpoint.config["dtype"]
     output = Path(output)
@@ -51,7 +51,7 @@ def export_run(run_dir, output, dtype=None, max_shard_gb=5.0):
         if source:
             _copy_companions(checkpoint.config["model"], output)
         # Last: without it the directory is no model.
-        config = config_of(checkpoint.config, DTYPES[dtype][1], _byte_tokens(run), source)
+        config = config_of(checkpoint.config, DTYPES[dtype][1], _byte_tokens(checkpoint, run_dir), source)
         (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     except BaseException as error:  # also Ctrl-C: half a model would be in the way of the next try
         for name in written:
@@ -183,10 +183,14 @@ def _write_index(output, names, shards, config, kind):
     (output / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _byte_tokens(run):
+def _byte_tokens(checkpoint, run_dir):
     """Whether the run was trained on the bytes of a text."""
-    data = run.get("data", {})
-    return data.get("text", not str(data.get("path", "")).endswith(".bin"))
+    if "data_is_text" in checkpoint.record:
+        return checkpoint.record["data_is_text"]
+    try:  # a checkpoint of old leaves it to run.json
+        return runs.read_run(run_dir)["data"]["text"]
+    except (BookError, KeyError, TypeError):
+        return not checkpoint.config["data"].endswith(".bin")
 
 
 def _source_config(model):
@@ -207,8 +211,8 @@ def _copy_companions(model, output):
             shutil.copyfile(Path(model) / name, output / name)
 
 
-def _program(config):
-    """The first one that computes such a model."""
+def program_of(config):
+    """The first program that computes such a model."""
     header = {"llama": "model.h", "mistral": "model.h", "mixtral": "expert_parallel/moe.h",
               "deepseek_v3": "latent_attention/mla.h"}[config["model_type"]]
     return next(chapter.short for chapter in chapters.find_chapters()
@@ -223,7 +227,8 @@ def _tell(output, checkpoint, names, dtype, config):
         print("Its tokens are the bytes of a text: there is no tokenizer file.")
     elif not (output / "tokenizer.json").exists():
         say("book: no tokenizer is written, for the run had none; ids are as in its .bin file")
-    data = "" if config.get("byte_tokens") or config["vocab_size"] == 256 else \
-        f" --data FILE.bin --token_dtype {checkpoint.config['token_dtype']}"
-    print(f"./book run {_program(config)} -- --model {show_path(output)}{data} --seq_len "
-          f"{min(config['max_position_embeddings'], checkpoint.config['seq_len'])}")
+    data = [] if config.get("byte_tokens") or config["vocab_size"] == 256 else \
+        ["--data", "FILE.bin", "--token_dtype", checkpoint.config["token_dtype"]]
+    seq_len = min(config["max_position_embeddings"], checkpoint.config["seq_len"])
+    print(shlex.join(["./book", "run", program_of(config), "--", "--model", show_path(output), *data,
+                      "--seq_len", str(seq_len)]))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tools.base import BookError, say, show_path, write_whole
 from tools.look import figures
+from tools.run.export import program_of
 
 # Under another Python: text on stdin, ids on stdout; or the other way round.
 ENCODE = ("import sys, tokenizers; t = tokenizers.Tokenizer.from_file(sys.argv[1]); "
@@ -20,12 +21,14 @@ ENCODE = ("import sys, tokenizers; t = tokenizers.Tokenizer.from_file(sys.argv[1
 DECODE = ("import sys, tokenizers; t = tokenizers.Tokenizer.from_file(sys.argv[1]); "
           "sys.stdout.buffer.write(t.decode([int(i) for i in sys.stdin.read().split()], "
           "skip_special_tokens=False).encode())")
+SEQ_LEN = 256  # a run's, unless it is given
 SHOWN = 20  # ids on a terminal; a pipe gets all
 
 
 def tokenize(model_dir, text_file, output=None, special=True):
     """Prints the ids of a text, or writes them as a .bin for --data."""
-    vocab_size = _read_config(model_dir)["vocab_size"]
+    config = _read_config(model_dir)
+    vocab_size = config["vocab_size"]
     if output is not None and not str(output).endswith(".bin"):
         raise BookError(f"--output {output}: a file of tokens is called something.bin", 2)
     try:
@@ -59,8 +62,11 @@ def tokenize(model_dir, text_file, output=None, special=True):
     except OSError as error:
         raise BookError(f"{show_path(output)}: {error.strerror}")
     print(f"{len(ids)} tokens of {len(text)} bytes: {show_path(output)}")
-    print(f"./book run ch01 -- --model {show_path(model_dir)} --data {show_path(output)} "
-          f"--token_dtype {dtype}")
+    program = program_of({"model_type": "llama", **config})
+    longest = config.get("max_position_embeddings", SEQ_LEN)
+    print(shlex.join(["./book", "run", program, "--", "--model", show_path(model_dir), "--data",
+                      show_path(output), "--token_dtype", dtype,
+                      *(["--seq_len", str(longest)] if longest < SEQ_LEN else [])]))
     return 0
 
 
