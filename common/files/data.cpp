@@ -1,6 +1,7 @@
 #include "files/data.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <cstring>
@@ -71,6 +72,10 @@ void TokenFile::check_width() const {
   if (zeros == 2 * count) {
     refuse("its ids are all 0, as in a file of which nothing has arrived", "get the file again");
   }
+  if (format_.width == 2 && !format_.width_is_given && halves_are_alike()) {
+    refuse("the two bytes of its ids are distributed alike, so its ids have 8 bits",
+           convert("u1") + ", or give --token_dtype uint16 if they have 16");
+  }
   if (upper[1] == count && 4 * upper[0] < 3 * count) {
     if (format_.width == 4 || of_eight >= count - 1) {
       refuse(every + ", so its ids have 64 bits", convert("<i8"));
@@ -85,6 +90,30 @@ void TokenFile::check_width() const {
     refuse("every number is a multiple of 256, so its ids are in big-endian order",
            convert(format_.width == 2 ? ">u2" : ">u4"));
   }
+}
+
+/// Whether in ids of 16 bits the lower bytes have the values of the upper ones, equally often.
+/// Those of tokens differ: frequent tokens have low numbers.
+bool TokenFile::halves_are_alike() const {
+  constexpr int64_t kEnough = 192, kMost = 1 << 20;
+  const int64_t count = std::min(size_, kMost);
+  if (count < kEnough) return false;
+  const auto chi_squared = [&](int shift, double most) {
+    std::array<std::array<double, 256>, 2> histogram{};
+    for (int64_t i = 0; i < 2 * count; ++i) {
+      ++histogram[i % 2][std::to_integer<int>(format_.tokens[i]) >> shift];
+    }
+    double sum = 0, found = 0;
+    for (int value = 0; value < 256; ++value) {
+      const double lower = histogram[0][value], upper = histogram[1][value];
+      if (lower + upper == 0) continue;
+      sum += (lower - upper) * (lower - upper) / (lower + upper);
+      ++found;
+    }
+    // Neighbors go together, so that many ids differ by more than chance alone would have it.
+    return sum < std::max(1.5 * found + most, 0.02 * double(count));
+  };
+  return chi_squared(0, 20) && chi_squared(4, 16);
 }
 
 void TokenFile::check_tokens(int64_t vocab_size) const {

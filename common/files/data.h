@@ -29,6 +29,8 @@ class TokenFile {
   /// Whether a document begins with this token, by the file's own word: it has documents.
   bool begins_document(int64_t index) const;
   const std::string& path() const { return path_; }
+  /// What a reader may not expect of how the file is read; empty if there is nothing.
+  const std::string& note() const { return format_.note; }
   /// SHA-256 of the file's bytes, in hexadecimal; with an index of documents, of its digest and the
   /// index's.
   std::string sha256() const;
@@ -37,6 +39,7 @@ class TokenFile {
   void check_tokens(int64_t vocab_size) const;
   Remedies other_vocabularies() const;
   void check_width() const;
+  bool halves_are_alike() const;
 
   std::string path_;
   TokenFormat format_;

@@ -31,6 +31,7 @@ constexpr const char* kToWeights =
     "convert it to safetensors: `save_pretrained` of transformers writes these, or "
     "`safetensors.torch.save_file(torch.load(FILE, weights_only=True), \"model.safetensors\")`";
 constexpr const char* kNoText = "give text, or a file of tokens";
+constexpr size_t kHead = 1 << 16;  // bytes of the beginning, and of a place farther on
 
 /// A file that begins with `magic`, `offset` bytes from its start.
 struct Magic {
@@ -129,7 +130,40 @@ std::string beginning(std::string_view text) {
   return low;
 }
 
+/// Protocol 0 of pickle is text: a letter for each operation, some with one or two lines of their
+/// own, an object that is put into the memo, and a full stop.
+bool is_pickle_of_text(std::string_view text) {
+  constexpr std::string_view kAlone = "(012NRadblostu]}e)", kOneLine = "FILSVgpP", kTwoLines = "ci";
+  constexpr std::string_view kNumbers = "FILgp", kDigits = "0123456789+-.eELinfan";
+  constexpr int kEnough = 20;
+  int operations = 0, puts = 0;
+  const auto line = [&]() -> std::optional<std::string_view> {
+    const size_t end = text.find('\n');
+    if (end == text.npos) return {};
+    const std::string_view found = text.substr(0, end);
+    text.remove_prefix(end + 1);
+    return found;
+  };
+  while (!text.empty() && operations < kEnough) {
+    const char code = text[0];
+    text.remove_prefix(1);
+    if (code == '.') return puts > 0 && text.find_first_not_of("\r\n") == text.npos;
+    ++operations;
+    if (kAlone.find(code) != kAlone.npos) continue;
+    const bool two = kTwoLines.find(code) != kTwoLines.npos;
+    if (!two && kOneLine.find(code) == kOneLine.npos) return false;
+    const std::optional<std::string_view> first = line();
+    if (!first || (code != 'V' && first->empty()) || (two && !line())) return false;
+    const bool number = kNumbers.find(code) != kNumbers.npos;
+    if (number && first->find_first_not_of(kDigits) != first->npos) return false;
+    if (code == 'S' && (*first)[0] != '\'' && (*first)[0] != '"') return false;
+    puts += code == 'p';
+  }
+  return puts > 1 && operations == kEnough;
+}
+
 bool is_pickle(std::string_view text) {
+  if (is_pickle_of_text(text.substr(0, kHead))) return true;
   constexpr std::string_view kOpcodes = "\x95\x8A\x8C}])(cXJKMU\x88\x89N"sv;
   return text.size() > 3 && text[0] == '\x80' && text[1] >= 2 && text[1] <= 5 &&
          kOpcodes.find(text[2]) != kOpcodes.npos && text.back() == '.';
@@ -164,7 +198,7 @@ bool zeros_alternate(std::string_view text) {
 /// those that part lines and words. Ids of tokens hardly are.
 bool is_utf16_text(std::string_view text, bool little_endian) {
   bool inside_pair = false;
-  for (size_t i = 0; i + 1 < std::min<size_t>(text.size(), 1 << 16); i += 2) {
+  for (size_t i = 0; i + 1 < std::min(text.size(), kHead); i += 2) {
     const auto first = static_cast<uint8_t>(text[i]), second = static_cast<uint8_t>(text[i + 1]);
     const int unit = little_endian ? second << 8 | first : first << 8 | second;
     const bool low = unit >= 0xDC00 && unit < 0xE000;
@@ -173,6 +207,40 @@ bool is_utf16_text(std::string_view text, bool little_endian) {
     if (unit >= 0xFFFE || (unit < ' ' && (unit < 7 || unit > 13))) return false;
   }
   return text.size() % 2 == 0;
+}
+
+/// What iconv calls text in UTF-16 that does not begin with its mark: nearly all units are of
+/// scripts that people write. Empty for anything else.
+const char* unmarked_utf16(std::string_view text) {
+  const auto is_written = [](int unit) {
+    constexpr std::pair<int, int> kWritten[] = {{0x09, 0x0D},     {0x20, 0x24FF},
+                                                {0x3000, 0x30FF}, {0x4E00, 0x9FFF},
+                                                {0xAC00, 0xDFFF}, {0xFF00, 0xFFEF}};
+    return std::ranges::any_of(
+        kWritten, [&](const auto& range) { return unit >= range.first && unit <= range.second; });
+  };
+  const char* found = "";
+  int64_t most = 0;
+  for (const bool little_endian : {true, false}) {
+    if (!is_utf16_text(text, little_endian)) continue;
+    int64_t written = 0, alphabetic = 0;  // alphabets, swapped, are Chinese characters
+    for (size_t i = 0; i + 1 < text.size(); i += 2) {
+      const auto first = static_cast<uint8_t>(text[i]), second = static_cast<uint8_t>(text[i + 1]);
+      const int unit = little_endian ? second << 8 | first : first << 8 | second;
+      written += is_written(unit);
+      alphabetic += unit < 0x0800;
+    }
+    if (20 * written < 9 * std::ssize(text) || written + alphabetic <= most) continue;
+    most = written + alphabetic;
+    found = little_endian ? "UTF-16LE" : "UTF-16BE";
+  }
+  return found;
+}
+
+/// Whether a byte controls a terminal; those that move the cursor, ring or color stand in texts.
+bool is_control(char character) {
+  const auto byte = static_cast<uint8_t>(character);
+  return (byte > 0 && byte < ' ' && (byte < 7 || byte > 13) && byte != 0x1B) || byte == 0x7F;
 }
 
 /// Records of TensorFlow's: the length of each, 4 bytes, the record, 4 bytes.
@@ -291,20 +359,88 @@ std::string found_instead(const std::string& directory) {
 }
 
 bool is_utf8_text(std::span<const std::byte> bytes) {
-  const std::string_view text = text_of(bytes.first(std::min<size_t>(bytes.size(), 1 << 16)));
+  const std::string_view text = text_of(bytes).substr(0, kHead);
+  return !text.empty() && !first_not_utf8(bytes) && text.find('\0') == text.npos &&
+         std::ranges::none_of(text, is_control);
+}
+
+std::optional<size_t> first_not_utf8(std::span<const std::byte> bytes) {
+  const std::string_view text = text_of(bytes).substr(0, kHead);
   for (size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
-    const bool control = byte < 0x20 && (byte < 7 || byte > 13) && byte != 0x1B;
-    if (control || byte == 0x7F || byte == 0xFF || byte == 0xFE) return false;
     if (byte < 0x80) continue;
-    const size_t more = byte >= 0xF0 ? 3 : byte >= 0xE0 ? 2 : byte >= 0xC2 ? 1 : 0;
-    if (more == 0) return false;
+    if (byte < 0xC2 || byte >= 0xF5) return i;
+    const size_t more = byte >= 0xF0 ? 3 : byte >= 0xE0 ? 2 : 1;
     for (size_t j = 1; j <= more && i + j < text.size(); ++j) {
-      if ((static_cast<unsigned char>(text[i + j]) & 0xC0) != 0x80) return false;
+      if ((static_cast<unsigned char>(text[i + j]) & 0xC0) != 0x80) return i;
     }
     i += more;
   }
-  return !text.empty();
+  return {};
+}
+
+std::string why_no_text(std::span<const std::byte> bytes, const std::string& path) {
+  constexpr size_t kPlaces = 16;
+  constexpr int64_t kFewZeros = 8;  // one in so many may end a text of a few words
+  const std::string_view text = text_of(bytes);
+  const bool utf8 = !first_not_utf8(bytes);
+  const size_t places = text.size() > kHead ? kPlaces : 1;
+  for (size_t place = 0; place < places; ++place) {
+    const size_t begin = place == 0 ? 0 : (text.size() - kHead) / (places - 1) * place;
+    const std::string_view here = text.substr(begin, kHead);
+    const int64_t size = std::ssize(here), zeros = std::ranges::count(here, '\0');
+    const int64_t controls = std::ranges::count_if(here, is_control) + (utf8 ? 0 : zeros);
+    const bool no_text = controls > 1 + size / 50 || (utf8 && kFewZeros * zeros >= size);
+    // Half of the bytes of Chinese in UTF-16 are of any value, so some of them control something,
+    // and many are no letters of ASCII, as nearly all are in a text of one byte a letter.
+    const int64_t foreign = std::ranges::count_if(
+        here, [](char c) { return (c < ' ' || c > '~') && (c < '\t' || c > '\r'); });
+    const char* utf16 = place == 0 && text.size() % 2 == 0 ? unmarked_utf16(here) : "";
+    if (*utf16 != '\0' && (no_text || (controls > 0 && 8 * foreign > size))) {
+      return fmt::format(
+          "is text in UTF-16 without its mark; convert it with `iconv -f {} -t UTF-8 "
+          "{} > utf8.txt`, or give --token_dtype uint16 if these are ids",
+          utf16, shell_quoted(path));
+    }
+    if (!no_text) continue;
+    return fmt::format(
+        "is neither text nor a kind of file that is known{}; give text, or, if it holds token ids "
+        "of 16 or 32 bits, --token_dtype uint16 or uint32",
+        begin == 0 ? "" : fmt::format(", from byte {} on at the latest", begin));
+  }
+  return "";
+}
+
+std::string command_of_column(std::string_view text, const std::string& path) {
+  constexpr size_t kRows = 8;
+  for (const char separator : {',', '\t'}) {
+    const bool called = path.ends_with(separator == ',' ? ".csv" : ".tsv");
+    std::vector<size_t> widths;  // of each column, over the rows
+    size_t rows = 0, column = 0;
+    bool quoted = false, even = true;
+    for (size_t i = 0; i < std::min<size_t>(text.size(), kHead) && rows < kRows && even; ++i) {
+      if (text[i] == '"') quoted = !quoted;
+      if (rows == 0 && column == widths.size()) widths.push_back(0);
+      const bool ends = !quoted && text[i] == '\n';
+      if (!quoted && text[i] == separator) {
+        ++column;
+        even = rows == 0 || column < widths.size();
+      } else if (ends) {
+        even = column + 1 == widths.size();
+        column = 0;
+        ++rows;
+      } else if (rows > 0) {
+        ++widths[column];
+      }
+    }
+    if (!even || rows < (called ? 2 : 4) || widths.size() < (called ? 2 : 3)) continue;
+    const auto longest = std::ranges::max_element(widths) - widths.begin();
+    return fmt::format(
+        "python3 -c \"import pandas, sys; pandas.read_{}(sys.argv[1]).iloc[:, {}].to_frame('text')"
+        ".to_json(sys.argv[2], orient='records', lines=True)\" {} texts.jsonl",
+        separator == ',' ? "csv" : "table", longest, shell_quoted(path));
+  }
+  return "";
 }
 
 }  // namespace usp

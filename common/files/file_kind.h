@@ -36,4 +36,16 @@ std::string_view text_of(std::span<const std::byte> bytes);
 /// Whether the bytes are text in UTF-8 (so, too, in ASCII), as far as the beginning shows.
 bool is_utf8_text(std::span<const std::byte> bytes);
 
+/// The first byte that is none of UTF-8, as far as the beginning shows; nothing if all are.
+std::optional<size_t> first_not_utf8(std::span<const std::byte> bytes);
+
+/// Why bytes can be no text in any encoding whose letters are bytes, as a clause with the remedy:
+/// they have more zeros and control characters than text has, at their beginning or in one of some
+/// places farther on, or are UTF-16 without its mark. Empty where they may be text.
+std::string why_no_text(std::span<const std::byte> bytes, const std::string& path);
+
+/// Where the text is a table of values that commas or tabs separate, the command that writes its
+/// longest column as lines of JSON; otherwise empty.
+std::string command_of_column(std::string_view text, const std::string& path);
+
 }  // namespace usp

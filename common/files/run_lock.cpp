@@ -10,6 +10,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
+#include <tuple>
 
 #include "base/check.h"
 
@@ -32,9 +34,11 @@ struct Holder {
     std::ifstream("/proc/sys/kernel/random/boot_id") >> self.machine;
     return self;
   }
-  static Holder of(const std::string& path) {
+  static Holder of(int descriptor) {
+    char text[512] = {};
+    std::ignore = pread(descriptor, text, sizeof(text) - 1, 0);  // what cannot be read is nobody's
     Holder holder;
-    std::ifstream(path) >> holder.pid >> holder.host >> holder.machine;
+    std::istringstream(text) >> holder.pid >> holder.host >> holder.machine;
     return holder;
   }
   bool on_machine_of(const Holder& other) const {
@@ -78,20 +82,25 @@ RunLock::~RunLock() {
 
 /// Returns false where the file's last owner has removed it in the meantime.
 bool RunLock::open_file() {
-  descriptor_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  descriptor_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
   if (descriptor_ < 0) {
     usage_error("run_dir={} cannot be written to: {}", run_dir_, std::strerror(errno));
   }
+  struct stat status {};
+  if (fstat(descriptor_, &status) == 0 && !S_ISREG(status.st_mode)) {  // a pipe would block
+    close(descriptor_);
+    usage_error("run_dir={} has no file, but something else called lock; remove {}", run_dir_,
+                path_);
+  }
   const bool locked = flock(descriptor_, LOCK_EX | LOCK_NB) == 0;
   const bool by_another = !locked && errno == EWOULDBLOCK;
-  const Holder holder = Holder::of(path_);
+  const Holder holder = Holder::of(descriptor_);
   // Not every network's file system has locks; there, a process that lives keeps its right.
   const bool alive = !locked && holder.pid > 0 && kill(holder.pid, 0) == 0;
   if (by_another || alive || !holder.on_machine_of(Holder::self())) {
     close(descriptor_);
     refuse(run_dir_, path_, holder);
   }
-  struct stat status {};
   if (fstat(descriptor_, &status) == 0 && status.st_nlink > 0) return true;
   close(descriptor_);
   return false;

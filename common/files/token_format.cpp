@@ -402,10 +402,12 @@ class FormatReader {
   }
 
   void read_plain() {
-    const bool text = bytes_.size() >= kEnoughBytes && is_utf8_text(bytes_);
+    const bool enough = bytes_.size() >= kEnoughBytes, text = enough && is_utf8_text(bytes_);
     if (text) refuse_given();
     if (text || !(given_ || path_.ends_with(".bin"))) {
-      if (!text) refuse_binary();
+      const std::string why = enough ? why_no_text(bytes_, path_) : "";
+      if (!why.empty()) refuse("{}", why);
+      format_.note = note();
       format_.is_text = true;
       take(bytes_, 1, false);
       return;
@@ -416,25 +418,29 @@ class FormatReader {
     }
     take(bytes_, token_bytes_, false);
     format_.is_raw = true;
+    format_.width_is_given = given_;
   }
 
-  /// Text in any of the old encodings has few of the characters that control a terminal.
-  void refuse_binary() const {
-    const Bytes head = bytes_.first(std::min<size_t>(bytes_.size(), 1 << 16));
-    int64_t zeros = 0, controls = 0;
-    for (std::byte byte : head) {
-      const int value = std::to_integer<int>(byte);
-      zeros += value == 0;
-      controls += value > 0 && value < 0x20 && (value < 7 || value > 13) && value != 0x1B;
+  /// What a reader may not expect of how a text is read.
+  std::string note() const {
+    const std::string command = command_of_column(text_of(bytes_), path_);
+    if (!command.empty()) {
+      return fmt::format(
+          "{} is a table, and is read as text, with what separates its columns; for "
+          "the texts of a column alone, write them with `{}`",
+          path_, command);
     }
-    const int64_t size = std::ssize(head);
-    const bool few_controls = size < 512 || 25 * controls < size;  // of which a short text may be
-    if (size < 64 || (8 * zeros < size && few_controls)) return;
-    refuse(
-        "is neither text nor a kind of file that is known; if it holds token ids of 16 or 32 "
-        "bits, give --token_dtype uint16 or uint32, and if it is text in UTF-16, convert it with "
-        "`iconv -f UTF-16LE -t UTF-8 {} > utf8.txt`",
-        shell_quoted(path_));
+    const std::optional<size_t> other = first_not_utf8(bytes_);
+    if (!other) return "";
+    const Bytes head = bytes_.first(std::min<size_t>(bytes_.size(), 1 << 16));
+    const auto high = std::ranges::count_if(head, [](std::byte b) { return b >= std::byte{0x80}; });
+    const bool western = 5 * high < std::ssize(head);
+    return fmt::format(
+        "{} is text, but not in UTF-8: byte {} is {:#04x}, as in {}; its bytes are read as they "
+        "are, and `iconv -f {} -t UTF-8 {} > utf8.txt` converts it",
+        path_, *other, std::to_integer<int>(bytes_[*other]),
+        western ? "latin-1" : "an encoding of another script, such as GB18030 or KOI8-R",
+        western ? "WINDOWS-1252" : "GB18030", shell_quoted(path_));
   }
 
   std::string path_;

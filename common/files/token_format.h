@@ -17,10 +17,12 @@ struct TokenFormat {
   std::unique_ptr<MappedFile> index;     ///< Megatron's, beside it; or none
   std::unique_ptr<std::string> decoded;  ///< the tokens, where they do not stand in the file itself
   std::span<const std::byte> tokens;
-  int width = 1;           ///< bytes of a token
-  bool is_signed = false;  ///< a negative number is no token
-  bool is_text = false;    ///< tokens are the bytes of a text
-  bool is_raw = false;     ///< nothing in the file says what its tokens are
+  int width = 1;                ///< bytes of a token
+  bool is_signed = false;       ///< a negative number is no token
+  bool is_text = false;         ///< tokens are the bytes of a text
+  bool is_raw = false;          ///< nothing in the file says what its tokens are
+  bool width_is_given = false;  ///< of raw tokens: --token_dtype says it
+  std::string note;             ///< what a reader may not expect of how it is read; or empty
   /// The tokens with which documents begin, ascending from 0; empty where the file does not say.
   std::vector<int64_t> document_starts;
 };

@@ -270,7 +270,8 @@ int Session::train(const std::function<std::unique_ptr<TrainerBase>(const RunCon
                       checkpoints.resumed_at());
     });
   });
-  print("{}{}\n", attention_line_, headline(facts_, config_));
+  const std::string& note = data_->file.note();
+  print("{}{}{}{}\n", note, note.empty() ? "" : ".\n", attention_line_, headline(facts_, config_));
   start_.ended("checkpoint and records");
   run_dir_->write("start.json", start_.to_json());  // once more after the first step
 

@@ -1,4 +1,5 @@
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -284,6 +285,19 @@ TEST_CASE("the lock of a dead process is taken over, one of another machine is n
   check_throws<UsageError>([&] { RunDir(dir.file("."), false); },
                            {"process 17 on elsewhere", "remove " + dir.file("./lock")});
   REQUIRE(read_file(dir.file("lock")) == "17 elsewhere another-machine\n");
+}
+
+TEST_CASE("a lock that is a pipe or a folder is refused, and nobody waits") {
+  const TempDir dir;
+  const std::string path = dir.file("lock");
+  REQUIRE(mkfifo(path.c_str(), 0600) == 0);
+  alarm(20);  // ends the test where it would wait
+  check_throws<UsageError>([&] { RunDir(dir.file(""), false); }, {"called lock", "remove " + path});
+  alarm(0);
+  REQUIRE(std::filesystem::is_fifo(path));
+  std::filesystem::remove(path);
+  std::filesystem::create_directory(path);
+  check_throws<UsageError>([&] { RunDir(dir.file(""), false); }, {"Is a directory"});
 }
 
 TEST_CASE("a name that is too long for the file system is a usage error") {

@@ -298,12 +298,133 @@ TEST_CASE("tokens without a header: the name says so, or --token_dtype; another 
   std::string many;
   for (int i = 0; i < 1000; ++i) many += little(40000 + 13 * i, 2);
   refused(dir.write("a.tokens", many), {"neither text", "--token_dtype uint16 or uint32"});
-  std::string utf16;
-  for (int i = 0; i < 300; ++i) utf16 += std::string(1, static_cast<char>('a' + i % 26)) + '\0';
-  for (size_t size : {64, 100, 600}) {
-    refused(dir.write("a.txt", utf16.substr(0, size)), {"iconv -f UTF-16LE -t UTF-8"});
+  std::string of_bytes;  // ids
+  for (int i = 0; i < 300; ++i) of_bytes += std::string(1, static_cast<char>('a' + i % 26)) + '\0';
+  REQUIRE(TokenFile(dir.write("a.bin", of_bytes), 2, kVocab).size() == 300);
+}
+
+/// So many bytes, each of any value.
+std::string random_bytes(int64_t count, int64_t lowest = 0, int64_t highest = 255) {
+  Random random(5);
+  std::string bytes;
+  for (int64_t i = 0; i < count; ++i) bytes += static_cast<char>(random.integer(lowest, highest));
+  return bytes;
+}
+
+/// In UTF-16, each character of the Basic Multilingual Plane.
+std::string utf16(const std::vector<int>& units, bool little_endian) {
+  std::string bytes;
+  for (int unit : units) {
+    const char low = static_cast<char>(unit), high = static_cast<char>(unit >> 8);
+    bytes += little_endian ? std::string{low, high} : std::string{high, low};
   }
-  REQUIRE(TokenFile(dir.write("utf16.bin", utf16), 2, kVocab).size() == 300);  // ids of bytes
+  return bytes;
+}
+
+std::string repeated(const std::string& text, int times) {
+  std::string bytes;
+  for (int i = 0; i < times; ++i) bytes += text;
+  return bytes;
+}
+
+TEST_CASE("what has more control characters than text is refused as text, wherever they are") {
+  const TempDir dir;
+  const auto none = [&](const std::string& bytes, const std::string& said) {
+    refused(dir.write("a file.txt", bytes), {said});
+  };
+  for (int64_t size : {64, 400, 5000}) none(random_bytes(size), "neither text");
+  none(random_bytes(400, 0, 64), "neither text");  // ids of characters, which are also UTF-8
+  none(repeated("ids\x01\x02", 30), "neither text");
+  const std::string words = repeated("A text that goes on, word by word.\n", 6000);
+  none(words + std::string(words.size(), '\0'), "from byte");  // the rest has not arrived
+  none(words + random_bytes(100000), "neither text");
+  // Chinese, with its full stop and ends of lines; Russian; English.
+  const std::vector<int> chinese = {0x6211, 0x4EEC, 0x8BAD, 0x7EC3, 0x6A21, 0x578B, 0xFF0C, 0x8FD9,
+                                    0x662F, 0x6587, 0x672C, 0x3002, 0x5B83, 0x5F88, 0x957F, 0x000A};
+  const std::vector<int> russian = {0x0422, 0x0435, 0x043A, 0x0441, 0x0442, 0x0020, 0x043E, 0x043D};
+  const std::vector<int> english = {'T', 'e', 'x', 't', ' ', 'i', 't', ' ', 'i', 's', ' '};
+  for (const auto& units : {chinese, russian, english}) {
+    for (const bool little : {true, false}) {
+      const std::string text = repeated(utf16(units, little), 12);
+      none(text, fmt::format("is text in UTF-16 without its mark; convert it with `iconv -f "
+                             "UTF-16{} -t UTF-8 '{}' > utf8.txt`",
+                             little ? "LE" : "BE", dir.file("a file.txt")));
+      REQUIRE(!TokenFile(dir.write("a.bin", text), 2, kVocab).is_text());  // called ids
+    }
+  }
+}
+
+TEST_CASE(
+    "text of any language and encoding is text, and its encoding is said if it is not UTF-8") {
+  const TempDir dir;
+  const auto note = [&](const std::string& bytes) {
+    const TokenFile file(dir.write("a file.txt", bytes), 2, 256);
+    REQUIRE(file.is_text());
+    REQUIRE(file.size() == std::ssize(bytes));
+    return file.note();
+  };
+  for (const char* text :
+       {"\xE6\x88\x91\xE4\xBB\xAC\xE8\xAE\xAD\xE7\xBB\x83\xE3\x80\x82\n",  // Chinese
+        "\xD0\xA2\xD0\xB5\xD0\xBA\xD1\x81\xD1\x82 ",                       // Russian
+        "\xF0\x9F\x98\x80 ", "\tif (a) {\r\n\t\treturn \"b\";\f\n", "\x1B[31mred\x1B[0m\n",
+        "ISO-2022: \x1B$B4A;z\x1B(B\n", "Word by word, and a bell: \a\n"}) {
+    CAPTURE(text);
+    REQUIRE(note(repeated(text, 40)).empty());
+  }
+  REQUIRE(note(repeated("A few words of a document.", 9) + '\0' + "Another").empty());
+  REQUIRE(note(repeated("A text of DOS.\r\n", 9) + '\x1A').empty());
+  const std::string latin = note(repeated("Le petit caf\xE9 d'\xE9t\xE9.\n", 40));
+  for (const std::string& part :
+       {std::string("not in UTF-8: byte 12 is 0xe9, as in latin-1"),
+        "`iconv -f WINDOWS-1252 -t UTF-8 '" + dir.file("a file.txt") + "' > utf8.txt`"}) {
+    CAPTURE(latin);
+    REQUIRE(latin.find(part) != latin.npos);
+  }
+  for (const char* text : {"\xCE\xD2\xC3\xC7\xD1\xB5\xC1\xB7\xA1\xA3",           // GB18030
+                           "\x8A\xBF\x8E\x9A\x82\xCC\x95\xB6\x81\x42\n",         // Shift-JIS
+                           "\xF4\xC5\xCB\xD3\xD4 ", "\xD2\xE5\xEA\xF1\xF2 "}) {  // KOI8-R, 1251
+    REQUIRE(note(repeated(text, 40)).find("an encoding of another script") != std::string::npos);
+  }
+}
+
+TEST_CASE("a table is text, and the command for one column of it is said") {
+  const TempDir dir;
+  const auto note = [&](const char* name, const std::string& bytes) {
+    return TokenFile(dir.write(name, bytes), 2, 256).note();
+  };
+  const std::string rows = "id,text\n1,\"A word, and\nanother\"\n2,Some more words of it\n";
+  REQUIRE(note("a.csv", rows).find("is a table, and is read as text") != std::string::npos);
+  REQUIRE(note("a.csv", rows).find("pandas.read_csv(sys.argv[1]).iloc[:, 1]") != std::string::npos);
+  REQUIRE(note("a.txt", rows).empty());  // two columns may be lines that have a comma each
+  const std::string tabs = "text\tn\tm\nlonger words\t1\t2\nand more\t3\t4\nof it\t5\t6\nx\t7\t8\n";
+  REQUIRE(note("a.txt", tabs).find("pandas.read_table(sys.argv[1]).iloc[:, 0]") !=
+          std::string::npos);
+  REQUIRE(
+      note("a.txt", "Words, and more words, of prose.\nThey go on.\n\nAnd on, and on.\n").empty());
+}
+
+TEST_CASE("ids of 8 bits in a file that its name alone calls ids are not read as ids of 16") {
+  const TempDir dir;
+  const auto write = [&](const std::string& bytes) { return dir.write("a.bin", bytes); };
+  for (const std::string& bytes :
+       {random_bytes(400), random_bytes(100000), random_bytes(2000, 0, 64), random_bytes(600, 0, 3),
+        random_bytes(3000, 100, 250)}) {
+    refused(write(bytes),
+            {"distributed alike", "its ids have 8 bits", "'u1'", "--token_dtype uint16"});
+    REQUIRE(TokenFile(write(bytes), 2, kVocab, /*given=*/true).size() == std::ssize(bytes) / 2);
+  }
+  Random random(7);
+  for (const int64_t vocab_size : {8, 256, 300, 5000, 32000, 50257, 65536}) {
+    for (const int64_t count : {100, 192, 400, 20000}) {
+      std::vector<int64_t> ids;  // a few are frequent, as in any text
+      for (int64_t i = 0; i < count; ++i) {
+        const double share = double(random.integer(1, 1 << 20)) / double(1 << 20);
+        ids.push_back(int64_t(double(vocab_size - 1) * share * share * share));
+      }
+      CAPTURE(vocab_size, count);
+      REQUIRE(TokenFile(write(numbers(ids, 2)), 2, kVocab).size() == count);
+    }
+  }
 }
 
 /// The beginning of a file of each kind that is no data, and a part of what is said of it.
@@ -341,6 +462,11 @@ const std::map<std::string, std::pair<std::string, std::string>>& other_kinds() 
       {"GGUF\3\0\0\0"s, {"llama.cpp", "safetensors"}},
       {"\x80\x04\x95\x10]\x94.", {"pickle", "numpy.save"}},
       {"\x80\x02}q\1.", {"pickle", "numpy.save"}},
+      {"(lp0\nI1\naI2\na.", {"pickle", "numpy.save"}},
+      {"(dp0\nVtext\np1\nS'a b'\np2\nsVn\np3\nF1.5\nsVm\np4\nL12L\ns.\n", {"pickle", "numpy.save"}},
+      {"cnumpy.core.multiarray\n_reconstruct\np0\n(cnumpy\nndarray\np1\n(I0\ntp2\nS'b'"
+       "\np3\ntp4\nRp5\n.",
+       {"pickle", "numpy.save"}},
       {"\x80\x02\x8A\x0Al\xFC\x9C\x46\xF9\x20\x6A\xA8\x50\x19.",
        {"old file of PyTorch", "safetensors"}},
       {"%PDF-1.7\n", {"PDF", "pdftotext"}},
