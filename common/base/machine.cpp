@@ -1,6 +1,7 @@
 #include "base/machine.h"
 
 #include <dnnl.h>
+#include <link.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -220,6 +222,41 @@ int64_t available_memory(const std::string& root) {
 }
 
 std::string build_commit() { return USP_COMMIT; }
+
+bool is_built_from_commit() {
+  return !build_commit().ends_with("-dirty") && build_commit() != "unknown";
+}
+
+std::string build_id() {
+  std::string id;
+  // The first object is the program; its notes are in memory.
+  dl_iterate_phdr(
+      [](dl_phdr_info* object, size_t, void* found) {
+        for (int i = 0; i < object->dlpi_phnum; ++i) {
+          const ElfW(Phdr)& header = object->dlpi_phdr[i];
+          if (header.p_type != PT_NOTE) continue;
+          const auto* at = reinterpret_cast<const char*>(object->dlpi_addr + header.p_vaddr);
+          const auto* end = at + header.p_memsz;
+          while (at + sizeof(ElfW(Nhdr)) <= end) {
+            ElfW(Nhdr) note;
+            std::memcpy(&note, at, sizeof(note));
+            const auto padded = [](size_t size) { return (size + 3) / 4 * 4; };
+            const char* name = at + sizeof(note);
+            const char* text = name + padded(note.n_namesz);
+            at = text + padded(note.n_descsz);
+            if (note.n_type != NT_GNU_BUILD_ID || std::memcmp(name, "GNU", 4) != 0) continue;
+            for (size_t k = 0; k < note.n_descsz; ++k) {
+              *static_cast<std::string*>(found) +=
+                  fmt::format("{:02x}", static_cast<unsigned char>(text[k]));
+            }
+            return 1;
+          }
+        }
+        return 1;
+      },
+      &id);
+  return id;
+}
 
 std::string compiler() {
 #if defined(__clang__)

@@ -20,7 +20,12 @@ void settle_threads(int ranks, bool speak);
 /// where a control group (of a container, a batch job) has less left. Pages of files, which the
 /// kernel gives up on demand, count as left. `root` is where /proc and /sys lie.
 int64_t available_memory(const std::string& root = "");
-std::string build_commit();        ///< git commit of the sources, "-dirty" appended if edited
+std::string build_commit();  ///< git commit of the sources, "-dirty" appended if edited
+/// What was linked: a digest of the program's contents, in hexadecimal, that the linker has left in
+/// it. Empty if it has not.
+std::string build_id();
+/// Whether the commit says all of the sources: they were committed.
+bool is_built_from_commit();
 std::string compiler();            ///< name and version
 std::string build_architecture();  ///< the compiler's instruction-set flags
 std::string matmul_library();      ///< name, version and instruction set in use

@@ -1,5 +1,6 @@
 #include "comm/mpi_transport.h"
 
+#include <fmt/ranges.h>
 #include <mpi.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -238,22 +239,29 @@ MpiProcess::MpiProcess(int* argc, char*** argv) {
 }
 
 /// Refuses ranks that are other programs, or that other sources were built from: they may exchange
-/// messages that fit and mean something else. This is the first that ranks say to each other, and
-/// needs no agreement on what a message looks like.
+/// messages that fit and mean something else. Sources that are not committed are known by what the
+/// linker made of them. This is the first that ranks say to each other, and needs no agreement on
+/// what a message looks like.
 void MpiProcess::check_same_program() {
   std::array<char, 256> own{};
-  fmt::format_to_n(own.data(), own.size() - 1, "{} of commit {}, message format {}",
-                   program_invocation_short_name, build_commit(), Engine::kMessageFormat);
+  fmt::format_to_n(own.data(), own.size() - 1, "{} of commit {}, message format {}{}",
+                   program_invocation_short_name, build_commit(), Engine::kMessageFormat,
+                   is_built_from_commit() ? "" : ", build " + build_id());
   std::vector<std::array<char, 256>> all(size_);
   MPI_Allgather(own.data(), int(own.size()), MPI_BYTE, all.data(), int(own.size()), MPI_BYTE,
                 MPI_COMM_WORLD);
+  std::map<std::string, std::vector<int>> others;
   for (int rank = 1; rank < size_; ++rank) {
-    if (all[rank] == all[0]) continue;
-    const std::string other = all[rank].data(), first = all[0].data();
-    MPI_Finalize();
-    usage_error("rank {} runs {}, and rank 0 {}; start the same program on all ranks", rank, other,
-                first);
+    if (all[rank] != all[0]) others[all[rank].data()].push_back(rank);
   }
+  if (others.empty()) return;
+  MPI_Finalize();
+  std::string text;
+  for (const auto& [program, ranks] : others) {
+    text += fmt::format("rank{} {} run{} {}, ", ranks.size() > 1 ? "s" : "", fmt::join(ranks, ", "),
+                        ranks.size() > 1 ? "" : "s", program);
+  }
+  usage_error("{}and rank 0 {}; start the same program on all ranks", text, all[0].data());
 }
 
 /// Counts the ranks of this machine and gives them one witness, the first one's.

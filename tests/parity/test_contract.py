@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -421,6 +422,30 @@ class Contract(RankTest):
         copy.chmod(0o755)
         return copy, other.decode()
 
+    def test_ranks_of_two_builds_of_edited_sources_are_refused(self):
+        builds = []
+        for number in (0, 1):
+            program = self.folder / str(number) / test_ranks.CHAPTER
+            program.parent.mkdir()
+            data = (test_ranks.BIN / test_ranks.CHAPTER).read_bytes()
+            commit = re.search(rb"ultrascale\.cpp (\S+)", subprocess.run(
+                [str(test_ranks.BIN / test_ranks.CHAPTER), "--version"], stdout=subprocess.PIPE,
+                check=True, env=environment()).stdout)[1]
+            if not commit.endswith(b"-dirty"):  # in pieces of 8 bytes, as the compiler may have it
+                data = data.replace(commit[:8], commit[:6] + b"-d").replace(commit[8:], b"irty")
+            note = data.index(b"\x14\0\0\0\3\0\0\0GNU\0") + 12  # of 20 bytes: the linker's build id
+            data = data[:note] + bytes([data[note] ^ number]) + data[note + 1:]
+            program.write_bytes(data)
+            program.chmod(0o755)
+            builds.append((program, []))
+        first, other = builds
+        self.assertEqual(self.together(first, first)[0], 0)
+        code, output = self.together(first, other, first, other)
+        self.assertEqual((code, output.count("\n")), (2, 1), output)
+        self.assertRegex(output, rf"\Aerror: ranks 1, 3 run {test_ranks.CHAPTER} of commit "
+                         r"(\S+-dirty), message format 1, build (\w{40}), "
+                         r"and rank 0 \S+ of commit \1, message format 1, build (?!\2)\w{40}; start")
+
     def test_ranks_that_are_not_the_same_are_refused_by_rank(self):
         program = test_ranks.BIN / test_ranks.CHAPTER
         renamed = self.folder / "another_program"
@@ -430,7 +455,7 @@ class Contract(RankTest):
         text.write_text("another text, of another size. " * 500)
         for part, expected in (
                 ((renamed, []), "rank 1 runs another_program of commit"),
-                ((other, []), f"of commit {commit}, message format 1, and rank 0 "),
+                ((other, []), f"rank 1 runs {program.name} of commit {commit}, message format 1"),
                 ((program, ["--lr", "0.5"]), "rank 1 was given lr=0.5, and rank 0 lr="),
                 ((program, ["--tie_word_embeddings"]), "rank 1 was given tie_word_embeddings=true"),
                 ((program, ["--data", str(text)]), "the data of rank 1 has the SHA-256 "
