@@ -1,6 +1,5 @@
 #include "run/run_config.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "base/output.h"
@@ -126,16 +125,18 @@ void RunConfig::validate_sizes() const {
   // At most 64 bytes for each channel of a layer, at most 32 for each attention probability.
   const double heads = double(model.num_heads) * double(model.head_dim());
   const double latents = model.mla.on() ? double(model.mla.norm_weights()) : 0;
-  const double channels = 4.0 * double(model.hidden_size) + 3 * heads + 2 * latents +
-                          3.0 * double(model.ffn_hidden_size) +
-                          double(model.num_heads) * double(seq_len) / 2;
-  const double bytes =
-      64 * tokens * (double(model.num_layers) * channels + double(model.vocab_size));
+  const auto bytes_of = [&](double samples, double length) {
+    const double channels = 4.0 * double(model.hidden_size) + 3 * heads + 2 * latents +
+                            3.0 * double(model.ffn_hidden_size) +
+                            double(model.num_heads) * length / 2;
+    return 64 * samples * length * (double(model.num_layers) * channels + double(model.vocab_size));
+  };
   constexpr double kMaxBytes = 0x1p62;
+  const double bytes = bytes_of(double(micro_batch_size), double(seq_len));
   if (bytes > kMaxBytes) {
-    const auto most = static_cast<int64_t>(kMaxBytes / (bytes / tokens));
-    refuse("bytes_at_once",
-           {fmt::format("--micro_batch_size 1 --seq_len {}", std::clamp<int64_t>(most, 1, 256))},
+    int64_t length = 256;
+    while (length > 1 && bytes_of(1, double(length)) > kMaxBytes) length /= 2;
+    refuse("bytes_at_once", {fmt::format("--micro_batch_size 1 --seq_len {}", length)},
            "micro_batch_size={} times seq_len={} tokens have activations of {:.1g} bytes, more "
            "than can be counted",
            micro_batch_size, seq_len, bytes);

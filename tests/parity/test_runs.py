@@ -553,7 +553,7 @@ BAD_INPUT = {
     "a width of 2^62": ({"hidden_size": 2**62}, ["hidden_size=", r"\[1, 16777216\]"]),
     "2^62 layers": ({"num_layers": 2**62}, ["num_layers=", r"\[1, 4096\]"]),
     "too many weights to count": (
-        {"hidden_size": 2**24, "num_layers": 2**12}, ["num_layers=4096", "try --model 405B and leave out --hidden_size and leave out --num_layers"]),
+        {"hidden_size": 2**24, "num_layers": 2**12}, ["num_layers=4096", "--model 405B and leave out --hidden_size and leave out --num_layers"]),
     "a batch of 2^62": ({"micro_batch_size": 2**62}, ["micro_batch_size=", "at most 134217728",
                                                       "try 4194304"]),
     "a sequence of 2^62": ({"seq_len": 2**62}, ["seq_len=", "134217728 tokens; try --seq_len 4096"]),
