@@ -187,6 +187,8 @@ class LiftedRules(unittest.TestCase):
     KINDS = {"refuse": "wrong", "refuse_hang": "hangs", "refuse_silent": "silent"}
     BY_NAME = {"divides": "wrong", "gives_each": "silent"}  # functions of region.cpp that refuse by a name they get
     PIPEDREAM = "PipeDream does not compute what one process does, with or without it"
+    OF_DATA = "it is about the data of a run, and these runs draw their own"
+    OF_SIZE = "what cannot be counted has no machine that runs it"
     CANNOT = {"mesh_of_all_ranks": "it compares flags with how many ranks were started",
               "bias_of_the_model": "it needs the files of a model whose routers have biases",
               "tp_of_tokens": "from chapter 4 on tp_of_rows refuses the same, too",
@@ -194,6 +196,11 @@ class LiftedRules(unittest.TestCase):
               "layers_of_stages": "layers_in_list refuses the same, too",
               "work_of_stages": "a stage of nothing ends the run by a signal",
               "times_before_steps": "it is about printing a schedule, after which nothing trains",
+              "tokens_of_vocabulary": OF_DATA, "training_tokens": OF_DATA, "tokens_of_sample": OF_DATA,
+              "prompt_of_tokens": OF_DATA, "tokens_at_once": OF_SIZE, "bytes_at_once": OF_SIZE,
+              "weights_that_count": OF_SIZE,
+              "positions_of_model": "that the model was made for shorter sequences shows in what it writes",
+              "waves_of_yarn": "its frequencies are no numbers, on one process as on several",
               "stale_updates_in_one_order": PIPEDREAM, "stale_updates_of_whole_weights": PIPEDREAM,
               "stale_updates_of_one_stage": PIPEDREAM, "stale_updates_after_micro_batches": PIPEDREAM,
               "stale_updates_between_passes": PIPEDREAM, "stale_updates_without_norm": PIPEDREAM}
