@@ -21,7 +21,10 @@ std::string binary(const std::vector<uint32_t>& tokens, int token_bytes) {
 
 /// A text of n bytes in which token i is i mod 251: a sample's first token says where it starts.
 std::string counting_text(int n) {
-  std::string text;
+  const std::string header =
+      fmt::format("{{'descr': '|u1', 'fortran_order': False, 'shape': ({},), }}\n", n);
+  std::string text =
+      std::string("\x93NUMPY\1\0", 8) + static_cast<char>(header.size()) + '\0' + header;
   for (int i = 0; i < n; ++i) text += static_cast<char>(i % 251);
   return text;
 }
@@ -90,7 +93,7 @@ TEST_CASE("a token that the vocabulary lacks is refused with its value and posit
                            {"token 4294967295", "position 1"});
   const std::string text = dir.write("text", "abcz");
   check_throws<UsageError>([&] { TokenFile(text, 2, 'z'); },
-                           {"token 122", "position 3", "vocab_size=256"});
+                           {"token 122", "position 3", "try --vocab_size 256"});
   REQUIRE(TokenFile(text, 2, 'z' + 1).size() == 4);
 }
 
