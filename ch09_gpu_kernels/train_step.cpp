@@ -5,6 +5,7 @@
 #include "accounting/pipeline_accountant.h"
 #include "accounting/traffic.h"
 #include "base/clock.h"
+#include "tensor/backend.h"
 #include "tensor/runtime.h"
 #include "train/pretrained.h"
 
@@ -24,6 +25,9 @@ Trainer::Trainer(const TrainConfig& config, const RunContext& context)
   // [fuse_optimizer]
   if (config.fusion.fused()) optimizer_.fuse();
   config.fusion.tell_device();
+  if (const MlaShape& mla = config.model.mla; mla.on()) {
+    Runtime::current().backend().promise_values(mla.v_head_dim);
+  }
   // [fuse_optimizer]
   view_.load->allocate(config.model.experts.num_experts, parse_dtype(config.dtype));
   if (config.model.pretrained) {

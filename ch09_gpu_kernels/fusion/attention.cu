@@ -3,12 +3,12 @@
 #include <optional>
 #include <string_view>
 
-#include "../kernels/attention/ladder.h"
-#include "cuda/attention_kernels.h"
+#include "attention.h"
 #include "cuda/launch.h"
 
 /// The rungs for tensor cores as the trainer's attention: flash_3 and its backward on Hopper,
-/// flash_2 and its own elsewhere, and for one query flash_decode.
+/// flash_2 and its own elsewhere, and for one query flash_decode. Latent attention's gradients are
+/// flash_2's everywhere: no thread has registers for flash_3's.
 namespace usp::attention {
 
 namespace {
@@ -30,10 +30,8 @@ std::optional<Pitch> pitch_of(const Heads<T>& x, int64_t width) {
   const bool aligned = reinterpret_cast<uintptr_t>(x.data) % kAligned == 0 &&
                        x.row % kElements == 0 && x.sample % kElements == 0;
   if (!aligned || x.head != width || !fits(x.row)) return {};
-  return Pitch{static_cast<int>(x.row), x.sample};
+  return Pitch{static_cast<int>(x.row), x.sample, static_cast<int>(width)};
 }
-
-bool operator==(const Pitch& a, const Pitch& b) { return a.row == b.row && a.sample == b.sample; }
 
 /// Positions as rungs have them: nothing where they do not ascend.
 std::optional<Ranges> ranges_of(const Positions& positions) {
@@ -60,13 +58,18 @@ std::optional<Shape> shape_of(const Given& x) {
 
 class Rungs : public cuda::AttentionKernels {
  public:
-  Rungs(const Rung<bf16>& forward, const Rung<bf16, Gradients<bf16>>& backward, int multiprocessors)
-      : forward_(forward), backward_(backward), multiprocessors_(multiprocessors) {}
+  Rungs(const Rung<bf16>& forward, const BackwardRung& backward, const cuda::DeviceLimits& limits)
+      : forward_(forward), backward_(backward), limits_(limits) {}
 
-  bool takes_heads_of(int64_t head_dim) const override { return head_dim == 64 || head_dim == 128; }
+  bool takes_heads_of(int64_t head_dim, int64_t value_dim) const override {
+    if (head_dim != kWidestKeys) return head_dim == 64 || head_dim == 128;
+    return value_dim == kWidestValues && limits_.shared_bytes >= kSharedOfWidest;
+  }
   std::string_view name_of_forward() const override { return forward_.name; }
   std::string_view name_of_decoding() const override { return kFlashDecode.name; }
-  std::string_view name_of_backward() const override { return backward_.name; }
+  std::string_view name_of_backward(int64_t head_dim) const override {
+    return backward_of(head_dim).name;
+  }
 
   int64_t workspace(const Given& given) const override {
     const auto problem = problem_of(given);
@@ -97,13 +100,18 @@ class Rungs : public cuda::AttentionKernels {
   }
 
  private:
+  const BackwardRung& backward_of(int64_t head_dim) const {
+    return head_dim > backward_.widest ? kFlash2Backward : backward_;
+  }
+
   /// Without out.
   std::optional<Problem<bf16>> problem_of(const Given& x) const {
-    if (!takes_heads_of(x.D)) return {};
+    const bool decodes = x.S == 1;
+    if (!takes_heads_of(x.D, x.value_dim) || (decodes && x.D > kFlashDecode.widest)) return {};
     auto shape = shape_of(x);
     const auto q = pitch_of(x.q, x.D), k = pitch_of(x.k, x.D), v = pitch_of(x.v, x.D);
     if (!shape || !q || !k || !v) return {};
-    if (x.S == 1) shape->splits = splits_of(*shape, multiprocessors_);
+    if (decodes) shape->splits = splits_of(*shape, limits_.multiprocessors);
     const auto scale = static_cast<float>(x.scale);
     return Problem<bf16>{*shape, x.q.data, x.k.data, x.v.data, nullptr, nullptr,
                          scale,  nullptr,  nullptr,  *q,       *k,      *v};
@@ -121,7 +129,7 @@ class Rungs : public cuda::AttentionKernels {
     problem->lse = lse;
     problem->scratch = static_cast<float*>(workspace);
     problem->maps = &maps_;
-    problem->blocks = multiprocessors_;
+    problem->blocks = limits_.multiprocessors;
     (given.S == 1 ? kFlashDecode : forward_).run(stream, *problem);
     return true;
   }
@@ -136,7 +144,7 @@ class Rungs : public cuda::AttentionKernels {
   void run_backward(cudaStream_t stream, Gradients<bf16> gradients, void* workspace) {
     gradients.rows = static_cast<Gradients<bf16>::Row*>(workspace);
     gradients.of.maps = &maps_;
-    backward_.run(stream, gradients);
+    backward_of(gradients.of.width).run(stream, gradients);
   }
 
   /// Without scratch.
@@ -146,7 +154,7 @@ class Rungs : public cuda::AttentionKernels {
     auto problem = problem_of(given);
     const auto dout = pitch_of(g.dout, given.D), dq = pitch_of(g.dq, given.D);
     const auto dk = pitch_of(g.dk, given.D), dv = pitch_of(g.dv, given.D);
-    if (!problem || !dout || !dq || !dk || !dv || !(*dk == *dv)) return {};
+    if (!problem || !dout || !dq || !dk || !dv) return {};
     problem->lse = const_cast<float*>(g.lse);  // which backward reads
     Gradients<bf16> found{*problem, g.dout.data, nullptr, nullptr, nullptr, nullptr, g.delta};
     if constexpr (std::is_same_v<O, bf16>) {
@@ -155,25 +163,24 @@ class Rungs : public cuda::AttentionKernels {
       found.dq_sums = g.dq.data, found.dk_sums = g.dk.data, found.dv_sums = g.dv.data;
       found.adds = g.accumulate;
     }
-    found.of_dout = *dout, found.of_dq = *dq, found.of_dkv = *dk;
+    found.of_dout = *dout, found.of_dq = *dq, found.of_dk = *dk, found.of_dv = *dv;
     return found;
   }
 
   const Rung<bf16>& forward_;
-  const Rung<bf16, Gradients<bf16>>& backward_;
-  int multiprocessors_;
+  const BackwardRung& backward_;
+  cuda::DeviceLimits limits_;
   cuda::TensorMaps maps_;
 };
 
 // [make]
-/// Rungs that copy boxes run on their own generation alone. No block asks for more shared memory
-/// than every GPU has from kFlash2's capability on: 99 KiB.
+/// Rungs that copy boxes run on their own generation alone. But for latent attention's heads no
+/// block asks for more shared memory than every GPU has from kFlash2's capability on: 99 KiB.
 std::unique_ptr<cuda::AttentionKernels> make(const cuda::DeviceLimits& limits) {
   if (limits.capability < kFlash2.capability) return nullptr;
   const bool hopper = limits.capability == kFlash3.capability;
-  const int count = limits.multiprocessors;
-  return hopper ? std::make_unique<Rungs>(kFlash3, kFlash3Backward, count)
-                : std::make_unique<Rungs>(kFlash2, kFlash2Backward, count);
+  return hopper ? attention_by(kFlash3, kFlash3Backward, limits)
+                : attention_by(kFlash2, kFlash2Backward, limits);
 }
 // [make]
 
@@ -183,5 +190,11 @@ std::unique_ptr<cuda::AttentionKernels> make(const cuda::DeviceLimits& limits) {
 }();
 
 }  // namespace
+
+std::unique_ptr<cuda::AttentionKernels> attention_by(const Rung<bf16>& forward,
+                                                     const BackwardRung& backward,
+                                                     const cuda::DeviceLimits& limits) {
+  return std::make_unique<Rungs>(forward, backward, limits);
+}
 
 }  // namespace usp::attention

@@ -14,12 +14,13 @@ class AttentionKernels {
  public:
   virtual ~AttentionKernels() = default;
 
-  /// Whether they take heads with this many channels.
-  virtual bool takes_heads_of(int64_t head_dim) const = 0;
+  /// Whether they take heads with this many channels, of which values fill `value_dim`, or all (0).
+  virtual bool takes_heads_of(int64_t head_dim, int64_t value_dim) const = 0;
   /// As the report has it.
   virtual std::string_view name_of_forward() const = 0;
   virtual std::string_view name_of_decoding() const = 0;  ///< where each sample has one query
-  virtual std::string_view name_of_backward() const = 0;  ///< as the report has it
+  /// As the report has it, of heads so wide.
+  virtual std::string_view name_of_backward(int64_t head_dim) const = 0;
 
   /// Bytes of memory that forward() needs besides its operands.
   virtual int64_t workspace(const AttentionProblem<bf16>& problem) const = 0;

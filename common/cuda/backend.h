@@ -12,7 +12,8 @@ class CudaBackend : public Backend {
  public:
   CudaBackend(cudaStream_t stream, BackendCounts& counts);
   void fuse(bool fused) override;
-  bool fuses_attention(DType dtype, int64_t head_dim) const override;
+  void promise_values(int64_t value_dim) override { value_dim_ = value_dim; }
+  bool fuses_attention(DType dtype, int64_t head_dim, int64_t value_dim) const override;
 
   // backend.cpp
   void fill(Tensor y, double value) override;
@@ -121,6 +122,7 @@ class CudaBackend : public Backend {
   DeviceLimits limits_;
   AttentionCalls& calls_;
   std::unique_ptr<AttentionKernels> attention_;  ///< nullptr: none for this GPU
+  int64_t value_dim_ = 0;                        ///< what promise_values() says
 };
 
 }  // namespace usp::cuda

@@ -63,11 +63,12 @@ namespace {
 template <class T>
 AttentionProblem<T> attention_problem(const Tensor& q, const Tensor& k, const Tensor& v,
                                       double scale, const Positions& queries, const Positions& keys,
-                                      const Tensor& begins) {
+                                      const Tensor& begins, int64_t value_dim) {
   AttentionProblem<T> problem{q.size(0),         q.size(1), q.size(2),         q.size(3),
                               k.size(1),         k.size(2), heads<const T>(q), heads<const T>(k),
                               heads<const T>(v), scale,     queries,           keys};
   problem.begins = data<const int32_t>(begins);
+  problem.value_dim = value_dim;
   return problem;
 }
 
@@ -94,11 +95,12 @@ void CudaBackend::fuse(bool fused) {
   if (!fused || attention_ == nullptr) return;
   calls_.forward_by = attention_->name_of_forward();
   calls_.decoding_by = attention_->name_of_decoding();
-  calls_.backward_by = attention_->name_of_backward();
+  calls_.backward_by = attention_->name_of_backward(0);
 }
 
-bool CudaBackend::fuses_attention(DType dtype, int64_t head_dim) const {
-  return dtype == DType::bf16 && attention_ != nullptr && attention_->takes_heads_of(head_dim);
+bool CudaBackend::fuses_attention(DType dtype, int64_t head_dim, int64_t value_dim) const {
+  return dtype == DType::bf16 && attention_ != nullptr &&
+         attention_->takes_heads_of(head_dim, value_dim);
 }
 
 template <class T, class O>
@@ -126,6 +128,7 @@ bool CudaBackend::attend_backward(const AttentionGradients<T, O>& gradients,
     if (bytes >= 0) {
       const Tensor rows = workspace({bytes / 4}, DType::f32);
       attention_->backward(stream_, gradients, problem, rows.address());
+      calls_.backward_by = attention_->name_of_backward(problem.D);
       ++calls_.backward;
       return true;
     }
@@ -138,7 +141,7 @@ void CudaBackend::attention_forward(Tensor out, Tensor lse, const Tensor& q, con
                                     const Tensor& v, double scale, const Positions& queries,
                                     const Positions& keys, const Tensor& begins) {
   with_type(q.dtype(), out.dtype(), [&]<class T, class O>(T, O) {
-    const auto problem = attention_problem<T>(q, k, v, scale, queries, keys, begins);
+    const auto problem = attention_problem<T>(q, k, v, scale, queries, keys, begins, value_dim_);
     accumulate_t<T>* const sums = data<accumulate_t<T>>(lse);
     if (attend<T>(heads<O>(out), sums, problem)) return;
     check_head_dim<T>(q.size(3));
@@ -177,7 +180,7 @@ void CudaBackend::attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tens
                                      bool accumulate, const Tensor& begins) {
   with_type(q.dtype(), dq.dtype(), [&]<class T, class O>(T, O) {
     using A = accumulate_t<T>;
-    const auto problem = attention_problem<T>(q, k, v, scale, queries, keys, begins);
+    const auto problem = attention_problem<T>(q, k, v, scale, queries, keys, begins, value_dim_);
     const AttentionGradients<T, O> gradients{
         heads<O>(dq),       heads<O>(dk),         heads<O>(dv), heads<const T>(dout),
         data<const A>(lse), data<const A>(delta), accumulate};

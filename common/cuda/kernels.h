@@ -159,6 +159,7 @@ struct AttentionProblem {
   double scale;
   Positions queries, keys;
   const int32_t* begins = nullptr;  ///< [B, S] of documents
+  int64_t value_dim = 0;            ///< as Backend::promise_values() has it
 };
 /// Channels per head that blockwise attention has registers for.
 inline constexpr int64_t kMaxHeadDim = 256;

@@ -172,8 +172,10 @@ void Session::choose_attention(const Predict& predict) {
     args_.take("attention", nlohmann::ordered_json(value).dump(), /*always=*/false);
   };
   AttentionShape shape = attention_shape(config_);
+  const ModelConfig& model = config_.model;
+  const int64_t value_dim = model.mla.on() ? model.mla.v_head_dim : 0;
   shape.fused = may_fuse(config_) &&
-                runtime_->backend().fuses_attention(shape.dtype, config_.model.head_dim());
+                runtime_->backend().fuses_attention(shape.dtype, model.head_dim(), value_dim);
   take("naive");
   const SharedMemory memory = shared_memory(config_, predict, world_);
   const AttentionChoice own = usp::choose_attention(shape, memory.needed(), memory.available);

@@ -41,8 +41,11 @@ class Backend {
   /// this device. Both round otherwise. false: no longer.
   virtual void fuse(bool fused) { fused_ = fused; }
   bool fused() const { return fused_; }
-  /// Whether fuse() finds such kernels for attention with heads this wide.
-  virtual bool fuses_attention(DType /*dtype*/, int64_t /*head_dim*/) const { return false; }
+  /// Whether fuse() finds such kernels for attention with heads this wide, and with this promise.
+  virtual bool fuses_attention(DType /*dtype*/, int64_t /*head_dim*/,
+                               int64_t /*value_dim*/ = 0) const {
+    return false;
+  }
 
   ///@{
   /// The operation of this name in ops.h. `begins` are those of its documents, or undefined.
@@ -165,6 +168,10 @@ class Backend {
   virtual void router_entropy(Tensor sum, const Tensor& scores) = 0;
   virtual void balance_bias(Tensor bias, const Tensor& load, double rate) = 0;
   ///@}
+
+  /// A promise that in each head whose keys are wider, values and the gradient of outputs are 0
+  /// from this channel on, so that a kernel may leave these out; 0: no promise.
+  virtual void promise_values(int64_t /*value_dim*/) {}
 
  private:
   bool fused_ = false;

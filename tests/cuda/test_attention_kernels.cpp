@@ -23,22 +23,27 @@ emulator::Options options_of(int capability) {
 
 /// A GPU whose operations may run on other kernels.
 struct FusedGpu : OnDevice {
-  explicit FusedGpu(bool fused = true) : OnDevice(Device::cuda) { runtime.backend().fuse(fused); }
+  explicit FusedGpu(bool fused = true, int64_t value_dim = 0) : OnDevice(Device::cuda) {
+    runtime.backend().fuse(fused);
+    runtime.backend().promise_values(value_dim);
+  }
   std::string remark() const {
     const std::vector<std::string> remarks = runtime.accelerator()->remarks();
     return remarks.empty() ? "" : remarks[0];
   }
 };
 
-/// So many calls forward, of one query, backward, and by the blockwise kernels.
-void check_calls(const FusedGpu& gpu, int forward, int decoding, int backward, int blockwise) {
+/// So many calls forward, of one query, backward, and by the blockwise kernels. `of_backward`: its
+/// rung, if it is not forward's.
+void check_calls(const FusedGpu& gpu, int forward, int decoding, int backward, int blockwise,
+                 const char* of_backward = "\\1") {
   const std::string remark = gpu.remark();
   CAPTURE(remark);
   const std::regex expected(
       fmt::format(R"(Attention ran on tensor cores: calls forward {} \((flash_[23])\), decoding )"
-                  R"({} \(flash_decode\), backward {} \(\1_backward\), and {} on the blockwise )"
+                  R"({} \(flash_decode\), backward {} \({}_backward\), and {} on the blockwise )"
                   R"(kernels\.)",
-                  forward, decoding, backward, blockwise));
+                  forward, decoding, backward, of_backward, blockwise));
   const bool is_said = std::regex_match(remark, expected);
   REQUIRE(is_said);
 }
@@ -58,13 +63,22 @@ std::vector<AttentionCase> taken_cases() {
   };
 }
 
+/// Zeros behind the first channels of values, and of the gradient of outputs.
+void pad(const AttentionRun& run, int64_t value_dim) {
+  for (const Tensor& x : {run.v, run.dout}) {
+    const Tensor behind = x.narrow(3, value_dim, run.c.D - value_dim);
+    ops::copy(behind, Tensor::zeros(behind.shape(), x.dtype()));
+  }
+}
+
 /// What a case gives on the CPU in f64, of the same bf16 numbers.
 struct Expected {
   Values out, lse, delta, dq, dk, dv;
 
-  explicit Expected(const AttentionCase& c) {
+  explicit Expected(const AttentionCase& c, int64_t value_dim = 0) {
     const OnDevice cpu(Device::cpu);
     const AttentionRun rounded(c, DType::bf16, /*naive=*/false, 30);
+    if (value_dim > 0) pad(rounded, value_dim);
     AttentionRun exact(c, DType::f64, false, 30);
     for (auto input : {&AttentionRun::q, &AttentionRun::k, &AttentionRun::v, &AttentionRun::dout}) {
       ops::copy(exact.*input, rounded.*input);
@@ -144,6 +158,54 @@ TEST_CASE("gradients of all keys take the place of what was there, and in bf16 a
       check_calls(gpu, c.S() > 1, c.S() == 1, 3, 0);
     }
   }
+}
+
+TEST_CASE("values that fill 128 of 192 channels have kernels, which leave zeros behind outputs") {
+  const AttentionCase cases[] = {
+      {1, 2, 2, 192, {0, 150}, {0, 150}},
+      {1, 2, 1, 192, {0, 6}, {3, 9}},  // the first queries see no key
+      {1, 2, 1, 192, {0, 50, 150, 49}, {50, 50, 100, 50}},
+      with_documents({2, 2, 2, 192, {0, 70}, {0, 70}}, {{25, 50}, {33}}),
+  };
+  for (const int capability : kCapabilities) {
+    const emulator::Use use(options_of(capability));
+    for (const AttentionCase& c : cases) {
+      CAPTURE(capability, c.B, c.N, c.G, c.S(), c.K(), c.begins.size());
+      const Expected expected(c, 128);
+      FusedGpu gpu(true, 128);
+      AttentionRun run(c, DType::bf16, /*naive=*/false, 30);
+      pad(run, 128);
+      const Tensor wide = Tensor::empty(c.q_shape(), DType::f32);
+      for (const Tensor& out : {run.out, wide}) {
+        ops::fill(out, kNaN);
+        ops::attention_forward(out, run.lse, {}, run.q, run.k, run.v, run.scale, c.queries, c.keys,
+                               run.documents);
+        check_close(out, expected.out, kOfOut, "out");
+        check_close(run.lse, expected.lse, kOfLse, "lse");
+      }
+      check_rounded_once(run);
+      const auto gradients = run.backward();
+      check_report();
+      check_close(gradients.dq, expected.dq, kOfGradients, "dq");
+      check_close(gradients.dk, expected.dk, kOfGradients, "dk");
+      check_close(gradients.dv, expected.dv, kOfGradients, "dv");
+      check_calls(gpu, 3, 0, 4, 0, "flash_2");
+    }
+  }
+}
+
+TEST_CASE("kernels for 192 channels want values of 128 and more memory than each GPU has",
+          "[emulated]") {
+  const auto takes = [](int64_t value_dim) {
+    return FusedGpu().runtime.backend().fuses_attention(DType::bf16, 192, value_dim);
+  };
+  REQUIRE(takes(128));
+  REQUIRE(!takes(0));
+  REQUIRE(!takes(192));
+  emulator::Options small = options_of(86);
+  small.shared_bytes = 99 << 10;
+  const emulator::Use use(small);
+  REQUIRE(!takes(128));
 }
 
 TEST_CASE("of parts of the keys they leave f32, and what is merged is rounded once") {
@@ -255,7 +317,8 @@ TEST_CASE("what they do not take, the blockwise kernels compute as ever, and it 
       REQUIRE(!takes);
       REQUIRE(gpu.remark() ==
               (fused ? "Attention ran on the blockwise kernels: those for tensor cores take bf16 "
-                       "and heads of 64 or 128 channels, from compute capability 8.0 on."
+                       "and heads of 64 or 128 channels, with 128 KiB of shared memory a block "
+                       "also 192 with values of 128, from compute capability 8.0 on."
                      : ""));
     }
     for (size_t i = 0; i < 4; ++i) {  // the same bits

@@ -4,6 +4,7 @@
 #include "comm/launch.h"
 #include "cuda/kernels.h"
 #include "emulator/emulator.h"
+#include "fusion/attention.h"
 #include "technique/case_cover.h"
 #include "technique/fusion/fused_calls.h"
 #include "technique/tiny_llama.h"
@@ -30,6 +31,20 @@ TrainConfig wide_training() {
   config.optimizer.lr = 1e-3;  // of bf16 the noise grows from step to step
   config.fusion.kernels = "fused";
   config.fusion.loss_rows = 50;
+  return config;
+}
+
+/// Latent attention with DeepSeek-V3's heads: 192 channels of keys, of which values fill 128.
+TrainConfig latent_training() {
+  TrainConfig config = wide_training();
+  config.model.given_head_dim = 0;
+  config.model.num_heads = config.model.num_kv_heads = 2;
+  config.model.mla = {.attention_kind = "mla",
+                      .q_lora_rank = 24,
+                      .kv_lora_rank = 16,
+                      .qk_nope_head_dim = 128,
+                      .qk_rope_head_dim = 64,
+                      .v_head_dim = 128};
   return config;
 }
 
@@ -99,28 +114,63 @@ void check_launches(CallCounter& counter, int64_t parameters) {
   REQUIRE(counter.launched["sum_squares"] == 2 * groups * counter.calls["sum_squares"]);
 }
 
+/// One GPU of this capability trains as the CPU does, every call of attention by these two rungs.
+void check_alone(const TrainConfig& config, int capability, const char* forward_by,
+                 const char* backward_by) {
+  emulator::Options options = emulator::options;
+  options.compute_capability = capability;
+  const emulator::Use use(options);
+  CAPTURE(capability, config.recompute, forward_by, backward_by);
+  const RandomText text(config, 1600);
+  const Trained expected = train_on_cpu(config, text.dataset);
+  OnDevice gpu(Device::cuda);
+  SoloTrainer trainer(config, &text.dataset);
+  CallCounter counter;
+  check_same(train(trainer), expected);
+  REQUIRE(differences(counter.calls, fused_calls(config, /*summing=*/1, kSteps)) == "");
+  check_launches(counter, int64_t(trainer.parameters().size()));
+  const int64_t passes = kSteps * config.grad_acc_steps * config.model.num_layers;
+  const int64_t forward = config.recompute == "full" ? 2 * passes : passes;
+  REQUIRE(calls_of(*gpu.runtime.accelerator()) == Calls{forward, 0, passes, 0});
+  const std::vector<std::string> remarks = gpu.runtime.accelerator()->remarks();
+  const std::string rungs =
+      fmt::format("forward {} ({}), decoding 0 (flash_decode), backward {} ({})", forward,
+                  forward_by, passes, backward_by);
+  const bool are_named = std::ranges::any_of(
+      remarks, [&](const std::string& remark) { return remark.find(rungs) != std::string::npos; });
+  REQUIRE(are_named);
+}
+
 TEST_CASE("with --kernels fused a GPU trains as the CPU does, by attention on tensor cores") {
-  for (const int capability : {80, 90}) {
-    for (const char* recompute : {"none", "full"}) {
-      emulator::Options options = emulator::options;
-      options.compute_capability = capability;
-      const emulator::Use use(options);
-      CAPTURE(capability, recompute);
-      TrainConfig config = wide_training();
-      config.recompute = recompute;
-      const RandomText text(config, 1600);
-      const Trained expected = train_on_cpu(config, text.dataset);
-      OnDevice gpu(Device::cuda);
-      SoloTrainer trainer(config, &text.dataset);
-      CallCounter counter;
-      check_same(train(trainer), expected);
-      REQUIRE(differences(counter.calls, fused_calls(config, /*summing=*/1, kSteps)) == "");
-      check_launches(counter, int64_t(trainer.parameters().size()));
-      const int64_t passes = kSteps * config.grad_acc_steps * config.model.num_layers;
-      const int64_t forward = recompute == std::string_view("full") ? 2 * passes : passes;
-      REQUIRE(calls_of(*gpu.runtime.accelerator()) == Calls{forward, 0, passes, 0});
-    }
+  for (const char* recompute : {"none", "full"}) {
+    TrainConfig config = wide_training();
+    config.recompute = recompute;
+    check_alone(config, 80, "flash_2", "flash_2_backward");
+    check_alone(config, 90, "flash_3", "flash_3_backward");
   }
+}
+
+TEST_CASE("latent attention trains on the rungs that take its heads, none of its calls blockwise") {
+  check_alone(latent_training(), 80, "flash_2", "flash_2_backward");
+  check_alone(latent_training(), 90, "flash_3", "flash_2_backward");
+}
+
+/// The trainer's attention on Hopper is flash_4 as long as this lives.
+struct TakesFlash4 {
+  TakesFlash4() {
+    cuda::make_attention_kernels = [](const cuda::DeviceLimits& limits) {
+      return attention::attention_by(attention::kFlash4, attention::kFlash3Backward, limits);
+    };
+  }
+  ~TakesFlash4() { cuda::make_attention_kernels = before; }
+
+  cuda::MakeAttentionKernels before = cuda::make_attention_kernels;
+};
+
+TEST_CASE("the trainer runs on flash_4 as well, though it does not take it by itself") {
+  const TakesFlash4 takes;
+  check_alone(wide_training(), 90, "flash_4", "flash_3_backward");
+  check_alone(latent_training(), 90, "flash_4", "flash_2_backward");
 }
 
 TEST_CASE("--kernels reference, and f32, stay on the blockwise kernels, bit for bit") {
@@ -155,6 +205,7 @@ struct Layout {
   int ranks;
   std::function<void(TrainConfig&)> change;
   int capability = 90;  ///< of the card: one before Hopper has kernels of its own
+  bool latent = false;  ///< of latent_training()
 };
 
 /// Four experts, of which a token takes two and each of two ranks has two.
@@ -193,6 +244,8 @@ const std::vector<Layout> kLayouts = {
      },
      80},
     {"experts", 2, add_experts},
+    {"latents over a ring of 2", 2, [](TrainConfig& c) { c.context_parallel.cp_size = 2; }, 90,
+     /*latent=*/true},
 };
 
 /// Two techniques at once, and variants of one: with --all.
@@ -220,6 +273,14 @@ const std::vector<Layout> kMoreLayouts = {
        c.context_parallel.cp_size = 2;
        c.tensor_parallel.tp_size = 2;
      }},
+    {"latents and tp 2 before Hopper", 2, [](TrainConfig& c) { c.tensor_parallel.tp_size = 2; }, 80,
+     /*latent=*/true},
+    {"latents and ulysses", 2,
+     [](TrainConfig& c) {
+       c.context_parallel.cp_size = 2;
+       c.context_parallel.cp_method = "ulysses";
+     },
+     90, /*latent=*/true},
     {"ring of 2, recomputed but for attention", 2,
      [](TrainConfig& c) {
        c.context_parallel.cp_size = 2;
@@ -272,7 +333,7 @@ void check_layout(const Layout& layout, DType dtype = DType::bf16) {
   emulator::Options options = emulator::options;
   options.compute_capability = layout.capability;
   const emulator::Use use(options);
-  TrainConfig config = wide_training();
+  TrainConfig config = layout.latent ? latent_training() : wide_training();
   config.dtype = name(dtype);
   layout.change(config);
   const RandomText text(config, 1600);
@@ -347,12 +408,18 @@ TEST_CASE("with --kernels fused a GPU decodes as the CPU does, with keys split o
 }
 
 TEST_CASE("with --kernels fused a GPU's tensors take the bytes of the CPU's and the estimate's") {
-  for (const auto& [recompute, capability] : {std::pair("none", 90), {"full", 90}, {"full", 80}}) {
-    CAPTURE(recompute, capability);
+  struct Case {
+    const char* recompute;
+    int capability;
+    bool latent = false;
+  };
+  for (const auto& [recompute, capability, latent] :
+       {Case{"none", 90}, {"full", 90}, {"full", 80}, {"none", 90, /*latent=*/true}}) {
+    CAPTURE(recompute, capability, latent);
     emulator::Options options = emulator::options;
     options.compute_capability = capability;
     const emulator::Use use(options);
-    TrainConfig config = wide_training();
+    TrainConfig config = latent ? latent_training() : wide_training();
     config.recompute = recompute;
     const RandomText text(config, 1600);
     const Events cuda = events_of(config, text.dataset, Device::cuda);

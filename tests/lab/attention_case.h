@@ -148,7 +148,7 @@ class Differentiated {
         dout_(dout_of(shape, scores)),
         dq_(std::vector<bf16>(attended_.q().size(), bf16(NAN))),
         dk_(std::vector<bf16>(attended_.k().size(), bf16(NAN))),
-        dv_(std::vector<bf16>(attended_.k().size(), bf16(NAN))),
+        dv_(std::vector<bf16>(attended_.v().size(), bf16(NAN))),
         rows_(size_t{1} * shape.samples * shape.heads * Gradients<bf16>::rows_of(shape.queries)),
         gradients{attended_.problem, dout_, dq_, dk_, dv_, rows_} {}
 

@@ -3,8 +3,8 @@
 
 #include "lab/attention_reference.h"
 #include "lab/degrees.h"
+#include "lab/drawn_masks.h"
 #include "lab/exponentials.h"
-#include "lab/masks.h"
 #include "lab/pairs.h"
 #include "lab/schedule.h"
 
@@ -80,6 +80,23 @@ TEST_CASE("every rung takes documents and the two ranges of zig-zag, and rows th
     if (name != "documents: a sample" && name != "causal: zig-zag") continue;
     each_rung([&](const auto& rung) { check_values(rung, shape); });
   }
+}
+
+TEST_CASE(
+    "every rung takes any two of width, shared heads, mask, ranges, lengths, rows without a key") {
+  size_t number = 0, cases = 0;
+  each_rung([&]<class T>(const Rung<T>& rung) {
+    std::vector<int> widths = {64, 128};
+    if (rung.widest == attention::kWidestKeys) widths.push_back(attention::kWidestKeys);
+    // A tile and a row of scalar rungs, whose products take long here; several tiles of the others.
+    const std::vector<int> pieces =
+        sizeof(T) == sizeof(float) ? std::vector{3, 17} : std::vector{5, 33, 97};
+    for (const DrawnMask& mask : masks_in_turn(drawn_masks(widths, pieces), number++)) {
+      check_values(rung, mask.whole());
+      ++cases;
+    }
+  });
+  REQUIRE(cases >= 6 * 4);
 }
 
 TEST_CASE("blocks of tensor cores go over the tiles of documents and of two ranges") {
@@ -244,6 +261,15 @@ TEST_CASE("a single query's keys may be split over blocks, into parts of any len
       check_values(*rung, shape, Scores::growing);
     }
     check_values(*rung, decoded(1, 37, 1, 1, 64, 2), Scores::far_below);
+  }
+}
+
+TEST_CASE("a single query takes any two of width, shared heads, mask, keys, parts, position") {
+  for (const Rung<bf16>* rung : attention::decoding_rungs()) {
+    for (const DrawnMask& mask : masks_in_turn(drawn_decodings(), 0)) {
+      CAPTURE(mask.shape.splits);
+      check_values(*rung, mask.whole());
+    }
   }
 }
 

@@ -74,7 +74,8 @@ LABS = {
          "predicted is the most",
          "scores bytes: what is kept in memory besides operands; blocks: that can run side by side",
          "flops: of tensor cores; those of scalar instructions are not counted",
-         "D: 64 or 128, or 192 with values of 128: flash_3 and flash_4 alone take these"), most=1 << 16,
+         "D: 64 or 128, or 192 with values of 128: flash_2, flash_3, flash_4 and flash_2_backward take "
+         "these"), most=1 << 16,
         on_card=tuple(("--measure", *words, "--seq_len", "4096")
                       for words in (("attention",), ("attention", "--causal"), ("backward", "--causal")))),
     "ch09.masks": Lab(

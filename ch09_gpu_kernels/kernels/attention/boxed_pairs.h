@@ -21,11 +21,10 @@ inline BackwardMaps maps_of(const Gradients<bf16>& g) {
   constexpr int kNumbers = kGroupRows * sizeof(*g.rows) / sizeof(float);
   const auto* const numbers = reinterpret_cast<const float*>(g.rows);
   const int64_t tiles = int64_t{p.samples} * p.heads * g.rows_of(p.queries) / kGroupRows;
-  const int wide = p.heads * p.width, shared = p.kv_heads * p.width;
-  return {map_of(p, p.q, p.queries, wide, p.of_q, kGroupRows),
-          map_of(p, p.k, p.keys, shared, p.of_k, kGroupRows),
-          map_of(p, p.v, p.keys, shared, p.of_v, kGroupRows),
-          map_of(p, g.dout, p.queries, wide, g.of_dout, kGroupRows),
+  return {map_of(p, p.q, p.queries, p.heads, p.of_q, kGroupRows),
+          map_of(p, p.k, p.keys, p.kv_heads, p.of_k, kGroupRows),
+          map_of(p, p.v, p.keys, p.kv_heads, p.of_v, kGroupRows),
+          map_of(p, g.dout, p.queries, p.heads, g.of_dout, kGroupRows),
           p.maps->of({numbers, cuda::tensor_map_type(numbers), tiles, kNumbers, kNumbers, 1,
                       kNumbers, CU_TENSOR_MAP_SWIZZLE_NONE})};
 }

@@ -26,10 +26,10 @@ __device__ void bring_boxes(char* to, const CUtensorMap& map, cuda::Barrier* ful
 }
 
 /// Map of an operand, [samples, rows, channels] of all heads, in boxes of `box_rows` rows.
-inline CUtensorMap map_of(const Problem<bf16>& p, const bf16* x, int rows, int channels,
+inline CUtensorMap map_of(const Problem<bf16>& p, const bf16* x, int rows, int heads,
                           const Pitch& pitch, int box_rows) {
-  return p.maps->of({x, cuda::tensor_map_type(x), rows, channels, pitch.row, box_rows, kDepth,
-                     CU_TENSOR_MAP_SWIZZLE_128B, p.samples, pitch.sample});
+  return p.maps->of({x, cuda::tensor_map_type(x), rows, heads * pitch.head, pitch.row, box_rows,
+                     kDepth, CU_TENSOR_MAP_SWIZZLE_128B, p.samples, pitch.sample});
 }
 
 }  // namespace usp::attention

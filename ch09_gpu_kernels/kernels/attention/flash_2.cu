@@ -11,9 +11,15 @@ using namespace cuda;
 
 constexpr int kQueries = kOwnRows, kKeys = 64, kStages = 2, kBlock = kEightWarps;
 
-template <int width>
+/// Shared memory of a block: queries, stages of keys and of values.
+template <int width, int value_width>
+constexpr int kBytes = (kQueries * width + kStages * kKeys * (width + value_width)) * 2;
+static_assert(kBytes<kWidestKeys, kWidestValues> <= kSharedOfWidest);
+
+template <int width, int value_width>
 __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<bf16> p) {
-  constexpr int kTile = kKeys * width * 2, kStage = 2 * kTile;
+  if constexpr (!has_shared(kBytes<width, value_width>)) return;
+  constexpr int kTile = kKeys * width * 2, kStage = kTile + kKeys * value_width * 2;
   char* const queries = swizzled_shared();
   char* const stages = queries + kQueries * width * 2;
   const Turn turn = p.turn(static_cast<int>(blockIdx.x), kQueries);
@@ -28,12 +34,12 @@ __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<bf16> p) {
     if (step < tiles.count) {
       const int first = tiles[step] * kKeys;
       bring<width, kKeys>(stage, head.k, head.k_pitch, first, p.keys);
-      bring<width, kKeys>(stage + kTile, head.v, head.v_pitch, first, p.keys);
+      bring<value_width, kKeys>(stage + kTile, head.v, head.v_pitch, first, p.keys);
     }
     cp_async_commit();
   };
   OnlineSoftmax softmax;
-  float s[kKeys / 2], o[width / 2] = {};
+  float s[kKeys / 2], o[value_width / 2] = {};
   if (tiles.count > 0) bring<width, kQueries>(queries, head.q, head.pitch, top, p.queries);
   bring_tile(0);
   for (int step = 0; step < tiles.count; ++step) {
@@ -46,25 +52,33 @@ __global__ void __launch_bounds__(kBlock, 1) kernel(Problem<bf16> p) {
     if (!seen_by_all.holds(first, first + kKeys)) mask(s, first + lane() % 4 * 2, seen);
     softmax.take(s, p.scale * kLog2e);
     USP_UNROLL
-    for (int i = 0; i < width / 2; ++i) o[i] *= softmax.factor[i / 2 % 2];
+    for (int i = 0; i < value_width / 2; ++i) o[i] *= softmax.factor[i / 2 % 2];
     add_weighted(o, s, stage + kTile);
     __syncthreads();
   }
   finish(p, head, row, p.queries, softmax, o);
+  if constexpr (value_width < width) pad<width - value_width>(p, head, row);
 }
 
 Cost cost(const Shape& x) { return cost_of(x, kQueries, kKeys, kBlock / kWarp); }
 
 void run(const Queue& queue, const Problem<bf16>& p) {
-  with_width(p.width, [&](auto width) {
-    launch(kernel<width>, ceil_div(p.queries, kQueries) * p.samples * p.heads, kBlock,
-           (kQueries + 2 * kStages * kKeys) * width * 2, queue, p);
+  with_widths(p.width, [&](auto width, auto value_width) {
+    launch(kernel<width, value_width>, ceil_div(p.queries, kQueries) * p.samples * p.heads, kBlock,
+           kBytes<width, value_width>, queue, p);
   });
 }
 
 }  // namespace
 
-const Rung<bf16> kFlash2{
-    "flash_2", "tensor cores, queries split over warps", 80, kQueries, kKeys, cost, run};
+const Rung<bf16> kFlash2{"flash_2",
+                         "tensor cores, queries split over warps",
+                         80,
+                         kQueries,
+                         kKeys,
+                         cost,
+                         run,
+                         /*keeps_scores=*/false,
+                         kWidestKeys};
 
 }  // namespace usp::attention

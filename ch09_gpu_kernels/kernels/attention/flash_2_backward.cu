@@ -19,10 +19,12 @@ __global__ void __launch_bounds__(kEightWarps) rows_kernel(Given g) {
   if (lane() == 0) g.rows[int64_t{blockIdx.y} * rows + row] = kept;
 }
 
-template <int width>
+template <int width, int value_width>
 __global__ void __launch_bounds__(kEightWarps, 1) keys_kernel(Given g) {
+  constexpr int kStep = step_of(width);
+  if constexpr (!has_shared(Pairs<width, value_width>::kBytes)) return;
   const Problem<bf16>& p = g.of;
-  const Pairs<width> pairs{swizzled_shared()};
+  const Pairs<width, value_width> pairs{swizzled_shared()};
   const int side = static_cast<int>(blockIdx.y) * kOwnRows, group = p.heads / p.kv_heads;
   const int first_head = static_cast<int>(blockIdx.x) * group;
   const Head<bf16> own(p, first_head);
@@ -40,14 +42,14 @@ __global__ void __launch_bounds__(kEightWarps, 1) keys_kernel(Given g) {
     cp_async_commit();
   };
   const int first = side + warp() * kWarpRows, key = first + lane() / 4;
-  float s[kStep / 2], ds[kStep / 2], dk[width / 2] = {}, dv[width / 2] = {};
+  float s[kStep / 2], ds[kStep / 2], dk[width / 2] = {}, dv[value_width / 2] = {};
   if (steps > 0) pairs.bring_own({own.k, own.k_pitch}, {own.v, own.v_pitch}, side, p.keys);
   bring_step(0);
   for (int step = 0; step < steps; ++step) {
     bring_step(step + 1);
     cp_async_wait<1>();
     __syncthreads();
-    pairs.multiply_both(s, ds, step);
+    pairs.multiply_first(s, step);
     const Given::Row* const rows = pairs.rows(step);
     const Stretch seen_by_all{rows[kStep - 1].seen.from, rows[0].seen.to};
     const bool all_see = seen_by_all.holds(first, first + kWarpRows);
@@ -56,20 +58,28 @@ __global__ void __launch_bounds__(kEightWarps, 1) keys_kernel(Given g) {
       const Given::Row row = rows[i / 4 * 8 + lane() % 4 * 2 + i % 2];
       const int own_key = key + i / 2 % 2 * 8;
       if (!all_see && !row.seen.holds(own_key, own_key + 1)) s[i] = -INFINITY;
-      weigh(s[i], ds[i], row, p.scale * kLog2e);
+      s[i] = weight_of(s[i], row, p.scale * kLog2e);
     }
     add_weighted(dv, s, pairs.tile(step, 1));
+    pairs.multiply_second(ds, step);  // now: a thread has no register left for it before
+    USP_UNROLL
+    for (int i = 0; i < kStep / 2; ++i) {
+      ds[i] = dscore_of(ds[i], s[i], rows[i / 4 * 8 + lane() % 4 * 2 + i % 2]);
+    }
     add_weighted(dk, ds, pairs.tile(step, 0));
     __syncthreads();
   }
-  leave(g.dk, g.dk_sums, g.adds, g.of_dkv, own.sample, own.kv, key, p.keys, dk, p.scale);
-  leave(g.dv, g.dv_sums, g.adds, g.of_dkv, own.sample, own.kv, key, p.keys, dv, 1);
+  leave(g.dk, g.dk_sums, g.adds, g.of_dk, own.sample, own.kv, key, p.keys, dk, p.scale);
+  leave(g.dv, g.dv_sums, g.adds, g.of_dv, own.sample, own.kv, key, p.keys, dv, 1);
+  if constexpr (value_width < width) pad<width - value_width>(g, own, key);
 }
 
-template <int width>
+template <int width, int value_width>
 __global__ void __launch_bounds__(kEightWarps, 1) queries_kernel(Given g) {
+  constexpr int kStep = step_of(width);
+  if constexpr (!has_shared(Pairs<width, value_width>::kBytes)) return;
   const Problem<bf16>& p = g.of;
-  const Pairs<width> pairs{swizzled_shared()};
+  const Pairs<width, value_width> pairs{swizzled_shared()};
   const Turn turn = p.turn(static_cast<int>(blockIdx.x), kOwnRows);
   const int top = turn.first, first = top + warp() * kWarpRows, query = first + lane() / 4;
   const Head<bf16> head(p, turn.head);
@@ -93,7 +103,8 @@ __global__ void __launch_bounds__(kEightWarps, 1) queries_kernel(Given g) {
     bring_step(step + 1);
     cp_async_wait<1>();
     __syncthreads();
-    pairs.multiply_both(s, ds, step);
+    pairs.multiply_first(s, step);
+    pairs.multiply_second(ds, step);
     if (!seen_by_all.holds(key, key + kStep)) mask(s, key + lane() % 4 * 2, seen);
     USP_UNROLL
     for (int i = 0; i < kStep / 2; ++i) weigh(s[i], ds[i], own[i / 2 % 2], p.scale * kLog2e);
@@ -103,17 +114,18 @@ __global__ void __launch_bounds__(kEightWarps, 1) queries_kernel(Given g) {
   leave(g.dq, g.dq_sums, g.adds, g.of_dq, head.sample, head.number, query, p.queries, dq, p.scale);
 }
 
-Cost cost(const Shape& x) { return cost_of_backward(x, kStep, kEightWarps / kWarp); }
+Cost cost(const Shape& x) { return cost_of_backward(x, step_of(x.width), kEightWarps / kWarp); }
 
 void run(const Queue& queue, const Given& g) {
   const int64_t heads = int64_t{g.of.samples} * g.of.heads, rows = Given::rows_of(g.of.queries);
   const int64_t kv_heads = heads / g.of.heads * g.of.kv_heads;
   const int64_t across = ceil_div(g.of.keys, kOwnRows);
   keep_rows(queue, g);
-  with_width(g.of.width, [&](auto width) {
-    constexpr int kBytes = Pairs<width>::kBytes;
-    launch(keys_kernel<width>, {{kv_heads, across}, kEightWarps, kBytes}, queue, g);
-    launch(queries_kernel<width>, rows / kOwnRows * heads, kEightWarps, kBytes, queue, g);
+  with_widths(g.of.width, [&](auto width, auto value_width) {
+    constexpr int kBytes = Pairs<width, value_width>::kBytes;
+    launch(keys_kernel<width, value_width>, {{kv_heads, across}, kEightWarps, kBytes}, queue, g);
+    launch(queries_kernel<width, value_width>, rows / kOwnRows * heads, kEightWarps, kBytes, queue,
+           g);
   });
 }
 
@@ -124,7 +136,16 @@ void keep_rows(const Queue& queue, const Given& g) {
   launch(rows_kernel, {{rows / (kEightWarps / kWarp), heads}, kEightWarps}, queue, g);
 }
 
-const Rung<bf16, Given> kFlash2Backward{
-    "flash_2_backward", "recomputed weights, dq in a second pass", 80, kOwnRows, kStep, cost, run};
+static_assert(Pairs<kWidestKeys, kWidestValues>::kBytes <= kSharedOfWidest);
+
+const Rung<bf16, Given> kFlash2Backward{"flash_2_backward",
+                                        "recomputed weights, dq in a second pass",
+                                        80,
+                                        kOwnRows,
+                                        step_of(kWidestValues),
+                                        cost,
+                                        run,
+                                        /*keeps_scores=*/false,
+                                        kWidestKeys};
 
 }  // namespace usp::attention

@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kBlock, 1)
     __syncwarp();
     if (lane() == 0) place.empty(step).arrive();
   }
-  leave(g.dk, g.dk_sums, g.adds, g.of_dkv, own.sample, own.kv, key, p.keys, dk, p.scale);
-  leave(g.dv, g.dv_sums, g.adds, g.of_dkv, own.sample, own.kv, key, p.keys, dv, 1);
+  leave(g.dk, g.dk_sums, g.adds, g.of_dk, own.sample, own.kv, key, p.keys, dk, p.scale);
+  leave(g.dv, g.dv_sums, g.adds, g.of_dv, own.sample, own.kv, key, p.keys, dv, 1);
 }
 
 template <int width>

@@ -155,6 +155,28 @@ __device__ void finish(const Problem<bf16>& p, const Head<bf16>& head, int row, 
   }
 }
 
+/// Zeros in `channels` channels of outputs, or of values' gradients, behind those of a head, as far
+/// as there are rows: where they lie as far apart as keys do.
+template <int channels, class T>
+__device__ void store_zeros(T* to, int pitch, int row, int end) {
+  constexpr float kNone[channels / 2] = {}, kOnce[2] = {1, 1};
+  if constexpr (sizeof(T) == sizeof(bf16)) store_rows(to, pitch, row, end, kNone, kOnce);
+  if constexpr (sizeof(T) != sizeof(bf16)) {
+    store_rows(to, pitch, row, end, kNone, kOnce, /*adds=*/false);
+  }
+}
+/// The same behind each head's outputs, where there is a gap of so many.
+template <int channels>
+__device__ void pad(const Problem<bf16>& p, const Head<bf16>& head, int row) {
+  const int width = p.value_width();
+  if (p.of_out.head == width) return;
+  if (head.wide_out == nullptr) {
+    store_zeros<channels>(head.out + width, head.out_pitch, row, p.queries);
+  } else {
+    store_zeros<channels>(head.wide_out + width, head.out_pitch, row, p.queries);
+  }
+}
+
 /// Cost of rungs that keep `queries` queries a block, in which `warps` warps look up its tiles, and
 /// each of eight where the documents of 16 rows begin and what all of them see. Each output is
 /// written by half a sector.

@@ -18,6 +18,9 @@ using bf16 = __nv_bfloat16;  ///< CUDA's type
 /// Channels of latent attention's heads, as it is trained: 64 of a key's carry positions, which
 /// values do without.
 inline constexpr int kWidestKeys = 192, kWidestValues = 128;
+/// What a block of flash_2, or of its backward, takes of shared memory for such heads, at most:
+/// some GPUs that run them have less.
+inline constexpr int kSharedOfWidest = 128 << 10;
 
 /// Ascending numbers of rows, in two runs at most: row 0 has `begin`, and those behind it count on,
 /// until row `length` has `second`.
@@ -184,11 +187,12 @@ struct Shape {
   }
 };
 
-/// From a row of an operand to the next, and from a sample to the next, in elements. Heads lie side
-/// by side.
+/// From a row of an operand to the next, from a sample to the next, and from a head to the next, in
+/// elements.
 struct Pitch {
   int row;
   int64_t sample;
+  int head;
 };
 
 /// out = softmax(scale q k^T) v. A query that sees no key gets 0, and an lse of -inf.
@@ -202,11 +206,12 @@ struct Problem : Shape {
   float scale;             ///< positive
   float* scratch;          ///< Rung::scratch() bytes
   cuda::TensorMaps* maps;  ///< for rungs that copy boxes
-  // Without gaps, unless an operand is part of a wider tensor.
-  Pitch of_q{heads * width, int64_t{queries} * heads* width};
-  Pitch of_k{kv_heads * width, int64_t{keys} * kv_heads* width};
-  Pitch of_v{kv_heads * value_width(), int64_t{keys} * kv_heads* value_width()};
-  Pitch of_out{heads * value_width(), int64_t{queries} * heads* value_width()};
+  // Without gaps, unless an operand is part of a wider tensor. Outputs may have a gap behind each
+  // head's, where values are padded to the keys' width: it is filled with zeros.
+  Pitch of_q{heads * width, int64_t{queries} * heads* width, width};
+  Pitch of_k{kv_heads * width, int64_t{keys} * kv_heads* width, width};
+  Pitch of_v{kv_heads * value_width(), int64_t{keys} * kv_heads* value_width(), value_width()};
+  Pitch of_out{heads * value_width(), int64_t{queries} * heads* value_width(), value_width()};
   float* wide_out = nullptr;  ///< takes out's place, in f32: to be merged, and rounded later
   int blocks = 0;             ///< of a persistent kernel; 0: one a multiprocessor
 };
@@ -224,9 +229,9 @@ struct Gradients {
   };
 
   Problem<T> of;
-  const T* dout;  ///< as q
+  const T* dout;  ///< as out
   T* dq;          ///< as q
-  T *dk, *dv;     ///< as k, summed over the heads that share it
+  T *dk, *dv;     ///< as k and v, summed over the heads that share them
   Row* rows;      ///< [samples, heads, rows_of(queries)]: scratch
   /// What is the sum over all keys, where the problem has some of them: [samples, heads, queries];
   /// nullptr: it is computed, from out. With it, `out` is not read.
@@ -234,7 +239,7 @@ struct Gradients {
   /// Where they go in f32 instead of dq, dk and dv; all nullptr, or none.
   float *dq_sums = nullptr, *dk_sums = nullptr, *dv_sums = nullptr;
   bool adds = true;  ///< to what is in those
-  Pitch of_dout = of.of_out, of_dq = of.of_q, of_dkv = of.of_k;
+  Pitch of_dout = of.of_out, of_dq = of.of_q, of_dk = of.of_k, of_dv = of.of_v;
 
   /// Rows of a head: whole tiles of queries.
   __host__ __device__ static int rows_of(int queries) { return (queries + 127) / 128 * 128; }

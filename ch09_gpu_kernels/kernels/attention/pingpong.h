@@ -89,22 +89,24 @@ __device__ void bring_all(const Place<width, value_width>& place, const Maps& ma
                           const Problem<bf16>& p, const Head<bf16>& head, int top,
                           const Tiles& tiles, const Past& past) {
   const auto bring = [&](auto channels, char* to, const CUtensorMap& map, cuda::Barrier* full,
-                         int number, int row) {
+                         int column, int row) {
     full->arrive_expect(channels / kDepth * kPanel);
-    bring_boxes<channels, kKeys>(to, map, full, p, head.sample, row, number * channels);
+    bring_boxes<channels, kKeys>(to, map, full, p, head.sample, row, column);
   };
   const std::integral_constant<int, width> of_key;
   const std::integral_constant<int, value_width> of_value;
+  const int query_column = head.number * p.of_q.head, key_column = head.kv * p.of_k.head,
+            value_column = head.kv * p.of_v.head;
   if (tiles.count > 0) {
     place.queries_left()->wait((past.queries & 1) ^ 1);
-    bring(of_key, place.queries, maps.q, place.loaded(), head.number, top);
+    bring(of_key, place.queries, maps.q, place.loaded(), query_column, top);
   }
   for (int step = 0; step < tiles.count; ++step) {
     const int stage = past.stage(step), parity = past.parity(step) ^ 1, row = tiles[step] * kKeys;
     place.keys_empty(stage).wait(parity);
-    bring(of_key, place.keys(stage), maps.k, &place.keys_full(stage), head.kv, row);
+    bring(of_key, place.keys(stage), maps.k, &place.keys_full(stage), key_column, row);
     place.values_empty(stage).wait(parity);
-    bring(of_value, place.values(stage), maps.v, &place.values_full(stage), head.kv, row);
+    bring(of_value, place.values(stage), maps.v, &place.values_full(stage), value_column, row);
   }
 }
 
@@ -241,6 +243,7 @@ __global__ void __launch_bounds__(kBlock, 1)
         p.scale * kLog2e};
     if (tiles.count > 0) own.run(tiles);
     finish(p, head, row, p.queries, own.softmax, own.o);
+    if constexpr (value_width < width) pad<width - value_width>(p, head, row);
   });
 }
 
@@ -250,19 +253,14 @@ inline constexpr int kWarpsThatLook = kGroups * kGroup / cuda::kWarp + 1;
 /// Queues it. 128 queries of a head are a turn.
 template <class Softmax>
 void run_pingpong(const cuda::Queue& queue, const Problem<bf16>& p) {
-  const CUtensorMap q = map_of(p, p.q, p.queries, p.heads * p.width, p.of_q, kQueries);
-  const CUtensorMap k = map_of(p, p.k, p.keys, p.kv_heads * p.width, p.of_k, kKeys);
-  const CUtensorMap v = map_of(p, p.v, p.keys, p.kv_heads * p.value_width(), p.of_v, kKeys);
+  const CUtensorMap q = map_of(p, p.q, p.queries, p.heads, p.of_q, kQueries);
+  const CUtensorMap k = map_of(p, p.k, p.keys, p.kv_heads, p.of_k, kKeys);
+  const CUtensorMap v = map_of(p, p.v, p.keys, p.kv_heads, p.of_v, kKeys);
   const int blocks = p.blocks > 0 ? p.blocks : cuda::limits_of_this_device().multiprocessors;
-  const auto run = [&](auto width, auto value_width) {
+  with_widths(p.width, [&](auto width, auto value_width) {
     launch(pingpong_kernel<width, value_width, Softmax>, std::min(blocks, p.turns(kQueries)),
            kBlock, Place<width, value_width>::kBytes, queue, Maps{q, k, v}, p);
-  };
-  if (p.width == kWidestKeys) {
-    run(std::integral_constant<int, kWidestKeys>{}, std::integral_constant<int, kWidestValues>{});
-  } else {
-    with_width(p.width, [&](auto width) { run(width, width); });
-  }
+  });
 }
 
 }  // namespace usp::attention
