@@ -94,7 +94,7 @@ struct HfOtherKind {
   const char* difference;  ///< what it has, or what is done in it, that is not computed here
 };
 
-/// Those that are refused by what is known of them; any other by its keys alone.
+/// Kinds that are refused by what is known of them; any other by its keys alone.
 std::span<const HfOtherKind> hf_other_kinds();
 
 /// Reads the text of a config.json; `file` is for messages. A key that is missing has the value

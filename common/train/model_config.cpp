@@ -265,7 +265,7 @@ void check_rope(double theta, const RopeScaling& scaling) {
 
 }  // namespace
 
-/// Of all weights that multiply: their bytes, sixteen times as many and more, have to be counted.
+/// The bytes of all weights that multiply, sixteen times as many and more, have to be counted.
 void ModelConfig::check_countable(const Args& args) const {
   constexpr double kMaxWeights = 0x1p52;
   const double widths =

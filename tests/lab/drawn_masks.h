@@ -80,7 +80,7 @@ inline std::vector<DrawnMask> drawn_decodings() {
   return drawn;
 }
 
-/// Those whose turn it is, of which each rung has others: in kTurns turns it has all.
+/// The masks whose turn it is; each rung has others, and in kTurns turns it has all.
 inline std::vector<DrawnMask> masks_in_turn(std::vector<DrawnMask> masks, size_t rung) {
   if (test::is_full()) return masks;
   return test::in_turn(std::move(masks), /*always=*/0, test::turn() + rung);
