@@ -116,6 +116,25 @@ class Expansion(unittest.TestCase):
         with self.assertRaisesRegex(BookError, "no key 'tp_sise'; did you mean 'tp_size'"):
             recipes.check_flags(recipes.load(self.chapter, "own"), ["--tp_size", "--dp_size"])
 
+    def test_a_switch_that_is_off_is_left_out(self):
+        self.write("own", flags={"sequence_parallel": False, "tp_size": 8})
+        self.assertEqual(self.expand("--recipe", "own"), ["--tp_size", "8"])
+
+    def test_each_value_is_one_of_its_key_s_and_stands_once(self):
+        row = {"what": "GPUs", "value": "8", "source": "https://example.org"}
+        for fields, said in (({"flags": {"tp_size": [8]}}, r"flags.tp_size is \[8\]; give a number"),
+                             ({"flags": {"tp_size": None}}, "flags.tp_size is null; give a number"),
+                             ({"flags": {}, "title": 3}, 'title is 3; give it as "text"'),
+                             ({"flags": {}, "reported": 5}, "reported is 5; give a list"),
+                             ({"flags": {}, "reported": ["GPUs"]}, 'is "GPUs"; give an object'),
+                             ({"flags": {}, "reported": [{**row, "value": 8}]}, "value of a row of reported is 8"),
+                             ({"flags": {}, "reported": [{"what": "GPUs", "value": "8"}]},
+                              "source of a row of reported is null")):
+            self.write("own", **fields)
+            self.assertRegex(self.refused("own"), said)
+        (self.chapter.folder / "recipes" / "own.json").write_text('{"flags": {"tp_size": 8, "tp_size": 4}}')
+        self.assertIn("has 'tp_size' twice; keep one of them", self.refused("own"))
+
     def test_a_chapter_without_recipes_says_so(self):
         first = chapters.find_chapters()[0]
         with self.assertRaisesRegex(BookError, "this chapter has none"):

@@ -3,7 +3,7 @@
   title      what it is
   source     where its numbers come from, an address; empty where there is none
   note       where it is unlike the source
-  flags      {flag: value}; true: a switch
+  flags      {flag: value}; true: a switch, false: one that is off
   reported   [{what, value, source}]: what the source says of the run
 """
 import difflib
@@ -15,6 +15,7 @@ from tools.base import BookError, show_path
 
 KEYS = ("title", "source", "note", "flags", "reported")
 ROW = ("what", "value", "source")
+EXAMPLE = "ch07_5d/recipes/laptop.json shows the form"
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Recipe:
 
     def words(self):
         """Its flags as words of a command line."""
-        return [word for flag, value in self.flags.items()
+        return [word for flag, value in self.flags.items() if value is not False
                 for word in ([f"--{flag}"] if value is True else [f"--{flag}", str(value)])]
 
     def lines(self):
@@ -57,17 +58,42 @@ def load(chapter, name):
             f"there are: {', '.join(known)}" if known else \
             "this chapter has none; try one of ch07"
         raise BookError(f"--recipe {name}: there is no {show_path(path)}; {hint}", 2)
+    def once(pairs):
+        for key, _ in pairs:
+            if [key for key, _ in pairs].count(key) > 1:
+                raise BookError(f"{show_path(path)} has {key!r} twice; keep one of them", 2)
+        return dict(pairs)
+
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once)
     except ValueError as error:
         raise BookError(f"{show_path(path)} is no JSON: {error}", 2)
     if not isinstance(fields, dict) or not isinstance(fields.get("flags"), dict):
-        raise BookError(f"{show_path(path)} needs an object with \"flags\"; "
-                        "ch07_5d/recipes/laptop.json shows the form", 2)
+        raise BookError(f"{show_path(path)} needs an object with \"flags\"; {EXAMPLE}", 2)
     refuse_unknown(path, fields, KEYS)
-    for row in fields.get("reported", []):
-        refuse_unknown(path, row, ROW)
+    check_types(path, fields)
     return Recipe(path, **{key: fields.get(key, [] if key == "reported" else "") for key in KEYS})
+
+
+def check_types(path, fields):
+    """BookError (2) for the first value that is none of its key's."""
+    def hold(is_right, key, value, wanted):
+        if not is_right:
+            raise BookError(f"{show_path(path)}: {key} is {json.dumps(value)}; {wanted}", 2)
+
+    for key in ("title", "source", "note"):
+        hold(isinstance(fields.get(key, ""), str), key, fields.get(key), "give it as \"text\"")
+    for flag, value in fields["flags"].items():
+        hold(isinstance(value, (str, int, float)), f"flags.{flag}", value,
+             "give a number, \"text\", true or false")
+    reported = fields.get("reported", [])
+    hold(isinstance(reported, list), "reported", reported, f"give a list; {EXAMPLE}")
+    for row in reported:
+        hold(isinstance(row, dict), "a row of reported", row, f"give an object; {EXAMPLE}")
+        refuse_unknown(path, row, ROW)
+        for key in ROW:
+            hold(isinstance(row.get(key), str), f"{key} of a row of reported", row.get(key),
+                 "give it as \"text\"")
 
 
 def refuse_unknown(path, found, known):
