@@ -24,10 +24,7 @@ Trainer::Trainer(const TrainConfig& config, const RunContext& context)
       dataset_(context.dataset) {
   // [fuse_optimizer]
   if (config.fusion.fused()) optimizer_.fuse();
-  config.fusion.tell_device();
-  if (const MlaShape& mla = config.model.mla; mla.on()) {
-    Runtime::current().backend().promise_values(mla.v_head_dim);
-  }
+  config.fusion.tell_device(config.model.mla);
   // [fuse_optimizer]
   view_.load->allocate(config.model.experts.num_experts, parse_dtype(config.dtype));
   if (config.model.pretrained) {

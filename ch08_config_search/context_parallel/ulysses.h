@@ -26,7 +26,10 @@ class UlyssesAttention : public ContextAttention {
   Tensor backward(const Tensor& dout, Saved& saved, const Pass& pass, DType dtype) const override;
   Footprint footprint(const PassShape& shape) const override;
   // [scale_scores]
-  void scale_scores(double factor) override { inner_->scale_scores(factor); }
+  void scale_scores(double factor) override {
+    ContextAttention::scale_scores(factor);  // decoding exchanges no heads
+    inner_->scale_scores(factor);
+  }
   // [scale_scores]
 
  protected:

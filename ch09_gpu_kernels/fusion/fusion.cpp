@@ -29,7 +29,10 @@ void FusionConfig::bind(Args& args) {
       .may_differ_on_resume();
 }
 
-void FusionConfig::tell_device() const { Runtime::current().backend().fuse(fused()); }
+void FusionConfig::tell_device(const MlaShape& mla) const {
+  Runtime::current().backend().fuse(fused());
+  Runtime::current().backend().promise_values(mla.on() ? mla.v_head_dim : 0);
+}
 
 void FusionConfig::validate(const Args&) const { check_positive("loss_rows", loss_rows); }
 

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "base/args.h"
+#include "train/mla_shape.h"
 
 namespace usp {
 
@@ -18,8 +19,9 @@ struct FusionConfig {
   /// Whether what can be fused is.
   bool fused() const { return kernels == "fused"; }
 
-  /// The rank's device may take faster kernels from now on if fused(), and may not otherwise.
-  void tell_device() const;
+  /// The rank's device may take faster kernels from now on if fused(), and may not otherwise. It is
+  /// told where latent attention's values end, so that kernels leave out the zeros behind them.
+  void tell_device(const MlaShape& mla) const;
 
   void bind(Args& args);
   void validate(const Args& args) const;

@@ -24,7 +24,7 @@ std::string build_commit();  ///< git commit of the sources, "-dirty" appended i
 /// What was linked: a digest of the program's contents, in hexadecimal, that the linker has left in
 /// it. Empty if it has not.
 std::string build_id();
-/// Whether the commit says all of the sources: they were committed.
+/// Whether the sources are exactly those of build_commit().
 bool is_built_from_commit();
 std::string compiler();            ///< name and version
 std::string build_architecture();  ///< the compiler's instruction-set flags

@@ -73,8 +73,9 @@ void TokenFile::check_width() const {
     refuse("its ids are all 0, as in a file of which nothing has arrived", "get the file again");
   }
   if (format_.width == 2 && !format_.width_is_given && halves_are_alike()) {
-    refuse("the two bytes of its ids are distributed alike, so its ids have 8 bits",
-           convert("u1") + ", or give --token_dtype uint16 if they have 16");
+    refuse(
+        "both bytes of its 16-bit numbers are distributed alike, so probably its ids have 8 bits",
+        convert("u1") + ", or give --token_dtype uint16 if they have 16");
   }
   if (upper[1] == count && 4 * upper[0] < 3 * count) {
     if (format_.width == 4 || of_eight >= count - 1) {

@@ -436,7 +436,8 @@ std::string command_of_column(std::string_view text, const std::string& path) {
     if (!even || rows < (called ? 2 : 4) || widths.size() < (called ? 2 : 3)) continue;
     const auto longest = std::ranges::max_element(widths) - widths.begin();
     return fmt::format(
-        "python3 -c \"import pandas, sys; pandas.read_{}(sys.argv[1]).iloc[:, {}].to_frame('text')"
+        "python3 -c \"import pandas, sys; pandas.read_{}(sys.argv[1], dtype=str, "
+        "keep_default_na=False).iloc[:, {}].to_frame('text')"
         ".to_json(sys.argv[2], orient='records', lines=True)\" {} texts.jsonl",
         separator == ',' ? "csv" : "table", longest, shell_quoted(path));
   }

@@ -89,8 +89,7 @@ bool RunLock::open_file() {
   struct stat status {};
   if (fstat(descriptor_, &status) == 0 && !S_ISREG(status.st_mode)) {  // a pipe would block
     close(descriptor_);
-    usage_error("run_dir={} has no file, but something else called lock; remove {}", run_dir_,
-                path_);
+    usage_error("run_dir={}: what is called lock there is not a file; remove {}", run_dir_, path_);
   }
   const bool locked = flock(descriptor_, LOCK_EX | LOCK_NB) == 0;
   const bool by_another = !locked && errno == EWOULDBLOCK;

@@ -426,21 +426,16 @@ class FormatReader {
     const std::string command = command_of_column(text_of(bytes_), path_);
     if (!command.empty()) {
       return fmt::format(
-          "{} is a table, and is read as text, with what separates its columns; for "
-          "the texts of a column alone, write them with `{}`",
+          "{} is a table, and is read as text, separators included; to train on one column alone, "
+          "write its texts with `{}`, and give --data texts.jsonl",
           path_, command);
     }
     const std::optional<size_t> other = first_not_utf8(bytes_);
     if (!other) return "";
-    const Bytes head = bytes_.first(std::min<size_t>(bytes_.size(), 1 << 16));
-    const auto high = std::ranges::count_if(head, [](std::byte b) { return b >= std::byte{0x80}; });
-    const bool western = 5 * high < std::ssize(head);
     return fmt::format(
-        "{} is text, but not in UTF-8: byte {} is {:#04x}, as in {}; its bytes are read as they "
-        "are, and `iconv -f {} -t UTF-8 {} > utf8.txt` converts it",
-        path_, *other, std::to_integer<int>(bytes_[*other]),
-        western ? "latin-1" : "an encoding of another script, such as GB18030 or KOI8-R",
-        western ? "WINDOWS-1252" : "GB18030", shell_quoted(path_));
+        "{} is text, but not in UTF-8: byte {} is {:#04x}; its bytes are read as they are. If you "
+        "know its encoding, `iconv -f ENCODING -t UTF-8 {} > utf8.txt` converts it",
+        path_, *other, std::to_integer<int>(bytes_[*other]), shell_quoted(path_));
   }
 
   std::string path_;

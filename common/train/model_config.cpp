@@ -258,8 +258,9 @@ void check_rope(double theta, const RopeScaling& scaling) {
   check_range("rope_theta", theta, 1, HUGE_VAL);
   scaling.validate();
   if (scaling.rope_type == "yarn" && theta == 1) {
-    refuse("waves_of_yarn", values_of("rope_theta", {10000}),
-           "rope_theta=1 makes all waves as long, and rope_type=yarn sorts them");
+    refuse(
+        "waves_of_yarn", values_of("rope_theta", {10000}),
+        "rope_theta=1 makes all waves equally long, but rope_type=yarn tells them apart by length");
   }
 }
 

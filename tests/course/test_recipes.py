@@ -126,10 +126,10 @@ class Expansion(unittest.TestCase):
                              ({"flags": {"tp_size": None}}, "flags.tp_size is null; give a number"),
                              ({"flags": {}, "title": 3}, 'title is 3; give it as "text"'),
                              ({"flags": {}, "reported": 5}, "reported is 5; give a list"),
-                             ({"flags": {}, "reported": ["GPUs"]}, 'is "GPUs"; give an object'),
-                             ({"flags": {}, "reported": [{**row, "value": 8}]}, "value of a row of reported is 8"),
+                             ({"flags": {}, "reported": ["GPUs"]}, r'reported\[0\] is "GPUs"; give an object'),
+                             ({"flags": {}, "reported": [{**row, "value": 8}]}, r"reported\[0\].value is 8"),
                              ({"flags": {}, "reported": [{"what": "GPUs", "value": "8"}]},
-                              "source of a row of reported is null")):
+                              r"reported\[0\].source is null")):
             self.write("own", **fields)
             self.assertRegex(self.refused("own"), said)
         (self.chapter.folder / "recipes" / "own.json").write_text('{"flags": {"tp_size": 8, "tp_size": 4}}')

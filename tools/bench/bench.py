@@ -283,8 +283,8 @@ def run_bench(chapter, seconds, rounds, json_file=None, install=True, skip_packa
     table = bench_report.bench_table(record, maker.bench_lines(record))
     left = [] if only_peers else disturbed_rows(table)
     if left:
-        raise BookError(f"something else disturbed the rounds of {', '.join(left)}, each time that they were "
-                        "measured; leave the machine alone and measure again")
+        raise BookError(f"rounds of {', '.join(left)} were disturbed in every try; stop what else runs on this "
+                        "machine, and run the bench again")
     return 0
 
 

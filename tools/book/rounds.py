@@ -14,11 +14,12 @@ def is_far(value, middle):
 
 
 def with_range(middle, lowest, highest, to="–", form=".2f", unit=""):
-    """A value with its lowest and its highest round, or that these were disturbed. What is compared is what would
-    be printed."""
+    """A value with its lowest and its highest round, or that these were disturbed: as measured and as printed,
+    since rounding alone may move a small number far."""
     texts = [f"{value:{form}}" for value in (middle, lowest, highest)]
     values = [float(text.replace(",", "")) for text in texts]
-    if any(is_far(value, values[0]) for value in values[1:]):
+    if any(is_far(own, middle) and is_far(printed, values[0])
+           for own, printed in zip((lowest, highest), values[1:])):
         return DISTURBED
     return f"{texts[0]}{unit} ({texts[1]}{to}{texts[2]})"
 

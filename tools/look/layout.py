@@ -121,7 +121,7 @@ def show(run_dir, source=None):
     """Prints the table; returns the exit code."""
     rows, circumstances = read(run_dir, source)
     if not rows:
-        print(f"{circumstances}\n\nThis run had one rank, which sends nothing; `./book run ch07` makes one of several.")
+        print(f"{circumstances}\n\nThis run had one rank, which sends nothing; `./book run ch07` makes a run of several ranks.")
         return 0
     print(f"{circumstances}\n\n{table(rows)}\n\n"
           "bytes and messages of rank 0 in a step; exposed: waits of all ranks for messages; reported: bytes that the "

@@ -21,6 +21,9 @@ from tools.run.export_formats import (BIAS, config_of, interleaves, refuse_unsay
 DTYPES = {"f32": ("F32", "float32"), "bf16": ("BF16", "bfloat16"), "f64": ("F64", "float64")}
 CHUNK = 1 << 20  # elements
 INDEX = "model.safetensors.index.json"
+# By type of model, a file of the first chapter that computes it.
+HEADERS = {"llama": "model.h", "mistral": "model.h", "mixtral": "expert_parallel/moe.h",
+           "deepseek_v3": "latent_attention/mla.h"}
 # What belongs to an imported model and is handed on with it.
 COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
               "tokenizer.model", "generation_config.json")
@@ -212,11 +215,9 @@ def _copy_companions(model, output):
 
 
 def program_of(config):
-    """The first program that computes such a model."""
-    header = {"llama": "model.h", "mistral": "model.h", "mixtral": "expert_parallel/moe.h",
-              "deepseek_v3": "latent_attention/mla.h"}[config["model_type"]]
+    """The first program that computes such a model, of a type in HEADERS."""
     return next(chapter.short for chapter in chapters.find_chapters()
-                if (chapter.folder / header).exists())
+                if (chapter.folder / HEADERS[config["model_type"]]).exists())
 
 
 def _tell(output, checkpoint, names, dtype, config):

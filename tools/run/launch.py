@@ -1,5 +1,5 @@
 """`./book run`: starts a chapter's executable, hands signals on, judges how it ended."""
-import contextlib
+import errno
 import os
 import re
 import shlex
@@ -256,8 +256,12 @@ def _run_and_judge(command, env, ranks, run_dir, options):
     if not complete:
         raise BookError(f"{os.path.basename(command[0])} ended with exit code 0 but wrote no "
                         f"`done` mark into {show_path(run_dir)}: the run is not complete")
-    with contextlib.suppress(OSError):  # nobody can read it, as end_output() will say; the run ended as it did
+    try:
         _report(run_dir, options.plot)
+    except OSError as error:
+        # Nobody can read it, as end_output() will say; the run ended as it did.
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
     return code
 
 

@@ -76,7 +76,7 @@ def load(chapter, name):
 
 
 def check_types(path, fields):
-    """BookError (2) for the first value that is none of its key's."""
+    """BookError (2) for the first value whose kind is not its key's."""
     def hold(is_right, key, value, wanted):
         if not is_right:
             raise BookError(f"{show_path(path)}: {key} is {json.dumps(value)}; {wanted}", 2)
@@ -88,11 +88,11 @@ def check_types(path, fields):
              "give a number, \"text\", true or false")
     reported = fields.get("reported", [])
     hold(isinstance(reported, list), "reported", reported, f"give a list; {EXAMPLE}")
-    for row in reported:
-        hold(isinstance(row, dict), "a row of reported", row, f"give an object; {EXAMPLE}")
+    for number, row in enumerate(reported):
+        hold(isinstance(row, dict), f"reported[{number}]", row, f"give an object; {EXAMPLE}")
         refuse_unknown(path, row, ROW)
         for key in ROW:
-            hold(isinstance(row.get(key), str), f"{key} of a row of reported", row.get(key),
+            hold(isinstance(row.get(key), str), f"reported[{number}].{key}", row.get(key),
                  "give it as \"text\"")
 
 

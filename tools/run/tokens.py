@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tools.base import BookError, say, show_path, write_whole
 from tools.look import figures
-from tools.run.export import program_of
+from tools.run.export import HEADERS, program_of
 
 # Under another Python: text on stdin, ids on stdout; or the other way round.
 ENCODE = ("import sys, tokenizers; t = tokenizers.Tokenizer.from_file(sys.argv[1]); "
@@ -62,9 +62,11 @@ def tokenize(model_dir, text_file, output=None, special=True):
     except OSError as error:
         raise BookError(f"{show_path(output)}: {error.strerror}")
     print(f"{len(ids)} tokens of {len(text)} bytes: {show_path(output)}")
-    program = program_of({"model_type": "llama", **config})
-    longest = config.get("max_position_embeddings", SEQ_LEN)
-    print(shlex.join(["./book", "run", program, "--", "--model", show_path(model_dir), "--data",
+    config = {"model_type": "llama", **config}
+    if config["model_type"] not in HEADERS:  # no chapter trains such a model
+        return 0
+    longest = config.get("max_position_embeddings") or SEQ_LEN
+    print(shlex.join(["./book", "run", program_of(config), "--", "--model", show_path(model_dir), "--data",
                       show_path(output), "--token_dtype", dtype,
                       *(["--seq_len", str(longest)] if longest < SEQ_LEN else [])]))
     return 0

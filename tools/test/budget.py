@@ -9,8 +9,8 @@ from tools.run import build
 from tools.test import progress, turns
 
 USUAL_S = 25 * 60       # for what every commit has to pass, the build included
-CHANGED_FAULTS_S = 360  # of these, for the seeded faults that have changed: those that remain wait for
-LEAST_FAULTS_S = 60     # a turn, as do more of them where the minutes are used
+CHANGED_FAULTS_S = 360  # of these, at most, for the seeded faults that have changed; the others wait
+LEAST_FAULTS_S = 60     # at least for these faults, even where the 25 minutes are used
 SANITIZER_S = 360       # of these, for a turn of a sanitizer on half of the cores, its build included
 DAILY_FAULTS_S = 120    # the same in ./book test
 TRIED = "tried.json"    # in the work folder of faults: the names of those that the last run tried
@@ -99,7 +99,8 @@ class Run:
         tests = [*(name for name in names if name != turns.FAULTS), *turn_of]
         began = time.monotonic()
         expected = expected_seconds(self.seconds, self.tests, tests, turn_of, self.jobs)
-        self._note(self.ctest(tests, _sanitizer_env(turn_of), turn_of), sanitizers)
+        if tests:
+            self._note(self.ctest(tests, _sanitizer_env(turn_of), turn_of), sanitizers)
         # Estimates are of another machine.
         self.pace = min(4.0, max(0.8, (time.monotonic() - began) / max(1.0, expected)))
         if turns.FAULTS in names:

@@ -287,8 +287,8 @@ def _run_minutes(preset, tests, begin, seconds, record, jobs, note):
     left_out = _unchanged(now, folder, everything=False)
     took = run.run_usual(
         [name for name, test in tests.items() if not test.only_in_all and name not in left_out])
-    say(f"book: what every commit has to pass took {progress.in_words(took)}, of "
-        f"{budget.USUAL_S // 60} min at most; {progress.in_words(max(0, run.end - time.monotonic()))} left "
+    say(f"book: what every commit has to pass took {progress.in_words(took)}, where "
+        f"{budget.USUAL_S // 60} min are planned; {progress.in_words(max(0, run.end - time.monotonic()))} left "
         "for what has waited longest")
     run.run_waiting()
     say(f"book: {run.left()}")

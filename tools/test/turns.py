@@ -44,7 +44,7 @@ def seconds_of(seconds, test, turn=None, default=TEST_S):
     known = seconds.get(entry(test, turn), seconds.get(test))
     if known is None:
         kind = test.partition(".")[0]
-        kin = [took for name, took in seconds.items() if name.partition(".")[0] == kind]
+        kin = [took for name, took in seconds.items() if name.startswith(f"{kind}.")]
         known = sum(kin) / len(kin) if kin else default
     return known
 

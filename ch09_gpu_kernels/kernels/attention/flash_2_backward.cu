@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kEightWarps, 1) keys_kernel(Given g) {
       s[i] = weight_of(s[i], row, p.scale * kLog2e);
     }
     add_weighted(dv, s, pairs.tile(step, 1));
-    pairs.multiply_second(ds, step);  // now: a thread has no register left for it before
+    pairs.multiply_second(ds, step);  // no earlier: dv has the registers
     USP_UNROLL
     for (int i = 0; i < kStep / 2; ++i) {
       ds[i] = dscore_of(ds[i], s[i], rows[i / 4 * 8 + lane() % 4 * 2 + i % 2]);
@@ -118,12 +118,11 @@ Cost cost(const Shape& x) { return cost_of_backward(x, step_of(x.width), kEightW
 
 void run(const Queue& queue, const Given& g) {
   const int64_t heads = int64_t{g.of.samples} * g.of.heads, rows = Given::rows_of(g.of.queries);
-  const int64_t kv_heads = heads / g.of.heads * g.of.kv_heads;
-  const int64_t across = ceil_div(g.of.keys, kOwnRows);
+  const int64_t kv_heads = heads / g.of.heads * g.of.kv_heads, own = ceil_div(g.of.keys, kOwnRows);
   keep_rows(queue, g);
   with_widths(g.of.width, [&](auto width, auto value_width) {
     constexpr int kBytes = Pairs<width, value_width>::kBytes;
-    launch(keys_kernel<width, value_width>, {{kv_heads, across}, kEightWarps, kBytes}, queue, g);
+    launch(keys_kernel<width, value_width>, {{kv_heads, own}, kEightWarps, kBytes}, queue, g);
     launch(queries_kernel<width, value_width>, rows / kOwnRows * heads, kEightWarps, kBytes, queue,
            g);
   });

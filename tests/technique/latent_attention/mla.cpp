@@ -513,18 +513,29 @@ TEST_CASE("the cache has C + rope numbers of a position, whatever the heads, and
 TEST_CASE("a text is continued from cached latents that ranks share out, or from none") {
   struct Layout {
     int64_t tp, cp, zero, pp = 1;
-    const char* schedule = "1f1b";
+    const char *schedule = "1f1b", *method = "ring";
   };
-  for (const auto& [tp, cp, zero, pp, schedule] :
-       {Layout{1, 4, 0}, {2, 2, 0}, {4, 1, 0}, {2, 1, 3}, {2, 1, 0, 2}, {1, 2, 0, 2, "zb_v"}}) {
+  for (const auto& [tp, cp, zero, pp, schedule, method] : {Layout{1, 4, 0},
+                                                           {2, 2, 0},
+                                                           {4, 1, 0},
+                                                           {2, 1, 3},
+                                                           {2, 1, 0, 2},
+                                                           {1, 2, 0, 2, "zb_v"},
+                                                           {1, 2, 0, 1, "1f1b", "ulysses"}}) {
     LatentCase c{{{tp, zero > 0 ? 2 : 1, 4, tp > 1 ? "again" : "off", false, zero, "none",
                    "blockwise", "weight_grad", pp}}};
     c.cp = cp;
     c.pp = pp;
     c.schedule = schedule;
+    c.method = method;
     CAPTURE(c.name());
     TrainConfig config = latent_config(c), alone = latent_alone(c);
-    config.seq_len = alone.seq_len = 16;  // which the text outgrows
+    config.seq_len = alone.seq_len = 16;            // which the text outgrows
+    RopeScaling& yarn = config.model.rope_scaling;  // makes scores larger
+    yarn.rope_type = "yarn";
+    yarn.rope_mscale = yarn.rope_mscale_all_dim = 1;
+    yarn.rope_original_max_position_embeddings = 8;
+    alone.model.rope_scaling = yarn;
     const RandomText text(config, 2000);
     const auto continue_text = [&](Trainer& trainer, bool no_cache) {
       Values logits;
