@@ -307,7 +307,8 @@ class Contract(RankTest):
         words = (start or self.words)(ranks, ["--steps", "1000000", *flags], self.run_dir)
         process = subprocess.Popen(
             ["setsid", "--ctty", "--wait", *words], env=environment(), stdin=terminal,
-            stdout=terminal, stderr=terminal)
+            stdout=terminal, stderr=terminal,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))  # also under nohup
         os.close(terminal)
         self.wait_for_a_step(process)
         while not is_ready():
