@@ -633,7 +633,7 @@ class Bench(Scratch):
         with (mock.patch.object(bench.build, "prepare"), mock.patch.object(bench.showcase, "maker", lambda _: maker),
               mock.patch.object(bench, "_measure_rounds", return_value={("A", "f32", 1): own}),
               contextlib.redirect_stdout(io.StringIO()) as said):
-            with self.assertRaisesRegex(BookError, "disturbed the rounds of A f32, each time") as caught:
+            with self.assertRaisesRegex(BookError, "rounds of A f32 were disturbed in every try") as caught:
                 bench.run_bench(chapter, 1, 3, out, skip_packages=True)
             self.assertEqual(caught.exception.code, 1)
             self.assertRegex(said.getvalue(), r"A f32 x1 .* disturbed ")
