@@ -7,6 +7,7 @@
 
 namespace usp::attention {
 
+/// A rung that makes gradients.
 using BackwardRung = Rung<bf16, Gradients<bf16>>;
 
 /// The trainer's attention by two rungs that this GPU runs; the heads that `backward` does not take
