@@ -42,7 +42,7 @@ inline std::vector<PassBytes> by_chunk(const std::vector<PassBytes>& blocks,
 
 /// Runs block `b` of a model on meta forward and backward, as a step does, and reads the allocator:
 /// once as usual, and once with the gradients of weights put off. Each run counts in the window of
-/// `grads`. An x without elements is not made: the embedding reads none.
+/// `grads`. of_x: without axes for the embedding, which reads no x.
 template <class Model>
 PassBytes fold(Model& model, size_t b, Shape of_x, DType dtype, const Pass& pass, Grads& grads) {
   Allocator& allocator = Runtime::current().allocator();
@@ -50,7 +50,7 @@ PassBytes fold(Model& model, size_t b, Shape of_x, DType dtype, const Pass& pass
   for (const bool split : {false, true}) {
     Grads::Deferred waiting;
     typename Model::Activations saved;
-    Tensor x = of_x.numel() == 0 ? Tensor() : Tensor::empty(of_x, dtype);
+    Tensor x = of_x.rank() == 0 ? Tensor() : Tensor::empty(of_x, dtype);
     const int64_t before = allocator.live_bytes(Category::activations);
     const auto live = [&] { return allocator.live_bytes(Category::activations) - before; };
     const auto peak = [&] { return allocator.peak_bytes(Category::activations) - before; };
@@ -87,9 +87,8 @@ std::vector<PassBytes> fold_blocks(Model& model, const PassShape& shape, int64_t
   for (size_t b = 0; b < blocks.size(); ++b) {
     size_t same = 0;
     while (!blocks[same].is_like(blocks[b])) ++same;
-    const int64_t rows = blocks[b].block == 0 ? 0 : shape.rows();
-    folded.push_back(same < b ? folded[same]
-                              : fold(model, b, {rows, hidden_size}, shape.dtype, pass, grads));
+    const Shape of_x = blocks[b].block == 0 ? Shape{} : Shape{shape.rows(), hidden_size};
+    folded.push_back(same < b ? folded[same] : fold(model, b, of_x, shape.dtype, pass, grads));
     const int64_t further = begin[blocks[b].block] - begin[blocks[same].block];
     for (int64_t& parameter : folded.back().written) parameter += further;
   }
