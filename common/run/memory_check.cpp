@@ -81,8 +81,11 @@ class Remedy {
   std::optional<std::string> shorter_samples() {
     const ScopedValue samples(config_.micro_batch_size, int64_t{1});
     const ScopedValue length(config_.seq_len, config_.seq_len);
+    // Ranks of cp may share a sample in pieces, two each.
+    const int64_t cp = config_.mesh().cp, pieces = cp > 1 ? 2 * cp : 1;
     while (config_.seq_len > 1) {
       config_.seq_len /= 2;
+      if (config_.seq_len % pieces != 0) break;
       if (fits()) return fmt::format("--micro_batch_size 1 --seq_len {}", config_.seq_len);
     }
     return std::nullopt;

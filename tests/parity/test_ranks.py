@@ -677,7 +677,7 @@ class Runs(RankTest):
         self.assertAlmostEqual(need, 2 * each, delta=0.2)
         self.assertFalse(self.run_dir.exists())
         self.assertEqual(run(need - 0.1)[0], 2)
-        if CHAPTER >= "ch04":  # what would fit is searched down to a token, of which a rank has no row
+        if CHAPTER >= "ch04":  # ranks share each length that is tried
             code, output = run(0.001, "--cp_size", "2")
             self.assertEqual((code, len(output.splitlines())), (2, 1), output)
             self.assertIn("of memory here (", output)
