@@ -80,7 +80,9 @@ LiftedRule::~LiftedRule() { lifted().erase(place_); }
 bool LiftedRule::is_lifted(const std::string& rule) { return lifted().contains(rule); }
 
 std::string together(const std::string& first, const std::string& second) {
-  if (!first.starts_with("--") || !second.starts_with("--")) {
+  // What follows the flags that are left out would be left out, too.
+  const bool leaves_out = first.find("leave out ") != first.npos;
+  if (leaves_out || !first.starts_with("--") || !second.starts_with("--")) {
     return fmt::format("{} and {}", first, second);
   }
   std::vector<std::string> words = {""};  // where a command line has its program
