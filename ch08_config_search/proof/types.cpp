@@ -207,7 +207,7 @@ TypeCheck check_rank(const TrainConfig& config, const TypedRank& of, Holdings& h
   result.ops = checker.ops();
   result.messages = checker.messages();
   result.mutated = checker.mutated();
-  result.mutated_integers = checker.mutated_integers();
+  result.mutated_untyped = checker.mutated_untyped();
   if (sent != nullptr) *sent = checker.sent();
   if (received != nullptr) *received = checker.received();
   return result;
@@ -238,7 +238,7 @@ TypeCheck check_types(const TrainConfig& config, const types::Mutation& mutation
       all.ops += found.ops;
       all.messages += found.messages;
       if (!found.mutated.empty()) all.mutated = found.mutated;
-      all.mutated_integers = all.mutated_integers || found.mutated_integers;
+      all.mutated_untyped = all.mutated_untyped || found.mutated_untyped;
       if (!found.error.empty()) {
         all.error = found.error;
         return all;

@@ -17,7 +17,7 @@ struct TypeCheck {
   int64_t ranks = 0, ops = 0, messages = 0;  ///< that were followed
   std::string error;                         ///< the first; empty: there is none
   std::string mutated;  ///< which message was, such as "all_reduce over dp"; empty: none was met
-  bool mutated_integers = false;
+  bool mutated_untyped = false;  ///< it carried integers or zeros, see Checker
 };
 
 /// Rank of a stage on which a run is followed: the first along every factor of the mesh, or the

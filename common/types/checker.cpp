@@ -419,6 +419,14 @@ void Checker::end(TypedOp typed, const Tensor& made) {
   listener_(typed);
 }
 
+bool Checker::is_zero(const Tensor& tensor) {
+  const std::vector<Region> regions = regions_.of(tensor);
+  return std::ranges::all_of(regions, [&](const Region& region) {
+    return std::all_of(region.type.begin(), region.type.begin() + count(),
+                       [](Kind kind) { return kind == Kind::zero; });
+  });
+}
+
 int64_t Checker::post(const Posted& operation) {
   note_updates();
   const int64_t number = messages_++;
@@ -429,7 +437,8 @@ int64_t Checker::post(const Posted& operation) {
   if (is_mutated) {
     mutated_ = origin;
     const Tensor& any = operation.input->defined() ? *operation.input : *operation.output;
-    mutated_integers_ = any.defined() && any.dtype() == DType::i32;
+    mutated_untyped_ = any.defined() && (any.dtype() == DType::i32 ||
+                                         (operation.kind == CommKind::all_reduce && is_zero(any)));
   }
   UnderWay& message = under_way_.emplace_back();
   const int64_t posted = std::ssize(under_way_) - 1;

@@ -106,7 +106,9 @@ class Checker : public Recorder {
   int64_t messages() const { return messages_; }       ///< so far
   /// Name of the message that was mutated, such as "all_reduce over dp"; empty: it was not met.
   const std::string& mutated() const { return mutated_; }
-  bool mutated_integers() const { return mutated_integers_; }  ///< of which nothing is known
+  /// Whether it carried what types cannot tell apart: integers, which have none, or zeros, whose sum
+  /// is the same however often it is taken.
+  bool mutated_untyped() const { return mutated_untyped_; }
   /// Messages to and from other ranks of the world along pp, by peer.
   const std::map<int, int64_t>& sent() const { return sent_; }
   const std::map<int, int64_t>& received() const { return received_; }
@@ -176,6 +178,7 @@ class Checker : public Recorder {
   TypedOp begin(std::string_view name, std::span<const Tensor* const> operands);
   void end(TypedOp typed, const Tensor& made);
   void note_parameter(TypedOp& typed, const Tensor& x);
+  bool is_zero(const Tensor& tensor);  ///< along every factor
   void add_to_link(const Region& read);
   std::vector<OfParameter> parameters_in(const Tensor& tensor, Tensor Parameter::*member) const;
   /// Names the weights in a gradient. That of a weight that other stages hold too is a term of a
@@ -228,7 +231,7 @@ class Checker : public Recorder {
   int64_t link_ = -1;  ///< of what is written now
   int64_t ops_ = 0, messages_ = 0;
   std::string mutated_;
-  bool mutated_integers_ = false;
+  bool mutated_untyped_ = false;
 };
 
 }  // namespace usp::types
