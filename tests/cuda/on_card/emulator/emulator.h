@@ -15,7 +15,7 @@ enum class Order { forward, reverse, shuffled };
 struct Options {
   Order threads = Order::forward, streams = Order::forward;
   bool checks = false, protect = false, host_clock = false, every_order = false;
-  int compute_capability = 0;
+  int compute_capability = 0, shared_bytes = 0;
 };
 inline Options options;
 
