@@ -1,4 +1,5 @@
 #include <mutex>
+#include <optional>
 #include <regex>
 
 #include "comm/launch.h"
@@ -411,11 +412,17 @@ TEST_CASE("with --kernels fused a GPU's tensors take the bytes of the CPU's and 
   struct Case {
     const char* recompute;
     int capability;
-    bool latent = false;
+    bool latent = false, by_flash_4 = false;
   };
-  for (const auto& [recompute, capability, latent] :
-       {Case{"none", 90}, {"full", 90}, {"full", 80}, {"none", 90, /*latent=*/true}}) {
-    CAPTURE(recompute, capability, latent);
+  for (const auto& [recompute, capability, latent, by_flash_4] :
+       {Case{"none", 90},
+        {"full", 90},
+        {"full", 80},
+        {"none", 90, /*latent=*/true},
+        {"none", 90, /*latent=*/false, /*by_flash_4=*/true}}) {
+    CAPTURE(recompute, capability, latent, by_flash_4);
+    std::optional<TakesFlash4> takes;
+    if (by_flash_4) takes.emplace();
     emulator::Options options = emulator::options;
     options.compute_capability = capability;
     const emulator::Use use(options);

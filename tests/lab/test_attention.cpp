@@ -126,8 +126,17 @@ double squares_between(const std::vector<double>& x, const std::vector<double>& 
 }
 
 TEST_CASE("outputs in bf16 are off by no more than those of naive attention, over 16 seeds") {
+  std::vector<std::pair<const Rung<bf16>*, Shape>> cases;
   for (const Rung<bf16>* rung : attention::bf16_rungs()) {
-    const Shape shape{1, 64, 200, 1, 1, rung->widest};
+    cases.push_back({rung, {1, 64, 200, 1, 1, rung->widest}});
+  }
+  for (const Rung<bf16>* rung : attention::decoding_rungs()) {
+    for (const int splits : {1, 2}) {
+      cases.push_back({rung, {1, 1, 200, 64, 16, rung->widest}});
+      cases.back().second.splits = splits;
+    }
+  }
+  for (const auto& [rung, shape] : cases) {
     double own = 0, naive = 0;
     for (unsigned seed = 0; seed < 16; ++seed) {
       Attended<bf16> x(*rung, shape, Scores::usual, 1 + 3 * seed);
@@ -139,7 +148,7 @@ TEST_CASE("outputs in bf16 are off by no more than those of naive attention, ove
       own += squares_between(x.out(), exact.out.items());
       naive += squares_between(exact.naive().items(), exact.out.items());
     }
-    CAPTURE(rung->name, rung->widest, std::sqrt(own / naive));
+    CAPTURE(rung->name, rung->widest, shape.splits, std::sqrt(own / naive));
     REQUIRE(own > 0);
     REQUIRE(std::sqrt(own) <= 1.1 * std::sqrt(naive));
   }
@@ -388,6 +397,44 @@ TEST_CASE("a persistent block of attention takes turn after turn, each of them o
   }
 }
 
+/// Tiles of each block of a persistent kernel: two groups of 128 threads ask for two products each.
+struct BlockProducts {
+  static inline std::vector<int64_t> asked;
+
+  static bool note(const char* call, const void* /*place*/) {
+    if (call == std::string_view("wgmma_commit")) ++asked.at(blockIdx.x);
+    return false;
+  }
+  static int64_t tiles_of(int block) { return asked[block] / (2 * 2 * 128); }
+};
+
+TEST_CASE("a persistent block of attention goes over as many tiles as its load is said to have") {
+  const Shape shape{1, 700, 700, 3, 1, 64, true};
+  Options now;
+  now.leaves_out = BlockProducts::note;
+  const Use use(now);
+  for (const Rung<bf16>* rung : {&attention::kFlash3, &attention::kFlash4}) {
+    for (const int blocks : {1, 4, 5}) {
+      CAPTURE(rung->name, blocks);
+      Attended<bf16> x(*rung, shape);
+      x.problem.blocks = blocks;
+      BlockProducts::asked.assign(blocks, 0);
+      rung->run(nullptr, x.problem);
+      REQUIRE(take_report().problems.empty());
+      const Load load = load_of_persistent(shape, rung->queries, rung->keys, blocks);
+      int64_t busiest = 0, all = 0;
+      for (int block = 0; block < blocks; ++block) {
+        busiest = std::max(busiest, BlockProducts::tiles_of(block));
+        all += BlockProducts::tiles_of(block);
+        CHECK(BlockProducts::tiles_of(block) ==
+              tiles_of_block(shape, block, blocks, rung->queries, rung->keys));
+      }
+      CHECK(load.busiest == busiest);
+      CHECK(load.all == all);
+    }
+  }
+}
+
 TEST_CASE("longest blocks first leave the busiest multiprocessor little more than the mean") {
   for (const auto& [heads, length] : {std::pair(32, 1024), {32, 4096}, {8, 4096}, {13, 3000}}) {
     CAPTURE(heads, length);
@@ -405,6 +452,13 @@ TEST_CASE("longest blocks first leave the busiest multiprocessor little more tha
     // Turns that are known from the start fit a little worse where there are few for each block.
     REQUIRE(static_cast<double>(stays.busiest) < 1.15 * stays.mean());
     REQUIRE(first.all == tiles_with_a_pair(causal_sample(1, length), 128, 128) * heads);
+    // Backward's blocks of keys: most queries see the first ones.
+    const Load of_keys = load_of_keys(shape, 128, 64, /*first_keys_first=*/true);
+    const Load turned = load_of_keys(shape, 128, 64, /*first_keys_first=*/false);
+    REQUIRE(of_keys.all == turned.all);
+    REQUIRE(of_keys.all == tiles_with_a_pair(causal_sample(1, length), 64, 128) * heads);
+    REQUIRE(static_cast<double>(of_keys.busiest) < 1.1 * of_keys.mean());
+    REQUIRE(turned.busiest > of_keys.busiest);
   }
 }
 
@@ -412,8 +466,13 @@ TEST_CASE("scores in memory cost bytes of the square of the length, and flash ha
   int64_t before = 0;
   for (const int length : {32, 64, 128}) {
     const Shape shape{1, length, length, 1, 1, 64};
+    for (const Rung<float>* rung : attention::f32_rungs()) {
+      CHECK(count(*rung, shape).bytes == rung->cost(shape).bytes);
+    }
     const int64_t naive = count(attention::kNaive, shape).bytes,
                   flash = count(attention::kBlockwise, shape).bytes;
+    // 2 S^2 d / r + 2 S d numbers, for blocks of r = 32 queries; and each lse, in a sector.
+    CHECK(flash == 4 * 2 * (length * length * 64 / 32 + length * 64) + 32 * length);
     INFO(length << ": " << naive << ", " << flash);
     // Both read rows of k and v once a tile of 32 x 32; naive reads rows of q then, too.
     const int64_t tile_of_rows = 32 * 64 * 4, tiles = int64_t{length / 32} * (length / 32);
