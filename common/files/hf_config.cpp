@@ -725,6 +725,16 @@ void read_yarn(const Fields& rope, HfConfig& config) {
   }
 }
 
+/// Refuses a setting that stands outside the settings too, with another value.
+void refuse_two_values(const Fields& fields, const Fields& rope, const char* key) {
+  const Json *outer = fields.find(key), *inner = rope.find(key);
+  if (outer == nullptr || inner == nullptr || *outer == *inner) return;
+  rope.refuse(key, *inner,
+              fmt::format("differs from {}={} at the top of the file; keep the one that the model "
+                          "was trained with",
+                          key, shown(*outer)));
+}
+
 void read_rope(const Fields& fields, HfConfig& config, const Family& family) {
   const char* name = nullptr;
   const Json* settings = rope_settings(fields, &name);
@@ -733,6 +743,7 @@ void read_rope(const Fields& fields, HfConfig& config, const Family& family) {
   const Fields rope(*settings, fmt::format("{}: {}", fields.where(), name));
   const std::string type = rope_type_of(rope);
   refuse_other_settings(rope, type);
+  refuse_two_values(fields, rope, "rope_theta");
   config.rope_theta = rope.number("rope_theta", config.rope_theta, 1, HUGE_VAL);
   rope.only("partial_rotary_factor", 1, "is not supported: RoPE turns every channel");
   RopeScaling& scaling = config.rope_scaling;
@@ -741,6 +752,7 @@ void read_rope(const Fields& fields, HfConfig& config, const Family& family) {
   scaling.rope_factor = rope.number("factor", {}, 1, HUGE_VAL);
   if (type == "linear") return;
   constexpr const char* kOriginal = "original_max_position_embeddings";
+  refuse_two_values(fields, rope, kOriginal);
   const Fields& source = fields.find(kOriginal) != nullptr ? fields : rope;
   std::optional<int64_t> otherwise;
   if (type == "yarn") {

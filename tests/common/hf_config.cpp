@@ -104,10 +104,20 @@ TEST_CASE("config.json: the RoPE settings under their new and their old name") {
     REQUIRE(config.rope_scaling.rope_low_freq_factor == 1.5);
     REQUIRE(config.rope_scaling.rope_high_freq_factor == 4);
     REQUIRE(config.rope_scaling.rope_original_max_position_embeddings == 8192);
-    json[name]["rope_theta"] = 500000;  // the inner one counts
-    REQUIRE(parse(json).rope_theta == 500000);
-    json["original_max_position_embeddings"] = 4096;  // here the outer one
-    REQUIRE(parse(json).rope_scaling.rope_original_max_position_embeddings == 4096);
+    for (const auto& [key, inner, outer] :
+         {std::tuple{"rope_theta", 70000, 500000},
+          std::tuple{"original_max_position_embeddings", 8192, 4096}}) {
+      json[key] = json[name][key] = inner;
+      REQUIRE(parse(json) == config);
+      json[key] = outer;
+      check_throws<UsageError>([&] { parse(json); }, {fmt::format("{}: {}={}", name, key, inner),
+                                                      fmt::format("{}={}", key, outer), "keep"});
+      json[name].erase(key);  // one place is enough, either
+      parse(json);
+      json[key] = nullptr;
+      json[name][key] = inner;
+      parse(json);
+    }
   }
   REQUIRE(
       parse_with("rope_scaling", {{"type", "linear"}, {"factor", 2}}).rope_scaling.rope_factor ==
