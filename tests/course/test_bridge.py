@@ -476,7 +476,7 @@ def run_book(*arguments):
     answer = subprocess.CompletedProcess([], 0, said)
     with mock.patch.object(bridge.subprocess, "run", return_value=answer) as run, \
             mock.patch.object(packages, "ensure"), mock.patch.object(build, "prepare"), \
-            mock.patch.object(launch, "known_flags", return_value=["--dp_size", "--tp_size"]), \
+            mock.patch.object(launch, "known_flags", return_value={"--dp_size": "INT", "--tp_size": "INT"}), \
             mock.patch.object(recipes, "check_flags"), \
             mock.patch.object(launch.runs, "reserve_run_dir", side_effect=AssertionError), \
             mock.patch.object(launch, "_run_and_judge", side_effect=AssertionError), \

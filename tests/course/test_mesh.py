@@ -221,7 +221,7 @@ class Page(unittest.TestCase):
 class Launcher(unittest.TestCase):
     def run_book(self, *arguments):
         with mock.patch.object(packages, "ensure"), mock.patch.object(build, "prepare"), \
-                mock.patch.object(launch, "known_flags", return_value=["--dp_size"]), \
+                mock.patch.object(launch, "known_flags", return_value={"--dp_size": "INT"}), \
                 mock.patch.object(recipes, "check_flags"), \
                 mock.patch.object(mesh_page, "write", return_value=0) as write, \
                 mock.patch.object(launch, "_run_and_judge", side_effect=AssertionError), \

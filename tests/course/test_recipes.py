@@ -20,7 +20,7 @@ from ch07_5d.figures import published, speed  # noqa: E402
 from tools import chapters, cli  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.bench import bench  # noqa: E402
-from tools.run import launch, recipes  # noqa: E402
+from tools.run import launch, program_help, recipes  # noqa: E402
 
 CHAPTER = next(chapter for chapter in chapters.find_chapters() if recipes.names(chapter))
 
@@ -114,7 +114,35 @@ class Expansion(unittest.TestCase):
         self.assertIn("is no JSON", self.refused("own"))
         self.write("own", flags={"tp_sise": 8})
         with self.assertRaisesRegex(BookError, "no key 'tp_sise'; did you mean 'tp_size'"):
-            recipes.check_flags(recipes.load(self.chapter, "own"), ["--tp_size", "--dp_size"])
+            recipes.check_flags(recipes.load(self.chapter, "own"), {"--tp_size": "INT", "--dp_size": "INT"})
+
+    def test_a_switch_is_true_or_false_and_no_other_flag_is(self):
+        text = program_help.help_text(CHAPTER, CHAPTER.name)
+        with mock.patch.object(launch, "output_of", return_value=text):
+            known = launch.known_flags(CHAPTER)
+        for flag, value, said in (("prompt", True, 'is true; --prompt takes "text"'),
+                                  ("prompt", False, 'is false; --prompt takes "text"'),
+                                  ("tp_size", True, "is true; --tp_size takes a number, such as 2"),
+                                  ("lr", True, "is true; --lr takes a number"),
+                                  ("sequence_parallel", 1, "is 1; --sequence_parallel is a switch: give true or false"),
+                                  ("sequence_parallel", "true", 'is "true"; --sequence_parallel is a switch')):
+            path = self.write("own", flags={flag: value})
+            with self.assertRaises(BookError) as caught:
+                recipes.check_flags(recipes.load(self.chapter, "own"), known)
+            self.assertIn(f"own.json: flags.{flag} {said}", str(caught.exception), path)
+            self.assertEqual(caught.exception.code, 2)
+        for name in recipes.names(CHAPTER):
+            recipes.check_flags(recipes.load(CHAPTER, name), known)
+
+    def test_a_recipe_a_page_and_a_framework_are_given_once(self):
+        for flags, said in ((["--recipe", "A", "--recipe=B"], "--recipe is given twice, as A and as B; leave one"),
+                            (["--as=A", "--as", "B"], "--as is given twice, as A and as B"),
+                            (["--mesh_page", "A", "--mesh_page", "B"], "--mesh_page is given twice, as A and as B")):
+            with self.assertRaises(BookError) as caught:
+                launch.run_chapter(CHAPTER, flags, launch.Options(only_print=True))
+            self.assertIn(said, str(caught.exception))
+            self.assertEqual(caught.exception.code, 2)
+        self.assertEqual(launch.given_value(["--seq_len", "8", "--as", "A"], "--as"), "A")
 
     def test_a_switch_that_is_off_is_left_out(self):
         self.write("own", flags={"sequence_parallel": False, "tp_size": 8})

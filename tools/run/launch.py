@@ -31,14 +31,17 @@ WHY_KILLED = {
 
 
 def given_value(flags, name):
-    """The value of a flag among a chapter's (the last one counts), None if it is not there."""
-    found = None
+    """The value of a flag among a chapter's, None if it is not there. BookError (2) if it is there
+    twice."""
+    found = []
     for flag, value in zip(flags, [*flags[1:], None]):
         if flag == name:
-            found = value
+            found.append(value)
         elif flag.startswith(name + "="):
-            found = flag.partition("=")[2]
-    return found
+            found.append(flag.partition("=")[2])
+    if len(found) > 1:
+        raise BookError(f"{name} is given twice, as {found[0]} and as {found[1]}; leave one of them out", 2)
+    return found[0] if found else None
 
 
 def given_run_dir(flags):
@@ -203,9 +206,10 @@ def run_example(chapter, name, flags, options):
 
 
 def known_flags(chapter):
-    """The flags of a chapter's program, as its --help lists them; [] if it cannot say."""
+    """{flag: the kind of its value, "" for a switch} of a chapter's program, as its --help lists
+    them; {} if it cannot say."""
     text = output_of([str(build.binary(build.RELEASE, chapter.name)), "--help"])
-    return re.findall(r"^ +(?:-\w,)?(--\w[\w-]*)", text or "", re.M)
+    return dict(re.findall(r"^ +(?:-\w,)?(--\w[\w-]*)(?: ([A-Z]+))?", text or "", re.M))
 
 
 def rank_command(program, ranks, debug, terminal):

@@ -116,5 +116,15 @@ def expand(flags, recipe):
 
 
 def check_flags(recipe, known):
-    """BookError (2) for the first flag of the recipe that the program does not know."""
-    refuse_unknown(recipe.path, recipe.flags, [flag[2:] for flag in known])
+    """BookError (2) for the first flag of the recipe that the program does not know, or whose value
+    is true or false where it takes another, or another where it is a switch.
+
+    known: {flag: the kind of its value, "" for a switch}
+    """
+    kinds = {flag[2:]: kind for flag, kind in known.items()}
+    refuse_unknown(recipe.path, recipe.flags, list(kinds))
+    for flag, value in recipe.flags.items():
+        if isinstance(value, bool) == bool(kinds[flag]):
+            wanted = {"": "is a switch: give true or false", "TEXT": 'takes "text"'}.get(
+                kinds[flag], "takes a number, such as 2")
+            raise BookError(f"{show_path(recipe.path)}: flags.{flag} is {json.dumps(value)}; --{flag} {wanted}", 2)
