@@ -122,6 +122,21 @@ class Turns(unittest.TestCase):
                     self.assertLessEqual(took, budget.USUAL_S)
                     self.assertLessEqual(turns.seconds_of(self.seconds, name, turn), budget.SANITIZER_S)
 
+    def test_no_source_is_compiled_for_a_share_alone(self):
+        """Or a share would fail where a source no longer compiles, and the build would pass."""
+        folder = build.build_dir(build.RELEASE)
+        if not (folder / "build.ninja").is_file():
+            self.skipTest("nothing is configured here")
+
+        def sources(*targets):
+            found = subprocess.run(["ninja", "-C", folder, "-t", "inputs", *targets], capture_output=True,
+                                   text=True, check=True).stdout
+            return {line for line in found.splitlines() if line.startswith(f"{ROOT}/") and line.endswith(".cpp")
+                    and not line.startswith(f"{folder}/")}
+
+        shares = {target for test in self.tests.values() if test.only_in_all for target in test.targets}
+        self.assertEqual(sorted(sources(*sorted(shares)) - sources("all")), [])
+
     def test_what_has_never_been_timed_takes_as_long_as_its_kin(self):
         seconds = {"technique.a": 30.0, "technique.b": 50.0, "technique.b@1": 70.0, "course.x": 2.0}
         self.assertEqual(turns.seconds_of(seconds, "technique.c"), 50.0)
