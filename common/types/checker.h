@@ -106,8 +106,8 @@ class Checker : public Recorder {
   int64_t messages() const { return messages_; }       ///< so far
   /// Name of the message that was mutated, such as "all_reduce over dp"; empty: it was not met.
   const std::string& mutated() const { return mutated_; }
-  /// Whether it carried what types cannot tell apart: integers, which have none, or zeros, whose sum
-  /// is the same however often it is taken.
+  /// Whether it carried what types cannot tell apart: integers, which have none, or zeros, whose
+  /// sum is the same however often it is taken.
   bool mutated_untyped() const { return mutated_untyped_; }
   /// Messages to and from other ranks of the world along pp, by peer.
   const std::map<int, int64_t>& sent() const { return sent_; }
