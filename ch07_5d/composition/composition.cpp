@@ -45,29 +45,52 @@ void CompositionConfig::bind(Args& args) {
 void CompositionConfig::validate(const Args&) const {
   MeshOrder{mesh_order};
   if (!mesh_why.empty() && mesh_show != "types") {
-    usage_error("mesh_why={} asks about a row of types, and none are shown; try --mesh_show types",
+    usage_error("mesh_why={} needs mesh_show=types, whose rows it explains; try --mesh_show types",
                 mesh_why);
   }
   check_range("mesh_left_out", double(mesh_left_out), 0, 1 << 30);
   if (mesh_left_out > 0 && mesh_show != "types") {
     usage_error(
-        "mesh_left_out={} leaves out a message of types, and none are shown; try --mesh_show types",
+        "mesh_left_out={} needs mesh_show=types, whose messages it counts; try --mesh_show types",
         mesh_left_out);
   }
   check_range("check_copies", double(check_copies), 0, 1 << 30);
   check_range("prove", double(prove), 0, kMostRanksOfTwins);
   check_range("fuzz", fuzz, 0, 1e6);
   if (prove_dtype != "f64" && prove == 0) {
-    usage_error("prove_dtype={} says in what twins train, and there are none; try --prove 16",
+    usage_error("prove_dtype={} is the dtype of a proof's twins; try it with --prove 16",
                 prove_dtype);
   }
 }
 
+namespace {
+
+/// Whether two ranks update the same elements: replicas, norms under tp, tied ends of a pipeline,
+/// mirrored stages, or buffers of experts, which every rank of a stage holds.
+bool updates_copies(const TrainConfig& run) {
+  const MeshSizes mesh = run.mesh();
+  const DataParallelConfig& data = run.data_parallel;
+  const ExpertConfig& experts = run.expert_parallel;
+  const bool whole_copies =
+      data.zero_stage == 0 || (data.shard_size > 0 && data.shard_size < mesh.dp_cp());
+  const bool buffers =
+      run.model.experts.num_experts > 0 && (experts.has_bias() || experts.balance == "batch");
+  return (whole_copies && mesh.dp_cp() > 1) || mesh.tp > 1 || (buffers && mesh.ranks() > mesh.pp) ||
+         run.pipeline.mirrors(run.grad_acc_steps) ||
+         (run.model.tie_word_embeddings && blocks_of_rank(run, 0).ends_apart);
+}
+
+}  // namespace
+
 void CompositionConfig::check(const TrainConfig& run) const {
   if (check_copies > run.steps) {
     refuse_silent("copies_within_steps", values_of("check_copies", {run.steps}),
-                  "check_copies={} compares after as many steps, and the run has steps={}",
-                  check_copies, run.steps);
+                  "check_copies={} must be at most steps={}", check_copies, run.steps);
+  }
+  if (check_copies > 0 && !updates_copies(run)) {
+    refuse_silent("copies_to_compare", {"leave out --check_copies"},
+                  "check_copies={} needs copies to compare, and no element is on two ranks",
+                  check_copies);
   }
   const std::pair<const char*, bool> others[] = {
       {"estimate", run.estimate},
@@ -77,8 +100,7 @@ void CompositionConfig::check(const TrainConfig& run) const {
   for (const auto& [flag, is_asked] : others) {
     if (!proves() || !is_asked) continue;
     refuse_silent("one_question", {fmt::format("leave out --{}", flag)},
-                  "{} trains small layouts, and {} asks for something else",
-                  prove > 0 ? "prove" : "fuzz", flag);
+                  "{} and {} cannot be answered in one run", prove > 0 ? "prove" : "fuzz", flag);
   }
 }
 

@@ -25,8 +25,8 @@ struct CompositionConfig {
 
   void bind(Args& args);
   void validate(const Args& args) const;
-  /// Throws UsageError where nothing would be compared or another question is asked, too. Any order
-  /// goes with any run.
+  /// Throws UsageError if there are no copies to compare, or the run ends before, or if a proof is
+  /// asked for beside another question. Any mesh order goes with any run.
   void check(const TrainConfig& run) const;
 };
 

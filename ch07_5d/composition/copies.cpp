@@ -87,12 +87,6 @@ void Copies::find_copies() {
     if (ranks.size() > 1) sets.insert(ranks);
   }
   // [sets]
-  if (sets.empty()) {
-    usage_error(
-        "check_copies={} compares ranks that hold the same elements, and here no element is on two "
-        "ranks; leave it out",
-        every_);
-  }
   for (const std::vector<int>& partition : partitions_of(sets, world_.size())) {
     Held held = held_by(partition, holders);
     if (held.members.size() > 1) held_.push_back(std::move(held));

@@ -25,8 +25,8 @@ uint64_t digest_of(const Tensor& tensor, uint64_t seed = 0);
 /// from the slices of their Parameters, of whatever axis.
 class Copies {
  public:
-  /// `every`: steps from one comparison to the next; 0: none. Collective. Throws UsageError where
-  /// no element is on two ranks.
+  /// `every`: steps from one comparison to the next; 0: none. A dry run compares nothing.
+  /// Collective.
   Copies(int64_t every, const Mesh& mesh, ParameterList& parameters,
          const std::vector<Parameter*>& buffers);
 

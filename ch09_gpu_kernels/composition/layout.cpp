@@ -170,7 +170,8 @@ std::vector<PlacedGroups> place_groups(const TrainConfig& config) {
   const int64_t node_size = config.communication->node_size;
   std::vector<PlacedGroups> placed;
   const auto add = [&](const std::string& name, std::vector<std::vector<int>> groups) {
-    if (groups.front().size() == 1) return;
+    std::erase_if(groups, [](const std::vector<int>& group) { return group.size() == 1; });
+    if (groups.empty()) return;
     PlacedGroups kind{name, std::move(groups), 1};
     for (const std::vector<int>& group : kind.groups) {
       std::set<int64_t> nodes;
@@ -197,6 +198,10 @@ std::vector<PlacedGroups> place_groups(const TrainConfig& config) {
     add("shard", each_cut(of_mesh("dp_cp"), size));
   }
   add("pp", of_mesh("pp"));
+  if (config.model.tie_word_embeddings && blocks_of_rank(config, 0).ends_apart) {
+    add("embedding", of_mesh("embedding"));
+  }
+  if (config.pipeline.mirrors(config.grad_acc_steps)) add("mirror", of_mesh("mirror"));
   if (mesh.ep > 1) {
     for (const char* name : {"ep", "edp"}) add(name, of_mesh(name));
   }

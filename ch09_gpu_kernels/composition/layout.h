@@ -37,15 +37,15 @@ std::vector<PlacedPart> place_parameters(const TrainConfig& config);
 /// Whether two ranks update the same elements, so that --check_copies has something to compare.
 bool has_copies(const std::vector<PlacedPart>& parts);
 
-/// A kind of groups of ranks, all of one size.
+/// A kind of groups of several ranks, all of one size.
 struct PlacedGroups {
   std::string name;
   std::vector<std::vector<int>> groups;  ///< the ranks of each
   int64_t most_nodes = 1;                ///< on which the ranks of one of them lie
 };
 
-/// The kinds with groups of more than one rank: those of the mesh, those of ZeRO that shard a
-/// copy, and those that exchange tokens for heads.
+/// The kinds that this layout has: groups of the mesh, of ZeRO's shards, of ranks that exchange
+/// tokens for heads, and of stages that hold copies of the same weights.
 std::vector<PlacedGroups> place_groups(const TrainConfig& config);
 
 /// What --mesh_show prints: coordinates of the ranks, groups, and who holds what; or the flags, as

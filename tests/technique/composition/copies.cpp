@@ -8,6 +8,7 @@
 #include "composition/layout.h"
 #include "technique/case_cover.h"
 #include "technique/expert_parallel/expert_parity.h"
+#include "technique/layout_of_flags.h"
 
 namespace usp::test {
 namespace {
@@ -156,25 +157,34 @@ TEST_CASE("nothing is compared between the steps that the flag names") {
   });
 }
 
-TEST_CASE("where nobody holds a copy, comparing is refused") {
-  const Text text;
-  ExpertCase sharded = plain_experts(/*dp=*/2, /*ep=*/1);
-  sharded.zero_stage = 1;  // each element is updated by one rank
-  ExpertCase staged = plain_experts(/*dp=*/1, /*ep=*/1);
-  staged.pp = 2;
-  for (const ExpertCase& c : {plain_experts(1, 1), sharded, staged}) {
-    run_threads(int(c.ranks()), [&](const Communicator& world) {
-      const TrainConfig config = checked_config(c);
-      const Mesh mesh(world, config.mesh());
-      std::string refused;
-      try {
-        const Trainer trainer(config, {&text.dataset, mesh});
-      } catch (const UsageError& error) {
-        refused = error.what();
+TEST_CASE("comparing is refused where no element is on two ranks, by a run and by its estimate") {
+  const std::string moe = "--num_experts 4 --num_heads 4 --num_kv_heads 4 --hidden_size 16 ";
+  for (const char* layout :
+       {"", "--dp_size 2", "--dp_size 2 --zero_stage 1", "--cp_size 2 --zero_stage 3",
+        "--dp_size 4 --zero_stage 1 --shard_size 2", "--dp_size 4 --zero_stage 2 --shard_size 4",
+        "--tp_size 2 --sequence_parallel",
+        "--dp_size 2 --tp_size 2 --sequence_parallel --zero_stage 1", "--pp_size 2",
+        "--pp_size 2 --tie_word_embeddings",
+        "--pp_size 2 --tie_word_embeddings --zero_stage 1 "
+        "--dp_size 2",
+        "--pp_size 2 --dp_size 2 --zero_stage 1",
+        "--pp_size 2 --pp_schedule zb_v --tie_word_embeddings --grad_acc_steps 4",
+        "--pp_size 2 --pp_schedule dualpipe --grad_acc_steps 4",
+        "--dp_size 2 --ep_size 2 --zero_stage 1", "--dp_size 2 --zero_stage 1 --balance bias",
+        "--dp_size 2 --ep_size 2 --zero_stage 1 --balance batch", "--pp_size 2 --balance bias",
+        "--dp_size 2 --zero_stage 1 --balance sample"}) {
+    const std::string flags = moe + layout + " --num_layers 4";
+    INFO(flags);
+    const bool copies = has_copies(place_parameters(layout_of_flags(flags)));
+    for (const char* asked : {"", " --estimate"}) {
+      const std::string compared = flags + " --check_copies 1" + asked;
+      if (copies) {
+        REQUIRE_NOTHROW(layout_of_flags(compared));
+      } else {
+        check_throws<UsageError>([&] { layout_of_flags(compared); },
+                                 {"check_copies=1 needs copies to compare", "leave it out"});
       }
-      USP_CHECK(refused.find("check_copies=1") == 0 && refused.find("leave it out") != refused.npos,
-                "{}: {}", c.name(), refused);
-    });
+    }
   }
 }
 

@@ -1,5 +1,7 @@
 #include "composition/layout.h"
 
+#include <fmt/ranges.h>
+
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -194,6 +196,41 @@ TEST_CASE("groups inside groups lie on neighbors in these, and say on how many n
   REQUIRE(first_of(ring, "cp_heads") == Placed({0, 1}, 1));
   REQUIRE(first_of(ring, "cp") == Placed({0, 1, 2, 3}, 2));
   REQUIRE(first_of(ring + "--mesh_order pp,cp,tp,dp", "cp_heads") == Placed({0, 2}, 2));
+}
+
+TEST_CASE("every group over which a gradient is summed is listed, with the ranks of its part") {
+  std::vector<TrainConfig> configs;
+  for (const ExpertCase& c : layouts()) configs.push_back(expert_config(c));
+  for (const char* flags :
+       {"--num_layers 4 --pp_size 4 --dp_size 2 --tie_word_embeddings --node_size 4",
+        "--num_layers 4 --pp_size 2 --pp_schedule zb_v --tie_word_embeddings --grad_acc_steps 4",
+        "--num_layers 4 --pp_size 4 --pp_schedule dualpipe --grad_acc_steps 8 --dp_size 2",
+        "--num_heads 4 --num_kv_heads 2 --hidden_size 16 --tp_size 4"}) {
+    configs.push_back(layout_of_flags(flags));
+  }
+  std::set<std::string> seen;
+  for (const TrainConfig& config : configs) {
+    std::set<std::string> listed, summed;
+    for (const PlacedGroups& kind : place_groups(config)) {
+      listed.insert(kind.name);
+      for (const auto& group : kind.groups) REQUIRE(group.size() == kind.groups.front().size());
+    }
+    for (const PlacedPart& part : place_parameters(config)) {
+      summed.insert(part.summed_over.begin(), part.summed_over.end());
+    }
+    INFO(fmt::format("listed {}; summed over {}", fmt::join(listed, " "), fmt::join(summed, " ")));
+    REQUIRE(std::ranges::includes(listed, summed));
+    for (const char* name : {"embedding", "mirror"}) {
+      REQUIRE(listed.contains(name) == summed.contains(name));
+    }
+    seen.insert(listed.begin(), listed.end());
+  }
+  for (const char* name : {"embedding", "mirror", "tp_kv", "edp"}) REQUIRE(seen.contains(name));
+  for (const PlacedGroups& kind : place_groups(configs[layouts().size()])) {
+    if (kind.name != "embedding") continue;
+    REQUIRE(kind.groups == std::vector<std::vector<int>>{{0, 6}, {1, 7}});
+    REQUIRE(kind.most_nodes == 2);
+  }
 }
 
 TEST_CASE("by a layout's JSON every token of a batch is taken once by each stage and rank of tp") {

@@ -98,6 +98,7 @@ const std::vector<Refused>& refused_flags() {
       {"schedule_of_flag", silent, "--pp_size 2 --pp_in_flight 3"},
       {"flag_of_latents", silent, "--dp_size 2 --kv_lora_rank 4"},
       {"copies_within_steps", silent, "--dp_size 2 --check_copies 30 --steps 20"},
+      {"copies_to_compare", silent, "--dp_size 2 --zero_stage 1 --check_copies 1"},
       {"one_question", silent, "--dp_size 2 --prove 4 --estimate"},
       {"rows_of_fused_loss", silent, "--dp_size 2 --loss_rows 5"},
       {"search_has_a_cluster", silent, "--dp_size 2 --nodes 2"},
