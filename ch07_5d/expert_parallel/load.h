@@ -59,11 +59,11 @@ class ExpertLoad {
 
   /// Load of the last step, which was over this many tokens; reads from the device. Collective.
   std::vector<SeenLoad> seen(int64_t tokens) const;
-  /// What routers have added in the last step, on this rank.
+  /// The losses of this rank's routers in the last step.
   double loss() const { return layers_.empty() ? 0 : loss_.item(); }
-  /// The sum of that over all ranks, of which some may have no such layers. Collective.
+  /// The losses of all ranks' routers; some ranks may have none. Collective.
   double loss(const Communicator& all) const;
-  /// What a checkpoint has to hold of it: the same on all ranks of a stage, one of which counts it.
+  /// Biases and loads for a checkpoint: equal on all ranks of a stage, one of which counts them.
   std::vector<Parameter*> buffers() const;
 
  private:

@@ -564,8 +564,8 @@ TwinFamily shrink(const TrainConfig& real, int64_t most_ranks) {
   const PipelineConfig& pipeline = real.pipeline;
   if (is_file(pipeline) && pipeline.pp_size > most_ranks) {
     const bool can_be_more = pipeline.pp_size <= CompositionConfig::kMostRanksOfTwins;
-    usage_error("--prove {}: pp_schedule={} is for {} ranks, which every twin needs; try {}",
-                most_ranks, pipeline.pp_schedule, pipeline.pp_size,
+    usage_error("prove={} must be at least the {} ranks of pp_schedule={}; try {}", most_ranks,
+                pipeline.pp_size, pipeline.pp_schedule,
                 can_be_more ? fmt::format("--prove {}", pipeline.pp_size) : "--pp_schedule 1f1b");
   }
   TwinFamily family{classes(real), {}, {}, {}};
@@ -602,12 +602,10 @@ TwinFamily shrink(const TrainConfig& real, int64_t most_ranks) {
   }
   if (family.twins.empty()) {
     constexpr int64_t kMost = CompositionConfig::kMostRanksOfTwins;
-    usage_error(
-        "--prove {}: no layout of 2 ranks or more, and at most {}, is like this one; try {}",
-        most_ranks, most_ranks,
-        most_ranks < kMost
-            ? fmt::format("--prove {}", std::clamp<int64_t>(2 * most_ranks, 16, kMost))
-            : "fewer dimensions");
+    usage_error("prove={} leaves room for no twin of 2 ranks or more; try {}", most_ranks,
+                most_ranks < kMost
+                    ? fmt::format("--prove {}", std::clamp<int64_t>(2 * most_ranks, 16, kMost))
+                    : "a layout of fewer dimensions");
   }
   return family;
 }

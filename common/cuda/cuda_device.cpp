@@ -154,14 +154,14 @@ std::vector<std::string> CudaDevice::remarks() const {
         calls.backward_by, calls.blockwise));
   } else if (calls.blockwise > 0) {
     remarks.push_back(
-        "Attention ran on the blockwise kernels: those for tensor cores take bf16 and heads of 64 "
-        "or 128 channels, with 128 KiB of shared memory a block also 192 with values of 128, from "
-        "compute capability 8.0 on.");
+        "Attention ran on the blockwise kernels: tensor cores need bf16, compute capability 8.0 "
+        "and heads of 64 or 128 channels; with 128 KiB of shared memory for a block, also heads "
+        "of 192 channels with values of 128.");
   }
   if (!narrow_rows.empty()) {
     remarks.push_back(fmt::format(
-        "Rows of {} elements{} are no multiple of 16 bytes, or begin between two: they were moved "
-        "element by element, at half the bandwidth or less.",
+        "Rows of {} elements{} are not aligned to 16 bytes: they were moved element by element, "
+        "at half the bandwidth or less.",
         fmt::join(narrow_rows, ", "),
         narrow_rows.size() < kNamedRows ? "" : ", and perhaps others,"));
   }

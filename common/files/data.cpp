@@ -132,11 +132,11 @@ void TokenFile::check_tokens(int64_t vocab_size) const {
         negative ? fmt::format("-{}", (bits == 64 ? ~token : (uint64_t{1} << bits) - 1 - token) + 1)
                  : fmt::format("{}", token);
     if (negative) {
-      usage_error("data={}: token {} at position {} is not below vocab_size={}; an id is 0 or more",
-                  path_, shown, i, vocab_size);
+      usage_error("data={}: token {} at position {} must be at least 0; give ids below {}", path_,
+                  shown, i, vocab_size);
     }
     refuse("tokens_of_vocabulary", other_vocabularies(),
-           "data={}: token {} at position {} is not below vocab_size={}", path_, shown, i,
+           "data={}: token {} at position {} must be below vocab_size={}", path_, shown, i,
            vocab_size);
   }
 }

@@ -398,15 +398,15 @@ std::string why_no_text(std::span<const std::byte> bytes, const std::string& pat
     const char* utf16 = place == 0 && text.size() % 2 == 0 ? unmarked_utf16(here) : "";
     if (*utf16 != '\0' && (no_text || (controls > 0 && 8 * foreign > size))) {
       return fmt::format(
-          "is text in UTF-16 without its mark; convert it with `iconv -f {} -t UTF-8 "
+          "is text in UTF-16 without a byte order mark; convert it with `iconv -f {} -t UTF-8 "
           "{} > utf8.txt`, or give --token_dtype uint16 if these are ids",
           utf16, shell_quoted(path));
     }
     if (!no_text) continue;
     return fmt::format(
-        "is neither text nor a kind of file that is known{}; give text, or, if it holds token ids "
-        "of 16 or 32 bits, --token_dtype uint16 or uint32",
-        begin == 0 ? "" : fmt::format(", from byte {} on at the latest", begin));
+        "is neither text nor a known kind of file{}; give text, or --token_dtype uint16 or uint32 "
+        "if it holds token ids of 16 or 32 bits",
+        begin == 0 ? "" : fmt::format(": bytes {} to {} are not text", begin, begin + size - 1));
   }
   return "";
 }

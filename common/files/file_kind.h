@@ -41,7 +41,7 @@ std::optional<size_t> first_not_utf8(std::span<const std::byte> bytes);
 
 /// Why bytes can be no text in any encoding whose letters are bytes, as a clause with the remedy:
 /// they have more zeros and control characters than text has, at their beginning or in one of some
-/// places farther on, or are UTF-16 without its mark. Empty where they may be text.
+/// places farther on, or are UTF-16 without a byte order mark. Empty where they may be text.
 std::string why_no_text(std::span<const std::byte> bytes, const std::string& path);
 
 /// Where the text is a table of values that commas or tabs separate, the command that writes its

@@ -137,8 +137,8 @@ void RunConfig::validate_sizes() const {
     int64_t length = 256;
     while (length > 1 && bytes_of(1, double(length)) > kMaxBytes) length /= 2;
     refuse("bytes_at_once", {fmt::format("--micro_batch_size 1 --seq_len {}", length)},
-           "micro_batch_size={} times seq_len={} tokens have activations of {:.1g} bytes, more "
-           "than can be counted",
+           "micro_batch_size={} times seq_len={} must have activations of at most 2^62 bytes, not "
+           "{:.1g}",
            micro_batch_size, seq_len, bytes);
   }
 }

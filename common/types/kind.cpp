@@ -84,8 +84,8 @@ Kind beside(Kind x, Kind y) {
 namespace {
 
 // [product]
-/// x times a weight, of which `own` is the kind whose ranks make columns of their own, and `summed`
-/// that of which each rank has a part of the sum.
+/// x times a weight. If the weight's kind is `own`, each rank makes columns of its own; if it is
+/// `summed`, each rank makes a term of a sum.
 Kind product(Kind x, Kind weight, Kind own, Kind summed) {
   if (x == unknown || weight == unknown) return unknown;
   if (x == maximum || x == own_sums) return kRefused;

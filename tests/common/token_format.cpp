@@ -142,7 +142,7 @@ TEST_CASE("tokens: an array of NumPy's, of whole numbers of any width") {
     refused(write(numpy(descr, shape, data).substr(0, 40)), {"damaged"});
     if (descr[1] != 'i') continue;
     refused(write(numpy(descr, "(2,)", numbers({5, -3}, width))),
-            {"token -3 at position 1", "an id is 0 or more"});
+            {"token -3 at position 1 must be at least 0; give ids below"});
   }
   REQUIRE(tokens_of(TokenFile(write(numpy("<u2", "(4, 10)", numbers(ids, 2))), 2, kVocab)) == ids);
   REQUIRE(tokens_of(TokenFile(write(numpy("<u2", "(40,)", numbers(ids, 2), 1, "True")), 2,
@@ -335,7 +335,9 @@ TEST_CASE("what has more control characters than text is refused as text, wherev
   for (int64_t size : {64, 400, 5000}) none(random_bytes(size), "neither text");
   none(random_bytes(400, 0, 64), "neither text");  // ids of characters, which are also UTF-8
   const std::string words = repeated("A text that goes on, word by word.\n", 6000);
-  none(words + std::string(words.size(), '\0'), "from byte");  // the rest has not arrived
+  none(words + std::string(words.size(), '\0'),
+       ": bytes 165410 to 230945 are not text; give text, or --token_dtype");  // the rest has not
+                                                                               // arrived
   none(words + random_bytes(100000), "neither text");
   // Chinese, with its full stop and ends of lines; Russian; English.
   const std::vector<int> chinese = {0x6211, 0x4EEC, 0x8BAD, 0x7EC3, 0x6A21, 0x578B, 0xFF0C, 0x8FD9,
@@ -345,9 +347,10 @@ TEST_CASE("what has more control characters than text is refused as text, wherev
   for (const auto& units : {chinese, russian, english}) {
     for (const bool little : {true, false}) {
       const std::string text = repeated(utf16(units, little), 12);
-      none(text, fmt::format("is text in UTF-16 without its mark; convert it with `iconv -f "
-                             "UTF-16{} -t UTF-8 '{}' > utf8.txt`",
-                             little ? "LE" : "BE", dir.file("a file.txt")));
+      none(text,
+           fmt::format("is text in UTF-16 without a byte order mark; convert it with `iconv -f "
+                       "UTF-16{} -t UTF-8 '{}' > utf8.txt`",
+                       little ? "LE" : "BE", dir.file("a file.txt")));
     }
   }
 }

@@ -316,9 +316,9 @@ TEST_CASE("what they do not take, the blockwise kernels compute as ever, and it 
       const bool takes = gpu.runtime.backend().fuses_attention(each.dtype, each.attention.D);
       REQUIRE(!takes);
       REQUIRE(gpu.remark() ==
-              (fused ? "Attention ran on the blockwise kernels: those for tensor cores take bf16 "
-                       "and heads of 64 or 128 channels, with 128 KiB of shared memory a block "
-                       "also 192 with values of 128, from compute capability 8.0 on."
+              (fused ? "Attention ran on the blockwise kernels: tensor cores need bf16, compute "
+                       "capability 8.0 and heads of 64 or 128 channels; with 128 KiB of shared "
+                       "memory for a block, also heads of 192 channels with values of 128."
                      : ""));
     }
     for (size_t i = 0; i < 4; ++i) {  // the same bits

@@ -367,7 +367,8 @@ TEST_CASE("twins of a schedule file have its ranks and micro-batches") {
     REQUIRE((first.dp > 1 && first.tp > 1));
   }
   const TrainConfig deep = layout_of_flags(flags_of(32, 32));
-  check_throws<UsageError>([&] { shrink(deep, 16); }, {"for 32 ranks", "try --prove 32"});
+  check_throws<UsageError>([&] { shrink(deep, 16); },
+                           {"prove=16 must be at least the 32 ranks", "try --prove 32"});
   // What is advised has a twin, and so has a file whose stages leave the others no room at once.
   for (const auto& [p, most] : {std::pair<int64_t, int64_t>{32, 32}, {8, 16}}) {
     const TwinFamily family = shrink(layout_of_flags(flags_of(p, p)), most);
@@ -391,7 +392,8 @@ TEST_CASE("every twin has several ranks, however few it may have") {
     REQUIRE(family.without.empty() == (most == 16));  // 16 ranks have room for two on each axis
   }
   const TrainConfig plain = layout_of_flags("--tp_size 2 --dp_size 2");
-  check_throws<UsageError>([&] { shrink(plain, 1); }, {"2 ranks or more", "try --prove 16"});
+  check_throws<UsageError>([&] { shrink(plain, 1); },
+                           {"prove=1 leaves room for no twin of 2 ranks or more; try --prove 16"});
 }
 
 TEST_CASE("twins have the layout's rotary embedding, and clip no gradients where it does not") {
@@ -582,10 +584,12 @@ TEST_CASE("what cannot be proven is refused") {
   };
   refused("--prove 65", {"prove=65"});
   refused("--prove 16", {"one process", "--dp_size 2"});
-  refused("--prove_dtype bf16 --dp_size 2", {"prove_dtype=bf16", "--prove 16"});
+  refused("--prove_dtype bf16 --dp_size 2",
+          {"prove_dtype=bf16 is the dtype of a proof's twins", "--prove 16"});
   for (const char* other :
        {"--estimate", "--plan 1024", "--pp_size 2 --pp_show table", "--mesh_show table"}) {
-    refused(fmt::format("--prove 16 --dp_size 2 {}", other), {"asks for something else"});
+    refused(fmt::format("--prove 16 --dp_size 2 {}", other),
+            {"cannot be answered in one run", "leave out --"});
   }
 }
 
