@@ -1,6 +1,7 @@
 """Small runs on this machine: what they send, how many operations a step has, what they keep."""
 from tools.book.short_runs import look_into, run, table
 from tools.book.showcase import read_json
+from tools.lab import lab, on_card
 from tools.look import runs
 from tools.run import estimates
 
@@ -111,8 +112,8 @@ def claims_table(record, labs):
 
 def claims_of_labs(labs):
     """What counts say of claims about times."""
-    def pair(lab, count, *rungs):
-        by = {rung["name"]: rung[count] for rung in labs[lab]["rungs"]}
+    def pair(of, count, *rungs):
+        by = {rung["name"]: rung[count] for rung in labs[of]["rungs"]}
         return [by[name] for name in rungs]
 
     def row(number, claim, wanted, holds, found, where):
@@ -121,6 +122,7 @@ def claims_of_labs(labs):
     before, after = pair("ch09.stalls", "fmas_per_request", "tiled", "coarsened_2d")
     by_lane, by_warp = pair("ch09.divergence", "divergent_branches", "by_lane", "by_warp")
     ladder = "[the ladder](ladder.md#predict-then-measure)"
+    clock = lab.SHEET["f32"] * 1e3 / (2 * 132 * on_card.CORES)  # each core multiplies and adds once a cycle
     return [
         row("Q9.1", "coalescing makes the naive product about 10 times as fast", "fewer sectors", naive > coalesced,
             f"{naive / coalesced:.1f} times fewer", f"sectors, naive over coalesced, {ladder}"),
@@ -132,7 +134,9 @@ def claims_of_labs(labs):
          "needs a GPU"),
         row("Q9.5", "branches that part a warp cost up to their sum, branches between warps nothing",
             "divergent branches only within a warp", by_lane > 0 and by_warp == 0, f"{by_lane:,} and {by_warp:,}",
-            "divergent branches, by lane and by warp, [the lab](ladder.md#divergence)")]
+            "divergent branches, by lane and by warp, [the lab](ladder.md#divergence)"),
+        ("Q9.14", "an H100 has 132 · 128 = 16,896 cores", "16,896", f"16,896 at {clock:.2f} GHz reach the data sheet's f32 rate",
+         "yes, by the data sheet", "`./book lab ch09.primer` asks a card: not measured")]
 
 
 def tables(record, labs):

@@ -11,7 +11,6 @@ from tools.lab import lab
 from tools.lab.labs import LABS
 from tools.look import palette, schematic
 from tools.look.schematic import MARGIN, WIDTH
-from tools.run import gpu
 
 DATA = "labs.json"
 PRODUCT, STALLS = "ch09.matmul", "ch09.stalls"
@@ -19,8 +18,7 @@ IDEAS = ("primer", "layer_norm", "coalescing", "banks", "divergence", "occupancy
 ATTENTION, LENGTHS, MASKS, DECODING = "ch09.attention", (64, 128, 256), "ch09.masks", "ch09.decoding"
 DEGREES, EXPONENTIALS, ORDERS = "attention_degrees", "attention_exponentials", "attention_orders"
 SHOWN = (PRODUCT, STALLS, ATTENTION, MASKS, DECODING, *(f"ch09.{idea}" for idea in IDEAS))
-CARD = "H100 SXM"
-SHEET = gpu.data_sheet(CARD)  # TFLOP/s of each dtype, GB/s of memory
+CARD, SHEET = lab.CARD, lab.SHEET  # of the roofline
 HEADS = {"predicted_bytes": "bytes, predicted", "bytes": "bytes, counted",
          "predicted_flops_per_byte": "flops/byte", "sectors_per_load": "sectors/load",
          "sectors_per_store": "sectors/store", "requests": "requests", "global_requests": "requests, global",
@@ -214,18 +212,13 @@ def profiler_table(rungs):
 # --- the roofline ---------------------------------------------------------------------------------
 
 
-def attainable(rung):
-    """TFLOP/s if every byte that blocks ask for came from memory, by the data sheet."""
-    return min(float(SHEET[rung["type"]]), rung["predicted_flops_per_byte"] * SHEET["memory"] / 1e3)
-
-
 def roofline_table(rungs):
     """For each rung: what memory alone would allow, and how often a byte has to come from a cache."""
     rows = []
     for rung in rungs:
         needed = SHEET[rung["type"]] / rung["predicted_flops_per_byte"]  # TB/s asked for at the peak
         rows.append([rung["name"], rung["type"], cell(rung["predicted_flops_per_byte"]),
-                     cell(attainable(rung)), cell(float(SHEET[rung["type"]])), cell(needed),
+                     cell(lab.attainable(rung)), cell(float(SHEET[rung["type"]])), cell(needed),
                      cell(max(0.0, 100 * (1 - SHEET["memory"] / 1e3 / needed)))])
     return markdown(
         f"{CARD}: {SHEET['memory'] / 1e3:.2f} TB/s, by its data sheet. Matrices of 4,096 x 4,096. Nothing is measured.",

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -155,8 +156,8 @@ class Page(unittest.TestCase):
         self.assertEqual([shown.cell(x) for x in (None, 1234, 0.0606, 12.34, 0.0)],
                          ["", "1,234", "0.06", "12.3", "0.0"])
         rung = {"type": "f32", "predicted_flops_per_byte": 2.0}
-        self.assertEqual(shown.attainable(rung), 6.7)
-        self.assertEqual(shown.attainable({**rung, "predicted_flops_per_byte": 100.0}), 67.0)
+        self.assertEqual(lab.attainable(rung), 6.7)
+        self.assertEqual(lab.attainable({**rung, "predicted_flops_per_byte": 100.0}), 67.0)
 
 
 class AttentionSources(unittest.TestCase):
@@ -214,14 +215,14 @@ class Command(unittest.TestCase):
                          "mma bf16 73 12,345 12,000 5 - 16.0 0 7 not measured not measured".split())
 
     def test_a_ladder_says_what_each_rung_saves_of_the_bytes_of_the_one_before(self):
-        counts = [{"name": name, "type": "f32", "predicted_bytes": 1, "bytes": number, "barriers": 0}
-                  for number, name in zip((100, 40, 50), lab.rungs(LAB))]
-        for name, gains in ((LAB, ["-", "2.5", "0.8"]), ("ch09.coalescing", ["0", "0", "0"])):
+        counts = [{"name": name, "type": "f32", "predicted_bytes": 1, "bytes": number, "predicted_flops_per_byte": each,
+                   "barriers": 0} for number, each, name in zip((100, 40, 50), (0.1, 2, 30), lab.rungs(LAB))]
+        for name, gains in ((LAB, ["0.3 -", "6.7 2.5", "67.0 0.8"]), ("ch09.coalescing", ["0.1 0", "2 0", "30 0"])):
             with mock.patch.object(lab, "rungs", return_value=lab.rungs(LAB)):
                 shown = lab.show(name, tuple(lab.LABS[name].size.values()), counts, {"a card": Card.RECORDS})
             _, head, *rows = shown[:5]
-            self.assertEqual(head.endswith("gain in bytes"), name == LAB, head)
-            self.assertEqual([row.split()[-1] for row in rows], gains)
+            self.assertEqual(head.endswith("tflops from memory alone  gain in bytes"), name == LAB, head)
+            self.assertEqual([" ".join(row.split()[-2:]) for row in rows], gains)
 
     def test_a_program_that_fails_says_why(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -254,19 +255,39 @@ class Card(unittest.TestCase):
                                 ["tiled", "f32", "4.000", "1.2", "3.0", "0.500", "4.00"],
                                 ["cuBLAS", "bf16", "2.000", "1.2", "6.0", "1.000", "-"],
                                 ["mma", "bf16", "2.500", "1.2", "4.8", "0.800", "1.60"]])
-        self.assertEqual(on_card.left_out(self.RECORDS), [self.RECORDS[0]["why"]])
+        self.assertEqual(on_card.remarks(self.RECORDS), [self.RECORDS[0]["why"]])
+
+    def test_a_rate_has_the_clock_and_the_power_beside_it(self):
+        said = iter(("1980, 120.50\n", "1755, 698.4\n1980, 80\n", "[N/A], 500\n", None))
+        over = threading.Event()
+
+        def ask(command):
+            self.assertIn("--query-gpu=clocks.sm,power.draw", command)
+            text = next(said, None)
+            if text is None:
+                over.set()
+            return text
+        with mock.patch.object(on_card, "output_of", ask), mock.patch.object(on_card, "EVERY_S", 0):
+            *records, last = on_card.watch(lambda: [*self.RECORDS] if over.wait(60) else [])
+        self.assertEqual((records, last), (self.RECORDS, {"sm_mhz": [1755, 1980], "watts": [120.5, 698.4], "looks": 2}))
+        self.assertEqual(on_card.rows([*records, last]), on_card.rows(self.RECORDS))
+        self.assertEqual(on_card.remarks([last]), ["meanwhile 1,755 to 1,980 MHz and 120 to 698 W"])
 
     def test_a_card_by_query_by_data_sheet_and_by_measurement(self):
         rows = {row[0]: row[1:] for row in on_card.rows([self.CARD])}
         self.assertEqual(rows["NVIDIA H200"], ["by query", "by data sheet", "measured"])
         self.assertEqual(rows["shared memory of a block, KiB"], ["227", "-", "-"])
         self.assertEqual(rows["L2 cache, MiB"], ["50", "-", "-"])
+        self.assertEqual(rows["cores for f32"], ["-", "16,896", "-"])  # as the book has it (Q9.14)
+        older = on_card.rows([{**self.CARD, "capability": "8.0", "multiprocessors": 108}])
+        self.assertIn(["cores for f32", "-", "6,912", "-"], older)
         self.assertEqual(rows["memory, GB/s"], ["4,917", "4,800", "4,000"])
         self.assertEqual(rows["f32, TFLOP/s"], ["-", "67", "60.25"])
         self.assertEqual(rows["bf16, TFLOP/s"], ["-", "989", "-"])
 
     def test_where_a_card_is_its_times_follow_and_nothing_is_said_to_be_missing(self):
-        counts = [{"name": name, "type": "f32", "predicted_bytes": 1, "bytes": 1} for name in lab.rungs(LAB)]
+        counts = [{"name": name, "type": "f32", "predicted_bytes": 1, "bytes": 1, "predicted_flops_per_byte": 1}
+                  for name in lab.rungs(LAB)]
         def asked(program, *words):
             return self.RECORDS if program.name == on_card.PROGRAM else counts
         for capability, found in ((None, False), ("8.0\n", True)):
@@ -276,9 +297,9 @@ class Card(unittest.TestCase):
                 code, out, err = run(LAB, "--skip-packages")
             self.assertEqual((code, err), (0, ""))
             self.assertEqual("not measured" in out, not found)
-            self.assertEqual(out.count("on this card: "), 2 if found else 0)
-            self.assertEqual(out.count(self.RECORDS[0]["why"]), 2 if found else 0)
-            self.assertEqual("8192" in out, found)
+            self.assertEqual(out.count("on this card: "), 3 if found else 0)
+            self.assertEqual(out.count(self.RECORDS[0]["why"]), 3 if found else 0)
+            self.assertEqual("8192" in out and "--inputs zeros" in out, found)
             self.assertIn(f"beside a profiler: {on_card.profile_command(lab.LABS[LAB].size)}\n", out)
         with mock.patch.object(on_card, "output_of", return_value="8.0\n"), \
                 mock.patch.object(on_card.gpu, "find_tool", return_value=None):
@@ -360,6 +381,10 @@ class Program(unittest.TestCase):
         self.assertEqual([row["type"] for row in records if row["name"] == "cuBLAS"], ["f32", "bf16"])
         for row in records:
             self.assertAlmostEqual(row["tflops"], 2e-9 * 70 * 72 * 40 / row["ms"], delta=1e-3 * row["tflops"])
+        self.assertGreater(min(row["largest"] for row in records), 0)
+        code, zeros, err = self.bench("--m", "70", "--n", "72", "--k", "40", "--seconds", "0", "--inputs", "zeros")
+        self.assertEqual((code, err, {(row["largest"], row["error"]) for row in zeros}), (0, "", {(0, 0)}))
+        self.assertEqual([row["name"] for row in zeros], [row["name"] for row in records])
         for mask in ((), ("--causal",)):
             code, records, err = self.bench("--measure", "attention", *mask, "--seq_len", "150", "--num_heads", "2",
                                             "--head_dim", "64", "--seconds", "0")
@@ -381,7 +406,7 @@ class Program(unittest.TestCase):
         self.assertEqual(card["gb_per_s_by_clock"], 2 * 1e9 * 1024 / 8 / 1e9)
         for name in ("copy_gb_per_s", "fma_tflops", "bf16_tflops"):
             self.assertGreater(card[name], 0)
-        self.assertEqual([len(row) for row in on_card.rows([card])], [4] * 12)
+        self.assertEqual([len(row) for row in on_card.rows([card])], [4] * 13)
 
     def test_an_older_card_runs_the_rungs_that_it_can(self):
         for capability, missing in (("100", {"tma_wgmma", "ring", "persistent"}),
@@ -407,6 +432,8 @@ class Program(unittest.TestCase):
                                       "bytes; try --k 4104"),
                 (("--rung", "persistent", "--n", "100"), {}, "persistent: n=100 must .*; try --n 104"),
                 (("--measure", "attention", "--head_dim", "65"), {}, "width=65 must be 64 or 128; try 64"),
+                (("--measure", "backward", "--inputs", "zeros"), {},
+                 "inputs=zeros is for measure=matmul, and not for backward; try --measure matmul"),
                 (("--m", "0"), {}, "m=0 must lie in")):
             code, records, err = self.bench(*words, **environment)
             self.assertEqual((code, records, len(err.splitlines())), (2, [], 1), (words, err))

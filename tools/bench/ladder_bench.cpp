@@ -30,8 +30,9 @@ struct Options {
   int64_t m = 4096, n = 4096, k = 4096;
   int64_t seq_len = 4096, num_heads = 16, head_dim = 128;
   bool causal = false;
-  int64_t numbers = 1 << 28;  ///< of a copy, and of a chain of FMAs
-  double seconds = 0.05;      ///< that the calls of a round fill; 0: each is called once
+  std::string inputs = "uniform";  ///< of a product
+  int64_t numbers = 1 << 28;       ///< of a copy, and of a chain of FMAs
+  double seconds = 0.05;           ///< that the calls of a round fill; 0: each is called once
 
   void bind(Args& args) {
     args.bind("measure", measure, {"card", "matmul", "attention", "backward"}, "what to measure");
@@ -39,6 +40,8 @@ struct Options {
     args.bind("m", m, "rows of a product c [m, n] = a [m, k] b");
     args.bind("n", n, "its columns");
     args.bind("k", k, "its depth");
+    args.bind("inputs", inputs, {"uniform", "zeros"},
+              "its operands: zeros take less power, so that the clock stays higher");
     args.bind("seq_len", seq_len, "queries and keys of attention");
     args.bind("num_heads", num_heads, "its heads");
     args.bind("head_dim", head_dim, "channels of a head");
@@ -56,6 +59,13 @@ struct Options {
       check_range(flag, static_cast<double>(value), 1, 1 << 30);
     }
     check_range("seconds", seconds, 0, 10);
+    if (inputs == "uniform" || measure == "matmul") return;
+    usage_error("inputs={} is for measure=matmul, and not for {}; try --measure matmul", inputs,
+                measure);
+  }
+  /// An operand of a product.
+  Tensor operand(const Shape& shape, DType dtype, uint64_t seed) const {
+    return inputs == "zeros" ? Tensor::zeros(shape, dtype) : usp::numbers(shape, dtype, seed);
   }
 };
 
@@ -115,6 +125,7 @@ struct Contender {
   std::function<void()> call;
   std::vector<double> seconds = {};  ///< of a call, by round
   double error = 0;                  ///< beside the first contender, of the worst result
+  double largest = 0;                ///< number of its results
 
   double median() const {
     std::vector<double> sorted = seconds;
@@ -136,7 +147,7 @@ double difference(const std::vector<double>& found, const std::vector<double>& e
     largest = std::max(largest, here);
     scale = std::max(scale, std::abs(expected[i]));
   }
-  return largest / scale;
+  return largest == 0 ? 0 : largest / scale;
 }
 
 /// Runs each once, and compares what it leaves with what the first one does.
@@ -147,6 +158,7 @@ void compare(Card& card, std::vector<Contender>& all) {
     each.seconds = {card.time(1, each.call)};
     for (size_t i = 0; i < each.results.size(); ++i) {
       std::vector<double> found = each.results[i].items();
+      for (double number : found) each.largest = std::max(each.largest, std::abs(number));
       if (&each == &all.front())
         expected.push_back(std::move(found));
       else
@@ -191,9 +203,9 @@ void race(Card& card, std::vector<Contender> all, double flops, double seconds) 
   for (const Contender& each : all) {
     print(
         "{{\"name\": \"{}\", \"type\": \"{}\", \"ms\": {:.5g}, \"spread\": {:.3f}, \"tflops\": "
-        "{:.4g}, \"of_first\": {:.4f}, \"error\": {:.2g}}}\n",
+        "{:.4g}, \"of_first\": {:.4f}, \"error\": {:.2g}, \"largest\": {:.3g}}}\n",
         each.name, name(each.results.front().dtype()), 1e3 * each.median(), each.spread(),
-        1e-12 * flops / each.median(), of_first(each, all.front()), each.error);
+        1e-12 * flops / each.median(), of_first(each, all.front()), each.error, each.largest);
   }
 }
 
@@ -324,8 +336,8 @@ template <class T>
 void climb_product(Card& card, const Rungs<T>& rungs, const Options& o) {
   if (rungs.empty()) return;
   constexpr bool kTransposed = sizeof(T) == 2;
-  const Tensor a = numbers({o.m, o.k}, kType<T>), c = Tensor::empty({o.m, o.n}, kType<T>);
-  const Tensor b = numbers(kTransposed ? Shape{o.n, o.k} : Shape{o.k, o.n}, kType<T>, 2);
+  const Tensor a = o.operand({o.m, o.k}, kType<T>, 1), c = Tensor::empty({o.m, o.n}, kType<T>);
+  const Tensor b = o.operand(kTransposed ? Shape{o.n, o.k} : Shape{o.k, o.n}, kType<T>, 2);
   cuda::TensorMaps maps;
   const auto m = static_cast<int>(o.m), n = static_cast<int>(o.n), k = static_cast<int>(o.k);
   const ladder::Product<T> product{m,        n, k,    at<T>(a), k, at<T>(b), kTransposed ? k : n,

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from tools.base import ROOT, BookError, show_path, write_whole
 from tools.lab import on_card
 from tools.lab.labs import LABS
-from tools.run import build, packages
+from tools.run import build, gpu, packages
 
 NOT_MEASURED = "not measured"
+CARD = "H100 SXM"
+SHEET = gpu.data_sheet(CARD)  # TFLOP/s of each dtype, GB/s of memory
 RUNG = re.compile(r'(k\w+)?\s*\{\s*"(\w+)",\s*"([^"]+)",\s*(\d+),')
 ORDER = "ladder.cpp"  # lists the rungs of a folder by their names in C++
 OF_RUNG = ("name", "type", "error", "bytes_at_4096")  # what a record says beside what was predicted and counted
@@ -132,9 +134,15 @@ def table(records, sources, on_a_card):
     return columns([head, *rows])
 
 
-def with_gains(records):
-    """The same rungs, each with the bytes that the rung before asks for, over its own."""
-    return [{**record, "gain_in_bytes": before and before["bytes"] / record["bytes"]}
+def attainable(record):
+    """TFLOP/s of CARD if every byte that blocks ask for came from memory, by the data sheet."""
+    return min(float(SHEET[record["type"]]), record["predicted_flops_per_byte"] * SHEET["memory"] / 1e3)
+
+
+def with_roofs_and_gains(records):
+    """The same rungs, each with its place on the roofline, and the bytes that the rung before asks for, over its own."""
+    return [{**record, "tflops_from_memory_alone": attainable(record),
+             "gain_in_bytes": before and before["bytes"] / record["bytes"]}
             for before, record in zip([None, *records], records)]
 
 
@@ -161,7 +169,7 @@ def timed(name):
         return {}
     build.prepare(build.RELEASE, on_card.PROGRAM)
     program = build.binary(build.RELEASE, on_card.PROGRAM)
-    return {" ".join((show_path(program), *words)): run_program(program, *words) for words in lab.on_card}
+    return {" ".join((show_path(program), *words)): on_card.watch(run_program, program, *words) for words in lab.on_card}
 
 
 def run_lab(name, size, json_file, install, skip_packages):
@@ -182,7 +190,7 @@ def show(name, size, records, times):
     """Lines: the title, the table, and what its columns mean; then what a card says, from timed()."""
     lab = LABS[name]
     missing = () if times else lab.on_a_card
-    records = with_gains(records) if lab.has_gains else records
+    records = with_roofs_and_gains(records) if lab.has_gains else records
     found = [f"{name}: {lab.title.format(**dict(zip(lab.size, size)))}, on the emulated GPU",
              *table(records, rungs(name), missing), *lab.notes]
     if missing:
@@ -190,5 +198,5 @@ def show(name, size, records, times):
     if lab.profiled and not any(length % on_card.UNIT for length in size):
         found.append(f"beside a profiler: {on_card.profile_command(dict(zip(lab.size, size)))}")
     for command, of_card in times.items():
-        found += ["", f"on this card: {command}", *columns(on_card.rows(of_card)), *on_card.left_out(of_card)]
+        found += ["", f"on this card: {command}", *columns(on_card.rows(of_card)), *on_card.remarks(of_card)]
     return found

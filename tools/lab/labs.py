@@ -42,10 +42,13 @@ LABS = {
          "flops: of tensor cores, with zeros behind the ends; those of scalar instructions are not "
          "counted",
          "a block: for one tile of c, of which a persistent block takes several",
-         "flops/byte: of matrices of 4,096 x 4,096",
+         "flops/byte: of matrices of 4,096 x 4,096; tflops from memory alone: what these leave of the rate of an "
+         "H100, the roof over the rung",
          "gain in bytes: those counted of the rung before, over this rung's"),
         ("bytes by Nsight Compute", "time", "of cuBLAS", "gain in time"),
-        on_card=tuple(("--m", n, "--n", n, "--k", n) for n in ("4096", "8192")), profiled=True, has_gains=True),
+        on_card=tuple(("--m", n, "--n", n, "--k", n, *inputs)
+                      for n, inputs in (("4096", ()), ("8192", ()), ("4096", ("--inputs", "zeros")))),
+        profiled=True, has_gains=True),
     "ch09.stalls": Lab(
         "ch09_gpu_kernels/kernels/matmul", "lab_matmul", ("stalls",), {"M": 128, "N": 256, "K": 128},
         "the product's rungs in f32: what their warps wait for",

@@ -1,6 +1,7 @@
 """What ./book lab adds on a card: times by tools/bench/ladder_bench.cpp, in turns with cuBLAS; and the command that
 puts a profiler's counts beside the emulator's."""
 import re
+import threading
 
 from tools.base import show_path
 from tools.process import output_of
@@ -15,6 +16,8 @@ METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum",
            "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum")
 UNIT = 8  # of lengths that every rung takes there: its rows follow each other without gaps
 MIB, KIB = 1 << 20, 1 << 10
+CORES = 128  # for f32 of a multiprocessor, from compute capability 8.6 on; those of 7.5 and 8.0 have half
+EVERY_S = 0.1  # between two looks at the clock and the power
 
 
 def find_capability():
@@ -27,6 +30,32 @@ def find_capability():
 def can_measure():
     """Is there a card, and what compiles for it?"""
     return find_capability() is not None and gpu.find_tool("nvcc") is not None
+
+
+def ask_clock_and_power():
+    """(MHz, W) of the first GPU at this moment; None where the driver does not say both."""
+    said = output_of(["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"])
+    found = re.match(r"([\d.]+), ([\d.]+)\s", said or "")
+    return (float(found[1]), float(found[2])) if found else None
+
+
+def watch(work, *arguments):
+    """The records that work returns, and one of the lowest and highest clock and power meanwhile: rates depend on them."""
+    seen, over = [], threading.Event()
+
+    def look():
+        while not over.wait(EVERY_S):
+            seen.append(ask_clock_and_power())
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        records = work(*arguments)
+    finally:
+        over.set()
+        thread.join()
+    clocks, powers = zip(*filter(None, seen)) if any(seen) else ((), ())
+    return [*records, *([{"sm_mhz": [min(clocks), max(clocks)], "watts": [min(powers), max(powers)],
+                          "looks": len(clocks)}] if clocks else [])]
 
 
 def profile_command(size):
@@ -60,6 +89,7 @@ def rows_of_card(card):
     return [[card["card"], "by query", "by data sheet", "measured"],
             row("compute capability", card["capability"]),
             row("multiprocessors", card["multiprocessors"]),
+            row("cores for f32", None, card["multiprocessors"] * (CORES if float(card["capability"]) > 8.0 else CORES // 2)),
             row("warps of one", card["warps"]),
             row("registers of one", card["registers"]),
             row("shared memory of one, KiB", card["shared_bytes"] // KIB),
@@ -76,6 +106,8 @@ def rows(records):
     return rows_of_card(records[0]) if "card" in records[0] else rows_of_ladder(records)
 
 
-def left_out(records):
-    """Why rungs are not in it, a line each."""
-    return [record["why"] for record in records if "why" in record]
+def remarks(records):
+    """A line each: why rungs are not in it, and at which clock and power the others ran."""
+    return [record["why"] if "why" in record else
+            "meanwhile {:,.0f} to {:,.0f} MHz and {:,.0f} to {:,.0f} W".format(*record["sm_mhz"], *record["watts"])
+            for record in records if "why" in record or "watts" in record]
