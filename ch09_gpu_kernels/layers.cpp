@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "tensor/fused_ops.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -248,11 +249,7 @@ Tensor FeedForward::forward(const Tensor& x, Saved& saved, const Pass& pass,
 
 Tensor FeedForward::backward(const Tensor& dy, Saved& saved, Grads& grads, const Pass& pass) const {
   // [product_again]
-  if (fused_) {
-    const Tensor& gate_up = saved.gate_up;
-    saved.down_proj.x = Tensor::empty({gate_up.size(0), gate_up.size(1) / 2}, gate_up.dtype());
-    ops::swiglu_forward(saved.down_proj.x, gate_up);
-  }
+  if (fused_) saved.down_proj.x = ops::swiglu_again(saved.gate_up);
   // [product_again]
   const Tensor dhidden = down_proj_->backward(dy, saved.down_proj, grads, pass);  // [T, F]
   Tensor dgate_up = saved.gate_up;  // [T, 2F]: read here for the last time, so overwritten

@@ -278,12 +278,6 @@ class Head : public Segment {
   Footprint footprint(const PassShape& shape) const override;
   Tensor logits(const Tensor& x, const Pass& pass) const;  ///< [T, H] -> [T, V], nothing saved
 
-  // [head_members]
- protected:
-  RmsNorm norm_;
-  std::unique_ptr<Linear> lm_head_;
-  // [head_members]
-
  private:
   struct Saved {
     RmsNorm::Saved norm;
@@ -291,8 +285,8 @@ class Head : public Segment {
     CrossEntropy::Saved cross_entropy;
   };
 
-  // [head_privates]
-  // [head_privates]
+  RmsNorm norm_;
+  std::unique_ptr<Linear> lm_head_;
   std::unique_ptr<CrossEntropy> cross_entropy_;
 };
 

@@ -55,7 +55,9 @@ void add_mixture(const ModelConfig& config, const MixtureOptions& options, const
   }
   Router router(shape, std::make_unique<RouterLinear>(gate), view.experts, region, view.context,
                 view.load->add_layer(options.layer));
-  const Mixture mixture{shape, H, view.experts, region};
+  // [fuse]
+  const Mixture mixture{shape, H, view.experts, region, view.fusion.fused()};
+  // [fuse]
   block.push_back(
       std::make_unique<Dispatch>(RmsNorm(norm, config.rms_norm_eps), std::move(router), mixture));
   if (mixture.nodes()) block.push_back(std::make_unique<FanOut>(mixture));

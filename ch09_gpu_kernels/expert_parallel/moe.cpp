@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "expert_parallel/node_dispatch.h"
+#include "tensor/fused_ops.h"
 #include "tensor/runtime.h"
 
 namespace usp {
@@ -131,6 +132,9 @@ Tensor Experts::forward(const Tensor& x, BlockSaved& saved, const Pass& pass) {
   const Tensor hidden = Tensor::empty(hidden_shape, x.dtype(), "swiglu");  // [Q, F]
   ops::swiglu_forward(hidden, kept.gate_up);
   rows = down_proj_.forward(hidden, counts.of_expert, kept.down_proj);  // [Q, H]
+  // [drop_product]
+  if (mixture_.fused) kept.down_proj = {};
+  // [drop_product]
   rows = mixture_.at_experts().by_rank(rows, counts);
   saved.emplace<FromExperts>().rows =
       mixture_.at_experts().from_experts(rows, counts, mixture_.region);
@@ -146,6 +150,9 @@ Tensor Experts::backward(const Tensor& dy, BlockSaved& saved, Grads& grads, cons
   }
   Tensor dy_rows = saved.take<ToExperts>().rows.wait();  // [Q, H]
   dy_rows = mixture_.at_experts().by_expert(dy_rows, counts);
+  // [product_again]
+  if (mixture_.fused) kept.down_proj.x = ops::swiglu_again(kept.gate_up);
+  // [product_again]
   const Tensor dhidden = down_proj_.backward_input(dy_rows, counts.of_expert);
   const Tensor dgate_up = kept.gate_up;  // read here for the last time, so overwritten
   ops::swiglu_backward(dgate_up, dhidden, kept.gate_up);
@@ -245,9 +252,11 @@ Footprint Experts::footprint(const PassShape& shape) const {
     const bool own_x = mixture_.splits() && shared.keeps_x;  // else Dispatch keeps it
     result.keep(shared.kept, own_x ? NamedBytes{"norm", b.own} : NamedBytes{});
   }
+  // [kept_product]
   result.keep({{b.at_experts.travels ? "regrouped" : "dispatched", received},
                {"gate_up", gate_up},
-               {"swiglu", gate_up / 2}});
+               {"swiglu", mixture_.fused ? 0 : gate_up / 2}});
+  // [kept_product]
   return result;
 }
 

@@ -46,6 +46,9 @@ struct Mixture {
   int64_t hidden_size;  ///< H
   ExpertGroup experts;
   TensorRegion region;
+  // [fused]
+  bool fused = false;  ///< silu(gate) * up is not kept: backward makes it again
+  // [fused]
 
   /// Whether the ranks of tp shard each expert, and so work on the same tokens.
   bool splits() const { return experts.config().expert_tp && region.size() > 1; }

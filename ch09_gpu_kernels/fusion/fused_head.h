@@ -33,13 +33,17 @@ class FusedHead : public Head {
     Tensor x;    ///< [T, H], or this rank's rows of it where the region gathers again
     Tensor lse;  ///< [T]
   };
-  /// What one backward pass computes by chunks.
-  struct Chunks;
+  /// What one backward pass computes.
+  struct Gradients;
 
+  FusedHead(RmsNorm norm, const Linear& linear, std::unique_ptr<Linear>&& lm_head, Parameter& table,
+            const TensorRegion& region, int64_t rows);
   Tensor enter(const Tensor& x, const Pass& pass) const;
   Tensor add_loss(const Tensor& x, const Pass& pass) const;
   Tensor sum_over_ranks(const Tensor& dx) const;
 
+  RmsNorm norm_;
+  const Linear* lm_head_;  // the base's
   Parameter* table_;
   TensorRegion region_;
   int64_t rows_;

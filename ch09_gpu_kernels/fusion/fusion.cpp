@@ -1,5 +1,7 @@
 #include "fusion/fusion.h"
 
+#include <algorithm>
+
 #include "base/rules.h"
 #include "config.h"
 #include "run/attention_choice.h"
@@ -27,6 +29,14 @@ void FusionConfig::bind(Args& args) {
       .may_differ_on_resume();
   args.bind("loss_rows", loss_rows, "rows of the logits that kernels=fused holds at once")
       .may_differ_on_resume();
+}
+
+FusionConfig FusionConfig::of_twin(const TrainConfig& run) const {
+  constexpr int64_t kFewRows = 3;  // of 4 tokens or more, hence several chunks, mostly with a rest
+  const int64_t tokens = run.samples_of_pass() * run.seq_len / run.context_parallel.cp_size;
+  FusionConfig twin = *this;
+  if (fused() && tokens > loss_rows) twin.loss_rows = std::min(kFewRows, loss_rows);
+  return twin;
 }
 
 void FusionConfig::tell_device(const MlaShape& mla) const {

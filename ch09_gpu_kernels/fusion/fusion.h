@@ -19,6 +19,10 @@ struct FusionConfig {
   /// Whether what can be fused is.
   bool fused() const { return kernels == "fused"; }
 
+  /// For a twin of `run`, whose passes have few tokens: its loss has several chunks if the run's
+  /// has.
+  FusionConfig of_twin(const TrainConfig& run) const;
+
   /// The rank's device may take faster kernels from now on if fused(), and may not otherwise. It is
   /// told where latent attention's values end, so that kernels leave out the zeros behind them.
   void tell_device(const MlaShape& mla) const;

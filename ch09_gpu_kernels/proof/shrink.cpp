@@ -45,7 +45,7 @@ TrainConfig words_of(const TrainConfig& real) {
   twin.attention = real.attention;
   twin.recompute = real.recompute;
   // [fusion]
-  twin.fusion = real.fusion;
+  twin.fusion = real.fusion.of_twin(real);
   // [fusion]
   twin.dtype = "f64";
   return twin;

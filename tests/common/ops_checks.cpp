@@ -1,4 +1,5 @@
 #include "tensor/expert_ops.h"
+#include "tensor/fused_ops.h"
 #include "tensor/ops.h"
 #include "tensor/recorder.h"
 #include "testing.h"
@@ -26,6 +27,18 @@ TEST_CASE("an operation refuses a wrong shape and names the operand, its shape a
   refuses([&] { ops::rmsnorm_forward(x, row, x, row, 0); }, {"rstd", "[4]", "[3]"});
   refuses([] { ops::sum_squares(f64({2}), f32({3})); }, {"sum", "[2]", "[1]"});
   refuses([] { ops::sum_squares({}, f32({3})); }, {"sum", "undefined", "[1]"});
+  const Tensor rows = f32({3}), head = f32({7, 4});
+  const auto loss = [&](const Tensor& of_row, int64_t targets, int64_t at_once) {
+    ops::linear_cross_entropy_forward(rows, rows, of_row, x, head, i32(targets), 0, at_once);
+  };
+  refuses([&] { loss(rows, 5, 2); }, {"linear_cross_entropy", "5 rows", "3 of x"});
+  refuses([&] { loss(row, 3, 2); }, {"linear_cross_entropy", "4 rows", "3 of x"});
+  refuses([&] { loss(rows, 3, 0); }, {"linear_cross_entropy", "0 rows at once"});
+  const auto backward = [&](const Tensor& dx, const Tensor& lse) {
+    ops::linear_cross_entropy_backward(dx, head, x, head, i32(3), lse, 0, 1, 2, false);
+  };
+  refuses([&] { backward(f32({4, 4}), rows); }, {"linear_cross_entropy", "4 rows", "3 of x"});
+  refuses([&] { backward(x, row); }, {"linear_cross_entropy", "4 rows", "3 of x"});
   const Tensor state = f32({5}), one = f64({1});
   refuses([&] { ops::adamw(state, state, state, f32({4}), state, one, {}); }, {"adamw: v"});
 }

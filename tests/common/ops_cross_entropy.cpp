@@ -1,5 +1,6 @@
 #include <array>
 
+#include "tensor/fused_ops.h"
 #include "tensor/ops.h"
 #include "testing.h"
 
@@ -177,6 +178,115 @@ TEST_CASE("a shard whose logits are all impossible adds nothing to the sums of t
                                Tensor::from_host(Values{-kInf, 3}, {2}, dtype));
     check_close(sum, Values{0, 2 * std::exp(-2)}, tolerance_of(dtype));
   }
+}
+
+/// Head and loss of T tokens on the shard [begin, end) of a vocabulary, as a whole or by chunks.
+struct LossOfShard {
+  LossOfShard(const Tensor& x, const Tensor& table, const Tensor& targets, int64_t begin,
+              int64_t end)
+      : x(x),
+        weight(table.narrow(0, begin, end - begin)),
+        targets(targets),
+        begin(begin),
+        row_max(Tensor::empty({x.size(0)}, acc())),
+        row_sum(Tensor::empty({x.size(0)}, acc())),
+        target_logit(Tensor::empty({x.size(0)}, acc())) {}
+
+  DType acc() const { return accumulate_dtype(x.dtype()); }
+
+  void forward_as_a_whole() {
+    logits = Tensor::empty({x.size(0), weight.size(0)}, x.dtype());
+    ops::linear_forward(logits, x, weight);
+    ops::cross_entropy_forward(row_max, row_sum, target_logit, logits, targets, begin);
+  }
+  void forward_by_chunks(int64_t rows) {
+    ops::linear_cross_entropy_forward(row_max, row_sum, target_logit, x, weight, targets, begin,
+                                      rows);
+  }
+  void backward_as_a_whole(const Tensor& dx, const Tensor& dweight, const Tensor& lse,
+                           bool accumulate) {
+    ops::cross_entropy_backward(logits, logits, targets, lse, begin, kScale);
+    ops::linear_backward_input(dx, logits, weight);
+    ops::linear_backward_weight(dweight, logits, x, accumulate);
+  }
+  void backward_by_chunks(const Tensor& dx, const Tensor& dweight, const Tensor& lse, int64_t rows,
+                          bool accumulate) const {
+    ops::linear_cross_entropy_backward(dx, dweight, x, weight, targets, lse, begin, kScale, rows,
+                                       accumulate);
+  }
+  /// The weight's gradient put off.
+  void backward_in_two(const Tensor& dx, const Tensor& dweight, const Tensor& lse,
+                       bool accumulate) const {
+    const Tensor dlogits = Tensor::empty({x.size(0), weight.size(0)}, x.dtype());
+    ops::linear_cross_entropy_backward_input(dx, dlogits, x, weight, targets, lse, begin, kScale);
+    ops::linear_backward_weight(dweight, dlogits, x, accumulate);
+  }
+
+  static constexpr double kScale = 0.37;
+  Tensor x, weight, targets, logits;
+  int64_t begin;
+  Tensor row_max, row_sum, target_logit;
+};
+
+TEST_CASE("linear and cross entropy by chunks are those of all logits at once") {
+  const OnDevice cpu;
+  Random random(8);
+  const int64_t T = 11, H = 6, V = 29;
+  for (DType dtype : kFloatDTypes) {
+    const Tensor x = random.tensor({T, H}, dtype), table = random.tensor({V, H}, dtype, 0.3);
+    const Tensor targets = random.token_tensor(T, V);
+    // A logit of few rows may be rounded to the other neighbor in bf16.
+    const double tolerance = dtype == DType::bf16 ? 1e-2 : tolerance_of(dtype);
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, V}, {0, 13}, {13, V}}) {
+      LossOfShard whole(x, table, targets, begin, end);
+      whole.forward_as_a_whole();
+      const Tensor lse = Tensor::empty({T}, whole.acc()), loss = Tensor::zeros({1}, DType::f64);
+      ops::cross_entropy_loss(loss, lse, whole.row_max, whole.row_sum, whole.target_logit, 1);
+      const Tensor before = random.tensor(whole.weight.shape(), whole.acc());
+      for (const bool accumulate : {false, true}) {
+        whole.forward_as_a_whole();  // backward has overwritten the logits
+        const Tensor dx = Tensor::empty(x.shape(), dtype), dweight = clone(before);
+        whole.backward_as_a_whole(dx, dweight, lse, accumulate);
+        for (int64_t rows : {1, 4, 11, 50}) {
+          CAPTURE(name(dtype), begin, end, accumulate, rows);
+          LossOfShard chunks(x, table, targets, begin, end);
+          chunks.forward_by_chunks(rows);
+          check_close(chunks.row_max, whole.row_max, tolerance, "row_max");
+          check_close(chunks.row_sum, whole.row_sum, tolerance, "row_sum");
+          check_close(chunks.target_logit, whole.target_logit, tolerance, "target_logit");
+          const Tensor own_dx = Tensor::empty(x.shape(), dtype), own_dweight = clone(before);
+          chunks.backward_by_chunks(own_dx, own_dweight, lse, rows, accumulate);
+          check_close(own_dx, dx, tolerance, "dx");
+          check_close(own_dweight, dweight, tolerance, "dweight");
+          const Tensor later = clone(before);
+          chunks.backward_in_two(own_dx, later, lse, accumulate);
+          check_close(own_dx, dx, tolerance, "dx, before dweight");
+          check_close(later, dweight, tolerance, "dweight, put off");
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("linear and cross entropy by chunks never hold more rows of the logits than they say") {
+  OnDevice cpu;
+  Random random(9);
+  const int64_t T = 64, H = 2, V = 1000, rows = 8;
+  const Tensor x = random.tensor({T, H}), table = random.tensor({V, H});
+  LossOfShard loss(x, table, random.token_tensor(T, V), 0, V);
+  const Tensor dx = clone(x), dweight = clone(table);
+  const auto more_than_before = [&](const auto& run) {
+    constexpr Category kLogits = Category::activations;  // a product's workspace is its own
+    cpu.allocator().reset_peaks();
+    const int64_t before = cpu.allocator().live_bytes(kLogits);
+    run();
+    return cpu.allocator().peak_bytes(kLogits) - before;
+  };
+  const int64_t of_chunk = rows * V * bytes_of(DType::f64);
+  CHECK(more_than_before([&] { loss.forward_by_chunks(rows); }) == of_chunk);
+  const Tensor lse = loss.row_max;  // any number will do
+  CHECK(more_than_before([&] { loss.backward_by_chunks(dx, dweight, lse, rows, false); }) ==
+        of_chunk);
 }
 
 }  // namespace

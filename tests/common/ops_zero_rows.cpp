@@ -1,4 +1,5 @@
 #include "attention_case.h"
+#include "tensor/fused_ops.h"
 
 /// A rank may hold no row of a batch, no sample or no parameter: every operation accepts that.
 namespace usp::test {
@@ -50,6 +51,12 @@ TEST_CASE("the weight gradient of zero rows is zero, or adds nothing") {
       const Tensor tokens = Tensor::empty({0}, DType::i32);
       check({4, 6}, [&](const Tensor& dweight) {
         ops::linear_backward_weight(dweight, Tensor::empty({0, 4}, dtype), none, accumulate);
+      });
+      check({4, 6}, [&](const Tensor& dweight) {
+        const Tensor head = random.tensor({4, 6}, dtype);
+        ops::linear_cross_entropy_forward(rstd, rstd, rstd, none, head, tokens, 0, /*rows=*/2);
+        ops::linear_cross_entropy_backward(none, dweight, none, head, tokens, rstd, 0, /*scale=*/1,
+                                           /*rows=*/2, accumulate);
       });
       check({6}, [&](const Tensor& dweight) {
         ops::rmsnorm_backward_weight(dweight, none, none, rstd, accumulate);

@@ -75,8 +75,9 @@ inline CallCounts fused_calls(const TrainConfig& c, int64_t summing, int64_t ste
   const int64_t tokens = c.samples_of_pass() * c.seq_len / c.context_parallel.cp_size;
   // Where ranks of tp sum, or elements are dropped, the residual is added afterwards.
   const bool onto_residual = c.tensor_parallel.tp_size == 1 && c.tensor_parallel.dropout == 0;
-  const bool shared = c.model.experts.num_shared_experts > 0;
-  const int64_t backward_again = L - with_experts + (shared ? with_experts : 0);  // its product
+  // Products of SwiGLU: of each layer's MLP or experts, and of those that all tokens share.
+  // Backward makes each of them once more.
+  const int64_t products = L + (c.model.experts.num_shared_experts > 0 ? with_experts : 0);
   // One call for the embedding, one for each layer, one for the last norm and the head. A rank with
   // both ends of a mirrored pipeline that builds the head first has the embedding's table there.
   const bool mirrors = c.pipeline.mirrors(c.grad_acc_steps);
@@ -87,7 +88,7 @@ inline CallCounts fused_calls(const TrainConfig& c, int64_t summing, int64_t ste
       {"cross_entropy_loss", passes},
       // Attention and MLP each end with a product onto the residual.
       {"linear_forward_add", onto_residual ? (2 * L - with_experts) * forwards * passes : 0},
-      {"swiglu_forward", ((L + (shared ? with_experts : 0)) * forwards + backward_again) * passes},
+      {"swiglu_forward", products * (forwards + 1) * passes},
       {"sum_squares", steps * summing},
       {"adamw", steps * copies * updates},
   };

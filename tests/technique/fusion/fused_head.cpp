@@ -6,8 +6,10 @@
 #include "accounting/memory.h"
 #include "comm/launch.h"
 #include "proof/prove.h"
+#include "proof/shrink.h"
 #include "run/command_line.h"
 #include "technique/fusion/fused_calls.h"
+#include "technique/layout_of_flags.h"
 #include "technique/tiny_llama.h"
 
 /// Fused operations beside those that they are made of.
@@ -95,6 +97,7 @@ const std::vector<std::string> kLayouts = {
     "--pp_size 2 --pp_schedule dualpipe --num_layers 4 --tie_word_embeddings",
     "--cp_size 2 --document_mask --zero_stage 1 --dp_size 2",
     "--num_experts 4 --num_shared_experts 1 --ep_size 2 --dp_size 2 --recompute full",
+    "--num_experts 4 --ep_size 2 --dp_size 2",
 };
 
 Twin twin_of(const std::string& flags) {
@@ -126,6 +129,23 @@ TEST_CASE("fused operations of several ranks train as the parts of one process d
   }
 }
 
+TEST_CASE("a twin's loss has several chunks where the layout's has, and one where it has one") {
+  const std::string layout =
+      "--hidden_size 1024 --num_layers 4 --num_heads 8 --ffn_hidden_size 4096 --vocab_size 32000 "
+      "--seq_len 2048 --micro_batch_size 2 --tp_size 2 --dp_size 2 --kernels fused --loss_rows ";
+  for (const int64_t rows : {512, 4096}) {
+    const TwinFamily family = shrink(layout_of_flags(layout + std::to_string(rows)), 4);
+    REQUIRE(!family.twins.empty());
+    for (const Twin& twin : family.twins) {
+      CAPTURE(rows, twin.flags);
+      REQUIRE(twin.config.fusion.fused());
+      const CallCounts calls = fused_calls(twin.config, /*summing=*/1);
+      const int64_t passes = calls.at("cross_entropy_loss");
+      REQUIRE((calls.at("cross_entropy_forward") > passes) == (rows == 512));
+    }
+  }
+}
+
 TEST_CASE("of several ranks, too, a step has as many fused calls as the layout asks for") {
   for (const std::string& flags : kLayouts) {
     INFO(flags);
@@ -144,6 +164,28 @@ TEST_CASE("of several ranks, too, a step has as many fused calls as the layout a
     });
     REQUIRE(summing > 0);
     REQUIRE(differences(all, fused_calls(config, summing)) == "");
+  }
+}
+
+TEST_CASE("fused operations send what their parts do, message by message") {
+  for (const std::string& flags : kLayouts) {
+    INFO(flags);
+    TrainConfig config = twin_of(flags).config;
+    for (int rank = 0; rank < int(config.mesh().ranks()); ++rank) {
+      const auto sent = [&](const char* kernels) {
+        config.fusion.kernels = kernels;
+        std::string text;
+        const Simulation found = simulate<Trainer>(config, rank);
+        for (const auto& [of, all] : found.sent.entries()) {
+          text += fmt::format("{} {}: {} calls, {} bytes handed over, {} sent\n", of.first,
+                              name(of.second), all.calls, all.payload_bytes, all.wire_bytes);
+        }
+        return text;
+      };
+      const std::string parts = sent("reference"), fused = sent("fused");
+      REQUIRE(parts != "");
+      REQUIRE(fused == parts);
+    }
   }
 }
 
