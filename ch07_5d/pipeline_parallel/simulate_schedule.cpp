@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <span>
-#include <tuple>
 
 #include "base/check.h"
 
@@ -50,7 +50,8 @@ class Walk {
         times_(times),
         next_(schedule.actions.size()),
         free_(next_.size()),
-        in_flight_(next_.size()) {
+        in_flight_(next_.size()),
+        made_(2 * next_.size() * schedule.stages.chunks * schedule.micro_batches, kNever) {
     result_.intervals.resize(next_.size());
     result_.busy.resize(next_.size());
     result_.most_in_flight.resize(next_.size());
@@ -94,7 +95,7 @@ class Walk {
       seen[rank] = true;
       const size_t index = waiting(rank);
       const Action& action = schedule_.actions[rank][index];
-      const Place from = need(rank, action)->place;
+      const Place from = *need(rank, action);
       text += fmt::format(
           "{}rank {} waits, in its action {}, {}, for the {} of micro-batch {} from "
           "rank {}",
@@ -109,40 +110,36 @@ class Walk {
 
   /// When what an action needs is there, if anybody has made it.
   std::optional<double> there_at(size_t rank, const Action& action) const {
-    const std::optional<Step> needed = need(rank, action);
-    if (!needed) return 0;
-    const auto made = made_.find(*needed);
-    if (made == made_.end()) return std::nullopt;
-    return made->second + (needed->place.rank == int(rank) ? 0 : times_.message);
+    const std::optional<Place> from = need(rank, action);
+    if (!from) return 0;
+    const double made = made_[step_of(*from, action)];
+    if (made == kNever) return std::nullopt;
+    return made + (from->rank == int(rank) ? 0 : times_.message);
   }
 
  private:
-  /// A forward pass, or the gradient of an input.
-  struct Step {
-    Place place;
-    int64_t micro_batch;
-    bool backward;
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
 
-    auto operator<=>(const Step& other) const {
-      return std::tuple(place.rank, place.chunk, micro_batch, backward) <=>
-             std::tuple(other.place.rank, other.place.chunk, other.micro_batch, other.backward);
-    }
-  };
+  /// Number of an action's forward pass, or of its gradient of the input, in another place.
+  size_t step_of(const Place& place, const Action& action) const {
+    const int64_t chunk = place.rank * schedule_.stages.chunks + place.chunk;
+    const bool backward = action.work != Work::F;
+    return 2 * (chunk * schedule_.micro_batches + action.micro_batch) + int64_t{backward};
+  }
 
   /// Index of the action, among the next ones, for which nothing has come.
   size_t waiting(size_t rank) const {
     return next_[rank] + (there_at(rank, next_actions(rank)[0]) ? 1 : 0);
   }
 
-  /// What an action reads that another stage makes.
-  std::optional<Step> need(size_t rank, const Action& action) const {
+  /// The stage that makes what an action reads, of the same micro-batch.
+  std::optional<Place> need(size_t rank, const Action& action) const {
     const bool backward = action.work != Work::F;
     const Stages& stages = schedule_.stages;
     const int64_t stage = stages.stage_of({int(rank), action.chunk});
     const int64_t from = backward ? stage + 1 : stage - 1;
     if (action.work == Work::W || from < 0 || from == stages.count()) return std::nullopt;
-    const Place place = stages.place_of(from, action.micro_batch, schedule_.micro_batches);
-    return Step{place, action.micro_batch, backward};
+    return stages.place_of(from, action.micro_batch, schedule_.micro_batches);
   }
 
   /// The next action, or those that run in turns.
@@ -174,7 +171,7 @@ class Walk {
     result_.most_in_flight[rank] = std::max(result_.most_in_flight[rank], in_flight_[rank]);
     for (const Action& action : actions) {
       if (action.work != Work::W) {
-        made_[{{int(rank), action.chunk}, action.micro_batch, action.work != Work::F}] = begin;
+        made_[step_of({int(rank), action.chunk}, action)] = begin;
       }
       in_flight_[rank] -= action.work == Work::W || action.work == Work::BW;
     }
@@ -188,7 +185,7 @@ class Walk {
   std::vector<size_t> next_;  ///< action of each rank
   std::vector<double> free_;  ///< when each rank is
   std::vector<int64_t> in_flight_;
-  std::map<Step, double> made_;
+  std::vector<double> made_;  ///< when each step was, by its number
   SimulatedSchedule result_;
 };
 
