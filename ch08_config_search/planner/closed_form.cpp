@@ -33,19 +33,40 @@ double around(const GroupLayout& group, Cost& cost, double bytes) {
 }
 
 // [bubble]
-/// What the ranks of a pipeline idle, over what they work, by the formula of each schedule. A
-/// backward pass is as long as two forward passes, and half of it makes gradients of weights.
+/// Whether a pipeline idles as its schedule's formula says. Ranks fill other gaps with too few
+/// micro-batches, with runs that are shorter than others, and where a backward pass waits for
+/// neighbors; and what takes each action as it comes has no formula.
+bool has_formula(const PipelineConfig& pipeline, int64_t m, double F, double B) {
+  const std::string& name = pipeline.pp_schedule;
+  const int64_t p = pipeline.pp_size;
+  if (pipeline.overlap_dispatch) return false;
+  if (name == "interleaved" || name == "llama3") {
+    return pipeline.pp_run_length == 0 && (m <= p || m % p == 0);
+  }
+  if (name == "zb_h1" || name == "zb_h2") return m >= 2 * p - 1;
+  if (name == "dualpipe" || name == "dualpipe_v") return B <= F;
+  return name == "naive" || name == "afab" || name == "breadth_first" || name == "1f1b";
+}
+
+/// What the ranks of a pipeline idle, over what they work, by the formula of each schedule, or by
+/// the schedule itself, laid out. A backward pass is as long as two forward passes, and half of it
+/// makes gradients of weights.
 double bubble_of(const TrainConfig& config) {
-  const std::string& name = config.pipeline.pp_schedule;
-  const auto p = double(config.pipeline.pp_size), v = double(config.pipeline.pp_chunks);
+  const PipelineConfig& pipeline = config.pipeline;
+  const std::string& name = pipeline.pp_schedule;
+  if (pipeline.pp_size == 1) return 0;
+  const auto p = double(pipeline.pp_size), v = double(pipeline.pp_chunks);
   const auto m = double(config.grad_acc_steps);
   const double F = 1, B = config.recompute == "full" ? 2 : 1, W = 1;
-  const double work = m * (F + B + W), gap = F + std::max(0.0, B - W);
+  if (!has_formula(pipeline, config.grad_acc_steps, F, B)) {
+    return simulate_schedule(pipeline.schedule(config.grad_acc_steps), {F, B, W}).bubble();
+  }
+  const double work = m * (F + B + W);
   if (name == "naive") return p - 1;
-  if (name == "zb_h1" || name == "auto") return (p - 1) * std::max(B, F + B - W) / work;
+  if (name == "zb_h1") return (p - 1) * std::max(B, F + B - W) / work;
   if (name == "zb_h2") return (p - 1) * std::max({F, B - F, F + B - 2 * W}) / work;
-  if (name == "dualpipe") return (p / 2 - 1) * gap / work;
-  if (name == "dualpipe_v" || name == "zb_v") return (p - 1) / 2 * gap / work;
+  if (name == "dualpipe") return (p / 2 - 1) * F / work;
+  if (name == "dualpipe_v") return (p - 1) / 2 * F / work;
   return (p - 1 + (v - 1) * std::max(0.0, p - m)) / (v * m);
 }
 // [bubble]
