@@ -41,7 +41,7 @@ Find a layout
   plan ... --plot layouts.png    all its layouts; of --nodes 1,2,4 or --model 1B,8B the best as a heatmap
   plan ... --measure 10                                       the ten best, run on this machine
   plan --predict FILE.csv --cluster a100 -o OUT.csv           step and memory of each layout there
-  calibrate RUN_DIR ... -o mine.json                          a cluster's file from traces of runs
+  calibrate RUN_DIR|FILE ... -o mine.json                     a cluster's file from traces or nccl-tests
 Do the exercises
   exercise [CHAPTER]       list them: state, size, what one learns; exercise ch02.ex1 shows one
   check ch02.ex1 [ANSWER]  judge an answer; check CHAPTER: all that are begun
@@ -408,24 +408,28 @@ def _plan_plot(parser, args, flags, options):
 def _calibrate(arguments, _flags):
     """./book calibrate"""
     parser = _Parser(prog="./book calibrate",
-                     description="Fits the numbers of a cluster's file to traces of runs on CPUs: how "
-                     "fast products, attention and memory are, what an op costs besides, and the links "
-                     "that the runs have used. Says what each number rests on, and between which values "
-                     "it lies where one of the runs is left out. A link that no run has used becomes "
-                     "unknown, and a search that needs it is refused.",
+                     description="Fits the numbers of a cluster's file to traces of runs on CPUs or on "
+                     "GPUs: how fast products, attention and memory are, what an op costs the host, and "
+                     "the links that the runs have used. What nccl-tests has printed decides the links "
+                     "alone, and a table of steps (.csv) the numbers of --fit. Says what each number "
+                     "rests on, and between which values it lies where one of the runs is left out. A "
+                     "link that no run has used becomes unknown, and a search that needs it is refused.",
                      examples=(("./book run ch08 --ranks 2 -- --steps 14 --trace_steps 14", "a run to calibrate with"),
                                ("./book calibrate runs/ch08/001 runs/ch08/002 -o mine.json",
                                 "the file of this machine"),
+                               ("./book calibrate all_reduce.txt --cluster h100_nvl8 -o mine.json",
+                                "the links of a cluster, by nccl-tests"),
                                ("./book plan --cluster ./mine.json --batch 2K ... --measure 10",
                                 "how well it predicts")))
-    parser.add_argument("run_dir", nargs="+", help=RUN_DIR_HELP + ", traced with --trace_steps")
+    parser.add_argument("source", nargs="+", metavar="RUN_DIR|FILE", help=RUN_DIR_HELP + ", traced with "
+                        "--trace_steps; or a file with what nccl-tests has printed; or tables of steps")
     parser.add_argument("--cluster", default="two_cores",
-                        help="the file with all other numbers, of a host that computes (default two_cores)")
+                        help="the file with all other numbers (default two_cores; for GPUs one of theirs)")
     parser.add_argument("-o", "--output", metavar="FILE", help="where to write the cluster's file")
     _add_set_up(parser)
     args = parser.parse_args(arguments)
     options = launch.Options(install=not args.no_install, skip_packages=args.skip_packages, ranks=1)
-    return plan.calibrate(args.run_dir, args.cluster, args.output, options)
+    return plan.calibrate(args.source, args.cluster, args.output, options)
 
 
 def _test(arguments, _flags):

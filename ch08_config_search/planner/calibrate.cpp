@@ -1,5 +1,7 @@
 #include "planner/calibrate.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -13,6 +15,7 @@
 #include "base/file_writer.h"
 #include "planner/cost.h"
 #include "planner/fit.h"
+#include "planner/nccl_tests.h"
 
 namespace usp {
 
@@ -22,11 +25,16 @@ using Runs = std::vector<const RunTimes*>;
 
 constexpr std::string_view kUnknown = "no calibrated run says anything about it";
 
-/// The cluster as a run had divided it into nodes.
+// [nics]
+/// The cluster as a run had divided it into nodes. A GPU keeps its share of the NICs where others
+/// of its node do nothing.
 Cluster of_run(Cluster cluster, const RunTimes& run) {
-  cluster.ranks_per_node.value = double(run.ranks_per_node);
+  const auto ranks = double(run.ranks_per_node);
+  if (run.on_device) cluster.nics_per_node.value *= ranks / cluster.ranks_per_node.value;
+  cluster.ranks_per_node.value = ranks;
   return cluster;
 }
+// [nics]
 
 bool is_near(const RunTimes& run, const RunTimes::Sent& sent) {
   return layout_of(*sent.group.members, run.ranks_per_node).nodes == 1;
@@ -191,14 +199,16 @@ Cluster fit_group(const Cluster& cluster, const KnobGroup& group, const Runs& ru
   });
 }
 
+int64_t between_them(const Runs& runs) {
+  return std::accumulate(runs.begin(), runs.end(), int64_t{0},
+                         [](int64_t sum, const auto* run) { return sum + run->between_them; });
+}
+
 /// Microseconds between two ops, over all of the runs' ops.
 double between_us(const Runs& runs) {
-  double seconds = 0, count = 0;
-  for (const RunTimes* run : runs) {
-    seconds += run->between * double(run->between_them);
-    count += double(run->between_them);
-  }
-  return count == 0 ? 0 : 1e6 * seconds / count;
+  double seconds = 0;
+  for (const RunTimes* run : runs) seconds += run->between * double(run->between_them);
+  return 1e6 * seconds / double(between_them(runs));
 }
 
 /// What the numbers are where all runs count.
@@ -207,7 +217,7 @@ Cluster calibrated(const Cluster& start, const std::vector<KnobGroup>& groups, c
   for (const KnobGroup& group : groups) {
     if (!group.knobs.empty()) cluster = fit_group(cluster, group, runs);
   }
-  cluster.launch_us.value = between_us(runs);
+  if (between_them(runs) > 0) cluster.launch_us.value = between_us(runs);
   return cluster;
 }
 
@@ -217,6 +227,11 @@ Cluster with_fitted_peaks(Cluster cluster) {
     *one = {1, Origin::fitted, "by definition: what they are a share of is fitted"};
   }
   return cluster;
+}
+
+/// Whether some of them have ops: of tables of exchanges alone nothing follows about these.
+bool traced(const Runs& runs) {
+  return !std::ranges::all_of(runs, [](const RunTimes* run) { return run->is_table; });
 }
 
 // [unknown]
@@ -229,9 +244,11 @@ void forget_what_is_unknown(Calibration& found, const Runs& runs) {
   };
   const std::set<DType> dtypes = multiplied(runs);
   for (auto& [dtype, peak] : found.cluster.peak_tflops) {
-    if (!dtypes.contains(dtype)) forget(fmt::format("peak_tflops.{}", name(dtype)), peak);
+    if (traced(runs) && !dtypes.contains(dtype)) {
+      forget(fmt::format("peak_tflops.{}", name(dtype)), peak);
+    }
   }
-  if (all_of(KernelKind::attention).events(runs) == 0) {
+  if (traced(runs) && all_of(KernelKind::attention).events(runs) == 0) {
     forget("efficiency.attention", found.cluster.attention);
   }
   for (const bool near : {true, false}) {
@@ -257,7 +274,7 @@ Calibration calibrate(const Cluster& start, const std::vector<RunTimes>& all) {
   for (const RunTimes& run : all) runs.push_back(&run);
   const std::vector<KnobGroup> groups = {knobs_of_ops(runs), knobs_of_link(runs, /*near=*/true),
                                          knobs_of_link(runs, /*near=*/false)};
-  const Cluster begin = with_fitted_peaks(start);
+  const Cluster begin = traced(runs) ? with_fitted_peaks(start) : start;
   Calibration found;
   found.cluster = calibrated(begin, groups, runs);
   std::vector<Cluster> folds;
@@ -285,12 +302,11 @@ Calibration calibrate(const Cluster& start, const std::vector<RunTimes>& all) {
   for (const KnobGroup& group : groups) {
     for (size_t i = 0; i < group.knobs.size(); ++i) add(group.knobs[i], group.rest_on[i]);
   }
-  add(of_cluster("launch_us", 0, 1e6, 0, &Cluster::launch_us),
-      {"ops and exchanges", [](const Runs& of) {
-         return std::accumulate(of.begin(), of.end(), int64_t{0}, [](int64_t sum, const auto* run) {
-           return sum + run->between_them;
-         });
-       }});
+  if (traced(runs)) {
+    const bool on_device = all.front().on_device;
+    add(of_cluster("launch_us", 0, 1e6, 0, &Cluster::launch_us),
+        {on_device ? "launches" : "ops and exchanges", between_them});
+  }
   forget_what_is_unknown(found, runs);
   Off ops, sent;
   for (const RunTimes* run : runs) {
@@ -336,14 +352,24 @@ void write_calibrated(const Calibration& found, const TrainConfig& config) {
   write_file(config.search.plan_out, json.dump(2) + "\n");
 }
 
+std::string counted(int64_t count, std::string_view what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
+std::string describe(const std::vector<RunTimes>& runs) {
+  int64_t steps = 0, tables = 0;
+  for (const RunTimes& run : runs) steps += run.steps, tables += run.is_table;
+  const int64_t traces = std::ssize(runs) - tables;
+  const std::string of_tables = counted(tables, "table") + " of nccl-tests";
+  if (traces == 0) return of_tables;
+  return fmt::format("{}, {} steps; of each run the first {} steps are left out{}",
+                     counted(traces, "run"), steps, kWarmUpSteps,
+                     tables == 0 ? "" : "; " + of_tables);
+}
+
 std::string describe(const Calibration& found, const std::vector<RunTimes>& runs) {
-  int64_t steps = 0;
-  for (const RunTimes& run : runs) steps += run.steps;
-  std::string text = fmt::format(
-      "{} run{}, {} steps; of each run the first {} steps are left out\n\n{:<25}{:>11}{:>25}   "
-      "{}\n",
-      runs.size(), runs.size() == 1 ? "" : "s", steps, kWarmUpSteps, "", "fitted",
-      "without one of the runs", "rests on");
+  std::string text = fmt::format("{}\n\n{:<25}{:>11}{:>25}   {}\n", describe(runs), "", "fitted",
+                                 "without one of the runs", "rests on");
   for (const CalibratedNumber& number : found.numbers) {
     const std::string interval =
         number.interval
@@ -356,25 +382,33 @@ std::string describe(const Calibration& found, const std::vector<RunTimes>& runs
     text +=
         fmt::format("   {:<22}{:>11}{:>25}   nothing: no search can use it\n", key, "unknown", "");
   }
-  text += fmt::format("\nOff by, in the mean over time: ops {:.1f} %", 100 * found.ops_off);
-  if (found.exchanges_off > 0)
-    text += fmt::format(", exchanges {:.1f} %", 100 * found.exchanges_off);
-  return text + "\n";
+  std::vector<std::string> off;
+  if (found.ops_off > 0) off.push_back(fmt::format("ops {:.1f} %", 100 * found.ops_off));
+  if (found.exchanges_off > 0) {
+    off.push_back(fmt::format("exchanges {:.1f} %", 100 * found.exchanges_off));
+  }
+  if (!off.empty())
+    text += fmt::format("\nOff by, in the mean over time: {}\n", fmt::join(off, ", "));
+  return text;
+}
+
+[[noreturn]] void refuse_cluster(const TrainConfig& config, const std::string& run,
+                                 const Cluster& cluster) {
+  usage_error("cluster={}: {} is of {}, and in the cluster's file {} compute; try --cluster {}",
+              config.search.cluster, run, cluster.host_computes ? "GPUs" : "CPUs",
+              cluster.host_computes ? "hosts" : "GPUs",
+              cluster.host_computes ? "h100_nvl8" : "two_cores");
 }
 
 }  // namespace
 
 std::string calibrate_cluster(const TrainConfig& config) {
   const Cluster start = read_cluster(config.search.cluster);
-  if (!start.host_computes) {
-    usage_error(
-        "cluster={}: runs on CPUs calibrate a cluster whose file says \"computes\": \"host\"; try "
-        "--cluster two_cores",
-        config.search.cluster);
-  }
   std::vector<RunTimes> runs;
-  for (const std::string& run_dir : split_list(config.search.plan_runs)) {
-    runs.push_back(read_run_times(run_dir));
+  for (const std::string& run : split_list(config.search.plan_runs)) {
+    const bool is_table = std::filesystem::is_regular_file(run);
+    runs.push_back(is_table ? read_nccl_tests(run) : read_run_times(run));
+    if (runs.back().on_device == start.host_computes) refuse_cluster(config, run, start);
   }
   const Calibration found = calibrate(start, runs);
   if (!config.search.plan_out.empty()) write_calibrated(found, config);

@@ -28,15 +28,16 @@ struct Calibration {
   double ops_off = 0, exchanges_off = 0;  ///< mean error of their times, by the time that they take
 };
 
-/// Fits the numbers of a cluster whose host computes to times of its own runs: the peak of each
-/// dtype that they multiply in, at which products and memory then count as fully efficient, the
-/// lengths at which products reach half of it, the share that attention reaches, the memory's
-/// bandwidth, what an op costs the host, and each link that something was sent over. Other links
-/// and peaks become unknown, so that nothing can rest on them.
+/// Fits the numbers of a cluster to times of its own runs: the peak of each dtype that they
+/// multiply in, at which products and memory then count as fully efficient, the lengths at which
+/// products reach half of it, the share that attention reaches, the memory's bandwidth, what an op
+/// costs the host, and each link that something was sent over. Other links and peaks become
+/// unknown, so that nothing can rest on them; where there are only tables of exchanges, what ops
+/// take stays as it is.
 Calibration calibrate(const Cluster& start, const std::vector<RunTimes>& runs);
 
-/// Calibrates the cluster with the runs of `plan_runs` and writes its file to `plan_out`. Returns
-/// what each number rests on, in words.
+/// Calibrates the cluster with what `plan_runs` names, directories of runs and outputs of
+/// nccl-tests, and writes its file to `plan_out`. Returns what each number rests on, in words.
 std::string calibrate_cluster(const TrainConfig& config);
 
 }  // namespace usp

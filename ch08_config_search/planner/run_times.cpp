@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -51,12 +52,15 @@ double median(std::vector<double> values) {
 /// What one rank does in one step, in order.
 struct RankStep {
   struct Slice {
-    double begin, cpu;  ///< seconds
+    double begin, cpu_begin, cpu;  ///< seconds
     std::string op;
     int64_t flops, bytes;
+    int64_t queued_ns = 0;  ///< when the main thread had queued all of it
+    double device = 0;      ///< in the GPU's lane; 0: nothing is there
   };
   double begin = 0, end = 0, cpu = 0;  ///< of the step
   std::vector<Slice> ops;
+  std::map<int64_t, double> device_ops;  ///< seconds of each in a GPU's lane, by when it was queued
   double waited_cpu = 0;
   int64_t posts = 0;
 };
@@ -95,6 +99,7 @@ class TraceReader {
   }
 
   int64_t ranks = 0, ranks_per_node = 0;
+  bool on_device = false;
   std::map<int64_t, std::map<int64_t, RankStep>> steps;  ///< by number, by rank
   std::map<std::tuple<int64_t, std::vector<int>, int64_t, bool>, Together> together;
 
@@ -102,6 +107,8 @@ class TraceReader {
   static constexpr const char* kRemedy = "run with --trace_steps 14";
 
   static double seconds(const Json& us) { return us.get<double>() * 1e-6; }
+  /// Exactly: files have microseconds with three decimals.
+  static int64_t nanoseconds(const Json& us) { return std::llround(us.get<double>() * 1e3); }
 
   void begin_step(const Json& event) {
     if (event.at("cat") != "phase") return;
@@ -124,9 +131,8 @@ class TraceReader {
 
   void take(const Json& event) {
     const std::string category = event.at("cat");
-    if (category.starts_with("device")) {
-      usage_error("{} is of ranks whose GPUs computed; try a run with --device cpu", source_);
-    }
+    if (category == "device op") return take_device_op(event);
+    if (category.starts_with("device")) return;
     const Json& args = event.at("args");
     const int64_t rank = event.at("pid");
     if (category == "comm") {
@@ -141,10 +147,31 @@ class TraceReader {
     if (category == "wait") {
       step->waited_cpu += seconds(event.at("tdur"));
     } else if (category == "op") {
-      step->ops.push_back({begin, seconds(event.at("tdur")), event.at("name").get<std::string>(),
-                           args.value("flops", int64_t{0}), args.value("bytes", int64_t{0})});
+      step->ops.push_back({begin, seconds(event.value("tts", Json(0))), seconds(event.at("tdur")),
+                           event.at("name").get<std::string>(), args.value("flops", int64_t{0}),
+                           args.value("bytes", int64_t{0}),
+                           nanoseconds(event.at("ts")) + nanoseconds(event.at("dur"))});
     }
   }
+
+  // [device]
+  /// What a GPU did of the op that the main thread had queued by then.
+  void take_device_op(const Json& event) {
+    on_device = true;
+    const Json& queued = event.at("args").at("queued");
+    RankStep* const step = step_at(event.at("pid"), seconds(queued));
+    if (step == nullptr) return;
+    step->device_ops[nanoseconds(queued)] += seconds(event.at("dur"));
+  }
+
+  /// Gives the times in GPUs' lanes to the ops that the main threads queued.
+  static void give_device_times(RankStep& step) {
+    for (RankStep::Slice& op : step.ops) {
+      const auto found = step.device_ops.find(op.queued_ns);
+      if (found != step.device_ops.end()) op.device = found->second;
+    }
+  }
+  // [device]
 
   void carry_out(const Json& event) {
     const Json& args = event.at("args");
@@ -191,7 +218,10 @@ class TraceReader {
       return one.ranks < std::ssize(one.members) || !steps.contains(one.step);
     });
     for (auto& [number, of_ranks] : steps) {
-      for (auto& [rank, step] : of_ranks) std::ranges::sort(step.ops, {}, &RankStep::Slice::begin);
+      for (auto& [rank, step] : of_ranks) {
+        std::ranges::sort(step.ops, {}, &RankStep::Slice::begin);
+        if (on_device) give_device_times(step);
+      }
     }
   }
 
@@ -213,7 +243,7 @@ void add_sample(Samples<Key>& samples, const Key& key, double seconds, int64_t e
 
 /// Times of a step's ops go to the kernels that a dry run has in the same places.
 void pair_ops(const Program& program, const RankStep& step, const std::string& run_dir,
-              Samples<Kernel>& samples) {
+              bool on_device, Samples<Kernel>& samples) {
   std::map<Kernel, std::pair<double, int64_t>> of_step;
   size_t at = 0;
   const auto differ = [&](const std::string& traced, const std::string& dry) {
@@ -234,15 +264,36 @@ void pair_ops(const Program& program, const RankStep& step, const std::string& r
     if (op.op != kernel.op || op.flops != kernel.flops || op.bytes != kernel.bytes) {
       differ(words(op.op, op.flops, op.bytes), dry);
     }
-    auto& [seconds, count] = of_step[kernel];
-    seconds += op.cpu;
-    ++count;
     ++at;
+    if (on_device && op.device == 0) continue;  // of an empty part, which no GPU was asked for
+    auto& [seconds, count] = of_step[kernel];
+    seconds += on_device ? op.device : op.cpu;
+    ++count;
   }
   if (at < step.ops.size()) differ(step.ops[at].op, "not there");
   for (const auto& [kernel, sum] : of_step) {
     add_sample(samples, kernel, sum.first / double(sum.second), sum.second);
   }
+}
+
+// [launches]
+/// Seconds on the host's CPU clock from one op's launch to the next one's, the median: a launch
+/// that waits for room in the GPU's queue, or for its result, is none.
+double between_launches(const RankStep& step) {
+  std::vector<double> between;
+  for (size_t i = 0; i + 1 < step.ops.size(); ++i) {
+    between.push_back(step.ops[i + 1].cpu_begin - step.ops[i].cpu_begin);
+  }
+  return between.empty() ? 0 : std::max(0.0, median(std::move(between)));
+}
+// [launches]
+
+/// The same beside ops and waits, where the host computes.
+double between_ops(const RankStep& step) {
+  double computed = 0;
+  for (const RankStep::Slice& op : step.ops) computed += op.cpu;
+  const auto count = double(std::ssize(step.ops) + step.posts);
+  return std::max(0.0, step.cpu - step.waited_cpu - computed) / count;
 }
 
 }  // namespace
@@ -278,6 +329,7 @@ RunTimes read_run_times(const std::string& run_dir) {
   const TrainConfig config = config_of_run(run_dir);
   const TraceReader trace(run_dir);
   RunTimes times;
+  times.on_device = trace.on_device;
   times.ranks_per_node = trace.ranks_per_node;
   times.steps = std::ssize(trace.steps);
   Samples<Kernel> ops;
@@ -286,12 +338,9 @@ RunTimes read_run_times(const std::string& run_dir) {
     const Program program = record(config, rank);
     for (const auto& [number, of_ranks] : trace.steps) {
       const RankStep& step = of_ranks.at(rank);
-      pair_ops(program, step, run_dir, ops);
-      double computed = 0;
-      for (const RankStep::Slice& op : step.ops) computed += op.cpu;
-      const int64_t count = std::ssize(step.ops) + step.posts;
-      between.push_back(std::max(0.0, step.cpu - step.waited_cpu - computed) / double(count));
-      times.between_them += count;
+      pair_ops(program, step, run_dir, trace.on_device, ops);
+      between.push_back(trace.on_device ? between_launches(step) : between_ops(step));
+      times.between_them += std::ssize(step.ops) + (trace.on_device ? 0 : step.posts);
     }
   }
   times.between = median(between);

@@ -255,7 +255,9 @@ void SearchConfig::bind(Args& args) {
   args.bind("plan_rows", plan_rows, "predict each layout of this table (.csv) on the cluster")
       .may_differ_on_resume();
   args.bind("plan_runs", plan_runs,
-            "calibrate the cluster with the traces of these runs: directories, with commas between")
+            "calibrate the cluster with these: directories of traced runs, outputs of nccl-tests, "
+            "with "
+            "commas between")
       .may_differ_on_resume();
   args.bind("plan_out", plan_out, "write the table, or the cluster, to this file")
       .may_differ_on_resume();

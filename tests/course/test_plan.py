@@ -104,6 +104,17 @@ class Words(unittest.TestCase):
                 self.assertEqual(words, ["--cluster", "two_cores", "--plan_runs", ",".join(run_dirs[:count]),
                                          "--plan_out", str(Path("mine.json").absolute())])
 
+    def test_a_calibration_takes_files_as_well(self):
+        with tempfile.TemporaryDirectory() as folder:
+            printed = Path(folder) / "all_reduce.txt"
+            printed.write_text("# nccl-tests\n", encoding="utf-8")
+            for sources, words in (
+                    ((str(printed),), ["--cluster", "h100_nvl8", "--plan_runs", str(printed)]),
+                    ((str(TABLE),), ["--cluster", "h100_nvl8", "--plan_rows", str(TABLE), "--plan_fit", "all"])):
+                with mock.patch.object(launch, "run_chapter", return_value=0) as run:
+                    cli._run_command(["calibrate", *sources, "--cluster", "h100_nvl8"])  # pylint: disable=protected-access
+                self.assertEqual(run.call_args.args[1], words)
+
     def test_what_cannot_be_asked_is_refused_in_a_line(self):
         for arguments, parts in (
                 ((), ("--cluster",)),

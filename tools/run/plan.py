@@ -94,10 +94,14 @@ def fit(tables, cluster, rows, output, options):
         *written(output)], options)
 
 
-def calibrate(run_dirs, cluster, output, options):
-    """The cluster's numbers as the traces of these runs have them. Asks the newest of their chapters."""
-    named = [str(Path(runs.existing(run_dir)).absolute()) for run_dir in run_dirs]
-    of_runs = {runs.read_run(run_dir).get("chapter") for run_dir in named}
+def calibrate(sources, cluster, output, options):
+    """The cluster's numbers as these traced runs and outputs of nccl-tests have them. Asks the newest
+    of the runs' chapters. Tables of steps (.csv) are what --fit reads."""
+    if all(str(source).endswith(".csv") for source in sources):
+        return fit(sources, cluster, "all", output, options)
+    named = [str(Path(source if Path(source).is_file() else runs.existing(source)).absolute())
+             for source in sources]
+    of_runs = {runs.read_run(run_dir).get("chapter") for run_dir in named if Path(run_dir).is_dir()}
     own = [chapter for chapter in _planners() if chapter.name in of_runs]
     return launch.run_chapter(own[-1] if own else find_chapter(), [
         "--cluster", place(cluster), "--plan_runs", ",".join(named), *written(output)], options)

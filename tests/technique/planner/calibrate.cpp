@@ -155,10 +155,13 @@ constexpr double kUs = 1e-6;
 
 /// The files of a run on two ranks whose ops take 10 us of CPU each, with 2 us before each op and
 /// exchange; exchanges take 102 us from when the later rank begins. The first four steps are ten
-/// times as slow. A step ends with a wait that polls for 50 us.
+/// times as slow. A step ends with a wait that polls for 50 us. On a GPU an op takes as long in its
+/// lane, 50 us later, and the host 1 us to launch it; once it finds the queue full for 5 ms.
 class TracedRun {
  public:
-  explicit TracedRun(const std::string& flags, int steps = 8, int64_t node_size = 0) {
+  explicit TracedRun(const std::string& flags, int steps = 8, int64_t node_size = 0,
+                     bool on_device = false)
+      : on_device_(on_device) {
     std::vector<std::string> words = {"program"};
     std::istringstream stream(instead(kSmall, flags + " --dtype f32"));
     for (std::string word; stream >> word;) words.push_back(word);
@@ -196,6 +199,7 @@ class TracedRun {
                        {"tid", 0},
                        {"ts", now_},
                        {"dur", duration},
+                       {"tts", now_},
                        {"tdur", duration},
                        {"args", {{"step", step}}}});
     return events_.back();
@@ -208,19 +212,34 @@ class TracedRun {
       if (event.kind != Event::compute && event.kind != Event::post) continue;
       now_ += 2 * slow;
       if (event.kind == Event::compute) {
-        const Kernel& kernel = program.kernels[event.what];
-        Json& args = add("op", kernel.op, rank, step, 10 * slow)["args"];
-        args["flops"] = kernel.flops;
-        args["bytes"] = kernel.bytes;
-        now_ += 10 * slow;
+        add_op(program.kernels[event.what], rank, step, slow);
       } else {
         add_exchange(program.exchanges[event.what], rank, step, slow);
       }
     }
+    now_ += on_device_ ? 5000 : 0;
     add("wait", "wait all_reduce", rank, step, 50);
     now_ += 50;
     const double end = std::exchange(now_, begin);
     add("phase", "train_step", rank, step, end - begin);
+  }
+
+  void add_op(const Kernel& kernel, int rank, int step, double slow) {
+    const double takes = on_device_ ? slow : 10 * slow;
+    const auto add_amounts = [&](Json& args) {
+      args["flops"] = kernel.flops;
+      args["bytes"] = kernel.bytes;
+    };
+    add_amounts(add("op", kernel.op, rank, step, takes)["args"]);
+    now_ += takes;
+    if (!on_device_) return;
+    const double queued = std::exchange(now_, now_ + 50);
+    Json& in_lane = add("device op", kernel.op, rank, step, 10 * slow);
+    in_lane["tid"] = 1000;
+    in_lane["args"]["queued"] = queued;
+    add_amounts(in_lane["args"]);
+    add("device wait", "wait all_reduce", rank, step, 7)["tid"] = 1000;
+    now_ = queued;
   }
 
   void add_exchange(const Exchange& exchange, int rank, int step, double slow) {
@@ -237,6 +256,7 @@ class TracedRun {
   }
 
   const TempDir dir_;
+  const bool on_device_;
   std::vector<Json> events_;
   std::map<int, int64_t> numbers_;
   double now_ = 0;
@@ -258,6 +278,29 @@ TEST_CASE("a trace says what each op and exchange took, and what is between them
     CHECK(*sent.group.members == std::vector<int>{0, 1});
   }
   CHECK(times.between == Approx(2 * kUs));
+}
+
+TEST_CASE("of GPUs a trace says what ops took in their lanes, and what a launch costs the host") {
+  const TracedRun run("--dp_size 2 --device cuda", 8, /*node_size=*/0, /*on_device=*/true);
+  const RunTimes times = read_run_times(run.path());
+  CHECK(times.on_device);
+  CHECK(!read_run_times(TracedRun("--dp_size 2").path()).on_device);
+  REQUIRE(!times.ops.empty());
+  for (const RunTimes::Op& op : times.ops) CHECK(op.seconds == Approx(10 * kUs));
+  for (const RunTimes::Sent& sent : times.sent) CHECK(sent.seconds <= Approx(102 * kUs));
+  CHECK(times.between == Approx(3 * kUs));  // of most: others have an exchange between them
+
+  const TempDir dir;
+  TrainConfig config;
+  config.search.cluster = "h100_nvl8";
+  config.search.plan_runs = run.path();
+  config.search.plan_out = dir.file("cards.json");
+  CHECK(calibrate_cluster(config).find("launches") != std::string::npos);
+  const Cluster cards = read_cluster(config.search.plan_out);
+  CHECK(cards.launch_us.value == Approx(3));
+  CHECK(cards.peak_tflops.at(DType::f32).origin == Origin::fitted);
+  CHECK(cards.peak_tflops.at(DType::bf16).origin == Origin::unknown);
+  CHECK(cards.node.gbs.origin == Origin::fitted);
 }
 
 TEST_CASE("traces of other programs, and those that are too short, are refused") {
@@ -295,10 +338,16 @@ TEST_CASE("a calibrated file is read again, and says what its numbers rest on") 
 
 TEST_CASE("runs that cannot calibrate are refused in a line") {
   TrainConfig config;
+  const TracedRun on_cpu("--dp_size 2"), on_gpu("--dp_size 2", 8, 0, /*on_device=*/true);
   config.search.cluster = "h100_nvl8";
-  config.search.plan_runs = "nowhere";
-  check_throws<UsageError>([&] { calibrate_cluster(config); }, {"h100_nvl8", "two_cores"});
+  config.search.plan_runs = on_cpu.path();
+  check_throws<UsageError>([&] { calibrate_cluster(config); },
+                           {"h100_nvl8", on_cpu.path(), "of CPUs", "--cluster two_cores"});
   config.search.cluster = "two_cores";
+  config.search.plan_runs = on_cpu.path() + "," + on_gpu.path();
+  check_throws<UsageError>([&] { calibrate_cluster(config); },
+                           {"two_cores", on_gpu.path(), "of GPUs", "--cluster h100_nvl8"});
+  config.search.plan_runs = "nowhere";
   check_throws<UsageError>([&] { calibrate_cluster(config); },
                            {"plan_runs=nowhere", "run.json", "directories of runs"});
   check_throws<UsageError>([] { layout_of_flags("--plan_runs nowhere"); },
