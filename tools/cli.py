@@ -40,6 +40,7 @@ Find a layout
   plan ... --what_if net=+100%   or   plan ... --why 1 4      on a changed cluster; why B is slower
   plan ... --plot layouts.png    all its layouts; of --nodes 1,2,4 or --model 1B,8B the best as a heatmap
   plan ... --measure 10                                       the ten best, run on this machine
+  plan ... -o timeline.json                                   the fastest step, for Perfetto
   plan --predict FILE.csv --cluster a100 -o OUT.csv           step and memory of each layout there
   calibrate RUN_DIR|FILE ... -o mine.json                     a cluster's file from traces or nccl-tests
 Do the exercises
@@ -352,7 +353,8 @@ def _plan(arguments, flags):
     asks.add_argument("--fit", metavar="FILE.csv", nargs="+", help="tables of measured steps")
     parser.add_argument("--rows", default="all", metavar="\"pp<=1,nodes<=32\"",
                         help="with --fit: the rows to fit (default: all)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="of --predict or --fit")
+    parser.add_argument("-o", "--output", metavar="FILE", help="of --predict or --fit; of a search the "
+                        "timeline of its first layout, for https://ui.perfetto.dev")
     parser.add_argument("--model", help="with --batch, like the four below: such as 8B")
     parser.add_argument("--nodes", help="of the cluster (default 1)")
     parser.add_argument("--seq_len", default="4096", help="tokens of a sample (default 4096)")
@@ -372,6 +374,8 @@ def _plan(arguments, flags):
     parser.flags = tuple(flags)
     args = parser.parse_args(arguments)
     options = launch.Options(install=not args.no_install, skip_packages=args.skip_packages, ranks=1)
+    if args.output and args.batch and (args.plot or args.measure):
+        parser.error("-o is for the timeline of one search; leave it out with --plot and --measure")
     if args.plot and args.batch:
         return _plan_plot(parser, args, flags, options)
     named = [word for name in ("model", "nodes", "seq_len", "require") if getattr(args, name)
@@ -390,7 +394,7 @@ def _plan(arguments, flags):
         return measure.run_measure(args.cluster, args.batch, [*named, *flags], args.measure, args.limit,
                                    args.json, options)
     return plan.search(args.cluster, args.batch,
-                       [*named, *["--plan_json"] * args.json, *flags], options)
+                       [*named, *plan.written(args.output), *["--plan_json"] * args.json, *flags], options)
 
 
 def _plan_plot(parser, args, flags, options):

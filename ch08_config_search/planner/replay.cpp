@@ -101,6 +101,31 @@ class Replay {
     return result;
   }
 
+  // [slices]
+  std::vector<std::vector<TimelineSlice>> slices() {
+    std::vector<std::vector<TimelineSlice>> all;
+    for (Actor& actor : actors_) {
+      std::vector<TimelineSlice>& of_class = all.emplace_back();
+      double from = actor.begin.at;
+      for (const Actor::Span& span : actor.spans) {
+        if (!span.starves && span.until > from) of_class.push_back({from, span.until, span.event});
+        from = std::max(from, span.until);
+      }
+      size_t post = 0;
+      for (int64_t i = 0; i < std::ssize(actor.program->events); ++i) {
+        if (actor.program->events[i].kind != Event::post) continue;
+        const auto [number, place] = actor.posted[1][post++];
+        const Queue& queue = actor.queues[number];
+        if (actor.program->exchanges[queue.exchanges[place]].kind == CommKind::recv) continue;
+        if (!carry_out(actor, number, place)) continue;  // what is left to the next step as well
+        const double over = queue.over[place].at;
+        of_class.push_back({over - actor.busy[queue.exchanges[place]].busy, over, i, true});
+      }
+    }
+    return all;
+  }
+  // [slices]
+
  private:
   void prepare(const Program& program) {
     Actor actor;
@@ -419,8 +444,11 @@ ResourceSeconds seconds_of(const CriticalPath& path, const std::vector<Program>&
 }
 // [seconds_of]
 
-Replayed replay(const std::vector<Program>& programs, const RankClasses& classes, Cost& cost) {
-  Replayed replayed = Replay(programs, classes, cost).run();
+Replayed replay(const std::vector<Program>& programs, const RankClasses& classes, Cost& cost,
+                std::vector<std::vector<TimelineSlice>>* slices) {
+  Replay replay(programs, classes, cost);
+  Replayed replayed = replay.run();
+  if (slices != nullptr) *slices = replay.slices();
   replayed.critical = seconds_of(replayed.path, programs, cost);
   return replayed;
 }

@@ -59,13 +59,22 @@ struct Replayed {
 /// The dimension that a group belongs to: "dp", "tp", "cp", "ep" or "pp".
 std::string dimension_of(const std::string& group);
 
+/// What a representative did in the last step that was laid out: its device, which computed or
+/// waited, or an exchange on its link.
+struct TimelineSlice {
+  double begin = 0, end = 0;
+  int64_t event = 0;     ///< of its program: the op, the wait, or the post
+  bool is_sent = false;  ///< an exchange
+};
+
 /// What a path takes where `cost` says what its points take, by what that depends on.
 ResourceSeconds seconds_of(const CriticalPath& path, const std::vector<Program>& programs,
                            Cost& cost);
 
 /// Lays out a step of a run on the cluster that `cost` knows, from the programs of its classes'
 /// representatives. Throws Error where the ranks wait for each other for ever, with what each waits
-/// in and did last.
-Replayed replay(const std::vector<Program>& programs, const RankClasses& classes, Cost& cost);
+/// in and did last. `slices`: gets those of each class.
+Replayed replay(const std::vector<Program>& programs, const RankClasses& classes, Cost& cost,
+                std::vector<std::vector<TimelineSlice>>* slices = nullptr);
 
 }  // namespace usp

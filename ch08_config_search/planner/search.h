@@ -20,7 +20,7 @@ struct SearchConfig {
   /// Directories of traced runs, and outputs of nccl-tests, to calibrate the cluster with; empty:
   /// none.
   std::string plan_runs;
-  std::string plan_out;  ///< the file that gets what is predicted, fitted or calibrated
+  std::string plan_out;  ///< the file for what is predicted, fitted or calibrated, or a timeline
   std::string plan_fit;  ///< fit the cluster's numbers to the rows that are so; empty: do not
   std::string what_if;   ///< changes of the cluster: search on both; empty: none
   std::string why;       ///< two layouts to compare part by part; empty: none

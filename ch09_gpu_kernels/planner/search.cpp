@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "accounting/plan.h"
+#include "base/file_writer.h"
 #include "base/rules.h"
 #include "planner/calibrate.h"
 #include "planner/change.h"
@@ -234,6 +235,14 @@ class FoundLayouts {
   std::optional<LayoutSearch> more_;  ///< with 10 % more of each rank's memory
 };
 
+/// The first layout's, with few of its micro-batches.
+void write_timeline(const LayoutSearch& search) {
+  const Cluster& cluster = search.cluster();
+  const RecordedStep step(search.timed().front().candidate,
+                          static_cast<int64_t>(cluster.ranks_per_node.value), search.records());
+  write_file(search.config().search.plan_out, step.timeline(cluster));
+}
+
 }  // namespace
 
 void SearchConfig::bind(Args& args) {
@@ -255,11 +264,11 @@ void SearchConfig::bind(Args& args) {
   args.bind("plan_rows", plan_rows, "predict each layout of this table (.csv) on the cluster")
       .may_differ_on_resume();
   args.bind("plan_runs", plan_runs,
-            "calibrate the cluster with these: directories of traced runs, outputs of nccl-tests, "
-            "with "
-            "commas between")
+            "calibrate the cluster with these, with commas between: directories of traced runs, "
+            "outputs of nccl-tests")
       .may_differ_on_resume();
-  args.bind("plan_out", plan_out, "write the table, or the cluster, to this file")
+  args.bind("plan_out", plan_out,
+            "write the table, the cluster, or the timeline of a search's first layout to this file")
       .may_differ_on_resume();
   args.bind("plan_fit", plan_fit,
             "fit the cluster's numbers to the measured rows that are so: all, or \"pp<=1\"")
@@ -283,7 +292,8 @@ void SearchConfig::validate(const Args& args) {
     }
   }
   for (const char* flag : {"plan_out", "plan_fit"}) {
-    if (!plan_rows.empty() || !plan_runs.empty() || !args.typed(flag)) continue;
+    const bool of_search = !cluster.empty() && flag == std::string_view("plan_out");
+    if (of_search || !plan_rows.empty() || !plan_runs.empty() || !args.typed(flag)) continue;
     refuse_silent("search_has_a_cluster", {fmt::format("leave out --{}", flag)},
                   "{} is about a table, which needs --plan_rows or --plan_runs", flag);
   }
@@ -304,6 +314,12 @@ void SearchConfig::validate(const Args& args) {
     refuse_silent("why_or_what_if", {"leave out --why", "leave out --what_if"},
                   "why={} and what_if={} are two questions, with an answer each", why, what_if);
   }
+  for (const auto& [flag, value] : {std::pair{"why", &why}, {"what_if", &what_if}}) {
+    if (value->empty() || plan_out.empty()) continue;
+    refuse_silent("why_or_what_if", {"leave out --plan_out", fmt::format("leave out --{}", flag)},
+                  "plan_out={} is for the timeline of one search, and {}={} compares", plan_out,
+                  flag, *value);
+  }
 }
 
 bool SearchConfig::plans(const TrainConfig& run) const {
@@ -323,6 +339,7 @@ SearchAnswer search(const TrainConfig& config) {
   LayoutSearch search(config, read_cluster(config.search.cluster));
   search.run();
   const FoundLayouts found(search);
+  if (!config.search.plan_out.empty() && !search.timed().empty()) write_timeline(search);
   return {config.search.plan_json ? found.json() : found.text(),
           search.timed().empty() ? kNothingAsRequired : 0};
 }

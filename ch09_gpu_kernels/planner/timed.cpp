@@ -5,6 +5,7 @@
 
 #include "accounting/memory.h"
 #include "planner/shared_replay.h"
+#include "planner/timeline.h"
 
 namespace usp {
 
@@ -95,6 +96,11 @@ double RecordedStep::shared(const Cluster& cluster) const {
         shared_step(programs, classes_, cost, {.links = true, .beside = cluster.beside.value}));
   }
   return each.size() == 1 ? each[0] : on(each[0], each[1], times_);
+}
+
+std::string RecordedStep::timeline(const Cluster& cluster) const {
+  Cost cost(cluster);
+  return usp::timeline(runs_.front(), classes_, cost);
 }
 
 FoldedStep RecordedStep::fold() const {

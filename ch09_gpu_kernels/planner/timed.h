@@ -51,6 +51,8 @@ class RecordedStep {
   /// The step where exchanges that are under way at once divide links, and ops beside them have the
   /// cluster's `beside` of their speed.
   double shared(const Cluster& cluster) const;
+  /// Of the fewest micro-batches that were recorded, for Perfetto.
+  std::string timeline(const Cluster& cluster) const;
   /// To ask how long it is on many clusters.
   FoldedStep fold() const;
   /// Seconds that the critical path of another cluster takes on this one: the step's, where it is

@@ -132,6 +132,7 @@ class Words(unittest.TestCase):
                 (("--cluster", "a100", "--batch", "1M", "--measure", "3", "--nodes", "2"), ("--nodes 2", "--nodes 1")),
                 (("--cluster", "a100", "--batch", "1M", "--measure", "3", "--", "--steps", "4"),
                  ("--steps 4", "--steps 14")),
+                (("--cluster", "a100", "--batch", "1M", "--measure", "3", "-o", "o.json"), ("-o", "--measure")),
                 (("--cluster", "a100", "--predict", str(TABLE), "--measure", "3"), ("--measure", "--batch 1M")),
                 (("--cluster", "a100", "--predict", str(TABLE), "--why", "1", "2"), ("--why", "--batch 1M")),
                 (("--cluster", "a100", "--fit", str(TABLE), "--what_if", "net=+1%"), ("--what_if", "--batch 1M")),
@@ -344,6 +345,16 @@ class Answers(unittest.TestCase):
         self.assertIn("1000 tokens are asked for, which are no whole number of samples; 63 samples", text)
         found = json.loads(said("--cluster", "two_cores", "--json", *words)[1])
         self.assertEqual((found["tokens"], found["tokens_asked"]), (1008, 1000))
+
+    def test_a_search_writes_the_timeline_of_its_first_layout(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "timeline.json"
+            code, _, error = said("--cluster", "two_cores", "-o", str(out), *TINY)
+            self.assertEqual(code, 0, error)
+            found = json.loads(out.read_text())
+            self.assertEqual(found["otherData"]["origin"], "predicted")
+            self.assertEqual({event["ph"] for event in found["traceEvents"]}, {"M", "X"})
+            self.assertIn("F0", {event["name"] for event in found["traceEvents"]})
 
     def test_what_if_and_why_answer(self):
         code, text, _ = said("--cluster", "two_cores", "--what_if", "peak=+100%", *TINY)
