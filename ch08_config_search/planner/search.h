@@ -17,13 +17,11 @@ struct SearchConfig {
   bool plan_json = false;  ///< as JSON
   std::string require;     ///< what the best has to reach; empty: nothing
   std::string plan_rows;   ///< a table of runs to predict; empty: none
-  /// Directories of traced runs, and outputs of nccl-tests, to calibrate the cluster with; empty:
-  /// none.
-  std::string plan_runs;
-  std::string plan_out;  ///< the file for what is predicted, fitted or calibrated, or a timeline
-  std::string plan_fit;  ///< fit the cluster's numbers to the rows that are so; empty: do not
-  std::string what_if;   ///< changes of the cluster: search on both; empty: none
-  std::string why;       ///< two layouts to compare part by part; empty: none
+  std::string plan_runs;   ///< traced runs, outputs of nccl-tests: to calibrate with; empty: none
+  std::string plan_out;    ///< the file for what is predicted, fitted, calibrated, or drawn
+  std::string plan_fit;    ///< fit the cluster's numbers to the rows that are so; empty: do not
+  std::string what_if;     ///< changes of the cluster: search on both; empty: none
+  std::string why;         ///< two layouts to compare part by part; empty: none
   std::set<std::string> chosen;  ///< flags whose values the command line decides
   static constexpr int64_t kMaxNodes = 1 << 16;
 

@@ -51,7 +51,7 @@ class RecordedStep {
   /// The step where exchanges that are under way at once divide links, and ops beside them have the
   /// cluster's `beside` of their speed.
   double shared(const Cluster& cluster) const;
-  /// Of the fewest micro-batches that were recorded, for Perfetto.
+  /// A drawing of the fewest micro-batches that were recorded, for Perfetto.
   std::string timeline(const Cluster& cluster) const;
   /// To ask how long it is on many clusters.
   FoldedStep fold() const;

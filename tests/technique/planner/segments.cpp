@@ -1,7 +1,7 @@
 #include "planner/segments.h"
 
 #include "planner/schedule_replay.h"
-#include "technique/planner/layouts.h"
+#include "technique/planner/written.h"
 
 /// Programs that are written out of recorded segments are those that a dry run records.
 namespace usp::test {
