@@ -137,7 +137,7 @@ TEST_CASE("layouts drawn at random compute what one process does, and go on in e
   const uint64_t all = is_full_in_turns() ? 50 : 300;
   const uint64_t count = kSanitized ? 2 : is_full() ? all : 10;
   const uint64_t begin = 1'000'000 + turn() * count;
-  size_t went_on = 0;
+  size_t went_on = 0, rounded = 0;
   for (uint64_t number = begin; number < begin + count; ++number) {
     CompositionDraw draw(number, /*most_ranks=*/kSanitized ? 4 : 16);
     const Composition of = draw.draw();
@@ -145,11 +145,12 @@ TEST_CASE("layouts drawn at random compute what one process does, and go on in e
     INFO((of.second ? of.second->flags : "ends here"));
     const TwinResult result = run_twin(of.first, of.second ? &*of.second : nullptr);
     REQUIRE(result.failure == "");
-    REQUIRE(result.largest > 0);
     REQUIRE(result.compared == (of.second ? 3 : 2));
     went_on += of.second.has_value();
+    rounded += result.largest > 0;
   }
   REQUIRE(2 * went_on > count);
+  REQUIRE(2 * rounded > count);  // a pipeline of one micro-batch gives the bits of one process
 }
 
 /// What a rank sends, holds, keeps and reaches in two steps, by name. Where experts are, less what
