@@ -117,6 +117,20 @@ bool TokenFile::halves_are_alike() const {
   return chi_squared(0, 20) && chi_squared(4, 16);
 }
 
+namespace {
+
+/// Whether all ids are of the vocabulary when their bytes are swapped, of ids enough to tell.
+bool is_swapped(const TokenFile& file, int width, int64_t vocab_size) {
+  constexpr int64_t kEnough = 64;
+  for (int64_t i = 0; i < file.size(); ++i) {
+    const uint32_t token = __builtin_bswap32(static_cast<uint32_t>(file[i])) >> (32 - 8 * width);
+    if (token >= vocab_size) return false;
+  }
+  return file.size() >= kEnough;
+}
+
+}  // namespace
+
 void TokenFile::check_tokens(int64_t vocab_size) const {
   const int bits = 8 * format_.width;
   if (!format_.is_signed && bits < 32 && vocab_size >= int64_t{1} << bits) return;
@@ -134,6 +148,14 @@ void TokenFile::check_tokens(int64_t vocab_size) const {
     if (negative) {
       usage_error("data={}: token {} at position {} must be at least 0; give ids below {}", path_,
                   shown, i, vocab_size);
+    }
+    if (format_.is_raw && is_swapped(*this, format_.width, vocab_size)) {
+      usage_error(
+          "data={}: token {} at position {} is not below vocab_size={}, and all are when their "
+          "bytes are swapped, so its ids are in big-endian order; write them with `python3 -c "
+          "\"import numpy, sys; numpy.fromfile(sys.argv[1], '>u{}').astype('<u4')"
+          ".tofile(sys.argv[2])\" {} ids.bin` and give --data ids.bin --token_dtype uint32",
+          path_, shown, i, vocab_size, format_.width, shell_quoted(path_));
     }
     refuse("tokens_of_vocabulary", other_vocabularies(),
            "data={}: token {} at position {} must be below vocab_size={}", path_, shown, i,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -45,6 +46,12 @@ struct Magic {
 constexpr Magic kMagics[] = {
     {"version https://git-lfs.github.com/spec/"sv, "a Git LFS pointer, not the file itself",
      "fetch the file with `{}`", "git lfs pull --include={}"},
+    {"\xEF\xBB\xBF"
+     "version https://git-lfs.github.com/spec/"sv,
+     "a Git LFS pointer, not the file itself", "fetch the file with `{}`",
+     "git lfs pull --include={}"},
+    {"# xet version "sv, "a Xet pointer, not the file itself", "fetch the file with `{}`",
+     "git xet materialize {}"},
     {"/annex/objects/"sv, "a git-annex pointer, not the file itself", "fetch the file with `{}`",
      "git annex get {}"},
     {"\x1F\x8B\x08"sv, "compressed by gzip", kUnpack, "gunzip -k {}"},
@@ -58,6 +65,9 @@ constexpr Magic kMagics[] = {
     {"7z\xBC\xAF\x27\x1C"sv, "a 7z archive", kUnpack, "7z x {}"},
     {"Rar!\x1A\x07"sv, "a RAR archive", kUnpack, "unrar x {}"},
     {"ustar"sv, "a tar archive", kUnpack, "tar xf {}", 257},
+    {"!<arch>\n"sv, "an archive of ar", kUnpack, "ar x {}"},
+    {"\x1E{"sv, "a sequence of JSON texts", "write it as lines of JSON, such as with `{}`",
+     "tr -d '\\036' < {} > texts.jsonl"},
     {"PAR1"sv, "a Parquet file", kToText, "parquet"},
     {"ARROW1"sv, "an Arrow file", kToText, "feather"},
     {"FEA1"sv, "a Feather file", kToText, "feather"},
@@ -125,9 +135,61 @@ FileKind zip_kind(std::string_view text, const std::string& file) {
 std::string beginning(std::string_view text) {
   if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
   const size_t first = text.find_first_not_of(" \t\r\n");
-  std::string low(text.substr(std::min(first, text.size()), 256));
+  std::string low(text.substr(std::min(first, text.size()), 4096));
   for (char& c : low) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return low;
+}
+
+/// A web page, behind what may stand before it: XML's declaration and comments.
+bool is_web_page(std::string_view low) {
+  if (low.starts_with("<?xml") && low.substr(0, 256).find("<error>") != low.npos) return true;
+  for (const auto& [open, close] : {std::pair{"<?xml"sv, "?>"sv}, std::pair{"<!--"sv, "-->"sv}}) {
+    while (low.starts_with(open)) {
+      low.remove_prefix(std::min(low.find(close), low.size()));
+      low.remove_prefix(std::min(low.find_first_not_of(" \t\r\n", close.size()), low.size()));
+    }
+  }
+  return low.starts_with("<!doctype html") || low.starts_with("<html") || low.starts_with("<head>");
+}
+
+/// What DVC keeps in the place of a file: its digest, below `outs:`.
+bool is_dvc_pointer(std::string_view low) {
+  constexpr std::string_view kKey = "md5: ", kHex = "0123456789abcdef";
+  constexpr size_t kDigest = 32;
+  const size_t at = low.find(kKey);
+  return (low.starts_with("outs:") || (at == 0 && low.find("\nouts:") != low.npos)) &&
+         at != low.npos && low.size() >= at + kKey.size() + kDigest &&
+         low.find_first_not_of(kHex, at + kKey.size()) >= at + kKey.size() + kDigest;
+}
+
+/// A number of text, blanks around it; nothing where it is none.
+std::optional<int64_t> number_in(std::string_view text, int base) {
+  text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, base);
+  return error == std::errc{} ? std::optional(number) : std::nullopt;
+}
+
+/// An archive of the first tar, which has no mark: the bytes of a header add up to what it says.
+bool is_old_tar(std::string_view text) {
+  constexpr size_t kHeader = 512, kAt = 148, kDigits = 8;
+  if (text.size() < kHeader || text[0] == '\0') return false;
+  int64_t sum = kDigits * ' ';
+  for (size_t i = 0; i < kHeader; ++i) {
+    if (i < kAt || i >= kAt + kDigits) sum += static_cast<uint8_t>(text[i]);
+  }
+  return number_in(text.substr(kAt, kDigits), 8) == sum;
+}
+
+/// An archive of cpio in its new form: a header of digits, and a name that ends with a 0.
+bool is_cpio(std::string_view text) {
+  constexpr size_t kHeader = 110, kNameLength = 94, kDigits = 8;
+  if (text.size() <= kHeader || !(text.starts_with("070701") || text.starts_with("070702"))) {
+    return false;
+  }
+  const std::optional<int64_t> length = number_in(text.substr(kNameLength, kDigits), 16);
+  return length && *length > 0 && kHeader + *length <= text.size() &&
+         text[kHeader + *length - 1] == '\0';
 }
 
 /// Protocol 0 of pickle is text: a letter for each operation, some with one or two lines of their
@@ -276,8 +338,19 @@ std::optional<FileKind> recognize(std::span<const std::byte> bytes, const std::s
     return FileKind{row.what, fmt::format(fmt::runtime(row.remedy), command, file)};
   }
   if (text.starts_with("PK\3\4")) return zip_kind(text, file);
-  if (low.starts_with("<!doctype html") || low.starts_with("<html") ||
-      (low.starts_with("<?xml") && low.find("<error>") != low.npos)) {
+  if (is_old_tar(text)) {
+    return FileKind{"a tar archive",
+                    fmt::format(fmt::runtime(kUnpack), fmt::format("tar xf {}", file))};
+  }
+  if (is_cpio(text)) {
+    return FileKind{"an archive of cpio",
+                    fmt::format(fmt::runtime(kUnpack), fmt::format("cpio -id < {}", file))};
+  }
+  if (is_dvc_pointer(low)) {
+    return FileKind{"a DVC pointer, not the file itself",
+                    fmt::format("fetch the file with `dvc pull {}` and give that", file)};
+  }
+  if (is_web_page(low)) {
     return FileKind{"a web page, as a server sends it in the place of a file", kWebPage};
   }
   if (is_pickle(text)) {
@@ -413,8 +486,10 @@ std::string why_no_text(std::span<const std::byte> bytes, const std::string& pat
 
 std::string command_of_column(std::string_view text, const std::string& path) {
   constexpr size_t kRows = 8;
-  for (const char separator : {',', '\t'}) {
-    const bool called = path.ends_with(separator == ',' ? ".csv" : ".tsv");
+  for (const char separator : {',', '\t', ';'}) {
+    const bool called = path.ends_with(separator == '\t' ? ".tsv" : ".csv");
+    // In lines of code there are semicolons too.
+    if (separator == ';' && !called) continue;
     std::vector<size_t> widths;  // of each column, over the rows
     size_t rows = 0, column = 0;
     bool quoted = false, even = true;
@@ -436,10 +511,11 @@ std::string command_of_column(std::string_view text, const std::string& path) {
     if (!even || rows < (called ? 2 : 4) || widths.size() < (called ? 2 : 3)) continue;
     const auto longest = std::ranges::max_element(widths) - widths.begin();
     return fmt::format(
-        "python3 -c \"import pandas, sys; pandas.read_{}(sys.argv[1], dtype=str, "
+        "python3 -c \"import pandas, sys; pandas.read_{}(sys.argv[1], {}dtype=str, "
         "keep_default_na=False).iloc[:, {}].to_frame('text')"
         ".to_json(sys.argv[2], orient='records', lines=True)\" {} texts.jsonl",
-        separator == ',' ? "csv" : "table", longest, shell_quoted(path));
+        separator == '\t' ? "table" : "csv", separator == ';' ? "sep=';', " : "", longest,
+        shell_quoted(path));
   }
   return "";
 }

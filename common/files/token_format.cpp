@@ -152,7 +152,8 @@ class FormatReader {
           "is an array of NumPy's in big-endian order; write it with `numpy.save(FILE, "
           "array.astype('<u4'))`");
     }
-    const std::optional<int64_t> count = elements(behind(header, "'shape':"));
+    int dimensions = 0;
+    const std::optional<int64_t> count = elements(behind(header, "'shape':"), dimensions);
     const int width = descr[3] - '0';
     const Bytes data = bytes_.subspan(begin + length);
     if (!count || (*count > 0 && std::ssize(data) / *count != width) ||
@@ -160,9 +161,7 @@ class FormatReader {
       refuse("is damaged: its header of NumPy's does not announce the {} bytes that follow",
              data.size());
     }
-    const std::string_view shape = behind(header, "'shape':");
-    const bool rows = shape.substr(0, shape.find(')')).find(", ") != shape.npos;
-    if (rows && behind(header, "'fortran_order':").starts_with("True")) {
+    if (dimensions > 1 && !behind(header, "'fortran_order':").starts_with("False")) {
       refuse(
           "is an array of NumPy's in the order of Fortran; write it with `numpy.save(FILE, "
           "numpy.ascontiguousarray(array))`");
@@ -179,8 +178,9 @@ class FormatReader {
     return begin == text.npos ? "" : text.substr(begin);
   }
 
-  /// The product of a shape such as "(3, 4), }"; nothing where it is none.
-  static std::optional<int64_t> elements(std::string_view shape) {
+  /// The product of a shape such as "(3, 4), }", and how many dimensions it has; nothing where it
+  /// is none.
+  static std::optional<int64_t> elements(std::string_view shape, int& dimensions) {
     if (!shape.starts_with('(')) return {};
     int64_t product = 1;
     for (shape.remove_prefix(1); !shape.empty() && shape[0] != ')';) {
@@ -194,6 +194,7 @@ class FormatReader {
         return {};
       }
       shape.remove_prefix(end - shape.data());
+      ++dimensions;
     }
     return shape.empty() ? std::nullopt : std::optional(product);
   }

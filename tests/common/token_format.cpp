@@ -147,7 +147,10 @@ TEST_CASE("tokens: an array of NumPy's, of whole numbers of any width") {
   REQUIRE(tokens_of(TokenFile(write(numpy("<u2", "(4, 10)", numbers(ids, 2))), 2, kVocab)) == ids);
   REQUIRE(tokens_of(TokenFile(write(numpy("<u2", "(40,)", numbers(ids, 2), 1, "True")), 2,
                               kVocab)) == ids);
-  refused(write(numpy("<u2", "(4, 10)", numbers(ids, 2), 1, "True")), {"order of Fortran"});
+  for (const char* shape : {"(4, 10)", "(4,10)", "(4 ,10,)"}) {
+    refused(write(numpy("<u2", shape, numbers(ids, 2), 1, "True")), {"order of Fortran"});
+    REQUIRE(tokens_of(TokenFile(write(numpy("<u2", shape, numbers(ids, 2))), 2, kVocab)) == ids);
+  }
   refused(write(numpy(">u2", "(40,)", swapped(numbers(ids, 2), 2))),
           {"big-endian", "astype('<u4')"});
   refused(write(numpy("<f4", "(20,)", numbers(ids, 2))), {"<f4", "whole numbers"});
@@ -284,6 +287,10 @@ TEST_CASE("tokens without a header: the name says so, or --token_dtype; another 
       std::vector<int64_t> small;
       for (int64_t i = 0; i < 40; ++i) small.push_back(1 + 5 * i);
       refused(write(swapped(numbers(small, 2), 2)), {"big-endian", "'>u2'"}, 2, given);
+      for (int64_t i = 0; i < 40; ++i) small.push_back(300 + 37 * i);
+      refused(write(swapped(numbers(small, 2), 2)),
+              {"when their bytes are swapped", "big-endian", "'>u2'"}, 2, given, 2000);
+      refused(write(numbers(small, 2)), {"--vocab_size 1744"}, 2, given, 1500);
     }
     refused(write(std::string(40, 'x')), {"is text", "--token_dtype uint16"}, 2, true);
     refused(write(std::string(4000, '\0')), {"its ids are all 0", "get the file again"}, 2, true);
@@ -398,6 +405,13 @@ TEST_CASE("a table is text, and the command for one column of it is said") {
   REQUIRE(note("a.csv", rows)
               .find("pandas.read_csv(sys.argv[1], dtype=str, keep_default_na=False).iloc[:, 1]") !=
           std::string::npos);
+  REQUIRE(note("a.csv", "id;text\n1;\"A word; and\nanother, too\"\n2;Some more words of it\n")
+              .find("pandas.read_csv(sys.argv[1], sep=';', dtype=str, keep_default_na=False)"
+                    ".iloc[:, 1]") != std::string::npos);
+  REQUIRE(note("a.c",
+               "for (i = 0; i < 9; ++i) {\nfor (j = 0; j < 9; ++j) {\nfor (k = 0; k < 9; "
+               "++k) {\nfor (l = 0; l < 9; ++l) {\n}}}}\n")
+              .empty());
   REQUIRE(note("a.txt", rows).empty());  // two columns may be lines that have a comma each
   const std::string tabs = "text\tn\tm\nlonger words\t1\t2\nand more\t3\t4\nof it\t5\t6\nx\t7\t8\n";
   REQUIRE(
@@ -432,6 +446,22 @@ TEST_CASE("ids of 8 bits in a file that its name alone calls ids are not read as
   }
 }
 
+/// An archive of one file, as the first tar wrote it.
+std::string old_tar() {
+  std::string bytes = "a.txt";
+  bytes.resize(512, '\0');
+  const auto set = [&](size_t at, const std::string& text) {
+    bytes.replace(at, text.size(), text);
+  };
+  set(100, "0000644");
+  set(124, "00000000007");
+  set(148, "        ");
+  int sum = 0;
+  for (char c : bytes) sum += c;
+  set(148, fmt::format("{:06o}", sum) + '\0');
+  return bytes + "A text.";
+}
+
 /// The beginning of a file of each kind that is no data, and a part of what is said of it.
 const std::map<std::string, std::pair<std::string, std::string>>& other_kinds() {
   using namespace std::string_literals;
@@ -439,11 +469,21 @@ const std::map<std::string, std::pair<std::string, std::string>>& other_kinds() 
   static const std::map<std::string, std::pair<std::string, std::string>> kinds = {
       {"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n",
        {"Git LFS pointer", "git lfs pull --include="}},
+      {"\xEF\xBB\xBFversion https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n",
+       {"Git LFS pointer", "git lfs pull --include="}},
+      {"# xet version 0\nfilesize = 5\nhash = '0'\n", {"Xet pointer", "git xet materialize"}},
+      {"outs:\n- md5: 0123456789abcdef0123456789abcdef\n  size: 5\n  path: a.txt\n",
+       {"DVC pointer", "dvc pull"}},
+      {"md5: 0123456789abcdef0123456789abcdef\nouts:\n- path: a.txt\n",
+       {"DVC pointer", "dvc pull"}},
       {"/annex/objects/SHA256-s5--0\n", {"git-annex", "git annex get"}},
       {"<!DOCTYPE html>\n<html>", {"web page", "/resolve/"}},
       {" \n<HTML lang=en>", {"web page", "/resolve/"}},
       {"<?xml version=\"1.0\"?><Error><Code>AccessDenied</Code></Error>",
        {"web page", "/resolve/"}},
+      {"<?xml version=\"1.0\"?>\n<!DOCTYPE html PUBLIC>\n<html>", {"web page", "/resolve/"}},
+      {"<!-- saved -->\n<!-- twice -->\n<html>", {"web page", "/resolve/"}},
+      {"<head><title>404</title></head>", {"web page", "/resolve/"}},
       {"\x1F\x8B\x08\0\0\0"s, {"gzip", "gunzip -k"}},
       {"BZh91AY&SY", {"bzip2", "bunzip2 -k"}},
       {"\xFD\x37zXZ\0\0"s, {"xz", "unxz -k"}},
@@ -452,6 +492,11 @@ const std::map<std::string, std::pair<std::string, std::string>>& other_kinds() 
       {"7z\xBC\xAF\x27\x1C", {"7z", "7z x"}},
       {"Rar!\x1A\x07\1", {"RAR", "unrar x"}},
       {tar, {"tar archive", "tar xf"}},
+      {old_tar(), {"tar archive", "tar xf"}},
+      {"070701" + std::string(88, '0') + "00000006" + std::string(8, '0') + "a.txt\0"s + "A text.",
+       {"cpio", "cpio -id <"}},
+      {"!<arch>\na.txt/", {"an archive of ar", "ar x"}},
+      {"\x1E{\"text\": \"a\"}\n", {"sequence of JSON texts", "tr -d '\\036' <"}},
       {"PK\3\4........words.txt", {"zip archive", "unzip"}},
       {"PK\3\4........archive/data.pkl", {"PyTorch", "safetensors"}},
       {"PK\3\4........ids.npy", {"NumPy archive", "numpy.save('tokens.npy'"}},
@@ -505,6 +550,18 @@ TEST_CASE("data of another kind are refused by what they are, with the command t
   refused(path, {"gunzip -k '" + dir.file("it'\"'\"'s a file.gz") + "'"});
   REQUIRE(TokenFile(dir.write("a.html", "<!DOCTYPE html>\n<html>is text here</html>"), 2, 256)
               .is_text());
+  for (const char* text :
+       {"<!-- A comment -->\n# A page of Markdown that speaks of <html> and <head>.\n",
+        "<?xml version=\"1.0\"?>\n<book><head>A book of words</head></book>\n",
+        "<header>that is none of a page</header> and goes on\n", "<!-- a comment without its end\n",
+        "070701 is a number, and so are 070702 and those that follow it, as everyone can see who "
+        "reads "
+        "on for more than one line of this.\n",
+        "outs:\n- path: a.txt, as md5: says\n", "md5: of this text is not in it\nouts: of it\n",
+        "# xet versions of the past\n", "!<arch> is what it begins with\n"}) {
+    CAPTURE(text);
+    REQUIRE(TokenFile(dir.write("a.txt", text + std::string(600, 'x')), 2, 256).is_text());
+  }
 }
 
 TEST_CASE("model files of another kind are refused by what they are, with the command that helps") {
