@@ -459,7 +459,7 @@ std::string old_tar() {
   int sum = 0;
   for (char c : bytes) sum += c;
   set(148, fmt::format("{:06o}", sum) + '\0');
-  return bytes + "A text.";
+  return bytes + std::string(8000, 'x');
 }
 
 /// The beginning of a file of each kind that is no data, and a part of what is said of it.
