@@ -214,7 +214,7 @@ class Classes {
     put("rows of a piece of a sample", S_ == pieces ? "one" : "several", 3);
     put("rows of a rank's share of a sample over tp", part_label(rows, shares), 3);
     put("samples of a micro-batch", b_ == 1 ? "one" : "several", 4);
-    const int64_t share = b_ * rows / shares;
+    const int64_t share = c_.samples_of_pass() * rows / shares;
     if (shares > 1) put_if("a rank's rows over tp: end within a sample", share % rows != 0, 4);
     if (c_.tensor_parallel.tp_overlap == "chunks" && tp_ > 1) {
       put("rows of a rank over 4 chunks", part_label(share, 4), 3);

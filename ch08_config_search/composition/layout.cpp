@@ -148,8 +148,11 @@ std::vector<std::vector<int>> each_cut(const std::vector<std::vector<int>>& grou
 std::vector<PlacedPart> place_parameters(const TrainConfig& config) {
   const MeshSizes mesh = config.mesh();
   if (mesh.ranks() > kMostRanks) {
-    usage_error("mesh_show={}: there are {} ranks, and {} at most are shown; try a smaller dp_size",
-                config.composition.mesh_show, mesh.ranks(), kMostRanks);
+    usage_error("mesh_show={}: there are {} ranks, and {} at most are shown; try a smaller {}",
+                config.composition.mesh_show, mesh.ranks(), kMostRanks,
+                mesh.dp > 1   ? "dp_size"
+                : mesh.cp > 1 ? "cp_size"
+                              : "pp_size");
   }
   Holders holders;
   for (int rank = 0; rank < mesh.ranks(); ++rank) holders.add(config, rank);
@@ -350,7 +353,8 @@ nlohmann::ordered_json json_of_batch(const TrainConfig& config) {
   using Json = nlohmann::ordered_json;
   const MeshSizes mesh = config.mesh();
   const int64_t size = config.micro_batch_size, shares = config.tensor_parallel.row_shares();
-  const int64_t rows = size * config.seq_len / mesh.cp / shares;
+  const int64_t of_pass = config.samples_of_pass() * config.seq_len / mesh.cp;  // halves apart
+  const int64_t rows = size * config.seq_len / mesh.cp;
   const auto add = [](Json& stretches, int64_t begin, int64_t length) {
     if (!stretches.empty() && stretches.back()[1] == begin) {
       stretches.back()[1] = begin + length;
@@ -370,12 +374,15 @@ nlohmann::ordered_json json_of_batch(const TrainConfig& config) {
     for (int64_t row = 0; row < own.count(); row += own.run_from(row)) {
       add(tokens, own[row], own.run_from(row));
     }
-    add(own_rows, shares == 1 ? 0 : place(MeshAxis::tp) * rows, rows);
+    for (int64_t pass = 0; pass < rows; pass += of_pass) {
+      const int64_t share = of_pass / shares;
+      add(own_rows, pass + (shares == 1 ? 0 : place(MeshAxis::tp) * share), share);
+    }
     ranks.push_back({{"samples", samples}, {"tokens", tokens}, {"rows", own_rows}});
   }
   return {{"samples", config.global_batch_size()},
           {"tokens", config.seq_len},
-          {"rows", rows * shares},
+          {"rows", rows},
           {"ranks", ranks}};
 }
 

@@ -435,6 +435,9 @@ int prove(const TrainConfig& config, const types::Mutation& mutation) {
     print("no twin keeps \"{}\": {} in the layout, {} in the first twin\n", lost.name,
           said(lost.real), said(lost.twin));
   }
+  if (rounds && config.tensor_parallel.dropout > 0) {
+    print("twins in bf16 have no dropout: what it leaves out goes by a sample's number\n");
+  }
   print("lengths of messages and tiles are those of the twins, not of the layout\n");
   return failed == 0 ? 0 : 1;
 }

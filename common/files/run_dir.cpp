@@ -120,15 +120,19 @@ void stop_for_lost_output() {
 
 }  // namespace
 
+void require_run(const std::string& path) {
+  std::error_code error;
+  if (fs::is_directory(path, error) && !fs::is_empty(path, error)) return;
+  usage_error("resume: run_dir={} holds no run; start one without --resume", path);
+}
+
 RunDir::RunDir(const std::string& path, bool overwrite, bool resume)
     : path_(path), resumes_(resume) {
   if (!speaks_for_all()) return;
   std::error_code error;
   if (resume && overwrite) usage_error("resume and overwrite exclude each other; give one");
   const bool exists = fs::is_directory(path_, error);
-  if (resume && !exists) {
-    usage_error("resume: run_dir={} holds no run; start one without --resume", path);
-  }
+  if (resume) require_run(path);
   if (!exists) made_ = fs::create_directories(path_, error);
   if (error) usage_error("run_dir={} cannot be created: {}", path, error.message());
   lock_ = std::make_unique<RunLock>(path);

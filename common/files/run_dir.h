@@ -9,6 +9,9 @@
 
 namespace usp {
 
+/// Throws UsageError where nothing can be resumed in this directory: it is not there, or empty.
+void require_run(const std::string& path);
+
 /// The directory of a run and the files in it. A run is complete when `done` exists. As long as the
 /// object lives, no other run may use the directory. Ranks other than 0 leave everything to rank
 /// 0.

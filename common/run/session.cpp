@@ -71,8 +71,11 @@ bool Session::parse(int argc, char** argv) {
   runtime_.emplace(Device::cpu, world_.rank(), world_.size());
   use_.emplace(*runtime_);
   bool goes_on = true;
-  refuse_together(
-      world_, [&] { goes_on = read_command_line(config_, args_, command_, ranks(), check_data); });
+  refuse_together(world_, [&] {
+    goes_on = read_command_line(config_, args_, command_, ranks(), check_data);
+    // An estimate or a layout would be that of the defaults.
+  });
+    if (goes_on && config_.checkpoints.resume && speaks_for_all()) require_run(config_.run_dir);
   if (goes_on) install_stop_handlers();
   if (goes_on) check_same_run();
   start_.ended("command line");

@@ -208,8 +208,8 @@ void check_identity(const std::string& path, const nlohmann::json& record,
       return of.is_null() ? "no " + what : fmt::format("{}={}", what, of.dump());
     };
     usage_error(
-        "resume: {} was trained with {}, and {} is given; give the same, or another run_dir", path,
-        value(there), value(here));
+        "resume: {} was trained with {}, and this run has {}; give the same, or another run_dir",
+        path, value(there), value(here));
   };
   const nlohmann::json config = nlohmann::json::parse(identity.config_json);
   const std::vector<std::string> decisive = record.value("decisive", std::vector<std::string>());

@@ -261,7 +261,9 @@ class Refusals(CheckpointRuns):
         self.flags = dict(self.FLAGS, run_dir=self.run_dir, resume=True, steps=8)
 
     def test_nothing_to_resume(self):
-        self.refuse(dict(self.flags, run_dir=self.new_run_dir()), {2}, "holds no run.*--resume")
+        for question in ({}, {"estimate": True}):
+            self.refuse(dict(self.flags, run_dir=self.new_run_dir(), **question), {2},
+                        "holds no run.*--resume")
         without = self.succeed({"steps": 2})
         self.assertFalse(os.path.exists(os.path.join(without, "checkpoints")))
         self.refuse(dict(self.flags, run_dir=without), {2},
@@ -279,9 +281,9 @@ class Refusals(CheckpointRuns):
                 there = read_json(self.run_dir, "run.json")["config"][name]
                 self.refuse(dict(self.flags, **{name: value}), {2},
                             f"step-00000004 was trained with {name}={json.dumps(there)}, and "
-                            f"{name}={json.dumps(value)} is given")
+                            f"this run has {name}={json.dumps(value)};")
         self.refuse(dict(self.flags, grad_acc_steps=2), {2},
-                    "global_batch_size=4, and global_batch_size=8 is given")
+                    "global_batch_size=4, and this run has global_batch_size=8;")
         self.refuse(dict(self.flags, data="digits.txt"), {2}, 'data_sha256="[0-9a-f]{64}"')
         self.assertEqual({name: read(self.run_dir, name) for name in RUN_FILES}, before)
         self.succeed(dict(self.flags, data=os.path.join(test_runs.FOLDER, SMALL["data"])))

@@ -233,6 +233,16 @@ TEST_CASE("every group over which a gradient is summed is listed, with the ranks
   }
 }
 
+TEST_CASE("by a layout's JSON a rank of tp has a share of each half of a micro-batch") {
+  TrainConfig config = layout_of_flags(
+      "--hidden_size 16 --num_heads 4 --num_layers 2 --seq_len 8 --micro_batch_size 4 --tp_size 2 "
+      "--sequence_parallel --tp_overlap batch_halves --mesh_show json");
+  const auto batch = nlohmann::json::parse(show_layout(config, "{}"))["batch"];
+  REQUIRE(batch["rows"] == 32);
+  REQUIRE(batch["ranks"][0]["rows"] == nlohmann::json({{0, 8}, {16, 24}}));
+  REQUIRE(batch["ranks"][1]["rows"] == nlohmann::json({{8, 16}, {24, 32}}));
+}
+
 TEST_CASE("by a layout's JSON every token of a batch is taken once by each stage and rank of tp") {
   for (ExpertCase c : layouts()) {
     INFO(c.name());
