@@ -51,7 +51,8 @@ class Walk {
         next_(schedule.actions.size()),
         free_(next_.size()),
         in_flight_(next_.size()),
-        made_(2 * next_.size() * schedule.stages.chunks * schedule.micro_batches, kNever) {
+        micro_batches_(micro_batches_of(schedule)),
+        made_(2 * next_.size() * schedule.stages.chunks * micro_batches_, kNever) {
     result_.intervals.resize(next_.size());
     result_.busy.resize(next_.size());
     result_.most_in_flight.resize(next_.size());
@@ -120,11 +121,19 @@ class Walk {
  private:
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 
+  static size_t micro_batches_of(const Schedule& schedule) {
+    int64_t count = schedule.micro_batches;
+    for (const auto& of_rank : schedule.actions) {
+      for (const Action& action : of_rank) count = std::max(count, action.micro_batch + 1);
+    }
+    return size_t(count);
+  }
+
   /// Number of an action's forward pass, or of its gradient of the input, in another place.
   size_t step_of(const Place& place, const Action& action) const {
     const int64_t chunk = place.rank * schedule_.stages.chunks + place.chunk;
     const bool backward = action.work != Work::F;
-    return 2 * (chunk * schedule_.micro_batches + action.micro_batch) + int64_t{backward};
+    return 2 * (chunk * micro_batches_ + action.micro_batch) + int64_t{backward};
   }
 
   /// Index of the action, among the next ones, for which nothing has come.
@@ -185,6 +194,7 @@ class Walk {
   std::vector<size_t> next_;  ///< action of each rank
   std::vector<double> free_;  ///< when each rank is
   std::vector<int64_t> in_flight_;
+  size_t micro_batches_;      ///< from 0 on, those of a wrong schedule that has more among them
   std::vector<double> made_;  ///< when each step was, by its number
   SimulatedSchedule result_;
 };
