@@ -588,9 +588,9 @@ class Runs(RankTest):
             self.assertIn(words, output)
 
         self.train(2, "--micro_batch_size", "2", "--steps", "2", "--checkpoint_interval", "2")
-        refused("lr=0.5 is given", "2", "--steps", "8", "--lr", "0.5")
+        refused("this run has lr=0.5", "2", "--steps", "8", "--lr", "0.5")
         refused("steps=1 must be at least the 2", "2", "--steps", "1")
-        refused("global_batch_size=4, and global_batch_size=2 is given", "1", "--steps", "8",
+        refused("global_batch_size=4, and this run has global_batch_size=2", "1", "--steps", "8",
                 "--grad_acc_steps", "1")
         path = self.run_dir / "checkpoints" / "step-00000002" / "state.safetensors"
         path.write_bytes(path.read_bytes()[:-1] + b"?")

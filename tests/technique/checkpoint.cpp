@@ -200,7 +200,7 @@ TEST_CASE("a checkpoint of another run is refused with both values") {
   };
   RunIdentity other = kIdentity;
   other.config_json = R"({"lr": 0.02, "seed": 1, "steps": 20, "prompt": "The "})";
-  check_throws<UsageError>(load(other), {"step-00000002", "lr=0.01", "lr=0.02 is given"});
+  check_throws<UsageError>(load(other), {"step-00000002", "lr=0.01", "this run has lr=0.02"});
   other = kIdentity;
   other.global_batch_size = 8;
   check_throws<UsageError>(load(other), {"global_batch_size=6", "global_batch_size=8"});
@@ -230,8 +230,9 @@ TEST_CASE("flags that decide one run's result must agree, whichever of the two r
   load(identity(late, both))();
   check_throws<UsageError>(load(identity(plain, {})), {R"(order="late", and order="plain" is)"});
   check_throws<UsageError>(load(identity(R"({"order": "late", "parts": 2})", both)),
-                           {"parts=4, and parts=2 is given"});
-  check_throws<UsageError>(load(identity("{}", {})), {R"(order="late", and no order is given)"});
+                           {"parts=4, and this run has parts=2"});
+  check_throws<UsageError>(load(identity("{}", {})),
+                           {R"(order="late", and this run has no order)"});
   write_checkpoint(dir.file(""), 3, saved.state(), identity(plain, {}));
   load(identity(R"({"order": "other", "parts": 2})", {}))();
   check_throws<UsageError>(load(identity(late, both)), {R"(order="plain", and order="late" is)"});
