@@ -228,16 +228,19 @@ TEST_CASE("flags that decide one run's result must agree, whichever of the two r
   };
   write_checkpoint(dir.file(""), 2, saved.state(), identity(late, both));
   load(identity(late, both))();
-  check_throws<UsageError>(load(identity(plain, {})), {R"(order="late", and order="plain" is)"});
+  check_throws<UsageError>(load(identity(plain, {})),
+                           {R"(order="late", and this run has order="plain";)"});
   check_throws<UsageError>(load(identity(R"({"order": "late", "parts": 2})", both)),
                            {"parts=4, and this run has parts=2"});
   check_throws<UsageError>(load(identity("{}", {})),
                            {R"(order="late", and this run has no order)"});
   write_checkpoint(dir.file(""), 3, saved.state(), identity(plain, {}));
   load(identity(R"({"order": "other", "parts": 2})", {}))();
-  check_throws<UsageError>(load(identity(late, both)), {R"(order="plain", and order="late" is)"});
+  check_throws<UsageError>(load(identity(late, both)),
+                           {R"(order="plain", and this run has order="late";)"});
   write_checkpoint(dir.file(""), 4, saved.state(), identity("{}", {}));
-  check_throws<UsageError>(load(identity(late, both)), {R"(with no order, and order="late" is)"});
+  check_throws<UsageError>(load(identity(late, both)),
+                           {R"(with no order, and this run has order="late";)"});
 }
 
 TEST_CASE("the newest checkpoints are kept, and what was not finished is none") {
