@@ -11,14 +11,14 @@ namespace usp {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 /// The slices of one class.
 class ClassTimeline {
  public:
   ClassTimeline(const Program& program, double begin) : program_(program), begin_(begin) {}
 
-  std::vector<Json> events(const std::vector<TimelineSlice>& slices, int64_t ranks) {
+  std::vector<OrderedJson> events(const std::vector<TimelineSlice>& slices, int64_t ranks) {
     const std::string others = ranks == 1 ? "" : fmt::format(" and {} like it", ranks - 1);
     name("process_name", 0, fmt::format("rank {}{}", program_.rank, others));
     name("thread_name", 0, "device");
@@ -43,7 +43,7 @@ class ClassTimeline {
   }
 
   void add_slice(const std::string& name, const char* category, int lane, double begin, double end,
-                 Json args) {
+                 OrderedJson args) {
     events_.push_back({{"ph", "X"},
                        {"name", name},
                        {"cat", category},
@@ -77,7 +77,7 @@ class ClassTimeline {
     const Event& event = program_.events[slice.event];
     if (slice.is_sent) return add_exchange(slice);
     if (event.kind != Event::compute) {
-      return add_slice("wait", "wait", 0, slice.begin, slice.end, Json::object());
+      return add_slice("wait", "wait", 0, slice.begin, slice.end, OrderedJson::object());
     }
     const Kernel& kernel = program_.kernels[event.what];
     add_slice(kernel.op, "op", 0, slice.begin, slice.end,
@@ -97,7 +97,7 @@ class ClassTimeline {
 
   const Program& program_;
   double begin_;
-  std::vector<Json> events_;
+  std::vector<OrderedJson> events_;
   std::map<std::string, int> lanes_;
   int32_t pass_ = -1;
   double pass_begin_ = 0, pass_end_ = 0;
@@ -112,17 +112,18 @@ std::string timeline(const std::vector<Program>& programs, const RankClasses& cl
   for (const auto& of_class : slices) {
     for (const TimelineSlice& slice : of_class) begin = std::min(begin, slice.begin);
   }
-  Json events = Json::array();
+  OrderedJson events = OrderedJson::array();
   for (size_t i = 0; i < programs.size(); ++i) {
     ClassTimeline of(programs[i], begin);
-    for (Json& event : of.events(slices[i], classes.ranks[i])) events.push_back(std::move(event));
+    for (OrderedJson& event : of.events(slices[i], classes.ranks[i]))
+      events.push_back(std::move(event));
   }
-  Json json = {{"otherData",
-                {{"origin", "predicted"},
-                 {"cluster", cost.cluster().name},
-                 {"ranks", classes.of_rank.size()},
-                 {"step_us", 1e6 * replayed.step}}},
-               {"traceEvents", std::move(events)}};
+  OrderedJson json = {{"otherData",
+                       {{"origin", "predicted"},
+                        {"cluster", cost.cluster().name},
+                        {"ranks", classes.of_rank.size()},
+                        {"step_us", 1e6 * replayed.step}}},
+                      {"traceEvents", std::move(events)}};
   return json.dump() + "\n";
 }
 

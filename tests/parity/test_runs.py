@@ -561,7 +561,7 @@ BAD_INPUT = {
     "activations beyond 2^62 bytes": (
         {"num_heads": 2**14, "num_kv_heads": 2**14, "hidden_size": 2**15, "num_layers": 2**12,
          "seq_len": 2**27, "micro_batch_size": 1, "ffn_hidden_size": 1},
-        ["seq_len=134217728", "can be counted", "try --micro_batch_size 1 --seq_len 256"]),
+        ["seq_len=134217728", r"at most 2\^62 bytes", "try --micro_batch_size 1 --seq_len 256"]),
     "a device that is not there": ({"device": "cuda"}, ["device=cuda", "--device cpu"]),
     "a device of no known kind": ({"device": "gpu"}, ["--device", "gpu", "auto", "cpu", "cuda"]),
     "text with a small vocabulary": ({"vocab_size": 100}, ["vocab_size=100", "try --vocab_size 256$"]),
