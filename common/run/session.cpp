@@ -74,7 +74,8 @@ bool Session::parse(int argc, char** argv) {
   refuse_together(world_, [&] {
     goes_on = read_command_line(config_, args_, command_, ranks(), check_data);
     // An estimate or a layout would be that of the defaults.
-    if (goes_on && config_.checkpoints.resume && speaks_for_all()) require_run(config_.run_dir);
+    const bool resumes = config_.checkpoints.resume && !config_.overwrite;
+    if (goes_on && resumes && speaks_for_all()) require_run(config_.run_dir);
   });
   if (goes_on) install_stop_handlers();
   if (goes_on) check_same_run();
