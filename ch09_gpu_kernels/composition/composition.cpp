@@ -94,17 +94,16 @@ void CompositionConfig::check(const TrainConfig& run) const {
   }
   const std::pair<const char*, bool> questions[] = {{"prove", prove > 0},
                                                     {"fuzz", fuzz > 0},
+                                                    {"mesh_show", !mesh_show.empty()},
                                                     {"estimate", run.estimate},
                                                     {"plan", run.planning.plan > 0},
-                                                    {"pp_show", !run.pipeline.pp_show.empty()},
-                                                    {"mesh_show", !mesh_show.empty()}};
+                                                    {"pp_show", !run.pipeline.pp_show.empty()}};
   const char* first = nullptr;
   for (const auto& [flag, is_asked] : questions) {
     if (!is_asked || (prove > 0 && flag == std::string_view("mesh_show") && mesh_show == "types"))
       continue;
     if (first != nullptr) {
-      refuse_silent("one_question",
-                    {fmt::format("leave out --{}", flag), fmt::format("leave out --{}", first)},
+      refuse_silent("one_question", {fmt::format("leave out --{}", flag)},
                     "{} and {} cannot be answered in one run", first, flag);
     }
     first = flag;

@@ -590,8 +590,8 @@ TEST_CASE("what cannot be proven is refused") {
 }
 
 TEST_CASE("of two questions none is answered") {
-  const std::vector<std::string> questions = {"--prove 16",  "--fuzz 0.1",      "--estimate",
-                                              "--plan 1024", "--pp_show table", "--mesh_show json"};
+  const std::vector<std::string> questions = {"--prove 16", "--fuzz 0.1",  "--mesh_show json",
+                                              "--estimate", "--plan 1024", "--pp_show table"};
   for (size_t i = 0; i < questions.size(); ++i) {
     for (size_t j = i + 1; j < questions.size(); ++j) {
       const std::string both = questions[i] + " " + questions[j];
