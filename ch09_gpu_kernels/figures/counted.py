@@ -98,7 +98,7 @@ def calls_table(record):
          f"{(parts[name]['bytes'] - fused[name]['bytes']) / MIB:.2f}", "not measured")
         for name, (calls, less) in calls_predicted().items()],
         f"Two layers of {MODEL['hidden_size']} channels, {MODEL['micro_batch_size']} samples of {MODEL['seq_len']} tokens in bf16, "
-        "one micro-batch a step. Bytes are those of the operands. What time is saved on a card needs one.")
+        "one micro-batch a step. Bytes are those of the operands. How much time this saves, only a card can tell.")
 
 
 def claims_table(record, labs):
