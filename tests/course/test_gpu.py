@@ -242,6 +242,7 @@ class Parts(FakeCheck):
             f"at least {gpu_speed.LEAST_OF_PRODUCTS}", f"at least {gpu_speed.LEAST_OF_COPY}",
             f"at least {gpu_speed.LEAST_OF_FUSED}",
             *(f"at least {least}" for least in gpu_speed.LEAST_OF_CUBLAS.values()), f"at least {gpu_ranks.LEAST_STAGED}", f"at least {gpu_speed.LEAST_OF_TORCH}",
+            f"at least {gpu_speed.LEAST_OF_COMPILED}",
             f"at least {gpu_speed.LEAST_MFU:.2f}", f"at most {gpu_speed.MOST_IDLE}",
             f"at most {gpu_speed.WAITS_OF_A_STEP}", f"at most {gpu_speed.MOST_TRACED}",
             f"at most {gpu_ranks.MOST_ALONE}", f"at most {gpu_speed.MOST_FROM_PROFILER}"])
@@ -488,7 +489,7 @@ class WholeCheck(FakeCheck):
             self.assertNotIn("2900", json.dumps(self.entry(name)))
         self.assertEqual([found for _, found, _ in self.found("steps")],
                          ["2", "not measured", "not measured"])
-        rows, = self.entry("fused")["figures"].values()
+        rows, _ = self.entry("fused")["figures"].values()
         self.assertEqual([(row["launches a step"], row["tokens/s"], row["idle share"]) for row in rows],
                          [(90, "not measured", "not measured"), (60, "not measured", "not measured")])
 
@@ -596,8 +597,10 @@ class WholeCheck(FakeCheck):
         self.assertEqual((training["rounds"], training["step ms, PyTorch"]), (3, 7.2))
         self.assertEqual(self.found("training"), [("at least 0.75", "0.8", "yes"),
                                                   ("at least 0.3", "0.324", "yes")])
-        (title, rows), = self.entry("fused")["figures"].items()
-        self.assertEqual(title, "ch03_b, 1B in bf16, --attention blockwise")
+        title, rows = next(iter(self.entry("fused")["figures"].items()))
+        self.assertEqual(title, "ch03_b, 1B in bf16, --attention blockwise; torch 2.9")
+        self.assertEqual(self.found("fused"), [("at least 1.0", "0.8", "no")])
+        self.assertRegex((self.folder / "fused.txt").read_text(), r"torch_bench\.py .* --compile\n")
         self.assertEqual([[row[name] for name in ("kernels", "launches a step", "tokens/s", "idle share", "rounds")]
                           for row in rows], [["reference", 90, 2e4, 0.02, 3], ["fused", 60, 2e4, 0.02, 3]])
         self.assertEqual([row["attention on tensor cores"] for row in rows], ["no", "yes"])
@@ -746,6 +749,9 @@ class WholeCheck(FakeCheck):
                                        "CUDA out of memory")
         self.assertEqual(self.found("training"), [("at least 0.75", "not measured", "unknown"),
                                                   ("at least 0.3", "0.324", "yes")])
+        self.assertEqual(self.failed(self.check, "fused"), [])
+        self.assertRegex(next(iter(self.entry("fused")["figures"])), "; torch 2.9: python3 left with exit code 1: CUDA")
+        self.assertEqual(self.found("fused"), [("at least 1.0", "not measured", "unknown")])
 
     def test_without_cublas_nothing_runs_on_the_gpu(self):
         check = Check(self.place, self.folder, gpus=[H100], libraries={"cuBLASLt": None, "NCCL": None})

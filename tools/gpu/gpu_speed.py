@@ -35,6 +35,7 @@ LEAST_OF_CUBLAS = {"mma": 0.6, "persistent": 0.95}
 # Of FlashAttention-3's rate, forward and, by kernels that sum in a fixed order, backward; of naive's time.
 LEAST_OF_FLASH_3 = {"forward": 0.85, "backward": 0.46}
 LEAST_OF_NAIVE = 5
+LEAST_OF_COMPILED = 1.0  # of tokens a second of torch.compile, by fused kernels
 WAITS_OF_A_STEP = 2  # at its end: for the loss and for the gradient norm
 SHORTEST_US = 50  # of an operation whose time is compared: events and launches take some themselves
 
@@ -217,10 +218,10 @@ def _attention_rows(check, ours, theirs):
     return rows, why
 
 
-def _train_torch(check, python, config):
+def _train_torch(check, python, config, **flags):
     """The milliseconds of the median step of PyTorch on a model of that shape."""
     words = words_of({**{name: config[name] for name in SHAPE}, "device": "cuda",
-                      "steps": BILLION["steps"]})
+                      "steps": BILLION["steps"], **flags})
     text = check.output([python, str(TORCH_TRAINING), *words])
     return float(middle([json.loads(line) for line in text.splitlines()
                          if line.startswith("{")])["step_ms"])
@@ -335,8 +336,8 @@ def run_steps(check):
 
 
 def _fused_row(check, chapter, flags):
-    """(A row of the report, metrics.jsonl) of a run with these kernels. Of the steps that are timed the
-    first is traced."""
+    """(A row of the report, metrics.jsonl, its configuration) of a run with these kernels. Of the steps
+    that are timed the first is traced."""
     traced = SKIPPED_STEPS + 1
     with tempfile.TemporaryDirectory(prefix="gpu_check_") as scratch:
         run_dir = Path(scratch) / "run"
@@ -345,34 +346,43 @@ def _fused_row(check, chapter, flags):
         step = middle(records)
         events = [event for event in _device_ops(run_dir) if event["args"]["step"] == traced]
         report = (run_dir / "report.md").read_text(encoding="utf-8")
+        config = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))["config"]
     row = {"kernels": flags["kernels"], "launches a step": records[-1]["launches"] - records[-2]["launches"],
            "attention on tensor cores": "yes" if ON_TENSOR_CORES in report else "no"}
     times = {"tokens/s": float(step["tokens_per_s"]), "step ms": float(step["step_ms"]),
              "idle share": idle_share(events)}
-    return {**row, **(dict.fromkeys(times, NO_TIME) if check.emulated else times)}, records
+    return {**row, **(dict.fromkeys(times, NO_TIME) if check.emulated else times)}, records, config
 
 
 def run_fused(check):
     """The newest chapter's fused kernels beside its reference ones, which are chapter 1's, in turns: what
-    they learn, tokens a second, launches of a step, idle share."""
+    they learn, tokens a second, launches of a step, idle share. Once beside them PyTorch, compiled."""
     needs_cublas(check)
     chapter = list(check.place.layouts)[-1] if check.place.layouts else ""
     if not chapter or "--kernels" not in check.output([check.program(chapter), "--help"],
                                                       env=check.rank_environment()):
         raise Skip("no chapter with fused kernels is here")
     flags = {**SMALL_MODEL, "dtype": "bf16", "head_dim": 64} if check.emulated else billion(check)
-    found = {"reference": [], "fused": []}
-    for _ in check.turns(1 if check.emulated else ROUNDS):
+    python, text = (None, "not asked for") if check.emulated else find_torch()
+    found, compiled = {"reference": [], "fused": []}, None
+    for number in check.turns(1 if check.emulated else ROUNDS):
         for kernels, runs in found.items():
             runs.append(_fused_row(check, chapter, {**flags, "attention": "blockwise", "kernels": kernels}))
+        if python and number == 0:  # to compile takes longer than a round
+            try:
+                compiled = _train_torch(check, python, found["fused"][0][2], compile=True)
+            except Fail as fail:
+                text += f": {fail}"
     rows = []
     for runs in found.values():
         last = dict(runs[-1][0])
         if not check.emulated:
-            last.update({name: round(statistics.median(row[name] for row, _ in runs), 4)
+            last.update({name: round(statistics.median(row[name] for row, *_ in runs), 4)
                          for name in ("tokens/s", "step ms", "idle share")})
         rows.append({**last, "rounds": len(runs)})
-    figures = {f"{chapter}, {flags.get('model', 'a small model')} in bf16, --attention blockwise": rows}
+    figures = {f"{chapter}, {flags.get('model', 'a small model')} in bf16, --attention blockwise; {text}": rows,
+               "what is asked": [asked("tokens/s of fused kernels, of compiled PyTorch's",
+                                       compiled and compiled / rows[1]["step ms"], least=LEAST_OF_COMPILED)]}
     far = largest_difference(found["fused"][0][1], found["reference"][0][1], "loss")
     if not far <= TOLERANCES["steps"]["bf16"]:
         raise Fail(f"fused kernels learn otherwise than the reference: losses differ by {far:.1e}", figures)
