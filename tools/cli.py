@@ -550,8 +550,8 @@ def _lab(arguments, _flags):
                          ("./book lab --list", "the rungs, and which of them this card runs"),
                          ("./book lab ch09.matmul", "a product of matrices, eleven rungs"),
                          ("./book lab ch09.matmul --size 130,70,37", "with tails")))
-    parser.add_argument("name", nargs="?", default=next(iter(lab.LABS)), metavar="NAME",
-                        help="default: %(default)s")
+    usual = next(iter(lab.LABS))
+    parser.add_argument("name", nargs="?", metavar="NAME", help=f"default: {usual}, and all of them with --list")
     parser.add_argument("--list", action="store_true", help="only say what there is")
     parser.add_argument("--size", metavar="SIZES",
                         help="such as M,N,K of c [M, N] = a [M, K] b [K, N]; a lab has its own default")
@@ -559,9 +559,9 @@ def _lab(arguments, _flags):
     _add_set_up(parser)
     args = parser.parse_args(arguments)
     if args.list:
-        lab.list_labs()
+        lab.list_labs([lab.resolve(args.name)] if args.name else lab.LABS)
         return 0
-    name = lab.resolve(args.name)
+    name = lab.resolve(args.name or usual)
     return lab.run_lab(name, lab.parse_size(lab.LABS[name], args.size), args.json, not args.no_install,
                        args.skip_packages)
 

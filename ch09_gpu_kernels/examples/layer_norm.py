@@ -1,13 +1,23 @@
 """The appendix's example: our LayerNorm called from Python, timed wrongly, rightly and by the profiler.
 
     python3 ch09_gpu_kernels/examples/layer_norm.py        needs PyTorch with CUDA, nvcc and a GPU
+Under Nsight Compute it shows all that there is of one launch (the first call compiles, so make it before):
+
+    ncu --set full --kernel-name regex:three_passes --launch-count 1 python3 ch09_gpu_kernels/examples/layer_norm.py
 """
+import sys
 import time
 from pathlib import Path
 
-import torch
-from torch.nn.functional import layer_norm as of_torch
-from torch.utils import cpp_extension
+try:
+    import torch
+    from torch.nn.functional import layer_norm as of_torch
+    from torch.utils import cpp_extension
+except ImportError as missing:
+    if __name__ != "__main__":
+        raise
+    print(f"layer_norm.py needs PyTorch: {missing}; try pip install torch", file=sys.stderr)
+    sys.exit(2)
 
 HERE = Path(__file__).resolve().parent
 ROWS = COLUMNS = 10_000  # as in the book
@@ -55,6 +65,9 @@ def by_the_profiler(call):
 
 
 def main():
+    if not torch.cuda.is_available():
+        print("layer_norm.py needs a GPU, and PyTorch finds none; try it where nvidia-smi lists one", file=sys.stderr)
+        return 2
     ours = load().layer_norm
     x = torch.randn(ROWS, COLUMNS, device="cuda")
     calls = {"three_passes": lambda: ours(x, 0), "row_in_shared": lambda: ours(x, 1),
@@ -72,7 +85,8 @@ def main():
             torch.cuda.synchronize()
         least = 2 * x.nbytes / found[1] / 1e6  # each number read once and written once
         print(f"{name:16}" + "".join(f"{ms:10.3f}" for ms in found) + f"{least:10.0f}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

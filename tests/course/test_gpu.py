@@ -10,6 +10,7 @@ import json
 import lzma
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -241,7 +242,8 @@ class Parts(FakeCheck):
         self.assertEqual([row.split("|")[2].strip() for row in table.splitlines()[2:]], [
             f"at least {gpu_speed.LEAST_OF_PRODUCTS}", f"at least {gpu_speed.LEAST_OF_COPY}",
             f"at least {gpu_speed.LEAST_OF_FUSED}",
-            *(f"at least {least}" for least in gpu_speed.LEAST_OF_CUBLAS.values()), f"at least {gpu_ranks.LEAST_STAGED}", f"at least {gpu_speed.LEAST_OF_TORCH}",
+            *(f"at least {least}" for least in (*gpu_speed.LEAST_OF_CUBLAS.values(), gpu_speed.LEAST_OF_CUBLAS["persistent"])),
+            f"at least {gpu_speed.LEAST_OF_COALESCED}", f"at least {gpu_ranks.LEAST_STAGED}", f"at least {gpu_speed.LEAST_OF_TORCH}",
             f"at least {gpu_speed.LEAST_OF_COMPILED}",
             f"at least {gpu_speed.LEAST_MFU:.2f}", f"at most {gpu_speed.MOST_IDLE}",
             f"at most {gpu_speed.WAITS_OF_A_STEP}", f"at most {gpu_speed.MOST_TRACED}",
@@ -383,11 +385,17 @@ PRODUCTS = json.dumps([
 LADDER = "\n".join(map(json.dumps, (
     {"name": "ring", "why": "ring needs a card of compute capability 9.0, and this one has 8.0"},
     *({"name": name, "type": "bf16", "ms": ms, "spread": 0.01, "tflops": 700 / ms, "of_first": 1 / ms, "error": 0.002}
-      for name, ms in (("cuBLAS", 1), ("mma", 1.6), ("persistent", 1.25))))))
+      for name, ms in (("cuBLAS", 1), ("naive", 90), ("coalesced", 10), ("mma", 1.6), ("persistent", 1.25))))))
+LARGE_LADDER = "\n".join(json.dumps(
+    {"name": name, "type": "bf16", "ms": ms, "spread": 0.01, "tflops": 5600 / ms, "of_first": 8 / ms, "error": 0.002})
+    for name, ms in (("cuBLAS", 8), ("persistent", 8.25)))
+IDEAS = "\n".join(json.dumps(
+    {"name": name, "type": "f32", "ms": ms, "spread": 0.01, "gb_per_s": 2900 / ms, "of_first": 1 / ms, "error": 0})
+    for name, ms in (("by_columns", 1), ("padded", 0.5)))
 # naive takes eight times as long as flash_3; PyTorch and FlashAttention-3 are in TORCH_ATTENTION.
-ATTENTION = "\n".join(json.dumps({"name": name, "type": kind, "ms": ms, "tflops": 300 / ms})
+ATTENTION = "\n".join(json.dumps({"name": name, "type": kind, "ms": ms, "tflops": 300 / ms, "error": 0.001})
                       for name, kind, ms in (("naive", "f32", 8), ("flash_3", "bf16", 1)))
-BACKWARD = json.dumps({"name": "flash_3_backward", "type": "bf16", "ms": 4, "tflops": 187.5})
+BACKWARD = json.dumps({"name": "flash_3_backward", "type": "bf16", "ms": 4, "tflops": 187.5, "error": 0.001})
 TORCH_ATTENTION = json.dumps({"sdpa, flash": {"forward": 1.5, "backward": 5},
                               "sdpa, cuDNN": {"why": "No available kernel."},
                               "FlashAttention-3": {"forward": 0.9, "backward": 2}})
@@ -414,7 +422,8 @@ class WholeCheck(FakeCheck):
                                "esac")
         for name in ("ladder_bench", "ladder_bench_emulated"):
             self.program(name, f'case "$*" in *"measure attention"*) echo \'{ATTENTION}\';; '
-                         f'*"measure backward"*) echo \'{BACKWARD}\';; *) echo \'{LADDER}\';; esac')
+                         f'*"measure backward"*) echo \'{BACKWARD}\';; *"measure ideas"*) echo \'{IDEAS}\';; '
+                         f'*"--rung persistent"*) echo \'{LARGE_LADDER}\';; *) echo \'{LADDER}\';; esac')
         for name in ("gpu_comm_bench", "gpu_comm_bench_emulated"):
             self.program(name, f"echo '{STAGED}'")
         self.script(self.bin / "mpiexec", 'shift 2; exec "$@"')
@@ -581,7 +590,13 @@ class WholeCheck(FakeCheck):
         self.assertEqual(self.found("memory"), [("at least 0.8", "0.9", "yes"),  # not what is not held
                                                 ("at least 0.9", "0.95", "yes")])
         self.assertIn("the lowest: add", json.dumps(self.entry("memory")))
-        self.assertEqual(self.found("ladder"), [("at least 0.6", "0.625", "yes"), ("at least 0.95", "0.8", "no")])
+        self.assertEqual(self.found("ladder"), [("at least 0.6", "0.625", "yes"), ("at least 0.95", "0.8", "no"),
+                                                ("at least 0.95", "0.97", "yes"), ("at least 8", "9", "yes")])
+        figures = self.entry("ladder")["figures"]
+        self.assertEqual([(row["rung"], row["of cuBLAS"]) for row in figures["8,192"]], [("cuBLAS", 1), ("persistent", 8 / 8.25)])
+        self.assertEqual([(row["rung"], row["GB/s"]) for row in figures["one idea; GB/s of a number in and a number out"]],
+                         [("by_columns", 2900), ("padded", 5800)])
+        self.assertEqual({row["measure"] for row in figures["tails"]}, {flags["measure"] for flags in gpu_speed.TAILS})
         self.assertIn("ring needs a card", json.dumps(self.entry("ladder")["figures"]["not here"]))
         self.assertEqual(self.found("attention"), [("at least 0.85", "0.9", "yes"), ("at least 0.85", "0.9", "yes"),
                                                    ("at least 0.46", "0.5", "yes"), ("at least 5", "8", "yes")])
@@ -610,8 +625,10 @@ class WholeCheck(FakeCheck):
         self.assertEqual(self.found("timeline"), [("at most 0.05", "0.0476", "yes")])
         self.assertIn("# GPU check", (self.folder / "report.md").read_text())
         # Each of the programs that are watched is: what is found in one of them fails the part.
-        for name in ("test_kernels_gpu", "test_attention_gpu"):
-            self.script(self.scratch / "cuda/bin/compute-sanitizer", f'case "$*" in *{name}*) exit 9;; esac')
+        for name in ("test_kernels_gpu", "test_attention_gpu", *(
+                f"kernel_substring=usp*ladder_bench*{gpu_check.words_of(flags)[1]}*--seconds 0" for flags in gpu_speed.TAILS)):
+            self.script(self.scratch / "cuda/bin/compute-sanitizer", 'case "$*" in '
+                        f'{"*".join(map(shlex.quote, ["", *name.split("*"), ""]))}) exit 9;; esac')
             self.assertEqual(self.failed(self.check, "memcheck", "racecheck", "initcheck"),
                              ["memcheck", "racecheck", "initcheck"], name)
         self.script(self.scratch / "cuda/bin/compute-sanitizer", "exit 9")

@@ -60,17 +60,21 @@ class Elu(unittest.TestCase):
     """The example that times the book's ELU, as far as it runs without PyTorch."""
 
     def test_without_pytorch_or_without_a_gpu_it_says_so_in_a_line(self):
-        with tempfile.TemporaryDirectory(prefix="test_lab_") as folder:
-            (Path(folder) / "torch.py").write_text("raise ImportError('no torch here')\n", encoding="utf-8")
-            done = subprocess.run([sys.executable, str(EXAMPLES / "elu.py")], capture_output=True, text=True,
-                                  check=False, env={**os.environ, "PYTHONPATH": folder})
-        self.assertEqual((done.returncode, done.stdout), (2, ""))
-        self.assertRegex(done.stderr, r"\Aelu\.py needs PyTorch: no torch here; try .+\n\Z")
+        for name in ("elu", "layer_norm"):
+            with tempfile.TemporaryDirectory(prefix="test_lab_") as folder:
+                (Path(folder) / "torch.py").write_text("raise ImportError('no torch here')\n", encoding="utf-8")
+                done = subprocess.run([sys.executable, str(EXAMPLES / f"{name}.py")], capture_output=True, text=True,
+                                      check=False, env={**os.environ, "PYTHONPATH": folder})
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertRegex(done.stderr, rf"\A{name}\.py needs PyTorch: no torch here; try .+\n\Z")
         err = io.StringIO()
         with elu_example() as elu, contextlib.redirect_stderr(err):
             elu.torch.cuda.is_available.return_value = False
             self.assertEqual(elu.main(), 2)
-        self.assertRegex(err.getvalue(), r"\Aelu\.py needs a GPU, .+\n\Z")
+            norm = sys.modules["layer_norm"]
+            norm.torch.cuda.is_available.return_value = False
+            self.assertEqual(norm.main(), 2)
+        self.assertRegex(err.getvalue(), r"\Aelu\.py needs a GPU, .+\nlayer_norm\.py needs a GPU, .+\n\Z")
 
     def test_what_a_machine_lacks_is_left_out_with_a_line(self):
         out = io.StringIO()
@@ -183,6 +187,12 @@ class Command(unittest.TestCase):
             line = next(line for line in out.splitlines() if line.strip().startswith("ring "))
             self.assertEqual(line.split()[4], ring, line)
 
+    def test_the_list_of_one_lab_has_no_other(self):
+        with mock.patch.object(on_card, "output_of", return_value=None):
+            code, out, _ = run("--list", "ch09.banks")
+        self.assertEqual((code, out.count("ch09.")), (0, 1))
+        self.assertEqual(len(out.splitlines()), 3 + len(lab.rungs("ch09.banks")))
+
     def test_bad_input_is_one_line_that_says_what_works(self):
         for arguments, message in (
                 (["ch09.matmull"], "there is no lab 'ch09.matmull'; labs here: ch09.matmul"),
@@ -191,7 +201,15 @@ class Command(unittest.TestCase):
                 (["ch09.fusion", "--size", "1,2"], "--size=1,2 must be N, at least 1; try --size 16384"),
                 (["--size", "64,64,x"], "--size=64,64,x must be M,N,K"),
                 (["--size", "512,512,512"],
-                 "512 x 512 x 512 = 134217728, and the emulated GPU does at most 16777216 of them")):
+                 "512 x 512 x 512 = 134217728, and the emulated GPU does at most 16777216 of them"),
+                (["ch09.attention", "--size", "10,80"],
+                 "--size=10,80 must have one of 64, 128, 192 for D; try --size 256,64"),
+                (["ch09.masks", "--size", "3,192"], "must have one of 64, 128 for D; try --size 192,64"),
+                (["ch09.decoding", "--size", "5,192"], "must have one of 64, 128 for D; try --size 1024,64"),
+                (["ch09.primer", "--json", "/nonexistent/x.json"],
+                 "--json /nonexistent/x.json cannot be written: there is no folder /nonexistent"),
+                (["ch09.primer", "--json", "/"], "--json / cannot be written"),
+                (["--list", "ch09.x"], "there is no lab 'ch09.x'; labs here: ch09.matmul")):
             with mock.patch.object(lab.build, "prepare") as prepare:
                 code, out, err = run(*arguments)
             self.assertEqual((code, out, prepare.called), (2, "", False), arguments)
@@ -232,6 +250,10 @@ class Command(unittest.TestCase):
             program.chmod(0o755)
             with self.assertRaisesRegex(BookError, r"lab_matmul failed:\nerror: ring: race at ring.cu:51"):
                 lab.run_program(program, 1, 1, 1)
+            program.write_text("#!/bin/sh\necho 'error: D=3 must be 64; try 64' >&2\nexit 2\n", encoding="utf-8")
+            with self.assertRaisesRegex(BookError, r"\AD=3 must be 64; try 64\Z") as caught:
+                lab.run_program(program, 1, 1, 1)
+            self.assertEqual(caught.exception.code, 2)
 
 
 class Card(unittest.TestCase):
@@ -245,7 +267,7 @@ class Card(unittest.TestCase):
     CARD = {"card": "NVIDIA H200", "capability": "9.0", "multiprocessors": 132, "warps": 64, "registers": 65536,
             "shared_bytes": 233472, "shared_bytes_of_a_block": 232448, "l2_bytes": 50 << 20, "clock_mhz": 1980,
             "memory_clock_mhz": 3201, "bus_bits": 6144, "gb_per_s_by_clock": 4917.0, "copy_gb_per_s": 4000.5,
-            "fma_tflops": 60.25, "bf16_tflops": None}
+            "fma_tflops": 60.25, "f64_tflops": 61.5, "bf16_tflops": None}
 
     def test_a_rung_stands_beside_the_library_of_its_type_and_the_rung_before(self):
         head, *rows = on_card.rows(self.RECORDS)
@@ -256,6 +278,28 @@ class Card(unittest.TestCase):
                                 ["cuBLAS", "bf16", "2.000", "1.2", "6.0", "1.000", "-"],
                                 ["mma", "bf16", "2.500", "1.2", "4.8", "0.800", "1.60"]])
         self.assertEqual(on_card.remarks(self.RECORDS), [self.RECORDS[0]["why"]])
+
+    def test_a_rung_of_one_idea_stands_beside_the_first_of_its_file(self):
+        records = [{"name": name, "type": "f32", "ms": ms, "spread": 0, "gb_per_s": 8 / ms, "of_first": 4 / ms}
+                   for name, ms in (("by_columns", 4), ("padded", 2), ("swizzled", 1))]
+        head, *rows = on_card.rows(records)
+        self.assertEqual(head[4:], ["GB/s", "of by_columns", "gain"])
+        self.assertEqual([row[4:] for row in rows], [["2.0", "1.000", "-"], ["4.0", "2.000", "2.00"],
+                                                     ["8.0", "4.000", "2.00"]])
+
+    def test_every_lab_of_one_idea_is_timed_on_a_card(self):
+        timed = {name: each.on_card for name, each in lab.LABS.items() if each.program == "lab_ideas"}
+        self.assertEqual(timed.pop("ch09.primer"), (("--measure", "card"),))
+        for name, words in timed.items():
+            self.assertEqual(words, (("--measure", "ideas", "--rung", name.removeprefix("ch09.")),))
+
+    def test_stalls_have_the_profilers_line_of_what_warps_wait_for(self):
+        counts = [{"name": name, "type": "f32"} for name in lab.rungs("ch09.stalls")]
+        said = lab.show("ch09.stalls", (128, 256, 128), counts, {})
+        line = next(line for line in said if line.startswith("beside a profiler: ncu"))
+        for why in ("mio_throttle", "long_scoreboard", "barrier"):  # as its columns are called
+            self.assertIn(f"smsp__average_warps_issue_stalled_{why}_per_issue_active.ratio", line)
+        self.assertNotIn("dram", line)
 
     def test_a_rate_has_the_clock_and_the_power_beside_it(self):
         said = iter(("1980, 120.50\n", "1755, 698.4\n1980, 80\n", "[N/A], 500\n", None))
@@ -283,6 +327,7 @@ class Card(unittest.TestCase):
         self.assertIn(["cores for f32", "-", "6,912", "-"], older)
         self.assertEqual(rows["memory, GB/s"], ["4,917", "4,800", "4,000"])
         self.assertEqual(rows["f32, TFLOP/s"], ["-", "67", "60.25"])
+        self.assertEqual(rows["f64, TFLOP/s"], ["-", "67", "61.5"])
         self.assertEqual(rows["bf16, TFLOP/s"], ["-", "989", "-"])
 
     def test_where_a_card_is_its_times_follow_and_nothing_is_said_to_be_missing(self):
@@ -404,9 +449,44 @@ class Program(unittest.TestCase):
         self.assertEqual((card["card"], card["warps"], card["shared_bytes_of_a_block"]),
                          ("emulated device", 64, 227 << 10))
         self.assertEqual(card["gb_per_s_by_clock"], 2 * 1e9 * 1024 / 8 / 1e9)
-        for name in ("copy_gb_per_s", "fma_tflops", "bf16_tflops"):
+        for name in ("copy_gb_per_s", "fma_tflops", "f64_tflops", "bf16_tflops"):
             self.assertGreater(card[name], 0)
-        self.assertEqual([len(row) for row in on_card.rows([card])], [4] * 13)
+        self.assertEqual([len(row) for row in on_card.rows([card])], [4] * 14)
+
+    def test_what_times_rungs_races_those_of_an_idea(self):
+        _, all_files, _ = self.bench("--measure", "ideas", "--m", "33", "--n", "70", "--seconds", "0")
+        names = []
+        for name, each in lab.LABS.items():
+            if each.program != "lab_ideas" or name == "ch09.primer":
+                continue
+            file = name.removeprefix("ch09.")
+            code, records, err = self.bench("--measure", "ideas", "--rung", file, "--m", "33", "--n", "70",
+                                            "--seconds", "1e-9")
+            self.assertEqual((code, err, [row["name"] for row in records]), (0, "", list(lab.rungs(name))))
+            names += lab.rungs(name)
+            moved = 4 if file == "reduction" else 8  # a sum leaves nothing
+            for row in records:
+                self.assertAlmostEqual(row["gb_per_s"], moved * 33 * 70 * 1e-6 / row["ms"], delta=1e-3 * row["gb_per_s"])
+                self.assertLessEqual(row["error"], 0 if file == "reduction" else 1e-5, row)
+        self.assertEqual([row["name"] for row in all_files], names)
+
+    def test_what_times_rungs_takes_wide_keys_and_one_query(self):
+        for measure, rungs in (("attention", ["flash_2", "flash_3", "flash_4"]), ("backward", ["flash_2_backward"])):
+            code, records, err = self.bench("--measure", measure, "--causal", "--seq_len", "150", "--num_heads", "2",
+                                            "--head_dim", "192", "--seconds", "0")
+            self.assertEqual((code, err, [row["name"] for row in records]), (0, "", rungs))
+            self.assertLessEqual(max(row["error"] for row in records), 5e-3, records)
+            flops = 150 * 151 * 2 * (192 + 128 if measure == "attention" else 3 * 192 + 2 * 128)
+            for row in records:
+                self.assertAlmostEqual(row["tflops"], 1e-9 * flops / row["ms"], delta=1e-3 * row["tflops"])
+        code, records, err = self.bench("--measure", "decoding", "--num_heads", "8", "--seq_len", "1000",
+                                        "--seconds", "0")
+        self.assertEqual((code, err, [row["name"] for row in records]),
+                         (0, "", ["flash_2", "flash_decode, whole", "flash_decode, 7 parts"]))
+        self.assertLessEqual(max(row["error"] for row in records), 5e-3, records)
+        for row in records:  # two heads of keys and of values, 128 channels of two bytes
+            self.assertAlmostEqual(row["gb_per_s"], 2 * 2 * 2 * 128 * 1000 * 1e-6 / row["ms"],
+                                   delta=1e-3 * row["gb_per_s"])
 
     def test_an_older_card_runs_the_rungs_that_it_can(self):
         for capability, missing in (("100", {"tma_wgmma", "ring", "persistent"}),
@@ -431,7 +511,14 @@ class Program(unittest.TestCase):
                 (("--k", "4100"), {}, "k=4100 must be a multiple of 8, because rows have to begin at multiples of 16 "
                                       "bytes; try --k 4104"),
                 (("--rung", "persistent", "--n", "100"), {}, "persistent: n=100 must .*; try --n 104"),
-                (("--measure", "attention", "--head_dim", "65"), {}, "width=65 must be 64 or 128; try 64"),
+                (("--measure", "attention", "--head_dim", "65"), {}, "width=65 must be 64, 128 or 192; try 64"),
+                (("--measure", "attention", "--head_dim", "192", "--rung", "naive", "--seq_len", "64"), {},
+                 "--rung naive takes no head_dim=192; try --head_dim 128"),
+                (("--measure", "decoding", "--num_heads", "6"), {},
+                 "num_heads=6 must be a multiple of 4, which share keys; try --num_heads 8"),
+                (("--measure", "ideas", "--rung", "primer"), {},
+                 "rung=primer must be one of layer_norm, .*reduction; try --rung reduction"),
+                (("--measure", "ideas", "--rung", "reduction", "--m", "8192"), {}, "a sum is exact; try --m 4096 --n 4096"),
                 (("--measure", "backward", "--inputs", "zeros"), {},
                  "inputs=zeros is for measure=matmul, and not for backward; try --measure matmul"),
                 (("--m", "0"), {}, "m=0 must lie in")):

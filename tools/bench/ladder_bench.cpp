@@ -1,6 +1,6 @@
-// Measures on a GPU what chapter 9's pages ask of one: what the card is, and the rungs of its two
-// ladders, in turns with cuBLAS or with the trainer's attention. Prints a JSON object a line. The
-// tests run the same source on the emulated GPU.
+// Measures on a GPU what chapter 9's pages ask of one: what the card is, the rungs of its two
+// ladders, in turns with cuBLAS or with the trainer's attention, and those of one idea. Prints a
+// JSON object a line. The tests run the same source on the emulated GPU.
 
 #include <algorithm>
 #include <cmath>
@@ -24,6 +24,9 @@ namespace {
 constexpr int kRounds = 5;
 constexpr int kHopper = 90;
 constexpr int kFirstOfBf16 = 80;
+constexpr int kShare = 4;  ///< heads of a query that share keys, where decoding is measured
+/// The most numbers of which one sum is exact in f32 in any order, if each is 1.
+constexpr int64_t kExact = 1 << 24;
 
 struct Options {
   std::string measure = "matmul", rung;  ///< rung: empty for all
@@ -35,16 +38,18 @@ struct Options {
   double seconds = 0.05;           ///< that the calls of a round fill; 0: each is called once
 
   void bind(Args& args) {
-    args.bind("measure", measure, {"card", "matmul", "attention", "backward"}, "what to measure");
-    args.bind("rung", rung, "of the ladder, this one alone");
-    args.bind("m", m, "rows of a product c [m, n] = a [m, k] b");
-    args.bind("n", n, "its columns");
+    args.bind("measure", measure, {"card", "matmul", "attention", "backward", "decoding", "ideas"},
+              "what to measure");
+    args.bind("rung", rung, "of the ladder, this one alone; of ideas, a file of rungs");
+    args.bind("m", m, "rows of a product c [m, n] = a [m, k] b, and of an idea's matrix");
+    args.bind("n", n, "their columns");
     args.bind("k", k, "its depth");
     args.bind("inputs", inputs, {"uniform", "zeros"},
               "its operands: zeros take less power, so that the clock stays higher");
-    args.bind("seq_len", seq_len, "queries and keys of attention");
-    args.bind("num_heads", num_heads, "its heads");
-    args.bind("head_dim", head_dim, "channels of a head");
+    args.bind("seq_len", seq_len,
+              "queries and keys of attention; of decoding, the keys of a query");
+    args.bind("num_heads", num_heads, "its heads; in decoding, four share keys");
+    args.bind("head_dim", head_dim, "channels of a head; of 192, its values have 128");
     args.bind("causal", causal, "a query sees no key behind its own position");
     args.bind("numbers", numbers, "that a copy moves, and that a chain of FMAs changes");
     args.bind("seconds", seconds, "that a round of calls takes; 0: one call, for a profiler");
@@ -59,6 +64,10 @@ struct Options {
       check_range(flag, static_cast<double>(value), 1, 1 << 30);
     }
     check_range("seconds", seconds, 0, 10);
+    if (measure == "decoding" && num_heads % kShare != 0) {
+      usage_error("num_heads={} must be a multiple of {}, which share keys; try --num_heads {}",
+                  num_heads, kShare, (num_heads + kShare - 1) / kShare * kShare);
+    }
     if (inputs == "uniform" || measure == "matmul") return;
     usage_error("inputs={} is for measure=matmul, and not for {}; try --measure matmul", inputs,
                 measure);
@@ -196,16 +205,24 @@ double of_first(const Contender& each, const Contender& first) {
   return ratios[ratios.size() / 2];
 }
 
+/// What a call does, to be divided by its time: so many operations, or bytes.
+struct Work {
+  double amount;
+  const char* rate = "tflops";
+  double unit = 1e-12;
+};
+
 /// Compares, times, and prints a line for each.
-void race(Card& card, std::vector<Contender> all, double flops, double seconds) {
+void race(Card& card, std::vector<Contender> all, const Work& work, double seconds) {
   compare(card, all);
   if (seconds > 0) time_in_turns(card, all, seconds);
   for (const Contender& each : all) {
     print(
-        "{{\"name\": \"{}\", \"type\": \"{}\", \"ms\": {:.5g}, \"spread\": {:.3f}, \"tflops\": "
-        "{:.4g}, \"of_first\": {:.4f}, \"error\": {:.2g}, \"largest\": {:.3g}}}\n",
+        "{{\"name\": \"{}\", \"type\": \"{}\", \"ms\": {:.5g}, \"spread\": {:.3f}, \"{}\": {:.4g}, "
+        "\"of_first\": {:.4f}, \"error\": {:.2g}, \"largest\": {:.3g}}}\n",
         each.name, name(each.results.front().dtype()), 1e3 * each.median(), each.spread(),
-        1e-12 * flops / each.median(), of_first(each, all.front()), each.error, each.largest);
+        work.rate, work.unit * work.amount / each.median(), of_first(each, all.front()), each.error,
+        each.largest);
   }
 }
 
@@ -295,19 +312,22 @@ double rate_of(Card& card, const Options& o, std::string_view name,
   return static_cast<double>(rung->predict(data.shape).*counted) / seconds;
 }
 
-/// The rate of products in bf16, in TFLOP/s, as JSON: null where the card multiplies no bf16.
-std::string rate_of_products(Card& card, const Options& o) {
-  if (card.capability() < kFirstOfBf16) return "null";
-  const Tensor a = numbers({o.m, o.k}, DType::bf16), b = numbers({o.n, o.k}, DType::bf16, 2);
-  const Tensor c = Tensor::empty({o.m, o.n}, DType::bf16);
+/// The rate of products in this type, in TFLOP/s, as JSON: null where the card multiplies no bf16.
+std::string rate_of_products(Card& card, const Options& o, DType dtype) {
+  if (dtype == DType::bf16 && card.capability() < kFirstOfBf16) return "null";
+  const Tensor a = numbers({o.m, o.k}, dtype), b = numbers({o.n, o.k}, dtype, 2);
+  const Tensor c = Tensor::empty({o.m, o.n}, dtype);
   const double seconds = seconds_of(card, o, [&] { ops::matmul(c, a, b.transposed()); });
   return fmt::format("{:.4g}", 2e-12 * double(o.m) * double(o.n) * double(o.k) / seconds);
 }
 
 void show_card(Card& card, const Options& o) {
-  print("{{{}, \"copy_gb_per_s\": {:.4g}, \"fma_tflops\": {:.4g}, \"bf16_tflops\": {}}}\n",
-        ask_driver(), 1e-9 * rate_of(card, o, "copy", &ideas::Counts::bytes),
-        1e-12 * rate_of(card, o, "fma_chain", &ideas::Counts::flops), rate_of_products(card, o));
+  print(
+      "{{{}, \"copy_gb_per_s\": {:.4g}, \"fma_tflops\": {:.4g}, \"f64_tflops\": {}, "
+      "\"bf16_tflops\": {}}}\n",
+      ask_driver(), 1e-9 * rate_of(card, o, "copy", &ideas::Counts::bytes),
+      1e-12 * rate_of(card, o, "fma_chain", &ideas::Counts::flops),
+      rate_of_products(card, o, DType::f64), rate_of_products(card, o, DType::bf16));
 }
 
 // --- the ladders
@@ -347,7 +367,7 @@ void climb_product(Card& card, const Rungs<T>& rungs, const Options& o) {
   for (const auto* rung : rungs) {
     all.push_back({rung->name, {c}, [&, rung] { rung->run(card.queue(), product); }});
   }
-  race(card, std::move(all), 2.0 * double(m) * n * k, o.seconds);
+  race(card, std::move(all), {2.0 * double(m) * n * k}, o.seconds);
 }
 
 /// Operands of attention in one type.
@@ -366,9 +386,9 @@ struct Attended {
   }
   explicit Attended(const attention::Shape& x)
       : q(operand({x.samples, x.queries, x.heads, x.width}, 1)),
-        k(operand(q.shape(), 2)),
-        v(operand(q.shape(), 3)),
-        out(Tensor::empty(q.shape(), kType<T>)),
+        k(operand({x.samples, x.keys, x.kv_heads, x.width}, 2)),
+        v(operand({x.samples, x.keys, x.kv_heads, x.value_width()}, 3)),
+        out(Tensor::empty({x.samples, x.queries, x.heads, x.value_width()}, kType<T>)),
         lse(Tensor::empty({x.samples, x.heads, x.queries}, DType::f32)) {}
 };
 
@@ -379,10 +399,11 @@ attention::Problem<T> problem_of(Attended<T>& x, const attention::Shape& shape) 
           scale, at<float>(x.scratch), &x.maps};
 }
 
-/// Adds the rungs of one type.
+/// Adds the rungs of one type that take the shape.
 template <class T>
 void add_rungs(std::vector<Contender>& all, Card& card, Attended<T>& x,
-               const std::vector<const attention::Rung<T>*>& rungs, const attention::Shape& shape) {
+               std::vector<const attention::Rung<T>*> rungs, const attention::Shape& shape) {
+  std::erase_if(rungs, [&](const auto* rung) { return !rung->takes(shape); });
   int64_t bytes = 4;
   for (const auto* rung : rungs) bytes = std::max(bytes, rung->scratch(shape));
   x.scratch = Tensor::empty({bytes / 4}, DType::f32);
@@ -396,15 +417,24 @@ void add_rungs(std::vector<Contender>& all, Card& card, Attended<T>& x,
 attention::Shape shape_of(const Options& o) {
   const auto S = static_cast<int>(o.seq_len), heads = static_cast<int>(o.num_heads);
   const attention::Shape shape{1, S, S, heads, heads, static_cast<int>(o.head_dim), o.causal};
-  attention::check(shape);
+  attention::check(shape, attention::kWidestKeys);
   return shape;
 }
 
-/// Operations of so many products of attention, 2 d for each pair: a causal mask leaves half of
-/// the pairs, and half a diagonal.
-double flops_of(const attention::Shape& x, int products) {
+/// The trainer's operation, and rungs in f32, have values as wide as keys.
+bool runs_in_f32(const attention::Shape& shape) { return shape.width <= attention::kWidestValues; }
+
+/// Throws UsageError where none is left.
+void check_left(const std::vector<Contender>& all, const Options& o) {
+  if (!all.empty()) return;
+  usage_error("--rung {} takes no head_dim={}; try --head_dim 128", o.rung, o.head_dim);
+}
+
+/// Operations of so many products of attention that go through keys' channels, and through values':
+/// 2 d for each pair. A causal mask leaves half of the pairs, and half a diagonal.
+double flops_of(const attention::Shape& x, int of_keys, int of_values) {
   const double S = x.queries, pairs = x.causal ? 0.5 * S * (S + 1) : S * S;
-  return 2.0 * products * pairs * x.heads * x.width;
+  return 2.0 * pairs * x.heads * (of_keys * x.width + of_values * x.value_width());
 }
 
 /// The trainer's blockwise attention.
@@ -431,11 +461,13 @@ void climb_attention(Card& card, const Options& o) {
   const auto wide = choose(attention::f32_rungs(), o, card.capability());
   Attended<float> f32(shape);
   const BlockwiseOp op{shape, f32};
-  std::vector<Contender> all{{"blockwise op", {f32.out}, [&] { op.forward(); }}};
+  std::vector<Contender> all;
+  if (runs_in_f32(shape)) all.push_back({"blockwise op", {f32.out}, [&] { op.forward(); }});
   add_rungs(all, card, f32, wide, shape);
   std::optional<Attended<ladder::bf16>> bf16;
   if (!narrow.empty()) add_rungs(all, card, bf16.emplace(shape), narrow, shape);
-  race(card, std::move(all), flops_of(shape, 2), o.seconds);
+  check_left(all, o);
+  race(card, std::move(all), {flops_of(shape, 1, 1)}, o.seconds);
 }
 
 /// Backward, from what flash_2 leaves. Five products count, as the field has it; those that a
@@ -447,15 +479,15 @@ void climb_backward(Card& card, const Options& o) {
   if (rungs.empty()) return;
   Attended<float> f32(shape);
   Attended<ladder::bf16> bf16(shape);
-  const Shape operand = f32.q.shape();
   const auto three = [&](DType dtype) {
-    return std::vector<Tensor>{Tensor::empty(operand, dtype), Tensor::empty(operand, dtype),
-                               Tensor::empty(operand, dtype)};
+    return std::vector<Tensor>{Tensor::empty(f32.q.shape(), dtype),
+                               Tensor::empty(f32.k.shape(), dtype),
+                               Tensor::empty(f32.v.shape(), dtype)};
   };
   const std::vector<Tensor> wide = three(DType::f32), narrow = three(DType::bf16);
   const Tensor delta = Tensor::empty(f32.lse.shape(), DType::f32);
-  const Tensor wide_dout = Attended<float>::operand(operand, 4);
-  const Tensor dout = Attended<ladder::bf16>::operand(operand, 4);
+  const Tensor wide_dout = Attended<float>::operand(f32.out.shape(), 4);
+  const Tensor dout = Attended<ladder::bf16>::operand(f32.out.shape(), 4);
   const int64_t rows = int64_t{shape.heads} * Gradients::rows_of(shape.queries);
   const Tensor row = Tensor::empty({rows * int64_t{sizeof(Gradients::Row)} / 4}, DType::f32);
   bf16.scratch = Tensor::empty({1}, DType::f32);
@@ -468,12 +500,84 @@ void climb_backward(Card& card, const Options& o) {
                             at<ladder::bf16>(narrow[2]),
                             static_cast<Gradients::Row*>(row.address())};
   const BlockwiseOp op{shape, f32};
-  op.forward();
-  std::vector<Contender> all{{"blockwise op", wide, [&] { op.backward(wide, wide_dout, delta); }}};
+  std::vector<Contender> all;
+  if (runs_in_f32(shape)) {
+    op.forward();
+    all.push_back({"blockwise op", wide, [&] { op.backward(wide, wide_dout, delta); }});
+  }
   for (const auto* rung : rungs) {
+    if (!rung->takes(shape)) continue;
     all.push_back({rung->name, narrow, [&, rung] { rung->run(card.queue(), gradients); }});
   }
-  race(card, std::move(all), flops_of(shape, 5), o.seconds);
+  check_left(all, o);
+  race(card, std::move(all), {flops_of(shape, 3, 2)}, o.seconds);
+}
+
+/// One query: its keys by flash_2, and by flash_decode whole and split over blocks. The rate is
+/// that of keys and values, each read once.
+void climb_decoding(Card& card, const Options& o) {
+  const auto keys = static_cast<int>(o.seq_len), heads = static_cast<int>(o.num_heads);
+  const attention::Shape shape{1, 1, keys, heads, heads / kShare, static_cast<int>(o.head_dim)};
+  attention::check(shape);
+  if (choose(attention::decoding_rungs(), o, card.capability()).empty()) return;
+  Attended<ladder::bf16> x(shape);
+  const attention::Rung<ladder::bf16>& split = attention::kFlashDecode;
+  attention::Shape parts = shape;
+  parts.splits = attention::splits_of(shape, cuda::limits_of_this_device().multiprocessors);
+  x.scratch = Tensor::empty({std::max<int64_t>(split.scratch(parts) / 4, 1)}, DType::f32);
+  std::vector<Contender> all;
+  const auto add = [&](std::string name, const auto& rung, const attention::Shape& given) {
+    all.push_back({std::move(name), {x.out}, [&, problem = problem_of(x, given)] {
+                     rung.run(card.queue(), problem);
+                   }});
+  };
+  add(attention::kFlash2.name, attention::kFlash2, shape);
+  add(fmt::format("{}, whole", split.name), split, shape);
+  add(fmt::format("{}, {} parts", split.name, parts.splits), split, parts);
+  race(card, std::move(all), {2.0 * double(x.k.numel() + x.v.numel()), "gb_per_s", 1e-9},
+       o.seconds);
+}
+
+// --- the ideas
+// --------------------------------------------------------------------------------------
+
+/// Files whose rungs compute one result. The primer's do not: --measure card times those.
+std::vector<const ideas::Ideas*> raced_ideas() {
+  const auto files = ideas::all();
+  std::vector<const ideas::Ideas*> found(files.begin(), files.end());
+  std::erase(found, &ideas::kPrimer);
+  return found;
+}
+
+/// The rungs of a file, each beside the first one. The rate is that of a number in and a number out
+/// for each, whatever a rung moves.
+void race_ideas(Card& card, const Options& o) {
+  for (const ideas::Ideas* file : raced_ideas()) {
+    if (!o.rung.empty() && o.rung != file->name) continue;
+    const bool sums = file == &ideas::kReduction;
+    if (sums && o.m * o.n > kExact) {
+      usage_error(
+          "m={} and n={} must have a product of {} at most, up to which a sum is exact; try "
+          "--m 4096 --n 4096",
+          o.m, o.n, kExact);
+    }
+    const Tensor x = numbers({o.m, o.n}, DType::f32), z = numbers({o.m, o.n}, DType::f32, 2);
+    const Tensor y = Tensor::empty({o.m * o.n}, DType::f32);
+    const Tensor scratch = Tensor::empty({4 * o.m * o.n}, DType::f32);
+    if (sums) ops::fill(x, 1);
+    const ideas::Data data{{static_cast<int>(o.m), static_cast<int>(o.n)},
+                           at<float>(x),
+                           at<float>(z),
+                           at<float>(y),
+                           at<float>(scratch)};
+    std::vector<Contender> all;
+    for (const ideas::Rung& rung : file->rungs) {
+      all.push_back(
+          {rung.name, {sums ? y.narrow(0, 0, 1) : y}, [&] { rung.run(card.queue(), data); }});
+    }
+    race(card, std::move(all), {(sums ? 4.0 : 8.0) * double(x.numel()), "gb_per_s", 1e-9},
+         o.seconds);
+  }
 }
 
 int run(int argc, char** argv) {
@@ -486,6 +590,10 @@ int run(int argc, char** argv) {
     check_name(options, attention::f32_rungs(), attention::bf16_rungs());
   } else if (options.measure == "backward") {
     check_name(options, attention::backward_rungs());
+  } else if (options.measure == "decoding") {
+    check_name(options, attention::decoding_rungs());
+  } else if (options.measure == "ideas") {
+    check_name(options, raced_ideas());
   } else {
     check_name(options, ladder::f32_rungs(), ladder::bf16_rungs());
   }
@@ -510,6 +618,8 @@ int run(int argc, char** argv) {
   }
   if (options.measure == "attention") climb_attention(card, options);
   if (options.measure == "backward") climb_backward(card, options);
+  if (options.measure == "decoding") climb_decoding(card, options);
+  if (options.measure == "ideas") race_ideas(card, options);
   return 0;
 }
 

@@ -32,6 +32,13 @@ ON_TENSOR_CORES = "Attention ran on tensor cores"  # of a report
 LEAST_OF_PRODUCTS, LEAST_OF_COPY, MOST_TRACED, MOST_FROM_PROFILER = 0.95, 0.8, 0.02, 0.05
 LEAST_OF_FUSED = 0.9  # of the copy's rate
 LEAST_OF_CUBLAS = {"mma": 0.6, "persistent": 0.95}
+LARGE = 8192  # rows, columns and depth, at which the last rung is timed once more
+LEAST_OF_COALESCED = 8  # times its time that naive's takes; the book has about 10
+# Sizes with tails in every tile: each rung is compared there with what it is timed beside.
+TAILS = tuple({**flags, "seconds": 0} for flags in (
+    {"measure": "matmul", "m": 130, "n": 264, "k": 72},
+    *({"measure": measure, "seq_len": 150, "num_heads": 2, "causal": True} for measure in ("attention", "backward")),
+    {"measure": "decoding", "seq_len": 1000, "num_heads": 8}, {"measure": "ideas", "m": 33, "n": 70}))
 # Of FlashAttention-3's rate, forward and, by kernels that sum in a fixed order, backward; of naive's time.
 LEAST_OF_FLASH_3 = {"forward": 0.85, "backward": 0.46}
 LEAST_OF_NAIVE = 5
@@ -122,37 +129,68 @@ def run_memory(check):
             least=LEAST_OF_FUSED)]}
 
 
-def run_ladder(check):
-    """The rungs of chapter 9's product, each compared and timed in turns with cuBLAS, of 4,096 x 4,096 matrices."""
-    needs_cublas(check)
-    flags = {"m": 64, "n": 72, "k": 80, "seconds": 0} if check.emulated else {"seconds": 0.02}
+def _race(check, flags, small):
+    """(The records of ladder_bench that have times, the others); on the emulated device of small sizes."""
+    flags = {"seconds": 0.02, **flags, **({**small, "seconds": 0} if check.emulated else {})}
     text = check.output([check.program("ladder_bench"), *words_of(flags)])
     records = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     timed = [record for record in records if "ms" in record]
     if not timed:
         raise Fail("it timed no rung")
-    share = {record["name"]: record["of_first"] for record in timed}
-    rows = [{"rung": record["name"], "type": record["type"], "difference": record["error"],
-             **{head: NO_TIME if check.emulated else record[key]
-                for head, key in (("ms", "ms"), ("spread", "spread"), ("TFLOP/s", "tflops"),
-                                  ("of cuBLAS", "of_first"))}} for record in timed]
-    left_out = [{"rung": record["name"], "why": record["why"]} for record in records if "why" in record]
-    return {"": rows, **({"not here": left_out} if left_out else {}), "what is asked": [asked(
-        f"rate of {name}, of cuBLAS's", None if check.emulated else share.get(name), least=least)
-        for name, least in LEAST_OF_CUBLAS.items()]}
+    return timed, [record for record in records if "why" in record]
 
 
-def _race_attention(check, shape):
-    """{pass: {rung: record}} of chapter 9's rungs at a shape, in the words of ladder_bench."""
+def _race_rows(check, timed, rate="tflops", head="TFLOP/s"):
+    """A row of the report for each record; the first one of a type is what the others stand beside."""
+    return [{"rung": record["name"], "type": record["type"], "difference": record["error"],
+             **{name: NO_TIME if check.emulated else record[key]
+                for name, key in (("ms", "ms"), ("spread", "spread"), (head, rate),
+                                  (f"of {timed[0]['name']}", "of_first"))}} for record in timed]
+
+
+def run_ladder(check):
+    """The rungs of chapter 9's product, each compared and timed in turns with cuBLAS, of 4,096 x 4,096 matrices, and
+    the last of them of larger ones; all rungs at sizes with tails; those of one idea."""
+    needs_cublas(check)
+    small = {"m": 64, "n": 72, "k": 80}
+    tails = []
+    for flags in TAILS:
+        if flags["measure"] in ("backward", "decoding") and lacks_bf16(check):
+            continue
+        timed, _ = _race(check, flags, {})
+        tails += [{"measure": flags["measure"], "rung": record["name"], "difference": record["error"]}
+                  for record in timed]
+    timed, left_out = _race(check, {}, small)
+    ms = {record["name"]: record["ms"] for record in timed}
+    share = {(record["name"], 4096): record["of_first"] for record in timed}
+    figures = {"": _race_rows(check, timed)}
+    if "persistent" in ms:
+        large, _ = _race(check, {"rung": "persistent", **dict.fromkeys("mnk", LARGE)}, small)
+        share |= {(record["name"], LARGE): record["of_first"] for record in large}
+        figures[f"{LARGE:,}"] = _race_rows(check, large)
+    ideas, _ = _race(check, {"measure": "ideas"}, small)
+    figures["one idea; GB/s of a number in and a number out"] = [
+        {name: row[name] for name in ("rung", "difference", "ms", "spread", "GB/s")}
+        for row in _race_rows(check, ideas, "gb_per_s", "GB/s")]
+    times = ms["naive"] / ms["coalesced"] if {"naive", "coalesced"} <= set(ms) else None
+    asked_of = [(name, 4096, least) for name, least in LEAST_OF_CUBLAS.items()] + [
+        ("persistent", LARGE, LEAST_OF_CUBLAS["persistent"])]
+    return {**figures, "tails": tails,
+            **({"not here": [{"rung": record["name"], "why": record["why"]} for record in left_out]} if left_out else {}),
+            "what is asked": [
+                *(asked(f"rate of {name} at {size:,}, of cuBLAS's", None if check.emulated else share.get((name, size)),
+                        least=least) for name, size, least in asked_of),
+                asked("time of naive, of coalesced's", None if check.emulated else times, least=LEAST_OF_COALESCED)]}
+
+
+def _race_attention(check, shape, rungs=(None, None)):
+    """{pass: {rung: record}} of chapter 9's rungs at a shape, in the words of ladder_bench: of all rungs, or of one
+    in each pass."""
     found = {}
-    for name, measure in (("forward", "attention"), ("backward", "backward")):
-        text = check.output([check.program("ladder_bench"), *words_of({
-            "measure": measure, **{flag: value for flag, value in shape.items() if value is not False},
-            "seconds": 0 if check.emulated else 0.02})])
-        records = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-        found[name] = {record["name"]: record for record in records if "ms" in record}
-    if not all(found.values()):
-        raise Fail("it timed no rung")
+    for name, measure, rung in zip(("forward", "backward"), ("attention", "backward"), rungs):
+        timed, _ = _race(check, {"measure": measure, **({"rung": rung} if rung else {}),
+                                 **{flag: value for flag, value in shape.items() if value is not False}}, {})
+        found[name] = {record["name"]: record for record in timed}
     return found
 
 

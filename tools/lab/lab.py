@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 from tools.base import ROOT, BookError, show_path, write_whole
 from tools.lab import on_card
@@ -82,6 +83,10 @@ def parse_size(lab, text):
         each = ", each at least 1" if len(lab.size) > 1 else ", at least 1"
         raise BookError(f"--size={text} must be {','.join(lab.size)}{each}; try --size {usual}", 2)
     size = tuple(map(int, words))
+    for name, value in zip(lab.size, size):
+        if value not in lab.takes.get(name, (value,)):
+            raise BookError(f"--size={text} must have one of {', '.join(map(str, lab.takes[name]))} for {name}; try "
+                            f"--size {usual}", 2)
     if math.prod(size) > lab.most:
         raise BookError(f"--size={text} is {' x '.join(words)} = {math.prod(size)}, and the emulated GPU "
                         f"does at most {lab.most} of them; try --size {usual}", 2)
@@ -96,12 +101,13 @@ def columns(rows):
                       for cell, width, at_right in zip(row, widths, right)).rstrip() for row in rows]
 
 
-def list_labs():
-    """Prints the labs and, of each rung, which cards can run it."""
+def list_labs(names=LABS):
+    """Prints the labs of these names and, of each rung, which cards can run it."""
     capability = on_card.find_capability()
     here = ("there is no GPU here" if capability is None
             else f"here is a GPU of compute capability {capability / 10:.1f}")
-    for name, lab in LABS.items():
+    for name in names:
+        lab = LABS[name]
         print(f"{name}  {lab.about}\n  {lab.source}; {here}; the lab counts on the emulated one")
         head = ["rung", "lines", "compute capability", "this card", "idea"]
         rows = [[rung.name, rung.length, rung.cards,
@@ -147,9 +153,11 @@ def with_roofs_and_gains(records):
 
 
 def run_program(program, *words):
-    """The records that it prints. BookError with what it says, if it fails."""
+    """The records that it prints. BookError with what it says, if it fails or refuses the words."""
     done = subprocess.run([str(program), *map(str, words)], stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode == 2:
+        raise BookError(done.stderr.strip().removeprefix("error: "), 2)
     if done.returncode != 0:
         raise BookError(f"{show_path(program)} failed:\n{done.stderr.strip()}")
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -174,6 +182,9 @@ def timed(name):
 
 def run_lab(name, size, json_file, install, skip_packages):
     """Builds and runs the rungs of a lab, and prints their table; on a card also their times."""
+    if json_file and not (Path(json_file).parent.is_dir() and not Path(json_file).is_dir()):
+        raise BookError(f"--json {json_file} cannot be written: there is no folder {Path(json_file).parent}, or it is "
+                        "one itself; try --json lab.json", 2)
     if not skip_packages:
         packages.ensure(packages.TEST, install)
     records = counted(name, size)
@@ -196,7 +207,7 @@ def show(name, size, records, times):
     if missing:
         found.append(f"{', '.join(missing)}: {'this needs' if len(missing) == 1 else 'these need'} a card")
     if lab.profiled and not any(length % on_card.UNIT for length in size):
-        found.append(f"beside a profiler: {on_card.profile_command(dict(zip(lab.size, size)))}")
+        found.append(f"beside a profiler: {on_card.profile_command(dict(zip(lab.size, size)), lab.profiled)}")
     for command, of_card in times.items():
         found += ["", f"on this card: {command}", *columns(on_card.rows(of_card)), *on_card.remarks(of_card)]
     return found

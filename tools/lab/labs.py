@@ -1,5 +1,5 @@
 """Which labs there are: one entry each. Where their rungs are, and the program that runs them."""
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MOST = 1 << 24  # multiplications or elements: a scalar rung takes a second for four million
 
@@ -18,18 +18,19 @@ class Lab:
     on_a_card: tuple = ("time",)  # columns that only a card can fill
     most: int = MOST              # of the product of the sizes
     on_card: tuple = ()           # words of tools/bench/ladder_bench.cpp, once for each run on a card
-    profiled: bool = False        # its kernels have the name that Nsight Compute is told
+    profiled: str = ""            # its kernels have the name that Nsight Compute is told: which of on_card.METRICS
+    takes: dict = field(default_factory=dict)  # of a size, all values that it can have
     has_gains: bool = False       # its rungs compute one result, each from the one before
 
 
-def idea(name, about, size, on_card=()):
-    """The lab of a file of kernels/ideas. A vector is a matrix of one row."""
+def idea(name, about, size, on_card=None):
+    """The lab of a file of kernels/ideas. A vector is a matrix of one row. On a card its rungs race."""
     words = (name,) if len(size) > 1 else (name, 1)
     sizes = " x ".join(f"{{{one}}}" for one in size)
     return Lab(f"ch09_gpu_kernels/kernels/ideas/{name}.cu", "lab_ideas", words, size, about,
                f"{sizes} numbers in f32",
                ("bytes: what blocks ask of global memory, in sectors of 32 bytes; at tails predicted is "
-                "the most",), most=1 << 20, on_card=on_card)
+                "the most",), most=1 << 20, on_card=on_card or (("--measure", "ideas", "--rung", name),))
 
 
 LABS = {
@@ -48,14 +49,14 @@ LABS = {
         ("bytes by Nsight Compute", "time", "of cuBLAS", "gain in time"),
         on_card=tuple(("--m", n, "--n", n, "--k", n, *inputs)
                       for n, inputs in (("4096", ()), ("8192", ()), ("4096", ("--inputs", "zeros")))),
-        profiled=True, has_gains=True),
+        profiled="accesses", has_gains=True),
     "ch09.stalls": Lab(
         "ch09_gpu_kernels/kernels/matmul", "lab_matmul", ("stalls",), {"M": 128, "N": 256, "K": 128},
         "the product's rungs in f32: what their warps wait for",
         "c [{M}, {N}] = a [{M}, {K}] b in f32",
         ("requests: instructions of warps to global and shared memory; fmas: those that multiply and add",
          "percent of peak at most: a multiprocessor of an H100 begins four FMAs a cycle, and one request"),
-        ("MIO throttle", "long scoreboard", "barrier")),
+        ("MIO throttle", "long scoreboard", "barrier"), profiled="stalls"),
     # Each of one idea: a file with several rungs.
     "ch09.primer": idea("primer", "an addition, a copy, a chain of FMAs: what a card is fed with",
                         {"N": 16384}, (("--measure", "card"),)),
@@ -78,7 +79,7 @@ LABS = {
          "scores bytes: what is kept in memory besides operands; blocks: that can run side by side",
          "flops: of tensor cores; those of scalar instructions are not counted",
          "D: 64 or 128, or 192 with values of 128: flash_2, flash_3, flash_4 and flash_2_backward take "
-         "these"), most=1 << 16,
+         "these"), most=1 << 16, takes={"D": (64, 128, 192)},
         on_card=tuple(("--measure", *words, "--seq_len", "4096")
                       for words in (("attention",), ("attention", "--causal"), ("backward", "--causal")))),
     "ch09.masks": Lab(
@@ -87,12 +88,13 @@ LABS = {
         "Two samples, two heads that share keys, pieces of {P} positions, {D} channels wide",
         ("flops predicted: of tiles in which some query sees a key, asked pair by pair",
          "bytes: what blocks ask of global memory, in sectors of 32 bytes and whole boxes; at tails "
-         "predicted is the most"), most=1 << 14),
+         "predicted is the most"), most=1 << 14, takes={"D": (64, 128)}),
     "ch09.decoding": Lab(
         "ch09_gpu_kernels/kernels/attention", "lab_attention", ("decoding",), {"K": 1024, "D": 64},
         "one query and its cache: keys whole, and split over blocks",
         "One query of eight heads that share two heads of {K} keys, {D} channels wide",
         ("bytes: what blocks ask of global memory, in sectors of 32 bytes; at tails predicted is the most",
          "parts: as many as fill an H100, of at least 128 keys; parts bytes: outputs and lse to be merged",
-         "keys of a block: of the one that has the most"), most=1 << 18),
+         "keys of a block: of the one that has the most"), most=1 << 18, takes={"D": (64, 128)},
+        on_card=tuple(("--measure", "decoding", "--num_heads", "32", "--seq_len", n) for n in ("4096", "65536"))),
 }

@@ -9,11 +9,15 @@ from tools.run import build, gpu
 
 PROGRAM = "ladder_bench"
 KERNELS = "^kernel$"  # what all rungs of the product call theirs, and no library does
-# Bytes that caches leave for the memory; then what the lab counts: sectors, sectors/load, bank conflicts.
-METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum",
-           "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
-           "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
-           "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum")
+METRICS = {
+    # Bytes that caches leave for the memory; then what the lab counts: sectors, sectors/load, bank conflicts.
+    "accesses": ("dram__bytes_read.sum", "dram__bytes_write.sum",
+                 "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+                 "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
+                 "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"),
+    # Warps that wait for this, at each instruction that is issued.
+    "stalls": tuple(f"smsp__average_warps_issue_stalled_{why}_per_issue_active.ratio"
+                    for why in ("mio_throttle", "long_scoreboard", "barrier"))}
 UNIT = 8  # of lengths that every rung takes there: its rows follow each other without gaps
 MIB, KIB = 1 << 20, 1 << 10
 CORES = 128  # for f32 of a multiprocessor, from compute capability 8.6 on; those of 7.5 and 8.0 have half
@@ -58,24 +62,25 @@ def watch(work, *arguments):
                           "looks": len(clocks)}] if clocks else [])]
 
 
-def profile_command(size):
+def profile_command(size, what="accesses"):
     """The line that runs each rung of the product once, at these sizes, under Nsight Compute."""
     program = show_path(build.binary(build.RELEASE, PROGRAM))
     sizes = " ".join(f"--{name.lower()} {value}" for name, value in size.items())
-    return f"ncu --kernel-name regex:{KERNELS} --metrics {','.join(METRICS)} {program} {sizes} --seconds 0"
+    return f"ncu --kernel-name regex:{KERNELS} --metrics {','.join(METRICS[what])} {program} {sizes} --seconds 0"
 
 
 def rows_of_ladder(records):
     """Rows of a table, the head first: each rung in its turn, beside the first of its kind, and the rung before."""
     timed = [record for record in records if "ms" in record]
     first = timed[0]["name"] if timed else "the first"
-    rows, before = [["rung", "type", "ms", "spread, %", "TFLOP/s", f"of {first}", "gain"]], None
+    rate, head = ("gb_per_s", "GB/s") if timed and "gb_per_s" in timed[0] else ("tflops", "TFLOP/s")
+    rows, before = [["rung", "type", "ms", "spread, %", head, f"of {first}", "gain"]], None
     for record in timed:
         is_first = record["name"] == first
-        gain = "-" if is_first or before is None else f"{record['tflops'] / before:.2f}"
+        gain = "-" if is_first or before is None else f"{record[rate] / before:.2f}"
         rows.append([record["name"], record["type"], f"{record['ms']:.3f}", f"{100 * record['spread']:.1f}",
-                     f"{record['tflops']:.1f}", f"{record['of_first']:.3f}", gain])
-        before = before if is_first else record["tflops"]
+                     f"{record[rate]:.1f}", f"{record['of_first']:.3f}", gain])
+        before = before if is_first and rate == "tflops" else record[rate]  # a library is no rung
     return rows
 
 
@@ -97,6 +102,7 @@ def rows_of_card(card):
             row("L2 cache, MiB", card["l2_bytes"] / MIB),
             row("clock, MHz", card["clock_mhz"]),
             row("memory, GB/s", card["gb_per_s_by_clock"], sheet.get("memory"), card["copy_gb_per_s"]),
+            row("f64, TFLOP/s", None, sheet.get("f64"), card["f64_tflops"]),
             row("f32, TFLOP/s", None, sheet.get("f32"), card["fma_tflops"]),
             row("bf16, TFLOP/s", None, sheet.get("bf16"), card["bf16_tflops"])]
 
