@@ -92,8 +92,8 @@ def run_table(record):
 
 def calls_table(record):
     parts, fused = (record["calls"][name] for name in WAYS)
-    return table(("operation", "calls, reference", "fused, predicted", "fused, counted", "MiB less, predicted",
-                  "counted", "time saved"), [
+    return table(("operation", "calls, reference", "fused, predicted", "fused, counted",
+                  "MiB of operands less, predicted", "counted", "time saved"), [
         (TITLES[name], str(parts[name]["calls"]), str(calls), str(fused[name]["calls"]), f"{less / MIB:.2f}",
          f"{(parts[name]['bytes'] - fused[name]['bytes']) / MIB:.2f}", "not measured")
         for name, (calls, less) in calls_predicted().items()],
@@ -120,6 +120,11 @@ def claims_of_labs(labs):
         return number, claim, wanted, found, "yes, by counts" if holds else "no", f"{where}; time: not measured"
     naive, coalesced, tiled = pair("ch09.matmul", "bytes", "naive", "coalesced", "tiled")
     before, after = pair("ch09.stalls", "fmas_per_request", "tiled", "coarsened_2d")
+    chain, fused = pair("ch09.fusion", "bytes", "op_by_op", "fused")
+    held, scores = pair("ch09.attention", "scores_bytes", "naive", "blockwise")
+    asked, flash = pair("ch09.attention", "bytes", "naive", "blockwise")
+    norm, = pair("ch09.layer_norm", "predicted_flops_per_byte", "row_in_shared")
+    balance = lab.SHEET["f32"] * 1e3 / lab.SHEET["memory"]
     by_lane, by_warp = pair("ch09.divergence", "divergent_branches", "by_lane", "by_warp")
     ladder = "[the ladder](ladder.md#predict-then-measure)"
     clock = lab.SHEET["f32"] * 1e3 / (2 * 132 * on_card.CORES)  # each core multiplies and adds once a cycle
@@ -130,13 +135,22 @@ def claims_of_labs(labs):
             f"{coalesced / tiled:.1f} times fewer", f"bytes, coalesced over tiled, {ladder}"),
         row("Q9.3", "coarsening takes stalls for the memory units away", "more FMAs a request", after > before,
             f"{after / before:.1f} times as many", f"FMAs a request, coarsened_2d over tiled, {ladder}"),
-        ("Q9.4", "a fused chain of point-wise operations is about 5 times as fast", "5", "not measured", "not measured",
-         "needs a GPU"),
+        row("Q9.4", "a fused chain of point-wise operations is about 5 times as fast", "5 times fewer bytes", 4.5 < chain / fused < 5.5,
+            f"{chain / fused:.2f} times fewer", "bytes, op_by_op over fused, [the lab](ladder.md#fusion)"),
         row("Q9.5", "branches that part a warp cost up to their sum, branches between warps nothing",
             "divergent branches only within a warp", by_lane > 0 and by_warp == 0, f"{by_lane:,} and {by_warp:,}",
             "divergent branches, by lane and by warp, [the lab](ladder.md#divergence)"),
+        row("Q9.6", "FlashAttention is exact, takes O(S) memory and is several times as fast", "bytes of scores: 0; fewer of all",
+            scores == 0 < held and asked > flash, f"{scores} of {held:,}; {asked / flash:.1f} times fewer",
+            "bytes of the scores, and of all that is asked of memory, blockwise and naive in f32, [attention](attention.md); "
+            "values are compared with the exact ones by its tests"),
         ("Q9.14", "an H100 has 132 · 128 = 16,896 cores", "16,896", f"16,896 at {clock:.2f} GHz reach the data sheet's f32 rate",
-         "yes, by the data sheet", "`./book lab ch09.primer` asks a card: not measured")]
+         "yes, by the data sheet", "`./book lab ch09.primer` asks a card: not measured"),
+        ("QA1.1", "a clock around a launch that nobody waits for measures too little", "less than by events", "not measured",
+         "not measured", "`python3 ch09_gpu_kernels/examples/layer_norm.py` needs a GPU"),
+        row("QA1.2", "LayerNorm is bound by memory: 78 % of its bandwidth, 24 % of its arithmetic",
+            f"fewer operations a byte than {balance:.0f}", norm < balance, f"{norm:.2f}",
+            "operations a byte of row_in_shared, [the lab](ladder.md#layernorm-the-appendixs-example); an H100's balance in f32 by its data sheet")]
 
 
 def tables(record, labs):

@@ -15,8 +15,11 @@ TOKENS, BF16, F32 = 4096, 2, 4  # of one sample; bytes
 CHOICE = ROOT / "common/run/attention_choice.cpp"
 FLASH, PRODUCTS, OF_SHEET = 350e12, 700e12, 0.9  # hopes: FLOP/s on tensor cores; of the data sheet's bandwidth
 OF_A_PARAMETER = 30 + 4  # bytes: AdamW's; the gradient once more for its squares
-LAUNCHES, FEWEST, TENSORS = 32, 16, 9  # of a layer: launches, launches with every fusion, parameters
-CHUNKS, OF_A_CHUNK = 8, 5  # of the fused head: at its 512 rows; launches
+LAUNCHES = {"reference": (30, 18), "fused": (30, 19)}  # of a layer, and of the rest, without the optimizer's
+TENSORS = (9, 3)  # the same of parameters
+FEWEST = 16  # launches of a layer with every fusion
+CHUNKS, OF_A_CHUNK = 8, 6  # of the fused head: at its 512 rows; launches
+SQUARED = 32  # parameters whose squares fused kernels sum in one pass, of two launches
 NOT_MEASURED = "not measured"
 
 
@@ -57,6 +60,16 @@ def elementwise_bytes(which, s, tokens):
     return tokens * BF16 * (s["layers"] * layer + 7 * s["hidden"])
 
 
+def launches(which, layers, chunks):
+    """Of a step in bf16 on one GPU. tests/parity/test_device_ranks.py counts them on an emulated one."""
+    (of_layer, of_rest), (tensors, others) = LAUNCHES[which], TENSORS
+    found, parameters = of_layer * layers + of_rest, tensors * layers + others
+    if which == "reference":
+        return found + 3 * parameters
+    passes = -(-parameters // SQUARED)
+    return found + 2 * passes + (layers + 2) + OF_A_CHUNK * (chunks - 1)  # AdamW: a unit in one launch
+
+
 def parts():
     """[(part, seconds by reference kernels, by fused ones, with every fusion, whether fused kernels have it)]"""
     s, rate = SHAPE, rates()
@@ -67,10 +80,6 @@ def parts():
     embedding = head * F32 + TOKENS * s["hidden"] * (BF16 + F32)
     logits = TOKENS * s["vocabulary"]
     loss = 3 * BF16 * logits / rate["memory"] + logits * rate["score"]
-    tensors = TENSORS * s["layers"] + 2
-    launches = {"reference": LAUNCHES * s["layers"] + 3 * tensors,
-                # No two additions, SwiGLU's product again; AdamW once a layer, two for the squares; the head's chunks.
-                "fused": LAUNCHES * s["layers"] + 2 + 2 + OF_A_CHUNK * (CHUNKS - 1), "best": FEWEST * s["layers"]}
     return [
         ("attention, backward", 3.5 * attention_flops() / rate["blockwise"], 3.5 * attention_flops() / FLASH,
          2.5 * attention_flops() / FLASH, "yes, by seven products instead of five"),
@@ -85,8 +94,9 @@ def parts():
         ("embedding, backward", embedding / rate["memory"], embedding / rate["memory"], embedding / best,
          "in both: a warp reads the tokens of its row"),
         ("cross entropy", loss, loss, 3 * BF16 * logits / best, "its memory"),
-        ("launches", launches["reference"] * rate["launch"], launches["fused"] * rate["launch"],
-         launches["best"] * rate["launch"], "the optimizer's and the residual's")]
+        ("launches", *(count * rate["launch"] for count in (
+            launches("reference", s["layers"], 1), launches("fused", s["layers"], CHUNKS), FEWEST * s["layers"])),
+         "the optimizer's and the residual's")]
 
 
 def expected_table():
@@ -97,7 +107,9 @@ def expected_table():
              ("tokens a second", *(f"{TOKENS / value:,.0f}" for value in sums), "", NOT_MEASURED)]
     return table(("part of a step", "`reference`, predicted, ms", "`fused`, predicted, ms", "with every fusion, ms",
                   "`--kernels fused` has it", "measured"), rows,
-                 "1B, one sample of 4,096 tokens a step in bf16 on one H100 SXM, `--attention blockwise`. Nothing is measured.")
+                 "1B, one sample of 4,096 tokens a step in bf16 on one H100 SXM, `--attention blockwise`. Nothing is measured. "
+                 f"Launches: {launches('reference', SHAPE['layers'], 1)}, and fused {launches('fused', SHAPE['layers'], CHUNKS)}; "
+                 "a test counts those of smaller models on an emulated GPU.")
 
 
 def tables():

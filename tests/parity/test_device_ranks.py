@@ -21,6 +21,7 @@ import test_ranks
 import trace_format
 from test_ranks import CHAPTER as NEWEST
 from test_ranks import ROOT, RankTest, metrics, tiny
+from ch09_gpu_kernels.figures import expected
 from tools.gpu import gpu_ranks
 from tools.gpu.gpu_part import words_of
 from tools.look import trace as traces
@@ -64,6 +65,22 @@ class Devices(RankTest):
         self.output = output
         trace_format.check(self.run_dir / "trace.json")
         return self.run_dir
+
+
+class Launches(Devices):
+    SHAPE = ("--dtype", "bf16", "--hidden_size", "128", "--num_heads", "2", "--num_kv_heads", "1", "--ffn_hidden_size", "128",
+             "--seq_len", "16", "--micro_batch_size", "1", "--attention", "blockwise")
+
+    def test_a_step_has_those_that_chapter_9_predicts(self):
+        if test_ranks.CHAPTER != NEWEST:
+            self.skipTest("of the chapter with fused kernels")
+        for kernels, layers, rows in (("reference", 1, 16), ("reference", 4, 16), ("fused", 2, 4), ("fused", 4, 16)):
+            with self.subTest(kernels=kernels, layers=layers, rows=rows):
+                fused = ("--loss_rows", str(rows)) if kernels == "fused" else ()
+                run_dir = self.run_on("cuda", 1, *self.SHAPE, "--kernels", kernels, "--num_layers", str(layers), *fused,
+                                      plain=(), steps=2)
+                first, second = [record["launches"] for record in metrics(run_dir)]
+                self.assertEqual(second - first, expected.launches(kernels, layers, 16 // rows))
 
 
 class Attention(Devices):
