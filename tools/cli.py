@@ -14,8 +14,8 @@ from tools.book import delta, diff, new, propagate, showcase, weave
 from tools.exercise import check, exercises, own_code
 from tools.gpu import gpu_bundle, gpu_check
 from tools.lab import lab
-from tools.look import compare, figures, layout, replay, runs, why
-from tools.run import build, doctor, export, gpu, launch, mpi, packages, plan, tokens
+from tools.look import compare, figures, layout, runs, why
+from tools.run import build, doctor, export, gpu, launch, mpi, packages, plan, replay, tokens
 from tools.site import main as site
 from tools.test import testing
 

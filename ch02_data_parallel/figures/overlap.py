@@ -9,8 +9,7 @@ from pathlib import Path
 
 from tools.base import say
 from tools.bench.steady import STEPS, later_steps, steady, train
-from tools.look import replay
-from tools.run import estimates
+from tools.run import estimates, replay
 
 RANKS = 2
 WAYS = ("naive", "overlapped", "bucketed")

@@ -10,8 +10,8 @@ from pathlib import Path
 from tools.base import BookError, say
 from tools.bench.steady import STEPS, steady
 from tools.book.rounds import measure_again, with_range
-from tools.look import replay, trace
-from tools.run import estimates
+from tools.look import trace
+from tools.run import estimates, replay
 
 from . import overlap
 

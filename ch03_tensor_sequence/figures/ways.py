@@ -9,7 +9,7 @@ from pathlib import Path
 from tools.base import say
 from tools.bench.steady import SKIPPED_STEPS, on_links, sent_in_a_step, steady, train
 from tools.book.rounds import measure_again, with_range
-from tools.look import replay
+from tools.run import replay
 
 from . import runs
 

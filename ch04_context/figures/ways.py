@@ -9,7 +9,7 @@ from pathlib import Path
 from tools.base import say
 from tools.bench.steady import on_links, sent_in_a_step, steady
 from tools.book.rounds import measure_again, with_range
-from tools.look.replay import parse_link
+from tools.run.replay import parse_link
 
 from . import runs, workload
 

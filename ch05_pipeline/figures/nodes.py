@@ -10,8 +10,8 @@ import statistics
 from tools.base import say
 from tools.bench.bench import run_quietly
 from tools.book.short_runs import table
-from tools.look.replay import parse_link
 from tools.run import build, mpi
+from tools.run.replay import parse_link
 
 PROGRAM = "comm_bench"
 KINDS = {"all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter"}

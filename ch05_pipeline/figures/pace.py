@@ -1,7 +1,7 @@
 """Steps of pipelines, measured: how long they take, how long ranks idle, and who works when.
 
 Ranks run on this machine whatever its cores are, and the recording is laid out anew with a core for
-every rank: tools/look/replay.py.
+every rank: tools/run/replay.py.
 """
 import bisect
 import collections

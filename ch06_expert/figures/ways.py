@@ -12,7 +12,8 @@ from tools.base import say
 from tools.bench.steady import SKIPPED_STEPS, on_links, steady, train
 from tools.book.rounds import measure_again, with_range
 from tools.book.short_runs import table
-from tools.look import replay, runs, timelines, trace
+from tools.look import runs, timelines, trace
+from tools.run import replay
 
 SHAPE = {"hidden_size": 192, "num_heads": 4, "num_kv_heads": 4, "num_layers": 4, "seq_len": 128,
          "ffn_hidden_size": 384, "num_experts": 8, "num_experts_per_tok": 2,

@@ -15,9 +15,9 @@ from tools.base import say
 from tools.book import delta, diff
 from tools.book.short_runs import look_into, table
 from tools.book.showcase import origin, write_json
-from tools.look import layout, provenance, replay
+from tools.look import layout, provenance
 from tools.process import git_commit
-from tools.run import build, estimates
+from tools.run import build, estimates, replay
 
 FOLDER = Path(__file__).resolve().parent
 COMMAND = "python3 -m ch07_5d.figures.dimensions"

@@ -92,8 +92,7 @@ double RecordedStep::shared(const Cluster& cluster) const {
   Cost cost(cluster);
   std::vector<double> each;
   for (const std::vector<Program>& programs : runs_) {
-    each.push_back(
-        shared_step(programs, classes_, cost, {.links = true, .beside = cluster.beside.value}));
+    each.push_back(shared_step(programs, classes_, cost, {.beside = cluster.beside.value}));
   }
   return each.size() == 1 ? each[0] : on(each[0], each[1], times_);
 }

@@ -1,6 +1,7 @@
 """Tests of ./book replay and of the timeline: traces made by hand, whose answers are known.
 
-    python3 tests/course/test_replay.py        needs no build
+    test_replay.py --bin build/release/bin [unittest arguments]
+    test_replay.py --binary build/release/bin/recorded_replay NAME        # as a seeded fault asks
 """
 import contextlib
 import importlib
@@ -18,15 +19,18 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(Path(__file__).resolve().parent)]
 
+import replay_reference  # noqa: E402
 import trace_format  # noqa: E402
 from test_book import Scratch, write  # noqa: E402
+from tests.parity import binary  # noqa: E402
 from tools import chapters  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.bench import limits, steady  # noqa: E402
-from tools.look import figures, palette, replay, timelines  # noqa: E402
+from tools.look import figures, palette, timelines  # noqa: E402
 from tools.look import trace as traces  # noqa: E402
-from tools.look.simulation import ring_cost  # noqa: E402
 from tools.look.trace import Link  # noqa: E402
+from tools.run import replay, simulation  # noqa: E402
+from tools.run.simulation import ring_cost  # noqa: E402
 
 MEGABYTE = 1_000_000
 # A message of a megabyte takes 1000 us and arrives 10 us later.
@@ -499,6 +503,49 @@ class Nodes(Traces):
         self.assertEqual(traces.load(path).groups, trace.groups)
 
 
+class Simulators(Traces):
+    """The simulator of chapter 8 and the one in replay_reference.py give the same times."""
+
+    def assert_same(self, trace, machine):
+        question = simulation.Simulation(trace, machine).question
+        self.assertLess(replay_reference.difference(question, simulation.ask(question)), 1e-9)
+
+    def test_a_run_that_is_committed(self):
+        trace = traces.load(ROOT / "ch01_single_gpu" / "figures" / "trace.json")
+        self.assert_same(trace, replay.choose_machine(trace))
+        self.assertAlmostEqual(traces.step_time(next(iter(traces.steps(self.replay(trace, links=())).values()))),
+                               sum(share.compute for share in next(iter(traces.steps(trace).values()))), places=2)
+
+    def test_random_runs(self):
+        """Four ranks of two nodes, each in four groups; operations of one are queued behind those of others."""
+        groups = world(4, _2={"name": "tp", "members": [[0, 1], [2, 3]]},
+                       _3={"name": "ep", "members": [3, 1, 0, 2]}, _4={"name": "pp", "members": [0, 2]},
+                       _5={"name": "pp", "members": [1, 3]})
+        kinds = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "barrier")
+
+        def program(script, seed):
+            alike, own = random.Random(seed), random.Random(4 * seed + script.rank)
+            handles = []
+            for _ in range(40):
+                script.compute(round(own.uniform(0, 900), 3), "matmul")
+                group, kind, size = alike.choice((1, 2, 3)), alike.choice(kinds), alike.randrange(MEGABYTE)
+                handles.append(script.queue(kind, size, group=group))
+                if alike.random() < 0.6:  # the first stage sends, and the second receives
+                    handles.append(script.queue("recv" if script.rank > 1 else "send", size,
+                                                group=4 + script.rank % 2, peer=int(script.rank < 2)))
+                while handles and alike.random() < 0.6:
+                    script.wait(handles.pop(own.randrange(len(handles))))
+            for handle in handles:
+                script.wait(handle)
+
+        for seed in range(6):
+            trace = self.record(lambda script, seed=seed: program(script, seed), 4, groups)
+            for cores in (None, 3, 1):
+                machine = replay.choose_machine(trace, cores, 2, ("node=10,2", "net=40,0.7"))
+                with self.subTest(seed=seed, cores=cores):
+                    self.assert_same(trace, machine)
+
+
 class Cores(Traces):
     @staticmethod
     def program(script):
@@ -815,6 +862,18 @@ class Reading(Traces):
                                         if e.get("name") != "train_step" or e["pid"] == 0]
         self.refused("holds no whole step: run with --trace_steps 3")
 
+    def test_operations_that_are_queued_in_another_order_than_they_are_numbered(self):
+        def program(script):
+            script.wait(script.queue("all_reduce", 8))
+            script.wait(script.queue("all_reduce", 8))
+        self.record(program)
+        told = json.loads((self.scratch / "run" / "trace.json").read_text(encoding="utf-8"))
+        for event in told["traceEvents"]:
+            if event["ph"] == "X" and event["cat"] in ("comm", "wait"):
+                event["args"]["number"] = 3 - event["args"]["number"]
+        with self.assertRaisesRegex(BookError, "rank 0 queues all_reduce #1 of dp after one with a h"):
+            self.replay(traces.load(self.put(told)))
+
     def test_a_cpu_clock_that_runs_backwards(self):
         self.events("wait")[0]["tts"] -= 50
         trace = traces.load(self.put(self.document))
@@ -1005,7 +1064,11 @@ class Commands(Traces):
     """The whole of ./book."""
 
     def book(self, *arguments):
-        result = subprocess.run([sys.executable, str(ROOT / "book"), *map(str, arguments)],
+        # All but the build, which another ./book may hold.
+        as_built = (f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tools import cli; "
+                    "from tools.run import simulation; simulation.program = lambda: "
+                    f"{str(simulation.program())!r}; sys.exit(cli.main(sys.argv[1:]))")
+        result = subprocess.run([sys.executable, "-c", as_built, *map(str, arguments)],
                                 cwd=self.scratch, text=True, stdin=subprocess.DEVNULL,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120,
                                 check=False)
@@ -1482,4 +1545,6 @@ class Format(Traces):
 
 
 if __name__ == "__main__":
+    PROGRAM = binary.given(simulation.PROGRAM)
+    simulation.program = lambda: PROGRAM
     unittest.main()

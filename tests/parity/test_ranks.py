@@ -31,10 +31,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import trace_format  # noqa: E402
+from tests.course import replay_reference  # noqa: E402
 from tools import chapters  # noqa: E402
 from tools.book import delta  # noqa: E402
 from tools.look import trace, why  # noqa: E402
-from tools.look.simulation import Machine, replay  # noqa: E402
+from tools.run import simulation  # noqa: E402
 
 CHAPTERS = chapters.find_chapters()
 FIRST = CHAPTERS[0].name  # knows of no ranks
@@ -521,8 +522,10 @@ class Runs(RankTest):
         for rank in recorded.ranks:
             self.assertEqual({span.turn for span in rank.spans}, {0, 1})
             self.assertEqual({span.lane for span in rank.spans if span.name == trace.STEP}, {0})
-        machine = Machine(ranks, 1, 0, trace.Link(10, 1), trace.Link(10, 1))
-        trace.save(replay(recorded, machine), self.run_dir / "replay.json")
+        machine = simulation.Machine(ranks, 1, 0, trace.Link(10, 1), trace.Link(10, 1))
+        trace.save(simulation.replay(recorded, machine), self.run_dir / "replay.json")
+        question = simulation.Simulation(recorded, machine).question
+        self.assertLess(replay_reference.difference(question, simulation.ask(question)), 1e-9)
         trace_format.check(self.run_dir / "replay.json")
 
     @needs("tensor_parallel/batch_halves")
@@ -696,6 +699,7 @@ def take_arguments():
     BIN, CHAPTER = args.bin.resolve(), args.chapter
     if args.binary is not None:
         BIN, CHAPTER = args.binary.resolve().parent, args.binary.name
+    simulation.program = lambda: BIN / simulation.PROGRAM
     return rest
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tools.look import replay, trace as traces  # noqa: E402
+from tools.look import trace as traces  # noqa: E402
 from tools.look.trace import Communication, Group, Link, Rank, Span, Trace, Wait  # noqa: E402
+from tools.run import replay, simulation  # noqa: E402
 
 RANKS, BUCKETS, OPERATORS = 8, 25, 8  # operators between two buckets
 EVENTS_PER_STEP = RANKS * (BUCKETS * (OPERATORS + 2) + 2)
@@ -83,6 +84,7 @@ def main(argv):
         traces.save(make_trace(events), source)
         print(f"{source.stat().st_size / 1e6:.0f} MB, {source.read_text().count('ph'):,} events")
         trace, loading = timed("read and check", lambda: traces.load(source))
+        simulation.program()  # built before the clock runs
         flags = {"node_size": 4, "links": ["node=10,20", "net=100,2"]}
         owned = replay.choose_machine(trace, **flags)
         replayed, replaying = timed("replay, a core each", lambda: replay.replay(trace, owned))

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from tools import machine
 from tools.base import BookError
-from tools.look import replay, trace
+from tools.look import trace
 from tools.process import wait_for
-from tools.run import build, estimates, mpi
+from tools.run import build, estimates, mpi, replay
 
 STEPS, SKIPPED_STEPS = 14, 4  # primitives are created and pages touched in the first ones
 SCALARS = 8  # bytes of messages that only count or measure something

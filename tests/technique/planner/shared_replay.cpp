@@ -32,16 +32,17 @@ TEST_CASE("exchanges that are under way at once divide their link, their latenci
         .wait(0);
   };
   // 1 us of latency; 10 us at half speed; the 90 us that the longer one has left.
-  CHECK(shared_by_two(two, {.links = true}) == Approx(111e-6));
-  CHECK(shared_by_two(two, {.links = false}) == Approx(101e-6));
+  CHECK(shared_by_two(two, {.links = Sharing::fair}) == Approx(111e-6));
+  CHECK(shared_by_two(two, {.links = Sharing::apart}) == Approx(101e-6));
   const auto later = [](Written& program) {
     program.post(kSharedGather, 200).compute(50).post(kSharedGather, 20, -1, 1).wait(1).wait(0);
   };
-  CHECK(shared_by_two(later, {.links = true}) == Approx(111e-6));  // 50 us of which it is alone
+  CHECK(shared_by_two(later, {.links = Sharing::fair}) ==
+        Approx(111e-6));                     // 50 us of which it is alone
   const auto turns = [](Written& program) {  // of one communicator: one after the other
     program.post(kSharedGather, 200).post(kSharedGather, 20).wait(1).wait(0);
   };
-  CHECK(shared_by_two(turns, {.links = true}) == Approx(112e-6));
+  CHECK(shared_by_two(turns, {.links = Sharing::fair}) == Approx(112e-6));
 }
 
 TEST_CASE("a kernel is slower beside an exchange, and as fast as alone before and after it") {
@@ -67,7 +68,8 @@ TEST_CASE("where nothing is shared, a step is the replay's") {
     Cost cost(cluster);
     CAPTURE(flags, ranks_per_node);
     const double alone = replay(programs, classes, cost).step;
-    CHECK(shared_step(programs, classes, cost, {.links = false}) == Approx(alone).epsilon(1e-9));
+    CHECK(shared_step(programs, classes, cost, {.links = Sharing::apart}) ==
+          Approx(alone).epsilon(1e-9));
     longer += shared_step(programs, classes, cost, {.beside = 0.5}) > alone * 1.001;
   }
   CHECK(longer > layouts / 4);  // or little is shared

@@ -6,8 +6,8 @@ from statistics import fmean
 
 from tools.base import BookError, say, show_path
 from tools.look import trace as traces
-from tools.look.simulation import Machine, replay, ring_bytes
 from tools.look.trace import MESSAGES, Link, Rank, Trace, counted
+from tools.run.simulation import Machine, replay, ring_bytes
 
 SCALABLE = ("dp", "world")
 

@@ -26,21 +26,27 @@ operation, computed, waited for one, and so on. That program is simulated for al
 All ranks begin at 0. CPU time inside a wait (polling) is dropped, and so is all that the main
 thread waited for other than operations. A core of the result is a core of the machine that was
 recorded: what another one's caches and memory would make of the program, the trace cannot tell.
+
+Here a trace becomes the programs of its ranks, with what each of their operations takes, and the
+times that come of it become a trace again. Between the two, chapter 8's planner/shared_replay.cpp
+says when each rank did what: recorded_replay.cpp reads the programs.
 """
+import functools
+import json
 import math
+import subprocess
 from bisect import bisect_left, bisect_right
-from collections import deque
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from itertools import count
 from operator import attrgetter
 
 from tools.base import BookError
 from tools.look import trace as traces
 from tools.look.trace import MESSAGES, Link, Rank, Span, Trace, new_span
+from tools.run import build, packages
 
+PROGRAM = "recorded_replay"
 QUEUE, WAIT, END = range(3)        # what a rank does next after computing
-ARRIVE, RELEASE, START = range(3)  # what happens at a moment
+NEAR, FAR = 1, 2  # a rank's links: inside the node and beyond it
 CLOCK_SLACK_US = 1.0     # two clocks are not read at the same instant
 SAME_MOMENT_US = 0.0005  # times are written in nanoseconds
 
@@ -91,32 +97,18 @@ def ring_bytes(kind, ranks, size):
 # --- the programs of the ranks --------------------------------------------------------------------
 
 
-class Queue:
-    """Operations of a communicator, or messages from one rank to another on it, in their order."""
-
-    __slots__ = ("operations", "free_at", "arrived_at")
-
-    def __init__(self):
-        self.operations = deque()
-        self.free_at = self.arrived_at = 0.0
-
-
 class Operation:
-    """A collective or a message while it is simulated."""
+    """A collective or a message, and what the simulation says of it."""
 
-    __slots__ = ("name", "kind", "ranks", "size", "queue", "missing", "queued", "start", "over",
-                 "comes", "arrives", "waiting")
+    __slots__ = ("name", "kind", "ranks", "group", "number", "size", "queued", "start", "over", "comes", "arrives")
 
-    def __init__(self, name, kind, ranks, size, queue):
-        self.name, self.kind, self.ranks, self.size, self.queue = name, kind, ranks, size, queue
-        # Ranks that must queue it before it starts: of a message its sender.
-        self.missing = 1 if kind == "send" else len(ranks)
+    def __init__(self, name, kind, ranks, group, number, size):
+        self.name, self.kind, self.ranks, self.size = name, kind, ranks, size
+        self.group, self.number = group, number
         self.queued = {}        # when, by rank
-        self.start = None       # None: it has not started
-        self.over = None        # of a message: it has left
+        self.start = self.over = None  # of a message: it has left
         self.comes = None       # a message, and no longer the one before it
         self.arrives = None
-        self.waiting = []       # ranks
 
     def ready_since(self):
         """When the last rank that it needed had queued it; -inf for none."""
@@ -174,188 +166,180 @@ def _elapsed(trace, number, item, before, after):
 
 
 def _operations(trace):
-    """{key: Operation}, each in its Queue."""
-    found, queues = {}, {}
+    """{key: Operation}, in the order of their numbers."""
+    found = {}
     matched = traces.match(trace)
     for key in sorted(matched, key=lambda key: key[2]):
         parts = matched[key]
         rank, item = parts[0]
-        queue = queues.setdefault((key[0], key[1], item.kind in MESSAGES), Queue())
         size = max(part.payload_bytes for _, part in parts)
         name = trace.describe(rank, item)
         if item.kind in MESSAGES:
             name = (f"message #{item.number} of {item.dimension} from rank {key[1][0]} to rank "
                     f"{key[1][1]}")
-        found[key] = Operation(name, item.kind, key[1], size, queue)
-        queue.operations.append(found[key])
+        found[key] = Operation(name, item.kind, key[1], trace.group(rank, item.group), key[2], size)
     return found
 
 
-# --- the simulation -------------------------------------------------------------------------------
+# --- what the simulator is told -------------------------------------------------------------------
+
+
+class Costs:
+    """What operations take on a Machine."""
+
+    def __init__(self, machine):
+        self.machine, self.rings = machine, {}
+
+    def of(self, operation):
+        """(for how long, how much later a message arrives, {rank: the links that it keeps})."""
+        ranks, machine = operation.ranks, self.machine
+        if operation.kind == "send":
+            near = machine.is_near(*ranks)
+            link = machine.node if near else machine.net
+            return link.transmission(operation.size), link.latency_us, {
+                ranks[0]: NEAR if near else FAR}
+        if operation.kind == "all_to_all":
+            return self._exchange(ranks, operation.size)
+        if ranks not in self.rings:
+            following = ranks[1:] + ranks[:1]
+            self.rings[ranks] = {rank: NEAR if machine.is_near(rank, after) else FAR
+                                 for rank, after in zip(ranks, following)}
+        ring = self.rings[ranks]
+        links = [link for kept, link in ((NEAR, machine.node), (FAR, machine.net))
+                 if kept in ring.values()]
+        return max(ring_cost(operation.kind, len(ranks), operation.size, link)
+                   for link in links), 0.0, ring
+
+    def _exchange(self, ranks, size):
+        """The same of an all-to-all."""
+        machine, keeps, duration = self.machine, {}, 0.0
+        for rank in ranks:
+            near = sum(machine.is_near(rank, other) for other in ranks) - 1
+            far = len(ranks) - 1 - near
+            keeps[rank] = (near > 0) * NEAR | (far > 0) * FAR
+            duration = max(duration, exchange_cost(near, len(ranks), size, machine.node),
+                           exchange_cost(far, len(ranks), size, machine.net))
+        return duration, 0.0, keeps
+
+
+def _described(number, program, costs):
+    """The program of a rank as the simulator reads it; costs: by Operation. BookError (2) if it is none."""
+    groups, exchanges, posted, latest, events = {}, {}, {}, {}, []
+    for before, action, operation in program.actions[:-1]:
+        if before:
+            events.append(before)
+        if action == QUEUE:
+            group = groups.setdefault(operation.group, len(groups))
+            kind, peer = "collective", -1
+            if operation.kind == "send":
+                sends = number == operation.ranks[0]
+                kind, peer = ("send", "recv")[not sends], operation.group.members.index(
+                    operation.ranks[sends])
+            if operation.number <= latest.get((group, kind, peer), -1):
+                raise BookError(f"rank {number} queues {operation.name} after one with a higher number", 2)
+            latest[group, kind, peer] = operation.number
+            busy, latency, keeps = costs[operation]
+            shape = group, kind, peer, busy, latency, keeps.get(number, 0)
+            posted[operation] = len(posted)
+            events.append(("post", exchanges.setdefault(shape, len(exchanges))))
+        elif operation in posted:
+            events.append(("wait", posted[operation]))
+        else:
+            raise BookError(f"rank {number} waits for {operation.name} before it queues it", 2)
+    events.append(program.actions[-1][0])
+    return {"groups": [{"name": group.name, "number": group.number, "members": group.members,
+                        "rank": group.members.index(number)} for group in groups],
+            "exchanges": [dict(zip(("group", "kind", "peer", "busy", "latency", "keeps"), shape))
+                          for shape in exchanges],
+            "events": events}
+
+
+@functools.lru_cache(maxsize=None)
+def program():
+    """The simulator, which is built where it has to be."""
+    packages.ensure(packages.RUN)
+    build.prepare(build.RELEASE, PROGRAM)
+    return build.binary(build.RELEASE, PROGRAM)
+
+
+def ask(question):
+    """What the simulator says of the programs of all ranks."""
+    done = subprocess.run([program()], input=json.dumps(question), text=True, check=False,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if done.returncode:
+        raise BookError(f"{PROGRAM} ended with exit code {done.returncode}: {done.stderr.strip()}")
+    return json.loads(done.stdout)
 
 
 class Simulation:
-    """Runs the programs of all ranks of a trace on a Machine.
+    """The programs of all ranks of a trace, and when each did what on a Machine.
 
     Where cores are shared, computing is measured in virtual time: what a rank has computed that
     never stopped. It is one clock for all, because all that compute advance at the same rate.
     """
 
     def __init__(self, trace, machine):
-        self.machine = machine
         self.operations = _operations(trace)
         self.programs = [Program(trace, rank, self.operations) for rank in range(len(trace.ranks))]
-        self.shared = machine.cores < len(self.programs) * machine.threads
-        self.now, self.virtual, self.rate = 0.0, 0.0, 0.0
-        self.turns = []       # (virtual time, time, rate) since each change of the rate
-        self.events = []      # (time, order, what, rank or operation)
-        self.computing = []   # (virtual time of its end, order, rank), where cores are shared
-        self.order = count()
-        self.links = {}       # (rank, is it the link inside the node?): when it is free
-        self.rings = {}
-        self.at = [0] * len(self.programs)  # actions done
-        self.times = [[] for _ in self.programs]     # of each action; of a wait (begin, end)
-        self.segments = [[] for _ in self.programs]  # of each (virtual begin, begin)
+        shared = machine.cores < len(self.programs) * machine.threads
+        costs = Costs(machine)
+        known = {operation: costs.of(operation) for operation in self.operations.values()}
+        self.question = {"cores": machine.cores / machine.threads if shared else None,
+                         "ranks": [_described(number, program, known)
+                                   for number, program in enumerate(self.programs)]}
+        answer = ask(self.question)
+        self._check_all_ended(answer["ranks"])
+        self.turns, self.turned = [], []  # (virtual time, time, rate) since each change of the rate; times
+        for now, rate in answer["speeds"] if shared else ():
+            self.turns.append((self._virtual(now), now, rate))
+            self.turned.append(now)
+        self.times = []     # of each action of a rank; of a wait (begin, end)
+        self.segments = []  # of each of a rank (virtual begin, begin)
+        for number, (program, found) in enumerate(zip(self.programs, answer["ranks"])):
+            self._take(number, program, found)
+        self._let_messages_arrive(known)
 
-    def run(self):
-        """Simulates to the end; BookError if the ranks wait for each other."""
-        for rank in range(len(self.programs)):
-            self._begin_segment(rank)
-            self._compute(rank)
-        while True:
-            self._share_cores()
-            at = self.events[0][0] if self.events else math.inf
-            if self.computing:
-                end = self.now + (self.computing[0][0] - self.virtual) / self.rate
-                if end <= at:
-                    self.now = end
-                    self.virtual, _, rank = heappop(self.computing)
-                    self._arrive(rank)
-                    continue
-                self.virtual += (at - self.now) * self.rate
-            if not self.events:
-                break
-            self.now, _, what, whom = heappop(self.events)
-            if what == ARRIVE:
-                self._arrive(whom)
-            elif what == RELEASE:
-                self._release(whom)
-            else:
-                self._start(whom)
-        self._check_all_ended()
-
-    def _share_cores(self):
-        """Notes the rate at which the ranks advance, where it has changed."""
-        if not self.shared:
-            return
-        busy = len(self.computing)
-        rate = min(1.0, self.machine.cores / (busy * self.machine.threads)) if busy else 0.0
-        if rate != self.rate:
-            self.turns.append((self.virtual, self.now, rate))
-            self.rate = rate
-
-    def _happen(self, time, what, whom):
-        heappush(self.events, (time, next(self.order), what, whom))
-
-    def _begin_segment(self, rank):
-        self.segments[rank].append((self.virtual if self.shared else self.now, self.now))
-
-    def _compute(self, rank):
-        """The rank computes until its next action."""
-        duration = self.programs[rank].actions[self.at[rank]][0]
-        if self.shared:
-            heappush(self.computing, (self.virtual + duration, next(self.order), rank))
-        else:
-            self._happen(self.now + duration, ARRIVE, rank)
-
-    def _arrive(self, rank):
-        """A rank has computed what comes before its next action, which is due."""
-        _, action, operation = self.programs[rank].actions[self.at[rank]]
-        self.times[rank].append(self.now)
-        if action == QUEUE:
-            self._queue(rank, operation)
-            self.at[rank] += 1
-            self._compute(rank)
-        elif action == WAIT:
-            if rank not in operation.queued:
-                raise BookError(f"rank {rank} waits for {operation.name} before it queues it", 2)
-            if operation.start is None:
-                operation.waiting.append(rank)
-            else:
-                self._happen(max(self.now, operation.span(rank)[1]), RELEASE, rank)
-
-    def _release(self, rank):
-        """What the rank waited for is over."""
-        self.times[rank][-1] = (self.times[rank][-1], self.now)
-        self.at[rank] += 1
-        self._begin_segment(rank)
-        self._compute(rank)
-
-    def _queue(self, rank, operation):
-        operation.queued[rank] = self.now
-        if operation.kind != "send" or rank == operation.ranks[0]:
-            operation.missing -= 1
-            self._start_next(operation.queue)
-
-    def _start_next(self, queue):
-        """The operation at the head of a queue starts, once its ranks are there."""
-        if queue.operations and not queue.operations[0].missing:
-            operation = queue.operations[0]
-            operation.missing = -1  # it will start; not to be asked again
-            self._happen(max(self.now, queue.free_at), START, operation)
-
-    def _start(self, operation):
-        """It takes the links it needs, from the moment at which all are free."""
-        links, duration, latency = self._cost(operation)
-        start = max([self.now, *(self.links.get(link, 0.0) for link in links)])
-        operation.start, operation.over = start, start + duration
-        queue = operation.queue
-        operation.comes = max(start, queue.arrived_at)
-        operation.arrives = queue.arrived_at = operation.over + latency
-        queue.free_at = operation.over
-        for link in links:
-            self.links[link] = operation.over
-        queue.operations.popleft()
-        self._start_next(queue)
-        for rank in operation.waiting:
-            self._happen(max(self.now, operation.span(rank)[1]), RELEASE, rank)
-
-    def _cost(self, operation):
-        """(links that it takes, for how long, how much later a message arrives)."""
-        ranks, machine = operation.ranks, self.machine
-        if operation.kind == "send":
-            near = machine.is_near(*ranks)
-            link = machine.node if near else machine.net
-            return [(ranks[0], near)], link.transmission(operation.size), link.latency_us
-        if operation.kind == "all_to_all":
-            return *self._exchange(ranks, operation.size), 0.0
-        if ranks not in self.rings:
-            following = ranks[1:] + ranks[:1]
-            self.rings[ranks] = [(rank, machine.is_near(rank, after))
-                                 for rank, after in zip(ranks, following)]
-        ring = self.rings[ranks]
-        kinds = {machine.node if near else machine.net for _, near in ring}
-        return ring, max(ring_cost(operation.kind, len(ranks), operation.size, link)
-                         for link in kinds), 0.0
-
-    def _exchange(self, ranks, size):
-        """(links, how long) of an all-to-all."""
-        machine, peers = self.machine, {}  # by link
-        for rank in ranks:
-            for other in ranks:
-                if other != rank:
-                    link = rank, machine.is_near(rank, other)
-                    peers[link] = peers.get(link, 0) + 1
-        return list(peers), max((exchange_cost(count, len(ranks), size,
-                                               machine.node if near else machine.net)
-                                 for (_, near), count in peers.items()), default=0.0)
-
-    def _check_all_ended(self):
-        stuck = [(rank, program.actions[at][2].name) for rank, (program, at)
-                 in enumerate(zip(self.programs, self.at)) if at < len(program.actions) - 1]
+    def _check_all_ended(self, found):
+        stuck = []
+        for number, (program, rank) in enumerate(zip(self.programs, found)):
+            if rank["waits"] and rank["waits"][-1][1] is None:
+                waits = [operation for _, action, operation in program.actions if action == WAIT]
+                stuck.append((number, waits[len(rank["waits"]) - 1].name))
         if stuck:
             raise BookError("the replay is stuck: " + "; ".join(
                 f"rank {rank} waits in {name}" for rank, name in stuck[:4]))
+
+    def _virtual(self, now):
+        """The virtual time at a time."""
+        if not self.turns:
+            return now
+        virtual, since, rate = self.turns[max(0, bisect_right(self.turned, now) - 1)]
+        return virtual + (now - since) * rate
+
+    def _take(self, number, program, found):
+        """Notes what one rank did when."""
+        posts, waits, times = zip(found["posts"], found["exchanges"]), iter(found["waits"]), []
+        for _, action, operation in program.actions[:-1]:
+            if action == WAIT:
+                times.append(next(waits))
+                continue
+            time, span = next(posts)
+            times.append(time)
+            operation.queued[number] = time
+            if operation.kind != "send" or number == operation.ranks[0]:
+                operation.start, operation.over = span
+        self.times.append(times + [found["end"]])
+        begins = [0.0] + [end for _, end in found["waits"]]
+        self.segments.append([(self._virtual(begin), begin) for begin in begins])
+
+    def _let_messages_arrive(self, costs):
+        """A message comes when it has begun and the one before it to that rank is there."""
+        there = {}
+        for operation in self.operations.values():
+            if operation.kind == "send":
+                queue = operation.group.number, operation.ranks
+                operation.comes = max(operation.start, there.get(queue, 0.0))
+                operation.arrives = there[queue] = operation.over + costs[operation][1]
 
 
 # --- the result -----------------------------------------------------------------------------------
@@ -365,7 +349,6 @@ def replay(trace, machine):
     """The Trace of the same programs on a Machine."""
     with traces.no_collection():
         simulation = Simulation(trace, machine)
-        simulation.run()
         ranks = [_lay_out(simulation, trace, number) for number in range(len(trace.ranks))]
     facts = {**trace.facts, "origin": "replayed", "cores": machine.cores,
              "node_size": machine.node_size,
@@ -428,7 +411,7 @@ def _clock(simulation, number, ends):
         time = cpu + shifts[segment]
         if turns:
             turn, since, rate = turns[max(0, bisect_right(turns, (time, math.inf)) - 1)]
-            time = since + (time - turn) / rate if rate else since
+            time = since + (time - turn) / rate
         if time < begins[segment]:
             return begins[segment]
         return time if time < ends[segment] else ends[segment]
