@@ -33,8 +33,8 @@ double shared_step(const std::vector<Program>& programs, const RankClasses& clas
 struct ProgramSeconds {
   std::vector<double> kernels;             ///< of each
   std::vector<ExchangeSeconds> exchanges;  ///< of each shape
-  /// Of each shape, the links that its rank keeps meanwhile where they serve exchanges in turns: 1
-  /// the one inside the node, 2 the one beyond it, 3 both.
+  /// The links that the rank keeps during each, where they serve exchanges in turns: 1 the one
+  /// inside the node, 2 the one beyond it, 3 both.
   std::vector<uint8_t> keeps;
 };
 

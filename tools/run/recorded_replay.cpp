@@ -13,7 +13,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Of a collective the seconds alone are needed, not what it does.
+/// What is sent, what is received, and anything else: all collectives are alike but for their
+/// seconds.
 CommKind kind_of(const std::string& name) {
   return name == "send" ? CommKind::send : name == "recv" ? CommKind::recv : CommKind::barrier;
 }
