@@ -75,5 +75,60 @@ TEST_CASE("where nothing is shared, a step is the replay's") {
   CHECK(longer > layouts / 4);  // or little is shared
 }
 
+/// A recorded run of two ranks with these programs, in us; messages come 3 us later.
+RecordedRun recorded_by_two(const std::function<void(Written&, int)>& write, double cores = 2) {
+  std::vector<Program> programs;
+  std::vector<ProgramSeconds> seconds(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    Written program(rank, {0, 1});
+    write(program.group("tp"), rank);
+    programs.push_back(program.take());
+    for (const Kernel& kernel : programs.back().kernels) {
+      seconds[rank].kernels.push_back(double(kernel.bytes) / 1000);
+    }
+    for (const Exchange& exchange : programs.back().exchanges) {
+      const double busy = double(exchange.payload_bytes) / 1000;
+      seconds[rank].exchanges.push_back({.busy = busy, .arrives = busy + 3, .latency = 3});
+      seconds[rank].keeps.push_back(1);
+    }
+  }
+  return replay_recorded(programs, seconds, {.links = Sharing::in_turns, .cores = cores});
+}
+
+TEST_CASE("in a recorded run links serve exchanges in turns, and ranks share cores") {
+  const auto two = [](Written& program, int) {
+    program.post(kSharedGather, 200).compute(10).post(kSharedGather, 20, -1, 1).wait(1).wait(0);
+  };
+  for (const RecordedRank& rank : recorded_by_two(two).ranks) {
+    CHECK(rank.posts == std::vector{0.0, 10.0});
+    CHECK(rank.exchanges[1].begin == 200);
+    CHECK(rank.waits[0].begin == 10);
+    CHECK(rank.waits[0].end == 220);
+    CHECK(rank.waits[1].end == 220);
+  }
+  const auto uneven = [](Written& program, int rank) { program.compute(10 + 20 * rank); };
+  const RecordedRun of_one_core = recorded_by_two(uneven, 1);
+  CHECK(of_one_core.ranks[0].end == Approx(20));  // at half of its speed
+  CHECK(of_one_core.ranks[1].end == Approx(40));
+  CHECK(of_one_core.speeds.back().from == Approx(20));
+  CHECK(of_one_core.speeds.back().share == 1);
+}
+
+TEST_CASE("a recorded message is awaited until it comes, and one that is not sent for ever") {
+  const auto sent = [](Written& program, int rank) {
+    program.post(rank == 0 ? CommKind::send : CommKind::recv, 50, 1 - rank).wait(0);
+  };
+  const RecordedRun run = recorded_by_two(sent);
+  CHECK(run.ranks[0].waits[0].end == 50);
+  CHECK(run.ranks[1].waits[0].end == 53);
+  const auto stuck = [](Written& program, int rank) {
+    program.post(CommKind::recv, 50, 1 - rank).wait(0).post(CommKind::send, 50, 1 - rank);
+  };
+  for (const RecordedRank& rank : recorded_by_two(stuck).ranks) {
+    CHECK(std::isinf(rank.waits.back().end));
+    CHECK(rank.posts.size() == 1);
+  }
+}
+
 }  // namespace
 }  // namespace usp::test
