@@ -64,6 +64,7 @@ class RecordedStep {
   RankClasses classes_;
   std::vector<std::vector<Program>> runs_;  ///< one, or two
   double times_ = 0;                        ///< the difference of the two, beyond the first
+  bool piles_up_ = false;  ///< whether more micro-batches keep more activations at a time
 };
 
 /// A layout's step on a cluster.

@@ -1,9 +1,11 @@
 #include "planner/timed.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "accounting/memory.h"
+#include "pipeline_parallel/simulate_schedule.h"
 #include "planner/shared_replay.h"
 #include "planner/timeline.h"
 
@@ -22,8 +24,9 @@ std::map<std::string, double> on(const std::map<std::string, double>& from,
   return result;
 }
 
-/// Goes on from a to b and beyond: a, and `times` times the difference between b and a.
-Replayed go_on(const Replayed& a, const Replayed& b, double times) {
+/// Goes on from a to b and beyond: a, and `times` times the difference between b and a. Peaks of
+/// memory go on if each micro-batch `piles_up`; else a's and b's are what there is.
+Replayed go_on(const Replayed& a, const Replayed& b, double times, bool piles_up) {
   Replayed result = b;
   result.step = on(a.step, b.step, times);
   result.gradients = on(a.gradients, b.gradients, times);
@@ -38,7 +41,8 @@ Replayed go_on(const Replayed& a, const Replayed& b, double times) {
     time.gradients = on(from.gradients, to.gradients, times);
     time.exposed = on(from.exposed, to.exposed, times);
     time.parts = on(from.parts, to.parts, times);
-    time.peak = from.peak;
+    time.peak = piles_up ? std::llround(on(double(from.peak), double(to.peak), times))
+                         : std::max(from.peak, to.peak);
   }
   return result;
 }
@@ -67,6 +71,10 @@ RecordedStep::RecordedStep(Candidate candidate, int64_t ranks_per_node, SegmentR
   if (!all && m > more) {
     micro_batches = {few, more};
     times_ = double(m - few) / double(p);
+    const auto in_flight = [&](int64_t of) {
+      return simulate_schedule(config.pipeline.schedule(of), {1, 1, 1}).most_in_flight;
+    };
+    piles_up_ = in_flight(few) != in_flight(more);
   }
   runs_.resize(micro_batches.size());
   for (size_t i = runs_.size(); i-- > 0;) {  // the longer one may have what the shorter one lacks
@@ -83,7 +91,7 @@ Timed RecordedStep::time(const Cluster& cluster) const {
     each.push_back(replay(programs, classes_, cost));
     timed.paths.push_back(each.back().path);
   }
-  timed.replayed = each.size() == 1 ? each[0] : go_on(each[0], each[1], times_);
+  timed.replayed = each.size() == 1 ? each[0] : go_on(each[0], each[1], times_, piles_up_);
   timed.origins = cost.origins();
   return timed;
 }

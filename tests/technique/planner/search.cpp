@@ -97,6 +97,8 @@ TEST_CASE("steady micro-batches that are not recorded cost what they would") {
         "--pp_size 4 --grad_acc_steps 32",
         "--pp_size 2 --pp_schedule interleaved --pp_chunks 2 --grad_acc_steps 12",
         "--pp_size 2 --pp_schedule zb_h1 --grad_acc_steps 12",
+        "--pp_size 2 --pp_schedule afab --grad_acc_steps 12",
+        "--overlap_dispatch --grad_acc_steps 9",
         "--tp_size 2 --sequence_parallel --dp_size 2 --zero_stage 3 --grad_acc_steps 8"}) {
     const TrainConfig config = layout_of_flags(instead(kSmall, flags));
     const Timed all = time_step({config, 0, 0, "", 0}, cluster, /*all=*/true);
