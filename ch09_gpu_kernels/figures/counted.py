@@ -126,7 +126,7 @@ def claims_of_labs(labs):
     norm, = pair("ch09.layer_norm", "predicted_flops_per_byte", "row_in_shared")
     balance = lab.SHEET["f32"] * 1e3 / lab.SHEET["memory"]
     by_lane, by_warp = pair("ch09.divergence", "divergent_branches", "by_lane", "by_warp")
-    ladder = "[the ladder](ladder.md#predict-then-measure)"
+    ladder = "[the ladder](ladder.md#5-predict-then-measure)"
     clock = lab.SHEET["f32"] * 1e3 / (2 * 132 * on_card.CORES)  # each core multiplies and adds once a cycle
     return [
         row("Q9.1", "coalescing makes the naive product about 10 times as fast", "fewer sectors", naive > coalesced,
@@ -136,10 +136,10 @@ def claims_of_labs(labs):
         row("Q9.3", "coarsening takes stalls for the memory units away", "more FMAs a request", after > before,
             f"{after / before:.1f} times as many", f"FMAs a request, coarsened_2d over tiled, {ladder}"),
         row("Q9.4", "a fused chain of point-wise operations is about 5 times as fast", "5 times fewer bytes", 4.5 < chain / fused < 5.5,
-            f"{chain / fused:.2f} times fewer", "bytes, op_by_op over fused, [the lab](ladder.md#fusion)"),
+            f"{chain / fused:.2f} times fewer", "bytes, op_by_op over fused, [the lab](labs.md#fusion)"),
         row("Q9.5", "branches that part a warp cost up to their sum, branches between warps nothing",
             "divergent branches only within a warp", by_lane > 0 and by_warp == 0, f"{by_lane:,} and {by_warp:,}",
-            "divergent branches, by lane and by warp, [the lab](ladder.md#divergence)"),
+            "divergent branches, by lane and by warp, [the lab](labs.md#divergence)"),
         row("Q9.6", "FlashAttention is exact, takes O(S) memory and is several times as fast", "bytes of scores: 0; fewer of all",
             scores == 0 < held and asked > flash, f"{scores} of {held:,}; {asked / flash:.1f} times fewer",
             "bytes of the scores, and of all that is asked of memory, blockwise and naive in f32, [attention](attention.md); "
@@ -150,7 +150,7 @@ def claims_of_labs(labs):
          "not measured", "`python3 ch09_gpu_kernels/examples/layer_norm.py` needs a GPU"),
         row("QA1.2", "LayerNorm is bound by memory: 78 % of its bandwidth, 24 % of its arithmetic",
             f"fewer operations a byte than {balance:.0f}", norm < balance, f"{norm:.2f}",
-            "operations a byte of row_in_shared, [the lab](ladder.md#layernorm-the-appendixs-example); an H100's balance in f32 by its data sheet")]
+            "operations a byte of row_in_shared, [the lab](labs.md#layernorm-the-appendixs-example); an H100's balance in f32 by its data sheet")]
 
 
 def tables(record, labs):

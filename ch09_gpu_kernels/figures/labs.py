@@ -1,4 +1,4 @@
-"""What the page of the ladder shows: counts of ./book lab, and what a card's data sheet says of them.
+"""What the pages of kernels show: counts of ./book lab, and what a card's data sheet says of them.
 
 labs.json holds what the labs' programs print, which no machine changes. make.py asks for all of it here.
 """

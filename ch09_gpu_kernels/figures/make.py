@@ -41,6 +41,7 @@ def texts(folder):
     data = {path.stem: read_json(path) for path in folder.glob("*.json")}
     found = {page: provenance.line({name: data[name] for name in names if name in data})
              for page, names in PROVENANCE.items()}
+    found["provenance_labs.md"] = provenance.counted(folder.parent.name, ["labs"])
     found.update(expected.tables())
     if "models" in data.get("estimates", {}):
         found.update(estimated.tables(data["estimates"]))

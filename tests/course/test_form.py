@@ -352,7 +352,7 @@ def origin_of(path, sets):
 def provenance_of_its_data(page):
     """One line for the page; its data have that origin, and so has all that the page shows."""
     found = [(line, match) for line in page.of("prose") for match in [PROVENANCE.match(line.text)]
-             if match]
+             if match or line.text.startswith(provenance.COUNTED)]
     if len(found) != 1:
         return [(found[1][0].number if found else 1, f"{len(found)} lines 'Measured on CPU, N "
                  "cores, SETS; commit ..., DATE.', one is needed, with 'Data: [x.json]"
@@ -368,6 +368,10 @@ def provenance_of_its_data(page):
         if not (page.path.parent / name).exists():
             wrong.append((line.number, f"{name} does not exist"))
             continue
+        if not match:
+            if "machine" in json.loads((page.path.parent / name).read_text(encoding="utf-8")):
+                wrong.append((line.number, f"{name} has a machine, and the page says that none matters"))
+            continue
         origin = origin_of(page.path.parent / name, match["isa"].split())
         told = (match["commit"], match["cpu"], match["isa"])
         for said, true, what in zip(told, origin, ("commit is", "CPU is", "instruction sets are")):
@@ -375,9 +379,9 @@ def provenance_of_its_data(page):
                 wrong.append((line.number, f"the page's {what} {said}, that of {name} {true}"))
     for other in page.of("prose", "table"):
         for told in COMMIT.finditer(other.text):
-            if told["commit"][:12] != match["commit"] or told["commit"].endswith("-dirty"):
-                wrong.append((other.number, f"commit {told['commit']} on the page of commit "
-                                            f"{match['commit']}"))
+            commit = match["commit"] if match else "none"
+            if told["commit"][:12] != commit or told["commit"].endswith("-dirty"):
+                wrong.append((other.number, f"commit {told['commit']} on the page of commit {commit}"))
     return wrong
 
 
@@ -1245,6 +1249,17 @@ class Rules(unittest.TestCase):
                          "commit 0123456789ab, 2026-01-02.")
         self.assertEqual(found, [])
         self.assertIn("2 lines 'Measured on", "".join(check("ba9876543210")[1]))
+
+    def test_counts_that_no_machine_changes_need_no_machine(self):
+        old = GOOD[GOOD.index("Measured on"):GOOD.index("\n\n| formula")]
+        for text, more, message in (("{}", "", ""), ('{"machine": {}}', "", "counts.json has a machine"),
+                                    ("{}", "\nSee commit 0123456789ab.\n", "on the page of commit none")):
+            (self.path.parent / "figures/counts.json").write_text(text)
+            line = provenance.counted("ch09_idea", ["counts"]).rstrip()
+            self.path.write_text(GOOD.replace(old, line) + more, encoding="utf-8")
+            found = "\n".join(problems(self.path, [provenance_of_its_data, figures_with_their_command]))
+            self.assertIn(message, found)
+            self.assertEqual(bool(message), bool(found), message)
 
     def test_code_tables_and_addresses_are_no_sentences(self):
         one = "Now these are five words."

@@ -2,6 +2,8 @@
 from tools import machine
 from tools.look import trace
 
+COUNTED = "Counted on the emulated GPU"
+
 
 def line(records):
     """Markdown for {name: record}, of figures/NAME.json: where it was measured, and the commands that
@@ -18,6 +20,13 @@ def measured(records):
     return "\n".join(f"Measured on {origin}, {max(day for _, day in data)}.\n"
                      f"Data: {', '.join(f'[{n}.json](figures/{n}.json)' for n, _ in data)}.\n"
                      for origin, data in sessions.items())
+
+
+def counted(chapter, names):
+    """The lines of a page all of whose numbers are counts of the emulated GPU, which no machine changes."""
+    return (f"{COUNTED}, which counts the same on every machine.\n"
+            f"Data: {', '.join(f'[{name}.json](figures/{name}.json)' for name in names)}.\n"
+            + _commands({"": {"chapter": chapter}}))
 
 
 def _commands(records):
