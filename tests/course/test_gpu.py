@@ -245,7 +245,8 @@ class Parts(FakeCheck):
             *(f"at least {least}" for least in (*gpu_speed.LEAST_OF_CUBLAS.values(), gpu_speed.LEAST_OF_CUBLAS["persistent"])),
             f"at least {gpu_speed.LEAST_OF_COALESCED}", f"at least {gpu_ranks.LEAST_STAGED}", f"at least {gpu_speed.LEAST_OF_TORCH}",
             f"at least {gpu_speed.LEAST_OF_COMPILED}",
-            f"at least {gpu_speed.LEAST_MFU:.2f}", f"at most {gpu_speed.MOST_IDLE}",
+            f"at least {gpu_speed.LEAST_MFU:.2f}", *(f"at least {least:.2f}" for _, least, _ in gpu_speed.AIMS),
+            f"at most {gpu_speed.MOST_IDLE}",
             f"at most {gpu_speed.WAITS_OF_A_STEP}", f"at most {gpu_speed.MOST_TRACED}",
             f"at most {gpu_ranks.MOST_ALONE}", f"at most {gpu_speed.MOST_FROM_PROFILER}"])
 
@@ -395,6 +396,9 @@ IDEAS = "\n".join(json.dumps(
 # naive takes eight times as long as flash_3; PyTorch and FlashAttention-3 are in TORCH_ATTENTION.
 ATTENTION = "\n".join(json.dumps({"name": name, "type": kind, "ms": ms, "tflops": 300 / ms, "error": 0.001})
                       for name, kind, ms in (("naive", "f32", 8), ("flash_3", "bf16", 1)))
+WIDE = json.dumps({"name": "flash_3", "type": "bf16", "ms": 2, "spread": 0.01, "tflops": 400, "of_first": 1, "error": 0.001})
+DECODING = "\n".join(json.dumps({"name": name, "type": "bf16", "ms": ms, "spread": 0.01, "gb_per_s": 100 / ms, "of_first": 4 / ms,
+                                 "error": 0.001}) for name, ms in (("flash_2", 4), ("flash_decode, 9 parts", 1)))
 BACKWARD = json.dumps({"name": "flash_3_backward", "type": "bf16", "ms": 4, "tflops": 187.5, "error": 0.001})
 TORCH_ATTENTION = json.dumps({"sdpa, flash": {"forward": 1.5, "backward": 5},
                               "sdpa, cuDNN": {"why": "No available kernel."},
@@ -421,7 +425,8 @@ class WholeCheck(FakeCheck):
             self.program(name, f'case "$*" in *memory*) echo \'{MEMORY}\';; *) echo \'{PRODUCTS}\';; '
                                "esac")
         for name in ("ladder_bench", "ladder_bench_emulated"):
-            self.program(name, f'case "$*" in *"measure attention"*) echo \'{ATTENTION}\';; '
+            self.program(name, f'case "$*" in *"head_dim 192"*) echo \'{WIDE}\';; *"measure decoding"*) echo \'{DECODING}\';; '
+                         f'*"measure attention"*) echo \'{ATTENTION}\';; '
                          f'*"measure backward"*) echo \'{BACKWARD}\';; *"measure ideas"*) echo \'{IDEAS}\';; '
                          f'*"--rung persistent"*) echo \'{LARGE_LADDER}\';; *) echo \'{LADDER}\';; esac')
         for name in ("gpu_comm_bench", "gpu_comm_bench_emulated"):
@@ -468,6 +473,8 @@ class WholeCheck(FakeCheck):
             case "$*" in
               *is_available*) echo 2.9;;
               *torch_bench*) {of_torch};;
+              *layer_norm.py*) printf 'LayerNorm of 7 x 8 in f32 on a GPU, ms a call\\n      a clock   events\\nthree_passes 0.01  0.7\\n';;
+              *elu.py*) printf 'Triton is left out: none\\nELU of 4096 rows in f32 on a GPU, GB/s\\n columns  eager  CUDA\\n 1024 900  2800\\n';;
               *torch_attention*) echo '{TORCH_ATTENTION}';;
               *torch_products*) echo '{json.dumps([{"tflops": 800, "library": "cuBLASLt 12.8.4"}] * 3)}';;
             esac"""))
@@ -574,6 +581,7 @@ class WholeCheck(FakeCheck):
         os.symlink("/bin/cat", self.bin / "cat")
         under_itself = 'while [ "${1#--}" != "$1" ]; do shift 2; done; exec "$@"'
         self.script(self.scratch / "cuda/bin/ncu", f"cat <<'X'\n{PROFILE}X")
+        self.script(self.scratch / "cuda/bin/nvcc", "exit 0")
         self.script(self.scratch / "cuda/bin/compute-sanitizer", under_itself)
         self.script(self.scratch / "cuda/bin/nsys", f"case $1 in stats) cat <<'X'\n{RANGES}X\nexit;; "
                     f"esac\nshift\n{under_itself}")
@@ -599,8 +607,23 @@ class WholeCheck(FakeCheck):
         self.assertEqual({row["measure"] for row in figures["tails"]}, {flags["measure"] for flags in gpu_speed.TAILS})
         self.assertIn("ring needs a card", json.dumps(self.entry("ladder")["figures"]["not here"]))
         self.assertEqual(self.found("attention"), [("at least 0.85", "0.9", "yes"), ("at least 0.85", "0.9", "yes"),
-                                                   ("at least 0.46", "0.5", "yes"), ("at least 5", "8", "yes")])
+                                                   ("at least 0.46", "0.5", "yes"), ("at least 5", "8", "yes"),
+                                                   *(("at least 0.85" if least == 0.85 else "at least 0.46", f"{found:.3g}",
+                                                      "yes" if found >= least else "no")
+                                                     for at in range(4) for least, found in (
+                                                         (0.85, 300 / gpu_speed.PUBLIC["forward", True][at]),
+                                                         (0.46, 187.5 / gpu_speed.PUBLIC["backward", True][at]),
+                                                         (0.85, 300 / gpu_speed.PUBLIC["forward", False][at])))])
         figures = self.entry("attention")["figures"]
+        said = (self.folder / "attention.txt").read_text()
+        for length, heads in ((1024, 128), (2048, 64), (4096, 32), (8192, 16)):
+            for rest in (" --causal", ""):
+                self.assertIn(f"--measure backward --rung flash_3_backward --seq_len {length} --num_heads {heads} "
+                              f"--head_dim 128{rest}\n", said)
+        self.assertEqual([(row["keys"], row["rung"], row["GB/s"]) for row in figures["one query"]], [
+            (4096, "flash_2", 25), (4096, "flash_decode, 9 parts", 100), (65536, "flash_2", 25),
+            (65536, "flash_decode, 9 parts", 100)])
+        self.assertEqual([row["TFLOP/s"] for row in figures["heads of 192 channels, values of 128, causal"]], [400, 400])
         self.assertEqual([(row["pass"], row["by"], row["TFLOP/s"]) for row in figures["causal; torch 2.9"]], [
             ("forward", "naive", 37.5), ("forward", "flash_3", 300), ("forward", "sdpa, flash", 200),
             ("forward", "FlashAttention-3", 333.3), ("backward", "flash_3_backward", 187.5),
@@ -623,6 +646,14 @@ class WholeCheck(FakeCheck):
                                                ("at most 0.05", "0.02", "yes"),
                                                ("at most 0.02", "0", "yes")])
         self.assertEqual(self.found("timeline"), [("at most 0.05", "0.0476", "yes")])
+        self.assertEqual(self.found("aims"), [("at least 0.57", "0.324", "no"), ("at least 0.6", "0.324", "no")])
+        said = (self.folder / "aims.txt").read_text()
+        self.assertRegex(said, "--seq_len 4096 .*--kernels fused .*--model 1B --micro_batch_size 1 --grad_acc_steps 16 ")
+        self.assertRegex(said, "--hidden_size 4096 .*--micro_batch_size 4 --grad_acc_steps 4 ")
+        examples = self.entry("examples")["figures"]
+        self.assertEqual(examples["ELU of 4096 rows in f32 on a GPU, GB/s"], [{"columns": "1024", "eager": "900", "CUDA": "2800"}])
+        self.assertEqual(examples["LayerNorm of 7 x 8 in f32 on a GPU, ms a call"],
+                         [{"by": "three_passes", "a clock": "0.01", "events": "0.7"}])
         self.assertIn("# GPU check", (self.folder / "report.md").read_text())
         # Each of the programs that are watched is: what is found in one of them fails the part.
         for name in ("test_kernels_gpu", "test_attention_gpu", *(
@@ -641,6 +672,40 @@ class WholeCheck(FakeCheck):
         self.failed(self.check, "counts", "timeline")
         self.assertEqual(self.entry("counts")["state"], "skipped")
         self.assertEqual(self.entry("timeline")["state"], "failed")
+
+    def test_rungs_are_counted_in_the_order_in_which_they_are_launched(self):
+        self.tools()
+        self.program("lab_matmul", "echo '" + "\n".join(
+            json.dumps({"name": name, "sectors_per_load": each}) for name, each in
+            (("naive", 16.5), ("coalesced", 2.5), ("ring", None))) + "'")
+        lines = "".join(f'"{i}","1","kernel(Product)","{gpu_check.SECTORS["per_load"]}","sector","{each}"\n'
+                        for i, each in enumerate(("16.6", "2.4")))
+        launches = (f"{LADDER.split(chr(10))[0]}\n" + "\n".join(
+            json.dumps({"name": name, "ms": 1}) for name in ("cuBLAS", "naive", "coalesced")) + f"""
+"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
+{lines}""")
+        self.script(self.scratch / "cuda/bin/ncu", f"case \"$*\" in *ladder_bench*) cat <<'X'\n{launches}X\nexit;; esac\n"
+                                                   f"cat <<'X'\n{PROFILE}X")
+        self.assertEqual(self.failed(self.check, "counts"), [])
+        self.assertEqual(self.entry("counts")["figures"]["rungs of chapter 9's product"], [
+            {"rung": "naive", "per_load, emulator": 16.5, "per_load, GPU": 16.6},
+            {"rung": "coalesced", "per_load, emulator": 2.5, "per_load, GPU": 2.4}])
+        self.script(self.scratch / "cuda/bin/ncu", f"case \"$*\" in *ladder_bench*) cat <<'X'\n"
+                    f"{launches.replace(lines.splitlines()[1], '')}X\nexit;; esac\ncat <<'X'\n{PROFILE}X")
+        self.assertEqual(self.failed(self.check, "counts"), ["counts"])
+        self.assertEqual(self.entry("counts")["why"], "2 rungs ran, and the profiler has 1 launches")
+
+    def test_examples_for_which_there_is_no_time_are_left_out(self):
+        self.tools()
+        self.python("")
+        for late, why in (("layer_norm", "there is too little time to compile: python3 took longer"), ("elu", None)):
+            def output(check, command, *_, late=late, real=Check.output, **__):
+                if late in command[-1]:
+                    raise gpu_part.Late("python3 took longer")
+                return real(check, command)
+            with mock.patch.object(Check, "output", output):
+                state, found, figures = self.run_part(self.check, "examples")
+            self.assertEqual((state, found, len(figures or ())), ("skipped", why, 0) if why else ("passed", "", 1))
 
     def run_part(self, check, name):
         """(state, why, figures) of one part."""

@@ -134,19 +134,48 @@ def _sanitizer(tool):
 
 def read_profile(text):
     """{kernel: {per_load, per_store}} of what Nsight Compute prints with --csv."""
+    found = {}
+    for kernel, metrics in read_launches(text).values():
+        name = re.search(r"\w+_kernel", kernel)
+        if name:
+            found.setdefault(name[0], {}).update((side, metrics[metric]) for side, metric in SECTORS.items()
+                                                 if metric in metrics)
+    return found
+
+
+def read_launches(text):
+    """{ID: (kernel, {metric: value})} of what Nsight Compute prints with --csv, in the order of launches."""
     lines = text.splitlines()
     head = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
-    if head is None:
-        return {}
-    names = {metric: name for name, metric in SECTORS.items()}
     found = {}
-    for row in csv.DictReader(io.StringIO("\n".join(lines[head:]))):
-        kernel = re.search(r"\w+_kernel", row.get("Kernel Name") or "")
-        name = names.get(row.get("Metric Name"))
-        if kernel and name:
-            value = float((row.get("Metric Value") or "nan").replace(",", ""))
-            found.setdefault(kernel[0], {})[name] = value
+    for row in csv.DictReader(io.StringIO("\n".join(lines[head:]))) if head is not None else ():
+        if row.get("Metric Name"):
+            found.setdefault(row["ID"], (row.get("Kernel Name") or "", {}))[1][row["Metric Name"]] = float(
+                (row.get("Metric Value") or "nan").replace(",", ""))
     return found
+
+
+def json_lines(text):
+    """The objects that an output has, one a line."""
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def _counts_of_rungs(check, profiler):
+    """Sectors a request of the rungs of chapter 9's product, each launched once: as the emulator and a GPU count them.
+    Nothing is asked, because copies past the registers have counters of their own."""
+    emulated = check.place.bin / "lab_matmul"
+    if not emulated.exists():
+        return []
+    sizes = {"m": 128, "n": 256, "k": 128}
+    counted = {row["name"]: row for row in json_lines(check.output([str(emulated), *map(str, sizes.values())]))}
+    text = check.output([profiler, "--csv", "--metrics", ",".join(SECTORS.values()), "--kernel-name", "regex:^kernel$",
+                         check.program("ladder_bench"), *words_of({**sizes, "seconds": 0})], fine=range(256))
+    names = [row["name"] for row in json_lines(text) if row["name"] in counted and "ms" in row]
+    launches = list(read_launches(text).values())
+    if len(names) != len(launches):
+        raise Fail(f"{len(names)} rungs ran, and the profiler has {len(launches)} launches")
+    return [{"rung": name, "per_load, emulator": counted[name]["sectors_per_load"],
+             "per_load, GPU": launch.get(SECTORS["per_load"])} for name, (_, launch) in zip(names, launches)]
 
 
 def run_counts(check):
@@ -155,8 +184,7 @@ def run_counts(check):
     emulated = str(check.place.bin / "gpu_counts_emulated")
     if not Path(emulated).exists():
         raise Skip("gpu_counts_emulated was not built")
-    lines = [line for line in check.output([emulated]).splitlines() if line.startswith("{")]
-    expected = {each["kernel"]: each for each in map(json.loads, lines)}
+    expected = {each["kernel"]: each for each in json_lines(check.output([emulated]))}
     measured, profiler = {}, gpu.find_tool("ncu")
     if not check.emulated:
         if profiler is None:
@@ -181,6 +209,9 @@ def run_counts(check):
     if far or not rows:
         raise Fail(f"the emulator counts otherwise: {', '.join(dict.fromkeys(far)) or 'nothing'}",
                    figures)
+    if not check.emulated:
+        of_rungs = _counts_of_rungs(check, profiler)
+        figures.update({"rungs of chapter 9's product": of_rungs} if of_rungs else {})
     return figures
 
 
@@ -210,7 +241,7 @@ PARTS = (
     Part("tests", "operations and training against references", 55, run_tests, programs=tuple(TESTS)),
     Part("parity", "chapter 1 on the device and on the CPU", 25, run_parity,
          programs=("ch01_single_gpu",)),
-    Part("ranks", "ranks that share the device, and as many on the CPU", 60, gpu_ranks.run_ranks),
+    Part("ranks", "ranks that share the device, and as many on the CPU", 58, gpu_ranks.run_ranks),
     Part("nccl", "NCCL's operations in communicators of one rank", 10, run_nccl,
          programs=("test_nccl_gpu",)),
     Part("learning", "losses of 200 steps on the device and on the CPU", 15, run_learning),
@@ -220,22 +251,24 @@ PARTS = (
          SANITIZER),
     Part("initcheck", "kernels under compute-sanitizer: unwritten memory", 33,
          _sanitizer("initcheck"), True, SANITIZER),
-    Part("ranks-memcheck", "two ranks under compute-sanitizer: bounds", 20, gpu_ranks.run_sanitized,
+    Part("ranks-memcheck", "two ranks under compute-sanitizer: bounds", 17, gpu_ranks.run_sanitized,
          True, SANITIZER),
-    Part("counts", "accesses of kernels: Nsight Compute and the emulator", 20, run_counts,
+    Part("counts", "accesses of kernels: Nsight Compute and the emulator", 17, run_counts,
          tool="ncu"),
-    Part("products", "speed of matrix products", 35, gpu_speed.run_products),
-    Part("memory", "speed of memory-bound kernels", 15, gpu_speed.run_memory),
+    Part("products", "speed of matrix products", 28, gpu_speed.run_products),
+    Part("memory", "speed of memory-bound kernels", 12, gpu_speed.run_memory),
     Part("ladder", "speed of the rungs of chapter 9's product, and of cuBLAS", 24, gpu_speed.run_ladder),
-    Part("attention", "speed of the rungs of chapter 9's attention, and of PyTorch's", 15,
+    Part("attention", "speed of the rungs of chapter 9's attention, and of PyTorch's", 25,
          gpu_speed.run_attention),
-    Part("all-reduce", "speed of an all-reduce by way of the host", 10, gpu_ranks.run_staged),
-    Part("steps", "what a step leaves to the host, and what tracing costs", 30, gpu_speed.run_steps),
-    Part("alone", "what NCCL costs one rank", 23, gpu_ranks.run_alone),
+    Part("all-reduce", "speed of an all-reduce by way of the host", 8, gpu_ranks.run_staged),
+    Part("steps", "what a step leaves to the host, and what tracing costs", 24, gpu_speed.run_steps),
+    Part("alone", "what NCCL costs one rank", 20, gpu_ranks.run_alone),
     Part("training", "speed of chapter 1 on a billion parameters, and of PyTorch", 33,
          gpu_speed.run_training, True),
-    Part("fused", "the same with blockwise attention, and with chapter 9's fused kernels", 30, gpu_speed.run_fused),
-    Part("timeline", "spans of the device and Nsight Systems", 15, gpu_speed.run_timeline, True, "nsys"),
+    Part("fused", "the same with blockwise attention, and with chapter 9's fused kernels", 24, gpu_speed.run_fused),
+    Part("aims", "model FLOPs of fused kernels, with 65,536 tokens a step", 16, gpu_speed.run_aims, True),
+    Part("examples", "chapter 9's examples in PyTorch", 12, gpu_speed.run_examples, True, "nvcc", programs=()),
+    Part("timeline", "spans of the device and Nsight Systems", 12, gpu_speed.run_timeline, True, "nsys"),
 )
 # What --ranks asks of a machine with several cards.
 CARD_PARTS = (

@@ -47,6 +47,10 @@ class Fail(Exception):
         self.figures = figures or {}
 
 
+class Late(Fail):
+    """A program took longer than the part's time."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where the programs are, and what they were built from."""
@@ -120,7 +124,7 @@ class Check:
         env = env or self.environment()
         code, text = self._run(command, env, f"{self.log}.txt")
         if code is None:
-            raise Fail(f"{Path(command[0]).name} took longer than the part's time")
+            raise Late(f"{Path(command[0]).name} took longer than the part's time")
         if code not in fine:
             why = last_line(text)
             if KERNEL_FAILED in text:  # which of them, only a run tells in which none overlap

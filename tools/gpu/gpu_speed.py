@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from tools.base import ROOT
-from tools.gpu.gpu_part import (BILLION, NO_TIME, SKIPPED_STEPS, SMALL_MODEL, Fail, Skip, asked, billion,
+from tools.gpu.gpu_part import (BILLION, NO_TIME, SKIPPED_STEPS, SMALL_MODEL, Fail, Late, Skip, asked, billion,
                                 difference, json_line, lacks_bf16, largest_difference, middle, needs_cublas, train,
                                 words_of)
 from tools.gpu.tolerances import TOLERANCES
@@ -42,6 +42,18 @@ TAILS = tuple({**flags, "seconds": 0} for flags in (
 # Of FlashAttention-3's rate, forward and, by kernels that sum in a fixed order, backward; of naive's time.
 LEAST_OF_FLASH_3 = {"forward": 0.85, "backward": 0.46}
 LEAST_OF_NAIVE = 5
+LITTLE_SHARED = ("8.6", "8.9", "12.0", "12.1")  # too little for heads of 192 channels
+# TFLOP/s that others have reached at 1,024, 2,048, 4,096 and 8,192 positions: docs/gpu.md says who. As many heads as
+# make PUBLIC_ROWS queries.
+PUBLIC_ROWS, LENGTHS = 131072, (1024, 2048, 4096, 8192)
+PUBLIC = {("forward", True): (364, 560, 667, 685), ("forward", False): (541, 618, 628, 639),
+          ("backward", True): (182, 316, 444, 539)}
+# Model FLOPs of the data sheet's rate, of fused kernels with 65,536 tokens a step.
+OF_A_STEP = {"dtype": "bf16", "seq_len": 4096, "attention": "blockwise", "kernels": "fused", "steps": 6}
+AIMS = (("1B", 0.57, {"model": "1B", "micro_batch_size": 1, "grad_acc_steps": 16}),
+        ("two layers of a 7B model's shape", 0.60, {
+            "hidden_size": 4096, "num_layers": 2, "num_heads": 32, "num_kv_heads": 32, "ffn_hidden_size": 11008,
+            "vocab_size": 32000, "micro_batch_size": 4, "grad_acc_steps": 4}))
 LEAST_OF_COMPILED = 1.0  # of tokens a second of torch.compile, by fused kernels
 WAITS_OF_A_STEP = 2  # at its end: for the loss and for the gradient norm
 SHORTEST_US = 50  # of an operation whose time is compared: events and launches take some themselves
@@ -176,7 +188,7 @@ def run_ladder(check):
     asked_of = [(name, 4096, least) for name, least in LEAST_OF_CUBLAS.items()] + [
         ("persistent", LARGE, LEAST_OF_CUBLAS["persistent"])]
     return {**figures, "tails": tails,
-            **({"not here": [{"rung": record["name"], "why": record["why"]} for record in left_out]} if left_out else {}),
+            **({"not here": [{"rung": each["name"], "why": each["why"]} for each in left_out]} if left_out else {}),
             "what is asked": [
                 *(asked(f"rate of {name} at {size:,}, of cuBLAS's", None if check.emulated else share.get((name, size)),
                         least=least) for name, size, least in asked_of),
@@ -202,10 +214,10 @@ def run_attention(check):
     shape = {"seq_len": 64, "num_heads": 1, "head_dim": 64} if check.emulated else {
         "seq_len": 4096, "num_heads": 16, "head_dim": 128}
     python, text = (None, "not asked for") if check.emulated else find_torch()
-    figures, shares = {}, {}
-    for causal in (False, True):
-        ours, theirs = [], []
-        for _ in check.turns(ROUNDS if python else 1):
+    figures, asked_of_lengths = _other_shapes(check)
+    shares, runs = {}, {causal: ([], []) for causal in (False, True)}
+    for _ in check.turns(ROUNDS if python else 1):
+        for causal, (ours, theirs) in runs.items():
             ours.append(_race_attention(check, {**shape, "causal": causal}))
             if python:
                 try:
@@ -213,6 +225,7 @@ def run_attention(check):
                                                           json.dumps({**shape, "causal": causal})])))
                 except Fail as fail:
                     python, text = None, f"{text}: {fail}"
+    for causal, (ours, theirs) in runs.items():
         rows, why = _attention_rows(check, ours, theirs)
         figures[f"{'causal' if causal else 'no mask'}; {text}"] = rows
         if why:
@@ -226,7 +239,37 @@ def run_attention(check):
         *(asked(f"rate of {'flash_3' if side == 'forward' else 'flash_3_backward'}"
                 f"{', causal' if causal else ''}, of FlashAttention-3's", share, least=LEAST_OF_FLASH_3[side])
           for (side, causal), share in shares.items() if side == "forward" or causal),
-        asked("time of naive in f32, of flash_3's in bf16", of_naive, least=LEAST_OF_NAIVE)]}
+        asked("time of naive in f32, of flash_3's in bf16", of_naive, least=LEAST_OF_NAIVE), *asked_of_lengths]}
+
+
+def _other_shapes(check):
+    """(Figures of other lengths, wide heads and a single query, rows of what is asked): as many as there is time for,
+    on cards that have flash_3."""
+    wide = {"seq_len": 4096, "num_heads": 16, "head_dim": 192, "causal": True}
+    small = {"seq_len": 70, "num_heads": 1, "head_dim": 64} if check.emulated else {}
+    lacks_shared = any(each.capability in LITTLE_SHARED for each in check.gpus[:1])
+    found = {} if lacks_shared else _race_attention(check, {**wide, **small, "head_dim": 192})
+    decoding = [dict(row, keys=keys) for keys in (4096, 65536)[:1 if check.emulated else 2] for row in _race_rows(
+        check, _race(check, {"measure": "decoding", "num_heads": 32, "seq_len": keys},
+                     {"num_heads": 4, "seq_len": 256, "head_dim": 64})[0], "gb_per_s", "GB/s")]
+    figures = {"heads of 192 channels, values of 128, causal": [
+        {"pass": side, **row} for side, records in found.items() for row in _race_rows(check, [*records.values()])],
+        "one query": decoding}
+    rows, asked_of = [], []
+    cases = [(length, causal) for length in LENGTHS for causal in (True, False)]
+    cases = cases[:1] if check.emulated else cases if "flash_3" in found.get("forward", ()) else []
+    for _, (length, causal) in zip(check.turns(len(cases)), cases):
+        shape = {"seq_len": length, "num_heads": PUBLIC_ROWS // length, "head_dim": 128, **small, "causal": causal}
+        records = _race_attention(check, shape, ("flash_3", "flash_3_backward"))
+        for side, rung in (("forward", "flash_3"), ("backward", "flash_3_backward")):
+            rate = None if check.emulated else records[side][rung]["tflops"]
+            rows.append({"pass": side, "mask": "causal" if causal else "none", "positions": length,
+                         "TFLOP/s": rate or NO_TIME})
+            if (side, causal) in PUBLIC:
+                asked_of.append(asked(
+                    f"rate of {rung}{', causal' if causal else ''}, at {length:,}, of the public one",
+                    rate and rate / PUBLIC[side, causal][LENGTHS.index(length)], least=LEAST_OF_FLASH_3[side]))
+    return {**figures, **({"flash_3 and its backward": rows} if rows else {})}, asked_of
 
 
 def _ratio(ours, theirs, side, rung, name="FlashAttention-3"):
@@ -392,14 +435,20 @@ def _fused_row(check, chapter, flags):
     return {**row, **(dict.fromkeys(times, NO_TIME) if check.emulated else times)}, records, config
 
 
-def run_fused(check):
-    """The newest chapter's fused kernels beside its reference ones, which are chapter 1's, in turns: what
-    they learn, tokens a second, launches of a step, idle share. Once beside them PyTorch, compiled."""
-    needs_cublas(check)
+def _fused_chapter(check):
+    """The newest chapter; Skip where it has no fused kernels."""
     chapter = list(check.place.layouts)[-1] if check.place.layouts else ""
     if not chapter or "--kernels" not in check.output([check.program(chapter), "--help"],
                                                       env=check.rank_environment()):
         raise Skip("no chapter with fused kernels is here")
+    return chapter
+
+
+def run_fused(check):
+    """The newest chapter's fused kernels beside its reference ones, which are chapter 1's, in turns: what
+    they learn, tokens a second, launches of a step, idle share. Once beside them PyTorch, compiled."""
+    needs_cublas(check)
+    chapter = _fused_chapter(check)
     flags = {**SMALL_MODEL, "dtype": "bf16", "head_dim": 64} if check.emulated else billion(check)
     python, text = (None, "not asked for") if check.emulated else find_torch()
     found, compiled = {"reference": [], "fused": []}, None
@@ -425,6 +474,63 @@ def run_fused(check):
     if not far <= TOLERANCES["steps"]["bf16"]:
         raise Fail(f"fused kernels learn otherwise than the reference: losses differ by {far:.1e}", figures)
     return figures
+
+
+def run_aims(check):
+    """Model FLOPs of the newest chapter's fused kernels with 65,536 tokens a step, of the data sheet's rate."""
+    needs_cublas(check)
+    if lacks_bf16(check):
+        raise Skip(lacks_bf16(check))
+    chapter = _fused_chapter(check)
+    rows, aims = [], []
+    for name, least, flags in AIMS:
+        with tempfile.TemporaryDirectory(prefix="gpu_check_") as scratch:
+            try:
+                step = middle(train(check, "cuda", {**OF_A_STEP, **flags}, Path(scratch) / "run", chapter=chapter,
+                                    env=check.rank_environment()))
+            except Late:
+                aims.append(asked(f"MFU of {name}, of the data sheet", None, least=least))
+                continue
+            run = json.loads((Path(scratch) / "run" / "run.json").read_text(encoding="utf-8"))
+        of_peak = _of_peak(check, float(step["mfu"]), run)
+        rows.append({"model": name, "tokens/s": step["tokens_per_s"], "step ms": step["step_ms"]})
+        aims.append(asked(f"MFU of {name}, of the data sheet", of_peak, least=least))
+    if not rows:
+        raise Skip("no time is left")
+    return {f"{chapter}, fused, {OF_A_STEP['seq_len']} positions": rows, "what is asked": aims}
+
+
+def run_examples(check):
+    """Chapter 9's examples in PyTorch: our LayerNorm and the book's ELU beside PyTorch's."""
+    examples = ROOT / "ch09_gpu_kernels" / "examples"
+    if not examples.is_dir():
+        raise Skip("a bundle has no examples")
+    python, text = find_torch()
+    if python is None:
+        raise Skip(text)
+    figures = {}
+    for name in ("layer_norm", "elu"):
+        try:
+            lines = check.output([python, str(examples / f"{name}.py")]).splitlines()
+        except Late as late:
+            if not figures:
+                raise Skip(f"there is too little time to compile: {late}") from late
+            break
+        figures.update(read_table(lines))
+    return figures
+
+
+def read_table(lines):
+    """{title: rows} of an example's output: a title, a line of heads, and lines of as many numbers."""
+    at = next((i for i, line in enumerate(lines) if re.match(r"\w+ of .* on ", line)), None)
+    if at is None or at + 2 >= len(lines):
+        raise Fail("it printed no table")
+    heads = re.split(r"\s{2,}", lines[at + 1].strip())
+    rows = []
+    for line in lines[at + 2:]:
+        cells = line.split()
+        rows.append(dict(zip(heads if len(cells) == len(heads) else ["by", *heads], cells)))
+    return {lines[at]: rows}
 
 
 def read_ranges(text):
