@@ -28,7 +28,7 @@ MB = 10**6
 TARGETS = ("gpu_tests",)
 PROGRAMS = ("test_ops_gpu", "test_kernels_gpu", "test_attention_gpu", "test_training_gpu",
             "test_nccl_gpu", "gpu_counts", "gpu_bench", "gpu_comm_bench", "ladder_bench", "test_ops_emulated",
-            "test_cuda_kernels", "gpu_counts_emulated", "lab_matmul", "ch01_single_gpu_emulated")
+            "test_cuda_kernels", "gpu_counts_emulated", "ch01_single_gpu_emulated")
 TOOLS = ("__init__", "base", "process", "machine", "run/__init__", "run/gpu", "gpu/__init__",
          "gpu/gpu_check", "gpu/gpu_part", "gpu/gpu_ranks", "gpu/gpu_speed", "gpu/tolerances",
          "bench/torch_bench", "bench/torch_products", "bench/torch_attention")
