@@ -1,4 +1,5 @@
-"""A drawing that moves: a block of two queries goes over four tiles of keys, and softmax takes one pass."""
+"""A drawing that moves: a block of two queries goes over four tiles of keys, and softmax takes one pass. And one of
+backward's two passes."""
 from math import exp, inf
 
 from tools.look import schematic
@@ -96,4 +97,33 @@ def over_tiles():
     return drawing.svg()
 
 
-FIGURES = {"over_tiles.svg": over_tiles}
+def two_passes():
+    """Tiles of scores twice: one block's column, which sums gradients of its keys, and one block's row."""
+    drawing = schematic.Drawing(424, "Backward's two passes over the tiles of scores", (
+        "Four by four tiles of scores, twice; keys across, queries down. Left: a block keeps a tile of keys, and goes down "
+        "its column; it sums dK and dV alone, but of each query's dQ it has one of four terms. Right: a block keeps a tile "
+        "of queries, and goes along its row, in the order of the keys; it sums dQ alone."))
+    tile, top, half = 56, 84, WIDTH / 2
+    for side, (title, mine, text) in enumerate((
+            ("pass 1: blocks keep keys", lambda row, column: column == 1,
+             ("a column: dK and dV whole,", "of dQ a term for each row")),
+            ("pass 2: blocks keep queries", lambda row, column: row == 2,
+             ("a row: dQ whole,", "in the order of the keys")))):
+        left = MARGIN + side * half + 40
+        drawing.text(MARGIN + side * half, 32, title, 20, bold=True)
+        drawing.text(left + 2 * tile, 68, "keys", 20, "middle", "muted")
+        for row in range(TILES):
+            for column in range(TILES):
+                drawing.box(left + column * tile, top + row * tile, tile - 6, tile - 6,
+                            "backward" if mine(row, column) else "plain")
+        if side == 0:
+            drawing.arrow((left + 1.45 * tile, top + 10), (left + 1.45 * tile, top + TILES * tile - 16))
+        else:
+            drawing.arrow((left + 10, top + 2.45 * tile), (left + TILES * tile - 16, top + 2.45 * tile))
+        for line, words in enumerate(text):
+            drawing.text(MARGIN + side * half, top + TILES * tile + 30 + 28 * line, words, 20)
+    drawing.text(MARGIN, 406, "Queries downwards. Filled: the tiles of one block.", 20, ink="muted")
+    return drawing.svg()
+
+
+FIGURES = {"over_tiles.svg": over_tiles, "two_passes.svg": two_passes}
