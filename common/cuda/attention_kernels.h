@@ -9,7 +9,7 @@
 namespace usp::cuda {
 
 /// Kernels of attention that a program has beside the blockwise ones of attention.cu. They take
-/// bf16, the shapes that they are written for, and parts of the keys as well as all.
+/// bf16, some f32, the shapes that they are written for, and parts of the keys as well as all.
 class AttentionKernels {
  public:
   virtual ~AttentionKernels() = default;
@@ -22,8 +22,11 @@ class AttentionKernels {
   /// As the report has it, of heads so wide.
   virtual std::string_view name_of_backward(int64_t head_dim) const = 0;
 
+  ///@{
   /// Bytes of memory that forward() needs besides its operands.
   virtual int64_t workspace(const AttentionProblem<bf16>& problem) const = 0;
+  virtual int64_t workspace(const AttentionProblem<float>& /*problem*/) const { return 0; }
+  ///@}
   ///@{
   /// Queues what Attention::forward() does; false, and nothing is queued, where operands lie as no
   /// kernel takes them.
@@ -31,6 +34,10 @@ class AttentionKernels {
                        const AttentionProblem<bf16>& problem, void* workspace) = 0;
   virtual bool forward(cudaStream_t stream, const Heads<float>& out, float* lse,
                        const AttentionProblem<bf16>& problem, void* workspace) = 0;
+  virtual bool forward(cudaStream_t /*stream*/, const Heads<float>& /*out*/, float* /*lse*/,
+                       const AttentionProblem<float>& /*problem*/, void* /*workspace*/) {
+    return false;
+  }
   ///@}
 
   ///@{

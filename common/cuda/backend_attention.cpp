@@ -107,7 +107,7 @@ template <class T, class O>
 bool CudaBackend::attend(const Heads<O>& out, accumulate_t<T>* lse,
                          const AttentionProblem<T>& problem) {
   if (!fused()) return false;
-  if constexpr (std::is_same_v<T, bf16>) {
+  if constexpr (!std::is_same_v<T, double>) {
     const int64_t bytes = attention_ ? attention_->workspace(problem) : 0;
     const Tensor parts = bytes > 0 ? workspace({bytes / 4}, DType::f32) : Tensor();
     if (attention_ && attention_->forward(stream_, out, lse, problem, data<float>(parts))) {

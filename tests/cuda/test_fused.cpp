@@ -4,6 +4,7 @@
 
 #include "comm/launch.h"
 #include "cuda/kernels.h"
+#include "cuda/launch.h"
 #include "emulator/emulator.h"
 #include "fusion/attention.h"
 #include "technique/case_cover.h"
@@ -115,7 +116,8 @@ void check_launches(CallCounter& counter, int64_t parameters) {
   REQUIRE(counter.launched["sum_squares"] == 2 * groups * counter.calls["sum_squares"]);
 }
 
-/// One GPU of this capability trains as the CPU does, every call of attention by these two rungs.
+/// One GPU of this capability trains as the CPU does, every call of attention by these two rungs,
+/// in f32 backward by the blockwise kernels.
 void check_alone(const TrainConfig& config, int capability, const char* forward_by,
                  const char* backward_by) {
   emulator::Options options = emulator::options;
@@ -127,16 +129,17 @@ void check_alone(const TrainConfig& config, int capability, const char* forward_
   OnDevice gpu(Device::cuda);
   SoloTrainer trainer(config, &text.dataset);
   CallCounter counter;
-  check_same(train(trainer), expected);
+  check_same(train(trainer), expected, parse_dtype(config.dtype));
   REQUIRE(differences(counter.calls, fused_calls(config, /*summing=*/1, kSteps)) == "");
   check_launches(counter, int64_t(trainer.parameters().size()));
   const int64_t passes = kSteps * config.grad_acc_steps * config.model.num_layers;
   const int64_t forward = config.recompute == "full" ? 2 * passes : passes;
-  REQUIRE(calls_of(*gpu.runtime.accelerator()) == Calls{forward, 0, passes, 0});
+  const int64_t blockwise = config.dtype == "f32" ? passes : 0;
+  REQUIRE(calls_of(*gpu.runtime.accelerator()) == Calls{forward, 0, passes - blockwise, blockwise});
   const std::vector<std::string> remarks = gpu.runtime.accelerator()->remarks();
   const std::string rungs =
-      fmt::format("forward {} ({}), decoding 0 (flash_decode), backward {} ({})", forward,
-                  forward_by, passes, backward_by);
+      fmt::format("forward {} ({}), decoding 0 ({}), backward {} ({})", forward, forward_by,
+                  blockwise > 0 ? "none" : "flash_decode", passes - blockwise, backward_by);
   const bool are_named = std::ranges::any_of(
       remarks, [&](const std::string& remark) { return remark.find(rungs) != std::string::npos; });
   REQUIRE(are_named);
@@ -156,21 +159,106 @@ TEST_CASE("latent attention trains on the rungs that take its heads, none of its
   check_alone(latent_training(), 90, "flash_3", "flash_2_backward");
 }
 
-/// The trainer's attention on Hopper is flash_4 as long as this lives.
-struct TakesFlash4 {
-  TakesFlash4() {
-    cuda::make_attention_kernels = [](const cuda::DeviceLimits& limits) {
-      return attention::attention_by(attention::kFlash4, attention::kFlash3Backward, limits);
-    };
+/// A rung in f32 as the trainer's attention of whole samples, forward.
+class WideRung : public cuda::AttentionKernels {
+ public:
+  using bf16 = cuda::bf16;
+  using Given = cuda::AttentionProblem<float>;
+  using Narrow = cuda::AttentionProblem<bf16>;
+  template <class O>
+  using NarrowGradients = cuda::AttentionGradients<bf16, O>;
+
+  explicit WideRung(const attention::Rung<float>& rung) : rung_(rung) {}
+
+  std::string_view name_of_forward() const override { return rung_.name; }
+  int64_t workspace(const Given& x) const override { return rung_.scratch(shape_of(x)); }
+  bool forward(cudaStream_t stream, const cuda::Heads<float>& out, float* lse, const Given& x,
+               void* scratch) override {
+    const attention::Problem<float> problem{shape_of(x),
+                                            x.q.data,
+                                            x.k.data,
+                                            x.v.data,
+                                            out.data,
+                                            lse,
+                                            static_cast<float>(x.scale),
+                                            static_cast<float*>(scratch),
+                                            nullptr,
+                                            pitch_of(x.q),
+                                            pitch_of(x.k),
+                                            pitch_of(x.v),
+                                            pitch_of(out)};
+    rung_.run(stream, problem);
+    return true;
   }
-  ~TakesFlash4() { cuda::make_attention_kernels = before; }
+
+  // Nothing else.
+  bool takes_heads_of(int64_t, int64_t) const override { return false; }
+  std::string_view name_of_decoding() const override { return "none"; }
+  std::string_view name_of_backward(int64_t) const override { return "none"; }
+  int64_t workspace(const Narrow&) const override { return 0; }
+  int64_t workspace(const NarrowGradients<bf16>&, const Narrow&) const override { return -1; }
+  int64_t workspace(const NarrowGradients<float>&, const Narrow&) const override { return -1; }
+  bool forward(cudaStream_t, const cuda::Heads<bf16>&, float*, const Narrow&, void*) override {
+    return false;
+  }
+  bool forward(cudaStream_t, const cuda::Heads<float>&, float*, const Narrow&, void*) override {
+    return false;
+  }
+  void backward(cudaStream_t, const NarrowGradients<bf16>&, const Narrow&, void*) override {}
+  void backward(cudaStream_t, const NarrowGradients<float>&, const Narrow&, void*) override {}
+
+ private:
+  static attention::Shape shape_of(const Given& x) {
+    const auto number = [](int64_t size) { return static_cast<int>(size); };
+    return {number(x.B), number(x.S), number(x.K),    number(x.N),
+            number(x.G), number(x.D), /*causal=*/true};
+  }
+  template <class T>
+  static attention::Pitch pitch_of(const cuda::Heads<T>& x) {
+    return {static_cast<int>(x.row), x.sample, static_cast<int>(x.head)};
+  }
+
+  const attention::Rung<float>& rung_;
+};
+
+/// What the trainer does not take by itself: a rung, the dtype that it has, a card that runs it.
+struct Rung {
+  const char* name;
+  const char* dtype;
+  int capability;
+  const char* backward_by;
+  cuda::MakeAttentionKernels make;
+};
+template <const attention::Rung<float>* rung>
+std::unique_ptr<cuda::AttentionKernels> make_wide(const cuda::DeviceLimits& /*limits*/) {
+  return std::make_unique<WideRung>(*rung);
+}
+std::unique_ptr<cuda::AttentionKernels> make_flash_4(const cuda::DeviceLimits& limits) {
+  return attention::attention_by(attention::kFlash4, attention::kFlash3Backward, limits);
+}
+const Rung kNaive{"naive", "f32", 75, "none", make_wide<&attention::kNaive>},
+    kFlash1{"flash_1", "f32", 75, "none", make_wide<&attention::kFlash1>},
+    kBlockwise{"blockwise", "f32", 75, "none", make_wide<&attention::kBlockwise>},
+    kFlash4{"flash_4", "bf16", 90, "flash_3_backward", make_flash_4};
+
+/// The trainer's attention is this rung's as long as this lives.
+struct Takes {
+  explicit Takes(const Rung& rung) { cuda::make_attention_kernels = rung.make; }
+  ~Takes() { cuda::make_attention_kernels = before; }
+  Takes(const Takes&) = delete;
+  Takes& operator=(const Takes&) = delete;
 
   cuda::MakeAttentionKernels before = cuda::make_attention_kernels;
 };
 
-TEST_CASE("the trainer runs on flash_4 as well, though it does not take it by itself") {
-  const TakesFlash4 takes;
-  check_alone(wide_training(), 90, "flash_4", "flash_3_backward");
+TEST_CASE("the trainer runs on the other rungs as well, though it does not take them by itself") {
+  for (const Rung& rung : {kNaive, kFlash1, kBlockwise, kFlash4}) {
+    const Takes takes(rung);
+    TrainConfig config = wide_training();
+    config.dtype = rung.dtype;
+    check_alone(config, rung.capability, rung.name, rung.backward_by);
+  }
+  const Takes takes(kFlash4);
   check_alone(latent_training(), 90, "flash_4", "flash_2_backward");
 }
 
@@ -412,22 +500,27 @@ TEST_CASE("with --kernels fused a GPU's tensors take the bytes of the CPU's and 
   struct Case {
     const char* recompute;
     int capability;
-    bool latent = false, by_flash_4 = false;
+    bool latent = false;
+    const Rung* rung = nullptr;
   };
-  for (const auto& [recompute, capability, latent, by_flash_4] :
+  for (const auto& [recompute, capability, latent, rung] :
        {Case{"none", 90},
         {"full", 90},
         {"full", 80},
         {"none", 90, /*latent=*/true},
-        {"none", 90, /*latent=*/false, /*by_flash_4=*/true}}) {
-    CAPTURE(recompute, capability, latent, by_flash_4);
-    std::optional<TakesFlash4> takes;
-    if (by_flash_4) takes.emplace();
+        {"none", 75, /*latent=*/false, &kNaive},
+        {"full", 75, /*latent=*/false, &kFlash1},
+        {"none", 75, /*latent=*/false, &kBlockwise},
+        {"none", 90, /*latent=*/false, &kFlash4}}) {
+    CAPTURE(recompute, capability, latent, rung == nullptr ? "" : rung->name);
+    std::optional<Takes> takes;
+    if (rung != nullptr) takes.emplace(*rung);
     emulator::Options options = emulator::options;
     options.compute_capability = capability;
     const emulator::Use use(options);
     TrainConfig config = latent ? latent_training() : wide_training();
     config.recompute = recompute;
+    if (rung != nullptr) config.dtype = rung->dtype;
     const RandomText text(config, 1600);
     const Events cuda = events_of(config, text.dataset, Device::cuda);
     const bool as_on_cpu = cuda == events_of(config, text.dataset, Device::cpu);
