@@ -270,6 +270,11 @@ TEST_CASE("a query whose keys are split takes f32 outputs and lse of each part a
     gpu.runtime.allocator().reset_peaks();
     run.forward();
     REQUIRE(gpu.runtime.allocator().peak_bytes(Category::workspace) == parts * 4 * (64 + 1) * 4);
+    const Tensor wide = Tensor::empty(c.q_shape(), DType::f32);  // of a part of the keys
+    const Tensor rounded = Tensor::empty(c.q_shape(), DType::bf16);
+    ops::attention_forward(wide, run.lse, {}, run.q, run.k, run.v, run.scale, c.queries, c.keys);
+    ops::copy(rounded, wide);
+    REQUIRE(rounded.items() == run.out.items());
     check_report();
   }
 }

@@ -325,16 +325,20 @@ void mma_m16n8k16(float* d, const uint32_t* a, const uint32_t* b) {
   std::copy_n(b, 2, words[lane] + 4);
   values_of_warp(0, pc);
   if (options.counters && lane == 0) counters_of(pc).product_flops += 2 * 16 * 8 * 16;
-  const auto half = [](uint32_t word, int i) {
-    return bf16(static_cast<uint16_t>(i % 2 ? word >> 16 : word));
-  };
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-    for (int k = 0; k < 16; ++k) {
-      const uint32_t left = words[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
-      const uint32_t right = words[column * 4 + k % 8 / 2][4 + k / 8];
-      d[i] += half(left, k) * half(right, k);
+  // The lane's two rows of a and two columns of b: a word has two neighbors of one of them.
+  float rows[16][2], columns[16][2];
+  for (int k = 0; k < 16; k += 2) {
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t left = words[lane / 4 * 4 + k % 8 / 2][i + k / 8 * 2];
+      const uint32_t right = words[(lane % 4 * 2 + i) * 4 + k % 8 / 2][4 + k / 8];
+      rows[k][i] = bf16(static_cast<uint16_t>(left));
+      rows[k + 1][i] = bf16(static_cast<uint16_t>(left >> 16));
+      columns[k][i] = bf16(static_cast<uint16_t>(right));
+      columns[k + 1][i] = bf16(static_cast<uint16_t>(right >> 16));
     }
+  }
+  for (int k = 0; k < 16; ++k) {
+    for (int i = 0; i < 4; ++i) d[i] += rows[k][i / 2] * columns[k][i % 2];
   }
 }
 

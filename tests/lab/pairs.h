@@ -1,13 +1,37 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "emulator/emulator.h"
+#include "technique/case_cover.h"
 #include "testing.h"
 
 /// What tests of every ladder do: run with each order of threads, and leave out what orders them.
 namespace usp::lab {
+
+/// While it lives, each_pair() runs one pair of three: the next one each time, and in a few turns
+/// all with each. With --full it makes no difference.
+class PairsInTurn {
+ public:
+  PairsInTurn() : before_(std::exchange(next_, test::turn())) {}
+  ~PairsInTurn() { next_ = before_; }
+  PairsInTurn(const PairsInTurn&) = delete;
+  PairsInTurn& operator=(const PairsInTurn&) = delete;
+
+  /// The number of the next one; nothing: all of them.
+  static std::optional<size_t> next() {
+    if (!next_ || test::is_full()) return {};
+    return (*next_)++;
+  }
+
+ private:
+  static inline std::optional<size_t> next_;
+
+  std::optional<size_t> before_;
+};
 
 /// An order of threads and a completion of what is asynchronous. Races do not depend on them.
 template <class F>
@@ -17,7 +41,10 @@ void each_pair(F run) {
   const std::pair<Order, Completion> pairs[] = {{Order::forward, Completion::at_once},
                                                 {Order::reverse, Completion::late},
                                                 {Order::shuffled, Completion::seeded}};
-  for (const auto& [threads, completion] : pairs) {
+  const std::optional<size_t> own = PairsInTurn::next();
+  for (size_t i = 0; i < std::size(pairs); ++i) {
+    if (own && *own % std::size(pairs) != i) continue;
+    const auto& [threads, completion] = pairs[i];
     emulator::Options now = emulator::options;
     now.threads = threads;
     now.completion = completion;

@@ -31,9 +31,13 @@ template <class T>
 constexpr double kTolerance = sizeof(T) == sizeof(float) ? 1e-5 : 5e-3;
 constexpr double kLseTolerance = 1e-5;
 
-/// Runs the rung and compares both results with the CPU's.
+/// Runs the rung and compares both results with the CPU's. Its formula has at least the bytes of
+/// these.
 template <class T>
 void check_values(const Rung<T>& rung, const Shape& shape, Scores scores = Scores::usual) {
+  const int64_t rows = int64_t{shape.samples} * shape.queries * shape.heads;
+  REQUIRE(rung.cost(shape).bytes >=
+          rows * (shape.value_width() * int64_t{sizeof(T)} + int64_t{sizeof(float)}));
   const test::OnDevice cpu(Device::cpu);
   const Reference expected(Attended<T>(rung, shape, scores));
   each_pair([&] {
@@ -73,6 +77,7 @@ TEST_CASE("blocks of tensor cores compute what the CPU computes, over several ti
 }
 
 TEST_CASE("every rung takes documents and the two ranges of zig-zag, and rows that see no key") {
+  const PairsInTurn in_turn;
   for (const auto& [name, shape] : Masks(/*piece=*/21)) {
     each_rung([&](const auto& rung) { check_values(rung, shape); });
   }
@@ -84,6 +89,7 @@ TEST_CASE("every rung takes documents and the two ranges of zig-zag, and rows th
 
 TEST_CASE(
     "every rung takes any two of width, shared heads, mask, ranges, lengths, rows without a key") {
+  const PairsInTurn in_turn;
   size_t number = 0, cases = 0;
   each_rung([&]<class T>(const Rung<T>& rung) {
     std::vector<int> widths = {64, 128};
@@ -100,6 +106,7 @@ TEST_CASE(
 }
 
 TEST_CASE("blocks of tensor cores go over the tiles of documents and of two ranges") {
+  const PairsInTurn in_turn;
   for (const auto& [name, shape] : Masks(/*piece=*/100)) {
     if (shape.begins == nullptr) continue;
     for (const Rung<bf16>* rung : attention::bf16_rungs()) check_values(*rung, shape);
@@ -248,6 +255,7 @@ Shape decoded(int samples, int keys, int heads, int kv_heads, int width, int spl
 }
 
 TEST_CASE("a single query's keys may be split over blocks, into parts of any length") {
+  const PairsInTurn in_turn;
   std::vector<Shape> shapes = {decoded(1, 1, 1, 1, 64, 1),    decoded(2, 100, 4, 2, 128, 1),
                                decoded(2, 300, 4, 2, 64, 3),  decoded(1, 97, 6, 2, 128, 4),
                                decoded(1, 190, 20, 1, 64, 2),  // heads that fill two tiles
@@ -274,6 +282,7 @@ TEST_CASE("a single query's keys may be split over blocks, into parts of any len
 }
 
 TEST_CASE("a single query takes any two of width, shared heads, mask, keys, parts, position") {
+  const PairsInTurn in_turn;
   for (const Rung<bf16>* rung : attention::decoding_rungs()) {
     for (const DrawnMask& mask : masks_in_turn(drawn_decodings(), 0)) {
       CAPTURE(mask.shape.splits);
@@ -483,6 +492,7 @@ TEST_CASE("scores in memory cost bytes of the square of the length, and flash ha
 }
 
 TEST_CASE("a barrier, wait or fence that attention lacks is found, with a line of the kernel") {
+  const PairsInTurn in_turn;
   size_t places = 0;
   each_rung([&]<class T>(const Rung<T>& rung) {
     // A tile and a row of scalar rungs; stages that go round, where there are some.

@@ -32,9 +32,13 @@ Found run(const BackwardRung& rung, const Shape& shape, Scores scores) {
 
 /// The CPU's gradients in f64. Those of the rung are compared with them, and with such as are
 /// rounded where a rung rounds; what these roundings make of them is taken out of the rung's before
-/// finite differences of the CPU's forward pass along a direction.
+/// finite differences of the CPU's forward pass along a direction. The formula has at least the
+/// gradients' bytes.
 void check_values(const BackwardRung& rung, const Shape& shape, Scores scores = Scores::usual) {
   INFO(rung.name << ": " << text_of(shape));
+  const int64_t of_keys = shape.keys * shape.kv_heads * (shape.width + shape.value_width());
+  REQUIRE(rung.cost(shape).bytes >= int64_t{sizeof(bf16)} * shape.samples *
+                                        (shape.queries * shape.heads * shape.width + of_keys));
   const test::OnDevice cpu(Device::cpu);
   const Differentiated x(shape, scores);
   x.forward();
@@ -108,6 +112,7 @@ TEST_CASE("backward takes values that are narrower than keys") {
 }
 
 TEST_CASE("backward rungs take documents and the two ranges of zig-zag, and rows without a key") {
+  const PairsInTurn in_turn;
   for (const BackwardRung* rung : backward_rungs()) {
     for (const auto& [name, shape] : Masks(/*piece=*/21)) check_values(*rung, shape);
     for (const auto& [name, shape] : Masks(/*piece=*/100)) {
@@ -117,6 +122,7 @@ TEST_CASE("backward rungs take documents and the two ranges of zig-zag, and rows
 }
 
 TEST_CASE("backward rungs take any two of width, shared heads, mask, ranges, lengths, no key") {
+  const PairsInTurn in_turn;
   size_t number = 0, cases = 0;
   for (const BackwardRung* rung : backward_rungs()) {
     std::vector<int> widths = {64, 128};
@@ -213,6 +219,7 @@ TEST_CASE("two passes take seven products, and bytes grow with the square of the
 }
 
 TEST_CASE("a barrier or wait that backward lacks is found, with a line of the kernel") {
+  const PairsInTurn in_turn;
   size_t places = 0;
   for (const BackwardRung* rung : backward_rungs()) {
     const int length = 3 * rung->keys + 4;  // stages go round

@@ -46,6 +46,12 @@ TEST_CASE("every rung of an idea computes what the CPU computes, on odd sizes an
   }
 }
 
+TEST_CASE("an idea's formula has at least the bytes of what is read") {
+  each_idea([&](const Ideas&, const Rung& rung) {
+    REQUIRE(rung.predict({33, 70}).bytes >= 33 * 70 * int64_t{sizeof(float)});
+  });
+}
+
 TEST_CASE("an idea's rung asks for what its formulas say, and at tails for no more bytes") {
   Options now;
   now.counters = true;
@@ -99,6 +105,14 @@ TEST_CASE("each rung of an idea does what it is there for") {
   REQUIRE(by["atomics"].atomic_steps == 64 * 128);
   REQUIRE(by["interleaved"].bank_conflicts > 0);
   REQUIRE(by["shuffles"].shared_requests * 3 == by["halves"].shared_requests);
+}
+
+TEST_CASE("of three orders one is tried at a time, in turns") {
+  std::map<emulator::Order, int> tried;
+  const PairsInTurn in_turn;
+  for (int i = 0; i < 3; ++i) each_pair([&] { ++tried[emulator::options.threads]; });
+  REQUIRE(tried.size() == 3);
+  REQUIRE(tried[emulator::Order::reverse] == (test::is_full() ? 3 : 1));
 }
 
 TEST_CASE("blocks are held by what runs out first") {

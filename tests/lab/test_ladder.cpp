@@ -62,6 +62,12 @@ TEST_CASE("every rung computes what the CPU computes, on odd sizes and tails") {
   }
 }
 
+TEST_CASE("a rung's formula has at least the bytes of the product") {
+  each_rung([]<class T>(const Rung<T>& rung) {
+    REQUIRE(predict(rung, Case<T>(130, 70, 37).product).bytes >= int64_t{sizeof(T)} * 130 * 70);
+  });
+}
+
 TEST_CASE("a persistent block takes tile after tile, and one a multiprocessor is the default") {
   for (const int blocks : {1, 3, 0}) {
     Case<bf16> x(300, 520, 200);
@@ -163,6 +169,7 @@ TEST_CASE("a rung in f32 multiplies as often for a request to memory as its sour
 }
 
 TEST_CASE("a barrier, wait or fence that a rung lacks is found, with a line of the kernel") {
+  const PairsInTurn in_turn;
   size_t places = 0;
   each_rung([&]<class T>(const Rung<T>& rung) {
     // Two tiles for a block that takes several, a ring that goes round, no more than that.
