@@ -188,6 +188,7 @@ TEST_CASE("a search's memory is that of a run on every rank, to the byte", "[not
                               return std::ranges::any_of(actions, &Action::with_next);
                             });
     const std::vector<Reached> ranks = reached_in_a_run(config);
+    records.programs(config, each_for_itself(config));  // so that they are written the next time
     const std::vector<Program> programs = records.programs(config, each_for_itself(config));
     for (int rank = 0; rank < std::ssize(ranks); ++rank) {
       CAPTURE(rank);
