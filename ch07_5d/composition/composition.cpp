@@ -15,7 +15,7 @@ void CompositionConfig::bind(Args& args) {
   args.bind("mesh_show", mesh_show, {"", "table", "json", "flags", "types", "shapes"},
             "print who holds what, what every flag comes to, or of which types or shapes a layer's "
             "tensors are, and end")
-      .may_differ_on_resume();
+      .is_question();
   args.bind("mesh_why", mesh_why,
             "with --mesh_show types: words of a row, such as \"linear_forward o_proj\": print the "
             "operations that gave its result its type")
@@ -30,7 +30,7 @@ void CompositionConfig::bind(Args& args) {
       .may_differ_on_resume();
   args.bind("prove", prove,
             "train twins of this layout, of at most this many ranks, beside one process, and end")
-      .may_differ_on_resume();
+      .is_question([this] { return prove > 0 && mesh_show != "types"; });
   args.bind("prove_dtype", prove_dtype, {"f64", "bf16"},
             "f64: twins have to agree with one process; bf16: to be no further from it than it is "
             "from itself in other orders of addition")
@@ -39,7 +39,7 @@ void CompositionConfig::bind(Args& args) {
           "fuzz", fuzz,
           "minutes in which to train layouts drawn at random beside one process, and end; --seed: "
           "the first one's number")
-      .may_differ_on_resume();
+      .is_question();
 }
 
 void CompositionConfig::validate(const Args&) const {
@@ -91,22 +91,6 @@ void CompositionConfig::check(const TrainConfig& run) const {
     refuse_silent("copies_to_compare", {"leave out --check_copies"},
                   "check_copies={} needs copies to compare, and no element is on two ranks",
                   check_copies);
-  }
-  const std::pair<const char*, bool> questions[] = {{"prove", prove > 0},
-                                                    {"fuzz", fuzz > 0},
-                                                    {"mesh_show", !mesh_show.empty()},
-                                                    {"estimate", run.estimate},
-                                                    {"plan", run.planning.plan > 0},
-                                                    {"pp_show", !run.pipeline.pp_show.empty()}};
-  const char* first = nullptr;
-  for (const auto& [flag, is_asked] : questions) {
-    if (!is_asked || (prove > 0 && flag == std::string_view("mesh_show") && mesh_show == "types"))
-      continue;
-    if (first != nullptr) {
-      refuse_silent("one_question", {fmt::format("leave out --{}", flag)},
-                    "{} and {} cannot be answered in one run", first, flag);
-    }
-    first = flag;
   }
 }
 

@@ -33,8 +33,7 @@ void PipelineConfig::bind(Args& args) {
   args.bind("overlap_dispatch", overlap_dispatch,
             "run a forward and a backward pass in turns: one computes while the other waits")
       .may_differ_on_resume();
-  args.bind("pp_show", pp_show, {"", "table", "json"}, "print the schedule and end")
-      .may_differ_on_resume();
+  args.bind("pp_show", pp_show, {"", "table", "json"}, "print the schedule and end").is_question();
 }
 
 void PipelineConfig::validate(const Args&) const {

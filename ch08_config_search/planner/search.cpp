@@ -262,11 +262,11 @@ void SearchConfig::bind(Args& args) {
   args.bind("why", why, "compare two layouts part by part: \"1; 2\" of the list, or flags")
       .may_differ_on_resume();
   args.bind("plan_rows", plan_rows, "predict each layout of this table (.csv) on the cluster")
-      .may_differ_on_resume();
+      .is_question();
   args.bind("plan_runs", plan_runs,
             "calibrate the cluster with these, with commas between: directories of traced runs, "
             "outputs of nccl-tests")
-      .may_differ_on_resume();
+      .is_question();
   args.bind("plan_out", plan_out,
             "write the table, the cluster, or the timeline of a search's first layout to this file")
       .may_differ_on_resume();
@@ -301,11 +301,6 @@ void SearchConfig::validate(const Args& args) {
     if ((plan_rows.empty() && plan_runs.empty()) || !args.typed(flag)) continue;
     refuse_silent("table_is_no_search", {fmt::format("leave out --{}", flag)},
                   "{} is about a search, not about tables or traces", flag);
-  }
-  if (!plan_rows.empty() && !plan_runs.empty()) {
-    refuse_silent("rows_or_runs", {"leave out --plan_rows", "leave out --plan_runs"},
-                  "plan_rows={} is a table to predict, and plan_runs={} are runs to calibrate with",
-                  plan_rows, plan_runs);
   }
   parse_requirements(require);
   if (!what_if.empty()) parse_changes(what_if);

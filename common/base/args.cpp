@@ -56,6 +56,13 @@ std::string check_number(const std::string& text) {
 
 }  // namespace
 
+void Args::Flag::is_question(std::function<bool()> is_asked) {
+  may_differ_ = true;
+  is_asked_ = std::move(is_asked);
+  if (is_asked_) return;
+  is_asked_ = [to_json = to_json_, before = to_json_()] { return to_json() != before; };
+}
+
 Args::Args(std::string description) : app_(std::make_unique<CLI::App>(std::move(description))) {
   app_->set_version_flag("--version", [] { return build_report(); });
   app_->get_formatter()->column_width(34);
@@ -119,6 +126,18 @@ bool Args::given(const char* flag) const {
   const bool taken = std::ranges::any_of(
       flags_, [&](const Flag& known) { return known.taken_ && known.name_ == flag; });
   return taken || app_->count(option_name(flag)) > 0;
+}
+
+std::vector<std::string> Args::questions() const {
+  std::vector<std::string> asked;
+  for (const CLI::Option* option : app_->parse_order()) {
+    const auto flag = std::ranges::find_if(flags_, [&](const Flag& known) {
+      return option_name(known.name_.c_str()) == option->get_name();
+    });
+    if (flag == flags_.end() || !flag->is_asked_ || !flag->is_asked_()) continue;
+    if (std::ranges::find(asked, flag->name_) == asked.end()) asked.push_back(flag->name_);
+  }
+  return asked;
 }
 
 Args::Flag* Args::find(const std::string& flag) {

@@ -25,6 +25,10 @@ class Args {
     /// A resumed run may give it another value: what a step computes does not depend on it, or
     /// something else that is compared stands for it.
     void may_differ_on_resume() { may_differ_ = true; }
+    /// A question: the program answers it, without data, and does not train. It is asked where
+    /// `is_asked` says so; without that, where the flag has another value than now. A resumed run
+    /// may differ in it.
+    void is_question(std::function<bool()> is_asked = {});
 
    private:
     friend class Args;
@@ -32,6 +36,7 @@ class Args {
     std::string group_;
     std::function<std::string()> to_json_;
     std::function<void(const std::string& json)> from_json_;
+    std::function<bool()> is_asked_;  ///< of a question
     bool may_differ_ = false;
     bool taken_ = false;  ///< take() has given it another value than it had
     bool once_ = false;   ///< it has a value, and one alone
@@ -58,6 +63,8 @@ class Args {
   bool typed(const std::string& flag) const;
   /// The same, or whether take() has: nothing else may decide its value then.
   bool given(const char* flag) const;
+  /// The questions that the command line asks, in its order.
+  std::vector<std::string> questions() const;
   /// Gives a flag that was not typed the value that another run had, as JSON. It counts as given
   /// where that is not its default, or with `always`. Nothing happens where there is no such flag,
   /// or where the value is none that it could have.

@@ -7,6 +7,18 @@
 
 namespace usp {
 
+namespace {
+
+/// Of two questions a run would answer one.
+void refuse_second_question(const Args& args) {
+  const std::vector<std::string> asked = args.questions();
+  if (asked.size() < 2) return;
+  refuse_silent("one_question", {fmt::format("leave out --{}", asked[1])},
+                "{} and {} cannot be answered in one run", asked[0], asked[1]);
+}
+
+}  // namespace
+
 bool read_without_advice(RunConfig& config, Args& args, const std::vector<std::string>& words,
                          int64_t ranks) {
   config.bind(args);
@@ -22,6 +34,7 @@ bool read_without_advice(RunConfig& config, Args& args, const std::vector<std::s
   config.spread_over(ranks, args);
   if (resumes) keep_batch_of_checkpoint(config, args);
   config.validate(args);
+  refuse_second_question(args);
   return true;
 }
 

@@ -60,7 +60,7 @@ std::string remedy(int64_t samples, int64_t micro_batch, int64_t ranks, const Pl
 void PlanConfig::bind(Args& args) {
   args.group("Planning");
   args.bind("plan", plan, "plan a global batch of this many tokens instead of training; 0: train")
-      .may_differ_on_resume();
+      .is_question();
 }
 
 void PlanConfig::validate(const Args& args) {

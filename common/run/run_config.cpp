@@ -83,7 +83,7 @@ void RunConfig::bind_output(Args& args) {
   args.bind("trace_steps", trace_steps, "steps to record in trace.json; 0: none")
       .may_differ_on_resume();
   args.bind("estimate", estimate, "dry run: say what a step would need, without data, and end")
-      .may_differ_on_resume();
+      .is_question();
   args.bind("estimate_file", estimate_file, "JSON file for what --estimate finds")
       .may_differ_on_resume();
   args.bind("device_memory", device_memory,

@@ -47,7 +47,7 @@ void check_data(const RunConfig& config, const Args& args) {
   constexpr uint64_t kLong = 1 << 24;
   std::error_code error;
   const bool is_long = std::filesystem::file_size(path_of(config), error) > kLong;
-  if (config.estimate || (is_long && !error)) return;
+  if (!args.questions().empty() || (is_long && !error)) return;
   RunData(config, args.given("token_dtype"));
 }
 

@@ -324,6 +324,63 @@ TEST_CASE("what is advised for sizes beyond limits, and for data, is accepted wh
   }
 }
 
+/// What the chapter can be asked, each as it is typed.
+std::vector<Words> questions() {
+  TrainConfig config;
+  Args args("");
+  config.bind(args);
+  std::vector<Words> own;
+  for (const Words& words : std::initializer_list<Words>{{"--estimate"},
+                                                         {"--plan", "1024"},
+                                                         {"--pp_show", "table"},
+                                                         {"--mesh_show", "json"},
+                                                         {"--prove", "4"},
+                                                         {"--fuzz", "0.1"}}) {
+    if (!args.group_of(words[0].substr(2)).empty()) own.push_back(words);
+  }
+  return own;
+}
+
+Words joined(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+TEST_CASE("of two questions none is answered, and the second is to be left out") {
+  for (const Words& first : questions()) {
+    for (const Words& second : questions()) {
+      if (first == second) continue;
+      const Words words = joined(joined({"program"}, first), second);
+      check_throws<Refusal>(
+          [&] {
+            read({words, 0});
+          },
+          {fmt::format("{} and {} cannot be answered in one run; leave out {}", first[0].substr(2),
+                       second[0].substr(2), second[0])});
+    }
+  }
+}
+
+TEST_CASE("advice on a question is not judged by the data, which it does not read") {
+  const auto advice = [](const Words& question) {
+    TrainConfig config;
+    Args args("");
+    const Words words = {"program", "--micro_batch_size", "1048576", "--seq_len", "1048576"};
+    try {
+      read_command_line(config, args, joined(words, question), /*ranks=*/0, check_data);
+    } catch (const Refusal& refusal) {
+      return refusal.remedies();
+    }
+    return Remedies{};
+  };
+  const Remedies of_sizes = usp::values_of("micro_batch_size", {128});
+  REQUIRE(advice({}) != of_sizes);  // the project's own text is shorter than such a sample
+  for (const Words& question : questions()) {
+    CAPTURE(question[0]);
+    REQUIRE(advice(question) == of_sizes);
+  }
+}
+
 #if __has_include("tensor_parallel/region.h")
 TEST_CASE("two rules that contradict each other's advice both advise what satisfies both") {
   const auto advice = [](const char* tp_size, int64_t ranks) {

@@ -354,7 +354,7 @@ TEST_CASE("runs that cannot calibrate are refused in a line") {
                            {"plan_runs", "--cluster"});
   check_throws<UsageError>(
       [] { layout_of_flags("--cluster h100_nvl8 --plan_runs nowhere --plan_rows t.csv"); },
-      {"plan_rows=t.csv", "plan_runs=nowhere", "leave out --plan_runs"});
+      {"plan_runs and plan_rows", "leave out --plan_rows"});
 }
 
 }  // namespace

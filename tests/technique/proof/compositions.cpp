@@ -104,7 +104,7 @@ const std::vector<Refused>& refused_flags() {
       {"search_has_a_cluster", silent, "--dp_size 2 --nodes 2"},
       {"search_has_a_batch", silent, "--dp_size 2 --cluster h100"},
       {"table_is_no_search", silent, "--dp_size 2 --cluster h100 --plan_rows a --require mfu>=1"},
-      {"rows_or_runs", silent, "--dp_size 2 --cluster h100 --plan_rows a --plan_runs b"},
+      {"one_question", silent, "--dp_size 2 --cluster h100 --plan_rows a --plan_runs b"},
       {"why_or_what_if", silent,
        "--dp_size 2 --cluster h100 --plan 1024 --why 1;2 --what_if net=+1%"},
   };
