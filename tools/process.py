@@ -21,11 +21,16 @@ NINJA_STATUS = re.compile(r"\[\d+/\d+\] ")
 SAME_SIGNAL_S = 1.0
 
 
+# A wish to stop: Ctrl-C, what a batch system sends, a terminal that is closed, a limit of CPU time.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGXCPU)
+REPEATED_SIGNALS = (signal.SIGHUP, signal.SIGXCPU)  # which may come twice by themselves
+
+
 def heeded_signals():
     """The signals that are a wish to stop. Who starts ./book by nohup has ignored SIGHUP, and so do
     we then."""
-    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return (signal.SIGINT, signal.SIGTERM) + (() if ignored else (signal.SIGHUP,))
+    return [number for number in STOP_SIGNALS
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
 
 
 def signal_name(number):
@@ -67,9 +72,9 @@ def git_commit():
 def wait_for(command, env=None, on_line=None):
     """Runs a command to its end: (exit code, negative if a signal killed it; signals seen here).
 
-    Signals never interrupt this wait. SIGTERM and SIGHUP are handed on to the child, and so is
-    SIGINT, except the one that a terminal's Ctrl-C sends: that reaches the whole foreground process
-    group, the child included. on_line: called with every line the child prints, instead of printing it.
+    Signals never interrupt this wait. Those that are a wish to stop are handed on to the child, except
+    the SIGINT that a terminal's Ctrl-C sends: that reaches the whole foreground process group, the
+    child included. on_line: called with every line the child prints, instead of printing it.
     """
     child, seen, sent_at = None, [], {}
 

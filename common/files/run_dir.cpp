@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <csignal>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
@@ -101,7 +100,9 @@ constexpr std::time_t kSameWishSeconds = 1;
 extern "C" void on_stop_signal(int signal) {
   const std::time_t now = std::time(nullptr);
   // A terminal that is closed adds nothing to the wish that is there, but it explains lost output.
-  if (signal == SIGHUP && stop_signal != 0 && !stops_for_lost_output) return;
+  // The kernel sends SIGXCPU once more with every second that is used.
+  const bool adds_nothing = signal == SIGXCPU || (signal == SIGHUP && !stops_for_lost_output);
+  if (adds_nothing && stop_signal != 0) return;
   if (signal != SIGHUP && stop_signal != 0 && now - stop_time > kSameWishSeconds) {
     std::signal(signal, SIG_DFL);
     std::raise(signal);
@@ -285,7 +286,7 @@ bool is_unfinished_checkpoint_name(std::string_view name) {
 void install_stop_handlers() {
   sigset_t requests;
   sigemptyset(&requests);
-  for (const int request : {SIGINT, SIGTERM, SIGHUP}) {
+  for (const int request : kStopSignals) {
     sigaddset(&requests, request);
     const bool ignored = request == SIGHUP && ignores_hang_up;
     std::signal(request, ignored ? SIG_IGN : on_stop_signal);

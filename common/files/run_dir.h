@@ -1,5 +1,6 @@
 #pragma once
 
+#include <csignal>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -67,13 +68,16 @@ bool is_checkpoint_name(std::string_view name);
 /// The same of one that is being written or removed: .tmp or .old.tmp follows.
 bool is_unfinished_checkpoint_name(std::string_view name);
 
-/// Turns Ctrl-C (SIGINT), SIGTERM, a terminal that is closed (SIGHUP) and output that is lost into
-/// a request that stop_requested() reports. One of these signals again a moment later ends the
-/// process at once, but SIGHUP never does. A thread that does nothing else receives them: the
-/// calling thread no longer does, nor do those that it starts afterwards.
+/// Ctrl-C, what a batch system sends, a terminal that is closed, and a limit of CPU time.
+inline constexpr int kStopSignals[] = {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGXCPU, SIGINT};
+
+/// Turns these signals and output that is lost into a request that stop_requested() reports. One of
+/// them again a moment later ends the process at once, but SIGHUP and SIGXCPU, which come more than
+/// once by themselves, never do. A thread that does nothing else receives them: the calling thread
+/// no longer does, nor do those that it starts afterwards.
 void install_stop_handlers();
 bool stop_requested();  ///< whether any of these has come
-/// SIGINT, SIGTERM or SIGHUP, whichever asked last; 0: none has.
+/// The one of kStopSignals that asked last; 0: none has.
 int stop_signal_number();
 
 }  // namespace usp

@@ -77,7 +77,8 @@ bool Session::parse(int argc, char** argv) {
     const bool resumes = config_.checkpoints.resume && !config_.overwrite;
     if (goes_on && resumes && speaks_for_all()) require_run(config_.run_dir);
   });
-  if (goes_on) install_stop_handlers();
+  // A question has nothing to save, and no step after which it could stop.
+  if (goes_on && args_.questions().empty()) install_stop_handlers();
   if (goes_on) check_same_run();
   start_.ended("command line");
   return goes_on;
@@ -328,7 +329,7 @@ int Session::end(const RunSummary& summary, bool stopped) {
   }
   if (world_.any(output_is_lost())) return 1;  // finish_output() says so
   // One rank may have been asked for all of them.
-  for (const int number : {SIGTERM, SIGHUP}) {
+  for (const int number : kStopSignals) {
     if (world_.any(stop_signal_number() == number)) return 128 + number;
   }
   return 128 + SIGINT;

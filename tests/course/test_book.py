@@ -35,6 +35,9 @@ from tools.look import compare, figures, runs  # noqa: E402
 from tools.run import build, doctor, launch, packages, steps, tokens  # noqa: E402
 from tools.test import budget, progress, testing  # noqa: E402
 
+# A wish to stop.
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+
 
 def write(path, text, executable=False):
     """Writes a file with its folders."""
@@ -976,7 +979,7 @@ class FakeTree(FakeTools):
 
     WAIT_FOR_A_SIGNAL = """\
         import signal, sys
-        wanted = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        wanted = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU}
         signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
         signal.alarm(20)
         print("ready", flush=True)
@@ -1286,7 +1289,7 @@ class Launcher(FakeTree):
         self.assertFalse((self.tree / "runs").exists())
 
     def test_signals_are_handed_on_and_waited_for(self):
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in STOPPING:
             with subprocess.Popen([sys.executable, str(self.tree / "book"), "run", "--no-plot"],
                                   cwd=self.tree, env=self.environment(FAKE_RUN="wait"), text=True,
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -23,7 +23,7 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-from test_book import FakeTree, Scratch, write  # noqa: E402
+from test_book import STOPPING, FakeTree, Scratch, write  # noqa: E402
 from tools import chapters, machine  # noqa: E402
 from tools.base import BookError  # noqa: E402
 from tools.look import why  # noqa: E402
@@ -624,7 +624,7 @@ class Ranks(FakeTree):
         (flight / f"rank_{rank:04d}.part").write_text(record)
         (flight / f"rank_{rank:04d}.part").rename(flight / f"rank_{rank:04d}.txt")
         asked = []
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
             signal.signal(number, lambda number, frame: asked.append(number))
         for _ in range(300):
             if rank < 0 or len(list(flight.glob("rank_*.txt"))) >= 2:
@@ -867,7 +867,7 @@ class Ranks(FakeTree):
         self.assertNotIn("killed", result.stderr)
 
     def test_a_signal_reaches_the_ranks_and_not_mpiexec(self):
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in STOPPING:
             process, pids = self.start(FAKE_RUN="slow")
             os.killpg(process.pid, number)  # as a terminal does it
             time.sleep(0.3)
@@ -957,6 +957,20 @@ class Ranks(FakeTree):
         self.assertIn("ended by the second signal", err)
         self.assert_gone(pids)
 
+    def test_what_comes_twice_by_itself_is_no_second_signal(self):
+        for number in (signal.SIGHUP, signal.SIGXCPU):
+            process, pids = self.start(FAKE_RUN="slow")
+            os.kill(pids[0], signal.SIGSTOP)
+            process.send_signal(number)
+            time.sleep(1.3)
+            process.send_signal(number)
+            time.sleep(0.3)
+            os.kill(pids[0], signal.SIGCONT)
+            _, err = process.communicate(timeout=30)
+            self.assertEqual(process.returncode, 128 + number, err)
+            self.assertNotIn("ended by the second signal", err)
+            self.assert_gone(pids)
+
     def test_nothing_outlives_the_launcher(self):
         process, pids = self.start(FAKE_RUN="deaf")
         process.kill()
@@ -976,6 +990,9 @@ int main(int argc, char** argv) {
   signal(SIGINT, ask);
   signal(SIGTERM, ask);
   signal(SIGHUP, ask);
+  signal(SIGUSR1, ask);
+  signal(SIGUSR2, ask);
+  signal(SIGXCPU, ask);
   MPI_Init(&argc, &argv);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   printf("ready %d\\n", (int)getpid());
@@ -1029,7 +1046,7 @@ class RealMpiexec(Scratch):
     assert_gone = Ranks.assert_gone
 
     def test_one_signal_ends_the_ranks_in_good_order(self):
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in STOPPING:
             process, pids = self.start()
             process.send_signal(number)
             out, _ = process.communicate(timeout=30)

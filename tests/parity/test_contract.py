@@ -290,6 +290,23 @@ class Contract(RankTest):
                              128 + signal.SIGTERM)
             shutil.rmtree(self.run_dir)
 
+    def test_a_signal_of_a_batch_system_leaves_a_checkpoint(self):
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
+            with self.subTest(number.name):
+                process, _ = self.begin(ONE, ["--steps", "1000000", "--checkpoint_interval", "1000000"])
+                process.send_signal(number)
+                self.assertEqual(self.check_stopped_in_good_order(process.wait(timeout=60)), 128 + number)
+                shutil.rmtree(self.run_dir)
+
+    def test_a_question_ends_at_once(self):
+        # It makes no step after which it could stop.
+        process = subprocess.Popen([str(test_ranks.BIN / self.program(ONE)), "--fuzz", "10"],
+                                   env=environment(TMPDIR=str(self.folder)), stdout=subprocess.DEVNULL)
+        self.addCleanup(process.kill)
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(timeout=30), -signal.SIGINT)
+
     def test_a_pipe_that_breaks_long_after_ctrl_c_is_no_second_ctrl_c(self):
         # As in `program | tee log`: Ctrl-C ends tee at once, and the program's step takes longer.
         process, _ = self.begin(ONE, [

@@ -313,13 +313,23 @@ class Stopping(Runs):
             "when it is whole\n"))
 
     def test_a_signal_ends_the_run_after_the_step(self):
-        for signals in ([signal.SIGINT], [signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM]):
+        for signals in ([signal.SIGINT], [signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM], [signal.SIGUSR1],
+                        [signal.SIGUSR2], [signal.SIGXCPU]):
             with self.subTest(signals=signals):
                 process, run_dir = self.start({})
                 self.wait_until(lambda: self.lines(run_dir) >= 3, process)
                 for stop_signal in signals:
                     process.send_signal(stop_signal)
                 self.assertGreaterEqual(self.check_stopped(process, run_dir, signals), 3)
+
+    def test_a_limit_of_cpu_time_asks_once_however_often_the_kernel_says_it(self):
+        process, run_dir = self.start({"grad_acc_steps": 4000})
+        self.wait_until(lambda: os.path.exists(run_dir), process)
+        for _ in range(2):
+            process.send_signal(signal.SIGXCPU)
+            time.sleep(2.2)  # seconds between the two are counted whole
+        process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 128 + signal.SIGXCPU)
 
     def test_no_thread_that_computes_takes_a_signal(self):
         """A product by oneDNN may have its stack pointer in the heap when a handler interrupts it."""

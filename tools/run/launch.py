@@ -12,7 +12,7 @@ from typing import Optional
 from tools import chapters, machine
 from tools.base import ROOT, BookError, say, show_path
 from tools.look import figures, runs, why
-from tools.process import output_of, signal_name, wait_for
+from tools.process import STOP_SIGNALS, output_of, signal_name, wait_for
 from tools.run import bridge, build, cluster, mesh_page, mpi, packages, program_help, recipes
 
 # With these a chapter prints something and ends: no run directory, no `done` mark.
@@ -23,7 +23,7 @@ DIVIDING_FLAGS = {"--dp_size", "--tp_size", "--cp_size", "--pp_size"}
 USAGE_ERROR = 2  # every rank ends with it when the flags are wrong
 DIVERGED = 1
 # After a clean end.
-STOPPED = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+STOPPED = tuple(128 + number for number in STOP_SIGNALS)
 WHY_KILLED = {
     signal.SIGKILL: "the kernel does this when memory runs out; try a smaller --micro_batch_size",
     signal.SIGILL: "it was built for another CPU; remove build/ and try again",
@@ -291,10 +291,10 @@ def _code_of_ranks(code, run_dir, signals):
 
 def _run_alone(command, env):
     """Runs a program without mpiexec; returns the exit code, 128 + N where signal N killed it."""
-    code, _ = wait_for(command, env)
+    code, asked = wait_for(command, env)
     if code >= 0:
         return code
-    if code == -signal.SIGPIPE:  # `| head`: who has read enough wants no error
+    if -code in (signal.SIGPIPE, *asked):  # `| head`: who has read enough wants no error
         return 128 - code
     hint = WHY_KILLED.get(-code)
     say(f"error: {os.path.basename(command[0])} was killed by {signal_name(-code)}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from tools.base import BookError, flush, has_no_reader, say
 from tools.look.why import Death
-from tools.process import (SAME_SIGNAL_S, descendants, die_with_parent, environment_of,
+from tools.process import (REPEATED_SIGNALS, SAME_SIGNAL_S, descendants, die_with_parent, environment_of,
                            heeded_signals, is_stopped, output_of, wait_status_of)
 
 MPICH, OPEN_MPI, OTHER = "MPICH", "Open MPI", "an unknown MPI"
@@ -161,9 +161,8 @@ class Job:
 
     mpiexec gets a session of its own, so that a terminal's Ctrl-C reaches this process alone and is
     handed to the ranks themselves: MPICH's mpiexec would end everything at a second one, however
-    soon, and Open MPI's at the first. SIGINT, SIGTERM and SIGHUP are the wish to stop after this
-    step; a second one that comes later than SAME_SIGNAL_S ends everything. SIGHUP never does: where
-    a terminal is closed, it may come twice.
+    soon, and Open MPI's at the first. The first one is the wish to stop after this step; a second one
+    that comes later than SAME_SIGNAL_S ends everything, unless it is of a kind that comes twice by itself.
     """
 
     def __init__(self, size, debugged=None):
@@ -209,7 +208,7 @@ class Job:
                 say(f"book: {reason}the ranks are asked to stop after this step; a second Ctrl-C "
                     "ends them at once")
                 self._deliver(signal.SIGTERM if number == signal.SIGPIPE else number)
-            elif number != signal.SIGHUP and now - self._first_signal >= SAME_SIGNAL_S:
+            elif number not in REPEATED_SIGNALS and now - self._first_signal >= SAME_SIGNAL_S:
                 self.killed = True
                 self._kill()
 
